@@ -1,0 +1,67 @@
+/**
+ * @file base.h
+ * Status codes, the last error, and where log lines go.
+ *
+ * Every function that can fail returns hvt_status. Results leave through
+ * trailing `ret_` pointers, which are written only on success.
+ */
+#ifndef HVT_BASE_H
+#define HVT_BASE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define HVT_API               __attribute__((visibility("default")))
+#define HVT_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#else
+#define HVT_API
+#define HVT_PRINTF(fmt, args)
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* name, value, what a person should understand by it */
+#define HVT_STATUS_MAP(X)                                                                                    \
+    X(OK, 0, "success")                                                                                      \
+    X(E_ARG, -1, "an argument is out of its documented range")                                               \
+    X(E_MEM, -2, "host or device memory exhausted")                                                          \
+    X(E_IO, -3, "a file or directory could not be read or written")                                          \
+    X(E_FORMAT, -4, "a file does not contain what its name promises")                                        \
+    X(E_SHAPE, -5, "shapes do not fit together")                                                             \
+    X(E_UNSUPPORTED, -6, "this build or backend lacks the feature")                                          \
+    X(E_DEVICE, -7, "a device reported failure")                                                             \
+    X(E_COMM, -8, "MPI or NCCL reported failure, or a rank left")                                            \
+    X(E_DIVERGED, -9, "loss is infinity or NaN, or replicas differ")                                         \
+    X(E_MISMATCH, -10, "ranks disagree on what must be the same everywhere")
+
+typedef enum hvt_status {
+#define X(name, value, text) HVT_##name = value,
+    HVT_STATUS_MAP(X)
+#undef X
+} hvt_status;
+
+typedef enum hvt_log_level { HVT_LOG_ERROR, HVT_LOG_WARN, HVT_LOG_INFO, HVT_LOG_DEBUG } hvt_log_level;
+typedef void hvt_log_fn(void *ctx, hvt_log_level level, const char *line);
+
+HVT_API const char *hvt_version(void);
+HVT_API const char *hvt_status_name(hvt_status s); ///< "E_ARG"
+HVT_API const char *hvt_status_text(hvt_status s); ///< "an argument is out of its documented range"
+
+/** The calling thread's last error: one line, what was expected and what came; "" if none. */
+HVT_API const char *hvt_last_error(void);
+/** Where it was raised and passed through, one line per caller; "" if none. */
+HVT_API const char *hvt_last_trace(void);
+/** True when every rank holds this same error, so that one of them should print it. */
+HVT_API bool hvt_last_error_is_agreed(void);
+
+/** Send log lines up to max_level to fn; NULL restores stderr. */
+HVT_API void hvt_log_to(hvt_log_fn *fn, void *ctx, hvt_log_level max_level);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* HVT_BASE_H */

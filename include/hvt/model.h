@@ -1,0 +1,99 @@
+/**
+ * @file model.h
+ * A model is a tape: layers in the order they run. Forward walks it down,
+ * backward walks it up. Building appends; planning freezes.
+ *
+ *     hvt_value x = hvt_input(m, 32, 32, 3);
+ *     hvt_name(m, "conv1"); x = hvt_conv2d(m, x, 16, 3, 1, 1);
+ *     hvt_name(m, "bn1");   x = hvt_relu(m, hvt_batchnorm(m, x));
+ *     hvt_name(m, "fc");    x = hvt_linear(m, hvt_avgpool(m, x), 10);
+ *     HVT_TRY(hvt_model_plan(m, 128, x));
+ *
+ * A builder given a bad value returns one too; hvt_model_plan() reports the
+ * first mistake, so building code needs no checks.
+ */
+#ifndef HVT_MODEL_H
+#define HVT_MODEL_H
+
+#include "hvt/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct hvt_model hvt_model;
+typedef int hvt_value; ///< index of a layer's output; < 0 after a mistake
+
+/** Sums over real images since last taken; over all ranks when a distributed optimizer made them. */
+typedef struct hvt_loss {
+    double sum;    ///< cross-entropy in nats
+    int64_t top1;  ///< rows whose largest logit is the label
+    int64_t top5;  ///< rows whose label is among the five largest logits
+    int64_t count; ///< images
+} hvt_loss;
+
+/** Gradients [first, end) of the gradient arena are final for this backward pass. */
+typedef hvt_status hvt_grad_fn(void *ctx, size_t first, size_t end);
+
+HVT_API hvt_status hvt_model_create(hvt_device *dev, hvt_model **ret_model);
+HVT_API void hvt_model_free(hvt_model **model);
+
+/** Name the layer appended next; its parameters are name.weight, name.bias, name.running_mean, ...
+ *  Without it a layer is called by kind and position, e.g. "conv2d3". */
+HVT_API void hvt_name(hvt_model *m, const char *fmt, ...) HVT_PRINTF(2, 3);
+
+HVT_API hvt_value hvt_input(hvt_model *m, int h, int w, int c);
+/** y[n,p,q,k] = sum over r,s,c of x[n, p*stride-pad+r, q*stride-pad+s, c] * weight[k,c,r,s]. No bias. */
+HVT_API hvt_value hvt_conv2d(hvt_model *m, hvt_value x, int filters, int size, int stride, int pad);
+/** torch.nn.BatchNorm2d(eps 1e-5, momentum 0.1), statistics per shard. */
+HVT_API hvt_value hvt_batchnorm(hvt_model *m, hvt_value x);
+HVT_API hvt_value hvt_relu(hvt_model *m, hvt_value x);
+HVT_API hvt_value hvt_add(hvt_model *m, hvt_value a, hvt_value b);
+HVT_API hvt_value hvt_maxpool(hvt_model *m, hvt_value x, int size, int stride, int pad);
+HVT_API hvt_value hvt_avgpool(hvt_model *m, hvt_value x); ///< global: [N,H,W,C] -> [N,1,1,C]
+/** He's option A shortcut: every stride-th pixel, channels zero-padded evenly on both sides to `channels`. */
+HVT_API hvt_value hvt_subsample(hvt_model *m, hvt_value x, int stride, int channels);
+HVT_API hvt_value hvt_linear(hvt_model *m, hvt_value x,
+                             int outputs); ///< y = x weight^T + bias; x is [N,1,1,C]
+
+typedef struct hvt_zoo_opts {
+    bool imagenet_stem; ///< resnet18..152: 7x7 stride 2 and max-pool, else 3x3 stride 1 (CIFAR)
+    bool projection;    ///< resnet20..110: shortcut option B (1x1 convolution), else A
+} hvt_zoo_opts;
+
+/** A model by name, from input to logits. Names: hvt_zoo_name(0 ..) until NULL. */
+HVT_API hvt_value hvt_zoo(hvt_model *m, const char *name, hvt_value images, int classes,
+                          const hvt_zoo_opts *opts);
+HVT_API const char *hvt_zoo_name(int i);
+
+/** Settle shapes, algorithms and memory for `batch` images per shard. The loss is softmax cross-entropy of
+ *  `logits`. Errors: E_SHAPE naming the first mistaken layer and its shapes, E_MEM. */
+HVT_API hvt_status hvt_model_plan(hvt_model *m, int batch, hvt_value logits);
+HVT_API hvt_order hvt_model_order(const hvt_model *m);   ///< the row order that the input must have
+HVT_API size_t hvt_model_parameters(const hvt_model *m); ///< trainable scalars, as papers count them
+HVT_API size_t hvt_model_bytes(const hvt_model *m);      ///< all arenas and workspaces together
+HVT_API int hvt_model_classes(const hvt_model *m);
+
+/** torchvision's initialisation (kaiming normal, fan out; linear U(+-1/sqrt(fan in))), keyed by
+ *  (seed, parameter name, element): the same on every device. */
+HVT_API hvt_status hvt_model_init(hvt_model *m, uint64_t seed);
+
+/** train: batch statistics, everything kept for backward. Else: moving statistics, no gradients. */
+HVT_API hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train);
+/** Gradients of the loss SUM over the batch's real images (not the mean). on_grad (may be NULL) is called
+ * after both backward passes of a layer, with spans that follow each other without holes from 0 to the
+ * arena's end. */
+HVT_API hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx);
+/** Training loss since last taken; waits. Counted when the step ends (hvt_distopt_step). */
+HVT_API hvt_status hvt_model_take_loss(hvt_model *m, hvt_loss *ret_loss);
+/** Per real image of the last forward: loss in nats, and the label's place among the logits (0 = largest;
+ *  strictly larger logits count, ties go to the lower index). Arrays of the planned batch size. */
+HVT_API hvt_status hvt_model_rows(hvt_model *m, float *ret_loss, int32_t *ret_place);
+
+/** 64-bit hash over names and canonical f32 bytes of all parameters and moving statistics. */
+HVT_API hvt_status hvt_model_hash(hvt_model *m, uint64_t *ret_hash);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* HVT_MODEL_H */

@@ -1,0 +1,59 @@
+/**
+ * @file tensor.h
+ * A tensor is a view: an address, an element type and up to four dimensions.
+ *
+ * It never owns memory; arenas do. It is always dense, last dimension fastest.
+ * An image batch is [N,H,W,C] or [H,W,N,C]: the plan's row order says which. Every layer
+ * except convolution and pooling may read it as the matrix [rows, C].
+ *
+ * Dimensions: N images, H height, W width, C channels; K filters, R x S their window.
+ */
+#ifndef HVT_TENSOR_H
+#define HVT_TENSOR_H
+
+#include "hvt/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum hvt_dtype { HVT_F32, HVT_F16, HVT_BF16, HVT_I32, HVT_U8 } hvt_dtype;
+
+/** In which order the rows of an activation matrix [N*H*W, C] lie. */
+typedef enum hvt_order {
+    HVT_ORDER_NHW, ///< image after image: row = (n*H + h)*W + w
+    HVT_ORDER_HWN  ///< pixel after pixel, each a dense [N, C] matrix: row = (h*W + w)*N + n
+} hvt_order;
+
+typedef struct hvt_tensor {
+    void *data; ///< device address; NULL until the plan places it
+    hvt_dtype dtype;
+    int ndim;   ///< 1..4
+    int dim[4]; ///< slowest first; unused entries are 1
+} hvt_tensor;
+
+/**
+ * What a loader yields and a model consumes: one shard's part of one step.
+ * Everything pointed to belongs to the loader and stays valid until its next call.
+ *
+ * A batch may be short, in training too: `count` images are real, the tensors keep
+ * room for N. A shard with nothing left in this step has count 0 and still takes part.
+ */
+typedef struct hvt_batch {
+    hvt_tensor images;       ///< [N,H,W,C] or [H,W,N,C] f32, normalised, in the loader's row order
+    hvt_tensor labels;       ///< [N] i32, 0..classes-1
+    int count;               ///< images that are real, 0..N
+    int shard;               ///< which shard of the step this is, 0..shards-1
+    int shards;              ///< S, shards in the global batch
+    const int *shard_counts; ///< [S] real images of every shard in this step, on all ranks the same
+    const uint32_t *ids;     ///< [count] sample numbers in the dataset
+} hvt_batch;
+
+HVT_API size_t hvt_dtype_size(hvt_dtype t);           ///< bytes per element
+HVT_API const char *hvt_dtype_name(hvt_dtype t);      ///< "f32"
+HVT_API size_t hvt_tensor_count(const hvt_tensor *t); ///< elements
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* HVT_TENSOR_H */

@@ -1,0 +1,53 @@
+/*
+ * A 64-bit hash for fingerprints (weights, agreement, labels), eight bytes a turn in two
+ * independent chains. Input is read as little-endian words, so that a fingerprint written in a
+ * log means the same on every machine.
+ */
+#include "base_impl.h"
+
+#include <string.h>
+
+static uint64_t load(const unsigned char *p, size_t bytes)
+{
+    uint64_t v = 0;
+
+    if (bytes == 8) {
+        memcpy(&v, p, 8);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+        v = __builtin_bswap64(v);
+#endif
+        return v;
+    }
+    for (size_t i = 0; i < bytes; i++)
+        v |= (uint64_t)p[i] << (8 * i);
+    return v;
+}
+
+static uint64_t turn(uint64_t h, uint64_t v)
+{
+    h = (h ^ v) * 0x9fb21c651e98df25u;
+    return h ^ (h >> 32);
+}
+
+uint64_t hvt__hash(uint64_t h, const void *data, size_t bytes)
+{
+    const unsigned char *p = data;
+    uint64_t a = hvt__mix(h), b = ~a;
+    size_t i = 0;
+
+    for (; i + 16 <= bytes; i += 16) {
+        a = turn(a, load(p + i, 8));
+        b = turn(b, load(p + i + 8, 8));
+    }
+    if (i + 8 <= bytes) {
+        a = turn(a, load(p + i, 8));
+        i += 8;
+    }
+    b = turn(b, load(p + i, bytes - i));
+    return hvt__mix(a ^ hvt__mix(b ^ bytes));
+}
+
+uint64_t hvt__hash_text(uint64_t h, const char *text)
+{
+    return hvt__hash(h, text, strlen(text));
+}

@@ -1,0 +1,59 @@
+/*
+ * Log lines and the clock. A line goes to the function set by hvt_log_to(), else to stderr with
+ * the program's name in front. The environment variable HVT_LOG (error, warn, info, debug)
+ * overrides the level: the one environment knob of the library.
+ */
+#include "base_impl.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <strings.h>
+#include <time.h>
+
+static hvt_log_fn *log_fn;
+static void *log_ctx;
+static hvt_log_level log_max = HVT_LOG_INFO;
+
+void hvt_log_to(hvt_log_fn *fn, void *ctx, hvt_log_level max_level)
+{
+    log_fn = fn;
+    log_ctx = ctx;
+    log_max = max_level;
+}
+
+static hvt_log_level wanted(void)
+{
+    static const char *const names[] = {"error", "warn", "info", "debug"};
+    const char *env = getenv("HVT_LOG");
+
+    for (size_t i = 0; env && i < HVT_LEN(names); i++)
+        if (!strcasecmp(env, names[i]))
+            return (hvt_log_level)i;
+    return log_max;
+}
+
+void hvt__log(hvt_log_level level, const char *fmt, ...)
+{
+    static const char *const prefix[] = {"error: ", "warning: ", "", "debug: "};
+    char line[2048];
+    va_list ap;
+
+    if (level > wanted())
+        return;
+    va_start(ap, fmt);
+    vsnprintf(line, sizeof line, fmt, ap);
+    va_end(ap);
+    if (log_fn)
+        log_fn(log_ctx, level, line);
+    else
+        fprintf(stderr, "hvt: %s%s\n", prefix[level], line);
+}
+
+double hvt__now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}

@@ -1,0 +1,122 @@
+/*
+ * The last error of each thread: one line that says what was expected and what came, and a
+ * trace with one line per caller that passed it on. Both live in fixed thread-local buffers, so
+ * that "out of memory" can be reported too; what does not fit is cut, never lost silently.
+ */
+#include "base_impl.h"
+#include "hvt/tensor.h"
+#include "config.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static _Thread_local char error_text[2048], error_trace[4096];
+static _Thread_local bool error_agreed;
+
+static void trace(const char *file, int line, const char *what)
+{
+    size_t used = strlen(error_trace);
+    const char *base = strrchr(file, '/');
+
+    snprintf(error_trace + used, sizeof error_trace - used, "  %s:%d %s\n", base ? base + 1 : file, line,
+             what);
+}
+
+hvt_status hvt__fail(hvt_status code, const char *file, int line, const char *fmt, ...)
+{
+    char text[sizeof error_text]; /* an argument may be the previous error's text */
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    memcpy(error_text, text, sizeof text);
+    error_trace[0] = '\0';
+    error_agreed = false;
+    trace(file, line, hvt_status_name(code));
+    return code;
+}
+
+hvt_status hvt__pass(hvt_status code, const char *file, int line, const char *call)
+{
+    trace(file, line, call);
+    return code;
+}
+
+void hvt__error_agreed(bool agreed)
+{
+    error_agreed = agreed;
+}
+
+const char *hvt_last_error(void)
+{
+    return error_text;
+}
+
+const char *hvt_last_trace(void)
+{
+    return error_trace;
+}
+
+bool hvt_last_error_is_agreed(void)
+{
+    return error_agreed;
+}
+
+const char *hvt_version(void)
+{
+    return HVT_VERSION;
+}
+
+const char *hvt_status_name(hvt_status s)
+{
+    switch (s) {
+#define X(name, value, text)                                                                                 \
+    case HVT_##name:                                                                                         \
+        return #name;
+        HVT_STATUS_MAP(X)
+#undef X
+    }
+    return "unknown status";
+}
+
+const char *hvt_status_text(hvt_status s)
+{
+    switch (s) {
+#define X(name, value, text)                                                                                 \
+    case HVT_##name:                                                                                         \
+        return text;
+        HVT_STATUS_MAP(X)
+#undef X
+    }
+    return "unknown status";
+}
+
+static const struct {
+    const char *name;
+    size_t size;
+} dtypes[] = {[HVT_F32] = {"f32", 4},
+              [HVT_F16] = {"f16", 2},
+              [HVT_BF16] = {"bf16", 2},
+              [HVT_I32] = {"i32", 4},
+              [HVT_U8] = {"u8", 1}};
+
+size_t hvt_dtype_size(hvt_dtype t)
+{
+    return (size_t)t < HVT_LEN(dtypes) ? dtypes[t].size : 0;
+}
+
+const char *hvt_dtype_name(hvt_dtype t)
+{
+    return (size_t)t < HVT_LEN(dtypes) ? dtypes[t].name : "?";
+}
+
+size_t hvt_tensor_count(const hvt_tensor *t)
+{
+    size_t count = 1;
+
+    for (int i = 0; i < t->ndim; i++)
+        count *= (size_t)t->dim[i];
+    return count;
+}

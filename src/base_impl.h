@@ -1,0 +1,94 @@
+/* base_impl.h - what every .c file may use: errors, log lines, clock, random draws, hash. */
+#ifndef HVT_BASE_IMPL_H
+#define HVT_BASE_IMPL_H
+
+#include "hvt/base.h"
+
+/* Record why, where; return the code so that `return HVT_FAIL(...)` reads well. */
+hvt_status hvt__fail(hvt_status code, const char *file, int line, const char *fmt, ...) HVT_PRINTF(4, 5);
+/* Append one frame to the trace of an error already recorded. */
+hvt_status hvt__pass(hvt_status code, const char *file, int line, const char *call);
+/* The error recorded last is held by every rank: whoever prints, prints once. */
+void hvt__error_agreed(bool agreed);
+
+#define HVT_FAIL(code, ...) hvt__fail(HVT_##code, __FILE__, __LINE__, __VA_ARGS__)
+
+/* Refuse bad input: HVT_CHECK(batch > 0, E_ARG, "batch is %d", batch); */
+#define HVT_CHECK(cond, code, ...)                                                                           \
+    do {                                                                                                     \
+        if (!(cond))                                                                                         \
+            return HVT_FAIL(code, __VA_ARGS__);                                                              \
+    } while (0)
+
+/* Call, and on failure return the same status. */
+#define HVT_TRY(call)                                                                                        \
+    do {                                                                                                     \
+        hvt_status s_ = (call);                                                                              \
+        if (s_ != HVT_OK)                                                                                    \
+            return hvt__pass(s_, __FILE__, __LINE__, #call);                                                 \
+    } while (0)
+
+/* Call, and on failure go to the one cleanup label.  Needs a local `s`. */
+#define HVT_TRY_OR(label, call)                                                                              \
+    do {                                                                                                     \
+        s = (call);                                                                                          \
+        if (s != HVT_OK) {                                                                                   \
+            hvt__pass(s, __FILE__, __LINE__, #call);                                                         \
+            goto label;                                                                                      \
+        }                                                                                                    \
+    } while (0)
+
+/* As HVT_CHECK, but to the cleanup label.  Needs a local `s`. */
+#define HVT_CHECK_OR(label, cond, code, ...)                                                                 \
+    do {                                                                                                     \
+        if (!(cond)) {                                                                                       \
+            s = HVT_FAIL(code, __VA_ARGS__);                                                                 \
+            goto label;                                                                                      \
+        }                                                                                                    \
+    } while (0)
+
+#define HVT_LEN(a) (sizeof(a) / sizeof *(a))
+
+void hvt__log(hvt_log_level level, const char *fmt, ...) HVT_PRINTF(2, 3);
+#define HVT_WARN(...)  hvt__log(HVT_LOG_WARN, __VA_ARGS__)
+#define HVT_INFO(...)  hvt__log(HVT_LOG_INFO, __VA_ARGS__)
+#define HVT_DEBUG(...) hvt__log(HVT_LOG_DEBUG, __VA_ARGS__)
+
+double hvt__now(void); /* seconds, monotonic */
+
+/*
+ * Random draws without state: a draw is a pure function of its key, so that it depends
+ * neither on ranks nor on threads nor on order. The mixer is splitmix64's
+ * (Steele, Lea, Flood 2014), applied once per key part.
+ */
+static inline uint64_t hvt__mix(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static inline uint64_t hvt__draw(uint64_t a, uint64_t b, uint64_t c, uint64_t d)
+{
+    return hvt__mix(d ^ hvt__mix(c ^ hvt__mix(b ^ hvt__mix(a))));
+}
+
+/* uniform in [0, n), n < 2^32: multiply-shift of the upper half */
+static inline uint32_t hvt__below(uint64_t draw, uint32_t n)
+{
+    return (uint32_t)(((draw >> 32) * n) >> 32);
+}
+
+/* uniform in [0, 1), 24 bits: every value is exact in f32 */
+static inline float hvt__unit(uint64_t draw)
+{
+    return (float)(draw >> 40) * 0x1p-24f;
+}
+
+/* 64-bit hash of bytes, chained through h; start with HVT_HASH_INIT. Not cryptographic. */
+#define HVT_HASH_INIT 0x243f6a8885a308d3u
+uint64_t hvt__hash(uint64_t h, const void *data, size_t bytes);
+uint64_t hvt__hash_text(uint64_t h, const char *text);
+
+#endif /* HVT_BASE_IMPL_H */

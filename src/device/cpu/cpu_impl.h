@@ -1,0 +1,87 @@
+/*
+ * cpu_impl.h - inside the cpu device: threads, the table of instruction sets, and what is
+ * compiled once per set.
+ *
+ * Included by src/device/cpu. Nothing else.
+ */
+#ifndef HVT_CPU_IMPL_H
+#define HVT_CPU_IMPL_H
+
+#include "device_impl.h"
+
+/* ---- threads.c: a pool made once; run() returns when all of 0 .. jobs-1 are done. The caller works too.
+ * ---- */
+typedef struct hvt_pool hvt_pool;
+typedef void hvt_pool_fn(void *ctx, int job, int thread); /* thread: 0 .. threads-1, for private scratch */
+
+hvt_status hvt__pool_open(int threads, const int *cpus, int ncpus, bool yield, hvt_pool **ret_pool);
+void hvt__pool_close(hvt_pool **pool);
+int hvt__pool_threads(const hvt_pool *pool);
+void hvt__pool_run(hvt_pool *pool, int jobs, hvt_pool_fn *fn, void *ctx);
+
+/* ---- kernels of convolution: kern_<isa>.c ---- */
+
+/* One tile: C[mr x nc] (+)= sum over entries e of A[e.a] * B[e.b], inner length len. Everything stays in
+ * registers until the end. Strides count floats. */
+typedef struct hvt_ent {
+    int a, b;
+} hvt_ent;
+
+typedef struct hvt_tile {
+    const hvt_ent *e;
+    int entries, len;
+    const float *a;
+    long a_entry, a_row; /* step per entry; per row (gather) or per inner step (wgrad) */
+    const float *b;
+    long b_entry, b_row; /* step per entry; per inner step */
+    float *c;
+    long c_row;
+    int nc; /* columns that are stored */
+    bool add;
+} hvt_tile;
+
+typedef void hvt_kernel(const hvt_tile *t);
+
+typedef struct hvt_conv_kernels {
+    int mr, nr; /* most rows and columns of a tile */
+    int vl;     /* floats in a vector; nr = nv * vl */
+    /* [rows-1][vectors-1]; gather: A's rows lie a_row apart, one float per inner step.
+     * wgrad: A's rows lie side by side, a_row apart per inner step. */
+    hvt_kernel *const (*gather)[2];
+    hvt_kernel *const (*wgrad)[2];
+    /* [n][c] rows `ld` apart -> panels of `w` columns, each [n][pitch] */
+    void (*panels)(const float *x, long ld, int n, int c, int w, int pitch, float *out);
+    /* weights [taps][c][32]-panels of k -> [taps][k][32]-panels of c, for backward data */
+    void (*transpose)(const float *w, int taps, int c, int k, int first_panel, int end_panel, float *out);
+} hvt_conv_kernels;
+
+/* ---- elementwise.c: one text compiled per set; all ops work on a span that one thread owns ---- */
+typedef struct hvt_elementwise hvt_elementwise; /* see elementwise.h */
+
+/* ---- isa.c: the table, weakest first ---- */
+typedef struct hvt_isa {
+    const char *name;
+    bool (*supported)(void);
+    const hvt_conv_kernels *conv;
+    const hvt_elementwise *el;
+} hvt_isa;
+
+extern const hvt_isa hvt__isas[];
+extern const int hvt__isa_count;
+
+typedef struct hvt_cpu {
+    hvt_pool *pool;
+    const hvt_isa *isa;
+} hvt_cpu; /* d->state */
+
+/* ---- conv: conv_plan.c gather.c wgrad.c weights.c; entries of hvt_device_cpu ---- */
+hvt_status conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
+                         size_t *ret_ws);
+void conv_permute_cpu(const hvt_op *op, bool to_file, float *mine, float *kcrs);
+hvt_status conv_pack_cpu(hvt_op *op, const float *w);
+hvt_status conv_forward_cpu(hvt_op *op, int real, const void *x, const float *w, void *y, void *ws);
+hvt_status conv_backward_x_cpu(hvt_op *op, int real, const float *w, const void *dy, void *dx, bool add,
+                               void *ws);
+hvt_status conv_backward_w_cpu(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
+
+#endif /* HVT_CPU_IMPL_H */

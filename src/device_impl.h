@@ -1,0 +1,218 @@
+/*
+ * device_impl.h - what a device must be able to do.
+ *
+ * Included by src/device, src/model (layers call ops), src/optim, src/comm, src/data/loader.c
+ * and cuda/. Nothing else.
+ *
+ * Contract shared by every op below
+ *   - Shapes and types were agreed by the *_plan call or stand in the argument struct; ops do not
+ *     re-check them.
+ *   - Ops are queued: they return once enqueued, run in call order, and report
+ *     late failures at the next sync/upload/download.  "ref" and "cpu" happen
+ *     to finish before returning.
+ *   - Buffers are dense, 64-byte aligned (spans inside an arena: 4-byte aligned), and do not
+ *     overlap unless said so.
+ *   - Activations are matrices [rows, C] with channels last.  The order of rows is the
+ *     plan's hvt_order; only conv, pool and augment look at it, the rest takes hvt_rows.
+ *   - A batch may be short, in training too: `real` images are, n are allocated. Reductions read
+ *     real images only. Outputs for images past `real` may be written or left alone.
+ *   - Conv weights are [K,C,R,S] in files; in memory they lie as the device's own
+ *     conv_plan says (padding is zero and stays zero), and permute translates.
+ *   - "add" means y += result; otherwise y = result.
+ *   - Same inputs, same bits: whatever the number of threads, wherever a span of an elementwise op
+ *     is cut. An image's forward result does not depend on its place in the batch.
+ */
+#ifndef HVT_DEVICE_IMPL_H
+#define HVT_DEVICE_IMPL_H
+
+#include "hvt/device.h"
+
+typedef uint64_t hvt_mark; /* a point in the device's queue */
+typedef struct hvt_op hvt_op;
+
+/* One prepared operation, owned by its layer. A backend's own operations begin with this. */
+struct hvt_op {
+    hvt_device *dev;
+    void (*free)(hvt_op *op);
+};
+
+static inline void hvt__op_free(hvt_op *op) /* NULL is fine */
+{
+    if (op)
+        op->free(op);
+}
+
+/* Which rows of a matrix are real: the first `real` of each of `blocks` blocks of `block` rows.
+ * HWN: {pixels, n, real}; NHW: {1, n*pixels, real*pixels}. */
+typedef struct hvt_rows {
+    int blocks, block, real;
+} hvt_rows;
+
+static inline hvt_rows hvt__rows(hvt_order order, int pixels, int n, int real)
+{
+    return order == HVT_ORDER_HWN ? (hvt_rows){pixels, n, real} : (hvt_rows){1, n * pixels, real * pixels};
+}
+
+typedef struct hvt_conv_desc {
+    hvt_order order;
+    hvt_dtype type; /* of activations; HVT_F32 */
+    int n, h, w, c; /* input [n,h,w,c] */
+    int k, r, s;    /* filters */
+    int stride, pad;
+    bool no_dx; /* first layer: backward_x is never called */
+} hvt_conv_desc;
+
+static inline int hvt__conv_out(int in, int window, int stride, int pad)
+{
+    return (in + 2 * pad - window) / stride + 1;
+}
+
+typedef struct hvt_pool_desc {
+    hvt_order order;
+    hvt_dtype type;
+    int n, h, w, c;
+    int size, stride, pad;
+    bool mean; /* global mean over h x w (size, stride, pad unused); else maximum over size x size */
+} hvt_pool_desc;
+
+typedef struct hvt_bn_args {
+    hvt_rows rows;
+    int c;
+    hvt_dtype type;
+    float eps;
+    const void *x;             /* [rows,c] */
+    const float *gamma, *beta; /* [c] */
+    float *mean, *rstd; /* [c] train: written, read by backward. infer: the moving mean and VARIANCE, read */
+    const void *residual; /* [rows,c] added before relu, or NULL */
+    bool relu;
+    void *y;        /* [rows,c] = relu?(gamma*(x-mean)*rstd + beta + residual) */
+    float *moments; /* [2,c] train: weight*mean, weight*unbiased variance; zeros if < 2 values per channel */
+    float weight;
+} hvt_bn_args;
+
+typedef struct hvt_bn_grad_args {
+    hvt_rows rows;
+    int c;
+    hvt_dtype type;
+    const void *x, *y, *dy; /* y: forward's output, for relu's mask; NULL without relu */
+    const float *gamma, *mean, *rstd;
+    void *dx; /* [rows,c]; may be dy */
+    bool add;
+    void *dresidual; /* [rows,c] masked dy, or NULL; may be dy, not dx */
+    bool add_residual;
+    float *dgamma, *dbeta; /* [c] */
+} hvt_bn_grad_args;
+
+typedef struct hvt_xent_args {
+    hvt_rows rows; /* rows.real rows count */
+    int classes;
+    hvt_dtype type;
+    const void *logits;    /* [rows,classes] */
+    const int32_t *labels; /* [rows] */
+    void *dlogits;         /* [rows,classes] softmax - onehot, zero in rows past real; NULL: not wanted */
+    float *loss;           /* [rows] nats */
+    int32_t *place;        /* [rows] logits strictly larger, plus equal ones of lower index */
+    float *sums;           /* [3] sum of loss, rows with place < 1, with place < 5; in row order */
+} hvt_xent_args;
+
+typedef struct hvt_sgd_args {
+    float lr, momentum, dampening, weight_decay, scale; /* g is read as scale * g */
+    bool nesterov, first;                               /* first: v = g, whatever v held */
+} hvt_sgd_args;
+
+typedef struct hvt_augment_args {
+    hvt_order order;
+    int n, real; /* dst holds n images, src `real` of them */
+    int h, w, c;
+    const uint8_t *src;       /* [real,h,w,c] bytes, host memory */
+    const int8_t *draws;      /* [real,3]: crop offset dy, dx in -pad..pad; 1 = mirror. NULL: none */
+    float scale[4], shift[4]; /* x = fma(byte, scale[c], shift[c]); a pixel outside the image is byte 0 */
+    float *dst;               /* [n,h,w,c] in `order` */
+} hvt_augment_args;
+
+typedef struct hvt_device_ops {
+    const char *name;
+
+    /* --- life --- */
+    hvt_status (*open)(hvt_device *d, const hvt_device_opts *opts);
+    void (*close)(hvt_device *d);
+    hvt_order (*order)(const hvt_device *d, int batch);
+
+    /* --- memory --- */
+    hvt_status (*alloc)(hvt_device *d, size_t bytes, void **ret_ptr);      /* zeroed */
+    void (*release)(hvt_device *d, void *ptr);                             /* NULL is fine */
+    hvt_status (*alloc_host)(hvt_device *d, size_t bytes, void **ret_ptr); /* pinned if it helps */
+    void (*release_host)(hvt_device *d, void *ptr);
+    hvt_status (*upload)(hvt_device *d, void *dst, const void *host, size_t bytes);
+    hvt_status (*download)(hvt_device *d, void *host, const void *src, size_t bytes);
+
+    /* --- order --- */
+    hvt_status (*mark)(hvt_device *d, hvt_mark *ret_mark); /* here, in the queue */
+    hvt_status (*await)(hvt_device *d, hvt_mark mark);     /* host waits for it */
+    hvt_status (*sync)(hvt_device *d);
+
+    /* --- prepared: plan once, run every step. A linear layer is a convolution of 1x1 images. --- */
+    hvt_status (*conv_plan)(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
+                            size_t *ret_ws); /* floats w takes in its arena; bytes of ws */
+    void (*conv_permute)(const hvt_op *op, bool to_file, float *mine,
+                         float *kcrs);                   /* host copies; to_file: mine
+                                 -> kcrs, else kcrs -> mine with zero padding */
+    hvt_status (*conv_pack)(hvt_op *op, const float *w); /* before backward_x, after every update */
+    hvt_status (*conv_forward)(hvt_op *op, int real, const void *x, const float *w, void *y, void *ws);
+    hvt_status (*conv_backward_x)(hvt_op *op, int real, const float *w, const void *dy, void *dx, bool add,
+                                  void *ws);
+    hvt_status (*conv_backward_w)(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
+
+    hvt_status (*pool_plan)(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op,
+                            size_t *ret_saved); /* bytes kept from forward to backward */
+    hvt_status (*pool_forward)(hvt_op *op, int real, const void *x, void *y, void *saved);
+    hvt_status (*pool_backward)(hvt_op *op, int real, const void *saved, const void *dy, void *dx, bool add);
+
+    /* --- on a matrix [rows, c] --- */
+    hvt_status (*bn_train)(hvt_device *d, const hvt_bn_args *a);
+    hvt_status (*bn_infer)(hvt_device *d, const hvt_bn_args *a);
+    hvt_status (*bn_backward)(hvt_device *d, const hvt_bn_grad_args *a);
+    /* run = (1-rate)*run + rate*(scale*moments), for mean and variance */
+    hvt_status (*bn_update)(hvt_device *d, int c, float rate, float scale, const float *moments,
+                            float *run_mean, float *run_var);
+    hvt_status (*bias_forward)(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b,
+                               void *y); /* y += b */
+    hvt_status (*bias_backward)(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy, float *db);
+    /* He's option A: y[.., p, q, lead + i] = x[.., p*stride, q*stride, i], other channels zero */
+    hvt_status (*subsample_forward)(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
+                                    int stride, int channels, const void *x, void *y);
+    hvt_status (*subsample_backward)(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
+                                     int stride, int channels, const void *dy, void *dx, bool add);
+    hvt_status (*xent)(hvt_device *d, const hvt_xent_args *a);
+
+    /* --- on n elements --- */
+    hvt_status (*relu_forward)(hvt_device *d, size_t n, hvt_dtype t, const void *x, void *y);
+    hvt_status (*relu_backward)(hvt_device *d, size_t n, hvt_dtype t, const void *y, const void *dy, void *dx,
+                                bool add);
+    hvt_status (*add)(hvt_device *d, size_t n, hvt_dtype t, const void *a, const void *b,
+                      void *y); /* y may be a or b */
+    hvt_status (*copy)(hvt_device *d, void *dst, const void *src, size_t bytes);
+    hvt_status (*zero)(hvt_device *d, void *dst, size_t bytes);
+    hvt_status (*cast)(hvt_device *d, size_t n, float s, const void *src, hvt_dtype st, void *dst,
+                       hvt_dtype dt);
+    /* out = in[0] + ... + in[count-1] along the tree (2i and 2i+1 are added, an odd last one moves up),
+     * in f32, rounded once to t; out may be one of the inputs */
+    hvt_status (*reduce)(hvt_device *d, size_t n, hvt_dtype t, const void *const in[], int count, void *out);
+    hvt_status (*sgd)(hvt_device *d, size_t n, const hvt_sgd_args *a, const float *const g[], int ng,
+                      float *w, float *v); /* ng ranks' gradients, added along the tree first */
+
+    /* --- images: crop, flip, normalise, bytes to floats --- */
+    hvt_status (*augment)(hvt_device *d, const hvt_augment_args *a);
+} hvt_device_ops;
+
+struct hvt_device {
+    const hvt_device_ops *ops;
+    void *state; /* the backend's own */
+    const char *isa;
+    int index, threads;
+};
+
+/* The whole registry.  A null entry was not built. */
+extern const hvt_device_ops hvt_device_ref, hvt_device_cpu;
+
+#endif /* HVT_DEVICE_IMPL_H */

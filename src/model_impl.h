@@ -1,0 +1,116 @@
+/*
+ * model_impl.h - the tape, and what a layer must be able to do.
+ *
+ * Included by src/model, src/optim and src/train/checkpoint.c. Nothing else.
+ *
+ * Arenas. Parameters, gradients and optimizer state lie at the same offsets (in f32 elements):
+ *
+ *     [ rider | head's bias, head's weight ... first convolution's weight ]
+ *
+ * in the order backward finishes the gradients. The rider is what the forward pass wants summed over
+ * shards: weight*mean and weight*variance of every batch norm, then the loss sums. Its span of the gradient
+ * arena travels like gradients do; its span of the parameter arena is unused.
+ */
+#ifndef HVT_MODEL_IMPL_H
+#define HVT_MODEL_IMPL_H
+
+#include "hvt/model.h"
+#include "device_impl.h"
+
+enum { HVT_LAYER_IN = 2, HVT_LAYER_PARAMS = 2, HVT_LAYER_ARGS = 5, HVT_NAME_MAX = 96, HVT_RIDER_SUMS = 4 };
+
+typedef struct hvt_layer hvt_layer;
+
+typedef struct hvt_layer_ops {
+    const char *name;
+    hvt_status (*plan)(hvt_model *m, hvt_layer *l); /* out shape, params, saved, workspace, op */
+    hvt_status (*forward)(hvt_model *m, hvt_layer *l, bool train);
+    hvt_status (*backward)(hvt_model *m, hvt_layer *l);
+} hvt_layer_ops;
+
+typedef enum hvt_role { HVT_ROLE_WEIGHT, HVT_ROLE_NORM, HVT_ROLE_BIAS } hvt_role;
+typedef enum hvt_init { HVT_INIT_NORMAL, HVT_INIT_UNIFORM, HVT_INIT_FILL } hvt_init;
+
+/* One trainable tensor: a span of the parameter arena, and of the gradient
+ * and optimizer-state arenas at the same offsets. */
+typedef struct hvt_param {
+    char name[HVT_NAME_MAX]; /* "layer1.0.conv1.weight" */
+    int ndim, dim[4];        /* canonical (file) shape; convolutions [K,C,R,S] */
+    size_t elements;         /* product of dim */
+    size_t offset, count;    /* span in the arenas: the device's own layout, padding included */
+    const hvt_op *op;        /* translates layouts by conv_permute; NULL: they are the same */
+    hvt_role role;
+    hvt_init init;
+    float init_arg; /* standard deviation, bound, or value */
+} hvt_param;
+
+/* Moving statistics: saved, hashed and broadcast, not trained. */
+typedef struct hvt_stat {
+    char name[HVT_NAME_MAX]; /* "bn1.running_mean" */
+    size_t offset, count;    /* in the stats arena */
+    float fill;
+} hvt_stat;
+
+struct hvt_layer {
+    const hvt_layer_ops *ops;
+    char name[HVT_NAME_MAX];
+    hvt_value in[HVT_LAYER_IN];  /* values read; -1 for none */
+    bool add[HVT_LAYER_IN];      /* backward adds into d(in) instead of writing it */
+    int arg[HVT_LAYER_ARGS];     /* builder arguments, in builder order */
+    hvt_tensor y, dy;            /* output and its gradient, logical shape [N,H,W,C] */
+    bool folded;                 /* computed by another layer: skipped by both walks */
+    int param[HVT_LAYER_PARAMS]; /* indices into m->param; -1 for none */
+    void *saved;                 /* kept from forward for backward */
+    size_t saved_bytes, ws_bytes;
+    hvt_op *op; /* prepared device operation, or NULL */
+    void *own;  /* layer's private plan data */
+};
+
+struct hvt_model {
+    hvt_device *dev; /* borrowed */
+    hvt_layer *layer;
+    int nlayer, cap;
+    hvt_status mistake; /* first builder error; reported by plan */
+    int batch;
+    hvt_order order;
+    hvt_value logits;
+
+    hvt_param *param; /* in arena order */
+    int nparam_tensors;
+    hvt_stat *stat;
+    int nstat;
+
+    /* the arenas, each one allocation */
+    float *params, *grads;
+    size_t arena_count; /* rider included */
+    size_t rider_count; /* [0, rider_count) of grads */
+    float *stats;
+    size_t stats_count;
+    void *acts;
+    size_t acts_bytes; /* y of every layer, kept for backward */
+    void *dacts;
+    size_t dacts_bytes; /* dy, reused as soon as it is spent */
+    void *ws;
+    size_t ws_bytes;   /* the largest any layer asked for */
+    bool grads_placed; /* grads belong to a comm, not to the device */
+
+    int64_t tracked;  /* training steps seen by batch norm: num_batches_tracked */
+    uint64_t version; /* moves whenever parameters change: packed copies made for an older one are stale */
+    hvt_loss loss;    /* since last taken */
+};
+
+/* For optim and checkpoint. */
+/* Use `grads` (arena_count floats, zeroed, borrowed) as the gradient arena; NULL: back to one of the
+ * device's. */
+hvt_status hvt__model_place(hvt_model *m, float *grads);
+/* Parameters were written: packed copies are stale. */
+void hvt__model_changed(hvt_model *m);
+/* The rider holds sums over all shards: update moving statistics and the loss. E_DIVERGED if the loss is not
+ * finite; then nothing is changed. counts[shards]: images of every shard in this step. */
+hvt_status hvt__model_end_step(hvt_model *m, const int *counts, int shards);
+/* Canonical copy of a parameter's span of any arena with the parameters' layout (params, momentum). Host
+ * memory; `canonical` has p->elements floats. */
+hvt_status hvt__model_export(hvt_model *m, const hvt_param *p, const float *arena, float *canonical);
+hvt_status hvt__model_import(hvt_model *m, const hvt_param *p, float *arena, const float *canonical);
+
+#endif /* HVT_MODEL_IMPL_H */

@@ -1,0 +1,72 @@
+/*
+ * check.h - a test is a sentence that must be true.
+ *
+ *     TEST(ranks_times_batch_equals_big_batch) { CHECK(a == b, "%d and %d", a, b); }
+ *     int main(int argc, char **argv) { RUN(ranks_times_batch_equals_big_batch); return check_done(); }
+ *
+ * A failed CHECK prints file, line, condition and message, and the test goes on to its end. The exit code is
+ * 0, 1, or 77 when everything was skipped. CHECK_OK shows the library's error.
+ */
+#ifndef HVT_CHECK_H
+#define HVT_CHECK_H
+
+#include "hvt/base.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int check_failed, check_ran, check_skipped, check_now;
+
+#define TEST(name) static void name(void)
+
+#define CHECK(cond, ...)                                                                                     \
+    do {                                                                                                     \
+        if (!(cond)) {                                                                                       \
+            check_now++;                                                                                     \
+            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #cond);                                       \
+            fprintf(stderr, __VA_ARGS__);                                                                    \
+            fputc('\n', stderr);                                                                             \
+        }                                                                                                    \
+    } while (0)
+
+#define CHECK_OK(call)                                                                                       \
+    do {                                                                                                     \
+        hvt_status s_ = (call);                                                                              \
+        CHECK(s_ == HVT_OK, "%s: %s\n%s", hvt_status_name(s_), hvt_last_error(), hvt_last_trace());          \
+    } while (0)
+
+/* The call must fail with this code, and its message must name `part`. */
+#define CHECK_FAILS(call, code, part)                                                                        \
+    do {                                                                                                     \
+        hvt_status s_ = (call);                                                                              \
+        CHECK(s_ == HVT_##code, "gave %s, not " #code, hvt_status_name(s_));                                 \
+        CHECK(s_ == HVT_OK || strstr(hvt_last_error(), part), "message does not name '%s': %s", part,        \
+              hvt_last_error());                                                                             \
+    } while (0)
+
+#define RUN(name) check_run(#name, name)
+
+static inline void check_run(const char *name, void (*fn)(void))
+{
+    check_now = 0;
+    fn();
+    check_ran++;
+    check_failed += check_now > 0;
+    printf("%s %s\n", check_now ? "FAIL" : "ok  ", name);
+    fflush(stdout);
+}
+
+static inline void check_skip(const char *name, const char *why)
+{
+    check_skipped++;
+    printf("skip %s: %s\n", name, why);
+}
+
+static inline int check_done(void)
+{
+    printf("%d passed, %d failed, %d skipped\n", check_ran - check_failed, check_failed, check_skipped);
+    return check_failed ? 1 : check_ran ? 0 : 77;
+}
+
+#endif /* HVT_CHECK_H */
