@@ -212,6 +212,11 @@ struct hvt_device {
     int index, threads;
 };
 
+/* Flush subnormals to zero, as operands and as results, in the calling thread (on), or not; returns what held
+ * before. Devices that compute on the host do it for the thread that opens them until they are closed, and
+ * for their own threads; whoever else adds floats in a thread of its own calls this there. */
+bool hvt__flush_subnormals(bool on);
+
 /* The whole registry.  A null entry was not built. */
 extern const hvt_device_ops hvt_device_ref, hvt_device_cpu;
 

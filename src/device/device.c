@@ -1,0 +1,152 @@
+/*
+ * The registry of devices, what is checked once for all of them when one is opened, and
+ * the mode of subnormals. Everything else is the backend's.
+ */
+#include "base_impl.h"
+#include "device_impl.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+static const hvt_device_ops *const registry[] = {&hvt_device_ref};
+
+enum { MAX_THREADS = 256 };
+
+static hvt_status find(const char *name, const hvt_device_ops **ret_ops)
+{
+    char known[128] = "";
+
+    for (size_t i = 0; i < HVT_LEN(registry); i++) {
+        if (!strcmp(name, registry[i]->name)) {
+            *ret_ops = registry[i];
+            return HVT_OK;
+        }
+        snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "",
+                 registry[i]->name);
+    }
+    HVT_CHECK(strcmp(name, "cuda") != 0, E_UNSUPPORTED, "this build has no device cuda; it has: %s", known);
+    return HVT_FAIL(E_ARG, "no device is called '%s'; known are: %s", name, known);
+}
+
+hvt_status hvt_device_open(const char *name, const hvt_device_opts *opts, hvt_device **ret_dev)
+{
+    static const hvt_device_opts defaults;
+    const hvt_device_ops *ops;
+    hvt_device *d = NULL;
+    hvt_status s;
+
+    if (!opts)
+        opts = &defaults;
+    HVT_CHECK(name, E_ARG, "a device needs a name");
+    HVT_TRY(find(name, &ops));
+    HVT_CHECK(opts->threads >= 0 && opts->threads <= MAX_THREADS, E_ARG, "device %s: %d threads, not 0 to %d",
+              name, opts->threads, MAX_THREADS);
+    HVT_CHECK(opts->ncpus >= 0 && opts->ncpus <= MAX_THREADS, E_ARG, "device %s: %d processors, not 0 to %d",
+              name, opts->ncpus, MAX_THREADS);
+    HVT_CHECK(opts->cpus || !opts->ncpus, E_ARG, "device %s: %d processors, but no list of them", name,
+              opts->ncpus);
+
+    d = calloc(1, sizeof *d);
+    HVT_CHECK(d, E_MEM, "no memory for %zu bytes of device %s", sizeof *d, name);
+    d->ops = ops;
+    d->index = opts->index;
+    HVT_TRY_OR(fail, ops->open(d, opts));
+    *ret_dev = d;
+    return HVT_OK;
+fail:
+    hvt_device_close(&d);
+    return s;
+}
+
+void hvt_device_close(hvt_device **dev)
+{
+    if (!dev || !*dev)
+        return;
+    (*dev)->ops->close(*dev);
+    free(*dev);
+    *dev = NULL;
+}
+
+const char *hvt_device_name(const hvt_device *d)
+{
+    return d->ops->name;
+}
+
+const char *hvt_device_isa(const hvt_device *d)
+{
+    return d->isa;
+}
+
+int hvt_device_threads(const hvt_device *d)
+{
+    return d->threads;
+}
+
+hvt_order hvt_device_order(const hvt_device *d, int batch)
+{
+    return d->ops->order(d, batch);
+}
+
+hvt_status hvt_device_upload(hvt_device *d, void *dst, const void *host, size_t bytes)
+{
+    HVT_TRY(d->ops->upload(d, dst, host, bytes));
+    return HVT_OK;
+}
+
+hvt_status hvt_device_download(hvt_device *d, void *host, const void *src, size_t bytes)
+{
+    HVT_TRY(d->ops->download(d, host, src, bytes));
+    return HVT_OK;
+}
+
+hvt_status hvt_device_sync(hvt_device *d)
+{
+    HVT_TRY(d->ops->sync(d));
+    return HVT_OK;
+}
+
+bool hvt__flush_subnormals(bool on)
+{
+#if defined(__SSE2__)
+    enum { FTZ = 1 << 15, DAZ = 1 << 6 };
+    unsigned was = _mm_getcsr(), now = on ? was | FTZ | DAZ : was & ~(unsigned)(FTZ | DAZ);
+
+    if (now != was)
+        _mm_setcsr(now);
+    return (was & (FTZ | DAZ)) == (FTZ | DAZ);
+#elif defined(__aarch64__)
+    const uint64_t FZ = (uint64_t)1 << 24;
+    uint64_t was, now;
+
+    __asm__ volatile("mrs %0, fpcr" : "=r"(was));
+    now = on ? was | FZ : was & ~FZ;
+    if (now != was)
+        __asm__ volatile("msr fpcr, %0" : : "r"(now));
+    return was & FZ;
+#else
+    (void)on;
+    return false;
+#endif
+}
+
+int hvt_cpu_isa_count(void)
+{
+    return 0;
+}
+
+const char *hvt_cpu_isa_name(int i)
+{
+    (void)i;
+    return NULL;
+}
+
+bool hvt_cpu_isa_supported(int i)
+{
+    (void)i;
+    return false;
+}

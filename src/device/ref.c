@@ -1,0 +1,438 @@
+/*
+ * The reference device: every op in plain C, one thread, in an order anyone can follow. It is the
+ * specification, the fallback and the judge of the others: sums run in double, elementwise ops are
+ * formula.h on one float at a time (so the cpu device must give the same bits), and nothing but real rows
+ * is read where a sum is taken.
+ */
+#include "base_impl.h"
+#include "half.h"
+#include "host.h"
+#include "ref_impl.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define F float
+
+static inline float f_fma(float a, float b, float c)
+{
+    return fmaf(a, b, c);
+}
+
+static inline float f_relu(float x)
+{
+    return 0 > x ? 0 : x;
+}
+
+static inline float f_keep(float y, float d)
+{
+    return y > 0 ? d : 0;
+}
+
+#include "formula.h"
+
+#define CHECK_F32(t)                                                                                         \
+    HVT_CHECK((t) == HVT_F32, E_UNSUPPORTED, "device ref computes in f32, not %s", hvt_dtype_name(t))
+
+/* ---- life ---- */
+
+typedef struct ref {
+    bool flushed_before; /* how the opening thread treated subnormals */
+} ref;
+
+static void close_ref(hvt_device *d)
+{
+    ref *r = d->state;
+
+    if (!r)
+        return;
+    hvt__flush_subnormals(r->flushed_before);
+    free(r);
+}
+
+static hvt_status open_ref(hvt_device *d, const hvt_device_opts *opts)
+{
+    ref *r;
+
+    HVT_CHECK(!opts->isa || !strcmp(opts->isa, "auto") || !strcmp(opts->isa, "plain"), E_ARG,
+              "device ref has no instruction set '%s'; it is plain", opts->isa);
+    r = malloc(sizeof *r);
+    HVT_CHECK(r, E_MEM, "no memory for %zu bytes of device ref", sizeof *r);
+    r->flushed_before = hvt__flush_subnormals(true);
+    d->state = r;
+    d->isa = "plain";
+    d->threads = 1;
+    return HVT_OK;
+}
+
+static hvt_order order_ref(const hvt_device *d, int batch)
+{
+    (void)d;
+    (void)batch;
+    return HVT_ORDER_NHW;
+}
+
+/* ---- rows ---- */
+
+/* the i-th real row of a matrix */
+static size_t real_row(hvt_rows r, size_t i)
+{
+    return i / r.real * r.block + i % r.real;
+}
+
+static size_t real_rows(hvt_rows r)
+{
+    return (size_t)r.blocks * r.real;
+}
+
+/* ---- batch norm: Ioffe and Szegedy 2015, as torch.nn.BatchNorm2d computes it ---- */
+
+static void normalise(const hvt_bn_args *a, int c, float mean, float rstd)
+{
+    float scale = a->gamma[c] * rstd;
+
+    for (size_t i = 0; i < real_rows(a->rows); i++) {
+        size_t at = real_row(a->rows, i) * a->c + c;
+        float y = bn_value(((const float *)a->x)[at], mean, scale, a->beta[c]);
+
+        if (a->residual)
+            y += ((const float *)a->residual)[at];
+        ((float *)a->y)[at] = a->relu ? f_relu(y) : y;
+    }
+}
+
+static hvt_status bn_train_ref(hvt_device *d, const hvt_bn_args *a)
+{
+    size_t count = real_rows(a->rows);
+
+    (void)d;
+    CHECK_F32(a->type);
+    for (int c = 0; c < a->c; c++) {
+        const float *x = (const float *)a->x + c;
+        double mean = 0, m2 = 0;
+
+        for (size_t i = 0; i < count; i++)
+            mean += x[real_row(a->rows, i) * a->c];
+        mean /= count ? (double)count : 1;
+        for (size_t i = 0; i < count; i++) {
+            double off = x[real_row(a->rows, i) * a->c] - mean;
+
+            m2 += off * off;
+        }
+        a->mean[c] = (float)mean;
+        a->rstd[c] = (float)(1 / sqrt(m2 / (count ? (double)count : 1) + a->eps));
+        a->moments[c] = count < 2 ? 0 : a->weight * (float)mean;
+        a->moments[a->c + c] = count < 2 ? 0 : a->weight * (float)(m2 / (double)(count - 1));
+        normalise(a, c, a->mean[c], a->rstd[c]);
+    }
+    return HVT_OK;
+}
+
+static hvt_status bn_infer_ref(hvt_device *d, const hvt_bn_args *a)
+{
+    (void)d;
+    CHECK_F32(a->type);
+    for (int c = 0; c < a->c; c++)
+        normalise(a, c, a->mean[c], (float)(1 / sqrt((double)a->rstd[c] + a->eps)));
+    return HVT_OK;
+}
+
+static hvt_status bn_backward_ref(hvt_device *d, const hvt_bn_grad_args *a)
+{
+    size_t count = real_rows(a->rows);
+    const float *x = a->x, *y = a->y, *dy = a->dy;
+    float *dx = a->dx, *dres = a->dresidual;
+
+    (void)d;
+    CHECK_F32(a->type);
+    for (int c = 0; c < a->c; c++) {
+        float mean = a->mean[c], rstd = a->rstd[c], scale = a->gamma[c] * rstd, share, slope;
+        double sum = 0, dot = 0;
+
+        for (size_t i = 0; i < count; i++) {
+            size_t at = real_row(a->rows, i) * a->c + c;
+            float dz = y ? f_keep(y[at], dy[at]) : dy[at];
+
+            sum += dz;
+            dot += (double)dz * ((double)x[at] - mean);
+        }
+        a->dbeta[c] = (float)sum;
+        a->dgamma[c] = (float)(dot * rstd);
+        share = count ? (float)(sum / (double)count) : 0;
+        slope = count ? (float)(dot * rstd * rstd / (double)count) : 0;
+        for (size_t i = 0; i < count; i++) {
+            size_t at = real_row(a->rows, i) * a->c + c;
+            float dz = y ? f_keep(y[at], dy[at]) : dy[at];
+            float g = bn_dx(x[at], mean, scale, share, slope, dz);
+
+            if (dres)
+                dres[at] = a->add_residual ? dres[at] + dz : dz;
+            dx[at] = a->add ? dx[at] + g : g;
+        }
+    }
+    return HVT_OK;
+}
+
+static hvt_status bn_update_ref(hvt_device *d, int c, float rate, float scale, const float *moments,
+                                float *run_mean, float *run_var)
+{
+    (void)d;
+    for (int i = 0; i < c; i++) {
+        run_mean[i] = bn_moving(run_mean[i], moments[i], rate, 1 - rate, scale);
+        run_var[i] = bn_moving(run_var[i], moments[c + i], rate, 1 - rate, scale);
+    }
+    return HVT_OK;
+}
+
+/* ---- bias ---- */
+
+static hvt_status bias_forward_ref(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y)
+{
+    (void)d;
+    CHECK_F32(t);
+    for (size_t i = 0; i < real_rows(rows); i++)
+        for (int k = 0; k < c; k++)
+            ((float *)y)[real_row(rows, i) * c + k] += b[k];
+    return HVT_OK;
+}
+
+static hvt_status bias_backward_ref(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy,
+                                    float *db)
+{
+    (void)d;
+    CHECK_F32(t);
+    for (int k = 0; k < c; k++) {
+        double sum = 0;
+
+        for (size_t i = 0; i < real_rows(rows); i++)
+            sum += ((const float *)dy)[real_row(rows, i) * c + k];
+        db[k] = (float)sum;
+    }
+    return HVT_OK;
+}
+
+/* ---- loss ---- */
+
+/* One row: loss = log(sum exp(x - max)) - (x[label] - max). A logit that is not finite makes the loss so too:
+ * the maximum must not hide it. A NaN counts as larger than the label. */
+static void xent_row(const float *x, int classes, int label, float *dx, float *ret_loss, int32_t *ret_place)
+{
+    double sum = 0;
+    float max = x[0], poison = 0;
+    int place = 0;
+
+    for (int k = 0; k < classes; k++) {
+        max = x[k] > max ? x[k] : max;
+        poison += x[k] * 0;
+        place += k != label && (!(x[k] <= x[label]) || (k < label && x[k] == x[label]));
+    }
+    for (int k = 0; k < classes; k++)
+        sum += exp((double)x[k] - max);
+    for (int k = 0; dx && k < classes; k++)
+        dx[k] = (float)(exp((double)x[k] - max) / sum - (k == label));
+    *ret_loss = (float)(log(sum) - ((double)x[label] - max)) + poison;
+    *ret_place = place;
+}
+
+static hvt_status xent_ref(hvt_device *d, const hvt_xent_args *a)
+{
+    size_t rows = (size_t)a->rows.blocks * a->rows.block;
+    double sum = 0, top1 = 0, top5 = 0;
+
+    (void)d;
+    CHECK_F32(a->type);
+    for (size_t i = 0; i < rows; i++) {
+        float *dx = a->dlogits ? (float *)a->dlogits + i * a->classes : NULL;
+
+        if (i % a->rows.block >= (size_t)a->rows.real) {
+            if (dx)
+                memset(dx, 0, (size_t)a->classes * sizeof *dx);
+            continue;
+        }
+        xent_row((const float *)a->logits + i * a->classes, a->classes, a->labels[i], dx, &a->loss[i],
+                 &a->place[i]);
+        sum += a->loss[i];
+        top1 += a->place[i] < 1;
+        top5 += a->place[i] < 5;
+    }
+    a->sums[0] = (float)sum;
+    a->sums[1] = (float)top1;
+    a->sums[2] = (float)top5;
+    return HVT_OK;
+}
+
+/* ---- on n elements ---- */
+
+static hvt_status relu_forward_ref(hvt_device *d, size_t n, hvt_dtype t, const void *x, void *y)
+{
+    (void)d;
+    CHECK_F32(t);
+    for (size_t i = 0; i < n; i++)
+        ((float *)y)[i] = f_relu(((const float *)x)[i]);
+    return HVT_OK;
+}
+
+static hvt_status relu_backward_ref(hvt_device *d, size_t n, hvt_dtype t, const void *y, const void *dy,
+                                    void *dx, bool add)
+{
+    (void)d;
+    CHECK_F32(t);
+    for (size_t i = 0; i < n; i++) {
+        float g = f_keep(((const float *)y)[i], ((const float *)dy)[i]), *to = (float *)dx + i;
+
+        *to = add ? *to + g : g;
+    }
+    return HVT_OK;
+}
+
+static hvt_status add_ref(hvt_device *d, size_t n, hvt_dtype t, const void *a, const void *b, void *y)
+{
+    (void)d;
+    CHECK_F32(t);
+    for (size_t i = 0; i < n; i++)
+        ((float *)y)[i] = ((const float *)a)[i] + ((const float *)b)[i];
+    return HVT_OK;
+}
+
+static hvt_status zero_ref(hvt_device *d, void *dst, size_t bytes)
+{
+    (void)d;
+    if (bytes)
+        memset(dst, 0, bytes);
+    return HVT_OK;
+}
+
+static float load(const void *p, hvt_dtype t, size_t i)
+{
+    return t == HVT_F32   ? ((const float *)p)[i]
+           : t == HVT_F16 ? hvt__from_f16(((const uint16_t *)p)[i])
+                          : hvt__from_bf16(((const uint16_t *)p)[i]);
+}
+
+static void store(void *p, hvt_dtype t, size_t i, float x)
+{
+    if (t == HVT_F32)
+        ((float *)p)[i] = x;
+    else
+        ((uint16_t *)p)[i] = t == HVT_F16 ? hvt__to_f16(x) : hvt__to_bf16(x);
+}
+
+static hvt_status cast_ref(hvt_device *d, size_t n, float s, const void *src, hvt_dtype st, void *dst,
+                           hvt_dtype dt)
+{
+    (void)d;
+    for (size_t i = 0; i < n; i++)
+        store(dst, dt, i, load(src, st, i) * s);
+    return HVT_OK;
+}
+
+/* The sum of in[0 .. count-1] at i along the tree. The left half of a tree over `count` leaves is the largest
+ * power of two below it. */
+static float tree(const void *const in[], hvt_dtype t, int count, size_t i)
+{
+    int left = 1;
+
+    if (count == 1)
+        return load(in[0], t, i);
+    while (left * 2 < count)
+        left *= 2;
+    return tree(in, t, left, i) + tree(in + left, t, count - left, i);
+}
+
+static hvt_status reduce_ref(hvt_device *d, size_t n, hvt_dtype t, const void *const in[], int count,
+                             void *out)
+{
+    (void)d;
+    for (size_t i = 0; i < n; i++)
+        store(out, t, i, tree(in, t, count, i));
+    return HVT_OK;
+}
+
+/* torch.optim.SGD: lr after momentum, no dampening on the first step, none without momentum. */
+static hvt_status sgd_ref(hvt_device *d, size_t n, const hvt_sgd_args *a, const float *const g[], int ng,
+                          float *w, float *v)
+{
+    sgd_consts k = {a->scale, a->weight_decay, a->momentum, 1 - a->dampening, -a->lr};
+
+    (void)d;
+    for (size_t i = 0; i < n; i++) {
+        float step = sgd_gradient(&k, tree((const void *const *)g, HVT_F32, ng, i), w[i]);
+
+        if (a->momentum != 0) {
+            v[i] = a->first ? step : sgd_velocity(&k, step, v[i]);
+            step = a->nesterov ? sgd_nesterov(&k, step, v[i]) : v[i];
+        }
+        w[i] = sgd_step(&k, w[i], step);
+    }
+    return HVT_OK;
+}
+
+/* ---- images ---- */
+
+/* Crop, then mirror, then normalise. */
+static hvt_status augment_ref(hvt_device *d, const hvt_augment_args *a)
+{
+    (void)d;
+    for (int n = 0; n < a->real; n++) {
+        int dy = a->draws ? a->draws[n * 3] : 0, dx = a->draws ? a->draws[n * 3 + 1] : 0;
+        bool mirror = a->draws && a->draws[n * 3 + 2];
+
+        for (int p = 0; p < a->h; p++)
+            for (int q = 0; q < a->w; q++) {
+                int h = p + dy, w = (mirror ? a->w - 1 - q : q) + dx;
+                bool inside = h >= 0 && h < a->h && w >= 0 && w < a->w;
+                float *to = a->dst + row_of(a->order, a->n, a->h, a->w, n, p, q) * a->c;
+
+                for (int c = 0; c < a->c; c++) {
+                    uint8_t byte = inside ? a->src[(((size_t)n * a->h + h) * a->w + w) * a->c + c] : 0;
+
+                    to[c] = f_fma(byte, a->scale[c], a->shift[c]);
+                }
+            }
+    }
+    return HVT_OK;
+}
+
+const hvt_device_ops hvt_device_ref = {
+    .name = "ref",
+    .open = open_ref,
+    .close = close_ref,
+    .order = order_ref,
+    .alloc = alloc_here,
+    .release = release_here,
+    .alloc_host = alloc_here,
+    .release_host = release_here,
+    .upload = copy_here,
+    .download = copy_here,
+    .mark = mark_here,
+    .await = await_here,
+    .sync = sync_here,
+    .conv_plan = conv_plan_ref,
+    .conv_permute = conv_permute_ref,
+    .conv_pack = conv_pack_ref,
+    .conv_forward = conv_forward_ref,
+    .conv_backward_x = conv_backward_x_ref,
+    .conv_backward_w = conv_backward_w_ref,
+    .pool_plan = pool_plan_ref,
+    .pool_forward = pool_forward_ref,
+    .pool_backward = pool_backward_ref,
+    .bn_train = bn_train_ref,
+    .bn_infer = bn_infer_ref,
+    .bn_backward = bn_backward_ref,
+    .bn_update = bn_update_ref,
+    .bias_forward = bias_forward_ref,
+    .bias_backward = bias_backward_ref,
+    .subsample_forward = subsample_forward_ref,
+    .subsample_backward = subsample_backward_ref,
+    .xent = xent_ref,
+    .relu_forward = relu_forward_ref,
+    .relu_backward = relu_backward_ref,
+    .add = add_ref,
+    .copy = copy_here,
+    .zero = zero_ref,
+    .cast = cast_ref,
+    .reduce = reduce_ref,
+    .sgd = sgd_ref,
+    .augment = augment_ref,
+};

@@ -1,0 +1,33 @@
+/*
+ * ref_impl.h - the reference device's entries that live in ref_conv.c, and where a pixel's row is.
+ *
+ * Included by src/device/ref*.c. Nothing else.
+ */
+#ifndef HVT_REF_IMPL_H
+#define HVT_REF_IMPL_H
+
+#include "device_impl.h"
+
+/* the row of pixel (h, w) of image n in a batch of `images` images of height x width */
+static inline size_t row_of(hvt_order o, int images, int height, int width, int n, int h, int w)
+{
+    return o == HVT_ORDER_HWN ? ((size_t)h * width + w) * images + n : ((size_t)n * height + h) * width + w;
+}
+
+hvt_status conv_plan_ref(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
+                         size_t *ret_ws);
+void conv_permute_ref(const hvt_op *op, bool to_file, float *mine, float *kcrs);
+hvt_status conv_pack_ref(hvt_op *op, const float *w);
+hvt_status conv_forward_ref(hvt_op *op, int real, const void *x, const float *w, void *y, void *ws);
+hvt_status conv_backward_x_ref(hvt_op *op, int real, const float *w, const void *dy, void *dx, bool add,
+                               void *ws);
+hvt_status conv_backward_w_ref(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
+hvt_status pool_plan_ref(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op, size_t *ret_saved);
+hvt_status pool_forward_ref(hvt_op *op, int real, const void *x, void *y, void *saved);
+hvt_status pool_backward_ref(hvt_op *op, int real, const void *saved, const void *dy, void *dx, bool add);
+hvt_status subsample_forward_ref(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
+                                 int stride, int channels, const void *x, void *y);
+hvt_status subsample_backward_ref(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
+                                  int stride, int channels, const void *dy, void *dx, bool add);
+
+#endif /* HVT_REF_IMPL_H */

@@ -1,0 +1,82 @@
+/* device: every op of every device and instruction set equals ref; ref equals central differences. */
+#include "base_impl.h"
+#include "check.h"
+#include "device_impl.h"
+
+#include <math.h>
+
+static hvt_device *ref;
+
+TEST(a_wrong_device_is_refused_with_the_known_ones)
+{
+    hvt_device *d = NULL;
+    int cpu = 0;
+
+    CHECK_FAILS(hvt_device_open("gpu", NULL, &d), E_ARG, "ref");
+    CHECK_FAILS(hvt_device_open("cuda", NULL, &d), E_UNSUPPORTED, "cuda");
+    CHECK_FAILS(hvt_device_open("ref", &(hvt_device_opts){.threads = -1}, &d), E_ARG, "-1");
+    CHECK_FAILS(hvt_device_open("ref", &(hvt_device_opts){.threads = 257}, &d), E_ARG, "257");
+    CHECK_FAILS(hvt_device_open("ref", &(hvt_device_opts){.ncpus = 1}, &d), E_ARG, "1");
+    CHECK_FAILS(hvt_device_open("ref", &(hvt_device_opts){.cpus = &cpu, .ncpus = -2}, &d), E_ARG, "-2");
+    CHECK(!d, "a refused device was handed out");
+    hvt_device_close(&d);
+}
+
+TEST(memory_comes_zeroed_and_aligned)
+{
+    for (size_t bytes = 0; bytes < (size_t)20 << 20; bytes = bytes * 3 + 1) {
+        char *p;
+        size_t bad = 0;
+
+        CHECK_OK(ref->ops->alloc(ref, bytes, (void **)&p));
+        CHECK((uintptr_t)p % 64 == 0, "%zu bytes at %p", bytes, (void *)p);
+        for (size_t i = 0; i < bytes; i++)
+            bad += p[i] != 0;
+        CHECK(!bad, "%zu of %zu bytes are not zero", bad, bytes);
+        memset(p, 1, bytes);
+        ref->ops->release(ref, p);
+    }
+    void *p = NULL;
+    CHECK_FAILS(ref->ops->alloc(ref, SIZE_MAX - 3, &p), E_MEM, "18446744073709551612");
+    CHECK_FAILS(ref->ops->alloc(ref, (size_t)1 << 60, &p), E_MEM, "1152921504606846976");
+}
+
+/* p = 1, gradient 0.5, lr 0.1, momentum 0.9, four steps of torch.optim.SGD */
+TEST(sgd_takes_pytorch_s_steps)
+{
+    static const struct {
+        hvt_sgd_args a;
+        double want[4];
+    } cases[] = {
+        {{.momentum = .9f}, {.95, .855, .7195, .54755}},
+        {{.momentum = .9f, .nesterov = true}, {.905, .7695, .59755, .392795}},
+        {{.momentum = .9f, .dampening = .5f}, {.95, .88, .792, .6878}},
+        {{.momentum = .9f, .weight_decay = .01f}, {.949, .852151, .71413475, .53920599}},
+        {{.momentum = 0, .dampening = .5f}, {.95, .9, .85, .8}},
+    };
+
+    for (size_t i = 0; i < HVT_LEN(cases); i++) {
+        float w = 1, v = NAN, g = .125f;
+        const float *gs[4] = {&g, &g, &g, &g};
+        hvt_sgd_args a = cases[i].a;
+
+        a.lr = .1f;
+        a.scale = 1;
+        for (int t = 0; t < 4; t++) {
+            a.first = t == 0;
+            CHECK_OK(ref->ops->sgd(ref, 1, &a, gs, 4, &w, a.momentum != 0 ? &v : NULL));
+            CHECK(fabs(w - cases[i].want[t]) < 2e-7, "case %zu step %d: %.9g, not %.9g", i, t, w,
+                  cases[i].want[t]);
+        }
+    }
+}
+
+int main(void)
+{
+    CHECK_OK(hvt_device_open("ref", NULL, &ref));
+    RUN(a_wrong_device_is_refused_with_the_known_ones);
+    RUN(memory_comes_zeroed_and_aligned);
+    RUN(sgd_takes_pytorch_s_steps);
+    hvt_device_close(&ref);
+    return check_done();
+}
