@@ -1,0 +1,91 @@
+/*
+ * An optimizer's state, and the walk over a span of the arenas.
+ *
+ * An update is elementwise, so a step may be done span by span, in any cut at parameters' borders. All that
+ * tells parameters apart is whether they are decayed; neighbours that agree in this are updated in one run,
+ * together with the padding between them, which is zero in every arena and stays zero.
+ */
+#include "optim_impl.h"
+#include "base_impl.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim **ret_optim)
+{
+    const hvt_optim_ops *ops = &hvt_optim_sgd;
+    hvt_optim *o = NULL;
+    hvt_status s;
+
+    HVT_CHECK(m->arena_count, E_ARG, "an optimizer needs a planned model; call hvt_model_plan() first");
+    HVT_TRY(ops->check(opts));
+    o = calloc(1, sizeof *o);
+    HVT_CHECK(o, E_MEM, "no memory for an optimizer (%zu bytes)", sizeof *o);
+    *o = (hvt_optim){.ops = ops, .m = m, .opts = *opts, .fresh = true};
+    if (ops->keeps_state(opts))
+        HVT_TRY_OR(fail, m->dev->ops->alloc(m->dev, m->arena_count * sizeof *o->v, (void **)&o->v));
+    *ret_optim = o;
+    return HVT_OK;
+fail:
+    hvt_optim_free(&o);
+    return s;
+}
+
+void hvt_optim_free(hvt_optim **optim)
+{
+    hvt_optim *o = *optim;
+
+    *optim = NULL;
+    if (!o)
+        return;
+    o->m->dev->ops->release(o->m->dev, o->v);
+    free(o);
+}
+
+static bool decayed(const hvt_optim *o, const hvt_param *p)
+{
+    if (p->role == HVT_ROLE_NORM && o->opts.no_decay_norm)
+        return false;
+    if (p->role == HVT_ROLE_BIAS && o->opts.no_decay_bias)
+        return false;
+    return o->opts.weight_decay != 0;
+}
+
+/* The first parameter that begins at or after `offset`. */
+static int first_param(const hvt_model *m, size_t offset)
+{
+    int low = 0, high = m->nparam_tensors;
+
+    while (low < high) {
+        int mid = low + (high - low) / 2;
+
+        if (m->param[mid].offset < offset)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+hvt_status hvt__optim_span(hvt_optim *o, double lr, float scale, size_t first, size_t end)
+{
+    const hvt_model *m = o->m;
+    const hvt_param *p = m->param + first_param(m, first), *last = m->param + m->nparam_tensors;
+
+    while (p < last && p->offset < end) {
+        bool decay = decayed(o, p);
+        size_t from = p->offset, to = from;
+
+        for (; p < last && p->offset < end && decayed(o, p) == decay; p++)
+            to = p->offset + p->count;
+        assert(to <= end);
+        HVT_TRY(o->ops->update(o, lr, scale, decay ? o->opts.weight_decay : 0, from, to - from));
+    }
+    return HVT_OK;
+}
+
+void hvt__optim_end(hvt_optim *o)
+{
+    o->fresh = false;
+    hvt__model_changed(o->m);
+}

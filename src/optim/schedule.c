@@ -1,0 +1,208 @@
+/*
+ * The learning rate as a function of the moment, without state: the text is parsed once into numbers, and the
+ * rate of any update can be asked for in any order. hvt/optim.h has the formulas.
+ */
+#include "hvt/optim.h"
+#include "base_impl.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MILESTONES = 64, EPOCH_MAX = 1000000000 };
+
+typedef enum shape { CONSTANT, STEP, MULTISTEP, COSINE } shape;
+
+struct hvt_schedule {
+    shape shape;
+    double lr, epochs, warmup;
+    double gamma, min; /* step, multistep; cosine */
+    int size;          /* step */
+    int milestone[MILESTONES], nmilestone;
+};
+
+#define EXPECT(cond, what)                                                                                   \
+    HVT_CHECK(cond, E_ARG, "schedule '%s': expected %s at '%s'", text, what, *at ? at : "(the end)")
+
+/* A whole number of epochs above 0 at `at`; NULL if there is none, else the place behind it. */
+static const char *read_epochs(const char *at, int *ret)
+{
+    long n = 0;
+
+    if (!isdigit((unsigned char)*at))
+        return NULL;
+    for (; isdigit((unsigned char)*at); at++)
+        if ((n = n * 10 + (*at - '0')) > EPOCH_MAX)
+            return NULL;
+    *ret = (int)n;
+    return n > 0 ? at : NULL;
+}
+
+/* A plain decimal number >= 0 at `at` (no sign, hexadecimal, inf or nan). */
+static const char *read_number(const char *at, double *ret)
+{
+    char *end;
+
+    if (!isdigit((unsigned char)*at) && *at != '.')
+        return NULL;
+    if (at[0] == '0' && (at[1] == 'x' || at[1] == 'X'))
+        return NULL;
+    *ret = strtod(at, &end);
+    return end != at && isfinite(*ret) ? end : NULL;
+}
+
+static hvt_status read_gamma(const char *text, const char *at, double *ret)
+{
+    const char *end = read_number(at, ret);
+
+    EXPECT(end && *ret > 0, "a factor GAMMA above 0");
+    at = end;
+    EXPECT(!*at, "nothing more");
+    return HVT_OK;
+}
+
+/* "SIZE[,GAMMA]" */
+static hvt_status read_step(hvt_schedule *c, const char *text, const char *at)
+{
+    const char *end = read_epochs(at, &c->size);
+
+    EXPECT(end, "a number SIZE of epochs above 0");
+    at = end;
+    if (*at == ',')
+        return read_gamma(text, at + 1, &c->gamma);
+    EXPECT(!*at, "',GAMMA' or nothing more");
+    return HVT_OK;
+}
+
+/* "E1,E2,...[@GAMMA]" */
+static hvt_status read_multistep(hvt_schedule *c, const char *text, const char *at)
+{
+    for (;;) {
+        int epoch = 0, last = c->nmilestone ? c->milestone[c->nmilestone - 1] : 0;
+        const char *end = read_epochs(at, &epoch);
+
+        EXPECT(end && epoch > last, "an epoch above 0 and the one before");
+        EXPECT(c->nmilestone < MILESTONES, "at most 64 epochs");
+        c->milestone[c->nmilestone++] = epoch;
+        at = end;
+        if (*at != ',')
+            break;
+        at++;
+    }
+    if (*at == '@')
+        return read_gamma(text, at + 1, &c->gamma);
+    EXPECT(!*at, "',EPOCH', '@GAMMA' or nothing more");
+    return HVT_OK;
+}
+
+/* "" or "MIN" */
+static hvt_status read_cosine(hvt_schedule *c, const char *text, const char *at)
+{
+    const char *end = at;
+
+    if (*at) {
+        end = read_number(at, &c->min);
+        EXPECT(end && c->min <= c->lr, "a least rate MIN between 0 and the peak rate");
+    }
+    at = end;
+    EXPECT(!*at, "nothing more");
+    HVT_CHECK(isfinite(c->epochs) && c->epochs > 0, E_ARG,
+              "schedule '%s' needs the run's number of epochs, got %g", text, c->epochs);
+    HVT_CHECK(c->warmup <= c->epochs, E_ARG, "a warm-up of %g epochs does not fit into a run of %g",
+              c->warmup, c->epochs);
+    return HVT_OK;
+}
+
+static hvt_status parse(hvt_schedule *c, const char *text)
+{
+    static const struct {
+        const char *name;
+        shape shape;
+        bool more; /* must be followed by ':' */
+    } kinds[] = {{"constant", CONSTANT, false},
+                 {"step", STEP, true},
+                 {"multistep", MULTISTEP, true},
+                 {"cosine", COSINE, false}};
+    size_t n = strcspn(text, ":");
+    const char *at = text + n;
+
+    for (size_t i = 0; i < HVT_LEN(kinds); i++) {
+        if (strlen(kinds[i].name) != n || strncmp(text, kinds[i].name, n))
+            continue;
+        c->shape = kinds[i].shape;
+        EXPECT(*at || !kinds[i].more, "':' and epochs");
+        if (*at) {
+            at++;
+            EXPECT(*at, "a value after ':'");
+        }
+        switch (c->shape) {
+        case STEP:
+            return read_step(c, text, at);
+        case MULTISTEP:
+            return read_multistep(c, text, at);
+        case COSINE:
+            return read_cosine(c, text, at);
+        case CONSTANT:
+            EXPECT(!*at, "nothing more");
+            return HVT_OK;
+        }
+    }
+    return HVT_FAIL(E_ARG,
+                    "schedule '%s': expected constant, step:SIZE[,GAMMA], multistep:E1,E2,...[@GAMMA] or "
+                    "cosine[:MIN]",
+                    text);
+}
+
+hvt_status hvt_schedule_create(const hvt_schedule_opts *opts, hvt_schedule **ret_schedule)
+{
+    hvt_schedule *c = NULL;
+    hvt_status s;
+
+    HVT_CHECK(isfinite(opts->lr) && opts->lr >= 0, E_ARG, "learning rate is %g, expected 0 or more",
+              opts->lr);
+    HVT_CHECK(isfinite(opts->warmup) && opts->warmup >= 0, E_ARG, "warm-up is %g epochs, expected 0 or more",
+              opts->warmup);
+    c = calloc(1, sizeof *c);
+    HVT_CHECK(c, E_MEM, "no memory for a schedule (%zu bytes)", sizeof *c);
+    *c = (hvt_schedule){.lr = opts->lr, .epochs = opts->epochs, .warmup = opts->warmup, .gamma = 0.1};
+    HVT_TRY_OR(fail, parse(c, opts->name));
+    *ret_schedule = c;
+    return HVT_OK;
+fail:
+    hvt_schedule_free(&c);
+    return s;
+}
+
+void hvt_schedule_free(hvt_schedule **schedule)
+{
+    free(*schedule);
+    *schedule = NULL;
+}
+
+double hvt_schedule_lr(const hvt_schedule *c, int epoch, uint32_t step, uint32_t steps)
+{
+    double done = (double)epoch * steps + step, warm = round(c->warmup * steps);
+    double at, span;
+    int passed = 0;
+
+    if (done < warm)
+        return c->lr * (done + 1) / warm;
+    switch (c->shape) {
+    case STEP:
+        return c->lr * pow(c->gamma, epoch / c->size);
+    case MULTISTEP:
+        while (passed < c->nmilestone && c->milestone[passed] <= epoch)
+            passed++;
+        return c->lr * pow(c->gamma, passed);
+    case COSINE:
+        at = fmax(epoch - c->warmup, 0);
+        span = c->epochs - c->warmup;
+        if (at >= span) /* past the run's end, or all of it was warm-up */
+            return span > 0 ? c->min : c->lr;
+        return c->min + (c->lr - c->min) * (1 + cos(M_PI * at / span)) / 2;
+    case CONSTANT:
+        break;
+    }
+    return c->lr;
+}

@@ -1,0 +1,166 @@
+/* Schedules, buckets, SGD, and the distributed optimizer. */
+#include "optim_impl.h"
+#include "check.h"
+
+#include <math.h>
+
+/* ---- schedules ------------------------------------------------------------------------------------ */
+
+static hvt_schedule *schedule(const char *name, double lr, double epochs, double warmup)
+{
+    hvt_schedule *c = NULL;
+
+    CHECK_OK(hvt_schedule_create(&(hvt_schedule_opts){name, lr, epochs, warmup}, &c));
+    return c;
+}
+
+/* The rates at the start of epochs 0 .. n-1, with `steps` updates each, are `want` to its printed digits. */
+static void check_rates(const char *name, double lr, double epochs, double warmup, uint32_t steps, int n,
+                        const double *want, double tolerance)
+{
+    hvt_schedule *c = schedule(name, lr, epochs, warmup);
+
+    for (int e = 0; c && e < n; e++) {
+        double got = hvt_schedule_lr(c, e, 0, steps);
+
+        CHECK(fabs(got - want[e]) <= tolerance, "%s, epoch %d: %.9f, expected %.9f", name, e, got, want[e]);
+    }
+    hvt_schedule_free(&c);
+}
+
+TEST(constant_and_step_and_multistep_follow_pytorch)
+{
+    check_rates("constant", 0.3, 0, 0, 5, 3, (double[]){.3, .3, .3}, 0);
+    check_rates("step:2", 0.4, 0, 0, 5, 6, (double[]){.4, .4, .04, .04, .004, .004}, 1e-15);
+    check_rates("step:3,0.5", 1, 0, 0, 5, 7, (double[]){1, 1, 1, .5, .5, .5, .25}, 0);
+    check_rates("multistep:1,3,4@0.5", 1, 0, 0, 5, 6, (double[]){1, .5, .5, .25, .125, .125}, 0);
+    check_rates("multistep:2", .1, 0, 0, 5, 4, (double[]){.1, .1, .01, .01}, 1e-16);
+}
+
+TEST(cosine_follows_pytorch)
+{
+    check_rates(
+        "cosine", .1, 10, 0, 7, 11,
+        (double[]){.1, .097553, .090451, .079389, .065451, .05, .034549, .020611, .009549, .002447, 0}, 5e-7);
+    /* eta_min: MIN + half of the way at the middle, and it stays at MIN past the end */
+    check_rates("cosine:0.02", .1, 2, 0, 7, 4, (double[]){.1, .06, .02, .02}, 1e-15);
+}
+
+TEST(cosine_begins_where_the_warm_up_ends)
+{
+    /* torchvision's recipe .5, 15 epochs, 5 of warm-up, from epoch 5 on */
+    const double want[] = {.5, .487764, .452254, .396946};
+    hvt_schedule *c = schedule("cosine", .5, 15, 5);
+
+    for (int e = 0; c && e < 4; e++)
+        CHECK(fabs(hvt_schedule_lr(c, 5 + e, 3, 9) - want[e]) < 5e-7, "epoch %d: %.9f", 5 + e,
+              hvt_schedule_lr(c, 5 + e, 3, 9));
+    hvt_schedule_free(&c);
+}
+
+TEST(warm_up_is_linear_per_update_and_ends_at_the_peak)
+{
+    hvt_schedule *c = schedule("multistep:3@0.5", .8, 0, 2);
+    uint32_t steps = 5;
+
+    for (int k = 0; c && k < 25; k++) {
+        double got = hvt_schedule_lr(c, k / 5, (uint32_t)k % 5, steps);
+        double want = k < 10 ? .8 * (k + 1) / 10 : k < 15 ? .8 : .4;
+
+        CHECK(got == want, "update %d: %.17g, expected %.17g", k, got, want);
+    }
+    hvt_schedule_free(&c);
+    /* half an epoch of 5 updates is 3 of them (2.5 rounded), and the first update already moves */
+    c = schedule("constant", .9, 0, .5);
+    CHECK(hvt_schedule_lr(c, 0, 0, 5) == .9 * 1 / 3, "first %g", hvt_schedule_lr(c, 0, 0, 5));
+    CHECK(hvt_schedule_lr(c, 0, 2, 5) == .9 && hvt_schedule_lr(c, 0, 3, 5) == .9, "end of the warm-up");
+    hvt_schedule_free(&c);
+}
+
+TEST(malformed_schedules_are_refused_with_what_was_expected)
+{
+    static const struct {
+        const char *text, *part;
+    } bad[] = {
+        {"linear", "expected constant, step:SIZE"},
+        {"", "expected constant"},
+        {"Step:3", "expected constant"},
+        {"constant:1", "nothing more at '1'"},
+        {"step", "':' and epochs at '(the end)'"},
+        {"step:", "a value after ':'"},
+        {"step:0", "SIZE of epochs above 0 at '0'"},
+        {"step:-3", "SIZE"},
+        {"step:3.5", "',GAMMA' or nothing more at '.5'"},
+        {"step: 3", "SIZE"},
+        {"step:3,", "GAMMA above 0"},
+        {"step:3,0", "GAMMA above 0 at '0'"},
+        {"step:3,0x1", "GAMMA"},
+        {"step:3,nan", "GAMMA"},
+        {"step:3,.5,", "nothing more at ','"},
+        {"step:99999999999", "SIZE"},
+        {"multistep:3,3", "an epoch above 0 and the one before at '3'"},
+        {"multistep:3,", "an epoch"},
+        {"multistep:3@", "GAMMA"},
+        {"multistep:3@.1 ", "nothing more at ' '"},
+        {"multistep:3;4", "'@GAMMA' or nothing more at ';4'"},
+        {"cosine:0.2", "MIN between 0 and the peak"},
+        {"cosine:1e-3x", "nothing more at 'x'"},
+        {"cosine:-1", "MIN"},
+    };
+    hvt_schedule *c = NULL;
+
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        hvt_schedule_opts o = {bad[i].text, .1, 10, 0};
+
+        CHECK_FAILS(hvt_schedule_create(&o, &c), E_ARG, bad[i].part);
+        CHECK(strstr(hvt_last_error(), bad[i].text), "'%s' not in: %s", bad[i].text, hvt_last_error());
+    }
+    CHECK_FAILS(hvt_schedule_create(&(hvt_schedule_opts){"constant", -1, 0, 0}, &c), E_ARG, "-1");
+    CHECK_FAILS(hvt_schedule_create(&(hvt_schedule_opts){"constant", NAN, 0, 0}, &c), E_ARG, "nan");
+    CHECK_FAILS(hvt_schedule_create(&(hvt_schedule_opts){"constant", 1, 0, -2}, &c), E_ARG, "-2");
+    CHECK_FAILS(hvt_schedule_create(&(hvt_schedule_opts){"cosine", 1, 0, 0}, &c), E_ARG, "epochs");
+    CHECK_FAILS(hvt_schedule_create(&(hvt_schedule_opts){"cosine", 1, 5, 6}, &c), E_ARG, "6 epochs");
+    CHECK(!c, "a schedule came out of an error");
+}
+
+/* ---- buckets -------------------------------------------------------------------------------------- */
+
+static void check_cut(int layers, const size_t *size, size_t first_bytes, size_t bytes, int n,
+                      const int *want)
+{
+    size_t end[16], cut[16], at = 0;
+    int got;
+
+    for (int i = 0; i < layers; i++)
+        end[i] = at += size[i];
+    got = hvt__bucket_cut(0, end, layers, first_bytes, bytes, cut);
+    CHECK(got == n, "%d buckets, expected %d", got, n);
+    for (int i = 0; i < n && i < got; i++)
+        CHECK(cut[i] == end[want[i]], "bucket %d ends at %zu, expected %zu", i, cut[i], end[want[i]]);
+}
+
+TEST(buckets_close_where_pytorch_closes_them)
+{
+    /* torch's ComputeBucketAssignmentTest; `want` is each bucket's last tensor */
+    check_cut(4, (size_t[]){100, 200, 100, 50}, 0, 400, 4, (int[]){0, 1, 2, 3});
+    check_cut(4, (size_t[]){10, 10, 10, 10}, 40, 80, 3, (int[]){0, 2, 3});
+    /* none, one per layer, all; a limit beyond everything; the small first one only where there is a limit */
+    check_cut(3, (size_t[]){5, 6, 7}, 0, 0, 3, (int[]){0, 1, 2});
+    check_cut(3, (size_t[]){5, 6, 7}, 0, HVT_BUCKET_ALL, 1, (int[]){2});
+    check_cut(3, (size_t[]){5, 6, 7}, 0, 1 << 20, 1, (int[]){2});
+    check_cut(3, (size_t[]){5, 6, 7}, 4, HVT_BUCKET_ALL, 1, (int[]){2});
+    check_cut(3, (size_t[]){5, 6, 7}, 1 << 20, 0, 3, (int[]){0, 1, 2});
+    check_cut(3, (size_t[]){5, 6, 7}, 4, 1 << 20, 2, (int[]){0, 2});
+    check_cut(1, (size_t[]){0}, 0, 0, 1, (int[]){0});
+}
+
+int main(void)
+{
+    RUN(constant_and_step_and_multistep_follow_pytorch);
+    RUN(cosine_follows_pytorch);
+    RUN(cosine_begins_where_the_warm_up_ends);
+    RUN(warm_up_is_linear_per_update_and_ends_at_the_peak);
+    RUN(malformed_schedules_are_refused_with_what_was_expected);
+    RUN(buckets_close_where_pytorch_closes_them);
+    return check_done();
+}
