@@ -1,7 +1,7 @@
 /* device: every op of every device and instruction set equals ref; ref equals central differences. */
 #include "base_impl.h"
 #include "check.h"
-#include "device_impl.h"
+#include "device/cpu/cpu_impl.h"
 
 #include <math.h>
 
@@ -71,11 +71,50 @@ TEST(sgd_takes_pytorch_s_steps)
     }
 }
 
+/* ---- threads ---- */
+
+typedef struct tally {
+    unsigned char seen[1000];
+    int threads, bad;
+} tally;
+
+static void count_job(void *ctx, int job, int thread)
+{
+    tally *t = ctx;
+
+    t->seen[job]++;
+    if (thread < 0 || thread >= t->threads)
+        t->bad++;
+}
+
+TEST(a_pool_does_every_job_once)
+{
+    for (int threads = 1; threads <= 5; threads++)
+        for (int yield = 0; yield < 2; yield++) {
+            hvt_pool *pool = NULL;
+
+            CHECK_OK(hvt__pool_open(threads, NULL, 0, yield, &pool));
+            CHECK(hvt__pool_threads(pool) == threads, "%d threads", hvt__pool_threads(pool));
+            for (int round = 0; round < 2000; round++) {
+                tally t = {.threads = threads};
+                int jobs = round % 7 == 0 ? round / 2 : round % 40, bad = 0;
+
+                hvt__pool_run(pool, jobs, count_job, &t);
+                for (int i = 0; i < (int)HVT_LEN(t.seen); i++)
+                    bad += t.seen[i] != (i < jobs);
+                CHECK(!bad && !t.bad, "%d threads, round %d: %d jobs wrong, %d threads", threads, round, bad,
+                      t.bad);
+            }
+            hvt__pool_close(&pool);
+        }
+}
+
 int main(void)
 {
     CHECK_OK(hvt_device_open("ref", NULL, &ref));
     RUN(a_wrong_device_is_refused_with_the_known_ones);
     RUN(memory_comes_zeroed_and_aligned);
+    RUN(a_pool_does_every_job_once);
     RUN(sgd_takes_pytorch_s_steps);
     hvt_device_close(&ref);
     return check_done();

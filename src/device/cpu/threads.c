@@ -1,0 +1,258 @@
+/*
+ * The pool of threads, made once. A run is `jobs` calls of one function; the caller is thread 0 and
+ * works too. Which thread does which job never changes a result: jobs write disjoint outputs.
+ *
+ * Each thread owns a *lane*, an equal and contiguous part of the jobs (so that from run to run the same
+ * rows meet the same cache), and when its lane is empty it takes jobs from the others'. A lane is one word
+ * that holds the next job and the end. A job is claimed by replacing that word while it still holds an
+ * unclaimed one; the run cannot end before that job is done, so whoever claimed it may read the run's
+ * function and context. Hence a thread that sleeps or was preempted holds nobody up: the caller waits for
+ * jobs, not for threads.
+ *
+ * Between runs the threads spin for as long as the gap between two ops usually is, then sleep; with
+ * `yield` they sleep at once.
+ */
+#define _GNU_SOURCE
+#include "cpu_impl.h"
+#include "base_impl.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SPIN_SECONDS 100e-6
+
+typedef struct lane {
+    _Alignas(64) _Atomic uint64_t word; /* next job, end of lane << 32 */
+    hvt_pool *pool;
+    int thread;
+    pthread_t handle;
+} lane;
+
+struct hvt_pool {
+    int threads, started; /* started: threads besides the caller that exist */
+    bool yield, pinned;
+    cpu_set_t mask_before; /* the caller's, while it is pinned */
+
+    hvt_pool_fn *fn; /* of the run in progress */
+    void *ctx;
+    _Alignas(64) atomic_int left; /* jobs that are not done */
+
+    _Alignas(64) atomic_uint run; /* counts runs; the threads wait for it to change */
+    atomic_int sleepers;
+    atomic_bool quit;
+    pthread_mutex_t mutex;
+    pthread_cond_t wake;
+
+    lane *lanes; /* [threads] */
+};
+
+static inline void pause_cpu(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Claim the next job of a lane: -1 if it has none. */
+static int claim(lane *l)
+{
+    uint64_t word = atomic_load_explicit(&l->word, memory_order_acquire);
+
+    while ((uint32_t)word < word >> 32)
+        if (atomic_compare_exchange_weak_explicit(&l->word, &word, word + 1, memory_order_acq_rel,
+                                                  memory_order_acquire))
+            return (int)(uint32_t)word;
+    return -1;
+}
+
+/* Do jobs until none is left to claim. */
+static void work(hvt_pool *pool, int thread)
+{
+    int job, done = 0;
+
+    for (int i = 0; i < pool->threads; i++) {
+        lane *l = &pool->lanes[(thread + i) % pool->threads];
+
+        while ((job = claim(l)) >= 0) {
+            pool->fn(pool->ctx, job, thread);
+            done++;
+        }
+    }
+    if (done)
+        atomic_fetch_sub_explicit(&pool->left, done, memory_order_release);
+}
+
+/* Wait until another run has begun than `seen`; returns it. */
+static unsigned await_run(hvt_pool *pool, unsigned seen)
+{
+    unsigned now = atomic_load(&pool->run);
+    double end = pool->yield ? 0 : hvt__now() + SPIN_SECONDS;
+
+    while (now == seen && end != 0) {
+        for (int i = 0; i < 32 && now == seen; i++) {
+            pause_cpu();
+            now = atomic_load_explicit(&pool->run, memory_order_acquire);
+        }
+        if (hvt__now() > end)
+            break;
+    }
+    if (now != seen)
+        return now;
+    /* Announce the sleep, then look again: the caller first counts up, then looks for sleepers. */
+    pthread_mutex_lock(&pool->mutex);
+    atomic_fetch_add(&pool->sleepers, 1);
+    while ((now = atomic_load(&pool->run)) == seen)
+        pthread_cond_wait(&pool->wake, &pool->mutex);
+    atomic_fetch_sub(&pool->sleepers, 1);
+    pthread_mutex_unlock(&pool->mutex);
+    return now;
+}
+
+static void *thread_main(void *arg)
+{
+    lane *l = arg;
+    hvt_pool *pool = l->pool;
+    unsigned seen = 0;
+
+    hvt__flush_subnormals(true);
+    for (;;) {
+        seen = await_run(pool, seen);
+        if (atomic_load(&pool->quit))
+            return NULL;
+        work(pool, l->thread);
+    }
+}
+
+static void begin_run(hvt_pool *pool)
+{
+    atomic_fetch_add(&pool->run, 1);
+    if (atomic_load(&pool->sleepers)) {
+        pthread_mutex_lock(&pool->mutex);
+        pthread_cond_broadcast(&pool->wake);
+        pthread_mutex_unlock(&pool->mutex);
+    }
+}
+
+void hvt__pool_run(hvt_pool *pool, int jobs, hvt_pool_fn *fn, void *ctx)
+{
+    if (pool->threads == 1 || jobs <= 1) {
+        for (int i = 0; i < jobs; i++)
+            fn(ctx, i, 0);
+        return;
+    }
+    pool->fn = fn;
+    pool->ctx = ctx;
+    atomic_store_explicit(&pool->left, jobs, memory_order_relaxed);
+    for (int t = 0; t < pool->threads; t++) {
+        uint64_t first = (uint64_t)jobs * t / pool->threads, end = (uint64_t)jobs * (t + 1) / pool->threads;
+
+        atomic_store_explicit(&pool->lanes[t].word, first | end << 32, memory_order_release);
+    }
+    begin_run(pool);
+    work(pool, 0);
+    for (unsigned turns = 0; atomic_load_explicit(&pool->left, memory_order_acquire); turns++) {
+        if (pool->yield || turns > 10000)
+            sched_yield();
+        else
+            pause_cpu();
+    }
+}
+
+int hvt__pool_threads(const hvt_pool *pool)
+{
+    return pool->threads;
+}
+
+/* Put one thread on one processor. Where that is not allowed, the scheduler decides as before. */
+static void pin(pthread_t thread, int number, int cpu)
+{
+    cpu_set_t mask;
+    int error = EINVAL;
+
+    CPU_ZERO(&mask);
+    if (cpu >= 0 && cpu < CPU_SETSIZE) {
+        CPU_SET(cpu, &mask);
+        error = pthread_setaffinity_np(thread, sizeof mask, &mask);
+    }
+    if (error)
+        HVT_WARN("thread %d is not pinned to processor %d: %s", number, cpu, strerror(error));
+}
+
+/* Signals are the main program's: threads of the pool take none. */
+static hvt_status start(hvt_pool *pool, const int *cpus, int ncpus)
+{
+    sigset_t all, before;
+    int error = 0;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (int t = 1; t < pool->threads && !error; t++) {
+        error = pthread_create(&pool->lanes[t].handle, NULL, thread_main, &pool->lanes[t]);
+        if (!error) {
+            pool->started++;
+            if (ncpus)
+                pin(pool->lanes[t].handle, t, cpus[t % ncpus]);
+        }
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    HVT_CHECK(!error, E_DEVICE, "thread %d of %d did not start: %s", pool->started + 1, pool->threads,
+              strerror(error));
+    return HVT_OK;
+}
+
+hvt_status hvt__pool_open(int threads, const int *cpus, int ncpus, bool yield, hvt_pool **ret_pool)
+{
+    size_t bytes = sizeof(hvt_pool), lanes = (size_t)threads * sizeof(lane);
+    hvt_pool *pool = aligned_alloc(64, bytes);
+    hvt_status s;
+
+    HVT_CHECK(pool, E_MEM, "no memory for %zu bytes of a thread pool", bytes);
+    memset(pool, 0, bytes);
+    pthread_mutex_init(&pool->mutex, NULL);
+    pthread_cond_init(&pool->wake, NULL);
+    pool->threads = threads;
+    pool->yield = yield;
+    pool->lanes = aligned_alloc(64, lanes);
+    HVT_CHECK_OR(fail, pool->lanes, E_MEM, "no memory for %zu bytes of %d threads", lanes, threads);
+    memset(pool->lanes, 0, lanes);
+    for (int t = 0; t < threads; t++) {
+        pool->lanes[t].pool = pool;
+        pool->lanes[t].thread = t;
+    }
+    HVT_TRY_OR(fail, start(pool, cpus, ncpus));
+    if (ncpus && !pthread_getaffinity_np(pthread_self(), sizeof pool->mask_before, &pool->mask_before)) {
+        pool->pinned = true;
+        pin(pthread_self(), 0, cpus[0]);
+    }
+    *ret_pool = pool;
+    return HVT_OK;
+fail:
+    hvt__pool_close(&pool);
+    return s;
+}
+
+void hvt__pool_close(hvt_pool **pool)
+{
+    hvt_pool *p = *pool;
+
+    if (!p)
+        return;
+    atomic_store(&p->quit, true);
+    begin_run(p);
+    for (int t = 1; t <= p->started; t++)
+        pthread_join(p->lanes[t].handle, NULL);
+    if (p->pinned)
+        pthread_setaffinity_np(pthread_self(), sizeof p->mask_before, &p->mask_before);
+    pthread_cond_destroy(&p->wake);
+    pthread_mutex_destroy(&p->mutex);
+    free(p->lanes);
+    free(p);
+    *pool = NULL;
+}
