@@ -133,20 +133,3 @@ bool hvt__flush_subnormals(bool on)
     return false;
 #endif
 }
-
-int hvt_cpu_isa_count(void)
-{
-    return 0;
-}
-
-const char *hvt_cpu_isa_name(int i)
-{
-    (void)i;
-    return NULL;
-}
-
-bool hvt_cpu_isa_supported(int i)
-{
-    (void)i;
-    return false;
-}

@@ -21,8 +21,8 @@ void hvt__pool_run(hvt_pool *pool, int jobs, hvt_pool_fn *fn, void *ctx);
 
 /* ---- kernels of convolution: kern_<isa>.c ---- */
 
-/* One tile: C[mr x nc] (+)= sum over entries e of A[e.a] * B[e.b], inner length len. Everything stays in
- * registers until the end. Strides count floats. */
+/* One tile: C[rows x nc] (+)= sum over entries e of A[e.a] * B[e.b], inner length len. Everything stays in
+ * registers until the end. Strides count floats. B is read in whole vectors. */
 typedef struct hvt_ent {
     int a, b;
 } hvt_ent;
@@ -43,16 +43,17 @@ typedef struct hvt_tile {
 typedef void hvt_kernel(const hvt_tile *t);
 
 typedef struct hvt_conv_kernels {
-    int mr, nr; /* most rows and columns of a tile */
-    int vl;     /* floats in a vector; nr = nv * vl */
-    /* [rows-1][vectors-1]; gather: A's rows lie a_row apart, one float per inner step.
+    int vl;      /* floats in a vector; a tile is one or two vectors wide */
+    int rows[2]; /* most rows of a tile of one, of two vectors */
+    int pitch;   /* floats between inner steps of wgrad's packed A panels: >= rows[0] */
+    /* [vectors-1][rows-1]; gather: A's rows lie a_row apart, one float per inner step.
      * wgrad: A's rows lie side by side, a_row apart per inner step. */
-    hvt_kernel *const (*gather)[2];
-    hvt_kernel *const (*wgrad)[2];
+    hvt_kernel *const *gather[2], *const *wgrad[2];
     /* [n][c] rows `ld` apart -> panels of `w` columns, each [n][pitch] */
     void (*panels)(const float *x, long ld, int n, int c, int w, int pitch, float *out);
-    /* weights [taps][c][32]-panels of k -> [taps][k][32]-panels of c, for backward data */
-    void (*transpose)(const float *w, int taps, int c, int k, int first_panel, int end_panel, float *out);
+    /* one tap of one panel of weights, [c][32] of which k columns are filled -> [k][32] in each of the panels
+     * along c, `panel` floats apart: for backward data */
+    void (*transpose)(const float *w, int c, int k, float *out, long panel);
 } hvt_conv_kernels;
 
 /* ---- elementwise.c: one text compiled per set; all ops work on a span that one thread owns ---- */

@@ -1,0 +1,357 @@
+/*
+ * Planning a convolution: the three groupings of its triples (see conv_impl.h), the sizes of blocks and
+ * tiles, the memory. A step afterwards allocates and decides nothing.
+ *
+ * Invariant: the lists name a source pixel only if it exists, so padding costs no arithmetic and no kernel
+ * checks a border. What is chosen here depends on the shape and the instruction set, never on the number of
+ * threads.
+ */
+#include "conv_impl.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Backward weights: bytes of x and dy that a block may hold, half of a common second-level cache. */
+#define BLOCK_BYTES (1 << 20)
+#define LEAST_CHUNK 32
+
+/* (output, tap) pairs along one dimension whose input exists */
+static long pairs(int in, int out, int window, int stride, int pad)
+{
+    long count = 0;
+
+    for (int o = 0; o < out; o++)
+        for (int t = 0; t < window; t++) {
+            int i = o * stride + t - pad;
+
+            count += i >= 0 && i < in;
+        }
+    return count;
+}
+
+/* The input place that tap t of output o reads, or -1. */
+static int source(int o, int t, int in, int stride, int pad)
+{
+    int i = o * stride + t - pad;
+
+    return i >= 0 && i < in ? i : -1;
+}
+
+/* The output place that reads input i through tap t, or -1. */
+static int reader(int i, int t, int out, int stride, int pad)
+{
+    int o = i + pad - t;
+
+    return o >= 0 && o % stride == 0 && o / stride < out ? o / stride : -1;
+}
+
+/* All entries of one target pixel, in the order of taps. */
+static int entries_of(const conv_op *op, bool back, int y, int x, hvt_ent *e)
+{
+    int count = 0;
+
+    for (int r = 0; r < op->r; r++)
+        for (int s = 0; s < op->s; s++) {
+            int sy = back ? reader(y, r, op->oh, op->stride, op->pad) : source(y, r, op->h, op->stride, op->pad);
+            int sx = back ? reader(x, s, op->ow, op->stride, op->pad) : source(x, s, op->w, op->stride, op->pad);
+
+            if (sy >= 0 && sx >= 0)
+                e[count++] = (hvt_ent){sy * (back ? op->ow : op->w) + sx, r * op->s + s};
+        }
+    return count;
+}
+
+static bool same_moved(const hvt_ent *e, const hvt_ent *later, int count, int by)
+{
+    for (int i = 0; i < count; i++)
+        if (later[i].b != e[i].b || later[i].a != e[i].a + by)
+            return false;
+    return true;
+}
+
+static hvt_status make_list(const conv_op *op, bool back, conv_rows rows, long entries, conv_list *l)
+{
+    int h = back ? op->h : op->oh, w = back ? op->w : op->ow;
+    int most = rows == CONV_IMAGES ? 1 : INT_MAX, n = 0, runs = 0;
+
+    l->rows = rows;
+    l->pixels = h * w;
+    l->step = rows != CONV_IMAGES && back ? op->stride : 1;
+    l->shift = back ? 1 : op->stride;
+    l->run = malloc(sizeof *l->run * ((size_t)l->pixels + 1));
+    l->e = malloc(sizeof *l->e * ((size_t)entries + (size_t)op->taps)); /* a list is written, then perhaps dropped */
+    HVT_CHECK(l->run && l->e, E_MEM, "no memory for the %ld entries of a convolution", entries);
+    for (int y = 0; y < h; y++)
+        for (int phase = 0; phase < l->step; phase++) {
+            conv_run *last = NULL;
+
+            for (int x = phase; x < w; x += l->step) {
+                int count = entries_of(op, back, y, x, l->e + n);
+
+                if (last && last->count < most && count == n - last->entry &&
+                    same_moved(l->e + last->entry, l->e + n, count, last->count * l->shift)) {
+                    last->count++;
+                } else {
+                    last = &l->run[runs++];
+                    *last = (conv_run){.entry = n, .pixel = y * w + x, .count = 1};
+                    n += count;
+                }
+            }
+        }
+    l->run[runs] = (conv_run){.entry = n};
+    l->runs = runs;
+    return HVT_OK;
+}
+
+/* What should a tile's rows be? Images of one pixel are dense in HWN, and every pixel has the same number of
+ * them. With few images a tile would be low; then the pixels of a line make it higher. */
+static conv_rows choose_rows(const conv_op *op, hvt_order order, int width, int stride)
+{
+    if (order == HVT_ORDER_NHW)
+        return width >= 8 || width > op->n ? CONV_WIDTH : CONV_IMAGES;
+    if (op->n >= 8)
+        return CONV_IMAGES;
+    return stride == 1 ? CONV_BOTH : op->n == 1 ? CONV_WIDTH : CONV_IMAGES;
+}
+
+/* ---- backward weights ---- */
+
+static void size_blocks(conv_op *op, hvt_order order)
+{
+    const hvt_conv_kernels *kern = op->kern;
+    size_t weights = sizeof(float) * (size_t)op->taps * (size_t)op->c * (size_t)op->k;
+
+    op->vectors = op->k > kern->vl ? 2 : 1;
+    op->a_tiles = conv_tiles(op->c, kern->rows[op->vectors - 1]);
+    op->a_rows = conv_tiles(op->c, op->a_tiles);
+    op->copy_y = !(order == HVT_ORDER_HWN && op->k <= CONV_PANEL && op->k % kern->vl == 0);
+    op->slots = order == HVT_ORDER_HWN && op->c <= kern->pitch ? 0 : 1; /* the number of them follows */
+
+    /* a block's gradient is read and written once more: with many weights a block should be large */
+    size_t budget = weights > BLOCK_BYTES ? weights : BLOCK_BYTES;
+    size_t line = sizeof(float) * ((size_t)op->c * (size_t)(op->stride * op->stride) + (size_t)op->k);
+    int lines = op->taps > 1 && op->slots ? op->r : 1;
+
+    op->chunk = op->n;
+    while (op->chunk > LEAST_CHUNK && line * (size_t)op->ow * (size_t)lines * (size_t)op->chunk > budget)
+        op->chunk = (op->chunk + 1) / 2;
+
+    size_t fit = budget / (line * (size_t)op->chunk);
+    int pixels = op->oh * op->ow, each = fit < 1 ? 1 : fit < (size_t)pixels ? (int)fit : pixels;
+
+    op->blocks = conv_tiles(pixels, each);
+    each = conv_tiles(pixels, op->blocks);
+    op->blocks = conv_tiles(pixels, each);
+    op->a_slot = (long)op->chunk * op->a_tiles * kern->pitch;
+    op->b_slot = (long)op->chunk * conv_panels(op->k) * CONV_PANEL;
+    for (int b = 0; b < op->blocks; b++) {
+        op->block[b].pixel = b * each;
+        op->block[b].end = (b + 1) * each < pixels ? (b + 1) * each : pixels;
+    }
+}
+
+/* The entries of all blocks and taps, with input pixels as they are; and which input pixels each block needs. */
+static void list_blocks(conv_op *op, int *low, int *high)
+{
+    int n = 0;
+
+    for (int b = 0; b < op->blocks; b++) {
+        low[b] = INT_MAX;
+        high[b] = -1;
+        for (int t = 0; t < op->taps; t++) {
+            op->first[b * op->taps + t] = n;
+            for (int p = op->block[b].pixel; p < op->block[b].end; p++) {
+                int y = source(p / op->ow, t / op->s, op->h, op->stride, op->pad);
+                int x = source(p % op->ow, t % op->s, op->w, op->stride, op->pad);
+
+                if (y < 0 || x < 0)
+                    continue;
+                int pixel = y * op->w + x;
+
+                op->e[n++] = (hvt_ent){pixel, op->copy_y ? p - op->block[b].pixel : p};
+                low[b] = pixel < low[b] ? pixel : low[b];
+                high[b] = pixel > high[b] ? pixel : high[b];
+            }
+        }
+    }
+    op->first[op->blocks * op->taps] = n;
+}
+
+/* Give copied input pixels their places: a ring as long as the widest block needs, so that what two blocks
+ * share is copied once. rank[pixel]: its number among the used ones. */
+static void place_slots(conv_op *op, const int *low, const int *high, int *rank)
+{
+    int entries = op->first[op->blocks * op->taps], used = 0, done = 0, needed = INT_MAX;
+
+    memset(rank, 0, sizeof *rank * (size_t)op->h * (size_t)op->w);
+    for (int i = 0; i < entries; i++)
+        rank[op->e[i].a] = 1;
+    for (int p = 0; p < op->h * op->w; p++)
+        if (rank[p]) {
+            op->used[used] = p;
+            rank[p] = used++;
+        }
+    for (int b = 0; b < op->blocks; b++) {
+        op->block[b].fresh = done;
+        if (high[b] >= 0 && rank[high[b]] >= done)
+            done = rank[high[b]] + 1;
+        op->block[b].done = done;
+    }
+    op->slots = 1;
+    for (int b = op->blocks - 1; b >= 0; b--) { /* what this or a later block reads must still be there */
+        if (low[b] < needed)
+            needed = low[b];
+        if (needed < INT_MAX && op->block[b].done - rank[needed] > op->slots)
+            op->slots = op->block[b].done - rank[needed];
+    }
+    for (int i = 0; i < entries; i++)
+        op->e[i].a = rank[op->e[i].a] % op->slots;
+}
+
+static hvt_status plan_wgrad(conv_op *op, hvt_order order, long entries)
+{
+    size_t in = (size_t)op->h * (size_t)op->w, out = (size_t)op->oh * (size_t)op->ow;
+    int *low = NULL, *high = NULL, *rank = NULL;
+    hvt_status s = HVT_OK;
+
+    op->block = malloc(sizeof *op->block * out);
+    HVT_CHECK(op->block, E_MEM, "no memory for the blocks of a convolution");
+    size_blocks(op, order);
+    op->first = malloc(sizeof *op->first * ((size_t)op->blocks * (size_t)op->taps + 1));
+    op->e = malloc(sizeof *op->e * ((size_t)entries + 1));
+    op->used = malloc(sizeof *op->used * in);
+    low = malloc(sizeof *low * (size_t)op->blocks);
+    high = malloc(sizeof *high * (size_t)op->blocks);
+    rank = malloc(sizeof *rank * in);
+    HVT_CHECK_OR(done, op->first && op->e && op->used && low && high && rank, E_MEM,
+                 "no memory for the %ld entries of a convolution", entries);
+    list_blocks(op, low, high);
+    if (op->slots)
+        place_slots(op, low, high, rank);
+done:
+    free(low);
+    free(high);
+    free(rank);
+    return s;
+}
+
+/* ---- the operation ---- */
+
+static void free_list(conv_list *l)
+{
+    free(l->run);
+    free(l->e);
+}
+
+static void conv_free_cpu(hvt_op *head)
+{
+    conv_op *op = (conv_op *)head;
+
+    free_list(&op->out);
+    free_list(&op->in);
+    free(op->turned);
+    free(op->block);
+    free(op->first);
+    free(op->e);
+    free(op->used);
+    free(op);
+}
+
+static hvt_status check(const hvt_conv_desc *c)
+{
+    HVT_CHECK(c->type == HVT_F32, E_UNSUPPORTED, "cpu: convolution of %s is not built, only of f32",
+              hvt_dtype_name(c->type));
+    HVT_CHECK(c->n >= 1 && c->h >= 1 && c->w >= 1 && c->c >= 1, E_SHAPE,
+              "convolution's input is %d images of %dx%d pixels with %d channels; each must be at least 1", c->n,
+              c->h, c->w, c->c);
+    HVT_CHECK(c->k >= 1 && c->r >= 1 && c->s >= 1 && c->stride >= 1 && c->pad >= 0, E_SHAPE,
+              "convolution has %d filters of %dx%d, stride %d, padding %d", c->k, c->r, c->s, c->stride, c->pad);
+    HVT_CHECK(c->h + 2L * c->pad >= c->r && c->w + 2L * c->pad >= c->s, E_SHAPE,
+              "a filter of %dx%d does not fit into %dx%d pixels with padding %d", c->r, c->s, c->h, c->w, c->pad);
+    HVT_CHECK((long)c->n * c->h * c->w <= INT_MAX && (long)c->r * c->s <= 1 << 20 && c->pad <= 1 << 20 &&
+                  (long)c->r * c->s * c->c <= INT_MAX / CONV_PANEL && c->k <= INT_MAX - CONV_PANEL,
+              E_SHAPE, "convolution of %d images of %dx%dx%d by %d filters of %dx%d is too large to index", c->n,
+              c->h, c->w, c->c, c->k, c->r, c->s);
+    return HVT_OK;
+}
+
+static void set_shape(conv_op *op, const hvt_conv_desc *c)
+{
+    bool flat = c->order == HVT_ORDER_NHW && c->r == 1 && c->s == 1 && c->stride == 1 && c->pad == 0;
+
+    op->rows_per_image = flat ? c->h * c->w : 1;
+    op->n = c->n * op->rows_per_image;
+    op->h = flat ? 1 : c->h;
+    op->w = flat ? 1 : c->w;
+    op->c = c->c;
+    op->k = c->k;
+    op->r = c->r;
+    op->s = c->s;
+    op->taps = c->r * c->s;
+    op->stride = c->stride;
+    op->pad = c->pad;
+    op->oh = hvt__conv_out(op->h, op->r, op->stride, op->pad);
+    op->ow = hvt__conv_out(op->w, op->s, op->stride, op->pad);
+    if (c->order == HVT_ORDER_HWN || flat) {
+        op->x_image = op->c;
+        op->y_image = op->k;
+        op->x_pixel = (long)op->n * op->c;
+        op->y_pixel = (long)op->n * op->k;
+    } else {
+        op->x_pixel = op->c;
+        op->y_pixel = op->k;
+        op->x_image = (long)op->h * op->w * op->c;
+        op->y_image = (long)op->oh * op->ow * op->k;
+    }
+}
+
+hvt_status conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
+                         size_t *ret_ws)
+{
+    const hvt_cpu *cpu = d->state;
+    conv_op *op = NULL;
+    hvt_status s;
+
+    HVT_TRY(check(c));
+    op = calloc(1, sizeof *op);
+    HVT_CHECK(op, E_MEM, "no memory for a convolution");
+    op->head = (hvt_op){.dev = d, .free = conv_free_cpu};
+    op->kern = cpu->isa->conv;
+    op->pool = cpu->pool;
+    set_shape(op, c);
+
+    hvt_order order = op->x_image == op->c ? HVT_ORDER_HWN : HVT_ORDER_NHW; /* a flat one is both */
+    long entries = pairs(op->h, op->oh, op->r, op->stride, op->pad) *
+                   pairs(op->w, op->ow, op->s, op->stride, op->pad);
+
+    HVT_CHECK_OR(fail, entries <= INT_MAX - op->taps && (long)op->oh * op->ow <= INT_MAX / op->n, E_SHAPE,
+                 "convolution of %dx%d pixels by %dx%d taps is too large to index", c->h, c->w, c->r, c->s);
+    HVT_TRY_OR(fail, make_list(op, false, choose_rows(op, order, op->ow, op->stride), entries, &op->out));
+    HVT_TRY_OR(fail, plan_wgrad(op, order, entries));
+    if (!c->no_dx) {
+        size_t bytes = sizeof(float) * (size_t)conv_panels(op->c) * CONV_PANEL * (size_t)op->taps * (size_t)op->k;
+
+        HVT_TRY_OR(fail, make_list(op, true, choose_rows(op, order, op->w, op->stride), entries, &op->in));
+        op->turned = aligned_alloc(64, (bytes + 63) / 64 * 64);
+        HVT_CHECK_OR(fail, op->turned, E_MEM, "no memory for a convolution's %zu bytes of turned weights", bytes);
+        memset(op->turned, 0, bytes); /* its padding is never written again */
+    }
+    op->x_bytes = op->slots ? sizeof(float) * (size_t)op->slots * (size_t)op->a_slot : 0;
+    op->x_bytes = (op->x_bytes + 63) / 64 * 64;
+
+    size_t widest = 0;
+
+    for (int b = 0; b < op->blocks && op->copy_y; b++) {
+        size_t pixels = (size_t)(op->block[b].end - op->block[b].pixel);
+
+        widest = pixels > widest ? pixels : widest;
+    }
+    *ret_op = &op->head;
+    *ret_weights = (size_t)conv_panels(op->k) * CONV_PANEL * (size_t)op->taps * (size_t)op->c;
+    *ret_ws = op->x_bytes + sizeof(float) * widest * (size_t)op->b_slot;
+    return HVT_OK;
+fail:
+    conv_free_cpu(&op->head);
+    return s;
+}

@@ -1,0 +1,64 @@
+/*
+ * The table of instruction sets. A set is a name, a question to the processor, and the functions that were
+ * compiled for it; everything else in the cpu device is one text. Sets stand in order of strength, so that
+ * `auto` is the last one supported and ranks on different processors agree on the smallest index of theirs.
+ * AMX (bf16) will be one more line.
+ */
+#include "cpu_impl.h"
+
+extern const hvt_conv_kernels hvt__conv_portable;
+
+static bool always(void)
+{
+    return true;
+}
+
+#ifdef __x86_64__
+extern const hvt_conv_kernels hvt__conv_avx2, hvt__conv_avx512;
+
+/* Does the system save the upper halves of these registers at a task switch? CPUID alone does not tell. */
+static bool saved_by_system(uint32_t parts)
+{
+    uint32_t low, high;
+
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (low & parts) == parts;
+}
+
+static bool has_avx2(void)
+{
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && saved_by_system(0x06);
+}
+
+static bool has_avx512(void)
+{
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && saved_by_system(0xe6);
+}
+#endif
+
+const hvt_isa hvt__isas[] = {
+    {.name = "portable", .supported = always, .conv = &hvt__conv_portable},
+#ifdef __x86_64__
+    {.name = "avx2", .supported = has_avx2, .conv = &hvt__conv_avx2},
+    {.name = "avx512", .supported = has_avx512, .conv = &hvt__conv_avx512},
+#endif
+};
+
+const int hvt__isa_count = HVT_LEN(hvt__isas);
+
+int hvt_cpu_isa_count(void)
+{
+    return hvt__isa_count;
+}
+
+const char *hvt_cpu_isa_name(int i)
+{
+    return hvt__isas[i].name;
+}
+
+bool hvt_cpu_isa_supported(int i)
+{
+    return hvt__isas[i].supported();
+}

@@ -1,0 +1,157 @@
+/*
+ * kern.h - the convolution kernels: one text, compiled once per instruction set by kern_<isa>.c, which
+ * defines before including it
+ *
+ *     VL          floats in a vector
+ *     ROWS1 ROWS2 most rows of a tile with one and with two vectors of columns; all 1 .. that exist
+ *     PITCH       floats between inner steps of a packed panel, >= ROWS1 and a multiple of VL
+ *     EACH1 EACH2 (X): X(1) .. X(ROWS1), X(1) .. X(ROWS2)
+ *     vec         a vector, and its verbs below
+ *
+ * A tile's accumulators live in registers from the first entry to the last; every element is one chain of
+ * multiply-adds in the order entry, inner step, whatever the tile's height, width or place. So an image's
+ * result does not depend on which other images share its tile.
+ */
+#include "cpu_impl.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
+
+/* `turned`: A's rows lie side by side and the inner step is a_row apart (backward weights); else rows are
+ * a_row apart and the inner step is one float. `rows`, `vectors` and `turned` are constants: the loops over
+ * them disappear. */
+INLINE void tile(const hvt_tile *t, const int rows, const int vectors, const bool turned)
+{
+    vec c[ROWS1][2];
+    const long a_row = t->a_row, b_row = t->b_row;
+    const int len = t->len;
+
+    UNROLL
+    for (int i = 0; i < rows; i++) {
+        UNROLL
+        for (int v = 0; v < vectors; v++)
+            c[i][v] = vzero();
+    }
+    for (int e = 0; e < t->entries; e++) {
+        const float *a = t->a + t->e[e].a * t->a_entry, *b = t->b + t->e[e].b * t->b_entry;
+        /* one pointer for each three rows: the other two are reached by the address modes of x86 */
+        const float *a3 = a + 3 * a_row, *a6 = a + 6 * a_row, *a9 = a + 9 * a_row, *a12 = a + 12 * a_row,
+                    *a15 = a + 15 * a_row;
+
+        for (int k = 0; k < len; k++) {
+            vec bv[2];
+
+            UNROLL
+            for (int v = 0; v < vectors; v++)
+                bv[v] = vload(b + VL * v);
+            b += b_row;
+            UNROLL
+            for (int i = 0; i < rows; i++) {
+                const float *base = i < 3 ? a : i < 6 ? a3 : i < 9 ? a6 : i < 12 ? a9 : i < 15 ? a12 : a15;
+                vec av = vbroadcast(turned ? a + i : base + i % 3 * a_row);
+
+                UNROLL
+                for (int v = 0; v < vectors; v++)
+                    c[i][v] = vmuladd(av, bv[v], c[i][v]);
+            }
+            if (turned) {
+                a += a_row;
+            } else {
+                a++, a3++, a6++, a9++, a12++, a15++;
+            }
+        }
+    }
+
+    int last = t->nc - VL * (vectors - 1); /* columns of the last vector */
+
+    UNROLL
+    for (int i = 0; i < rows; i++) {
+        UNROLL
+        for (int v = 0; v < vectors; v++) {
+            float *out = t->c + i * t->c_row + VL * v;
+
+            if (v < vectors - 1 || last == VL)
+                vstore(out, t->add ? vadd(vload(out), c[i][v]) : c[i][v]);
+            else
+                vstore_part(out, t->add ? vadd(vload_part(out, last), c[i][v]) : c[i][v], last);
+        }
+    }
+}
+
+#define GATHER(i, v)                                                                                         \
+    static void gather_##i##x##v(const hvt_tile *t)                                                          \
+    {                                                                                                        \
+        tile(t, i, v, false);                                                                                \
+    }
+#define WGRAD(i, v)                                                                                          \
+    static void wgrad_##i##x##v(const hvt_tile *t)                                                           \
+    {                                                                                                        \
+        tile(t, i, v, true);                                                                                 \
+    }
+#define DEFINE1(i) GATHER(i, 1) WGRAD(i, 1)
+#define DEFINE2(i) GATHER(i, 2) WGRAD(i, 2)
+#define GATHER1(i) [i - 1] = gather_##i##x1,
+#define GATHER2(i) [i - 1] = gather_##i##x2,
+#define WGRAD1(i)  [i - 1] = wgrad_##i##x1,
+#define WGRAD2(i)  [i - 1] = wgrad_##i##x2,
+
+EACH1(DEFINE1)
+EACH2(DEFINE2)
+
+static hvt_kernel *const gather1[] = {EACH1(GATHER1)};
+static hvt_kernel *const gather2[] = {EACH2(GATHER2)};
+static hvt_kernel *const wgrad1[] = {EACH1(WGRAD1)};
+static hvt_kernel *const wgrad2[] = {EACH2(WGRAD2)};
+
+/* Columns past c are filled with zeros up to the next whole vector: a kernel reads vectors. */
+static void panels(const float *x, long ld, int n, int c, int w, int pitch, float *out)
+{
+    for (int i = 0; i < n; i++, x += ld) {
+        float *row = out + (long)i * pitch;
+
+        for (int first = 0; first < c; first += w, row += (long)n * pitch) {
+            int count = c - first < w ? c - first : w;
+            int v = 0;
+
+            for (; v + VL <= count; v += VL)
+                vstore(row + v, vload(x + first + v));
+            if (v < count)
+                vstore(row + v, vload_part(x + first + v, count - v));
+        }
+    }
+}
+
+/* [c][32] of which k columns are filled -> panels of 32 along c: out + (c / 32) * panel holds [k][32]. */
+static void transpose(const float *w, int c, int k, float *out, long panel)
+{
+    for (int first = 0; first < c; first += VL) {
+        float *block = out + first / 32 * panel + first % 32;
+        int n = c - first < VL ? c - first : VL;
+
+        for (int col = 0; col < k; col += VL) {
+            vec r[VL];
+
+            UNROLL
+            for (int i = 0; i < VL; i++)
+                r[i] = i < n ? vload(w + (first + i) * 32L + col) : vzero();
+            vturn(r);
+            UNROLL
+            for (int i = 0; i < VL; i++)
+                if (col + i < k)
+                    vstore(block + (col + i) * 32L, r[i]);
+        }
+    }
+}
+
+#define KERNELS(isa)                                                                                         \
+    const hvt_conv_kernels hvt__conv_##isa = {.vl = VL,                                                      \
+                                              .rows = {ROWS1, ROWS2},                                        \
+                                              .pitch = PITCH,                                                \
+                                              .gather = {gather1, gather2},                                  \
+                                              .wgrad = {wgrad1, wgrad2},                                     \
+                                              .panels = panels,                                              \
+                                              .transpose = transpose}
