@@ -2,12 +2,12 @@
  * conv_impl.h - a prepared convolution. Included by conv_plan.c, gather.c, wgrad.c and weights.c.
  *
  * A convolution is a set of triples (input pixel, tap, output pixel). Forward groups them by output pixel,
- * backward data by input pixel, backward weights by tap; each group is a short list of (A, B) pairs made once,
- * and one kernel walks it: C += sum A[e.a] * B[e.b]. Stride, padding, 1x1 images and 7x7 filters are lists of
- * other lengths, nothing else.
+ * backward data by input pixel, backward weights by tap; each group is a short list of (A, B) pairs made
+ * once, and one kernel walks it: C += sum A[e.a] * B[e.b]. Stride, padding, 1x1 images and 7x7 filters are
+ * lists of other lengths, nothing else.
  *
- * Words: a *pixel* is a place in an image plane, y*w + x; a *tap* a place in the filter, r*S + s; a *panel* 32
- * columns of weights, [tap][C][32]; a *tile* what one kernel call computes.
+ * Words: a *pixel* is a place in an image plane, y*w + x; a *tap* a place in the filter, r*S + s; a *panel*
+ * 32 columns of weights, [tap][C][32]; a *tile* what one kernel call computes.
  */
 #ifndef HVT_CONV_IMPL_H
 #define HVT_CONV_IMPL_H
@@ -62,16 +62,16 @@ typedef struct conv_op {
     /* backward weights */
     int blocks;
     conv_block *block;
-    int *first;             /* [blocks*taps+1] into e */
-    hvt_ent *e;             /* a: slot of the input pixel, b: output pixel within its block */
-    int *used;              /* input pixels that any tap reads, in order; the i-th is copied to slot i % slots */
-    int slots;              /* 0: x is read where it lies, a is the pixel itself */
-    bool copy_y;            /* else dy is read where it lies, b is the pixel itself */
-    int chunk;              /* images at a time */
-    int a_tiles, a_rows;    /* c is cut into a_tiles tiles of a_rows rows */
-    int vectors;            /* of a tile's columns; fewer in the last one */
-    long a_slot, b_slot;    /* floats of one copied pixel */
-    size_t x_bytes;         /* of ws that hold copied x; dy's copies follow */
+    int *first;          /* [blocks*taps+1] into e */
+    hvt_ent *e;          /* a: slot of the input pixel, b: output pixel within its block */
+    int *used;           /* input pixels that any tap reads, in order; the i-th is copied to slot i % slots */
+    int slots;           /* 0: x is read where it lies, a is the pixel itself */
+    bool copy_y;         /* else dy is read where it lies, b is the pixel itself */
+    int chunk;           /* images at a time */
+    int a_tiles, a_rows; /* c is cut into a_tiles tiles of a_rows rows */
+    int vectors;         /* of a tile's columns; fewer in the last one */
+    long a_slot, b_slot; /* floats of one copied pixel */
+    size_t x_bytes;      /* of ws that hold copied x; dy's copies follow */
 } conv_op;
 
 /* How many tiles of at most `most` rows cover `count`; they are of even size, ceil(count / tiles). */
@@ -88,7 +88,8 @@ static inline int conv_panels(int columns)
 /* Where a tap's element lies in weights or their gradient: [K/32][tap][C][32]. */
 static inline long conv_weight(int taps, int channels, int tap, int channel, int column)
 {
-    return (((long)(column / CONV_PANEL) * taps + tap) * channels + channel) * CONV_PANEL + column % CONV_PANEL;
+    return (((long)(column / CONV_PANEL) * taps + tap) * channels + channel) * CONV_PANEL +
+           column % CONV_PANEL;
 }
 
 #endif /* HVT_CONV_IMPL_H */

@@ -53,8 +53,10 @@ static int entries_of(const conv_op *op, bool back, int y, int x, hvt_ent *e)
 
     for (int r = 0; r < op->r; r++)
         for (int s = 0; s < op->s; s++) {
-            int sy = back ? reader(y, r, op->oh, op->stride, op->pad) : source(y, r, op->h, op->stride, op->pad);
-            int sx = back ? reader(x, s, op->ow, op->stride, op->pad) : source(x, s, op->w, op->stride, op->pad);
+            int sy =
+                back ? reader(y, r, op->oh, op->stride, op->pad) : source(y, r, op->h, op->stride, op->pad);
+            int sx =
+                back ? reader(x, s, op->ow, op->stride, op->pad) : source(x, s, op->w, op->stride, op->pad);
 
             if (sy >= 0 && sx >= 0)
                 e[count++] = (hvt_ent){sy * (back ? op->ow : op->w) + sx, r * op->s + s};
@@ -80,7 +82,8 @@ static hvt_status make_list(const conv_op *op, bool back, conv_rows rows, long e
     l->step = rows != CONV_IMAGES && back ? op->stride : 1;
     l->shift = back ? 1 : op->stride;
     l->run = malloc(sizeof *l->run * ((size_t)l->pixels + 1));
-    l->e = malloc(sizeof *l->e * ((size_t)entries + (size_t)op->taps)); /* a list is written, then perhaps dropped */
+    l->e = malloc(sizeof *l->e *
+                  ((size_t)entries + (size_t)op->taps)); /* a list is written, then perhaps dropped */
     HVT_CHECK(l->run && l->e, E_MEM, "no memory for the %ld entries of a convolution", entries);
     for (int y = 0; y < h; y++)
         for (int phase = 0; phase < l->step; phase++) {
@@ -151,7 +154,8 @@ static void size_blocks(conv_op *op, hvt_order order)
     }
 }
 
-/* The entries of all blocks and taps, with input pixels as they are; and which input pixels each block needs. */
+/* The entries of all blocks and taps, with input pixels as they are; and which input pixels each block needs.
+ */
 static void list_blocks(conv_op *op, int *low, int *high)
 {
     int n = 0;
@@ -263,16 +267,18 @@ static hvt_status check(const hvt_conv_desc *c)
     HVT_CHECK(c->type == HVT_F32, E_UNSUPPORTED, "cpu: convolution of %s is not built, only of f32",
               hvt_dtype_name(c->type));
     HVT_CHECK(c->n >= 1 && c->h >= 1 && c->w >= 1 && c->c >= 1, E_SHAPE,
-              "convolution's input is %d images of %dx%d pixels with %d channels; each must be at least 1", c->n,
-              c->h, c->w, c->c);
+              "convolution's input is %d images of %dx%d pixels with %d channels; each must be at least 1",
+              c->n, c->h, c->w, c->c);
     HVT_CHECK(c->k >= 1 && c->r >= 1 && c->s >= 1 && c->stride >= 1 && c->pad >= 0, E_SHAPE,
-              "convolution has %d filters of %dx%d, stride %d, padding %d", c->k, c->r, c->s, c->stride, c->pad);
+              "convolution has %d filters of %dx%d, stride %d, padding %d", c->k, c->r, c->s, c->stride,
+              c->pad);
     HVT_CHECK(c->h + 2L * c->pad >= c->r && c->w + 2L * c->pad >= c->s, E_SHAPE,
-              "a filter of %dx%d does not fit into %dx%d pixels with padding %d", c->r, c->s, c->h, c->w, c->pad);
+              "a filter of %dx%d does not fit into %dx%d pixels with padding %d", c->r, c->s, c->h, c->w,
+              c->pad);
     HVT_CHECK((long)c->n * c->h * c->w <= INT_MAX && (long)c->r * c->s <= 1 << 20 && c->pad <= 1 << 20 &&
                   (long)c->r * c->s * c->c <= INT_MAX / CONV_PANEL && c->k <= INT_MAX - CONV_PANEL,
-              E_SHAPE, "convolution of %d images of %dx%dx%d by %d filters of %dx%d is too large to index", c->n,
-              c->h, c->w, c->c, c->k, c->r, c->s);
+              E_SHAPE, "convolution of %d images of %dx%dx%d by %d filters of %dx%d is too large to index",
+              c->n, c->h, c->w, c->c, c->k, c->r, c->s);
     return HVT_OK;
 }
 
@@ -322,19 +328,21 @@ hvt_status conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op,
     set_shape(op, c);
 
     hvt_order order = op->x_image == op->c ? HVT_ORDER_HWN : HVT_ORDER_NHW; /* a flat one is both */
-    long entries = pairs(op->h, op->oh, op->r, op->stride, op->pad) *
-                   pairs(op->w, op->ow, op->s, op->stride, op->pad);
+    long entries =
+        pairs(op->h, op->oh, op->r, op->stride, op->pad) * pairs(op->w, op->ow, op->s, op->stride, op->pad);
 
     HVT_CHECK_OR(fail, entries <= INT_MAX - op->taps && (long)op->oh * op->ow <= INT_MAX / op->n, E_SHAPE,
                  "convolution of %dx%d pixels by %dx%d taps is too large to index", c->h, c->w, c->r, c->s);
     HVT_TRY_OR(fail, make_list(op, false, choose_rows(op, order, op->ow, op->stride), entries, &op->out));
     HVT_TRY_OR(fail, plan_wgrad(op, order, entries));
     if (!c->no_dx) {
-        size_t bytes = sizeof(float) * (size_t)conv_panels(op->c) * CONV_PANEL * (size_t)op->taps * (size_t)op->k;
+        size_t bytes =
+            sizeof(float) * (size_t)conv_panels(op->c) * CONV_PANEL * (size_t)op->taps * (size_t)op->k;
 
         HVT_TRY_OR(fail, make_list(op, true, choose_rows(op, order, op->w, op->stride), entries, &op->in));
         op->turned = aligned_alloc(64, (bytes + 63) / 64 * 64);
-        HVT_CHECK_OR(fail, op->turned, E_MEM, "no memory for a convolution's %zu bytes of turned weights", bytes);
+        HVT_CHECK_OR(fail, op->turned, E_MEM, "no memory for a convolution's %zu bytes of turned weights",
+                     bytes);
         memset(op->turned, 0, bytes); /* its padding is never written again */
     }
     op->x_bytes = op->slots ? sizeof(float) * (size_t)op->slots * (size_t)op->a_slot : 0;

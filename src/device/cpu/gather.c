@@ -11,10 +11,10 @@
 
 /* Source bytes of a block. Few weights lie in the cache anyway and the block should leave them there; many
  * weights stream through, and a larger block lets them do so less often. */
-#define SMALL_BLOCK    (64 << 10)
-#define LARGE_BLOCK    (1 << 20)
-#define MANY_WEIGHTS   (256 << 10)
-#define JOBS_A_THREAD  4
+#define SMALL_BLOCK   (64 << 10)
+#define LARGE_BLOCK   (1 << 20)
+#define MANY_WEIGHTS  (256 << 10)
+#define JOBS_A_THREAD 4
 
 typedef struct gather {
     const conv_op *op;
@@ -64,7 +64,8 @@ static void gather_job(void *ctx, int job, int thread)
     const int rows = job % g->row_parts, columns = job / g->row_parts % g->column_parts;
     const int block = job / g->row_parts / g->column_parts;
     const int first = part(l->runs, block, g->blocks), end = part(l->runs, block + 1, g->blocks);
-    hvt_tile t = {.len = g->len, .a_entry = g->s_pixel, .b_entry = (long)g->len * CONV_PANEL, .b_row = CONV_PANEL};
+    hvt_tile t = {
+        .len = g->len, .a_entry = g->s_pixel, .b_entry = (long)g->len * CONV_PANEL, .b_row = CONV_PANEL};
 
     (void)thread;
     t.add = g->add;

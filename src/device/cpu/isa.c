@@ -4,6 +4,7 @@
  * `auto` is the last one supported and ranks on different processors agree on the smallest index of theirs.
  * AMX (bf16) will be one more line.
  */
+#include "base_impl.h"
 #include "cpu_impl.h"
 
 extern const hvt_conv_kernels hvt__conv_portable;

@@ -1,23 +1,22 @@
 /* Convolution kernels of 14 x 32: 28 accumulators, one broadcast, two columns of weights. See kern.h. */
 #include <immintrin.h>
 
-#define VL    16
-#define ROWS1 16
-#define ROWS2 14
-#define PITCH 16
-#define EACH2(X)                                                                                             \
-    X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
+#define VL       16
+#define ROWS1    16
+#define ROWS2    14
+#define PITCH    16
+#define EACH2(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
 #define EACH1(X) EACH2(X) X(15) X(16)
 
 typedef __m512 vec;
 
-#define vzero()           _mm512_setzero_ps()
-#define vload(p)          _mm512_loadu_ps(p)
-#define vstore(p, v)      _mm512_storeu_ps(p, v)
-#define vbroadcast(p)     _mm512_set1_ps(*(p))
-#define vadd(a, b)        _mm512_add_ps(a, b)
-#define vmuladd(a, b, c)  _mm512_fmadd_ps(a, b, c)
-#define vload_part(p, n)  _mm512_maskz_loadu_ps((__mmask16)((1u << (n)) - 1), p)
+#define vzero()              _mm512_setzero_ps()
+#define vload(p)             _mm512_loadu_ps(p)
+#define vstore(p, v)         _mm512_storeu_ps(p, v)
+#define vbroadcast(p)        _mm512_set1_ps(*(p))
+#define vadd(a, b)           _mm512_add_ps(a, b)
+#define vmuladd(a, b, c)     _mm512_fmadd_ps(a, b, c)
+#define vload_part(p, n)     _mm512_maskz_loadu_ps((__mmask16)((1u << (n)) - 1), p)
 #define vstore_part(p, v, n) _mm512_mask_storeu_ps(p, (__mmask16)((1u << (n)) - 1), v)
 
 /* 16 x 16 floats: pairs, quads, then 128-bit lanes twice */

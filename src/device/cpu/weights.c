@@ -1,7 +1,8 @@
 /*
  * Weights in panels of 32 filters, [ceil(K/32)][tap][C][32], and the two copies of them that exist: canonical
- * [K,C,R,S] for files, and panels along c, [ceil(C/32)][tap][K][32], for backward data. Momentum and gradients
- * lie as the weights do. The layout is the same for every instruction set; padding columns are zero.
+ * [K,C,R,S] for files, and panels along c, [ceil(C/32)][tap][K][32], for backward data. Momentum and
+ * gradients lie as the weights do. The layout is the same for every instruction set; padding columns are
+ * zero.
  */
 #include "conv_impl.h"
 

@@ -2,11 +2,11 @@
  * Backward weights: for every tap, the sum over its list of (input pixel, output pixel) of X' * dY, where the
  * inner step runs over images.
  *
- * Rows of C or K floats lie so far apart that they would fall into the same few sets of the first-level cache,
- * so x and dy are first copied into panels as narrow as a tile; each pixel once, not once per tap. Work goes
- * block by block (output pixels x images) so that the copies are read from the second-level cache. Blocks are
- * a matter of the shape; within one, threads copy pixels and then share the gradient's elements, which add the
- * blocks' sums in the order of blocks.
+ * Rows of C or K floats lie so far apart that they would fall into the same few sets of the first-level
+ * cache, so x and dy are first copied into panels as narrow as a tile; each pixel once, not once per tap.
+ * Work goes block by block (output pixels x images) so that the copies are read from the second-level cache.
+ * Blocks are a matter of the shape; within one, threads copy pixels and then share the gradient's elements,
+ * which add the blocks' sums in the order of blocks.
  */
 #include "conv_impl.h"
 
@@ -35,13 +35,13 @@ static void copy_job(void *ctx, int job, int thread)
     if (job < fresh) {
         int i = b->fresh + job;
 
-        op->kern->panels(g->x + op->used[i] * op->x_pixel + g->image * op->x_image, op->x_image, g->images, op->c,
-                         op->a_rows, op->kern->pitch, g->x_copy + i % op->slots * op->a_slot);
+        op->kern->panels(g->x + op->used[i] * op->x_pixel + g->image * op->x_image, op->x_image, g->images,
+                         op->c, op->a_rows, op->kern->pitch, g->x_copy + i % op->slots * op->a_slot);
     } else {
         int i = job - fresh;
 
-        op->kern->panels(g->dy + (b->pixel + i) * op->y_pixel + g->image * op->y_image, op->y_image, g->images,
-                         op->k, CONV_PANEL, CONV_PANEL, g->y_copy + i * op->b_slot);
+        op->kern->panels(g->dy + (b->pixel + i) * op->y_pixel + g->image * op->y_image, op->y_image,
+                         g->images, op->k, CONV_PANEL, CONV_PANEL, g->y_copy + i * op->b_slot);
     }
 }
 
@@ -68,7 +68,8 @@ static void product_job(void *ctx, int job, int thread)
     const int *first = &op->first[g->block * op->taps + tap];
     const int width = op->vectors * op->kern->vl, steps = conv_tiles(op->k, width);
     const bool fresh = g->block == 0 && g->image == 0;
-    hvt_tile t = {.e = op->e + first[0], .entries = first[1] - first[0], .len = g->images, .c_row = CONV_PANEL};
+    hvt_tile t = {
+        .e = op->e + first[0], .entries = first[1] - first[0], .len = g->images, .c_row = CONV_PANEL};
 
     (void)thread;
     if (t.entries == 0 && !fresh)
@@ -83,9 +84,11 @@ static void product_job(void *ctx, int job, int thread)
 
         t.nc = op->k - column < width ? op->k - column : width;
         vectors = t.nc > op->kern->vl ? 2 : 1;
-        t.b = op->copy_y ? g->y_copy + (long)(column / CONV_PANEL) * g->images * CONV_PANEL + column % CONV_PANEL
-                         : g->dy + g->image * op->y_image + column;
-        for (int j = part(op->a_tiles, rows, g->row_parts); j < part(op->a_tiles, rows + 1, g->row_parts); j++) {
+        t.b = op->copy_y
+                  ? g->y_copy + (long)(column / CONV_PANEL) * g->images * CONV_PANEL + column % CONV_PANEL
+                  : g->dy + g->image * op->y_image + column;
+        for (int j = part(op->a_tiles, rows, g->row_parts); j < part(op->a_tiles, rows + 1, g->row_parts);
+             j++) {
             int channel = j * op->a_rows;
             int count = op->c - channel < op->a_rows ? op->c - channel : op->a_rows;
 
@@ -108,7 +111,8 @@ hvt_status conv_backward_w_cpu(hvt_op *head, int real, const void *x, const void
     const conv_op *op = (const conv_op *)head;
     const int threads = hvt__pool_threads(op->pool), images = real * op->rows_per_image;
     const int steps = conv_tiles(op->k, op->vectors * op->kern->vl);
-    wgrad g = {.op = op, .x = x, .dy = dy, .dw = dw, .x_copy = ws, .y_copy = (float *)((char *)ws + op->x_bytes)};
+    wgrad g = {
+        .op = op, .x = x, .dy = dy, .dw = dw, .x_copy = ws, .y_copy = (float *)((char *)ws + op->x_bytes)};
     int jobs = threads > 1 ? conv_tiles(threads * JOBS_A_THREAD, op->taps) : 1;
 
     if (images == 0) {

@@ -1,0 +1,538 @@
+/*
+ * The cpu device's convolutions, every instruction set that this processor has, against a loop in double
+ * over one output element. The bound is 1e-5 of the sum of absolute products. Every buffer has exactly the
+ * size that was asked for (the address sanitizer sees an overrun), weights and gradients start at an address
+ * that is only 4-byte aligned, and what must not be read holds NaN.
+ */
+#include "check.h"
+#include "base_impl.h"
+#include "device/cpu/cpu_impl.h"
+
+#include <math.h>
+
+static const hvt_device_ops cpu_ops = {.name = "cpu",
+                                       .conv_plan = conv_plan_cpu,
+                                       .conv_permute = conv_permute_cpu,
+                                       .conv_pack = conv_pack_cpu,
+                                       .conv_forward = conv_forward_cpu,
+                                       .conv_backward_x = conv_backward_x_cpu,
+                                       .conv_backward_w = conv_backward_w_cpu};
+
+enum { MOST_THREADS = 3, MOST_ISAS = 8 };
+static hvt_cpu cpus[MOST_ISAS][MOST_THREADS];
+static hvt_device devices[MOST_ISAS][MOST_THREADS], *ref;
+static int isas;
+
+static uint64_t draws;
+static uint64_t draw(void)
+{
+    return hvt__mix(draws++);
+}
+
+static int between(int low, int high)
+{
+    return low + (int)hvt__below(draw(), (uint32_t)(high - low + 1));
+}
+
+static float value(void)
+{
+    return hvt__unit(draw()) * 2 - 1;
+}
+
+static void *exactly(size_t count)
+{
+    float *p = malloc(count * sizeof *p + !count);
+
+    if (!p)
+        abort();
+    return p;
+}
+
+/* One convolution's data in host memory. Weights are canonical. */
+typedef struct conv_case {
+    hvt_conv_desc d;
+    int real, p, q; /* output [n,p,q,k] */
+    size_t nx, ny, nw;
+    float *x, *dy, *w, *dx0;
+} conv_case;
+
+static size_t row(const conv_case *c, int n, int h, int w, int height, int width)
+{
+    return c->d.order == HVT_ORDER_HWN ? ((size_t)h * width + w) * c->d.n + n
+                                       : ((size_t)n * height + h) * width + w;
+}
+
+static float *x_at(const conv_case *c, float *x, int n, int h, int w)
+{
+    return x + row(c, n, h, w, c->d.h, c->d.w) * c->d.c;
+}
+
+static float *y_at(const conv_case *c, float *y, int n, int p, int q)
+{
+    return y + row(c, n, p, q, c->p, c->q) * c->d.k;
+}
+
+static void fill(conv_case *c, float *a, size_t rows, int channels, size_t pixels)
+{
+    for (size_t r = 0; r < rows; r++) {
+        size_t image = c->d.order == HVT_ORDER_HWN ? r % (size_t)c->d.n : r / pixels;
+
+        for (int i = 0; i < channels; i++)
+            a[r * channels + i] = image < (size_t)c->real ? value() : NAN;
+    }
+}
+
+static conv_case make_case(hvt_conv_desc d, int real)
+{
+    conv_case c = {.d = d, .real = real};
+    size_t in = (size_t)d.h * d.w, out;
+
+    c.p = hvt__conv_out(d.h, d.r, d.stride, d.pad);
+    c.q = hvt__conv_out(d.w, d.s, d.stride, d.pad);
+    out = (size_t)c.p * c.q;
+    c.nx = in * d.n * d.c;
+    c.ny = out * d.n * d.k;
+    c.nw = (size_t)d.k * d.c * d.r * d.s;
+    c.x = exactly(c.nx);
+    c.dx0 = exactly(c.nx);
+    c.dy = exactly(c.ny);
+    c.w = exactly(c.nw);
+    fill(&c, c.x, in * d.n, d.c, in);
+    fill(&c, c.dx0, in * d.n, d.c, in);
+    fill(&c, c.dy, out * d.n, d.k, out);
+    for (size_t i = 0; i < c.nw; i++)
+        c.w[i] = value();
+    return c;
+}
+
+static void free_case(conv_case *c)
+{
+    free(c->x);
+    free(c->dx0);
+    free(c->dy);
+    free(c->w);
+}
+
+/* What one device makes of it: y, dx stored, dx added to dx0, dw (canonical, and as it lies in memory). */
+typedef struct conv_result {
+    float *y, *dx, *dx_added, *dw, *raw_dw, *mask;
+    size_t weights;
+} conv_result;
+
+static conv_result run(hvt_device *dev, const conv_case *c)
+{
+    conv_result r = {0};
+    hvt_op *op = NULL;
+    size_t ws_bytes = 0;
+    float *w, *dw, *ones;
+    void *ws;
+
+    CHECK_OK(dev->ops->conv_plan(dev, &c->d, &op, &r.weights, &ws_bytes));
+    if (!op)
+        abort();
+    ws = malloc(ws_bytes + !ws_bytes);
+    w = exactly(r.weights + 1);
+    dw = exactly(r.weights + 1);
+    ones = exactly(c->nw);
+    r.y = exactly(c->ny);
+    r.dx = exactly(c->nx);
+    r.dx_added = exactly(c->nx);
+    r.dw = exactly(c->nw);
+    r.mask = exactly(r.weights);
+    memset(ws, 0xff, ws_bytes); /* NaN */
+    memset(w, 0xff, (r.weights + 1) * sizeof *w);
+    memset(dw, 0xff, (r.weights + 1) * sizeof *dw);
+    memset(r.y, 0xff, c->ny * sizeof *r.y);
+    memset(r.dx, 0xff, c->nx * sizeof *r.dx);
+    memcpy(r.dx_added, c->dx0, c->nx * sizeof *r.dx);
+    for (size_t i = 0; i < c->nw; i++)
+        ones[i] = 1;
+
+    dev->ops->conv_permute(op, false, r.mask, ones);
+    dev->ops->conv_permute(op, false, w + 1, c->w);
+    CHECK_OK(dev->ops->conv_pack(op, w + 1));
+    CHECK_OK(dev->ops->conv_forward(op, c->real, c->x, w + 1, r.y, ws));
+    memset(ws, 0xff, ws_bytes);
+    CHECK_OK(dev->ops->conv_backward_w(op, c->real, c->x, c->dy, dw + 1, ws));
+    if (!c->d.no_dx) {
+        CHECK_OK(dev->ops->conv_backward_x(op, c->real, w + 1, c->dy, r.dx, false, ws));
+        CHECK_OK(dev->ops->conv_backward_x(op, c->real, w + 1, c->dy, r.dx_added, true, ws));
+    }
+    dev->ops->conv_permute(op, true, dw + 1, r.dw);
+    r.raw_dw = exactly(r.weights);
+    memcpy(r.raw_dw, dw + 1, r.weights * sizeof *dw);
+    hvt__op_free(op);
+    free(ws);
+    free(w);
+    free(dw);
+    free(ones);
+    return r;
+}
+
+static void free_result(conv_result *r)
+{
+    free(r->y);
+    free(r->dx);
+    free(r->dx_added);
+    free(r->dw);
+    free(r->raw_dw);
+    free(r->mask);
+}
+
+/* ---- the oracle: one element, in double, with the sum of absolute products ---- */
+
+typedef struct exact {
+    double sum, size;
+} exact;
+
+static void accumulate(exact *e, float a, float b)
+{
+    e->sum += (double)a * b;
+    e->size += fabs((double)a * b);
+}
+
+static float weight(const conv_case *c, int k, int ch, int r, int s)
+{
+    return c->w[(((size_t)k * c->d.c + ch) * c->d.r + r) * c->d.s + s];
+}
+
+static exact exact_y(const conv_case *c, int n, int p, int q, int k)
+{
+    exact e = {0};
+
+    for (int r = 0; r < c->d.r; r++)
+        for (int s = 0; s < c->d.s; s++) {
+            int h = p * c->d.stride + r - c->d.pad, w = q * c->d.stride + s - c->d.pad;
+
+            if (h >= 0 && w >= 0 && h < c->d.h && w < c->d.w)
+                for (int ch = 0; ch < c->d.c; ch++)
+                    accumulate(&e, x_at(c, c->x, n, h, w)[ch], weight(c, k, ch, r, s));
+        }
+    return e;
+}
+
+static exact exact_dx(const conv_case *c, int n, int h, int w, int ch)
+{
+    exact e = {0};
+
+    for (int p = 0; p < c->p; p++)
+        for (int q = 0; q < c->q; q++) {
+            int r = h + c->d.pad - p * c->d.stride, s = w + c->d.pad - q * c->d.stride;
+
+            if (r >= 0 && s >= 0 && r < c->d.r && s < c->d.s)
+                for (int k = 0; k < c->d.k; k++)
+                    accumulate(&e, y_at(c, c->dy, n, p, q)[k], weight(c, k, ch, r, s));
+        }
+    return e;
+}
+
+static exact exact_dw(const conv_case *c, int k, int ch, int r, int s)
+{
+    exact e = {0};
+
+    for (int n = 0; n < c->real; n++)
+        for (int p = 0; p < c->p; p++)
+            for (int q = 0; q < c->q; q++) {
+                int h = p * c->d.stride + r - c->d.pad, w = q * c->d.stride + s - c->d.pad;
+
+                if (h >= 0 && w >= 0 && h < c->d.h && w < c->d.w)
+                    accumulate(&e, x_at(c, c->x, n, h, w)[ch], y_at(c, c->dy, n, p, q)[k]);
+            }
+    return e;
+}
+
+static void near(const conv_case *c, const char *what, float got, exact want)
+{
+    const hvt_conv_desc *d = &c->d;
+
+    CHECK(fabs(got - want.sum) <= 1e-5 * want.size,
+          "%s: %g, not %g; n %d real %d %dx%dx%d -> %d, window %dx%d stride %d pad %d order %d", what, got,
+          want.sum, d->n, c->real, d->h, d->w, d->c, d->k, d->r, d->s, d->stride, d->pad, d->order);
+}
+
+static exact plus(exact e, float x)
+{
+    return (exact){e.sum + x, e.size + fabs(x)};
+}
+
+/* Every element, or about `samples` of each kind if there are more. */
+static void check_result(const conv_case *c, const conv_result *got, int samples)
+{
+    const hvt_conv_desc *d = &c->d;
+    size_t all[3] = {(size_t)c->real * c->p * c->q * d->k, (size_t)c->real * d->h * d->w * d->c, c->nw}, i;
+    size_t step[3];
+
+    for (int kind = 0; kind < 3; kind++)
+        step[kind] = samples && all[kind] > (size_t)samples ? all[kind] / (size_t)samples : 1;
+    for (i = 0; i < all[0]; i += step[0]) {
+        int k = (int)(i % d->k), q = (int)(i / d->k % c->q), p = (int)(i / d->k / c->q % c->p);
+        int n = (int)(i / d->k / c->q / c->p);
+
+        near(c, "y", y_at(c, got->y, n, p, q)[k], exact_y(c, n, p, q, k));
+    }
+    for (i = 0; i < all[1] && !d->no_dx; i += step[1]) {
+        int ch = (int)(i % d->c), w = (int)(i / d->c % d->w), h = (int)(i / d->c / d->w % d->h);
+        int n = (int)(i / d->c / d->w / d->h);
+        exact e = exact_dx(c, n, h, w, ch);
+
+        near(c, "dx", x_at(c, got->dx, n, h, w)[ch], e);
+        near(c, "dx +=", x_at(c, got->dx_added, n, h, w)[ch], plus(e, x_at(c, c->dx0, n, h, w)[ch]));
+    }
+    for (i = 0; i < all[2]; i += step[2]) {
+        int s = (int)(i % d->s), r = (int)(i / d->s % d->r), ch = (int)(i / d->s / d->r % d->c);
+
+        near(c, "dw", got->dw[i], exact_dw(c, (int)(i / d->s / d->r / d->c), ch, r, s));
+    }
+    for (i = 0; i < got->weights; i++)
+        CHECK(got->mask[i] == 1 || (got->mask[i] == 0 && got->raw_dw[i] == 0), "padding of dw holds %g",
+              got->raw_dw[i]);
+}
+
+/* The results that a caller may look at: rows past `real` are nobody's. */
+static bool same_bits(const conv_case *c, const conv_result *a, const conv_result *b)
+{
+    bool same = !memcmp(a->raw_dw, b->raw_dw, a->weights * sizeof(float));
+
+    for (int n = 0; n < c->real; n++) {
+        for (int p = 0; p < c->p; p++)
+            for (int q = 0; q < c->q; q++)
+                same &= !memcmp(y_at(c, a->y, n, p, q), y_at(c, b->y, n, p, q), sizeof(float) * c->d.k);
+        for (int h = 0; h < c->d.h && !c->d.no_dx; h++)
+            for (int w = 0; w < c->d.w; w++) {
+                same &= !memcmp(x_at(c, a->dx, n, h, w), x_at(c, b->dx, n, h, w), sizeof(float) * c->d.c);
+                same &= !memcmp(x_at(c, a->dx_added, n, h, w), x_at(c, b->dx_added, n, h, w),
+                                sizeof(float) * c->d.c);
+            }
+    }
+    return same;
+}
+
+static void check_case(hvt_conv_desc d, int real, int samples)
+{
+    conv_case c = make_case(d, real);
+
+    for (int i = 0; i < isas; i++) {
+        conv_result alone = run(&devices[i][0], &c);
+
+        check_result(&c, &alone, samples);
+        for (int t = 1; t < MOST_THREADS; t++) {
+            conv_result got = run(&devices[i][t], &c);
+
+            CHECK(
+                same_bits(&c, &alone, &got),
+                "%s: %d threads give other bits; n %d real %d %dx%dx%d -> %d, window %dx%d stride %d pad %d",
+                devices[i][t].isa, t + 1, d.n, real, d.h, d.w, d.c, d.k, d.r, d.s, d.stride, d.pad);
+            free_result(&got);
+        }
+        free_result(&alone);
+    }
+    free_case(&c);
+}
+
+/* ---- the truths ---- */
+
+TEST(random_shapes_equal_the_loop_in_double)
+{
+    static const int channels[] = {1, 2, 3, 4, 5, 8, 10, 13, 16, 17, 24, 31, 32, 33, 37, 48, 64, 70};
+    int done = 0;
+
+    draws = 1;
+    while (done < 300 && !check_now) {
+        hvt_conv_desc d = {.order = between(0, 1) ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+                           .n = between(1, 3) == 1 ? between(1, 8) : between(1, 40),
+                           .h = between(1, 9),
+                           .w = between(1, 11),
+                           .c = channels[between(0, HVT_LEN(channels) - 1)],
+                           .k = channels[between(0, HVT_LEN(channels) - 1)],
+                           .r = between(1, 4),
+                           .s = between(1, 4),
+                           .stride = between(1, 3),
+                           .pad = between(0, 3),
+                           .no_dx = between(0, 9) == 0};
+
+        if (between(0, 3) == 0)
+            d.r = d.s = 1, d.pad = 0;
+        if (between(0, 9) == 0)
+            d.r = d.s = 7, d.pad = 3;
+        if (d.h + 2 * d.pad < d.r || d.w + 2 * d.pad < d.s ||
+            (double)d.n * d.h * d.w * d.c * d.k * d.r * d.s > 2e6)
+            continue;
+        check_case(d, between(0, 2) ? d.n : between(0, d.n), 0);
+        done++;
+    }
+}
+
+/* Shapes that need several blocks, several chunks of images, a ring that wraps, many panels. */
+static const hvt_conv_desc large[] = {
+    {HVT_ORDER_HWN, HVT_F32, 64, 16, 16, 64, 64, 3, 3, 1, 1, false},
+    {HVT_ORDER_NHW, HVT_F32, 64, 16, 16, 64, 64, 3, 3, 1, 1, false},
+    {HVT_ORDER_HWN, HVT_F32, 128, 32, 32, 16, 16, 3, 3, 1, 1, false},
+    {HVT_ORDER_HWN, HVT_F32, 128, 32, 32, 16, 32, 3, 3, 2, 1, false},
+    {HVT_ORDER_HWN, HVT_F32, 64, 32, 32, 3, 64, 7, 7, 2, 3, true},
+    {HVT_ORDER_NHW, HVT_F32, 3, 61, 67, 3, 64, 7, 7, 2, 3, false},
+    {HVT_ORDER_HWN, HVT_F32, 2, 33, 31, 40, 72, 3, 3, 1, 1, false},
+    {HVT_ORDER_HWN, HVT_F32, 1, 33, 31, 40, 72, 3, 3, 2, 1, false},
+    {HVT_ORDER_HWN, HVT_F32, 64, 8, 8, 256, 512, 1, 1, 2, 0, false},
+    {HVT_ORDER_NHW, HVT_F32, 64, 8, 8, 256, 200, 1, 1, 1, 0, false},
+    {HVT_ORDER_HWN, HVT_F32, 256, 2, 2, 512, 512, 3, 3, 2, 1, false},
+    {HVT_ORDER_HWN, HVT_F32, 256, 1, 1, 2048, 10, 1, 1, 1, 0, false},
+    {HVT_ORDER_NHW, HVT_F32, 256, 1, 1, 512, 1000, 1, 1, 1, 0, false},
+};
+
+TEST(large_shapes_equal_the_loop_in_double)
+{
+    for (size_t i = 0; i < HVT_LEN(large); i++) {
+        check_case(large[i], large[i].n, 60);
+        check_case(large[i], large[i].n * 5 / 8, 60);
+    }
+}
+
+TEST(the_reference_agrees)
+{
+    draws = 3;
+    for (int i = 0; i < 20; i++) {
+        hvt_conv_desc d = {i % 2 ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+                           HVT_F32,
+                           between(1, 20),
+                           between(3, 8),
+                           between(3, 8),
+                           between(1, 40),
+                           between(1, 40),
+                           3,
+                           3,
+                           between(1, 2),
+                           1,
+                           false};
+        conv_case c = make_case(d, d.n - i % 2);
+        conv_result r = run(ref, &c);
+
+        check_result(&c, &r, 0);
+        free_result(&r);
+        free_case(&c);
+    }
+}
+
+TEST(an_image_does_not_notice_its_batch)
+{
+    draws = 4;
+    for (int i = 0; i < isas; i++)
+        for (int trial = 0; trial < 40; trial++) {
+            hvt_conv_desc d = {trial % 2 ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+                               HVT_F32,
+                               between(1, 37),
+                               between(2, 9),
+                               between(2, 9),
+                               between(1, 40),
+                               between(1, 70),
+                               trial % 4 < 2 ? 3 : 1,
+                               trial % 4 < 2 ? 3 : 1,
+                               between(1, 2),
+                               trial % 4 < 2,
+                               false};
+            conv_case a = make_case(d, d.n), b;
+            conv_result ra = run(&devices[i][0], &a), rb;
+            int from = between(0, d.n - 1), to;
+
+            d.n = between(1, 37);
+            b = make_case(d, between(1, d.n));
+            to = between(0, b.real - 1);
+            memcpy(b.w, a.w, a.nw * sizeof(float));
+            for (int h = 0; h < d.h; h++)
+                for (int w = 0; w < d.w; w++)
+                    memcpy(x_at(&b, b.x, to, h, w), x_at(&a, a.x, from, h, w), sizeof(float) * d.c);
+            rb = run(&devices[i][0], &b);
+            for (int p = 0; p < a.p; p++)
+                for (int q = 0; q < a.q; q++)
+                    CHECK(!memcmp(y_at(&a, ra.y, from, p, q), y_at(&b, rb.y, to, p, q), sizeof(float) * d.k),
+                          "%s: image %d of %d and image %d of %d (%d real) differ at %d,%d",
+                          devices[i][0].isa, from, a.d.n, to, d.n, b.real, p, q);
+            free_result(&ra);
+            free_result(&rb);
+            free_case(&a);
+            free_case(&b);
+        }
+}
+
+TEST(permute_returns_what_it_took_and_pads_with_zeros)
+{
+    static const int shapes[][4] = {
+        {1, 1, 1, 1}, {10, 3, 3, 3}, {32, 5, 1, 7}, {33, 32, 3, 1}, {70, 37, 2, 3}};
+
+    draws = 5;
+    for (int i = 0; i < isas; i++)
+        for (size_t j = 0; j < HVT_LEN(shapes); j++) {
+            hvt_conv_desc d = {HVT_ORDER_HWN, HVT_F32,      2, 7, 7,    shapes[j][1], shapes[j][0],
+                               shapes[j][2],  shapes[j][3], 1, 0, false};
+            size_t count = (size_t)d.k * d.c * d.r * d.s, weights = 0, ws, filled = 0;
+            float *file = exactly(count), *back = exactly(count), *mine;
+            hvt_op *op = NULL;
+
+            for (size_t n = 0; n < count; n++)
+                file[n] = 2 + value();
+            CHECK_OK(conv_plan_cpu(&devices[i][0], &d, &op, &weights, &ws));
+            mine = exactly(weights);
+            memset(mine, 0xff, weights * sizeof *mine);
+            conv_permute_cpu(op, false, mine, file);
+            conv_permute_cpu(op, true, mine, back);
+            CHECK(!memcmp(file, back, count * sizeof *file), "%d filters changed on the way", d.k);
+            for (size_t n = 0; n < weights; n++) {
+                CHECK(mine[n] == 0 || mine[n] >= 1, "padding holds %g", mine[n]);
+                filled += mine[n] != 0;
+            }
+            CHECK(filled == count, "%zu of %zu places are filled, not %zu", filled, weights, count);
+            hvt__op_free(op);
+            free(file);
+            free(back);
+            free(mine);
+        }
+}
+
+TEST(impossible_convolutions_are_refused)
+{
+    const hvt_conv_desc good = {HVT_ORDER_HWN, HVT_F32, 2, 5, 5, 4, 8, 3, 3, 1, 1, false};
+    hvt_device *dev = &devices[0][0];
+    size_t weights = 123, ws = 123;
+    hvt_conv_desc bad;
+    hvt_op *op = NULL;
+
+    bad = good, bad.type = HVT_BF16;
+    CHECK_FAILS(conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_UNSUPPORTED, "bf16");
+    bad = good, bad.n = 0;
+    CHECK_FAILS(conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_SHAPE, "0 images");
+    bad = good, bad.stride = 0;
+    CHECK_FAILS(conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_SHAPE, "stride 0");
+    bad = good, bad.r = 9;
+    CHECK_FAILS(conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_SHAPE, "9x3");
+    bad = good, bad.h = bad.w = 1 << 20;
+    CHECK_FAILS(conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_SHAPE, "too large");
+    CHECK(!op && weights == 123 && ws == 123, "a failed plan wrote results");
+}
+
+int main(void)
+{
+    for (int i = 0; i < hvt_cpu_isa_count() && i < MOST_ISAS; i++) {
+        if (!hvt_cpu_isa_supported(i)) {
+            check_skip(hvt_cpu_isa_name(i), "this processor does not have it");
+            continue;
+        }
+        for (int t = 0; t < MOST_THREADS; t++) {
+            cpus[isas][t].isa = &hvt__isas[i];
+            CHECK_OK(hvt__pool_open(t + 1, NULL, 0, true, &cpus[isas][t].pool));
+            devices[isas][t] = (hvt_device){
+                .ops = &cpu_ops, .state = &cpus[isas][t], .isa = hvt__isas[i].name, .threads = t + 1};
+        }
+        isas++;
+    }
+    CHECK_OK(hvt_device_open("ref", NULL, &ref));
+    RUN(random_shapes_equal_the_loop_in_double);
+    RUN(large_shapes_equal_the_loop_in_double);
+    RUN(the_reference_agrees);
+    RUN(an_image_does_not_notice_its_batch);
+    RUN(permute_returns_what_it_took_and_pads_with_zeros);
+    RUN(impossible_convolutions_are_refused);
+    for (int i = 0; i < isas; i++)
+        for (int t = 0; t < MOST_THREADS; t++)
+            hvt__pool_close(&cpus[i][t].pool);
+    hvt_device_close(&ref);
+    return check_done();
+}
