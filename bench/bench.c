@@ -1,0 +1,155 @@
+#include "bench.h"
+#include "base_impl.h"
+#include "commit.h"
+#include "config.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+static void processor(char *name, size_t size)
+{
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    char line[256];
+
+    snprintf(name, size, "unknown processor");
+    while (f && fgets(line, sizeof line, f))
+        if (!strncmp(line, "model name", 10) && strchr(line, ':')) {
+            snprintf(name, size, "%s", strchr(line, ':') + 2);
+            name[strcspn(name, "\n")] = '\0';
+            break;
+        }
+    if (f)
+        fclose(f);
+}
+
+void bench_header(const char *bench, const char *isa, int threads)
+{
+    char host[64] = "unknown host", cpu[128];
+
+    gethostname(host, sizeof host - 1);
+    processor(cpu, sizeof cpu);
+    printf("%s: %s, %s, %ld processors, %s, %d thread%s, %s, commit %s\n", bench, host, cpu,
+           sysconf(_SC_NPROCESSORS_ONLN), isa, threads, threads == 1 ? "" : "s", HVT_COMPILER, BENCH_COMMIT);
+}
+
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+double bench_time(void (*fn)(void *ctx), void *ctx, double budget)
+{
+    enum { ROUNDS = 7 };
+    double round[ROUNDS], start, once;
+    int calls;
+
+    fn(ctx);
+    start = hvt__now();
+    fn(ctx);
+    once = hvt__now() - start;
+    calls = (int)(budget / ROUNDS / (once + 1e-9));
+    calls = calls < 1 ? 1 : calls;
+    for (int r = 0; r < ROUNDS; r++) {
+        start = hvt__now();
+        for (int i = 0; i < calls; i++)
+            fn(ctx);
+        round[r] = (hvt__now() - start) / calls;
+    }
+    qsort(round, ROUNDS, sizeof *round, ascending);
+    return round[ROUNDS / 2];
+}
+
+enum { STEPS = 200000 };
+
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
+
+/* Chains of dependent multiply-adds, as many as hide their latency; the sum keeps them alive. Every loop over
+ * the chains is unrolled, or they would live in memory. */
+#define CHAINS(type, count, fill, muladd, first)                                                             \
+    type c[count], a = fill(0.999f), b = fill(0.001f);                                                       \
+    float total = 0;                                                                                         \
+    UNROLL                                                                                                   \
+    for (int i = 0; i < count; i++)                                                                          \
+        c[i] = fill((float)i);                                                                               \
+    for (int n = 0; n < STEPS; n++) {                                                                        \
+        UNROLL                                                                                               \
+        for (int i = 0; i < count; i++)                                                                      \
+            c[i] = muladd(c[i], a, b);                                                                       \
+    }                                                                                                        \
+    UNROLL                                                                                                   \
+    for (int i = 0; i < count; i++)                                                                          \
+        total += first(c[i]);                                                                                \
+    *flops = 2.0 * sizeof(type) / sizeof(float) * count * STEPS;                                             \
+    return total;
+
+typedef float four __attribute__((vector_size(16)));
+
+static float chains_portable(double *flops)
+{
+#define fill4(x)         ((four){x, x, x, x})
+#define muladd4(c, a, b) ((c) * (a) + (b))
+#define sum4(v)          ((v)[0])
+    CHAINS(four, 12, fill4, muladd4, sum4)
+}
+
+#ifdef __x86_64__
+__attribute__((target("avx2,fma"))) static float chains_avx2(double *flops)
+{
+    CHAINS(__m256, 12, _mm256_set1_ps, _mm256_fmadd_ps, _mm256_cvtss_f32)
+}
+
+__attribute__((target("avx512f"))) static float chains_avx512(double *flops)
+{
+    CHAINS(__m512, 24, _mm512_set1_ps, _mm512_fmadd_ps, _mm512_cvtss_f32)
+}
+#endif
+
+double bench_peak(const char *isa)
+{
+    float (*chains)(double *) = chains_portable;
+    double best = 0, flops;
+    volatile float kept = 0; /* so that the sum is wanted */
+
+#ifdef __x86_64__
+    if (!strcmp(isa, "avx2"))
+        chains = chains_avx2;
+    if (!strcmp(isa, "avx512"))
+        chains = chains_avx512;
+#else
+    (void)isa;
+#endif
+    for (int i = 0; i < 10; i++) {
+        double start = hvt__now(), speed;
+
+        kept += chains(&flops);
+        speed = flops * 1e-9 / (hvt__now() - start);
+        best = speed > best ? speed : best;
+    }
+    (void)kept;
+    return best;
+}
+
+const char *bench_option(int argc, char **argv, int *i, const char *name)
+{
+    size_t length = strlen(name);
+
+    if (strncmp(argv[*i], name, length))
+        return NULL;
+    if (argv[*i][length] == '=')
+        return argv[*i] + length + 1;
+    if (argv[*i][length] || *i + 1 >= argc)
+        return NULL;
+    return argv[++*i];
+}

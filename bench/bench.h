@@ -1,0 +1,25 @@
+/*
+ * bench.h - what every bench shares: the first line, the clock, the processor's peak.
+ *
+ * A bench verifies the buffers that it times: a wrong answer prints no speed. Times are medians of seven
+ * rounds, each long enough for the clock, after one call to warm up.
+ */
+#ifndef HVT_BENCH_H
+#define HVT_BENCH_H
+
+#include "hvt/base.h"
+
+/* "bench_ops: host, processor, isa, threads, compiler, commit", the first line of every bench */
+void bench_header(const char *bench, const char *isa, int threads);
+
+/* Seconds of one fn(ctx): the median; rounds take about `budget` seconds in all. */
+double bench_time(void (*fn)(void *ctx), void *ctx, double budget);
+
+/* Most multiply-adds that this thread can do with the set's vectors, in GFLOP/s (2 each): twelve and more
+ * chains of them in registers. Sets without a fused one multiply and add. */
+double bench_peak(const char *isa);
+
+/* "--name value" and "--name=value": the value, or NULL if argv[*i] is not this option. Moves *i on. */
+const char *bench_option(int argc, char **argv, int *i, const char *name);
+
+#endif /* HVT_BENCH_H */

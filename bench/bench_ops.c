@@ -1,0 +1,390 @@
+/*
+ * bench_ops - convolutions of whole models, layer by layer and pass by pass.
+ *
+ *     bench_ops [--model resnet50|resnet20|resnet18|resnet50-224] [--batch N] [--isa NAME] [--threads T]
+ *               [--order hwn|nhw] [--seconds S]
+ *
+ * Each pass is verified on sampled elements against a loop in double, then timed for S seconds. GF/s counts
+ * multiply and add of pixels that exist (padding is not work). Columns: GF/s and the share of the peak (all
+ * threads' multiply-adds in registers, measured in the same run) forward, backward data, backward weights;
+ * microseconds to turn the weights. Last: the model's convolutions as often as the model has them, in
+ * milliseconds a batch and images/s.
+ */
+#include "bench.h"
+#include "base_impl.h"
+#include "device/cpu/cpu_impl.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct layer {
+    int c, k, window, stride, size, count; /* size: height and width of the input */
+} layer;
+
+typedef struct net {
+    const char *name;
+    int batch, layers;
+    layer layer[32];
+} net;
+
+static const net nets[] = {
+    {"resnet50", 64, 24, {{3, 64, 7, 2, 32, 1},     {64, 64, 1, 1, 8, 1},    {64, 64, 3, 1, 8, 3},
+                          {64, 256, 1, 1, 8, 4},    {256, 64, 1, 1, 8, 2},   {256, 128, 1, 1, 8, 1},
+                          {128, 128, 3, 2, 8, 1},   {128, 128, 3, 1, 4, 3},  {128, 512, 1, 1, 4, 4},
+                          {256, 512, 1, 2, 8, 1},   {512, 128, 1, 1, 4, 3},  {512, 256, 1, 1, 4, 1},
+                          {256, 256, 3, 2, 4, 1},   {256, 256, 3, 1, 2, 5},  {256, 1024, 1, 1, 2, 6},
+                          {512, 1024, 1, 2, 4, 1},  {1024, 256, 1, 1, 2, 5}, {1024, 512, 1, 1, 2, 1},
+                          {512, 512, 3, 2, 2, 1},   {512, 512, 3, 1, 1, 2},  {512, 2048, 1, 1, 1, 3},
+                          {1024, 2048, 1, 2, 2, 1}, {2048, 512, 1, 1, 1, 2}, {2048, 10, 1, 1, 1, 1}}},
+    {"resnet20",
+     128,
+     7,
+     {{3, 16, 3, 1, 32, 1},
+      {16, 16, 3, 1, 32, 6},
+      {16, 32, 3, 2, 32, 1},
+      {32, 32, 3, 1, 16, 5},
+      {32, 64, 3, 2, 16, 1},
+      {64, 64, 3, 1, 8, 5},
+      {64, 10, 1, 1, 1, 1}}},
+    {"resnet18",
+     64,
+     12,
+     {{3, 64, 3, 1, 32, 1},
+      {64, 64, 3, 1, 32, 4},
+      {64, 128, 3, 2, 32, 1},
+      {128, 128, 3, 1, 16, 3},
+      {64, 128, 1, 2, 32, 1},
+      {128, 256, 3, 2, 16, 1},
+      {256, 256, 3, 1, 8, 3},
+      {128, 256, 1, 2, 16, 1},
+      {256, 512, 3, 2, 8, 1},
+      {512, 512, 3, 1, 4, 3},
+      {256, 512, 1, 2, 8, 1},
+      {512, 10, 1, 1, 1, 1}}},
+    {"resnet50-224", 8, 24, {{3, 64, 7, 2, 224, 1},     {64, 64, 1, 1, 56, 1},    {64, 64, 3, 1, 56, 3},
+                             {64, 256, 1, 1, 56, 4},    {256, 64, 1, 1, 56, 2},   {256, 128, 1, 1, 56, 1},
+                             {128, 128, 3, 2, 56, 1},   {128, 128, 3, 1, 28, 3},  {128, 512, 1, 1, 28, 4},
+                             {256, 512, 1, 2, 56, 1},   {512, 128, 1, 1, 28, 3},  {512, 256, 1, 1, 28, 1},
+                             {256, 256, 3, 2, 28, 1},   {256, 256, 3, 1, 14, 5},  {256, 1024, 1, 1, 14, 6},
+                             {512, 1024, 1, 2, 28, 1},  {1024, 256, 1, 1, 14, 5}, {1024, 512, 1, 1, 14, 1},
+                             {512, 512, 3, 2, 14, 1},   {512, 512, 3, 1, 7, 2},   {512, 2048, 1, 1, 7, 3},
+                             {1024, 2048, 1, 2, 14, 1}, {2048, 512, 1, 1, 7, 2},  {2048, 1000, 1, 1, 1, 1}}},
+};
+
+typedef struct bench {
+    hvt_device *dev;
+    hvt_conv_desc d;
+    hvt_op *op;
+    int p; /* height and width of the output */
+    size_t nx, ny, nw, file;
+    float *x, *y, *dx, *dy, *w, *dw, *canonical, *dcanonical;
+    void *ws;
+} bench;
+
+static float *floats(size_t count)
+{
+    float *p = aligned_alloc(64, (count * sizeof *p + 127) / 64 * 64);
+
+    if (!p) {
+        fprintf(stderr, "bench_ops: no memory for %zu floats\n", count);
+        exit(1);
+    }
+    return p;
+}
+
+static void fill(float *a, size_t count, uint64_t key)
+{
+    for (size_t i = 0; i < count; i++)
+        a[i] = hvt__unit(hvt__draw(key, i, 0, 0)) - 0.5f;
+}
+
+static void must(hvt_status s)
+{
+    if (s != HVT_OK) {
+        fprintf(stderr, "bench_ops: %s\n%s", hvt_last_error(), hvt_last_trace());
+        exit(1);
+    }
+}
+
+static void forward(void *ctx)
+{
+    bench *b = ctx;
+    must(conv_forward_cpu(b->op, b->d.n, b->x, b->w, b->y, b->ws));
+}
+
+static void backward_x(void *ctx)
+{
+    bench *b = ctx;
+    must(conv_backward_x_cpu(b->op, b->d.n, b->w, b->dy, b->dx, false, b->ws));
+}
+
+static void backward_w(void *ctx)
+{
+    bench *b = ctx;
+    must(conv_backward_w_cpu(b->op, b->d.n, b->x, b->dy, b->dw, b->ws));
+}
+
+static void pack(void *ctx)
+{
+    bench *b = ctx;
+    must(conv_pack_cpu(b->op, b->w));
+}
+
+/* ---- verification ---- */
+
+static size_t row(const bench *b, int n, int h, int w, int size)
+{
+    return b->d.order == HVT_ORDER_HWN ? ((size_t)h * size + w) * b->d.n + n
+                                       : ((size_t)n * size + h) * size + w;
+}
+
+static double weight(const bench *b, int k, int c, int r, int s)
+{
+    return b->canonical[(((size_t)k * b->d.c + c) * b->d.r + r) * b->d.s + s];
+}
+
+static bool near(double got, double sum, double size)
+{
+    return fabs(got - sum) <= 1e-5 * size;
+}
+
+/* One element of each result, chosen by draw number i. Padding, stride and taps as in the definition. */
+static bool right(const bench *b, uint64_t i)
+{
+    const hvt_conv_desc *d = &b->d;
+    uint64_t z = hvt__draw(7, i, 0, 0);
+    int n = (int)(z % (uint64_t)d->n), k = (int)((z >> 8) % (uint64_t)d->k),
+        c = (int)((z >> 20) % (uint64_t)d->c);
+    int p = (int)((z >> 32) % (uint64_t)b->p), q = (int)((z >> 40) % (uint64_t)b->p);
+    int h = (int)((z >> 32) % (uint64_t)d->h), w = (int)((z >> 40) % (uint64_t)d->w);
+    int tr = (int)((z >> 48) % (uint64_t)d->r), ts = (int)((z >> 56) % (uint64_t)d->s);
+    double y = 0, ya = 0, dx = 0, dxa = 0, dw = 0, dwa = 0;
+
+    for (int r = 0; r < d->r; r++)
+        for (int s = 0; s < d->s; s++) {
+            int ih = p * d->stride + r - d->pad, iw = q * d->stride + s - d->pad;
+            int oh = h + d->pad - r, ow = w + d->pad - s;
+
+            for (int j = 0; j < d->c && ih >= 0 && iw >= 0 && ih < d->h && iw < d->w; j++) {
+                double t = b->x[row(b, n, ih, iw, d->h) * d->c + j] * weight(b, k, j, r, s);
+                y += t, ya += fabs(t);
+            }
+            if (oh < 0 || ow < 0 || oh % d->stride || ow % d->stride || oh / d->stride >= b->p ||
+                ow / d->stride >= b->p)
+                continue;
+            for (int j = 0; j < d->k; j++) {
+                double t =
+                    b->dy[row(b, n, oh / d->stride, ow / d->stride, b->p) * d->k + j] * weight(b, j, c, r, s);
+                dx += t, dxa += fabs(t);
+            }
+        }
+    for (int m = 0; m < d->n; m++)
+        for (int u = 0; u < b->p; u++)
+            for (int v = 0; v < b->p; v++) {
+                int ih = u * d->stride + tr - d->pad, iw = v * d->stride + ts - d->pad;
+
+                if (ih < 0 || iw < 0 || ih >= d->h || iw >= d->w)
+                    continue;
+                double t = (double)b->x[row(b, m, ih, iw, d->h) * d->c + c] *
+                           b->dy[row(b, m, u, v, b->p) * d->k + k];
+                dw += t, dwa += fabs(t);
+            }
+    return near(b->y[row(b, n, p, q, b->p) * d->k + k], y, ya) &&
+           (d->no_dx || near(b->dx[row(b, n, h, w, d->h) * d->c + c], dx, dxa)) &&
+           near(b->dcanonical[(((size_t)k * d->c + c) * d->r + tr) * d->s + ts], dw, dwa);
+}
+
+static bool verify(bench *b)
+{
+    bool good = true;
+
+    memset(b->y, 0xff, b->ny * sizeof *b->y);
+    memset(b->dx, 0xff, b->nx * sizeof *b->dx);
+    memset(b->dw, 0xff, b->nw * sizeof *b->dw);
+    pack(b);
+    forward(b);
+    if (!b->d.no_dx)
+        backward_x(b);
+    backward_w(b);
+    conv_permute_cpu(b->op, true, b->dw, b->dcanonical);
+    for (uint64_t i = 0; i < 100; i++)
+        good &= right(b, i);
+    return good;
+}
+
+/* ---- a model ---- */
+
+static void open_layer(bench *b, hvt_device *dev, const layer *l, int batch, hvt_order order)
+{
+    size_t ws;
+
+    *b = (bench){.dev = dev};
+    b->d = (hvt_conv_desc){order, HVT_F32,   batch,     l->size,   l->size,       l->c,
+                           l->k,  l->window, l->window, l->stride, l->window / 2, l->c == 3};
+    b->p = hvt__conv_out(l->size, l->window, l->stride, l->window / 2);
+    must(conv_plan_cpu(dev, &b->d, &b->op, &b->nw, &ws));
+    b->nx = (size_t)batch * l->size * l->size * l->c;
+    b->ny = (size_t)batch * b->p * b->p * l->k;
+    b->file = (size_t)l->k * l->c * l->window * l->window;
+    b->x = floats(b->nx);
+    b->dx = floats(b->nx);
+    b->y = floats(b->ny);
+    b->dy = floats(b->ny);
+    b->w = floats(b->nw);
+    b->dw = floats(b->nw);
+    b->canonical = floats(b->file);
+    b->dcanonical = floats(b->file);
+    b->ws = floats(ws / sizeof(float));
+    fill(b->x, b->nx, 1);
+    fill(b->dy, b->ny, 2);
+    fill(b->canonical, b->file, 3);
+    conv_permute_cpu(b->op, false, b->w, b->canonical);
+}
+
+static void close_layer(bench *b)
+{
+    hvt__op_free(b->op);
+    free(b->x);
+    free(b->dx);
+    free(b->y);
+    free(b->dy);
+    free(b->w);
+    free(b->dw);
+    free(b->canonical);
+    free(b->dcanonical);
+    free(b->ws);
+}
+
+/* multiply-adds of one image whose pixel exists, times 2 */
+static double work(const bench *b)
+{
+    double places = 0;
+
+    for (int o = 0; o < b->p; o++)
+        for (int t = 0; t < b->d.r; t++) {
+            int i = o * b->d.stride + t - b->d.pad;
+
+            places += i >= 0 && i < b->d.h;
+        }
+    return 2 * places * places * b->d.c * b->d.k;
+}
+
+static int run_net(const net *m, hvt_device *dev, int batch, hvt_order order, double seconds, double peak)
+{
+    double total[4] = {0}, flops = 0, sum;
+
+    printf("%-28s x  forward        backward data  backward weights  pack us\n", m->name);
+    for (const layer *l = m->layer; l < m->layer + m->layers; l++) {
+        double time[4] = {0}, gf;
+        bench b;
+
+        open_layer(&b, dev, l, batch, order);
+        if (!verify(&b)) {
+            printf("%4d -> %4d, %dx%d/%d at %d: WRONG\n", l->c, l->k, l->window, l->window, l->stride,
+                   l->size);
+            close_layer(&b);
+            return 1;
+        }
+        time[0] = bench_time(forward, &b, seconds);
+        time[1] = b.d.no_dx ? 0 : bench_time(backward_x, &b, seconds);
+        time[2] = bench_time(backward_w, &b, seconds);
+        time[3] = b.d.no_dx ? 0 : bench_time(pack, &b, seconds / 4);
+        gf = work(&b) * batch * 1e-9;
+        printf("%4d -> %4d, %dx%d/%d at %3d   %d", l->c, l->k, l->window, l->window, l->stride, l->size,
+               l->count);
+        for (int i = 0; i < 3; i++)
+            if (time[i] > 0)
+                printf("  %6.1f %4.0f %%", gf / time[i], 100 * gf / time[i] / peak);
+            else
+                printf("       -      ");
+        printf("  %8.0f\n", time[3] * 1e6);
+        fflush(stdout);
+        for (int i = 0; i < 4; i++)
+            total[i] += time[i] * l->count;
+        flops += gf * l->count * (b.d.no_dx ? 2 : 3);
+        close_layer(&b);
+    }
+    sum = total[0] + total[1] + total[2] + total[3];
+    printf("%s batch %d %s: %.1f ms (forward %.1f, data %.1f, weights %.1f, pack %.1f), %.1f GF/s, %.0f %% "
+           "of %.1f, "
+           "%.1f images/s\n",
+           m->name, batch, order == HVT_ORDER_HWN ? "hwn" : "nhw", sum * 1e3, total[0] * 1e3, total[1] * 1e3,
+           total[2] * 1e3, total[3] * 1e3, flops / sum, 100 * flops / sum / peak, peak, batch / sum);
+    return 0;
+}
+
+typedef struct peak {
+    const char *isa;
+    double speed[256];
+} peak;
+
+static void peak_job(void *ctx, int job, int thread)
+{
+    peak *p = ctx;
+
+    (void)thread;
+    p->speed[job] = bench_peak(p->isa);
+}
+
+static int usage(const char *why, const char *what)
+{
+    fprintf(stderr,
+            "bench_ops: %s %s\nbench_ops [--model NAME] [--batch N] [--isa NAME] [--threads T] "
+            "[--order hwn|nhw] [--seconds S]\n",
+            why, what);
+    return 2;
+}
+
+int main(int argc, char **argv)
+{
+    const char *model = "resnet50", *isa = NULL, *v;
+    int batch = 0, threads = 1, failed = 0;
+    hvt_order order = HVT_ORDER_HWN;
+    double seconds = 0.1, total = 0;
+    const net *chosen = NULL;
+    hvt_cpu cpu = {0};
+    hvt_device dev = {.state = &cpu};
+    peak top = {0};
+
+    for (int i = 1; i < argc; i++) {
+        if ((v = bench_option(argc, argv, &i, "--model")))
+            model = v;
+        else if ((v = bench_option(argc, argv, &i, "--batch")))
+            batch = atoi(v);
+        else if ((v = bench_option(argc, argv, &i, "--isa")))
+            isa = v;
+        else if ((v = bench_option(argc, argv, &i, "--threads")))
+            threads = atoi(v);
+        else if ((v = bench_option(argc, argv, &i, "--order")))
+            order = strcmp(v, "nhw") ? HVT_ORDER_HWN : HVT_ORDER_NHW;
+        else if ((v = bench_option(argc, argv, &i, "--seconds")))
+            seconds = atof(v);
+        else
+            return usage("unknown option", argv[i]);
+    }
+    for (size_t i = 0; i < HVT_LEN(nets); i++)
+        if (!strcmp(nets[i].name, model))
+            chosen = &nets[i];
+    if (!chosen)
+        return usage("no model is called", model);
+    for (int i = 0; i < hvt__isa_count; i++)
+        if (hvt__isas[i].supported() && (!isa || !strcmp(isa, hvt__isas[i].name)))
+            cpu.isa = &hvt__isas[i];
+    if (!cpu.isa)
+        return usage("this processor has no", isa);
+    if (threads < 1 || threads > (int)HVT_LEN(top.speed))
+        return usage("bad number of", "threads");
+    must(hvt__pool_open(threads, NULL, 0, false, &cpu.pool));
+    hvt__flush_subnormals(true);
+    bench_header("bench_ops", cpu.isa->name, threads);
+    top.isa = cpu.isa->name;
+    hvt__pool_run(cpu.pool, threads, peak_job, &top);
+    for (int t = 0; t < threads; t++)
+        total += top.speed[t];
+    printf("peak %.1f GF/s\n", total);
+    failed = run_net(chosen, &dev, batch ? batch : chosen->batch, order, seconds, total);
+    hvt__pool_close(&cpu.pool);
+    return failed;
+}
