@@ -1,0 +1,61 @@
+/*
+ * elementwise.h - what the cpu device does besides convolution, on a part that one thread owns: compiled once
+ * per instruction set from elementwise.c, and joined to whole ops by cpu.c, matrix.c, pool.c and images.c.
+ *
+ * A *span* is n elements from address to address. A *part* of a matrix is its real rows [first, end), counted
+ * without the padding. Nothing here allocates, waits or fails.
+ */
+#ifndef HVT_ELEMENTWISE_H
+#define HVT_ELEMENTWISE_H
+
+#include "device_impl.h"
+
+/* per channel: what batch norm's second passes need besides their arguments */
+typedef struct hvt_bn_consts {
+    const float *scale; /* gamma * rstd */
+    const float *share; /* backward: sum(dz) / count */
+    const float *slope; /* backward: rstd * sum(dz * xhat) / count */
+} hvt_bn_consts;
+
+struct hvt_elementwise {
+    int vl; /* floats in a vector */
+
+    void (*relu)(size_t n, const float *x, float *y);
+    void (*relu_grad)(size_t n, const float *y, const float *dy, float *dx, bool add);
+    void (*add)(size_t n, const float *a, const float *b, float *y);
+    void (*scale)(size_t n, float s, const float *x, float *y, bool add); /* y (+)= s*x */
+    void (*cast)(size_t n, float s, const void *src, hvt_dtype st, void *dst, hvt_dtype dt);
+    /* elements [first, first + n) of every array */
+    void (*reduce)(size_t first, size_t n, hvt_dtype t, const void *const in[], int count, void *out);
+    void (*sgd)(size_t first, size_t n, const hvt_sgd_args *a, const float *const g[], int ng, float *w, float *v);
+
+    /* rows are cut for threads at multiples of this, so that narrow rows fill vectors */
+    int (*row_step)(int c);
+    /* mean and sum of squared deviations of a part, per channel */
+    void (*bn_stats)(hvt_rows rows, int c, const float *x, size_t first, size_t end, float *mean, float *m2);
+    /* Chan, Golub and LeVeque 1979: join the parts' statistics in their order. count[parts] rows, mean and m2
+     * [parts][c]; the result replaces the first part's in double: sum64 [2][c] mean, m2 */
+    void (*bn_join)(int parts, const size_t *count, int c, const float *mean, const float *m2, double *sum64);
+    void (*bn_apply)(const hvt_bn_args *a, hvt_bn_consts k, size_t first, size_t end);
+    /* sum(dz) and sum(dz * (x - mean)) of a part, per channel */
+    void (*bn_sums)(const hvt_bn_grad_args *a, size_t first, size_t end, float *sum, float *dot);
+    void (*bn_dx)(const hvt_bn_grad_args *a, hvt_bn_consts k, size_t first, size_t end);
+    void (*bias)(hvt_rows rows, int c, const float *b, float *y, size_t first, size_t end);
+    void (*sums)(hvt_rows rows, int c, const float *dy, size_t first, size_t end, float *sum);
+
+    void (*xent_row)(const float *x, int classes, int label, float *dx, float *ret_loss, int32_t *ret_place);
+
+    /* y[i] = the first largest of in[0..count-1][i]; saved[i] = its pos */
+    void (*max_forward)(size_t n, const float *const in[], const uint8_t pos[], int count, float *y,
+                        uint8_t *saved);
+    /* dx[i] (+)= sum over k of dy[k][i] where saved[k][i] == pos[k] */
+    void (*max_backward)(size_t n, const float *const dy[], const uint8_t *const saved[], const uint8_t pos[],
+                         int count, float *dx, bool add);
+    /* y[i] = part * sum over k of x[k*step + i] */
+    void (*mean_forward)(size_t n, const float *x, size_t step, int count, float part, float *y);
+
+    /* out[i] = fma(bytes[i], scale[i % (c*vl)], shift[i % (c*vl)]) */
+    void (*normalise)(size_t n, const uint8_t *bytes, int c, const float *scale, const float *shift, float *out);
+};
+
+#endif /* HVT_ELEMENTWISE_H */
