@@ -5,7 +5,28 @@
 
 #include <math.h>
 
-static hvt_device *ref;
+enum { MOST_DEVS = 32 };
+static hvt_device *ref, *devs[MOST_DEVS]; /* ref, then cpu: every instruction set x 1, 2, 3 threads */
+static int ndevs;
+
+static void open_devices(void)
+{
+    CHECK_OK(hvt_device_open("ref", NULL, &ref));
+    devs[ndevs++] = ref;
+    for (int i = 0; i < hvt_cpu_isa_count(); i++) {
+        if (!hvt_cpu_isa_supported(i)) {
+            check_skip(hvt_cpu_isa_name(i), "this processor does not have it");
+            continue;
+        }
+        for (int threads = 1; threads <= 3; threads++) {
+            hvt_device_opts opts = {.threads = threads, .isa = hvt_cpu_isa_name(i)};
+
+            CHECK_OK(hvt_device_open("cpu", &opts, &devs[ndevs]));
+            CHECK(!strcmp(hvt_device_isa(devs[ndevs]), opts.isa), "%s", hvt_device_isa(devs[ndevs]));
+            ndevs++;
+        }
+    }
+}
 
 TEST(a_wrong_device_is_refused_with_the_known_ones)
 {
@@ -18,6 +39,8 @@ TEST(a_wrong_device_is_refused_with_the_known_ones)
     CHECK_FAILS(hvt_device_open("ref", &(hvt_device_opts){.threads = 257}, &d), E_ARG, "257");
     CHECK_FAILS(hvt_device_open("ref", &(hvt_device_opts){.ncpus = 1}, &d), E_ARG, "1");
     CHECK_FAILS(hvt_device_open("ref", &(hvt_device_opts){.cpus = &cpu, .ncpus = -2}, &d), E_ARG, "-2");
+    CHECK_FAILS(hvt_device_open("ref", &(hvt_device_opts){.isa = "avx2"}, &d), E_ARG, "avx2");
+    CHECK_FAILS(hvt_device_open("cpu", &(hvt_device_opts){.isa = "sse9"}, &d), E_ARG, "portable");
     CHECK(!d, "a refused device was handed out");
     hvt_device_close(&d);
 }
@@ -55,18 +78,19 @@ TEST(sgd_takes_pytorch_s_steps)
         {{.momentum = 0, .dampening = .5f}, {.95, .9, .85, .8}},
     };
 
-    for (size_t i = 0; i < HVT_LEN(cases); i++) {
+    for (size_t i = 0; i < HVT_LEN(cases) * (size_t)ndevs; i++) {
+        hvt_device *d = devs[i / HVT_LEN(cases)];
         float w = 1, v = NAN, g = .125f;
         const float *gs[4] = {&g, &g, &g, &g};
-        hvt_sgd_args a = cases[i].a;
+        hvt_sgd_args a = cases[i % HVT_LEN(cases)].a;
 
         a.lr = .1f;
         a.scale = 1;
         for (int t = 0; t < 4; t++) {
             a.first = t == 0;
-            CHECK_OK(ref->ops->sgd(ref, 1, &a, gs, 4, &w, a.momentum != 0 ? &v : NULL));
-            CHECK(fabs(w - cases[i].want[t]) < 2e-7, "case %zu step %d: %.9g, not %.9g", i, t, w,
-                  cases[i].want[t]);
+            CHECK_OK(d->ops->sgd(d, 1, &a, gs, 4, &w, a.momentum != 0 ? &v : NULL));
+            CHECK(fabs(w - cases[i % HVT_LEN(cases)].want[t]) < 2e-7, "case %zu step %d: %.9g, not %.9g", i,
+                  t, w, cases[i % HVT_LEN(cases)].want[t]);
         }
     }
 }
@@ -111,11 +135,12 @@ TEST(a_pool_does_every_job_once)
 
 int main(void)
 {
-    CHECK_OK(hvt_device_open("ref", NULL, &ref));
+    open_devices();
     RUN(a_wrong_device_is_refused_with_the_known_ones);
     RUN(memory_comes_zeroed_and_aligned);
     RUN(a_pool_does_every_job_once);
     RUN(sgd_takes_pytorch_s_steps);
-    hvt_device_close(&ref);
+    while (ndevs)
+        hvt_device_close(&devs[--ndevs]);
     return check_done();
 }

@@ -13,7 +13,7 @@
 #include <xmmintrin.h>
 #endif
 
-static const hvt_device_ops *const registry[] = {&hvt_device_ref};
+static const hvt_device_ops *const registry[] = {&hvt_device_ref, &hvt_device_cpu};
 
 enum { MAX_THREADS = 256 };
 
@@ -36,7 +36,7 @@ static hvt_status find(const char *name, const hvt_device_ops **ret_ops)
 hvt_status hvt_device_open(const char *name, const hvt_device_opts *opts, hvt_device **ret_dev)
 {
     static const hvt_device_opts defaults;
-    const hvt_device_ops *ops;
+    const hvt_device_ops *ops = NULL;
     hvt_device *d = NULL;
     hvt_status s;
 

@@ -8,6 +8,10 @@
 
 #include "device_impl.h"
 
+/* Activations in 16 bits have an issue of their own. */
+#define HVT_CHECK_F32(t)                                                                                     \
+    HVT_CHECK((t) == HVT_F32, E_UNSUPPORTED, "this device computes in f32, not in %s", hvt_dtype_name(t))
+
 /* entries of hvt_device_ref and hvt_device_cpu */
 hvt_status alloc_here(hvt_device *d, size_t bytes, void **ret_ptr);
 void release_here(hvt_device *d, void *ptr);

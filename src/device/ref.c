@@ -32,9 +32,6 @@ static inline float f_keep(float y, float d)
 
 #include "formula.h"
 
-#define CHECK_F32(t)                                                                                         \
-    HVT_CHECK((t) == HVT_F32, E_UNSUPPORTED, "device ref computes in f32, not %s", hvt_dtype_name(t))
-
 /* ---- life ---- */
 
 typedef struct ref {
@@ -107,7 +104,7 @@ static hvt_status bn_train_ref(hvt_device *d, const hvt_bn_args *a)
     size_t count = real_rows(a->rows);
 
     (void)d;
-    CHECK_F32(a->type);
+    HVT_CHECK_F32(a->type);
     for (int c = 0; c < a->c; c++) {
         const float *x = (const float *)a->x + c;
         double mean = 0, m2 = 0;
@@ -132,7 +129,7 @@ static hvt_status bn_train_ref(hvt_device *d, const hvt_bn_args *a)
 static hvt_status bn_infer_ref(hvt_device *d, const hvt_bn_args *a)
 {
     (void)d;
-    CHECK_F32(a->type);
+    HVT_CHECK_F32(a->type);
     for (int c = 0; c < a->c; c++)
         normalise(a, c, a->mean[c], (float)(1 / sqrt((double)a->rstd[c] + a->eps)));
     return HVT_OK;
@@ -145,7 +142,7 @@ static hvt_status bn_backward_ref(hvt_device *d, const hvt_bn_grad_args *a)
     float *dx = a->dx, *dres = a->dresidual;
 
     (void)d;
-    CHECK_F32(a->type);
+    HVT_CHECK_F32(a->type);
     for (int c = 0; c < a->c; c++) {
         float mean = a->mean[c], rstd = a->rstd[c], scale = a->gamma[c] * rstd, share, slope;
         double sum = 0, dot = 0;
@@ -190,7 +187,7 @@ static hvt_status bn_update_ref(hvt_device *d, int c, float rate, float scale, c
 static hvt_status bias_forward_ref(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y)
 {
     (void)d;
-    CHECK_F32(t);
+    HVT_CHECK_F32(t);
     for (size_t i = 0; i < real_rows(rows); i++)
         for (int k = 0; k < c; k++)
             ((float *)y)[real_row(rows, i) * c + k] += b[k];
@@ -201,7 +198,7 @@ static hvt_status bias_backward_ref(hvt_device *d, hvt_rows rows, int c, hvt_dty
                                     float *db)
 {
     (void)d;
-    CHECK_F32(t);
+    HVT_CHECK_F32(t);
     for (int k = 0; k < c; k++) {
         double sum = 0;
 
@@ -241,7 +238,7 @@ static hvt_status xent_ref(hvt_device *d, const hvt_xent_args *a)
     double sum = 0, top1 = 0, top5 = 0;
 
     (void)d;
-    CHECK_F32(a->type);
+    HVT_CHECK_F32(a->type);
     for (size_t i = 0; i < rows; i++) {
         float *dx = a->dlogits ? (float *)a->dlogits + i * a->classes : NULL;
 
@@ -267,7 +264,7 @@ static hvt_status xent_ref(hvt_device *d, const hvt_xent_args *a)
 static hvt_status relu_forward_ref(hvt_device *d, size_t n, hvt_dtype t, const void *x, void *y)
 {
     (void)d;
-    CHECK_F32(t);
+    HVT_CHECK_F32(t);
     for (size_t i = 0; i < n; i++)
         ((float *)y)[i] = f_relu(((const float *)x)[i]);
     return HVT_OK;
@@ -277,7 +274,7 @@ static hvt_status relu_backward_ref(hvt_device *d, size_t n, hvt_dtype t, const 
                                     void *dx, bool add)
 {
     (void)d;
-    CHECK_F32(t);
+    HVT_CHECK_F32(t);
     for (size_t i = 0; i < n; i++) {
         float g = f_keep(((const float *)y)[i], ((const float *)dy)[i]), *to = (float *)dx + i;
 
@@ -289,7 +286,7 @@ static hvt_status relu_backward_ref(hvt_device *d, size_t n, hvt_dtype t, const 
 static hvt_status add_ref(hvt_device *d, size_t n, hvt_dtype t, const void *a, const void *b, void *y)
 {
     (void)d;
-    CHECK_F32(t);
+    HVT_CHECK_F32(t);
     for (size_t i = 0; i < n; i++)
         ((float *)y)[i] = ((const float *)a)[i] + ((const float *)b)[i];
     return HVT_OK;

@@ -4,6 +4,7 @@
  * channels. Nothing past the real images is read or written.
  */
 #include "base_impl.h"
+#include "host.h"
 #include "ref_impl.h"
 
 #include <stdlib.h>
@@ -28,7 +29,7 @@ hvt_status conv_plan_ref(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op,
     size_t weights = (size_t)c->k * c->c * c->r * c->s;
     conv *o;
 
-    HVT_CHECK(c->type == HVT_F32, E_UNSUPPORTED, "device ref convolves f32, not %s", hvt_dtype_name(c->type));
+    HVT_CHECK_F32(c->type);
     HVT_CHECK(c->n > 0 && c->h > 0 && c->w > 0 && c->c > 0 && c->k > 0 && c->r > 0 && c->s > 0 &&
                   c->stride > 0 && c->pad >= 0 && c->h + 2 * c->pad >= c->r && c->w + 2 * c->pad >= c->s,
               E_SHAPE, "no convolution: input %dx%dx%dx%d, %d filters %dx%d, stride %d, padding %d", c->n,
@@ -189,7 +190,7 @@ hvt_status pool_plan_ref(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op,
 {
     pool *o;
 
-    HVT_CHECK(p->type == HVT_F32, E_UNSUPPORTED, "device ref pools f32, not %s", hvt_dtype_name(p->type));
+    HVT_CHECK_F32(p->type);
     if (!p->mean)
         HVT_CHECK(p->size > 0 && p->size <= 15 && p->stride > 0 && p->pad >= 0 && p->pad * 2 <= p->size &&
                       p->h + 2 * p->pad >= p->size && p->w + 2 * p->pad >= p->size,
@@ -321,7 +322,7 @@ hvt_status subsample_forward_ref(hvt_device *dev, hvt_order o, hvt_dtype t, int 
     int p = (h + stride - 1) / stride, q = (w + stride - 1) / stride, lead = (channels - c) / 2;
 
     (void)dev;
-    HVT_CHECK(t == HVT_F32, E_UNSUPPORTED, "device ref subsamples f32, not %s", hvt_dtype_name(t));
+    HVT_CHECK_F32(t);
     for (int i = 0; i < n; i++)
         for (int a = 0; a < p; a++)
             for (int b = 0; b < q; b++) {
@@ -340,7 +341,7 @@ hvt_status subsample_backward_ref(hvt_device *dev, hvt_order o, hvt_dtype t, int
     int p = (h + stride - 1) / stride, q = (w + stride - 1) / stride, lead = (channels - c) / 2;
 
     (void)dev;
-    HVT_CHECK(t == HVT_F32, E_UNSUPPORTED, "device ref subsamples f32, not %s", hvt_dtype_name(t));
+    HVT_CHECK_F32(t);
     if (!add)
         memset(dx, 0, (size_t)n * h * w * c * sizeof(float));
     for (int i = 0; i < n; i++)

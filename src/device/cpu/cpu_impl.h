@@ -70,10 +70,21 @@ typedef struct hvt_isa {
 extern const hvt_isa hvt__isas[];
 extern const int hvt__isa_count;
 
+/* What a matrix op keeps between its passes. Parts: the rows are cut into at most HVT_PARTS of them, fewer
+ * for many channels, by the shape alone. */
+enum { HVT_PARTS = 256, HVT_CHANNELS = 1 << 16, HVT_PART_FLOATS = 1 << 18 };
+typedef struct hvt_scratch {
+    float part[2][HVT_PART_FLOATS]; /* [parts][c] */
+    double sum[2 * HVT_CHANNELS];
+    float consts[3][HVT_CHANNELS];
+} hvt_scratch;
+
 typedef struct hvt_cpu {
     hvt_pool *pool;
     const hvt_isa *isa;
-} hvt_cpu; /* d->state */
+    hvt_scratch *scratch;
+    bool open, flushed_before; /* how the opening thread treated subnormals */
+} hvt_cpu;                     /* d->state */
 
 /* ---- conv: conv_plan.c gather.c wgrad.c weights.c; entries of hvt_device_cpu ---- */
 hvt_status conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
@@ -84,5 +95,27 @@ hvt_status conv_forward_cpu(hvt_op *op, int real, const void *x, const float *w,
 hvt_status conv_backward_x_cpu(hvt_op *op, int real, const float *w, const void *dy, void *dx, bool add,
                                void *ws);
 hvt_status conv_backward_w_cpu(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
+
+/* ---- matrix.c ---- */
+hvt_status bn_train_cpu(hvt_device *d, const hvt_bn_args *a);
+hvt_status bn_infer_cpu(hvt_device *d, const hvt_bn_args *a);
+hvt_status bn_backward_cpu(hvt_device *d, const hvt_bn_grad_args *a);
+hvt_status bn_update_cpu(hvt_device *d, int c, float rate, float scale, const float *moments, float *run_mean,
+                         float *run_var);
+hvt_status bias_forward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y);
+hvt_status bias_backward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy, float *db);
+hvt_status xent_cpu(hvt_device *d, const hvt_xent_args *a);
+
+/* ---- pool.c ---- */
+hvt_status pool_plan_cpu(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op, size_t *ret_saved);
+hvt_status pool_forward_cpu(hvt_op *op, int real, const void *x, void *y, void *saved);
+hvt_status pool_backward_cpu(hvt_op *op, int real, const void *saved, const void *dy, void *dx, bool add);
+
+/* ---- images.c ---- */
+hvt_status subsample_forward_cpu(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
+                                 int stride, int channels, const void *x, void *y);
+hvt_status subsample_backward_cpu(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
+                                  int stride, int channels, const void *dy, void *dx, bool add);
+hvt_status augment_cpu(hvt_device *d, const hvt_augment_args *a);
 
 #endif /* HVT_CPU_IMPL_H */

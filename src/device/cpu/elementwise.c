@@ -5,9 +5,9 @@
  *
  * Matrices are walked in *wide rows*: a few matrix rows side by side, so that narrow or odd rows (16, 37, 3
  * channels) become a whole number of vectors, and channel i of a wide row is i % c. Constants per channel are
- * repeated to that width once per part, sums per wide column are folded to channels at its end. Rows wide enough
- * stay as they are and end in a masked vector. Several wide rows are worked on at a time, so that what is
- * per column (constants, running sums) is loaded once for all of them.
+ * repeated to that width once per part, sums per wide column are folded to channels at its end. Rows wide
+ * enough stay as they are and end in a masked vector. Several wide rows are worked on at a time, so that what
+ * is per column (constants, running sums) is loaded once for all of them.
  *
  * Sums add whole blocks of rows first, then blocks, in an order that only the shape decides.
  */
@@ -34,8 +34,7 @@ static void relu(size_t n, const float *x, float *y)
 
 static void relu_grad(size_t n, const float *y, const float *dy, float *dx, bool add)
 {
-    SPAN(n, F g = f_keep(f_load(y + i, lanes), f_load(dy + i, lanes));
-         if (add) g = f_load(dx + i, lanes) + g;
+    SPAN(n, F g = f_keep(f_load(y + i, lanes), f_load(dy + i, lanes)); if (add) g = f_load(dx + i, lanes) + g;
          f_store(dx + i, g, lanes););
 }
 
@@ -46,9 +45,7 @@ static void add2(size_t n, const float *a, const float *b, float *y)
 
 static void scale(size_t n, float s, const float *x, float *y, bool add)
 {
-    SPAN(n, F v = f_load(x + i, lanes) * s;
-         if (add) v = f_load(y + i, lanes) + v;
-         f_store(y + i, v, lanes););
+    SPAN(n, F v = f_load(x + i, lanes) * s; if (add) v = f_load(y + i, lanes) + v; f_store(y + i, v, lanes););
 }
 
 INLINE void cast_from_to(size_t n, float s, const void *src, hvt_dtype st, void *dst, hvt_dtype dt)
@@ -111,7 +108,8 @@ static void reduce(size_t first, size_t n, hvt_dtype t, const void *const in[], 
         reduce_as(first, n, HVT_BF16, in, count, out);
 }
 
-static void sgd(size_t first, size_t n, const hvt_sgd_args *a, const float *const g[], int ng, float *w, float *v)
+static void sgd(size_t first, size_t n, const hvt_sgd_args *a, const float *const g[], int ng, float *w,
+                float *v)
 {
     const sgd_consts k = {f_splat(a->scale), f_splat(a->weight_decay), f_splat(a->momentum),
                           f_splat(1 - a->dampening), f_splat(-a->lr)};
@@ -119,15 +117,15 @@ static void sgd(size_t first, size_t n, const hvt_sgd_args *a, const float *cons
 
     w += first;
     v += momentum ? first : 0;
-    SPAN(n, F x = f_load(w + i, lanes);
-         F step = sgd_gradient(&k, tree(HVT_F32, (const void *const *)g, ng, first + i, lanes), x);
-         if (momentum) {
-             F u = fresh ? step : sgd_velocity(&k, step, f_load(v + i, lanes));
+    SPAN(
+        n, F x = f_load(w + i, lanes);
+        F step = sgd_gradient(&k, tree(HVT_F32, (const void *const *)g, ng, first + i, lanes), x);
+        if (momentum) {
+            F u = fresh ? step : sgd_velocity(&k, step, f_load(v + i, lanes));
 
-             f_store(v + i, u, lanes);
-             step = nesterov ? sgd_nesterov(&k, step, u) : u;
-         }
-         f_store(w + i, sgd_step(&k, x, step), lanes););
+            f_store(v + i, u, lanes);
+            step = nesterov ? sgd_nesterov(&k, step, u) : u;
+        } f_store(w + i, sgd_step(&k, x, step), lanes););
 }
 
 /* ---- walking a matrix ---- */
@@ -171,21 +169,24 @@ INLINE const float *widen(const float *x, int c, int width, float *room)
 }
 
 /* Statements for every vector of `rows` wide rows and then of the `rest` elements (whole rows, fewer than a
- * wide one) that follow: they see `i` (column), `at` (element), `lanes`. `EACH` rows at a time share `per`. */
+ * wide one) that follow: they see `i` (column), `at` (element), `lanes`. `EACH` rows at a time share `per`.
+ */
 #define WALK(count, width, per, ...)                                                                         \
     do {                                                                                                     \
         size_t base = 0, all = (count);                                                                      \
                                                                                                              \
-        for (; base + (size_t)(width) * 4 <= all; base += (size_t)(width) * 4)                               \
-            SPAN(width, per for (size_t row = 0; row < 4; row++) {                                           \
-                const size_t at = base + row * (width) + i;                                                  \
-                __VA_ARGS__                                                                                  \
-            });                                                                                              \
+        for (; base + (size_t)(width)*4 <= all; base += (size_t)(width)*4)                                   \
+            SPAN(                                                                                            \
+                width, per for (size_t row = 0; row < 4; row++) {                                            \
+                    const size_t at = base + row * (width) + i;                                              \
+                    __VA_ARGS__                                                                              \
+                });                                                                                          \
         for (; base < all; base += (width))                                                                  \
-            SPAN(all - base < (size_t)(width) ? all - base : (size_t)(width), per {                          \
-                const size_t at = base + i;                                                                  \
-                __VA_ARGS__                                                                                  \
-            });                                                                                              \
+            SPAN(                                                                                            \
+                all - base < (size_t)(width) ? all - base : (size_t)(width), per {                           \
+                    const size_t at = base + i;                                                              \
+                    __VA_ARGS__                                                                              \
+                });                                                                                          \
     } while (0)
 
 /* ---- batch norm ---- */
@@ -200,32 +201,32 @@ INLINE void absorb(const float *x, size_t count, int width, size_t before, float
         F part = f_splat(1 / (float)rows), to_mean = f_splat((float)rows / all),
           to_m2 = f_splat(n * (float)rows / all);
 
-        SPAN(width, F v[BLOCK]; F sum; F off; F square; const F old = f_load(mean + i, lanes);
-             if (rows == BLOCK) {
-                 for (int r = 0; r < BLOCK; r++)
-                     v[r] = f_load(x + (size_t)r * width + i, lanes);
-                 sum = ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
-                 sum = sum * part;
-                 off = v[0] - sum;
-                 square = off * off;
-                 for (int r = 1; r < BLOCK; r++) {
-                     off = v[r] - sum;
-                     square = f_fma(off, off, square);
-                 }
-             } else {
-                 sum = f_zero();
-                 for (size_t r = 0; r < rows; r++)
-                     sum = sum + f_load(x + r * width + i, lanes);
-                 sum = sum * part;
-                 square = f_zero();
-                 for (size_t r = 0; r < rows; r++) {
-                     off = f_load(x + r * width + i, lanes) - sum;
-                     square = f_fma(off, off, square);
-                 }
-             }
-             off = sum - old;
-             f_store(mean + i, f_fma(off, to_mean, old), lanes);
-             f_store(m2 + i, f_load(m2 + i, lanes) + f_fma(off * off, to_m2, square), lanes););
+        SPAN(
+            width, F v[BLOCK]; F sum; F off; F square; const F old = f_load(mean + i, lanes);
+            if (rows == BLOCK) {
+                for (int r = 0; r < BLOCK; r++)
+                    v[r] = f_load(x + (size_t)r * width + i, lanes);
+                sum = ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+                sum = sum * part;
+                off = v[0] - sum;
+                square = off * off;
+                for (int r = 1; r < BLOCK; r++) {
+                    off = v[r] - sum;
+                    square = f_fma(off, off, square);
+                }
+            } else {
+                sum = f_zero();
+                for (size_t r = 0; r < rows; r++)
+                    sum = sum + f_load(x + r * width + i, lanes);
+                sum = sum * part;
+                square = f_zero();
+                for (size_t r = 0; r < rows; r++) {
+                    off = f_load(x + r * width + i, lanes) - sum;
+                    square = f_fma(off, off, square);
+                }
+            } off = sum - old;
+            f_store(mean + i, f_fma(off, to_mean, old), lanes);
+            f_store(m2 + i, f_load(m2 + i, lanes) + f_fma(off * off, to_m2, square), lanes););
     }
 }
 
@@ -291,10 +292,8 @@ INLINE void apply(const hvt_bn_args *a, const float *mean, const float *sc, cons
     float *y = (float *)a->y + start;
 
     WALK(n, width, const F m = f_load(mean + i, lanes); const F s = f_load(sc + i, lanes);
-         const F b = f_load(beta + i, lanes);
-         , F v = bn_value(f_load(x + at, lanes), m, s, b);
-         if (residual) v = v + f_load(res + at, lanes);
-         f_store(y + at, rectify ? f_relu(v) : v, lanes););
+         const F b = f_load(beta + i, lanes);, F v = bn_value(f_load(x + at, lanes), m, s, b);
+         if (residual) v = v + f_load(res + at, lanes); f_store(y + at, rectify ? f_relu(v) : v, lanes););
 }
 
 static void bn_apply(const hvt_bn_args *a, hvt_bn_consts k, size_t first, size_t end)
@@ -319,31 +318,33 @@ static void bn_apply(const hvt_bn_args *a, hvt_bn_consts k, size_t first, size_t
     }
 }
 
-/* Add up rows [count x width]: sum += dz, dot += dz * (x - mean); dz is dy, or its part where y > 0. Without x
- * only the sum. */
+/* Add up rows [count x width]: sum += dz, dot += dz * (x - mean); dz is dy, or its part where y > 0. Without
+ * x only the sum. */
 INLINE void gather_sums(const float *x, const float *y, const float *dy, size_t count, int width,
                         const float *mean, float *sum, float *dot, bool mask, bool with_x)
 {
     for (size_t first = 0; first < count; first += BLOCK) {
         const size_t rows = count - first < BLOCK ? count - first : BLOCK, from = first * width;
 
-        SPAN(width, F s = f_zero(); F d = f_zero(); const F m = with_x ? f_load(mean + i, lanes) : f_zero();
-             for (size_t r = 0; r < rows; r++) {
-                 const size_t at = from + r * width + i;
-                 F dz = f_load(dy + at, lanes);
+        SPAN(
+            width, F s = f_zero(); F d = f_zero(); const F m = with_x ? f_load(mean + i, lanes) : f_zero();
+            for (size_t r = 0; r < rows; r++) {
+                const size_t at = from + r * width + i;
+                F dz = f_load(dy + at, lanes);
 
-                 if (mask)
-                     dz = f_keep(f_load(y + at, lanes), dz);
-                 s = s + dz;
-                 if (with_x)
-                     d = f_fma(dz, f_load(x + at, lanes) - m, d);
-             } f_store(sum + i, f_load(sum + i, lanes) + s, lanes);
-             if (with_x) f_store(dot + i, f_load(dot + i, lanes) + d, lanes););
+                if (mask)
+                    dz = f_keep(f_load(y + at, lanes), dz);
+                s = s + dz;
+                if (with_x)
+                    d = f_fma(dz, f_load(x + at, lanes) - m, d);
+            } f_store(sum + i, f_load(sum + i, lanes) + s, lanes);
+            if (with_x) f_store(dot + i, f_load(dot + i, lanes) + d, lanes););
     }
 }
 
-INLINE void part_sums(hvt_rows rows, int c, const float *x, const float *y, const float *dy, const float *mean,
-                      size_t first, size_t end, float *sum, float *dot, bool mask, bool with_x)
+INLINE void part_sums(hvt_rows rows, int c, const float *x, const float *y, const float *dy,
+                      const float *mean, size_t first, size_t end, float *sum, float *dot, bool mask,
+                      bool with_x)
 {
     const int step = row_step(c), width = step * c;
     float wide_sum[WIDE_MAX], wide_dot[WIDE_MAX], room[WIDE_MAX];
@@ -363,12 +364,13 @@ INLINE void part_sums(hvt_rows rows, int c, const float *x, const float *y, cons
     while (first < end) {
         size_t at, run = next_run(rows, c, first, end, &at), whole = run / step, rest = at + whole * width;
 
-        gather_sums(with_x ? x + at : NULL, mask ? y + at : NULL, dy + at, whole, width, wm, ws, wd, mask, with_x);
+        gather_sums(with_x ? x + at : NULL, mask ? y + at : NULL, dy + at, whole, width, wm, ws, wd, mask,
+                    with_x);
         first += run;
         run -= whole * step;
         if (run)
-            gather_sums(with_x ? x + rest : NULL, mask ? y + rest : NULL, dy + rest, run, c, mean, sum, dot, mask,
-                        with_x);
+            gather_sums(with_x ? x + rest : NULL, mask ? y + rest : NULL, dy + rest, run, c, mean, sum, dot,
+                        mask, with_x);
     }
     for (int s = 0; step > 1 && s < step; s++)
         for (int i = 0; i < c; i++) {
@@ -401,8 +403,7 @@ INLINE void dx_run(const hvt_bn_grad_args *a, const float *mean, const float *sc
 
     WALK(n, width, const F m = f_load(mean + i, lanes); const F s = f_load(sc + i, lanes);
          const F b = f_load(share + i, lanes); const F c = f_load(slope + i, lanes);
-         , F dz = f_load(dy + at, lanes);
-         if (mask) dz = f_keep(f_load(y + at, lanes), dz);
+         , F dz = f_load(dy + at, lanes); if (mask) dz = f_keep(f_load(y + at, lanes), dz);
          F g = bn_dx(f_load(x + at, lanes), m, s, b, c, dz);
          if (res) f_store(res + at, add_res ? f_load(res + at, lanes) + dz : dz, lanes);
          f_store(dx + at, add ? f_load(dx + at, lanes) + g : g, lanes););
@@ -426,6 +427,14 @@ static void bn_dx_part(const hvt_bn_grad_args *a, hvt_bn_consts k, size_t first,
     }
 }
 
+static void bn_moving_part(size_t n, float rate, float scaled, const float *moments, float *run)
+{
+    SPAN(n, f_store(run + i,
+                    bn_moving(f_load(run + i, lanes), f_load(moments + i, lanes), f_splat(rate),
+                              f_splat(1 - rate), f_splat(scaled)),
+                    lanes););
+}
+
 /* ---- bias ---- */
 
 static void bias(hvt_rows rows, int c, const float *b, float *y, size_t first, size_t end)
@@ -446,8 +455,9 @@ static void bias(hvt_rows rows, int c, const float *b, float *y, size_t first, s
 
 /* ---- loss ---- */
 
-/* e^x for x <= 0: 2^n * e^r, |r| <= ln2/2, e^r by its Taylor polynomial to r^7 (error below one unit in the last
- * place). exp(0) is 1 exactly; below -87, where the result would be subnormal, it is 0; a NaN stays one. */
+/* e^x for x <= 0: 2^n * e^r, |r| <= ln2/2, e^r by its Taylor polynomial to r^7 (error below one unit in the
+ * last place). exp(0) is 1 exactly; below -87, where the result would be subnormal, it is 0; a NaN stays one.
+ */
 INLINE F exp_below_one(F x)
 {
     const float magic = 0x1.8p23f; /* adding it rounds to an integer and leaves that in the low bits */
@@ -482,8 +492,8 @@ static void xent_row(const float *x, int classes, int label, float *dx, float *r
          const I valid = (I)(here < classes); const I above = ~(I)(v <= target) & (I)(here != label);
          const I tie = (I)(v == target) & (I)(here < label);
 
-         max = f_select((I)(v > max) & valid, v, max);
-         poison = poison + v * 0; place = place - ((above | tie) & valid););
+         max = f_select((I)(v > max) & valid, v, max); poison = poison + v * 0;
+         place = place - ((above | tie) & valid););
     for (int l = 0; l < VL; l++) {
         top = max[l] > top ? max[l] : top;
         bad += poison[l];
@@ -510,37 +520,40 @@ static void xent_row(const float *x, int classes, int label, float *dx, float *r
 static void max_forward(size_t n, const float *const in[], const uint8_t pos[], int count, float *y,
                         uint8_t *saved)
 {
-    SPAN(n, F best = f_load(in[0] + i, lanes); I place = i_splat(pos[0]); for (int k = 1; k < count; k++) {
-        const F v = f_load(in[k] + i, lanes);
-        const I wins = (I)(v > best) | (I)(v != v);
+    SPAN(
+        n, F best = f_load(in[0] + i, lanes); I place = i_splat(pos[0]); for (int k = 1; k < count; k++) {
+            const F v = f_load(in[k] + i, lanes);
+            const I wins = (I)(v > best) | (I)(v != v);
 
-        best = f_select(wins, v, best);
-        place = i_select(wins, i_splat(pos[k]), place);
-    } f_store(y + i, best, lanes);
-         i_store_bytes(saved + i, place, lanes););
+            best = f_select(wins, v, best);
+            place = i_select(wins, i_splat(pos[k]), place);
+        } f_store(y + i, best, lanes);
+        i_store_bytes(saved + i, place, lanes););
 }
 
 static void max_backward(size_t n, const float *const dy[], const uint8_t *const saved[], const uint8_t pos[],
                          int count, float *dx, bool add)
 {
-    SPAN(n, F sum = f_zero(); for (int k = 0; k < count; k++) {
-        const I chosen = (I)(i_load_bytes(saved[k] + i, lanes) == i_splat(pos[k]));
+    SPAN(
+        n, F sum = f_zero(); for (int k = 0; k < count; k++) {
+            const I chosen = (I)(i_load_bytes(saved[k] + i, lanes) == i_splat(pos[k]));
 
-        sum = sum + f_select(chosen, f_load(dy[k] + i, lanes), f_zero());
-    } if (add) sum = f_load(dx + i, lanes) + sum;
-         f_store(dx + i, sum, lanes););
+            sum = sum + f_select(chosen, f_load(dy[k] + i, lanes), f_zero());
+        } if (add) sum = f_load(dx + i, lanes) + sum;
+        f_store(dx + i, sum, lanes););
 }
 
 static void mean_forward(size_t n, const float *x, size_t step, int count, float part, float *y)
 {
-    SPAN(n, F sum = f_zero(); for (int first = 0; first < count; first += 16) {
-        const int end = count - first < 16 ? count : first + 16;
-        F some = f_zero();
+    SPAN(
+        n, F sum = f_zero(); for (int first = 0; first < count; first += 16) {
+            const int end = count - first < 16 ? count : first + 16;
+            F some = f_zero();
 
-        for (int k = first; k < end; k++)
-            some = some + f_load(x + k * step + i, lanes);
-        sum = sum + some;
-    } f_store(y + i, sum * part, lanes););
+            for (int k = first; k < end; k++)
+                some = some + f_load(x + k * step + i, lanes);
+            sum = sum + some;
+        } f_store(y + i, sum * part, lanes););
 }
 
 /* ---- images ---- */
@@ -549,10 +562,10 @@ static void normalise(size_t n, const uint8_t *bytes, int c, const float *sc, co
 {
     int at = 0;
 
-    SPAN(n,
-         f_store(out + i,
-                 f_fma(f_from_int(i_load_bytes(bytes + i, lanes)), f_load(sc + at, VL), f_load(shift + at, VL)),
-                 lanes);
+    SPAN(n, f_store(out + i,
+                    f_fma(f_from_int(i_load_bytes(bytes + i, lanes)), f_load(sc + at, VL),
+                          f_load(shift + at, VL)),
+                    lanes);
          at = at + VL == c * VL ? 0 : at + VL;);
 }
 
@@ -576,6 +589,7 @@ const hvt_elementwise TABLE(HVT_ISA) = {
     .bn_apply = bn_apply,
     .bn_sums = bn_sums,
     .bn_dx = bn_dx_part,
+    .bn_moving = bn_moving_part,
     .bias = bias,
     .sums = sums,
     .xent_row = xent_row,

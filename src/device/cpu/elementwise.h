@@ -27,7 +27,8 @@ struct hvt_elementwise {
     void (*cast)(size_t n, float s, const void *src, hvt_dtype st, void *dst, hvt_dtype dt);
     /* elements [first, first + n) of every array */
     void (*reduce)(size_t first, size_t n, hvt_dtype t, const void *const in[], int count, void *out);
-    void (*sgd)(size_t first, size_t n, const hvt_sgd_args *a, const float *const g[], int ng, float *w, float *v);
+    void (*sgd)(size_t first, size_t n, const hvt_sgd_args *a, const float *const g[], int ng, float *w,
+                float *v);
 
     /* rows are cut for threads at multiples of this, so that narrow rows fill vectors */
     int (*row_step)(int c);
@@ -40,6 +41,7 @@ struct hvt_elementwise {
     /* sum(dz) and sum(dz * (x - mean)) of a part, per channel */
     void (*bn_sums)(const hvt_bn_grad_args *a, size_t first, size_t end, float *sum, float *dot);
     void (*bn_dx)(const hvt_bn_grad_args *a, hvt_bn_consts k, size_t first, size_t end);
+    void (*bn_moving)(size_t n, float rate, float scale, const float *moments, float *run);
     void (*bias)(hvt_rows rows, int c, const float *b, float *y, size_t first, size_t end);
     void (*sums)(hvt_rows rows, int c, const float *dy, size_t first, size_t end, float *sum);
 
@@ -55,7 +57,8 @@ struct hvt_elementwise {
     void (*mean_forward)(size_t n, const float *x, size_t step, int count, float part, float *y);
 
     /* out[i] = fma(bytes[i], scale[i % (c*vl)], shift[i % (c*vl)]) */
-    void (*normalise)(size_t n, const uint8_t *bytes, int c, const float *scale, const float *shift, float *out);
+    void (*normalise)(size_t n, const uint8_t *bytes, int c, const float *scale, const float *shift,
+                      float *out);
 };
 
 #endif /* HVT_ELEMENTWISE_H */

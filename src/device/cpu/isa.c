@@ -8,6 +8,7 @@
 #include "cpu_impl.h"
 
 extern const hvt_conv_kernels hvt__conv_portable;
+extern const hvt_elementwise hvt__elementwise_portable;
 
 static bool always(void)
 {
@@ -15,7 +16,10 @@ static bool always(void)
 }
 
 #ifdef __x86_64__
+#include <cpuid.h>
+
 extern const hvt_conv_kernels hvt__conv_avx2, hvt__conv_avx512;
+extern const hvt_elementwise hvt__elementwise_avx2, hvt__elementwise_avx512;
 
 /* Does the system save the upper halves of these registers at a task switch? CPUID alone does not tell. */
 static bool saved_by_system(uint32_t parts)
@@ -26,10 +30,18 @@ static bool saved_by_system(uint32_t parts)
     return (low & parts) == parts;
 }
 
+static bool has_f16c(void) /* clang 14 does not know this word */
+{
+    unsigned a, b, c, d;
+
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
 static bool has_avx2(void)
 {
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && saved_by_system(0x06);
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c() &&
+           saved_by_system(0x06);
 }
 
 static bool has_avx512(void)
@@ -40,10 +52,10 @@ static bool has_avx512(void)
 #endif
 
 const hvt_isa hvt__isas[] = {
-    {.name = "portable", .supported = always, .conv = &hvt__conv_portable},
+    {.name = "portable", .supported = always, .conv = &hvt__conv_portable, .el = &hvt__elementwise_portable},
 #ifdef __x86_64__
-    {.name = "avx2", .supported = has_avx2, .conv = &hvt__conv_avx2},
-    {.name = "avx512", .supported = has_avx512, .conv = &hvt__conv_avx512},
+    {.name = "avx2", .supported = has_avx2, .conv = &hvt__conv_avx2, .el = &hvt__elementwise_avx2},
+    {.name = "avx512", .supported = has_avx512, .conv = &hvt__conv_avx512, .el = &hvt__elementwise_avx512},
 #endif
 };
 

@@ -142,6 +142,7 @@ static void begin_run(hvt_pool *pool)
 
 void hvt__pool_run(hvt_pool *pool, int jobs, hvt_pool_fn *fn, void *ctx)
 {
+    hvt__flush_subnormals(true); /* whichever thread calls: a comm's worker may */
     if (pool->threads == 1 || jobs <= 1) {
         for (int i = 0; i < jobs; i++)
             fn(ctx, i, 0);

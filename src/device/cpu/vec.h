@@ -297,7 +297,7 @@ INLINE void f_store_as(hvt_dtype t, void *p, size_t i, F x, int lanes)
             __VA_ARGS__                                                                                      \
         }                                                                                                    \
         if (i < (size_t)(n)) {                                                                               \
-            const int lanes = (int)((size_t)(n) - i);                                                        \
+            const int lanes = (int)((size_t)(n)-i);                                                          \
             __VA_ARGS__                                                                                      \
         }                                                                                                    \
     } while (0)

@@ -1,0 +1,290 @@
+/*
+ * The cpu device: opening it, the ops on spans, and its table. Matrices are in matrix.c, pooling in pool.c,
+ * images in images.c, convolutions in conv_plan.c and its neighbours.
+ *
+ * All arithmetic runs inside hvt__pool_run, which sees to it that the calling thread, too, flushes
+ * subnormals. A span is cut anywhere: elementwise arithmetic does not depend on it.
+ */
+#include "cpu_impl.h"
+#include "base_impl.h"
+#include "device/host.h"
+#include "elementwise.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- life ---- */
+
+static void close_cpu(hvt_device *d)
+{
+    hvt_cpu *cpu = d->state;
+
+    if (!cpu)
+        return;
+    hvt__pool_close(&cpu->pool);
+    release_here(d, cpu->scratch);
+    if (cpu->open)
+        hvt__flush_subnormals(cpu->flushed_before);
+    free(cpu);
+    d->state = NULL;
+}
+
+/* By name, or the best one that this processor has. */
+static hvt_status choose_isa(const char *name, const hvt_isa **ret_isa)
+{
+    bool best = !name || !strcmp(name, "auto");
+    char known[128] = "";
+
+    for (int i = hvt__isa_count - 1; i >= 0; i--) {
+        const hvt_isa *isa = &hvt__isas[i];
+
+        if (best ? isa->supported() : !strcmp(name, isa->name)) {
+            HVT_CHECK(isa->supported(), E_UNSUPPORTED,
+                      "device cpu: this processor does not have instruction set %s", name);
+            *ret_isa = isa;
+            return HVT_OK;
+        }
+        snprintf(known + strlen(known), sizeof known - strlen(known), ", %s", isa->name);
+    }
+    return HVT_FAIL(E_ARG, "device cpu has no instruction set '%s'; known are auto%s", name, known);
+}
+
+static hvt_status open_cpu(hvt_device *d, const hvt_device_opts *opts)
+{
+    int threads = opts->threads ? opts->threads : opts->ncpus ? opts->ncpus : 1;
+    const hvt_isa *isa = NULL;
+    hvt_cpu *cpu;
+    void *scratch;
+
+    HVT_TRY(choose_isa(opts->isa, &isa));
+    cpu = calloc(1, sizeof *cpu);
+    HVT_CHECK(cpu, E_MEM, "no memory for %zu bytes of device cpu", sizeof *cpu);
+    d->state = cpu;
+    d->isa = isa->name;
+    d->threads = threads;
+    cpu->isa = isa;
+    HVT_TRY(alloc_here(d, sizeof *cpu->scratch, &scratch)); /* pages that no op needs are never touched */
+    cpu->scratch = scratch;
+    HVT_TRY(hvt__pool_open(threads, opts->cpus, opts->ncpus, opts->yield, &cpu->pool));
+    cpu->flushed_before = hvt__flush_subnormals(true);
+    cpu->open = true;
+    return HVT_OK;
+}
+
+/* A pixel is a dense matrix [N, C]: convolutions need no columns (conv_plan.c). */
+static hvt_order order_cpu(const hvt_device *d, int batch)
+{
+    (void)d;
+    (void)batch;
+    return HVT_ORDER_HWN;
+}
+
+/* ---- spans ---- */
+
+/* One op on n elements; each kind uses the members that it needs. */
+typedef struct span {
+    const hvt_elementwise *el;
+    size_t n, step; /* elements of a job */
+    const void *a, *b;
+    void *y;
+    bool add;
+    float s;
+    hvt_dtype from, to;
+    const void *const *in;
+    int count;
+    const hvt_sgd_args *sgd;
+    float *v;
+} span;
+
+enum { SPAN_LEAST = 8192, SPAN_ALIGN = 1024 };
+
+static hvt_status run_span(hvt_device *d, span s, hvt_pool_fn *fn)
+{
+    const hvt_cpu *cpu = d->state;
+
+    if (!s.n)
+        return HVT_OK;
+    s.el = cpu->isa->el;
+    s.step = s.n;
+    if (d->threads > 1) { /* some jobs per thread: a late one leaves work to the others */
+        s.step = s.n / ((size_t)d->threads * 4) / SPAN_ALIGN * SPAN_ALIGN;
+        s.step = s.step < SPAN_LEAST ? SPAN_LEAST : s.step;
+    }
+    hvt__pool_run(cpu->pool, (int)((s.n + s.step - 1) / s.step), fn, &s);
+    return HVT_OK;
+}
+
+/* the first element of a job, and how many it has */
+static size_t part_of(const span *s, int job, size_t *ret_n)
+{
+    size_t first = (size_t)job * s->step;
+
+    *ret_n = s->n - first < s->step ? s->n - first : s->step;
+    return first;
+}
+
+static void relu_forward_job(void *ctx, int job, int thread)
+{
+    const span *s = ctx;
+    size_t n, first = part_of(s, job, &n);
+
+    (void)thread;
+    s->el->relu(n, (const float *)s->a + first, (float *)s->y + first);
+}
+
+static hvt_status relu_forward_cpu(hvt_device *d, size_t n, hvt_dtype t, const void *x, void *y)
+{
+    HVT_CHECK_F32(t);
+    return run_span(d, (span){.n = n, .a = x, .y = y}, relu_forward_job);
+}
+
+static void relu_backward_job(void *ctx, int job, int thread)
+{
+    const span *s = ctx;
+    size_t n, first = part_of(s, job, &n);
+
+    (void)thread;
+    s->el->relu_grad(n, (const float *)s->a + first, (const float *)s->b + first, (float *)s->y + first,
+                     s->add);
+}
+
+static hvt_status relu_backward_cpu(hvt_device *d, size_t n, hvt_dtype t, const void *y, const void *dy,
+                                    void *dx, bool add)
+{
+    HVT_CHECK_F32(t);
+    return run_span(d, (span){.n = n, .a = y, .b = dy, .y = dx, .add = add}, relu_backward_job);
+}
+
+static void add_job(void *ctx, int job, int thread)
+{
+    const span *s = ctx;
+    size_t n, first = part_of(s, job, &n);
+
+    (void)thread;
+    s->el->add(n, (const float *)s->a + first, (const float *)s->b + first, (float *)s->y + first);
+}
+
+static hvt_status add_cpu(hvt_device *d, size_t n, hvt_dtype t, const void *a, const void *b, void *y)
+{
+    HVT_CHECK_F32(t);
+    return run_span(d, (span){.n = n, .a = a, .b = b, .y = y}, add_job);
+}
+
+static void cast_job(void *ctx, int job, int thread)
+{
+    const span *s = ctx;
+    size_t n, first = part_of(s, job, &n);
+
+    (void)thread;
+    s->el->cast(n, s->s, (const char *)s->a + first * hvt_dtype_size(s->from), s->from,
+                (char *)s->y + first * hvt_dtype_size(s->to), s->to);
+}
+
+static hvt_status cast_cpu(hvt_device *d, size_t n, float s, const void *src, hvt_dtype st, void *dst,
+                           hvt_dtype dt)
+{
+    return run_span(d, (span){.n = n, .s = s, .a = src, .from = st, .y = dst, .to = dt}, cast_job);
+}
+
+static void reduce_job(void *ctx, int job, int thread)
+{
+    const span *s = ctx;
+    size_t n, first = part_of(s, job, &n);
+
+    (void)thread;
+    s->el->reduce(first, n, s->from, s->in, s->count, s->y);
+}
+
+static hvt_status reduce_cpu(hvt_device *d, size_t n, hvt_dtype t, const void *const in[], int count,
+                             void *out)
+{
+    return run_span(d, (span){.n = n, .from = t, .in = in, .count = count, .y = out}, reduce_job);
+}
+
+static void sgd_job(void *ctx, int job, int thread)
+{
+    const span *s = ctx;
+    size_t n, first = part_of(s, job, &n);
+
+    (void)thread;
+    s->el->sgd(first, n, s->sgd, (const float *const *)s->in, s->count, s->y, s->v);
+}
+
+static hvt_status sgd_cpu(hvt_device *d, size_t n, const hvt_sgd_args *a, const float *const g[], int ng,
+                          float *w, float *v)
+{
+    return run_span(d, (span){.n = n, .sgd = a, .in = (const void *const *)g, .count = ng, .y = w, .v = v},
+                    sgd_job);
+}
+
+static void copy_job(void *ctx, int job, int thread)
+{
+    const span *s = ctx;
+    size_t n, first = part_of(s, job, &n);
+
+    (void)thread;
+    memcpy((char *)s->y + first, (const char *)s->a + first, n);
+}
+
+static hvt_status copy_cpu(hvt_device *d, void *dst, const void *src, size_t bytes)
+{
+    return run_span(d, (span){.n = bytes, .a = src, .y = dst}, copy_job);
+}
+
+static void zero_job(void *ctx, int job, int thread)
+{
+    const span *s = ctx;
+    size_t n, first = part_of(s, job, &n);
+
+    (void)thread;
+    memset((char *)s->y + first, 0, n);
+}
+
+static hvt_status zero_cpu(hvt_device *d, void *dst, size_t bytes)
+{
+    return run_span(d, (span){.n = bytes, .y = dst}, zero_job);
+}
+
+const hvt_device_ops hvt_device_cpu = {
+    .name = "cpu",
+    .open = open_cpu,
+    .close = close_cpu,
+    .order = order_cpu,
+    .alloc = alloc_here,
+    .release = release_here,
+    .alloc_host = alloc_here,
+    .release_host = release_here,
+    .upload = copy_here,
+    .download = copy_here,
+    .mark = mark_here,
+    .await = await_here,
+    .sync = sync_here,
+    .conv_plan = conv_plan_cpu,
+    .conv_permute = conv_permute_cpu,
+    .conv_pack = conv_pack_cpu,
+    .conv_forward = conv_forward_cpu,
+    .conv_backward_x = conv_backward_x_cpu,
+    .conv_backward_w = conv_backward_w_cpu,
+    .pool_plan = pool_plan_cpu,
+    .pool_forward = pool_forward_cpu,
+    .pool_backward = pool_backward_cpu,
+    .bn_train = bn_train_cpu,
+    .bn_infer = bn_infer_cpu,
+    .bn_backward = bn_backward_cpu,
+    .bn_update = bn_update_cpu,
+    .bias_forward = bias_forward_cpu,
+    .bias_backward = bias_backward_cpu,
+    .subsample_forward = subsample_forward_cpu,
+    .subsample_backward = subsample_backward_cpu,
+    .xent = xent_cpu,
+    .relu_forward = relu_forward_cpu,
+    .relu_backward = relu_backward_cpu,
+    .add = add_cpu,
+    .copy = copy_cpu,
+    .zero = zero_cpu,
+    .cast = cast_cpu,
+    .reduce = reduce_cpu,
+    .sgd = sgd_cpu,
+    .augment = augment_cpu,
+};

@@ -1,0 +1,208 @@
+/*
+ * Pooling. A pixel is a vector of floats that are pooled side by side: in HWN order the [N, C] matrix of all
+ * images, in NHW order the C channels of one. So a window is a list of addresses, and one kernel walks it.
+ *
+ * Work is cut into *slices* (HWN: some of a pixel's floats, few enough for the windows of neighbouring
+ * outputs to find them in the cache; NHW: an image) and rows of pixels. Backward, too, is gathered: an input
+ * pixel adds up the outputs that chose it, in one order, so no two threads write one place.
+ */
+#include "base_impl.h"
+#include "cpu_impl.h"
+#include "device/host.h"
+#include "elementwise.h"
+
+#include <stdlib.h>
+
+enum { MOST_WINDOW = 15, MOST_TAPS = MOST_WINDOW * MOST_WINDOW, SLICE = 2048 };
+
+typedef struct pool {
+    hvt_op op;
+    hvt_pool_desc d;
+    int p, q; /* output [n,p,q,c] */
+    const hvt_elementwise *el;
+    hvt_pool *threads;
+    size_t pixel; /* floats from a pixel to the next */
+} pool;
+
+static void free_pool(hvt_op *op)
+{
+    free(op);
+}
+
+hvt_status pool_plan_cpu(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op, size_t *ret_saved)
+{
+    const hvt_cpu *cpu = d->state;
+    pool *o;
+
+    HVT_CHECK_F32(p->type);
+    if (!p->mean)
+        HVT_CHECK(p->size > 0 && p->size <= MOST_WINDOW && p->stride > 0 && p->pad >= 0 &&
+                      p->pad * 2 <= p->size && p->h + 2 * p->pad >= p->size && p->w + 2 * p->pad >= p->size,
+                  E_SHAPE,
+                  "no pooling: input %dx%dx%dx%d, window %d (1 to %d), stride %d, padding %d (at most half)",
+                  p->n, p->h, p->w, p->c, p->size, MOST_WINDOW, p->stride, p->pad);
+    o = malloc(sizeof *o);
+    HVT_CHECK(o, E_MEM, "no memory for %zu bytes of a pooling's plan", sizeof *o);
+    *o = (pool){{d, free_pool},
+                *p,
+                p->mean ? 1 : hvt__conv_out(p->h, p->size, p->stride, p->pad),
+                p->mean ? 1 : hvt__conv_out(p->w, p->size, p->stride, p->pad),
+                cpu->isa->el,
+                cpu->pool,
+                p->order == HVT_ORDER_HWN ? (size_t)p->n * p->c : (size_t)p->c};
+    *ret_op = &o->op;
+    *ret_saved = p->mean ? 0 : (size_t)p->n * o->p * o->q * p->c; /* one byte each: place in the window */
+    return HVT_OK;
+}
+
+/* ---- slices ---- */
+
+typedef struct pass {
+    const pool *o;
+    size_t floats; /* real ones of a pixel */
+    int slices, rows;
+    const float *from;
+    float *to;
+    uint8_t *saved;
+    bool add;
+} pass;
+
+static pass make_pass(const pool *o, int real, int rows)
+{
+    const hvt_pool_desc *d = &o->d;
+    bool hwn = d->order == HVT_ORDER_HWN;
+    size_t floats = hwn ? (size_t)real * d->c : (size_t)d->c;
+
+    return (pass){
+        .o = o, .floats = floats, .slices = hwn ? (int)((floats + SLICE - 1) / SLICE) : real, .rows = rows};
+}
+
+/* Floats of a slice, and where they begin in the first pixel of the input and of the output. */
+static size_t slice(const pass *s, int i, size_t *ret_in, size_t *ret_out)
+{
+    const hvt_pool_desc *d = &s->o->d;
+
+    if (d->order == HVT_ORDER_HWN) {
+        *ret_in = *ret_out = (size_t)i * SLICE;
+        return s->floats - *ret_in < SLICE ? s->floats - *ret_in : SLICE;
+    }
+    *ret_in = (size_t)i * d->h * d->w * d->c;
+    *ret_out = (size_t)i * s->o->p * s->o->q * d->c;
+    return s->floats;
+}
+
+/* ---- mean ---- */
+
+static void mean_forward_job(void *ctx, int job, int thread)
+{
+    const pass *s = ctx;
+    const pool *o = s->o;
+    size_t in, out, n = slice(s, job, &in, &out);
+    int pixels = o->d.h * o->d.w;
+
+    (void)thread;
+    o->el->mean_forward(n, s->from + in, o->pixel, pixels, 1 / (float)pixels, s->to + out);
+}
+
+static void mean_backward_job(void *ctx, int job, int thread)
+{
+    const pass *s = ctx;
+    const pool *o = s->o;
+    size_t in, out, n = slice(s, job % s->slices, &in, &out);
+    int pixels = o->d.h * o->d.w, row = job / s->slices;
+
+    (void)thread;
+    for (int w = 0; w < o->d.w; w++)
+        o->el->scale(n, 1 / (float)pixels, s->from + out, s->to + in + ((size_t)row * o->d.w + w) * o->pixel,
+                     s->add);
+}
+
+/* ---- maximum ---- */
+
+/* One row of outputs. */
+static void max_forward_job(void *ctx, int job, int thread)
+{
+    const pass *s = ctx;
+    const pool *o = s->o;
+    const hvt_pool_desc *d = &o->d;
+    size_t in, out, n = slice(s, job % s->slices, &in, &out);
+    int p = job / s->slices;
+
+    (void)thread;
+    for (int q = 0; q < o->q; q++) {
+        const float *window[MOST_TAPS];
+        uint8_t place[MOST_TAPS];
+        size_t to = out + ((size_t)p * o->q + q) * o->pixel;
+        int count = 0;
+
+        for (int r = 0; r < d->size; r++)
+            for (int t = 0; t < d->size; t++) {
+                int h = p * d->stride - d->pad + r, w = q * d->stride - d->pad + t;
+
+                if (h < 0 || h >= d->h || w < 0 || w >= d->w)
+                    continue;
+                window[count] = s->from + in + ((size_t)h * d->w + w) * o->pixel;
+                place[count++] = (uint8_t)(r * d->size + t);
+            }
+        o->el->max_forward(n, window, place, count, s->to + to, s->saved + to);
+    }
+}
+
+/* One row of inputs. */
+static void max_backward_job(void *ctx, int job, int thread)
+{
+    const pass *s = ctx;
+    const pool *o = s->o;
+    const hvt_pool_desc *d = &o->d;
+    size_t in, out, n = slice(s, job % s->slices, &in, &out);
+    int h = job / s->slices;
+
+    (void)thread;
+    for (int w = 0; w < d->w; w++) {
+        const float *dy[MOST_TAPS];
+        const uint8_t *saved[MOST_TAPS];
+        uint8_t place[MOST_TAPS];
+        int count = 0;
+
+        for (int r = d->size - 1; r >= 0; r--)
+            for (int t = d->size - 1; t >= 0; t--) {
+                int p = h + d->pad - r, q = w + d->pad - t; /* times stride */
+                size_t from;
+
+                if (p < 0 || q < 0 || p % d->stride || q % d->stride || p / d->stride >= o->p ||
+                    q / d->stride >= o->q)
+                    continue;
+                from = out + ((size_t)(p / d->stride) * o->q + q / d->stride) * o->pixel;
+                dy[count] = s->from + from;
+                saved[count] = s->saved + from;
+                place[count++] = (uint8_t)(r * d->size + t);
+            }
+        o->el->max_backward(n, dy, saved, place, count, s->to + in + ((size_t)h * d->w + w) * o->pixel,
+                            s->add);
+    }
+}
+
+hvt_status pool_forward_cpu(hvt_op *op, int real, const void *x, void *y, void *saved)
+{
+    const pool *o = (const pool *)op;
+    pass s = make_pass(o, real, o->p);
+
+    s.from = x;
+    s.to = y;
+    s.saved = saved;
+    hvt__pool_run(o->threads, s.slices * s.rows, o->d.mean ? mean_forward_job : max_forward_job, &s);
+    return HVT_OK;
+}
+
+hvt_status pool_backward_cpu(hvt_op *op, int real, const void *saved, const void *dy, void *dx, bool add)
+{
+    const pool *o = (const pool *)op;
+    pass s = make_pass(o, real, o->d.h);
+
+    s.from = dy;
+    s.to = dx;
+    s.saved = (uint8_t *)saved; /* read only */
+    s.add = add;
+    hvt__pool_run(o->threads, s.slices * s.rows, o->d.mean ? mean_backward_job : max_backward_job, &s);
+    return HVT_OK;
+}
