@@ -1,0 +1,128 @@
+/*
+ * SIGINT and SIGTERM: end the progress bar's line, say so once, remove the file that was being written, and
+ * leave with 130. Everything here is prepared beforehand; the handlers only write, unlink and _exit.
+ *
+ * Who says so: rank 0. But a launcher also sends SIGTERM to everyone when one rank aborts, and then the
+ * abort's own message has to stay the last. So a rank about to abort first mutes the others on its host
+ * (SIGUSR1), and on a job of several hosts SIGTERM is always quiet. (SIGINT comes from a person.)
+ */
+#include "train_impl.h"
+#include "base_impl.h"
+
+#include <limits.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { SLOTS = 2 };
+
+static char doomed[SLOTS][PATH_MAX];
+static atomic_bool doomed_set[SLOTS], bar_shown, muted;
+static bool speaks, several_hosts;
+static struct sigaction was_int, was_term, was_usr1;
+
+/* The ranks of this host, for mute(). Process numbers mean the same only in the same namespace. */
+static pid_t *peers;
+static int npeers;
+
+static void say(const char *text)
+{
+    ssize_t ignored = write(STDERR_FILENO, text, strlen(text));
+    (void)ignored;
+}
+
+static void on_stop(int sig)
+{
+    bool quiet = !speaks || muted || (sig == SIGTERM && several_hosts);
+
+    if (bar_shown)
+        say("\r\033[K");
+    if (!quiet)
+        say(sig == SIGINT ? "hvtrain: interrupted\n" : "hvtrain: interrupted (SIGTERM)\n");
+    for (int i = 0; i < SLOTS; i++)
+        if (doomed_set[i])
+            unlink(doomed[i]);
+    _exit(130);
+}
+
+static void on_mute(int sig)
+{
+    (void)sig;
+    muted = true;
+}
+
+hvt_status hvt__interrupt_open(hvt_world *world)
+{
+    struct sigaction stop = {.sa_handler = on_stop, .sa_flags = SA_RESTART};
+    struct sigaction mute = {.sa_handler = on_mute, .sa_flags = SA_RESTART};
+    int rank = hvt_world_rank(world), size = hvt_world_size(world);
+    struct {
+        int64_t pid, space;
+    } mine = {getpid(), 0}, *all;
+    struct stat ns;
+
+    if (stat("/proc/self/ns/pid", &ns) == 0)
+        mine.space = (int64_t)ns.st_ino;
+    all = calloc((size_t)size, sizeof *all);
+    peers = calloc((size_t)size, sizeof *peers);
+    if (!all || !peers) {
+        free(all);
+        return HVT_FAIL(E_MEM, "no memory for %d process numbers", size);
+    }
+    hvt_status s = hvt_world_gather(world, &mine, sizeof mine, all);
+    for (int r = 0; r < size && s == HVT_OK; r++)
+        if (r != rank && all[r].space == mine.space &&
+            !strcmp(hvt_world_host(world, r), hvt_world_host(world, rank)))
+            peers[npeers++] = (pid_t)all[r].pid;
+    free(all);
+    if (s)
+        return hvt__pass(s, __FILE__, __LINE__, "hvt_world_gather");
+    speaks = rank == 0;
+    several_hosts = hvt_world_nodes(world) > 1;
+    for (int sig = 0; sig < 2; sig++) {
+        sigaddset(&stop.sa_mask, sig ? SIGTERM : SIGINT);
+        sigaddset(&mute.sa_mask, sig ? SIGTERM : SIGINT);
+    }
+    sigaction(SIGUSR1, &mute, &was_usr1);
+    sigaction(SIGINT, &stop, &was_int);
+    sigaction(SIGTERM, &stop, &was_term);
+    return HVT_OK;
+}
+
+void hvt__interrupt_close(void)
+{
+    if (!peers)
+        return;
+    sigaction(SIGINT, &was_int, NULL);
+    sigaction(SIGTERM, &was_term, NULL);
+    sigaction(SIGUSR1, &was_usr1, NULL);
+    free(peers);
+    peers = NULL;
+    npeers = 0;
+}
+
+void hvt__interrupt_mute(void)
+{
+    for (int i = 0; i < npeers; i++)
+        kill(peers[i], SIGUSR1);
+}
+
+bool hvt__interrupt_muted(void)
+{
+    return muted;
+}
+
+void hvt__interrupt_unlink(int slot, const char *path)
+{
+    doomed_set[slot] = false;
+    if (path && (size_t)snprintf(doomed[slot], PATH_MAX, "%s", path) < PATH_MAX)
+        doomed_set[slot] = true;
+}
+
+void hvt__interrupt_bar(bool shown)
+{
+    bar_shown = shown;
+}

@@ -1,0 +1,160 @@
+/*
+ * train_impl.h - inside the training program: settled options, safetensors, the reporter, interrupts.
+ *
+ * Included by src/train. Nothing else.
+ */
+#ifndef HVT_TRAIN_IMPL_H
+#define HVT_TRAIN_IMPL_H
+
+#include "hvt/train.h"
+
+#include <stdio.h>
+
+/* ---- options.c ---- */
+
+typedef enum hvt_scope { HVT_SCOPE_RANK, HVT_SCOPE_JOB, HVT_SCOPE_RUN } hvt_scope;
+enum { HVT_OPTION_VALUE = 4200 }; /* bytes that hold any value as text; a path is the longest */
+
+const char *hvt__option_flag(int i); /* "--weight-decay" */
+hvt_scope hvt__option_scope(int i);
+void hvt__option_text(const hvt_options *opts, int i, char ret_text[HVT_OPTION_VALUE]);
+bool hvt__option_changed(const hvt_options *opts, int i); /* from its default */
+
+/* ---- settle.c: the options, read together ---- */
+
+typedef struct hvt_settled {
+    int shards, local_shards, batch; /* batch: images per shard */
+    double lr;                       /* after the scaling rule */
+    int crop;
+    bool flip, no_decay_norm, no_decay_bias;
+    hvt_tail tail;
+    hvt_dtype wire;
+    size_t first_bucket;
+} hvt_settled;
+
+hvt_status hvt__settle(const hvt_options *opts, int ranks, hvt_settled *ret_settled);
+
+/* ---- safetensors.c ---- */
+
+typedef struct hvt_st hvt_st;
+typedef enum hvt_st_type { HVT_ST_I64, HVT_ST_F32, HVT_ST_BF16, HVT_ST_F16, HVT_ST_OTHER } hvt_st_type;
+
+#define HVT_ST_DIGEST "digest" /* metadata: chained hash of the data section, block by block */
+enum { HVT_ST_DIMS = 8, HVT_ST_BLOCK = 1 << 20 };
+
+typedef struct hvt_st_tensor {
+    const char *name;
+    hvt_st_type type;
+    char type_name[16];
+    int ndim;
+    int64_t dim[HVT_ST_DIMS];
+    size_t count;        /* elements */
+    uint64_t first, end; /* bytes in the data section */
+} hvt_st_tensor;
+
+hvt_status hvt__st_open(const char *path, hvt_st **ret_st); /* reads and checks the whole header */
+void hvt__st_close(hvt_st **st);
+const char *hvt__st_path(const hvt_st *st);
+const char *hvt__st_meta(const hvt_st *st, const char *key); /* NULL: not there */
+int hvt__st_count(const hvt_st *st);
+const hvt_st_tensor *hvt__st_at(const hvt_st *st, int i);                 /* sorted by name */
+const hvt_st_tensor *hvt__st_find(const hvt_st *st, const char *name);    /* NULL: not there */
+hvt_status hvt__st_f32(hvt_st *st, const hvt_st_tensor *t, float *ret);   /* from F32, F16, BF16 */
+hvt_status hvt__st_i64(hvt_st *st, const hvt_st_tensor *t, int64_t *ret); /* from I64 */
+/* Data against the digest in the metadata; a file without one (not ours) passes. */
+hvt_status hvt__st_verify(hvt_st *st);
+void hvt__st_shape(const int64_t *dim, int ndim, char *ret_text, size_t bytes); /* "[64, 3, 7, 7]" */
+
+/* A tensor to write: name, type (I64 or F32), ndim, dim; `id` is the caller's. */
+typedef struct hvt_st_item {
+    char name[160];
+    hvt_st_type type;
+    int ndim;
+    int64_t dim[HVT_ST_DIMS];
+    int id;
+} hvt_st_item;
+
+typedef struct hvt_st_pair {
+    const char *key, *value;
+} hvt_st_pair;
+
+/* Fill `data` with the elements of items[i]. */
+typedef hvt_status hvt_st_fetch(void *ctx, const hvt_st_item *item, void *data);
+
+/* Write items (which are sorted here as the reference writer lays them out) and metadata, beside `path`, then
+ * sync, rename over it and sync the folder. */
+hvt_status hvt__st_write(const char *path, hvt_st_item *items, int n, const hvt_st_pair *meta, int pairs,
+                         hvt_st_fetch *fetch, void *ctx);
+hvt_status hvt__st_sync_folder(const char *path); /* the folder that holds path */
+
+/* ---- checkpoint.c ---- */
+
+hvt_status hvt__checkpoint_folder(const char *dir); /* make it if need be; can files be written there? */
+
+/* ---- interrupt.c: SIGINT and SIGTERM ---- */
+
+hvt_status hvt__interrupt_open(hvt_world *world); /* Collective. */
+void hvt__interrupt_close(void);
+void hvt__interrupt_mute(void); /* this rank is about to abort: those of its host shall say nothing */
+bool hvt__interrupt_muted(void);
+void hvt__interrupt_unlink(int slot, const char *path); /* remove this file if stopped now; NULL: no more */
+void hvt__interrupt_bar(bool shown);                    /* a progress bar stands on stderr's last line */
+
+/* ---- report.c: the log's JSON lines, the table at start, progress ---- */
+
+typedef struct hvt_start {
+    const hvt_options *opts;
+    const hvt_settled *set;
+    hvt_world *world;
+    const char *device, *isa, *comm;
+    int threads, classes;
+    const hvt_dataset_info *train, *test; /* train NULL: evaluation only */
+    size_t params, bytes;
+    uint32_t steps_per_epoch;
+    int buckets;
+    const size_t *bucket_bytes;
+    const hvt_cores *cores; /* [ranks] */
+} hvt_start;
+
+typedef struct hvt_reporter hvt_reporter; /* NULL on every rank but 0: all calls do nothing then */
+
+hvt_status hvt__report_open(const hvt_options *opts, hvt_world *world, hvt_reporter **ret_rep);
+void hvt__report_close(hvt_reporter **rep);
+hvt_status hvt__report_start(hvt_reporter *rep, const hvt_start *s);
+void hvt__report_note(hvt_reporter *rep, const char *fmt, ...) HVT_PRINTF(2, 3);
+
+typedef struct hvt_step_report {
+    int epoch, epochs;         /* 1-based */
+    uint32_t in_epoch, of;     /* updates done in this epoch, of how many */
+    int64_t step, steps;       /* updates done in the whole run, of how many */
+    hvt_loss loss;             /* since the last record */
+    double lr, img_s, seconds; /* seconds: of training so far in this job */
+    int64_t here;              /* updates of this job */
+} hvt_step_report;
+
+bool hvt__report_bar_due(const hvt_reporter *rep); /* a bar is shown, and a tenth of a second has gone by */
+void hvt__report_bar(hvt_reporter *rep, const hvt_step_report *r);
+hvt_status hvt__report_step(hvt_reporter *rep, const hvt_step_report *r);
+
+typedef struct hvt_epoch_report {
+    int epoch, epochs;
+    hvt_loss loss;
+    double img_s, seconds, exposed_comm, data_wait;
+} hvt_epoch_report;
+
+hvt_status hvt__report_epoch(hvt_reporter *rep, const hvt_epoch_report *r);
+hvt_status hvt__report_eval(hvt_reporter *rep, int epoch, const hvt_loss *loss);
+
+typedef struct hvt_end_report {
+    double seconds, first_update; /* since the process began; first_update < 0: none */
+    int64_t steps;
+    uint64_t weights;
+    int64_t peak_bytes; /* of the rank that has most */
+} hvt_end_report;
+
+hvt_status hvt__report_end(hvt_reporter *rep, const hvt_end_report *r);
+
+double hvt__process_seconds(void);     /* since this process began */
+int64_t hvt__process_peak_bytes(void); /* most resident memory so far */
+
+#endif /* HVT_TRAIN_IMPL_H */
