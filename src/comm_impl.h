@@ -30,8 +30,11 @@ struct hvt_world {
     int rank, size, local_rank, local_size, nodes;
     int *node_of;     /* [size] node number of every rank */
     char (*host)[64]; /* [size] */
-    void *state;      /* MPI communicators, ... */
+    void *scratch; /* [size] x HVT__SCRATCH bytes: words gathered where failing would leave others waiting */
+    void *state;   /* MPI communicators, ... */
 };
+
+enum { HVT__SCRATCH = 64 };
 
 extern const hvt_world_ops hvt_world_mpi, hvt_world_lone;
 
@@ -55,6 +58,8 @@ struct hvt_comm {
     hvt_device *dev;  /* borrowed */
     void *state;
     hvt_ticket issued; /* last ticket handed out */
+    int blocks;        /* allocated and not released */
+    bool chosen;       /* by "auto", which may think again while blocks is 0 */
 };
 
 extern const hvt_comm_ops hvt_comm_self, hvt_comm_shm, hvt_comm_mpi;

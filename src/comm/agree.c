@@ -1,0 +1,330 @@
+/*
+ * What ranks tell each other: folds, agreement on an outcome, comparison of what must be equal. All of it
+ * is made of a gather and a broadcast, and every rank computes the answer from the same bytes in rank
+ * order, so all hold the same bits and the same message.
+ */
+#include "base_impl.h"
+#include "room.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- folds -------------------------------------------------------------------------------- */
+
+static hvt_status gather_words(hvt_world *w, const void *mine, int n, void **ret_all)
+{
+    void *all;
+    hvt_status s;
+
+    HVT_CHECK(n >= 0, E_ARG, "a fold of %d values", n);
+    all = malloc(8 * (size_t)n * (size_t)w->size + 8);
+    HVT_CHECK(all, E_MEM, "no memory to fold %d values of %d ranks", n, w->size);
+    HVT_TRY_OR(fail, w->ops->gather(w, mine, 8 * (size_t)n, all));
+    *ret_all = all;
+    return HVT_OK;
+fail:
+    free(all);
+    return s;
+}
+
+hvt_status hvt_world_fold(hvt_world *world, hvt_fold how, double *values, int n)
+{
+    void *gathered;
+    const double *all;
+
+    HVT_CHECK(how == HVT_FOLD_SUM || how == HVT_FOLD_MIN || how == HVT_FOLD_MAX, E_ARG,
+              "doubles fold by sum, minimum or maximum, not %d", how);
+    HVT_TRY(gather_words(world, values, n, &gathered));
+    all = gathered;
+    for (int i = 0; i < n; i++) {
+        double v = all[i];
+
+        for (int r = 1; r < world->size; r++) {
+            double x = all[(size_t)r * (size_t)n + (size_t)i];
+
+            if (how == HVT_FOLD_SUM)
+                v += x;
+            else if (how == HVT_FOLD_MIN ? x < v : x > v)
+                v = x;
+        }
+        values[i] = v;
+    }
+    free(gathered);
+    return HVT_OK;
+}
+
+hvt_status hvt_world_fold_i64(hvt_world *world, hvt_fold how, int64_t *values, int n)
+{
+    void *gathered;
+    const int64_t *all;
+
+    HVT_CHECK(how >= HVT_FOLD_SUM && how <= HVT_FOLD_AND, E_ARG, "fold %d is unknown", how);
+    HVT_TRY(gather_words(world, values, n, &gathered));
+    all = gathered;
+    for (int i = 0; i < n; i++) {
+        int64_t v = all[i];
+
+        for (int r = 1; r < world->size; r++) {
+            int64_t x = all[(size_t)r * (size_t)n + (size_t)i];
+
+            if (how == HVT_FOLD_SUM)
+                v = (int64_t)((uint64_t)v + (uint64_t)x);
+            else if (how == HVT_FOLD_AND)
+                v &= x;
+            else if (how == HVT_FOLD_MIN ? x < v : x > v)
+                v = x;
+        }
+        values[i] = v;
+    }
+    free(gathered);
+    return HVT_OK;
+}
+
+/* ---- one outcome for all ------------------------------------------------------------------ */
+
+hvt_status hvt_world_agree(hvt_world *world, hvt_status mine)
+{
+    char text[1024] = "";
+    int32_t code = (int32_t)mine, *all = world->scratch;
+    int first = 0;
+    hvt_status s;
+
+    if (world->size == 1) {
+        hvt__error_agreed(mine != HVT_OK);
+        return mine;
+    }
+    HVT_TRY(world->ops->gather(world, &code, sizeof code, all));
+    while (first < world->size && all[first] == HVT_OK)
+        first++;
+    if (first == world->size)
+        return HVT_OK;
+    s = (hvt_status)all[first];
+    if (first == world->rank)
+        snprintf(text, sizeof text, "%s", hvt_last_error());
+    HVT_TRY(world->ops->broadcast(world, text, sizeof text, first));
+    if (first == 0 && world->rank == 0) {
+        hvt__error_agreed(true); /* its trace stays */
+        return s;
+    }
+    if (first == 0)
+        hvt__fail(s, __FILE__, __LINE__, "%s", text);
+    else
+        hvt__fail(s, __FILE__, __LINE__, "rank %d (%s): %s", first, world->host[first], text);
+    hvt__error_agreed(true);
+    return s;
+}
+
+/* ---- comparison --------------------------------------------------------------------------- */
+
+typedef struct digest {
+    uint64_t hash, n, bytes; /* of all names and values, each with its 0 */
+} digest;
+
+_Static_assert(sizeof(digest) <= HVT__SCRATCH, "a gathered digest must fit in the world's scratch");
+
+typedef struct text_buffer {
+    char at[1600];
+    size_t used;
+} text_buffer;
+
+static void say(text_buffer *b, const char *fmt, ...) HVT_PRINTF(2, 3);
+static void say(text_buffer *b, const char *fmt, ...)
+{
+    va_list ap;
+    int n;
+
+    va_start(ap, fmt);
+    n = vsnprintf(b->at + b->used, sizeof b->at - b->used, fmt, ap);
+    va_end(ap);
+    b->used += n < 0 ? 0 : (size_t)n;
+    if (b->used >= sizeof b->at)
+        b->used = sizeof b->at - 1;
+}
+
+/* "rank 0 (hosta)", "ranks 1-3, 6 (hostb, hostc)": those with in[r]. */
+static void say_ranks(text_buffer *b, const hvt_world *w, const bool *in)
+{
+    int count = 0, spans = 0, hosts = 0;
+    const char *last = NULL;
+
+    for (int r = 0; r < w->size; r++)
+        count += in[r];
+    say(b, count == 1 ? "rank " : "ranks ");
+    for (int r = 0, end; r < w->size; r = end + 1) {
+        end = r;
+        if (!in[r])
+            continue;
+        while (end + 1 < w->size && in[end + 1])
+            end++;
+        if (spans++ == 8) {
+            say(b, ", ...");
+            break;
+        }
+        say(b, end > r ? "%s%d-%d" : "%s%d", spans > 1 ? ", " : "", r, end);
+    }
+    for (int r = 0; r < w->size; r++) {
+        if (!in[r] || (last && !strcmp(last, w->host[r])))
+            continue;
+        if (hosts == 4) {
+            say(b, ", ...");
+            break;
+        }
+        last = w->host[r];
+        say(b, "%s%s", hosts++ ? ", " : " (", last);
+    }
+    say(b, ")");
+}
+
+/* One rank's items as text: name, value, name, value, each with its 0. */
+typedef struct item_list {
+    hvt_item *items;
+    int n;
+} item_list;
+
+static const char *value_of(const item_list *l, const char *name)
+{
+    for (int i = 0; i < l->n; i++)
+        if (!strcmp(l->items[i].name, name))
+            return l->items[i].value;
+    return NULL;
+}
+
+static bool same(const char *a, const char *b)
+{
+    return a && b ? !strcmp(a, b) : a == b;
+}
+
+/* "NAME differs: "a" on rank 0 (host), "b" on ranks 1-3 (host)", from every rank's value or NULL. */
+static void say_difference(text_buffer *b, const hvt_world *w, const char *name, const char *const *value,
+                           bool *in)
+{
+    int kinds = 0;
+
+    say(b, "%s differs: ", name);
+    for (int r = 0; r < w->size; r++) {
+        bool told = false;
+
+        for (int q = 0; q < r && !told; q++)
+            told = same(value[q], value[r]);
+        if (told)
+            continue;
+        if (kinds == 4) {
+            say(b, ", ...");
+            break;
+        }
+        for (int q = 0; q < w->size; q++)
+            in[q] = same(value[q], value[r]);
+        say(b, "%s", kinds++ ? ", " : "");
+        if (value[r])
+            say(b, "\"%s\" on ", value[r]);
+        else
+            say(b, "missing on ");
+        say_ranks(b, w, in);
+    }
+}
+
+/* The first item, in rank 0's order and then in that of the others, that is not the same everywhere. */
+static bool find_difference(text_buffer *b, const hvt_world *w, const item_list *lists, const char **value,
+                            bool *in)
+{
+    for (int r = 0; r < w->size; r++)
+        for (int i = 0; i < lists[r].n; i++) {
+            const char *name = lists[r].items[i].name;
+            bool equal = true;
+
+            for (int q = 0; q < w->size; q++) {
+                value[q] = value_of(&lists[q], name);
+                equal = equal && same(value[q], value[0]);
+            }
+            if (!equal) {
+                say_difference(b, w, name, value, in);
+                return true;
+            }
+        }
+    /* the same things in another order, or twice */
+    for (int i = 0;; i++) {
+        char name[32];
+        bool equal = true, more = false;
+
+        for (int q = 0; q < w->size; q++) {
+            value[q] = i < lists[q].n ? lists[q].items[i].name : NULL;
+            equal = equal && same(value[q], value[0]);
+            more = more || value[q];
+        }
+        if (!more)
+            return false;
+        if (!equal) {
+            snprintf(name, sizeof name, "item %d of the list", i);
+            say_difference(b, w, name, value, in);
+            return true;
+        }
+    }
+}
+
+/* Every rank's items are exchanged and every rank finds the same first difference. */
+static hvt_status explain(hvt_world *w, const hvt_item *items, int n)
+{
+    size_t size = (size_t)w->size, most = 0, total = 0;
+    const digest *digests = w->scratch;
+    char *mine, *all, *p;
+    item_list *lists = calloc(size, sizeof *lists);
+    const char **value = calloc(size, sizeof *value);
+    bool *in = calloc(size, sizeof *in);
+    hvt_item *room = NULL;
+    text_buffer b = {.used = 0};
+    hvt_status s = HVT_OK;
+
+    for (int r = 0; r < w->size; r++) {
+        total += (size_t)digests[r].n;
+        most = digests[r].bytes > most ? digests[r].bytes : most;
+    }
+    mine = p = calloc(1, most + 1);
+    all = malloc(size * most + 1);
+    room = calloc(total + 1, sizeof *room);
+    if (mine && all && lists && value && in && room)
+        for (int r = 0, at = 0; r < w->size; at += lists[r++].n)
+            lists[r] = (item_list){room + at, (int)digests[r].n};
+    else
+        s = HVT_FAIL(E_MEM, "no memory to compare %d items of %d ranks", n, w->size);
+    HVT_TRY_OR(done, hvt_world_agree(w, s)); /* and the digests are gone */
+    for (int i = 0; i < n; i++) {
+        p = stpcpy(p, items[i].name) + 1;
+        p = stpcpy(p, items[i].value) + 1;
+    }
+    HVT_TRY_OR(done, w->ops->gather(w, mine, most, all));
+    for (int r = 0; r < w->size; r++) {
+        char *q = all + (size_t)r * most;
+
+        for (int i = 0; i < lists[r].n; i++) {
+            lists[r].items[i].name = q;
+            q += strlen(q) + 1;
+            lists[r].items[i].value = q;
+            q += strlen(q) + 1;
+        }
+    }
+    if (!find_difference(&b, w, lists, value, in))
+        say(&b, "the fingerprints of %d items differ, but not the items", n);
+    s = HVT_FAIL(E_MISMATCH, "%s", b.at);
+    hvt__error_agreed(true);
+done:
+    free(mine), free(all), free(lists), free(value), free(in), free(room);
+    return s;
+}
+
+hvt_status hvt_world_compare(hvt_world *world, const hvt_item *items, int n)
+{
+    digest mine = {.hash = HVT_HASH_INIT, .n = (uint64_t)n}, *all = world->scratch;
+    bool equal = true;
+
+    HVT_CHECK(n >= 0 && (items || !n), E_ARG, "a comparison of %d items", n);
+    for (int i = 0; i < n; i++) {
+        mine.hash = hvt__hash_text(hvt__hash_text(mine.hash, items[i].name), items[i].value);
+        mine.bytes += strlen(items[i].name) + strlen(items[i].value) + 2;
+    }
+    HVT_TRY(world->ops->gather(world, &mine, sizeof mine, all));
+    for (int r = 0; r < world->size; r++)
+        equal = equal && !memcmp(&all[r], &all[0], sizeof *all);
+    return equal ? HVT_OK : explain(world, items, n);
+}

@@ -1,0 +1,235 @@
+/*
+ * How the ranks of a node share its processors.
+ *
+ * Ranks whose affinity masks are equal were not bound by anyone, so they split that mask by local rank in
+ * contiguous parts; a rank with a mask of its own was bound by its launcher and keeps it. Threads
+ * are pinned only if every thread of the node gets a processor to itself: masks that overlap in part cannot
+ * promise that, nor can a control group's time limit, which says how much but not which.
+ */
+#define _GNU_SOURCE
+#include "base_impl.h"
+#include "room.h"
+
+#include <math.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WORDS = HVT__MAX_CPUS / 64 };
+
+static int count_bits(const uint64_t *mask)
+{
+    int n = 0;
+
+    for (int i = 0; i < WORDS; i++)
+        n += __builtin_popcountll(mask[i]);
+    return n;
+}
+
+static bool equal(const uint64_t *a, const uint64_t *b)
+{
+    return !memcmp(a, b, WORDS * sizeof *a);
+}
+
+static bool meet(const uint64_t *a, const uint64_t *b)
+{
+    for (int i = 0; i < WORDS; i++)
+        if (a[i] & b[i])
+            return true;
+    return false;
+}
+
+/* The number of processors in a mask that its ranks may count on, under the node's quota. */
+static int granted(const uint64_t *mask, int all, double quota)
+{
+    int n = count_bits(mask);
+
+    if (quota > 0 && quota < all)
+        n = (int)floor(n * quota / all + 1e-6);
+    return n > 1 ? n : 1;
+}
+
+/* One rank's part of its mask, in processors: [first, first + share) of the mask's order. */
+typedef struct part {
+    int first, share, threads;
+    int group; /* first rank with the same mask */
+    int room;  /* processors that the group may count on */
+} part;
+
+static part part_of(const hvt__claim *claims, int n, int me, int all)
+{
+    part p = {.group = -1};
+    int members = 0, place = 0;
+
+    for (int r = 0; r < n; r++) {
+        if (!equal(claims[r].mask, claims[me].mask))
+            continue;
+        if (p.group < 0)
+            p.group = r;
+        place += r < me;
+        members++;
+    }
+    p.room = granted(claims[me].mask, all, claims[me].quota);
+    p.first = (int)((int64_t)p.room * place / members);
+    p.share = (int)((int64_t)p.room * (place + 1) / members) - p.first;
+    if (p.share < 1)
+        p.share = 1;
+    p.threads = claims[me].threads ? claims[me].threads : p.share;
+    return p;
+}
+
+void hvt__cores_split(const hvt__claim *claims, int n, int me, hvt_cores *ret_cores)
+{
+    uint64_t united[WORDS] = {0};
+    bool pinned = true, spread = true;
+    int all, most, threads = 0, before = 0;
+    part mine;
+
+    for (int r = 0; r < n; r++)
+        for (int i = 0; i < WORDS; i++)
+            united[i] |= claims[r].mask[i];
+    all = count_bits(united);
+    most = granted(united, all, claims[me].quota);
+    mine = part_of(claims, n, me, all);
+    for (int r = 0; r < n; r++) {
+        part p = part_of(claims, n, r, all);
+        int wanted = 0; /* by the group of r, once */
+
+        threads += p.threads;
+        for (int q = r; q < n && p.group == r; q++)
+            if (equal(claims[q].mask, claims[r].mask))
+                wanted += part_of(claims, n, q, all).threads;
+        if (wanted > count_bits(claims[r].mask))
+            pinned = false;
+        for (int q = 0; q < r; q++)
+            if (!equal(claims[q].mask, claims[r].mask) && meet(claims[q].mask, claims[r].mask))
+                pinned = false;
+        if (p.group == mine.group) {
+            spread = spread && p.threads <= p.share;
+            before += r < me ? p.threads : 0;
+        }
+    }
+    if (most < all || mine.threads > (int)HVT_LEN(ret_cores->cpus))
+        pinned = false;
+
+    *ret_cores = (hvt_cores){.threads = mine.threads,
+                             .ncpus = pinned ? mine.threads : 0,
+                             .share = mine.share,
+                             .mask = count_bits(claims[me].mask),
+                             .crowded = threads > most};
+    if (!pinned)
+        return;
+    /* from the rank's own part on, or, if some rank wants more than its part, one rank after the other */
+    for (int cpu = 0, skip = spread ? mine.first : before, got = 0; got < mine.threads; cpu++)
+        if (claims[me].mask[cpu / 64] >> (cpu % 64) & 1 && skip-- <= 0)
+            ret_cores->cpus[got++] = cpu;
+}
+
+/* ---- the control group's limit of time ---------------------------------------------------- */
+
+static bool read_line(const char *path, char *line, int size)
+{
+    FILE *f = fopen(path, "re");
+    bool ok = f && fgets(line, size, f);
+
+    if (f)
+        fclose(f);
+    return ok;
+}
+
+/* The smallest quota of a group and its ancestors; the file names are those of v2 or of v1. */
+static double smallest_quota(const char *root, const char *mount, char *group, bool v2)
+{
+    double least = 0;
+
+    for (;;) {
+        char path[4096 + 256], line[128];
+        double quota = 0, period = 100000;
+
+        snprintf(path, sizeof path, "%s%s%s/%s", root, mount, group, v2 ? "cpu.max" : "cpu.cfs_quota_us");
+        if (read_line(path, line, sizeof line) && sscanf(line, "%lf %lf", &quota, &period) >= 1 && !v2) {
+            snprintf(path, sizeof path, "%s%s%s/cpu.cfs_period_us", root, mount, group);
+            if (read_line(path, line, sizeof line))
+                sscanf(line, "%lf", &period);
+        }
+        if (quota > 0 && period > 0 && (least == 0 || quota / period < least))
+            least = quota / period; /* "max" does not scan, v1's "none" is -1 */
+        if (!*group)
+            return least;
+        *(strrchr(group, '/') ? strrchr(group, '/') : group) = '\0';
+    }
+}
+
+double hvt__cores_quota(const char *root)
+{
+    static const char *const mounts_v1[] = {"/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/cpu"};
+    char path[4096], line[4096];
+    double least = 0;
+    FILE *f;
+
+    snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
+    f = fopen(path, "re");
+    while (f && fgets(line, sizeof line, f)) {
+        char *kinds = strchr(line, ':'), *group = kinds ? strchr(kinds + 1, ':') : NULL;
+        double quota = 0;
+
+        if (!group)
+            continue;
+        *kinds++ = *group++ = '\0';
+        group[strcspn(group, "\n")] = '\0';
+        if (!strcmp(group, "/"))
+            *group = '\0';
+        if (!*kinds) {
+            quota = smallest_quota(root, "/sys/fs/cgroup", group, true);
+        } else {
+            bool cpu = false;
+
+            for (char *k = strtok(kinds, ","); k; k = strtok(NULL, ","))
+                cpu = cpu || !strcmp(k, "cpu");
+            for (size_t i = 0; cpu && quota == 0 && i < HVT_LEN(mounts_v1); i++) {
+                char g[4096];
+
+                snprintf(g, sizeof g, "%s", group);
+                quota = smallest_quota(root, mounts_v1[i], g, false);
+            }
+        }
+        if (quota > 0 && (least == 0 || quota < least))
+            least = quota;
+    }
+    if (f)
+        fclose(f);
+    return least;
+}
+
+/* ---- for this rank ------------------------------------------------------------------------ */
+
+hvt_status hvt_world_cores(hvt_world *world, int threads, hvt_cores *ret_cores)
+{
+    hvt__claim *mine = calloc(1, sizeof *mine), *all = malloc((size_t)world->size * sizeof *all);
+    hvt_status s = HVT_OK;
+    int n = 0, me = 0;
+
+    if (!mine || !all)
+        s = HVT_FAIL(E_MEM, "no memory for the affinity masks of %d ranks", world->size);
+    else if (threads < 0 || threads > 4096)
+        s = HVT_FAIL(E_ARG, "%d threads for a rank", threads);
+    HVT_TRY_OR(done, hvt_world_agree(world, s));
+
+    if (sched_getaffinity(0, sizeof mine->mask, (cpu_set_t *)mine->mask) || !count_bits(mine->mask))
+        mine->mask[0] = 1; /* an unreadable mask: one processor, surely */
+    mine->quota = hvt__cores_quota("");
+    mine->threads = threads;
+    mine->node = world->node_of[world->rank];
+    HVT_TRY_OR(done, hvt_world_gather(world, mine, sizeof *mine, all));
+    for (int r = 0; r < world->size; r++) {
+        if (all[r].node != mine->node)
+            continue;
+        me = r == world->rank ? n : me;
+        all[n++] = all[r];
+    }
+    hvt__cores_split(all, n, me, ret_cores);
+done:
+    free(mine), free(all);
+    return s;
+}

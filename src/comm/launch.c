@@ -1,0 +1,73 @@
+/*
+ * What a launcher tells a process through its environment, read before MPI is touched.
+ *
+ * The trap that this file exists for: N processes are started, but MPI cannot reach the launcher
+ * (srun with the wrong --mpi, the mpirun of another MPI), so each becomes a world of one and N
+ * independent trainings overwrite each other's files. So the size that the launcher promised is
+ * compared with the size that MPI found. SLURM_NTASKS is never read: a program started alone
+ * inside an allocation has it too.
+ */
+#include "base_impl.h"
+#include "room.h"
+
+#include <stdlib.h>
+
+static int number(const char *text)
+{
+    char *end;
+    long v;
+
+    if (!text || !*text)
+        return 0;
+    v = strtol(text, &end, 10);
+    return *end || v < 0 || v > 1 << 30 ? 0 : (int)v;
+}
+
+hvt_launch hvt__launch(char *(*get)(const char *name))
+{
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"};
+    int tasks = number(get("SLURM_STEP_NUM_TASKS"));
+    bool pmix = get("PMIX_RANK"), pmi = get("PMI_RANK");
+    hvt_launch l = {.started = pmix || pmi};
+
+    for (size_t i = 0; i < HVT_LEN(sizes) && !l.size; i++) {
+        l.size = number(get(sizes[i]));
+        if (l.size)
+            l.var = sizes[i];
+    }
+    if (l.size) {
+        l.started = true;
+        l.one_node = l.size == number(get("OMPI_COMM_WORLD_LOCAL_SIZE"));
+        /* srun's PMI-2 sets PMI_SIZE itself: then the remedy is srun's */
+        l.by_srun = !get("OMPI_COMM_WORLD_SIZE") && tasks == l.size;
+        return l;
+    }
+    if (tasks > 1 || (tasks == 1 && pmix)) {
+        l.started = l.by_srun = true;
+        l.size = tasks;
+        l.var = "SLURM_STEP_NUM_TASKS";
+        l.unwired = !pmix && !pmi;
+        l.one_node = number(get("SLURM_STEP_NUM_NODES")) == 1;
+    }
+    return l;
+}
+
+hvt_status hvt__launch_check(const hvt_launch *l, int mpi_size)
+{
+    hvt_status s;
+
+    if (!l->size || l->size == mpi_size)
+        return HVT_OK;
+    if (l->by_srun)
+        s = HVT_FAIL(E_COMM,
+                     "srun started %d tasks (%s), but MPI sees %d: start it as `srun --mpi=pmix ...` "
+                     "(`srun --mpi=list` shows what this SLURM has), or with mpirun",
+                     l->size, l->var, mpi_size);
+    else
+        s = HVT_FAIL(E_COMM,
+                     "the launcher started %d processes (%s), but MPI sees %d: use the mpirun of the MPI "
+                     "that hvtrain was built with",
+                     l->size, l->var, mpi_size);
+    hvt__error_agreed(true); /* each of them sees the same */
+    return s;
+}

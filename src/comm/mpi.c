@@ -1,0 +1,425 @@
+/*
+ * The comm over point-to-point messages of MPI, on a communicator of its own.
+ *
+ * allreduce = reduce_scatter up the tree of tree.c, then allgather down it; a short vector travels whole
+ * instead. On every level a rank of a block holds a slice of the block's sum, trades the pieces
+ * that others will hold for those that it will, and adds the two halves' parts of its new slice with the
+ * device. Long slices are cut into windows: while one window is added, the next one travels.
+ *
+ * 16-bit sums are rounded on every level, which is when they travel; so the short and the long way
+ * round alike.
+ *
+ * Operations are queued when issued and run inside wait, in issue order: Open MPI moves nothing
+ * between its calls, and all of MPI stays on the caller's thread.
+ */
+#include "base_impl.h"
+#include "mpi_call.h"
+#include "room.h"
+
+#include <stdlib.h>
+
+enum {
+    SHORT = 8192,     /* bytes that travel whole */
+    WINDOW = 1 << 18, /* elements that are added while the next ones travel */
+};
+
+size_t hvt__mpi_message = (size_t)1 << 30; /* longest message in elements; MPI counts in int */
+
+typedef struct level {
+    int first, mid, end; /* the block; mid == end: no right half, nothing to do */
+    int *narrow, *wide;  /* [end - first] place of every rank's slice in its half and in the block */
+} level;
+
+typedef struct comm_mpi {
+    MPI_Comm comm;
+    int levels;
+    level *level;
+    hvt__pending pending;
+    void *scratch[2];    /* the other half's part of a window */
+    MPI_Request *req[2]; /* [2 * size] */
+    int reqs[2];
+    hvt_status broken; /* what the first failure was: then the ranks' messages no longer match */
+} comm_mpi;
+
+typedef struct span {
+    size_t first, end;
+} span;
+
+static span meet(span a, span b)
+{
+    span s = {a.first > b.first ? a.first : b.first, a.end < b.end ? a.end : b.end};
+
+    return s.first < s.end ? s : (span){0, 0};
+}
+
+/* The slice of a block's rank before and after its halves are merged. */
+static span narrow(const level *l, size_t count, int rank)
+{
+    int i = rank - l->first, n = rank < l->mid ? l->mid - l->first : l->end - l->mid;
+
+    return (span){hvt__cut(count, l->narrow[i], n), hvt__cut(count, l->narrow[i] + 1, n)};
+}
+
+static span wide(const level *l, size_t count, int rank)
+{
+    int i = rank - l->first, n = l->end - l->first;
+
+    return (span){hvt__cut(count, l->wide[i], n), hvt__cut(count, l->wide[i] + 1, n)};
+}
+
+/* ---- life --------------------------------------------------------------------------------- */
+
+static void comm_close_mpi(hvt_comm *c)
+{
+    comm_mpi *st = c->state;
+
+    if (!st)
+        return;
+    if (st->comm != MPI_COMM_NULL)
+        MPI_Comm_free(&st->comm);
+    for (int i = 0; i < st->levels && st->level; i++) {
+        free(st->level[i].narrow);
+        free(st->level[i].wide);
+    }
+    for (int i = 0; i < 2; i++) {
+        c->dev->ops->release(c->dev, st->scratch[i]);
+        free(st->req[i]);
+    }
+    free(st->level);
+    free(st->pending.jobs);
+    free(st);
+    c->state = NULL;
+}
+
+static hvt_status plan_level(level *l, int rank, int size, int width)
+{
+    int n;
+
+    l->first = rank / (2 * width) * (2 * width);
+    l->mid = l->first + width < size ? l->first + width : size;
+    l->end = l->first + 2 * width < size ? l->first + 2 * width : size;
+    n = l->end - l->first;
+    l->narrow = malloc((size_t)n * sizeof *l->narrow);
+    l->wide = malloc((size_t)n * sizeof *l->wide);
+    HVT_CHECK(l->narrow && l->wide, E_MEM, "no memory for the slices of %d ranks", n);
+    for (int i = 0; i < n; i++) {
+        l->wide[i] = hvt__slice_of(i, n);
+        l->narrow[i] =
+            i < width ? hvt__slice_of(i, l->mid - l->first) : hvt__slice_of(i - width, l->end - l->mid);
+    }
+    return HVT_OK;
+}
+
+/* What can fail on one rank alone. */
+static hvt_status prepare(hvt_comm *c)
+{
+    int size = c->world->size;
+    comm_mpi *st = calloc(1, sizeof *st);
+
+    HVT_CHECK(st, E_MEM, "no memory for a comm");
+    st->comm = MPI_COMM_NULL;
+    st->pending.run = st->pending.issued = c->issued;
+    c->state = st;
+    if (size == 1)
+        return HVT_OK;
+    for (int width = 1; width < size; width *= 2)
+        st->levels++;
+    st->level = calloc((size_t)st->levels, sizeof *st->level);
+    HVT_CHECK(st->level, E_MEM, "no memory for a tree of %d ranks", size);
+    for (int i = 0; i < st->levels; i++)
+        HVT_TRY(plan_level(&st->level[i], c->world->rank, size, 1 << i));
+    for (int i = 0; i < 2; i++) {
+        st->req[i] = malloc(2 * (size_t)size * sizeof *st->req[i]);
+        HVT_CHECK(st->req[i], E_MEM, "no memory for the requests of %d ranks", size);
+        HVT_TRY(c->dev->ops->alloc(c->dev, WINDOW * sizeof(float), &st->scratch[i]));
+    }
+    return HVT_OK;
+}
+
+static hvt_status comm_open_mpi(hvt_comm *c)
+{
+    comm_mpi *st;
+
+    HVT_TRY(hvt_world_agree(c->world, prepare(c)));
+    if (c->world->size == 1)
+        return HVT_OK; /* nothing travels, so a lone world will do */
+    st = c->state;
+    HVT_TRY_MPI(MPI_Comm_dup(hvt__world_mpi_comm(c->world), &st->comm));
+    HVT_TRY_MPI(MPI_Comm_set_errhandler(st->comm, MPI_ERRORS_RETURN));
+    return HVT_OK;
+}
+
+static hvt_status comm_alloc_mpi(hvt_comm *c, size_t bytes, void **ret_ptr)
+{
+    return c->dev->ops->alloc(c->dev, bytes, ret_ptr);
+}
+
+static void comm_release_mpi(hvt_comm *c, void *ptr)
+{
+    c->dev->ops->release(c->dev, ptr);
+}
+
+static int comm_peers_mpi(hvt_comm *c, const void *buf, const void *ret_ptrs[])
+{
+    (void)c, (void)buf, (void)ret_ptrs;
+    return 0;
+}
+
+/* ---- messages ----------------------------------------------------------------------------- */
+
+/* One operation on its way. */
+typedef struct run {
+    hvt_comm *c;
+    comm_mpi *st;
+    char *buf;
+    size_t count, bytes; /* elements; bytes of one */
+    hvt_dtype type;
+    MPI_Datatype wire;
+} run;
+
+static hvt_status take(run *o, int set, void *to, size_t count, int from)
+{
+    comm_mpi *st = o->st;
+
+    HVT_TRY_MPI(MPI_Irecv(to, (int)count, o->wire, from, 0, st->comm, &st->req[set][st->reqs[set]]));
+    st->reqs[set]++;
+    return HVT_OK;
+}
+
+static hvt_status give(run *o, int set, const void *what, size_t count, int to)
+{
+    comm_mpi *st = o->st;
+
+    HVT_TRY_MPI(MPI_Isend(what, (int)count, o->wire, to, 0, st->comm, &st->req[set][st->reqs[set]]));
+    st->reqs[set]++;
+    return HVT_OK;
+}
+
+static hvt_status arrive(run *o, int set)
+{
+    comm_mpi *st = o->st;
+
+    HVT_TRY_MPI(MPI_Waitall(st->reqs[set], st->req[set], MPI_STATUSES_IGNORE));
+    st->reqs[set] = 0;
+    return HVT_OK;
+}
+
+static void *at(const run *o, size_t element)
+{
+    return o->buf + element * o->bytes;
+}
+
+/* buf[w] = left half's sum + right half's; mine is in buf, the other one in scratch. */
+static hvt_status merge(run *o, const level *l, span w, const void *scratch)
+{
+    bool left = o->c->world->rank < l->mid;
+    const void *in[2] = {left ? at(o, w.first) : scratch, left ? scratch : at(o, w.first)};
+
+    if (w.first == w.end)
+        return HVT_OK;
+    return o->c->dev->ops->reduce(o->c->dev, w.end - w.first, o->type, in, 2, at(o, w.first));
+}
+
+/* Vectors that are not worth cutting: every rank of a half holds all of its sum. */
+static hvt_status add_whole(run *o)
+{
+    int me = o->c->world->rank;
+
+    for (int i = 0; i < o->st->levels && o->count; i++) {
+        const level *l = &o->st->level[i];
+        int lefts = l->mid - l->first, rights = l->end - l->mid;
+        span all = {0, o->count};
+
+        if (!rights)
+            continue;
+        if (me < l->mid) {
+            HVT_TRY(take(o, 0, o->st->scratch[0], o->count, l->mid + (me - l->first) % rights));
+            if (me - l->first < rights)
+                HVT_TRY(give(o, 0, o->buf, o->count, l->mid + (me - l->first)));
+        } else {
+            HVT_TRY(take(o, 0, o->st->scratch[0], o->count, l->first + (me - l->mid)));
+            for (int j = me - l->mid; j < lefts; j += rights)
+                HVT_TRY(give(o, 0, o->buf, o->count, l->first + j));
+        }
+        HVT_TRY(arrive(o, 0));
+        HVT_TRY(merge(o, l, all, o->st->scratch[0]));
+    }
+    return HVT_OK;
+}
+
+/* Window k of a rank's new slice. */
+static span window(const run *o, const level *l, int rank, size_t k, size_t most)
+{
+    span s = wide(l, o->count, rank);
+
+    return meet(s, (span){s.first + k * most, s.first + (k + 1) * most});
+}
+
+/* Let window k of everyone's new slice travel. */
+static hvt_status depart(run *o, const level *l, size_t k, size_t most)
+{
+    int me = o->c->world->rank, set = (int)(k & 1);
+    span mine = window(o, l, me, k, most), held = narrow(l, o->count, me);
+
+    for (int r = l->first; r < l->end; r++) {
+        span in, out;
+
+        if (r == me)
+            continue;
+        in = meet(mine, narrow(l, o->count, r));
+        out = meet(held, window(o, l, r, k, most));
+        if (in.end && (r < l->mid) == (me < l->mid)) /* my half's: beside what I hold of it */
+            HVT_TRY(take(o, set, at(o, in.first), in.end - in.first, r));
+        else if (in.end)
+            HVT_TRY(take(o, set, (char *)o->st->scratch[set] + (in.first - mine.first) * o->bytes,
+                         in.end - in.first, r));
+        if (out.end)
+            HVT_TRY(give(o, set, at(o, out.first), out.end - out.first, r));
+    }
+    return HVT_OK;
+}
+
+static hvt_status reduce_scatter(run *o)
+{
+    size_t most = hvt__mpi_message < WINDOW ? hvt__mpi_message : WINDOW;
+
+    for (int i = 0; i < o->st->levels; i++) {
+        const level *l = &o->st->level[i];
+        size_t n = (size_t)(l->end - l->first), longest = ((o->count + 15) / 16 + n - 1) / n * 16;
+        size_t windows = (longest + most - 1) / most;
+
+        if (l->mid == l->end || !windows)
+            continue;
+        HVT_TRY(depart(o, l, 0, most));
+        for (size_t k = 0; k < windows; k++) {
+            HVT_TRY(arrive(o, (int)(k & 1)));
+            if (k + 1 < windows)
+                HVT_TRY(depart(o, l, k + 1, most));
+            HVT_TRY(merge(o, l, window(o, l, o->c->world->rank, k, most), o->st->scratch[k & 1]));
+        }
+    }
+    return HVT_OK;
+}
+
+/* The way back: on every level, from slices of the block to slices of the halves. */
+static hvt_status allgather(run *o)
+{
+    int me = o->c->world->rank;
+
+    for (int i = o->st->levels - 1; i >= 0; i--) {
+        const level *l = &o->st->level[i];
+        span have = wide(l, o->count, me), want = narrow(l, o->count, me);
+        bool more = l->mid < l->end;
+
+        for (size_t k = 0; more; k++) {
+            size_t skip = k * hvt__mpi_message;
+
+            more = false;
+            for (int r = l->first; r < l->end; r++) {
+                span in = meet(want, wide(l, o->count, r)), out = meet(have, narrow(l, o->count, r));
+
+                if (r == me)
+                    continue;
+                in = meet(in, (span){in.first + skip, in.first + skip + hvt__mpi_message});
+                out = meet(out, (span){out.first + skip, out.first + skip + hvt__mpi_message});
+                if (in.end)
+                    HVT_TRY(take(o, 0, at(o, in.first), in.end - in.first, r));
+                if (out.end)
+                    HVT_TRY(give(o, 0, at(o, out.first), out.end - out.first, r));
+                more = more || in.end || out.end;
+            }
+            HVT_TRY(arrive(o, 0));
+        }
+    }
+    return HVT_OK;
+}
+
+/* ---- operations --------------------------------------------------------------------------- */
+
+static hvt_status perform(hvt_comm *c, const hvt__job *j)
+{
+    comm_mpi *st = c->state;
+    run o = {.c = c,
+             .st = st,
+             .buf = j->buf,
+             .count = j->count,
+             .bytes = hvt_dtype_size(j->type),
+             .type = j->type,
+             .wire = j->type == HVT_F32 ? MPI_FLOAT : MPI_UINT16_T};
+
+    if (j->kind == HVT__ALLREDUCE && o.count * o.bytes <= SHORT && o.count <= hvt__mpi_message)
+        return add_whole(&o);
+    if (j->kind != HVT__ALLGATHER)
+        HVT_TRY(reduce_scatter(&o));
+    if (j->kind != HVT__REDUCE_SCATTER)
+        HVT_TRY(allgather(&o));
+    return HVT_OK;
+}
+
+static hvt_status comm_wait_mpi(hvt_comm *c, hvt_ticket ticket)
+{
+    comm_mpi *st = c->state;
+
+    HVT_CHECK(!st->broken, E_COMM, "an earlier operation of this comm failed (%s): it cannot go on",
+              hvt_status_name(st->broken));
+    while (st->pending.run < ticket) {
+        hvt_status s = perform(c, hvt__pending_at(&st->pending, st->pending.run + 1));
+
+        if (s != HVT_OK)
+            return hvt__pass(st->broken = s, __FILE__, __LINE__, "perform");
+        st->pending.run++;
+    }
+    return HVT_OK;
+}
+
+static hvt_status issue(hvt_comm *c, hvt__kind kind, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret)
+{
+    comm_mpi *st = c->state;
+
+    HVT_TRY(hvt__pending_add(&st->pending, &(hvt__job){buf, count, t, kind, 0}));
+    *ret = c->issued = st->pending.issued;
+    return HVT_OK;
+}
+
+static hvt_status comm_allreduce_mpi(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret)
+{
+    return issue(c, HVT__ALLREDUCE, buf, count, t, ret);
+}
+
+static hvt_status comm_reduce_scatter_mpi(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret)
+{
+    return issue(c, HVT__REDUCE_SCATTER, buf, count, t, ret);
+}
+
+static hvt_status comm_allgather_mpi(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret)
+{
+    return issue(c, HVT__ALLGATHER, buf, count, t, ret);
+}
+
+static hvt_status comm_broadcast_mpi(hvt_comm *c, void *buf, size_t bytes, int root)
+{
+    comm_mpi *st = c->state;
+
+    HVT_TRY(comm_wait_mpi(c, c->issued));
+    for (size_t done = 0; done < bytes && c->world->size > 1;) {
+        size_t part = bytes - done < hvt__mpi_message ? bytes - done : hvt__mpi_message;
+
+        HVT_TRY_MPI(MPI_Bcast((char *)buf + done, (int)part, MPI_BYTE, root, st->comm));
+        done += part;
+    }
+    return HVT_OK;
+}
+
+const hvt_comm_ops hvt_comm_mpi = {
+    .name = "mpi",
+    .open = comm_open_mpi,
+    .close = comm_close_mpi,
+    .alloc = comm_alloc_mpi,
+    .release = comm_release_mpi,
+    .peers = comm_peers_mpi,
+    .broadcast = comm_broadcast_mpi,
+    .allreduce = comm_allreduce_mpi,
+    .reduce_scatter = comm_reduce_scatter_mpi,
+    .allgather = comm_allgather_mpi,
+    .wait = comm_wait_mpi,
+};

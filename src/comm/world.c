@@ -1,0 +1,140 @@
+/*
+ * The world's table and its front door. What a world knows of itself is here; what ranks tell each other
+ * (folds, agreement, comparison) is in agree.c.
+ */
+#include "base_impl.h"
+#include "config.h"
+#include "room.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#if HVT_HAVE_MPI
+#define MPI_WORLD (&hvt_world_mpi)
+#else
+#define MPI_WORLD ((const hvt_world_ops *)NULL)
+#endif
+
+static const struct {
+    const char *name;
+    const hvt_world_ops *ops; /* NULL: not in this build */
+} worlds[] = {{"mpi", MPI_WORLD}, {"lone", &hvt_world_lone}};
+
+static hvt_status open_table(const hvt_world_ops *ops, const void *mpi_comm, hvt_world **ret_world)
+{
+    hvt_world *w = calloc(1, sizeof *w);
+    hvt_status s;
+
+    HVT_CHECK(w, E_MEM, "no memory for a world");
+    w->ops = ops;
+    HVT_TRY_OR(fail, ops->open(w, mpi_comm));
+    w->scratch = malloc((size_t)w->size * HVT__SCRATCH);
+    HVT_CHECK_OR(fail, w->scratch, E_MEM, "no memory for a world of %d ranks", w->size);
+    *ret_world = w;
+    return HVT_OK;
+fail:
+    hvt_world_close(&w);
+    return s;
+}
+
+hvt_status hvt_world_open(const char *name, hvt_world **ret_world)
+{
+    hvt_launch l = hvt__launch(getenv);
+
+    HVT_CHECK(ret_world, E_ARG, "no place for the world");
+    if (!name) /* a launcher's only process needs no MPI where none is built in */
+        name = l.started && (worlds[0].ops || l.size != 1) ? "mpi" : "lone";
+    for (size_t i = 0; i < HVT_LEN(worlds); i++) {
+        if (strcmp(name, worlds[i].name))
+            continue;
+        HVT_CHECK(
+            worlds[i].ops || !l.started, E_UNSUPPORTED,
+            "a launcher started %d processes (%s), but this build has no MPI: install one and build again",
+            l.size, l.var ? l.var : "PMIX_RANK");
+        HVT_CHECK(worlds[i].ops, E_UNSUPPORTED, "world '%s' is not in this build", name);
+        return open_table(worlds[i].ops, NULL, ret_world);
+    }
+    return HVT_FAIL(E_ARG, "world '%s' is unknown; known are mpi and lone", name);
+}
+
+hvt_status hvt_world_wrap(const void *mpi_comm, hvt_world **ret_world)
+{
+    const hvt_world_ops *ops = MPI_WORLD;
+
+    HVT_CHECK(mpi_comm && ret_world, E_ARG, "no communicator to wrap");
+    HVT_CHECK(ops, E_UNSUPPORTED, "this build has no MPI whose communicator it could wrap");
+    return open_table(ops, mpi_comm, ret_world);
+}
+
+void hvt_world_close(hvt_world **world)
+{
+    hvt_world *w = world ? *world : NULL;
+
+    if (!w)
+        return;
+    w->ops->close(w);
+    free(w->node_of);
+    free(w->host);
+    free(w->scratch);
+    free(w);
+    *world = NULL;
+}
+
+const char *hvt_world_name(const hvt_world *world)
+{
+    return world->ops->name;
+}
+
+int hvt_world_rank(const hvt_world *world)
+{
+    return world->rank;
+}
+
+int hvt_world_size(const hvt_world *world)
+{
+    return world->size;
+}
+
+int hvt_world_local_rank(const hvt_world *world)
+{
+    return world->local_rank;
+}
+
+int hvt_world_local_size(const hvt_world *world)
+{
+    return world->local_size;
+}
+
+int hvt_world_nodes(const hvt_world *world)
+{
+    return world->nodes;
+}
+
+const char *hvt_world_host(const hvt_world *world, int rank)
+{
+    return rank >= 0 && rank < world->size ? world->host[rank] : "";
+}
+
+hvt_status hvt_world_gather(hvt_world *world, const void *mine, size_t bytes, void *all)
+{
+    return world->ops->gather(world, mine, bytes, all);
+}
+
+hvt_status hvt_world_broadcast(hvt_world *world, void *data, size_t bytes, int root)
+{
+    HVT_CHECK(root >= 0 && root < world->size, E_ARG, "root %d is not one of %d ranks", root, world->size);
+    return world->ops->broadcast(world, data, bytes, root);
+}
+
+hvt_status hvt_world_barrier(hvt_world *world)
+{
+    return world->ops->barrier(world);
+}
+
+void hvt_world_abort(hvt_world *world, int exit_code)
+{
+    if (world)
+        world->ops->abort(world, exit_code);
+    _exit(exit_code);
+}

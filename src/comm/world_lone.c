@@ -1,0 +1,62 @@
+/*
+ * The world of one process that nobody launched. It never touches MPI, so that `./hvtrain` starts in no
+ * time and runs where no MPI is installed.
+ */
+#include "base_impl.h"
+#include "comm_impl.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static hvt_status world_open_lone(hvt_world *w, const void *mpi_comm)
+{
+    HVT_CHECK(!mpi_comm, E_ARG, "a lone world has no communicator to wrap");
+    w->rank = w->local_rank = 0;
+    w->size = w->local_size = w->nodes = 1;
+    w->node_of = calloc(1, sizeof *w->node_of);
+    w->host = calloc(1, sizeof *w->host);
+    HVT_CHECK(w->node_of && w->host, E_MEM, "no memory for a world of one rank");
+    gethostname(w->host[0], sizeof w->host[0] - 1);
+    return HVT_OK;
+}
+
+static void world_close_lone(hvt_world *w)
+{
+    (void)w;
+}
+
+static hvt_status world_gather_lone(hvt_world *w, const void *mine, size_t bytes, void *all)
+{
+    (void)w;
+    memmove(all, mine, bytes);
+    return HVT_OK;
+}
+
+static hvt_status world_broadcast_lone(hvt_world *w, void *data, size_t bytes, int root)
+{
+    (void)w, (void)data, (void)bytes, (void)root;
+    return HVT_OK;
+}
+
+static hvt_status world_barrier_lone(hvt_world *w)
+{
+    (void)w;
+    return HVT_OK;
+}
+
+static void world_abort_lone(hvt_world *w, int exit_code)
+{
+    (void)w;
+    _exit(exit_code);
+}
+
+const hvt_world_ops hvt_world_lone = {
+    .name = "lone",
+    .open = world_open_lone,
+    .close = world_close_lone,
+    .gather = world_gather_lone,
+    .broadcast = world_broadcast_lone,
+    .barrier = world_barrier_lone,
+    .abort = world_abort_lone,
+};
