@@ -59,7 +59,11 @@ struct hvt_layer {
     int arg[HVT_LAYER_ARGS];     /* builder arguments, in builder order */
     hvt_tensor y, dy;            /* output and its gradient, logical shape [N,H,W,C] */
     bool folded;                 /* computed by another layer: skipped by both walks */
-    int param[HVT_LAYER_PARAMS]; /* indices into m->param; -1 for none */
+    bool trains;                 /* it or a layer below has parameters: backward visits it */
+    int param[HVT_LAYER_PARAMS]; /* indices into m->param: weight, bias; -1 for none */
+    int stat;                    /* index into m->stat of the first of two: mean, variance; -1 for none */
+    bool keeps_in, keeps_out;    /* backward reads y of in[0]; its own y */
+    bool in_place[HVT_LAYER_IN]; /* backward may write d(in) over dy */
     void *saved;                 /* kept from forward for backward */
     size_t saved_bytes, ws_bytes;
     hvt_op *op; /* prepared device operation, or NULL */
@@ -71,9 +75,18 @@ struct hvt_model {
     hvt_layer *layer;
     int nlayer, cap;
     hvt_status mistake; /* first builder error; reported by plan */
-    int batch;
+    char mistake_text[256];
+    char next_name[HVT_NAME_MAX]; /* of the layer appended next; "" for none */
+    bool unfused;                 /* plan folds nothing (tests compare) */
+    int batch;                    /* 0 until planned */
     hvt_order order;
     hvt_value logits;
+    hvt_value input;
+
+    /* the last forward */
+    const int32_t *labels; /* borrowed from its batch, as the input's y is */
+    int real;              /* its images; -1 before the first */
+    bool backward_next;    /* it was a training pass, and backward has not used it up yet */
 
     hvt_param *param; /* in arena order */
     int nparam_tensors;
@@ -83,7 +96,8 @@ struct hvt_model {
     /* the arenas, each one allocation */
     float *params, *grads;
     size_t arena_count; /* rider included */
-    size_t rider_count; /* [0, rider_count) of grads */
+    size_t rider_count; /* [0, rider_count) of grads; the last HVT_RIDER_SUMS of it are sum of loss, hits
+                           among the first 1 and 5, and 0 */
     float *stats;
     size_t stats_count;
     void *acts;

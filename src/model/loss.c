@@ -1,0 +1,63 @@
+/*
+ * Softmax cross-entropy: the tape's last layer, appended by the plan. It reads the logits, has no output,
+ * and is the first to write a gradient: d(logits) of the loss SUM comes out of its forward pass, so its
+ * backward pass has nothing left to do. Per image it keeps the loss and the label's place among the logits.
+ */
+#include "base_impl.h"
+#include "layers.h"
+
+/* What it keeps: loss [N] f32, place [N] i32, sums [HVT_RIDER_SUMS] f32 of passes that do not train. */
+static float *losses(const hvt_layer *l)
+{
+    return l->saved;
+}
+
+static int32_t *places(const hvt_model *m, const hvt_layer *l)
+{
+    return (int32_t *)l->saved + m->batch;
+}
+
+static hvt_status loss_plan(hvt_model *m, hvt_layer *l)
+{
+    l->saved_bytes = ((size_t)m->batch * 2 + HVT_RIDER_SUMS) * sizeof(float);
+    return HVT_OK;
+}
+
+static hvt_status loss_forward(hvt_model *m, hvt_layer *l, bool train)
+{
+    const hvt_layer *logits = hvt__in(m, l, 0);
+
+    return m->dev->ops->xent(
+        m->dev, &(hvt_xent_args){
+                    .rows = hvt__real_rows(m, logits),
+                    .classes = logits->y.dim[3],
+                    .type = HVT_F32,
+                    .logits = logits->y.data,
+                    .labels = m->labels,
+                    .dlogits = train ? logits->dy.data : NULL,
+                    .loss = losses(l),
+                    .place = places(m, l),
+                    .sums = train ? m->grads + m->rider_count - HVT_RIDER_SUMS : losses(l) + 2 * m->batch,
+                });
+}
+
+static hvt_status loss_backward(hvt_model *m, hvt_layer *l)
+{
+    (void)m;
+    (void)l;
+    return HVT_OK;
+}
+
+hvt_status hvt_model_rows(hvt_model *m, float *ret_loss, int32_t *ret_place)
+{
+    const hvt_layer *l;
+    size_t bytes = (size_t)m->real * sizeof(float);
+
+    HVT_CHECK(m->batch && m->real >= 0, E_ARG, "rows are asked for before a forward pass");
+    l = &m->layer[m->nlayer - 1];
+    HVT_TRY(hvt_device_download(m->dev, ret_loss, losses(l), bytes));
+    HVT_TRY(hvt_device_download(m->dev, ret_place, places(m, l), bytes));
+    return HVT_OK;
+}
+
+const hvt_layer_ops hvt_layer_loss = {"loss", loss_plan, loss_forward, loss_backward};

@@ -1,0 +1,282 @@
+/*
+ * A model's life, the appending of layers, and the two walks.
+ *
+ * Values are indices of layers. A builder given a bad value or bad sizes records the model's first mistake
+ * and returns -1, which every later builder passes on; hvt_model_plan() reports it. The walks skip folded
+ * layers, whose work another one does.
+ */
+#include "base_impl.h"
+#include "layers.h"
+
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- life ---- */
+
+hvt_status hvt_model_create(hvt_device *dev, hvt_model **ret_model)
+{
+    hvt_model *m;
+
+    HVT_CHECK(dev, E_ARG, "a model needs a device");
+    m = calloc(1, sizeof *m);
+    HVT_CHECK(m, E_MEM, "no memory for %zu bytes of a model", sizeof *m);
+    m->dev = dev;
+    m->input = -1;
+    m->real = -1;
+    m->version = 1;
+    *ret_model = m;
+    return HVT_OK;
+}
+
+void hvt_model_free(hvt_model **model)
+{
+    hvt_model *m = model ? *model : NULL;
+
+    if (!m)
+        return;
+    hvt__model_unplan(m);
+    free(m->layer);
+    free(m);
+    *model = NULL;
+}
+
+/* ---- appending ---- */
+
+hvt_value hvt__mistake(hvt_model *m, const hvt_layer *l, hvt_status code, const char *fmt, ...)
+{
+    size_t room = sizeof m->mistake_text;
+    int used = 0;
+    va_list args;
+
+    if (m->mistake != HVT_OK)
+        return -1;
+    m->mistake = code;
+    if (l)
+        used = snprintf(m->mistake_text, room, "layer %s (%s): ", l->name, l->ops->name);
+    va_start(args, fmt);
+    vsnprintf(m->mistake_text + used, room - (size_t)used, fmt, args);
+    va_end(args);
+    return -1;
+}
+
+void hvt_name(hvt_model *m, const char *fmt, ...)
+{
+    va_list args;
+    int length;
+
+    if (!m)
+        return;
+    va_start(args, fmt);
+    length = vsnprintf(m->next_name, sizeof m->next_name, fmt, args);
+    va_end(args);
+    if (length < 1 || length > HVT_LAYER_NAME_MOST)
+        hvt__mistake(m, NULL, HVT_E_SHAPE, "a layer's name has %d characters, not 1 to %d: '%.40s...'",
+                     length, HVT_LAYER_NAME_MOST, m->next_name);
+}
+
+static bool reads(hvt_model *m, const hvt_layer *l, hvt_value v)
+{
+    if (v < 0 || v >= m->nlayer)
+        hvt__mistake(m, l, HVT_E_SHAPE, "reads value %d, but the model has %d values so far", v, m->nlayer);
+    return m->mistake == HVT_OK;
+}
+
+static bool name_it(hvt_model *m, hvt_layer *l)
+{
+    if (m->next_name[0])
+        memcpy(l->name, m->next_name, sizeof l->name);
+    else
+        snprintf(l->name, sizeof l->name, "%s%d", l->ops->name, m->nlayer);
+    m->next_name[0] = 0;
+    for (int i = 0; i < m->nlayer; i++)
+        if (!strcmp(l->name, m->layer[i].name))
+            hvt__mistake(m, l, HVT_E_SHAPE, "layer %d has this name already", i);
+    return m->mistake == HVT_OK;
+}
+
+hvt_layer *hvt__layer_begin(hvt_model *m, const hvt_layer_ops *ops, hvt_value a, hvt_value b)
+{
+    hvt_layer *l;
+
+    if (!m || m->mistake != HVT_OK || m->batch)
+        return NULL;
+    if (m->nlayer == m->cap) {
+        int cap = m->cap ? m->cap * 2 : 64;
+
+        l = realloc(m->layer, (size_t)cap * sizeof *l);
+        if (!l) {
+            hvt__mistake(m, NULL, HVT_E_MEM, "no memory for %d layers", cap);
+            return NULL;
+        }
+        m->layer = l;
+        m->cap = cap;
+    }
+    l = &m->layer[m->nlayer];
+    *l = (hvt_layer){.ops = ops, .in = {a, b}, .param = {-1, -1}, .stat = -1};
+    if (!name_it(m, l))
+        return NULL;
+    if (ops != &hvt_layer_input && !reads(m, l, a))
+        return NULL;
+    if (ops == &hvt_layer_add && !reads(m, l, b))
+        return NULL;
+    return l;
+}
+
+hvt_value hvt__layer_end(hvt_model *m, hvt_layer *l, int64_t h, int64_t w, int64_t c)
+{
+    HVT_EXPECT(m, l, h * w <= INT_MAX && h * w * c <= INT_MAX,
+               "an image's output of %lldx%lldx%lld has more than %d elements", (long long)h, (long long)w,
+               (long long)c, INT_MAX);
+    l->y = (hvt_tensor){.dtype = HVT_F32, .ndim = 4, .dim = {0, (int)h, (int)w, (int)c}};
+    l->dy = l->y;
+    return m->nlayer++;
+}
+
+/* ---- the walks ---- */
+
+static hvt_status check_batch(const hvt_model *m, const hvt_batch *b)
+{
+    const hvt_tensor *in = &m->layer[m->input].y, *x, *labels;
+    bool hwn = m->order == HVT_ORDER_HWN;
+    int want[4] = {m->batch, in->dim[1], in->dim[2], in->dim[3]};
+
+    HVT_CHECK(b, E_ARG, "a forward pass needs a batch");
+    x = &b->images;
+    labels = &b->labels;
+    if (hwn)
+        memcpy(want, (int[]){in->dim[1], in->dim[2], m->batch, in->dim[3]}, sizeof want);
+    HVT_CHECK(b->count >= 0 && b->count <= m->batch, E_SHAPE,
+              "a batch holds %d images; the model is planned for 0 to %d", b->count, m->batch);
+    HVT_CHECK(x->dtype == HVT_F32 && x->ndim == 4 && !memcmp(x->dim, want, sizeof want), E_SHAPE,
+              "images are %s [%d,%d,%d,%d]; the plan expects f32 [%d,%d,%d,%d] (%s)",
+              hvt_dtype_name(x->dtype), x->dim[0], x->dim[1], x->dim[2], x->dim[3], want[0], want[1], want[2],
+              want[3], hwn ? "H,W,N,C" : "N,H,W,C");
+    HVT_CHECK(labels->dtype == HVT_I32 && labels->ndim == 1 && labels->dim[0] == m->batch, E_SHAPE,
+              "labels are %s [%d] of %d dimensions; the plan expects i32 [%d]", hvt_dtype_name(labels->dtype),
+              labels->dim[0], labels->ndim, m->batch);
+    HVT_CHECK(!b->count || (x->data && labels->data), E_ARG, "a batch of %d images has no %s", b->count,
+              x->data ? "labels" : "images");
+    return HVT_OK;
+}
+
+hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train)
+{
+    HVT_CHECK(m->batch, E_ARG, "forward before hvt_model_plan()");
+    HVT_TRY(check_batch(m, batch));
+    HVT_CHECK(m->grads || !train, E_ARG, "a training pass, but the model has no gradient arena");
+    m->real = batch->count;
+    m->labels = batch->labels.data;
+    m->layer[m->input].y.data = batch->images.data;
+    m->backward_next = false;
+    if (m->real) {
+        for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
+            if (!l->folded)
+                HVT_TRY(l->ops->forward(m, l, train));
+    } else if (train) { /* an empty shard adds nothing to anyone's sums */
+        HVT_TRY(m->dev->ops->zero(m->dev, m->grads, m->rider_count * sizeof *m->grads));
+    }
+    m->backward_next = train;
+    return HVT_OK;
+}
+
+/* The end of layer l's span of the arena, what is padded behind it included; `mark` if it has none. */
+static size_t span_end(const hvt_model *m, const hvt_layer *l, size_t mark)
+{
+    int last = -1;
+
+    for (int i = 0; i < HVT_LAYER_PARAMS; i++)
+        last = l->param[i] > last ? l->param[i] : last;
+    if (last < 0)
+        return mark;
+    return last + 1 < m->nparam_tensors ? m->param[last + 1].offset : m->arena_count;
+}
+
+hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
+{
+    size_t mark = m->rider_count;
+
+    HVT_CHECK(m->backward_next, E_ARG, "backward needs a training forward pass of its own before it");
+    m->backward_next = false;
+    if (!m->real)
+        HVT_TRY(m->dev->ops->zero(m->dev, m->grads + mark, (m->arena_count - mark) * sizeof *m->grads));
+    if (on_grad)
+        HVT_TRY(on_grad(ctx, 0, mark));
+    for (hvt_layer *l = m->layer + m->nlayer - 1; l >= m->layer; l--) {
+        size_t end = span_end(m, l, mark);
+
+        if (m->real && l->trains && !l->folded)
+            HVT_TRY(l->ops->backward(m, l));
+        if (on_grad && end > mark)
+            HVT_TRY(on_grad(ctx, mark, end));
+        mark = end;
+    }
+    return HVT_OK;
+}
+
+/* ---- after a pass ---- */
+
+hvt_status hvt__model_end_step(hvt_model *m, const int *counts, int shards)
+{
+    float sums[HVT_RIDER_SUMS];
+    int64_t images = 0;
+
+    HVT_CHECK(m->batch && m->grads, E_ARG, "the end of a step comes without a plan or a gradient arena");
+    HVT_TRY(hvt_device_download(m->dev, sums, m->grads + m->rider_count - HVT_RIDER_SUMS, sizeof sums));
+    for (int i = 0; i < shards; i++)
+        images += counts[i];
+    HVT_CHECK(isfinite(sums[0]), E_DIVERGED, "the loss is %g over the %lld images of this step",
+              (double)sums[0], (long long)images);
+    for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
+        if (l->ops == &hvt_layer_norm)
+            HVT_TRY(hvt__norm_end_step(m, l, counts, shards));
+    m->tracked++;
+    m->loss.sum += sums[0];
+    m->loss.top1 += llrint(sums[1]);
+    m->loss.top5 += llrint(sums[2]);
+    m->loss.count += images;
+    return HVT_OK;
+}
+
+hvt_status hvt_model_take_loss(hvt_model *m, hvt_loss *ret_loss)
+{
+    HVT_TRY(hvt_device_sync(m->dev));
+    *ret_loss = m->loss;
+    m->loss = (hvt_loss){0};
+    return HVT_OK;
+}
+
+void hvt__model_changed(hvt_model *m)
+{
+    m->version++;
+}
+
+/* ---- what it tells ---- */
+
+hvt_order hvt_model_order(const hvt_model *m)
+{
+    return m->order;
+}
+
+int hvt_model_classes(const hvt_model *m)
+{
+    return m->batch ? m->layer[m->logits].y.dim[3] : 0;
+}
+
+size_t hvt_model_parameters(const hvt_model *m)
+{
+    size_t n = 0;
+
+    for (int i = 0; i < m->nparam_tensors; i++)
+        n += m->param[i].elements;
+    return n;
+}
+
+size_t hvt_model_bytes(const hvt_model *m)
+{
+    return (2 * m->arena_count + m->stats_count) * sizeof(float) + m->acts_bytes + m->dacts_bytes +
+           m->ws_bytes;
+}

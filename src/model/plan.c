@@ -1,0 +1,325 @@
+/*
+ * The plan: from a tape as built to one that runs without deciding or allocating anything.
+ *
+ *   1. append the loss, refuse layers that do not lead to it, fold (fold.c)
+ *   2. walk down: fix the batch, let every layer prepare its device operation and declare what it needs
+ *   3. lay out parameters in the order backward finishes them, and decide who writes and who adds gradients
+ *   4. fit activations and their gradients into arenas by the times they live, and allocate
+ *
+ * Time, for 4: of L layers, layer i runs forward at i and backward at 2L-1-i. A plan that fails leaves the
+ * tape as it was built, so another batch may be tried.
+ */
+#include "base_impl.h"
+#include "layers.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static size_t up16(size_t n)
+{
+    return (n + 15) / 16 * 16; /* 16 floats are 64 bytes */
+}
+
+/* ---- what layers declare ---- */
+
+hvt_status hvt__param_add(hvt_model *m, hvt_layer *l, int slot, const hvt_param *p, const char *suffix)
+{
+    hvt_param *more = realloc(m->param, (size_t)(m->nparam_tensors + 1) * sizeof *more);
+
+    HVT_CHECK(more, E_MEM, "no memory for %d parameters", m->nparam_tensors + 1);
+    m->param = more;
+    more += m->nparam_tensors;
+    *more = *p;
+    snprintf(more->name, sizeof more->name, "%.*s.%s", HVT_LAYER_NAME_MOST, l->name, suffix);
+    more->elements = 1;
+    for (int i = 0; i < p->ndim; i++)
+        more->elements *= (size_t)p->dim[i];
+    l->param[slot] = m->nparam_tensors++;
+    return HVT_OK;
+}
+
+hvt_status hvt__stats_add(hvt_model *m, hvt_layer *l, int count)
+{
+    static const char *const suffix[] = {"running_mean", "running_var"};
+    hvt_stat *more = realloc(m->stat, (size_t)(m->nstat + 2) * sizeof *more);
+
+    HVT_CHECK(more, E_MEM, "no memory for %d moving statistics", m->nstat + 2);
+    m->stat = more;
+    l->stat = m->nstat;
+    for (int i = 0; i < 2; i++) {
+        hvt_stat *s = &m->stat[m->nstat++];
+
+        *s = (hvt_stat){.offset = m->stats_count, .count = (size_t)count, .fill = (float)i};
+        snprintf(s->name, sizeof s->name, "%.*s.%s", HVT_LAYER_NAME_MOST, l->name, suffix[i]);
+        m->stats_count += up16(s->count);
+    }
+    return HVT_OK;
+}
+
+/* ---- 1. the tape ---- */
+
+static hvt_status append_loss(hvt_model *m, hvt_value logits)
+{
+    const hvt_tensor *y = &m->layer[logits].y;
+    hvt_layer *l;
+
+    HVT_CHECK(y->dim[1] == 1 && y->dim[2] == 1, E_SHAPE, "logits are %s, which is %dx%dx%d, not 1x1xclasses",
+              m->layer[logits].name, y->dim[1], y->dim[2], y->dim[3]);
+    m->logits = logits;
+    m->next_name[0] = 0;
+    l = hvt__layer_begin(m, &hvt_layer_loss, logits, -1);
+    if (!l || hvt__layer_end(m, l, 1, 1, 1) < 0)
+        return hvt__fail(m->mistake, __FILE__, __LINE__, "%s", m->mistake_text);
+    return HVT_OK;
+}
+
+static void count_uses(const hvt_model *m, int *uses)
+{
+    memset(uses, 0, (size_t)m->nlayer * sizeof *uses);
+    for (int l = m->nlayer - 1; l >= 0; l--)
+        for (int i = 0; i < HVT_LAYER_IN; i++)
+            if (m->layer[l].in[i] >= 0 && (uses[l] || l == m->nlayer - 1))
+                uses[m->layer[l].in[i]]++;
+}
+
+static hvt_status prepare_tape(hvt_model *m, hvt_value logits)
+{
+    hvt_status s = HVT_OK;
+    int *uses = NULL;
+
+    HVT_TRY(append_loss(m, logits));
+    uses = malloc((size_t)m->nlayer * sizeof *uses);
+    HVT_CHECK(uses, E_MEM, "no memory to plan %d layers", m->nlayer);
+    count_uses(m, uses);
+    for (int l = 0; l < m->nlayer - 1; l++) {
+        const int *d = m->layer[l].y.dim;
+
+        HVT_CHECK_OR(done, uses[l], E_SHAPE,
+                     "layer %s (%s): its output, %dx%dx%d, does not lead to the logits", m->layer[l].name,
+                     m->layer[l].ops->name, d[1], d[2], d[3]);
+    }
+    hvt__model_fold(m, uses);
+    m->logits = m->layer[m->nlayer - 1].in[0];
+done:
+    free(uses);
+    return s;
+}
+
+/* ---- 2. walk down ---- */
+
+static hvt_status plan_layers(hvt_model *m)
+{
+    for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++) {
+        if (l->folded)
+            continue;
+        l->y.dim[0] = l->dy.dim[0] = m->batch;
+        HVT_CHECK(hvt__elements(l) <= INT_MAX, E_SHAPE,
+                  "layer %s (%s): output [%d,%d,%d,%d] has more than %d elements", l->name, l->ops->name,
+                  m->batch, l->y.dim[1], l->y.dim[2], l->y.dim[3], INT_MAX);
+        HVT_TRY(l->ops->plan(m, l));
+        l->trains = l->param[0] >= 0;
+        for (int i = 0; i < HVT_LAYER_IN; i++)
+            l->trains = l->trains || (l->in[i] >= 0 && m->layer[l->in[i]].trains);
+        if (l->ws_bytes > m->ws_bytes)
+            m->ws_bytes = l->ws_bytes;
+    }
+    return HVT_OK;
+}
+
+/* ---- 3. parameters, and gradients that meet ---- */
+
+/* Backward finishes the last declared first: turn the list round and give offsets behind the rider. */
+static void lay_out_parameters(hvt_model *m)
+{
+    int n = m->nparam_tensors;
+
+    m->rider_count = up16(m->rider_count + HVT_RIDER_SUMS);
+    m->arena_count = m->rider_count;
+    for (int i = 0; i < n / 2; i++) {
+        hvt_param p = m->param[i];
+
+        m->param[i] = m->param[n - 1 - i];
+        m->param[n - 1 - i] = p;
+    }
+    for (int i = 0; i < n; i++) {
+        m->param[i].offset = m->arena_count;
+        m->arena_count += up16(m->param[i].count);
+    }
+    for (int l = 0; l < m->nlayer; l++)
+        for (int i = 0; i < HVT_LAYER_PARAMS; i++)
+            if (m->layer[l].param[i] >= 0)
+                m->layer[l].param[i] = n - 1 - m->layer[l].param[i];
+}
+
+/* Backward's first writer of a gradient writes, later ones add. It may write over its own dy, which is spent,
+ * where its op can: then both gradients are one block. home[v]: the value whose block holds dy of v; -1: v
+ * needs no gradient. */
+static void pair_gradients(hvt_model *m, hvt_block *block, int *home)
+{
+    int n = m->nlayer;
+
+    for (int v = 0; v < n; v++)
+        home[v] = -1;
+    for (int l = n - 1; l >= 0; l--) {
+        hvt_layer *me = &m->layer[l];
+        bool spent = home[l] < 0; /* by another input; the loss has no dy */
+
+        for (int i = 0; i < HVT_LAYER_IN && !me->folded; i++) {
+            int v = me->in[i];
+
+            if (v < 0 || !m->layer[v].trains)
+                continue;
+            me->add[i] = home[v] >= 0;
+            if (me->add[i])
+                continue;
+            if (me->in_place[i] && !spent) {
+                home[v] = home[l];
+                spent = true;
+            } else {
+                home[v] = v;
+                block[v].bytes = hvt__elements(&m->layer[v]) * sizeof(float);
+                block[v].from = 2 * n - 1 - l;
+            }
+            block[home[v]].to = 2 * n - 1 - v;
+        }
+    }
+}
+
+/* ---- 4. arenas ---- */
+
+/* block[2v]: y of v; block[2v+1]: what its layer keeps. */
+static void live_activations(const hvt_model *m, hvt_block *block)
+{
+    int n = m->nlayer;
+
+    for (int v = 0; v < n; v++) {
+        const hvt_layer *l = &m->layer[v];
+        int back = l->trains ? 2 * n - 1 - v : v;
+        bool has_y = !l->folded && v != m->input && v != n - 1;
+
+        block[2 * v] = (hvt_block){.bytes = has_y ? hvt__elements(l) * sizeof(float) : 0, .from = v, .to = v};
+        block[2 * v + 1] = (hvt_block){.bytes = l->saved_bytes, .from = v, .to = v == n - 1 ? INT_MAX : back};
+        for (int i = 0; i < HVT_LAYER_IN && !l->folded; i++) {
+            int until = i == 0 && l->keeps_in ? back : v;
+
+            if (l->in[i] >= 0 && block[2 * l->in[i]].to < until)
+                block[2 * l->in[i]].to = until;
+        }
+        if (l->keeps_out)
+            block[2 * v].to = back;
+    }
+}
+
+static hvt_status allocate(hvt_model *m, size_t bytes, void *ret_ptr)
+{
+    void *p = NULL;
+
+    if (bytes)
+        HVT_TRY(m->dev->ops->alloc(m->dev, bytes, &p));
+    *(void **)ret_ptr = p;
+    return HVT_OK;
+}
+
+static hvt_status allocate_arenas(hvt_model *m)
+{
+    HVT_TRY(allocate(m, m->arena_count * sizeof(float), &m->params));
+    HVT_TRY(allocate(m, m->arena_count * sizeof(float), &m->grads));
+    HVT_TRY(allocate(m, m->stats_count * sizeof(float), &m->stats));
+    HVT_TRY(allocate(m, m->acts_bytes, &m->acts));
+    HVT_TRY(allocate(m, m->dacts_bytes, &m->dacts));
+    HVT_TRY(allocate(m, m->ws_bytes, &m->ws));
+    return HVT_OK;
+}
+
+static hvt_status place_activations(hvt_model *m)
+{
+    int n = m->nlayer;
+    hvt_block *act = calloc((size_t)n * 3, sizeof *act), *dact = act + 2 * n;
+    int *home = malloc((size_t)n * sizeof *home);
+    hvt_status s = HVT_OK;
+
+    HVT_CHECK_OR(done, act && home, E_MEM, "no memory to plan %d layers", n);
+    live_activations(m, act);
+    pair_gradients(m, dact, home);
+    m->acts_bytes = hvt__arena_fit(act, 2 * n);
+    m->dacts_bytes = hvt__arena_fit(dact, n);
+    HVT_TRY_OR(done, allocate_arenas(m));
+    for (int v = 0; v < n; v++) {
+        hvt_layer *l = &m->layer[v];
+
+        if (act[2 * v].bytes)
+            l->y.data = (char *)m->acts + act[2 * v].offset;
+        if (l->saved_bytes)
+            l->saved = (char *)m->acts + act[2 * v + 1].offset;
+        if (home[v] >= 0)
+            l->dy.data = (char *)m->dacts + dact[home[v]].offset;
+    }
+done:
+    free(act);
+    free(home);
+    return s;
+}
+
+/* ---- all together ---- */
+
+void hvt__model_unplan(hvt_model *m)
+{
+    const hvt_device_ops *ops = m->dev->ops;
+
+    for (int l = 0; l < m->nlayer; l++) {
+        hvt__op_free(m->layer[l].op);
+        free(m->layer[l].own);
+        m->layer[l].op = NULL;
+        m->layer[l].own = NULL;
+    }
+    free(m->param);
+    free(m->stat);
+    ops->release(m->dev, m->params);
+    ops->release(m->dev, m->grads_placed ? NULL : m->grads);
+    ops->release(m->dev, m->stats);
+    ops->release(m->dev, m->acts);
+    ops->release(m->dev, m->dacts);
+    ops->release(m->dev, m->ws);
+    m->param = NULL;
+    m->stat = NULL;
+    m->nparam_tensors = m->nstat = m->batch = 0;
+    m->params = m->grads = m->stats = NULL;
+    m->acts = m->dacts = m->ws = NULL;
+    m->arena_count = m->rider_count = m->stats_count = 0;
+    m->acts_bytes = m->dacts_bytes = m->ws_bytes = 0;
+    m->grads_placed = false;
+}
+
+hvt_status hvt_model_plan(hvt_model *m, int batch, hvt_value logits)
+{
+    hvt_layer *built;
+    int layers = m->nlayer;
+    hvt_status s = HVT_OK;
+
+    HVT_CHECK(!m->batch, E_ARG, "the model is planned already, for a batch of %d", m->batch);
+    if (m->mistake != HVT_OK)
+        return hvt__fail(m->mistake, __FILE__, __LINE__, "%s", m->mistake_text);
+    HVT_CHECK(batch > 0, E_ARG, "a batch of %d images; it must be at least 1", batch);
+    HVT_CHECK(logits >= 0 && logits < layers, E_ARG, "logits are value %d, but the model has %d values",
+              logits, layers);
+    built = malloc((size_t)layers * sizeof *built);
+    HVT_CHECK(built, E_MEM, "no memory to plan %d layers", layers);
+    memcpy(built, m->layer, (size_t)layers * sizeof *built);
+
+    HVT_TRY_OR(fail, prepare_tape(m, logits));
+    m->batch = batch;
+    m->order = hvt_device_order(m->dev, batch);
+    HVT_TRY_OR(fail, plan_layers(m));
+    lay_out_parameters(m);
+    HVT_TRY_OR(fail, place_activations(m));
+    free(built);
+    return HVT_OK;
+fail:
+    hvt__model_unplan(m);
+    memcpy(m->layer, built, (size_t)layers * sizeof *built);
+    m->nlayer = layers;
+    free(built);
+    return s;
+}

@@ -1,0 +1,113 @@
+/*
+ * Models by name: torchvision's ResNets (He et al. 2015, "v1.5": a bottleneck's stride is on its 3x3), and
+ * the CIFAR ResNets of the same paper's section 4.2. Layers are named and ordered as in torchvision's
+ * state_dict: a block's own layers, then its downsample. Option A's subsample has no parameters and comes
+ * first in its block, so that the add behind the block folds.
+ */
+#include "base_impl.h"
+#include "layers.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { STAGES = 4 };
+
+typedef struct resnet {
+    const char *name;
+    bool cifar;         /* 6n+2 layers: three stages from 16 filters, own stem */
+    bool bottleneck;    /* 1x1, 3x3, 1x1 with four times the filters; else two 3x3 */
+    int blocks[STAGES]; /* per stage */
+} resnet;
+
+static const resnet zoo[] = {
+    {"resnet18", false, false, {2, 2, 2, 2}},  {"resnet34", false, false, {3, 4, 6, 3}},
+    {"resnet50", false, true, {3, 4, 6, 3}},   {"resnet101", false, true, {3, 4, 23, 3}},
+    {"resnet152", false, true, {3, 8, 36, 3}}, {"resnet20", true, false, {3, 3, 3}},
+    {"resnet32", true, false, {5, 5, 5}},      {"resnet44", true, false, {7, 7, 7}},
+    {"resnet56", true, false, {9, 9, 9}},      {"resnet110", true, false, {18, 18, 18}},
+};
+
+/* Convolution and batch norm number i of a block. */
+static hvt_value conv_norm(hvt_model *m, hvt_value x, const char *block, int i, int filters, int size,
+                           int stride)
+{
+    hvt_name(m, "%s.conv%d", block, i);
+    x = hvt_conv2d(m, x, filters, size, stride, size / 2);
+    hvt_name(m, "%s.bn%d", block, i);
+    return hvt_batchnorm(m, x);
+}
+
+static hvt_value project(hvt_model *m, hvt_value x, const char *block, int filters, int stride)
+{
+    hvt_name(m, "%s.downsample.0", block);
+    x = hvt_conv2d(m, x, filters, 1, stride, 0);
+    hvt_name(m, "%s.downsample.1", block);
+    return hvt_batchnorm(m, x);
+}
+
+static hvt_value add_block(hvt_model *m, hvt_value x, const char *block, bool bottleneck, bool projection,
+                           int channels, int filters, int stride)
+{
+    int outputs = bottleneck ? 4 * filters : filters;
+    bool same = stride == 1 && channels == outputs;
+    hvt_value skip = x, y = x;
+
+    if (!same && !projection)
+        skip = hvt_subsample(m, x, stride, outputs);
+    if (bottleneck) {
+        y = hvt_relu(m, conv_norm(m, y, block, 1, filters, 1, 1));
+        y = hvt_relu(m, conv_norm(m, y, block, 2, filters, 3, stride));
+        y = conv_norm(m, y, block, 3, outputs, 1, 1);
+    } else {
+        y = hvt_relu(m, conv_norm(m, y, block, 1, filters, 3, stride));
+        y = conv_norm(m, y, block, 2, filters, 3, 1);
+    }
+    if (!same && projection)
+        skip = project(m, x, block, outputs, stride);
+    return hvt_relu(m, hvt_add(m, y, skip));
+}
+
+static hvt_value build(hvt_model *m, const resnet *r, hvt_value x, int classes, const hvt_zoo_opts *o)
+{
+    int filters = r->cifar ? 16 : 64, channels = filters;
+    bool large = !r->cifar && o->imagenet_stem, projection = !r->cifar || o->projection;
+
+    hvt_name(m, "conv1");
+    x = hvt_conv2d(m, x, filters, large ? 7 : 3, large ? 2 : 1, large ? 3 : 1);
+    hvt_name(m, "bn1");
+    x = hvt_relu(m, hvt_batchnorm(m, x));
+    if (large)
+        x = hvt_maxpool(m, x, 3, 2, 1);
+    for (int stage = 0; stage < STAGES; stage++, filters *= 2)
+        for (int i = 0; i < r->blocks[stage]; i++) {
+            char block[32];
+
+            snprintf(block, sizeof block, "layer%d.%d", stage + 1, i);
+            x = add_block(m, x, block, r->bottleneck, projection, channels, filters, stage && !i ? 2 : 1);
+            channels = r->bottleneck ? 4 * filters : filters;
+        }
+    x = hvt_avgpool(m, x);
+    hvt_name(m, "fc");
+    return hvt_linear(m, x, classes);
+}
+
+hvt_value hvt_zoo(hvt_model *m, const char *name, hvt_value images, int classes, const hvt_zoo_opts *opts)
+{
+    static const hvt_zoo_opts defaults;
+    char known[160] = "";
+
+    if (!m)
+        return -1;
+    for (size_t i = 0; i < HVT_LEN(zoo); i++) {
+        if (name && !strcmp(name, zoo[i].name))
+            return build(m, &zoo[i], images, classes, opts ? opts : &defaults);
+        snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", zoo[i].name);
+    }
+    return hvt__mistake(m, NULL, HVT_E_SHAPE, "no model is called '%s'; known are: %s",
+                        name ? name : "(none)", known);
+}
+
+const char *hvt_zoo_name(int i)
+{
+    return i >= 0 && i < (int)HVT_LEN(zoo) ? zoo[i].name : NULL;
+}
