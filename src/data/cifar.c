@@ -1,0 +1,174 @@
+/*
+ * CIFAR-10 in its official binary layout, memory-mapped.
+ *
+ * A file is a run of records of 3,073 bytes: one label, then 1,024 bytes each of red, green and blue, rows
+ * first. Training images lie in data_batch_1.bin ... data_batch_5.bin in this order, test images in
+ * test_batch.bin. Every file may hold any positive number of records. Sizes and labels are checked once, at
+ * open, so that get() has nothing left to refuse.
+ * Source: https://www.cs.toronto.edu/~kriz/cifar.html, "Binary version".
+ */
+#include "data_impl.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { SIDE = 32, PIXELS = SIDE * SIDE, RECORD = 1 + 3 * PIXELS, CLASSES = 10, FILES_MAX = 5 };
+
+static const char *const train_files[] = {"data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin",
+                                          "data_batch_4.bin", "data_batch_5.bin"};
+static const char *const test_files[] = {"test_batch.bin"};
+static const char subfolder[] = "cifar-10-batches-bin"; /* what the official archive unpacks to */
+
+typedef struct cifar {
+    struct {
+        const uint8_t *data; /* [records, RECORD] */
+        size_t bytes;
+        uint32_t end; /* number of the first image behind this file */
+    } file[FILES_MAX];
+    int nfiles;
+} cifar;
+
+static void close_cifar(void *ctx)
+{
+    cifar *c = ctx;
+
+    for (int i = 0; i < c->nfiles; i++)
+        munmap((void *)c->file[i].data, c->file[i].bytes);
+    free(c);
+}
+
+static hvt_status get_cifar(void *ctx, uint32_t index, uint8_t *ret_pixels, int *ret_label)
+{
+    const cifar *c = ctx;
+    const uint8_t *record, *red, *green, *blue;
+    uint32_t first = 0;
+    int i = 0;
+
+    while (index >= c->file[i].end)
+        first = c->file[i++].end;
+    record = c->file[i].data + (size_t)(index - first) * RECORD;
+    red = record + 1;
+    green = red + PIXELS;
+    blue = green + PIXELS;
+    *ret_label = record[0];
+    for (int p = 0; p < PIXELS; p++) {
+        ret_pixels[3 * p] = red[p];
+        ret_pixels[3 * p + 1] = green[p];
+        ret_pixels[3 * p + 2] = blue[p];
+    }
+    return HVT_OK;
+}
+
+/* Map one file behind those already mapped. */
+static hvt_status map_file(cifar *c, const char *path)
+{
+    struct stat st;
+    void *data;
+    int error, fd = open(path, O_RDONLY | O_CLOEXEC);
+
+    HVT_CHECK(fd >= 0, E_IO, "cannot open %s: %s", path, strerror(errno));
+    if (fstat(fd, &st) != 0) {
+        error = errno;
+        close(fd);
+        return HVT_FAIL(E_IO, "cannot read %s: %s", path, strerror(error));
+    }
+    if (st.st_size <= 0 || st.st_size % RECORD) {
+        close(fd);
+        return HVT_FAIL(E_FORMAT,
+                        "%s holds %lld bytes, expected a positive multiple of %d: record %lld is cut off",
+                        path, (long long)st.st_size, RECORD, (long long)(st.st_size / RECORD));
+    }
+    data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    error = errno;
+    close(fd);
+    HVT_CHECK(data != MAP_FAILED, E_IO, "cannot map %s (%lld bytes): %s", path, (long long)st.st_size,
+              strerror(error));
+    c->file[c->nfiles].data = data;
+    c->file[c->nfiles++].bytes = (size_t)st.st_size;
+    return HVT_OK;
+}
+
+/* Check and hash the labels of the file mapped last; count its images. */
+static hvt_status read_labels(cifar *c, const char *path, hvt_dataset_info *info)
+{
+    const uint8_t *data = c->file[c->nfiles - 1].data;
+    size_t records = c->file[c->nfiles - 1].bytes / RECORD;
+    uint8_t labels[512];
+    size_t n = 0;
+
+    HVT_CHECK(records <= UINT32_MAX - info->count, E_FORMAT, "%s: %zu records after %u are too many", path,
+              records, info->count);
+    info->fingerprint = hvt__mix(info->fingerprint ^ records);
+    for (size_t i = 0; i < records; i++) {
+        uint8_t label = data[i * RECORD];
+
+        HVT_CHECK(label < CLASSES, E_FORMAT, "%s, record %zu: label is %d, expected 0 to %d", path, i, label,
+                  CLASSES - 1);
+        labels[n++] = label;
+        if (n == sizeof labels || i + 1 == records) {
+            info->fingerprint = hvt__hash(info->fingerprint, labels, n);
+            n = 0;
+        }
+    }
+    info->count += (uint32_t)records;
+    c->file[c->nfiles - 1].end = info->count;
+    return HVT_OK;
+}
+
+static hvt_status join(char *path, const char *dir, const char *sub, const char *file)
+{
+    int n = snprintf(path, PATH_MAX, "%s/%s%s%s", dir, sub, *sub ? "/" : "", file);
+
+    HVT_CHECK(n < PATH_MAX, E_ARG, "path of %s is longer than %d bytes", file, PATH_MAX - 1);
+    return HVT_OK;
+}
+
+static hvt_status open_cifar(const hvt_dataset_opts *opts, hvt_source *ret_source)
+{
+    const char *const *names = opts->train ? train_files : test_files;
+    int n = opts->train ? (int)HVT_LEN(train_files) : (int)HVT_LEN(test_files);
+    hvt_dataset_info info = {"cifar10",     .classes = CLASSES, .height = SIDE,
+                             .width = SIDE, .channels = 3,      .fingerprint = RECORD};
+    char path[PATH_MAX];
+    const char *sub = "";
+    cifar *c = NULL;
+    hvt_status s;
+
+    HVT_CHECK(opts->dir && *opts->dir, E_ARG,
+              "cifar10 needs the folder of its files (--data-dir), the one with %s", names[0]);
+
+    /* dir may be the folder of the files, or the one in which the archive was unpacked */
+    HVT_TRY(join(path, opts->dir, "", names[0]));
+    if (access(path, F_OK) != 0) {
+        HVT_TRY(join(path, opts->dir, subfolder, names[0]));
+        if (access(path, F_OK) == 0)
+            sub = subfolder;
+        else
+            return HVT_FAIL(E_IO,
+                            "found neither %s/%s nor %s/%s/%s: %s; expected the binary version of CIFAR-10",
+                            opts->dir, names[0], opts->dir, subfolder, names[0], strerror(errno));
+    }
+
+    c = calloc(1, sizeof *c);
+    HVT_CHECK(c, E_MEM, "no memory for data set 'cifar10' (%zu bytes)", sizeof *c);
+    for (int i = 0; i < n; i++) {
+        HVT_TRY_OR(fail, join(path, opts->dir, sub, names[i]));
+        HVT_TRY_OR(fail, map_file(c, path));
+        HVT_TRY_OR(fail, read_labels(c, path, &info));
+    }
+    *ret_source = (hvt_source){.info = info, .get = get_cifar, .close = close_cifar, .ctx = c};
+    return HVT_OK;
+
+fail:
+    close_cifar(c);
+    return s;
+}
+
+const hvt_format hvt_format_cifar10 = {"cifar10", open_cifar};

@@ -1,0 +1,286 @@
+/*
+ * Batches: the sampler's samples, fetched as bytes, cropped, mirrored and normalised by the device.
+ *
+ * A step is one batch from each of S shards; a loader yields those of its own shards, one after the other.
+ * Invariant: what a batch holds is a pure function of (data set, seed, epoch, step, shard); and how an image
+ * was augmented one of (seed, epoch, sample). So neither ranks nor threads nor where one began can be seen in
+ * it. Everything is allocated at open.
+ *
+ * Images are fetched by the caller: at a few microseconds an image this is far below one percent of a step.
+ * Where a source is slower (JPEG), a thread that calls fetch() for the batch ahead fits in behind next().
+ */
+#include "hvt/data.h"
+#include "base_impl.h"
+#include "device_impl.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* The operations that draw. The numbers are this room's own, apart from those that the model's
+ * initialisation uses under the same seed. */
+enum { DRAW_CROP_Y = 0x0d00, DRAW_CROP_X, DRAW_MIRROR };
+
+enum { CROP_MAX = 127 }; /* offsets travel as int8_t */
+
+struct hvt_loader {
+    const hvt_dataset *set; /* borrowed */
+    hvt_device *dev;        /* borrowed */
+    hvt_loader_opts opts;
+    hvt_dataset_info info;
+    size_t image_bytes;
+    hvt_augment_args augment;
+
+    uint32_t *order;     /* [count] the epoch's permutation */
+    int order_epoch;     /* of which epoch; -1: none yet */
+    int *shard_counts;   /* [S] of the current step */
+    uint32_t *ids;       /* [batch] */
+    int8_t *draws;       /* [batch,3] */
+    uint8_t *bytes;      /* [batch,H,W,C] host */
+    int32_t *labels;     /* [batch] host */
+    float *dev_images;   /* [batch,H,W,C] in the loader's row order, device */
+    int32_t *dev_labels; /* [batch] device */
+    hvt_mark read;       /* the device has read `bytes` and `draws` */
+    bool queued;         /* `read` was set */
+
+    int epoch, turn; /* turn: shards of this step already yielded */
+    uint32_t step, steps;
+};
+
+/* ---- open and close ---------------------------------------------------------------------------------- */
+
+static hvt_status check_opts(const hvt_dataset_info *info, const hvt_loader_opts *o)
+{
+    int side = info->height < info->width ? info->height : info->width;
+
+    HVT_CHECK(o->batch >= 1, E_ARG, "batch is %d, expected at least 1 image per shard", o->batch);
+    HVT_CHECK(o->shards >= 1, E_ARG, "shards is %d, expected at least 1", o->shards);
+    HVT_CHECK(o->first_shard >= 0 && o->shard_count >= 1 && o->shard_count <= o->shards &&
+                  o->first_shard <= o->shards - o->shard_count,
+              E_ARG, "shards %d to %lld asked for, expected some of 0 to %d", o->first_shard,
+              (long long)o->first_shard + o->shard_count - 1, o->shards - 1);
+    HVT_CHECK(o->tail == HVT_TAIL_EXACT || o->tail == HVT_TAIL_PAD || o->tail == HVT_TAIL_DROP, E_ARG,
+              "tail is %d, expected exact, pad or drop", (int)o->tail);
+    HVT_CHECK(o->crop >= 0 && o->crop <= CROP_MAX && o->crop < side, E_ARG,
+              "crop pads by %d pixels, expected 0 to %d for images of %d x %d", o->crop,
+              side - 1 < CROP_MAX ? side - 1 : CROP_MAX, info->height, info->width);
+    for (int c = 0; c < info->channels; c++) {
+        HVT_CHECK(isfinite(o->mean[c]), E_ARG, "mean of channel %d is %g, expected a finite number", c,
+                  (double)o->mean[c]);
+        HVT_CHECK(isfinite(o->std[c]) && o->std[c] > 0, E_ARG,
+                  "std of channel %d is %g, expected a positive number", c, (double)o->std[c]);
+    }
+    return HVT_OK;
+}
+
+static uint32_t count_steps(uint32_t count, const hvt_loader_opts *o)
+{
+    uint32_t most = hvt_sampler_count(count, o->shards, 0, o->tail); /* no shard has more than shard 0 */
+    uint32_t batch = (uint32_t)o->batch;
+
+    return o->tail == HVT_TAIL_DROP ? most / batch : most / batch + (most % batch > 0);
+}
+
+static hvt_status allocate(hvt_loader *l)
+{
+    const hvt_device_ops *ops = l->dev->ops;
+    size_t batch = (size_t)l->opts.batch, count = l->info.count;
+
+    l->order = malloc(count * sizeof *l->order);
+    l->shard_counts = calloc((size_t)l->opts.shards, sizeof *l->shard_counts);
+    l->ids = calloc(batch, sizeof *l->ids);
+    l->draws = calloc(batch, 3);
+    l->labels = calloc(batch, sizeof *l->labels);
+    HVT_CHECK(l->order && l->shard_counts && l->ids && l->draws && l->labels, E_MEM,
+              "no memory for the order of %zu images in batches of %zu", count, batch);
+    HVT_TRY(ops->alloc_host(l->dev, batch * l->image_bytes, (void **)&l->bytes));
+    HVT_TRY(ops->alloc(l->dev, batch * l->image_bytes * sizeof(float), (void **)&l->dev_images));
+    HVT_TRY(ops->alloc(l->dev, batch * sizeof *l->dev_labels, (void **)&l->dev_labels));
+    return HVT_OK;
+}
+
+hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_loader_opts *opts,
+                           hvt_loader **ret_loader)
+{
+    const hvt_dataset_info *info = hvt_dataset_describe(set);
+    uint32_t steps;
+    hvt_loader *l;
+    hvt_status s;
+
+    HVT_TRY(check_opts(info, opts));
+    steps = count_steps(info->count, opts);
+    HVT_CHECK(steps > 0, E_ARG, "%u images cannot fill a global batch of %d x %d", info->count, opts->shards,
+              opts->batch);
+
+    l = calloc(1, sizeof *l);
+    HVT_CHECK(l, E_MEM, "no memory for a loader (%zu bytes)", sizeof *l);
+    l->set = set;
+    l->dev = dev;
+    l->opts = *opts;
+    l->info = *info;
+    l->steps = steps;
+    l->image_bytes = (size_t)info->height * (size_t)info->width * (size_t)info->channels;
+    l->order_epoch = -1;
+    HVT_TRY_OR(fail, allocate(l));
+    HVT_TRY_OR(fail, hvt_loader_rewind(l, 0, 0));
+
+    l->augment = (hvt_augment_args){.order = opts->order,
+                                    .n = opts->batch,
+                                    .h = info->height,
+                                    .w = info->width,
+                                    .c = info->channels,
+                                    .src = l->bytes,
+                                    .draws = opts->crop || opts->flip ? l->draws : NULL,
+                                    .dst = l->dev_images};
+    for (int c = 0; c < info->channels; c++) {
+        l->augment.scale[c] = (float)(1 / (255.0 * opts->std[c]));
+        l->augment.shift[c] = (float)(-(double)opts->mean[c] / opts->std[c]);
+    }
+    *ret_loader = l;
+    return HVT_OK;
+
+fail:
+    hvt_loader_close(&l);
+    return s;
+}
+
+void hvt_loader_close(hvt_loader **loader)
+{
+    hvt_loader *l;
+
+    if (!loader || !*loader)
+        return;
+    l = *loader;
+    if (l->queued)
+        l->dev->ops->await(l->dev, l->read);
+    l->dev->ops->release(l->dev, l->dev_labels);
+    l->dev->ops->release(l->dev, l->dev_images);
+    l->dev->ops->release_host(l->dev, l->bytes);
+    free(l->labels);
+    free(l->draws);
+    free(l->ids);
+    free(l->shard_counts);
+    free(l->order);
+    free(l);
+    *loader = NULL;
+}
+
+/* ---- the way through an epoch ------------------------------------------------------------------------ */
+
+uint32_t hvt_loader_steps(const hvt_loader *loader)
+{
+    return loader->steps;
+}
+
+hvt_status hvt_loader_rewind(hvt_loader *l, int epoch, uint32_t step)
+{
+    HVT_CHECK(epoch >= 0, E_ARG, "epoch is %d, expected 0 or more", epoch);
+    HVT_CHECK(step <= l->steps, E_ARG, "step %u asked for, an epoch has %u", step, l->steps);
+
+    if (l->order_epoch < 0 || (l->opts.shuffle && l->order_epoch != epoch)) {
+        if (l->opts.shuffle)
+            hvt_sampler_permutation(l->opts.seed, epoch, l->info.count, l->order);
+        else
+            for (uint32_t i = 0; i < l->info.count; i++)
+                l->order[i] = i;
+        l->order_epoch = epoch;
+    }
+    l->epoch = epoch;
+    l->step = step;
+    l->turn = 0;
+    return HVT_OK;
+}
+
+/* Real images of each shard in the current step. */
+static void count_shards(hvt_loader *l)
+{
+    const hvt_loader_opts *o = &l->opts;
+    uint64_t before = (uint64_t)l->step * (uint64_t)o->batch;
+
+    for (int s = 0; s < o->shards; s++) {
+        uint64_t all = hvt_sampler_count(l->info.count, o->shards, s, o->tail);
+        uint64_t left = all > before ? all - before : 0;
+
+        l->shard_counts[s] = left < (uint64_t)o->batch ? (int)left : o->batch;
+    }
+}
+
+/* How this sample is cropped and mirrored in this epoch. */
+static void draw(const hvt_loader *l, uint32_t id, int8_t ret_draw[3])
+{
+    uint64_t seed = l->opts.seed, epoch = (uint64_t)l->epoch;
+    uint32_t places = 2 * (uint32_t)l->opts.crop + 1;
+
+    ret_draw[0] = (int8_t)((int)hvt__below(hvt__draw(seed, epoch, id, DRAW_CROP_Y), places) - l->opts.crop);
+    ret_draw[1] = (int8_t)((int)hvt__below(hvt__draw(seed, epoch, id, DRAW_CROP_X), places) - l->opts.crop);
+    ret_draw[2] = l->opts.flip && hvt__below(hvt__draw(seed, epoch, id, DRAW_MIRROR), 2);
+}
+
+/* Image i of the shard's batch of this step: number, bytes, label, draws. */
+static hvt_status fetch(hvt_loader *l, int shard, int i)
+{
+    uint32_t nth = (uint32_t)((uint64_t)l->step * (uint64_t)l->opts.batch + (uint64_t)i);
+    uint32_t id = l->order[hvt_sampler_at(l->info.count, l->opts.shards, shard, nth)];
+    int label;
+
+    HVT_TRY(hvt_dataset_get(l->set, id, l->bytes + (size_t)i * l->image_bytes, &label));
+    l->ids[i] = id;
+    l->labels[i] = label;
+    if (l->augment.draws)
+        draw(l, id, l->draws + 3 * i);
+    return HVT_OK;
+}
+
+static hvt_status fill(hvt_loader *l, int shard, int count)
+{
+    const hvt_device_ops *ops = l->dev->ops;
+
+    if (l->queued) /* the device may still read the bytes of the batch before */
+        HVT_TRY(ops->await(l->dev, l->read));
+    l->queued = false;
+    for (int i = 0; i < count; i++)
+        HVT_TRY(fetch(l, shard, i));
+    if (count == 0)
+        return HVT_OK;
+    l->augment.real = count;
+    HVT_TRY(ops->upload(l->dev, l->dev_labels, l->labels, (size_t)count * sizeof *l->labels));
+    HVT_TRY(ops->augment(l->dev, &l->augment));
+    HVT_TRY(ops->mark(l->dev, &l->read));
+    l->queued = true;
+    return HVT_OK;
+}
+
+static void describe(const hvt_loader *l, int shard, hvt_batch *ret_batch)
+{
+    int n = l->opts.batch, h = l->info.height, w = l->info.width, c = l->info.channels;
+    hvt_tensor images = {l->dev_images, HVT_F32, 4, {n, h, w, c}};
+
+    if (l->opts.order == HVT_ORDER_HWN)
+        images = (hvt_tensor){l->dev_images, HVT_F32, 4, {h, w, n, c}};
+    *ret_batch = (hvt_batch){.images = images,
+                             .labels = {l->dev_labels, HVT_I32, 1, {n, 1, 1, 1}},
+                             .count = l->shard_counts[shard],
+                             .shard = shard,
+                             .shards = l->opts.shards,
+                             .shard_counts = l->shard_counts,
+                             .ids = l->ids};
+}
+
+hvt_status hvt_loader_next(hvt_loader *l, hvt_batch *ret_batch, bool *ret_end)
+{
+    int shard = l->opts.first_shard + l->turn;
+
+    if (l->step == l->steps) {
+        *ret_end = true;
+        return HVT_OK;
+    }
+    if (l->turn == 0)
+        count_shards(l);
+    HVT_TRY(fill(l, shard, l->shard_counts[shard]));
+    describe(l, shard, ret_batch);
+    if (++l->turn == l->opts.shard_count) {
+        l->turn = 0;
+        l->step++;
+    }
+    *ret_end = false;
+    return HVT_OK;
+}

@@ -1,0 +1,105 @@
+/*
+ * Which sample comes when: PyTorch's order, bit for bit.
+ *
+ * An epoch's order is torch.randperm(count) with a generator seeded seed + epoch: MT19937 and a
+ * Fisher-Yates shuffle whose bias by the remainder is part of the contract. Shards take it in strides, as
+ * DistributedSampler's ranks do. Invariant: without padding the shards' samples are disjoint.
+ * Sources: Matsumoto, Nishimura, "Mersenne Twister" (1998); PyTorch's randperm on the CPU.
+ */
+#include "hvt/data.h"
+#include "base_impl.h"
+
+enum { MT_N = 624, MT_M = 397 };
+
+typedef struct mt19937 {
+    uint32_t state[MT_N];
+    int next;
+} mt19937;
+
+static void mt_seed(mt19937 *g, uint32_t seed)
+{
+    g->state[0] = seed;
+    for (uint32_t i = 1; i < MT_N; i++)
+        g->state[i] = 1812433253u * (g->state[i - 1] ^ (g->state[i - 1] >> 30)) + i;
+    g->next = MT_N;
+}
+
+static uint32_t twist(uint32_t far, uint32_t here, uint32_t after)
+{
+    return far ^ (((here & 0x80000000u) | (after & 0x7fffffffu)) >> 1) ^ (after & 1 ? 0x9908b0dfu : 0);
+}
+
+static void mt_refill(mt19937 *g)
+{
+    uint32_t *s = g->state;
+
+    for (int i = 0; i < MT_N; i++)
+        s[i] = twist(s[(i + MT_M) % MT_N], s[i], s[(i + 1) % MT_N]);
+    g->next = 0;
+}
+
+static uint32_t mt_draw(mt19937 *g)
+{
+    uint32_t y;
+
+    if (g->next == MT_N)
+        mt_refill(g);
+    y = g->state[g->next++];
+    y ^= y >> 11;
+    y ^= (y << 7) & 0x9d2c5680u;
+    y ^= (y << 15) & 0xefc60000u;
+    return y ^ (y >> 18);
+}
+
+/* PyTorch's draw for large counts: the first one is the upper half. */
+static uint64_t mt_draw64(mt19937 *g)
+{
+    uint64_t high = mt_draw(g);
+
+    return high << 32 | mt_draw(g);
+}
+
+void hvt_sampler_permutation(uint64_t seed, int epoch, uint32_t count, uint32_t *ret_order)
+{
+    mt19937 g;
+
+    mt_seed(&g, (uint32_t)(seed + (uint64_t)epoch));
+    if (count >= UINT32_MAX / 20) { /* the shuffle that builds the order as it goes */
+        for (uint32_t i = 0; i < count; i++) {
+            uint32_t z = (uint32_t)(mt_draw64(&g) % ((uint64_t)i + 1));
+
+            ret_order[i] = i;
+            ret_order[i] = ret_order[z];
+            ret_order[z] = i;
+        }
+        return;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        ret_order[i] = i;
+    for (uint32_t i = 0; i + 1 < count; i++) {
+        uint32_t z = i + mt_draw(&g) % (count - i), t = ret_order[i];
+
+        ret_order[i] = ret_order[z];
+        ret_order[z] = t;
+    }
+}
+
+uint32_t hvt_sampler_count(uint32_t count, int shards, int shard, hvt_tail tail)
+{
+    uint32_t each = count / (uint32_t)shards, left = count % (uint32_t)shards;
+
+    switch (tail) {
+    case HVT_TAIL_EXACT:
+        return each + ((uint32_t)shard < left);
+    case HVT_TAIL_PAD:
+        return each + (left > 0);
+    case HVT_TAIL_DROP:
+        break;
+    }
+    return each;
+}
+
+uint32_t hvt_sampler_at(uint32_t count, int shards, int shard, uint32_t i)
+{
+    return (uint32_t)(((uint64_t)shard + (uint64_t)i * (uint64_t)shards) % count);
+}

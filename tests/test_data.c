@@ -1,0 +1,1321 @@
+/*
+ * Data sets, the sampler, loaders.
+ *
+ * HVT_TEST_CIFAR10 names the folder of the real CIFAR-10 (binary version), else its test is skipped.
+ * HVT_TEST_LARGE=1 also shuffles 215 million samples (1 GB), where PyTorch draws 64 bits.
+ */
+#include "hvt/data.h"
+#include "base_impl.h"
+#include "device_impl.h"
+#include "check.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- the sampler: PyTorch 1.13.1's and 2.15's answers ------------------------------------------------ */
+
+static void check_order(uint64_t seed, int epoch, const uint32_t *want, uint32_t count)
+{
+    uint32_t got[16];
+
+    hvt_sampler_permutation(seed, epoch, count, got);
+    for (uint32_t i = 0; i < count; i++)
+        CHECK(got[i] == want[i], "seed %llu, epoch %d: place %u holds %u, expected %u",
+              (unsigned long long)seed, epoch, i, got[i], want[i]);
+}
+
+TEST(permutations_are_those_of_torch_randperm)
+{
+    const uint32_t s0[] = {4, 1, 7, 5, 3, 9, 0, 8, 6, 2}, s1[] = {5, 6, 1, 2, 0, 8, 9, 3, 7, 4};
+    const uint32_t s42[] = {2, 6, 1, 8, 4, 5, 0, 9, 3, 7}, wide[] = {1, 4, 6, 2, 0, 5, 8, 7, 9, 3};
+
+    check_order(0, 0, s0, 10);
+    check_order(1, 0, s1, 10);
+    check_order(0, 1, s1, 10); /* seed + epoch */
+    check_order(40, 2, s42, 10);
+    check_order((1ull << 32) + 1, 0, s1, 10); /* masked to 32 bits */
+    check_order(UINT32_MAX, 1, s0, 10);
+    check_order((1ull << 53) - 1, 0, wide, 10);
+    check_order(42, 0, (const uint32_t[]){0}, 1);
+    check_order(42, 0, (const uint32_t[]){0, 1}, 2);
+}
+
+static uint64_t fnv1a(const uint32_t *x, uint32_t count)
+{
+    uint64_t h = 0xcbf29ce484222325u;
+
+    for (uint32_t i = 0; i < count; i++)
+        for (int byte = 0; byte < 4; byte++)
+            h = (h ^ (x[i] >> (8 * byte) & 255)) * 0x100000001b3u;
+    return h;
+}
+
+TEST(the_order_of_cifar_is_pytorchs)
+{
+    const struct {
+        uint64_t seed, hash;
+        uint32_t head[8], tail[3];
+    } want[] = {{0,
+                 0xf5898cfe88e4ea7d,
+                 {36044, 49165, 37807, 11341, 6091, 16904, 36293, 28026},
+                 {42128, 15898, 31476}},
+                {1,
+                 0x4512e35292f4f049,
+                 {45845, 11799, 43880, 43701, 41303, 45348, 14335, 47144},
+                 {37038, 8785, 8475}}};
+    uint32_t *order = malloc(50000 * sizeof *order);
+
+    for (size_t t = 0; t < HVT_LEN(want); t++) {
+        hvt_sampler_permutation(want[t].seed, 0, 50000, order);
+        CHECK(!memcmp(order, want[t].head, sizeof want[t].head), "seed %d begins %u %u", (int)t, order[0],
+              order[1]);
+        CHECK(!memcmp(order + 49997, want[t].tail, sizeof want[t].tail), "seed %d ends %u", (int)t,
+              order[49999]);
+        CHECK(fnv1a(order, 50000) == want[t].hash, "seed %d: hash %016llx", (int)t,
+              (unsigned long long)fnv1a(order, 50000));
+    }
+    free(order);
+}
+
+TEST(permutations_of_many_samples_draw_64_bits)
+{
+    const uint32_t count = 214748365; /* UINT32_MAX / 20 and one more */
+    const uint32_t head[] = {50815193, 116864026, 18612126, 8421410, 157113196, 174023950, 859818, 136147441};
+    const uint32_t tail[] = {208456360, 189749211, 81700266,  15019188,
+                             108813077, 122959525, 138283752, 58062801};
+    uint32_t *order = malloc(count * sizeof *order);
+    uint64_t sum = 0;
+
+    CHECK(order, "no memory for %u samples", count);
+    if (!order)
+        return;
+    hvt_sampler_permutation(3, 0, count, order);
+    for (uint32_t i = 0; i < count; i++)
+        sum += (uint64_t)order[i] * (i + 1);
+    CHECK(!memcmp(order, head, sizeof head), "begins %u %u", order[0], order[1]);
+    CHECK(!memcmp(order + count - 8, tail, sizeof tail), "ends %u", order[count - 1]);
+    CHECK(sum == 7780486149132044096u, "weighted sum %llu", (unsigned long long)sum);
+    free(order);
+}
+
+/* Shard by shard, DistributedSampler's list for rank `shard`. */
+static void check_shards(const uint32_t *order, uint32_t count, int shards, hvt_tail tail,
+                         const uint32_t *want, uint32_t each)
+{
+    for (int s = 0; s < shards; s++) {
+        CHECK(hvt_sampler_count(count, shards, s, tail) == each, "shard %d of %d has %u of %u, expected %u",
+              s, shards, hvt_sampler_count(count, shards, s, tail), count, each);
+        for (uint32_t i = 0; i < each; i++) {
+            uint32_t at = hvt_sampler_at(count, shards, s, i), got = order ? order[at] : at;
+
+            CHECK(got == want[s * each + i], "shard %d, sample %u is %u, expected %u", s, i, got,
+                  want[s * each + i]);
+        }
+    }
+}
+
+TEST(shards_are_the_ranks_of_distributed_sampler)
+{
+    uint32_t order[10];
+
+    hvt_sampler_permutation(0, 0, 10, order);
+    check_shards(order, 10, 4, HVT_TAIL_PAD, (const uint32_t[]){4, 3, 6, 1, 9, 2, 7, 0, 4, 5, 8, 1}, 3);
+    check_shards(order, 10, 4, HVT_TAIL_DROP, (const uint32_t[]){4, 3, 1, 9, 7, 0, 5, 8}, 2);
+    hvt_sampler_permutation(0, 1, 10, order);
+    check_shards(order, 10, 4, HVT_TAIL_PAD, (const uint32_t[]){5, 0, 7, 6, 8, 4, 1, 9, 5, 2, 3, 6}, 3);
+    check_shards(NULL, 10, 4, HVT_TAIL_PAD, (const uint32_t[]){0, 4, 8, 1, 5, 9, 2, 6, 0, 3, 7, 1}, 3);
+    /* more padding than samples: the list is repeated */
+    check_shards(NULL, 3, 8, HVT_TAIL_PAD, (const uint32_t[]){0, 1, 2, 0, 1, 2, 0, 1}, 1);
+    check_shards(NULL, 3, 8, HVT_TAIL_DROP, NULL, 0);
+}
+
+TEST(sample_counts_are_those_of_distributed_sampler)
+{
+    const struct {
+        uint32_t count;
+        int shards;
+        uint32_t pad, drop;
+    } want[] = {{50000, 3, 16667, 16666},
+                {50000, 8, 6250, 6250},
+                {50000, 16, 3125, 3125},
+                {1281167, 8, 160146, 160145},
+                {1281167, 16, 80073, 80072},
+                {5000, 16, 313, 312},
+                {UINT32_MAX, 2, 1u << 31, INT32_MAX}};
+
+    for (size_t t = 0; t < HVT_LEN(want); t++) {
+        uint64_t exact = 0;
+
+        for (int s = 0; s < want[t].shards; s++) {
+            exact += hvt_sampler_count(want[t].count, want[t].shards, s, HVT_TAIL_EXACT);
+            CHECK(hvt_sampler_count(want[t].count, want[t].shards, s, HVT_TAIL_PAD) == want[t].pad,
+                  "%u over %d, shard %d", want[t].count, want[t].shards, s);
+            CHECK(hvt_sampler_count(want[t].count, want[t].shards, s, HVT_TAIL_DROP) == want[t].drop,
+                  "%u over %d, shard %d", want[t].count, want[t].shards, s);
+        }
+        CHECK(exact == want[t].count, "exact shards of %u hold %llu", want[t].count,
+              (unsigned long long)exact);
+    }
+    CHECK(hvt_sampler_at(UINT32_MAX, 2, 1, INT32_MAX) == 0, "the pad of an odd count is sample 0, not %u",
+          hvt_sampler_at(UINT32_MAX, 2, 1, INT32_MAX));
+}
+
+/* ---- a data set of our own --------------------------------------------------------------------------- */
+
+/* Image i has pixel bytes that name image, row, column and channel; label i mod 7. */
+typedef struct own {
+    int h, w, c, closed;
+    int bad_label, bad_index; /* image bad_index has label bad_label, if that is not 0 */
+    hvt_status answer;
+} own;
+
+static uint8_t own_byte(uint32_t i, int y, int x, int c)
+{
+    return (uint8_t)(1 + hvt__draw(i, (uint64_t)y, (uint64_t)x, (uint64_t)c) % 255); /* never 0 */
+}
+
+static hvt_status own_get(void *ctx, uint32_t index, uint8_t *ret_pixels, int *ret_label)
+{
+    const own *o = ctx;
+
+    HVT_CHECK(o->answer == HVT_OK, E_IO, "image %u is on the moon", index);
+    for (int y = 0; y < o->h; y++)
+        for (int x = 0; x < o->w; x++)
+            for (int c = 0; c < o->c; c++)
+                *ret_pixels++ = own_byte(index, y, x, c);
+    *ret_label = o->bad_label && (int)index == o->bad_index ? o->bad_label : (int)(index % 7);
+    return HVT_OK;
+}
+
+static void own_close(void *ctx)
+{
+    ((own *)ctx)->closed++;
+}
+
+static hvt_source own_source(own *o, uint32_t count)
+{
+    return (hvt_source){{"own", count, 7, o->h, o->w, o->c, 5}, own_get, own_close, o};
+}
+
+static hvt_dataset *own_set(own *o, uint32_t count)
+{
+    hvt_source source = own_source(o, count);
+    hvt_dataset *set = NULL;
+
+    CHECK_OK(hvt_dataset_from(&source, 0, &set));
+    return set;
+}
+
+TEST(a_users_data_set_is_closed_once)
+{
+    own o = {4, 5, 3};
+    hvt_dataset *set = own_set(&o, 10);
+
+    CHECK(o.closed == 0, "closed %d times while open", o.closed);
+    hvt_dataset_close(&set);
+    CHECK(!set && o.closed == 1, "closed %d times", o.closed);
+    hvt_dataset_close(&set);
+    hvt_dataset_close(NULL);
+    CHECK(o.closed == 1, "closed %d times", o.closed);
+}
+
+TEST(a_refused_source_stays_with_its_owner)
+{
+    own o = {4, 5, 3};
+    hvt_source good = own_source(&o, 10), bad;
+    hvt_dataset *set = NULL;
+
+    bad = good, bad.info.count = 0;
+    CHECK_FAILS(hvt_dataset_from(&bad, 0, &set), E_ARG, "'own' has 0 images");
+    bad = good, bad.info.classes = 1;
+    CHECK_FAILS(hvt_dataset_from(&bad, 0, &set), E_ARG, "1 classes");
+    bad = good, bad.info.height = 100000;
+    CHECK_FAILS(hvt_dataset_from(&bad, 0, &set), E_ARG, "100000 x 5");
+    bad = good, bad.info.width = 0;
+    CHECK_FAILS(hvt_dataset_from(&bad, 0, &set), E_ARG, "4 x 0");
+    bad = good, bad.info.channels = 4;
+    CHECK_FAILS(hvt_dataset_from(&bad, 0, &set), E_ARG, "4 channels");
+    bad = good, bad.get = NULL;
+    CHECK_FAILS(hvt_dataset_from(&bad, 0, &set), E_ARG, "no get()");
+    CHECK(!set && o.closed == 0, "closed %d times", o.closed);
+}
+
+TEST(a_limit_takes_the_first_images)
+{
+    own o = {4, 5, 3};
+    hvt_source source = own_source(&o, 10);
+    hvt_dataset *all = own_set(&o, 10), *some = NULL, *more = NULL;
+    uint8_t pixels[60];
+    int label;
+
+    CHECK_OK(hvt_dataset_from(&source, 4, &some));
+    CHECK_OK(hvt_dataset_from(&source, 40, &more));
+    CHECK(hvt_dataset_describe(some)->count == 4, "%u", hvt_dataset_describe(some)->count);
+    CHECK(hvt_dataset_describe(more)->count == 10, "%u", hvt_dataset_describe(more)->count);
+    CHECK(hvt_dataset_describe(some)->fingerprint != hvt_dataset_describe(all)->fingerprint,
+          "a part has the fingerprint of the whole");
+    CHECK(hvt_dataset_describe(more)->fingerprint == hvt_dataset_describe(all)->fingerprint,
+          "a limit that takes nothing away changes the fingerprint");
+    CHECK_OK(hvt_dataset_get(some, 3, pixels, &label));
+    CHECK(label == 3 && pixels[0] == own_byte(3, 0, 0, 0), "image 3 is another one");
+    CHECK_FAILS(hvt_dataset_get(some, 4, pixels, &label), E_ARG, "has 4 images, asked for number 4");
+    hvt_dataset_close(&all);
+    hvt_dataset_close(&some);
+    hvt_dataset_close(&more);
+}
+
+TEST(a_label_out_of_range_is_named)
+{
+    own o = {4, 5, 3, .bad_label = 7, .bad_index = 6};
+    hvt_dataset *set = own_set(&o, 10);
+    uint8_t pixels[60];
+    int label = 99;
+
+    CHECK_FAILS(hvt_dataset_get(set, 6, pixels, &label), E_FORMAT, "image 6: label is 7, expected 0 to 6");
+    o.bad_label = -1;
+    CHECK_FAILS(hvt_dataset_get(set, 6, pixels, &label), E_FORMAT, "label is -1");
+    CHECK(label == 99, "a failed call wrote %d", label);
+    hvt_dataset_close(&set);
+}
+
+/* ---- CIFAR-10 ---------------------------------------------------------------------------------------- */
+
+enum { RECORD = 3073 };
+
+static char folder[64]; /* of this run's files */
+
+static const char *in_folder(const char *name)
+{
+    static char path[4][160];
+    static int turn;
+
+    turn = (turn + 1) % 4;
+    snprintf(path[turn], sizeof path[turn], "%s/%s", folder, name);
+    return path[turn];
+}
+
+static uint8_t cifar_byte(int file, uint32_t record, int channel, int pixel)
+{
+    return (uint8_t)hvt__draw((uint64_t)file, record, (uint64_t)channel, (uint64_t)pixel);
+}
+
+/* `records` whole records, label (file + record) mod 10; then change one label, and `extra` bytes. */
+static void write_cifar(const char *dir, const char *name, int file, uint32_t records, int bad_record,
+                        int bad_label, int extra)
+{
+    char path[256];
+    FILE *f;
+
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    f = fopen(path, "wb");
+    CHECK(f, "cannot write %s", path);
+    for (uint32_t r = 0; f && r < records; r++) {
+        fputc((int)r == bad_record ? bad_label : (int)((uint32_t)file + r) % 10, f);
+        for (int c = 0; c < 3; c++)
+            for (int p = 0; p < 1024; p++)
+                fputc(cifar_byte(file, r, c, p), f);
+    }
+    for (int i = 0; f && i < extra; i++)
+        fputc(1, f);
+    if (f)
+        fclose(f);
+}
+
+static const uint32_t cifar_records[5] = {3, 1, 4, 1, 5};
+
+static void write_training_files(const char *dir)
+{
+    for (int i = 0; i < 5; i++) {
+        char name[32];
+
+        snprintf(name, sizeof name, "data_batch_%d.bin", i + 1);
+        write_cifar(dir, name, i + 1, cifar_records[i], -1, 0, 0);
+    }
+}
+
+static hvt_status open_cifar(const char *dir, bool train, uint32_t limit, hvt_dataset **ret_set)
+{
+    return hvt_dataset_open("cifar10", &(hvt_dataset_opts){.dir = dir, .train = train, .limit = limit},
+                            ret_set);
+}
+
+static void check_cifar_image(const hvt_dataset *set, uint32_t index, int file, uint32_t record)
+{
+    uint8_t pixels[3072];
+    int label, wrong = 0;
+
+    CHECK_OK(hvt_dataset_get(set, index, pixels, &label));
+    CHECK(label == (int)((uint32_t)file + record) % 10, "image %u has label %d", index, label);
+    for (int p = 0; p < 1024; p++)
+        for (int c = 0; c < 3; c++)
+            wrong += pixels[3 * p + c] != cifar_byte(file, record, c, p);
+    CHECK(!wrong, "image %u: %d bytes are not those of file %d, record %u", index, wrong, file, record);
+}
+
+TEST(cifar_planes_become_interleaved_pixels_file_after_file)
+{
+    const char *dir = in_folder("cifar");
+    hvt_dataset *train = NULL, *test = NULL;
+    uint32_t index = 0;
+
+    mkdir(dir, 0755);
+    write_training_files(dir);
+    write_cifar(dir, "test_batch.bin", 9, 2, -1, 0, 0);
+    CHECK_OK(open_cifar(dir, true, 0, &train));
+    CHECK_OK(open_cifar(dir, false, 0, &test));
+    if (!train || !test)
+        return;
+    CHECK(hvt_dataset_describe(train)->count == 14, "%u", hvt_dataset_describe(train)->count);
+    CHECK(hvt_dataset_describe(train)->classes == 10 && hvt_dataset_describe(train)->height == 32 &&
+              hvt_dataset_describe(train)->width == 32 && hvt_dataset_describe(train)->channels == 3,
+          "another shape");
+    for (int f = 0; f < 5; f++)
+        for (uint32_t r = 0; r < cifar_records[f]; r++)
+            check_cifar_image(train, index++, f + 1, r);
+    check_cifar_image(test, 1, 9, 1);
+    CHECK(hvt_dataset_describe(train)->fingerprint != hvt_dataset_describe(test)->fingerprint,
+          "one fingerprint for two splits");
+    hvt_dataset_close(&train);
+    hvt_dataset_close(&test);
+}
+
+TEST(cifar_is_found_where_its_archive_was_unpacked)
+{
+    char sub[160];
+    hvt_dataset *outer = NULL, *inner = NULL;
+
+    mkdir(in_folder("unpacked"), 0755);
+    snprintf(sub, sizeof sub, "%s", in_folder("unpacked/cifar-10-batches-bin"));
+    mkdir(sub, 0755);
+    write_training_files(sub);
+    CHECK_OK(open_cifar(in_folder("unpacked"), true, 6, &outer));
+    CHECK_OK(open_cifar(sub, true, 6, &inner));
+    if (!outer || !inner)
+        return;
+    CHECK(hvt_dataset_describe(outer)->count == 6, "%u", hvt_dataset_describe(outer)->count);
+    CHECK(hvt_dataset_describe(outer)->fingerprint == hvt_dataset_describe(inner)->fingerprint,
+          "the folder's name changes the fingerprint");
+    check_cifar_image(outer, 5, 3, 1);
+    hvt_dataset_close(&outer);
+    hvt_dataset_close(&inner);
+}
+
+TEST(the_fingerprint_of_cifar_sees_labels_and_sizes)
+{
+    const char *dir = in_folder("prints");
+    uint64_t print[4];
+
+    mkdir(dir, 0755);
+    for (int i = 0; i < 4; i++) {
+        hvt_dataset *set = NULL;
+
+        /* as before, the same again, one label changed, one record fewer */
+        write_cifar(dir, "test_batch.bin", 9, i == 3 ? 699 : 700, i == 2 ? 650 : -1, 3, 0);
+        CHECK_OK(open_cifar(dir, false, 10, &set));
+        print[i] = set ? hvt_dataset_describe(set)->fingerprint : 0;
+        hvt_dataset_close(&set);
+    }
+    CHECK(print[0] == print[1], "it is not repeatable");
+    CHECK(print[0] != print[2], "it does not see a label");
+    CHECK(print[0] != print[3], "it does not see a size");
+}
+
+TEST(bad_cifar_files_are_refused_by_name)
+{
+    char dir[160];
+    hvt_dataset *set = NULL;
+
+    snprintf(dir, sizeof dir, "%s", in_folder("bad"));
+    mkdir(dir, 0755);
+    CHECK_FAILS(open_cifar(NULL, true, 0, &set), E_ARG, "--data-dir");
+    CHECK_FAILS(open_cifar(dir, true, 0, &set), E_IO, "bad/cifar-10-batches-bin/data_batch_1.bin");
+    CHECK_FAILS(open_cifar(in_folder("nowhere"), false, 0, &set), E_IO, "nowhere/test_batch.bin");
+
+    write_training_files(dir);
+    unlink(in_folder("bad/data_batch_4.bin"));
+    CHECK_FAILS(open_cifar(dir, true, 0, &set), E_IO, "bad/data_batch_4.bin: No such file");
+
+    write_cifar(dir, "data_batch_4.bin", 4, 2, -1, 0, 100);
+    CHECK_FAILS(open_cifar(dir, true, 0, &set), E_FORMAT,
+                "bad/data_batch_4.bin holds 6246 bytes, expected a positive multiple of 3073: record 2");
+    write_cifar(dir, "data_batch_4.bin", 4, 0, -1, 0, 0);
+    CHECK_FAILS(open_cifar(dir, true, 0, &set), E_FORMAT, "bad/data_batch_4.bin holds 0 bytes");
+    write_cifar(dir, "data_batch_4.bin", 4, 5, 3, 10, 0);
+    CHECK_FAILS(open_cifar(dir, true, 0, &set), E_FORMAT,
+                "bad/data_batch_4.bin, record 3: label is 10, expected 0 to 9");
+    unlink(in_folder("bad/data_batch_4.bin"));
+    mkdir(in_folder("bad/data_batch_4.bin"), 0755);
+    CHECK(open_cifar(dir, true, 0, &set) != HVT_OK, "a folder was read as a file");
+    CHECK(!set, "a refused open returned a data set");
+}
+
+TEST(an_unknown_data_set_lists_the_known_ones)
+{
+    hvt_dataset *set = NULL;
+
+    CHECK_FAILS(hvt_dataset_open("imagenet", &(hvt_dataset_opts){0}, &set), E_ARG,
+                "'imagenet'; there are: synth, cifar10");
+}
+
+TEST(the_real_cifar_has_its_known_counts)
+{
+    const char *dir = getenv("HVT_TEST_CIFAR10");
+
+    for (int train = 0; train < 2; train++) {
+        hvt_dataset *set = NULL;
+        uint32_t per_class[10] = {0}, n = train ? 50000 : 10000;
+        uint8_t pixels[3072];
+        uint64_t sum = 0;
+
+        CHECK_OK(open_cifar(dir, train, 0, &set));
+        if (!set)
+            return;
+        CHECK(hvt_dataset_describe(set)->count == n, "%u images", hvt_dataset_describe(set)->count);
+        for (uint32_t i = 0; i < hvt_dataset_describe(set)->count; i++) {
+            int label = 0;
+
+            CHECK_OK(hvt_dataset_get(set, i, pixels, &label));
+            per_class[label]++;
+            for (size_t p = 0; p < sizeof pixels; p++)
+                sum += pixels[p];
+        }
+        for (int c = 0; c < 10; c++)
+            CHECK(per_class[c] == n / 10, "class %d has %u images of %u", c, per_class[c], n);
+        /* its well-known means .4914 .4822 .4465 (training), together .4734; .4758 for test */
+        CHECK(fabs((double)sum / n / 3072 / 255 - (train ? .4734 : .4758)) < 2e-3, "mean is %.4f",
+              (double)sum / n / 3072 / 255);
+        hvt_dataset_close(&set);
+    }
+}
+
+/* ---- synth ------------------------------------------------------------------------------------------- */
+
+static hvt_dataset *synth(bool train, int size, int classes, uint32_t samples)
+{
+    hvt_dataset *set = NULL;
+
+    CHECK_OK(hvt_dataset_open(
+        "synth",
+        &(hvt_dataset_opts){.train = train, .image_size = size, .classes = classes, .samples = samples},
+        &set));
+    return set;
+}
+
+/* A hash over bytes and labels of the first `count` images. */
+static uint64_t hash_images(const hvt_dataset *set, uint32_t count)
+{
+    const hvt_dataset_info *i = hvt_dataset_describe(set);
+    size_t bytes = (size_t)i->height * (size_t)i->width * (size_t)i->channels;
+    uint8_t *pixels = malloc(bytes);
+    uint64_t h = HVT_HASH_INIT;
+
+    for (uint32_t n = 0; n < count; n++) {
+        int label = 0;
+
+        CHECK_OK(hvt_dataset_get(set, n, pixels, &label));
+        h = hvt__hash(h ^ (uint64_t)label, pixels, bytes);
+    }
+    free(pixels);
+    return h;
+}
+
+TEST(synth_draws_the_same_bytes_on_every_machine)
+{
+    const struct {
+        bool train;
+        int size, classes;
+        uint64_t hash;
+    } want[] = {
+        {true, 32, 10, 0x374e74f51c2efd07},   {false, 32, 10, 0x6247f549f15147dd},
+        {true, 8, 2, 0x1467d02e354dc2b3},     {true, 33, 256, 0xc2f9ff9f172bd20f},
+        {true, 64, 1000, 0xe667b96d57af6e20}, {false, 300, 100, 0x8ca50b4ce20d5148},
+    };
+
+    for (size_t t = 0; t < HVT_LEN(want); t++) {
+        hvt_dataset *set = synth(want[t].train, want[t].size, want[t].classes, 5000);
+        uint64_t h = hash_images(set, 300);
+
+        CHECK(h == want[t].hash, "%d classes of side %d: 0x%016llx", want[t].classes, want[t].size,
+              (unsigned long long)h);
+        hvt_dataset_close(&set);
+    }
+}
+
+TEST(synth_is_what_its_options_say)
+{
+    hvt_dataset *set = synth(true, 0, 0, 0);
+    const hvt_dataset_info *i = hvt_dataset_describe(set);
+    uint64_t print = i->fingerprint;
+
+    CHECK(i->count == 10000 && i->classes == 10 && i->height == 32 && i->width == 32 && i->channels == 3,
+          "%u images of %d classes, %dx%dx%d", i->count, i->classes, i->height, i->width, i->channels);
+    CHECK(!strcmp(i->name, "synth"), "name is %s", i->name);
+    hvt_dataset_close(&set);
+    set = synth(false, 16, 4, 500);
+    i = hvt_dataset_describe(set);
+    CHECK(i->count == 100 && i->classes == 4 && i->height == 16, "%u images", i->count);
+    CHECK(i->fingerprint != print, "one fingerprint for two sets");
+    hvt_dataset_close(&set);
+    set = synth(false, 16, 4, 3);
+    CHECK(hvt_dataset_describe(set)->count == 1, "a test split of %u", hvt_dataset_describe(set)->count);
+    hvt_dataset_close(&set);
+}
+
+TEST(synth_images_do_not_depend_on_how_many_there_are)
+{
+    hvt_dataset *few = synth(true, 32, 10, 100), *many = synth(true, 32, 10, 100000);
+
+    CHECK(hash_images(few, 100) == hash_images(many, 100), "the first 100 of 100,000 are others");
+    hvt_dataset_close(&few);
+    hvt_dataset_close(&many);
+}
+
+TEST(synth_splits_differ_and_no_image_comes_twice)
+{
+    hvt_dataset *set[2] = {synth(false, 32, 10, 5000), synth(true, 32, 10, 5000)};
+    uint64_t seen[2000];
+    uint8_t pixels[3072];
+    int label;
+
+    for (uint32_t n = 0; n < 2000; n++) {
+        CHECK_OK(hvt_dataset_get(set[n / 1000], n % 1000, pixels, &label));
+        seen[n] = hvt__hash(1, pixels, sizeof pixels);
+        for (uint32_t m = 0; m < n; m++)
+            CHECK(seen[m] != seen[n], "images %u and %u are equal", m, n);
+    }
+    hvt_dataset_close(&set[0]);
+    hvt_dataset_close(&set[1]);
+}
+
+TEST(synth_labels_are_balanced_and_in_no_order)
+{
+    const int classes[] = {2, 3, 10, 97, 256, 1000};
+
+    for (size_t t = 0; t < HVT_LEN(classes); t++) {
+        int k = classes[t], same = 0, last = -1;
+        hvt_dataset *set = synth(true, 8, k, 10 * (uint32_t)k);
+        uint32_t seen[1000] = {0};
+        uint8_t pixels[192];
+
+        for (int n = 0; n < 10 * k; n++) {
+            int label = 0;
+
+            CHECK_OK(hvt_dataset_get(set, (uint32_t)n, pixels, &label));
+            seen[label]++;
+            same += label == (last + 1) % k;
+            last = label;
+        }
+        for (int c = 0; c < k; c++)
+            CHECK(seen[c] == 10, "class %d of %d has %u of %d images", c, k, seen[c], 10 * k);
+        CHECK(k < 10 || same < 5 * k, "%d of %d labels follow their predecessor", same, 10 * k);
+        hvt_dataset_close(&set);
+    }
+}
+
+/* The class whose mean training image lies nearest, a linear classifier, hardly beats chance. */
+TEST(synth_is_not_told_apart_by_templates)
+{
+    enum { TRAIN = 5000, TESTS = 1000 };
+    hvt_dataset *train = synth(true, 32, 10, 0), *test = synth(false, 32, 10, 0);
+    double(*mean)[3072] = calloc(10, sizeof *mean);
+    uint8_t pixels[3072];
+    int label, hits = 0;
+
+    for (uint32_t n = 0; n < TRAIN; n++) {
+        CHECK_OK(hvt_dataset_get(train, n, pixels, &label));
+        for (int p = 0; p < 3072; p++)
+            mean[label][p] += pixels[p] / (TRAIN / 10.0);
+    }
+    for (uint32_t n = 0; n < TESTS; n++) {
+        double nearest = HUGE_VAL;
+        int guess = 0;
+
+        CHECK_OK(hvt_dataset_get(test, n, pixels, &label));
+        for (int c = 0; c < 10; c++) {
+            double d = 0;
+
+            for (int p = 0; p < 3072; p++)
+                d += (pixels[p] - mean[c][p]) * (pixels[p] - mean[c][p]);
+            if (d < nearest)
+                nearest = d, guess = c;
+        }
+        hits += guess == label;
+    }
+    CHECK(hits < TESTS * 3 / 10, "templates tell %d of %d", hits, TESTS);
+    free(mean);
+    hvt_dataset_close(&train);
+    hvt_dataset_close(&test);
+}
+
+static void *hash_in_thread(void *arg)
+{
+    uint64_t *h = malloc(sizeof *h);
+
+    *h = hash_images(arg, 300);
+    return h;
+}
+
+TEST(synth_may_be_read_by_several_threads)
+{
+    hvt_dataset *set = synth(true, 32, 10, 0);
+    uint64_t alone = hash_images(set, 300);
+    pthread_t thread[4];
+
+    for (int t = 0; t < 4; t++)
+        pthread_create(&thread[t], NULL, hash_in_thread, set);
+    for (int t = 0; t < 4; t++) {
+        void *h;
+
+        pthread_join(thread[t], &h);
+        CHECK(*(uint64_t *)h == alone, "thread %d saw other images", t);
+        free(h);
+    }
+    hvt_dataset_close(&set);
+}
+
+TEST(bad_synth_options_are_refused)
+{
+    const struct {
+        int size, classes;
+        const char *part;
+    } bad[] = {{7, 10, "image size is 7, expected 8"},
+               {5000, 10, "image size is 5000"},
+               {-1, 10, "image size is -1"},
+               {32, 1, "classes is 1, expected 2 to 1000"},
+               {32, 1001, "classes is 1001"}};
+
+    for (size_t t = 0; t < HVT_LEN(bad); t++) {
+        hvt_dataset *set = NULL;
+
+        CHECK_FAILS(hvt_dataset_open("synth",
+                                     &(hvt_dataset_opts){
+                                         .train = true, .image_size = bad[t].size, .classes = bad[t].classes},
+                                     &set),
+                    E_ARG, bad[t].part);
+    }
+}
+
+/* ---- loaders ----------------------------------------------------------------------------------------- */
+
+static hvt_device *ref;
+
+static hvt_loader_opts loader_opts(int batch, int shards)
+{
+    return (hvt_loader_opts){.batch = batch,
+                             .shards = shards,
+                             .shard_count = shards,
+                             .shuffle = true,
+                             .seed = 11,
+                             .mean = {.5f, .25f, .125f},
+                             .std = {.5f, .25f, 2}};
+}
+
+static hvt_loader *loader(const hvt_dataset *set, const hvt_loader_opts *opts)
+{
+    hvt_loader *l = NULL;
+
+    CHECK_OK(hvt_loader_open(set, ref, opts, &l));
+    if (!l)
+        exit(1);
+    return l;
+}
+
+/* The pixel of image n of a batch, in whatever order it lies. */
+static const float *pixel(const hvt_batch *b, int n, int y, int x)
+{
+    const int *d = b->images.dim;
+    const float *at = b->images.data;
+
+    if (b->images.ndim == 4 && d[2] == b->labels.dim[0] && d[0] != d[2])
+        return at + (((size_t)y * (size_t)d[1] + (size_t)x) * (size_t)d[2] + (size_t)n) * (size_t)d[3];
+    return at + (((size_t)n * (size_t)d[1] + (size_t)y) * (size_t)d[2] + (size_t)x) * (size_t)d[3];
+}
+
+static uint64_t hash_sample(const hvt_batch *b, int n, int h, int w, int c)
+{
+    uint64_t hash = HVT_HASH_INIT;
+
+    for (int y = 0; y < h; y++)
+        for (int x = 0; x < w; x++)
+            hash = hvt__hash(hash, pixel(b, n, y, x), (size_t)c * sizeof(float));
+    return hash;
+}
+
+/* A hash over everything that a loader yields from where it stands to the end of the epoch. */
+static uint64_t hash_epoch(hvt_loader *l, int h, int w, int c)
+{
+    uint64_t hash = HVT_HASH_INIT;
+    hvt_batch b;
+    bool end = false;
+
+    for (;;) {
+        CHECK_OK(hvt_loader_next(l, &b, &end));
+        if (end)
+            return hash;
+        hash = hvt__hash(hash, b.shard_counts, (size_t)b.shards * sizeof(int));
+        hash = hvt__hash(hash ^ (uint64_t)b.shard, b.labels.data, (size_t)b.count * sizeof(int32_t));
+        for (int n = 0; n < b.count; n++)
+            hash = hvt__hash(hash, (uint64_t[]){b.ids[n], hash_sample(&b, n, h, w, c)}, 16);
+    }
+}
+
+TEST(exact_shards_cover_every_sample_once)
+{
+    const struct {
+        uint32_t count;
+        int shards, batch;
+    } size[] = {{1, 1, 1},  {1, 4, 3},  {3, 8, 2},   {7, 2, 2},   {10, 4, 2},  {10, 4, 3},   {16, 4, 4},
+                {17, 4, 4}, {31, 3, 5}, {64, 8, 16}, {65, 8, 16}, {100, 7, 1}, {100, 7, 200}};
+    own o = {2, 3, 3};
+
+    for (size_t t = 0; t < HVT_LEN(size); t++) {
+        hvt_dataset *set = own_set(&o, size[t].count);
+        hvt_loader_opts opts = loader_opts(size[t].batch, size[t].shards);
+        hvt_loader *l = loader(set, &opts);
+        uint32_t seen[128] = {0}, steps = 0, total = 0;
+        uint32_t each = (size[t].count + (uint32_t)size[t].shards - 1) / (uint32_t)size[t].shards;
+        bool end = false;
+        hvt_batch b;
+
+        for (int turn = 0;; turn = (turn + 1) % size[t].shards) {
+            int all = 0;
+
+            CHECK_OK(hvt_loader_next(l, &b, &end));
+            if (end)
+                break;
+            steps += turn == 0;
+            CHECK(b.shard == turn && b.shards == size[t].shards, "shard %d of %d, expected %d of %d", b.shard,
+                  b.shards, turn, size[t].shards);
+            CHECK(b.count == b.shard_counts[b.shard], "%d images, announced were %d", b.count,
+                  b.shard_counts[b.shard]);
+            CHECK(b.count >= 0 && b.count <= size[t].batch, "%d images", b.count);
+            for (int s = 0; s < b.shards; s++)
+                all += b.shard_counts[s];
+            total += turn == 0 ? (uint32_t)all : 0;
+            for (int n = 0; n < b.count; n++) {
+                seen[b.ids[n]]++;
+                CHECK(((int32_t *)b.labels.data)[n] == (int32_t)(b.ids[n] % 7), "sample %u has label %d",
+                      b.ids[n], ((int32_t *)b.labels.data)[n]);
+            }
+        }
+        for (uint32_t n = 0; n < size[t].count; n++)
+            CHECK(seen[n] == 1, "N=%u S=%d B=%d: sample %u came %u times", size[t].count, size[t].shards,
+                  size[t].batch, n, seen[n]);
+        CHECK(total == size[t].count, "counts of all shards add to %u, expected %u", total, size[t].count);
+        CHECK(steps == hvt_loader_steps(l) &&
+                  steps == (each + (uint32_t)size[t].batch - 1) / (uint32_t)size[t].batch,
+              "%u steps, announced were %u", steps, hvt_loader_steps(l));
+        hvt_loader_close(&l);
+        hvt_dataset_close(&set);
+    }
+}
+
+/* The ids that each shard sees in an epoch, one after the other. */
+static uint32_t collect(hvt_loader *l, int shard, uint32_t *ret_ids)
+{
+    uint32_t n = 0;
+    bool end = false;
+    hvt_batch b;
+
+    for (;;) {
+        CHECK_OK(hvt_loader_next(l, &b, &end));
+        if (end)
+            return n;
+        for (int i = 0; b.shard == shard && i < b.count; i++)
+            ret_ids[n++] = b.ids[i];
+    }
+}
+
+TEST(batches_follow_the_sampler)
+{
+    const uint32_t pad[4][3] = {{4, 3, 6}, {1, 9, 2}, {7, 0, 4}, {5, 8, 1}};
+    own o = {2, 3, 3};
+    hvt_dataset *set = own_set(&o, 10), *three = own_set(&o, 3);
+    hvt_loader_opts opts = loader_opts(2, 4);
+    hvt_loader *l;
+    uint32_t ids[8];
+
+    opts.seed = 0;
+    opts.tail = HVT_TAIL_PAD;
+    l = loader(set, &opts);
+    CHECK(hvt_loader_steps(l) == 2, "%u steps", hvt_loader_steps(l));
+    for (int s = 0; s < 4; s++) {
+        CHECK_OK(hvt_loader_rewind(l, 0, 0));
+        CHECK(collect(l, s, ids) == 3 && !memcmp(ids, pad[s], sizeof pad[s]), "shard %d sees %u %u %u", s,
+              ids[0], ids[1], ids[2]);
+    }
+    hvt_loader_close(&l);
+
+    opts.tail = HVT_TAIL_DROP; /* full batches only: the first 2 of floor(10/4) */
+    l = loader(set, &opts);
+    CHECK(hvt_loader_steps(l) == 1, "%u steps", hvt_loader_steps(l));
+    for (int s = 0; s < 4; s++) {
+        CHECK_OK(hvt_loader_rewind(l, 0, 0));
+        CHECK(collect(l, s, ids) == 2 && !memcmp(ids, pad[s], 8), "shard %d sees %u %u", s, ids[0], ids[1]);
+    }
+    hvt_loader_close(&l);
+
+    opts = loader_opts(1, 8);
+    opts.tail = HVT_TAIL_PAD;
+    opts.shuffle = false;
+    l = loader(three, &opts);
+    for (int s = 0; s < 8; s++) {
+        CHECK_OK(hvt_loader_rewind(l, 0, 0));
+        CHECK(collect(l, s, ids) == 1 && ids[0] == (uint32_t)s % 3, "shard %d sees %u", s, ids[0]);
+    }
+    hvt_loader_close(&l);
+    hvt_dataset_close(&set);
+    hvt_dataset_close(&three);
+}
+
+TEST(dropped_tails_leave_only_full_batches)
+{
+    own o = {2, 3, 3};
+    hvt_dataset *set = own_set(&o, 101);
+    hvt_loader_opts opts = loader_opts(8, 3);
+    hvt_loader *l;
+    bool end = false;
+    int batches = 0;
+    hvt_batch b;
+
+    opts.tail = HVT_TAIL_DROP;
+    l = loader(set, &opts);
+    for (;; batches++) {
+        CHECK_OK(hvt_loader_next(l, &b, &end));
+        if (end)
+            break;
+        for (int s = 0; s < 3; s++)
+            CHECK(b.shard_counts[s] == 8, "shard %d has %d images", s, b.shard_counts[s]);
+    }
+    CHECK(batches == 12 && hvt_loader_steps(l) == 4, "%d batches in %u steps", batches, hvt_loader_steps(l));
+    hvt_loader_close(&l);
+    hvt_dataset_close(&set);
+}
+
+TEST(ranks_share_the_shards_of_a_step)
+{
+    own o = {4, 4, 3};
+    hvt_dataset *set = own_set(&o, 45);
+    hvt_loader_opts opts = loader_opts(4, 4);
+    hvt_loader *whole, *part[2];
+    hvt_batch a, b;
+    bool end = false, ended = false;
+
+    opts.crop = 2, opts.flip = true;
+    whole = loader(set, &opts);
+    opts.shard_count = 2;
+    for (int r = 0; r < 2; r++) {
+        opts.first_shard = 2 * r;
+        part[r] = loader(set, &opts);
+        CHECK(hvt_loader_steps(part[r]) == hvt_loader_steps(whole), "rank %d has %u steps", r,
+              hvt_loader_steps(part[r]));
+    }
+    for (int turn = 0;; turn++) {
+        CHECK_OK(hvt_loader_next(whole, &a, &end));
+        CHECK_OK(hvt_loader_next(part[turn / 2 % 2], &b, &ended));
+        CHECK(end == ended, "turn %d: one has ended", turn);
+        if (end || ended)
+            break;
+        CHECK(a.shard == b.shard && a.count == b.count, "shard %d with %d, shard %d with %d", a.shard,
+              a.count, b.shard, b.count);
+        CHECK(!memcmp(a.shard_counts, b.shard_counts, 4 * sizeof(int)), "step's counts differ");
+        CHECK(!memcmp(a.ids, b.ids, (size_t)a.count * sizeof *a.ids), "ids differ");
+        CHECK(!memcmp(a.labels.data, b.labels.data, (size_t)a.count * 4), "labels differ");
+        CHECK(!memcmp(a.images.data, b.images.data, (size_t)a.count * 48 * sizeof(float)), "images differ");
+    }
+    hvt_loader_close(&whole);
+    hvt_loader_close(&part[0]);
+    hvt_loader_close(&part[1]);
+    hvt_dataset_close(&set);
+}
+
+TEST(a_sample_is_augmented_alike_whatever_the_shards_batch_and_order)
+{
+    const struct {
+        int batch, shards, first, count;
+        bool shuffle;
+        hvt_order order;
+    } way[] = {{60, 1, 0, 1, true, HVT_ORDER_NHW},  {7, 4, 0, 4, true, HVT_ORDER_NHW},
+               {7, 4, 0, 4, false, HVT_ORDER_HWN},  {1, 3, 0, 3, true, HVT_ORDER_HWN},
+               {16, 8, 2, 5, false, HVT_ORDER_NHW}, {9, 2, 1, 1, true, HVT_ORDER_HWN}};
+    own o = {6, 5, 3};
+    hvt_dataset *set = own_set(&o, 60);
+    uint64_t want[60] = {0};
+    int compared = 0;
+
+    for (size_t t = 0; t < HVT_LEN(way); t++) {
+        hvt_loader_opts opts = loader_opts(way[t].batch, way[t].shards);
+        hvt_loader *l;
+        bool end = false;
+        hvt_batch b;
+
+        opts.first_shard = way[t].first, opts.shard_count = way[t].count;
+        opts.shuffle = way[t].shuffle, opts.order = way[t].order;
+        opts.crop = 3, opts.flip = true;
+        l = loader(set, &opts);
+        CHECK_OK(hvt_loader_rewind(l, 5, 0));
+        for (;;) {
+            CHECK_OK(hvt_loader_next(l, &b, &end));
+            if (end)
+                break;
+            for (int n = 0; n < b.count; n++) {
+                uint64_t h = hash_sample(&b, n, 6, 5, 3);
+
+                if (t == 0)
+                    want[b.ids[n]] = h;
+                compared++;
+                CHECK(h == want[b.ids[n]], "way %zu: sample %u looks different", t, b.ids[n]);
+            }
+        }
+        hvt_loader_close(&l);
+    }
+    CHECK(compared > 5 * 30, "only %d samples compared", compared);
+    hvt_dataset_close(&set);
+}
+
+TEST(epochs_differ_and_repeat)
+{
+    own o = {6, 5, 3};
+    hvt_dataset *set = own_set(&o, 33);
+    hvt_loader_opts opts = loader_opts(4, 2);
+    hvt_loader *l;
+    uint64_t first, second, still;
+
+    opts.crop = 2, opts.flip = true;
+    l = loader(set, &opts);
+    first = hash_epoch(l, 6, 5, 3);
+    CHECK_OK(hvt_loader_rewind(l, 1, 0));
+    second = hash_epoch(l, 6, 5, 3);
+    CHECK(first != second, "epochs 0 and 1 are the same");
+    CHECK_OK(hvt_loader_rewind(l, 0, 0));
+    CHECK(hash_epoch(l, 6, 5, 3) == first, "epoch 0 does not repeat");
+    hvt_loader_close(&l);
+
+    /* without shuffling, augmentation differs still; without both, nothing does */
+    opts.shuffle = false;
+    l = loader(set, &opts);
+    still = hash_epoch(l, 6, 5, 3);
+    CHECK_OK(hvt_loader_rewind(l, 1, 0));
+    CHECK(hash_epoch(l, 6, 5, 3) != still, "epochs are augmented alike");
+    hvt_loader_close(&l);
+    opts.crop = 0, opts.flip = false;
+    l = loader(set, &opts);
+    still = hash_epoch(l, 6, 5, 3);
+    CHECK_OK(hvt_loader_rewind(l, 1, 0));
+    CHECK(hash_epoch(l, 6, 5, 3) == still, "plain epochs in order differ");
+    hvt_loader_close(&l);
+
+    /* another seed is another order */
+    opts = loader_opts(4, 2);
+    opts.seed = 12;
+    l = loader(set, &opts);
+    CHECK(hash_epoch(l, 6, 5, 3) != first, "seeds 11 and 12 give the same epoch");
+    hvt_loader_close(&l);
+    hvt_dataset_close(&set);
+}
+
+TEST(rewinding_to_a_step_continues_the_epoch)
+{
+    own o = {4, 4, 3};
+    hvt_dataset *set = own_set(&o, 50);
+    hvt_loader_opts opts = loader_opts(4, 3);
+    hvt_loader *straight, *jumped;
+
+    opts.crop = 1, opts.flip = true;
+    straight = loader(set, &opts);
+    jumped = loader(set, &opts);
+    for (uint32_t step = 0; step <= hvt_loader_steps(straight); step++) {
+        hvt_batch b;
+        bool end;
+
+        CHECK_OK(hvt_loader_rewind(straight, 3, 0));
+        for (uint32_t i = 0; i < 3 * step; i++)
+            CHECK_OK(hvt_loader_next(straight, &b, &end));
+        CHECK_OK(hvt_loader_rewind(jumped, 2, 0)); /* from within another epoch's step */
+        CHECK_OK(hvt_loader_next(jumped, &b, &end));
+        CHECK_OK(hvt_loader_rewind(jumped, 3, step));
+        CHECK(hash_epoch(jumped, 4, 4, 3) == hash_epoch(straight, 4, 4, 3), "from step %u it differs", step);
+    }
+    CHECK_FAILS(hvt_loader_rewind(jumped, 0, hvt_loader_steps(jumped) + 1), E_ARG, "step 6 asked for");
+    CHECK_FAILS(hvt_loader_rewind(jumped, -1, 0), E_ARG, "epoch is -1");
+    hvt_loader_close(&straight);
+    hvt_loader_close(&jumped);
+    hvt_dataset_close(&set);
+}
+
+/* x = (byte/255 - mean)/std as the loader promises it: constants in double, rounded once, one fma. */
+static float normalised(uint8_t byte, const hvt_loader_opts *o, int c)
+{
+    return fmaf(byte, (float)(1 / (255.0 * o->std[c])), (float)(-(double)o->mean[c] / o->std[c]));
+}
+
+/* Is image n of the batch the source's, moved by dy, dx and mirrored or not? */
+static bool looks_like(const hvt_batch *b, int n, const own *src, const hvt_loader_opts *opts, int dy, int dx,
+                       bool mirrored)
+{
+    for (int y = 0; y < src->h; y++)
+        for (int x = 0; x < src->w; x++) {
+            int sy = y + dy, sx = (mirrored ? src->w - 1 - x : x) + dx;
+            bool inside = sy >= 0 && sy < src->h && sx >= 0 && sx < src->w;
+
+            for (int c = 0; c < src->c; c++) {
+                uint8_t byte = inside ? own_byte(b->ids[n], sy, sx, c) : 0;
+
+                if (pixel(b, n, y, x)[c] != normalised(byte, opts, c))
+                    return false;
+            }
+        }
+    return true;
+}
+
+TEST(plain_images_are_normalised_bytes)
+{
+    for (int channels = 1; channels <= 3; channels++) {
+        own o = {3, 4, channels};
+        hvt_dataset *set = own_set(&o, 9);
+
+        for (int order = 0; order < 2; order++) {
+            hvt_loader_opts opts = loader_opts(5, 2);
+            bool end = false;
+            hvt_batch b;
+            hvt_loader *l;
+
+            opts.order = order ? HVT_ORDER_HWN : HVT_ORDER_NHW;
+            l = loader(set, &opts);
+            CHECK_OK(hvt_loader_next(l, &b, &end));
+            CHECK(b.images.dtype == HVT_F32 && b.images.ndim == 4 && b.images.dim[order ? 2 : 0] == 5 &&
+                      b.images.dim[order ? 0 : 1] == 3 && b.images.dim[order ? 1 : 2] == 4 &&
+                      b.images.dim[3] == channels && b.labels.dtype == HVT_I32 && b.labels.dim[0] == 5,
+                  "another shape");
+            CHECK(b.count == 5, "%d images", b.count);
+            for (int n = 0; n < b.count; n++) {
+                CHECK(looks_like(&b, n, &o, &opts, 0, 0, false), "order %d, %d channels: image %u", order,
+                      channels, b.ids[n]);
+                for (int c = 0; c < channels; c++)
+                    CHECK(fabs(pixel(&b, n, 1, 2)[c] -
+                               (own_byte(b.ids[n], 1, 2, c) / 255.0 - opts.mean[c]) / opts.std[c]) < 1e-6,
+                          "channel %d is %g", c, (double)pixel(&b, n, 1, 2)[c]);
+            }
+            hvt_loader_close(&l);
+        }
+        hvt_dataset_close(&set);
+    }
+}
+
+TEST(images_are_mirrored_half_of_the_time)
+{
+    own o = {3, 6, 3};
+    hvt_dataset *set = own_set(&o, 2000);
+    hvt_loader_opts opts = loader_opts(100, 1);
+    hvt_loader *l;
+    int mirrored = 0;
+    bool end = false;
+    hvt_batch b;
+
+    opts.flip = true;
+    l = loader(set, &opts);
+    for (;;) {
+        CHECK_OK(hvt_loader_next(l, &b, &end));
+        if (end)
+            break;
+        for (int n = 0; n < b.count; n++) {
+            bool m = looks_like(&b, n, &o, &opts, 0, 0, true);
+
+            mirrored += m;
+            CHECK(m || looks_like(&b, n, &o, &opts, 0, 0, false), "image %u is neither", b.ids[n]);
+        }
+    }
+    CHECK(abs(mirrored - 1000) < 120, "%d of 2000 are mirrored", mirrored); /* 5 sigma */
+    hvt_loader_close(&l);
+    hvt_dataset_close(&set);
+}
+
+TEST(crops_move_the_image_evenly_and_show_black_behind_it)
+{
+    enum { PAD = 2, PLACES = 2 * PAD + 1, COUNT = 5000 };
+    own o = {5, 6, 3};
+    hvt_dataset *set = own_set(&o, COUNT);
+    hvt_loader_opts opts = loader_opts(100, 1);
+    hvt_loader *l;
+    int seen[PLACES][PLACES][2] = {0}, found = 0;
+    bool end = false;
+    hvt_batch b;
+
+    opts.crop = PAD, opts.flip = true;
+    l = loader(set, &opts);
+    for (;;) {
+        CHECK_OK(hvt_loader_next(l, &b, &end));
+        if (end)
+            break;
+        for (int n = 0; n < b.count; n++)
+            for (int i = 0; i < PLACES * PLACES * 2; i++) {
+                int dy = i / 2 / PLACES - PAD, dx = i / 2 % PLACES - PAD;
+
+                if (looks_like(&b, n, &o, &opts, dy, dx, i & 1))
+                    seen[dy + PAD][dx + PAD][i & 1]++, found++;
+            }
+    }
+    CHECK(found == COUNT, "%d of %d images are a crop of theirs", found, COUNT);
+    for (int i = 0; i < PLACES * PLACES * 2; i++) /* 100 each, 5 sigma */
+        CHECK(abs(seen[i / 2 / PLACES][i / 2 % PLACES][i & 1] - COUNT / (PLACES * PLACES * 2)) < 50,
+              "place %d: %d images", i, seen[i / 2 / PLACES][i / 2 % PLACES][i & 1]);
+    hvt_loader_close(&l);
+    hvt_dataset_close(&set);
+}
+
+TEST(bad_loader_options_are_refused)
+{
+    const struct {
+        hvt_loader_opts change; /* what is not 0 replaces the good one's */
+        const char *part;
+    } bad[] = {{{.batch = -3}, "batch is -3"},
+               {{.shards = -1}, "shards is -1"},
+               {{.first_shard = 3, .shard_count = 2}, "shards 3 to 4 asked for, expected some of 0 to 3"},
+               {{.first_shard = -1}, "shards -1 to"},
+               {{.shard_count = -1}, "expected some of 0 to 3"},
+               {{.shard_count = 5}, "shards 0 to 4"},
+               {{.tail = (hvt_tail)7}, "tail is 7"},
+               {{.crop = -1}, "crop pads by -1"},
+               {{.crop = 4}, "crop pads by 4 pixels, expected 0 to 3"},
+               {{.tail = HVT_TAIL_DROP, .batch = 6}, "20 images cannot fill a global batch of 4 x 6"},
+               {{.std = {.5f, 0, .5f}}, "std of channel 1 is 0"},
+               {{.std = {.5f, .5f, -1}}, "std of channel 2 is -1"},
+               {{.std = {(float)NAN, 1, 1}}, "std of channel 0 is"},
+               {{.mean = {0, 0, (float)INFINITY}}, "mean of channel 2 is inf"}};
+    own o = {4, 5, 3};
+    hvt_dataset *set = own_set(&o, 20);
+
+    for (size_t t = 0; t < HVT_LEN(bad); t++) {
+        hvt_loader_opts opts = loader_opts(5, 4);
+        const hvt_loader_opts *c = &bad[t].change;
+        hvt_loader *l = NULL;
+
+        opts.batch = c->batch ? c->batch : opts.batch;
+        opts.shards = c->shards ? c->shards : opts.shards;
+        opts.first_shard = c->first_shard ? c->first_shard : opts.first_shard;
+        opts.shard_count = c->shard_count ? c->shard_count : opts.shard_count;
+        opts.tail = c->tail ? c->tail : opts.tail;
+        opts.crop = c->crop ? c->crop : opts.crop;
+        if (c->std[0] != 0)
+            memcpy(opts.std, c->std, sizeof opts.std);
+        if (c->mean[2] != 0)
+            memcpy(opts.mean, c->mean, sizeof opts.mean);
+        CHECK_FAILS(hvt_loader_open(set, ref, &opts, &l), E_ARG, bad[t].part);
+        CHECK(!l, "case %zu gave a loader", t);
+        hvt_loader_close(&l);
+    }
+    hvt_dataset_close(&set);
+}
+
+TEST(a_batch_that_failed_can_be_asked_for_again)
+{
+    own o = {4, 5, 3};
+    hvt_dataset *set = own_set(&o, 20);
+    hvt_loader_opts opts = loader_opts(3, 2);
+    hvt_loader *l = loader(set, &opts), *untroubled = loader(set, &opts);
+    hvt_batch b = {.count = -9};
+    bool end = true;
+
+    o.answer = HVT_E_IO;
+    CHECK_FAILS(hvt_loader_next(l, &b, &end), E_IO, "is on the moon");
+    CHECK(b.count == -9 && end, "a failed call wrote its results");
+    o.answer = HVT_OK;
+    CHECK(hash_epoch(l, 4, 5, 3) == hash_epoch(untroubled, 4, 5, 3), "the epoch is another one");
+    hvt_loader_close(&l);
+    hvt_loader_close(&untroubled);
+    hvt_dataset_close(&set);
+}
+
+/* A device whose memory ends after so many allocations. */
+static int allocations_left;
+
+static hvt_status alloc_some(hvt_device *d, size_t bytes, void **ret_ptr)
+{
+    HVT_CHECK(allocations_left-- > 0, E_MEM, "no device memory for %zu bytes", bytes);
+    return hvt_device_ref.alloc(d, bytes, ret_ptr);
+}
+
+TEST(a_loader_without_device_memory_says_so_and_leaks_nothing)
+{
+    own o = {4, 5, 3};
+    hvt_dataset *set = own_set(&o, 20);
+    hvt_loader_opts opts = loader_opts(3, 2);
+    hvt_device_ops ops = hvt_device_ref;
+    hvt_device small = *ref;
+
+    ops.alloc = ops.alloc_host = alloc_some;
+    small.ops = &ops;
+    for (int n = 0; n < 3; n++) {
+        hvt_loader *l = NULL;
+
+        allocations_left = n;
+        CHECK_FAILS(hvt_loader_open(set, &small, &opts, &l), E_MEM, "no device memory");
+        CHECK(!l, "a loader came of it");
+    }
+    hvt_dataset_close(&set);
+}
+
+int main(void)
+{
+    char command[128];
+
+    snprintf(folder, sizeof folder, "/tmp/hvt-test-data-XXXXXX");
+    if (!mkdtemp(folder) || hvt_device_open("ref", NULL, &ref) != HVT_OK) {
+        fprintf(stderr, "cannot begin: %s\n", hvt_last_error());
+        return 1;
+    }
+    RUN(permutations_are_those_of_torch_randperm);
+    RUN(the_order_of_cifar_is_pytorchs);
+    if (getenv("HVT_TEST_LARGE"))
+        RUN(permutations_of_many_samples_draw_64_bits);
+    else
+        check_skip("permutations_of_many_samples_draw_64_bits", "HVT_TEST_LARGE is not set");
+    RUN(shards_are_the_ranks_of_distributed_sampler);
+    RUN(sample_counts_are_those_of_distributed_sampler);
+
+    RUN(a_users_data_set_is_closed_once);
+    RUN(a_refused_source_stays_with_its_owner);
+    RUN(a_limit_takes_the_first_images);
+    RUN(a_label_out_of_range_is_named);
+
+    RUN(cifar_planes_become_interleaved_pixels_file_after_file);
+    RUN(cifar_is_found_where_its_archive_was_unpacked);
+    RUN(the_fingerprint_of_cifar_sees_labels_and_sizes);
+    RUN(bad_cifar_files_are_refused_by_name);
+    RUN(an_unknown_data_set_lists_the_known_ones);
+    if (getenv("HVT_TEST_CIFAR10"))
+        RUN(the_real_cifar_has_its_known_counts);
+    else
+        check_skip("the_real_cifar_has_its_known_counts", "HVT_TEST_CIFAR10 names no folder");
+
+    RUN(synth_draws_the_same_bytes_on_every_machine);
+    RUN(synth_is_what_its_options_say);
+    RUN(synth_images_do_not_depend_on_how_many_there_are);
+    RUN(synth_splits_differ_and_no_image_comes_twice);
+    RUN(synth_labels_are_balanced_and_in_no_order);
+    RUN(synth_is_not_told_apart_by_templates);
+    RUN(synth_may_be_read_by_several_threads);
+    RUN(bad_synth_options_are_refused);
+
+    RUN(exact_shards_cover_every_sample_once);
+    RUN(batches_follow_the_sampler);
+    RUN(dropped_tails_leave_only_full_batches);
+    RUN(ranks_share_the_shards_of_a_step);
+    RUN(a_sample_is_augmented_alike_whatever_the_shards_batch_and_order);
+    RUN(epochs_differ_and_repeat);
+    RUN(rewinding_to_a_step_continues_the_epoch);
+    RUN(plain_images_are_normalised_bytes);
+    RUN(images_are_mirrored_half_of_the_time);
+    RUN(crops_move_the_image_evenly_and_show_black_behind_it);
+    RUN(bad_loader_options_are_refused);
+    RUN(a_batch_that_failed_can_be_asked_for_again);
+    RUN(a_loader_without_device_memory_says_so_and_leaks_nothing);
+
+    hvt_device_close(&ref);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    if (system(command) != 0)
+        fprintf(stderr, "cannot remove %s\n", folder);
+    return check_done();
+}
