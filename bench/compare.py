@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""hvtrain beside PyTorch, on the same machine in the same minutes: throughput, time to the first update and
+peak memory of each case, runs interleaved A B C A B C, median of the rounds and their spread.
+
+    bench/compare.py --build build --python venv/bin/python            every case, 3 rounds
+    bench/compare.py --only resnet50-256 --ranks 1 --rounds 5
+
+img_s         training images per second over all ranks: median of the timed steps (PyTorch) or of the step
+              records (hvtrain), warm-up left out; then the median over rounds
+first update  seconds from the launcher's start to the end of the first update, image drawing included
+peak          resident memory of the largest process
+ratio         img_s over that of the fastest PyTorch layout
+
+hvtrain reads and normalises its images in every step; PyTorch's lie ready in memory. Each rank has --threads
+threads. The table goes to the terminal, everything measured to bench/results/DATE-compare.json.
+"""
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CASES = {  # name: model, stem, batch per rank, timed steps of one run
+    "resnet50-256": ("resnet50", "imagenet", 256, 4),
+    "resnet50-64": ("resnet50", "imagenet", 64, 8),
+    "resnet18-128": ("resnet18", "cifar", 128, 4),
+    "resnet20-128": ("resnet20", "cifar", 128, 16),
+}
+WARMUP = 2  # steps
+
+
+def run(command, log):
+    """Run to the end: (output, start, seconds until `log` held a step record, peak bytes of one process)."""
+    with tempfile.TemporaryFile("w+") as out:
+        began, first = time.time(), None
+        child = subprocess.Popen([str(c) for c in command], stdout=out, stderr=subprocess.STDOUT,
+                                 stdin=subprocess.DEVNULL, env=dict(os.environ, OMP_NUM_THREADS=str(args.threads)))
+        while True:
+            # wait4's figures cover the processes that the launcher itself has waited for
+            pid, status, usage = os.wait4(child.pid, os.WNOHANG)
+            if pid:
+                break
+            if first is None and log and log.exists() and '"step"' in log.read_text():
+                first = time.time() - began
+            time.sleep(0.002)
+        out.seek(0)
+        text = out.read()
+    if status != 0:
+        sys.exit(f"{' '.join(map(str, command))}\nended with status {status}:\n{text}")
+    return text, began, first, usage.ru_maxrss * 1024
+
+
+def ours(case, ranks):
+    model, stem, batch, steps = CASES[case]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        command = [args.build / "hvtrain", "--model", model, "--stem", stem, "--batch", batch, "--threads",
+                   args.threads, "--steps", WARMUP + steps, "--lr", "0.001", "--print-freq", 1, "--log", log]
+        images = ranks * batch * (WARMUP + steps)
+        if args.data_dir:
+            command += ["--data", "cifar10", "--data-dir", args.data_dir, "--limit", images]
+        else:
+            command += ["--samples", images]
+        if ranks > 1:
+            root = ["--allow-run-as-root"] if os.getuid() == 0 else []
+            command = ["mpirun", *root, "--bind-to", "none", "-np", ranks, *command]
+        _, _, first, peak = run(command, log)
+        records = [json.loads(line) for line in log.read_text().splitlines()]
+    speeds = [r["img_s"] for r in records if r["record"] == "step"][WARMUP:]
+    return {"img_s": statistics.median(speeds), "first": first, "peak": peak,
+            "start": next(r for r in records if r["record"] == "start")}
+
+
+def torchs(case, ranks, layout):
+    model, stem, batch, steps = CASES[case]
+    command = [args.python]
+    if ranks > 1:
+        command += ["-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", 29517]
+    command += [HERE / "peers" / "torch_train.py", "speed", "--model", model, "--stem", stem, "--batch", batch,
+                "--threads", args.threads, "--warmup", WARMUP, "--steps", steps, "--lr", "0.001",
+                "--layout", layout]
+    if args.data_dir:
+        command += ["--data-dir", args.data_dir]
+    text, began, _, peak = run(command, None)
+    result = json.loads(text[text.index('{"torch"'):].splitlines()[0])
+    return {"img_s": result["img_s"], "first": result["first_update_at"] - began, "peak": peak,
+            "torch": result["torch"]}
+
+
+def machine():
+    text = Path("/proc/cpuinfo").read_text()
+    name = next((l.split(":")[1].strip() for l in text.splitlines() if l.startswith("model name")), "?")
+    flags = next((l for l in text.splitlines() if l.startswith("flags")), "").split()
+    return {"cpu": name, "cores": os.cpu_count(), "isa": [f for f in ("avx2", "avx512f", "amx_tile") if f in flags],
+            "kernel": platform.release(), "load": os.getloadavg()[0]}
+
+
+def commit():
+    done = subprocess.run(["git", "-C", HERE, "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+def main():
+    contenders = {"hvtrain": ours,
+                  "torch nchw": lambda c, r: torchs(c, r, "nchw"),
+                  "torch channels_last": lambda c, r: torchs(c, r, "channels_last")}
+    results = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "commit": commit(),
+               "machine": machine(), "threads_per_rank": args.threads, "rounds": args.rounds, "cases": []}
+    print(f"{results['machine']['cpu']}, {results['machine']['cores']} cores, commit {results['commit']}, "
+          f"{args.threads} thread(s) per rank, median of {args.rounds} rounds")
+    print(f"{'case':14} {'ranks':>5}  {'':20} {'img_s':>8} {'spread':>13} {'first update':>13} {'peak':>9} {'ratio':>6}")
+    for case in args.only or CASES:
+        for ranks in args.ranks:
+            rounds = {name: [] for name in contenders}
+            for _ in range(args.rounds):
+                for name, measure in contenders.items():
+                    rounds[name].append(measure(case, ranks))
+            median = lambda name, key: statistics.median(r[key] for r in rounds[name])
+            peer = max(median(n, "img_s") for n in contenders if n != "hvtrain")
+            for name, measured in rounds.items():
+                speeds = [r["img_s"] for r in measured]
+                print(f"{case:14} {ranks:5}  {name:20} {median(name, 'img_s'):8.1f} "
+                      f"{min(speeds):6.1f}-{max(speeds):<6.1f} {median(name, 'first'):11.2f} s "
+                      f"{median(name, 'peak') / 2**20:5.0f} MiB {median(name, 'img_s') / peer:6.2f}", flush=True)
+            results["cases"].append({"case": case, "ranks": ranks, "rounds": rounds})
+            args.out.parent.mkdir(exist_ok=True)
+            args.out.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"written: {args.out}")
+
+
+p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+p.add_argument("--build", type=Path, default=HERE.parent / "build", help="Meson's build folder")
+p.add_argument("--python", default=sys.executable, help="a Python that has torch and torchvision")
+p.add_argument("--only", action="append", choices=CASES, help="a case; may be repeated (default: all)")
+p.add_argument("--ranks", type=lambda t: [int(n) for n in t.split(",")], default=[1, 2])
+p.add_argument("--threads", type=int, default=1)
+p.add_argument("--rounds", type=int, default=3)
+p.add_argument("--data-dir", type=Path, help="CIFAR-10's binary version; without it drawn or random images")
+p.add_argument("--out", type=Path, default=HERE / "results" / f"{datetime.date.today()}-compare.json")
+args = p.parse_args()
+if __name__ == "__main__":
+    main()
