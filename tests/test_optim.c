@@ -1,4 +1,4 @@
-/* Schedules, buckets, SGD, and the distributed optimizer. */
+/* Schedules, buckets, and SGD. */
 #include "optim_impl.h"
 #include "check.h"
 
@@ -154,6 +154,145 @@ TEST(buckets_close_where_pytorch_closes_them)
     check_cut(1, (size_t[]){0}, 0, 0, 1, (int[]){0});
 }
 
+/* ---- sgd ------------------------------------------------------------------------------------------ */
+
+typedef struct rig {
+    hvt_device *dev;
+    hvt_model *m;
+    hvt_optim *o;
+} rig;
+
+static void rig_close(rig *r)
+{
+    hvt_optim_free(&r->o);
+    hvt_model_free(&r->m);
+    hvt_device_close(&r->dev);
+}
+
+/* A model with every role of parameter. */
+static void rig_open(rig *r, hvt_optim_opts sgd)
+{
+    hvt_value x;
+
+    *r = (rig){0};
+    CHECK_OK(hvt_device_open("ref", NULL, &r->dev));
+    CHECK_OK(hvt_model_create(r->dev, &r->m));
+    x = hvt_batchnorm(r->m, hvt_conv2d(r->m, hvt_input(r->m, 4, 4, 3), 5, 3, 1, 1));
+    CHECK_OK(hvt_model_plan(r->m, 2, hvt_linear(r->m, hvt_avgpool(r->m, hvt_relu(r->m, x)), 7)));
+    CHECK_OK(hvt_optim_create(r->m, &sgd, &r->o));
+}
+
+static void fill(rig *r, float *arena, float value)
+{
+    for (int i = 0; i < r->m->nparam_tensors; i++) {
+        const hvt_param *p = &r->m->param[i];
+        float *w = malloc(p->elements * sizeof *w);
+
+        for (size_t k = 0; k < p->elements; k++)
+            w[k] = value;
+        CHECK_OK(hvt__model_import(r->m, p, arena, w));
+        free(w);
+    }
+}
+
+/* Every element of a parameter is `want`. */
+static void check_param(rig *r, const hvt_param *p, double want, const char *what)
+{
+    float *w = malloc(p->elements * sizeof *w);
+
+    CHECK_OK(hvt__model_export(r->m, p, r->m->params, w));
+    for (size_t k = 0; k < p->elements; k++)
+        if (fabs(w[k] - want) > 2e-7) {
+            CHECK(0, "%s: %s[%zu] is %.9f, expected %.9f", what, p->name, k, w[k], want);
+            break;
+        }
+    free(w);
+}
+
+/* Steps from w = 1 with gradient .5 and lr .1, each in two spans, have these weights. */
+static void check_sgd(hvt_optim_opts sgd, const double *want)
+{
+    size_t middle;
+    char what[16];
+    rig r;
+
+    rig_open(&r, sgd);
+    middle = r.m->param[2].offset;
+    fill(&r, r.m->params, 1);
+    for (int t = 0; t < 4; t++) {
+        uint64_t version = r.m->version;
+
+        fill(&r, r.m->grads, 2); /* a sum over four images */
+        CHECK_OK(hvt__optim_span(r.o, .1, .25f, 0, middle));
+        CHECK_OK(hvt__optim_span(r.o, .1, .25f, middle, r.m->arena_count));
+        hvt__optim_end(r.o);
+        CHECK(r.m->version != version, "packed copies of the old weights stay in use");
+        snprintf(what, sizeof what, "step %d", t);
+        for (int i = 0; i < r.m->nparam_tensors; i++)
+            check_param(&r, &r.m->param[i], want[t], what);
+    }
+    rig_close(&r);
+}
+
+TEST(sgd_follows_pytorch)
+{
+    check_sgd((hvt_optim_opts){.momentum = .9f}, (double[]){.95, .855, .7195, .54755});
+    check_sgd((hvt_optim_opts){.momentum = .9f, .nesterov = true}, (double[]){.905, .7695, .59755, .392795});
+    check_sgd((hvt_optim_opts){.momentum = .9f, .dampening = .5f}, (double[]){.95, .88, .792, .6878});
+    check_sgd((hvt_optim_opts){.momentum = .9f, .weight_decay = .01f},
+              (double[]){.949, .852151, .71413475, .53920599});
+    check_sgd((hvt_optim_opts){0}, (double[]){.95, .9, .85, .8});
+    check_sgd((hvt_optim_opts){.dampening = .5f},
+              (double[]){.95, .9, .85, .8}); /* only momentum is dampened */
+}
+
+TEST(norm_and_bias_can_be_spared_from_decay)
+{
+    for (int which = 0; which < 4; which++) {
+        bool norm = which & 1, bias = which & 2;
+        rig r;
+
+        rig_open(&r, (hvt_optim_opts){.weight_decay = .5f, .no_decay_norm = norm, .no_decay_bias = bias});
+        fill(&r, r.m->params, 1);
+        CHECK_OK(hvt__optim_span(r.o, .1, 1, 0, r.m->arena_count));
+        hvt__optim_end(r.o);
+        for (int i = 0; i < r.m->nparam_tensors; i++) {
+            hvt_role role = r.m->param[i].role;
+            bool spared = (role == HVT_ROLE_NORM && norm) || (role == HVT_ROLE_BIAS && bias);
+
+            check_param(&r, &r.m->param[i], spared ? 1 : .95, spared ? "spared" : "decayed");
+        }
+        rig_close(&r);
+    }
+}
+
+TEST(impossible_optimizers_are_refused)
+{
+    static const struct {
+        hvt_optim_opts opts;
+        const char *part;
+    } bad[] = {
+        {{.momentum = -1}, "momentum is -1"},
+        {{.dampening = INFINITY}, "dampening is inf"},
+        {{.weight_decay = NAN}, "weight decay is nan"},
+        {{.nesterov = true}, "momentum above 0"},
+        {{.momentum = .9f, .dampening = .1f, .nesterov = true}, "dampening 0"},
+    };
+    hvt_model *bare = NULL;
+    hvt_optim *o = NULL;
+    rig r;
+
+    rig_open(&r, (hvt_optim_opts){0});
+    CHECK(!r.o->v, "state without momentum");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        CHECK_FAILS(hvt_optim_create(r.m, &bad[i].opts, &o), E_ARG, bad[i].part);
+    CHECK_OK(hvt_model_create(r.dev, &bare));
+    CHECK_FAILS(hvt_optim_create(bare, &bad[0].opts, &o), E_ARG, "planned");
+    CHECK(!o, "an optimizer came out of an error");
+    hvt_model_free(&bare);
+    rig_close(&r);
+}
+
 int main(void)
 {
     RUN(constant_and_step_and_multistep_follow_pytorch);
@@ -162,5 +301,8 @@ int main(void)
     RUN(warm_up_is_linear_per_update_and_ends_at_the_peak);
     RUN(malformed_schedules_are_refused_with_what_was_expected);
     RUN(buckets_close_where_pytorch_closes_them);
+    RUN(sgd_follows_pytorch);
+    RUN(norm_and_bias_can_be_spared_from_decay);
+    RUN(impossible_optimizers_are_refused);
     return check_done();
 }

@@ -1,0 +1,893 @@
+/*
+ * The distributed optimizer.
+ *
+ * Runs alone and under mpirun. `job` is the world of all ranks; `lone` is a world of this process only, so
+ * that every rank can work out by itself what the job must arrive at. A *setup* says how to train, a *rig* is
+ * all that it takes, and a *result* is what must be equal to the bit.
+ */
+#include "optim_impl.h"
+#include "base_impl.h"
+#include "comm_impl.h"
+#include "check.h"
+
+#include <math.h>
+
+static hvt_world *job, *lone;
+
+/* ---- a trainer ------------------------------------------------------------------------------------ */
+
+enum { SIDE = 6, PIXELS = SIDE * SIDE * 3, CLASSES = 5, BATCH = 4, SHARDS_MAX = 64 };
+
+typedef struct setup {
+    hvt_world *world;
+    const char *device, *comm;
+    int threads, shards, batch; /* of the whole job; images per shard */
+    bool norm;                  /* with batch norm */
+    int classes;
+    uint64_t seed;
+    hvt_optim_opts sgd;
+    hvt_distopt_opts dist; /* local_shards follows from shards */
+} setup;
+
+typedef struct rig {
+    setup u;
+    hvt_device *dev;
+    hvt_comm *comm;
+    hvt_model *m;
+    hvt_optim *o;
+    hvt_distopt *d;
+    float *images;   /* device memory, one batch */
+    int32_t *labels; /* device memory */
+} rig;
+
+typedef struct result {
+    uint64_t weights, momentum; /* hashes */
+    hvt_loss loss;
+    int64_t skipped;
+} result;
+
+/* ResNet-like, shards of 4 images, momentum and decay, f32, one bucket per layer, comm `auto`. */
+static setup usual(hvt_world *world, int shards)
+{
+    return (setup){
+        .world = world,
+        .device = "ref",
+        .comm = world == lone ? "self" : "auto",
+        .threads = 1,
+        .shards = shards,
+        .batch = BATCH,
+        .norm = true,
+        .classes = CLASSES,
+        .seed = 3,
+        .sgd = {.momentum = .9f, .weight_decay = 5e-4f},
+    };
+}
+
+/* A multiple of 4 that gives each rank a power of two. */
+static int even_shards(void)
+{
+    int ranks = hvt_world_size(job);
+
+    return 4 % ranks ? 4 * ranks : 4;
+}
+
+static hvt_value conv_norm(hvt_model *m, const setup *u, hvt_value x, int filters, int size, int stride)
+{
+    hvt_value y = hvt_conv2d(m, x, filters, size, stride, size / 2);
+
+    return u->norm ? hvt_batchnorm(m, y) : y;
+}
+
+static hvt_value small_resnet(hvt_model *m, const setup *u)
+{
+    hvt_value x, y;
+
+    x = hvt_relu(m, conv_norm(m, u, hvt_input(m, SIDE, SIDE, 3), 8, 3, 1));
+    y = hvt_relu(m, conv_norm(m, u, x, 8, 3, 1));
+    x = hvt_relu(m, hvt_add(m, conv_norm(m, u, y, 8, 3, 1), x));
+    y = hvt_relu(m, conv_norm(m, u, x, 12, 3, 2));
+    x = hvt_relu(m, hvt_add(m, conv_norm(m, u, y, 12, 3, 1), conv_norm(m, u, x, 12, 1, 2)));
+    return hvt_linear(m, hvt_avgpool(m, x), u->classes);
+}
+
+static void rig_close(rig *r)
+{
+    hvt_distopt_free(&r->d);
+    hvt_optim_free(&r->o);
+    hvt_model_free(&r->m);
+    if (r->dev) {
+        r->dev->ops->release(r->dev, r->images);
+        r->dev->ops->release(r->dev, r->labels);
+    }
+    hvt_comm_close(&r->comm);
+    hvt_device_close(&r->dev);
+}
+
+/* All but the distributed optimizer. */
+static hvt_status rig_prepare(rig *r, const setup *u)
+{
+    hvt_device_opts dev = {.threads = u->threads, .yield = true};
+
+    *r = (rig){.u = *u};
+    r->u.dist.local_shards = u->shards / hvt_world_size(u->world);
+    HVT_TRY(hvt_device_open(u->device, &dev, &r->dev));
+    HVT_TRY(hvt_comm_open(u->comm, u->world, r->dev, &r->comm));
+    HVT_TRY(hvt_model_create(r->dev, &r->m));
+    HVT_TRY(hvt_model_plan(r->m, u->batch, small_resnet(r->m, u)));
+    HVT_TRY(hvt_model_init(r->m, u->seed));
+    HVT_TRY(r->dev->ops->alloc(r->dev, (size_t)u->batch * PIXELS * sizeof(float), (void **)&r->images));
+    HVT_TRY(r->dev->ops->alloc(r->dev, (size_t)u->batch * sizeof(int32_t), (void **)&r->labels));
+    return hvt_optim_create(r->m, &u->sgd, &r->o);
+}
+
+static hvt_status rig_open(rig *r, const setup *u)
+{
+    HVT_TRY(rig_prepare(r, u));
+    return hvt_distopt_create(r->o, r->comm, &r->u.dist, NULL, 0, &r->d);
+}
+
+/* Images `first` ... of an endless set: noise around a colour that the label chooses. */
+static hvt_status fill_batch(rig *r, int first, int count, hvt_batch *ret_batch)
+{
+    int n = r->u.batch;
+    float *x = malloc((size_t)n * PIXELS * sizeof *x);
+    int32_t *labels = calloc((size_t)n, sizeof *labels);
+    hvt_status s;
+
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < PIXELS; k++) {
+            uint32_t id = (uint32_t)(first + i);
+            float noise = hvt__unit(hvt__draw(1, id, (uint64_t)k, 0)) - .5f;
+            size_t row = hvt_model_order(r->m) == HVT_ORDER_HWN ? (size_t)(k / 3 * n + i)
+                                                                : (size_t)(i * (PIXELS / 3) + k / 3);
+
+            labels[i] = (int)(id % CLASSES);
+            x[row * 3 + (size_t)(k % 3)] = i < count ? noise + .3f * (float)(labels[i] % 3 == k % 3) : 7e3f;
+        }
+    s = hvt_device_upload(r->dev, r->images, x, (size_t)n * PIXELS * sizeof *x);
+    if (s == HVT_OK)
+        s = hvt_device_upload(r->dev, r->labels, labels, (size_t)n * sizeof *labels);
+    free(x);
+    free(labels);
+    *ret_batch = (hvt_batch){
+        .images = {r->images, HVT_F32, 4, {n, SIDE, SIDE, 3}},
+        .labels = {r->labels, HVT_I32, 1, {n, 1, 1, 1}},
+        .count = count,
+    };
+    if (hvt_model_order(r->m) == HVT_ORDER_HWN)
+        memcpy(ret_batch->images.dim, (int[4]){SIDE, SIDE, n, 3}, sizeof ret_batch->images.dim);
+    return s;
+}
+
+/* Step t: shard s takes batch images from place (t*shards + s)*batch on, as many as counts[s]. */
+static hvt_status rig_step_counts(rig *r, int t, double lr, const int *counts)
+{
+    const setup *u = &r->u;
+    int local = u->dist.local_shards, first = hvt_world_rank(u->world) * local;
+    hvt_batch b;
+
+    HVT_TRY(hvt_distopt_begin(r->d, counts, u->shards));
+    for (int s = first; s < first + local; s++) {
+        HVT_TRY(fill_batch(r, (t * u->shards + s) * u->batch, counts[s], &b));
+        b.shard = s;
+        b.shards = u->shards;
+        b.shard_counts = counts;
+        HVT_TRY(hvt_model_forward(r->m, &b, true));
+        HVT_TRY(hvt_model_backward(r->m, hvt_distopt_on_grad, r->d));
+    }
+    return hvt_distopt_step(r->d, lr);
+}
+
+/* Full shards, a short one, one of a single image and an empty one, in turns. */
+static hvt_status rig_step(rig *r, int t)
+{
+    int counts[SHARDS_MAX], batch = r->u.batch, some[4] = {batch, batch - 1, 0, 1};
+
+    for (int s = 0; s < r->u.shards; s++)
+        counts[s] = t % 3 == 0 ? batch : r->u.shards == 1 ? batch - t % batch : some[(s + t) % 4];
+    return rig_step_counts(r, t, .05, counts);
+}
+
+static hvt_status rig_result(rig *r, result *ret)
+{
+    memset(ret, 0, sizeof *ret); /* compared as bytes */
+    HVT_TRY(hvt_model_hash(r->m, &ret->weights));
+    for (int i = 0; r->o->v && i < r->m->nparam_tensors; i++) {
+        const hvt_param *p = &r->m->param[i];
+        float *v = malloc(p->elements * sizeof *v);
+
+        HVT_TRY(hvt__model_export(r->m, p, r->o->v, v));
+        ret->momentum = hvt__hash(ret->momentum, v, p->elements * sizeof *v);
+        free(v);
+    }
+    ret->skipped = hvt_distopt_skipped(r->d);
+    return hvt_model_take_loss(r->m, &ret->loss);
+}
+
+static result train(const setup *u, int steps)
+{
+    result ret = {0};
+    rig r;
+
+    CHECK_OK(rig_open(&r, u));
+    if (r.d) {
+        for (int t = 0; t < steps; t++)
+            CHECK_OK(rig_step(&r, t));
+        CHECK_OK(rig_result(&r, &ret));
+    }
+    rig_close(&r);
+    return ret;
+}
+
+static bool same(result a, result b)
+{
+    return memcmp(&a, &b, sizeof a) == 0;
+}
+
+/* Every rank of the job holds the same result. */
+static void check_replicas(const char *what, result mine)
+{
+    int n = hvt_world_size(job);
+    result *all = malloc((size_t)n * sizeof *all);
+
+    CHECK_OK(hvt_world_gather(job, &mine, sizeof mine, all));
+    for (int r = 1; r < n; r++)
+        CHECK(same(all[0], all[r]), "%s: rank %d has weights %016llx, rank 0 %016llx", what, r,
+              (unsigned long long)all[r].weights, (unsigned long long)all[0].weights);
+    free(all);
+}
+
+#define CHECK_SAME(a, b, ...)                                                                                \
+    do {                                                                                                     \
+        CHECK((a).weights == (b).weights, __VA_ARGS__);                                                      \
+        CHECK(same(a, b), __VA_ARGS__);                                                                      \
+    } while (0)
+
+/* Canonical values of all parameters, one after the other; free() it. */
+static float *parameters(rig *r, size_t *ret_count)
+{
+    size_t n = hvt_model_parameters(r->m), at = 0;
+    float *w = malloc(n * sizeof *w);
+
+    for (int i = 0; i < r->m->nparam_tensors; at += r->m->param[i++].elements)
+        CHECK_OK(hvt__model_export(r->m, &r->m->param[i], r->m->params, w + at));
+    CHECK(at == n, "%zu parameters in tensors, %zu counted", at, n);
+    *ret_count = n;
+    return w;
+}
+
+/* ||a - b|| / ||b - base|| over all parameters. */
+static double distance(const float *a, const float *b, const float *base, size_t n)
+{
+    double d = 0, all = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        d += pow((double)a[i] - b[i], 2);
+        all += pow((double)b[i] - base[i], 2);
+    }
+    return sqrt(d / all);
+}
+
+/* Where `steps` steps lead from the common start, as parameters. */
+static float *walk(const setup *u, int steps, float **ret_start, size_t *ret_count)
+{
+    float *w = NULL;
+    rig r;
+
+    CHECK_OK(rig_open(&r, u));
+    if (ret_start)
+        *ret_start = parameters(&r, ret_count);
+    for (int t = 0; t < steps; t++)
+        CHECK_OK(rig_step(&r, t));
+    w = parameters(&r, ret_count);
+    rig_close(&r);
+    return w;
+}
+
+/* All of an arena's elements become `value` (padding too: nobody reads it). */
+static void fill(rig *r, float *arena, float value)
+{
+    size_t n = r->m->arena_count;
+    float *host = malloc(n * sizeof *host);
+
+    for (size_t i = 0; i < n; i++)
+        host[i] = value;
+    CHECK_OK(hvt_device_upload(r->dev, arena, host, n * sizeof *host));
+    free(host);
+}
+
+/* ---- the distributed optimizer --------------------------------------------------------------------- */
+
+static bool can_open(const char *comm)
+{
+    hvt_device *dev = NULL;
+    hvt_comm *c = NULL;
+    hvt_status s;
+
+    CHECK_OK(hvt_device_open("ref", NULL, &dev));
+    s = hvt_comm_open(comm, job, dev, &c);
+    hvt_comm_close(&c);
+    hvt_device_close(&dev);
+    return s == HVT_OK;
+}
+
+static bool has_device(const char *name)
+{
+    hvt_device *dev = NULL;
+    hvt_status s = hvt_device_open(name, NULL, &dev);
+
+    hvt_device_close(&dev);
+    return s == HVT_OK;
+}
+
+static const char *const devices[] = {"ref", "cpu"};
+static const char *const comms[] = {"mpi", "shm", "self"};
+
+/* A gradient that only shard and element know. */
+static float leaf(int shard, size_t i)
+{
+    return hvt__unit(hvt__draw(5, (uint64_t)shard, i, 0)) - .5f;
+}
+
+/* n leaves are replaced by their sum: 2i and 2i+1 are added, an odd last one moves up. */
+static float tree(float *x, int n)
+{
+    for (; n > 1; n = (n + 1) / 2)
+        for (int i = 0; i < (n + 1) / 2; i++)
+            x[i] = 2 * i + 1 < n ? x[2 * i] + x[2 * i + 1] : x[2 * i];
+    return x[0];
+}
+
+/* One step of gradients given by hand: leaf(shard, i) + extra(shard, i), reported in spans of odd lengths. */
+static hvt_status step_by_hand(rig *r, float (*gradient)(int shard, size_t i), double lr)
+{
+    int local = r->u.dist.local_shards, first = hvt_world_rank(r->u.world) * local, counts[SHARDS_MAX];
+    size_t n = r->m->arena_count;
+    float *g = malloc(n * sizeof *g);
+
+    for (int s = 0; s < r->u.shards; s++)
+        counts[s] = 2;
+    HVT_TRY(hvt_distopt_begin(r->d, counts, r->u.shards));
+    for (int s = first; s < first + local; s++) {
+        for (size_t i = 0; i < n; i++)
+            g[i] = gradient(s, i);
+        HVT_TRY(hvt_device_upload(r->dev, r->m->grads, g, n * sizeof *g));
+        for (size_t at = 0, end; at < n; at = end) {
+            end = at + 1 + hvt__below(hvt__draw(9, (uint64_t)s, at, 0), 700);
+            if (end > n)
+                end = n;
+            HVT_TRY(hvt_distopt_on_grad(r->d, at, end));
+        }
+    }
+    free(g);
+    return hvt_distopt_step(r->d, lr);
+}
+
+TEST(gradients_are_added_along_the_tree_over_shards)
+{
+    int ranks = hvt_world_size(job);
+
+    for (int local = 1; local <= 9; local++) {
+        setup u = usual(job, local * ranks);
+        float *sum, x[SHARDS_MAX], y[SHARDS_MAX];
+        size_t n, wrong = 0;
+        rig r;
+
+        u.dist.bucket_bytes = 3000;
+        CHECK_OK(rig_open(&r, &u));
+        CHECK_OK(step_by_hand(&r, leaf, .1));
+        n = r.m->arena_count;
+        sum = malloc(n * sizeof *sum);
+        CHECK_OK(hvt_device_download(r.dev, sum, r.m->grads, n * sizeof *sum));
+        for (size_t i = 0; i < n; i++) {
+            for (int k = 0; k < ranks; k++) {
+                for (int s = 0; s < local; s++)
+                    x[s] = leaf(k * local + s, i);
+                y[k] = tree(x, local);
+            }
+            wrong += sum[i] != tree(y, ranks);
+            if ((local & (local - 1)) == 0) { /* then this is the tree over all shards */
+                for (int s = 0; s < local * ranks; s++)
+                    x[s] = leaf(s, i);
+                wrong += sum[i] != tree(x, local * ranks);
+            }
+        }
+        CHECK(wrong == 0, "%d shards on each of %d ranks: %zu of %zu sums differ", local, ranks, wrong, n);
+        free(sum);
+        rig_close(&r);
+    }
+}
+
+TEST(the_number_of_ranks_does_not_change_the_bits)
+{
+    for (size_t i = 0; i < HVT_LEN(devices); i++) {
+        setup alone = usual(lone, even_shards()), all = usual(job, even_shards());
+        result a, b;
+
+        if (!has_device(devices[i]))
+            continue;
+        alone.device = all.device = devices[i];
+        a = train(&alone, 6);
+        b = train(&all, 6);
+        CHECK_SAME(a, b, "%s: %d shards on 1 rank give %016llx, on %d ranks %016llx", devices[i], all.shards,
+                   (unsigned long long)a.weights, hvt_world_size(job), (unsigned long long)b.weights);
+        check_replicas(devices[i], b);
+    }
+}
+
+TEST(buckets_comms_and_threads_do_not_change_the_bits)
+{
+    static const size_t sizes[] = {0, 1000, 1 << 20, HVT_BUCKET_ALL};
+    setup u = usual(lone, even_shards());
+    result want, got;
+
+    if (has_device("cpu"))
+        u.device = "cpu";
+    want = train(&u, 4);
+    u.world = job;
+    for (size_t c = 0; c < HVT_LEN(comms); c++) {
+        if (!can_open(comms[c]))
+            continue;
+        u.comm = comms[c];
+        for (size_t k = 0; k < HVT_LEN(sizes); k++) {
+            u.dist.bucket_bytes = sizes[k];
+            u.dist.first_bytes = k == 2 ? 500 : 0;
+            u.threads = k % 2 ? 2 : 1;
+            got = train(&u, 4);
+            CHECK_SAME(want, got, "comm %s, buckets of %zu bytes, %d threads: %016llx, expected %016llx",
+                       comms[c], sizes[k], u.threads, (unsigned long long)got.weights,
+                       (unsigned long long)want.weights);
+        }
+    }
+}
+
+TEST(ranks_times_batch_equals_big_batch)
+{
+    setup many = usual(job, even_shards()), one = usual(lone, 1);
+    float *start, *a, *b;
+    double far;
+    size_t n;
+
+    many.norm = one.norm = false; /* batch norm's statistics are a shard's own */
+    many.device = one.device = "ref";
+    one.batch = many.shards * BATCH;
+    /* only full batches, so that both see the same images in every step */
+    for (int pass = 0; pass < 2; pass++) {
+        const setup *u = pass ? &one : &many;
+        int counts[SHARDS_MAX];
+        rig r;
+
+        CHECK_OK(rig_open(&r, u));
+        start = pass ? start : parameters(&r, &n);
+        for (int s = 0; s < u->shards; s++)
+            counts[s] = u->batch;
+        for (int t = 0; t < 8; t++)
+            CHECK_OK(rig_step_counts(&r, t, .05, counts));
+        *(pass ? &b : &a) = parameters(&r, &n);
+        rig_close(&r);
+    }
+    far = distance(a, b, start, n);
+    CHECK(far < 1e-5, "%d shards of %d and one of %d images part by %g", many.shards, BATCH, one.batch, far);
+    free(start);
+    free(a);
+    free(b);
+}
+
+TEST(odd_blocks_of_shards_run_and_agree)
+{
+    int ranks = hvt_world_size(job);
+    setup all = usual(job, 3 * ranks), alone = usual(lone, 3 * ranks);
+    float *start, *a, *b;
+    size_t n;
+
+    check_replicas("3 shards a rank", train(&all, 5));
+    b = walk(&alone, 5, &start, &n);
+    a = walk(&all, 5, NULL, &n);
+    CHECK(distance(a, b, start, n) < 1e-4, "%d shards on 1 and on %d ranks part by %g", all.shards, ranks,
+          distance(a, b, start, n));
+    free(start);
+    free(a);
+    free(b);
+}
+
+TEST(replicas_stay_equal_after_broadcast_from_different_starts)
+{
+    setup u = usual(job, hvt_world_size(job) * 2);
+    int root = hvt_world_size(job) - 1;
+    result before, after;
+    rig r;
+
+    u.seed = 100 + (uint64_t)hvt_world_rank(job);
+    CHECK_OK(rig_open(&r, &u));
+    fill(&r, r.o->v, (float)hvt_world_rank(job));
+    r.o->fresh = hvt_world_rank(job) != root;
+    r.m->tracked = hvt_world_rank(job);
+    CHECK_OK(hvt_distopt_broadcast(r.d, root));
+    CHECK(!r.o->fresh, "the root's momentum holds something, the copy says it does not");
+    CHECK(r.m->tracked == root, "tracked %lld, the root's is %d", (long long)r.m->tracked, root);
+    CHECK_OK(rig_result(&r, &before));
+    check_replicas("after broadcast", before);
+    for (int t = 0; t < 20; t++)
+        CHECK_OK(rig_step(&r, t));
+    CHECK_OK(rig_result(&r, &after));
+    CHECK(after.weights != before.weights, "20 steps moved nothing");
+    check_replicas("after 20 steps", after);
+    rig_close(&r);
+}
+
+TEST(loss_and_hits_are_of_all_ranks)
+{
+    setup u = usual(job, even_shards()), v = usual(lone, even_shards());
+    result a = train(&u, 3), b = train(&v, 3);
+    int64_t want = u.shards / 4 * (4 * BATCH + 2 * (BATCH + BATCH - 1 + 1));
+
+    CHECK(a.loss.count == want, "%lld images counted, expected %lld", (long long)a.loss.count,
+          (long long)want);
+    CHECK(a.loss.sum == b.loss.sum && a.loss.top1 == b.loss.top1 && a.loss.top5 == b.loss.top5,
+          "%.9g, alone %.9g", a.loss.sum, b.loss.sum);
+}
+
+TEST(buckets_cover_the_arena_and_16_bit_riders_travel_alone)
+{
+    for (int wire = HVT_F32; wire <= HVT_BF16; wire++) {
+        setup u = usual(job, hvt_world_size(job));
+        const size_t *bytes;
+        size_t sum = 0;
+        int alone = wire != HVT_F32, n;
+        rig r;
+
+        u.dist.wire = (hvt_dtype)wire;
+        CHECK_OK(rig_open(&r, &u));
+        n = hvt_distopt_buckets(r.d, &bytes);
+        CHECK(n == 13 + alone, "%d buckets for 13 layers", n); /* 6 convolutions, 6 norms, the head */
+        for (int i = 0; i < n; i++)
+            sum += bytes[i];
+        CHECK(!alone || bytes[0] == r.m->rider_count * sizeof(float), "rider's bucket has %zu bytes",
+              bytes[0]);
+        CHECK(alone || sum == r.m->arena_count * sizeof(float), "%zu bytes of %zu", sum,
+              r.m->arena_count * sizeof(float));
+        CHECK(sum >= hvt_model_parameters(r.m) * sizeof(float), "%zu bytes in buckets", sum);
+        rig_close(&r);
+
+        u.dist.bucket_bytes = HVT_BUCKET_ALL;
+        CHECK_OK(rig_open(&r, &u));
+        CHECK(hvt_distopt_buckets(r.d, &bytes) == 1 + alone, "%d buckets for all",
+              hvt_distopt_buckets(r.d, &bytes));
+        rig_close(&r);
+    }
+}
+
+TEST(wires_of_16_bits_agree_on_all_ranks_and_stay_close)
+{
+    static const double close[] = {[HVT_F16] = 2e-3, [HVT_BF16] = 2e-2};
+
+    for (int wire = HVT_F16; wire <= HVT_BF16; wire++)
+        for (size_t c = 0; c < HVT_LEN(comms); c++) {
+            setup u = usual(job, 2 * hvt_world_size(job)), exact = u;
+            float *start, *a, *b;
+            result first;
+            double far;
+            size_t n;
+
+            if (!can_open(comms[c]))
+                continue;
+            u.dist.wire = (hvt_dtype)wire;
+            u.comm = exact.comm = comms[c];
+            first = train(&u, 6);
+            check_replicas(comms[c], first);
+            CHECK_SAME(first, train(&u, 6), "%s over %s differs from run to run", hvt_dtype_name(u.dist.wire),
+                       comms[c]);
+            u.dist.bucket_bytes = 1 << 20;
+            CHECK_SAME(first, train(&u, 6), "%s over %s depends on buckets", hvt_dtype_name(u.dist.wire),
+                       comms[c]);
+            b = walk(&exact, 6, &start, &n);
+            a = walk(&u, 6, NULL, &n);
+            far = distance(a, b, start, n);
+            CHECK(far > 0 && far < close[wire], "%s over %s parts from f32 by %g",
+                  hvt_dtype_name(u.dist.wire), comms[c], far);
+            free(start);
+            free(a);
+            free(b);
+        }
+}
+
+/* The last shard's gradient is too large for f16 in one element past the rider. */
+static size_t large_at;
+static float one_large(int shard, size_t i)
+{
+    return i == large_at && shard == hvt_world_size(job) - 1 ? 3e6f : leaf(shard, i);
+}
+
+/* Every shard's mean part fits into f16, their sum does not (from two ranks on). */
+static float each_large(int shard, size_t i)
+{
+    return i == large_at ? 4e4f * 2 * (float)hvt_world_size(job) : leaf(shard, i);
+}
+
+static int lines;
+static void count_line(void *ctx, hvt_log_level level, const char *line)
+{
+    (void)ctx;
+    lines += level == HVT_LOG_WARN && strstr(line, "update skipped") != NULL;
+}
+
+TEST(an_overflow_is_skipped_on_all_ranks_and_counted)
+{
+    setup u = usual(job, hvt_world_size(job));
+    int64_t want = 0;
+    result before, after;
+    rig r;
+
+    u.dist.wire = HVT_F16;
+    hvt_log_to(count_line, NULL, HVT_LOG_INFO);
+    CHECK_OK(rig_open(&r, &u));
+    for (int p = 0; p < r.m->nparam_tensors; p++) {
+        float (*const kinds[])(int, size_t) = {one_large, each_large};
+
+        large_at =
+            r.m->param[p].offset + (p % 2 ? r.m->param[p].count - 1 : 0); /* a tensor's first or last */
+        for (int k = 0; k < 2; k++) {
+            bool fresh = r.o->fresh;
+            uint64_t moving = r.m->version;
+
+            CHECK_OK(rig_result(&r, &before));
+            CHECK_OK(step_by_hand(&r, kinds[k], .1));
+            CHECK_OK(rig_result(&r, &after));
+            if (k == 0 || hvt_world_size(job) > 1) {
+                want++;
+                CHECK(before.momentum == after.momentum && moving == r.m->version && fresh == r.o->fresh,
+                      "a skipped update left traces");
+            }
+            CHECK(after.skipped == want, "%lld skipped, expected %lld", (long long)after.skipped,
+                  (long long)want);
+        }
+        CHECK_OK(step_by_hand(&r, leaf, .1));
+        CHECK(!r.o->fresh, "no step was taken");
+        CHECK_OK(rig_result(&r, &after));
+        CHECK(after.skipped == want && after.momentum != before.momentum, "a clean step was skipped");
+    }
+    check_replicas("after overflows", after);
+    rig_close(&r);
+    hvt_log_to(NULL, NULL, HVT_LOG_INFO);
+    CHECK(lines == (hvt_world_rank(job) == 0 ? want : 0), "%d lines for %lld skips", lines, (long long)want);
+}
+
+TEST(a_loss_that_is_not_finite_ends_the_step_before_any_update)
+{
+    for (int wire = HVT_F32; wire <= HVT_BF16; wire++) {
+        setup u = usual(job, hvt_world_size(job) * 2);
+        int counts[SHARDS_MAX], last = hvt_world_rank(job) == hvt_world_size(job) - 1;
+        float nan_ = NAN, keep;
+        result before, after;
+        rig r;
+
+        u.dist.wire = (hvt_dtype)wire;
+        CHECK_OK(rig_open(&r, &u));
+        for (int s = 0; s < u.shards; s++)
+            counts[s] = BATCH;
+        CHECK_OK(rig_step(&r, 0));
+        CHECK_OK(rig_result(&r, &before));
+        /* one weight of the head, on the last rank only */
+        CHECK_OK(hvt_device_download(r.dev, &keep, r.m->params + r.m->param[0].offset, sizeof keep));
+        if (last) {
+            CHECK_OK(hvt_device_upload(r.dev, r.m->params + r.m->param[0].offset, &nan_, sizeof nan_));
+            hvt__model_changed(r.m);
+        }
+        CHECK_FAILS(rig_step_counts(&r, 1, .05, counts), E_DIVERGED, "loss");
+        CHECK(hvt_last_error_is_agreed(), "every rank has this error, and each would print it");
+        if (last) {
+            CHECK_OK(hvt_device_upload(r.dev, r.m->params + r.m->param[0].offset, &keep, sizeof keep));
+            hvt__model_changed(r.m);
+        }
+        CHECK_OK(rig_result(&r, &after));
+        CHECK(before.weights == after.weights && before.momentum == after.momentum,
+              "weights, statistics or momentum moved");
+        CHECK(after.loss.count == 0, "%lld images of a refused step were counted",
+              (long long)after.loss.count);
+        CHECK_OK(rig_step(&r, 2)); /* and the next step is possible */
+        CHECK_OK(rig_result(&r, &after));
+        CHECK(before.weights != after.weights, "the step after it moved nothing");
+        check_replicas("after a refused step", after);
+        rig_close(&r);
+    }
+}
+
+static void check_mismatch(const char *part, void (*change)(setup *u, hvt_item *item))
+{
+    setup u = usual(job, hvt_world_size(job)), good = u;
+    hvt_item item = {"--batch", "128"};
+    bool odd_one = hvt_world_rank(job) == hvt_world_size(job) - 1;
+    rig r;
+
+    if (odd_one)
+        change(&u, &item);
+    CHECK_OK(rig_prepare(&r, &u));
+    CHECK_FAILS(hvt_distopt_create(r.o, r.comm, &r.u.dist, &item, 1, &r.d), E_MISMATCH, part);
+    CHECK(hvt_last_error_is_agreed(), "'%s': each rank would print it", part);
+    CHECK(!r.d && !r.m->grads_placed, "something was left behind");
+    rig_close(&r);
+    CHECK_OK(rig_open(&r, &good));
+    CHECK_OK(rig_step(&r, 0));
+    rig_close(&r);
+}
+
+static void change_item(setup *u, hvt_item *item)
+{
+    (void)u;
+    item->value = "64";
+}
+
+static void change_decay(setup *u, hvt_item *item)
+{
+    (void)item;
+    u->sgd.weight_decay = .25f;
+}
+
+static void change_bucket(setup *u, hvt_item *item)
+{
+    (void)item;
+    u->dist.bucket_bytes = 12345;
+}
+
+static void change_wire(setup *u, hvt_item *item)
+{
+    (void)item;
+    u->dist.wire = HVT_BF16;
+}
+
+static void change_head(setup *u, hvt_item *item)
+{
+    (void)item;
+    u->classes = CLASSES + 1;
+}
+
+static void change_norm(setup *u, hvt_item *item)
+{
+    (void)item;
+    u->norm = false;
+}
+
+TEST(ranks_that_differ_are_named_on_every_rank)
+{
+    check_mismatch("--batch", change_item);
+    check_mismatch("weight decay", change_decay);
+    check_mismatch("bucket bytes", change_bucket);
+    check_mismatch("wire", change_wire);
+    check_mismatch("tensor ", change_head);
+    check_mismatch("", change_norm);
+}
+
+TEST(one_ranks_failure_to_create_is_everyones)
+{
+    setup u = usual(job, hvt_world_size(job));
+    rig r;
+
+    CHECK_OK(rig_prepare(&r, &u));
+    if (hvt_world_rank(job) == hvt_world_size(job) - 1)
+        r.u.dist.local_shards = 0;
+    CHECK_FAILS(hvt_distopt_create(r.o, r.comm, &r.u.dist, NULL, 0, &r.d), E_ARG, "works through 0 shards");
+    r.u.dist.local_shards = 1;
+    CHECK_OK(hvt_distopt_create(r.o, r.comm, &r.u.dist, NULL, 0, &r.d));
+    CHECK_OK(rig_step(&r, 0));
+    rig_close(&r);
+}
+
+TEST(a_step_out_of_order_is_refused)
+{
+    setup u = usual(job, hvt_world_size(job) * 2);
+    int counts[SHARDS_MAX] = {BATCH, BATCH};
+    hvt_distopt *second = NULL;
+    size_t n;
+    rig r;
+
+    CHECK_OK(rig_open(&r, &u));
+    n = r.m->arena_count;
+    CHECK_FAILS(hvt_distopt_create(r.o, r.comm, &r.u.dist, NULL, 0, &second), E_ARG, "already");
+    CHECK_FAILS(hvt_distopt_on_grad(r.d, 0, n), E_ARG, "hvt_distopt_begin()");
+    CHECK_FAILS(hvt_distopt_step(r.d, .1), E_ARG, "0 of 2");
+    CHECK_FAILS(hvt_distopt_begin(r.d, counts, u.shards + 1), E_ARG, "expected");
+    counts[1] = -1;
+    CHECK_FAILS(hvt_distopt_begin(r.d, counts, u.shards), E_ARG, "shard 1 has -1");
+    CHECK_FAILS(hvt_distopt_begin(r.d, (int[SHARDS_MAX]){0}, u.shards), E_ARG, "empty");
+    counts[1] = BATCH;
+    CHECK_OK(hvt_distopt_begin(r.d, counts, u.shards));
+    CHECK_FAILS(hvt_distopt_begin(r.d, counts, u.shards), E_ARG, "0 of 2");
+    CHECK_FAILS(hvt_distopt_on_grad(r.d, 1, n), E_ARG, "go on at 0");
+    CHECK_FAILS(hvt_distopt_on_grad(r.d, 0, n + 1), E_ARG, "expected");
+    CHECK_OK(hvt_distopt_on_grad(r.d, 0, n));
+    CHECK_FAILS(hvt_distopt_step(r.d, .1), E_ARG, "1 of 2");
+    CHECK_OK(hvt_distopt_on_grad(r.d, 0, n));
+    CHECK_FAILS(hvt_distopt_on_grad(r.d, 0, n), E_ARG, "more than 2");
+    CHECK_FAILS(hvt_distopt_step(r.d, NAN), E_ARG, "rate");
+    CHECK_OK(hvt_distopt_step(r.d, .1));
+    rig_close(&r);
+}
+
+/* A step that was given up halfway leaves nothing in flight. */
+TEST(a_step_given_up_can_be_freed)
+{
+    setup u = usual(job, hvt_world_size(job));
+    int counts[SHARDS_MAX];
+    rig r;
+
+    for (int s = 0; s < u.shards; s++)
+        counts[s] = 1;
+    CHECK_OK(rig_open(&r, &u));
+    CHECK_OK(hvt_distopt_begin(r.d, counts, u.shards));
+    CHECK_OK(hvt_distopt_on_grad(r.d, 0, r.m->param[r.m->nparam_tensors / 2].offset));
+    rig_close(&r);
+}
+
+static const hvt_world_ops *real;
+static int messages;
+
+static hvt_status counted_gather(hvt_world *w, const void *mine, size_t bytes, void *all)
+{
+    messages++;
+    return real->gather(w, mine, bytes, all);
+}
+
+static hvt_status counted_broadcast(hvt_world *w, void *data, size_t bytes, int root)
+{
+    messages++;
+    return real->broadcast(w, data, bytes, root);
+}
+
+static hvt_status counted_barrier(hvt_world *w)
+{
+    messages++;
+    return real->barrier(w);
+}
+
+TEST(a_step_sends_no_control_message)
+{
+    setup u = usual(job, hvt_world_size(job));
+    hvt_world_ops counting;
+    rig r;
+
+    CHECK_OK(rig_open(&r, &u));
+    real = job->ops;
+    counting = *real;
+    counting.gather = counted_gather;
+    counting.broadcast = counted_broadcast;
+    counting.barrier = counted_barrier;
+    job->ops = &counting;
+    messages = 0;
+    CHECK_OK(hvt_distopt_broadcast(r.d, 0));
+    CHECK(messages > 0, "the counter counts nothing");
+    messages = 0;
+    for (int t = 0; t < 3; t++)
+        CHECK_OK(rig_step(&r, t));
+    job->ops = real;
+    CHECK(messages == 0, "%d control messages in 3 steps", messages);
+    CHECK(hvt_distopt_take_exposed(r.d) >= 0 && hvt_distopt_take_exposed(r.d) == 0, "time was not taken");
+    rig_close(&r);
+}
+
+int main(void)
+{
+    CHECK_OK(hvt_world_open(NULL, &job));
+    CHECK_OK(hvt_world_open("lone", &lone));
+    if (!job || !lone)
+        return 1;
+    if (hvt_world_size(job) > 1)
+        RUN(ranks_that_differ_are_named_on_every_rank);
+    RUN(gradients_are_added_along_the_tree_over_shards);
+    RUN(the_number_of_ranks_does_not_change_the_bits);
+    RUN(buckets_comms_and_threads_do_not_change_the_bits);
+    RUN(ranks_times_batch_equals_big_batch);
+    RUN(odd_blocks_of_shards_run_and_agree);
+    RUN(replicas_stay_equal_after_broadcast_from_different_starts);
+    RUN(loss_and_hits_are_of_all_ranks);
+    RUN(buckets_cover_the_arena_and_16_bit_riders_travel_alone);
+    RUN(wires_of_16_bits_agree_on_all_ranks_and_stay_close);
+    RUN(an_overflow_is_skipped_on_all_ranks_and_counted);
+    RUN(a_loss_that_is_not_finite_ends_the_step_before_any_update);
+    RUN(one_ranks_failure_to_create_is_everyones);
+    RUN(a_step_out_of_order_is_refused);
+    RUN(a_step_given_up_can_be_freed);
+    RUN(a_step_sends_no_control_message);
+    hvt_world_close(&lone);
+    hvt_world_close(&job);
+    return check_done();
+}
