@@ -483,7 +483,8 @@ static void xent_row(const float *x, int classes, int label, float *dx, float *r
     const F target = f_splat(x[label]);
     F max = f_splat(x[0]), poison = f_zero(), total = f_zero();
     I place = {0}, index = {0};
-    float lanes_of[VL], top = x[0], sum = 0, bad = 0;
+    float lanes_of[VL], top = x[0], bad = 0;
+    double sum = 0;
     int count = 0;
 
     for (int l = 0; l < VL; l++)
@@ -506,12 +507,12 @@ static void xent_row(const float *x, int classes, int label, float *dx, float *r
     for (int l = 0; l < VL; l++)
         sum += lanes_of[l];
     if (dx) {
-        const F all = f_splat(sum);
+        const F all = f_splat((float)sum);
 
         SPAN(classes, f_store(dx + i, f_load(dx + i, lanes) / all, lanes););
         dx[label] -= 1;
     }
-    *ret_loss = (float)(log((double)sum) - ((double)x[label] - top)) + bad;
+    *ret_loss = (float)(log(sum) - ((double)x[label] - top)) + bad;
     *ret_place = count;
 }
 

@@ -12,7 +12,7 @@
 #define HVT_VEC_H
 
 #include "device/half.h"
-#include "hvt/tensor.h"
+#include "device_impl.h"
 
 #include <stddef.h>
 #include <stdint.h>
