@@ -32,6 +32,7 @@ typedef struct hvt_settled {
     size_t first_bucket;
 } hvt_settled;
 
+bool hvt__has_stem(const char *model); /* --stem has a meaning for it */
 hvt_status hvt__settle(const hvt_options *opts, int ranks, hvt_settled *ret_settled);
 
 /* ---- safetensors.c ---- */
@@ -102,6 +103,12 @@ void hvt__interrupt_bar(bool shown);                    /* a progress bar stands
 
 /* ---- report.c: the log's JSON lines, the table at start, progress ---- */
 
+/* What one rank tells about its place. */
+typedef struct hvt_place {
+    hvt_cores cores;
+    int allowed; /* processors that the launcher itself may use; 0: not known */
+} hvt_place;
+
 typedef struct hvt_start {
     const hvt_options *opts;
     const hvt_settled *set;
@@ -111,25 +118,25 @@ typedef struct hvt_start {
     const hvt_dataset_info *train, *test; /* train NULL: evaluation only */
     size_t params, bytes;
     uint32_t steps_per_epoch;
+    int64_t steps; /* of the whole run */
     int buckets;
     const size_t *bucket_bytes;
-    const hvt_cores *cores; /* [ranks] */
+    const hvt_place *place; /* [ranks] */
 } hvt_start;
 
 typedef struct hvt_reporter hvt_reporter; /* NULL on every rank but 0: all calls do nothing then */
 
-hvt_status hvt__report_open(const hvt_options *opts, hvt_world *world, hvt_reporter **ret_rep);
+hvt_status hvt__report_open(const hvt_options *opts, hvt_reporter **ret_rep);
 void hvt__report_close(hvt_reporter **rep);
 hvt_status hvt__report_start(hvt_reporter *rep, const hvt_start *s);
-void hvt__report_note(hvt_reporter *rep, const char *fmt, ...) HVT_PRINTF(2, 3);
 
 typedef struct hvt_step_report {
-    int epoch, epochs;         /* 1-based */
-    uint32_t in_epoch, of;     /* updates done in this epoch, of how many */
-    int64_t step, steps;       /* updates done in the whole run, of how many */
-    hvt_loss loss;             /* since the last record */
-    double lr, img_s, seconds; /* seconds: of training so far in this job */
-    int64_t here;              /* updates of this job */
+    int epoch, epochs;     /* 1-based */
+    uint32_t in_epoch, of; /* updates done in this epoch, of how many */
+    int64_t step, steps;   /* updates done in the whole run, of how many */
+    hvt_loss loss;         /* since the last record */
+    double lr, img_s;
+    double step_seconds; /* a recent update's, for the time that is left */
 } hvt_step_report;
 
 bool hvt__report_bar_due(const hvt_reporter *rep); /* a bar is shown, and a tenth of a second has gone by */
@@ -138,6 +145,7 @@ hvt_status hvt__report_step(hvt_reporter *rep, const hvt_step_report *r);
 
 typedef struct hvt_epoch_report {
     int epoch, epochs;
+    uint32_t steps;
     hvt_loss loss;
     double img_s, seconds, exposed_comm, data_wait;
 } hvt_epoch_report;
@@ -152,7 +160,7 @@ typedef struct hvt_end_report {
     int64_t peak_bytes; /* of the rank that has most */
 } hvt_end_report;
 
-hvt_status hvt__report_end(hvt_reporter *rep, const hvt_end_report *r);
+hvt_status hvt__report_end(hvt_reporter *rep, const hvt_options *opts, const hvt_end_report *r);
 
 double hvt__process_seconds(void);     /* since this process began */
 int64_t hvt__process_peak_bytes(void); /* most resident memory so far */

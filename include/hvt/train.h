@@ -135,6 +135,9 @@ HVT_API hvt_status hvt_options_parse(int argc, char **argv, hvt_options *ret_opt
 HVT_API hvt_status hvt_options_set(hvt_options *opts, const char *name, const char *value);
 /** Do the options fit together on this many ranks? Errors: E_ARG naming the flags and their values. */
 HVT_API hvt_status hvt_options_check(const hvt_options *opts, int ranks);
+/** Are the options that must be equal on all ranks equal? Collective. Errors: E_MISMATCH naming flag, values
+ *  and ranks. */
+HVT_API hvt_status hvt_options_agree(const hvt_options *opts, hvt_world *world);
 /** Help to print: all options with their defaults, as text of at most 100 columns or as a Markdown table.
  *  malloc'ed; NULL without memory. */
 HVT_API char *hvt_options_help(bool markdown);
@@ -154,15 +157,11 @@ typedef struct hvt_report {
  * Train (or only evaluate) as the options say: data, model, exchange, epochs, evaluation, checkpoints, log.
  *
  * Collective: every rank of the world. On failure the message is in hvt_last_error(). If
- * hvt_last_error_is_agreed(), all ranks return it. If not, the other ranks may be waiting for this one: call
- * hvt_train_abort(); what the run held is not freed in that case.
+ * hvt_last_error_is_agreed(), all ranks return it. If not, the other ranks may be waiting for this one: print
+ * it, then call hvt_world_abort(); what the run held is not freed in that case.
  * Errors: as the parts'; E_DIVERGED naming step and loss.
  */
 HVT_API hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_report *ret_report);
-
-/** For a failure of this rank that the others do not know of: print it (unless another rank just did), and
- *  end the job on all ranks with exit code 1. Does not return. */
-HVT_API void hvt_train_abort(hvt_world *world) __attribute__((noreturn));
 
 /** Exact loss, top-1 and top-5 over a loader's images on all ranks: each image's loss is rounded to 2^-24 and
  *  summed as an integer, counts are counts, and one sum over ranks ends it; so the result is equal for every

@@ -8,6 +8,8 @@
 #include "train_impl.h"
 #include "base_impl.h"
 
+#include "config.h"
+
 #include <ctype.h>
 #include <errno.h>
 #include <limits.h>
@@ -533,6 +535,27 @@ bool hvt__option_changed(const hvt_options *opts, int i)
     hvt__option_text(&plain, i, preset);
     hvt__option_text(opts, i, now);
     return strcmp(preset, now) != 0;
+}
+
+/* ---- all ranks ---- */
+
+hvt_status hvt_options_agree(const hvt_options *opts, hvt_world *world)
+{
+    char(*text)[HVT_OPTION_VALUE] = calloc(HVT_OPTION_COUNT, sizeof *text);
+    hvt_item items[HVT_OPTION_COUNT + 1] = {{"build", HVT_VERSION " by " HVT_COMPILER}};
+    int n = 1;
+    hvt_status s = text ? HVT_OK : HVT_FAIL(E_MEM, "no memory to compare %d options", HVT_OPTION_COUNT);
+
+    HVT_TRY_OR(done, hvt_world_agree(world, s));
+    for (int i = 0; i < HVT_OPTION_COUNT; i++)
+        if (table[i].scope != HVT_SCOPE_RANK) {
+            hvt__option_text(opts, i, text[i]);
+            items[n++] = (hvt_item){hvt__option_flag(i), text[i]};
+        }
+    HVT_TRY_OR(done, hvt_world_compare(world, items, n));
+done:
+    free(text);
+    return s;
 }
 
 /* ---- help ---- */

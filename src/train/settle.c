@@ -85,20 +85,20 @@ static bool was_given(const hvt_options *o, const char *flag)
 }
 
 /* He's ResNets for CIFAR have a stem of their own; torchvision's have shortcuts of their own. */
-static bool is_he(const char *model)
+bool hvt__has_stem(const char *model)
 {
-    static const char *const names[] = {"resnet20", "resnet32", "resnet44", "resnet56", "resnet110"};
+    static const char *const he[] = {"resnet20", "resnet32", "resnet44", "resnet56", "resnet110"};
 
-    for (size_t i = 0; i < HVT_LEN(names); i++)
-        if (!strcmp(model, names[i]))
-            return true;
-    return false;
+    for (size_t i = 0; i < HVT_LEN(he); i++)
+        if (!strcmp(model, he[i]))
+            return false;
+    return true;
 }
 
 static hvt_status check_words(const hvt_options *o)
 {
     bool synth = !strcmp(o->data, "synth");
-    bool he = is_he(o->model);
+    bool he = !hvt__has_stem(o->model);
 
     HVT_CHECK(synth || *o->data_dir, E_ARG, "--data %s needs --data-dir, the folder with its files", o->data);
     HVT_CHECK(synth || !o->image_size, E_ARG,

@@ -1,0 +1,500 @@
+/*
+ * What a run tells: JSON lines in the log, and on stderr the table at start, progress and results. Only rank
+ * 0 has a reporter; on the others it is NULL and every call does nothing.
+ *
+ * A *record* is one line of the log, flushed at once; a number that is not finite is null there. The *bar* is
+ * one line redrawn in place where stderr is a terminal; anything else that is printed first clears it.
+ */
+#include "train_impl.h"
+#include "base_impl.h"
+
+#include "config.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+struct hvt_reporter {
+    FILE *log; /* NULL: none */
+    const char *path;
+    bool quiet, bar;  /* bar: stderr is a terminal */
+    double bar_drawn; /* when */
+    int counted;      /* records written, to know the first */
+};
+
+/* ---- this process ---- */
+
+double hvt__process_seconds(void)
+{
+    static double began; /* seconds after boot */
+    struct timespec now;
+
+    clock_gettime(CLOCK_BOOTTIME, &now);
+    if (!began) {
+        FILE *f = fopen("/proc/self/stat", "r");
+        char text[1024], *p;
+        unsigned long long ticks = 0;
+        size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
+        text[n] = 0;
+        p = strrchr(text, ')'); /* the program's name may hold anything; field 22 is 20 after it */
+        for (int i = 0; p && i < 20; i++)
+            p = strchr(p + 1, ' ');
+        if (p)
+            ticks = strtoull(p, NULL, 10);
+        if (f)
+            fclose(f);
+        began = ticks ? (double)ticks / (double)sysconf(_SC_CLK_TCK)
+                      : (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    }
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec - began;
+}
+
+int64_t hvt__process_peak_bytes(void)
+{
+    FILE *f = fopen("/proc/self/status", "r");
+    char line[256];
+    long long kib = 0;
+
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "VmHWM: %lld kB", &kib) == 1)
+            break;
+    if (f)
+        fclose(f);
+    return kib * 1024;
+}
+
+/* ---- the log ---- */
+
+static json_t *number(double v)
+{
+    return isfinite(v) ? json_real(v) : json_null();
+}
+
+static json_t *text_or_null(const char *text)
+{
+    json_t *value = json_string(text);
+
+    return value ? value : json_null(); /* a path may hold what is no UTF-8 */
+}
+
+static double percent(int64_t part, int64_t of)
+{
+    return of ? 100.0 * (double)part / (double)of : 0;
+}
+
+static double mean_loss(const hvt_loss *loss)
+{
+    return loss->count ? loss->sum / (double)loss->count : NAN;
+}
+
+/* Write one record and give up `record`. */
+static hvt_status put(hvt_reporter *rep, json_t *record)
+{
+    char *line = record ? json_dumps(record, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
+    bool wrote;
+
+    json_decref(record);
+    HVT_CHECK(line, E_MEM, "--log %s: no memory for a record", rep->path);
+    errno = 0;
+    wrote = fprintf(rep->log, "%s\n", line) > 0 && fflush(rep->log) == 0;
+    free(line);
+    HVT_CHECK(wrote, E_IO, "--log %s: cannot write: %s", rep->path, strerror(errno));
+    return HVT_OK;
+}
+
+hvt_status hvt__report_open(const hvt_options *opts, hvt_reporter **ret_rep)
+{
+    hvt_reporter *rep = calloc(1, sizeof *rep);
+    const char *term = getenv("TERM");
+
+    HVT_CHECK(rep, E_MEM, "no memory for reports");
+    rep->quiet = opts->quiet;
+    rep->bar = !opts->quiet && isatty(STDERR_FILENO) && term && strcmp(term, "dumb");
+    rep->path = opts->log;
+    if (*opts->log) {
+        rep->log = fopen(opts->log, "we");
+        if (!rep->log) {
+            free(rep);
+            return HVT_FAIL(E_IO, "--log %s: cannot write: %s", opts->log, strerror(errno));
+        }
+    }
+    *ret_rep = rep;
+    return HVT_OK;
+}
+
+void hvt__report_close(hvt_reporter **rep)
+{
+    if (!*rep)
+        return;
+    hvt__interrupt_bar(false);
+    if ((*rep)->log)
+        fclose((*rep)->log);
+    free(*rep);
+    *rep = NULL;
+}
+
+/* ---- stderr ---- */
+
+static void clear_bar(hvt_reporter *rep)
+{
+    if (rep->bar && rep->bar_drawn != 0)
+        fputs("\r\033[K", stderr);
+    rep->bar_drawn = 0;
+    hvt__interrupt_bar(false);
+}
+
+static void say(hvt_reporter *rep, const char *fmt, ...) HVT_PRINTF(2, 3);
+static void say(hvt_reporter *rep, const char *fmt, ...)
+{
+    va_list ap;
+
+    if (rep->quiet)
+        return;
+    clear_bar(rep);
+    va_start(ap, fmt);
+    vfprintf(stderr, fmt, ap);
+    va_end(ap);
+    fputc('\n', stderr);
+}
+
+static void duration(double seconds, char ret_text[32])
+{
+    long s = (long)(seconds + 0.5);
+
+    if (!(seconds >= 0 && seconds < 1e8))
+        snprintf(ret_text, 32, "?");
+    else if (s < 60)
+        snprintf(ret_text, 32, "%lds", s);
+    else if (s < 3600)
+        snprintf(ret_text, 32, "%ldm%02lds", s / 60, s % 60);
+    else
+        snprintf(ret_text, 32, "%ldh%02ldm", s / 3600, s / 60 % 60);
+}
+
+static double mib(double bytes)
+{
+    return bytes / (1 << 20);
+}
+
+/* ---- the start ---- */
+
+static json_t *options_record(const hvt_options *opts)
+{
+    static char text[HVT_OPTION_VALUE];
+    json_t *all = json_object();
+
+    for (int i = 0; i < HVT_OPTION_COUNT; i++) {
+        hvt__option_text(opts, i, text);
+        json_object_set_new(all, hvt__option_flag(i) + 2, text_or_null(text));
+    }
+    return all;
+}
+
+static hvt_status start_record(hvt_reporter *rep, const hvt_start *s)
+{
+    json_t *buckets = json_array();
+    size_t most = 0;
+
+    for (int i = 0; i < s->buckets; i++) {
+        json_array_append_new(buckets, json_integer((json_int_t)s->bucket_bytes[i]));
+        most = s->bucket_bytes[i] > most ? s->bucket_bytes[i] : most;
+    }
+    return put(
+        rep,
+        json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:i, s:s, s:s, s:I, s:i, s:i, s:i, s:I, s:o, "
+                  "s:s, s:i, s:s, s:I, s:I, s:I, s:o}",
+                  "record", "start", "version", hvt_version(), "compiler", HVT_COMPILER, "ranks",
+                  hvt_world_size(s->world), "nodes", hvt_world_nodes(s->world), "shards", s->set->shards,
+                  "device", s->device, "isa", s->isa, "threads", s->threads, "comm", s->comm, "model",
+                  s->opts->model, "params", (json_int_t)s->params, "classes", s->classes, "batch",
+                  s->set->batch, "global_batch", s->set->batch * s->set->shards, "steps_per_epoch",
+                  (json_int_t)s->steps_per_epoch, "buckets", buckets, "wire", s->opts->wire, "seed",
+                  s->opts->seed, "data", s->opts->data, "train_images",
+                  (json_int_t)(s->train ? s->train->count : 0), "test_images", (json_int_t)s->test->count,
+                  "planned_bytes", (json_int_t)s->bytes, "options", options_record(s->opts)));
+}
+
+/* All values, changed ones marked, as "name value" broken before column 100. */
+static void say_options(hvt_reporter *rep, const hvt_options *opts)
+{
+    static char value[HVT_OPTION_VALUE];
+    int col = 0;
+
+    say(rep, "  options    (* differs from its default)");
+    for (int i = 0; i < HVT_OPTION_COUNT; i++) {
+        const char *flag = hvt__option_flag(i) + 2;
+        int len;
+        hvt__option_text(opts, i, value);
+        if (!*value)
+            continue;
+        len = (int)(strlen(flag) + strlen(value)) + 4;
+        if (col && col + len > 100) {
+            fputc('\n', stderr);
+            col = 0;
+        }
+        if (!col)
+            col = fprintf(stderr, "            ");
+        col += fprintf(stderr, " %s %s%s%s", flag, value, hvt__option_changed(opts, i) ? "*" : "",
+                       i + 1 < HVT_OPTION_COUNT ? "," : "");
+    }
+    fputc('\n', stderr);
+}
+
+static int cpu_list(const hvt_cores *c, char *ret_text, size_t bytes)
+{
+    size_t n = 0;
+
+    *ret_text = 0;
+    for (int i = 0; i < c->ncpus && n < bytes;) { /* runs as first-last */
+        int end = i;
+        while (end + 1 < c->ncpus && c->cpus[end + 1] == c->cpus[end] + 1)
+            end++;
+        n += (size_t)snprintf(ret_text + n, bytes - n, end > i ? "%s%d-%d" : "%s%d", i ? "," : "", c->cpus[i],
+                              c->cpus[end]);
+        i = end + 1;
+    }
+    return c->ncpus;
+}
+
+/* Rank, host, cores: a line for each rank of a small job, for each host of a large one. */
+static void say_ranks(hvt_reporter *rep, const hvt_start *s)
+{
+    enum { SMALL = 16 };
+    int size = hvt_world_size(s->world);
+
+    for (int r = 0; r < size;) {
+        const hvt_cores *c = &s->place[r].cores;
+        const char *host = hvt_world_host(s->world, r);
+        char cpus[200];
+        int end = r + 1;
+        if (size <= SMALL) {
+            if (cpu_list(c, cpus, sizeof cpus))
+                say(rep, "  rank %-5d %s: %d thread%s on core%s %s", r, host, c->threads,
+                    c->threads > 1 ? "s" : "", c->ncpus > 1 ? "s" : "", cpus);
+            else
+                say(rep, "  rank %-5d %s: %d thread%s, not pinned, %d processors allowed", r, host,
+                    c->threads, c->threads > 1 ? "s" : "", c->mask);
+        } else {
+            while (end < size && !strcmp(hvt_world_host(s->world, end), host))
+                end++;
+            say(rep, "  ranks %d-%d on %s: %d thread%s each, %s", r, end - 1, host, c->threads,
+                c->threads > 1 ? "s" : "", c->ncpus ? "pinned" : "not pinned");
+        }
+        r = end;
+    }
+}
+
+/* What a person should know before the run: of the first host that it holds for. */
+static void warn_of_places(const hvt_start *s)
+{
+    int size = hvt_world_size(s->world);
+
+    for (int first = 0, end; first < size; first = end) {
+        const char *host = hvt_world_host(s->world, first);
+        int masks = 0, threads = 0, allowed = s->place[first].allowed;
+        for (end = first; end < size && !strcmp(hvt_world_host(s->world, end), host); end++) {
+            masks += s->place[end].cores.mask;
+            threads += s->place[end].cores.threads;
+        }
+        if (s->place[first].cores.crowded)
+            HVT_WARN(
+                "%s: %d threads of %d ranks share fewer processors; --threads or fewer ranks would be faster",
+                host, threads, end - first);
+        else if (2 * masks < allowed)
+            HVT_WARN("%s: the launcher binds %d rank%s to %d of %d processors; mpirun --bind-to none or "
+                     "--map-by slot:PE=%d lets them use the rest",
+                     host, end - first, end - first > 1 ? "s" : "", masks, allowed, allowed / (end - first));
+        else
+            continue;
+        return;
+    }
+}
+
+static void warn_of_numbers(const hvt_start *s)
+{
+    int size = hvt_world_size(s->world), local = s->set->local_shards;
+
+    if (size > 1 && (local & (local - 1)))
+        HVT_WARN("%d shards on each of %d ranks are no power of two: this run's bits are its own, "
+                 "those of 1 rank differ in rounding",
+                 local, size);
+    if (s->train && s->steps < 100 && !s->opts->steps)
+        HVT_WARN("only %lld updates in all: more --epochs or a smaller --batch train further",
+                 (long long)s->steps);
+    if (hvt__has_stem(s->opts->model) && !strcmp(s->opts->stem, "imagenet") && s->test->height < 64)
+        HVT_INFO("note: --stem imagenet leaves little of %dx%d images; --stem cifar usually learns better",
+                 s->test->height, s->test->width);
+}
+
+static void say_start(hvt_reporter *rep, const hvt_start *s)
+{
+    const hvt_dataset_info *test = s->test;
+    size_t least = SIZE_MAX, most = 0;
+
+    for (int i = 0; i < s->buckets; i++) {
+        least = s->bucket_bytes[i] < least ? s->bucket_bytes[i] : least;
+        most = s->bucket_bytes[i] > most ? s->bucket_bytes[i] : most;
+    }
+    say(rep, "hvtrain %s (%s)", hvt_version(), HVT_COMPILER);
+    say(rep, "  model      %s, %d classes, %zu parameters; %.1f MiB planned on each rank", s->opts->model,
+        s->classes, s->params, mib((double)s->bytes));
+    if (s->train)
+        say(rep, "  data       %s, %u training and %u test images of %dx%dx%d, %d classes", s->opts->data,
+            s->train->count, test->count, test->height, test->width, test->channels, test->classes);
+    else
+        say(rep, "  data       %s, %u test images of %dx%dx%d, %d classes", s->opts->data, test->count,
+            test->height, test->width, test->channels, test->classes);
+    if (s->train)
+        say(rep, "  batch      %d images x %d shard%s = %d per update; %u updates per epoch, %lld in all",
+            s->set->batch, s->set->shards, s->set->shards > 1 ? "s" : "", s->set->batch * s->set->shards,
+            s->steps_per_epoch, (long long)s->steps);
+    if (s->train && s->set->lr != s->opts->lr)
+        say(rep, "  lr         %g = --lr %g x %d shards (--lr-scale linear)", s->set->lr, s->opts->lr,
+            s->set->shards);
+    say(rep, "  exchange   %s, wire %s, %d bucket%s of %.2f to %.2f MiB", s->comm, s->opts->wire, s->buckets,
+        s->buckets > 1 ? "s" : "", mib((double)least), mib((double)most));
+    say(rep, "  device     %s (%s), %d rank%s on %d host%s", s->device, s->isa, hvt_world_size(s->world),
+        hvt_world_size(s->world) > 1 ? "s" : "", hvt_world_nodes(s->world),
+        hvt_world_nodes(s->world) > 1 ? "s" : "");
+    say_ranks(rep, s);
+    say_options(rep, s->opts);
+}
+
+hvt_status hvt__report_start(hvt_reporter *rep, const hvt_start *s)
+{
+    if (!rep)
+        return HVT_OK;
+    if (rep->log)
+        HVT_TRY(start_record(rep, s));
+    if (!rep->quiet)
+        say_start(rep, s);
+    warn_of_places(s);
+    warn_of_numbers(s);
+    return HVT_OK;
+}
+
+/* ---- progress ---- */
+
+bool hvt__report_bar_due(const hvt_reporter *rep)
+{
+    return rep && rep->bar && hvt__now() - rep->bar_drawn >= 0.1;
+}
+
+static int terminal_width(void)
+{
+    struct winsize w;
+
+    return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 20 ? w.ws_col : 80;
+}
+
+void hvt__report_bar(hvt_reporter *rep, const hvt_step_report *r)
+{
+    enum { WIDTH = 20 };
+    char bar[WIDTH + 1], line[300], left[32];
+    int full = r->of ? (int)((uint64_t)r->in_epoch * WIDTH / r->of) : 0, width = terminal_width();
+
+    memset(bar, ' ', WIDTH);
+    memset(bar, '=', (size_t)full);
+    if (full < WIDTH)
+        bar[full] = '>';
+    bar[WIDTH] = 0;
+    duration((double)(r->steps - r->step) * r->step_seconds, left);
+    snprintf(line, sizeof line, "epoch %d/%d [%s] %u/%u  loss %.4f  top-1 %.2f %%  %.0f img/s  eta %s",
+             r->epoch, r->epochs, bar, r->in_epoch, r->of, mean_loss(&r->loss),
+             percent(r->loss.top1, r->loss.count), r->img_s, left);
+    hvt__interrupt_bar(true);
+    fprintf(stderr, "\r\033[K%.*s", width - 1, line);
+    rep->bar_drawn = hvt__now();
+}
+
+hvt_status hvt__report_step(hvt_reporter *rep, const hvt_step_report *r)
+{
+    char left[32];
+
+    if (!rep)
+        return HVT_OK;
+    if (rep->log)
+        HVT_TRY(put(rep, json_pack("{s:s, s:i, s:I, s:o, s:o, s:o, s:o}", "record", "step", "epoch", r->epoch,
+                                   "step", (json_int_t)r->step, "loss", number(mean_loss(&r->loss)), "top1",
+                                   number(percent(r->loss.top1, r->loss.count)), "lr", number(r->lr), "img_s",
+                                   number(r->img_s))));
+    duration((double)(r->steps - r->step) * r->step_seconds, left);
+    if (!rep->bar)
+        say(rep, "epoch %d/%d  step %u/%u  loss %.4f  top-1 %.2f %%  lr %g  %.0f img/s  eta %s", r->epoch,
+            r->epochs, r->in_epoch, r->of, mean_loss(&r->loss), percent(r->loss.top1, r->loss.count), r->lr,
+            r->img_s, left);
+    return HVT_OK;
+}
+
+hvt_status hvt__report_epoch(hvt_reporter *rep, const hvt_epoch_report *r)
+{
+    if (!rep)
+        return HVT_OK;
+    if (rep->log)
+        HVT_TRY(put(rep, json_pack("{s:s, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "record", "epoch",
+                                   "epoch", r->epoch, "steps", (json_int_t)r->steps, "train_loss",
+                                   number(mean_loss(&r->loss)), "top1",
+                                   number(percent(r->loss.top1, r->loss.count)), "top5",
+                                   number(percent(r->loss.top5, r->loss.count)), "img_s", number(r->img_s),
+                                   "seconds", number(r->seconds), "exposed_comm", number(r->exposed_comm),
+                                   "data_wait", number(r->data_wait))));
+    say(rep,
+        "epoch %d/%d: loss %.4f, top-1 %.2f %%, top-5 %.2f %%; %.0f img/s, %.1f s "
+        "(%.1f %% waiting for the exchange, %.1f %% for data)",
+        r->epoch, r->epochs, mean_loss(&r->loss), percent(r->loss.top1, r->loss.count),
+        percent(r->loss.top5, r->loss.count), r->img_s, r->seconds, 100 * r->exposed_comm,
+        100 * r->data_wait);
+    return HVT_OK;
+}
+
+hvt_status hvt__report_eval(hvt_reporter *rep, int epoch, const hvt_loss *loss)
+{
+    double top1 = percent(loss->top1, loss->count), top5 = percent(loss->top5, loss->count);
+
+    if (!rep)
+        return HVT_OK;
+    if (rep->log)
+        HVT_TRY(put(rep, json_pack("{s:s, s:i, s:o, s:o, s:o, s:I}", "record", "eval", "epoch", epoch, "loss",
+                                   number(mean_loss(loss)), "top1", number(top1), "top5", number(top5),
+                                   "count", (json_int_t)loss->count)));
+    say(rep, "test after epoch %d: loss %.4f, top-1 %.2f %%, top-5 %.2f %% of %lld images", epoch,
+        mean_loss(loss), top1, top5, (long long)loss->count);
+    return HVT_OK;
+}
+
+hvt_status hvt__report_end(hvt_reporter *rep, const hvt_options *opts, const hvt_end_report *r)
+{
+    char hex[17], took[32];
+
+    if (!rep)
+        return HVT_OK;
+    snprintf(hex, sizeof hex, "%016" PRIx64, r->weights);
+    if (rep->log)
+        HVT_TRY(
+            put(rep, json_pack("{s:s, s:o, s:I, s:s, s:o, s:I}", "record", "end", "seconds",
+                               number(r->seconds), "steps", (json_int_t)r->steps, "weights", hex,
+                               "first_update_s", r->first_update < 0 ? json_null() : number(r->first_update),
+                               "peak_bytes", (json_int_t)r->peak_bytes)));
+    duration(r->seconds, took);
+    if (r->first_update >= 0)
+        say(rep, "done: %lld updates, %s, the first after %.2f s; at most %.0f MiB on a rank; weights %s",
+            (long long)r->steps, took, r->first_update, mib((double)r->peak_bytes), hex);
+    else
+        say(rep, "done: %s; at most %.0f MiB on a rank; weights %s", took, mib((double)r->peak_bytes), hex);
+    if (opts->evaluate)
+        return HVT_OK;
+    if (*opts->save) {
+        say(rep, "next: hvtrain --resume %s --epochs %d goes on", opts->save, 2 * opts->epochs);
+        say(rep, "      hvtrain --resume %s/best.safetensors --evaluate tests the best weights", opts->save);
+    } else {
+        say(rep, "next: --save DIR keeps the weights; hvtrain --resume DIR goes on from them");
+    }
+    return HVT_OK;
+}

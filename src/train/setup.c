@@ -1,0 +1,364 @@
+/*
+ * Opening a run, in the order in which one thing needs another. Each step ends with an agreement, so that
+ * what fails on one rank is one message from rank 0 and the same status on all, and no rank waits for another
+ * that has left.
+ */
+#define _GNU_SOURCE /* sched_getaffinity */
+
+#include "run.h"
+#include "base_impl.h"
+
+#include <sched.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* This rank's outcome becomes everyone's. */
+#define AGREE(t, call) HVT_TRY(hvt_world_agree((t)->world, (call)))
+
+/* ---- who and where ---- */
+
+/* Processors that whoever started this process may use: more than ours if it bound us. */
+static int launchers_processors(void)
+{
+    cpu_set_t set;
+
+    if (getppid() <= 1 || sched_getaffinity(getppid(), sizeof set, &set))
+        return 0;
+    return CPU_COUNT(&set);
+}
+
+static hvt_status find_places(run *t)
+{
+    hvt_place mine = {.allowed = launchers_processors()};
+
+    t->place = calloc((size_t)t->size, sizeof *t->place);
+    AGREE(t, t->place ? HVT_OK : HVT_FAIL(E_MEM, "no memory for the places of %d ranks", t->size));
+    AGREE(t, hvt_world_cores(t->world, t->opts->threads, &mine.cores));
+    return hvt_world_gather(t->world, &mine, sizeof mine, t->place);
+}
+
+/* The strongest instruction set that every rank's processor has. */
+static hvt_status common_isa(run *t, const char **ret_isa)
+{
+    int64_t have = 0;
+
+    for (int i = 0; i < hvt_cpu_isa_count() && i < 63; i++)
+        have |= (int64_t)hvt_cpu_isa_supported(i) << i;
+    HVT_TRY(hvt_world_fold_i64(t->world, HVT_FOLD_AND, &have, 1));
+    HVT_CHECK(have, E_UNSUPPORTED, "no instruction set of the cpu device is supported on every rank");
+    for (int i = 0; i < hvt_cpu_isa_count() && i < 63; i++)
+        if (have >> i & 1)
+            *ret_isa = hvt_cpu_isa_name(i);
+    return HVT_OK;
+}
+
+static hvt_status open_device(run *t)
+{
+    const hvt_cores *cores = &t->place[t->rank].cores;
+    hvt_device_opts opts = {.index = hvt_world_local_rank(t->world),
+                            .threads = cores->threads,
+                            .cpus = cores->ncpus ? cores->cpus : NULL,
+                            .ncpus = cores->ncpus,
+                            .yield = cores->crowded};
+
+    if (strcmp(t->opts->isa, "auto"))
+        opts.isa = t->opts->isa;
+    else if (!strcmp(t->opts->device, "cpu"))
+        HVT_TRY(common_isa(t, &opts.isa));
+    return hvt_device_open(t->opts->device, &opts, &t->dev);
+}
+
+/* ---- data and model ---- */
+
+static hvt_status open_set(const run *t, bool train, hvt_dataset **ret_set)
+{
+    const hvt_options *o = t->opts;
+    hvt_dataset_opts opts = {.dir = o->data_dir,
+                             .train = train,
+                             .limit = (uint32_t)o->limit,
+                             .image_size = o->image_size,
+                             .classes = o->classes,
+                             .samples = (uint32_t)o->samples};
+
+    return hvt_dataset_open(o->data, &opts, ret_set);
+}
+
+static hvt_status open_data(run *t)
+{
+    if (!t->opts->evaluate)
+        HVT_TRY(open_set(t, true, &t->train_set));
+    return open_set(t, false, &t->test_set);
+}
+
+static hvt_status plan_model(run *t)
+{
+    const hvt_options *o = t->opts;
+    const hvt_dataset_info *data = hvt_dataset_describe(t->test_set);
+    hvt_zoo_opts zoo = {.imagenet_stem = !strcmp(o->stem, "imagenet"),
+                        .projection = !strcmp(o->shortcut, "B")};
+    hvt_value images;
+
+    HVT_CHECK(!o->classes || o->classes >= data->classes, E_ARG, "--classes %d: %s has labels up to %d",
+              o->classes, data->name, data->classes - 1);
+    HVT_TRY(hvt_model_create(t->dev, &t->model));
+    images = hvt_input(t->model, data->height, data->width, data->channels);
+    return hvt_model_plan(t->model, t->set.batch,
+                          hvt_zoo(t->model, o->model, images, o->classes ? o->classes : data->classes, &zoo));
+}
+
+static void normalise(const hvt_options *o, hvt_loader_opts *opts)
+{
+    memcpy(opts->mean, o->mean.v, sizeof opts->mean);
+    memcpy(opts->std, o->std.v, sizeof opts->std);
+}
+
+static hvt_status open_loaders(run *t)
+{
+    const hvt_options *o = t->opts;
+    hvt_loader_opts train = {.batch = t->set.batch,
+                             .shards = t->set.shards,
+                             .first_shard = t->rank * t->set.local_shards,
+                             .shard_count = t->set.local_shards,
+                             .shuffle = o->shuffle,
+                             .tail = t->set.tail,
+                             .seed = (uint64_t)o->seed,
+                             .crop = t->set.crop,
+                             .flip = t->set.flip,
+                             .order = hvt_model_order(t->model)};
+    hvt_loader_opts test = {.batch = t->set.batch,
+                            .shards = t->size,
+                            .first_shard = t->rank,
+                            .shard_count = 1,
+                            .tail = HVT_TAIL_EXACT,
+                            .order = hvt_model_order(t->model)};
+
+    normalise(o, &train);
+    normalise(o, &test);
+    HVT_TRY(hvt_loader_open(t->test_set, t->dev, &test, &t->test_data));
+    if (!t->train_set)
+        return HVT_OK;
+    HVT_TRY(hvt_loader_open(t->train_set, t->dev, &train, &t->train_data));
+    t->steps_per_epoch = hvt_loader_steps(t->train_data);
+    HVT_CHECK(t->steps_per_epoch, E_ARG, "%u training images fill no batch of %d x %d shards",
+              hvt_dataset_describe(t->train_set)->count, t->set.batch, t->set.shards);
+    return HVT_OK;
+}
+
+/* ---- optimizer and exchange ---- */
+
+static hvt_status open_optim(run *t)
+{
+    const hvt_options *o = t->opts;
+    hvt_optim_opts sgd = {.momentum = (float)o->momentum,
+                          .dampening = (float)o->dampening,
+                          .weight_decay = (float)o->weight_decay,
+                          .nesterov = o->nesterov,
+                          .no_decay_norm = t->set.no_decay_norm,
+                          .no_decay_bias = t->set.no_decay_bias};
+    hvt_schedule_opts rate = {o->schedule, t->set.lr, o->epochs, o->warmup_epochs};
+
+    HVT_TRY(hvt_optim_create(t->model, &sgd, &t->optim));
+    return hvt_schedule_create(&rate, &t->schedule);
+}
+
+/* What must be the same on all ranks besides options, tensors and buckets. */
+static hvt_status open_distopt(run *t)
+{
+    hvt_distopt_opts opts = {.bucket_bytes = t->opts->bucket,
+                             .first_bytes = t->set.first_bucket,
+                             .wire = t->set.wire,
+                             .local_shards = t->set.local_shards};
+    const hvt_dataset_info *train = t->train_set ? hvt_dataset_describe(t->train_set) : NULL;
+    const hvt_dataset_info *test = hvt_dataset_describe(t->test_set);
+    char train_text[64] = "none", test_text[64];
+    const hvt_item items[] = {{"device", hvt_device_name(t->dev)},
+                              {"instruction set", hvt_device_isa(t->dev)},
+                              {"training images and their labels", train_text},
+                              {"test images and their labels", test_text}};
+
+    if (train)
+        snprintf(train_text, sizeof train_text, "%u, %016" PRIx64, train->count, train->fingerprint);
+    snprintf(test_text, sizeof test_text, "%u, %016" PRIx64, test->count, test->fingerprint);
+    return hvt_distopt_create(t->optim, t->comm, &opts, items, HVT_LEN(items), &t->dist);
+}
+
+/* ---- weights ---- */
+
+char *hvt__effective_options(const run *t)
+{
+    static char value[HVT_OPTION_VALUE];
+    hvt_options o = *t->opts;
+    char *text = NULL;
+    size_t bytes;
+    FILE *f = open_memstream(&text, &bytes);
+
+    if (!f)
+        return NULL;
+    o.shards = t->set.shards;
+    o.batch = t->set.batch;
+    o.global_batch = 0;
+    for (int i = 0; i < HVT_OPTION_COUNT; i++) {
+        hvt__option_text(&o, i, value);
+        if (hvt__option_scope(i) == HVT_SCOPE_RUN && !strchr(value, '\n'))
+            fprintf(f, "%s=%s\n", hvt__option_flag(i), value);
+    }
+    fprintf(f, "--device=%s\n--isa=%s\n", hvt_device_name(t->dev), hvt_device_isa(t->dev));
+    if (fclose(f)) {
+        free(text);
+        return NULL;
+    }
+    return text;
+}
+
+/* Say which options of scope RUN are not what they were. */
+static hvt_status report_changes(const run *t, char *was)
+{
+    char *now = hvt__effective_options(t), *rest = NULL;
+
+    HVT_CHECK(now, E_MEM, "no memory to compare options");
+    for (char *line = strtok_r(was, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        size_t name = strcspn(line, "=") + 1;
+        char *other = now;
+        if (!strncmp(line, "--epochs=", name) || !strncmp(line, "--data-dir=", name))
+            continue;
+        while (other && strncmp(other, line, name))
+            other = strchr(other, '\n') ? strchr(other, '\n') + 1 : NULL;
+        if (other && (strncmp(other, line, strlen(line)) || other[strlen(line)] != '\n'))
+            HVT_WARN("%.*s was %s in %s, is %.*s now", (int)name - 1, line, line + name, t->opts->resume,
+                     (int)strcspn(other + name, "\n"), other + name);
+    }
+    free(now);
+    return HVT_OK;
+}
+
+/* On rank 0: the weights to begin with, and where the run stands. */
+static hvt_status first_weights(run *t)
+{
+    const hvt_options *o = t->opts;
+    hvt_progress p = {0};
+    hvt_status s = HVT_OK;
+
+    if (*o->save)
+        HVT_TRY(hvt__checkpoint_folder(o->save));
+    if (*o->save && !*o->resume && hvt_checkpoint_load(o->save, NULL, NULL, &p) == HVT_OK) {
+        HVT_WARN("%s holds a checkpoint of another run (epoch %d, %" PRId64
+                 " updates), which this one will replace",
+                 o->save, p.epoch, p.steps);
+        free((char *)p.options);
+    }
+    if (!*o->resume) {
+        HVT_TRY(hvt_model_init(t->model, (uint64_t)o->seed));
+        return *o->init ? hvt_weights_load(o->init, t->model, o->init_skip_head) : HVT_OK;
+    }
+    HVT_TRY(hvt_checkpoint_load(o->resume, t->model, t->optim, &p));
+    if (p.options)
+        s = report_changes(t, (char *)p.options);
+    free((char *)p.options);
+    HVT_TRY(s);
+    HVT_CHECK(!t->train_set || p.step < t->steps_per_epoch, E_ARG,
+              "%s was left after update %u of its epoch, but an epoch has %u updates now", o->resume, p.step,
+              t->steps_per_epoch);
+    t->epoch = p.epoch;
+    t->step = p.step;
+    t->steps = p.steps;
+    if (!o->evaluate && (o->steps ? p.steps >= o->steps : p.epoch >= o->epochs))
+        HVT_INFO("note: %s has %d epochs and %" PRId64 " updates behind it: nothing is left to train",
+                 o->resume, p.epoch, p.steps);
+    return HVT_OK;
+}
+
+/* top-1 of the `best` that is in the folder already, when this run goes on with it. */
+static double best_so_far(const hvt_options *o)
+{
+    char path[HVT_OPTION_VALUE];
+    hvt_progress p;
+
+    snprintf(path, sizeof path, "%.4000s/best.safetensors", o->save);
+    if (!*o->resume || !*o->save || hvt_checkpoint_load(path, NULL, NULL, &p))
+        return -1;
+    free((char *)p.options);
+    return p.top1;
+}
+
+static hvt_status share_progress(run *t)
+{
+    struct {
+        int64_t epoch, step, steps;
+        double best;
+    } now = {t->epoch, t->step, t->steps, t->rank == 0 ? best_so_far(t->opts) : 0};
+
+    HVT_TRY(hvt_world_broadcast(t->world, &now, sizeof now, 0));
+    t->epoch = (int)now.epoch;
+    t->step = (uint32_t)now.step;
+    t->steps = now.steps;
+    t->best = now.best;
+    if (t->opts->steps)
+        t->end = t->opts->steps;
+    else /* what is left of the epochs, after what is done */
+        t->end = t->steps - t->step + ((int64_t)t->opts->epochs - t->epoch) * t->steps_per_epoch;
+    return HVT_OK;
+}
+
+/* ---- all of it ---- */
+
+static hvt_status announce(run *t)
+{
+    const size_t *bucket_bytes;
+    hvt_start s = {.opts = t->opts,
+                   .set = &t->set,
+                   .world = t->world,
+                   .device = hvt_device_name(t->dev),
+                   .isa = hvt_device_isa(t->dev),
+                   .comm = hvt_comm_name(t->comm),
+                   .threads = hvt_device_threads(t->dev),
+                   .classes = hvt_model_classes(t->model),
+                   .train = t->train_set ? hvt_dataset_describe(t->train_set) : NULL,
+                   .test = hvt_dataset_describe(t->test_set),
+                   .params = hvt_model_parameters(t->model),
+                   .bytes = hvt_model_bytes(t->model),
+                   .steps_per_epoch = t->steps_per_epoch,
+                   .steps = t->end,
+                   .place = t->place};
+
+    s.buckets = hvt_distopt_buckets(t->dist, &bucket_bytes);
+    s.bucket_bytes = bucket_bytes;
+    return hvt__report_start(t->rep, &s);
+}
+
+hvt_status hvt__setup(run *t)
+{
+    HVT_TRY(hvt_options_agree(t->opts, t->world));
+    AGREE(t, hvt__settle(t->opts, t->size, &t->set));
+    AGREE(t, t->rank == 0 ? hvt__report_open(t->opts, &t->rep) : HVT_OK);
+    HVT_TRY(find_places(t));
+    AGREE(t, open_device(t));
+    AGREE(t, open_data(t));
+    AGREE(t, plan_model(t));
+    AGREE(t, open_loaders(t));
+    AGREE(t, open_optim(t));
+    AGREE(t, hvt_comm_open(t->opts->comm, t->world, t->dev, &t->comm));
+    AGREE(t, open_distopt(t));
+    AGREE(t, t->rank == 0 ? first_weights(t) : HVT_OK);
+    AGREE(t, hvt_distopt_broadcast(t->dist, 0));
+    HVT_TRY(share_progress(t));
+    AGREE(t, announce(t));
+    return HVT_OK;
+}
+
+void hvt__teardown(run *t)
+{
+    hvt_distopt_free(&t->dist);
+    hvt_loader_close(&t->train_data);
+    hvt_loader_close(&t->test_data);
+    hvt_schedule_free(&t->schedule);
+    hvt_optim_free(&t->optim);
+    hvt_comm_close(&t->comm);
+    hvt_model_free(&t->model);
+    hvt_dataset_close(&t->train_set);
+    hvt_dataset_close(&t->test_set);
+    hvt_device_close(&t->dev);
+    hvt__report_close(&t->rep);
+    free(t->place);
+}
