@@ -97,7 +97,7 @@ static double mean_loss(const hvt_loss *loss)
 /* Write one record and give up `record`. */
 static hvt_status put(hvt_reporter *rep, json_t *record)
 {
-    char *line = record ? json_dumps(record, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
+    char *line = record ? json_dumps(record, JSON_COMPACT | JSON_REAL_PRECISION(12)) : NULL;
     bool wrote;
 
     json_decref(record);
