@@ -342,20 +342,20 @@ TEST(quotas_of_both_control_groups_are_read)
     char root[] = "/tmp/hvt-test-XXXXXX", cmd[64];
 
     CHECK(mkdtemp(root), "no folder");
-    CHECK(hvt__cores_quota(root) == 0, "nothing there, no limit");
+    CHECK(hvt__cgroup_cpus(root) == 0, "nothing there, no limit");
     put(root, "proc/self/cgroup", "0::/job/step\n");
     put(root, "sys/fs/cgroup/job/step/cpu.max", "max 100000\n");
-    CHECK(hvt__cores_quota(root) == 0, "max is no limit");
+    CHECK(hvt__cgroup_cpus(root) == 0, "max is no limit");
     put(root, "sys/fs/cgroup/job/cpu.max", "250000 100000\n");
-    CHECK(hvt__cores_quota(root) == 2.5, "the parent's: %g", hvt__cores_quota(root));
+    CHECK(hvt__cgroup_cpus(root) == 2.5, "the parent's: %g", hvt__cgroup_cpus(root));
     put(root, "sys/fs/cgroup/job/step/cpu.max", "50000 50000\n");
-    CHECK(hvt__cores_quota(root) == 1, "the smallest: %g", hvt__cores_quota(root));
+    CHECK(hvt__cgroup_cpus(root) == 1, "the smallest: %g", hvt__cgroup_cpus(root));
     put(root, "proc/self/cgroup", "3:cpu,cpuacct:/a\n2:memory:/b\n");
     put(root, "sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us", "-1\n");
-    CHECK(hvt__cores_quota(root) == 0, "-1 is no limit");
+    CHECK(hvt__cgroup_cpus(root) == 0, "-1 is no limit");
     put(root, "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "600000\n");
     put(root, "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "200000\n");
-    CHECK(hvt__cores_quota(root) == 3, "v1: %g", hvt__cores_quota(root));
+    CHECK(hvt__cgroup_cpus(root) == 3, "v1: %g", hvt__cgroup_cpus(root));
     snprintf(cmd, sizeof cmd, "rm -r %s", root);
     CHECK(!system(cmd), "%s", cmd);
 }
@@ -672,6 +672,21 @@ TEST(mpi_runs_a_thousand_rounds)
 }
 #endif
 
+TEST(shm_sums_equal_the_plain_tree)
+{
+    sums_equal_the_plain_tree("shm");
+}
+
+TEST(shm_broadcasts_reach_everyone)
+{
+    broadcasts_reach_everyone("shm");
+}
+
+TEST(shm_runs_a_thousand_rounds)
+{
+    a_thousand_rounds("shm");
+}
+
 int main(void)
 {
     double failed;
@@ -705,6 +720,9 @@ int main(void)
     RUN(this_ranks_cores_are_within_its_mask);
     RUN(self_is_for_one_rank);
     RUN(self_sums_equal_the_plain_tree);
+    RUN(shm_sums_equal_the_plain_tree);
+    RUN(shm_broadcasts_reach_everyone);
+    RUN(shm_runs_a_thousand_rounds);
 #if HVT_HAVE_MPI
     RUN(a_wrapped_world_is_its_communicator);
     RUN(mpi_sums_equal_the_plain_tree);

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const hvt_comm_ops *const self = &hvt_comm_self, *const shm = NULL;
+static const hvt_comm_ops *const self = &hvt_comm_self, *const shm = &hvt_comm_shm;
 #if HVT_HAVE_MPI
 static const hvt_comm_ops *const mpi = &hvt_comm_mpi;
 #else
@@ -67,7 +67,7 @@ hvt_status hvt_comm_open(const char *name, hvt_world *world, hvt_device *dev, hv
         HVT_TRY_OR(fail, open_table(c, ops));
     else if (world->size == 1)
         HVT_TRY_OR(fail, open_table(c, self));
-    else if (!shm || world->nodes > 1)
+    else if (world->nodes > 1)
         HVT_TRY_OR(fail, open_table(c, mpi));
     else if (open_table(c, shm) != HVT_OK)
         HVT_TRY_OR(fail, fall_back(c));
@@ -120,7 +120,7 @@ hvt_status hvt_comm_alloc(hvt_comm *comm, size_t bytes, void **ret_ptr)
     s = alloc_here(comm, bytes, ret_ptr);
     if (s == HVT_OK)
         return HVT_OK;
-    if (!comm->chosen || strcmp(comm->ops->name, "shm") || comm->blocks || !mpi)
+    if (!comm->chosen || comm->ops != shm || comm->blocks || !mpi)
         return hvt__pass(s, __FILE__, __LINE__, "alloc");
     HVT_TRY(fall_back(comm));
     old.ops->close(&old);

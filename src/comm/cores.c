@@ -12,7 +12,6 @@
 
 #include <math.h>
 #include <sched.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -126,82 +125,6 @@ void hvt__cores_split(const hvt__claim *claims, int n, int me, hvt_cores *ret_co
             ret_cores->cpus[got++] = cpu;
 }
 
-/* ---- the control group's limit of time ---------------------------------------------------- */
-
-static bool read_line(const char *path, char *line, int size)
-{
-    FILE *f = fopen(path, "re");
-    bool ok = f && fgets(line, size, f);
-
-    if (f)
-        fclose(f);
-    return ok;
-}
-
-/* The smallest quota of a group and its ancestors; the file names are those of v2 or of v1. */
-static double smallest_quota(const char *root, const char *mount, char *group, bool v2)
-{
-    double least = 0;
-
-    for (;;) {
-        char path[4096 + 256], line[128];
-        double quota = 0, period = 100000;
-
-        snprintf(path, sizeof path, "%s%s%s/%s", root, mount, group, v2 ? "cpu.max" : "cpu.cfs_quota_us");
-        if (read_line(path, line, sizeof line) && sscanf(line, "%lf %lf", &quota, &period) >= 1 && !v2) {
-            snprintf(path, sizeof path, "%s%s%s/cpu.cfs_period_us", root, mount, group);
-            if (read_line(path, line, sizeof line))
-                sscanf(line, "%lf", &period);
-        }
-        if (quota > 0 && period > 0 && (least == 0 || quota / period < least))
-            least = quota / period; /* "max" does not scan, v1's "none" is -1 */
-        if (!*group)
-            return least;
-        *(strrchr(group, '/') ? strrchr(group, '/') : group) = '\0';
-    }
-}
-
-double hvt__cores_quota(const char *root)
-{
-    static const char *const mounts_v1[] = {"/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/cpu"};
-    char path[4096], line[4096];
-    double least = 0;
-    FILE *f;
-
-    snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
-    f = fopen(path, "re");
-    while (f && fgets(line, sizeof line, f)) {
-        char *kinds = strchr(line, ':'), *group = kinds ? strchr(kinds + 1, ':') : NULL;
-        double quota = 0;
-
-        if (!group)
-            continue;
-        *kinds++ = *group++ = '\0';
-        group[strcspn(group, "\n")] = '\0';
-        if (!strcmp(group, "/"))
-            *group = '\0';
-        if (!*kinds) {
-            quota = smallest_quota(root, "/sys/fs/cgroup", group, true);
-        } else {
-            bool cpu = false;
-
-            for (char *k = strtok(kinds, ","); k; k = strtok(NULL, ","))
-                cpu = cpu || !strcmp(k, "cpu");
-            for (size_t i = 0; cpu && quota == 0 && i < HVT_LEN(mounts_v1); i++) {
-                char g[4096];
-
-                snprintf(g, sizeof g, "%s", group);
-                quota = smallest_quota(root, mounts_v1[i], g, false);
-            }
-        }
-        if (quota > 0 && (least == 0 || quota < least))
-            least = quota;
-    }
-    if (f)
-        fclose(f);
-    return least;
-}
-
 /* ---- for this rank ------------------------------------------------------------------------ */
 
 hvt_status hvt_world_cores(hvt_world *world, int threads, hvt_cores *ret_cores)
@@ -218,7 +141,7 @@ hvt_status hvt_world_cores(hvt_world *world, int threads, hvt_cores *ret_cores)
 
     if (sched_getaffinity(0, sizeof mine->mask, (cpu_set_t *)mine->mask) || !count_bits(mine->mask))
         mine->mask[0] = 1; /* an unreadable mask: one processor, surely */
-    mine->quota = hvt__cores_quota("");
+    mine->quota = hvt__cgroup_cpus("");
     mine->threads = threads;
     mine->node = world->node_of[world->rank];
     HVT_TRY_OR(done, hvt_world_gather(world, mine, sizeof *mine, all));

@@ -41,30 +41,19 @@ typedef struct comm_mpi {
     hvt_status broken; /* what the first failure was: then the ranks' messages no longer match */
 } comm_mpi;
 
-typedef struct span {
-    size_t first, end;
-} span;
-
-static span meet(span a, span b)
-{
-    span s = {a.first > b.first ? a.first : b.first, a.end < b.end ? a.end : b.end};
-
-    return s.first < s.end ? s : (span){0, 0};
-}
-
 /* The slice of a block's rank before and after its halves are merged. */
-static span narrow(const level *l, size_t count, int rank)
+static hvt__span narrow(const level *l, size_t count, int rank)
 {
     int i = rank - l->first, n = rank < l->mid ? l->mid - l->first : l->end - l->mid;
 
-    return (span){hvt__cut(count, l->narrow[i], n), hvt__cut(count, l->narrow[i] + 1, n)};
+    return (hvt__span){hvt__cut(count, l->narrow[i], n), hvt__cut(count, l->narrow[i] + 1, n)};
 }
 
-static span wide(const level *l, size_t count, int rank)
+static hvt__span wide(const level *l, size_t count, int rank)
 {
     int i = rank - l->first, n = l->end - l->first;
 
-    return (span){hvt__cut(count, l->wide[i], n), hvt__cut(count, l->wide[i] + 1, n)};
+    return (hvt__span){hvt__cut(count, l->wide[i], n), hvt__cut(count, l->wide[i] + 1, n)};
 }
 
 /* ---- life --------------------------------------------------------------------------------- */
@@ -210,7 +199,7 @@ static void *at(const run *o, size_t element)
 }
 
 /* buf[w] = left half's sum + right half's; mine is in buf, the other one in scratch. */
-static hvt_status merge(run *o, const level *l, span w, const void *scratch)
+static hvt_status merge(run *o, const level *l, hvt__span w, const void *scratch)
 {
     bool left = o->c->world->rank < l->mid;
     const void *in[2] = {left ? at(o, w.first) : scratch, left ? scratch : at(o, w.first)};
@@ -228,7 +217,7 @@ static hvt_status add_whole(run *o)
     for (int i = 0; i < o->st->levels && o->count; i++) {
         const level *l = &o->st->level[i];
         int lefts = l->mid - l->first, rights = l->end - l->mid;
-        span all = {0, o->count};
+        hvt__span all = {0, o->count};
 
         if (!rights)
             continue;
@@ -248,26 +237,26 @@ static hvt_status add_whole(run *o)
 }
 
 /* Window k of a rank's new slice. */
-static span window(const run *o, const level *l, int rank, size_t k, size_t most)
+static hvt__span window(const run *o, const level *l, int rank, size_t k, size_t most)
 {
-    span s = wide(l, o->count, rank);
+    hvt__span s = wide(l, o->count, rank);
 
-    return meet(s, (span){s.first + k * most, s.first + (k + 1) * most});
+    return hvt__meet(s, (hvt__span){s.first + k * most, s.first + (k + 1) * most});
 }
 
 /* Let window k of everyone's new slice travel. */
 static hvt_status depart(run *o, const level *l, size_t k, size_t most)
 {
     int me = o->c->world->rank, set = (int)(k & 1);
-    span mine = window(o, l, me, k, most), held = narrow(l, o->count, me);
+    hvt__span mine = window(o, l, me, k, most), held = narrow(l, o->count, me);
 
     for (int r = l->first; r < l->end; r++) {
-        span in, out;
+        hvt__span in, out;
 
         if (r == me)
             continue;
-        in = meet(mine, narrow(l, o->count, r));
-        out = meet(held, window(o, l, r, k, most));
+        in = hvt__meet(mine, narrow(l, o->count, r));
+        out = hvt__meet(held, window(o, l, r, k, most));
         if (in.end && (r < l->mid) == (me < l->mid)) /* my half's: beside what I hold of it */
             HVT_TRY(take(o, set, at(o, in.first), in.end - in.first, r));
         else if (in.end)
@@ -308,7 +297,7 @@ static hvt_status allgather(run *o)
 
     for (int i = o->st->levels - 1; i >= 0; i--) {
         const level *l = &o->st->level[i];
-        span have = wide(l, o->count, me), want = narrow(l, o->count, me);
+        hvt__span have = wide(l, o->count, me), want = narrow(l, o->count, me);
         bool more = l->mid < l->end;
 
         for (size_t k = 0; more; k++) {
@@ -316,12 +305,13 @@ static hvt_status allgather(run *o)
 
             more = false;
             for (int r = l->first; r < l->end; r++) {
-                span in = meet(want, wide(l, o->count, r)), out = meet(have, narrow(l, o->count, r));
+                hvt__span in = hvt__meet(want, wide(l, o->count, r)),
+                          out = hvt__meet(have, narrow(l, o->count, r));
 
                 if (r == me)
                     continue;
-                in = meet(in, (span){in.first + skip, in.first + skip + hvt__mpi_message});
-                out = meet(out, (span){out.first + skip, out.first + skip + hvt__mpi_message});
+                in = hvt__meet(in, (hvt__span){in.first + skip, in.first + skip + hvt__mpi_message});
+                out = hvt__meet(out, (hvt__span){out.first + skip, out.first + skip + hvt__mpi_message});
                 if (in.end)
                     HVT_TRY(take(o, 0, at(o, in.first), in.end - in.first, r));
                 if (out.end)

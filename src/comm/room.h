@@ -37,8 +37,10 @@ typedef struct hvt__claim {
 
 /* The share of rank `me` among the n ranks of a node, in local-rank order. */
 void hvt__cores_split(const hvt__claim *claims, int n, int me, hvt_cores *ret_cores);
-/* Processors that cpu.max, or cpu.cfs_quota_us, grants below `root` (usually ""); 0: no limit. */
-double hvt__cores_quota(const char *root);
+/* ---- cgroup.c: the control group's limits; files below `root`, which is "" but in tests ----- */
+
+double hvt__cgroup_cpus(const char *root);   /* processors' worth of time; 0: no limit */
+double hvt__cgroup_memory(const char *root); /* bytes that can still be had; 0: no limit */
 
 /* ---- issued operations -------------------------------------------------------------------- */
 
@@ -78,13 +80,37 @@ static inline size_t hvt__cut(size_t count, int i, int n)
     return at < count ? at : count;
 }
 
+typedef struct hvt__span {
+    size_t first, end;
+} hvt__span;
+
+static inline hvt__span hvt__meet(hvt__span a, hvt__span b)
+{
+    hvt__span s = {a.first > b.first ? a.first : b.first, a.end < b.end ? a.end : b.end};
+
+    return s.first < s.end ? s : (hvt__span){0, 0};
+}
+
 /* The place of a rank's slice among `size` slices; see mpi.c. */
 int hvt__slice_of(int rank, int size);
 
-/* ---- faults that tests switch on ---------------------------------------------------------- */
+/* ---- shm_segment.c: memory that all ranks of a node can read and write ---------------------- */
 
-extern size_t hvt__mpi_message;               /* longest message in elements */
-extern int (*hvt__shm_segment)(size_t bytes); /* a new anonymous file, or -1 with errno */
-extern size_t hvt__shm_stage;                 /* bytes of one staging slot */
+typedef struct hvt__segment {
+    char *base;    /* NULL: none */
+    size_t stride; /* rank r's part begins at base + r * stride */
+    size_t bytes;  /* asked for, of every part */
+    int ranks;
+} hvt__segment;
+
+/* Collective; zeroed, and reserved: touching it cannot fail later. Its error is agreed. */
+hvt_status hvt__segment_open(hvt_world *w, size_t bytes, hvt__segment *ret_segment);
+void hvt__segment_close(hvt__segment *s);
+
+/* ---- what tests turn ---------------------------------------------------------------------- */
+
+extern size_t hvt__mpi_message;                 /* longest message in elements */
+extern int (*hvt__shm_create)(size_t bytes);    /* a new nameless file of this size, or -1 with errno */
+extern int (*hvt__shm_attach)(int pid, int fd); /* another process's file, or -1 with errno */
 
 #endif /* HVT_COMM_ROOM_H */

@@ -1,0 +1,152 @@
+/*
+ * Shared memory without a name: rank 0 makes a memfd, the others open it through /proc/<pid>/fd. There is
+ * no path to collide with, /dev/shm may be as small as it likes, and nothing is left when all die.
+ *
+ * Every rank reserves its own part before anyone touches it (so the pages also lie near it): a segment
+ * that cannot be had is an error here, on all ranks alike, and never a SIGBUS later.
+ */
+#define _GNU_SOURCE
+#include "base_impl.h"
+#include "room.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int create(size_t bytes)
+{
+    int fd = memfd_create("hvt", MFD_CLOEXEC | MFD_ALLOW_SEALING), why;
+    struct rlimit most;
+
+    if (fd < 0)
+        return -1;
+    /* past this limit ftruncate would not fail but kill */
+    if (getrlimit(RLIMIT_FSIZE, &most) == 0 && most.rlim_cur != RLIM_INFINITY && bytes > most.rlim_cur)
+        why = EFBIG;
+    else if (ftruncate(fd, (off_t)bytes) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+        why = errno;
+    else
+        return fd;
+    close(fd);
+    errno = why;
+    return -1;
+}
+
+static int attach(int pid, int fd)
+{
+    char path[64];
+
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, fd);
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
+int (*hvt__shm_create)(size_t bytes) = create;
+int (*hvt__shm_attach)(int pid, int fd) = attach;
+
+/* What the machine and the control group still have; 0: they do not say. */
+static double available(void)
+{
+    double group = hvt__cgroup_memory(""), free_kib = 0;
+    FILE *f = fopen("/proc/meminfo", "re");
+    char line[128];
+
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %lf", &free_kib) == 1)
+            break;
+    if (f)
+        fclose(f);
+    return group > 0 && (free_kib == 0 || group < 1024 * free_kib) ? group : 1024 * free_kib;
+}
+
+typedef struct offer {
+    uint64_t bytes, dev, ino; /* of one part; which file */
+    int32_t pid, fd;
+} offer;
+
+_Static_assert(sizeof(offer) <= HVT__SCRATCH, "a gathered offer must fit in the world's scratch");
+
+static hvt_status make(size_t bytes, offer *ret_offer)
+{
+    double room = available();
+    struct stat st;
+    int fd;
+
+    HVT_CHECK(room == 0 || (double)bytes <= room, E_MEM, "%.1f MiB of shared memory; %.1f MiB are available",
+              (double)bytes / (1 << 20), room / (1 << 20));
+    fd = hvt__shm_create(bytes);
+    HVT_CHECK(fd >= 0, E_MEM, "shared memory of %.1f MiB: memfd: %s", (double)bytes / (1 << 20),
+              strerror(errno));
+    ret_offer->fd = fd;
+    HVT_CHECK(!fstat(fd, &st), E_MEM, "shared memory: fstat: %s", strerror(errno));
+    ret_offer->dev = st.st_dev;
+    ret_offer->ino = st.st_ino;
+    return HVT_OK;
+}
+
+static hvt_status join(const hvt_world *w, const offer *from, int *fd, hvt__segment *s)
+{
+    struct stat st;
+    char *base;
+    int err;
+
+    if (*fd < 0)
+        *fd = hvt__shm_attach(from->pid, from->fd);
+    HVT_CHECK(*fd >= 0, E_UNSUPPORTED, "shared memory of process %d: /proc/%d/fd/%d: %s", from->pid,
+              from->pid, from->fd, strerror(errno));
+    HVT_CHECK(!fstat(*fd, &st) && st.st_dev == from->dev && st.st_ino == from->ino, E_UNSUPPORTED,
+              "process %d is another one here: ranks of one node have process numbers of their own",
+              from->pid);
+    base = mmap(NULL, s->stride * (size_t)w->size, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+    HVT_CHECK(base != MAP_FAILED, E_MEM, "shared memory of %d x %zu bytes: mmap: %s", w->size, s->stride,
+              strerror(errno));
+    s->base = base;
+    madvise(base, s->stride * (size_t)w->size, MADV_HUGEPAGE); /* where the machine has it for this */
+    do
+        err = fallocate(*fd, 0, (off_t)(s->stride * (size_t)w->rank), (off_t)s->stride) ? errno : 0;
+    while (err == EINTR);
+    HVT_CHECK(!err, E_MEM, "shared memory: no room for %zu bytes: %s", s->stride, strerror(err));
+    return HVT_OK;
+}
+
+hvt_status hvt__segment_open(hvt_world *w, size_t bytes, hvt__segment *ret_segment)
+{
+    const size_t page = 4096;
+    hvt__segment seg = {.bytes = bytes, .stride = bytes / page * page + page, .ranks = w->size};
+    offer mine = {.bytes = bytes, .pid = getpid(), .fd = -1}, first, *all = w->scratch;
+    hvt_status s = HVT_OK;
+
+    if (bytes > SIZE_MAX / 4 / (size_t)w->size)
+        s = HVT_FAIL(E_MEM, "%zu bytes of shared memory for each of %d ranks", bytes, w->size);
+    else if (w->rank == 0)
+        s = make(seg.stride * (size_t)w->size, &mine);
+    HVT_TRY_OR(done, hvt_world_agree(w, s));
+    HVT_TRY_OR(done, w->ops->gather(w, &mine, sizeof mine, all));
+    first = all[0];
+    for (int r = 1; r < w->size; r++)
+        if (all[r].bytes != first.bytes) {
+            s = HVT_FAIL(E_MISMATCH, "shared memory: rank 0 asks for %zu bytes, rank %d (%s) for %zu",
+                         (size_t)first.bytes, r, w->host[r], (size_t)all[r].bytes);
+            hvt__error_agreed(true);
+            goto done;
+        }
+    HVT_TRY_OR(done, hvt_world_agree(w, join(w, &first, &mine.fd, &seg))); /* before rank 0 closes its file */
+    *ret_segment = seg;
+done:
+    if (mine.fd >= 0)
+        close(mine.fd);
+    if (s != HVT_OK)
+        hvt__segment_close(&seg);
+    return s;
+}
+
+void hvt__segment_close(hvt__segment *s)
+{
+    if (s->base)
+        munmap(s->base, s->stride * (size_t)s->ranks);
+    s->base = NULL;
+}
