@@ -81,6 +81,13 @@ includes | {
     done
 }
 
+number=0
+while IFS= read -r line; do
+    number=$((number + 1))
+    case $line in '#'* | '') continue ;; esac
+    grep -qx "$number" "$used" || breach "$table:$number: matches no file: ${line%%:*}"
+done <"$table"
+
 # What was built in is asked in three places, so that the rest cannot depend on it.
 set +f
 for file in $(grep -rlE 'HVT_HAVE_(MPI|CUDA)' include src | grep '\.[ch]$'); do

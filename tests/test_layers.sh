@@ -44,6 +44,8 @@ echo '#include "nowhere.h"' >>"$copy/src/base/log.c"
 seen a_missing_header_is_seen 'nowhere.h'
 mkdir "$copy/src/utils" && echo 'int x;' >"$copy/src/utils/x.c"
 seen a_file_of_no_room_is_seen 'src/utils/x.c: no line'
+mv "$copy/src/hvtrain.c" "$copy/src/train/"
+seen a_rule_without_a_file_is_seen 'matches no file: src/hvtrain.c'
 printf '#if HVT_HAVE_MPI\n#endif\n' >>"$copy/src/optim/sgd.c"
 seen a_build_switch_in_a_wrong_place_is_seen 'src/optim/sgd.c: tests HVT_HAVE_MPI'
 exit $failed

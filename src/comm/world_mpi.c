@@ -71,6 +71,10 @@ static hvt_status start(world_mpi *st)
         /* Open MPI would print two pages and exit inside MPI_Init. */
         if (l.unwired)
             HVT_TRY(hvt__launch_check(&l, 1));
+        /* With PMI-2, and built without it, it would print them too, and _exit(): nobody could speak after.
+         */
+        if (l.by_srun && !getenv("PMIX_RANK") && getenv("PMI_RANK") && !strcmp(getenv("PMI_RANK"), "0"))
+            HVT_WARN("srun offers PMI, not PMIx; if MPI cannot use it, start with `srun --mpi=pmix ...`");
 #endif
         HVT_TRY_MPI(initialise(&l, &provided));
         st->started = true;

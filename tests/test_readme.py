@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""test_readme.py ROOT [HVTRAIN] [--write]: README.md against the tree. The options table is what
+`hvtrain --help=markdown` prints, the example is tests/example.c, the map names every folder and nothing that
+is not there. --write brings the two generated parts up to date instead."""
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+write = "--write" in sys.argv
+root, *program = [Path(a) for a in sys.argv[1:] if a != "--write"]
+readme = root / "README.md"
+text = readme.read_text()
+failed = False
+
+
+def truth(name, holds, why=""):
+    global failed
+    print(f"ok   {name}" if holds else f"FAIL {name}: {why}")
+    failed |= not holds
+
+
+def part(name):
+    """The text between <!-- name: ... --> and <!-- end of name -->, as (start, end)."""
+    begin = re.search(rf"<!-- {name}: .* -->\n", text)
+    end = re.search(rf"<!-- end of {name} -->", text)
+    return begin.end(), end.start()
+
+
+def generated(name, wanted):
+    global text
+    begin, end = part(name)
+    if write:
+        text = text[:begin] + wanted + text[end:]
+    else:
+        truth(f"the_{name}_part_is_up_to_date", text[begin:end] == wanted,
+              f"README.md differs; {Path(__file__).name} ROOT HVTRAIN --write brings it up to date")
+
+
+generated("example", "```c\n" + (root / "tests/example.c").read_text() + "```\n")
+if program:
+    table = subprocess.run([program[0], "--help=markdown"], capture_output=True, text=True, check=True).stdout
+    generated("options", table.strip("\n") + "\n")
+if write:
+    readme.write_text(text)
+    sys.exit()
+
+chart = re.search(r"## The map\n\n```\n(.*?)```", text, re.S).group(1)
+named = [line.split()[0] for line in chart.splitlines()]
+for path in named:
+    truth(f"the_map's_{path}_exists", (root / path).exists(), "no such file")
+folders = sorted({f"{p.parent.relative_to(root)}/" for p in (root / "src").rglob("*.c") if p.parent != root / "src"})
+for folder in folders:
+    truth(f"{folder}_is_on_the_map", folder in named, "not named")
+for line in re.search(r"## The step\n\n```\n(.*?)```", text, re.S).group(1).splitlines():
+    path = line.split()[-1]
+    if path.startswith("src/"):
+        truth(f"the_step's_{path}_exists", (root / path).exists(), "no such file")
+for path in set(re.findall(r"(?:hostfiles|tests|bench|include|src)/[\w./-]*\w", text)):
+    truth(f"{path}_exists", (root / path).exists(), "README.md names it")
+
+if program:
+    # Flags that the README gives to hvtrain: behind ./hvtrain or slurm.sbatch, and all in the right column
+    # of the table of other trainers.
+    known = subprocess.run([program[0], "--help"], capture_output=True, text=True, check=True).stdout
+    known = set(re.findall(r"--[a-z][a-z-]*", known))
+    spans = re.findall(r"(?:\./hvtrain|slurm\.sbatch)((?: [^\s`#|]+)+)", text)
+    there = text[text.index("## Coming from"):text.index("Not here:")]
+    spans += [span for row in re.findall(r"^\|.*\|(.*)\|$", there, re.M) for span in re.findall(r"`(--.*?)`", row)]
+    used = {flag for span in spans for flag in re.findall(r"(?<!\S)--[a-z][a-z-]*", span)}
+    truth("flags_were_found", len(used) > 15, f"only {sorted(used)}")
+    for flag in sorted(used):
+        truth(f"{flag}_is_a_flag", flag in known, "hvtrain does not know it")
+sys.exit(failed)
