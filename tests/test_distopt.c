@@ -772,6 +772,45 @@ TEST(one_ranks_failure_to_create_is_everyones)
     rig_close(&r);
 }
 
+static const hvt_device_ops *device_ops;
+static int allocations_left;
+
+static hvt_status scarce_alloc(hvt_device *d, size_t bytes, void **ret_ptr)
+{
+    if (allocations_left-- <= 0)
+        return HVT_FAIL(E_MEM, "no memory for %zu bytes (a test)", bytes);
+    return device_ops->alloc(d, bytes, ret_ptr);
+}
+
+/* On one rank the k-th allocation fails, for every k: all ranks get the error and are whole afterwards. */
+TEST(memory_that_one_rank_lacks_fails_all_ranks_alike)
+{
+    bool scarce = hvt_world_rank(job) == hvt_world_size(job) - 1;
+    setup u = usual(job, hvt_world_size(job) * 4);
+    hvt_device_ops ops;
+    int k = 0;
+    rig r;
+
+    u.dist.wire = HVT_BF16;
+    CHECK_OK(rig_prepare(&r, &u));
+    device_ops = r.dev->ops;
+    ops = *device_ops;
+    ops.alloc = scarce_alloc;
+    for (; k < 20 && !r.d; k++) {
+        hvt_status s;
+
+        allocations_left = k;
+        r.dev->ops = scarce ? &ops : device_ops;
+        s = hvt_distopt_create(r.o, r.comm, &r.u.dist, NULL, 0, &r.d);
+        r.dev->ops = device_ops;
+        CHECK(s == HVT_OK || s == HVT_E_MEM, "allocation %d: %s", k, hvt_last_error());
+        CHECK(s == HVT_OK || (!r.d && !r.m->grads_placed), "allocation %d left something behind", k);
+    }
+    CHECK(k > 3 && r.d, "%d allocations, expected two partials and probes at least", k);
+    CHECK_OK(rig_step(&r, 0));
+    rig_close(&r);
+}
+
 TEST(a_step_out_of_order_is_refused)
 {
     setup u = usual(job, hvt_world_size(job) * 2);
@@ -884,6 +923,7 @@ int main(void)
     RUN(an_overflow_is_skipped_on_all_ranks_and_counted);
     RUN(a_loss_that_is_not_finite_ends_the_step_before_any_update);
     RUN(one_ranks_failure_to_create_is_everyones);
+    RUN(memory_that_one_rank_lacks_fails_all_ranks_alike);
     RUN(a_step_out_of_order_is_refused);
     RUN(a_step_given_up_can_be_freed);
     RUN(a_step_sends_no_control_message);
