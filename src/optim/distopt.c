@@ -21,8 +21,9 @@
 #include <string.h>
 
 enum {
-    LEVELS = 31, /* partials: more than shards have bits */
-    PROBE = 64   /* columns of the sums that look for a number that is not finite */
+    LEVELS = 31,    /* partials: more than shards have bits */
+    PROBE = 64,     /* columns of the sums that look for a number that is not finite */
+    CHUNK = 1 << 17 /* elements that are decoded and probed while they are in a core's cache */
 };
 
 struct hvt_distopt {
@@ -36,7 +37,8 @@ struct hvt_distopt {
     float *grads;           /* the model's gradient arena, in the comm's memory */
     uint16_t *wire;         /* element i travels as wire[i]; NULL for f32 */
     float *partial[LEVELS]; /* device memory, an arena each; NULL past the highest level in use */
-    float *probe;           /* device memory, [nbucket][2][PROBE] column sums; NULL for f32 */
+    int probes;             /* chunks in all 16-bit buckets; 0 for f32 */
+    float *probe;           /* device memory, [probes][2][PROBE] column sums of each chunk */
     float *probed;          /* the same on the host */
 
     int shards;
@@ -71,7 +73,6 @@ static hvt_status make_local(hvt_distopt *d)
 {
     const hvt_model *m = d->optim->m;
     const hvt_device_ops *ops = m->dev->ops;
-    size_t probes = 0;
 
     HVT_TRY(check_opts(d->optim, d->comm, &d->opts));
     d->shards = d->opts.local_shards * hvt_world_size(hvt_comm_world(d->comm));
@@ -80,15 +81,21 @@ static hvt_status make_local(hvt_distopt *d)
     d->counts = calloc((size_t)d->shards, sizeof *d->counts);
     HVT_CHECK(d->bucket_bytes && d->counts, E_MEM, "no memory for %d buckets and %d shards", d->nbucket,
               d->shards);
-    for (int b = 0; b < d->nbucket; b++)
-        d->bucket_bytes[b] = (d->bucket[b].end - d->bucket[b].first) * sizeof(float);
+    for (int b = 0; b < d->nbucket; b++) {
+        size_t n = d->bucket[b].end - d->bucket[b].first;
+
+        d->bucket_bytes[b] = n * sizeof(float);
+        if (d->bucket[b].wire != HVT_F32)
+            d->probes += (int)((n + CHUNK - 1) / CHUNK);
+    }
     for (int k = 0; (d->opts.local_shards - 1) >> k; k++)
         HVT_TRY(ops->alloc(m->dev, m->arena_count * sizeof(float), (void **)&d->partial[k]));
-    if (d->opts.wire != HVT_F32) {
-        probes = (size_t)d->nbucket * 2 * PROBE;
-        d->probed = malloc(probes * sizeof *d->probed);
-        HVT_CHECK(d->probed, E_MEM, "no memory for %zu sums", probes);
-        HVT_TRY(ops->alloc(m->dev, probes * sizeof *d->probe, (void **)&d->probe));
+    if (d->probes) {
+        size_t bytes = (size_t)d->probes * 2 * PROBE * sizeof(float);
+
+        d->probed = malloc(bytes);
+        HVT_CHECK(d->probed, E_MEM, "no memory for %d probes (%zu bytes)", d->probes, bytes);
+        HVT_TRY(ops->alloc(m->dev, bytes, (void **)&d->probe));
     }
     return HVT_OK;
 }
@@ -297,30 +304,42 @@ static hvt_status apply_f32(hvt_distopt *d, double lr)
     return HVT_OK;
 }
 
-/* Column sums of a decoded bucket, seen as a matrix of PROBE columns and a rest: they are finite if and, but
+/* Column sums of a decoded chunk, seen as a matrix of PROBE columns and a rest: they are finite if and, but
  * for sums beyond f32, only if every element is. */
-static hvt_status probe(hvt_distopt *d, int b)
+static hvt_status probe(hvt_device *dev, const float *g, size_t n, float *sums)
 {
-    hvt_device *dev = d->optim->m->dev;
-    const float *g = d->grads + d->bucket[b].first;
-    float *sums = d->probe + (size_t)b * 2 * PROBE;
-    size_t n = d->bucket[b].end - d->bucket[b].first;
     int rows = (int)(n / PROBE), rest = (int)(n % PROBE);
 
     if (rows)
         HVT_TRY(dev->ops->bias_backward(dev, (hvt_rows){1, rows, rows}, PROBE, HVT_F32, g, sums));
     if (rest)
-        HVT_TRY(dev->ops->bias_backward(dev, (hvt_rows){1, 1, 1}, rest, HVT_F32, g + (n - (size_t)rest),
+        HVT_TRY(dev->ops->bias_backward(dev, (hvt_rows){1, 1, 1}, rest, HVT_F32, g + (size_t)rows * PROBE,
                                         sums + PROBE));
+    return HVT_OK;
+}
+
+/* From the wire back into the arena, probing as it goes. */
+static hvt_status decode(hvt_distopt *d, const hvt_bucket *b, float **sums)
+{
+    hvt_device *dev = d->optim->m->dev;
+
+    for (size_t at = b->first; at < b->end; at += CHUNK, *sums += 2 * PROBE) {
+        size_t n = b->end - at < CHUNK ? b->end - at : CHUNK;
+
+        HVT_TRY(dev->ops->cast(dev, n, 1, d->wire + at, b->wire, d->grads + at, HVT_F32));
+        HVT_TRY(probe(dev, d->grads + at, n, *sums));
+    }
     return HVT_OK;
 }
 
 static hvt_status all_finite(hvt_distopt *d, bool *ret_finite)
 {
-    size_t n = (size_t)d->nbucket * 2 * PROBE;
+    size_t n = (size_t)d->probes * 2 * PROBE;
 
-    HVT_TRY(hvt_device_download(d->optim->m->dev, d->probed, d->probe, n * sizeof *d->probed));
     *ret_finite = true;
+    if (!n)
+        return HVT_OK;
+    HVT_TRY(hvt_device_download(d->optim->m->dev, d->probed, d->probe, n * sizeof *d->probed));
     for (size_t i = 0; i < n; i++)
         *ret_finite = *ret_finite && isfinite(d->probed[i]);
     return HVT_OK;
@@ -329,16 +348,12 @@ static hvt_status all_finite(hvt_distopt *d, bool *ret_finite)
 /* Every sum first, one decision, then the updates. The sums are already divided. */
 static hvt_status apply_16bit(hvt_distopt *d, double lr)
 {
-    hvt_device *dev = d->optim->m->dev;
+    float *sums = d->probe;
     bool finite = false;
 
     for (int b = 1; b < d->nbucket; b++) {
-        const hvt_bucket *k = &d->bucket[b];
-
         HVT_TRY(await_next(d));
-        HVT_TRY(dev->ops->cast(dev, k->end - k->first, 1, d->wire + k->first, k->wire, d->grads + k->first,
-                               HVT_F32));
-        HVT_TRY(probe(d, b));
+        HVT_TRY(decode(d, &d->bucket[b], &sums));
     }
     HVT_TRY(all_finite(d, &finite));
     if (!finite) {
