@@ -79,6 +79,10 @@ static hvt_status map_file(cifar *c, const char *path)
         close(fd);
         return HVT_FAIL(E_IO, "cannot read %s: %s", path, strerror(error));
     }
+    if (!S_ISREG(st.st_mode)) {
+        close(fd);
+        return HVT_FAIL(E_IO, "%s is not a regular file", path);
+    }
     if (st.st_size <= 0 || st.st_size % RECORD) {
         close(fd);
         return HVT_FAIL(E_FORMAT,

@@ -6,8 +6,9 @@
  * was augmented one of (seed, epoch, sample). So neither ranks nor threads nor where one began can be seen in
  * it. Everything is allocated at open.
  *
- * Images are fetched by the caller: at a few microseconds an image this is far below one percent of a step.
- * Where a source is slower (JPEG), a thread that calls fetch() for the batch ahead fits in behind next().
+ * Images are fetched by the caller: two (cifar10) to twelve (synth) microseconds for one of 32 x 32 are less
+ * than a percent of a training step. For slower sources (JPEG) a thread that calls fetch() for the batch
+ * ahead would fit in behind next(), and nobody outside would notice.
  */
 #include "hvt/data.h"
 #include "base_impl.h"

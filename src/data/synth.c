@@ -17,6 +17,7 @@
  */
 #include "data_impl.h"
 
+#include <endian.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -230,7 +231,7 @@ static void draw_thing(uint8_t *pixels, int size, const thing *t)
     int top = most(0, (t->y - reach) >> 8), bottom = least(size - 1, (t->y + reach) >> 8);
     int edge = least(t->half, SHARP_MAX), thread = least(t->texture.sharp, SHARP_MAX);
     /* what one pixel to the right adds to u and v: 256 * cos / half units, in Q20 of half widths */
-    int du = (int)(((int64_t)t->cos << 16) / t->half), dv = (int)(((int64_t)t->sin << 16) / t->half);
+    int du = (int)((int64_t)t->cos * 65536 / t->half), dv = (int)((int64_t)t->sin * 65536 / t->half);
 
     for (int y = top; y <= bottom; y++) {
         int64_t px = (left << 8) + 128 - t->x, py = (y << 8) + 128 - t->y;
@@ -256,40 +257,45 @@ static void draw_thing(uint8_t *pixels, int size, const thing *t)
     }
 }
 
-/* The ground: a slope between two colours, with a faint pattern on it. */
+/* The ground: a slope between two colours, with a faint pattern of bands on it. Stays within 0 .. 255. */
 static void draw_ground(uint8_t *pixels, int size, dice *d, int kind)
 {
-    colour from = paint(d, between(d, 96, 160), 40), step;
+    colour middle = paint(d, between(d, 96, 160), 32), step = paint(d, 48, 48);
     int along = between(d, -64, 64), down = between(d, -64, 64);
-    int contrast = between(d, 20, 36), wide = most(2, size / between(d, 4, 6));
-    int shift_x = between(d, 0, 2 * wide - 1), shift_y = between(d, 0, 2 * wide - 1);
+    int contrast = between(d, 20, 30), wide = most(2, size / between(d, 4, 6)); /* of a band */
+    int at_y = between(d, 0, 2 * wide - 1), first_x = between(d, 0, 2 * wide - 1);
 
-    for (int c = 0; c < 3; c++)
-        step.rgb[c] = between(d, -48, 48);
-    for (int y = 0; y < size; y++)
-        for (int x = 0; x < size; x++, pixels += 3) {
-            bool odd_x = ((x + shift_x) / wide) & 1, odd_y = ((y + shift_y) / wide) & 1;
+    for (int y = 0; y < size; y++, at_y = (at_y + 1) % (2 * wide))
+        for (int x = 0, at_x = first_x; x < size; x++, pixels += 3) {
+            bool odd_x = at_x >= wide, odd_y = at_y >= wide;
             bool lit = kind == 1 ? odd_x : kind == 2 ? odd_y : kind == 3 && odd_x != odd_y;
-            int slope = (along * (2 * x - size) + down * (2 * y - size)) / size; /* -128 .. 128 */
+            /* -128 .. 128 */
+            int slope = (along * (2 * x - size) + down * (2 * y - size)) * (65536 / size) >> 16;
+            int band = lit ? contrast / 2 : -contrast / 2;
 
-            for (int c = 0; c < 3; c++) {
-                int value = from.rgb[c] + ((step.rgb[c] * slope) >> 7) + (lit ? contrast : 0) - contrast / 2;
-
-                pixels[c] = (uint8_t)most(0, least(255, value));
-            }
+            for (int c = 0; c < 3; c++)
+                pixels[c] = (uint8_t)(middle.rgb[c] + ((step.rgb[c] - 48) * slope >> 7) + band);
+            at_x = at_x + 1 == 2 * wide ? 0 : at_x + 1;
         }
 }
 
-/* Add -amount .. amount to every byte, the same for no two of them. */
+/* Add -amount .. amount to every byte. */
 static void add_noise(uint8_t *pixels, size_t bytes, dice *d, int amount)
 {
-    for (size_t i = 0; i < bytes; i += 8) {
-        uint64_t r = roll(d);
+    uint8_t random[512];
 
-        for (size_t j = i; j < i + 8 && j < bytes; j++, r >>= 8) {
-            int value = pixels[j] + (((int)(r & 255) * (2 * amount + 1)) >> 8) - amount;
+    for (size_t i = 0; i < bytes; i += sizeof random) {
+        size_t n = bytes - i < sizeof random ? bytes - i : sizeof random;
 
-            pixels[j] = (uint8_t)most(0, least(255, value));
+        for (size_t j = 0; j < n; j += 8) {
+            uint64_t eight = htole64(roll(d));
+
+            memcpy(random + j, &eight, 8);
+        }
+        for (size_t j = 0; j < n; j++) {
+            int value = pixels[i + j] + (random[j] * (2 * amount + 1) >> 8) - amount;
+
+            pixels[i + j] = (uint8_t)most(0, least(255, value));
         }
     }
 }
