@@ -13,7 +13,7 @@ if [ "${1:-}" != --inside ]; then
     unshare $flags true 2>/dev/null || { echo "skip: namespaces cannot be had here"; exit 77; }
     exec unshare $flags "$0" --inside "$@"
 fi
-hvtrain=$2 root=$3
+hvtrain=$(readlink -f "$2") root=$3
 . "$root/tests/launch.sh"
 PATH=$PATH:/usr/sbin:/sbin
 tmp=$(mktemp -d) || exit 1
@@ -59,8 +59,7 @@ both() { # RANKS ARG...
 
 # ---- what must be true ------------------------------------------------------------------------------------
 "$hvtrain" $train_args --log alone.log >alone.out 2>&1 || {
-    cat alone.out
-    fail a_process_alone_trains "exit $?"
+    fail a_process_alone_trains "exit $?: $(cat alone.out)"
     finish
 }
 alone=$(weights_of alone.log)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 write = "--write" in sys.argv
-root, *program = [Path(a) for a in sys.argv[1:] if a != "--write"]
+root, *program = [Path(a).resolve() for a in sys.argv[1:] if a != "--write"]
 readme = root / "README.md"
 text = readme.read_text()
 failed = False

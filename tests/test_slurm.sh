@@ -3,7 +3,7 @@
 # and state of its own in a temporary folder: srun, the wrong --mpi, a run alone inside an allocation,
 # mpirun inside one, and sbatch with hostfiles/slurm.sbatch. Its daemons stop when the test does.
 set -u
-hvtrain=$1 root=$2
+hvtrain=$(readlink -f "$1") root=$2
 . "$root/tests/launch.sh"
 PATH=$PATH:/usr/sbin:/sbin
 for tool in munged slurmctld slurmd srun sbatch python3 timeout; do
@@ -94,8 +94,7 @@ sinfo -h -o %T 2>/dev/null | grep -q idle || {
 
 # ---- what must be true ------------------------------------------------------------------------------------
 "$hvtrain" $train_args --log alone.log >alone.out 2>&1 || {
-    cat alone.out
-    fail a_process_alone_trains "exit $?"
+    fail a_process_alone_trains "exit $?: $(cat alone.out)"
     finish
 }
 alone=$(weights_of alone.log)
