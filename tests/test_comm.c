@@ -2,11 +2,18 @@
  * The world and the comms, alone and on 1 to 4 ranks. Every rank checks; a failure on any of them fails the
  * program on all.
  */
+#define _GNU_SOURCE
 #include "check.h"
 #include "config.h"
 #include "base_impl.h"
 #include "comm/room.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #if HVT_HAVE_MPI
 #include <mpi.h>
@@ -610,6 +617,51 @@ static void a_thousand_rounds(const char *name)
     hvt_comm_close(&c);
 }
 
+/* More operations in flight than the ring has places, on the same and on overlapping memory, unawaited. */
+static void operations_keep_their_order(const char *name)
+{
+    enum { COUNT = 1000, DEEP = 700 };
+    hvt_comm *c = NULL;
+    hvt_ticket t;
+    float *buf = NULL;
+    int wrong = 0;
+
+    CHECK_OK(hvt_comm_open(name, world, dev, &c));
+    CHECK_OK(hvt_comm_alloc(c, COUNT * sizeof *buf, (void **)&buf));
+    for (int round = 0; round < 20; round++) {
+        for (int i = 0; i < COUNT; i++)
+            buf[i] = (float)(rank + i % 8);
+        for (int k = 0; k < 2; k++) {
+            CHECK_OK(hvt_comm_allreduce(c, buf, COUNT, HVT_F32, &t));
+            CHECK_OK(hvt_comm_reduce_scatter(c, buf + 100, COUNT - 100, HVT_F32, &t));
+            CHECK_OK(hvt_comm_allgather(c, buf + 100, COUNT - 100, HVT_F32, &t));
+            CHECK_OK(hvt_comm_allreduce(c, buf + 500, COUNT - 700, HVT_F32, &t));
+        }
+        CHECK_OK(hvt_comm_wait(c, t));
+        for (int i = 0; i < COUNT; i++) {
+            double v = (double)size * (i % 8) + size * (size - 1) / 2.0; /* the first sum; then all hold it */
+
+            for (int k = 0; k < 2; k++) {
+                v *= k ? size : 1;
+                v *= i >= 100 ? size : 1;
+                v *= i >= 500 && i < 800 ? size : 1;
+            }
+            wrong += buf[i] != (float)v;
+        }
+    }
+    CHECK(!wrong, "comm %s: %d wrong", name, wrong);
+    for (int i = 0; i < DEEP; i++) {
+        buf[i] = 1;
+        CHECK_OK(hvt_comm_allreduce(c, buf + i, 1, HVT_F32, &t));
+    }
+    CHECK_OK(hvt_comm_wait(c, t - DEEP / 2));
+    CHECK_OK(hvt_comm_wait(c, t));
+    for (int i = 0; i < DEEP; i++)
+        CHECK(buf[i] == (float)size, "comm %s: element %d is %g", name, i, (double)buf[i]);
+    hvt_comm_release(c, buf);
+    hvt_comm_close(&c);
+}
+
 TEST(self_is_for_one_rank)
 {
     hvt_comm *c = NULL;
@@ -670,6 +722,11 @@ TEST(mpi_runs_a_thousand_rounds)
 {
     a_thousand_rounds("mpi");
 }
+
+TEST(mpi_operations_keep_their_order)
+{
+    operations_keep_their_order("mpi");
+}
 #endif
 
 TEST(shm_sums_equal_the_plain_tree)
@@ -685,6 +742,437 @@ TEST(shm_broadcasts_reach_everyone)
 TEST(shm_runs_a_thousand_rounds)
 {
     a_thousand_rounds("shm");
+}
+
+TEST(a_buffer_may_be_shared_on_one_rank_and_plain_on_another)
+{
+    enum { COUNT = 300007 };
+    hvt_comm *c = NULL;
+    hvt_ticket ticket;
+    void *mine = NULL, *plain = aligned_alloc(64, 4 * COUNT / 64 * 64 + 64), *buf;
+
+    CHECK_OK(hvt_comm_open("shm", world, dev, &c));
+    CHECK_OK(hvt_comm_alloc(c, 4 * COUNT, &mine));
+    buf = rank % 2 ? plain : mine;
+    for (int root = 0; root < size; root++) {
+        fill_mine(buf, COUNT, 5, HVT_F32);
+        CHECK_OK(hvt_comm_allreduce(c, buf, COUNT, HVT_F32, &ticket));
+        CHECK_OK(hvt_comm_wait(c, ticket));
+        CHECK(equals_plain_sum(c, buf, 0, COUNT, 5, HVT_F32), "root %d", root);
+        memset(buf, rank == root ? root + 1 : 99, 4 * COUNT);
+        CHECK_OK(hvt_comm_broadcast(c, buf, 4 * COUNT, root));
+        CHECK(((char *)buf)[0] == root + 1 && ((char *)buf)[4 * COUNT - 1] == root + 1, "root %d", root);
+    }
+    hvt_comm_release(c, mine);
+    hvt_comm_close(&c);
+    free(plain);
+}
+
+TEST(shm_operations_keep_their_order)
+{
+    operations_keep_their_order("shm");
+}
+
+TEST(issuing_waits_for_nobody)
+{
+    hvt_comm *c = NULL;
+    hvt_ticket t;
+    float *buf = NULL;
+    double start, spent;
+
+    CHECK_OK(hvt_comm_open("shm", world, dev, &c));
+    CHECK_OK(hvt_comm_alloc(c, 4000 * sizeof *buf, (void **)&buf));
+    if (rank == size - 1 && size > 1)
+        usleep(300000);
+    start = hvt__now();
+    for (int i = 0; i < 1000; i++)
+        CHECK_OK(hvt_comm_allreduce(c, buf + 4 * i, 4, HVT_F32, &t));
+    spent = hvt__now() - start;
+    CHECK(spent < 0.2, "1000 operations took %.3f s to issue", spent);
+    CHECK_OK(hvt_comm_wait(c, t));
+    hvt_comm_release(c, buf);
+    hvt_comm_close(&c);
+}
+
+TEST(different_operations_are_told_apart_on_every_rank)
+{
+    hvt_comm *c = NULL;
+    hvt_ticket t;
+    float x[32] = {0};
+
+    if (size == 1)
+        return;
+    CHECK_OK(hvt_comm_open("shm", world, dev, &c));
+    CHECK_OK(hvt_comm_allreduce(c, x, rank == 1 ? 31 : 32, HVT_F32, &t));
+    CHECK_FAILS(hvt_comm_wait(c, t), E_MISMATCH, "allreduce of 32 f32");
+    CHECK(strstr(hvt_last_error(), "rank 1 (") && hvt_last_error_is_agreed(), "%s", hvt_last_error());
+    CHECK_FAILS(hvt_comm_wait(c, t), E_COMM, "E_MISMATCH");
+    hvt_comm_close(&c);
+}
+
+TEST(peers_memory_is_readable_in_segments_only)
+{
+    const void *at[64];
+    hvt_comm *c = NULL;
+    float *buf = NULL, x = 0;
+
+    CHECK_OK(hvt_comm_open("shm", world, dev, &c));
+    CHECK_OK(hvt_comm_alloc(c, 100 * sizeof *buf, (void **)&buf));
+    buf[7] = (float)(10 + rank);
+    CHECK_OK(hvt_world_barrier(world));
+    CHECK(c->ops->peers(c, &x, at) == 0, "own memory");
+    CHECK(c->ops->peers(c, buf + 7, at) == size, "segment");
+    for (int r = 0; r < size; r++)
+        CHECK(*(const float *)at[r] == (float)(10 + r), "rank %d", r);
+    CHECK_OK(hvt_world_barrier(world));
+    hvt_comm_release(c, buf);
+    CHECK(c->ops->peers(c, buf, at) == 0, "released");
+    hvt_comm_close(&c);
+}
+
+/* ---- when shared memory cannot be had ------------------------------------------------------- */
+
+static int creations; /* that still work */
+static int (*real_create)(size_t bytes);
+static int (*real_attach)(int pid, int fd);
+static char logged[512];
+
+static int create_some(size_t bytes)
+{
+    if (creations-- > 0)
+        return real_create(bytes);
+    errno = ENOSPC;
+    return -1;
+}
+
+static int attach_never(int pid, int fd)
+{
+    (void)pid, (void)fd;
+    errno = EACCES;
+    return -1;
+}
+
+static void keep_line(void *ctx, hvt_log_level level, const char *line)
+{
+    (void)ctx, (void)level;
+    snprintf(logged, sizeof logged, "%s", line);
+}
+
+TEST(without_shared_memory_auto_takes_mpi_and_says_why)
+{
+    hvt_comm *c = NULL;
+    void *p = NULL;
+
+    if (size == 1)
+        return;
+    real_create = hvt__shm_create;
+    real_attach = hvt__shm_attach;
+    hvt_log_to(keep_line, NULL, HVT_LOG_WARN);
+
+    CHECK_OK(hvt_comm_open("auto", world, dev, &c));
+    CHECK(!strcmp(hvt_comm_name(c), "shm") && !*logged, "%s: %s", hvt_comm_name(c), logged);
+    hvt_comm_close(&c);
+
+    hvt__shm_create = create_some;
+    creations = 0;
+    CHECK_FAILS(hvt_comm_open("shm", world, dev, &c), E_MEM, "memfd");
+    CHECK(hvt_last_error_is_agreed() && !c, "%s", hvt_last_error());
+    CHECK_OK(hvt_comm_open("auto", world, dev, &c));
+    CHECK(!strcmp(hvt_comm_name(c), "mpi"), "%s", hvt_comm_name(c));
+    CHECK(!!*logged == (rank == 0) && (rank || strstr(logged, "No space left")), "said: %s", logged);
+    hvt_comm_close(&c);
+
+    creations = 1; /* the control segment, but no arena */
+    logged[0] = '\0';
+    CHECK_OK(hvt_comm_open("auto", world, dev, &c));
+    CHECK(!strcmp(hvt_comm_name(c), "shm"), "%s", hvt_comm_name(c));
+    CHECK_OK(hvt_comm_alloc(c, 1000, &p));
+    CHECK(!strcmp(hvt_comm_name(c), "mpi") && p, "%s", hvt_comm_name(c));
+    CHECK(!!*logged == (rank == 0), "said: %s", logged);
+    every_sum(c, p, "after falling back", &(size_t){200}, 1);
+    hvt_comm_release(c, p);
+    hvt_comm_close(&c);
+
+    creations = 1;
+    CHECK_OK(hvt_comm_open("shm", world, dev, &c));
+    p = NULL;
+    CHECK_FAILS(hvt_comm_alloc(c, 1000, &p), E_MEM, "memfd");
+    CHECK(!p, "something was given");
+    creations = 1;
+    CHECK_OK(hvt_comm_alloc(c, 1000, &p)); /* and it can go on */
+    every_sum(c, p, "after a failed alloc", &(size_t){200}, 1);
+    CHECK_FAILS(hvt_comm_alloc(c, (size_t)1 << 50, &p), E_MEM, "available");
+    hvt_comm_release(c, p);
+    creations = 1;
+    CHECK_FAILS(hvt_comm_alloc(c, (size_t)(1000 + rank), &p), E_MISMATCH, "rank 1");
+    hvt_comm_close(&c);
+    hvt__shm_create = real_create;
+
+    if (rank == size - 1) /* one rank alone fails */
+        hvt__shm_attach = attach_never;
+    CHECK_FAILS(hvt_comm_open("shm", world, dev, &c), E_UNSUPPORTED, "Permission denied");
+    CHECK_OK(hvt_comm_open("auto", world, dev, &c));
+    CHECK(!strcmp(hvt_comm_name(c), "mpi"), "%s", hvt_comm_name(c));
+    hvt_comm_close(&c);
+    hvt__shm_attach = real_attach;
+    hvt_log_to(NULL, NULL, HVT_LOG_WARN);
+}
+
+/* ---- what becomes of processes: only alone, where children may be made freely ---------------- */
+
+/* A world of forked processes over one page of shared memory: ranks that can be killed. */
+typedef struct village {
+    pthread_barrier_t gate;
+    char board[16][1 << 12];
+} village;
+
+static hvt_status village_gather(hvt_world *w, const void *mine, size_t bytes, void *all)
+{
+    village *v = w->state;
+
+    memcpy(v->board[w->rank], mine, bytes);
+    pthread_barrier_wait(&v->gate);
+    for (int r = 0; r < w->size; r++)
+        memcpy((char *)all + (size_t)r * bytes, v->board[r], bytes);
+    pthread_barrier_wait(&v->gate);
+    return HVT_OK;
+}
+
+static hvt_status village_broadcast(hvt_world *w, void *data, size_t bytes, int root)
+{
+    village *v = w->state;
+
+    if (w->rank == root)
+        memcpy(v->board[root], data, bytes);
+    pthread_barrier_wait(&v->gate);
+    memcpy(data, v->board[root], bytes);
+    pthread_barrier_wait(&v->gate);
+    return HVT_OK;
+}
+
+static const hvt_world_ops village_ops = {
+    .name = "village", .gather = village_gather, .broadcast = village_broadcast};
+
+/* Run `live` on n forked ranks; the wait statuses come back. */
+static void settle_village(int n, void (*live)(void), int ret_status[])
+{
+    hvt_world *alone = world;
+    village *v = mmap(NULL, sizeof *v, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pthread_barrierattr_t attr;
+    pid_t child[16];
+
+    pthread_barrierattr_init(&attr);
+    pthread_barrierattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
+    pthread_barrier_init(&v->gate, &attr, (unsigned)n);
+    for (int r = 0; r < n; r++) {
+        fflush(NULL);
+        child[r] = fork();
+        if (child[r])
+            continue;
+        hvt_world w = {.ops = &village_ops,
+                       .rank = r,
+                       .size = n,
+                       .local_rank = r,
+                       .local_size = n,
+                       .nodes = 1,
+                       .state = v,
+                       .node_of = calloc((size_t)n, sizeof(int)),
+                       .host = calloc((size_t)n, sizeof *w.host),
+                       .scratch = calloc((size_t)n, HVT__SCRATCH)};
+
+        for (int q = 0; q < n; q++)
+            strcpy(w.host[q], "village");
+        world = &w;
+        rank = r;
+        size = n;
+        check_now = 0;
+        live();
+        fflush(NULL);
+        _exit(check_now ? 1 : 0);
+    }
+    for (int r = 0; r < n; r++)
+        waitpid(child[r], &ret_status[r], 0);
+    world = alone;
+    munmap(v, sizeof *v);
+}
+
+static void every_shm_sum(void)
+{
+    const size_t counts[] = {1, 100, 5000, 100003};
+    hvt_comm *c = NULL;
+    void *mine = NULL;
+
+    CHECK_OK(hvt_comm_open("shm", world, dev, &c));
+    CHECK_OK(hvt_comm_alloc(c, 500000, &mine));
+    every_sum(c, mine, "own memory", counts, HVT_LEN(counts));
+    hvt_comm_release(c, mine);
+    hvt_comm_close(&c);
+    operations_keep_their_order("shm");
+}
+
+TEST(shm_works_for_any_number_of_processes)
+{
+    for (int n = 2; n <= 8; n++) {
+        int status[16];
+
+        settle_village(n, every_shm_sum, status);
+        for (int r = 0; r < n; r++)
+            CHECK(status[r] == 0, "rank %d of %d ended with %x", r, n, (unsigned)status[r]);
+    }
+}
+
+static void give_up_on_rank_one(void)
+{
+    hvt_comm *c = NULL;
+    hvt_ticket t;
+    float x[32] = {0};
+
+    CHECK_OK(hvt_comm_open("shm", world, dev, &c));
+    CHECK_OK(hvt_comm_allreduce(c, x, 32, HVT_F32, &t));
+    if (rank == 1)
+        hvt_comm_close(&c); /* its operation never runs, though the process lives on */
+    else
+        CHECK_FAILS(hvt_comm_wait(c, t), E_COMM, "rank 1 (village) has left");
+    hvt_comm_close(&c);
+    if (rank == 1)
+        usleep(500000);
+}
+
+TEST(a_rank_that_leaves_early_is_named)
+{
+    int status[16];
+
+    settle_village(3, give_up_on_rank_one, status);
+    for (int r = 0; r < 3; r++)
+        CHECK(status[r] == 0, "rank %d: %x", r, (unsigned)status[r]);
+}
+
+static void lose_rank_two(void)
+{
+    enum { COUNT = 100000 };
+    hvt_comm *c = NULL;
+    hvt_ticket t;
+    float *buf = NULL;
+    double start;
+
+    CHECK_OK(hvt_comm_open("shm", world, dev, &c));
+    CHECK_OK(hvt_comm_alloc(c, COUNT * sizeof *buf, (void **)&buf));
+    for (int i = 0; i < 5; i++) {
+        CHECK_OK(hvt_comm_allreduce(c, buf, COUNT, HVT_F32, &t));
+        CHECK_OK(hvt_comm_wait(c, t));
+    }
+    CHECK_OK(hvt_comm_allreduce(c, buf, COUNT, HVT_F32, &t)); /* issued, but its part is never done */
+    if (rank == 2)
+        raise(SIGKILL);
+    start = hvt__now();
+    CHECK_FAILS(hvt_comm_wait(c, t), E_COMM, "rank 2 (village) has ended");
+    CHECK(hvt__now() - start < 2, "after %.1f s", hvt__now() - start);
+    CHECK_FAILS(hvt_comm_wait(c, t), E_COMM, "earlier operation");
+    hvt_comm_release(c, buf);
+    hvt_comm_close(&c);
+}
+
+TEST(a_killed_rank_is_named_and_leaves_nothing)
+{
+    int status[16];
+    char line[512];
+    FILE *maps;
+
+    settle_village(4, lose_rank_two, status);
+    for (int r = 0; r < 4; r++)
+        CHECK(r == 2 ? WIFSIGNALED(status[r]) : status[r] == 0, "rank %d: %x", r, (unsigned)status[r]);
+    maps = popen("ls /dev/shm | grep hvt", "r");
+    CHECK(!fgets(line, sizeof line, maps), "left behind: %s", line);
+    pclose(maps);
+}
+
+static int open_files(void)
+{
+    int files = 0;
+
+    for (int fd = 0; fd < 256; fd++)
+        files += fcntl(fd, F_GETFD) >= 0;
+    return files;
+}
+
+static void open_and_close(void)
+{
+    hvt_comm *c = NULL;
+    void *p = NULL;
+    char line[512];
+    FILE *maps;
+    int before = open_files();
+
+    CHECK_OK(hvt_comm_open("shm", world, dev, &c));
+    CHECK_OK(hvt_comm_alloc(c, 5000, &p));
+    hvt_comm_close(&c); /* with a block open */
+    maps = fopen("/proc/self/maps", "r");
+    while (maps && fgets(line, sizeof line, maps))
+        CHECK(!strstr(line, "memfd:hvt"), "still mapped: %s", line);
+    fclose(maps);
+    CHECK(open_files() == before, "%d files open, not %d", open_files(), before);
+}
+
+TEST(close_leaves_no_memory_and_no_file)
+{
+    int status[16];
+
+    settle_village(3, open_and_close, status);
+    for (int r = 0; r < 3; r++)
+        CHECK(status[r] == 0, "rank %d: %x", r, (unsigned)status[r]);
+}
+
+/* Set variables as a launcher would, in a child that MPI has not touched, and try to join. */
+static void join_as(const char *const *variables, hvt_status want, const char *part)
+{
+    int status = -1;
+    pid_t child;
+
+    fflush(NULL);
+    child = fork();
+    if (child == 0) {
+        hvt_world *w = NULL;
+
+        check_now = 0;
+        for (int i = 0; variables[i]; i += 2)
+            setenv(variables[i], variables[i + 1], 1);
+        if (want == HVT_OK)
+            CHECK_OK(hvt_world_open(NULL, &w));
+        else
+            CHECK_FAILS(hvt_world_open(NULL, &w), E_COMM, part);
+        CHECK(w ? !strcmp(hvt_world_name(w), part) : want != HVT_OK, "world %s",
+              w ? hvt_world_name(w) : "none");
+        hvt_world_close(&w);
+        fflush(NULL);
+        _exit(check_now ? 1 : 0);
+    }
+    waitpid(child, &status, 0);
+    CHECK(status == 0, "with %s=%s: %x", variables[0], variables[1], (unsigned)status);
+}
+
+TEST(a_silent_singleton_is_refused)
+{
+    join_as((const char *[]){"SLURM_NTASKS", "4", NULL}, HVT_OK, "lone");
+#if HVT_HAVE_MPI
+    join_as((const char *[]){"SLURM_STEP_NUM_TASKS", "4", "SLURM_STEPID", "0", NULL}, HVT_E_COMM,
+            "srun --mpi=pmix");
+    join_as((const char *[]){"PMI_SIZE", "4", "PMI_RANK", "1", NULL}, HVT_E_COMM,
+            "use the mpirun of the MPI");
+    join_as((const char *[]){"OMPI_COMM_WORLD_SIZE", "2", NULL}, HVT_E_COMM, "MPI sees 1");
+#endif
+}
+
+TEST(abort_ends_a_lone_process_with_its_code)
+{
+    int status = -1;
+    pid_t child;
+
+    fflush(NULL);
+    child = fork();
+    if (child == 0)
+        hvt_world_abort(world, 7);
+    waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7, "%x", (unsigned)status);
 }
 
 int main(void)
@@ -723,12 +1211,27 @@ int main(void)
     RUN(shm_sums_equal_the_plain_tree);
     RUN(shm_broadcasts_reach_everyone);
     RUN(shm_runs_a_thousand_rounds);
+    RUN(shm_operations_keep_their_order);
+    RUN(a_buffer_may_be_shared_on_one_rank_and_plain_on_another);
+    RUN(issuing_waits_for_nobody);
+    RUN(different_operations_are_told_apart_on_every_rank);
+    RUN(peers_memory_is_readable_in_segments_only);
+    RUN(without_shared_memory_auto_takes_mpi_and_says_why);
+    if (!strcmp(hvt_world_name(world), "lone")) {
+        RUN(shm_works_for_any_number_of_processes);
+        RUN(a_rank_that_leaves_early_is_named);
+        RUN(a_killed_rank_is_named_and_leaves_nothing);
+        RUN(close_leaves_no_memory_and_no_file);
+        RUN(a_silent_singleton_is_refused);
+        RUN(abort_ends_a_lone_process_with_its_code);
+    }
 #if HVT_HAVE_MPI
     RUN(a_wrapped_world_is_its_communicator);
     RUN(mpi_sums_equal_the_plain_tree);
     RUN(mpi_messages_may_be_cut_anywhere);
     RUN(mpi_broadcasts_reach_everyone);
     RUN(mpi_runs_a_thousand_rounds);
+    RUN(mpi_operations_keep_their_order);
 #endif
     failed = check_failed;
     CHECK_OK(hvt_world_fold(world, HVT_FOLD_SUM, &failed, 1));

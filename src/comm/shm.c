@@ -9,6 +9,7 @@
  *   staged   steps for which my slot holds my input
  *   done     steps for which I have read and written all that is others'
  *   ran      operations whose descriptors I have read, so that their places in the rings are free
+ *   left     0; 1 when this rank has closed the comm or given it up
  *
  * A sum. Rank r owns a slice: in every rank's buffer only r touches it between `posted` and r's `done`. It
  * reads that slice of all buffers, adds along the tree, and writes the result into all of them. So one
@@ -59,7 +60,7 @@ typedef struct descriptor {
 
 /* One rank's part of the control segment; its two slots follow. */
 typedef struct mailbox {
-    counter posted, staged, done, ran;
+    counter posted, staged, done, ran, left;
     descriptor ring[RING];
 } mailbox;
 
@@ -80,6 +81,27 @@ typedef struct comm_shm {
     hvt__span *busy; /* addresses that steps since the last settle() touch, of the rank's memory */
 } comm_shm;
 
+/* ---- counters --------------------------------------------------------------------------------- */
+
+static void tell(counter *mine, uint64_t value)
+{
+    atomic_thread_fence(memory_order_seq_cst); /* kernels may have stored past the cache */
+    atomic_store_explicit(&mine->v, value, memory_order_release);
+}
+
+static bool reached(const counter *c, uint64_t value)
+{
+    return atomic_load_explicit(&c->v, memory_order_acquire) >= value;
+}
+
+/* The others need not wait for this rank any more. */
+static void leave(hvt_comm *c)
+{
+    comm_shm *st = c->state;
+
+    tell(&st->box[c->world->rank]->left, 1);
+}
+
 /* ---- life --------------------------------------------------------------------------------- */
 
 static void comm_close_shm(hvt_comm *c)
@@ -88,6 +110,8 @@ static void comm_close_shm(hvt_comm *c)
 
     if (!st)
         return;
+    if (st->box && st->box[c->world->rank])
+        leave(c);
     for (int i = 0; i < st->segments; i++)
         hvt__segment_close(&st->data[i]);
     hvt__segment_close(&st->control);
@@ -156,18 +180,7 @@ static hvt_status comm_open_shm(hvt_comm *c)
     return HVT_OK;
 }
 
-/* ---- counters ----------------------------------------------------------------------------- */
-
-static void tell(counter *mine, uint64_t value)
-{
-    atomic_thread_fence(memory_order_seq_cst); /* kernels may have stored past the cache */
-    atomic_store_explicit(&mine->v, value, memory_order_release);
-}
-
-static bool reached(const counter *c, uint64_t value)
-{
-    return atomic_load_explicit(&c->v, memory_order_acquire) >= value;
-}
+/* ---- waiting ------------------------------------------------------------------------------ */
 
 static void relax(void)
 {
@@ -178,16 +191,30 @@ static void relax(void)
 #endif
 }
 
-/* A rank whose process has ended, or -1. */
-static int find_dead(hvt_comm *c)
+/*
+ * Will the others still come? A rank whose process ended without a word is the cause; those that have left
+ * may just be the first to notice.
+ */
+static hvt_status find_lost(hvt_comm *c, int peer, const char *what)
 {
     comm_shm *st = c->state;
+    int size = c->world->size, ended = -1, gone = -1;
 
-    if (poll(st->life, (nfds_t)c->world->size, 0) > 0)
-        for (int r = 0; r < c->world->size; r++)
-            if (st->life[r].revents)
-                return r;
-    return -1;
+    if (poll(st->life, (nfds_t)size, 0) < 0)
+        return HVT_OK; /* interrupted: ask next time */
+    for (int r = size - 1; r >= 0; r--) {
+        if (r == c->world->rank)
+            continue;
+        if (reached(&st->box[r]->left, 1))
+            gone = r;
+        else if (st->life[r].revents)
+            ended = r;
+    }
+    HVT_CHECK(ended < 0, E_COMM, "rank %d (%s) has ended; rank %d was waiting for rank %d to %s", ended,
+              c->world->host[ended], c->world->rank, peer, what);
+    HVT_CHECK(gone < 0, E_COMM, "rank %d (%s) has left the comm; rank %d was waiting for rank %d to %s", gone,
+              c->world->host[gone], c->world->rank, peer, what);
+    return HVT_OK;
 }
 
 /* The long way, off the hot path: yield, sleep, look after the peers. */
@@ -202,12 +229,11 @@ static hvt_status await_long(hvt_comm *c, const counter *theirs, int peer, uint6
             nanosleep(&(struct timespec){0, SLEEP_US * 1000}, NULL);
         now = hvt__now();
         if (now - checked >= LIFE_CHECK_MS * 1e-3) {
-            int dead = find_dead(c);
+            hvt_status s = find_lost(c, peer, what);
 
             checked = now;
-            if (dead >= 0 && !reached(theirs, value))
-                return HVT_FAIL(E_COMM, "rank %d (%s) has ended; rank %d was waiting for rank %d to %s", dead,
-                                c->world->host[dead], c->world->rank, peer, what);
+            if (s != HVT_OK && !reached(theirs, value))
+                return s;
         }
     }
     return HVT_OK;
@@ -616,8 +642,11 @@ static hvt_status comm_wait_shm(hvt_comm *c, hvt_ticket ticket)
     }
     if (s == HVT_OK)
         s = settle(c);
+    if (s == HVT_OK)
+        return s;
     st->broken = s;
-    return s == HVT_OK ? s : hvt__pass(s, __FILE__, __LINE__, "wait");
+    leave(c);
+    return hvt__pass(s, __FILE__, __LINE__, "wait");
 }
 
 static hvt_status issue(hvt_comm *c, hvt__kind kind, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret)
