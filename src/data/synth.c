@@ -60,7 +60,7 @@ static int between(dice *d, int low, int high)
 static int label_of(const synth *s, uint32_t index)
 {
     uint32_t n = (uint32_t)s->classes, a, b, r, t;
-    dice d = {hvt__draw(EDITION, s->train, index / n, n), 1u << 20};
+    dice d = {hvt__draw(EDITION, 2u + s->train, index / n, n), 0}; /* 0 and 1 key the pictures */
 
     do { /* until a has no divisor in common with n */
         a = 1 + hvt__below(roll(&d), n);
@@ -229,7 +229,7 @@ static void draw_thing(uint8_t *pixels, int size, const thing *t)
     int reach = (t->half * 3) >> 1; /* tilted corners included */
     int left = most(0, (t->x - reach) >> 8), right = least(size - 1, (t->x + reach) >> 8);
     int top = most(0, (t->y - reach) >> 8), bottom = least(size - 1, (t->y + reach) >> 8);
-    int edge = least(t->half, SHARP_MAX), thread = least(t->texture.sharp, SHARP_MAX);
+    int edge = least(t->half, SHARP_MAX), stripe = least(t->texture.sharp, SHARP_MAX);
     /* what one pixel to the right adds to u and v: 256 * cos / half units, in Q20 of half widths */
     int du = (int)((int64_t)t->cos * 65536 / t->half), dv = (int)((int64_t)t->sin * 65536 / t->half);
 
@@ -246,7 +246,7 @@ static void draw_thing(uint8_t *pixels, int size, const thing *t)
             if (cover <= 0)
                 continue;
             cover = least(cover, 256);
-            mix = 128 + (int)(((int64_t)weaving(&t->texture, a, b) * thread) >> 16);
+            mix = 128 + (int)(((int64_t)weaving(&t->texture, a, b) * stripe) >> 16);
             mix = most(0, least(256, mix));
             for (int c = 0; c < 3; c++) {
                 int ink = (t->one.rgb[c] * (256 - mix) + t->two.rgb[c] * mix) >> 8;
@@ -300,12 +300,13 @@ static void add_noise(uint8_t *pixels, size_t bytes, dice *d, int amount)
     }
 }
 
-/* A thing of this shape and texture, `low` to `high` percent of the image wide, wholly inside it. */
+/* A thing of this shape and texture, `low` to `high` percent of the image wide, inside it but for tilted
+ * corners. One draw per statement: C leaves the order within a list of initialisers open. */
 static thing place(dice *d, int size, int low, int high, int shape, int texture)
 {
     thing t = {.shape = shape};
-    int full = size << 8, threads = between(d, 6, 8); /* quarter periods per half width */
-    int sin = between(d, -1000, 1000);                /* up to 14 degrees */
+    int full = size << 8, quarters = between(d, 6, 8); /* quarter periods per half width */
+    int sin = between(d, -1000, 1000);                 /* up to 14 degrees */
     bool dark_first = roll(d) & 1;
     int dark = between(d, 10, 60), bright = between(d, 195, 245);
 
@@ -317,11 +318,12 @@ static thing place(dice *d, int size, int low, int high, int shape, int texture)
     t.mirrored = roll(d) & 1;
     t.one = paint(d, dark_first ? dark : bright, 40);
     t.two = paint(d, dark_first ? bright : dark, 40);
-    t.texture = (weave){.kind = texture,
-                        .per_unit = threads * 65536 / (4 * UNIT),
-                        .phase = {between(d, 0, 65535), between(d, 0, 65535)},
-                        .sharp = t.half * 4 / threads,
-                        .salt = (uint32_t)roll(d)};
+    t.texture.kind = texture;
+    t.texture.per_unit = quarters * 65536 / (4 * UNIT);
+    t.texture.sharp = t.half * 4 / quarters;
+    t.texture.phase[0] = between(d, 0, 65535);
+    t.texture.phase[1] = between(d, 0, 65535);
+    t.texture.salt = (uint32_t)roll(d);
     return t;
 }
 
