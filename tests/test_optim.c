@@ -154,6 +154,34 @@ TEST(buckets_close_where_pytorch_closes_them)
     check_cut(1, (size_t[]){0}, 0, 0, 1, (int[]){0});
 }
 
+TEST(resnet50_is_cut_where_pytorch_cuts_it)
+{
+    /* DDP's buckets after its rebuild, in bytes; ours also hold padding, the first one the rider */
+    const size_t want[] = {8196000, 31502336, 26255360, 26550272, 9724160};
+    hvt_distopt_opts opts = {.bucket_bytes = HVT_BUCKET_DEFAULT, .first_bytes = 1 << 20, .local_shards = 1};
+    hvt_zoo_opts zoo = {.imagenet_stem = true};
+    hvt_bucket *bucket = NULL;
+    hvt_device *dev = NULL;
+    hvt_model *m = NULL;
+    int n = 0;
+
+    CHECK_OK(hvt_device_open("ref", NULL, &dev));
+    CHECK_OK(hvt_model_create(dev, &m));
+    CHECK_OK(hvt_model_plan(m, 1, hvt_zoo(m, "resnet50", hvt_input(m, 32, 32, 3), 1000, &zoo)));
+    CHECK_OK(hvt__bucket_plan(m, &opts, &bucket, &n));
+    CHECK(n == 5, "%d buckets", n);
+    for (int b = 0, p = 0; b < n && b < 5; b++) {
+        size_t bytes = 0;
+
+        for (; p < m->nparam_tensors && m->param[p].offset < bucket[b].end; p++)
+            bytes += m->param[p].elements * sizeof(float);
+        CHECK(bytes == want[b], "bucket %d has %zu bytes of parameters, expected %zu", b, bytes, want[b]);
+    }
+    free(bucket);
+    hvt_model_free(&m);
+    hvt_device_close(&dev);
+}
+
 /* ---- sgd ------------------------------------------------------------------------------------------ */
 
 typedef struct rig {
@@ -301,6 +329,7 @@ int main(void)
     RUN(warm_up_is_linear_per_update_and_ends_at_the_peak);
     RUN(malformed_schedules_are_refused_with_what_was_expected);
     RUN(buckets_close_where_pytorch_closes_them);
+    RUN(resnet50_is_cut_where_pytorch_cuts_it);
     RUN(sgd_follows_pytorch);
     RUN(norm_and_bias_can_be_spared_from_decay);
     RUN(impossible_optimizers_are_refused);

@@ -43,12 +43,13 @@ HVT_API void hvt_optim_free(hvt_optim **optim);
  * (rounded) update k takes lr * (k + 1) / K instead. Epochs always count from the run's start, warm-up
  * included; cosine begins where the warm-up ends. Source: torch/optim/lr_scheduler.py; goldens in
  * tests/test_optim.c.
+ *
+ * name is "constant", "step:SIZE[,GAMMA]", "multistep:E1,E2,...[@GAMMA]" or "cosine[:MIN]". SIZE and E_i are
+ * whole epochs above 0, E_i ascend; GAMMA is above 0 (default 0.1); MIN is between 0 and lr (default 0).
  */
 typedef struct hvt_schedule_opts {
-    const char
-        *name; ///< "constant" | "step:SIZE[,GAMMA]" | "multistep:E1,E2,...[@GAMMA]" | "cosine[:MIN]"
-               ///< SIZE and E_i are whole epochs > 0, E_i ascend; GAMMA > 0, else 0.1; MIN 0 .. lr, else 0
-    double lr; ///< peak
+    const char *name;
+    double lr;     ///< peak
     double epochs; ///< T; read by cosine only
     double warmup; ///< W, may be a fraction
 } hvt_schedule_opts;
@@ -60,15 +61,16 @@ HVT_API void hvt_schedule_free(hvt_schedule **schedule);
 /** The rate for update `step` (0-based) of epoch `epoch` (0-based) with `steps` updates per epoch. */
 HVT_API double hvt_schedule_lr(const hvt_schedule *schedule, int epoch, uint32_t step, uint32_t steps);
 
+/* Where a bucket ends is a layer's end, so it may exceed its limit. first_bytes is read only where
+ * bucket_bytes is a limit: not with 0, not with HVT_BUCKET_ALL. */
 #define HVT_BUCKET_DEFAULT ((size_t)25 << 20)
 #define HVT_BUCKET_ALL     SIZE_MAX
 
 typedef struct hvt_distopt_opts {
     size_t bucket_bytes; ///< close a bucket at this many f32 bytes; 0 = one per layer; HVT_BUCKET_ALL = one
-    size_t first_bytes;  ///< the same for the first bucket, which lets the exchange start early; 0 =
-                        ///< bucket_bytes. Not read when bucket_bytes is 0 or HVT_BUCKET_ALL
-    hvt_dtype wire;   ///< HVT_F32 | HVT_F16 | HVT_BF16 on the way; sums are in f32
-    int local_shards; ///< shards that this rank works through per step
+    size_t first_bytes;  ///< the same for the first one, so that the exchange starts early; 0 = bucket_bytes
+    hvt_dtype wire;      ///< HVT_F32 | HVT_F16 | HVT_BF16 on the way; sums are in f32
+    int local_shards;    ///< shards that this rank works through per step
 } hvt_distopt_opts;
 
 /**
@@ -84,7 +86,7 @@ typedef struct hvt_distopt_opts {
  * Rank r works through shards r*local_shards ... in order. Gradients are added along one binary tree over all
  * shards (on each level 2i and 2i+1 are added, an odd last one moves up), so with f32 wires the bits of the
  * result depend neither on buckets nor on the comm, nor on the number of ranks while local_shards is a power
- * of two.
+ * of two. With 16-bit wires they depend on the number of ranks, but are equal on all of them.
  *
  * Moves the model's gradient arena into comm's memory. Agrees over all ranks on build, device, `items` (n of
  * them: whatever else must be the same), options, tensors and buckets, in this order; E_MISMATCH names the
