@@ -45,9 +45,9 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-double bench_time(void (*fn)(void *ctx), void *ctx, double budget)
+bench_seconds bench_time(void (*fn)(void *ctx), void *ctx, double budget)
 {
-    enum { ROUNDS = 7 };
+    enum { ROUNDS = 11 };
     double round[ROUNDS], start, once;
     int calls;
 
@@ -64,7 +64,7 @@ double bench_time(void (*fn)(void *ctx), void *ctx, double budget)
         round[r] = (hvt__now() - start) / calls;
     }
     qsort(round, ROUNDS, sizeof *round, ascending);
-    return round[ROUNDS / 2];
+    return (bench_seconds){round[ROUNDS / 2], round[0]};
 }
 
 enum { STEPS = 200000 };

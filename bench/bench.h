@@ -1,8 +1,9 @@
 /*
  * bench.h - what every bench shares: the first line, the clock, the processor's peak.
  *
- * A bench verifies the buffers that it times: a wrong answer prints no speed. Times are medians of seven
- * rounds, each long enough for the clock, after one call to warm up.
+ * A bench verifies the buffers that it times: a wrong answer prints no speed. Times are medians over rounds,
+ * each long enough for the clock, after one call to warm up; the least is kept too, for machines that others
+ * use.
  */
 #ifndef HVT_BENCH_H
 #define HVT_BENCH_H
@@ -12,8 +13,12 @@
 /* "bench_ops: host, processor, isa, threads, compiler, commit", the first line of every bench */
 void bench_header(const char *bench, const char *isa, int threads);
 
-/* Seconds of one fn(ctx): the median; rounds take about `budget` seconds in all. */
-double bench_time(void (*fn)(void *ctx), void *ctx, double budget);
+typedef struct bench_seconds {
+    double median, least;
+} bench_seconds;
+
+/* Seconds of one fn(ctx), over eleven rounds that take about `budget` seconds in all. */
+bench_seconds bench_time(void (*fn)(void *ctx), void *ctx, double budget);
 
 /* Most multiply-adds that this thread can do with the set's vectors, in GFLOP/s (2 each): twelve and more
  * chains of them in registers. Sets without a fused one multiply and add. */

@@ -2,13 +2,13 @@
  * bench_ops - convolutions of whole models, layer by layer and pass by pass.
  *
  *     bench_ops [--model resnet50|resnet20|resnet18|resnet50-224] [--batch N] [--isa NAME] [--threads T]
- *               [--order hwn|nhw] [--seconds S]
+ *               [--order hwn|nhw] [--seconds S] [--least]
  *
- * Each pass is verified on sampled elements against a loop in double, then timed for S seconds. GF/s counts
- * multiply and add of pixels that exist (padding is not work). Columns: GF/s and the share of the peak (all
- * threads' multiply-adds in registers, measured in the same run) forward, backward data, backward weights;
- * microseconds to turn the weights. Last: the model's convolutions as often as the model has them, in
- * milliseconds a batch and images/s.
+ * Each pass is verified on sampled elements against a loop in double, then timed for S seconds: the median of
+ * its rounds, or with --least the shortest. GF/s counts multiply and add of pixels that exist (padding is not
+ * work). Columns: GF/s and the share of the peak (all threads' multiply-adds in registers, measured in the
+ * same run) forward, backward data, backward weights; microseconds to turn the weights. Last: the model's
+ * convolutions as often as the model has them, in milliseconds a batch and images/s.
  */
 #include "bench.h"
 #include "base_impl.h"
@@ -131,6 +131,11 @@ static void pack(void *ctx)
     bench *b = ctx;
     must(conv_pack_cpu(b->op, b->w));
 }
+
+static const struct {
+    void (*fn)(void *ctx);
+    bool of_dx; /* not for a first layer */
+} pass[] = {{forward, false}, {backward_x, true}, {backward_w, false}, {pack, true}};
 
 /* ---- verification ---- */
 
@@ -271,7 +276,8 @@ static double work(const bench *b)
     return 2 * places * places * b->d.c * b->d.k;
 }
 
-static int run_net(const net *m, hvt_device *dev, int batch, hvt_order order, double seconds, double peak)
+static int run_net(const net *m, hvt_device *dev, int batch, hvt_order order, double seconds, bool least,
+                   double peak)
 {
     double total[4] = {0}, flops = 0, sum;
 
@@ -287,10 +293,13 @@ static int run_net(const net *m, hvt_device *dev, int batch, hvt_order order, do
             close_layer(&b);
             return 1;
         }
-        time[0] = bench_time(forward, &b, seconds);
-        time[1] = b.d.no_dx ? 0 : bench_time(backward_x, &b, seconds);
-        time[2] = bench_time(backward_w, &b, seconds);
-        time[3] = b.d.no_dx ? 0 : bench_time(pack, &b, seconds / 4);
+        for (int i = 0; i < 4; i++) {
+            bench_seconds t = {0};
+
+            if (!(b.d.no_dx && pass[i].of_dx))
+                t = bench_time(pass[i].fn, &b, i < 3 ? seconds : seconds / 4);
+            time[i] = least ? t.least : t.median;
+        }
         gf = work(&b) * batch * 1e-9;
         printf("%4d -> %4d, %dx%d/%d at %3d   %d", l->c, l->k, l->window, l->window, l->stride, l->size,
                l->count);
@@ -332,7 +341,7 @@ static int usage(const char *why, const char *what)
 {
     fprintf(stderr,
             "bench_ops: %s %s\nbench_ops [--model NAME] [--batch N] [--isa NAME] [--threads T] "
-            "[--order hwn|nhw] [--seconds S]\n",
+            "[--order hwn|nhw] [--seconds S] [--least]\n",
             why, what);
     return 2;
 }
@@ -343,6 +352,7 @@ int main(int argc, char **argv)
     int batch = 0, threads = 1, failed = 0;
     hvt_order order = HVT_ORDER_HWN;
     double seconds = 0.1, total = 0;
+    bool least = false;
     const net *chosen = NULL;
     hvt_cpu cpu = {0};
     hvt_device dev = {.state = &cpu};
@@ -361,6 +371,8 @@ int main(int argc, char **argv)
             order = strcmp(v, "nhw") ? HVT_ORDER_HWN : HVT_ORDER_NHW;
         else if ((v = bench_option(argc, argv, &i, "--seconds")))
             seconds = atof(v);
+        else if (!strcmp(argv[i], "--least"))
+            least = true;
         else
             return usage("unknown option", argv[i]);
     }
@@ -384,7 +396,7 @@ int main(int argc, char **argv)
     for (int t = 0; t < threads; t++)
         total += top.speed[t];
     printf("peak %.1f GF/s\n", total);
-    failed = run_net(chosen, &dev, batch ? batch : chosen->batch, order, seconds, total);
+    failed = run_net(chosen, &dev, batch ? batch : chosen->batch, order, seconds, least, total);
     hvt__pool_close(&cpu.pool);
     return failed;
 }

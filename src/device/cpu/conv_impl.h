@@ -37,6 +37,10 @@ typedef struct conv_list {
     int runs;
     conv_run *run; /* [runs+1] */
     hvt_ent *e;    /* a: source pixel, b: tap */
+
+    int sources;     /* source pixels */
+    int pitch;       /* > 0: source rows are first copied to ws, `pitch` floats apart */
+    bool *is_source; /* [sources] with a pitch: any entry reads it */
 } conv_list;
 
 /* One block of backward weights: output pixels whose rows, copied, stay in the cache while all taps are
@@ -58,6 +62,7 @@ typedef struct conv_op {
 
     conv_list out, in; /* forward; backward data */
     float *turned;     /* weights for backward data, panels along c: [ceil(C/32)][tap][K][32] */
+    bool *tap_used;    /* [taps] any triple has it; with small images and much padding some have none */
 
     /* backward weights */
     int blocks;

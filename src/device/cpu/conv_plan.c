@@ -79,6 +79,7 @@ static hvt_status make_list(const conv_op *op, bool back, conv_rows rows, long e
 
     l->rows = rows;
     l->pixels = h * w;
+    l->sources = back ? op->oh * op->ow : op->h * op->w;
     l->step = rows != CONV_IMAGES && back ? op->stride : 1;
     l->shift = back ? 1 : op->stride;
     l->run = malloc(sizeof *l->run * ((size_t)l->pixels + 1));
@@ -116,6 +117,39 @@ static conv_rows choose_rows(const conv_op *op, hvt_order order, int width, int 
     if (op->n >= 8)
         return CONV_IMAGES;
     return stride == 1 ? CONV_BOTH : op->n == 1 ? CONV_WIDTH : CONV_IMAGES;
+}
+
+/*
+ * Rows of 1,024 floats or a multiple begin in the same set of a first-level cache of 64 sets; the lines of a
+ * high tile's rows then drive each other out. Such rows are copied to a pitch of one line more.
+ */
+static bool rows_collide(long row, int rows)
+{
+    const int sets = 64, line = 16, ways = 8;
+    int distinct = sets;
+
+    if (row % line)
+        return false;
+    for (long lines = row / line; distinct > 1 && lines % 2 == 0; lines /= 2)
+        distinct /= 2;
+    return rows > distinct * ways;
+}
+
+/* Sets l->pitch if rows must be copied; s_pixel and s_image are the source's. */
+static hvt_status plan_copy(const conv_op *op, int len, long s_pixel, long s_image, conv_list *l)
+{
+    long row = l->rows == CONV_WIDTH ? s_pixel * l->shift : s_image;
+
+    if (!rows_collide(row, op->kern->rows[1]))
+        return HVT_OK;
+    l->is_source = calloc((size_t)l->sources, sizeof *l->is_source);
+    HVT_CHECK(l->is_source, E_MEM, "no memory for a convolution's %d source pixels", l->sources);
+    for (const conv_run *run = l->run; run < l->run + l->runs; run++)
+        for (int i = run->entry; i < run[1].entry; i++)
+            for (int j = 0; j < run->count; j++)
+                l->is_source[l->e[i].a + j * l->shift] = true;
+    l->pitch = (len + 15) / 16 * 16 + 16;
+    return HVT_OK;
 }
 
 /* ---- backward weights ---- */
@@ -213,6 +247,13 @@ static void place_slots(conv_op *op, const int *low, const int *high, int *rank)
         op->e[i].a = rank[op->e[i].a] % op->slots;
 }
 
+static void mark_taps(conv_op *op)
+{
+    for (int b = 0; b < op->blocks; b++)
+        for (int t = 0; t < op->taps; t++)
+            op->tap_used[t] |= op->first[b * op->taps + t] < op->first[b * op->taps + t + 1];
+}
+
 static hvt_status plan_wgrad(conv_op *op, hvt_order order, long entries)
 {
     size_t in = (size_t)op->h * (size_t)op->w, out = (size_t)op->oh * (size_t)op->ow;
@@ -225,14 +266,17 @@ static hvt_status plan_wgrad(conv_op *op, hvt_order order, long entries)
     op->first = malloc(sizeof *op->first * ((size_t)op->blocks * (size_t)op->taps + 1));
     op->e = malloc(sizeof *op->e * ((size_t)entries + 1));
     op->used = malloc(sizeof *op->used * in);
+    op->tap_used = calloc((size_t)op->taps, sizeof *op->tap_used);
     low = malloc(sizeof *low * (size_t)op->blocks);
     high = malloc(sizeof *high * (size_t)op->blocks);
     rank = malloc(sizeof *rank * in);
-    HVT_CHECK_OR(done, op->first && op->e && op->used && low && high && rank, E_MEM,
+    HVT_CHECK_OR(done, op->first && op->e && op->used && op->tap_used && low && high && rank, E_MEM,
                  "no memory for the %ld entries of a convolution", entries);
     list_blocks(op, low, high);
+    mark_taps(op);
     if (op->slots)
         place_slots(op, low, high, rank);
+    op->x_bytes = (sizeof(float) * (size_t)op->slots * (size_t)op->a_slot + 63) / 64 * 64;
 done:
     free(low);
     free(high);
@@ -246,6 +290,7 @@ static void free_list(conv_list *l)
 {
     free(l->run);
     free(l->e);
+    free(l->is_source);
 }
 
 static void conv_free_cpu(hvt_op *head)
@@ -255,6 +300,7 @@ static void conv_free_cpu(hvt_op *head)
     free_list(&op->out);
     free_list(&op->in);
     free(op->turned);
+    free(op->tap_used);
     free(op->block);
     free(op->first);
     free(op->e);
@@ -312,6 +358,26 @@ static void set_shape(conv_op *op, const hvt_conv_desc *c)
     }
 }
 
+static size_t copy_bytes(const conv_op *op, const conv_list *l)
+{
+    return sizeof(float) * (size_t)l->sources * (size_t)op->n * (size_t)l->pitch;
+}
+
+/* The most that any of the three passes copies. */
+static size_t workspace(const conv_op *op)
+{
+    size_t out = copy_bytes(op, &op->out), in = copy_bytes(op, &op->in), y_pixels = 0, both;
+
+    for (int b = 0; b < op->blocks && op->copy_y; b++) {
+        size_t pixels = (size_t)(op->block[b].end - op->block[b].pixel);
+
+        y_pixels = pixels > y_pixels ? pixels : y_pixels;
+    }
+    both = op->x_bytes + sizeof(float) * y_pixels * (size_t)op->b_slot;
+    in = in > out ? in : out;
+    return both > in ? both : in;
+}
+
 hvt_status conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
                          size_t *ret_ws)
 {
@@ -334,30 +400,22 @@ hvt_status conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op,
     HVT_CHECK_OR(fail, entries <= INT_MAX - op->taps && (long)op->oh * op->ow <= INT_MAX / op->n, E_SHAPE,
                  "convolution of %dx%d pixels by %dx%d taps is too large to index", c->h, c->w, c->r, c->s);
     HVT_TRY_OR(fail, make_list(op, false, choose_rows(op, order, op->ow, op->stride), entries, &op->out));
+    HVT_TRY_OR(fail, plan_copy(op, op->c, op->x_pixel, op->x_image, &op->out));
     HVT_TRY_OR(fail, plan_wgrad(op, order, entries));
     if (!c->no_dx) {
         size_t bytes =
             sizeof(float) * (size_t)conv_panels(op->c) * CONV_PANEL * (size_t)op->taps * (size_t)op->k;
 
         HVT_TRY_OR(fail, make_list(op, true, choose_rows(op, order, op->w, op->stride), entries, &op->in));
+        HVT_TRY_OR(fail, plan_copy(op, op->k, op->y_pixel, op->y_image, &op->in));
         op->turned = aligned_alloc(64, (bytes + 63) / 64 * 64);
         HVT_CHECK_OR(fail, op->turned, E_MEM, "no memory for a convolution's %zu bytes of turned weights",
                      bytes);
         memset(op->turned, 0, bytes); /* its padding is never written again */
     }
-    op->x_bytes = op->slots ? sizeof(float) * (size_t)op->slots * (size_t)op->a_slot : 0;
-    op->x_bytes = (op->x_bytes + 63) / 64 * 64;
-
-    size_t widest = 0;
-
-    for (int b = 0; b < op->blocks && op->copy_y; b++) {
-        size_t pixels = (size_t)(op->block[b].end - op->block[b].pixel);
-
-        widest = pixels > widest ? pixels : widest;
-    }
     *ret_op = &op->head;
     *ret_weights = (size_t)conv_panels(op->k) * CONV_PANEL * (size_t)op->taps * (size_t)op->c;
-    *ret_ws = op->x_bytes + sizeof(float) * widest * (size_t)op->b_slot;
+    *ret_ws = workspace(op);
     return HVT_OK;
 fail:
     conv_free_cpu(&op->head);

@@ -89,7 +89,48 @@ static void gather_job(void *ctx, int job, int thread)
     }
 }
 
-static void run_gather(gather *g)
+/* ---- rows that collide in the cache are copied to a better pitch ---- */
+
+enum { COPY_ROWS = 64 };
+
+typedef struct copy {
+    const gather *g;
+    float *to;
+    long pixel, image; /* floats from one to the next in the copy */
+} copy;
+
+/* job = up to COPY_ROWS images of one source pixel */
+static void copy_job(void *ctx, int job, int thread)
+{
+    const copy *c = ctx;
+    const gather *g = c->g;
+    int parts = conv_tiles(g->images, COPY_ROWS), pixel = job / parts, image = job % parts * COPY_ROWS;
+    int images = g->images - image < COPY_ROWS ? g->images - image : COPY_ROWS;
+
+    (void)thread;
+    if (!g->list->is_source[pixel])
+        return;
+    g->op->kern->panels(g->source + pixel * g->s_pixel + image * g->s_image, g->s_image, images, g->len,
+                        g->len, (int)c->image, c->to + pixel * c->pixel + image * c->image);
+}
+
+static void copy_source(gather *g, void *ws)
+{
+    const conv_list *l = g->list;
+    bool by_image = l->rows == CONV_WIDTH;
+    copy c = {.g = g, .to = ws};
+
+    c.pixel = by_image ? l->pitch : (long)g->op->n * l->pitch;
+    c.image = by_image ? (long)l->sources * l->pitch : l->pitch;
+    hvt__pool_run(g->op->pool, l->sources * conv_tiles(g->images, COPY_ROWS), copy_job, &c);
+    g->source = ws;
+    g->s_pixel = c.pixel;
+    g->s_image = c.image;
+}
+
+/* ---- */
+
+static void run_gather(gather *g, void *ws)
 {
     const conv_op *op = g->op;
     const conv_list *l = g->list;
@@ -102,6 +143,8 @@ static void run_gather(gather *g)
 
     if (g->images == 0)
         return;
+    if (l->pitch)
+        copy_source(g, ws);
     g->blocks = conv_tiles(l->pixels, each);
     if (g->blocks > l->runs)
         g->blocks = l->runs;
@@ -128,8 +171,7 @@ hvt_status conv_forward_cpu(hvt_op *head, int real, const void *x, const float *
                 .columns = op->k,
                 .images = real * op->rows_per_image};
 
-    (void)ws;
-    run_gather(&g);
+    run_gather(&g, ws);
     return HVT_OK;
 }
 
@@ -152,7 +194,6 @@ hvt_status conv_backward_x_cpu(hvt_op *head, int real, const float *w, const voi
                 .add = add};
 
     (void)w; /* conv_pack turned them */
-    (void)ws;
-    run_gather(&g);
+    run_gather(&g, ws);
     return HVT_OK;
 }

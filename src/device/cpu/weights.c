@@ -40,6 +40,8 @@ static void turn_job(void *ctx, int job, int thread)
     int k = op->k - column < CONV_PANEL ? op->k - column : CONV_PANEL;
 
     (void)thread;
+    if (!op->tap_used[tap])
+        return;
     op->kern->transpose(g->w + conv_weight(op->taps, op->c, tap, 0, column), op->c, k,
                         op->turned + conv_weight(op->taps, op->k, tap, column, 0),
                         (long)op->taps * op->k * CONV_PANEL);
