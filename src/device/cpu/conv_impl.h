@@ -62,6 +62,7 @@ typedef struct conv_op {
 
     conv_list out, in; /* forward; backward data */
     float *turned;     /* weights for backward data, panels along c: [ceil(C/32)][tap][K][32] */
+    bool stream;       /* so many weights that gradients and turned copies go past the caches */
     bool *tap_used;    /* [taps] any triple has it; with small images and much padding some have none */
 
     /* backward weights */
@@ -78,6 +79,14 @@ typedef struct conv_op {
     long a_slot, b_slot; /* floats of one copied pixel */
     size_t x_bytes;      /* of ws that hold copied x; dy's copies follow */
 } conv_op;
+
+/* Streaming stores are not ordered by the pool's atomics. */
+static inline void conv_fence(void)
+{
+#ifdef __x86_64__
+    __builtin_ia32_sfence();
+#endif
+}
 
 /* How many tiles of at most `most` rows cover `count`; they are of even size, ceil(count / tiles). */
 static inline int conv_tiles(int count, int most)

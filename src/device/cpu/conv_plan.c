@@ -13,8 +13,9 @@
 #include <string.h>
 
 /* Backward weights: bytes of x and dy that a block may hold, half of a common second-level cache. */
-#define BLOCK_BYTES (1 << 20)
-#define LEAST_CHUNK 32
+#define BLOCK_BYTES  (1 << 20)
+#define LEAST_CHUNK  32
+#define STREAM_BYTES (1 << 20)
 
 /* (output, tap) pairs along one dimension whose input exists */
 static long pairs(int in, int out, int window, int stride, int pad)
@@ -159,6 +160,7 @@ static void size_blocks(conv_op *op, hvt_order order)
     const hvt_conv_kernels *kern = op->kern;
     size_t weights = sizeof(float) * (size_t)op->taps * (size_t)op->c * (size_t)op->k;
 
+    op->stream = weights >= STREAM_BYTES;
     op->vectors = op->k > kern->vl ? 2 : 1;
     op->a_tiles = conv_tiles(op->c, kern->rows[op->vectors - 1]);
     op->a_rows = conv_tiles(op->c, op->a_tiles);

@@ -38,6 +38,7 @@ typedef struct hvt_tile {
     long c_row;
     int nc; /* columns that are stored */
     bool add;
+    bool stream; /* past the caches; C is aligned to vectors */
 } hvt_tile;
 
 typedef void hvt_kernel(const hvt_tile *t);
@@ -53,7 +54,7 @@ typedef struct hvt_conv_kernels {
     void (*panels)(const float *x, long ld, int n, int c, int w, int pitch, float *out);
     /* one tap of one panel of weights, [c][32] of which k columns are filled -> [k][32] in each of the panels
      * along c, `panel` floats apart: for backward data */
-    void (*transpose)(const float *w, int c, int k, float *out, long panel);
+    void (*transpose)(const float *w, int c, int k, float *out, long panel, bool stream);
 } hvt_conv_kernels;
 
 /* ---- elementwise.c: one text compiled per set; all ops work on a span that one thread owns ---- */

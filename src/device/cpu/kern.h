@@ -74,7 +74,9 @@ INLINE void tile(const hvt_tile *t, const int rows, const int vectors, const boo
         for (int v = 0; v < vectors; v++) {
             float *out = t->c + i * t->c_row + VL * v;
 
-            if (v < vectors - 1 || last == VL)
+            if (t->stream && last == VL)
+                vstream(out, c[i][v]);
+            else if (v < vectors - 1 || last == VL)
                 vstore(out, t->add ? vadd(vload(out), c[i][v]) : c[i][v]);
             else
                 vstore_part(out, t->add ? vadd(vload_part(out, last), c[i][v]) : c[i][v], last);
@@ -126,7 +128,7 @@ static void panels(const float *x, long ld, int n, int c, int w, int pitch, floa
 }
 
 /* [c][32] of which k columns are filled -> panels of 32 along c: out + (c / 32) * panel holds [k][32]. */
-static void transpose(const float *w, int c, int k, float *out, long panel)
+static void transpose(const float *w, int c, int k, float *out, long panel, bool stream)
 {
     for (int first = 0; first < c; first += VL) {
         float *block = out + first / 32 * panel + first % 32;
@@ -141,8 +143,12 @@ static void transpose(const float *w, int c, int k, float *out, long panel)
             vturn(r);
             UNROLL
             for (int i = 0; i < VL; i++)
-                if (col + i < k)
-                    vstore(block + (col + i) * 32L, r[i]);
+                if (col + i < k) {
+                    if (stream)
+                        vstream(block + (col + i) * 32L, r[i]);
+                    else
+                        vstore(block + (col + i) * 32L, r[i]);
+                }
         }
     }
 }

@@ -13,6 +13,7 @@ typedef __m256 vec;
 #define vzero()              _mm256_setzero_ps()
 #define vload(p)             _mm256_loadu_ps(p)
 #define vstore(p, v)         _mm256_storeu_ps(p, v)
+#define vstream(p, v)        _mm256_stream_ps(p, v)
 #define vbroadcast(p)        _mm256_broadcast_ss(p)
 #define vadd(a, b)           _mm256_add_ps(a, b)
 #define vmuladd(a, b, c)     _mm256_fmadd_ps(a, b, c)

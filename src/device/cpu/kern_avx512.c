@@ -13,6 +13,7 @@ typedef __m512 vec;
 #define vzero()              _mm512_setzero_ps()
 #define vload(p)             _mm512_loadu_ps(p)
 #define vstore(p, v)         _mm512_storeu_ps(p, v)
+#define vstream(p, v)        _mm512_stream_ps(p, v)
 #define vbroadcast(p)        _mm512_set1_ps(*(p))
 #define vadd(a, b)           _mm512_add_ps(a, b)
 #define vmuladd(a, b, c)     _mm512_fmadd_ps(a, b, c)

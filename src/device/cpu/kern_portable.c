@@ -16,6 +16,7 @@ typedef float vec __attribute__((vector_size(16)));
 #define vzero()          ((vec){0})
 #define vadd(a, b)       ((a) + (b))
 #define vmuladd(a, b, c) ((c) + (a) * (b))
+#define vstream(p, v)    vstore(p, v)
 #define vbroadcast(p)    vfill(*(p))
 
 static inline __attribute__((always_inline)) vec vfill(float x)

@@ -44,7 +44,9 @@ static void turn_job(void *ctx, int job, int thread)
         return;
     op->kern->transpose(g->w + conv_weight(op->taps, op->c, tap, 0, column), op->c, k,
                         op->turned + conv_weight(op->taps, op->k, tap, column, 0),
-                        (long)op->taps * op->k * CONV_PANEL);
+                        (long)op->taps * op->k * CONV_PANEL, op->stream);
+    if (op->stream)
+        conv_fence();
 }
 
 hvt_status conv_pack_cpu(hvt_op *head, const float *w)

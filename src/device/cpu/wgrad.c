@@ -75,6 +75,7 @@ static void product_job(void *ctx, int job, int thread)
     if (t.entries == 0 && !fresh)
         return;
     t.add = !fresh;
+    t.stream = op->stream && fresh && op->blocks == 1 && op->chunk >= op->n && (uintptr_t)g->dw % 64 == 0;
     t.a_entry = op->slots ? op->a_slot : op->x_pixel;
     t.a_row = op->slots ? op->kern->pitch : op->x_image;
     t.b_entry = op->copy_y ? op->b_slot : op->y_pixel;
@@ -104,6 +105,8 @@ static void product_job(void *ctx, int job, int thread)
                            sizeof(float) * (size_t)(CONV_PANEL - op->k % CONV_PANEL));
         }
     }
+    if (t.stream)
+        conv_fence();
 }
 
 hvt_status conv_backward_w_cpu(hvt_op *head, int real, const void *x, const void *dy, float *dw, void *ws)
