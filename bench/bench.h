@@ -14,7 +14,8 @@
 void bench_header(const char *bench, const char *isa, int threads);
 
 typedef struct bench_seconds {
-    double median, least;
+    double median; /* by the clock */
+    double least;  /* this thread's processor time */
 } bench_seconds;
 
 /* Seconds of one fn(ctx), over eleven rounds that take about `budget` seconds in all. */

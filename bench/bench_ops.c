@@ -5,10 +5,11 @@
  *               [--order hwn|nhw] [--seconds S] [--least]
  *
  * Each pass is verified on sampled elements against a loop in double, then timed for S seconds: the median of
- * its rounds, or with --least the shortest. GF/s counts multiply and add of pixels that exist (padding is not
- * work). Columns: GF/s and the share of the peak (all threads' multiply-adds in registers, measured in the
- * same run) forward, backward data, backward weights; microseconds to turn the weights. Last: the model's
- * convolutions as often as the model has them, in milliseconds a batch and images/s.
+ * its rounds, or with --least the shortest in the thread's own time. GF/s counts multiply and add of pixels
+ * that exist (padding is not work). Columns: GF/s and the share of the peak (all threads' multiply-adds in
+ * registers, measured in the same run) forward, backward data, backward weights; microseconds to turn the
+ * weights. Last: the model's convolutions as often as the model has them, in milliseconds a batch and
+ * images/s.
  */
 #include "bench.h"
 #include "base_impl.h"
