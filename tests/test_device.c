@@ -1,32 +1,13 @@
-/* device: every op of every device and instruction set equals ref; ref equals central differences. */
-#include "base_impl.h"
-#include "check.h"
+/*
+ * device: opening and closing, memory, the pool of threads, subnormals; and the ops on spans, on every device
+ * and instruction set: against ref, against golden numbers, and bit for bit wherever a span is cut.
+ */
+#define _GNU_SOURCE
+#include "devices.h"
 #include "device/cpu/cpu_impl.h"
 
-#include <math.h>
-
-enum { MOST_DEVS = 32 };
-static hvt_device *ref, *devs[MOST_DEVS]; /* ref, then cpu: every instruction set x 1, 2, 3 threads */
-static int ndevs;
-
-static void open_devices(void)
-{
-    CHECK_OK(hvt_device_open("ref", NULL, &ref));
-    devs[ndevs++] = ref;
-    for (int i = 0; i < hvt_cpu_isa_count(); i++) {
-        if (!hvt_cpu_isa_supported(i)) {
-            check_skip(hvt_cpu_isa_name(i), "this processor does not have it");
-            continue;
-        }
-        for (int threads = 1; threads <= 3; threads++) {
-            hvt_device_opts opts = {.threads = threads, .isa = hvt_cpu_isa_name(i)};
-
-            CHECK_OK(hvt_device_open("cpu", &opts, &devs[ndevs]));
-            CHECK(!strcmp(hvt_device_isa(devs[ndevs]), opts.isa), "%s", hvt_device_isa(devs[ndevs]));
-            ndevs++;
-        }
-    }
-}
+#include <pthread.h>
+#include <sched.h>
 
 TEST(a_wrong_device_is_refused_with_the_known_ones)
 {
@@ -133,14 +114,499 @@ TEST(a_pool_does_every_job_once)
         }
 }
 
+/* ---- spans ---- */
+
+/* Every op on spans, as one function of arrays: a, b, c are read, y and v are read and written. `first`
+ * shifts all of them. */
+typedef struct arrays {
+    float *a, *b, *c, *y, *v;
+    uint16_t *h; /* as many 16-bit ones */
+} arrays;
+
+typedef void op_fn(hvt_device *d, const arrays *x, size_t first, size_t n);
+
+static void op_relu(hvt_device *d, const arrays *x, size_t first, size_t n)
+{
+    CHECK_OK(d->ops->relu_forward(d, n, HVT_F32, x->a + first, x->y + first));
+}
+
+static void op_relu_grad(hvt_device *d, const arrays *x, size_t first, size_t n)
+{
+    CHECK_OK(d->ops->relu_backward(d, n, HVT_F32, x->a + first, x->b + first, x->y + first, false));
+    CHECK_OK(d->ops->relu_backward(d, n, HVT_F32, x->b + first, x->c + first, x->y + first, true));
+}
+
+static void op_add(hvt_device *d, const arrays *x, size_t first, size_t n)
+{
+    CHECK_OK(d->ops->add(d, n, HVT_F32, x->a + first, x->b + first, x->v + first));
+    CHECK_OK(d->ops->add(d, n, HVT_F32, x->y + first, x->b + first, x->y + first));
+    CHECK_OK(d->ops->add(d, n, HVT_F32, x->a + first, x->v + first, x->v + first));
+}
+
+static void op_cast_f16(hvt_device *d, const arrays *x, size_t first, size_t n)
+{
+    CHECK_OK(d->ops->cast(d, n, 0.7f, x->a + first, HVT_F32, x->h + first, HVT_F16));
+    CHECK_OK(d->ops->cast(d, n, 1.3f, x->h + first, HVT_F16, x->y + first, HVT_F32));
+}
+
+static void op_cast_bf16(hvt_device *d, const arrays *x, size_t first, size_t n)
+{
+    CHECK_OK(d->ops->cast(d, n, 0.7f, x->a + first, HVT_F32, x->h + first, HVT_BF16));
+    CHECK_OK(d->ops->cast(d, n, 1.3f, x->h + first, HVT_BF16, x->y + first, HVT_F32));
+    CHECK_OK(d->ops->cast(d, n, 0.3f, x->b + first, HVT_F32, x->v + first, HVT_F32));
+}
+
+static void op_reduce(hvt_device *d, const arrays *x, size_t first, size_t n)
+{
+    const void *in[] = {x->a + first, x->y + first, x->c + first, x->b + first,
+                        x->a + first, x->v + first, x->c + first};
+
+    for (int count = 1; count <= (int)HVT_LEN(in); count++)
+        CHECK_OK(d->ops->reduce(d, n, HVT_F32, in, count, count % 2 ? x->y + first : x->v + first));
+}
+
+static void op_sgd(hvt_device *d, const arrays *x, size_t first, size_t n)
+{
+    const float *g[] = {x->a + first, x->b + first, x->c + first};
+    hvt_sgd_args a = {.lr = 0.1f, .momentum = 0.9f, .weight_decay = 1e-2f, .scale = 0.3f, .first = true};
+
+    for (int ng = 1; ng <= 3; ng++) {
+        a.nesterov = ng == 2;
+        a.dampening = ng == 3 ? 0.25f : 0;
+        CHECK_OK(d->ops->sgd(d, n, &a, g, ng, x->y + first, x->v + first));
+        a.first = false;
+    }
+    a.momentum = 0;
+    CHECK_OK(d->ops->sgd(d, n, &a, g, 1, x->y + first, NULL));
+}
+
+static const struct {
+    const char *name;
+    op_fn *run;
+    bool exact; /* on every set, fma or not */
+} span_ops[] = {
+    {"relu", op_relu, true},
+    {"relu_backward", op_relu_grad, true},
+    {"add", op_add, true},
+    {"cast to f16 and back", op_cast_f16, true},
+    {"cast to bf16", op_cast_bf16, true},
+    {"reduce", op_reduce, true},
+    {"sgd", op_sgd, false},
+};
+
+static arrays copies_of(const arrays *x, size_t n)
+{
+    arrays r = {x->a, x->b, x->c, copied(x->y, n), copied(x->v, n), room(n * 2)};
+
+    return r;
+}
+
+static void free_copies(arrays *x)
+{
+    free(x->y);
+    free(x->v);
+    free(x->h);
+}
+
+TEST(ops_on_spans_equal_ref_at_every_cut)
+{
+    /* several jobs on several threads; and short ones, to cut everywhere */
+    static const size_t sizes[] = {0, 1, 5, 16, 33, 100, 40007};
+
+    for (size_t op = 0; op < HVT_LEN(span_ops); op++)
+        for (size_t t = 0; t < HVT_LEN(sizes); t++) {
+            size_t n = sizes[t];
+            arrays x = {floats(n), floats(n), floats(n), floats(n), floats(n), NULL}, want = copies_of(&x, n);
+
+            span_ops[op].run(ref, &want, 0, n);
+            for (int dev = 0; dev < ndevs; dev++) {
+                arrays whole = copies_of(&x, n);
+
+                span_ops[op].run(devs[dev], &whole, 0, n);
+                if (span_ops[op].exact || has_fma(dev)) {
+                    check_same(span_ops[op].name, dev, NULL, n, whole.y, want.y);
+                    check_same(span_ops[op].name, dev, NULL, n, whole.v, want.v);
+                } else {
+                    check_near(span_ops[op].name, dev, NULL, n, whole.y, want.y, 3e-7);
+                    check_near(span_ops[op].name, dev, NULL, n, whole.v, want.v, 3e-7);
+                }
+                for (size_t cut = 0; cut < 32 && cut <= n; cut++) {
+                    arrays part = copies_of(&x, n);
+
+                    span_ops[op].run(devs[dev], &part, 0, cut);
+                    span_ops[op].run(devs[dev], &part, cut, n - cut);
+                    check_same(span_ops[op].name, dev, NULL, n, part.y, whole.y);
+                    check_same(span_ops[op].name, dev, NULL, n, part.v, whole.v);
+                    free_copies(&part);
+                    cut += n > 1000 ? 10 : 0;
+                }
+                free_copies(&whole);
+            }
+            free_copies(&want);
+            free(x.a);
+            free(x.b);
+            free(x.c);
+            free(x.y);
+            free(x.v);
+        }
+}
+
+/* Powers of two whose sum depends on the order: only the tree gives ref's bits, and the tree itself is
+ * written out once. */
+TEST(sums_are_taken_along_the_tree)
+{
+    float v[7] = {0x1p24f, 1, 1, 1, -0x1p24f, 3, 0x1p-24f}, out;
+    const void *in[7];
+    /* ((v0+v1)+(v2+v3)) + ((v4+v5)+v6) */
+    volatile float a = v[0] + v[1], b = v[2] + v[3], c = v[4] + v[5], ab = a + b, cd = c + v[6];
+
+    for (int i = 0; i < 7; i++)
+        in[i] = &v[i];
+    for (int dev = 0; dev < ndevs; dev++) {
+        CHECK_OK(devs[dev]->ops->reduce(devs[dev], 1, HVT_F32, in, 7, &out));
+        CHECK(out == ab + cd, "%.9g, not %.9g", out, ab + cd);
+        CHECK_OK(devs[dev]->ops->reduce(devs[dev], 1, HVT_F32, in, 5, &out));
+        CHECK(out == ab + v[4], "%.9g, not %.9g", out, ab + v[4]);
+    }
+    for (int count = 1; count <= 70; count++) {
+        float *values = floats(70), want;
+        const void *p[70];
+
+        for (int i = 0; i < 70; i++)
+            p[i] = values + i;
+        CHECK_OK(ref->ops->reduce(ref, 1, HVT_F32, p, count, &want));
+        for (int dev = 1; dev < ndevs; dev++) {
+            CHECK_OK(devs[dev]->ops->reduce(devs[dev], 1, HVT_F32, p, count, &out));
+            CHECK(out == want, "%d leaves: %.9g, not %.9g", count, out, want);
+        }
+        free(values);
+    }
+}
+
+/* ---- 16 bits ---- */
+
+/* What a 16-bit pattern stands for, in double, from its parts; NaN for a NaN. */
+static double meaning(hvt_dtype t, int h)
+{
+    int bits = t == HVT_F16 ? 10 : 7, top = t == HVT_F16 ? 31 : 255, bias = t == HVT_F16 ? 15 : 127;
+    int exponent = (h & 0x7fff) >> bits, fraction = h & ((1 << bits) - 1);
+    double size = exponent == top ? (fraction ? NAN : INFINITY)
+                  : exponent      ? ldexp((1 << bits) + fraction, exponent - bias - bits)
+                                  : ldexp(fraction, 1 - bias - bits);
+
+    return h & 0x8000 ? -size : size;
+}
+
+static uint32_t bits_of(float x)
+{
+    uint32_t u;
+
+    memcpy(&u, &x, 4);
+    return u;
+}
+
+/* The f32 pattern of a double that has one; nothing is computed in f32, where subnormals are flushed. */
+static uint32_t pattern(double x)
+{
+    uint32_t sign = signbit(x) ? 0x80000000 : 0;
+    int e;
+    double m;
+
+    if (isinf(x) || x == 0)
+        return sign | (isinf(x) ? 0x7f800000 : 0);
+    m = frexp(fabs(x), &e);
+    if (e < -125)
+        return sign | (uint32_t)ldexp(fabs(x), 149);
+    return sign | ((uint32_t)(e + 126) << 23) | ((uint32_t)ldexp(m, 24) & 0x7fffff);
+}
+
+static float from_pattern(uint32_t u)
+{
+    float x;
+
+    memcpy(&x, &u, 4);
+    return x;
+}
+
+TEST(all_16_bit_values_widen_exactly)
+{
+    uint16_t *h = room(65536 * 2);
+    float *x = room(65536 * 4);
+
+    for (int i = 0; i < 65536; i++)
+        h[i] = (uint16_t)i;
+    for (int dev = 0; dev < ndevs; dev++)
+        for (int t = HVT_F16; t <= HVT_BF16; t++) {
+            int bad = 0;
+
+            CHECK_OK(devs[dev]->ops->cast(devs[dev], 65536, 1, h, (hvt_dtype)t, x, HVT_F32));
+            for (int i = 0; i < 65536; i++) {
+                double want = meaning((hvt_dtype)t, i);
+
+                if (fabs(want) < 0x1p-126) /* bf16's subnormals are f32's, and flushed */
+                    want = copysign(0, want);
+                bad += isnan(want) ? !isnan(x[i]) : bits_of(x[i]) != pattern(want);
+            }
+            CHECK(!bad, "%d values of %s on %s", bad, hvt_dtype_name((hvt_dtype)t),
+                  hvt_device_isa(devs[dev]));
+        }
+    free(h);
+    free(x);
+}
+
+/* Between two neighbours a < b: a and what lies before the middle go to a, the middle to the even one, what
+ * lies behind it to b. One step past the last finite value the middle belongs to infinity. */
+TEST(all_16_bit_values_round_to_nearest_even)
+{
+    enum { EACH = 4 };
+    float *x = room(65536 * EACH * 4);
+    uint16_t *want = room(65536 * EACH * 2), *got = room(65536 * EACH * 2);
+
+    for (int t = HVT_F16; t <= HVT_BF16; t++) {
+        int n = 0;
+
+        for (int sign = 0; sign < 0x10000; sign += 0x8000)
+            for (int h = 0; h < (t == HVT_F16 ? 0x7c00 : 0x7f80); h++) {
+                double a = meaning((hvt_dtype)t, h), b = meaning((hvt_dtype)t, h + 1), middle;
+                uint32_t m;
+
+                if (isinf(b)) /* where the next value would be, were there one more exponent */
+                    b = 2 * a - meaning((hvt_dtype)t, h - 1);
+                middle = (a + b) / 2;
+                if (t == HVT_BF16 && a < 0x1p-126)
+                    continue; /* flushed */
+                m = pattern(middle);
+                x[n] = from_pattern(pattern(a) | (uint32_t)sign << 16);
+                want[n++] = (uint16_t)(sign | h);
+                x[n] = from_pattern((m - 1) | (uint32_t)sign << 16);
+                want[n++] = (uint16_t)(sign | h);
+                x[n] = from_pattern(m | (uint32_t)sign << 16);
+                want[n++] = (uint16_t)(sign | (h + (h & 1)));
+                x[n] = from_pattern((m + 1) | (uint32_t)sign << 16);
+                want[n++] = (uint16_t)(sign | (h + 1));
+            }
+        for (int dev = 0; dev < ndevs; dev++) {
+            static const float odd[] = {INFINITY, -INFINITY, 3.4e38f, -3.4e38f, NAN};
+            int bad = 0, at = 0, inf = t == HVT_F16 ? 0x7c00 : 0x7f80;
+
+            CHECK_OK(devs[dev]->ops->cast(devs[dev], (size_t)n, 1, x, HVT_F32, got, (hvt_dtype)t));
+            for (int i = 0; i < n; i++)
+                if (got[i] != want[i] && !bad++)
+                    at = i;
+            CHECK(!bad, "%d of %d to %s on %s, first %.9g gave %04x, not %04x", bad, n,
+                  hvt_dtype_name((hvt_dtype)t), hvt_device_isa(devs[dev]), x[at], got[at], want[at]);
+            CHECK_OK(devs[dev]->ops->cast(devs[dev], 5, 1, odd, HVT_F32, got, (hvt_dtype)t));
+            CHECK(got[0] == inf && got[1] == (inf | 0x8000), "infinity became %04x %04x", got[0], got[1]);
+            CHECK(t == HVT_BF16 || (got[2] == inf && got[3] == (inf | 0x8000)), "3.4e38 became %04x", got[2]);
+            CHECK((got[4] & inf) == inf && (got[4] & ~inf & 0x7fff), "NaN became %04x", got[4]);
+        }
+    }
+    free(x);
+    free(want);
+    free(got);
+}
+
+TEST(sums_in_16_bits_are_rounded_once)
+{
+    enum { N = 1000, MOST = 9 };
+    uint16_t *in[MOST], *want = room(N * 2), *got = room(N * 2);
+    const void *p[MOST];
+
+    for (int t = HVT_F16; t <= HVT_BF16; t++) {
+        for (int k = 0; k < MOST; k++) {
+            float *x = floats(N);
+
+            in[k] = room(N * 2);
+            p[k] = in[k];
+            CHECK_OK(ref->ops->cast(ref, N, 1, x, HVT_F32, in[k], (hvt_dtype)t));
+            free(x);
+        }
+        for (int count = 1; count <= MOST; count++) {
+            CHECK_OK(ref->ops->reduce(ref, N, (hvt_dtype)t, p, count, want));
+            for (int dev = 1; dev < ndevs; dev++) {
+                int bad = 0;
+
+                CHECK_OK(devs[dev]->ops->reduce(devs[dev], N, (hvt_dtype)t, p, count, got));
+                for (int i = 0; i < N; i++)
+                    bad += got[i] != want[i];
+                CHECK(!bad, "%d of %d: %s, %d inputs, %s", bad, N, hvt_dtype_name((hvt_dtype)t), count,
+                      hvt_device_isa(devs[dev]));
+            }
+        }
+        /* 1 + 2^-12 four times: rounding each partial sum to f16 or bf16 would lose the small part */
+        {
+            float one = 1, small = t == HVT_F16 ? 0x1p-11f : 0x1p-8f, sum;
+            uint16_t h[3];
+            const void *three[3] = {&h[0], &h[1], &h[2]};
+
+            for (int dev = 0; dev < ndevs; dev++) {
+                CHECK_OK(devs[dev]->ops->cast(devs[dev], 1, 1, &one, HVT_F32, &h[0], (hvt_dtype)t));
+                CHECK_OK(devs[dev]->ops->cast(devs[dev], 1, 1, &small, HVT_F32, &h[1], (hvt_dtype)t));
+                h[2] = h[1];
+                CHECK_OK(devs[dev]->ops->reduce(devs[dev], 1, (hvt_dtype)t, three, 3, &h[0]));
+                CHECK_OK(devs[dev]->ops->cast(devs[dev], 1, 1, &h[0], (hvt_dtype)t, &sum, HVT_F32));
+                CHECK(sum == 1 + 2 * small, "%.9g on %s", sum, hvt_device_isa(devs[dev]));
+            }
+        }
+        for (int k = 0; k < MOST; k++)
+            free(in[k]);
+    }
+    free(want);
+    free(got);
+}
+
+TEST(bytes_are_copied_and_zeroed)
+{
+    for (int dev = 0; dev < ndevs; dev++)
+        for (size_t n = 0; n < 100000; n = n * 3 + 1) {
+            char *a = room(n), *b = room(n);
+            size_t bad = 0;
+
+            for (size_t i = 0; i < n; i++)
+                a[i] = (char)draw();
+            CHECK_OK(devs[dev]->ops->copy(devs[dev], b, a, n));
+            CHECK(!memcmp(a, b, n), "%zu bytes", n);
+            CHECK_OK(devs[dev]->ops->zero(devs[dev], b, n));
+            for (size_t i = 0; i < n; i++)
+                bad += b[i] != 0;
+            CHECK(!bad, "%zu of %zu bytes", bad, n);
+            free(a);
+            free(b);
+        }
+}
+
+/* ---- subnormals ---- */
+
+static float tiny_sum(hvt_device *d)
+{
+    enum { N = 100000 }; /* jobs for every thread */
+    float *a = room(N * 4), *b = room(N * 4), worst = 0;
+
+    for (int i = 0; i < N; i++) {
+        a[i] = from_pattern(i % 2 ? 5 : 0x00800000); /* a subnormal; the smallest normal number */
+        b[i] = from_pattern(i % 2 ? 0 : 0x80800001); /* their sum is subnormal either way */
+    }
+    CHECK_OK(d->ops->add(d, N, HVT_F32, a, b, a));
+    for (int i = 0; i < N; i++)
+        worst = bits_of(a[i]) & 0x7fffffff ? 1 : worst;
+    free(a);
+    free(b);
+    return worst;
+}
+
+static void *elsewhere(void *d)
+{
+    return tiny_sum(d) == 0 ? d : NULL;
+}
+
+TEST(subnormals_are_flushed_in_every_thread)
+{
+    for (int dev = 0; dev < ndevs; dev++) {
+        pthread_t t;
+        void *fine = NULL;
+
+        CHECK(tiny_sum(devs[dev]) == 0, "on %s, %d threads", hvt_device_isa(devs[dev]),
+              hvt_device_threads(devs[dev]));
+        if (dev == 0)
+            continue; /* ref promises it for the thread that opened it */
+        CHECK(!pthread_create(&t, NULL, elsewhere, devs[dev]) && !pthread_join(t, &fine), "no thread");
+        CHECK(fine, "on %s, %d threads, called by another thread", hvt_device_isa(devs[dev]),
+              hvt_device_threads(devs[dev]));
+    }
+}
+
+TEST(closing_gives_back_the_mode_of_subnormals)
+{
+    static const char *const names[] = {"ref", "cpu"};
+    bool now = hvt__flush_subnormals(false);
+
+    for (size_t i = 0; i < HVT_LEN(names); i++) {
+        hvt_device *d = NULL;
+        volatile float tiny = from_pattern(5);
+
+        CHECK(bits_of(tiny + tiny) == 10, "subnormals are flushed before");
+        CHECK_OK(hvt_device_open(names[i], NULL, &d));
+        CHECK(bits_of(tiny + tiny) == 0, "subnormals are kept by %s", names[i]);
+        hvt_device_close(&d);
+        CHECK(bits_of(tiny + tiny) == 10, "subnormals are flushed after %s", names[i]);
+    }
+    hvt__flush_subnormals(now);
+}
+
+/* ---- opening ---- */
+
+static char logged[512];
+
+static void keep_line(void *ctx, hvt_log_level level, const char *line)
+{
+    (void)ctx;
+    (void)level;
+    snprintf(logged, sizeof logged, "%s", line);
+}
+
+TEST(threads_are_pinned_where_that_is_allowed)
+{
+    cpu_set_t before, during, after;
+    int cpu = 0, nowhere = 1023;
+    hvt_device *d = NULL;
+
+    sched_getaffinity(0, sizeof before, &before);
+    while (!CPU_ISSET(cpu, &before))
+        cpu++;
+    CHECK_OK(hvt_device_open("cpu", &(hvt_device_opts){.cpus = &cpu, .ncpus = 1, .threads = 2}, &d));
+    CHECK(hvt_device_threads(d) == 2, "%d threads", hvt_device_threads(d));
+    sched_getaffinity(0, sizeof during, &during);
+    CHECK(CPU_COUNT(&during) == 1 && CPU_ISSET(cpu, &during), "the caller may use %d processors",
+          CPU_COUNT(&during));
+    CHECK(tiny_sum(d) == 0, "wrong sum");
+    hvt_device_close(&d);
+    sched_getaffinity(0, sizeof after, &after);
+    CHECK(CPU_EQUAL(&before, &after), "the caller stays pinned");
+
+    hvt_log_to(keep_line, NULL, HVT_LOG_WARN);
+    CHECK_OK(hvt_device_open("cpu", &(hvt_device_opts){.cpus = &nowhere, .ncpus = 1, .threads = 2}, &d));
+    hvt_log_to(NULL, NULL, HVT_LOG_WARN);
+    CHECK(strstr(logged, "1023"), "no warning, but '%s'", logged);
+    hvt_device_close(&d);
+}
+
+TEST(threads_follow_what_was_asked)
+{
+    int cpus[3] = {0, 0, 0};
+    hvt_device *d = NULL;
+
+    CHECK_OK(hvt_device_open("cpu", NULL, &d));
+    CHECK(hvt_device_threads(d) == 1, "%d threads", hvt_device_threads(d));
+    CHECK(!strcmp(hvt_device_name(d), "cpu"), "%s", hvt_device_name(d));
+    hvt_device_close(&d);
+    hvt_log_to(keep_line, NULL, HVT_LOG_WARN);
+    CHECK_OK(hvt_device_open("cpu", &(hvt_device_opts){.cpus = cpus, .ncpus = 3, .isa = "auto"}, &d));
+    hvt_log_to(NULL, NULL, HVT_LOG_WARN);
+    CHECK(hvt_device_threads(d) == 3, "%d threads", hvt_device_threads(d));
+    hvt_device_close(&d);
+    for (int i = 0; i < hvt_cpu_isa_count(); i++)
+        if (!hvt_cpu_isa_supported(i))
+            CHECK_FAILS(hvt_device_open("cpu", &(hvt_device_opts){.isa = hvt_cpu_isa_name(i)}, &d),
+                        E_UNSUPPORTED, hvt_cpu_isa_name(i));
+}
+
 int main(void)
 {
+    RUN(closing_gives_back_the_mode_of_subnormals);
     open_devices();
     RUN(a_wrong_device_is_refused_with_the_known_ones);
+    RUN(threads_follow_what_was_asked);
+    RUN(threads_are_pinned_where_that_is_allowed);
     RUN(memory_comes_zeroed_and_aligned);
     RUN(a_pool_does_every_job_once);
+    RUN(subnormals_are_flushed_in_every_thread);
     RUN(sgd_takes_pytorch_s_steps);
-    while (ndevs)
-        hvt_device_close(&devs[--ndevs]);
+    RUN(ops_on_spans_equal_ref_at_every_cut);
+    RUN(sums_are_taken_along_the_tree);
+    RUN(all_16_bit_values_widen_exactly);
+    RUN(all_16_bit_values_round_to_nearest_even);
+    RUN(sums_in_16_bits_are_rounded_once);
+    RUN(bytes_are_copied_and_zeroed);
+    close_devices();
     return check_done();
 }
