@@ -96,7 +96,9 @@ typedef struct hvt_bn_grad_args {
     hvt_dtype type;
     const void *x, *y, *dy; /* y: forward's output, for relu's mask; NULL without relu */
     const float *gamma, *mean, *rstd;
-    void *dx; /* [rows,c]; may be dy */
+    const float *beta; /* forward's, given only where it added no residual: relu's mask may be taken from x
+                          again, which is cheaper than reading y; else NULL */
+    void *dx;          /* [rows,c]; may be dy */
     bool add;
     void *dresidual; /* [rows,c] masked dy, or NULL; may be dy, not dx */
     bool add_residual;

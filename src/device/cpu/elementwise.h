@@ -2,19 +2,26 @@
  * elementwise.h - what the cpu device does besides convolution, on a part that one thread owns: compiled once
  * per instruction set from elementwise.c, and joined to whole ops by cpu.c, matrix.c, pool.c and images.c.
  *
- * A *span* is n elements from address to address. A *part* of a matrix is its real rows [first, end), counted
- * without the padding. Nothing here allocates, waits or fails.
+ * A *span* is n elements from address to address. A *part* of a matrix is some of its real rows, counted
+ * without the padding, and its columns. Nothing here allocates, waits or fails.
  */
 #ifndef HVT_ELEMENTWISE_H
 #define HVT_ELEMENTWISE_H
 
 #include "device_impl.h"
 
+/* Rows [first, end) and columns [col, col + cols) of a matrix. Either all columns or, where rows are wide,
+ * some of them: results per column go to [0, cols). */
+typedef struct hvt_part {
+    size_t first, end;
+    int col, cols;
+} hvt_part;
+
 /* per channel: what batch norm's second passes need besides their arguments */
 typedef struct hvt_bn_consts {
-    const float *scale; /* gamma * rstd */
-    const float *share; /* backward: sum(dz) / count */
-    const float *slope; /* backward: rstd * sum(dz * xhat) / count */
+    float *scale; /* gamma * rstd */
+    float *share; /* backward: sum(dz) / count */
+    float *slope; /* backward: rstd * sum(dz * xhat) / count */
 } hvt_bn_consts;
 
 struct hvt_elementwise {
@@ -32,18 +39,25 @@ struct hvt_elementwise {
 
     /* rows are cut for threads at multiples of this, so that narrow rows fill vectors */
     int (*row_step)(int c);
-    /* mean and sum of squared deviations of a part, per channel */
-    void (*bn_stats)(hvt_rows rows, int c, const float *x, size_t first, size_t end, float *mean, float *m2);
-    /* Chan, Golub and LeVeque 1979: join the parts' statistics in their order. count[parts] rows, mean and m2
-     * [parts][c]; the result replaces the first part's in double: sum64 [2][c] mean, m2 */
-    void (*bn_join)(int parts, const size_t *count, int c, const float *mean, const float *m2, double *sum64);
-    void (*bn_apply)(const hvt_bn_args *a, hvt_bn_consts k, size_t first, size_t end);
-    /* sum(dz) and sum(dz * (x - mean)) of a part, per channel */
-    void (*bn_sums)(const hvt_bn_grad_args *a, size_t first, size_t end, float *sum, float *dot);
-    void (*bn_dx)(const hvt_bn_grad_args *a, hvt_bn_consts k, size_t first, size_t end);
+    /* mean and sum of squared deviations of a part */
+    void (*bn_stats)(hvt_rows rows, int c, const float *x, hvt_part p, float *mean, float *m2);
+    /* Chan, Golub and LeVeque 1979: join the statistics of parts, one below the other, in their order */
+    void (*bn_join)(int parts, const size_t *count, int cols, const float *mean, const float *m2,
+                    double *ret_mean, double *ret_m2);
+    /* from the joined ones of `rows` rows: a's mean, rstd and moments, k's scale */
+    void (*bn_finish)(const hvt_bn_args *a, size_t rows, const double *mean, const double *m2, int col,
+                      int cols, hvt_bn_consts k);
+    void (*bn_apply)(const hvt_bn_args *a, hvt_bn_consts k, hvt_part p);
+    /* sum(dz) and sum(dz * (x - mean)) of a part; `keep`: dresidual = dz */
+    void (*bn_sums)(const hvt_bn_grad_args *a, hvt_bn_consts k, hvt_part p, bool keep, float *sum,
+                    float *dot);
+    /* from the sums over all parts, one below the other: a's dgamma and dbeta, k's share and slope */
+    void (*bn_grad_finish)(const hvt_bn_grad_args *a, size_t rows, int parts, const float *sum,
+                           const float *dot, int col, int cols, hvt_bn_consts k);
+    void (*bn_dx)(const hvt_bn_grad_args *a, hvt_bn_consts k, hvt_part p);
     void (*bn_moving)(size_t n, float rate, float scale, const float *moments, float *run);
-    void (*bias)(hvt_rows rows, int c, const float *b, float *y, size_t first, size_t end);
-    void (*sums)(hvt_rows rows, int c, const float *dy, size_t first, size_t end, float *sum);
+    void (*bias)(hvt_rows rows, int c, const float *b, float *y, hvt_part p);
+    void (*sums)(hvt_rows rows, int c, const float *dy, hvt_part p, float *sum);
 
     void (*xent_row)(const float *x, int classes, int label, float *dx, float *ret_loss, int32_t *ret_place);
 

@@ -1,10 +1,12 @@
 /*
  * The cpu device's ops on a matrix [rows, c]: batch norm, bias, loss.
  *
- * Rows are cut into *parts* by the shape alone. A sum over rows is taken part by part, each by whichever
- * thread is free, and the parts' sums are joined in their order in double: the bits do not depend on threads.
- * The second pass of an op walks the parts from the last to the first, since the last ones are still in the
- * cache.
+ * A matrix is cut into *parts* by its shape alone, in one of two ways.
+ *   By rows: a sum is taken part by part, each by whichever thread is free, and the parts' sums are
+ *   joined in their order in double. A second pass walks the parts from the last to the first, since the last
+ * ones are still in the cache. By columns, where rows are few and wide: each part has all rows of some
+ * channels, goes through both passes while it lies in the cache, and nothing is left to join. Either way the
+ * bits do not depend on threads.
  */
 #include "base_impl.h"
 #include "cpu_impl.h"
@@ -14,29 +16,53 @@
 #include <math.h>
 #include <string.h>
 
-/* How the rows of a matrix are cut. */
 typedef struct cut {
-    size_t rows, step; /* real rows; of a part */
+    size_t rows; /* real rows */
+    size_t step; /* rows of a part; all of them: cut by columns */
+    int c, cols; /* columns; of a part */
     int parts;
 } cut;
 
-static cut cut_rows(const hvt_elementwise *el, hvt_rows r, int c)
+static cut by_rows(const hvt_elementwise *el, hvt_rows r, int c)
 {
-    const size_t rows = (size_t)r.blocks * r.real, least = 64, elements = 32768, unit = 8 * el->row_step(c);
-    size_t most = HVT_PART_FLOATS / c < HVT_PARTS ? HVT_PART_FLOATS / c : HVT_PARTS;
-    size_t step = elements / c > least ? elements / c : least;
+    enum { LEAST = 64, ELEMENTS = 32768 };
+    const size_t rows = (size_t)r.blocks * r.real, unit = 8 * (size_t)el->row_step(c);
+    const size_t most = HVT_PART_FLOATS / c < HVT_PARTS ? HVT_PART_FLOATS / c : HVT_PARTS;
+    size_t step = ELEMENTS / c > LEAST ? ELEMENTS / c : LEAST;
 
     step = (rows + most - 1) / most > step ? (rows + most - 1) / most : step;
     step = (step + unit - 1) / unit * unit;
-    return (cut){rows, step, (int)((rows + step - 1) / step)};
+    return (cut){rows, step, c, c, (int)((rows + step - 1) / step)};
 }
 
-static size_t part_rows(const cut *k, int part, size_t *ret_end)
+static cut cut_matrix(const hvt_elementwise *el, hvt_rows r, int c)
 {
-    size_t first = (size_t)part * k->step;
+    enum { FEW = 512, MANY = 256, LEAST = 64, ELEMENTS = 32768, PARTS = 16 };
+    const size_t rows = (size_t)r.blocks * r.real;
+    int cols;
 
-    *ret_end = k->rows - first < k->step ? k->rows : first + k->step;
-    return first;
+    if (rows > FEW || c < MANY || !rows)
+        return by_rows(el, r, c);
+    cols = (int)(ELEMENTS / rows) < c / PARTS ? (int)(ELEMENTS / rows) : c / PARTS;
+    cols = cols < LEAST ? LEAST : cols / LEAST * LEAST;
+    return (cut){rows, rows, c, cols, (c + cols - 1) / cols};
+}
+
+static bool is_by_columns(const cut *k)
+{
+    return k->cols < k->c;
+}
+
+static hvt_part part_at(const cut *k, int i)
+{
+    if (is_by_columns(k)) {
+        int col = i * k->cols;
+
+        return (hvt_part){0, k->rows, col, k->c - col < k->cols ? k->c - col : k->cols};
+    }
+    size_t first = (size_t)i * k->step;
+
+    return (hvt_part){first, k->rows - first < k->step ? k->rows : first + k->step, 0, k->c};
 }
 
 static hvt_status check_channels(int c, int most)
@@ -53,55 +79,83 @@ typedef struct bn {
     cut k;
     hvt_bn_consts consts;
     const hvt_bn_args *fwd;
-    const hvt_bn_grad_args *bwd;
+    const hvt_bn_grad_args *sums, *bwd; /* what backward's first and second pass read and write */
+    bool keep;                          /* the first leaves dz in dresidual */
 } bn;
 
-static void stats_job(void *ctx, int part, int thread)
+static bn make_bn(hvt_device *d, hvt_rows rows, int c)
+{
+    const hvt_cpu *cpu = d->state;
+    hvt_scratch *s = cpu->scratch;
+
+    return (bn){.el = cpu->isa->el,
+                .s = s,
+                .k = cut_matrix(cpu->isa->el, rows, c),
+                .consts = {s->consts[0], s->consts[1], s->consts[2]}};
+}
+
+/* where part i of a matrix leaves its sums */
+static float *sums_of(const bn *b, int which, int i)
+{
+    return b->s->part[which] + (size_t)i * b->k.cols;
+}
+
+static void stats_job(void *ctx, int i, int thread)
 {
     const bn *b = ctx;
-    const int c = b->fwd->c;
-    size_t end, first = part_rows(&b->k, part, &end);
 
     (void)thread;
-    b->el->bn_stats(b->fwd->rows, c, b->fwd->x, first, end, b->s->part[0] + (size_t)part * c,
-                    b->s->part[1] + (size_t)part * c);
+    b->el->bn_stats(b->fwd->rows, b->k.c, b->fwd->x, part_at(&b->k, i), sums_of(b, 0, i), sums_of(b, 1, i));
 }
 
 static void apply_job(void *ctx, int job, int thread)
 {
     const bn *b = ctx;
-    size_t end, first = part_rows(&b->k, b->k.parts - 1 - job, &end);
 
     (void)thread;
-    b->el->bn_apply(b->fwd, b->consts, first, end);
+    b->el->bn_apply(b->fwd, b->consts, part_at(&b->k, b->k.parts - 1 - job));
+}
+
+/* Join the statistics of `parts` parts from part i on, which are those of columns [col, col + cols). */
+static void finish(const bn *b, int parts, const size_t *count, int i, int col, int cols)
+{
+    double *mean = b->s->sum + col, *m2 = b->s->sum + b->k.c + col;
+
+    b->el->bn_join(parts, count, cols, sums_of(b, 0, i), sums_of(b, 1, i), mean, m2);
+    b->el->bn_finish(b->fwd, b->k.rows, mean, m2, col, cols, b->consts);
+}
+
+static void train_columns_job(void *ctx, int i, int thread)
+{
+    const bn *b = ctx;
+    const hvt_part p = part_at(&b->k, i);
+
+    stats_job(ctx, i, thread);
+    finish(b, 1, &b->k.rows, i, p.col, p.cols);
+    b->el->bn_apply(b->fwd, b->consts, p);
 }
 
 hvt_status bn_train_cpu(hvt_device *d, const hvt_bn_args *a)
 {
     const hvt_cpu *cpu = d->state;
-    hvt_scratch *s = cpu->scratch;
-    bn b = {cpu->isa->el, s, cut_rows(cpu->isa->el, a->rows, a->c), {.scale = s->consts[0]}, a, NULL};
-    const double rows = (double)b.k.rows;
     size_t count[HVT_PARTS];
+    bn b;
 
     HVT_CHECK_F32(a->type);
     HVT_TRY(check_channels(a->c, HVT_CHANNELS));
+    b = make_bn(d, a->rows, a->c);
+    b.fwd = a;
+    if (is_by_columns(&b.k)) {
+        hvt__pool_run(cpu->pool, b.k.parts, train_columns_job, &b);
+        return HVT_OK;
+    }
     hvt__pool_run(cpu->pool, b.k.parts, stats_job, &b);
-    for (int p = 0; p < b.k.parts; p++) {
-        size_t end, first = part_rows(&b.k, p, &end);
+    for (int i = 0; i < b.k.parts; i++) {
+        hvt_part p = part_at(&b.k, i);
 
-        count[p] = end - first;
+        count[i] = p.end - p.first;
     }
-    b.el->bn_join(b.k.parts, count, a->c, s->part[0], s->part[1], s->sum);
-    for (int c = 0; c < a->c; c++) {
-        double mean = s->sum[c], m2 = s->sum[a->c + c];
-
-        a->mean[c] = (float)mean;
-        a->rstd[c] = (float)(1 / sqrt(m2 / (rows > 0 ? rows : 1) + a->eps));
-        a->moments[c] = rows < 2 ? 0 : a->weight * (float)mean;
-        a->moments[a->c + c] = rows < 2 ? 0 : a->weight * (float)(m2 / (rows - 1));
-        s->consts[0][c] = a->gamma[c] * a->rstd[c];
-    }
+    finish(&b, b.k.parts, count, 0, 0, a->c);
     hvt__pool_run(cpu->pool, b.k.parts, apply_job, &b);
     return HVT_OK;
 }
@@ -109,69 +163,70 @@ hvt_status bn_train_cpu(hvt_device *d, const hvt_bn_args *a)
 hvt_status bn_infer_cpu(hvt_device *d, const hvt_bn_args *a)
 {
     const hvt_cpu *cpu = d->state;
-    hvt_scratch *s = cpu->scratch;
-    bn b = {cpu->isa->el, s, cut_rows(cpu->isa->el, a->rows, a->c), {.scale = s->consts[0]}, a, NULL};
+    bn b;
 
     HVT_CHECK_F32(a->type);
     HVT_TRY(check_channels(a->c, HVT_CHANNELS));
+    b = make_bn(d, a->rows, a->c);
+    b.fwd = a;
     for (int c = 0; c < a->c; c++)
-        s->consts[0][c] = a->gamma[c] * (float)(1 / sqrt((double)a->rstd[c] + a->eps));
+        b.consts.scale[c] = a->gamma[c] * (float)(1 / sqrt((double)a->rstd[c] + a->eps));
     hvt__pool_run(cpu->pool, b.k.parts, apply_job, &b);
     return HVT_OK;
 }
 
-static void sums_job(void *ctx, int part, int thread)
+static void sums_job(void *ctx, int i, int thread)
 {
     const bn *b = ctx;
-    const int c = b->bwd->c;
-    size_t end, first = part_rows(&b->k, part, &end);
 
     (void)thread;
-    b->el->bn_sums(b->bwd, first, end, b->s->part[0] + (size_t)part * c, b->s->part[1] + (size_t)part * c);
+    b->el->bn_sums(b->sums, b->consts, part_at(&b->k, i), b->keep, sums_of(b, 0, i), sums_of(b, 1, i));
 }
 
 static void dx_job(void *ctx, int job, int thread)
 {
     const bn *b = ctx;
-    size_t end, first = part_rows(&b->k, b->k.parts - 1 - job, &end);
 
     (void)thread;
-    b->el->bn_dx(b->bwd, b->consts, first, end);
+    b->el->bn_dx(b->bwd, b->consts, part_at(&b->k, b->k.parts - 1 - job));
 }
 
-/* sum[c] = the parts' sums, in their order */
-static void join(int parts, int c, const float *part, double *sum)
+static void backward_columns_job(void *ctx, int i, int thread)
 {
-    for (int i = 0; i < c; i++)
-        sum[i] = 0;
-    for (int p = 0; p < parts; p++, part += c)
-        for (int i = 0; i < c; i++)
-            sum[i] += part[i];
+    const bn *b = ctx;
+    const hvt_part p = part_at(&b->k, i);
+
+    sums_job(ctx, i, thread);
+    b->el->bn_grad_finish(b->sums, b->k.rows, 1, sums_of(b, 0, i), sums_of(b, 1, i), p.col, p.cols,
+                          b->consts);
+    b->el->bn_dx(b->bwd, b->consts, p);
 }
 
 hvt_status bn_backward_cpu(hvt_device *d, const hvt_bn_grad_args *a)
 {
     const hvt_cpu *cpu = d->state;
-    hvt_scratch *s = cpu->scratch;
-    bn b = {
-        cpu->isa->el, s, cut_rows(cpu->isa->el, a->rows, a->c), {s->consts[0], s->consts[1], s->consts[2]},
-        NULL,         a};
-    const double rows = b.k.rows ? (double)b.k.rows : 1;
+    hvt_bn_grad_args second = *a;
+    bn b;
 
     HVT_CHECK_F32(a->type);
     HVT_TRY(check_channels(a->c, HVT_CHANNELS));
-    hvt__pool_run(cpu->pool, b.k.parts, sums_job, &b);
-    join(b.k.parts, a->c, s->part[0], s->sum);
-    join(b.k.parts, a->c, s->part[1], s->sum + a->c);
-    for (int c = 0; c < a->c; c++) {
-        double rstd = a->rstd[c], sum = s->sum[c], dot = s->sum[a->c + c];
-
-        a->dbeta[c] = (float)sum;
-        a->dgamma[c] = (float)(dot * rstd);
-        s->consts[0][c] = a->gamma[c] * a->rstd[c];
-        s->consts[1][c] = (float)(sum / rows);
-        s->consts[2][c] = (float)(dot * rstd * rstd / rows);
+    b = make_bn(d, a->rows, a->c);
+    b.sums = a;
+    b.bwd = &second;
+    b.keep = a->y && a->dresidual && !a->add_residual;
+    if (b.keep) { /* then that is all the second pass needs of y and dy */
+        second.dy = a->dresidual;
+        second.y = NULL;
+        second.dresidual = NULL;
     }
+    for (int c = 0; c < a->c; c++)
+        b.consts.scale[c] = a->gamma[c] * a->rstd[c];
+    if (is_by_columns(&b.k)) {
+        hvt__pool_run(cpu->pool, b.k.parts, backward_columns_job, &b);
+        return HVT_OK;
+    }
+    hvt__pool_run(cpu->pool, b.k.parts, sums_job, &b);
+    b.el->bn_grad_finish(a, b.k.rows, b.k.parts, sums_of(&b, 0, 0), sums_of(&b, 1, 0), 0, a->c, b.consts);
     hvt__pool_run(cpu->pool, b.k.parts, dx_job, &b);
     return HVT_OK;
 }
@@ -191,50 +246,47 @@ hvt_status bn_update_cpu(hvt_device *d, int c, float rate, float scale, const fl
 typedef struct bias {
     const hvt_elementwise *el;
     hvt_rows rows;
-    int c;
     cut k;
     const float *b, *dy;
     float *y, *part;
 } bias;
 
-static void bias_forward_job(void *ctx, int part, int thread)
+static void bias_forward_job(void *ctx, int i, int thread)
 {
     const bias *b = ctx;
-    size_t end, first = part_rows(&b->k, part, &end);
 
     (void)thread;
-    b->el->bias(b->rows, b->c, b->b, b->y, first, end);
+    b->el->bias(b->rows, b->k.c, b->b, b->y, part_at(&b->k, i));
 }
 
 hvt_status bias_forward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y)
 {
     const hvt_cpu *cpu = d->state;
-    bias job = {.el = cpu->isa->el, .rows = rows, .c = c, .b = b, .y = y};
+    bias job = {.el = cpu->isa->el, .rows = rows, .b = b, .y = y};
 
     HVT_CHECK_F32(t);
     HVT_TRY(check_channels(c, HVT_PART_FLOATS));
-    job.k = cut_rows(job.el, rows, c);
+    job.k = by_rows(job.el, rows, c);
     hvt__pool_run(cpu->pool, job.k.parts, bias_forward_job, &job);
     return HVT_OK;
 }
 
-static void bias_backward_job(void *ctx, int part, int thread)
+static void bias_backward_job(void *ctx, int i, int thread)
 {
     const bias *b = ctx;
-    size_t end, first = part_rows(&b->k, part, &end);
 
     (void)thread;
-    b->el->sums(b->rows, b->c, b->dy, first, end, b->part + (size_t)part * b->c);
+    b->el->sums(b->rows, b->k.c, b->dy, part_at(&b->k, i), b->part + (size_t)i * b->k.c);
 }
 
 hvt_status bias_backward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy, float *db)
 {
     const hvt_cpu *cpu = d->state;
-    bias job = {.el = cpu->isa->el, .rows = rows, .c = c, .dy = dy, .part = cpu->scratch->part[0]};
+    bias job = {.el = cpu->isa->el, .rows = rows, .dy = dy, .part = cpu->scratch->part[0]};
 
     HVT_CHECK_F32(t);
     HVT_TRY(check_channels(c, HVT_PART_FLOATS));
-    job.k = cut_rows(job.el, rows, c);
+    job.k = by_rows(job.el, rows, c);
     hvt__pool_run(cpu->pool, job.k.parts, bias_backward_job, &job);
     for (int i = 0; i < c; i++) {
         double sum = 0;
