@@ -9,7 +9,7 @@ enum { CASES = 60 };
 
 static shape random_shape(void)
 {
-    static const int channels[] = {1, 3, 7, 16, 37, 64, 100, 130, 2048};
+    static const int channels[] = {1, 3, 7, 16, 37, 64, 100, 130, 300, 2048};
     int c = channels[between(0, HVT_LEN(channels) - 1)], n = between(1, 21);
     int pixels = between(1, c > 500 ? 4 : 40), real = between(0, 2) ? n : between(0, n);
 
@@ -252,6 +252,54 @@ TEST(batch_norm_backward_equals_ref)
         free(gamma);
         free(mean);
         free(rstd);
+    }
+}
+
+/* Backward may take relu's mask from x again instead of from y: no bit changes. */
+TEST(relu_s_mask_is_the_same_from_x)
+{
+    for (int t = 0; t < CASES; t++) {
+        shape s = random_shape();
+        float *x = matrix(&s, 1), *dy = matrix(&s, 0), *res = matrix(&s, 0), *gamma = floats(s.c),
+              *beta = floats(s.c);
+        hvt_bn_args f = {.rows = s.rows,
+                         .c = s.c,
+                         .eps = 1e-5f,
+                         .x = x,
+                         .gamma = gamma,
+                         .beta = beta,
+                         .relu = true,
+                         .weight = 1};
+        enum alias alias = (enum alias)between(0, ALIASES - 1);
+
+        for (int dev = 0; dev < ndevs; dev++) {
+            bn_result r = run_bn(devs[dev], f, &s, true, NULL);
+            hvt_bn_grad_args a = {.rows = s.rows,
+                                  .c = s.c,
+                                  .x = x,
+                                  .y = r.y,
+                                  .gamma = gamma,
+                                  .mean = r.mean,
+                                  .rstd = r.rstd,
+                                  .add = t % 2,
+                                  .add_residual = t % 3 == 0};
+            bn_grad_result from_y = run_bn_grad(devs[dev], a, &s, alias, dy, x, res), from_x;
+
+            a.beta = beta;
+            from_x = run_bn_grad(devs[dev], a, &s, alias, dy, x, res);
+            check_same("dgamma", dev, NULL, s.c, from_x.dgamma, from_y.dgamma);
+            check_same("dbeta", dev, NULL, s.c, from_x.dbeta, from_y.dbeta);
+            check_same("dx", dev, &s, s.all, from_x.dx, from_y.dx);
+            check_same("dresidual", dev, &s, s.all, from_x.res, from_y.res);
+            free_bn(&r);
+            free_bn_grad(&from_y);
+            free_bn_grad(&from_x);
+        }
+        free(x);
+        free(dy);
+        free(res);
+        free(gamma);
+        free(beta);
     }
 }
 
@@ -1039,6 +1087,7 @@ int main(void)
     RUN(batch_norm_equals_ref);
     RUN(batch_statistics_of_many_rows_keep_their_digits);
     RUN(batch_norm_backward_equals_ref);
+    RUN(relu_s_mask_is_the_same_from_x);
     RUN(an_image_s_result_does_not_depend_on_its_place);
     RUN(moving_statistics_move_as_in_pytorch);
     RUN(bias_equals_ref);

@@ -330,20 +330,21 @@ static void bn_join(int parts, const size_t *count, int cols, const float *mean,
 static void bn_finish(const hvt_bn_args *a, size_t rows, const double *mean, const double *m2, int col,
                       int cols, hvt_bn_consts k)
 {
-    const double n = rows ? (double)rows : 1, others = rows > 1 ? n - 1 : 1, eps = a->eps;
+    const double part = 1 / (rows ? (double)rows : 1), part2 = 1 / (rows > 1 ? (double)rows - 1 : 1),
+                 eps = a->eps;
     const float weight = rows < 2 ? 0 : a->weight, *restrict gamma = a->gamma + col;
     float *restrict to_mean = a->mean + col, *restrict to_rstd = a->rstd + col,
                     *restrict moment = a->moments + col, *restrict moment2 = moment + a->c,
                     *restrict scaled = k.scale + col;
 
     for (int i = 0; i < cols; i++) {
-        float rstd = (float)(1 / sqrt(m2[i] / n + eps));
+        float rstd = (float)(1 / sqrt(m2[i] * part + eps));
 
         to_mean[i] = (float)mean[i];
         to_rstd[i] = rstd;
         scaled[i] = gamma[i] * rstd;
         moment[i] = weight * (float)mean[i];
-        moment2[i] = weight * (float)(m2[i] / others);
+        moment2[i] = weight * (float)(m2[i] * part2);
     }
 }
 
@@ -513,7 +514,7 @@ static void bn_grad_finish(const hvt_bn_grad_args *a, size_t rows, int parts, co
                            const float *dot, int col, int cols, hvt_bn_consts k)
 {
     enum { SOME = 64 }; /* channels at a time: their sums stay in registers or close */
-    const double n = rows ? (double)rows : 1;
+    const double part = 1 / (rows ? (double)rows : 1);
 
     for (int first = 0; first < cols; first += SOME) {
         const int count = cols - first < SOME ? cols - first : SOME;
@@ -530,8 +531,8 @@ static void bn_grad_finish(const hvt_bn_grad_args *a, size_t rows, int parts, co
 
             a->dbeta[c] = (float)s[i];
             a->dgamma[c] = (float)(d[i] * rstd);
-            k.share[c] = (float)(s[i] / n);
-            k.slope[c] = (float)(d[i] * rstd * rstd / n);
+            k.share[c] = (float)(s[i] * part);
+            k.slope[c] = (float)(d[i] * rstd * rstd * part);
         }
     }
 }

@@ -37,7 +37,7 @@ static cut by_rows(const hvt_elementwise *el, hvt_rows r, int c)
 
 static cut cut_matrix(const hvt_elementwise *el, hvt_rows r, int c)
 {
-    enum { FEW = 512, MANY = 256, LEAST = 64, ELEMENTS = 32768, PARTS = 16 };
+    enum { FEW = 512, MANY = 256, LEAST = 64, ELEMENTS = 131072, PARTS = 8 };
     const size_t rows = (size_t)r.blocks * r.real;
     int cols;
 
