@@ -96,6 +96,7 @@ static hvt_status norm_backward(hvt_model *m, hvt_layer *l)
                                                 .gamma = hvt__weight(m, l, 0),
                                                 .mean = saved,
                                                 .rstd = saved + l->y.dim[3],
+                                                .beta = residual ? NULL : hvt__weight(m, l, 1),
                                                 .dx = in->dy.data ? in->dy.data : l->dy.data,
                                                 .add = l->add[0],
                                                 .dresidual = residual ? residual->dy.data : NULL,
