@@ -9,7 +9,7 @@
  *   staged   steps for which my slot holds my input
  *   done     steps for which I have read and written all that is others'
  *   ran      operations whose descriptors I have read, so that their places in the rings are free
- *   left     0; 1 when this rank has closed the comm or given it up
+ *   left     0; 1 after close or a failure of this rank's own; 2 when it gave up because of another one
  *
  * A sum. Rank r owns a slice: in every rank's buffer only r touches it between `posted` and r's `done`. It
  * reads that slice of all buffers, adds along the tree, and writes the result into all of them. So one
@@ -94,12 +94,16 @@ static bool reached(const counter *c, uint64_t value)
     return atomic_load_explicit(&c->v, memory_order_acquire) >= value;
 }
 
+enum { BY_ITSELF = 1, AFTER_ANOTHER = 2 };
+
 /* The others need not wait for this rank any more. */
-static void leave(hvt_comm *c)
+static void leave(hvt_comm *c, uint64_t why)
 {
     comm_shm *st = c->state;
+    counter *left = &st->box[c->world->rank]->left;
 
-    tell(&st->box[c->world->rank]->left, 1);
+    if (!reached(left, 1))
+        tell(left, why);
 }
 
 /* ---- life --------------------------------------------------------------------------------- */
@@ -111,7 +115,7 @@ static void comm_close_shm(hvt_comm *c)
     if (!st)
         return;
     if (st->box && st->box[c->world->rank])
-        leave(c);
+        leave(c, BY_ITSELF);
     for (int i = 0; i < st->segments; i++)
         hvt__segment_close(&st->data[i]);
     hvt__segment_close(&st->control);
@@ -192,29 +196,34 @@ static void relax(void)
 }
 
 /*
- * Will the others still come? A rank whose process ended without a word is the cause; those that have left
- * may just be the first to notice.
+ * Will the others still come? Name the cause before its consequences: a rank whose process ended without a
+ * word, then one that left by itself, then one that gave up as this one will.
  */
-static hvt_status find_lost(hvt_comm *c, int peer, const char *what)
+static hvt_status find_lost(hvt_comm *c, const counter *theirs, int peer, uint64_t value, const char *what)
 {
     comm_shm *st = c->state;
-    int size = c->world->size, ended = -1, gone = -1;
+    int size = c->world->size, ended = -1, gone = -1, why = 0;
 
     if (poll(st->life, (nfds_t)size, 0) < 0)
         return HVT_OK; /* interrupted: ask next time */
-    for (int r = size - 1; r >= 0; r--) {
-        if (r == c->world->rank)
-            continue;
-        if (reached(&st->box[r]->left, 1))
+    for (int r = 0; r < size; r++) {
+        int left = (int)atomic_load_explicit(&st->box[r]->left.v, memory_order_acquire);
+
+        if (left && (gone < 0 || left < why)) {
             gone = r;
-        else if (st->life[r].revents)
+            why = left;
+        }
+        if (!left && st->life[r].revents && ended < 0)
             ended = r;
     }
-    HVT_CHECK(ended < 0, E_COMM, "rank %d (%s) has ended; rank %d was waiting for rank %d to %s", ended,
-              c->world->host[ended], c->world->rank, peer, what);
-    HVT_CHECK(gone < 0, E_COMM, "rank %d (%s) has left the comm; rank %d was waiting for rank %d to %s", gone,
-              c->world->host[gone], c->world->rank, peer, what);
-    return HVT_OK;
+    if ((ended < 0 && gone < 0) || reached(theirs, value)) /* it went, but not before it was done */
+        return HVT_OK;
+    leave(c, AFTER_ANOTHER);
+    if (ended >= 0)
+        return HVT_FAIL(E_COMM, "rank %d (%s) has ended; rank %d was waiting for rank %d to %s", ended,
+                        c->world->host[ended], c->world->rank, peer, what);
+    return HVT_FAIL(E_COMM, "rank %d (%s) has left the comm; rank %d was waiting for rank %d to %s", gone,
+                    c->world->host[gone], c->world->rank, peer, what);
 }
 
 /* The long way, off the hot path: yield, sleep, look after the peers. */
@@ -229,11 +238,8 @@ static hvt_status await_long(hvt_comm *c, const counter *theirs, int peer, uint6
             nanosleep(&(struct timespec){0, SLEEP_US * 1000}, NULL);
         now = hvt__now();
         if (now - checked >= LIFE_CHECK_MS * 1e-3) {
-            hvt_status s = find_lost(c, peer, what);
-
+            HVT_TRY(find_lost(c, theirs, peer, value, what));
             checked = now;
-            if (s != HVT_OK && !reached(theirs, value))
-                return s;
         }
     }
     return HVT_OK;
@@ -645,7 +651,7 @@ static hvt_status comm_wait_shm(hvt_comm *c, hvt_ticket ticket)
     if (s == HVT_OK)
         return s;
     st->broken = s;
-    leave(c);
+    leave(c, BY_ITSELF); /* unless find_lost() knew better */
     return hvt__pass(s, __FILE__, __LINE__, "wait");
 }
 

@@ -29,7 +29,8 @@ static void world_close_lone(hvt_world *w)
 static hvt_status world_gather_lone(hvt_world *w, const void *mine, size_t bytes, void *all)
 {
     (void)w;
-    memmove(all, mine, bytes);
+    if (bytes)
+        memmove(all, mine, bytes);
     return HVT_OK;
 }
 
