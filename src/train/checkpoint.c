@@ -39,13 +39,14 @@ static bool ends_with(const char *text, const char *end)
     return n >= k && !strcmp(text + n - k, end);
 }
 
-/* Every tensor of a state_dict, malloc'ed. */
+/* Every tensor of a state_dict, malloc'ed; parameters in forward order, so that messages begin where a reader
+ * does. */
 static hvt_status list_tensors(const hvt_model *m, hvt_st_item **ret_items, int *ret_n)
 {
     hvt_st_item *items = calloc((size_t)(m->nparam_tensors + 2 * m->nstat + 1), sizeof *items), *t = items;
 
     HVT_CHECK(items, E_MEM, "no memory to list %d tensors", m->nparam_tensors + 2 * m->nstat);
-    for (int i = 0; i < m->nparam_tensors; i++, t++) {
+    for (int i = m->nparam_tensors - 1; i >= 0; i--, t++) {
         snprintf(t->name, sizeof t->name, "%s", m->param[i].name);
         t->type = HVT_ST_F32;
         t->ndim = m->param[i].ndim;

@@ -22,7 +22,7 @@ enum { SLOTS = 2 };
 static char doomed[SLOTS][PATH_MAX];
 static atomic_bool doomed_set[SLOTS], bar_shown, muted;
 static bool speaks, several_hosts;
-static struct sigaction was_int, was_term, was_usr1;
+static struct sigaction was_int, was_term, was_usr1, was_xfsz;
 
 /* The ranks of this host, for mute(). Process numbers mean the same only in the same namespace. */
 static pid_t *peers;
@@ -86,6 +86,8 @@ hvt_status hvt__interrupt_open(hvt_world *world)
         sigaddset(&stop.sa_mask, sig ? SIGTERM : SIGINT);
         sigaddset(&mute.sa_mask, sig ? SIGTERM : SIGINT);
     }
+    sigaction(SIGXFSZ, &(struct sigaction){.sa_handler = SIG_IGN},
+              &was_xfsz); /* a limit is like a full disk */
     sigaction(SIGUSR1, &mute, &was_usr1);
     sigaction(SIGINT, &stop, &was_int);
     sigaction(SIGTERM, &stop, &was_term);
@@ -99,6 +101,7 @@ void hvt__interrupt_close(void)
     sigaction(SIGINT, &was_int, NULL);
     sigaction(SIGTERM, &was_term, NULL);
     sigaction(SIGUSR1, &was_usr1, NULL);
+    sigaction(SIGXFSZ, &was_xfsz, NULL);
     free(peers);
     peers = NULL;
     npeers = 0;

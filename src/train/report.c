@@ -396,21 +396,24 @@ static int terminal_width(void)
 
 void hvt__report_bar(hvt_reporter *rep, const hvt_step_report *r)
 {
-    enum { WIDTH = 20 };
-    char bar[WIDTH + 1], line[300], left[32];
-    int full = r->of ? (int)((uint64_t)r->in_epoch * WIDTH / r->of) : 0, width = terminal_width();
+    enum { MOST = 24, LEAST = 4 };
+    char bar[MOST + 1], rest[200], head[40], left[32];
+    int room, full, columns = terminal_width() - 1;
 
-    memset(bar, ' ', WIDTH);
-    memset(bar, '=', (size_t)full);
-    if (full < WIDTH)
-        bar[full] = '>';
-    bar[WIDTH] = 0;
     duration((double)(r->steps - r->step) * r->step_seconds, left);
-    snprintf(line, sizeof line, "epoch %d/%d [%s] %u/%u  loss %.4f  top-1 %.2f %%  %.0f img/s  eta %s",
-             r->epoch, r->epochs, bar, r->in_epoch, r->of, mean_loss(&r->loss),
-             percent(r->loss.top1, r->loss.count), r->img_s, left);
+    snprintf(head, sizeof head, "epoch %d/%d", r->epoch, r->epochs);
+    snprintf(rest, sizeof rest, "%u/%u  loss %.4f  top-1 %.2f %%  %.0f img/s  eta %s", r->in_epoch, r->of,
+             mean_loss(&r->loss), percent(r->loss.top1, r->loss.count), r->img_s, left);
+    room = columns - (int)(strlen(head) + strlen(rest)) - 4; /* the bar shrinks before the numbers are cut */
+    room = room > MOST ? MOST : room < LEAST ? LEAST : room;
+    full = r->of ? (int)((uint64_t)r->in_epoch * (unsigned)room / r->of) : 0;
+    memset(bar, ' ', (size_t)room);
+    memset(bar, '=', (size_t)full);
+    if (full < room)
+        bar[full] = '>';
+    bar[room] = 0;
     hvt__interrupt_bar(true);
-    fprintf(stderr, "\r\033[K%.*s", width - 1, line);
+    fprintf(stderr, "\r\033[K%s [%s] %.*s", head, bar, columns - (int)strlen(head) - room - 4, rest);
     rep->bar_drawn = hvt__now();
 }
 

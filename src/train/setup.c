@@ -134,15 +134,21 @@ static hvt_status open_loaders(run *t)
                             .tail = HVT_TAIL_EXACT,
                             .order = hvt_model_order(t->model)};
 
+    uint32_t count;
+
     normalise(o, &train);
     normalise(o, &test);
     HVT_TRY(hvt_loader_open(t->test_set, t->dev, &test, &t->test_data));
     if (!t->train_set)
         return HVT_OK;
+    count = hvt_dataset_describe(t->train_set)->count;
+    HVT_CHECK((int64_t)t->set.batch * t->set.shards <= count, E_ARG,
+              "--batch %d x %d shard%s = %" PRId64 " images per update, but %s has %" PRIu32
+              " training images",
+              t->set.batch, t->set.shards, t->set.shards > 1 ? "s" : "",
+              (int64_t)t->set.batch * t->set.shards, t->opts->data, count);
     HVT_TRY(hvt_loader_open(t->train_set, t->dev, &train, &t->train_data));
     t->steps_per_epoch = hvt_loader_steps(t->train_data);
-    HVT_CHECK(t->steps_per_epoch, E_ARG, "%u training images fill no batch of %d x %d shards",
-              hvt_dataset_describe(t->train_set)->count, t->set.batch, t->set.shards);
     return HVT_OK;
 }
 

@@ -1,0 +1,602 @@
+#!/usr/bin/env python3
+"""test_program.py HVTRAIN MPIRUN [NAME ...]: the program as its users and their scripts see it.
+
+What it prints, writes and returns, alone and on several ranks of this host. MPIRUN is a path, or "none". Needs
+nothing but Python; what needs PyTorch or the safetensors package is skipped where those are not installed.
+"""
+import glob
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+HVTRAIN = os.path.abspath(sys.argv[1])
+MPIRUN = None if sys.argv[2] == "none" else sys.argv[2]
+HERE = tempfile.mkdtemp(prefix="hvt-program-")
+TINY = "--image-size 16 --limit 64 --batch 16 --threads 1 --quiet --lr 0.05 --augment crop:2,flip".split()
+
+failures = []
+
+
+def check(truth, *what):
+    if not truth:
+        failures.append(" ".join(str(w) for w in what))
+        print("    " + failures[-1])
+
+
+class Skip(Exception):
+    pass
+
+
+def command(args, ranks, file_limit=None):
+    program = [HVTRAIN] + args
+    network = "self,vader"
+    if file_limit:  # blocks of 512 bytes; without files that Open MPI would share memory by
+        program = ["sh", "-c", f'ulimit -f {file_limit // 512}; exec "$0" "$@"'] + program
+        network = "self,tcp"
+    if not ranks:
+        return program
+    if not MPIRUN:
+        raise Skip("no mpirun")
+    root = ["--allow-run-as-root"] if os.getuid() == 0 else []
+    return ([MPIRUN] + root + "--oversubscribe --bind-to none --mca mpi_yield_when_idle 1 --mca btl".split() +
+            [network, "-np", str(ranks)] + program)
+
+
+def environment(ranks):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("HVT_")}
+    if ranks:  # Open MPI does not free all it has
+        env["ASAN_OPTIONS"] = "detect_leaks=0:" + env.get("ASAN_OPTIONS", "")
+    return env
+
+
+def run(args, ranks=0, timeout=120, file_limit=None):
+    """Exit code and lines of stderr (ours: those that begin with "hvtrain:")."""
+    p = subprocess.Popen(command(args, ranks, file_limit), cwd=HERE, stdin=subprocess.DEVNULL,
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(ranks))
+    try:
+        out, err = p.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        p.terminate()  # mpirun takes its ranks along
+        out, err = p.communicate(timeout=30)
+        check(False, "hangs:", " ".join(args), err[-500:])
+        return None, out, []
+    return p.returncode, out, err.splitlines()
+
+
+def path(name):
+    return os.path.join(HERE, name)
+
+
+def records(name):
+    with open(path(name)) as f:
+        return [json.loads(line, parse_constant=lambda c: check(False, c, "is no JSON")) for line in f]
+
+
+def train(args, ranks=0, log="log", timeout=120):
+    """A run that must succeed; its records by kind."""
+    rc, _, err = run(TINY + ["--log", log] + args, ranks, timeout)
+    check(rc == 0, "exit", rc, "of", " ".join(args), "on", ranks, "ranks:", err[-3:])
+    kinds = {}
+    for r in records(log) if rc == 0 else []:
+        kinds.setdefault(r["record"], []).append(r)
+    return kinds
+
+
+def weights(kinds):
+    return kinds["end"][0]["weights"] if "end" in kinds else None
+
+
+def read_safetensors(name):
+    with open(path(name), "rb") as f:
+        data = f.read()
+    n, = struct.unpack("<Q", data[:8])
+    return json.loads(data[8:8 + n]), data[8 + n:]
+
+
+def write_safetensors(name, header, data):
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path(name), "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def python_with(modules):
+    """An interpreter that has these modules: of the build folder's venv, or the one on the path."""
+    build = os.path.dirname(HVTRAIN)
+    for python in [os.path.join(build, "venv/bin/python"), os.path.join(build, "../build/venv/bin/python"),
+                   shutil.which("python3"), sys.executable]:
+        if python and os.path.exists(python) and subprocess.run(
+                [python, "-c", "import " + modules], stderr=subprocess.DEVNULL).returncode == 0:
+            return python
+    raise Skip(f"no {modules}")
+
+
+# ---- the command line ----
+
+def help_and_version_are_quick():
+    began = time.time()
+    rc, out, err = run(["--help"])
+    check(rc == 0 and "--weight-decay" in out and not err, rc, err)
+    rc, out, err = run(["--version"])
+    check(rc == 0 and re.fullmatch(r"hvtrain \d+\.\d+\.\d+\n", out), rc, out)
+    rc, out, _ = run(["--help=markdown"])
+    check(rc == 0 and "| `--lr X` | `0.1` |" in out, rc, out[:200])
+    check(time.time() - began < 5, "took", time.time() - began, "s")
+    if MPIRUN:
+        rc, out, _ = run(["--version"], 3)
+        check(rc == 0 and out.count("hvtrain") == 1, rc, out)
+
+
+BAD_COMMAND_LINES = [
+    (["--bath", "3"], ["--bath", "--batch"]),
+    (["--batch", "three"], ["--batch", "whole number", "'three'"]),
+    (["--batch"], ["--batch", "end of the command line"]),
+    (["--threads", "0"], ["--threads", "'0'"]),
+    (["--bucket", "25"], ["--bucket", "unit", "'25'"]),
+    (["--wire=f8"], ["--wire", "f32 f16 bf16", "'f8'"]),
+    (["positional"], ["'positional'"]),
+    (["--evaluate"], ["--evaluate", "--init", "--resume"]),
+    (["--shards", "3", "--global-batch", "100"], ["--global-batch 100", "3 shards"]),
+    (["--nesterov", "--momentum", "0"], ["--nesterov", "--momentum"]),
+    (["--schedule", "warm"], ["warm"]),
+    (["--augment", "flip,blur"], ["--augment", "blur"]),
+    (["--data", "cifar10"], ["--data-dir"]),
+]
+
+
+def a_bad_command_line_is_one_line_and_exit_2():
+    for args, parts in BAD_COMMAND_LINES:
+        rc, out, err = run(args)
+        check(rc == 2, args, "exit", rc)
+        check(len(err) == 1 and not out and all(p in err[0] for p in parts), args, err)
+
+
+def a_bad_command_line_is_said_once_by_many_ranks():
+    for args, parts in [BAD_COMMAND_LINES[0], (["--shards", "3"], ["--shards 3", "2 ranks"])]:
+        rc, _, err = run(args, 2)
+        ours = [line for line in err if line.startswith("hvtrain")]
+        check(rc == 2, args, "exit", rc)
+        check(len(ours) == 1 and all(p in ours[0] for p in parts), args, ours)
+
+
+def ranks_with_other_options_are_told_apart():
+    if not MPIRUN:
+        raise Skip("no mpirun")
+    args = command(TINY, 1) + [":", "-np", "1", HVTRAIN] + TINY + ["--lr", "0.3"]
+    p = subprocess.run(args, cwd=HERE, capture_output=True, text=True, timeout=60, env=environment(2))
+    ours = [line for line in p.stderr.splitlines() if line.startswith("hvtrain")]
+    check(p.returncode == 1 and len(ours) == 1, p.returncode, ours)
+    check(ours and all(w in ours[0] for w in ["--lr", "0.05", "0.3"]), ours)
+
+
+# ---- the log ----
+
+FIELDS = {
+    "start": "version ranks shards device isa threads comm model params global_batch steps_per_epoch buckets wire "
+             "seed",
+    "step": "epoch step loss top1 lr img_s",
+    "epoch": "epoch train_loss top1 top5 img_s seconds exposed_comm data_wait",
+    "eval": "epoch loss top1 top5 count",
+    "end": "seconds steps weights",
+}
+
+
+def the_log_has_every_record_and_field():
+    with open(path("log"), "w") as f:
+        f.write("of an earlier run\n")
+    for ranks in [0, 2]:
+        kinds = train("--epochs 2 --print-freq 3 --shards 2".split(), ranks)
+        for kind, fields in FIELDS.items():
+            for r in kinds.get(kind, [{}]):
+                check(not set(fields.split()) - set(r), kind, "lacks", set(fields.split()) - set(r))
+        start, end = kinds["start"][0], kinds["end"][0]
+        check(start["params"] == 269722 and start["global_batch"] == 32 and start["steps_per_epoch"] == 2, start)
+        check(start["ranks"] == max(ranks, 1) and start["shards"] == 2, start)
+        check(sum(start["buckets"]) >= 4 * 269722, start["buckets"])
+        check([r["step"] for r in kinds["step"]] == [3], kinds["step"])
+        check([r["epoch"] for r in kinds["epoch"]] == [1, 2] == [r["epoch"] for r in kinds["eval"]], kinds["eval"])
+        check(end["steps"] == 4 and re.fullmatch("[0-9a-f]{16}", end["weights"]), end)
+        for r in kinds["epoch"]:
+            check(0 <= r["exposed_comm"] <= 1 and 0 <= r["data_wait"] <= 1 and 0 <= r["top1"] <= r["top5"] <= 100, r)
+        check(all(r["count"] == 64 for r in kinds["eval"]), kinds["eval"])
+
+
+def step_records_cover_every_image_once():
+    kinds = train("--epochs 2 --print-freq 1 --tail exact --limit 60".split())
+    losses = [r["loss"] for r in kinds["step"]]
+    check(len(losses) == 8, len(losses))
+    for e in range(2):  # 16, 16, 16 and 12 images
+        mean = sum(l * n for l, n in zip(losses[4 * e:], [16, 16, 16, 12])) / 60
+        check(abs(mean - kinds["epoch"][e]["train_loss"]) < 1e-6, mean, kinds["epoch"][e])
+
+
+def progress_is_plain_lines_without_a_terminal():
+    args = [a for a in TINY if a != "--quiet"] + "--epochs 1 --print-freq 2".split()
+    rc, out, err = run(args)
+    check(rc == 0 and not out, rc, out)
+    steps = [line for line in err if re.match(r"epoch 1/1  step \d+/4  loss [\d.]+  top-1 [\d.]+ %", line)]
+    check(len(steps) == 2, err)
+    check(any(line.startswith("test after epoch 1: loss") for line in err), err)
+    check(any(line.startswith("next:") for line in err), err)
+    check(not any("\r" in line or "\033" in line for line in err), "control characters without a terminal")
+    check(any("limit 64*" in line for line in err), "the changed options are not marked")
+
+
+def progress_is_a_bar_on_a_terminal():
+    args = [a for a in TINY if a != "--quiet"] + "--epochs 2 --limit 256".split()
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.environ["TERM"] = "xterm"
+        os.execv(HVTRAIN, [HVTRAIN] + args)
+    text = b""
+    while True:
+        try:
+            more = os.read(fd, 65536)
+        except OSError:
+            break
+        if not more:
+            break
+        text += more
+    _, status = os.waitpid(pid, 0)
+    text = text.decode()
+    check(status == 0, "status", status)
+    check(re.search(r"\r\033\[Kepoch 1/2 \[=*>? *\] \d+/16  loss [\d.]+  top-1 [\d.]+ %  \d+ img/s  eta \d", text),
+          repr(text[-600:]))
+    check(text.endswith("\n"), repr(text[-100:]))
+    last = text.rsplit("\r\033[K", 1)[1]
+    check("\n" in last, "a bar is left on the screen")
+
+
+# ---- the same bits ----
+
+def ranks_buckets_comms_and_threads_do_not_matter():
+    base = "--epochs 1 --shards 4 --print-freq 1".split()
+    one = train(base)
+    want = weights(one)
+    losses = [r["loss"] for r in one["step"]]
+    ways = [(0, "--bucket 0"), (0, "--bucket all"), (0, "--bucket 64KiB"), (0, "--threads 2")]
+    if MPIRUN:
+        ways += [(2, "--comm mpi"), (2, "--comm shm"), (2, "--bucket 64KiB"), (2, "--threads 2"), (4, "--comm mpi"),
+                 (4, "--comm shm"), (4, "--bucket 0")]
+    for ranks, more in ways:
+        kinds = train(base + more.split(), ranks)
+        check(weights(kinds) == want, ranks, "ranks", more, weights(kinds), "not", want)
+        check([r["loss"] for r in kinds.get("step", [])] == losses, "losses differ with", ranks, more)
+        check([dict(r) for r in kinds.get("eval", [])] == one["eval"], "evaluation differs with", ranks, more)
+
+
+def ranks_that_hold_no_subtree_are_told():
+    rc, _, err = run(TINY + "--epochs 1 --shards 6 --batch 4".split(), 2)
+    check(rc == 0 and sum("bits are its own" in line for line in err) == 1, rc, err)
+
+
+def evaluation_is_equal_on_1_to_4_ranks():
+    train("--epochs 1 --save eval-weights".split())
+    args = "--evaluate --init eval-weights/last.safetensors --limit 61".split()
+    one = train(args)
+    check(len(one["eval"]) == 1 and one["eval"][0]["count"] == 61 and "step" not in one and "epoch" not in one, one)
+    for ranks in range(2, 5) if MPIRUN else []:
+        kinds = train(args, ranks)
+        check(kinds.get("eval") == one["eval"], ranks, "ranks:", kinds.get("eval"), "not", one["eval"])
+        check(weights(kinds) == weights(one), "weights differ")
+    again = train("--evaluate --resume eval-weights --limit 61".split())
+    check(again["eval"][0]["loss"] == one["eval"][0]["loss"], again["eval"], one["eval"])
+
+
+# ---- checkpoints ----
+
+def saving_and_going_on_equals_a_straight_run():
+    base = "--shards 2 --batch 8 --schedule cosine --warmup-epochs 1 --nesterov --weight-decay 1e-3".split()
+    straight = weights(train(base + "--epochs 3".split()))
+    ways = [(0, 0)] + ([(1, 2), (2, 1), (2, 2)] if MPIRUN else [])
+    for before, after in ways:
+        for part in ["--epochs 3 --steps 4", "--epochs 3 --steps 7"]:  # an epoch has 4 updates
+            shutil.rmtree(path("part"), ignore_errors=True)
+            train(base + part.split() + ["--save", "part"], before)
+            kinds = train(base + "--epochs 3 --resume part --save part".split(), after)
+            check(weights(kinds) == straight, before, "then", after, part, weights(kinds), "not", straight)
+            check(kinds["end"][0]["steps"] == 12, kinds["end"])
+
+
+def going_on_needs_no_options_but_says_which_changed():
+    base = "--shards 2 --batch 8 --weight-decay 1e-3".split()
+    shutil.rmtree(path("bare"), ignore_errors=True)
+    train(base + "--epochs 1 --save bare".split())
+    straight = weights(train(base + "--epochs 2".split()))
+    rc, _, err = run("--resume bare --epochs 2 --quiet --log log --threads 1".split())
+    check(rc == 0 and records("log")[-1]["weights"] == straight, rc, err)
+    check(not [line for line in err if " was " in line], err)
+    rc, _, err = run("--resume bare --epochs 2 --quiet --threads 1 --lr 0.01".split())
+    changed = [line for line in err if " was " in line]
+    check(rc == 0 and len(changed) == 1 and all(w in changed[0] for w in ["--lr", "0.05", "0.01"]), rc, err)
+
+
+def a_save_folder_holds_last_and_best_and_nothing_else():
+    shutil.rmtree(path("saved"), ignore_errors=True)
+    kinds = train("--epochs 3 --save saved".split())
+    names = sorted(os.path.basename(n) for n in glob.glob(path("saved/*")))
+    check(len(names) == 4 and names[0].startswith("best-") and names[1] == "best.safetensors" and
+          names[2].startswith("last-") and names[3] == "last.safetensors", names)
+    last, _ = read_safetensors("saved/last.safetensors")
+    best, _ = read_safetensors("saved/best.safetensors")
+    check(last["__metadata__"]["weights"] == weights(kinds), last["__metadata__"])
+    check(last["__metadata__"]["epoch"] == "3" and last["__metadata__"]["steps"] == "12", last["__metadata__"])
+    top1 = [r["top1"] for r in kinds["eval"]]
+    check(float(best["__metadata__"]["top1"]) == max(top1), best["__metadata__"]["top1"], top1)
+    check(int(best["__metadata__"]["epoch"]) == top1.index(max(top1)) + 1, best["__metadata__"], top1)
+
+
+def the_weights_file_is_laid_out_as_the_reference_writer_does():
+    train("--epochs 1 --save layout".split())
+    with open(path("layout/last.safetensors"), "rb") as f:
+        n, = struct.unpack("<Q", f.read(8))
+    header, data = read_safetensors("layout/last.safetensors")
+    check(n % 8 == 0 and header.pop("__metadata__")["format"] == "pt", n)
+    names = list(header)
+    check(names == sorted(names, key=lambda k: (header[k]["dtype"] != "I64", k)), "order", names[:5])
+    at = 0
+    for name in names:
+        check(header[name]["data_offsets"][0] == at, name)
+        at = header[name]["data_offsets"][1]
+    check(at == len(data), at, len(data))
+    check(header["conv1.weight"] == {"dtype": "F32", "shape": [16, 3, 3, 3],
+                                     "data_offsets": header["conv1.weight"]["data_offsets"]}, header["conv1.weight"])
+    check(header["bn1.num_batches_tracked"]["shape"] == [] and
+          struct.unpack_from("<q", data, header["bn1.num_batches_tracked"]["data_offsets"][0])[0] == 4, "counter")
+
+
+def pytorch_reads_what_is_saved():
+    python = python_with("torch, safetensors.torch")
+    train("--model resnet18 --stem imagenet --epochs 1 --steps 1 --classes 7 --save torch".split())
+    script = """
+import sys, torch
+from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+state = load_file(sys.argv[1] + "/last.safetensors")
+assert all(torch.isfinite(v).all() for v in state.values() if v.is_floating_point())
+with safe_open(sys.argv[1] + "/last.safetensors", "pt") as f:
+    assert f.metadata()["steps"] == "1", f.metadata()
+    momentum = load_file(sys.argv[1] + "/" + f.metadata()["momentum"])
+assert momentum["optim.momentum_buffer.fc.weight"].shape == (7, 512)
+save_file({"module." + k: v for k, v in state.items()}, sys.argv[1] + "/ddp.safetensors", {"format": "pt"})
+save_file({k: v.half() if v.is_floating_point() else v for k, v in state.items()}, sys.argv[1] + "/half.safetensors")
+try:
+    import torchvision
+except ImportError:
+    sys.exit(0)
+model = torchvision.models.resnet18(num_classes=7)
+model.load_state_dict(state, strict=True)
+"""
+    p = subprocess.run([python, "-c", script, path("torch")], capture_output=True, text=True)
+    check(p.returncode == 0, p.stderr[-1000:])
+    args = "--model resnet18 --stem imagenet --classes 7 --evaluate --init torch/".split()
+    ours = weights(train(args[:-1] + ["torch/last.safetensors"]))
+    check(weights(train(args[:-1] + ["torch/ddp.safetensors"])) == ours, "module. names give other weights")
+    half = train(args[:-1] + ["torch/half.safetensors"])
+    check("end" in half, "F16 weights are not read")
+
+
+def weights_come_in_with_a_prefix_and_another_head():
+    train("--epochs 1 --save head".split())
+    header, data = read_safetensors("head/last.safetensors")
+    del header["__metadata__"]
+    write_safetensors("module.safetensors", {"module." + k: v for k, v in header.items()}, data)
+    plain = weights(train("--evaluate --init head/last.safetensors".split()))
+    check(weights(train("--evaluate --init module.safetensors".split())) == plain, "prefix gives other weights")
+    rc, _, err = run(TINY + "--evaluate --classes 20 --init module.safetensors".split())
+    check(rc == 1 and len(err) == 1 and all(w in err[0] for w in ["module.safetensors", "fc.weight", "[10, 64]",
+                                                                  "[20, 64]", "--init-skip-head"]), rc, err)
+    kinds = train("--evaluate --classes 20 --init module.safetensors --init-skip-head".split())
+    check("end" in kinds, "--init-skip-head does not help")
+
+
+# ---- bad input ----
+
+def cifar(name, images=10000, label=None, cut=0):
+    """Binary CIFAR-10 files: six of them, each with `images` images."""
+    folder = path(name)
+    os.makedirs(folder, exist_ok=True)
+    for i, file in enumerate([f"data_batch_{k}.bin" for k in range(1, 6)] + ["test_batch.bin"]):
+        rows = bytearray(3073 * images)
+        for k in range(images):
+            rows[3073 * k] = k % 10
+        if label is not None and i == 3:
+            rows[3073 * 7] = label
+        with open(os.path.join(folder, file), "wb") as f:
+            f.write(rows[:len(rows) - cut] if i == 3 else rows)
+    return name
+
+
+def bad_inputs():
+    with open(path("a-file"), "w") as f:
+        f.write("kept\n")
+    if not os.path.exists(path("good")):
+        train("--epochs 1 --save good".split())
+    shutil.copytree(path("good"), path("damaged"), dirs_exist_ok=True)
+    with open(path("damaged/last.safetensors"), "r+b") as f:
+        f.seek(-10, os.SEEK_END)
+        byte = f.read(1)[0]
+        f.seek(-10, os.SEEK_END)
+        f.write(bytes([byte ^ 1]))
+    shutil.copytree(path("good"), path("lost"), dirs_exist_ok=True)
+    for name in glob.glob(path("lost/last-*")):
+        os.unlink(name)
+    with open(path("good/last.safetensors"), "rb") as f, open(path("short.safetensors"), "wb") as g:
+        g.write(f.read()[:5000])
+    data = "--data cifar10 --data-dir ".split()
+    plain = TINY[2:]  # without --image-size
+    return [
+        (plain + data[:-1] + ["--data-dir", "no-such-folder"], ["no-such-folder", "No such file"]),
+        (plain + data[:-1] + ["--data-dir", cifar("cut", 10000, cut=100)], ["data_batch_4.bin", "30729900"]),
+        (plain + data[:-1] + ["--data-dir", cifar("label", 10000, label=11)], ["data_batch_4.bin", "11"]),
+        (TINY + ["--model", "resnet32", "--init", "good/last.safetensors"], ["good/last.safetensors", "missing"]),
+        (TINY + ["--model", "resnet18", "--init", "good/last.safetensors"], ["good/last.safetensors", "conv1.weight",
+                                                                            "[16, 3, 3, 3]", "[64, 3, 7, 7]"]),
+        (TINY + ["--init", "a-file"], ["a-file"]),
+        (TINY + ["--init", "short.safetensors"], ["short.safetensors", "5000"]),
+        (TINY + ["--init", "none.safetensors"], ["none.safetensors", "No such file"]),
+        (TINY + ["--resume", "none"], ["none", "No such file"]),
+        (TINY + ["--resume", "damaged"], ["damaged/last.safetensors", "damaged"]),
+        (TINY + ["--resume", "lost", "--epochs", "2"], ["lost/last", "No such file", "--init"]),
+        (TINY + ["--resume", "module-less"], ["module-less"]),
+        (TINY + ["--batch", "65"], ["--batch 65", "64"]),
+        (TINY + ["--lr", "1e30"], ["update", "loss"]),
+        (TINY + ["--log", "no-such-folder/log"], ["--log no-such-folder/log", "No such file"]),
+        (TINY + ["--log", "/dev/full"], ["--log /dev/full", "No space"]),
+        (TINY + ["--save", "a-file"], ["--save a-file", "folder"]),
+        (TINY + ["--save", "no-such-folder/deep"], ["--save no-such-folder/deep", "No such file"]),
+        (TINY + ["--device", "cuda"], ["cuda"]),
+        (TINY + ["--isa", "sse9"], ["sse9"]),
+        (TINY + ["--augment", "crop:16"], ["crop", "16"]),
+    ]
+
+
+def only_one_line(args, parts, ranks):
+    began = time.time()
+    rc, _, err = run(args, ranks, timeout=60)
+    ours = [line for line in err if line.startswith("hvtrain") and "warning:" not in line]
+    check(rc == 1, args, ranks, "ranks: exit", rc, err[-3:])
+    check(len(ours) == 1 and all(p in ours[0] for p in parts), args, ranks, "ranks:", ours, "lacks some of", parts)
+    if not ranks:
+        check(err and err[-1] == ours[-1] if ours else False, "something follows the message", err)
+    check(time.time() - began < 45, args, "took", time.time() - began)
+
+
+def bad_input_is_one_line_and_exit_1():
+    for args, parts in bad_inputs():
+        only_one_line(args, parts, 0)
+    with open(path("a-file")) as f:
+        check(f.read() == "kept\n", "a file of the user was changed")
+
+
+def bad_input_is_one_line_on_two_ranks():
+    for args, parts in bad_inputs():
+        only_one_line(args + ["--shards", "2", "--batch", "8"] if "65" not in args else args, parts, 2)
+
+
+def a_full_disk_leaves_the_checkpoint_of_before():
+    for ranks in [0, 2] if MPIRUN else [0]:
+        shutil.rmtree(path("full"), ignore_errors=True)
+        shutil.copytree(path("good"), path("full"))
+        before = {n: open(n, "rb").read() for n in glob.glob(path("full/*"))}
+        for limit in [100000, 1085000]:  # within the momentum file; within the weights, which are a little larger
+            rc, _, err = run(TINY + "--resume full --save full --epochs 2 --shards 2 --batch 8".split(), ranks,
+                             file_limit=limit)
+            ours = [line for line in err if "full/last" in line and "File too large" in line]
+            check(rc == 1 and len(ours) == 1, limit, ranks, rc, err)
+            now = {n: open(n, "rb").read() for n in glob.glob(path("full/*"))}
+            check(now == before, limit, ranks, "files changed:", sorted(now), sorted(before))
+
+
+def a_log_that_fails_late_ends_all_ranks():
+    rc, _, err = run(TINY + "--log late --print-freq 1 --epochs 50".split(), 2, timeout=60, file_limit=6000)
+    ours = [line for line in err if line.startswith("hvtrain") and "warning:" not in line]
+    check(rc not in (0, None), rc)
+    check(len(ours) == 1 and "--log late" in ours[0] and "rank 0" in ours[0], ours)
+
+
+# ---- interrupts ----
+
+def start_and_stop(args, ranks, sig):
+    p = subprocess.Popen(command(args, ranks), cwd=HERE, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE, text=True, env=environment(ranks))
+    deadline = time.time() + 60
+    while time.time() < deadline:  # until it trains
+        try:
+            if any(r["record"] == "step" for r in records("stop")):
+                break
+        except (OSError, ValueError):
+            pass
+        time.sleep(0.05)
+    p.send_signal(sig)
+    began = time.time()
+    try:
+        _, err = p.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        p.kill()
+        check(False, "does not stop")
+        return None, []
+    check(time.time() - began < 20, "took", time.time() - began)
+    return p.returncode, [line for line in err.splitlines() if line.startswith("hvtrain") and "warning" not in line]
+
+
+def an_interrupt_is_one_line_and_exit_130():
+    for sig in [signal.SIGINT, signal.SIGTERM]:
+        if os.path.exists(path("stop")):
+            os.unlink(path("stop"))
+        shutil.rmtree(path("stopped"), ignore_errors=True)
+        args = TINY + "--epochs 100000 --print-freq 1 --log stop --save stopped".split()
+        rc, ours = start_and_stop(args, 0, sig)
+        check(rc == 130 and len(ours) == 1 and "interrupted" in ours[0], sig, rc, ours)
+        check(not glob.glob(path("stopped/*.tmp")), glob.glob(path("stopped/*")))
+        rc, _, err = run(["--resume", "stopped", "--evaluate", "--quiet"])
+        check(rc == 0 or not glob.glob(path("stopped/last.safetensors")), "what is left cannot be used", err)
+
+
+def an_interrupt_of_many_ranks_is_one_line():
+    for sig in [signal.SIGINT, signal.SIGTERM]:
+        if os.path.exists(path("stop")):
+            os.unlink(path("stop"))
+        rc, ours = start_and_stop(TINY + "--epochs 100000 --print-freq 1 --log stop".split(), 2, sig)
+        check(rc not in (0, None) and len(ours) == 1 and "interrupted" in ours[0], sig, rc, ours)
+
+
+TESTS = [
+    help_and_version_are_quick,
+    a_bad_command_line_is_one_line_and_exit_2,
+    a_bad_command_line_is_said_once_by_many_ranks,
+    ranks_with_other_options_are_told_apart,
+    the_log_has_every_record_and_field,
+    step_records_cover_every_image_once,
+    progress_is_plain_lines_without_a_terminal,
+    progress_is_a_bar_on_a_terminal,
+    ranks_buckets_comms_and_threads_do_not_matter,
+    ranks_that_hold_no_subtree_are_told,
+    evaluation_is_equal_on_1_to_4_ranks,
+    saving_and_going_on_equals_a_straight_run,
+    going_on_needs_no_options_but_says_which_changed,
+    a_save_folder_holds_last_and_best_and_nothing_else,
+    the_weights_file_is_laid_out_as_the_reference_writer_does,
+    pytorch_reads_what_is_saved,
+    weights_come_in_with_a_prefix_and_another_head,
+    bad_input_is_one_line_and_exit_1,
+    bad_input_is_one_line_on_two_ranks,
+    a_full_disk_leaves_the_checkpoint_of_before,
+    a_log_that_fails_late_ends_all_ranks,
+    an_interrupt_is_one_line_and_exit_130,
+    an_interrupt_of_many_ranks_is_one_line,
+]
+
+
+def main():
+    chosen = [t for t in TESTS if not sys.argv[3:] or t.__name__ in sys.argv[3:]]
+    passed = skipped = 0
+    for test in chosen:
+        del failures[:]
+        began = time.time()
+        try:
+            test()
+        except Skip as why:
+            print(f"skip {test.__name__}: {why}", flush=True)
+            skipped += 1
+            continue
+        except Exception as e:  # a missing record, file or field
+            check(False, type(e).__name__, e)
+        passed += not failures
+        print(f"{'FAIL' if failures else 'ok  '} {test.__name__} ({time.time() - began:.1f} s)", flush=True)
+    failed = len(chosen) - passed - skipped
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    shutil.rmtree(HERE, ignore_errors=True)
+    sys.exit(1 if failed else 0 if passed else 77)
+
+
+if __name__ == "__main__":
+    main()
