@@ -478,8 +478,10 @@ def bad_input_is_one_line_and_exit_1():
 
 
 def bad_input_is_one_line_on_two_ranks():
+    one_of_each_kind = "no-such-folder resnet32 damaged 65 1e30 no-such-folder/log /dev/full a-file".split()
     for args, parts in bad_inputs():
-        only_one_line(args + ["--shards", "2", "--batch", "8"] if "65" not in args else args, parts, 2)
+        if set(args) & set(one_of_each_kind):
+            only_one_line(args + ["--shards", "2"] + (["--batch", "8"] if "65" not in args else []), parts, 2)
 
 
 def a_full_disk_leaves_the_checkpoint_of_before():
@@ -549,6 +551,16 @@ def an_interrupt_of_many_ranks_is_one_line():
         check(rc not in (0, None) and len(ours) == 1 and "interrupted" in ours[0], sig, rc, ours)
 
 
+def a_rank_that_fails_alone_has_the_last_word():
+    """As the program does it: mute the others, print, abort; mpirun's SIGTERM must not make rank 0 speak."""
+    if not MPIRUN:
+        raise Skip("no mpirun")
+    args = command([], 2)
+    args[args.index(HVTRAIN):] = [os.path.join(os.path.dirname(HVTRAIN), "tests/test_train"), "abort"]
+    p = subprocess.run(args, cwd=HERE, capture_output=True, text=True, timeout=60, env=environment(2))
+    check(p.returncode == 1 and "rank 1 fails" in p.stderr and "interrupted" not in p.stderr, p.returncode, p.stderr)
+
+
 TESTS = [
     help_and_version_are_quick,
     a_bad_command_line_is_one_line_and_exit_2,
@@ -573,6 +585,7 @@ TESTS = [
     a_log_that_fails_late_ends_all_ranks,
     an_interrupt_is_one_line_and_exit_130,
     an_interrupt_of_many_ranks_is_one_line,
+    a_rank_that_fails_alone_has_the_last_word,
 ]
 
 

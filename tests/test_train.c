@@ -276,6 +276,15 @@ static const char *in_folder(const char *name)
     return path[turn];
 }
 
+static void clean_folder(void)
+{
+    static const char *const names[] = {"bad", "odd", "written", "kept", "half"};
+
+    for (size_t i = 0; i < HVT_LEN(names); i++)
+        unlink(in_folder(names[i]));
+    CHECK(rmdir(folder) == 0, "something else was left in %s", folder);
+}
+
 static void put_file(const char *path, const char *header, size_t data_bytes)
 {
     FILE *f = fopen(path, "wb");
@@ -467,8 +476,26 @@ TEST(halves_become_the_same_number)
     }
 }
 
-int main(void)
+/* For test_program.py: what hvtrain does when one rank fails by itself. */
+static int abort_rank_1(void)
 {
+    hvt_world *world = NULL;
+
+    if (hvt_world_open(NULL, &world) || hvt__interrupt_open(world))
+        return 2;
+    if (hvt_world_rank(world) == 0)
+        for (;;)
+            pause();
+    usleep(300000);
+    hvt__interrupt_mute();
+    fprintf(stderr, "rank 1 fails\n");
+    hvt_world_abort(world, 1);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && !strcmp(argv[1], "abort"))
+        return abort_rank_1();
     if (!mkdtemp(folder)) {
         perror(folder);
         return 1;
@@ -489,5 +516,6 @@ int main(void)
     RUN(what_is_written_is_read_back);
     RUN(a_failed_write_leaves_the_file_of_before);
     RUN(halves_become_the_same_number);
+    clean_folder();
     return check_done();
 }
