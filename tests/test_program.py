@@ -141,6 +141,7 @@ BAD_COMMAND_LINES = [
     (["--batch"], ["--batch", "end of the command line"]),
     (["--threads", "0"], ["--threads", "'0'"]),
     (["--bucket", "25"], ["--bucket", "unit", "'25'"]),
+    (["--isa", "sse9"], ["--isa", "avx512", "'sse9'"]),
     (["--wire=f8"], ["--wire", "f32 f16 bf16", "'f8'"]),
     (["positional"], ["'positional'"]),
     (["--evaluate"], ["--evaluate", "--init", "--resume"]),
@@ -454,7 +455,6 @@ def bad_inputs():
         (TINY + ["--save", "a-file"], ["--save a-file", "folder"]),
         (TINY + ["--save", "no-such-folder/deep"], ["--save no-such-folder/deep", "No such file"]),
         (TINY + ["--device", "cuda"], ["cuda"]),
-        (TINY + ["--isa", "sse9"], ["sse9"]),
         (TINY + ["--augment", "crop:16"], ["crop", "16"]),
     ]
 
@@ -496,6 +496,26 @@ def a_full_disk_leaves_the_checkpoint_of_before():
             check(rc == 1 and len(ours) == 1, limit, ranks, rc, err)
             now = {n: open(n, "rb").read() for n in glob.glob(path("full/*"))}
             check(now == before, limit, ranks, "files changed:", sorted(now), sorted(before))
+
+
+def a_kill_at_any_moment_leaves_a_whole_checkpoint():
+    shutil.rmtree(path("killed"), ignore_errors=True)
+    args = TINY + "--limit 8 --batch 8 --epochs 1000000 --save killed --log killed-log".split()
+    if not os.path.exists(path("killed")):
+        run(TINY + "--limit 8 --batch 8 --epochs 1 --save killed".split())
+    steps = 0
+    for i in range(8):
+        p = subprocess.Popen(command(args + ["--resume", "killed"], 0), cwd=HERE, stderr=subprocess.DEVNULL,
+                             env=environment(0))
+        time.sleep(0.4 + 0.037 * i)
+        p.kill()
+        p.wait()
+        rc, _, err = run(["--resume", "killed", "--evaluate", "--quiet", "--log", "log", "--threads", "1"])
+        check(rc == 0, "what a kill left cannot be used:", err)
+        now = records("log")[-1]["steps"] if rc == 0 else 0
+        check(now >= steps, now, "updates after", steps)
+        steps = now
+    check(steps > 8, "only", steps, "updates: nothing was saved while it was killed")
 
 
 def a_log_that_fails_late_ends_all_ranks():
@@ -582,6 +602,7 @@ TESTS = [
     bad_input_is_one_line_and_exit_1,
     bad_input_is_one_line_on_two_ranks,
     a_full_disk_leaves_the_checkpoint_of_before,
+    a_kill_at_any_moment_leaves_a_whole_checkpoint,
     a_log_that_fails_late_ends_all_ranks,
     an_interrupt_is_one_line_and_exit_130,
     an_interrupt_of_many_ranks_is_one_line,

@@ -187,11 +187,11 @@ HVT_API hvt_status hvt_weights_load(const char *file, hvt_model *m, bool skip_he
  * place, synced, renamed, and the folder is synced.
  */
 typedef struct hvt_progress {
-    int epoch;           ///< to go on with, 0-based
-    uint32_t step;       ///< of that epoch, 0-based
-    int64_t steps;       ///< updates so far
-    double top1;         ///< percent, of the evaluation made with these weights; < 0 if none was
-    const char *options; ///< "--flag=value\n" for each option of scope RUN; load: malloc'ed, free() it
+    int epoch;     ///< to go on with, 0-based
+    uint32_t step; ///< of that epoch, 0-based
+    int64_t steps; ///< updates so far
+    double top1;   ///< percent, of the evaluation made with these weights; < 0 if none was
+    char *options; ///< "--flag=value\n" for each option of scope RUN; load: malloc'ed, free() it
 } hvt_progress;
 
 /** o may be NULL (no momentum). Errors: E_IO naming file and cause; files of before are whole then. */

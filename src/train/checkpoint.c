@@ -543,7 +543,7 @@ static hvt_status share_options(const char *path, hvt_world *world, char **ret_t
         memcpy(text, p.options, (size_t)bytes);
     if (s == HVT_OK && bytes)
         s = hvt_world_broadcast(world, text, (size_t)bytes, 0);
-    free((char *)p.options);
+    free(p.options);
     if (s) {
         free(text);
         return s;

@@ -1,6 +1,7 @@
 /*
  * SIGINT and SIGTERM: end the progress bar's line, say so once, remove the file that was being written, and
- * leave with 130. Everything here is prepared beforehand; the handlers only write, unlink and _exit.
+ * leave with 130. Everything here is prepared beforehand; the handlers only write, unlink, wait a moment and
+ * _exit.
  *
  * Who says so: rank 0. But a launcher also sends SIGTERM to everyone when one rank aborts, and then the
  * abort's own message has to stay the last. So a rank about to abort first mutes the others on its host
@@ -42,12 +43,13 @@ static void on_stop(int sig)
     if (bar_shown)
         say("\r\033[K");
     if (!quiet)
-        say(sig == SIGINT ? "hvtrain: interrupted\n" : "hvtrain: interrupted (SIGTERM)\n");
+        say(sig == SIGINT ? "hvtrain: interrupted\n"
+            : npeers      ? "hvtrain: interrupted (SIGTERM: Ctrl-C, or the launcher ends the job)\n"
+                          : "hvtrain: interrupted (SIGTERM)\n");
     for (int i = 0; i < SLOTS; i++)
         if (doomed_set[i])
             unlink(doomed[i]);
-    if (npeers) /* mpirun kills the rest once one has left: let rank 0's line be written and passed on first
-                 */
+    if (npeers) /* once one has left mpirun kills the rest: rank 0's line must be out and passed on by then */
         nanosleep(&(struct timespec){.tv_nsec = speaks ? 100000000 : 300000000}, NULL);
     _exit(130);
 }

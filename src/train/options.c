@@ -157,39 +157,15 @@ static bool nearest(const char *flag, char ret_flag[48])
 
 /* ---- values ---- */
 
-static bool in_form(const char *form, const char *value, const char **ret_word, size_t *ret_len)
+/* Is value one of the words of form, which '|' parts? */
+static bool in_form(const char *form, const char *value)
 {
-    for (const char *p = form; *p;) {
-        size_t len = strcspn(p, "|");
-        if (strlen(value) == len && !strncasecmp(p, value, len)) {
-            *ret_word = p;
-            *ret_len = len;
+    size_t len = strlen(value);
+
+    for (const char *p = form; p; p = strchr(p, '|'), p = p ? p + 1 : NULL)
+        if (strcspn(p, "|") == len && !strncmp(p, value, len))
             return true;
-        }
-        p += len + (p[len] == '|');
-    }
     return false;
-}
-
-/* The table's own spelling of a word in its form, as text that lives on. */
-static const char *canonical(const char *form, const char *value)
-{
-    static char words[512];
-    static size_t used; /* words seen so far, one after another; the table has few */
-    const char *word;
-    size_t len;
-
-    if (!in_form(form, value, &word, &len))
-        return NULL;
-    for (size_t i = 0; i < used; i += strlen(words + i) + 1)
-        if (strlen(words + i) == len && !strncmp(words + i, word, len))
-            return words + i;
-    if (used + len + 1 > sizeof words)
-        return NULL;
-    memcpy(words + used, word, len);
-    words[used + len] = 0;
-    used += len + 1;
-    return words + used - len - 1;
 }
 
 static bool read_int(const char *value, int *ret)
@@ -323,12 +299,11 @@ static bool assign(hvt_options *opts, const option *o, const char *value)
     case KIND_str:
         *FIELD(opts, o, hvt_opt_str) = value;
         return true;
-    case KIND_pick: {
-        const char *word = canonical(o->form, value);
-        if (word)
-            *FIELD(opts, o, hvt_opt_pick) = word;
-        return word != NULL;
-    }
+    case KIND_pick:
+        if (!in_form(o->form, value))
+            return false;
+        *FIELD(opts, o, hvt_opt_pick) = value;
+        return true;
     case KIND_word:
         if (!strcasecmp(value, o->preset)) {
             *FIELD(opts, o, hvt_opt_word) = 0;
@@ -381,11 +356,9 @@ hvt_status hvt_options_set(hvt_options *opts, const char *name, const char *valu
 void hvt_options_default(hvt_options *ret_opts)
 {
     memset(ret_opts, 0, sizeof *ret_opts);
-    for (int i = 0; i < HVT_OPTION_COUNT; i++) {
-        bool fits = assign(ret_opts, &table[i], table[i].preset);
-        if (!fits)
+    for (int i = 0; i < HVT_OPTION_COUNT; i++)
+        if (!assign(ret_opts, &table[i], table[i].preset))
             abort(); /* the table contradicts itself */
-    }
 }
 
 /* ---- the command line ---- */

@@ -26,7 +26,6 @@ struct hvt_reporter {
     const char *path;
     bool quiet, bar;  /* bar: stderr is a terminal */
     double bar_drawn; /* when */
-    int counted;      /* records written, to know the first */
 };
 
 /* ---- this process ---- */
@@ -200,12 +199,9 @@ static json_t *options_record(const hvt_options *opts)
 static hvt_status start_record(hvt_reporter *rep, const hvt_start *s)
 {
     json_t *buckets = json_array();
-    size_t most = 0;
 
-    for (int i = 0; i < s->buckets; i++) {
+    for (int i = 0; i < s->buckets; i++)
         json_array_append_new(buckets, json_integer((json_int_t)s->bucket_bytes[i]));
-        most = s->bucket_bytes[i] > most ? s->bucket_bytes[i] : most;
-    }
     return put(
         rep,
         json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:i, s:s, s:s, s:I, s:i, s:i, s:i, s:I, s:o, "

@@ -95,6 +95,22 @@ bool hvt__has_stem(const char *model)
     return true;
 }
 
+static hvt_status check_isa(const hvt_options *o)
+{
+    char known[200] = "auto";
+
+    HVT_CHECK(!strcmp(o->device, "cpu") || !strcmp(o->isa, "auto"), E_ARG,
+              "--isa %s is for --device cpu, not %s", o->isa, o->device);
+    for (int i = 0; i < hvt_cpu_isa_count(); i++) {
+        size_t used = strlen(known);
+        if (!strcmp(o->isa, hvt_cpu_isa_name(i)))
+            return HVT_OK;
+        snprintf(known + used, sizeof known - used, " %s", hvt_cpu_isa_name(i));
+    }
+    HVT_CHECK(!strcmp(o->isa, "auto"), E_ARG, "--isa: expected one of %s, got '%s'", known, o->isa);
+    return HVT_OK;
+}
+
 static hvt_status check_words(const hvt_options *o)
 {
     bool synth = !strcmp(o->data, "synth");
@@ -111,9 +127,7 @@ static hvt_status check_words(const hvt_options *o)
               o->shortcut, o->model);
     HVT_CHECK(!(was_given(o, "--batch") && was_given(o, "--global-batch")), E_ARG,
               "--batch %d and --global-batch %d: one of them, not both", o->batch, o->global_batch);
-    HVT_CHECK(!strcmp(o->device, "cpu") || !strcmp(o->isa, "auto"), E_ARG,
-              "--isa %s is for --device cpu, not %s", o->isa, o->device);
-    return HVT_OK;
+    return check_isa(o);
 }
 
 static hvt_status check_files(const hvt_options *o)

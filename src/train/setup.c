@@ -252,7 +252,7 @@ static hvt_status first_weights(run *t)
         HVT_WARN("%s holds a checkpoint of another run (epoch %d, %" PRId64
                  " updates), which this one will replace",
                  o->save, p.epoch, p.steps);
-        free((char *)p.options);
+        free(p.options);
     }
     if (!*o->resume) {
         HVT_TRY(hvt_model_init(t->model, (uint64_t)o->seed));
@@ -260,8 +260,8 @@ static hvt_status first_weights(run *t)
     }
     HVT_TRY(hvt_checkpoint_load(o->resume, t->model, t->optim, &p));
     if (p.options)
-        s = report_changes(t, (char *)p.options);
-    free((char *)p.options);
+        s = report_changes(t, p.options);
+    free(p.options);
     HVT_TRY(s);
     HVT_CHECK(!t->train_set || p.step < t->steps_per_epoch, E_ARG,
               "%s was left after update %u of its epoch, but an epoch has %u updates now", o->resume, p.step,
@@ -284,7 +284,7 @@ static double best_so_far(const hvt_options *o)
     snprintf(path, sizeof path, "%.4000s/best.safetensors", o->save);
     if (!*o->resume || !*o->save || hvt_checkpoint_load(path, NULL, NULL, &p))
         return -1;
-    free((char *)p.options);
+    free(p.options);
     return p.top1;
 }
 

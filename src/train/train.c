@@ -184,7 +184,7 @@ static hvt_status write_checkpoints(run *t, double top1)
     s = hvt_checkpoint_save(t->opts->save, "last", t->model, t->optim, &p);
     if (s == HVT_OK && top1 > t->best)
         s = hvt_checkpoint_save(t->opts->save, "best", t->model, t->optim, &p);
-    free((char *)p.options);
+    free(p.options);
     return s;
 }
 
