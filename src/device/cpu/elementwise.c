@@ -621,7 +621,7 @@ INLINE F exp_below_one(F x)
     p = f_fma(p, r, f_splat(0.5f));
     p = f_fma(p, r, f_splat(1));
     p = f_fma(p, r, f_splat(1));
-    p = (F)((I)p + (((I)shifted - (I)f_splat(magic)) << 23));
+    p = (F)((U)p + (((U)shifted - (U)f_splat(magic)) << 23));
     p = f_select((I)(x < -87), f_zero(), p);
     return f_select((I)(x != x), x, p);
 }
