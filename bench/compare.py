@@ -27,11 +27,11 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-CASES = {  # name: model, stem, batch per rank, timed steps of one run
+CASES = {  # name: model, stem (None: its own), batch per rank, timed steps of one run
     "resnet50-256": ("resnet50", "imagenet", 256, 4),
     "resnet50-64": ("resnet50", "imagenet", 64, 8),
     "resnet18-128": ("resnet18", "cifar", 128, 4),
-    "resnet20-128": ("resnet20", "cifar", 128, 16),
+    "resnet20-128": ("resnet20", None, 128, 16),
 }
 WARMUP = 2  # steps
 
@@ -61,8 +61,9 @@ def ours(case, ranks):
     model, stem, batch, steps = CASES[case]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        command = [args.build / "hvtrain", "--model", model, "--stem", stem, "--batch", batch, "--threads",
-                   args.threads, "--steps", WARMUP + steps, "--lr", "0.001", "--print-freq", 1, "--log", log]
+        command = [args.build / "hvtrain", "--model", model, *(["--stem", stem] if stem else []),
+                   "--batch", batch, "--threads", args.threads, "--steps", WARMUP + steps, "--lr", "0.001",
+                   "--print-freq", 1, "--log", log]
         images = ranks * batch * (WARMUP + steps)
         if args.data_dir:
             command += ["--data", "cifar10", "--data-dir", args.data_dir, "--limit", images]
@@ -83,8 +84,8 @@ def torchs(case, ranks, layout):
     command = [args.python]
     if ranks > 1:
         command += ["-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", 29517]
-    command += [HERE / "peers" / "torch_train.py", "speed", "--model", model, "--stem", stem, "--batch", batch,
-                "--threads", args.threads, "--warmup", WARMUP, "--steps", steps, "--lr", "0.001",
+    command += [HERE / "peers" / "torch_train.py", "speed", "--model", model, *(["--stem", stem] if stem else []),
+                "--batch", batch, "--threads", args.threads, "--warmup", WARMUP, "--steps", steps, "--lr", "0.001",
                 "--layout", layout]
     if args.data_dir:
         command += ["--data-dir", args.data_dir]
