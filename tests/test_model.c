@@ -38,7 +38,18 @@ static hvt_value odd_net(hvt_model *m, hvt_value x)
     x = hvt_add(m, hvt_relu(m, n), n);
     x = hvt_add(m, hvt_batchnorm(m, x), x);                            /* its residual is its own x */
     x = hvt_add(m, hvt_batchnorm(m, hvt_conv2d(m, x, 4, 3, 1, 1)), a); /* folds, without relu */
+    n = hvt_batchnorm(m, hvt_conv2d(m, x, 4, 1, 1, 0));
+    x = hvt_add(m, hvt_add(m, n, x), n); /* read twice, too */
     return hvt_linear(m, hvt_avgpool(m, hvt_subsample(m, x, 3, 8)), 3);
+}
+
+/* The images need no gradient: a batch norm reads them, and has a residual that needs one. */
+static hvt_value early_norm_net(hvt_model *m, hvt_value x)
+{
+    hvt_value y = hvt_conv2d(m, x, 3, 3, 1, 1);
+
+    x = hvt_relu(m, hvt_add(m, hvt_batchnorm(m, x), y));
+    return hvt_linear(m, hvt_avgpool(m, x), 4);
 }
 
 /* No batch norm: rows do not know of each other. */
@@ -97,6 +108,7 @@ TEST(gradients_equal_differences_of_the_loss)
 {
     check_gradients(small_net, (shape){5, 9, 11, 3}, ref);
     check_gradients(odd_net, (shape){3, 5, 7, 2}, ref);
+    check_gradients(early_norm_net, (shape){3, 5, 7, 3}, ref);
     check_gradients(plain_net, (shape){3, 9, 7, 3}, ref);
 }
 

@@ -67,7 +67,8 @@ HVT_API hvt_value hvt_zoo(hvt_model *m, const char *name, hvt_value images, int 
 HVT_API const char *hvt_zoo_name(int i);
 
 /** Settle shapes, algorithms and memory for `batch` images per shard. The loss is softmax cross-entropy of
- *  `logits`. Errors: E_SHAPE naming the first mistaken layer and its shapes, E_MEM. */
+ *  `logits`. Errors: E_SHAPE naming the first mistaken layer and its shapes, E_MEM, E_ARG (no batch, planned
+ *  already). After E_MEM a smaller batch may be tried. */
 HVT_API hvt_status hvt_model_plan(hvt_model *m, int batch, hvt_value logits);
 HVT_API hvt_order hvt_model_order(const hvt_model *m);   ///< the row order that the input must have
 HVT_API size_t hvt_model_parameters(const hvt_model *m); ///< trainable scalars, as papers count them
@@ -78,11 +79,14 @@ HVT_API int hvt_model_classes(const hvt_model *m);
  *  (seed, parameter name, element): the same on every device. */
 HVT_API hvt_status hvt_model_init(hvt_model *m, uint64_t seed);
 
-/** train: batch statistics, everything kept for backward. Else: moving statistics, no gradients. */
+/** train: batch statistics, everything kept for backward. Else: moving statistics, no gradients.
+ *  The batch is read again by backward, so it must stay valid until then. Errors: E_SHAPE (not as planned),
+ *  E_ARG (not planned). */
 HVT_API hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train);
 /** Gradients of the loss SUM over the batch's real images (not the mean). on_grad (may be NULL) is called
  * after both backward passes of a layer, with spans that follow each other without holes from 0 to the
- * arena's end. */
+ * arena's end; first the rider, then layer by layer, for a batch of 0 images (all zeros), too. Once per
+ * training forward pass, else E_ARG. */
 HVT_API hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx);
 /** Training loss since last taken; waits. Counted when the step ends (hvt_distopt_step). */
 HVT_API hvt_status hvt_model_take_loss(hvt_model *m, hvt_loss *ret_loss);
