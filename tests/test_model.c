@@ -154,8 +154,9 @@ static double apart(const net *n, const float *a, const float *b)
 static void check_same(build_fn *build, shape s, int count, how one, how other, double tolerance)
 {
     net a, b;
+    bool a_runs = open_net(&a, one, build, s), b_runs = open_net(&b, other, build, s);
 
-    if (open_net(&a, one, build, s) & open_net(&b, other, build, s)) {
+    if (a_runs && b_runs) {
         size_t n;
         float *x, *y;
 
@@ -217,9 +218,10 @@ TEST(threads_change_no_bit)
 static void check_short(build_fn *build, how by, int count, int room)
 {
     net big, own;
+    bool big_runs = open_net(&big, by, build, (shape){room, 9, 11, 3}),
+         own_runs = open_net(&own, by, build, (shape){count, 9, 11, 3});
 
-    if (open_net(&big, by, build, (shape){room, 9, 11, 3}) &
-        open_net(&own, by, build, (shape){count, 9, 11, 3})) {
+    if (big_runs && own_runs) {
         float loss[2][64], *g[2];
         int32_t place[2][64];
         size_t n;
@@ -446,9 +448,10 @@ TEST(weights_are_packed_once_per_update_and_nothing_is_allocated)
 TEST(gradients_may_lie_elsewhere)
 {
     net a, b;
+    bool a_runs = open_net(&a, ref, small_net, (shape){3, 9, 11, 3}),
+         b_runs = open_net(&b, ref, small_net, (shape){3, 9, 11, 3});
 
-    if (open_net(&a, ref, small_net, (shape){3, 9, 11, 3}) &
-        open_net(&b, ref, small_net, (shape){3, 9, 11, 3})) {
+    if (a_runs && b_runs) {
         float *elsewhere = calloc(b.m->arena_count, sizeof *elsewhere), *x, *y;
         size_t n;
 
