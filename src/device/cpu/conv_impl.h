@@ -94,6 +94,12 @@ static inline int conv_tiles(int count, int most)
     return (count + most - 1) / most;
 }
 
+/* Where part i of `parts` begins, of `count` things. */
+static inline int conv_part(int count, int i, int parts)
+{
+    return (int)((long)count * i / parts);
+}
+
 static inline int conv_panels(int columns)
 {
     return (columns + CONV_PANEL - 1) / CONV_PANEL;

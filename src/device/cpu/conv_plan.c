@@ -13,8 +13,11 @@
 #include <string.h>
 
 /* Backward weights: bytes of x and dy that a block may hold, half of a common second-level cache. */
-#define BLOCK_BYTES  (1 << 20)
-#define LEAST_CHUNK  32
+#define BLOCK_BYTES (1 << 20)
+#define LEAST_CHUNK 32
+/* Weights from this size on are not in the cache at their next use, in a model of many such layers: storing
+ * their gradient past it saved 6 % of backward weights, their turned copy 60 % of conv_pack (512 -> 512, 3x3,
+ * cold). */
 #define STREAM_BYTES (1 << 20)
 
 /* (output, tap) pairs along one dimension whose input exists */

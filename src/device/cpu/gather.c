@@ -24,13 +24,8 @@ typedef struct gather {
     long s_pixel, s_image, t_pixel, t_image; /* floats from one to the next */
     int len, columns, images;
     bool add;
-    int blocks, block_runs, column_parts, row_parts; /* jobs are the product */
+    int blocks, column_parts, row_parts; /* jobs are the product */
 } gather;
-
-static int part(int count, int i, int parts)
-{
-    return (int)((long)count * i / parts);
-}
 
 /* All tiles of one run for the columns that `t` stands on: those of part i of `parts`. */
 static void run_tiles(const gather *g, const conv_run *run, hvt_tile *t, int vectors, int i, int parts)
@@ -44,11 +39,12 @@ static void run_tiles(const gather *g, const conv_run *run, hvt_tile *t, int vec
     const float *source = t->a;
     float *target = t->c + run->pixel * g->t_pixel;
 
-    for (int n = part(tiles * repeats, i, parts), end = part(tiles * repeats, i + 1, parts); n < end; n++) {
-        int image = n / tiles, row = n % tiles * high;
+    for (int n = conv_part(tiles * repeats, i, parts), end = conv_part(tiles * repeats, i + 1, parts);
+         n < end; n++) {
+        int image = n / tiles, row = (n % tiles) * high;
         int count = rows - row < high ? rows - row : high;
 
-        if (count <= 0) /* 15 rows in tiles of at most 4: 4 4 4 3; but 9 in 4 tiles of 3 are 3 */
+        if (count <= 0) /* 9 rows in 4 tiles of 3: one tile less */
             continue;
         t->a = source + image * g->s_image + row * t->a_row;
         t->c = target + image * g->t_image + row * t->c_row;
@@ -63,7 +59,7 @@ static void gather_job(void *ctx, int job, int thread)
     const int width = 2 * g->op->kern->vl, steps = conv_tiles(g->columns, width);
     const int rows = job % g->row_parts, columns = job / g->row_parts % g->column_parts;
     const int block = job / g->row_parts / g->column_parts;
-    const int first = part(l->runs, block, g->blocks), end = part(l->runs, block + 1, g->blocks);
+    const int first = conv_part(l->runs, block, g->blocks), end = conv_part(l->runs, block + 1, g->blocks);
     hvt_tile t = {
         .len = g->len, .a_entry = g->s_pixel, .b_entry = (long)g->len * CONV_PANEL, .b_row = CONV_PANEL};
 
@@ -71,7 +67,8 @@ static void gather_job(void *ctx, int job, int thread)
     t.add = g->add;
     t.a_row = l->rows == CONV_WIDTH ? g->s_pixel * l->shift : g->s_image;
     t.c_row = l->rows == CONV_WIDTH ? g->t_pixel * l->step : g->t_image;
-    for (int i = part(steps, columns, g->column_parts); i < part(steps, columns + 1, g->column_parts); i++) {
+    for (int i = conv_part(steps, columns, g->column_parts);
+         i < conv_part(steps, columns + 1, g->column_parts); i++) {
         int column = i * width;
         int count = g->columns - column < width ? g->columns - column : width;
 

@@ -54,11 +54,6 @@ static int copies(const wgrad *g)
 
 /* ---- products: job = one tap, a part of the columns, a part of the tiles along c ---- */
 
-static int part(int count, int i, int parts)
-{
-    return (int)((long)count * i / parts);
-}
-
 static void product_job(void *ctx, int job, int thread)
 {
     const wgrad *g = ctx;
@@ -80,7 +75,8 @@ static void product_job(void *ctx, int job, int thread)
     t.a_row = op->slots ? op->kern->pitch : op->x_image;
     t.b_entry = op->copy_y ? op->b_slot : op->y_pixel;
     t.b_row = op->copy_y ? CONV_PANEL : op->y_image;
-    for (int i = part(steps, columns, g->column_parts); i < part(steps, columns + 1, g->column_parts); i++) {
+    for (int i = conv_part(steps, columns, g->column_parts);
+         i < conv_part(steps, columns + 1, g->column_parts); i++) {
         int column = i * width, vectors;
 
         t.nc = op->k - column < width ? op->k - column : width;
@@ -88,8 +84,8 @@ static void product_job(void *ctx, int job, int thread)
         t.b = op->copy_y
                   ? g->y_copy + (long)(column / CONV_PANEL) * g->images * CONV_PANEL + column % CONV_PANEL
                   : g->dy + g->image * op->y_image + column;
-        for (int j = part(op->a_tiles, rows, g->row_parts); j < part(op->a_tiles, rows + 1, g->row_parts);
-             j++) {
+        for (int j = conv_part(op->a_tiles, rows, g->row_parts);
+             j < conv_part(op->a_tiles, rows + 1, g->row_parts); j++) {
             int channel = j * op->a_rows;
             int count = op->c - channel < op->a_rows ? op->c - channel : op->a_rows;
 
