@@ -218,6 +218,8 @@ TEST(ops_on_spans_equal_ref_at_every_cut)
             size_t n = sizes[t];
             arrays x = {floats(n), floats(n), floats(n), floats(n), floats(n), NULL}, want = copies_of(&x, n);
 
+            for (size_t i = 0; i < n; i += 3) /* relu's edge */
+                x.a[i] = x.b[(i + 1) % n] = i % 2 ? 0.0f : -0.0f;
             span_ops[op].run(ref, &want, 0, n);
             for (int dev = 0; dev < ndevs; dev++) {
                 arrays whole = copies_of(&x, n);
@@ -515,6 +517,19 @@ TEST(subnormals_are_flushed_in_every_thread)
     }
 }
 
+/* A new thread takes over the mode of the one that makes it; the pool's threads must not rely on that. */
+TEST(threads_of_a_pool_flush_by_themselves)
+{
+    bool now = hvt__flush_subnormals(false);
+    hvt_device *d = NULL;
+
+    CHECK_OK(hvt_device_open("cpu", &(hvt_device_opts){.threads = 3}, &d));
+    for (int i = 0; i < 100; i++)
+        CHECK(tiny_sum(d) == 0, "round %d", i);
+    hvt_device_close(&d);
+    hvt__flush_subnormals(now);
+}
+
 TEST(closing_gives_back_the_mode_of_subnormals)
 {
     static const char *const names[] = {"ref", "cpu"};
@@ -593,6 +608,7 @@ TEST(threads_follow_what_was_asked)
 int main(void)
 {
     RUN(closing_gives_back_the_mode_of_subnormals);
+    RUN(threads_of_a_pool_flush_by_themselves);
     open_devices();
     RUN(a_wrong_device_is_refused_with_the_known_ones);
     RUN(threads_follow_what_was_asked);
