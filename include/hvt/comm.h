@@ -87,7 +87,8 @@ HVT_API void hvt_world_abort(hvt_world *world, int exit_code) __attribute__((nor
  * threads = 0 asks for all of the share. Ranks of a node whose affinity masks are equal split that mask by
  * local rank; a rank with a mask of its own keeps it. ret_cpus gets one processor per thread if the node's
  * ranks x threads fit in their masks, else *ret_ncpus is 0: no pinning, and waiting threads must yield.
- * Limits of the cgroup (cpu.max) count as fewer processors. Collective.
+ * Limits of the cgroup (cpu.max) count as fewer processors; where one binds, nothing is pinned, because it
+ * does not say which processors. Masks that overlap in part are not pinned either. Collective.
  */
 typedef struct hvt_cores {
     int threads;   ///< for this rank, >= 1
@@ -120,7 +121,9 @@ HVT_API const char *hvt_comm_name(const hvt_comm *comm);
 HVT_API hvt_world *hvt_comm_world(const hvt_comm *comm); /* borrowed */
 
 /** Zeroed, 64-byte aligned memory that this comm moves fastest (shm: pages that the peers can read).
- *  Collective, the same bytes on every rank. E_MEM leaves nothing behind, on every rank alike. */
+ *  Collective, the same bytes on every rank. E_MEM leaves nothing behind, on every rank alike. A comm that
+ *  "auto" chose may change from shm to mpi here, as long as it holds no other memory (one log line says so).
+ */
 HVT_API hvt_status hvt_comm_alloc(hvt_comm *comm, size_t bytes, void **ret_ptr);
 HVT_API void hvt_comm_release(hvt_comm *comm, void *ptr); ///< Collective. NULL is fine.
 
@@ -136,8 +139,13 @@ HVT_API hvt_status hvt_comm_reduce_scatter(hvt_comm *comm, void *buf, size_t cou
                                            hvt_ticket *ret_ticket); ///< my slice of buf holds the sum
 HVT_API hvt_status hvt_comm_allgather(hvt_comm *comm, void *buf, size_t count, hvt_dtype dtype,
                                       hvt_ticket *ret_ticket); ///< every slice from its owner
-/** The slice of `count` elements that a rank owns in reduce_scatter and allgather: [first, end). */
+/** The slice of `count` elements that a rank owns in reduce_scatter and allgather: [first, end). In multiples
+ * of 16; not in the order of ranks, but so that neighbours in the tree own neighbouring slices. */
 HVT_API void hvt_comm_slice(const hvt_comm *comm, size_t count, int rank, size_t *ret_first, size_t *ret_end);
+/** All operations up to this ticket have ended. Host comms do their work in here, so every rank must wait for
+ *  the same tickets at the same places among its other collective calls. Collective.
+ *  Errors: E_COMM a rank ended or left (it is named), E_MISMATCH ranks issued different operations (shm
+ *  alone can tell); after either the comm is of no more use. */
 HVT_API hvt_status hvt_comm_wait(hvt_comm *comm, hvt_ticket ticket);
 
 #ifdef __cplusplus
