@@ -114,6 +114,23 @@ TEST(zoo_models_have_the_published_numbers_of_parameters)
     }
 }
 
+/* Padding keeps every map of these models at one pixel or more. */
+TEST(zoo_models_take_images_of_one_pixel)
+{
+    net n;
+
+    if (open_net(&n, (how){.device = "cpu", .threads = 1}, resnet20, (shape){3, 1, 1, 3})) {
+        CHECK(isfinite(train_loss(&n)), "loss %g", train_loss(&n));
+        CHECK_OK(hvt_model_backward(n.m, NULL, NULL));
+    }
+    close_net(&n);
+    if (open_net(&n, (how){.device = "cpu", .threads = 1}, resnet50, (shape){2, 1, 2, 1})) {
+        CHECK(isfinite(train_loss(&n)), "loss %g", train_loss(&n));
+        CHECK_OK(hvt_model_backward(n.m, NULL, NULL));
+    }
+    close_net(&n);
+}
+
 /* ---- golden files ----------------------------------------------------------------------------------- */
 
 static FILE *open_golden(const char *name)
@@ -286,6 +303,7 @@ int main(void)
 {
     RUN(initial_values_follow_torchvisions_distributions);
     RUN(zoo_models_have_the_published_numbers_of_parameters);
+    RUN(zoo_models_take_images_of_one_pixel);
     RUN(names_and_shapes_are_torchvisions);
     RUN(ten_steps_give_pytorchs_losses);
     return check_done();
