@@ -125,6 +125,28 @@ static inline float *copied(const void *from, size_t n)
     return memcpy(room(n * sizeof(float)), from, n * sizeof(float));
 }
 
+/* A pooling of any kind; now and then one with many floats to a pixel. */
+static inline hvt_pool_desc random_pool(void)
+{
+    hvt_pool_desc p = {.order = between(0, 1) ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+                       .n = between(1, 9),
+                       .h = between(1, 17),
+                       .w = between(1, 17),
+                       .c = between(0, 2) ? between(1, 40) : between(200, 300),
+                       .mean = !between(0, 3)};
+
+    if (!between(0, 9)) {
+        p.n = 20;
+        p.c = 130; /* several slices */
+    }
+    do {
+        p.size = between(1, between(0, 3) ? 4 : 15);
+        p.stride = between(1, 4);
+        p.pad = between(0, p.size / 2);
+    } while (!p.mean && (p.h + 2 * p.pad < p.size || p.w + 2 * p.pad < p.size));
+    return p;
+}
+
 /* ---- comparison ---- */
 
 /* |got - want| <= bound * (1 + |want|) for real rows; a NaN is never near. s NULL: all n. */

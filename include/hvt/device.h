@@ -24,8 +24,11 @@ typedef struct hvt_device_opts {
 
 /**
  * Open a device. opts may be NULL (all defaults). A device is used by one thread at a time.
- * Errors: E_ARG unknown name or ISA (the message lists the known ones), E_UNSUPPORTED not in this
- * build or not on this processor, E_MEM.
+ *
+ * "ref" and "cpu" flush subnormal numbers to zero in the calling thread from now until the device is closed,
+ * and "cpu" in every thread that calls one of its ops. The caller is thread 0 of the device: with `cpus` it
+ * is pinned too, until close, and threads that it starts in between inherit that. Errors: E_ARG unknown name
+ * or ISA (the message lists the known ones), E_UNSUPPORTED not in this build or not on this processor, E_MEM.
  */
 HVT_API hvt_status hvt_device_open(const char *name, const hvt_device_opts *opts, hvt_device **ret_dev);
 HVT_API void hvt_device_close(hvt_device **dev);
