@@ -1,0 +1,234 @@
+/*
+ * alloc: whatever runs out of memory, says so, and leaves nothing behind.
+ *
+ * The program is linked with --wrap, so that every allocation of libhvt comes through here. A whole run
+ * (data, model, exchange, one update, evaluation, checkpoint, and going on from it) is repeated with its
+ * first, second, third ... allocation refused, until a run needs no more than were granted.
+ */
+#define _GNU_SOURCE
+#include "hvt/hvt.h"
+#include "check.h"
+
+#include <errno.h>
+#include <ftw.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t n, size_t bytes);
+void *__real_realloc(void *old, size_t bytes);
+void *__real_aligned_alloc(size_t align, size_t bytes);
+void *__real_mmap(void *at, size_t bytes, int prot, int flags, int fd, off_t from);
+int __real_munmap(void *at, size_t bytes);
+void __real_free(void *p);
+
+void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t n, size_t bytes);
+void *__wrap_realloc(void *old, size_t bytes);
+void *__wrap_aligned_alloc(size_t align, size_t bytes);
+void *__wrap_mmap(void *at, size_t bytes, int prot, int flags, int fd, off_t from);
+int __wrap_munmap(void *at, size_t bytes);
+void __wrap_free(void *p);
+
+static struct {
+    pthread_mutex_t lock;
+    long asked, refuse; /* allocations so far; which one is refused, 0: none */
+    long live;
+    void *held[1 << 16]; /* open addressing; NULL: never used, &gone: free again */
+} heap = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static char gone;
+
+static size_t home(const void *p)
+{
+    return ((uintptr_t)p * 0x9e3779b97f4a7c15u) >> 48;
+}
+
+static bool granted(void)
+{
+    bool ok;
+
+    pthread_mutex_lock(&heap.lock);
+    ok = ++heap.asked != heap.refuse;
+    pthread_mutex_unlock(&heap.lock);
+    if (!ok)
+        errno = ENOMEM;
+    return ok;
+}
+
+static void *hold(void *p)
+{
+    size_t i = home(p), n = sizeof heap.held / sizeof *heap.held;
+
+    if (!p)
+        return NULL;
+    pthread_mutex_lock(&heap.lock);
+    while (heap.held[i % n] && heap.held[i % n] != &gone)
+        i++;
+    heap.held[i % n] = p;
+    heap.live++;
+    pthread_mutex_unlock(&heap.lock);
+    return p;
+}
+
+static void let_go(void *p)
+{
+    size_t i = home(p), n = sizeof heap.held / sizeof *heap.held;
+
+    if (!p)
+        return;
+    pthread_mutex_lock(&heap.lock);
+    while (heap.held[i % n] && heap.held[i % n] != p)
+        i++;
+    if (heap.held[i % n]) { /* else the C library's: getline, open_memstream, strdup */
+        heap.held[i % n] = &gone;
+        heap.live--;
+    }
+    pthread_mutex_unlock(&heap.lock);
+}
+
+void *__wrap_malloc(size_t bytes)
+{
+    return granted() ? hold(__real_malloc(bytes)) : NULL;
+}
+
+void *__wrap_calloc(size_t n, size_t bytes)
+{
+    return granted() ? hold(__real_calloc(n, bytes)) : NULL;
+}
+
+void *__wrap_realloc(void *old, size_t bytes)
+{
+    if (!granted())
+        return NULL;
+    let_go(old);
+    return hold(__real_realloc(old, bytes));
+}
+
+void *__wrap_aligned_alloc(size_t align, size_t bytes)
+{
+    return granted() ? hold(__real_aligned_alloc(align, bytes)) : NULL;
+}
+
+void *__wrap_mmap(void *at, size_t bytes, int prot, int flags, int fd, off_t from)
+{
+    return granted() ? hold(__real_mmap(at, bytes, prot, flags, fd, from)) : MAP_FAILED;
+}
+
+int __wrap_munmap(void *at, size_t bytes)
+{
+    let_go(at);
+    return __real_munmap(at, bytes);
+}
+
+void __wrap_free(void *p)
+{
+    let_go(p);
+    __real_free(p);
+}
+
+/* ---- the run that is repeated --------------------------------------------------------------------- */
+
+static char folder[] = "/tmp/hvt-alloc-XXXXXX", log_file[64];
+
+static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *where)
+{
+    (void)st, (void)kind, (void)where;
+    return remove(path);
+}
+
+static hvt_status train(hvt_world *world, const char *resume, int steps, uint64_t *ret_weights)
+{
+    hvt_options o;
+    hvt_report report;
+    hvt_status s;
+
+    hvt_options_default(&o);
+    o.image_size = 8;
+    o.limit = 12;
+    o.batch = 3;
+    o.shards = 2;
+    o.threads = 2;
+    o.steps = steps;
+    o.augment = "crop:1,flip";
+    o.lr = 0.01;
+    o.bucket = 1 << 16;
+    o.save = folder;
+    o.resume = resume;
+    o.log = log_file;
+    o.quiet = true;
+    s = hvt_train(&o, world, &report);
+    if (s == HVT_OK)
+        *ret_weights = report.weights;
+    return s;
+}
+
+static hvt_status whole_run(uint64_t *ret_weights)
+{
+    hvt_world *world = NULL;
+    hvt_status s = hvt_world_open("lone", &world);
+
+    if (s == HVT_OK)
+        s = train(world, "", 2, ret_weights);
+    if (s == HVT_OK)
+        s = train(world, folder, 3, ret_weights);
+    hvt_world_close(&world);
+    return s;
+}
+
+static void quiet(void *ctx, hvt_log_level level, const char *line)
+{
+    (void)ctx, (void)level, (void)line;
+}
+
+TEST(any_allocation_may_fail)
+{
+    uint64_t weights = 0, again = 0;
+    long needed, before, refused = 0;
+
+    CHECK_OK(whole_run(&weights)); /* what is made once and kept is there now */
+    before = heap.live;
+    heap.asked = 0;
+    CHECK_OK(whole_run(&weights));
+    CHECK(heap.live == before, "%ld allocations more are held after a run that went well",
+          heap.live - before);
+    needed = heap.asked;
+    CHECK(needed > 200, "only %ld allocations came through here", needed);
+
+    for (long k = 1; k <= needed; k++) {
+        hvt_status s;
+
+        heap.asked = 0;
+        heap.refuse = k;
+        s = whole_run(&again);
+        heap.refuse = 0;
+        refused += s != HVT_OK;
+        if (s == HVT_OK) /* it can do without: a larger page, a name for a message */
+            CHECK(again == weights, "allocation %ld of %ld: a run went well with other weights", k, needed);
+        else
+            CHECK(s == HVT_E_MEM || s == HVT_E_IO, "allocation %ld of %ld: %s: %s", k, needed,
+                  hvt_status_name(s), hvt_last_error());
+        CHECK(s == HVT_OK || *hvt_last_error(), "allocation %ld of %ld: no word of it", k, needed);
+        CHECK(heap.live == before, "allocation %ld of %ld: %ld are held after: %s\n%s", k, needed,
+              heap.live - before, hvt_last_error(), hvt_last_trace());
+        if (check_now > 10)
+            break;
+    }
+    CHECK(refused * 10 > needed * 9, "only %ld of %ld refusals were noticed", refused, needed);
+    heap.asked = 0;
+    CHECK_OK(whole_run(&again));
+    CHECK(again == weights, "after all that, a run ends with other weights");
+    printf("%ld allocations, each refused once; %ld runs failed cleanly\n", needed, refused);
+}
+
+int main(void)
+{
+    hvt_log_to(quiet, NULL, HVT_LOG_ERROR);
+    if (!mkdtemp(folder))
+        return 1;
+    snprintf(log_file, sizeof log_file, "%s/log", folder);
+    RUN(any_allocation_may_fail);
+    nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    return check_done();
+}
