@@ -96,10 +96,11 @@ for _ in $(seq 300); do
     sleep 0.1
 done
 began=$(date +%s)
-victim=$(for p in $(pgrep -f -- "--log killed.log"); do
-    [ "$(readlink "/proc/$p/ns/net")" = "$(readlink "/proc/$other/ns/net")" ] &&
-        [ "$(readlink "/proc/$p/exe")" = "$(readlink -f "$hvtrain")" ] && echo "$p"
-done | head -n 1)
+victim=
+for process in /proc/[0-9]*; do
+    [ "$(readlink "$process/exe")" = "$hvtrain" ] &&
+        [ "$(readlink "$process/ns/net")" = "$(readlink "/proc/$other/ns/net")" ] && victim=${process#/proc/}
+done
 if [ -n "$victim" ]; then
     kill -9 "$victim"
     wait $job
