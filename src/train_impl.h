@@ -83,10 +83,9 @@ typedef struct hvt_st_pair {
 typedef hvt_status hvt_st_fetch(void *ctx, const hvt_st_item *item, void *data);
 
 /* Write items (which are sorted here as the reference writer lays them out) and metadata, beside `path`, then
- * sync, rename over it and sync the folder. */
+ * sync, rename over it and sync the folder. On failure `path` is what it was. */
 hvt_status hvt__st_write(const char *path, hvt_st_item *items, int n, const hvt_st_pair *meta, int pairs,
                          hvt_st_fetch *fetch, void *ctx);
-hvt_status hvt__st_sync_folder(const char *path); /* the folder that holds path */
 
 /* ---- checkpoint.c ---- */
 
@@ -98,8 +97,8 @@ hvt_status hvt__interrupt_open(hvt_world *world); /* Collective. */
 void hvt__interrupt_close(void);
 void hvt__interrupt_mute(void); /* this rank is about to abort: those of its host shall say nothing */
 bool hvt__interrupt_muted(void);
-void hvt__interrupt_unlink(int slot, const char *path); /* remove this file if stopped now; NULL: no more */
-void hvt__interrupt_bar(bool shown);                    /* a progress bar stands on stderr's last line */
+void hvt__interrupt_unlink(const char *path); /* remove this file if stopped now; NULL: no more */
+void hvt__interrupt_bar(bool shown);          /* a progress bar stands on stderr's last line */
 
 /* ---- report.c: the log's JSON lines, the table at start, progress ---- */
 

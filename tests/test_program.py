@@ -518,6 +518,24 @@ def a_kill_at_any_moment_leaves_a_whole_checkpoint():
     check(steps > 8, "only", steps, "updates: nothing was saved while it was killed")
 
 
+def a_run_that_diverges_leaves_the_checkpoint_of_before():
+    for ranks in [0, 2] if MPIRUN else [0]:
+        for more in ["--steps 3", "--steps 4 --eval-freq 0", "--steps 5"]:
+            shutil.rmtree(path("diverged"), ignore_errors=True)
+            base = "--shards 2 --batch 8 --save diverged".split()
+            train(base + ["--steps", "2"], ranks)
+            before = {n: open(n, "rb").read() for n in glob.glob(path("diverged/*"))}
+            rc, _, err = run(TINY + base + "--resume diverged --lr 1e30".split() + more.split(), ranks)
+            ours = [line for line in err if line.startswith("hvtrain") and "warning:" not in line]
+            check(rc == 1 and len(ours) == 1 and re.search(r"update \d", ours[0]), more, ranks, rc, err)
+            if more == "--steps 3":
+                check(re.search(r"after update 3: .*( is |holds )-?(nan|inf|[\d.]+e\+\d+)", ours[0]), ours)
+            now = {n: open(n, "rb").read() for n in glob.glob(path("diverged/*"))}
+            check(now == before, more, ranks, "files changed:", sorted(now), sorted(before))
+            rc, _, err = run(["--resume", "diverged", "--evaluate", "--quiet", "--threads", "1"])
+            check(rc == 0, "what a diverged run left cannot be used:", err)
+
+
 def a_log_that_fails_late_ends_all_ranks():
     rc, _, err = run(TINY + "--log late --print-freq 1 --epochs 50".split(), 2, timeout=60, file_limit=6000)
     ours = [line for line in err if line.startswith("hvtrain") and "warning:" not in line]
@@ -603,6 +621,7 @@ TESTS = [
     bad_input_is_one_line_on_two_ranks,
     a_full_disk_leaves_the_checkpoint_of_before,
     a_kill_at_any_moment_leaves_a_whole_checkpoint,
+    a_run_that_diverges_leaves_the_checkpoint_of_before,
     a_log_that_fails_late_ends_all_ranks,
     an_interrupt_is_one_line_and_exit_130,
     an_interrupt_of_many_ranks_is_one_line,

@@ -5,10 +5,16 @@
 #include "train_impl.h"
 #include "base_impl.h"
 #include "check.h"
+#include "model_impl.h"
+#include "optim_impl.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <math.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* ---- options ---- */
@@ -476,6 +482,121 @@ TEST(halves_become_the_same_number)
     }
 }
 
+/* ---- checkpoints ---- */
+
+/* Folders are synced after each rename; the n-th such moment is when a signal comes. 0: never. */
+static int stop_at_sync;
+
+int fsync(int fd)
+{
+    struct stat info;
+
+    if (fstat(fd, &info) == 0 && S_ISDIR(info.st_mode) && stop_at_sync && --stop_at_sync == 0)
+        raise(SIGTERM);
+    return (int)syscall(SYS_fsync, fd);
+}
+
+typedef struct trained {
+    hvt_world *world;
+    hvt_device *dev;
+    hvt_model *m;
+    hvt_optim *o;
+} trained;
+
+/* A model with a momentum buffer, as after a step. */
+static void open_trained(trained *t)
+{
+    const hvt_device_opts device = {.threads = 1};
+    const hvt_zoo_opts zoo = {0};
+    const hvt_optim_opts sgd = {.momentum = 0.9f};
+
+    CHECK_OK(hvt_world_open(NULL, &t->world));
+    CHECK_OK(hvt_device_open("ref", &device, &t->dev));
+    CHECK_OK(hvt_model_create(t->dev, &t->m));
+    CHECK_OK(hvt_model_plan(t->m, 1, hvt_zoo(t->m, "resnet20", hvt_input(t->m, 8, 8, 3), 10, &zoo)));
+    CHECK_OK(hvt_model_init(t->m, 1));
+    CHECK_OK(hvt_optim_create(t->m, &sgd, &t->o));
+    for (int i = 0; i < t->m->nparam_tensors; i++)
+        memset(t->o->v + t->m->param[i].offset, 0, t->m->param[i].count * sizeof *t->o->v);
+    t->o->fresh = false;
+}
+
+static void close_trained(trained *t)
+{
+    hvt_optim_free(&t->o);
+    hvt_model_free(&t->m);
+    hvt_device_close(&t->dev);
+    hvt_world_close(&t->world);
+}
+
+static void remove_checkpoints(void)
+{
+    DIR *d = opendir(folder);
+    struct dirent *e;
+
+    while (d && (e = readdir(d)))
+        if (!strncmp(e->d_name, "last", 4))
+            unlink(in_folder(e->d_name));
+    closedir(d);
+}
+
+/* The first sync is the momentum's, the second that of the weights that name it. */
+TEST(a_signal_while_a_folder_is_synced_leaves_a_whole_checkpoint)
+{
+    for (int at = 1; at <= 2; at++) {
+        hvt_progress p = {.epoch = 1, .steps = 1}, found = {0};
+        trained t = {0};
+        int status;
+        pid_t child;
+
+        fflush(NULL);
+        child = fork(); /* all of it in the child: the handlers are a process's */
+        if (child == 0) {
+            open_trained(&t);
+            CHECK_OK(hvt__interrupt_open(t.world));
+            CHECK_OK(hvt_checkpoint_save(folder, "last", t.m, t.o, &p));
+            p.steps = 2;
+            stop_at_sync = at;
+            hvt_checkpoint_save(folder, "last", t.m, t.o, &p);
+            _exit(1);
+        }
+        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 130,
+              "status %x", status);
+        open_trained(&t);
+        CHECK_OK(hvt_checkpoint_load(folder, t.m, t.o, &found));
+        CHECK(found.steps == at, "%lld updates after the signal at sync %d", (long long)found.steps, at);
+        free(found.options);
+        CHECK_OK(hvt_checkpoint_save(folder, "last", t.m, t.o, &p)); /* and what is left over goes */
+        close_trained(&t);
+        remove_checkpoints();
+    }
+}
+
+TEST(numbers_that_are_not_finite_replace_no_checkpoint)
+{
+    hvt_progress p = {.epoch = 1, .steps = 1}, found = {0};
+    trained t = {0};
+
+    open_trained(&t);
+    CHECK_OK(hvt_checkpoint_save(folder, "last", t.m, t.o, &p));
+    for (int where = 0; where < 3; where++) { /* ref's memory is the host's */
+        float *arena = where == 0 ? t.m->params : t.o->v;
+        float *x = where == 1 ? t.m->stats : arena + t.m->param[0].offset, was = x[0];
+        p.steps = 2;
+        x[0] = where == 1 ? -INFINITY : NAN;
+        CHECK_FAILS(hvt_checkpoint_save(folder, "last", t.m, t.o, &p), E_DIVERGED,
+                    where == 0   ? ".bias holds nan"
+                    : where == 1 ? "running_mean holds -inf"
+                                 : "optim.momentum_buffer.");
+        x[0] = was;
+        CHECK_OK(hvt_checkpoint_load(folder, t.m, t.o, &found));
+        CHECK(found.steps == 1, "%lld", (long long)found.steps);
+        free(found.options);
+    }
+    close_trained(&t);
+    remove_checkpoints();
+}
+
 /* For test_program.py: what hvtrain does when one rank fails by itself. */
 static int abort_rank_1(void)
 {
@@ -516,6 +637,8 @@ int main(int argc, char **argv)
     RUN(what_is_written_is_read_back);
     RUN(a_failed_write_leaves_the_file_of_before);
     RUN(halves_become_the_same_number);
+    RUN(a_signal_while_a_folder_is_synced_leaves_a_whole_checkpoint);
+    RUN(numbers_that_are_not_finite_replace_no_checkpoint);
     clean_folder();
     return check_done();
 }

@@ -18,6 +18,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -273,6 +274,21 @@ static hvt_status fetch(void *ctx, const hvt_st_item *item, void *data)
     return hvt__model_export(m, &m->param[item->id], from->arena, data);
 }
 
+/* What has diverged must not replace what has not: numbers that are not finite are never written. */
+static hvt_status fetch_finite(void *ctx, const hvt_st_item *item, void *data)
+{
+    size_t count = 1;
+    const float *x = data;
+
+    HVT_TRY(fetch(ctx, item, data));
+    for (int d = 0; d < item->ndim; d++)
+        count *= (size_t)item->dim[d];
+    for (size_t i = 0; i < count && item->type == HVT_ST_F32; i++)
+        HVT_CHECK(isfinite(x[i]), E_DIVERGED, "not saved: %s holds %g, expected finite numbers", item->name,
+                  isnan(x[i]) ? (double)NAN : (double)x[i]);
+    return HVT_OK;
+}
+
 static hvt_status save_momentum(const char *path, hvt_model *m, const hvt_optim *o, const char *weights)
 {
     const hvt_st_pair meta[] = {{"hvtrain", HVT_VERSION}, {"weights", weights}};
@@ -287,7 +303,7 @@ static hvt_status save_momentum(const char *path, hvt_model *m, const hvt_optim 
             items[kept] = items[i];
             snprintf(items[kept++].name, sizeof items->name, MOMENTUM_OF "%s", m->param[items[i].id].name);
         }
-    s = hvt__st_write(path, items, kept, meta, HVT_LEN(meta), fetch, &from);
+    s = hvt__st_write(path, items, kept, meta, HVT_LEN(meta), fetch_finite, &from);
     free(items);
     return s;
 }
@@ -319,7 +335,7 @@ static hvt_status save_weights(const char *path, hvt_model *m, const hvt_progres
     snprintf(steps, sizeof steps, "%" PRId64, p->steps);
     snprintf(top1, sizeof top1, "%.17g", p->top1);
     HVT_TRY(list_tensors(m, &items, &n));
-    s = hvt__st_write(path, items, n, meta, HVT_LEN(meta), fetch, &from);
+    s = hvt__st_write(path, items, n, meta, HVT_LEN(meta), fetch_finite, &from);
     free(items);
     return s;
 }
@@ -364,12 +380,11 @@ hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, 
     if (has_momentum) {
         bool was_there = access(momentum_path, F_OK) == 0;
         HVT_TRY(save_momentum(momentum_path, m, o, weights));
-        if (!was_there) /* until the weights name it, it belongs to nothing */
-            hvt__interrupt_unlink(1, momentum_path);
+        /* Who is stopped here leaves it behind: it cannot be known whether the weights name it already. The
+         * next save removes it. */
         s = save_weights(path, m, progress, weights, momentum);
-        if (s && !was_there)
+        if (s && !was_there) /* the weights are those of before, which name another */
             unlink(momentum_path);
-        hvt__interrupt_unlink(1, NULL);
     } else {
         s = save_weights(path, m, progress, weights, momentum);
     }

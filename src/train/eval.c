@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { LOW_BITS = 40 };
 #define TOO_LARGE 0x1p30f /* nats: no loss of a network that still computes */
@@ -15,13 +16,17 @@ enum { LOW_BITS = 40 };
 typedef struct tally {
     __int128 sum; /* of losses, in 2^-24 nats */
     int64_t top1, top5, count;
-    int64_t bad; /* the lowest number of an image whose loss is not finite; INT64_MAX: none */
+    int64_t bad;    /* the lowest number of an image whose loss is too large or NaN; INT64_MAX: none */
+    float bad_loss; /* its loss */
 } tally;
 
 static void add_row(tally *t, uint32_t id, float loss, int32_t place)
 {
     if (!(fabsf(loss) < TOO_LARGE)) {
-        t->bad = (int64_t)id < t->bad ? (int64_t)id : t->bad;
+        if ((int64_t)id < t->bad) {
+            t->bad = (int64_t)id;
+            t->bad_loss = loss;
+        }
         return;
     }
     t->sum += llrint((double)loss * 0x1p24);
@@ -62,18 +67,36 @@ done:
     return s;
 }
 
+/* On every rank, of the lowest such image of all ranks. Each image is one rank's, which tells its loss. */
+static hvt_status refuse(hvt_world *world, int64_t bad, const tally *mine)
+{
+    uint32_t bits;
+    int64_t told = 0;
+    float loss;
+    hvt_status s;
+
+    memcpy(&bits, &mine->bad_loss, sizeof bits);
+    if (mine->bad == bad)
+        told = bits;
+    HVT_TRY(hvt_world_fold_i64(world, HVT_FOLD_MAX, &told, 1));
+    bits = (uint32_t)told;
+    memcpy(&loss, &bits, sizeof loss);
+    s = HVT_FAIL(E_DIVERGED, "evaluation: the loss of image %" PRId64 " is %g, expected less than %g", bad,
+                 isnan(loss) ? (double)NAN : (double)loss, (double)TOO_LARGE);
+    hvt__error_agreed(true);
+    return s;
+}
+
 hvt_status hvt_evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt_loss *ret_loss)
 {
     tally t = {.bad = INT64_MAX};
-    int64_t sums[5];
+    int64_t sums[5], bad;
 
     HVT_TRY(hvt_world_agree(world, count_images(m, loader, &t)));
-    HVT_TRY(hvt_world_fold_i64(world, HVT_FOLD_MIN, &t.bad, 1));
-    if (t.bad != INT64_MAX) {
-        hvt_status s = HVT_FAIL(E_DIVERGED, "evaluation: the loss of image %" PRId64 " is not finite", t.bad);
-        hvt__error_agreed(true);
-        return s;
-    }
+    bad = t.bad;
+    HVT_TRY(hvt_world_fold_i64(world, HVT_FOLD_MIN, &bad, 1));
+    if (bad != INT64_MAX)
+        return refuse(world, bad, &t);
     sums[0] = (int64_t)(t.sum >> LOW_BITS); /* two parts: their sums over ranks cannot overflow */
     sums[1] = (int64_t)(t.sum & (((__int128)1 << LOW_BITS) - 1));
     sums[2] = t.top1;

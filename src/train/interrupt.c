@@ -19,10 +19,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SLOTS = 2 };
-
-static char doomed[SLOTS][PATH_MAX];
-static atomic_bool doomed_set[SLOTS], bar_shown, muted;
+static char doomed[PATH_MAX];
+static atomic_bool doomed_set, bar_shown, muted;
 static bool speaks, several_hosts;
 static struct sigaction was_int, was_term, was_usr1, was_xfsz;
 
@@ -46,9 +44,8 @@ static void on_stop(int sig)
         say(sig == SIGINT ? "hvtrain: interrupted\n"
             : npeers      ? "hvtrain: interrupted (SIGTERM: Ctrl-C, or the launcher ends the job)\n"
                           : "hvtrain: interrupted (SIGTERM)\n");
-    for (int i = 0; i < SLOTS; i++)
-        if (doomed_set[i])
-            unlink(doomed[i]);
+    if (doomed_set)
+        unlink(doomed);
     if (npeers) /* once one has left mpirun kills the rest: rank 0's line must be out and passed on by then */
         nanosleep(&(struct timespec){.tv_nsec = speaks ? 100000000 : 300000000}, NULL);
     _exit(130);
@@ -124,11 +121,11 @@ bool hvt__interrupt_muted(void)
     return muted;
 }
 
-void hvt__interrupt_unlink(int slot, const char *path)
+void hvt__interrupt_unlink(const char *path)
 {
-    doomed_set[slot] = false;
-    if (path && (size_t)snprintf(doomed[slot], PATH_MAX, "%s", path) < PATH_MAX)
-        doomed_set[slot] = true;
+    doomed_set = false;
+    if (path && (size_t)snprintf(doomed, sizeof doomed, "%s", path) < sizeof doomed)
+        doomed_set = true;
 }
 
 void hvt__interrupt_bar(bool shown)

@@ -505,7 +505,8 @@ done:
     return s;
 }
 
-hvt_status hvt__st_sync_folder(const char *path)
+/* After the rename: the file is whole and in its place, so what fails here is no failure of the write. */
+static void sync_folder(const char *path)
 {
     char folder[PATH_MAX];
     char *slash;
@@ -516,10 +517,12 @@ hvt_status hvt__st_sync_folder(const char *path)
     if (slash)
         slash[slash == folder] = 0;
     fd = open(slash ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    HVT_CHECK(fd >= 0, E_IO, "%s: cannot open its folder: %s", path, strerror(errno));
+    if (fd < 0) {
+        HVT_WARN("%s: written, but its folder cannot be opened to sync it: %s", path, strerror(errno));
+        return;
+    }
     (void)fsync(fd); /* some file systems cannot; the rename itself was atomic */
     close(fd);
-    return HVT_OK;
 }
 
 hvt_status hvt__st_write(const char *path, hvt_st_item *items, int n, const hvt_st_pair *meta, int pairs,
@@ -532,7 +535,7 @@ hvt_status hvt__st_write(const char *path, hvt_st_item *items, int n, const hvt_
     HVT_CHECK((size_t)snprintf(temp, sizeof temp, "%s.tmp", path) < sizeof temp, E_IO,
               "%s: the name is too long", path);
     qsort(items, (size_t)n, sizeof *items, as_laid_out);
-    hvt__interrupt_unlink(0, temp);
+    hvt__interrupt_unlink(temp);
     fd = open(temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     HVT_CHECK_OR(fail, fd >= 0, E_IO, "%s: cannot create: %s", temp, strerror(errno));
     HVT_TRY_OR(fail, write_file(fd, path, items, n, meta, pairs, fetch, ctx));
@@ -542,12 +545,13 @@ hvt_status hvt__st_write(const char *path, hvt_st_item *items, int n, const hvt_
         goto fail;
     HVT_CHECK_OR(fail, rename(temp, path) == 0, E_IO, "%s: cannot rename %s to it: %s", path, temp,
                  strerror(errno));
-    hvt__interrupt_unlink(0, NULL);
-    return hvt__st_sync_folder(path);
+    hvt__interrupt_unlink(NULL);
+    sync_folder(path);
+    return HVT_OK;
 fail:
     if (fd >= 0)
         close(fd);
     unlink(temp);
-    hvt__interrupt_unlink(0, NULL);
+    hvt__interrupt_unlink(NULL);
     return s;
 }

@@ -101,7 +101,7 @@ static hvt_status tell_step(run *t, double lr)
     return hvt__report_step(t->rep, &r);
 }
 
-/* A loss that is not finite: say when. */
+/* Numbers that are not finite: say when. */
 static hvt_status name_step(const run *t, hvt_status s)
 {
     bool agreed = hvt_last_error_is_agreed();
@@ -110,6 +110,17 @@ static hvt_status name_step(const run *t, hvt_status s)
         return s;
     s = HVT_FAIL(E_DIVERGED, "update %" PRId64 " (%u of epoch %d): %s", t->steps + 1, t->step + 1,
                  t->epoch + 1, hvt_last_error());
+    hvt__error_agreed(agreed);
+    return s;
+}
+
+static hvt_status name_last_step(const run *t, hvt_status s)
+{
+    bool agreed = hvt_last_error_is_agreed();
+
+    if (s != HVT_E_DIVERGED)
+        return s;
+    s = HVT_FAIL(E_DIVERGED, "after update %" PRId64 ": %s", t->steps, hvt_last_error());
     hvt__error_agreed(agreed);
     return s;
 }
@@ -169,7 +180,7 @@ static hvt_status evaluate(run *t)
 {
     if (t->tested == t->steps)
         return HVT_OK;
-    HVT_TRY(hvt_evaluate(t->model, t->test_data, t->world, &t->test));
+    HVT_TRY(name_last_step(t, hvt_evaluate(t->model, t->test_data, t->world, &t->test)));
     t->tested = t->steps;
     return hvt__report_eval(t->rep, t->epoch + (t->step > 0), &t->test);
 }
@@ -195,7 +206,7 @@ static hvt_status save(run *t)
 
     if (!*t->opts->save || (t->saved == t->steps && top1 <= t->best))
         return HVT_OK;
-    HVT_TRY(hvt_world_agree(t->world, t->rank == 0 ? write_checkpoints(t, top1) : HVT_OK));
+    HVT_TRY(name_last_step(t, hvt_world_agree(t->world, t->rank == 0 ? write_checkpoints(t, top1) : HVT_OK)));
     t->saved = t->steps;
     t->best = top1 > t->best ? top1 : t->best;
     return HVT_OK;
@@ -205,7 +216,8 @@ static hvt_status train(run *t)
 {
     while (t->steps < t->end) {
         HVT_TRY(train_epoch(t));
-        if (t->opts->eval_freq && t->step == 0 && t->epoch % t->opts->eval_freq == 0)
+        /* before saving: weights whose evaluation fails replace nothing */
+        if (t->steps == t->end || (t->opts->eval_freq && t->step == 0 && t->epoch % t->opts->eval_freq == 0))
             HVT_TRY(evaluate(t));
         HVT_TRY(save(t));
     }
