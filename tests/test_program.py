@@ -536,6 +536,56 @@ def a_run_that_diverges_leaves_the_checkpoint_of_before():
             check(rc == 0, "what a diverged run left cannot be used:", err)
 
 
+def an_earlier_log_survives_what_ends_before_the_run():
+    if not os.path.exists(path("good")):
+        train("--epochs 1 --save good".split())
+    text = "of an earlier run\n" * 500
+    for more in ["--batch 65", "--init none.safetensors", "--save no-such-folder/deep"]:
+        with open(path("earlier"), "w") as f:
+            f.write(text)
+        rc, _, err = run(TINY + more.split() + ["--log", "earlier"])
+        check(rc == 1 and len(err) == 1, more, rc, err)
+        with open(path("earlier")) as f:
+            check(f.read() == text, more, "changed the log")
+    train("--steps 1".split(), log="earlier")  # and what begins leaves nothing of it: every line is a record
+    check(records("earlier")[0]["record"] == "start", "not replaced")
+
+
+def a_log_that_is_a_file_to_be_read_is_refused():
+    if not os.path.exists(path("good")):
+        train("--epochs 1 --save good".split())
+    with open(path("good/last.safetensors"), "rb") as f:
+        before = f.read()
+    if not os.path.exists(path("linked")):
+        os.link(path("good/last.safetensors"), path("linked"))
+    for more in ["--init good/last.safetensors", "--resume good", "--resume good/last.safetensors"]:
+        for log in ["linked", "good/../good/last.safetensors"]:
+            rc, _, err = run(TINY + more.split() + ["--log", log])
+            check(rc == 1 and len(err) == 1 and f"--log {log}" in err[0] and "good" in err[0].split("as", 1)[1],
+                  more, rc, err)
+    with open(path("good/last.safetensors"), "rb") as f:
+        check(f.read() == before, "the weights were changed")
+
+
+def best_is_of_the_run_that_goes_on():
+    for name in ["run-a", "run-b"]:
+        shutil.rmtree(path(name), ignore_errors=True)
+    train("--epochs 1 --save run-a".split())
+    train("--epochs 1 --save run-b".split())
+    header, data = read_safetensors("run-b/best.safetensors")
+    header["__metadata__"]["top1"] = "100"  # better than run-a can become
+    write_safetensors("run-b/best.safetensors", header, data)
+    for resume in ["run-b", "run-b/last.safetensors"]:  # its own best stays
+        rc, _, err = run(TINY + ["--resume", resume] + "--save run-b --epochs 2".split())
+        check(rc == 0 and not [line for line in err if "another run" in line], rc, err)
+        header, _ = read_safetensors("run-b/best.safetensors")
+        check(header["__metadata__"]["top1"] == "100", header["__metadata__"])
+    rc, _, err = run(TINY + "--resume run-a --save run-b --epochs 2".split())
+    check(rc == 0 and len([line for line in err if "run-b holds a checkpoint of another run" in line]) == 1, rc, err)
+    header, _ = read_safetensors("run-b/best.safetensors")
+    check(header["__metadata__"]["top1"] != "100", "best is that of the other run")
+
+
 def a_log_that_fails_late_ends_all_ranks():
     rc, _, err = run(TINY + "--log late --print-freq 1 --epochs 50".split(), 2, timeout=60, file_limit=6000)
     ours = [line for line in err if line.startswith("hvtrain") and "warning:" not in line]
@@ -622,6 +672,9 @@ TESTS = [
     a_full_disk_leaves_the_checkpoint_of_before,
     a_kill_at_any_moment_leaves_a_whole_checkpoint,
     a_run_that_diverges_leaves_the_checkpoint_of_before,
+    an_earlier_log_survives_what_ends_before_the_run,
+    a_log_that_is_a_file_to_be_read_is_refused,
+    best_is_of_the_run_that_goes_on,
     a_log_that_fails_late_ends_all_ranks,
     an_interrupt_is_one_line_and_exit_130,
     an_interrupt_of_many_ranks_is_one_line,

@@ -11,6 +11,7 @@
 #include "config.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
@@ -18,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -108,6 +110,40 @@ static hvt_status put(hvt_reporter *rep, json_t *record)
     return HVT_OK;
 }
 
+/* Is the open file one that this run reads: --init's, --resume's or the `last` of that folder? */
+static hvt_status check_log(int fd, const hvt_options *opts)
+{
+    char last[HVT_OPTION_VALUE];
+    const char *const name[] = {opts->init, opts->resume, last};
+    struct stat log, other;
+
+    snprintf(last, sizeof last, "%.4000s/last.safetensors", opts->resume);
+    HVT_CHECK(fstat(fd, &log) == 0, E_IO, "--log %s: %s", opts->log, strerror(errno));
+    for (size_t i = 0; i < HVT_LEN(name); i++)
+        HVT_CHECK(!*name[i] || stat(name[i], &other) || log.st_dev != other.st_dev ||
+                      log.st_ino != other.st_ino,
+                  E_ARG, "--log %s: is the same file as %s, which this run reads", opts->log, name[i]);
+    return HVT_OK;
+}
+
+/* Without emptying it: until the run begins it holds the records of an earlier one. */
+static hvt_status open_log(const hvt_options *opts, FILE **ret_log)
+{
+    int fd = open(opts->log, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    hvt_status s;
+
+    HVT_CHECK(fd >= 0, E_IO, "--log %s: cannot write: %s", opts->log, strerror(errno));
+    s = check_log(fd, opts);
+    if (s == HVT_OK) {
+        *ret_log = fdopen(fd, "w");
+        if (*ret_log)
+            return HVT_OK;
+        s = HVT_FAIL(E_MEM, "--log %s: no memory to open it", opts->log);
+    }
+    close(fd);
+    return s;
+}
+
 hvt_status hvt__report_open(const hvt_options *opts, hvt_reporter **ret_rep)
 {
     hvt_reporter *rep = calloc(1, sizeof *rep);
@@ -118,10 +154,10 @@ hvt_status hvt__report_open(const hvt_options *opts, hvt_reporter **ret_rep)
     rep->bar = !opts->quiet && isatty(STDERR_FILENO) && term && strcmp(term, "dumb");
     rep->path = opts->log;
     if (*opts->log) {
-        rep->log = fopen(opts->log, "we");
-        if (!rep->log) {
+        hvt_status s = open_log(opts, &rep->log);
+        if (s) {
             free(rep);
-            return HVT_FAIL(E_IO, "--log %s: cannot write: %s", opts->log, strerror(errno));
+            return s;
         }
     }
     *ret_rep = rep;
@@ -199,7 +235,12 @@ static json_t *options_record(const hvt_options *opts)
 static hvt_status start_record(hvt_reporter *rep, const hvt_start *s)
 {
     json_t *buckets = json_array();
+    struct stat info;
 
+    if (fstat(fileno(rep->log), &info) == 0 && S_ISREG(info.st_mode) && ftruncate(fileno(rep->log), 0)) {
+        json_decref(buckets);
+        return HVT_FAIL(E_IO, "--log %s: cannot empty it: %s", rep->path, strerror(errno));
+    }
     for (int i = 0; i < s->buckets; i++)
         json_array_append_new(buckets, json_integer((json_int_t)s->bucket_bytes[i]));
     return put(

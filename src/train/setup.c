@@ -12,6 +12,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* This rank's outcome becomes everyone's. */
@@ -239,6 +240,25 @@ static hvt_status report_changes(const run *t, char *was)
     return HVT_OK;
 }
 
+/* Is the run to be saved where the one was that it goes on with? */
+static bool goes_on_in_place(const hvt_options *o)
+{
+    char folder[HVT_OPTION_VALUE];
+    struct stat from, to;
+    char *slash;
+
+    snprintf(folder, sizeof folder, "%.4000s", o->resume);
+    if (!*o->resume || !*o->save || stat(folder, &from) || stat(o->save, &to))
+        return false;
+    if (!S_ISDIR(from.st_mode)) { /* one file of a folder */
+        slash = strrchr(folder, '/');
+        snprintf(slash ? slash + 1 : folder, 2, ".");
+        if (stat(folder, &from))
+            return false;
+    }
+    return from.st_dev == to.st_dev && from.st_ino == to.st_ino;
+}
+
 /* On rank 0: the weights to begin with, and where the run stands. */
 static hvt_status first_weights(run *t)
 {
@@ -248,11 +268,12 @@ static hvt_status first_weights(run *t)
 
     if (*o->save)
         HVT_TRY(hvt__checkpoint_folder(o->save));
-    if (*o->save && !*o->resume && hvt_checkpoint_load(o->save, NULL, NULL, &p) == HVT_OK) {
+    if (*o->save && !goes_on_in_place(o) && hvt_checkpoint_load(o->save, NULL, NULL, &p) == HVT_OK) {
         HVT_WARN("%s holds a checkpoint of another run (epoch %d, %" PRId64
                  " updates), which this one will replace",
                  o->save, p.epoch, p.steps);
         free(p.options);
+        p = (hvt_progress){0};
     }
     if (!*o->resume) {
         HVT_TRY(hvt_model_init(t->model, (uint64_t)o->seed));
@@ -282,7 +303,7 @@ static double best_so_far(const hvt_options *o)
     hvt_progress p;
 
     snprintf(path, sizeof path, "%.4000s/best.safetensors", o->save);
-    if (!*o->resume || !*o->save || hvt_checkpoint_load(path, NULL, NULL, &p))
+    if (!goes_on_in_place(o) || hvt_checkpoint_load(path, NULL, NULL, &p))
         return -1;
     free(p.options);
     return p.top1;
