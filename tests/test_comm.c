@@ -303,6 +303,19 @@ TEST(explicit_threads_get_a_processor_each_or_no_pin)
     CHECK(k.ncpus == 1 && k.cpus[0] == 2, "on %d", k.cpus[0]);
 }
 
+TEST(a_lone_rank_that_leaves_processors_free_is_not_pinned)
+{
+    hvt__claim c;
+    hvt_cores k;
+
+    claim(&c, 0, 2, 1);
+    hvt__cores_split(&c, 1, 0, &k);
+    CHECK(k.ncpus == 0 && k.threads == 1 && k.share == 2 && !k.crowded, "ncpus %d", k.ncpus);
+    c.threads = 2;
+    hvt__cores_split(&c, 1, 0, &k);
+    CHECK(k.ncpus == 2 && k.cpus[1] == 1, "ncpus %d", k.ncpus);
+}
+
 TEST(masks_that_overlap_in_part_are_not_pinned)
 {
     hvt__claim c[2];
@@ -1194,6 +1207,7 @@ int main(void)
         RUN(a_bound_rank_keeps_its_mask);
         RUN(more_ranks_than_cores_share_and_yield);
         RUN(explicit_threads_get_a_processor_each_or_no_pin);
+        RUN(a_lone_rank_that_leaves_processors_free_is_not_pinned);
         RUN(masks_that_overlap_in_part_are_not_pinned);
         RUN(a_quota_counts_as_fewer_processors);
         RUN(quotas_of_both_control_groups_are_read);

@@ -4,7 +4,9 @@
  * Ranks whose affinity masks are equal were not bound by anyone, so they split that mask by local rank in
  * contiguous parts; a rank with a mask of its own was bound by its launcher and keeps it. Threads
  * are pinned only if every thread of the node gets a processor to itself: masks that overlap in part cannot
- * promise that, nor can a control group's time limit, which says how much but not which.
+ * promise that, nor can a control group's time limit, which says how much but not which. A rank that has its
+ * mask to itself and does not fill it is not pinned either: the next job on this host would choose the same
+ * processors.
  */
 #define _GNU_SOURCE
 #include "base_impl.h"
@@ -52,8 +54,9 @@ static int granted(const uint64_t *mask, int all, double quota)
 /* One rank's part of its mask, in processors: [first, first + share) of the mask's order. */
 typedef struct part {
     int first, share, threads;
-    int group; /* first rank with the same mask */
-    int room;  /* processors that the group may count on */
+    int group;  /* first rank with the same mask */
+    bool alone; /* no other rank has it */
+    int room;   /* processors that the group may count on */
 } part;
 
 static part part_of(const hvt__claim *claims, int n, int me, int all)
@@ -69,6 +72,7 @@ static part part_of(const hvt__claim *claims, int n, int me, int all)
         place += r < me;
         members++;
     }
+    p.alone = members == 1;
     p.room = granted(claims[me].mask, all, claims[me].quota);
     p.first = (int)((int64_t)p.room * place / members);
     p.share = (int)((int64_t)p.room * (place + 1) / members) - p.first;
@@ -110,6 +114,8 @@ void hvt__cores_split(const hvt__claim *claims, int n, int me, hvt_cores *ret_co
         }
     }
     if (most < all || mine.threads > (int)HVT_LEN(ret_cores->cpus))
+        pinned = false;
+    if (mine.alone && mine.threads < mine.share)
         pinned = false;
 
     *ret_cores = (hvt_cores){.threads = mine.threads,
