@@ -106,7 +106,10 @@ int main(int argc, char **argv)
     snprintf(why, sizeof why, "%s", hvt_last_error());
     if (hvt_world_open(NULL, &world))
         return fail(NULL, FAILED);
-    hvt_log_to(print_line, NULL, hvt_world_rank(world) == 0 ? HVT_LOG_INFO : HVT_LOG_ERROR);
+    hvt_log_to(print_line, NULL,
+               hvt_world_rank(world) > 0        ? HVT_LOG_ERROR
+               : parsed == HVT_OK && opts.quiet ? HVT_LOG_WARN
+                                                : HVT_LOG_INFO);
     if (parsed) /* raised again: opening the world may have used the error's place */
         parsed = HVT_FAIL(E_ARG, "%s", why);
     code = run(&opts, parsed, world);

@@ -105,8 +105,13 @@ void hvt__interrupt_bar(bool shown);          /* a progress bar stands on stderr
 /* What one rank tells about its place. */
 typedef struct hvt_place {
     hvt_cores cores;
-    int allowed; /* processors that the launcher itself may use; 0: not known */
+    int allowed; /* processors that the launcher itself may use; 0: not known, or no launcher */
 } hvt_place;
+
+/* What a person should know of where the ranks run: too many threads, or bound to few of the processors that
+ * the launcher may use. Of the first host that it holds for, and how many more; "": nothing. */
+enum { HVT_PLACE = 600 };
+void hvt__place_warning(int ranks, const char *const *host, const hvt_place *place, char ret_text[HVT_PLACE]);
 
 typedef struct hvt_start {
     const hvt_options *opts;
@@ -154,7 +159,7 @@ hvt_status hvt__report_eval(hvt_reporter *rep, int epoch, const hvt_loss *loss);
 
 typedef struct hvt_end_report {
     double seconds, first_update; /* since the process began; first_update < 0: none */
-    int64_t steps;
+    int64_t steps, skipped;       /* skipped: by this job, as a 16-bit sum overflowed */
     uint64_t weights;
     int64_t peak_bytes; /* of the rank that has most */
 } hvt_end_report;

@@ -182,11 +182,11 @@ def ranks_with_other_options_are_told_apart():
 
 FIELDS = {
     "start": "version ranks shards device isa threads comm model params global_batch steps_per_epoch buckets wire "
-             "seed",
+             "seed lr",
     "step": "epoch step loss top1 lr img_s",
     "epoch": "epoch train_loss top1 top5 img_s seconds exposed_comm data_wait",
     "eval": "epoch loss top1 top5 count",
-    "end": "seconds steps weights",
+    "end": "seconds steps skipped weights first_update_s peak_bytes",
 }
 
 
@@ -204,6 +204,7 @@ def the_log_has_every_record_and_field():
         check(sum(start["buckets"]) >= 4 * 269722, start["buckets"])
         check([r["step"] for r in kinds["step"]] == [3], kinds["step"])
         check([r["epoch"] for r in kinds["epoch"]] == [1, 2] == [r["epoch"] for r in kinds["eval"]], kinds["eval"])
+        check(start["lr"] == 0.05 and end["skipped"] == 0, start["lr"], end["skipped"])
         check(end["steps"] == 4 and re.fullmatch("[0-9a-f]{16}", end["weights"]), end)
         for r in kinds["epoch"]:
             check(0 <= r["exposed_comm"] <= 1 and 0 <= r["data_wait"] <= 1 and 0 <= r["top1"] <= r["top5"] <= 100, r)
@@ -229,6 +230,24 @@ def progress_is_plain_lines_without_a_terminal():
     check(any(line.startswith("next:") for line in err), err)
     check(not any("\r" in line or "\033" in line for line in err), "control characters without a terminal")
     check(any("limit 64*" in line for line in err), "the changed options are not marked")
+
+
+def the_table_shows_what_options_became():
+    rc, _, err = run("--image-size 16 --limit 64 --threads 1 --global-batch 8 --shards 2 --steps 1 --epochs 2000000000 "
+                     "--save huge".split())
+    text = " ".join(line.strip() for line in err)
+    check(rc == 0 and all(w in text for w in ["shards 2*,", "batch 4,", "global-batch 8*,", "comm self,", "threads 1*", "image-size 16*"]),
+          rc, err)
+    check("isa auto" not in text and "--epochs 2147483647 goes on" in text, err)
+
+
+def quiet_is_warnings_and_the_scaled_rate():
+    rc, out, err = run(TINY + "--steps 1 --model resnet18 --stem imagenet".split())
+    check(rc == 0 and not out and not err, rc, err)
+    kinds = train("--steps 1 --shards 4 --lr-scale linear --batch 8".split())
+    check(kinds["start"][0]["lr"] == 0.2, kinds["start"][0]["lr"])
+    rc, _, err = run(TINY + "--steps 1 --shards 4 --lr-scale linear --batch 8".split())
+    check(rc == 0 and err == ["hvtrain: lr 0.2 = --lr 0.05 x 4 shards (--lr-scale linear)"], rc, err)
 
 
 def progress_is_a_bar_on_a_terminal():
@@ -657,6 +676,8 @@ TESTS = [
     the_log_has_every_record_and_field,
     step_records_cover_every_image_once,
     progress_is_plain_lines_without_a_terminal,
+    the_table_shows_what_options_became,
+    quiet_is_warnings_and_the_scaled_rate,
     progress_is_a_bar_on_a_terminal,
     ranks_buckets_comms_and_threads_do_not_matter,
     ranks_that_hold_no_subtree_are_told,

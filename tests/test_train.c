@@ -482,6 +482,38 @@ TEST(halves_become_the_same_number)
     }
 }
 
+/* ---- places ---- */
+
+TEST(a_warning_where_binding_leaves_most_processors_unused)
+{
+    static const char *const host[] = {"a", "b", "a", "b", "a", "b", "a", "b"};
+    hvt_place place[8] = {0};
+    char text[HVT_PLACE];
+
+    for (int r = 0; r < 8; r++)
+        place[r] = (hvt_place){.cores = {.threads = 2, .mask = 2}, .allowed = 16};
+    hvt__place_warning(8, host, place, text); /* 4 ranks x 2 are half of each: few enough to be meant */
+    CHECK(!*text, "%s", text);
+    for (int r = 1; r < 8; r += 2)
+        place[r].cores.mask = 1;
+    hvt__place_warning(8, host, place, text);
+    CHECK(!strncmp(text, "b: the launcher binds 4 ranks to 4 of 16 processors;", 52) &&
+              strstr(text, "PE=4 lets") && !strstr(text, "other"),
+          "%s", text);
+    place[0].cores.mask = 1;
+    hvt__place_warning(8, host, place, text);
+    CHECK(!strncmp(text, "a: the launcher binds 4 ranks to 7 of 16", 40) && strstr(text, "on 1 other host)"),
+          "%s", text);
+    hvt__place_warning(1, host, place, text);
+    CHECK(!strncmp(text, "a: the launcher binds 1 rank to 1 of 16", 39), "%s", text);
+    place[0].allowed = 0; /* no launcher */
+    hvt__place_warning(1, host, place, text);
+    CHECK(!*text, "%s", text);
+    place[0].cores.crowded = place[2].cores.crowded = true;
+    hvt__place_warning(3, host, place, text);
+    CHECK(!strncmp(text, "a: 4 threads of 2 ranks share fewer processors", 46), "%s", text);
+}
+
 /* ---- checkpoints ---- */
 
 /* Folders are synced after each rename; the n-th such moment is when a signal comes. 0: never. */
@@ -637,6 +669,7 @@ int main(int argc, char **argv)
     RUN(what_is_written_is_read_back);
     RUN(a_failed_write_leaves_the_file_of_before);
     RUN(halves_become_the_same_number);
+    RUN(a_warning_where_binding_leaves_most_processors_unused);
     RUN(a_signal_while_a_folder_is_synced_leaves_a_whole_checkpoint);
     RUN(numbers_that_are_not_finite_replace_no_checkpoint);
     clean_folder();

@@ -14,6 +14,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
+#include <limits.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -244,31 +245,43 @@ static hvt_status start_record(hvt_reporter *rep, const hvt_start *s)
     for (int i = 0; i < s->buckets; i++)
         json_array_append_new(buckets, json_integer((json_int_t)s->bucket_bytes[i]));
     return put(
-        rep,
-        json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:i, s:s, s:s, s:I, s:i, s:i, s:i, s:I, s:o, "
-                  "s:s, s:i, s:s, s:I, s:I, s:I, s:o}",
-                  "record", "start", "version", hvt_version(), "compiler", HVT_COMPILER, "ranks",
-                  hvt_world_size(s->world), "nodes", hvt_world_nodes(s->world), "shards", s->set->shards,
-                  "device", s->device, "isa", s->isa, "threads", s->threads, "comm", s->comm, "model",
-                  s->opts->model, "params", (json_int_t)s->params, "classes", s->classes, "batch",
-                  s->set->batch, "global_batch", s->set->batch * s->set->shards, "steps_per_epoch",
-                  (json_int_t)s->steps_per_epoch, "buckets", buckets, "wire", s->opts->wire, "seed",
-                  s->opts->seed, "data", s->opts->data, "train_images",
-                  (json_int_t)(s->train ? s->train->count : 0), "test_images", (json_int_t)s->test->count,
-                  "planned_bytes", (json_int_t)s->bytes, "options", options_record(s->opts)));
+        rep, json_pack(
+                 "{s:s, s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:i, s:s, s:s, s:I, s:i, s:i, s:I, s:I, s:o, "
+                 "s:s, s:i, s:o, s:s, s:I, s:I, s:I, s:o}",
+                 "record", "start", "version", hvt_version(), "compiler", HVT_COMPILER, "ranks",
+                 hvt_world_size(s->world), "nodes", hvt_world_nodes(s->world), "shards", s->set->shards,
+                 "device", s->device, "isa", s->isa, "threads", s->threads, "comm", s->comm, "model",
+                 s->opts->model, "params", (json_int_t)s->params, "classes", s->classes, "batch",
+                 s->set->batch, "global_batch", (json_int_t)s->set->batch * s->set->shards, "steps_per_epoch",
+                 (json_int_t)s->steps_per_epoch, "buckets", buckets, "wire", s->opts->wire, "seed",
+                 s->opts->seed, "lr", number(s->set->lr), "data", s->opts->data, "train_images",
+                 (json_int_t)(s->train ? s->train->count : 0), "test_images", (json_int_t)s->test->count,
+                 "planned_bytes", (json_int_t)s->bytes, "options", options_record(s->opts)));
 }
 
-/* All values, changed ones marked, as "name value" broken before column 100. */
-static void say_options(hvt_reporter *rep, const hvt_options *opts)
+/* All values as they took effect, those marked that were asked to be other than the default, as "name value"
+ * broken before column 100. */
+static void say_options(hvt_reporter *rep, const hvt_start *s)
 {
     static char value[HVT_OPTION_VALUE];
+    const hvt_options *asked = s->opts;
+    hvt_options opts = *asked;
     int col = 0;
+
+    opts.shards = s->set->shards;
+    opts.batch = s->set->batch;
+    opts.threads = s->threads;
+    opts.classes = s->classes;
+    opts.image_size = s->test->height;
+    opts.isa = s->isa;
+    opts.comm = s->comm;
+    opts.first_bucket = s->set->first_bucket;
 
     say(rep, "  options    (* differs from its default)");
     for (int i = 0; i < HVT_OPTION_COUNT; i++) {
         const char *flag = hvt__option_flag(i) + 2;
         int len;
-        hvt__option_text(opts, i, value);
+        hvt__option_text(&opts, i, value);
         if (!*value)
             continue;
         len = (int)(strlen(flag) + strlen(value)) + 4;
@@ -278,7 +291,7 @@ static void say_options(hvt_reporter *rep, const hvt_options *opts)
         }
         if (!col)
             col = fprintf(stderr, "            ");
-        col += fprintf(stderr, " %s %s%s%s", flag, value, hvt__option_changed(opts, i) ? "*" : "",
+        col += fprintf(stderr, " %s %s%s%s", flag, value, hvt__option_changed(asked, i) ? "*" : "",
                        i + 1 < HVT_OPTION_COUNT ? "," : "");
     }
     fputc('\n', stderr);
@@ -300,57 +313,87 @@ static int cpu_list(const hvt_cores *c, char *ret_text, size_t bytes)
     return c->ncpus;
 }
 
+/* The ranks of the host that rank `first` is on; false if one before it is on that host, too. */
+static bool ranks_of_host(int ranks, const char *const *host, int first, int *ret_count, int *ret_last)
+{
+    int count = 0;
+
+    for (int r = 0; r < ranks; r++)
+        if (!strcmp(host[r], host[first])) {
+            if (r < first)
+                return false;
+            count++;
+            *ret_last = r;
+        }
+    *ret_count = count;
+    return true;
+}
+
 /* Rank, host, cores: a line for each rank of a small job, for each host of a large one. */
-static void say_ranks(hvt_reporter *rep, const hvt_start *s)
+static void say_ranks(hvt_reporter *rep, int ranks, const char *const *host, const hvt_place *place)
 {
     enum { SMALL = 16 };
-    int size = hvt_world_size(s->world);
 
-    for (int r = 0; r < size;) {
-        const hvt_cores *c = &s->place[r].cores;
-        const char *host = hvt_world_host(s->world, r);
-        char cpus[200];
-        int end = r + 1;
-        if (size <= SMALL) {
+    for (int r = 0; r < ranks; r++) {
+        const hvt_cores *c = &place[r].cores;
+        char cpus[200], who[64];
+        int count = 0, last = r;
+        if (ranks <= SMALL) {
             if (cpu_list(c, cpus, sizeof cpus))
-                say(rep, "  rank %-5d %s: %d thread%s on core%s %s", r, host, c->threads,
+                say(rep, "  rank %-5d %s: %d thread%s on core%s %s", r, host[r], c->threads,
                     c->threads > 1 ? "s" : "", c->ncpus > 1 ? "s" : "", cpus);
             else
-                say(rep, "  rank %-5d %s: %d thread%s, not pinned, %d processors allowed", r, host,
+                say(rep, "  rank %-5d %s: %d thread%s, not pinned, %d processors allowed", r, host[r],
                     c->threads, c->threads > 1 ? "s" : "", c->mask);
-        } else {
-            while (end < size && !strcmp(hvt_world_host(s->world, end), host))
-                end++;
-            say(rep, "  ranks %d-%d on %s: %d thread%s each, %s", r, end - 1, host, c->threads,
-                c->threads > 1 ? "s" : "", c->ncpus ? "pinned" : "not pinned");
+            continue;
         }
-        r = end;
+        if (!ranks_of_host(ranks, host, r, &count, &last))
+            continue;
+        if (count == 1)
+            snprintf(who, sizeof who, "rank %d", r);
+        else if (count == last - r + 1)
+            snprintf(who, sizeof who, "ranks %d-%d", r, last);
+        else
+            snprintf(who, sizeof who, "%d ranks from %d to %d", count, r, last);
+        say(rep, "  %s on %s: %d thread%s%s, %s", who, host[r], c->threads, c->threads > 1 ? "s" : "",
+            count > 1 ? " each" : "", c->ncpus ? "pinned" : "not pinned");
     }
 }
 
-/* What a person should know before the run: of the first host that it holds for. */
-static void warn_of_places(const hvt_start *s)
+void hvt__place_warning(int ranks, const char *const *host, const hvt_place *place, char ret_text[HVT_PLACE])
 {
-    int size = hvt_world_size(s->world);
+    int others = 0;
 
-    for (int first = 0, end; first < size; first = end) {
-        const char *host = hvt_world_host(s->world, first);
-        int masks = 0, threads = 0, allowed = s->place[first].allowed;
-        for (end = first; end < size && !strcmp(hvt_world_host(s->world, end), host); end++) {
-            masks += s->place[end].cores.mask;
-            threads += s->place[end].cores.threads;
-        }
-        if (s->place[first].cores.crowded)
-            HVT_WARN(
-                "%s: %d threads of %d ranks share fewer processors; --threads or fewer ranks would be faster",
-                host, threads, end - first);
-        else if (2 * masks < allowed)
-            HVT_WARN("%s: the launcher binds %d rank%s to %d of %d processors; mpirun --bind-to none or "
-                     "--map-by slot:PE=%d lets them use the rest",
-                     host, end - first, end - first > 1 ? "s" : "", masks, allowed, allowed / (end - first));
-        else
+    *ret_text = 0;
+    for (int first = 0; first < ranks; first++) {
+        int count = 0, last = first, masks = 0, threads = 0, allowed = place[first].allowed;
+        bool crowded = place[first].cores.crowded;
+        if (!ranks_of_host(ranks, host, first, &count, &last))
             continue;
-        return;
+        for (int r = first; r <= last; r++)
+            if (!strcmp(host[r], host[first])) {
+                masks += place[r].cores.mask;
+                threads += place[r].cores.threads;
+            }
+        if (!crowded && 2 * masks >= allowed)
+            continue;
+        if (*ret_text)
+            others++;
+        else if (crowded)
+            snprintf(ret_text, HVT_PLACE,
+                     "%.255s: %d threads of %d rank%s share fewer processors; --threads or fewer ranks would "
+                     "be faster",
+                     host[first], threads, count, count > 1 ? "s" : "");
+        else
+            snprintf(ret_text, HVT_PLACE,
+                     "%.255s: the launcher binds %d rank%s to %d of %d processors; mpirun --bind-to none or "
+                     "--map-by slot:PE=%d lets them use the rest",
+                     host[first], count, count > 1 ? "s" : "", masks, allowed, allowed / count);
+    }
+    if (others) {
+        size_t used = strlen(ret_text);
+        snprintf(ret_text + used, HVT_PLACE - used, " (and so on %d other host%s)", others,
+                 others > 1 ? "s" : "");
     }
 }
 
@@ -370,7 +413,12 @@ static void warn_of_numbers(const hvt_start *s)
                  s->test->height, s->test->width);
 }
 
-static void say_start(hvt_reporter *rep, const hvt_start *s)
+static bool lr_is_scaled(const hvt_start *s)
+{
+    return s->train && s->set->lr != s->opts->lr;
+}
+
+static void say_start(hvt_reporter *rep, const hvt_start *s, const char *const *host)
 {
     const hvt_dataset_info *test = s->test;
     size_t least = SIZE_MAX, most = 0;
@@ -389,10 +437,10 @@ static void say_start(hvt_reporter *rep, const hvt_start *s)
         say(rep, "  data       %s, %u test images of %dx%dx%d, %d classes", s->opts->data, test->count,
             test->height, test->width, test->channels, test->classes);
     if (s->train)
-        say(rep, "  batch      %d images x %d shard%s = %d per update; %u updates per epoch, %lld in all",
-            s->set->batch, s->set->shards, s->set->shards > 1 ? "s" : "", s->set->batch * s->set->shards,
-            s->steps_per_epoch, (long long)s->steps);
-    if (s->train && s->set->lr != s->opts->lr)
+        say(rep, "  batch      %d images x %d shard%s = %lld per update; %u updates per epoch, %lld in all",
+            s->set->batch, s->set->shards, s->set->shards > 1 ? "s" : "",
+            (long long)s->set->batch * s->set->shards, s->steps_per_epoch, (long long)s->steps);
+    if (lr_is_scaled(s))
         say(rep, "  lr         %g = --lr %g x %d shards (--lr-scale linear)", s->set->lr, s->opts->lr,
             s->set->shards);
     say(rep, "  exchange   %s, wire %s, %d bucket%s of %.2f to %.2f MiB", s->comm, s->opts->wire, s->buckets,
@@ -400,19 +448,33 @@ static void say_start(hvt_reporter *rep, const hvt_start *s)
     say(rep, "  device     %s (%s), %d rank%s on %d host%s", s->device, s->isa, hvt_world_size(s->world),
         hvt_world_size(s->world) > 1 ? "s" : "", hvt_world_nodes(s->world),
         hvt_world_nodes(s->world) > 1 ? "s" : "");
-    say_ranks(rep, s);
-    say_options(rep, s->opts);
+    say_ranks(rep, hvt_world_size(s->world), host, s->place);
+    say_options(rep, s);
 }
 
 hvt_status hvt__report_start(hvt_reporter *rep, const hvt_start *s)
 {
     if (!rep)
         return HVT_OK;
+    int size = hvt_world_size(s->world);
+    const char **host;
+    char text[HVT_PLACE];
+
     if (rep->log)
         HVT_TRY(start_record(rep, s));
+    host = malloc((size_t)size * sizeof *host);
+    HVT_CHECK(host, E_MEM, "no memory for the names of %d hosts", size);
+    for (int r = 0; r < size; r++)
+        host[r] = hvt_world_host(s->world, r);
     if (!rep->quiet)
-        say_start(rep, s);
-    warn_of_places(s);
+        say_start(rep, s, host);
+    else if (lr_is_scaled(s)) /* a rate that is not the one given is never silent */
+        fprintf(stderr, "hvtrain: lr %g = --lr %g x %d shards (--lr-scale linear)\n", s->set->lr, s->opts->lr,
+                s->set->shards);
+    hvt__place_warning(size, host, s->place, text);
+    free(host);
+    if (*text)
+        HVT_WARN("%s", text);
     warn_of_numbers(s);
     return HVT_OK;
 }
@@ -517,11 +579,11 @@ hvt_status hvt__report_end(hvt_reporter *rep, const hvt_options *opts, const hvt
         return HVT_OK;
     snprintf(hex, sizeof hex, "%016" PRIx64, r->weights);
     if (rep->log)
-        HVT_TRY(
-            put(rep, json_pack("{s:s, s:o, s:I, s:s, s:o, s:I}", "record", "end", "seconds",
-                               number(r->seconds), "steps", (json_int_t)r->steps, "weights", hex,
-                               "first_update_s", r->first_update < 0 ? json_null() : number(r->first_update),
-                               "peak_bytes", (json_int_t)r->peak_bytes)));
+        HVT_TRY(put(rep, json_pack("{s:s, s:o, s:I, s:I, s:s, s:o, s:I}", "record", "end", "seconds",
+                                   number(r->seconds), "steps", (json_int_t)r->steps, "skipped",
+                                   (json_int_t)r->skipped, "weights", hex, "first_update_s",
+                                   r->first_update < 0 ? json_null() : number(r->first_update), "peak_bytes",
+                                   (json_int_t)r->peak_bytes)));
     duration(r->seconds, took);
     if (r->first_update >= 0)
         say(rep, "done: %lld updates, %s, the first after %.2f s; at most %.0f MiB on a rank; weights %s",
@@ -531,7 +593,8 @@ hvt_status hvt__report_end(hvt_reporter *rep, const hvt_options *opts, const hvt
     if (opts->evaluate)
         return HVT_OK;
     if (*opts->save) {
-        say(rep, "next: hvtrain --resume %s --epochs %d goes on", opts->save, 2 * opts->epochs);
+        say(rep, "next: hvtrain --resume %s --epochs %d goes on", opts->save,
+            opts->epochs > INT_MAX / 2 ? INT_MAX : 2 * opts->epochs);
         say(rep, "      hvtrain --resume %s/best.safetensors --evaluate tests the best weights", opts->save);
     } else {
         say(rep, "next: --save DIR keeps the weights; hvtrain --resume DIR goes on from them");

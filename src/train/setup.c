@@ -20,12 +20,16 @@
 
 /* ---- who and where ---- */
 
-/* Processors that whoever started this process may use: more than ours if it bound us. */
+/* Processors that the launcher of this process may use: more than ours if it bound us. A shell is none. */
 static int launchers_processors(void)
 {
+    static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
+    bool launched = false;
     cpu_set_t set;
 
-    if (getppid() <= 1 || sched_getaffinity(getppid(), sizeof set, &set))
+    for (size_t i = 0; i < HVT_LEN(ranks); i++)
+        launched |= getenv(ranks[i]) != NULL;
+    if (!launched || getppid() <= 1 || sched_getaffinity(getppid(), sizeof set, &set))
         return 0;
     return CPU_COUNT(&set);
 }

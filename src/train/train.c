@@ -228,8 +228,10 @@ static hvt_status train(run *t)
 
 static hvt_status finish(run *t, hvt_report *ret_report)
 {
-    hvt_end_report r = {
-        .first_update = t->first_update, .steps = t->steps, .peak_bytes = hvt__process_peak_bytes()};
+    hvt_end_report r = {.first_update = t->first_update,
+                        .steps = t->steps,
+                        .skipped = hvt_distopt_skipped(t->dist),
+                        .peak_bytes = hvt__process_peak_bytes()};
 
     HVT_TRY(hvt_world_fold_i64(t->world, HVT_FOLD_MAX, &r.peak_bytes, 1));
     HVT_TRY(hvt_world_agree(t->world, hvt_model_hash(t->model, &r.weights)));
