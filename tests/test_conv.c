@@ -381,6 +381,8 @@ static const hvt_conv_desc large[] = {
     {HVT_ORDER_HWN, HVT_F32, 256, 2, 2, 512, 512, 3, 3, 2, 1, false},
     {HVT_ORDER_HWN, HVT_F32, 256, 1, 1, 2048, 10, 1, 1, 1, 0, false},
     {HVT_ORDER_NHW, HVT_F32, 256, 1, 1, 512, 1000, 1, 1, 1, 0, false},
+    {HVT_ORDER_NHW, HVT_F32, 2, 1, 1, 16, 16, 1, 1, 1, 1, false}, /* one pixel in, more than one out */
+    {HVT_ORDER_NHW, HVT_F32, 2, 1, 1, 16, 16, 1, 2, 1, 1, false},
 };
 
 TEST(large_shapes_equal_the_loop_in_double)

@@ -343,9 +343,15 @@ static hvt_status check(const hvt_conv_desc *c)
     return HVT_OK;
 }
 
+/* Every pixel by itself: pixels may stand for images. */
+static bool is_flat(const hvt_conv_desc *c)
+{
+    return c->order == HVT_ORDER_NHW && c->r == 1 && c->s == 1 && c->stride == 1 && c->pad == 0;
+}
+
 static void set_shape(conv_op *op, const hvt_conv_desc *c)
 {
-    bool flat = c->order == HVT_ORDER_NHW && c->r == 1 && c->s == 1 && c->stride == 1 && c->pad == 0;
+    bool flat = is_flat(c);
 
     op->rows_per_image = flat ? c->h * c->w : 1;
     op->n = c->n * op->rows_per_image;
@@ -408,7 +414,8 @@ hvt_status conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op,
     op->pool = cpu->pool;
     set_shape(op, c);
 
-    hvt_order order = op->x_image == op->c ? HVT_ORDER_HWN : HVT_ORDER_NHW; /* a flat one is both */
+    /* a flat one is both; strides cannot tell: with one pixel in and more out, NHW's are HWN's for x alone */
+    hvt_order order = c->order == HVT_ORDER_HWN || is_flat(c) ? HVT_ORDER_HWN : HVT_ORDER_NHW;
     long entries =
         pairs(op->h, op->oh, op->r, op->stride, op->pad) * pairs(op->w, op->ow, op->s, op->stride, op->pad);
 
