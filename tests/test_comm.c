@@ -316,6 +316,17 @@ TEST(a_lone_rank_that_leaves_processors_free_is_not_pinned)
     CHECK(k.ncpus == 2 && k.cpus[1] == 1, "ncpus %d", k.ncpus);
 }
 
+TEST(a_rank_of_a_large_host_gets_the_most_threads_that_a_device_takes)
+{
+    hvt__claim c;
+    hvt_cores k;
+
+    claim(&c, 0, 384, 0);
+    hvt__cores_split(&c, 1, 0, &k);
+    CHECK(k.threads == HVT_MAX_THREADS && k.share == 384 && k.mask == 384 && !k.crowded,
+          "threads %d, share %d", k.threads, k.share);
+}
+
 TEST(masks_that_overlap_in_part_are_not_pinned)
 {
     hvt__claim c[2];
@@ -1208,6 +1219,7 @@ int main(void)
         RUN(more_ranks_than_cores_share_and_yield);
         RUN(explicit_threads_get_a_processor_each_or_no_pin);
         RUN(a_lone_rank_that_leaves_processors_free_is_not_pinned);
+        RUN(a_rank_of_a_large_host_gets_the_most_threads_that_a_device_takes);
         RUN(masks_that_overlap_in_part_are_not_pinned);
         RUN(a_quota_counts_as_fewer_processors);
         RUN(quotas_of_both_control_groups_are_read);

@@ -84,19 +84,20 @@ HVT_API void hvt_world_abort(hvt_world *world, int exit_code) __attribute__((nor
 /**
  * This rank's share of the processors it may use.
  *
- * threads = 0 asks for all of the share. Ranks of a node whose affinity masks are equal split that mask by
- * local rank; a rank with a mask of its own keeps it. ret_cpus gets one processor per thread if the node's
- * ranks x threads fit in their masks, else *ret_ncpus is 0: no pinning, and waiting threads must yield.
- * Limits of the cgroup (cpu.max) count as fewer processors; where one binds, nothing is pinned, because it
- * does not say which processors. Masks that overlap in part are not pinned either. Collective.
+ * threads = 0 asks for all of the share, at most HVT_MAX_THREADS; asking for more is E_ARG. Ranks of
+ * a node whose affinity masks are equal split that mask by local rank; a rank with a mask of its own keeps
+ * it. ret_cpus gets one processor per thread if the node's ranks x threads fit in their masks, else
+ * *ret_ncpus is 0: no pinning, and waiting threads must yield. Limits of the cgroup (cpu.max) count as fewer
+ * processors; where one binds, nothing is pinned, because it does not say which processors. Masks that
+ * overlap in part are not pinned either. Collective.
  */
 typedef struct hvt_cores {
-    int threads;   ///< for this rank, >= 1
-    int cpus[256]; ///< where to pin them
-    int ncpus;     ///< threads, or 0: do not pin
-    int share;     ///< processors that this rank could use by itself
-    int mask;      ///< processors in this rank's affinity mask
-    bool crowded;  ///< the node has more threads than processors
+    int threads;               ///< for this rank, >= 1
+    int cpus[HVT_MAX_THREADS]; ///< where to pin them
+    int ncpus;                 ///< threads, or 0: do not pin
+    int share;                 ///< processors that this rank could use by itself
+    int mask;                  ///< processors in this rank's affinity mask
+    bool crowded;              ///< the node has more threads than processors
 } hvt_cores;
 HVT_API hvt_status hvt_world_cores(hvt_world *world, int threads, hvt_cores *ret_cores);
 

@@ -13,6 +13,8 @@ extern "C" {
 
 typedef struct hvt_device hvt_device;
 
+#define HVT_MAX_THREADS 256 ///< of one device
+
 typedef struct hvt_device_opts {
     int index;       ///< which one, where a host has several (cuda)
     int threads;     ///< threads of this device, the caller included; 0 = one per cpu given, else 1

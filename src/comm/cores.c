@@ -78,7 +78,9 @@ static part part_of(const hvt__claim *claims, int n, int me, int all)
     p.share = (int)((int64_t)p.room * (place + 1) / members) - p.first;
     if (p.share < 1)
         p.share = 1;
-    p.threads = claims[me].threads ? claims[me].threads : p.share;
+    p.threads = p.share < HVT_MAX_THREADS ? p.share : HVT_MAX_THREADS;
+    if (claims[me].threads)
+        p.threads = claims[me].threads;
     return p;
 }
 
@@ -141,8 +143,8 @@ hvt_status hvt_world_cores(hvt_world *world, int threads, hvt_cores *ret_cores)
 
     if (!mine || !all)
         s = HVT_FAIL(E_MEM, "no memory for the affinity masks of %d ranks", world->size);
-    else if (threads < 0 || threads > 4096)
-        s = HVT_FAIL(E_ARG, "%d threads for a rank", threads);
+    else if (threads < 0 || threads > HVT_MAX_THREADS)
+        s = HVT_FAIL(E_ARG, "%d threads for a rank, not 0 to %d", threads, HVT_MAX_THREADS);
     HVT_TRY_OR(done, hvt_world_agree(world, s));
 
     if (sched_getaffinity(0, sizeof mine->mask, (cpu_set_t *)mine->mask) || !count_bits(mine->mask))

@@ -15,8 +15,6 @@
 
 static const hvt_device_ops *const registry[] = {&hvt_device_ref, &hvt_device_cpu};
 
-enum { MAX_THREADS = 256 };
-
 static hvt_status find(const char *name, const hvt_device_ops **ret_ops)
 {
     char known[128] = "";
@@ -44,10 +42,10 @@ hvt_status hvt_device_open(const char *name, const hvt_device_opts *opts, hvt_de
         opts = &defaults;
     HVT_CHECK(name, E_ARG, "a device needs a name");
     HVT_TRY(find(name, &ops));
-    HVT_CHECK(opts->threads >= 0 && opts->threads <= MAX_THREADS, E_ARG, "device %s: %d threads, not 0 to %d",
-              name, opts->threads, MAX_THREADS);
-    HVT_CHECK(opts->ncpus >= 0 && opts->ncpus <= MAX_THREADS, E_ARG, "device %s: %d processors, not 0 to %d",
-              name, opts->ncpus, MAX_THREADS);
+    HVT_CHECK(opts->threads >= 0 && opts->threads <= HVT_MAX_THREADS, E_ARG,
+              "device %s: %d threads, not 0 to %d", name, opts->threads, HVT_MAX_THREADS);
+    HVT_CHECK(opts->ncpus >= 0 && opts->ncpus <= HVT_MAX_THREADS, E_ARG,
+              "device %s: %d processors, not 0 to %d", name, opts->ncpus, HVT_MAX_THREADS);
     HVT_CHECK(opts->cpus || !opts->ncpus, E_ARG, "device %s: %d processors, but no list of them", name,
               opts->ncpus);
 
