@@ -212,6 +212,7 @@ struct hvt_device {
     void *state; /* the backend's own */
     const char *isa;
     int index, threads;
+    bool yield; /* whoever waits gives the core away at once */
 };
 
 /* Flush subnormals to zero, as operands and as results, in the calling thread (on), or not; returns what held

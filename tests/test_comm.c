@@ -792,6 +792,38 @@ TEST(a_buffer_may_be_shared_on_one_rank_and_plain_on_another)
     free(plain);
 }
 
+TEST(a_shared_buffer_may_go_on_from_a_staged_sum)
+{
+    enum { COUNT = 5000, ROUNDS = 300 };
+    hvt_comm *c = NULL;
+    hvt_ticket first, second;
+    float *mine = NULL, *plain = aligned_alloc(64, 4 * COUNT / 64 * 64 + 64);
+    int odd = size / 2, even = size - odd;
+
+    CHECK_OK(hvt_comm_open("shm", world, dev, &c));
+    CHECK_OK(hvt_comm_alloc(c, 4 * COUNT, (void **)&mine));
+    for (int round = 0; round < ROUNDS && !check_now; round++) {
+        float sum = (float)(size * (size - 1) / 2 + size * round);
+        float last = (float)even * sum + (float)odd * 1000;
+
+        for (int i = 0; i < COUNT; i++) {
+            mine[i] = rank % 2 ? 1000 : (float)(rank + round);
+            plain[i] = (float)(rank + round);
+        }
+        if (hvt__draw(1, (uint64_t)round, (uint64_t)rank, 0) % 4 == 0)
+            usleep(200);
+        CHECK_OK(hvt_comm_allreduce(c, rank % 2 ? plain : mine, COUNT, HVT_F32, &first));
+        CHECK_OK(hvt_comm_allreduce(c, mine, COUNT, HVT_F32, &second));
+        CHECK_OK(hvt_comm_wait(c, second));
+        for (int i = 0; i < COUNT && !check_now; i++)
+            CHECK(mine[i] == last && (rank % 2 == 0 || plain[i] == sum), "round %d, element %d: %g and %g",
+                  round, i, (double)mine[i], (double)plain[i]);
+    }
+    hvt_comm_release(c, mine);
+    hvt_comm_close(&c);
+    free(plain);
+}
+
 TEST(shm_operations_keep_their_order)
 {
     operations_keep_their_order("shm");
@@ -1239,6 +1271,7 @@ int main(void)
     RUN(shm_runs_a_thousand_rounds);
     RUN(shm_operations_keep_their_order);
     RUN(a_buffer_may_be_shared_on_one_rank_and_plain_on_another);
+    RUN(a_shared_buffer_may_go_on_from_a_staged_sum);
     RUN(issuing_waits_for_nobody);
     RUN(different_operations_are_told_apart_on_every_rank);
     RUN(peers_memory_is_readable_in_segments_only);

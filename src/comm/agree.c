@@ -13,19 +13,26 @@
 
 /* ---- folds -------------------------------------------------------------------------------- */
 
+static void drop_words(hvt_world *w, void *all)
+{
+    if (all != w->scratch)
+        free(all);
+}
+
 static hvt_status gather_words(hvt_world *w, const void *mine, int n, void **ret_all)
 {
-    void *all;
+    void *all = w->scratch; /* a few values need no memory, which one rank alone may lack */
     hvt_status s;
 
     HVT_CHECK(n >= 0, E_ARG, "a fold of %d values", n);
-    all = malloc(8 * (size_t)n * (size_t)w->size + 8);
+    if (n > HVT__SCRATCH / 8)
+        all = malloc(8 * (size_t)n * (size_t)w->size);
     HVT_CHECK(all, E_MEM, "no memory to fold %d values of %d ranks", n, w->size);
     HVT_TRY_OR(fail, w->ops->gather(w, mine, 8 * (size_t)n, all));
     *ret_all = all;
     return HVT_OK;
 fail:
-    free(all);
+    drop_words(w, all);
     return s;
 }
 
@@ -51,7 +58,7 @@ hvt_status hvt_world_fold(hvt_world *world, hvt_fold how, double *values, int n)
         }
         values[i] = v;
     }
-    free(gathered);
+    drop_words(world, gathered);
     return HVT_OK;
 }
 
@@ -78,7 +85,7 @@ hvt_status hvt_world_fold_i64(hvt_world *world, hvt_fold how, int64_t *values, i
         }
         values[i] = v;
     }
-    free(gathered);
+    drop_words(world, gathered);
     return HVT_OK;
 }
 

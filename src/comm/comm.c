@@ -120,8 +120,10 @@ hvt_status hvt_comm_alloc(hvt_comm *comm, size_t bytes, void **ret_ptr)
     s = alloc_here(comm, bytes, ret_ptr);
     if (s == HVT_OK)
         return HVT_OK;
-    if (!comm->chosen || comm->ops != shm || comm->blocks || !mpi)
+    if (!comm->chosen || comm->ops != shm || comm->blocks || !mpi ||
+        (s != HVT_E_MEM && s != HVT_E_UNSUPPORTED))
         return hvt__pass(s, __FILE__, __LINE__, "alloc");
+    HVT_TRY(hvt_comm_wait(comm, comm->issued)); /* the other comm knows nothing of what is on its way */
     HVT_TRY(fall_back(comm));
     old.ops->close(&old);
     return alloc_here(comm, bytes, ret_ptr);

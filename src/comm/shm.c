@@ -72,7 +72,7 @@ typedef struct comm_shm {
     hvt__pending pending;
     hvt_ticket published, free_up_to; /* posted of mine; ring places known to be free */
     uint64_t step;
-    bool crowded;
+    bool unsettled; /* a rank may still be copying a staged sum into its buffer */
     hvt_status broken;
     /* [size] each */
     int *place;      /* of the rank's slice */
@@ -164,13 +164,10 @@ static hvt_status prepare(hvt_comm *c)
 static hvt_status comm_open_shm(hvt_comm *c)
 {
     comm_shm *st;
-    hvt_cores cores;
     int32_t *pids;
 
     HVT_TRY(hvt_world_agree(c->world, prepare(c)));
     st = c->state;
-    HVT_TRY(hvt_world_cores(c->world, c->dev->threads > 0 ? c->dev->threads : 1, &cores));
-    st->crowded = cores.crowded;
     HVT_TRY(hvt__segment_open(c->world, sizeof(mailbox) + 2 * SLOT, &st->control));
     for (int r = 0; r < c->world->size; r++)
         st->box[r] = (mailbox *)(void *)(st->control.base + (size_t)r * st->control.stride);
@@ -253,7 +250,7 @@ static hvt_status await(hvt_comm *c, size_t which, uint64_t value, const char *w
         int peer = (c->world->rank + i) % c->world->size;
         const counter *theirs = (const counter *)(const void *)((const char *)st->box[peer] + which);
 
-        for (int n = st->crowded ? 1 : SPINS; n && !reached(theirs, value); n--)
+        for (int n = c->dev->yield ? 1 : SPINS; n && !reached(theirs, value); n--)
             relax();
         if (!reached(theirs, value))
             HVT_TRY(await_long(c, theirs, peer, value, what));
@@ -452,6 +449,7 @@ static hvt_status settle(hvt_comm *c)
     comm_shm *st = c->state;
 
     AWAIT(c, done, st->step, "do its part of a sum");
+    st->unsettled = false;
     memset(st->busy, 0, (size_t)c->world->size * sizeof *st->busy);
     return HVT_OK;
 }
@@ -474,7 +472,7 @@ static hvt__span touched(const hvt_comm *c, const hvt__job *j, int rank)
 static hvt_status keep_apart(hvt_comm *c, const hvt__job *j)
 {
     comm_shm *st = c->state;
-    bool clash = false;
+    bool clash = st->unsettled;
 
     for (int r = 0; r < c->world->size; r++) {
         hvt__span s = touched(c, j, r);
@@ -598,6 +596,10 @@ static hvt_status run_staged(hvt_comm *c, const hvt__job *j)
         if (sums)
             HVT_TRY(stage_out(c, j, bytes, p, step));
         p = next;
+    }
+    if (sums) { /* a direct step may follow on the same buffer, and must not begin before this one is out */
+        tell(&st->box[c->world->rank]->done, ++st->step);
+        st->unsettled = true;
     }
     return HVT_OK;
 }

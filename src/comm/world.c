@@ -29,7 +29,8 @@ static hvt_status open_table(const hvt_world_ops *ops, const void *mpi_comm, hvt
     HVT_CHECK(w, E_MEM, "no memory for a world");
     w->ops = ops;
     HVT_TRY_OR(fail, ops->open(w, mpi_comm));
-    w->scratch = malloc((size_t)w->size * HVT__SCRATCH);
+    if (!w->scratch)
+        w->scratch = malloc((size_t)w->size * HVT__SCRATCH);
     HVT_CHECK_OR(fail, w->scratch, E_MEM, "no memory for a world of %d ranks", w->size);
     *ret_world = w;
     return HVT_OK;

@@ -90,6 +90,17 @@ static hvt_status world_gather_mpi(hvt_world *w, const void *mine, size_t bytes,
     return HVT_OK;
 }
 
+/* What one rank lacks, none can go on without. */
+static hvt_status all_have(MPI_Comm comm, bool mine, int size)
+{
+    int all = mine;
+
+    HVT_TRY_MPI(MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MIN, comm));
+    HVT_CHECK(all, E_MEM, "%s has no memory for the names of %d ranks", mine ? "another rank" : "this rank",
+              size);
+    return HVT_OK;
+}
+
 /* Which ranks share a node, and how the hosts are called. */
 static hvt_status look_around(hvt_world *w)
 {
@@ -98,6 +109,7 @@ static hvt_status look_around(hvt_world *w)
         char host[sizeof *w->host];
     } mine = {0}, *all = NULL;
     MPI_Comm comm = hvt__world_mpi_comm(w), node;
+    bool ready;
     hvt_status s;
 
     HVT_TRY_MPI(MPI_Comm_rank(comm, &w->rank));
@@ -113,7 +125,9 @@ static hvt_status look_around(hvt_world *w)
     all = calloc((size_t)w->size, sizeof *all);
     w->node_of = calloc((size_t)w->size, sizeof *w->node_of);
     w->host = calloc((size_t)w->size, sizeof *w->host);
-    HVT_CHECK_OR(done, all && w->node_of && w->host, E_MEM, "no memory for the names of %d ranks", w->size);
+    w->scratch = malloc((size_t)w->size * HVT__SCRATCH);
+    ready = all && w->node_of && w->host && w->scratch;
+    HVT_TRY_OR(done, all_have(comm, ready, w->size));
     HVT_TRY_OR(done, world_gather_mpi(w, &mine, sizeof mine, all));
     for (int r = 0; r < w->size; r++) {
         memcpy(w->host[r], all[r].host, sizeof *w->host);

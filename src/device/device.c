@@ -53,6 +53,7 @@ hvt_status hvt_device_open(const char *name, const hvt_device_opts *opts, hvt_de
     HVT_CHECK(d, E_MEM, "no memory for %zu bytes of device %s", sizeof *d, name);
     d->ops = ops;
     d->index = opts->index;
+    d->yield = opts->yield;
     HVT_TRY_OR(fail, ops->open(d, opts));
     *ret_dev = d;
     return HVT_OK;
