@@ -55,8 +55,8 @@ static int fail(hvt_world *world, int code)
     const char *clear = isatty(STDERR_FILENO) ? "\r\033[K" : "";
 
     HVT_DEBUG("trace:\n%s", hvt_last_trace());
-    if (!world) {
-        if (launched_rank() == 0)
+    if (!world) { /* what happened to one rank alone nobody else can say */
+        if (launched_rank() == 0 || !hvt_last_error_is_agreed())
             fprintf(stderr, "hvtrain: %s\n", hvt_last_error());
         return code;
     }
