@@ -42,8 +42,9 @@ static void on_stop(int sig)
         say("\r\033[K");
     if (!quiet)
         say(sig == SIGINT ? "hvtrain: interrupted\n"
-            : npeers      ? "hvtrain: interrupted (SIGTERM: Ctrl-C, or the launcher ends the job)\n"
-                          : "hvtrain: interrupted (SIGTERM)\n");
+            : npeers ? "hvtrain: interrupted (SIGTERM: the launcher ended the job: another rank failed, or "
+                       "Ctrl-C)\n"
+                     : "hvtrain: interrupted (SIGTERM)\n");
     if (doomed_set)
         unlink(doomed);
     if (npeers) /* once one has left mpirun kills the rest: rank 0's line must be out and passed on by then */
