@@ -21,6 +21,7 @@ HVTRAIN = os.path.abspath(sys.argv[1])
 MPIRUN = None if sys.argv[2] == "none" else sys.argv[2]
 HERE = tempfile.mkdtemp(prefix="hvt-program-")
 TINY = "--image-size 16 --limit 64 --batch 16 --threads 1 --quiet --lr 0.05 --augment crop:2,flip".split()
+NO_BATCH = TINY[:4] + TINY[6:]
 
 failures = []
 
@@ -147,7 +148,11 @@ BAD_COMMAND_LINES = [
     (["--evaluate"], ["--evaluate", "--init", "--resume"]),
     (["--shards", "3", "--global-batch", "100"], ["--global-batch 100", "3 shards"]),
     (["--nesterov", "--momentum", "0"], ["--nesterov", "--momentum"]),
-    (["--schedule", "warm"], ["warm"]),
+    (["--schedule", "warm"], ["--schedule warm", "cosine"]),
+    (["--schedule", "cosine", "--warmup-epochs", "20"], ["--warmup-epochs 20", "--epochs 10"]),
+    (["-lr", "0.1"], ["'-lr'", "--lr"]),
+    (["--help=foo"], ["--help", "'foo'"]),
+    (["--threads", "257"], ["--threads", "256", "257"]),
     (["--augment", "flip,blur"], ["--augment", "blur"]),
     (["--data", "cifar10"], ["--data-dir"]),
 ]
@@ -293,6 +298,58 @@ def ranks_buckets_comms_and_threads_do_not_matter():
         check([dict(r) for r in kinds.get("eval", [])] == one["eval"], "evaluation differs with", ranks, more)
 
 
+def every_variant_trains_and_ranks_do_not_matter():
+    """Each changes the weights (so it does something), and none of them differs between one rank and two."""
+    base = "--epochs 1 --shards 2 --batch 8".split()
+    plain = weights(train(base))
+    for more in ["--shuffle off", "--shortcut B", "--no-decay norm,bias --weight-decay 0.1", "--lr-scale linear",
+                 "--tail pad --limit 61", "--tail drop --limit 61"]:
+        without = plain
+        if "--limit" in more:
+            without = weights(train(base + "--limit 61".split()))
+        elif "--no-decay" in more:
+            without = weights(train(base + "--weight-decay 0.1".split()))
+        kinds = train(base + more.split())
+        check(weights(kinds) and weights(kinds) != without, more, "changes nothing:", weights(kinds))
+        if MPIRUN:
+            check(weights(train(base + more.split(), 2)) == weights(kinds), more, "differs on 2 ranks")
+    rc, _, err = run(NO_BATCH + "--epochs 1 --shards 2 --global-batch 16 --log log".split())
+    check(rc == 0 and records("log")[-1]["weights"] == plain, "--global-batch 16 of 2 shards is not --batch 8:", rc, err)
+    steps = [train("--epochs 1 --shards 2 --batch 8 --limit 61 --tail".split() + [tail])["end"][0]["steps"]
+             for tail in ["pad", "drop"]]
+    check(steps == [4, 3], "31 images a shard in batches of 8:", steps)
+    small = "--model resnet18 --steps 1 --limit 4 --batch 4 --stem".split()
+    stems = [weights(train(small + [stem])) for stem in ["cifar", "imagenet"]]
+    check(all(stems) and stems[0] != stems[1], "--stem", stems)
+
+
+def sixteen_bits_on_the_way_are_the_same_again():
+    base = "--epochs 1 --shards 2 --batch 8".split()
+    full = weights(train(base, 2))
+    for wire in ["f16", "bf16"]:
+        twice = [weights(train(base + ["--wire", wire], 2)) for _ in range(2)]
+        check(twice[0] and twice[0] == twice[1] and twice[0] != full, wire, twice, full)
+
+
+def real_images_give_the_same_bits_on_2_ranks():
+    folder = os.environ.get("HVT_TEST_CIFAR10")
+    if not folder:
+        raise Skip("HVT_TEST_CIFAR10 names no folder with CIFAR-10's binary files")
+    args = ["--data", "cifar10", "--data-dir", os.path.abspath(folder)] + TINY[2:]  # without --image-size
+    args += "--limit 256 --shards 2 --steps 4 --log log".split()
+    found = []
+    for ranks in [0, 2] if MPIRUN else [0]:
+        rc, _, err = run(args, ranks)
+        check(rc == 0, ranks, rc, err[-3:])
+        found.append([r for r in records("log") if r["record"] in ("eval", "step")] + [records("log")[-1]["weights"]])
+        check(records("log")[-1]["steps"] == 4, records("log")[-1])
+    for f in found:
+        for r in f:
+            if isinstance(r, dict):
+                r.pop("img_s", None)
+    check(found[0] == found[-1], found)
+
+
 def ranks_that_hold_no_subtree_are_told():
     rc, _, err = run(TINY + "--epochs 1 --shards 6 --batch 4".split(), 2)
     check(rc == 0 and sum("bits are its own" in line for line in err) == 1, rc, err)
@@ -307,8 +364,13 @@ def evaluation_is_equal_on_1_to_4_ranks():
         kinds = train(args, ranks)
         check(kinds.get("eval") == one["eval"], ranks, "ranks:", kinds.get("eval"), "not", one["eval"])
         check(weights(kinds) == weights(one), "weights differ")
-    again = train("--evaluate --resume eval-weights --limit 61".split())
-    check(again["eval"][0]["loss"] == one["eval"][0]["loss"], again["eval"], one["eval"])
+    train("--epochs 1 --shards 2 --batch 8 --save eval-shards".split())  # its shards suit no 3 ranks
+    args = "--evaluate --resume eval-shards --limit 61".split()
+    again = train(args)
+    for ranks in range(1, 5) if MPIRUN else []:
+        kinds = train(args, ranks)
+        check("eval" in kinds and kinds["eval"] == again["eval"] and weights(kinds) == weights(again), ranks, "ranks:",
+              kinds.get("eval"), "not", again["eval"])
 
 
 # ---- checkpoints ----
@@ -468,6 +530,8 @@ def bad_inputs():
         (TINY + ["--resume", "lost", "--epochs", "2"], ["lost/last", "No such file", "--init"]),
         (TINY + ["--resume", "module-less"], ["module-less"]),
         (TINY + ["--batch", "65"], ["--batch 65", "64"]),
+        (TINY + ["--batch", "200000"], ["--batch 200000", "64 training images"]),
+        (NO_BATCH + ["--global-batch", "66"], ["--global-batch 66", "64 training images"]),
         (TINY + ["--lr", "1e30"], ["update", "loss"]),
         (TINY + ["--log", "no-such-folder/log"], ["--log no-such-folder/log", "No such file"]),
         (TINY + ["--log", "/dev/full"], ["--log /dev/full", "No space"]),
@@ -680,6 +744,9 @@ TESTS = [
     quiet_is_warnings_and_the_scaled_rate,
     progress_is_a_bar_on_a_terminal,
     ranks_buckets_comms_and_threads_do_not_matter,
+    every_variant_trains_and_ranks_do_not_matter,
+    sixteen_bits_on_the_way_are_the_same_again,
+    real_images_give_the_same_bits_on_2_ranks,
     ranks_that_hold_no_subtree_are_told,
     evaluation_is_equal_on_1_to_4_ranks,
     saving_and_going_on_equals_a_straight_run,

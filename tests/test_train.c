@@ -97,8 +97,8 @@ TEST(sizes_carry_units)
         size_t bytes;
     } good[] = {{"25MiB", 25u << 20},    {"64KiB", 65536}, {"1MB", 1000000},  {"1.5MiB", 3u << 19}, {"0", 0},
                 {"all", HVT_BUCKET_ALL}, {"512B", 512},    {"1GiB", 1u << 30}};
-    static const char *const bad[] = {"25",     "MiB",      "-1MiB", "25 MiB", "25Mib",
-                                      "nanMiB", "1e300GiB", "",      "allMiB"};
+    static const char *const bad[] = {"25",       "MiB", "-1MiB",  "25 MiB", "25Mib",   "nanMiB",
+                                      "1e300GiB", "",    "allMiB", "0.5B",   "1e-10GiB"};
     hvt_options o;
 
     hvt_options_default(&o);
@@ -163,7 +163,13 @@ TEST(unknown_flags_name_the_nearest)
                {"--qqqqqqqq", "see --help"},
                {"train", "'train' is not a flag"},
                {"--", "'--' is not a flag"},
-               {"-b 3", "'-b' is not a flag"}};
+               {"-b 3", "(see --help)"},
+               {"-lr 0.1", "nearest is --lr"},
+               {"-lr=0.1", "nearest is --lr"},
+               {"---weight_decay=1", "nearest is --weight-decay"},
+               {"-", "'-' is not a flag"},
+               {"--help=html", "--help: expected nothing or =markdown, got 'html'"},
+               {"--version=1", "--version takes no value, got '1'"}};
     hvt_options o;
 
     for (size_t i = 0; i < HVT_LEN(bad); i++)
@@ -214,6 +220,16 @@ TEST(options_are_checked_together)
         {"--augment flop", 1, "'flop'"},
         {"--augment crop:0", 1, "crop:PIXELS"},
         {"--augment crop:4x", 1, "crop:PIXELS"},
+        {"--augment crop:128", 1, "--augment: expected none, flip, crop:PIXELS (1 to 127)"},
+        {"--threads 257", 1, "--threads: expected 1 to 256"},
+        {"--schedule warm", 1, "--schedule warm"},
+        {"--schedule cosine --warmup-epochs 20", 1, "--warmup-epochs 20, --epochs 10: "},
+        {"--momentum 1e39", 1, "--momentum: expected a number from 0 to 3.40282e+38, got 1e+39"},
+        {"--weight-decay 1e300", 1, "--weight-decay"},
+        {"--lr 1e308 --lr-scale linear --shards 4", 1, "--lr 1e+308 x 4 shards"},
+        {"--batch 2000000000 --shards 2", 1, "--batch 2000000000 x 2 shards = 4000000000"},
+        {"--batch 2000000000 --evaluate --init a", 2, "--batch 2000000000 x 2 shards = 4000000000"},
+        {"--evaluate --init a --shards 3", 2, "--shards 3 on 2 ranks"},
         {"--no-decay bn", 1, "--no-decay"},
         {"--evaluate", 1, "--evaluate needs weights"},
         {"--evaluate --init a --save b", 1, "--save b"},
@@ -252,6 +268,22 @@ TEST(options_settle_into_one_meaning)
     CHECK_OK(parse(&o, "--bucket all"));
     CHECK_OK(hvt__settle(&o, 1, &t));
     CHECK(t.first_bucket == 0, "one bucket for all has no small first one");
+}
+
+TEST(what_a_checkpoint_fills_in_is_not_refused_as_if_a_flag)
+{
+    hvt_options o;
+    hvt_settled t;
+
+    CHECK_OK(parse(&o, "--evaluate --resume a"));
+    o.shards = 4;
+    CHECK_OK(hvt__settle(&o, 3, &t));
+    CHECK(t.shards == 3 && t.local_shards == 1, "%d %d", t.shards, t.local_shards);
+    o.evaluate = false;
+    CHECK_FAILS(hvt__settle(&o, 3, &t), E_ARG, "--shards 4 on 3 ranks");
+    CHECK_OK(parse(&o, "--resume a --data cifar10 --data-dir d"));
+    o.image_size = 64; /* of synth, before */
+    CHECK_OK(hvt__settle(&o, 1, &t));
 }
 
 TEST(help_names_every_flag_and_fits_a_terminal)
@@ -663,6 +695,7 @@ int main(int argc, char **argv)
     RUN(every_value_reads_back_from_its_text);
     RUN(options_are_checked_together);
     RUN(options_settle_into_one_meaning);
+    RUN(what_a_checkpoint_fills_in_is_not_refused_as_if_a_flag);
     RUN(help_names_every_flag_and_fits_a_terminal);
     RUN(files_that_are_not_what_they_claim_are_refused);
     RUN(empty_scalar_and_padded_are_allowed);

@@ -54,7 +54,7 @@ extern "C" {
     X(int, samples, "10000", 1, RUN, "N", "synth: training images; the test split has a fifth as many")      \
     X(word, limit, "all", 1, RUN, "N", "only the first N images of each split")                              \
     X(str, augment, "none", 0, RUN, "none|flip|crop:PIXELS,flip",                                            \
-      "of training images: mirror half of them, shift by up to PIXELS")                                      \
+      "of training images: mirror half of them, shift by up to PIXELS (at most 127)")                        \
     X(rgb, mean, "0.5", -1e30, RUN, "X[,X,X]", "x = (byte/255 - mean) / std")                                \
     X(rgb, std, "0.5", 1e-30, RUN, "X[,X,X]", "")                                                            \
     X(bool, shuffle, "on", 0, RUN, "on|off", "a new order every epoch (PyTorch's DistributedSampler)")       \

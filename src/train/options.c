@@ -133,7 +133,8 @@ static const char *known_flag(int i, char ret_text[48])
     return i == 0 ? "--help" : i == 1 ? "--version" : NULL;
 }
 
-/* The known flag most like this one: fewest changes; then one that begins as it does (--batch-size). */
+/* The known flag most like this one: fewest changes (not all of its letters); then one that begins as it does
+ * (--batch-size). */
 static bool nearest(const char *flag, char ret_flag[48])
 {
     int best = INT_MAX;
@@ -147,7 +148,7 @@ static bool nearest(const char *flag, char ret_flag[48])
         bool begins = !strncmp(flag, known, len < known_len ? len : known_len) && len > 3;
         if (begins && score > 2)
             score = 2;
-        if (score < best && (score <= 2 || score <= (int)len / 3)) {
+        if (score < best && score < (int)len - 2 && (score <= 2 || score <= (int)len / 3)) {
             best = score;
             snprintf(ret_flag, 48, "%s", known);
         }
@@ -220,6 +221,8 @@ static bool read_size(const char *value, size_t *ret)
         return false;
     for (size_t i = 0; i < HVT_LEN(units); i++)
         if (!strcmp(end, units[i].name) && n * units[i].bytes < 0x1p52) {
+            if (n > 0 && n * units[i].bytes < 1)
+                return false; /* not 0, which means something else */
             *ret = (size_t)(n * units[i].bytes);
             return true;
         }
@@ -363,6 +366,20 @@ void hvt_options_default(hvt_options *ret_opts)
 
 /* ---- the command line ---- */
 
+/* As nearest(), of an argument's first len letters as they came: any dashes before, '_' for '-'. */
+static bool nearest_to(const char *arg, size_t len, char ret_flag[48])
+{
+    size_t dashes = strspn(arg, "-");
+    char name[41];
+
+    if (dashes >= len)
+        return false;
+    snprintf(name, sizeof name, "--%.*s", (int)(len - dashes), arg + dashes);
+    for (char *p = name + 2; *p; p++)
+        *p = *p == '_' ? '-' : *p;
+    return nearest(name, ret_flag);
+}
+
 static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
 {
     const char *arg = argv[*i];
@@ -370,10 +387,15 @@ static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
     size_t len = value ? (size_t)(value - arg) : strlen(arg);
     const option *o;
     bool no = false;
-    char what[256], flag[40], name[41];
+    char what[256], flag[40], near[48];
 
-    HVT_CHECK(!strncmp(arg, "--", 2) && arg[2], E_ARG,
-              "'%s' is not a flag: options are --name value or --name=value (see --help)", arg);
+    if (strncmp(arg, "--", 2) || !arg[2]) {
+        if (*arg == '-' && nearest_to(arg, len, near))
+            return HVT_FAIL(E_ARG, "'%s' is not a flag: options begin with two dashes; the nearest is %s",
+                            arg, near);
+        return HVT_FAIL(E_ARG, "'%s' is not a flag: options are --name value or --name=value (see --help)",
+                        arg);
+    }
     value = value ? value + 1 : NULL;
     o = find(arg + 2, len - 2);
     if (!o && len > 5 && (!strncmp(arg, "--no-", 5) || !strncmp(arg, "--no_", 5))) {
@@ -382,11 +404,7 @@ static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
         o = no ? o : NULL;
     }
     if (!o) {
-        char near[48];
-        snprintf(name, sizeof name, "%.*s", (int)len, arg);
-        for (char *p = name + 2; *p; p++)
-            *p = *p == '_' ? '-' : *p;
-        if (nearest(name, near))
+        if (nearest_to(arg, len, near))
             return HVT_FAIL(E_ARG, "there is no flag %.*s; the nearest is %s", (int)len, arg, near);
         return HVT_FAIL(E_ARG, "there is no flag %.*s (see --help)", (int)len, arg);
     }
@@ -422,6 +440,10 @@ hvt_status hvt_options_parse(int argc, char **argv, hvt_options *ret_opts)
             opts.ask = HVT_ASK_MARKDOWN;
         else if (!strcmp(argv[i], "--version"))
             opts.ask = HVT_ASK_VERSION;
+        else if (!strncmp(argv[i], "--help=", 7))
+            return HVT_FAIL(E_ARG, "--help: expected nothing or =markdown, got '%s'", argv[i] + 7);
+        else if (!strncmp(argv[i], "--version=", 10))
+            return HVT_FAIL(E_ARG, "--version takes no value, got '%s'", argv[i] + 10);
         else
             HVT_TRY(parse_one(&opts, argc, argv, &i));
     }

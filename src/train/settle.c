@@ -5,8 +5,23 @@
 #include "train_impl.h"
 #include "base_impl.h"
 
+#include <float.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* What device and loader can do, said here by the flag's name. */
+enum { THREADS_MAX = 256, CROP_MAX = 127 };
+
+static bool was_given(const hvt_options *o, const char *flag)
+{
+    for (int i = 0; i < HVT_OPTION_COUNT; i++)
+        if (!strcmp(hvt__option_flag(i), flag))
+            return o->given[i];
+    return false;
+}
 
 /* The next of the words of *list, which commas part; false after the last. */
 static bool next_word(const char **list, char *ret_word, size_t bytes)
@@ -35,9 +50,9 @@ static hvt_status settle_augment(const hvt_options *o, hvt_settled *t)
             continue;
         }
         pixels = strncmp(word, "crop:", 5) ? 0 : strtol(word + 5, &end, 10);
-        HVT_CHECK(pixels >= 1 && pixels <= 1000 && !*end, E_ARG,
-                  "--augment: expected none, flip, crop:PIXELS (1 to 1000) or several with commas, got '%s'",
-                  o->augment);
+        HVT_CHECK(pixels >= 1 && pixels <= CROP_MAX && !*end, E_ARG,
+                  "--augment: expected none, flip, crop:PIXELS (1 to %d) or several with commas, got '%s'",
+                  CROP_MAX, o->augment);
         t->crop = (int)pixels;
     }
     return HVT_OK;
@@ -60,7 +75,8 @@ static hvt_status settle_decay(const hvt_options *o, hvt_settled *t)
 
 static hvt_status settle_shards(const hvt_options *o, int ranks, hvt_settled *t)
 {
-    t->shards = o->shards ? o->shards : ranks;
+    /* evaluation has no shards: those of a checkpoint need not suit the ranks that evaluate it */
+    t->shards = o->shards && (!o->evaluate || was_given(o, "--shards")) ? o->shards : ranks;
     HVT_CHECK(t->shards % ranks == 0, E_ARG,
               "--shards %d on %d ranks: each rank works through the same number of shards, so %d must be a "
               "multiple of %d",
@@ -73,15 +89,10 @@ static hvt_status settle_shards(const hvt_options *o, int ranks, hvt_settled *t)
                   o->global_batch, t->shards);
         t->batch = o->global_batch / t->shards;
     }
+    HVT_CHECK((int64_t)t->batch * t->shards <= INT_MAX, E_ARG,
+              "--batch %d x %d shards = %" PRId64 " images per update, expected at most %d", t->batch,
+              t->shards, (int64_t)t->batch * t->shards, INT_MAX);
     return HVT_OK;
-}
-
-static bool was_given(const hvt_options *o, const char *flag)
-{
-    for (int i = 0; i < HVT_OPTION_COUNT; i++)
-        if (!strcmp(hvt__option_flag(i), flag))
-            return o->given[i];
-    return false;
 }
 
 /* He's ResNets for CIFAR have a stem of their own; torchvision's have shortcuts of their own. */
@@ -117,7 +128,7 @@ static hvt_status check_words(const hvt_options *o)
     bool he = !hvt__has_stem(o->model);
 
     HVT_CHECK(synth || *o->data_dir, E_ARG, "--data %s needs --data-dir, the folder with its files", o->data);
-    HVT_CHECK(synth || !o->image_size, E_ARG,
+    HVT_CHECK(synth || !was_given(o, "--image-size"), E_ARG,
               "--image-size %d is for --data synth; the images of %s have a size", o->image_size, o->data);
     HVT_CHECK(synth || !was_given(o, "--samples"), E_ARG,
               "--samples %d is for --data synth; --limit takes the first images of %s", o->samples, o->data);
@@ -127,6 +138,8 @@ static hvt_status check_words(const hvt_options *o)
               o->shortcut, o->model);
     HVT_CHECK(!(was_given(o, "--batch") && was_given(o, "--global-batch")), E_ARG,
               "--batch %d and --global-batch %d: one of them, not both", o->batch, o->global_batch);
+    HVT_CHECK(o->threads <= THREADS_MAX, E_ARG, "--threads: expected 1 to %d per rank, or auto, got %d",
+              THREADS_MAX, o->threads);
     return check_isa(o);
 }
 
@@ -144,12 +157,27 @@ static hvt_status check_files(const hvt_options *o)
 
 static hvt_status check_training(const hvt_options *o, const hvt_settled *t)
 {
+    const struct {
+        const char *flag;
+        double value;
+    } f32[] = {
+        {"--momentum", o->momentum}, {"--dampening", o->dampening}, {"--weight-decay", o->weight_decay}};
     hvt_schedule *schedule = NULL;
     hvt_schedule_opts opts = {o->schedule, t->lr, o->epochs, o->warmup_epochs};
 
+    for (size_t i = 0; i < HVT_LEN(f32); i++)
+        HVT_CHECK(f32[i].value <= FLT_MAX, E_ARG, "%s: expected a number from 0 to %g, got %g", f32[i].flag,
+                  (double)FLT_MAX, f32[i].value);
+    HVT_CHECK(isfinite(t->lr), E_ARG, "--lr %g x %d shards (--lr-scale %s) is no number", o->lr, t->shards,
+              o->lr_scale);
     HVT_CHECK(!o->nesterov || (o->momentum > 0 && o->dampening == 0), E_ARG,
               "--nesterov needs --momentum > 0 and --dampening 0, got %g and %g", o->momentum, o->dampening);
-    HVT_TRY(hvt_schedule_create(&opts, &schedule));
+    if (hvt_schedule_create(&opts, &schedule)) {
+        if (o->warmup_epochs > o->epochs)
+            return HVT_FAIL(E_ARG, "--schedule %s, --warmup-epochs %g, --epochs %d: %s", o->schedule,
+                            o->warmup_epochs, o->epochs, hvt_last_error());
+        return HVT_FAIL(E_ARG, "--schedule %s: %s", o->schedule, hvt_last_error());
+    }
     hvt_schedule_free(&schedule);
     return HVT_OK;
 }

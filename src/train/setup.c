@@ -97,6 +97,25 @@ static hvt_status open_data(run *t)
     return open_set(t, false, &t->test_set);
 }
 
+/* Before the model is planned: memory for a batch that no set could fill would fail first. */
+static hvt_status check_batch(const run *t)
+{
+    const hvt_options *o = t->opts;
+    int64_t images = (int64_t)t->set.batch * t->set.shards, count;
+
+    if (!t->train_set)
+        return HVT_OK;
+    count = hvt_dataset_describe(t->train_set)->count;
+    HVT_CHECK(images <= count || !o->global_batch, E_ARG,
+              "--global-batch %d images per update, but %s has %" PRId64 " training images", o->global_batch,
+              o->data, count);
+    HVT_CHECK(images <= count, E_ARG,
+              "--batch %d x %d shard%s = %" PRId64 " images per update, but %s has %" PRId64
+              " training images",
+              t->set.batch, t->set.shards, t->set.shards > 1 ? "s" : "", images, o->data, count);
+    return HVT_OK;
+}
+
 static hvt_status plan_model(run *t)
 {
     const hvt_options *o = t->opts;
@@ -139,19 +158,11 @@ static hvt_status open_loaders(run *t)
                             .tail = HVT_TAIL_EXACT,
                             .order = hvt_model_order(t->model)};
 
-    uint32_t count;
-
     normalise(o, &train);
     normalise(o, &test);
     HVT_TRY(hvt_loader_open(t->test_set, t->dev, &test, &t->test_data));
     if (!t->train_set)
         return HVT_OK;
-    count = hvt_dataset_describe(t->train_set)->count;
-    HVT_CHECK((int64_t)t->set.batch * t->set.shards <= count, E_ARG,
-              "--batch %d x %d shard%s = %" PRId64 " images per update, but %s has %" PRIu32
-              " training images",
-              t->set.batch, t->set.shards, t->set.shards > 1 ? "s" : "",
-              (int64_t)t->set.batch * t->set.shards, t->opts->data, count);
     HVT_TRY(hvt_loader_open(t->train_set, t->dev, &train, &t->train_data));
     t->steps_per_epoch = hvt_loader_steps(t->train_data);
     return HVT_OK;
@@ -366,6 +377,7 @@ hvt_status hvt__setup(run *t)
     HVT_TRY(find_places(t));
     AGREE(t, open_device(t));
     AGREE(t, open_data(t));
+    AGREE(t, check_batch(t));
     AGREE(t, plan_model(t));
     AGREE(t, open_loaders(t));
     AGREE(t, open_optim(t));
