@@ -65,11 +65,9 @@ static int fail(hvt_world *world, int code)
             fprintf(stderr, "%shvtrain: %s\n", clear, hvt_last_error());
         return code;
     }
-    if (!hvt__interrupt_muted()) {
-        hvt__interrupt_mute();
+    if (hvt__interrupt_last_word())
         fprintf(stderr, "%shvtrain: rank %d on %s: %s\n", clear, hvt_world_rank(world),
                 hvt_world_host(world, hvt_world_rank(world)), hvt_last_error());
-    }
     hvt_world_abort(world, code);
 }
 

@@ -95,8 +95,9 @@ hvt_status hvt__checkpoint_folder(const char *dir); /* make it if need be; can f
 
 hvt_status hvt__interrupt_open(hvt_world *world); /* Collective. */
 void hvt__interrupt_close(void);
-void hvt__interrupt_mute(void); /* this rank is about to abort: those of its host shall say nothing */
-bool hvt__interrupt_muted(void);
+/* This rank is about to abort: may it say why? Then the others of its host say nothing from now on. False:
+ * one of them says why already, and had a moment for it. */
+bool hvt__interrupt_last_word(void);
 void hvt__interrupt_unlink(const char *path); /* remove this file if stopped now; NULL: no more */
 void hvt__interrupt_bar(bool shown);          /* a progress bar stands on stderr's last line */
 

@@ -732,6 +732,17 @@ def a_rank_that_fails_alone_has_the_last_word():
     check(p.returncode == 1 and "rank 1 fails" in p.stderr and "interrupted" not in p.stderr, p.returncode, p.stderr)
 
 
+def ranks_that_fail_together_say_so_once():
+    if not MPIRUN:
+        raise Skip("no mpirun")
+    for _ in range(3):
+        args = command([], 4)
+        args[args.index(HVTRAIN):] = [os.path.join(os.path.dirname(HVTRAIN), "tests/test_train"), "abort-all"]
+        p = subprocess.run(args, cwd=HERE, capture_output=True, text=True, timeout=60, env=environment(4))
+        lines = re.findall(r"rank \d fails|interrupted", p.stderr)
+        check(p.returncode == 1 and len(lines) == 1 and "fails" in lines[0], p.returncode, p.stderr)
+
+
 TESTS = [
     help_and_version_are_quick,
     a_bad_command_line_is_one_line_and_exit_2,
@@ -767,6 +778,7 @@ TESTS = [
     an_interrupt_is_one_line_and_exit_130,
     an_interrupt_of_many_ranks_is_one_line,
     a_rank_that_fails_alone_has_the_last_word,
+    ranks_that_fail_together_say_so_once,
 ]
 
 

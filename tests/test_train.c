@@ -661,26 +661,29 @@ TEST(numbers_that_are_not_finite_replace_no_checkpoint)
     remove_checkpoints();
 }
 
-/* For test_program.py: what hvtrain does when one rank fails by itself. */
-static int abort_rank_1(void)
+/* For test_program.py: what hvtrain does when one rank fails by itself, or all do at the same moment. */
+static int abort_ranks(bool all)
 {
     hvt_world *world = NULL;
 
     if (hvt_world_open(NULL, &world) || hvt__interrupt_open(world))
         return 2;
-    if (hvt_world_rank(world) == 0)
+    if (hvt_world_rank(world) == 0 && !all)
         for (;;)
             pause();
-    usleep(300000);
-    hvt__interrupt_mute();
-    fprintf(stderr, "rank 1 fails\n");
+    if (all)
+        hvt_world_agree(world, HVT_OK);
+    else
+        usleep(300000);
+    if (hvt__interrupt_last_word())
+        fprintf(stderr, "rank %d fails\n", hvt_world_rank(world));
     hvt_world_abort(world, 1);
 }
 
 int main(int argc, char **argv)
 {
-    if (argc > 1 && !strcmp(argv[1], "abort"))
-        return abort_rank_1();
+    if (argc > 1 && !strncmp(argv[1], "abort", 5))
+        return abort_ranks(!strcmp(argv[1], "abort-all"));
     if (!mkdtemp(folder)) {
         perror(folder);
         return 1;

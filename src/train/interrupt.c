@@ -6,16 +6,24 @@
  * Who says so: rank 0. But a launcher also sends SIGTERM to everyone when one rank aborts, and then the
  * abort's own message has to stay the last. So a rank about to abort first mutes the others on its host
  * (SIGUSR1), and on a job of several hosts SIGTERM is always quiet. (SIGINT comes from a person.)
+ *
+ * Several ranks may fail at the same moment. The one that speaks is the one that binds a name which all ranks
+ * of this host know: the kernel gives a name to one socket, and takes it back when that process is gone.
  */
 #include "train_impl.h"
 #include "base_impl.h"
 
+#include <errno.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -27,6 +35,8 @@ static struct sigaction was_int, was_term, was_usr1, was_xfsz;
 /* The ranks of this host, for mute(). Process numbers mean the same only in the same namespace. */
 static pid_t *peers;
 static int npeers;
+static struct sockaddr_un word = {.sun_family = AF_UNIX}; /* the name that is the last word of this host */
+static socklen_t word_bytes;
 
 static void say(const char *text)
 {
@@ -58,6 +68,18 @@ static void on_mute(int sig)
     muted = true;
 }
 
+/* Of the least process number of this host's ranks and its namespace. It begins with a NUL: no file. */
+static void name_word(int64_t mine, int64_t space)
+{
+    int64_t least = mine;
+
+    for (int i = 0; i < npeers; i++)
+        least = peers[i] < least ? peers[i] : least;
+    word_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
+                             (size_t)snprintf(word.sun_path + 1, sizeof word.sun_path - 1,
+                                              "hvtrain-%" PRId64 "-%" PRId64, least, space));
+}
+
 hvt_status hvt__interrupt_open(hvt_world *world)
 {
     struct sigaction stop = {.sa_handler = on_stop, .sa_flags = SA_RESTART};
@@ -81,6 +103,7 @@ hvt_status hvt__interrupt_open(hvt_world *world)
         if (r != rank && all[r].space == mine.space &&
             !strcmp(hvt_world_host(world, r), hvt_world_host(world, rank)))
             peers[npeers++] = (pid_t)all[r].pid;
+    name_word(mine.pid, mine.space);
     free(all);
     if (s)
         return hvt__pass(s, __FILE__, __LINE__, "hvt_world_gather");
@@ -111,15 +134,22 @@ void hvt__interrupt_close(void)
     npeers = 0;
 }
 
-void hvt__interrupt_mute(void)
+bool hvt__interrupt_last_word(void)
 {
+    int taken = muted ? -1 : socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0); /* open until we end */
+
+    if (muted ||
+        (taken >= 0 && bind(taken, (const struct sockaddr *)&word, word_bytes) && errno == EADDRINUSE)) {
+        if (taken >= 0)
+            close(taken);
+        /* what ends the job now must not end the one that speaks before its line is out */
+        nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
+        return false;
+    }
     for (int i = 0; i < npeers; i++)
         kill(peers[i], SIGUSR1);
-}
-
-bool hvt__interrupt_muted(void)
-{
-    return muted;
+    muted = true; /* nor shall SIGTERM, which comes back to us, add a line to ours */
+    return true;
 }
 
 void hvt__interrupt_unlink(const char *path)
