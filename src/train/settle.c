@@ -12,8 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What device and loader can do, said here by the flag's name. */
-enum { THREADS_MAX = 256, CROP_MAX = 127 };
+enum { CROP_MAX = 127 }; /* what the loader can do, said here by the flag's name */
 
 static bool was_given(const hvt_options *o, const char *flag)
 {
@@ -138,8 +137,8 @@ static hvt_status check_words(const hvt_options *o)
               o->shortcut, o->model);
     HVT_CHECK(!(was_given(o, "--batch") && was_given(o, "--global-batch")), E_ARG,
               "--batch %d and --global-batch %d: one of them, not both", o->batch, o->global_batch);
-    HVT_CHECK(o->threads <= THREADS_MAX, E_ARG, "--threads: expected 1 to %d per rank, or auto, got %d",
-              THREADS_MAX, o->threads);
+    HVT_CHECK(o->threads <= HVT_MAX_THREADS, E_ARG, "--threads: expected 1 to %d per rank, or auto, got %d",
+              HVT_MAX_THREADS, o->threads);
     return check_isa(o);
 }
 
