@@ -96,9 +96,11 @@ static hvt_status all_have(MPI_Comm comm, bool mine, int size)
     int all = mine;
 
     HVT_TRY_MPI(MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MIN, comm));
-    HVT_CHECK(all, E_MEM, "%s has no memory for the names of %d ranks", mine ? "another rank" : "this rank",
-              size);
-    return HVT_OK;
+    if (all)
+        return HVT_OK;
+    HVT_FAIL(E_MEM, "%s has no memory for the names of %d ranks", mine ? "another rank" : "this rank", size);
+    hvt__error_agreed(true); /* all fail here: one line, not one from each */
+    return HVT_E_MEM;
 }
 
 /* Which ranks share a node, and how the hosts are called. */
