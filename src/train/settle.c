@@ -163,6 +163,7 @@ static hvt_status check_training(const hvt_options *o, const hvt_settled *t)
         {"--momentum", o->momentum}, {"--dampening", o->dampening}, {"--weight-decay", o->weight_decay}};
     hvt_schedule *schedule = NULL;
     hvt_schedule_opts opts = {o->schedule, t->lr, o->epochs, o->warmup_epochs};
+    hvt_status s;
 
     for (size_t i = 0; i < HVT_LEN(f32); i++)
         HVT_CHECK(f32[i].value <= FLT_MAX, E_ARG, "%s: expected a number from 0 to %g, got %g", f32[i].flag,
@@ -171,14 +172,15 @@ static hvt_status check_training(const hvt_options *o, const hvt_settled *t)
               o->lr_scale);
     HVT_CHECK(!o->nesterov || (o->momentum > 0 && o->dampening == 0), E_ARG,
               "--nesterov needs --momentum > 0 and --dampening 0, got %g and %g", o->momentum, o->dampening);
-    if (hvt_schedule_create(&opts, &schedule)) {
+    s = hvt_schedule_create(&opts, &schedule);
+    if (s == HVT_E_ARG) {
         if (o->warmup_epochs > o->epochs)
             return HVT_FAIL(E_ARG, "--schedule %s, --warmup-epochs %g, --epochs %d: %s", o->schedule,
                             o->warmup_epochs, o->epochs, hvt_last_error());
         return HVT_FAIL(E_ARG, "--schedule %s: %s", o->schedule, hvt_last_error());
     }
     hvt_schedule_free(&schedule);
-    return HVT_OK;
+    return s;
 }
 
 hvt_status hvt__settle(const hvt_options *o, int ranks, hvt_settled *ret_settled)
