@@ -86,8 +86,8 @@ HVT_API void hvt_world_abort(hvt_world *world, int exit_code) __attribute__((nor
  *
  * threads = 0 asks for all of the share, at most HVT_MAX_THREADS; asking for more is E_ARG. Ranks of
  * a node whose affinity masks are equal split that mask by local rank; a rank with a mask of its own keeps
- * it. ret_cpus gets one processor per thread if the node's ranks x threads fit in their masks, else
- * *ret_ncpus is 0: no pinning, and waiting threads must yield. Limits of the cgroup (cpu.max) count as fewer
+ * it. cpus gets one processor per thread if the node's ranks x threads fit in their masks, else ncpus
+ * is 0: no pinning, and waiting threads must yield. Limits of the cgroup (cpu.max) count as fewer
  * processors; where one binds, nothing is pinned, because it does not say which processors. Masks that
  * overlap in part are not pinned either. Collective.
  */
@@ -124,6 +124,7 @@ HVT_API hvt_world *hvt_comm_world(const hvt_comm *comm); /* borrowed */
 /** Zeroed, 64-byte aligned memory that this comm moves fastest (shm: pages that the peers can read).
  *  Collective, the same bytes on every rank. E_MEM leaves nothing behind, on every rank alike. A comm that
  *  "auto" chose may change from shm to mpi here, as long as it holds no other memory (one log line says so).
+ *  Then operations in flight are completed first, and hvt_comm_name() is another.
  */
 HVT_API hvt_status hvt_comm_alloc(hvt_comm *comm, size_t bytes, void **ret_ptr);
 HVT_API void hvt_comm_release(hvt_comm *comm, void *ptr); ///< Collective. NULL is fine.
