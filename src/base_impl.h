@@ -11,6 +11,15 @@ hvt_status hvt__pass(hvt_status code, const char *file, int line, const char *ca
 /* The error recorded last is held by every rank: whoever prints, prints once. */
 void hvt__error_agreed(bool agreed);
 
+/* The last error as a value, to be carried from the thread where it happened to the one that asks. */
+typedef struct hvt__error {
+    char text[2048], trace[4096];
+    bool agreed;
+} hvt__error;
+
+void hvt__error_take(hvt__error *ret_error);
+void hvt__error_put(const hvt__error *taken);
+
 #define HVT_FAIL(code, ...) hvt__fail(HVT_##code, __FILE__, __LINE__, __VA_ARGS__)
 
 /* Refuse bad input: HVT_CHECK(batch > 0, E_ARG, "batch is %d", batch); */
@@ -53,6 +62,15 @@ void hvt__log(hvt_log_level level, const char *fmt, ...) HVT_PRINTF(2, 3);
 #define HVT_WARN(...)  hvt__log(HVT_LOG_WARN, __VA_ARGS__)
 #define HVT_INFO(...)  hvt__log(HVT_LOG_INFO, __VA_ARGS__)
 #define HVT_DEBUG(...) hvt__log(HVT_LOG_DEBUG, __VA_ARGS__)
+
+/* One line for all ranks from whichever of them can speak: whatever the level of this one. */
+void hvt__log_always(hvt_log_level level, const char *fmt, ...) HVT_PRINTF(2, 3);
+
+/* A process that is about to end the job asks whether it may say why. The program puts a vote among the ranks
+ * of a host here, so that one of them says it; without, it may. */
+typedef bool hvt__last_word_fn(void);
+void hvt__set_last_word(hvt__last_word_fn *vote);
+bool hvt__has_last_word(void);
 
 double hvt__now(void); /* seconds, monotonic */
 

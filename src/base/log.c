@@ -6,6 +6,7 @@
 #include "base_impl.h"
 
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
@@ -33,21 +34,50 @@ static hvt_log_level wanted(void)
     return log_max;
 }
 
-void hvt__log(hvt_log_level level, const char *fmt, ...)
+static void put(hvt_log_level level, const char *fmt, va_list ap)
 {
     static const char *const prefix[] = {"error: ", "warning: ", "", "debug: "};
     char line[2048];
+
+    vsnprintf(line, sizeof line, fmt, ap);
+    if (log_fn)
+        log_fn(log_ctx, level, line);
+    else
+        fprintf(stderr, "hvt: %s%s\n", prefix[level], line);
+}
+
+void hvt__log(hvt_log_level level, const char *fmt, ...)
+{
     va_list ap;
 
     if (level > wanted())
         return;
     va_start(ap, fmt);
-    vsnprintf(line, sizeof line, fmt, ap);
+    put(level, fmt, ap);
     va_end(ap);
-    if (log_fn)
-        log_fn(log_ctx, level, line);
-    else
-        fprintf(stderr, "hvt: %s%s\n", prefix[level], line);
+}
+
+void hvt__log_always(hvt_log_level level, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    put(level, fmt, ap);
+    va_end(ap);
+}
+
+static _Atomic(hvt__last_word_fn *) last_word;
+
+void hvt__set_last_word(hvt__last_word_fn *vote)
+{
+    atomic_store(&last_word, vote);
+}
+
+bool hvt__has_last_word(void)
+{
+    hvt__last_word_fn *vote = atomic_load(&last_word);
+
+    return !vote || vote();
 }
 
 double hvt__now(void)

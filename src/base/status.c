@@ -11,29 +11,28 @@
 #include <stdio.h>
 #include <string.h>
 
-static _Thread_local char error_text[2048], error_trace[4096];
-static _Thread_local bool error_agreed;
+static _Thread_local hvt__error error;
 
 static void trace(const char *file, int line, const char *what)
 {
-    size_t used = strlen(error_trace);
+    size_t used = strlen(error.trace);
     const char *base = strrchr(file, '/');
 
-    snprintf(error_trace + used, sizeof error_trace - used, "  %s:%d %s\n", base ? base + 1 : file, line,
+    snprintf(error.trace + used, sizeof error.trace - used, "  %s:%d %s\n", base ? base + 1 : file, line,
              what);
 }
 
 hvt_status hvt__fail(hvt_status code, const char *file, int line, const char *fmt, ...)
 {
-    char text[sizeof error_text]; /* an argument may be the previous error's text */
+    char text[sizeof error.text]; /* an argument may be the previous error's text */
     va_list ap;
 
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    memcpy(error_text, text, sizeof text);
-    error_trace[0] = '\0';
-    error_agreed = false;
+    memcpy(error.text, text, sizeof text);
+    error.trace[0] = '\0';
+    error.agreed = false;
     trace(file, line, hvt_status_name(code));
     return code;
 }
@@ -46,22 +45,32 @@ hvt_status hvt__pass(hvt_status code, const char *file, int line, const char *ca
 
 void hvt__error_agreed(bool agreed)
 {
-    error_agreed = agreed;
+    error.agreed = agreed;
+}
+
+void hvt__error_take(hvt__error *ret_error)
+{
+    *ret_error = error;
+}
+
+void hvt__error_put(const hvt__error *taken)
+{
+    error = *taken;
 }
 
 const char *hvt_last_error(void)
 {
-    return error_text;
+    return error.text;
 }
 
 const char *hvt_last_trace(void)
 {
-    return error_trace;
+    return error.trace;
 }
 
 bool hvt_last_error_is_agreed(void)
 {
-    return error_agreed;
+    return error.agreed;
 }
 
 const char *hvt_version(void)
@@ -96,11 +105,9 @@ const char *hvt_status_text(hvt_status s)
 static const struct {
     const char *name;
     size_t size;
-} dtypes[] = {[HVT_F32] = {"f32", 4},
-              [HVT_F16] = {"f16", 2},
-              [HVT_BF16] = {"bf16", 2},
-              [HVT_I32] = {"i32", 4},
-              [HVT_U8] = {"u8", 1}};
+} dtypes[] = {
+    [HVT_F32] = {"f32", 4}, [HVT_F16] = {"f16", 2}, [HVT_BF16] = {"bf16", 2}, [HVT_I32] = {"i32", 4},
+    [HVT_U8] = {"u8", 1},   [HVT_F64] = {"f64", 8}, [HVT_I8] = {"i8", 1},     [HVT_I64] = {"i64", 8}};
 
 size_t hvt_dtype_size(hvt_dtype t)
 {

@@ -1,0 +1,257 @@
+/*
+ * Lanes. A lane is its thread's alone but for three words, stored relaxed and readable by all: update, place
+ * (phase and detail), since when.
+ *
+ * Invariant: from the lane's first moment to `mark` all time belongs to exactly one phase. What is nested
+ * deeper than the stack belongs to the innermost phase that fits.
+ *
+ * Events of all threads go into one ring behind a lock, which is taken only while somebody listens.
+ */
+#include "base/trace.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+enum { DEPTH = 8 };
+
+typedef struct frame {
+    hvt__phase phase;
+    int detail;
+    double began;
+    size_t bytes;
+} frame;
+
+struct hvt__lane {
+    _Atomic int64_t step;
+    _Atomic uint64_t place; /* phase in the upper half, detail + 1 in the lower */
+    _Atomic double since;
+
+    hvt__thread thread;
+    bool in_step;
+    double step_began;
+    int depth;          /* phases that have begun; more than DEPTH: those are not in the stack */
+    frame stack[DEPTH]; /* OTHER is below it */
+    double mark;        /* up to when time is counted; 0: nothing happened yet */
+    double seconds[HVT__PHASE_COUNT];
+};
+
+static _Thread_local hvt__lane lane;
+
+static atomic_bool heard;
+static struct {
+    pthread_mutex_t lock;
+    hvt__event *event; /* [room] the oldest at taken % room */
+    size_t room, taken, kept;
+    int64_t lost;
+} ring = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+const char *hvt__phase_name(hvt__phase phase)
+{
+#define NAME(name, text) [HVT__##name] = text,
+    static const char *const names[] = {HVT__PHASES(NAME)};
+#undef NAME
+
+    return phase >= 0 && phase < HVT__PHASE_COUNT ? names[phase] : "?";
+}
+
+static void show(hvt__phase phase, int detail, double since)
+{
+    atomic_store_explicit(&lane.place, (uint64_t)phase << 32 | ((uint32_t)detail + 1), memory_order_relaxed);
+    atomic_store_explicit(&lane.since, since, memory_order_relaxed);
+}
+
+/* The innermost phase in the stack; NULL: none. */
+static const frame *innermost(void)
+{
+    return lane.depth ? &lane.stack[(lane.depth < DEPTH ? lane.depth : DEPTH) - 1] : NULL;
+}
+
+/* What has passed belongs to the innermost phase. */
+static void count_up_to(double now)
+{
+    const frame *f = innermost();
+
+    if (lane.mark > 0)
+        lane.seconds[f ? f->phase : HVT__OTHER] += now - lane.mark;
+    lane.mark = now;
+}
+
+static void keep(const hvt__event *e)
+{
+    pthread_mutex_lock(&ring.lock);
+    if (ring.kept - ring.taken < ring.room)
+        ring.event[ring.kept++ % ring.room] = *e;
+    else
+        ring.lost++;
+    pthread_mutex_unlock(&ring.lock);
+}
+
+static void leave_event(const frame *f, double now)
+{
+    keep(&(hvt__event){.began = f->began,
+                       .seconds = now - f->began,
+                       .step = atomic_load_explicit(&lane.step, memory_order_relaxed),
+                       .bytes = (int64_t)f->bytes,
+                       .detail = f->detail,
+                       .phase = (int16_t)f->phase,
+                       .thread = (int16_t)lane.thread});
+}
+
+static bool is_heard(void)
+{
+    return atomic_load_explicit(&heard, memory_order_relaxed);
+}
+
+/* ---- phases ---- */
+
+void hvt__trace_begin(hvt__phase phase, int detail)
+{
+    double now = hvt__now();
+
+    count_up_to(now);
+    if (lane.depth < DEPTH) {
+        lane.stack[lane.depth] = (frame){.phase = phase, .detail = detail, .began = now};
+        if (phase != HVT__WAIT)
+            show(phase, detail, now);
+    }
+    lane.depth++;
+}
+
+void hvt__trace_bytes(size_t bytes)
+{
+    if (lane.depth && lane.depth <= DEPTH)
+        lane.stack[lane.depth - 1].bytes = bytes;
+}
+
+void hvt__trace_end(void)
+{
+    double now = hvt__now();
+    const frame *f;
+
+    count_up_to(now);
+    if (!lane.depth || lane.depth-- > DEPTH)
+        return;
+    if (is_heard())
+        leave_event(&lane.stack[lane.depth], now);
+    f = innermost();
+    show(f ? f->phase : HVT__OTHER, f ? f->detail : -1, f ? f->began : now);
+}
+
+void hvt__trace_step(int64_t step)
+{
+    int64_t last = atomic_load_explicit(&lane.step, memory_order_relaxed);
+
+    if (!step && lane.in_step)
+        return;
+    while (lane.depth)
+        hvt__trace_end();
+    atomic_store_explicit(&lane.step, step ? step : last + 1, memory_order_relaxed);
+    lane.in_step = true;
+    lane.step_began = hvt__now();
+}
+
+void hvt__trace_step_end(void)
+{
+    if (lane.in_step && is_heard())
+        leave_event(&(frame){.phase = HVT__STEP, .detail = -1, .began = lane.step_began}, hvt__now());
+    lane.in_step = false;
+}
+
+void hvt__trace_seconds(double ret_seconds[HVT__PHASE_COUNT])
+{
+    count_up_to(hvt__now());
+    for (int i = 0; i < HVT__PHASE_COUNT; i++)
+        ret_seconds[i] = lane.seconds[i];
+}
+
+/* ---- from another thread ---- */
+
+hvt__lane *hvt__trace_lane(void)
+{
+    return &lane;
+}
+
+hvt__where hvt__trace_where(const hvt__lane *l)
+{
+    hvt__where w;
+    uint64_t place, again = atomic_load_explicit(&l->place, memory_order_relaxed);
+
+    do { /* a thread that stands still, which is of interest, is read once */
+        place = again;
+        w.step = atomic_load_explicit(&l->step, memory_order_relaxed);
+        w.since = atomic_load_explicit(&l->since, memory_order_relaxed);
+        again = atomic_load_explicit(&l->place, memory_order_relaxed);
+    } while (place != again);
+    w.phase = (hvt__phase)(place >> 32);
+    w.detail = (int32_t)((uint32_t)place - 1);
+    return w;
+}
+
+/* ---- events ---- */
+
+void hvt__trace_thread(hvt__thread thread)
+{
+    lane.thread = thread;
+}
+
+hvt_status hvt__trace_open(size_t room)
+{
+    hvt__event *event = malloc(room * sizeof *event);
+
+    HVT_CHECK(event, E_MEM, "no memory for %zu events of a timeline", room);
+    hvt__trace_close();
+    pthread_mutex_lock(&ring.lock);
+    ring.event = event;
+    ring.room = room;
+    ring.taken = ring.kept = 0;
+    ring.lost = 0;
+    pthread_mutex_unlock(&ring.lock);
+    return HVT_OK;
+}
+
+void hvt__trace_hear(bool on)
+{
+    atomic_store_explicit(&heard, on, memory_order_relaxed);
+}
+
+void hvt__trace_close(void)
+{
+    hvt__trace_hear(false);
+    pthread_mutex_lock(&ring.lock);
+    free(ring.event);
+    ring.event = NULL;
+    ring.room = ring.taken = ring.kept = 0;
+    pthread_mutex_unlock(&ring.lock);
+}
+
+size_t hvt__trace_count(void)
+{
+    size_t count;
+
+    pthread_mutex_lock(&ring.lock);
+    count = ring.kept - ring.taken;
+    pthread_mutex_unlock(&ring.lock);
+    return count;
+}
+
+size_t hvt__trace_take(hvt__event *ret_event, size_t most)
+{
+    size_t n = 0;
+
+    pthread_mutex_lock(&ring.lock);
+    while (n < most && ring.taken < ring.kept)
+        ret_event[n++] = ring.event[ring.taken++ % ring.room];
+    pthread_mutex_unlock(&ring.lock);
+    return n;
+}
+
+int64_t hvt__trace_lost(void)
+{
+    int64_t lost;
+
+    pthread_mutex_lock(&ring.lock);
+    lost = ring.lost;
+    pthread_mutex_unlock(&ring.lock);
+    return lost;
+}
