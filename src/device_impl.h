@@ -10,12 +10,16 @@
  *   - Ops are queued: they return once enqueued, run in call order, and report
  *     late failures at the next sync/upload/download.  "ref" and "cpu" happen
  *     to finish before returning.
- *   - Buffers are dense, 64-byte aligned (spans inside an arena: 4-byte aligned), and do not
- *     overlap unless said so.
+ *   - Buffers are dense, 64-byte aligned (spans inside an arena: 4-byte aligned; a convolution's w and dw:
+ *     32-byte aligned), and do not overlap unless said so.
+ *   - Types. An op that takes a type (`type`, `t`) reads and writes activations, their gradients and w in it:
+ *     HVT_F32, HVT_F16 or HVT_BF16. It computes in f32 and rounds once, to nearest even, where it stores.
+ *     Everything declared float is f32 whatever the type: parameters, their gradients, statistics, losses.
  *   - Activations are matrices [rows, C] with channels last.  The order of rows is the
  *     plan's hvt_order; only conv, pool and augment look at it, the rest takes hvt_rows.
  *   - A batch may be short, in training too: `real` images are, n are allocated. Reductions read
- *     real images only. Outputs for images past `real` may be written or left alone.
+ *     real images only. Outputs for images past `real` may be written or left alone;
+ *     conv_backward_w may also overwrite what its inputs hold past `real`.
  *   - Conv weights are [K,C,R,S] in files; in memory they lie as the device's own
  *     conv_plan says (padding is zero and stays zero), and permute translates.
  *   - "add" means y += result; otherwise y = result.
@@ -29,6 +33,7 @@
 
 typedef uint64_t hvt_mark; /* a point in the device's queue */
 typedef struct hvt_op hvt_op;
+enum { HVT__PUT_MOST = 256 };
 
 /* One prepared operation, owned by its layer. A backend's own operations begin with this. */
 struct hvt_op {
@@ -55,8 +60,10 @@ static inline hvt_rows hvt__rows(hvt_order order, int pixels, int n, int real)
 
 typedef struct hvt_conv_desc {
     hvt_order order;
-    hvt_dtype type; /* of activations; HVT_F32 */
+    hvt_dtype type; /* of x, w, y and the gradients of x and y */
     int n, h, w, c; /* input [n,h,w,c] */
+    int cx;         /* channels that a pixel of x is stored with, >= c: those past c are zero, and not written
+                       in dx. The device's own wish, see `channels`; else c */
     int k, r, s;    /* filters */
     int stride, pad;
     bool no_dx; /* first layer: backward_x is never called */
@@ -115,11 +122,53 @@ typedef struct hvt_xent_args {
     float *loss;           /* [rows] nats */
     int32_t *place;        /* [rows] logits strictly larger, plus equal ones of lower index */
     float *sums;           /* [3] sum of loss, rows with place < 1, with place < 5; in row order */
+    const float *scale; /* device memory: dlogits are multiplied by it; NULL: by 1. loss and sums are not */
 } hvt_xent_args;
 
+/*
+ * What a step is told, decides and counts, in device memory: a queued op reads it when it runs, so the host
+ * need not wait to know it, and a recorded step runs again with new values. One per model. The rules are
+ * hvt__step_settle's in device/step.h, one text for all devices.
+ */
+typedef struct hvt_step_state {
+    /* written before each step, by one put of HVT__STEP_PUT bytes */
+    double images; /* in the global batch */
+    float lr;
+    int32_t skips_in_row; /* not put: settle's own, steps skipped one after the other until now */
+    /* loss scaling, torch.amp.GradScaler's; written at the start of a run */
+    float loss_scale;             /* xent multiplies dlogits by it; 1: none */
+    float growth, backoff, floor; /* 2, 0.5, and the least scale */
+    int32_t interval;             /* good steps until it grows; 0: loss_scale is fixed */
+    int32_t good;                 /* steps since it last changed */
+    /* decided by settle */
+    float grad_scale; /* gradients are read as grad_scale * g: 1 / (images * loss_scale) */
+    int32_t apply;    /* this step updates */
+    int32_t fresh;    /* no update was made yet, so that momentum holds nothing */
+    int32_t stop;     /* hvt_stop; once set, nothing is applied any more */
+    uint64_t bad; /* lowest arena index of a gradient that is not finite; UINT64_MAX: none. check lowers it */
+    /* counted by settle, never reset */
+    int64_t steps, skipped, top1, top5, count;
+    double loss;
+    /* of the step that set stop */
+    int64_t stop_step;
+    double stop_loss;
+    uint64_t stop_bad;
+} hvt_step_state;
+
+enum { HVT__STEP_PUT = sizeof(double) + sizeof(float) };
+
+typedef enum hvt_stop {
+    HVT_STOP_NOT,
+    HVT_STOP_LOSS, /* the loss is not finite */
+    HVT_STOP_SCALE /* gradients are not finite at the least loss scale, or without one that could fall */
+} hvt_stop;
+
 typedef struct hvt_sgd_args {
-    float lr, momentum, dampening, weight_decay, scale; /* g is read as scale * g */
-    bool nesterov, first;                               /* first: v = g, whatever v held */
+    float momentum, dampening, weight_decay;
+    bool nesterov;
+    const hvt_step_state *step; /* device memory: lr, grad_scale, apply (0: touch nothing), fresh (v = g) */
+    void *copy;                 /* the new w rounded to copy_type, at the same offsets; NULL: not wanted */
+    hvt_dtype copy_type;
 } hvt_sgd_args;
 
 typedef struct hvt_augment_args {
@@ -127,10 +176,15 @@ typedef struct hvt_augment_args {
     int n, real; /* dst holds n images, src `real` of them */
     int h, w, c;
     const uint8_t *src;       /* [real,h,w,c] bytes, host memory */
-    const int8_t *draws;      /* [real,3]: crop offset dy, dx in -pad..pad; 1 = mirror. NULL: none */
+    const int8_t *draws;      /* [real,3] host: crop offset dy, dx in -pad..pad; 1 = mirror. NULL: none */
+    const int32_t *labels;    /* [real] host */
     float scale[4], shift[4]; /* x = fma(byte, scale[c], shift[c]); a pixel outside the image is byte 0 */
-    float *dst;               /* [n,h,w,c] in `order` */
+    hvt_dtype type;
+    int cx;              /* channels that a pixel of dst is stored with, >= c; those past c become zero */
+    void *dst;           /* [n,h,w,cx] in `order` */
+    int32_t *dst_labels; /* [n] device */
 } hvt_augment_args;
+/* Host memory of these arguments (alloc_host's) may be changed again after a mark that follows the op. */
 
 typedef struct hvt_device_ops {
     const char *name;
@@ -139,6 +193,9 @@ typedef struct hvt_device_ops {
     hvt_status (*open)(hvt_device *d, const hvt_device_opts *opts);
     void (*close)(hvt_device *d);
     hvt_order (*order)(const hvt_device *d, int batch);
+    int (*channels)(const hvt_device *d, hvt_dtype t, int c); /* how many an image of c is best stored with */
+    void (*describe)(const hvt_device *d, hvt_device_info *ret_info);
+    bool host; /* its memory is host memory, and ops have ended when they return */
 
     /* --- memory --- */
     hvt_status (*alloc)(hvt_device *d, size_t bytes, void **ret_ptr);      /* zeroed */
@@ -147,21 +204,30 @@ typedef struct hvt_device_ops {
     void (*release_host)(hvt_device *d, void *ptr);
     hvt_status (*upload)(hvt_device *d, void *dst, const void *host, size_t bytes);
     hvt_status (*download)(hvt_device *d, void *host, const void *src, size_t bytes);
+    hvt_status (*put)(hvt_device *d, void *dst, const void *host, size_t bytes); /* queued; <= HVT__PUT_MOST
+                                              bytes, a multiple of 4, taken at the call */
 
     /* --- order --- */
     hvt_status (*mark)(hvt_device *d, hvt_mark *ret_mark); /* here, in the queue */
     hvt_status (*await)(hvt_device *d, hvt_mark mark);     /* host waits for it */
     hvt_status (*sync)(hvt_device *d);
+    /* Recording: between record and record_end ops are noted, not run; run(op) queues them all. Addresses and
+     * arguments are those of the recording, contents of device memory are new. No sync, alloc, upload,
+     * download or put in between; every op has run once before. A recording is freed before the ops that it
+     * holds. NULL: this device does not record. */
+    hvt_status (*record)(hvt_device *d);
+    hvt_status (*record_end)(hvt_device *d, hvt_op **ret_op); /* also after a failure, to stop; then no op */
+    hvt_status (*run)(hvt_op *op);
 
     /* --- prepared: plan once, run every step. A linear layer is a convolution of 1x1 images. --- */
     hvt_status (*conv_plan)(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
-                            size_t *ret_ws); /* floats w takes in its arena; bytes of ws */
+                            size_t *ret_ws); /* elements w takes in its arenas; bytes of ws */
     void (*conv_permute)(const hvt_op *op, bool to_file, float *mine,
-                         float *kcrs);                   /* host copies; to_file: mine
-                                 -> kcrs, else kcrs -> mine with zero padding */
-    hvt_status (*conv_pack)(hvt_op *op, const float *w); /* before backward_x, after every update */
-    hvt_status (*conv_forward)(hvt_op *op, int real, const void *x, const float *w, void *y, void *ws);
-    hvt_status (*conv_backward_x)(hvt_op *op, int real, const float *w, const void *dy, void *dx, bool add,
+                         float *kcrs);                  /* host copies; to_file: mine
+                                -> kcrs, else kcrs -> mine with zero padding */
+    hvt_status (*conv_pack)(hvt_op *op, const void *w); /* before backward_x, after every update */
+    hvt_status (*conv_forward)(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws);
+    hvt_status (*conv_backward_x)(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
                                   void *ws);
     hvt_status (*conv_backward_w)(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
 
@@ -174,9 +240,9 @@ typedef struct hvt_device_ops {
     hvt_status (*bn_train)(hvt_device *d, const hvt_bn_args *a);
     hvt_status (*bn_infer)(hvt_device *d, const hvt_bn_args *a);
     hvt_status (*bn_backward)(hvt_device *d, const hvt_bn_grad_args *a);
-    /* run = (1-rate)*run + rate*(scale*moments), for mean and variance */
-    hvt_status (*bn_update)(hvt_device *d, int c, float rate, float scale, const float *moments,
-                            float *run_mean, float *run_var);
+    /* run = (1-rate)*run + rate*(scale*moments), for mean and variance; nothing if step->stop */
+    hvt_status (*bn_update)(hvt_device *d, const hvt_step_state *step, int c, float rate, float scale,
+                            const float *moments, float *run_mean, float *run_var);
     hvt_status (*bias_forward)(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b,
                                void *y); /* y += b */
     hvt_status (*bias_backward)(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy, float *db);
@@ -200,8 +266,16 @@ typedef struct hvt_device_ops {
     /* out = in[0] + ... + in[count-1] along the tree (2i and 2i+1 are added, an odd last one moves up),
      * in f32, rounded once to t; out may be one of the inputs */
     hvt_status (*reduce)(hvt_device *d, size_t n, hvt_dtype t, const void *const in[], int count, void *out);
+    /* the same sum to every one of `io`, whose own values are added; NULL unless `host` */
+    hvt_status (*reduce_all)(hvt_device *d, size_t n, hvt_dtype t, void *const io[], int count);
     hvt_status (*sgd)(hvt_device *d, size_t n, const hvt_sgd_args *a, const float *const g[], int ng,
                       float *w, float *v); /* ng ranks' gradients, added along the tree first */
+
+    /* --- a step's decision --- */
+    /* step->bad = least of it and base + i over all i whose g[i] is not finite */
+    hvt_status (*check)(hvt_device *d, size_t n, const float *g, uint64_t base, hvt_step_state *step);
+    /* sums [3], over the global batch: loss in nats, hits among the first 1 and 5 */
+    hvt_status (*settle)(hvt_device *d, hvt_step_state *step, const float *sums);
 
     /* --- images: crop, flip, normalise, bytes to floats --- */
     hvt_status (*augment)(hvt_device *d, const hvt_augment_args *a);
@@ -212,7 +286,8 @@ struct hvt_device {
     void *state; /* the backend's own */
     const char *isa;
     int index, threads;
-    bool yield; /* whoever waits gives the core away at once */
+    bool deterministic, tf32, share; /* as hvt_device_opts */
+    bool yield;                      /* whoever waits gives the core away at once */
 };
 
 /* Flush subnormals to zero, as operands and as results, in the calling thread (on), or not; returns what held
@@ -221,6 +296,7 @@ struct hvt_device {
 bool hvt__flush_subnormals(bool on);
 
 /* The whole registry.  A null entry was not built. */
-extern const hvt_device_ops hvt_device_ref, hvt_device_cpu;
+extern const hvt_device_ops hvt_device_ref, hvt_device_cpu, hvt_device_cuda;
+int hvt__cuda_count(void); /* GPUs that this process can open; 0 without a driver */
 
 #endif /* HVT_DEVICE_IMPL_H */

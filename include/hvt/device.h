@@ -16,8 +16,12 @@ typedef struct hvt_device hvt_device;
 #define HVT_MAX_THREADS 256 ///< of one device
 
 typedef struct hvt_device_opts {
-    int index;       ///< which one, where a host has several (cuda)
-    int threads;     ///< threads of this device, the caller included; 0 = one per cpu given, else 1
+    int index;              ///< which one, where a host has several (cuda)
+    bool share;             ///< cuda: other ranks may use the same one
+    bool deterministic;     ///< cuda: the same bits in every run (ref and cpu: always)
+    bool tf32;              ///< cuda: f32 products may round their factors to 10 bits (TF32)
+    const char *plan_cache; ///< cuda: file that keeps what was found out about algorithms; NULL: none
+    int threads;            ///< threads of this device, the caller included; 0 = one per cpu given, else 1
     const int *cpus; ///< [ncpus] processors to pin the threads to, thread t to cpus[t % ncpus]; or NULL
     int ncpus;       ///< 0: no pinning
     bool yield;      ///< waiting threads give the core away at once (more threads than cores)
@@ -25,7 +29,9 @@ typedef struct hvt_device_opts {
 } hvt_device_opts;
 
 /**
- * Open a device. opts may be NULL (all defaults). A device is used by one thread at a time.
+ * Open a device. opts may be NULL (all defaults). A device is used by one thread at a time. "ref" computes in
+ * the calling thread alone and is never pinned: it ignores threads, cpus and ncpus; yield is heeded by a comm
+ * that is opened with it.
  *
  * "ref" and "cpu" flush subnormal numbers to zero in the calling thread from now until the device is closed,
  * and "cpu" in every thread that calls one of its ops. The caller is thread 0 of the device: with `cpus` it
@@ -33,10 +39,26 @@ typedef struct hvt_device_opts {
  * or ISA (the message lists the known ones), E_UNSUPPORTED not in this build or not on this processor, E_MEM.
  */
 HVT_API hvt_status hvt_device_open(const char *name, const hvt_device_opts *opts, hvt_device **ret_dev);
+/** Close the devices of a thread in the reverse order of their opening: each puts back what it found in the
+ *  thread (subnormals, pinning). */
 HVT_API void hvt_device_close(hvt_device **dev);
 HVT_API const char *hvt_device_name(const hvt_device *dev); ///< "ref", "cpu"
-HVT_API const char *hvt_device_isa(const hvt_device *dev);  ///< "avx512", "avx2", "portable"; "plain" for ref
+HVT_API const char *hvt_device_isa(const hvt_device *dev);  ///< as hvt_cpu_isa_name; "plain" for ref
 HVT_API int hvt_device_threads(const hvt_device *dev);
+
+/** What a device is made of. Host devices have empty texts and zeros. */
+typedef struct hvt_device_info {
+    char name[64];       ///< "NVIDIA H200"
+    char uuid[48];       ///< "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
+    char bus[16];        ///< "0000:1b:00.0"
+    int64_t total_bytes; ///< of its memory
+    int64_t bytes;       ///< allocated by this hvt_device now
+    int64_t peak_bytes;  ///< the most so far
+} hvt_device_info;
+HVT_API void hvt_device_describe(const hvt_device *dev, hvt_device_info *ret_info);
+/** How many devices of this name this process can open: 1 for ref and cpu; 0 if not in this build, or
+ *  without driver or GPU. */
+HVT_API int hvt_device_count(const char *name);
 HVT_API hvt_order hvt_device_order(const hvt_device *dev, int batch); ///< the row order it likes
 
 /** Copy between host and device; both wait for everything queued before. */
@@ -46,7 +68,7 @@ HVT_API hvt_status hvt_device_sync(hvt_device *dev);
 
 /* The cpu device's table of instruction sets, weakest first: 0 .. hvt_cpu_isa_count()-1. */
 HVT_API int hvt_cpu_isa_count(void);
-HVT_API const char *hvt_cpu_isa_name(int i); ///< "portable", "avx2", "avx512"
+HVT_API const char *hvt_cpu_isa_name(int i); ///< "portable", "avx2", "avx512", "avx512_bf16", "amx"
 HVT_API bool hvt_cpu_isa_supported(int i);   ///< built in, and this processor has it
 
 #ifdef __cplusplus

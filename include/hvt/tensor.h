@@ -17,7 +17,8 @@
 extern "C" {
 #endif
 
-typedef enum hvt_dtype { HVT_F32, HVT_F16, HVT_BF16, HVT_I32, HVT_U8 } hvt_dtype;
+/** Models know f32, f16 and bf16, labels i32, images u8; collectives carry all of them. */
+typedef enum hvt_dtype { HVT_F32, HVT_F16, HVT_BF16, HVT_I32, HVT_U8, HVT_F64, HVT_I8, HVT_I64 } hvt_dtype;
 
 /** In which order the rows of an activation matrix [N*H*W, C] lie. */
 typedef enum hvt_order {
@@ -40,7 +41,7 @@ typedef struct hvt_tensor {
  * room for N. A shard with nothing left in this step has count 0 and still takes part.
  */
 typedef struct hvt_batch {
-    hvt_tensor images;       ///< [N,H,W,C] or [H,W,N,C] f32, normalised, in the loader's row order
+    hvt_tensor images;       ///< [N,H,W,C] or [H,W,N,C], normalised, in the loader's row order and type
     hvt_tensor labels;       ///< [N] i32, 0..classes-1
     int count;               ///< images that are real, 0..N
     int shard;               ///< which shard of the step this is, 0..shards-1

@@ -3,6 +3,7 @@
  * the mode of subnormals. Everything else is the backend's.
  */
 #include "base_impl.h"
+#include "config.h"
 #include "device_impl.h"
 
 #include <stdio.h>
@@ -13,7 +14,13 @@
 #include <xmmintrin.h>
 #endif
 
-static const hvt_device_ops *const registry[] = {&hvt_device_ref, &hvt_device_cpu};
+static const hvt_device_ops *const registry[] = {
+    &hvt_device_ref,
+    &hvt_device_cpu,
+#if HVT_HAVE_CUDA
+    &hvt_device_cuda,
+#endif
+};
 
 static hvt_status find(const char *name, const hvt_device_ops **ret_ops)
 {
@@ -54,6 +61,9 @@ hvt_status hvt_device_open(const char *name, const hvt_device_opts *opts, hvt_de
     d->ops = ops;
     d->index = opts->index;
     d->yield = opts->yield;
+    d->share = opts->share;
+    d->deterministic = opts->deterministic;
+    d->tf32 = opts->tf32;
     HVT_TRY_OR(fail, ops->open(d, opts));
     *ret_dev = d;
     return HVT_OK;
@@ -84,6 +94,23 @@ const char *hvt_device_isa(const hvt_device *d)
 int hvt_device_threads(const hvt_device *d)
 {
     return d->threads;
+}
+
+void hvt_device_describe(const hvt_device *d, hvt_device_info *ret_info)
+{
+    d->ops->describe(d, ret_info);
+}
+
+int hvt_device_count(const char *name)
+{
+#if HVT_HAVE_CUDA
+    if (!strcmp(name, "cuda"))
+        return hvt__cuda_count();
+#endif
+    for (size_t i = 0; i < HVT_LEN(registry); i++)
+        if (!strcmp(name, registry[i]->name))
+            return 1;
+    return 0;
 }
 
 hvt_order hvt_device_order(const hvt_device *d, int batch)

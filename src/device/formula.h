@@ -1,57 +1,97 @@
 /*
  * formula.h - the arithmetic of every elementwise op, once.
  *
- * A text for one type: whoever includes it defines F, a float or a vector of floats, and
+ * A text for one type: whoever includes it (scalar.h, cpu/elementwise.c) defines F, a float or a vector of
+ * floats; M, integers as many, what comparing two F gives: not 0 where true; and
  *     f_fma(a, b, c)   a*b + c, rounded once where the processor can do that fast (ref: always)
  *     f_relu(x)        0 > x ? 0 : x, so that a NaN stays one
  *     f_keep(y, d)     y > 0 ? d : 0
- * so that ref and the cpu's vectors, their bodies and their tails, do the same roundings: equal bits,
- * wherever a span is cut. The one exception: the portable set on a processor without fma rounds products
- * by themselves (fmaf would be a function call of some 20 ns), and differs from ref in the last place.
+ * so that ref, the cpu's vectors, their bodies and their tails, and a GPU's threads do the same roundings:
+ * equal bits, wherever a span is cut. The one exception: the portable set on a processor without fma rounds
+ * products by themselves (fmaf would be a function call of some 20 ns), and differs from ref in the last
+ * place.
  *
- * Included by src/device. Nothing else.
+ * Included by src/device and cuda/. Nothing else.
  */
+#include "half.h" /* HVT_FN */
+
+#include <math.h>
 
 /* torch.optim.SGD. g is the sum of all gradients; keep = 1 - dampening. */
 typedef struct sgd_consts {
     F scale, decay, momentum, keep, minus_lr;
 } sgd_consts;
 
-static inline F sgd_gradient(const sgd_consts *k, F g, F w)
+HVT_FN F sgd_gradient(const sgd_consts *k, F g, F w)
 {
     return f_fma(k->decay, w, k->scale * g);
 }
 
-static inline F sgd_velocity(const sgd_consts *k, F g, F v)
+HVT_FN F sgd_velocity(const sgd_consts *k, F g, F v)
 {
     return f_fma(k->momentum, v, k->keep * g);
 }
 
-static inline F sgd_nesterov(const sgd_consts *k, F g, F v)
+HVT_FN F sgd_nesterov(const sgd_consts *k, F g, F v)
 {
     return f_fma(k->momentum, v, g);
 }
 
-static inline F sgd_step(const sgd_consts *k, F w, F direction)
+HVT_FN F sgd_step(const sgd_consts *k, F w, F direction)
 {
     return f_fma(k->minus_lr, direction, w);
 }
 
 /* Batch norm. a = gamma * rstd. (x - mean first: with a folded shift, beta - mean * a, a mean that is large
  * against the deviation would cost digits.) */
-static inline F bn_value(F x, F mean, F a, F beta)
+HVT_FN F bn_value(F x, F mean, F a, F beta)
 {
     return f_fma(x - mean, a, beta);
 }
 
 /* dx = a * (dz - sum(dz)/count - xhat * sum(dz*xhat)/count); b = sum(dz)/count,
  * c = rstd * sum(dz*xhat)/count */
-static inline F bn_dx(F x, F mean, F a, F b, F c, F dz)
+HVT_FN F bn_dx(F x, F mean, F a, F b, F c, F dz)
 {
     return a * f_fma(mean - x, c, dz - b);
 }
 
-static inline F bn_moving(F run, F moment, F rate, F keep, F scale)
+HVT_FN F bn_moving(F run, F moment, F rate, F keep, F scale)
 {
     return f_fma(rate, scale * moment, keep * run);
+}
+
+/* Maximum pooling, for the pixels of a window in row-major order, from the first one in the image on: does v
+ * win over the best so far? So the first largest wins, and a NaN over all before it, as in PyTorch. */
+HVT_FN M pool_wins(F v, F best)
+{
+    return (v > best) | (v != v);
+}
+
+/* Softmax cross entropy of a row x: loss = log(sum exp(x - max)) - (x[label] - max) in nats, its gradient
+ * exp(x - max) / sum - onehot.
+ *
+ * Does class `index` with logit x come before the label, whose logit is `target`? Larger ones do, of equal
+ * ones those of lower index, and a NaN counts as larger than the label. */
+HVT_FN M xent_before(F x, F target, M index, M label)
+{
+    return (((x > target) | (x != x) | (target != target)) & (index != label)) |
+           ((x == target) & (index < label));
+}
+
+/* 0, or NaN for a logit that is not finite: added to the loss, since the maximum would hide it */
+HVT_FN F xent_poison(F x)
+{
+    return x * 0;
+}
+
+/* e = exp(x - max), of which there are `sum`; hit: 1 for the label, else 0 */
+HVT_FN F xent_grad(F e, F sum, F hit, F scale)
+{
+    return (e / sum - hit) * scale;
+}
+
+HVT_FN float xent_loss(double sum, float target, float max, float poison)
+{
+    return (float)(log(sum) - ((double)target - max)) + poison;
 }

@@ -1,16 +1,25 @@
 /*
  * half.h - f16 and bf16 in plain integers: round to nearest even, infinities and NaNs kept, subnormal f16
- * exact whatever the mode of the processor.
+ * exact whatever the mode of the processor; and an element of any type as a float.
  *
- * Included by src/device. Nothing else.
+ * This file, formula.h, scalar.h and step.h are C17 and C++17 alike, so that kernels of a GPU are made of the
+ * same text: those define HVT_FN, what stands before a function, before they include it.
+ *
+ * Included by src/device and cuda/. Nothing else.
  */
 #ifndef HVT_HALF_H
 #define HVT_HALF_H
 
+#include "hvt/tensor.h"
+
 #include <stdint.h>
 #include <string.h>
 
-static inline uint32_t hvt__bits(float x)
+#ifndef HVT_FN
+#define HVT_FN static inline
+#endif
+
+HVT_FN uint32_t hvt__bits(float x)
 {
     uint32_t u;
 
@@ -18,7 +27,7 @@ static inline uint32_t hvt__bits(float x)
     return u;
 }
 
-static inline float hvt__from_bits(uint32_t u)
+HVT_FN float hvt__from_bits(uint32_t u)
 {
     float x;
 
@@ -26,12 +35,12 @@ static inline float hvt__from_bits(uint32_t u)
     return x;
 }
 
-static inline float hvt__from_bf16(uint16_t h)
+HVT_FN float hvt__from_bf16(uint16_t h)
 {
     return hvt__from_bits((uint32_t)h << 16);
 }
 
-static inline uint16_t hvt__to_bf16(float x)
+HVT_FN uint16_t hvt__to_bf16(float x)
 {
     uint32_t u = hvt__bits(x);
 
@@ -40,7 +49,7 @@ static inline uint16_t hvt__to_bf16(float x)
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-static inline float hvt__from_f16(uint16_t h)
+HVT_FN float hvt__from_f16(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, mag = h & 0x7fff;
 
@@ -51,7 +60,7 @@ static inline float hvt__from_f16(uint16_t h)
     return hvt__from_bits(sign | ((mag << 13) + ((127 - 15) << 23)));
 }
 
-static inline uint16_t hvt__to_f16(float x)
+HVT_FN uint16_t hvt__to_f16(float x)
 {
     uint32_t u = hvt__bits(x), mag = u & 0x7fffffff, sign = u >> 16 & 0x8000;
 
@@ -72,6 +81,22 @@ static inline uint16_t hvt__to_f16(float x)
         m >>= shift;
         return (uint16_t)(sign | (m + (rest > half || (rest == half && (m & 1)))));
     }
+}
+
+/* element i of an array of type t: f32, f16 or bf16 */
+HVT_FN float hvt__load(const void *p, hvt_dtype t, size_t i)
+{
+    return t == HVT_F32   ? ((const float *)p)[i]
+           : t == HVT_F16 ? hvt__from_f16(((const uint16_t *)p)[i])
+                          : hvt__from_bf16(((const uint16_t *)p)[i]);
+}
+
+HVT_FN void hvt__store(void *p, hvt_dtype t, size_t i, float x)
+{
+    if (t == HVT_F32)
+        ((float *)p)[i] = x;
+    else
+        ((uint16_t *)p)[i] = t == HVT_F16 ? hvt__to_f16(x) : hvt__to_bf16(x);
 }
 
 #endif /* HVT_HALF_H */

@@ -8,6 +8,7 @@
  */
 #include "host.h"
 #include "base_impl.h"
+#include "step.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -101,5 +102,26 @@ hvt_status await_here(hvt_device *d, hvt_mark mark)
 hvt_status sync_here(hvt_device *d)
 {
     (void)d;
+    return HVT_OK;
+}
+
+/* An image is stored as it comes. */
+int channels_here(const hvt_device *d, hvt_dtype t, int c)
+{
+    (void)d;
+    (void)t;
+    return c;
+}
+
+void describe_here(const hvt_device *d, hvt_device_info *ret_info)
+{
+    (void)d;
+    *ret_info = (hvt_device_info){0};
+}
+
+hvt_status settle_here(hvt_device *d, hvt_step_state *step, const float *sums)
+{
+    (void)d;
+    hvt__step_settle(step, sums);
     return HVT_OK;
 }

@@ -1,5 +1,5 @@
 /*
- * host.h - what the devices that compute on the host share: memory and order.
+ * host.h - what the devices that compute on the host share: memory, order and a step's decision.
  *
  * Included by src/device. Nothing else.
  */
@@ -8,9 +8,15 @@
 
 #include "device_impl.h"
 
-/* Activations in 16 bits have an issue of their own. */
-#define HVT_CHECK_F32(t)                                                                                     \
-    HVT_CHECK((t) == HVT_F32, E_UNSUPPORTED, "this device computes in f32, not in %s", hvt_dtype_name(t))
+#define HVT_CHECK_ACTIVATIONS(t)                                                                             \
+    HVT_CHECK((t) == HVT_F32 || (t) == HVT_F16 || (t) == HVT_BF16, E_UNSUPPORTED,                            \
+              "activations are f32, f16 or bf16, not %s", hvt_dtype_name(t))
+
+/* Images are stored with the channels that they have. */
+#define HVT_CHECK_CHANNELS(conv)                                                                             \
+    HVT_CHECK((conv)->cx == (conv)->c, E_UNSUPPORTED,                                                        \
+              "convolution of %d channels that are stored as %d; this device stores no more than there are", \
+              (conv)->c, (conv)->cx)
 
 /* entries of hvt_device_ref and hvt_device_cpu */
 hvt_status alloc_here(hvt_device *d, size_t bytes, void **ret_ptr);
@@ -19,5 +25,8 @@ hvt_status copy_here(hvt_device *d, void *dst, const void *src, size_t bytes);
 hvt_status mark_here(hvt_device *d, hvt_mark *ret_mark);
 hvt_status await_here(hvt_device *d, hvt_mark mark);
 hvt_status sync_here(hvt_device *d);
+int channels_here(const hvt_device *d, hvt_dtype t, int c);
+void describe_here(const hvt_device *d, hvt_device_info *ret_info);
+hvt_status settle_here(hvt_device *d, hvt_step_state *step, const float *sums);
 
 #endif /* HVT_HOST_H */

@@ -5,32 +5,12 @@
  * is read where a sum is taken.
  */
 #include "base_impl.h"
-#include "half.h"
 #include "host.h"
 #include "ref_impl.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define F float
-
-static inline float f_fma(float a, float b, float c)
-{
-    return fmaf(a, b, c);
-}
-
-static inline float f_relu(float x)
-{
-    return 0 > x ? 0 : x;
-}
-
-static inline float f_keep(float y, float d)
-{
-    return y > 0 ? d : 0;
-}
-
-#include "formula.h"
 
 /* ---- life ---- */
 
@@ -91,11 +71,11 @@ static void normalise(const hvt_bn_args *a, int c, float mean, float rstd)
 
     for (size_t i = 0; i < real_rows(a->rows); i++) {
         size_t at = real_row(a->rows, i) * a->c + c;
-        float y = bn_value(((const float *)a->x)[at], mean, scale, a->beta[c]);
+        float y = bn_value(hvt__load(a->x, a->type, at), mean, scale, a->beta[c]);
 
         if (a->residual)
-            y += ((const float *)a->residual)[at];
-        ((float *)a->y)[at] = a->relu ? f_relu(y) : y;
+            y += hvt__load(a->residual, a->type, at);
+        hvt__store(a->y, a->type, at, a->relu ? f_relu(y) : y);
     }
 }
 
@@ -104,16 +84,14 @@ static hvt_status bn_train_ref(hvt_device *d, const hvt_bn_args *a)
     size_t count = real_rows(a->rows);
 
     (void)d;
-    HVT_CHECK_F32(a->type);
     for (int c = 0; c < a->c; c++) {
-        const float *x = (const float *)a->x + c;
         double mean = 0, m2 = 0;
 
         for (size_t i = 0; i < count; i++)
-            mean += x[real_row(a->rows, i) * a->c];
+            mean += hvt__load(a->x, a->type, real_row(a->rows, i) * a->c + c);
         mean /= count ? (double)count : 1;
         for (size_t i = 0; i < count; i++) {
-            double off = x[real_row(a->rows, i) * a->c] - mean;
+            double off = hvt__load(a->x, a->type, real_row(a->rows, i) * a->c + c) - mean;
 
             m2 += off * off;
         }
@@ -129,30 +107,34 @@ static hvt_status bn_train_ref(hvt_device *d, const hvt_bn_args *a)
 static hvt_status bn_infer_ref(hvt_device *d, const hvt_bn_args *a)
 {
     (void)d;
-    HVT_CHECK_F32(a->type);
     for (int c = 0; c < a->c; c++)
         normalise(a, c, a->mean[c], (float)(1 / sqrt((double)a->rstd[c] + a->eps)));
     return HVT_OK;
 }
 
+/* dz: what relu let through of dy */
+static float masked(const hvt_bn_grad_args *a, size_t at)
+{
+    float dz = hvt__load(a->dy, a->type, at);
+
+    return a->y ? f_keep(hvt__load(a->y, a->type, at), dz) : dz;
+}
+
 static hvt_status bn_backward_ref(hvt_device *d, const hvt_bn_grad_args *a)
 {
     size_t count = real_rows(a->rows);
-    const float *x = a->x, *y = a->y, *dy = a->dy;
-    float *dx = a->dx, *dres = a->dresidual;
 
     (void)d;
-    HVT_CHECK_F32(a->type);
     for (int c = 0; c < a->c; c++) {
         float mean = a->mean[c], rstd = a->rstd[c], scale = a->gamma[c] * rstd, share, slope;
         double sum = 0, dot = 0;
 
         for (size_t i = 0; i < count; i++) {
             size_t at = real_row(a->rows, i) * a->c + c;
-            float dz = y ? f_keep(y[at], dy[at]) : dy[at];
+            float dz = masked(a, at);
 
             sum += dz;
-            dot += (double)dz * ((double)x[at] - mean);
+            dot += (double)dz * ((double)hvt__load(a->x, a->type, at) - mean);
         }
         a->dbeta[c] = (float)sum;
         a->dgamma[c] = (float)(dot * rstd);
@@ -160,22 +142,22 @@ static hvt_status bn_backward_ref(hvt_device *d, const hvt_bn_grad_args *a)
         slope = count ? (float)(dot * rstd * rstd / (double)count) : 0;
         for (size_t i = 0; i < count; i++) {
             size_t at = real_row(a->rows, i) * a->c + c;
-            float dz = y ? f_keep(y[at], dy[at]) : dy[at];
-            float g = bn_dx(x[at], mean, scale, share, slope, dz);
+            float dz = masked(a, at);
+            float g = bn_dx(hvt__load(a->x, a->type, at), mean, scale, share, slope, dz);
 
-            if (dres)
-                dres[at] = a->add_residual ? dres[at] + dz : dz;
-            dx[at] = a->add ? dx[at] + g : g;
+            if (a->dresidual)
+                put(a->dresidual, a->type, at, dz, a->add_residual);
+            put(a->dx, a->type, at, g, a->add);
         }
     }
     return HVT_OK;
 }
 
-static hvt_status bn_update_ref(hvt_device *d, int c, float rate, float scale, const float *moments,
-                                float *run_mean, float *run_var)
+static hvt_status bn_update_ref(hvt_device *d, const hvt_step_state *step, int c, float rate, float scale,
+                                const float *moments, float *run_mean, float *run_var)
 {
     (void)d;
-    for (int i = 0; i < c; i++) {
+    for (int i = 0; i < c && !step->stop; i++) {
         run_mean[i] = bn_moving(run_mean[i], moments[i], rate, 1 - rate, scale);
         run_var[i] = bn_moving(run_var[i], moments[c + i], rate, 1 - rate, scale);
     }
@@ -187,10 +169,9 @@ static hvt_status bn_update_ref(hvt_device *d, int c, float rate, float scale, c
 static hvt_status bias_forward_ref(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y)
 {
     (void)d;
-    HVT_CHECK_F32(t);
     for (size_t i = 0; i < real_rows(rows); i++)
         for (int k = 0; k < c; k++)
-            ((float *)y)[real_row(rows, i) * c + k] += b[k];
+            put(y, t, real_row(rows, i) * c + k, b[k], true);
     return HVT_OK;
 }
 
@@ -198,12 +179,11 @@ static hvt_status bias_backward_ref(hvt_device *d, hvt_rows rows, int c, hvt_dty
                                     float *db)
 {
     (void)d;
-    HVT_CHECK_F32(t);
     for (int k = 0; k < c; k++) {
         double sum = 0;
 
         for (size_t i = 0; i < real_rows(rows); i++)
-            sum += ((const float *)dy)[real_row(rows, i) * c + k];
+            sum += hvt__load(dy, t, real_row(rows, i) * c + k);
         db[k] = (float)sum;
     }
     return HVT_OK;
@@ -211,44 +191,46 @@ static hvt_status bias_backward_ref(hvt_device *d, hvt_rows rows, int c, hvt_dty
 
 /* ---- loss ---- */
 
-/* One row: loss = log(sum exp(x - max)) - (x[label] - max). A logit that is not finite makes the loss so too:
- * the maximum must not hide it. A NaN counts as larger than the label. */
-static void xent_row(const float *x, int classes, int label, float *dx, float *ret_loss, int32_t *ret_place)
+static void xent_row(const hvt_xent_args *a, size_t row, float scale)
 {
+    size_t at = row * (size_t)a->classes;
+    int label = a->labels[row], place = 0;
+    float target = hvt__load(a->logits, a->type, at + label), max = hvt__load(a->logits, a->type, at),
+          poison = 0;
     double sum = 0;
-    float max = x[0], poison = 0;
-    int place = 0;
 
-    for (int k = 0; k < classes; k++) {
-        max = x[k] > max ? x[k] : max;
-        poison += x[k] * 0;
-        place += k != label && (!(x[k] <= x[label]) || (k < label && x[k] == x[label]));
+    for (int k = 0; k < a->classes; k++) {
+        float x = hvt__load(a->logits, a->type, at + k);
+
+        max = x > max ? x : max;
+        poison += xent_poison(x);
+        place += xent_before(x, target, k, label);
     }
-    for (int k = 0; k < classes; k++)
-        sum += exp((double)x[k] - max);
-    for (int k = 0; dx && k < classes; k++)
-        dx[k] = (float)(exp((double)x[k] - max) / sum - (k == label));
-    *ret_loss = (float)(log(sum) - ((double)x[label] - max)) + poison;
-    *ret_place = place;
+    for (int k = 0; k < a->classes; k++)
+        sum += exp((double)hvt__load(a->logits, a->type, at + k) - max);
+    for (int k = 0; a->dlogits && k < a->classes; k++) {
+        double softmax = exp((double)hvt__load(a->logits, a->type, at + k) - max) / sum;
+
+        hvt__store(a->dlogits, a->type, at + k, (float)(softmax - (k == label)) * scale);
+    }
+    a->loss[row] = xent_loss(sum, target, max, poison);
+    a->place[row] = place;
 }
 
 static hvt_status xent_ref(hvt_device *d, const hvt_xent_args *a)
 {
     size_t rows = (size_t)a->rows.blocks * a->rows.block;
     double sum = 0, top1 = 0, top5 = 0;
+    float scale = a->scale ? *a->scale : 1;
 
     (void)d;
-    HVT_CHECK_F32(a->type);
     for (size_t i = 0; i < rows; i++) {
-        float *dx = a->dlogits ? (float *)a->dlogits + i * a->classes : NULL;
-
         if (i % a->rows.block >= (size_t)a->rows.real) {
-            if (dx)
-                memset(dx, 0, (size_t)a->classes * sizeof *dx);
+            for (int k = 0; a->dlogits && k < a->classes; k++)
+                hvt__store(a->dlogits, a->type, i * a->classes + k, 0);
             continue;
         }
-        xent_row((const float *)a->logits + i * a->classes, a->classes, a->labels[i], dx, &a->loss[i],
-                 &a->place[i]);
+        xent_row(a, i, scale);
         sum += a->loss[i];
         top1 += a->place[i] < 1;
         top5 += a->place[i] < 5;
@@ -264,9 +246,8 @@ static hvt_status xent_ref(hvt_device *d, const hvt_xent_args *a)
 static hvt_status relu_forward_ref(hvt_device *d, size_t n, hvt_dtype t, const void *x, void *y)
 {
     (void)d;
-    HVT_CHECK_F32(t);
     for (size_t i = 0; i < n; i++)
-        ((float *)y)[i] = f_relu(((const float *)x)[i]);
+        hvt__store(y, t, i, f_relu(hvt__load(x, t, i)));
     return HVT_OK;
 }
 
@@ -274,21 +255,16 @@ static hvt_status relu_backward_ref(hvt_device *d, size_t n, hvt_dtype t, const 
                                     void *dx, bool add)
 {
     (void)d;
-    HVT_CHECK_F32(t);
-    for (size_t i = 0; i < n; i++) {
-        float g = f_keep(((const float *)y)[i], ((const float *)dy)[i]), *to = (float *)dx + i;
-
-        *to = add ? *to + g : g;
-    }
+    for (size_t i = 0; i < n; i++)
+        put(dx, t, i, f_keep(hvt__load(y, t, i), hvt__load(dy, t, i)), add);
     return HVT_OK;
 }
 
 static hvt_status add_ref(hvt_device *d, size_t n, hvt_dtype t, const void *a, const void *b, void *y)
 {
     (void)d;
-    HVT_CHECK_F32(t);
     for (size_t i = 0; i < n; i++)
-        ((float *)y)[i] = ((const float *)a)[i] + ((const float *)b)[i];
+        hvt__store(y, t, i, hvt__load(a, t, i) + hvt__load(b, t, i));
     return HVT_OK;
 }
 
@@ -300,27 +276,12 @@ static hvt_status zero_ref(hvt_device *d, void *dst, size_t bytes)
     return HVT_OK;
 }
 
-static float load(const void *p, hvt_dtype t, size_t i)
-{
-    return t == HVT_F32   ? ((const float *)p)[i]
-           : t == HVT_F16 ? hvt__from_f16(((const uint16_t *)p)[i])
-                          : hvt__from_bf16(((const uint16_t *)p)[i]);
-}
-
-static void store(void *p, hvt_dtype t, size_t i, float x)
-{
-    if (t == HVT_F32)
-        ((float *)p)[i] = x;
-    else
-        ((uint16_t *)p)[i] = t == HVT_F16 ? hvt__to_f16(x) : hvt__to_bf16(x);
-}
-
 static hvt_status cast_ref(hvt_device *d, size_t n, float s, const void *src, hvt_dtype st, void *dst,
                            hvt_dtype dt)
 {
     (void)d;
     for (size_t i = 0; i < n; i++)
-        store(dst, dt, i, load(src, st, i) * s);
+        hvt__store(dst, dt, i, hvt__load(src, st, i) * s);
     return HVT_OK;
 }
 
@@ -331,7 +292,7 @@ static float tree(const void *const in[], hvt_dtype t, int count, size_t i)
     int left = 1;
 
     if (count == 1)
-        return load(in[0], t, i);
+        return hvt__load(in[0], t, i);
     while (left * 2 < count)
         left *= 2;
     return tree(in, t, left, i) + tree(in + left, t, count - left, i);
@@ -342,7 +303,19 @@ static hvt_status reduce_ref(hvt_device *d, size_t n, hvt_dtype t, const void *c
 {
     (void)d;
     for (size_t i = 0; i < n; i++)
-        store(out, t, i, tree(in, t, count, i));
+        hvt__store(out, t, i, tree(in, t, count, i));
+    return HVT_OK;
+}
+
+static hvt_status reduce_all_ref(hvt_device *d, size_t n, hvt_dtype t, void *const io[], int count)
+{
+    (void)d;
+    for (size_t i = 0; i < n; i++) {
+        float sum = tree((const void *const *)io, t, count, i);
+
+        for (int k = 0; k < count; k++)
+            hvt__store(io[k], t, i, sum);
+    }
     return HVT_OK;
 }
 
@@ -350,18 +323,30 @@ static hvt_status reduce_ref(hvt_device *d, size_t n, hvt_dtype t, const void *c
 static hvt_status sgd_ref(hvt_device *d, size_t n, const hvt_sgd_args *a, const float *const g[], int ng,
                           float *w, float *v)
 {
-    sgd_consts k = {a->scale, a->weight_decay, a->momentum, 1 - a->dampening, -a->lr};
+    const hvt_step_state *s = a->step;
+    sgd_consts k = {s->grad_scale, a->weight_decay, a->momentum, 1 - a->dampening, -s->lr};
 
     (void)d;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n && s->apply; i++) {
         float step = sgd_gradient(&k, tree((const void *const *)g, HVT_F32, ng, i), w[i]);
 
         if (a->momentum != 0) {
-            v[i] = a->first ? step : sgd_velocity(&k, step, v[i]);
+            v[i] = s->fresh ? step : sgd_velocity(&k, step, v[i]);
             step = a->nesterov ? sgd_nesterov(&k, step, v[i]) : v[i];
         }
         w[i] = sgd_step(&k, w[i], step);
+        if (a->copy)
+            hvt__store(a->copy, a->copy_type, i, w[i]);
     }
+    return HVT_OK;
+}
+
+static hvt_status check_ref(hvt_device *d, size_t n, const float *g, uint64_t base, hvt_step_state *step)
+{
+    (void)d;
+    for (size_t i = 0; i < n && base + i < step->bad; i++)
+        if (!isfinite(g[i]))
+            step->bad = base + i;
     return HVT_OK;
 }
 
@@ -379,14 +364,17 @@ static hvt_status augment_ref(hvt_device *d, const hvt_augment_args *a)
             for (int q = 0; q < a->w; q++) {
                 int h = p + dy, w = (mirror ? a->w - 1 - q : q) + dx;
                 bool inside = h >= 0 && h < a->h && w >= 0 && w < a->w;
-                float *to = a->dst + row_of(a->order, a->n, a->h, a->w, n, p, q) * a->c;
+                size_t to = row_of(a->order, a->n, a->h, a->w, n, p, q) * a->cx;
 
                 for (int c = 0; c < a->c; c++) {
                     uint8_t byte = inside ? a->src[(((size_t)n * a->h + h) * a->w + w) * a->c + c] : 0;
 
-                    to[c] = f_fma(byte, a->scale[c], a->shift[c]);
+                    hvt__store(a->dst, a->type, to + c, f_fma(byte, a->scale[c], a->shift[c]));
                 }
+                for (int c = a->c; c < a->cx; c++)
+                    hvt__store(a->dst, a->type, to + c, 0);
             }
+        a->dst_labels[n] = a->labels[n];
     }
     return HVT_OK;
 }
@@ -396,12 +384,16 @@ const hvt_device_ops hvt_device_ref = {
     .open = open_ref,
     .close = close_ref,
     .order = order_ref,
+    .channels = channels_here,
+    .describe = describe_here,
+    .host = true,
     .alloc = alloc_here,
     .release = release_here,
     .alloc_host = alloc_here,
     .release_host = release_here,
     .upload = copy_here,
     .download = copy_here,
+    .put = copy_here,
     .mark = mark_here,
     .await = await_here,
     .sync = sync_here,
@@ -430,6 +422,9 @@ const hvt_device_ops hvt_device_ref = {
     .zero = zero_ref,
     .cast = cast_ref,
     .reduce = reduce_ref,
+    .reduce_all = reduce_all_ref,
     .sgd = sgd_ref,
+    .check = check_ref,
+    .settle = settle_here,
     .augment = augment_ref,
 };

@@ -1,7 +1,8 @@
 /*
  * Convolution, pooling and subsampling of the reference device: loops over images, pixels and taps, one
  * sum in double per output. Weights lie as [K,R,S,C], so that the innermost loop runs along both operands'
- * channels. Nothing past the real images is read or written.
+ * channels. Nothing past the real images is read or written. What lies where is told in elements, since they
+ * are of any type.
  */
 #include "base_impl.h"
 #include "host.h"
@@ -29,7 +30,8 @@ hvt_status conv_plan_ref(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op,
     size_t weights = (size_t)c->k * c->c * c->r * c->s;
     conv *o;
 
-    HVT_CHECK_F32(c->type);
+    HVT_CHECK_ACTIVATIONS(c->type);
+    HVT_CHECK_CHANNELS(c);
     HVT_CHECK(c->n > 0 && c->h > 0 && c->w > 0 && c->c > 0 && c->k > 0 && c->r > 0 && c->s > 0 &&
                   c->stride > 0 && c->pad >= 0 && c->h + 2 * c->pad >= c->r && c->w + 2 * c->pad >= c->s,
               E_SHAPE, "no convolution: input %dx%dx%dx%d, %d filters %dx%d, stride %d, padding %d", c->n,
@@ -64,25 +66,33 @@ void conv_permute_ref(const hvt_op *op, bool to_file, float *mine, float *kcrs)
                 }
 }
 
-hvt_status conv_pack_ref(hvt_op *op, const float *w)
+hvt_status conv_pack_ref(hvt_op *op, const void *w)
 {
     (void)op;
     (void)w;
     return HVT_OK;
 }
 
-/* One output pixel and one tap meet at one input pixel: NULL if that lies in the padding. */
-static const float *input_at(const conv *o, const float *x, int n, int p, int q, int r, int s)
+enum { OUTSIDE = -1 };
+
+/* One output pixel and one tap meet at one input pixel: its first element, or OUTSIDE in the padding. */
+static ptrdiff_t input_at(const conv *o, int n, int p, int q, int r, int s)
 {
     const hvt_conv_desc *d = &o->d;
     int h = p * d->stride - d->pad + r, w = q * d->stride - d->pad + s;
 
     if (h < 0 || h >= d->h || w < 0 || w >= d->w)
-        return NULL;
-    return x + row_of(d->order, d->n, d->h, d->w, n, h, w) * d->c;
+        return OUTSIDE;
+    return (ptrdiff_t)row_of(d->order, d->n, d->h, d->w, n, h, w) * d->c;
 }
 
-hvt_status conv_forward_ref(hvt_op *op, int real, const void *x, const float *w, void *y, void *ws)
+/* The first of a tap's weights of filter k. */
+static size_t weight_at(const conv *o, int k, int r, int s)
+{
+    return (((size_t)k * o->d.r + r) * o->d.s + s) * o->d.c;
+}
+
+hvt_status conv_forward_ref(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws)
 {
     const conv *o = (const conv *)op;
     const hvt_conv_desc *d = &o->d;
@@ -91,26 +101,26 @@ hvt_status conv_forward_ref(hvt_op *op, int real, const void *x, const float *w,
     for (int n = 0; n < real; n++)
         for (int p = 0; p < o->p; p++)
             for (int q = 0; q < o->q; q++) {
-                float *out = (float *)y + row_of(d->order, d->n, o->p, o->q, n, p, q) * d->k;
+                size_t out = row_of(d->order, d->n, o->p, o->q, n, p, q) * d->k;
 
                 for (int k = 0; k < d->k; k++) {
                     double sum = 0;
 
                     for (int r = 0; r < d->r; r++)
                         for (int s = 0; s < d->s; s++) {
-                            const float *in = input_at(o, x, n, p, q, r, s);
-                            const float *wk = w + (((size_t)k * d->r + r) * d->s + s) * d->c;
+                            ptrdiff_t in = input_at(o, n, p, q, r, s);
+                            size_t wk = weight_at(o, k, r, s);
 
-                            for (int c = 0; in && c < d->c; c++)
-                                sum += (double)in[c] * wk[c];
+                            for (int c = 0; in != OUTSIDE && c < d->c; c++)
+                                sum += (double)hvt__load(x, d->type, in + c) * hvt__load(w, d->type, wk + c);
                         }
-                    out[k] = (float)sum;
+                    hvt__store(y, d->type, out + k, (float)sum);
                 }
             }
     return HVT_OK;
 }
 
-hvt_status conv_backward_x_ref(hvt_op *op, int real, const float *w, const void *dy, void *dx, bool add,
+hvt_status conv_backward_x_ref(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
                                void *ws)
 {
     const conv *o = (const conv *)op;
@@ -120,29 +130,32 @@ hvt_status conv_backward_x_ref(hvt_op *op, int real, const float *w, const void 
     for (int n = 0; n < real; n++)
         for (int h = 0; h < d->h; h++)
             for (int v = 0; v < d->w; v++) {
-                float *out = (float *)dx + row_of(d->order, d->n, d->h, d->w, n, h, v) * d->c;
+                size_t out = row_of(d->order, d->n, d->h, d->w, n, h, v) * d->c;
 
                 for (int c = 0; c < d->c; c++)
                     sum[c] = 0;
                 for (int r = 0; r < d->r; r++)
                     for (int s = 0; s < d->s; s++) {
                         int p = h + d->pad - r, q = v + d->pad - s; /* times stride */
-                        const float *g;
+                        size_t g;
 
                         if (p < 0 || q < 0 || p % d->stride || q % d->stride || p / d->stride >= o->p ||
                             q / d->stride >= o->q)
                             continue;
-                        g = (const float *)dy +
-                            row_of(d->order, d->n, o->p, o->q, n, p / d->stride, q / d->stride) * d->k;
+                        g = row_of(d->order, d->n, o->p, o->q, n, p / d->stride, q / d->stride) * d->k;
                         for (int k = 0; k < d->k; k++) {
-                            const float *wk = w + (((size_t)k * d->r + r) * d->s + s) * d->c;
+                            double gk = hvt__load(dy, d->type, g + k);
+                            size_t wk = weight_at(o, k, r, s);
 
                             for (int c = 0; c < d->c; c++)
-                                sum[c] += (double)g[k] * wk[c];
+                                sum[c] += gk * hvt__load(w, d->type, wk + c);
                         }
                     }
-                for (int c = 0; c < d->c; c++)
-                    out[c] = (float)(add ? out[c] + sum[c] : sum[c]);
+                for (int c = 0; c < d->c; c++) {
+                    double old = add ? hvt__load(dx, d->type, out + c) : 0;
+
+                    hvt__store(dx, d->type, out + c, (float)(old + sum[c]));
+                }
             }
     return HVT_OK;
 }
@@ -159,17 +172,17 @@ hvt_status conv_backward_w_ref(hvt_op *op, int real, const void *x, const void *
     for (int n = 0; n < real; n++)
         for (int p = 0; p < o->p; p++)
             for (int q = 0; q < o->q; q++) {
-                const float *g = (const float *)dy + row_of(d->order, d->n, o->p, o->q, n, p, q) * d->k;
+                size_t g = row_of(d->order, d->n, o->p, o->q, n, p, q) * d->k;
 
                 for (int r = 0; r < d->r; r++)
                     for (int s = 0; s < d->s; s++) {
-                        const float *in = input_at(o, x, n, p, q, r, s);
+                        ptrdiff_t in = input_at(o, n, p, q, r, s);
 
-                        for (int k = 0; in && k < d->k; k++) {
-                            double *to = sum + (((size_t)k * d->r + r) * d->s + s) * d->c;
+                        for (int k = 0; in != OUTSIDE && k < d->k; k++) {
+                            double gk = hvt__load(dy, d->type, g + k), *to = sum + weight_at(o, k, r, s);
 
                             for (int c = 0; c < d->c; c++)
-                                to[c] += (double)g[k] * in[c];
+                                to[c] += gk * hvt__load(x, d->type, in + c);
                         }
                     }
             }
@@ -190,7 +203,7 @@ hvt_status pool_plan_ref(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op,
 {
     pool *o;
 
-    HVT_CHECK_F32(p->type);
+    HVT_CHECK_ACTIVATIONS(p->type);
     if (!p->mean)
         HVT_CHECK(p->size > 0 && p->size <= 15 && p->stride > 0 && p->pad >= 0 && p->pad * 2 <= p->size &&
                       p->h + 2 * p->pad >= p->size && p->w + 2 * p->pad >= p->size,
@@ -208,7 +221,7 @@ hvt_status pool_plan_ref(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op,
     return HVT_OK;
 }
 
-static void mean_forward(const pool *o, int real, const float *x, float *y)
+static void mean_forward(const pool *o, int real, const void *x, void *y)
 {
     const hvt_pool_desc *d = &o->d;
 
@@ -218,12 +231,12 @@ static void mean_forward(const pool *o, int real, const float *x, float *y)
 
             for (int h = 0; h < d->h; h++)
                 for (int w = 0; w < d->w; w++)
-                    sum += x[row_of(d->order, d->n, d->h, d->w, n, h, w) * d->c + c];
-            y[(size_t)n * d->c + c] = (float)(sum / (d->h * d->w));
+                    sum += hvt__load(x, d->type, row_of(d->order, d->n, d->h, d->w, n, h, w) * d->c + c);
+            hvt__store(y, d->type, (size_t)n * d->c + c, (float)(sum / (d->h * d->w)));
         }
 }
 
-static void mean_backward(const pool *o, int real, const float *dy, float *dx, bool add)
+static void mean_backward(const pool *o, int real, const void *dy, void *dx, bool add)
 {
     const hvt_pool_desc *d = &o->d;
     float part = 1.0f / (float)(d->h * d->w);
@@ -232,20 +245,16 @@ static void mean_backward(const pool *o, int real, const float *dy, float *dx, b
         for (int h = 0; h < d->h; h++)
             for (int w = 0; w < d->w; w++)
                 for (int c = 0; c < d->c; c++) {
-                    float *to = dx + row_of(d->order, d->n, d->h, d->w, n, h, w) * d->c + c;
+                    float g = hvt__load(dy, d->type, (size_t)n * d->c + c) * part;
 
-                    float g = dy[(size_t)n * d->c + c] * part;
-
-                    *to = add ? *to + g : g;
+                    put(dx, d->type, row_of(d->order, d->n, d->h, d->w, n, h, w) * d->c + c, g, add);
                 }
 }
 
-/* The first largest of the window in row-major order wins; a NaN wins over all before it, as in PyTorch. */
 hvt_status pool_forward_ref(hvt_op *op, int real, const void *x, void *y, void *saved)
 {
     const pool *o = (const pool *)op;
     const hvt_pool_desc *d = &o->d;
-    const float *in = x;
 
     if (d->mean) {
         mean_forward(o, real, x, y);
@@ -266,13 +275,13 @@ hvt_status pool_forward_ref(hvt_op *op, int real, const void *x, void *y, void *
 
                             if (h < 0 || h >= d->h || w < 0 || w >= d->w)
                                 continue;
-                            v = in[row_of(d->order, d->n, d->h, d->w, n, h, w) * d->c + c];
-                            if (place < 0 || v > best || v != v) {
+                            v = hvt__load(x, d->type, row_of(d->order, d->n, d->h, d->w, n, h, w) * d->c + c);
+                            if (place < 0 || pool_wins(v, best)) {
                                 best = v;
                                 place = r * d->size + s;
                             }
                         }
-                    ((float *)y)[to] = best;
+                    hvt__store(y, d->type, to, best);
                     ((uint8_t *)saved)[to] = (uint8_t)place;
                 }
     return HVT_OK;
@@ -292,7 +301,6 @@ hvt_status pool_backward_ref(hvt_op *op, int real, const void *saved, const void
         for (int h = 0; h < d->h; h++)
             for (int w = 0; w < d->w; w++)
                 for (int c = 0; c < d->c; c++) {
-                    float *to = (float *)dx + row_of(d->order, d->n, d->h, d->w, n, h, w) * d->c + c;
                     float sum = 0;
 
                     for (int r = d->size - 1; r >= 0; r--)
@@ -307,9 +315,9 @@ hvt_status pool_backward_ref(hvt_op *op, int real, const void *saved, const void
                                 row_of(d->order, d->n, o->p, o->q, n, p / d->stride, q / d->stride) * d->c +
                                 c;
                             if (((const uint8_t *)saved)[from] == r * d->size + k)
-                                sum += ((const float *)dy)[from];
+                                sum += hvt__load(dy, d->type, from);
                         }
-                    *to = add ? *to + sum : sum;
+                    put(dx, d->type, row_of(d->order, d->n, d->h, d->w, n, h, w) * d->c + c, sum, add);
                 }
     return HVT_OK;
 }
@@ -322,15 +330,17 @@ hvt_status subsample_forward_ref(hvt_device *dev, hvt_order o, hvt_dtype t, int 
     int p = (h + stride - 1) / stride, q = (w + stride - 1) / stride, lead = (channels - c) / 2;
 
     (void)dev;
-    HVT_CHECK_F32(t);
     for (int i = 0; i < n; i++)
         for (int a = 0; a < p; a++)
             for (int b = 0; b < q; b++) {
-                float *to = (float *)y + row_of(o, n, p, q, i, a, b) * channels;
+                size_t from = row_of(o, n, h, w, i, a * stride, b * stride) * c;
+                size_t to = row_of(o, n, p, q, i, a, b) * channels;
 
-                memset(to, 0, (size_t)channels * sizeof *to);
-                memcpy(to + lead, (const float *)x + row_of(o, n, h, w, i, a * stride, b * stride) * c,
-                       (size_t)c * sizeof *to);
+                for (int k = 0; k < channels; k++) {
+                    bool has = k >= lead && k < lead + c;
+
+                    hvt__store(y, t, to + k, has ? hvt__load(x, t, from + k - lead) : 0);
+                }
             }
     return HVT_OK;
 }
@@ -341,17 +351,16 @@ hvt_status subsample_backward_ref(hvt_device *dev, hvt_order o, hvt_dtype t, int
     int p = (h + stride - 1) / stride, q = (w + stride - 1) / stride, lead = (channels - c) / 2;
 
     (void)dev;
-    HVT_CHECK_F32(t);
     if (!add)
-        memset(dx, 0, (size_t)n * h * w * c * sizeof(float));
+        memset(dx, 0, (size_t)n * h * w * c * hvt_dtype_size(t));
     for (int i = 0; i < n; i++)
         for (int a = 0; a < p; a++)
             for (int b = 0; b < q; b++) {
-                float *to = (float *)dx + row_of(o, n, h, w, i, a * stride, b * stride) * c;
-                const float *from = (const float *)dy + row_of(o, n, p, q, i, a, b) * channels + lead;
+                size_t from = row_of(o, n, p, q, i, a, b) * channels + lead;
+                size_t to = row_of(o, n, h, w, i, a * stride, b * stride) * c;
 
                 for (int k = 0; k < c; k++)
-                    to[k] = add ? to[k] + from[k] : from[k];
+                    put(dx, t, to + k, hvt__load(dy, t, from + k), add);
             }
     return HVT_OK;
 }

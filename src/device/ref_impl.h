@@ -7,6 +7,7 @@
 #define HVT_REF_IMPL_H
 
 #include "device_impl.h"
+#include "scalar.h"
 
 /* the row of pixel (h, w) of image n in a batch of `images` images of height x width */
 static inline size_t row_of(hvt_order o, int images, int height, int width, int n, int h, int w)
@@ -14,12 +15,18 @@ static inline size_t row_of(hvt_order o, int images, int height, int width, int 
     return o == HVT_ORDER_HWN ? ((size_t)h * width + w) * images + n : ((size_t)n * height + h) * width + w;
 }
 
+/* p[i] (+)= x */
+static inline void put(void *p, hvt_dtype t, size_t i, float x, bool add)
+{
+    hvt__store(p, t, i, add ? hvt__load(p, t, i) + x : x);
+}
+
 hvt_status conv_plan_ref(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
                          size_t *ret_ws);
 void conv_permute_ref(const hvt_op *op, bool to_file, float *mine, float *kcrs);
-hvt_status conv_pack_ref(hvt_op *op, const float *w);
-hvt_status conv_forward_ref(hvt_op *op, int real, const void *x, const float *w, void *y, void *ws);
-hvt_status conv_backward_x_ref(hvt_op *op, int real, const float *w, const void *dy, void *dx, bool add,
+hvt_status conv_pack_ref(hvt_op *op, const void *w);
+hvt_status conv_forward_ref(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws);
+hvt_status conv_backward_x_ref(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
                                void *ws);
 hvt_status conv_backward_w_ref(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
 hvt_status pool_plan_ref(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op, size_t *ret_saved);

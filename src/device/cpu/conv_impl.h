@@ -6,16 +6,22 @@
  * once, and one kernel walks it: C += sum A[e.a] * B[e.b]. Stride, padding, 1x1 images and 7x7 filters are
  * lists of other lengths, nothing else.
  *
- * Words: a *pixel* is a place in an image plane, y*w + x; a *tap* a place in the filter, r*S + s; a *panel*
- * 32 columns of weights, [tap][C][32]; a *tile* what one kernel call computes.
+ * Kernels compute in floats, or multiply pairs of bf16. In 16 bits x, w and dy are widened, or paired, where
+ * they are copied, in ws, and each tile is rounded on its way from a small buffer to y or dx.
+ *
+ * Words: a *word* is a float or a pair (cpu_impl.h); a *pixel* is a place in an image plane, y*w + x; a *tap*
+ * a place in the filter, r*S + s; a *panel* 32 columns of weights, [tap][C][32]; a *tile* what one kernel
+ * call computes.
  */
 #ifndef HVT_CONV_IMPL_H
 #define HVT_CONV_IMPL_H
 
 #include "base_impl.h"
 #include "cpu_impl.h"
+#include "elementwise.h"
 
-#define CONV_PANEL 32
+#define CONV_PANEL     32
+#define CONV_TILE_ROWS 32 /* at least as many as any kernel's */
 
 /* Targets (output pixels forward, input pixels backward) that share one list: `count` pixels, `step` apart in
  * the list's lines, each one `shift` source pixels further. */
@@ -38,8 +44,9 @@ typedef struct conv_list {
     conv_run *run; /* [runs+1] */
     hvt_ent *e;    /* a: source pixel, b: tap */
 
+    int len, depth;  /* words of a source row in the inner loop; how many an instruction takes */
     int sources;     /* source pixels */
-    int pitch;       /* > 0: source rows are first copied to ws, `pitch` floats apart */
+    int pitch;       /* > 0: source rows are first copied to ws, `pitch` words apart */
     bool *is_source; /* [sources] with a pitch: any entry reads it */
 } conv_list;
 
@@ -53,16 +60,20 @@ typedef struct conv_block {
 typedef struct conv_op {
     hvt_op head;
     const hvt_conv_kernels *kern;
+    const hvt_typed *typed; /* reads x, w and dy, stores y and dx */
+    hvt_dtype type;         /* theirs */
+    bool pairs;             /* words are pairs of bf16 */
     hvt_pool *pool;
 
     /* the convolution as it is computed: a 1x1 one over NHW rows is one pixel with n*h*w images */
     int n, h, w, c, k, oh, ow, r, s, stride, pad, taps;
     int rows_per_image;                      /* 1, or h*w in that case */
-    long x_pixel, x_image, y_pixel, y_image; /* floats from one to the next */
+    long x_pixel, x_image, y_pixel, y_image; /* elements from one to the next */
 
     conv_list out, in; /* forward; backward data */
-    float *turned;     /* weights for backward data, panels along c: [ceil(C/32)][tap][K][32] */
+    float *turned;     /* weights for backward data, panels along c: [ceil(C/32)][tap][in.len][32] */
     bool stream;       /* so many weights that gradients and turned copies go past the caches */
+    size_t w_bytes;    /* of ws that hold weights widened or paired; 0: w is read where it lies */
     bool *tap_used;    /* [taps] any triple has it; with small images and much padding some have none */
 
     /* backward weights */
@@ -76,7 +87,7 @@ typedef struct conv_op {
     int chunk;           /* images at a time */
     int a_tiles, a_rows; /* c is cut into a_tiles tiles of a_rows rows */
     int vectors;         /* of a tile's columns; fewer in the last one */
-    long a_slot, b_slot; /* floats of one copied pixel */
+    long a_slot, b_slot; /* words of one copied pixel */
     size_t x_bytes;      /* of ws that hold copied x; dy's copies follow */
 } conv_op;
 
@@ -92,6 +103,16 @@ static inline void conv_fence(void)
 static inline int conv_tiles(int count, int most)
 {
     return (count + most - 1) / most;
+}
+
+/* Words of an inner loop over `count` elements, and how many of them one instruction takes: each takes as
+ * many as the others, so that the last words may be zeros. */
+static inline int conv_words(const hvt_conv_kernels *kern, int count, int *ret_depth)
+{
+    int words = kern->arrange_b ? (count + 1) / 2 : count, steps = conv_tiles(words, kern->depth);
+
+    *ret_depth = conv_tiles(words, steps);
+    return steps * *ret_depth;
 }
 
 /* Where part i of `parts` begins, of `count` things. */
@@ -111,5 +132,8 @@ static inline long conv_weight(int taps, int channels, int tap, int channel, int
     return (((long)(column / CONV_PANEL) * taps + tap) * channels + channel) * CONV_PANEL +
            column % CONV_PANEL;
 }
+
+/* weights.c: forward's, in words, from w to op->w_bytes of ws */
+void hvt__conv_ready_weights(const conv_op *op, const void *w, float *ws);
 
 #endif /* HVT_CONV_IMPL_H */

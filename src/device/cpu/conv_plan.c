@@ -7,7 +7,9 @@
  * threads.
  */
 #include "conv_impl.h"
+#include "device/host.h"
 
+#include <assert.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -139,12 +141,19 @@ static bool rows_collide(long row, int rows)
     return rows > distinct * ways;
 }
 
-/* Sets l->pitch if rows must be copied; s_pixel and s_image are the source's. */
-static hvt_status plan_copy(const conv_op *op, int len, long s_pixel, long s_image, conv_list *l)
+/* Sets l->pitch if rows must be copied; s_pixel and s_image are the source's, whose pixels have c channels.
+ * Rows that are widened always are, one after the other, and so are those that do not fill their pairs. What
+ * takes a whole line at a time does not miss it when it is driven out. */
+static hvt_status plan_copy(const conv_op *op, int c, long s_pixel, long s_image, conv_list *l)
 {
-    long row = l->rows == CONV_WIDTH ? s_pixel * l->shift : s_image;
+    const int len = conv_words(op->kern, c, &l->depth), per = op->pairs ? 2 : 1;
+    const bool move = op->pairs ? len * per != c : op->type != HVT_F32;
+    long row = move ? len : (l->rows == CONV_WIDTH ? s_pixel : s_image) / per;
+    bool collide =
+        op->kern->depth == 1 && rows_collide(l->rows == CONV_WIDTH ? row * l->shift : row, op->kern->rows[1]);
 
-    if (!rows_collide(row, op->kern->rows[1]))
+    l->len = len;
+    if (!collide && !move)
         return HVT_OK;
     l->is_source = calloc((size_t)l->sources, sizeof *l->is_source);
     HVT_CHECK(l->is_source, E_MEM, "no memory for a convolution's %d source pixels", l->sources);
@@ -152,7 +161,7 @@ static hvt_status plan_copy(const conv_op *op, int len, long s_pixel, long s_ima
         for (int i = run->entry; i < run[1].entry; i++)
             for (int j = 0; j < run->count; j++)
                 l->is_source[l->e[i].a + j * l->shift] = true;
-    l->pitch = (len + 15) / 16 * 16 + 16;
+    l->pitch = collide ? (len + 15) / 16 * 16 + 16 : len;
     return HVT_OK;
 }
 
@@ -168,21 +177,22 @@ static bool reads_in_place(const conv_op *op, int width, int most)
 static void size_blocks(conv_op *op, hvt_order order)
 {
     const hvt_conv_kernels *kern = op->kern;
+    const bool in_place = order == HVT_ORDER_HWN && op->type == HVT_F32;
+    const size_t element = op->pairs ? sizeof(uint16_t) : sizeof(float);
     size_t weights = sizeof(float) * (size_t)op->taps * (size_t)op->c * (size_t)op->k;
-    int steps;
+    int steps, words, depth;
 
     op->stream = weights >= STREAM_BYTES;
     op->vectors = op->k > kern->vl ? 2 : 1;
     steps = conv_tiles(op->k, op->vectors * kern->vl);
     op->a_tiles = conv_tiles(op->c, kern->rows[op->vectors - 1]);
     op->a_rows = conv_tiles(op->c, op->a_tiles);
-    op->copy_y = !(order == HVT_ORDER_HWN && op->k % kern->vl == 0 && reads_in_place(op, op->k, 64));
-    op->slots =
-        order == HVT_ORDER_HWN && (reads_in_place(op, op->c, 128) || (op->taps == 1 && steps == 1)) ? 0 : 1;
+    op->copy_y = !(in_place && op->k % kern->vl == 0 && reads_in_place(op, op->k, 64));
+    op->slots = in_place && (reads_in_place(op, op->c, 128) || (op->taps == 1 && steps == 1)) ? 0 : 1;
 
     /* a block's gradient is read and written once more: with many weights a block should be large */
     size_t budget = weights > BLOCK_BYTES ? weights : BLOCK_BYTES;
-    size_t line = sizeof(float) * ((size_t)op->c * (size_t)(op->stride * op->stride) + (size_t)op->k);
+    size_t line = element * ((size_t)op->c * (size_t)(op->stride * op->stride) + (size_t)op->k);
     int lines = op->taps > 1 && op->slots ? op->r : 1;
 
     op->chunk = op->n;
@@ -195,8 +205,9 @@ static void size_blocks(conv_op *op, hvt_order order)
     op->blocks = conv_tiles(pixels, each);
     each = conv_tiles(pixels, op->blocks);
     op->blocks = conv_tiles(pixels, each);
-    op->a_slot = (long)op->chunk * op->a_tiles * kern->pitch;
-    op->b_slot = (long)op->chunk * conv_panels(op->k) * CONV_PANEL;
+    words = conv_words(kern, op->chunk, &depth);
+    op->a_slot = (long)words * op->a_tiles * kern->pitch;
+    op->b_slot = (long)words * conv_panels(op->k) * CONV_PANEL;
     for (int b = 0; b < op->blocks; b++) {
         op->block[b].pixel = b * each;
         op->block[b].end = (b + 1) * each < pixels ? (b + 1) * each : pixels;
@@ -325,8 +336,8 @@ static void conv_free_cpu(hvt_op *head)
 
 static hvt_status check(const hvt_conv_desc *c)
 {
-    HVT_CHECK(c->type == HVT_F32, E_UNSUPPORTED, "cpu: convolution of %s is not built, only of f32",
-              hvt_dtype_name(c->type));
+    HVT_CHECK_ACTIVATIONS(c->type);
+    HVT_CHECK_CHANNELS(c);
     HVT_CHECK(c->n >= 1 && c->h >= 1 && c->w >= 1 && c->c >= 1, E_SHAPE,
               "convolution's input is %d images of %dx%d pixels with %d channels; each must be at least 1",
               c->n, c->h, c->w, c->c);
@@ -379,6 +390,12 @@ static void set_shape(conv_op *op, const hvt_conv_desc *c)
     }
 }
 
+/* Weights in panels of `columns`, of `len` words for each tap. */
+static size_t panel_bytes(const conv_op *op, int columns, int len)
+{
+    return sizeof(float) * (size_t)conv_panels(columns) * CONV_PANEL * (size_t)op->taps * (size_t)len;
+}
+
 static size_t copy_bytes(const conv_op *op, const conv_list *l)
 {
     return sizeof(float) * (size_t)l->sources * (size_t)op->n * (size_t)l->pitch;
@@ -387,7 +404,7 @@ static size_t copy_bytes(const conv_op *op, const conv_list *l)
 /* The most that any of the three passes copies. */
 static size_t workspace(const conv_op *op)
 {
-    size_t out = copy_bytes(op, &op->out), in = copy_bytes(op, &op->in), y_pixels = 0, both;
+    size_t out = op->w_bytes + copy_bytes(op, &op->out), in = copy_bytes(op, &op->in), y_pixels = 0, both;
 
     for (int b = 0; b < op->blocks && op->copy_y; b++) {
         size_t pixels = (size_t)(op->block[b].end - op->block[b].pixel);
@@ -404,15 +421,21 @@ hvt_status conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op,
 {
     const hvt_cpu *cpu = d->state;
     conv_op *op = NULL;
+    size_t weights;
     hvt_status s;
 
     HVT_TRY(check(c));
     op = calloc(1, sizeof *op);
     HVT_CHECK(op, E_MEM, "no memory for a convolution");
     op->head = (hvt_op){.dev = d, .free = conv_free_cpu};
-    op->kern = cpu->isa->conv;
+    op->pairs = c->type == HVT_BF16 && cpu->isa->bf16;
+    op->kern = op->pairs ? cpu->isa->bf16 : cpu->isa->conv;
+    assert(op->kern->rows[0] <= CONV_TILE_ROWS && op->kern->rows[1] <= CONV_TILE_ROWS);
+    op->type = c->type;
+    op->typed = cpu->isa->el->in[c->type];
     op->pool = cpu->pool;
     set_shape(op, c);
+    weights = (size_t)conv_panels(op->k) * CONV_PANEL * (size_t)op->taps * (size_t)op->c;
 
     /* a flat one is both; strides cannot tell: with one pixel in and more out, NHW's are HWN's for x alone */
     hvt_order order = c->order == HVT_ORDER_HWN || is_flat(c) ? HVT_ORDER_HWN : HVT_ORDER_NHW;
@@ -423,20 +446,21 @@ hvt_status conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op,
                  "convolution of %dx%d pixels by %dx%d taps is too large to index", c->h, c->w, c->r, c->s);
     HVT_TRY_OR(fail, make_list(op, false, choose_rows(op, order, op->ow, op->stride), entries, &op->out));
     HVT_TRY_OR(fail, plan_copy(op, op->c, op->x_pixel, op->x_image, &op->out));
+    op->w_bytes = c->type == HVT_F32 ? 0 : panel_bytes(op, op->k, op->out.len);
     HVT_TRY_OR(fail, plan_wgrad(op, order, entries));
     if (!c->no_dx) {
-        size_t bytes =
-            sizeof(float) * (size_t)conv_panels(op->c) * CONV_PANEL * (size_t)op->taps * (size_t)op->k;
+        size_t bytes;
 
         HVT_TRY_OR(fail, make_list(op, true, choose_rows(op, order, op->w, op->stride), entries, &op->in));
         HVT_TRY_OR(fail, plan_copy(op, op->k, op->y_pixel, op->y_image, &op->in));
+        bytes = panel_bytes(op, op->c, op->in.len);
         op->turned = aligned_alloc(64, (bytes + 63) / 64 * 64);
         HVT_CHECK_OR(fail, op->turned, E_MEM, "no memory for a convolution's %zu bytes of turned weights",
                      bytes);
         memset(op->turned, 0, bytes); /* its padding is never written again */
     }
     *ret_op = &op->head;
-    *ret_weights = (size_t)conv_panels(op->k) * CONV_PANEL * (size_t)op->taps * (size_t)op->c;
+    *ret_weights = weights;
     *ret_ws = workspace(op);
     return HVT_OK;
 fail:

@@ -10,6 +10,7 @@
 #include "device/host.h"
 #include "elementwise.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,9 +93,11 @@ typedef struct span {
     float s;
     hvt_dtype from, to;
     const void *const *in;
+    void *const *io;
     int count;
     const hvt_sgd_args *sgd;
     float *v;
+    _Atomic uint64_t *bad;
 } span;
 
 enum { SPAN_LEAST = 8192, SPAN_ALIGN = 1024 };
@@ -130,13 +133,12 @@ static void relu_forward_job(void *ctx, int job, int thread)
     size_t n, first = part_of(s, job, &n);
 
     (void)thread;
-    s->el->relu(n, (const float *)s->a + first, (float *)s->y + first);
+    s->el->in[s->from]->relu(n, hvt__at(s->a, s->from, first), hvt__at(s->y, s->from, first));
 }
 
 static hvt_status relu_forward_cpu(hvt_device *d, size_t n, hvt_dtype t, const void *x, void *y)
 {
-    HVT_CHECK_F32(t);
-    return run_span(d, (span){.n = n, .a = x, .y = y}, relu_forward_job);
+    return run_span(d, (span){.n = n, .from = t, .a = x, .y = y}, relu_forward_job);
 }
 
 static void relu_backward_job(void *ctx, int job, int thread)
@@ -145,15 +147,14 @@ static void relu_backward_job(void *ctx, int job, int thread)
     size_t n, first = part_of(s, job, &n);
 
     (void)thread;
-    s->el->relu_grad(n, (const float *)s->a + first, (const float *)s->b + first, (float *)s->y + first,
-                     s->add);
+    s->el->in[s->from]->relu_grad(n, hvt__at(s->a, s->from, first), hvt__at(s->b, s->from, first),
+                                  hvt__at(s->y, s->from, first), s->add);
 }
 
 static hvt_status relu_backward_cpu(hvt_device *d, size_t n, hvt_dtype t, const void *y, const void *dy,
                                     void *dx, bool add)
 {
-    HVT_CHECK_F32(t);
-    return run_span(d, (span){.n = n, .a = y, .b = dy, .y = dx, .add = add}, relu_backward_job);
+    return run_span(d, (span){.n = n, .from = t, .a = y, .b = dy, .y = dx, .add = add}, relu_backward_job);
 }
 
 static void add_job(void *ctx, int job, int thread)
@@ -162,13 +163,13 @@ static void add_job(void *ctx, int job, int thread)
     size_t n, first = part_of(s, job, &n);
 
     (void)thread;
-    s->el->add(n, (const float *)s->a + first, (const float *)s->b + first, (float *)s->y + first);
+    s->el->in[s->from]->add(n, hvt__at(s->a, s->from, first), hvt__at(s->b, s->from, first),
+                            hvt__at(s->y, s->from, first));
 }
 
 static hvt_status add_cpu(hvt_device *d, size_t n, hvt_dtype t, const void *a, const void *b, void *y)
 {
-    HVT_CHECK_F32(t);
-    return run_span(d, (span){.n = n, .a = a, .b = b, .y = y}, add_job);
+    return run_span(d, (span){.n = n, .from = t, .a = a, .b = b, .y = y}, add_job);
 }
 
 static void cast_job(void *ctx, int job, int thread)
@@ -177,8 +178,7 @@ static void cast_job(void *ctx, int job, int thread)
     size_t n, first = part_of(s, job, &n);
 
     (void)thread;
-    s->el->cast(n, s->s, (const char *)s->a + first * hvt_dtype_size(s->from), s->from,
-                (char *)s->y + first * hvt_dtype_size(s->to), s->to);
+    s->el->cast(n, s->s, hvt__at(s->a, s->from, first), s->from, hvt__at(s->y, s->to, first), s->to);
 }
 
 static hvt_status cast_cpu(hvt_device *d, size_t n, float s, const void *src, hvt_dtype st, void *dst,
@@ -202,6 +202,20 @@ static hvt_status reduce_cpu(hvt_device *d, size_t n, hvt_dtype t, const void *c
     return run_span(d, (span){.n = n, .from = t, .in = in, .count = count, .y = out}, reduce_job);
 }
 
+static void reduce_all_job(void *ctx, int job, int thread)
+{
+    const span *s = ctx;
+    size_t n, first = part_of(s, job, &n);
+
+    (void)thread;
+    s->el->reduce_all(first, n, s->from, s->io, s->count);
+}
+
+static hvt_status reduce_all_cpu(hvt_device *d, size_t n, hvt_dtype t, void *const io[], int count)
+{
+    return run_span(d, (span){.n = n, .from = t, .io = io, .count = count}, reduce_all_job);
+}
+
 static void sgd_job(void *ctx, int job, int thread)
 {
     const span *s = ctx;
@@ -214,8 +228,32 @@ static void sgd_job(void *ctx, int job, int thread)
 static hvt_status sgd_cpu(hvt_device *d, size_t n, const hvt_sgd_args *a, const float *const g[], int ng,
                           float *w, float *v)
 {
+    if (!a->step->apply)
+        return HVT_OK;
     return run_span(d, (span){.n = n, .sgd = a, .in = (const void *const *)g, .count = ng, .y = w, .v = v},
                     sgd_job);
+}
+
+/* The least over all jobs is the same in whatever order they come. */
+static void check_job(void *ctx, int job, int thread)
+{
+    const span *s = ctx;
+    size_t n, first = part_of(s, job, &n), bad = s->el->first_bad(n, (const float *)s->a + first);
+    uint64_t least = atomic_load(s->bad);
+
+    (void)thread;
+    while (bad < n && first + bad < least && !atomic_compare_exchange_weak(s->bad, &least, first + bad))
+        ;
+}
+
+static hvt_status check_cpu(hvt_device *d, size_t n, const float *g, uint64_t base, hvt_step_state *step)
+{
+    _Atomic uint64_t bad = UINT64_MAX;
+
+    HVT_TRY(run_span(d, (span){.n = n, .a = g, .bad = &bad}, check_job));
+    if (bad != UINT64_MAX && base + bad < step->bad)
+        step->bad = base + bad;
+    return HVT_OK;
 }
 
 static void copy_job(void *ctx, int job, int thread)
@@ -251,12 +289,16 @@ const hvt_device_ops hvt_device_cpu = {
     .open = open_cpu,
     .close = close_cpu,
     .order = order_cpu,
+    .channels = channels_here,
+    .describe = describe_here,
+    .host = true,
     .alloc = alloc_here,
     .release = release_here,
     .alloc_host = alloc_here,
     .release_host = release_here,
     .upload = copy_here,
     .download = copy_here,
+    .put = copy_here,
     .mark = mark_here,
     .await = await_here,
     .sync = sync_here,
@@ -285,6 +327,9 @@ const hvt_device_ops hvt_device_cpu = {
     .zero = zero_cpu,
     .cast = cast_cpu,
     .reduce = reduce_cpu,
+    .reduce_all = reduce_all_cpu,
     .sgd = sgd_cpu,
+    .check = check_cpu,
+    .settle = settle_here,
     .augment = augment_cpu,
 };

@@ -22,7 +22,9 @@ void hvt__pool_run(hvt_pool *pool, int jobs, hvt_pool_fn *fn, void *ctx);
 /* ---- kernels of convolution: kern_<isa>.c ---- */
 
 /* One tile: C[rows x nc] (+)= sum over entries e of A[e.a] * B[e.b], inner length len. Everything stays in
- * registers until the end. Strides count floats. B is read in whole vectors. */
+ * registers until the end. A and B are words of 4 bytes, floats or, for sets that multiply these, pairs of
+ * bf16 along the inner loop, (2i, 2i + 1) in element i; len and strides count words. B is read in whole
+ * vectors. */
 typedef struct hvt_ent {
     int a, b;
 } hvt_ent;
@@ -30,6 +32,7 @@ typedef struct hvt_ent {
 typedef struct hvt_tile {
     const hvt_ent *e;
     int entries, len;
+    int rows, high, depth; /* rows to store; what begin was told */
     const float *a;
     long a_entry, a_row; /* step per entry; per row (gather) or per inner step (wgrad) */
     const float *b;
@@ -43,18 +46,37 @@ typedef struct hvt_tile {
 
 typedef void hvt_kernel(const hvt_tile *t);
 
+/* [n][c] bf16, rows `ld` elements apart, to be arranged as `len` rows of c words: (row 0, row 1), (row 2, row
+ * 3)
+ * ...; rows past n are zero. */
+typedef struct hvt_pairs {
+    const uint16_t *x;
+    long ld;
+    int n, c;
+    int len, depth;
+} hvt_pairs;
+
+typedef void hvt_arrange(const hvt_pairs *p, int w, float *out);
+
 typedef struct hvt_conv_kernels {
-    int vl;      /* floats in a vector; a tile is one or two vectors wide */
+    int vl;      /* words in a vector; a tile is one or two vectors wide */
     int rows[2]; /* most rows of a tile of one, of two vectors */
-    int pitch;   /* floats between inner steps of wgrad's packed A panels: >= rows[0] */
+    int pitch;   /* words for one inner step in wgrad's packed A panels: >= rows[0], whole vectors */
+    int depth;   /* most words that one instruction takes along the inner loop, which is a multiple of what it
+                    does */
     /* [vectors-1][rows-1]; gather: A's rows lie a_row apart, one float per inner step.
      * wgrad: A's rows lie side by side, a_row apart per inner step. */
     hvt_kernel *const *gather[2], *const *wgrad[2];
-    /* [n][c] rows `ld` apart -> panels of `w` columns, each [n][pitch] */
-    void (*panels)(const float *x, long ld, int n, int c, int w, int pitch, float *out);
     /* one tap of one panel of weights, [c][32] of which k columns are filled -> [k][32] in each of the panels
      * along c, `panel` floats apart: for backward data */
     void (*transpose)(const float *w, int c, int k, float *out, long panel, bool stream);
+    /* Where words are pairs, else NULL: wgrad's A in panels of w columns; B and weights in panels of 32, each
+     * [len][32]. Where they are floats, typed.h does that. */
+    hvt_arrange *arrange_a, *arrange_b;
+    /* Where tiles are set up before use, else NULL: for tiles of up to `high` rows; and given back after it.
+     * Gather's tiles then have exactly `high` rows and are written, whole, to a buffer of rows of 32. */
+    void (*begin)(int high, int depth);
+    void (*end)(void);
 } hvt_conv_kernels;
 
 /* ---- elementwise.c: one text compiled per set; all ops work on a span that one thread owns ---- */
@@ -65,6 +87,7 @@ typedef struct hvt_isa {
     const char *name;
     bool (*supported)(void);
     const hvt_conv_kernels *conv;
+    const hvt_conv_kernels *bf16; /* of pairs; NULL: bf16 is widened to floats, as f16 always is */
     const hvt_elementwise *el;
 } hvt_isa;
 
@@ -91,9 +114,9 @@ typedef struct hvt_cpu {
 hvt_status conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
                          size_t *ret_ws);
 void conv_permute_cpu(const hvt_op *op, bool to_file, float *mine, float *kcrs);
-hvt_status conv_pack_cpu(hvt_op *op, const float *w);
-hvt_status conv_forward_cpu(hvt_op *op, int real, const void *x, const float *w, void *y, void *ws);
-hvt_status conv_backward_x_cpu(hvt_op *op, int real, const float *w, const void *dy, void *dx, bool add,
+hvt_status conv_pack_cpu(hvt_op *op, const void *w);
+hvt_status conv_forward_cpu(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws);
+hvt_status conv_backward_x_cpu(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
                                void *ws);
 hvt_status conv_backward_w_cpu(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
 
@@ -101,8 +124,8 @@ hvt_status conv_backward_w_cpu(hvt_op *op, int real, const void *x, const void *
 hvt_status bn_train_cpu(hvt_device *d, const hvt_bn_args *a);
 hvt_status bn_infer_cpu(hvt_device *d, const hvt_bn_args *a);
 hvt_status bn_backward_cpu(hvt_device *d, const hvt_bn_grad_args *a);
-hvt_status bn_update_cpu(hvt_device *d, int c, float rate, float scale, const float *moments, float *run_mean,
-                         float *run_var);
+hvt_status bn_update_cpu(hvt_device *d, const hvt_step_state *step, int c, float rate, float scale,
+                         const float *moments, float *run_mean, float *run_var);
 hvt_status bias_forward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y);
 hvt_status bias_backward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy, float *db);
 hvt_status xent_cpu(hvt_device *d, const hvt_xent_args *a);

@@ -1,6 +1,7 @@
 /*
- * elementwise.h - what the cpu device does besides convolution, on a part that one thread owns: compiled once
- * per instruction set from elementwise.c, and joined to whole ops by cpu.c, matrix.c, pool.c and images.c.
+ * elementwise.h - what the cpu device does besides the products of convolutions, on a part that one thread
+ * owns: compiled once per instruction set from elementwise.c and typed.h, and joined to whole ops by cpu.c,
+ * matrix.c, pool.c and images.c.
  *
  * A *span* is n elements from address to address. A *part* of a matrix is some of its real rows, counted
  * without the padding, and its columns. Nothing here allocates, waits or fails.
@@ -24,55 +25,78 @@ typedef struct hvt_bn_consts {
     float *slope; /* backward: rstd * sum(dz * xhat) / count */
 } hvt_bn_consts;
 
-struct hvt_elementwise {
-    int vl; /* floats in a vector */
-
-    void (*relu)(size_t n, const float *x, float *y);
-    void (*relu_grad)(size_t n, const float *y, const float *dy, float *dx, bool add);
-    void (*add)(size_t n, const float *a, const float *b, float *y);
-    void (*scale)(size_t n, float s, const float *x, float *y, bool add); /* y (+)= s*x */
-    void (*cast)(size_t n, float s, const void *src, hvt_dtype st, void *dst, hvt_dtype dt);
-    /* elements [first, first + n) of every array */
-    void (*reduce)(size_t first, size_t n, hvt_dtype t, const void *const in[], int count, void *out);
-    void (*sgd)(size_t first, size_t n, const hvt_sgd_args *a, const float *const g[], int ng, float *w,
-                float *v);
+/* What reads and writes activations of one type, whose addresses are void. See typed.h. */
+typedef struct hvt_typed {
+    void (*relu)(size_t n, const void *x, void *y);
+    void (*relu_grad)(size_t n, const void *y, const void *dy, void *dx, bool add);
+    void (*add)(size_t n, const void *a, const void *b, void *y);
+    void (*scale)(size_t n, float s, const void *x, void *y, bool add); /* y (+)= s*x */
 
     /* rows are cut for threads at multiples of this, so that narrow rows fill vectors */
     int (*row_step)(int c);
     /* mean and sum of squared deviations of a part */
-    void (*bn_stats)(hvt_rows rows, int c, const float *x, hvt_part p, float *mean, float *m2);
+    void (*bn_stats)(hvt_rows rows, int c, const void *x, hvt_part p, float *mean, float *m2);
+    void (*bn_apply)(const hvt_bn_args *a, hvt_bn_consts k, hvt_part p);
+    /* sum(dz) and sum(dz * (x - mean)) of a part; `keep`: dresidual = dz */
+    void (*bn_sums)(const hvt_bn_grad_args *a, hvt_bn_consts k, hvt_part p, bool keep, float *sum,
+                    float *dot);
+    void (*bn_dx)(const hvt_bn_grad_args *a, hvt_bn_consts k, hvt_part p);
+    void (*bias)(hvt_rows rows, int c, const float *b, void *y, hvt_part p);
+    void (*sums)(hvt_rows rows, int c, const void *dy, hvt_part p, float *sum);
+
+    /* one real row: its loss, place and gradient, which is multiplied by `scale` */
+    void (*xent_row)(const hvt_xent_args *a, size_t row, float scale);
+
+    /* y[i] = the first largest of in[0..count-1][i]; saved[i] = its pos */
+    void (*max_forward)(size_t n, const void *const in[], const uint8_t pos[], int count, void *y,
+                        uint8_t *saved);
+    /* dx[i] (+)= sum over k of dy[k][i] where saved[k][i] == pos[k] */
+    void (*max_backward)(size_t n, const void *const dy[], const uint8_t *const saved[], const uint8_t pos[],
+                         int count, void *dx, bool add);
+    /* y[i] = part * sum over k of x[k*step + i] */
+    void (*mean_forward)(size_t n, const void *x, size_t step, int count, float part, void *y);
+
+    /* for convolutions: to floats and back */
+    void (*widen)(size_t n, const void *x, float *out);
+    /* [n][c] rows `ld` apart -> panels of w columns, each [n][pitch]; columns past c are filled with zeros up
+     * to the next whole vector */
+    void (*panels)(const void *x, long ld, int n, int c, int w, int pitch, float *out);
+    /* to (+)= [rows][cols], rows `row` and `tile_row` apart */
+    void (*store_tile)(int rows, int cols, const float *tile, long tile_row, void *to, long row, bool add);
+} hvt_typed;
+
+struct hvt_elementwise {
+    int vl;                 /* floats in a vector */
+    const hvt_typed *in[3]; /* by hvt_dtype: f32, f16, bf16 */
+
+    void (*cast)(size_t n, float s, const void *src, hvt_dtype st, void *dst, hvt_dtype dt);
+    /* elements [first, first + n) of every array */
+    void (*reduce)(size_t first, size_t n, hvt_dtype t, const void *const in[], int count, void *out);
+    void (*reduce_all)(size_t first, size_t n, hvt_dtype t, void *const io[], int count);
+    void (*sgd)(size_t first, size_t n, const hvt_sgd_args *a, const float *const g[], int ng, float *w,
+                float *v);
+    size_t (*first_bad)(size_t n, const float *g); /* the first that is not finite; n: none */
+
     /* Chan, Golub and LeVeque 1979: join the statistics of parts, one below the other, in their order */
     void (*bn_join)(int parts, const size_t *count, int cols, const float *mean, const float *m2,
                     double *ret_mean, double *ret_m2);
     /* from the joined ones of `rows` rows: a's mean, rstd and moments, k's scale */
     void (*bn_finish)(const hvt_bn_args *a, size_t rows, const double *mean, const double *m2, int col,
                       int cols, hvt_bn_consts k);
-    void (*bn_apply)(const hvt_bn_args *a, hvt_bn_consts k, hvt_part p);
-    /* sum(dz) and sum(dz * (x - mean)) of a part; `keep`: dresidual = dz */
-    void (*bn_sums)(const hvt_bn_grad_args *a, hvt_bn_consts k, hvt_part p, bool keep, float *sum,
-                    float *dot);
     /* from the sums over all parts, one below the other: a's dgamma and dbeta, k's share and slope */
     void (*bn_grad_finish)(const hvt_bn_grad_args *a, size_t rows, int parts, const float *sum,
                            const float *dot, int col, int cols, hvt_bn_consts k);
-    void (*bn_dx)(const hvt_bn_grad_args *a, hvt_bn_consts k, hvt_part p);
     void (*bn_moving)(size_t n, float rate, float scale, const float *moments, float *run);
-    void (*bias)(hvt_rows rows, int c, const float *b, float *y, hvt_part p);
-    void (*sums)(hvt_rows rows, int c, const float *dy, hvt_part p, float *sum);
-
-    void (*xent_row)(const float *x, int classes, int label, float *dx, float *ret_loss, int32_t *ret_place);
-
-    /* y[i] = the first largest of in[0..count-1][i]; saved[i] = its pos */
-    void (*max_forward)(size_t n, const float *const in[], const uint8_t pos[], int count, float *y,
-                        uint8_t *saved);
-    /* dx[i] (+)= sum over k of dy[k][i] where saved[k][i] == pos[k] */
-    void (*max_backward)(size_t n, const float *const dy[], const uint8_t *const saved[], const uint8_t pos[],
-                         int count, float *dx, bool add);
-    /* y[i] = part * sum over k of x[k*step + i] */
-    void (*mean_forward)(size_t n, const float *x, size_t step, int count, float part, float *y);
 
     /* out[i] = fma(bytes[i], scale[i % (c*vl)], shift[i % (c*vl)]) */
     void (*normalise)(size_t n, const uint8_t *bytes, int c, const float *scale, const float *shift,
                       float *out);
 };
+
+/* element i of an array of type t */
+static inline void *hvt__at(const void *p, hvt_dtype t, size_t i)
+{
+    return (char *)(uintptr_t)p + i * (t == HVT_F32 ? sizeof(float) : sizeof(uint16_t));
+}
 
 #endif /* HVT_ELEMENTWISE_H */

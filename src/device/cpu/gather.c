@@ -9,6 +9,8 @@
  */
 #include "conv_impl.h"
 
+#include <string.h>
+
 /* Source bytes of a block. Few weights lie in the cache anyway and the block should leave them there; many
  * weights stream through, and a larger block lets them do so less often. */
 #define SMALL_BLOCK   (64 << 10)
@@ -19,36 +21,64 @@
 typedef struct gather {
     const conv_op *op;
     const conv_list *list;
-    const float *source, *weights;
-    float *target;
-    long s_pixel, s_image, t_pixel, t_image; /* floats from one to the next */
-    int len, columns, images;
+    const void *source; /* of op->type until it is copied */
+    const float *weights;
+    void *target;
+    long s_pixel, s_image;         /* elements, then words from one to the next */
+    long t_pixel, t_image;         /* elements */
+    int channels, columns, images; /* of the source; of the target */
     bool add;
     int blocks, column_parts, row_parts; /* jobs are the product */
 } gather;
 
-/* All tiles of one run for the columns that `t` stands on: those of part i of `parts`. */
-static void run_tiles(const gather *g, const conv_run *run, hvt_tile *t, int vectors, int i, int parts)
+/* A tile whose first element in the target is `to`, whose rows lie `row` apart. The first `skip` are another
+ * tile's, too, and not stored; floats have none of these. */
+static void run_tile(const gather *g, hvt_tile *t, hvt_kernel *kernel, int skip, long to, long row)
+{
+    _Alignas(64) float tile[CONV_TILE_ROWS * CONV_PANEL];
+
+    if (g->op->type == HVT_F32) {
+        t->c = (float *)g->target + to;
+        t->c_row = row;
+        t->add = g->add;
+        kernel(t);
+        return;
+    }
+    t->c = tile;
+    t->c_row = CONV_PANEL;
+    kernel(t);
+    g->op->typed->store_tile(t->rows - skip, t->nc, tile + skip * CONV_PANEL, CONV_PANEL,
+                             hvt__at(g->target, g->op->type, (size_t)(to + skip * row)), row, g->add);
+}
+
+/* All tiles of one run for the columns from `column` on, on which `t` stands: those of part i of `parts`. */
+static void run_tiles(const gather *g, const conv_run *run, hvt_tile *t, int column, int i, int parts)
 {
     const conv_rows kind = g->list->rows;
     const hvt_conv_kernels *kern = g->op->kern;
     int rows = kind == CONV_IMAGES ? g->images : kind == CONV_WIDTH ? run->count : run->count * g->op->n;
-    int repeats = kind == CONV_WIDTH ? g->images : 1;
+    int repeats = kind == CONV_WIDTH ? g->images : 1, vectors = t->nc > kern->vl ? 2 : 1;
     int tiles = conv_tiles(rows, kern->rows[vectors - 1]);
     int high = conv_tiles(rows, tiles);
     const float *source = t->a;
-    float *target = t->c + run->pixel * g->t_pixel;
+    long target = run->pixel * g->t_pixel + column;
+    long t_row = kind == CONV_WIDTH ? g->t_pixel * g->list->step : g->t_image;
 
+    if (kern->begin && t->high != high) {
+        t->high = high;
+        kern->begin(high, t->depth);
+    }
     for (int n = conv_part(tiles * repeats, i, parts), end = conv_part(tiles * repeats, i + 1, parts);
          n < end; n++) {
         int image = n / tiles, row = (n % tiles) * high;
-        int count = rows - row < high ? rows - row : high;
+        int count = rows - row < high ? rows - row : high, skip = kern->begin ? high - count : 0;
 
         if (count <= 0) /* 9 rows in 4 tiles of 3: one tile less */
             continue;
-        t->a = source + image * g->s_image + row * t->a_row;
-        t->c = target + image * g->t_image + row * t->c_row;
-        kern->gather[vectors - 1][count - 1](t);
+        t->rows = count + skip;
+        t->a = source + image * g->s_image + (row - skip) * t->a_row;
+        run_tile(g, t, kern->gather[vectors - 1][t->rows - 1], skip,
+                 target + image * g->t_image + (row - skip) * t_row, t_row);
     }
 }
 
@@ -60,41 +90,55 @@ static void gather_job(void *ctx, int job, int thread)
     const int rows = job % g->row_parts, columns = job / g->row_parts % g->column_parts;
     const int block = job / g->row_parts / g->column_parts;
     const int first = conv_part(l->runs, block, g->blocks), end = conv_part(l->runs, block + 1, g->blocks);
-    hvt_tile t = {
-        .len = g->len, .a_entry = g->s_pixel, .b_entry = (long)g->len * CONV_PANEL, .b_row = CONV_PANEL};
+    hvt_tile t = {.len = l->len,
+                  .depth = l->depth,
+                  .a_entry = g->s_pixel,
+                  .b_entry = (long)l->len * CONV_PANEL,
+                  .b_row = CONV_PANEL};
 
     (void)thread;
-    t.add = g->add;
     t.a_row = l->rows == CONV_WIDTH ? g->s_pixel * l->shift : g->s_image;
-    t.c_row = l->rows == CONV_WIDTH ? g->t_pixel * l->step : g->t_image;
     for (int i = conv_part(steps, columns, g->column_parts);
          i < conv_part(steps, columns + 1, g->column_parts); i++) {
         int column = i * width;
         int count = g->columns - column < width ? g->columns - column : width;
 
-        t.b = g->weights + conv_weight(g->op->taps, g->len, 0, 0, column);
+        t.b = g->weights + conv_weight(g->op->taps, l->len, 0, 0, column);
         t.nc = count;
         for (const conv_run *run = l->run + first; run < l->run + end; run++) {
             t.e = l->e + run->entry;
             t.entries = run[1].entry - run->entry;
-            if (t.entries == 0 && t.add)
+            if (t.entries == 0 && g->add)
                 continue;
             t.a = g->source;
-            t.c = g->target + column;
-            run_tiles(g, run, &t, count > g->op->kern->vl ? 2 : 1, rows, g->row_parts);
+            run_tiles(g, run, &t, column, rows, g->row_parts);
         }
     }
+    if (t.high)
+        g->op->kern->end();
 }
 
-/* ---- rows that collide in the cache are copied to a better pitch ---- */
+/* ---- rows that collide in the cache are copied to a better pitch, rows of 16 bits are widened or paired
+ * ---- */
 
 enum { COPY_ROWS = 64 };
 
 typedef struct copy {
     const gather *g;
     float *to;
-    long pixel, image; /* floats from one to the next in the copy */
+    long pixel, image; /* words from one to the next in the copy */
 } copy;
+
+/* Rows of bf16, filled up with zeros: neighbours are pairs already. */
+static void copy_pairs(const gather *g, int images, const uint16_t *from, float *to, long to_image)
+{
+    size_t bytes = sizeof *from * (size_t)g->channels, rest = sizeof *to * (size_t)g->list->len - bytes;
+
+    for (int i = 0; i < images; i++, from += g->s_image, to += to_image) {
+        memcpy(to, from, bytes);
+        memset((char *)to + bytes, 0, rest);
+    }
+}
 
 /* job = up to COPY_ROWS images of one source pixel */
 static void copy_job(void *ctx, int job, int thread)
@@ -103,12 +147,22 @@ static void copy_job(void *ctx, int job, int thread)
     const gather *g = c->g;
     int parts = conv_tiles(g->images, COPY_ROWS), pixel = job / parts, image = job % parts * COPY_ROWS;
     int images = g->images - image < COPY_ROWS ? g->images - image : COPY_ROWS;
+    bool dense = g->s_image == g->channels && c->image == g->channels;
+    int rows = dense ? 1 : images;
+    size_t from = (size_t)(pixel * g->s_pixel + image * g->s_image);
+    float *to = c->to + pixel * c->pixel + image * c->image;
 
     (void)thread;
     if (!g->list->is_source[pixel])
         return;
-    g->op->kern->panels(g->source + pixel * g->s_pixel + image * g->s_image, g->s_image, images, g->len,
-                        g->len, (int)c->image, c->to + pixel * c->pixel + image * c->image);
+    if (g->op->pairs) {
+        copy_pairs(g, images, (const uint16_t *)g->source + from, to, c->image);
+        return;
+    }
+    for (int i = 0; i < rows; i++)
+        g->op->typed->widen((size_t)g->channels * (dense ? images : 1),
+                            hvt__at(g->source, g->op->type, from + (size_t)(i * g->s_image)),
+                            to + i * c->image);
 }
 
 static void copy_source(gather *g, void *ws)
@@ -132,16 +186,20 @@ static void run_gather(gather *g, void *ws)
     const conv_op *op = g->op;
     const conv_list *l = g->list;
     const int threads = hvt__pool_threads(op->pool), steps = conv_tiles(g->columns, 2 * op->kern->vl);
-    size_t weights = sizeof(float) * (size_t)op->taps * (size_t)g->len * (size_t)g->columns;
-    size_t pixel = sizeof(float) * (size_t)op->n * (size_t)g->len;
+    size_t weights = sizeof(float) * (size_t)op->taps * (size_t)l->len * (size_t)g->columns;
+    size_t pixel = sizeof(float) * (size_t)op->n * (size_t)l->len;
     size_t fit = (weights > MANY_WEIGHTS ? LARGE_BLOCK : SMALL_BLOCK) / pixel;
     int each = fit < 1 ? 1 : fit < (size_t)l->pixels ? (int)fit : l->pixels; /* pixels in a block */
     int jobs = threads > 1 ? threads * JOBS_A_THREAD : 1;
 
     if (g->images == 0)
         return;
-    if (l->pitch)
+    if (l->pitch) {
         copy_source(g, ws);
+    } else if (op->pairs) {
+        g->s_pixel /= 2;
+        g->s_image /= 2;
+    }
     g->blocks = conv_tiles(l->pixels, each);
     if (g->blocks > l->runs)
         g->blocks = l->runs;
@@ -152,27 +210,29 @@ static void run_gather(gather *g, void *ws)
     hvt__pool_run(op->pool, g->blocks * g->column_parts * g->row_parts, gather_job, g);
 }
 
-hvt_status conv_forward_cpu(hvt_op *head, int real, const void *x, const float *w, void *y, void *ws)
+hvt_status conv_forward_cpu(hvt_op *head, int real, const void *x, const void *w, void *y, void *ws)
 {
     const conv_op *op = (const conv_op *)head;
     gather g = {.op = op,
                 .list = &op->out,
                 .source = x,
-                .weights = w,
+                .weights = op->w_bytes ? ws : w,
                 .target = y,
                 .s_pixel = op->x_pixel,
                 .s_image = op->x_image,
                 .t_pixel = op->y_pixel,
                 .t_image = op->y_image,
-                .len = op->c,
+                .channels = op->c,
                 .columns = op->k,
                 .images = real * op->rows_per_image};
 
-    run_gather(&g, ws);
+    if (op->w_bytes && g.images)
+        hvt__conv_ready_weights(op, w, ws);
+    run_gather(&g, (char *)ws + op->w_bytes);
     return HVT_OK;
 }
 
-hvt_status conv_backward_x_cpu(hvt_op *head, int real, const float *w, const void *dy, void *dx, bool add,
+hvt_status conv_backward_x_cpu(hvt_op *head, int real, const void *w, const void *dy, void *dx, bool add,
                                void *ws)
 {
     const conv_op *op = (const conv_op *)head;
@@ -185,7 +245,7 @@ hvt_status conv_backward_x_cpu(hvt_op *head, int real, const float *w, const voi
                 .s_image = op->y_image,
                 .t_pixel = op->x_pixel,
                 .t_image = op->x_image,
-                .len = op->k,
+                .channels = op->k,
                 .columns = op->c,
                 .images = real * op->rows_per_image,
                 .add = add};

@@ -45,33 +45,64 @@ static void choose(const hvt_augment_args *a, int n, int p, int first, int count
     }
 }
 
+/* A pixel's c elements, and zeros up to cx. */
+static inline void put_pixel(bool wide, void *dst, const void *src, int c, int cx)
+{
+    for (int k = 0; wide && k < cx; k++)
+        ((float *)dst)[k] = k < c ? ((const float *)src)[k] : 0;
+    for (int k = 0; !wide && k < cx; k++)
+        ((uint16_t *)dst)[k] = k < c ? ((const uint16_t *)src)[k] : 0;
+}
+
+/* Of `images` images from `start` on, pixels [first, first+count) of row p: from tiles, which hold c elements
+ * of a pixel, to where they belong. */
+static inline void put_tiles(bool wide, const hvt_augment_args *a, int start, int images, int p, int first,
+                             int count, const void *tiles, size_t tile)
+{
+    const size_t size = wide ? sizeof(float) : sizeof(uint16_t);
+    const bool hwn = a->order == HVT_ORDER_HWN;
+
+    for (int q = 0; q < count; q++)
+        for (int i = 0; i < images; i++) {
+            size_t pixel = (size_t)p * a->w + first + q;
+            size_t row = hwn ? pixel * a->n + start + i : (size_t)(start + i) * a->h * a->w + pixel;
+
+            put_pixel(wide, (char *)a->dst + row * a->cx * size,
+                      (const char *)tiles + i * tile + (size_t)q * a->c * size, a->c, a->cx);
+        }
+}
+
 static void group_job(void *ctx, int job, int thread)
 {
     const augment *g = ctx;
     const hvt_augment_args *a = g->a;
     const int c = a->c, start = job * GROUP, images = a->real - start < GROUP ? a->real - start : GROUP;
+    const bool wide = a->type == HVT_F32, as_is = wide && a->order == HVT_ORDER_NHW && a->cx == c;
     uint8_t bytes[TILE * MOST_CHANNELS];
     float floats[GROUP][TILE * MOST_CHANNELS];
+    uint16_t halves[GROUP][TILE * MOST_CHANNELS];
 
     (void)thread;
+    for (int i = start; i < start + images; i++)
+        a->dst_labels[i] = a->labels[i];
     for (int p = 0; p < a->h; p++)
         for (int first = 0; first < a->w; first += TILE) {
-            int count = a->w - first < TILE ? a->w - first : TILE;
-            float *hwn = a->dst + (((size_t)p * a->w + first) * a->n + start) * c;
+            const int count = a->w - first < TILE ? a->w - first : TILE;
+            const size_t n = (size_t)count * c;
 
             for (int i = 0; i < images; i++) {
-                float *nhw = a->dst + (((size_t)(start + i) * a->h + p) * a->w + first) * c;
+                const size_t pixel = ((size_t)(start + i) * a->h + p) * a->w + first;
+                float *to = as_is ? (float *)a->dst + pixel * c : floats[i];
 
                 choose(a, start + i, p, first, count, bytes);
-                g->el->normalise((size_t)count * c, bytes, c, g->scale, g->shift,
-                                 a->order == HVT_ORDER_NHW ? nhw : floats[i]);
+                g->el->normalise(n, bytes, c, g->scale, g->shift, to);
+                if (!wide)
+                    g->el->cast(n, 1, to, HVT_F32, halves[i], a->type);
             }
-            if (a->order == HVT_ORDER_NHW)
-                continue;
-            for (int q = 0; q < count; q++, hwn += (size_t)a->n * c)
-                for (int i = 0; i < images; i++)
-                    for (int k = 0; k < c; k++)
-                        hwn[i * c + k] = floats[i][q * c + k];
+            if (wide && !as_is)
+                put_tiles(true, a, start, images, p, first, count, floats, sizeof *floats);
+            else if (!wide)
+                put_tiles(false, a, start, images, p, first, count, halves, sizeof *halves);
         }
 }
 
@@ -93,16 +124,23 @@ hvt_status augment_cpu(hvt_device *d, const hvt_augment_args *a)
 /* ---- subsampling ---- */
 
 typedef struct subsample {
+    const hvt_typed *in;
     hvt_order order;
+    hvt_dtype type;
     int n, h, w, c, p, q, stride, channels, lead;
-    const float *from;
-    float *to;
+    const void *from;
+    void *to;
     bool add;
 } subsample;
 
-static subsample make_subsample(hvt_order o, int n, int h, int w, int c, int stride, int channels)
+static subsample make_subsample(const hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
+                                int stride, int channels)
 {
-    return (subsample){.order = o,
+    const hvt_cpu *cpu = d->state;
+
+    return (subsample){.in = cpu->isa->el->in[t],
+                       .order = o,
+                       .type = t,
                        .n = n,
                        .h = h,
                        .w = w,
@@ -129,15 +167,12 @@ static void subsample_forward_job(void *ctx, int p, int thread)
     (void)thread;
     for (int q = 0; q < s->q; q++)
         for (int n = 0; n < s->n; n++) {
-            const float *x = s->from + row_of(s, s->h, s->w, n, p * s->stride, q * s->stride) * s->c;
-            float *y = s->to + row_of(s, s->p, s->q, n, p, q) * s->channels;
+            size_t x = row_of(s, s->h, s->w, n, p * s->stride, q * s->stride) * s->c;
+            size_t y = row_of(s, s->p, s->q, n, p, q) * s->channels;
 
-            for (int i = 0; i < s->lead; i++)
-                y[i] = 0;
-            for (int i = 0; i < s->c; i++)
-                y[s->lead + i] = x[i];
-            for (int i = s->lead + s->c; i < s->channels; i++)
-                y[i] = 0;
+            memset(hvt__at(s->to, s->type, y), 0, s->channels * hvt_dtype_size(s->type));
+            memcpy(hvt__at(s->to, s->type, y + s->lead), hvt__at(s->from, s->type, x),
+                   s->c * hvt_dtype_size(s->type));
         }
 }
 
@@ -145,9 +180,8 @@ hvt_status subsample_forward_cpu(hvt_device *d, hvt_order o, hvt_dtype t, int n,
                                  int stride, int channels, const void *x, void *y)
 {
     const hvt_cpu *cpu = d->state;
-    subsample s = make_subsample(o, n, h, w, c, stride, channels);
+    subsample s = make_subsample(d, o, t, n, h, w, c, stride, channels);
 
-    HVT_CHECK_F32(t);
     s.from = x;
     s.to = y;
     hvt__pool_run(cpu->pool, s.p, subsample_forward_job, &s);
@@ -162,17 +196,18 @@ static void subsample_backward_job(void *ctx, int h, int thread)
     (void)thread;
     for (int w = 0; w < s->w; w++)
         for (int n = 0; n < s->n; n++) {
-            float *dx = s->to + row_of(s, s->h, s->w, n, h, w) * s->c;
+            void *dx = hvt__at(s->to, s->type, row_of(s, s->h, s->w, n, h, w) * s->c);
+            const void *dy =
+                hvt__at(s->from, s->type,
+                        row_of(s, s->p, s->q, n, h / s->stride, w / s->stride) * s->channels + s->lead);
             bool read = h % s->stride == 0 && w % s->stride == 0;
-            const float *dy =
-                read
-                    ? s->from + row_of(s, s->p, s->q, n, h / s->stride, w / s->stride) * s->channels + s->lead
-                    : NULL;
 
-            for (int i = 0; dy && i < s->c; i++)
-                dx[i] = s->add ? dx[i] + dy[i] : dy[i];
-            for (int i = 0; !dy && !s->add && i < s->c; i++)
-                dx[i] = 0;
+            if (read && s->add)
+                s->in->add(s->c, dx, dy, dx);
+            else if (read)
+                memcpy(dx, dy, s->c * hvt_dtype_size(s->type));
+            else if (!s->add)
+                memset(dx, 0, s->c * hvt_dtype_size(s->type));
         }
 }
 
@@ -180,9 +215,8 @@ hvt_status subsample_backward_cpu(hvt_device *d, hvt_order o, hvt_dtype t, int n
                                   int stride, int channels, const void *dy, void *dx, bool add)
 {
     const hvt_cpu *cpu = d->state;
-    subsample s = make_subsample(o, n, h, w, c, stride, channels);
+    subsample s = make_subsample(d, o, t, n, h, w, c, stride, channels);
 
-    HVT_CHECK_F32(t);
     s.from = dy;
     s.to = dx;
     s.add = add;

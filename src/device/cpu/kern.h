@@ -2,24 +2,19 @@
  * kern.h - the convolution kernels: one text, compiled once per instruction set by kern_<isa>.c, which
  * defines before including it
  *
- *     VL          floats in a vector
+ *     VL          words in a vector
  *     ROWS1 ROWS2 most rows of a tile with one and with two vectors of columns; all 1 .. that exist
- *     PITCH       floats between inner steps of a packed panel, >= ROWS1 and a multiple of VL
+ *     PITCH       words between inner steps of a packed panel, >= ROWS1 and a multiple of VL
  *     EACH1 EACH2 (X): X(1) .. X(ROWS1), X(1) .. X(ROWS2)
  *     vec         a vector, and its verbs below
+ *     ARRANGE     where a word is a pair of bf16: the initializers of arrange_a and arrange_b
  *
- * A tile's accumulators live in registers from the first entry to the last; every element is one chain of
+ * A word is what one multiply-add takes from A for one row: a float, or a pair of bf16 along the inner loop.
+ *  * A tile's accumulators live in registers from the first entry to the last; every element is one chain of
  * multiply-adds in the order entry, inner step, whatever the tile's height, width or place. So an image's
  * result does not depend on which other images share its tile.
  */
-#include "cpu_impl.h"
-
-#define INLINE static inline __attribute__((always_inline))
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 32")
-#endif
+#include "turn.h"
 
 /* `turned`: A's rows lie side by side and the inner step is a_row apart (backward weights); else rows are
  * a_row apart and the inner step is one float. `rows`, `vectors` and `turned` are constants: the loops over
@@ -109,55 +104,15 @@ static hvt_kernel *const gather2[] = {EACH2(GATHER2)};
 static hvt_kernel *const wgrad1[] = {EACH1(WGRAD1)};
 static hvt_kernel *const wgrad2[] = {EACH2(WGRAD2)};
 
-/* Columns past c are filled with zeros up to the next whole vector: a kernel reads vectors. */
-static void panels(const float *x, long ld, int n, int c, int w, int pitch, float *out)
-{
-    for (int i = 0; i < n; i++, x += ld) {
-        float *row = out + (long)i * pitch;
-
-        for (int first = 0; first < c; first += w, row += (long)n * pitch) {
-            int count = c - first < w ? c - first : w;
-            int v = 0;
-
-            for (; v + VL <= count; v += VL)
-                vstore(row + v, vload(x + first + v));
-            if (v < count)
-                vstore(row + v, vload_part(x + first + v, count - v));
-        }
-    }
-}
-
-/* [c][32] of which k columns are filled -> panels of 32 along c: out + (c / 32) * panel holds [k][32]. */
-static void transpose(const float *w, int c, int k, float *out, long panel, bool stream)
-{
-    for (int first = 0; first < c; first += VL) {
-        float *block = out + first / 32 * panel + first % 32;
-        int n = c - first < VL ? c - first : VL;
-
-        for (int col = 0; col < k; col += VL) {
-            vec r[VL];
-
-            UNROLL
-            for (int i = 0; i < VL; i++)
-                r[i] = i < n ? vload(w + (first + i) * 32L + col) : vzero();
-            vturn(r);
-            UNROLL
-            for (int i = 0; i < VL; i++)
-                if (col + i < k) {
-                    if (stream)
-                        vstream(block + (col + i) * 32L, r[i]);
-                    else
-                        vstore(block + (col + i) * 32L, r[i]);
-                }
-        }
-    }
-}
-
+#ifndef ARRANGE
+#define ARRANGE /* floats are arranged by typed.h */
+#endif
 #define KERNELS(isa)                                                                                         \
     const hvt_conv_kernels hvt__conv_##isa = {.vl = VL,                                                      \
                                               .rows = {ROWS1, ROWS2},                                        \
                                               .pitch = PITCH,                                                \
                                               .gather = {gather1, gather2},                                  \
                                               .wgrad = {wgrad1, wgrad2},                                     \
-                                              .panels = panels,                                              \
-                                              .transpose = transpose}
+                                              .transpose = transpose,                                        \
+                                              .depth = 1,                                                    \
+                                              ARRANGE}

@@ -23,7 +23,7 @@ typedef struct cut {
     int parts;
 } cut;
 
-static cut by_rows(const hvt_elementwise *el, hvt_rows r, int c)
+static cut by_rows(const hvt_typed *el, hvt_rows r, int c)
 {
     enum { LEAST = 64, ELEMENTS = 32768 };
     const size_t rows = (size_t)r.blocks * r.real, unit = 8 * (size_t)el->row_step(c);
@@ -35,7 +35,7 @@ static cut by_rows(const hvt_elementwise *el, hvt_rows r, int c)
     return (cut){rows, step, c, c, (int)((rows + step - 1) / step)};
 }
 
-static cut cut_matrix(const hvt_elementwise *el, hvt_rows r, int c)
+static cut cut_matrix(const hvt_typed *el, hvt_rows r, int c)
 {
     enum { FEW = 512, MANY = 256, LEAST = 64, ELEMENTS = 131072, PARTS = 8 };
     const size_t rows = (size_t)r.blocks * r.real;
@@ -75,6 +75,7 @@ static hvt_status check_channels(int c, int most)
 
 typedef struct bn {
     const hvt_elementwise *el;
+    const hvt_typed *in; /* the type of x */
     hvt_scratch *s;
     cut k;
     hvt_bn_consts consts;
@@ -83,14 +84,15 @@ typedef struct bn {
     bool keep;                          /* the first leaves dz in dresidual */
 } bn;
 
-static bn make_bn(hvt_device *d, hvt_rows rows, int c)
+static bn make_bn(hvt_device *d, hvt_dtype t, hvt_rows rows, int c)
 {
     const hvt_cpu *cpu = d->state;
     hvt_scratch *s = cpu->scratch;
 
     return (bn){.el = cpu->isa->el,
+                .in = cpu->isa->el->in[t],
                 .s = s,
-                .k = cut_matrix(cpu->isa->el, rows, c),
+                .k = cut_matrix(cpu->isa->el->in[t], rows, c),
                 .consts = {s->consts[0], s->consts[1], s->consts[2]}};
 }
 
@@ -105,7 +107,7 @@ static void stats_job(void *ctx, int i, int thread)
     const bn *b = ctx;
 
     (void)thread;
-    b->el->bn_stats(b->fwd->rows, b->k.c, b->fwd->x, part_at(&b->k, i), sums_of(b, 0, i), sums_of(b, 1, i));
+    b->in->bn_stats(b->fwd->rows, b->k.c, b->fwd->x, part_at(&b->k, i), sums_of(b, 0, i), sums_of(b, 1, i));
 }
 
 static void apply_job(void *ctx, int job, int thread)
@@ -113,7 +115,7 @@ static void apply_job(void *ctx, int job, int thread)
     const bn *b = ctx;
 
     (void)thread;
-    b->el->bn_apply(b->fwd, b->consts, part_at(&b->k, b->k.parts - 1 - job));
+    b->in->bn_apply(b->fwd, b->consts, part_at(&b->k, b->k.parts - 1 - job));
 }
 
 /* Join the statistics of `parts` parts from part i on, which are those of columns [col, col + cols). */
@@ -132,7 +134,7 @@ static void train_columns_job(void *ctx, int i, int thread)
 
     stats_job(ctx, i, thread);
     finish(b, 1, &b->k.rows, i, p.col, p.cols);
-    b->el->bn_apply(b->fwd, b->consts, p);
+    b->in->bn_apply(b->fwd, b->consts, p);
 }
 
 hvt_status bn_train_cpu(hvt_device *d, const hvt_bn_args *a)
@@ -141,9 +143,8 @@ hvt_status bn_train_cpu(hvt_device *d, const hvt_bn_args *a)
     size_t count[HVT_PARTS];
     bn b;
 
-    HVT_CHECK_F32(a->type);
     HVT_TRY(check_channels(a->c, HVT_CHANNELS));
-    b = make_bn(d, a->rows, a->c);
+    b = make_bn(d, a->type, a->rows, a->c);
     b.fwd = a;
     if (is_by_columns(&b.k)) {
         hvt__pool_run(cpu->pool, b.k.parts, train_columns_job, &b);
@@ -165,9 +166,8 @@ hvt_status bn_infer_cpu(hvt_device *d, const hvt_bn_args *a)
     const hvt_cpu *cpu = d->state;
     bn b;
 
-    HVT_CHECK_F32(a->type);
     HVT_TRY(check_channels(a->c, HVT_CHANNELS));
-    b = make_bn(d, a->rows, a->c);
+    b = make_bn(d, a->type, a->rows, a->c);
     b.fwd = a;
     for (int c = 0; c < a->c; c++)
         b.consts.scale[c] = a->gamma[c] * (float)(1 / sqrt((double)a->rstd[c] + a->eps));
@@ -180,7 +180,7 @@ static void sums_job(void *ctx, int i, int thread)
     const bn *b = ctx;
 
     (void)thread;
-    b->el->bn_sums(b->sums, b->consts, part_at(&b->k, i), b->keep, sums_of(b, 0, i), sums_of(b, 1, i));
+    b->in->bn_sums(b->sums, b->consts, part_at(&b->k, i), b->keep, sums_of(b, 0, i), sums_of(b, 1, i));
 }
 
 static void dx_job(void *ctx, int job, int thread)
@@ -188,7 +188,7 @@ static void dx_job(void *ctx, int job, int thread)
     const bn *b = ctx;
 
     (void)thread;
-    b->el->bn_dx(b->bwd, b->consts, part_at(&b->k, b->k.parts - 1 - job));
+    b->in->bn_dx(b->bwd, b->consts, part_at(&b->k, b->k.parts - 1 - job));
 }
 
 static void backward_columns_job(void *ctx, int i, int thread)
@@ -199,7 +199,7 @@ static void backward_columns_job(void *ctx, int i, int thread)
     sums_job(ctx, i, thread);
     b->el->bn_grad_finish(b->sums, b->k.rows, 1, sums_of(b, 0, i), sums_of(b, 1, i), p.col, p.cols,
                           b->consts);
-    b->el->bn_dx(b->bwd, b->consts, p);
+    b->in->bn_dx(b->bwd, b->consts, p);
 }
 
 hvt_status bn_backward_cpu(hvt_device *d, const hvt_bn_grad_args *a)
@@ -208,9 +208,8 @@ hvt_status bn_backward_cpu(hvt_device *d, const hvt_bn_grad_args *a)
     hvt_bn_grad_args second = *a;
     bn b;
 
-    HVT_CHECK_F32(a->type);
     HVT_TRY(check_channels(a->c, HVT_CHANNELS));
-    b = make_bn(d, a->rows, a->c);
+    b = make_bn(d, a->type, a->rows, a->c);
     b.sums = a;
     b.bwd = &second;
     b.keep = a->y && a->dresidual && !a->add_residual;
@@ -231,11 +230,13 @@ hvt_status bn_backward_cpu(hvt_device *d, const hvt_bn_grad_args *a)
     return HVT_OK;
 }
 
-hvt_status bn_update_cpu(hvt_device *d, int c, float rate, float scale, const float *moments, float *run_mean,
-                         float *run_var)
+hvt_status bn_update_cpu(hvt_device *d, const hvt_step_state *step, int c, float rate, float scale,
+                         const float *moments, float *run_mean, float *run_var)
 {
     const hvt_cpu *cpu = d->state;
 
+    if (step->stop)
+        return HVT_OK;
     cpu->isa->el->bn_moving((size_t)c, rate, scale, moments, run_mean);
     cpu->isa->el->bn_moving((size_t)c, rate, scale, moments + c, run_var);
     return HVT_OK;
@@ -244,11 +245,13 @@ hvt_status bn_update_cpu(hvt_device *d, int c, float rate, float scale, const fl
 /* ---- bias ---- */
 
 typedef struct bias {
-    const hvt_elementwise *el;
+    const hvt_typed *in;
     hvt_rows rows;
     cut k;
-    const float *b, *dy;
-    float *y, *part;
+    const float *b;
+    const void *dy;
+    void *y;
+    float *part;
 } bias;
 
 static void bias_forward_job(void *ctx, int i, int thread)
@@ -256,17 +259,16 @@ static void bias_forward_job(void *ctx, int i, int thread)
     const bias *b = ctx;
 
     (void)thread;
-    b->el->bias(b->rows, b->k.c, b->b, b->y, part_at(&b->k, i));
+    b->in->bias(b->rows, b->k.c, b->b, b->y, part_at(&b->k, i));
 }
 
 hvt_status bias_forward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y)
 {
     const hvt_cpu *cpu = d->state;
-    bias job = {.el = cpu->isa->el, .rows = rows, .b = b, .y = y};
+    bias job = {.in = cpu->isa->el->in[t], .rows = rows, .b = b, .y = y};
 
-    HVT_CHECK_F32(t);
     HVT_TRY(check_channels(c, HVT_PART_FLOATS));
-    job.k = by_rows(job.el, rows, c);
+    job.k = by_rows(job.in, rows, c);
     hvt__pool_run(cpu->pool, job.k.parts, bias_forward_job, &job);
     return HVT_OK;
 }
@@ -276,17 +278,16 @@ static void bias_backward_job(void *ctx, int i, int thread)
     const bias *b = ctx;
 
     (void)thread;
-    b->el->sums(b->rows, b->k.c, b->dy, part_at(&b->k, i), b->part + (size_t)i * b->k.c);
+    b->in->sums(b->rows, b->k.c, b->dy, part_at(&b->k, i), b->part + (size_t)i * b->k.c);
 }
 
 hvt_status bias_backward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy, float *db)
 {
     const hvt_cpu *cpu = d->state;
-    bias job = {.el = cpu->isa->el, .rows = rows, .dy = dy, .part = cpu->scratch->part[0]};
+    bias job = {.in = cpu->isa->el->in[t], .rows = rows, .dy = dy, .part = cpu->scratch->part[0]};
 
-    HVT_CHECK_F32(t);
     HVT_TRY(check_channels(c, HVT_PART_FLOATS));
-    job.k = by_rows(job.el, rows, c);
+    job.k = by_rows(job.in, rows, c);
     hvt__pool_run(cpu->pool, job.k.parts, bias_backward_job, &job);
     for (int i = 0; i < c; i++) {
         double sum = 0;
@@ -301,9 +302,10 @@ hvt_status bias_backward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, c
 /* ---- loss ---- */
 
 typedef struct xent {
-    const hvt_elementwise *el;
+    const hvt_typed *in;
     const hvt_xent_args *a;
     size_t rows, step;
+    float scale;
 } xent;
 
 static void xent_job(void *ctx, int job, int thread)
@@ -313,24 +315,23 @@ static void xent_job(void *ctx, int job, int thread)
     size_t first = (size_t)job * x->step, end = first + x->step < x->rows ? first + x->step : x->rows;
 
     (void)thread;
-    for (size_t i = first; i < end; i++) {
-        float *dx = a->dlogits ? (float *)a->dlogits + i * a->classes : NULL;
-
+    for (size_t i = first; i < end; i++)
         if (i % a->rows.block < (size_t)a->rows.real)
-            x->el->xent_row((const float *)a->logits + i * a->classes, a->classes, a->labels[i], dx,
-                            &a->loss[i], &a->place[i]);
-        else if (dx)
-            memset(dx, 0, (size_t)a->classes * sizeof *dx);
-    }
+            x->in->xent_row(a, i, x->scale);
+        else if (a->dlogits)
+            memset(hvt__at(a->dlogits, a->type, i * a->classes), 0, a->classes * hvt_dtype_size(a->type));
 }
 
 hvt_status xent_cpu(hvt_device *d, const hvt_xent_args *a)
 {
     const hvt_cpu *cpu = d->state;
-    xent x = {cpu->isa->el, a, (size_t)a->rows.blocks * a->rows.block, 1 + 2048 / a->classes};
+    xent x = {.in = cpu->isa->el->in[a->type],
+              .a = a,
+              .rows = (size_t)a->rows.blocks * a->rows.block,
+              .step = 1 + 2048 / (size_t)a->classes,
+              .scale = a->scale ? *a->scale : 1};
     double sum = 0, top1 = 0, top5 = 0;
 
-    HVT_CHECK_F32(a->type);
     hvt__pool_run(cpu->pool, (int)((x.rows + x.step - 1) / x.step), xent_job, &x);
     for (size_t i = 0; i < x.rows; i++) {
         if (i % a->rows.block >= (size_t)a->rows.real)

@@ -1,8 +1,9 @@
 /*
- * Pooling. A pixel is a vector of floats that are pooled side by side: in HWN order the [N, C] matrix of all
- * images, in NHW order the C channels of one. So a window is a list of addresses, and one kernel walks it.
+ * Pooling. A pixel is a vector of elements that are pooled side by side: in HWN order the [N, C] matrix of
+ * all images, in NHW order the C channels of one. So a window is a list of addresses, and one kernel walks
+ * it.
  *
- * Work is cut into *slices* (HWN: some of a pixel's floats, few enough for the windows of neighbouring
+ * Work is cut into *slices* (HWN: some of a pixel's elements, few enough for the windows of neighbouring
  * outputs to find them in the cache; NHW: an image) and rows of pixels. Backward, too, is gathered: an input
  * pixel adds up the outputs that chose it, in one order, so no two threads write one place.
  */
@@ -18,10 +19,10 @@ enum { MOST_WINDOW = 15, MOST_TAPS = MOST_WINDOW * MOST_WINDOW, SLICE = 2048 };
 typedef struct pool {
     hvt_op op;
     hvt_pool_desc d;
-    int p, q; /* output [n,p,q,c] */
-    const hvt_elementwise *el;
+    int p, q;            /* output [n,p,q,c] */
+    const hvt_typed *in; /* d.type */
     hvt_pool *threads;
-    size_t pixel; /* floats from a pixel to the next */
+    size_t pixel; /* elements from a pixel to the next */
 } pool;
 
 static void free_pool(hvt_op *op)
@@ -34,7 +35,7 @@ hvt_status pool_plan_cpu(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op,
     const hvt_cpu *cpu = d->state;
     pool *o;
 
-    HVT_CHECK_F32(p->type);
+    HVT_CHECK_ACTIVATIONS(p->type);
     if (!p->mean)
         HVT_CHECK(p->size > 0 && p->size <= MOST_WINDOW && p->stride > 0 && p->pad >= 0 &&
                       p->pad * 2 <= p->size && p->h + 2 * p->pad >= p->size && p->w + 2 * p->pad >= p->size,
@@ -47,7 +48,7 @@ hvt_status pool_plan_cpu(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op,
                 *p,
                 p->mean ? 1 : hvt__conv_out(p->h, p->size, p->stride, p->pad),
                 p->mean ? 1 : hvt__conv_out(p->w, p->size, p->stride, p->pad),
-                cpu->isa->el,
+                cpu->isa->el->in[p->type],
                 cpu->pool,
                 p->order == HVT_ORDER_HWN ? (size_t)p->n * p->c : (size_t)p->c};
     *ret_op = &o->op;
@@ -59,10 +60,10 @@ hvt_status pool_plan_cpu(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op,
 
 typedef struct pass {
     const pool *o;
-    size_t floats; /* real ones of a pixel */
+    size_t elements; /* real ones of a pixel */
     int slices, rows;
-    const float *from;
-    float *to;
+    const void *from;
+    void *to;
     uint8_t *saved;
     bool add;
 } pass;
@@ -71,24 +72,36 @@ static pass make_pass(const pool *o, int real, int rows)
 {
     const hvt_pool_desc *d = &o->d;
     bool hwn = d->order == HVT_ORDER_HWN;
-    size_t floats = hwn ? (size_t)real * d->c : (size_t)d->c;
+    size_t elements = hwn ? (size_t)real * d->c : (size_t)d->c;
 
-    return (pass){
-        .o = o, .floats = floats, .slices = hwn ? (int)((floats + SLICE - 1) / SLICE) : real, .rows = rows};
+    return (pass){.o = o,
+                  .elements = elements,
+                  .slices = hwn ? (int)((elements + SLICE - 1) / SLICE) : real,
+                  .rows = rows};
 }
 
-/* Floats of a slice, and where they begin in the first pixel of the input and of the output. */
+/* Elements of a slice, and where they begin in the first pixel of the input and of the output. */
 static size_t slice(const pass *s, int i, size_t *ret_in, size_t *ret_out)
 {
     const hvt_pool_desc *d = &s->o->d;
 
     if (d->order == HVT_ORDER_HWN) {
         *ret_in = *ret_out = (size_t)i * SLICE;
-        return s->floats - *ret_in < SLICE ? s->floats - *ret_in : SLICE;
+        return s->elements - *ret_in < SLICE ? s->elements - *ret_in : SLICE;
     }
     *ret_in = (size_t)i * d->h * d->w * d->c;
     *ret_out = (size_t)i * s->o->p * s->o->q * d->c;
-    return s->floats;
+    return s->elements;
+}
+
+static const void *from_at(const pass *s, size_t i)
+{
+    return hvt__at(s->from, s->o->d.type, i);
+}
+
+static void *to_at(const pass *s, size_t i)
+{
+    return hvt__at(s->to, s->o->d.type, i);
 }
 
 /* ---- mean ---- */
@@ -101,7 +114,7 @@ static void mean_forward_job(void *ctx, int job, int thread)
     int pixels = o->d.h * o->d.w;
 
     (void)thread;
-    o->el->mean_forward(n, s->from + in, o->pixel, pixels, 1 / (float)pixels, s->to + out);
+    o->in->mean_forward(n, from_at(s, in), o->pixel, pixels, 1 / (float)pixels, to_at(s, out));
 }
 
 static void mean_backward_job(void *ctx, int job, int thread)
@@ -113,8 +126,8 @@ static void mean_backward_job(void *ctx, int job, int thread)
 
     (void)thread;
     for (int w = 0; w < o->d.w; w++)
-        o->el->scale(n, 1 / (float)pixels, s->from + out, s->to + in + ((size_t)row * o->d.w + w) * o->pixel,
-                     s->add);
+        o->in->scale(n, 1 / (float)pixels, from_at(s, out),
+                     to_at(s, in + ((size_t)row * o->d.w + w) * o->pixel), s->add);
 }
 
 /* ---- maximum ---- */
@@ -130,7 +143,7 @@ static void max_forward_job(void *ctx, int job, int thread)
 
     (void)thread;
     for (int q = 0; q < o->q; q++) {
-        const float *window[MOST_TAPS];
+        const void *window[MOST_TAPS];
         uint8_t place[MOST_TAPS];
         size_t to = out + ((size_t)p * o->q + q) * o->pixel;
         int count = 0;
@@ -141,10 +154,10 @@ static void max_forward_job(void *ctx, int job, int thread)
 
                 if (h < 0 || h >= d->h || w < 0 || w >= d->w)
                     continue;
-                window[count] = s->from + in + ((size_t)h * d->w + w) * o->pixel;
+                window[count] = from_at(s, in + ((size_t)h * d->w + w) * o->pixel);
                 place[count++] = (uint8_t)(r * d->size + t);
             }
-        o->el->max_forward(n, window, place, count, s->to + to, s->saved + to);
+        o->in->max_forward(n, window, place, count, to_at(s, to), s->saved + to);
     }
 }
 
@@ -159,7 +172,7 @@ static void max_backward_job(void *ctx, int job, int thread)
 
     (void)thread;
     for (int w = 0; w < d->w; w++) {
-        const float *dy[MOST_TAPS];
+        const void *dy[MOST_TAPS];
         const uint8_t *saved[MOST_TAPS];
         uint8_t place[MOST_TAPS];
         int count = 0;
@@ -173,11 +186,11 @@ static void max_backward_job(void *ctx, int job, int thread)
                     q / d->stride >= o->q)
                     continue;
                 from = out + ((size_t)(p / d->stride) * o->q + q / d->stride) * o->pixel;
-                dy[count] = s->from + from;
+                dy[count] = from_at(s, from);
                 saved[count] = s->saved + from;
                 place[count++] = (uint8_t)(r * d->size + t);
             }
-        o->el->max_backward(n, dy, saved, place, count, s->to + in + ((size_t)h * d->w + w) * o->pixel,
+        o->in->max_backward(n, dy, saved, place, count, to_at(s, in + ((size_t)h * d->w + w) * o->pixel),
                             s->add);
     }
 }

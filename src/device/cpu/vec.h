@@ -155,6 +155,7 @@ INLINE F f_keep(F y, F d)
 /* ---- the same for all sets ---- */
 
 typedef int32_t I __attribute__((vector_size(VL * 4)));
+typedef I M; /* formula.h's */
 typedef uint32_t U __attribute__((vector_size(VL * 4)));
 typedef uint16_t H __attribute__((vector_size(VL * 2)));
 typedef uint8_t B __attribute__((vector_size(VL)));

@@ -1,8 +1,8 @@
 /*
- * Weights in panels of 32 filters, [ceil(K/32)][tap][C][32], and the two copies of them that exist: canonical
- * [K,C,R,S] for files, and panels along c, [ceil(C/32)][tap][K][32], for backward data. Momentum and
- * gradients lie as the weights do. The layout is the same for every instruction set; padding columns are
- * zero.
+ * Weights in panels of 32 filters, [ceil(K/32)][tap][C][32], and the copies of them that exist: canonical
+ * [K,C,R,S] for files; panels along c, [ceil(C/32)][tap][K][32], for backward data; and in 16 bits what
+ * forward reads, widened to floats or with (c, c + 1) in pairs. Momentum and gradients lie as the weights do.
+ * The layout is the same for every instruction set; padding columns are zero.
  */
 #include "conv_impl.h"
 
@@ -28,8 +28,21 @@ void conv_permute_cpu(const hvt_op *head, bool to_file, float *mine, float *kcrs
 
 typedef struct turn {
     const conv_op *op;
-    const float *w;
+    const void *w; /* of op->type */
 } turn;
+
+/* Some channels of a tap of a panel, [CONV_PANEL][CONV_PANEL], are turned at a time: so many are widened. */
+static void turn_widened(const conv_op *op, const void *w, int k, float *out, long panel)
+{
+    _Alignas(64) float wide[CONV_PANEL * CONV_PANEL];
+
+    for (int c = 0; c < op->c; c += CONV_PANEL, out += panel) {
+        int count = op->c - c < CONV_PANEL ? op->c - c : CONV_PANEL;
+
+        op->typed->widen((size_t)count * CONV_PANEL, hvt__at(w, op->type, (size_t)c * CONV_PANEL), wide);
+        op->kern->transpose(wide, count, k, out, panel, op->stream);
+    }
+}
 
 /* job = one tap of one panel */
 static void turn_job(void *ctx, int job, int thread)
@@ -42,14 +55,21 @@ static void turn_job(void *ctx, int job, int thread)
     (void)thread;
     if (!op->tap_used[tap])
         return;
-    op->kern->transpose(g->w + conv_weight(op->taps, op->c, tap, 0, column), op->c, k,
-                        op->turned + conv_weight(op->taps, op->k, tap, column, 0),
-                        (long)op->taps * op->k * CONV_PANEL, op->stream);
+    const void *w = hvt__at(g->w, op->type, (size_t)conv_weight(op->taps, op->c, tap, 0, column));
+    float *out = op->turned + conv_weight(op->taps, op->in.len, tap, op->pairs ? column / 2 : column, 0);
+    long next = (long)op->taps * op->in.len * CONV_PANEL;
+
+    if (op->pairs) /* along k they are paired as they lie */
+        op->kern->transpose(w, op->c, (k + 1) / 2, out, next, op->stream);
+    else if (op->type == HVT_F32)
+        op->kern->transpose(w, op->c, k, out, next, op->stream);
+    else
+        turn_widened(op, w, k, out, next);
     if (op->stream)
         conv_fence();
 }
 
-hvt_status conv_pack_cpu(hvt_op *head, const float *w)
+hvt_status conv_pack_cpu(hvt_op *head, const void *w)
 {
     conv_op *op = (conv_op *)head;
     turn g = {op, w};
@@ -57,4 +77,53 @@ hvt_status conv_pack_cpu(hvt_op *head, const float *w)
     if (op->turned)
         hvt__pool_run(op->pool, conv_panels(op->k) * op->taps, turn_job, &g);
     return HVT_OK;
+}
+
+/* ---- what forward reads ---- */
+
+enum { WIDEN = 8192 }; /* weights of a job */
+
+typedef struct ready {
+    const conv_op *op;
+    const void *w; /* of op->type */
+    float *to;
+} ready;
+
+static void widen_job(void *ctx, int job, int thread)
+{
+    const ready *g = ctx;
+    size_t first = (size_t)job * WIDEN, all = g->op->w_bytes / sizeof(float);
+
+    (void)thread;
+    g->op->typed->widen(all - first < WIDEN ? all - first : WIDEN, hvt__at(g->w, g->op->type, first),
+                        g->to + first);
+}
+
+/* job = one tap of one panel */
+static void pair_job(void *ctx, int job, int thread)
+{
+    const ready *g = ctx;
+    const conv_op *op = g->op;
+    const conv_list *l = &op->out;
+    int tap = job % op->taps, column = job / op->taps * CONV_PANEL;
+    hvt_pairs p = {.x = (const uint16_t *)g->w + conv_weight(op->taps, op->c, tap, 0, column),
+                   .ld = CONV_PANEL,
+                   .n = op->c,
+                   .c = CONV_PANEL,
+                   .len = l->len,
+                   .depth = l->depth};
+
+    (void)thread;
+    if (op->tap_used[tap])
+        op->kern->arrange_b(&p, CONV_PANEL, g->to + conv_weight(op->taps, l->len, tap, 0, column));
+}
+
+void hvt__conv_ready_weights(const conv_op *op, const void *w, float *ws)
+{
+    ready g = {op, w, ws};
+
+    if (op->pairs)
+        hvt__pool_run(op->pool, conv_panels(op->k) * op->taps, pair_job, &g);
+    else
+        hvt__pool_run(op->pool, (int)((op->w_bytes / sizeof(float) + WIDEN - 1) / WIDEN), widen_job, &g);
 }

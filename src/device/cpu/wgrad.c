@@ -16,13 +16,31 @@
 
 typedef struct wgrad {
     const conv_op *op;
-    const float *x, *dy;
+    const void *x, *dy; /* of op->type */
     float *dw, *x_copy, *y_copy;
     int block, image, images; /* this chunk's */
+    int len, depth;           /* its words */
     int column_parts, row_parts;
 } wgrad;
 
 /* ---- copies: job = one pixel of x or of dy ---- */
+
+/* Pixel p of x (a) or of dy in panels of w columns. */
+static void arrange(const wgrad *g, bool a, int p, int w, int pitch, float *out)
+{
+    const conv_op *op = g->op;
+    const int c = a ? op->c : op->k;
+    const long image = a ? op->x_image : op->y_image, pixel = a ? op->x_pixel : op->y_pixel;
+    const void *from = hvt__at(a ? g->x : g->dy, op->type, (size_t)(p * pixel + g->image * image));
+
+    if (op->pairs) {
+        hvt_pairs pairs = {from, image, g->images, c, g->len, g->depth};
+
+        (a ? op->kern->arrange_a : op->kern->arrange_b)(&pairs, w, out);
+    } else {
+        op->typed->panels(from, image, g->images, c, w, pitch, out);
+    }
+}
 
 static void copy_job(void *ctx, int job, int thread)
 {
@@ -35,13 +53,11 @@ static void copy_job(void *ctx, int job, int thread)
     if (job < fresh) {
         int i = b->fresh + job;
 
-        op->kern->panels(g->x + op->used[i] * op->x_pixel + g->image * op->x_image, op->x_image, g->images,
-                         op->c, op->a_rows, op->kern->pitch, g->x_copy + i % op->slots * op->a_slot);
+        arrange(g, true, op->used[i], op->a_rows, op->kern->pitch, g->x_copy + i % op->slots * op->a_slot);
     } else {
         int i = job - fresh;
 
-        op->kern->panels(g->dy + (b->pixel + i) * op->y_pixel + g->image * op->y_image, op->y_image,
-                         g->images, op->k, CONV_PANEL, CONV_PANEL, g->y_copy + i * op->b_slot);
+        arrange(g, false, b->pixel + i, CONV_PANEL, CONV_PANEL, g->y_copy + i * op->b_slot);
     }
 }
 
@@ -63,8 +79,12 @@ static void product_job(void *ctx, int job, int thread)
     const int *first = &op->first[g->block * op->taps + tap];
     const int width = op->vectors * op->kern->vl, steps = conv_tiles(op->k, width);
     const bool fresh = g->block == 0 && g->image == 0;
-    hvt_tile t = {
-        .e = op->e + first[0], .entries = first[1] - first[0], .len = g->images, .c_row = CONV_PANEL};
+    hvt_tile t = {.e = op->e + first[0],
+                  .entries = first[1] - first[0],
+                  .len = g->len,
+                  .depth = g->depth,
+                  .high = op->a_rows,
+                  .c_row = CONV_PANEL};
 
     (void)thread;
     if (t.entries == 0 && !fresh)
@@ -75,15 +95,16 @@ static void product_job(void *ctx, int job, int thread)
     t.a_row = op->slots ? op->kern->pitch : op->x_image;
     t.b_entry = op->copy_y ? op->b_slot : op->y_pixel;
     t.b_row = op->copy_y ? CONV_PANEL : op->y_image;
+    if (op->kern->begin)
+        op->kern->begin(t.high, t.depth);
     for (int i = conv_part(steps, columns, g->column_parts);
          i < conv_part(steps, columns + 1, g->column_parts); i++) {
         int column = i * width, vectors;
 
         t.nc = op->k - column < width ? op->k - column : width;
         vectors = t.nc > op->kern->vl ? 2 : 1;
-        t.b = op->copy_y
-                  ? g->y_copy + (long)(column / CONV_PANEL) * g->images * CONV_PANEL + column % CONV_PANEL
-                  : g->dy + g->image * op->y_image + column;
+        t.b = op->copy_y ? g->y_copy + (long)(column / CONV_PANEL) * g->len * CONV_PANEL + column % CONV_PANEL
+                         : (const float *)g->dy + g->image * op->y_image + column;
         for (int j = conv_part(op->a_tiles, rows, g->row_parts);
              j < conv_part(op->a_tiles, rows + 1, g->row_parts); j++) {
             int channel = j * op->a_rows;
@@ -91,8 +112,9 @@ static void product_job(void *ctx, int job, int thread)
 
             if (count <= 0)
                 continue;
-            t.a = op->slots ? g->x_copy + (long)j * g->images * op->kern->pitch
-                            : g->x + g->image * op->x_image + channel;
+            t.a = op->slots ? g->x_copy + (long)j * g->len * op->kern->pitch
+                            : (const float *)g->x + g->image * op->x_image + channel;
+            t.rows = count;
             t.c = g->dw + conv_weight(op->taps, op->c, tap, channel, column);
             op->kern->wgrad[vectors - 1][count - 1](&t);
             if (fresh && column + t.nc == op->k && op->k % CONV_PANEL) /* the last panel's padding */
@@ -101,6 +123,8 @@ static void product_job(void *ctx, int job, int thread)
                            sizeof(float) * (size_t)(CONV_PANEL - op->k % CONV_PANEL));
         }
     }
+    if (op->kern->end)
+        op->kern->end();
     if (t.stream)
         conv_fence();
 }
@@ -124,6 +148,7 @@ hvt_status conv_backward_w_cpu(hvt_op *head, int real, const void *x, const void
     g.row_parts = jobs < op->a_tiles ? jobs : op->a_tiles;
     for (g.image = 0; g.image < images; g.image += op->chunk) {
         g.images = images - g.image < op->chunk ? images - g.image : op->chunk;
+        g.len = conv_words(op->kern, g.images, &g.depth);
         for (g.block = 0; g.block < op->blocks; g.block++) {
             if (copies(&g))
                 hvt__pool_run(op->pool, copies(&g), copy_job, &g);

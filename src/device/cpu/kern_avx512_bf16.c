@@ -1,0 +1,35 @@
+/*
+ * Convolution kernels of 14 x 32 where vdpbf16ps multiplies a pair of bf16 and adds both products:
+ * kern_avx512.c with other words. The pair's odd half is added first. See kern.h.
+ */
+#include "avx512.h"
+
+#include "pairs.h"
+
+#include <string.h>
+
+#define ROWS1    16
+#define ROWS2    14
+#define PITCH    16
+#define EACH2(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
+#define EACH1(X) EACH2(X) X(15) X(16)
+
+#define vmuladd(a, b, c) _mm512_dpbf16_ps(c, (__m512bh)(a), (__m512bh)(b))
+
+INLINE vec vbroadcast(const float *p)
+{
+    int word;
+
+    memcpy(&word, p, sizeof word); /* two bf16, which as a float may be anything */
+    return _mm512_castsi512_ps(_mm512_set1_epi32(word));
+}
+
+static void arrange_a(const hvt_pairs *p, int w, float *out)
+{
+    pair_panels(p, w, PITCH, out);
+}
+
+#define ARRANGE .arrange_a = arrange_a, .arrange_b = arrange_b
+#include "kern.h"
+
+KERNELS(avx512_bf16);

@@ -1,0 +1,47 @@
+/*
+ * turn.h - turning a tap of a panel of weights for backward data, whatever its words are: see kern.h, which
+ * includes it, for what must be defined before.
+ */
+#ifndef HVT_TURN_H
+#define HVT_TURN_H
+
+#include "cpu_impl.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
+#ifndef WEIGHTS_ROW
+#define WEIGHTS_ROW 32 /* words in which a panel's 32 columns lie */
+#endif
+
+/* [c][WEIGHTS_ROW] of which k words are filled -> panels of 32 along c: out + (c / 32) * panel holds [k][32].
+ */
+static void transpose(const float *w, int c, int k, float *out, long panel, bool stream)
+{
+    for (int first = 0; first < c; first += VL) {
+        float *block = out + first / 32 * panel + first % 32;
+        int n = c - first < VL ? c - first : VL;
+
+        for (int col = 0; col < k; col += VL) {
+            vec r[VL];
+
+            UNROLL
+            for (int i = 0; i < VL; i++)
+                r[i] = i < n ? vload(w + (first + i) * (long)WEIGHTS_ROW + col) : vzero();
+            vturn(r);
+            UNROLL
+            for (int i = 0; i < VL; i++)
+                if (col + i < k) {
+                    if (stream)
+                        vstream(block + (col + i) * 32L, r[i]);
+                    else
+                        vstore(block + (col + i) * 32L, r[i]);
+                }
+        }
+    }
+}
+
+#endif /* HVT_TURN_H */

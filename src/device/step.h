@@ -1,0 +1,97 @@
+/*
+ * step.h - the rules of a step: does it update, with which loss scale does the run go on, does it end here?
+ *
+ * One text for every device: a host device calls it, a GPU's kernel of one thread is made of it (there HVT_FN
+ * says that it runs on both sides). All ranks give the same sums and the same `bad`, so they decide alike
+ * without a message.
+ *
+ *   loss not finite          stop. Nothing is applied or counted; no scale would help.
+ *   gradients not finite     skip: the parameters stay. The scale moves as in torch.amp.GradScaler: times
+ *                            `backoff` now, times `growth` after `interval` updates in a row. At `floor` it
+ *                            cannot fall, and the next such step stops the run; so do HVT__SKIPS_MOST of them
+ *                            in a row where the scale is fixed, for then nothing else would end it.
+ *   else                     update.
+ *
+ * Included by src/device and cuda/. Nothing else.
+ */
+#ifndef HVT_STEP_H
+#define HVT_STEP_H
+
+#include "device_impl.h"
+#include "half.h" /* HVT_FN */
+
+enum { HVT__SKIPS_MOST = 100 };
+
+HVT_FN bool hvt__is_finite(float x)
+{
+    return x - x == 0;
+}
+
+HVT_FN void hvt__step_stop(hvt_step_state *s, hvt_stop why, float loss, uint64_t bad)
+{
+    s->stop = why;
+    s->stop_step = s->steps;
+    s->stop_loss = loss;
+    s->stop_bad = bad;
+}
+
+/* Gradients are not finite: may the run go on? */
+HVT_FN bool hvt__step_back_off(hvt_step_state *s)
+{
+    s->skips_in_row++;
+    if (!s->interval)
+        return s->skips_in_row < HVT__SKIPS_MOST;
+    if (s->loss_scale <= s->floor)
+        return false;
+    s->loss_scale *= s->backoff;
+    if (s->loss_scale < s->floor)
+        s->loss_scale = s->floor;
+    s->good = 0;
+    return true;
+}
+
+HVT_FN void hvt__step_grow(hvt_step_state *s)
+{
+    float grown = s->loss_scale * s->growth;
+
+    s->skips_in_row = 0;
+    if (!s->interval || ++s->good != s->interval)
+        return;
+    s->good = 0;
+    if (hvt__is_finite(grown))
+        s->loss_scale = grown;
+}
+
+/* sums [3], over the global batch: loss in nats, hits among the first 1 and 5. */
+HVT_FN void hvt__step_settle(hvt_step_state *s, const float *sums)
+{
+    uint64_t bad = s->bad;
+
+    s->steps++;
+    s->bad = UINT64_MAX;
+    if (s->apply)
+        s->fresh = 0;
+    s->apply = 0;
+    if (s->stop)
+        return;
+    if (!hvt__is_finite(sums[0])) {
+        hvt__step_stop(s, HVT_STOP_LOSS, sums[0], bad);
+        return;
+    }
+    s->grad_scale = (float)(1 / (s->images * (double)s->loss_scale));
+    if (bad == UINT64_MAX) {
+        s->apply = 1;
+        hvt__step_grow(s);
+    } else if (hvt__step_back_off(s)) {
+        s->skipped++;
+    } else {
+        hvt__step_stop(s, HVT_STOP_SCALE, sums[0], bad);
+        return;
+    }
+    s->loss += (double)sums[0];
+    s->top1 += (int64_t)sums[1];
+    s->top5 += (int64_t)sums[2];
+    s->count += (int64_t)s->images;
+}
+
+#endif /* HVT_STEP_H */
