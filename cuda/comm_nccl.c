@@ -1,0 +1,448 @@
+/*
+ * The comm over NCCL: sums on the GPU's own links, queued on a stream of their own, so that they travel
+ * while backward goes on. The host waits for nothing: an operation first waits, on its stream, for what the
+ * device's stream was given so far; wait() lets the device's stream wait for the operation's end.
+ *
+ * NCCL adds in the type that travels, in an order of its own choice (the same one on every rank and, for one
+ * communicator and count, in every run with a pinned algorithm); so its sums are not those of the fixed tree.
+ * Slices lie in the order of ranks: NCCL's are equal, so all take the same multiple of 16 elements and the
+ * last rank the rest.
+ *
+ * All of it can be recorded with the device's stream: the events draw the comm's stream into the recording.
+ * NCCL connects ranks at the first operation of a kind, so that must have run once before. Whatever was
+ * recorded must be freed before the comm is closed, else NCCL waits for it; see hvt__nccl_end().
+ */
+#include "nccl_impl.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- memory ------------------------------------------------------------------------------------- */
+
+static nccl_block *block_of(comm_nccl *st, const void *ptr)
+{
+    const char *p = ptr;
+
+    for (int i = 0; i < st->blocks; i++)
+        if (p >= st->block[i].ptr && p < st->block[i].ptr + st->block[i].bytes)
+            return &st->block[i];
+    return NULL;
+}
+
+/* NCCL would find out inside a kernel. */
+static hvt_status check_memory(hvt_comm *c, const char *what, const void *buf, size_t bytes)
+{
+    comm_nccl *st = c->state;
+    int index = cuda_of(c->dev)->index;
+    struct cudaPointerAttributes a;
+
+    if (!bytes || block_of(st, buf))
+        return HVT_OK;
+    HVT_TRY(CUDA(c->dev, cudaPointerGetAttributes(&a, buf)));
+    HVT_CHECK(a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged, E_ARG,
+              "comm nccl: %s got %zu bytes of host memory at %p, expected memory of device cuda:%d", what,
+              bytes, buf, index);
+    HVT_CHECK(a.device == index, E_ARG,
+              "comm nccl: %s got memory of device cuda:%d, expected memory of cuda:%d", what, a.device,
+              index);
+    return HVT_OK;
+}
+
+/* What NCCL allocates it can register: then peers, switches and network cards read it without a copy. */
+static hvt_status comm_alloc_nccl(hvt_comm *c, size_t bytes, void **ret_ptr)
+{
+    comm_nccl *st = c->state;
+    nccl_block b = {.bytes = bytes ? bytes : 1};
+    nccl_block *more = realloc(st->block, (size_t)(st->blocks + 1) * sizeof *more);
+    void *ptr = NULL;
+    ncclResult_t r;
+    hvt_status s;
+
+    HVT_CHECK(more, E_MEM, "no memory to keep %d blocks of a comm", st->blocks + 1);
+    st->block = more;
+    HVT_TRY(hvt__cuda_use(c->dev));
+    r = ncclMemAlloc(&ptr, b.bytes);
+    if (r != ncclSuccess)
+        cudaGetLastError();
+    HVT_CHECK(r == ncclSuccess, E_MEM, "comm nccl: no memory for %zu bytes on the GPU: %s (%s)", bytes,
+              ncclGetErrorString(r), ncclGetLastError(NULL));
+    b.ptr = ptr;
+    HVT_TRY_OR(fail, CUDA(c->dev, cudaMemsetAsync(b.ptr, 0, b.bytes, cuda_of(c->dev)->stream)));
+    pthread_mutex_lock(&st->lock);
+    s = hvt__nccl_alive(st);
+    if (s == HVT_OK && !st->shared) /* over sockets it gains nothing */
+        s = NCCL(st, ncclCommRegister(st->nccl, b.ptr, b.bytes, &b.handle));
+    pthread_mutex_unlock(&st->lock);
+    if (s != HVT_OK)
+        goto fail;
+    hvt__cuda_account(c->dev, (int64_t)b.bytes);
+    st->block[st->blocks++] = b;
+    *ret_ptr = b.ptr;
+    return HVT_OK;
+fail:
+    cudaStreamSynchronize(cuda_of(c->dev)->stream);
+    ncclMemFree(b.ptr);
+    return s;
+}
+
+/* Nothing may use it any more: what was issued ends first, then what the device was given. */
+static void comm_release_nccl(hvt_comm *c, void *ptr)
+{
+    comm_nccl *st = c->state;
+    nccl_block *b = ptr ? block_of(st, ptr) : NULL;
+
+    if (!b)
+        return;
+    hvt__cuda_use(c->dev);
+    hvt__nccl_drain(st);
+    CUDA_WAIT(c->dev, cudaStreamSynchronize(st->stream)); /* after an abort, too */
+    CUDA_WAIT(c->dev, cudaStreamSynchronize(cuda_of(c->dev)->stream));
+    pthread_mutex_lock(&st->lock);
+    if (b->handle && st->nccl && NCCL(st, ncclCommDeregister(st->nccl, b->handle)) != HVT_OK)
+        HVT_WARN("%s", hvt_last_error());
+    pthread_mutex_unlock(&st->lock);
+    ncclMemFree(b->ptr);
+    hvt__cuda_account(c->dev, -(int64_t)b->bytes);
+    *b = st->block[--st->blocks];
+}
+
+static int comm_peers_nccl(hvt_comm *c, const void *buf, const void *ret_ptrs[])
+{
+    (void)c, (void)buf, (void)ret_ptrs;
+    return 0;
+}
+
+/* ---- life --------------------------------------------------------------------------------------- */
+
+/* What a rank shows of its GPU; fits into hvt_world's scratch. */
+typedef struct gpu_card {
+    char uuid[41], name[22]; /* "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "NVIDIA H100 80GB HBM3" */
+    bool share;
+} gpu_card;
+
+_Static_assert(sizeof(gpu_card) <= HVT__SCRATCH, "a card fits into the world's scratch");
+
+static bool same_gpu(const hvt_world *w, const gpu_card *card, int a, int b)
+{
+    return !strcmp(card[a].uuid, card[b].uuid) && !strcmp(w->host[a], w->host[b]);
+}
+
+/* NCCL itself would call this an invalid usage. Every rank sees the same cards. */
+static hvt_status meet(hvt_comm *c)
+{
+    comm_nccl *st = c->state;
+    hvt_world *w = c->world;
+    gpu_card mine = {.share = c->dev->share}, *card = w->scratch;
+    hvt_device_info info;
+
+    hvt_device_describe(c->dev, &info);
+    snprintf(mine.uuid, sizeof mine.uuid, "%.40s", info.uuid);
+    snprintf(mine.name, sizeof mine.name, "%.21s", info.name);
+    HVT_TRY(hvt_world_gather(w, &mine, sizeof mine, card));
+    for (int b = 1; b < w->size; b++)
+        for (int a = 0; a < b; a++) {
+            if (!same_gpu(w, card, a, b))
+                continue;
+            if (!card[a].share || !card[b].share) {
+                HVT_FAIL(E_UNSUPPORTED,
+                         "comm nccl: ranks %d and %d of host %s have the same GPU, %s (%s): start no more "
+                         "ranks there than it has GPUs, or let them share it (--share-gpu)",
+                         a, b, w->host[a], card[a].name, card[a].uuid);
+                hvt__error_agreed(true);
+                return HVT_E_UNSUPPORTED;
+            }
+            st->shared = true;
+        }
+    return HVT_OK;
+}
+
+/* NCCL reads these once in a process, so a user's own come first, but for the one that must differ. */
+static void set_environment(hvt_comm *c)
+{
+    static const char *const pinned[][2] = {{"NCCL_ALGO", "Ring"}, {"NCCL_PROTO", "Simple"}};
+    static const char *const sockets[][2] = {{"NCCL_NET", "Socket"},
+                                             {"NCCL_MNNVL_ENABLE", "0"},
+                                             {"NCCL_NVLS_ENABLE", "0"},
+                                             {"NCCL_RAS_ENABLE", "0"}};
+    comm_nccl *st = c->state;
+    char id[96];
+
+    for (size_t i = 0; i < HVT_LEN(pinned) && (c->dev->deterministic || st->shared); i++)
+        setenv(pinned[i][0], pinned[i][1], 0);
+    if (!st->shared)
+        return;
+    /* As a host of its own each rank passes NCCL's check, and talks to the others by network. */
+    snprintf(id, sizeof id, "%s-rank%d", c->world->host[c->world->rank], c->world->rank);
+    setenv("NCCL_HOSTID", id, 1);
+    for (size_t i = 0; i < HVT_LEN(sockets); i++)
+        setenv(sockets[i][0], sockets[i][1], 0);
+    if (c->world->nodes == 1)
+        setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+    if (c->world->rank == 0)
+        HVT_INFO("comm nccl: ranks share a GPU, so they exchange over sockets: right, but slow");
+}
+
+/* What can fail on one rank alone. */
+static hvt_status prepare(hvt_comm *c)
+{
+    comm_nccl *st;
+    int least, greatest;
+
+    HVT_CHECK(!strcmp(c->dev->ops->name, "cuda"), E_UNSUPPORTED,
+              "comm nccl moves memory of device cuda; this device is %s", c->dev->ops->name);
+    st = calloc(1, sizeof *st);
+    HVT_CHECK(st, E_MEM, "no memory for a comm");
+    c->state = st;
+    st->world = c->world;
+    st->dev = c->dev;
+    st->stall = hvt__stall;
+    st->issued = st->ended = st->waited = c->issued;
+    HVT_TRY(hvt__nccl_guard_open(st));
+    HVT_TRY(hvt__cuda_load(CUDA_NCCL));
+    HVT_TRY(hvt__cuda_use(c->dev));
+    HVT_TRY(CUDA(c->dev, cudaDeviceGetStreamPriorityRange(&least, &greatest)));
+    HVT_TRY(CUDA(c->dev, cudaStreamCreateWithPriority(&st->stream, cudaStreamNonBlocking, greatest)));
+    HVT_TRY(CUDA(c->dev, cudaEventCreateWithFlags(&st->ready, cudaEventDisableTiming)));
+    for (int i = 0; i < NCCL_WATCHED; i++)
+        HVT_TRY(CUDA(c->dev, cudaEventCreateWithFlags(&st->op[i].done, cudaEventDisableTiming)));
+    return HVT_OK;
+}
+
+static hvt_status make_id(const hvt_comm *c, ncclUniqueId *ret_id)
+{
+    ncclResult_t r = c->world->rank ? ncclSuccess : ncclGetUniqueId(ret_id);
+
+    HVT_CHECK(r == ncclSuccess, E_COMM, "ncclGetUniqueId: %s (%s)", ncclGetErrorString(r),
+              ncclGetLastError(NULL));
+    return HVT_OK;
+}
+
+static hvt_status join(hvt_comm *c, ncclUniqueId id)
+{
+    comm_nccl *st = c->state;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    hvt_status s;
+
+    config.blocking = 0;
+    if (st->shared) { /* the ranks' kernels must fit on the GPU side by side */
+        config.minCTAs = 1;
+        config.maxCTAs = 2;
+    }
+    pthread_mutex_lock(&st->lock);
+    s = NCCL(st, ncclCommInitRankConfig(&st->nccl, c->world->size, id, c->world->rank, &config));
+    pthread_mutex_unlock(&st->lock);
+    return s;
+}
+
+/* Whoever knows a reason speaks before those who only waited in vain. */
+static hvt_status comm_open_nccl(hvt_comm *c)
+{
+    comm_nccl *st;
+    ncclUniqueId id = {0};
+    hvt_status s;
+
+    HVT_TRY(hvt_world_agree(c->world, prepare(c)));
+    HVT_TRY(meet(c));
+    set_environment(c);
+    HVT_TRY(hvt_world_agree(c->world, make_id(c, &id)));
+    HVT_TRY(hvt_world_broadcast(c->world, &id, sizeof id, 0));
+    s = join(c, id);
+    st = c->state;
+    HVT_TRY(hvt_world_agree(c->world, st->deserted ? HVT_OK : s));
+    HVT_TRY(hvt_world_agree(c->world, s));
+    return hvt__nccl_guard_start(st);
+}
+
+static void comm_close_nccl(hvt_comm *c)
+{
+    comm_nccl *st = c->state;
+
+    if (!st)
+        return;
+    hvt__cuda_use(c->dev);
+    if (st->nccl)
+        hvt__nccl_drain(st);
+    while (st->blocks)
+        comm_release_nccl(c, st->block[0].ptr);
+    hvt__nccl_guard_stop(st);
+    hvt__nccl_end(st);
+    for (int i = 0; i < NCCL_WATCHED; i++)
+        if (st->op[i].done)
+            cudaEventDestroy(st->op[i].done);
+    if (st->ready)
+        cudaEventDestroy(st->ready);
+    if (st->stream)
+        cudaStreamDestroy(st->stream);
+    cudaGetLastError();
+    hvt__nccl_guard_close(st);
+    free(st->block);
+    free(st);
+    c->state = NULL;
+}
+
+/* ---- operations --------------------------------------------------------------------------------- */
+
+static ncclDataType_t wire(hvt_dtype t)
+{
+    return t == HVT_F32 ? ncclFloat32 : t == HVT_F16 ? ncclFloat16 : t == HVT_BF16 ? ncclBfloat16 : ncclUint8;
+}
+
+/* Elements of every slice but the last, which has the rest, too. */
+static size_t slice(size_t count, int size)
+{
+    return count / (size_t)size / 16 * 16;
+}
+
+static void comm_slice_nccl(const hvt_comm *c, size_t count, int rank, size_t *ret_first, size_t *ret_end)
+{
+    size_t each = slice(count, c->world->size);
+
+    *ret_first = each * (size_t)rank;
+    *ret_end = rank == c->world->size - 1 ? count : *ret_first + each;
+}
+
+/* An operation as NCCL is asked for it. */
+typedef struct call {
+    const char *what;
+    ncclResult_t (*ask)(const struct call *o, comm_nccl *st);
+    char *buf;
+    size_t count;
+    hvt_dtype type;
+    int root;
+} call;
+
+static ncclResult_t ask_allreduce(const call *o, comm_nccl *st)
+{
+    return ncclAllReduce(o->buf, o->buf, o->count, wire(o->type), ncclSum, st->nccl, st->stream);
+}
+
+static ncclResult_t ask_broadcast(const call *o, comm_nccl *st)
+{
+    return ncclBroadcast(o->buf, o->buf, o->count, ncclUint8, o->root, st->nccl, st->stream);
+}
+
+/* Equal slices by the operation of that name; the last rank's rest, shorter than 16 elements a rank and one
+ * more, in the same launch. */
+static ncclResult_t ask_slices(const call *o, comm_nccl *st, bool sum)
+{
+    int size = st->world->size;
+    size_t each = slice(o->count, size), bytes = hvt_dtype_size(o->type), done = each * (size_t)size;
+    char *mine = o->buf + each * bytes * (size_t)st->world->rank, *rest = o->buf + done * bytes;
+    ncclResult_t r = ncclGroupStart(), end;
+
+    if (r != ncclSuccess)
+        return r;
+    if (each)
+        r = sum ? ncclReduceScatter(o->buf, mine, each, wire(o->type), ncclSum, st->nccl, st->stream)
+                : ncclAllGather(mine, o->buf, each, wire(o->type), st->nccl, st->stream);
+    if ((r == ncclSuccess || r == ncclInProgress) && done < o->count)
+        r = sum ? ncclAllReduce(rest, rest, o->count - done, wire(o->type), ncclSum, st->nccl, st->stream)
+                : ncclBroadcast(rest, rest, o->count - done, wire(o->type), size - 1, st->nccl, st->stream);
+    end = ncclGroupEnd();
+    return r == ncclSuccess || r == ncclInProgress ? end : r;
+}
+
+static ncclResult_t ask_reduce_scatter(const call *o, comm_nccl *st)
+{
+    return ask_slices(o, st, true);
+}
+
+static ncclResult_t ask_allgather(const call *o, comm_nccl *st)
+{
+    return ask_slices(o, st, false);
+}
+
+/* With the lock held. */
+static hvt_status queue(comm_nccl *st, const call *o)
+{
+    cuda_device *d = cuda_of(st->dev);
+    nccl_op *op = &st->op[(st->issued + 1) % NCCL_WATCHED];
+
+    HVT_TRY(hvt__nccl_alive(st));
+    HVT_CHECK(st->waited == st->issued || st->op[st->issued % NCCL_WATCHED].recorded == d->recording, E_ARG,
+              "comm nccl: %s %s a recording, while ticket %llu %s it was not waited for", o->what,
+              d->recording ? "in" : "after", (unsigned long long)st->issued,
+              d->recording ? "from before" : "in");
+    HVT_TRY(CUDA(st->dev, cudaEventRecord(st->ready, d->stream)));
+    HVT_TRY(CUDA(st->dev, cudaStreamWaitEvent(st->stream, st->ready, 0)));
+    if (o->count)
+        HVT_TRY(hvt__nccl_settle(st, o->ask(o, st), o->what));
+    HVT_TRY(CUDA(st->dev, cudaEventRecord(op->done, st->stream)));
+    *op = (nccl_op){o->what, o->count, o->type, hvt__now(), d->recording, false, op->done};
+    st->records = st->records || d->recording;
+    st->issued++;
+    return HVT_OK;
+}
+
+static hvt_status issue(hvt_comm *c, const call *o, hvt_ticket *ret_ticket)
+{
+    comm_nccl *st = c->state;
+    hvt_status s;
+
+    HVT_TRY(hvt__cuda_use(c->dev));
+    HVT_TRY(check_memory(c, o->what, o->buf, o->count * hvt_dtype_size(o->type)));
+    pthread_mutex_lock(&st->lock);
+    s = queue(st, o);
+    pthread_mutex_unlock(&st->lock);
+    if (s == HVT_OK)
+        *ret_ticket = c->issued = st->issued;
+    return s;
+}
+
+static hvt_status comm_allreduce_nccl(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret)
+{
+    return issue(c, &(call){"allreduce", ask_allreduce, buf, count, t, 0}, ret);
+}
+
+static hvt_status comm_reduce_scatter_nccl(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret)
+{
+    return issue(c, &(call){"reduce_scatter", ask_reduce_scatter, buf, count, t, 0}, ret);
+}
+
+static hvt_status comm_allgather_nccl(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret)
+{
+    return issue(c, &(call){"allgather", ask_allgather, buf, count, t, 0}, ret);
+}
+
+/* The device's stream goes on when the operation has ended. The host does not wait. */
+static hvt_status comm_wait_nccl(hvt_comm *c, hvt_ticket ticket)
+{
+    comm_nccl *st = c->state;
+    hvt_status s;
+
+    pthread_mutex_lock(&st->lock);
+    s = hvt__nccl_alive(st);
+    pthread_mutex_unlock(&st->lock);
+    if (s != HVT_OK || ticket <= st->waited)
+        return s;
+    HVT_TRY(hvt__cuda_use(c->dev));
+    HVT_TRY(
+        CUDA(c->dev, cudaStreamWaitEvent(cuda_of(c->dev)->stream, st->op[ticket % NCCL_WATCHED].done, 0)));
+    st->waited = ticket;
+    return HVT_OK;
+}
+
+static hvt_status comm_broadcast_nccl(hvt_comm *c, void *buf, size_t bytes, int root)
+{
+    hvt_ticket ticket;
+
+    HVT_TRY(issue(c, &(call){"broadcast", ask_broadcast, buf, bytes, HVT_U8, root}, &ticket));
+    return comm_wait_nccl(c, ticket);
+}
+
+const hvt_comm_ops hvt_comm_nccl = {
+    .name = "nccl",
+    .records = true,
+    .open = comm_open_nccl,
+    .close = comm_close_nccl,
+    .alloc = comm_alloc_nccl,
+    .release = comm_release_nccl,
+    .peers = comm_peers_nccl,
+    .slice = comm_slice_nccl,
+    .broadcast = comm_broadcast_nccl,
+    .allreduce = comm_allreduce_nccl,
+    .reduce_scatter = comm_reduce_scatter_nccl,
+    .allgather = comm_allgather_nccl,
+    .wait = comm_wait_nccl,
+};

@@ -1,0 +1,664 @@
+/*
+ * The CUDA device: one GPU, one queue. Life, memory, order, recording, the way of images to the GPU, and the
+ * table; convolutions are in conv_cudnn.c, matrix products in linear_cublas.c, everything else in kernels.
+ *
+ * Invariant: whatever reads or writes a buffer does so on the one stream, in call order, so that an op needs
+ * no event. Images are the exception: their bytes travel on a second stream into one of two staging slots
+ * while the first one computes, and only the kernel that crops and normalises them waits. A recording is a
+ * capture of the stream into a graph; a comm joins in with its own stream by events.
+ */
+#include "cuda_impl.h"
+#include "kernels.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CHANNELS_MOST = 131072, STAGE_ALIGN = 256 };
+
+/* ---- life ---- */
+
+int hvt__cuda_count(void)
+{
+    int count = 0;
+
+    if (cudaGetDeviceCount(&count) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    return count;
+}
+
+hvt_status hvt__cuda_use(hvt_device *d)
+{
+    return CUDA(d, cudaSetDevice(cuda_of(d)->index));
+}
+
+static hvt_status look_at(hvt_device *d, int wanted)
+{
+    cuda_device *s = cuda_of(d);
+    struct cudaDeviceProp prop;
+    const unsigned char *u = (const unsigned char *)prop.uuid.bytes;
+    cudaError_t e;
+    int count = 0;
+
+    e = cudaGetDeviceCount(&count);
+    if (e != cudaSuccess)
+        cudaGetLastError();
+    HVT_CHECK(e == cudaSuccess && count > 0, E_UNSUPPORTED,
+              "device cuda: no GPU is to be had in this process: %s, %s", cudaGetErrorName(e),
+              e == cudaSuccess ? "none is visible" : cudaGetErrorString(e));
+    HVT_CHECK(wanted >= 0, E_ARG, "device cuda: index is %d, expected 0 or more", wanted);
+    s->index = wanted % count;
+    HVT_TRY(hvt__cuda_use(d));
+    HVT_TRY(CUDA(d, cudaGetDeviceProperties(&prop, s->index)));
+    snprintf(s->info.name, sizeof s->info.name, "%.63s", prop.name);
+    snprintf(s->info.uuid, sizeof s->info.uuid,
+             "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2],
+             u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+    HVT_TRY(CUDA(d, cudaDeviceGetPCIBusId(s->info.bus, sizeof s->info.bus, s->index)));
+    s->info.total_bytes = (int64_t)prop.totalGlobalMem;
+    s->sm = prop.major * 10 + prop.minor;
+    snprintf(s->isa, sizeof s->isa, "sm_%d", s->sm);
+    return HVT_OK;
+}
+
+static hvt_status open_cuda(hvt_device *d, const hvt_device_opts *opts)
+{
+    cuda_device *s = calloc(1, sizeof *s);
+
+    HVT_CHECK(s, E_MEM, "no memory for %zu bytes of device cuda", sizeof *s);
+    d->state = s;
+    s->dev = d;
+    HVT_TRY(look_at(d, opts->index));
+    d->isa = s->isa;
+    d->threads = 1;
+    HVT_TRY(hvt__cuda_load(CUDA_CUBLASLT));
+    HVT_TRY(hvt__cuda_load(CUDA_CUDNN));
+    HVT_TRY(CUDA(d, cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking)));
+    HVT_TRY(CUDA(d, cudaStreamCreateWithFlags(&s->copy, cudaStreamNonBlocking)));
+    for (int i = 0; i < CUDA_MARKS; i++)
+        HVT_TRY(CUDA(d, cudaEventCreateWithFlags(&s->mark[i], cudaEventDisableTiming)));
+    for (int i = 0; i < CUDA_SLOTS; i++) {
+        HVT_TRY(CUDA(d, cudaEventCreateWithFlags(&s->slot[i].here, cudaEventDisableTiming)));
+        HVT_TRY(CUDA(d, cudaEventCreateWithFlags(&s->slot[i].read, cudaEventDisableTiming)));
+    }
+    HVT_TRY(CUBLAS(d, cublasLtCreate(&s->blas)));
+    HVT_TRY(CUDNN(d, cudnnCreate(&s->dnn)));
+    HVT_TRY(CUDNN(d, cudnnSetStream(s->dnn, s->stream)));
+    HVT_TRY(d->ops->alloc(d, hvt__cuda_scratch(CHANNELS_MOST), &s->scratch));
+    return hvt__plan_cache_open(opts->plan_cache, &s->plans);
+}
+
+/* Handles before the streams they were given; whatever is still queued first comes to its end. */
+static void close_cuda(hvt_device *d)
+{
+    cuda_device *s = cuda_of(d);
+    cudaGraph_t graph = NULL;
+
+    if (!s)
+        return;
+    if (s->stream) {
+        cudaSetDevice(s->index);
+        if (s->recording && cudaStreamEndCapture(s->stream, &graph) == cudaSuccess && graph)
+            cudaGraphDestroy(graph);
+        cudaStreamSynchronize(s->stream);
+    }
+    if (s->copy)
+        cudaStreamSynchronize(s->copy);
+    hvt__plan_cache_close(&s->plans);
+    d->ops->release(d, s->scratch);
+    for (int i = 0; i < CUDA_SLOTS; i++) {
+        d->ops->release(d, s->slot[i].staged);
+        if (s->slot[i].here)
+            cudaEventDestroy(s->slot[i].here);
+        if (s->slot[i].read)
+            cudaEventDestroy(s->slot[i].read);
+    }
+    for (int i = 0; i < CUDA_MARKS; i++)
+        if (s->mark[i])
+            cudaEventDestroy(s->mark[i]);
+    if (s->dnn)
+        cudnnDestroy(s->dnn);
+    if (s->blas)
+        cublasLtDestroy(s->blas);
+    if (s->copy)
+        cudaStreamDestroy(s->copy);
+    if (s->stream)
+        cudaStreamDestroy(s->stream);
+    cudaGetLastError();
+    free(s->block);
+    free(s);
+    d->state = NULL;
+}
+
+static hvt_order order_cuda(const hvt_device *d, int batch)
+{
+    (void)d;
+    (void)batch;
+    return HVT_ORDER_NHW;
+}
+
+/* With fewer channels engines first copy the images into padded ones: for the 7x7 stem of ResNet, 128 images
+ * of 224x224 and 3 or 4 channels, 100 MiB of workspace for the gradient of w, in bf16 as much again forward;
+ * with 8 no more than 10. In f32 no engine gains. */
+static int channels_cuda(const hvt_device *d, hvt_dtype t, int c)
+{
+    (void)d;
+    return t == HVT_F32 || c > 8 ? c : 8;
+}
+
+static void describe_cuda(const hvt_device *d, hvt_device_info *ret_info)
+{
+    *ret_info = cuda_of(d)->info;
+}
+
+/* ---- memory ---- */
+
+void hvt__cuda_account(hvt_device *d, int64_t bytes)
+{
+    hvt_device_info *info = &cuda_of(d)->info;
+
+    info->bytes += bytes;
+    if (info->bytes > info->peak_bytes)
+        info->peak_bytes = info->bytes;
+}
+
+static hvt_status note_block(cuda_device *s, void *ptr, size_t bytes)
+{
+    if (s->blocks == s->block_room) {
+        int room = 2 * s->block_room + 16;
+        cuda_block *more = realloc(s->block, (size_t)room * sizeof *more);
+
+        HVT_CHECK(more, E_MEM, "no memory to keep %d blocks of device memory", room);
+        s->block = more;
+        s->block_room = room;
+    }
+    s->block[s->blocks++] = (cuda_block){ptr, bytes};
+    return HVT_OK;
+}
+
+static hvt_status no_memory(hvt_device *d, size_t bytes)
+{
+    size_t left = 0, all = 0;
+    const cuda_device *s = cuda_of(d);
+
+    cudaGetLastError();
+    if (cudaMemGetInfo(&left, &all) != cudaSuccess)
+        cudaGetLastError();
+    return HVT_FAIL(E_MEM,
+                    "cuda:%d (%s): no memory for %.1f MiB; %.1f of its %.1f MiB are free, %.1f are ours",
+                    s->index, s->info.name, (double)bytes / 0x1p20, (double)left / 0x1p20,
+                    (double)all / 0x1p20, (double)s->info.bytes / 0x1p20);
+}
+
+/* Some calls stop a recording for good; they are refused before they do. */
+static hvt_status not_recorded(const hvt_device *d, const char *what)
+{
+    HVT_CHECK(!cuda_of(d)->recording, E_ARG, "%s while device cuda records", what);
+    return HVT_OK;
+}
+
+static hvt_status alloc_cuda(hvt_device *d, size_t bytes, void **ret_ptr)
+{
+    cuda_device *s = cuda_of(d);
+    void *p = NULL;
+    cudaError_t e;
+    hvt_status st;
+
+    HVT_TRY(not_recorded(d, "alloc"));
+    HVT_TRY(hvt__cuda_use(d));
+    if (bytes == 0)
+        bytes = 1; /* an address of its own */
+    e = cudaMalloc(&p, bytes);
+    if (e == cudaErrorMemoryAllocation)
+        return no_memory(d, bytes);
+    HVT_TRY(hvt__cuda_check(d, e, __FILE__, __LINE__, "cudaMalloc"));
+    st = CUDA(d, cudaMemsetAsync(p, 0, bytes, s->stream));
+    if (st == HVT_OK) /* other streams may use it at once */
+        st = CUDA(d, cudaStreamSynchronize(s->stream));
+    if (st == HVT_OK)
+        st = note_block(s, p, bytes);
+    if (st != HVT_OK) {
+        cudaFree(p);
+        return st;
+    }
+    hvt__cuda_account(d, (int64_t)bytes);
+    *ret_ptr = p;
+    return HVT_OK;
+}
+
+static void release_cuda(hvt_device *d, void *ptr)
+{
+    cuda_device *s = cuda_of(d);
+
+    if (!ptr)
+        return;
+    assert(!s->recording);
+    for (int i = 0; i < s->blocks; i++)
+        if (s->block[i].ptr == ptr) {
+            hvt__cuda_account(d, -(int64_t)s->block[i].bytes);
+            s->block[i] = s->block[--s->blocks];
+            break;
+        }
+    cudaSetDevice(s->index);
+    cudaFree(ptr); /* waits for what is queued */
+    cudaGetLastError();
+}
+
+static hvt_status alloc_host_cuda(hvt_device *d, size_t bytes, void **ret_ptr)
+{
+    void *p = NULL;
+
+    HVT_TRY(not_recorded(d, "alloc_host"));
+    HVT_TRY(hvt__cuda_use(d));
+    HVT_TRY(CUDA(d, cudaMallocHost(&p, bytes ? bytes : 1)));
+    memset(p, 0, bytes);
+    *ret_ptr = p;
+    return HVT_OK;
+}
+
+static void release_host_cuda(hvt_device *d, void *ptr)
+{
+    if (!ptr)
+        return;
+    assert(!cuda_of(d)->recording);
+    cudaSetDevice(cuda_of(d)->index);
+    cudaFreeHost(ptr);
+    cudaGetLastError();
+}
+
+/* ---- order ---- */
+
+static hvt_status sync_cuda(hvt_device *d)
+{
+    HVT_TRY(not_recorded(d, "sync"));
+    HVT_TRY(hvt__cuda_use(d));
+    return CUDA_WAIT(d, cudaStreamSynchronize(cuda_of(d)->stream));
+}
+
+static hvt_status upload_cuda(hvt_device *d, void *dst, const void *host, size_t bytes)
+{
+    HVT_TRY(not_recorded(d, "upload"));
+    HVT_TRY(hvt__cuda_use(d));
+    if (bytes)
+        HVT_TRY(CUDA_WAIT(d, cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, cuda_of(d)->stream)));
+    return sync_cuda(d);
+}
+
+static hvt_status download_cuda(hvt_device *d, void *host, const void *src, size_t bytes)
+{
+    HVT_TRY(not_recorded(d, "download"));
+    HVT_TRY(hvt__cuda_use(d));
+    if (bytes)
+        HVT_TRY(CUDA_WAIT(d, cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, cuda_of(d)->stream)));
+    return sync_cuda(d);
+}
+
+static hvt_status put_cuda(hvt_device *d, void *dst, const void *host, size_t bytes)
+{
+    HVT_TRY(not_recorded(d, "put"));
+    HVT_TRY(hvt__cuda_use(d));
+    return CUDA(d, hvt__cuda_put(cuda_of(d)->stream, dst, host, bytes));
+}
+
+static hvt_status mark_cuda(hvt_device *d, hvt_mark *ret_mark)
+{
+    cuda_device *s = cuda_of(d);
+
+    HVT_TRY(not_recorded(d, "mark"));
+    HVT_TRY(hvt__cuda_use(d));
+    HVT_TRY(CUDA(d, cudaEventRecord(s->mark[(s->marks + 1) % CUDA_MARKS], s->stream)));
+    *ret_mark = ++s->marks;
+    return HVT_OK;
+}
+
+/* A mark whose event was taken again by a later one is waited for with that: longer, never shorter. */
+static hvt_status await_cuda(hvt_device *d, hvt_mark mark)
+{
+    HVT_TRY(not_recorded(d, "await"));
+    HVT_TRY(hvt__cuda_use(d));
+    return CUDA_WAIT(d, cudaEventSynchronize(cuda_of(d)->mark[mark % CUDA_MARKS]));
+}
+
+/* ---- recording ---- */
+
+typedef struct recording {
+    hvt_op op;
+    cudaGraphExec_t exec;
+} recording;
+
+static void free_recording(hvt_op *op)
+{
+    recording *r = (recording *)op;
+
+    cudaSetDevice(cuda_of(op->dev)->index);
+    cudaStreamSynchronize(cuda_of(op->dev)->stream);
+    if (r->exec)
+        cudaGraphExecDestroy(r->exec);
+    cudaGetLastError();
+    free(r);
+}
+
+/* In this mode other threads (a watchdog, a loader) may call the runtime meanwhile. */
+static hvt_status record_cuda(hvt_device *d)
+{
+    cuda_device *s = cuda_of(d);
+
+    HVT_TRY(not_recorded(d, "record"));
+    HVT_TRY(hvt__cuda_use(d));
+    HVT_TRY(CUDA(d, cudaStreamBeginCapture(s->stream, cudaStreamCaptureModeThreadLocal)));
+    s->recording = true;
+    return HVT_OK;
+}
+
+static hvt_status record_end_cuda(hvt_device *d, hvt_op **ret_op)
+{
+    cuda_device *s = cuda_of(d);
+    recording *r = NULL;
+    cudaGraph_t graph = NULL;
+    hvt_status st;
+
+    HVT_CHECK(s->recording, E_ARG, "device cuda does not record");
+    HVT_TRY(hvt__cuda_use(d));
+    s->recording = false;
+    HVT_TRY(CUDA(d, cudaStreamEndCapture(s->stream, &graph)));
+    r = calloc(1, sizeof *r);
+    if (r) {
+        r->op = (hvt_op){d, free_recording};
+        st = CUDA(d, cudaGraphInstantiate(&r->exec, graph, 0));
+    } else {
+        st = HVT_FAIL(E_MEM, "no memory for %zu bytes of a recording", sizeof *r);
+    }
+    cudaGraphDestroy(graph);
+    if (st != HVT_OK) {
+        hvt__op_free(r ? &r->op : NULL);
+        return st;
+    }
+    *ret_op = &r->op;
+    return HVT_OK;
+}
+
+static hvt_status run_cuda(hvt_op *op)
+{
+    HVT_TRY(not_recorded(op->dev, "run"));
+    HVT_TRY(hvt__cuda_use(op->dev));
+    return CUDA(op->dev, cudaGraphLaunch(((recording *)op)->exec, cuda_of(op->dev)->stream));
+}
+
+/* ---- images ---- */
+
+static size_t staged(size_t bytes)
+{
+    return (bytes + STAGE_ALIGN - 1) / STAGE_ALIGN * STAGE_ALIGN;
+}
+
+static hvt_status make_room(hvt_device *d, cuda_slot *slot, size_t room)
+{
+    void *p;
+
+    if (room <= slot->room)
+        return HVT_OK;
+    HVT_TRY(CUDA(d, cudaStreamSynchronize(cuda_of(d)->copy)));
+    d->ops->release(d, slot->staged);
+    slot->staged = NULL;
+    slot->room = 0;
+    HVT_TRY(alloc_cuda(d, room, &p));
+    slot->staged = p;
+    slot->room = room;
+    return HVT_OK;
+}
+
+static hvt_status augment_cuda(hvt_device *d, const hvt_augment_args *a)
+{
+    cuda_device *s = cuda_of(d);
+    cuda_slot *slot = &s->slot[s->turn % CUDA_SLOTS];
+    size_t n = (size_t)a->n, real = (size_t)a->real, image = (size_t)a->h * (size_t)a->w * (size_t)a->c;
+    size_t at_draws = staged(n * sizeof *a->labels), at_images = at_draws + staged(n * 3);
+
+    assert(a->order == HVT_ORDER_NHW);
+    HVT_TRY(not_recorded(d, "augment"));
+    HVT_TRY(hvt__cuda_use(d));
+    HVT_TRY(make_room(d, slot, at_images + n * image));
+    HVT_TRY(CUDA(d, cudaStreamWaitEvent(s->copy, slot->read, 0)));
+    if (a->labels)
+        HVT_TRY(CUDA(d, cudaMemcpyAsync(slot->staged, a->labels, real * sizeof *a->labels,
+                                        cudaMemcpyHostToDevice, s->copy)));
+    if (a->draws)
+        HVT_TRY(CUDA(d, cudaMemcpyAsync(slot->staged + at_draws, a->draws, real * 3, cudaMemcpyHostToDevice,
+                                        s->copy)));
+    HVT_TRY(CUDA(
+        d, cudaMemcpyAsync(slot->staged + at_images, a->src, real * image, cudaMemcpyHostToDevice, s->copy)));
+    HVT_TRY(CUDA(d, cudaEventRecord(slot->here, s->copy)));
+    HVT_TRY(CUDA(d, cudaStreamWaitEvent(s->stream, slot->here, 0)));
+    HVT_TRY(CUDA(d, hvt__cuda_augment(s->stream, a, (const uint8_t *)slot->staged + at_images,
+                                      a->draws ? (const int8_t *)slot->staged + at_draws : NULL,
+                                      a->labels ? (const int32_t *)slot->staged : NULL)));
+    HVT_TRY(CUDA(d, cudaEventRecord(slot->read, s->stream)));
+    s->turn++;
+    return HVT_OK;
+}
+
+/* ---- what kernels do ---- */
+
+/* queue it on the device's stream, from whatever thread */
+#define LAUNCH(d, name, ...)                                                                                 \
+    do {                                                                                                     \
+        HVT_TRY(hvt__cuda_use(d));                                                                           \
+        return CUDA(d, name(cuda_of(d)->stream, __VA_ARGS__));                                               \
+    } while (0)
+
+#define HVT_CHECK_CHANNELS(c)                                                                                \
+    HVT_CHECK((c) <= CHANNELS_MOST, E_UNSUPPORTED, "device cuda: %d channels, at most %d are possible", c,   \
+              CHANNELS_MOST)
+
+typedef struct pool {
+    hvt_op op;
+    hvt_pool_desc d;
+} pool;
+
+static void free_pool(hvt_op *op)
+{
+    free(op);
+}
+
+static hvt_status pool_plan_cuda(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op, size_t *ret_saved)
+{
+    pool *o;
+
+    HVT_CHECK(p->type == HVT_F32 || p->type == HVT_F16 || p->type == HVT_BF16, E_UNSUPPORTED,
+              "activations are f32, f16 or bf16, not %s", hvt_dtype_name(p->type));
+    HVT_CHECK(p->order == HVT_ORDER_NHW, E_UNSUPPORTED, "device cuda keeps images in the order NHW only");
+    if (!p->mean)
+        HVT_CHECK(p->size > 0 && p->size <= 15 && p->stride > 0 && p->pad >= 0 && p->pad * 2 <= p->size &&
+                      p->h + 2 * p->pad >= p->size && p->w + 2 * p->pad >= p->size,
+                  E_SHAPE,
+                  "no pooling: input %dx%dx%dx%d, window %d (1 to 15), stride %d, padding %d (at most half)",
+                  p->n, p->h, p->w, p->c, p->size, p->stride, p->pad);
+    o = malloc(sizeof *o);
+    HVT_CHECK(o, E_MEM, "no memory for %zu bytes of a pooling's plan", sizeof *o);
+    *o = (pool){{d, free_pool}, *p};
+    *ret_op = &o->op;
+    *ret_saved = hvt__cuda_pool_saved(p);
+    return HVT_OK;
+}
+
+static hvt_status pool_forward_cuda(hvt_op *op, int real, const void *x, void *y, void *saved)
+{
+    LAUNCH(op->dev, hvt__cuda_pool_forward, &((const pool *)op)->d, real, x, y, saved);
+}
+
+static hvt_status pool_backward_cuda(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
+                                     bool add)
+{
+    LAUNCH(op->dev, hvt__cuda_pool_backward, &((const pool *)op)->d, real, saved, dy, dx, add);
+}
+
+static hvt_status bn_train_cuda(hvt_device *d, const hvt_bn_args *a)
+{
+    HVT_CHECK_CHANNELS(a->c);
+    LAUNCH(d, hvt__cuda_bn_train, a, cuda_of(d)->scratch);
+}
+
+static hvt_status bn_infer_cuda(hvt_device *d, const hvt_bn_args *a)
+{
+    LAUNCH(d, hvt__cuda_bn_infer, a);
+}
+
+static hvt_status bn_backward_cuda(hvt_device *d, const hvt_bn_grad_args *a)
+{
+    HVT_CHECK_CHANNELS(a->c);
+    LAUNCH(d, hvt__cuda_bn_backward, a, cuda_of(d)->scratch);
+}
+
+static hvt_status bn_update_cuda(hvt_device *d, const hvt_step_state *step, int c, float rate, float scale,
+                                 const float *moments, float *run_mean, float *run_var)
+{
+    LAUNCH(d, hvt__cuda_bn_update, step, c, rate, scale, moments, run_mean, run_var);
+}
+
+static hvt_status bias_forward_cuda(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y)
+{
+    LAUNCH(d, hvt__cuda_bias_forward, rows, c, t, b, y);
+}
+
+static hvt_status bias_backward_cuda(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy,
+                                     float *db)
+{
+    HVT_CHECK_CHANNELS(c);
+    LAUNCH(d, hvt__cuda_bias_backward, rows, c, t, dy, db, cuda_of(d)->scratch);
+}
+
+static hvt_status subsample_forward_cuda(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
+                                         int stride, int channels, const void *x, void *y)
+{
+    assert(o == HVT_ORDER_NHW);
+    (void)o;
+    LAUNCH(d, hvt__cuda_subsample_forward, t, n, h, w, c, stride, channels, x, y);
+}
+
+static hvt_status subsample_backward_cuda(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
+                                          int stride, int channels, const void *dy, void *dx, bool add)
+{
+    assert(o == HVT_ORDER_NHW);
+    (void)o;
+    LAUNCH(d, hvt__cuda_subsample_backward, t, n, h, w, c, stride, channels, dy, dx, add);
+}
+
+static hvt_status xent_cuda(hvt_device *d, const hvt_xent_args *a)
+{
+    LAUNCH(d, hvt__cuda_xent, a);
+}
+
+static hvt_status relu_forward_cuda(hvt_device *d, size_t n, hvt_dtype t, const void *x, void *y)
+{
+    LAUNCH(d, hvt__cuda_relu_forward, n, t, x, y);
+}
+
+static hvt_status relu_backward_cuda(hvt_device *d, size_t n, hvt_dtype t, const void *y, const void *dy,
+                                     void *dx, bool add)
+{
+    LAUNCH(d, hvt__cuda_relu_backward, n, t, y, dy, dx, add);
+}
+
+static hvt_status add_cuda(hvt_device *d, size_t n, hvt_dtype t, const void *a, const void *b, void *y)
+{
+    LAUNCH(d, hvt__cuda_add, n, t, a, b, y);
+}
+
+static hvt_status copy_cuda(hvt_device *d, void *dst, const void *src, size_t bytes)
+{
+    HVT_TRY(hvt__cuda_use(d));
+    if (!bytes)
+        return HVT_OK;
+    return CUDA(d, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, cuda_of(d)->stream));
+}
+
+static hvt_status zero_cuda(hvt_device *d, void *dst, size_t bytes)
+{
+    HVT_TRY(hvt__cuda_use(d));
+    if (!bytes)
+        return HVT_OK;
+    return CUDA(d, cudaMemsetAsync(dst, 0, bytes, cuda_of(d)->stream));
+}
+
+static hvt_status cast_cuda(hvt_device *d, size_t n, float s, const void *src, hvt_dtype st, void *dst,
+                            hvt_dtype dt)
+{
+    LAUNCH(d, hvt__cuda_cast, n, s, src, st, dst, dt);
+}
+
+static hvt_status reduce_cuda(hvt_device *d, size_t n, hvt_dtype t, const void *const in[], int count,
+                              void *out)
+{
+    LAUNCH(d, hvt__cuda_reduce, n, t, in, count, out);
+}
+
+static hvt_status sgd_cuda(hvt_device *d, size_t n, const hvt_sgd_args *a, const float *const g[], int ng,
+                           float *w, float *v)
+{
+    LAUNCH(d, hvt__cuda_sgd, n, a, g, ng, w, v);
+}
+
+static hvt_status check_cuda(hvt_device *d, size_t n, const float *g, uint64_t base, hvt_step_state *step)
+{
+    LAUNCH(d, hvt__cuda_check_finite, n, g, base, step);
+}
+
+static hvt_status settle_cuda(hvt_device *d, hvt_step_state *step, const float *sums)
+{
+    LAUNCH(d, hvt__cuda_settle, step, sums);
+}
+
+const hvt_device_ops hvt_device_cuda = {
+    .name = "cuda",
+    .open = open_cuda,
+    .close = close_cuda,
+    .order = order_cuda,
+    .channels = channels_cuda,
+    .describe = describe_cuda,
+    .host = false,
+    .alloc = alloc_cuda,
+    .release = release_cuda,
+    .alloc_host = alloc_host_cuda,
+    .release_host = release_host_cuda,
+    .upload = upload_cuda,
+    .download = download_cuda,
+    .put = put_cuda,
+    .mark = mark_cuda,
+    .await = await_cuda,
+    .sync = sync_cuda,
+    .record = record_cuda,
+    .record_end = record_end_cuda,
+    .run = run_cuda,
+    .conv_plan = conv_plan_cuda,
+    .conv_permute = conv_permute_cuda,
+    .conv_pack = conv_pack_cuda,
+    .conv_forward = conv_forward_cuda,
+    .conv_backward_x = conv_backward_x_cuda,
+    .conv_backward_w = conv_backward_w_cuda,
+    .pool_plan = pool_plan_cuda,
+    .pool_forward = pool_forward_cuda,
+    .pool_backward = pool_backward_cuda,
+    .bn_train = bn_train_cuda,
+    .bn_infer = bn_infer_cuda,
+    .bn_backward = bn_backward_cuda,
+    .bn_update = bn_update_cuda,
+    .bias_forward = bias_forward_cuda,
+    .bias_backward = bias_backward_cuda,
+    .subsample_forward = subsample_forward_cuda,
+    .subsample_backward = subsample_backward_cuda,
+    .xent = xent_cuda,
+    .relu_forward = relu_forward_cuda,
+    .relu_backward = relu_backward_cuda,
+    .add = add_cuda,
+    .copy = copy_cuda,
+    .zero = zero_cuda,
+    .cast = cast_cuda,
+    .reduce = reduce_cuda,
+    .sgd = sgd_cuda,
+    .check = check_cuda,
+    .settle = settle_cuda,
+    .augment = augment_cuda,
+};

@@ -1,0 +1,98 @@
+/*
+ * kernels.h - every op of the cuda device that is neither a convolution nor a matrix product: launchers that
+ * device_cuda.c calls, one per entry of device_impl.h's table and under its contract. (`check` is
+ * hvt__cuda_check_finite: a check of the runtime's answers has the shorter name.)
+ *
+ * A launcher queues kernels on the stream and returns what the launches returned; it allocates nothing, waits
+ * for nothing, reads no device memory and may be captured. Addresses are device memory, but for `put`'s bytes
+ * and the argument structs, all of which are taken at the call. No work (n, rows or images of 0) queues
+ * what the contract still asks for, else nothing.
+ *
+ * Rows are in NHW order: hvt_rows is {1, n*pixels, real*pixels}. Any number of channels at any address works;
+ * rows of a multiple of 16 bytes at a multiple of 16 bytes are read and written 16 bytes at a time, spans
+ * also where only their beginnings are off, all by the same number of elements.
+ *
+ * The same bits in every run, on every GPU: sums are taken in an order that the shape alone decides, and no
+ * float is added atomically. Elementwise ops give ref's bits (a NaN may differ in its payload) when compiled
+ * with -fmad=false -ftz=true.
+ *
+ * Included by cuda/. Nothing else.
+ */
+#ifndef HVT_CUDA_KERNELS_H
+#define HVT_CUDA_KERNELS_H
+
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "device_impl.h"
+
+/* Bytes of scratch that ops on c channels need, whatever the rows. 16-byte aligned, free again when the op
+ * has run, so one per stream does. It is the same for all c up to 262144, and grows from there. */
+size_t hvt__cuda_scratch(int c);
+
+/* --- norm.cu --- */
+cudaError_t hvt__cuda_bn_train(cudaStream_t stream, const hvt_bn_args *a, void *scratch);
+cudaError_t hvt__cuda_bn_infer(cudaStream_t stream, const hvt_bn_args *a);
+cudaError_t hvt__cuda_bn_backward(cudaStream_t stream, const hvt_bn_grad_args *a, void *scratch);
+cudaError_t hvt__cuda_bn_update(cudaStream_t stream, const hvt_step_state *step, int c, float rate,
+                                float scale, const float *moments, float *run_mean, float *run_var);
+cudaError_t hvt__cuda_bias_forward(cudaStream_t stream, hvt_rows rows, int c, hvt_dtype t, const float *b,
+                                   void *y);
+cudaError_t hvt__cuda_bias_backward(cudaStream_t stream, hvt_rows rows, int c, hvt_dtype t, const void *dy,
+                                    float *db, void *scratch);
+
+/* --- pool.cu --- */
+/* bytes kept from forward to backward: the place in the window, one byte for each output of a maximum */
+size_t hvt__cuda_pool_saved(const hvt_pool_desc *p);
+cudaError_t hvt__cuda_pool_forward(cudaStream_t stream, const hvt_pool_desc *p, int real, const void *x,
+                                   void *y, void *saved);
+cudaError_t hvt__cuda_pool_backward(cudaStream_t stream, const hvt_pool_desc *p, int real, const void *saved,
+                                    const void *dy, void *dx, bool add);
+cudaError_t hvt__cuda_subsample_forward(cudaStream_t stream, hvt_dtype t, int n, int h, int w, int c,
+                                        int stride, int channels, const void *x, void *y);
+cudaError_t hvt__cuda_subsample_backward(cudaStream_t stream, hvt_dtype t, int n, int h, int w, int c,
+                                         int stride, int channels, const void *dy, void *dx, bool add);
+
+/* --- loss.cu --- */
+cudaError_t hvt__cuda_xent(cudaStream_t stream, const hvt_xent_args *a);
+
+/* --- point.cu --- */
+enum { HVT__CUDA_MOST_INPUTS = 128 }; /* of reduce and sgd; more give cudaErrorInvalidValue */
+
+cudaError_t hvt__cuda_relu_forward(cudaStream_t stream, size_t n, hvt_dtype t, const void *x, void *y);
+cudaError_t hvt__cuda_relu_backward(cudaStream_t stream, size_t n, hvt_dtype t, const void *y, const void *dy,
+                                    void *dx, bool add);
+cudaError_t hvt__cuda_add(cudaStream_t stream, size_t n, hvt_dtype t, const void *a, const void *b, void *y);
+/* src may be dst where both have one type */
+cudaError_t hvt__cuda_cast(cudaStream_t stream, size_t n, float s, const void *src, hvt_dtype st, void *dst,
+                           hvt_dtype dt);
+cudaError_t hvt__cuda_reduce(cudaStream_t stream, size_t n, hvt_dtype t, const void *const in[], int count,
+                             void *out); /* in[]: host */
+/* dst [rows,dc] of dt = src [rows,sc] of st, cut or followed by zeros: to stored channels (cx) and back */
+cudaError_t hvt__cuda_repad(cudaStream_t stream, size_t rows, const void *src, hvt_dtype st, int sc,
+                            void *dst, hvt_dtype dt, int dc);
+cudaError_t hvt__cuda_put(cudaStream_t stream, void *dst, const void *host, size_t bytes);
+
+/* Nothing, for so long. */
+cudaError_t hvt__cuda_linger(cudaStream_t stream, int us);
+
+/* --- optim.cu --- */
+cudaError_t hvt__cuda_sgd(cudaStream_t stream, size_t n, const hvt_sgd_args *a, const float *const g[],
+                          int ng, float *w, float *v); /* g[]: host */
+cudaError_t hvt__cuda_check_finite(cudaStream_t stream, size_t n, const float *g, uint64_t base,
+                                   hvt_step_state *step);
+cudaError_t hvt__cuda_settle(cudaStream_t stream, hvt_step_state *step, const float *sums);
+
+/* --- image.cu --- */
+/* src, draws and labels are device copies of a's, which are not looked at; labels NULL: none are written */
+cudaError_t hvt__cuda_augment(cudaStream_t stream, const hvt_augment_args *a, const uint8_t *src,
+                              const int8_t *draws, const int32_t *labels);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* HVT_CUDA_KERNELS_H */

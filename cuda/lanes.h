@@ -1,0 +1,293 @@
+/*
+ * lanes.h - what the kernels are made of: launching, elements of a type, and three ways to walk.
+ *
+ *   span    n elements, each by itself: `each`
+ *   rows    a matrix [rows, c], where every thread keeps to its channels and has their constants at hand:
+ *           `row_block`, `down`
+ *   lines   rows of images, a block for each; its threads take the items of the row (`line_threads`)
+ *
+ * A pack is V elements of type T that lie side by side: as many as fill 16 bytes where addresses and the
+ * number of channels allow, else one. All arithmetic is on floats.
+ *
+ * Compiled by nvcc, and as plain C++ by the emulator of tests/cuda, which then brings the words of CUDA.
+ *
+ * Included by the .cu files. Nothing else.
+ */
+#ifndef HVT_CUDA_LANES_H
+#define HVT_CUDA_LANES_H
+
+#define HVT_FN static __device__ __forceinline__
+
+#include "kernels.h"
+
+#include "device/scalar.h"
+
+#include <initializer_list>
+
+/* ---- launching ---- */
+
+#ifdef __CUDACC__
+/* cudaError_t; a kernel with a comma in its template's arguments stands in brackets */
+#define HVT_LAUNCH(kernel, grid, block, stream, ...)                                                         \
+    (kernel<<<grid, block, 0, stream>>>(__VA_ARGS__), cudaGetLastError())
+/* memory of a block */
+#define HVT_SHARED(type, name) __shared__ type name
+#endif
+
+/* Launch on, unless that failed. */
+#define HVT_CUDA_TRY(launch)                                                                                 \
+    do {                                                                                                     \
+        cudaError_t e_ = (launch);                                                                           \
+        if (e_ != cudaSuccess)                                                                               \
+            return e_;                                                                                       \
+    } while (0)
+
+enum { THREADS = 256, MOST_BLOCKS = 8192 };
+
+static inline unsigned blocks_for(size_t threads)
+{
+    size_t blocks = (threads + THREADS - 1) / THREADS, most = MOST_BLOCKS;
+
+    return (unsigned)(blocks < most ? blocks : most);
+}
+
+/* ---- elements ---- */
+
+struct f16 {
+    uint16_t bits;
+};
+
+struct bf16 {
+    uint16_t bits;
+};
+
+/* The processor's own conversions give half.h's results, but for a NaN's payload. */
+
+HVT_FN float to_float(float x)
+{
+    return x;
+}
+
+HVT_FN float to_float(f16 x)
+{
+#ifdef __CUDA_ARCH__
+    float y;
+
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+#else
+    return hvt__from_f16(x.bits);
+#endif
+}
+
+HVT_FN float to_float(bf16 x)
+{
+    return hvt__from_bf16(x.bits);
+}
+
+HVT_FN void from_float(float x, float &to)
+{
+    to = x;
+}
+
+HVT_FN void from_float(float x, f16 &to)
+{
+#ifdef __CUDA_ARCH__
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x));
+#else
+    to.bits = hvt__to_f16(x);
+#endif
+}
+
+HVT_FN void from_float(float x, bf16 &to)
+{
+#ifdef __CUDA_ARCH__
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(x));
+#else
+    to.bits = hvt__to_bf16(x);
+#endif
+}
+
+/* what a float becomes when it is stored and read again */
+template <class T> HVT_FN float rounded(float x)
+{
+    T stored;
+
+    from_float(x, stored);
+    return to_float(stored);
+}
+
+/* ---- packs ---- */
+
+template <class T> constexpr int full_pack()
+{
+    return 16 / sizeof(T);
+}
+
+template <class T, int V> struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) pack {
+    T at[V];
+};
+
+template <int V, class T> HVT_FN pack<T, V> load(const T *from)
+{
+    return *(const pack<T, V> *)from;
+}
+
+template <class T, int V> HVT_FN void store(T *to, const float (&x)[V])
+{
+    pack<T, V> p;
+
+#pragma unroll
+    for (int v = 0; v < V; v++)
+        from_float(x[v], p.at[v]);
+    *(pack<T, V> *)to = p;
+}
+
+/* An array that a kernel walks in packs, as far as its address is concerned. */
+struct array {
+    const void *ptr; /* NULL: not there */
+    size_t size;     /* bytes of an element */
+};
+
+/* Can packs of v elements begin at element `head` of all of them? */
+static inline bool packs_fit(int v, size_t head, std::initializer_list<array> arrays)
+{
+    for (const array &a : arrays) {
+        size_t bytes = a.size * v < 16 ? a.size * v : 16;
+
+        if (a.ptr && ((uintptr_t)a.ptr + head * a.size) % bytes)
+            return false;
+    }
+    return true;
+}
+
+/* Can rows of c elements be walked in packs of v? */
+static inline bool rows_fit(int v, int c, std::initializer_list<array> arrays)
+{
+    return c % v == 0 && packs_fit(v, 0, arrays);
+}
+
+/* f(T()) with the type that t names */
+template <class Do> static cudaError_t with_type(hvt_dtype t, Do f)
+{
+    switch (t) {
+    case HVT_F32:
+        return f(float());
+    case HVT_F16:
+        return f(f16());
+    case HVT_BF16:
+        return f(bf16());
+    default:
+        return cudaErrorInvalidValue;
+    }
+}
+
+/* ---- spans ---- */
+
+/* `head` single elements, `packs` packs, and single elements to the end at n */
+struct span {
+    size_t head, packs, n;
+};
+
+/* op.at<W>(i) for the W elements from i on, W being V or 1. Where a span is cut shows in no bit. */
+template <int V, class Op>
+__global__ void __launch_bounds__(THREADS) each_kernel(span s, __grid_constant__ const Op op)
+{
+    const size_t step = (size_t)gridDim.x * THREADS, first = (size_t)blockIdx.x * THREADS + threadIdx.x;
+
+    for (size_t i = first; i < s.packs; i += step)
+        op.template at<V>(s.head + i * V);
+    for (size_t i = first; i < s.n - s.packs * V; i += step)
+        op.template at<1>(i < s.head ? i : i + s.packs * V);
+}
+
+/* The arrays may begin anywhere, as parts of arenas do; packs are used if one head lines all of them up, as
+ * fit(head) tells. */
+template <int V, class Fit, class Op>
+static cudaError_t each_where(cudaStream_t stream, size_t n, Fit fit, const Op &op)
+{
+    span s = {0, 0, n};
+
+    if (n == 0)
+        return cudaSuccess;
+    for (size_t head = 0; head < V && head + V <= n; head++)
+        if (fit(head)) {
+            s.head = head;
+            s.packs = (n - head) / V;
+            break;
+        }
+    return HVT_LAUNCH((each_kernel<V, Op>), blocks_for(s.packs > n - s.packs * V ? s.packs : n - s.packs * V),
+                      THREADS, stream, s, op);
+}
+
+template <int V, class Op>
+static cudaError_t each(cudaStream_t stream, size_t n, std::initializer_list<array> arrays, const Op &op)
+{
+    return each_where<V>(
+        stream, n, [=](size_t head) { return packs_fit(V, head, arrays); }, op);
+}
+
+/* ---- rows ---- */
+
+/*
+ * A block is x lanes over packs of channels times y lanes over rows, x*y threads, and owns `chunk` rows; a
+ * grid is as many blocks as the channels need times as many as the rows need. A row's lanes lie side by side,
+ * so that narrow rows, too, are read in long runs.
+ */
+struct row_cut {
+    dim3 block, grid;
+    int chunk; /* rows of a block */
+};
+
+/* Cut [rows, c] into about `blocks` blocks, at most `parts` of them one below the other. A thread has
+ * `at_once` rows on their way. */
+static inline row_cut cut_rows(int rows, int c, int v, int at_once, int blocks, int parts)
+{
+    row_cut cut;
+    int packs = (c + v - 1) / v, x = 1, across, step;
+
+    while (x < 32 && x < packs)
+        x *= 2;
+    across = (packs + x - 1) / x;
+    step = THREADS / x * at_once;
+    if (parts > blocks / across)
+        parts = blocks / across > 1 ? blocks / across : 1;
+    cut.chunk = (int)(((int64_t)rows + (int64_t)parts * step - 1) / ((int64_t)parts * step)) * step;
+    if (cut.chunk < step)
+        cut.chunk = step;
+    cut.block = dim3(x, THREADS / x);
+    cut.grid = dim3(across, rows > cut.chunk ? (rows + cut.chunk - 1) / cut.chunk : 1);
+    return cut;
+}
+
+template <int N> struct number {
+    static constexpr int value = N;
+};
+
+/* f(number<U>, row) for this thread's rows of its block's `chunk`: U of them, blockDim.y apart, the first
+ * being `row`. */
+template <int AT_ONCE, class Do> HVT_FN void down(int rows, int chunk, Do f)
+{
+    const int first = (int)blockIdx.y * chunk, end = rows - first < chunk ? rows : first + chunk;
+    const int step = (int)blockDim.y;
+    int row = first + (int)threadIdx.y;
+
+    for (; row < end - (AT_ONCE - 1) * step; row += AT_ONCE * step)
+        f(number<AT_ONCE>(), row);
+    for (; row < end; row += step)
+        f(number<1>(), row);
+}
+
+/* ---- lines ---- */
+
+/* threads of a block that walks `items` */
+static inline unsigned line_threads(int items)
+{
+    int threads = 32;
+
+    while (threads < THREADS && threads < items)
+        threads *= 2;
+    return (unsigned)threads;
+}
+
+#endif /* HVT_CUDA_LANES_H */

@@ -1,0 +1,117 @@
+/*
+ * Softmax cross entropy: one block per row, then one block that adds up the rows in their order.
+ */
+#include "lanes.h"
+
+/* What all threads of the block bring, joined along a tree; the same for all of them. */
+template <class X, class Join> HVT_FN X block_join(X mine, Join join)
+{
+    struct room {
+        X at[THREADS];
+    };
+    HVT_SHARED(room, s);
+    const unsigned me = threadIdx.x;
+
+    __syncthreads(); /* whoever still reads what was joined before */
+    s.at[me] = mine;
+    for (unsigned half = blockDim.x / 2; half; half /= 2) {
+        __syncthreads();
+        if (me < half)
+            s.at[me] = join(s.at[me], s.at[me + half]);
+    }
+    __syncthreads();
+    return s.at[0];
+}
+
+struct scan {
+    float max, poison;
+    int place; /* classes that come before the label */
+};
+
+template <class T>
+__global__ void __launch_bounds__(THREADS) xent_kernel(__grid_constant__ const hvt_xent_args a)
+{
+    const int row = (int)blockIdx.x, step = (int)blockDim.x;
+    const T *x = (const T *)a.logits + (size_t)row * a.classes;
+    T *dx = a.dlogits ? (T *)a.dlogits + (size_t)row * a.classes : NULL;
+
+    if (row >= a.rows.real) {
+        for (int k = (int)threadIdx.x; dx && k < a.classes; k += step)
+            from_float(0, dx[k]);
+        return;
+    }
+
+    const int label = a.labels[row];
+    const float target = to_float(x[label]);
+    scan all = {-INFINITY, 0, 0};
+    float sum = 0;
+
+    for (int k = (int)threadIdx.x; k < a.classes; k += step) {
+        const float here = to_float(x[k]);
+
+        all.max = here > all.max ? here : all.max;
+        all.poison += xent_poison(here);
+        all.place += xent_before(here, target, k, label);
+    }
+    all = block_join(all, [](scan p, scan q) {
+        return scan{q.max > p.max ? q.max : p.max, p.poison + q.poison, p.place + q.place};
+    });
+    for (int k = (int)threadIdx.x; k < a.classes; k += step)
+        sum += expf(to_float(x[k]) - all.max);
+    sum = block_join(sum, [](float p, float q) { return p + q; });
+
+    if (threadIdx.x == 0) {
+        a.loss[row] = xent_loss(sum, target, all.max, all.poison);
+        a.place[row] = all.place;
+    }
+    if (dx) {
+        const float scale = a.scale ? *a.scale : 1;
+
+        for (int k = (int)threadIdx.x; k < a.classes; k += step)
+            from_float((expf(to_float(x[k]) - all.max) / sum - (k == label)) * scale, dx[k]);
+    }
+}
+
+__global__ void __launch_bounds__(THREADS)
+    sums_kernel(int rows, const float *loss, const int32_t *place, float *sums)
+{
+    struct room {
+        float loss[THREADS];
+    };
+    HVT_SHARED(room, s);
+    double sum = 0;
+    int top1 = 0, top5 = 0;
+
+    for (int first = 0; first < rows; first += THREADS) {
+        const int row = first + (int)threadIdx.x, left = rows - first,
+                  count = left < THREADS ? left : THREADS;
+
+        __syncthreads();
+        if (row < rows) {
+            s.loss[threadIdx.x] = loss[row];
+            top1 += place[row] < 1;
+            top5 += place[row] < 5;
+        }
+        __syncthreads();
+        for (int i = 0; threadIdx.x == 0 && i < count; i++)
+            sum += s.loss[i];
+    }
+    top1 = block_join(top1, [](int p, int q) { return p + q; });
+    top5 = block_join(top5, [](int p, int q) { return p + q; });
+    if (threadIdx.x == 0) {
+        sums[0] = (float)sum;
+        sums[1] = (float)top1;
+        sums[2] = (float)top5;
+    }
+}
+
+cudaError_t hvt__cuda_xent(cudaStream_t stream, const hvt_xent_args *a)
+{
+    const int rows = a->dlogits ? a->rows.block : a->rows.real;
+
+    if (rows > 0)
+        HVT_CUDA_TRY(with_type(a->type, [=](auto zero) {
+            return HVT_LAUNCH((xent_kernel<decltype(zero)>), rows, line_threads(a->classes), stream, *a);
+        }));
+    return HVT_LAUNCH(sums_kernel, 1, THREADS, stream, a->rows.real, a->loss, a->place, a->sums);
+}

@@ -1,0 +1,81 @@
+/*
+ * nccl_impl.h - the comm over NCCL: what its operations (comm_nccl.c) and its guard (nccl_guard.c) share.
+ *
+ * Included by those two. Nothing else.
+ */
+#ifndef HVT_NCCL_IMPL_H
+#define HVT_NCCL_IMPL_H
+
+#include "comm_impl.h"
+#include "cuda_impl.h"
+
+#include <nccl.h>
+#include <pthread.h>
+
+enum { NCCL_WATCHED = 256 }; /* operations that the guard can tell apart; of older ones only the youngest */
+
+typedef struct nccl_op { /* an operation that was issued */
+    const char *what;    /* "allreduce" */
+    size_t count;
+    hvt_dtype type;
+    double issued;    /* hvt__now() */
+    bool recorded;    /* in a recording: `done` belongs to that, and nobody may ask for it */
+    bool warned;      /* that it takes long */
+    cudaEvent_t done; /* on the comm's stream, behind it */
+} nccl_op;
+
+typedef struct nccl_block { /* memory that alloc gave out */
+    char *ptr;
+    size_t bytes;
+    void *handle; /* NCCL's of the registration, or NULL */
+} nccl_block;
+
+/* Not in here: the hvt_comm, which is copied while it is opened. */
+typedef struct comm_nccl {
+    hvt_world *world;    /* borrowed */
+    hvt_device *dev;     /* borrowed */
+    ncclComm_t nccl;     /* NULL: not there yet, or aborted */
+    cudaStream_t stream; /* the operations, of the highest priority */
+    cudaEvent_t ready;   /* on the device's stream: what the next operation reads is there */
+    bool shared;         /* ranks share a GPU */
+    nccl_block *block;
+    int blocks;
+    hvt_ticket waited; /* the device's stream waits for all up to this one */
+
+    pthread_mutex_t lock;     /* for what follows, and for every call on `nccl` */
+    nccl_op op[NCCL_WATCHED]; /* ticket t is op[t % NCCL_WATCHED] */
+    hvt_ticket issued, ended; /* the last one, and the last one known to have ended */
+    bool records;             /* a recording may hold operations, whose ends are not to be seen */
+    bool broken;              /* no call on `nccl` any more */
+    bool deserted;            /* because other ranks did not come: one of them knows more */
+    char why[512];
+    bool aborting; /* by a helper, since `aborted` */
+    double aborted;
+    pthread_t aborter;
+
+    hvt_stall stall;
+    bool locks, guarded, closing; /* lock and bell are there; the guard runs; it shall end */
+    pthread_cond_t bell;
+    pthread_t guard;
+} comm_nccl;
+
+/* ---- nccl_guard.c. Those marked L are called with the lock held. ---- */
+
+hvt_status hvt__nccl_guard_open(comm_nccl *st);
+void hvt__nccl_guard_close(comm_nccl *st);
+hvt_status hvt__nccl_guard_start(comm_nccl *st);
+void hvt__nccl_guard_stop(comm_nccl *st);
+
+/* L: E_COMM with the reason after a failure. */
+hvt_status hvt__nccl_alive(const comm_nccl *st);
+/* L: what a call on `nccl` gave. One that NCCL goes on with in its background is waited for; if it fails, or
+ * takes longer than stall.abort, the comm is given up. */
+hvt_status hvt__nccl_settle(comm_nccl *st, ncclResult_t r, const char *call);
+#define NCCL(st, call) hvt__nccl_settle(st, call, #call)
+/* Until the operations issued so far have ended, or the abort of a broken comm has; not longer than
+ * stall.abort. */
+hvt_status hvt__nccl_drain(comm_nccl *st);
+/* End the communicator: in agreement with the other ranks, or at once if it is broken. */
+void hvt__nccl_end(comm_nccl *st);
+
+#endif /* HVT_NCCL_IMPL_H */
