@@ -14,22 +14,42 @@
 #include "hvt/comm.h"
 #include "device_impl.h"
 
+/* Bytes on their way between two ranks of a world. */
+typedef struct hvt__parcel {
+    const void *at; /* of what is taken: memory to write */
+    size_t bytes;
+    int rank;    /* the other one */
+    bool answer; /* against the direction of the operation's data: an order of its own */
+} hvt__parcel;
+
 typedef struct hvt_world_ops {
     const char *name;
-    hvt_status (*open)(hvt_world *w, const void *mpi_comm); /* mpi_comm: a host program's, or NULL */
+    /* mpi_comm: a host program's, or NULL. w: NULL on a rank that has no memory for it, so that all fail. */
+    hvt_status (*open)(hvt_world *w, const void *mpi_comm);
     void (*close)(hvt_world *w);
     /* small host values; every fold, comparison and agreement is made of these two */
     hvt_status (*gather)(hvt_world *w, const void *mine, size_t bytes, void *all);
     hvt_status (*broadcast)(hvt_world *w, void *data, size_t bytes, int root);
     hvt_status (*barrier)(hvt_world *w);
     void (*abort)(hvt_world *w, int exit_code);
+    /* part: of the fresh world only ops is set; a negative color leaves it so */
+    hvt_status (*split)(hvt_world *w, int color, int key, hvt_world *fresh);
+    /* Let parcels travel, and wait for them. Those between two ranks on one channel arrive in the order of
+     * the list; sizes agree on both sides. Lists of up to 2 * size parcels need no memory. NULL: one rank. */
+    hvt_status (*exchange)(hvt_world *w, int channel, const hvt__parcel *parcels, int takes, int gives);
+    /* Another thread of this process comes to send messages of this kind, or goes. E_UNSUPPORTED. NULL: it
+     * may. */
+    hvt_status (*another_thread)(hvt_world *w, bool comes);
 } hvt_world_ops;
 
 struct hvt_world {
     const hvt_world_ops *ops;
     int rank, size, local_rank, local_size, nodes;
-    int *node_of;     /* [size] node number of every rank */
-    char (*host)[64]; /* [size] */
+    int base;             /* rank 0's number in the world that this one is a node of; messages name that */
+    int channels;         /* given to comms so far */
+    const hvt_world *job; /* borrowed; the world that `base` counts in, where it is not this one */
+    int *node_of;         /* [size] node number of every rank */
+    char (*host)[64];     /* [size] */
     void *scratch; /* [size] x HVT__SCRATCH bytes: words gathered where failing would leave others waiting */
     void *state;   /* MPI communicators, ... */
 };
@@ -45,11 +65,19 @@ typedef struct hvt_comm_ops {
     hvt_status (*alloc)(hvt_comm *c, size_t bytes, void **ret_ptr); /* memory that peers may read */
     void (*release)(hvt_comm *c, void *ptr);
     int (*peers)(hvt_comm *c, const void *buf, const void *ret_ptrs[]); /* 0: not readable */
+    void (*slice)(const hvt_comm *c, size_t count, int rank, size_t *ret_first, size_t *ret_end); /* NULL: the
+                                                                                                    tree's */
     hvt_status (*broadcast)(hvt_comm *c, void *buf, size_t bytes, int root);
     hvt_status (*allreduce)(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret_ticket);
     hvt_status (*reduce_scatter)(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret_ticket);
     hvt_status (*allgather)(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret_ticket);
     hvt_status (*wait)(hvt_comm *c, hvt_ticket ticket);
+    bool records;  /* its operations may be recorded with the device's */
+    bool messages; /* its operations send messages of the world's kind */
+    /* NULL: not for this comm */
+    hvt_status (*share)(hvt_comm *c, size_t bytes, void **ret_ptr); /* one block for a node's ranks; zeroed */
+    hvt_status (*combine)(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_combine_fn *fn, void *ctx,
+                          hvt_ticket *ret_ticket);
 } hvt_comm_ops;
 
 struct hvt_comm {
@@ -57,11 +85,20 @@ struct hvt_comm {
     hvt_world *world; /* borrowed */
     hvt_device *dev;  /* borrowed */
     void *state;
-    hvt_ticket issued; /* last ticket handed out */
-    int blocks;        /* allocated and not released */
-    bool chosen;       /* by "auto", which may think again while blocks is 0 */
+    hvt_ticket issued; /* last ticket that ops handed out */
+    hvt_ticket front;  /* last one that a user got: of ops, or of a call; see coll.c */
+    int channel;       /* of the world, for parcels of this comm */
+    struct hvt__calls *calls;
+    struct hvt__overlap *overlap; /* NULL: no worker */
+    int blocks;                   /* allocated and not released */
+    bool chosen;                  /* by "auto", which may think again while blocks is 0 */
 };
 
-extern const hvt_comm_ops hvt_comm_self, hvt_comm_shm, hvt_comm_mpi;
+/* How long an operation may be under way; what comms with a watchdog of their own take when they are opened.
+ */
+extern hvt_stall hvt__stall;
+
+extern const hvt_comm_ops hvt_comm_self, hvt_comm_shm, hvt_comm_mpi, hvt_comm_hier, hvt_comm_staged,
+    hvt_comm_nccl;
 
 #endif /* HVT_COMM_IMPL_H */

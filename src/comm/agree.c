@@ -3,10 +3,10 @@
  * is made of a gather and a broadcast, and every rank computes the answer from the same bytes in rank
  * order, so all hold the same bits and the same message.
  */
-#include "base_impl.h"
+#include "base/trace.h"
 #include "room.h"
+#include "say.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +28,8 @@ static hvt_status gather_words(hvt_world *w, const void *mine, int n, void **ret
     if (n > HVT__SCRATCH / 8)
         all = malloc(8 * (size_t)n * (size_t)w->size);
     HVT_CHECK(all, E_MEM, "no memory to fold %d values of %d ranks", n, w->size);
-    HVT_TRY_OR(fail, w->ops->gather(w, mine, 8 * (size_t)n, all));
+    hvt__trace_begin(HVT__AGREE, -1);
+    HVT_TRY_OR(fail, hvt__traced(w->ops->gather(w, mine, 8 * (size_t)n, all)));
     *ret_all = all;
     return HVT_OK;
 fail:
@@ -53,8 +54,8 @@ hvt_status hvt_world_fold(hvt_world *world, hvt_fold how, double *values, int n)
 
             if (how == HVT_FOLD_SUM)
                 v += x;
-            else if (how == HVT_FOLD_MIN ? x < v : x > v)
-                v = x;
+            else if (x != x || (how == HVT_FOLD_MIN ? x < v : x > v))
+                v = x; /* and from a NaN no comparison leads back */
         }
         values[i] = v;
     }
@@ -102,7 +103,8 @@ hvt_status hvt_world_agree(hvt_world *world, hvt_status mine)
         hvt__error_agreed(mine != HVT_OK);
         return mine;
     }
-    HVT_TRY(world->ops->gather(world, &code, sizeof code, all));
+    hvt__trace_begin(HVT__AGREE, -1);
+    HVT_TRY(hvt__traced(world->ops->gather(world, &code, sizeof code, all)));
     while (first < world->size && all[first] == HVT_OK)
         first++;
     if (first == world->size)
@@ -118,7 +120,8 @@ hvt_status hvt_world_agree(hvt_world *world, hvt_status mine)
     if (first == 0)
         hvt__fail(s, __FILE__, __LINE__, "%s", text);
     else
-        hvt__fail(s, __FILE__, __LINE__, "rank %d (%s): %s", first, world->host[first], text);
+        hvt__fail(s, __FILE__, __LINE__, "rank %d (%s): %s", hvt__called(world, first), world->host[first],
+                  text);
     hvt__error_agreed(true);
     return s;
 }
@@ -130,59 +133,6 @@ typedef struct digest {
 } digest;
 
 _Static_assert(sizeof(digest) <= HVT__SCRATCH, "a gathered digest must fit in the world's scratch");
-
-typedef struct text_buffer {
-    char at[1600];
-    size_t used;
-} text_buffer;
-
-static void say(text_buffer *b, const char *fmt, ...) HVT_PRINTF(2, 3);
-static void say(text_buffer *b, const char *fmt, ...)
-{
-    va_list ap;
-    int n;
-
-    va_start(ap, fmt);
-    n = vsnprintf(b->at + b->used, sizeof b->at - b->used, fmt, ap);
-    va_end(ap);
-    b->used += n < 0 ? 0 : (size_t)n;
-    if (b->used >= sizeof b->at)
-        b->used = sizeof b->at - 1;
-}
-
-/* "rank 0 (hosta)", "ranks 1-3, 6 (hostb, hostc)": those with in[r]. */
-static void say_ranks(text_buffer *b, const hvt_world *w, const bool *in)
-{
-    int count = 0, spans = 0, hosts = 0;
-    const char *last = NULL;
-
-    for (int r = 0; r < w->size; r++)
-        count += in[r];
-    say(b, count == 1 ? "rank " : "ranks ");
-    for (int r = 0, end; r < w->size; r = end + 1) {
-        end = r;
-        if (!in[r])
-            continue;
-        while (end + 1 < w->size && in[end + 1])
-            end++;
-        if (spans++ == 8) {
-            say(b, ", ...");
-            break;
-        }
-        say(b, end > r ? "%s%d-%d" : "%s%d", spans > 1 ? ", " : "", r, end);
-    }
-    for (int r = 0; r < w->size; r++) {
-        if (!in[r] || (last && !strcmp(last, w->host[r])))
-            continue;
-        if (hosts == 4) {
-            say(b, ", ...");
-            break;
-        }
-        last = w->host[r];
-        say(b, "%s%s", hosts++ ? ", " : " (", last);
-    }
-    say(b, ")");
-}
 
 /* One rank's items as text: name, value, name, value, each with its 0. */
 typedef struct item_list {
@@ -204,12 +154,12 @@ static bool same(const char *a, const char *b)
 }
 
 /* "NAME differs: "a" on rank 0 (host), "b" on ranks 1-3 (host)", from every rank's value or NULL. */
-static void say_difference(text_buffer *b, const hvt_world *w, const char *name, const char *const *value,
+static void say_difference(hvt__text *b, const hvt_world *w, const char *name, const char *const *value,
                            bool *in)
 {
     int kinds = 0;
 
-    say(b, "%s differs: ", name);
+    hvt__say(b, "%s differs: ", name);
     for (int r = 0; r < w->size; r++) {
         bool told = false;
 
@@ -218,22 +168,22 @@ static void say_difference(text_buffer *b, const hvt_world *w, const char *name,
         if (told)
             continue;
         if (kinds == 4) {
-            say(b, ", ...");
+            hvt__say(b, ", ...");
             break;
         }
         for (int q = 0; q < w->size; q++)
             in[q] = same(value[q], value[r]);
-        say(b, "%s", kinds++ ? ", " : "");
+        hvt__say(b, "%s", kinds++ ? ", " : "");
         if (value[r])
-            say(b, "\"%s\" on ", value[r]);
+            hvt__say(b, "\"%s\" on ", value[r]);
         else
-            say(b, "missing on ");
-        say_ranks(b, w, in);
+            hvt__say(b, "missing on ");
+        hvt__say_ranks(b, w, in);
     }
 }
 
 /* The first item, in rank 0's order and then in that of the others, that is not the same everywhere. */
-static bool find_difference(text_buffer *b, const hvt_world *w, const item_list *lists, const char **value,
+static bool find_difference(hvt__text *b, const hvt_world *w, const item_list *lists, const char **value,
                             bool *in)
 {
     for (int r = 0; r < w->size; r++)
@@ -280,7 +230,7 @@ static hvt_status explain(hvt_world *w, const hvt_item *items, int n)
     const char **value = calloc(size, sizeof *value);
     bool *in = calloc(size, sizeof *in);
     hvt_item *room = NULL;
-    text_buffer b = {.used = 0};
+    hvt__text b = {.used = 0};
     hvt_status s = HVT_OK;
 
     for (int r = 0; r < w->size; r++) {
@@ -312,7 +262,7 @@ static hvt_status explain(hvt_world *w, const hvt_item *items, int n)
         }
     }
     if (!find_difference(&b, w, lists, value, in))
-        say(&b, "the fingerprints of %d items differ, but not the items", n);
+        hvt__say(&b, "the fingerprints of %d items differ, but not the items", n);
     s = HVT_FAIL(E_MISMATCH, "%s", b.at);
     hvt__error_agreed(true);
 done:
@@ -330,7 +280,8 @@ hvt_status hvt_world_compare(hvt_world *world, const hvt_item *items, int n)
         mine.hash = hvt__hash_text(hvt__hash_text(mine.hash, items[i].name), items[i].value);
         mine.bytes += strlen(items[i].name) + strlen(items[i].value) + 2;
     }
-    HVT_TRY(world->ops->gather(world, &mine, sizeof mine, all));
+    hvt__trace_begin(HVT__AGREE, -1);
+    HVT_TRY(hvt__traced(world->ops->gather(world, &mine, sizeof mine, all)));
     for (int r = 0; r < world->size; r++)
         equal = equal && !memcmp(&all[r], &all[0], sizeof *all);
     return equal ? HVT_OK : explain(world, items, n);

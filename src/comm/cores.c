@@ -28,6 +28,14 @@ static int count_bits(const uint64_t *mask)
     return n;
 }
 
+static int nth_bit(const uint64_t *mask, int n)
+{
+    for (int i = 0; i < HVT__MAX_CPUS; i++)
+        if (mask[i / 64] >> (i % 64) & 1 && n-- == 0)
+            return i;
+    return -1;
+}
+
 static bool equal(const uint64_t *a, const uint64_t *b)
 {
     return !memcmp(a, b, WORDS * sizeof *a);
@@ -122,6 +130,7 @@ void hvt__cores_split(const hvt__claim *claims, int n, int me, hvt_cores *ret_co
 
     *ret_cores = (hvt_cores){.threads = mine.threads,
                              .ncpus = pinned ? mine.threads : 0,
+                             .spare = -1,
                              .share = mine.share,
                              .mask = count_bits(claims[me].mask),
                              .crowded = threads > most};
@@ -131,6 +140,8 @@ void hvt__cores_split(const hvt__claim *claims, int n, int me, hvt_cores *ret_co
     for (int cpu = 0, skip = spread ? mine.first : before, got = 0; got < mine.threads; cpu++)
         if (claims[me].mask[cpu / 64] >> (cpu % 64) & 1 && skip-- <= 0)
             ret_cores->cpus[got++] = cpu;
+    if (spread && mine.threads < mine.share)
+        ret_cores->spare = nth_bit(claims[me].mask, mine.first + mine.threads);
 }
 
 /* ---- for this rank ------------------------------------------------------------------------ */

@@ -18,27 +18,21 @@
 
 #include <stdlib.h>
 
-enum {
-    SHORT = 8192,     /* bytes that travel whole */
-    WINDOW = 1 << 18, /* elements that are added while the next ones travel */
-};
-
-size_t hvt__mpi_message = (size_t)1 << 30; /* longest message in elements; MPI counts in int */
-
 typedef struct level {
     int first, mid, end; /* the block; mid == end: no right half, nothing to do */
     int *narrow, *wide;  /* [end - first] place of every rank's slice in its half and in the block */
 } level;
 
 typedef struct comm_mpi {
+    hvt__pending pending;
     MPI_Comm comm;
     int levels;
     level *level;
-    hvt__pending pending;
-    void *scratch[2];    /* the other half's part of a window */
+    size_t window;       /* elements that are added while the next ones travel */
+    void *scratch[2];    /* [window] the other half's part of a window */
     MPI_Request *req[2]; /* [2 * size] */
+    int *peer[2];        /* [2 * size] at the other end of each */
     int reqs[2];
-    hvt_status broken; /* what the first failure was: then the ranks' messages no longer match */
 } comm_mpi;
 
 /* The slice of a block's rank before and after its halves are merged. */
@@ -64,8 +58,10 @@ static void comm_close_mpi(hvt_comm *c)
 
     if (!st)
         return;
+    hvt__mpi_enter();
     if (st->comm != MPI_COMM_NULL)
         MPI_Comm_free(&st->comm);
+    hvt__mpi_leave();
     for (int i = 0; i < st->levels && st->level; i++) {
         free(st->level[i].narrow);
         free(st->level[i].wide);
@@ -73,6 +69,7 @@ static void comm_close_mpi(hvt_comm *c)
     for (int i = 0; i < 2; i++) {
         c->dev->ops->release(c->dev, st->scratch[i]);
         free(st->req[i]);
+        free(st->peer[i]);
     }
     free(st->level);
     free(st->pending.jobs);
@@ -102,7 +99,9 @@ static hvt_status plan_level(level *l, int rank, int size, int width)
 /* What can fail on one rank alone. */
 static hvt_status prepare(hvt_comm *c)
 {
+    const hvt__comm_tuning *t = &hvt__comm_tuned;
     int size = c->world->size;
+    size_t room;
     comm_mpi *st = calloc(1, sizeof *st);
 
     HVT_CHECK(st, E_MEM, "no memory for a comm");
@@ -117,10 +116,13 @@ static hvt_status prepare(hvt_comm *c)
     HVT_CHECK(st->level, E_MEM, "no memory for a tree of %d ranks", size);
     for (int i = 0; i < st->levels; i++)
         HVT_TRY(plan_level(&st->level[i], c->world->rank, size, 1 << i));
+    st->window = t->mpi_window < t->mpi_message ? t->mpi_window : t->mpi_message;
+    room = st->window * sizeof(float) > t->mpi_short ? st->window * sizeof(float) : t->mpi_short;
     for (int i = 0; i < 2; i++) {
         st->req[i] = malloc(2 * (size_t)size * sizeof *st->req[i]);
-        HVT_CHECK(st->req[i], E_MEM, "no memory for the requests of %d ranks", size);
-        HVT_TRY(c->dev->ops->alloc(c->dev, WINDOW * sizeof(float), &st->scratch[i]));
+        st->peer[i] = malloc(2 * (size_t)size * sizeof *st->peer[i]);
+        HVT_CHECK(st->req[i] && st->peer[i], E_MEM, "no memory for the requests of %d ranks", size);
+        HVT_TRY(c->dev->ops->alloc(c->dev, room, &st->scratch[i]));
     }
     return HVT_OK;
 }
@@ -133,7 +135,8 @@ static hvt_status comm_open_mpi(hvt_comm *c)
     if (c->world->size == 1)
         return HVT_OK; /* nothing travels, so a lone world will do */
     st = c->state;
-    HVT_TRY_MPI(MPI_Comm_dup(hvt__world_mpi_comm(c->world), &st->comm));
+    HVT_TRY_MPI_WAIT(c->world, HVT__ANYONE, "open a comm",
+                     MPI_Comm_dup(hvt__world_mpi_comm(c->world), &st->comm));
     HVT_TRY_MPI(MPI_Comm_set_errhandler(st->comm, MPI_ERRORS_RETURN));
     return HVT_OK;
 }
@@ -164,6 +167,7 @@ typedef struct run {
     size_t count, bytes; /* elements; bytes of one */
     hvt_dtype type;
     MPI_Datatype wire;
+    int from; /* level; what is below has been done */
 } run;
 
 static hvt_status take(run *o, int set, void *to, size_t count, int from)
@@ -171,7 +175,7 @@ static hvt_status take(run *o, int set, void *to, size_t count, int from)
     comm_mpi *st = o->st;
 
     HVT_TRY_MPI(MPI_Irecv(to, (int)count, o->wire, from, 0, st->comm, &st->req[set][st->reqs[set]]));
-    st->reqs[set]++;
+    st->peer[set][st->reqs[set]++] = from;
     return HVT_OK;
 }
 
@@ -180,7 +184,7 @@ static hvt_status give(run *o, int set, const void *what, size_t count, int to)
     comm_mpi *st = o->st;
 
     HVT_TRY_MPI(MPI_Isend(what, (int)count, o->wire, to, 0, st->comm, &st->req[set][st->reqs[set]]));
-    st->reqs[set]++;
+    st->peer[set][st->reqs[set]++] = to;
     return HVT_OK;
 }
 
@@ -188,7 +192,8 @@ static hvt_status arrive(run *o, int set)
 {
     comm_mpi *st = o->st;
 
-    HVT_TRY_MPI(MPI_Waitall(st->reqs[set], st->req[set], MPI_STATUSES_IGNORE));
+    HVT_TRY(
+        hvt__mpi_await(o->c->world, st->reqs[set], st->req[set], st->peer[set], "send and take its part"));
     st->reqs[set] = 0;
     return HVT_OK;
 }
@@ -214,7 +219,7 @@ static hvt_status add_whole(run *o)
 {
     int me = o->c->world->rank;
 
-    for (int i = 0; i < o->st->levels && o->count; i++) {
+    for (int i = o->from; i < o->st->levels && o->count; i++) {
         const level *l = &o->st->level[i];
         int lefts = l->mid - l->first, rights = l->end - l->mid;
         hvt__span all = {0, o->count};
@@ -270,9 +275,9 @@ static hvt_status depart(run *o, const level *l, size_t k, size_t most)
 
 static hvt_status reduce_scatter(run *o)
 {
-    size_t most = hvt__mpi_message < WINDOW ? hvt__mpi_message : WINDOW;
+    size_t most = o->st->window;
 
-    for (int i = 0; i < o->st->levels; i++) {
+    for (int i = o->from; i < o->st->levels; i++) {
         const level *l = &o->st->level[i];
         size_t n = (size_t)(l->end - l->first), longest = ((o->count + 15) / 16 + n - 1) / n * 16;
         size_t windows = (longest + most - 1) / most;
@@ -294,14 +299,15 @@ static hvt_status reduce_scatter(run *o)
 static hvt_status allgather(run *o)
 {
     int me = o->c->world->rank;
+    size_t most = hvt__comm_tuned.mpi_message;
 
-    for (int i = o->st->levels - 1; i >= 0; i--) {
+    for (int i = o->st->levels - 1; i >= o->from; i--) {
         const level *l = &o->st->level[i];
         hvt__span have = wide(l, o->count, me), want = narrow(l, o->count, me);
         bool more = l->mid < l->end;
 
         for (size_t k = 0; more; k++) {
-            size_t skip = k * hvt__mpi_message;
+            size_t skip = k * most;
 
             more = false;
             for (int r = l->first; r < l->end; r++) {
@@ -310,8 +316,8 @@ static hvt_status allgather(run *o)
 
                 if (r == me)
                     continue;
-                in = hvt__meet(in, (hvt__span){in.first + skip, in.first + skip + hvt__mpi_message});
-                out = hvt__meet(out, (hvt__span){out.first + skip, out.first + skip + hvt__mpi_message});
+                in = hvt__meet(in, (hvt__span){in.first + skip, in.first + skip + most});
+                out = hvt__meet(out, (hvt__span){out.first + skip, out.first + skip + most});
                 if (in.end)
                     HVT_TRY(take(o, 0, at(o, in.first), in.end - in.first, r));
                 if (out.end)
@@ -326,7 +332,13 @@ static hvt_status allgather(run *o)
 
 /* ---- operations --------------------------------------------------------------------------- */
 
-static hvt_status perform(hvt_comm *c, const hvt__job *j)
+bool hvt__mpi_whole(const hvt__job *j)
+{
+    return j->kind == HVT__ALLREDUCE && j->count * hvt_dtype_size(j->type) <= hvt__comm_tuned.mpi_short &&
+           j->count <= hvt__comm_tuned.mpi_message;
+}
+
+hvt_status hvt__mpi_above(hvt_comm *c, const hvt__job *j, int levels)
 {
     comm_mpi *st = c->state;
     run o = {.c = c,
@@ -335,9 +347,10 @@ static hvt_status perform(hvt_comm *c, const hvt__job *j)
              .count = j->count,
              .bytes = hvt_dtype_size(j->type),
              .type = j->type,
-             .wire = j->type == HVT_F32 ? MPI_FLOAT : MPI_UINT16_T};
+             .wire = j->type == HVT_F32 ? MPI_FLOAT : MPI_UINT16_T,
+             .from = levels};
 
-    if (j->kind == HVT__ALLREDUCE && o.count * o.bytes <= SHORT && o.count <= hvt__mpi_message)
+    if (hvt__mpi_whole(j))
         return add_whole(&o);
     if (j->kind != HVT__ALLGATHER)
         HVT_TRY(reduce_scatter(&o));
@@ -346,44 +359,14 @@ static hvt_status perform(hvt_comm *c, const hvt__job *j)
     return HVT_OK;
 }
 
+static hvt_status perform(hvt_comm *c, const hvt__job *j)
+{
+    return hvt__mpi_above(c, j, 0);
+}
+
 static hvt_status comm_wait_mpi(hvt_comm *c, hvt_ticket ticket)
 {
-    comm_mpi *st = c->state;
-
-    HVT_CHECK(!st->broken, E_COMM, "an earlier operation of this comm failed (%s): it cannot go on",
-              hvt_status_name(st->broken));
-    while (st->pending.run < ticket) {
-        hvt_status s = perform(c, hvt__pending_at(&st->pending, st->pending.run + 1));
-
-        if (s != HVT_OK)
-            return hvt__pass(st->broken = s, __FILE__, __LINE__, "perform");
-        st->pending.run++;
-    }
-    return HVT_OK;
-}
-
-static hvt_status issue(hvt_comm *c, hvt__kind kind, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret)
-{
-    comm_mpi *st = c->state;
-
-    HVT_TRY(hvt__pending_add(&st->pending, &(hvt__job){buf, count, t, kind, 0}));
-    *ret = c->issued = st->pending.issued;
-    return HVT_OK;
-}
-
-static hvt_status comm_allreduce_mpi(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret)
-{
-    return issue(c, HVT__ALLREDUCE, buf, count, t, ret);
-}
-
-static hvt_status comm_reduce_scatter_mpi(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret)
-{
-    return issue(c, HVT__REDUCE_SCATTER, buf, count, t, ret);
-}
-
-static hvt_status comm_allgather_mpi(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret)
-{
-    return issue(c, HVT__ALLGATHER, buf, count, t, ret);
+    return hvt__pending_run(c, ticket, perform);
 }
 
 static hvt_status comm_broadcast_mpi(hvt_comm *c, void *buf, size_t bytes, int root)
@@ -392,9 +375,10 @@ static hvt_status comm_broadcast_mpi(hvt_comm *c, void *buf, size_t bytes, int r
 
     HVT_TRY(comm_wait_mpi(c, c->issued));
     for (size_t done = 0; done < bytes && c->world->size > 1;) {
-        size_t part = bytes - done < hvt__mpi_message ? bytes - done : hvt__mpi_message;
+        size_t most = hvt__comm_tuned.mpi_message, part = bytes - done < most ? bytes - done : most;
 
-        HVT_TRY_MPI(MPI_Bcast((char *)buf + done, (int)part, MPI_BYTE, root, st->comm));
+        HVT_TRY_MPI_WAIT(c->world, root, "broadcast",
+                         MPI_Bcast((char *)buf + done, (int)part, MPI_BYTE, root, st->comm));
         done += part;
     }
     return HVT_OK;
@@ -402,14 +386,15 @@ static hvt_status comm_broadcast_mpi(hvt_comm *c, void *buf, size_t bytes, int r
 
 const hvt_comm_ops hvt_comm_mpi = {
     .name = "mpi",
+    .messages = true,
     .open = comm_open_mpi,
     .close = comm_close_mpi,
     .alloc = comm_alloc_mpi,
     .release = comm_release_mpi,
     .peers = comm_peers_mpi,
     .broadcast = comm_broadcast_mpi,
-    .allreduce = comm_allreduce_mpi,
-    .reduce_scatter = comm_reduce_scatter_mpi,
-    .allgather = comm_allgather_mpi,
+    .allreduce = hvt__pending_allreduce,
+    .reduce_scatter = hvt__pending_reduce_scatter,
+    .allgather = hvt__pending_allgather,
     .wait = comm_wait_mpi,
 };

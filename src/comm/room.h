@@ -44,7 +44,13 @@ double hvt__cgroup_memory(const char *root); /* bytes that can still be had; 0: 
 
 /* ---- issued operations -------------------------------------------------------------------- */
 
-typedef enum hvt__kind { HVT__ALLREDUCE, HVT__REDUCE_SCATTER, HVT__ALLGATHER, HVT__BROADCAST } hvt__kind;
+typedef enum hvt__kind {
+    HVT__ALLREDUCE,
+    HVT__REDUCE_SCATTER,
+    HVT__ALLGATHER,
+    HVT__BROADCAST,
+    HVT__COMBINE
+} hvt__kind;
 
 typedef struct hvt__job {
     void *buf;
@@ -52,21 +58,47 @@ typedef struct hvt__job {
     hvt_dtype type;
     hvt__kind kind;
     int root;
+    hvt_combine_fn *fn; /* of HVT__COMBINE */
+    void *ctx;
 } hvt__job;
 
+/* One of a comm's own operations, by its kind; the ticket is of ops. No broadcasts: they do not queue. */
+hvt_status hvt__comm_issue(hvt_comm *c, hvt__kind kind, void *buf, size_t count, hvt_dtype t,
+                           hvt_ticket *ret_ticket);
+
 /* A ring of jobs with tickets run+1 .. issued; grows by doubling, so a step allocates nothing once the
- * largest number in flight has been seen. */
+ * largest number in flight has been seen. The state of a comm that queues begins with one. */
 typedef struct hvt__pending {
     hvt__job *jobs;
     size_t room; /* a power of two */
     hvt_ticket run, issued;
+    hvt_status broken; /* what the first failure was: then the ranks' parts no longer match */
 } hvt__pending;
 
-hvt_status hvt__pending_add(hvt__pending *p, const hvt__job *job);
 static inline hvt__job *hvt__pending_at(const hvt__pending *p, hvt_ticket ticket)
 {
     return &p->jobs[ticket & (p->room - 1)];
 }
+
+/* Entries of the table of a comm that queues, and what such entries are made of. */
+hvt_status hvt__pending_allreduce(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret_ticket);
+hvt_status hvt__pending_reduce_scatter(hvt_comm *c, void *buf, size_t count, hvt_dtype t,
+                                       hvt_ticket *ret_ticket);
+hvt_status hvt__pending_allgather(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret_ticket);
+hvt_status hvt__pending_issue(hvt_comm *c, const hvt__job *job, hvt_ticket *ret_ticket);
+
+/* Perform what was issued, up to `ticket`; after a failure E_COMM. */
+typedef hvt_status hvt__perform_fn(hvt_comm *c, const hvt__job *job);
+hvt_status hvt__pending_run(hvt_comm *c, hvt_ticket ticket, hvt__perform_fn *perform);
+
+/* ---- overlap.c: a worker for a comm's operations --------------------------------------------- */
+
+/* Nothing may be in flight. Errors: E_UNSUPPORTED, E_MEM, E_DEVICE; the comm is what it was then. */
+hvt_status hvt__overlap_begin(hvt_comm *c, const hvt_overlap *how);
+/* What the worker can still do is done first; a combine that nobody waited for is not. NULL-safe. */
+void hvt__overlap_end(hvt_comm *c);
+/* Is this thread a worker that shares its processor, and nobody waits for it? Then it waits asleep. */
+bool hvt__overlap_patient(void);
 
 /* ---- slices ------------------------------------------------------------------------------- */
 
@@ -91,8 +123,25 @@ static inline hvt__span hvt__meet(hvt__span a, hvt__span b)
     return s.first < s.end ? s : (hvt__span){0, 0};
 }
 
-/* The place of a rank's slice among `size` slices; see mpi.c. */
+/* The place of a rank's slice among `size` slices; see tree.c. */
 int hvt__slice_of(int rank, int size);
+
+/* The number of the tree's lower levels that lie inside nodes. E_UNSUPPORTED, the same on every rank, where
+ * some node's ranks are no block of the tree, or no node has two. */
+hvt_status hvt__levels_inside(const hvt_world *w, int *ret_levels);
+
+/* ---- mpi.c, for hier.c -------------------------------------------------------------------- */
+
+/* Does a vector travel whole? Then every rank of a block holds all of its sum, else its slice of it. */
+bool hvt__mpi_whole(const hvt__job *job);
+/* Do the part of an operation that lies above the tree's lowest `levels` levels. */
+hvt_status hvt__mpi_above(hvt_comm *c, const hvt__job *job, int levels);
+
+/* What a rank is called in messages: by its number in the whole job. */
+static inline int hvt__called(const hvt_world *w, int rank)
+{
+    return w->base + rank;
+}
 
 /* ---- shm_segment.c: memory that all ranks of a node can read and write ---------------------- */
 
@@ -101,16 +150,34 @@ typedef struct hvt__segment {
     size_t stride; /* rank r's part begins at base + r * stride */
     size_t bytes;  /* asked for, of every part */
     int ranks;
+    bool shared; /* the whole of it is every rank's */
 } hvt__segment;
 
 /* Collective; zeroed, and reserved: touching it cannot fail later. Its error is agreed. */
 hvt_status hvt__segment_open(hvt_world *w, size_t bytes, hvt__segment *ret_segment);
 void hvt__segment_close(hvt__segment *s);
 
+/* ---- thresholds --------------------------------------------------------------------------- */
+
+/* Which way for which size. Read when a comm is opened and when it runs; the same on every rank. Results do
+ * not depend on them. Defaults are in tree.c. */
+typedef struct hvt__comm_tuning {
+    size_t shm_ride;   /* bytes; where the other ranks' vectors are at most these in all, every rank reads all
+                          of them: one exchange in the place of two, but more bytes. <= 4096 of each rank */
+    size_t mpi_short;  /* bytes; a sum of at most these travels whole: fewer messages, more bytes */
+    size_t mpi_window; /* elements; of a longer one that are added while the next ones travel */
+    size_t mpi_message; /* elements in one message at most; MPI counts in int */
+} hvt__comm_tuning;
+
+extern hvt__comm_tuning hvt__comm_tuned;
+
 /* ---- what tests turn ---------------------------------------------------------------------- */
 
-extern size_t hvt__mpi_message;                 /* longest message in elements */
-extern int (*hvt__shm_create)(size_t bytes);    /* a new nameless file of this size, or -1 with errno */
-extern int (*hvt__shm_attach)(int pid, int fd); /* another process's file, or -1 with errno */
+extern size_t hvt__world_message;                   /* and of a parcel, in bytes */
+extern size_t hvt__coll_window;                     /* bytes of other ranks' parts that a reduction holds */
+extern int (*hvt__shm_create)(size_t bytes);        /* a new nameless file of this size, or -1 with errno */
+extern int (*hvt__shm_attach)(int pid, int fd);     /* another process's file, or -1 with errno */
+extern void *(*hvt__shm_map)(int fd, size_t bytes); /* or MAP_FAILED with errno */
+extern void (*hvt__shm_unmap)(void *base, size_t bytes);
 
 #endif /* HVT_COMM_ROOM_H */

@@ -54,6 +54,7 @@ static hvt_status comm_wait_self(hvt_comm *c, hvt_ticket ticket)
 
 const hvt_comm_ops hvt_comm_self = {
     .name = "self",
+    .records = true,
     .open = comm_open_self,
     .close = comm_close_self,
     .alloc = comm_alloc_self,

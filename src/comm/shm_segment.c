@@ -45,8 +45,20 @@ static int attach(int pid, int fd)
     return open(path, O_RDWR | O_CLOEXEC);
 }
 
+static void *map(int fd, size_t bytes)
+{
+    return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+}
+
+static void unmap(void *base, size_t bytes)
+{
+    munmap(base, bytes);
+}
+
 int (*hvt__shm_create)(size_t bytes) = create;
 int (*hvt__shm_attach)(int pid, int fd) = attach;
+void *(*hvt__shm_map)(int fd, size_t bytes) = map;
+void (*hvt__shm_unmap)(void *base, size_t bytes) = unmap;
 
 /* What the machine and the control group still have; 0: they do not say. */
 static double available(void)
@@ -101,7 +113,7 @@ static hvt_status join(const hvt_world *w, const offer *from, int *fd, hvt__segm
     HVT_CHECK(!fstat(*fd, &st) && st.st_dev == from->dev && st.st_ino == from->ino, E_UNSUPPORTED,
               "process %d is another one here: ranks of one node have process numbers of their own",
               from->pid);
-    base = mmap(NULL, s->stride * (size_t)w->size, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+    base = hvt__shm_map(*fd, s->stride * (size_t)w->size);
     HVT_CHECK(base != MAP_FAILED, E_MEM, "shared memory of %d x %zu bytes: mmap: %s", w->size, s->stride,
               strerror(errno));
     s->base = base;
@@ -129,8 +141,9 @@ hvt_status hvt__segment_open(hvt_world *w, size_t bytes, hvt__segment *ret_segme
     first = all[0];
     for (int r = 1; r < w->size; r++)
         if (all[r].bytes != first.bytes) {
-            s = HVT_FAIL(E_MISMATCH, "shared memory: rank 0 asks for %zu bytes, rank %d (%s) for %zu",
-                         (size_t)first.bytes, r, w->host[r], (size_t)all[r].bytes);
+            s = HVT_FAIL(E_MISMATCH, "shared memory: rank %d asks for %zu bytes, rank %d (%s) for %zu",
+                         hvt__called(w, 0), (size_t)first.bytes, hvt__called(w, r), w->host[r],
+                         (size_t)all[r].bytes);
             hvt__error_agreed(true);
             goto done;
         }
@@ -147,6 +160,6 @@ done:
 void hvt__segment_close(hvt__segment *s)
 {
     if (s->base)
-        munmap(s->base, s->stride * (size_t)s->ranks);
+        hvt__shm_unmap(s->base, s->stride * (size_t)s->ranks);
     s->base = NULL;
 }

@@ -1,5 +1,5 @@
 /*
- * The fixed tree over ranks, the slices that fall out of it, and the queue of issued operations.
+ * The fixed tree over ranks, and the slices that fall out of it.
  *
  * On level l the ranks form blocks of 2^l, the last one cut off at the world's end. A block is the sum of its
  * left and its right half; a block without a right half is its left half. That is "2i and 2i+1 are added, an
@@ -13,8 +13,12 @@
 #include "base_impl.h"
 #include "room.h"
 
-#include <stdlib.h>
-#include <string.h>
+hvt__comm_tuning hvt__comm_tuned = {
+    .shm_ride = 1024,
+    .mpi_short = 8192,
+    .mpi_window = 1 << 18,
+    .mpi_message = (size_t)1 << 30,
+};
 
 int hvt__slice_of(int rank, int size)
 {
@@ -38,19 +42,25 @@ int hvt__slice_of(int rank, int size)
     return place + before;
 }
 
-hvt_status hvt__pending_add(hvt__pending *p, const hvt__job *job)
+hvt_status hvt__levels_inside(const hvt_world *w, int *ret_levels)
 {
-    if (p->issued - p->run == p->room) {
-        size_t room = p->room ? 2 * p->room : 64;
-        hvt__job *jobs = malloc(room * sizeof *jobs);
+    int block = 0, levels = 0;
 
-        HVT_CHECK(jobs, E_MEM, "no memory for %zu operations in flight", room);
-        for (hvt_ticket t = p->run + 1; t <= p->issued; t++)
-            jobs[t & (room - 1)] = *hvt__pending_at(p, t);
-        free(p->jobs);
-        p->jobs = jobs;
-        p->room = room;
-    }
-    *hvt__pending_at(p, ++p->issued) = *job;
+    while (block < w->size && w->node_of[block] == 0)
+        block++;
+    HVT_CHECK(w->nodes > 1, E_UNSUPPORTED, "comm 'hier' is for several nodes; the world has one");
+    while (1 << levels < block)
+        levels++;
+    HVT_CHECK(1 << levels == block, E_UNSUPPORTED,
+              "comm 'hier' needs 2^k neighbouring ranks on every node; %s holds the first %d", w->host[0],
+              block);
+    for (int r = 0; r < w->size; r++)
+        HVT_CHECK(
+            w->node_of[r] == r / block, E_UNSUPPORTED,
+            "comm 'hier' needs %d neighbouring ranks on every node, as on %s; rank %d is on node %d (%s), "
+            "not %d",
+            block, w->host[0], r, w->node_of[r], w->host[r], r / block);
+    HVT_CHECK(levels, E_UNSUPPORTED, "comm 'hier' is for several ranks on a node; every node has one");
+    *ret_levels = levels;
     return HVT_OK;
 }

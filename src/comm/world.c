@@ -2,13 +2,16 @@
  * The world's table and its front door. What a world knows of itself is here; what ranks tell each other
  * (folds, agreement, comparison) is in agree.c.
  */
-#include "base_impl.h"
+#include "base/trace.h"
 #include "config.h"
 #include "room.h"
+#include "watch.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+size_t hvt__world_message = (size_t)1 << 30; /* longest message in bytes; MPI counts in int */
 
 #if HVT_HAVE_MPI
 #define MPI_WORLD (&hvt_world_mpi)
@@ -26,8 +29,8 @@ static hvt_status open_table(const hvt_world_ops *ops, const void *mpi_comm, hvt
     hvt_world *w = calloc(1, sizeof *w);
     hvt_status s;
 
-    HVT_CHECK(w, E_MEM, "no memory for a world");
-    w->ops = ops;
+    if (w)
+        w->ops = ops;
     HVT_TRY_OR(fail, ops->open(w, mpi_comm));
     if (!w->scratch)
         w->scratch = malloc((size_t)w->size * HVT__SCRATCH);
@@ -68,13 +71,41 @@ hvt_status hvt_world_wrap(const void *mpi_comm, hvt_world **ret_world)
     return open_table(ops, mpi_comm, ret_world);
 }
 
+hvt_status hvt_world_split(hvt_world *world, int color, int key, hvt_world **ret_world)
+{
+    hvt_world *w = calloc(1, sizeof *w);
+    hvt_status s = HVT_OK;
+
+    if (!w)
+        s = HVT_FAIL(E_MEM, "no memory for a world");
+    else if (!ret_world)
+        s = HVT_FAIL(E_ARG, "no place for a group's world");
+    HVT_TRY_OR(fail, hvt_world_agree(world, s));
+    w->ops = world->ops;
+    s = world->ops->split(world, color, key, w);
+    if (s == HVT_OK && color >= 0 && !w->scratch)
+        w->scratch = malloc((size_t)w->size * HVT__SCRATCH);
+    if (s == HVT_OK && color >= 0 && !w->scratch)
+        s = HVT_FAIL(E_MEM, "no memory for a world of %d ranks", w->size);
+    HVT_TRY_OR(fail, hvt_world_agree(world, s));
+    *ret_world = w;
+    if (color < 0)
+        hvt_world_close(ret_world);
+    return HVT_OK;
+fail:
+    hvt_world_close(&w);
+    return s;
+}
+
 void hvt_world_close(hvt_world **world)
 {
     hvt_world *w = world ? *world : NULL;
 
     if (!w)
         return;
-    w->ops->close(w);
+    if (w->ops)
+        w->ops->close(w);
+    hvt__watch_close(w); /* until then it watches over how MPI ends */
     free(w->node_of);
     free(w->host);
     free(w->scratch);
@@ -119,18 +150,21 @@ const char *hvt_world_host(const hvt_world *world, int rank)
 
 hvt_status hvt_world_gather(hvt_world *world, const void *mine, size_t bytes, void *all)
 {
-    return world->ops->gather(world, mine, bytes, all);
+    hvt__trace_begin(HVT__AGREE, -1);
+    return hvt__traced(world->ops->gather(world, mine, bytes, all));
 }
 
 hvt_status hvt_world_broadcast(hvt_world *world, void *data, size_t bytes, int root)
 {
     HVT_CHECK(root >= 0 && root < world->size, E_ARG, "root %d is not one of %d ranks", root, world->size);
-    return world->ops->broadcast(world, data, bytes, root);
+    hvt__trace_begin(HVT__AGREE, -1);
+    return hvt__traced(world->ops->broadcast(world, data, bytes, root));
 }
 
 hvt_status hvt_world_barrier(hvt_world *world)
 {
-    return world->ops->barrier(world);
+    hvt__trace_begin(HVT__AGREE, -1);
+    return hvt__traced(world->ops->barrier(world));
 }
 
 void hvt_world_abort(hvt_world *world, int exit_code)

@@ -12,6 +12,7 @@
 static hvt_status world_open_lone(hvt_world *w, const void *mpi_comm)
 {
     HVT_CHECK(!mpi_comm, E_ARG, "a lone world has no communicator to wrap");
+    HVT_CHECK(w, E_MEM, "no memory for a world of one rank");
     w->rank = w->local_rank = 0;
     w->size = w->local_size = w->nodes = 1;
     w->node_of = calloc(1, sizeof *w->node_of);
@@ -52,6 +53,12 @@ static void world_abort_lone(hvt_world *w, int exit_code)
     _exit(exit_code);
 }
 
+static hvt_status world_split_lone(hvt_world *w, int color, int key, hvt_world *fresh)
+{
+    (void)w, (void)key;
+    return color < 0 ? HVT_OK : world_open_lone(fresh, NULL);
+}
+
 const hvt_world_ops hvt_world_lone = {
     .name = "lone",
     .open = world_open_lone,
@@ -60,4 +67,5 @@ const hvt_world_ops hvt_world_lone = {
     .broadcast = world_broadcast_lone,
     .barrier = world_barrier_lone,
     .abort = world_abort_lone,
+    .split = world_split_lone,
 };

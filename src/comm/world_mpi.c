@@ -2,20 +2,84 @@
  * The world that MPI sees. It lives on a communicator of its own, duplicated from MPI_COMM_WORLD or from
  * the host program's, and returns MPI's errors instead of dying of them. MPI is initialised only if nobody
  * has, and then finalised on close: who starts it, ends it.
+ *
+ * A comm's worker calls MPI while the main thread may. Whoever calls it has the *turn*, and nobody keeps that
+ * while waiting for messages that the other thread's calls may have to bring. A collective of the world does
+ * keep it: all ranks come to it from their main threads, in the same order, and it needs no worker.
  */
 #include "base_impl.h"
 #include "mpi_call.h"
 #include "room.h"
 
 #include <limits.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef struct world_mpi {
     MPI_Comm comm;
-    bool started; /* MPI, by us */
+    bool started;         /* MPI, by us */
+    MPI_Request *request; /* [requests] of parcels on their way */
+    int *peer;            /* [requests] */
+    int requests;
 } world_mpi;
+
+/* ---- one thread at a time ------------------------------------------------------------------ */
+
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+static atomic_int wanting; /* threads that wait for their turn */
+static atomic_int workers;
+static bool started_here; /* MPI, and nobody else calls it */
+
+void hvt__mpi_enter(void)
+{
+    if (!pthread_mutex_trylock(&turn))
+        return;
+    atomic_fetch_add(&wanting, 1);
+    pthread_mutex_lock(&turn);
+    atomic_fetch_sub(&wanting, 1);
+}
+
+void hvt__mpi_leave(void)
+{
+    pthread_mutex_unlock(&turn);
+}
+
+/* A mutex is not fair: whoever asks again and again steps aside. */
+static void step_aside(void)
+{
+    enum { NAP_US = 100 };
+
+    if (hvt__overlap_patient())
+        nanosleep(&(struct timespec){0, NAP_US * 1000}, NULL);
+    do
+        sched_yield();
+    while (atomic_load(&wanting));
+}
+
+static hvt_status world_another_thread_mpi(hvt_world *w, bool comes)
+{
+    int level;
+
+    (void)w;
+    if (!comes) {
+        atomic_fetch_sub(&workers, 1);
+        return HVT_OK;
+    }
+    HVT_TRY_MPI(MPI_Query_thread(&level));
+    HVT_CHECK(level == MPI_THREAD_MULTIPLE || (started_here && level == MPI_THREAD_SERIALIZED), E_UNSUPPORTED,
+              "%s, which keeps a comm's worker from calling it",
+              started_here ? "this MPI does not offer MPI_THREAD_SERIALIZED"
+                           : "MPI was not initialised with MPI_THREAD_MULTIPLE");
+    atomic_fetch_add(&workers, 1);
+    return HVT_OK;
+}
+
+/* ---- errors -------------------------------------------------------------------------------- */
 
 hvt_status hvt__mpi_fail(int rc, const char *file, int line, const char *call)
 {
@@ -52,13 +116,13 @@ static int initialise(const hvt_launch *l, int *provided)
 #else
     (void)l;
 #endif
-    rc = MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, provided);
+    rc = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, provided);
     if (hint)
         unsetenv("OMPI_MCA_pml");
     return rc;
 }
 
-static hvt_status start(world_mpi *st)
+static hvt_status start(bool *started)
 {
     hvt_launch l = hvt__launch(getenv); /* before MPI_Init, which sets some of these variables itself */
     int up, down, provided, size;
@@ -77,16 +141,76 @@ static hvt_status start(world_mpi *st)
             HVT_WARN("srun offers PMI, not PMIx; if MPI cannot use it, start with `srun --mpi=pmix ...`");
 #endif
         HVT_TRY_MPI(initialise(&l, &provided));
-        st->started = true;
+        *started = started_here = true;
     }
     HVT_TRY_MPI(MPI_Comm_size(MPI_COMM_WORLD, &size));
     return up ? HVT_OK : hvt__launch_check(&l, size);
 }
 
+static hvt_status size_of(MPI_Comm comm, int *ret_size)
+{
+    HVT_TRY_MPI(MPI_Comm_size(comm, ret_size));
+    return HVT_OK;
+}
+
+/* ---- waiting for other ranks --------------------------------------------------------------- */
+
+static hvt_status test_all(int n, MPI_Request *request, int *ret_done)
+{
+    HVT_TRY_MPI(MPI_Testall(n, request, ret_done, MPI_STATUSES_IGNORE));
+    return HVT_OK;
+}
+
+static hvt_status say_lacking(const hvt_world *w, int wait, int n, const MPI_Request *request,
+                              const int *peer)
+{
+    int lacks[HVT__LACKS], m = 0, done;
+
+    for (int i = 0; i < n && m < HVT__LACKS; i++) {
+        bool told = false;
+
+        HVT_TRY_MPI(MPI_Request_get_status(request[i], &done, MPI_STATUS_IGNORE));
+        for (int k = 0; k < m; k++)
+            told = told || lacks[k] == peer[i];
+        if (!done && !told)
+            lacks[m++] = peer[i];
+    }
+    if (m)
+        hvt__wait_lacks(wait, w, lacks, m);
+    return HVT_OK;
+}
+
+hvt_status hvt__mpi_await(const hvt_world *w, int n, MPI_Request *request, const int *peer, const char *what)
+{
+    hvt_status s = HVT_OK;
+    uint64_t asked = 0;
+    int done, wait;
+
+    HVT_TRY(test_all(n, request, &done));
+    if (done)
+        return HVT_OK;
+    wait = hvt__wait_begin(w, HVT__ANYONE, what);
+    if (wait < 0 && !atomic_load(&workers)) { /* nobody watches, nobody else wants a turn */
+        HVT_TRY_MPI(MPI_Waitall(n, request, MPI_STATUSES_IGNORE));
+        return HVT_OK;
+    }
+    while (s == HVT_OK && !done) {
+        if (atomic_load(&workers))
+            step_aside();
+        s = test_all(n, request, &done);
+        if (s == HVT_OK && !done && hvt__wait_asked(wait, &asked))
+            s = say_lacking(w, wait, n, request, peer);
+    }
+    hvt__wait_end(wait);
+    return s;
+}
+
 static hvt_status world_gather_mpi(hvt_world *w, const void *mine, size_t bytes, void *all)
 {
     HVT_CHECK(bytes <= INT_MAX, E_ARG, "a gather of %zu bytes a rank; at most %d", bytes, INT_MAX);
-    HVT_TRY_MPI(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, hvt__world_mpi_comm(w)));
+    HVT_TRY_MPI_WAIT(
+        w, HVT__ANYONE, "take part in a gather",
+        MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, hvt__world_mpi_comm(w)));
     return HVT_OK;
 }
 
@@ -98,7 +222,7 @@ static hvt_status all_have(MPI_Comm comm, bool mine, int size)
     HVT_TRY_MPI(MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MIN, comm));
     if (all)
         return HVT_OK;
-    HVT_FAIL(E_MEM, "%s has no memory for the names of %d ranks", mine ? "another rank" : "this rank", size);
+    HVT_FAIL(E_MEM, "%s has no memory for a world of %d ranks", mine ? "another rank" : "this rank", size);
     hvt__error_agreed(true); /* all fail here: one line, not one from each */
     return HVT_E_MEM;
 }
@@ -110,7 +234,8 @@ static hvt_status look_around(hvt_world *w)
         int leader; /* lowest rank on the node */
         char host[sizeof *w->host];
     } mine = {0}, *all = NULL;
-    MPI_Comm comm = hvt__world_mpi_comm(w), node;
+    world_mpi *st = w->state;
+    MPI_Comm comm = st->comm, node;
     bool ready;
     hvt_status s;
 
@@ -128,7 +253,10 @@ static hvt_status look_around(hvt_world *w)
     w->node_of = calloc((size_t)w->size, sizeof *w->node_of);
     w->host = calloc((size_t)w->size, sizeof *w->host);
     w->scratch = malloc((size_t)w->size * HVT__SCRATCH);
-    ready = all && w->node_of && w->host && w->scratch;
+    st->requests = 2 * w->size;
+    st->request = malloc((size_t)st->requests * sizeof *st->request);
+    st->peer = malloc((size_t)st->requests * sizeof *st->peer);
+    ready = all && w->node_of && w->host && w->scratch && st->request && st->peer;
     HVT_TRY_OR(done, all_have(comm, ready, w->size));
     HVT_TRY_OR(done, world_gather_mpi(w, &mine, sizeof mine, all));
     for (int r = 0; r < w->size; r++) {
@@ -144,27 +272,65 @@ done:
 static hvt_status world_open_mpi(hvt_world *w, const void *mpi_comm)
 {
     world_mpi *st = calloc(1, sizeof *st);
+    bool started = false;
+    MPI_Comm from;
+    int size;
+    hvt_status s = HVT_OK;
 
-    HVT_CHECK(st, E_MEM, "no memory for a world");
-    st->comm = MPI_COMM_NULL;
-    w->state = st;
     if (!mpi_comm)
-        HVT_TRY(start(st));
-    HVT_TRY_MPI(MPI_Comm_dup(mpi_comm ? *(const MPI_Comm *)mpi_comm : MPI_COMM_WORLD, &st->comm));
+        HVT_TRY_OR(fail, start(&started));
+    from = mpi_comm ? *(const MPI_Comm *)mpi_comm : MPI_COMM_WORLD;
+    HVT_TRY_OR(fail, size_of(from, &size));
+    HVT_TRY_OR(fail, all_have(from, w && st, size));
+    *st = (world_mpi){.comm = MPI_COMM_NULL, .started = started};
+    w->state = st;
+    HVT_TRY_MPI(MPI_Comm_dup(from, &st->comm));
     HVT_TRY_MPI(MPI_Comm_set_errhandler(st->comm, MPI_ERRORS_RETURN));
     return look_around(w);
+fail:
+    free(st);
+    if (started)
+        MPI_Finalize();
+    return s;
+}
+
+static hvt_status world_split_mpi(hvt_world *w, int color, int key, hvt_world *fresh)
+{
+    world_mpi *st = calloc(1, sizeof *st);
+    hvt_status s;
+
+    HVT_TRY_OR(fail, all_have(hvt__world_mpi_comm(w), st, w->size));
+    st->comm = MPI_COMM_NULL;
+    fresh->state = st;
+    HVT_TRY_MPI_WAIT(
+        w, HVT__ANYONE, "take part in a split",
+        MPI_Comm_split(hvt__world_mpi_comm(w), color < 0 ? MPI_UNDEFINED : color, key, &st->comm));
+    if (st->comm == MPI_COMM_NULL)
+        return HVT_OK;
+    HVT_TRY_MPI(MPI_Comm_set_errhandler(st->comm, MPI_ERRORS_RETURN));
+    return look_around(fresh);
+fail:
+    free(st);
+    return s;
 }
 
 static void world_close_mpi(hvt_world *w)
 {
     world_mpi *st = w->state;
+    int wait;
 
     if (!st)
         return;
+    wait = hvt__wait_begin(w, HVT__ANYONE, "leave MPI");
+    hvt__mpi_enter();
     if (st->comm != MPI_COMM_NULL)
         MPI_Comm_free(&st->comm);
+    hvt__mpi_leave();
     if (st->started)
         MPI_Finalize();
+    hvt__wait_end(wait);
+    free(st->request);
+    free(st->peer);
     free(st);
 }
 
@@ -173,7 +339,8 @@ static hvt_status world_broadcast_mpi(hvt_world *w, void *data, size_t bytes, in
     for (size_t at = 0; at < bytes;) {
         size_t part = bytes - at < INT_MAX ? bytes - at : INT_MAX;
 
-        HVT_TRY_MPI(MPI_Bcast((char *)data + at, (int)part, MPI_BYTE, root, hvt__world_mpi_comm(w)));
+        HVT_TRY_MPI_WAIT(w, root, "broadcast",
+                         MPI_Bcast((char *)data + at, (int)part, MPI_BYTE, root, hvt__world_mpi_comm(w)));
         at += part;
     }
     return HVT_OK;
@@ -181,12 +348,70 @@ static hvt_status world_broadcast_mpi(hvt_world *w, void *data, size_t bytes, in
 
 static hvt_status world_barrier_mpi(hvt_world *w)
 {
-    HVT_TRY_MPI(MPI_Barrier(hvt__world_mpi_comm(w)));
+    HVT_TRY_MPI_WAIT(w, HVT__ANYONE, "take part in a barrier", MPI_Barrier(hvt__world_mpi_comm(w)));
+    return HVT_OK;
+}
+
+static hvt_status reserve(world_mpi *st, int requests)
+{
+    MPI_Request *grown;
+    int *peers;
+
+    if (requests <= st->requests)
+        return HVT_OK;
+    grown = realloc(st->request, (size_t)requests * sizeof *grown);
+    st->request = grown ? grown : st->request;
+    peers = realloc(st->peer, (size_t)requests * sizeof *peers);
+    st->peer = peers ? peers : st->peer;
+    HVT_CHECK(grown && peers, E_MEM, "no memory for %d messages on their way", requests);
+    st->requests = requests;
+    return HVT_OK;
+}
+
+/*
+ * Long parcels go in rounds, one message of each in a round. The ends of a parcel agree on its rounds, and
+ * a round waits for nothing but that round of others, so no circle of ranks can wait for each other.
+ */
+static hvt_status world_exchange_mpi(hvt_world *w, int channel, const hvt__parcel *parcels, int takes,
+                                     int gives)
+{
+    world_mpi *st = w->state;
+    bool more = true;
+
+    HVT_TRY(reserve(st, takes + gives));
+    for (size_t at = 0; more; at += hvt__world_message) {
+        int n = 0;
+
+        more = false;
+        for (int i = 0; i < takes + gives; i++) {
+            const hvt__parcel *p = &parcels[i];
+            size_t rest = p->bytes > at ? p->bytes - at : 0;
+            int part = (int)(rest < hvt__world_message ? rest : hvt__world_message);
+            int tag = channel % 16384 * 2 + p->answer; /* every MPI has tags up to 32767 */
+            char *bytes = (char *)(uintptr_t)p->at + at;
+
+            if (!part)
+                continue;
+            if (i < takes)
+                HVT_TRY_MPI(MPI_Irecv(bytes, part, MPI_BYTE, p->rank, tag, st->comm, &st->request[n]));
+            else
+                HVT_TRY_MPI(MPI_Isend(bytes, part, MPI_BYTE, p->rank, tag, st->comm, &st->request[n]));
+            st->peer[n++] = p->rank;
+            more = more || rest > hvt__world_message;
+        }
+        HVT_TRY(hvt__mpi_await(w, n, st->request, st->peer, "send and take its part"));
+    }
     return HVT_OK;
 }
 
 static void world_abort_mpi(hvt_world *w, int exit_code)
 {
+    struct timespec soon;
+
+    clock_gettime(CLOCK_REALTIME, &soon);
+    soon.tv_sec++;
+    pthread_mutex_timedlock(&turn,
+                            &soon); /* a worker leaves within that; a thread that waits in MPI does not */
     MPI_Abort(hvt__world_mpi_comm(w), exit_code);
     _exit(exit_code);
 }
@@ -199,4 +424,7 @@ const hvt_world_ops hvt_world_mpi = {
     .broadcast = world_broadcast_mpi,
     .barrier = world_barrier_mpi,
     .abort = world_abort_mpi,
+    .split = world_split_mpi,
+    .exchange = world_exchange_mpi,
+    .another_thread = world_another_thread_mpi,
 };

@@ -1,0 +1,356 @@
+/*
+ * Collectives that reduce: allreduce and reduce_scatter.
+ *
+ * Every rank reduces one part of the vector. It takes that part from all others, a window at a time, folds
+ * the ranks' values along the fixed tree and rounds once; of an allreduce the parts are then given to all.
+ * Sums that the comm itself can add in the same way go through it, which is faster.
+ *
+ * The tree is walked like a binary counter: value r comes in, and merges with as many sums before it as r has
+ * trailing ones; what is left at the end merges lowest first, so that an odd last one moves up.
+ */
+#include "base_impl.h"
+#include "coll.h"
+
+#include <math.h>
+#include <string.h>
+
+enum {
+    CHUNK = 512, /* elements that are folded while they are in the cache */
+    LEVELS = 32, /* sums that may wait for their right halves */
+    MOST = 8     /* bytes of the widest number that is folded in */
+};
+
+size_t hvt__coll_window = (size_t)4 << 20;
+
+/* The comm can add these, and rounds as promised. */
+static bool is_comm_sum(const hvt__call *k)
+{
+    bool plain = k->how == HVT_SUM && k->scale.pre == 1 && k->scale.post == 1;
+
+    if (k->action != HVT__CALL_ALLREDUCE)
+        return false;
+    if (k->type == HVT_F32)
+        return k->how == HVT_SUM || k->how == HVT_AVERAGE;
+    return plain && (k->type == HVT_F16 || k->type == HVT_BF16);
+}
+
+/* Room: [size] windows of other ranks' values, then [LEVELS][CHUNK] numbers. */
+static size_t window_elements(const hvt_comm *c, const hvt__call *k)
+{
+    size_t n = hvt__coll_window / hvt_dtype_size(k->type) / (size_t)c->world->size;
+
+    return n ? n : 1;
+}
+
+/* About the longest of all ranks' parts; the same on all of them. */
+static size_t longest_part(const hvt_comm *c, const hvt__call *k)
+{
+    size_t longest = 0;
+
+    if (k->action == HVT__CALL_ALLREDUCE)
+        return k->count / (size_t)c->world->size + 16;
+    for (int r = 0; r < c->world->size; r++)
+        longest = hvt__part(k, r) > longest ? hvt__part(k, r) : longest;
+    return longest;
+}
+
+/* Elements of every rank that fit in a window; the same on all ranks, for counts are. */
+static size_t window_of(const hvt_comm *c, const hvt__call *k)
+{
+    size_t most = window_elements(c, k), longest = longest_part(c, k);
+
+    return longest < most ? longest : most;
+}
+
+static size_t windows_bytes(const hvt_comm *c, const hvt__call *k)
+{
+    size_t bytes = (size_t)c->world->size * window_of(c, k) * hvt_dtype_size(k->type);
+
+    return (bytes + 63) / 64 * 64;
+}
+
+size_t hvt__coll_room(const hvt_comm *c, const hvt__call *k)
+{
+    if ((k->action != HVT__CALL_ALLREDUCE && k->action != HVT__CALL_REDUCE_SCATTER) || is_comm_sum(k))
+        return 0;
+    return windows_bytes(c, k) + (size_t)LEVELS * CHUNK * MOST;
+}
+
+/* ---- numbers ------------------------------------------------------------------------------ */
+
+/* In what a type is folded. */
+typedef enum kind { IN_F32, IN_F64, IN_I64 } kind;
+
+static kind kind_of(hvt_dtype t)
+{
+    switch (t) {
+    case HVT_F32:
+    case HVT_F16:
+    case HVT_BF16:
+        return IN_F32;
+    case HVT_F64:
+        return IN_F64;
+    default:
+        return IN_I64;
+    }
+}
+
+/* Towards zero, cut off at the ends of [least, most]; NaN is 0. */
+static int64_t whole(double x, int64_t least, int64_t most)
+{
+    if (isnan(x))
+        return 0;
+    if (x <= (double)least)
+        return least;
+    return x >= (double)most ? most : (int64_t)x;
+}
+
+#define INTEGERS(X)                                                                                          \
+    X(HVT_I8, int8_t, INT8_MIN, INT8_MAX)                                                                    \
+    X(HVT_U8, uint8_t, 0, UINT8_MAX)                                                                         \
+    X(HVT_I32, int32_t, INT32_MIN, INT32_MAX)                                                                \
+    X(HVT_I64, int64_t, INT64_MIN, INT64_MAX)
+
+static void load_integers(hvt_dtype t, const void *src, size_t n, double pre, int64_t *to)
+{
+    switch (t) {
+#define X(type, number, least, most)                                                                         \
+    case type:                                                                                               \
+        for (size_t i = 0; i < n; i++) {                                                                     \
+            int64_t v = ((const number *)src)[i];                                                            \
+                                                                                                             \
+            to[i] = pre == 1 ? v : whole(pre * (double)v, INT64_MIN, INT64_MAX);                             \
+        }                                                                                                    \
+        break;
+        INTEGERS(X)
+#undef X
+    default:
+        break;
+    }
+}
+
+static void store_integers(hvt_dtype t, const int64_t *v, size_t n, int64_t divisor, double post, void *dst)
+{
+    switch (t) {
+#define X(type, number, least, most)                                                                         \
+    case type:                                                                                               \
+        for (size_t i = 0; i < n; i++) {                                                                     \
+            int64_t x = divisor == 1 ? v[i] : v[i] / divisor;                                                \
+                                                                                                             \
+            ((number *)dst)[i] = (number)(post == 1 ? x : whole(post * (double)x, least, most));             \
+        }                                                                                                    \
+        break;
+        INTEGERS(X)
+#undef X
+    default:
+        break;
+    }
+}
+
+void hvt__scale_f32(float *x, size_t n, double by)
+{
+    for (size_t i = 0; i < n && by != 1; i++)
+        x[i] = (float)((double)x[i] * by);
+}
+
+static void scale_f64(double *x, size_t n, double by)
+{
+    for (size_t i = 0; i < n && by != 1; i++)
+        x[i] *= by;
+}
+
+static double factor_after(const hvt__call *k, int size)
+{
+    return k->how == HVT_AVERAGE ? k->scale.post / size : k->scale.post;
+}
+
+static hvt_status load(const hvt__work *w, const void *src, size_t n, void *to)
+{
+    hvt_device *d = w->c->dev;
+    double pre = w->k->scale.pre;
+
+    switch (kind_of(w->k->type)) {
+    case IN_F32:
+        HVT_TRY(d->ops->cast(d, n, 1, src, w->k->type, to, HVT_F32));
+        hvt__scale_f32(to, n, pre);
+        return HVT_OK;
+    case IN_F64:
+        memcpy(to, src, n * sizeof(double));
+        scale_f64(to, n, pre);
+        return HVT_OK;
+    case IN_I64:
+        load_integers(w->k->type, src, n, pre, to);
+        return HVT_OK;
+    }
+    return HVT_OK;
+}
+
+static hvt_status store(const hvt__work *w, void *sum, size_t n, void *dst)
+{
+    hvt_device *d = w->c->dev;
+    int size = w->c->world->size;
+
+    switch (kind_of(w->k->type)) {
+    case IN_F32:
+        hvt__scale_f32(sum, n, factor_after(w->k, size));
+        return d->ops->cast(d, n, 1, sum, HVT_F32, dst, w->k->type);
+    case IN_F64:
+        scale_f64(sum, n, factor_after(w->k, size));
+        memcpy(dst, sum, n * sizeof(double));
+        return HVT_OK;
+    case IN_I64:
+        store_integers(w->k->type, sum, n, w->k->how == HVT_AVERAGE ? size : 1, w->k->scale.post, dst);
+        return HVT_OK;
+    }
+    return HVT_OK;
+}
+
+/* a = a (+) b, for each kind of number. An unequal pair with itself is a NaN, which stays. */
+#define FOLD(name, number, sum, product)                                                                     \
+    static void name(hvt_reduction how, size_t n, number *a, const number *b)                                \
+    {                                                                                                        \
+        switch (how) {                                                                                       \
+        case HVT_SUM:                                                                                        \
+        case HVT_AVERAGE:                                                                                    \
+            for (size_t i = 0; i < n; i++)                                                                   \
+                a[i] = sum;                                                                                  \
+            break;                                                                                           \
+        case HVT_MIN:                                                                                        \
+            for (size_t i = 0; i < n; i++)                                                                   \
+                a[i] = b[i] < a[i] || b[i] != b[i] ? b[i] : a[i];                                            \
+            break;                                                                                           \
+        case HVT_MAX:                                                                                        \
+            for (size_t i = 0; i < n; i++)                                                                   \
+                a[i] = b[i] > a[i] || b[i] != b[i] ? b[i] : a[i];                                            \
+            break;                                                                                           \
+        case HVT_PRODUCT:                                                                                    \
+            for (size_t i = 0; i < n; i++)                                                                   \
+                a[i] = product;                                                                              \
+            break;                                                                                           \
+        }                                                                                                    \
+    }
+
+FOLD(fold_f32, float, a[i] + b[i], a[i] * b[i])
+FOLD(fold_f64, double, a[i] + b[i], a[i] * b[i])
+FOLD(fold_i64, int64_t, (int64_t)((uint64_t)a[i] + (uint64_t)b[i]),
+     (int64_t)((uint64_t)a[i] * (uint64_t)b[i]))
+
+static void fold(const hvt__call *k, size_t n, void *a, const void *b)
+{
+    switch (kind_of(k->type)) {
+    case IN_F32:
+        fold_f32(k->how, n, a, b);
+        break;
+    case IN_F64:
+        fold_f64(k->how, n, a, b);
+        break;
+    case IN_I64:
+        fold_i64(k->how, n, a, b);
+        break;
+    }
+}
+
+/* ---- along the tree ----------------------------------------------------------------------- */
+
+/* n <= CHUNK values of every rank, which lie `stride` bytes apart, but mine at `mine`. */
+static hvt_status fold_chunk(hvt__work *w, size_t n, const char *theirs, size_t stride, const void *mine,
+                             void *dst)
+{
+    char *sums = w->room + windows_bytes(w->c, w->k);
+    const size_t level = (size_t)CHUNK * MOST;
+    int top = 0;
+
+    for (int r = 0; r < w->c->world->size; r++) {
+        HVT_TRY(load(w, r == w->c->world->rank ? mine : theirs + (size_t)r * stride, n, sums + top * level));
+        for (int ones = r; ones & 1; ones >>= 1, top--)
+            fold(w->k, n, sums + (top - 1) * level, sums + top * level);
+        top++;
+    }
+    for (; top > 1; top--)
+        fold(w->k, n, sums + (top - 2) * level, sums + (top - 1) * level);
+    return store(w, sums, n, dst);
+}
+
+static size_t part_end(const hvt__work *w, int r, size_t at)
+{
+    return at < w->first[r + 1] ? at : w->first[r + 1];
+}
+
+/* first: of every rank's part, in elements. out: of mine. */
+static hvt_status reduce_parts(hvt__work *w, const char *in, char *out)
+{
+    int me = w->c->world->rank, size = w->c->world->size;
+    size_t bytes = w->bytes, window = window_of(w->c, w->k), longest = 0;
+
+    for (int r = 0; r < size; r++)
+        longest = w->first[r + 1] - w->first[r] > longest ? w->first[r + 1] - w->first[r] : longest;
+    for (size_t at = 0; at < longest; at += window) {
+        size_t from = w->first[me] + at, n = part_end(w, me, from + window);
+
+        n = n > from ? n - from : 0;
+        for (int r = 0; r < size; r++) {
+            size_t to = w->first[r] + at, end = part_end(w, r, to + window);
+
+            if (r == me)
+                continue;
+            hvt__work_take(w, w->room + (size_t)r * window * bytes, n * bytes, r);
+            hvt__work_give(w, in + to * bytes, end > to ? (end - to) * bytes : 0, r);
+        }
+        HVT_TRY(hvt__work_exchange(w));
+        for (size_t i = 0; i < n; i += CHUNK)
+            HVT_TRY(fold_chunk(w, n - i < CHUNK ? n - i : CHUNK, w->room + i * bytes, window * bytes,
+                               in + (from + i) * bytes, out + (at + i) * bytes));
+    }
+    return HVT_OK;
+}
+
+/* Everyone's part of out to everyone. */
+static hvt_status share_parts(hvt__work *w, char *out)
+{
+    int me = w->c->world->rank;
+    size_t bytes = w->bytes;
+
+    for (int r = 0; r < w->c->world->size; r++)
+        if (r != me) {
+            hvt__work_take(w, out + w->first[r] * bytes, (w->first[r + 1] - w->first[r]) * bytes, r);
+            hvt__work_give(w, out + w->first[me] * bytes, (w->first[me + 1] - w->first[me]) * bytes, r);
+        }
+    return hvt__work_exchange(w);
+}
+
+/* ---- the operations ----------------------------------------------------------------------- */
+
+static hvt_status sum_by_comm(hvt__work *w, const void *in)
+{
+    hvt_comm *c = w->c;
+    const hvt__call *k = w->k;
+    hvt_ticket t;
+
+    if (in != k->out && k->count)
+        HVT_TRY(c->dev->ops->copy(c->dev, k->out, in, k->count * w->bytes));
+    if (k->type == HVT_F32)
+        hvt__scale_f32(k->out, k->count, k->scale.pre);
+    HVT_TRY(c->ops->allreduce(c, k->out, k->count, k->type, &t));
+    HVT_TRY(c->ops->wait(c, t));
+    if (k->type == HVT_F32)
+        hvt__scale_f32(k->out, k->count, factor_after(k, c->world->size));
+    return HVT_OK;
+}
+
+hvt_status hvt__coll_reduce(hvt__work *w)
+{
+    const hvt__call *k = w->k;
+    int me = w->c->world->rank, size = w->c->world->size;
+    const void *in = k->in ? k->in : k->out;
+
+    if (is_comm_sum(k))
+        return sum_by_comm(w, in);
+    w->first[0] = 0;
+    for (int r = 0; r < size; r++)
+        w->first[r + 1] = k->action == HVT__CALL_ALLREDUCE ? hvt__cut(k->count, r + 1, size)
+                                                           : w->first[r] + hvt__part(k, r);
+    if (k->action == HVT__CALL_REDUCE_SCATTER)
+        return reduce_parts(w, in, k->out);
+    HVT_TRY(reduce_parts(w, in, (char *)k->out + w->first[me] * w->bytes));
+    return share_parts(w, k->out);
+}

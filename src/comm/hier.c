@@ -1,0 +1,160 @@
+/*
+ * The comm of several nodes: shared memory inside a node, messages between nodes.
+ *
+ * A node's ranks are a block of the tree (tree.c), so the tree's lower levels lie inside nodes and its upper
+ * ones between them. A sum climbs the lower levels by the node's shm, the upper ones by mpi, where every rank
+ * of a node carries its slice at the same time as the others carry theirs, and comes back the same way.
+ *
+ * Invariant: after the lower levels each rank holds what mpi's own would have left it: its slice of the
+ * node's sum, or all of it where a vector travels whole. So slices, order of adding and, in f32, bits are
+ * mpi's. 16-bit sums are rounded when they leave a slice's owner: once for a node, then on every level.
+ *
+ * A block that a node's ranks share is gathered by the upper levels alone: what each rank receives lies in
+ * place for all of them. Where halves are unequal a rank may also be sent a piece by one of its own node: it
+ * writes the bytes that are there.
+ */
+#include "base_impl.h"
+#include "mpi_call.h"
+#include "room.h"
+
+#include <stdlib.h>
+
+typedef struct comm_hier {
+    hvt__pending pending;
+    int levels;       /* of the tree, inside nodes */
+    hvt_world *node;  /* this node's ranks */
+    hvt_comm *inside; /* shm over node */
+    hvt_comm *above;  /* mpi over all ranks, of which the upper levels are used */
+} comm_hier;
+
+/* ---- life --------------------------------------------------------------------------------- */
+
+static void comm_close_hier(hvt_comm *c)
+{
+    comm_hier *st = c->state;
+
+    if (!st)
+        return;
+    hvt_comm_close(&st->inside);
+    hvt_comm_close(&st->above);
+    hvt_world_close(&st->node);
+    free(st->pending.jobs);
+    free(st);
+    c->state = NULL;
+}
+
+static hvt_status open_node(hvt_comm *c)
+{
+    comm_hier *st = c->state;
+    hvt_world *w = c->world;
+    MPI_Comm node;
+    hvt_status s;
+
+    HVT_TRY_MPI_WAIT(w, HVT__ANYONE, "open a comm",
+                     MPI_Comm_split(hvt__world_mpi_comm(w), w->node_of[w->rank], w->rank, &node));
+    s = hvt_world_wrap(&node, &st->node);
+    hvt__mpi_enter();
+    MPI_Comm_free(&node);
+    hvt__mpi_leave();
+    HVT_TRY(hvt_world_agree(w, s));
+    st->node->base = w->rank >> st->levels << st->levels;
+    st->node->job = w;
+    return hvt_world_agree(w, hvt_comm_open("shm", st->node, c->dev, &st->inside));
+}
+
+static hvt_status comm_open_hier(hvt_comm *c)
+{
+    comm_hier *st = calloc(1, sizeof *st);
+    hvt_status s = HVT_OK;
+
+    c->state = st;
+    if (!st)
+        s = HVT_FAIL(E_MEM, "no memory for a comm");
+    HVT_TRY(hvt_world_agree(c->world, s));
+    HVT_TRY(hvt__levels_inside(c->world, &st->levels));
+    st->pending.run = st->pending.issued = c->issued;
+    HVT_TRY(open_node(c));
+    return hvt_comm_open("mpi", c->world, c->dev, &st->above);
+}
+
+static hvt_status comm_alloc_hier(hvt_comm *c, size_t bytes, void **ret_ptr)
+{
+    comm_hier *st = c->state;
+
+    return hvt_comm_alloc(st->inside, bytes, ret_ptr);
+}
+
+static hvt_status comm_share_hier(hvt_comm *c, size_t bytes, void **ret_ptr)
+{
+    comm_hier *st = c->state;
+
+    return hvt_comm_share(st->inside, bytes, ret_ptr);
+}
+
+static void comm_release_hier(hvt_comm *c, void *ptr)
+{
+    comm_hier *st = c->state;
+
+    if (ptr)
+        c->ops->wait(c, c->issued); /* what was issued on it; a failure has been or will be told by wait */
+    hvt_comm_release(st->inside, ptr);
+}
+
+static int comm_peers_hier(hvt_comm *c, const void *buf, const void *ret_ptrs[])
+{
+    (void)c, (void)buf, (void)ret_ptrs;
+    return 0;
+}
+
+/* ---- operations --------------------------------------------------------------------------- */
+
+/* On the node's ranks alone. */
+static hvt_status run_inside(comm_hier *st, hvt__kind kind, const hvt__job *j)
+{
+    hvt_ticket t;
+
+    HVT_TRY(hvt__comm_issue(st->inside, kind, j->buf, j->count, j->type, &t));
+    return st->inside->ops->wait(st->inside, t);
+}
+
+static hvt_status perform(hvt_comm *c, const hvt__job *j)
+{
+    comm_hier *st = c->state;
+    bool whole = hvt__mpi_whole(j);
+
+    if (j->kind != HVT__ALLGATHER)
+        HVT_TRY(run_inside(st, whole ? HVT__ALLREDUCE : HVT__REDUCE_SCATTER, j));
+    HVT_TRY(hvt__mpi_above(st->above, j, st->levels));
+    if (j->kind != HVT__REDUCE_SCATTER && !whole)
+        HVT_TRY(run_inside(st, HVT__ALLGATHER, j));
+    return HVT_OK;
+}
+
+static hvt_status comm_wait_hier(hvt_comm *c, hvt_ticket ticket)
+{
+    return hvt__pending_run(c, ticket, perform);
+}
+
+static hvt_status comm_broadcast_hier(hvt_comm *c, void *buf, size_t bytes, int root)
+{
+    comm_hier *st = c->state;
+
+    HVT_TRY(comm_wait_hier(c, c->issued));
+    return st->above->ops->broadcast(st->above, buf, bytes, root);
+}
+
+const hvt_comm_ops hvt_comm_hier = {
+    .name = "hier",
+    .messages = true,
+    .open = comm_open_hier,
+    .close = comm_close_hier,
+    .alloc = comm_alloc_hier,
+    .release = comm_release_hier,
+    .peers = comm_peers_hier,
+    .broadcast = comm_broadcast_hier,
+    .allreduce = hvt__pending_allreduce,
+    .reduce_scatter = hvt__pending_reduce_scatter,
+    .allgather = hvt__pending_allgather,
+    .wait = comm_wait_hier,
+    .share = comm_share_hier,
+};

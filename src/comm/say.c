@@ -1,0 +1,55 @@
+/*
+ * Lines about ranks: neighbours become a span, a host that several of them share is named once.
+ */
+#include "say.h"
+#include "base_impl.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+void hvt__say(hvt__text *b, const char *fmt, ...)
+{
+    va_list ap;
+    int n;
+
+    va_start(ap, fmt);
+    n = vsnprintf(b->at + b->used, sizeof b->at - b->used, fmt, ap);
+    va_end(ap);
+    b->used += n < 0 ? 0 : (size_t)n;
+    if (b->used >= sizeof b->at)
+        b->used = sizeof b->at - 1;
+}
+
+void hvt__say_ranks(hvt__text *b, const hvt_world *w, const bool *in)
+{
+    int count = 0, spans = 0, hosts = 0;
+    const char *last = NULL;
+
+    for (int r = 0; r < w->size; r++)
+        count += in[r];
+    hvt__say(b, count == 1 ? "rank " : "ranks ");
+    for (int r = 0, end; r < w->size; r = end + 1) {
+        end = r;
+        if (!in[r])
+            continue;
+        while (end + 1 < w->size && in[end + 1])
+            end++;
+        if (spans++ == 8) {
+            hvt__say(b, ", ...");
+            break;
+        }
+        hvt__say(b, end > r ? "%s%d-%d" : "%s%d", spans > 1 ? ", " : "", r, end);
+    }
+    for (int r = 0; r < w->size; r++) {
+        if (!in[r] || (last && !strcmp(last, w->host[r])))
+            continue;
+        if (hosts == 4) {
+            hvt__say(b, ", ...");
+            break;
+        }
+        last = w->host[r];
+        hvt__say(b, "%s%s", hosts++ ? ", " : " (", last);
+    }
+    hvt__say(b, ")");
+}

@@ -1,0 +1,130 @@
+/*
+ * The shm comm's counters: how ranks tell one another how far they are, and wait for one another.
+ *
+ * A rank that waits spins, then yields, then sleeps; ten times a second it asks the kernel whether its peers
+ * still live.
+ */
+#define _GNU_SOURCE
+#include "base/trace.h"
+#include "shm.h"
+#include "watch.h"
+
+#include <sched.h>
+#include <time.h>
+
+enum {
+    SPINS = 2000,        /* looks at a counter before yielding */
+    YIELD_US = 1000,     /* of yielding before sleeping */
+    SLEEP_US = 50,       /* at a time */
+    LIFE_CHECK_MS = 100, /* between looks at the peers' processes */
+};
+
+/* ---- counters --------------------------------------------------------------------------------- */
+
+void hvt__shm_tell(_Atomic uint64_t *mine, uint64_t value)
+{
+    atomic_store_explicit(mine, value, memory_order_release);
+}
+
+static bool reached(const _Atomic uint64_t *theirs, uint64_t value)
+{
+    return atomic_load_explicit(theirs, memory_order_acquire) >= value;
+}
+
+void hvt__shm_leave(hvt_comm *c, uint64_t why)
+{
+    comm_shm *st = c->state;
+    _Atomic uint64_t *left = &st->box[c->world->rank]->left.v;
+
+    if (!reached(left, 1))
+        hvt__shm_tell(left, why);
+}
+
+/* ---- waiting ------------------------------------------------------------------------------ */
+
+static void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    atomic_signal_fence(memory_order_seq_cst);
+#endif
+}
+
+/*
+ * Will the others still come? Name the cause before its consequences: a rank whose process ended without a
+ * word, then one that left by itself, then one that gave up as this one will.
+ */
+static hvt_status find_lost(hvt_comm *c, const _Atomic uint64_t *theirs, int peer, uint64_t value,
+                            const char *what)
+{
+    comm_shm *st = c->state;
+    const hvt_world *w = c->world;
+    int size = w->size, ended = -1, gone = -1, why = 0;
+
+    if (poll(st->life, (nfds_t)size, 0) < 0)
+        return HVT_OK; /* interrupted: ask next time */
+    for (int r = 0; r < size; r++) {
+        int left = (int)atomic_load_explicit(&st->box[r]->left.v, memory_order_acquire);
+
+        if (left && (gone < 0 || left < why)) {
+            gone = r;
+            why = left;
+        }
+        if (!left && st->life[r].revents && ended < 0)
+            ended = r;
+    }
+    if ((ended < 0 && gone < 0) || reached(theirs, value)) /* it went, but not before it was done */
+        return HVT_OK;
+    hvt__shm_leave(c, HVT__AFTER_ANOTHER);
+    if (ended >= 0)
+        return HVT_FAIL(E_COMM, "rank %d (%s) has ended; rank %d was waiting for rank %d to %s",
+                        hvt__called(w, ended), w->host[ended], hvt__called(w, w->rank), hvt__called(w, peer),
+                        what);
+    return HVT_FAIL(E_COMM, "rank %d (%s) has left the comm; rank %d was waiting for rank %d to %s",
+                    hvt__called(w, gone), w->host[gone], hvt__called(w, w->rank), hvt__called(w, peer), what);
+}
+
+/* The long way, off the hot path: yield, sleep, look after the peers. */
+static hvt_status await_long(hvt_comm *c, const _Atomic uint64_t *theirs, int peer, uint64_t value,
+                             const char *what)
+{
+    double start = hvt__now(), now = start, checked = start;
+    hvt_status s = HVT_OK;
+    int wait = -1;
+
+    while (s == HVT_OK && !reached(theirs, value)) {
+        if (now - start < YIELD_US * 1e-6)
+            sched_yield();
+        else
+            nanosleep(&(struct timespec){0, SLEEP_US * 1000}, NULL);
+        now = hvt__now();
+        if (now - checked >= LIFE_CHECK_MS * 1e-3) {
+            s = find_lost(c, theirs, peer, value, what);
+            checked = now;
+            if (wait < 0)
+                wait = hvt__wait_begin(c->world, peer, what);
+        }
+    }
+    hvt__wait_end(wait);
+    return s;
+}
+
+hvt_status hvt__shm_await(hvt_comm *c, size_t which, uint64_t value, const char *what)
+{
+    comm_shm *st = c->state;
+
+    for (int i = 1; i < c->world->size; i++) {
+        int peer = (c->world->rank + i) % c->world->size;
+        const _Atomic uint64_t *theirs =
+            (const _Atomic uint64_t *)(const void *)((const char *)st->box[peer] + which);
+
+        for (int n = c->dev->yield ? 1 : SPINS; n && !reached(theirs, value); n--)
+            relax();
+        if (reached(theirs, value))
+            continue;
+        hvt__trace_begin(HVT__WAIT, hvt__called(c->world, peer));
+        HVT_TRY(hvt__traced(await_long(c, theirs, peer, value, what)));
+    }
+    return HVT_OK;
+}

@@ -1,0 +1,154 @@
+/*
+ * The comm "mpi" for a device whose memory the host cannot read: each piece of a vector is downloaded, summed
+ * by the host's comm of that name along the same tree, and uploaded. Slow, and right wherever MPI is: the
+ * fallback where NCCL is not, and the oracle for it.
+ *
+ * Operations are queued when issued and run inside wait, in issue order, as the host's do. A sum is taken
+ * piece by piece, which changes no bit, since elements do not mix; all pieces pass through one buffer.
+ */
+#include "base_impl.h"
+#include "room.h"
+
+#include <stdlib.h>
+
+enum { PIECE = 1 << 20 }; /* elements */
+
+typedef struct comm_staged {
+    hvt__pending pending;
+    hvt_device *host; /* where it is summed */
+    hvt_comm inner;   /* of the same ranks, over `host` */
+    void *piece;      /* [PIECE] f32 at most; host memory that the device copies fast */
+} comm_staged;
+
+/* ---- life --------------------------------------------------------------------------------- */
+
+static void comm_close_staged(hvt_comm *c)
+{
+    comm_staged *st = c->state;
+
+    if (!st)
+        return;
+    if (st->inner.ops)
+        st->inner.ops->close(&st->inner);
+    hvt_device_close(&st->host);
+    c->dev->ops->release_host(c->dev, st->piece);
+    free(st->pending.jobs);
+    free(st);
+    c->state = NULL;
+}
+
+/* What can fail on one rank alone. */
+static hvt_status prepare(hvt_comm *c)
+{
+    comm_staged *st = calloc(1, sizeof *st);
+
+    HVT_CHECK(st, E_MEM, "no memory for a comm");
+    c->state = st;
+    st->pending.run = st->pending.issued = c->issued;
+    HVT_TRY(hvt_device_open("cpu", &(hvt_device_opts){.threads = 1, .yield = c->dev->yield}, &st->host));
+    return c->dev->ops->alloc_host(c->dev, PIECE * sizeof(float), &st->piece);
+}
+
+static hvt_status comm_open_staged(hvt_comm *c)
+{
+    comm_staged *st;
+
+    HVT_TRY(hvt_world_agree(c->world, prepare(c)));
+    st = c->state;
+    st->inner = (hvt_comm){.ops = &hvt_comm_mpi, .world = c->world, .dev = st->host};
+    return st->inner.ops->open(&st->inner);
+}
+
+static hvt_status comm_alloc_staged(hvt_comm *c, size_t bytes, void **ret_ptr)
+{
+    return c->dev->ops->alloc(c->dev, bytes, ret_ptr);
+}
+
+static void comm_release_staged(hvt_comm *c, void *ptr)
+{
+    c->dev->ops->release(c->dev, ptr);
+}
+
+static int comm_peers_staged(hvt_comm *c, const void *buf, const void *ret_ptrs[])
+{
+    (void)c, (void)buf, (void)ret_ptrs;
+    return 0;
+}
+
+/* ---- operations --------------------------------------------------------------------------- */
+
+/* Slices are not worth an operation of their own here: everyone gets the whole sum. */
+static hvt_status sum(hvt_comm *c, char *buf, size_t count, hvt_dtype t)
+{
+    comm_staged *st = c->state;
+    size_t bytes = hvt_dtype_size(t);
+    hvt_ticket ticket;
+
+    for (size_t at = 0, n; at < count; at += n) {
+        n = count - at < PIECE ? count - at : PIECE;
+        HVT_TRY(c->dev->ops->download(c->dev, st->piece, buf + at * bytes, n * bytes));
+        HVT_TRY(st->inner.ops->allreduce(&st->inner, st->piece, n, t, &ticket));
+        HVT_TRY(st->inner.ops->wait(&st->inner, ticket));
+        HVT_TRY(c->dev->ops->upload(c->dev, buf + at * bytes, st->piece, n * bytes));
+    }
+    return HVT_OK;
+}
+
+static hvt_status spread(hvt_comm *c, char *buf, size_t bytes, int root)
+{
+    comm_staged *st = c->state;
+    bool mine = c->world->rank == root;
+
+    for (size_t at = 0, n; at < bytes && c->world->size > 1; at += n) {
+        n = bytes - at < PIECE * sizeof(float) ? bytes - at : PIECE * sizeof(float);
+        if (mine)
+            HVT_TRY(c->dev->ops->download(c->dev, st->piece, buf + at, n));
+        HVT_TRY(st->inner.ops->broadcast(&st->inner, st->piece, n, root));
+        if (!mine)
+            HVT_TRY(c->dev->ops->upload(c->dev, buf + at, st->piece, n));
+    }
+    return HVT_OK;
+}
+
+static hvt_status gather(hvt_comm *c, char *buf, size_t count, hvt_dtype t)
+{
+    size_t bytes = hvt_dtype_size(t), first, end;
+
+    for (int r = 0; r < c->world->size; r++) {
+        hvt_comm_slice(c, count, r, &first, &end);
+        HVT_TRY(spread(c, buf + first * bytes, (end - first) * bytes, r));
+    }
+    return HVT_OK;
+}
+
+static hvt_status perform(hvt_comm *c, const hvt__job *j)
+{
+    if (j->kind == HVT__ALLGATHER)
+        return gather(c, j->buf, j->count, j->type);
+    return sum(c, j->buf, j->count, j->type);
+}
+
+static hvt_status comm_wait_staged(hvt_comm *c, hvt_ticket ticket)
+{
+    return hvt__pending_run(c, ticket, perform);
+}
+
+static hvt_status comm_broadcast_staged(hvt_comm *c, void *buf, size_t bytes, int root)
+{
+    HVT_TRY(comm_wait_staged(c, c->issued));
+    return spread(c, buf, bytes, root);
+}
+
+const hvt_comm_ops hvt_comm_staged = {
+    .name = "mpi",
+    .open = comm_open_staged,
+    .close = comm_close_staged,
+    .alloc = comm_alloc_staged,
+    .release = comm_release_staged,
+    .peers = comm_peers_staged,
+    .broadcast = comm_broadcast_staged,
+    .allreduce = hvt__pending_allreduce,
+    .reduce_scatter = hvt__pending_reduce_scatter,
+    .allgather = hvt__pending_allgather,
+    .wait = comm_wait_staged,
+};

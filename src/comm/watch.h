@@ -1,0 +1,65 @@
+/*
+ * watch.h - who waits for whom, and for how long: watch.c collects it, watch_say.c judges it and puts it into
+ * words.
+ *
+ * Words. A *wait* is a stay in a call that cannot return before another rank has done something; that rank is
+ * what it *lacks*. A *place* is what trace.h tells of a thread: update, phase, detail.
+ */
+#ifndef HVT_COMM_WATCH_H
+#define HVT_COMM_WATCH_H
+
+#include "base/trace.h"
+#include "comm_impl.h"
+
+enum { HVT__LACKS = 6, HVT__WAIT_TEXT = 32, HVT__ANYONE = -1, HVT__NOBODY = -2 };
+enum { HVT__WATCH_GRACE = 1 /* s, between those who give up with a word and those who do without */ };
+
+/* ---- watch.c: for whoever waits ------------------------------------------------------------ */
+
+/* A wait begins: for rank `peer` of w, or HVT__ANYONE, "to `what`". Returns its handle, -1 where nobody
+ * watches. Cheap, but not free: for waits that are not over at once. Any thread, several at a time. */
+int hvt__wait_begin(const hvt_world *w, int peer, const char *what);
+/* Operations between the one that this thread works on and the one that it was asked to wait for: so many
+ * buckets come before the one that its place tells of. */
+extern _Thread_local int64_t hvt__wait_behind;
+/* Has the watchdog looked since this was last asked? Then it is time to say whom the wait lacks. */
+bool hvt__wait_asked(int wait, uint64_t *asked);
+/* It lacks these ranks of w; more than HVT__LACKS of them go unnamed. */
+void hvt__wait_lacks(int wait, const hvt_world *w, const int *peer, int n);
+void hvt__wait_end(int wait);
+
+/* Stop watching w; NULL: whatever is watched. Needs nobody else. */
+void hvt__watch_close(const hvt_world *w);
+
+/* ---- watch_say.c: what a watchdog makes of what it sees -------------------------------------- */
+
+/* A rank of the node as it looks now. Ages in seconds. */
+typedef struct hvt__seen {
+    int rank;         /* of the job */
+    bool here;        /* its watchdog runs, and its process is neither stopped nor dead */
+    bool left;        /* it has closed its watch */
+    char life;        /* the letter in /proc/PID/stat; 0: cannot be told */
+    double silent;    /* since its watchdog was last heard of */
+    hvt__where place; /* of the thread that trains; its `since` does not count */
+    double place_age;
+    double wait_age; /* < 0: it waits for nobody */
+    hvt__where wait_place;
+    char what[HVT__WAIT_TEXT]; /* they are to do */
+    int lacks[HVT__LACKS];     /* ranks of the job, HVT__NOBODY where there are fewer */
+} hvt__seen;
+
+typedef enum hvt__finding { HVT__FINE, HVT__STALLED, HVT__HOPELESS, HVT__MOVES_AGAIN } hvt__finding;
+
+typedef struct hvt__verdict {
+    hvt__finding finding;
+    int speaker; /* who of `all` says so: one for the node; -1: nobody can */
+    double age;
+} hvt__verdict;
+
+/* all[n]: the ranks of a node; said: lines about this stall so far, at ages warn, 2 * warn, 4 * warn ... */
+hvt__verdict hvt__watch_judge(const hvt__seen *all, int n, const hvt_stall *stall, int said);
+/* One line, in text[bytes]. named: room for w->size ranks. */
+void hvt__watch_line(const hvt_world *w, const hvt__seen *all, int n, const hvt__verdict *v, bool *named,
+                     char *text, size_t bytes);
+
+#endif /* HVT_COMM_WATCH_H */

@@ -1,0 +1,210 @@
+/*
+ * What a watchdog makes of what it sees: is something stuck, who says so, in which words.
+ *
+ * Where ranks wait, those are to blame whom they lack and who do not wait themselves: if 0 waits for 1, and 1
+ * for 2, then it is 2. Where nobody waits, a place that has not changed for long speaks for itself: all ranks
+ * may hang on the same file system.
+ *
+ * Where all ranks of a node wait, another node knows more, and has a moment to say so before this one gives
+ * up.
+ *
+ * One rank speaks for its node: of those that wait the lowest, else the lowest that is there at all. All see
+ * the same page, so they agree on who it is but for a moment; watch.c keeps two from saying the same.
+ *
+ * Nothing here looks at a clock, a process or shared memory.
+ */
+#include "watch.h"
+#include "base_impl.h"
+#include "say.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { DETAILED = 4 /* ranks whose place a line tells */ };
+
+static bool waits(const hvt__seen *s)
+{
+    return s->here && !s->left && s->wait_age >= 0;
+}
+
+static bool busy(const hvt__seen *s)
+{
+    return s->here && !s->left && s->wait_age < 0 && s->place.phase != HVT__OTHER;
+}
+
+/* ---- the verdict ---------------------------------------------------------------------------- */
+
+hvt__verdict hvt__watch_judge(const hvt__seen *all, int n, const hvt_stall *stall, int said)
+{
+    hvt__verdict v = {HVT__FINE, -1, 0};
+    bool waited = false, known = false;
+    double due = stall->warn;
+
+    for (int i = 0; i < n; i++) {
+        waited = waited || waits(&all[i]);
+        known = known || !waits(&all[i]);
+    }
+    for (int i = 0; i < n; i++) {
+        bool counts = waited ? waits(&all[i]) : busy(&all[i]);
+        double age = waited ? all[i].wait_age : all[i].place_age;
+
+        if (counts && age > v.age)
+            v.age = age;
+        if (v.speaker < 0 && all[i].here && !all[i].left && (!waited || waits(&all[i])))
+            v.speaker = i;
+    }
+    for (int i = 0; i < said; i++)
+        due *= 2;
+    if (waited && stall->abort > 0 && v.age >= stall->abort + (known ? 0 : HVT__WATCH_GRACE))
+        v.finding = HVT__HOPELESS;
+    else if (stall->warn > 0 && v.age >= due)
+        v.finding = HVT__STALLED;
+    else if (said && v.age < stall->warn / 2) /* ranks see ages that differ by a tick or two */
+        v.finding = HVT__MOVES_AGAIN;
+    return v;
+}
+
+/* ---- the line ------------------------------------------------------------------------------- */
+
+static void say_seconds(hvt__text *b, double s)
+{
+    hvt__say(b, s < 10 ? "%.1f s" : "%.0f s", s);
+}
+
+static void say_place(hvt__text *b, const hvt__where *p)
+{
+    if (p->phase == HVT__OTHER)
+        hvt__say(b, "between phases");
+    else
+        hvt__say(b, "in phase %s", hvt__phase_name(p->phase));
+    if (p->step > 0)
+        hvt__say(b, " of update %lld", (long long)p->step);
+    else
+        hvt__say(b, " before the first update");
+}
+
+static void say_state(hvt__text *b, const hvt_world *w, const hvt__seen *s)
+{
+    hvt__say(b, "rank %d (%s) ", s->rank, w->host[s->rank]);
+    if (s->left) {
+        hvt__say(b, "has left");
+        return;
+    }
+    if (s->life == 'Z' || s->life == 'X') {
+        hvt__say(b, "has ended");
+        return;
+    }
+    if (s->here) {
+        hvt__say(b, "is ");
+        say_place(b, &s->place);
+        hvt__say(b, " since ");
+        say_seconds(b, s->place_age);
+        if (s->life == 'D')
+            hvt__say(b, ", where it waits for a disk or a network file system");
+        return;
+    }
+    hvt__say(b, s->life == 'T'   ? "is stopped (SIGSTOP); "
+                : s->life == 't' ? "is stopped by a debugger; "
+                                 : "is silent; ");
+    say_seconds(b, s->silent);
+    hvt__say(b, " ago it was ");
+    say_place(b, &s->place);
+}
+
+/* Whom do those that wait lack? Returns whether some of them lack ranks that they cannot name. */
+static bool name_absent(const hvt_world *w, const hvt__seen *all, int n, bool *named)
+{
+    bool anyone = false;
+
+    memset(named, 0, (size_t)w->size * sizeof *named);
+    for (int i = 0; i < n; i++)
+        for (int k = 0; waits(&all[i]) && k < HVT__LACKS; k++) {
+            anyone = anyone || all[i].lacks[k] == HVT__ANYONE;
+            if (all[i].lacks[k] >= 0 && all[i].lacks[k] < w->size)
+                named[all[i].lacks[k]] = true;
+        }
+    for (int i = 0; i < n; i++)
+        named[all[i].rank] = (named[all[i].rank] || anyone) && !waits(&all[i]);
+    return anyone;
+}
+
+static void say_absent(hvt__text *b, const hvt_world *w, bool anyone, int n, const bool *named)
+{
+    int count = 0;
+
+    for (int r = 0; r < w->size; r++)
+        count += named[r];
+    if (count)
+        hvt__say_ranks(b, w, named);
+    else
+        hvt__say(b, anyone && n < w->size ? "a rank of another host" : "one another");
+}
+
+static void say_waits(hvt__text *b, const hvt_world *w, const hvt__seen *all, int n, const hvt__verdict *v,
+                      bool *named)
+{
+    const hvt__seen *me = &all[v->speaker];
+    const hvt__where *p = &me->wait_place;
+    bool anyone;
+    int told = 0, many = 0;
+
+    memset(named, 0, (size_t)w->size * sizeof *named);
+    for (int i = 0; i < n; i++)
+        if (waits(&all[i])) {
+            named[all[i].rank] = true;
+            many++;
+        }
+    hvt__say_ranks(b, w, named);
+    hvt__say(b, many > 1 ? " have waited " : " has waited ");
+    say_seconds(b, v->age);
+    hvt__say(b, " for ");
+    anyone = name_absent(w, all, n, named);
+    say_absent(b, w, anyone, n, named);
+    hvt__say(b, " to %s, ", me->what);
+    if (p->phase == HVT__EXCHANGE && p->detail >= 0)
+        hvt__say(b, "in bucket %d of update %lld", p->detail, (long long)p->step);
+    else
+        say_place(b, p);
+    for (int i = 0; i < n; i++) {
+        if (!named[all[i].rank])
+            continue;
+        if (told++ == DETAILED) {
+            hvt__say(b, "; ...");
+            break;
+        }
+        hvt__say(b, "; ");
+        say_state(b, w, &all[i]);
+    }
+}
+
+static void say_busy(hvt__text *b, const hvt_world *w, const hvt__seen *all, int n, const hvt__verdict *v)
+{
+    int told = 0;
+
+    for (int i = 0; i < n; i++) {
+        if (!busy(&all[i]) || all[i].place_age < v->age / 2)
+            continue;
+        if (told++ == DETAILED) {
+            hvt__say(b, "; ...");
+            break;
+        }
+        hvt__say(b, told > 1 ? "; " : "");
+        say_state(b, w, &all[i]);
+    }
+}
+
+void hvt__watch_line(const hvt_world *w, const hvt__seen *all, int n, const hvt__verdict *v, bool *named,
+                     char *text, size_t bytes)
+{
+    hvt__text b = {.used = 0};
+
+    if (v->finding == HVT__MOVES_AGAIN)
+        hvt__say(&b, "the ranks of %s move again", w->host[all[v->speaker].rank]);
+    else if (waits(&all[v->speaker]))
+        say_waits(&b, w, all, n, v, named);
+    else
+        say_busy(&b, w, all, n, v);
+    if (v->finding == HVT__HOPELESS)
+        hvt__say(&b, ": giving up");
+    snprintf(text, bytes, "%s", b.at);
+}
