@@ -10,8 +10,10 @@ typedef struct hvt_optim_ops {
     const char *name;
     hvt_status (*check)(const hvt_optim_opts *opts); /* E_ARG naming the value */
     bool (*keeps_state)(const hvt_optim_opts *opts); /* needs v */
-    hvt_status (*update)(hvt_optim *o, double lr, float scale, float weight_decay, size_t first,
-                         size_t count); /* elements first ... of the arenas, with g read as scale*g */
+    /* elements first ... of the arenas, as the model's step state says; g[ng]: gradient arenas to be added,
+     * already moved to `first` */
+    hvt_status (*update)(hvt_optim *o, float weight_decay, const float *const g[], int ng, size_t first,
+                         size_t count);
 } hvt_optim_ops;
 
 extern const hvt_optim_ops hvt_optim_sgd;
@@ -20,14 +22,26 @@ struct hvt_optim {
     const hvt_optim_ops *ops;
     hvt_model *m; /* borrowed */
     hvt_optim_opts opts;
-    float *v;   /* momentum, device memory at the parameters' offsets; NULL without momentum */
-    bool fresh; /* no step taken: v holds nothing yet */
+    float *v;     /* momentum, device memory: v[i - v_at] is of element i of the arenas; NULL: keeps none */
+    size_t v_at;  /* 0, but in slices */
+    bool sliced;  /* v has this rank's slices alone, one after the other (sharded.c) */
+    float *whole; /* then, for a while: all of it, at the parameters' offsets, as gathered or loaded */
+    bool loaded;  /* `whole` was written and is not in the ranks' slices yet */
 };
 
-/* A step is hvt__optim_span over every span [first, end) of whole parameters, with g read as scale*g, and
- * then one hvt__optim_end: `fresh` holds for all spans of the first step and falls at its end, and the model
- * learns that its parameters changed. */
-hvt_status hvt__optim_span(hvt_optim *o, double lr, float scale, size_t first, size_t end);
+/* All of the state at the parameters' offsets, to be read or to be written. Errors: E_ARG it lies in slices
+ * and was not gathered, E_MEM. */
+hvt_status hvt__optim_state(hvt_optim *o, bool write, float **ret_v);
+
+/* No update was made yet: v holds nothing. The model's step state knows; asking waits. */
+hvt_status hvt__optim_fresh(const hvt_optim *o, bool *ret_fresh);
+hvt_status hvt__optim_set_fresh(hvt_optim *o, bool fresh);
+
+/* An update, after hvt__model_end_step(): spans [first, end) until all are done, and then hvt__optim_end,
+ * which tells the model that its parameters changed. The gradient is the sum along the tree of g[r][i -
+ * first], r < ng; at[ng] is room for their addresses. */
+hvt_status hvt__optim_span(hvt_optim *o, const float *const g[], int ng, const float *at[], size_t first,
+                           size_t end);
 void hvt__optim_end(hvt_optim *o);
 
 /* Cut the arena from `start` into buckets that end at layers' ends, end[layers] ascending; offsets count
@@ -35,16 +49,75 @@ void hvt__optim_end(hvt_optim *o);
 int hvt__bucket_cut(size_t start, const size_t *end, int layers, size_t first_bytes, size_t bytes,
                     size_t *ret_end);
 
+/* Cut what holds more than twice `bytes` into equal pieces of at most that, but no limit below
+ * hvt__bucket_least, at multiples of 16 floats. end[n]: buckets' ends. ret_end NULL: only count. */
+extern size_t hvt__bucket_least; /* bytes */
+int hvt__bucket_split(size_t start, const size_t *end, int n, size_t bytes, size_t *ret_end);
+
+/* Ends of the layers' spans in arena order; padding behind a layer belongs to it. At most one for each
+ * parameter and one more; returns how many. */
+int hvt__layer_ends(const hvt_model *m, size_t *ret_end);
+size_t hvt__bucket_start(const hvt_model *m, bool rider_alone); /* where the first layer's bucket begins */
+
 /* A span of the gradient arena that travels at once. */
 typedef struct hvt_bucket {
     size_t first, end;
-    hvt_dtype wire;    /* how it travels */
-    hvt_ticket ticket; /* of the step under way */
+    hvt_dtype wire;            /* how it travels */
+    hvt_ticket ticket;         /* of the step under way */
+    size_t own_first, own_end; /* sharded: the slice that this rank updates */
+    size_t own_at;             /* where it lies among this rank's slices of the state */
 } hvt_bucket;
 
-/* The plan of buckets for a model, *ret_count > 0; free() it. */
-hvt_status hvt__bucket_plan(const hvt_model *m, const hvt_distopt_opts *opts, hvt_bucket **ret_bucket,
-                            int *ret_count);
+/* The plan of buckets for a model, *ret_count > 0; free() it. rider_alone: as the first bucket. */
+hvt_status hvt__bucket_plan(const hvt_model *m, const hvt_distopt_opts *opts, bool rider_alone,
+                            hvt_bucket **ret_bucket, int *ret_count);
+
+/* The same with given ends, end[n], of which those are cut that hold too much for `bytes`. */
+hvt_status hvt__bucket_lay(const hvt_model *m, const size_t *end, int n, size_t bytes, hvt_dtype wire,
+                           bool rider_alone, hvt_bucket **ret_bucket, int *ret_count);
+
+/* ---- merge.c: the plan from what was measured ---- */
+
+/* The best plan of those that end with layer j. */
+typedef struct hvt__merge {
+    double ends; /* its last message */
+    int before;  /* the layer before that message; -1: none */
+    bool closes; /* layer j ends a message of the best plan of all */
+} hvt__merge;
+
+/* The plan that ends soonest, where n floats take alpha + beta * n seconds; ready[layers]: seconds,
+ * ascending, at which each layer's gradient is final; best[layers]: room. The rest as hvt__bucket_cut, but
+ * ret_end may be `end`. */
+int hvt__bucket_merge(size_t start, const size_t *end, const double *ready, int layers, double alpha,
+                      double beta, hvt__merge *best, size_t *ret_end);
+
+/* ---- sharded.c: each rank updates its slice for all of them ---- */
+
+typedef struct hvt_sharded hvt_sharded;
+
+/* Cut the buckets but the first, the rider's, into slices, and share parameters and state as far as the comm
+ * can. needs_all: no update before all sums have come. Collective. */
+hvt_status hvt__sharded_open(hvt_optim *o, hvt_comm *comm, hvt_bucket *bucket, int nbucket, bool needs_all,
+                             hvt_sharded **ret_sharded);
+/* The same over other buckets, which the caller keeps; on failure over those of before. Collective, between
+ * steps. */
+hvt_status hvt__sharded_replan(hvt_sharded *s, hvt_bucket *bucket, int nbucket);
+void hvt__sharded_close(hvt_sharded **sharded); /* Collective. Every rank has copies of its own again. */
+/* Sum, update and hand out in one operation, hvt__sharded_launch()? Else the caller lets slices of sums
+ * arrive in the gradient arena and then calls hvt__sharded_update(). */
+bool hvt__sharded_fused(const hvt_sharded *s);
+/* Fused: the bucket's operation, whose waiting updates while the gate is open. Shut, as at first, it does not
+ * (a step that was given up). */
+hvt_status hvt__sharded_launch(hvt_sharded *s, hvt_bucket *b);
+void hvt__sharded_gate(hvt_sharded *s, bool open);
+double hvt__sharded_take_seconds(hvt_sharded *s); /* spent in updates by waiting, since last taken */
+/* Not fused: update this rank's slice, and issue what brings the bucket's parameters to all. */
+hvt_status hvt__sharded_update(hvt_sharded *s, hvt_bucket *b);
+/* Parameters and state of root to all; all of the state to root (-1: to every rank); forget what that left
+ * in o->whole. Collective, between steps. */
+hvt_status hvt__sharded_broadcast(hvt_sharded *s, int root);
+hvt_status hvt__sharded_gather(hvt_sharded *s, int root);
+hvt_status hvt__sharded_forget(hvt_sharded *s);
 
 /* Compare over all ranks what must be the same. Collective. */
 hvt_status hvt__distopt_agree(const hvt_optim *o, hvt_world *world, const hvt_distopt_opts *opts,

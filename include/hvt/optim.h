@@ -40,18 +40,20 @@ HVT_API void hvt_optim_free(hvt_optim **optim);
  *     cosine       MIN + (lr - MIN) * (1 + cos(pi * (e - W) / (T - W))) / 2
  *
  * Like PyTorch's schedulers these move once per epoch. During the first K = W * updates-per-epoch updates
- * (rounded) update k takes lr * (k + 1) / K instead. Epochs always count from the run's start, warm-up
- * included; cosine begins where the warm-up ends. Source: torch/optim/lr_scheduler.py; goldens in
- * tests/test_optim.c.
+ * (rounded) update k takes lr * (F + (1 - F) * (k + 1) / K) instead, F the part of the peak that the warm-up
+ * rises from; F = 1/ranks is the warm-up of Horovod's Keras callback. Epochs always count from the run's
+ * start, warm-up included; cosine begins where the warm-up ends. Source: torch/optim/lr_scheduler.py; goldens
+ * in tests/test_optim.c.
  *
  * name is "constant", "step:SIZE[,GAMMA]", "multistep:E1,E2,...[@GAMMA]" or "cosine[:MIN]". SIZE and E_i are
  * whole epochs above 0, E_i ascend; GAMMA is above 0 (default 0.1); MIN is between 0 and lr (default 0).
  */
 typedef struct hvt_schedule_opts {
     const char *name;
-    double lr;     ///< peak
-    double epochs; ///< T; read by cosine only
-    double warmup; ///< W, may be a fraction
+    double lr;          ///< peak
+    double epochs;      ///< T; read by cosine only
+    double warmup;      ///< W, may be a fraction
+    double warmup_from; ///< F, 0 to 1
 } hvt_schedule_opts;
 
 typedef struct hvt_schedule hvt_schedule;
@@ -61,48 +63,107 @@ HVT_API void hvt_schedule_free(hvt_schedule **schedule);
 /** The rate for update `step` (0-based) of epoch `epoch` (0-based) with `steps` updates per epoch. */
 HVT_API double hvt_schedule_lr(const hvt_schedule *schedule, int epoch, uint32_t step, uint32_t steps);
 
-/* Where a bucket ends is a layer's end, so it may exceed its limit. first_bytes is read only where
- * bucket_bytes is a limit: not with 0, not with HVT_BUCKET_ALL. */
+/*
+ * Where a bucket ends is a layer's end, so it may exceed its limit; what would exceed it twice is cut into
+ * pieces (of 1 MiB at least). first_bytes is read only where bucket_bytes is a limit.
+ *
+ * AUTO begins with the default. During the first three steps rank 0 measures when each layer's gradient is
+ * final; from these times and the time that messages take (alpha + beta * bytes, measured by
+ * hvt_distopt_create()) follows the plan that all ranks use from the fourth step on, which begins with one
+ * broadcast. Source: MG-WFBP, see src/optim/merge.c.
+ */
 #define HVT_BUCKET_DEFAULT ((size_t)25 << 20)
 #define HVT_BUCKET_ALL     SIZE_MAX
+#define HVT_BUCKET_AUTO    (SIZE_MAX - 1)
+
+/** Who updates which parameters. The bits are the same. */
+typedef enum hvt_update {
+    HVT_UPDATE_AUTO,       ///< sharded on devices of the host, but replicated for one rank and, across
+                           ///< nodes, with 16-bit wires
+    HVT_UPDATE_REPLICATED, ///< every rank has parameters and optimizer state of its own, and updates all of
+                           ///< them
+    HVT_UPDATE_SHARDED     ///< each rank updates its slice for all. Parameters are one copy for the ranks of
+                           ///< a node (comm mpi: one for each rank). Optimizer state is one copy for all
+                           ///< ranks: a node's in memory that they share, several nodes' in slices on the
+                           ///< ranks. Devices of the host only
+} hvt_update;
+
+/**
+ * Loss scaling, which keeps small gradients representable in f16: the gradient of the loss is multiplied by
+ * the scale where backward begins, and divided by it where parameters are updated. A scale is one of the mean
+ * loss of a full shard, as in PyTorch. A step whose gradients are not finite updates nothing. Then a dynamic
+ * scale is halved, and after `interval` updates in a row doubled. Source: torch/amp/grad_scaler.py; a table
+ * in tests/golden/scaler.txt.
+ */
+typedef struct hvt_scaling {
+    double scale; ///< to begin with; 0: none
+    int interval; ///< 0: the scale stays; torch.amp.GradScaler has 2000
+    double floor; ///< it does not fall below; gradients that are not finite even there end the run
+} hvt_scaling;
 
 typedef struct hvt_distopt_opts {
-    size_t bucket_bytes; ///< close a bucket at this many f32 bytes; 0 = one per layer; HVT_BUCKET_ALL = one
+    size_t bucket_bytes; ///< close a bucket at this many f32 bytes; 0 = one per layer; HVT_BUCKET_ALL = one;
+                         ///< HVT_BUCKET_AUTO = measured
     size_t first_bytes;  ///< the same for the first one, so that the exchange starts early; 0 = bucket_bytes
     hvt_dtype wire;      ///< HVT_F32 | HVT_F16 | HVT_BF16 on the way; sums are in f32
     int local_shards;    ///< shards that this rank works through per step
+    hvt_update update;   ///< who updates what
+    hvt_scaling scaling; ///< needed with activations in f16
+    bool error_feedback; ///< 16-bit wires: what rounding takes from a gradient is added to the next one
+    int replica_check;   ///< compare the ranks' copies of parameters every so many updates; 0: never
 } hvt_distopt_opts;
 
 /**
  * Wrap an optimizer: gradients are exchanged in buckets (spans of the gradient arena, in the order backward
  * finishes them) and then applied. A step is
  *
- *     HVT_TRY(hvt_distopt_begin(dist, batch.shard_counts, batch.shards));
+ *     HVT_TRY(hvt_distopt_begin(dist, batch.shard_counts, batch.shards, lr));
  *     for every local shard:
  *         HVT_TRY(hvt_model_forward(m, &batch, true));
  *         HVT_TRY(hvt_model_backward(m, hvt_distopt_on_grad, dist));
- *     HVT_TRY(hvt_distopt_step(dist, lr));
+ *     HVT_TRY(hvt_distopt_step(dist));
  *
  * Rank r works through shards r*local_shards ... in order. Gradients are added along one binary tree over all
  * shards (on each level 2i and 2i+1 are added, an odd last one moves up), so with f32 wires the bits of the
  * result depend neither on buckets nor on the comm, nor on the number of ranks while local_shards is a power
  * of two. With 16-bit wires they depend on the number of ranks, but are equal on all of them.
  *
- * Moves the model's gradient arena into comm's memory. Agrees over all ranks on build, device, `items` (n of
- * them: whatever else must be the same), options, tensors and buckets, in this order; E_MISMATCH names the
- * first difference. After that a step sends no message but the gradients themselves. optim and comm are
- * borrowed. Collective. Errors: E_ARG, E_MEM, E_MISMATCH, on all ranks alike.
+ * Error feedback: a rank sends c(g + e) instead of c(g), c rounding to the wire's type, and keeps e = (g + e)
+ * - c(g + e), exactly, for its next step; in units of the mean gradient, so what all its steps have sent and
+ * what it still holds are all that there was, however many images a step has and however the loss is scaled.
+ * A sum's own rounding, the same on all ranks, stays lost. A skipped update takes its gradients along, and e
+ * with them; e is not part of a checkpoint: a run goes on with none. Costs an f32 arena on each rank. Devices
+ * of the host only (E_UNSUPPORTED), not with f32 wires (E_ARG). Source: Seide et al. 2014, 1-bit SGD;
+ * Karimireddy et al. 2019, Error Feedback Fixes SignSGD, arXiv 1901.09847.
+ *
+ * Moves the model's gradient arena into comm's memory; with a sharded update parameters and optimizer state,
+ * too, into memory that a node's ranks write, where they can share any: then its first rank's values become
+ * the node's, and from then on whoever sets parameters (initialises, loads) sets them for the node. Agrees
+ * over all ranks on build, device, `items` (n of them: whatever else must be the same), options, tensors and
+ * buckets, in this order; E_MISMATCH names the first difference. After that a step sends no message but the
+ * gradients themselves. optim and comm are borrowed. Collective. Errors: E_ARG, E_MEM, E_MISMATCH, on all
+ * ranks alike.
  */
 HVT_API hvt_status hvt_distopt_create(hvt_optim *optim, hvt_comm *comm, const hvt_distopt_opts *opts,
                                       const hvt_item *items, int n, hvt_distopt **ret_dist);
-HVT_API void hvt_distopt_free(hvt_distopt **dist); ///< Collective: gives the arena back.
-/** Parameters, moving statistics and optimizer state from root to all. Collective. */
+/** Collective: gives the arenas back. Optimizer state that lay in slices on the ranks is then whole where
+ *  hvt_distopt_gather() has just brought it, and elsewhere as new. */
+HVT_API void hvt_distopt_free(hvt_distopt **dist);
+/** Plan the buckets anew, between steps, as if created with these sizes; what was recorded before must have
+ *  been freed. The bits do not change. Collective. Errors: E_ARG (in the middle of a step), E_MEM. */
+HVT_API hvt_status hvt_distopt_replan(hvt_distopt *dist, size_t bucket_bytes, size_t first_bytes);
+/** Parameters, moving statistics and optimizer state from root to all; state that lies in slices on the ranks
+ *  is left as it is unless it was loaded on root. Collective, between steps. */
 HVT_API hvt_status hvt_distopt_broadcast(hvt_distopt *dist, int root);
+/** Bring the optimizer's state, as far as it lies in slices on the ranks, to root (-1: to every rank) until
+ * the next step, so that hvt_checkpoint_save() can write it there. Collective, between steps. Errors: E_ARG,
+ * E_MEM, E_COMM. */
+HVT_API hvt_status hvt_distopt_gather(hvt_distopt *dist, int root);
 
 /** Start a step. shard_counts[shards]: images per shard of this step, on all ranks the same (hvt_batch has
- *  them). Sends nothing. Errors: E_ARG (not local_shards * ranks shards, a negative count, no image at all).
- */
-HVT_API hvt_status hvt_distopt_begin(hvt_distopt *dist, const int *shard_counts, int shards);
+ *  them); lr: the rate of this update. Sends nothing. Errors: E_ARG (not local_shards * ranks shards, a
+ *  negative count, no image at all, a rate that is no number). */
+HVT_API hvt_status hvt_distopt_begin(hvt_distopt *dist, const int *shard_counts, int shards, double lr);
 /** The hvt_grad_fn to give hvt_model_backward(), once per local shard and step, empty shards too. Launches a
  *  bucket as soon as the last shard's backward has passed its end. */
 HVT_API hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end);
@@ -110,16 +171,60 @@ HVT_API hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end);
  * End the step: wait for the sums, divide by the global number of images, update parameters and moving
  * statistics, count the loss.
  *
- * With a 16-bit wire a sum may overflow; then no parameter is updated, on all ranks alike, and the skip is
- * counted. Moving statistics and the loss travel as f32 and are kept.
- * Collective. Errors: E_DIVERGED if the summed loss is not finite, on all ranks alike, before any update.
+ * With a 16-bit wire or loss scaling a sum may not be finite; then no parameter is updated, on all ranks
+ * alike, and the skip is counted. Moving statistics and the loss travel as f32 and are kept. A run ends at
+ * the first such step at the least loss scale; where no scale can fall, at the hundredth in a row: nothing
+ * else would end it.
+ *
+ * Collective. Async: on a device that queues the host waits for nothing here, and hvt_distopt_check() tells.
+ * Replica check: before an update whose number is a multiple of replica_check, hashes of what more than one
+ * rank has a copy of (parameters, but not a page with itself; their 16-bit copies) travel with the sums.
+ * E_MISMATCH if they differ, naming the first tensor and the ranks, on all ranks alike, before any update.
+ * Errors, where it does not queue: E_DIVERGED if the summed loss is not finite or gradients end the run
+ * (naming the first such parameter), on all ranks alike, before any update.
  */
-HVT_API hvt_status hvt_distopt_step(hvt_distopt *dist, double lr);
+HVT_API hvt_status hvt_distopt_step(hvt_distopt *dist);
+/**
+ * A step that is queued once and run many times, where the device can (a CUDA graph): host time per step is
+ * then that of one call, whatever the number of layers. After some steps of the usual kind
+ *
+ *     HVT_TRY(hvt_distopt_begin(dist, ...));
+ *     HVT_TRY(hvt_distopt_record(dist));
+ *     forward, backward, hvt_distopt_step() as ever: noted, not run
+ *     HVT_TRY(hvt_distopt_record_end(dist, &recording));  // now it has run
+ *
+ * and from then on, for every step whose batch lies at the same address and has the same shard counts,
+ *
+ *     HVT_TRY(hvt_distopt_begin(dist, ...));
+ *     HVT_TRY(hvt_distopt_replay(dist, recording));
+ *
+ * which does all that those lines do, to the same bits. Other steps in between are free to be of the usual
+ * kind. Free a recording before its distributed optimizer. Collective, like the step.
+ */
+typedef struct hvt_recording hvt_recording;
+/** Why steps cannot be recorded here, as a phrase; NULL: they can. */
+HVT_API const char *hvt_distopt_unrecorded(const hvt_distopt *dist);
+HVT_API hvt_status hvt_distopt_record(hvt_distopt *dist);
+/** Also to be called, with ret_recording NULL, when something failed since hvt_distopt_record(). */
+HVT_API hvt_status hvt_distopt_record_end(hvt_distopt *dist, hvt_recording **ret_recording);
+/** Errors: E_ARG other shard counts than recorded, or in the middle of a step. */
+HVT_API hvt_status hvt_distopt_replay(hvt_distopt *dist, hvt_recording *recording);
+HVT_API void hvt_recording_free(hvt_recording **recording); ///< NULL is fine
+
+/** Wait for all steps, warn of skipped updates, and tell whether one of them ended the run; after that one
+ *  nothing was changed. Ask after the same step on all ranks. Errors: E_DIVERGED, on all ranks alike. */
+HVT_API hvt_status hvt_distopt_check(hvt_distopt *dist);
+/** The step that ended the run, counted from 1 since the model was planned, as of the last check; 0: none. */
+HVT_API int64_t hvt_distopt_stopped(const hvt_distopt *dist);
 /** Seconds spent waiting for sums in step() since last taken. */
 HVT_API double hvt_distopt_take_exposed(hvt_distopt *dist);
-/** Updates skipped because a 16-bit sum overflowed, since creation. */
+/** Updates skipped because gradients were not finite, since the model was planned, as of the last check. */
 HVT_API int64_t hvt_distopt_skipped(const hvt_distopt *dist);
-/** Number of buckets; f32 bytes of each, in launch order. */
+/** HVT_UPDATE_REPLICATED or HVT_UPDATE_SHARDED: what came of the option. */
+HVT_API hvt_update hvt_distopt_update(const hvt_distopt *dist);
+/** The loss scale as of the last check; 1 without loss scaling. */
+HVT_API double hvt_distopt_loss_scale(const hvt_distopt *dist);
+/** Number of buckets; f32 bytes of each, in launch order. Valid until they are planned anew. */
 HVT_API int hvt_distopt_buckets(const hvt_distopt *dist, const size_t **ret_bytes);
 
 #ifdef __cplusplus

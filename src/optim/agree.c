@@ -62,8 +62,14 @@ static void put_all(list *l, const hvt_optim *o, const hvt_distopt_opts *opts, c
         o->opts.no_decay_bias ? "yes" : "no");
     put(l, "shards per rank", "%d", opts->local_shards);
     put(l, "wire", "%s", hvt_dtype_name(opts->wire));
+    put(l, "error feedback", "%s", opts->error_feedback ? "on" : "off");
+    put(l, "update", "%s", opts->update == HVT_UPDATE_SHARDED ? "sharded" : "replicated");
+    put(l, "activations", "%s", hvt_dtype_name(m->type));
+    put(l, "loss scale", "%.17g, at least %.17g, doubled after %d", opts->scaling.scale, opts->scaling.floor,
+        opts->scaling.interval);
     put(l, "bucket bytes", "%zu", opts->bucket_bytes);
     put(l, "first bucket's bytes", "%zu", opts->first_bytes);
+    put(l, "updates between replica checks", "%d", opts->replica_check);
     for (int i = 0; i < m->nparam_tensors; i++)
         put_param(l, &m->param[i]);
     for (int i = 0; i < m->nstat; i++) {
@@ -81,7 +87,7 @@ static void put_all(list *l, const hvt_optim *o, const hvt_distopt_opts *opts, c
 hvt_status hvt__distopt_agree(const hvt_optim *o, hvt_world *world, const hvt_distopt_opts *opts,
                               const hvt_bucket *bucket, int nbucket, const hvt_item *items, int n)
 {
-    size_t ours = 16 + (size_t)o->m->nparam_tensors + (size_t)o->m->nstat;
+    size_t ours = 20 + (size_t)o->m->nparam_tensors + (size_t)o->m->nstat;
     list l = {.item = malloc((ours + (size_t)n) * sizeof *l.item), .text = malloc(ours * sizeof *l.text)};
     hvt_status s = HVT_OK;
 

@@ -2,10 +2,12 @@
  * Which spans of the gradient arena travel together.
  *
  * The arena lies in the order backward finishes it, so a bucket is a run of layers and the plan follows from
- * the parameters' offsets alone, before any step. A bucket closes at the first end of a layer where it holds
- * its limit, so it may exceed it; what is left at the end is the last one. The rider, which lies in front,
- * travels in the first bucket; where the wire has 16 bits it is a bucket of its own, because it is always
- * sent as f32.
+ * the parameters' offsets alone, before any step (but for HVT_BUCKET_AUTO, see merge.c). A bucket closes at
+ * the first end of a layer where it holds its limit, so it may exceed it; what is left at the end is the last
+ * one. A bucket of more than twice its limit (one layer of VGG has 411 MB) is cut into equal pieces, wherever
+ * that is, so that one part is added and applied while the next one travels. The rider, which lies in front,
+ * travels in the first bucket, or alone: it is always all-reduced as f32, also where parameters' gradients
+ * are not.
  */
 #include "optim_impl.h"
 #include "base_impl.h"
@@ -28,6 +30,30 @@ int hvt__bucket_cut(size_t start, const size_t *end, int layers, size_t first_by
     return n;
 }
 
+size_t hvt__bucket_least = 1 << 20; /* a smaller piece would cost more to start than it hides */
+
+int hvt__bucket_split(size_t start, const size_t *end, int n, size_t bytes, size_t *ret_end)
+{
+    enum { UNIT = 16 }; /* floats: 64 bytes */
+    size_t limit = bytes > hvt__bucket_least ? bytes : hvt__bucket_least;
+    int pieces = 0;
+
+    for (int i = 0; i < n; i++) {
+        size_t count = end[i] - start, held = count * sizeof(float);
+        bool whole = !bytes || bytes == HVT_BUCKET_ALL || held / 2 <= limit;
+        size_t parts = whole ? 1 : (held + limit - 1) / limit;
+
+        for (size_t p = 1; p < parts; p++, pieces++)
+            if (ret_end)
+                ret_end[pieces] = (start + count / parts * p) / UNIT * UNIT;
+        if (ret_end)
+            ret_end[pieces] = end[i];
+        pieces++;
+        start = end[i];
+    }
+    return pieces;
+}
+
 /* The layer that owns a parameter. */
 static int owner(const hvt_model *m, int param)
 {
@@ -38,8 +64,7 @@ static int owner(const hvt_model *m, int param)
     return -1;
 }
 
-/* Ends of the layers' spans in arena order; padding behind a layer belongs to it. Returns how many. */
-static int layer_ends(const hvt_model *m, size_t *ret_end)
+int hvt__layer_ends(const hvt_model *m, size_t *ret_end)
 {
     int n = 0, last = -1;
 
@@ -54,31 +79,49 @@ static int layer_ends(const hvt_model *m, size_t *ret_end)
     return n;
 }
 
-hvt_status hvt__bucket_plan(const hvt_model *m, const hvt_distopt_opts *opts, hvt_bucket **ret_bucket,
-                            int *ret_count)
+size_t hvt__bucket_start(const hvt_model *m, bool rider_alone)
 {
-    size_t most = (size_t)m->nparam_tensors + 1, start = 0;
+    return !rider_alone ? 0 : m->nparam_tensors ? m->param[0].offset : m->arena_count;
+}
+
+hvt_status hvt__bucket_lay(const hvt_model *m, const size_t *end, int n, size_t bytes, hvt_dtype wire,
+                           bool rider_alone, hvt_bucket **ret_bucket, int *ret_count)
+{
+    size_t start = hvt__bucket_start(m, rider_alone), *piece;
+    int pieces = hvt__bucket_split(start, end, n, bytes, NULL), count = 0;
+    hvt_bucket *bucket = calloc((size_t)pieces + 1, sizeof *bucket);
+
+    piece = malloc((size_t)pieces * sizeof *piece);
+    if (!bucket || !piece) {
+        free(bucket);
+        free(piece);
+        return HVT_FAIL(E_MEM, "no memory for a plan of %d buckets", pieces);
+    }
+    hvt__bucket_split(start, end, n, bytes, piece);
+    if (rider_alone)
+        bucket[count++] = (hvt_bucket){.end = m->rider_count, .wire = HVT_F32};
+    for (int i = 0; i < pieces && start < m->arena_count; start = piece[i++])
+        bucket[count++] = (hvt_bucket){.first = start, .end = piece[i], .wire = wire};
+    free(piece);
+    *ret_bucket = bucket;
+    *ret_count = count;
+    return HVT_OK;
+}
+
+hvt_status hvt__bucket_plan(const hvt_model *m, const hvt_distopt_opts *opts, bool rider_alone,
+                            hvt_bucket **ret_bucket, int *ret_count)
+{
+    size_t most = (size_t)m->nparam_tensors + 1, start = hvt__bucket_start(m, rider_alone);
     size_t *layer = malloc(most * sizeof *layer), *end = malloc(most * sizeof *end);
-    hvt_bucket *bucket = calloc(most + 1, sizeof *bucket);
-    int n = 0, cuts;
+    size_t bytes = opts->bucket_bytes == HVT_BUCKET_AUTO ? HVT_BUCKET_DEFAULT : opts->bucket_bytes;
+    int n;
     hvt_status s = HVT_OK;
 
-    HVT_CHECK_OR(done, layer && end && bucket, E_MEM, "no memory for a plan of %zu buckets", most);
-    if (opts->wire != HVT_F32) {
-        bucket[n++] = (hvt_bucket){.end = m->rider_count, .wire = HVT_F32};
-        start = m->nparam_tensors ? m->param[0].offset : m->arena_count;
-    }
-    cuts = hvt__bucket_cut(start, layer, layer_ends(m, layer), opts->first_bytes, opts->bucket_bytes, end);
-    for (int i = 0; i < cuts && start < m->arena_count; i++) {
-        bucket[n++] = (hvt_bucket){.first = start, .end = end[i], .wire = opts->wire};
-        start = end[i];
-    }
-    *ret_bucket = bucket;
-    *ret_count = n;
-    bucket = NULL;
+    HVT_CHECK_OR(done, layer && end, E_MEM, "no memory for a plan of %zu buckets", most);
+    n = hvt__bucket_cut(start, layer, hvt__layer_ends(m, layer), opts->first_bytes, bytes, end);
+    s = hvt__bucket_lay(m, end, n, bytes, opts->wire, rider_alone, ret_bucket, ret_count);
 done:
     free(layer);
     free(end);
-    free(bucket);
     return s;
 }

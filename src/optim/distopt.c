@@ -10,61 +10,125 @@
  * moves up. This is the fixed tree over shards, and the comm goes on with it over ranks. It is done span by
  * span as backward finishes them; in the last pass a span that completes a bucket launches it.
  *
+ * What a step decides, it decides in device memory (hvt_step_state): no host waits for it, and where devices
+ * queue, a run that ends is noticed by hvt_distopt_check() later; until then nothing is applied any more.
+ *
  * Invariants: buckets are launched strictly in order, so every rank issues the same operations; no parameter
- * is touched before the loss of the whole step is known to be finite; between steps nothing is in flight.
+ * is touched before the step is settled, and it is settled on sums, which are the same everywhere; between
+ * steps no exchange is under way.
  */
-#include "optim_impl.h"
-#include "base_impl.h"
+#include "dist.h"
+#include "base/trace.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    LEVELS = 31,    /* partials: more than shards have bits */
-    PROBE = 64,     /* columns of the sums that look for a number that is not finite */
-    CHUNK = 1 << 17 /* elements that are decoded and probed while they are in a core's cache */
-};
-
-struct hvt_distopt {
-    hvt_optim *optim; /* borrowed */
-    hvt_comm *comm;   /* borrowed */
-    hvt_distopt_opts opts;
-    hvt_bucket *bucket;
-    int nbucket;
-    size_t *bucket_bytes;
-
-    float *grads;           /* the model's gradient arena, in the comm's memory */
-    uint16_t *wire;         /* element i travels as wire[i]; NULL for f32 */
-    float *partial[LEVELS]; /* device memory, an arena each; NULL past the highest level in use */
-    int probes;             /* chunks in all 16-bit buckets; 0 for f32 */
-    float *probe;           /* device memory, [probes][2][PROBE] column sums of each chunk */
-    float *probed;          /* the same on the host */
-
-    int shards;
-    int *counts; /* [shards] images of the step under way */
-
-    /* where the step stands */
-    bool begun;
-    int64_t images; /* in the global batch */
-    int pass;       /* local shards done */
-    size_t mark;
-    int launched, arrived; /* buckets sent, and waited for */
-
-    double exposed;
-    int64_t skipped;
-};
-
 /* ---- life ----------------------------------------------------------------------------------------- */
 
 static hvt_status check_opts(const hvt_optim *o, const hvt_comm *comm, const hvt_distopt_opts *opts)
 {
-    HVT_CHECK(opts->wire == HVT_F32 || opts->wire == HVT_F16 || opts->wire == HVT_BF16, E_ARG,
-              "wire type is %s, expected f32, f16 or bf16", hvt_dtype_name(opts->wire));
+    const hvt_scaling *scaling = &opts->scaling;
+
+    HVT_CHECK(hvt__codec_of(opts->wire), E_ARG, "wire type is %s, expected f32, f16 or bf16",
+              hvt_dtype_name(opts->wire));
+    HVT_CHECK(!opts->error_feedback || opts->wire != HVT_F32, E_ARG,
+              "error feedback is for wires of 16 bits: f32 loses nothing on the way");
+    HVT_CHECK(!opts->error_feedback || o->m->dev->ops->host, E_UNSUPPORTED,
+              "error feedback is for devices of the host, not %s", o->m->dev->ops->name);
     HVT_CHECK(opts->local_shards > 0 &&
                   opts->local_shards <= INT32_MAX / hvt_world_size(hvt_comm_world(comm)),
               E_ARG, "a rank works through %d shards, expected 1 or more", opts->local_shards);
+    HVT_CHECK(
+        !scaling->scale || (isfinite(scaling->scale) && scaling->scale > 0 && scaling->interval >= 0 &&
+                            (!scaling->interval || (scaling->floor > 0 && scaling->floor <= scaling->scale))),
+        E_ARG,
+        "loss scale %g with at least %g, doubled after %d updates: expected numbers above 0, the least at "
+        "most the first",
+        scaling->scale, scaling->floor, scaling->interval);
+    HVT_CHECK(opts->replica_check >= 0, E_ARG, "replicas are compared every %d updates, expected 0 or more",
+              opts->replica_check);
+    HVT_CHECK(!opts->replica_check || o->m->dev->ops->host, E_UNSUPPORTED,
+              "replicas are compared where the host has them, not on device %s", o->m->dev->ops->name);
     HVT_CHECK(!o->m->grads_placed, E_ARG, "the model's gradients already belong to a distributed optimizer");
+    return HVT_OK;
+}
+
+/* The decision about a step needs every sum: one of them may not be finite though the loss is. */
+static bool needs_all(const hvt_distopt *d)
+{
+    return d->opts.wire != HVT_F32 || d->opts.scaling.scale != 0;
+}
+
+/* AUTO becomes what it means here. Sums that go half the way and parameters that come back are as many bytes
+ * as sums that go and come back, unless those are of 16 bits: then slices save nothing that the extra traffic
+ * between hosts does not cost. */
+static hvt_status choose_update(hvt_distopt *d)
+{
+    const hvt_device *dev = d->optim->m->dev;
+    bool alone = hvt_world_size(hvt_comm_world(d->comm)) == 1;
+    bool pays = hvt_comm_combines(d->comm) || d->opts.wire == HVT_F32;
+
+    if (d->opts.update == HVT_UPDATE_AUTO)
+        d->opts.update = alone || !dev->ops->host || !pays ? HVT_UPDATE_REPLICATED : HVT_UPDATE_SHARDED;
+    HVT_CHECK(d->opts.update == HVT_UPDATE_REPLICATED || dev->ops->host, E_UNSUPPORTED,
+              "no sharded update on device %s: its ranks add in an order that depends on who updates what",
+              dev->ops->name);
+    return HVT_OK;
+}
+
+/* Gradients here are those of a sum: over a shard's batch they are so many times the mean's. */
+static hvt_status set_scaling(hvt_distopt *d)
+{
+    const hvt_scaling *from = &d->opts.scaling;
+    hvt_model *m = d->optim->m;
+    hvt_step_state s;
+
+    HVT_TRY(hvt__model_state(m, &s));
+    s.loss_scale = from->scale ? (float)(from->scale / m->batch) : 1;
+    s.floor = (float)(from->floor / m->batch);
+    s.interval = from->scale ? from->interval : 0;
+    s.good = s.skips_in_row = 0;
+    d->loss_scale = from->scale ? from->scale : 1;
+    return hvt__model_set_state(m, &s);
+}
+
+/* The rider is always all-reduced as f32. */
+bool hvt__rider_alone(const hvt_distopt *d)
+{
+    return d->opts.wire != HVT_F32 || d->opts.update == HVT_UPDATE_SHARDED || d->words;
+}
+
+/* f32 bytes of each bucket, malloc'ed. */
+static hvt_status measure(const hvt_bucket *bucket, int n, size_t **ret_bytes)
+{
+    size_t *bytes = malloc((size_t)n * sizeof *bytes);
+
+    HVT_CHECK(bytes, E_MEM, "no memory for %d buckets", n);
+    for (int b = 0; b < n; b++)
+        bytes[b] = (bucket[b].end - bucket[b].first) * sizeof(float);
+    *ret_bytes = bytes;
+    return HVT_OK;
+}
+
+hvt_status hvt__distopt_take_plan(hvt_distopt *d, hvt_status mine, hvt_bucket *bucket, int n)
+{
+    size_t *bytes = NULL;
+    hvt_status s;
+
+    s = hvt_world_agree(hvt_comm_world(d->comm), mine == HVT_OK ? measure(bucket, n, &bytes) : mine);
+    if (s == HVT_OK && d->sharded)
+        s = hvt__sharded_replan(d->sharded, bucket, n);
+    if (s != HVT_OK) {
+        free(bytes);
+        free(bucket);
+        return s;
+    }
+    free(d->bucket);
+    free(d->bucket_bytes);
+    d->bucket = bucket;
+    d->nbucket = n;
+    d->bucket_bytes = bytes;
     return HVT_OK;
 }
 
@@ -76,28 +140,18 @@ static hvt_status make_local(hvt_distopt *d)
 
     HVT_TRY(check_opts(d->optim, d->comm, &d->opts));
     d->shards = d->opts.local_shards * hvt_world_size(hvt_comm_world(d->comm));
-    HVT_TRY(hvt__bucket_plan(m, &d->opts, &d->bucket, &d->nbucket));
-    d->bucket_bytes = malloc((size_t)d->nbucket * sizeof *d->bucket_bytes);
+    HVT_TRY(choose_update(d));
+    d->late = needs_all(d) && d->opts.update == HVT_UPDATE_SHARDED;
+    d->words = hvt__ride_words(d);
+    HVT_TRY(hvt__bucket_plan(m, &d->opts, hvt__rider_alone(d), &d->bucket, &d->nbucket));
+    HVT_TRY(measure(d->bucket, d->nbucket, &d->bucket_bytes));
     d->counts = calloc((size_t)d->shards, sizeof *d->counts);
-    HVT_CHECK(d->bucket_bytes && d->counts, E_MEM, "no memory for %d buckets and %d shards", d->nbucket,
-              d->shards);
-    for (int b = 0; b < d->nbucket; b++) {
-        size_t n = d->bucket[b].end - d->bucket[b].first;
-
-        d->bucket_bytes[b] = n * sizeof(float);
-        if (d->bucket[b].wire != HVT_F32)
-            d->probes += (int)((n + CHUNK - 1) / CHUNK);
-    }
+    HVT_CHECK(d->counts, E_MEM, "no memory for %d shards", d->shards);
     for (int k = 0; (d->opts.local_shards - 1) >> k; k++)
         HVT_TRY(ops->alloc(m->dev, m->arena_count * sizeof(float), (void **)&d->partial[k]));
-    if (d->probes) {
-        size_t bytes = (size_t)d->probes * 2 * PROBE * sizeof(float);
-
-        d->probed = malloc(bytes);
-        HVT_CHECK(d->probed, E_MEM, "no memory for %d probes (%zu bytes)", d->probes, bytes);
-        HVT_TRY(ops->alloc(m->dev, bytes, (void **)&d->probe));
-    }
-    return HVT_OK;
+    if (d->opts.error_feedback)
+        HVT_TRY(ops->alloc(m->dev, m->arena_count * sizeof(float), (void **)&d->rest));
+    return set_scaling(d);
 }
 
 hvt_status hvt_distopt_create(hvt_optim *optim, hvt_comm *comm, const hvt_distopt_opts *opts,
@@ -106,6 +160,7 @@ hvt_status hvt_distopt_create(hvt_optim *optim, hvt_comm *comm, const hvt_distop
     hvt_world *world = hvt_comm_world(comm);
     hvt_model *m = optim->m;
     hvt_distopt *d = calloc(1, sizeof *d);
+    size_t bytes, wire_bytes;
     hvt_status s = HVT_OK;
 
     if (!d) {
@@ -115,11 +170,20 @@ hvt_status hvt_distopt_create(hvt_optim *optim, hvt_comm *comm, const hvt_distop
         s = make_local(d);
     }
     HVT_TRY_OR(fail, hvt_world_agree(world, s));
-    HVT_TRY_OR(fail, hvt__distopt_agree(optim, world, opts, d->bucket, d->nbucket, items, n));
-    HVT_TRY_OR(fail, hvt_comm_alloc(comm, m->arena_count * sizeof *d->grads, (void **)&d->grads));
+    HVT_TRY_OR(fail, hvt__distopt_agree(optim, world, &d->opts, d->bucket, d->nbucket, items, n));
+    bytes = m->arena_count * sizeof *d->grads;
+    wire_bytes = opts->wire == HVT_F32 ? 0 : (m->arena_count * sizeof *d->wire + 63) / 64 * 64;
+    /* one block: "auto" falls back whole */
+    HVT_TRY_OR(fail, hvt_comm_alloc(comm, bytes + wire_bytes + hvt__ride_bytes(d), (void **)&d->grads));
     if (opts->wire != HVT_F32)
-        HVT_TRY_OR(fail, hvt_comm_alloc(comm, m->arena_count * sizeof *d->wire, (void **)&d->wire));
+        d->wire = (uint16_t *)(d->grads + m->arena_count);
+    if (d->words)
+        d->ride = (float *)(void *)((char *)d->grads + bytes + wire_bytes);
     HVT_TRY_OR(fail, hvt_world_agree(world, hvt__model_place(m, d->grads)));
+    if (d->opts.bucket_bytes == HVT_BUCKET_AUTO)
+        HVT_TRY_OR(fail, hvt__timing_open(d));
+    if (d->opts.update == HVT_UPDATE_SHARDED)
+        HVT_TRY_OR(fail, hvt__sharded_open(optim, comm, d->bucket, d->nbucket, needs_all(d), &d->sharded));
     *ret_dist = d;
     return HVT_OK;
 fail:
@@ -138,18 +202,33 @@ void hvt_distopt_free(hvt_distopt **dist)
     m = d->optim->m;
     for (; d->arrived < d->launched; d->arrived++) /* a step that was given up: no peer may still read */
         hvt_comm_wait(d->comm, d->bucket[d->arrived].ticket);
+    hvt__sharded_close(&d->sharded);
     if (d->grads && m->grads == d->grads && hvt__model_place(m, NULL) != HVT_OK)
         HVT_WARN("the model is left without gradients: %s", hvt_last_error());
-    hvt_comm_release(d->comm, d->wire);
     hvt_comm_release(d->comm, d->grads);
-    for (int k = 0; k < LEVELS; k++)
+    for (int k = 0; k < HVT__DIST_LEVELS; k++)
         m->dev->ops->release(m->dev, d->partial[k]);
-    m->dev->ops->release(m->dev, d->probe);
-    free(d->probed);
+    m->dev->ops->release(m->dev, d->rest);
+    hvt__timing_close(&d->timing);
     free(d->counts);
     free(d->bucket_bytes);
     free(d->bucket);
     free(d);
+}
+
+hvt_status hvt_distopt_replan(hvt_distopt *d, size_t bucket_bytes, size_t first_bytes)
+{
+    hvt_bucket *bucket = NULL;
+    int n = 0;
+    hvt_status s;
+
+    HVT_CHECK(!d->begun, E_ARG, "buckets are planned anew in the middle of a step");
+    d->opts.bucket_bytes = bucket_bytes;
+    d->opts.first_bytes = first_bytes;
+    hvt__timing_close(&d->timing);
+    s = hvt__bucket_plan(d->optim->m, &d->opts, hvt__rider_alone(d), &bucket, &n);
+    HVT_TRY(hvt__distopt_take_plan(d, s, bucket, n));
+    return bucket_bytes == HVT_BUCKET_AUTO ? hvt__timing_open(d) : HVT_OK;
 }
 
 hvt_status hvt_distopt_broadcast(hvt_distopt *d, int root)
@@ -157,24 +236,40 @@ hvt_status hvt_distopt_broadcast(hvt_distopt *d, int root)
     hvt_optim *o = d->optim;
     hvt_model *m = o->m;
     struct {
-        int64_t tracked, fresh;
-    } host = {m->tracked, o->fresh};
+        int64_t tracked;
+        hvt_step_state step;
+    } host = {.tracked = m->tracked};
 
-    HVT_TRY(hvt_comm_broadcast(d->comm, m->params, m->arena_count * sizeof *m->params, root));
+    if (d->sharded)
+        HVT_TRY(hvt__sharded_broadcast(d->sharded, root));
+    else
+        HVT_TRY(hvt_comm_broadcast(d->comm, m->params, m->arena_count * sizeof *m->params, root));
+    if (o->v && !d->sharded)
+        HVT_TRY(hvt_comm_broadcast(d->comm, o->v, m->arena_count * sizeof *o->v, root));
     if (m->stats_count)
         HVT_TRY(hvt_comm_broadcast(d->comm, m->stats, m->stats_count * sizeof *m->stats, root));
-    if (o->v)
-        HVT_TRY(hvt_comm_broadcast(d->comm, o->v, m->arena_count * sizeof *o->v, root));
+    HVT_TRY(hvt__model_state(m, &host.step));
     HVT_TRY(hvt_world_broadcast(hvt_comm_world(d->comm), &host, sizeof host, root));
+    HVT_TRY(hvt__model_set_state(m, &host.step));
     m->tracked = host.tracked;
-    o->fresh = host.fresh;
+    d->rest_unit = 0;
     hvt__model_changed(m);
     return HVT_OK;
 }
 
+hvt_status hvt_distopt_gather(hvt_distopt *d, int root)
+{
+    int ranks = hvt_world_size(hvt_comm_world(d->comm));
+
+    HVT_CHECK(root >= -1 && root < ranks, E_ARG, "root %d is not one of %d ranks, nor -1 for all", root,
+              ranks);
+    HVT_CHECK(!d->begun, E_ARG, "optimizer state is gathered in the middle of a step");
+    return d->sharded ? hvt__sharded_gather(d->sharded, root) : HVT_OK;
+}
+
 /* ---- a step: begin, passes, end -------------------------------------------------------------------- */
 
-hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards)
+hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards, double lr)
 {
     int64_t images = 0;
 
@@ -187,8 +282,20 @@ hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards
         images += shard_counts[i];
     }
     HVT_CHECK(images > 0, E_ARG, "a step without images: all %d shards are empty", shards);
+    HVT_CHECK(isfinite(lr), E_ARG, "learning rate is %g", lr);
+    if (d->sharded)
+        HVT_TRY(hvt__sharded_forget(d->sharded));
+    hvt__trace_step(0);
+    if (d->timing)
+        HVT_TRY(hvt__timing_begin(d));
+    if (d->rest)
+        HVT_TRY(hvt__rest_begin(d, images));
+    HVT_TRY(hvt__model_begin_step(d->optim->m, images, lr));
     memcpy(d->counts, shard_counts, (size_t)shards * sizeof *d->counts);
-    d->images = images;
+    /* to a mean, nearly; a scaled loss is one over a shard's images already */
+    d->wire_scale = 1;
+    while ((double)d->wire_scale * (double)images > (d->opts.scaling.scale ? d->optim->m->batch : 1))
+        d->wire_scale /= 2;
     d->pass = d->launched = d->arrived = 0;
     d->mark = 0;
     d->begun = true;
@@ -224,18 +331,38 @@ static hvt_status finish_passes(hvt_distopt *d, size_t first, size_t n)
     return HVT_OK;
 }
 
+static void begin_phase(const hvt_distopt *d, hvt__phase phase, const hvt_bucket *b)
+{
+    hvt__trace_begin(phase, (int)(b - d->bucket));
+    hvt__trace_bytes((b->end - b->first) * hvt_dtype_size(phase == HVT__UPDATE ? HVT_F32 : b->wire));
+}
+
+static hvt_status issue(hvt_distopt *d, hvt_bucket *b)
+{
+    size_t n = b->end - b->first;
+    void *buf = b->wire == HVT_F32 ? (void *)(d->grads + b->first) : d->wire + b->first;
+
+    if (d->ride && b == d->bucket)
+        return hvt__ride_launch(d, &b->ticket);
+    if (!d->sharded || b == d->bucket)
+        return hvt_comm_allreduce(d->comm, buf, n, b->wire, &b->ticket);
+    if (hvt__sharded_fused(d->sharded))
+        return hvt__sharded_launch(d->sharded, b);
+    return hvt_comm_reduce_scatter(d->comm, buf, n, b->wire, &b->ticket);
+}
+
 static hvt_status launch(hvt_distopt *d, hvt_bucket *b)
 {
-    hvt_device *dev = d->optim->m->dev;
-    size_t n = b->end - b->first;
-    float *g = d->grads + b->first;
-    uint16_t *w;
-
-    if (b->wire == HVT_F32)
-        return hvt_comm_allreduce(d->comm, g, n, HVT_F32, &b->ticket);
-    w = d->wire + b->first; /* scaled before the sum: the mean has a chance to fit where the sum has not */
-    HVT_TRY(dev->ops->cast(dev, n, (float)(1.0 / (double)d->images), g, HVT_F32, w, b->wire));
-    return hvt_comm_allreduce(d->comm, w, n, b->wire, &b->ticket);
+    if (d->late && b == d->bucket) {
+        b->ticket = 0;
+        return HVT_OK;
+    }
+    if (hvt__codec_of(b->wire)->encode) {
+        begin_phase(d, HVT__COMPRESS, b);
+        HVT_TRY(hvt__traced(hvt__encode(d, b)));
+    }
+    begin_phase(d, HVT__LAUNCH, b);
+    return hvt__traced(issue(d, b));
 }
 
 hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end)
@@ -254,6 +381,8 @@ hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end)
     else
         HVT_TRY(store_pass(d, first, end - first));
     d->mark = end;
+    if (d->timing && last)
+        HVT_TRY(hvt__timing_mark(d, end));
     for (; last && d->launched < d->nbucket && d->bucket[d->launched].end <= d->mark; d->launched++)
         HVT_TRY(launch(d, &d->bucket[d->launched]));
     if (d->mark == d->optim->m->arena_count) {
@@ -263,123 +392,151 @@ hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end)
     return HVT_OK;
 }
 
+static hvt_status await(hvt_distopt *d, int bucket)
+{
+    double start = hvt__now();
+    hvt_status s;
+
+    begin_phase(d, HVT__EXCHANGE, &d->bucket[bucket]);
+    s = hvt__traced(hvt_comm_wait(d->comm, d->bucket[bucket].ticket));
+    d->exposed += hvt__now() - start - (d->sharded ? hvt__sharded_take_seconds(d->sharded) : 0);
+    return s;
+}
+
 /* The next bucket's sum has come. */
 static hvt_status await_next(hvt_distopt *d)
 {
-    double start = hvt__now();
-    hvt_status s = hvt_comm_wait(d->comm, d->bucket[d->arrived].ticket);
-
-    d->exposed += hvt__now() - start;
     d->arrived++;
+    return await(d, d->arrived - 1);
+}
+
+/* Gradients of a bucket that has come, or of this rank's slice of it, from the wire back into the arena as
+ * they were before they were scaled: are they finite? */
+static hvt_status look_at_span(hvt_distopt *d, const hvt_bucket *b)
+{
+    hvt_model *m = d->optim->m;
+    const hvt__codec *codec = hvt__codec_of(b->wire);
+    size_t first = d->sharded ? b->own_first : b->first, end = d->sharded ? b->own_end : b->end;
+    size_t most = hvt__codec_chunk(d), n;
+
+    for (size_t at = first < m->rider_count ? m->rider_count : first; at < end; at += n) {
+        n = end - at < most ? end - at : most;
+        if (codec->decode)
+            HVT_TRY(codec->decode(d, at, n, 1, d->grads + at));
+        HVT_TRY(m->dev->ops->check(m->dev, n, d->grads + at, at, m->step));
+    }
+    return HVT_OK;
+}
+
+static hvt_status look_at(hvt_distopt *d, const hvt_bucket *b)
+{
+    begin_phase(d, HVT__COMPRESS, b);
+    return hvt__traced(look_at_span(d, b));
+}
+
+/* The rider, and all sums that the decision needs. */
+static hvt_status await_decisive(hvt_distopt *d)
+{
+    do {
+        HVT_TRY(await_next(d));
+        if (d->ride && !d->late && d->arrived == 1)
+            HVT_TRY(hvt__ride_land(d));
+        if (needs_all(d))
+            HVT_TRY(look_at(d, &d->bucket[d->arrived - 1]));
+    } while (needs_all(d) && d->arrived < d->nbucket);
+    if (!d->late)
+        return HVT_OK;
+    begin_phase(d, HVT__LAUNCH, d->bucket);
+    HVT_TRY(hvt__traced(hvt__ride_launch(d, &d->bucket[0].ticket)));
+    HVT_TRY(await(d, 0));
+    return hvt__ride_land(d);
+}
+
+static hvt_status decide(hvt_distopt *d)
+{
+    hvt_model *m = d->optim->m;
+
+    HVT_TRY(await_decisive(d));
+    hvt__trace_begin(HVT__UPDATE, -1);
+    HVT_TRY(hvt__traced(hvt__model_end_step(m, d->counts, d->shards)));
+    return m->dev->ops->host ? hvt_distopt_check(d) : HVT_OK;
+}
+
+/* The rider is in the first bucket: it settles the step, after all that the decision needs. Where it ends the
+ * run, and the host sees it, nothing stays under way. */
+static hvt_status settle(hvt_distopt *d)
+{
+    hvt_status s = decide(d);
+
+    if (s == HVT_E_DIVERGED || s == HVT_E_MISMATCH) {
+        hvt_status later = HVT_OK;
+
+        while (later == HVT_OK && d->arrived < d->nbucket)
+            later = await_next(d);
+        d->begun = false;
+    }
     return s;
 }
 
-/* The rider is in the first bucket: settle loss and moving statistics, or refuse the step. */
-static hvt_status settle_rider(hvt_distopt *d)
+static hvt_status apply(hvt_distopt *d, const hvt_bucket *b)
 {
-    hvt_status s;
+    const float *g = d->grads + b->first, *at;
 
-    HVT_TRY(await_next(d));
-    s = hvt__model_end_step(d->optim->m, d->counts, d->shards);
-    if (s == HVT_E_DIVERGED) { /* the same sum everywhere, so everyone is here */
-        while (d->arrived < d->nbucket)
-            HVT_TRY(await_next(d));
-        d->begun = false;
-        hvt__error_agreed(true);
-    }
-    return s;
+    begin_phase(d, HVT__UPDATE, b);
+    return hvt__traced(hvt__optim_span(d->optim, &g, 1, &at, b->first, b->end));
 }
 
 /* Bucket by bucket: early ones are applied while late ones still travel. */
-static hvt_status apply_f32(hvt_distopt *d, double lr)
+static hvt_status update_all(hvt_distopt *d)
 {
-    float scale = (float)(1.0 / (double)d->images);
+    for (int b = 0; b < d->nbucket; b++) {
+        if (b == d->arrived)
+            HVT_TRY(await_next(d));
+        HVT_TRY(apply(d, &d->bucket[b]));
+    }
+    return HVT_OK;
+}
 
-    HVT_TRY(hvt__optim_span(d->optim, lr, scale, d->bucket[0].first, d->bucket[0].end));
+/* Bucket by bucket, too: parameters of early ones are handed out while sums of late ones still travel. */
+static hvt_status update_slices(hvt_distopt *d)
+{
     for (int b = 1; b < d->nbucket; b++) {
-        HVT_TRY(await_next(d));
-        HVT_TRY(hvt__optim_span(d->optim, lr, scale, d->bucket[b].first, d->bucket[b].end));
+        if (b == d->arrived)
+            HVT_TRY(await_next(d));
+        begin_phase(d, HVT__UPDATE, &d->bucket[b]);
+        HVT_TRY(hvt__traced(hvt__sharded_update(d->sharded, &d->bucket[b])));
     }
-    hvt__optim_end(d->optim);
-    return HVT_OK;
+    return await(d, d->nbucket - 1);
 }
 
-/* Column sums of a decoded chunk, seen as a matrix of PROBE columns and a rest: they are finite if and, but
- * for sums beyond f32, only if every element is. */
-static hvt_status probe(hvt_device *dev, const float *g, size_t n, float *sums)
+/* Waiting is updating; for the last bucket is for all. */
+static hvt_status update_fused(hvt_distopt *d)
 {
-    int rows = (int)(n / PROBE), rest = (int)(n % PROBE);
-
-    if (rows)
-        HVT_TRY(dev->ops->bias_backward(dev, (hvt_rows){1, rows, rows}, PROBE, HVT_F32, g, sums));
-    if (rest)
-        HVT_TRY(dev->ops->bias_backward(dev, (hvt_rows){1, 1, 1}, rest, HVT_F32, g + (size_t)rows * PROBE,
-                                        sums + PROBE));
-    return HVT_OK;
-}
-
-/* From the wire back into the arena, probing as it goes. */
-static hvt_status decode(hvt_distopt *d, const hvt_bucket *b, float **sums)
-{
-    hvt_device *dev = d->optim->m->dev;
-
-    for (size_t at = b->first; at < b->end; at += CHUNK, *sums += 2 * PROBE) {
-        size_t n = b->end - at < CHUNK ? b->end - at : CHUNK;
-
-        HVT_TRY(dev->ops->cast(dev, n, 1, d->wire + at, b->wire, d->grads + at, HVT_F32));
-        HVT_TRY(probe(dev, d->grads + at, n, *sums));
-    }
-    return HVT_OK;
-}
-
-static hvt_status all_finite(hvt_distopt *d, bool *ret_finite)
-{
-    size_t n = (size_t)d->probes * 2 * PROBE;
-
-    *ret_finite = true;
-    if (!n)
+    if (d->arrived == d->nbucket)
         return HVT_OK;
-    HVT_TRY(hvt_device_download(d->optim->m->dev, d->probed, d->probe, n * sizeof *d->probed));
-    for (size_t i = 0; i < n; i++)
-        *ret_finite = *ret_finite && isfinite(d->probed[i]);
+    hvt__sharded_gate(d->sharded, true);
+    d->arrived = d->nbucket - 1;
+    HVT_TRY(await_next(d));
+    hvt__sharded_gate(d->sharded, false);
     return HVT_OK;
 }
 
-/* Every sum first, one decision, then the updates. The sums are already divided. */
-static hvt_status apply_16bit(hvt_distopt *d, double lr)
-{
-    float *sums = d->probe;
-    bool finite = false;
-
-    for (int b = 1; b < d->nbucket; b++) {
-        HVT_TRY(await_next(d));
-        HVT_TRY(decode(d, &d->bucket[b], &sums));
-    }
-    HVT_TRY(all_finite(d, &finite));
-    if (!finite) {
-        d->skipped++;
-        if (hvt_world_rank(hvt_comm_world(d->comm)) == 0)
-            HVT_WARN("update skipped: a gradient's sum does not fit into %s (%lld so far)",
-                     hvt_dtype_name(d->opts.wire), (long long)d->skipped);
-        return HVT_OK;
-    }
-    for (int b = 1; b < d->nbucket; b++)
-        HVT_TRY(hvt__optim_span(d->optim, lr, 1, d->bucket[b].first, d->bucket[b].end));
-    hvt__optim_end(d->optim);
-    return HVT_OK;
-}
-
-hvt_status hvt_distopt_step(hvt_distopt *d, double lr)
+hvt_status hvt_distopt_step(hvt_distopt *d)
 {
     HVT_CHECK(d->begun && d->pass == d->opts.local_shards, E_ARG,
               "a step ends after %d of %d backward passes", d->begun ? d->pass : 0, d->opts.local_shards);
-    HVT_CHECK(isfinite(lr), E_ARG, "learning rate is %g", lr);
-    HVT_TRY(settle_rider(d));
-    if (d->opts.wire == HVT_F32)
-        HVT_TRY(apply_f32(d, lr));
+    HVT_TRY(settle(d));
+    if (!d->sharded)
+        HVT_TRY(update_all(d));
+    else if (hvt__sharded_fused(d->sharded))
+        HVT_TRY(update_fused(d));
     else
-        HVT_TRY(apply_16bit(d, lr));
+        HVT_TRY(update_slices(d));
+    hvt__optim_end(d->optim);
+    if (d->sharded) /* of a 16-bit copy each rank has written its own slice */
+        hvt__model_changed(d->optim->m);
     d->begun = false;
+    hvt__trace_step_end();
     return HVT_OK;
 }
 
@@ -391,6 +548,53 @@ double hvt_distopt_take_exposed(hvt_distopt *d)
 
     d->exposed = 0;
     return seconds;
+}
+
+/* A dynamic scale finds its place by them. */
+static void tell_skips(const hvt_distopt *d, int64_t skipped)
+{
+    int64_t n = skipped - d->skipped;
+
+    if (d->opts.scaling.interval)
+        HVT_INFO("note: %lld update%s skipped, %lld so far: gradients did not fit; the loss scale is %g now",
+                 (long long)n, n > 1 ? "s" : "", (long long)skipped, d->loss_scale);
+    else
+        HVT_WARN("%lld update%s skipped, %lld so far: a gradient's sum does not fit into %s", (long long)n,
+                 n > 1 ? "s" : "", (long long)skipped,
+                 hvt_dtype_name(d->opts.scaling.scale ? d->optim->m->type : d->opts.wire));
+}
+
+hvt_status hvt_distopt_check(hvt_distopt *d)
+{
+    hvt_model *m = d->optim->m;
+    hvt_step_state now;
+    hvt_status s;
+
+    HVT_TRY(hvt__model_state(m, &now));
+    d->loss_scale = d->opts.scaling.scale ? (float)(now.loss_scale * (float)m->batch) : 1;
+    if (now.skipped > d->skipped && hvt_world_rank(hvt_comm_world(d->comm)) == 0)
+        tell_skips(d, now.skipped);
+    d->skipped = now.skipped;
+    d->stopped = now.stop_step;
+    s = hvt__model_stopped(m, &now);
+    if (s == HVT_E_DIVERGED)
+        hvt__error_agreed(true); /* every rank settles on the same sums */
+    return s;
+}
+
+hvt_update hvt_distopt_update(const hvt_distopt *d)
+{
+    return d->opts.update;
+}
+
+int64_t hvt_distopt_stopped(const hvt_distopt *d)
+{
+    return d->stopped;
+}
+
+double hvt_distopt_loss_scale(const hvt_distopt *d)
+{
+    return d->loss_scale;
 }
 
 int64_t hvt_distopt_skipped(const hvt_distopt *d)

@@ -1,14 +1,13 @@
 /*
  * An optimizer's state, and the walk over a span of the arenas.
  *
- * An update is elementwise, so a step may be done span by span, in any cut at parameters' borders. All that
+ * An update is elementwise, so a step may be done span by span, in any cut. All that
  * tells parameters apart is whether they are decayed; neighbours that agree in this are updated in one run,
  * together with the padding between them, which is zero in every arena and stays zero.
  */
 #include "optim_impl.h"
 #include "base_impl.h"
 
-#include <assert.h>
 #include <stdlib.h>
 
 hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim **ret_optim)
@@ -21,7 +20,8 @@ hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim 
     HVT_TRY(ops->check(opts));
     o = calloc(1, sizeof *o);
     HVT_CHECK(o, E_MEM, "no memory for an optimizer (%zu bytes)", sizeof *o);
-    *o = (hvt_optim){.ops = ops, .m = m, .opts = *opts, .fresh = true};
+    *o = (hvt_optim){.ops = ops, .m = m, .opts = *opts};
+    HVT_TRY_OR(fail, hvt__optim_set_fresh(o, true));
     if (ops->keeps_state(opts))
         HVT_TRY_OR(fail, m->dev->ops->alloc(m->dev, m->arena_count * sizeof *o->v, (void **)&o->v));
     *ret_optim = o;
@@ -39,7 +39,40 @@ void hvt_optim_free(hvt_optim **optim)
     if (!o)
         return;
     o->m->dev->ops->release(o->m->dev, o->v);
+    o->m->dev->ops->release(o->m->dev, o->whole);
     free(o);
+}
+
+hvt_status hvt__optim_state(hvt_optim *o, bool write, float **ret_v)
+{
+    hvt_device *dev = o->m->dev;
+
+    if (o->sliced && !o->whole && write)
+        HVT_TRY(dev->ops->alloc(dev, o->m->arena_count * sizeof *o->whole, (void **)&o->whole));
+    HVT_CHECK(!o->sliced || o->whole, E_ARG,
+              "the optimizer's state lies in slices on the ranks; hvt_distopt_gather() brings it here");
+    o->loaded = o->loaded || (o->sliced && write);
+    *ret_v = o->sliced ? o->whole : o->v;
+    return HVT_OK;
+}
+
+hvt_status hvt__optim_fresh(const hvt_optim *o, bool *ret_fresh)
+{
+    hvt_step_state s;
+
+    HVT_TRY(hvt__model_state(o->m, &s));
+    *ret_fresh = s.fresh && !s.apply;
+    return HVT_OK;
+}
+
+hvt_status hvt__optim_set_fresh(hvt_optim *o, bool fresh)
+{
+    hvt_step_state s;
+
+    HVT_TRY(hvt__model_state(o->m, &s));
+    s.fresh = fresh;
+    s.apply = 0;
+    return hvt__model_set_state(o->m, &s);
 }
 
 static bool decayed(const hvt_optim *o, const hvt_param *p)
@@ -51,41 +84,45 @@ static bool decayed(const hvt_optim *o, const hvt_param *p)
     return o->opts.weight_decay != 0;
 }
 
-/* The first parameter that begins at or after `offset`. */
-static int first_param(const hvt_model *m, size_t offset)
+/* The last parameter that begins at or before `offset`; the first one if none does. */
+static int param_at(const hvt_model *m, size_t offset)
 {
     int low = 0, high = m->nparam_tensors;
 
     while (low < high) {
         int mid = low + (high - low) / 2;
 
-        if (m->param[mid].offset < offset)
+        if (m->param[mid].offset <= offset)
             low = mid + 1;
         else
             high = mid;
     }
-    return low;
+    return low > 0 ? low - 1 : 0;
 }
 
-hvt_status hvt__optim_span(hvt_optim *o, double lr, float scale, size_t first, size_t end)
+hvt_status hvt__optim_span(hvt_optim *o, const float *const g[], int ng, const float *at[], size_t first,
+                           size_t end)
 {
     const hvt_model *m = o->m;
-    const hvt_param *p = m->param + first_param(m, first), *last = m->param + m->nparam_tensors;
+    const hvt_param *p = m->param + param_at(m, first), *last = m->param + m->nparam_tensors;
 
     while (p < last && p->offset < end) {
         bool decay = decayed(o, p);
-        size_t from = p->offset, to = from;
+        size_t from = p->offset < first ? first : p->offset, to = from;
 
         for (; p < last && p->offset < end && decayed(o, p) == decay; p++)
             to = p->offset + p->count;
-        assert(to <= end);
-        HVT_TRY(o->ops->update(o, lr, scale, decay ? o->opts.weight_decay : 0, from, to - from));
+        to = to < end ? to : end;
+        if (to <= from) /* `first` lies in padding */
+            continue;
+        for (int r = 0; r < ng; r++)
+            at[r] = g[r] + (from - first);
+        HVT_TRY(o->ops->update(o, decay ? o->opts.weight_decay : 0, at, ng, from, to - from));
     }
     return HVT_OK;
 }
 
 void hvt__optim_end(hvt_optim *o)
 {
-    o->fresh = false;
-    hvt__model_changed(o->m);
+    hvt__model_updated(o->m);
 }

@@ -16,7 +16,7 @@ typedef enum shape { CONSTANT, STEP, MULTISTEP, COSINE } shape;
 
 struct hvt_schedule {
     shape shape;
-    double lr, epochs, warmup;
+    double lr, epochs, warmup, from;
     double gamma, min; /* step, multistep; cosine */
     int size;          /* step */
     int milestone[MILESTONES], nmilestone;
@@ -163,9 +163,15 @@ hvt_status hvt_schedule_create(const hvt_schedule_opts *opts, hvt_schedule **ret
               opts->lr);
     HVT_CHECK(isfinite(opts->warmup) && opts->warmup >= 0, E_ARG, "warm-up is %g epochs, expected 0 or more",
               opts->warmup);
+    HVT_CHECK(opts->warmup_from >= 0 && opts->warmup_from <= 1, E_ARG,
+              "warm-up begins at %g of the peak rate, expected 0 to 1", opts->warmup_from);
     c = calloc(1, sizeof *c);
     HVT_CHECK(c, E_MEM, "no memory for a schedule (%zu bytes)", sizeof *c);
-    *c = (hvt_schedule){.lr = opts->lr, .epochs = opts->epochs, .warmup = opts->warmup, .gamma = 0.1};
+    *c = (hvt_schedule){.lr = opts->lr,
+                        .epochs = opts->epochs,
+                        .warmup = opts->warmup,
+                        .from = opts->warmup_from,
+                        .gamma = 0.1};
     HVT_TRY_OR(fail, parse(c, opts->name));
     *ret_schedule = c;
     return HVT_OK;
@@ -187,7 +193,7 @@ double hvt_schedule_lr(const hvt_schedule *c, int epoch, uint32_t step, uint32_t
     int passed = 0;
 
     if (done < warm)
-        return c->lr * (done + 1) / warm;
+        return c->from ? c->lr * (c->from + (1 - c->from) * (done + 1) / warm) : c->lr * (done + 1) / warm;
     switch (c->shape) {
     case STEP:
         return c->lr * pow(c->gamma, epoch / c->size);

@@ -26,22 +26,22 @@ static bool keeps_state_sgd(const hvt_optim_opts *o)
     return o->momentum != 0;
 }
 
-static hvt_status update_sgd(hvt_optim *o, double lr, float scale, float weight_decay, size_t first,
+static hvt_status update_sgd(hvt_optim *o, float weight_decay, const float *const g[], int ng, size_t first,
                              size_t count)
 {
-    hvt_device *dev = o->m->dev;
-    const float *g[] = {o->m->grads + first};
+    const hvt_model *m = o->m;
     hvt_sgd_args a = {
-        .lr = (float)lr,
         .momentum = o->opts.momentum,
         .dampening = o->opts.dampening,
         .weight_decay = weight_decay,
-        .scale = scale,
         .nesterov = o->opts.nesterov,
-        .first = o->fresh,
+        .step = m->step,
+        .copy = m->copy ? m->copy + first : NULL,
+        .copy_type = m->type,
     };
 
-    return dev->ops->sgd(dev, count, &a, g, 1, o->m->params + first, o->v ? o->v + first : NULL);
+    return m->dev->ops->sgd(m->dev, count, &a, g, ng, m->params + first,
+                            o->v ? o->v + (first - o->v_at) : NULL);
 }
 
 const hvt_optim_ops hvt_optim_sgd = {

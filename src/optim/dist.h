@@ -1,0 +1,82 @@
+/* dist.h - a distributed optimizer, as distopt.c, codec.c, ride.c and record.c see it. */
+#ifndef HVT_OPTIM_DIST_H
+#define HVT_OPTIM_DIST_H
+
+#include "optim_impl.h"
+
+enum { HVT__DIST_LEVELS = 31 /* partials: more than shards have bits */ };
+
+struct hvt_distopt {
+    hvt_optim *optim; /* borrowed */
+    hvt_comm *comm;   /* borrowed */
+    hvt_distopt_opts opts;
+    hvt_bucket *bucket;
+    int nbucket;
+    size_t *bucket_bytes;
+    struct hvt__timing *timing; /* HVT_BUCKET_AUTO, until it is planned; else NULL */
+
+    float *grads;         /* the model's gradient arena, in the comm's memory */
+    hvt_sharded *sharded; /* NULL: replicated */
+    uint16_t *wire;       /* behind it: element i travels as wire[i]; NULL for f32 */
+    bool late;            /* the rider leaves last, with what this rank has seen in its slices of the sums */
+    int words;            /* of a rank, that ride with the rider */
+    float *ride;          /* behind both: the rider, then [ranks][words]; NULL: the rider travels alone */
+    float *partial[HVT__DIST_LEVELS]; /* device memory, an arena each; NULL past the highest in use */
+
+    float *rest;          /* device memory, an arena: what rounding took from gradients; NULL: it is lost */
+    double rest_unit;     /* what a mean gradient of 1 is in it; 0: it holds nothing */
+    int64_t rest_skipped; /* updates skipped when it was written */
+
+    int shards;
+    int *counts; /* [shards] images of the step under way */
+
+    /* where the step stands */
+    bool begun;
+    float wire_scale; /* a power of two: 16-bit wires carry gradients times it */
+    int pass;         /* local shards done */
+    size_t mark;
+    int launched, arrived; /* buckets sent, and waited for */
+
+    double exposed;
+    int64_t skipped, stopped; /* as of the last check */
+    double loss_scale;
+};
+
+/* ---- merge.c: HVT_BUCKET_AUTO ---- */
+
+bool hvt__rider_alone(const hvt_distopt *d);
+/* New buckets for those that are there; they become d's. mine: whether this rank has them, else those that
+ * are there stay on all ranks. Collective. */
+hvt_status hvt__distopt_take_plan(hvt_distopt *d, hvt_status mine, hvt_bucket *bucket, int n);
+
+hvt_status hvt__timing_open(hvt_distopt *d); /* Collective: measures messages. */
+void hvt__timing_close(struct hvt__timing **timing);
+hvt_status hvt__timing_begin(hvt_distopt *d);             /* a step begins: time to plan? */
+hvt_status hvt__timing_mark(hvt_distopt *d, size_t mark); /* gradients are final up to here */
+
+/* ---- codec.c: gradients as they travel, and what that loses ---- */
+
+/* NULL, NULL: gradients travel as they are. */
+typedef struct hvt__codec {
+    hvt_dtype wire;
+    /* elements first ... of the gradient arena, as they are to travel */
+    hvt_status (*encode)(const hvt_distopt *d, size_t first, size_t n);
+    /* what travelled as elements first ..., times s, into ret_g[n] */
+    hvt_status (*decode)(const hvt_distopt *d, size_t first, size_t n, float s, float *ret_g);
+} hvt__codec;
+
+const hvt__codec *hvt__codec_of(hvt_dtype wire);             /* NULL: there is none */
+size_t hvt__codec_chunk(const hvt_distopt *d);               /* elements that stay in a core's cache */
+hvt_status hvt__encode(hvt_distopt *d, const hvt_bucket *b); /* with the rest of before, if it is kept */
+hvt_status hvt__rest_begin(hvt_distopt *d, int64_t images);  /* a step begins: the rest in its unit */
+
+/* ---- ride.c: words of every rank that travel with the rider, so that no message is sent for them ---- */
+
+int hvt__ride_words(const hvt_distopt *d);    /* of each rank */
+size_t hvt__ride_bytes(const hvt_distopt *d); /* of d->ride; 0 without words */
+hvt_status hvt__ride_launch(hvt_distopt *d, hvt_ticket *ret_ticket);
+/* It has come: the rider's sums are in the arena, and if it was late, step->bad is the least of all ranks'.
+ * E_MISMATCH, on all ranks alike, if their copies differ: naming the first tensor and the ranks. */
+hvt_status hvt__ride_land(hvt_distopt *d);
+
+#endif /* HVT_OPTIM_DIST_H */

@@ -1,0 +1,99 @@
+/*
+ * A recorded step. The device notes what a step queues, from the forward pass to the last update, and runs it
+ * again at one call. Here is the rest of a step: what the host keeps count of, and what it checks.
+ *
+ * Learning rate and number of images lie in the model's step state, written before each step by begin; the
+ * shard counts became arguments of kernels, so they must be those of the recording.
+ */
+#include "dist.h"
+#include "base/trace.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct hvt_recording {
+    hvt_op *op;
+    int shards, counts[]; /* [shards] images */
+};
+
+const char *hvt_distopt_unrecorded(const hvt_distopt *d)
+{
+    const hvt_device *dev = d->optim->m->dev;
+
+    if (!dev->ops->record)
+        return "this device runs what it is given at once";
+    if (!hvt_comm_records(d->comm))
+        return "the host has a part in this exchange";
+    if (d->opts.local_shards > 1)
+        return "batches of several shards come one after the other";
+    return NULL;
+}
+
+hvt_status hvt_distopt_record(hvt_distopt *d)
+{
+    const char *why = hvt_distopt_unrecorded(d);
+    hvt_device *dev = d->optim->m->dev;
+
+    HVT_CHECK(!why, E_UNSUPPORTED, "steps cannot be recorded: %s", why);
+    HVT_CHECK(d->begun && !d->pass && !d->mark, E_ARG, "a recording begins right after hvt_distopt_begin()");
+    HVT_TRY(hvt__model_refresh(d->optim->m));
+    HVT_TRY(dev->ops->record(dev));
+    return HVT_OK;
+}
+
+static hvt_status end(hvt_distopt *d, hvt_op *op, hvt_recording **ret_recording)
+{
+    hvt_recording *r;
+
+    HVT_CHECK(!d->begun, E_ARG, "a recording ends after hvt_distopt_step()");
+    r = malloc(sizeof *r + (size_t)d->shards * sizeof *r->counts);
+    HVT_CHECK(r, E_MEM, "no memory for a recorded step of %d shards", d->shards);
+    *r = (hvt_recording){.op = op, .shards = d->shards};
+    memcpy(r->counts, d->counts, (size_t)d->shards * sizeof *r->counts);
+    *ret_recording = r;
+    return d->optim->m->dev->ops->run(op);
+}
+
+hvt_status hvt_distopt_record_end(hvt_distopt *d, hvt_recording **ret_recording)
+{
+    hvt_device *dev = d->optim->m->dev;
+    hvt_op *op = NULL;
+    hvt_status s = dev->ops->record_end(dev, &op);
+
+    if (!ret_recording) {
+        hvt__op_free(op);
+        return s;
+    }
+    HVT_TRY(s);
+    s = end(d, op, ret_recording);
+    if (s != HVT_OK && !*ret_recording)
+        hvt__op_free(op);
+    return s;
+}
+
+hvt_status hvt_distopt_replay(hvt_distopt *d, hvt_recording *r)
+{
+    hvt_model *m = d->optim->m;
+
+    HVT_CHECK(d->begun && !d->pass && !d->mark, E_ARG,
+              "a recorded step runs right after hvt_distopt_begin()");
+    HVT_CHECK(r->shards == d->shards && !memcmp(r->counts, d->counts, (size_t)r->shards * sizeof *r->counts),
+              E_ARG, "shards of other sizes than when the step was recorded");
+    HVT_TRY(hvt__model_refresh(m));
+    hvt__trace_begin(HVT__LAUNCH, -1);
+    HVT_TRY(hvt__traced(m->dev->ops->run(r->op)));
+    m->tracked++;
+    m->backward_next = false;
+    hvt__optim_end(d->optim);
+    d->begun = false;
+    hvt__trace_step_end();
+    return HVT_OK;
+}
+
+void hvt_recording_free(hvt_recording **recording)
+{
+    if (*recording)
+        hvt__op_free((*recording)->op);
+    free(*recording);
+    *recording = NULL;
+}
