@@ -77,11 +77,14 @@ struct hvt_model {
     hvt_status mistake; /* first builder error; reported by plan */
     char mistake_text[256];
     char next_name[HVT_NAME_MAX]; /* of the layer appended next; "" for none */
+    hvt_dtype type;               /* of activations and their gradients; HVT_F32 unless set */
     bool unfused;                 /* plan folds nothing (tests compare) */
     int batch;                    /* 0 until planned */
     hvt_order order;
     hvt_value logits;
     hvt_value input;
+    int input_channels; /* that its pixels are stored with: the device's wish where only convolutions read it
+                         */
 
     /* the last forward */
     const int32_t *labels; /* borrowed from its batch, as the input's y is */
@@ -98,6 +101,8 @@ struct hvt_model {
     size_t arena_count; /* rider included */
     size_t rider_count; /* [0, rider_count) of grads; the last HVT_RIDER_SUMS of it are sum of loss, hits
                            among the first 1 and 5, and 0 */
+    uint16_t *copy;     /* the parameters in `type`, which convolutions read; NULL: that is f32 */
+    bool copy_stale;    /* not by an update, which writes it, too: the next forward pass makes it anew */
     float *stats;
     size_t stats_count;
     void *acts;
@@ -105,23 +110,38 @@ struct hvt_model {
     void *dacts;
     size_t dacts_bytes; /* dy, reused as soon as it is spent */
     void *ws;
-    size_t ws_bytes;   /* the largest any layer asked for */
-    bool grads_placed; /* grads belong to a comm, not to the device */
+    size_t ws_bytes;                  /* the largest any layer asked for */
+    bool grads_placed, params_placed; /* they belong to a comm, not to the device */
 
-    int64_t tracked;  /* training steps seen by batch norm: num_batches_tracked */
+    hvt_step_state *step; /* device memory */
+    hvt_loss taken;       /* its counts when the loss was taken last */
+    int64_t tracked;      /* training steps seen by batch norm: num_batches_tracked */
     uint64_t version; /* moves whenever parameters change: packed copies made for an older one are stale */
-    hvt_loss loss;    /* since last taken */
 };
 
 /* For optim and checkpoint. */
 /* Use `grads` (arena_count floats, zeroed, borrowed) as the gradient arena; NULL: back to one of the
  * device's. */
 hvt_status hvt__model_place(hvt_model *m, float *grads);
-/* Parameters were written: packed copies are stale. */
+/* The same for the parameters, whose values the caller has copied; NULL: into memory of the device's, which
+ * gets the values that they have. */
+hvt_status hvt__model_place_params(hvt_model *m, float *params);
+/* Parameters were written: packed copies are stale, and so is the 16-bit one. An update has written the
+ * latter along with them. */
 void hvt__model_changed(hvt_model *m);
-/* The rider holds sums over all shards: update moving statistics and the loss. E_DIVERGED if the loss is not
- * finite; then nothing is changed. counts[shards]: images of every shard in this step. */
+void hvt__model_updated(hvt_model *m);
+/* The 16-bit copy, if it is stale. */
+hvt_status hvt__model_refresh(hvt_model *m);
+/* A step over so many images of all shards begins. */
+hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr);
+/* The rider holds sums over all shards, and m->step->bad what check found: settle the step and, unless it
+ * ends the run, update moving statistics. counts[shards]: images of every shard. */
 hvt_status hvt__model_end_step(hvt_model *m, const int *counts, int shards);
+/* The step's state as it is after everything queued; to change it, between steps. */
+hvt_status hvt__model_state(hvt_model *m, hvt_step_state *ret_state);
+hvt_status hvt__model_set_state(hvt_model *m, const hvt_step_state *state);
+/* E_DIVERGED saying why, if this state ends the run. */
+hvt_status hvt__model_stopped(const hvt_model *m, const hvt_step_state *state);
 /* Canonical copy of a parameter's span of any arena with the parameters' layout (params, momentum). Host
  * memory; `canonical` has p->elements floats. */
 hvt_status hvt__model_export(hvt_model *m, const hvt_param *p, const float *arena, float *canonical);

@@ -66,11 +66,21 @@ HVT_API hvt_value hvt_zoo(hvt_model *m, const char *name, hvt_value images, int 
                           const hvt_zoo_opts *opts);
 HVT_API const char *hvt_zoo_name(int i);
 
+/** Activations and their gradients in t: HVT_F32 (as without this call), HVT_F16 or HVT_BF16. Parameters,
+ * their gradients, moving statistics and the loss stay f32; convolutions and linear layers read a copy of
+ * their weights in t. Sums are f32 everywhere. Before hvt_model_plan(). Errors: E_ARG. */
+HVT_API hvt_status hvt_model_set_type(hvt_model *m, hvt_dtype t);
+
 /** Settle shapes, algorithms and memory for `batch` images per shard. The loss is softmax cross-entropy of
  *  `logits`. Errors: E_SHAPE naming the first mistaken layer and its shapes, E_MEM, E_ARG (no batch, planned
- *  already). After E_MEM a smaller batch may be tried. */
+ *  already), E_UNSUPPORTED (the device does not compute in this type). After E_MEM a smaller batch may be
+ * tried. */
 HVT_API hvt_status hvt_model_plan(hvt_model *m, int batch, hvt_value logits);
-HVT_API hvt_order hvt_model_order(const hvt_model *m);   ///< the row order that the input must have
+HVT_API hvt_order hvt_model_order(const hvt_model *m);      ///< the row order that the input must have
+HVT_API hvt_dtype hvt_model_input_type(const hvt_model *m); ///< the type that the input must have
+/** Channels that a pixel of the input must be stored with, zeros behind its own: more only where the device
+ *  is faster so. */
+HVT_API int hvt_model_input_channels(const hvt_model *m);
 HVT_API size_t hvt_model_parameters(const hvt_model *m); ///< trainable scalars, as papers count them
 HVT_API size_t hvt_model_bytes(const hvt_model *m);      ///< all arenas and workspaces together
 HVT_API int hvt_model_classes(const hvt_model *m);
@@ -88,7 +98,8 @@ HVT_API hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool 
  * arena's end; first the rider, then layer by layer, for a batch of 0 images (all zeros), too. Once per
  * training forward pass, else E_ARG. */
 HVT_API hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx);
-/** Training loss since last taken; waits. Counted when the step ends (hvt_distopt_step). */
+/** Training loss since last taken; waits for all steps before. Counted when the step ends
+ *  (hvt_distopt_step). Errors: E_ARG (not planned). */
 HVT_API hvt_status hvt_model_take_loss(hvt_model *m, hvt_loss *ret_loss);
 /** Per real image of the last forward: loss in nats, and the label's place among the logits (0 = largest;
  *  strictly larger logits count, ties go to the lower index). Arrays of the planned batch size. */

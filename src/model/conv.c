@@ -56,10 +56,18 @@ hvt_status hvt__conv_plan(hvt_model *m, hvt_layer *l, const hvt_conv_desc *d, hv
     return HVT_OK;
 }
 
+/* The weight in the activations' type. */
+static const void *filters(const hvt_model *m, const hvt_layer *l)
+{
+    size_t at = m->param[l->param[0]].offset;
+
+    return m->copy ? (const void *)(m->copy + at) : m->params + at;
+}
+
 hvt_status hvt__conv_forward(hvt_model *m, hvt_layer *l)
 {
-    return m->dev->ops->conv_forward(l->op, m->real, hvt__in(m, l, 0)->y.data, hvt__weight(m, l, 0),
-                                     l->y.data, m->ws);
+    return m->dev->ops->conv_forward(l->op, m->real, hvt__in(m, l, 0)->y.data, filters(m, l), l->y.data,
+                                     m->ws);
 }
 
 hvt_status hvt__conv_backward(hvt_model *m, hvt_layer *l)
@@ -70,11 +78,11 @@ hvt_status hvt__conv_backward(hvt_model *m, hvt_layer *l)
 
     if (in->dy.data) {
         if (own->packed != m->version) {
-            HVT_TRY(ops->conv_pack(l->op, hvt__weight(m, l, 0)));
+            HVT_TRY(ops->conv_pack(l->op, filters(m, l)));
             own->packed = m->version;
         }
-        HVT_TRY(ops->conv_backward_x(l->op, m->real, hvt__weight(m, l, 0), l->dy.data, in->dy.data, l->add[0],
-                                     m->ws));
+        HVT_TRY(
+            ops->conv_backward_x(l->op, m->real, filters(m, l), l->dy.data, in->dy.data, l->add[0], m->ws));
     }
     return ops->conv_backward_w(l->op, m->real, in->y.data, l->dy.data, hvt__grad(m, l, 0), m->ws);
 }
@@ -87,11 +95,12 @@ static hvt_status conv_plan(hvt_model *m, hvt_layer *l)
 
     return hvt__conv_plan(m, l,
                           &(hvt_conv_desc){.order = m->order,
-                                           .type = HVT_F32,
+                                           .type = l->y.dtype,
                                            .n = m->batch,
                                            .h = in->y.dim[1],
                                            .w = in->y.dim[2],
                                            .c = c,
+                                           .cx = l->in[0] == m->input ? m->input_channels : c,
                                            .k = k,
                                            .r = size,
                                            .s = size,

@@ -69,7 +69,7 @@ hvt_status hvt_model_init(hvt_model *m, uint64_t seed)
     for (int i = 0; i < m->nstat; i++)
         HVT_TRY_OR(done, init_stat(m, &m->stat[i], x));
     m->tracked = 0;
-    m->loss = (hvt_loss){0};
+    HVT_TRY_OR(done, hvt_model_take_loss(m, &(hvt_loss){0}));
 done:
     free(x);
     return s;

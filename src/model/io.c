@@ -60,6 +60,25 @@ hvt_status hvt__model_place(hvt_model *m, float *grads)
     return HVT_OK;
 }
 
+hvt_status hvt__model_place_params(hvt_model *m, float *params)
+{
+    const hvt_device_ops *ops = m->dev->ops;
+    size_t bytes = m->arena_count * sizeof *m->params;
+    void *own = NULL;
+
+    HVT_CHECK(m->batch, E_ARG, "parameters are placed before hvt_model_plan()");
+    if (!params) {
+        HVT_TRY(ops->alloc(m->dev, bytes, &own));
+        HVT_TRY(ops->copy(m->dev, own, m->params, bytes));
+    }
+    if (!m->params_placed)
+        ops->release(m->dev, m->params);
+    m->params_placed = params != NULL;
+    m->params = params ? params : own;
+    hvt__model_changed(m);
+    return HVT_OK;
+}
+
 /* ---- the fingerprint ---- */
 
 static hvt_status hash_param(hvt_model *m, const hvt_param *p, float *copy, uint64_t *h)

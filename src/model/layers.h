@@ -48,6 +48,7 @@ hvt_status hvt__param_add(hvt_model *m, hvt_layer *l, int slot, const hvt_param 
 /* Moving statistics of layer l: count of each. */
 hvt_status hvt__stats_add(hvt_model *m, hvt_layer *l, int count);
 void hvt__model_fold(hvt_model *m, const int *uses); /* uses[nlayer]: how often each value is read */
+hvt_status hvt__step_open(hvt_model *m);             /* the step's state, as before the first one */
 /* Free what a plan made; the tape stays. */
 void hvt__model_unplan(hvt_model *m);
 
@@ -77,6 +78,11 @@ static inline int hvt__pixels(const hvt_layer *l)
 static inline size_t hvt__elements(const hvt_layer *l)
 {
     return hvt_tensor_count(&l->y);
+}
+
+static inline size_t hvt__bytes(const hvt_layer *l)
+{
+    return hvt__elements(l) * hvt_dtype_size(l->y.dtype);
 }
 
 /* Rows of l's output, those of the last forward's images real. */

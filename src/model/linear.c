@@ -42,11 +42,12 @@ static hvt_status linear_plan(hvt_model *m, hvt_layer *l)
     HVT_TRY(hvt__conv_plan(
         m, l,
         &(hvt_conv_desc){.order = m->order,
-                         .type = HVT_F32,
+                         .type = l->y.dtype,
                          .n = m->batch,
                          .h = 1,
                          .w = 1,
                          .c = c,
+                         .cx = c,
                          .k = k,
                          .r = 1,
                          .s = 1,
@@ -62,13 +63,13 @@ static hvt_status linear_forward(hvt_model *m, hvt_layer *l, bool train)
 {
     (void)train;
     HVT_TRY(hvt__conv_forward(m, l));
-    return m->dev->ops->bias_forward(m->dev, hvt__real_rows(m, l), l->arg[OUTPUTS], HVT_F32,
+    return m->dev->ops->bias_forward(m->dev, hvt__real_rows(m, l), l->arg[OUTPUTS], l->y.dtype,
                                      hvt__weight(m, l, 1), l->y.data);
 }
 
 static hvt_status linear_backward(hvt_model *m, hvt_layer *l)
 {
-    HVT_TRY(m->dev->ops->bias_backward(m->dev, hvt__real_rows(m, l), l->arg[OUTPUTS], HVT_F32, l->dy.data,
+    HVT_TRY(m->dev->ops->bias_backward(m->dev, hvt__real_rows(m, l), l->arg[OUTPUTS], l->y.dtype, l->dy.data,
                                        hvt__grad(m, l, 1)));
     return hvt__conv_backward(m, l);
 }

@@ -31,10 +31,11 @@ static hvt_status loss_forward(hvt_model *m, hvt_layer *l, bool train)
         m->dev, &(hvt_xent_args){
                     .rows = hvt__real_rows(m, logits),
                     .classes = logits->y.dim[3],
-                    .type = HVT_F32,
+                    .type = logits->y.dtype,
                     .logits = logits->y.data,
                     .labels = m->labels,
                     .dlogits = train ? logits->dy.data : NULL,
+                    .scale = &m->step->loss_scale,
                     .loss = losses(l),
                     .place = places(m, l),
                     .sums = train ? m->grads + m->rider_count - HVT_RIDER_SUMS : losses(l) + 2 * m->batch,

@@ -5,11 +5,10 @@
  * and returns -1, which every later builder passes on; hvt_model_plan() reports it. The walks skip folded
  * layers, whose work another one does.
  */
-#include "base_impl.h"
+#include "base/trace.h"
 #include "layers.h"
 
 #include <limits.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,6 +41,15 @@ void hvt_model_free(hvt_model **model)
     free(m->layer);
     free(m);
     *model = NULL;
+}
+
+hvt_status hvt_model_set_type(hvt_model *m, hvt_dtype t)
+{
+    HVT_CHECK(!m->batch, E_ARG, "activations become %s after hvt_model_plan()", hvt_dtype_name(t));
+    HVT_CHECK(t == HVT_F32 || t == HVT_F16 || t == HVT_BF16, E_ARG,
+              "activations in %s, expected f32, f16 or bf16", hvt_dtype_name(t));
+    m->type = t;
+    return HVT_OK;
 }
 
 /* ---- appending ---- */
@@ -131,7 +139,7 @@ hvt_value hvt__layer_end(hvt_model *m, hvt_layer *l, int64_t h, int64_t w, int64
     HVT_EXPECT(m, l, h * w <= INT_MAX && h * w * c <= INT_MAX,
                "an image's output of %lldx%lldx%lld has more than %d elements", (long long)h, (long long)w,
                (long long)c, INT_MAX);
-    l->y = (hvt_tensor){.dtype = HVT_F32, .ndim = 4, .dim = {0, (int)h, (int)w, (int)c}};
+    l->y = (hvt_tensor){.dtype = m->type, .ndim = 4, .dim = {0, (int)h, (int)w, (int)c}};
     l->dy = l->y;
     return m->nlayer++;
 }
@@ -142,18 +150,18 @@ static hvt_status check_batch(const hvt_model *m, const hvt_batch *b)
 {
     const hvt_tensor *in = &m->layer[m->input].y, *x, *labels;
     bool hwn = m->order == HVT_ORDER_HWN;
-    int want[4] = {m->batch, in->dim[1], in->dim[2], in->dim[3]};
+    int want[4] = {m->batch, in->dim[1], in->dim[2], m->input_channels};
 
     HVT_CHECK(b, E_ARG, "a forward pass needs a batch");
     x = &b->images;
     labels = &b->labels;
     if (hwn)
-        memcpy(want, (int[]){in->dim[1], in->dim[2], m->batch, in->dim[3]}, sizeof want);
+        memcpy(want, (int[]){in->dim[1], in->dim[2], m->batch, m->input_channels}, sizeof want);
     HVT_CHECK(b->count >= 0 && b->count <= m->batch, E_SHAPE,
               "a batch holds %d images; the model is planned for 0 to %d", b->count, m->batch);
-    HVT_CHECK(x->dtype == HVT_F32 && x->ndim == 4 && !memcmp(x->dim, want, sizeof want), E_SHAPE,
-              "images are %s [%d,%d,%d,%d]; the plan expects f32 [%d,%d,%d,%d] (%s)",
-              hvt_dtype_name(x->dtype), x->dim[0], x->dim[1], x->dim[2], x->dim[3], want[0], want[1], want[2],
+    HVT_CHECK(x->dtype == m->type && x->ndim == 4 && !memcmp(x->dim, want, sizeof want), E_SHAPE,
+              "images are %s [%d,%d,%d,%d]; the plan expects %s [%d,%d,%d,%d] (%s)", hvt_dtype_name(x->dtype),
+              x->dim[0], x->dim[1], x->dim[2], x->dim[3], hvt_dtype_name(m->type), want[0], want[1], want[2],
               want[3], hwn ? "H,W,N,C" : "N,H,W,C");
     HVT_CHECK(labels->dtype == HVT_I32 && labels->ndim == 1 && labels->dim[0] == m->batch, E_SHAPE,
               "labels are %s [%d] of %d dimensions; the plan expects i32 [%d]", hvt_dtype_name(labels->dtype),
@@ -163,7 +171,15 @@ static hvt_status check_batch(const hvt_model *m, const hvt_batch *b)
     return HVT_OK;
 }
 
-hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train)
+hvt_status hvt__model_refresh(hvt_model *m)
+{
+    if (m->copy && m->copy_stale)
+        HVT_TRY(m->dev->ops->cast(m->dev, m->arena_count, 1, m->params, HVT_F32, m->copy, m->type));
+    m->copy_stale = false;
+    return HVT_OK;
+}
+
+static hvt_status forward(hvt_model *m, const hvt_batch *batch, bool train)
 {
     HVT_CHECK(m->batch, E_ARG, "forward before hvt_model_plan()");
     HVT_TRY(check_batch(m, batch));
@@ -172,6 +188,7 @@ hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train)
     m->labels = batch->labels.data;
     m->layer[m->input].y.data = batch->images.data;
     m->backward_next = false;
+    HVT_TRY(hvt__model_refresh(m));
     if (m->real) {
         for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
             if (!l->folded)
@@ -181,6 +198,12 @@ hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train)
     }
     m->backward_next = train;
     return HVT_OK;
+}
+
+hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train)
+{
+    hvt__trace_begin(HVT__FORWARD, -1);
+    return hvt__traced(forward(m, batch, train));
 }
 
 /* The end of layer l's span of the arena, what is padded behind it included; `mark` if it has none. */
@@ -195,7 +218,7 @@ static size_t span_end(const hvt_model *m, const hvt_layer *l, size_t mark)
     return last + 1 < m->nparam_tensors ? m->param[last + 1].offset : m->arena_count;
 }
 
-hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
+static hvt_status backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
 {
     size_t mark = m->rider_count;
 
@@ -217,39 +240,19 @@ hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
     return HVT_OK;
 }
 
-/* ---- after a pass ---- */
-
-hvt_status hvt__model_end_step(hvt_model *m, const int *counts, int shards)
+hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
 {
-    float sums[HVT_RIDER_SUMS];
-    int64_t images = 0;
-
-    HVT_CHECK(m->batch && m->grads, E_ARG, "the end of a step comes without a plan or a gradient arena");
-    HVT_TRY(hvt_device_download(m->dev, sums, m->grads + m->rider_count - HVT_RIDER_SUMS, sizeof sums));
-    for (int i = 0; i < shards; i++)
-        images += counts[i];
-    HVT_CHECK(isfinite(sums[0]), E_DIVERGED, "the loss is %g over the %lld images of this step",
-              (double)sums[0], (long long)images);
-    for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
-        if (l->ops == &hvt_layer_norm)
-            HVT_TRY(hvt__norm_end_step(m, l, counts, shards));
-    m->tracked++;
-    m->loss.sum += sums[0];
-    m->loss.top1 += llrint(sums[1]);
-    m->loss.top5 += llrint(sums[2]);
-    m->loss.count += images;
-    return HVT_OK;
-}
-
-hvt_status hvt_model_take_loss(hvt_model *m, hvt_loss *ret_loss)
-{
-    HVT_TRY(hvt_device_sync(m->dev));
-    *ret_loss = m->loss;
-    m->loss = (hvt_loss){0};
-    return HVT_OK;
+    hvt__trace_begin(HVT__BACKWARD, -1);
+    return hvt__traced(backward(m, on_grad, ctx));
 }
 
 void hvt__model_changed(hvt_model *m)
+{
+    m->version++;
+    m->copy_stale = true;
+}
+
+void hvt__model_updated(hvt_model *m)
 {
     m->version++;
 }
@@ -259,6 +262,16 @@ void hvt__model_changed(hvt_model *m)
 hvt_order hvt_model_order(const hvt_model *m)
 {
     return m->order;
+}
+
+hvt_dtype hvt_model_input_type(const hvt_model *m)
+{
+    return m->type;
+}
+
+int hvt_model_input_channels(const hvt_model *m)
+{
+    return m->input_channels;
 }
 
 int hvt_model_classes(const hvt_model *m)
@@ -277,6 +290,8 @@ size_t hvt_model_parameters(const hvt_model *m)
 
 size_t hvt_model_bytes(const hvt_model *m)
 {
-    return (2 * m->arena_count + m->stats_count) * sizeof(float) + m->acts_bytes + m->dacts_bytes +
+    size_t copy = m->copy ? m->arena_count * sizeof *m->copy : 0;
+
+    return (2 * m->arena_count + m->stats_count) * sizeof(float) + copy + m->acts_bytes + m->dacts_bytes +
            m->ws_bytes;
 }

@@ -59,7 +59,7 @@ static hvt_status norm_forward(hvt_model *m, hvt_layer *l, bool train)
     hvt_bn_args a = {
         .rows = hvt__real_rows(m, l),
         .c = l->y.dim[3],
-        .type = HVT_F32,
+        .type = l->y.dtype,
         .eps = EPS,
         .x = hvt__in(m, l, 0)->y.data,
         .gamma = hvt__weight(m, l, 0),
@@ -89,7 +89,7 @@ static hvt_status norm_backward(hvt_model *m, hvt_layer *l)
     return m->dev->ops->bn_backward(m->dev, &(hvt_bn_grad_args){
                                                 .rows = hvt__real_rows(m, l),
                                                 .c = l->y.dim[3],
-                                                .type = HVT_F32,
+                                                .type = l->y.dtype,
                                                 .x = in->y.data,
                                                 .y = l->arg[HVT_NORM_RELU] ? l->y.data : NULL,
                                                 .dy = l->dy.data,
@@ -117,7 +117,7 @@ hvt_status hvt__norm_end_step(hvt_model *m, hvt_layer *l, const int *counts, int
             images += counts[i];
     if (!images)
         return HVT_OK;
-    return m->dev->ops->bn_update(m->dev, l->y.dim[3], RATE, (float)(1.0 / (double)images),
+    return m->dev->ops->bn_update(m->dev, m->step, l->y.dim[3], RATE, (float)(1.0 / (double)images),
                                   m->grads + own->moments, m->stats + s[0].offset, m->stats + s[1].offset);
 }
 

@@ -109,12 +109,24 @@ done:
 
 /* ---- 2. walk down ---- */
 
+/* Only a convolution can read pixels that are stored wider than they are. */
+static int stored_channels(const hvt_model *m)
+{
+    int c = m->layer[m->input].y.dim[3];
+
+    for (const hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
+        if (!l->folded && (l->in[0] == m->input || l->in[1] == m->input) && l->ops != &hvt_layer_conv)
+            return c;
+    return m->dev->ops->channels(m->dev, m->type, c);
+}
+
 static hvt_status plan_layers(hvt_model *m)
 {
     for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++) {
         if (l->folded)
             continue;
         l->y.dim[0] = l->dy.dim[0] = m->batch;
+        l->y.dtype = l->dy.dtype = m->type;
         HVT_CHECK(hvt__elements(l) <= INT_MAX, E_SHAPE,
                   "layer %s (%s): output [%d,%d,%d,%d] has more than %d elements", l->name, l->ops->name,
                   m->batch, l->y.dim[1], l->y.dim[2], l->y.dim[3], INT_MAX);
@@ -179,7 +191,7 @@ static void pair_gradients(hvt_model *m, hvt_block *block, int *home)
                 spent = true;
             } else {
                 home[v] = v;
-                block[v].bytes = hvt__elements(&m->layer[v]) * sizeof(float);
+                block[v].bytes = hvt__bytes(&m->layer[v]);
                 block[v].from = 2 * n - 1 - l;
             }
             block[home[v]].to = 2 * n - 1 - v;
@@ -199,7 +211,7 @@ static void live_activations(const hvt_model *m, hvt_block *block)
         int back = l->trains ? 2 * n - 1 - v : v;
         bool has_y = !l->folded && v != m->input && v != n - 1;
 
-        block[2 * v] = (hvt_block){.bytes = has_y ? hvt__elements(l) * sizeof(float) : 0, .from = v, .to = v};
+        block[2 * v] = (hvt_block){.bytes = has_y ? hvt__bytes(l) : 0, .from = v, .to = v};
         block[2 * v + 1] = (hvt_block){.bytes = l->saved_bytes, .from = v, .to = v == n - 1 ? INT_MAX : back};
         for (int i = 0; i < HVT_LAYER_IN && !l->folded; i++) {
             int until = i == 0 && l->keeps_in ? back : v;
@@ -222,14 +234,22 @@ static hvt_status allocate(hvt_model *m, size_t bytes, void *ret_ptr)
     return HVT_OK;
 }
 
+static size_t copy_bytes(const hvt_model *m)
+{
+    return m->type == HVT_F32 ? 0 : m->arena_count * sizeof *m->copy;
+}
+
 static hvt_status allocate_arenas(hvt_model *m)
 {
     HVT_TRY(allocate(m, m->arena_count * sizeof(float), &m->params));
     HVT_TRY(allocate(m, m->arena_count * sizeof(float), &m->grads));
+    HVT_TRY(allocate(m, copy_bytes(m), &m->copy));
+    m->copy_stale = true;
     HVT_TRY(allocate(m, m->stats_count * sizeof(float), &m->stats));
     HVT_TRY(allocate(m, m->acts_bytes, &m->acts));
     HVT_TRY(allocate(m, m->dacts_bytes, &m->dacts));
     HVT_TRY(allocate(m, m->ws_bytes, &m->ws));
+    HVT_TRY(hvt__step_open(m));
     return HVT_OK;
 }
 
@@ -276,20 +296,24 @@ void hvt__model_unplan(hvt_model *m)
     }
     free(m->param);
     free(m->stat);
-    ops->release(m->dev, m->params);
+    ops->release(m->dev, m->params_placed ? NULL : m->params);
     ops->release(m->dev, m->grads_placed ? NULL : m->grads);
+    ops->release(m->dev, m->copy);
     ops->release(m->dev, m->stats);
     ops->release(m->dev, m->acts);
     ops->release(m->dev, m->dacts);
     ops->release(m->dev, m->ws);
+    ops->release(m->dev, m->step);
     m->param = NULL;
     m->stat = NULL;
     m->nparam_tensors = m->nstat = m->batch = 0;
     m->params = m->grads = m->stats = NULL;
     m->acts = m->dacts = m->ws = NULL;
+    m->copy = NULL;
+    m->step = NULL;
     m->arena_count = m->rider_count = m->stats_count = 0;
     m->acts_bytes = m->dacts_bytes = m->ws_bytes = 0;
-    m->grads_placed = false;
+    m->grads_placed = m->params_placed = false;
 }
 
 hvt_status hvt_model_plan(hvt_model *m, int batch, hvt_value logits)
@@ -311,6 +335,7 @@ hvt_status hvt_model_plan(hvt_model *m, int batch, hvt_value logits)
     HVT_TRY_OR(fail, prepare_tape(m, logits));
     m->batch = batch;
     m->order = hvt_device_order(m->dev, batch);
+    m->input_channels = stored_channels(m);
     HVT_TRY_OR(fail, plan_layers(m));
     lay_out_parameters(m);
     HVT_TRY_OR(fail, place_activations(m));

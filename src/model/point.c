@@ -59,12 +59,13 @@ static hvt_status relu_plan(hvt_model *m, hvt_layer *l)
 static hvt_status relu_forward(hvt_model *m, hvt_layer *l, bool train)
 {
     (void)train;
-    return m->dev->ops->relu_forward(m->dev, hvt__elements(l), HVT_F32, hvt__in(m, l, 0)->y.data, l->y.data);
+    return m->dev->ops->relu_forward(m->dev, hvt__elements(l), l->y.dtype, hvt__in(m, l, 0)->y.data,
+                                     l->y.data);
 }
 
 static hvt_status relu_backward(hvt_model *m, hvt_layer *l)
 {
-    return m->dev->ops->relu_backward(m->dev, hvt__elements(l), HVT_F32, l->y.data, l->dy.data,
+    return m->dev->ops->relu_backward(m->dev, hvt__elements(l), l->y.dtype, l->y.data, l->dy.data,
                                       hvt__in(m, l, 0)->dy.data, l->add[0]);
 }
 
@@ -95,7 +96,7 @@ static hvt_status add_plan(hvt_model *m, hvt_layer *l)
 static hvt_status add_forward(hvt_model *m, hvt_layer *l, bool train)
 {
     (void)train;
-    return m->dev->ops->add(m->dev, hvt__elements(l), HVT_F32, hvt__in(m, l, 0)->y.data,
+    return m->dev->ops->add(m->dev, hvt__elements(l), l->y.dtype, hvt__in(m, l, 0)->y.data,
                             hvt__in(m, l, 1)->y.data, l->y.data);
 }
 
@@ -107,9 +108,9 @@ static hvt_status add_backward(hvt_model *m, hvt_layer *l)
         if (!dx || (dx == l->dy.data && !l->add[i])) /* not wanted; there already */
             continue;
         if (l->add[i])
-            HVT_TRY(m->dev->ops->add(m->dev, hvt__elements(l), HVT_F32, dx, l->dy.data, dx));
+            HVT_TRY(m->dev->ops->add(m->dev, hvt__elements(l), l->y.dtype, dx, l->dy.data, dx));
         else
-            HVT_TRY(m->dev->ops->copy(m->dev, dx, l->dy.data, hvt__elements(l) * sizeof(float)));
+            HVT_TRY(m->dev->ops->copy(m->dev, dx, l->dy.data, hvt__bytes(l)));
     }
     return HVT_OK;
 }
@@ -139,7 +140,7 @@ static hvt_status subsample_forward(hvt_model *m, hvt_layer *l, bool train)
     const hvt_tensor *x = &hvt__in(m, l, 0)->y;
 
     (void)train;
-    return m->dev->ops->subsample_forward(m->dev, m->order, HVT_F32, m->batch, x->dim[1], x->dim[2],
+    return m->dev->ops->subsample_forward(m->dev, m->order, l->y.dtype, m->batch, x->dim[1], x->dim[2],
                                           x->dim[3], l->arg[STRIDE], l->arg[CHANNELS], x->data, l->y.data);
 }
 
@@ -147,7 +148,7 @@ static hvt_status subsample_backward(hvt_model *m, hvt_layer *l)
 {
     const hvt_tensor *dx = &hvt__in(m, l, 0)->dy;
 
-    return m->dev->ops->subsample_backward(m->dev, m->order, HVT_F32, m->batch, dx->dim[1], dx->dim[2],
+    return m->dev->ops->subsample_backward(m->dev, m->order, l->y.dtype, m->batch, dx->dim[1], dx->dim[2],
                                            dx->dim[3], l->arg[STRIDE], l->arg[CHANNELS], l->dy.data, dx->data,
                                            l->add[0]);
 }

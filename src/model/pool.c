@@ -43,7 +43,7 @@ static hvt_status pool_plan(hvt_model *m, hvt_layer *l)
 
     return m->dev->ops->pool_plan(m->dev,
                                   &(hvt_pool_desc){.order = m->order,
-                                                   .type = HVT_F32,
+                                                   .type = l->y.dtype,
                                                    .n = m->batch,
                                                    .h = d[1],
                                                    .w = d[2],

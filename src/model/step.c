@@ -1,0 +1,102 @@
+/*
+ * A step as the model sees it: what it is told, what was decided, what was counted. All of it is one
+ * hvt_step_state in device memory, moved by the queue alone, so that the host need not wait to know it; the
+ * rules are the device's, device/step.h.
+ */
+#include "base_impl.h"
+#include "layers.h"
+
+hvt_status hvt__step_open(hvt_model *m)
+{
+    const hvt_step_state fresh = {.images = 1,
+                                  .loss_scale = 1,
+                                  .growth = 2,
+                                  .backoff = 0.5f,
+                                  .grad_scale = 1,
+                                  .fresh = 1,
+                                  .bad = UINT64_MAX,
+                                  .stop_bad = UINT64_MAX};
+    void *p;
+
+    HVT_TRY(m->dev->ops->alloc(m->dev, sizeof fresh, &p));
+    m->step = p;
+    m->taken = (hvt_loss){0};
+    return hvt__model_set_state(m, &fresh);
+}
+
+hvt_status hvt__model_state(hvt_model *m, hvt_step_state *ret_state)
+{
+    HVT_TRY(hvt_device_download(m->dev, ret_state, m->step, sizeof *ret_state));
+    return HVT_OK;
+}
+
+hvt_status hvt__model_set_state(hvt_model *m, const hvt_step_state *state)
+{
+    HVT_TRY(hvt_device_upload(m->dev, m->step, state, sizeof *state));
+    return HVT_OK;
+}
+
+/* ---- a step ---- */
+
+hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr)
+{
+    const hvt_step_state told = {.images = (double)images, .lr = (float)lr};
+
+    HVT_TRY(m->dev->ops->put(m->dev, m->step, &told, HVT__STEP_PUT));
+    return HVT_OK;
+}
+
+hvt_status hvt__model_end_step(hvt_model *m, const int *counts, int shards)
+{
+    const hvt_device_ops *ops = m->dev->ops;
+
+    HVT_CHECK(m->batch && m->grads, E_ARG, "the end of a step comes without a plan or a gradient arena");
+    HVT_TRY(ops->settle(m->dev, m->step, m->grads + m->rider_count - HVT_RIDER_SUMS));
+    if (ops->host && m->step->stop)
+        return HVT_OK;
+    for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
+        if (l->ops == &hvt_layer_norm)
+            HVT_TRY(hvt__norm_end_step(m, l, counts, shards));
+    m->tracked++;
+    return HVT_OK;
+}
+
+/* The parameter whose span of the arenas holds element `at`. */
+static const char *owner(const hvt_model *m, uint64_t at)
+{
+    int i = m->nparam_tensors - 1;
+
+    while (i > 0 && m->param[i].offset > at)
+        i--;
+    return m->param[i].name;
+}
+
+hvt_status hvt__model_stopped(const hvt_model *m, const hvt_step_state *s)
+{
+    if (s->stop == HVT_STOP_NOT)
+        return HVT_OK;
+    if (s->stop == HVT_STOP_SCALE && s->interval)
+        return HVT_FAIL(E_DIVERGED, "gradients are not finite at the least loss scale, %g: %s is the first",
+                        (double)(s->loss_scale * (float)m->batch), owner(m, s->stop_bad));
+    if (s->stop == HVT_STOP_SCALE)
+        return HVT_FAIL(E_DIVERGED,
+                        "gradients are not finite in %d updates one after the other: %s is the first",
+                        s->skips_in_row, owner(m, s->stop_bad));
+    if (s->stop_step < s->steps)
+        return HVT_FAIL(E_DIVERGED, "the loss is %g", s->stop_loss);
+    return HVT_FAIL(E_DIVERGED, "the loss is %g over the %lld images of this step", s->stop_loss,
+                    (long long)s->images);
+}
+
+hvt_status hvt_model_take_loss(hvt_model *m, hvt_loss *ret_loss)
+{
+    hvt_step_state now;
+    hvt_loss was = m->taken;
+
+    HVT_CHECK(m->batch, E_ARG, "the loss is taken before hvt_model_plan()");
+    HVT_TRY(hvt__model_state(m, &now));
+    m->taken = (hvt_loss){now.loss, now.top1, now.top5, now.count};
+    *ret_loss =
+        (hvt_loss){now.loss - was.sum, now.top1 - was.top1, now.top5 - was.top5, now.count - was.count};
+    return HVT_OK;
+}
