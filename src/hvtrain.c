@@ -1,5 +1,6 @@
 /*
- * hvtrain: options, world, run, exit code: 0 done, 1 failed, 2 bad command line, 130 interrupted.
+ * hvtrain: options, world, run, exit code: 0 done, 1 failed, 2 bad command line, 3 a rank did not come, 130
+ * interrupted.
  *
  * An error is one line on stderr, printed once: by rank 0 if all ranks hold it, else by the rank that it
  * happened to, which then ends the job. Nothing of ours follows it.
@@ -71,22 +72,42 @@ static int fail(hvt_world *world, int code)
     hvt_world_abort(world, code);
 }
 
+static void listen(const hvt_world *world, bool quiet)
+{
+    hvt_log_to(print_line, NULL,
+               hvt_world_rank(world) > 0 ? HVT_LOG_ERROR
+               : quiet                   ? HVT_LOG_WARN
+                                         : HVT_LOG_INFO);
+}
+
+/* Options from files, the one that wins first: it may name the other. Then all of them together. */
+static int fill_in(hvt_options *opts, hvt_world *world, void *memory[2])
+{
+    if (hvt_options_agree(opts, world) || hvt__interrupt_open(world))
+        return fail(world, FAILED);
+    if (*opts->config && hvt_options_config(opts, world, &memory[0]))
+        return fail(world, BAD_COMMAND_LINE);
+    listen(world, opts->quiet);
+    if (*opts->resume && hvt_options_resume(opts, world, &memory[1]))
+        return fail(world, FAILED);
+    if (hvt_world_agree(world, hvt_options_check(opts, hvt_world_size(world))))
+        return fail(world, BAD_COMMAND_LINE);
+    return DONE;
+}
+
 static int run(hvt_options *opts, hvt_status parsed, hvt_world *world)
 {
-    void *memory = NULL; /* of options that come from a checkpoint */
+    void *memory[2] = {NULL, NULL}; /* of options that come from files */
     hvt_report report;
-    int code = DONE;
+    int code;
 
     if (hvt_world_agree(world, parsed))
         return fail(world, BAD_COMMAND_LINE);
-    if (hvt_options_agree(opts, world) || hvt__interrupt_open(world) ||
-        (*opts->resume && hvt_options_resume(opts, world, &memory)))
+    code = fill_in(opts, world, memory);
+    if (code == DONE && (opts->ask == HVT_ASK_TUNE ? hvt_tune(opts, world) : hvt_train(opts, world, &report)))
         code = fail(world, FAILED);
-    else if (hvt_world_agree(world, hvt_options_check(opts, hvt_world_size(world))))
-        code = fail(world, BAD_COMMAND_LINE);
-    else if (hvt_train(opts, world, &report))
-        code = fail(world, FAILED);
-    free(memory);
+    free(memory[0]);
+    free(memory[1]);
     hvt__interrupt_close();
     return code;
 }
@@ -99,15 +120,12 @@ int main(int argc, char **argv)
     char why[2048];
     int code;
 
-    if (parsed == HVT_OK && opts.ask != HVT_ASK_TRAIN)
+    if (parsed == HVT_OK && opts.ask != HVT_ASK_TRAIN && opts.ask != HVT_ASK_TUNE)
         return answer(opts.ask);
     snprintf(why, sizeof why, "%s", hvt_last_error());
     if (hvt_world_open(NULL, &world))
         return fail(NULL, FAILED);
-    hvt_log_to(print_line, NULL,
-               hvt_world_rank(world) > 0        ? HVT_LOG_ERROR
-               : parsed == HVT_OK && opts.quiet ? HVT_LOG_WARN
-                                                : HVT_LOG_INFO);
+    listen(world, parsed == HVT_OK && opts.quiet);
     if (parsed) /* raised again: opening the world may have used the error's place */
         parsed = HVT_FAIL(E_ARG, "%s", why);
     code = run(&opts, parsed, world);

@@ -14,11 +14,15 @@
 
 typedef enum hvt_scope { HVT_SCOPE_RANK, HVT_SCOPE_JOB, HVT_SCOPE_RUN } hvt_scope;
 enum { HVT_OPTION_VALUE = 4200 }; /* bytes that hold any value as text; a path is the longest */
+enum { HVT_OPTION_FLAG = 48 };    /* and any flag */
 
-const char *hvt__option_flag(int i); /* "--weight-decay" */
+const char *hvt__option_flag(int i);    /* "--weight-decay" */
+int hvt__option_find(const char *name); /* without "--", with '-' or '_'; -1: there is none */
+bool hvt__option_nearest(const char *name, char ret_flag[HVT_OPTION_FLAG]); /* false: none is like it */
+bool hvt__option_is_text(int i);
+bool hvt__option_is_switch(int i);
 hvt_scope hvt__option_scope(int i);
 void hvt__option_text(const hvt_options *opts, int i, char ret_text[HVT_OPTION_VALUE]);
-bool hvt__option_changed(const hvt_options *opts, int i); /* from its default */
 
 /* ---- settle.c: the options, read together ---- */
 
@@ -28,12 +32,22 @@ typedef struct hvt_settled {
     int crop;
     bool flip, no_decay_norm, no_decay_bias;
     hvt_tail tail;
-    hvt_dtype wire;
+    hvt_dtype wire, amp; /* amp: of activations */
+    hvt_update update;
+    hvt_scaling scaling;
     size_t first_bucket;
+    const char *device;
+    bool on_gpu;
+    int gpu; /* --device cuda:N; -1: that of the local rank */
 } hvt_settled;
 
 bool hvt__has_stem(const char *model); /* --stem has a meaning for it */
 hvt_status hvt__settle(const hvt_options *opts, int ranks, hvt_settled *ret_settled);
+
+/* ---- gpu.c: which GPU is whose ---- */
+
+enum { HVT_MAX_GPUS = 1024 };
+hvt_status hvt__settle_device(const hvt_options *opts, int ranks, hvt_settled *settled);
 
 /* ---- safetensors.c ---- */
 
@@ -107,21 +121,26 @@ void hvt__interrupt_bar(bool shown);          /* a progress bar stands on stderr
 typedef struct hvt_place {
     hvt_cores cores;
     int allowed; /* processors that the launcher itself may use; 0: not known, or no launcher */
+    int gpus;    /* that it can see */
+    hvt_device_info gpu;
 } hvt_place;
 
 /* What a person should know of where the ranks run: too many threads, or bound to few of the processors that
  * the launcher may use. Of the first host that it holds for, and how many more; "": nothing. */
 enum { HVT_PLACE = 600 };
 void hvt__place_warning(int ranks, const char *const *host, const hvt_place *place, char ret_text[HVT_PLACE]);
+/* Ranks of a host that cannot see each other's GPUs. */
+void hvt__gpu_warning(int ranks, const char *const *host, const hvt_place *place, char ret_text[HVT_PLACE]);
 
 typedef struct hvt_start {
     const hvt_options *opts;
     const hvt_settled *set;
     hvt_world *world;
-    const char *device, *isa, *comm;
+    const char *device, *isa, *comm, *update, *graph, *overlap, *overlap_why;
     int threads, classes;
     const hvt_dataset_info *train, *test; /* train NULL: evaluation only */
     size_t params, bytes;
+    int64_t device_bytes; /* allocated on this rank's GPU; 0 on host devices */
     uint32_t steps_per_epoch;
     int64_t steps; /* of the whole run */
     int buckets;
@@ -131,6 +150,10 @@ typedef struct hvt_start {
 
 typedef struct hvt_reporter hvt_reporter; /* NULL on every rank but 0: all calls do nothing then */
 
+/* That a file, which `flag` names, is none that this run reads or writes otherwise. */
+struct stat;
+hvt_status hvt__report_spares(const hvt_options *opts, const char *flag, const char *path,
+                              const struct stat *file);
 hvt_status hvt__report_open(const hvt_options *opts, hvt_reporter **ret_rep);
 void hvt__report_close(hvt_reporter **rep);
 hvt_status hvt__report_start(hvt_reporter *rep, const hvt_start *s);
@@ -141,6 +164,8 @@ typedef struct hvt_step_report {
     int64_t step, steps;   /* updates done in the whole run, of how many */
     hvt_loss loss;         /* since the last record */
     double lr, img_s;
+    double loss_scale;
+    int64_t skipped;     /* of this job's updates */
     double step_seconds; /* a recent update's, for the time that is left */
 } hvt_step_report;
 
@@ -152,17 +177,27 @@ typedef struct hvt_epoch_report {
     int epoch, epochs;
     uint32_t steps;
     hvt_loss loss;
-    double img_s, seconds, exposed_comm, data_wait;
+    double img_s, seconds;
+    double compute, exposed_comm, data_wait, other; /* fractions of the time, of rank 0 */
+    double wait_skew; /* exposed, the most of a rank less the least; as a fraction */
+    int waited_for;   /* the rank with the least; -1: there is one rank */
+    const char *waited_host;
+    double loss_scale; /* 1: none */
+    int64_t skipped;
 } hvt_epoch_report;
 
+/* The choice that --overlap auto made, and the seconds of an update that it is made on. */
+hvt_status hvt__report_overlap(hvt_reporter *rep, const char *overlap, double without, double with);
 hvt_status hvt__report_epoch(hvt_reporter *rep, const hvt_epoch_report *r);
 hvt_status hvt__report_eval(hvt_reporter *rep, int epoch, const hvt_loss *loss);
 
 typedef struct hvt_end_report {
     double seconds, first_update; /* since the process began; first_update < 0: none */
-    int64_t steps, skipped;       /* skipped: by this job, as a 16-bit sum overflowed */
+    int64_t steps, skipped;       /* skipped: by this job, as gradients were not finite */
+    double loss_scale;
     uint64_t weights;
-    int64_t peak_bytes; /* of the rank that has most */
+    int64_t peak_bytes;        /* of the rank that has most */
+    int64_t device_peak_bytes; /* the same of GPU memory; 0 on host devices */
 } hvt_end_report;
 
 hvt_status hvt__report_end(hvt_reporter *rep, const hvt_options *opts, const hvt_end_report *r);

@@ -85,7 +85,9 @@ typedef struct hvt_loader_opts {
     int crop;              ///< random crop of the same size after padding by this many zero pixels; 0 = none
     bool flip;             ///< mirror left-right with probability 1/2
     float mean[3], std[3]; ///< x = (byte/255 - mean) / std, per channel
-    hvt_order order;       ///< row order of the images that are written
+    hvt_order order;       ///< row order of the images that are written: hvt_model_order()
+    hvt_dtype type;        ///< their type: hvt_model_input_type(), HVT_F32 by default
+    int channels; ///< stored per pixel, zeros behind the data's: hvt_model_input_channels(); 0: those
 } hvt_loader_opts;
 
 /** set and dev are borrowed. Errors: E_ARG (a global batch larger than the set when it must be full, ...),

@@ -32,6 +32,7 @@ extern "C" {
  *        num    number >= low
  *        bool   --flag, --flag=on|off, --flag on|off, --no-flag
  *        size   bytes with a unit (64KiB, 25MiB, 1MB); 0; all
+ *        time   seconds; with a unit (500ms, 30s, 5m, 1h) or 0
  *        rgb    one value for all three channels, or three: 0.49,0.48,0.45
  * scope  RUN    decides what is computed: equal on all ranks, kept in checkpoints
  *        JOB    decides how this job runs: equal on all ranks
@@ -70,22 +71,55 @@ extern "C" {
     X(str, schedule, "constant", 0, RUN, "constant|step:SIZE[,GAMMA]|multistep:E,E[@GAMMA]|cosine[:MIN]",    \
       "of the learning rate, over epochs")                                                                   \
     X(num, warmup_epochs, "0", 0, RUN, "X", "the rate rises linearly over the first X epochs")               \
+    X(num, warmup_from, "0", 0, RUN, "X", "from this part of it; 1/ranks is Horovod's callback")             \
     X(num, momentum, "0.9", 0, RUN, "X", "")                                                                 \
     X(num, dampening, "0", 0, RUN, "X", "")                                                                  \
     X(bool, nesterov, "off", 0, RUN, "on|off", "Nesterov's momentum")                                        \
     X(num, weight_decay, "0", 0, RUN, "X", "added to the gradient, as torch.optim.SGD does")                 \
     X(str, no_decay, "none", 0, RUN, "none|norm,bias", "parameters without weight decay")                    \
     X(int, seed, "0", 0, RUN, "N", "drives initialisation, order and augmentation")                          \
+    G("Precision")                                                                                           \
+    X(pick, amp, "f32", 0, RUN, "f32|f16|bf16|O0|O1|O2|O3",                                                  \
+      "type of activations, their gradients and the weights that convolutions read; Apex's O0 is f32, O1 "   \
+      "and "                                                                                                 \
+      "O2 are f16 (parameters, batch norm, sums and loss are always f32; O3 is refused)")                    \
+    X(word, loss_scale, "dynamic", 1, RUN, "N",                                                              \
+      "f16: times the loss; dynamic: 65536, halved by an overflow, doubled after 2000 updates without")      \
+    X(num, loss_scale_min, "1", 0, RUN, "X",                                                                 \
+      "f16: the dynamic scale falls no further; overflow there ends the run")                                \
     G("Ranks")                                                                                               \
     X(word, shards, "ranks", 1, RUN, "N", "shards in the global batch; a multiple of the ranks")             \
-    X(pick, device, "cpu", 0, JOB, "ref|cpu|cuda", "vector kernels, plain C, or CUDA")                       \
+    X(str, device, "cpu", 0, JOB, "ref|cpu|cuda|cuda:N",                                                     \
+      "plain C, vector kernels, or CUDA: a GPU for each rank of a host, or GPU N")                           \
+    X(bool, share_gpu, "off", 0, JOB, "on|off", "cuda: let several ranks use one GPU")                       \
+    X(bool, deterministic, "off", 0, RUN, "on|off",                                                          \
+      "cuda: the same bits in every run, at some cost (ref and cpu: always)")                                \
+    X(bool, tf32, "off", 0, RUN, "on|off", "cuda: f32 products round their factors to 10 bits")              \
+    X(str, plan_cache, "auto", 0, RANK, "auto|none|FILE",                                                    \
+      "cuda: keeps the algorithms that were found fastest (auto: ~/.cache/hvtrain/plans)")                   \
     X(str, isa, "auto", 0, JOB, "NAME", "cpu: instruction set; auto: the best that every rank has")          \
     X(word, threads, "auto", 1, RANK, "N", "per rank; auto: its share of the cores it may use")              \
-    X(pick, comm, "auto", 0, JOB, "auto|self|shm|mpi", "how gradients travel")                               \
-    X(size, bucket, "25MiB", 0, RUN, "SIZE|0|all", "gradients sent together; 0: layer by layer; all: once")  \
+    X(pick, comm, "auto", 0, JOB, "auto|self|shm|mpi|hier|nccl", "how gradients travel")                     \
+    X(pick, update, "auto", 0, JOB, "auto|replicated|sharded",                                               \
+      "every rank updates all parameters, or a share of them for all ranks")                                 \
+    X(size, bucket, "25MiB", 0, RUN, "SIZE|0|all|auto",                                                      \
+      "gradients sent together; 0: layer by layer; all: once; auto: from times of the first steps")          \
     X(size, first_bucket, "1MiB", 0, RUN, "SIZE", "the first one, small so that the exchange starts early")  \
+    X(str, thresholds, "", 0, JOB, "NAME=N,...",                                                             \
+      "sizes at which comms change their way: shm-ride, mpi-short (bytes), mpi-window (elements); see tune") \
     X(pick, wire, "f32", 0, RUN, "f32|f16|bf16", "type of gradients on the way; sums are f32")               \
+    X(bool, error_feedback, "off", 0, RUN, "on|off",                                                         \
+      "16-bit wires: what rounding takes from a gradient is added to the next one")                          \
+    X(pick, overlap, "auto", 0, JOB, "auto|off|worker",                                                      \
+      "a worker thread exchanges gradients while backward goes on; auto: times the first updates and says")  \
+    X(int, replica_check, "0", 0, JOB, "N",                                                                  \
+      "compare the ranks' copies of parameters every N updates; 0: never")                                   \
+    X(pick, graph, "auto", 0, JOB, "auto|on|off",                                                            \
+      "cuda: queue a step once and launch it as a whole from then on (a CUDA graph)")                        \
+    X(time, stall_warn, "30s", 0, JOB, "TIME", "a rank that waits so long says for whom; 0: never")          \
+    X(time, stall_abort, "300s", 0, JOB, "TIME", "a rank that waits so long ends the job; 0: never")         \
     G("Files")                                                                                               \
+    X(str, config, "", 0, JOB, "FILE", "options from a JSON object, read by rank 0; flags win over it")      \
     X(str, init, "", 0, JOB, "FILE", "start from weights in safetensors (ours or PyTorch's)")                \
     X(bool, init_skip_head, "off", 0, JOB, "on|off", "--init: leave the head (fc) as initialised")           \
     X(str, save, "", 0, JOB, "DIR", "write last and best after every epoch")                                 \
@@ -94,7 +128,12 @@ extern "C" {
     X(int, eval_freq, "1", 0, JOB, "N", "epochs between evaluations; 0: only at the end")                    \
     X(str, log, "", 0, RANK, "FILE", "JSON lines, written by rank 0")                                        \
     X(int, print_freq, "10", 1, JOB, "N", "updates between step records and lines")                          \
-    X(bool, quiet, "off", 0, RANK, "on|off", "no table, no progress: errors and warnings only")
+    X(str, timeline, "", 0, JOB, "FILE", "what every rank did when, as a Chrome trace (ui.perfetto.dev)")    \
+    X(str, timeline_steps, "all", 0, JOB, "FIRST-LAST|all", "--timeline: only these updates of the run")     \
+    X(bool, quiet, "off", 0, RANK, "on|off", "no table, no progress: errors and warnings only")              \
+    G("Tuning (hvtrain tune)")                                                                               \
+    X(str, output, "", 0, JOB, "FILE", "what was found best, for --config")                                  \
+    X(num, budget, "60", 1, JOB, "SECONDS", "to measure for, about")
 
 typedef struct hvt_rgb {
     float v[3];
@@ -107,6 +146,7 @@ typedef int hvt_opt_word;
 typedef double hvt_opt_num;
 typedef bool hvt_opt_bool;
 typedef size_t hvt_opt_size;
+typedef double hvt_opt_time;
 typedef hvt_rgb hvt_opt_rgb;
 
 #define HVT_OPT_NO_GROUP(title)
@@ -114,25 +154,36 @@ typedef hvt_rgb hvt_opt_rgb;
 enum { HVT_OPTION_COUNT = 0 HVT_OPTIONS(HVT_OPT_NO_GROUP, HVT_OPT_ONE) };
 #undef HVT_OPT_ONE
 
-typedef enum hvt_ask { HVT_ASK_TRAIN, HVT_ASK_HELP, HVT_ASK_MARKDOWN, HVT_ASK_VERSION } hvt_ask;
+typedef enum hvt_ask { HVT_ASK_TRAIN, HVT_ASK_TUNE, HVT_ASK_HELP, HVT_ASK_MARKDOWN, HVT_ASK_VERSION } hvt_ask;
+
+/** Where an option's value comes from; the greater wins. */
+typedef enum hvt_from { HVT_FROM_DEFAULT, HVT_FROM_CHECKPOINT, HVT_FROM_CONFIG, HVT_FROM_FLAG } hvt_from;
 
 typedef struct hvt_options {
 #define HVT_OPT_FIELD(kind, field, preset, low, scope, form, help) hvt_opt_##kind field;
     HVT_OPTIONS(HVT_OPT_NO_GROUP, HVT_OPT_FIELD)
 #undef HVT_OPT_FIELD
-    hvt_ask ask;                  ///< --help, --help=markdown, --version
-    bool given[HVT_OPTION_COUNT]; ///< set by flag, in the table's order
+    hvt_ask ask;                     ///< "tune" in front, --help, --help=markdown, --version
+    hvt_from from[HVT_OPTION_COUNT]; ///< in the table's order
 } hvt_options;
 
 HVT_API void hvt_options_default(hvt_options *ret_opts);
 /**
- * argv[1..] over the defaults. `--name value` and `--name=value`; '_' in a name reads as '-'; of a repeated
- * flag the last wins. Values are checked one by one here, together in hvt_options_check().
- * Errors: E_ARG names the flag, what was expected and what came; for an unknown flag the nearest known one.
+ * argv[1..] over the defaults, "tune" in front if it is there. `--name value` and `--name=value`; '_' in a
+ * name reads as '-'; of a repeated flag the last wins. Values are checked one by one here, together in
+ * hvt_options_check(). Errors: E_ARG names the flag, what was expected and what came; for an unknown flag the
+ * nearest known one.
  */
 HVT_API hvt_status hvt_options_parse(int argc, char **argv, hvt_options *ret_opts);
 /** Set one option by its flag (without "--"), as the parser does. value is borrowed. */
 HVT_API hvt_status hvt_options_set(hvt_options *opts, const char *name, const char *value);
+/**
+ * For --config: what the file opts->config gives and no flag does. The file is one JSON object; its keys are
+ * options without "--", its values what would follow the flag: text, or a number or true and false where the
+ * option takes one. Rank 0 reads it and tells the others, so no other host needs it. The texts set in opts
+ * lie in *ret_memory: free() it after opts. Collective. Errors: E_IO, E_FORMAT naming file and key.
+ */
+HVT_API hvt_status hvt_options_config(hvt_options *opts, hvt_world *world, void **ret_memory);
 /** Do the options fit together on this many ranks? Errors: E_ARG naming the flags and their values. */
 HVT_API hvt_status hvt_options_check(const hvt_options *opts, int ranks);
 /** Are the options that must be equal on all ranks equal? Collective. Errors: E_MISMATCH naming flag, values
@@ -156,12 +207,23 @@ typedef struct hvt_report {
 /**
  * Train (or only evaluate) as the options say: data, model, exchange, epochs, evaluation, checkpoints, log.
  *
+ * The world is watched as --stall-warn and --stall-abort say, from here on until it is closed: see
+ * hvt_world_watch(), by which this process may end.
+ *
  * Collective: every rank of the world. On failure the message is in hvt_last_error(). If
  * hvt_last_error_is_agreed(), all ranks return it. If not, the other ranks may be waiting for this one: print
  * it, then call hvt_world_abort(); what the run held is not freed in that case.
  * Errors: as the parts'; E_DIVERGED naming step and loss.
  */
 HVT_API hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_report *ret_report);
+
+/**
+ * Measure, on this world and for this model, which sizes of buckets and which thresholds are fastest, print
+ * what was measured on stdout, and write opts->output for hvt_options_config(). Steps are whole training
+ * steps with a learning rate of 0; candidates take turns, medians count, and what is the default stays unless
+ * another is faster than its lower quartile. Collective; errors as hvt_train()'s.
+ */
+HVT_API hvt_status hvt_tune(const hvt_options *opts, hvt_world *world);
 
 /** Exact loss, top-1 and top-5 over a loader's images on all ranks: each image's loss is rounded to 2^-24 and
  *  summed as an integer, counts are counts, and one sum over ranks ends it; so the result is equal for every
@@ -194,7 +256,8 @@ typedef struct hvt_progress {
     char *options; ///< "--flag=value\n" for each option of scope RUN; load: malloc'ed, free() it
 } hvt_progress;
 
-/** o may be NULL (no momentum). Errors: E_IO naming file and cause; files of before are whole then. */
+/** o may be NULL (no momentum). Where ranks hold slices of its state, hvt_distopt_gather() comes before.
+ *  Errors: E_IO naming file and cause; files of before are whole then. */
 HVT_API hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, hvt_optim *o,
                                        const hvt_progress *progress);
 /** path: a folder (its `last`) or one of its files. m NULL: progress only; o NULL: no momentum.
@@ -203,8 +266,8 @@ HVT_API hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim
                                        hvt_progress *ret_progress);
 
 /**
- * For --resume: options of scope RUN that the command line does not give (opts->given) take the checkpoint's
- * value, so that `--resume DIR` alone goes on as before. Rank 0 reads. The texts set in opts lie in
+ * For --resume: options of scope RUN that neither a flag nor --config gives take the checkpoint's value, so
+ * that `--resume DIR` alone goes on as before. Rank 0 reads. The texts set in opts lie in
  * *ret_memory: free() it after opts. Collective.
  */
 HVT_API hvt_status hvt_options_resume(hvt_options *opts, hvt_world *world, void **ret_memory);

@@ -4,14 +4,15 @@
  * A step is one batch from each of S shards; a loader yields those of its own shards, one after the other.
  * Invariant: what a batch holds is a pure function of (data set, seed, epoch, step, shard); and how an image
  * was augmented one of (seed, epoch, sample). So neither ranks nor threads nor where one began can be seen in
- * it. Everything is allocated at open.
+ * it. Everything is allocated at open: on the host twice, so that the next batch is fetched while the device
+ * still reads this one; on the device once, at one address, for its queue keeps them apart.
  *
  * Images are fetched by the caller: two (cifar10) to twelve (synth) microseconds for one of 32 x 32 are less
  * than a percent of a training step. For slower sources (JPEG) a thread that calls fetch() for the batch
  * ahead would fit in behind next(), and nobody outside would notice.
  */
 #include "hvt/data.h"
-#include "base_impl.h"
+#include "base/trace.h"
 #include "device_impl.h"
 
 #include <math.h>
@@ -23,6 +24,19 @@ enum { DRAW_CROP_Y = 0x0d00, DRAW_CROP_X, DRAW_MIRROR };
 
 enum { CROP_MAX = 127 }; /* offsets travel as int8_t */
 
+/* A batch on the host: what the device may still be reading while the next one is fetched. */
+typedef struct slot {
+    void *memory;    /* the device's host memory, holding what follows */
+    int32_t *labels; /* [batch] */
+    uint8_t *bytes;  /* [batch,H,W,C] */
+    int8_t *draws;   /* [batch,3] */
+    uint32_t *ids;   /* [batch] */
+    hvt_mark read;   /* the device has read them */
+    bool queued;     /* `read` was set */
+} slot;
+
+enum { SLOTS = 2 };
+
 struct hvt_loader {
     const hvt_dataset *set; /* borrowed */
     hvt_device *dev;        /* borrowed */
@@ -31,17 +45,13 @@ struct hvt_loader {
     size_t image_bytes;
     hvt_augment_args augment;
 
-    uint32_t *order;     /* [count] the epoch's permutation */
-    int order_epoch;     /* of which epoch; -1: none yet */
-    int *shard_counts;   /* [S] of the current step */
-    uint32_t *ids;       /* [batch] */
-    int8_t *draws;       /* [batch,3] */
-    uint8_t *bytes;      /* [batch,H,W,C] host */
-    int32_t *labels;     /* [batch] host */
-    float *dev_images;   /* [batch,H,W,C] in the loader's row order, device */
+    uint32_t *order;   /* [count] the epoch's permutation */
+    int order_epoch;   /* of which epoch; -1: none yet */
+    int *shard_counts; /* [S] of the current step */
+    slot slot[SLOTS];
+    int next;            /* the slot to fill */
+    void *dev_images;    /* [batch,H,W,channels] in the loader's row order, device */
     int32_t *dev_labels; /* [batch] device */
-    hvt_mark read;       /* the device has read `bytes` and `draws` */
-    bool queued;         /* `read` was set */
 
     int epoch, turn; /* turn: shards of this step already yielded */
     uint32_t step, steps;
@@ -61,6 +71,10 @@ static hvt_status check_opts(const hvt_dataset_info *info, const hvt_loader_opts
               (long long)o->first_shard + o->shard_count - 1, o->shards - 1);
     HVT_CHECK(o->tail == HVT_TAIL_EXACT || o->tail == HVT_TAIL_PAD || o->tail == HVT_TAIL_DROP, E_ARG,
               "tail is %d, expected exact, pad or drop", (int)o->tail);
+    HVT_CHECK(o->type == HVT_F32 || o->type == HVT_F16 || o->type == HVT_BF16, E_ARG,
+              "images in %s, expected f32, f16 or bf16", hvt_dtype_name(o->type));
+    HVT_CHECK(!o->channels || o->channels >= info->channels, E_ARG,
+              "images of %d channels are to be stored with %d", info->channels, o->channels);
     HVT_CHECK(o->crop >= 0 && o->crop <= CROP_MAX && o->crop < side, E_ARG,
               "crop pads by %d pixels, expected 0 to %d for images of %d x %d", o->crop,
               side - 1 < CROP_MAX ? side - 1 : CROP_MAX, info->height, info->width);
@@ -81,20 +95,33 @@ static uint32_t count_steps(uint32_t count, const hvt_loader_opts *o)
     return o->tail == HVT_TAIL_DROP ? most / batch : most / batch + (most % batch > 0);
 }
 
+static hvt_status allocate_slot(hvt_loader *l, slot *s)
+{
+    size_t batch = (size_t)l->opts.batch;
+
+    s->ids = calloc(batch, sizeof *s->ids);
+    HVT_CHECK(s->ids, E_MEM, "no memory for the numbers of %zu images", batch);
+    HVT_TRY(l->dev->ops->alloc_host(l->dev, batch * (sizeof *s->labels + 3 + l->image_bytes), &s->memory));
+    s->labels = s->memory;
+    s->bytes = (uint8_t *)(s->labels + batch);
+    s->draws = (int8_t *)(s->bytes + batch * l->image_bytes);
+    return HVT_OK;
+}
+
 static hvt_status allocate(hvt_loader *l)
 {
     const hvt_device_ops *ops = l->dev->ops;
     size_t batch = (size_t)l->opts.batch, count = l->info.count;
+    size_t pixels = batch * (size_t)l->info.height * (size_t)l->info.width;
 
     l->order = malloc(count * sizeof *l->order);
     l->shard_counts = calloc((size_t)l->opts.shards, sizeof *l->shard_counts);
-    l->ids = calloc(batch, sizeof *l->ids);
-    l->draws = calloc(batch, 3);
-    l->labels = calloc(batch, sizeof *l->labels);
-    HVT_CHECK(l->order && l->shard_counts && l->ids && l->draws && l->labels, E_MEM,
-              "no memory for the order of %zu images in batches of %zu", count, batch);
-    HVT_TRY(ops->alloc_host(l->dev, batch * l->image_bytes, (void **)&l->bytes));
-    HVT_TRY(ops->alloc(l->dev, batch * l->image_bytes * sizeof(float), (void **)&l->dev_images));
+    HVT_CHECK(l->order && l->shard_counts, E_MEM, "no memory for the order of %zu images in %d shards", count,
+              l->opts.shards);
+    for (int i = 0; i < SLOTS; i++)
+        HVT_TRY(allocate_slot(l, &l->slot[i]));
+    HVT_TRY(
+        ops->alloc(l->dev, pixels * (size_t)l->opts.channels * hvt_dtype_size(l->opts.type), &l->dev_images));
     HVT_TRY(ops->alloc(l->dev, batch * sizeof *l->dev_labels, (void **)&l->dev_labels));
     return HVT_OK;
 }
@@ -117,6 +144,7 @@ hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_lo
     l->set = set;
     l->dev = dev;
     l->opts = *opts;
+    l->opts.channels = opts->channels ? opts->channels : info->channels;
     l->info = *info;
     l->steps = steps;
     l->image_bytes = (size_t)info->height * (size_t)info->width * (size_t)info->channels;
@@ -129,9 +157,10 @@ hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_lo
                                     .h = info->height,
                                     .w = info->width,
                                     .c = info->channels,
-                                    .src = l->bytes,
-                                    .draws = opts->crop || opts->flip ? l->draws : NULL,
-                                    .dst = l->dev_images};
+                                    .type = opts->type,
+                                    .cx = l->opts.channels,
+                                    .dst = l->dev_images,
+                                    .dst_labels = l->dev_labels};
     for (int c = 0; c < info->channels; c++) {
         l->augment.scale[c] = (float)(1 / (255.0 * opts->std[c]));
         l->augment.shift[c] = (float)(-(double)opts->mean[c] / opts->std[c]);
@@ -151,14 +180,14 @@ void hvt_loader_close(hvt_loader **loader)
     if (!loader || !*loader)
         return;
     l = *loader;
-    if (l->queued)
-        l->dev->ops->await(l->dev, l->read);
+    for (int i = 0; i < SLOTS; i++) {
+        if (l->slot[i].queued)
+            l->dev->ops->await(l->dev, l->slot[i].read);
+        l->dev->ops->release_host(l->dev, l->slot[i].memory);
+        free(l->slot[i].ids);
+    }
     l->dev->ops->release(l->dev, l->dev_labels);
     l->dev->ops->release(l->dev, l->dev_images);
-    l->dev->ops->release_host(l->dev, l->bytes);
-    free(l->labels);
-    free(l->draws);
-    free(l->ids);
     free(l->shard_counts);
     free(l->order);
     free(l);
@@ -205,6 +234,11 @@ static void count_shards(hvt_loader *l)
     }
 }
 
+static bool is_drawn(const hvt_loader *l)
+{
+    return l->opts.crop || l->opts.flip;
+}
+
 /* How this sample is cropped and mirrored in this epoch. */
 static void draw(const hvt_loader *l, uint32_t id, int8_t ret_draw[3])
 {
@@ -217,58 +251,61 @@ static void draw(const hvt_loader *l, uint32_t id, int8_t ret_draw[3])
 }
 
 /* Image i of the shard's batch of this step: number, bytes, label, draws. */
-static hvt_status fetch(hvt_loader *l, int shard, int i)
+static hvt_status fetch(const hvt_loader *l, slot *s, int shard, int i)
 {
     uint32_t nth = (uint32_t)((uint64_t)l->step * (uint64_t)l->opts.batch + (uint64_t)i);
     uint32_t id = l->order[hvt_sampler_at(l->info.count, l->opts.shards, shard, nth)];
     int label;
 
-    HVT_TRY(hvt_dataset_get(l->set, id, l->bytes + (size_t)i * l->image_bytes, &label));
-    l->ids[i] = id;
-    l->labels[i] = label;
-    if (l->augment.draws)
-        draw(l, id, l->draws + 3 * i);
+    HVT_TRY(hvt_dataset_get(l->set, id, s->bytes + (size_t)i * l->image_bytes, &label));
+    s->ids[i] = id;
+    s->labels[i] = label;
+    if (is_drawn(l))
+        draw(l, id, s->draws + 3 * i);
     return HVT_OK;
 }
 
-static hvt_status fill(hvt_loader *l, int shard, int count)
+static hvt_status fill(hvt_loader *l, slot *s, int shard, int count)
 {
     const hvt_device_ops *ops = l->dev->ops;
 
-    if (l->queued) /* the device may still read the bytes of the batch before */
-        HVT_TRY(ops->await(l->dev, l->read));
-    l->queued = false;
+    if (s->queued) /* the device may still read the batch before the last */
+        HVT_TRY(ops->await(l->dev, s->read));
+    s->queued = false;
     for (int i = 0; i < count; i++)
-        HVT_TRY(fetch(l, shard, i));
+        HVT_TRY(fetch(l, s, shard, i));
     if (count == 0)
         return HVT_OK;
     l->augment.real = count;
-    HVT_TRY(ops->upload(l->dev, l->dev_labels, l->labels, (size_t)count * sizeof *l->labels));
+    l->augment.src = s->bytes;
+    l->augment.labels = s->labels;
+    l->augment.draws = is_drawn(l) ? s->draws : NULL;
     HVT_TRY(ops->augment(l->dev, &l->augment));
-    HVT_TRY(ops->mark(l->dev, &l->read));
-    l->queued = true;
+    HVT_TRY(ops->mark(l->dev, &s->read));
+    s->queued = true;
     return HVT_OK;
 }
 
-static void describe(const hvt_loader *l, int shard, hvt_batch *ret_batch)
+static void describe(const hvt_loader *l, const slot *filled, int shard, hvt_batch *ret_batch)
 {
-    int n = l->opts.batch, h = l->info.height, w = l->info.width, c = l->info.channels;
-    hvt_tensor images = {l->dev_images, HVT_F32, 4, {n, h, w, c}};
+    int n = l->opts.batch, h = l->info.height, w = l->info.width, c = l->opts.channels;
+    hvt_tensor images = {l->dev_images, l->opts.type, 4, {n, h, w, c}};
 
     if (l->opts.order == HVT_ORDER_HWN)
-        images = (hvt_tensor){l->dev_images, HVT_F32, 4, {h, w, n, c}};
+        images = (hvt_tensor){l->dev_images, l->opts.type, 4, {h, w, n, c}};
     *ret_batch = (hvt_batch){.images = images,
                              .labels = {l->dev_labels, HVT_I32, 1, {n, 1, 1, 1}},
                              .count = l->shard_counts[shard],
                              .shard = shard,
                              .shards = l->opts.shards,
                              .shard_counts = l->shard_counts,
-                             .ids = l->ids};
+                             .ids = filled->ids};
 }
 
-hvt_status hvt_loader_next(hvt_loader *l, hvt_batch *ret_batch, bool *ret_end)
+static hvt_status next(hvt_loader *l, hvt_batch *ret_batch, bool *ret_end)
 {
     int shard = l->opts.first_shard + l->turn;
+    slot *s = &l->slot[l->next];
 
     if (l->step == l->steps) {
         *ret_end = true;
@@ -276,12 +313,19 @@ hvt_status hvt_loader_next(hvt_loader *l, hvt_batch *ret_batch, bool *ret_end)
     }
     if (l->turn == 0)
         count_shards(l);
-    HVT_TRY(fill(l, shard, l->shard_counts[shard]));
-    describe(l, shard, ret_batch);
+    HVT_TRY(fill(l, s, shard, l->shard_counts[shard]));
+    describe(l, s, shard, ret_batch);
+    l->next = (l->next + 1) % SLOTS;
     if (++l->turn == l->opts.shard_count) {
         l->turn = 0;
         l->step++;
     }
     *ret_end = false;
     return HVT_OK;
+}
+
+hvt_status hvt_loader_next(hvt_loader *l, hvt_batch *ret_batch, bool *ret_end)
+{
+    hvt__trace_begin(HVT__DATA, -1);
+    return hvt__traced(next(l, ret_batch, ret_end));
 }

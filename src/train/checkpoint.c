@@ -289,10 +289,10 @@ static hvt_status fetch_finite(void *ctx, const hvt_st_item *item, void *data)
     return HVT_OK;
 }
 
-static hvt_status save_momentum(const char *path, hvt_model *m, const hvt_optim *o, const char *weights)
+static hvt_status save_momentum(const char *path, hvt_model *m, const float *v, const char *weights)
 {
     const hvt_st_pair meta[] = {{"hvtrain", HVT_VERSION}, {"weights", weights}};
-    source from = {m, o->v};
+    source from = {m, v};
     hvt_st_item *items;
     int n, kept = 0;
     hvt_status s;
@@ -308,10 +308,46 @@ static hvt_status save_momentum(const char *path, hvt_model *m, const hvt_optim 
     return s;
 }
 
+/* "SCALE GOOD SKIPS": the dynamic loss scale, exactly, or 0; updates since it moved; steps skipped in a row.
+ * SCALE is one of the mean loss, so that it holds for other batches, too. */
+static hvt_status scaler_text(hvt_model *m, char *ret_text, size_t bytes)
+{
+    hvt_step_state s;
+
+    HVT_TRY(hvt__model_state(m, &s));
+    snprintf(ret_text, bytes, "%.17g %" PRId32 " %" PRId32, s.interval ? (double)s.loss_scale * m->batch : 0,
+             s.good, s.skips_in_row);
+    return HVT_OK;
+}
+
+/* Go on with a dynamic scale where it stood; one that is fixed is what the options say. Files of before loss
+ * scaling have none. */
+static hvt_status load_scaler(const hvt_st *st, hvt_model *m)
+{
+    const char *text = hvt__st_meta(st, "scaler");
+    hvt_step_state s;
+    double scale;
+    int good, skips;
+
+    if (!text)
+        return HVT_OK;
+    HVT_CHECK(sscanf(text, "%lf %d %d", &scale, &good, &skips) == 3 && scale >= 0 && isfinite(scale) &&
+                  good >= 0 && skips >= 0,
+              E_FORMAT, "%s: metadata scaler is '%.60s', expected a scale and two counts", hvt__st_path(st),
+              text);
+    HVT_TRY(hvt__model_state(m, &s));
+    s.skips_in_row = skips;
+    if (s.interval && scale > 0) {
+        s.loss_scale = fmaxf((float)(scale / m->batch), s.floor);
+        s.good = good < s.interval ? good : 0;
+    }
+    return hvt__model_set_state(m, &s);
+}
+
 static hvt_status save_weights(const char *path, hvt_model *m, const hvt_progress *p, const char *weights,
                                const char *momentum)
 {
-    char epoch[24], step[24], steps[24], top1[40];
+    char epoch[24], step[24], steps[24], top1[40], scaler[100];
     const hvt_st_pair meta[] = {
         {"hvtrain", HVT_VERSION},
         {"build", HVT_COMPILER},
@@ -324,6 +360,7 @@ static hvt_status save_weights(const char *path, hvt_model *m, const hvt_progres
         {"options", p->options ? p->options : ""},
         {"weights", weights},
         {"momentum", momentum},
+        {"scaler", scaler},
     };
     source from = {m, m->params};
     hvt_st_item *items;
@@ -334,6 +371,7 @@ static hvt_status save_weights(const char *path, hvt_model *m, const hvt_progres
     snprintf(step, sizeof step, "%" PRIu32, p->step);
     snprintf(steps, sizeof steps, "%" PRId64, p->steps);
     snprintf(top1, sizeof top1, "%.17g", p->top1);
+    HVT_TRY(scaler_text(m, scaler, sizeof scaler));
     HVT_TRY(list_tensors(m, &items, &n));
     s = hvt__st_write(path, items, n, meta, HVT_LEN(meta), fetch_finite, &from);
     free(items);
@@ -364,10 +402,16 @@ hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, 
                                const hvt_progress *progress)
 {
     char path[PATH_MAX], momentum_path[PATH_MAX], momentum[128] = "", weights[17];
-    bool has_momentum = o && o->v && !o->fresh;
+    bool has_momentum = o && o->v, fresh = false;
     uint64_t hash, id;
+    float *v = NULL;
     hvt_status s;
 
+    if (has_momentum)
+        HVT_TRY(hvt__optim_fresh(o, &fresh));
+    has_momentum = has_momentum && !fresh;
+    if (has_momentum)
+        HVT_TRY(hvt__optim_state(o, false, &v));
     HVT_TRY(hvt_model_hash(m, &hash));
     id = hvt__hash(hash, &progress->steps, sizeof progress->steps);
     snprintf(weights, sizeof weights, "%016" PRIx64, hash);
@@ -379,7 +423,7 @@ hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, 
               E_IO, "%s: the name is too long", dir);
     if (has_momentum) {
         bool was_there = access(momentum_path, F_OK) == 0;
-        HVT_TRY(save_momentum(momentum_path, m, o, weights));
+        HVT_TRY(save_momentum(momentum_path, m, v, weights));
         /* Who is stopped here leaves it behind: it cannot be known whether the weights name it already. The
          * next save removes it. */
         s = save_weights(path, m, progress, weights, momentum);
@@ -465,7 +509,7 @@ static hvt_status load_momentum(const char *weights_path, const char *name, cons
     const char *slash = strrchr(weights_path, '/'), *belongs;
     int dir = slash ? (int)(slash - weights_path + 1) : 0;
     hvt_st *st = NULL;
-    float *buf = NULL;
+    float *buf = NULL, *v;
     hvt_status s;
 
     HVT_CHECK(!strchr(name, '/'), E_FORMAT, "%s: names the momentum file '%.100s', which is no file name",
@@ -483,6 +527,7 @@ static hvt_status load_momentum(const char *weights_path, const char *name, cons
     HVT_TRY_OR(done, hvt__st_verify(st));
     buf = largest_buffer(m);
     HVT_CHECK_OR(done, buf, E_MEM, "no memory to read %s", path);
+    HVT_TRY_OR(done, hvt__optim_state(o, true, &v));
     for (int i = 0; i < m->nparam_tensors; i++) {
         char full[200];
         const hvt_st_tensor *t;
@@ -491,9 +536,9 @@ static hvt_status load_momentum(const char *weights_path, const char *name, cons
         HVT_CHECK_OR(done, t && t->count == m->param[i].elements, E_SHAPE,
                      "%s: %s is missing or has another size", path, full);
         HVT_TRY_OR(done, hvt__st_f32(st, t, buf));
-        HVT_TRY_OR(done, hvt__model_import(m, &m->param[i], o->v, buf));
+        HVT_TRY_OR(done, hvt__model_import(m, &m->param[i], v, buf));
     }
-    o->fresh = false;
+    HVT_TRY_OR(done, hvt__optim_set_fresh(o, false));
 done:
     free(buf);
     hvt__st_close(&st);
@@ -523,6 +568,8 @@ hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o, hvt
         momentum = hvt__st_meta(st, "momentum");
         if (o && o->v && momentum && *momentum)
             HVT_TRY_OR(done, load_momentum(file, momentum, weights, m, o));
+        if (o)
+            HVT_TRY_OR(done, load_scaler(st, m));
     }
     if (hvt__st_meta(st, "options")) {
         p.options = strdup(hvt__st_meta(st, "options"));
@@ -576,7 +623,7 @@ hvt_status hvt_options_resume(hvt_options *opts, hvt_world *world, void **ret_me
 
     HVT_TRY(share_options(opts->resume, world, &text));
     for (int i = 0; i < HVT_OPTION_COUNT; i++) /* they are two ways to say one thing */
-        batch |= opts->given[i] &&
+        batch |= opts->from[i] >= HVT_FROM_CONFIG &&
                  (!strcmp(hvt__option_flag(i), "--batch") || !strcmp(hvt__option_flag(i), "--global-batch"));
     for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
         char *value = strchr(line, '=');
@@ -586,7 +633,8 @@ hvt_status hvt_options_resume(hvt_options *opts, hvt_world *world, void **ret_me
         *value++ = 0;
         while (i < HVT_OPTION_COUNT && strcmp(hvt__option_flag(i), line))
             i++;
-        if (i == HVT_OPTION_COUNT || opts->given[i] || hvt__option_scope(i) != HVT_SCOPE_RUN)
+        if (i == HVT_OPTION_COUNT || opts->from[i] >= HVT_FROM_CONFIG ||
+            hvt__option_scope(i) != HVT_SCOPE_RUN)
             continue; /* written by another version: what is not known here has its default */
         if (batch && (!strcmp(line, "--batch") || !strcmp(line, "--global-batch")))
             continue;
@@ -598,8 +646,8 @@ hvt_status hvt_options_resume(hvt_options *opts, hvt_world *world, void **ret_me
             free(text);
             return s;
         }
+        filled.from[i] = HVT_FROM_CHECKPOINT;
     }
-    memcpy(filled.given, opts->given, sizeof filled.given); /* what it fills in was not given by flag */
     *opts = filled;
     *ret_memory = text;
     return HVT_OK;

@@ -118,6 +118,7 @@ hvt_status hvt__interrupt_open(hvt_world *world)
     sigaction(SIGUSR1, &mute, &was_usr1);
     sigaction(SIGINT, &stop, &was_int);
     sigaction(SIGTERM, &stop, &was_term);
+    hvt__set_last_word(hvt__interrupt_last_word);
     return HVT_OK;
 }
 
@@ -125,6 +126,7 @@ void hvt__interrupt_close(void)
 {
     if (!peers)
         return;
+    hvt__set_last_word(NULL);
     sigaction(SIGINT, &was_int, NULL);
     sigaction(SIGTERM, &was_term, NULL);
     sigaction(SIGUSR1, &was_usr1, NULL);

@@ -3,7 +3,7 @@
  * write values as text, and make --help.
  *
  * A value's text form reads back as the same value; checkpoints rely on that. A flag is an option's field
- * with '-' for '_'. "given" marks what came by flag: only there may a checkpoint not fill in.
+ * with '-' for '_'. Where a value came from is kept beside it: a file fills in only what no flag gives.
  */
 #include "train_impl.h"
 #include "base_impl.h"
@@ -18,7 +18,17 @@
 #include <string.h>
 #include <strings.h>
 
-typedef enum kind { KIND_str, KIND_pick, KIND_int, KIND_word, KIND_num, KIND_bool, KIND_size, KIND_rgb } kind;
+typedef enum kind {
+    KIND_str,
+    KIND_pick,
+    KIND_int,
+    KIND_word,
+    KIND_num,
+    KIND_bool,
+    KIND_size,
+    KIND_time,
+    KIND_rgb
+} kind;
 
 typedef struct option {
     const char *group; /* title, where a group begins; then nothing else is set */
@@ -88,6 +98,23 @@ const char *hvt__option_flag(int i)
     return flag_of(&table[i], flags[i]);
 }
 
+int hvt__option_find(const char *name)
+{
+    const option *o = find(name, strlen(name));
+
+    return o ? (int)(o - table) : -1;
+}
+
+bool hvt__option_is_text(int i)
+{
+    return table[i].kind == KIND_str || table[i].kind == KIND_pick;
+}
+
+bool hvt__option_is_switch(int i)
+{
+    return table[i].kind == KIND_bool;
+}
+
 hvt_scope hvt__option_scope(int i)
 {
     return table[i].scope;
@@ -118,7 +145,7 @@ static int distance(const char *a, const char *b)
 }
 
 /* The i-th thing that may stand on a command line; NULL after the last. */
-static const char *known_flag(int i, char ret_text[48])
+static const char *known_flag(int i, char ret_text[HVT_OPTION_FLAG])
 {
     char flag[40];
 
@@ -126,7 +153,7 @@ static const char *known_flag(int i, char ret_text[48])
         return flag_of(&table[i], ret_text);
     if (i < 2 * HVT_OPTION_COUNT) {
         const option *o = &table[i - HVT_OPTION_COUNT];
-        snprintf(ret_text, 48, o->kind == KIND_bool ? "--no-%s" : "%s", flag_of(o, flag) + 2);
+        snprintf(ret_text, HVT_OPTION_FLAG, o->kind == KIND_bool ? "--no-%s" : "%s", flag_of(o, flag) + 2);
         return ret_text;
     }
     i -= 2 * HVT_OPTION_COUNT;
@@ -135,11 +162,11 @@ static const char *known_flag(int i, char ret_text[48])
 
 /* The known flag most like this one: fewest changes (not all of its letters); then one that begins as it does
  * (--batch-size). */
-static bool nearest(const char *flag, char ret_flag[48])
+static bool nearest(const char *flag, char ret_flag[HVT_OPTION_FLAG])
 {
     int best = INT_MAX;
     size_t len = strlen(flag);
-    char text[48];
+    char text[HVT_OPTION_FLAG];
     const char *known;
 
     for (int i = 0; (known = known_flag(i, text)); i++) {
@@ -150,7 +177,7 @@ static bool nearest(const char *flag, char ret_flag[48])
             score = 2;
         if (score < best && score < (int)len - 2 && (score <= 2 || score <= (int)len / 3)) {
             best = score;
-            snprintf(ret_flag, 48, "%s", known);
+            snprintf(ret_flag, HVT_OPTION_FLAG, "%s", known);
         }
     }
     return best < INT_MAX;
@@ -213,8 +240,8 @@ static bool read_size(const char *value, size_t *ret)
     double n;
     char *end;
 
-    if (!strcmp(value, "0") || !strcmp(value, "all")) {
-        *ret = *value == '0' ? 0 : HVT_BUCKET_ALL;
+    if (!strcmp(value, "0") || !strcmp(value, "all") || !strcmp(value, "auto")) {
+        *ret = *value == '0' ? 0 : !strcmp(value, "all") ? HVT_BUCKET_ALL : HVT_BUCKET_AUTO;
         return true;
     }
     if (!read_num(value, &end, &n) || n < 0)
@@ -227,6 +254,24 @@ static bool read_size(const char *value, size_t *ret)
             return true;
         }
     return false;
+}
+
+static bool read_time(const char *value, double *ret)
+{
+    static const struct {
+        const char *name;
+        double seconds;
+    } unit[] = {{"ms", 1e-3}, {"s", 1}, {"m", 60}, {"h", 3600}};
+    char *end;
+
+    if (!read_num(value, &end, ret) || *ret < 0)
+        return false;
+    for (size_t i = 0; i < HVT_LEN(unit); i++)
+        if (!strcmp(end, unit[i].name)) {
+            *ret *= unit[i].seconds;
+            return *ret == 0 || (*ret >= 1e-3 && *ret <= 1e9);
+        }
+    return !*end && *ret == 0;
 }
 
 static bool read_rgb(const char *value, double low, hvt_rgb *ret)
@@ -283,7 +328,10 @@ static void expected(const option *o, char *ret_text, size_t bytes)
         break;
     case KIND_size:
         snprintf(ret_text, bytes, "a size with its unit (25MiB, 64KiB, 1MB)%s",
-                 strstr(o->form, "all") ? ", 0 or all" : " or 0");
+                 strstr(o->form, "all") ? ", 0, all or auto" : " or 0");
+        break;
+    case KIND_time:
+        snprintf(ret_text, bytes, "a time with its unit (500ms, 30s, 5m, 1h) or 0");
         break;
     case KIND_rgb:
         snprintf(ret_text, bytes, "one number or three with commas%s", o->low > 0 ? ", each > 0" : "");
@@ -326,9 +374,14 @@ static bool assign(hvt_options *opts, const option *o, const char *value)
     case KIND_bool:
         return read_bool(value, FIELD(opts, o, hvt_opt_bool));
     case KIND_size:
-        if (!read_size(value, &bytes) || (bytes == HVT_BUCKET_ALL && !strstr(o->form, "all")))
+        if (!read_size(value, &bytes) || (bytes >= HVT_BUCKET_AUTO && !strstr(o->form, "all")))
             return false;
         *FIELD(opts, o, hvt_opt_size) = bytes;
+        return true;
+    case KIND_time:
+        if (!read_time(value, &d))
+            return false;
+        *FIELD(opts, o, hvt_opt_time) = d;
         return true;
     case KIND_rgb:
         return read_rgb(value, o->low, FIELD(opts, o, hvt_opt_rgb));
@@ -341,7 +394,7 @@ static hvt_status set(hvt_options *opts, const option *o, const char *value)
     char what[256], flag[40];
 
     if (assign(opts, o, value)) {
-        opts->given[o - table] = true;
+        opts->from[o - table] = HVT_FROM_FLAG;
         return HVT_OK;
     }
     expected(o, what, sizeof what);
@@ -367,7 +420,7 @@ void hvt_options_default(hvt_options *ret_opts)
 /* ---- the command line ---- */
 
 /* As nearest(), of an argument's first len letters as they came: any dashes before, '_' for '-'. */
-static bool nearest_to(const char *arg, size_t len, char ret_flag[48])
+static bool nearest_to(const char *arg, size_t len, char ret_flag[HVT_OPTION_FLAG])
 {
     size_t dashes = strspn(arg, "-");
     char name[41];
@@ -380,6 +433,11 @@ static bool nearest_to(const char *arg, size_t len, char ret_flag[48])
     return nearest(name, ret_flag);
 }
 
+bool hvt__option_nearest(const char *name, char ret_flag[HVT_OPTION_FLAG])
+{
+    return nearest_to(name, strlen(name), ret_flag);
+}
+
 static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
 {
     const char *arg = argv[*i];
@@ -387,7 +445,7 @@ static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
     size_t len = value ? (size_t)(value - arg) : strlen(arg);
     const option *o;
     bool no = false;
-    char what[256], flag[40], near[48];
+    char what[256], flag[40], near[HVT_OPTION_FLAG];
 
     if (strncmp(arg, "--", 2) || !arg[2]) {
         if (*arg == '-' && nearest_to(arg, len, near))
@@ -434,7 +492,9 @@ hvt_status hvt_options_parse(int argc, char **argv, hvt_options *ret_opts)
 
     hvt_options_default(&opts);
     for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h"))
+        if (i == 1 && !strcmp(argv[i], "tune"))
+            opts.ask = HVT_ASK_TUNE;
+        else if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h"))
             opts.ask = HVT_ASK_HELP;
         else if (!strcmp(argv[i], "--help=markdown"))
             opts.ask = HVT_ASK_MARKDOWN;
@@ -469,8 +529,8 @@ static void size_text(size_t v, char *ret_text, size_t bytes)
         size_t bytes;
     } exact[] = {{"GiB", 1u << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}};
 
-    if (v == 0 || v == HVT_BUCKET_ALL) {
-        snprintf(ret_text, bytes, "%s", v ? "all" : "0");
+    if (v == 0 || v >= HVT_BUCKET_AUTO) {
+        snprintf(ret_text, bytes, "%s", v == 0 ? "0" : v == HVT_BUCKET_ALL ? "all" : "auto");
         return;
     }
     for (size_t i = 0; i < HVT_LEN(exact); i++)
@@ -505,6 +565,10 @@ static void value_text(const hvt_options *opts, const option *o, char *ret_text,
     case KIND_size:
         size_text(*CONST_FIELD(opts, o, hvt_opt_size), ret_text, bytes);
         break;
+    case KIND_time:
+        num_text(*CONST_FIELD(opts, o, hvt_opt_time), ret_text, bytes - 1);
+        strcat(ret_text, "s");
+        break;
     case KIND_rgb: {
         const float *v = CONST_FIELD(opts, o, hvt_opt_rgb)->v;
         if (v[0] == v[1] && v[0] == v[2])
@@ -519,17 +583,6 @@ static void value_text(const hvt_options *opts, const option *o, char *ret_text,
 void hvt__option_text(const hvt_options *opts, int i, char ret_text[HVT_OPTION_VALUE])
 {
     value_text(opts, &table[i], ret_text, HVT_OPTION_VALUE);
-}
-
-bool hvt__option_changed(const hvt_options *opts, int i)
-{
-    hvt_options plain;
-    char preset[HVT_OPTION_VALUE], now[HVT_OPTION_VALUE];
-
-    hvt_options_default(&plain);
-    hvt__option_text(&plain, i, preset);
-    hvt__option_text(opts, i, now);
-    return strcmp(preset, now) != 0;
 }
 
 /* ---- all ranks ---- */
@@ -583,7 +636,9 @@ static void help_plain(FILE *f)
             "hvtrain %s: trains image classifiers, on one process or on many under mpirun or srun.\n\n"
             "    hvtrain --model resnet20 --data synth --epochs 2\n"
             "    mpirun -np 4 hvtrain --data cifar10 --data-dir DIR --save out\n"
-            "    hvtrain --resume out --evaluate\n\n"
+            "    hvtrain --resume out --evaluate\n"
+            "    mpirun -np 4 hvtrain tune --model resnet50 --output fast.json\n"
+            "    mpirun -np 4 hvtrain --config fast.json --model resnet50\n\n"
             "Options are --name value or --name=value; a repeated one: the last wins. Defaults stand in "
             "brackets.\n",
             hvt_version());
@@ -612,7 +667,8 @@ static void help_plain(FILE *f)
         wrap(f, right, 32, 100);
     }
     fprintf(f, "\n  --help, --help=markdown, --version\n\n"
-               "Exit: 0 done, 1 failed, 2 bad command line, 130 interrupted. HVT_LOG=debug says more.\n");
+               "Exit: 0 done, 1 failed, 2 bad command line, 3 a rank did not come, 130 interrupted.\n"
+               "HVT_LOG=debug says more.\n");
 }
 
 static void help_markdown(FILE *f)

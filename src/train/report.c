@@ -111,19 +111,21 @@ static hvt_status put(hvt_reporter *rep, json_t *record)
     return HVT_OK;
 }
 
-/* Is the open file one that this run reads: --init's, --resume's or the `last` of that folder? */
-static hvt_status check_log(int fd, const hvt_options *opts)
+/* Is it one that this run reads: --init's, --resume's or the `last` of that folder? Or another that it
+ * writes? */
+hvt_status hvt__report_spares(const hvt_options *opts, const char *flag, const char *path,
+                              const struct stat *file)
 {
     char last[HVT_OPTION_VALUE];
-    const char *const name[] = {opts->init, opts->resume, last};
-    struct stat log, other;
+    const char *const name[] = {opts->init, opts->resume, last, strcmp(flag, "--log") ? opts->log : ""};
+    struct stat other;
 
     snprintf(last, sizeof last, "%.4000s/last.safetensors", opts->resume);
-    HVT_CHECK(fstat(fd, &log) == 0, E_IO, "--log %s: %s", opts->log, strerror(errno));
     for (size_t i = 0; i < HVT_LEN(name); i++)
-        HVT_CHECK(!*name[i] || stat(name[i], &other) || log.st_dev != other.st_dev ||
-                      log.st_ino != other.st_ino,
-                  E_ARG, "--log %s: is the same file as %s, which this run reads", opts->log, name[i]);
+        HVT_CHECK(!*name[i] || stat(name[i], &other) || file->st_dev != other.st_dev ||
+                      file->st_ino != other.st_ino,
+                  E_ARG, "%s %s: is the same file as %s, which this run %s", flag, path, name[i],
+                  name[i] == opts->log ? "writes" : "reads");
     return HVT_OK;
 }
 
@@ -131,10 +133,12 @@ static hvt_status check_log(int fd, const hvt_options *opts)
 static hvt_status open_log(const hvt_options *opts, FILE **ret_log)
 {
     int fd = open(opts->log, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    struct stat info;
     hvt_status s;
 
     HVT_CHECK(fd >= 0, E_IO, "--log %s: cannot write: %s", opts->log, strerror(errno));
-    s = check_log(fd, opts);
+    s = fstat(fd, &info) ? HVT_FAIL(E_IO, "--log %s: %s", opts->log, strerror(errno))
+                         : hvt__report_spares(opts, "--log", opts->log, &info);
     if (s == HVT_OK) {
         *ret_log = fdopen(fd, "w");
         if (*ret_log)
@@ -233,6 +237,39 @@ static json_t *options_record(const hvt_options *opts)
     return all;
 }
 
+/* Where those came from that have not their default. */
+static json_t *origins_record(const hvt_options *opts)
+{
+    static const char *const place[] = {NULL, "checkpoint", "config", "flag"};
+    json_t *all = json_object();
+
+    for (int i = 0; i < HVT_OPTION_COUNT; i++)
+        if (opts->from[i] != HVT_FROM_DEFAULT)
+            json_object_set_new(all, hvt__option_flag(i) + 2, json_string(place[opts->from[i]]));
+    return all;
+}
+
+/* One entry a rank; none on host devices. */
+static json_t *gpus_record(const hvt_start *s)
+{
+    json_t *all = json_array();
+
+    for (int r = 0; s->set->on_gpu && r < hvt_world_size(s->world); r++) {
+        const hvt_device_info *g = &s->place[r].gpu;
+
+        json_array_append_new(all, json_pack("{s:s, s:s, s:s, s:s, s:I}", "host", hvt_world_host(s->world, r),
+                                             "name", g->name, "uuid", g->uuid, "bus", g->bus, "total_bytes",
+                                             (json_int_t)g->total_bytes));
+    }
+    return all;
+}
+
+/* What it begins with; null: there is none. */
+static json_t *scale_record(const hvt_start *s)
+{
+    return s->set->scaling.scale ? json_real(s->set->scaling.scale) : json_null();
+}
+
 static hvt_status start_record(hvt_reporter *rep, const hvt_start *s)
 {
     json_t *buckets = json_array();
@@ -245,28 +282,56 @@ static hvt_status start_record(hvt_reporter *rep, const hvt_start *s)
     for (int i = 0; i < s->buckets; i++)
         json_array_append_new(buckets, json_integer((json_int_t)s->bucket_bytes[i]));
     return put(
-        rep, json_pack(
-                 "{s:s, s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:i, s:s, s:s, s:I, s:i, s:i, s:I, s:I, s:o, "
-                 "s:s, s:i, s:o, s:s, s:I, s:I, s:I, s:o}",
-                 "record", "start", "version", hvt_version(), "compiler", HVT_COMPILER, "ranks",
-                 hvt_world_size(s->world), "nodes", hvt_world_nodes(s->world), "shards", s->set->shards,
-                 "device", s->device, "isa", s->isa, "threads", s->threads, "comm", s->comm, "model",
-                 s->opts->model, "params", (json_int_t)s->params, "classes", s->classes, "batch",
-                 s->set->batch, "global_batch", (json_int_t)s->set->batch * s->set->shards, "steps_per_epoch",
-                 (json_int_t)s->steps_per_epoch, "buckets", buckets, "wire", s->opts->wire, "seed",
-                 s->opts->seed, "lr", number(s->set->lr), "data", s->opts->data, "train_images",
-                 (json_int_t)(s->train ? s->train->count : 0), "test_images", (json_int_t)s->test->count,
-                 "planned_bytes", (json_int_t)s->bytes, "options", options_record(s->opts)));
+        rep,
+        json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:i, s:s, s:s, s:I, s:i, s:i, s:I, s:I, s:o, "
+                  "s:s, s:s, s:s, s:s, s:i, s:o, s:s, s:I, s:I, s:I, s:I, s:o, s:s, s:o, s:o, s:o}",
+                  "record", "start", "version", hvt_version(), "compiler", HVT_COMPILER, "ranks",
+                  hvt_world_size(s->world), "nodes", hvt_world_nodes(s->world), "shards", s->set->shards,
+                  "device", s->device, "isa", s->isa, "threads", s->threads, "comm", s->comm, "model",
+                  s->opts->model, "params", (json_int_t)s->params, "classes", s->classes, "batch",
+                  s->set->batch, "global_batch", (json_int_t)s->set->batch * s->set->shards,
+                  "steps_per_epoch", (json_int_t)s->steps_per_epoch, "buckets", buckets, "update", s->update,
+                  "overlap", s->overlap, "graph", s->graph, "wire", s->opts->wire, "seed", s->opts->seed,
+                  "lr", number(s->set->lr), "data", s->opts->data, "train_images",
+                  (json_int_t)(s->train ? s->train->count : 0), "test_images", (json_int_t)s->test->count,
+                  "planned_bytes", (json_int_t)s->bytes, "device_bytes", (json_int_t)s->device_bytes, "gpus",
+                  gpus_record(s), "amp", hvt_dtype_name(s->set->amp), "loss_scale", scale_record(s),
+                  "options", options_record(s->opts), "options_from", origins_record(s->opts)));
 }
 
-/* All values as they took effect, those marked that were asked to be other than the default, as "name value"
- * broken before column 100. */
-static void say_options(hvt_reporter *rep, const hvt_start *s)
+/* Those that came from one place, as "name value" broken before column 100. */
+static void say_options_from(hvt_reporter *rep, const hvt_options *opts, hvt_from from)
 {
     static char value[HVT_OPTION_VALUE];
-    const hvt_options *asked = s->opts;
-    hvt_options opts = *asked;
+    static const char *const place[] = {"defaults", "checkpoint", "config", "flags"};
     int col = 0;
+
+    for (int i = 0; i < HVT_OPTION_COUNT; i++) {
+        const char *flag = hvt__option_flag(i) + 2;
+        int len;
+
+        hvt__option_text(opts, i, value);
+        if (opts->from[i] != from || !*value)
+            continue;
+        len = (int)(strlen(flag) + strlen(value)) + 4;
+        if (!col) {
+            clear_bar(rep);
+            col = fprintf(stderr, "  %-10s", place[from]);
+        } else {
+            fputc(',', stderr);
+        }
+        if (col + len > 100)
+            col = fprintf(stderr, "\n%12s", "") - 1;
+        col += fprintf(stderr, " %s %s", flag, value) + 1;
+    }
+    if (col)
+        fputc('\n', stderr);
+}
+
+/* All values as they took effect. */
+static void say_options(hvt_reporter *rep, const hvt_start *s)
+{
+    hvt_options opts = *s->opts;
 
     opts.shards = s->set->shards;
     opts.batch = s->set->batch;
@@ -275,26 +340,13 @@ static void say_options(hvt_reporter *rep, const hvt_start *s)
     opts.image_size = s->test->height;
     opts.isa = s->isa;
     opts.comm = s->comm;
+    opts.update = s->update;
+    opts.graph = s->graph;
+    opts.overlap = s->overlap;
     opts.first_bucket = s->set->first_bucket;
 
-    say(rep, "  options    (* differs from its default)");
-    for (int i = 0; i < HVT_OPTION_COUNT; i++) {
-        const char *flag = hvt__option_flag(i) + 2;
-        int len;
-        hvt__option_text(&opts, i, value);
-        if (!*value)
-            continue;
-        len = (int)(strlen(flag) + strlen(value)) + 4;
-        if (col && col + len > 100) {
-            fputc('\n', stderr);
-            col = 0;
-        }
-        if (!col)
-            col = fprintf(stderr, "            ");
-        col += fprintf(stderr, " %s %s%s%s", flag, value, hvt__option_changed(asked, i) ? "*" : "",
-                       i + 1 < HVT_OPTION_COUNT ? "," : "");
-    }
-    fputc('\n', stderr);
+    for (int from = HVT_FROM_FLAG; from >= HVT_FROM_DEFAULT; from--)
+        say_options_from(rep, &opts, (hvt_from)from);
 }
 
 static int cpu_list(const hvt_cores *c, char *ret_text, size_t bytes)
@@ -339,7 +391,10 @@ static void say_ranks(hvt_reporter *rep, int ranks, const char *const *host, con
         char cpus[200], who[64];
         int count = 0, last = r;
         if (ranks <= SMALL) {
-            if (cpu_list(c, cpus, sizeof cpus))
+            if (*place[r].gpu.name)
+                say(rep, "  rank %-5d %s: %s, %s, %s, %.1f GiB", r, host[r], place[r].gpu.name,
+                    place[r].gpu.bus, place[r].gpu.uuid, mib((double)place[r].gpu.total_bytes) / 1024);
+            else if (cpu_list(c, cpus, sizeof cpus))
                 say(rep, "  rank %-5d %s: %d thread%s on core%s %s", r, host[r], c->threads,
                     c->threads > 1 ? "s" : "", c->ncpus > 1 ? "s" : "", cpus);
             else
@@ -355,6 +410,10 @@ static void say_ranks(hvt_reporter *rep, int ranks, const char *const *host, con
             snprintf(who, sizeof who, "ranks %d-%d", r, last);
         else
             snprintf(who, sizeof who, "%d ranks from %d to %d", count, r, last);
+        if (*place[r].gpu.name) {
+            say(rep, "  %s on %s: %s%s", who, host[r], count > 1 ? "a GPU each, " : "", place[r].gpu.name);
+            continue;
+        }
         say(rep, "  %s on %s: %d thread%s%s, %s", who, host[r], c->threads, c->threads > 1 ? "s" : "",
             count > 1 ? " each" : "", c->ncpus ? "pinned" : "not pinned");
     }
@@ -405,7 +464,7 @@ static void warn_of_numbers(const hvt_start *s)
         HVT_WARN("%d shards on each of %d ranks are no power of two: this run's bits are its own, "
                  "those of 1 rank differ in rounding",
                  local, size);
-    if (s->train && s->steps < 100 && !s->opts->steps)
+    if (s->train && s->steps < 100 && !s->opts->steps && s->opts->ask == HVT_ASK_TRAIN)
         HVT_WARN("only %lld updates in all: more --epochs or a smaller --batch train further",
                  (long long)s->steps);
     if (hvt__has_stem(s->opts->model) && !strcmp(s->opts->stem, "imagenet") && s->test->height < 64)
@@ -416,6 +475,19 @@ static void warn_of_numbers(const hvt_start *s)
 static bool lr_is_scaled(const hvt_start *s)
 {
     return s->train && s->set->lr != s->opts->lr;
+}
+
+static void say_precision(hvt_reporter *rep, const hvt_start *s)
+{
+    const hvt_scaling *k = &s->set->scaling;
+    char scale[100] = "no loss scaling";
+
+    if (k->scale && k->interval)
+        snprintf(scale, sizeof scale, "loss scale %g, doubled after %d updates, at least %g", k->scale,
+                 k->interval, k->floor);
+    else if (k->scale)
+        snprintf(scale, sizeof scale, "loss scale %g", k->scale);
+    say(rep, "  precision  %s activations, f32 parameters; %s", hvt_dtype_name(s->set->amp), scale);
 }
 
 static void say_start(hvt_reporter *rep, const hvt_start *s, const char *const *host)
@@ -440,11 +512,15 @@ static void say_start(hvt_reporter *rep, const hvt_start *s, const char *const *
         say(rep, "  batch      %d images x %d shard%s = %lld per update; %u updates per epoch, %lld in all",
             s->set->batch, s->set->shards, s->set->shards > 1 ? "s" : "",
             (long long)s->set->batch * s->set->shards, s->steps_per_epoch, (long long)s->steps);
+    if (s->set->amp != HVT_F32)
+        say_precision(rep, s);
     if (lr_is_scaled(s))
         say(rep, "  lr         %g = --lr %g x %d shards (--lr-scale linear)", s->set->lr, s->opts->lr,
             s->set->shards);
-    say(rep, "  exchange   %s, wire %s, %d bucket%s of %.2f to %.2f MiB", s->comm, s->opts->wire, s->buckets,
-        s->buckets > 1 ? "s" : "", mib((double)least), mib((double)most));
+    say(rep, "  exchange   %s, wire %s, %s update, %d bucket%s of %.2f to %.2f MiB", s->comm, s->opts->wire,
+        s->update, s->buckets, s->buckets > 1 ? "s" : "", mib((double)least), mib((double)most));
+    if (s->train && hvt_world_size(s->world) > 1)
+        say(rep, "  overlap    %s: %s", s->overlap, s->overlap_why);
     say(rep, "  device     %s (%s), %d rank%s on %d host%s", s->device, s->isa, hvt_world_size(s->world),
         hvt_world_size(s->world) > 1 ? "s" : "", hvt_world_nodes(s->world),
         hvt_world_nodes(s->world) > 1 ? "s" : "");
@@ -471,7 +547,10 @@ hvt_status hvt__report_start(hvt_reporter *rep, const hvt_start *s)
     else if (lr_is_scaled(s)) /* a rate that is not the one given is never silent */
         fprintf(stderr, "hvtrain: lr %g = --lr %g x %d shards (--lr-scale linear)\n", s->set->lr, s->opts->lr,
                 s->set->shards);
-    hvt__place_warning(size, host, s->place, text);
+    if (s->set->on_gpu)
+        hvt__gpu_warning(size, host, s->place, text);
+    else
+        hvt__place_warning(size, host, s->place, text);
     free(host);
     if (*text)
         HVT_WARN("%s", text);
@@ -523,10 +602,11 @@ hvt_status hvt__report_step(hvt_reporter *rep, const hvt_step_report *r)
     if (!rep)
         return HVT_OK;
     if (rep->log)
-        HVT_TRY(put(rep, json_pack("{s:s, s:i, s:I, s:o, s:o, s:o, s:o}", "record", "step", "epoch", r->epoch,
-                                   "step", (json_int_t)r->step, "loss", number(mean_loss(&r->loss)), "top1",
-                                   number(percent(r->loss.top1, r->loss.count)), "lr", number(r->lr), "img_s",
-                                   number(r->img_s))));
+        HVT_TRY(put(rep, json_pack("{s:s, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:I}", "record", "step", "epoch",
+                                   r->epoch, "step", (json_int_t)r->step, "loss", number(mean_loss(&r->loss)),
+                                   "top1", number(percent(r->loss.top1, r->loss.count)), "lr", number(r->lr),
+                                   "img_s", number(r->img_s), "loss_scale", number(r->loss_scale), "skipped",
+                                   (json_int_t)r->skipped)));
     duration((double)(r->steps - r->step) * r->step_seconds, left);
     if (!rep->bar)
         say(rep, "epoch %d/%d  step %u/%u  loss %.4f  top-1 %.2f %%  lr %g  %.0f img/s  eta %s", r->epoch,
@@ -535,24 +615,45 @@ hvt_status hvt__report_step(hvt_reporter *rep, const hvt_step_report *r)
     return HVT_OK;
 }
 
+#define WORTH_SAYING 0.01 /* of the time */
+
 hvt_status hvt__report_epoch(hvt_reporter *rep, const hvt_epoch_report *r)
 {
     if (!rep)
         return HVT_OK;
     if (rep->log)
-        HVT_TRY(put(rep, json_pack("{s:s, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "record", "epoch",
-                                   "epoch", r->epoch, "steps", (json_int_t)r->steps, "train_loss",
-                                   number(mean_loss(&r->loss)), "top1",
-                                   number(percent(r->loss.top1, r->loss.count)), "top5",
-                                   number(percent(r->loss.top5, r->loss.count)), "img_s", number(r->img_s),
-                                   "seconds", number(r->seconds), "exposed_comm", number(r->exposed_comm),
-                                   "data_wait", number(r->data_wait))));
+        HVT_TRY(put(
+            rep, json_pack("{s:s, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I}",
+                           "record", "epoch", "epoch", r->epoch, "steps", (json_int_t)r->steps, "train_loss",
+                           number(mean_loss(&r->loss)), "top1", number(percent(r->loss.top1, r->loss.count)),
+                           "top5", number(percent(r->loss.top5, r->loss.count)), "img_s", number(r->img_s),
+                           "seconds", number(r->seconds), "compute", number(r->compute), "exposed_comm",
+                           number(r->exposed_comm), "data_wait", number(r->data_wait), "other",
+                           number(r->other), "wait_skew", number(r->wait_skew), "waited_for",
+                           r->waited_for < 0 ? json_null() : json_integer(r->waited_for), "loss_scale",
+                           number(r->loss_scale), "skipped", (json_int_t)r->skipped)));
     say(rep,
-        "epoch %d/%d: loss %.4f, top-1 %.2f %%, top-5 %.2f %%; %.0f img/s, %.1f s "
-        "(%.1f %% waiting for the exchange, %.1f %% for data)",
+        "epoch %d/%d: loss %.4f, top-1 %.2f %%, top-5 %.2f %%; %.0f img/s, %.1f s (%.1f %% computing, %.1f "
+        "%% "
+        "waiting for the exchange, %.1f %% for data)",
         r->epoch, r->epochs, mean_loss(&r->loss), percent(r->loss.top1, r->loss.count),
-        percent(r->loss.top5, r->loss.count), r->img_s, r->seconds, 100 * r->exposed_comm,
+        percent(r->loss.top5, r->loss.count), r->img_s, r->seconds, 100 * r->compute, 100 * r->exposed_comm,
         100 * r->data_wait);
+    if (r->waited_for >= 0 && r->wait_skew >= WORTH_SAYING)
+        say(rep, "  others waited for rank %d (%s): up to %.1f %% of the time more than it did itself",
+            r->waited_for, r->waited_host, 100 * r->wait_skew);
+    return HVT_OK;
+}
+
+hvt_status hvt__report_overlap(hvt_reporter *rep, const char *overlap, double without, double with)
+{
+    if (!rep)
+        return HVT_OK;
+    if (rep->log)
+        HVT_TRY(put(rep, json_pack("{s:s, s:s, s:o, s:o}", "record", "overlap", "overlap", overlap,
+                                   "seconds_off", number(without), "seconds_worker", number(with))));
+    say(rep, "overlap %s: an update takes %.3g ms with a worker for the exchange, %.3g ms without", overlap,
+        1e3 * with, 1e3 * without);
     return HVT_OK;
 }
 
@@ -579,12 +680,16 @@ hvt_status hvt__report_end(hvt_reporter *rep, const hvt_options *opts, const hvt
         return HVT_OK;
     snprintf(hex, sizeof hex, "%016" PRIx64, r->weights);
     if (rep->log)
-        HVT_TRY(put(rep, json_pack("{s:s, s:o, s:I, s:I, s:s, s:o, s:I}", "record", "end", "seconds",
-                                   number(r->seconds), "steps", (json_int_t)r->steps, "skipped",
-                                   (json_int_t)r->skipped, "weights", hex, "first_update_s",
-                                   r->first_update < 0 ? json_null() : number(r->first_update), "peak_bytes",
-                                   (json_int_t)r->peak_bytes)));
+        HVT_TRY(
+            put(rep, json_pack("{s:s, s:o, s:I, s:I, s:o, s:s, s:o, s:I, s:I}", "record", "end", "seconds",
+                               number(r->seconds), "steps", (json_int_t)r->steps, "skipped",
+                               (json_int_t)r->skipped, "loss_scale", number(r->loss_scale), "weights", hex,
+                               "first_update_s", r->first_update < 0 ? json_null() : number(r->first_update),
+                               "peak_bytes", (json_int_t)r->peak_bytes, "device_peak_bytes",
+                               (json_int_t)r->device_peak_bytes)));
     duration(r->seconds, took);
+    if (r->device_peak_bytes)
+        say(rep, "GPU memory: at most %.0f MiB on a rank", mib((double)r->device_peak_bytes));
     if (r->first_update >= 0)
         say(rep, "done: %lld updates, %s, the first after %.2f s; at most %.0f MiB on a rank; weights %s",
             (long long)r->steps, took, r->first_update, mib((double)r->peak_bytes), hex);

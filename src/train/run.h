@@ -2,7 +2,17 @@
 #ifndef HVT_TRAIN_RUN_H
 #define HVT_TRAIN_RUN_H
 
-#include "train_impl.h"
+#include "timeline.h"
+
+/* Which is faster: the exchange on a worker, or in hvt_distopt_step()? */
+enum { HVT__TRIES = 5 };
+typedef struct hvt__trial {
+    const char *overlap; /* worker, off; auto: not known yet */
+    const char *why;
+    bool on;                       /* the worker */
+    double seconds[2][HVT__TRIES]; /* of updates without and with it */
+    int64_t after;                 /* updates that come before */
+} hvt__trial;
 
 typedef struct run {
     const hvt_options *opts; /* borrowed */
@@ -10,6 +20,7 @@ typedef struct run {
     int rank, size;
     hvt_settled set;
     hvt_place *place; /* [size] */
+    double *exposed;  /* [size] s of the epoch, for which each rank waited for the exchange */
 
     hvt_device *dev;
     hvt_dataset *train_set, *test_set; /* train_set NULL: evaluation only */
@@ -19,20 +30,25 @@ typedef struct run {
     hvt_schedule *schedule;
     hvt_comm *comm;
     hvt_distopt *dist;
-    hvt_reporter *rep; /* rank 0 */
+    hvt__trial trial;
+    hvt_recording *recording; /* a step of full shards; NULL: none yet, or not to be had */
+    bool record;              /* make one */
+    hvt_reporter *rep;        /* rank 0 */
+    hvt_timeline *timeline;
     uint32_t steps_per_epoch;
 
     /* where the whole run stands */
-    int epoch;             /* 0-based */
-    uint32_t step;         /* updates done in it */
-    int64_t steps;         /* updates done in all */
-    int64_t end;           /* stop after this many */
-    double best;           /* top-1 in percent of `best` */
-    hvt_loss test;         /* the last evaluation */
-    int64_t tested, saved; /* at how many updates; -1: not yet */
+    int epoch;                                    /* 0-based */
+    uint32_t step;                                /* updates done in it */
+    int64_t steps;                                /* updates done in all */
+    int64_t end;                                  /* stop after this many */
+    int64_t first_epoch, first_step, first_steps; /* what this job began with: epoch, step, steps */
+    double best;                                  /* top-1 in percent of `best` */
+    hvt_loss test;                                /* the last evaluation */
+    int64_t tested, saved;                        /* at how many updates; -1: not yet */
 
     /* of this job, in seconds and images of training alone */
-    double seconds, waited, exposed;
+    double seconds;
     int64_t images;
     double first_update; /* after the process began; < 0: not yet */
 
@@ -46,6 +62,14 @@ typedef struct run {
 } run;
 
 hvt_status hvt__setup(run *t);
+hvt_status hvt__step(run *t, double lr, bool *ret_end); /* *ret_end: no batch was left in this epoch */
+/* overlap.c: --overlap. Collective; the second after each update, which took so long. */
+hvt_status hvt__overlap_open(run *t);
+hvt_status hvt__overlap_step(run *t, double seconds);
+/* The GPU that this rank's options and place ask for. */
+hvt_status hvt__open_gpu(run *t);
+/* Every rank's GPU into t->place. Collective. E_ARG: two ranks have the same, on all ranks alike. */
+hvt_status hvt__gather_gpus(run *t);
 void hvt__teardown(run *t); /* Collective. */
 /* The options of scope RUN as they took effect, "--flag=value\n" each; malloc'ed. */
 char *hvt__effective_options(const run *t);

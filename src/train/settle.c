@@ -2,7 +2,7 @@
  * The options, read together: what follows from several of them, and which do not fit together. Everything
  * here depends on the options and the number of ranks alone, so a mistake is one of the command line.
  */
-#include "train_impl.h"
+#include "timeline.h"
 #include "base_impl.h"
 
 #include <float.h>
@@ -18,7 +18,7 @@ static bool was_given(const hvt_options *o, const char *flag)
 {
     for (int i = 0; i < HVT_OPTION_COUNT; i++)
         if (!strcmp(hvt__option_flag(i), flag))
-            return o->given[i];
+            return o->from[i] >= HVT_FROM_CONFIG;
     return false;
 }
 
@@ -69,6 +69,36 @@ static hvt_status settle_decay(const hvt_options *o, hvt_settled *t)
         t->no_decay_norm |= norm;
         t->no_decay_bias |= bias;
     }
+    return HVT_OK;
+}
+
+/* Apex's names: O1 and O2 differ in how a model is patched, not in what its layers compute here. */
+static hvt_status settle_precision(const hvt_options *o, hvt_settled *t)
+{
+    enum { START = 65536, INTERVAL = 2000 }; /* torch.amp.GradScaler's */
+    static const char *const flag[] = {"--loss-scale", "--loss-scale-min"};
+
+    HVT_CHECK(
+        strcmp(o->amp, "O3") != 0, E_ARG,
+        "--amp O3: parameters in f16 lose every update below a thousandth of them; O2 keeps them in f32");
+    t->amp = !strcmp(o->amp, "bf16")                         ? HVT_BF16
+             : strcmp(o->amp, "f32") && strcmp(o->amp, "O0") ? HVT_F16
+                                                             : HVT_F32;
+    for (size_t i = 0; i < HVT_LEN(flag); i++)
+        HVT_CHECK(t->amp == HVT_F16 || !was_given(o, flag[i]), E_ARG,
+                  "%s is for --amp f16: gradients in %s need no loss scaling", flag[i],
+                  hvt_dtype_name(t->amp));
+    if (t->amp != HVT_F16)
+        return HVT_OK;
+    HVT_CHECK(!o->loss_scale || !was_given(o, "--loss-scale-min"), E_ARG,
+              "--loss-scale-min %g is for --loss-scale dynamic; %d does not fall", o->loss_scale_min,
+              o->loss_scale);
+    HVT_CHECK(o->loss_scale || (o->loss_scale_min > 0 && o->loss_scale_min <= START), E_ARG,
+              "--loss-scale-min: expected a number above 0 and at most %d, where the scale begins, got %g",
+              START, o->loss_scale_min);
+    t->scaling = (hvt_scaling){.scale = o->loss_scale ? o->loss_scale : START,
+                               .interval = o->loss_scale ? 0 : INTERVAL,
+                               .floor = o->loss_scale_min};
     return HVT_OK;
 }
 
@@ -137,13 +167,22 @@ static hvt_status check_words(const hvt_options *o)
               o->shortcut, o->model);
     HVT_CHECK(!(was_given(o, "--batch") && was_given(o, "--global-batch")), E_ARG,
               "--batch %d and --global-batch %d: one of them, not both", o->batch, o->global_batch);
+    HVT_CHECK(!o->error_feedback || strcmp(o->wire, "f32"), E_ARG,
+              "--error-feedback is for --wire f16 or bf16: f32 loses nothing on the way");
+    HVT_CHECK(!o->error_feedback || strncmp(o->device, "cuda", 4), E_ARG,
+              "--error-feedback is for --device cpu or ref, not %s", o->device);
     HVT_CHECK(o->threads <= HVT_MAX_THREADS, E_ARG, "--threads: expected 1 to %d per rank, or auto, got %d",
               HVT_MAX_THREADS, o->threads);
+    HVT_CHECK(!(o->stall_abort > 0) || o->stall_abort >= o->stall_warn, E_ARG,
+              "--stall-abort %gs comes before --stall-warn %gs: expected it later, or 0", o->stall_abort,
+              o->stall_warn);
     return check_isa(o);
 }
 
 static hvt_status check_files(const hvt_options *o)
 {
+    int64_t first, last;
+
     HVT_CHECK(!(*o->init && *o->resume), E_ARG, "--init %s and --resume %s: one of them, not both", o->init,
               o->resume);
     HVT_CHECK(!o->init_skip_head || *o->init, E_ARG, "--init-skip-head needs --init FILE");
@@ -151,7 +190,9 @@ static hvt_status check_files(const hvt_options *o)
               "--evaluate needs weights: --init FILE or --resume DIR");
     HVT_CHECK(!o->evaluate || !*o->save, E_ARG, "--evaluate changes no weights, so --save %s has no use",
               o->save);
-    return HVT_OK;
+    HVT_CHECK(*o->timeline || !was_given(o, "--timeline-steps"), E_ARG,
+              "--timeline-steps %s needs --timeline FILE", o->timeline_steps);
+    return hvt__timeline_window(o, &first, &last);
 }
 
 static hvt_status check_training(const hvt_options *o, const hvt_settled *t)
@@ -162,12 +203,14 @@ static hvt_status check_training(const hvt_options *o, const hvt_settled *t)
     } f32[] = {
         {"--momentum", o->momentum}, {"--dampening", o->dampening}, {"--weight-decay", o->weight_decay}};
     hvt_schedule *schedule = NULL;
-    hvt_schedule_opts opts = {o->schedule, t->lr, o->epochs, o->warmup_epochs};
+    hvt_schedule_opts opts = {o->schedule, t->lr, o->epochs, o->warmup_epochs, o->warmup_from};
     hvt_status s;
 
     for (size_t i = 0; i < HVT_LEN(f32); i++)
         HVT_CHECK(f32[i].value <= FLT_MAX, E_ARG, "%s: expected a number from 0 to %g, got %g", f32[i].flag,
                   (double)FLT_MAX, f32[i].value);
+    HVT_CHECK(o->warmup_from <= 1, E_ARG, "--warmup-from: expected a number from 0 to 1, got %g",
+              o->warmup_from);
     HVT_CHECK(isfinite(t->lr), E_ARG, "--lr %g x %d shards (--lr-scale %s) is no number", o->lr, t->shards,
               o->lr_scale);
     HVT_CHECK(!o->nesterov || (o->momentum > 0 && o->dampening == 0), E_ARG,
@@ -183,24 +226,46 @@ static hvt_status check_training(const hvt_options *o, const hvt_settled *t)
     return s;
 }
 
+static hvt_status check_tuning(const hvt_options *o, int ranks)
+{
+    bool tune = o->ask == HVT_ASK_TUNE;
+
+    if (hvt_comm_tune(o->thresholds, true))
+        return HVT_FAIL(E_ARG, "--thresholds %s: %s", o->thresholds, hvt_last_error());
+    HVT_CHECK(tune || (!was_given(o, "--output") && !was_given(o, "--budget")), E_ARG,
+              "--output and --budget are for hvtrain tune");
+    HVT_CHECK(!tune || *o->output, E_ARG, "hvtrain tune needs --output FILE, for what it finds");
+    HVT_CHECK(!tune || ranks > 1, E_ARG,
+              "hvtrain tune measures the exchange between ranks: mpirun -np N hvtrain tune ...");
+    HVT_CHECK(!tune || (!*o->save && !o->evaluate), E_ARG,
+              "hvtrain tune neither trains nor evaluates: --save and --evaluate have no use");
+    return HVT_OK;
+}
+
 hvt_status hvt__settle(const hvt_options *o, int ranks, hvt_settled *ret_settled)
 {
     hvt_settled t = {0};
 
+    HVT_TRY(hvt__settle_device(o, ranks, &t));
     HVT_TRY(check_words(o));
     HVT_TRY(check_files(o));
     HVT_TRY(settle_augment(o, &t));
     HVT_TRY(settle_decay(o, &t));
+    HVT_TRY(settle_precision(o, &t));
     HVT_TRY(settle_shards(o, ranks, &t));
     t.lr = o->lr * (strcmp(o->lr_scale, "linear") ? 1 : t.shards);
     t.tail = !strcmp(o->tail, "pad")    ? HVT_TAIL_PAD
              : !strcmp(o->tail, "drop") ? HVT_TAIL_DROP
                                         : HVT_TAIL_EXACT;
     t.wire = !strcmp(o->wire, "f16") ? HVT_F16 : !strcmp(o->wire, "bf16") ? HVT_BF16 : HVT_F32;
+    t.update = !strcmp(o->update, "sharded")      ? HVT_UPDATE_SHARDED
+               : !strcmp(o->update, "replicated") ? HVT_UPDATE_REPLICATED
+                                                  : HVT_UPDATE_AUTO;
     /* the small first bucket serves fusion: with one per layer, or one for all, there is none */
     t.first_bucket =
         o->bucket == 0 || o->bucket == HVT_BUCKET_ALL || o->first_bucket > o->bucket ? 0 : o->first_bucket;
     HVT_TRY(check_training(o, &t));
+    HVT_TRY(check_tuning(o, ranks));
     *ret_settled = t;
     return HVT_OK;
 }

@@ -39,7 +39,9 @@ static hvt_status find_places(run *t)
     hvt_place mine = {.allowed = launchers_processors()};
 
     t->place = calloc((size_t)t->size, sizeof *t->place);
-    AGREE(t, t->place ? HVT_OK : HVT_FAIL(E_MEM, "no memory for the places of %d ranks", t->size));
+    t->exposed = calloc((size_t)t->size, sizeof *t->exposed);
+    AGREE(t,
+          t->place && t->exposed ? HVT_OK : HVT_FAIL(E_MEM, "no memory for the places of %d ranks", t->size));
     AGREE(t, hvt_world_cores(t->world, t->opts->threads, &mine.cores));
     return hvt_world_gather(t->world, &mine, sizeof mine, t->place);
 }
@@ -62,17 +64,18 @@ static hvt_status common_isa(run *t, const char **ret_isa)
 static hvt_status open_device(run *t)
 {
     const hvt_cores *cores = &t->place[t->rank].cores;
-    hvt_device_opts opts = {.index = hvt_world_local_rank(t->world),
-                            .threads = cores->threads,
+    hvt_device_opts opts = {.threads = cores->threads,
                             .cpus = cores->ncpus ? cores->cpus : NULL,
                             .ncpus = cores->ncpus,
                             .yield = cores->crowded};
 
+    if (t->set.on_gpu)
+        return hvt__open_gpu(t);
     if (strcmp(t->opts->isa, "auto"))
         opts.isa = t->opts->isa;
-    else if (!strcmp(t->opts->device, "cpu"))
+    else if (!strcmp(t->set.device, "cpu"))
         HVT_TRY(common_isa(t, &opts.isa));
-    return hvt_device_open(t->opts->device, &opts, &t->dev);
+    return hvt_device_open(t->set.device, &opts, &t->dev);
 }
 
 /* ---- data and model ---- */
@@ -127,6 +130,7 @@ static hvt_status plan_model(run *t)
     HVT_CHECK(!o->classes || o->classes >= data->classes, E_ARG, "--classes %d: %s has labels up to %d",
               o->classes, data->name, data->classes - 1);
     HVT_TRY(hvt_model_create(t->dev, &t->model));
+    HVT_TRY(hvt_model_set_type(t->model, t->set.amp));
     images = hvt_input(t->model, data->height, data->width, data->channels);
     return hvt_model_plan(t->model, t->set.batch,
                           hvt_zoo(t->model, o->model, images, o->classes ? o->classes : data->classes, &zoo));
@@ -150,13 +154,17 @@ static hvt_status open_loaders(run *t)
                              .seed = (uint64_t)o->seed,
                              .crop = t->set.crop,
                              .flip = t->set.flip,
-                             .order = hvt_model_order(t->model)};
+                             .order = hvt_model_order(t->model),
+                             .type = hvt_model_input_type(t->model),
+                             .channels = hvt_model_input_channels(t->model)};
     hvt_loader_opts test = {.batch = t->set.batch,
                             .shards = t->size,
                             .first_shard = t->rank,
                             .shard_count = 1,
                             .tail = HVT_TAIL_EXACT,
-                            .order = hvt_model_order(t->model)};
+                            .order = hvt_model_order(t->model),
+                            .type = hvt_model_input_type(t->model),
+                            .channels = hvt_model_input_channels(t->model)};
 
     normalise(o, &train);
     normalise(o, &test);
@@ -179,7 +187,7 @@ static hvt_status open_optim(run *t)
                           .nesterov = o->nesterov,
                           .no_decay_norm = t->set.no_decay_norm,
                           .no_decay_bias = t->set.no_decay_bias};
-    hvt_schedule_opts rate = {o->schedule, t->set.lr, o->epochs, o->warmup_epochs};
+    hvt_schedule_opts rate = {o->schedule, t->set.lr, o->epochs, o->warmup_epochs, o->warmup_from};
 
     HVT_TRY(hvt_optim_create(t->model, &sgd, &t->optim));
     return hvt_schedule_create(&rate, &t->schedule);
@@ -191,10 +199,15 @@ static hvt_status open_distopt(run *t)
     hvt_distopt_opts opts = {.bucket_bytes = t->opts->bucket,
                              .first_bytes = t->set.first_bucket,
                              .wire = t->set.wire,
-                             .local_shards = t->set.local_shards};
+                             .error_feedback = t->opts->error_feedback,
+                             .replica_check = t->opts->replica_check,
+                             .update = t->set.update,
+                             .local_shards = t->set.local_shards,
+                             .scaling = t->set.scaling};
     const hvt_dataset_info *train = t->train_set ? hvt_dataset_describe(t->train_set) : NULL;
     const hvt_dataset_info *test = hvt_dataset_describe(t->test_set);
     char train_text[64] = "none", test_text[64];
+    const char *why;
     const hvt_item items[] = {{"device", hvt_device_name(t->dev)},
                               {"instruction set", hvt_device_isa(t->dev)},
                               {"training images and their labels", train_text},
@@ -203,7 +216,11 @@ static hvt_status open_distopt(run *t)
     if (train)
         snprintf(train_text, sizeof train_text, "%u, %016" PRIx64, train->count, train->fingerprint);
     snprintf(test_text, sizeof test_text, "%u, %016" PRIx64, test->count, test->fingerprint);
-    return hvt_distopt_create(t->optim, t->comm, &opts, items, HVT_LEN(items), &t->dist);
+    HVT_TRY(hvt_distopt_create(t->optim, t->comm, &opts, items, HVT_LEN(items), &t->dist));
+    why = hvt_distopt_unrecorded(t->dist);
+    HVT_CHECK(!why || strcmp(t->opts->graph, "on"), E_UNSUPPORTED, "--graph on: %s", why);
+    t->record = !why && strcmp(t->opts->graph, "off");
+    return HVT_OK;
 }
 
 /* ---- weights ---- */
@@ -336,6 +353,9 @@ static hvt_status share_progress(run *t)
     t->step = (uint32_t)now.step;
     t->steps = now.steps;
     t->best = now.best;
+    t->first_epoch = now.epoch;
+    t->first_step = now.step;
+    t->first_steps = now.steps;
     if (t->opts->steps)
         t->end = t->opts->steps;
     else /* what is left of the epochs, after what is done */
@@ -348,12 +368,17 @@ static hvt_status share_progress(run *t)
 static hvt_status announce(run *t)
 {
     const size_t *bucket_bytes;
+    hvt_device_info device;
     hvt_start s = {.opts = t->opts,
                    .set = &t->set,
                    .world = t->world,
                    .device = hvt_device_name(t->dev),
                    .isa = hvt_device_isa(t->dev),
                    .comm = hvt_comm_name(t->comm),
+                   .overlap = t->trial.overlap,
+                   .overlap_why = t->trial.why,
+                   .graph = t->record ? "on" : "off",
+                   .update = hvt_distopt_update(t->dist) == HVT_UPDATE_SHARDED ? "sharded" : "replicated",
                    .threads = hvt_device_threads(t->dev),
                    .classes = hvt_model_classes(t->model),
                    .train = t->train_set ? hvt_dataset_describe(t->train_set) : NULL,
@@ -364,6 +389,8 @@ static hvt_status announce(run *t)
                    .steps = t->end,
                    .place = t->place};
 
+    hvt_device_describe(t->dev, &device);
+    s.device_bytes = device.bytes;
     s.buckets = hvt_distopt_buckets(t->dist, &bucket_bytes);
     s.bucket_bytes = bucket_bytes;
     return hvt__report_start(t->rep, &s);
@@ -376,22 +403,28 @@ hvt_status hvt__setup(run *t)
     AGREE(t, t->rank == 0 ? hvt__report_open(t->opts, &t->rep) : HVT_OK);
     HVT_TRY(find_places(t));
     AGREE(t, open_device(t));
+    HVT_TRY(hvt__gather_gpus(t));
     AGREE(t, open_data(t));
     AGREE(t, check_batch(t));
     AGREE(t, plan_model(t));
     AGREE(t, open_loaders(t));
     AGREE(t, open_optim(t));
+    AGREE(t, hvt_comm_tune(t->opts->thresholds, false));
     AGREE(t, hvt_comm_open(t->opts->comm, t->world, t->dev, &t->comm));
     AGREE(t, open_distopt(t));
     AGREE(t, t->rank == 0 ? first_weights(t) : HVT_OK);
     AGREE(t, hvt_distopt_broadcast(t->dist, 0));
     HVT_TRY(share_progress(t));
+    HVT_TRY(hvt__overlap_open(t));
+    HVT_TRY(hvt__timeline_open(t->opts, t->world, &t->timeline));
     AGREE(t, announce(t));
-    return HVT_OK;
+    return hvt__timeline_at(t->timeline, t->steps);
 }
 
 void hvt__teardown(run *t)
 {
+    hvt__timeline_close(&t->timeline);
+    hvt_recording_free(&t->recording); /* before the comm, which would wait for it */
     hvt_distopt_free(&t->dist);
     hvt_loader_close(&t->train_data);
     hvt_loader_close(&t->test_data);
@@ -403,5 +436,6 @@ void hvt__teardown(run *t)
     hvt_dataset_close(&t->test_set);
     hvt_device_close(&t->dev);
     hvt__report_close(&t->rep);
+    free(t->exposed);
     free(t->place);
 }

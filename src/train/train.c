@@ -8,7 +8,7 @@
  * Time is counted in two parts: training, from which img/s and the fractions follow, and the rest.
  */
 #include "run.h"
-#include "base_impl.h"
+#include "base/trace.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -16,35 +16,93 @@
 
 /* ---- one update ---- */
 
-static hvt_status next_batch(run *t, hvt_batch *b, bool *ret_end)
+static int64_t images_of(const hvt_batch *b)
 {
-    double start = hvt__now();
-    hvt_status s = hvt_loader_next(t->train_data, b, ret_end);
+    int64_t images = 0;
 
-    t->waited += hvt__now() - start;
+    for (int i = 0; i < b->shards; i++)
+        images += b->shard_counts[i];
+    return images;
+}
+
+/* A step that may be recorded has seen a few others (devices settle things as they go), and has full shards.
+ */
+static bool recordable(const run *t, const hvt_batch *b)
+{
+    enum { WARM_UP = 3 };
+
+    for (int i = 0; i < b->shards; i++)
+        if (b->shard_counts[i] != t->set.batch)
+            return false;
+    return t->record && t->steps - t->first_steps >= WARM_UP;
+}
+
+/* The rest of a step after its begin, as one launch: recorded the first time, run again from then on. */
+static hvt_status launch(run *t, const hvt_batch *b)
+{
+    hvt_status s;
+
+    if (t->recording)
+        return hvt_distopt_replay(t->dist, t->recording);
+    HVT_TRY(hvt_distopt_record(t->dist));
+    s = hvt_model_forward(t->model, b, true);
+    if (s == HVT_OK)
+        s = hvt_model_backward(t->model, hvt_distopt_on_grad, t->dist);
+    if (s == HVT_OK)
+        s = hvt_distopt_step(t->dist);
+    if (s == HVT_OK)
+        return hvt_distopt_record_end(t->dist, &t->recording);
+    hvt_distopt_record_end(t->dist, NULL);
     return s;
 }
 
 /* One step. Everything else in this program exists to make these lines true. */
-static hvt_status step(run *t, double lr, bool *ret_end)
+hvt_status hvt__step(run *t, double lr, bool *ret_end)
 {
     hvt_batch b;
 
     for (int i = 0; i < t->set.local_shards; i++) {
-        HVT_TRY(next_batch(t, &b, ret_end));
+        HVT_TRY(hvt_loader_next(t->train_data, &b, ret_end));
         if (*ret_end)
             return HVT_OK;
         if (i == 0)
-            HVT_TRY(hvt_distopt_begin(t->dist, b.shard_counts, b.shards));
+            HVT_TRY(hvt_distopt_begin(t->dist, b.shard_counts, b.shards, lr));
+        t->step_images = images_of(&b);
+        if (recordable(t, &b))
+            return launch(t, &b);
         HVT_TRY(hvt_model_forward(t->model, &b, true));
         HVT_TRY(hvt_model_backward(t->model, hvt_distopt_on_grad, t->dist));
     }
-    for (int i = 0; i < b.shards; i++)
-        t->step_images += b.shard_counts[i];
-    return hvt_distopt_step(t->dist, lr);
+    return hvt_distopt_step(t->dist);
 }
 
 /* ---- telling about it ---- */
+
+/* Numbers that are not finite: say when. The distributed optimizer counts the updates of this job. */
+static hvt_status name_step(const run *t, hvt_status s)
+{
+    bool agreed = hvt_last_error_is_agreed();
+    int64_t nth = t->first_step + hvt_distopt_stopped(t->dist) - 1; /* since the first epoch of this job */
+
+    if (s != HVT_E_DIVERGED)
+        return s;
+    s = HVT_FAIL(E_DIVERGED, "update %" PRId64 " (%" PRId64 " of epoch %" PRId64 "): %s",
+                 t->first_steps + hvt_distopt_stopped(t->dist), nth % t->steps_per_epoch + 1,
+                 t->first_epoch + nth / t->steps_per_epoch + 1, hvt_last_error());
+    hvt__error_agreed(agreed);
+    return s;
+}
+
+static hvt_status name_last_step(const run *t, hvt_status s)
+{
+    bool agreed = hvt_last_error_is_agreed();
+
+    if (s != HVT_E_DIVERGED)
+        return s;
+    s = HVT_FAIL(E_DIVERGED, "after update %" PRId64 ": %s", t->steps, hvt_last_error());
+    hvt__error_agreed(agreed);
+    return s;
+}
 
 static void add_loss(hvt_loss *sum, const hvt_loss *more)
 {
@@ -85,10 +143,14 @@ static hvt_status tell_step(run *t, double lr)
                          .steps = t->end,
                          .lr = lr};
 
-    if (!record && !hvt__report_bar_due(t->rep))
+    if (record)
+        HVT_TRY(name_step(t, hvt_distopt_check(t->dist)));
+    else if (!hvt__report_bar_due(t->rep))
         return HVT_OK;
     HVT_TRY(take_loss(t));
     r.loss = t->recent;
+    r.loss_scale = hvt_distopt_loss_scale(t->dist);
+    r.skipped = hvt_distopt_skipped(t->dist);
     r.img_s = (double)t->recent_images / t->recent_seconds;
     r.step_seconds = t->recent_seconds / (double)t->recent_steps;
     if (hvt__report_bar_due(t->rep))
@@ -101,56 +163,62 @@ static hvt_status tell_step(run *t, double lr)
     return hvt__report_step(t->rep, &r);
 }
 
-/* Numbers that are not finite: say when. */
-static hvt_status name_step(const run *t, hvt_status s)
-{
-    bool agreed = hvt_last_error_is_agreed();
-
-    if (s != HVT_E_DIVERGED)
-        return s;
-    s = HVT_FAIL(E_DIVERGED, "update %" PRId64 " (%u of epoch %d): %s", t->steps + 1, t->step + 1,
-                 t->epoch + 1, hvt_last_error());
-    hvt__error_agreed(agreed);
-    return s;
-}
-
-static hvt_status name_last_step(const run *t, hvt_status s)
-{
-    bool agreed = hvt_last_error_is_agreed();
-
-    if (s != HVT_E_DIVERGED)
-        return s;
-    s = HVT_FAIL(E_DIVERGED, "after update %" PRId64 ": %s", t->steps, hvt_last_error());
-    hvt__error_agreed(agreed);
-    return s;
-}
-
 /* ---- an epoch ---- */
+
+/* Where the time of an epoch went, and who was waited for: the others wait for the rank that waits least. */
+static hvt_status account(const run *t, const double *before, double exposed, hvt_epoch_report *r)
+{
+    static const hvt__phase work[] = {HVT__FORWARD, HVT__BACKWARD, HVT__COMPRESS, HVT__LAUNCH, HVT__UPDATE};
+    double now[HVT__PHASE_COUNT], least = exposed, most = exposed;
+
+    HVT_TRY(hvt_world_gather(t->world, &exposed, sizeof exposed, t->exposed));
+    hvt__trace_seconds(now);
+    for (size_t i = 0; i < HVT_LEN(work); i++)
+        r->compute += (now[work[i]] - before[work[i]]) / r->seconds;
+    r->data_wait = (now[HVT__DATA] - before[HVT__DATA]) / r->seconds;
+    r->exposed_comm = exposed / r->seconds;
+    r->other = 1 - r->compute - r->data_wait - r->exposed_comm;
+    r->waited_for = t->size > 1 ? t->rank : -1;
+    for (int i = 0; i < t->size; i++) {
+        most = t->exposed[i] > most ? t->exposed[i] : most;
+        if (t->exposed[i] < least) {
+            least = t->exposed[i];
+            r->waited_for = i;
+        }
+    }
+    r->wait_skew = (most - least) / r->seconds;
+    r->waited_host = hvt_world_host(t->world, r->waited_for);
+    return HVT_OK;
+}
 
 /* Train from update t->step of the epoch to its end, or to the end of the run. */
 static hvt_status train_epoch(run *t)
 {
     hvt_epoch_report r = {.epoch = t->epoch + 1, .epochs = epochs_in_all(t)};
-    double began = t->seconds;
+    double began = t->seconds, before[HVT__PHASE_COUNT];
     int64_t images = t->images;
     uint32_t first = t->step;
     bool end = false;
 
-    t->waited = 0;
     t->epoch_loss = (hvt_loss){0};
     hvt_distopt_take_exposed(t->dist);
+    hvt__trace_seconds(before);
     HVT_TRY(hvt_loader_rewind(t->train_data, t->epoch, t->step));
     while (t->steps < t->end) {
         double lr = hvt_schedule_lr(t->schedule, t->epoch, t->step, t->steps_per_epoch), start = hvt__now();
+        double took;
         hvt_status s;
         t->step_images = 0;
-        s = step(t, lr, &end);
+        if (t->step < t->steps_per_epoch)
+            hvt__trace_step(t->steps + 1);
+        s = hvt__step(t, lr, &end);
         if (s)
             return name_step(t, s);
-        t->seconds += hvt__now() - start;
+        took = hvt__now() - start;
+        t->seconds += took;
         if (end)
             break;
-        t->recent_seconds += hvt__now() - start;
+        t->recent_seconds += took;
         t->recent_images += t->step_images;
         t->images += t->step_images;
         t->recent_steps++;
@@ -159,19 +227,24 @@ static hvt_status train_epoch(run *t)
         if (t->first_update < 0)
             t->first_update = hvt__process_seconds();
         HVT_TRY(tell_step(t, lr));
+        HVT_TRY(hvt__overlap_step(t, took));
+        HVT_TRY(hvt__timeline_at(t->timeline, t->steps));
     }
+    HVT_TRY(name_step(t, hvt_distopt_check(t->dist)));
     HVT_TRY(take_loss(t));
     r.steps = t->step - first;
     r.loss = t->epoch_loss;
     r.seconds = t->seconds - began;
     r.img_s = (double)(t->images - images) / r.seconds;
-    r.exposed_comm = hvt_distopt_take_exposed(t->dist) / r.seconds;
-    r.data_wait = t->waited / r.seconds;
+    HVT_TRY(account(t, before, hvt_distopt_take_exposed(t->dist), &r));
+    r.loss_scale = hvt_distopt_loss_scale(t->dist);
+    r.skipped = hvt_distopt_skipped(t->dist);
     if (t->step == t->steps_per_epoch) {
         t->epoch++;
         t->step = 0;
     }
-    return hvt__report_epoch(t->rep, &r);
+    HVT_TRY(hvt__report_epoch(t->rep, &r));
+    return hvt__timeline_flush(t->timeline);
 }
 
 /* ---- after an epoch ---- */
@@ -180,7 +253,8 @@ static hvt_status evaluate(run *t)
 {
     if (t->tested == t->steps)
         return HVT_OK;
-    HVT_TRY(name_last_step(t, hvt_evaluate(t->model, t->test_data, t->world, &t->test)));
+    hvt__trace_begin(HVT__EVALUATE, -1);
+    HVT_TRY(name_last_step(t, hvt__traced(hvt_evaluate(t->model, t->test_data, t->world, &t->test))));
     t->tested = t->steps;
     return hvt__report_eval(t->rep, t->epoch + (t->step > 0), &t->test);
 }
@@ -206,7 +280,10 @@ static hvt_status save(run *t)
 
     if (!*t->opts->save || (t->saved == t->steps && top1 <= t->best))
         return HVT_OK;
-    HVT_TRY(name_last_step(t, hvt_world_agree(t->world, t->rank == 0 ? write_checkpoints(t, top1) : HVT_OK)));
+    hvt__trace_begin(HVT__SAVE, -1);
+    HVT_TRY(hvt_distopt_gather(t->dist, 0));
+    HVT_TRY(name_last_step(
+        t, hvt__traced(hvt_world_agree(t->world, t->rank == 0 ? write_checkpoints(t, top1) : HVT_OK))));
     t->saved = t->steps;
     t->best = top1 > t->best ? top1 : t->best;
     return HVT_OK;
@@ -231,9 +308,14 @@ static hvt_status finish(run *t, hvt_report *ret_report)
     hvt_end_report r = {.first_update = t->first_update,
                         .steps = t->steps,
                         .skipped = hvt_distopt_skipped(t->dist),
+                        .loss_scale = hvt_distopt_loss_scale(t->dist),
                         .peak_bytes = hvt__process_peak_bytes()};
+    hvt_device_info device;
 
+    hvt_device_describe(t->dev, &device);
+    r.device_peak_bytes = device.peak_bytes;
     HVT_TRY(hvt_world_fold_i64(t->world, HVT_FOLD_MAX, &r.peak_bytes, 1));
+    HVT_TRY(hvt_world_fold_i64(t->world, HVT_FOLD_MAX, &r.device_peak_bytes, 1));
     HVT_TRY(hvt_world_agree(t->world, hvt_model_hash(t->model, &r.weights)));
     r.seconds = hvt__process_seconds();
     *ret_report = (hvt_report){.epochs = t->epoch + (t->step > 0),
@@ -255,9 +337,12 @@ hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_report *ret_
              .saved = -1,
              .first_update = -1};
     hvt_report report = {0};
+    hvt_stall stall = {opts->stall_warn, opts->stall_abort};
     hvt_status s;
 
-    HVT_TRY_OR(done, hvt__setup(&t));
+    HVT_TRY_OR(done, hvt_world_watch(world, &stall));
+    hvt__trace_begin(HVT__SETUP, -1);
+    HVT_TRY_OR(done, hvt__traced(hvt__setup(&t)));
     if (!opts->evaluate)
         HVT_TRY_OR(done, train(&t));
     HVT_TRY_OR(done, evaluate(&t));

@@ -1,0 +1,106 @@
+/*
+ * --overlap: does a worker of the comm's exchange gradients while backward goes on, or does every step do it
+ * itself at its end?
+ *
+ * Where a worker can do nothing (one rank, a GPU, an update that is the exchange), auto is off. Elsewhere it
+ * depends on network, model and processors, so it is tried: of the first updates every second one has a
+ * worker, and what the slowest rank's median update took decides for all. The bits are the same either way.
+ *
+ * A worker with no processor of its own shares those of the rank: it sleeps while messages travel, and takes
+ * what moving and adding them costs. That pays where the network is what is waited for.
+ */
+#include "run.h"
+#include "base_impl.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { WARM_UP = 3 };
+
+/* Why auto needs no trial; NULL: it does. */
+static const char *settled(const run *t)
+{
+    return t->size == 1    ? "one rank exchanges nothing"
+           : !t->train_set ? "nothing is exchanged"
+           : t->set.on_gpu ? "a GPU's exchange has a queue of its own, or needs the host"
+           : hvt_distopt_update(t->dist) == HVT_UPDATE_SHARDED && hvt_comm_shares(t->comm)
+               ? "the update is the exchange, and comes after backward"
+               : NULL;
+}
+
+static hvt_status turn(run *t, bool on)
+{
+    const hvt_cores *c = &t->place[t->rank].cores;
+    bool own = c->spare >= 0 || (!c->ncpus && !c->crowded && c->threads < c->share);
+    const hvt_overlap how = {
+        .cpus = c->spare >= 0 ? &c->spare : c->cpus, .ncpus = c->spare >= 0 ? 1 : c->ncpus, .yield = !own};
+
+    if (on != t->trial.on)
+        HVT_TRY(hvt_comm_overlap(t->comm, on ? &how : NULL));
+    t->trial.on = on;
+    return HVT_OK;
+}
+
+hvt_status hvt__overlap_open(run *t)
+{
+    hvt__trial *trial = &t->trial;
+    const char *why = settled(t);
+    bool automatic = !strcmp(t->opts->overlap, "auto");
+    hvt_status s;
+
+    trial->overlap = t->opts->overlap;
+    trial->why = automatic ? "the first updates decide" : "as asked for";
+    trial->after = t->steps + WARM_UP;
+    if (!automatic && (!t->train_set || t->size == 1)) /* asked for, and without a meaning */
+        trial->overlap = "off";
+    if (automatic && why) {
+        trial->overlap = "off";
+        trial->why = why;
+    }
+    if (!strcmp(trial->overlap, "off"))
+        return HVT_OK;
+    s = hvt_world_agree(t->world, turn(t, true)); /* can there be one? */
+    if (s == HVT_E_UNSUPPORTED && automatic) {
+        trial->overlap = "off";
+        trial->why = "this MPI keeps a worker from calling it";
+        return hvt_world_agree(t->world, turn(t, false));
+    }
+    HVT_TRY(s);
+    return automatic ? hvt_world_agree(t->world, turn(t, false)) : HVT_OK;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static hvt_status decide(run *t)
+{
+    hvt__trial *trial = &t->trial;
+    double median[2];
+
+    for (int k = 0; k < 2; k++) {
+        qsort(trial->seconds[k], HVT__TRIES, sizeof *trial->seconds[k], by_value);
+        median[k] = trial->seconds[k][HVT__TRIES / 2];
+    }
+    HVT_TRY(hvt_world_fold(t->world, HVT_FOLD_MAX, median, 2));
+    trial->overlap = median[1] < median[0] ? "worker" : "off";
+    HVT_TRY(turn(t, median[1] < median[0]));
+    return hvt__report_overlap(t->rep, trial->overlap, median[0], median[1]);
+}
+
+hvt_status hvt__overlap_step(run *t, double seconds)
+{
+    hvt__trial *trial = &t->trial;
+    int64_t nth = t->steps - trial->after; /* updates of the trial so far */
+
+    if (strcmp(trial->overlap, "auto") || nth < 0)
+        return HVT_OK;
+    if (nth > 0)
+        trial->seconds[trial->on][(nth - 1) / 2] = seconds;
+    if (nth == 2 * HVT__TRIES)
+        return decide(t);
+    return turn(t, nth % 2);
+}
