@@ -29,14 +29,23 @@ static void processor(char *name, size_t size)
         fclose(f);
 }
 
-void bench_header(const char *bench, const char *isa, int threads)
+void bench_describe(char *text, size_t size, const char *bench, const char *isa, int threads)
 {
     char host[64] = "unknown host", cpu[128];
 
     gethostname(host, sizeof host - 1);
     processor(cpu, sizeof cpu);
-    printf("%s: %s, %s, %ld processors, %s, %d thread%s, %s, commit %s\n", bench, host, cpu,
-           sysconf(_SC_NPROCESSORS_ONLN), isa, threads, threads == 1 ? "" : "s", HVT_COMPILER, BENCH_COMMIT);
+    snprintf(text, size, "%s: %s, %s, %ld processors, %s, %d thread%s, %s, commit %s", bench, host, cpu,
+             sysconf(_SC_NPROCESSORS_ONLN), isa, threads, threads == 1 ? "" : "s", HVT_COMPILER,
+             BENCH_COMMIT);
+}
+
+void bench_header(const char *bench, const char *isa, int threads)
+{
+    char text[512];
+
+    bench_describe(text, sizeof text, bench, isa, threads);
+    printf("%s\n", text);
 }
 
 static int ascending(const void *a, const void *b)
@@ -44,6 +53,21 @@ static int ascending(const void *a, const void *b)
     double x = *(const double *)a, y = *(const double *)b;
 
     return (x > y) - (x < y);
+}
+
+void bench_sort(double *x, size_t n)
+{
+    qsort(x, n, sizeof *x, ascending);
+}
+
+void bench_fail(const char *bench, hvt_world *world)
+{
+    if (!world) {
+        fprintf(stderr, "%s: %s\n%s", bench, hvt_last_error(), hvt_last_trace());
+        exit(1);
+    }
+    fprintf(stderr, "%s: rank %d: %s\n%s", bench, hvt_world_rank(world), hvt_last_error(), hvt_last_trace());
+    hvt_world_abort(world, 1);
 }
 
 static double own_time(void)
@@ -74,8 +98,8 @@ bench_seconds bench_time(void (*fn)(void *ctx), void *ctx, double budget)
         round[r] = (hvt__now() - start) / calls;
         own[r] = (own_time() - own_start) / calls;
     }
-    qsort(round, ROUNDS, sizeof *round, ascending);
-    qsort(own, ROUNDS, sizeof *own, ascending);
+    bench_sort(round, ROUNDS);
+    bench_sort(own, ROUNDS);
     return (bench_seconds){round[ROUNDS / 2], own[0]};
 }
 
@@ -137,7 +161,7 @@ double bench_peak(const char *isa)
 #ifdef __x86_64__
     if (!strcmp(isa, "avx2"))
         chains = chains_avx2;
-    if (!strcmp(isa, "avx512"))
+    if (!strncmp(isa, "avx512", 6) || !strcmp(isa, "amx")) /* their peak in f32 */
         chains = chains_avx512;
 #else
     (void)isa;

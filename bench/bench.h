@@ -8,10 +8,13 @@
 #ifndef HVT_BENCH_H
 #define HVT_BENCH_H
 
-#include "hvt/base.h"
+#include "hvt/comm.h"
 
 /* "bench_ops: host, processor, isa, threads, compiler, commit", the first line of every bench */
 void bench_header(const char *bench, const char *isa, int threads);
+
+/* The same, for a file. */
+void bench_describe(char *text, size_t size, const char *bench, const char *isa, int threads);
 
 typedef struct bench_seconds {
     double median; /* by the clock */
@@ -24,6 +27,17 @@ bench_seconds bench_time(void (*fn)(void *ctx), void *ctx, double budget);
 /* Most multiply-adds that this thread can do with the set's vectors, in GFLOP/s (2 each): twelve and more
  * chains of them in registers. Sets without a fused one multiply and add. */
 double bench_peak(const char *isa);
+
+void bench_sort(double *x, size_t n); /* ascending */
+
+/* Say the last error and end all ranks; world NULL: this process alone. */
+void bench_fail(const char *bench, hvt_world *world) __attribute__((noreturn));
+
+static inline void bench_must(const char *bench, hvt_world *world, hvt_status s)
+{
+    if (s != HVT_OK)
+        bench_fail(bench, world);
+}
 
 /* "--name value" and "--name=value": the value, or NULL if argv[*i] is not this option. Moves *i on. */
 const char *bench_option(int argc, char **argv, int *i, const char *name);

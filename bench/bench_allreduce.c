@@ -1,19 +1,17 @@
 /*
  * bench_allreduce - the sum of a vector over the ranks, by every comm and by MPI_Allreduce.
  *
- *     mpirun -np 2 bench_allreduce [--device NAME] [--seconds S] [--max BYTES]
+ *     mpirun -np 2 bench_allreduce [--device NAME] [--seconds S] [--min BYTES] [--max BYTES] [--json FILE]
  *
- * Buffers come from the comm's own alloc, as gradients do; `shm/stage` sums a buffer from malloc instead.
- * Each way is verified on every element, then timed. Before every call each rank writes its buffer, as
- * backward does; that is not timed, but without it a shared slice would never leave its owner's cache.
- * Columns: a round's mean time of a call on its slowest rank, median and least of nine rounds (us); bytes of
- * the vector per least time.
+ * Buffers come from the comm's own alloc, as gradients do; shm/stage sums a buffer from malloc instead. The
+ * ways take turns, round by round, so that what disturbs the machine disturbs all of them. Before every call
+ * each rank writes its buffer, as backward does; that is not timed, but without it a shared slice would never
+ * leave its owner's cache. A way is verified on every element before it is timed and after.
  */
 #include "bench.h"
 #include "base_impl.h"
+#include "comm/room.h"
 #include "config.h"
-#include "device_impl.h"
-#include "hvt/comm.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,23 +20,49 @@
 #include <mpi.h>
 #endif
 
+enum { ROUNDS = 9 };
+
+static const struct {
+    const char *name, *meaning;
+} columns[] = {
+    {"bytes", "of the vector on every rank, f32"},
+    {"way",
+     "who sums; two are no sums: in bound every rank reads and writes a vector of its own in place, in "
+     "copy it copies one, all at once"},
+    {"median us", "microseconds of a call on the slowest rank, mean of a round; median of 9 rounds"},
+    {"least us", "the same, least of 9 rounds"},
+    {"algbw", "GB/s: bytes / median"},
+    {"busbw", "GB/s: algbw x 2(N-1)/N for N ranks, what each rank must at least send"},
+    {"share", "median of bound / median: a sum reads and writes at least as many bytes (N slices of size/N)"},
+};
+
+typedef struct way {
+    const char *name, *comm;     /* comm: NULL for MPI_Allreduce, bound and copy */
+    bool plain, touches, copies; /* plain: the buffer is malloc's; touches: bound */
+    hvt_comm *c;
+    float *buf;
+    double round[ROUNDS], once;
+    int wrong; /* ranks */
+} way;
+
 static hvt_world *world;
 static hvt_device *dev;
 static int rank, size;
-
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
+static bool all_right = true;
 
 static void must(hvt_status s)
 {
-    if (s == HVT_OK)
-        return;
-    fprintf(stderr, "bench_allreduce: rank %d: %s\n%s", rank, hvt_last_error(), hvt_last_trace());
-    hvt_world_abort(world, 1);
+    bench_must("bench_allreduce", world, s);
+}
+
+static void *some(size_t bytes)
+{
+    void *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
+
+    if (!p)
+        must(HVT_FAIL(E_MEM, "no memory for %zu bytes; --max asks for less", bytes));
+    memset(p, 0, bytes);
+    return p;
 }
 
 static void fill(float *buf, size_t count)
@@ -48,81 +72,202 @@ static void fill(float *buf, size_t count)
 }
 
 /* Small integers: every order of adding gives the same bits. */
-static bool right(const float *buf, size_t count)
+static bool right(const float *buf, size_t count, int times)
 {
     for (size_t i = 0; i < count; i++)
-        if (buf[i] != (float)(size * (size + 1) / 2) * (float)(i % 1000))
+        if (buf[i] != (float)times * (float)(i % 1000))
             return false;
     return true;
 }
 
-static void sum(hvt_comm *c, float *buf, size_t count)
+/* One call. other: what copy copies to. */
+static void run(way *w, float *other, size_t count)
 {
     hvt_ticket t;
 
+    if (w->touches) {
+        must(dev->ops->reduce_all(dev, count, HVT_F32, (void *const[]){w->buf}, 1));
+        return;
+    }
+    if (w->copies) {
+        must(dev->ops->copy(dev, other, w->buf, count * sizeof *other));
+        return;
+    }
 #if HVT_HAVE_MPI
-    if (!c) {
-        MPI_Allreduce(MPI_IN_PLACE, buf, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    if (!w->c) {
+        MPI_Allreduce(MPI_IN_PLACE, w->buf, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
         return;
     }
 #endif
-    must(hvt_comm_allreduce(c, buf, count, HVT_F32, &t));
-    must(hvt_comm_wait(c, t));
+    must(hvt_comm_allreduce(w->c, w->buf, count, HVT_F32, &t));
+    must(hvt_comm_wait(w->c, t));
 }
 
-static void bench(const char *name, hvt_comm *c, float *buf, size_t count, double seconds)
+static void verify(way *w, float *other, size_t count)
 {
-    enum { ROUNDS = 9 };
-    double round[ROUNDS], once, wrong;
-    int calls;
+    double wrong;
 
-    fill(buf, count);
-    sum(c, buf, count);
-    wrong = !right(buf, count);
-    must(hvt_world_fold(world, HVT_FOLD_SUM, &wrong, 1));
-    once = hvt__now();
-    sum(c, buf, count);
-    once = hvt__now() - once;
-    must(hvt_world_fold(world, HVT_FOLD_MAX, &once, 1));
-    calls = (int)(seconds / ROUNDS / (once + 1e-7));
-    calls = calls < 1 ? 1 : calls;
-    for (int r = 0; r < ROUNDS; r++) {
-        must(hvt_world_barrier(world));
-        round[r] = 0;
-        for (int i = 0; i < calls; i++) {
-            double start;
-
-            memset(buf, 0, count * sizeof *buf); /* sums of zeros stay finite */
-            start = hvt__now();
-            sum(c, buf, count);
-            round[r] += (hvt__now() - start) / calls;
-        }
-    }
-    must(hvt_world_fold(world, HVT_FOLD_MAX, round, ROUNDS));
-    qsort(round, ROUNDS, sizeof *round, ascending);
-    if (rank)
-        return;
-    if (wrong != 0)
-        printf("%10zu  %-14s wrong sum on %d of %d ranks\n", 4 * count, name, (int)wrong, size);
+    fill(w->buf, count);
+    run(w, other, count);
+    if (w->touches || w->copies)
+        wrong = !right(w->copies ? other : w->buf, count, rank + 1);
     else
-        printf("%10zu  %-14s %11.1f %11.1f %9.2f\n", 4 * count, name, 1e6 * round[ROUNDS / 2], 1e6 * round[0],
-               4e-9 * (double)count / round[0]);
+        wrong = !right(w->buf, count, size * (size + 1) / 2);
+    must(hvt_world_fold(world, HVT_FOLD_SUM, &wrong, 1));
+    w->wrong = wrong > w->wrong ? (int)wrong : w->wrong;
+    all_right = all_right && !w->wrong;
+}
+
+static double call(way *w, float *other, size_t count)
+{
+    double start;
+
+    memset(w->buf, 0, count * sizeof *w->buf); /* sums of zeros stay finite */
+    start = hvt__now();
+    run(w, other, count);
+    return hvt__now() - start;
+}
+
+/* Can this way be had here? */
+static bool open_way(way *w, size_t bytes)
+{
+    bool mpi = !strcmp(hvt_world_name(world), "mpi");
+    int levels;
+
+    if (w->comm && !strcmp(w->comm, "self") && size > 1)
+        return false;
+    if (w->comm && !strcmp(w->comm, "shm") && hvt_world_nodes(world) > 1)
+        return false;
+    if (w->comm && !strcmp(w->comm, "hier") && (!mpi || hvt__levels_inside(world, &levels) != HVT_OK))
+        return false;
+    if (w->touches && !dev->ops->host)
+        return false;
+    if (!w->touches && !w->copies && (!w->comm || !strcmp(w->comm, "mpi")) && !mpi)
+        return false;
+    if (w->comm)
+        must(hvt_comm_open(w->comm, world, dev, &w->c));
+    if (w->comm && !w->plain)
+        must(hvt_comm_alloc(w->c, bytes, (void **)&w->buf));
+    else
+        w->buf = some(bytes);
+    return true;
+}
+
+static void close_way(way *w)
+{
+    if (w->comm && !w->plain)
+        hvt_comm_release(w->c, w->buf);
+    else
+        free(w->buf);
+    hvt_comm_close(&w->c);
+}
+
+static void report(const way *w, size_t bytes, const way *bound, FILE *json)
+{
+    static bool followed;
+    double median = w->round[ROUNDS / 2], least = w->round[0], algbw = 1e-9 * (double)bytes / median;
+    double busbw = algbw * 2 * (size - 1) / size, share = bound->round[ROUNDS / 2] / median;
+    bool sums = !w->touches && !w->copies;
+
+    if (w->wrong) {
+        printf("%10zu  %-14s wrong on %d of %d ranks\n", bytes, w->name, w->wrong, size);
+    } else if (!sums) {
+        printf("%10zu  %-14s %11.2f %11.2f %9.2f\n", bytes, w->name, 1e6 * median, 1e6 * least, algbw);
+    } else {
+        printf("%10zu  %-14s %11.2f %11.2f %9.2f %9.2f %7.2f\n", bytes, w->name, 1e6 * median, 1e6 * least,
+               algbw, busbw, share);
+    }
     fflush(stdout);
+    if (!json)
+        return;
+    fprintf(json, "%s\n  {\"bytes\": %zu, \"way\": \"%s\"", followed ? "," : "", bytes, w->name);
+    followed = true;
+    if (w->wrong)
+        fprintf(json, ", \"wrong\": true}");
+    else
+        fprintf(
+            json,
+            ", \"median_us\": %.4g, \"least_us\": %.4g, \"algbw\": %.4g, \"busbw\": %.4g, \"share\": %.4g}",
+            1e6 * median, 1e6 * least, algbw, sums ? busbw : 0, share);
+}
+
+/* All ways on one size. Everything that others must take part in is in the same order on every rank. */
+static void bench(size_t bytes, double seconds, FILE *json)
+{
+    way all[] = {{.name = "bound", .touches = true},
+                 {.name = "copy", .copies = true},
+                 {.name = "self", .comm = "self"},
+                 {.name = "shm", .comm = "shm"},
+                 {.name = "shm/stage", .comm = "shm", .plain = true},
+                 {.name = "mpi", .comm = "mpi"},
+                 {.name = "hier", .comm = "hier"},
+                 {.name = "MPI_Allreduce"}};
+    way *at[HVT_LEN(all)];
+    size_t count = bytes / sizeof(float);
+    float *other = some(bytes);
+    int ways = 0;
+
+    for (size_t i = 0; i < HVT_LEN(all); i++)
+        if (open_way(&all[i], bytes))
+            at[ways++] = &all[i];
+    for (int i = 0; i < ways; i++) {
+        verify(at[i], other, count);
+        at[i]->once = call(at[i], other, count);
+        must(hvt_world_fold(world, HVT_FOLD_MAX, &at[i]->once, 1));
+    }
+    for (int r = 0; r < ROUNDS; r++)
+        for (int i = 0; i < ways; i++) {
+            int calls = (int)(seconds / ROUNDS / (at[i]->once + 1e-7));
+
+            calls = calls < 1 ? 1 : calls;
+            at[i]->round[r] = 0;
+            must(hvt_world_barrier(world));
+            for (int k = 0; k < calls; k++)
+                at[i]->round[r] += call(at[i], other, count) / calls;
+        }
+    for (int i = 0; i < ways; i++) {
+        verify(at[i], other, count);
+        must(hvt_world_fold(world, HVT_FOLD_MAX, at[i]->round, ROUNDS));
+        bench_sort(at[i]->round, ROUNDS);
+        if (rank == 0)
+            report(at[i], bytes, at[0], json);
+    }
+    for (int i = 0; i < ways; i++)
+        close_way(at[i]);
+    free(other);
+}
+
+static void start_json(FILE *json)
+{
+    char text[512];
+
+    bench_describe(text, sizeof text, "bench_allreduce", hvt_device_isa(dev), 1);
+    fprintf(json, "{\"run\": \"%s\", \"ranks\": %d, \"nodes\": %d,\n \"columns\": {", text, size,
+            hvt_world_nodes(world));
+    for (size_t i = 0; i < HVT_LEN(columns); i++)
+        fprintf(json, "%s\n  \"%s\": \"%s\"", i ? "," : "", columns[i].name, columns[i].meaning);
+    fprintf(json, "},\n \"rows\": [");
 }
 
 int main(int argc, char **argv)
 {
-    static const size_t bytes[] = {1 << 10, 64 << 10, 1 << 20, 25 << 20, 100 << 20};
-    const char *device = "cpu", *v;
-    double seconds = 1, most = 1e18;
+    static const size_t sizes[] = {8,       64,      256,     1 << 10,  4 << 10,  16 << 10,  64 << 10,
+                                   1 << 18, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 100 << 20, 256 << 20};
+    const char *device = "cpu", *path = NULL, *v;
+    double seconds = 1, least = 0, most = 1e18;
+    FILE *json = NULL;
 
     for (int i = 1; i < argc; i++) {
         if ((v = bench_option(argc, argv, &i, "--device")))
             device = v;
         else if ((v = bench_option(argc, argv, &i, "--seconds")))
             seconds = atof(v);
+        else if ((v = bench_option(argc, argv, &i, "--min")))
+            least = atof(v);
         else if ((v = bench_option(argc, argv, &i, "--max")))
             most = atof(v);
+        else if ((v = bench_option(argc, argv, &i, "--json")))
+            path = v;
         else {
             fprintf(stderr, "bench_allreduce: unknown option %s\n", argv[i]);
             return 2;
@@ -132,36 +277,24 @@ int main(int argc, char **argv)
     rank = hvt_world_rank(world);
     size = hvt_world_size(world);
     must(hvt_device_open(device, NULL, &dev));
+    if (rank == 0 && path && !(json = fopen(path, "w")))
+        must(HVT_FAIL(E_IO, "%s cannot be written", path));
     if (rank == 0) {
         bench_header("bench_allreduce", hvt_device_isa(dev), 1);
-        printf("%d ranks on %d nodes\n%10s  %-14s %11s %11s %9s\n", size, hvt_world_nodes(world), "bytes",
-               "way", "median us", "least us", "GB/s");
+        printf("%d ranks on %d nodes\n", size, hvt_world_nodes(world));
+        for (size_t i = 0; i < HVT_LEN(columns); i++)
+            printf("  %-9s  %s\n", columns[i].name, columns[i].meaning);
+        printf("%10s  %-14s %11s %11s %9s %9s %7s\n", columns[0].name, columns[1].name, columns[2].name,
+               columns[3].name, columns[4].name, columns[5].name, columns[6].name);
     }
-    for (size_t i = 0; i < HVT_LEN(bytes) && (double)bytes[i] <= most; i++) {
-        static const char *const names[] = {"shm", "shm/stage", "mpi"};
-        void *plain = aligned_alloc(64, bytes[i]);
-
-        memset(plain, 0, bytes[i]);
-        for (size_t k = 0; k < HVT_LEN(names); k++) {
-            hvt_comm *c = NULL;
-            void *buf = NULL;
-
-            if (!strncmp(names[k], "shm", 3) ? hvt_world_nodes(world) > 1
-                                             : strcmp(hvt_world_name(world), "mpi"))
-                continue;
-            must(hvt_comm_open(k < 2 ? "shm" : "mpi", world, dev, &c));
-            must(hvt_comm_alloc(c, bytes[i], &buf));
-            bench(names[k], c, k == 1 ? plain : buf, bytes[i] / 4, seconds);
-            hvt_comm_release(c, buf);
-            hvt_comm_close(&c);
-        }
-#if HVT_HAVE_MPI
-        if (!strcmp(hvt_world_name(world), "mpi"))
-            bench("MPI_Allreduce", NULL, plain, bytes[i] / 4, seconds);
-#endif
-        free(plain);
-    }
+    if (json)
+        start_json(json);
+    for (size_t i = 0; i < HVT_LEN(sizes); i++)
+        if ((double)sizes[i] >= least && (double)sizes[i] <= most)
+            bench(sizes[i], seconds, json);
+    if (json && (fprintf(json, "\n ]}\n") < 0 || fclose(json)))
+        must(HVT_FAIL(E_IO, "%s could not be written", path));
     hvt_device_close(&dev);
     hvt_world_close(&world);
-    return 0;
+    return !all_right;
 }

@@ -2,7 +2,7 @@
  * bench_ops - convolutions of whole models, layer by layer and pass by pass.
  *
  *     bench_ops [--model resnet50|resnet20|resnet18|resnet50-224] [--batch N] [--isa NAME] [--threads T]
- *               [--order hwn|nhw] [--seconds S] [--least]
+ *               [--order hwn|nhw] [--type f32|f16|bf16] [--seconds S] [--least]
  *
  * Each pass is verified on sampled elements against a loop in double, then timed for S seconds: the median of
  * its rounds, or with --least the shortest in the thread's own time. GF/s counts multiply and add of pixels
@@ -14,6 +14,7 @@
 #include "bench.h"
 #include "base_impl.h"
 #include "device/cpu/cpu_impl.h"
+#include "device/half.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -80,7 +81,8 @@ typedef struct bench {
     hvt_op *op;
     int p; /* height and width of the output */
     size_t nx, ny, nw, file;
-    float *x, *y, *dx, *dy, *w, *dw, *canonical, *dcanonical;
+    void *x, *y, *dx, *dy, *w; /* of d.type */
+    float *dw, *canonical, *dcanonical;
     void *ws;
 } bench;
 
@@ -95,18 +97,20 @@ static float *floats(size_t count)
     return p;
 }
 
-static void fill(float *a, size_t count, uint64_t key)
+static void *elements(const hvt_conv_desc *d, size_t count)
+{
+    return floats((count * hvt_dtype_size(d->type) + sizeof(float) - 1) / sizeof(float));
+}
+
+static void fill(hvt_dtype t, void *a, size_t count, uint64_t key)
 {
     for (size_t i = 0; i < count; i++)
-        a[i] = hvt__unit(hvt__draw(key, i, 0, 0)) - 0.5f;
+        hvt__store(a, t, i, hvt__unit(hvt__draw(key, i, 0, 0)) - 0.5f);
 }
 
 static void must(hvt_status s)
 {
-    if (s != HVT_OK) {
-        fprintf(stderr, "bench_ops: %s\n%s", hvt_last_error(), hvt_last_trace());
-        exit(1);
-    }
+    bench_must("bench_ops", NULL, s);
 }
 
 static void forward(void *ctx)
@@ -151,9 +155,17 @@ static double weight(const bench *b, int k, int c, int r, int s)
     return b->canonical[(((size_t)k * b->d.c + c) * b->d.r + r) * b->d.s + s];
 }
 
-static bool near(double got, double sum, double size)
+/* element i of an array of activations */
+static double value(const bench *b, const void *p, size_t i)
 {
-    return fabs(got - sum) <= 1e-5 * size;
+    return hvt__load(p, b->d.type, i);
+}
+
+static bool near(hvt_dtype t, double got, double sum, double size)
+{
+    double rounding = t == HVT_F32 ? 0 : t == HVT_F16 ? 0x1p-11 : 0x1p-8;
+
+    return fabs(got - sum) <= 1e-5 * size + rounding * fabs(sum);
 }
 
 /* One element of each result, chosen by draw number i. Padding, stride and taps as in the definition. */
@@ -174,15 +186,15 @@ static bool right(const bench *b, uint64_t i)
             int oh = h + d->pad - r, ow = w + d->pad - s;
 
             for (int j = 0; j < d->c && ih >= 0 && iw >= 0 && ih < d->h && iw < d->w; j++) {
-                double t = b->x[row(b, n, ih, iw, d->h) * d->c + j] * weight(b, k, j, r, s);
+                double t = value(b, b->x, row(b, n, ih, iw, d->h) * d->c + j) * weight(b, k, j, r, s);
                 y += t, ya += fabs(t);
             }
             if (oh < 0 || ow < 0 || oh % d->stride || ow % d->stride || oh / d->stride >= b->p ||
                 ow / d->stride >= b->p)
                 continue;
             for (int j = 0; j < d->k; j++) {
-                double t =
-                    b->dy[row(b, n, oh / d->stride, ow / d->stride, b->p) * d->k + j] * weight(b, j, c, r, s);
+                size_t at = row(b, n, oh / d->stride, ow / d->stride, b->p) * d->k + j;
+                double t = value(b, b->dy, at) * weight(b, j, c, r, s);
                 dx += t, dxa += fabs(t);
             }
         }
@@ -193,21 +205,21 @@ static bool right(const bench *b, uint64_t i)
 
                 if (ih < 0 || iw < 0 || ih >= d->h || iw >= d->w)
                     continue;
-                double t = (double)b->x[row(b, m, ih, iw, d->h) * d->c + c] *
-                           b->dy[row(b, m, u, v, b->p) * d->k + k];
+                double t = value(b, b->x, row(b, m, ih, iw, d->h) * d->c + c) *
+                           value(b, b->dy, row(b, m, u, v, b->p) * d->k + k);
                 dw += t, dwa += fabs(t);
             }
-    return near(b->y[row(b, n, p, q, b->p) * d->k + k], y, ya) &&
-           (d->no_dx || near(b->dx[row(b, n, h, w, d->h) * d->c + c], dx, dxa)) &&
-           near(b->dcanonical[(((size_t)k * d->c + c) * d->r + tr) * d->s + ts], dw, dwa);
+    return near(d->type, value(b, b->y, row(b, n, p, q, b->p) * d->k + k), y, ya) &&
+           (d->no_dx || near(d->type, value(b, b->dx, row(b, n, h, w, d->h) * d->c + c), dx, dxa)) &&
+           near(HVT_F32, b->dcanonical[(((size_t)k * d->c + c) * d->r + tr) * d->s + ts], dw, dwa);
 }
 
 static bool verify(bench *b)
 {
     bool good = true;
 
-    memset(b->y, 0xff, b->ny * sizeof *b->y);
-    memset(b->dx, 0xff, b->nx * sizeof *b->dx);
+    memset(b->y, 0xff, b->ny * hvt_dtype_size(b->d.type));
+    memset(b->dx, 0xff, b->nx * hvt_dtype_size(b->d.type));
     memset(b->dw, 0xff, b->nw * sizeof *b->dw);
     pack(b);
     forward(b);
@@ -222,31 +234,49 @@ static bool verify(bench *b)
 
 /* ---- a model ---- */
 
-static void open_layer(bench *b, hvt_device *dev, const layer *l, int batch, hvt_order order)
+static void open_layer(bench *b, hvt_device *dev, const layer *l, int batch, hvt_order order, hvt_dtype type)
 {
     size_t ws;
+    float *wide;
 
     *b = (bench){.dev = dev};
-    b->d = (hvt_conv_desc){order, HVT_F32,   batch,     l->size,   l->size,       l->c,
-                           l->k,  l->window, l->window, l->stride, l->window / 2, l->c == 3};
+    b->d = (hvt_conv_desc){.order = order,
+                           .type = type,
+                           .n = batch,
+                           .h = l->size,
+                           .w = l->size,
+                           .c = l->c,
+                           .cx = l->c,
+                           .k = l->k,
+                           .r = l->window,
+                           .s = l->window,
+                           .stride = l->stride,
+                           .pad = l->window / 2,
+                           .no_dx = l->c == 3};
     b->p = hvt__conv_out(l->size, l->window, l->stride, l->window / 2);
     must(conv_plan_cpu(dev, &b->d, &b->op, &b->nw, &ws));
     b->nx = (size_t)batch * l->size * l->size * l->c;
     b->ny = (size_t)batch * b->p * b->p * l->k;
     b->file = (size_t)l->k * l->c * l->window * l->window;
-    b->x = floats(b->nx);
-    b->dx = floats(b->nx);
-    b->y = floats(b->ny);
-    b->dy = floats(b->ny);
-    b->w = floats(b->nw);
+    b->x = elements(&b->d, b->nx);
+    b->dx = elements(&b->d, b->nx);
+    b->y = elements(&b->d, b->ny);
+    b->dy = elements(&b->d, b->ny);
+    b->w = elements(&b->d, b->nw);
     b->dw = floats(b->nw);
     b->canonical = floats(b->file);
     b->dcanonical = floats(b->file);
     b->ws = floats(ws / sizeof(float));
-    fill(b->x, b->nx, 1);
-    fill(b->dy, b->ny, 2);
-    fill(b->canonical, b->file, 3);
-    conv_permute_cpu(b->op, false, b->w, b->canonical);
+    fill(type, b->x, b->nx, 1);
+    fill(type, b->dy, b->ny, 2);
+    fill(type, b->w, b->file, 3); /* through w, so that they are values of the type */
+    for (size_t i = 0; i < b->file; i++)
+        b->canonical[i] = hvt__load(b->w, type, i);
+    wide = floats(b->nw);
+    conv_permute_cpu(b->op, false, wide, b->canonical);
+    for (size_t i = 0; i < b->nw; i++)
+        hvt__store(b->w, type, i, wide[i]);
+    free(wide);
 }
 
 static void close_layer(bench *b)
@@ -277,8 +307,8 @@ static double work(const bench *b)
     return 2 * places * places * b->d.c * b->d.k;
 }
 
-static int run_net(const net *m, hvt_device *dev, int batch, hvt_order order, double seconds, bool least,
-                   double peak)
+static int run_net(const net *m, hvt_device *dev, int batch, hvt_order order, hvt_dtype type, double seconds,
+                   bool least, double peak)
 {
     double total[4] = {0}, flops = 0, sum;
 
@@ -287,7 +317,7 @@ static int run_net(const net *m, hvt_device *dev, int batch, hvt_order order, do
         double time[4] = {0}, gf;
         bench b;
 
-        open_layer(&b, dev, l, batch, order);
+        open_layer(&b, dev, l, batch, order, type);
         if (!verify(&b)) {
             printf("%4d -> %4d, %dx%d/%d at %d: WRONG\n", l->c, l->k, l->window, l->window, l->stride,
                    l->size);
@@ -317,11 +347,13 @@ static int run_net(const net *m, hvt_device *dev, int batch, hvt_order order, do
         close_layer(&b);
     }
     sum = total[0] + total[1] + total[2] + total[3];
-    printf("%s batch %d %s: %.1f ms (forward %.1f, data %.1f, weights %.1f, pack %.1f), %.1f GF/s, %.0f %% "
-           "of %.1f, "
-           "%.1f images/s\n",
-           m->name, batch, order == HVT_ORDER_HWN ? "hwn" : "nhw", sum * 1e3, total[0] * 1e3, total[1] * 1e3,
-           total[2] * 1e3, total[3] * 1e3, flops / sum, 100 * flops / sum / peak, peak, batch / sum);
+    printf(
+        "%s batch %d %s %s: %.1f ms (forward %.1f, data %.1f, weights %.1f, pack %.1f), %.1f GF/s, %.0f %% "
+        "of %.1f, "
+        "%.1f images/s\n",
+        m->name, batch, order == HVT_ORDER_HWN ? "hwn" : "nhw", hvt_dtype_name(type), sum * 1e3,
+        total[0] * 1e3, total[1] * 1e3, total[2] * 1e3, total[3] * 1e3, flops / sum, 100 * flops / sum / peak,
+        peak, batch / sum);
     return 0;
 }
 
@@ -342,7 +374,7 @@ static int usage(const char *why, const char *what)
 {
     fprintf(stderr,
             "bench_ops: %s %s\nbench_ops [--model NAME] [--batch N] [--isa NAME] [--threads T] "
-            "[--order hwn|nhw] [--seconds S] [--least]\n",
+            "[--order hwn|nhw] [--type f32|f16|bf16] [--seconds S] [--least]\n",
             why, what);
     return 2;
 }
@@ -352,6 +384,7 @@ int main(int argc, char **argv)
     const char *model = "resnet50", *isa = NULL, *v;
     int batch = 0, threads = 1, failed = 0;
     hvt_order order = HVT_ORDER_HWN;
+    hvt_dtype type = HVT_F32;
     double seconds = 0.1, total = 0;
     bool least = false;
     const net *chosen = NULL;
@@ -370,6 +403,8 @@ int main(int argc, char **argv)
             threads = atoi(v);
         else if ((v = bench_option(argc, argv, &i, "--order")))
             order = strcmp(v, "nhw") ? HVT_ORDER_HWN : HVT_ORDER_NHW;
+        else if ((v = bench_option(argc, argv, &i, "--type")))
+            type = !strcmp(v, "f16") ? HVT_F16 : !strcmp(v, "bf16") ? HVT_BF16 : HVT_F32;
         else if ((v = bench_option(argc, argv, &i, "--seconds")))
             seconds = atof(v);
         else if (!strcmp(argv[i], "--least"))
@@ -397,7 +432,7 @@ int main(int argc, char **argv)
     for (int t = 0; t < threads; t++)
         total += top.speed[t];
     printf("peak %.1f GF/s\n", total);
-    failed = run_net(chosen, &dev, batch ? batch : chosen->batch, order, seconds, least, total);
+    failed = run_net(chosen, &dev, batch ? batch : chosen->batch, order, type, seconds, least, total);
     hvt__pool_close(&cpu.pool);
     return failed;
 }

@@ -96,18 +96,28 @@ def main():
     p.add_argument("--epochs", type=int, default=1)
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--data-dir", help="folder of the CIFAR-10 binary version")
+    p.add_argument("--limit", type=int, help="accuracy: only the first images of each split")
+    p.add_argument("--horovod", action="store_true", help="exchange by Horovod, under mpirun, instead of DDP")
     a = p.parse_args()
 
     torch.set_num_threads(a.threads)
     ranks, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-    if ranks > 1:
+    if a.horovod:
+        import horovod.torch as hvd
+
+        hvd.init()
+        ranks, rank = hvd.size(), hvd.rank()
+    elif ranks > 1:
         dist.init_process_group("gloo")
     torch.manual_seed(a.seed)
     model = make_model(a.model, a.stem, 10)
     memory = torch.channels_last if a.layout == "channels_last" else torch.contiguous_format
     model = model.to(memory_format=memory).train()
-    net = nn.parallel.DistributedDataParallel(model) if ranks > 1 else model
+    net = nn.parallel.DistributedDataParallel(model) if ranks > 1 and not a.horovod else model
     sgd = torch.optim.SGD(net.parameters(), lr=a.lr, momentum=a.momentum)
+    if a.horovod:
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        sgd = hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters())
 
     def step(x, t):
         sgd.zero_grad(set_to_none=True)
@@ -140,7 +150,7 @@ def main():
         result.update(img_s=ranks * a.batch / statistics.median(seconds),
                       img_s_best=ranks * a.batch / min(seconds), seconds=seconds, loss=loss)
     else:
-        images, labels = cifar10(a.data_dir, True)
+        images, labels = (part[: a.limit] for part in cifar10(a.data_dir, True))
         begin = time.perf_counter()
         for epoch in range(a.epochs):
             sampler = torch.utils.data.DistributedSampler(
@@ -155,7 +165,7 @@ def main():
                 step(x.to(memory_format=memory), labels[index])
         result["train_seconds"] = time.perf_counter() - begin
         model.eval()
-        images, labels = cifar10(a.data_dir, False)
+        images, labels = (part[: a.limit] for part in cifar10(a.data_dir, False))
         hits, loss = 0, 0.0
         with torch.inference_mode():
             for at in range(rank * 100, len(images), 100 * ranks):
@@ -163,12 +173,14 @@ def main():
                 hits += (logits.argmax(1) == labels[at : at + 100]).sum().item()
                 loss += F.cross_entropy(logits, labels[at : at + 100], reduction="sum").item()
         sums = torch.tensor([hits, loss], dtype=torch.float64)
-        if ranks > 1:
+        if a.horovod:
+            sums = hvd.allreduce(sums, op=hvd.Sum)
+        elif ranks > 1:
             dist.all_reduce(sums)
         result.update(top1=100 * sums[0].item() / len(images), loss=sums[1].item() / len(images))
     if rank == 0:
         print(json.dumps(result), flush=True)
-    if ranks > 1:
+    if ranks > 1 and not a.horovod:
         dist.destroy_process_group()
 
 

@@ -1,0 +1,416 @@
+/*
+ * bench_step - what a step is made of.
+ *
+ *     [mpirun -np N] bench_step [--model NAME] [--stem imagenet|cifar] [--batch N] [--steps N] [--comm NAME]
+ *                               [--update auto|replicated|sharded] [--wire f32|f16|bf16] [--json FILE]
+ *                               [--pairs N]
+ *
+ * Trains as hvtrain does: images drawn, read and normalised, forward, backward, exchange, update. The first
+ * steps are not counted, nor are the last, in which the other processes of a comparison may still be at work.
+ * Of the steps that count each rank takes the half in the middle by their time; their means add up, over
+ * phases, to a step. At the end all ranks must hold the same weights, or no time is printed.
+ *
+ * --pairs: each process also trains a model of its own, without any exchange. Blocks of --steps steps
+ * together and alone take turns, begun at the same time, so that both meet the machine in the same state. tax
+ * is 1 - time of the slowest rank alone / together, median over the pairs; jitter is what it would be with
+ * an exchange that takes no time: alone, but each step as long as it is on the rank that is slowest in it.
+ */
+#include "bench.h"
+#include "base/trace.h"
+#include "hvt/hvt.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BEFORE = 3, AFTER = 1, STEPS_MOST = 10000, PHASES = HVT__PHASE_COUNT, TOTAL = HVT__STEP };
+
+static const struct {
+    const char *name, *meaning;
+} columns[] = {
+    {"phase", "own time: without the phases nested in it; step: all of them together"},
+    {"mean ms", "of the middle half of the steps, over ranks"},
+    {"share", "of the step"},
+    {"least ms", "of a rank"},
+    {"most ms", "of a rank"},
+};
+
+/* What trains: all ranks together, or each by itself. */
+typedef struct side {
+    hvt_world *world;
+    hvt_model *model;
+    hvt_optim *optim;
+    hvt_comm *comm;
+    hvt_distopt *dist;
+    hvt_loader *loader;
+    int epoch;
+} side;
+
+static side together, alone;
+static hvt_world *world; /* of together */
+static hvt_device *dev;
+static hvt_dataset *set;
+
+static struct {
+    const char *model, *stem, *comm, *update, *wire, *json;
+    int batch, steps, pairs;
+} o = {.model = "resnet20",
+       .stem = "imagenet",
+       .comm = "auto",
+       .update = "auto",
+       .wire = "f32",
+       .batch = 128,
+       .steps = 20};
+
+static double took[STEPS_MOST][PHASES]; /* s of each phase's own time; TOTAL: of the step */
+
+static void must(hvt_status s)
+{
+    bench_must("bench_step", world, s);
+}
+
+/* ---- what is timed ---- */
+
+static void open_device(void)
+{
+    const hvt_dataset_opts drawn = {.train = true,
+                                    .samples = (uint32_t)(8 * o.batch * hvt_world_size(world))};
+    hvt_cores cores;
+
+    must(hvt_world_cores(world, 0, &cores));
+    hvt_device_opts place = {
+        .threads = cores.threads, .cpus = cores.cpus, .ncpus = cores.ncpus, .yield = cores.crowded};
+    must(hvt_device_open("cpu", &place, &dev));
+    must(hvt_dataset_open("synth", &drawn, &set));
+}
+
+static void open_side(side *s, const char *comm)
+{
+    const hvt_optim_opts sgd = {.momentum = 0.9f};
+    const hvt_zoo_opts zoo = {.imagenet_stem = !strcmp(o.stem, "imagenet")};
+    hvt_distopt_opts exchange = {
+        .bucket_bytes = HVT_BUCKET_DEFAULT, .first_bytes = 1 << 20, .local_shards = 1};
+    hvt_loader_opts read = {.batch = o.batch,
+                            .shards = hvt_world_size(s->world),
+                            .first_shard = hvt_world_rank(s->world),
+                            .shard_count = 1,
+                            .shuffle = true,
+                            .mean = {0.5f, 0.5f, 0.5f},
+                            .std = {0.5f, 0.5f, 0.5f}};
+
+    must(hvt_comm_open(comm, s->world, dev, &s->comm));
+    must(hvt_model_create(dev, &s->model));
+    must(hvt_model_plan(s->model, o.batch,
+                        hvt_zoo(s->model, o.model, hvt_input(s->model, 32, 32, 3), 10, &zoo)));
+    must(hvt_model_init(s->model, 1));
+    must(hvt_optim_create(s->model, &sgd, &s->optim));
+    exchange.wire = !strcmp(o.wire, "f16") ? HVT_F16 : !strcmp(o.wire, "bf16") ? HVT_BF16 : HVT_F32;
+    exchange.update = s == &alone || !strcmp(o.update, "auto") ? HVT_UPDATE_AUTO
+                      : !strcmp(o.update, "sharded")           ? HVT_UPDATE_SHARDED
+                                                               : HVT_UPDATE_REPLICATED;
+    must(hvt_distopt_create(s->optim, s->comm, &exchange, NULL, 0, &s->dist));
+    must(hvt_distopt_broadcast(s->dist, 0));
+    read.order = hvt_model_order(s->model);
+    read.type = hvt_model_input_type(s->model);
+    read.channels = hvt_model_input_channels(s->model);
+    must(hvt_loader_open(set, dev, &read, &s->loader));
+    must(hvt_loader_rewind(s->loader, 0, 0));
+}
+
+static void step(side *s)
+{
+    hvt_batch b;
+    bool end;
+
+    must(hvt_loader_next(s->loader, &b, &end));
+    if (end) {
+        must(hvt_loader_rewind(s->loader, ++s->epoch, 0));
+        must(hvt_loader_next(s->loader, &b, &end));
+    }
+    must(hvt_distopt_begin(s->dist, b.shard_counts, b.shards, 0.001));
+    must(hvt_model_forward(s->model, &b, true));
+    must(hvt_model_backward(s->model, hvt_distopt_on_grad, s->dist));
+    must(hvt_distopt_step(s->dist));
+}
+
+static void timed_step(side *s, double *ret_took)
+{
+    double before[PHASES], after[PHASES], total = 0;
+
+    hvt__trace_seconds(before);
+    step(s);
+    hvt__trace_seconds(after);
+    for (int i = 0; i < PHASES; i++)
+        total += ret_took[i] = after[i] - before[i];
+    ret_took[TOTAL] = total;
+}
+
+/* Phases of a step that leave events. */
+static int count_phases(void)
+{
+    int count;
+
+    must(hvt__trace_open(1 << 16));
+    hvt__trace_hear(true);
+    step(&together);
+    hvt__trace_hear(false);
+    count = (int)hvt__trace_count();
+    hvt__trace_close();
+    return count;
+}
+
+/* What a phase costs while nobody listens. */
+static double phase_seconds(void)
+{
+    enum { PAIRS = 100000 };
+    double start = hvt__now();
+
+    for (int i = 0; i < PAIRS; i++) {
+        hvt__trace_begin(HVT__OTHER, -1);
+        hvt__trace_end();
+    }
+    return (hvt__now() - start) / PAIRS;
+}
+
+/* ---- what is told ---- */
+
+typedef struct result {
+    double mean[PHASES], least[PHASES], most[PHASES]; /* ms of the middle half's steps, over ranks */
+    double median;                                    /* ms of a step, on the slowest rank */
+    double img_s;                                     /* all ranks, all steps that count */
+    double exposed;                                   /* share of their time, on the rank that has most */
+    double trace_us;                                  /* of a step, for counting its phases */
+    int phases;
+} result;
+
+static int by_total(const void *a, const void *b)
+{
+    double x = ((const double *)a)[TOTAL], y = ((const double *)b)[TOTAL];
+
+    return (x > y) - (x < y);
+}
+
+/* Of this rank's steps, then of all ranks'. */
+static void sum_up(double exposed, result *r)
+{
+    int first = o.steps / 4, end = o.steps - o.steps / 4;
+    double all = 0;
+
+    for (int k = 0; k < o.steps; k++)
+        all += took[k][TOTAL];
+    qsort(took, (size_t)o.steps, sizeof *took, by_total);
+    for (int i = 0; i < PHASES; i++) {
+        r->mean[i] = 0;
+        for (int k = first; k < end; k++)
+            r->mean[i] += 1e3 * took[k][i] / (end - first);
+        r->least[i] = r->most[i] = r->mean[i];
+    }
+    r->median = 1e3 * took[o.steps / 2][TOTAL];
+    r->exposed = exposed / all;
+    must(hvt_world_fold(world, HVT_FOLD_SUM, r->mean, PHASES));
+    must(hvt_world_fold(world, HVT_FOLD_MIN, r->least, PHASES));
+    must(hvt_world_fold(world, HVT_FOLD_MAX, r->most, PHASES));
+    must(hvt_world_fold(world, HVT_FOLD_MAX, &r->median, 1));
+    must(hvt_world_fold(world, HVT_FOLD_MAX, &r->exposed, 1));
+    must(hvt_world_fold(world, HVT_FOLD_MAX, &all, 1));
+    for (int i = 0; i < PHASES; i++)
+        r->mean[i] /= hvt_world_size(world);
+    r->img_s = (double)o.batch * hvt_world_size(world) * o.steps / all;
+}
+
+static bool same_weights(void)
+{
+    uint64_t hash;
+    int64_t least, most;
+
+    must(hvt_model_hash(together.model, &hash)); /* E_DIVERGED: numbers that are not finite */
+    least = most = (int64_t)hash;
+    must(hvt_world_fold_i64(world, HVT_FOLD_MIN, &least, 1));
+    must(hvt_world_fold_i64(world, HVT_FOLD_MAX, &most, 1));
+    return least == most;
+}
+
+static void print_result(const result *r)
+{
+    const size_t *bytes;
+
+    bench_header("bench_step", hvt_device_isa(dev), hvt_device_threads(dev));
+    printf("%s, batch %d, %d ranks, comm %s, %s update, %d buckets, %d steps\n", o.model, o.batch,
+           hvt_world_size(world), hvt_comm_name(together.comm),
+           hvt_distopt_update(together.dist) == HVT_UPDATE_SHARDED ? "sharded" : "replicated",
+           hvt_distopt_buckets(together.dist, &bytes), o.steps);
+    for (size_t i = 0; i < HVT_LEN(columns); i++)
+        printf("  %-8s  %s\n", columns[i].name, columns[i].meaning);
+    printf("%-10s %10s %8s %10s %10s\n", columns[0].name, columns[1].name, columns[2].name, columns[3].name,
+           columns[4].name);
+    for (int i = 0; i < PHASES; i++)
+        if (r->most[i] > 0)
+            printf("%-10s %10.3f %7.2f%% %10.3f %10.3f\n", hvt__phase_name((hvt__phase)i), r->mean[i],
+                   100 * r->mean[i] / r->mean[TOTAL], r->least[i], r->most[i]);
+    printf("median step %.3f ms, %.1f img/s, exposed_comm %.2f%%; counting %d phases takes %.2f us a step\n",
+           r->median, r->img_s, 100 * r->exposed, r->phases, r->trace_us);
+}
+
+static void write_result(const result *r)
+{
+    FILE *f = fopen(o.json, "w");
+    char text[512];
+
+    if (!f)
+        must(HVT_FAIL(E_IO, "%s cannot be written", o.json));
+    bench_describe(text, sizeof text, "bench_step", hvt_device_isa(dev), hvt_device_threads(dev));
+    fprintf(f, "{\"run\": \"%s\", \"model\": \"%s\", \"batch\": %d, \"ranks\": %d, \"comm\": \"%s\",\n", text,
+            o.model, o.batch, hvt_world_size(world), hvt_comm_name(together.comm));
+    fprintf(
+        f,
+        " \"steps\": %d, \"median_ms\": %.6g, \"img_s\": %.6g, \"exposed_comm\": %.6g, \"trace_us\": %.4g,\n"
+        " \"phases\": {",
+        o.steps, r->median, r->img_s, r->exposed, r->trace_us);
+    for (int i = 0; i < PHASES; i++)
+        fprintf(f, "%s\n  \"%s\": {\"mean_ms\": %.6g, \"least_ms\": %.6g, \"most_ms\": %.6g}", i ? "," : "",
+                hvt__phase_name((hvt__phase)i), r->mean[i], r->least[i], r->most[i]);
+    if (fprintf(f, "\n }}\n") < 0 || fclose(f))
+        must(HVT_FAIL(E_IO, "%s could not be written", o.json));
+}
+
+/* ---- together and alone ---- */
+
+enum { PAIRS_MOST = 1000 };
+
+/* Seconds of a block on the slowest rank, and those of the slowest rank of each step, added up; this rank's
+ * phases, in ms, are added to those of all blocks. */
+static double block(side *s, double *phases, double *ret_in_step)
+{
+    double all = 0, total[STEPS_MOST];
+
+    must(hvt_world_barrier(world));
+    for (int k = 0; k < o.steps; k++) {
+        timed_step(s, took[k]);
+        all += total[k] = took[k][TOTAL];
+        for (int i = 0; i < PHASES; i++)
+            phases[i] += 1e3 * took[k][i];
+    }
+    must(hvt_world_fold(world, HVT_FOLD_MAX, &all, 1));
+    must(hvt_world_fold(world, HVT_FOLD_MAX, total, o.steps));
+    *ret_in_step = 0;
+    for (int k = 0; k < o.steps; k++)
+        *ret_in_step += total[k];
+    return all;
+}
+
+static void compare(void)
+{
+    static double tax[PAIRS_MOST], jitter[PAIRS_MOST];
+    double phases[2][PHASES] = {{0}}, exposed, n = (double)o.pairs * o.steps * hvt_world_size(world);
+
+    hvt_distopt_take_exposed(together.dist);
+    for (int p = 0; p < o.pairs; p++) {
+        double seconds[2], in_step[2];
+        for (int i = 0; i < 2; i++) {
+            int who = (p + i) % 2;
+            seconds[who] = block(who ? &alone : &together, phases[who], &in_step[who]);
+        }
+        tax[p] = 1 - seconds[1] / seconds[0];
+        jitter[p] = 1 - seconds[1] / in_step[1];
+    }
+    exposed = 1e5 * hvt_distopt_take_exposed(together.dist) / phases[0][TOTAL];
+    must(hvt_world_fold(world, HVT_FOLD_MAX, &exposed, 1));
+    must(hvt_world_fold(world, HVT_FOLD_SUM, phases[0], PHASES));
+    must(hvt_world_fold(world, HVT_FOLD_SUM, phases[1], PHASES));
+    bench_sort(tax, (size_t)o.pairs);
+    bench_sort(jitter, (size_t)o.pairs);
+    if (hvt_world_rank(world))
+        return;
+    printf(
+        "%d pairs of %d steps: tax %.2f%%, least %.2f%%, most %.2f%%; jitter %.2f%%; exposed_comm %.2f%%\n",
+        o.pairs, o.steps, 100 * tax[o.pairs / 2], 100 * tax[0], 100 * tax[o.pairs - 1],
+        100 * jitter[o.pairs / 2], exposed);
+    printf("%-10s %11s %10s %9s\n", "phase", "together ms", "alone ms", "more");
+    for (int i = 0; i < PHASES; i++)
+        if (phases[0][i] + phases[1][i] > 0)
+            printf("%-10s %11.3f %10.3f %+8.2f%%\n", hvt__phase_name((hvt__phase)i), phases[0][i] / n,
+                   phases[1][i] / n, 100 * (phases[0][i] - phases[1][i]) / phases[1][TOTAL]);
+}
+
+static void close_side(side *s)
+{
+    hvt_loader_close(&s->loader);
+    hvt_distopt_free(&s->dist);
+    hvt_optim_free(&s->optim);
+    hvt_model_free(&s->model);
+    hvt_comm_close(&s->comm);
+}
+
+int main(int argc, char **argv)
+{
+    static result r;
+    const char *v;
+    double exposed;
+    bool right;
+
+    for (int i = 1; i < argc; i++) {
+        if ((v = bench_option(argc, argv, &i, "--model")))
+            o.model = v;
+        else if ((v = bench_option(argc, argv, &i, "--stem")))
+            o.stem = v;
+        else if ((v = bench_option(argc, argv, &i, "--batch")))
+            o.batch = atoi(v);
+        else if ((v = bench_option(argc, argv, &i, "--steps")))
+            o.steps = atoi(v);
+        else if ((v = bench_option(argc, argv, &i, "--comm")))
+            o.comm = v;
+        else if ((v = bench_option(argc, argv, &i, "--pairs")))
+            o.pairs = atoi(v);
+        else if ((v = bench_option(argc, argv, &i, "--update")))
+            o.update = v;
+        else if ((v = bench_option(argc, argv, &i, "--wire")))
+            o.wire = v;
+        else if ((v = bench_option(argc, argv, &i, "--json")))
+            o.json = v;
+        else {
+            fprintf(stderr, "bench_step: unknown option %s\n", argv[i]);
+            return 2;
+        }
+    }
+    o.steps = o.steps < 1 ? 1 : o.steps > STEPS_MOST ? STEPS_MOST : o.steps;
+    o.pairs = o.pairs > PAIRS_MOST ? PAIRS_MOST : o.pairs;
+    must(hvt_world_open(NULL, &world));
+    together.world = world;
+    open_device();
+    open_side(&together, o.comm);
+    if (o.pairs > 0) {
+        must(hvt_world_split(world, hvt_world_rank(world), 0, &alone.world));
+        open_side(&alone, "self");
+        for (int i = 0; i < BEFORE; i++)
+            step(&alone);
+    }
+    for (int i = 1; i < BEFORE; i++)
+        step(&together);
+    r.phases = count_phases();
+    r.trace_us = 1e6 * r.phases * phase_seconds();
+    hvt_distopt_take_exposed(together.dist);
+    for (int i = 0; i < o.steps; i++)
+        timed_step(&together, took[i]);
+    exposed = hvt_distopt_take_exposed(together.dist);
+    for (int i = 0; i < AFTER; i++)
+        step(&together);
+    right = same_weights();
+    sum_up(exposed, &r);
+    if (right && !hvt_world_rank(world)) {
+        print_result(&r);
+        if (o.json)
+            write_result(&r);
+    }
+    if (right && o.pairs > 0)
+        compare();
+    if (!right && !hvt_world_rank(world))
+        printf("bench_step: the ranks' weights differ\n");
+    close_side(&alone);
+    close_side(&together);
+    hvt_dataset_close(&set);
+    hvt_device_close(&dev);
+    hvt_world_close(&alone.world);
+    hvt_world_close(&world);
+    return !right;
+}

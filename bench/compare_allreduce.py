@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""The sum of a vector over the ranks by every comm and MPI_Allreduce (bench_allreduce), by PyTorch over gloo and
+by Horovod where it is installed, one after the other in the same minutes: one table, one file, one plot.
+
+    bench/compare_allreduce.py --build build --python venv/bin/python --ranks 2
+    bench/compare_allreduce.py --from bench/results/DATE-allreduce.json --plot allreduce.svg
+
+The columns are bench_allreduce's. The plot needs matplotlib: time against size, both logarithmic.
+"""
+import argparse
+import datetime
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def run(command):
+    done = subprocess.run([str(c) for c in command], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          env=dict(os.environ, OMP_NUM_THREADS="1"))
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))}\nended with status {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def mpirun(*command):
+    root = ["--allow-run-as-root"] if os.getuid() == 0 else []
+    return run(["mpirun", *root, "--oversubscribe", "--bind-to", "none", "-np", args.ranks, *command])
+
+
+def ours():
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        mpirun(args.build / "bench" / "bench_allreduce", "--seconds", args.seconds, "--max", args.max, "--json", file)
+        return json.loads(file.read_text())
+
+
+def has(module):
+    return not subprocess.run([args.python, "-c", f"import {module}"], capture_output=True).returncode
+
+
+def peer(name, sizes):
+    script = [HERE / "peers" / "torch_allreduce.py", name, "--bytes", ",".join(map(str, sizes)),
+              "--seconds", args.seconds]
+    if name == "horovod":
+        text = mpirun(args.python, *script)
+    else:
+        text = run([args.python, "-m", "torch.distributed.run", "--nproc-per-node", args.ranks,
+                    "--master-port", 29519, *script])
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def measure():
+    results = ours()
+    sizes = sorted({row["bytes"] for row in results["rows"]})
+    for name, module in (("gloo", "torch.distributed"), ("horovod", "horovod.torch")):
+        if has(module):
+            results["rows"] += peer(name, sizes)
+        else:
+            print(f"{name}: not installed in {args.python}; left out")
+    results["date"] = datetime.datetime.now().isoformat(timespec="seconds")
+    return results
+
+
+def show(results):
+    ways = list(dict.fromkeys(row["way"] for row in results["rows"]))
+    median = {(row["bytes"], row["way"]): row.get("median_us") for row in results["rows"]}
+    print(results["run"], f"{results['ranks']} ranks, median us of a call; - not run, ! wrong sum", sep="\n")
+    print(f"{'bytes':>10}" + "".join(f"{way:>15}" for way in ways))
+    for size in sorted({row["bytes"] for row in results["rows"]}):
+        cells = ["-" if (size, w) not in median else "!" if median[size, w] is None else f"{median[size, w]:.2f}"
+                 for w in ways]
+        print(f"{size:10}" + "".join(f"{cell:>15}" for cell in cells))
+
+
+def plot(results, file):
+    if not importlib.util.find_spec("matplotlib"):
+        sys.exit(f"{sys.executable} has no matplotlib: no plot")
+    import matplotlib
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 6))
+    for way in dict.fromkeys(row["way"] for row in results["rows"]):
+        points = sorted((r["bytes"], r["median_us"]) for r in results["rows"] if r["way"] == way and "median_us" in r)
+        style = ":" if way == "copy" else "--" if way in ("MPI_Allreduce", "gloo", "horovod") else "-"
+        axes.plot(*zip(*points), style, marker=".", label=way)
+    axes.set(xscale="log", yscale="log", xlabel="bytes of the vector", ylabel="µs of a call, median of 9 rounds",
+             title=f"Sum over {results['ranks']} ranks")
+    axes.set_xscale("log", base=2)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.text(0.01, 0.01, results["run"], fontsize=6)
+    figure.savefig(file)
+    print(f"written: {file}")
+
+
+p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+p.add_argument("--build", type=Path, default=HERE.parent / "build", help="Meson's build folder")
+p.add_argument("--python", default=sys.executable, help="a Python that has torch, and horovod if it is a peer")
+p.add_argument("--ranks", type=int, default=2)
+p.add_argument("--seconds", type=float, default=1, help="for one way and size")
+p.add_argument("--max", type=int, default=256 << 20, help="bytes of the longest vector")
+p.add_argument("--from", dest="source", type=Path, help="show and plot what an earlier run wrote")
+p.add_argument("--out", type=Path, default=HERE / "results" / f"{datetime.date.today()}-allreduce.json")
+p.add_argument("--plot", type=Path, help="an SVG to write")
+args = p.parse_args()
+if __name__ == "__main__":
+    if args.source:
+        measured = json.loads(args.source.read_text())
+    else:
+        measured = measure()
+        args.out.parent.mkdir(exist_ok=True)
+        args.out.write_text(json.dumps(measured, indent=1) + "\n")
+        print(f"written: {args.out}")
+    show(measured)
+    if args.plot:
+        plot(measured, args.plot)
