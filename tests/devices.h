@@ -2,13 +2,19 @@
  * devices.h - every device of this machine, matrices with planted NaNs, and how results are compared.
  *
  * devs[0] is ref; then follows cpu: every instruction set that the processor has, with 1, 2 and 3 threads
- * each. A result is compared with ref's within a bound, and with that of one thread bit for bit.
+ * each; with HVT_HOSTED cuda instead (tests/cuda/whole/hosted.c). A result is compared with ref's within a
+ * bound, and with that of one thread bit for bit.
+ *
+ * Tests hold all values as floats. Where an op takes a type, those are rounded to it beforehand, packed for
+ * the op and unpacked after it, and held against what ref makes of the same floats in f32: within the bound
+ * of f32 and half a unit in the last place of the type.
  */
 #ifndef HVT_DEVICES_H
 #define HVT_DEVICES_H
 
 #include "base_impl.h"
 #include "check.h"
+#include "device/half.h"
 #include "device_impl.h"
 
 #include <math.h>
@@ -19,8 +25,18 @@ static int ndevs;
 
 static inline void open_devices(void)
 {
+#ifdef HVT_HOSTED
+    if (!hvt_device_count("cuda")) {
+        check_skip("cuda", "no GPU");
+        exit(77);
+    }
+#endif
     CHECK_OK(hvt_device_open("ref", NULL, &ref));
     devs[ndevs++] = ref;
+#ifdef HVT_HOSTED
+    CHECK_OK(hvt_device_open("cuda", &(hvt_device_opts){.deterministic = true}, &devs[ndevs]));
+    ndevs += devs[ndevs] != NULL;
+#else
     for (int i = 0; i < hvt_cpu_isa_count(); i++) {
         if (!hvt_cpu_isa_supported(i)) {
             check_skip(hvt_cpu_isa_name(i), "this processor does not have it");
@@ -33,6 +49,7 @@ static inline void open_devices(void)
             ndevs++;
         }
     }
+#endif
 }
 
 static inline void close_devices(void)
@@ -91,10 +108,63 @@ static inline float *floats(size_t n)
     return p;
 }
 
+/* ---- types ---- */
+
+enum { TYPES = 3 }; /* f32, f16, bf16 */
+
+/* the largest relative error of rounding to t */
+static inline double unit(hvt_dtype t)
+{
+    return t == HVT_F32 ? 0x1p-24 : t == HVT_F16 ? 0x1p-11 : 0x1p-8;
+}
+
+/* element i of an array of type t */
+static inline void *at(void *p, hvt_dtype t, size_t i)
+{
+    return (char *)p + i * hvt_dtype_size(t);
+}
+
+static inline void *packed(hvt_dtype t, const float *x, size_t n)
+{
+    void *p = room(n * hvt_dtype_size(t));
+
+    for (size_t i = 0; i < n; i++)
+        hvt__store(p, t, i, x[i]);
+    return p;
+}
+
+/* NaN in every type */
+static inline void *unwritten(hvt_dtype t, size_t n)
+{
+    return memset(room(n * hvt_dtype_size(t)), 0xff, n * hvt_dtype_size(t));
+}
+
+/* p's elements as floats; p is freed */
+static inline float *unpacked(hvt_dtype t, void *p, size_t n)
+{
+    float *x = room(n * sizeof *x);
+
+    for (size_t i = 0; i < n; i++)
+        x[i] = hvt__load(p, t, i);
+    free(p);
+    return x;
+}
+
+static inline void round_all(hvt_dtype t, float *x, size_t n)
+{
+    uint16_t h;
+
+    for (size_t i = 0; t != HVT_F32 && i < n; i++) {
+        hvt__store(&h, t, 0, x[i]);
+        x[i] = hvt__load(&h, t, 0);
+    }
+}
+
 /* ---- matrices ---- */
 
 typedef struct shape {
     hvt_order order;
+    hvt_dtype type;
     int pixels, n, real, c;
     hvt_rows rows;
     size_t all; /* elements */
@@ -102,7 +172,8 @@ typedef struct shape {
 
 static inline shape make_shape(hvt_order order, int pixels, int n, int real, int c)
 {
-    return (shape){order, pixels, n, real, c, hvt__rows(order, pixels, n, real), (size_t)pixels * n * c};
+    return (shape){
+        order, HVT_F32, pixels, n, real, c, hvt__rows(order, pixels, n, real), (size_t)pixels * n * c};
 }
 
 static inline bool is_real(const shape *s, size_t element)
@@ -110,13 +181,14 @@ static inline bool is_real(const shape *s, size_t element)
     return (int)(element / s->c % s->rows.block) < s->rows.real;
 }
 
-/* Values around `mean`; what no op may read is NaN. */
+/* Values around `mean`, rounded to s->type; what no op may read is NaN. */
 static inline float *matrix(const shape *s, float mean)
 {
     float *p = floats(s->all);
 
     for (size_t i = 0; i < s->all; i++)
         p[i] = is_real(s, i) ? p[i] + mean : NAN;
+    round_all(s->type, p, s->all);
     return p;
 }
 
@@ -129,6 +201,7 @@ static inline float *copied(const void *from, size_t n)
 static inline hvt_pool_desc random_pool(void)
 {
     hvt_pool_desc p = {.order = between(0, 1) ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+                       .type = (hvt_dtype)between(0, TYPES - 1),
                        .n = between(1, 9),
                        .h = between(1, 17),
                        .w = between(1, 17),
@@ -149,30 +222,36 @@ static inline hvt_pool_desc random_pool(void)
 
 /* ---- comparison ---- */
 
-/* |got - want| <= bound * (1 + |want|) for real rows; a NaN is never near. s NULL: all n. */
+/* |got - want| <= bound * (1 + |want|), and once more what rounding to s->type costs, for real rows; a NaN is
+ * never near. s NULL: all n, in f32. */
 static inline void check_near(const char *what, int dev, const shape *s, size_t n, const float *got,
                               const float *want, double bound)
 {
-    size_t bad = 0, at = 0;
+    const hvt_dtype t = s ? s->type : HVT_F32;
+    size_t bad = 0, first = 0;
 
-    for (size_t i = 0; i < n; i++)
-        if ((!s || is_real(s, i)) &&
-            !(fabs((double)got[i] - want[i]) <= bound * (1 + fabs((double)want[i]))) && !bad++)
-            at = i;
-    CHECK(!bad, "%s on %s, %d threads: %zu of %zu, first [%zu] is %.9g, not %.9g", what,
-          hvt_device_isa(devs[dev]), hvt_device_threads(devs[dev]), bad, n, at, got[at], want[at]);
+    for (size_t i = 0; i < n; i++) {
+        double size = fabs((double)want[i]), most = bound * (1 + size) + (t ? unit(t) * size : 0);
+
+        if ((!s || is_real(s, i)) && !(fabs((double)got[i] - want[i]) <= most) && !bad++)
+            first = i;
+    }
+    CHECK(!bad, "%s in %s on %s, %d threads: %zu of %zu, first [%zu] is %.9g, not %.9g", what,
+          hvt_dtype_name(t), hvt_device_isa(devs[dev]), hvt_device_threads(devs[dev]), bad, n, first,
+          got[first], want[first]);
 }
 
 static inline void check_same(const char *what, int dev, const shape *s, size_t n, const float *got,
                               const float *want)
 {
-    size_t bad = 0, at = 0;
+    size_t bad = 0, first = 0;
 
     for (size_t i = 0; i < n; i++)
         if ((!s || is_real(s, i)) && memcmp(&got[i], &want[i], sizeof *got) && !bad++)
-            at = i;
-    CHECK(!bad, "%s on %s, %d threads: %zu of %zu differ, first [%zu] is %.9g, not %.9g", what,
-          hvt_device_isa(devs[dev]), hvt_device_threads(devs[dev]), bad, n, at, got[at], want[at]);
+            first = i;
+    CHECK(!bad, "%s in %s on %s, %d threads: %zu of %zu differ, first [%zu] is %.9g, not %.9g", what,
+          hvt_dtype_name(s ? s->type : HVT_F32), hvt_device_isa(devs[dev]), hvt_device_threads(devs[dev]),
+          bad, n, first, got[first], want[first]);
 }
 
 #endif /* HVT_DEVICES_H */

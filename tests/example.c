@@ -76,10 +76,10 @@ int main(void)
             TRY(hvt_loader_next(loader, &batch, &last));
             if (last)
                 break;
-            TRY(hvt_distopt_begin(dist, batch.shard_counts, batch.shards));
+            TRY(hvt_distopt_begin(dist, batch.shard_counts, batch.shards, 0.05));
             TRY(hvt_model_forward(model, &batch, true));
             TRY(hvt_model_backward(model, hvt_distopt_on_grad, dist));
-            TRY(hvt_distopt_step(dist, 0.05));
+            TRY(hvt_distopt_step(dist));
         }
         TRY(hvt_model_take_loss(model, &loss)); /* summed over all ranks already */
         if (hvt_world_rank(world) == 0)

@@ -130,7 +130,7 @@ static inline bool open_net(net *n, how by, build_fn *build, shape s)
 }
 
 /* Every other way to run here: cpu on each instruction set, one and two threads; the other order on both
- * devices. Entry i; false past the last. */
+ * devices. With HVT_HOSTED cuda instead of cpu (tests/cuda/whole/hosted.c). Entry i; false past the last. */
 static inline bool way(int i, how *ret_way)
 {
     int sets = hvt_cpu_isa_count(), k = 0;
@@ -139,6 +139,13 @@ static inline bool way(int i, how *ret_way)
         *ret_way = (how){.device = "ref", .threads = 1, .other_order = true};
         return true;
     }
+#ifdef HVT_HOSTED
+    if (i == k++) {
+        *ret_way = (how){.device = "cuda", .threads = 1};
+        return true;
+    }
+    sets = 0;
+#endif
     for (int set = 0; set < sets; set++) {
         if (!hvt_cpu_isa_supported(set))
             continue;

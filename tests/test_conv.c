@@ -1,14 +1,15 @@
 /*
- * The cpu device's convolutions, every instruction set that this processor has, against a loop in double
- * over one output element. The bound is 1e-5 of the sum of absolute products. Every buffer has exactly the
+ * The cpu device's convolutions in every type, on every instruction set that this processor has, against a
+ * loop in double over one output element. The bound is 1e-5 of the sum of absolute products, and what
+ * rounding the result to its type costs; x, dy and w are values of the type. Every buffer has exactly the
  * size that was asked for (the address sanitizer sees an overrun), weights and gradients start at an address
  * that is only 4-byte aligned, and what must not be read holds NaN.
+ *
+ * Kernels for AVX-512, AVX512_BF16 and AMX run on every machine, too: their own text, compiled against
+ * tests/emulated/immintrin.h, is three more sets of this program.
  */
-#include "check.h"
-#include "base_impl.h"
+#include "devices.h"
 #include "device/cpu/cpu_impl.h"
-
-#include <math.h>
 
 static const hvt_device_ops cpu_ops = {.name = "cpu",
                                        .conv_plan = conv_plan_cpu,
@@ -18,25 +19,42 @@ static const hvt_device_ops cpu_ops = {.name = "cpu",
                                        .conv_backward_x = conv_backward_x_cpu,
                                        .conv_backward_w = conv_backward_w_cpu};
 
-enum { MOST_THREADS = 3, MOST_ISAS = 8 };
+extern const hvt_conv_kernels hvt__conv_portable, emulated_avx512, emulated_avx512_bf16, emulated_amx;
+
+static bool always(void)
+{
+    return true;
+}
+
+static hvt_isa emulated[] = {
+    {.name = "avx512, emulated", .supported = always, .conv = &emulated_avx512},
+    {.name = "avx512_bf16, emulated",
+     .supported = always,
+     .conv = &hvt__conv_portable,
+     .bf16 = &emulated_avx512_bf16},
+    {.name = "amx, emulated", .supported = always, .conv = &hvt__conv_portable, .bf16 = &emulated_amx},
+};
+
+enum { MOST_ISAS = 12 };
 static hvt_cpu cpus[MOST_ISAS][MOST_THREADS];
-static hvt_device devices[MOST_ISAS][MOST_THREADS], *ref;
+static hvt_device devices[MOST_ISAS][MOST_THREADS];
 static int isas;
 
-static uint64_t draws;
-static uint64_t draw(void)
+static double products(const hvt_conv_desc *d)
 {
-    return hvt__mix(draws++);
+    return (double)d->n * d->h * d->w * d->c * d->k * d->r * d->s;
 }
 
-static int between(int low, int high)
-{
-    return low + (int)hvt__below(draw(), (uint32_t)(high - low + 1));
-}
+/* Emulated sets are slow: they do only what no other set has shown, and no large shapes. */
+static double most_emulated = 4e5;
 
-static float value(void)
+static bool takes(int set, const hvt_conv_desc *d)
 {
-    return hvt__unit(draw()) * 2 - 1;
+    const hvt_isa *isa = cpus[set][0].isa;
+
+    if (isa < emulated || isa >= emulated + HVT_LEN(emulated))
+        return true;
+    return d->type == (isa->bf16 ? HVT_BF16 : HVT_F32) && products(d) <= most_emulated;
 }
 
 static void *exactly(size_t count)
@@ -48,7 +66,7 @@ static void *exactly(size_t count)
     return p;
 }
 
-/* One convolution's data in host memory. Weights are canonical. */
+/* One convolution's data, values of d.type as floats. Weights are canonical. */
 typedef struct conv_case {
     hvt_conv_desc d;
     int real, p, q; /* output [n,p,q,k] */
@@ -87,6 +105,7 @@ static conv_case make_case(hvt_conv_desc d, int real)
     conv_case c = {.d = d, .real = real};
     size_t in = (size_t)d.h * d.w, out;
 
+    c.d.cx = d.c;
     c.p = hvt__conv_out(d.h, d.r, d.stride, d.pad);
     c.q = hvt__conv_out(d.w, d.s, d.stride, d.pad);
     out = (size_t)c.p * c.q;
@@ -102,6 +121,10 @@ static conv_case make_case(hvt_conv_desc d, int real)
     fill(&c, c.dy, out * d.n, d.k, out);
     for (size_t i = 0; i < c.nw; i++)
         c.w[i] = value();
+    round_all(d.type, c.x, c.nx);
+    round_all(d.type, c.dx0, c.nx);
+    round_all(d.type, c.dy, c.ny);
+    round_all(d.type, c.w, c.nw);
     return c;
 }
 
@@ -123,50 +146,56 @@ static int runs;
 
 static conv_result run(hvt_device *dev, const conv_case *c)
 {
+    const hvt_dtype t = c->d.type;
+    const hvt_device_ops *ops = dev->ops;
     conv_result r = {0};
     hvt_op *op = NULL;
     size_t ws_bytes = 0;
-    float *w, *dw, *ones;
-    int shift =
-        runs++ % 2; /* arenas promise 4 bytes of alignment, but large gradients take another way at 64 */
-    void *ws;
+    void *x = packed(t, c->x, c->nx), *dy = packed(t, c->dy, c->ny), *y = unwritten(t, c->ny),
+         *dx = unwritten(t, c->nx), *dx_added = packed(t, c->dx0, c->nx), *w, *ws;
+    float *wide, *dw, *ones;
+    int shift = runs++ % 2 * 8; /* 32 bytes are promised, but large gradients take another way at 64 */
 
-    CHECK_OK(dev->ops->conv_plan(dev, &c->d, &op, &r.weights, &ws_bytes));
+    CHECK_OK(ops->conv_plan(dev, &c->d, &op, &r.weights, &ws_bytes));
     if (!op)
         abort();
     ws = exactly((ws_bytes + sizeof(float) - 1) / sizeof(float));
+    wide = exactly(r.weights);
     w = exactly(r.weights + shift);
     dw = exactly(r.weights + shift);
     ones = exactly(c->nw);
-    r.y = exactly(c->ny);
-    r.dx = exactly(c->nx);
-    r.dx_added = exactly(c->nx);
     r.dw = exactly(c->nw);
     r.mask = exactly(r.weights);
     memset(ws, 0xff, ws_bytes); /* NaN */
-    memset(w, 0xff, (r.weights + shift) * sizeof *w);
+    memset(wide, 0xff, r.weights * sizeof *wide);
     memset(dw, 0xff, (r.weights + shift) * sizeof *dw);
-    memset(r.y, 0xff, c->ny * sizeof *r.y);
-    memset(r.dx, 0xff, c->nx * sizeof *r.dx);
-    memcpy(r.dx_added, c->dx0, c->nx * sizeof *r.dx);
     for (size_t i = 0; i < c->nw; i++)
         ones[i] = 1;
 
-    dev->ops->conv_permute(op, false, r.mask, ones);
-    dev->ops->conv_permute(op, false, w + shift, c->w);
-    CHECK_OK(dev->ops->conv_pack(op, w + shift));
-    CHECK_OK(dev->ops->conv_forward(op, c->real, c->x, w + shift, r.y, ws));
+    ops->conv_permute(op, false, r.mask, ones);
+    ops->conv_permute(op, false, wide, c->w);
+    for (size_t i = 0; i < r.weights; i++)
+        hvt__store(w, t, i + shift, wide[i]);
+    CHECK_OK(ops->conv_pack(op, at(w, t, shift)));
+    CHECK_OK(ops->conv_forward(op, c->real, x, at(w, t, shift), y, ws));
     memset(ws, 0xff, ws_bytes);
-    CHECK_OK(dev->ops->conv_backward_w(op, c->real, c->x, c->dy, dw + shift, ws));
+    CHECK_OK(ops->conv_backward_w(op, c->real, x, dy, dw + shift, ws));
     if (!c->d.no_dx) {
-        CHECK_OK(dev->ops->conv_backward_x(op, c->real, w + shift, c->dy, r.dx, false, ws));
-        CHECK_OK(dev->ops->conv_backward_x(op, c->real, w + shift, c->dy, r.dx_added, true, ws));
+        memset(ws, 0xff, ws_bytes);
+        CHECK_OK(ops->conv_backward_x(op, c->real, at(w, t, shift), dy, dx, false, ws));
+        CHECK_OK(ops->conv_backward_x(op, c->real, at(w, t, shift), dy, dx_added, true, ws));
     }
-    dev->ops->conv_permute(op, true, dw + shift, r.dw);
+    ops->conv_permute(op, true, dw + shift, r.dw);
     r.raw_dw = exactly(r.weights);
     memcpy(r.raw_dw, dw + shift, r.weights * sizeof *dw);
+    r.y = unpacked(t, y, c->ny);
+    r.dx = unpacked(t, dx, c->nx);
+    r.dx_added = unpacked(t, dx_added, c->nx);
     hvt__op_free(op);
+    free(x);
+    free(dy);
     free(ws);
+    free(wide);
     free(w);
     free(dw);
     free(ones);
@@ -245,13 +274,15 @@ static exact exact_dw(const conv_case *c, int k, int ch, int r, int s)
     return e;
 }
 
-static void near(const conv_case *c, const char *what, float got, exact want)
+static void near(const conv_case *c, const char *what, hvt_dtype t, float got, exact want)
 {
     const hvt_conv_desc *d = &c->d;
+    double rounding = t == HVT_F32 ? 0 : unit(t) * fabs(want.sum) + (t == HVT_F16 ? 0x1p-25 : 0);
 
-    CHECK(fabs(got - want.sum) <= 1e-5 * want.size,
-          "%s: %g, not %g; n %d real %d %dx%dx%d -> %d, window %dx%d stride %d pad %d order %d", what, got,
-          want.sum, d->n, c->real, d->h, d->w, d->c, d->k, d->r, d->s, d->stride, d->pad, d->order);
+    CHECK(fabs(got - want.sum) <= 1e-5 * want.size + rounding,
+          "%s in %s: %g, not %g; n %d real %d %dx%dx%d -> %d, window %dx%d stride %d pad %d order %d", what,
+          hvt_dtype_name(d->type), got, want.sum, d->n, c->real, d->h, d->w, d->c, d->k, d->r, d->s,
+          d->stride, d->pad, d->order);
 }
 
 static exact plus(exact e, float x)
@@ -272,20 +303,20 @@ static void check_result(const conv_case *c, const conv_result *got, int samples
         int k = (int)(i % d->k), q = (int)(i / d->k % c->q), p = (int)(i / d->k / c->q % c->p);
         int n = (int)(i / d->k / c->q / c->p);
 
-        near(c, "y", y_at(c, got->y, n, p, q)[k], exact_y(c, n, p, q, k));
+        near(c, "y", d->type, y_at(c, got->y, n, p, q)[k], exact_y(c, n, p, q, k));
     }
     for (i = 0; i < all[1] && !d->no_dx; i += step[1]) {
         int ch = (int)(i % d->c), w = (int)(i / d->c % d->w), h = (int)(i / d->c / d->w % d->h);
         int n = (int)(i / d->c / d->w / d->h);
         exact e = exact_dx(c, n, h, w, ch);
 
-        near(c, "dx", x_at(c, got->dx, n, h, w)[ch], e);
-        near(c, "dx +=", x_at(c, got->dx_added, n, h, w)[ch], plus(e, x_at(c, c->dx0, n, h, w)[ch]));
+        near(c, "dx", d->type, x_at(c, got->dx, n, h, w)[ch], e);
+        near(c, "dx +=", d->type, x_at(c, got->dx_added, n, h, w)[ch], plus(e, x_at(c, c->dx0, n, h, w)[ch]));
     }
     for (i = 0; i < all[2]; i += step[2]) {
         int s = (int)(i % d->s), r = (int)(i / d->s % d->r), ch = (int)(i / d->s / d->r % d->c);
 
-        near(c, "dw", got->dw[i], exact_dw(c, (int)(i / d->s / d->r / d->c), ch, r, s));
+        near(c, "dw", HVT_F32, got->dw[i], exact_dw(c, (int)(i / d->s / d->r / d->c), ch, r, s));
     }
     for (i = 0; i < got->weights; i++)
         CHECK(got->mask[i] == 1 || (got->mask[i] == 0 && got->raw_dw[i] == 0), "padding of dw holds %g",
@@ -316,8 +347,11 @@ static void check_case(hvt_conv_desc d, int real, int samples)
     conv_case c = make_case(d, real);
 
     for (int i = 0; i < isas; i++) {
-        conv_result alone = run(&devices[i][0], &c);
+        conv_result alone;
 
+        if (!takes(i, &d))
+            continue;
+        alone = run(&devices[i][0], &c);
         check_result(&c, &alone, samples);
         for (int t = 1; t < MOST_THREADS; t++) {
             conv_result got = run(&devices[i][t], &c);
@@ -341,8 +375,11 @@ TEST(random_shapes_equal_the_loop_in_double)
     int done = 0;
 
     draws = 1;
-    while (done < 300 && !check_now) {
+    while (done < (CHECK_SANITIZED ? 90 : 450) && !check_now) {
         hvt_conv_desc d = {.order = between(0, 1) ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+                           .type = (hvt_dtype)(done % 3   ? HVT_F32
+                                               : done % 2 ? HVT_F16
+                                                          : HVT_BF16),
                            .n = between(1, 3) == 1 ? between(1, 8) : between(1, 40),
                            .h = between(1, 9),
                            .w = between(1, 11),
@@ -358,59 +395,94 @@ TEST(random_shapes_equal_the_loop_in_double)
             d.r = d.s = 1, d.pad = 0;
         if (between(0, 9) == 0)
             d.r = d.s = 7, d.pad = 3;
-        if (d.h + 2 * d.pad < d.r || d.w + 2 * d.pad < d.s ||
-            (double)d.n * d.h * d.w * d.c * d.k * d.r * d.s > 2e6)
+        if (d.h + 2 * d.pad < d.r || d.w + 2 * d.pad < d.s || products(&d) > 2e6)
             continue;
         check_case(d, between(0, 2) ? d.n : between(0, d.n), 0);
         done++;
     }
 }
 
+/* Odd channels, odd batches: what fills no pair, no vector and no tile. */
+TEST(bf16_of_odd_sizes_equals_the_loop_in_double)
+{
+    int done = 0;
+
+    draws = 6;
+    while (done < 90 && !check_now) {
+        hvt_conv_desc d = {.order = between(0, 3) ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+                           .type = HVT_BF16,
+                           .n = between(1, 67),
+                           .h = between(1, 5),
+                           .w = between(1, 5),
+                           .c = between(1, between(0, 1) ? 130 : 40),
+                           .k = between(1, between(0, 1) ? 130 : 40),
+                           .r = between(1, 3),
+                           .s = between(1, 3),
+                           .stride = between(1, 2),
+                           .pad = between(0, 1)};
+
+        if (d.h + 2 * d.pad < d.r || d.w + 2 * d.pad < d.s || products(&d) > most_emulated)
+            continue;
+        check_case(d, between(0, 2) ? d.n : between(0, d.n), 400);
+        done++;
+    }
+    most_emulated = 1e8; /* two blocks, and two chunks of images in each */
+    check_case((hvt_conv_desc){HVT_ORDER_HWN, HVT_BF16, 67, 2, 64, 66, 66, 65, 1, 1, 1, 0, false}, 67, 200);
+    most_emulated = 4e5;
+}
+
 /* Shapes that need several blocks, several chunks of images, a ring that wraps, many panels. */
 static const hvt_conv_desc large[] = {
-    {HVT_ORDER_HWN, HVT_F32, 64, 16, 16, 64, 64, 3, 3, 1, 1, false},
-    {HVT_ORDER_NHW, HVT_F32, 64, 16, 16, 64, 64, 3, 3, 1, 1, false},
-    {HVT_ORDER_HWN, HVT_F32, 128, 32, 32, 16, 16, 3, 3, 1, 1, false},
-    {HVT_ORDER_HWN, HVT_F32, 128, 32, 32, 16, 32, 3, 3, 2, 1, false},
-    {HVT_ORDER_HWN, HVT_F32, 64, 32, 32, 3, 64, 7, 7, 2, 3, true},
-    {HVT_ORDER_NHW, HVT_F32, 3, 61, 67, 3, 64, 7, 7, 2, 3, false},
-    {HVT_ORDER_HWN, HVT_F32, 2, 33, 31, 40, 72, 3, 3, 1, 1, false},
-    {HVT_ORDER_HWN, HVT_F32, 1, 33, 31, 40, 72, 3, 3, 2, 1, false},
-    {HVT_ORDER_HWN, HVT_F32, 64, 8, 8, 256, 512, 1, 1, 2, 0, false},
-    {HVT_ORDER_NHW, HVT_F32, 64, 8, 8, 256, 200, 1, 1, 1, 0, false},
-    {HVT_ORDER_HWN, HVT_F32, 256, 2, 2, 512, 512, 3, 3, 2, 1, false},
-    {HVT_ORDER_HWN, HVT_F32, 256, 1, 1, 2048, 10, 1, 1, 1, 0, false},
-    {HVT_ORDER_NHW, HVT_F32, 256, 1, 1, 512, 1000, 1, 1, 1, 0, false},
-    {HVT_ORDER_NHW, HVT_F32, 2, 1, 1, 16, 16, 1, 1, 1, 1, false}, /* one pixel in, more than one out */
-    {HVT_ORDER_NHW, HVT_F32, 2, 1, 1, 16, 16, 1, 2, 1, 1, false},
+    {HVT_ORDER_HWN, HVT_F32, 64, 16, 16, 64, 64, 64, 3, 3, 1, 1, false},
+    {HVT_ORDER_NHW, HVT_F32, 64, 16, 16, 64, 64, 64, 3, 3, 1, 1, false},
+    {HVT_ORDER_HWN, HVT_F32, 128, 32, 32, 16, 16, 16, 3, 3, 1, 1, false},
+    {HVT_ORDER_HWN, HVT_F32, 128, 32, 32, 16, 16, 32, 3, 3, 2, 1, false},
+    {HVT_ORDER_HWN, HVT_F32, 64, 32, 32, 3, 3, 64, 7, 7, 2, 3, true},
+    {HVT_ORDER_NHW, HVT_F32, 3, 61, 67, 3, 3, 64, 7, 7, 2, 3, false},
+    {HVT_ORDER_HWN, HVT_F32, 2, 33, 31, 40, 40, 72, 3, 3, 1, 1, false},
+    {HVT_ORDER_HWN, HVT_F32, 1, 33, 31, 40, 40, 72, 3, 3, 2, 1, false},
+    {HVT_ORDER_HWN, HVT_F32, 64, 8, 8, 256, 256, 512, 1, 1, 2, 0, false},
+    {HVT_ORDER_NHW, HVT_F32, 64, 8, 8, 256, 256, 200, 1, 1, 1, 0, false},
+    {HVT_ORDER_HWN, HVT_F32, 256, 2, 2, 512, 512, 512, 3, 3, 2, 1, false},
+    {HVT_ORDER_HWN, HVT_F32, 256, 1, 1, 2048, 2048, 10, 1, 1, 1, 0, false},
+    {HVT_ORDER_NHW, HVT_F32, 256, 1, 1, 512, 512, 1000, 1, 1, 1, 0, false},
+    {HVT_ORDER_NHW, HVT_F32, 2, 1, 1, 16, 16, 16, 1, 1, 1, 1, false}, /* one pixel in, more than one out */
+    {HVT_ORDER_NHW, HVT_F32, 2, 1, 1, 16, 16, 16, 1, 2, 1, 1, false},
 };
 
 TEST(large_shapes_equal_the_loop_in_double)
 {
     for (size_t i = 0; i < HVT_LEN(large); i++) {
-        check_case(large[i], large[i].n, 60);
-        check_case(large[i], large[i].n * 5 / 8, 60);
+        hvt_conv_desc d = large[i];
+
+        check_case(d, d.n, 60);
+        if (!CHECK_SANITIZED)
+            check_case(d, d.n * 5 / 8, 60);
+        d.type = i % 2 ? HVT_F16 : HVT_BF16;
+        check_case(d, d.n * 5 / 8, 60);
     }
 }
 
 TEST(the_reference_agrees)
 {
     draws = 3;
-    for (int i = 0; i < 20; i++) {
-        hvt_conv_desc d = {i % 2 ? HVT_ORDER_HWN : HVT_ORDER_NHW,
-                           HVT_F32,
-                           between(1, 20),
-                           between(3, 8),
-                           between(3, 8),
-                           between(1, 40),
-                           between(1, 40),
-                           3,
-                           3,
-                           between(1, 2),
-                           1,
-                           false};
-        conv_case c = make_case(d, d.n - i % 2);
-        conv_result r = run(ref, &c);
+    for (int i = 0; i < 24; i++) {
+        hvt_conv_desc d = {.order = i % 2 ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+                           .type = (hvt_dtype)(i % TYPES),
+                           .n = between(1, 20),
+                           .h = between(3, 8),
+                           .w = between(3, 8),
+                           .c = between(1, 40),
+                           .k = between(1, 40),
+                           .r = 3,
+                           .s = 3,
+                           .stride = between(1, 2),
+                           .pad = 1};
+        conv_case c;
+        conv_result r;
+
+        c = make_case(d, d.n - i % 2);
+        r = run(ref, &c);
 
         check_result(&c, &r, 0);
         free_result(&r);
@@ -423,22 +495,25 @@ TEST(an_image_does_not_notice_its_batch)
     draws = 4;
     for (int i = 0; i < isas; i++)
         for (int trial = 0; trial < 40; trial++) {
-            hvt_conv_desc d = {trial % 2 ? HVT_ORDER_HWN : HVT_ORDER_NHW,
-                               HVT_F32,
-                               between(1, 37),
-                               between(2, 9),
-                               between(2, 9),
-                               between(1, 40),
-                               between(1, 70),
-                               trial % 4 < 2 ? 3 : 1,
-                               trial % 4 < 2 ? 3 : 1,
-                               between(1, 2),
-                               trial % 4 < 2,
-                               false};
-            conv_case a = make_case(d, d.n), b;
-            conv_result ra = run(&devices[i][0], &a), rb;
+            hvt_conv_desc d = {.order = trial % 2 ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+                               .type = (hvt_dtype)(trial % TYPES),
+                               .n = between(1, 37),
+                               .h = between(2, 9),
+                               .w = between(2, 9),
+                               .c = between(1, 40),
+                               .k = between(1, 70),
+                               .r = trial % 4 < 2 ? 3 : 1,
+                               .s = trial % 4 < 2 ? 3 : 1,
+                               .stride = between(1, 2),
+                               .pad = trial % 4 < 2};
+            conv_case a, b;
+            conv_result ra, rb;
             int from = between(0, d.n - 1), to;
 
+            if (!takes(i, &d))
+                continue;
+            a = make_case(d, d.n);
+            ra = run(&devices[i][0], &a);
             d.n = between(1, 37);
             b = make_case(d, between(1, d.n));
             to = between(0, b.real - 1);
@@ -467,8 +542,16 @@ TEST(permute_returns_what_it_took_and_pads_with_zeros)
     draws = 5;
     for (int i = 0; i < isas; i++)
         for (size_t j = 0; j < HVT_LEN(shapes); j++) {
-            hvt_conv_desc d = {HVT_ORDER_HWN, HVT_F32,      2, 7, 7,    shapes[j][1], shapes[j][0],
-                               shapes[j][2],  shapes[j][3], 1, 0, false};
+            hvt_conv_desc d = {.order = HVT_ORDER_HWN,
+                               .n = 2,
+                               .h = 7,
+                               .w = 7,
+                               .c = shapes[j][1],
+                               .cx = shapes[j][1],
+                               .k = shapes[j][0],
+                               .r = shapes[j][2],
+                               .s = shapes[j][3],
+                               .stride = 1};
             size_t count = (size_t)d.k * d.c * d.r * d.s, weights = 0, ws, filled = 0;
             float *file = exactly(count), *back = exactly(count), *mine;
             hvt_op *op = NULL;
@@ -495,14 +578,17 @@ TEST(permute_returns_what_it_took_and_pads_with_zeros)
 
 TEST(impossible_convolutions_are_refused)
 {
-    const hvt_conv_desc good = {HVT_ORDER_HWN, HVT_F32, 2, 5, 5, 4, 8, 3, 3, 1, 1, false};
+    const hvt_conv_desc good = {HVT_ORDER_HWN, HVT_F32, 2, 5, 5, 4, 4, 8, 3, 3, 1, 1, false};
     hvt_device *dev = &devices[0][0];
     size_t weights = 123, ws = 123;
     hvt_conv_desc bad;
     hvt_op *op = NULL;
 
-    bad = good, bad.type = HVT_BF16;
-    CHECK_FAILS(conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_UNSUPPORTED, "bf16");
+    bad = good, bad.type = HVT_I32;
+    CHECK_FAILS(conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_UNSUPPORTED, "i32");
+    bad = good, bad.cx = 8;
+    CHECK_FAILS(conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_UNSUPPORTED,
+                "4 channels that are stored as 8");
     bad = good, bad.n = 0;
     CHECK_FAILS(conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_SHAPE, "0 images");
     bad = good, bad.stride = 0;
@@ -514,23 +600,31 @@ TEST(impossible_convolutions_are_refused)
     CHECK(!op && weights == 123 && ws == 123, "a failed plan wrote results");
 }
 
+static void add_set(const hvt_isa *isa)
+{
+    for (int t = 0; t < MOST_THREADS; t++) {
+        cpus[isas][t].isa = isa;
+        CHECK_OK(hvt__pool_open(t + 1, NULL, 0, true, &cpus[isas][t].pool));
+        devices[isas][t] =
+            (hvt_device){.ops = &cpu_ops, .state = &cpus[isas][t], .isa = isa->name, .threads = t + 1};
+    }
+    isas++;
+}
+
 int main(void)
 {
-    for (int i = 0; i < hvt_cpu_isa_count() && i < MOST_ISAS; i++) {
-        if (!hvt_cpu_isa_supported(i)) {
+    for (int i = 0; i < hvt_cpu_isa_count(); i++)
+        if (hvt_cpu_isa_supported(i))
+            add_set(&hvt__isas[i]);
+        else
             check_skip(hvt_cpu_isa_name(i), "this processor does not have it");
-            continue;
-        }
-        for (int t = 0; t < MOST_THREADS; t++) {
-            cpus[isas][t].isa = &hvt__isas[i];
-            CHECK_OK(hvt__pool_open(t + 1, NULL, 0, true, &cpus[isas][t].pool));
-            devices[isas][t] = (hvt_device){
-                .ops = &cpu_ops, .state = &cpus[isas][t], .isa = hvt__isas[i].name, .threads = t + 1};
-        }
-        isas++;
+    for (size_t i = 0; i < HVT_LEN(emulated); i++) {
+        emulated[i].el = cpus[0][0].isa->el;
+        add_set(&emulated[i]);
     }
     CHECK_OK(hvt_device_open("ref", NULL, &ref));
     RUN(random_shapes_equal_the_loop_in_double);
+    RUN(bf16_of_odd_sizes_equals_the_loop_in_double);
     RUN(large_shapes_equal_the_loop_in_double);
     RUN(the_reference_agrees);
     RUN(an_image_does_not_notice_its_batch);

@@ -271,6 +271,50 @@ TEST(exact_shards_cover_every_sample_once)
     }
 }
 
+/* Mark what `ranks` ranks read of an epoch from step `first` up to step `end`. */
+static void read_steps(hvt_dataset *set, int shards, int ranks, uint32_t first, uint32_t end, int *seen)
+{
+    for (int rank = 0; rank < ranks; rank++) {
+        hvt_loader_opts opts = loader_opts(3, shards);
+        hvt_loader *l;
+        hvt_batch b;
+        bool over;
+
+        opts.shard_count = shards / ranks;
+        opts.first_shard = rank * opts.shard_count;
+        l = loader(set, &opts);
+        CHECK_OK(hvt_loader_rewind(l, 4, first));
+        for (uint32_t i = 0; i < (end - first) * (uint32_t)opts.shard_count; i++) {
+            CHECK_OK(hvt_loader_next(l, &b, &over));
+            for (int n = 0; n < b.count; n++)
+                seen[b.ids[n]]++;
+        }
+        hvt_loader_close(&l);
+    }
+}
+
+TEST(an_epoch_may_go_on_with_other_ranks_and_still_sees_every_sample_once)
+{
+    static const int sizes[] = {1, 2, 3, 4, 6, 12};
+    enum { COUNT = 131, SHARDS = 12, STEPS = 4 };
+    own o = {2, 3, 3};
+    hvt_dataset *set = own_set(&o, COUNT);
+
+    for (size_t i = 0; i < HVT_LEN(sizes) * HVT_LEN(sizes); i++)
+        for (uint32_t at = 0; at <= STEPS; at++) {
+            int before = sizes[i / HVT_LEN(sizes)], after = sizes[i % HVT_LEN(sizes)], wrong = 0,
+                seen[COUNT] = {0};
+
+            read_steps(set, SHARDS, before, 0, at, seen);
+            read_steps(set, SHARDS, after, at, STEPS, seen);
+            for (int n = 0; n < COUNT; n++)
+                wrong += seen[n] != 1;
+            CHECK(!wrong, "%d ranks, from step %u on %d: %d samples never or twice", before, at, after,
+                  wrong);
+        }
+    hvt_dataset_close(&set);
+}
+
 /* The ids that each shard sees in an epoch, one after the other. */
 static uint32_t collect(hvt_loader *l, int shard, uint32_t *ret_ids)
 {
@@ -732,6 +776,7 @@ int main(void)
     RUN(sample_counts_are_those_of_distributed_sampler);
 
     RUN(exact_shards_cover_every_sample_once);
+    RUN(an_epoch_may_go_on_with_other_ranks_and_still_sees_every_sample_once);
     RUN(batches_follow_the_sampler);
     RUN(dropped_tails_leave_only_full_batches);
     RUN(ranks_share_the_shards_of_a_step);

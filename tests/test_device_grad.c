@@ -173,6 +173,7 @@ TEST(ref_convolution_gradients_equal_differences)
                            .s = between(1, 3),
                            .stride = between(1, 3),
                            .pad = between(0, 2)};
+        d.cx = d.c;
         int p = hvt__conv_out(d.h, d.r, d.stride, d.pad), q = hvt__conv_out(d.w, d.s, d.stride, d.pad);
         conv_ctx c = {.real = between(1, d.n)};
         shape in = make_shape(d.order, d.h * d.w, d.n, c.real, d.c),
@@ -238,6 +239,7 @@ TEST(ref_pooling_gradients_equal_differences)
         pool_ctx c = {.n = d.n};
         float *x, *dy, *dx;
 
+        d.type = HVT_F32;
         d.c = between(1, 4);
         nx = (size_t)d.n * d.h * d.w * d.c;
         ny = (size_t)d.n * p * q * d.c;

@@ -1,315 +1,13 @@
 /*
  * The distributed optimizer.
  *
- * Runs alone and under mpirun. `job` is the world of all ranks; `lone` is a world of this process only, so
- * that every rank can work out by itself what the job must arrive at. A *setup* says how to train, a *rig* is
- * all that it takes, and a *result* is what must be equal to the bit.
+ * Runs alone and under mpirun.
  */
-#include "optim_impl.h"
-#include "base_impl.h"
 #include "comm_impl.h"
-#include "check.h"
-
-#include <math.h>
-
-static hvt_world *job, *lone;
-
-/* ---- a trainer ------------------------------------------------------------------------------------ */
-
-enum { SIDE = 6, PIXELS = SIDE * SIDE * 3, CLASSES = 5, BATCH = 4, SHARDS_MAX = 64 };
-
-typedef struct setup {
-    hvt_world *world;
-    const char *device, *comm;
-    int threads, shards, batch; /* of the whole job; images per shard */
-    bool norm;                  /* with batch norm */
-    int classes;
-    uint64_t seed;
-    hvt_optim_opts sgd;
-    hvt_distopt_opts dist; /* local_shards follows from shards */
-} setup;
-
-typedef struct rig {
-    setup u;
-    hvt_device *dev;
-    hvt_comm *comm;
-    hvt_model *m;
-    hvt_optim *o;
-    hvt_distopt *d;
-    float *images;   /* device memory, one batch */
-    int32_t *labels; /* device memory */
-} rig;
-
-typedef struct result {
-    uint64_t weights, momentum; /* hashes */
-    hvt_loss loss;
-    int64_t skipped;
-} result;
-
-/* ResNet-like, shards of 4 images, momentum and decay, f32, one bucket per layer, comm `auto`. */
-static setup usual(hvt_world *world, int shards)
-{
-    return (setup){
-        .world = world,
-        .device = "ref",
-        .comm = world == lone ? "self" : "auto",
-        .threads = 1,
-        .shards = shards,
-        .batch = BATCH,
-        .norm = true,
-        .classes = CLASSES,
-        .seed = 3,
-        .sgd = {.momentum = .9f, .weight_decay = 5e-4f},
-    };
-}
-
-/* A multiple of 4 that gives each rank a power of two. */
-static int even_shards(void)
-{
-    int ranks = hvt_world_size(job);
-
-    return 4 % ranks ? 4 * ranks : 4;
-}
-
-static hvt_value conv_norm(hvt_model *m, const setup *u, hvt_value x, int filters, int size, int stride)
-{
-    hvt_value y = hvt_conv2d(m, x, filters, size, stride, size / 2);
-
-    return u->norm ? hvt_batchnorm(m, y) : y;
-}
-
-static hvt_value small_resnet(hvt_model *m, const setup *u)
-{
-    hvt_value x, y;
-
-    x = hvt_relu(m, conv_norm(m, u, hvt_input(m, SIDE, SIDE, 3), 8, 3, 1));
-    y = hvt_relu(m, conv_norm(m, u, x, 8, 3, 1));
-    x = hvt_relu(m, hvt_add(m, conv_norm(m, u, y, 8, 3, 1), x));
-    y = hvt_relu(m, conv_norm(m, u, x, 12, 3, 2));
-    x = hvt_relu(m, hvt_add(m, conv_norm(m, u, y, 12, 3, 1), conv_norm(m, u, x, 12, 1, 2)));
-    return hvt_linear(m, hvt_avgpool(m, x), u->classes);
-}
-
-static void rig_close(rig *r)
-{
-    hvt_distopt_free(&r->d);
-    hvt_optim_free(&r->o);
-    hvt_model_free(&r->m);
-    if (r->dev) {
-        r->dev->ops->release(r->dev, r->images);
-        r->dev->ops->release(r->dev, r->labels);
-    }
-    hvt_comm_close(&r->comm);
-    hvt_device_close(&r->dev);
-}
-
-/* All but the distributed optimizer. */
-static hvt_status rig_prepare(rig *r, const setup *u)
-{
-    hvt_device_opts dev = {.threads = u->threads, .yield = true};
-
-    *r = (rig){.u = *u};
-    r->u.dist.local_shards = u->shards / hvt_world_size(u->world);
-    HVT_TRY(hvt_device_open(u->device, &dev, &r->dev));
-    HVT_TRY(hvt_comm_open(u->comm, u->world, r->dev, &r->comm));
-    HVT_TRY(hvt_model_create(r->dev, &r->m));
-    HVT_TRY(hvt_model_plan(r->m, u->batch, small_resnet(r->m, u)));
-    HVT_TRY(hvt_model_init(r->m, u->seed));
-    HVT_TRY(r->dev->ops->alloc(r->dev, (size_t)u->batch * PIXELS * sizeof(float), (void **)&r->images));
-    HVT_TRY(r->dev->ops->alloc(r->dev, (size_t)u->batch * sizeof(int32_t), (void **)&r->labels));
-    return hvt_optim_create(r->m, &u->sgd, &r->o);
-}
-
-static hvt_status rig_open(rig *r, const setup *u)
-{
-    HVT_TRY(rig_prepare(r, u));
-    return hvt_distopt_create(r->o, r->comm, &r->u.dist, NULL, 0, &r->d);
-}
-
-/* Images `first` ... of an endless set: noise around a colour that the label chooses. */
-static hvt_status fill_batch(rig *r, int first, int count, hvt_batch *ret_batch)
-{
-    int n = r->u.batch;
-    float *x = malloc((size_t)n * PIXELS * sizeof *x);
-    int32_t *labels = calloc((size_t)n, sizeof *labels);
-    hvt_status s;
-
-    for (int i = 0; i < n; i++)
-        for (int k = 0; k < PIXELS; k++) {
-            uint32_t id = (uint32_t)(first + i);
-            float noise = hvt__unit(hvt__draw(1, id, (uint64_t)k, 0)) - .5f;
-            size_t row = hvt_model_order(r->m) == HVT_ORDER_HWN ? (size_t)(k / 3 * n + i)
-                                                                : (size_t)(i * (PIXELS / 3) + k / 3);
-
-            labels[i] = (int)(id % CLASSES);
-            x[row * 3 + (size_t)(k % 3)] = i < count ? noise + .3f * (float)(labels[i] % 3 == k % 3) : 7e3f;
-        }
-    s = hvt_device_upload(r->dev, r->images, x, (size_t)n * PIXELS * sizeof *x);
-    if (s == HVT_OK)
-        s = hvt_device_upload(r->dev, r->labels, labels, (size_t)n * sizeof *labels);
-    free(x);
-    free(labels);
-    *ret_batch = (hvt_batch){
-        .images = {r->images, HVT_F32, 4, {n, SIDE, SIDE, 3}},
-        .labels = {r->labels, HVT_I32, 1, {n, 1, 1, 1}},
-        .count = count,
-    };
-    if (hvt_model_order(r->m) == HVT_ORDER_HWN)
-        memcpy(ret_batch->images.dim, (int[4]){SIDE, SIDE, n, 3}, sizeof ret_batch->images.dim);
-    return s;
-}
-
-/* Step t: shard s takes batch images from place (t*shards + s)*batch on, as many as counts[s]. */
-static hvt_status rig_step_counts(rig *r, int t, double lr, const int *counts)
-{
-    const setup *u = &r->u;
-    int local = u->dist.local_shards, first = hvt_world_rank(u->world) * local;
-    hvt_batch b;
-
-    HVT_TRY(hvt_distopt_begin(r->d, counts, u->shards));
-    for (int s = first; s < first + local; s++) {
-        HVT_TRY(fill_batch(r, (t * u->shards + s) * u->batch, counts[s], &b));
-        b.shard = s;
-        b.shards = u->shards;
-        b.shard_counts = counts;
-        HVT_TRY(hvt_model_forward(r->m, &b, true));
-        HVT_TRY(hvt_model_backward(r->m, hvt_distopt_on_grad, r->d));
-    }
-    return hvt_distopt_step(r->d, lr);
-}
-
-/* Full shards, a short one, one of a single image and an empty one, in turns. */
-static hvt_status rig_step(rig *r, int t)
-{
-    int counts[SHARDS_MAX], batch = r->u.batch, some[4] = {batch, batch - 1, 0, 1};
-
-    for (int s = 0; s < r->u.shards; s++)
-        counts[s] = t % 3 == 0 ? batch : r->u.shards == 1 ? batch - t % batch : some[(s + t) % 4];
-    return rig_step_counts(r, t, .05, counts);
-}
-
-static hvt_status rig_result(rig *r, result *ret)
-{
-    memset(ret, 0, sizeof *ret); /* compared as bytes */
-    HVT_TRY(hvt_model_hash(r->m, &ret->weights));
-    for (int i = 0; r->o->v && i < r->m->nparam_tensors; i++) {
-        const hvt_param *p = &r->m->param[i];
-        float *v = malloc(p->elements * sizeof *v);
-
-        HVT_TRY(hvt__model_export(r->m, p, r->o->v, v));
-        ret->momentum = hvt__hash(ret->momentum, v, p->elements * sizeof *v);
-        free(v);
-    }
-    ret->skipped = hvt_distopt_skipped(r->d);
-    return hvt_model_take_loss(r->m, &ret->loss);
-}
-
-static result train(const setup *u, int steps)
-{
-    result ret = {0};
-    rig r;
-
-    CHECK_OK(rig_open(&r, u));
-    if (r.d) {
-        for (int t = 0; t < steps; t++)
-            CHECK_OK(rig_step(&r, t));
-        CHECK_OK(rig_result(&r, &ret));
-    }
-    rig_close(&r);
-    return ret;
-}
-
-static bool same(result a, result b)
-{
-    return memcmp(&a, &b, sizeof a) == 0;
-}
-
-/* Every rank of the job holds the same result. */
-static void check_replicas(const char *what, result mine)
-{
-    int n = hvt_world_size(job);
-    result *all = malloc((size_t)n * sizeof *all);
-
-    CHECK_OK(hvt_world_gather(job, &mine, sizeof mine, all));
-    for (int r = 1; r < n; r++)
-        CHECK(same(all[0], all[r]), "%s: rank %d has weights %016llx, rank 0 %016llx", what, r,
-              (unsigned long long)all[r].weights, (unsigned long long)all[0].weights);
-    free(all);
-}
-
-#define CHECK_SAME(a, b, ...)                                                                                \
-    do {                                                                                                     \
-        CHECK((a).weights == (b).weights, __VA_ARGS__);                                                      \
-        CHECK(same(a, b), __VA_ARGS__);                                                                      \
-    } while (0)
-
-/* Canonical values of all parameters, one after the other; free() it. */
-static float *parameters(rig *r, size_t *ret_count)
-{
-    size_t n = hvt_model_parameters(r->m), at = 0;
-    float *w = malloc(n * sizeof *w);
-
-    for (int i = 0; i < r->m->nparam_tensors; at += r->m->param[i++].elements)
-        CHECK_OK(hvt__model_export(r->m, &r->m->param[i], r->m->params, w + at));
-    CHECK(at == n, "%zu parameters in tensors, %zu counted", at, n);
-    *ret_count = n;
-    return w;
-}
-
-/* ||a - b|| / ||b - base|| over all parameters. */
-static double distance(const float *a, const float *b, const float *base, size_t n)
-{
-    double d = 0, all = 0;
-
-    for (size_t i = 0; i < n; i++) {
-        d += pow((double)a[i] - b[i], 2);
-        all += pow((double)b[i] - base[i], 2);
-    }
-    return sqrt(d / all);
-}
-
-/* Where `steps` steps lead from the common start, as parameters. */
-static float *walk(const setup *u, int steps, float **ret_start, size_t *ret_count)
-{
-    float *w = NULL;
-    rig r;
-
-    CHECK_OK(rig_open(&r, u));
-    if (ret_start)
-        *ret_start = parameters(&r, ret_count);
-    for (int t = 0; t < steps; t++)
-        CHECK_OK(rig_step(&r, t));
-    w = parameters(&r, ret_count);
-    rig_close(&r);
-    return w;
-}
-
-/* All of an arena's elements become `value` (padding too: nobody reads it). */
-static void fill(rig *r, float *arena, float value)
-{
-    size_t n = r->m->arena_count;
-    float *host = malloc(n * sizeof *host);
-
-    for (size_t i = 0; i < n; i++)
-        host[i] = value;
-    CHECK_OK(hvt_device_upload(r->dev, arena, host, n * sizeof *host));
-    free(host);
-}
+#include "optim/dist.h"
+#include "rig.h"
 
 /* ---- the distributed optimizer --------------------------------------------------------------------- */
-
-static bool can_open(const char *comm)
-{
-    hvt_device *dev = NULL;
-    hvt_comm *c = NULL;
-    hvt_status s;
-
-    CHECK_OK(hvt_device_open("ref", NULL, &dev));
-    s = hvt_comm_open(comm, job, dev, &c);
-    hvt_comm_close(&c);
-    hvt_device_close(&dev);
-    return s == HVT_OK;
-}
 
 static bool has_device(const char *name)
 {
@@ -338,31 +36,6 @@ static float tree(float *x, int n)
     return x[0];
 }
 
-/* One step of gradients given by hand: leaf(shard, i) + extra(shard, i), reported in spans of odd lengths. */
-static hvt_status step_by_hand(rig *r, float (*gradient)(int shard, size_t i), double lr)
-{
-    int local = r->u.dist.local_shards, first = hvt_world_rank(r->u.world) * local, counts[SHARDS_MAX];
-    size_t n = r->m->arena_count;
-    float *g = malloc(n * sizeof *g);
-
-    for (int s = 0; s < r->u.shards; s++)
-        counts[s] = 2;
-    HVT_TRY(hvt_distopt_begin(r->d, counts, r->u.shards));
-    for (int s = first; s < first + local; s++) {
-        for (size_t i = 0; i < n; i++)
-            g[i] = gradient(s, i);
-        HVT_TRY(hvt_device_upload(r->dev, r->m->grads, g, n * sizeof *g));
-        for (size_t at = 0, end; at < n; at = end) {
-            end = at + 1 + hvt__below(hvt__draw(9, (uint64_t)s, at, 0), 700);
-            if (end > n)
-                end = n;
-            HVT_TRY(hvt_distopt_on_grad(r->d, at, end));
-        }
-    }
-    free(g);
-    return hvt_distopt_step(r->d, lr);
-}
-
 TEST(gradients_are_added_along_the_tree_over_shards)
 {
     int ranks = hvt_world_size(job);
@@ -374,8 +47,9 @@ TEST(gradients_are_added_along_the_tree_over_shards)
         rig r;
 
         u.dist.bucket_bytes = 3000;
+        u.dist.update = HVT_UPDATE_REPLICATED; /* the sums are looked at */
         CHECK_OK(rig_open(&r, &u));
-        CHECK_OK(step_by_hand(&r, leaf, .1));
+        CHECK_OK(step_by_hand(&r, leaf, 2, .1));
         n = r.m->arena_count;
         sum = malloc(n * sizeof *sum);
         CHECK_OK(hvt_device_download(r.dev, sum, r.m->grads, n * sizeof *sum));
@@ -417,28 +91,71 @@ TEST(the_number_of_ranks_does_not_change_the_bits)
 
 TEST(buckets_comms_and_threads_do_not_change_the_bits)
 {
-    static const size_t sizes[] = {0, 1000, 1 << 20, HVT_BUCKET_ALL};
+    static const size_t sizes[] = {0, 1000, 1 << 20, HVT_BUCKET_ALL, HVT_BUCKET_AUTO};
     setup u = usual(lone, even_shards());
+    size_t least = hvt__bucket_least;
     result want, got;
 
     if (has_device("cpu"))
         u.device = "cpu";
-    want = train(&u, 4);
+    want = train(&u, 5);
+    hvt__bucket_least = 1000; /* some layers are cut */
     u.world = job;
     for (size_t c = 0; c < HVT_LEN(comms); c++) {
         if (!can_open(comms[c]))
             continue;
         u.comm = comms[c];
-        for (size_t k = 0; k < HVT_LEN(sizes); k++) {
-            u.dist.bucket_bytes = sizes[k];
-            u.dist.first_bytes = k == 2 ? 500 : 0;
-            u.threads = k % 2 ? 2 : 1;
-            got = train(&u, 4);
-            CHECK_SAME(want, got, "comm %s, buckets of %zu bytes, %d threads: %016llx, expected %016llx",
-                       comms[c], sizes[k], u.threads, (unsigned long long)got.weights,
-                       (unsigned long long)want.weights);
+        for (size_t k = 0; k < 2 * HVT_LEN(sizes); k++) {
+            u.dist.bucket_bytes = sizes[k / 2];
+            u.dist.first_bytes = k / 2 == 2 ? 500 : 0;
+            u.dist.update = k % 2 ? HVT_UPDATE_REPLICATED : HVT_UPDATE_AUTO;
+            u.threads = k / 2 % 2 ? 2 : 1;
+            got = train(&u, 5);
+            CHECK_SAME(want, got,
+                       "comm %s, buckets of %zu bytes, %d threads, update %d: %016llx, expected %016llx",
+                       comms[c], u.dist.bucket_bytes, u.threads, (int)u.dist.update,
+                       (unsigned long long)got.weights, (unsigned long long)want.weights);
         }
     }
+    hvt__bucket_least = least;
+}
+
+/* AUTO keeps to its first plan for three steps; a plan may also be asked for. */
+TEST(buckets_are_planned_anew_on_all_ranks_alike)
+{
+    setup u = usual(job, even_shards());
+    size_t least = hvt__bucket_least;
+    const size_t *bytes;
+    int64_t n, first;
+    rig r;
+
+    u.dist.bucket_bytes = HVT_BUCKET_AUTO;
+    CHECK_OK(rig_open(&r, &u));
+    first = hvt_distopt_buckets(r.d, &bytes);
+    for (int t = 0; t < 6; t++) {
+        int64_t mask;
+
+        CHECK_OK(rig_step(&r, t));
+        mask = n = hvt_distopt_buckets(r.d, &bytes);
+        CHECK_OK(hvt_world_fold_i64(job, HVT_FOLD_AND, &mask, 1));
+        CHECK(mask == n, "%d buckets, but not on every rank", (int)n);
+        CHECK(t > 2 || n == first, "after step %d there are %d buckets, %d at first", t, (int)n, (int)first);
+        CHECK((t > 2) == (r.d->timing == NULL) || hvt_world_size(job) == 1, "step %d", t);
+        for (int b = 1; b < n; b++)
+            CHECK(r.d->bucket[b].first >= r.d->bucket[b - 1].end, "bucket %d overlaps", b);
+        CHECK(r.d->bucket[n - 1].end == r.m->arena_count, "the last bucket ends at %zu",
+              r.d->bucket[n - 1].end);
+    }
+    hvt__bucket_least = 256;
+    CHECK_OK(hvt_distopt_replan(r.d, 1024, 0));
+    n = hvt_distopt_buckets(r.d, &bytes);
+    for (int b = 1; b < n; b++)
+        CHECK(bytes[b] <= 2048, "bucket %d has %zu bytes", b, bytes[b]);
+    hvt__bucket_least = least;
+    CHECK_OK(rig_step(&r, 6));
+    CHECK_OK(hvt_distopt_begin(r.d, (const int[SHARDS_MAX]){1}, u.shards, .1));
+    CHECK_FAILS(hvt_distopt_replan(r.d, 0, 0), E_ARG, "in the middle");
+    rig_close(&r);
 }
 
 TEST(ranks_times_batch_equals_big_batch)
@@ -495,15 +212,17 @@ TEST(replicas_stay_equal_after_broadcast_from_different_starts)
     setup u = usual(job, hvt_world_size(job) * 2);
     int root = hvt_world_size(job) - 1;
     result before, after;
+    float *state;
     rig r;
 
     u.seed = 100 + (uint64_t)hvt_world_rank(job);
     CHECK_OK(rig_open(&r, &u));
-    fill(&r, r.o->v, (float)hvt_world_rank(job));
-    r.o->fresh = hvt_world_rank(job) != root;
+    CHECK_OK(hvt__optim_state(r.o, true, &state));
+    fill(&r, state, (float)hvt_world_rank(job));
+    CHECK_OK(hvt__optim_set_fresh(r.o, hvt_world_rank(job) != root));
     r.m->tracked = hvt_world_rank(job);
     CHECK_OK(hvt_distopt_broadcast(r.d, root));
-    CHECK(!r.o->fresh, "the root's momentum holds something, the copy says it does not");
+    CHECK(!is_fresh(&r), "the root's momentum holds something, the copy says it does not");
     CHECK(r.m->tracked == root, "tracked %lld, the root's is %d", (long long)r.m->tracked, root);
     CHECK_OK(rig_result(&r, &before));
     check_replicas("after broadcast", before);
@@ -537,6 +256,7 @@ TEST(buckets_cover_the_arena_and_16_bit_riders_travel_alone)
         rig r;
 
         u.dist.wire = (hvt_dtype)wire;
+        u.dist.update = HVT_UPDATE_REPLICATED;
         CHECK_OK(rig_open(&r, &u));
         n = hvt_distopt_buckets(r.d, &bytes);
         CHECK(n == 13 + alone, "%d buckets for 13 layers", n); /* 6 convolutions, 6 norms, the head */
@@ -628,22 +348,21 @@ TEST(an_overflow_is_skipped_on_all_ranks_and_counted)
         large_at =
             r.m->param[p].offset + (p % 2 ? r.m->param[p].count - 1 : 0); /* a tensor's first or last */
         for (int k = 0; k < 2; k++) {
-            bool fresh = r.o->fresh;
-            uint64_t moving = r.m->version;
+            bool fresh = is_fresh(&r);
 
             CHECK_OK(rig_result(&r, &before));
-            CHECK_OK(step_by_hand(&r, kinds[k], .1));
+            CHECK_OK(step_by_hand(&r, kinds[k], 2, .1));
             CHECK_OK(rig_result(&r, &after));
             if (k == 0 || hvt_world_size(job) > 1) {
                 want++;
-                CHECK(before.momentum == after.momentum && moving == r.m->version && fresh == r.o->fresh,
+                CHECK(before.momentum == after.momentum && fresh == is_fresh(&r),
                       "a skipped update left traces");
             }
             CHECK(after.skipped == want, "%lld skipped, expected %lld", (long long)after.skipped,
                   (long long)want);
         }
-        CHECK_OK(step_by_hand(&r, leaf, .1));
-        CHECK(!r.o->fresh, "no step was taken");
+        CHECK_OK(step_by_hand(&r, leaf, 2, .1));
+        CHECK(!is_fresh(&r), "no step was taken");
         CHECK_OK(rig_result(&r, &after));
         CHECK(after.skipped == want && after.momentum != before.momentum, "a clean step was skipped");
     }
@@ -663,6 +382,7 @@ TEST(a_loss_that_is_not_finite_ends_the_step_before_any_update)
         rig r;
 
         u.dist.wire = (hvt_dtype)wire;
+        u.dist.update = HVT_UPDATE_REPLICATED; /* so that one rank's weights can be spoilt */
         CHECK_OK(rig_open(&r, &u));
         for (int s = 0; s < u.shards; s++)
             counts[s] = BATCH;
@@ -685,10 +405,12 @@ TEST(a_loss_that_is_not_finite_ends_the_step_before_any_update)
               "weights, statistics or momentum moved");
         CHECK(after.loss.count == 0, "%lld images of a refused step were counted",
               (long long)after.loss.count);
-        CHECK_OK(rig_step(&r, 2)); /* and the next step is possible */
+        CHECK(hvt_distopt_stopped(r.d) == 2, "step %lld ended the run", (long long)hvt_distopt_stopped(r.d));
+        CHECK_FAILS(rig_step(&r, 2), E_DIVERGED, "loss"); /* nothing comes after it */
         CHECK_OK(rig_result(&r, &after));
-        CHECK(before.weights != after.weights, "the step after it moved nothing");
-        check_replicas("after a refused step", after);
+        CHECK(before.weights == after.weights && before.momentum == after.momentum && !after.loss.count,
+              "a step after the run's end changed something");
+        CHECK(hvt_distopt_stopped(r.d) == 2, "step %lld ended the run", (long long)hvt_distopt_stopped(r.d));
         rig_close(&r);
     }
 }
@@ -807,7 +529,7 @@ TEST(memory_that_one_rank_lacks_fails_all_ranks_alike)
         CHECK(s == HVT_OK || s == HVT_E_MEM, "allocation %d: %s", k, hvt_last_error());
         CHECK(s == HVT_OK || (!r.d && !r.m->grads_placed), "allocation %d left something behind", k);
     }
-    CHECK(k > 3 && r.d, "%d allocations, expected two partials and probes at least", k);
+    CHECK(k > 2 && r.d, "%d allocations, expected two partials at least", k);
     CHECK_OK(rig_step(&r, 0));
     rig_close(&r);
 }
@@ -824,22 +546,22 @@ TEST(a_step_out_of_order_is_refused)
     n = r.m->arena_count;
     CHECK_FAILS(hvt_distopt_create(r.o, r.comm, &r.u.dist, NULL, 0, &second), E_ARG, "already");
     CHECK_FAILS(hvt_distopt_on_grad(r.d, 0, n), E_ARG, "hvt_distopt_begin()");
-    CHECK_FAILS(hvt_distopt_step(r.d, .1), E_ARG, "0 of 2");
-    CHECK_FAILS(hvt_distopt_begin(r.d, counts, u.shards + 1), E_ARG, "expected");
+    CHECK_FAILS(hvt_distopt_step(r.d), E_ARG, "0 of 2");
+    CHECK_FAILS(hvt_distopt_begin(r.d, counts, u.shards + 1, .1), E_ARG, "expected");
     counts[1] = -1;
-    CHECK_FAILS(hvt_distopt_begin(r.d, counts, u.shards), E_ARG, "shard 1 has -1");
-    CHECK_FAILS(hvt_distopt_begin(r.d, (int[SHARDS_MAX]){0}, u.shards), E_ARG, "empty");
+    CHECK_FAILS(hvt_distopt_begin(r.d, counts, u.shards, .1), E_ARG, "shard 1 has -1");
+    CHECK_FAILS(hvt_distopt_begin(r.d, (int[SHARDS_MAX]){0}, u.shards, .1), E_ARG, "empty");
     counts[1] = BATCH;
-    CHECK_OK(hvt_distopt_begin(r.d, counts, u.shards));
-    CHECK_FAILS(hvt_distopt_begin(r.d, counts, u.shards), E_ARG, "0 of 2");
+    CHECK_FAILS(hvt_distopt_begin(r.d, counts, u.shards, NAN), E_ARG, "rate");
+    CHECK_OK(hvt_distopt_begin(r.d, counts, u.shards, .1));
+    CHECK_FAILS(hvt_distopt_begin(r.d, counts, u.shards, .1), E_ARG, "0 of 2");
     CHECK_FAILS(hvt_distopt_on_grad(r.d, 1, n), E_ARG, "go on at 0");
     CHECK_FAILS(hvt_distopt_on_grad(r.d, 0, n + 1), E_ARG, "expected");
     CHECK_OK(hvt_distopt_on_grad(r.d, 0, n));
-    CHECK_FAILS(hvt_distopt_step(r.d, .1), E_ARG, "1 of 2");
+    CHECK_FAILS(hvt_distopt_step(r.d), E_ARG, "1 of 2");
     CHECK_OK(hvt_distopt_on_grad(r.d, 0, n));
     CHECK_FAILS(hvt_distopt_on_grad(r.d, 0, n), E_ARG, "more than 2");
-    CHECK_FAILS(hvt_distopt_step(r.d, NAN), E_ARG, "rate");
-    CHECK_OK(hvt_distopt_step(r.d, .1));
+    CHECK_OK(hvt_distopt_step(r.d));
     rig_close(&r);
 }
 
@@ -853,7 +575,7 @@ TEST(a_step_given_up_can_be_freed)
     for (int s = 0; s < u.shards; s++)
         counts[s] = 1;
     CHECK_OK(rig_open(&r, &u));
-    CHECK_OK(hvt_distopt_begin(r.d, counts, u.shards));
+    CHECK_OK(hvt_distopt_begin(r.d, counts, u.shards, .1));
     CHECK_OK(hvt_distopt_on_grad(r.d, 0, r.m->param[r.m->nparam_tensors / 2].offset));
     rig_close(&r);
 }
@@ -915,6 +637,7 @@ int main(void)
     RUN(gradients_are_added_along_the_tree_over_shards);
     RUN(the_number_of_ranks_does_not_change_the_bits);
     RUN(buckets_comms_and_threads_do_not_change_the_bits);
+    RUN(buckets_are_planned_anew_on_all_ranks_alike);
     RUN(ranks_times_batch_equals_big_batch);
     RUN(odd_blocks_of_shards_run_and_agree);
     RUN(replicas_stay_equal_after_broadcast_from_different_starts);

@@ -74,11 +74,13 @@ if grep -q node1 both.out && grep -q node2 both.out; then
 else
     fail both_hosts_are_in_the_table_of_ranks "$(cat both.out)"
 fi
-if [ "$(start_of both.log comm)" = mpi ]; then
-    ok auto_is_mpi_where_memory_is_not_shared
+if [ "$(start_of both.log comm)" = hier ]; then
+    ok auto_is_hier_on_hosts_with_two_ranks_each
 else
-    fail auto_is_mpi_where_memory_is_not_shared "comm is '$(start_of both.log comm)'"
+    fail auto_is_hier_on_hosts_with_two_ranks_each "comm is '$(start_of both.log comm)'"
 fi
+both 4 $train_args --comm mpi --log mpi.log >mpi.out 2>&1
+same_weights messages_alone_end_with_the_same_weights "$alone" mpi.log mpi.out
 
 timeout 60 mpirun --allow-run-as-root --mca plm_rsh_agent "$tmp/rsh" --mca oob_tcp_if_include 10.0.7.0/24 \
     --hostfile "$root/hostfiles/two-nodes.example" -np 5 "$hvtrain" --steps 1 >five.out 2>&1

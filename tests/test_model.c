@@ -401,10 +401,10 @@ TEST(passes_out_of_turn_are_refused)
 /* ---- what a step costs ------------------------------------------------------------------------------ */
 
 static int packs, allocations;
-static hvt_status (*pack_of_device)(hvt_op *op, const float *w);
+static hvt_status (*pack_of_device)(hvt_op *op, const void *w);
 static hvt_status (*alloc_of_device)(hvt_device *d, size_t bytes, void **ret_ptr);
 
-static hvt_status count_pack(hvt_op *op, const float *w)
+static hvt_status count_pack(hvt_op *op, const void *w)
 {
     packs++;
     return pack_of_device(op, w);
@@ -538,6 +538,7 @@ TEST(moving_statistics_take_the_shards_moments_by_their_images)
                 first += counts[shard];
             }
             memcpy(m->grads, sum, m->rider_count * sizeof *sum);
+            CHECK_OK(hvt__model_begin_step(m, 9, .1));
             CHECK_OK(hvt__model_end_step(m, counts, 4));
             CHECK(m->tracked == 1, "%lld steps tracked", (long long)m->tracked);
             for (int c = 0; c < 2; c++) {
@@ -595,14 +596,20 @@ TEST(a_loss_that_is_not_finite_changes_nothing)
 
     if (open_net(&n, ref, small_net, (shape){5, 9, 11, 3})) {
         uint64_t before, after;
+        hvt_step_state before_step;
 
         CHECK_OK(hvt_model_hash(n.m, &before));
+        CHECK_OK(hvt__model_state(n.m, &before_step));
         for (int i = 0; i < 3; i++) {
             hvt_loss loss;
 
             CHECK_OK(hvt_model_forward(n.m, &n.batch, true));
             n.m->grads[n.m->rider_count - HVT_RIDER_SUMS] = bad[i];
-            CHECK_FAILS(hvt__model_end_step(n.m, (int[]){5}, 1), E_DIVERGED, text[i]);
+            CHECK_OK(hvt__model_set_state(n.m, &before_step));
+            CHECK_OK(hvt__model_begin_step(n.m, 5, .1));
+            CHECK_OK(hvt__model_end_step(n.m, (int[]){5}, 1));
+            CHECK_FAILS(hvt__model_stopped(n.m, n.m->step), E_DIVERGED, text[i]);
+            CHECK(!n.m->step->apply, "the step may update");
             CHECK_OK(hvt_model_hash(n.m, &after));
             CHECK(before == after && n.m->tracked == 0, "the step left something");
             CHECK_OK(hvt_model_take_loss(n.m, &loss));
@@ -960,6 +967,12 @@ TEST(the_hash_sees_canonical_values_and_single_bits)
 
 int main(void)
 {
+#ifdef HVT_HOSTED
+    if (!hvt_device_count("cuda")) {
+        check_skip("cuda", "no GPU");
+        return check_done();
+    }
+#endif
     RUN(gradients_equal_differences_of_the_loss);
     RUN(every_device_set_and_order_gives_the_gradients_of_ref);
     RUN(folding_changes_no_bit);

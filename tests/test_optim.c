@@ -1,5 +1,6 @@
 /* Schedules, buckets, and SGD. */
 #include "optim_impl.h"
+#include "base_impl.h"
 #include "check.h"
 
 #include <math.h>
@@ -75,6 +76,31 @@ TEST(warm_up_is_linear_per_update_and_ends_at_the_peak)
     CHECK(hvt_schedule_lr(c, 0, 0, 5) == .9 * 1 / 3, "first %g", hvt_schedule_lr(c, 0, 0, 5));
     CHECK(hvt_schedule_lr(c, 0, 2, 5) == .9 && hvt_schedule_lr(c, 0, 3, 5) == .9, "end of the warm-up");
     hvt_schedule_free(&c);
+}
+
+/* LearningRateWarmupCallback: lr / size * (epoch * (size - 1) / warmup + 1) at the end of each update. */
+TEST(a_warm_up_from_one_rank_s_rate_is_that_of_horovod_s_keras_callback)
+{
+    static const int sizes[] = {1, 2, 3, 8, 512};
+    enum { STEPS = 7, WARMUP = 5 };
+
+    for (size_t i = 0; i < HVT_LEN(sizes); i++) {
+        double n = sizes[i], lr = .0125 * n;
+        hvt_schedule_opts opts = {"step:30", lr, 90, WARMUP, 1 / n};
+        hvt_schedule *c = NULL;
+
+        CHECK_OK(hvt_schedule_create(&opts, &c));
+        for (uint32_t k = 0; c && k < (WARMUP + 2) * STEPS; k++) {
+            double epoch = (k + 1.0) / STEPS, got = hvt_schedule_lr(c, (int)(k / STEPS), k % STEPS, STEPS);
+            double want = k < WARMUP * STEPS ? lr / n * (epoch * (n - 1) / WARMUP + 1) : lr;
+
+            CHECK(fabs(got - want) <= 1e-14 * want, "%g ranks, update %u: %.17g, expected %.17g", n, k, got,
+                  want);
+        }
+        hvt_schedule_free(&c);
+    }
+    CHECK_FAILS(hvt_schedule_create(&(hvt_schedule_opts){"constant", 1, 1, 1, 1.5}, &(hvt_schedule *){NULL}),
+                E_ARG, "0 to 1");
 }
 
 TEST(malformed_schedules_are_refused_with_what_was_expected)
@@ -154,6 +180,131 @@ TEST(buckets_close_where_pytorch_closes_them)
     check_cut(1, (size_t[]){0}, 0, 0, 1, (int[]){0});
 }
 
+TEST(what_is_far_too_large_is_cut_into_equal_pieces)
+{
+    static const struct {
+        size_t end[3];
+        int n;
+        size_t bytes, least;
+        int pieces;
+    } cases[] = {
+        {{1000, 1064, 5000}, 3, 4000, 4, 6},     /* 15744 bytes: four pieces */
+        {{1000, 1064, 5000}, 3, 8000, 4, 3},     /* less than twice the limit: whole */
+        {{1000, 1064, 5000}, 3, 4000, 16000, 3}, /* pieces would be too small */
+        {{1000, 1064, 5000}, 3, 0, 4, 3},        /* no limit */
+        {{1000, 1064, 5000}, 3, HVT_BUCKET_ALL, 4, 3},
+        {{102764544, 0, 0}, 1, 25 << 20, 1 << 20, 16}, /* VGG's first linear layer */
+    };
+
+    for (size_t k = 0; k < HVT_LEN(cases); k++) {
+        size_t got[32], start = 0, was = hvt__bucket_least;
+        int n;
+
+        hvt__bucket_least = cases[k].least;
+        n = hvt__bucket_split(0, cases[k].end, cases[k].n, cases[k].bytes, NULL);
+        CHECK(n == cases[k].pieces, "case %zu: %d pieces, expected %d", k, n, cases[k].pieces);
+        CHECK(n == hvt__bucket_split(0, cases[k].end, cases[k].n, cases[k].bytes, got),
+              "case %zu: counted wrong", k);
+        for (int i = 0, whole = 0; i < n; start = got[i++]) {
+            bool end = got[i] == cases[k].end[whole];
+
+            whole += end;
+            CHECK(got[i] >= start && (end || got[i] % 16 == 0), "case %zu: piece %d is [%zu, %zu)", k, i,
+                  start, got[i]);
+            CHECK(n == cases[k].n || (got[i] - start) * sizeof(float) <= cases[k].bytes + 64,
+                  "case %zu: piece %d has %zu floats", k, i, got[i] - start);
+        }
+        CHECK(start == cases[k].end[cases[k].n - 1], "case %zu: the last piece ends at %zu", k, start);
+        hvt__bucket_least = was;
+    }
+}
+
+/* MG-WFBP's rule: layer l waits for the next one if that is final less than alpha after l could be sent. */
+static int merge_by_rule(const size_t *end, const double *ready, int n, double alpha, double beta,
+                         size_t *ret_end)
+{
+    double free_at = 0;
+    size_t start = 0;
+    int cuts = 0;
+
+    for (int l = 0; l < n; l++) {
+        double begins = fmax(free_at, ready[l]);
+
+        if (l + 1 < n && ready[l + 1] - begins < alpha)
+            continue;
+        free_at = begins + alpha + beta * (double)(end[l] - start);
+        ret_end[cuts++] = start = end[l];
+    }
+    return cuts;
+}
+
+/* When the last message of a plan ends. */
+static double plan_takes(const size_t *end, const double *ready, int n, const size_t *cut, double alpha,
+                         double beta)
+{
+    double at = 0;
+    size_t start = 0;
+
+    for (int l = 0, b = 0; l < n; l++)
+        if (end[l] == cut[b]) {
+            at = fmax(at, ready[l]) + alpha + beta * (double)(end[l] - start);
+            start = cut[b++];
+        }
+    return at;
+}
+
+TEST(no_plan_ends_sooner_than_the_merged_one)
+{
+    enum { LAYERS = 10, TRIES = 1000 };
+    int sooner = 0, merges = 0, better = 0;
+
+    for (uint64_t k = 0; k < TRIES; k++) {
+        double alpha = hvt__unit(hvt__draw(1, k, 0, 0)), beta = hvt__unit(hvt__draw(1, k, 1, 0)) / 100;
+        double ready[LAYERS], takes, rule;
+        size_t end[LAYERS], got[LAYERS], other[LAYERS];
+        int n = 1 + (int)(k % LAYERS);
+        hvt__merge best[LAYERS];
+
+        for (int l = 0; l < n; l++) {
+            end[l] = (l ? end[l - 1] : 0) + 1 + hvt__below(hvt__draw(2, k, (uint64_t)l, 0), 100);
+            ready[l] =
+                (l ? ready[l - 1] : 0) + hvt__unit(hvt__draw(3, k, (uint64_t)l, 0)) * (k % 3 ? 1 : 0.1);
+        }
+        merges += n - hvt__bucket_merge(0, end, ready, n, alpha, beta, best, got);
+        takes = plan_takes(end, ready, n, got, alpha, beta);
+        merge_by_rule(end, ready, n, alpha, beta, other);
+        rule = plan_takes(end, ready, n, other, alpha, beta);
+        better += takes < rule * (1 - 1e-9);
+        for (int plan = 0; plan < 1 << (n - 1);
+             plan++) { /* every way to cut n layers, the rule's among them */
+            int b = 0;
+
+            for (int l = 0; l < n; l++)
+                if (l == n - 1 || plan >> l & 1)
+                    other[b++] = end[l];
+            sooner += plan_takes(end, ready, n, other, alpha, beta) < takes * (1 - 1e-9);
+        }
+    }
+    CHECK(sooner == 0, "%d plans end sooner", sooner);
+    CHECK(merges > TRIES && better > 0, "%d layers merged, %d times better than by the rule", merges, better);
+}
+
+TEST(a_message_waits_for_what_is_final_before_it_could_start)
+{
+    size_t end[] = {10, 20, 30, 40}, got[4];
+    hvt__merge best[4];
+
+    /* all at once; each long after the one before; the second while the first travels */
+    CHECK(hvt__bucket_merge(0, end, (double[]){1, 1, 1, 1}, 4, .1, .001, best, got) == 1 && got[0] == 40,
+          "%zu", got[0]);
+    CHECK(hvt__bucket_merge(0, end, (double[]){1, 2, 3, 4}, 4, .1, .001, best, got) == 4 && got[0] == 10,
+          "%zu", got[0]);
+    CHECK(hvt__bucket_merge(0, end, (double[]){1, 1.05, 9, 9}, 4, .1, .001, best, got) == 2 && got[0] == 20,
+          "%zu", got[0]);
+    CHECK(hvt__bucket_merge(0, end, (double[]){0, 0, 0, 0}, 4, 0, 0, best, end) > 0 && end[0] == 40, "%zu",
+          end[0]);
+}
+
 TEST(resnet50_is_cut_where_pytorch_cuts_it)
 {
     /* DDP's buckets after its rebuild, in bytes; ours also hold padding, the first one the rider */
@@ -168,7 +319,7 @@ TEST(resnet50_is_cut_where_pytorch_cuts_it)
     CHECK_OK(hvt_device_open("ref", NULL, &dev));
     CHECK_OK(hvt_model_create(dev, &m));
     CHECK_OK(hvt_model_plan(m, 1, hvt_zoo(m, "resnet50", hvt_input(m, 32, 32, 3), 1000, &zoo)));
-    CHECK_OK(hvt__bucket_plan(m, &opts, &bucket, &n));
+    CHECK_OK(hvt__bucket_plan(m, &opts, false, &bucket, &n));
     CHECK(n == 5, "%d buckets", n);
     for (int b = 0, p = 0; b < n && b < 5; b++) {
         size_t bytes = 0;
@@ -237,7 +388,21 @@ static void check_param(rig *r, const hvt_param *p, double want, const char *wha
     free(w);
 }
 
+/* A step over so many images, at a rate of .1, that may update. */
+static void settle(rig *r, int images)
+{
+    CHECK_OK(hvt__model_begin_step(r->m, images, .1));
+    CHECK_OK(hvt__model_end_step(r->m, &images, 1));
+}
+
 /* Steps from w = 1 with gradient .5 and lr .1, each in two spans, have these weights. */
+static hvt_status update(rig *r, size_t first, size_t end)
+{
+    const float *g = r->m->grads + first, *at;
+
+    return hvt__optim_span(r->o, &g, 1, &at, first, end);
+}
+
 static void check_sgd(hvt_optim_opts sgd, const double *want)
 {
     size_t middle;
@@ -251,8 +416,9 @@ static void check_sgd(hvt_optim_opts sgd, const double *want)
         uint64_t version = r.m->version;
 
         fill(&r, r.m->grads, 2); /* a sum over four images */
-        CHECK_OK(hvt__optim_span(r.o, .1, .25f, 0, middle));
-        CHECK_OK(hvt__optim_span(r.o, .1, .25f, middle, r.m->arena_count));
+        settle(&r, 4);
+        CHECK_OK(update(&r, 0, middle));
+        CHECK_OK(update(&r, middle, r.m->arena_count));
         hvt__optim_end(r.o);
         CHECK(r.m->version != version, "packed copies of the old weights stay in use");
         snprintf(what, sizeof what, "step %d", t);
@@ -282,7 +448,8 @@ TEST(norm_and_bias_can_be_spared_from_decay)
 
         rig_open(&r, (hvt_optim_opts){.weight_decay = .5f, .no_decay_norm = norm, .no_decay_bias = bias});
         fill(&r, r.m->params, 1);
-        CHECK_OK(hvt__optim_span(r.o, .1, 1, 0, r.m->arena_count));
+        settle(&r, 1);
+        CHECK_OK(update(&r, 0, r.m->arena_count));
         hvt__optim_end(r.o);
         for (int i = 0; i < r.m->nparam_tensors; i++) {
             hvt_role role = r.m->param[i].role;
@@ -327,8 +494,12 @@ int main(void)
     RUN(cosine_follows_pytorch);
     RUN(cosine_begins_where_the_warm_up_ends);
     RUN(warm_up_is_linear_per_update_and_ends_at_the_peak);
+    RUN(a_warm_up_from_one_rank_s_rate_is_that_of_horovod_s_keras_callback);
     RUN(malformed_schedules_are_refused_with_what_was_expected);
     RUN(buckets_close_where_pytorch_closes_them);
+    RUN(what_is_far_too_large_is_cut_into_equal_pieces);
+    RUN(no_plan_ends_sooner_than_the_merged_one);
+    RUN(a_message_waits_for_what_is_final_before_it_could_start);
     RUN(resnet50_is_cut_where_pytorch_cuts_it);
     RUN(sgd_follows_pytorch);
     RUN(norm_and_bias_can_be_spared_from_decay);

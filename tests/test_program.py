@@ -17,23 +17,13 @@ import sys
 import tempfile
 import time
 
+from truths import Skip, check, run_all
+
 HVTRAIN = os.path.abspath(sys.argv[1])
 MPIRUN = None if sys.argv[2] == "none" else sys.argv[2]
 HERE = tempfile.mkdtemp(prefix="hvt-program-")
 TINY = "--image-size 16 --limit 64 --batch 16 --threads 1 --quiet --lr 0.05 --augment crop:2,flip".split()
 NO_BATCH = TINY[:4] + TINY[6:]
-
-failures = []
-
-
-def check(truth, *what):
-    if not truth:
-        failures.append(" ".join(str(w) for w in what))
-        print("    " + failures[-1])
-
-
-class Skip(Exception):
-    pass
 
 
 def command(args, ranks, file_limit=None):
@@ -145,6 +135,11 @@ BAD_COMMAND_LINES = [
     (["--isa", "sse9"], ["--isa", "avx512", "'sse9'"]),
     (["--wire=f8"], ["--wire", "f32 f16 bf16", "'f8'"]),
     (["positional"], ["'positional'"]),
+    (["--amp", "O3"], ["--amp", "O3", "O2"]),
+    (["--loss-scale", "128"], ["--loss-scale", "--amp f16"]),
+    (["--amp", "bf16", "--loss-scale-min", "2"], ["--loss-scale-min", "bf16"]),
+    (["--amp", "f16", "--loss-scale", "8", "--loss-scale-min", "2"], ["--loss-scale-min", "dynamic"]),
+    (["--amp", "f16", "--loss-scale-min", "1e6"], ["--loss-scale-min", "65536"]),
     (["--evaluate"], ["--evaluate", "--init", "--resume"]),
     (["--shards", "3", "--global-batch", "100"], ["--global-batch 100", "3 shards"]),
     (["--nesterov", "--momentum", "0"], ["--nesterov", "--momentum"]),
@@ -155,6 +150,11 @@ BAD_COMMAND_LINES = [
     (["--threads", "257"], ["--threads", "256", "257"]),
     (["--augment", "flip,blur"], ["--augment", "blur"]),
     (["--data", "cifar10"], ["--data-dir"]),
+    (["tune"], ["--output"]),
+    (["tune", "--output", "tuned"], ["mpirun -np N hvtrain tune"]),
+    (["--output", "tuned"], ["--output", "hvtrain tune"]),
+    (["--thresholds", "mpi-long=3"], ["--thresholds", "mpi-short", "'mpi-long=3'"]),
+    (["--thresholds", "mpi-short=1,mpi-window=9"], ["mpi-window", "1024", "'9'"]),
 ]
 
 
@@ -183,15 +183,94 @@ def ranks_with_other_options_are_told_apart():
     check(ours and all(w in ours[0] for w in ["--lr", "0.05", "0.3"]), ours)
 
 
+# ---- --config ----
+
+def config(content, name="config.json"):
+    with open(path(name), "w") as f:
+        f.write(content if isinstance(content, str) else json.dumps(content))
+    return ["--config", name]
+
+
+BAD_CONFIGS = [
+    ('{"bathc": 1}', ["'bathc'", "'batch'"]),
+    ('{"batch": true}', ["batch", "number", "true"]),
+    ('{"shuffle": 1}', ["shuffle", "true or false", "a number"]),
+    ('{"batch": [1]}', ["batch", "an array"]),
+    ('{"model": 3}', ["model", "text", "a number"]),
+    ('{"bucket": 25}', ["bucket", "unit", "'25'"]),
+    ('{"batch": 1.5}', ["batch", "whole number", "'1.5'"]),
+    ('{"lr": null}', ["lr", "null"]),
+    ('{"lr": 1, "lr": 2}', ["lr", "duplicate"]),
+    ('{"config": "other"}', ["config", "another"]),
+    ("[1]", ["an object", "an array"]),
+    ('{\n"batch": 1', ["line 2"]),
+    ("", ["line 1"]),
+]
+
+
+def a_bad_config_is_one_line_with_file_and_key():
+    for text, parts in BAD_CONFIGS:
+        rc, out, err = run(config(text))
+        check(rc == 2 and len(err) == 1 and not out, text, "exit", rc, err)
+        check(err and all(p in err[0] for p in ["--config config.json"] + parts), text, err)
+    for file, part in [("none.json", "cannot read"), (".", "folder")]:
+        rc, _, err = run(["--config", file])
+        check(rc == 2 and len(err) == 1 and f"--config {file}" in err[0] and part in err[0], rc, err)
+    rc, _, err = run(config({"bathc": 1}), 2)
+    check(rc == 2 and len([line for line in err if line.startswith("hvtrain")]) == 1, "on 2 ranks", rc, err)
+
+
+def flags_win_over_config_and_config_over_checkpoints():
+    """Each option is given in some of the places; the last of flag, config, checkpoint and default to name it wins."""
+    train("--epochs 1 --shards 2 --save places --seed 3 --momentum 0.5 --weight-decay 0.25".split())
+    args = config({"momentum": 0.75, "weight_decay": "0.5", "lr": 0.25, "nesterov": True, "global-batch": 32,
+                   "resume": "places"}) + "--weight-decay 0.125 --epochs 2".split()
+    for ranks in [0, 2]:
+        start = train(args, ranks)["start"][0]
+        want = {"seed": ("3", "checkpoint"), "momentum": ("0.75", "config"), "weight-decay": ("0.125", "flag"),
+                "lr": ("0.05", "flag"), "nesterov": ("on", "config"), "dampening": ("0", "checkpoint"), "eval-freq": ("1", None),
+                "batch": ("16", "flag"), "shards": ("2", "checkpoint"), "global-batch": ("none", None), "resume": ("places", "config")}
+        for name, (value, place) in want.items():
+            check(start["options"][name] == value and start["options_from"].get(name) == place, name, "is",
+                  start["options"][name], "from", start["options_from"].get(name), "on", ranks, "ranks")
+
+
+def config_is_the_same_as_flags():
+    flags = "--epochs 1 --seed 7 --mean 0.4,0.5,0.25 --momentum 0.8 --nesterov --bucket 64KiB".split()
+    same = {"epochs": 1, "seed": 7, "mean": "0.4,0.5,0.25", "momentum": 0.8, "nesterov": True, "bucket": "64KiB"}
+    check(weights(train(flags)) == weights(train(config(same))), "other weights")
+
+
+def what_tune_finds_is_read_by_config_and_changes_no_bits():
+    args = TINY + "--comm mpi --bucket 64KiB".split()
+    rc, out, err = run(["tune", "--output", "tuned.json", "--budget", "1"] + args, 2)
+    check(rc == 0 and not [line for line in err if line.startswith("hvtrain")], rc, err)
+    check(all(f"\n  {row} " in out for row in ["25MiB", "0", "auto", "mpi"]) and "chosen" in out, out)
+    with open(path("tuned.json")) as f:
+        found = json.load(f)
+    check(set(found) == {"note", "bucket", "thresholds"} and "mpi-short=" in found["thresholds"], found)
+    plain = train("--comm mpi --epochs 1".split(), 2)
+    tuned = train("--comm mpi --epochs 1 --config tuned.json".split(), 2)
+    check(weights(plain) == weights(tuned), "other weights with", found)
+    options, place = tuned["start"][0]["options"], tuned["start"][0]["options_from"]
+    for name in ["bucket", "thresholds"]:
+        check(options[name] == found[name] and place[name] == "config", name, options[name], place.get(name))
+    check(not glob.glob(path("tuned.json*.tmp")), "a half file is left")
+    rc, out, err = run(TINY + "tune --output none/tuned.json".split(), 2)
+    check(rc == 2, "tune stands in front, but", rc, err)
+    rc, out, err = run("tune --output none/tuned.json".split() + TINY, 2)
+    check(rc == 1 and not out and any("--output none/tuned.json" in line for line in err), rc, err)
+
+
 # ---- the log ----
 
 FIELDS = {
     "start": "version ranks shards device isa threads comm model params global_batch steps_per_epoch buckets wire "
-             "seed lr",
-    "step": "epoch step loss top1 lr img_s",
-    "epoch": "epoch train_loss top1 top5 img_s seconds exposed_comm data_wait",
+             "seed lr amp loss_scale options options_from",
+    "step": "epoch step loss top1 lr img_s loss_scale skipped",
+    "epoch": "epoch train_loss top1 top5 img_s seconds exposed_comm data_wait loss_scale skipped",
     "eval": "epoch loss top1 top5 count",
-    "end": "seconds steps skipped weights first_update_s peak_bytes",
+    "end": "seconds steps skipped loss_scale weights first_update_s peak_bytes",
 }
 
 
@@ -234,15 +313,16 @@ def progress_is_plain_lines_without_a_terminal():
     check(any(line.startswith("test after epoch 1: loss") for line in err), err)
     check(any(line.startswith("next:") for line in err), err)
     check(not any("\r" in line or "\033" in line for line in err), "control characters without a terminal")
-    check(any("limit 64*" in line for line in err), "the changed options are not marked")
+    check(any(re.match("  flags .*limit 64,", line) for line in err), "the changed options do not stand apart", err)
 
 
 def the_table_shows_what_options_became():
     rc, _, err = run("--image-size 16 --limit 64 --threads 1 --global-batch 8 --shards 2 --steps 1 --epochs 2000000000 "
                      "--save huge".split())
     text = " ".join(line.strip() for line in err)
-    check(rc == 0 and all(w in text for w in ["shards 2*,", "batch 4,", "global-batch 8*,", "comm self,", "threads 1*", "image-size 16*"]),
-          rc, err)
+    flags, defaults = text[text.index(" flags "):text.index(" defaults ")], text[text.index(" defaults "):]
+    check(rc == 0 and all(w in flags for w in ["shards 2,", "global-batch 8,", "threads 1", "image-size 16,"]), rc, err)
+    check(all(w in defaults for w in [" batch 4,", "comm self,"]), err)
     check("isa auto" not in text and "--epochs 2147483647 goes on" in text, err)
 
 
@@ -290,12 +370,28 @@ def ranks_buckets_comms_and_threads_do_not_matter():
     ways = [(0, "--bucket 0"), (0, "--bucket all"), (0, "--bucket 64KiB"), (0, "--threads 2")]
     if MPIRUN:
         ways += [(2, "--comm mpi"), (2, "--comm shm"), (2, "--bucket 64KiB"), (2, "--threads 2"), (4, "--comm mpi"),
-                 (4, "--comm shm"), (4, "--bucket 0")]
+                 (4, "--comm shm"), (4, "--bucket 0"), (2, "--comm mpi --overlap worker"),
+                 (4, "--comm mpi --overlap worker --bucket 64KiB"),
+                 (4, "--comm shm --update replicated --overlap worker"), (2, "--comm shm --overlap worker")]
     for ranks, more in ways:
         kinds = train(base + more.split(), ranks)
         check(weights(kinds) == want, ranks, "ranks", more, weights(kinds), "not", want)
         check([r["loss"] for r in kinds.get("step", [])] == losses, "losses differ with", ranks, more)
         check([dict(r) for r in kinds.get("eval", [])] == one["eval"], "evaluation differs with", ranks, more)
+
+
+def overlap_auto_times_updates_and_tells_its_choice():
+    base = "--epochs 7 --batch 8".split()
+    check(train(base)["start"][0]["overlap"] == "off", "one rank overlaps with nobody")
+    if not MPIRUN:
+        return
+    tried = train(base + "--comm mpi".split(), 2)
+    choice = tried["overlap"][0]
+    check(tried["start"][0]["overlap"] == "auto", tried["start"])
+    check(choice["overlap"] == ("worker" if choice["seconds_worker"] < choice["seconds_off"] else "off"), choice)
+    check(min(choice["seconds_worker"], choice["seconds_off"]) > 0, choice)
+    told = train(base + "--comm mpi --overlap off".split(), 2)
+    check("overlap" not in told and weights(told) == weights(tried), weights(told), weights(tried))
 
 
 def every_variant_trains_and_ranks_do_not_matter():
@@ -399,6 +495,22 @@ def going_on_needs_no_options_but_says_which_changed():
     rc, _, err = run("--resume bare --epochs 2 --quiet --threads 1 --lr 0.01".split())
     changed = [line for line in err if " was " in line]
     check(rc == 0 and len(changed) == 1 and all(w in changed[0] for w in ["--lr", "0.05", "0.01"]), rc, err)
+
+
+def half_precision_goes_on_to_the_bit():
+    for amp, scale in [("f16", 65536), ("bf16", None)]:
+        base = f"--amp {amp} --shards 2".split()
+        straight = train(base + "--epochs 2 --print-freq 1".split())
+        check(straight["start"][0]["amp"] == amp and straight["start"][0]["loss_scale"] == scale, straight["start"])
+        check(all(r["loss_scale"] == (scale or 1) and r["skipped"] == 0 for r in straight["step"]), straight["step"])
+        train(base + "--epochs 2 --steps 3 --save half".split(), 2 if MPIRUN else 0)
+        check(weights(train("--resume half".split())) == weights(straight), amp, "parts after --resume")
+    # the scale begins too high for any gradient of this network, so updates are skipped and it falls
+    kinds = train("--amp f16 --loss-scale 2000000000 --epochs 1".split())
+    end = kinds["end"][0]
+    check(end["skipped"] == 4 and end["loss_scale"] == 2e9, end)
+    last, _ = read_safetensors("half/last.safetensors")
+    check(all(t["dtype"] in ("F32", "I64") for n, t in last.items() if n != "__metadata__"), "saved in 16 bits")
 
 
 def a_save_folder_holds_last_and_best_and_nothing_else():
@@ -538,6 +650,7 @@ def bad_inputs():
         (TINY + ["--save", "a-file"], ["--save a-file", "folder"]),
         (TINY + ["--save", "no-such-folder/deep"], ["--save no-such-folder/deep", "No such file"]),
         (TINY + ["--device", "cuda"], ["cuda"]),
+        (TINY + ["--device", "cuda:0", "--share-gpu"], ["cuda"]),
         (TINY + ["--augment", "crop:16"], ["crop", "16"]),
     ]
 
@@ -584,13 +697,18 @@ def a_full_disk_leaves_the_checkpoint_of_before():
 def a_kill_at_any_moment_leaves_a_whole_checkpoint():
     shutil.rmtree(path("killed"), ignore_errors=True)
     args = TINY + "--limit 8 --batch 8 --epochs 1000000 --save killed --log killed-log".split()
-    if not os.path.exists(path("killed")):
-        run(TINY + "--limit 8 --batch 8 --epochs 1 --save killed".split())
+    run(TINY + "--limit 8 --batch 8 --epochs 1 --save killed".split())
+    written = lambda: [os.stat(n).st_mtime_ns for n in glob.glob(path("killed/*.*"))]
     steps = 0
     for i in range(8):
+        before = written()
         p = subprocess.Popen(command(args + ["--resume", "killed"], 0), cwd=HERE, stderr=subprocess.DEVNULL,
                              env=environment(0))
-        time.sleep(0.4 + 0.037 * i)
+        end = time.time() + 60
+        while written() == before and p.poll() is None and time.time() < end:  # until it saves, however long
+            time.sleep(0.005)
+        time.sleep(0.037 * i)
+        check(p.poll() is None, "ended by itself with", p.returncode)
         p.kill()
         p.wait()
         rc, _, err = run(["--resume", "killed", "--evaluate", "--quiet", "--log", "log", "--threads", "1"])
@@ -748,6 +866,10 @@ TESTS = [
     a_bad_command_line_is_one_line_and_exit_2,
     a_bad_command_line_is_said_once_by_many_ranks,
     ranks_with_other_options_are_told_apart,
+    a_bad_config_is_one_line_with_file_and_key,
+    flags_win_over_config_and_config_over_checkpoints,
+    config_is_the_same_as_flags,
+    what_tune_finds_is_read_by_config_and_changes_no_bits,
     the_log_has_every_record_and_field,
     step_records_cover_every_image_once,
     progress_is_plain_lines_without_a_terminal,
@@ -755,6 +877,7 @@ TESTS = [
     quiet_is_warnings_and_the_scaled_rate,
     progress_is_a_bar_on_a_terminal,
     ranks_buckets_comms_and_threads_do_not_matter,
+    overlap_auto_times_updates_and_tells_its_choice,
     every_variant_trains_and_ranks_do_not_matter,
     sixteen_bits_on_the_way_are_the_same_again,
     real_images_give_the_same_bits_on_2_ranks,
@@ -762,6 +885,7 @@ TESTS = [
     evaluation_is_equal_on_1_to_4_ranks,
     saving_and_going_on_equals_a_straight_run,
     going_on_needs_no_options_but_says_which_changed,
+    half_precision_goes_on_to_the_bit,
     a_save_folder_holds_last_and_best_and_nothing_else,
     the_weights_file_is_laid_out_as_the_reference_writer_does,
     pytorch_reads_what_is_saved,
@@ -782,27 +906,5 @@ TESTS = [
 ]
 
 
-def main():
-    chosen = [t for t in TESTS if not sys.argv[3:] or t.__name__ in sys.argv[3:]]
-    passed = skipped = 0
-    for test in chosen:
-        del failures[:]
-        began = time.time()
-        try:
-            test()
-        except Skip as why:
-            print(f"skip {test.__name__}: {why}", flush=True)
-            skipped += 1
-            continue
-        except Exception as e:  # a missing record, file or field
-            check(False, type(e).__name__, e)
-        passed += not failures
-        print(f"{'FAIL' if failures else 'ok  '} {test.__name__} ({time.time() - began:.1f} s)", flush=True)
-    failed = len(chosen) - passed - skipped
-    print(f"{passed} passed, {failed} failed, {skipped} skipped")
-    shutil.rmtree(HERE, ignore_errors=True)
-    sys.exit(1 if failed else 0 if passed else 77)
-
-
 if __name__ == "__main__":
-    main()
+    run_all(TESTS, sys.argv[3:], HERE)

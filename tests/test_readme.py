@@ -59,6 +59,14 @@ for line in re.search(r"## The step\n\n```\n(.*?)```", text, re.S).group(1).spli
 for path in set(re.findall(r"(?:hostfiles|tests|bench|include|src)/[\w./-]*\w", text)):
     truth(f"{path}_exists", (root / path).exists(), "README.md names it")
 
+# What tests/conformance.md says is tested there.
+for row in re.findall(r"^\| C?\d* \|.*$|^\| \|.*$", (root / "tests/conformance.md").read_text(), re.M):
+    for file, names in re.findall(r"(test_\w+): ([^;|]+)", row):
+        source = "".join(p.read_text() for p in (root / "tests").glob(f"{file}.*"))
+        truth(f"{file}_exists", source, "conformance.md names it")
+        for name in re.findall(r"\b[a-z0-9]+(?:_[a-z0-9]+){2,}\b", names):
+            truth(f"{name}_is_tested", name in source, f"not in {file}")
+
 if program:
     # Flags that the README gives to hvtrain: behind ./hvtrain or slurm.sbatch, and all in the right column
     # of the table of other trainers.

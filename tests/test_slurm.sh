@@ -135,6 +135,35 @@ else
     fail three_tasks_do_not_divide_four_shards_said_once "exit $code after $took s: $(cat bad.out)"
 fi
 
+# One task is stopped: the others name it, give up, and srun ends it, too.
+timeout 120 srun --mpi=pmix --kill-on-bad-exit=1 -n 3 "$hvtrain" $train_args --shards 3 --epochs 100000 \
+    --stall-warn 500ms --stall-abort 2s --log stopped.log >stopped.out 2>&1 &
+job=$!
+for _ in $(seq 600); do
+    grep -q '"step"' stopped.log 2>/dev/null && break
+    sleep 0.1
+done
+victim=
+for process in /proc/[0-9]*; do
+    [ "$(readlink "$process/exe")" = "$hvtrain" ] &&
+        tr '\0' '\n' <"$process/environ" | grep -q '^SLURM_PROCID=1$' && victim=${process#/proc/}
+done
+[ -z "$victim" ] || kill -STOP "$victim"
+wait $job
+code=$?
+for _ in $(seq 100); do
+    [ -n "$victim" ] && [ -d "/proc/$victim" ] || break
+    sleep 0.1
+done
+if [ -n "$victim" ] && [ $code -ne 0 ] && [ $code -ne 124 ] && [ ! -d "/proc/$victim" ] &&
+    grep -q 'for rank 1 (.* is stopped (SIGSTOP).*giving up' stopped.out
+then
+    ok a_stopped_task_is_named_and_srun_ends_it
+else
+    fail a_stopped_task_is_named_and_srun_ends_it "task '$victim', exit $code: $(cat stopped.out)"
+    [ -z "$victim" ] || kill -KILL "$victim" 2>/dev/null
+fi
+
 # Inside an allocation of four tasks a run without srun is one process, and meant so.
 timeout 60 salloc -n 4 "$hvtrain" $train_args --log salloc.log >salloc.out 2>&1
 same_weights a_run_alone_inside_an_allocation_is_alone "$alone" salloc.log salloc.out

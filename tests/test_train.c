@@ -2,7 +2,7 @@
  * train: what the command line says is what runs; a weights file that is not what it claims is refused by
  * name; files are whole or not there. (What the program does from outside is in test_program.py.)
  */
-#include "train_impl.h"
+#include "train/timeline.h"
 #include "base_impl.h"
 #include "check.h"
 #include "model_impl.h"
@@ -72,7 +72,8 @@ TEST(both_forms_underscores_and_the_last_of_repeated_flags)
     CHECK(o.weight_decay == 1e-4, "%g", o.weight_decay);
     CHECK(o.image_size == 64, "%d", o.image_size);
     CHECK(!strcmp(o.data_dir, "a=b"), "'%s'", o.data_dir);
-    CHECK(o.given[option_index("--batch")] && !o.given[option_index("--lr")], "given is not kept");
+    CHECK(o.from[option_index("--batch")] == HVT_FROM_FLAG && !o.from[option_index("--lr")],
+          "where values come from is not kept");
 }
 
 TEST(switches_take_a_value_or_none)
@@ -109,6 +110,30 @@ TEST(sizes_carry_units)
     for (size_t i = 0; i < HVT_LEN(bad); i++)
         CHECK_FAILS(hvt_options_set(&o, "bucket", bad[i]), E_ARG, "--bucket: expected a size with its unit");
     CHECK_FAILS(hvt_options_set(&o, "first-bucket", "all"), E_ARG, "--first-bucket");
+}
+
+TEST(times_carry_units)
+{
+    static const struct {
+        const char *text;
+        double seconds;
+    } good[] = {{"30s", 30}, {"500ms", 0.5}, {"5m", 300}, {"1.5h", 5400}, {"0", 0}, {"0s", 0}, {"1ms", 1e-3}};
+    static const char *const bad[] = {"30",   "s",      "-1s", "30 s",  "30S",
+                                      "nans", "1e300h", "",    "0.5ms", "30sec"};
+    hvt_options o;
+    char text[HVT_OPTION_VALUE];
+
+    hvt_options_default(&o);
+    for (size_t i = 0; i < HVT_LEN(good); i++) {
+        CHECK_OK(hvt_options_set(&o, "stall-warn", good[i].text));
+        CHECK(fabs(o.stall_warn - good[i].seconds) < 1e-12, "%s is %g", good[i].text, o.stall_warn);
+    }
+    for (size_t i = 0; i < HVT_LEN(bad); i++)
+        CHECK_FAILS(hvt_options_set(&o, "stall-warn", bad[i]), E_ARG,
+                    "--stall-warn: expected a time with its unit");
+    CHECK_OK(hvt_options_set(&o, "stall-warn", "2m"));
+    hvt__option_text(&o, option_index("--stall-warn"), text);
+    CHECK(!strcmp(text, "120s"), "two minutes are %s", text);
 }
 
 TEST(malformed_values_are_named_with_what_was_expected)
@@ -224,6 +249,7 @@ TEST(options_are_checked_together)
         {"--threads 257", 1, "--threads: expected 1 to 256"},
         {"--schedule warm", 1, "--schedule warm"},
         {"--schedule cosine --warmup-epochs 20", 1, "--warmup-epochs 20, --epochs 10: "},
+        {"--warmup-from 1.5", 1, "--warmup-from: expected a number from 0 to 1, got 1.5"},
         {"--momentum 1e39", 1, "--momentum: expected a number from 0 to 3.40282e+38, got 1e+39"},
         {"--weight-decay 1e300", 1, "--weight-decay"},
         {"--lr 1e308 --lr-scale linear --shards 4", 1, "--lr 1e+308 x 4 shards"},
@@ -235,12 +261,25 @@ TEST(options_are_checked_together)
         {"--evaluate --init a --save b", 1, "--save b"},
         {"--init a --resume b", 1, "one of them"},
         {"--init-skip-head", 1, "needs --init"},
+        {"--error-feedback", 2, "--error-feedback is for --wire f16 or bf16"},
+        {"--wire bf16 --error-feedback --device cuda", 2, "for --device cpu or ref"},
         {"--data cifar10", 1, "needs --data-dir"},
         {"--data cifar10 --data-dir d --image-size 64", 1, "--image-size 64"},
         {"--data cifar10 --data-dir d --samples 5", 1, "--samples 5"},
         {"--stem cifar", 1, "--stem cifar"},
         {"--model resnet50 --shortcut B", 1, "--shortcut B"},
         {"--device ref --isa avx2", 1, "--isa avx2"},
+        {"--stall-abort 10s", 2, "--stall-abort 10s comes before --stall-warn 30s"},
+        {"--device gpu", 1, "--device: expected ref, cpu, cuda or cuda:N, got 'gpu'"},
+        {"--device cud", 1, "got 'cud'"},
+        {"--device cpu:0", 1, "got 'cpu:0'"},
+        {"--device cuda:", 1, "got 'cuda:'"},
+        {"--device cuda:1x", 1, "got 'cuda:1x'"},
+        {"--device cuda:-1", 1, "got 'cuda:-1'"},
+        {"--device cuda:1", 2, "--device cuda:1 names one GPU for 2 ranks"},
+        {"--share-gpu", 1, "--share-gpu is for --device cuda, not cpu"},
+        {"--tf32 --device ref", 1, "--tf32 is for --device cuda, not ref"},
+        {"--device cuda --isa avx2", 1, "--isa avx2 is for --device cpu, not cuda"},
     };
     hvt_options o;
 
@@ -268,6 +307,13 @@ TEST(options_settle_into_one_meaning)
     CHECK_OK(parse(&o, "--bucket all"));
     CHECK_OK(hvt__settle(&o, 1, &t));
     CHECK(t.first_bucket == 0, "one bucket for all has no small first one");
+    CHECK(!t.on_gpu && !strcmp(t.device, "cpu"), "%s", t.device);
+    CHECK_OK(parse(&o, "--device cuda:3"));
+    CHECK_OK(hvt__settle(&o, 1, &t));
+    CHECK(t.on_gpu && !strcmp(t.device, "cuda") && t.gpu == 3, "%s %d", t.device, t.gpu);
+    CHECK_OK(parse(&o, "--device cuda"));
+    CHECK_OK(hvt__settle(&o, 4, &t));
+    CHECK(t.on_gpu && t.gpu == -1, "%d: the local rank's", t.gpu);
 }
 
 TEST(what_a_checkpoint_fills_in_is_not_refused_as_if_a_flag)
@@ -546,6 +592,27 @@ TEST(a_warning_where_binding_leaves_most_processors_unused)
     CHECK(!strncmp(text, "a: 4 threads of 2 ranks share fewer processors", 46), "%s", text);
 }
 
+TEST(a_warning_where_ranks_of_a_host_cannot_see_each_others_gpus)
+{
+    static const char *const host[] = {"a", "b", "a", "b"};
+    hvt_place place[4] = {0};
+    char text[HVT_PLACE];
+
+    for (int r = 0; r < 4; r++)
+        place[r] = (hvt_place){.gpus = 1, .gpu = {.name = "G", .uuid = {'u', (char)('0' + r)}}};
+    hvt__gpu_warning(2, host, place, text); /* one rank on each host: nothing to see */
+    CHECK(!*text, "%s", text);
+    hvt__gpu_warning(4, host, place, text);
+    CHECK(!strncmp(text, "a: ranks 0 and 2 each see one GPU", 33) && strstr(text, "--gpu-bind=none"), "%s",
+          text);
+    place[2].gpus = place[0].gpus = 2;
+    hvt__gpu_warning(4, host, place, text);
+    CHECK(!strncmp(text, "b: ranks 1 and 3", 16), "%s", text);
+    place[3] = place[1]; /* shared, as was asked for */
+    hvt__gpu_warning(4, host, place, text);
+    CHECK(!*text, "%s", text);
+}
+
 /* ---- checkpoints ---- */
 
 /* Folders are synced after each rename; the n-th such moment is when a signal comes. 0: never. */
@@ -582,7 +649,7 @@ static void open_trained(trained *t)
     CHECK_OK(hvt_optim_create(t->m, &sgd, &t->o));
     for (int i = 0; i < t->m->nparam_tensors; i++)
         memset(t->o->v + t->m->param[i].offset, 0, t->m->param[i].count * sizeof *t->o->v);
-    t->o->fresh = false;
+    CHECK_OK(hvt__optim_set_fresh(t->o, false));
 }
 
 static void close_trained(trained *t)
@@ -680,6 +747,34 @@ static int abort_ranks(bool all)
     hvt_world_abort(world, 1);
 }
 
+/* ---- the timeline ---- */
+
+/* Clocks that began apart, and messages that take their time, another one each way and each round. */
+TEST(clocks_are_compared_within_what_is_told)
+{
+    enum { RANKS = 3, ROUNDS = 8 };
+    static const double ahead[RANKS] = {100, -2.5, 1e6};
+    double began[ROUNDS * RANKS], ended[ROUNDS * RANKS], got, error, true_time = 5;
+
+    for (int k = 0; k < ROUNDS; k++) {
+        double asked[RANKS], last = 0;
+        for (int r = 0; r < RANKS; r++) {
+            asked[r] = true_time + 1e-3 * hvt__unit(hvt__draw(1, (uint64_t)k, (uint64_t)r, 0));
+            last = asked[r] > last ? asked[r] : last;
+            began[k * RANKS + r] = asked[r] + ahead[r];
+        }
+        for (int r = 0; r < RANKS; r++)
+            ended[k * RANKS + r] =
+                last + 1e-4 + 1e-3 * hvt__unit(hvt__draw(2, (uint64_t)k, (uint64_t)r, 0)) + ahead[r];
+        true_time += 1;
+    }
+    for (int r = 0; r < RANKS; r++) {
+        hvt__clock_offset(began, ended, ROUNDS, RANKS, r, &got, &error);
+        CHECK(error > 0 && error < 2e-3 && fabs(got - (ahead[r] - ahead[0])) <= error + 1e-9,
+              "rank %d: %.6f give or take %.6f, expected %.6f", r, got, error, ahead[r] - ahead[0]);
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1 && !strncmp(argv[1], "abort", 5))
@@ -692,6 +787,7 @@ int main(int argc, char **argv)
     RUN(both_forms_underscores_and_the_last_of_repeated_flags);
     RUN(switches_take_a_value_or_none);
     RUN(sizes_carry_units);
+    RUN(times_carry_units);
     RUN(malformed_values_are_named_with_what_was_expected);
     RUN(unknown_flags_name_the_nearest);
     RUN(a_failed_parse_leaves_the_result_alone);
@@ -706,8 +802,10 @@ int main(int argc, char **argv)
     RUN(a_failed_write_leaves_the_file_of_before);
     RUN(halves_become_the_same_number);
     RUN(a_warning_where_binding_leaves_most_processors_unused);
+    RUN(a_warning_where_ranks_of_a_host_cannot_see_each_others_gpus);
     RUN(a_signal_while_a_folder_is_synced_leaves_a_whole_checkpoint);
     RUN(numbers_that_are_not_finite_replace_no_checkpoint);
+    RUN(clocks_are_compared_within_what_is_told);
     clean_folder();
     return check_done();
 }

@@ -255,7 +255,8 @@ static void check_golden(how by, build_fn *build, int batch, float lr, const dou
         CHECK_OK(n.ops->alloc(n.dev, count * sizeof *v, (void **)&v));
         fill_golden(&n);
         for (int step = 0; step < RUN_STEPS; step++) {
-            hvt_sgd_args sgd = {.lr = lr, .momentum = .9f, .scale = 1.0f / (float)batch, .first = !step};
+            hvt_step_state state = {.lr = lr, .grad_scale = 1.0f / (float)batch, .apply = 1, .fresh = !step};
+            hvt_sgd_args sgd = {.momentum = .9f, .step = &state};
             double loss, limit = step ? 1e-3 : 1e-5;
 
             feed(&n, step * batch, batch);

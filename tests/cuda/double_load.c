@@ -1,0 +1,15 @@
+/*
+ * In place of load.c: the vendors' libraries are there, as doubles that are linked in. A test may have one of
+ * them missing.
+ */
+#include "double.h"
+
+#include "../../cuda/cuda_impl.h"
+
+hvt_status hvt__cuda_load(cuda_library which)
+{
+    static const char *const name[CUDA_LIBRARIES] = {"cuBLASLt", "cuDNN", "NCCL"};
+
+    HVT_CHECK(!hvt_double_enter("hvt__cuda_load"), E_UNSUPPORTED, "%s: told to be missing", name[which]);
+    return HVT_OK;
+}

@@ -1,0 +1,11 @@
+/*
+ * The kernels as C++: cuda/'s text, nothing of it changed, in one unit.
+ */
+#include "device.h"
+
+#include "../../../cuda/image.cu"
+#include "../../../cuda/loss.cu"
+#include "../../../cuda/norm.cu"
+#include "../../../cuda/optim.cu"
+#include "../../../cuda/point.cu"
+#include "../../../cuda/pool.cu"

@@ -1,0 +1,823 @@
+/*
+ * The cuda device for tests that keep everything in host memory and look into it: alloc gives host memory,
+ * and every op takes what its arguments point to onto the GPU, runs there, waits, and brings back what it may
+ * have written. So the tests of ref and cpu judge the arithmetic of cuda, too, as they are; its queue, its
+ * graphs and its own memory are judged by tests of their own.
+ *
+ * A program becomes hosted by being linked with this file and -Wl,--wrap=hvt_device_cuda: the registry then
+ * finds the table below under the name "cuda". It runs on a GPU as on its double.
+ *
+ * Words: the *inner* device is the real one; a *span* is what one pointer of an op points to. Spans at one
+ * host address are one span on the GPU, as long as the longest; contents that an op leaves alone come back as
+ * they went.
+ */
+#include "base_impl.h"
+#include "device_impl.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+extern const hvt_device_ops __real_hvt_device_cuda; /* the linker's names for --wrap */
+extern const hvt_device_ops __wrap_hvt_device_cuda;
+
+enum { SPANS = 160, ALIGN = 64, LINE = 16, GAP = 64, POISON = 0xff };
+
+typedef struct hosted {
+    hvt_device *inner;
+    char *host; /* what travels: the spans of one op, between gaps of poison */
+    void *dev;  /* as large, on the GPU */
+    size_t room;
+} hosted;
+
+static hvt_device *inner_of(const hvt_device *d)
+{
+    return ((const hosted *)d->state)->inner;
+}
+
+/* ---- spans -------------------------------------------------------------------------------------- */
+
+/* Rows of an image as the test has them and as the GPU takes them. */
+typedef struct turn {
+    size_t pixels, n, row; /* bytes of a row; pixels 0: both are alike */
+} turn;
+
+typedef struct span {
+    void *host;
+    size_t bytes, at; /* at: in the buffer that travels */
+    bool written;
+    turn turn;
+} span;
+
+typedef struct stage {
+    hosted *h;
+    span span[SPANS];
+    int count;
+    size_t bytes;
+    bool sloppy;       /* the op may write to what it reads */
+    hvt_status status; /* the first failure; the op is not run then */
+} stage;
+
+static stage begin(const hvt_device *d)
+{
+    return (stage){.h = d->state};
+}
+
+/* Note a span. It begins on the GPU as far from a multiple of 16 bytes as here. */
+static int note(stage *s, const void *host, size_t bytes, bool written, turn t)
+{
+    if (!host)
+        return -1;
+    for (int i = 0; i < s->count; i++)
+        if (s->span[i].host == host) {
+            if (bytes != s->span[i].bytes && s->status == HVT_OK)
+                s->status = HVT_FAIL(E_ARG, "one address with %zu and %zu bytes", s->span[i].bytes, bytes);
+            s->span[i].written = s->span[i].written || written;
+            return i;
+        }
+    if (s->count == SPANS) {
+        s->status = HVT_FAIL(E_ARG, "more than %d spans", (int)SPANS);
+        return -1;
+    }
+    s->bytes = (s->bytes + GAP + ALIGN - 1) / ALIGN * ALIGN;
+    s->span[s->count] = (span){(void *)host, bytes, s->bytes + (uintptr_t)host % LINE, written, t};
+    s->bytes = s->span[s->count].at + bytes;
+    return s->count++;
+}
+
+static int in(stage *s, const void *host, size_t bytes)
+{
+    return note(s, host, bytes, false, (turn){0});
+}
+
+static int out(stage *s, void *host, size_t bytes)
+{
+    return note(s, host, bytes, true, (turn){0});
+}
+
+static size_t turned(const turn *t, size_t i)
+{
+    return i % t->n * t->pixels + i / t->n; /* row [pixel, image] is row [image, pixel] there */
+}
+
+static void pack(const span *p, char *to)
+{
+    const char *from = p->host;
+
+    if (!p->turn.pixels)
+        memcpy(to, from, p->bytes);
+    for (size_t i = 0; i < p->turn.pixels * p->turn.n; i++)
+        memcpy(to + turned(&p->turn, i) * p->turn.row, from + i * p->turn.row, p->turn.row);
+}
+
+static void unpack(const span *p, const char *from)
+{
+    char *to = p->host;
+
+    if (!p->turn.pixels)
+        memcpy(to, from, p->bytes);
+    for (size_t i = 0; i < p->turn.pixels * p->turn.n; i++)
+        memcpy(to + i * p->turn.row, from + turned(&p->turn, i) * p->turn.row, p->turn.row);
+}
+
+static hvt_status make_room(hosted *h, size_t bytes)
+{
+    const hvt_device_ops *ops = h->inner->ops;
+
+    if (bytes <= h->room)
+        return HVT_OK;
+    ops->release(h->inner, h->dev);
+    free(h->host);
+    h->dev = NULL;
+    h->room = 0;
+    h->host = malloc(bytes * 2);
+    HVT_CHECK(h->host, E_MEM, "no memory for %zu bytes of spans", bytes * 2);
+    HVT_TRY(ops->alloc(h->inner, bytes * 2, &h->dev));
+    h->room = bytes * 2;
+    return HVT_OK;
+}
+
+/* Everything onto the GPU. */
+static bool go(stage *s)
+{
+    hosted *h = s->h;
+
+    s->bytes += GAP;
+    if (s->status == HVT_OK)
+        s->status = make_room(h, s->bytes);
+    if (s->status != HVT_OK)
+        return false;
+    memset(h->host, POISON, s->bytes);
+    for (int i = 0; i < s->count; i++)
+        pack(&s->span[i], h->host + s->span[i].at);
+    s->status = h->inner->ops->upload(h->inner, h->dev, h->host, s->bytes);
+    return s->status == HVT_OK;
+}
+
+static void *dev(const stage *s, int i)
+{
+    return i < 0 ? NULL : (char *)s->h->dev + s->span[i].at;
+}
+
+/* Is what came back still what was sent, where the op had nothing to write? */
+static hvt_status check_rest(stage *s)
+{
+    const char *got = s->h->host;
+    size_t at = 0;
+
+    for (int i = 0; i <= s->count; i++) {
+        const span *p = &s->span[i];
+        size_t end = i < s->count ? p->at : s->bytes;
+
+        for (; at < end; at++)
+            HVT_CHECK((unsigned char)got[at] == POISON, E_DEVICE, "byte %zu behind span %d was written",
+                      at - (i ? s->span[i - 1].at + s->span[i - 1].bytes : 0), i - 1);
+        if (i == s->count)
+            break;
+        if (!p->written && !s->sloppy && !p->turn.pixels)
+            HVT_CHECK(!memcmp(got + p->at, p->host, p->bytes), E_DEVICE, "span %d, which is read, changed",
+                      i);
+        at = p->at + p->bytes;
+    }
+    return HVT_OK;
+}
+
+/* Wait and bring back what was written; `ran` is the op's own status. */
+static hvt_status end(stage *s, hvt_status ran)
+{
+    hvt_device *inner = s->h->inner;
+
+    if (s->status == HVT_OK)
+        s->status = ran;
+    if (s->status == HVT_OK)
+        s->status = inner->ops->download(inner, s->h->host, s->h->dev, s->bytes);
+    if (s->status == HVT_OK)
+        s->status = check_rest(s);
+    for (int i = 0; i < s->count && s->status == HVT_OK; i++)
+        if (s->span[i].written)
+            unpack(&s->span[i], s->h->host + s->span[i].at);
+    return s->status;
+}
+
+#define RUN(s, call) end(&(s), go(&(s)) ? (call) : HVT_OK)
+
+/* A matrix of `rows`, which become one block on the GPU: images one after the other. */
+static int matrix(stage *s, const void *host, hvt_rows rows, size_t row, bool written)
+{
+    turn t = {0};
+
+    if (rows.blocks > 1)
+        t = (turn){(size_t)rows.blocks, (size_t)rows.block, row};
+    return note(s, host, (size_t)rows.blocks * (size_t)rows.block * row, written, t);
+}
+
+static hvt_rows one_block(hvt_rows r)
+{
+    return (hvt_rows){1, r.blocks * r.block, r.blocks * r.real};
+}
+
+/* Images [n,h,w,c] in `order`. */
+static int images(stage *s, const void *host, hvt_order order, hvt_dtype type, int n, int h, int w, int c,
+                  bool written)
+{
+    return matrix(s, host, hvt__rows(order, h * w, n, n), (size_t)c * hvt_dtype_size(type), written);
+}
+
+/* ---- life and memory ---------------------------------------------------------------------------- */
+
+static hvt_status open_hosted(hvt_device *d, const hvt_device_opts *opts)
+{
+    hosted *h = calloc(1, sizeof *h);
+    hvt_device *i;
+
+    HVT_CHECK(h, E_MEM, "no memory for a device");
+    d->state = h;
+    h->inner = i = calloc(1, sizeof *i);
+    HVT_CHECK(i, E_MEM, "no memory for a device");
+    *i = *d;
+    i->state = NULL;
+    i->ops = &__real_hvt_device_cuda;
+    HVT_TRY(i->ops->open(i, opts));
+    d->isa = i->isa;
+    d->threads = i->threads;
+    return HVT_OK;
+}
+
+static void close_hosted(hvt_device *d)
+{
+    hosted *h = d->state;
+
+    if (!h)
+        return;
+    if (h->inner) {
+        if (h->inner->state)
+            h->inner->ops->release(h->inner, h->dev);
+        h->inner->ops->close(h->inner);
+    }
+    free(h->inner);
+    free(h->host);
+    free(h);
+    d->state = NULL;
+}
+
+static hvt_order order_hosted(const hvt_device *d, int batch)
+{
+    return inner_of(d)->ops->order(inner_of(d), batch);
+}
+
+static int channels_hosted(const hvt_device *d, hvt_dtype t, int c)
+{
+    return inner_of(d)->ops->channels(inner_of(d), t, c);
+}
+
+static void describe_hosted(const hvt_device *d, hvt_device_info *ret_info)
+{
+    inner_of(d)->ops->describe(inner_of(d), ret_info);
+}
+
+static hvt_status alloc_hosted(hvt_device *d, size_t bytes, void **ret_ptr)
+{
+    size_t all = (bytes + ALIGN) / ALIGN * ALIGN;
+    void *p = all > bytes ? aligned_alloc(ALIGN, all) : NULL;
+
+    (void)d;
+    HVT_CHECK(p, E_MEM, "no memory for %zu bytes", bytes);
+    *ret_ptr = memset(p, 0, all);
+    return HVT_OK;
+}
+
+static void release_hosted(hvt_device *d, void *ptr)
+{
+    (void)d;
+    free(ptr);
+}
+
+static hvt_status move_hosted(hvt_device *d, void *dst, const void *src, size_t bytes)
+{
+    (void)d;
+    if (bytes)
+        memmove(dst, src, bytes);
+    return HVT_OK;
+}
+
+static hvt_status zero_hosted(hvt_device *d, void *dst, size_t bytes)
+{
+    (void)d;
+    if (bytes)
+        memset(dst, 0, bytes);
+    return HVT_OK;
+}
+
+static hvt_status mark_hosted(hvt_device *d, hvt_mark *ret_mark)
+{
+    (void)d;
+    *ret_mark = 0;
+    return HVT_OK;
+}
+
+static hvt_status await_hosted(hvt_device *d, hvt_mark mark)
+{
+    (void)d;
+    (void)mark;
+    return HVT_OK;
+}
+
+static hvt_status sync_hosted(hvt_device *d)
+{
+    return inner_of(d)->ops->sync(inner_of(d));
+}
+
+/* ---- convolutions ------------------------------------------------------------------------------- */
+
+typedef struct conv {
+    hvt_op op;
+    hvt_op *inner;
+    hvt_conv_desc d; /* as the test wants it */
+    size_t weights;  /* elements */
+    void *ws;        /* the GPU's */
+} conv;
+
+static int image_x(stage *s, const conv *o, const void *x, bool written)
+{
+    return images(s, x, o->d.order, o->d.type, o->d.n, o->d.h, o->d.w, o->d.cx, written);
+}
+
+static int image_y(stage *s, const conv *o, const void *y, bool written)
+{
+    return images(s, y, o->d.order, o->d.type, o->d.n, hvt__conv_out(o->d.h, o->d.r, o->d.stride, o->d.pad),
+                  hvt__conv_out(o->d.w, o->d.s, o->d.stride, o->d.pad), o->d.k, written);
+}
+
+static int filters(stage *s, const conv *o, const void *w)
+{
+    return in(s, w, o->weights * hvt_dtype_size(o->d.type));
+}
+
+static void free_conv(hvt_op *op)
+{
+    conv *o = (conv *)op;
+
+    hvt__op_free(o->inner);
+    inner_of(op->dev)->ops->release(inner_of(op->dev), o->ws);
+    free(o);
+}
+
+static hvt_status conv_plan_hosted(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op,
+                                   size_t *ret_weights, size_t *ret_ws)
+{
+    hvt_device *i = inner_of(d);
+    hvt_conv_desc images_first = *c;
+    size_t bytes = 0;
+    conv *o = calloc(1, sizeof *o);
+    hvt_status s;
+
+    HVT_CHECK(o, E_MEM, "no memory for a convolution");
+    o->op = (hvt_op){d, free_conv};
+    o->d = *c;
+    images_first.order = HVT_ORDER_NHW;
+    HVT_TRY_OR(fail, i->ops->conv_plan(i, &images_first, &o->inner, &o->weights, &bytes));
+    HVT_TRY_OR(fail, i->ops->alloc(i, bytes, &o->ws));
+    *ret_op = &o->op;
+    *ret_weights = o->weights;
+    *ret_ws = 0;
+    return HVT_OK;
+fail:
+    free_conv(&o->op);
+    return s;
+}
+
+static void conv_permute_hosted(const hvt_op *op, bool to_file, float *mine, float *kcrs)
+{
+    inner_of(op->dev)->ops->conv_permute(((const conv *)op)->inner, to_file, mine, kcrs);
+}
+
+static hvt_status conv_pack_hosted(hvt_op *op, const void *w)
+{
+    conv *o = (conv *)op;
+    stage s = begin(op->dev);
+    int at = filters(&s, o, w);
+
+    return RUN(s, s.h->inner->ops->conv_pack(o->inner, dev(&s, at)));
+}
+
+static hvt_status conv_forward_hosted(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws)
+{
+    conv *o = (conv *)op;
+    stage s = begin(op->dev);
+    int ax = image_x(&s, o, x, false), aw = filters(&s, o, w), ay = image_y(&s, o, y, true);
+
+    (void)ws;
+    return RUN(s,
+               s.h->inner->ops->conv_forward(o->inner, real, dev(&s, ax), dev(&s, aw), dev(&s, ay), o->ws));
+}
+
+static hvt_status conv_backward_x_hosted(hvt_op *op, int real, const void *w, const void *dy, void *dx,
+                                         bool add, void *ws)
+{
+    conv *o = (conv *)op;
+    stage s = begin(op->dev);
+    int aw = filters(&s, o, w), ay = image_y(&s, o, dy, false), ax = image_x(&s, o, dx, true);
+
+    (void)ws;
+    return RUN(s, s.h->inner->ops->conv_backward_x(o->inner, real, dev(&s, aw), dev(&s, ay), dev(&s, ax), add,
+                                                   o->ws));
+}
+
+static hvt_status conv_backward_w_hosted(hvt_op *op, int real, const void *x, const void *dy, float *dw,
+                                         void *ws)
+{
+    conv *o = (conv *)op;
+    stage s = begin(op->dev);
+    int ax = image_x(&s, o, x, false), ay = image_y(&s, o, dy, false),
+        aw = out(&s, dw, o->weights * sizeof *dw);
+
+    (void)ws;
+    s.sloppy = true; /* images past `real` are cleared */
+    return RUN(
+        s, s.h->inner->ops->conv_backward_w(o->inner, real, dev(&s, ax), dev(&s, ay), dev(&s, aw), o->ws));
+}
+
+/* ---- pooling ------------------------------------------------------------------------------------ */
+
+typedef struct pool {
+    hvt_op op;
+    hvt_op *inner;
+    hvt_pool_desc d; /* as the test wants it */
+    size_t saved;    /* bytes */
+} pool;
+
+static int pooled(stage *s, const pool *o, const void *y, bool written)
+{
+    const hvt_pool_desc *d = &o->d;
+    int h = d->mean ? 1 : hvt__conv_out(d->h, d->size, d->stride, d->pad);
+    int w = d->mean ? 1 : hvt__conv_out(d->w, d->size, d->stride, d->pad);
+
+    return images(s, y, d->order, d->type, d->n, h, w, d->c, written);
+}
+
+/* The place of each maximum, a byte each. */
+static int places(stage *s, const pool *o, const void *saved, bool written)
+{
+    const hvt_pool_desc *d = &o->d;
+    int pixels = (int)(o->saved / ((size_t)d->n * (size_t)d->c));
+
+    return matrix(s, saved, hvt__rows(d->order, pixels, d->n, d->n), (size_t)d->c, written);
+}
+
+static void free_pool(hvt_op *op)
+{
+    hvt__op_free(((pool *)op)->inner);
+    free(op);
+}
+
+static hvt_status pool_plan_hosted(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op, size_t *ret_saved)
+{
+    hvt_device *i = inner_of(d);
+    hvt_pool_desc images_first = *p;
+    pool *o = calloc(1, sizeof *o);
+    hvt_status s;
+
+    HVT_CHECK(o, E_MEM, "no memory for a pooling");
+    o->op = (hvt_op){d, free_pool};
+    o->d = *p;
+    images_first.order = HVT_ORDER_NHW;
+    HVT_TRY_OR(fail, i->ops->pool_plan(i, &images_first, &o->inner, &o->saved));
+    *ret_op = &o->op;
+    *ret_saved = o->saved;
+    return HVT_OK;
+fail:
+    free_pool(&o->op);
+    return s;
+}
+
+static hvt_status pool_forward_hosted(hvt_op *op, int real, const void *x, void *y, void *saved)
+{
+    pool *o = (pool *)op;
+    stage s = begin(op->dev);
+    int ax = images(&s, x, o->d.order, o->d.type, o->d.n, o->d.h, o->d.w, o->d.c, false),
+        ay = pooled(&s, o, y, true), as = places(&s, o, saved, true);
+
+    return RUN(s, s.h->inner->ops->pool_forward(o->inner, real, dev(&s, ax), dev(&s, ay), dev(&s, as)));
+}
+
+static hvt_status pool_backward_hosted(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
+                                       bool add)
+{
+    pool *o = (pool *)op;
+    stage s = begin(op->dev);
+    int as = places(&s, o, saved, false), ay = pooled(&s, o, dy, false),
+        ax = images(&s, dx, o->d.order, o->d.type, o->d.n, o->d.h, o->d.w, o->d.c, true);
+
+    return RUN(s, s.h->inner->ops->pool_backward(o->inner, real, dev(&s, as), dev(&s, ay), dev(&s, ax), add));
+}
+
+/* ---- matrices ----------------------------------------------------------------------------------- */
+
+static hvt_status bn_forward(hvt_device *d, const hvt_bn_args *a, bool train)
+{
+    stage s = begin(d);
+    size_t row = (size_t)a->c * hvt_dtype_size(a->type), one = (size_t)a->c * sizeof(float);
+    int x = matrix(&s, a->x, a->rows, row, false), gamma = in(&s, a->gamma, one), beta = in(&s, a->beta, one),
+        mean = note(&s, a->mean, one, train, (turn){0}), rstd = note(&s, a->rstd, one, train, (turn){0}),
+        residual = matrix(&s, a->residual, a->rows, row, false), y = matrix(&s, a->y, a->rows, row, true),
+        moments = train ? out(&s, a->moments, 2 * one) : -1;
+    bool ready = go(&s);
+    hvt_bn_args b = *a;
+
+    b.rows = one_block(a->rows);
+    b.x = dev(&s, x);
+    b.gamma = dev(&s, gamma);
+    b.beta = dev(&s, beta);
+    b.mean = dev(&s, mean);
+    b.rstd = dev(&s, rstd);
+    b.residual = dev(&s, residual);
+    b.y = dev(&s, y);
+    b.moments = dev(&s, moments);
+    if (!ready)
+        return end(&s, HVT_OK);
+    return end(&s,
+               train ? s.h->inner->ops->bn_train(s.h->inner, &b) : s.h->inner->ops->bn_infer(s.h->inner, &b));
+}
+
+static hvt_status bn_train_hosted(hvt_device *d, const hvt_bn_args *a)
+{
+    return bn_forward(d, a, true);
+}
+
+static hvt_status bn_infer_hosted(hvt_device *d, const hvt_bn_args *a)
+{
+    return bn_forward(d, a, false);
+}
+
+static hvt_status bn_backward_hosted(hvt_device *d, const hvt_bn_grad_args *a)
+{
+    stage s = begin(d);
+    size_t row = (size_t)a->c * hvt_dtype_size(a->type), one = (size_t)a->c * sizeof(float);
+    int x = matrix(&s, a->x, a->rows, row, false), y = matrix(&s, a->y, a->rows, row, false),
+        dy = matrix(&s, a->dy, a->rows, row, false), gamma = in(&s, a->gamma, one),
+        mean = in(&s, a->mean, one), rstd = in(&s, a->rstd, one), beta = in(&s, a->beta, one),
+        dx = matrix(&s, a->dx, a->rows, row, true), dresidual = matrix(&s, a->dresidual, a->rows, row, true),
+        dgamma = out(&s, a->dgamma, one), dbeta = out(&s, a->dbeta, one);
+    bool ready = go(&s);
+    hvt_bn_grad_args b = *a;
+
+    b.rows = one_block(a->rows);
+    b.x = dev(&s, x);
+    b.y = dev(&s, y);
+    b.dy = dev(&s, dy);
+    b.gamma = dev(&s, gamma);
+    b.mean = dev(&s, mean);
+    b.rstd = dev(&s, rstd);
+    b.beta = dev(&s, beta);
+    b.dx = dev(&s, dx);
+    b.dresidual = dev(&s, dresidual);
+    b.dgamma = dev(&s, dgamma);
+    b.dbeta = dev(&s, dbeta);
+    return end(&s, ready ? s.h->inner->ops->bn_backward(s.h->inner, &b) : HVT_OK);
+}
+
+static hvt_status bn_update_hosted(hvt_device *d, const hvt_step_state *step, int c, float rate, float scale,
+                                   const float *moments, float *run_mean, float *run_var)
+{
+    stage s = begin(d);
+    size_t one = (size_t)c * sizeof(float);
+    int st = in(&s, step, sizeof *step), m = in(&s, moments, 2 * one), mean = out(&s, run_mean, one),
+        var = out(&s, run_var, one);
+
+    return RUN(s, s.h->inner->ops->bn_update(s.h->inner, dev(&s, st), c, rate, scale, dev(&s, m),
+                                             dev(&s, mean), dev(&s, var)));
+}
+
+static hvt_status bias_forward_hosted(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b,
+                                      void *y)
+{
+    stage s = begin(d);
+    int ab = in(&s, b, (size_t)c * sizeof *b), ay = matrix(&s, y, rows, (size_t)c * hvt_dtype_size(t), true);
+
+    return RUN(s, s.h->inner->ops->bias_forward(s.h->inner, one_block(rows), c, t, dev(&s, ab), dev(&s, ay)));
+}
+
+static hvt_status bias_backward_hosted(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy,
+                                       float *db)
+{
+    stage s = begin(d);
+    int ay = matrix(&s, dy, rows, (size_t)c * hvt_dtype_size(t), false),
+        ab = out(&s, db, (size_t)c * sizeof *db);
+
+    return RUN(s,
+               s.h->inner->ops->bias_backward(s.h->inner, one_block(rows), c, t, dev(&s, ay), dev(&s, ab)));
+}
+
+static hvt_status subsample_forward_hosted(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w,
+                                           int c, int stride, int channels, const void *x, void *y)
+{
+    stage s = begin(d);
+    int p = (h + stride - 1) / stride, q = (w + stride - 1) / stride;
+    int ax = images(&s, x, o, t, n, h, w, c, false), ay = images(&s, y, o, t, n, p, q, channels, true);
+
+    return RUN(s, s.h->inner->ops->subsample_forward(s.h->inner, HVT_ORDER_NHW, t, n, h, w, c, stride,
+                                                     channels, dev(&s, ax), dev(&s, ay)));
+}
+
+static hvt_status subsample_backward_hosted(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w,
+                                            int c, int stride, int channels, const void *dy, void *dx,
+                                            bool add)
+{
+    stage s = begin(d);
+    int p = (h + stride - 1) / stride, q = (w + stride - 1) / stride;
+    int ay = images(&s, dy, o, t, n, p, q, channels, false), ax = images(&s, dx, o, t, n, h, w, c, true);
+
+    return RUN(s, s.h->inner->ops->subsample_backward(s.h->inner, HVT_ORDER_NHW, t, n, h, w, c, stride,
+                                                      channels, dev(&s, ay), dev(&s, ax), add));
+}
+
+static hvt_status xent_hosted(hvt_device *d, const hvt_xent_args *a)
+{
+    stage s = begin(d);
+    size_t rows = (size_t)a->rows.blocks * (size_t)a->rows.block,
+           all = rows * (size_t)a->classes * hvt_dtype_size(a->type);
+    int logits = in(&s, a->logits, all), labels = in(&s, a->labels, rows * sizeof *a->labels),
+        dlogits = out(&s, a->dlogits, all), loss = out(&s, a->loss, rows * sizeof *a->loss),
+        place = out(&s, a->place, rows * sizeof *a->place), sums = out(&s, a->sums, 3 * sizeof *a->sums),
+        scale = in(&s, a->scale, sizeof *a->scale);
+    bool ready = go(&s);
+    hvt_xent_args b = *a;
+
+    b.logits = dev(&s, logits);
+    b.labels = dev(&s, labels);
+    b.dlogits = dev(&s, dlogits);
+    b.loss = dev(&s, loss);
+    b.place = dev(&s, place);
+    b.sums = dev(&s, sums);
+    b.scale = dev(&s, scale);
+    return end(&s, ready ? s.h->inner->ops->xent(s.h->inner, &b) : HVT_OK);
+}
+
+/* ---- elements ----------------------------------------------------------------------------------- */
+
+static hvt_status relu_forward_hosted(hvt_device *d, size_t n, hvt_dtype t, const void *x, void *y)
+{
+    stage s = begin(d);
+    size_t all = n * hvt_dtype_size(t);
+    int ax = in(&s, x, all), ay = out(&s, y, all);
+
+    return RUN(s, s.h->inner->ops->relu_forward(s.h->inner, n, t, dev(&s, ax), dev(&s, ay)));
+}
+
+static hvt_status relu_backward_hosted(hvt_device *d, size_t n, hvt_dtype t, const void *y, const void *dy,
+                                       void *dx, bool add)
+{
+    stage s = begin(d);
+    size_t all = n * hvt_dtype_size(t);
+    int ay = in(&s, y, all), ag = in(&s, dy, all), ax = out(&s, dx, all);
+
+    return RUN(s,
+               s.h->inner->ops->relu_backward(s.h->inner, n, t, dev(&s, ay), dev(&s, ag), dev(&s, ax), add));
+}
+
+static hvt_status add_hosted(hvt_device *d, size_t n, hvt_dtype t, const void *a, const void *b, void *y)
+{
+    stage s = begin(d);
+    size_t all = n * hvt_dtype_size(t);
+    int aa = in(&s, a, all), ab = in(&s, b, all), ay = out(&s, y, all);
+
+    return RUN(s, s.h->inner->ops->add(s.h->inner, n, t, dev(&s, aa), dev(&s, ab), dev(&s, ay)));
+}
+
+static hvt_status cast_hosted(hvt_device *d, size_t n, float by, const void *src, hvt_dtype st, void *dst,
+                              hvt_dtype dt)
+{
+    stage s = begin(d);
+    int from = in(&s, src, n * hvt_dtype_size(st)), to = out(&s, dst, n * hvt_dtype_size(dt));
+
+    return RUN(s, s.h->inner->ops->cast(s.h->inner, n, by, dev(&s, from), st, dev(&s, to), dt));
+}
+
+static hvt_status reduce_hosted(hvt_device *d, size_t n, hvt_dtype t, const void *const inputs[], int count,
+                                void *ret)
+{
+    stage s = begin(d);
+    const void *on_gpu[SPANS];
+    int at[SPANS], to = out(&s, ret, n * hvt_dtype_size(t));
+    bool ready;
+
+    HVT_CHECK(count < SPANS, E_ARG, "%d inputs, at most %d", count, SPANS - 1);
+    for (int i = 0; i < count; i++)
+        at[i] = in(&s, inputs[i], n * hvt_dtype_size(t));
+    ready = go(&s);
+    for (int i = 0; i < count; i++)
+        on_gpu[i] = dev(&s, at[i]);
+    return end(&s, ready ? s.h->inner->ops->reduce(s.h->inner, n, t, on_gpu, count, dev(&s, to)) : HVT_OK);
+}
+
+/* A host's op, that no GPU has. */
+static hvt_status reduce_all_hosted(hvt_device *d, size_t n, hvt_dtype t, void *const io[], int count)
+{
+    HVT_TRY(reduce_hosted(d, n, t, (const void *const *)io, count, io[0]));
+    for (int k = 1; k < count; k++)
+        memcpy(io[k], io[0], n * hvt_dtype_size(t));
+    return HVT_OK;
+}
+
+static hvt_status sgd_hosted(hvt_device *d, size_t n, const hvt_sgd_args *a, const float *const g[], int ng,
+                             float *w, float *v)
+{
+    stage s = begin(d);
+    const float *on_gpu[SPANS];
+    int at[SPANS], step = in(&s, a->step, sizeof *a->step), aw = out(&s, w, n * sizeof *w),
+                   av = out(&s, v, n * sizeof *v), copy = out(&s, a->copy, n * hvt_dtype_size(a->copy_type));
+    hvt_sgd_args b = *a;
+    bool ready;
+
+    HVT_CHECK(ng < SPANS - 4, E_ARG, "%d gradients, at most %d", ng, SPANS - 5);
+    for (int i = 0; i < ng; i++)
+        at[i] = in(&s, g[i], n * sizeof(float));
+    ready = go(&s);
+    for (int i = 0; i < ng; i++)
+        on_gpu[i] = dev(&s, at[i]);
+    b.step = dev(&s, step);
+    b.copy = dev(&s, copy);
+    return end(&s, ready ? s.h->inner->ops->sgd(s.h->inner, n, &b, on_gpu, ng, dev(&s, aw), dev(&s, av))
+                         : HVT_OK);
+}
+
+static hvt_status check_hosted(hvt_device *d, size_t n, const float *g, uint64_t base, hvt_step_state *step)
+{
+    stage s = begin(d);
+    int ag = in(&s, g, n * sizeof *g), st = out(&s, step, sizeof *step);
+
+    return RUN(s, s.h->inner->ops->check(s.h->inner, n, dev(&s, ag), base, dev(&s, st)));
+}
+
+static hvt_status settle_hosted(hvt_device *d, hvt_step_state *step, const float *sums)
+{
+    stage s = begin(d);
+    int st = out(&s, step, sizeof *step), at = in(&s, sums, 3 * sizeof *sums);
+
+    return RUN(s, s.h->inner->ops->settle(s.h->inner, dev(&s, st), dev(&s, at)));
+}
+
+/* ---- images ------------------------------------------------------------------------------------- */
+
+static hvt_status augment_hosted(hvt_device *d, const hvt_augment_args *a)
+{
+    stage s = begin(d);
+    int dst = images(&s, a->dst, a->order, a->type, a->n, a->h, a->w, a->cx, true),
+        labels = out(&s, a->dst_labels, (size_t)a->n * sizeof *a->dst_labels);
+    hvt_augment_args b = *a;
+    bool ready = go(&s);
+
+    b.order = HVT_ORDER_NHW;
+    b.dst = dev(&s, dst);
+    b.dst_labels = dev(&s, labels);
+    return end(&s, ready ? s.h->inner->ops->augment(s.h->inner, &b) : HVT_OK);
+}
+
+const hvt_device_ops __wrap_hvt_device_cuda = {
+    .name = "cuda",
+    .open = open_hosted,
+    .close = close_hosted,
+    .order = order_hosted,
+    .channels = channels_hosted,
+    .describe = describe_hosted,
+    .host = true,
+    .alloc = alloc_hosted,
+    .release = release_hosted,
+    .alloc_host = alloc_hosted,
+    .release_host = release_hosted,
+    .upload = move_hosted,
+    .download = move_hosted,
+    .put = move_hosted,
+    .mark = mark_hosted,
+    .await = await_hosted,
+    .sync = sync_hosted,
+    .conv_plan = conv_plan_hosted,
+    .conv_permute = conv_permute_hosted,
+    .conv_pack = conv_pack_hosted,
+    .conv_forward = conv_forward_hosted,
+    .conv_backward_x = conv_backward_x_hosted,
+    .conv_backward_w = conv_backward_w_hosted,
+    .pool_plan = pool_plan_hosted,
+    .pool_forward = pool_forward_hosted,
+    .pool_backward = pool_backward_hosted,
+    .bn_train = bn_train_hosted,
+    .bn_infer = bn_infer_hosted,
+    .bn_backward = bn_backward_hosted,
+    .bn_update = bn_update_hosted,
+    .bias_forward = bias_forward_hosted,
+    .bias_backward = bias_backward_hosted,
+    .subsample_forward = subsample_forward_hosted,
+    .subsample_backward = subsample_backward_hosted,
+    .xent = xent_hosted,
+    .relu_forward = relu_forward_hosted,
+    .relu_backward = relu_backward_hosted,
+    .add = add_hosted,
+    .copy = move_hosted,
+    .zero = zero_hosted,
+    .cast = cast_hosted,
+    .reduce = reduce_hosted,
+    .reduce_all = reduce_all_hosted,
+    .sgd = sgd_hosted,
+    .check = check_hosted,
+    .settle = settle_hosted,
+    .augment = augment_hosted,
+};

@@ -1,0 +1,45 @@
+/*
+ * ranks.h - for tests that run alone and under mpirun: the world of all ranks and a plain device. Every rank
+ * checks; a failure on any of them fails the program on all.
+ */
+#ifndef HVT_RANKS_H
+#define HVT_RANKS_H
+
+#include "check.h"
+#include "base_impl.h"
+#include "comm/room.h"
+
+static hvt_world *world;
+static hvt_device *dev;
+static int rank, size;
+
+/* False: it did not work, and was said. */
+static inline bool ranks_open(void)
+{
+    if (hvt_world_open(NULL, &world) != HVT_OK || hvt_device_open("ref", NULL, &dev) != HVT_OK) {
+        fprintf(stderr, "%s\n%s", hvt_last_error(), hvt_last_trace());
+        return false;
+    }
+    rank = hvt_world_rank(world);
+    size = hvt_world_size(world);
+    return true;
+}
+
+static inline bool ranks_are_alone(void)
+{
+    return !strcmp(hvt_world_name(world), "lone");
+}
+
+/* The exit code. */
+static inline int ranks_done(void)
+{
+    double failed = check_failed;
+
+    CHECK_OK(hvt_world_fold(world, HVT_FOLD_SUM, &failed, 1));
+    hvt_device_close(&dev);
+    hvt_world_close(&world);
+    check_done();
+    return failed != 0;
+}
+
+#endif /* HVT_RANKS_H */

@@ -1,0 +1,357 @@
+/*
+ * rig.h - a trainer of a small ResNet, for tests of the distributed optimizer, alone and under mpirun.
+ *
+ * `job` is the world of all ranks; `lone` is a world of this process only, so that every rank can work out by
+ * itself what the job must arrive at. A *setup* says how to train, a *rig* is all that it takes, and a
+ * *result* is what must be equal to the bit.
+ */
+#ifndef HVT_RIG_H
+#define HVT_RIG_H
+
+#include "optim_impl.h"
+#include "base_impl.h"
+#include "check.h"
+
+#include <math.h>
+
+static hvt_world *job, *lone;
+
+enum { SIDE = 6, PIXELS = SIDE * SIDE * 3, CLASSES = 5, BATCH = 4, SHARDS_MAX = 64 };
+
+typedef struct setup {
+    hvt_world *world;
+    const char *device, *comm;
+    int threads, shards, batch; /* of the whole job; images per shard */
+    hvt_dtype type;             /* of activations */
+    bool norm;                  /* with batch norm */
+    int classes;
+    uint64_t seed;
+    hvt_optim_opts sgd;
+    hvt_distopt_opts dist; /* local_shards follows from shards */
+} setup;
+
+typedef struct rig {
+    setup u;
+    hvt_device *dev;
+    hvt_comm *comm;
+    hvt_model *m;
+    hvt_optim *o;
+    hvt_distopt *d;
+    float *images;   /* device memory, one batch */
+    void *typed;     /* device memory, the same in the model's type */
+    int32_t *labels; /* device memory */
+} rig;
+
+typedef struct result {
+    uint64_t weights, momentum; /* hashes */
+    hvt_loss loss;
+    int64_t skipped;
+} result;
+
+/* ResNet-like, shards of 4 images, momentum and decay, f32, one bucket per layer, comm `auto`. */
+static inline setup usual(hvt_world *world, int shards)
+{
+    return (setup){
+        .world = world,
+        .device = "ref",
+        .comm = world == lone ? "self" : "auto",
+        .threads = 1,
+        .shards = shards,
+        .batch = BATCH,
+        .norm = true,
+        .classes = CLASSES,
+        .seed = 3,
+        .sgd = {.momentum = .9f, .weight_decay = 5e-4f},
+    };
+}
+
+/* A multiple of 4 that gives each rank a power of two. */
+static inline int even_shards(void)
+{
+    int ranks = hvt_world_size(job);
+
+    return 4 % ranks ? 4 * ranks : 4;
+}
+
+static inline hvt_value conv_norm(hvt_model *m, const setup *u, hvt_value x, int filters, int size,
+                                  int stride)
+{
+    hvt_value y = hvt_conv2d(m, x, filters, size, stride, size / 2);
+
+    return u->norm ? hvt_batchnorm(m, y) : y;
+}
+
+static inline hvt_value small_resnet(hvt_model *m, const setup *u)
+{
+    hvt_value x, y;
+
+    x = hvt_relu(m, conv_norm(m, u, hvt_input(m, SIDE, SIDE, 3), 8, 3, 1));
+    y = hvt_relu(m, conv_norm(m, u, x, 8, 3, 1));
+    x = hvt_relu(m, hvt_add(m, conv_norm(m, u, y, 8, 3, 1), x));
+    y = hvt_relu(m, conv_norm(m, u, x, 12, 3, 2));
+    x = hvt_relu(m, hvt_add(m, conv_norm(m, u, y, 12, 3, 1), conv_norm(m, u, x, 12, 1, 2)));
+    return hvt_linear(m, hvt_avgpool(m, x), u->classes);
+}
+
+static inline void rig_close(rig *r)
+{
+    hvt_distopt_free(&r->d);
+    hvt_optim_free(&r->o);
+    hvt_model_free(&r->m);
+    if (r->dev) {
+        r->dev->ops->release(r->dev, r->images);
+        r->dev->ops->release(r->dev, r->typed);
+        r->dev->ops->release(r->dev, r->labels);
+    }
+    hvt_comm_close(&r->comm);
+    hvt_device_close(&r->dev);
+}
+
+/* All but the distributed optimizer. */
+static inline hvt_status rig_prepare(rig *r, const setup *u)
+{
+    hvt_device_opts dev = {.threads = u->threads, .yield = true};
+
+    *r = (rig){.u = *u};
+    r->u.dist.local_shards = u->shards / hvt_world_size(u->world);
+    HVT_TRY(hvt_device_open(u->device, &dev, &r->dev));
+    HVT_TRY(hvt_comm_open(u->comm, u->world, r->dev, &r->comm));
+    HVT_TRY(hvt_model_create(r->dev, &r->m));
+    HVT_TRY(hvt_model_set_type(r->m, u->type));
+    HVT_TRY(hvt_model_plan(r->m, u->batch, small_resnet(r->m, u)));
+    HVT_TRY(hvt_model_init(r->m, u->seed));
+    HVT_TRY(r->dev->ops->alloc(r->dev, (size_t)u->batch * PIXELS * sizeof(float), (void **)&r->images));
+    HVT_TRY(r->dev->ops->alloc(r->dev, (size_t)u->batch * PIXELS * sizeof(float), &r->typed));
+    HVT_TRY(r->dev->ops->alloc(r->dev, (size_t)u->batch * sizeof(int32_t), (void **)&r->labels));
+    return hvt_optim_create(r->m, &u->sgd, &r->o);
+}
+
+static inline hvt_status rig_open(rig *r, const setup *u)
+{
+    HVT_TRY(rig_prepare(r, u));
+    return hvt_distopt_create(r->o, r->comm, &r->u.dist, NULL, 0, &r->d);
+}
+
+/* Images `first` ... of an endless set: noise around a colour that the label chooses. */
+static inline hvt_status fill_batch(rig *r, int first, int count, hvt_batch *ret_batch)
+{
+    int n = r->u.batch;
+    float *x = malloc((size_t)n * PIXELS * sizeof *x);
+    int32_t *labels = calloc((size_t)n, sizeof *labels);
+    hvt_status s;
+
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < PIXELS; k++) {
+            uint32_t id = (uint32_t)(first + i);
+            float noise = hvt__unit(hvt__draw(1, id, (uint64_t)k, 0)) - .5f;
+            size_t row = hvt_model_order(r->m) == HVT_ORDER_HWN ? (size_t)(k / 3 * n + i)
+                                                                : (size_t)(i * (PIXELS / 3) + k / 3);
+
+            labels[i] = (int)(id % CLASSES);
+            x[row * 3 + (size_t)(k % 3)] = i < count ? noise + .3f * (float)(labels[i] % 3 == k % 3) : 7e3f;
+        }
+    s = hvt_device_upload(r->dev, r->images, x, (size_t)n * PIXELS * sizeof *x);
+    if (s == HVT_OK)
+        s = r->dev->ops->cast(r->dev, (size_t)n * PIXELS, 1, r->images, HVT_F32, r->typed, r->u.type);
+    if (s == HVT_OK)
+        s = hvt_device_upload(r->dev, r->labels, labels, (size_t)n * sizeof *labels);
+    free(x);
+    free(labels);
+    *ret_batch = (hvt_batch){
+        .images = {r->typed, r->u.type, 4, {n, SIDE, SIDE, 3}},
+        .labels = {r->labels, HVT_I32, 1, {n, 1, 1, 1}},
+        .count = count,
+    };
+    if (hvt_model_order(r->m) == HVT_ORDER_HWN)
+        memcpy(ret_batch->images.dim, (int[4]){SIDE, SIDE, n, 3}, sizeof ret_batch->images.dim);
+    return s;
+}
+
+/* Step t: shard s takes batch images from place (t*shards + s)*batch on, as many as counts[s]. */
+static inline hvt_status rig_step_counts(rig *r, int t, double lr, const int *counts)
+{
+    const setup *u = &r->u;
+    int local = u->dist.local_shards, first = hvt_world_rank(u->world) * local;
+    hvt_batch b;
+
+    HVT_TRY(hvt_distopt_begin(r->d, counts, u->shards, lr));
+    for (int s = first; s < first + local; s++) {
+        HVT_TRY(fill_batch(r, (t * u->shards + s) * u->batch, counts[s], &b));
+        b.shard = s;
+        b.shards = u->shards;
+        b.shard_counts = counts;
+        HVT_TRY(hvt_model_forward(r->m, &b, true));
+        HVT_TRY(hvt_model_backward(r->m, hvt_distopt_on_grad, r->d));
+    }
+    return hvt_distopt_step(r->d);
+}
+
+/* One step of gradients given by hand, of `each` images a shard, reported in spans of odd lengths. */
+static inline hvt_status step_by_hand(rig *r, float (*gradient)(int shard, size_t i), int each, double lr)
+{
+    int local = r->u.dist.local_shards, first = hvt_world_rank(r->u.world) * local, counts[SHARDS_MAX];
+    size_t n = r->m->arena_count;
+    float *g = malloc(n * sizeof *g);
+
+    for (int s = 0; s < r->u.shards; s++)
+        counts[s] = each;
+    HVT_TRY(hvt_distopt_begin(r->d, counts, r->u.shards, lr));
+    for (int s = first; s < first + local; s++) {
+        for (size_t i = 0; i < n; i++)
+            g[i] = gradient(s, i);
+        HVT_TRY(hvt_device_upload(r->dev, r->m->grads, g, n * sizeof *g));
+        for (size_t at = 0, end; at < n; at = end) {
+            end = at + 1 + hvt__below(hvt__draw(9, (uint64_t)s, at, 0), 700);
+            if (end > n)
+                end = n;
+            HVT_TRY(hvt_distopt_on_grad(r->d, at, end));
+        }
+    }
+    free(g);
+    return hvt_distopt_step(r->d);
+}
+
+/* Full shards, a short one, one of a single image and an empty one, in turns. */
+static inline hvt_status rig_step(rig *r, int t)
+{
+    int counts[SHARDS_MAX], batch = r->u.batch, some[4] = {batch, batch - 1, 0, 1};
+
+    for (int s = 0; s < r->u.shards; s++)
+        counts[s] = t % 3 == 0 ? batch : r->u.shards == 1 ? batch - t % batch : some[(s + t) % 4];
+    return rig_step_counts(r, t, .05, counts);
+}
+
+static inline hvt_status rig_result(rig *r, result *ret)
+{
+    float *state;
+
+    memset(ret, 0, sizeof *ret); /* compared as bytes */
+    HVT_TRY(hvt_model_hash(r->m, &ret->weights));
+    HVT_TRY(hvt_distopt_gather(r->d, -1));
+    HVT_TRY(hvt__optim_state(r->o, false, &state));
+    for (int i = 0; state && i < r->m->nparam_tensors; i++) {
+        const hvt_param *p = &r->m->param[i];
+        float *v = malloc(p->elements * sizeof *v);
+
+        HVT_TRY(hvt__model_export(r->m, p, state, v));
+        ret->momentum = hvt__hash(ret->momentum, v, p->elements * sizeof *v);
+        free(v);
+    }
+    ret->skipped = hvt_distopt_skipped(r->d);
+    return hvt_model_take_loss(r->m, &ret->loss);
+}
+
+static inline bool is_fresh(rig *r)
+{
+    bool fresh = false;
+
+    CHECK_OK(hvt__optim_fresh(r->o, &fresh));
+    return fresh;
+}
+
+static inline result train(const setup *u, int steps)
+{
+    result ret = {0};
+    rig r;
+
+    CHECK_OK(rig_open(&r, u));
+    if (r.d) {
+        for (int t = 0; t < steps; t++)
+            CHECK_OK(rig_step(&r, t));
+        CHECK_OK(rig_result(&r, &ret));
+    }
+    rig_close(&r);
+    return ret;
+}
+
+static inline bool same(result a, result b)
+{
+    return memcmp(&a, &b, sizeof a) == 0;
+}
+
+/* Every rank of the job holds the same result. */
+static inline void check_replicas(const char *what, result mine)
+{
+    int n = hvt_world_size(job);
+    result *all = malloc((size_t)n * sizeof *all);
+
+    CHECK_OK(hvt_world_gather(job, &mine, sizeof mine, all));
+    for (int r = 1; r < n; r++)
+        CHECK(same(all[0], all[r]), "%s: rank %d has weights %016llx, rank 0 %016llx", what, r,
+              (unsigned long long)all[r].weights, (unsigned long long)all[0].weights);
+    free(all);
+}
+
+#define CHECK_SAME(a, b, ...)                                                                                \
+    do {                                                                                                     \
+        CHECK((a).weights == (b).weights, __VA_ARGS__);                                                      \
+        CHECK(same(a, b), __VA_ARGS__);                                                                      \
+    } while (0)
+
+/* Canonical values of all parameters, one after the other; free() it. */
+static inline float *parameters(rig *r, size_t *ret_count)
+{
+    size_t n = hvt_model_parameters(r->m), at = 0;
+    float *w = malloc(n * sizeof *w);
+
+    for (int i = 0; i < r->m->nparam_tensors; at += r->m->param[i++].elements)
+        CHECK_OK(hvt__model_export(r->m, &r->m->param[i], r->m->params, w + at));
+    CHECK(at == n, "%zu parameters in tensors, %zu counted", at, n);
+    *ret_count = n;
+    return w;
+}
+
+/* ||a - b|| / ||b - base|| over all parameters. */
+static inline double distance(const float *a, const float *b, const float *base, size_t n)
+{
+    double d = 0, all = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        d += pow((double)a[i] - b[i], 2);
+        all += pow((double)b[i] - base[i], 2);
+    }
+    return sqrt(d / all);
+}
+
+/* Where `steps` steps lead from the common start, as parameters. */
+static inline float *walk(const setup *u, int steps, float **ret_start, size_t *ret_count)
+{
+    float *w = NULL;
+    rig r;
+
+    CHECK_OK(rig_open(&r, u));
+    if (ret_start)
+        *ret_start = parameters(&r, ret_count);
+    for (int t = 0; t < steps; t++)
+        CHECK_OK(rig_step(&r, t));
+    w = parameters(&r, ret_count);
+    rig_close(&r);
+    return w;
+}
+
+static inline bool can_open(const char *comm)
+{
+    hvt_device *dev = NULL;
+    hvt_comm *c = NULL;
+    hvt_status s;
+
+    CHECK_OK(hvt_device_open("ref", NULL, &dev));
+    s = hvt_comm_open(comm, job, dev, &c);
+    hvt_comm_close(&c);
+    hvt_device_close(&dev);
+    return s == HVT_OK;
+}
+
+/* All of an arena's elements become `value` (padding too: nobody reads it). */
+static inline void fill(rig *r, float *arena, float value)
+{
+    size_t n = r->m->arena_count;
+    float *host = malloc(n * sizeof *host);
+
+    for (size_t i = 0; i < n; i++)
+        host[i] = value;
+    CHECK_OK(hvt_device_upload(r->dev, arena, host, n * sizeof *host));
+    free(host);
+}
+
+#endif /* HVT_RIG_H */

@@ -1,0 +1,257 @@
+/*
+ * step: what a step decides, on every device: check, settle, and the ops that obey. A *state* is the step's,
+ * in memory that a host device can read.
+ */
+#include "devices.h"
+#include "device/step.h"
+
+#ifndef HVT_TESTS
+#define HVT_TESTS "tests" /* where golden/ is; Meson says so */
+#endif
+
+static hvt_step_state begun(float loss_scale, int interval)
+{
+    return (hvt_step_state){.images = 8,
+                            .loss_scale = loss_scale,
+                            .growth = 2,
+                            .backoff = 0.5f,
+                            .interval = interval,
+                            .fresh = 1,
+                            .bad = UINT64_MAX,
+                            .stop_bad = UINT64_MAX};
+}
+
+/* One step: is its gradient finite? */
+static void settle(hvt_device *d, hvt_step_state *s, bool finite, float loss)
+{
+    const float g = finite ? 1 : INFINITY, sums[] = {loss, 3, 5};
+
+    CHECK_OK(d->ops->check(d, 1, &g, 77, s));
+    CHECK_OK(d->ops->settle(d, s, sums));
+}
+
+/* Source: golden/scaler.txt by torch.amp.GradScaler. */
+TEST(the_loss_scale_moves_as_in_pytorch)
+{
+    for (int dev = 0; dev < ndevs; dev++) {
+        FILE *f = fopen(HVT_TESTS "/golden/scaler.txt", "r");
+        int interval, steps, lines = 0;
+        float scale;
+
+        CHECK(f, "golden/scaler.txt cannot be read");
+        while (f && fscanf(f, " scaler %f %d %d", &scale, &interval, &steps) == 3) {
+            hvt_step_state s = begun(scale, interval);
+
+            s.floor = 1e-30f;
+            for (int t = 1; t <= steps; t++, lines++) {
+                int finite, good;
+
+                CHECK(fscanf(f, "%d %f %d", &finite, &scale, &good) == 3, "a line is missing");
+                settle(devs[dev], &s, finite, 1);
+                CHECK(s.loss_scale == scale && s.good == good && s.apply == finite && !s.stop,
+                      "step %d: scale %g, good %d, applied %d; PyTorch: %g, %d, %d", t, s.loss_scale, s.good,
+                      s.apply, scale, good, finite);
+            }
+        }
+        CHECK(lines == 160, "%d lines", lines);
+        if (f)
+            fclose(f);
+    }
+}
+
+TEST(a_scale_at_its_floor_ends_the_run)
+{
+    for (int dev = 0; dev < ndevs; dev++) {
+        hvt_step_state s = begun(10, 2000), at_floor;
+
+        s.floor = 4;
+        settle(devs[dev], &s, false, 1);
+        CHECK(s.loss_scale == 5 && s.skipped == 1 && !s.stop, "scale %g", s.loss_scale);
+        settle(devs[dev], &s, false, 1);
+        CHECK(s.loss_scale == 4 && s.skipped == 2 && !s.stop, "scale %g fell below 4", s.loss_scale);
+        settle(devs[dev], &s, true, 1);
+        CHECK(s.apply && s.count == 24, "a good step at the floor is a step");
+        at_floor = s;
+        settle(devs[dev], &s, false, 9);
+        CHECK(s.stop == HVT_STOP_SCALE && !s.apply && s.stop_step == 4 && s.stop_bad == 77 &&
+                  s.stop_loss == 9,
+              "stop %d at step %lld", s.stop, (long long)s.stop_step);
+        CHECK(s.count == at_floor.count && s.loss == at_floor.loss && s.skipped == 2,
+              "the step that ended the run was counted");
+        settle(devs[dev], &s, true, 1);
+        CHECK(s.stop == HVT_STOP_SCALE && !s.apply && s.stop_step == 4 && s.count == at_floor.count,
+              "a run that ended goes on");
+    }
+}
+
+TEST(skips_that_no_scale_can_end_end_the_run)
+{
+    for (int dev = 0; dev < ndevs; dev++) {
+        hvt_step_state s = begun(1, 0);
+
+        for (int t = 1; t < HVT__SKIPS_MOST; t++)
+            settle(devs[dev], &s, false, 1);
+        settle(devs[dev], &s, true, 1); /* one update among them, and they count anew */
+        CHECK(s.loss_scale == 1 && s.apply && s.skipped == HVT__SKIPS_MOST - 1, "%lld skips",
+              (long long)s.skipped);
+        for (int t = 1; t < HVT__SKIPS_MOST; t++)
+            settle(devs[dev], &s, false, 1);
+        CHECK(!s.stop, "stopped after %d", s.skips_in_row);
+        settle(devs[dev], &s, false, 1);
+        CHECK(s.stop == HVT_STOP_SCALE && s.stop_step == 2 * HVT__SKIPS_MOST, "stop %d at %lld", s.stop,
+              (long long)s.stop_step);
+    }
+}
+
+TEST(a_loss_that_is_not_finite_ends_the_run_whatever_the_gradients)
+{
+    static const float loss[] = {NAN, INFINITY, -INFINITY};
+
+    for (int dev = 0; dev < ndevs; dev++)
+        for (int i = 0; i < 6; i++) {
+            hvt_step_state s = begun(4, 2000);
+
+            settle(devs[dev], &s, i % 2, loss[i / 2]);
+            CHECK(s.stop == HVT_STOP_LOSS && !s.apply && s.stop_step == 1 && s.count == 0 &&
+                      s.loss_scale == 4 && !(s.stop_loss - s.stop_loss == 0),
+                  "loss %g: stop %d", loss[i / 2], s.stop);
+        }
+}
+
+TEST(a_step_counts_and_divides_by_images_and_scale)
+{
+    for (int dev = 0; dev < ndevs; dev++) {
+        hvt_step_state s = begun(1024, 2);
+
+        settle(devs[dev], &s, true, 2.5f);
+        CHECK(s.grad_scale == 1.0f / 8192 && s.fresh && s.apply, "scale %g", s.grad_scale);
+        settle(devs[dev], &s, true, 0.5f); /* the scale grows, but this step's gradients have the old one */
+        CHECK(s.grad_scale == 1.0f / 8192 && s.loss_scale == 2048 && !s.fresh, "scale %g", s.grad_scale);
+        CHECK(s.loss == 3 && s.top1 == 6 && s.top5 == 10 && s.count == 16 && s.steps == 2, "loss %g of %lld",
+              s.loss, (long long)s.count);
+        s = begun(1024, 2000);
+        s.floor = 1;
+        settle(devs[dev], &s, false, 1);
+        settle(devs[dev], &s, true, 1);
+        CHECK(s.fresh && s.apply, "a skipped first step gave momentum something to hold");
+    }
+}
+
+TEST(the_first_gradient_that_is_not_finite_is_found)
+{
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    enum { MOST = 40000 };
+
+    for (int t = 0; t < 60; t++) {
+        size_t n = (size_t)(t % 3 ? between(1, 300) : between(9000, MOST)), first = n;
+        uint64_t base = (uint64_t)between(0, 1 << 20);
+        float *g = floats(n);
+
+        g[between(0, (int)n - 1)] = 3e38f; /* large is not bad, nor is a subnormal */
+        g[between(0, (int)n - 1)] = 1e-45f;
+        for (int k = between(0, 3); k > 0; k--) {
+            size_t at = (size_t)between(0, (int)n - 1);
+
+            g[at] = bad[between(0, 2)];
+            first = at < first ? at : first;
+        }
+        for (int dev = 0; dev < ndevs; dev++) {
+            hvt_step_state s = begun(1, 0);
+            uint64_t want = first < n ? base + first : UINT64_MAX;
+
+            CHECK_OK(devs[dev]->ops->check(devs[dev], n, g, base, &s));
+            CHECK(s.bad == want, "device %d, %zu elements: %llu, expected %llu", dev, n,
+                  (unsigned long long)s.bad, (unsigned long long)want);
+            s.bad = 5; /* what was found before is lower */
+            CHECK_OK(devs[dev]->ops->check(devs[dev], n, g, base + 6, &s));
+            CHECK(s.bad == 5, "a higher index took its place");
+        }
+        free(g);
+    }
+}
+
+TEST(sgd_obeys_the_step_and_writes_a_rounded_copy)
+{
+    for (int t = 0; t < 40; t++) {
+        size_t n = (size_t)(t % 4 ? between(1, 200) : between(9000, 30000));
+        float *w0 = floats(n), *v0 = floats(n), *g = floats(n);
+        const float *gs[] = {g};
+
+        for (int dev = 0; dev < ndevs; dev++)
+            for (int apply = 0; apply < 2; apply++) {
+                hvt_step_state s = {.lr = 0.1f, .grad_scale = 0.3f, .apply = apply, .fresh = t % 2};
+                hvt_dtype type = t % 3 ? HVT_F16 : HVT_BF16;
+                float *w = copied(w0, n), *v = copied(v0, n), *plain = copied(w0, n), *v2 = copied(v0, n);
+                uint16_t *copy = room(n * 2), *want = room(n * 2);
+                hvt_sgd_args a = {.momentum = 0.9f, .step = &s, .copy = copy, .copy_type = type}, b = a;
+
+                b.copy = NULL;
+                memset(copy, 0xab, n * 2);
+                memset(want, 0xab, n * 2);
+                CHECK_OK(devs[dev]->ops->sgd(devs[dev], n, &a, gs, 1, w, v));
+                CHECK_OK(devs[dev]->ops->sgd(devs[dev], n, &b, gs, 1, plain, v2));
+                if (apply)
+                    CHECK_OK(ref->ops->cast(ref, n, 1, plain, HVT_F32, want, type));
+                CHECK(!memcmp(w, plain, n * 4) && !memcmp(v, v2, n * 4), "the copy changes the update");
+                CHECK(!memcmp(copy, want, n * 2), "device %d: the copy is not the rounded weight", dev);
+                CHECK(apply == (memcmp(w, w0, n * 4) != 0) && apply == (memcmp(v, v0, n * 4) != 0),
+                      "device %d: an update that may not be, or none", dev);
+                free(w);
+                free(v);
+                free(plain);
+                free(v2);
+                free(copy);
+                free(want);
+            }
+        free(w0);
+        free(v0);
+        free(g);
+    }
+}
+
+TEST(the_loss_scale_multiplies_gradients_alone)
+{
+    enum { ROWS = 9, CLASSES = 37 };
+
+    for (int dev = 0; dev < ndevs; dev++) {
+        float *x = floats(ROWS * CLASSES), dx[2][ROWS * CLASSES], loss[2][ROWS], sums[2][3], scale = 512;
+        int32_t labels[ROWS], place[ROWS];
+
+        for (int i = 0; i < ROWS; i++)
+            labels[i] = between(0, CLASSES - 1);
+        for (int k = 0; k < 2; k++) {
+            hvt_xent_args a = {.rows = {1, ROWS, ROWS - 2},
+                               .classes = CLASSES,
+                               .logits = x,
+                               .labels = labels,
+                               .dlogits = dx[k],
+                               .loss = loss[k],
+                               .place = place,
+                               .sums = sums[k],
+                               .scale = k ? &scale : NULL};
+
+            CHECK_OK(devs[dev]->ops->xent(devs[dev], &a));
+        }
+        for (int i = 0; i < ROWS * CLASSES; i++)
+            CHECK(dx[1][i] == 512 * dx[0][i], "device %d: %g is not 512 times %g", dev, dx[1][i], dx[0][i]);
+        CHECK(!memcmp(loss[0], loss[1], (ROWS - 2) * sizeof(float)) &&
+                  !memcmp(sums[0], sums[1], sizeof sums[0]),
+              "the loss is scaled, too");
+        free(x);
+    }
+}
+
+int main(void)
+{
+    open_devices();
+    RUN(the_loss_scale_moves_as_in_pytorch);
+    RUN(a_scale_at_its_floor_ends_the_run);
+    RUN(skips_that_no_scale_can_end_end_the_run);
+    RUN(a_loss_that_is_not_finite_ends_the_run_whatever_the_gradients);
+    RUN(a_step_counts_and_divides_by_images_and_scale);
+    RUN(the_first_gradient_that_is_not_finite_is_found);
+    RUN(sgd_obeys_the_step_and_writes_a_rounded_copy);
+    RUN(the_loss_scale_multiplies_gradients_alone);
+    close_devices();
+    return check_done();
+}

@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+"""test_timeline.py HVTRAIN MPIRUN [NAME ...]: where the time went: --timeline, and the records of epochs."""
+import collections
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import test_program
+from test_program import HERE, TINY, command, environment, path, run, train
+from truths import Skip, check, run_all
+
+PAGE = 4096
+LIMIT = 120  # s that anything may take
+
+
+def events(name):
+    """Of each rank and thread, parents before what they hold."""
+    with open(path(name), "rb") as f:
+        text = f.read()
+    lines = collections.defaultdict(list)
+    for e in json.loads(text)["traceEvents"]:
+        if e["ph"] == "X":
+            lines[e["pid"], e["tid"]].append(e)
+    for line in lines.values():
+        line.sort(key=lambda e: (e["ts"], -e["dur"]))
+    at = 0
+    for line in text.split(b"\n")[2:-2]:  # what a kill leaves is whole pages: no event may lie in two
+        begin, at = text.index(line, at), text.index(line, at) + len(line)
+        check((begin - 2) // PAGE == (begin + len(line.rstrip(b" ,")) - 1) // PAGE, "an event lies in two pages")
+    return lines
+
+
+def end(e):
+    return round(1000 * (e["ts"] + e["dur"]))
+
+
+def check_nested(line):
+    open_ = []
+    for e in line:
+        check(e["ts"] >= 0 and e["dur"] >= 0, e)
+        while open_ and end(open_[-1]) <= round(1000 * e["ts"]):
+            open_.pop()
+        check(not open_ or end(e) <= end(open_[-1]), e, "does not end inside", open_[-1:])
+        open_.append(e)
+
+
+def steps_of(line, name):
+    return [e["args"]["step"] for e in line if e["name"] == name]
+
+
+# ---- the timeline ----
+
+def every_rank_shows_all_its_phases_nested():
+    for ranks in 0, 3:
+        train("--epochs 2 --bucket 0 --timeline t.json".split(), ranks)
+        lines = events("t.json")
+        check(sorted(lines) == [(r, 0) for r in range(max(ranks, 1))], sorted(lines))
+        for line in lines.values():
+            check_nested(line)
+            updates = 2 * (4 if not ranks else 2)
+            for name in "step", "forward", "backward":
+                in_step = [s for s in steps_of(line, name)]
+                check(set(range(1, updates + 1)) <= set(in_step), ranks, name, in_step)
+            check(steps_of(line, "step") == list(range(1, updates + 1)), steps_of(line, "step"))
+            check(set("setup data launch exchange update evaluate agree".split()) <= {e["name"] for e in line},
+                  {e["name"] for e in line})
+            sent = [e["args"] for e in line if e["name"] == "launch" and e["args"]["step"] == 2]
+            check([a["bucket"] for a in sent] == list(range(len(sent))) and len(sent) > 10, sent)
+            check(all(a["bytes"] > 0 for a in sent), sent)
+        spans = [min(e["ts"] for e in line if e["name"] == "step") for line in lines.values()]
+        check(max(spans) - min(spans) < 30e6, "ranks of one host begin", spans)
+
+
+def a_window_is_respected():
+    train("--epochs 3 --batch 8 --timeline t.json --timeline-steps 5-7".split(), 2)
+    lines = events("t.json")
+    check(len(lines) == 2, sorted(lines))
+    for line in lines.values():
+        check(steps_of(line, "step") == [5, 6, 7], steps_of(line, "step"))
+        check({e["args"]["step"] for e in line} <= {4, 5, 6, 7}, {e["args"]["step"] for e in line})
+    train("--epochs 1 --timeline t.json --timeline-steps 100-200".split())
+    check(not events("t.json"), "updates that never come are seen")
+
+
+def find_rank(rank, parent):
+    """The process of a rank below mpirun."""
+    deadline = time.time() + LIMIT
+    while time.time() < deadline:
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/stat") as f:
+                    if int(f.read().rsplit(")", 1)[1].split()[1]) != parent:
+                        continue
+                with open(f"/proc/{pid}/environ", "rb") as f:
+                    if f"OMPI_COMM_WORLD_RANK={rank}".encode() in f.read().split(b"\0"):
+                        return int(pid)
+            except (OSError, ValueError):
+                continue
+        time.sleep(0.01)
+    raise AssertionError(f"rank {rank} does not come")
+
+
+def start(args, ranks):
+    return subprocess.Popen(command(TINY + args, ranks), cwd=test_program.HERE, stdin=subprocess.DEVNULL,
+                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(ranks))
+
+
+def a_killed_run_leaves_whole_json():
+    for ranks, wanted in (0, 40), (2, 300), (0, 1500):
+        if os.path.exists(path("t.json")):
+            os.unlink(path("t.json"))
+        p = start("--epochs 1000 --batch 8 --bucket 0 --timeline t.json".split(), ranks)
+        try:
+            victim = find_rank(0, p.pid) if ranks else p.pid
+            seen = 0
+            deadline = time.time() + LIMIT
+            while seen < wanted and time.time() < deadline and p.poll() is None:
+                if os.path.exists(path("t.json")):
+                    with open(path("t.json")) as f:
+                        seen = len(json.load(f)["traceEvents"])  # whole at every moment before, too
+            os.kill(victim, signal.SIGKILL)
+            p.wait(LIMIT)
+        finally:
+            if p.poll() is None:
+                p.terminate()
+                p.wait()
+        check(seen >= wanted, ranks, "ranks:", seen, "events, expected", wanted)
+        lines = events("t.json")
+        check(sum(map(len, lines.values())) >= wanted - 20 and len(lines) == max(ranks, 1), sorted(lines))
+        for line in lines.values():
+            check_nested([e for e in line if e["name"] != "evaluate"])
+
+
+def a_bad_timeline_is_one_line_before_training():
+    os.makedirs(path("folder"), exist_ok=True)
+    for name, part in ("none/t.json", "No such file"), ("folder", "no regular file"), ("log", "is the same file"), \
+            ("/dev/full", "no regular file"):
+        rc, _, err = run(TINY + ["--log", "log", "--timeline", name], 2 if name == "folder" else 0)
+        ours = [line for line in err if line.startswith("hvtrain:")]
+        check(rc != 0 and len(ours) == 1 and part in ours[0] and name in ours[0], rc, ours)
+    for steps in "3", "3-2", "0-5", "x", "1-2-3", "1:2":
+        rc, _, err = run(TINY + ["--timeline", "t.json", "--timeline-steps", steps])
+        check(rc == 2 and len(err) == 1 and "--timeline-steps" in err[0] and steps in err[0], steps, rc, err)
+    rc, _, err = run(TINY + ["--timeline-steps", "1-2"])
+    check(rc == 2 and "needs --timeline" in err[0], rc, err)
+
+
+def the_timeline_changes_no_bit():
+    plain, seen = train(["--epochs", "1"]), train("--epochs 1 --timeline t.json".split())
+    check(plain["end"][0]["weights"] == seen["end"][0]["weights"], "weights differ")
+
+
+# ---- the epoch's record ----
+
+def parts_of_the_time_add_up():
+    for ranks in 0, 2:
+        for e in train(["--epochs", "2"], ranks)["epoch"]:
+            parts = [e[k] for k in ("compute", "exposed_comm", "data_wait", "other")]
+            check(abs(sum(parts) - 1) < 1e-6 and all(-1e-3 < x <= 1 for x in parts), parts)
+            check(parts[0] > 0 and parts[2] > 0, parts)
+            check((e["waited_for"] is None) == (not ranks) and 0 <= e["wait_skew"] <= 1, e)
+
+
+def a_slow_rank_is_named():
+    p = start("--epochs 1 --limit 256 --log log".split(), 2)
+    try:
+        pid = find_rank(1, p.pid)
+        while p.poll() is None:  # it gets a fifth of the time
+            try:
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(0.04)
+                os.kill(pid, signal.SIGCONT)
+            except ProcessLookupError:
+                break
+            time.sleep(0.01)
+        check(p.wait(LIMIT) == 0, "exit", p.returncode)
+    finally:
+        if p.poll() is None:
+            p.terminate()
+            p.wait()
+    e = [r for r in test_program.records("log") if r["record"] == "epoch"][0]
+    check(e["waited_for"] == 1 and e["wait_skew"] > 0.02, e)
+
+
+TESTS = [
+    every_rank_shows_all_its_phases_nested,
+    a_window_is_respected,
+    a_killed_run_leaves_whole_json,
+    a_bad_timeline_is_one_line_before_training,
+    the_timeline_changes_no_bit,
+    parts_of_the_time_add_up,
+    a_slow_rank_is_named,
+]
+
+if __name__ == "__main__":
+    run_all(TESTS, sys.argv[3:], HERE)

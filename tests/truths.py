@@ -1,0 +1,39 @@
+"""What test programs in Python share: truths are functions, named as what they hold."""
+import shutil
+import sys
+import time
+
+failures = []
+
+
+class Skip(Exception):
+    """What a truth needs cannot be had here."""
+
+
+def check(truth, *what):
+    if not truth:
+        failures.append(" ".join(str(w) for w in what))
+        print("    " + failures[-1])
+
+
+def run_all(tests, names, folder):
+    """Run those of the tests that are named, or all; remove the folder; exit with 0, 1, or 77: all skipped."""
+    chosen = [t for t in tests if not names or t.__name__ in names]
+    passed = skipped = 0
+    for test in chosen:
+        del failures[:]
+        began = time.time()
+        try:
+            test()
+        except Skip as why:
+            print(f"skip {test.__name__}: {why}", flush=True)
+            skipped += 1
+            continue
+        except Exception as e:  # a missing record, file or field
+            check(False, type(e).__name__, e)
+        passed += not failures
+        print(f"{'FAIL' if failures else 'ok  '} {test.__name__} ({time.time() - began:.1f} s)", flush=True)
+    failed = len(chosen) - passed - skipped
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    shutil.rmtree(folder, ignore_errors=True)
+    sys.exit(1 if failed else 0 if passed else 77)
