@@ -84,9 +84,8 @@ def a_stopped_rank_is_named_and_ends_the_job():
     for comm in ["shm", "mpi", "hier"]:
         code, lines = Job(4, [WATCH, "stop", comm]).end()
         check(code == 3, comm, "exit", code, lines)
-        warned = [line for line in lines if "warning: " in line and "rank 1 (" in line]
-        check(warned and re.search(r"ha(s|ve) waited .* for rank 1 \(\w[^ ]*\) to .* of update 3; rank 1 \(.*\) is "
-                                   r"stopped \(SIGSTOP\)", warned[0]), comm, lines)
+        told = r"warning: .*ha(s|ve) waited .* for rank 1 \(\w[^ ]*\) to .* of update 3; rank 1 \(.*\) is stopped \(SIGSTOP\)"
+        check(any(re.search(told, line) for line in lines), comm, lines)
         if comm == "hier":  # the other host knows at least whose message it lacks
             south = [line for line in lines if re.search(r"\(south\) ha(s|ve) waited .* for ranks? [01].* \(north\) to ", line)]
             check(south, comm, lines)
@@ -131,9 +130,8 @@ def a_stuck_rank_that_goes_on_costs_a_warning_and_no_bit():
     check(code == 0 and plain, "exit", code)
     for comm in ["shm", "mpi"]:
         fifo, job = stuck_in("data", 2, 1, "--comm", comm, "--stall-warn", "300ms", "--stall-abort", "0")
-        line = job.until("is in phase data")
-        check("hvtrain: warning: rank 0 (" in line and re.search(r"for rank 1 \(.*bucket \d+ of update 1; rank 1 \(", line),
-              comm, line)
+        # a slow rank may first be told of for a pass that takes as long
+        job.until(r"hvtrain: warning: rank 0 \(.* for rank 1 \(.*bucket \d+ of update 1; rank 1 \(.*is in phase data")
         with open(fifo, "w"):
             pass
         code, lines = job.end()
@@ -142,7 +140,7 @@ def a_stuck_rank_that_goes_on_costs_a_warning_and_no_bit():
 
 
 def a_stuck_save_is_given_up_in_the_end():
-    _, job = stuck_in("save", 2, 0, "--save", "saved", "--stall-warn", "300ms", "--stall-abort", "1s")
+    _, job = stuck_in("save", 2, 0, "--save", "saved", "--stall-warn", "300ms", "--stall-abort", "5s")
     code, lines = job.end()
     check(code == 3, "exit", code, lines)
     check(lines and "giving up" in lines[-1] and "for rank 0 (" in lines[-1] and "is in phase save" in lines[-1], lines)
