@@ -27,11 +27,14 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-CASES = {  # name: model, stem (None: its own), batch per rank, timed steps of one run
-    "resnet50-256": ("resnet50", "imagenet", 256, 4),
-    "resnet50-64": ("resnet50", "imagenet", 64, 8),
-    "resnet18-128": ("resnet18", "cifar", 128, 4),
-    "resnet20-128": ("resnet20", None, 128, 16),
+CASES = {  # name: model, stem (None: its own), batch per rank, timed steps of one run, side of an image
+    "resnet50-256": ("resnet50", "imagenet", 256, 4, 32),
+    "resnet50-64": ("resnet50", "imagenet", 64, 8, 32),
+    "resnet18-64": ("resnet18", "cifar", 64, 6, 32),
+    "resnet18-128": ("resnet18", "cifar", 128, 4, 32),
+    "resnet20-128": ("resnet20", None, 128, 16, 32),
+    "resnet56-128": ("resnet56", None, 128, 8, 32),
+    "resnet50-224": ("resnet50", "imagenet", 32, 3, 224),
 }
 WARMUP = 2  # steps
 
@@ -58,17 +61,17 @@ def run(command, log):
 
 
 def ours(case, ranks):
-    model, stem, batch, steps = CASES[case]
+    model, stem, batch, steps, side = CASES[case]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         command = [args.build / "hvtrain", "--model", model, *(["--stem", stem] if stem else []),
                    "--batch", batch, "--threads", args.threads, "--steps", WARMUP + steps, "--lr", "0.001",
-                   "--print-freq", 1, "--log", log]
+                   "--print-freq", 1, "--amp", args.amp, "--log", log]
         images = ranks * batch * (WARMUP + steps)
-        if args.data_dir:
+        if args.data_dir and side == 32:
             command += ["--data", "cifar10", "--data-dir", args.data_dir, "--limit", images]
         else:
-            command += ["--samples", images]
+            command += ["--samples", images, "--image-size", side]
         if ranks > 1:
             root = ["--allow-run-as-root"] if os.getuid() == 0 else []
             command = ["mpirun", *root, "--bind-to", "none", "-np", ranks, *command]
@@ -80,14 +83,14 @@ def ours(case, ranks):
 
 
 def torchs(case, ranks, layout):
-    model, stem, batch, steps = CASES[case]
+    model, stem, batch, steps, side = CASES[case]
     command = [args.python]
     if ranks > 1:
         command += ["-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", 29517]
     command += [HERE / "peers" / "torch_train.py", "speed", "--model", model, *(["--stem", stem] if stem else []),
                 "--batch", batch, "--threads", args.threads, "--warmup", WARMUP, "--steps", steps, "--lr", "0.001",
-                "--layout", layout]
-    if args.data_dir:
+                "--layout", layout, "--amp", args.amp, "--image-size", side]
+    if args.data_dir and side == 32:
         command += ["--data-dir", args.data_dir]
     text, began, _, peak = run(command, None)
     result = json.loads(text[text.index('{"torch"'):].splitlines()[0])
@@ -99,7 +102,7 @@ def machine():
     text = Path("/proc/cpuinfo").read_text()
     name = next((l.split(":")[1].strip() for l in text.splitlines() if l.startswith("model name")), "?")
     flags = next((l for l in text.splitlines() if l.startswith("flags")), "").split()
-    return {"cpu": name, "cores": os.cpu_count(), "isa": [f for f in ("avx2", "avx512f", "amx_tile") if f in flags],
+    return {"cpu": name, "cores": os.cpu_count(), "isa": [f for f in ("avx2", "avx512f", "avx512_bf16", "amx_tile") if f in flags],
             "kernel": platform.release(), "load": os.getloadavg()[0]}
 
 
@@ -113,9 +116,9 @@ def main():
                   "torch nchw": lambda c, r: torchs(c, r, "nchw"),
                   "torch channels_last": lambda c, r: torchs(c, r, "channels_last")}
     results = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "commit": commit(),
-               "machine": machine(), "threads_per_rank": args.threads, "rounds": args.rounds, "cases": []}
+               "machine": machine(), "threads_per_rank": args.threads, "amp": args.amp, "rounds": args.rounds, "cases": []}
     print(f"{results['machine']['cpu']}, {results['machine']['cores']} cores, commit {results['commit']}, "
-          f"{args.threads} thread(s) per rank, median of {args.rounds} rounds")
+          f"{args.amp}, {args.threads} thread(s) per rank, median of {args.rounds} rounds")
     print(f"{'case':14} {'ranks':>5}  {'':20} {'img_s':>8} {'spread':>13} {'first update':>13} {'peak':>9} {'ratio':>6}")
     for case in args.only or CASES:
         for ranks in args.ranks:
@@ -142,6 +145,7 @@ p.add_argument("--python", default=sys.executable, help="a Python that has torch
 p.add_argument("--only", action="append", choices=CASES, help="a case; may be repeated (default: all)")
 p.add_argument("--ranks", type=lambda t: [int(n) for n in t.split(",")], default=[1, 2])
 p.add_argument("--threads", type=int, default=1)
+p.add_argument("--amp", choices=["f32", "bf16"], default="f32", help="PyTorch: autocast")
 p.add_argument("--rounds", type=int, default=3)
 p.add_argument("--data-dir", type=Path, help="CIFAR-10's binary version; without it drawn or random images")
 p.add_argument("--out", type=Path, default=HERE / "results" / f"{datetime.date.today()}-compare.json")
