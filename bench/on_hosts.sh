@@ -1,7 +1,9 @@
 #!/bin/sh
 # on_hosts.sh HOSTS RATE DELAY COMMAND...: mpirun COMMAND with one rank on each of HOSTS emulated hosts, network
 # namespaces of this machine on one switch; each sends at RATE (1gbit) at most, and a packet takes DELAY (100us)
-# from host to host. tc shapes: netem, or, where the kernel lacks it, tbf without a delay (said on stderr).
+# from host to host. tc shapes: netem, or, where the kernel lacks it, tbf without a delay (said on stderr). Its bucket
+# holds 200 us of the rate, and one packet of TCP's segmentation offload at least: with 64 KB it would cut those up,
+# and a cable of 10 Gbit/s carries 2.
 # All of it ends with the command. Needs root or user namespaces, iproute2 and util-linux.
 set -eu
 if [ "${1:-}" != --inside ]; then
@@ -12,6 +14,10 @@ fi
 hosts=$2 rate=$3 delay=$4
 shift 4
 PATH=$PATH:/usr/sbin:/sbin
+bucket=70
+case $rate in
+*gbit) [ "${rate%gbit}" -lt 3 ] || bucket=$((${rate%gbit} * 25)) ;;
+esac
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 
@@ -33,7 +39,7 @@ for i in $(seq "$hosts"); do
     on ip link set eth0 up
     on tc qdisc add dev eth0 root netem rate "$rate" delay "$delay" limit 100000 2>/dev/null || {
         echo "on_hosts.sh: no netem here; the delay is what the machine takes" >&2
-        on tc qdisc add dev eth0 root tbf rate "$rate" burst 64kb latency 50ms
+        on tc qdisc add dev eth0 root tbf rate "$rate" burst ${bucket}kb latency 50ms
     }
     echo "10.0.9.$i host$i" >>"$tmp/hosts"
     echo "host$i slots=1" >>"$tmp/list"

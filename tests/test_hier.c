@@ -66,6 +66,7 @@ static void cut_in_every_way(void)
 
         hvt__comm_tuned.mpi_message = most[i];
         hvt__comm_tuned.mpi_short = i == 1 ? 0 : before.mpi_short;
+        hvt__comm_tuned.mpi_packet = i == 2 ? 1 << 10 : before.mpi_packet;
         CHECK_OK(hvt_comm_open("hier", world, dev, &c));
         every_sum(c, buf, "cut messages", counts, i ? 3 : 2);
         hvt_comm_close(&c);

@@ -106,7 +106,9 @@ extern "C" {
       "gradients sent together; 0: layer by layer; all: once; auto: from times of the first steps")          \
     X(size, first_bucket, "1MiB", 0, RUN, "SIZE", "the first one, small so that the exchange starts early")  \
     X(str, thresholds, "", 0, JOB, "NAME=N,...",                                                             \
-      "sizes at which comms change their way: shm-ride, mpi-short (bytes), mpi-window (elements); see tune") \
+      "sizes at which comms change their way: shm-ride, mpi-short, mpi-packet (bytes), mpi-window "          \
+      "(elements); "                                                                                         \
+      "see tune")                                                                                            \
     X(pick, wire, "f32", 0, RUN, "f32|f16|bf16", "type of gradients on the way; sums are f32")               \
     X(bool, error_feedback, "off", 0, RUN, "on|off",                                                         \
       "16-bit wires: what rounding takes from a gradient is added to the next one")                          \

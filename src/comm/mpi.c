@@ -4,7 +4,8 @@
  * allreduce = reduce_scatter up the tree of tree.c, then allgather down it; a short vector travels whole
  * instead. On every level a rank of a block holds a slice of the block's sum, trades the pieces
  * that others will hold for those that it will, and adds the two halves' parts of its new slice with the
- * device. Long slices are cut into windows: while one window is added, the next one travels.
+ * device. Long slices are cut into windows: while one window is added, the next one travels. Between hosts
+ * a window is one packet: over TCP the two directions of a long message take turns, half as fast as packets.
  *
  * 16-bit sums are rounded on every level, which is when they travel; so the short and the long way
  * round alike.
@@ -21,6 +22,7 @@
 typedef struct level {
     int first, mid, end; /* the block; mid == end: no right half, nothing to do */
     int *narrow, *wide;  /* [end - first] place of every rank's slice in its half and in the block */
+    bool far;            /* the block spans hosts */
 } level;
 
 typedef struct comm_mpi {
@@ -77,9 +79,9 @@ static void comm_close_mpi(hvt_comm *c)
     c->state = NULL;
 }
 
-static hvt_status plan_level(level *l, int rank, int size, int width)
+static hvt_status plan_level(level *l, const hvt_world *w, int width)
 {
-    int n;
+    int rank = w->rank, size = w->size, n;
 
     l->first = rank / (2 * width) * (2 * width);
     l->mid = l->first + width < size ? l->first + width : size;
@@ -92,6 +94,7 @@ static hvt_status plan_level(level *l, int rank, int size, int width)
         l->wide[i] = hvt__slice_of(i, n);
         l->narrow[i] =
             i < width ? hvt__slice_of(i, l->mid - l->first) : hvt__slice_of(i - width, l->end - l->mid);
+        l->far = l->far || w->node_of[l->first + i] != w->node_of[l->first];
     }
     return HVT_OK;
 }
@@ -115,7 +118,7 @@ static hvt_status prepare(hvt_comm *c)
     st->level = calloc((size_t)st->levels, sizeof *st->level);
     HVT_CHECK(st->level, E_MEM, "no memory for a tree of %d ranks", size);
     for (int i = 0; i < st->levels; i++)
-        HVT_TRY(plan_level(&st->level[i], c->world->rank, size, 1 << i));
+        HVT_TRY(plan_level(&st->level[i], c->world, 1 << i));
     st->window = t->mpi_window < t->mpi_message ? t->mpi_window : t->mpi_message;
     room = st->window * sizeof(float) > t->mpi_short ? st->window * sizeof(float) : t->mpi_short;
     for (int i = 0; i < 2; i++) {
@@ -273,12 +276,19 @@ static hvt_status depart(run *o, const level *l, size_t k, size_t most)
     return HVT_OK;
 }
 
+/* Elements of a window on this level, `most` where all are on one host. */
+static size_t window_of(const run *o, const level *l, size_t most)
+{
+    size_t packet = hvt__comm_tuned.mpi_packet / o->bytes;
+
+    return l->far && packet < most ? packet : most;
+}
+
 static hvt_status reduce_scatter(run *o)
 {
-    size_t most = o->st->window;
-
     for (int i = o->from; i < o->st->levels; i++) {
         const level *l = &o->st->level[i];
+        size_t most = window_of(o, l, o->st->window);
         size_t n = (size_t)(l->end - l->first), longest = ((o->count + 15) / 16 + n - 1) / n * 16;
         size_t windows = (longest + most - 1) / most;
 
@@ -295,36 +305,41 @@ static hvt_status reduce_scatter(run *o)
     return HVT_OK;
 }
 
+/* Let window k of every slice of the block travel into the halves' slices. */
+static hvt_status spread(run *o, const level *l, size_t k, size_t most)
+{
+    int me = o->c->world->rank, set = (int)(k & 1);
+    hvt__span have = wide(l, o->count, me), want = narrow(l, o->count, me);
+
+    for (int r = l->first; r < l->end; r++) {
+        hvt__span in = hvt__meet(want, wide(l, o->count, r)), out = hvt__meet(have, narrow(l, o->count, r));
+
+        if (r == me)
+            continue;
+        in = hvt__meet(in, (hvt__span){in.first + k * most, in.first + (k + 1) * most});
+        out = hvt__meet(out, (hvt__span){out.first + k * most, out.first + (k + 1) * most});
+        if (in.end)
+            HVT_TRY(take(o, set, at(o, in.first), in.end - in.first, r));
+        if (out.end)
+            HVT_TRY(give(o, set, at(o, out.first), out.end - out.first, r));
+    }
+    return HVT_OK;
+}
+
 /* The way back: on every level, from slices of the block to slices of the halves. */
 static hvt_status allgather(run *o)
 {
-    int me = o->c->world->rank;
-    size_t most = hvt__comm_tuned.mpi_message;
-
     for (int i = o->st->levels - 1; i >= o->from; i--) {
         const level *l = &o->st->level[i];
-        hvt__span have = wide(l, o->count, me), want = narrow(l, o->count, me);
-        bool more = l->mid < l->end;
+        size_t most = window_of(o, l, hvt__comm_tuned.mpi_message), k = 0;
 
-        for (size_t k = 0; more; k++) {
-            size_t skip = k * most;
-
-            more = false;
-            for (int r = l->first; r < l->end; r++) {
-                hvt__span in = hvt__meet(want, wide(l, o->count, r)),
-                          out = hvt__meet(have, narrow(l, o->count, r));
-
-                if (r == me)
-                    continue;
-                in = hvt__meet(in, (hvt__span){in.first + skip, in.first + skip + most});
-                out = hvt__meet(out, (hvt__span){out.first + skip, out.first + skip + most});
-                if (in.end)
-                    HVT_TRY(take(o, 0, at(o, in.first), in.end - in.first, r));
-                if (out.end)
-                    HVT_TRY(give(o, 0, at(o, out.first), out.end - out.first, r));
-                more = more || in.end || out.end;
-            }
-            HVT_TRY(arrive(o, 0));
+        if (l->mid == l->end)
+            continue;
+        HVT_TRY(spread(o, l, 0, most));
+        while (o->st->reqs[k & 1]) {
+            HVT_TRY(spread(o, l, k + 1, most));
+            HVT_TRY(arrive(o, (int)(k & 1)));
+            k++;
         }
     }
     return HVT_OK;

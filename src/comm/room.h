@@ -166,6 +166,8 @@ typedef struct hvt__comm_tuning {
                           of them: one exchange in the place of two, but more bytes. <= 4096 of each rank */
     size_t mpi_short;  /* bytes; a sum of at most these travels whole: fewer messages, more bytes */
     size_t mpi_window; /* elements; of a longer one that are added while the next ones travel */
+    size_t mpi_packet; /* bytes; of one message on a level of the tree that spans hosts, at most: below MPI's
+                          eager limit, so that nothing is asked first and both directions flow at once */
     size_t mpi_message; /* elements in one message at most; MPI counts in int */
 } hvt__comm_tuning;
 

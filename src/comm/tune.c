@@ -36,6 +36,14 @@ static const struct {
       .from = 1 << 20,
       .to = 1 << 24},
      FIELD(mpi_window)},
+    {{.name = "mpi-packet",
+      .comms = "mpi hier",
+      .meaning = "bytes of one message between hosts at most",
+      .least = 1 << 10,
+      .most = 1 << 28,
+      .from = 1 << 20,
+      .to = 1 << 24},
+     FIELD(mpi_packet)},
 };
 
 static size_t *field(hvt__comm_tuning *tuning, size_t offset)
@@ -63,7 +71,8 @@ static hvt_status read_one(const char **at, hvt__comm_tuning *tuning)
     while (i < HVT_LEN(table) && (strlen(table[i].t.name) != name || strncmp(table[i].t.name, *at, name)))
         i++;
     HVT_CHECK(name < len && i < HVT_LEN(table), E_ARG,
-              "expected NAME=N with a name of shm-ride, mpi-short, mpi-window; got '%.*s'", (int)len, *at);
+              "expected NAME=N with a name of shm-ride, mpi-short, mpi-window, mpi-packet; got '%.*s'",
+              (int)len, *at);
     value = isdigit((unsigned char)*digits) ? strtoull(digits, &end, 10) : 0;
     HVT_CHECK(end == *at + len && value >= table[i].t.least && value <= table[i].t.most, E_ARG,
               "%s: expected a whole number from %zu to %zu, got '%.*s'", table[i].t.name, table[i].t.least,
