@@ -13,7 +13,9 @@
  * --pairs: each process also trains a model of its own, without any exchange. Blocks of --steps steps
  * together and alone take turns, begun at the same time, so that both meet the machine in the same state. tax
  * is 1 - time of the slowest rank alone / together, median over the pairs; jitter is what it would be with
- * an exchange that takes no time: alone, but each step as long as it is on the rank that is slowest in it.
+ * an exchange that takes no time: alone, but each step as long as it is on the rank that is slowest in it;
+ * net is the tax against that. skew is what exposed_comm would be with that exchange: the share of its time
+ * for which a rank alone is ahead of the slowest in a step, on the rank that is so most.
  */
 #include "bench.h"
 #include "base/trace.h"
@@ -279,8 +281,8 @@ static void write_result(const result *r)
 enum { PAIRS_MOST = 1000 };
 
 /* Seconds of a block on the slowest rank, and those of the slowest rank of each step, added up; this rank's
- * phases, in ms, are added to those of all blocks. */
-static double block(side *s, double *phases, double *ret_in_step)
+ * phases, in ms, and the seconds that it is ahead are added to those of all blocks. */
+static double block(side *s, double *phases, double *ahead, double *ret_in_step)
 {
     double all = 0, total[STEPS_MOST];
 
@@ -294,38 +296,46 @@ static double block(side *s, double *phases, double *ret_in_step)
     must(hvt_world_fold(world, HVT_FOLD_MAX, &all, 1));
     must(hvt_world_fold(world, HVT_FOLD_MAX, total, o.steps));
     *ret_in_step = 0;
-    for (int k = 0; k < o.steps; k++)
+    for (int k = 0; k < o.steps; k++) {
         *ret_in_step += total[k];
+        *ahead += total[k] - took[k][TOTAL];
+    }
     return all;
 }
 
 static void compare(void)
 {
-    static double tax[PAIRS_MOST], jitter[PAIRS_MOST];
-    double phases[2][PHASES] = {{0}}, exposed, n = (double)o.pairs * o.steps * hvt_world_size(world);
+    static double tax[PAIRS_MOST], jitter[PAIRS_MOST], net[PAIRS_MOST];
+    double phases[2][PHASES] = {{0}}, ahead[2] = {0, 0}, in_steps = 0, exposed, skew,
+           n = (double)o.pairs * o.steps * hvt_world_size(world);
 
     hvt_distopt_take_exposed(together.dist);
     for (int p = 0; p < o.pairs; p++) {
         double seconds[2], in_step[2];
         for (int i = 0; i < 2; i++) {
             int who = (p + i) % 2;
-            seconds[who] = block(who ? &alone : &together, phases[who], &in_step[who]);
+            seconds[who] = block(who ? &alone : &together, phases[who], &ahead[who], &in_step[who]);
         }
+        in_steps += in_step[1];
         tax[p] = 1 - seconds[1] / seconds[0];
         jitter[p] = 1 - seconds[1] / in_step[1];
+        net[p] = 1 - in_step[1] / seconds[0];
     }
+    skew = 100 * ahead[1] / in_steps;
+    must(hvt_world_fold(world, HVT_FOLD_MAX, &skew, 1));
     exposed = 1e5 * hvt_distopt_take_exposed(together.dist) / phases[0][TOTAL];
     must(hvt_world_fold(world, HVT_FOLD_MAX, &exposed, 1));
     must(hvt_world_fold(world, HVT_FOLD_SUM, phases[0], PHASES));
     must(hvt_world_fold(world, HVT_FOLD_SUM, phases[1], PHASES));
     bench_sort(tax, (size_t)o.pairs);
     bench_sort(jitter, (size_t)o.pairs);
+    bench_sort(net, (size_t)o.pairs);
     if (hvt_world_rank(world))
         return;
-    printf(
-        "%d pairs of %d steps: tax %.2f%%, least %.2f%%, most %.2f%%; jitter %.2f%%; exposed_comm %.2f%%\n",
-        o.pairs, o.steps, 100 * tax[o.pairs / 2], 100 * tax[0], 100 * tax[o.pairs - 1],
-        100 * jitter[o.pairs / 2], exposed);
+    printf("%d pairs of %d steps: tax %.2f%%, least %.2f%%, most %.2f%%; jitter %.2f%%, net %.2f%%; "
+           "exposed_comm %.2f%%, skew %.2f%%\n",
+           o.pairs, o.steps, 100 * tax[o.pairs / 2], 100 * tax[0], 100 * tax[o.pairs - 1],
+           100 * jitter[o.pairs / 2], 100 * net[o.pairs / 2], exposed, skew);
     printf("%-10s %11s %10s %9s\n", "phase", "together ms", "alone ms", "more");
     for (int i = 0; i < PHASES; i++)
         if (phases[0][i] + phases[1][i] > 0)

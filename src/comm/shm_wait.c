@@ -2,7 +2,8 @@
  * The shm comm's counters: how ranks tell one another how far they are, and wait for one another.
  *
  * A rank that waits spins, then yields, then sleeps; ten times a second it asks the kernel whether its peers
- * still live.
+ * still live. Who sleeps sees the news late, and then comes back to a core that has slowed down or that the
+ * host of a virtual machine has lent out; so it does that soon only where others want the core.
  */
 #define _GNU_SOURCE
 #include "base/trace.h"
@@ -13,10 +14,11 @@
 #include <time.h>
 
 enum {
-    SPINS = 2000,        /* looks at a counter before yielding */
-    YIELD_US = 1000,     /* of yielding before sleeping */
-    SLEEP_US = 50,       /* at a time */
-    LIFE_CHECK_MS = 100, /* between looks at the peers' processes */
+    SPINS = 2000,            /* looks at a counter before yielding */
+    YIELD_US = 1000 * 1000,  /* of yielding before sleeping: no step waits for longer */
+    YIELD_CROWDED_US = 1000, /* with more threads than cores */
+    SLEEP_US = 50,           /* at a time */
+    LIFE_CHECK_MS = 100,     /* between looks at the peers' processes */
 };
 
 /* ---- counters --------------------------------------------------------------------------------- */
@@ -90,11 +92,12 @@ static hvt_status await_long(hvt_comm *c, const _Atomic uint64_t *theirs, int pe
                              const char *what)
 {
     double start = hvt__now(), now = start, checked = start;
+    double yields = (c->dev->yield ? YIELD_CROWDED_US : YIELD_US) * 1e-6;
     hvt_status s = HVT_OK;
     int wait = -1;
 
     while (s == HVT_OK && !reached(theirs, value)) {
-        if (now - start < YIELD_US * 1e-6)
+        if (now - start < yields)
             sched_yield();
         else
             nanosleep(&(struct timespec){0, SLEEP_US * 1000}, NULL);
