@@ -46,7 +46,7 @@ static double products(const hvt_conv_desc *d)
 }
 
 /* Emulated sets are slow: they do only what no other set has shown, and no large shapes. */
-static double most_emulated = 4e5;
+static double most_emulated = CHECK_SANITIZED ? 1e5 : 4e5;
 
 static bool takes(int set, const hvt_conv_desc *d)
 {
@@ -428,7 +428,7 @@ TEST(bf16_of_odd_sizes_equals_the_loop_in_double)
     }
     most_emulated = 1e8; /* two blocks, and two chunks of images in each */
     check_case((hvt_conv_desc){HVT_ORDER_HWN, HVT_BF16, 67, 2, 64, 66, 66, 65, 1, 1, 1, 0, false}, 67, 200);
-    most_emulated = 4e5;
+    most_emulated = CHECK_SANITIZED ? 1e5 : 4e5;
 }
 
 /* Shapes that need several blocks, several chunks of images, a ring that wraps, many panels. */
