@@ -418,8 +418,8 @@ int main(int argc, char **argv)
     if (!chosen)
         return usage("no model is called", model);
     for (int i = 0; i < hvt__isa_count; i++)
-        if (hvt__isas[i].supported() && (!isa || !strcmp(isa, hvt__isas[i].name)))
-            cpu.isa = &hvt__isas[i];
+        if (hvt__isa_supported(hvt__isas[i]) && (!isa || !strcmp(isa, hvt__isas[i]->name)))
+            cpu.isa = hvt__isas[i];
     if (!cpu.isa)
         return usage("this processor has no", isa);
     if (threads < 1 || threads > (int)HVT_LEN(top.speed))

@@ -74,6 +74,17 @@ bool hvt__has_last_word(void);
 
 double hvt__now(void); /* seconds, monotonic */
 
+/* Between two looks at what another thread will write: some tens of cycles, in which this one takes little
+ * from its core. AArch64's `yield` takes no time on most processors, `isb` does. */
+static inline void hvt__relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" : : : "memory");
+#endif
+}
+
 /*
  * Random draws without state: a draw is a pure function of its key, so that it depends
  * neither on ranks nor on threads nor on order. The mixer is splitmix64's

@@ -16,6 +16,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifndef CHECK_EMULATED
+#define CHECK_EMULATED 0 /* 1: another processor than this one, at a hundredth of its speed */
+#endif
 /* A tenth of the speed: tests of many random cases draw fewer. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define CHECK_SANITIZED 1

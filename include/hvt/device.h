@@ -68,7 +68,7 @@ HVT_API hvt_status hvt_device_sync(hvt_device *dev);
 
 /* The cpu device's table of instruction sets, weakest first: 0 .. hvt_cpu_isa_count()-1. */
 HVT_API int hvt_cpu_isa_count(void);
-HVT_API const char *hvt_cpu_isa_name(int i); ///< "portable", "avx2", "avx512", "avx512_bf16", "amx"
+HVT_API const char *hvt_cpu_isa_name(int i); ///< "portable", "neon", "avx2", "avx512", "avx512_bf16", "amx"
 HVT_API bool hvt_cpu_isa_supported(int i);   ///< built in, and this processor has it
 
 #ifdef __cplusplus

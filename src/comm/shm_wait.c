@@ -44,15 +44,6 @@ void hvt__shm_leave(hvt_comm *c, uint64_t why)
 
 /* ---- waiting ------------------------------------------------------------------------------ */
 
-static void relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#else
-    atomic_signal_fence(memory_order_seq_cst);
-#endif
-}
-
 /*
  * Will the others still come? Name the cause before its consequences: a rank whose process ended without a
  * word, then one that left by itself, then one that gave up as this one will.
@@ -123,7 +114,7 @@ hvt_status hvt__shm_await(hvt_comm *c, size_t which, uint64_t value, const char 
             (const _Atomic uint64_t *)(const void *)((const char *)st->box[peer] + which);
 
         for (int n = c->dev->yield ? 1 : SPINS; n && !reached(theirs, value); n--)
-            relax();
+            hvt__relax();
         if (reached(theirs, value))
             continue;
         hvt__trace_begin(HVT__WAIT, hvt__called(c->world, peer));

@@ -6,6 +6,11 @@
 
 typedef __m512 vec;
 
+/* FMA, F16C; AVX2, AVX512F, DQ, BW, VL */
+#define AVX512_NEEDS .ecx1 = 1u << 12 | 1u << 29, .ebx7 = 1u << 5 | 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31
+#define AVX512_BF16  (1u << 5) /* of eax7_1 */
+#define AVX512_STATE 0xe6      /* of xcr0: vectors and masks */
+
 #define vzero()              _mm512_setzero_ps()
 #define vload(p)             _mm512_loadu_ps(p)
 #define vstore(p, v)         _mm512_storeu_ps(p, v)

@@ -38,10 +38,10 @@ static hvt_status choose_isa(const char *name, const hvt_isa **ret_isa)
     char known[128] = "";
 
     for (int i = hvt__isa_count - 1; i >= 0; i--) {
-        const hvt_isa *isa = &hvt__isas[i];
+        const hvt_isa *isa = hvt__isas[i];
 
-        if (best ? isa->supported() : !strcmp(name, isa->name)) {
-            HVT_CHECK(isa->supported(), E_UNSUPPORTED,
+        if (best ? hvt__isa_supported(isa) : !strcmp(name, isa->name)) {
+            HVT_CHECK(hvt__isa_supported(isa), E_UNSUPPORTED,
                       "device cpu: this processor does not have instruction set %s", name);
             *ret_isa = isa;
             return HVT_OK;

@@ -82,17 +82,29 @@ typedef struct hvt_conv_kernels {
 /* ---- elementwise.c: one text compiled per set; all ops work on a span that one thread owns ---- */
 typedef struct hvt_elementwise hvt_elementwise; /* see elementwise.h */
 
-/* ---- isa.c: the table, weakest first ---- */
+/* ---- isa.c: the table, weakest first; kern_<isa>.c has the entry ---- */
+
+/* What a set needs, told as data: a function there might use the very instructions that it asks for. */
+typedef struct hvt_needs {
+    /* x86: bits that CPUID shows in leaves 1, 7 and 7 part 1; registers that the system must save at a task
+     * switch; which of these it gives only to those who ask, 0: none */
+    uint32_t ecx1, ebx7, edx7, eax7_1, xcr0;
+    int ask;
+    uint32_t hwcap, hwcap2; /* elsewhere: bits that Linux shows by getauxval */
+} hvt_needs;
+
 typedef struct hvt_isa {
     const char *name;
-    bool (*supported)(void);
+    hvt_needs needs;
     const hvt_conv_kernels *conv;
     const hvt_conv_kernels *bf16; /* of pairs; NULL: bf16 is widened to floats, as f16 always is */
     const hvt_elementwise *el;
 } hvt_isa;
 
-extern const hvt_isa hvt__isas[];
+extern const hvt_isa *const hvt__isas[];
 extern const int hvt__isa_count;
+
+bool hvt__isa_supported(const hvt_isa *isa);
 
 /* What a matrix op keeps between its passes. Parts: the rows are cut into at most HVT_PARTS of them, fewer
  * for many channels, by the shape alone. */

@@ -51,3 +51,12 @@ static inline __attribute__((always_inline)) void vturn(__m256 *r)
 #include "kern.h"
 
 KERNELS(avx2);
+
+extern const hvt_elementwise hvt__elementwise_avx2;
+
+const hvt_isa hvt__isa_avx2 = {.name = "avx2",
+                               .needs = {.ecx1 = 1u << 12 | 1u << 29, /* FMA, F16C */
+                                         .ebx7 = 1u << 5,             /* AVX2 */
+                                         .xcr0 = 0x06},               /* vectors */
+                               .conv = &hvt__conv_avx2,
+                               .el = &hvt__elementwise_avx2};

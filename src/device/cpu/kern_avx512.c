@@ -13,3 +13,10 @@
 #include "kern.h"
 
 KERNELS(avx512);
+
+extern const hvt_elementwise hvt__elementwise_avx512;
+
+const hvt_isa hvt__isa_avx512 = {.name = "avx512",
+                                 .needs = {AVX512_NEEDS, .xcr0 = AVX512_STATE},
+                                 .conv = &hvt__conv_avx512,
+                                 .el = &hvt__elementwise_avx512};

@@ -33,3 +33,12 @@ static void arrange_a(const hvt_pairs *p, int w, float *out)
 #include "kern.h"
 
 KERNELS(avx512_bf16);
+
+extern const hvt_conv_kernels hvt__conv_avx512;
+extern const hvt_elementwise hvt__elementwise_avx512;
+
+const hvt_isa hvt__isa_avx512_bf16 = {.name = "avx512_bf16",
+                                      .needs = {AVX512_NEEDS, .eax7_1 = AVX512_BF16, .xcr0 = AVX512_STATE},
+                                      .conv = &hvt__conv_avx512,
+                                      .bf16 = &hvt__conv_avx512_bf16,
+                                      .el = &hvt__elementwise_avx512};

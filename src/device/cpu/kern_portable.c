@@ -1,6 +1,7 @@
 /*
- * Convolution kernels of 6 x 8 in the compilers' own vectors of four floats: SSE on x86-64, NEON on ARM.
- * Multiply and add are rounded separately, so that every machine gives the same bits. See kern.h.
+ * Convolution kernels of 6 x 8 in the compilers' own vectors of four floats: SSE on x86-64, whatever there
+ * is elsewhere. Multiply and add are rounded separately, so that every machine gives the same bits. See
+ * kern.h.
  */
 #include <string.h>
 
@@ -65,3 +66,8 @@ static inline __attribute__((always_inline)) void vturn(vec *r)
 #include "kern.h"
 
 KERNELS(portable);
+
+extern const hvt_elementwise hvt__elementwise_portable;
+
+const hvt_isa hvt__isa_portable = {
+    .name = "portable", .conv = &hvt__conv_portable, .el = &hvt__elementwise_portable};

@@ -51,15 +51,6 @@ struct hvt_pool {
     lane *lanes; /* [threads] */
 };
 
-static inline void pause_cpu(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 /* Claim the next job of a lane: -1 if it has none. */
 static int claim(lane *l)
 {
@@ -97,7 +88,7 @@ static unsigned await_run(hvt_pool *pool, unsigned seen)
 
     while (now == seen && end != 0) {
         for (int i = 0; i < 32 && now == seen; i++) {
-            pause_cpu();
+            hvt__relax();
             now = atomic_load_explicit(&pool->run, memory_order_acquire);
         }
         if (hvt__now() > end)
@@ -162,7 +153,7 @@ void hvt__pool_run(hvt_pool *pool, int jobs, hvt_pool_fn *fn, void *ctx)
         if (pool->yield || turns > 10000)
             sched_yield();
         else
-            pause_cpu();
+            hvt__relax();
     }
 }
 

@@ -103,8 +103,11 @@ INLINE F f_keep(F y, F d)
     return _mm256_and_ps(_mm256_cmp_ps(y, _mm256_setzero_ps(), _CMP_GT_OQ), d);
 }
 
-#else
+#else /* SSE2, NEON */
 
+#ifdef __aarch64__
+#include <arm_neon.h>
+#endif
 enum { VL = 4 };
 typedef float F __attribute__((vector_size(16)));
 typedef int32_t portable_mask __attribute__((vector_size(16)));
@@ -129,12 +132,8 @@ INLINE F f_splat(float x)
 
 INLINE F f_fma(F a, F b, F c)
 {
-#ifdef __FP_FAST_FMAF
-    F r;
-
-    for (int i = 0; i < VL; i++)
-        r[i] = __builtin_fmaf(a[i], b[i], c[i]);
-    return r;
+#ifdef __aarch64__
+    return vfmaq_f32(c, a, b);
 #else
     return a * b + c;
 #endif
@@ -249,6 +248,18 @@ INLINE F f_from_f16(H h)
 INLINE H f_to_f16(F x)
 {
     return (H)_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+#elif defined(__aarch64__)
+
+INLINE F f_from_f16(H h)
+{
+    return vcvt_f32_f16((float16x4_t)h);
+}
+
+INLINE H f_to_f16(F x)
+{
+    return (H)vcvt_f16_f32(x);
 }
 
 #else
