@@ -240,6 +240,7 @@ typedef struct hvt_threshold {
     size_t value;        ///< in effect
     size_t least, most;  ///< that it may be
     size_t from, to;     ///< bytes of the sums that it makes a difference to, about
+    bool hosts;          ///< it makes one between hosts only
 } hvt_threshold;
 
 /** The i-th one; false after the last. */

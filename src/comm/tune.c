@@ -42,7 +42,8 @@ static const struct {
       .least = 1 << 10,
       .most = 1 << 28,
       .from = 1 << 20,
-      .to = 1 << 24},
+      .to = 1 << 24,
+      .hosts = true},
      FIELD(mpi_packet)},
 };
 

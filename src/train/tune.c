@@ -260,15 +260,20 @@ static hvt_status tune_threshold(tuning *u, const hvt_threshold *h, double part)
     return set_threshold(h, u->at[best].value);
 }
 
+static bool matters(const tuning *u, const hvt_threshold *h)
+{
+    return is_among(h->comms, hvt_comm_name(u->t.comm)) && (!h->hosts || hvt_world_nodes(u->t.world) > 1);
+}
+
 static hvt_status tune_thresholds(tuning *u)
 {
     hvt_threshold h;
     int all = 0, done = 0;
 
     for (int i = 0; hvt_comm_threshold(i, &h); i++)
-        all += is_among(h.comms, hvt_comm_name(u->t.comm));
+        all += matters(u, &h);
     for (int i = 0; hvt_comm_threshold(i, &h); i++)
-        if (is_among(h.comms, hvt_comm_name(u->t.comm)))
+        if (matters(u, &h))
             HVT_TRY(tune_threshold(u, &h, 0.4 * ++done / all));
     return HVT_OK;
 }
