@@ -45,9 +45,9 @@ typedef struct hvt_world_ops {
 struct hvt_world {
     const hvt_world_ops *ops;
     int rank, size, local_rank, local_size, nodes;
-    int base;             /* rank 0's number in the world that this one is a node of; messages name that */
     int channels;         /* given to comms so far */
-    const hvt_world *job; /* borrowed; the world that `base` counts in, where it is not this one */
+    const hvt_world *job; /* borrowed; the world that this one is a part of; NULL: of none */
+    int *called;          /* [size] every rank's number in `job`, which messages name; NULL: its own */
     int *node_of;         /* [size] node number of every rank */
     char (*host)[64];     /* [size] */
     void *scratch; /* [size] x HVT__SCRATCH bytes: words gathered where failing would leave others waiting */

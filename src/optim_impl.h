@@ -63,6 +63,7 @@ size_t hvt__bucket_start(const hvt_model *m, bool rider_alone); /* where the fir
 typedef struct hvt_bucket {
     size_t first, end;
     hvt_dtype wire;            /* how it travels */
+    const char *tensor;        /* the first of which it holds a part */
     hvt_ticket ticket;         /* of the step under way */
     size_t own_first, own_end; /* sharded: the slice that this rank updates */
     size_t own_at;             /* where it lies among this rank's slices of the state */

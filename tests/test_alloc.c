@@ -186,7 +186,7 @@ static void quiet(void *ctx, hvt_log_level level, const char *line)
 
 /* Every collective that takes memory, in flight together, and fused tensors, on the comm of one rank; the
  * result stands for what would be weights. */
-static hvt_status collectives_run(uint64_t *ret_weights)
+static hvt_status collectives(uint64_t *ret_weights, bool worker)
 {
     enum { COUNT = 5000, FLIGHT = 40 };
     static int64_t x[COUNT], all[COUNT];
@@ -207,6 +207,8 @@ static hvt_status collectives_run(uint64_t *ret_weights)
         s = hvt_device_open("ref", NULL, &dev);
     if (s == HVT_OK)
         s = hvt_comm_open("auto", world, dev, &c);
+    if (s == HVT_OK && worker)
+        s = hvt_comm_overlap(c, &(hvt_overlap){.yield = true});
     for (int i = 0; s == HVT_OK && i < FLIGHT; i++)
         s = hvt_allreduce(c, NULL, x, COUNT, HVT_I64, HVT_MAX, NULL, &t);
     if (s == HVT_OK)
@@ -225,6 +227,16 @@ static hvt_status collectives_run(uint64_t *ret_weights)
     hvt_world_close(&world);
     hvt_world_close(&lone);
     return s;
+}
+
+static hvt_status collectives_run(uint64_t *ret_weights)
+{
+    return collectives(ret_weights, false);
+}
+
+static hvt_status worker_run(uint64_t *ret_weights)
+{
+    return collectives(ret_weights, true);
 }
 
 /* Each allocation of a run, refused once. */
@@ -278,6 +290,11 @@ TEST(any_allocation_of_a_collective_may_fail)
     refuse_each(collectives_run, 50);
 }
 
+TEST(any_allocation_of_a_collective_with_a_worker_may_fail)
+{
+    refuse_each(worker_run, 50);
+}
+
 int main(void)
 {
     hvt_log_to(quiet, NULL, HVT_LOG_ERROR);
@@ -285,6 +302,7 @@ int main(void)
         return 1;
     snprintf(log_file, sizeof log_file, "%s/log", folder);
     RUN(any_allocation_of_a_collective_may_fail);
+    RUN(any_allocation_of_a_collective_with_a_worker_may_fail);
     RUN(any_allocation_of_a_training_may_fail);
     nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
     return check_done();

@@ -324,6 +324,8 @@ TEST(resnet50_is_cut_where_pytorch_cuts_it)
     for (int b = 0, p = 0; b < n && b < 5; b++) {
         size_t bytes = 0;
 
+        CHECK(!strcmp(bucket[b].tensor, m->param[p].name), "bucket %d begins with %s, not %s", b,
+              bucket[b].tensor, m->param[p].name);
         for (; p < m->nparam_tensors && m->param[p].offset < bucket[b].end; p++)
             bytes += m->param[p].elements * sizeof(float);
         CHECK(bytes == want[b], "bucket %d has %zu bytes of parameters, expected %zu", b, bytes, want[b]);

@@ -81,8 +81,8 @@ class Job:
 # ---- in the middle of a sum ----
 
 def a_stopped_rank_is_named_and_ends_the_job():
-    for comm in ["shm", "mpi", "hier"]:
-        code, lines = Job(4, [WATCH, "stop", comm]).end()
+    for comm, *worker in [["shm"], ["mpi"], ["hier"], ["mpi", "worker"]]:
+        code, lines = Job(4, [WATCH, "stop", comm] + worker).end()
         check(code == 3, comm, "exit", code, lines)
         told = r"warning: .*ha(s|ve) waited .* for rank 1 \(\w[^ ]*\) to .* of update 3; rank 1 \(.*\) is stopped \(SIGSTOP\)"
         check(any(re.search(told, line) for line in lines), comm, lines)
@@ -95,11 +95,11 @@ def a_stopped_rank_is_named_and_ends_the_job():
 
 
 def a_killed_rank_ends_the_job():
-    for comm in ["shm", "mpi", "hier"]:
-        job = Job(4, [WATCH, "kill", comm])
+    for comm, *worker in [["shm"], ["mpi"], ["hier"], ["shm", "worker"], ["mpi", "worker"]]:
+        job = Job(4, [WATCH, "kill", comm] + worker)
         code, _ = job.end()
         told = re.search("rank 1 .*has ended|process rank 1 .* exited on signal 9", job.text())
-        check(code not in (0, 3, None) and told, comm, "exit", code, job.text()[-1500:])
+        check(code not in (0, 3, None) and told, comm, worker, "exit", code, job.text()[-1500:])
 
 
 # ---- the program, stuck ----
@@ -131,7 +131,7 @@ def a_stuck_rank_that_goes_on_costs_a_warning_and_no_bit():
     for comm in ["shm", "mpi"]:
         fifo, job = stuck_in("data", 2, 1, "--comm", comm, "--stall-warn", "300ms", "--stall-abort", "0")
         # a slow rank may first be told of for a pass that takes as long
-        job.until(r"hvtrain: warning: rank 0 \(.* for rank 1 \(.*bucket \d+ of update 1; rank 1 \(.*is in phase data")
+        job.until(r"hvtrain: warning: rank 0 \(.* for rank 1 \(.*bucket 0 \(\w.* \.\.\.\) of update 1; rank 1 \(.*is in phase data")
         with open(fifo, "w"):
             pass
         code, lines = job.end()

@@ -2,7 +2,7 @@
  * The watchdog: what it makes of what it sees, on a clock that the test turns; and live, where ranks wait for
  * one that comes late because it first waits for the line that names it.
  *
- * test_watch stop|kill COMM: what test_stall.py starts; rank 1 goes in the middle of a sum.
+ * test_watch stop|kill COMM [worker]: what test_stall.py starts; rank 1 goes in the middle of a sum.
  */
 #define _GNU_SOURCE
 #include "config.h"
@@ -39,6 +39,12 @@ static hvt__seen waiting(int r, double age, int lacks)
     for (int i = 0; i < HVT__LACKS; i++)
         s.lacks[i] = HVT__NOBODY;
     s.lacks[0] = lacks;
+    return s;
+}
+
+static hvt__seen with_tensor(hvt__seen s, const char *tensor)
+{
+    snprintf(s.tensor, sizeof s.tensor, "%s", tensor);
     return s;
 }
 
@@ -153,6 +159,10 @@ TEST(the_line_names_those_who_are_lacked_and_do_not_wait)
          "ranks 0, 2 (a) have waited 333 s for rank 1 (a) to issue the operation, in bucket 7 of update 120; "
          "rank 1 "
          "(a) is in phase setup of update 120 since 333 s: giving up"},
+        {{with_tensor(waiting(0, 31, 4), "layer3.0.conv2.weight"), at_work(1, HVT__DATA, 1),
+          waiting(2, 1, 0)},
+         "ranks 0, 2 (a) have waited 31 s for rank 4 (b) to issue the operation, in bucket 7 "
+         "(layer3.0.conv2.weight ...) of update 120"},
     };
     bool named[6];
     char text[1600];
@@ -279,7 +289,7 @@ TEST(times_that_make_no_sense_are_refused_by_all)
 /* Rank 1 comes to `meet` when a line about it was heard; then all go on as if nothing had been. */
 static void one_comes_late(const char *name, void (*meet)(hvt_comm *c), hvt_comm *c, const char *what)
 {
-    char part[120];
+    char part[200];
     double heard_here;
 
     heard.lines = 0;
@@ -302,6 +312,13 @@ static void one_comes_late(const char *name, void (*meet)(hvt_comm *c), hvt_comm
     CHECK(heard_here == 1, "%s: %g ranks said '%s'; last line here: %s", name, heard_here, part, heard.last);
 }
 
+/* As long as can be told, and longer. */
+static const char *call_it(const void *ctx, int detail)
+{
+    (void)ctx;
+    return detail == 4 ? "features.denseblock4.denselayer16.conv2.weight.and.some.more.letters" : "no";
+}
+
 static void barrier(hvt_comm *c)
 {
     (void)c;
@@ -320,6 +337,24 @@ static void sum(hvt_comm *c)
     CHECK(x[3] == (float)(size * (size - 1) / 2 + 3 * size), "%g", (double)x[3]);
 }
 
+/* Ranks 0 and 1 in reverse order; no comm: a rank that has nothing to do with it. */
+static void sum_of_two(hvt_comm *c)
+{
+    float x = (float)rank;
+    hvt_ticket t;
+
+    while (!c && !atomic_load(board))
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    if (!c)
+        return;
+    hvt__trace_names(call_it, NULL);
+    CHECK_OK(hvt_comm_allreduce(c, &x, 1, HVT_F32, &t));
+    hvt__trace_begin(HVT__EXCHANGE, 4);
+    CHECK_OK(hvt__traced(hvt_comm_wait(c, t)));
+    hvt__trace_names(NULL, NULL);
+    CHECK(x == 1, "%g", (double)x);
+}
+
 static void pass_on(hvt_comm *c)
 {
     float in[4] = {1, 2, 3, 4}, out[4] = {0};
@@ -333,6 +368,7 @@ static void pass_on(hvt_comm *c)
 TEST(a_rank_that_comes_late_is_named_by_one_rank_and_the_others_go_on)
 {
     hvt__segment shared = {0};
+    hvt_world *pair = NULL;
     hvt_comm *c = NULL;
 
     CHECK_OK(hvt__segment_open(world, sizeof *board, &shared));
@@ -347,6 +383,14 @@ TEST(a_rank_that_comes_late_is_named_by_one_rank_and_the_others_go_on)
     if (size == 2)
         one_comes_late("receive", pass_on, c, "send and take its part");
     hvt_comm_close(&c);
+    CHECK_OK(hvt_world_split(world, rank < 2 ? 0 : -1, -rank, &pair));
+    if (pair)
+        CHECK_OK(hvt_comm_open("mpi", pair, dev, &c));
+    one_comes_late("group", sum_of_two, c,
+                   "send and take its part, in bucket 4 (features.denseblock4.denselayer16.conv2.weight.and."
+                   "some.more.le ...) of update ");
+    hvt_comm_close(&c);
+    hvt_world_close(&pair);
     CHECK_OK(hvt_world_watch(world, &(hvt_stall){0, 0}));
     board = NULL;
     hvt__segment_close(&shared);
@@ -367,7 +411,7 @@ static hvt_world on_two_hosts(void)
     return w;
 }
 
-static hvt_status go_in_the_middle(const char *how, const char *name)
+static hvt_status go_in_the_middle(const char *how, const char *name, bool worker)
 {
     enum { COUNT = 1 << 20 };
     hvt_world w = strcmp(name, "hier") ? *world : on_two_hosts();
@@ -378,6 +422,8 @@ static hvt_status go_in_the_middle(const char *how, const char *name)
     HVT_TRY(hvt_world_watch(&w, &(hvt_stall){0.3, 3}));
     HVT_TRY(hvt_comm_open(name, &w, dev, &c));
     HVT_TRY(hvt_comm_alloc(c, COUNT * sizeof(float), &buf));
+    if (worker)
+        HVT_TRY(hvt_comm_overlap(c, &(hvt_overlap){.yield = true}));
     for (int i = 1;; i++) {
         hvt__trace_step(i);
         HVT_TRY(hvt_comm_allreduce(c, buf, COUNT, HVT_F32, &t));
@@ -393,8 +439,8 @@ int main(int argc, char **argv)
 {
     if (!ranks_open())
         return 1;
-    if (argc == 3) {
-        go_in_the_middle(argv[1], argv[2]);
+    if (argc >= 3) {
+        go_in_the_middle(argv[1], argv[2], argc == 4 && !strcmp(argv[3], "worker"));
         fprintf(stderr, "rank %d: %s\n", rank, hvt_last_error());
         hvt_world_abort(world, 1);
     }

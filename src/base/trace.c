@@ -37,6 +37,10 @@ struct hvt__lane {
 };
 
 static _Thread_local hvt__lane lane;
+static _Thread_local struct {
+    hvt__name_fn *of;
+    const void *ctx;
+} namer;
 
 static atomic_bool heard;
 static struct {
@@ -53,6 +57,17 @@ const char *hvt__phase_name(hvt__phase phase)
 #undef NAME
 
     return phase >= 0 && phase < HVT__PHASE_COUNT ? names[phase] : "?";
+}
+
+void hvt__trace_names(hvt__name_fn *of, const void *ctx)
+{
+    namer.of = of;
+    namer.ctx = ctx;
+}
+
+const char *hvt__trace_name(int detail)
+{
+    return namer.of ? namer.of(namer.ctx, detail) : "";
 }
 
 static void show(hvt__phase phase, int detail, double since)

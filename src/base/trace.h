@@ -56,6 +56,12 @@ static inline hvt_status hvt__traced(hvt_status s)
     return s;
 }
 
+/* What stands behind the details of this thread's phases: of(ctx, detail), "" where nothing does. NULL: no
+ * names. */
+typedef const char *hvt__name_fn(const void *ctx, int detail);
+void hvt__trace_names(hvt__name_fn *of, const void *ctx);
+const char *hvt__trace_name(int detail);
+
 /* Seconds of each phase's own time on this thread so far. */
 void hvt__trace_seconds(double ret_seconds[HVT__PHASE_COUNT]);
 

@@ -57,8 +57,7 @@ static hvt_status open_node(hvt_comm *c)
     MPI_Comm_free(&node);
     hvt__mpi_leave();
     HVT_TRY(hvt_world_agree(w, s));
-    st->node->base = w->rank >> st->levels << st->levels;
-    st->node->job = w;
+    HVT_TRY(hvt_world_agree(w, hvt__world_number(st->node, w)));
     return hvt_world_agree(w, hvt_comm_open("shm", st->node, c->dev, &st->inside));
 }
 

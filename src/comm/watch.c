@@ -28,7 +28,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WAITS = 4, WORDS = HVT__WAIT_TEXT / 8 };
+enum { WAITS = 4, WORDS = HVT__WAIT_TEXT / 8, TENSOR_WORDS = HVT__TENSOR_TEXT / 8 };
 
 static const double least_tick = 0.02, most_tick = 1; /* s */
 
@@ -38,7 +38,7 @@ typedef struct wait {
     _Atomic uint64_t turn; /* which wait of its process; 0: none */
     _Atomic int64_t step;
     _Atomic int phase, detail;
-    _Atomic uint64_t what[WORDS];
+    _Atomic uint64_t what[WORDS], tensor[TENSOR_WORDS];
     _Atomic int lacks[HVT__LACKS];
 } wait;
 
@@ -121,12 +121,38 @@ static int in_job(const watch *on, const hvt_world *w, int rank)
     return w == on->world || w->job == on->world ? hvt__called(w, rank) : HVT__ANYONE;
 }
 
+static void put_text(_Atomic uint64_t *at, int words, const char *text)
+{
+    size_t rest = strnlen(text, 8 * (size_t)words - 1);
+
+    for (int k = 0; k < words; k++) {
+        size_t n = rest < 8 ? rest : 8;
+        uint64_t word = 0;
+
+        memcpy(&word, text, n);
+        PUT(at[k], word);
+        text += n;
+        rest -= n;
+    }
+}
+
+/* text[8 * words] */
+static void get_text(const _Atomic uint64_t *at, int words, char *text)
+{
+    for (int k = 0; k < words; k++) {
+        uint64_t word = GET(at[k]);
+
+        memcpy(text + 8 * k, &word, 8);
+    }
+    text[8 * words - 1] = 0;
+}
+
 int hvt__wait_begin(const hvt_world *w, int peer, const char *what)
 {
     static _Atomic uint64_t turns;
     watch *on = current();
     hvt__where place;
-    uint64_t words[WORDS] = {0}, none = 0;
+    uint64_t none = 0;
     wait *mine;
     int i = 0;
 
@@ -141,12 +167,13 @@ int hvt__wait_begin(const hvt_world *w, int peer, const char *what)
     if (i == WAITS)
         return -1;
     place = hvt__trace_where(hvt__trace_lane());
-    memcpy(words, what, strnlen(what, HVT__WAIT_TEXT - 1));
-    for (int k = 0; k < WORDS; k++)
-        PUT(mine[i].what[k], words[k]);
+    if (place.phase == HVT__EXCHANGE)
+        place.detail -= (int)hvt__wait_behind;
+    put_text(mine[i].what, WORDS, what);
+    put_text(mine[i].tensor, TENSOR_WORDS, place.phase == HVT__EXCHANGE ? hvt__trace_name(place.detail) : "");
     PUT(mine[i].step, place.step);
     PUT(mine[i].phase, (int)place.phase);
-    PUT(mine[i].detail, place.phase == HVT__EXCHANGE ? place.detail - (int)hvt__wait_behind : place.detail);
+    PUT(mine[i].detail, place.detail);
     for (int k = 0; k < HVT__LACKS; k++)
         PUT(mine[i].lacks[k], HVT__NOBODY);
     PUT(mine[i].lacks[0], peer < 0 || peer == w->rank ? HVT__ANYONE : in_job(on, w, peer));
@@ -221,7 +248,7 @@ static void see_waits(const watch *w, const post *p, memory *m, hvt__seen *s)
     s->wait_age = -1;
     for (int k = 0; k < WAITS; k++) {
         const wait *on = &p->wait[k];
-        uint64_t turn = GET(on->turn), words[WORDS];
+        uint64_t turn = GET(on->turn);
 
         if (turn != m->turn[k])
             m->waited[k] = w->clock;
@@ -232,10 +259,8 @@ static void see_waits(const watch *w, const post *p, memory *m, hvt__seen *s)
         s->wait_place = (hvt__where){GET(on->step), (hvt__phase)GET(on->phase), GET(on->detail), 0};
         if (!s->wait_place.step) /* a thread that only helps */
             s->wait_place.step = s->place.step;
-        for (int i = 0; i < WORDS; i++)
-            words[i] = GET(on->what[i]);
-        memcpy(s->what, words, sizeof s->what);
-        s->what[sizeof s->what - 1] = 0;
+        get_text(on->what, WORDS, s->what);
+        get_text(on->tensor, TENSOR_WORDS, s->tensor);
         for (int i = 0; i < HVT__LACKS; i++)
             s->lacks[i] = GET(on->lacks[i]);
     }

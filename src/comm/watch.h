@@ -11,7 +11,7 @@
 #include "base/trace.h"
 #include "comm_impl.h"
 
-enum { HVT__LACKS = 6, HVT__WAIT_TEXT = 32, HVT__ANYONE = -1, HVT__NOBODY = -2 };
+enum { HVT__LACKS = 6, HVT__WAIT_TEXT = 32, HVT__TENSOR_TEXT = 64, HVT__ANYONE = -1, HVT__NOBODY = -2 };
 enum { HVT__WATCH_GRACE = 1 /* s, between those who give up with a word and those who do without */ };
 
 /* ---- watch.c: for whoever waits ------------------------------------------------------------ */
@@ -44,8 +44,9 @@ typedef struct hvt__seen {
     double place_age;
     double wait_age; /* < 0: it waits for nobody */
     hvt__where wait_place;
-    char what[HVT__WAIT_TEXT]; /* they are to do */
-    int lacks[HVT__LACKS];     /* ranks of the job, HVT__NOBODY where there are fewer */
+    char what[HVT__WAIT_TEXT];     /* they are to do */
+    char tensor[HVT__TENSOR_TEXT]; /* with which the bucket begins; "": none is known */
+    int lacks[HVT__LACKS];         /* ranks of the job, HVT__NOBODY where there are fewer */
 } hvt__seen;
 
 typedef enum hvt__finding { HVT__FINE, HVT__STALLED, HVT__HOPELESS, HVT__MOVES_AGAIN } hvt__finding;

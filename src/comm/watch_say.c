@@ -161,10 +161,14 @@ static void say_waits(hvt__text *b, const hvt_world *w, const hvt__seen *all, in
     anyone = name_absent(w, all, n, named);
     say_absent(b, w, anyone, n, named);
     hvt__say(b, " to %s, ", me->what);
-    if (p->phase == HVT__EXCHANGE && p->detail >= 0)
-        hvt__say(b, "in bucket %d of update %lld", p->detail, (long long)p->step);
-    else
+    if (p->phase == HVT__EXCHANGE && p->detail >= 0) {
+        hvt__say(b, "in bucket %d", p->detail);
+        if (me->tensor[0])
+            hvt__say(b, " (%s ...)", me->tensor);
+        hvt__say(b, " of update %lld", (long long)p->step);
+    } else {
         say_place(b, p);
+    }
     for (int i = 0; i < n; i++) {
         if (!named[all[i].rank])
             continue;

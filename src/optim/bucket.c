@@ -84,6 +84,14 @@ size_t hvt__bucket_start(const hvt_model *m, bool rider_alone)
     return !rider_alone ? 0 : m->nparam_tensors ? m->param[0].offset : m->arena_count;
 }
 
+static const char *first_tensor(const hvt_model *m, size_t first, size_t end)
+{
+    for (int i = 0; i < m->nparam_tensors; i++)
+        if (m->param[i].offset < end && m->param[i].offset + m->param[i].count > first)
+            return m->param[i].name;
+    return "batch statistics"; /* what rides along, alone */
+}
+
 hvt_status hvt__bucket_lay(const hvt_model *m, const size_t *end, int n, size_t bytes, hvt_dtype wire,
                            bool rider_alone, hvt_bucket **ret_bucket, int *ret_count)
 {
@@ -103,6 +111,8 @@ hvt_status hvt__bucket_lay(const hvt_model *m, const size_t *end, int n, size_t 
     for (int i = 0; i < pieces && start < m->arena_count; start = piece[i++])
         bucket[count++] = (hvt_bucket){.first = start, .end = piece[i], .wire = wire};
     free(piece);
+    for (int i = 0; i < count; i++)
+        bucket[i].tensor = first_tensor(m, bucket[i].first, bucket[i].end);
     *ret_bucket = bucket;
     *ret_count = count;
     return HVT_OK;

@@ -392,13 +392,22 @@ hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end)
     return HVT_OK;
 }
 
+static const char *bucket_name(const void *dist, int bucket)
+{
+    const hvt_distopt *d = dist;
+
+    return bucket >= 0 && bucket < d->nbucket ? d->bucket[bucket].tensor : "";
+}
+
 static hvt_status await(hvt_distopt *d, int bucket)
 {
     double start = hvt__now();
     hvt_status s;
 
     begin_phase(d, HVT__EXCHANGE, &d->bucket[bucket]);
+    hvt__trace_names(bucket_name, d);
     s = hvt__traced(hvt_comm_wait(d->comm, d->bucket[bucket].ticket));
+    hvt__trace_names(NULL, NULL);
     d->exposed += hvt__now() - start - (d->sharded ? hvt__sharded_take_seconds(d->sharded) : 0);
     return s;
 }
