@@ -75,6 +75,39 @@ TEST(srun_with_pmix_is_ready)
     CHECK(l.started && !l.by_srun && l.size == 3, "hydra");
 }
 
+/* ---- transport ---------------------------------------------------------------------------- */
+
+static bool chosen(const char *const *variables, const char *file_text)
+{
+    char path[] = "/tmp/hvt-transport-XXXXXX";
+    const char *const files[] = {"/there/is/no/such/file", path, NULL};
+    int fd = mkstemp(path);
+    bool is;
+
+    CHECK(fd >= 0 && write(fd, file_text, strlen(file_text)) == (ssize_t)strlen(file_text), "%s", path);
+    close(fd);
+    table = variables;
+    is = hvt__transport_chosen(look_up, files);
+    unlink(path);
+    return is;
+}
+
+TEST(a_transport_that_the_user_chose_is_never_overruled)
+{
+    static const char *const none[] = {"OMPI_COMM_WORLD_SIZE", "2", NULL};
+    static const char *const debian = "# pml = cm\nmtl = ^ofi\nbtl = ^uct,openib,ofi\npml = ^ucx\n";
+
+    CHECK(!chosen(none, ""), "nothing is said");
+    CHECK(!chosen(none, debian), "exclusions choose nothing");
+    CHECK(chosen(none, "pml = ^ob1\n"), "but this one excludes ob1");
+    CHECK(chosen(none, "btl_x = 1\n  pml=ucx"), "a file chooses a pml");
+    CHECK(chosen(none, "btl\t= tcp,self\n"), "a file chooses btls");
+    CHECK(!chosen(none, "pml_ob1_verbose = 1\nbtl_tcp_if_include = eth0\npml =\n"), "other parameters");
+    CHECK(chosen((const char *[]){"OMPI_MCA_pml", "ucx", NULL}, ""), "mpirun --mca pml ucx");
+    CHECK(chosen((const char *[]){"OMPI_MCA_btl", "tcp,self", NULL}, ""), "mpirun --mca btl tcp,self");
+    CHECK(chosen((const char *[]){"OMPI_MCA_mca_base_param_files", "/etc/mine", NULL}, ""), "a file of his");
+}
+
 /* ---- world -------------------------------------------------------------------------------- */
 
 TEST(the_world_knows_its_ranks)
@@ -485,6 +518,7 @@ int main(void)
         RUN(mpirun_inside_an_srun_step_is_mpirun);
         RUN(srun_without_a_process_manager_is_refused_with_the_flag_to_use);
         RUN(srun_with_pmix_is_ready);
+        RUN(a_transport_that_the_user_chose_is_never_overruled);
         RUN(equal_masks_are_split_by_local_rank);
         RUN(a_bound_rank_keeps_its_mask);
         RUN(more_ranks_than_cores_share_and_yield);

@@ -23,6 +23,13 @@ hvt_launch hvt__launch(char *(*get)(const char *name));
 /* E_COMM with the remedy if the world that MPI sees is not the one that was started. */
 hvt_status hvt__launch_check(const hvt_launch *l, int mpi_size);
 
+/* ---- transport.c: may Open MPI be told its transport, or did the user say? ------------------- */
+
+/* Did somebody choose pml, btl or mtl: in a variable (so does mpirun --mca), or in one of `files`, NULL at
+ * their end, which name parameters as `pml = ucx`? An exclusion in a file, `pml = ^ucx`, chooses nothing
+ * unless it excludes ob1. */
+bool hvt__transport_chosen(char *(*get)(const char *name), const char *const *files);
+
 /* ---- cores.c ------------------------------------------------------------------------------ */
 
 enum { HVT__MAX_CPUS = 4096 };

@@ -7,6 +7,7 @@
  * while waiting for messages that the other thread's calls may have to bring. A collective of the world does
  * keep it: all ranks come to it from their main threads, in the same order, and it needs no worker.
  */
+#include "config.h"
 #include "base_impl.h"
 #include "mpi_call.h"
 #include "room.h"
@@ -15,6 +16,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -106,11 +108,12 @@ static int initialise(const hvt_launch *l, int *provided)
     int rc;
 
 #ifdef OPEN_MPI
-    static const char *const chosen[] = {"OMPI_MCA_pml", "OMPI_MCA_btl", "OMPI_MCA_mtl"};
+    char own[4096];
+    const char *const files[] = {own, HVT_MPI_SYSCONFDIR "/openmpi-mca-params.conf", NULL};
+    const char *home = getenv("HOME");
 
-    hint = l->one_node;
-    for (size_t i = 0; i < HVT_LEN(chosen); i++)
-        hint = hint && !getenv(chosen[i]);
+    snprintf(own, sizeof own, "%s/.openmpi/mca-params.conf", home ? home : "");
+    hint = l->one_node && !hvt__transport_chosen(getenv, files);
     if (hint)
         setenv("OMPI_MCA_pml", "ob1", 1);
 #else
