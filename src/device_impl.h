@@ -239,6 +239,9 @@ typedef struct hvt_device_ops {
     /* --- on a matrix [rows, c] --- */
     hvt_status (*bn_train)(hvt_device *d, const hvt_bn_args *a);
     hvt_status (*bn_infer)(hvt_device *d, const hvt_bn_args *a);
+    /* y once more, to the bit, from mean and rstd as bn_train left them; moments and weight unused. NULL:
+     * this device rather keeps y than makes it twice */
+    hvt_status (*bn_again)(hvt_device *d, const hvt_bn_args *a);
     hvt_status (*bn_backward)(hvt_device *d, const hvt_bn_grad_args *a);
     /* run = (1-rate)*run + rate*(scale*moments), for mean and variance; nothing if step->stop */
     hvt_status (*bn_update)(hvt_device *d, const hvt_step_state *step, int c, float rate, float scale,

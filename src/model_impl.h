@@ -64,7 +64,10 @@ struct hvt_layer {
     int stat;                    /* index into m->stat of the first of two: mean, variance; -1 for none */
     bool keeps_in, keeps_out;    /* backward reads y of in[0]; its own y */
     bool in_place[HVT_LAYER_IN]; /* backward may write d(in) over dy */
-    void *saved;                 /* kept from forward for backward */
+    void *y_again[2]; /* y is not kept, but made again: where forward writes it, and where it lies in
+                         backward; NULL: it is kept */
+    bool renews;      /* before its backward, y of in[0] is made again */
+    void *saved;      /* kept from forward for backward */
     size_t saved_bytes, ws_bytes;
     hvt_op *op; /* prepared device operation, or NULL */
     void *own;  /* layer's private plan data */
@@ -106,9 +109,7 @@ struct hvt_model {
     float *stats;
     size_t stats_count;
     void *acts;
-    size_t acts_bytes; /* y of every layer, kept for backward */
-    void *dacts;
-    size_t dacts_bytes; /* dy, reused as soon as it is spent */
+    size_t acts_bytes; /* y and dy of every layer, and what it keeps for backward, as long as it is needed */
     void *ws;
     size_t ws_bytes;                  /* the largest any layer asked for */
     bool grads_placed, params_placed; /* they belong to a comm, not to the device */

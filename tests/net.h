@@ -21,6 +21,7 @@ typedef struct how {
     int threads;
     bool other_order; /* rows in the order that the device does not like best */
     bool unfused;     /* nothing is folded */
+    bool keeps;       /* every y is kept that backward reads */
 } how;
 
 typedef struct net {
@@ -108,6 +109,8 @@ static inline bool open_net(net *n, how by, build_fn *build, shape s)
     n->spy = *n->ops;
     if (by.other_order)
         n->spy.order = n->ops->order(n->dev, s.batch) == HVT_ORDER_HWN ? nhw : hwn;
+    if (by.keeps)
+        n->spy.bn_again = NULL;
     n->dev->ops = &n->spy;
     CHECK_OK(hvt_model_create(n->dev, &n->m));
     n->m->unfused = by.unfused;

@@ -53,6 +53,18 @@ static bn_result run_bn(hvt_device *d, hvt_bn_args a, const shape *s, bool train
     }
     CHECK_OK(train ? d->ops->bn_train(d, &a) : d->ops->bn_infer(d, &a));
     r.y = unpacked(a.type, y, s->all);
+    if (train && d->ops->bn_again) {
+        float *again;
+
+        a.y = unwritten(a.type, s->all);
+        CHECK_OK(d->ops->bn_again(d, &a));
+        again = unpacked(a.type, a.y, s->all);
+        for (size_t i = 0; i < s->all; i++)
+            if (i / (size_t)s->c % (size_t)s->rows.block >= (size_t)s->rows.real)
+                again[i] = r.y[i]; /* rows that are not real */
+        CHECK(!memcmp(again, r.y, s->all * sizeof *again), "%s: y made again is another", d->ops->name);
+        free(again);
+    }
     free(x);
     free(res);
     return r;

@@ -890,6 +890,48 @@ TEST(a_plan_that_fails_leaves_the_tape_as_it_was)
     close_net(&whole);
 }
 
+TEST(outputs_made_again_take_less_memory_and_leave_the_bits)
+{
+    static build_fn *const nets[] = {small_net, odd_net, early_norm_net, plain_net};
+    static const shape shapes[] = {{1, 8, 8, 3}, {5, 9, 11, 3}, {33, 12, 4, 3}};
+
+    for (size_t k = 0; k < HVT_LEN(nets); k++)
+        for (size_t i = 0; i < HVT_LEN(shapes); i++)
+            for (int dev = 0; dev < 2; dev++) {
+                how again = {.device = dev ? "cpu" : "ref", .threads = 1}, keep = again;
+
+                keep.keeps = true;
+                check_same(nets[k], shapes[i], shapes[i].batch, again, keep, 0);
+                again.unfused = keep.unfused = true;
+                check_same(nets[k], shapes[i], shapes[i].batch / 2 + 1, again, keep, 0);
+            }
+}
+
+static hvt_value deep_net(hvt_model *m, hvt_value x)
+{
+    for (int i = 0; i < 6; i++)
+        x = hvt_relu(m, hvt_batchnorm(m, hvt_conv2d(m, x, 8, 3, 1, 1)));
+    return hvt_linear(m, hvt_avgpool(m, x), 4);
+}
+
+TEST(a_net_of_norms_keeps_little_more_than_their_inputs)
+{
+    const shape s = {8, 16, 16, 3};
+    const size_t y = (size_t)8 * 16 * 16 * 8 * sizeof(float); /* of any of its layers */
+    net again, keeping;
+
+    if (open_net(&again, ref, deep_net, s) &&
+        open_net(&keeping, (how){.device = "ref", .threads = 1, .keeps = true}, deep_net, s)) {
+        /* kept: 6 inputs of norms. In backward one of them is spent, and y, dy and dx come to it */
+        CHECK(again.m->acts_bytes >= 6 * y && again.m->acts_bytes < 9 * y, "%zu bytes, an output has %zu",
+              again.m->acts_bytes, y);
+        CHECK(keeping.m->acts_bytes >= 12 * y && keeping.m->acts_bytes < 14 * y,
+              "%zu bytes, an output has %zu", keeping.m->acts_bytes, y);
+        close_net(&keeping);
+    }
+    close_net(&again);
+}
+
 TEST(blocks_that_live_together_lie_apart)
 {
     enum { MOST = 60, TIMES = 40 };
@@ -991,6 +1033,8 @@ int main(void)
     RUN(the_first_mistake_is_reported_with_layer_and_shapes);
     RUN(inputs_and_batches_out_of_range_are_refused);
     RUN(a_plan_that_fails_leaves_the_tape_as_it_was);
+    RUN(outputs_made_again_take_less_memory_and_leave_the_bits);
+    RUN(a_net_of_norms_keeps_little_more_than_their_inputs);
     RUN(blocks_that_live_together_lie_apart);
     RUN(the_hash_sees_canonical_values_and_single_bits);
     return check_done();

@@ -112,6 +112,14 @@ static hvt_status bn_infer_ref(hvt_device *d, const hvt_bn_args *a)
     return HVT_OK;
 }
 
+static hvt_status bn_again_ref(hvt_device *d, const hvt_bn_args *a)
+{
+    (void)d;
+    for (int c = 0; c < a->c; c++)
+        normalise(a, c, a->mean[c], a->rstd[c]);
+    return HVT_OK;
+}
+
 /* dz: what relu let through of dy */
 static float masked(const hvt_bn_grad_args *a, size_t at)
 {
@@ -408,6 +416,7 @@ const hvt_device_ops hvt_device_ref = {
     .pool_backward = pool_backward_ref,
     .bn_train = bn_train_ref,
     .bn_infer = bn_infer_ref,
+    .bn_again = bn_again_ref,
     .bn_backward = bn_backward_ref,
     .bn_update = bn_update_ref,
     .bias_forward = bias_forward_ref,

@@ -231,6 +231,8 @@ static hvt_status backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
     for (hvt_layer *l = m->layer + m->nlayer - 1; l >= m->layer; l--) {
         size_t end = span_end(m, l, mark);
 
+        if (m->real && l->renews)
+            HVT_TRY(hvt__norm_again(m, hvt__in(m, l, 0)));
         if (m->real && l->trains && !l->folded)
             HVT_TRY(l->ops->backward(m, l));
         if (on_grad && end > mark)
@@ -292,6 +294,5 @@ size_t hvt_model_bytes(const hvt_model *m)
 {
     size_t copy = m->copy ? m->arena_count * sizeof *m->copy : 0;
 
-    return (2 * m->arena_count + m->stats_count) * sizeof(float) + copy + m->acts_bytes + m->dacts_bytes +
-           m->ws_bytes;
+    return (2 * m->arena_count + m->stats_count) * sizeof(float) + copy + m->acts_bytes + m->ws_bytes;
 }

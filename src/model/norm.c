@@ -53,10 +53,9 @@ static hvt_status norm_plan(hvt_model *m, hvt_layer *l)
     return HVT_OK;
 }
 
-static hvt_status norm_forward(hvt_model *m, hvt_layer *l, bool train)
+static hvt_bn_args arguments(hvt_model *m, const hvt_layer *l)
 {
-    const norm *own = l->own;
-    hvt_bn_args a = {
+    return (hvt_bn_args){
         .rows = hvt__real_rows(m, l),
         .c = l->y.dim[3],
         .type = l->y.dtype,
@@ -68,7 +67,16 @@ static hvt_status norm_forward(hvt_model *m, hvt_layer *l, bool train)
         .relu = l->arg[HVT_NORM_RELU],
         .y = l->y.data,
     };
+}
 
+static hvt_status norm_forward(hvt_model *m, hvt_layer *l, bool train)
+{
+    const norm *own = l->own;
+    hvt_bn_args a;
+
+    if (l->y_again[0])
+        l->y.data = l->y_again[0];
+    a = arguments(m, l);
     if (!train) {
         a.mean = m->stats + m->stat[l->stat].offset;
         a.rstd = m->stats + m->stat[l->stat + 1].offset;
@@ -79,6 +87,17 @@ static hvt_status norm_forward(hvt_model *m, hvt_layer *l, bool train)
     a.moments = m->grads + own->moments;
     a.weight = (float)m->real;
     return m->dev->ops->bn_train(m->dev, &a);
+}
+
+hvt_status hvt__norm_again(hvt_model *m, hvt_layer *l)
+{
+    hvt_bn_args a;
+
+    l->y.data = l->y_again[1];
+    a = arguments(m, l);
+    a.mean = l->saved;
+    a.rstd = a.mean + a.c;
+    return m->dev->ops->bn_again(m->dev, &a);
 }
 
 static hvt_status norm_backward(hvt_model *m, hvt_layer *l)

@@ -4,7 +4,7 @@
  *   1. append the loss, refuse layers that do not lead to it, fold (fold.c)
  *   2. walk down: fix the batch, let every layer prepare its device operation and declare what it needs
  *   3. lay out parameters in the order backward finishes them, and decide who writes and who adds gradients
- *   4. fit activations and their gradients into arenas by the times they live, and allocate
+ *   4. fit activations and their gradients into one arena by the times they live, and allocate
  *
  * Time, for 4: of L layers, layer i runs forward at i and backward at 2L-1-i. A plan that fails leaves the
  * tape as it was built, so another batch may be tried.
@@ -16,6 +16,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* What of a value lies in the arena of activations: its y, y made again for backward, what its layer keeps,
+ * and the gradient of y. */
+enum { Y, AGAIN, SAVED, DY, LIVES };
+typedef struct lives {
+    hvt_block of[LIVES];
+} lives;
 
 static size_t up16(size_t n)
 {
@@ -168,7 +175,7 @@ static void lay_out_parameters(hvt_model *m)
 /* Backward's first writer of a gradient writes, later ones add. It may write over its own dy, which is spent,
  * where its op can: then both gradients are one block. home[v]: the value whose block holds dy of v; -1: v
  * needs no gradient. */
-static void pair_gradients(hvt_model *m, hvt_block *block, int *home)
+static void pair_gradients(hvt_model *m, lives *block, int *home)
 {
     int n = m->nlayer;
 
@@ -191,18 +198,17 @@ static void pair_gradients(hvt_model *m, hvt_block *block, int *home)
                 spent = true;
             } else {
                 home[v] = v;
-                block[v].bytes = hvt__bytes(&m->layer[v]);
-                block[v].from = 2 * n - 1 - l;
+                block[v].of[DY].bytes = hvt__bytes(&m->layer[v]);
+                block[v].of[DY].from = 2 * n - 1 - l;
             }
-            block[home[v]].to = 2 * n - 1 - v;
+            block[home[v]].of[DY].to = 2 * n - 1 - v;
         }
     }
 }
 
 /* ---- 4. arenas ---- */
 
-/* block[2v]: y of v; block[2v+1]: what its layer keeps. */
-static void live_activations(const hvt_model *m, hvt_block *block)
+static void live_activations(const hvt_model *m, lives *block)
 {
     int n = m->nlayer;
 
@@ -211,16 +217,45 @@ static void live_activations(const hvt_model *m, hvt_block *block)
         int back = l->trains ? 2 * n - 1 - v : v;
         bool has_y = !l->folded && v != m->input && v != n - 1;
 
-        block[2 * v] = (hvt_block){.bytes = has_y ? hvt__bytes(l) : 0, .from = v, .to = v};
-        block[2 * v + 1] = (hvt_block){.bytes = l->saved_bytes, .from = v, .to = v == n - 1 ? INT_MAX : back};
+        block[v].of[Y] = (hvt_block){.bytes = has_y ? hvt__bytes(l) : 0, .from = v, .to = v};
+        block[v].of[SAVED] =
+            (hvt_block){.bytes = l->saved_bytes, .from = v, .to = v == n - 1 ? INT_MAX : back};
         for (int i = 0; i < HVT_LAYER_IN && !l->folded; i++) {
             int until = i == 0 && l->keeps_in ? back : v;
 
-            if (l->in[i] >= 0 && block[2 * l->in[i]].to < until)
-                block[2 * l->in[i]].to = until;
+            if (l->in[i] >= 0 && block[l->in[i]].of[Y].to < until)
+                block[l->in[i]].of[Y].to = until;
         }
         if (l->keeps_out)
-            block[2 * v].to = back;
+            block[v].of[Y].to = back;
+    }
+}
+
+/* A batch norm without residual keeps its input. So its y, which convolutions would keep, too, may be given
+ * up after the last that reads it in forward, and be made again before the first that reads it in backward:
+ * a life becomes two short ones. */
+static void renew_norms(hvt_model *m, lives *block)
+{
+    int n = m->nlayer;
+
+    for (int v = 0; v < n && m->dev->ops->bn_again; v++) {
+        hvt_layer *me = &m->layer[v];
+        int last = -1, keeper = -1;
+
+        if (me->ops != &hvt_layer_norm || me->folded || me->in[1] >= 0 || !me->trains)
+            continue;
+        for (int l = v + 1; l < n; l++)
+            for (int i = 0; i < HVT_LAYER_IN && !m->layer[l].folded; i++)
+                if (m->layer[l].in[i] == v) {
+                    last = l;
+                    keeper = i == 0 && m->layer[l].keeps_in ? l : keeper;
+                }
+        if (keeper < 0)
+            continue;
+        block[v].of[AGAIN] =
+            (hvt_block){.bytes = block[v].of[Y].bytes, .from = 2 * n - 1 - keeper, .to = 2 * n - 1 - v};
+        block[v].of[Y].to = last;
+        m->layer[keeper].renews = true;
     }
 }
 
@@ -247,7 +282,6 @@ static hvt_status allocate_arenas(hvt_model *m)
     m->copy_stale = true;
     HVT_TRY(allocate(m, m->stats_count * sizeof(float), &m->stats));
     HVT_TRY(allocate(m, m->acts_bytes, &m->acts));
-    HVT_TRY(allocate(m, m->dacts_bytes, &m->dacts));
     HVT_TRY(allocate(m, m->ws_bytes, &m->ws));
     HVT_TRY(hvt__step_open(m));
     return HVT_OK;
@@ -256,28 +290,33 @@ static hvt_status allocate_arenas(hvt_model *m)
 static hvt_status place_activations(hvt_model *m)
 {
     int n = m->nlayer;
-    hvt_block *act = calloc((size_t)n * 3, sizeof *act), *dact = act + 2 * n;
+    lives *block = calloc((size_t)n, sizeof *block);
     int *home = malloc((size_t)n * sizeof *home);
     hvt_status s = HVT_OK;
 
-    HVT_CHECK_OR(done, act && home, E_MEM, "no memory to plan %d layers", n);
-    live_activations(m, act);
-    pair_gradients(m, dact, home);
-    m->acts_bytes = hvt__arena_fit(act, 2 * n);
-    m->dacts_bytes = hvt__arena_fit(dact, n);
+    HVT_CHECK_OR(done, block && home, E_MEM, "no memory to plan %d layers", n);
+    live_activations(m, block);
+    renew_norms(m, block);
+    pair_gradients(m, block, home);
+    m->acts_bytes = hvt__arena_fit((hvt_block *)block, LIVES * n);
     HVT_TRY_OR(done, allocate_arenas(m));
     for (int v = 0; v < n; v++) {
         hvt_layer *l = &m->layer[v];
+        const hvt_block *of = block[v].of;
 
-        if (act[2 * v].bytes)
-            l->y.data = (char *)m->acts + act[2 * v].offset;
+        if (of[Y].bytes)
+            l->y.data = (char *)m->acts + of[Y].offset;
+        if (of[AGAIN].bytes) {
+            l->y_again[0] = l->y.data;
+            l->y_again[1] = (char *)m->acts + of[AGAIN].offset;
+        }
         if (l->saved_bytes)
-            l->saved = (char *)m->acts + act[2 * v + 1].offset;
+            l->saved = (char *)m->acts + of[SAVED].offset;
         if (home[v] >= 0)
-            l->dy.data = (char *)m->dacts + dact[home[v]].offset;
+            l->dy.data = (char *)m->acts + block[home[v]].of[DY].offset;
     }
 done:
-    free(act);
+    free(block);
     free(home);
     return s;
 }
@@ -301,18 +340,17 @@ void hvt__model_unplan(hvt_model *m)
     ops->release(m->dev, m->copy);
     ops->release(m->dev, m->stats);
     ops->release(m->dev, m->acts);
-    ops->release(m->dev, m->dacts);
     ops->release(m->dev, m->ws);
     ops->release(m->dev, m->step);
     m->param = NULL;
     m->stat = NULL;
     m->nparam_tensors = m->nstat = m->batch = 0;
     m->params = m->grads = m->stats = NULL;
-    m->acts = m->dacts = m->ws = NULL;
+    m->acts = m->ws = NULL;
     m->copy = NULL;
     m->step = NULL;
     m->arena_count = m->rider_count = m->stats_count = 0;
-    m->acts_bytes = m->dacts_bytes = m->ws_bytes = 0;
+    m->acts_bytes = m->ws_bytes = 0;
     m->grads_placed = m->params_placed = false;
 }
 

@@ -313,6 +313,7 @@ const hvt_device_ops hvt_device_cpu = {
     .pool_backward = pool_backward_cpu,
     .bn_train = bn_train_cpu,
     .bn_infer = bn_infer_cpu,
+    .bn_again = bn_again_cpu,
     .bn_backward = bn_backward_cpu,
     .bn_update = bn_update_cpu,
     .bias_forward = bias_forward_cpu,

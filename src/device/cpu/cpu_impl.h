@@ -135,6 +135,7 @@ hvt_status conv_backward_w_cpu(hvt_op *op, int real, const void *x, const void *
 /* ---- matrix.c ---- */
 hvt_status bn_train_cpu(hvt_device *d, const hvt_bn_args *a);
 hvt_status bn_infer_cpu(hvt_device *d, const hvt_bn_args *a);
+hvt_status bn_again_cpu(hvt_device *d, const hvt_bn_args *a);
 hvt_status bn_backward_cpu(hvt_device *d, const hvt_bn_grad_args *a);
 hvt_status bn_update_cpu(hvt_device *d, const hvt_step_state *step, int c, float rate, float scale,
                          const float *moments, float *run_mean, float *run_var);

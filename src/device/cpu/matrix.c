@@ -175,6 +175,20 @@ hvt_status bn_infer_cpu(hvt_device *d, const hvt_bn_args *a)
     return HVT_OK;
 }
 
+hvt_status bn_again_cpu(hvt_device *d, const hvt_bn_args *a)
+{
+    const hvt_cpu *cpu = d->state;
+    bn b;
+
+    HVT_TRY(check_channels(a->c, HVT_CHANNELS));
+    b = make_bn(d, a->type, a->rows, a->c);
+    b.fwd = a;
+    for (int c = 0; c < a->c; c++)
+        b.consts.scale[c] = a->gamma[c] * a->rstd[c];
+    hvt__pool_run(cpu->pool, b.k.parts, apply_job, &b);
+    return HVT_OK;
+}
+
 static void sums_job(void *ctx, int i, int thread)
 {
     const bn *b = ctx;
