@@ -103,7 +103,10 @@ hvt_status hvt__sharded_open(hvt_optim *o, hvt_comm *comm, hvt_bucket *bucket, i
 /* The same over other buckets, which the caller keeps; on failure over those of before. Collective, between
  * steps. */
 hvt_status hvt__sharded_replan(hvt_sharded *s, hvt_bucket *bucket, int nbucket);
-void hvt__sharded_close(hvt_sharded **sharded); /* Collective. Every rank has copies of its own again. */
+/* Collective. Every rank has copies of its own again, or, unless give_back, none. */
+void hvt__sharded_close(hvt_sharded **sharded, bool give_back);
+size_t
+hvt__sharded_state(const hvt_sharded *sharded); /* floats of state on this rank, its part of shared ones */
 /* Sum, update and hand out in one operation, hvt__sharded_launch()? Else the caller lets slices of sums
  * arrive in the gradient arena and then calls hvt__sharded_update(). */
 bool hvt__sharded_fused(const hvt_sharded *s);

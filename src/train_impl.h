@@ -140,6 +140,8 @@ typedef struct hvt_start {
     int threads, classes;
     const hvt_dataset_info *train, *test; /* train NULL: evaluation only */
     size_t params, bytes;
+    hvt_memory memory;    /* what bytes are */
+    size_t optim_bytes;   /* besides them: the optimizer's state on this rank */
     int64_t device_bytes; /* allocated on this rank's GPU; 0 on host devices */
     uint32_t steps_per_epoch;
     int64_t steps; /* of the whole run */

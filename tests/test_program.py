@@ -283,6 +283,10 @@ def the_log_has_every_record_and_field():
             for r in kinds.get(kind, [{}]):
                 check(not set(fields.split()) - set(r), kind, "lacks", set(fields.split()) - set(r))
         start, end = kinds["start"][0], kinds["end"][0]
+        held = dict(start["memory"])
+        state = held.pop("optimizer")
+        check(sum(held.values()) == start["planned_bytes"] and min(held.values()) >= 0, start["memory"])
+        check(start["params"] * 4 <= state * max(ranks, 1) <= 8 * start["params"] + 4096, start["memory"])
         check(start["params"] == 269722 and start["global_batch"] == 32 and start["steps_per_epoch"] == 2, start)
         check(start["ranks"] == max(ranks, 1) and start["shards"] == 2, start)
         check(sum(start["buckets"]) >= 4 * 269722, start["buckets"])

@@ -147,6 +147,29 @@ TEST(a_sharded_update_keeps_one_copy_for_all_ranks)
     }
 }
 
+TEST(what_is_discarded_gives_nothing_back)
+{
+    for (const way *w = ways; w < ways + HVT_LEN(ways); w++) {
+        setup u;
+        size_t state;
+        rig r;
+
+        if (!enter(w))
+            continue;
+        u = on_way(w);
+        u.dist.update = HVT_UPDATE_SHARDED;
+        CHECK_OK(rig_open(&r, &u));
+        state = hvt_distopt_state_bytes(r.d);
+        CHECK(state <= r.m->arena_count * sizeof(float), "%zu bytes of state", state);
+        for (int t = 0; t < 2; t++)
+            CHECK_OK(rig_step(&r, t));
+        hvt_distopt_discard(&r.d);
+        CHECK(!r.d && !r.m->grads && (!r.m->params_placed || !r.m->params), "%s", w->comm);
+        rig_close(&r); /* frees what is left */
+        leave();
+    }
+}
+
 TEST(auto_shards_where_it_pays)
 {
     static const struct {
@@ -559,6 +582,7 @@ int main(void)
     RUN(across_nodes_a_rank_keeps_the_state_of_its_slices_alone);
     if (hvt_world_size(whole) <= 4) {
         RUN(a_sharded_update_keeps_one_copy_for_all_ranks);
+        RUN(what_is_discarded_gives_nothing_back);
         RUN(auto_shards_where_it_pays);
         RUN(the_first_parameter_that_is_not_finite_is_named_on_all_ranks);
         RUN(checkpoints_know_nothing_of_slices);

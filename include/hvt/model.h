@@ -83,6 +83,14 @@ HVT_API hvt_dtype hvt_model_input_type(const hvt_model *m); ///< the type that t
 HVT_API int hvt_model_input_channels(const hvt_model *m);
 HVT_API size_t hvt_model_parameters(const hvt_model *m); ///< trainable scalars, as papers count them
 HVT_API size_t hvt_model_bytes(const hvt_model *m);      ///< all arenas and workspaces together
+/** What those are, in bytes. */
+typedef struct hvt_memory {
+    size_t parameters;  ///< moving statistics and 16-bit copies included
+    size_t gradients;   ///< of parameters
+    size_t activations; ///< and their gradients, which take the room of those that backward has done with
+    size_t workspace;
+} hvt_memory;
+HVT_API hvt_memory hvt_model_memory(const hvt_model *m);
 HVT_API int hvt_model_classes(const hvt_model *m);
 
 /** torchvision's initialisation (kaiming normal, fan out; linear U(+-1/sqrt(fan in))), keyed by

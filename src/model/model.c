@@ -290,9 +290,19 @@ size_t hvt_model_parameters(const hvt_model *m)
     return n;
 }
 
-size_t hvt_model_bytes(const hvt_model *m)
+hvt_memory hvt_model_memory(const hvt_model *m)
 {
     size_t copy = m->copy ? m->arena_count * sizeof *m->copy : 0;
 
-    return (2 * m->arena_count + m->stats_count) * sizeof(float) + copy + m->acts_bytes + m->ws_bytes;
+    return (hvt_memory){.parameters = (m->arena_count + m->stats_count) * sizeof(float) + copy,
+                        .gradients = m->arena_count * sizeof(float),
+                        .activations = m->acts_bytes,
+                        .workspace = m->ws_bytes};
+}
+
+size_t hvt_model_bytes(const hvt_model *m)
+{
+    const hvt_memory b = hvt_model_memory(m);
+
+    return b.parameters + b.gradients + b.activations + b.workspace;
 }

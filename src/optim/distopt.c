@@ -191,7 +191,7 @@ fail:
     return s;
 }
 
-void hvt_distopt_free(hvt_distopt **dist)
+static void close_dist(hvt_distopt **dist, bool give_back)
 {
     hvt_distopt *d = *dist;
     hvt_model *m;
@@ -202,9 +202,13 @@ void hvt_distopt_free(hvt_distopt **dist)
     m = d->optim->m;
     for (; d->arrived < d->launched; d->arrived++) /* a step that was given up: no peer may still read */
         hvt_comm_wait(d->comm, d->bucket[d->arrived].ticket);
-    hvt__sharded_close(&d->sharded);
-    if (d->grads && m->grads == d->grads && hvt__model_place(m, NULL) != HVT_OK)
-        HVT_WARN("the model is left without gradients: %s", hvt_last_error());
+    hvt__sharded_close(&d->sharded, give_back);
+    if (d->grads && m->grads == d->grads) {
+        if (!give_back)
+            m->grads = NULL;
+        else if (hvt__model_place(m, NULL) != HVT_OK)
+            HVT_WARN("the model is left without gradients: %s", hvt_last_error());
+    }
     hvt_comm_release(d->comm, d->grads);
     for (int k = 0; k < HVT__DIST_LEVELS; k++)
         m->dev->ops->release(m->dev, d->partial[k]);
@@ -214,6 +218,24 @@ void hvt_distopt_free(hvt_distopt **dist)
     free(d->bucket_bytes);
     free(d->bucket);
     free(d);
+}
+
+void hvt_distopt_free(hvt_distopt **dist)
+{
+    close_dist(dist, true);
+}
+
+void hvt_distopt_discard(hvt_distopt **dist)
+{
+    close_dist(dist, false);
+}
+
+size_t hvt_distopt_state_bytes(const hvt_distopt *d)
+{
+    const hvt_optim *o = d->optim;
+    size_t whole = o->v ? o->m->arena_count : 0;
+
+    return (d->sharded ? hvt__sharded_state(d->sharded) : whole) * sizeof *o->v;
 }
 
 hvt_status hvt_distopt_replan(hvt_distopt *d, size_t bucket_bytes, size_t first_bytes)

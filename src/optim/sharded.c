@@ -75,19 +75,28 @@ static hvt_status take_back(hvt_sharded *s)
     return take_back_state(s);
 }
 
-void hvt__sharded_close(hvt_sharded **sharded)
+/* The model's and the optimizer's are gone with ours. */
+static void let_go(hvt_sharded *s)
+{
+    if (s->params && s->o->m->params == s->params)
+        s->o->m->params = NULL;
+    if (s->v && s->o->v == s->v)
+        s->o->v = NULL;
+}
+
+void hvt__sharded_close(hvt_sharded **sharded, bool give_back)
 {
     hvt_sharded *s = *sharded;
 
     *sharded = NULL;
     if (!s)
         return;
-    if (take_back(s) != HVT_OK) {
+    if (give_back && take_back(s) != HVT_OK) {
         HVT_WARN("the model is left without parameters: %s", hvt_last_error());
-        s->o->m->params = NULL;
-        if (!s->o->sliced)
-            s->o->v = NULL;
+        give_back = false;
     }
+    if (!give_back)
+        let_go(s);
     hvt_comm_release(s->comm, s->v);
     hvt_comm_release(s->comm, s->params);
     free(s->g);
@@ -123,6 +132,17 @@ static size_t cut(hvt_sharded *s)
         at += b->own_end - b->own_first;
     }
     return at;
+}
+
+size_t hvt__sharded_state(const hvt_sharded *s)
+{
+    const hvt_bucket *last = s->bucket + s->nbucket - 1;
+
+    if (s->v)
+        return s->o->m->arena_count / (size_t)hvt_world_local_size(hvt_comm_world(s->comm));
+    if (!s->o->v)
+        return 0;
+    return s->nbucket > 1 ? last->own_at + last->own_end - last->own_first : 0;
 }
 
 static hvt_status copy_slices(hvt_sharded *s, float *slices, const float *whole)
@@ -215,7 +235,7 @@ hvt_status hvt__sharded_open(hvt_optim *o, hvt_comm *comm, hvt_bucket *bucket, i
     if (status == HVT_OK)
         status = open_all(s);
     if (status != HVT_OK) {
-        hvt__sharded_close(&s);
+        hvt__sharded_close(&s, true);
         return hvt__pass(status, __FILE__, __LINE__, "sharded");
     }
     *ret_sharded = s;

@@ -270,6 +270,16 @@ static json_t *scale_record(const hvt_start *s)
     return s->set->scaling.scale ? json_real(s->set->scaling.scale) : json_null();
 }
 
+/* What this rank plans to hold, in bytes: planned_bytes, and the optimizer's state. */
+static json_t *memory_record(const hvt_start *s)
+{
+    const hvt_memory *m = &s->memory;
+
+    return json_pack("{s:I, s:I, s:I, s:I, s:I}", "parameters", (json_int_t)m->parameters, "gradients",
+                     (json_int_t)m->gradients, "optimizer", (json_int_t)s->optim_bytes, "activations",
+                     (json_int_t)m->activations, "workspace", (json_int_t)m->workspace);
+}
+
 static hvt_status start_record(hvt_reporter *rep, const hvt_start *s)
 {
     json_t *buckets = json_array();
@@ -284,7 +294,7 @@ static hvt_status start_record(hvt_reporter *rep, const hvt_start *s)
     return put(
         rep,
         json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:i, s:s, s:s, s:I, s:i, s:i, s:I, s:I, s:o, "
-                  "s:s, s:s, s:s, s:s, s:i, s:o, s:s, s:I, s:I, s:I, s:I, s:o, s:s, s:o, s:o, s:o}",
+                  "s:s, s:s, s:s, s:s, s:i, s:o, s:s, s:I, s:I, s:I, s:o, s:I, s:o, s:s, s:o, s:o, s:o}",
                   "record", "start", "version", hvt_version(), "compiler", HVT_COMPILER, "ranks",
                   hvt_world_size(s->world), "nodes", hvt_world_nodes(s->world), "shards", s->set->shards,
                   "device", s->device, "isa", s->isa, "threads", s->threads, "comm", s->comm, "model",
@@ -294,9 +304,10 @@ static hvt_status start_record(hvt_reporter *rep, const hvt_start *s)
                   "overlap", s->overlap, "graph", s->graph, "wire", s->opts->wire, "seed", s->opts->seed,
                   "lr", number(s->set->lr), "data", s->opts->data, "train_images",
                   (json_int_t)(s->train ? s->train->count : 0), "test_images", (json_int_t)s->test->count,
-                  "planned_bytes", (json_int_t)s->bytes, "device_bytes", (json_int_t)s->device_bytes, "gpus",
-                  gpus_record(s), "amp", hvt_dtype_name(s->set->amp), "loss_scale", scale_record(s),
-                  "options", options_record(s->opts), "options_from", origins_record(s->opts)));
+                  "planned_bytes", (json_int_t)s->bytes, "memory", memory_record(s), "device_bytes",
+                  (json_int_t)s->device_bytes, "gpus", gpus_record(s), "amp", hvt_dtype_name(s->set->amp),
+                  "loss_scale", scale_record(s), "options", options_record(s->opts), "options_from",
+                  origins_record(s->opts)));
 }
 
 /* Those that came from one place, as "name value" broken before column 100. */
@@ -500,8 +511,12 @@ static void say_start(hvt_reporter *rep, const hvt_start *s, const char *const *
         most = s->bucket_bytes[i] > most ? s->bucket_bytes[i] : most;
     }
     say(rep, "hvtrain %s (%s)", hvt_version(), HVT_COMPILER);
-    say(rep, "  model      %s, %d classes, %zu parameters; %.1f MiB planned on each rank", s->opts->model,
-        s->classes, s->params, mib((double)s->bytes));
+    say(rep, "  model      %s, %d classes, %zu parameters", s->opts->model, s->classes, s->params);
+    say(rep,
+        "  memory     of a rank, MiB: %.1f activations, %.1f parameters, %.1f gradients, %.1f optimizer, "
+        "%.1f workspace",
+        mib((double)s->memory.activations), mib((double)s->memory.parameters),
+        mib((double)s->memory.gradients), mib((double)s->optim_bytes), mib((double)s->memory.workspace));
     if (s->train)
         say(rep, "  data       %s, %u training and %u test images of %dx%dx%d, %d classes", s->opts->data,
             s->train->count, test->count, test->height, test->width, test->channels, test->classes);

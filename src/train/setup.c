@@ -385,6 +385,8 @@ static hvt_status announce(run *t)
                    .test = hvt_dataset_describe(t->test_set),
                    .params = hvt_model_parameters(t->model),
                    .bytes = hvt_model_bytes(t->model),
+                   .memory = hvt_model_memory(t->model),
+                   .optim_bytes = hvt_distopt_state_bytes(t->dist),
                    .steps_per_epoch = t->steps_per_epoch,
                    .steps = t->end,
                    .place = t->place};
@@ -425,7 +427,7 @@ void hvt__teardown(run *t)
 {
     hvt__timeline_close(&t->timeline);
     hvt_recording_free(&t->recording); /* before the comm, which would wait for it */
-    hvt_distopt_free(&t->dist);
+    hvt_distopt_discard(&t->dist);
     hvt_loader_close(&t->train_data);
     hvt_loader_close(&t->test_data);
     hvt_schedule_free(&t->schedule);
