@@ -22,6 +22,7 @@ typedef float __m512 __attribute__((vector_size(64)));
 typedef int32_t __m512i __attribute__((vector_size(64)));
 typedef uint16_t __m512bh __attribute__((vector_size(64)));
 typedef uint16_t __m256i __attribute__((vector_size(32)));
+typedef uint16_t __m256bh __attribute__((vector_size(32)));
 typedef uint16_t __mmask16;
 
 /* ---- AVX-512 F, BW, VL ---- */
@@ -119,6 +120,13 @@ EMULATED __m256i _mm256_maskz_loadu_epi16(__mmask16 mask, const void *p)
     return v;
 }
 
+EMULATED void _mm256_mask_storeu_epi16(void *p, __mmask16 mask, __m256i v)
+{
+    for (int i = 0; i < 16; i++)
+        if (mask >> i & 1)
+            memcpy((char *)p + 2 * i, (char *)&v + 2 * i, 2);
+}
+
 EMULATED __m512 _mm512_add_ps(__m512 a, __m512 b)
 {
     return a + b;
@@ -198,6 +206,29 @@ EMULATED __m512 _mm512_dpbf16_ps(__m512 c, __m512bh a, __m512bh b)
     for (int half = 1; half >= 0; half--)
         c = emulated_muladd(emulated_bf16((emulated_bits)a, half), emulated_bf16((emulated_bits)b, half), c);
     return c;
+}
+
+/* To nearest even; a NaN stays one, a subnormal becomes zero. */
+EMULATED __m256bh _mm512_cvtneps_pbh(__m512 a)
+{
+    const emulated_bits bits = (emulated_bits)emulated_flush(a);
+    __m256bh h;
+
+    for (int i = 0; i < 16; i++)
+        h[i] =
+            (uint16_t)(a[i] != a[i] ? bits[i] >> 16 | 0x40 : (bits[i] + 0x7fff + (bits[i] >> 16 & 1)) >> 16);
+    return h;
+}
+
+/* the second one in the lower half */
+EMULATED __m512bh _mm512_cvtne2ps_pbh(__m512 a, __m512 b)
+{
+    const __m256bh high = _mm512_cvtneps_pbh(a), low = _mm512_cvtneps_pbh(b);
+    __m512bh h;
+
+    memcpy(&h, &low, sizeof low);
+    memcpy((char *)&h + sizeof low, &high, sizeof high);
+    return h;
 }
 
 /* ---- AMX ---- */

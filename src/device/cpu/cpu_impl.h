@@ -42,6 +42,7 @@ typedef struct hvt_tile {
     int nc; /* columns that are stored */
     bool add;
     bool stream; /* past the caches; C is aligned to vectors */
+    bool half;   /* C is bf16, c_row counts these: gather, where the set's kernels say so */
 } hvt_tile;
 
 typedef void hvt_kernel(const hvt_tile *t);
@@ -77,6 +78,7 @@ typedef struct hvt_conv_kernels {
      * Gather's tiles then have exactly `high` rows and are written, whole, to a buffer of rows of 32. */
     void (*begin)(int high, int depth);
     void (*end)(void);
+    bool halves; /* gather's tiles may be stored as bf16 */
 } hvt_conv_kernels;
 
 /* ---- elementwise.c: one text compiled per set; all ops work on a span that one thread owns ---- */

@@ -32,15 +32,16 @@ typedef struct gather {
 } gather;
 
 /* A tile whose first element in the target is `to`, whose rows lie `row` apart. The first `skip` are another
- * tile's, too, and not stored; floats have none of these. */
+ * tile's, too, and not stored; kernels that store to the target have none of these. */
 static void run_tile(const gather *g, hvt_tile *t, hvt_kernel *kernel, int skip, long to, long row)
 {
     _Alignas(64) float tile[CONV_TILE_ROWS * CONV_PANEL];
 
-    if (g->op->type == HVT_F32) {
-        t->c = (float *)g->target + to;
+    if (g->op->type == HVT_F32 || (g->op->pairs && g->op->kern->halves)) {
+        t->c = hvt__at(g->target, g->op->type, (size_t)to);
         t->c_row = row;
         t->add = g->add;
+        t->half = g->op->pairs;
         kernel(t);
         return;
     }

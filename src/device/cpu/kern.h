@@ -8,13 +8,43 @@
  *     EACH1 EACH2 (X): X(1) .. X(ROWS1), X(1) .. X(ROWS2)
  *     vec         a vector, and its verbs below
  *     ARRANGE     where a word is a pair of bf16: the initializers of arrange_a and arrange_b
+ *     HALVES      where a tile may be stored as bf16: defined, with HALVES_INIT, .halves = true, and
+ *                 halves_store(p, v, n)    n words
+ *                 halves_store2(p, v, w)   two vectors
+ *                 halves_load(p, n)
  *
  * A word is what one multiply-add takes from A for one row: a float, or a pair of bf16 along the inner loop.
- *  * A tile's accumulators live in registers from the first entry to the last; every element is one chain of
+ *
+ * A tile's accumulators live in registers from the first entry to the last; every element is one chain of
  * multiply-adds in the order entry, inner step, whatever the tile's height, width or place. So an image's
  * result does not depend on which other images share its tile.
  */
 #include "turn.h"
+
+#ifdef HALVES
+INLINE void store_halves(const hvt_tile *t, const int rows, const int vectors, const int last, vec (*c)[2])
+{
+    uint16_t *out = (uint16_t *)t->c;
+
+    UNROLL
+    for (int i = 0; i < rows; i++, out += t->c_row) {
+        if (t->add) {
+            UNROLL
+            for (int v = 0; v < vectors; v++)
+                c[i][v] = vadd(halves_load(out + VL * v, v < vectors - 1 ? VL : last), c[i][v]);
+        }
+        if (vectors == 2 && last == VL) {
+            halves_store2(out, c[i][0], c[i][vectors - 1]);
+        } else {
+            UNROLL
+            for (int v = 0; v < vectors; v++)
+                halves_store(out + VL * v, c[i][v], v < vectors - 1 ? VL : last);
+        }
+    }
+}
+#else
+#define HALVES_INIT
+#endif
 
 /* `turned`: A's rows lie side by side and the inner step is a_row apart (backward weights); else rows are
  * a_row apart and the inner step is one float. `rows`, `vectors` and `turned` are constants: the loops over
@@ -63,6 +93,12 @@ INLINE void tile(const hvt_tile *t, const int rows, const int vectors, const boo
 
     int last = t->nc - VL * (vectors - 1); /* columns of the last vector */
 
+#ifdef HALVES
+    if (!turned && t->half) {
+        store_halves(t, rows, vectors, last, c);
+        return;
+    }
+#endif
     UNROLL
     for (int i = 0; i < rows; i++) {
         UNROLL
@@ -115,4 +151,4 @@ static hvt_kernel *const wgrad2[] = {EACH2(WGRAD2)};
                                               .wgrad = {wgrad1, wgrad2},                                     \
                                               .transpose = transpose,                                        \
                                               .depth = 1,                                                    \
-                                              ARRANGE}
+                                              HALVES_INIT ARRANGE}

@@ -185,12 +185,13 @@ const hvt_conv_kernels hvt__conv_amx = {.vl = VL,
                                         .end = end};
 
 extern const hvt_conv_kernels hvt__conv_avx512;
-extern const hvt_elementwise hvt__elementwise_avx512;
+extern const hvt_elementwise hvt__elementwise_avx512_bf16;
 
 const hvt_isa hvt__isa_amx = {.name = "amx",
                               .needs = {AVX512_NEEDS, .edx7 = 1u << 22 | 1u << 24, /* AMX-BF16, AMX-TILE */
+                                        .eax7_1 = AVX512_BF16,                     /* for .el */
                                         .xcr0 = AVX512_STATE | 3u << 17, /* shapes and data of tiles */
                                         .ask = 18},                      /* tiles' data */
                               .conv = &hvt__conv_avx512,
                               .bf16 = &hvt__conv_amx,
-                              .el = &hvt__elementwise_avx512};
+                              .el = &hvt__elementwise_avx512_bf16};

@@ -24,6 +24,25 @@ INLINE vec vbroadcast(const float *p)
     return _mm512_castsi512_ps(_mm512_set1_epi32(word));
 }
 
+#define HALVES
+#define HALVES_INIT .halves = true,
+
+INLINE void halves_store(uint16_t *p, vec v, int n)
+{
+    _mm256_mask_storeu_epi16(p, (__mmask16)((1u << n) - 1), (__m256i)_mm512_cvtneps_pbh(v));
+}
+
+INLINE void halves_store2(uint16_t *p, vec v, vec w)
+{
+    _mm512_storeu_ps(p, (vec)_mm512_cvtne2ps_pbh(w, v));
+}
+
+INLINE vec halves_load(const uint16_t *p, int n)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(
+        _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), p)), 16));
+}
+
 static void arrange_a(const hvt_pairs *p, int w, float *out)
 {
     pair_panels(p, w, PITCH, out);
@@ -35,10 +54,10 @@ static void arrange_a(const hvt_pairs *p, int w, float *out)
 KERNELS(avx512_bf16);
 
 extern const hvt_conv_kernels hvt__conv_avx512;
-extern const hvt_elementwise hvt__elementwise_avx512;
+extern const hvt_elementwise hvt__elementwise_avx512_bf16;
 
 const hvt_isa hvt__isa_avx512_bf16 = {.name = "avx512_bf16",
                                       .needs = {AVX512_NEEDS, .eax7_1 = AVX512_BF16, .xcr0 = AVX512_STATE},
                                       .conv = &hvt__conv_avx512,
                                       .bf16 = &hvt__conv_avx512_bf16,
-                                      .el = &hvt__elementwise_avx512};
+                                      .el = &hvt__elementwise_avx512_bf16};

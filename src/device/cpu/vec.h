@@ -218,6 +218,16 @@ INLINE F f_from_bf16(H h)
     return (F)(__builtin_convertvector(h, U) << 16);
 }
 
+#ifdef __AVX512BF16__
+
+/* A subnormal becomes zero, as those do that arithmetic makes. */
+INLINE H f_to_bf16(F x)
+{
+    return (H)_mm512_cvtneps_pbh(x);
+}
+
+#else
+
 INLINE H f_to_bf16(F x)
 {
     U u = (U)x, even = (u + 0x7fff + (u >> 16 & 1)) >> 16, quiet = u >> 16 | 0x40;
@@ -225,6 +235,8 @@ INLINE H f_to_bf16(F x)
 
     return __builtin_convertvector((U)i_select(nan, (I)quiet, (I)even), H);
 }
+
+#endif
 
 #if defined(__AVX512F__)
 
