@@ -385,14 +385,15 @@ def ranks_buckets_comms_and_threads_do_not_matter():
 
 
 def overlap_auto_times_updates_and_tells_its_choice():
-    base = "--epochs 7 --batch 8".split()
+    base = "--epochs 12 --batch 8".split()
     check(train(base)["start"][0]["overlap"] == "off", "one rank overlaps with nobody")
     if not MPIRUN:
         return
     tried = train(base + "--comm mpi".split(), 2)
     choice = tried["overlap"][0]
     check(tried["start"][0]["overlap"] == "auto", tried["start"])
-    check(choice["overlap"] == ("worker" if choice["seconds_worker"] < choice["seconds_off"] else "off"), choice)
+    gain = choice["seconds_off"] / choice["seconds_worker"]  # within 2 % what was expected stays
+    check(choice["overlap"] == ("worker" if gain > 1 else "off") or 0.98 <= gain <= 1 / 0.98, choice)
     check(min(choice["seconds_worker"], choice["seconds_off"]) > 0, choice)
     told = train(base + "--comm mpi --overlap off".split(), 2)
     check("overlap" not in told and weights(told) == weights(tried), weights(told), weights(tried))

@@ -19,6 +19,11 @@
 
 #include <stdlib.h>
 
+enum {
+    EAGER = 3968, /* bytes of a message that one process of a host hands another without asking first */
+    PIECES = 5,   /* into which a short vector is cut for that, at most */
+};
+
 typedef struct level {
     int first, mid, end; /* the block; mid == end: no right half, nothing to do */
     int *narrow, *wide;  /* [end - first] place of every rank's slice in its half and in the block */
@@ -32,8 +37,8 @@ typedef struct comm_mpi {
     level *level;
     size_t window;       /* elements that are added while the next ones travel */
     void *scratch[2];    /* [window] the other half's part of a window */
-    MPI_Request *req[2]; /* [2 * size] */
-    int *peer[2];        /* [2 * size] at the other end of each */
+    MPI_Request *req[2]; /* [2 * PIECES * size] */
+    int *peer[2];        /* [2 * PIECES * size] at the other end of each */
     int reqs[2];
 } comm_mpi;
 
@@ -122,8 +127,8 @@ static hvt_status prepare(hvt_comm *c)
     st->window = t->mpi_window < t->mpi_message ? t->mpi_window : t->mpi_message;
     room = st->window * sizeof(float) > t->mpi_short ? st->window * sizeof(float) : t->mpi_short;
     for (int i = 0; i < 2; i++) {
-        st->req[i] = malloc(2 * (size_t)size * sizeof *st->req[i]);
-        st->peer[i] = malloc(2 * (size_t)size * sizeof *st->peer[i]);
+        st->req[i] = malloc(2 * PIECES * (size_t)size * sizeof *st->req[i]);
+        st->peer[i] = malloc(2 * PIECES * (size_t)size * sizeof *st->peer[i]);
         HVT_CHECK(st->req[i] && st->peer[i], E_MEM, "no memory for the requests of %d ranks", size);
         HVT_TRY(c->dev->ops->alloc(c->dev, room, &st->scratch[i]));
     }
@@ -217,27 +222,44 @@ static hvt_status merge(run *o, const level *l, hvt__span w, const void *scratch
     return o->c->dev->ops->reduce(o->c->dev, w.end - w.first, o->type, in, 2, at(o, w.first));
 }
 
+/* Elements of a message that carries all or a part of a short vector. */
+static size_t eager(const run *o, const level *l)
+{
+    size_t most = EAGER / o->bytes;
+
+    return l->far || o->count > PIECES * most ? o->count : most;
+}
+
+/* Let elements [p.first, p.end) of the halves' sums change sides. */
+static hvt_status trade(run *o, const level *l, hvt__span p)
+{
+    int me = o->c->world->rank, lefts = l->mid - l->first, rights = l->end - l->mid;
+    void *in = (char *)o->st->scratch[0] + p.first * o->bytes, *out = at(o, p.first);
+    size_t n = p.end - p.first;
+
+    if (me < l->mid) {
+        HVT_TRY(take(o, 0, in, n, l->mid + (me - l->first) % rights));
+        return me - l->first < rights ? give(o, 0, out, n, l->mid + (me - l->first)) : HVT_OK;
+    }
+    HVT_TRY(take(o, 0, in, n, l->first + (me - l->mid)));
+    for (int j = me - l->mid; j < lefts; j += rights)
+        HVT_TRY(give(o, 0, out, n, l->first + j));
+    return HVT_OK;
+}
+
 /* Vectors that are not worth cutting: every rank of a half holds all of its sum. */
 static hvt_status add_whole(run *o)
 {
-    int me = o->c->world->rank;
+    hvt__span all = {0, o->count};
 
     for (int i = o->from; i < o->st->levels && o->count; i++) {
         const level *l = &o->st->level[i];
-        int lefts = l->mid - l->first, rights = l->end - l->mid;
-        hvt__span all = {0, o->count};
+        size_t most = eager(o, l);
 
-        if (!rights)
+        if (l->mid == l->end)
             continue;
-        if (me < l->mid) {
-            HVT_TRY(take(o, 0, o->st->scratch[0], o->count, l->mid + (me - l->first) % rights));
-            if (me - l->first < rights)
-                HVT_TRY(give(o, 0, o->buf, o->count, l->mid + (me - l->first)));
-        } else {
-            HVT_TRY(take(o, 0, o->st->scratch[0], o->count, l->first + (me - l->mid)));
-            for (int j = me - l->mid; j < lefts; j += rights)
-                HVT_TRY(give(o, 0, o->buf, o->count, l->first + j));
-        }
+        for (size_t first = 0; first < o->count; first += most)
+            HVT_TRY(trade(o, l, hvt__meet(all, (hvt__span){first, first + most})));
         HVT_TRY(arrive(o, 0));
         HVT_TRY(merge(o, l, all, o->st->scratch[0]));
     }

@@ -15,7 +15,7 @@
 
 hvt__comm_tuning hvt__comm_tuned = {
     .shm_ride = 1024,
-    .mpi_short = 8192,
+    .mpi_short = 16384,
     .mpi_window = 1 << 18,
     .mpi_packet = 48 << 10,
     .mpi_message = (size_t)1 << 30,

@@ -5,7 +5,7 @@
 #include "timeline.h"
 
 /* Which is faster: the exchange on a worker, or in hvt_distopt_step()? */
-enum { HVT__TRIES = 5 };
+enum { HVT__TRIES = 9 };
 typedef struct hvt__trial {
     const char *overlap; /* worker, off; auto: not known yet */
     const char *why;
