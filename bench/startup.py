@@ -240,8 +240,8 @@ def main():
                   f"{peak.get('anonymous', 0) / 2**20:6.0f} MiB {peak.get('shared', 0) / 2**20:4.0f} MiB "
                   f"{format(ratio[1], '6.2f') if ratio[1] else '':6}", flush=True)
         results["cases"].append({"case": case, "first": rounds, "memory": peaks})
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        if args.json:
+            args.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
