@@ -2,8 +2,8 @@
  * bench_step - what a step is made of.
  *
  *     [mpirun -np N] bench_step [--model NAME] [--stem imagenet|cifar] [--batch N] [--steps N] [--comm NAME]
- *                               [--update auto|replicated|sharded] [--wire f32|f16|bf16] [--json FILE]
- *                               [--pairs N]
+ *                               [--update auto|replicated|sharded] [--wire f32|f16|bf16|powersgd:R]
+ *                               [--json FILE] [--pairs N]
  *
  * Trains as hvtrain does: images drawn, read and normalised, forward, backward, exchange, update. The first
  * steps are not counted, nor are the last, in which the other processes of a comparison may still be at work.
@@ -107,6 +107,7 @@ static void open_side(side *s, const char *comm)
                         hvt_zoo(s->model, o.model, hvt_input(s->model, 32, 32, 3), 10, &zoo)));
     must(hvt_model_init(s->model, 1));
     must(hvt_optim_create(s->model, &sgd, &s->optim));
+    exchange.powersgd = strncmp(o.wire, "powersgd:", 9) ? 0 : atoi(o.wire + 9);
     exchange.wire = !strcmp(o.wire, "f16") ? HVT_F16 : !strcmp(o.wire, "bf16") ? HVT_BF16 : HVT_F32;
     exchange.update = s == &alone || !strcmp(o.update, "auto") ? HVT_UPDATE_AUTO
                       : !strcmp(o.update, "sharded")           ? HVT_UPDATE_SHARDED
@@ -238,8 +239,9 @@ static void print_result(const result *r)
     const size_t *bytes;
 
     bench_header("bench_step", hvt_device_isa(dev), hvt_device_threads(dev));
-    printf("%s, batch %d, %d ranks, comm %s, %s update, %d buckets, %d steps\n", o.model, o.batch,
-           hvt_world_size(world), hvt_comm_name(together.comm),
+    printf("%s, batch %d, %d ranks, comm %s, wire %s, %.2f MiB a step, %s update, %d buckets, %d steps\n",
+           o.model, o.batch, hvt_world_size(world), hvt_comm_name(together.comm), o.wire,
+           (double)hvt_distopt_bytes(together.dist) / (1 << 20),
            hvt_distopt_update(together.dist) == HVT_UPDATE_SHARDED ? "sharded" : "replicated",
            hvt_distopt_buckets(together.dist, &bytes), o.steps);
     for (size_t i = 0; i < HVT_LEN(columns); i++)

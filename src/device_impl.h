@@ -171,6 +171,17 @@ typedef struct hvt_sgd_args {
     hvt_dtype copy_type;
 } hvt_sgd_args;
 
+/* Factors of a convolution's gradient G, seen as a matrix [k, m] of k filters: P [k, r] and Q [m, r], whose
+ * columns lie one after the other. G, and E of its shape, lie as the device lays out k filters; j < m counts
+ * taps, and channels within a tap. */
+typedef struct hvt_factor_args {
+    int k, m, r;
+    float *g, *e; /* [k,m] */
+    float *p;     /* [r][k] */
+    float *q;     /* [r][m] */
+    float share;
+} hvt_factor_args;
+
 typedef struct hvt_augment_args {
     hvt_order order;
     int n, real; /* dst holds n images, src `real` of them */
@@ -273,6 +284,11 @@ typedef struct hvt_device_ops {
     hvt_status (*reduce_all)(hvt_device *d, size_t n, hvt_dtype t, void *const io[], int count);
     hvt_status (*sgd)(hvt_device *d, size_t n, const hvt_sgd_args *a, const float *const g[], int ng,
                       float *w, float *v); /* ng ranks' gradients, added along the tree first */
+
+    /* --- factors of gradients; NULL unless `host` --- */
+    hvt_status (*factor_p)(hvt_device *d, const hvt_factor_args *a);    /* e += g; p = e q */
+    hvt_status (*factor_q)(hvt_device *d, const hvt_factor_args *a);    /* q = e^T p */
+    hvt_status (*factor_join)(hvt_device *d, const hvt_factor_args *a); /* g = p q^T; e -= share * g */
 
     /* --- a step's decision --- */
     /* step->bad = least of it and base + i over all i whose g[i] is not finite */

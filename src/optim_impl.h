@@ -18,6 +18,30 @@ typedef struct hvt_optim_ops {
 
 extern const hvt_optim_ops hvt_optim_sgd;
 
+/*
+ * powersgd.c: what a run whose gradients travel as factors needs to go on besides the optimizer's state. As
+ * gathered from the ranks, or loaded for them; see hvt_distopt_gather().
+ */
+typedef struct hvt__factored {
+    int param, m; /* Q is [r][m] */
+    size_t q_at, rest_at;
+} hvt__factored;
+
+typedef struct hvt__memory {
+    int r, n;
+    hvt__factored *tensor; /* [n] that travel as factors */
+    size_t q_count, rest_count;
+    const float *in_use; /* [q_count] the Q of the next step */
+    int ranks;           /* that the rests are of */
+    double unit;         /* what a mean gradient of 1 is in them; 0: they hold nothing */
+    float *q;            /* [q_count]; NULL: it is not here */
+    float *rest;         /* [ranks][rest_count] in the arena's layout */
+    bool loaded;         /* and not at the ranks yet */
+} hvt__memory;
+
+/* Room for it, with the Q in use and no rests. */
+hvt_status hvt__memory_make(hvt__memory *memory, int ranks);
+
 struct hvt_optim {
     const hvt_optim_ops *ops;
     hvt_model *m; /* borrowed */
@@ -27,6 +51,7 @@ struct hvt_optim {
     bool sliced;  /* v has this rank's slices alone, one after the other (sharded.c) */
     float *whole; /* then, for a while: all of it, at the parameters' offsets, as gathered or loaded */
     bool loaded;  /* `whole` was written and is not in the ranks' slices yet */
+    hvt__memory *memory; /* borrowed from its distributed optimizer; NULL: gradients travel whole */
 };
 
 /* All of the state at the parameters' offsets, to be read or to be written. Errors: E_ARG it lies in slices
@@ -65,6 +90,7 @@ typedef struct hvt_bucket {
     hvt_dtype wire;            /* how it travels */
     const char *tensor;        /* the first of which it holds a part */
     hvt_ticket ticket;         /* of the step under way */
+    bool second;               /* round of it */
     size_t own_first, own_end; /* sharded: the slice that this rank updates */
     size_t own_at;             /* where it lies among this rank's slices of the state */
 } hvt_bucket;

@@ -33,6 +33,7 @@ typedef struct hvt_settled {
     bool flip, no_decay_norm, no_decay_bias;
     hvt_tail tail;
     hvt_dtype wire, amp; /* amp: of activations */
+    int powersgd;        /* rank of the gradients' factors; 0: none */
     hvt_update update;
     hvt_scaling scaling;
     size_t first_bucket;
@@ -137,6 +138,7 @@ typedef struct hvt_start {
     const hvt_settled *set;
     hvt_world *world;
     const char *device, *isa, *comm, *update, *graph, *overlap, *overlap_why;
+    size_t exchange_bytes; /* that a rank gives to the sums of an update */
     int threads, classes;
     const hvt_dataset_info *train, *test; /* train NULL: evaluation only */
     size_t params, bytes;

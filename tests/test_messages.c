@@ -10,6 +10,7 @@
  * Under mpirun only.
  */
 #include "config.h"
+#include "optim/dist.h"
 #include "rig.h"
 #include "hvt/collective.h"
 #include "hvt/train.h"
@@ -170,6 +171,49 @@ TEST(a_step_over_mpi_sends_its_buckets_and_nothing_else)
     }
 }
 
+/* Two rounds of sums, one of each bucket. */
+TEST(a_step_of_factors_sends_two_rounds_and_nothing_else)
+{
+    static const size_t sizes[] = {0, 2000, HVT_BUCKET_ALL};
+
+    for (size_t i = 0; i < HVT_LEN(sizes); i++) {
+        setup u = usual(job, 2 * size);
+        mpi_count want = {0};
+        hvt_comm *c = NULL;
+        rig r;
+
+        u.comm = "mpi";
+        u.dist.bucket_bytes = sizes[i];
+        u.dist.powersgd = 1;
+        CHECK_OK(rig_open(&r, &u));
+        CHECK_OK(hvt_comm_open("mpi", job, r.dev, &c));
+        want = of_a_sum(c, r.m->rider_count, HVT_F32);
+        for (int b = 1; b < r.d->nbucket; b++)
+            for (int second = 0; second < 2; second++) {
+                hvt_bucket bucket = r.d->bucket[b];
+                size_t count;
+
+                bucket.second = second;
+                hvt__powersgd_span(r.d, &bucket, &count);
+                if (count)
+                    want = plus(want, of_a_sum(c, count, HVT_F32));
+            }
+        hvt_comm_close(&c);
+        for (int t = 0; t < 4; t++) {
+            mpi_count before = mpi_counted((mpi_count){0}), got;
+
+            CHECK_OK(rig_step(&r, t));
+            got = mpi_counted(before);
+            CHECK(equal(got, want),
+                  "buckets of %zu bytes, step %d: %lld messages of %lld bytes and %lld other calls (%s), "
+                  "predicted %lld of %lld",
+                  u.dist.bucket_bytes, t, (long long)got.sent, (long long)got.sent_bytes, (long long)got.talk,
+                  got.talk ? mpi_use.last_talk : "none", (long long)want.sent, (long long)want.sent_bytes);
+        }
+        rig_close(&r);
+    }
+}
+
 TEST(a_step_over_shared_memory_calls_nothing_of_mpi)
 {
     static const hvt_update updates[] = {HVT_UPDATE_AUTO, HVT_UPDATE_REPLICATED};
@@ -283,6 +327,7 @@ int main(void)
     RUN(the_counter_counts);
     RUN(a_sum_takes_the_messages_worked_out_on_paper);
     RUN(a_step_over_mpi_sends_its_buckets_and_nothing_else);
+    RUN(a_step_of_factors_sends_two_rounds_and_nothing_else);
     RUN(a_step_over_shared_memory_calls_nothing_of_mpi);
     RUN(fused_tensors_of_ones_own_send_their_buckets_and_nothing_else);
     RUN(more_steps_of_the_program_send_more_data_and_nothing_else);

@@ -133,7 +133,7 @@ BAD_COMMAND_LINES = [
     (["--threads", "0"], ["--threads", "'0'"]),
     (["--bucket", "25"], ["--bucket", "unit", "'25'"]),
     (["--isa", "sse9"], ["--isa", "avx512", "'sse9'"]),
-    (["--wire=f8"], ["--wire", "f32 f16 bf16", "'f8'"]),
+    (["--wire=f8"], ["--wire", "f32 f16 bf16 powersgd:R", "'f8'"]),
     (["positional"], ["'positional'"]),
     (["--amp", "O3"], ["--amp", "O3", "O2"]),
     (["--loss-scale", "128"], ["--loss-scale", "--amp f16"]),
@@ -266,7 +266,7 @@ def what_tune_finds_is_read_by_config_and_changes_no_bits():
 
 FIELDS = {
     "start": "version ranks shards device isa threads comm model params global_batch steps_per_epoch buckets wire "
-             "seed lr amp loss_scale options options_from",
+             "exchange_bytes seed lr amp loss_scale options options_from",
     "step": "epoch step loss top1 lr img_s loss_scale skipped",
     "epoch": "epoch train_loss top1 top5 img_s seconds exposed_comm data_wait loss_scale skipped",
     "eval": "epoch loss top1 top5 count",
@@ -430,6 +430,21 @@ def sixteen_bits_on_the_way_are_the_same_again():
     for wire in ["f16", "bf16"]:
         twice = [weights(train(base + ["--wire", wire], 2)) for _ in range(2)]
         check(twice[0] and twice[0] == twice[1] and twice[0] != full, wire, twice, full)
+
+
+def gradients_as_factors_learn_and_go_on_where_they_were():
+    base = "--shards 2 --batch 8 --wire powersgd:2 --seed 3".split()
+    straight = weights(train(base + "--epochs 3".split(), 2))
+    train(base + "--epochs 1 --save factors".split(), 2)
+    halves = train(base + "--resume factors --save factors --epochs 3".split(), 2)
+    check(straight and weights(halves) == straight, "straight", straight, "in two halves", weights(halves))
+    left = [f for f in os.listdir(path("factors")) if f.startswith("last")]
+    check(len(left) == 3, "a checkpoint is its weights, momentum and what gradients left:", left)
+    sent = {w: train("--epochs 8 --shards 2 --batch 8 --lr 0.02 --wire".split() + [w], 2) for w in ["f32", "powersgd:2"]}
+    top1 = {w: k["eval"][-1]["top1"] for w, k in sent.items()}
+    bytes_ = {w: k["start"][0]["exchange_bytes"] for w, k in sent.items()}
+    check(top1["powersgd:2"] >= top1["f32"] - 5, "top-1 in percent:", top1)
+    check(bytes_["powersgd:2"] < bytes_["f32"] / 3, bytes_)
 
 
 def real_images_give_the_same_bits_on_2_ranks():
@@ -885,6 +900,7 @@ TESTS = [
     overlap_auto_times_updates_and_tells_its_choice,
     every_variant_trains_and_ranks_do_not_matter,
     sixteen_bits_on_the_way_are_the_same_again,
+    gradients_as_factors_learn_and_go_on_where_they_were,
     real_images_give_the_same_bits_on_2_ranks,
     ranks_that_hold_no_subtree_are_told,
     evaluation_is_equal_on_1_to_4_ranks,

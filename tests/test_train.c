@@ -154,7 +154,11 @@ TEST(malformed_values_are_named_with_what_was_expected)
         {"--lr inf", "--lr", "a number", "'inf'"},
         {"--lr 1e999", "--lr", "a number", "'1e999'"},
         {"--lr 0.1x", "--lr", "a number", "'0.1x'"},
-        {"--wire f64", "--wire", "one of f32 f16 bf16", "'f64'"},
+        {"--wire f64", "--wire", "one of f32 f16 bf16 powersgd:R", "'f64'"},
+        {"--wire powersgd", "--wire", "powersgd:R", "'powersgd'"},
+        {"--wire powersgd:0", "--wire", "powersgd:R", "'powersgd:0'"},
+        {"--wire powersgd:2x", "--wire", "powersgd:R", "'powersgd:2x'"},
+        {"--wire powersgd:R", "--wire", "powersgd:R", "'powersgd:R'"},
         {"--comm gloo", "--comm", "auto self shm mpi", "'gloo'"},
         {"--model vgg", "--model", "resnet18", "'vgg'"},
         {"--mean 1,2", "--mean", "one number or three", "'1,2'"},
@@ -263,6 +267,9 @@ TEST(options_are_checked_together)
         {"--init-skip-head", 1, "needs --init"},
         {"--error-feedback", 2, "--error-feedback is for --wire f16 or bf16"},
         {"--wire bf16 --error-feedback --device cuda", 2, "for --device cpu or ref"},
+        {"--wire powersgd:2 --error-feedback", 2, "powersgd:2 always has it"},
+        {"--wire powersgd:2 --update sharded", 2, "needs --update replicated"},
+        {"--wire powersgd:2 --device cuda", 2, "for --device cpu or ref"},
         {"--data cifar10", 1, "needs --data-dir"},
         {"--data cifar10 --data-dir d --image-size 64", 1, "--image-size 64"},
         {"--data cifar10 --data-dir d --samples 5", 1, "--samples 5"},
@@ -302,7 +309,7 @@ TEST(options_settle_into_one_meaning)
           t.batch);
     CHECK(t.lr == 0.2 * 8, "%g: the rule scales by shards", t.lr);
     CHECK(t.crop == 4 && t.flip && t.no_decay_norm && t.no_decay_bias, "%d %d", t.crop, t.flip);
-    CHECK(t.tail == HVT_TAIL_PAD && t.wire == HVT_F16, "%d %d", t.tail, t.wire);
+    CHECK(t.tail == HVT_TAIL_PAD && t.wire == HVT_F16 && !t.powersgd, "%d %d %d", t.tail, t.wire, t.powersgd);
     CHECK(t.first_bucket == 1 << 20, "%zu", t.first_bucket);
     CHECK_OK(parse(&o, "--bucket all"));
     CHECK_OK(hvt__settle(&o, 1, &t));

@@ -111,6 +111,8 @@ typedef struct hvt_distopt_opts {
     hvt_scaling scaling; ///< needed with activations in f16
     bool error_feedback; ///< 16-bit wires: what rounding takes from a gradient is added to the next one
     int replica_check;   ///< compare the ranks' copies of parameters every so many updates; 0: never
+    int powersgd;        ///< rank of the factors that gradients travel as; 0: they travel as they are
+    uint64_t seed;       ///< of what the first factors are drawn from
 } hvt_distopt_opts;
 
 /**
@@ -135,6 +137,24 @@ typedef struct hvt_distopt_opts {
  * with them; e is not part of a checkpoint: a run goes on with none. Costs an f32 arena on each rank. Devices
  * of the host only (E_UNSUPPORTED), not with f32 wires (E_ARG). Source: Seide et al. 2014, 1-bit SGD;
  * Karimireddy et al. 2019, Error Feedback Fixes SignSGD, arXiv 1901.09847.
+ *
+ * PowerSGD: the gradient of a convolution or linear layer, G [k filters, m] with its channels and taps,
+ * travels as factors P [k,r] and Q [m,r], r being opts.powersgd, if (k + m) r < k m; all others as they are.
+ * A rank keeps what factors cannot carry, E:
+ *
+ *     E += G; P = sum over ranks of E Q; P's columns become orthonormal; Q = sum of E^T P; G = P Q^T; E -= G
+ * / ranks
+ *
+ * and each step begins with the Q of the one before; the first one's is drawn, from seed, tensor's name and
+ * place. So a step sends two rounds of sums, a message each of a bucket and round, and the sum of all E and
+ * all that was applied is the sum of all gradients, but for rounding; in the mean's unit, as with error
+ * feedback, which is part of this and not an option of it. All ranks hold the same bits, which depend on the
+ * number of ranks, and neither on buckets nor on the comm. An update that is skipped takes E along, as above,
+ * and leaves Q. hvt_distopt_gather() brings all ranks' E and Q to root, where a checkpoint takes them along,
+ * and hvt_distopt_broadcast() brings what root has loaded back; to another number of ranks the sum of all E,
+ * to the root. Costs an f32 arena on each rank, and on root, until the next step, one for every rank. f32
+ * wires, replicated updates (E_ARG) and devices of the host (E_UNSUPPORTED) only. Source: Vogels et al. 2019,
+ * arXiv 1905.13727.
  *
  * Moves the model's gradient arena into comm's memory; with a sharded update parameters and optimizer state,
  * too, into memory that a node's ranks write, where they can share any: then its first rank's values become
@@ -226,6 +246,8 @@ HVT_API int64_t hvt_distopt_stopped(const hvt_distopt *dist);
 HVT_API double hvt_distopt_take_exposed(hvt_distopt *dist);
 /** Updates skipped because gradients were not finite, since the model was planned, as of the last check. */
 HVT_API int64_t hvt_distopt_skipped(const hvt_distopt *dist);
+/** Bytes that a rank gives to the sums of a step. */
+HVT_API size_t hvt_distopt_bytes(const hvt_distopt *dist);
 /** HVT_UPDATE_REPLICATED or HVT_UPDATE_SHARDED: what came of the option. */
 HVT_API hvt_update hvt_distopt_update(const hvt_distopt *dist);
 /** The loss scale as of the last check; 1 without loss scaling. */

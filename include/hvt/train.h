@@ -109,7 +109,8 @@ extern "C" {
       "sizes at which comms change their way: shm-ride, mpi-short, mpi-packet (bytes), mpi-window "          \
       "(elements); "                                                                                         \
       "see tune")                                                                                            \
-    X(pick, wire, "f32", 0, RUN, "f32|f16|bf16", "type of gradients on the way; sums are f32")               \
+    X(pick, wire, "f32", 0, RUN, "f32|f16|bf16|powersgd:R",                                                  \
+      "type of gradients on the way, or as factors of rank R; sums are f32")                                 \
     X(bool, error_feedback, "off", 0, RUN, "on|off",                                                         \
       "16-bit wires: what rounding takes from a gradient is added to the next one")                          \
     X(pick, overlap, "auto", 0, JOB, "auto|off|worker",                                                      \
@@ -243,10 +244,11 @@ HVT_API hvt_status hvt_weights_load(const char *file, hvt_model *m, bool skip_he
 
 /**
  * A checkpoint is DIR/NAME.safetensors, which holds what torchvision's state_dict() holds and nothing else,
- * and, with momentum, DIR/NAME-HASH.momentum.safetensors, which its metadata names.
+ * and, with momentum, DIR/NAME-HASH.momentum.safetensors and, where gradients travel as factors,
+ * DIR/NAME-HASH.powersgd.safetensors, which its metadata names.
  *
- * The momentum is written first, under a name of its own; renaming the weights' file over the old one
- * is the one moment at which the new checkpoint replaces the old; then the old momentum goes. So a crash,
+ * These are written first, under names of their own; renaming the weights' file over the old one
+ * is the one moment at which the new checkpoint replaces the old; then the old ones go. So a crash,
  * a full disk or a kill at any moment leaves a whole checkpoint, old or new. Files are written beside their
  * place, synced, renamed, and the folder is synced.
  */
@@ -258,7 +260,8 @@ typedef struct hvt_progress {
     char *options; ///< "--flag=value\n" for each option of scope RUN; load: malloc'ed, free() it
 } hvt_progress;
 
-/** o may be NULL (no momentum). Where ranks hold slices of its state, hvt_distopt_gather() comes before.
+/** o may be NULL (no momentum). Where ranks hold slices of its state, or what factors of gradients did not
+ *  carry, hvt_distopt_gather() comes before.
  *  Errors: E_IO naming file and cause; files of before are whole then. */
 HVT_API hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, hvt_optim *o,
                                        const hvt_progress *progress);

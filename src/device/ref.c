@@ -349,6 +349,54 @@ static hvt_status sgd_ref(hvt_device *d, size_t n, const hvt_sgd_args *a, const 
     return HVT_OK;
 }
 
+/* ---- factors: filters lie one after the other, so a gradient is [k, m] as it is ---- */
+
+static hvt_status factor_p_ref(hvt_device *d, const hvt_factor_args *a)
+{
+    (void)d;
+    for (size_t i = 0; i < (size_t)a->k * (size_t)a->m; i++)
+        a->e[i] += a->g[i];
+    for (int t = 0; t < a->r; t++)
+        for (int k = 0; k < a->k; k++) {
+            double sum = 0;
+
+            for (int j = 0; j < a->m; j++)
+                sum += (double)a->e[(size_t)k * a->m + j] * a->q[(size_t)t * a->m + j];
+            a->p[(size_t)t * a->k + k] = (float)sum;
+        }
+    return HVT_OK;
+}
+
+static hvt_status factor_q_ref(hvt_device *d, const hvt_factor_args *a)
+{
+    (void)d;
+    for (int t = 0; t < a->r; t++)
+        for (int j = 0; j < a->m; j++) {
+            double sum = 0;
+
+            for (int k = 0; k < a->k; k++)
+                sum += (double)a->e[(size_t)k * a->m + j] * a->p[(size_t)t * a->k + k];
+            a->q[(size_t)t * a->m + j] = (float)sum;
+        }
+    return HVT_OK;
+}
+
+static hvt_status factor_join_ref(hvt_device *d, const hvt_factor_args *a)
+{
+    (void)d;
+    for (int k = 0; k < a->k; k++)
+        for (int j = 0; j < a->m; j++) {
+            size_t i = (size_t)k * a->m + j;
+            double sum = 0;
+
+            for (int t = 0; t < a->r; t++)
+                sum += (double)a->p[(size_t)t * a->k + k] * a->q[(size_t)t * a->m + j];
+            a->g[i] = (float)sum;
+            a->e[i] -= a->share * a->g[i];
+        }
+    return HVT_OK;
+}
+
 static hvt_status check_ref(hvt_device *d, size_t n, const float *g, uint64_t base, hvt_step_state *step)
 {
     (void)d;
@@ -433,6 +481,9 @@ const hvt_device_ops hvt_device_ref = {
     .reduce = reduce_ref,
     .reduce_all = reduce_all_ref,
     .sgd = sgd_ref,
+    .factor_p = factor_p_ref,
+    .factor_q = factor_q_ref,
+    .factor_join = factor_join_ref,
     .check = check_ref,
     .settle = settle_here,
     .augment = augment_ref,

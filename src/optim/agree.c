@@ -61,7 +61,12 @@ static void put_all(list *l, const hvt_optim *o, const hvt_distopt_opts *opts, c
     put(l, "no decay", "norm %s, bias %s", o->opts.no_decay_norm ? "yes" : "no",
         o->opts.no_decay_bias ? "yes" : "no");
     put(l, "shards per rank", "%d", opts->local_shards);
-    put(l, "wire", "%s", hvt_dtype_name(opts->wire));
+    if (opts->powersgd) {
+        put(l, "wire", "powersgd:%d", opts->powersgd);
+        put(l, "PowerSGD's seed", "%llu", (unsigned long long)opts->seed);
+    } else {
+        put(l, "wire", "%s", hvt_dtype_name(opts->wire));
+    }
     put(l, "error feedback", "%s", opts->error_feedback ? "on" : "off");
     put(l, "update", "%s", opts->update == HVT_UPDATE_SHARDED ? "sharded" : "replicated");
     put(l, "activations", "%s", hvt_dtype_name(m->type));

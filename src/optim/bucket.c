@@ -5,7 +5,8 @@
  * the parameters' offsets alone, before any step (but for HVT_BUCKET_AUTO, see merge.c). A bucket closes at
  * the first end of a layer where it holds its limit, so it may exceed it; what is left at the end is the last
  * one. A bucket of more than twice its limit (one layer of VGG has 411 MB) is cut into equal pieces, wherever
- * that is, so that one part is added and applied while the next one travels. The rider, which lies in front,
+ * that is, so that one part is added and applied while the next one travels; but not where tensors travel as
+ * factors. The rider, which lies in front,
  * travels in the first bucket, or alone: it is always all-reduced as f32, also where parameters' gradients
  * are not.
  */
@@ -129,7 +130,8 @@ hvt_status hvt__bucket_plan(const hvt_model *m, const hvt_distopt_opts *opts, bo
 
     HVT_CHECK_OR(done, layer && end, E_MEM, "no memory for a plan of %zu buckets", most);
     n = hvt__bucket_cut(start, layer, hvt__layer_ends(m, layer), opts->first_bytes, bytes, end);
-    s = hvt__bucket_lay(m, end, n, bytes, opts->wire, rider_alone, ret_bucket, ret_count);
+    s = hvt__bucket_lay(m, end, n, opts->powersgd ? HVT_BUCKET_ALL : bytes, opts->wire, rider_alone,
+                        ret_bucket, ret_count);
 done:
     free(layer);
     free(end);

@@ -1,7 +1,8 @@
 /*
  * Codecs: gradients as they travel, if not as f32, and what becomes of that which a codec loses.
  *
- * A codec is two functions. What all of them share is here: with error feedback a rank keeps the *rest*, what
+ * A codec is two functions, and a third where gradients travel in two rounds. Casts and the table are here,
+ * factors in powersgd.c. With error feedback a rank keeps the *rest*, what
  * its own encoding took from each gradient, and adds it to the next gradient of the same element before that
  * is encoded. The rest is in the arena's units, which the number of images and the loss scale change; it
  * follows them, so that what was sent and what is left are all that there was, counted in mean gradients.
@@ -34,12 +35,21 @@ static hvt_status decode_cast(const hvt_distopt *d, size_t first, size_t n, floa
 const hvt__codec *hvt__codec_of(hvt_dtype wire)
 {
     static const hvt__codec table[] = {
-        {HVT_F32, NULL, NULL}, {HVT_F16, encode_cast, decode_cast}, {HVT_BF16, encode_cast, decode_cast}};
+        {.wire = HVT_F32},
+        {.wire = HVT_F16, .encode = encode_cast, .decode = decode_cast},
+        {.wire = HVT_BF16, .encode = encode_cast, .decode = decode_cast},
+    };
 
     for (size_t i = 0; i < HVT_LEN(table); i++)
         if (table[i].wire == wire)
             return &table[i];
     return NULL;
+}
+
+/* The rider, alone in the first bucket then, travels as it is. */
+const hvt__codec *hvt__codec_for(const hvt_distopt *d, const hvt_bucket *b)
+{
+    return d->powersgd && b != d->bucket ? &hvt__codec_powersgd : hvt__codec_of(b->wire);
 }
 
 size_t hvt__codec_chunk(const hvt_distopt *d)
@@ -79,10 +89,10 @@ static hvt_status encode_and_keep(hvt_distopt *d, const hvt__codec *codec, size_
 
 hvt_status hvt__encode(hvt_distopt *d, const hvt_bucket *b)
 {
-    const hvt__codec *codec = hvt__codec_of(b->wire);
+    const hvt__codec *codec = hvt__codec_for(d, b);
     size_t most = hvt__codec_chunk(d), n;
 
-    if (!d->rest)
+    if (!d->rest || codec->whole)
         return codec->encode(d, b->first, b->end - b->first);
     for (size_t at = b->first; at < b->end; at += n) {
         n = b->end - at < most ? b->end - at : most;

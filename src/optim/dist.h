@@ -1,4 +1,4 @@
-/* dist.h - a distributed optimizer, as distopt.c, codec.c, ride.c and record.c see it. */
+/* dist.h - a distributed optimizer, as distopt.c and its neighbours see it. */
 #ifndef HVT_OPTIM_DIST_H
 #define HVT_OPTIM_DIST_H
 
@@ -23,9 +23,11 @@ struct hvt_distopt {
     float *ride;          /* behind both: the rider, then [ranks][words]; NULL: the rider travels alone */
     float *partial[HVT__DIST_LEVELS]; /* device memory, an arena each; NULL past the highest in use */
 
-    float *rest;          /* device memory, an arena: what rounding took from gradients; NULL: it is lost */
+    float *rest;          /* device memory, an arena: what a codec took from gradients; NULL: it is lost */
     double rest_unit;     /* what a mean gradient of 1 is in it; 0: it holds nothing */
     int64_t rest_skipped; /* updates skipped when it was written */
+
+    struct hvt__powersgd *powersgd; /* NULL: gradients travel one by one */
 
     int shards;
     int *counts; /* [shards] images of the step under way */
@@ -63,12 +65,34 @@ typedef struct hvt__codec {
     hvt_status (*encode)(const hvt_distopt *d, size_t first, size_t n);
     /* what travelled as elements first ..., times s, into ret_g[n] */
     hvt_status (*decode)(const hvt_distopt *d, size_t first, size_t n, float s, float *ret_g);
+    /* NULL, or there is a second round: the first sum has come, what is to travel now? */
+    hvt_status (*again)(const hvt_distopt *d, size_t first, size_t n);
+    bool whole; /* works on whole buckets, into the arena alone (s is 1), and keeps the rest itself */
 } hvt__codec;
 
-const hvt__codec *hvt__codec_of(hvt_dtype wire);             /* NULL: there is none */
+const hvt__codec *hvt__codec_of(hvt_dtype wire); /* of single numbers; NULL: there is none */
+const hvt__codec *hvt__codec_for(const hvt_distopt *d, const hvt_bucket *b);
 size_t hvt__codec_chunk(const hvt_distopt *d);               /* elements that stay in a core's cache */
 hvt_status hvt__encode(hvt_distopt *d, const hvt_bucket *b); /* with the rest of before, if it is kept */
 hvt_status hvt__rest_begin(hvt_distopt *d, int64_t images);  /* a step begins: the rest in its unit */
+
+/* ---- powersgd.c: gradients as factors of low rank ---- */
+
+typedef struct hvt__powersgd hvt__powersgd;
+extern const hvt__codec hvt__codec_powersgd;
+
+hvt_status hvt__powersgd_open(hvt_distopt *d); /* what fails is left to close */
+void hvt__powersgd_close(hvt_distopt *d);
+size_t hvt__powersgd_bytes(const hvt_distopt *d); /* of the comm's memory; 0 without */
+void hvt__powersgd_place(hvt_distopt *d, float *at);
+/* What travels of a bucket in the round that it is in. */
+float *hvt__powersgd_span(const hvt_distopt *d, const hvt_bucket *b, size_t *ret_count);
+void hvt__powersgd_end(hvt_distopt *d); /* of a step: the next one's Q */
+/* Between steps: the ranks' memory to root (-1: to every rank); what root has loaded to the ranks; gathered
+ * ones are let go. The first two are collective. */
+hvt_status hvt__powersgd_gather(hvt_distopt *d, int root);
+hvt_status hvt__powersgd_broadcast(hvt_distopt *d, int root);
+hvt_status hvt__powersgd_forget(hvt_distopt *d);
 
 /* ---- ride.c: words of every rank that travel with the rider, so that no message is sent for them ---- */
 

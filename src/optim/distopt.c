@@ -36,6 +36,14 @@ static hvt_status check_opts(const hvt_optim *o, const hvt_comm *comm, const hvt
               "error feedback is for wires of 16 bits: f32 loses nothing on the way");
     HVT_CHECK(!opts->error_feedback || o->m->dev->ops->host, E_UNSUPPORTED,
               "error feedback is for devices of the host, not %s", o->m->dev->ops->name);
+    HVT_CHECK(opts->powersgd >= 0, E_ARG, "PowerSGD of rank %d, expected 1 or more, or 0 for none",
+              opts->powersgd);
+    HVT_CHECK(!opts->powersgd || opts->wire == HVT_F32, E_ARG, "PowerSGD's factors travel as f32, not as %s",
+              hvt_dtype_name(opts->wire));
+    HVT_CHECK(!opts->powersgd || o->m->dev->ops->factor_p, E_UNSUPPORTED,
+              "PowerSGD is for devices of the host, not %s", o->m->dev->ops->name);
+    HVT_CHECK(!opts->powersgd || opts->update != HVT_UPDATE_SHARDED, E_ARG,
+              "PowerSGD needs a replicated update: factors cannot be cut into slices of gradients");
     HVT_CHECK(opts->local_shards > 0 &&
                   opts->local_shards <= INT32_MAX / hvt_world_size(hvt_comm_world(comm)),
               E_ARG, "a rank works through %d shards, expected 1 or more", opts->local_shards);
@@ -67,7 +75,7 @@ static hvt_status choose_update(hvt_distopt *d)
 {
     const hvt_device *dev = d->optim->m->dev;
     bool alone = hvt_world_size(hvt_comm_world(d->comm)) == 1;
-    bool pays = hvt_comm_combines(d->comm) || d->opts.wire == HVT_F32;
+    bool pays = (hvt_comm_combines(d->comm) || d->opts.wire == HVT_F32) && !d->opts.powersgd;
 
     if (d->opts.update == HVT_UPDATE_AUTO)
         d->opts.update = alone || !dev->ops->host || !pays ? HVT_UPDATE_REPLICATED : HVT_UPDATE_SHARDED;
@@ -96,7 +104,7 @@ static hvt_status set_scaling(hvt_distopt *d)
 /* The rider is always all-reduced as f32. */
 bool hvt__rider_alone(const hvt_distopt *d)
 {
-    return d->opts.wire != HVT_F32 || d->opts.update == HVT_UPDATE_SHARDED || d->words;
+    return d->opts.wire != HVT_F32 || d->opts.powersgd || d->opts.update == HVT_UPDATE_SHARDED || d->words;
 }
 
 /* f32 bytes of each bucket, malloc'ed. */
@@ -149,7 +157,9 @@ static hvt_status make_local(hvt_distopt *d)
     HVT_CHECK(d->counts, E_MEM, "no memory for %d shards", d->shards);
     for (int k = 0; (d->opts.local_shards - 1) >> k; k++)
         HVT_TRY(ops->alloc(m->dev, m->arena_count * sizeof(float), (void **)&d->partial[k]));
-    if (d->opts.error_feedback)
+    if (d->opts.powersgd)
+        HVT_TRY(hvt__powersgd_open(d));
+    if (d->opts.error_feedback || d->powersgd)
         HVT_TRY(ops->alloc(m->dev, m->arena_count * sizeof(float), (void **)&d->rest));
     return set_scaling(d);
 }
@@ -172,11 +182,15 @@ hvt_status hvt_distopt_create(hvt_optim *optim, hvt_comm *comm, const hvt_distop
     HVT_TRY_OR(fail, hvt_world_agree(world, s));
     HVT_TRY_OR(fail, hvt__distopt_agree(optim, world, &d->opts, d->bucket, d->nbucket, items, n));
     bytes = m->arena_count * sizeof *d->grads;
-    wire_bytes = opts->wire == HVT_F32 ? 0 : (m->arena_count * sizeof *d->wire + 63) / 64 * 64;
+    wire_bytes = opts->powersgd          ? hvt__powersgd_bytes(d)
+                 : opts->wire == HVT_F32 ? 0
+                                         : (m->arena_count * sizeof *d->wire + 63) / 64 * 64;
     /* one block: "auto" falls back whole */
     HVT_TRY_OR(fail, hvt_comm_alloc(comm, bytes + wire_bytes + hvt__ride_bytes(d), (void **)&d->grads));
     if (opts->wire != HVT_F32)
         d->wire = (uint16_t *)(d->grads + m->arena_count);
+    if (d->powersgd)
+        hvt__powersgd_place(d, d->grads + m->arena_count);
     if (d->words)
         d->ride = (float *)(void *)((char *)d->grads + bytes + wire_bytes);
     HVT_TRY_OR(fail, hvt_world_agree(world, hvt__model_place(m, d->grads)));
@@ -213,6 +227,7 @@ static void close_dist(hvt_distopt **dist, bool give_back)
     for (int k = 0; k < HVT__DIST_LEVELS; k++)
         m->dev->ops->release(m->dev, d->partial[k]);
     m->dev->ops->release(m->dev, d->rest);
+    hvt__powersgd_close(d);
     hvt__timing_close(&d->timing);
     free(d->counts);
     free(d->bucket_bytes);
@@ -275,6 +290,8 @@ hvt_status hvt_distopt_broadcast(hvt_distopt *d, int root)
     HVT_TRY(hvt__model_set_state(m, &host.step));
     m->tracked = host.tracked;
     d->rest_unit = 0;
+    if (d->powersgd)
+        HVT_TRY(hvt__powersgd_broadcast(d, root));
     hvt__model_changed(m);
     return HVT_OK;
 }
@@ -286,6 +303,8 @@ hvt_status hvt_distopt_gather(hvt_distopt *d, int root)
     HVT_CHECK(root >= -1 && root < ranks, E_ARG, "root %d is not one of %d ranks, nor -1 for all", root,
               ranks);
     HVT_CHECK(!d->begun, E_ARG, "optimizer state is gathered in the middle of a step");
+    if (d->powersgd)
+        HVT_TRY(hvt__powersgd_gather(d, root));
     return d->sharded ? hvt__sharded_gather(d->sharded, root) : HVT_OK;
 }
 
@@ -307,6 +326,8 @@ hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards
     HVT_CHECK(isfinite(lr), E_ARG, "learning rate is %g", lr);
     if (d->sharded)
         HVT_TRY(hvt__sharded_forget(d->sharded));
+    if (d->powersgd)
+        HVT_TRY(hvt__powersgd_forget(d));
     hvt__trace_step(0);
     if (d->timing)
         HVT_TRY(hvt__timing_begin(d));
@@ -355,8 +376,25 @@ static hvt_status finish_passes(hvt_distopt *d, size_t first, size_t n)
 
 static void begin_phase(const hvt_distopt *d, hvt__phase phase, const hvt_bucket *b)
 {
+    size_t n = b->end - b->first;
+
+    if (hvt__codec_for(d, b)->whole && phase != HVT__UPDATE)
+        hvt__powersgd_span(d, b, &n);
     hvt__trace_begin(phase, (int)(b - d->bucket));
-    hvt__trace_bytes((b->end - b->first) * hvt_dtype_size(phase == HVT__UPDATE ? HVT_F32 : b->wire));
+    hvt__trace_bytes(n * hvt_dtype_size(phase == HVT__UPDATE ? HVT_F32 : b->wire));
+}
+
+/* A round of a bucket's factors; one that has none is over with the round of the bucket before. */
+static hvt_status issue_factors(hvt_distopt *d, hvt_bucket *b)
+{
+    size_t n;
+    float *factors = hvt__powersgd_span(d, b, &n);
+
+    if (n)
+        return hvt_comm_allreduce(d->comm, factors, n, HVT_F32, &b->ticket);
+    if (!b->second)
+        b->ticket = b[-1].ticket;
+    return HVT_OK;
 }
 
 static hvt_status issue(hvt_distopt *d, hvt_bucket *b)
@@ -366,6 +404,8 @@ static hvt_status issue(hvt_distopt *d, hvt_bucket *b)
 
     if (d->ride && b == d->bucket)
         return hvt__ride_launch(d, &b->ticket);
+    if (hvt__codec_for(d, b)->whole)
+        return issue_factors(d, b);
     if (!d->sharded || b == d->bucket)
         return hvt_comm_allreduce(d->comm, buf, n, b->wire, &b->ticket);
     if (hvt__sharded_fused(d->sharded))
@@ -379,7 +419,8 @@ static hvt_status launch(hvt_distopt *d, hvt_bucket *b)
         b->ticket = 0;
         return HVT_OK;
     }
-    if (hvt__codec_of(b->wire)->encode) {
+    b->second = false;
+    if (hvt__codec_for(d, b)->encode) {
         begin_phase(d, HVT__COMPRESS, b);
         HVT_TRY(hvt__traced(hvt__encode(d, b)));
     }
@@ -434,6 +475,22 @@ static hvt_status await(hvt_distopt *d, int bucket)
     return s;
 }
 
+/* The first round's sums, bucket by bucket; what they make travels at once. */
+static hvt_status second_round(hvt_distopt *d)
+{
+    for (int i = 1; i < d->nbucket; i++) {
+        hvt_bucket *b = &d->bucket[i];
+
+        HVT_TRY(await(d, i));
+        b->second = true;
+        begin_phase(d, HVT__COMPRESS, b);
+        HVT_TRY(hvt__traced(hvt__codec_for(d, b)->again(d, b->first, b->end - b->first)));
+        begin_phase(d, HVT__LAUNCH, b);
+        HVT_TRY(hvt__traced(issue(d, b)));
+    }
+    return HVT_OK;
+}
+
 /* The next bucket's sum has come. */
 static hvt_status await_next(hvt_distopt *d)
 {
@@ -446,9 +503,9 @@ static hvt_status await_next(hvt_distopt *d)
 static hvt_status look_at_span(hvt_distopt *d, const hvt_bucket *b)
 {
     hvt_model *m = d->optim->m;
-    const hvt__codec *codec = hvt__codec_of(b->wire);
+    const hvt__codec *codec = hvt__codec_for(d, b);
     size_t first = d->sharded ? b->own_first : b->first, end = d->sharded ? b->own_end : b->end;
-    size_t most = hvt__codec_chunk(d), n;
+    size_t most = codec->whole ? SIZE_MAX : hvt__codec_chunk(d), n;
 
     for (size_t at = first < m->rider_count ? m->rider_count : first; at < end; at += n) {
         n = end - at < most ? end - at : most;
@@ -509,6 +566,13 @@ static hvt_status settle(hvt_distopt *d)
     return s;
 }
 
+/* Of what the decision did not need to look at. */
+static hvt_status unpack(hvt_distopt *d, const hvt_bucket *b)
+{
+    begin_phase(d, HVT__COMPRESS, b);
+    return hvt__traced(hvt__codec_for(d, b)->decode(d, b->first, b->end - b->first, 1, d->grads + b->first));
+}
+
 static hvt_status apply(hvt_distopt *d, const hvt_bucket *b)
 {
     const float *g = d->grads + b->first, *at;
@@ -523,6 +587,8 @@ static hvt_status update_all(hvt_distopt *d)
     for (int b = 0; b < d->nbucket; b++) {
         if (b == d->arrived)
             HVT_TRY(await_next(d));
+        if (hvt__codec_for(d, &d->bucket[b])->whole && !needs_all(d))
+            HVT_TRY(unpack(d, &d->bucket[b]));
         HVT_TRY(apply(d, &d->bucket[b]));
     }
     return HVT_OK;
@@ -556,6 +622,8 @@ hvt_status hvt_distopt_step(hvt_distopt *d)
 {
     HVT_CHECK(d->begun && d->pass == d->opts.local_shards, E_ARG,
               "a step ends after %d of %d backward passes", d->begun ? d->pass : 0, d->opts.local_shards);
+    if (d->powersgd)
+        HVT_TRY(second_round(d));
     HVT_TRY(settle(d));
     if (!d->sharded)
         HVT_TRY(update_all(d));
@@ -564,77 +632,11 @@ hvt_status hvt_distopt_step(hvt_distopt *d)
     else
         HVT_TRY(update_slices(d));
     hvt__optim_end(d->optim);
+    if (d->powersgd)
+        hvt__powersgd_end(d);
     if (d->sharded) /* of a 16-bit copy each rank has written its own slice */
         hvt__model_changed(d->optim->m);
     d->begun = false;
     hvt__trace_step_end();
     return HVT_OK;
-}
-
-/* ---- what it tells --------------------------------------------------------------------------------- */
-
-double hvt_distopt_take_exposed(hvt_distopt *d)
-{
-    double seconds = d->exposed;
-
-    d->exposed = 0;
-    return seconds;
-}
-
-/* A dynamic scale finds its place by them. */
-static void tell_skips(const hvt_distopt *d, int64_t skipped)
-{
-    int64_t n = skipped - d->skipped;
-
-    if (d->opts.scaling.interval)
-        HVT_INFO("note: %lld update%s skipped, %lld so far: gradients did not fit; the loss scale is %g now",
-                 (long long)n, n > 1 ? "s" : "", (long long)skipped, d->loss_scale);
-    else
-        HVT_WARN("%lld update%s skipped, %lld so far: a gradient's sum does not fit into %s", (long long)n,
-                 n > 1 ? "s" : "", (long long)skipped,
-                 hvt_dtype_name(d->opts.scaling.scale ? d->optim->m->type : d->opts.wire));
-}
-
-hvt_status hvt_distopt_check(hvt_distopt *d)
-{
-    hvt_model *m = d->optim->m;
-    hvt_step_state now;
-    hvt_status s;
-
-    HVT_TRY(hvt__model_state(m, &now));
-    d->loss_scale = d->opts.scaling.scale ? (float)(now.loss_scale * (float)m->batch) : 1;
-    if (now.skipped > d->skipped && hvt_world_rank(hvt_comm_world(d->comm)) == 0)
-        tell_skips(d, now.skipped);
-    d->skipped = now.skipped;
-    d->stopped = now.stop_step;
-    s = hvt__model_stopped(m, &now);
-    if (s == HVT_E_DIVERGED)
-        hvt__error_agreed(true); /* every rank settles on the same sums */
-    return s;
-}
-
-hvt_update hvt_distopt_update(const hvt_distopt *d)
-{
-    return d->opts.update;
-}
-
-int64_t hvt_distopt_stopped(const hvt_distopt *d)
-{
-    return d->stopped;
-}
-
-double hvt_distopt_loss_scale(const hvt_distopt *d)
-{
-    return d->loss_scale;
-}
-
-int64_t hvt_distopt_skipped(const hvt_distopt *d)
-{
-    return d->skipped;
-}
-
-int hvt_distopt_buckets(const hvt_distopt *d, const size_t **ret_bytes)
-{
-    *ret_bytes = d->bucket_bytes;
-    return d->nbucket;
 }

@@ -112,6 +112,10 @@ static hvt_status measure_line(hvt_distopt *d, struct hvt__timing *t)
     t->beta = t->beta > 0 ? t->beta : 0;
     t->alpha = seconds[0] - t->beta * (double)count[0];
     t->alpha = t->alpha > 0 ? t->alpha : 0;
+    if (d->powersgd) { /* twice as many messages, of so much less */
+        t->alpha *= 2;
+        t->beta *= (double)hvt__powersgd_bytes(d) / (double)(d->optim->m->arena_count * sizeof(float));
+    }
     return HVT_OK;
 }
 
@@ -213,8 +217,8 @@ static hvt_status plan(hvt_distopt *d)
                               t->alpha, t->beta, t->best, t->end);
     HVT_TRY(hvt_world_broadcast(world, &n, sizeof n, 0));
     HVT_TRY(hvt_world_broadcast(world, t->end, (size_t)n * sizeof *t->end, 0));
-    s = hvt__bucket_lay(m, t->end, (int)n, HVT_BUCKET_DEFAULT, d->opts.wire, hvt__rider_alone(d), &bucket,
-                        &count);
+    s = hvt__bucket_lay(m, t->end, (int)n, d->powersgd ? HVT_BUCKET_ALL : HVT_BUCKET_DEFAULT, d->opts.wire,
+                        hvt__rider_alone(d), &bucket, &count);
     HVT_TRY(hvt__distopt_take_plan(d, s, bucket, count));
     if (hvt_world_rank(world) == 0)
         tell(d);

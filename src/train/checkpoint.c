@@ -6,10 +6,10 @@
  * element is written into the model, so a file that does not fit leaves the model alone. The order in which
  * files are written is explained in train.h.
  */
+#include "memory.h"
 #include "train_impl.h"
 #include "base_impl.h"
 #include "model_impl.h"
-#include "optim_impl.h"
 
 #include "config.h"
 
@@ -26,6 +26,7 @@
 
 #define FILE_END     ".safetensors"
 #define MOMENTUM_END ".momentum.safetensors"
+#define MEMORY_END   ".powersgd.safetensors"
 #define MOMENTUM_OF  "optim.momentum_buffer."
 #define RUNNING_MEAN ".running_mean"
 
@@ -345,7 +346,7 @@ static hvt_status load_scaler(const hvt_st *st, hvt_model *m)
 }
 
 static hvt_status save_weights(const char *path, hvt_model *m, const hvt_progress *p, const char *weights,
-                               const char *momentum)
+                               const char *momentum, const char *memory)
 {
     char epoch[24], step[24], steps[24], top1[40], scaler[100];
     const hvt_st_pair meta[] = {
@@ -360,6 +361,7 @@ static hvt_status save_weights(const char *path, hvt_model *m, const hvt_progres
         {"options", p->options ? p->options : ""},
         {"weights", weights},
         {"momentum", momentum},
+        {"powersgd", memory},
         {"scaler", scaler},
     };
     source from = {m, m->params};
@@ -378,8 +380,25 @@ static hvt_status save_weights(const char *path, hvt_model *m, const hvt_progres
     return s;
 }
 
-/* Momentum files of this name that belong to no checkpoint any more: NAME-<16 hex digits>.momentum... */
-static void remove_old_momentum(const char *dir, const char *name, const char *keep)
+/* A file beside the weights, which name it. */
+typedef struct side {
+    const char *end;
+    char name[128], path[PATH_MAX]; /* "": there is none */
+    bool was_there;
+} side;
+
+static hvt_status name_side(const char *dir, const char *name, uint64_t id, side *ret_side)
+{
+    snprintf(ret_side->name, sizeof ret_side->name, "%.80s-%016" PRIx64 "%s", name, id, ret_side->end);
+    HVT_CHECK((size_t)snprintf(ret_side->path, sizeof ret_side->path, "%s/%s", dir, ret_side->name) <
+                  sizeof ret_side->path - 8,
+              E_IO, "%s: the name is too long", dir);
+    ret_side->was_there = access(ret_side->path, F_OK) == 0;
+    return HVT_OK;
+}
+
+/* Those of this name that belong to no checkpoint any more: NAME-<16 hex digits>END. */
+static void remove_old(const char *dir, const char *name, const side *keep)
 {
     DIR *d = opendir(dir);
     struct dirent *e;
@@ -389,7 +408,7 @@ static void remove_old_momentum(const char *dir, const char *name, const char *k
         char path[PATH_MAX];
         const char *hex = e->d_name + len + 1;
         if (strncmp(e->d_name, name, len) || e->d_name[len] != '-' || strspn(hex, "0123456789abcdef") != 16 ||
-            strncmp(hex + 16, MOMENTUM_END, strlen(MOMENTUM_END)) || !strcmp(e->d_name, keep))
+            strncmp(hex + 16, keep->end, strlen(keep->end)) || !strcmp(e->d_name, keep->name))
             continue;
         if ((size_t)snprintf(path, sizeof path, "%s/%s", dir, e->d_name) < sizeof path)
             unlink(path);
@@ -398,13 +417,30 @@ static void remove_old_momentum(const char *dir, const char *name, const char *k
         closedir(d);
 }
 
+/* Who is stopped in here leaves sides behind: it cannot be known whether the weights name them already. The
+ * next save removes them. */
+static hvt_status save_all(const char *path, hvt_model *m, hvt_optim *o, const hvt_progress *progress,
+                           const char *weights, const side *momentum, const side *memory)
+{
+    float *v;
+
+    if (*memory->name)
+        HVT_TRY(hvt__memory_save(memory->path, m, o->memory, weights));
+    if (*momentum->name) {
+        HVT_TRY(hvt__optim_state(o, false, &v));
+        HVT_TRY(save_momentum(momentum->path, m, v, weights));
+    }
+    return save_weights(path, m, progress, weights, momentum->name, memory->name);
+}
+
 hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, hvt_optim *o,
                                const hvt_progress *progress)
 {
-    char path[PATH_MAX], momentum_path[PATH_MAX], momentum[128] = "", weights[17];
+    side sides[2] = {{.end = MOMENTUM_END}, {.end = MEMORY_END}}, *momentum = sides, *memory = sides + 1;
+    char path[PATH_MAX], weights[17];
     bool has_momentum = o && o->v, fresh = false;
     uint64_t hash, id;
-    float *v = NULL;
+    float *v;
     hvt_status s;
 
     if (has_momentum)
@@ -412,29 +448,26 @@ hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, 
     has_momentum = has_momentum && !fresh;
     if (has_momentum)
         HVT_TRY(hvt__optim_state(o, false, &v));
+    HVT_CHECK(
+        !o || !o->memory || o->memory->q, E_ARG,
+        "what gradients leave from step to step lies on the ranks; hvt_distopt_gather() brings it here");
     HVT_TRY(hvt_model_hash(m, &hash));
     id = hvt__hash(hash, &progress->steps, sizeof progress->steps);
     snprintf(weights, sizeof weights, "%016" PRIx64, hash);
+    HVT_CHECK((size_t)snprintf(path, sizeof path, "%s/%s" FILE_END, dir, name) < sizeof path - 8, E_IO,
+              "%s: the name is too long", dir);
     if (has_momentum)
-        snprintf(momentum, sizeof momentum, "%.80s-%016" PRIx64 MOMENTUM_END, name, id);
-    HVT_CHECK((size_t)snprintf(path, sizeof path, "%s/%s" FILE_END, dir, name) < sizeof path - 8 &&
-                  (size_t)snprintf(momentum_path, sizeof momentum_path, "%s/%s", dir, momentum) <
-                      sizeof momentum_path - 8,
-              E_IO, "%s: the name is too long", dir);
-    if (has_momentum) {
-        bool was_there = access(momentum_path, F_OK) == 0;
-        HVT_TRY(save_momentum(momentum_path, m, v, weights));
-        /* Who is stopped here leaves it behind: it cannot be known whether the weights name it already. The
-         * next save removes it. */
-        s = save_weights(path, m, progress, weights, momentum);
-        if (s && !was_there) /* the weights are those of before, which name another */
-            unlink(momentum_path);
-    } else {
-        s = save_weights(path, m, progress, weights, momentum);
-    }
+        HVT_TRY(name_side(dir, name, id, momentum));
+    if (o && o->memory)
+        HVT_TRY(name_side(dir, name, id, memory));
+    s = save_all(path, m, o, progress, weights, momentum, memory);
+    for (side *x = sides; s && x < sides + 2; x++)
+        if (*x->name && !x->was_there) /* the weights are those of before, which name others */
+            unlink(x->path);
     if (s)
-        return hvt__pass(s, __FILE__, __LINE__, "save_weights");
-    remove_old_momentum(dir, name, momentum);
+        return hvt__pass(s, __FILE__, __LINE__, "save_all");
+    remove_old(dir, name, momentum);
+    remove_old(dir, name, memory);
     return HVT_OK;
 }
 
@@ -502,20 +535,42 @@ static hvt_status read_progress(const hvt_st *st, hvt_progress *p)
     return HVT_OK;
 }
 
+/* Where a file lies that the weights name. */
+static hvt_status side_path(const char *weights_path, const char *name, char ret_path[PATH_MAX])
+{
+    const char *slash = strrchr(weights_path, '/');
+    int dir = slash ? (int)(slash - weights_path + 1) : 0;
+
+    HVT_CHECK(!strchr(name, '/'), E_FORMAT, "%s: names the file '%.100s', which is no file name",
+              weights_path, name);
+    HVT_CHECK((size_t)snprintf(ret_path, PATH_MAX, "%.*s%s", dir, weights_path, name) < PATH_MAX, E_IO,
+              "%s: the name is too long", weights_path);
+    return HVT_OK;
+}
+
+static hvt_status load_memory(const char *weights_path, const char *name, const char *weights, hvt_model *m,
+                              hvt_optim *o)
+{
+    char path[PATH_MAX];
+
+    HVT_TRY(side_path(weights_path, name, path));
+    if (access(path, F_OK))
+        return HVT_FAIL(E_IO,
+                        "%s needs what its gradients left: %s: %s (--init %s starts with its weights alone)",
+                        weights_path, path, strerror(errno), weights_path);
+    return hvt__memory_load(path, m, o->memory, weights);
+}
+
 static hvt_status load_momentum(const char *weights_path, const char *name, const char *weights, hvt_model *m,
                                 hvt_optim *o)
 {
     char path[PATH_MAX];
-    const char *slash = strrchr(weights_path, '/'), *belongs;
-    int dir = slash ? (int)(slash - weights_path + 1) : 0;
+    const char *belongs;
     hvt_st *st = NULL;
     float *buf = NULL, *v;
     hvt_status s;
 
-    HVT_CHECK(!strchr(name, '/'), E_FORMAT, "%s: names the momentum file '%.100s', which is no file name",
-              weights_path, name);
-    HVT_CHECK((size_t)snprintf(path, sizeof path, "%.*s%s", dir, weights_path, name) < sizeof path, E_IO,
-              "%s: the name is too long", weights_path);
+    HVT_TRY(side_path(weights_path, name, path));
     s = hvt__st_open(path, &st);
     if (s)
         return HVT_FAIL(E_IO, "%s needs its momentum: %s (--init %s starts with its weights alone)",
@@ -548,7 +603,7 @@ done:
 hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o, hvt_progress *ret_progress)
 {
     char file[PATH_MAX], found[17];
-    const char *momentum, *weights;
+    const char *momentum, *memory, *weights;
     hvt_progress p = {0};
     hvt_st *st = NULL;
     uint64_t hash;
@@ -568,6 +623,9 @@ hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o, hvt
         momentum = hvt__st_meta(st, "momentum");
         if (o && o->v && momentum && *momentum)
             HVT_TRY_OR(done, load_momentum(file, momentum, weights, m, o));
+        memory = hvt__st_meta(st, "powersgd");
+        if (o && o->memory && memory && *memory)
+            HVT_TRY_OR(done, load_memory(file, memory, weights, m, o));
         if (o)
             HVT_TRY_OR(done, load_scaler(st, m));
     }

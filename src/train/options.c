@@ -185,13 +185,24 @@ static bool nearest(const char *flag, char ret_flag[HVT_OPTION_FLAG])
 
 /* ---- values ---- */
 
+/* A word of the form, or one that ends in ":R" with a whole number from 1 to 9999 in R's place. */
+static bool is_word(const char *word, size_t len, const char *value)
+{
+    size_t digits;
+
+    if (len < 2 || strncmp(word + len - 2, ":R", 2) != 0)
+        return strlen(value) == len && !strncmp(word, value, len);
+    if (strncmp(word, value, len - 1) != 0 || value[len - 1] == '0')
+        return false;
+    digits = strspn(value + len - 1, "0123456789");
+    return digits && digits <= 4 && !value[len - 1 + digits];
+}
+
 /* Is value one of the words of form, which '|' parts? */
 static bool in_form(const char *form, const char *value)
 {
-    size_t len = strlen(value);
-
     for (const char *p = form; p; p = strchr(p, '|'), p = p ? p + 1 : NULL)
-        if (strcspn(p, "|") == len && !strncmp(p, value, len))
+        if (is_word(p, strcspn(p, "|"), value))
             return true;
     return false;
 }

@@ -294,20 +294,20 @@ static hvt_status start_record(hvt_reporter *rep, const hvt_start *s)
     return put(
         rep,
         json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:i, s:s, s:s, s:I, s:i, s:i, s:I, s:I, s:o, "
-                  "s:s, s:s, s:s, s:s, s:i, s:o, s:s, s:I, s:I, s:I, s:o, s:I, s:o, s:s, s:o, s:o, s:o}",
+                  "s:s, s:s, s:s, s:s, s:I, s:i, s:o, s:s, s:I, s:I, s:I, s:o, s:I, s:o, s:s, s:o, s:o, s:o}",
                   "record", "start", "version", hvt_version(), "compiler", HVT_COMPILER, "ranks",
                   hvt_world_size(s->world), "nodes", hvt_world_nodes(s->world), "shards", s->set->shards,
                   "device", s->device, "isa", s->isa, "threads", s->threads, "comm", s->comm, "model",
                   s->opts->model, "params", (json_int_t)s->params, "classes", s->classes, "batch",
                   s->set->batch, "global_batch", (json_int_t)s->set->batch * s->set->shards,
                   "steps_per_epoch", (json_int_t)s->steps_per_epoch, "buckets", buckets, "update", s->update,
-                  "overlap", s->overlap, "graph", s->graph, "wire", s->opts->wire, "seed", s->opts->seed,
-                  "lr", number(s->set->lr), "data", s->opts->data, "train_images",
-                  (json_int_t)(s->train ? s->train->count : 0), "test_images", (json_int_t)s->test->count,
-                  "planned_bytes", (json_int_t)s->bytes, "memory", memory_record(s), "device_bytes",
-                  (json_int_t)s->device_bytes, "gpus", gpus_record(s), "amp", hvt_dtype_name(s->set->amp),
-                  "loss_scale", scale_record(s), "options", options_record(s->opts), "options_from",
-                  origins_record(s->opts)));
+                  "overlap", s->overlap, "graph", s->graph, "wire", s->opts->wire, "exchange_bytes",
+                  (json_int_t)s->exchange_bytes, "seed", s->opts->seed, "lr", number(s->set->lr), "data",
+                  s->opts->data, "train_images", (json_int_t)(s->train ? s->train->count : 0), "test_images",
+                  (json_int_t)s->test->count, "planned_bytes", (json_int_t)s->bytes, "memory",
+                  memory_record(s), "device_bytes", (json_int_t)s->device_bytes, "gpus", gpus_record(s),
+                  "amp", hvt_dtype_name(s->set->amp), "loss_scale", scale_record(s), "options",
+                  options_record(s->opts), "options_from", origins_record(s->opts)));
 }
 
 /* Those that came from one place, as "name value" broken before column 100. */
@@ -532,8 +532,9 @@ static void say_start(hvt_reporter *rep, const hvt_start *s, const char *const *
     if (lr_is_scaled(s))
         say(rep, "  lr         %g = --lr %g x %d shards (--lr-scale linear)", s->set->lr, s->opts->lr,
             s->set->shards);
-    say(rep, "  exchange   %s, wire %s, %s update, %d bucket%s of %.2f to %.2f MiB", s->comm, s->opts->wire,
-        s->update, s->buckets, s->buckets > 1 ? "s" : "", mib((double)least), mib((double)most));
+    say(rep, "  exchange   %s, wire %s, %.2f MiB an update, %s update, %d bucket%s of %.2f to %.2f MiB",
+        s->comm, s->opts->wire, mib((double)s->exchange_bytes), s->update, s->buckets,
+        s->buckets > 1 ? "s" : "", mib((double)least), mib((double)most));
     if (s->train && hvt_world_size(s->world) > 1)
         say(rep, "  overlap    %s: %s", s->overlap, s->overlap_why);
     say(rep, "  device     %s (%s), %d rank%s on %d host%s", s->device, s->isa, hvt_world_size(s->world),

@@ -151,10 +151,19 @@ static hvt_status check_isa(const hvt_options *o)
     return HVT_OK;
 }
 
+/* 0: gradients travel as they are. */
+static int rank_of_factors(const hvt_options *o)
+{
+    static const char name[] = "powersgd:";
+
+    return strncmp(o->wire, name, sizeof name - 1) ? 0 : atoi(o->wire + sizeof name - 1);
+}
+
 static hvt_status check_words(const hvt_options *o)
 {
     bool synth = !strcmp(o->data, "synth");
     bool he = !hvt__has_stem(o->model);
+    int powersgd = rank_of_factors(o);
 
     HVT_CHECK(synth || *o->data_dir, E_ARG, "--data %s needs --data-dir, the folder with its files", o->data);
     HVT_CHECK(synth || !was_given(o, "--image-size"), E_ARG,
@@ -167,6 +176,12 @@ static hvt_status check_words(const hvt_options *o)
               o->shortcut, o->model);
     HVT_CHECK(!(was_given(o, "--batch") && was_given(o, "--global-batch")), E_ARG,
               "--batch %d and --global-batch %d: one of them, not both", o->batch, o->global_batch);
+    HVT_CHECK(!o->error_feedback || !powersgd, E_ARG,
+              "--error-feedback is for --wire f16 or bf16: %s always has it", o->wire);
+    HVT_CHECK(!powersgd || strncmp(o->device, "cuda", 4), E_ARG,
+              "--wire %s is for --device cpu or ref, not %s", o->wire, o->device);
+    HVT_CHECK(!powersgd || strcmp(o->update, "sharded"), E_ARG,
+              "--wire %s needs --update replicated: factors cannot be cut into slices of gradients", o->wire);
     HVT_CHECK(!o->error_feedback || strcmp(o->wire, "f32"), E_ARG,
               "--error-feedback is for --wire f16 or bf16: f32 loses nothing on the way");
     HVT_CHECK(!o->error_feedback || strncmp(o->device, "cuda", 4), E_ARG,
@@ -258,6 +273,7 @@ hvt_status hvt__settle(const hvt_options *o, int ranks, hvt_settled *ret_settled
              : !strcmp(o->tail, "drop") ? HVT_TAIL_DROP
                                         : HVT_TAIL_EXACT;
     t.wire = !strcmp(o->wire, "f16") ? HVT_F16 : !strcmp(o->wire, "bf16") ? HVT_BF16 : HVT_F32;
+    t.powersgd = rank_of_factors(o);
     t.update = !strcmp(o->update, "sharded")      ? HVT_UPDATE_SHARDED
                : !strcmp(o->update, "replicated") ? HVT_UPDATE_REPLICATED
                                                   : HVT_UPDATE_AUTO;

@@ -20,7 +20,7 @@
 #include "cpu_impl.h"
 #include "elementwise.h"
 
-#define CONV_PANEL     32
+#define CONV_PANEL     HVT_PANEL
 #define CONV_TILE_ROWS 32 /* at least as many as any kernel's */
 
 /* Targets (output pixels forward, input pixels backward) that share one list: `count` pixels, `step` apart in

@@ -284,6 +284,72 @@ static hvt_status zero_cpu(hvt_device *d, void *dst, size_t bytes)
     return run_span(d, (span){.n = bytes, .y = dst}, zero_job);
 }
 
+/* ---- factors of gradients ---- */
+
+typedef struct factoring {
+    const hvt_factors *f;
+    const hvt_factor_args *a;
+    int blocks; /* of HVT_FACTOR_ROWS rows of Q */
+} factoring;
+
+static int rows_of(const factoring *w, int block)
+{
+    int left = w->a->m - block * HVT_FACTOR_ROWS;
+
+    return left < HVT_FACTOR_ROWS ? left : HVT_FACTOR_ROWS;
+}
+
+static void factor_p_job(void *ctx, int panel, int thread)
+{
+    const factoring *w = ctx;
+
+    (void)thread;
+    w->f->p(w->a, panel);
+}
+
+static void factor_q_job(void *ctx, int block, int thread)
+{
+    const factoring *w = ctx;
+
+    (void)thread;
+    w->f->q(w->a, block * HVT_FACTOR_ROWS, rows_of(w, block));
+}
+
+static void factor_join_job(void *ctx, int job, int thread)
+{
+    const factoring *w = ctx;
+    int panel = job / w->blocks, block = job % w->blocks;
+
+    (void)thread;
+    w->f->join(w->a, panel, block * HVT_FACTOR_ROWS, rows_of(w, block));
+}
+
+static hvt_status run_factoring(hvt_device *d, const hvt_factor_args *a, bool by_panel, bool by_block,
+                                hvt_pool_fn *fn)
+{
+    const hvt_cpu *cpu = d->state;
+    factoring w = {cpu->isa->el->factors, a, (a->m + HVT_FACTOR_ROWS - 1) / HVT_FACTOR_ROWS};
+    int panels = (a->k + HVT_PANEL - 1) / HVT_PANEL;
+
+    hvt__pool_run(cpu->pool, (by_panel ? panels : 1) * (by_block ? w.blocks : 1), fn, &w);
+    return HVT_OK;
+}
+
+static hvt_status factor_p_cpu(hvt_device *d, const hvt_factor_args *a)
+{
+    return run_factoring(d, a, true, false, factor_p_job);
+}
+
+static hvt_status factor_q_cpu(hvt_device *d, const hvt_factor_args *a)
+{
+    return run_factoring(d, a, false, true, factor_q_job);
+}
+
+static hvt_status factor_join_cpu(hvt_device *d, const hvt_factor_args *a)
+{
+    return run_factoring(d, a, true, true, factor_join_job);
+}
+
 const hvt_device_ops hvt_device_cpu = {
     .name = "cpu",
     .open = open_cpu,
@@ -330,6 +396,9 @@ const hvt_device_ops hvt_device_cpu = {
     .reduce = reduce_cpu,
     .reduce_all = reduce_all_cpu,
     .sgd = sgd_cpu,
+    .factor_p = factor_p_cpu,
+    .factor_q = factor_q_cpu,
+    .factor_join = factor_join_cpu,
     .check = check_cpu,
     .settle = settle_here,
     .augment = augment_cpu,

@@ -63,14 +63,27 @@ INLINE void reduce_as(size_t first, size_t n, hvt_dtype t, const void *const in[
     SPAN(n, f_store_as(t, out, first + i, tree(t, in, count, first + i, lanes), lanes););
 }
 
+/* Of two, without a loop over them. */
+INLINE void reduce_two_or_all(size_t first, size_t n, hvt_dtype t, const void *const in[], int count,
+                              void *out)
+{
+    if (count == 2) {
+        const void *const two[2] = {in[0], in[1]};
+
+        reduce_as(first, n, t, two, 2, out);
+    } else {
+        reduce_as(first, n, t, in, count, out);
+    }
+}
+
 static void reduce(size_t first, size_t n, hvt_dtype t, const void *const in[], int count, void *out)
 {
     if (t == HVT_F32)
-        reduce_as(first, n, HVT_F32, in, count, out);
+        reduce_two_or_all(first, n, HVT_F32, in, count, out);
     else if (t == HVT_F16)
-        reduce_as(first, n, HVT_F16, in, count, out);
+        reduce_two_or_all(first, n, HVT_F16, in, count, out);
     else
-        reduce_as(first, n, HVT_BF16, in, count, out);
+        reduce_two_or_all(first, n, HVT_BF16, in, count, out);
 }
 
 INLINE void reduce_all_as(size_t first, size_t n, hvt_dtype t, void *const io[], int count)
@@ -79,7 +92,6 @@ INLINE void reduce_all_as(size_t first, size_t n, hvt_dtype t, void *const io[],
          for (int k = 0; k < count; k++) f_store_as(t, io[k], first + i, x, lanes););
 }
 
-/* Of two, without a loop over them. */
 INLINE void reduce_both_or_all(size_t first, size_t n, hvt_dtype t, void *const io[], int count)
 {
     if (count == 2) {
@@ -252,12 +264,14 @@ static void normalise(size_t n, const uint8_t *bytes, int c, const float *sc, co
 #define NAME(isa, what)    NAME_OF(isa, what)
 
 extern const hvt_elementwise NAME(HVT_ISA, elementwise);
+extern const hvt_factors NAME(HVT_ISA, factors);
 extern const hvt_typed NAME(HVT_ISA, f32), NAME(HVT_ISA, f16), NAME(HVT_ISA, bf16);
 
 const hvt_elementwise NAME(HVT_ISA, elementwise) = {
     .vl = VL,
     .in =
         {[HVT_F32] = &NAME(HVT_ISA, f32), [HVT_F16] = &NAME(HVT_ISA, f16), [HVT_BF16] = &NAME(HVT_ISA, bf16)},
+    .factors = &NAME(HVT_ISA, factors),
     .cast = cast,
     .reduce = reduce,
     .reduce_all = reduce_all,

@@ -65,9 +65,19 @@ typedef struct hvt_typed {
     void (*store_tile)(int rows, int cols, const float *tile, long tile_row, void *to, long row, bool add);
 } hvt_typed;
 
+/* Factors of a gradient that lies in panels of HVT_PANEL filters, [ceil(k/HVT_PANEL)][m][HVT_PANEL]; see
+ * device_impl.h, and factors.c. */
+enum { HVT_PANEL = 32, HVT_FACTOR_ROWS = 64 };
+typedef struct hvt_factors {
+    void (*p)(const hvt_factor_args *a, int panel);                         /* of a panel's filters */
+    void (*q)(const hvt_factor_args *a, int first, int rows);               /* rows <= HVT_FACTOR_ROWS of m */
+    void (*join)(const hvt_factor_args *a, int panel, int first, int rows); /* the same in one panel */
+} hvt_factors;
+
 struct hvt_elementwise {
     int vl;                 /* floats in a vector */
     const hvt_typed *in[3]; /* by hvt_dtype: f32, f16, bf16 */
+    const hvt_factors *factors;
 
     void (*cast)(size_t n, float s, const void *src, hvt_dtype st, void *dst, hvt_dtype dt);
     /* elements [first, first + n) of every array */

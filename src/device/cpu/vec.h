@@ -213,9 +213,21 @@ INLINE void h_store(uint16_t *p, H h, int lanes)
     memcpy(p, &h, lanes == VL ? sizeof h : (size_t)lanes * sizeof *p);
 }
 
+/* GCC widens halves, and puts them together in memory. */
+INLINE U u_from_h(H h)
+{
+#if defined(__AVX512F__)
+    return (U)_mm512_cvtepu16_epi32((__m256i)h);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return (U)_mm256_cvtepu16_epi32((__m128i)h);
+#else
+    return __builtin_convertvector(h, U);
+#endif
+}
+
 INLINE F f_from_bf16(H h)
 {
-    return (F)(__builtin_convertvector(h, U) << 16);
+    return (F)(u_from_h(h) << 16);
 }
 
 #ifdef __AVX512BF16__
