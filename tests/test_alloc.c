@@ -138,6 +138,8 @@ static int remove_one(const char *path, const struct stat *st, int kind, struct 
     return remove(path);
 }
 
+static bool factors; /* how gradients travel */
+
 static hvt_status train(hvt_world *world, const char *resume, int steps, uint64_t *ret_weights)
 {
     hvt_options o;
@@ -154,8 +156,8 @@ static hvt_status train(hvt_world *world, const char *resume, int steps, uint64_
     o.augment = "crop:1,flip";
     o.lr = 0.01;
     o.bucket = 1 << 16;
-    o.wire = "bf16";
-    o.error_feedback = true;
+    o.wire = factors ? "powersgd:1" : "bf16";
+    o.error_feedback = !factors;
     o.save = folder;
     o.resume = resume;
     o.log = log_file;
@@ -285,6 +287,12 @@ TEST(any_allocation_of_a_training_may_fail)
     refuse_each(training_run, 200);
 }
 
+TEST(any_allocation_of_a_training_with_factors_may_fail)
+{
+    factors = true;
+    refuse_each(training_run, 200);
+}
+
 TEST(any_allocation_of_a_collective_may_fail)
 {
     refuse_each(collectives_run, 50);
@@ -304,6 +312,7 @@ int main(void)
     RUN(any_allocation_of_a_collective_may_fail);
     RUN(any_allocation_of_a_collective_with_a_worker_may_fail);
     RUN(any_allocation_of_a_training_may_fail);
+    RUN(any_allocation_of_a_training_with_factors_may_fail);
     nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
     return check_done();
 }
