@@ -671,12 +671,29 @@ TEST(threads_follow_what_was_asked)
                         E_UNSUPPORTED, hvt_cpu_isa_name(i));
 }
 
+TEST(auto_takes_the_last_set_that_pays)
+{
+    const char *last = NULL;
+    hvt_device *d = NULL;
+
+    CHECK(hvt_cpu_isa_auto(0), "%s is not taken", hvt_cpu_isa_name(0));
+    for (int i = 0; i < hvt_cpu_isa_count(); i++) {
+        CHECK(hvt_cpu_isa_supported(i) || !hvt_cpu_isa_auto(i), "%s is not there", hvt_cpu_isa_name(i));
+        if (hvt_cpu_isa_auto(i))
+            last = hvt_cpu_isa_name(i);
+    }
+    CHECK_OK(hvt_device_open("cpu", NULL, &d));
+    CHECK(last && !strcmp(hvt_device_isa(d), last), "%s, not %s", hvt_device_isa(d), last);
+    hvt_device_close(&d);
+}
+
 int main(void)
 {
     RUN(closing_gives_back_the_mode_of_subnormals);
     RUN(threads_of_a_pool_flush_by_themselves);
     open_devices();
     RUN(a_wrong_device_is_refused_with_the_known_ones);
+    RUN(auto_takes_the_last_set_that_pays);
     RUN(threads_follow_what_was_asked);
     RUN(threads_are_pinned_where_that_is_allowed);
     RUN(memory_comes_zeroed_and_aligned);

@@ -70,6 +70,10 @@ HVT_API hvt_status hvt_device_sync(hvt_device *dev);
 HVT_API int hvt_cpu_isa_count(void);
 HVT_API const char *hvt_cpu_isa_name(int i); ///< "portable", "neon", "avx2", "avx512", "avx512_bf16", "amx"
 HVT_API bool hvt_cpu_isa_supported(int i);   ///< built in, and this processor has it
+/** Supported, and worth taking unasked: "auto" is the last such set. avx512_bf16 is not on Intel's
+ * processors, where multiplying pairs of bf16 takes longer than multiplying floats; f32 is computed alike by
+ * both. */
+HVT_API bool hvt_cpu_isa_auto(int i);
 
 #ifdef __cplusplus
 }

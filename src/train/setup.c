@@ -46,13 +46,13 @@ static hvt_status find_places(run *t)
     return hvt_world_gather(t->world, &mine, sizeof mine, t->place);
 }
 
-/* The strongest instruction set that every rank's processor has. */
+/* The strongest instruction set that every rank would take. */
 static hvt_status common_isa(run *t, const char **ret_isa)
 {
     int64_t have = 0;
 
     for (int i = 0; i < hvt_cpu_isa_count() && i < 63; i++)
-        have |= (int64_t)hvt_cpu_isa_supported(i) << i;
+        have |= (int64_t)hvt_cpu_isa_auto(i) << i;
     HVT_TRY(hvt_world_fold_i64(t->world, HVT_FOLD_AND, &have, 1));
     HVT_CHECK(have, E_UNSUPPORTED, "no instruction set of the cpu device is supported on every rank");
     for (int i = 0; i < hvt_cpu_isa_count() && i < 63; i++)

@@ -40,7 +40,7 @@ static hvt_status choose_isa(const char *name, const hvt_isa **ret_isa)
     for (int i = hvt__isa_count - 1; i >= 0; i--) {
         const hvt_isa *isa = hvt__isas[i];
 
-        if (best ? hvt__isa_supported(isa) : !strcmp(name, isa->name)) {
+        if (best ? hvt_cpu_isa_auto(i) : !strcmp(name, isa->name)) {
             HVT_CHECK(hvt__isa_supported(isa), E_UNSUPPORTED,
                       "device cpu: this processor does not have instruction set %s", name);
             *ret_isa = isa;
@@ -49,6 +49,17 @@ static hvt_status choose_isa(const char *name, const hvt_isa **ret_isa)
         snprintf(known + strlen(known), sizeof known - strlen(known), ", %s", isa->name);
     }
     return HVT_FAIL(E_ARG, "device cpu has no instruction set '%s'; known are auto%s", name, known);
+}
+
+static void say_isa(const hvt_isa *isa, int threads)
+{
+    HVT_DEBUG("cpu: %s, %d thread%s; convolutions in tiles of %d x %d floats, bf16 %s", isa->name, threads,
+              threads == 1 ? "" : "s", isa->conv->rows[1], 2 * isa->conv->vl,
+              isa->bf16 ? "multiplied in pairs" : "widened");
+    for (int i = 0; i < hvt__isa_count; i++)
+        if (isa != hvt__isas[i] && hvt_cpu_isa_supported(i) && !hvt_cpu_isa_auto(i))
+            HVT_DEBUG("cpu: %s is there, too, but not taken unasked: slow on this processor",
+                      hvt_cpu_isa_name(i));
 }
 
 static hvt_status open_cpu(hvt_device *d, const hvt_device_opts *opts)
@@ -70,6 +81,7 @@ static hvt_status open_cpu(hvt_device *d, const hvt_device_opts *opts)
     HVT_TRY(hvt__pool_open(threads, opts->cpus, opts->ncpus, opts->yield, &cpu->pool));
     cpu->flushed_before = hvt__flush_subnormals(true);
     cpu->open = true;
+    say_isa(isa, threads);
     return HVT_OK;
 }
 

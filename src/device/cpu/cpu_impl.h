@@ -98,6 +98,7 @@ typedef struct hvt_needs {
 typedef struct hvt_isa {
     const char *name;
     hvt_needs needs;
+    const char *vendor; /* auto takes it only on processors whose CPUID names this vendor; NULL: on all */
     const hvt_conv_kernels *conv;
     const hvt_conv_kernels *bf16; /* of pairs; NULL: bf16 is widened to floats, as f16 always is */
     const hvt_elementwise *el;

@@ -1,13 +1,17 @@
 /*
  * The table of instruction sets. A set is a name, what it needs of the processor, and the functions that were
- * compiled for it; everything else in the cpu device is one text. Sets stand in order of strength, so that
- * `auto` is the last one supported and ranks on different processors agree on the smallest index of theirs.
+ * compiled for it; everything else in the cpu device is one text. Sets stand in order of strength: `auto` is
+ * the last one that the processor has and that pays there, which CPUID alone decides, so that every process
+ * on a machine decides alike; ranks on different processors agree on the last one that all of them would
+ * take.
  *
  * meson.build lists them, and kern_<isa>.c holds the entry.
  */
 #include "base_impl.h"
 #include "config.h"
 #include "cpu_impl.h"
+
+#include <string.h>
 
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -62,7 +66,20 @@ static bool has(const hvt_needs *n)
     return saved_by_system(n->xcr0) && given_when_asked(n->ask);
 }
 
+static bool made_by(const char *vendor)
+{
+    unsigned a, name[3]; /* CPUID spells it in b, d, c */
+
+    return __get_cpuid(0, &a, &name[0], &name[2], &name[1]) && !memcmp(name, vendor, sizeof name);
+}
+
 #else
+
+static bool made_by(const char *vendor)
+{
+    (void)vendor;
+    return false;
+}
 
 static bool has(const hvt_needs *n)
 {
@@ -98,4 +115,11 @@ const char *hvt_cpu_isa_name(int i)
 bool hvt_cpu_isa_supported(int i)
 {
     return hvt__isa_supported(hvt__isas[i]);
+}
+
+bool hvt_cpu_isa_auto(int i)
+{
+    const hvt_isa *isa = hvt__isas[i];
+
+    return hvt__isa_supported(isa) && (!isa->vendor || made_by(isa->vendor));
 }
