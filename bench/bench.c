@@ -111,9 +111,9 @@ enum { STEPS = 200000 };
 #define UNROLL _Pragma("GCC unroll 32")
 #endif
 
-/* Chains of dependent multiply-adds, as many as hide their latency; the sum keeps them alive. Every loop over
- * the chains is unrolled, or they would live in memory. */
-#define CHAINS(type, count, fill, muladd, first)                                                             \
+/* Chains of dependent multiply-adds, as many as hide their latency; the sum keeps them alive. `each`:
+ * operations of a word. Every loop over the chains is unrolled, or they would live in memory. */
+#define CHAINS(type, each, count, fill, muladd, first)                                                       \
     type c[count], a = fill(0.999f), b = fill(0.001f);                                                       \
     float total = 0;                                                                                         \
     UNROLL                                                                                                   \
@@ -127,7 +127,7 @@ enum { STEPS = 200000 };
     UNROLL                                                                                                   \
     for (int i = 0; i < count; i++)                                                                          \
         total += first(c[i]);                                                                                \
-    *flops = 2.0 * sizeof(type) / sizeof(float) * count * STEPS;                                             \
+    *flops = (double)(each) * sizeof(type) / sizeof(float) * count * STEPS;                                  \
     return total;
 
 typedef float four __attribute__((vector_size(16)));
@@ -137,35 +137,70 @@ static float chains_portable(double *flops)
 #define fill4(x)         ((four){x, x, x, x})
 #define muladd4(c, a, b) ((c) * (a) + (b))
 #define sum4(v)          ((v)[0])
-    CHAINS(four, 12, fill4, muladd4, sum4)
+    CHAINS(four, 2, 12, fill4, muladd4, sum4)
 }
 
 #ifdef __x86_64__
 __attribute__((target("avx2,fma"))) static float chains_avx2(double *flops)
 {
-    CHAINS(__m256, 12, _mm256_set1_ps, _mm256_fmadd_ps, _mm256_cvtss_f32)
+    CHAINS(__m256, 2, 12, _mm256_set1_ps, _mm256_fmadd_ps, _mm256_cvtss_f32)
 }
 
 __attribute__((target("avx512f"))) static float chains_avx512(double *flops)
 {
-    CHAINS(__m512, 24, _mm512_set1_ps, _mm512_fmadd_ps, _mm512_cvtss_f32)
+    CHAINS(__m512, 2, 24, _mm512_set1_ps, _mm512_fmadd_ps, _mm512_cvtss_f32)
+}
+
+__attribute__((target("avx512f,avx512bf16"))) static float chains_avx512_bf16(double *flops)
+{
+#define pairs_muladd(c, a, b) _mm512_dpbf16_ps(c, (__m512bh)(a), (__m512bh)(b))
+    CHAINS(__m512, 4, 24, _mm512_set1_ps, pairs_muladd, _mm512_cvtss_f32)
+}
+
+/* Shapes of tiles, as ldtilecfg reads them. */
+typedef struct tiles {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} tiles;
+
+__attribute__((target("amx-tile,amx-bf16"))) static float chains_amx(double *flops)
+{
+    _Alignas(64) tiles t = {.palette = 1};
+    float c[16 * 16];
+
+    for (int i = 0; i < 8; i++) {
+        t.row_bytes[i] = 64;
+        t.rows[i] = 16;
+    }
+    __asm__ volatile("" : : "r"(&t) : "memory");
+    _tile_loadconfig(&t);
+    _tile_zero(4);
+    _tile_zero(5);
+    _tile_zero(6);
+    _tile_zero(7);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int n = 0; n < STEPS / 16; n++) {
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, c, 64);
+    _tile_release();
+    *flops = 2.0 * 16 * 16 * 32 * 4 * (STEPS / 16);
+    return c[0];
 }
 #endif
 
-double bench_peak(const char *isa)
+static double fastest(float (*chains)(double *))
 {
-    float (*chains)(double *) = chains_portable;
     double best = 0, flops;
     volatile float kept = 0; /* so that the sum is wanted */
 
-#ifdef __x86_64__
-    if (!strcmp(isa, "avx2"))
-        chains = chains_avx2;
-    if (!strncmp(isa, "avx512", 6) || !strcmp(isa, "amx")) /* their peak in f32 */
-        chains = chains_avx512;
-#else
-    (void)isa;
-#endif
     for (int i = 0; i < 10; i++) {
         double start = hvt__now(), speed;
 
@@ -174,6 +209,58 @@ double bench_peak(const char *isa)
         best = speed > best ? speed : best;
     }
     (void)kept;
+    return best;
+}
+
+double bench_peak(const char *isa)
+{
+#ifdef __x86_64__
+    if (!strcmp(isa, "avx2"))
+        return fastest(chains_avx2);
+    if (!strncmp(isa, "avx512", 6) || !strcmp(isa, "amx")) /* their peak in f32 */
+        return fastest(chains_avx512);
+#else
+    (void)isa;
+#endif
+    return fastest(chains_portable);
+}
+
+double bench_peak_bf16(const char *isa)
+{
+#ifdef __x86_64__
+    if (!strcmp(isa, "avx512_bf16"))
+        return fastest(chains_avx512_bf16);
+    if (!strcmp(isa, "amx"))
+        return fastest(chains_amx);
+#else
+    (void)isa;
+#endif
+    return 0;
+}
+
+double bench_copy(size_t bytes)
+{
+    const size_t half = bytes / 2 + 64;
+    char *from = aligned_alloc(64, (half + 63) / 64 * 64), *to = aligned_alloc(64, (half + 63) / 64 * 64);
+    double best = 0;
+    int calls = (int)(4e6 / (double)half) + 1;
+
+    if (from && to) {
+        memset(from, 1, half);
+        memset(to, 1, half);
+        for (int r = 0; r < 5; r++) {
+            double start = hvt__now(), speed;
+
+            for (int i = 0; i < calls; i++) {
+                memcpy(to, from, half);
+                __asm__ volatile("" : : "r"(to) : "memory");
+            }
+            speed = 2e-9 * (double)half * calls / (hvt__now() - start);
+            best = speed > best ? speed : best;
+        }
+    }
+    free(from);
+    free(to);
     return best;
 }
 

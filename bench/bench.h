@@ -28,6 +28,12 @@ bench_seconds bench_time(void (*fn)(void *ctx), void *ctx, double budget);
  * chains of them in registers. Sets without a fused one multiply and add. */
 double bench_peak(const char *isa);
 
+/* The same of pairs of bf16, where the set multiplies them (avx512_bf16, amx); else 0. */
+double bench_peak_bf16(const char *isa);
+
+/* GB/s read and written, together, by copying half of `bytes` to the other half, again and again. */
+double bench_copy(size_t bytes);
+
 void bench_sort(double *x, size_t n); /* ascending */
 
 /* Say the last error and end all ranks; world NULL: this process alone. */

@@ -1,19 +1,21 @@
 /*
  * bench_ops - convolutions of whole models, layer by layer and pass by pass.
  *
- *     bench_ops [--model resnet50|resnet20|resnet18|resnet50-224] [--batch N] [--isa NAME] [--threads T]
- *               [--order hwn|nhw] [--type f32|f16|bf16] [--seconds S] [--least]
+ *     bench_ops [OPTION VALUE] ...        --help lists them
  *
  * Each pass is verified on sampled elements against a loop in double, then timed for S seconds: the median of
  * its rounds, or with --least the shortest in the thread's own time. GF/s counts multiply and add of pixels
- * that exist (padding is not work). Columns: GF/s and the share of the peak (all threads' multiply-adds in
- * registers, measured in the same run) forward, backward data, backward weights; microseconds to turn the
- * weights. Last: the model's convolutions as often as the model has them, in milliseconds a batch and
- * images/s.
+ * that exist (padding is not work). Columns: GF/s and a share forward, backward data, backward weights;
+ * microseconds to turn the weights. The share is of what bounds the pass, measured in the same run: "%" of
+ * the peak (all threads' multiply-adds in registers; of pairs of bf16 where the set multiplies these), or,
+ * where reading and writing the pass's arrays once would take longer than the multiply-adds, "m" of the
+ * bandwidth of copying as many bytes from place to place, again and again. Last: the model's convolutions as
+ * often as the model has them, in milliseconds a batch and images/s.
  */
 #include "bench.h"
 #include "base_impl.h"
 #include "device/cpu/cpu_impl.h"
+#include "device/host.h"
 #include "device/half.h"
 
 #include <math.h>
@@ -86,14 +88,17 @@ typedef struct bench {
     void *ws;
 } bench;
 
+static void must(hvt_status s)
+{
+    bench_must("bench_ops", NULL, s);
+}
+
+/* As a model's arenas lie: on huge pages where there are any. */
 static float *floats(size_t count)
 {
-    float *p = aligned_alloc(64, (count * sizeof *p + 127) / 64 * 64);
+    void *p = NULL;
 
-    if (!p) {
-        fprintf(stderr, "bench_ops: no memory for %zu floats\n", count);
-        exit(1);
-    }
+    must(alloc_here(NULL, count * sizeof(float) + 64, &p));
     return p;
 }
 
@@ -106,11 +111,6 @@ static void fill(hvt_dtype t, void *a, size_t count, uint64_t key)
 {
     for (size_t i = 0; i < count; i++)
         hvt__store(a, t, i, hvt__unit(hvt__draw(key, i, 0, 0)) - 0.5f);
-}
-
-static void must(hvt_status s)
-{
-    bench_must("bench_ops", NULL, s);
 }
 
 static void forward(void *ctx)
@@ -276,21 +276,21 @@ static void open_layer(bench *b, hvt_device *dev, const layer *l, int batch, hvt
     conv_permute_cpu(b->op, false, wide, b->canonical);
     for (size_t i = 0; i < b->nw; i++)
         hvt__store(b->w, type, i, wide[i]);
-    free(wide);
+    release_here(NULL, wide);
 }
 
 static void close_layer(bench *b)
 {
     hvt__op_free(b->op);
-    free(b->x);
-    free(b->dx);
-    free(b->y);
-    free(b->dy);
-    free(b->w);
-    free(b->dw);
-    free(b->canonical);
-    free(b->dcanonical);
-    free(b->ws);
+    release_here(NULL, b->x);
+    release_here(NULL, b->dx);
+    release_here(NULL, b->y);
+    release_here(NULL, b->dy);
+    release_here(NULL, b->w);
+    release_here(NULL, b->dw);
+    release_here(NULL, b->canonical);
+    release_here(NULL, b->dcanonical);
+    release_here(NULL, b->ws);
 }
 
 /* multiply-adds of one image whose pixel exists, times 2 */
@@ -307,14 +307,91 @@ static double work(const bench *b)
     return 2 * places * places * b->d.c * b->d.k;
 }
 
-static int run_net(const net *m, hvt_device *dev, int batch, hvt_order order, hvt_dtype type, double seconds,
-                   bool least, double peak)
+/* What a run asks for. */
+typedef struct choice {
+    const char *model, *isa, *order, *type, *pass;
+    int batch, threads, least;
+    double seconds;
+} choice;
+
+static choice o = {
+    .model = "resnet50", .order = "hwn", .type = "f32", .pass = "all", .threads = 1, .seconds = 0.1};
+
+/* One of text, number, seconds and flag. */
+static const struct {
+    const char *name, *values, *meaning;
+    const char **text;
+    int *number, *flag;
+    double *seconds;
+} options[] = {
+    {"--model", "NAME", "resnet50, resnet20, resnet18 (CIFAR stem) or resnet50-224 (resnet50)", &o.model},
+    {"--batch", "N", "images (the model's own: 64, 128, 64, 8)", .number = &o.batch},
+    {"--type", "f32|bf16|f16", "of activations (f32)", &o.type},
+    {"--isa", "NAME", "instruction set (auto's)", &o.isa},
+    {"--threads", "N", "(1)", .number = &o.threads},
+    {"--order", "hwn|nhw", "of rows (hwn)", &o.order},
+    {"--pass", "all|forward|data|weights", "which is timed; all are verified (all)", &o.pass},
+    {"--seconds", "S", "for each layer and pass (0.1)", .seconds = &o.seconds},
+    {"--least", "", "the shortest round in processor time, not the median by the clock", .flag = &o.least},
+};
+
+/* GFLOP/s and GB/s of all threads together */
+typedef struct limits {
+    hvt_pool *pool;
+    const char *isa;
+    bool pairs;
+    size_t bytes; /* of a thread's copies */
+    double each[HVT_MAX_THREADS];
+} limits;
+
+static void peak_job(void *ctx, int job, int thread)
 {
+    limits *l = ctx;
+
+    (void)thread;
+    l->each[job] = l->pairs ? bench_peak_bf16(l->isa) : bench_peak(l->isa);
+}
+
+static void copy_job(void *ctx, int job, int thread)
+{
+    limits *l = ctx;
+
+    (void)thread;
+    l->each[job] = bench_copy(l->bytes);
+}
+
+static double measure(limits *l, hvt_pool_fn *fn)
+{
+    double sum = 0;
+
+    hvt__pool_run(l->pool, o.threads, fn, l);
+    for (int t = 0; t < o.threads; t++)
+        sum += l->each[t];
+    return sum;
+}
+
+static void print_share(double gflop, double gbytes, double peak, double copy, double seconds)
+{
+    const double compute = gflop / peak, move = gbytes / copy;
+
+    if (seconds > 0)
+        printf("  %6.1f %4.0f %c", gflop / seconds, 100 * (move > compute ? move : compute) / seconds,
+               move > compute ? 'm' : '%');
+    else
+        printf("       -      ");
+}
+
+static int run_net(const net *m, hvt_device *dev, limits *lim, double peak)
+{
+    static const char *const names[] = {"forward", "data", "weights", "pack"};
+    const hvt_order order = strcmp(o.order, "nhw") ? HVT_ORDER_HWN : HVT_ORDER_NHW;
+    const hvt_dtype type = !strcmp(o.type, "f16") ? HVT_F16 : !strcmp(o.type, "bf16") ? HVT_BF16 : HVT_F32;
+    const int batch = o.batch ? o.batch : m->batch;
     double total[4] = {0}, flops = 0, sum;
 
     printf("%-28s x  forward        backward data  backward weights  pack us\n", m->name);
     for (const layer *l = m->layer; l < m->layer + m->layers; l++) {
-        double time[4] = {0}, gf;
+        double time[4] = {0}, gf, bytes, copy;
         bench b;
 
         open_layer(&b, dev, l, batch, order, type);
@@ -324,115 +401,110 @@ static int run_net(const net *m, hvt_device *dev, int batch, hvt_order order, hv
             close_layer(&b);
             return 1;
         }
+        gf = work(&b) * batch * 1e-9;
         for (int i = 0; i < 4; i++) {
             bench_seconds t = {0};
 
-            if (!(b.d.no_dx && pass[i].of_dx))
-                t = bench_time(pass[i].fn, &b, i < 3 ? seconds : seconds / 4);
-            time[i] = least ? t.least : t.median;
+            if (strcmp(o.pass, "all") && strcmp(o.pass, names[i]))
+                continue;
+            if (!(b.d.no_dx && pass[i].of_dx)) {
+                t = bench_time(pass[i].fn, &b, i < 3 ? o.seconds : o.seconds / 4);
+                flops += i < 3 ? gf * l->count : 0;
+            }
+            time[i] = o.least ? t.least : t.median;
         }
-        gf = work(&b) * batch * 1e-9;
+        bytes = (double)(b.nx + b.ny + b.nw) * (double)hvt_dtype_size(type);
+        lim->bytes = (size_t)(bytes / o.threads);
+        copy = measure(lim, copy_job);
         printf("%4d -> %4d, %dx%d/%d at %3d   %d", l->c, l->k, l->window, l->window, l->stride, l->size,
                l->count);
         for (int i = 0; i < 3; i++)
-            if (time[i] > 0)
-                printf("  %6.1f %4.0f %%", gf / time[i], 100 * gf / time[i] / peak);
-            else
-                printf("       -      ");
+            print_share(gf, 1e-9 * bytes, peak, copy, time[i]);
         printf("  %8.0f\n", time[3] * 1e6);
         fflush(stdout);
         for (int i = 0; i < 4; i++)
             total[i] += time[i] * l->count;
-        flops += gf * l->count * (b.d.no_dx ? 2 : 3);
         close_layer(&b);
     }
     sum = total[0] + total[1] + total[2] + total[3];
     printf(
         "%s batch %d %s %s: %.1f ms (forward %.1f, data %.1f, weights %.1f, pack %.1f), %.1f GF/s, %.0f %% "
-        "of %.1f, "
-        "%.1f images/s\n",
-        m->name, batch, order == HVT_ORDER_HWN ? "hwn" : "nhw", hvt_dtype_name(type), sum * 1e3,
-        total[0] * 1e3, total[1] * 1e3, total[2] * 1e3, total[3] * 1e3, flops / sum, 100 * flops / sum / peak,
-        peak, batch / sum);
+        "of %.1f, %.1f images/s\n",
+        m->name, batch, o.order, o.type, sum * 1e3, total[0] * 1e3, total[1] * 1e3, total[2] * 1e3,
+        total[3] * 1e3, flops / sum, 100 * flops / sum / peak, peak, batch / sum);
     return 0;
 }
 
-typedef struct peak {
-    const char *isa;
-    double speed[256];
-} peak;
-
-static void peak_job(void *ctx, int job, int thread)
+static bool read_option(int argc, char **argv, int *i)
 {
-    peak *p = ctx;
+    const char *v;
 
-    (void)thread;
-    p->speed[job] = bench_peak(p->isa);
+    for (size_t k = 0; k < HVT_LEN(options); k++) {
+        if (options[k].flag && !strcmp(argv[*i], options[k].name)) {
+            *options[k].flag = 1;
+            return true;
+        }
+        if (options[k].flag || !(v = bench_option(argc, argv, i, options[k].name)))
+            continue;
+        if (options[k].text)
+            *options[k].text = v;
+        else if (options[k].number)
+            *options[k].number = atoi(v);
+        else
+            *options[k].seconds = atof(v);
+        return true;
+    }
+    return false;
 }
 
 static int usage(const char *why, const char *what)
 {
-    fprintf(stderr,
-            "bench_ops: %s %s\nbench_ops [--model NAME] [--batch N] [--isa NAME] [--threads T] "
-            "[--order hwn|nhw] [--type f32|f16|bf16] [--seconds S] [--least]\n",
-            why, what);
-    return 2;
+    FILE *f = why ? stderr : stdout;
+
+    if (why)
+        fprintf(f, "bench_ops: %s %s\n", why, what);
+    fprintf(f, "bench_ops: the convolutions of a model, layer by layer and pass by pass. Options:\n");
+    for (size_t k = 0; k < HVT_LEN(options); k++)
+        fprintf(f, "  %-10s %-25s %s\n", options[k].name, options[k].values, options[k].meaning);
+    return why ? 2 : 0;
 }
 
 int main(int argc, char **argv)
 {
-    const char *model = "resnet50", *isa = NULL, *v;
-    int batch = 0, threads = 1, failed = 0;
-    hvt_order order = HVT_ORDER_HWN;
-    hvt_dtype type = HVT_F32;
-    double seconds = 0.1, total = 0;
-    bool least = false;
     const net *chosen = NULL;
+    int failed;
     hvt_cpu cpu = {0};
     hvt_device dev = {.state = &cpu};
-    peak top = {0};
+    limits lim = {0};
+    double peak;
 
     for (int i = 1; i < argc; i++) {
-        if ((v = bench_option(argc, argv, &i, "--model")))
-            model = v;
-        else if ((v = bench_option(argc, argv, &i, "--batch")))
-            batch = atoi(v);
-        else if ((v = bench_option(argc, argv, &i, "--isa")))
-            isa = v;
-        else if ((v = bench_option(argc, argv, &i, "--threads")))
-            threads = atoi(v);
-        else if ((v = bench_option(argc, argv, &i, "--order")))
-            order = strcmp(v, "nhw") ? HVT_ORDER_HWN : HVT_ORDER_NHW;
-        else if ((v = bench_option(argc, argv, &i, "--type")))
-            type = !strcmp(v, "f16") ? HVT_F16 : !strcmp(v, "bf16") ? HVT_BF16 : HVT_F32;
-        else if ((v = bench_option(argc, argv, &i, "--seconds")))
-            seconds = atof(v);
-        else if (!strcmp(argv[i], "--least"))
-            least = true;
-        else
+        if (!strcmp(argv[i], "--help"))
+            return usage(NULL, NULL);
+        if (!read_option(argc, argv, &i))
             return usage("unknown option", argv[i]);
     }
     for (size_t i = 0; i < HVT_LEN(nets); i++)
-        if (!strcmp(nets[i].name, model))
+        if (!strcmp(nets[i].name, o.model))
             chosen = &nets[i];
     if (!chosen)
-        return usage("no model is called", model);
+        return usage("no model is called", o.model);
     for (int i = 0; i < hvt__isa_count; i++)
-        if (hvt__isa_supported(hvt__isas[i]) && (!isa || !strcmp(isa, hvt__isas[i]->name)))
+        if (o.isa ? hvt_cpu_isa_supported(i) && !strcmp(o.isa, hvt_cpu_isa_name(i)) : hvt_cpu_isa_auto(i))
             cpu.isa = hvt__isas[i];
     if (!cpu.isa)
-        return usage("this processor has no", isa);
-    if (threads < 1 || threads > (int)HVT_LEN(top.speed))
+        return usage("this processor has no", o.isa);
+    if (o.threads < 1 || o.threads > HVT_MAX_THREADS)
         return usage("bad number of", "threads");
-    must(hvt__pool_open(threads, NULL, 0, false, &cpu.pool));
+    must(hvt__pool_open(o.threads, NULL, 0, false, &cpu.pool));
     hvt__flush_subnormals(true);
-    bench_header("bench_ops", cpu.isa->name, threads);
-    top.isa = cpu.isa->name;
-    hvt__pool_run(cpu.pool, threads, peak_job, &top);
-    for (int t = 0; t < threads; t++)
-        total += top.speed[t];
-    printf("peak %.1f GF/s\n", total);
-    failed = run_net(chosen, &dev, batch ? batch : chosen->batch, order, type, seconds, least, total);
+    bench_header("bench_ops", cpu.isa->name, o.threads);
+    lim.pool = cpu.pool;
+    lim.isa = cpu.isa->name;
+    lim.pairs = cpu.isa->bf16 && !strcmp(o.type, "bf16");
+    peak = measure(&lim, peak_job);
+    printf("peak %.1f GF/s%s\n", peak, lim.pairs ? " of pairs of bf16" : "");
+    failed = run_net(chosen, &dev, &lim, peak);
     hvt__pool_close(&cpu.pool);
     return failed;
 }

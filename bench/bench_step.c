@@ -1,14 +1,15 @@
 /*
  * bench_step - what a step is made of.
  *
- *     [mpirun -np N] bench_step [--model NAME] [--stem imagenet|cifar] [--batch N] [--steps N] [--comm NAME]
- *                               [--update auto|replicated|sharded] [--wire f32|f16|bf16|powersgd:R]
- *                               [--json FILE] [--pairs N]
+ *     [mpirun -np N] bench_step [OPTION VALUE] ...        --help lists them
  *
  * Trains as hvtrain does: images drawn, read and normalised, forward, backward, exchange, update. The first
  * steps are not counted, nor are the last, in which the other processes of a comparison may still be at work.
  * Of the steps that count each rank takes the half in the middle by their time; their means add up, over
  * phases, to a step. At the end all ranks must hold the same weights, or no time is printed.
+ *
+ * --ops: the time of every kind of device op, and of every shape of convolution with its share of the peak,
+ * which is measured in the same run. What the sum lacks of a step is the library's own.
  *
  * --pairs: each process also trains a model of its own, without any exchange. Blocks of --steps steps
  * together and alone take turns, begun at the same time, so that both meet the machine in the same state. tax
@@ -20,6 +21,7 @@
 #include "bench.h"
 #include "base/trace.h"
 #include "hvt/hvt.h"
+#include "op_times.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -55,15 +57,40 @@ static hvt_device *dev;
 static hvt_dataset *set;
 
 static struct {
-    const char *model, *stem, *comm, *update, *wire, *json;
-    int batch, steps, pairs;
+    const char *model, *stem, *comm, *update, *wire, *json, *amp, *isa;
+    int batch, steps, pairs, side, threads, ops;
 } o = {.model = "resnet20",
        .stem = "imagenet",
        .comm = "auto",
        .update = "auto",
        .wire = "f32",
+       .amp = "f32",
+       .isa = "auto",
        .batch = 128,
+       .side = 32,
        .steps = 20};
+
+/* One of text, number and flag. */
+static const struct {
+    const char *name, *values, *meaning;
+    const char **text;
+    int *number, *flag;
+} options[] = {
+    {"--model", "NAME", "of hvtrain's zoo (resnet20)", &o.model},
+    {"--stem", "imagenet|cifar", "of a ResNet-18 to 152 (imagenet)", &o.stem},
+    {"--batch", "N", "images of a rank (128)", .number = &o.batch},
+    {"--image-size", "N", "side of an image (32)", .number = &o.side},
+    {"--steps", "N", "that count (20)", .number = &o.steps},
+    {"--amp", "f32|bf16|f16", "type of activations (f32)", &o.amp},
+    {"--isa", "NAME", "instruction set (auto)", &o.isa},
+    {"--threads", "N", "of a rank (0: its share of the node)", .number = &o.threads},
+    {"--comm", "NAME", "how gradients travel (auto)", &o.comm},
+    {"--update", "auto|replicated|sharded", "who updates what (auto)", &o.update},
+    {"--wire", "f32|f16|bf16|powersgd:R", "how gradients travel as numbers (f32)", &o.wire},
+    {"--json", "FILE", "the table of phases goes there, too", &o.json},
+    {"--pairs", "N", "of blocks with and without the other ranks (0)", .number = &o.pairs},
+    {"--ops", "", "the time of each op of rank 0's device", .flag = &o.ops},
+};
 
 static double took[STEPS_MOST][PHASES]; /* s of each phase's own time; TOTAL: of the step */
 
@@ -72,18 +99,28 @@ static void must(hvt_status s)
     bench_must("bench_step", world, s);
 }
 
+static hvt_dtype type_named(const char *name)
+{
+    return !strcmp(name, "f16") ? HVT_F16 : !strcmp(name, "bf16") ? HVT_BF16 : HVT_F32;
+}
+
 /* ---- what is timed ---- */
 
 static void open_device(void)
 {
-    const hvt_dataset_opts drawn = {.train = true,
-                                    .samples = (uint32_t)(8 * o.batch * hvt_world_size(world))};
+    const hvt_dataset_opts drawn = {
+        .train = true, .image_size = o.side, .samples = (uint32_t)(8 * o.batch * hvt_world_size(world))};
     hvt_cores cores;
 
-    must(hvt_world_cores(world, 0, &cores));
-    hvt_device_opts place = {
-        .threads = cores.threads, .cpus = cores.cpus, .ncpus = cores.ncpus, .yield = cores.crowded};
+    must(hvt_world_cores(world, o.threads, &cores));
+    hvt_device_opts place = {.threads = cores.threads,
+                             .cpus = cores.cpus,
+                             .ncpus = cores.ncpus,
+                             .yield = cores.crowded,
+                             .isa = o.isa};
     must(hvt_device_open("cpu", &place, &dev));
+    if (o.ops && !hvt_world_rank(world))
+        op_times_watch(dev);
     must(hvt_dataset_open("synth", &drawn, &set));
 }
 
@@ -103,12 +140,13 @@ static void open_side(side *s, const char *comm)
 
     must(hvt_comm_open(comm, s->world, dev, &s->comm));
     must(hvt_model_create(dev, &s->model));
+    must(hvt_model_set_type(s->model, type_named(o.amp)));
     must(hvt_model_plan(s->model, o.batch,
-                        hvt_zoo(s->model, o.model, hvt_input(s->model, 32, 32, 3), 10, &zoo)));
+                        hvt_zoo(s->model, o.model, hvt_input(s->model, o.side, o.side, 3), 10, &zoo)));
     must(hvt_model_init(s->model, 1));
     must(hvt_optim_create(s->model, &sgd, &s->optim));
     exchange.powersgd = strncmp(o.wire, "powersgd:", 9) ? 0 : atoi(o.wire + 9);
-    exchange.wire = !strcmp(o.wire, "f16") ? HVT_F16 : !strcmp(o.wire, "bf16") ? HVT_BF16 : HVT_F32;
+    exchange.wire = exchange.powersgd ? HVT_F32 : type_named(o.wire);
     exchange.update = s == &alone || !strcmp(o.update, "auto") ? HVT_UPDATE_AUTO
                       : !strcmp(o.update, "sharded")           ? HVT_UPDATE_SHARDED
                                                                : HVT_UPDATE_REPLICATED;
@@ -256,6 +294,15 @@ static void print_result(const result *r)
            r->median, r->img_s, 100 * r->exposed, r->phases, r->trace_us);
 }
 
+/* Convolutions multiply pairs of bf16 where the set has them, else floats. */
+static void print_ops(void)
+{
+    const double pairs = bench_peak_bf16(hvt_device_isa(dev)), floats = bench_peak(hvt_device_isa(dev));
+    const double sum = op_times_print(floats > pairs || type_named(o.amp) != HVT_BF16 ? floats : pairs);
+
+    printf("  ops %.3f ms\n", sum);
+}
+
 static void write_result(const result *r)
 {
     FILE *f = fopen(o.json, "w");
@@ -354,37 +401,50 @@ static void close_side(side *s)
     hvt_comm_close(&s->comm);
 }
 
+/* ---- the command ---- */
+
+static bool read_option(int argc, char **argv, int *i)
+{
+    const char *v;
+
+    for (size_t k = 0; k < HVT_LEN(options); k++) {
+        if (options[k].flag && !strcmp(argv[*i], options[k].name)) {
+            *options[k].flag = 1;
+            return true;
+        }
+        if (options[k].flag || !(v = bench_option(argc, argv, i, options[k].name)))
+            continue;
+        if (options[k].text)
+            *options[k].text = v;
+        else
+            *options[k].number = atoi(v);
+        return true;
+    }
+    return false;
+}
+
+static int usage(const char *what)
+{
+    const bool asked = !strcmp(what, "--help");
+    FILE *f = asked ? stdout : stderr;
+
+    if (!asked)
+        fprintf(f, "bench_step: unknown option %s\n", what);
+    fprintf(f, "bench_step: what a training step is made of. Options:\n");
+    for (size_t k = 0; k < HVT_LEN(options); k++)
+        fprintf(f, "  %-14s %-24s %s\n", options[k].name, options[k].values, options[k].meaning);
+    return asked ? 0 : 2;
+}
+
 int main(int argc, char **argv)
 {
     static result r;
-    const char *v;
     double exposed;
     bool right;
 
-    for (int i = 1; i < argc; i++) {
-        if ((v = bench_option(argc, argv, &i, "--model")))
-            o.model = v;
-        else if ((v = bench_option(argc, argv, &i, "--stem")))
-            o.stem = v;
-        else if ((v = bench_option(argc, argv, &i, "--batch")))
-            o.batch = atoi(v);
-        else if ((v = bench_option(argc, argv, &i, "--steps")))
-            o.steps = atoi(v);
-        else if ((v = bench_option(argc, argv, &i, "--comm")))
-            o.comm = v;
-        else if ((v = bench_option(argc, argv, &i, "--pairs")))
-            o.pairs = atoi(v);
-        else if ((v = bench_option(argc, argv, &i, "--update")))
-            o.update = v;
-        else if ((v = bench_option(argc, argv, &i, "--wire")))
-            o.wire = v;
-        else if ((v = bench_option(argc, argv, &i, "--json")))
-            o.json = v;
-        else {
-            fprintf(stderr, "bench_step: unknown option %s\n", argv[i]);
-            return 2;
-        }
-    }
+    for (int i = 1; i < argc; i++)
+        if (!read_option(argc, argv, &i))
+            return usage(argv[i]);
     o.steps = o.steps < 1 ? 1 : o.steps > STEPS_MOST ? STEPS_MOST : o.steps;
     o.pairs = o.pairs > PAIRS_MOST ? PAIRS_MOST : o.pairs;
     must(hvt_world_open(NULL, &world));
@@ -402,15 +462,20 @@ int main(int argc, char **argv)
     r.phases = count_phases();
     r.trace_us = 1e6 * r.phases * phase_seconds();
     hvt_distopt_take_exposed(together.dist);
+    op_times_reset();
     for (int i = 0; i < o.steps; i++)
         timed_step(&together, took[i]);
     exposed = hvt_distopt_take_exposed(together.dist);
+    if (o.ops)
+        op_times_stop(o.steps);
     for (int i = 0; i < AFTER; i++)
         step(&together);
     right = same_weights();
     sum_up(exposed, &r);
     if (right && !hvt_world_rank(world)) {
         print_result(&r);
+        if (o.ops)
+            print_ops();
         if (o.json)
             write_result(&r);
     }
