@@ -11,6 +11,7 @@
 
 #include <assert.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -52,13 +53,16 @@ static int reader(int i, int t, int out, int stride, int pad)
     return o >= 0 && o % stride == 0 && o / stride < out ? o / stride : -1;
 }
 
-/* All entries of one target pixel, in the order of taps. */
+/* All entries of one target pixel, in the order of source pixels: what no earlier target has read comes last,
+ * and addresses ascend, which processors foresee (backward data of 64 -> 64, 3x3 at 32x32 on Zen 5: 178 GF/s
+ * in the order of taps, 227 in this one). */
 static int entries_of(const conv_op *op, bool back, int y, int x, hvt_ent *e)
 {
     int count = 0;
 
-    for (int r = 0; r < op->r; r++)
-        for (int s = 0; s < op->s; s++) {
+    for (int i = 0; i < op->r; i++)
+        for (int j = 0; j < op->s; j++) {
+            int r = back ? op->r - 1 - i : i, s = back ? op->s - 1 - j : j;
             int sy =
                 back ? reader(y, r, op->oh, op->stride, op->pad) : source(y, r, op->h, op->stride, op->pad);
             int sx =
@@ -167,11 +171,11 @@ static hvt_status plan_copy(const conv_op *op, int c, long s_pixel, long s_image
 
 /* ---- backward weights ---- */
 
-/* Rows of so many floats are near enough to be read where they lie; with one tap there is less to gain by a
- * copy, because each element is read fewer times. Measured; a matter of 10 to 25 % either way. */
+/* Rows of so many floats are near enough to be read where they lie; with one tap there is nothing to gain by
+ * a copy, because each element is read fewer times. Measured; a matter of 10 to 25 % either way. */
 static bool reads_in_place(const conv_op *op, int width, int most)
 {
-    return width <= (op->taps == 1 ? 256 : most);
+    return op->taps == 1 || width <= most;
 }
 
 static void size_blocks(conv_op *op, hvt_order order)
@@ -180,15 +184,14 @@ static void size_blocks(conv_op *op, hvt_order order)
     const bool in_place = order == HVT_ORDER_HWN && op->type == HVT_F32;
     const size_t element = op->pairs ? sizeof(uint16_t) : sizeof(float);
     size_t weights = sizeof(float) * (size_t)op->taps * (size_t)op->c * (size_t)op->k;
-    int steps, words, depth;
+    int words, depth;
 
     op->stream = weights >= STREAM_BYTES;
     op->vectors = op->k > kern->vl ? 2 : 1;
-    steps = conv_tiles(op->k, op->vectors * kern->vl);
     op->a_tiles = conv_tiles(op->c, kern->rows[op->vectors - 1]);
     op->a_rows = conv_tiles(op->c, op->a_tiles);
     op->copy_y = !(in_place && op->k % kern->vl == 0 && reads_in_place(op, op->k, 64));
-    op->slots = in_place && (reads_in_place(op, op->c, 128) || (op->taps == 1 && steps == 1)) ? 0 : 1;
+    op->slots = in_place && reads_in_place(op, op->c, 128) ? 0 : 1;
 
     /* a block's gradient is read and written once more: with many weights a block should be large */
     size_t budget = weights > BLOCK_BYTES ? weights : BLOCK_BYTES;
@@ -416,6 +419,27 @@ static size_t workspace(const conv_op *op)
     return both > in ? both : in;
 }
 
+/* HVT_LOG=debug: what was chosen, in one line. */
+static void say_plan(const conv_op *op, const hvt_conv_desc *c)
+{
+    static const char *const rows[] = {"images", "pixels of a line", "pixels and images"};
+    char dx[96] = "", copied[2][48] = {"", ""};
+    const conv_list *lists[] = {&op->out, &op->in};
+
+    for (int i = 0; i < 2; i++)
+        if (lists[i]->pitch)
+            snprintf(copied[i], sizeof copied[i], ", source copied to rows of %d words", lists[i]->pitch);
+    if (!c->no_dx)
+        snprintf(dx, sizeof dx, "; dx: %s%s", rows[op->in.rows], copied[1]);
+    HVT_DEBUG(
+        "cpu: %s conv %d -> %d, %dx%d/%d at %dx%d, %d images: a tile's rows in y: %s%s%s; dw: %d block%s of "
+        "%d pixels x %d images, x %s, dy %s%s",
+        hvt_dtype_name(op->type), op->c, op->k, op->r, op->s, op->stride, c->h, c->w, c->n,
+        rows[op->out.rows], copied[0], dx, op->blocks, op->blocks == 1 ? "" : "s",
+        op->block[0].end - op->block[0].pixel, op->chunk, op->slots ? "copied" : "in place",
+        op->copy_y ? "copied" : "in place", op->stream ? ", stored past the caches" : "");
+}
+
 hvt_status conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
                          size_t *ret_ws)
 {
@@ -462,6 +486,7 @@ hvt_status conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op,
     *ret_op = &op->head;
     *ret_weights = weights;
     *ret_ws = workspace(op);
+    say_plan(op, c);
     return HVT_OK;
 fail:
     conv_free_cpu(&op->head);

@@ -17,6 +17,7 @@
 #define LARGE_BLOCK   (1 << 20)
 #define MANY_WEIGHTS  (256 << 10)
 #define JOBS_A_THREAD 4
+#define NARROW_ROW    32 /* words */
 
 typedef struct gather {
     const conv_op *op;
@@ -52,6 +53,19 @@ static void run_tile(const gather *g, hvt_tile *t, hvt_kernel *kernel, int skip,
                              hvt__at(g->target, g->op->type, (size_t)(to + skip * row)), row, g->add);
 }
 
+/* Narrow rows take less time to multiply than to come from memory: ask for the next tile's, of the source
+ * pixel that is new to it, its list's last. Behind the last tile lie the next pixel's. (16 -> 16, 3x3 at
+ * 32x32, 128 images on Zen 5: 120 GF/s without, 170 with it while others use the memory, else 175 either way.
+ * Rows of 64 words and more gained nothing.) */
+static void fetch_next(const hvt_tile *t, int high)
+{
+    const float *a = t->a + t->e[t->entries - 1].a * t->a_entry + high * t->a_row;
+
+    for (int i = 0; i < high; i++, a += t->a_row)
+        for (int word = 0; word < t->len; word += 16)
+            __builtin_prefetch(a + word, 0, 2);
+}
+
 /* All tiles of one run for the columns from `column` on, on which `t` stands: those of part i of `parts`. */
 static void run_tiles(const gather *g, const conv_run *run, hvt_tile *t, int column, int i, int parts)
 {
@@ -78,6 +92,8 @@ static void run_tiles(const gather *g, const conv_run *run, hvt_tile *t, int col
             continue;
         t->rows = count + skip;
         t->a = source + image * g->s_image + (row - skip) * t->a_row;
+        if (kind == CONV_IMAGES && t->len <= NARROW_ROW && t->entries > 0)
+            fetch_next(t, high);
         run_tile(g, t, kern->gather[vectors - 1][t->rows - 1], skip,
                  target + image * g->t_image + (row - skip) * t_row, t_row);
     }
