@@ -144,8 +144,8 @@ bool hvt__mpi_whole(const hvt__job *job);
 /* Do the part of an operation that lies above the tree's lowest `levels` levels. */
 hvt_status hvt__mpi_above(hvt_comm *c, const hvt__job *job, int levels);
 
-/* Let the ranks of `part` be called as in `of`, of which it is a part. Collective over the part; what fails on
- * one rank alone is not agreed. */
+/* Let the ranks of `part` be called as in `of`, of which it is a part. Collective over the part; what fails
+ * on one rank alone is not agreed. */
 hvt_status hvt__world_number(hvt_world *part, const hvt_world *of);
 
 /* What a rank is called in messages: by its number in the whole job. */
