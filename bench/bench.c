@@ -48,18 +48,6 @@ void bench_header(const char *bench, const char *isa, int threads)
     printf("%s\n", text);
 }
 
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
-void bench_sort(double *x, size_t n)
-{
-    qsort(x, n, sizeof *x, ascending);
-}
-
 void bench_fail(const char *bench, hvt_world *world)
 {
     if (!world) {
@@ -98,8 +86,8 @@ bench_seconds bench_time(void (*fn)(void *ctx), void *ctx, double budget)
         round[r] = (hvt__now() - start) / calls;
         own[r] = (own_time() - own_start) / calls;
     }
-    bench_sort(round, ROUNDS);
-    bench_sort(own, ROUNDS);
+    hvt__sort(round, ROUNDS);
+    hvt__sort(own, ROUNDS);
     return (bench_seconds){round[ROUNDS / 2], own[0]};
 }
 

@@ -34,8 +34,6 @@ double bench_peak_bf16(const char *isa);
 /* GB/s read and written, together, by copying half of `bytes` to the other half, again and again. */
 double bench_copy(size_t bytes);
 
-void bench_sort(double *x, size_t n); /* ascending */
-
 /* Say the last error and end all ranks; world NULL: this process alone. */
 void bench_fail(const char *bench, hvt_world *world) __attribute__((noreturn));
 

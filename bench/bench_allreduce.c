@@ -228,7 +228,7 @@ static void bench(size_t bytes, double seconds, FILE *json)
     for (int i = 0; i < ways; i++) {
         verify(at[i], other, count);
         must(hvt_world_fold(world, HVT_FOLD_MAX, at[i]->round, ROUNDS));
-        bench_sort(at[i]->round, ROUNDS);
+        hvt__sort(at[i]->round, ROUNDS);
         if (rank == 0)
             report(at[i], bytes, at[0], json);
     }

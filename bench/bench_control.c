@@ -165,7 +165,7 @@ static bool measure(int way, int layers, size_t bucket)
     ok = right(m, first, 1 + (int64_t)ROUNDS * steps);
     must(hvt_world_fold(world, HVT_FOLD_MAX, round, ROUNDS));
     must(hvt_world_fold(world, HVT_FOLD_SUM, said, 2));
-    bench_sort(round, ROUNDS);
+    hvt__sort(round, ROUNDS);
     if (rank == 0)
         report(way, layers, hvt_distopt_buckets(d, &bytes), round, said, ok);
     hvt_distopt_free(&d);

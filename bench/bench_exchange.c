@@ -276,7 +276,7 @@ static bool bench(const char *model, size_t bucket, FILE *json)
             at[i]->round[r < 0 ? 0 : r] = call(at[i], r + 2);
     for (int i = 0; i < ways; i++) {
         must(hvt_world_fold(world, HVT_FOLD_MAX, at[i]->round, rounds));
-        bench_sort(at[i]->round, (size_t)rounds);
+        hvt__sort(at[i]->round, (size_t)rounds);
         if (at[i]->kind == BOUND)
             bound = at[i];
         else

@@ -376,9 +376,9 @@ static void compare(void)
     must(hvt_world_fold(world, HVT_FOLD_MAX, &exposed, 1));
     must(hvt_world_fold(world, HVT_FOLD_SUM, phases[0], PHASES));
     must(hvt_world_fold(world, HVT_FOLD_SUM, phases[1], PHASES));
-    bench_sort(tax, (size_t)o.pairs);
-    bench_sort(jitter, (size_t)o.pairs);
-    bench_sort(net, (size_t)o.pairs);
+    hvt__sort(tax, (size_t)o.pairs);
+    hvt__sort(jitter, (size_t)o.pairs);
+    hvt__sort(net, (size_t)o.pairs);
     if (hvt_world_rank(world))
         return;
     printf("%d pairs of %d steps: tax %.2f%%, least %.2f%%, most %.2f%%; jitter %.2f%%, net %.2f%%; "

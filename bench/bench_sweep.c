@@ -251,7 +251,7 @@ static void report(FILE *json)
     for (int i = 0; i < sizes; i++) {
         size_tried *s = &size[i];
 
-        bench_sort(s->round, (size_t)rounds);
+        hvt__sort(s->round, (size_t)rounds);
         printf("%-8s %8d %10.3f %10.3f-%-10.3f %10.3f\n", s->name, s->buckets, quantile(s, 2), quantile(s, 1),
                quantile(s, 3), quantile(s, 2) - 1e3 * backward);
         if (json)

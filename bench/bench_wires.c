@@ -181,7 +181,7 @@ static void run_size(size_t bytes, double seconds)
             took[k][r] = (now - began) / runs;
         }
     for (size_t k = 0; k < HVT_LEN(table); k++)
-        bench_sort(took[k], ROUNDS);
+        hvt__sort(took[k], ROUNDS);
     copy = 8.0 * (double)n / took[0][ROUNDS / 2];
     for (size_t k = 0; k < HVT_LEN(table); k++) {
         double rate = (double)table[k].bytes * (double)n / took[k][ROUNDS / 2];

@@ -354,4 +354,28 @@ static inline void fill(rig *r, float *arena, float value)
     free(host);
 }
 
+/* The first updates overflow, so the scale falls of x; y begins where x's first update is
+ * made. Both have made four, and must be alike. */
+static inline void skip_first_updates(const setup *u, rig *x, rig *y)
+{
+    setup high = *u, fit = *u;
+
+    high.dist.scaling = (hvt_scaling){.scale = 0x1p40, .interval = 2000, .floor = 1};
+    CHECK_OK(rig_open(x, &high));
+    for (int t = 0; t < 40 && hvt_distopt_skipped(x->d) == t; t++)
+        CHECK_OK(rig_step(x, 0));
+    CHECK(hvt_distopt_skipped(x->d) > 5, "%lld updates were skipped", (long long)hvt_distopt_skipped(x->d));
+    CHECK(hvt_distopt_loss_scale(x->d) == ldexp(1, 40 - (int)hvt_distopt_skipped(x->d)), "scale %g",
+          hvt_distopt_loss_scale(x->d));
+    fit.dist.scaling = high.dist.scaling;
+    fit.dist.scaling.scale = hvt_distopt_loss_scale(x->d);
+    CHECK_OK(rig_open(y, &fit));
+    CHECK_OK(rig_step(y, 0));
+    for (int t = 1; t < 4; t++) {
+        CHECK_OK(rig_step(x, t));
+        CHECK_OK(rig_step(y, t));
+    }
+    CHECK(hvt_distopt_skipped(y->d) == 0, "the other one has skipped, too");
+}
+
 #endif /* HVT_RIG_H */

@@ -127,26 +127,14 @@ TEST(buckets_and_updates_do_not_change_what_is_fed_back)
 /* The first updates overflow and take what they held back along; then it is as if training began there. */
 TEST(what_a_skipped_update_held_back_is_dropped)
 {
-    setup high = usual(job, hvt_world_size(job)), fit;
+    setup u = usual(job, hvt_world_size(job));
     result a, b;
     rig x, y;
 
-    high.type = high.dist.wire = HVT_F16;
-    high.dist.error_feedback = true;
-    high.norm = false; /* moving statistics are kept when an update is skipped */
-    high.dist.scaling = (hvt_scaling){.scale = 0x1p40, .interval = 2000, .floor = 1};
-    fit = high;
-    CHECK_OK(rig_open(&x, &high));
-    for (int t = 0; t < 40 && hvt_distopt_skipped(x.d) == t; t++)
-        CHECK_OK(rig_step(&x, 0));
-    CHECK(hvt_distopt_skipped(x.d) > 5, "%lld updates were skipped", (long long)hvt_distopt_skipped(x.d));
-    fit.dist.scaling.scale = hvt_distopt_loss_scale(x.d);
-    CHECK_OK(rig_open(&y, &fit));
-    CHECK_OK(rig_step(&y, 0));
-    for (int t = 1; t < 4; t++) {
-        CHECK_OK(rig_step(&x, t));
-        CHECK_OK(rig_step(&y, t));
-    }
+    u.type = u.dist.wire = HVT_F16;
+    u.dist.error_feedback = true;
+    u.norm = false; /* moving statistics are kept when an update is skipped */
+    skip_first_updates(&u, &x, &y);
     CHECK_OK(rig_result(&x, &a));
     CHECK_OK(rig_result(&y, &b));
     CHECK(a.weights == b.weights && a.momentum == b.momentum, "a skipped update left something behind");

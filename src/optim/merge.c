@@ -61,13 +61,6 @@ int hvt__bucket_merge(size_t start, const size_t *end, const double *ready, int 
 
 /* ---- messages ---- */
 
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 /* Median seconds of small and of large sums, in turns. */
 static hvt_status time_messages(hvt_distopt *d, void *buf, const size_t count[2], double ret_seconds[2])
 {
@@ -87,7 +80,7 @@ static hvt_status time_messages(hvt_distopt *d, void *buf, const size_t count[2]
             seconds[i][r < 0 ? 0 : r] = hvt__now() - start;
         }
     for (int i = 0; i < 2; i++) {
-        qsort(seconds[i], ROUNDS, sizeof **seconds, ascending);
+        hvt__sort(seconds[i], ROUNDS);
         ret_seconds[i] = seconds[i][ROUNDS / 2];
     }
     return HVT_OK;

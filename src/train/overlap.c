@@ -14,7 +14,6 @@
 #include "run.h"
 #include "base_impl.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 enum { WARM_UP = 3 };
@@ -78,13 +77,6 @@ hvt_status hvt__overlap_open(run *t)
     return automatic ? hvt_world_agree(t->world, turn(t, false)) : HVT_OK;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 static hvt_status decide(run *t)
 {
     hvt__trial *trial = &t->trial;
@@ -95,7 +87,7 @@ static hvt_status decide(run *t)
         worker = worker && has_own(&t->place[r].cores);
     for (int k = 0; k < 2; k++) {
         HVT_TRY(hvt_world_fold(t->world, HVT_FOLD_MAX, trial->seconds[k], HVT__TRIES));
-        qsort(trial->seconds[k], HVT__TRIES, sizeof *trial->seconds[k], by_value);
+        hvt__sort(trial->seconds[k], HVT__TRIES);
         median[k] = trial->seconds[k][HVT__TRIES / 2];
     }
     worker = median[!worker] < (1 - margin) * median[worker] ? !worker : worker;

@@ -43,13 +43,6 @@ typedef struct tuning {
     char path[HVT_OPTION_VALUE];
 } tuning;
 
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 static double quantile(const candidate *c, int rounds, int quarters)
 {
     return c->seconds[(rounds - 1) * quarters / 4];
@@ -72,7 +65,7 @@ static int fastest(tuning *u)
     int best = 0;
 
     for (int i = 0; i < u->n; i++)
-        qsort(u->at[i].seconds, (size_t)u->rounds, sizeof(double), ascending);
+        hvt__sort(u->at[i].seconds, (size_t)u->rounds);
     for (int i = 1; i < u->n; i++)
         if (quantile(&u->at[i], u->rounds, 2) < quantile(&u->at[best], u->rounds, best ? 2 : 1))
             best = i;
@@ -125,7 +118,7 @@ static hvt_status line_of(tuning *u, hvt_comm *c)
     hvt_comm_release(c, buf);
     HVT_TRY(s);
     for (int i = 0; i < 2; i++)
-        qsort(seconds[i], ROUNDS, sizeof **seconds, ascending);
+        hvt__sort(seconds[i], ROUNDS);
     beta = fmax(0, (seconds[1][ROUNDS / 2] - seconds[0][ROUNDS / 2]) / (double)(bytes[1] - bytes[0]));
     alpha = fmax(0, seconds[0][ROUNDS / 2] - beta * (double)bytes[0]);
     if (u->t.rank == 0)
