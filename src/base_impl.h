@@ -72,7 +72,7 @@ typedef bool hvt__last_word_fn(void);
 void hvt__set_last_word(hvt__last_word_fn *vote);
 bool hvt__has_last_word(void);
 
-double hvt__now(void); /* seconds, monotonic */
+double hvt__now(void);               /* seconds, monotonic */
 void hvt__sort(double *x, size_t n); /* ascending */
 
 /* Between two looks at what another thread will write: some tens of cycles, in which this one takes little
