@@ -354,8 +354,8 @@ static inline void fill(rig *r, float *arena, float value)
     free(host);
 }
 
-/* The first updates of x overflow, so its scale falls; y begins with the scale of x's first that is made. Both
- * have then made four, and must be alike. */
+/* The first updates of x overflow, so its scale falls; y begins with the scale of x's first that is made.
+ * Both have then made four, and must be alike. */
 static inline void skip_first_updates(const setup *u, rig *x, rig *y)
 {
     setup high = *u, fit = *u;
