@@ -1,7 +1,7 @@
 /*
  * model_impl.h - the tape, and what a layer must be able to do.
  *
- * Included by src/model, src/optim and src/train/checkpoint.c. Nothing else.
+ * Included by src/model, src/optim and what writes and reads checkpoints in src/train. Nothing else.
  *
  * Arenas. Parameters, gradients and optimizer state lie at the same offsets (in f32 elements):
  *

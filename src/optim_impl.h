@@ -1,4 +1,4 @@
-/* optim_impl.h - an optimizer's state and its parts, for src/optim and src/train/checkpoint.c. */
+/* optim_impl.h - an optimizer's state and its parts, for src/optim and checkpoints in src/train. */
 #ifndef HVT_OPTIM_IMPL_H
 #define HVT_OPTIM_IMPL_H
 

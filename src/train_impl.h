@@ -116,7 +116,7 @@ bool hvt__interrupt_last_word(void);
 void hvt__interrupt_unlink(const char *path); /* remove this file if stopped now; NULL: no more */
 void hvt__interrupt_bar(bool shown);          /* a progress bar stands on stderr's last line */
 
-/* ---- report.c: the log's JSON lines, the table at start, progress ---- */
+/* ---- report.c, report_start.c: the log's JSON lines, the table at start, progress ---- */
 
 /* What one rank tells about its place. */
 typedef struct hvt_place {
@@ -205,6 +205,8 @@ typedef struct hvt_end_report {
 } hvt_end_report;
 
 hvt_status hvt__report_end(hvt_reporter *rep, const hvt_options *opts, const hvt_end_report *r);
+
+/* ---- process.c ---- */
 
 double hvt__process_seconds(void);     /* since this process began */
 int64_t hvt__process_peak_bytes(void); /* most resident memory so far */

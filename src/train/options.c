@@ -1,68 +1,25 @@
 /*
- * The options: one table made of HVT_OPTIONS, and loops over it that set defaults, parse the command line,
- * write values as text, and make --help.
+ * The options: one table made of HVT_OPTIONS, and loops over it that set defaults, parse the command line and
+ * compare the ranks' values.
  *
- * A value's text form reads back as the same value; checkpoints rely on that. A flag is an option's field
- * with '-' for '_'. Where a value came from is kept beside it: a file fills in only what no flag gives.
+ * A flag is an option's field with '-' for '_'. Where a value came from is kept beside it: a file fills in
+ * only what no flag gives.
  */
-#include "train_impl.h"
+#include "options.h"
 #include "base_impl.h"
 
 #include "config.h"
 
-#include <ctype.h>
-#include <errno.h>
 #include <limits.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
-typedef enum kind {
-    KIND_str,
-    KIND_pick,
-    KIND_int,
-    KIND_word,
-    KIND_num,
-    KIND_bool,
-    KIND_size,
-    KIND_time,
-    KIND_rgb
-} kind;
-
-typedef struct option {
-    const char *group; /* title, where a group begins; then nothing else is set */
-    kind kind;
-    const char *field;
-    size_t offset;
-    const char *preset;
-    double low;
-    hvt_scope scope;
-    const char *form, *help;
-} option;
-
-#define GROUP(title) {.group = title},
-#define OPTION(k, f, preset_, low_, s, form_, help_)                                                         \
-    {.kind = KIND_##k,                                                                                       \
-     .field = #f,                                                                                            \
-     .offset = offsetof(hvt_options, f),                                                                     \
-     .preset = preset_,                                                                                      \
-     .low = low_,                                                                                            \
-     .scope = HVT_SCOPE_##s,                                                                                 \
-     .form = form_,                                                                                          \
-     .help = help_},
-static const option grouped[] = {HVT_OPTIONS(GROUP, OPTION)};
-static const option table[HVT_OPTION_COUNT] = {HVT_OPTIONS(HVT_OPT_NO_GROUP, OPTION)};
-#undef GROUP
-#undef OPTION
-
-#define FIELD(opts, o, type)       ((type *)(void *)((char *)(opts) + (o)->offset))
-#define CONST_FIELD(opts, o, type) ((const type *)(const void *)((const char *)(opts) + (o)->offset))
+static const hvt__option table[HVT_OPTION_COUNT] = {HVT_OPTIONS(HVT_OPT_NO_GROUP, HVT__OPTION)};
 
 /* ---- names ---- */
 
 /* Is text[0..len) the flag of this option? '_' and '-' are the same. */
-static bool is_named(const option *o, const char *text, size_t len)
+static bool is_named(const hvt__option *o, const char *text, size_t len)
 {
     if (strlen(o->field) != len)
         return false;
@@ -72,7 +29,7 @@ static bool is_named(const option *o, const char *text, size_t len)
     return true;
 }
 
-static const option *find(const char *name, size_t len)
+static const hvt__option *find(const char *name, size_t len)
 {
     for (int i = 0; i < HVT_OPTION_COUNT; i++)
         if (is_named(&table[i], name, len))
@@ -80,12 +37,12 @@ static const option *find(const char *name, size_t len)
     return NULL;
 }
 
-static const char *flag_of(const option *o, char ret_flag[40])
+const char *hvt__flag_of(const hvt__option *o, char ret_flag[HVT_OPTION_FLAG])
 {
     size_t n = 2;
 
     memcpy(ret_flag, "--", 2);
-    for (const char *p = o->field; *p && n < 39; p++)
+    for (const char *p = o->field; *p && n < HVT_OPTION_FLAG - 1; p++)
         ret_flag[n++] = *p == '_' ? '-' : *p;
     ret_flag[n] = 0;
     return ret_flag;
@@ -93,14 +50,14 @@ static const char *flag_of(const option *o, char ret_flag[40])
 
 const char *hvt__option_flag(int i)
 {
-    static char flags[HVT_OPTION_COUNT][40];
+    static char flags[HVT_OPTION_COUNT][HVT_OPTION_FLAG];
 
-    return flag_of(&table[i], flags[i]);
+    return hvt__flag_of(&table[i], flags[i]);
 }
 
 int hvt__option_find(const char *name)
 {
-    const option *o = find(name, strlen(name));
+    const hvt__option *o = find(name, strlen(name));
 
     return o ? (int)(o - table) : -1;
 }
@@ -147,13 +104,14 @@ static int distance(const char *a, const char *b)
 /* The i-th thing that may stand on a command line; NULL after the last. */
 static const char *known_flag(int i, char ret_text[HVT_OPTION_FLAG])
 {
-    char flag[40];
+    char flag[HVT_OPTION_FLAG];
 
     if (i < HVT_OPTION_COUNT)
-        return flag_of(&table[i], ret_text);
+        return hvt__flag_of(&table[i], ret_text);
     if (i < 2 * HVT_OPTION_COUNT) {
-        const option *o = &table[i - HVT_OPTION_COUNT];
-        snprintf(ret_text, HVT_OPTION_FLAG, o->kind == KIND_bool ? "--no-%s" : "%s", flag_of(o, flag) + 2);
+        const hvt__option *o = &table[i - HVT_OPTION_COUNT];
+        snprintf(ret_text, HVT_OPTION_FLAG, o->kind == KIND_bool ? "--no-%s" : "%s",
+                 hvt__flag_of(o, flag) + 2);
         return ret_text;
     }
     i -= 2 * HVT_OPTION_COUNT;
@@ -185,236 +143,21 @@ static bool nearest(const char *flag, char ret_flag[HVT_OPTION_FLAG])
 
 /* ---- values ---- */
 
-/* A word of the form, or one that ends in ":R" with a whole number from 1 to 9999 in R's place. */
-static bool is_word(const char *word, size_t len, const char *value)
+static hvt_status set(hvt_options *opts, const hvt__option *o, const char *value)
 {
-    size_t digits;
+    char what[256], flag[HVT_OPTION_FLAG];
 
-    if (len < 2 || strncmp(word + len - 2, ":R", 2) != 0)
-        return strlen(value) == len && !strncmp(word, value, len);
-    if (strncmp(word, value, len - 1) != 0 || value[len - 1] == '0')
-        return false;
-    digits = strspn(value + len - 1, "0123456789");
-    return digits && digits <= 4 && !value[len - 1 + digits];
-}
-
-/* Is value one of the words of form, which '|' parts? */
-static bool in_form(const char *form, const char *value)
-{
-    for (const char *p = form; p; p = strchr(p, '|'), p = p ? p + 1 : NULL)
-        if (is_word(p, strcspn(p, "|"), value))
-            return true;
-    return false;
-}
-
-static bool read_int(const char *value, int *ret)
-{
-    char *end;
-    long v;
-
-    errno = 0;
-    v = strtol(value, &end, 10);
-    if (end == value || *end || isspace((unsigned char)*value) || errno || v > INT_MAX || v < INT_MIN)
-        return false;
-    *ret = (int)v;
-    return true;
-}
-
-static bool read_num(const char *value, char **ret_end, double *ret)
-{
-    if (!isdigit((unsigned char)*value) && !strchr("+-.", *value))
-        return false; /* no spaces, no nan, no inf */
-    *ret = strtod(value, ret_end);
-    return *ret_end != value && isfinite(*ret);
-}
-
-static bool read_bool(const char *value, bool *ret)
-{
-    static const char *const on[] = {"on", "yes", "true", "1"}, *const off[] = {"off", "no", "false", "0"};
-
-    for (size_t i = 0; i < HVT_LEN(on); i++)
-        if (!strcasecmp(value, on[i]) || !strcasecmp(value, off[i])) {
-            *ret = !strcasecmp(value, on[i]);
-            return true;
-        }
-    return false;
-}
-
-static const struct {
-    const char *name;
-    double bytes;
-} units[] = {{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"GB", 1e9},
-             {"MB", 1e6},      {"KB", 1e3},      {"kB", 1e3},      {"B", 1}};
-
-static bool read_size(const char *value, size_t *ret)
-{
-    double n;
-    char *end;
-
-    if (!strcmp(value, "0") || !strcmp(value, "all") || !strcmp(value, "auto")) {
-        *ret = *value == '0' ? 0 : !strcmp(value, "all") ? HVT_BUCKET_ALL : HVT_BUCKET_AUTO;
-        return true;
-    }
-    if (!read_num(value, &end, &n) || n < 0)
-        return false;
-    for (size_t i = 0; i < HVT_LEN(units); i++)
-        if (!strcmp(end, units[i].name) && n * units[i].bytes < 0x1p52) {
-            if (n > 0 && n * units[i].bytes < 1)
-                return false; /* not 0, which means something else */
-            *ret = (size_t)(n * units[i].bytes);
-            return true;
-        }
-    return false;
-}
-
-static bool read_time(const char *value, double *ret)
-{
-    static const struct {
-        const char *name;
-        double seconds;
-    } unit[] = {{"ms", 1e-3}, {"s", 1}, {"m", 60}, {"h", 3600}};
-    char *end;
-
-    if (!read_num(value, &end, ret) || *ret < 0)
-        return false;
-    for (size_t i = 0; i < HVT_LEN(unit); i++)
-        if (!strcmp(end, unit[i].name)) {
-            *ret *= unit[i].seconds;
-            return *ret == 0 || (*ret >= 1e-3 && *ret <= 1e9);
-        }
-    return !*end && *ret == 0;
-}
-
-static bool read_rgb(const char *value, double low, hvt_rgb *ret)
-{
-    hvt_rgb rgb;
-    int n = 0;
-
-    for (const char *p = value;; p++) {
-        double v;
-        char *end;
-        if (n == 3 || !read_num(p, &end, &v) || v < low || fabs(v) > 1e30)
-            return false;
-        rgb.v[n++] = (float)v;
-        if (!*end)
-            break;
-        if (*end != ',')
-            return false;
-        p = end;
-    }
-    if (n == 2)
-        return false;
-    if (n == 1)
-        rgb.v[1] = rgb.v[2] = rgb.v[0];
-    *ret = rgb;
-    return true;
-}
-
-/* What a value must look like, for messages. */
-static void expected(const option *o, char *ret_text, size_t bytes)
-{
-    switch (o->kind) {
-    case KIND_str:
-        snprintf(ret_text, bytes, "text (%s)", o->form);
-        break;
-    case KIND_pick: {
-        size_t n = 0;
-        snprintf(ret_text, bytes, "one of %s", o->form);
-        for (; ret_text[n]; n++)
-            if (ret_text[n] == '|')
-                ret_text[n] = ' ';
-        break;
-    }
-    case KIND_int:
-        snprintf(ret_text, bytes, "a whole number from %.0f to %d", o->low, INT_MAX);
-        break;
-    case KIND_word:
-        snprintf(ret_text, bytes, "a whole number from %.0f to %d, or '%s'", o->low, INT_MAX, o->preset);
-        break;
-    case KIND_num:
-        snprintf(ret_text, bytes, "a number >= %g", o->low);
-        break;
-    case KIND_bool:
-        snprintf(ret_text, bytes, "on or off");
-        break;
-    case KIND_size:
-        snprintf(ret_text, bytes, "a size with its unit (25MiB, 64KiB, 1MB)%s",
-                 strstr(o->form, "all") ? ", 0, all or auto" : " or 0");
-        break;
-    case KIND_time:
-        snprintf(ret_text, bytes, "a time with its unit (500ms, 30s, 5m, 1h) or 0");
-        break;
-    case KIND_rgb:
-        snprintf(ret_text, bytes, "one number or three with commas%s", o->low > 0 ? ", each > 0" : "");
-        break;
-    }
-}
-
-static bool assign(hvt_options *opts, const option *o, const char *value)
-{
-    char *end;
-    int i;
-    double d;
-    size_t bytes;
-
-    switch (o->kind) {
-    case KIND_str:
-        *FIELD(opts, o, hvt_opt_str) = value;
-        return true;
-    case KIND_pick:
-        if (!in_form(o->form, value))
-            return false;
-        *FIELD(opts, o, hvt_opt_pick) = value;
-        return true;
-    case KIND_word:
-        if (!strcasecmp(value, o->preset)) {
-            *FIELD(opts, o, hvt_opt_word) = 0;
-            return true;
-        }
-        /* fall through */
-    case KIND_int:
-        if (!read_int(value, &i) || i < o->low)
-            return false;
-        *FIELD(opts, o, hvt_opt_int) = i;
-        return true;
-    case KIND_num:
-        if (!read_num(value, &end, &d) || *end || d < o->low)
-            return false;
-        *FIELD(opts, o, hvt_opt_num) = d;
-        return true;
-    case KIND_bool:
-        return read_bool(value, FIELD(opts, o, hvt_opt_bool));
-    case KIND_size:
-        if (!read_size(value, &bytes) || (bytes >= HVT_BUCKET_AUTO && !strstr(o->form, "all")))
-            return false;
-        *FIELD(opts, o, hvt_opt_size) = bytes;
-        return true;
-    case KIND_time:
-        if (!read_time(value, &d))
-            return false;
-        *FIELD(opts, o, hvt_opt_time) = d;
-        return true;
-    case KIND_rgb:
-        return read_rgb(value, o->low, FIELD(opts, o, hvt_opt_rgb));
-    }
-    return false;
-}
-
-static hvt_status set(hvt_options *opts, const option *o, const char *value)
-{
-    char what[256], flag[40];
-
-    if (assign(opts, o, value)) {
+    if (hvt__value_read(opts, o, value)) {
         opts->from[o - table] = HVT_FROM_FLAG;
         return HVT_OK;
     }
-    expected(o, what, sizeof what);
-    return HVT_FAIL(E_ARG, "%s: expected %s, got '%s'", flag_of(o, flag), what, value);
+    hvt__value_expected(o, what, sizeof what);
+    return HVT_FAIL(E_ARG, "%s: expected %s, got '%s'", hvt__flag_of(o, flag), what, value);
 }
 
 hvt_status hvt_options_set(hvt_options *opts, const char *name, const char *value)
 {
-    const option *o = find(name, strlen(name));
+    const hvt__option *o = find(name, strlen(name));
 
     HVT_CHECK(o, E_ARG, "there is no option --%s", name);
     return set(opts, o, value);
@@ -424,8 +167,13 @@ void hvt_options_default(hvt_options *ret_opts)
 {
     memset(ret_opts, 0, sizeof *ret_opts);
     for (int i = 0; i < HVT_OPTION_COUNT; i++)
-        if (!assign(ret_opts, &table[i], table[i].preset))
+        if (!hvt__value_read(ret_opts, &table[i], table[i].preset))
             abort(); /* the table contradicts itself */
+}
+
+void hvt__option_text(const hvt_options *opts, int i, char ret_text[HVT_OPTION_VALUE])
+{
+    hvt__value_write(opts, &table[i], ret_text, HVT_OPTION_VALUE);
 }
 
 /* ---- the command line ---- */
@@ -454,9 +202,9 @@ static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
     const char *arg = argv[*i];
     const char *value = strchr(arg, '=');
     size_t len = value ? (size_t)(value - arg) : strlen(arg);
-    const option *o;
+    const hvt__option *o;
     bool no = false;
-    char what[256], flag[40], near[HVT_OPTION_FLAG];
+    char what[256], flag[HVT_OPTION_FLAG], near[HVT_OPTION_FLAG];
 
     if (strncmp(arg, "--", 2) || !arg[2]) {
         if (*arg == '-' && nearest_to(arg, len, near))
@@ -482,16 +230,17 @@ static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
         return set(opts, o, "off");
     }
     if (!value && o->kind == KIND_bool) {
-        bool ignored;
-        bool follows = *i + 1 < argc && read_bool(argv[*i + 1], &ignored);
+        hvt_options ignored = *opts;
+        bool follows = *i + 1 < argc && hvt__value_read(&ignored, o, argv[*i + 1]);
         return set(opts, o, follows ? argv[++*i] : "on");
     }
     if (!value) {
         bool end = *i + 1 >= argc;
-        expected(o, what, sizeof what);
-        HVT_CHECK(!end, E_ARG, "%s: expected %s, got the end of the command line", flag_of(o, flag), what);
-        HVT_CHECK(strncmp(argv[*i + 1], "--", 2), E_ARG, "%s: expected %s, got the flag %s", flag_of(o, flag),
-                  what, argv[*i + 1]);
+        hvt__value_expected(o, what, sizeof what);
+        HVT_CHECK(!end, E_ARG, "%s: expected %s, got the end of the command line", hvt__flag_of(o, flag),
+                  what);
+        HVT_CHECK(strncmp(argv[*i + 1], "--", 2), E_ARG, "%s: expected %s, got the flag %s",
+                  hvt__flag_of(o, flag), what, argv[*i + 1]);
         value = argv[++*i];
     }
     return set(opts, o, value);
@@ -522,80 +271,6 @@ hvt_status hvt_options_parse(int argc, char **argv, hvt_options *ret_opts)
     return HVT_OK;
 }
 
-/* ---- values as text ---- */
-
-static void num_text(double v, char *ret_text, size_t bytes)
-{
-    for (int digits = 6; digits <= 17; digits++) {
-        snprintf(ret_text, bytes, "%.*g", digits, v);
-        if (strtod(ret_text, NULL) == v)
-            return;
-    }
-}
-
-static void size_text(size_t v, char *ret_text, size_t bytes)
-{
-    static const struct {
-        const char *name;
-        size_t bytes;
-    } exact[] = {{"GiB", 1u << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}};
-
-    if (v == 0 || v >= HVT_BUCKET_AUTO) {
-        snprintf(ret_text, bytes, "%s", v == 0 ? "0" : v == HVT_BUCKET_ALL ? "all" : "auto");
-        return;
-    }
-    for (size_t i = 0; i < HVT_LEN(exact); i++)
-        if (v % exact[i].bytes == 0) {
-            snprintf(ret_text, bytes, "%zu%s", v / exact[i].bytes, exact[i].name);
-            return;
-        }
-}
-
-static void value_text(const hvt_options *opts, const option *o, char *ret_text, size_t bytes)
-{
-    switch (o->kind) {
-    case KIND_str:
-    case KIND_pick:
-        snprintf(ret_text, bytes, "%s", *CONST_FIELD(opts, o, hvt_opt_str));
-        break;
-    case KIND_word:
-        if (*CONST_FIELD(opts, o, hvt_opt_word) == 0) {
-            snprintf(ret_text, bytes, "%s", o->preset);
-            break;
-        }
-        /* fall through */
-    case KIND_int:
-        snprintf(ret_text, bytes, "%d", *CONST_FIELD(opts, o, hvt_opt_int));
-        break;
-    case KIND_num:
-        num_text(*CONST_FIELD(opts, o, hvt_opt_num), ret_text, bytes);
-        break;
-    case KIND_bool:
-        snprintf(ret_text, bytes, "%s", *CONST_FIELD(opts, o, hvt_opt_bool) ? "on" : "off");
-        break;
-    case KIND_size:
-        size_text(*CONST_FIELD(opts, o, hvt_opt_size), ret_text, bytes);
-        break;
-    case KIND_time:
-        num_text(*CONST_FIELD(opts, o, hvt_opt_time), ret_text, bytes - 1);
-        strcat(ret_text, "s");
-        break;
-    case KIND_rgb: {
-        const float *v = CONST_FIELD(opts, o, hvt_opt_rgb)->v;
-        if (v[0] == v[1] && v[0] == v[2])
-            snprintf(ret_text, bytes, "%.9g", (double)v[0]);
-        else
-            snprintf(ret_text, bytes, "%.9g,%.9g,%.9g", (double)v[0], (double)v[1], (double)v[2]);
-        break;
-    }
-    }
-}
-
-void hvt__option_text(const hvt_options *opts, int i, char ret_text[HVT_OPTION_VALUE])
-{
-    value_text(opts, &table[i], ret_text, HVT_OPTION_VALUE);
-}
-
 /* ---- all ranks ---- */
 
 hvt_status hvt_options_agree(const hvt_options *opts, hvt_world *world)
@@ -615,107 +290,4 @@ hvt_status hvt_options_agree(const hvt_options *opts, hvt_world *world)
 done:
     free(text);
     return s;
-}
-
-/* ---- help ---- */
-
-/* `text` from column `at` on, broken at spaces before column `width`; later lines begin at column `at`. */
-static void wrap(FILE *f, const char *text, int at, int width)
-{
-    int col = at;
-
-    while (*text) {
-        int len = (int)strcspn(text, " ");
-        if (col > at && col + 1 + len > width) {
-            fprintf(f, "\n%*s", at, "");
-            col = at;
-        } else if (col > at) {
-            fputc(' ', f);
-            col++;
-        }
-        fprintf(f, "%.*s", len, text);
-        col += len;
-        text += len;
-        text += *text == ' ';
-    }
-    fputc('\n', f);
-}
-
-static void help_plain(FILE *f)
-{
-    fprintf(f,
-            "hvtrain %s: trains image classifiers, on one process or on many under mpirun or srun.\n\n"
-            "    hvtrain --model resnet20 --data synth --epochs 2\n"
-            "    mpirun -np 4 hvtrain --data cifar10 --data-dir DIR --save out\n"
-            "    hvtrain --resume out --evaluate\n"
-            "    mpirun -np 4 hvtrain tune --model resnet50 --output fast.json\n"
-            "    mpirun -np 4 hvtrain --config fast.json --model resnet50\n\n"
-            "Options are --name value or --name=value; a repeated one: the last wins. Defaults stand in "
-            "brackets.\n",
-            hvt_version());
-    for (size_t i = 0; i < HVT_LEN(grouped); i++) {
-        const option *o = &grouped[i];
-        char left[256], right[512], flag[40], form[256];
-        int n;
-
-        if (o->group) {
-            fprintf(f, "\n%s\n", o->group);
-            continue;
-        }
-        snprintf(form, sizeof form, "%s", o->form);
-        n = snprintf(left, sizeof left, "  %s %s", flag_of(o, flag), form);
-        if (n > 30) { /* many words: below, not beside */
-            snprintf(left, sizeof left, "  %s", flag);
-            for (char *p = form; *p; p++)
-                *p = *p == '|' && o->kind == KIND_pick ? ' ' : *p;
-            snprintf(right, sizeof right, "%s%s%s%s[%s]", form, *o->help ? ": " : " ", o->help,
-                     *o->help ? " " : "", o->preset);
-        } else {
-            snprintf(right, sizeof right, "%s%s%s%s%s", o->help, *o->help ? " " : "", *o->preset ? "[" : "",
-                     o->preset, *o->preset ? "]" : "");
-        }
-        fprintf(f, "%-32s", left);
-        wrap(f, right, 32, 100);
-    }
-    fprintf(f, "\n  --help, --help=markdown, --version\n\n"
-               "Exit: 0 done, 1 failed, 2 bad command line, 3 a rank did not come, 130 interrupted.\n"
-               "HVT_LOG=debug says more.\n");
-}
-
-static void help_markdown(FILE *f)
-{
-    fprintf(f, "| flag | default | meaning |\n|---|---|---|\n");
-    for (size_t i = 0; i < HVT_LEN(grouped); i++) {
-        const option *o = &grouped[i];
-        char flag[40];
-
-        if (o->group) {
-            fprintf(f, "| **%s** | | |\n", o->group);
-            continue;
-        }
-        fprintf(f, "| `%s", flag_of(o, flag));
-        fputc(' ', f);
-        for (const char *p = o->form; *p; p++)
-            fprintf(f, *p == '|' ? "\\|" : "%c", *p);
-        fprintf(f, "` | %s%s%s | %s |\n", *o->preset ? "`" : "", o->preset, *o->preset ? "`" : "", o->help);
-    }
-}
-
-char *hvt_options_help(bool markdown)
-{
-    char *text = NULL;
-    size_t bytes;
-    FILE *f = open_memstream(&text, &bytes);
-
-    if (!f)
-        return NULL;
-    if (markdown)
-        help_markdown(f);
-    else
-        help_plain(f);
-    if (fclose(f)) {
-        free(text);
-        return NULL;
-    }
-    return text;
 }

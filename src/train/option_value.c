@@ -1,0 +1,302 @@
+/*
+ * Values of options as text: read, written, and what a message says that it expected. What is written reads
+ * back as the same value; checkpoints rely on that.
+ */
+#include "options.h"
+#include "base_impl.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#define FIELD(opts, o, type)       ((type *)(void *)((char *)(opts) + (o)->offset))
+#define CONST_FIELD(opts, o, type) ((const type *)(const void *)((const char *)(opts) + (o)->offset))
+
+/* ---- reading ---- */
+
+/* A word of the form, or one that ends in ":R" with a whole number from 1 to 9999 in R's place. */
+static bool is_word(const char *word, size_t len, const char *value)
+{
+    size_t digits;
+
+    if (len < 2 || strncmp(word + len - 2, ":R", 2) != 0)
+        return strlen(value) == len && !strncmp(word, value, len);
+    if (strncmp(word, value, len - 1) != 0 || value[len - 1] == '0')
+        return false;
+    digits = strspn(value + len - 1, "0123456789");
+    return digits && digits <= 4 && !value[len - 1 + digits];
+}
+
+/* Is value one of the words of form, which '|' parts? */
+static bool in_form(const char *form, const char *value)
+{
+    for (const char *p = form; p; p = strchr(p, '|'), p = p ? p + 1 : NULL)
+        if (is_word(p, strcspn(p, "|"), value))
+            return true;
+    return false;
+}
+
+static bool read_int(const char *value, int *ret)
+{
+    char *end;
+    long v;
+
+    errno = 0;
+    v = strtol(value, &end, 10);
+    if (end == value || *end || isspace((unsigned char)*value) || errno || v > INT_MAX || v < INT_MIN)
+        return false;
+    *ret = (int)v;
+    return true;
+}
+
+static bool read_num(const char *value, char **ret_end, double *ret)
+{
+    if (!isdigit((unsigned char)*value) && !strchr("+-.", *value))
+        return false; /* no spaces, no nan, no inf */
+    *ret = strtod(value, ret_end);
+    return *ret_end != value && isfinite(*ret);
+}
+
+static bool read_bool(const char *value, bool *ret)
+{
+    static const char *const on[] = {"on", "yes", "true", "1"}, *const off[] = {"off", "no", "false", "0"};
+
+    for (size_t i = 0; i < HVT_LEN(on); i++)
+        if (!strcasecmp(value, on[i]) || !strcasecmp(value, off[i])) {
+            *ret = !strcasecmp(value, on[i]);
+            return true;
+        }
+    return false;
+}
+
+static const struct {
+    const char *name;
+    double bytes;
+} units[] = {{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"GB", 1e9},
+             {"MB", 1e6},      {"KB", 1e3},      {"kB", 1e3},      {"B", 1}};
+
+static bool read_size(const char *value, size_t *ret)
+{
+    double n;
+    char *end;
+
+    if (!strcmp(value, "0") || !strcmp(value, "all") || !strcmp(value, "auto")) {
+        *ret = *value == '0' ? 0 : !strcmp(value, "all") ? HVT_BUCKET_ALL : HVT_BUCKET_AUTO;
+        return true;
+    }
+    if (!read_num(value, &end, &n) || n < 0)
+        return false;
+    for (size_t i = 0; i < HVT_LEN(units); i++)
+        if (!strcmp(end, units[i].name) && n * units[i].bytes < 0x1p52) {
+            if (n > 0 && n * units[i].bytes < 1)
+                return false; /* not 0, which means something else */
+            *ret = (size_t)(n * units[i].bytes);
+            return true;
+        }
+    return false;
+}
+
+static bool read_time(const char *value, double *ret)
+{
+    static const struct {
+        const char *name;
+        double seconds;
+    } unit[] = {{"ms", 1e-3}, {"s", 1}, {"m", 60}, {"h", 3600}};
+    char *end;
+
+    if (!read_num(value, &end, ret) || *ret < 0)
+        return false;
+    for (size_t i = 0; i < HVT_LEN(unit); i++)
+        if (!strcmp(end, unit[i].name)) {
+            *ret *= unit[i].seconds;
+            return *ret == 0 || (*ret >= 1e-3 && *ret <= 1e9);
+        }
+    return !*end && *ret == 0;
+}
+
+static bool read_rgb(const char *value, double low, hvt_rgb *ret)
+{
+    hvt_rgb rgb;
+    int n = 0;
+
+    for (const char *p = value;; p++) {
+        double v;
+        char *end;
+        if (n == 3 || !read_num(p, &end, &v) || v < low || fabs(v) > 1e30)
+            return false;
+        rgb.v[n++] = (float)v;
+        if (!*end)
+            break;
+        if (*end != ',')
+            return false;
+        p = end;
+    }
+    if (n == 2)
+        return false;
+    if (n == 1)
+        rgb.v[1] = rgb.v[2] = rgb.v[0];
+    *ret = rgb;
+    return true;
+}
+
+void hvt__value_expected(const hvt__option *o, char *ret_text, size_t bytes)
+{
+    switch (o->kind) {
+    case KIND_str:
+        snprintf(ret_text, bytes, "text (%s)", o->form);
+        break;
+    case KIND_pick: {
+        size_t n = 0;
+        snprintf(ret_text, bytes, "one of %s", o->form);
+        for (; ret_text[n]; n++)
+            if (ret_text[n] == '|')
+                ret_text[n] = ' ';
+        break;
+    }
+    case KIND_int:
+        snprintf(ret_text, bytes, "a whole number from %.0f to %d", o->low, INT_MAX);
+        break;
+    case KIND_word:
+        snprintf(ret_text, bytes, "a whole number from %.0f to %d, or '%s'", o->low, INT_MAX, o->preset);
+        break;
+    case KIND_num:
+        snprintf(ret_text, bytes, "a number >= %g", o->low);
+        break;
+    case KIND_bool:
+        snprintf(ret_text, bytes, "on or off");
+        break;
+    case KIND_size:
+        snprintf(ret_text, bytes, "a size with its unit (25MiB, 64KiB, 1MB)%s",
+                 strstr(o->form, "all") ? ", 0, all or auto" : " or 0");
+        break;
+    case KIND_time:
+        snprintf(ret_text, bytes, "a time with its unit (500ms, 30s, 5m, 1h) or 0");
+        break;
+    case KIND_rgb:
+        snprintf(ret_text, bytes, "one number or three with commas%s", o->low > 0 ? ", each > 0" : "");
+        break;
+    }
+}
+
+bool hvt__value_read(hvt_options *opts, const hvt__option *o, const char *value)
+{
+    char *end;
+    int i;
+    double d;
+    size_t bytes;
+
+    switch (o->kind) {
+    case KIND_str:
+        *FIELD(opts, o, hvt_opt_str) = value;
+        return true;
+    case KIND_pick:
+        if (!in_form(o->form, value))
+            return false;
+        *FIELD(opts, o, hvt_opt_pick) = value;
+        return true;
+    case KIND_word:
+        if (!strcasecmp(value, o->preset)) {
+            *FIELD(opts, o, hvt_opt_word) = 0;
+            return true;
+        }
+        /* fall through */
+    case KIND_int:
+        if (!read_int(value, &i) || i < o->low)
+            return false;
+        *FIELD(opts, o, hvt_opt_int) = i;
+        return true;
+    case KIND_num:
+        if (!read_num(value, &end, &d) || *end || d < o->low)
+            return false;
+        *FIELD(opts, o, hvt_opt_num) = d;
+        return true;
+    case KIND_bool:
+        return read_bool(value, FIELD(opts, o, hvt_opt_bool));
+    case KIND_size:
+        if (!read_size(value, &bytes) || (bytes >= HVT_BUCKET_AUTO && !strstr(o->form, "all")))
+            return false;
+        *FIELD(opts, o, hvt_opt_size) = bytes;
+        return true;
+    case KIND_time:
+        if (!read_time(value, &d))
+            return false;
+        *FIELD(opts, o, hvt_opt_time) = d;
+        return true;
+    case KIND_rgb:
+        return read_rgb(value, o->low, FIELD(opts, o, hvt_opt_rgb));
+    }
+    return false;
+}
+
+/* ---- writing ---- */
+
+static void num_text(double v, char *ret_text, size_t bytes)
+{
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(ret_text, bytes, "%.*g", digits, v);
+        if (strtod(ret_text, NULL) == v)
+            return;
+    }
+}
+
+static void size_text(size_t v, char *ret_text, size_t bytes)
+{
+    static const struct {
+        const char *name;
+        size_t bytes;
+    } exact[] = {{"GiB", 1u << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}};
+
+    if (v == 0 || v >= HVT_BUCKET_AUTO) {
+        snprintf(ret_text, bytes, "%s", v == 0 ? "0" : v == HVT_BUCKET_ALL ? "all" : "auto");
+        return;
+    }
+    for (size_t i = 0; i < HVT_LEN(exact); i++)
+        if (v % exact[i].bytes == 0) {
+            snprintf(ret_text, bytes, "%zu%s", v / exact[i].bytes, exact[i].name);
+            return;
+        }
+}
+
+void hvt__value_write(const hvt_options *opts, const hvt__option *o, char *ret_text, size_t bytes)
+{
+    switch (o->kind) {
+    case KIND_str:
+    case KIND_pick:
+        snprintf(ret_text, bytes, "%s", *CONST_FIELD(opts, o, hvt_opt_str));
+        break;
+    case KIND_word:
+        if (*CONST_FIELD(opts, o, hvt_opt_word) == 0) {
+            snprintf(ret_text, bytes, "%s", o->preset);
+            break;
+        }
+        /* fall through */
+    case KIND_int:
+        snprintf(ret_text, bytes, "%d", *CONST_FIELD(opts, o, hvt_opt_int));
+        break;
+    case KIND_num:
+        num_text(*CONST_FIELD(opts, o, hvt_opt_num), ret_text, bytes);
+        break;
+    case KIND_bool:
+        snprintf(ret_text, bytes, "%s", *CONST_FIELD(opts, o, hvt_opt_bool) ? "on" : "off");
+        break;
+    case KIND_size:
+        size_text(*CONST_FIELD(opts, o, hvt_opt_size), ret_text, bytes);
+        break;
+    case KIND_time:
+        num_text(*CONST_FIELD(opts, o, hvt_opt_time), ret_text, bytes - 1);
+        strcat(ret_text, "s");
+        break;
+    case KIND_rgb: {
+        const float *v = CONST_FIELD(opts, o, hvt_opt_rgb)->v;
+        if (v[0] == v[1] && v[0] == v[2])
+            snprintf(ret_text, bytes, "%.9g", (double)v[0]);
+        else
+            snprintf(ret_text, bytes, "%.9g,%.9g,%.9g", (double)v[0], (double)v[1], (double)v[2]);
+        break;
+    }
+    }
+}

@@ -1,0 +1,51 @@
+/* options.h - the table of options, for what reads, writes and explains their values. */
+#ifndef HVT_TRAIN_OPTIONS_H
+#define HVT_TRAIN_OPTIONS_H
+
+#include "train_impl.h"
+
+typedef enum hvt__kind {
+    KIND_str,
+    KIND_pick,
+    KIND_int,
+    KIND_word,
+    KIND_num,
+    KIND_bool,
+    KIND_size,
+    KIND_time,
+    KIND_rgb
+} hvt__kind;
+
+typedef struct hvt__option {
+    const char *group; /* title, where a group begins; then nothing else is set */
+    hvt__kind kind;
+    const char *field;
+    size_t offset;
+    const char *preset;
+    double low;
+    hvt_scope scope;
+    const char *form, *help;
+} hvt__option;
+
+/* A row of HVT_OPTIONS. */
+#define HVT__OPTION(k, f, preset_, low_, s, form_, help_)                                                    \
+    {.kind = KIND_##k,                                                                                       \
+     .field = #f,                                                                                            \
+     .offset = offsetof(hvt_options, f),                                                                     \
+     .preset = preset_,                                                                                      \
+     .low = low_,                                                                                            \
+     .scope = HVT_SCOPE_##s,                                                                                 \
+     .form = form_,                                                                                          \
+     .help = help_},
+
+const char *hvt__flag_of(const hvt__option *o, char ret_flag[HVT_OPTION_FLAG]); /* "--weight-decay" */
+
+/* ---- option_value.c ---- */
+
+/* False: the value is none of this option's, and opts is as it was. */
+bool hvt__value_read(hvt_options *opts, const hvt__option *o, const char *value);
+void hvt__value_write(const hvt_options *opts, const hvt__option *o, char *ret_text, size_t bytes);
+/* What a value must look like, for messages. */
+void hvt__value_expected(const hvt__option *o, char *ret_text, size_t bytes);
+
+#endif /* HVT_TRAIN_OPTIONS_H */
