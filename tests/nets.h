@@ -1,0 +1,130 @@
+/*
+ * nets.h - for the model's tests: small networks with every kind of layer, and how two runs of one compare.
+ */
+#ifndef HVT_NETS_H
+#define HVT_NETS_H
+
+#include "net.h"
+
+/* ---- small networks --------------------------------------------------------------------------------- */
+
+/* Every kind of layer: conv, batch norm alone, with relu, with add and relu (identity, option A, option B),
+ * max-pool, mean-pool, linear. */
+static inline hvt_value small_net(hvt_model *m, hvt_value x)
+{
+    hvt_value y, skip;
+
+    x = hvt_relu(m, hvt_batchnorm(m, hvt_conv2d(m, x, 6, 3, 1, 1)));
+    x = hvt_maxpool(m, x, 3, 2, 1);
+    y = hvt_relu(m, hvt_batchnorm(m, hvt_conv2d(m, x, 5, 1, 1, 0)));
+    y = hvt_batchnorm(m, hvt_conv2d(m, y, 6, 3, 1, 1));
+    x = hvt_relu(m, hvt_add(m, y, x)); /* identity */
+    skip = hvt_subsample(m, x, 2, 10);
+    y = hvt_relu(m, hvt_batchnorm(m, hvt_conv2d(m, x, 10, 3, 2, 1)));
+    y = hvt_batchnorm(m, hvt_conv2d(m, y, 10, 3, 1, 1));
+    x = hvt_relu(m, hvt_add(m, y, skip));
+    y = hvt_batchnorm(m, hvt_conv2d(m, x, 7, 3, 2, 1));
+    x = hvt_relu(m, hvt_add(m, y, hvt_batchnorm(m, hvt_conv2d(m, x, 7, 1, 2, 0))));
+    return hvt_linear(m, hvt_avgpool(m, x), 4);
+}
+
+/* What does not fold: add of things that are no batch norm, relu after conv, values read twice, x + x. */
+static inline hvt_value odd_net(hvt_model *m, hvt_value x)
+{
+    hvt_value a, b, n;
+
+    a = hvt_relu(m, hvt_conv2d(m, x, 4, 3, 1, 1));
+    b = hvt_relu(m, hvt_conv2d(m, x, 4, 5, 1, 2));
+    x = hvt_add(m, a, hvt_add(m, b, b));
+    n = hvt_batchnorm(m, x); /* read twice */
+    x = hvt_add(m, hvt_relu(m, n), n);
+    x = hvt_add(m, hvt_batchnorm(m, x), x);                            /* its residual is its own x */
+    x = hvt_add(m, hvt_batchnorm(m, hvt_conv2d(m, x, 4, 3, 1, 1)), a); /* folds, without relu */
+    n = hvt_batchnorm(m, hvt_conv2d(m, x, 4, 1, 1, 0));
+    x = hvt_add(m, hvt_add(m, n, x), n); /* read twice, too */
+    return hvt_linear(m, hvt_avgpool(m, hvt_subsample(m, x, 3, 8)), 3);
+}
+
+/* The images need no gradient: a batch norm reads them, and has a residual that needs one. */
+static inline hvt_value early_norm_net(hvt_model *m, hvt_value x)
+{
+    hvt_value y = hvt_conv2d(m, x, 3, 3, 1, 1);
+
+    x = hvt_relu(m, hvt_add(m, hvt_batchnorm(m, x), y));
+    return hvt_linear(m, hvt_avgpool(m, x), 4);
+}
+
+/* No batch norm: rows do not know of each other. */
+static inline hvt_value plain_net(hvt_model *m, hvt_value x)
+{
+    x = hvt_relu(m, hvt_conv2d(m, x, 8, 3, 1, 1));
+    x = hvt_maxpool(m, x, 2, 2, 0);
+    x = hvt_relu(m, hvt_conv2d(m, x, 8, 3, 2, 1));
+    return hvt_linear(m, hvt_avgpool(m, x), 5);
+}
+
+/* ---- one pass, and how two differ ------------------------------------------------------------------- */
+
+/* A forward and a backward pass; each parameter's gradient in canonical order, one after the other, and the
+ * loss behind them. free() it. */
+static inline float *pass(net *n, size_t *ret_count)
+{
+    size_t count = hvt_model_parameters(n->m), at = 0;
+    float *g = malloc((count + 1) * sizeof *g);
+
+    CHECK_OK(hvt_model_forward(n->m, &n->batch, true));
+    CHECK_OK(hvt_model_backward(n->m, NULL, NULL));
+    for (int i = 0; i < n->m->nparam_tensors; i++) {
+        CHECK_OK(hvt__model_export(n->m, &n->m->param[i], n->m->grads, g + at));
+        at += n->m->param[i].elements;
+    }
+    g[at] = (float)loss_of(n);
+    *ret_count = count + 1;
+    return g;
+}
+
+/* Largest difference of what pass() gave, as a part of the tensor's largest value (the loss: of itself). */
+static inline double apart(const net *n, const float *a, const float *b)
+{
+    double worst = 0;
+
+    for (int i = 0; i <= n->m->nparam_tensors; i++) {
+        size_t count = i < n->m->nparam_tensors ? n->m->param[i].elements : 1;
+        double most = 1e-6, off = 0;
+
+        for (size_t k = 0; k < count; k++) {
+            most = fmax(most, fabs((double)a[k]));
+            off = fabs((double)a[k] - b[k]) >= off ? fabs((double)a[k] - b[k]) : off;
+        }
+        worst = off / most >= worst ? off / most : worst;
+        a += count;
+        b += count;
+    }
+    return worst;
+}
+
+/* Run the same net in two ways: gradients and loss agree to `tolerance`; 0: to the bit. */
+static inline void check_same(build_fn *build, shape s, int count, how one, how other, double tolerance)
+{
+    net a, b;
+    bool a_runs = open_net(&a, one, build, s), b_runs = open_net(&b, other, build, s);
+
+    if (a_runs && b_runs) {
+        size_t n;
+        float *x, *y;
+
+        feed(&a, 0, count);
+        feed(&b, 0, count);
+        x = pass(&a, &n);
+        y = pass(&b, &n);
+        CHECK(isfinite(x[n - 1]) && x[n - 1] != 0, "loss %g", (double)x[n - 1]);
+        CHECK(apart(&a, x, y) <= tolerance, "%s: %d of %d images %dx%dx%d: %.2g apart", way_name(other),
+              count, s.batch, s.h, s.w, s.c, apart(&a, x, y));
+        free(x);
+        free(y);
+    }
+    close_net(&b); /* the later one first: each restores how its thread treated subnormals */
+    close_net(&a);
+}
+
+#endif /* HVT_NETS_H */
