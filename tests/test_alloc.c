@@ -3,17 +3,22 @@
  *
  * The program is linked with --wrap, so that every allocation of libhvt comes through here. A whole run
  * (data, model, exchange, one update, evaluation, checkpoint, and going on from it) is repeated with its
- * first, second, third ... allocation refused, until a run needs no more than were granted.
+ * first, second, third ... allocation refused, until a run needs no more than were granted. On several ranks
+ * it is the last one alone that lacks memory, in what all of them open together.
  */
 #define _GNU_SOURCE
 #include "hvt/hvt.h"
 #include "check.h"
+#include "config.h"
 
 #include <errno.h>
 #include <ftw.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#if HVT_HAVE_MPI
+#include <mpi.h>
+#endif
 
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t n, size_t bytes);
@@ -304,9 +309,99 @@ TEST(any_allocation_of_a_collective_with_a_worker_may_fail)
     refuse_each(worker_run, 50);
 }
 
-int main(void)
+#if HVT_HAVE_MPI
+/* ---- one rank of several ------------------------------------------------------------------------------ */
+
+static int rank, size;
+
+/* All that ranks open by agreement, on MPI that is up: nobody is left waiting for the one that fails. */
+static hvt_status open_all(const char *comm)
+{
+    MPI_Comm all = MPI_COMM_WORLD;
+    hvt_world *world = NULL, *part = NULL;
+    hvt_device *dev = NULL;
+    hvt_comm *c = NULL;
+    void *block = NULL;
+    hvt_status s = hvt_world_wrap(&all, &world);
+
+    if (s == HVT_OK)
+        s = hvt_world_split(world, 0, size - rank, &part);
+    if (s == HVT_OK)
+        s = hvt_world_agree(part, hvt_device_open("ref", NULL, &dev));
+    if (s == HVT_OK)
+        s = hvt_comm_open(comm, part, dev, &c);
+    if (s == HVT_OK)
+        s = hvt_comm_alloc(c, 1000, &block);
+    if (c)
+        hvt_comm_release(c, block);
+    hvt_comm_close(&c);
+    hvt_device_close(&dev);
+    hvt_world_close(&part);
+    hvt_world_close(&world);
+    return s;
+}
+
+static void refuse_on_the_last(const char *comm)
+{
+    long needed, before, failed = 0;
+
+    CHECK_OK(open_all(comm));
+    before = heap.live;
+    heap.asked = 0;
+    CHECK_OK(open_all(comm));
+    needed = heap.asked;
+    MPI_Bcast(&needed, 1, MPI_LONG, size - 1, MPI_COMM_WORLD);
+    CHECK(needed >= 10, "only %ld allocations came through here", needed);
+    for (long k = 1; k <= needed; k++) {
+        hvt_status mine;
+        int lack;
+
+        heap.asked = 0;
+        heap.refuse = rank == size - 1 ? k : 0;
+        mine = open_all(comm);
+        heap.refuse = 0;
+        lack = mine != HVT_OK;
+        MPI_Allreduce(MPI_IN_PLACE, &lack, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+        CHECK(lack == 0 || lack == size, "allocation %ld of %ld on comm %s: %d of %d ranks failed", k, needed,
+              comm, lack, size);
+        CHECK(mine == HVT_OK || mine == HVT_E_MEM, "allocation %ld of %ld on comm %s: %s: %s", k, needed,
+              comm, hvt_status_name(mine), hvt_last_error());
+        CHECK(heap.live == before, "allocation %ld of %ld on comm %s: %ld are held after", k, needed, comm,
+              heap.live - before);
+        failed += mine != HVT_OK;
+    }
+    CHECK(failed * 2 > needed, "only %ld of %ld refusals were noticed", failed, needed);
+    if (rank == 0)
+        printf("%s: %ld allocations, each refused once; %ld times all ranks failed\n", comm, needed, failed);
+}
+
+TEST(what_one_rank_cannot_open_none_has)
+{
+    refuse_on_the_last("mpi");
+    refuse_on_the_last("shm");
+    refuse_on_the_last("auto");
+}
+
+static int run_on_ranks(void)
+{
+    MPI_Init(NULL, NULL);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    RUN(what_one_rank_cannot_open_none_has);
+    MPI_Allreduce(MPI_IN_PLACE, &check_failed, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Finalize();
+    return check_done();
+}
+#endif
+
+int main(int argc, char **argv)
 {
     hvt_log_to(quiet, NULL, HVT_LOG_ERROR);
+#if HVT_HAVE_MPI
+    if (argc > 1 && !strcmp(argv[1], "ranks"))
+        return run_on_ranks();
+#endif
+    (void)argc, (void)argv;
     if (!mkdtemp(folder))
         return 1;
     snprintf(log_file, sizeof log_file, "%s/log", folder);

@@ -27,12 +27,13 @@ static void choose(const hvt_augment_args *a, int n, int p, int first, int count
 {
     const int8_t *draw = a->draws ? a->draws + n * 3 : (const int8_t[3]){0};
     const int c = a->c, h = p + draw[0];
-    const uint8_t *row = a->src + ((size_t)n * a->h + h) * a->w * c;
+    const uint8_t *row;
 
     if (h < 0 || h >= a->h) {
         memset(out, 0, (size_t)count * c);
         return;
     }
+    row = a->src + ((size_t)n * a->h + h) * a->w * c;
     if (!draw[2] && first + draw[1] >= 0 && first + draw[1] + count <= a->w) {
         memcpy(out, row + (first + draw[1]) * c, (size_t)count * c);
         return;
