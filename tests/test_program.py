@@ -150,6 +150,9 @@ BAD_COMMAND_LINES = [
     (["--threads", "257"], ["--threads", "256", "257"]),
     (["--augment", "flip,blur"], ["--augment", "blur"]),
     (["--data", "cifar10"], ["--data-dir"]),
+    (["--data-dir", "d"], ["--data-dir d", "--data cifar10"]),
+    (["--save", ""], ["--save", "DIR", "''"]),
+    (["--resume="], ["--resume", "DIR", "''"]),
     (["tune"], ["--output"]),
     (["tune", "--output", "tuned"], ["mpirun -np N hvtrain tune"]),
     (["--output", "tuned"], ["--output", "hvtrain tune"]),
@@ -640,6 +643,9 @@ def bad_inputs():
         byte = f.read(1)[0]
         f.seek(-10, os.SEEK_END)
         f.write(bytes([byte ^ 1]))
+    os.makedirs(path("pipes"), exist_ok=True)
+    if not os.path.exists(path("pipes/data_batch_1.bin")):
+        os.mkfifo(path("pipes/data_batch_1.bin"))
     shutil.copytree(path("good"), path("lost"), dirs_exist_ok=True)
     for name in glob.glob(path("lost/last-*")):
         os.unlink(name)
@@ -649,12 +655,16 @@ def bad_inputs():
     plain = TINY[2:]  # without --image-size
     return [
         (plain + data[:-1] + ["--data-dir", "no-such-folder"], ["no-such-folder", "No such file"]),
+        (plain + data[:-1] + ["--data-dir", "pipes"], ["data_batch_1.bin", "not a regular file"]),
         (plain + data[:-1] + ["--data-dir", cifar("cut", 10000, cut=100)], ["data_batch_4.bin", "30729900"]),
         (plain + data[:-1] + ["--data-dir", cifar("label", 10000, label=11)], ["data_batch_4.bin", "11"]),
         (TINY + ["--model", "resnet32", "--init", "good/last.safetensors"], ["good/last.safetensors", "missing"]),
         (TINY + ["--model", "resnet18", "--init", "good/last.safetensors"], ["good/last.safetensors", "conv1.weight",
                                                                             "[16, 3, 3, 3]", "[64, 3, 7, 7]"]),
         (TINY + ["--init", "a-file"], ["a-file"]),
+        (TINY + ["--init", "pipes/data_batch_1.bin"], ["pipes/data_batch_1.bin", "not a file"]),
+        (TINY + ["--init", "good"], ["good", "not a file"]),
+        (TINY + ["--resume", "good", "--classes", "5"], ["fc.weight", "[10, 64]", "--init with --init-skip-head"]),
         (TINY + ["--init", "short.safetensors"], ["short.safetensors", "5000"]),
         (TINY + ["--init", "none.safetensors"], ["none.safetensors", "No such file"]),
         (TINY + ["--resume", "none"], ["none", "No such file"]),

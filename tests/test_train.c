@@ -271,6 +271,7 @@ TEST(options_are_checked_together)
         {"--wire powersgd:2 --update sharded", 2, "needs --update replicated"},
         {"--wire powersgd:2 --device cuda", 2, "for --device cpu or ref"},
         {"--data cifar10", 1, "needs --data-dir"},
+        {"--data-dir d", 1, "--data-dir d is for --data cifar10"},
         {"--data cifar10 --data-dir d --image-size 64", 1, "--image-size 64"},
         {"--data cifar10 --data-dir d --samples 5", 1, "--samples 5"},
         {"--stem cifar", 1, "--stem cifar"},

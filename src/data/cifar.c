@@ -71,7 +71,8 @@ static hvt_status map_file(cifar *c, const char *path)
 {
     struct stat st;
     void *data;
-    int error, fd = open(path, O_RDONLY | O_CLOEXEC);
+    int error,
+        fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* refuse a pipe, do not wait for its writer */
 
     HVT_CHECK(fd >= 0, E_IO, "cannot open %s: %s", path, strerror(errno));
     if (fstat(fd, &st) != 0) {

@@ -243,6 +243,10 @@ static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
                   hvt__flag_of(o, flag), what, argv[*i + 1]);
         value = argv[++*i];
     }
+    if (o->kind == KIND_str && !*value) { /* --save "$DIR" of a variable that is not set */
+        hvt__value_expected(o, what, sizeof what);
+        return HVT_FAIL(E_ARG, "%s: expected %s, got ''", hvt__flag_of(o, flag), what);
+    }
     return set(opts, o, value);
 }
 

@@ -216,7 +216,8 @@ hvt_status hvt__st_open(const char *path, hvt_st **ret_st)
     st->fd = -1;
     st->path = strdup(path);
     HVT_CHECK_OR(fail, st->path, E_MEM, "no memory to open %s", path);
-    st->fd = open(path, O_RDONLY | O_CLOEXEC);
+    st->fd =
+        open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a pipe without a writer is refused, not awaited */
     HVT_CHECK_OR(fail, st->fd >= 0, E_IO, "%s: %s", path, strerror(errno));
     HVT_TRY_OR(fail, read_header(st));
     *ret_st = st;

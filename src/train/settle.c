@@ -166,6 +166,8 @@ static hvt_status check_words(const hvt_options *o)
     int powersgd = rank_of_factors(o);
 
     HVT_CHECK(synth || *o->data_dir, E_ARG, "--data %s needs --data-dir, the folder with its files", o->data);
+    HVT_CHECK(!synth || !was_given(o, "--data-dir"), E_ARG,
+              "--data-dir %s is for --data cifar10; synth draws its images", o->data_dir);
     HVT_CHECK(synth || !was_given(o, "--image-size"), E_ARG,
               "--image-size %d is for --data synth; the images of %s have a size", o->image_size, o->data);
     HVT_CHECK(synth || !was_given(o, "--samples"), E_ARG,
@@ -249,11 +251,11 @@ static hvt_status check_tuning(const hvt_options *o, int ranks)
         return HVT_FAIL(E_ARG, "--thresholds %s: %s", o->thresholds, hvt_last_error());
     HVT_CHECK(tune || (!was_given(o, "--output") && !was_given(o, "--budget")), E_ARG,
               "--output and --budget are for hvtrain tune");
-    HVT_CHECK(!tune || *o->output, E_ARG, "hvtrain tune needs --output FILE, for what it finds");
+    HVT_CHECK(!tune || *o->output, E_ARG, "tune needs --output FILE, for what it finds");
     HVT_CHECK(!tune || ranks > 1, E_ARG,
-              "hvtrain tune measures the exchange between ranks: mpirun -np N hvtrain tune ...");
+              "tune measures the exchange between ranks: mpirun -np N hvtrain tune ...");
     HVT_CHECK(!tune || (!*o->save && !o->evaluate), E_ARG,
-              "hvtrain tune neither trains nor evaluates: --save and --evaluate have no use");
+              "tune neither trains nor evaluates: --save and --evaluate have no use");
     return HVT_OK;
 }
 

@@ -166,7 +166,7 @@ static hvt_status compare(const hvt_st *st, const hvt_model *m, bool skip_head, 
     }
     if (!missing.n && !unknown.n && !shape.n && !type.n)
         return HVT_OK;
-    advice = head_only && !skip_head ? " (--init-skip-head leaves the head as initialised)" : "";
+    advice = head_only && !skip_head ? " (--init with --init-skip-head leaves the head as initialised)" : "";
     if (shape.n)
         return HVT_FAIL(
             E_SHAPE, "%s does not fit the model: %d shapes differ (%s), %d tensors are missing, %d unknown%s",
