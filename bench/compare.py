@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""hvtrain beside PyTorch, on the same machine in the same minutes: throughput, time to the first update and
+"""hvtrain beside PyTorch and Horovod, on the same machine in the same minutes: throughput, time to the first update and
 peak memory of each case, runs interleaved A B C A B C, median of the rounds and their spread.
 
     bench/compare.py --build build --python venv/bin/python            every case, 3 rounds
@@ -11,7 +11,8 @@ first update  seconds from the launcher's start to the end of the first update, 
 peak          resident memory of the largest process
 ratio         img_s over that of the fastest PyTorch layout
 
-hvtrain reads and normalises its images in every step; PyTorch's lie ready in memory. Each rank has --threads
+hvtrain reads and normalises its images in every step; PyTorch's lie ready in memory. Several ranks of PyTorch are
+DDP over gloo, and Horovod where --python has it, as installed and with an MPI that yields. Each rank has --threads
 threads. The table goes to the terminal, everything measured to bench/results/DATE-compare.json.
 """
 import argparse
@@ -60,6 +61,11 @@ def run(command, log):
     return text, began, first, usage.ru_maxrss * 1024
 
 
+def mpirun(ranks):
+    root = ["--allow-run-as-root"] if os.getuid() == 0 else []
+    return ["mpirun", *root, "--oversubscribe", "--bind-to", "none", "-np", ranks]
+
+
 def ours(case, ranks):
     model, stem, batch, steps, side = CASES[case]
     with tempfile.TemporaryDirectory() as folder:
@@ -73,8 +79,7 @@ def ours(case, ranks):
         else:
             command += ["--samples", images, "--image-size", side]
         if ranks > 1:
-            root = ["--allow-run-as-root"] if os.getuid() == 0 else []
-            command = ["mpirun", *root, "--bind-to", "none", "-np", ranks, *command]
+            command = [*mpirun(ranks), *command]
         _, _, first, peak = run(command, log)
         records = [json.loads(line) for line in log.read_text().splitlines()]
     speeds = [r["img_s"] for r in records if r["record"] == "step"][WARMUP:]
@@ -82,16 +87,21 @@ def ours(case, ranks):
             "start": next(r for r in records if r["record"] == "start")}
 
 
-def torchs(case, ranks, layout):
+def torchs(case, ranks, layout, horovod=None):
+    """Horovod's `horovod` are mpirun's further arguments."""
     model, stem, batch, steps, side = CASES[case]
     command = [args.python]
-    if ranks > 1:
+    if horovod is not None:
+        command = [*mpirun(ranks), *horovod, *command]
+    elif ranks > 1:
         command += ["-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", 29517]
     command += [HERE / "peers" / "torch_train.py", "speed", "--model", model, *(["--stem", stem] if stem else []),
                 "--batch", batch, "--threads", args.threads, "--warmup", WARMUP, "--steps", steps, "--lr", "0.001",
                 "--layout", layout, "--amp", args.amp, "--image-size", side]
     if args.data_dir and side == 32:
         command += ["--data-dir", args.data_dir]
+    if horovod is not None:
+        command.append("--horovod")
     text, began, _, peak = run(command, None)
     result = json.loads(text[text.index('{"torch"'):].splitlines()[0])
     return {"img_s": result["img_s"], "first": result["first_update_at"] - began, "peak": peak,
@@ -115,22 +125,27 @@ def main():
     contenders = {"hvtrain": ours,
                   "torch nchw": lambda c, r: torchs(c, r, "nchw"),
                   "torch channels_last": lambda c, r: torchs(c, r, "channels_last")}
+    peers = dict(contenders)
+    if subprocess.run([args.python, "-c", "import horovod.torch"], capture_output=True).returncode == 0:
+        peers["Horovod"] = lambda c, r: torchs(c, r, "nchw", [])
+        peers["Horovod, yielding MPI"] = lambda c, r: torchs(c, r, "nchw", ["--mca", "mpi_yield_when_idle", "1"])
     results = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "commit": commit(),
                "machine": machine(), "threads_per_rank": args.threads, "amp": args.amp, "rounds": args.rounds, "cases": []}
     print(f"{results['machine']['cpu']}, {results['machine']['cores']} cores, commit {results['commit']}, "
           f"{args.amp}, {args.threads} thread(s) per rank, median of {args.rounds} rounds")
-    print(f"{'case':14} {'ranks':>5}  {'':20} {'img_s':>8} {'spread':>13} {'first update':>13} {'peak':>9} {'ratio':>6}")
+    print(f"{'case':14} {'ranks':>5}  {'':22} {'img_s':>8} {'spread':>13} {'first update':>13} {'peak':>9} {'ratio':>6}")
     for case in args.only or CASES:
         for ranks in args.ranks:
-            rounds = {name: [] for name in contenders}
+            field = peers if ranks > 1 else contenders
+            rounds = {name: [] for name in field}
             for _ in range(args.rounds):
-                for name, measure in contenders.items():
+                for name, measure in field.items():
                     rounds[name].append(measure(case, ranks))
             median = lambda name, key: statistics.median(r[key] for r in rounds[name])
             peer = max(median(n, "img_s") for n in contenders if n != "hvtrain")
             for name, measured in rounds.items():
                 speeds = [r["img_s"] for r in measured]
-                print(f"{case:14} {ranks:5}  {name:20} {median(name, 'img_s'):8.1f} "
+                print(f"{case:14} {ranks:5}  {name:22} {median(name, 'img_s'):8.1f} "
                       f"{min(speeds):6.1f}-{max(speeds):<6.1f} {median(name, 'first'):11.2f} s "
                       f"{median(name, 'peak') / 2**20:5.0f} MiB {median(name, 'img_s') / peer:6.2f}", flush=True)
             results["cases"].append({"case": case, "ranks": ranks, "rounds": rounds})

@@ -66,7 +66,7 @@ class Ddp:
         self.net = torch.nn.parallel.DistributedDataParallel(Net(model, self.ready))
 
     def set(self, grads):
-        self.sgd.zero_grad(set_to_none=True)
+        self.sgd.zero_grad()
         self.ready.extend(grads)
         self.loss = self.net()
 

@@ -122,7 +122,7 @@ def main():
         sgd = hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters())
 
     def step(x, t):
-        sgd.zero_grad(set_to_none=True)
+        sgd.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=a.amp == "bf16"):
             loss = F.cross_entropy(net(x), t)
         loss.backward()
