@@ -133,10 +133,12 @@ static void close_cuda(hvt_device *d)
     d->state = NULL;
 }
 
-static hvt_order order_cuda(const hvt_device *d, int batch)
+static hvt_order order_cuda(const hvt_device *d, int batch, int height, int width)
 {
     (void)d;
     (void)batch;
+    (void)height;
+    (void)width;
     return HVT_ORDER_NHW;
 }
 

@@ -203,7 +203,7 @@ typedef struct hvt_device_ops {
     /* --- life --- */
     hvt_status (*open)(hvt_device *d, const hvt_device_opts *opts);
     void (*close)(hvt_device *d);
-    hvt_order (*order)(const hvt_device *d, int batch);
+    hvt_order (*order)(const hvt_device *d, int batch, int height, int width); /* hvt_device_order() */
     int (*channels)(const hvt_device *d, hvt_dtype t, int c); /* how many an image of c is best stored with */
     void (*describe)(const hvt_device *d, hvt_device_info *ret_info);
     bool host; /* its memory is host memory, and ops have ended when they return */

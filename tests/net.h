@@ -50,17 +50,21 @@ static inline void close_net(net *n)
     hvt_device_close(&n->dev);
 }
 
-static inline hvt_order hwn(const hvt_device *d, int batch)
+static inline hvt_order hwn(const hvt_device *d, int batch, int height, int width)
 {
     (void)d;
     (void)batch;
+    (void)height;
+    (void)width;
     return HVT_ORDER_HWN;
 }
 
-static inline hvt_order nhw(const hvt_device *d, int batch)
+static inline hvt_order nhw(const hvt_device *d, int batch, int height, int width)
 {
     (void)d;
     (void)batch;
+    (void)height;
+    (void)width;
     return HVT_ORDER_NHW;
 }
 
@@ -108,7 +112,7 @@ static inline bool open_net(net *n, how by, build_fn *build, shape s)
     n->ops = n->dev->ops;
     n->spy = *n->ops;
     if (by.other_order)
-        n->spy.order = n->ops->order(n->dev, s.batch) == HVT_ORDER_HWN ? nhw : hwn;
+        n->spy.order = n->ops->order(n->dev, s.batch, s.h, s.w) == HVT_ORDER_HWN ? nhw : hwn;
     if (by.keeps)
         n->spy.bn_again = NULL;
     n->dev->ops = &n->spy;

@@ -96,10 +96,12 @@ static hvt_status zero_nothing(hvt_device *d, void *dst, size_t bytes)
     return HVT_OK;
 }
 
-static hvt_order order_nhw(const hvt_device *d, int batch)
+static hvt_order order_nhw(const hvt_device *d, int batch, int height, int width)
 {
     (void)d;
     (void)batch;
+    (void)height;
+    (void)width;
     return HVT_ORDER_NHW;
 }
 

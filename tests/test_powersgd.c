@@ -48,7 +48,7 @@ static factors product_on(const char *device, const char *isa, int threads, cons
 
     CHECK_OK(hvt_device_open(device, &opts, &dev));
     CHECK_OK(dev->ops->conv_plan(dev,
-                                 &(hvt_conv_desc){.order = dev->ops->order(dev, 2),
+                                 &(hvt_conv_desc){.order = dev->ops->order(dev, 2, 6, 6),
                                                   .n = 2,
                                                   .h = 6,
                                                   .w = 6,

@@ -59,7 +59,8 @@ HVT_API void hvt_device_describe(const hvt_device *dev, hvt_device_info *ret_inf
 /** How many devices of this name this process can open: 1 for ref and cpu; 0 if not in this build, or
  *  without driver or GPU. */
 HVT_API int hvt_device_count(const char *name);
-HVT_API hvt_order hvt_device_order(const hvt_device *dev, int batch); ///< the row order it likes
+/** The row order that it likes for a model of `batch` images of height x width pixels. */
+HVT_API hvt_order hvt_device_order(const hvt_device *dev, int batch, int height, int width);
 
 /** Copy between host and device; both wait for everything queued before. */
 HVT_API hvt_status hvt_device_upload(hvt_device *dev, void *dst, const void *host, size_t bytes);

@@ -113,9 +113,9 @@ int hvt_device_count(const char *name)
     return 0;
 }
 
-hvt_order hvt_device_order(const hvt_device *d, int batch)
+hvt_order hvt_device_order(const hvt_device *d, int batch, int height, int width)
 {
-    return d->ops->order(d, batch);
+    return d->ops->order(d, batch, height, width);
 }
 
 hvt_status hvt_device_upload(hvt_device *d, void *dst, const void *host, size_t bytes)

@@ -43,10 +43,12 @@ static hvt_status open_ref(hvt_device *d, const hvt_device_opts *opts)
     return HVT_OK;
 }
 
-static hvt_order order_ref(const hvt_device *d, int batch)
+static hvt_order order_ref(const hvt_device *d, int batch, int height, int width)
 {
     (void)d;
     (void)batch;
+    (void)height;
+    (void)width;
     return HVT_ORDER_NHW;
 }
 

@@ -372,7 +372,7 @@ hvt_status hvt_model_plan(hvt_model *m, int batch, hvt_value logits)
 
     HVT_TRY_OR(fail, prepare_tape(m, logits));
     m->batch = batch;
-    m->order = hvt_device_order(m->dev, batch);
+    m->order = hvt_device_order(m->dev, batch, m->layer[m->input].y.dim[1], m->layer[m->input].y.dim[2]);
     m->input_channels = stored_channels(m);
     HVT_TRY_OR(fail, plan_layers(m));
     lay_out_parameters(m);

