@@ -10,13 +10,13 @@
  * What holds for all of them:
  *   - Collective over the comm's world: the same operations in the same order on every rank, mixed with those
  *     of comm.h as one likes. Send and receive concern their two ranks.
- *   - Async: with ret_ticket the call returns at once, hvt_comm_wait() runs all operations up to the ticket
- * in the order of issue, and until then buffers and arrays of counts must stay as they are. With ret_ticket
- *     NULL the call waits by itself.
- *   - Errors are found when an operation runs, on every rank alike: E_ARG, E_MEM, E_UNSUPPORTED where one
- *     rank's arguments or memory do not do (the message begins with that rank), E_MISMATCH where ranks
- * differ. Then nothing was moved and the comm can go on. After E_COMM and E_DEVICE it cannot. A wait for
- * several operations runs them all, and tells the last failure.
+ *   - Async: with ret_ticket the call returns at once, hvt_comm_wait() runs all operations up to the
+ *     ticket in the order of issue, and until then buffers and arrays of counts must stay as they are.
+ *     With ret_ticket NULL the call waits by itself.
+ *   - Errors are found when an operation runs, on every rank alike: E_ARG, E_MEM, E_UNSUPPORTED where
+ *     one rank's arguments or memory do not do (the message begins with that rank), E_MISMATCH where
+ *     ranks differ. Then nothing was moved and the comm can go on. After E_COMM and E_DEVICE it cannot.
+ *     A wait for several operations runs them all, and tells the last failure.
  *   - A buffer of no elements may be NULL. Buffers do not overlap, but where "in place" is said.
  *   - Every rank ends with the same bits. Counts may exceed 2^31.
  *   - Memory is host memory: comms of "ref" and "cpu" devices; others get E_UNSUPPORTED.

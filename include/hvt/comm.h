@@ -60,14 +60,16 @@ HVT_API const char *hvt_world_host(const hvt_world *world, int rank); ///< host 
 typedef enum hvt_fold { HVT_FOLD_SUM, HVT_FOLD_MIN, HVT_FOLD_MAX, HVT_FOLD_AND } hvt_fold;
 
 /** values[i] = fold over all ranks of values[i]. Sums of doubles are added in rank order, so that all
- *  ranks hold the same bits; a NaN of any rank gives NaN, whatever the fold. Sums of integers wrap. AND is
+ * ranks hold the same bits; a NaN of any rank gives NaN, whatever the fold. Sums of integers wrap. AND is
  * for integers. Collective. */
 HVT_API hvt_status hvt_world_fold(hvt_world *world, hvt_fold how, double *values, int n);
 HVT_API hvt_status hvt_world_fold_i64(hvt_world *world, hvt_fold how, int64_t *values, int n);
+/** data of every rank = the root's. Collective; bytes and root the same on every rank. Errors: E_ARG no such
+ * rank. */
 HVT_API hvt_status hvt_world_broadcast(hvt_world *world, void *data, size_t bytes, int root);
 /** all[r*bytes ...] = rank r's mine. Collective; bytes the same on every rank. */
 HVT_API hvt_status hvt_world_gather(hvt_world *world, const void *mine, size_t bytes, void *all);
-HVT_API hvt_status hvt_world_barrier(hvt_world *world);
+HVT_API hvt_status hvt_world_barrier(hvt_world *world); ///< Collective: no rank leaves before all have come.
 
 /**
  * One outcome for all: pass this rank's status (with its error recorded); if any rank failed, every rank
@@ -170,7 +172,7 @@ typedef uint64_t hvt_ticket; ///< tickets of one comm complete in issue order
  *
  * Collective. Errors: E_ARG unknown name, E_UNSUPPORTED (shm over several nodes, self with several ranks,
  * hier where nodes hold other ranks, shm and hier on cuda, nccl elsewhere or on a GPU that is not shared),
- * E_COMM.
+ * E_MEM, E_COMM.
  */
 HVT_API hvt_status hvt_comm_open(const char *name, hvt_world *world, hvt_device *dev, hvt_comm **ret_comm);
 HVT_API void hvt_comm_close(hvt_comm **comm); ///< Collective.
@@ -178,13 +180,15 @@ HVT_API const char *hvt_comm_name(const hvt_comm *comm);
 HVT_API hvt_world *hvt_comm_world(const hvt_comm *comm); /* borrowed */
 
 /** Zeroed, 64-byte aligned memory that this comm moves fastest (shm: pages that the peers can read).
- *  Collective, the same bytes on every rank. E_MEM leaves nothing behind, on every rank alike. A comm that
- *  "auto" chose may change from shm or hier to mpi here, as long as it holds no other memory (one log line
+ * Collective, the same bytes on every rank. E_MEM leaves nothing behind, on every rank alike. A comm that
+ * "auto" chose may change from shm or hier to mpi here, as long as it holds no other memory (one log line
  * says so). Then operations in flight are completed first, and hvt_comm_name() is another.
  */
 HVT_API hvt_status hvt_comm_alloc(hvt_comm *comm, size_t bytes, void **ret_ptr);
 HVT_API void hvt_comm_release(hvt_comm *comm, void *ptr); ///< Collective. NULL is fine.
 
+/** buf of every rank = the root's, when the call returns; operations in flight come first. Collective; bytes
+ * and root the same on every rank. Errors: E_ARG no such rank, and as hvt_comm_wait(). */
 HVT_API hvt_status hvt_comm_broadcast(hvt_comm *comm, void *buf, size_t bytes, int root);
 
 /**
@@ -224,10 +228,10 @@ typedef hvt_status hvt_combine_fn(void *ctx, size_t first, size_t end, const voi
 HVT_API hvt_status hvt_comm_combine(hvt_comm *comm, void *buf, size_t count, hvt_dtype dtype,
                                     hvt_combine_fn *fn, void *ctx, hvt_ticket *ret_ticket);
 /** All operations up to this ticket have ended (nccl: what the device is given from now on comes after them,
- *  the host does not wait). Host comms do their work in here, so every rank must wait for
- *  the same tickets at the same places among its other collective calls. Collective.
- *  Errors: E_COMM a rank ended or left (it is named), E_MISMATCH ranks issued different operations (shm
- *  alone can tell); after either the comm is of no more use. */
+ * the host does not wait). Host comms do their work in here, so every rank must wait for
+ * the same tickets at the same places among its other collective calls. Collective.
+ * Errors: E_COMM a rank ended or left (it is named), E_MISMATCH ranks issued different operations (shm
+ * alone can tell); after either the comm is of no more use. */
 HVT_API hvt_status hvt_comm_wait(hvt_comm *comm, hvt_ticket ticket);
 
 /* ---- thresholds --------------------------------------------------------------------------- */
@@ -246,7 +250,7 @@ typedef struct hvt_threshold {
 /** The i-th one; false after the last. */
 HVT_API bool hvt_comm_threshold(int i, hvt_threshold *ret_threshold);
 /** Set thresholds: "mpi-short=8192,mpi-window=65536"; those not named stay. The same on every rank, before
- *  comms are opened. check: whether it could be done. Errors: E_ARG naming what is not understood. */
+ * comms are opened. check: whether it could be done. Errors: E_ARG naming what is not understood. */
 HVT_API hvt_status hvt_comm_tune(const char *list, bool check);
 
 /* ---- overlap ------------------------------------------------------------------------------ */

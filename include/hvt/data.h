@@ -45,9 +45,14 @@ typedef struct hvt_dataset_opts {
 /** "synth": drawn on demand; "cifar10": the official binary layout. Errors: E_ARG unknown name, E_IO,
  * E_FORMAT (truncated file, label out of range: names file, record and both values). */
 HVT_API hvt_status hvt_dataset_open(const char *name, const hvt_dataset_opts *opts, hvt_dataset **ret_set);
+/** Data of one's own; source is copied, and its close() is called by hvt_dataset_close() alone. limit: only
+ * the first so many; 0 = all. Errors: E_ARG (no get(), no image, fewer than 2 classes, other than 1 to 3
+ * channels, a side beyond 16384), E_MEM. */
 HVT_API hvt_status hvt_dataset_from(const hvt_source *source, uint32_t limit, hvt_dataset **ret_set);
 HVT_API void hvt_dataset_close(hvt_dataset **set);
 HVT_API const hvt_dataset_info *hvt_dataset_describe(const hvt_dataset *set);
+/** Image `index`: [height,width,channels] bytes and a label. May be called from several threads at once.
+ * Errors: E_ARG no such image, E_FORMAT a label that is no class, and get()'s own. */
 HVT_API hvt_status hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8_t *ret_pixels,
                                    int *ret_label);
 
@@ -99,7 +104,7 @@ HVT_API uint32_t hvt_loader_steps(const hvt_loader *loader); ///< steps in an ep
 /** Go to the start of step `step` (0-based) of an epoch; draws depend on (seed, epoch, sample) alone. */
 HVT_API hvt_status hvt_loader_rewind(hvt_loader *loader, int epoch, uint32_t step);
 /** Next shard's batch of the current step, then of the next step; *ret_end is true, and no batch is
- *  given, after the last. */
+ * given, after the last. */
 HVT_API hvt_status hvt_loader_next(hvt_loader *loader, hvt_batch *ret_batch, bool *ret_end);
 
 #ifdef __cplusplus

@@ -25,7 +25,7 @@ typedef struct hvt_device_opts {
     const int *cpus; ///< [ncpus] processors to pin the threads to, thread t to cpus[t % ncpus]; or NULL
     int ncpus;       ///< 0: no pinning
     bool yield;      ///< waiting threads give the core away at once (more threads than cores)
-    const char *isa; ///< instruction set by name, see hvt_cpu_isa_name(); NULL or "auto": the best here
+    const char *isa; ///< instruction set, see hvt_cpu_isa_name(); NULL or "auto": see hvt_cpu_isa_auto()
 } hvt_device_opts;
 
 /**
@@ -40,7 +40,7 @@ typedef struct hvt_device_opts {
  */
 HVT_API hvt_status hvt_device_open(const char *name, const hvt_device_opts *opts, hvt_device **ret_dev);
 /** Close the devices of a thread in the reverse order of their opening: each puts back what it found in the
- *  thread (subnormals, pinning). */
+ * thread (subnormals, pinning). */
 HVT_API void hvt_device_close(hvt_device **dev);
 HVT_API const char *hvt_device_name(const hvt_device *dev); ///< "ref", "cpu"
 HVT_API const char *hvt_device_isa(const hvt_device *dev);  ///< as hvt_cpu_isa_name; "plain" for ref
@@ -57,7 +57,7 @@ typedef struct hvt_device_info {
 } hvt_device_info;
 HVT_API void hvt_device_describe(const hvt_device *dev, hvt_device_info *ret_info);
 /** How many devices of this name this process can open: 1 for ref and cpu; 0 if not in this build, or
- *  without driver or GPU. */
+ * without driver or GPU. */
 HVT_API int hvt_device_count(const char *name);
 /** The row order that it likes for a model of `batch` images of height x width pixels. */
 HVT_API hvt_order hvt_device_order(const hvt_device *dev, int batch, int height, int width);
@@ -65,6 +65,7 @@ HVT_API hvt_order hvt_device_order(const hvt_device *dev, int batch, int height,
 /** Copy between host and device; both wait for everything queued before. */
 HVT_API hvt_status hvt_device_upload(hvt_device *dev, void *dst, const void *host, size_t bytes);
 HVT_API hvt_status hvt_device_download(hvt_device *dev, void *host, const void *src, size_t bytes);
+/** Wait for everything queued. What failed late is told here or by a copy. Errors of all three: E_DEVICE. */
 HVT_API hvt_status hvt_device_sync(hvt_device *dev);
 
 /* The cpu device's table of instruction sets, weakest first: 0 .. hvt_cpu_isa_count()-1. */

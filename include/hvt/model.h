@@ -35,20 +35,24 @@ typedef struct hvt_loss {
 /** Gradients [first, end) of the gradient arena are final for this backward pass. */
 typedef hvt_status hvt_grad_fn(void *ctx, size_t first, size_t end);
 
+/** dev is borrowed. Errors: E_ARG no device, E_MEM. */
 HVT_API hvt_status hvt_model_create(hvt_device *dev, hvt_model **ret_model);
 HVT_API void hvt_model_free(hvt_model **model);
 
 /** Name the layer appended next; its parameters are name.weight, name.bias, name.running_mean, ...
- *  Without it a layer is called by kind and position, e.g. "conv2d3". */
+ * Without it a layer is called by kind and position, e.g. "conv2d3". */
 HVT_API void hvt_name(hvt_model *m, const char *fmt, ...) HVT_PRINTF(2, 3);
 
+/** The images, [N,h,w,c]: the first layer, and the only one of its kind. */
 HVT_API hvt_value hvt_input(hvt_model *m, int h, int w, int c);
 /** y[n,p,q,k] = sum over r,s,c of x[n, p*stride-pad+r, q*stride-pad+s, c] * weight[k,c,r,s]. No bias. */
 HVT_API hvt_value hvt_conv2d(hvt_model *m, hvt_value x, int filters, int size, int stride, int pad);
 /** torch.nn.BatchNorm2d(eps 1e-5, momentum 0.1), statistics per shard. */
 HVT_API hvt_value hvt_batchnorm(hvt_model *m, hvt_value x);
-HVT_API hvt_value hvt_relu(hvt_model *m, hvt_value x);
-HVT_API hvt_value hvt_add(hvt_model *m, hvt_value a, hvt_value b);
+HVT_API hvt_value hvt_relu(hvt_model *m, hvt_value x);             ///< max(x, 0)
+HVT_API hvt_value hvt_add(hvt_model *m, hvt_value a, hvt_value b); ///< a + b, of one shape
+/** Largest value of each window of size x size (1 to 15), which moves by stride; the pad pixels around the
+ * image, at most half a window, never are it. */
 HVT_API hvt_value hvt_maxpool(hvt_model *m, hvt_value x, int size, int stride, int pad);
 HVT_API hvt_value hvt_avgpool(hvt_model *m, hvt_value x); ///< global: [N,H,W,C] -> [N,1,1,C]
 /** He's option A shortcut: every stride-th pixel, channels zero-padded evenly on both sides to `channels`. */
@@ -61,7 +65,7 @@ typedef struct hvt_zoo_opts {
     bool projection;    ///< resnet20..110: shortcut option B (1x1 convolution), else A
 } hvt_zoo_opts;
 
-/** A model by name, from input to logits. Names: hvt_zoo_name(0 ..) until NULL. */
+/** A model by name, from input to logits. Names: hvt_zoo_name(0 ..) until NULL. opts NULL: all false. */
 HVT_API hvt_value hvt_zoo(hvt_model *m, const char *name, hvt_value images, int classes,
                           const hvt_zoo_opts *opts);
 HVT_API const char *hvt_zoo_name(int i);
@@ -72,14 +76,14 @@ HVT_API const char *hvt_zoo_name(int i);
 HVT_API hvt_status hvt_model_set_type(hvt_model *m, hvt_dtype t);
 
 /** Settle shapes, algorithms and memory for `batch` images per shard. The loss is softmax cross-entropy of
- *  `logits`. Errors: E_SHAPE naming the first mistaken layer and its shapes, E_MEM, E_ARG (no batch, planned
- *  already), E_UNSUPPORTED (the device does not compute in this type). After E_MEM a smaller batch may be
+ * `logits`. Errors: E_SHAPE naming the first mistaken layer and its shapes, E_MEM, E_ARG (no batch, planned
+ * already), E_UNSUPPORTED (the device does not compute in this type). After E_MEM a smaller batch may be
  * tried. */
 HVT_API hvt_status hvt_model_plan(hvt_model *m, int batch, hvt_value logits);
 HVT_API hvt_order hvt_model_order(const hvt_model *m);      ///< the row order that the input must have
 HVT_API hvt_dtype hvt_model_input_type(const hvt_model *m); ///< the type that the input must have
 /** Channels that a pixel of the input must be stored with, zeros behind its own: more only where the device
- *  is faster so. */
+ * is faster so. */
 HVT_API int hvt_model_input_channels(const hvt_model *m);
 HVT_API size_t hvt_model_parameters(const hvt_model *m); ///< trainable scalars, as papers count them
 HVT_API size_t hvt_model_bytes(const hvt_model *m);      ///< all arenas and workspaces together
@@ -94,12 +98,12 @@ HVT_API hvt_memory hvt_model_memory(const hvt_model *m);
 HVT_API int hvt_model_classes(const hvt_model *m);
 
 /** torchvision's initialisation (kaiming normal, fan out; linear U(+-1/sqrt(fan in))), keyed by
- *  (seed, parameter name, element): the same on every device. */
+ * (seed, parameter name, element): the same on every device. */
 HVT_API hvt_status hvt_model_init(hvt_model *m, uint64_t seed);
 
 /** train: batch statistics, everything kept for backward. Else: moving statistics, no gradients.
- *  The batch is read again by backward, so it must stay valid until then. Errors: E_SHAPE (not as planned),
- *  E_ARG (not planned). */
+ * The batch is read again by backward, so it must stay valid until then. Errors: E_SHAPE (not as planned),
+ * E_ARG (not planned). */
 HVT_API hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train);
 /** Gradients of the loss SUM over the batch's real images (not the mean). on_grad (may be NULL) is called
  * after both backward passes of a layer, with spans that follow each other without holes from 0 to the
@@ -107,10 +111,10 @@ HVT_API hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool 
  * training forward pass, else E_ARG. */
 HVT_API hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx);
 /** Training loss since last taken; waits for all steps before. Counted when the step ends
- *  (hvt_distopt_step). Errors: E_ARG (not planned). */
+ * (hvt_distopt_step). Errors: E_ARG (not planned). */
 HVT_API hvt_status hvt_model_take_loss(hvt_model *m, hvt_loss *ret_loss);
 /** Per real image of the last forward: loss in nats, and the label's place among the logits (0 = largest;
- *  strictly larger logits count, ties go to the lower index). Arrays of the planned batch size. */
+ * strictly larger logits count, ties go to the lower index). Arrays of the planned batch size. */
 HVT_API hvt_status hvt_model_rows(hvt_model *m, float *ret_loss, int32_t *ret_place);
 
 /** 64-bit hash over names and canonical f32 bytes of all parameters and moving statistics. */

@@ -142,8 +142,11 @@ typedef struct hvt_distopt_opts {
  * travels as factors P [k,r] and Q [m,r], r being opts.powersgd, if (k + m) r < k m; all others as they are.
  * A rank keeps what factors cannot carry, E:
  *
- *     E += G; P = sum over ranks of E Q; P's columns become orthonormal; Q = sum of E^T P; G = P Q^T; E -= G
- * / ranks
+ *     E += G
+ *     P = sum over ranks of E Q, its columns made orthonormal
+ *     Q = sum over ranks of E^T P
+ *     G = P Q^T
+ *     E -= G / ranks
  *
  * and each step begins with the Q of the one before; the first one's is drawn, from seed, tensor's name and
  * place. So a step sends two rounds of sums, a message each of a bucket and round, and the sum of all E and
@@ -167,7 +170,7 @@ typedef struct hvt_distopt_opts {
 HVT_API hvt_status hvt_distopt_create(hvt_optim *optim, hvt_comm *comm, const hvt_distopt_opts *opts,
                                       const hvt_item *items, int n, hvt_distopt **ret_dist);
 /** Collective: gives the arenas back. Optimizer state that lay in slices on the ranks is then whole where
- *  hvt_distopt_gather() has just brought it, and elsewhere as new. */
+ * hvt_distopt_gather() has just brought it, and elsewhere as new. */
 HVT_API void hvt_distopt_free(hvt_distopt **dist);
 /** The same, but nothing is given back: the model and the optimizer are good for nothing but to be freed.
  * Saves the time and the memory of copies that nobody would use. Collective. */
@@ -176,10 +179,10 @@ HVT_API void hvt_distopt_discard(hvt_distopt **dist);
  */
 HVT_API size_t hvt_distopt_state_bytes(const hvt_distopt *dist);
 /** Plan the buckets anew, between steps, as if created with these sizes; what was recorded before must have
- *  been freed. The bits do not change. Collective. Errors: E_ARG (in the middle of a step), E_MEM. */
+ * been freed. The bits do not change. Collective. Errors: E_ARG (in the middle of a step), E_MEM. */
 HVT_API hvt_status hvt_distopt_replan(hvt_distopt *dist, size_t bucket_bytes, size_t first_bytes);
 /** Parameters, moving statistics and optimizer state from root to all; state that lies in slices on the ranks
- *  is left as it is unless it was loaded on root. Collective, between steps. */
+ * is left as it is unless it was loaded on root. Collective, between steps. */
 HVT_API hvt_status hvt_distopt_broadcast(hvt_distopt *dist, int root);
 /** Bring the optimizer's state, as far as it lies in slices on the ranks, to root (-1: to every rank) until
  * the next step, so that hvt_checkpoint_save() can write it there. Collective, between steps. Errors: E_ARG,
@@ -187,11 +190,11 @@ HVT_API hvt_status hvt_distopt_broadcast(hvt_distopt *dist, int root);
 HVT_API hvt_status hvt_distopt_gather(hvt_distopt *dist, int root);
 
 /** Start a step. shard_counts[shards]: images per shard of this step, on all ranks the same (hvt_batch has
- *  them); lr: the rate of this update. Sends nothing. Errors: E_ARG (not local_shards * ranks shards, a
- *  negative count, no image at all, a rate that is no number). */
+ * them); lr: the rate of this update. Sends nothing. Errors: E_ARG (not local_shards * ranks shards, a
+ * negative count, no image at all, a rate that is no number). */
 HVT_API hvt_status hvt_distopt_begin(hvt_distopt *dist, const int *shard_counts, int shards, double lr);
 /** The hvt_grad_fn to give hvt_model_backward(), once per local shard and step, empty shards too. Launches a
- *  bucket as soon as the last shard's backward has passed its end. */
+ * bucket as soon as the last shard's backward has passed its end. */
 HVT_API hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end);
 /**
  * End the step: wait for the sums, divide by the global number of images, update parameters and moving
@@ -238,7 +241,7 @@ HVT_API hvt_status hvt_distopt_replay(hvt_distopt *dist, hvt_recording *recordin
 HVT_API void hvt_recording_free(hvt_recording **recording); ///< NULL is fine
 
 /** Wait for all steps, warn of skipped updates, and tell whether one of them ended the run; after that one
- *  nothing was changed. Ask after the same step on all ranks. Errors: E_DIVERGED, on all ranks alike. */
+ * nothing was changed. Ask after the same step on all ranks. Errors: E_DIVERGED, on all ranks alike. */
 HVT_API hvt_status hvt_distopt_check(hvt_distopt *dist);
 /** The step that ended the run, counted from 1 since the model was planned, as of the last check; 0: none. */
 HVT_API int64_t hvt_distopt_stopped(const hvt_distopt *dist);

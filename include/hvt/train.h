@@ -25,13 +25,13 @@ extern "C" {
  *     G(title)                                                  begins a group
  *     X(kind, field, preset, low, scope, form, help)            the flag is --field with '_' as '-'
  *
- * kind   str    text
+ * kind   str    text; a flag's must not be empty
  *        pick   one of the words of `form`
  *        int    whole number >= low
  *        word   whole number >= low, or the word `preset`, which reads as 0
  *        num    number >= low
  *        bool   --flag, --flag=on|off, --flag on|off, --no-flag
- *        size   bytes with a unit (64KiB, 25MiB, 1MB); 0; all
+ *        size   bytes with a unit (64KiB, 25MiB, 1MB) or 0; all and auto where `form` has them
  *        time   seconds; with a unit (500ms, 30s, 5m, 1h) or 0
  *        rgb    one value for all three channels, or three: 0.49,0.48,0.45
  * scope  RUN    decides what is computed: equal on all ranks, kept in checkpoints
@@ -50,7 +50,7 @@ extern "C" {
     X(word, classes, "data", 2, RUN, "N", "outputs of the head; also the classes that synth draws")          \
     G("Data")                                                                                                \
     X(pick, data, "synth", 0, RUN, "synth|cifar10", "drawn images, or CIFAR-10's binary files")              \
-    X(str, data_dir, "", 0, RUN, "DIR", "folder that holds the data set's files")                            \
+    X(str, data_dir, "", 0, RUN, "DIR", "cifar10: folder that holds its files")                            \
     X(word, image_size, "data", 8, RUN, "PIXELS", "synth: side of an image (data: 32)")                      \
     X(int, samples, "10000", 1, RUN, "N", "synth: training images; the test split has a fifth as many")      \
     X(word, limit, "all", 1, RUN, "N", "only the first N images of each split")                              \
@@ -190,10 +190,10 @@ HVT_API hvt_status hvt_options_config(hvt_options *opts, hvt_world *world, void 
 /** Do the options fit together on this many ranks? Errors: E_ARG naming the flags and their values. */
 HVT_API hvt_status hvt_options_check(const hvt_options *opts, int ranks);
 /** Are the options that must be equal on all ranks equal? Collective. Errors: E_MISMATCH naming flag, values
- *  and ranks. */
+ * and ranks. */
 HVT_API hvt_status hvt_options_agree(const hvt_options *opts, hvt_world *world);
 /** Help to print: all options with their defaults, as text of at most 100 columns or as a Markdown table.
- *  malloc'ed; NULL without memory. */
+ * malloc'ed; NULL without memory. */
 HVT_API char *hvt_options_help(bool markdown);
 
 /* ---- a run -------------------------------------------------------------------------------- */
@@ -229,8 +229,8 @@ HVT_API hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_repo
 HVT_API hvt_status hvt_tune(const hvt_options *opts, hvt_world *world);
 
 /** Exact loss, top-1 and top-5 over a loader's images on all ranks: each image's loss is rounded to 2^-24 and
- *  summed as an integer, counts are counts, and one sum over ranks ends it; so the result is equal for every
- *  partition. Collective. Errors: E_DIVERGED naming the first image whose loss is not finite. */
+ * summed as an integer, counts are counts, and one sum over ranks ends it; so the result is equal for every
+ * partition. Collective. Errors: E_DIVERGED naming the first image whose loss is not finite. */
 HVT_API hvt_status hvt_evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt_loss *ret_loss);
 
 /* ---- files -------------------------------------------------------------------------------- */
@@ -261,19 +261,21 @@ typedef struct hvt_progress {
 } hvt_progress;
 
 /** o may be NULL (no momentum). Where ranks hold slices of its state, or what factors of gradients did not
- *  carry, hvt_distopt_gather() comes before.
- *  Errors: E_IO naming file and cause; files of before are whole then. */
+ * carry, hvt_distopt_gather() comes before.
+ * Errors: E_IO naming file and cause, E_DIVERGED naming a tensor that is not finite, E_ARG (not gathered),
+ * E_MEM; files of before are whole then. */
 HVT_API hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, hvt_optim *o,
                                        const hvt_progress *progress);
 /** path: a folder (its `last`) or one of its files. m NULL: progress only; o NULL: no momentum.
- *  Errors: E_IO, E_FORMAT (damaged: hashes differ; no checkpoint of ours), E_SHAPE. */
+ * Errors: E_IO, E_FORMAT (damaged: hashes differ; no checkpoint of ours), E_SHAPE. */
 HVT_API hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o,
                                        hvt_progress *ret_progress);
 
 /**
  * For --resume: options of scope RUN that neither a flag nor --config gives take the checkpoint's value, so
  * that `--resume DIR` alone goes on as before. Rank 0 reads. The texts set in opts lie in
- * *ret_memory: free() it after opts. Collective.
+ * *ret_memory: free() it after opts. Collective. Errors, on all ranks alike: E_IO (no checkpoint that can be
+ * read), E_FORMAT (an option that is not understood here), E_MEM.
  */
 HVT_API hvt_status hvt_options_resume(hvt_options *opts, hvt_world *world, void **ret_memory);
 

@@ -70,7 +70,7 @@ static void help_plain(FILE *f)
         wrap(f, right, 32, 100);
     }
     fprintf(f, "\n  --help, --help=markdown, --version\n\n"
-               "Exit: 0 done, 1 failed, 2 bad command line, 3 a rank did not come, 130 interrupted.\n"
+               "Exit: 0 done, 1 failed, 2 bad command line or --config, 3 a rank did not come, 130 interrupted.\n"
                "HVT_LOG=debug says more.\n");
 }
 
