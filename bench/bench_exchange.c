@@ -1,14 +1,16 @@
 /*
  * bench_exchange - from "every rank has its gradients" to "every rank has the new weights".
  *
- *     mpirun -np 2 bench_exchange [--model NAME] [--rounds N] [--bucket BYTES] [--json FILE]
+ *     mpirun -np 2 bench_exchange [--model NAME] [--rounds N] [--bucket BYTES] [--alone] [--json FILE]
  *
  * The arenas are a real model's; no forward or backward pass runs: before each call every rank writes its
- * gradients, as backward does, and that is not timed. The ways take turns, round by round. All gradients are
- * small multiples of a power of two, so every order of adding gives the same sum, and all ways must end with
- * the same weights, to the bit: a wrong one prints no speed. bound is no exchange but the least that one
- * could cost: a bare loop in which each rank adds its slice of all ranks' gradients and updates shared
- * weights and momentum.
+ * gradients, as backward does, and that is not timed. The ways take turns, round by round, so that
+ * each finds its weights as a training step does, behind other work; --alone runs every way's rounds in a
+ * row, so that weights and momentum of a small model stay in the cores' caches. All gradients are small
+ * multiples of a power of two, so every order of adding gives the same sum, and all ways must end with the
+ * same weights, to the bit: a wrong one prints no speed. bound is no exchange but the least that one could
+ * cost: a bare loop in which each rank adds its slice of all ranks' gradients and updates shared weights and
+ * momentum.
  */
 #include "bench.h"
 #include "optim_impl.h"
@@ -22,7 +24,7 @@
 #include <mpi.h>
 #endif
 
-enum { ROUNDS_MOST = 200 };
+enum { WARM_UP = 2, ROUNDS_MOST = 1000 };
 
 static const struct {
     const char *name, *meaning;
@@ -251,7 +253,17 @@ static void report(way *w, const way *bound, bool right, FILE *json, bool first)
                 first ? "" : ",", w->name, median, least, ratio);
 }
 
-static bool bench(const char *model, size_t bucket, FILE *json)
+static void head(const char *model, size_t count, bool alone)
+{
+    bench_header("bench_exchange", hvt_device_isa(dev), 1);
+    printf("%s, %zu floats, %d ranks on %d nodes, %d rounds %s\n", model, count, size, hvt_world_nodes(world),
+           rounds, alone ? "of each way in a row" : "in turns");
+    for (size_t i = 0; i < HVT_LEN(columns); i++)
+        printf("  %-9s  %s\n", columns[i].name, columns[i].meaning);
+    printf("%-24s %10s %10s %9s\n", columns[0].name, columns[1].name, columns[2].name, columns[3].name);
+}
+
+static bool bench(const char *model, size_t bucket, bool alone, FILE *json)
 {
     static way all[] = {
         {.name = "bound", .kind = BOUND},
@@ -271,9 +283,13 @@ static bool bench(const char *model, size_t bucket, FILE *json)
         else
             close_way(&all[i]);
     }
-    for (int r = -2; r < rounds; r++) /* two to warm up */
-        for (int i = 0; i < ways; i++)
-            at[i]->round[r < 0 ? 0 : r] = call(at[i], r + 2);
+    if (rank == 0 && ways)
+        head(model, at[0]->m->arena_count, alone);
+    for (int k = 0; k < ways * (rounds + WARM_UP); k++) {
+        int i = alone ? k / (rounds + WARM_UP) : k % ways, r = alone ? k % (rounds + WARM_UP) : k / ways;
+
+        at[i]->round[r < WARM_UP ? 0 : r - WARM_UP] = call(at[i], r);
+    }
     for (int i = 0; i < ways; i++) {
         must(hvt_world_fold(world, HVT_FOLD_MAX, at[i]->round, rounds));
         hvt__sort(at[i]->round, (size_t)rounds);
@@ -304,7 +320,7 @@ int main(int argc, char **argv)
     hvt_device_opts place = {.threads = 1};
     FILE *json = NULL;
     hvt_cores cores;
-    bool right;
+    bool right, alone = false;
 
     for (int i = 1; i < argc; i++) {
         if ((v = bench_option(argc, argv, &i, "--model")))
@@ -315,6 +331,8 @@ int main(int argc, char **argv)
             bucket = (size_t)atof(v);
         else if ((v = bench_option(argc, argv, &i, "--json")))
             path = v;
+        else if (!strcmp(argv[i], "--alone"))
+            alone = true;
         else {
             fprintf(stderr, "bench_exchange: unknown option %s\n", argv[i]);
             return 2;
@@ -334,20 +352,13 @@ int main(int argc, char **argv)
     must(hvt_device_open("cpu", &place, &dev));
     if (rank == 0 && path && !(json = fopen(path, "w")))
         must(HVT_FAIL(E_IO, "%s cannot be written", path));
-    if (rank == 0) {
-        bench_header("bench_exchange", hvt_device_isa(dev), 1);
-        printf("%s, %d ranks on %d nodes, %d rounds\n", model, size, hvt_world_nodes(world), rounds);
-        for (size_t i = 0; i < HVT_LEN(columns); i++)
-            printf("  %-9s  %s\n", columns[i].name, columns[i].meaning);
-        printf("%-24s %10s %10s %9s\n", columns[0].name, columns[1].name, columns[2].name, columns[3].name);
-    }
     if (json) {
         char text[512];
 
         bench_describe(text, sizeof text, "bench_exchange", hvt_device_isa(dev), 1);
         fprintf(json, "{\"run\": \"%s\", \"model\": \"%s\", \"ranks\": %d,\n \"rows\": [", text, model, size);
     }
-    right = bench(model, bucket, json);
+    right = bench(model, bucket, alone, json);
     if (json && (fprintf(json, "\n ]}\n") < 0 || fclose(json)))
         must(HVT_FAIL(E_IO, "%s could not be written", path));
     free(counts);
