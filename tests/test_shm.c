@@ -9,8 +9,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 
 TEST(shm_sums_equal_the_plain_tree)
@@ -430,6 +432,100 @@ TEST(a_killed_rank_is_named_and_leaves_nothing)
     pclose(maps);
 }
 
+static int create_in_a_small_folder(size_t bytes)
+{
+    int fd = open("/mnt", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+
+    if (fd >= 0 && ftruncate(fd, (off_t)bytes)) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+static void ask_for_too_much(void)
+{
+    hvt__segment s = {0};
+
+    if (unshare(CLONE_NEWNS) && unshare(CLONE_NEWUSER | CLONE_NEWNS)) {
+        puts("no mounts here: not tested");
+        return;
+    }
+    if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) || mount("none", "/mnt", "tmpfs", 0, "size=1m")) {
+        puts("no tmpfs here: not tested");
+        return;
+    }
+    hvt__shm_create = create_in_a_small_folder;
+    CHECK_OK(hvt__segment_open(world, 1 << 18, &s));
+    hvt__segment_close(&s);
+    CHECK_FAILS(hvt__segment_open(world, 8 << 20, &s), E_MEM, "No space left on device");
+    CHECK(!s.base, "a segment without memory is open");
+}
+
+TEST(a_file_without_room_is_an_error_and_no_signal)
+{
+    int status[16];
+
+    settle_village(1, ask_for_too_much, status);
+    CHECK(status[0] == 0, "ended with %x", (unsigned)status[0]);
+}
+
+/* Do those who ask get huge pages, and are some free? */
+static bool has_huge_pages(void)
+{
+    char line[512] = "", *at, *last = NULL;
+    FILE *f = fopen("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "re");
+    long of_4_mib = 0;
+
+    if (!f || !fgets(line, sizeof line, f) || strstr(line, "[never]") || strstr(line, "[deny]")) {
+        if (f)
+            fclose(f);
+        return false;
+    }
+    fclose(f);
+    f = fopen("/proc/buddyinfo", "re");
+    while (f && fgets(line, sizeof line, f)) {
+        for (at = strtok(line, " \n"); at; at = strtok(NULL, " \n"))
+            last = at;
+        of_4_mib += last ? atol(last) : 0;
+    }
+    if (f)
+        fclose(f);
+    return of_4_mib > 64;
+}
+
+static long huge_kib(void)
+{
+    FILE *f = fopen("/proc/self/smaps_rollup", "re");
+    char line[512];
+    long kib = 0;
+
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "ShmemPmdMapped: %ld", &kib) == 1)
+            break;
+    if (f)
+        fclose(f);
+    return kib;
+}
+
+static void take_huge_pages(void)
+{
+    hvt__segment s = {0};
+
+    CHECK_OK(hvt__segment_open(world, 16 << 20, &s));
+    CHECK(huge_kib() >= 8 << 10, "%ld KiB of 16 MiB are in huge pages", huge_kib());
+    hvt__segment_close(&s);
+}
+
+TEST(segments_are_of_huge_pages_where_the_machine_gives_them)
+{
+    int status[16];
+
+    settle_village(2, take_huge_pages, status);
+    for (int r = 0; r < 2; r++)
+        CHECK(status[r] == 0, "rank %d ended with %x", r, (unsigned)status[r]);
+}
+
 static int open_files(void)
 {
     int files = 0;
@@ -485,6 +581,12 @@ int main(void)
         RUN(shm_works_for_any_number_of_processes);
         RUN(a_rank_that_leaves_early_is_named);
         RUN(a_killed_rank_is_named_and_leaves_nothing);
+        RUN(a_file_without_room_is_an_error_and_no_signal);
+        if (has_huge_pages())
+            RUN(segments_are_of_huge_pages_where_the_machine_gives_them);
+        else
+            check_skip("segments_are_of_huge_pages_where_the_machine_gives_them",
+                       "none for shared memory here");
         RUN(close_leaves_no_memory_and_no_file);
     }
     return ranks_done();

@@ -18,6 +18,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* of Linux 5.14 */
+#endif
+
 static int create(size_t bytes)
 {
     int fd = memfd_create("hvt", MFD_CLOEXEC | MFD_ALLOW_SEALING), why;
@@ -53,6 +57,23 @@ static void *map(int fd, size_t bytes)
 static void unmap(void *base, size_t bytes)
 {
     munmap(base, bytes);
+}
+
+/*
+ * Bytes [first, first + count) of a mapping; 0 or why not. Where the machine gives huge pages to those who
+ * ask, they come when a page is touched, not by fallocate: so populate first. What fails there, or is not
+ * known to the kernel, fallocate finds missing.
+ */
+static int reserve(int fd, char *base, size_t bytes, size_t first, size_t count)
+{
+    int err;
+
+    madvise(base, bytes, MADV_HUGEPAGE);
+    madvise(base + first, count, MADV_POPULATE_WRITE);
+    do
+        err = fallocate(fd, 0, (off_t)first, (off_t)count) ? errno : 0;
+    while (err == EINTR);
+    return err;
 }
 
 int (*hvt__shm_create)(size_t bytes) = create;
@@ -117,10 +138,7 @@ static hvt_status join(const hvt_world *w, const offer *from, int *fd, hvt__segm
     HVT_CHECK(base != MAP_FAILED, E_MEM, "shared memory of %d x %zu bytes: mmap: %s", w->size, s->stride,
               strerror(errno));
     s->base = base;
-    madvise(base, s->stride * (size_t)w->size, MADV_HUGEPAGE); /* where the machine has it for this */
-    do
-        err = fallocate(*fd, 0, (off_t)(s->stride * (size_t)w->rank), (off_t)s->stride) ? errno : 0;
-    while (err == EINTR);
+    err = reserve(*fd, base, s->stride * (size_t)w->size, s->stride * (size_t)w->rank, s->stride);
     HVT_CHECK(!err, E_MEM, "shared memory: no room for %zu bytes: %s", s->stride, strerror(err));
     return HVT_OK;
 }
