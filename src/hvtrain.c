@@ -72,12 +72,12 @@ static int fail(hvt_world *world, int code)
     hvt_world_abort(world, code);
 }
 
-static void listen(const hvt_world *world, bool quiet)
+/* Rank 0 speaks for all. */
+static void listen(const hvt_world *world, const hvt_options *opts)
 {
-    hvt_log_to(print_line, NULL,
-               hvt_world_rank(world) > 0 ? HVT_LOG_ERROR
-               : quiet                   ? HVT_LOG_WARN
-                                         : HVT_LOG_INFO);
+    hvt_log_level level = opts->verbose ? HVT_LOG_DEBUG : opts->quiet ? HVT_LOG_WARN : HVT_LOG_INFO;
+
+    hvt_log_to(print_line, NULL, hvt_world_rank(world) > 0 ? HVT_LOG_ERROR : level);
 }
 
 /* Options from files, the one that wins first: it may name the other. Then all of them together. */
@@ -87,7 +87,7 @@ static int fill_in(hvt_options *opts, hvt_world *world, void *memory[2])
         return fail(world, FAILED);
     if (*opts->config && hvt_options_config(opts, world, &memory[0]))
         return fail(world, BAD_COMMAND_LINE);
-    listen(world, opts->quiet);
+    listen(world, opts);
     if (*opts->resume && hvt_options_resume(opts, world, &memory[1]))
         return fail(world, FAILED);
     if (hvt_world_agree(world, hvt_options_check(opts, hvt_world_size(world))))
@@ -116,16 +116,18 @@ int main(int argc, char **argv)
 {
     hvt_options opts;
     hvt_world *world = NULL;
-    hvt_status parsed = hvt_options_parse(argc, argv, &opts);
+    hvt_status parsed;
     char why[2048];
     int code;
 
+    hvt_options_default(&opts);
+    parsed = hvt_options_parse(argc, argv, &opts);
     if (parsed == HVT_OK && opts.ask != HVT_ASK_TRAIN && opts.ask != HVT_ASK_TUNE)
         return answer(opts.ask);
     snprintf(why, sizeof why, "%s", hvt_last_error());
     if (hvt_world_open(NULL, &world))
         return fail(NULL, FAILED);
-    listen(world, parsed == HVT_OK && opts.quiet);
+    listen(world, &opts);
     if (parsed) /* raised again: opening the world may have used the error's place */
         parsed = HVT_FAIL(E_ARG, "%s", why);
     code = run(&opts, parsed, world);

@@ -342,6 +342,13 @@ def quiet_is_warnings_and_the_scaled_rate():
     check(rc == 0 and err == ["hvtrain: lr 0.2 = --lr 0.05 x 4 shards (--lr-scale linear)"], rc, err)
 
 
+def verbose_says_what_each_layer_got():
+    rc, _, err = run(TINY + "--device cpu --steps 1 --model resnet20 --verbose".split())
+    lines = [line for line in err if " conv " in line]
+    check(rc == 0 and any(" 16 images of 16x16, in order " in line for line in err), rc, err)
+    check(len(lines) >= 19, len(lines), err)
+
+
 def progress_is_a_bar_on_a_terminal():
     args = [a for a in TINY if a != "--quiet"] + "--epochs 2 --limit 256".split()
     pid, fd = pty.fork()
@@ -905,6 +912,7 @@ TESTS = [
     progress_is_plain_lines_without_a_terminal,
     the_table_shows_what_options_became,
     quiet_is_warnings_and_the_scaled_rate,
+    verbose_says_what_each_layer_got,
     progress_is_a_bar_on_a_terminal,
     ranks_buckets_comms_and_threads_do_not_matter,
     overlap_auto_times_updates_and_tells_its_choice,

@@ -134,6 +134,7 @@ extern "C" {
     X(str, timeline, "", 0, JOB, "FILE", "what every rank did when, as a Chrome trace (ui.perfetto.dev)")    \
     X(str, timeline_steps, "all", 0, JOB, "FIRST-LAST|all", "--timeline: only these updates of the run")     \
     X(bool, quiet, "off", 0, RANK, "on|off", "no table, no progress: errors and warnings only")              \
+    X(bool, verbose, "off", 0, RANK, "on|off", "say, too, what was chosen for each layer")                   \
     G("Tuning (hvtrain tune)")                                                                               \
     X(str, output, "", 0, JOB, "FILE", "what was found best, for --config")                                  \
     X(num, budget, "60", 1, JOB, "SECONDS", "to measure for, about")

@@ -374,6 +374,9 @@ hvt_status hvt_model_plan(hvt_model *m, int batch, hvt_value logits)
     m->batch = batch;
     m->order = hvt_device_order(m->dev, batch, m->layer[m->input].y.dim[1], m->layer[m->input].y.dim[2]);
     m->input_channels = stored_channels(m);
+    HVT_DEBUG("%s: a model of %d images of %dx%d, in order %s", m->dev->ops->name, batch,
+              m->layer[m->input].y.dim[1], m->layer[m->input].y.dim[2],
+              m->order == HVT_ORDER_HWN ? "HWN" : "NHW");
     HVT_TRY_OR(fail, plan_layers(m));
     lay_out_parameters(m);
     HVT_TRY_OR(fail, place_activations(m));
