@@ -469,15 +469,8 @@ static hvt_status pool_plan_cuda(hvt_device *d, const hvt_pool_desc *p, hvt_op *
 {
     pool *o;
 
-    HVT_CHECK(p->type == HVT_F32 || p->type == HVT_F16 || p->type == HVT_BF16, E_UNSUPPORTED,
-              "activations are f32, f16 or bf16, not %s", hvt_dtype_name(p->type));
+    HVT_TRY(hvt__pool_check(p));
     HVT_CHECK(p->order == HVT_ORDER_NHW, E_UNSUPPORTED, "device cuda keeps images in the order NHW only");
-    if (!p->mean)
-        HVT_CHECK(p->size > 0 && p->size <= 15 && p->stride > 0 && p->pad >= 0 && p->pad * 2 <= p->size &&
-                      p->h + 2 * p->pad >= p->size && p->w + 2 * p->pad >= p->size,
-                  E_SHAPE,
-                  "no pooling: input %dx%dx%dx%d, window %d (1 to 15), stride %d, padding %d (at most half)",
-                  p->n, p->h, p->w, p->c, p->size, p->stride, p->pad);
     o = malloc(sizeof *o);
     HVT_CHECK(o, E_MEM, "no memory for %zu bytes of a pooling's plan", sizeof *o);
     *o = (pool){{d, free_pool}, *p};

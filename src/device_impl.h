@@ -82,6 +82,11 @@ typedef struct hvt_pool_desc {
     bool mean; /* global mean over h x w (size, stride, pad unused); else maximum over size x size */
 } hvt_pool_desc;
 
+enum { HVT_POOL_WINDOW = 15 }; /* the widest: the place of the largest is kept in a byte */
+
+/* What no device pools. */
+hvt_status hvt__pool_check(const hvt_pool_desc *p);
+
 typedef struct hvt_bn_args {
     hvt_rows rows;
     int c;

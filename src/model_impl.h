@@ -143,6 +143,9 @@ hvt_status hvt__model_state(hvt_model *m, hvt_step_state *ret_state);
 hvt_status hvt__model_set_state(hvt_model *m, const hvt_step_state *state);
 /* E_DIVERGED saying why, if this state ends the run. */
 hvt_status hvt__model_stopped(const hvt_model *m, const hvt_step_state *state);
+/* Elements of the largest parameter; no moving statistic has more, which are as long as their layer's weight.
+ */
+size_t hvt__model_largest(const hvt_model *m);
 /* Canonical copy of a parameter's span of any arena with the parameters' layout (params, momentum). Host
  * memory; `canonical` has p->elements floats. */
 hvt_status hvt__model_export(hvt_model *m, const hvt_param *p, const float *arena, float *canonical);

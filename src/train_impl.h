@@ -24,6 +24,13 @@ bool hvt__option_is_switch(int i);
 hvt_scope hvt__option_scope(int i);
 void hvt__option_text(const hvt_options *opts, int i, char ret_text[HVT_OPTION_VALUE]);
 
+/* ---- share.c ---- */
+
+/* `read` is rank 0's outcome, with *text and *bytes; it becomes everybody's, and so does the text, malloc'ed
+ * and with a 0 behind it. If it fails no rank has a text. `what` names it where memory is short. Collective.
+ */
+hvt_status hvt__share_text(hvt_world *world, hvt_status read, const char *what, char **text, size_t *bytes);
+
 /* ---- settle.c: the options, read together ---- */
 
 typedef struct hvt_settled {
@@ -98,7 +105,8 @@ typedef struct hvt_st_pair {
 typedef hvt_status hvt_st_fetch(void *ctx, const hvt_st_item *item, void *data);
 
 /* Write items (which are sorted here as the reference writer lays them out) and metadata, beside `path`, then
- * sync, rename over it and sync the folder. On failure `path` is what it was. */
+ * sync, rename over it and sync the folder. On failure `path` is what it was: what has diverged must not
+ * replace what has not, so a float that is not finite is E_DIVERGED. */
 hvt_status hvt__st_write(const char *path, hvt_st_item *items, int n, const hvt_st_pair *meta, int pairs,
                          hvt_st_fetch *fetch, void *ctx);
 

@@ -378,4 +378,59 @@ static inline void skip_first_updates(const setup *u, rig *x, rig *y)
     CHECK(hvt_distopt_skipped(y->d) == 0, "the other one has skipped, too");
 }
 
+/* ---- a rank without memory ---- */
+
+static const hvt_device_ops *ops_of_device;
+static int allocations_left;
+
+static inline hvt_status scarce_alloc(hvt_device *d, size_t bytes, void **ret_ptr)
+{
+    if (allocations_left-- <= 0)
+        return HVT_FAIL(E_MEM, "no memory for %zu bytes (a test)", bytes);
+    return ops_of_device->alloc(d, bytes, ret_ptr);
+}
+
+/* On the last rank the k-th allocation of hvt_distopt_create() fails, for every k, until there are enough:
+ * all ranks get the error and are whole afterwards. How many it took. */
+static inline int rig_create_scarcely(rig *r)
+{
+    int rank = hvt_world_rank(r->u.world), size = hvt_world_size(r->u.world), k = 0;
+    hvt_device_ops ops;
+
+    ops_of_device = r->dev->ops;
+    ops = *ops_of_device;
+    ops.alloc = scarce_alloc;
+    for (; k < 20 && !r->d; k++) {
+        hvt_status s;
+
+        allocations_left = k;
+        r->dev->ops = rank == size - 1 ? &ops : ops_of_device;
+        s = hvt_distopt_create(r->o, r->comm, &r->u.dist, NULL, 0, &r->d);
+        r->dev->ops = ops_of_device;
+        CHECK(s == HVT_OK || s == HVT_E_MEM, "%s: allocation %d: %s", r->u.comm, k, hvt_last_error());
+        CHECK(s == HVT_OK || (!r->d && !r->m->grads_placed && !r->m->params_placed && !r->o->sliced),
+              "%s: allocation %d left something behind", r->u.comm, k);
+    }
+    CHECK(r->d, "%s: %d allocations were not enough", r->u.comm, k);
+    return k;
+}
+
+/* ---- main ---- */
+
+/* False: it did not work, and was said. */
+static inline bool rig_begin(void)
+{
+    CHECK_OK(hvt_world_open(NULL, &job));
+    CHECK_OK(hvt_world_open("lone", &lone));
+    return job && lone;
+}
+
+/* The exit code. */
+static inline int rig_end(void)
+{
+    hvt_world_close(&lone);
+    hvt_world_close(&job);
+    return check_done();
+}
+
 #endif /* HVT_RIG_H */

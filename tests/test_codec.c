@@ -160,15 +160,11 @@ TEST(feedback_that_has_nothing_to_feed_or_differs_is_refused)
 
 int main(void)
 {
-    CHECK_OK(hvt_world_open(NULL, &job));
-    CHECK_OK(hvt_world_open("lone", &lone));
-    if (!job || !lone)
+    if (!rig_begin())
         return 1;
     RUN(what_16_bits_cannot_carry_is_sent_later);
     RUN(buckets_and_updates_do_not_change_what_is_fed_back);
     RUN(what_a_skipped_update_held_back_is_dropped);
     RUN(feedback_that_has_nothing_to_feed_or_differs_is_refused);
-    hvt_world_close(&lone);
-    hvt_world_close(&job);
-    return check_done();
+    return rig_end();
 }

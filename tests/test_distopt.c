@@ -495,41 +495,16 @@ TEST(one_ranks_failure_to_create_is_everyones)
     rig_close(&r);
 }
 
-static const hvt_device_ops *device_ops;
-static int allocations_left;
-
-static hvt_status scarce_alloc(hvt_device *d, size_t bytes, void **ret_ptr)
-{
-    if (allocations_left-- <= 0)
-        return HVT_FAIL(E_MEM, "no memory for %zu bytes (a test)", bytes);
-    return device_ops->alloc(d, bytes, ret_ptr);
-}
-
-/* On one rank the k-th allocation fails, for every k: all ranks get the error and are whole afterwards. */
 TEST(memory_that_one_rank_lacks_fails_all_ranks_alike)
 {
-    bool scarce = hvt_world_rank(job) == hvt_world_size(job) - 1;
     setup u = usual(job, hvt_world_size(job) * 4);
-    hvt_device_ops ops;
-    int k = 0;
+    int tries;
     rig r;
 
     u.dist.wire = HVT_BF16;
     CHECK_OK(rig_prepare(&r, &u));
-    device_ops = r.dev->ops;
-    ops = *device_ops;
-    ops.alloc = scarce_alloc;
-    for (; k < 20 && !r.d; k++) {
-        hvt_status s;
-
-        allocations_left = k;
-        r.dev->ops = scarce ? &ops : device_ops;
-        s = hvt_distopt_create(r.o, r.comm, &r.u.dist, NULL, 0, &r.d);
-        r.dev->ops = device_ops;
-        CHECK(s == HVT_OK || s == HVT_E_MEM, "allocation %d: %s", k, hvt_last_error());
-        CHECK(s == HVT_OK || (!r.d && !r.m->grads_placed), "allocation %d left something behind", k);
-    }
-    CHECK(k > 2 && r.d, "%d allocations, expected two partials at least", k);
+    tries = rig_create_scarcely(&r);
+    CHECK(tries > 2, "%d allocations, expected two partials at least", tries);
     CHECK_OK(rig_step(&r, 0));
     rig_close(&r);
 }
@@ -628,9 +603,7 @@ TEST(a_step_sends_no_control_message)
 
 int main(void)
 {
-    CHECK_OK(hvt_world_open(NULL, &job));
-    CHECK_OK(hvt_world_open("lone", &lone));
-    if (!job || !lone)
+    if (!rig_begin())
         return 1;
     if (hvt_world_size(job) > 1)
         RUN(ranks_that_differ_are_named_on_every_rank);
@@ -651,7 +624,5 @@ int main(void)
     RUN(a_step_out_of_order_is_refused);
     RUN(a_step_given_up_can_be_freed);
     RUN(a_step_sends_no_control_message);
-    hvt_world_close(&lone);
-    hvt_world_close(&job);
-    return check_done();
+    return rig_end();
 }

@@ -749,9 +749,7 @@ int main(void)
 {
     char command[100];
 
-    CHECK_OK(hvt_world_open(NULL, &job));
-    CHECK_OK(hvt_world_open("lone", &lone));
-    if (!job || !lone)
+    if (!rig_begin())
         return 1;
     size = hvt_world_size(job);
     rank = hvt_world_rank(job);
@@ -772,7 +770,5 @@ int main(void)
         snprintf(command, sizeof command, "rm -r %s", folder);
         CHECK(system(command) == 0, "%s", command);
     }
-    hvt_world_close(&lone);
-    hvt_world_close(&job);
-    return check_done();
+    return rig_end();
 }

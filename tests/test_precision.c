@@ -231,9 +231,7 @@ TEST(impossible_precisions_are_refused)
 
 int main(void)
 {
-    CHECK_OK(hvt_world_open(NULL, &job));
-    CHECK_OK(hvt_world_open("lone", &lone));
-    if (!job || !lone)
+    if (!rig_begin())
         return 1;
     RUN(training_in_16_bits_stays_close_to_f32);
     RUN(ranks_buckets_and_wires_keep_their_promise_in_16_bits);
@@ -242,7 +240,5 @@ int main(void)
     RUN(the_first_parameter_that_is_not_finite_is_named_on_every_rank);
     RUN(a_checkpoint_goes_on_with_its_loss_scale);
     RUN(impossible_precisions_are_refused);
-    hvt_world_close(&lone);
-    hvt_world_close(&job);
-    return check_done();
+    return rig_end();
 }

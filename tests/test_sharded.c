@@ -518,25 +518,12 @@ TEST(replicas_that_differ_in_a_bit_are_named_on_every_rank)
 
 /* ---- memory ---- */
 
-static const hvt_device_ops *device_ops;
-static int allocations_left;
-
-static hvt_status scarce_alloc(hvt_device *d, size_t bytes, void **ret_ptr)
-{
-    if (allocations_left-- <= 0)
-        return HVT_FAIL(E_MEM, "no memory for %zu bytes (a test)", bytes);
-    return device_ops->alloc(d, bytes, ret_ptr);
-}
-
-/* On one rank the k-th allocation fails, for every k: all ranks get the error and are whole afterwards. */
 TEST(slices_that_one_rank_has_no_memory_for_fail_all_ranks_alike)
 {
     for (const way *w = ways; w < ways + HVT_LEN(ways); w++) {
-        hvt_device_ops ops;
         result got, want;
         setup u;
         rig r;
-        int k;
 
         if (!enter(w) || hvt_world_size(job) == 1)
             continue;
@@ -544,21 +531,7 @@ TEST(slices_that_one_rank_has_no_memory_for_fail_all_ranks_alike)
         u.dist.update = HVT_UPDATE_SHARDED;
         want = train(&u, 2);
         CHECK_OK(rig_prepare(&r, &u));
-        device_ops = r.dev->ops;
-        ops = *device_ops;
-        ops.alloc = scarce_alloc;
-        for (k = 0; k < 20 && !r.d; k++) {
-            hvt_status s;
-
-            allocations_left = k;
-            r.dev->ops = hvt_world_rank(job) == hvt_world_size(job) - 1 ? &ops : device_ops;
-            s = hvt_distopt_create(r.o, r.comm, &r.u.dist, NULL, 0, &r.d);
-            r.dev->ops = device_ops;
-            CHECK(s == HVT_OK || s == HVT_E_MEM, "%s: allocation %d: %s", w->comm, k, hvt_last_error());
-            CHECK(s == HVT_OK || (!r.d && !r.m->grads_placed && !r.m->params_placed && !r.o->sliced),
-                  "%s: allocation %d left something behind", w->comm, k);
-        }
-        CHECK(r.d != NULL, "%s: %d allocations", w->comm, k);
+        rig_create_scarcely(&r);
         for (int t = 0; t < 2; t++)
             CHECK_OK(rig_step(&r, t));
         CHECK_OK(rig_result(&r, &got));

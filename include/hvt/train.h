@@ -50,7 +50,7 @@ extern "C" {
     X(word, classes, "data", 2, RUN, "N", "outputs of the head; also the classes that synth draws")          \
     G("Data")                                                                                                \
     X(pick, data, "synth", 0, RUN, "synth|cifar10", "drawn images, or CIFAR-10's binary files")              \
-    X(str, data_dir, "", 0, RUN, "DIR", "cifar10: folder that holds its files")                            \
+    X(str, data_dir, "", 0, RUN, "DIR", "cifar10: folder that holds its files")                              \
     X(word, image_size, "data", 8, RUN, "PIXELS", "synth: side of an image (data: 32)")                      \
     X(int, samples, "10000", 1, RUN, "N", "synth: training images; the test split has a fifth as many")      \
     X(word, limit, "all", 1, RUN, "N", "only the first N images of each split")                              \

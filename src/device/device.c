@@ -1,6 +1,6 @@
 /*
- * The registry of devices, what is checked once for all of them when one is opened, and
- * the mode of subnormals. Everything else is the backend's.
+ * The registry of devices, what is checked once for all of them, and the mode of subnormals. Everything else
+ * is the backend's.
  */
 #include "base_impl.h"
 #include "config.h"
@@ -158,4 +158,19 @@ bool hvt__flush_subnormals(bool on)
     (void)on;
     return false;
 #endif
+}
+
+/* ---- plans ---- */
+
+hvt_status hvt__pool_check(const hvt_pool_desc *p)
+{
+    bool fits = p->size > 0 && p->size <= HVT_POOL_WINDOW && p->stride > 0 && p->pad >= 0 &&
+                p->pad * 2 <= p->size && p->h + 2 * p->pad >= p->size && p->w + 2 * p->pad >= p->size;
+
+    HVT_CHECK(p->type == HVT_F32 || p->type == HVT_F16 || p->type == HVT_BF16, E_UNSUPPORTED,
+              "activations are f32, f16 or bf16, not %s", hvt_dtype_name(p->type));
+    HVT_CHECK(p->mean || fits, E_SHAPE,
+              "no pooling: input %dx%dx%dx%d, window %d (1 to %d), stride %d, padding %d (at most half)",
+              p->n, p->h, p->w, p->c, p->size, HVT_POOL_WINDOW, p->stride, p->pad);
+    return HVT_OK;
 }

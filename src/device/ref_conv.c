@@ -203,13 +203,7 @@ hvt_status pool_plan_ref(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op,
 {
     pool *o;
 
-    HVT_CHECK_ACTIVATIONS(p->type);
-    if (!p->mean)
-        HVT_CHECK(p->size > 0 && p->size <= 15 && p->stride > 0 && p->pad >= 0 && p->pad * 2 <= p->size &&
-                      p->h + 2 * p->pad >= p->size && p->w + 2 * p->pad >= p->size,
-                  E_SHAPE,
-                  "no pooling: input %dx%dx%dx%d, window %d (1 to 15), stride %d, padding %d (at most half)",
-                  p->n, p->h, p->w, p->c, p->size, p->stride, p->pad);
+    HVT_TRY(hvt__pool_check(p));
     o = malloc(sizeof *o);
     HVT_CHECK(o, E_MEM, "no memory for %zu bytes of a pooling's plan", sizeof *o);
     *o = (pool){{d, free_op},

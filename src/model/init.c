@@ -54,13 +54,11 @@ static hvt_status init_stat(hvt_model *m, const hvt_stat *t, float *x)
 hvt_status hvt_model_init(hvt_model *m, uint64_t seed)
 {
     hvt_status s = HVT_OK;
-    size_t most = 1;
+    size_t most = hvt__model_largest(m);
     float *x;
 
     HVT_CHECK(m->batch, E_ARG, "initialisation before hvt_model_plan()");
-    for (int i = 0; i < m->nparam_tensors; i++)
-        most = m->param[i].elements > most ? m->param[i].elements : most;
-    x = malloc(most * sizeof *x); /* statistics are as long as their layer's weight */
+    x = malloc(most * sizeof *x);
     HVT_CHECK(x, E_MEM, "no memory for %zu floats of a parameter", most);
     for (int i = 0; i < m->nparam_tensors; i++) {
         fill(&m->param[i], seed, x);

@@ -79,6 +79,15 @@ hvt_status hvt__model_place_params(hvt_model *m, float *params)
     return HVT_OK;
 }
 
+size_t hvt__model_largest(const hvt_model *m)
+{
+    size_t most = 1;
+
+    for (int i = 0; i < m->nparam_tensors; i++)
+        most = m->param[i].elements > most ? m->param[i].elements : most;
+    return most;
+}
+
 /* ---- the fingerprint ---- */
 
 static hvt_status hash_param(hvt_model *m, const hvt_param *p, float *copy, uint64_t *h)
@@ -99,13 +108,11 @@ hvt_status hvt_model_hash(hvt_model *m, uint64_t *ret_hash)
 {
     uint64_t h = HVT_HASH_INIT;
     hvt_status s = HVT_OK;
-    size_t most = 1;
+    size_t most = hvt__model_largest(m);
     float *copy;
 
     HVT_CHECK(m->batch, E_ARG, "hash before hvt_model_plan()");
-    for (int i = 0; i < m->nparam_tensors; i++)
-        most = m->param[i].elements > most ? m->param[i].elements : most;
-    copy = malloc(most * sizeof *copy); /* statistics are as long as their layer's weight */
+    copy = malloc(most * sizeof *copy);
     HVT_CHECK(copy, E_MEM, "no memory for a copy of %zu floats", most);
     for (const hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++) { /* as built: a state_dict's order */
         for (int i = 0; i < HVT_LAYER_PARAMS && l->param[i] >= 0; i++)

@@ -5,7 +5,6 @@
 #include "layers.h"
 
 enum { SIZE, STRIDE, PAD };
-enum { WINDOW = 15 }; /* the device keeps the place of the largest in a byte */
 
 hvt_value hvt_maxpool(hvt_model *m, hvt_value x, int size, int stride, int pad)
 {
@@ -16,10 +15,11 @@ hvt_value hvt_maxpool(hvt_model *m, hvt_value x, int size, int stride, int pad)
         return -1;
     d = m->layer[x].y.dim;
     HVT_EXPECT(m, l,
-               size > 0 && size <= WINDOW && stride > 0 && stride <= HVT_MOST && pad >= 0 && pad * 2 <= size,
+               size > 0 && size <= HVT_POOL_WINDOW && stride > 0 && stride <= HVT_MOST && pad >= 0 &&
+                   pad * 2 <= size,
                "window %dx%d, stride %d, padding %d: the window must be 1 to %d wide, the padding at most "
                "half of it",
-               size, size, stride, pad, WINDOW);
+               size, size, stride, pad, HVT_POOL_WINDOW);
     HVT_EXPECT(m, l, d[1] + 2 * pad >= size && d[2] + 2 * pad >= size,
                "input %dx%dx%d is smaller than the %dx%d window with padding %d; it must be at least %dx%d",
                d[1], d[2], d[3], size, size, pad, size - 2 * pad, size - 2 * pad);

@@ -1,8 +1,8 @@
 /*
  * --config: options from a file, below the command line and above a checkpoint.
  *
- * The file is one JSON object; what it says under "note" is for people. Rank 0 reads it and its text travels,
- * so every rank reads the same text, finds the same mistakes in it, and needs no such file on its host.
+ * The file is one JSON object; what it says under "note" is for people. Rank 0 reads it, and its text
+ * travels.
  */
 #include "train_impl.h"
 #include "base_impl.h"
@@ -17,7 +17,7 @@ enum { MOST_BYTES = 1 << 20 };
 
 /* ---- the file ---- */
 
-static hvt_status read_file(const char *path, char **ret_text, int64_t *ret_bytes)
+static hvt_status read_file(const char *path, char **ret_text, size_t *ret_bytes)
 {
     FILE *f = fopen(path, "r");
     struct stat info;
@@ -35,35 +35,12 @@ static hvt_status read_file(const char *path, char **ret_text, int64_t *ret_byte
     HVT_CHECK_OR(done, bytes <= MOST_BYTES, E_FORMAT, "--config %s: longer than %d bytes: no file of options",
                  path, MOST_BYTES);
     *ret_text = text;
-    *ret_bytes = (int64_t)bytes;
+    text[bytes] = 0;
+    *ret_bytes = bytes;
     text = NULL;
 done:
     free(text);
     fclose(f);
-    return s;
-}
-
-/* Rank 0's text on every rank; malloc'ed. */
-static hvt_status share_file(const char *path, hvt_world *world, char **ret_text, size_t *ret_bytes)
-{
-    bool reads = hvt_world_rank(world) == 0;
-    int64_t bytes = 0;
-    char *text = NULL;
-    hvt_status s;
-
-    HVT_TRY(hvt_world_agree(world, reads ? read_file(path, &text, &bytes) : HVT_OK));
-    HVT_TRY_OR(fail, hvt_world_broadcast(world, &bytes, sizeof bytes, 0));
-    if (!reads)
-        text = malloc((size_t)bytes + 1);
-    HVT_TRY_OR(fail, hvt_world_agree(
-                         world, text ? HVT_OK : HVT_FAIL(E_MEM, "--config %s: no memory to take it", path)));
-    if (bytes)
-        HVT_TRY_OR(fail, hvt_world_broadcast(world, text, (size_t)bytes, 0));
-    *ret_text = text;
-    *ret_bytes = (size_t)bytes;
-    return HVT_OK;
-fail:
-    free(text);
     return s;
 }
 
@@ -202,11 +179,14 @@ done:
 
 hvt_status hvt_options_config(hvt_options *opts, hvt_world *world, void **ret_memory)
 {
-    char *file = NULL;
+    char *file = NULL, what[HVT_OPTION_VALUE];
     size_t bytes = 0;
-    hvt_status s;
+    hvt_status s = HVT_OK;
 
-    HVT_TRY(share_file(opts->config, world, &file, &bytes));
+    if (hvt_world_rank(world) == 0)
+        s = read_file(opts->config, &file, &bytes);
+    snprintf(what, sizeof what, "--config %.4000s", opts->config);
+    HVT_TRY(hvt__share_text(world, s, what, &file, &bytes));
     s = hvt_world_agree(world, read_options(opts, file, bytes, ret_memory));
     free(file);
     return s;

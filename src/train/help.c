@@ -69,10 +69,9 @@ static void help_plain(FILE *f)
         fprintf(f, "%-32s", left);
         wrap(f, right, 32, 100);
     }
-    fprintf(
-        f,
-        "\n  --help, --help=markdown, --version\n\n"
-        "Exit: 0 done, 1 failed, 2 bad command line or --config, 3 a rank did not come, 130 interrupted.\n");
+    fprintf(f, "\n  --help, --help=markdown, --version\n\n"
+               "Exit: 0 done, 1 failed, 2 bad command line or --config, 3 a rank did not come, "
+               "130 interrupted.\n");
 }
 
 static void help_markdown(FILE *f)

@@ -63,18 +63,12 @@ static hvt_status fetch(void *ctx, const hvt_st_item *item, void *data)
     const hvt__memory *memory = f->memory;
     int i = item->id < 0 ? -1 - item->id : item->id % memory->n;
     const hvt_param p = at_zero(f, i);
-    size_t count = (size_t)memory->r * (size_t)memory->tensor[i].m;
-    const float *x = data;
 
-    if (item->id < 0) {
-        memcpy(data, memory->q + memory->tensor[i].q_at, count * sizeof *x);
-    } else {
+    if (item->id < 0)
+        memcpy(data, memory->q + memory->tensor[i].q_at,
+               (size_t)memory->r * (size_t)memory->tensor[i].m * sizeof(float));
+    else
         HVT_TRY(hvt__model_export(f->m, &p, rest_of(memory, item->id / memory->n, i), data));
-        count = p.elements;
-    }
-    for (size_t k = 0; k < count; k++)
-        HVT_CHECK(isfinite(x[k]), E_DIVERGED, "not saved: %s holds %g, expected finite numbers", item->name,
-                  isnan(x[k]) ? (double)NAN : (double)x[k]);
     return HVT_OK;
 }
 
@@ -116,18 +110,11 @@ static const hvt_st_tensor *find(const hvt_st *st, const hvt_st_item *want)
 static hvt_status load_tensors(hvt_st *st, hvt_model *m, hvt__memory *memory)
 {
     file f = {m, memory};
-    size_t most = 1;
     hvt_st_item want;
     const hvt_st_tensor *t;
-    float *buf;
+    float *buf = malloc(hvt__model_largest(m) * sizeof *buf);
     hvt_status s = HVT_OK;
 
-    for (int i = 0; i < memory->n; i++) {
-        const hvt_param p = at_zero(&f, i);
-
-        most = p.elements > most ? p.elements : most;
-    }
-    buf = malloc(most * sizeof *buf);
     HVT_CHECK(buf, E_MEM, "no memory to read %s", hvt__st_path(st));
     for (int i = 0; i < memory->n; i++) {
         const hvt_param p = at_zero(&f, i);

@@ -8,47 +8,33 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* "--flag=value" a line, broadcast; *ret_text is malloc'ed on every rank. */
-static hvt_status share_options(const char *path, hvt_world *world, char **ret_text)
+/* Rank 0's alone: "--flag=value" a line, malloc'ed. */
+static hvt_status read_options(const char *path, char **ret_text, size_t *ret_bytes)
 {
     hvt_progress p = {0};
-    hvt_status s = HVT_OK;
-    int64_t bytes = 0;
-    char *text;
 
-    if (hvt_world_rank(world) == 0) {
-        s = hvt_checkpoint_load(path, NULL, NULL, &p);
-        if (s)
-            s = HVT_FAIL(E_IO, "--resume: %s", hvt_last_error());
-        bytes = p.options ? (int64_t)strlen(p.options) : 0;
-    }
-    s = hvt_world_agree(world, s);
-    if (s == HVT_OK)
-        s = hvt_world_broadcast(world, &bytes, sizeof bytes, 0);
-    text = s == HVT_OK ? calloc((size_t)bytes + 1, 1) : NULL;
-    if (s == HVT_OK)
-        s = hvt_world_agree(world, text ? HVT_OK : HVT_FAIL(E_MEM, "no memory for the options of %s", path));
-    if (s == HVT_OK && p.options)
-        memcpy(text, p.options, (size_t)bytes);
-    if (s == HVT_OK && bytes)
-        s = hvt_world_broadcast(world, text, (size_t)bytes, 0);
-    free(p.options);
-    if (s) {
-        free(text);
-        return s;
-    }
-    *ret_text = text;
+    if (hvt_checkpoint_load(path, NULL, NULL, &p))
+        return HVT_FAIL(E_IO, "--resume: %s", hvt_last_error());
+    if (!p.options)
+        p.options = calloc(1, 1);
+    HVT_CHECK(p.options, E_MEM, "no memory for the options of %s", path);
+    *ret_text = p.options;
+    *ret_bytes = strlen(p.options);
     return HVT_OK;
 }
 
 hvt_status hvt_options_resume(hvt_options *opts, hvt_world *world, void **ret_memory)
 {
     hvt_options filled = *opts;
-    char *text = NULL, *rest = NULL;
+    char *text = NULL, *rest = NULL, what[HVT_OPTION_VALUE];
+    size_t bytes = 0;
     bool batch = false;
-    hvt_status s;
+    hvt_status s = HVT_OK;
 
-    HVT_TRY(share_options(opts->resume, world, &text));
+    if (hvt_world_rank(world) == 0)
+        s = read_options(opts->resume, &text, &bytes);
+    snprintf(what, sizeof what, "the options of %.4000s", opts->resume);
+    HVT_TRY(hvt__share_text(world, s, what, &text, &bytes));
     for (int i = 0; i < HVT_OPTION_COUNT; i++) /* they are two ways to say one thing */
         batch |= opts->from[i] >= HVT_FROM_CONFIG &&
                  (!strcmp(hvt__option_flag(i), "--batch") || !strcmp(hvt__option_flag(i), "--global-batch"));

@@ -16,6 +16,7 @@
 #include <inttypes.h>
 #include <jansson.h>
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -469,6 +470,16 @@ static uint64_t digest_end(digest *d)
     return d->h;
 }
 
+static hvt_status check_finite(const hvt_st_item *item, const void *data)
+{
+    const float *x = data;
+
+    for (size_t i = 0; item->type == HVT_ST_F32 && i < item_bytes(item) / sizeof *x; i++)
+        HVT_CHECK(isfinite(x[i]), E_DIVERGED, "not saved: %s holds %g, expected finite numbers", item->name,
+                  isnan(x[i]) ? (double)NAN : (double)x[i]);
+    return HVT_OK;
+}
+
 static hvt_status write_file(int fd, const char *path, const hvt_st_item *items, int n,
                              const hvt_st_pair *meta, int pairs, hvt_st_fetch *fetch, void *ctx)
 {
@@ -490,6 +501,7 @@ static hvt_status write_file(int fd, const char *path, const hvt_st_item *items,
     HVT_TRY_OR(done, write_all(fd, path, header, bytes));
     for (int i = 0; i < n; i++) {
         HVT_TRY_OR(done, fetch(ctx, &items[i], data));
+        HVT_TRY_OR(done, check_finite(&items[i], data));
         digest_add(&d, data, item_bytes(&items[i]));
         HVT_TRY_OR(done, write_all(fd, path, data, item_bytes(&items[i])));
     }

@@ -8,7 +8,6 @@
 #include "weights.h"
 #include "base_impl.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -192,21 +191,10 @@ static hvt_status load_item(hvt_st *st, hvt_model *m, const hvt_st_item *item, c
     return hvt__model_import(m, &m->param[item->id], m->params, buf);
 }
 
-static float *largest_buffer(const hvt_model *m)
-{
-    size_t most = 1;
-
-    for (int i = 0; i < m->nparam_tensors; i++)
-        most = m->param[i].elements > most ? m->param[i].elements : most;
-    for (int i = 0; i < m->nstat; i++)
-        most = m->stat[i].count > most ? m->stat[i].count : most;
-    return malloc(most * sizeof(float));
-}
-
 hvt_status hvt__weights_load(hvt_st *st, hvt_model *m, bool skip_head)
 {
     hvt_st_item *items = NULL;
-    float *buf = largest_buffer(m);
+    float *buf = malloc(hvt__model_largest(m) * sizeof *buf);
     int n = 0;
     hvt_status s;
 
@@ -260,21 +248,6 @@ static hvt_status fetch(void *ctx, const hvt_st_item *item, void *data)
     return hvt__model_export(m, &m->param[item->id], from->arena, data);
 }
 
-/* What has diverged must not replace what has not: numbers that are not finite are never written. */
-static hvt_status fetch_finite(void *ctx, const hvt_st_item *item, void *data)
-{
-    size_t count = 1;
-    const float *x = data;
-
-    HVT_TRY(fetch(ctx, item, data));
-    for (int d = 0; d < item->ndim; d++)
-        count *= (size_t)item->dim[d];
-    for (size_t i = 0; i < count && item->type == HVT_ST_F32; i++)
-        HVT_CHECK(isfinite(x[i]), E_DIVERGED, "not saved: %s holds %g, expected finite numbers", item->name,
-                  isnan(x[i]) ? (double)NAN : (double)x[i]);
-    return HVT_OK;
-}
-
 hvt_status hvt__weights_save(const char *path, hvt_model *m, const hvt_st_pair *meta, int pairs)
 {
     source from = {m, m->params};
@@ -283,7 +256,7 @@ hvt_status hvt__weights_save(const char *path, hvt_model *m, const hvt_st_pair *
     hvt_status s;
 
     HVT_TRY(list_tensors(m, &items, &n));
-    s = hvt__st_write(path, items, n, meta, pairs, fetch_finite, &from);
+    s = hvt__st_write(path, items, n, meta, pairs, fetch, &from);
     free(items);
     return s;
 }
@@ -304,14 +277,14 @@ hvt_status hvt__momentum_save(const char *path, hvt_model *m, const float *v, co
             items[kept] = items[i];
             snprintf(items[kept++].name, sizeof items->name, MOMENTUM_OF "%s", m->param[items[i].id].name);
         }
-    s = hvt__st_write(path, items, kept, meta, pairs, fetch_finite, &from);
+    s = hvt__st_write(path, items, kept, meta, pairs, fetch, &from);
     free(items);
     return s;
 }
 
 hvt_status hvt__momentum_load(hvt_st *st, hvt_model *m, float *v)
 {
-    float *buf = largest_buffer(m);
+    float *buf = malloc(hvt__model_largest(m) * sizeof *buf);
     hvt_status s = HVT_OK;
 
     HVT_CHECK(buf, E_MEM, "no memory to read %s", hvt__st_path(st));

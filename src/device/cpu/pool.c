@@ -14,7 +14,7 @@
 
 #include <stdlib.h>
 
-enum { MOST_WINDOW = 15, MOST_TAPS = MOST_WINDOW * MOST_WINDOW, SLICE = 2048 };
+enum { MOST_TAPS = HVT_POOL_WINDOW * HVT_POOL_WINDOW, SLICE = 2048 };
 
 typedef struct pool {
     hvt_op op;
@@ -35,13 +35,7 @@ hvt_status pool_plan_cpu(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op,
     const hvt_cpu *cpu = d->state;
     pool *o;
 
-    HVT_CHECK_ACTIVATIONS(p->type);
-    if (!p->mean)
-        HVT_CHECK(p->size > 0 && p->size <= MOST_WINDOW && p->stride > 0 && p->pad >= 0 &&
-                      p->pad * 2 <= p->size && p->h + 2 * p->pad >= p->size && p->w + 2 * p->pad >= p->size,
-                  E_SHAPE,
-                  "no pooling: input %dx%dx%dx%d, window %d (1 to %d), stride %d, padding %d (at most half)",
-                  p->n, p->h, p->w, p->c, p->size, MOST_WINDOW, p->stride, p->pad);
+    HVT_TRY(hvt__pool_check(p));
     o = malloc(sizeof *o);
     HVT_CHECK(o, E_MEM, "no memory for %zu bytes of a pooling's plan", sizeof *o);
     *o = (pool){{d, free_pool},
