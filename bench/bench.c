@@ -264,3 +264,29 @@ const char *bench_option(int argc, char **argv, int *i, const char *name)
         return NULL;
     return argv[++*i];
 }
+
+bool bench_read(const bench_row *rows, size_t n, int argc, char **argv, int *i)
+{
+    for (const bench_row *r = rows; r < rows + n; r++) {
+        const char *v = NULL;
+
+        if (r->flag ? strcmp(argv[*i], r->name) : !(v = bench_option(argc, argv, i, r->name)))
+            continue;
+        if (r->flag)
+            *r->flag = 1;
+        else if (r->text)
+            *r->text = v;
+        else if (r->number)
+            *r->number = atoi(v);
+        else
+            *r->seconds = atof(v);
+        return true;
+    }
+    return false;
+}
+
+void bench_list(FILE *f, const bench_row *rows, size_t n)
+{
+    for (const bench_row *r = rows; r < rows + n; r++)
+        fprintf(f, "  %-14s %-25s %s\n", r->name, r->values, r->meaning);
+}

@@ -10,6 +10,8 @@
 
 #include "hvt/comm.h"
 
+#include <stdio.h>
+
 /* "bench_ops: host, processor, isa, threads, compiler, commit", the first line of every bench */
 void bench_header(const char *bench, const char *isa, int threads);
 
@@ -45,5 +47,17 @@ static inline void bench_must(const char *bench, hvt_world *world, hvt_status s)
 
 /* "--name value" and "--name=value": the value, or NULL if argv[*i] is not this option. Moves *i on. */
 const char *bench_option(int argc, char **argv, int *i, const char *name);
+
+/* A table of options: where a value goes is one of text, number, seconds and flag. */
+typedef struct bench_row {
+    const char *name, *values, *meaning;
+    const char **text;
+    int *number, *flag;
+    double *seconds;
+} bench_row;
+
+/* As bench_option(), of any of the n rows; false: argv[*i] is none of them. */
+bool bench_read(const bench_row *rows, size_t n, int argc, char **argv, int *i);
+void bench_list(FILE *f, const bench_row *rows, size_t n);
 
 #endif /* HVT_BENCH_H */

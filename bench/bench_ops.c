@@ -317,13 +317,7 @@ typedef struct choice {
 static choice o = {
     .model = "resnet50", .order = "hwn", .type = "f32", .pass = "all", .threads = 1, .seconds = 0.1};
 
-/* One of text, number, seconds and flag. */
-static const struct {
-    const char *name, *values, *meaning;
-    const char **text;
-    int *number, *flag;
-    double *seconds;
-} options[] = {
+static const bench_row options[] = {
     {"--model", "NAME", "resnet50, resnet20, resnet18 (CIFAR stem) or resnet50-224 (resnet50)", &o.model},
     {"--batch", "N", "images (the model's own: 64, 128, 64, 8)", .number = &o.batch},
     {"--type", "f32|bf16|f16", "of activations (f32)", &o.type},
@@ -435,28 +429,6 @@ static int run_net(const net *m, hvt_device *dev, limits *lim, double peak)
     return 0;
 }
 
-static bool read_option(int argc, char **argv, int *i)
-{
-    const char *v;
-
-    for (size_t k = 0; k < HVT_LEN(options); k++) {
-        if (options[k].flag && !strcmp(argv[*i], options[k].name)) {
-            *options[k].flag = 1;
-            return true;
-        }
-        if (options[k].flag || !(v = bench_option(argc, argv, i, options[k].name)))
-            continue;
-        if (options[k].text)
-            *options[k].text = v;
-        else if (options[k].number)
-            *options[k].number = atoi(v);
-        else
-            *options[k].seconds = atof(v);
-        return true;
-    }
-    return false;
-}
-
 static int usage(const char *why, const char *what)
 {
     FILE *f = why ? stderr : stdout;
@@ -464,8 +436,7 @@ static int usage(const char *why, const char *what)
     if (why)
         fprintf(f, "bench_ops: %s %s\n", why, what);
     fprintf(f, "bench_ops: the convolutions of a model, layer by layer and pass by pass. Options:\n");
-    for (size_t k = 0; k < HVT_LEN(options); k++)
-        fprintf(f, "  %-10s %-25s %s\n", options[k].name, options[k].values, options[k].meaning);
+    bench_list(f, options, HVT_LEN(options));
     return why ? 2 : 0;
 }
 
@@ -481,7 +452,7 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--help"))
             return usage(NULL, NULL);
-        if (!read_option(argc, argv, &i))
+        if (!bench_read(options, HVT_LEN(options), argc, argv, &i))
             return usage("unknown option", argv[i]);
     }
     for (size_t i = 0; i < HVT_LEN(nets); i++)

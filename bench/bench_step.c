@@ -70,12 +70,7 @@ static struct {
        .side = 32,
        .steps = 20};
 
-/* One of text, number and flag. */
-static const struct {
-    const char *name, *values, *meaning;
-    const char **text;
-    int *number, *flag;
-} options[] = {
+static const bench_row options[] = {
     {"--model", "NAME", "of hvtrain's zoo (resnet20)", &o.model},
     {"--stem", "imagenet|cifar", "of a ResNet-18 to 152 (imagenet)", &o.stem},
     {"--batch", "N", "images of a rank (128)", .number = &o.batch},
@@ -403,26 +398,6 @@ static void close_side(side *s)
 
 /* ---- the command ---- */
 
-static bool read_option(int argc, char **argv, int *i)
-{
-    const char *v;
-
-    for (size_t k = 0; k < HVT_LEN(options); k++) {
-        if (options[k].flag && !strcmp(argv[*i], options[k].name)) {
-            *options[k].flag = 1;
-            return true;
-        }
-        if (options[k].flag || !(v = bench_option(argc, argv, i, options[k].name)))
-            continue;
-        if (options[k].text)
-            *options[k].text = v;
-        else
-            *options[k].number = atoi(v);
-        return true;
-    }
-    return false;
-}
-
 static int usage(const char *what)
 {
     const bool asked = !strcmp(what, "--help");
@@ -431,8 +406,7 @@ static int usage(const char *what)
     if (!asked)
         fprintf(f, "bench_step: unknown option %s\n", what);
     fprintf(f, "bench_step: what a training step is made of. Options:\n");
-    for (size_t k = 0; k < HVT_LEN(options); k++)
-        fprintf(f, "  %-14s %-24s %s\n", options[k].name, options[k].values, options[k].meaning);
+    bench_list(f, options, HVT_LEN(options));
     return asked ? 0 : 2;
 }
 
@@ -443,7 +417,7 @@ int main(int argc, char **argv)
     bool right;
 
     for (int i = 1; i < argc; i++)
-        if (!read_option(argc, argv, &i))
+        if (!bench_read(options, HVT_LEN(options), argc, argv, &i))
             return usage(argv[i]);
     o.steps = o.steps < 1 ? 1 : o.steps > STEPS_MOST ? STEPS_MOST : o.steps;
     o.pairs = o.pairs > PAIRS_MOST ? PAIRS_MOST : o.pairs;
