@@ -208,6 +208,8 @@ HVT_API void hvt_comm_slice(const hvt_comm *comm, size_t count, int rank, size_t
 /** May operations be part of a recorded step (hvt_distopt_record())? Not where the host has a part in them.
  */
 HVT_API bool hvt_comm_records(const hvt_comm *comm);
+/** Do operations begin before somebody waits for them: has the comm a worker, or a queue of its own? */
+HVT_API bool hvt_comm_ahead(const hvt_comm *comm);
 /** Do ranks of a node share memory, so that hvt_comm_share() works? */
 HVT_API bool hvt_comm_shares(const hvt_comm *comm);
 /** Do all ranks see each other's memory, so that hvt_comm_combine() works? */

@@ -70,7 +70,9 @@ HVT_API double hvt_schedule_lr(const hvt_schedule *schedule, int epoch, uint32_t
  * AUTO begins with the default. During the first three steps rank 0 measures when each layer's gradient is
  * final; from these times and the time that messages take (alpha + beta * bytes, measured by
  * hvt_distopt_create()) follows the plan that all ranks use from the fourth step on, which begins with one
- * broadcast. Source: MG-WFBP, see src/optim/merge.c.
+ * broadcast. Source: MG-WFBP, see src/optim/merge.c. Where sums begin after backward (no worker,
+ * hvt_comm_ahead()), nothing is hidden by cutting: then all gradients are one message, but for pieces of the
+ * default size.
  */
 #define HVT_BUCKET_DEFAULT ((size_t)25 << 20)
 #define HVT_BUCKET_ALL     SIZE_MAX
@@ -179,7 +181,9 @@ HVT_API void hvt_distopt_discard(hvt_distopt **dist);
  */
 HVT_API size_t hvt_distopt_state_bytes(const hvt_distopt *dist);
 /** Plan the buckets anew, between steps, as if created with these sizes; what was recorded before must have
- * been freed. The bits do not change. Collective. Errors: E_ARG (in the middle of a step), E_MEM. */
+ * been freed. HVT_BUCKET_AUTO once more: for the comm as it is now, whose worker may have come or gone on
+ * rank 0, from what was measured before. The bits do not change. Collective. Errors: E_ARG (in the middle of
+ * a step), E_MEM. */
 HVT_API hvt_status hvt_distopt_replan(hvt_distopt *dist, size_t bucket_bytes, size_t first_bytes);
 /** Parameters, moving statistics and optimizer state from root to all; state that lies in slices on the ranks
  * is left as it is unless it was loaded on root. Collective, between steps. */

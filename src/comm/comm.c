@@ -260,6 +260,11 @@ bool hvt_comm_shares(const hvt_comm *comm)
     return comm->ops->share != NULL;
 }
 
+bool hvt_comm_ahead(const hvt_comm *comm)
+{
+    return comm->overlap || comm->ops->records;
+}
+
 bool hvt_comm_combines(const hvt_comm *comm)
 {
     return comm->ops->combine != NULL;

@@ -13,7 +13,7 @@ struct hvt_distopt {
     hvt_bucket *bucket;
     int nbucket;
     size_t *bucket_bytes;
-    struct hvt__timing *timing; /* HVT_BUCKET_AUTO, until it is planned; else NULL */
+    struct hvt__timing *timing; /* HVT_BUCKET_AUTO; else, and for one rank, NULL */
 
     float *grads;         /* the model's gradient arena, in the comm's memory */
     hvt_sharded *sharded; /* NULL: replicated */
@@ -51,10 +51,25 @@ bool hvt__rider_alone(const hvt_distopt *d);
  * are there stay on all ranks. Collective. */
 hvt_status hvt__distopt_take_plan(hvt_distopt *d, hvt_status mine, hvt_bucket *bucket, int n);
 
+struct hvt__timing {
+    int layers, steps; /* steps: begun */
+    bool known;        /* all is measured */
+    size_t *end;       /* [layers] of their spans */
+    size_t *cut;       /* [layers] where the plan's messages end */
+    double *ready;     /* [layers] seconds after the first one's gradient was final; the least so far */
+    double first;      /* when that was */
+    int at;            /* the layer whose gradient comes next */
+    double alpha, beta;
+    hvt__merge *best; /* [layers] */
+};
+
 hvt_status hvt__timing_open(hvt_distopt *d); /* Collective: measures messages. */
 void hvt__timing_close(struct hvt__timing **timing);
 hvt_status hvt__timing_begin(hvt_distopt *d);             /* a step begins: time to plan? */
 hvt_status hvt__timing_mark(hvt_distopt *d, size_t mark); /* gradients are final up to here */
+/* A plan for the comm as it is now, from what was measured; if that is not done yet, it goes on. Collective.
+ */
+hvt_status hvt__timing_replan(hvt_distopt *d);
 
 /* ---- codec.c: gradients as they travel, and what that loses ---- */
 

@@ -262,6 +262,8 @@ hvt_status hvt_distopt_replan(hvt_distopt *d, size_t bucket_bytes, size_t first_
     HVT_CHECK(!d->begun, E_ARG, "buckets are planned anew in the middle of a step");
     d->opts.bucket_bytes = bucket_bytes;
     d->opts.first_bytes = first_bytes;
+    if (d->timing && bucket_bytes == HVT_BUCKET_AUTO)
+        return hvt__timing_replan(d);
     hvt__timing_close(&d->timing);
     s = hvt__bucket_plan(d->optim->m, &d->opts, hvt__rider_alone(d), &bucket, &n);
     HVT_TRY(hvt__distopt_take_plan(d, s, bucket, n));

@@ -11,6 +11,11 @@
  * layer i before the last message, of what that message makes of the soonest end up to i. A test holds it
  * against every plan and against the rule.
  *
+ * All that holds where sums begin before backward ends: with a worker, or a queue of their own. Elsewhere
+ * they are made in hvt_distopt_step(), one after the other, and nothing is hidden by cutting: the plan is one
+ * message, in pieces where it is long (hvt__bucket_lay()). What was measured is kept, so that a plan can be
+ * made anew when a worker comes or goes.
+ *
  * Rank 0's times count, and its plan is broadcast: clocks differ, buckets must not. The times are of backward
  * on this device, the least of two steps; alpha and beta are those of an allreduce, also where the update is
  * sharded, which costs about as much per byte.
@@ -23,16 +28,6 @@
 #include <string.h>
 
 enum { WARM_UP = 1, STEPS = 3 /* measured ones and warm-up */ };
-
-struct hvt__timing {
-    int layers, steps; /* steps: begun */
-    size_t *end;       /* [layers] of their spans */
-    double *ready;     /* [layers] seconds after the first one's gradient was final; the least so far */
-    double first;      /* when that was */
-    int at;            /* the layer whose gradient comes next */
-    double alpha, beta;
-    hvt__merge *best; /* [layers] */
-};
 
 int hvt__bucket_merge(size_t start, const size_t *end, const double *ready, int layers, double alpha,
                       double beta, hvt__merge *best, size_t *ret_end)
@@ -122,6 +117,7 @@ void hvt__timing_close(struct hvt__timing **timing)
     if (!t)
         return;
     free(t->end);
+    free(t->cut);
     free(t->ready);
     free(t->best);
     free(t);
@@ -135,9 +131,10 @@ static hvt_status open_local(const hvt_model *m, struct hvt__timing **ret_timing
     HVT_CHECK(t, E_MEM, "no memory to time %zu layers", most);
     *ret_timing = t;
     t->end = malloc(most * sizeof *t->end);
+    t->cut = malloc(most * sizeof *t->cut);
     t->ready = malloc(most * sizeof *t->ready);
     t->best = malloc(most * sizeof *t->best);
-    HVT_CHECK(t->end && t->ready && t->best, E_MEM, "no memory to time %zu layers", most);
+    HVT_CHECK(t->end && t->cut && t->ready && t->best, E_MEM, "no memory to time %zu layers", most);
     t->layers = hvt__layer_ends(m, t->end);
     for (int i = 0; i < t->layers; i++)
         t->ready[i] = DBL_MAX;
@@ -170,6 +167,8 @@ hvt_status hvt__timing_mark(hvt_distopt *d, size_t mark)
     struct hvt__timing *t = d->timing;
     double now;
 
+    if (t->known)
+        return HVT_OK;
     HVT_TRY(hvt_device_sync(d->optim->m->dev)); /* the queue has come this far: only in measured steps */
     now = hvt__now();
     if (t->at == 0)
@@ -180,7 +179,13 @@ hvt_status hvt__timing_mark(hvt_distopt *d, size_t mark)
     return HVT_OK;
 }
 
-static void tell(const hvt_distopt *d)
+/* Do sums begin while backward goes on? Those that are the update, in the memory of a node, do not. */
+static bool ahead(const hvt_distopt *d)
+{
+    return hvt_comm_ahead(d->comm) && !(d->sharded && hvt__sharded_fused(d->sharded));
+}
+
+static void tell(const hvt_distopt *d, hvt_log_level level)
 {
     const struct hvt__timing *t = d->timing;
     size_t least = SIZE_MAX, most = 0;
@@ -189,32 +194,36 @@ static void tell(const hvt_distopt *d)
         least = d->bucket_bytes[b] < least ? d->bucket_bytes[b] : least;
         most = d->bucket_bytes[b] > most ? d->bucket_bytes[b] : most;
     }
-    HVT_INFO("note: bucket auto: %d of %.2f to %.2f MiB for gradients of %d layers over %.2f ms; a sum takes "
-             "%.1f us and %.3f ms a MiB",
+    hvt__log(level,
+             "note: bucket auto: %d of %.2f to %.2f MiB for gradients of %d layers over %.2f ms; a sum takes "
+             "%.1f us and %.3f ms a MiB%s",
              d->nbucket, (double)least / (1 << 20), (double)most / (1 << 20), t->layers,
-             1e3 * t->ready[t->layers - 1], 1e6 * t->alpha, 1e3 * t->beta * (1 << 20) / sizeof(float));
+             1e3 * t->ready[t->layers - 1], 1e6 * t->alpha, 1e3 * t->beta * (1 << 20) / sizeof(float),
+             ahead(d) ? "" : ", and begins after backward");
 }
 
-static hvt_status plan(hvt_distopt *d)
+static hvt_status plan(hvt_distopt *d, hvt_log_level level)
 {
     struct hvt__timing *t = d->timing;
     hvt_world *world = hvt_comm_world(d->comm);
     const hvt_model *m = d->optim->m;
     hvt_bucket *bucket = NULL;
-    int64_t n = 0;
+    int64_t n;
     int count = 0;
     hvt_status s;
 
-    if (hvt_world_rank(world) == 0)
+    t->cut[0] = t->end[t->layers - 1];
+    n = 1;
+    if (hvt_world_rank(world) == 0 && ahead(d))
         n = hvt__bucket_merge(hvt__bucket_start(m, hvt__rider_alone(d)), t->end, t->ready, t->layers,
-                              t->alpha, t->beta, t->best, t->end);
+                              t->alpha, t->beta, t->best, t->cut);
     HVT_TRY(hvt_world_broadcast(world, &n, sizeof n, 0));
-    HVT_TRY(hvt_world_broadcast(world, t->end, (size_t)n * sizeof *t->end, 0));
-    s = hvt__bucket_lay(m, t->end, (int)n, d->powersgd ? HVT_BUCKET_ALL : HVT_BUCKET_DEFAULT, d->opts.wire,
+    HVT_TRY(hvt_world_broadcast(world, t->cut, (size_t)n * sizeof *t->cut, 0));
+    s = hvt__bucket_lay(m, t->cut, (int)n, d->powersgd ? HVT_BUCKET_ALL : HVT_BUCKET_DEFAULT, d->opts.wire,
                         hvt__rider_alone(d), &bucket, &count);
     HVT_TRY(hvt__distopt_take_plan(d, s, bucket, count));
     if (hvt_world_rank(world) == 0)
-        tell(d);
+        tell(d, level);
     return HVT_OK;
 }
 
@@ -222,10 +231,16 @@ hvt_status hvt__timing_begin(hvt_distopt *d)
 {
     struct hvt__timing *t = d->timing;
 
+    if (t->known)
+        return HVT_OK;
     t->at = 0;
     if (t->steps++ < STEPS)
         return HVT_OK;
-    HVT_TRY(plan(d));
-    hvt__timing_close(&d->timing);
-    return HVT_OK;
+    t->known = true;
+    return plan(d, HVT_LOG_INFO);
+}
+
+hvt_status hvt__timing_replan(hvt_distopt *d)
+{
+    return d->timing->known ? plan(d, HVT_LOG_DEBUG) : HVT_OK;
 }

@@ -49,6 +49,17 @@ static hvt_status turn(run *t, bool on)
     return HVT_OK;
 }
 
+/* Between updates: buckets that were planned for the one way are planned for the other. Collective. */
+static hvt_status change(run *t, bool on)
+{
+    if (on == t->trial.on)
+        return HVT_OK;
+    HVT_TRY(turn(t, on));
+    return t->opts->bucket == HVT_BUCKET_AUTO
+               ? hvt_distopt_replan(t->dist, HVT_BUCKET_AUTO, t->set.first_bucket)
+               : HVT_OK;
+}
+
 hvt_status hvt__overlap_open(run *t)
 {
     hvt__trial *trial = &t->trial;
@@ -92,7 +103,7 @@ static hvt_status decide(run *t)
     }
     worker = median[!worker] < (1 - margin) * median[worker] ? !worker : worker;
     trial->overlap = worker ? "worker" : "off";
-    HVT_TRY(turn(t, worker));
+    HVT_TRY(change(t, worker));
     return hvt__report_overlap(t->rep, trial->overlap, median[0], median[1]);
 }
 
@@ -107,5 +118,5 @@ hvt_status hvt__overlap_step(run *t, double seconds)
         trial->seconds[trial->on][(nth - 1) / 2] = seconds;
     if (nth == 2 * HVT__TRIES)
         return decide(t);
-    return turn(t, nth % 2 != nth / 2 % 2);
+    return change(t, nth % 2 != nth / 2 % 2);
 }
