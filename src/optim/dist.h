@@ -44,12 +44,15 @@ struct hvt_distopt {
     double loss_scale;
 };
 
-/* ---- merge.c: HVT_BUCKET_AUTO ---- */
+/* ---- distopt.c ---- */
 
+bool hvt__needs_all(const hvt_distopt *d); /* the decision about a step needs every sum */
 bool hvt__rider_alone(const hvt_distopt *d);
 /* New buckets for those that are there; they become d's. mine: whether this rank has them, else those that
  * are there stay on all ranks. Collective. */
 hvt_status hvt__distopt_take_plan(hvt_distopt *d, hvt_status mine, hvt_bucket *bucket, int n);
+
+/* ---- merge.c: HVT_BUCKET_AUTO ---- */
 
 struct hvt__timing {
     int layers, steps; /* steps: begun */
@@ -67,7 +70,7 @@ hvt_status hvt__timing_open(hvt_distopt *d); /* Collective: measures messages. *
 void hvt__timing_close(struct hvt__timing **timing);
 hvt_status hvt__timing_begin(hvt_distopt *d);             /* a step begins: time to plan? */
 hvt_status hvt__timing_mark(hvt_distopt *d, size_t mark); /* gradients are final up to here */
-/* A plan for the comm as it is now, from what was measured; if that is not done yet, it goes on. Collective.
+/* Collective: a plan for the comm as it is now, from what was measured; measuring goes on if it is not done.
  */
 hvt_status hvt__timing_replan(hvt_distopt *d);
 
