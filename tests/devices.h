@@ -197,6 +197,28 @@ static inline float *copied(const void *from, size_t n)
     return memcpy(room(n * sizeof(float)), from, n * sizeof(float));
 }
 
+static inline shape typed_shape(hvt_dtype t, shape s)
+{
+    s.type = t;
+    return s;
+}
+
+static inline shape random_shape(void)
+{
+    static const int channels[] = {1, 3, 7, 16, 37, 64, 100, 130, 300, 2048};
+    int c = channels[between(0, HVT_LEN(channels) - 1)], n = between(1, 21);
+    int pixels = between(1, c > 500 ? 4 : 40), real = between(0, 2) ? n : between(0, n);
+
+    if (!between(0, 9)) { /* enough rows for several parts */
+        n = 64;
+        real = between(0, 1) ? 64 : between(1, 63);
+        pixels = 64;
+        c = channels[between(0, 7)];
+    }
+    return typed_shape((hvt_dtype)between(0, TYPES - 1),
+                       make_shape(between(0, 1) ? HVT_ORDER_HWN : HVT_ORDER_NHW, pixels, n, real, c));
+}
+
 /* A pooling of any kind; now and then one with many floats to a pixel. */
 static inline hvt_pool_desc random_pool(void)
 {
@@ -221,6 +243,11 @@ static inline hvt_pool_desc random_pool(void)
 }
 
 /* ---- comparison ---- */
+
+static inline bool same_kind(float a, float b)
+{
+    return isnan(a) ? isnan(b) : a == b;
+}
 
 /* |got - want| <= bound * (1 + |want|), and once more what rounding to s->type costs, for real rows; a NaN is
  * never near. s NULL: all n, in f32. */

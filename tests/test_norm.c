@@ -1,0 +1,434 @@
+/*
+ * norm: batch norm of every device equals ref's, over random shapes, both row orders and short batches whose
+ * padding holds NaN.
+ */
+#include "devices.h"
+
+enum { CASES = 60 };
+
+typedef struct bn_result {
+    float *y, *mean, *rstd, *moments;
+} bn_result;
+
+/* In a.type. */
+static bn_result run_bn(hvt_device *d, hvt_bn_args a, const shape *s, bool train, const bn_result *given)
+{
+    bn_result r = {NULL, unwritten(HVT_F32, s->c), unwritten(HVT_F32, s->c), unwritten(HVT_F32, 2 * s->c)};
+    void *x = packed(a.type, a.x, s->all), *res = a.residual ? packed(a.type, a.residual, s->all) : NULL,
+         *y = unwritten(a.type, s->all);
+
+    a.x = x;
+    a.residual = res;
+    a.y = y;
+    a.mean = r.mean;
+    a.rstd = r.rstd;
+    a.moments = r.moments;
+    if (!train) {
+        memcpy(r.mean, given->mean, s->c * 4);
+        memcpy(r.rstd, given->rstd, s->c * 4);
+    }
+    CHECK_OK(train ? d->ops->bn_train(d, &a) : d->ops->bn_infer(d, &a));
+    r.y = unpacked(a.type, y, s->all);
+    if (train && d->ops->bn_again) {
+        float *again;
+
+        a.y = unwritten(a.type, s->all);
+        CHECK_OK(d->ops->bn_again(d, &a));
+        again = unpacked(a.type, a.y, s->all);
+        for (size_t i = 0; i < s->all; i++)
+            if (i / (size_t)s->c % (size_t)s->rows.block >= (size_t)s->rows.real)
+                again[i] = r.y[i]; /* rows that are not real */
+        CHECK(!memcmp(again, r.y, s->all * sizeof *again), "%s: y made again is another", d->ops->name);
+        free(again);
+    }
+    free(x);
+    free(res);
+    return r;
+}
+
+static void free_bn(bn_result *r)
+{
+    free(r->y);
+    free(r->mean);
+    free(r->rstd);
+    free(r->moments);
+}
+
+TEST(batch_norm_equals_ref)
+{
+    for (int t = 0; t < CASES; t++) {
+        shape s = random_shape();
+        float *x = matrix(&s, between(0, 1) ? 3 : 0), *res = matrix(&s, 0), *gamma = floats(s.c),
+              *beta = floats(s.c);
+        hvt_bn_args a = {.rows = s.rows,
+                         .c = s.c,
+                         .eps = 1e-5f,
+                         .x = x,
+                         .gamma = gamma,
+                         .beta = beta,
+                         .residual = between(0, 1) ? res : NULL,
+                         .relu = between(0, 1),
+                         .weight = 0.25f};
+        bn_result want[2] = {{0}}, first[2] = {{0}}; /* train, infer */
+        /* with few rows a channel's deviation, and with it every digit, may be lost to its mean */
+        double bound = s.pixels * s.real < 8 ? 2e-3 : 2e-5;
+
+        want[0] = run_bn(ref, a, &s, true, NULL);
+        for (int i = 0; i < s.c; i++)
+            want[0].rstd[i] = 1 / (want[0].rstd[i] * want[0].rstd[i]); /* a variance for infer */
+        want[1] = run_bn(ref, a, &s, false, &want[0]);
+        for (int i = 0; i < s.c; i++)
+            want[0].rstd[i] = 1 / sqrtf(want[0].rstd[i]);
+        a.type = s.type;
+        for (int dev = 0; dev < ndevs; dev++) {
+            bn_result got[2] = {run_bn(devs[dev], a, &s, true, NULL)};
+
+            check_near("mean", dev, NULL, s.c, got[0].mean, want[0].mean, 1e-6);
+            check_near("rstd", dev, NULL, s.c, got[0].rstd, want[0].rstd, bound);
+            check_near("moments", dev, NULL, 2 * s.c, got[0].moments, want[0].moments, 2e-6);
+            check_near("train", dev, &s, s.all, got[0].y, want[0].y, bound);
+            for (int i = 0; i < s.c; i++) {
+                float deviation = 1 / want[0].rstd[i];
+
+                got[0].rstd[i] = deviation * deviation;
+                got[0].mean[i] = want[0].mean[i];
+            }
+            got[1] = run_bn(devs[dev], a, &s, false, &got[0]);
+            check_near("infer", dev, &s, s.all, got[1].y, want[1].y, 1e-4);
+            if (dev == one_thread(dev)) {
+                free_bn(&first[0]);
+                free_bn(&first[1]);
+                memcpy(first, got, sizeof first);
+                continue;
+            }
+            check_same("train", dev, &s, s.all, got[0].y, first[0].y);
+            check_same("moments", dev, NULL, 2 * s.c, got[0].moments, first[0].moments);
+            check_same("infer", dev, &s, s.all, got[1].y, first[1].y);
+            free_bn(&got[0]);
+            free_bn(&got[1]);
+        }
+        for (int i = 0; i < 2; i++) {
+            free_bn(&want[i]);
+            free_bn(&first[i]);
+        }
+        free(x);
+        free(res);
+        free(gamma);
+        free(beta);
+    }
+}
+
+TEST(batch_statistics_of_many_rows_keep_their_digits)
+{
+    static const struct {
+        int rows, c;
+        float offset;
+    } cases[] = {
+        {256 * 16 * 16, 16, 0}, {256 * 16 * 16, 16, 100}, {50001, 3, -30}, {4099, 37, 7}, {997, 260, 50}};
+
+    for (size_t t = 0; t < HVT_LEN(cases); t++) {
+        shape s = make_shape(HVT_ORDER_HWN, 1, cases[t].rows, cases[t].rows, cases[t].c);
+        float *x = matrix(&s, cases[t].offset), *one = room(s.c * 4);
+        hvt_bn_args a = {.rows = s.rows, .c = s.c, .x = x, .gamma = one, .beta = one, .eps = 0, .weight = 1};
+
+        for (int i = 0; i < s.c; i++)
+            one[i] = 1;
+        for (int i = 0; i < s.c; i++) /* the first rows are far from the rest */
+            x[i] += 40;
+        for (int dev = 1; dev < ndevs; dev++) {
+            bn_result r = run_bn(devs[dev], a, &s, true, NULL);
+            double worst_mean = 0, worst_var = 0;
+
+            for (int c = 0; c < s.c; c++) {
+                double mean = 0, var = 0;
+
+                for (int i = 0; i < s.n; i++)
+                    mean += x[(size_t)i * s.c + c];
+                mean /= s.n;
+                for (int i = 0; i < s.n; i++)
+                    var += (x[(size_t)i * s.c + c] - mean) * (x[(size_t)i * s.c + c] - mean);
+                var /= s.n - 1;
+                worst_mean = fmax(worst_mean, fabs(r.moments[c] - mean) / (fabs(mean) + sqrt(var)));
+                worst_var = fmax(worst_var, fabs(r.moments[s.c + c] - var) / var);
+            }
+            CHECK(worst_mean < 2e-7, "case %zu on %s: mean off by %.2g", t, hvt_device_isa(devs[dev]),
+                  worst_mean);
+            /* an offset of 100 leaves the data themselves 2^-18 */
+            CHECK(worst_var < 1.5e-6, "case %zu on %s: variance off by %.2g", t, hvt_device_isa(devs[dev]),
+                  worst_var);
+            free_bn(&r);
+        }
+        free(x);
+        free(one);
+    }
+}
+
+typedef struct bn_grad_result {
+    float *dx, *res, *dgamma, *dbeta;
+} bn_grad_result;
+
+enum alias { APART, DX_IS_DY, RES_IS_DY, NO_RES, ALIASES };
+
+/* In a.type. */
+static bn_grad_result run_bn_grad(hvt_device *d, hvt_bn_grad_args a, const shape *s, enum alias alias,
+                                  const float *dy0, const float *dx0, const float *res0)
+{
+    bn_grad_result r = {NULL, NULL, unwritten(HVT_F32, s->c), unwritten(HVT_F32, s->c)};
+    void *x = packed(a.type, a.x, s->all), *y = a.y ? packed(a.type, a.y, s->all) : NULL,
+         *dy = packed(a.type, dy0, s->all), *dx = packed(a.type, alias == DX_IS_DY ? dy0 : dx0, s->all),
+         *res = packed(a.type, alias == RES_IS_DY ? dy0 : res0, s->all);
+
+    a.x = x;
+    a.y = y;
+    a.dy = alias == DX_IS_DY ? dx : alias == RES_IS_DY ? res : dy;
+    a.dx = dx;
+    a.dresidual = alias == NO_RES ? NULL : res;
+    a.add &= alias != DX_IS_DY;
+    a.add_residual &= alias != RES_IS_DY;
+    a.dgamma = r.dgamma;
+    a.dbeta = r.dbeta;
+    CHECK_OK(d->ops->bn_backward(d, &a));
+    r.dx = unpacked(a.type, dx, s->all);
+    r.res = unpacked(a.type, res, s->all);
+    free(x);
+    free(y);
+    free(dy);
+    return r;
+}
+
+static void free_bn_grad(bn_grad_result *r)
+{
+    free(r->dx);
+    free(r->res);
+    free(r->dgamma);
+    free(r->dbeta);
+}
+
+TEST(batch_norm_backward_equals_ref)
+{
+    for (int t = 0; t < CASES; t++) {
+        shape s = random_shape();
+        enum alias alias = (enum alias)between(0, ALIASES - 1);
+        float *x = matrix(&s, 1), *y = matrix(&s, 0), *dy = matrix(&s, 0), *dx0 = matrix(&s, 0),
+              *res0 = matrix(&s, 0), *gamma = floats(s.c), *mean = floats(s.c), *rstd = floats(s.c);
+        hvt_bn_grad_args a = {.rows = s.rows,
+                              .c = s.c,
+                              .x = x,
+                              .y = between(0, 1) ? y : NULL,
+                              .gamma = gamma,
+                              .mean = mean,
+                              .rstd = rstd,
+                              .add = between(0, 1),
+                              .add_residual = between(0, 1)};
+        bn_grad_result want, first = {0};
+
+        for (int i = 0; i < s.c; i++) {
+            mean[i] += 1;
+            rstd[i] = 1.5f + rstd[i];
+        }
+        for (size_t i = 0; i < s.all; i++) /* what relu leaves: zeros */
+            y[i] = y[i] < 0 ? 0 : y[i];
+        want = run_bn_grad(ref, a, &s, alias, dy, dx0, res0);
+        round_all(s.type, want.res, s.all); /* nothing but dy's elements, or one sum each */
+        a.type = s.type;
+        for (int dev = 0; dev < ndevs; dev++) {
+            bn_grad_result got = run_bn_grad(devs[dev], a, &s, alias, dy, dx0, res0);
+            double bound = 1e-6 * (4 + sqrt((double)s.pixels * s.real));
+
+            check_near("dgamma", dev, NULL, s.c, got.dgamma, want.dgamma, bound);
+            check_near("dbeta", dev, NULL, s.c, got.dbeta, want.dbeta, bound);
+            check_near("dx", dev, &s, s.all, got.dx, want.dx, 1e-5);
+            check_same("dresidual", dev, &s, s.all, got.res, want.res);
+            if (dev == one_thread(dev)) {
+                free_bn_grad(&first);
+                first = got;
+                continue;
+            }
+            check_same("dgamma", dev, NULL, s.c, got.dgamma, first.dgamma);
+            check_same("dbeta", dev, NULL, s.c, got.dbeta, first.dbeta);
+            check_same("dx", dev, &s, s.all, got.dx, first.dx);
+            free_bn_grad(&got);
+        }
+        free_bn_grad(&want);
+        free_bn_grad(&first);
+        free(x);
+        free(y);
+        free(dy);
+        free(dx0);
+        free(res0);
+        free(gamma);
+        free(mean);
+        free(rstd);
+    }
+}
+
+/* Backward may take relu's mask from x again instead of from y: no bit changes, not even where y is so small
+ * that f16 makes zero of it. */
+TEST(relu_s_mask_is_the_same_from_x)
+{
+    for (int t = 0; t < CASES; t++) {
+        shape s = random_shape();
+        float *x = matrix(&s, 1), *dy = matrix(&s, 0), *res = matrix(&s, 0), *gamma = floats(s.c),
+              *beta = floats(s.c);
+        hvt_bn_args f = {.rows = s.rows,
+                         .c = s.c,
+                         .type = s.type,
+                         .eps = 1e-5f,
+                         .x = x,
+                         .gamma = gamma,
+                         .beta = beta,
+                         .relu = true,
+                         .weight = 1};
+        enum alias alias = (enum alias)between(0, ALIASES - 1);
+
+        for (int i = 0; i < s.c && t % 2; i++) {
+            gamma[i] *= 0x1p-24f;
+            beta[i] *= 0x1p-24f;
+        }
+        for (int dev = 0; dev < ndevs; dev++) {
+            bn_result r = run_bn(devs[dev], f, &s, true, NULL);
+            hvt_bn_grad_args a = {.rows = s.rows,
+                                  .c = s.c,
+                                  .type = s.type,
+                                  .x = x,
+                                  .y = r.y,
+                                  .gamma = gamma,
+                                  .mean = r.mean,
+                                  .rstd = r.rstd,
+                                  .add = t % 2,
+                                  .add_residual = t % 3 == 0};
+            bn_grad_result from_y = run_bn_grad(devs[dev], a, &s, alias, dy, x, res), from_x;
+
+            a.beta = beta;
+            from_x = run_bn_grad(devs[dev], a, &s, alias, dy, x, res);
+            check_same("dgamma", dev, NULL, s.c, from_x.dgamma, from_y.dgamma);
+            check_same("dbeta", dev, NULL, s.c, from_x.dbeta, from_y.dbeta);
+            check_same("dx", dev, &s, s.all, from_x.dx, from_y.dx);
+            check_same("dresidual", dev, &s, s.all, from_x.res, from_y.res);
+            free_bn(&r);
+            free_bn_grad(&from_y);
+            free_bn_grad(&from_x);
+        }
+        free(x);
+        free(dy);
+        free(res);
+        free(gamma);
+        free(beta);
+    }
+}
+
+TEST(an_image_s_result_does_not_depend_on_its_place)
+{
+    enum { N = 40 };
+    static const int channels[] = {1, 3, 16, 37, 64, 130};
+
+    for (size_t i = 0; i < HVT_LEN(channels) * TYPES; i++) {
+        int c = channels[i / TYPES];
+        shape s = typed_shape((hvt_dtype)(i % TYPES), make_shape(HVT_ORDER_NHW, 1, N, N, c));
+        float *x = matrix(&s, 0), *consts = floats(4 * (size_t)c);
+        hvt_bn_args a = {.c = c, .type = s.type, .eps = 1e-5f, .x = x, .gamma = consts, .beta = consts + c};
+        bn_result given = {.mean = consts + 2 * c, .rstd = consts + 3 * c};
+
+        for (int k = 0; k < c; k++)
+            given.rstd[k] = 1.5f + given.rstd[k];
+        for (int dev = 0; dev < ndevs; dev++) {
+            bn_result whole;
+
+            a.x = x;
+            a.rows = s.rows;
+            whole = run_bn(devs[dev], a, &s, false, &given);
+            for (int cut = 0; cut < 32; cut++) {
+                shape rest = typed_shape(s.type, make_shape(HVT_ORDER_NHW, 1, N - cut, N - cut, c));
+                bn_result part;
+
+                a.x = x + (size_t)cut * c;
+                a.rows = rest.rows;
+                part = run_bn(devs[dev], a, &rest, false, &given);
+                check_same("infer", dev, &rest, rest.all, part.y, whole.y + (size_t)cut * c);
+                free_bn(&part);
+            }
+            free_bn(&whole);
+        }
+        free(x);
+        free(consts);
+    }
+}
+
+TEST(moving_statistics_move_as_in_pytorch)
+{
+    for (int dev = 0; dev < ndevs; dev++) {
+        float moments[74], mean[37], var[37], want_mean[37], want_var[37];
+
+        for (int i = 0; i < 37; i++) {
+            moments[i] = value();
+            moments[37 + i] = 2 + value();
+            mean[i] = value();
+            var[i] = 1 + value();
+            want_mean[i] = 0.9f * mean[i] + 0.1f * (0.5f * moments[i]);
+            want_var[i] = 0.9f * var[i] + 0.1f * (0.5f * moments[37 + i]);
+        }
+        for (int stop = 0; stop < 2; stop++) { /* after the step that ended the run they stay */
+            hvt_step_state step = {.stop = stop};
+
+            CHECK_OK(devs[dev]->ops->bn_update(devs[dev], &step, 37, 0.1f, 0.5f, moments, mean, var));
+            check_near("mean", dev, NULL, 37, mean, want_mean, 1e-6);
+            check_near("variance", dev, NULL, 37, var, want_var, 1e-6);
+        }
+    }
+}
+
+/* Infinities and NaNs go through as PyTorch lets them, and what a type cannot hold becomes infinite. */
+TEST(norms_pass_on_what_is_not_finite)
+{
+    enum { N = 23, C = 5 };
+    static const float special[] = {NAN, INFINITY, -INFINITY};
+
+    for (int t = 0; t < TYPES * (int)HVT_LEN(special) * ndevs; t++) {
+        const int dev = t / (TYPES * (int)HVT_LEN(special));
+        const hvt_dtype type = (hvt_dtype)(t % TYPES);
+        const float bad = special[t / TYPES % (int)HVT_LEN(special)];
+        shape s = typed_shape(type, make_shape(HVT_ORDER_NHW, N, 1, 1, C));
+        float *x = matrix(&s, 0), gamma[C], beta[C], big[C] = {3e38f, 3e38f, 3e38f, 3e38f, 3e38f};
+        hvt_bn_args a = {
+            .rows = s.rows, .c = C, .type = type, .eps = 1e-5f, .gamma = gamma, .beta = beta, .relu = true};
+        bn_result bn, given = {.mean = beta, .rstd = gamma};
+
+        for (int c = 0; c < C; c++) {
+            gamma[c] = 1;
+            beta[c] = 0;
+        }
+        x[7 * C + 2] = bad;
+
+        /* a channel's moments take everything with them, moving ones only the element */
+        a.x = x;
+        bn = run_bn(devs[dev], a, &s, true, NULL);
+        CHECK(isnan(bn.y[2]) && isnan(bn.moments[C + 2]), "batch norm with %g in %s gives %g", bad,
+              hvt_dtype_name(type), bn.y[2]);
+        CHECK(isfinite(bn.y[1]) && isfinite(bn.moments[1]), "a neighbouring channel gives %g", bn.y[1]);
+        free_bn(&bn);
+        bn = run_bn(devs[dev], a, &s, false, &given);
+        CHECK(same_kind(bn.y[7 * C + 2], bad < 0 ? 0 : bad), "inference with %g in %s gives %g", bad,
+              hvt_dtype_name(type), bn.y[7 * C + 2]);
+        CHECK(isfinite(bn.y[8 * C + 2]), "an element beside it gives %g", bn.y[8 * C + 2]);
+        free_bn(&bn);
+        a.beta = big;
+        bn = run_bn(devs[dev], a, &s, false, &given);
+        CHECK(isinf(bn.y[0]) == (type == HVT_F16), "3e38 in %s is %g", hvt_dtype_name(type), bn.y[0]);
+        free_bn(&bn);
+        free(x);
+    }
+}
+
+int main(void)
+{
+    open_devices();
+    RUN(batch_norm_equals_ref);
+    RUN(batch_statistics_of_many_rows_keep_their_digits);
+    RUN(batch_norm_backward_equals_ref);
+    RUN(relu_s_mask_is_the_same_from_x);
+    RUN(an_image_s_result_does_not_depend_on_its_place);
+    RUN(moving_statistics_move_as_in_pytorch);
+    RUN(norms_pass_on_what_is_not_finite);
+    close_devices();
+    return check_done();
+}

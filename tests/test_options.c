@@ -1,0 +1,362 @@
+/*
+ * options: what the command line says is what runs; what it does not say well is named. (What the program
+ * does from outside is in test_program.py.)
+ */
+#include "base_impl.h"
+#include "check.h"
+#include "train_impl.h"
+
+#include <math.h>
+
+static hvt_status parse(hvt_options *opts, const char *line)
+{
+    static char text[1024];
+    char *argv[32] = {"hvtrain"};
+    int argc = 1;
+
+    snprintf(text, sizeof text, "%s", line);
+    for (char *word = strtok(text, " "); word; word = strtok(NULL, " "))
+        argv[argc++] = word;
+    return hvt_options_parse(argc, argv, opts);
+}
+
+static int option_index(const char *flag)
+{
+    for (int i = 0; i < HVT_OPTION_COUNT; i++)
+        if (!strcmp(hvt__option_flag(i), flag))
+            return i;
+    CHECK(false, "no option %s", flag);
+    return 0;
+}
+
+TEST(defaults_are_those_that_scripts_rely_on)
+{
+    static const struct {
+        const char *flag, *value;
+    } want[] = {{"--model", "resnet20"},  {"--data", "synth"},    {"--epochs", "10"},
+                {"--batch", "128"},       {"--lr", "0.1"},        {"--momentum", "0.9"},
+                {"--weight-decay", "0"},  {"--nesterov", "off"},  {"--schedule", "constant"},
+                {"--warmup-epochs", "0"}, {"--lr-scale", "none"}, {"--augment", "none"},
+                {"--print-freq", "10"},   {"--samples", "10000"}, {"--tail", "exact"},
+                {"--shuffle", "on"},      {"--comm", "auto"},     {"--wire", "f32"},
+                {"--bucket", "25MiB"},    {"--device", "cpu"}};
+    hvt_options o;
+    char text[HVT_OPTION_VALUE];
+
+    hvt_options_default(&o);
+    for (size_t i = 0; i < HVT_LEN(want); i++) {
+        hvt__option_text(&o, option_index(want[i].flag), text);
+        CHECK(!strcmp(text, want[i].value), "%s is %s, not %s", want[i].flag, text, want[i].value);
+    }
+    CHECK_OK(hvt_options_check(&o, 1));
+    CHECK_OK(hvt_options_check(&o, 4));
+}
+
+TEST(both_forms_underscores_and_the_last_of_repeated_flags)
+{
+    hvt_options o;
+
+    CHECK_OK(parse(&o, "--batch 32 --weight_decay=1e-4 --batch=64 --image-size 64 --data_dir a=b"));
+    CHECK(o.batch == 64, "%d", o.batch);
+    CHECK(o.weight_decay == 1e-4, "%g", o.weight_decay);
+    CHECK(o.image_size == 64, "%d", o.image_size);
+    CHECK(!strcmp(o.data_dir, "a=b"), "'%s'", o.data_dir);
+    CHECK(o.from[option_index("--batch")] == HVT_FROM_FLAG && !o.from[option_index("--lr")],
+          "where values come from is not kept");
+}
+
+TEST(switches_take_a_value_or_none)
+{
+    hvt_options o;
+
+    CHECK_OK(parse(&o, "--nesterov --shuffle off --evaluate=no"));
+    CHECK(o.nesterov && !o.shuffle && !o.evaluate, "%d %d %d", o.nesterov, o.shuffle, o.evaluate);
+    CHECK_OK(parse(&o, "--nesterov --batch 3 --no-shuffle"));
+    CHECK(o.nesterov && o.batch == 3 && !o.shuffle, "%d %d %d", o.nesterov, o.batch, o.shuffle);
+    CHECK_OK(parse(&o, "--no-decay norm,bias"));
+    CHECK(!strcmp(o.no_decay, "norm,bias"), "'%s'", o.no_decay);
+    CHECK_FAILS(parse(&o, "--no-nesterov=on"), E_ARG, "--no-nesterov");
+    CHECK_FAILS(parse(&o, "--no-batch"), E_ARG, "--no-batch");
+    CHECK_FAILS(parse(&o, "--nesterov maybe"), E_ARG, "'maybe'");
+}
+
+TEST(sizes_carry_units)
+{
+    static const struct {
+        const char *text;
+        size_t bytes;
+    } good[] = {{"25MiB", 25u << 20},    {"64KiB", 65536}, {"1MB", 1000000},  {"1.5MiB", 3u << 19}, {"0", 0},
+                {"all", HVT_BUCKET_ALL}, {"512B", 512},    {"1GiB", 1u << 30}};
+    static const char *const bad[] = {"25",       "MiB", "-1MiB",  "25 MiB", "25Mib",   "nanMiB",
+                                      "1e300GiB", "",    "allMiB", "0.5B",   "1e-10GiB"};
+    hvt_options o;
+
+    hvt_options_default(&o);
+    for (size_t i = 0; i < HVT_LEN(good); i++) {
+        CHECK_OK(hvt_options_set(&o, "bucket", good[i].text));
+        CHECK(o.bucket == good[i].bytes, "%s is %zu", good[i].text, o.bucket);
+    }
+    for (size_t i = 0; i < HVT_LEN(bad); i++)
+        CHECK_FAILS(hvt_options_set(&o, "bucket", bad[i]), E_ARG, "--bucket: expected a size with its unit");
+    CHECK_FAILS(hvt_options_set(&o, "first-bucket", "all"), E_ARG, "--first-bucket");
+}
+
+TEST(times_carry_units)
+{
+    static const struct {
+        const char *text;
+        double seconds;
+    } good[] = {{"30s", 30}, {"500ms", 0.5}, {"5m", 300}, {"1.5h", 5400}, {"0", 0}, {"0s", 0}, {"1ms", 1e-3}};
+    static const char *const bad[] = {"30",   "s",      "-1s", "30 s",  "30S",
+                                      "nans", "1e300h", "",    "0.5ms", "30sec"};
+    hvt_options o;
+    char text[HVT_OPTION_VALUE];
+
+    hvt_options_default(&o);
+    for (size_t i = 0; i < HVT_LEN(good); i++) {
+        CHECK_OK(hvt_options_set(&o, "stall-warn", good[i].text));
+        CHECK(fabs(o.stall_warn - good[i].seconds) < 1e-12, "%s is %g", good[i].text, o.stall_warn);
+    }
+    for (size_t i = 0; i < HVT_LEN(bad); i++)
+        CHECK_FAILS(hvt_options_set(&o, "stall-warn", bad[i]), E_ARG,
+                    "--stall-warn: expected a time with its unit");
+    CHECK_OK(hvt_options_set(&o, "stall-warn", "2m"));
+    hvt__option_text(&o, option_index("--stall-warn"), text);
+    CHECK(!strcmp(text, "120s"), "two minutes are %s", text);
+}
+
+TEST(malformed_values_are_named_with_what_was_expected)
+{
+    static const struct {
+        const char *line, *flag, *expected, *came;
+    } bad[] = {
+        {"--batch abc", "--batch", "a whole number from 1", "'abc'"},
+        {"--batch 0", "--batch", "from 1", "'0'"},
+        {"--batch 1.5", "--batch", "a whole number", "'1.5'"},
+        {"--batch 99999999999", "--batch", "2147483647", "'99999999999'"},
+        {"--batch=", "--batch", "a whole number", "''"},
+        {"--batch", "--batch", "a whole number", "the end of the command line"},
+        {"--batch --lr 1", "--batch", "a whole number", "--lr"},
+        {"--threads 0", "--threads", "from 1", "'0'"},
+        {"--lr -1", "--lr", "a number >= 0", "'-1'"},
+        {"--lr nan", "--lr", "a number", "'nan'"},
+        {"--lr inf", "--lr", "a number", "'inf'"},
+        {"--lr 1e999", "--lr", "a number", "'1e999'"},
+        {"--lr 0.1x", "--lr", "a number", "'0.1x'"},
+        {"--wire f64", "--wire", "one of f32 f16 bf16 powersgd:R", "'f64'"},
+        {"--wire powersgd", "--wire", "powersgd:R", "'powersgd'"},
+        {"--wire powersgd:0", "--wire", "powersgd:R", "'powersgd:0'"},
+        {"--wire powersgd:2x", "--wire", "powersgd:R", "'powersgd:2x'"},
+        {"--wire powersgd:R", "--wire", "powersgd:R", "'powersgd:R'"},
+        {"--comm gloo", "--comm", "auto self shm mpi", "'gloo'"},
+        {"--model vgg", "--model", "resnet18", "'vgg'"},
+        {"--mean 1,2", "--mean", "one number or three", "'1,2'"},
+        {"--mean 1,2,3,4", "--mean", "one number or three", "'1,2,3,4'"},
+        {"--mean 1,,3", "--mean", "one number or three", "'1,,3'"},
+        {"--std 0", "--std", "each > 0", "'0'"},
+        {"--tail exactly", "--tail", "exact pad drop", "'exactly'"},
+        {"--limit 0", "--limit", "or 'all'", "'0'"},
+    };
+    hvt_options o;
+
+    for (size_t i = 0; i < HVT_LEN(bad); i++) {
+        CHECK_FAILS(parse(&o, bad[i].line), E_ARG, bad[i].flag);
+        CHECK(strstr(hvt_last_error(), bad[i].expected), "%s: %s", bad[i].line, hvt_last_error());
+        CHECK(strstr(hvt_last_error(), bad[i].came), "%s: %s", bad[i].line, hvt_last_error());
+        CHECK(!strchr(hvt_last_error(), '\n'), "more than one line: %s", hvt_last_error());
+    }
+}
+
+TEST(unknown_flags_name_the_nearest)
+{
+    static const struct {
+        const char *line, *near;
+    } bad[] = {{"--bath 3", "nearest is --batch"},
+               {"--batch-size 3", "nearest is --batch"},
+               {"--epoch=3", "nearest is --epochs"},
+               {"--weigth-decay 1", "nearest is --weight-decay"},
+               {"--print_frequency 1", "nearest is --print-freq"},
+               {"--hlep", "nearest is --help"},
+               {"--no-shufle", "nearest is --no-shuffle"},
+               {"--qqqqqqqq", "see --help"},
+               {"train", "'train' is not a flag"},
+               {"--", "'--' is not a flag"},
+               {"-b 3", "(see --help)"},
+               {"-lr 0.1", "nearest is --lr"},
+               {"-lr=0.1", "nearest is --lr"},
+               {"---weight_decay=1", "nearest is --weight-decay"},
+               {"-", "'-' is not a flag"},
+               {"--help=html", "--help: expected nothing or =markdown, got 'html'"},
+               {"--version=1", "--version takes no value, got '1'"}};
+    hvt_options o;
+
+    for (size_t i = 0; i < HVT_LEN(bad); i++)
+        CHECK_FAILS(parse(&o, bad[i].line), E_ARG, bad[i].near);
+}
+
+TEST(a_failed_parse_leaves_the_result_alone)
+{
+    hvt_options o;
+
+    memset(&o, 0x5a, sizeof o);
+    CHECK(parse(&o, "--batch 3 --lr x") == HVT_E_ARG, "accepted");
+    CHECK(o.batch == 0x5a5a5a5a, "%d", o.batch);
+}
+
+TEST(every_value_reads_back_from_its_text)
+{
+    hvt_options o, again;
+    char text[HVT_OPTION_COUNT][HVT_OPTION_VALUE], twice[HVT_OPTION_VALUE];
+
+    CHECK_OK(parse(&o,
+                   "--lr 0.1234567890123 --bucket 12345B --mean 0.4914,0.4822,0.4465 --std=0.2 --threads 3 "
+                   "--augment crop:4,flip --weight-decay 5e-4 --seed 7 --nesterov --limit 17 --wire bf16"));
+    hvt_options_default(&again);
+    for (int i = 0; i < HVT_OPTION_COUNT; i++) {
+        hvt__option_text(&o, i, text[i]);
+        CHECK_OK(hvt_options_set(&again, hvt__option_flag(i) + 2, text[i]));
+        hvt__option_text(&again, i, twice);
+        CHECK(!strcmp(text[i], twice), "%s: %s became %s", hvt__option_flag(i), text[i], twice);
+    }
+    CHECK(again.lr == o.lr && again.bucket == o.bucket && !memcmp(&again.mean, &o.mean, sizeof o.mean),
+          "a number changed");
+}
+
+TEST(options_are_checked_together)
+{
+    static const struct {
+        const char *line;
+        int ranks;
+        const char *part;
+    } bad[] = {
+        {"--shards 6", 4, "--shards 6 on 4 ranks"},
+        {"--shards 1", 2, "--shards 1 on 2 ranks"},
+        {"--global-batch 100", 3, "--global-batch 100 on 3 shards"},
+        {"--global-batch 100 --batch 10", 1, "one of them"},
+        {"--nesterov --momentum 0", 1, "--nesterov needs --momentum"},
+        {"--nesterov --dampening 0.1", 1, "--dampening"},
+        {"--augment flop", 1, "'flop'"},
+        {"--augment crop:0", 1, "crop:PIXELS"},
+        {"--augment crop:4x", 1, "crop:PIXELS"},
+        {"--augment crop:128", 1, "--augment: expected none, flip, crop:PIXELS (1 to 127)"},
+        {"--threads 257", 1, "--threads: expected 1 to 256"},
+        {"--schedule warm", 1, "--schedule warm"},
+        {"--schedule cosine --warmup-epochs 20", 1, "--warmup-epochs 20, --epochs 10: "},
+        {"--warmup-from 1.5", 1, "--warmup-from: expected a number from 0 to 1, got 1.5"},
+        {"--momentum 1e39", 1, "--momentum: expected a number from 0 to 3.40282e+38, got 1e+39"},
+        {"--weight-decay 1e300", 1, "--weight-decay"},
+        {"--lr 1e308 --lr-scale linear --shards 4", 1, "--lr 1e+308 x 4 shards"},
+        {"--batch 2000000000 --shards 2", 1, "--batch 2000000000 x 2 shards = 4000000000"},
+        {"--batch 2000000000 --evaluate --init a", 2, "--batch 2000000000 x 2 shards = 4000000000"},
+        {"--evaluate --init a --shards 3", 2, "--shards 3 on 2 ranks"},
+        {"--no-decay bn", 1, "--no-decay"},
+        {"--evaluate", 1, "--evaluate needs weights"},
+        {"--evaluate --init a --save b", 1, "--save b"},
+        {"--init a --resume b", 1, "one of them"},
+        {"--init-skip-head", 1, "needs --init"},
+        {"--error-feedback", 2, "--error-feedback is for --wire f16 or bf16"},
+        {"--wire bf16 --error-feedback --device cuda", 2, "for --device cpu or ref"},
+        {"--wire powersgd:2 --error-feedback", 2, "powersgd:2 always has it"},
+        {"--wire powersgd:2 --update sharded", 2, "needs --update replicated"},
+        {"--wire powersgd:2 --device cuda", 2, "for --device cpu or ref"},
+        {"--data cifar10", 1, "needs --data-dir"},
+        {"--data-dir d", 1, "--data-dir d is for --data cifar10"},
+        {"--data cifar10 --data-dir d --image-size 64", 1, "--image-size 64"},
+        {"--data cifar10 --data-dir d --samples 5", 1, "--samples 5"},
+        {"--stem cifar", 1, "--stem cifar"},
+        {"--model resnet50 --shortcut B", 1, "--shortcut B"},
+        {"--device ref --isa avx2", 1, "--isa avx2"},
+        {"--stall-abort 10s", 2, "--stall-abort 10s comes before --stall-warn 30s"},
+        {"--device gpu", 1, "--device: expected ref, cpu, cuda or cuda:N, got 'gpu'"},
+        {"--device cud", 1, "got 'cud'"},
+        {"--device cpu:0", 1, "got 'cpu:0'"},
+        {"--device cuda:", 1, "got 'cuda:'"},
+        {"--device cuda:1x", 1, "got 'cuda:1x'"},
+        {"--device cuda:-1", 1, "got 'cuda:-1'"},
+        {"--device cuda:1", 2, "--device cuda:1 names one GPU for 2 ranks"},
+        {"--share-gpu", 1, "--share-gpu is for --device cuda, not cpu"},
+        {"--tf32 --device ref", 1, "--tf32 is for --device cuda, not ref"},
+        {"--device cuda --isa avx2", 1, "--isa avx2 is for --device cpu, not cuda"},
+    };
+    hvt_options o;
+
+    for (size_t i = 0; i < HVT_LEN(bad); i++) {
+        CHECK_OK(parse(&o, bad[i].line));
+        CHECK_FAILS(hvt_options_check(&o, bad[i].ranks), E_ARG, bad[i].part);
+    }
+}
+
+TEST(options_settle_into_one_meaning)
+{
+    hvt_options o;
+    hvt_settled t;
+
+    CHECK_OK(parse(&o,
+                   "--global-batch 96 --shards 8 --lr 0.2 --lr-scale linear --augment crop:4,flip --no-decay "
+                   "norm,bias --tail pad --wire f16"));
+    CHECK_OK(hvt__settle(&o, 4, &t));
+    CHECK(t.shards == 8 && t.local_shards == 2 && t.batch == 12, "%d %d %d", t.shards, t.local_shards,
+          t.batch);
+    CHECK(t.lr == 0.2 * 8, "%g: the rule scales by shards", t.lr);
+    CHECK(t.crop == 4 && t.flip && t.no_decay_norm && t.no_decay_bias, "%d %d", t.crop, t.flip);
+    CHECK(t.tail == HVT_TAIL_PAD && t.wire == HVT_F16 && !t.powersgd, "%d %d %d", t.tail, t.wire, t.powersgd);
+    CHECK(t.first_bucket == 1 << 20, "%zu", t.first_bucket);
+    CHECK_OK(parse(&o, "--bucket all"));
+    CHECK_OK(hvt__settle(&o, 1, &t));
+    CHECK(t.first_bucket == 0, "one bucket for all has no small first one");
+    CHECK(!t.on_gpu && !strcmp(t.device, "cpu"), "%s", t.device);
+    CHECK_OK(parse(&o, "--device cuda:3"));
+    CHECK_OK(hvt__settle(&o, 1, &t));
+    CHECK(t.on_gpu && !strcmp(t.device, "cuda") && t.gpu == 3, "%s %d", t.device, t.gpu);
+    CHECK_OK(parse(&o, "--device cuda"));
+    CHECK_OK(hvt__settle(&o, 4, &t));
+    CHECK(t.on_gpu && t.gpu == -1, "%d: the local rank's", t.gpu);
+}
+
+TEST(what_a_checkpoint_fills_in_is_not_refused_as_if_a_flag)
+{
+    hvt_options o;
+    hvt_settled t;
+
+    CHECK_OK(parse(&o, "--evaluate --resume a"));
+    o.shards = 4;
+    CHECK_OK(hvt__settle(&o, 3, &t));
+    CHECK(t.shards == 3 && t.local_shards == 1, "%d %d", t.shards, t.local_shards);
+    o.evaluate = false;
+    CHECK_FAILS(hvt__settle(&o, 3, &t), E_ARG, "--shards 4 on 3 ranks");
+    CHECK_OK(parse(&o, "--resume a --data cifar10 --data-dir d"));
+    o.image_size = 64; /* of synth, before */
+    CHECK_OK(hvt__settle(&o, 1, &t));
+}
+
+TEST(help_names_every_flag_and_fits_a_terminal)
+{
+    for (int markdown = 0; markdown < 2; markdown++) {
+        char *help = hvt_options_help(markdown);
+        size_t widest = 0;
+        for (int i = 0; i < HVT_OPTION_COUNT; i++)
+            CHECK(strstr(help, hvt__option_flag(i)), "%s is missing", hvt__option_flag(i));
+        for (const char *p = help; !markdown && *p; p += strcspn(p, "\n") + 1)
+            widest = strcspn(p, "\n") > widest ? strcspn(p, "\n") : widest;
+        CHECK(widest <= 100, "a line has %zu columns", widest);
+        free(help);
+    }
+}
+
+int main(void)
+{
+    RUN(defaults_are_those_that_scripts_rely_on);
+    RUN(both_forms_underscores_and_the_last_of_repeated_flags);
+    RUN(switches_take_a_value_or_none);
+    RUN(sizes_carry_units);
+    RUN(times_carry_units);
+    RUN(malformed_values_are_named_with_what_was_expected);
+    RUN(unknown_flags_name_the_nearest);
+    RUN(a_failed_parse_leaves_the_result_alone);
+    RUN(every_value_reads_back_from_its_text);
+    RUN(options_are_checked_together);
+    RUN(options_settle_into_one_meaning);
+    RUN(what_a_checkpoint_fills_in_is_not_refused_as_if_a_flag);
+    RUN(help_names_every_flag_and_fits_a_terminal);
+    return check_done();
+}
