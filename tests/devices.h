@@ -110,6 +110,22 @@ static inline float *floats(size_t n)
 
 /* ---- types ---- */
 
+static inline uint32_t bits_of(float x)
+{
+    uint32_t u;
+
+    memcpy(&u, &x, 4);
+    return u;
+}
+
+static inline float from_pattern(uint32_t u)
+{
+    float x;
+
+    memcpy(&x, &u, 4);
+    return x;
+}
+
 enum { TYPES = 3 }; /* f32, f16, bf16 */
 
 /* the largest relative error of rounding to t */
