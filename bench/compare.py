@@ -35,6 +35,9 @@ CASES = {  # name: model, stem (None: its own), batch per rank, timed steps of o
     "resnet18-128": ("resnet18", "cifar", 128, 4, 32),
     "resnet20-128": ("resnet20", None, 128, 16, 32),
     "resnet56-128": ("resnet56", None, 128, 8, 32),
+    "resnet110-128": ("resnet110", None, 128, 4, 32),
+    "resnet34-64": ("resnet34", "imagenet", 64, 8, 32),
+    "resnet101-64": ("resnet101", "imagenet", 64, 4, 32),
     "resnet50-224": ("resnet50", "imagenet", 32, 3, 224),
 }
 WARMUP = 2  # steps
