@@ -60,7 +60,7 @@ static hvt_status change(run *t, bool on)
                : HVT_OK;
 }
 
-hvt_status hvt__overlap_open(run *t)
+hvt_status hvt__trial_open(run *t)
 {
     hvt__trial *trial = &t->trial;
     const char *why = settled(t);
@@ -107,7 +107,7 @@ static hvt_status decide(run *t)
     return hvt__report_overlap(t->rep, trial->overlap, median[0], median[1]);
 }
 
-hvt_status hvt__overlap_step(run *t, double seconds)
+hvt_status hvt__trial_step(run *t, double seconds)
 {
     hvt__trial *trial = &t->trial;
     int64_t nth = t->steps - trial->after; /* updates of the trial so far */

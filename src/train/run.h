@@ -64,8 +64,8 @@ typedef struct run {
 hvt_status hvt__setup(run *t);
 hvt_status hvt__step(run *t, double lr, bool *ret_end); /* *ret_end: no batch was left in this epoch */
 /* overlap.c: --overlap. Collective; the second after each update, which took so long. */
-hvt_status hvt__overlap_open(run *t);
-hvt_status hvt__overlap_step(run *t, double seconds);
+hvt_status hvt__trial_open(run *t);
+hvt_status hvt__trial_step(run *t, double seconds);
 /* The GPU that this rank's options and place ask for. */
 hvt_status hvt__open_gpu(run *t);
 /* Every rank's GPU into t->place. Collective. E_ARG: two ranks have the same, on all ranks alike. */

@@ -420,7 +420,7 @@ hvt_status hvt__setup(run *t)
     AGREE(t, t->rank == 0 ? first_weights(t) : HVT_OK);
     AGREE(t, hvt_distopt_broadcast(t->dist, 0));
     HVT_TRY(share_progress(t));
-    HVT_TRY(hvt__overlap_open(t));
+    HVT_TRY(hvt__trial_open(t));
     HVT_TRY(hvt__timeline_open(t->opts, t->world, &t->timeline));
     AGREE(t, announce(t));
     return hvt__timeline_at(t->timeline, t->steps);

@@ -227,7 +227,7 @@ static hvt_status train_epoch(run *t)
         if (t->first_update < 0)
             t->first_update = hvt__process_seconds();
         HVT_TRY(tell_step(t, lr));
-        HVT_TRY(hvt__overlap_step(t, took));
+        HVT_TRY(hvt__trial_step(t, took));
         HVT_TRY(hvt__timeline_at(t->timeline, t->steps));
     }
     HVT_TRY(name_step(t, hvt_distopt_check(t->dist)));
