@@ -57,12 +57,13 @@ static hvt_device *dev;
 static hvt_dataset *set;
 
 static struct {
-    const char *model, *stem, *comm, *update, *wire, *json, *amp, *isa;
-    int batch, steps, pairs, side, threads, ops;
+    const char *model, *stem, *comm, *update, *overlap, *wire, *json, *amp, *isa;
+    int batch, bucket, steps, pairs, side, threads, ops;
 } o = {.model = "resnet20",
        .stem = "imagenet",
        .comm = "auto",
        .update = "auto",
+       .overlap = "off",
        .wire = "f32",
        .amp = "f32",
        .isa = "auto",
@@ -81,6 +82,8 @@ static const bench_row options[] = {
     {"--threads", "N", "of a rank (0: its share of the node)", .number = &o.threads},
     {"--comm", "NAME", "how gradients travel (auto)", &o.comm},
     {"--update", "auto|replicated|sharded", "who updates what (auto)", &o.update},
+    {"--overlap", "off|worker|layers", "who exchanges before backward ends (off)", &o.overlap},
+    {"--bucket", "KIB", "gradients sent together (0: 25 MiB, the first one 1 MiB)", .number = &o.bucket},
     {"--wire", "f32|f16|bf16|powersgd:R", "how gradients travel as numbers (f32)", &o.wire},
     {"--json", "FILE", "the table of phases goes there, too", &o.json},
     {"--pairs", "N", "of blocks with and without the other ranks (0)", .number = &o.pairs},
@@ -140,6 +143,10 @@ static void open_side(side *s, const char *comm)
                         hvt_zoo(s->model, o.model, hvt_input(s->model, o.side, o.side, 3), 10, &zoo)));
     must(hvt_model_init(s->model, 1));
     must(hvt_optim_create(s->model, &sgd, &s->optim));
+    if (o.bucket) {
+        exchange.bucket_bytes = (size_t)o.bucket << 10;
+        exchange.first_bytes = 0;
+    }
     exchange.powersgd = strncmp(o.wire, "powersgd:", 9) ? 0 : atoi(o.wire + 9);
     exchange.wire = exchange.powersgd ? HVT_F32 : type_named(o.wire);
     exchange.update = s == &alone || !strcmp(o.update, "auto") ? HVT_UPDATE_AUTO
@@ -147,6 +154,9 @@ static void open_side(side *s, const char *comm)
                                                                : HVT_UPDATE_REPLICATED;
     must(hvt_distopt_create(s->optim, s->comm, &exchange, NULL, 0, &s->dist));
     must(hvt_distopt_broadcast(s->dist, 0));
+    if (!strcmp(o.overlap, "worker") && s == &together)
+        must(hvt_comm_overlap(s->comm, &(hvt_overlap){.yield = true}));
+    hvt_distopt_between(s->dist, !strcmp(o.overlap, "layers"));
     read.order = hvt_model_order(s->model);
     read.type = hvt_model_input_type(s->model);
     read.channels = hvt_model_input_channels(s->model);
@@ -272,8 +282,9 @@ static void print_result(const result *r)
     const size_t *bytes;
 
     bench_header("bench_step", hvt_device_isa(dev), hvt_device_threads(dev));
-    printf("%s, batch %d, %d ranks, comm %s, wire %s, %.2f MiB a step, %s update, %d buckets, %d steps\n",
-           o.model, o.batch, hvt_world_size(world), hvt_comm_name(together.comm), o.wire,
+    printf("%s, batch %d, %d ranks, comm %s, overlap %s, wire %s, %.2f MiB a step, %s update, %d buckets, %d "
+           "steps\n",
+           o.model, o.batch, hvt_world_size(world), hvt_comm_name(together.comm), o.overlap, o.wire,
            (double)hvt_distopt_bytes(together.dist) / (1 << 20),
            hvt_distopt_update(together.dist) == HVT_UPDATE_SHARDED ? "sharded" : "replicated",
            hvt_distopt_buckets(together.dist, &bytes), o.steps);

@@ -72,6 +72,8 @@ typedef struct hvt_comm_ops {
     hvt_status (*reduce_scatter)(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret_ticket);
     hvt_status (*allgather)(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret_ticket);
     hvt_status (*wait)(hvt_comm *c, hvt_ticket ticket);
+    /* What was issued goes on as far as it can without waiting. NULL: not before wait. */
+    hvt_status (*progress)(hvt_comm *c);
     bool records;  /* its operations may be recorded with the device's */
     bool messages; /* its operations send messages of the world's kind */
     /* NULL: not for this comm */

@@ -198,8 +198,9 @@ typedef struct hvt_epoch_report {
     int64_t skipped;
 } hvt_epoch_report;
 
-/* The choice that --overlap auto made, and the seconds of an update that it is made on. */
-hvt_status hvt__report_overlap(hvt_reporter *rep, const char *overlap, double without, double with);
+/* The choice that --overlap auto made, and the seconds of an update that it is made on: off, with a
+ * worker, between layers; NAN: not tried. */
+hvt_status hvt__report_overlap(hvt_reporter *rep, const char *overlap, const double seconds[3]);
 hvt_status hvt__report_epoch(hvt_reporter *rep, const hvt_epoch_report *r);
 hvt_status hvt__report_eval(hvt_reporter *rep, int epoch, const hvt_loss *loss);
 

@@ -40,6 +40,64 @@ TEST(operations_keep_their_order_with_workers)
     with_workers(operations_keep_their_order);
 }
 
+/* ---- without a worker, in pieces ---------------------------------------------------------------- */
+
+static void by_pieces(void (*truth)(const char *name))
+{
+    for (size_t i = 0; i < HVT_LEN(comms); i++) {
+        hvt_comm *c = NULL;
+
+        if (hvt_comm_open(comms[i], world, dev, &c) != HVT_OK)
+            continue;
+        CHECK(hvt_comm_progresses(c) == !strcmp(comms[i], "mpi"), "comm %s", comms[i]);
+        hvt_comm_close(&c);
+        by_and_by = true;
+        truth(comms[i]);
+    }
+    by_and_by = false;
+}
+
+TEST(sums_equal_the_plain_tree_in_pieces)
+{
+    by_pieces(sums_equal_the_plain_tree);
+}
+
+TEST(operations_keep_their_order_in_pieces)
+{
+    by_pieces(operations_keep_their_order);
+}
+
+/* No rank waits: every one calls now and then, until it sees its sums. */
+TEST(operations_are_done_by_progress_alone)
+{
+    enum { BUCKETS = 3, EACH = 100003 };
+    hvt_comm *c = NULL;
+    hvt_ticket t[BUCKETS];
+    float *buf = NULL;
+    double start = hvt__now(), there = 0;
+
+    if (hvt_comm_open("mpi", world, dev, &c) != HVT_OK)
+        return;
+    CHECK_OK(hvt_comm_alloc(c, BUCKETS * EACH * sizeof *buf, (void **)&buf));
+    for (int i = 0; i < BUCKETS * EACH; i++)
+        buf[i] = 1;
+    for (int b = 0; b < BUCKETS; b++)
+        CHECK_OK(hvt_comm_allreduce(c, buf + b * EACH, EACH, HVT_F32, &t[b]));
+    while (!there && hvt__now() - start < 100) {
+        CHECK_OK(hvt_comm_progress(c));
+        there = 1;
+        for (int i = 0; i < BUCKETS * EACH; i += 1000)
+            there = there && buf[i] == (float)size;
+    }
+    CHECK(there, "sums of %d ranks did not come", size);
+    CHECK_OK(hvt_comm_wait(c, t[BUCKETS - 1]));
+    for (int i = 0; i < BUCKETS * EACH; i++)
+        there = there && buf[i] == (float)size;
+    CHECK(there, "sums of %d ranks are wrong", size);
+    hvt_comm_release(c, buf);
+    hvt_comm_close(&c);
+}
+
 /* ---- without a wait --------------------------------------------------------------------------- */
 
 enum { LONG = 300007 };
@@ -302,6 +360,9 @@ int main(void)
     RUN(sums_equal_the_plain_tree_with_workers);
     RUN(broadcasts_reach_everyone_with_workers);
     RUN(operations_keep_their_order_with_workers);
+    RUN(sums_equal_the_plain_tree_in_pieces);
+    RUN(operations_keep_their_order_in_pieces);
+    RUN(operations_are_done_by_progress_alone);
     RUN(an_operation_is_done_though_nobody_waits);
     RUN(the_world_speaks_while_workers_do);
     RUN(a_combine_runs_where_it_is_awaited);

@@ -280,6 +280,15 @@ typedef struct hvt_overlap {
  */
 HVT_API hvt_status hvt_comm_overlap(hvt_comm *comm, const hvt_overlap *how);
 
+/**
+ * Without a worker: let operations that were issued go on as far as they can without waiting. Worth a call
+ * now and then while the caller computes; what it does not come to is done by hvt_comm_wait(). Not
+ * collective; the same bits. Errors: those of hvt_comm_wait().
+ */
+HVT_API hvt_status hvt_comm_progress(hvt_comm *comm);
+/** Does that do anything? Where operations are messages of this thread: comm mpi without a worker. */
+HVT_API bool hvt_comm_progresses(const hvt_comm *comm);
+
 #ifdef __cplusplus
 }
 #endif

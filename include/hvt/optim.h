@@ -71,8 +71,8 @@ HVT_API double hvt_schedule_lr(const hvt_schedule *schedule, int epoch, uint32_t
  * final; from these times and the time that messages take (alpha + beta * bytes, measured by
  * hvt_distopt_create()) follows the plan that all ranks use from the fourth step on, which begins with one
  * broadcast. Source: MG-WFBP, see src/optim/merge.c. Where sums begin after backward (no worker,
- * hvt_comm_ahead()), nothing is hidden by cutting: then all gradients are one message, but for pieces of the
- * default size.
+ * hvt_comm_ahead(), nor hvt_distopt_between()), nothing is hidden by cutting: then all gradients are one
+ * message, but for pieces of the default size.
  */
 #define HVT_BUCKET_DEFAULT ((size_t)25 << 20)
 #define HVT_BUCKET_ALL     SIZE_MAX
@@ -180,10 +180,13 @@ HVT_API void hvt_distopt_discard(hvt_distopt **dist);
 /** Bytes of optimizer state that this rank keeps; a block that ranks of a node share counts in equal parts.
  */
 HVT_API size_t hvt_distopt_state_bytes(const hvt_distopt *dist);
+/** From now on hvt_distopt_on_grad() also lets sums that are under way go on as far as they can without
+ * waiting (hvt_comm_progress()), or does not any more. Not collective; the same bits. */
+HVT_API void hvt_distopt_between(hvt_distopt *dist, bool on);
 /** Plan the buckets anew, between steps, as if created with these sizes; what was recorded before must have
  * been freed. HVT_BUCKET_AUTO once more: for the comm as it is now, whose worker may have come or gone on
- * rank 0, from what was measured before. The bits do not change. Collective. Errors: E_ARG (in the middle of
- * a step), E_MEM. */
+ * rank 0, as may hvt_distopt_between(), from what was measured before. The bits do not change. Collective.
+ * Errors: E_ARG (in the middle of a step), E_MEM. */
 HVT_API hvt_status hvt_distopt_replan(hvt_distopt *dist, size_t bucket_bytes, size_t first_bytes);
 /** Parameters, moving statistics and optimizer state from root to all; state that lies in slices on the ranks
  * is left as it is unless it was loaded on root. Collective, between steps. */

@@ -113,8 +113,9 @@ extern "C" {
       "type of gradients on the way, or as factors of rank R; sums are f32")                                 \
     X(bool, error_feedback, "off", 0, RUN, "on|off",                                                         \
       "16-bit wires: what rounding takes from a gradient is added to the next one")                          \
-    X(pick, overlap, "auto", 0, JOB, "auto|off|worker",                                                      \
-      "a worker thread exchanges gradients while backward goes on; auto: times the first updates and says")  \
+    X(pick, overlap, "auto", 0, JOB, "auto|off|worker|layers",                                               \
+      "while backward goes on, a worker thread exchanges gradients, or the rank itself does between layers " \
+      "(comm mpi); auto: times the first updates and says")                                                  \
     X(int, replica_check, "0", 0, JOB, "N",                                                                  \
       "compare the ranks' copies of parameters every N updates; 0: never")                                   \
     X(pick, graph, "auto", 0, JOB, "auto|on|off",                                                            \

@@ -265,6 +265,16 @@ bool hvt_comm_ahead(const hvt_comm *comm)
     return comm->overlap || comm->ops->records;
 }
 
+bool hvt_comm_progresses(const hvt_comm *comm)
+{
+    return comm->ops->progress != NULL;
+}
+
+hvt_status hvt_comm_progress(hvt_comm *comm)
+{
+    return comm->ops->progress && !hvt__calls_waiting(comm) ? comm->ops->progress(comm) : HVT_OK;
+}
+
 bool hvt_comm_combines(const hvt_comm *comm)
 {
     return comm->ops->combine != NULL;

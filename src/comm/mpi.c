@@ -11,7 +11,9 @@
  * round alike.
  *
  * Operations are queued when issued and run inside wait, in issue order: Open MPI moves nothing
- * between its calls, and all of MPI stays on the caller's thread.
+ * between its calls, and all of MPI stays on the caller's thread. One that runs is always either to act or
+ * to await a set of messages; so it can also be left when they are not there, and gone on with later
+ * (hvt_comm_progress()). Who waits goes the same way.
  */
 #include "base_impl.h"
 #include "mpi_call.h"
@@ -30,8 +32,29 @@ typedef struct level {
     bool far;            /* the block spans hosts */
 } level;
 
+typedef enum stage { WHOLE, SCATTER, GATHER, DONE } stage;
+
+/* One operation on its way. */
+typedef struct run {
+    hvt_comm *c;
+    struct comm_mpi *st;
+    char *buf;
+    size_t count, bytes; /* elements; bytes of one */
+    hvt_dtype type;
+    MPI_Datatype wire;
+    int from;     /* level; what is below has been done */
+    bool spreads; /* the sum's slices go back down the tree */
+
+    stage stage;
+    int at;                  /* level */
+    bool awaits;             /* messages of set k & 1 on that level; else it comes to the level now */
+    size_t k, windows, most; /* windows of this level, and elements of one */
+} run;
+
 typedef struct comm_mpi {
     hvt__pending pending;
+    run run;    /* the operation after pending.run */
+    bool begun; /* it has */
     MPI_Comm comm;
     int levels;
     level *level;
@@ -167,17 +190,6 @@ static int comm_peers_mpi(hvt_comm *c, const void *buf, const void *ret_ptrs[])
 
 /* ---- messages ----------------------------------------------------------------------------- */
 
-/* One operation on its way. */
-typedef struct run {
-    hvt_comm *c;
-    comm_mpi *st;
-    char *buf;
-    size_t count, bytes; /* elements; bytes of one */
-    hvt_dtype type;
-    MPI_Datatype wire;
-    int from; /* level; what is below has been done */
-} run;
-
 static hvt_status take(run *o, int set, void *to, size_t count, int from)
 {
     comm_mpi *st = o->st;
@@ -196,13 +208,19 @@ static hvt_status give(run *o, int set, const void *what, size_t count, int to)
     return HVT_OK;
 }
 
-static hvt_status arrive(run *o, int set)
+/* Messages that did not come are waited for, or left for later. */
+static hvt_status arrive(run *o, int set, bool wait, bool *ret_there)
 {
     comm_mpi *st = o->st;
 
-    HVT_TRY(
-        hvt__mpi_await(o->c->world, st->reqs[set], st->req[set], st->peer[set], "send and take its part"));
-    st->reqs[set] = 0;
+    *ret_there = wait;
+    if (wait)
+        HVT_TRY(hvt__mpi_await(o->c->world, st->reqs[set], st->req[set], st->peer[set],
+                               "send and take its part"));
+    else
+        HVT_TRY(hvt__mpi_test(st->reqs[set], st->req[set], ret_there));
+    if (*ret_there)
+        st->reqs[set] = 0;
     return HVT_OK;
 }
 
@@ -247,22 +265,31 @@ static hvt_status trade(run *o, const level *l, hvt__span p)
     return HVT_OK;
 }
 
+/* ---- what an operation does between messages ---------------------------------------------- */
+
 /* Vectors that are not worth cutting: every rank of a half holds all of its sum. */
-static hvt_status add_whole(run *o)
+static hvt_status go_on_whole(run *o)
 {
     hvt__span all = {0, o->count};
+    const level *l = o->st->level + o->at;
+    size_t most;
 
-    for (int i = o->from; i < o->st->levels && o->count; i++) {
-        const level *l = &o->st->level[i];
-        size_t most = eager(o, l);
-
-        if (l->mid == l->end)
-            continue;
-        for (size_t first = 0; first < o->count; first += most)
-            HVT_TRY(trade(o, l, hvt__meet(all, (hvt__span){first, first + most})));
-        HVT_TRY(arrive(o, 0));
-        HVT_TRY(merge(o, l, all, o->st->scratch[0]));
+    if (o->awaits) {
+        o->awaits = false;
+        o->at++;
+        return merge(o, l, all, o->st->scratch[0]);
     }
+    for (; o->at < o->st->levels && l->mid == l->end; l++)
+        o->at++;
+    if (o->at == o->st->levels || !o->count) {
+        o->stage = DONE;
+        return HVT_OK;
+    }
+    most = eager(o, l);
+    for (size_t first = 0; first < o->count; first += most)
+        HVT_TRY(trade(o, l, hvt__meet(all, (hvt__span){first, first + most})));
+    o->k = 0;
+    o->awaits = true;
     return HVT_OK;
 }
 
@@ -306,25 +333,34 @@ static size_t window_of(const run *o, const level *l, size_t most)
     return l->far && packet < most ? packet : most;
 }
 
-static hvt_status reduce_scatter(run *o)
+/* Up the tree: while one window is added, the next one travels. */
+static hvt_status go_on_scatter(run *o)
 {
-    for (int i = o->from; i < o->st->levels; i++) {
-        const level *l = &o->st->level[i];
-        size_t most = window_of(o, l, o->st->window);
-        size_t n = (size_t)(l->end - l->first), longest = ((o->count + 15) / 16 + n - 1) / n * 16;
-        size_t windows = (longest + most - 1) / most;
+    const level *l = o->st->level + o->at;
+    size_t n, longest;
 
-        if (l->mid == l->end || !windows)
-            continue;
-        HVT_TRY(depart(o, l, 0, most));
-        for (size_t k = 0; k < windows; k++) {
-            HVT_TRY(arrive(o, (int)(k & 1)));
-            if (k + 1 < windows)
-                HVT_TRY(depart(o, l, k + 1, most));
-            HVT_TRY(merge(o, l, window(o, l, o->c->world->rank, k, most), o->st->scratch[k & 1]));
-        }
+    if (o->awaits) {
+        if (o->k + 1 < o->windows)
+            HVT_TRY(depart(o, l, o->k + 1, o->most));
+        HVT_TRY(merge(o, l, window(o, l, o->c->world->rank, o->k, o->most), o->st->scratch[o->k & 1]));
+        o->awaits = ++o->k < o->windows;
+        o->at += !o->awaits;
+        return HVT_OK;
     }
-    return HVT_OK;
+    for (; o->at < o->st->levels && l->mid == l->end; l++)
+        o->at++;
+    if (o->at == o->st->levels || !o->count) {
+        o->stage = o->spreads ? GATHER : DONE;
+        o->at = o->st->levels - 1;
+        return HVT_OK;
+    }
+    n = (size_t)(l->end - l->first);
+    longest = ((o->count + 15) / 16 + n - 1) / n * 16;
+    o->most = window_of(o, l, o->st->window);
+    o->windows = (longest + o->most - 1) / o->most;
+    o->k = 0;
+    o->awaits = true;
+    return depart(o, l, 0, o->most);
 }
 
 /* Let window k of every slice of the block travel into the halves' slices. */
@@ -349,21 +385,42 @@ static hvt_status spread(run *o, const level *l, size_t k, size_t most)
 }
 
 /* The way back: on every level, from slices of the block to slices of the halves. */
-static hvt_status allgather(run *o)
+static hvt_status go_on_gather(run *o)
 {
-    for (int i = o->st->levels - 1; i >= o->from; i--) {
-        const level *l = &o->st->level[i];
-        size_t most = window_of(o, l, hvt__comm_tuned.mpi_message), k = 0;
+    const level *l;
 
-        if (l->mid == l->end)
-            continue;
-        HVT_TRY(spread(o, l, 0, most));
-        while (o->st->reqs[k & 1]) {
-            HVT_TRY(spread(o, l, k + 1, most));
-            HVT_TRY(arrive(o, (int)(k & 1)));
-            k++;
+    if (o->awaits) {
+        o->k++;
+    } else {
+        while (o->at >= o->from && o->st->level[o->at].mid == o->st->level[o->at].end)
+            o->at--;
+        if (o->at < o->from) {
+            o->stage = DONE;
+            return HVT_OK;
         }
+        o->k = 0;
+        o->most = window_of(o, &o->st->level[o->at], hvt__comm_tuned.mpi_message);
+        HVT_TRY(spread(o, &o->st->level[o->at], 0, o->most));
     }
+    l = &o->st->level[o->at];
+    o->awaits = o->st->reqs[o->k & 1] > 0;
+    o->at -= !o->awaits;
+    return o->awaits ? spread(o, l, o->k + 1, o->most) : HVT_OK;
+}
+
+static hvt_status go_on(run *o, bool wait, bool *ret_done)
+{
+    static hvt_status (*const next[])(run *) = {go_on_whole, go_on_scatter, go_on_gather};
+    bool there = true;
+
+    while (o->stage != DONE) {
+        if (o->awaits)
+            HVT_TRY(arrive(o, (int)(o->k & 1), wait, &there));
+        if (!there)
+            break;
+        HVT_TRY(next[o->stage](o));
+    }
+    *ret_done = o->stage == DONE;
     return HVT_OK;
 }
 
@@ -375,35 +432,69 @@ bool hvt__mpi_whole(const hvt__job *j)
            j->count <= hvt__comm_tuned.mpi_message;
 }
 
-hvt_status hvt__mpi_above(hvt_comm *c, const hvt__job *j, int levels)
+/* From level `levels` on. */
+static run begin(hvt_comm *c, const hvt__job *j, int levels)
 {
     comm_mpi *st = c->state;
-    run o = {.c = c,
-             .st = st,
-             .buf = j->buf,
-             .count = j->count,
-             .bytes = hvt_dtype_size(j->type),
-             .type = j->type,
-             .wire = j->type == HVT_F32 ? MPI_FLOAT : MPI_UINT16_T,
-             .from = levels};
 
-    if (hvt__mpi_whole(j))
-        return add_whole(&o);
-    if (j->kind != HVT__ALLGATHER)
-        HVT_TRY(reduce_scatter(&o));
-    if (j->kind != HVT__REDUCE_SCATTER)
-        HVT_TRY(allgather(&o));
-    return HVT_OK;
+    return (run){.c = c,
+                 .st = st,
+                 .buf = j->buf,
+                 .count = j->count,
+                 .bytes = hvt_dtype_size(j->type),
+                 .type = j->type,
+                 .wire = j->type == HVT_F32 ? MPI_FLOAT : MPI_UINT16_T,
+                 .from = levels,
+                 .spreads = j->kind != HVT__REDUCE_SCATTER,
+                 .stage = hvt__mpi_whole(j)           ? WHOLE
+                          : j->kind == HVT__ALLGATHER ? GATHER
+                                                      : SCATTER,
+                 .at = j->kind == HVT__ALLGATHER ? st->levels - 1 : levels};
+}
+
+hvt_status hvt__mpi_above(hvt_comm *c, const hvt__job *j, int levels)
+{
+    run o = begin(c, j, levels);
+    bool done;
+
+    return go_on(&o, true, &done);
 }
 
 static hvt_status perform(hvt_comm *c, const hvt__job *j)
 {
-    return hvt__mpi_above(c, j, 0);
+    comm_mpi *st = c->state;
+    bool done;
+
+    if (!st->begun)
+        st->run = begin(c, j, 0);
+    st->begun = false;
+    return go_on(&st->run, true, &done);
 }
 
 static hvt_status comm_wait_mpi(hvt_comm *c, hvt_ticket ticket)
 {
     return hvt__pending_run(c, ticket, perform);
+}
+
+static hvt_status comm_progress_mpi(hvt_comm *c)
+{
+    comm_mpi *st = c->state;
+    hvt__pending *p = &st->pending;
+    bool done = true;
+
+    while (done && !p->broken && p->run < p->issued) {
+        if (!st->begun)
+            st->run = begin(c, hvt__pending_at(p, p->run + 1), 0);
+        st->begun = true;
+        p->broken = go_on(&st->run, false, &done);
+        if (p->broken)
+            return hvt__pass(p->broken, __FILE__, __LINE__, "progress");
+        if (!done)
+            break;
+        st->begun = false;
+        p->run++;
+    }
+    return HVT_OK;
 }
 
 static hvt_status comm_broadcast_mpi(hvt_comm *c, void *buf, size_t bytes, int root)
@@ -434,4 +525,5 @@ const hvt_comm_ops hvt_comm_mpi = {
     .reduce_scatter = hvt__pending_reduce_scatter,
     .allgather = hvt__pending_allgather,
     .wait = comm_wait_mpi,
+    .progress = comm_progress_mpi,
 };

@@ -17,6 +17,9 @@ void hvt__mpi_leave(void);
  * told of those who have not. Where there is a worker, it lets the other thread in between. */
 hvt_status hvt__mpi_await(const hvt_world *w, int n, MPI_Request *request, const int *peer, const char *what);
 
+/* MPI_Testall. */
+hvt_status hvt__mpi_test(int n, MPI_Request *request, bool *ret_done);
+
 #define HVT_TRY_MPI(call)                                                                                    \
     do {                                                                                                     \
         int rc_;                                                                                             \

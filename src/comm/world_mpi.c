@@ -158,9 +158,12 @@ static hvt_status size_of(MPI_Comm comm, int *ret_size)
 
 /* ---- waiting for other ranks --------------------------------------------------------------- */
 
-static hvt_status test_all(int n, MPI_Request *request, int *ret_done)
+hvt_status hvt__mpi_test(int n, MPI_Request *request, bool *ret_done)
 {
-    HVT_TRY_MPI(MPI_Testall(n, request, ret_done, MPI_STATUSES_IGNORE));
+    int done;
+
+    HVT_TRY_MPI(MPI_Testall(n, request, &done, MPI_STATUSES_IGNORE));
+    *ret_done = done;
     return HVT_OK;
 }
 
@@ -187,9 +190,10 @@ hvt_status hvt__mpi_await(const hvt_world *w, int n, MPI_Request *request, const
 {
     hvt_status s = HVT_OK;
     uint64_t asked = 0;
-    int done, wait;
+    bool done;
+    int wait;
 
-    HVT_TRY(test_all(n, request, &done));
+    HVT_TRY(hvt__mpi_test(n, request, &done));
     if (done)
         return HVT_OK;
     wait = hvt__wait_begin(w, HVT__ANYONE, what);
@@ -200,7 +204,7 @@ hvt_status hvt__mpi_await(const hvt_world *w, int n, MPI_Request *request, const
     while (s == HVT_OK && !done) {
         if (atomic_load(&workers))
             step_aside();
-        s = test_all(n, request, &done);
+        s = hvt__mpi_test(n, request, &done);
         if (s == HVT_OK && !done && hvt__wait_asked(wait, &asked))
             s = say_lacking(w, wait, n, request, peer);
     }

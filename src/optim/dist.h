@@ -39,6 +39,8 @@ struct hvt_distopt {
     size_t mark;
     int launched, arrived; /* buckets sent, and waited for */
 
+    bool between; /* layers, operations go on */
+
     double exposed;
     int64_t skipped, stopped; /* as of the last check */
     double loss_scale;

@@ -236,6 +236,11 @@ size_t hvt_distopt_state_bytes(const hvt_distopt *d)
     return (d->sharded ? hvt__sharded_state(d->sharded) : whole) * sizeof *o->v;
 }
 
+void hvt_distopt_between(hvt_distopt *d, bool on)
+{
+    d->between = on && hvt_comm_progresses(d->comm);
+}
+
 hvt_status hvt_distopt_replan(hvt_distopt *d, size_t bucket_bytes, size_t first_bytes)
 {
     hvt_bucket *bucket = NULL;

@@ -182,7 +182,7 @@ hvt_status hvt__timing_mark(hvt_distopt *d, size_t mark)
 /* Do sums begin while backward goes on? Those that are the update, in the memory of a node, do not. */
 static bool ahead(const hvt_distopt *d)
 {
-    return hvt_comm_ahead(d->comm) && !(d->sharded && hvt__sharded_fused(d->sharded));
+    return (d->between || hvt_comm_ahead(d->comm)) && !(d->sharded && hvt__sharded_fused(d->sharded));
 }
 
 static void tell(const hvt_distopt *d, hvt_log_level level)

@@ -162,6 +162,10 @@ hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end)
         HVT_TRY(hvt__timing_mark(d, end));
     for (; last && d->launched < d->nbucket && d->bucket[d->launched].end <= d->mark; d->launched++)
         HVT_TRY(launch(d, &d->bucket[d->launched]));
+    if (d->between && last && d->launched) {
+        hvt__trace_begin(HVT__EXCHANGE, -1);
+        HVT_TRY(hvt__traced(hvt_comm_progress(d->comm)));
+    }
     if (d->mark == d->optim->m->arena_count) {
         d->pass++;
         d->mark = 0;

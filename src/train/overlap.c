@@ -1,19 +1,21 @@
 /*
- * --overlap: does a worker of the comm's exchange gradients while backward goes on, or does every step do it
- * itself at its end?
+ * --overlap: does a worker of the comm's exchange gradients while backward goes on, does the rank itself
+ * between layers, or does every step do it at its end?
  *
- * Where a worker can do nothing (one rank, a GPU, an update that is the exchange), auto is off. Elsewhere it
- * depends on network, model and processors, so it is tried: the first updates come in pairs, with and without
- * a worker, in turns first and second, and the median of what they took on the slowest rank decides for all.
- * What is to be expected (a worker where it has a processor of its own, else none) yields only to what is
+ * Where neither can do anything (one rank, a GPU, an update that is the exchange), auto is off. Elsewhere it
+ * depends on network, model and processors, so it is tried: the first updates come in rounds, one update each
+ * way, and who begins changes; the median of what they took on the slowest rank decides for all.
+ * What is to be expected (a worker where it has a processor of its own, else off) yields only to what is
  * faster by a margin: within that it is noise that would choose. The bits are the same either way.
  *
  * A worker with no processor of its own shares those of the rank: it sleeps while messages travel, and takes
- * what moving and adding them costs. That pays where the network is what is waited for.
+ * what moving and adding them costs. That pays where the network is what is waited for. Between layers the
+ * same is done without a second thread, at fewer moments; only by comm mpi, and only what needs no waiting.
  */
 #include "run.h"
 #include "base_impl.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { WARM_UP = 3 };
@@ -36,87 +38,133 @@ static bool has_own(const hvt_cores *c)
     return c->spare >= 0 || (!c->ncpus && !c->crowded && c->threads < c->share);
 }
 
-static hvt_status turn(run *t, bool on)
+static hvt_status turn(run *t, int way)
 {
     const hvt_cores *c = &t->place[t->rank].cores;
     const hvt_overlap how = {.cpus = c->spare >= 0 ? &c->spare : c->cpus,
                              .ncpus = c->spare >= 0 ? 1 : c->ncpus,
                              .yield = !has_own(c)};
 
-    if (on != t->trial.on)
-        HVT_TRY(hvt_comm_overlap(t->comm, on ? &how : NULL));
-    t->trial.on = on;
+    hvt_distopt_between(t->dist, false);
+    if ((way == HVT__WORKER) != (t->trial.on == HVT__WORKER))
+        HVT_TRY(hvt_comm_overlap(t->comm, way == HVT__WORKER ? &how : NULL));
+    hvt_distopt_between(t->dist, way == HVT__LAYERS);
+    t->trial.on = way;
     return HVT_OK;
 }
 
-/* Between updates: buckets that were planned for the one way are planned for the other. Collective. */
-static hvt_status change(run *t, bool on)
+/* Between updates: buckets that were planned for one way are planned for the other. Collective. */
+static hvt_status change(run *t, int way)
 {
-    if (on == t->trial.on)
+    if (way == t->trial.on)
         return HVT_OK;
-    HVT_TRY(turn(t, on));
+    HVT_TRY(turn(t, way));
     return t->opts->bucket == HVT_BUCKET_AUTO
                ? hvt_distopt_replan(t->dist, HVT_BUCKET_AUTO, t->set.first_bucket)
                : HVT_OK;
 }
 
+static const char *const names[] = {"off", "worker", "layers"};
+
+/* The ways that auto can try, in their order; how many. */
+static int candidates(const hvt__trial *trial, int ret_way[])
+{
+    int n = 0;
+
+    for (int w = 0; w < HVT__OVERLAPS; w++)
+        if (trial->can[w])
+            ret_way[n++] = w;
+    return n;
+}
+
+/* Can there be a worker? None is left. */
+static hvt_status try_worker(run *t)
+{
+    hvt_status s = hvt_world_agree(t->world, turn(t, HVT__WORKER));
+
+    HVT_TRY(hvt_world_agree(t->world, turn(t, HVT__OFF)));
+    t->trial.can[HVT__WORKER] = s == HVT_OK;
+    return s == HVT_E_UNSUPPORTED ? HVT_OK : s;
+}
+
+static hvt_status open_auto(run *t)
+{
+    hvt__trial *trial = &t->trial;
+    int way[HVT__OVERLAPS];
+    const char *why = settled(t);
+
+    trial->why = why ? why : "the first updates decide";
+    trial->can[HVT__OFF] = true;
+    trial->can[HVT__LAYERS] = !why && hvt_comm_progresses(t->comm);
+    if (!why)
+        HVT_TRY(try_worker(t));
+    if (!why && candidates(trial, way) == 1)
+        trial->why = "this MPI keeps a worker from calling it";
+    if (candidates(trial, way) == 1)
+        trial->overlap = "off";
+    return HVT_OK;
+}
+
 hvt_status hvt__trial_open(run *t)
 {
     hvt__trial *trial = &t->trial;
-    const char *why = settled(t);
-    bool automatic = !strcmp(t->opts->overlap, "auto");
-    hvt_status s;
 
     trial->overlap = t->opts->overlap;
-    trial->why = automatic ? "the first updates decide" : "as asked for";
     trial->after = t->steps + WARM_UP;
-    if (!automatic && (!t->train_set || t->size == 1)) /* asked for, and without a meaning */
+    if (!strcmp(trial->overlap, "auto"))
+        return open_auto(t);
+    trial->why = "as asked for";
+    if (!t->train_set || t->size == 1) /* without a meaning */
         trial->overlap = "off";
-    if (automatic && why) {
-        trial->overlap = "off";
-        trial->why = why;
-    }
-    if (!strcmp(trial->overlap, "off"))
+    if (!strcmp(trial->overlap, "worker"))
+        return hvt_world_agree(t->world, turn(t, HVT__WORKER));
+    if (strcmp(trial->overlap, "layers"))
         return HVT_OK;
-    s = hvt_world_agree(t->world, turn(t, true)); /* can there be one? */
-    if (s == HVT_E_UNSUPPORTED && automatic) {
-        trial->overlap = "off";
-        trial->why = "this MPI keeps a worker from calling it";
-        return hvt_world_agree(t->world, turn(t, false));
-    }
-    HVT_TRY(s);
-    return automatic ? hvt_world_agree(t->world, turn(t, false)) : HVT_OK;
+    HVT_CHECK(hvt_comm_progresses(t->comm), E_ARG,
+              "--overlap layers: comm %s has nothing to do between layers; comm mpi has",
+              hvt_comm_name(t->comm));
+    return turn(t, HVT__LAYERS);
 }
 
 static hvt_status decide(run *t)
 {
     hvt__trial *trial = &t->trial;
-    double median[2];
-    bool worker = true;
+    double median[HVT__OVERLAPS];
+    int way[HVT__OVERLAPS], n = candidates(trial, way), expected = HVT__WORKER, best;
 
     for (int r = 0; r < t->size; r++)
-        worker = worker && has_own(&t->place[r].cores);
-    for (int k = 0; k < 2; k++) {
-        HVT_TRY(hvt_world_fold(t->world, HVT_FOLD_MAX, trial->seconds[k], HVT__TRIES));
-        hvt__sort(trial->seconds[k], HVT__TRIES);
-        median[k] = trial->seconds[k][HVT__TRIES / 2];
+        if (!has_own(&t->place[r].cores) || !trial->can[HVT__WORKER])
+            expected = HVT__OFF;
+    for (int k = 0; k < HVT__OVERLAPS; k++)
+        median[k] = NAN;
+    best = expected;
+    for (int k = 0; k < n; k++) {
+        double *seconds = trial->seconds[way[k]];
+
+        HVT_TRY(hvt_world_fold(t->world, HVT_FOLD_MAX, seconds, HVT__TRIES));
+        hvt__sort(seconds, HVT__TRIES);
+        median[way[k]] = seconds[HVT__TRIES / 2];
     }
-    worker = median[!worker] < (1 - margin) * median[worker] ? !worker : worker;
-    trial->overlap = worker ? "worker" : "off";
-    HVT_TRY(change(t, worker));
-    return hvt__report_overlap(t->rep, trial->overlap, median[0], median[1]);
+    for (int k = 0; k < n; k++)
+        if (median[way[k]] < (1 - margin) * median[expected] && median[way[k]] < median[best])
+            best = way[k];
+    trial->overlap = names[best];
+    HVT_TRY(change(t, best));
+    return hvt__report_overlap(t->rep, names[best], median);
 }
 
 hvt_status hvt__trial_step(run *t, double seconds)
 {
     hvt__trial *trial = &t->trial;
     int64_t nth = t->steps - trial->after; /* updates of the trial so far */
+    int way[HVT__OVERLAPS], n;
 
     if (strcmp(trial->overlap, "auto") || nth < 0)
         return HVT_OK;
+    n = candidates(trial, way);
     if (nth > 0)
-        trial->seconds[trial->on][(nth - 1) / 2] = seconds;
-    if (nth == 2 * HVT__TRIES)
+        trial->seconds[trial->on][(nth - 1) / n] = seconds;
+    if (nth == n * HVT__TRIES)
         return decide(t);
-    return change(t, nth % 2 != nth / 2 % 2);
+    return change(t, way[(nth + nth / n) % n]);
 }

@@ -4,14 +4,15 @@
 
 #include "timeline.h"
 
-/* Which is faster: the exchange on a worker, or in hvt_distopt_step()? */
-enum { HVT__TRIES = 9 };
+/* Which is fastest: the exchange in hvt_distopt_step(), on a worker, or between the layers of backward? */
+enum { HVT__TRIES = 9, HVT__OFF = 0, HVT__WORKER, HVT__LAYERS, HVT__OVERLAPS };
 typedef struct hvt__trial {
-    const char *overlap; /* worker, off; auto: not known yet */
+    const char *overlap; /* off, worker, layers; auto: not known yet */
     const char *why;
-    bool on;                       /* the worker */
-    double seconds[2][HVT__TRIES]; /* of updates without and with it */
-    int64_t after;                 /* updates that come before */
+    int on;                                    /* of HVT__OFF ... */
+    bool can[HVT__OVERLAPS];                   /* off: always */
+    double seconds[HVT__OVERLAPS][HVT__TRIES]; /* of updates each way */
+    int64_t after;                             /* updates that come before */
 } hvt__trial;
 
 typedef struct run {
