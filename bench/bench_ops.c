@@ -310,7 +310,7 @@ static double work(const bench *b)
 /* What a run asks for. */
 typedef struct choice {
     const char *model, *isa, *order, *type, *pass;
-    int batch, threads, least;
+    int batch, layer, threads, least;
     double seconds;
 } choice;
 
@@ -320,6 +320,7 @@ static choice o = {
 static const bench_row options[] = {
     {"--model", "NAME", "resnet50, resnet20, resnet18 (CIFAR stem) or resnet50-224 (resnet50)", &o.model},
     {"--batch", "N", "images (the model's own: 64, 128, 64, 8)", .number = &o.batch},
+    {"--layer", "N", "only the model's N-th (0: all)", .number = &o.layer},
     {"--type", "f32|bf16|f16", "of activations (f32)", &o.type},
     {"--isa", "NAME", "instruction set (auto's)", &o.isa},
     {"--threads", "N", "(1)", .number = &o.threads},
@@ -388,6 +389,8 @@ static int run_net(const net *m, hvt_device *dev, limits *lim, double peak)
         double time[4] = {0}, gf, bytes, copy;
         bench b;
 
+        if (o.layer && l != m->layer + o.layer - 1)
+            continue;
         open_layer(&b, dev, l, batch, order, type);
         if (!verify(&b)) {
             printf("%4d -> %4d, %dx%d/%d at %d: WRONG\n", l->c, l->k, l->window, l->window, l->stride,
@@ -465,6 +468,8 @@ int main(int argc, char **argv)
             cpu.isa = hvt__isas[i];
     if (!cpu.isa)
         return usage("this processor has no", o.isa);
+    if (o.layer < 0 || o.layer > chosen->layers)
+        return usage("the model has no such", "layer");
     if (o.threads < 1 || o.threads > HVT_MAX_THREADS)
         return usage("bad number of", "threads");
     must(hvt__pool_open(o.threads, NULL, 0, false, &cpu.pool));

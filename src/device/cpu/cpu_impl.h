@@ -52,10 +52,17 @@ typedef void hvt_kernel(const hvt_tile *t);
  * ...; rows past n are zero. */
 typedef struct hvt_pairs {
     const uint16_t *x;
-    long ld;
+    long ld, ahead; /* x + ahead is arranged next and asked for; 0: that is not known */
     int n, c;
     int len, depth;
 } hvt_pairs;
+
+/* Ask for bytes that are read soon. */
+static inline void hvt__fetch(const void *p, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i += 64)
+        __builtin_prefetch((const char *)p + i);
+}
 
 typedef void hvt_arrange(const hvt_pairs *p, int w, float *out);
 

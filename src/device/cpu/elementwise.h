@@ -59,8 +59,8 @@ typedef struct hvt_typed {
     /* for convolutions: to floats and back */
     void (*widen)(size_t n, const void *x, float *out);
     /* [n][c] rows `ld` apart -> panels of w columns, each [n][pitch]; columns past c are filled with zeros up
-     * to the next whole vector */
-    void (*panels)(const void *x, long ld, int n, int c, int w, int pitch, float *out);
+     * to the next whole vector; x + ahead, if that is not x, is asked for */
+    void (*panels)(const void *x, long ld, long ahead, int n, int c, int w, int pitch, float *out);
     /* to (+)= [rows][cols], rows `row` and `tile_row` apart */
     void (*store_tile)(int rows, int cols, const float *tile, long tile_row, void *to, long row, bool add);
 } hvt_typed;

@@ -34,6 +34,12 @@ INLINE void pair_panels(const hvt_pairs *p, int w, int pitch, float *out)
         for (int i = 0; i < p->len; i++, out += pitch) {
             const int count = p->c - first < w ? p->c - first : w;
 
+            if (first == 0 && p->ahead) {
+                const uint16_t *next = p->x + p->ahead + 2L * i * p->ld;
+
+                hvt__fetch(next, sizeof *next * (size_t)p->c);
+                hvt__fetch(next + p->ld, sizeof *next * (size_t)p->c);
+            }
             for (int at = 0; at < count; at += VL)
                 vstore(out + at, pair_at(p, i, first + at, count - at));
         }

@@ -609,11 +609,13 @@ static void widen_span(size_t n, const void *x, float *out)
     SPAN(n, f_store(out + i, get(x, i, lanes), lanes););
 }
 
-static void panels(const void *x, long ld, int n, int c, int w, int pitch, float *out)
+static void panels(const void *x, long ld, long ahead, int n, int c, int w, int pitch, float *out)
 {
     for (int r = 0; r < n; r++) {
         float *row = out + (long)r * pitch;
 
+        if (ahead)
+            hvt__fetch(hvt__at(x, TYPE, (size_t)(r * ld + ahead)), hvt_dtype_size(TYPE) * (size_t)c);
         for (int first = 0; first < c; first += w, row += (long)n * pitch) {
             const int count = c - first < w ? c - first : w;
             const size_t at = (size_t)(r * ld + first);

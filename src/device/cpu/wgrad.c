@@ -25,20 +25,24 @@ typedef struct wgrad {
 
 /* ---- copies: job = one pixel of x or of dy ---- */
 
-/* Pixel p of x (a) or of dy in panels of w columns. */
-static void arrange(const wgrad *g, bool a, int p, int w, int pitch, float *out)
+/* Pixel p of x (a) or of dy in panels of w columns. `next` comes after it and is asked for meanwhile: else
+ * copies wait for memory, as pixels of a page or so are too short for processors to foresee much (16 -> 16,
+ * 3x3 at 32x32, 128 images of bf16 on Zen 5: 200 GF/s without, 290 with it; 64 -> 64, 64 images: 255, 405).
+ */
+static void arrange(const wgrad *g, bool a, int p, int next, int w, int pitch, float *out)
 {
     const conv_op *op = g->op;
     const int c = a ? op->c : op->k;
     const long image = a ? op->x_image : op->y_image, pixel = a ? op->x_pixel : op->y_pixel;
     const void *from = hvt__at(a ? g->x : g->dy, op->type, (size_t)(p * pixel + g->image * image));
+    const long ahead = (next - p) * pixel;
 
     if (op->pairs) {
-        hvt_pairs pairs = {from, image, g->images, c, g->len, g->depth};
+        hvt_pairs pairs = {from, image, ahead, g->images, c, g->len, g->depth};
 
         (a ? op->kern->arrange_a : op->kern->arrange_b)(&pairs, w, out);
     } else {
-        op->typed->panels(from, image, g->images, c, w, pitch, out);
+        op->typed->panels(from, image, ahead, g->images, c, w, pitch, out);
     }
 }
 
@@ -51,13 +55,14 @@ static void copy_job(void *ctx, int job, int thread)
 
     (void)thread;
     if (job < fresh) {
-        int i = b->fresh + job;
+        int i = b->fresh + job, last = op->block[op->blocks - 1].done - 1;
 
-        arrange(g, true, op->used[i], op->a_rows, op->kern->pitch, g->x_copy + i % op->slots * op->a_slot);
+        arrange(g, true, op->used[i], op->used[i < last ? i + 1 : i], op->a_rows, op->kern->pitch,
+                g->x_copy + i % op->slots * op->a_slot);
     } else {
-        int i = job - fresh;
+        int i = job - fresh, p = b->pixel + i, last = op->oh * op->ow - 1;
 
-        arrange(g, false, b->pixel + i, CONV_PANEL, CONV_PANEL, g->y_copy + i * op->b_slot);
+        arrange(g, false, p, p < last ? p + 1 : p, CONV_PANEL, CONV_PANEL, g->y_copy + i * op->b_slot);
     }
 }
 
