@@ -28,6 +28,8 @@
 typedef struct conv_run {
     int entry; /* first one; the next run's is the end */
     int pixel, count;
+    int own, shared; /* twins, where shared > 0: `pixel` and the one after it. Entries for the first alone and
+                        for both, with the first's taps; then for the second alone. Else 0. */
 } conv_run;
 
 /* What the rows of a tile are. */
@@ -41,6 +43,7 @@ typedef struct conv_list {
     conv_rows rows;
     int pixels, step, shift;
     int runs;
+    int next_tap;  /* from the tap by which a target reads a source to that of the target after it */
     conv_run *run; /* [runs+1] */
     hvt_ent *e;    /* a: source pixel, b: tap */
 

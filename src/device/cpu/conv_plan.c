@@ -82,20 +82,46 @@ static bool same_moved(const hvt_ent *e, const hvt_ent *later, int count, int by
     return true;
 }
 
+/* Entries of two neighbours, `first` and then `second` of them, put in the order of a run of twins; returns
+ * how many there are then. If the two read nothing in common, nothing changes. `both` is room for `first`. */
+static int join_twins(hvt_ent *e, int first, int second, hvt_ent *both, conv_run *run)
+{
+    const int end = first + second;
+    int own = 0, shared = 0, others = first;
+
+    for (int i = 0, j = first; i < first || j < end;) { /* both ascend */
+        if (j == end || (i < first && e[i].a < e[j].a))
+            e[own++] = e[i++];
+        else if (i == first || e[j].a < e[i].a)
+            e[others++] = e[j++];
+        else
+            both[shared++] = e[i++], j++;
+    }
+    memcpy(e + own, both, sizeof *e * (size_t)shared);
+    run->own = shared ? own : 0;
+    run->shared = shared;
+    return others;
+}
+
 static hvt_status make_list(const conv_op *op, bool back, conv_rows rows, long entries, conv_list *l)
 {
     int h = back ? op->h : op->oh, w = back ? op->w : op->ow;
     int most = rows == CONV_IMAGES ? 1 : INT_MAX, n = 0, runs = 0;
+    bool twins = rows == CONV_IMAGES && op->kern->twins && (back ? op->c : op->k) <= op->kern->vl;
+    hvt_ent *both = malloc(sizeof *both * (size_t)op->taps);
+    hvt_status s = HVT_OK;
 
     l->rows = rows;
     l->pixels = h * w;
     l->sources = back ? op->oh * op->ow : op->h * op->w;
     l->step = rows != CONV_IMAGES && back ? op->stride : 1;
     l->shift = back ? 1 : op->stride;
+    l->next_tap = back ? 1 : -op->stride;
     l->run = malloc(sizeof *l->run * ((size_t)l->pixels + 1));
     l->e = malloc(sizeof *l->e *
                   ((size_t)entries + (size_t)op->taps)); /* a list is written, then perhaps dropped */
-    HVT_CHECK(l->run && l->e, E_MEM, "no memory for the %ld entries of a convolution", entries);
+    HVT_CHECK_OR(done, both && l->run && l->e, E_MEM, "no memory for the %ld entries of a convolution",
+                 entries);
     for (int y = 0; y < h; y++)
         for (int phase = 0; phase < l->step; phase++) {
             conv_run *last = NULL;
@@ -109,13 +135,22 @@ static hvt_status make_list(const conv_op *op, bool back, conv_rows rows, long e
                 } else {
                     last = &l->run[runs++];
                     *last = (conv_run){.entry = n, .pixel = y * w + x, .count = 1};
+                    if (twins && x + 1 < w) {
+                        int next = entries_of(op, back, y, x + 1, l->e + n + count);
+                        int joined = join_twins(l->e + n, count, next, both, last);
+
+                        if (last->shared)
+                            count = joined, x++;
+                    }
                     n += count;
                 }
             }
         }
     l->run[runs] = (conv_run){.entry = n};
     l->runs = runs;
-    return HVT_OK;
+done:
+    free(both);
+    return s;
 }
 
 /* What should a tile's rows be? Images of one pixel are dense in HWN, and every pixel has the same number of

@@ -42,7 +42,11 @@ typedef struct hvt_tile {
     int nc; /* columns that are stored */
     bool add;
     bool stream; /* past the caches; C is aligned to vectors */
-    bool half;   /* C is bf16, c_row counts these: gather, where the set's kernels say so */
+    /* twins: entries for the first target alone, for both; the rest is for the second. That has its column of
+     * B b_next words on and its C c_next elements on. */
+    int own, shared;
+    long b_next, c_next;
+    bool half; /* C is bf16, c_row counts these: gather, where the set's kernels say so */
 } hvt_tile;
 
 typedef void hvt_kernel(const hvt_tile *t);
@@ -75,6 +79,8 @@ typedef struct hvt_conv_kernels {
     /* [vectors-1][rows-1]; gather: A's rows lie a_row apart, one float per inner step.
      * wgrad: A's rows lie side by side, a_row apart per inner step. */
     hvt_kernel *const *gather[2], *const *wgrad[2];
+    hvt_kernel *const
+        *twins; /* or NULL: gather's of two targets with a vector of columns each, rows[1] at most */
     /* one tap of one panel of weights, [c][32] of which k columns are filled -> [k][32] in each of the panels
      * along c, `panel` floats apart: for backward data */
     void (*transpose)(const float *w, int c, int k, float *out, long panel, bool stream);

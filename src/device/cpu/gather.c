@@ -41,6 +41,7 @@ static void run_tile(const gather *g, hvt_tile *t, hvt_kernel *kernel, int skip,
     if (g->op->type == HVT_F32 || (g->op->pairs && g->op->kern->halves)) {
         t->c = hvt__at(g->target, g->op->type, (size_t)to);
         t->c_row = row;
+        t->c_next = g->t_pixel;
         t->add = g->add;
         t->half = g->op->pairs;
         kernel(t);
@@ -48,18 +49,21 @@ static void run_tile(const gather *g, hvt_tile *t, hvt_kernel *kernel, int skip,
     }
     t->c = tile;
     t->c_row = CONV_PANEL;
+    t->c_next = CONV_PANEL / 2;
     kernel(t);
-    g->op->typed->store_tile(t->rows - skip, t->nc, tile + skip * CONV_PANEL, CONV_PANEL,
-                             hvt__at(g->target, g->op->type, (size_t)(to + skip * row)), row, g->add);
+    for (int i = 0; i < (t->shared ? 2 : 1); i++)
+        g->op->typed->store_tile(t->rows - skip, t->nc, tile + skip * CONV_PANEL + i * t->c_next, CONV_PANEL,
+                                 hvt__at(g->target, g->op->type, (size_t)(to + i * g->t_pixel + skip * row)),
+                                 row, g->add);
 }
 
 /* Narrow rows take less time to multiply than to come from memory: ask for the next tile's, of the source
- * pixel that is new to it, its list's last. Behind the last tile lie the next pixel's. (16 -> 16, 3x3 at
- * 32x32, 128 images on Zen 5: 120 GF/s without, 170 with it while others use the memory, else 175 either way.
- * Rows of 64 words and more gained nothing.) */
-static void fetch_next(const hvt_tile *t, int high)
+ * pixels that are new to it, its list's last, and the last that twins share. Behind the last tile lie the
+ * next pixel's. (16 -> 16, 3x3 at 32x32, 128 images on Zen 5: 120 GF/s without, 170 with it while others use
+ * the memory, else 175 either way. Rows of 64 words and more gained nothing.) */
+static void fetch_next(const hvt_tile *t, int entry, int high)
 {
-    const float *a = t->a + t->e[t->entries - 1].a * t->a_entry + high * t->a_row;
+    const float *a = t->a + t->e[entry].a * t->a_entry + high * t->a_row;
 
     for (int i = 0; i < high; i++, a += t->a_row)
         for (int word = 0; word < t->len; word += 16)
@@ -72,7 +76,8 @@ static void run_tiles(const gather *g, const conv_run *run, hvt_tile *t, int col
     const conv_rows kind = g->list->rows;
     const hvt_conv_kernels *kern = g->op->kern;
     int rows = kind == CONV_IMAGES ? g->images : kind == CONV_WIDTH ? run->count : run->count * g->op->n;
-    int repeats = kind == CONV_WIDTH ? g->images : 1, vectors = t->nc > kern->vl ? 2 : 1;
+    int repeats = kind == CONV_WIDTH ? g->images : 1, vectors = t->nc > kern->vl || run->shared ? 2 : 1;
+    hvt_kernel *const *kernels = run->shared ? kern->twins : kern->gather[vectors - 1];
     int tiles = conv_tiles(rows, kern->rows[vectors - 1]);
     int high = conv_tiles(rows, tiles);
     const float *source = t->a;
@@ -92,10 +97,12 @@ static void run_tiles(const gather *g, const conv_run *run, hvt_tile *t, int col
             continue;
         t->rows = count + skip;
         t->a = source + image * g->s_image + (row - skip) * t->a_row;
-        if (kind == CONV_IMAGES && t->len <= NARROW_ROW && t->entries > 0)
-            fetch_next(t, high);
-        run_tile(g, t, kern->gather[vectors - 1][t->rows - 1], skip,
-                 target + image * g->t_image + (row - skip) * t_row, t_row);
+        if (kind == CONV_IMAGES && t->len <= NARROW_ROW && t->entries > 0) {
+            fetch_next(t, t->entries - 1, high);
+            if (t->shared)
+                fetch_next(t, t->own + t->shared - 1, high);
+        }
+        run_tile(g, t, kernels[t->rows - 1], skip, target + image * g->t_image + (row - skip) * t_row, t_row);
     }
 }
 
@@ -114,6 +121,7 @@ static void gather_job(void *ctx, int job, int thread)
                   .b_row = CONV_PANEL};
 
     (void)thread;
+    t.b_next = l->next_tap * t.b_entry;
     t.a_row = l->rows == CONV_WIDTH ? g->s_pixel * l->shift : g->s_image;
     for (int i = conv_part(steps, columns, g->column_parts);
          i < conv_part(steps, columns + 1, g->column_parts); i++) {
@@ -125,6 +133,8 @@ static void gather_job(void *ctx, int job, int thread)
         for (const conv_run *run = l->run + first; run < l->run + end; run++) {
             t.e = l->e + run->entry;
             t.entries = run[1].entry - run->entry;
+            t.own = run->own;
+            t.shared = run->shared;
             if (t.entries == 0 && g->add)
                 continue;
             t.a = g->source;
