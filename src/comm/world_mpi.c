@@ -190,7 +190,7 @@ hvt_status hvt__mpi_await(const hvt_world *w, int n, MPI_Request *request, const
 {
     hvt_status s = HVT_OK;
     uint64_t asked = 0;
-    bool done;
+    bool done = false;
     int wait;
 
     HVT_TRY(hvt__mpi_test(n, request, &done));
