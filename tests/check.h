@@ -78,6 +78,15 @@ static inline void check_skip(const char *name, const char *why)
     printf("skip %s: %s\n", name, why);
 }
 
+/* A program that runs on a GPU alone (HVT_HOSTED) ends here where there is none. */
+static inline void check_gpu(bool there)
+{
+    if (there)
+        return;
+    check_skip("cuda", "no GPU");
+    exit(77);
+}
+
 static inline int check_done(void)
 {
     printf("%d passed, %d failed, %d skipped\n", check_ran - check_failed, check_failed, check_skipped);

@@ -26,10 +26,7 @@ static int ndevs;
 static inline void open_devices(void)
 {
 #ifdef HVT_HOSTED
-    if (!hvt_device_count("cuda")) {
-        check_skip("cuda", "no GPU");
-        exit(77);
-    }
+    check_gpu(hvt_device_count("cuda"));
 #endif
     CHECK_OK(hvt_device_open("ref", NULL, &ref));
     devs[ndevs++] = ref;

@@ -399,10 +399,7 @@ TEST(the_hash_sees_canonical_values_and_single_bits)
 int main(void)
 {
 #ifdef HVT_HOSTED
-    if (!hvt_device_count("cuda")) {
-        check_skip("cuda", "no GPU");
-        return check_done();
-    }
+    check_gpu(hvt_device_count("cuda"));
 #endif
     RUN(gradients_equal_differences_of_the_loss);
     RUN(every_device_set_and_order_gives_the_gradients_of_ref);

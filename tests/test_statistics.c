@@ -194,10 +194,7 @@ TEST(inference_reads_moving_statistics_and_touches_nothing)
 int main(void)
 {
 #ifdef HVT_HOSTED
-    if (!hvt_device_count("cuda")) {
-        check_skip("cuda", "no GPU");
-        return check_done();
-    }
+    check_gpu(hvt_device_count("cuda"));
 #endif
     RUN(moving_statistics_take_the_shards_moments_by_their_images);
     RUN(shards_without_a_variance_move_no_statistics);
