@@ -15,19 +15,16 @@ hvtrain reads and normalises its images in every step; PyTorch's lie ready in me
 DDP over gloo, and Horovod where --python has it, as installed and with an MPI that yields. Each rank has --threads
 threads. The table goes to the terminal, everything measured to bench/results/DATE-compare.json.
 """
-import argparse
-import datetime
-import json
 import os
-import platform
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+import common
+from common import mpirun
+
 CASES = {  # name: model, stem (None: its own), batch per rank, timed steps of one run, side of an image
     "resnet50-256": ("resnet50", "imagenet", 256, 4, 32),
     "resnet50-64": ("resnet50", "imagenet", 64, 8, 32),
@@ -47,8 +44,8 @@ def run(command, log):
     """Run to the end: (output, start, seconds until `log` held a step record, peak bytes of one process)."""
     with tempfile.TemporaryFile("w+") as out:
         began, first = time.time(), None
-        child = subprocess.Popen([str(c) for c in command], stdout=out, stderr=subprocess.STDOUT,
-                                 stdin=subprocess.DEVNULL, env=dict(os.environ, OMP_NUM_THREADS=str(args.threads)))
+        child = subprocess.Popen(common.words(command), stdout=out, stderr=subprocess.STDOUT,
+                                 stdin=subprocess.DEVNULL, env=common.environment(args.threads))
         while True:
             # wait4's figures cover the processes that the launcher itself has waited for
             pid, status, usage = os.wait4(child.pid, os.WNOHANG)
@@ -60,22 +57,17 @@ def run(command, log):
         out.seek(0)
         text = out.read()
     if status != 0:
-        sys.exit(f"{' '.join(map(str, command))}\nended with status {status}:\n{text}")
+        common.failed(command, status, text)
     return text, began, first, usage.ru_maxrss * 1024
-
-
-def mpirun(ranks):
-    root = ["--allow-run-as-root"] if os.getuid() == 0 else []
-    return ["mpirun", *root, "--oversubscribe", "--bind-to", "none", "-np", ranks]
 
 
 def ours(case, ranks):
     model, stem, batch, steps, side = CASES[case]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        command = [args.build / "hvtrain", "--model", model, *(["--stem", stem] if stem else []),
-                   "--batch", batch, "--threads", args.threads, "--steps", WARMUP + steps, "--lr", "0.001",
-                   "--print-freq", 1, "--amp", args.amp, "--log", log]
+        command = [args.build / "hvtrain", *common.model_options(model, stem), "--batch", batch,
+                   "--threads", args.threads, "--steps", WARMUP + steps, "--lr", "0.001", "--print-freq", 1,
+                   "--amp", args.amp, "--log", log]
         images = ranks * batch * (WARMUP + steps)
         if args.data_dir and side == 32:
             command += ["--data", "cifar10", "--data-dir", args.data_dir, "--limit", images]
@@ -84,7 +76,7 @@ def ours(case, ranks):
         if ranks > 1:
             command = [*mpirun(ranks), *command]
         _, _, first, peak = run(command, log)
-        records = [json.loads(line) for line in log.read_text().splitlines()]
+        records = common.records(log)
     speeds = [r["img_s"] for r in records if r["record"] == "step"][WARMUP:]
     return {"img_s": statistics.median(speeds), "first": first, "peak": peak,
             "start": next(r for r in records if r["record"] == "start")}
@@ -93,35 +85,21 @@ def ours(case, ranks):
 def torchs(case, ranks, layout, horovod=None):
     """Horovod's `horovod` are mpirun's further arguments."""
     model, stem, batch, steps, side = CASES[case]
-    command = [args.python]
     if horovod is not None:
-        command = [*mpirun(ranks), *horovod, *command]
-    elif ranks > 1:
-        command += ["-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", 29517]
-    command += [HERE / "peers" / "torch_train.py", "speed", "--model", model, *(["--stem", stem] if stem else []),
-                "--batch", batch, "--threads", args.threads, "--warmup", WARMUP, "--steps", steps, "--lr", "0.001",
-                "--layout", layout, "--amp", args.amp, "--image-size", side]
+        command = mpirun(ranks, *horovod, args.python)
+    else:
+        command = common.torchrun(args.python, ranks) if ranks > 1 else [args.python]
+    command += [common.PEERS / "torch_train.py", "speed", *common.model_options(model, stem), "--batch", batch,
+                "--threads", args.threads, "--warmup", WARMUP, "--steps", steps, "--lr", "0.001", "--layout", layout,
+                "--amp", args.amp, "--image-size", side]
     if args.data_dir and side == 32:
         command += ["--data-dir", args.data_dir]
     if horovod is not None:
         command.append("--horovod")
     text, began, _, peak = run(command, None)
-    result = json.loads(text[text.index('{"torch"'):].splitlines()[0])
+    result = common.torch_result(text)
     return {"img_s": result["img_s"], "first": result["first_update_at"] - began, "peak": peak,
             "torch": result["torch"]}
-
-
-def machine():
-    text = Path("/proc/cpuinfo").read_text()
-    name = next((l.split(":")[1].strip() for l in text.splitlines() if l.startswith("model name")), "?")
-    flags = next((l for l in text.splitlines() if l.startswith("flags")), "").split()
-    return {"cpu": name, "cores": os.cpu_count(), "isa": [f for f in ("avx2", "avx512f", "avx512_bf16", "amx_tile") if f in flags],
-            "kernel": platform.release(), "load": os.getloadavg()[0]}
-
-
-def commit():
-    done = subprocess.run(["git", "-C", HERE, "describe", "--always", "--dirty"], capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
 
 
 def main():
@@ -129,11 +107,11 @@ def main():
                   "torch nchw": lambda c, r: torchs(c, r, "nchw"),
                   "torch channels_last": lambda c, r: torchs(c, r, "channels_last")}
     peers = dict(contenders)
-    if subprocess.run([args.python, "-c", "import horovod.torch"], capture_output=True).returncode == 0:
+    if common.has(args.python, "horovod.torch"):
         peers["Horovod"] = lambda c, r: torchs(c, r, "nchw", [])
         peers["Horovod, yielding MPI"] = lambda c, r: torchs(c, r, "nchw", ["--mca", "mpi_yield_when_idle", "1"])
-    results = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "commit": commit(),
-               "machine": machine(), "threads_per_rank": args.threads, "amp": args.amp, "rounds": args.rounds, "cases": []}
+    results = {"date": common.now(), "commit": common.commit(), "machine": common.machine(),
+               "threads_per_rank": args.threads, "amp": args.amp, "rounds": args.rounds, "cases": []}
     print(f"{results['machine']['cpu']}, {results['machine']['cores']} cores, commit {results['commit']}, "
           f"{args.amp}, {args.threads} thread(s) per rank, median of {args.rounds} rounds")
     print(f"{'case':14} {'ranks':>5}  {'':22} {'img_s':>8} {'spread':>13} {'first update':>13} {'peak':>9} {'ratio':>6}")
@@ -152,21 +130,18 @@ def main():
                       f"{min(speeds):6.1f}-{max(speeds):<6.1f} {median(name, 'first'):11.2f} s "
                       f"{median(name, 'peak') / 2**20:5.0f} MiB {median(name, 'img_s') / peer:6.2f}", flush=True)
             results["cases"].append({"case": case, "ranks": ranks, "rounds": rounds})
-            args.out.parent.mkdir(exist_ok=True)
-            args.out.write_text(json.dumps(results, indent=1) + "\n")
+            common.save(results, args.out)
     print(f"written: {args.out}")
 
 
-p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-p.add_argument("--build", type=Path, default=HERE.parent / "build", help="Meson's build folder")
-p.add_argument("--python", default=sys.executable, help="a Python that has torch and torchvision")
+p = common.parser(__doc__, python="a Python that has torch and torchvision")
 p.add_argument("--only", action="append", choices=CASES, help="a case; may be repeated (default: all)")
-p.add_argument("--ranks", type=lambda t: [int(n) for n in t.split(",")], default=[1, 2])
+p.add_argument("--ranks", type=common.several(int), default=[1, 2])
 p.add_argument("--threads", type=int, default=1)
 p.add_argument("--amp", choices=["f32", "bf16"], default="f32", help="PyTorch: autocast")
 p.add_argument("--rounds", type=int, default=3)
 p.add_argument("--data-dir", type=Path, help="CIFAR-10's binary version; without it drawn or random images")
-p.add_argument("--out", type=Path, default=HERE / "results" / f"{datetime.date.today()}-compare.json")
+p.add_argument("--out", type=Path, default=common.dated("compare.json"))
 args = p.parse_args()
 if __name__ == "__main__":
     main()

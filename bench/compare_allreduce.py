@@ -7,63 +7,40 @@ by Horovod where it is installed, one after the other in the same minutes: one t
 
 The columns are bench_allreduce's. The plot needs matplotlib: time against size, both logarithmic.
 """
-import argparse
-import datetime
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-
-
-def run(command):
-    done = subprocess.run([str(c) for c in command], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          env=dict(os.environ, OMP_NUM_THREADS="1"))
-    if done.returncode:
-        sys.exit(f"{' '.join(map(str, command))}\nended with status {done.returncode}:\n{done.stdout}{done.stderr}")
-    return done.stdout
-
-
-def mpirun(*command):
-    root = ["--allow-run-as-root"] if os.getuid() == 0 else []
-    return run(["mpirun", *root, "--oversubscribe", "--bind-to", "none", "-np", args.ranks, *command])
+import common
+from common import mpirun, output_of
 
 
 def ours():
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.json"
-        mpirun(args.build / "bench" / "bench_allreduce", "--seconds", args.seconds, "--max", args.max, "--json", file)
+        output_of(mpirun(args.ranks, args.build / "bench" / "bench_allreduce", "--seconds", args.seconds,
+                         "--max", args.max, "--json", file))
         return json.loads(file.read_text())
 
 
-def has(module):
-    return not subprocess.run([args.python, "-c", f"import {module}"], capture_output=True).returncode
-
-
 def peer(name, sizes):
-    script = [HERE / "peers" / "torch_allreduce.py", name, "--bytes", ",".join(map(str, sizes)),
+    script = [common.PEERS / "torch_allreduce.py", name, "--bytes", ",".join(map(str, sizes)),
               "--seconds", args.seconds]
-    if name == "horovod":
-        text = mpirun(args.python, *script)
-    else:
-        text = run([args.python, "-m", "torch.distributed.run", "--nproc-per-node", args.ranks,
-                    "--master-port", 29519, *script])
-    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    launch = mpirun(args.ranks, args.python) if name == "horovod" else common.torchrun(args.python, args.ranks)
+    return common.json_lines(output_of([*launch, *script]))
 
 
 def measure():
     results = ours()
     sizes = sorted({row["bytes"] for row in results["rows"]})
     for name, module in (("gloo", "torch.distributed"), ("horovod", "horovod.torch")):
-        if has(module):
+        if common.has(args.python, module):
             results["rows"] += peer(name, sizes)
         else:
             print(f"{name}: not installed in {args.python}; left out")
-    results["date"] = datetime.datetime.now().isoformat(timespec="seconds")
+    results["date"] = common.now()
     return results
 
 
@@ -100,14 +77,12 @@ def plot(results, file):
     print(f"written: {file}")
 
 
-p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-p.add_argument("--build", type=Path, default=HERE.parent / "build", help="Meson's build folder")
-p.add_argument("--python", default=sys.executable, help="a Python that has torch, and horovod if it is a peer")
+p = common.parser(__doc__, python="a Python that has torch, and horovod if it is a peer")
 p.add_argument("--ranks", type=int, default=2)
 p.add_argument("--seconds", type=float, default=1, help="for one way and size")
 p.add_argument("--max", type=int, default=256 << 20, help="bytes of the longest vector")
 p.add_argument("--from", dest="source", type=Path, help="show and plot what an earlier run wrote")
-p.add_argument("--out", type=Path, default=HERE / "results" / f"{datetime.date.today()}-allreduce.json")
+p.add_argument("--out", type=Path, default=common.dated("allreduce.json"))
 p.add_argument("--plot", type=Path, help="an SVG to write")
 args = p.parse_args()
 if __name__ == "__main__":
@@ -115,8 +90,7 @@ if __name__ == "__main__":
         measured = json.loads(args.source.read_text())
     else:
         measured = measure()
-        args.out.parent.mkdir(exist_ok=True)
-        args.out.write_text(json.dumps(measured, indent=1) + "\n")
+        common.save(measured, args.out)
         print(f"written: {args.out}")
     show(measured)
     if args.plot:

@@ -8,17 +8,15 @@ A pass runs every way once, in a process of its own, with its rounds; several pa
 the machine does falls on all alike. All ways verify their weights. A peer that is not installed in --python is
 left out and named; then the MPI_Allreduce rows stand for what a program without a library would do.
 """
-import argparse
-import datetime
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+import common
+from common import mpirun, output_of
+
 OURS = "shm, sharded"
 
 # name, peer, further arguments, environment
@@ -32,52 +30,30 @@ PEERS = [
 ]
 
 
-def run(command, more=None):
-    done = subprocess.run([str(c) for c in command], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          env=dict(os.environ, OMP_NUM_THREADS="1", **(more or {})))
-    if done.returncode:
-        sys.exit(f"{' '.join(map(str, command))}\nended with status {done.returncode}:\n{done.stdout}{done.stderr}")
-    return done.stdout
-
-
-def mpirun(command, more=None):
-    root = ["--allow-run-as-root"] if os.getuid() == 0 else []
-    return run(["mpirun", *root, "--oversubscribe", "--bind-to", "none", "-np", args.ranks, *command], more)
-
-
 def ours():
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.json"
-        mpirun([args.build / "bench" / "bench_exchange", "--model", args.model, "--rounds", args.rounds,
-                "--json", file])
+        output_of(mpirun(args.ranks, args.build / "bench" / "bench_exchange", "--model", args.model,
+                         "--rounds", args.rounds, "--json", file))
         return json.loads(file.read_text())
 
 
-def installed(module):
-    return not subprocess.run([args.python, "-c", f"import {module}"], capture_output=True).returncode
-
-
 def peer(name, kind, more, environment):
-    script = [HERE / "peers" / "torch_exchange.py", kind, "--model", args.model, "--rounds", args.rounds, *more]
-    if kind == "horovod":
-        text = mpirun([args.python, *script], environment)
-    else:
-        text = run([args.python, "-m", "torch.distributed.run", "--nproc-per-node", args.ranks,
-                    "--master-port", 29521, *script], environment)
-    row = json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
-    return dict(row, way=name)
+    script = [common.PEERS / "torch_exchange.py", kind, "--model", args.model, "--rounds", args.rounds, *more]
+    launch = mpirun(args.ranks, args.python) if kind == "horovod" else common.torchrun(args.python, args.ranks)
+    return dict(common.json_lines(output_of([*launch, *script], environment))[-1], way=name)
 
 
 def measure(result):
     """Add passes to those that are there."""
-    here = [p for p in PEERS if installed({"horovod": "horovod.torch", "ddp": "torch.distributed"}[p[1]])]
+    here = [p for p in PEERS if common.has(args.python, {"horovod": "horovod.torch", "ddp": "torch.distributed"}[p[1]])]
     for p in PEERS:
         if p not in here:
             print(f"{p[0]}: not installed in {args.python}; left out")
     for _ in range(args.passes):
         about = ours()
         result["passes"].append(about["rows"] + [peer(*p) for p in here])
-        result |= {"run": about["run"], "date": datetime.datetime.now().isoformat(timespec="seconds")}
+        result |= {"run": about["run"], "date": common.now()}
 
 
 def show(result):
@@ -100,9 +76,7 @@ def show(result):
         print(f"{way:40}{median[way]:11.3f}{min(r['least_ms'] for r in found):10.3f}{times}")
 
 
-p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-p.add_argument("--build", type=Path, default=HERE.parent / "build", help="Meson's build folder")
-p.add_argument("--python", default=sys.executable, help="a Python that has torch, and horovod if it is a peer")
+p = common.parser(__doc__, python="a Python that has torch, and horovod if it is a peer")
 p.add_argument("--model", default="resnet50")
 p.add_argument("--ranks", type=int, default=2)
 p.add_argument("--rounds", type=int, default=9, help="of every way in a pass")
@@ -118,4 +92,4 @@ if __name__ == "__main__":
     measure(measured)
     show(measured)
     if args.json:
-        args.json.write_text(json.dumps(measured, indent=1) + "\n")
+        common.save(measured, args.json)

@@ -45,7 +45,7 @@ import statistics
 import sys
 from pathlib import Path
 
-import numpy as np
+import common
 
 SHORT = 8192  # bytes: hvtrain's mpi_short
 
@@ -87,11 +87,10 @@ def step_seconds(step, net, way, ranks, per_node=1, overlap=1.0, each=0.0, slowe
 
 def slowest(times, ranks, cv=None):
     """Expected slowest of `ranks` draws, as a multiple of the mean."""
-    x = np.sort(np.asarray(times, float))
     if cv is not None:
         return 1 + cv * statistics.NormalDist().inv_cdf((ranks - .375) / (ranks + .25))
-    i = np.arange(len(x) + 1) / len(x)
-    return float((x * np.diff(i**ranks)).sum() / x.mean())
+    m = len(times)
+    return sum(x * (((i + 1) / m)**ranks - (i / m)**ranks) for i, x in enumerate(sorted(times))) / statistics.mean(times)
 
 
 def read_timeline(file):
@@ -144,7 +143,8 @@ def replay():
                      "skew_ms": 1e3 * (whole - even), "efficiency": alone / whole})
     total = sum(size for _, size in step["buckets"])
     print(f"{file}: {len(steps)} updates of {1e3 * alone:.1f} ms, "
-          f"spread {statistics.pstdev(times) / np.mean(times):.1%}, {len(step['buckets'])} buckets, {total / 1e6:.1f} MB")
+          f"spread {statistics.pstdev(times) / statistics.mean(times):.1%}, {len(step['buckets'])} buckets, "
+          f"{total / 1e6:.1f} MB")
     print(f"network {args.network} (alpha {1e6 * net['alpha']:g} us, {8e-9 / net['beta']:.3g} Gbit/s), {args.way}, "
           f"{args.per_node} ranks a node, overlap {args.overlap:g}")
     print("  step ms     of an update\n  exposed ms  of it, exchange that nothing hides\n"
@@ -167,11 +167,12 @@ def check():
     first = min(points)
     levels = math.ceil(math.log2(first))
     # Least squares of relative errors: seconds = messages * alpha + bytes * beta; gamma is in beta's second half.
-    a = np.array([[levels if n <= SHORT else 2 * levels, levels * n if n <= SHORT else 2 * (first - 1) / first * n]
-                  for n in points[first]], float)
-    t = np.array(list(points[first].values()))
-    (alpha, beta), *_ = np.linalg.lstsq(a / t[:, None], np.ones(len(t)), rcond=None)
-    net = {"alpha": float(alpha), "beta": float(beta), "gamma": 0.0}
+    a = [((levels if n <= SHORT else 2 * levels) / t,
+          (levels * n if n <= SHORT else 2 * (first - 1) / first * n) / t) for n, t in points[first].items()]
+    pp, pq, qq = sum(p * p for p, _ in a), sum(p * q for p, q in a), sum(q * q for _, q in a)
+    sp, sq = sum(p for p, _ in a), sum(q for _, q in a)
+    alpha, beta = ((sp * qq - sq * pq) / (pp * qq - pq * pq), (sq * pp - sp * pq) / (pp * qq - pq * pq))
+    net = {"alpha": alpha, "beta": beta, "gamma": 0.0}
     print(f"fitted to {first} ranks: alpha {1e6 * alpha:.1f} us, beta {8e-9 / beta:.3g} Gbit/s")
     print(f"{'ranks':>6}{'bytes':>11}{'measured us':>13}{'model us':>11}{'model/measured':>16}")
     rows = []
@@ -230,9 +231,9 @@ def published():
         cv = fit["cv"]
         return sum(math.log(foretell(n, m, fit[how], cv) / e)**2 for n, m, e, how in POINTS if n == 16)
 
-    grid = [{"cv": cv, "RDMA": r, "TCP": t} for cv in np.arange(0, .062, .004)
-            for r in np.arange(.3, 1.01, .02) for t in np.arange(.2, 1.01, .02)]
-    fit = {k: float(v) for k, v in min(grid, key=error).items()}
+    grid = [{"cv": .004 * cv, "RDMA": .01 * r, "TCP": .01 * t} for cv in range(16)
+            for r in range(30, 102, 2) for t in range(20, 102, 2)]
+    fit = min(grid, key=error)
     print(f"fitted to 16 GPUs: {fit['RDMA']:.0%} of the link by RDMA, {fit['TCP']:.0%} by TCP, "
           f"compute spread {fit['cv']:.1%}")
     print(f"{'GPUs':>5}  {'model':14}{'by':6}{'published':>10}{'model':>8}{'off':>8}")
@@ -282,6 +283,6 @@ if __name__ == "__main__":
         p.error(f"{args.what} needs a file")
     answer = {"replay": replay, "check": check, "published": published}[args.what]()
     if args.json:
-        args.json.write_text(json.dumps(answer, indent=1) + "\n")
+        common.save(answer, args.json)
     if args.plot and args.what == "replay":
         plot(answer, args.plot)

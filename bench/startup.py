@@ -15,8 +15,6 @@ hvtrain maps CIFAR-10's files, checks all their labels and compares them over th
 PyTorch and Horovod draw one batch of floats and use it in every step: reading images costs them nothing, neither
 time nor memory. Each rank has one thread. The table goes to the terminal, what was measured to --json.
 """
-import argparse
-import datetime
 import json
 import os
 import signal
@@ -28,7 +26,8 @@ import threading
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+import common
+
 CASES = {  # name: model, stem (None: its own), batch per rank
     "resnet20-32": ("resnet20", None, 32),
     "resnet20-128": ("resnet20", None, 128),
@@ -41,29 +40,26 @@ children = []  # launchers
 
 
 def mpirun():
-    root = ["--allow-run-as-root"] if os.getuid() == 0 else []
-    return ["mpirun", *root, "--bind-to", "none", "-np", args.ranks]
+    return common.mpirun(args.ranks, place=("--bind-to", "none"))
 
 
 def hvtrain(case, steps, fifo):
     model, stem, batch = CASES[case]
     data = ["--data", "cifar10", "--data-dir", args.data_dir] if args.data_dir else []
-    return [*mpirun(), args.build / "hvtrain", "--model", model, *(["--stem", stem] if stem else []), *data,
-            "--batch", batch, "--threads", 1, "--steps", steps, "--lr", "0.001", "--print-freq", 1, "--quiet",
+    return [*mpirun(), args.build / "hvtrain", *common.model_options(model, stem), *data, "--batch", batch,
+            "--threads", 1, "--steps", steps, "--lr", "0.001", "--print-freq", 1, "--quiet",
             "--log", fifo, *(["--limit", args.ranks * batch * steps] if args.data_dir else
                              ["--samples", args.ranks * batch * steps])]
 
 
 def torch_train(case, steps, layout):
     model, stem, batch = CASES[case]
-    return [HERE / "peers" / "torch_train.py", "speed", "--model", model, *(["--stem", stem] if stem else []),
-            "--batch", batch, "--threads", 1, "--warmup", 0, "--steps", steps, "--lr", "0.001", "--layout", layout]
+    return [common.PEERS / "torch_train.py", "speed", *common.model_options(model, stem), "--batch", batch,
+            "--threads", 1, "--warmup", 0, "--steps", steps, "--lr", "0.001", "--layout", layout]
 
 
 def ddp(layout):
-    return lambda case, steps, fifo: [
-        args.python, "-m", "torch.distributed.run", "--nproc-per-node", args.ranks, "--master-port", 29519,
-        *torch_train(case, steps, layout)]
+    return lambda case, steps, fifo: [*common.torchrun(args.python, args.ranks), *torch_train(case, steps, layout)]
 
 
 def horovod(case, steps, fifo):
@@ -137,13 +133,13 @@ def run(command_of, case, steps, sample):
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as out:
         fifo, times = Path(folder) / "log", {}
         os.mkfifo(fifo)
-        command = [str(c) for c in command_of(case, steps, fifo)]
+        command = common.words(command_of(case, steps, fifo))
         reader = threading.Thread(target=read_log, args=(fifo, times), daemon=True)
         if str(fifo) in command:
             reader.start()
         began = time.time()
         child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                 env=dict(os.environ, OMP_NUM_THREADS="1"))
+                                 env=common.environment(1))
         children.append(child)
         sampler = Sampler(child.pid)
         if sample:
@@ -156,7 +152,7 @@ def run(command_of, case, steps, sample):
                 child.wait()
             elif child.returncode:
                 out.seek(0)
-                sys.exit(f"{' '.join(command)}\nended with status {child.returncode}:\n{out.read()}")
+                common.failed(command, child.returncode, out.read())
             reader.join(5)
             first = times["step"][0] - began
             extra = {"start": times["start"][1]}
@@ -165,8 +161,8 @@ def run(command_of, case, steps, sample):
             out.seek(0)
             text = out.read()
             if '{"torch"' not in text:  # with it, what fails is the way out
-                sys.exit(f"{' '.join(command)}\nended with status {child.returncode}:\n{text}")
-            result = json.loads(text[text.index('{"torch"'):].splitlines()[0])
+                common.failed(command, child.returncode, text)
+            result = common.torch_result(text)
             first, extra = result["first_update_at"] - began, {"torch": result["torch"]}
         sampler.over = True
         if sample:
@@ -183,22 +179,6 @@ def stop(number, frame):
     sys.exit(128 + number)
 
 
-def has_horovod():
-    return subprocess.run([str(args.python), "-c", "import horovod.torch"], capture_output=True).returncode == 0
-
-
-def machine():
-    text = Path("/proc/cpuinfo").read_text()
-    name = next((l.split(":")[1].strip() for l in text.splitlines() if l.startswith("model name")), "?")
-    mpi = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout.splitlines()
-    return {"cpu": name, "cores": os.cpu_count(), "mpi": mpi[0] if mpi else "?", "load": os.getloadavg()[0]}
-
-
-def commit():
-    done = subprocess.run(["git", "-C", HERE, "describe", "--always", "--dirty"], capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
-
-
 def warm():
     """The images into the page cache."""
     for path in Path(args.data_dir).rglob("*.bin") if args.data_dir else []:
@@ -207,12 +187,12 @@ def warm():
 
 def main():
     contenders = {"hvtrain": hvtrain, "DDP nchw": ddp("nchw"), "DDP channels_last": ddp("channels_last")}
-    if has_horovod():
+    if common.has(args.python, "horovod.torch"):
         contenders["Horovod"] = horovod
     if args.alone:
         contenders = {"hvtrain": hvtrain}
-    results = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "commit": commit(),
-               "machine": machine(), "ranks": args.ranks, "rounds": args.rounds, "steps": args.steps, "cases": []}
+    results = {"date": common.now(), "commit": common.commit(), "machine": common.machine(), "ranks": args.ranks,
+               "rounds": args.rounds, "steps": args.steps, "cases": []}
     print(f"{results['machine']['cpu']}, {results['machine']['cores']} cores, {results['machine']['mpi']}, commit "
           f"{results['commit']}, {args.ranks} ranks, median of {args.rounds} rounds")
     print(f"{'case':13} {'':18} {'first':>8} {'spread':>12} {'ratio':>6} {'memory':>10} {'anonymous':>10} "
@@ -241,12 +221,10 @@ def main():
                   f"{format(ratio[1], '6.2f') if ratio[1] else '':6}", flush=True)
         results["cases"].append({"case": case, "first": rounds, "memory": peaks})
         if args.json:
-            args.json.write_text(json.dumps(results, indent=1) + "\n")
+            common.save(results, args.json)
 
 
-p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-p.add_argument("--build", type=Path, default=HERE.parent / "build", help="Meson's build folder")
-p.add_argument("--python", default=sys.executable, help="a Python that has torch and torchvision")
+p = common.parser(__doc__, python="a Python that has torch and torchvision")
 p.add_argument("--only", action="append", choices=CASES, help="a case; may be repeated (default: all)")
 p.add_argument("--ranks", type=int, default=2)
 p.add_argument("--rounds", type=int, default=5, help="runs that are timed")

@@ -12,7 +12,6 @@ least, most   of the pairs
 exposed_comm  share of the time in which the rank that has most of it waits for sums, or adds; median
 ms            of a phase in the middle half of the steps, mean over ranks or processes; median of the runs
 """
-import argparse
 import json
 import os
 import statistics
@@ -20,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import common
 
 CASES = {  # model, stem, batch, steps that count
     "resnet20": ("resnet20", "imagenet", 128, 20),
@@ -32,32 +33,31 @@ CASES = {  # model, stem, batch, steps that count
 
 def step_command(case, report):
     model, stem, batch, steps = CASES[case]
-    return [str(args.build / "bench/bench_step"), "--model", model, "--stem", stem, "--batch", str(batch),
-            "--steps", str(args.steps or steps), "--json", report]
+    return [args.build / "bench" / "bench_step", *common.model_options(model, stem), "--batch", batch,
+            "--steps", args.steps or steps, "--json", report]
 
 
 def finish(children):
     for child in children:
         if child.wait():
-            sys.exit(f"{' '.join(child.args)}\nended with status {child.returncode}:\n{child.stdout.read()}")
+            common.failed(child.args, child.returncode, child.stdout.read())
 
 
 def start(command):
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                            text=True)
+    return subprocess.Popen(common.words(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                            stdin=subprocess.DEVNULL, text=True)
 
 
 def run_ranks(case, folder):
     report = f"{folder}/ranks.json"
-    root = ["--allow-run-as-root"] if os.getuid() == 0 else []
-    finish([start(["mpirun", *root, "--bind-to", "core", "-np", str(args.ranks), *step_command(case, report)])])
+    finish([start(common.mpirun(args.ranks, *step_command(case, report), place=("--bind-to", "core")))])
     return [json.loads(Path(report).read_text())]
 
 
 def run_alone(case, folder):
     reports = [f"{folder}/alone{i}.json" for i in range(args.ranks)]
     cores = sorted(os.sched_getaffinity(0))
-    finish([start(["taskset", "-c", str(cores[i]), *step_command(case, report)]) for i, report in enumerate(reports)])
+    finish([start(["taskset", "-c", cores[i], *step_command(case, report)]) for i, report in enumerate(reports)])
     return [json.loads(Path(report).read_text()) for report in reports]
 
 
@@ -100,8 +100,7 @@ def report(case, ranks, alone):
             "exposed_comm": statistics.median(exposed), "ranks": ranks, "alone": alone}
 
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--build", type=Path, default="build")
+parser = common.parser(__doc__)
 parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
 parser.add_argument("--ranks", type=int, default=2)
 parser.add_argument("--pairs", type=int, default=5)
@@ -112,4 +111,4 @@ if len(os.sched_getaffinity(0)) < args.ranks:
     sys.exit(f"{args.ranks} processes on {len(os.sched_getaffinity(0))} cores: each needs one of its own")
 results = [report(case, *measure(case)) for case in args.only]
 if args.json:
-    args.json.write_text(json.dumps(results, indent=1) + "\n")
+    common.save(results, args.json)

@@ -12,38 +12,19 @@ import time
 
 import torch
 
+import group
+
 ROUNDS = 9
 
 
-class Gloo:
-    def __init__(self):
-        import torch.distributed as dist
-        self.dist = dist
-        dist.init_process_group("gloo")
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.sum, self.barrier, self.close = dist.all_reduce, dist.barrier, dist.destroy_process_group
-
-    def most(self, values):
-        t = torch.tensor(values, dtype=torch.float64)
-        self.dist.all_reduce(t, op=self.dist.ReduceOp.MAX)
-        return t.tolist()
+class Gloo(group.Gloo):
+    def sum(self, buf):
+        self.dist.all_reduce(buf)
 
 
-class Horovod:
-    def __init__(self):
-        import horovod.torch as hvd
-        self.hvd = hvd
-        hvd.init()
-        self.rank, self.size, self.close = hvd.rank(), hvd.size(), hvd.shutdown
-
+class Horovod(group.Horovod):
     def sum(self, buf):
         self.hvd.allreduce_(buf, op=self.hvd.Sum, name="bench")
-
-    def barrier(self):
-        self.hvd.barrier()
-
-    def most(self, values):
-        return self.hvd.allreduce(torch.tensor(values, dtype=torch.float64), op=self.hvd.Max, name="most").tolist()
 
 
 def measure(peer, size, seconds):

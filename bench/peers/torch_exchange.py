@@ -19,6 +19,7 @@ import time
 
 import torch
 
+import group
 from torch_train import make_model
 
 
@@ -55,13 +56,9 @@ def gradients(params, pattern, step):
         at += p.numel()
 
 
-class Ddp:
+class Ddp(group.Gloo):
     def __init__(self, model, sgd):
-        import torch.distributed as dist
-
-        self.dist = dist
-        dist.init_process_group("gloo")
-        self.rank, self.size, self.barrier = dist.get_rank(), dist.get_world_size(), dist.barrier
+        super().__init__()
         self.params, self.ready, self.sgd = list(model.parameters()), [], sgd
         self.net = torch.nn.parallel.DistributedDataParallel(Net(model, self.ready))
 
@@ -74,25 +71,13 @@ class Ddp:
         self.loss.backward()
         self.sgd.step()
 
-    def most(self, values):
-        t = torch.tensor(values, dtype=torch.float64)
-        self.dist.all_reduce(t, op=self.dist.ReduceOp.MAX)
-        return t.tolist()
 
-    def close(self):
-        self.dist.destroy_process_group()
-
-
-class Horovod:
+class Horovod(group.Horovod):
     def __init__(self, model, sgd):
-        import horovod.torch as hvd
-
-        self.hvd = hvd
-        hvd.init()
-        self.rank, self.size, self.barrier, self.close = hvd.rank(), hvd.size(), hvd.barrier, hvd.shutdown
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        super().__init__()
+        self.hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         self.params = list(model.parameters())
-        self.sgd = hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters())
+        self.sgd = self.hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters())
 
     def set(self, grads):
         for p, g in zip(self.params, grads):
@@ -100,9 +85,6 @@ class Horovod:
 
     def exchange(self):
         self.sgd.step()
-
-    def most(self, values):
-        return self.hvd.allreduce(torch.tensor(values, dtype=torch.float64), op=self.hvd.Max, name="most").tolist()
 
 
 def main():
