@@ -446,6 +446,9 @@ static const hvt_conv_desc large[] = {
     {HVT_ORDER_NHW, HVT_F32, 256, 1, 1, 512, 512, 1000, 1, 1, 1, 0, false},
     {HVT_ORDER_NHW, HVT_F32, 2, 1, 1, 16, 16, 16, 1, 1, 1, 1, false}, /* one pixel in, more than one out */
     {HVT_ORDER_NHW, HVT_F32, 2, 1, 1, 16, 16, 16, 1, 2, 1, 1, false},
+    {HVT_ORDER_HWN, HVT_F32, 75, 30, 29, 37, 37, 13, 3, 3, 1, 1, false},
+    {HVT_ORDER_NHW, HVT_F32, 40, 17, 2, 5, 5, 9, 3, 3, 1, 1, false},
+    {HVT_ORDER_HWN, HVT_F32, 65, 9, 2, 70, 70, 16, 3, 3, 1, 1, false},
 };
 
 TEST(large_shapes_equal_the_loop_in_double)

@@ -24,6 +24,7 @@ typedef uint16_t __m512bh __attribute__((vector_size(64)));
 typedef uint16_t __m256i __attribute__((vector_size(32)));
 typedef uint16_t __m256bh __attribute__((vector_size(32)));
 typedef uint16_t __mmask16;
+typedef uint32_t __mmask32;
 
 /* ---- AVX-512 F, BW, VL ---- */
 
@@ -54,11 +55,6 @@ EMULATED __m512i _mm512_set1_epi32(int x)
 EMULATED __m512 _mm512_castsi512_ps(__m512i v)
 {
     return (__m512)v;
-}
-
-EMULATED __m512i _mm512_or_si512(__m512i a, __m512i b)
-{
-    return a | b;
 }
 
 EMULATED __m512i _mm512_slli_epi32(__m512i v, unsigned by)
@@ -117,6 +113,38 @@ EMULATED __m256i _mm256_maskz_loadu_epi16(__mmask16 mask, const void *p)
     for (int i = 0; i < 16; i++)
         if (mask >> i & 1)
             memcpy((char *)&v + 2 * i, (const char *)p + 2 * i, 2);
+    return v;
+}
+
+EMULATED __m512i _mm512_loadu_si512(const void *p)
+{
+    __m512i v;
+
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+EMULATED __m512i _mm512_maskz_loadu_epi16(__mmask32 mask, const void *p)
+{
+    __m512i v = {0};
+
+    for (int i = 0; i < 32; i++)
+        if (mask >> i & 1)
+            memcpy((char *)&v + 2 * i, (const char *)p + 2 * i, 2);
+    return v;
+}
+
+EMULATED __m512i _mm512_permutex2var_epi16(__m512i a, __m512i which, __m512i b)
+{
+    uint16_t from[64], index[32], to[32];
+    __m512i v;
+
+    memcpy(from, &a, sizeof a);
+    memcpy(from + 32, &b, sizeof b);
+    memcpy(index, &which, sizeof which);
+    for (int i = 0; i < 32; i++)
+        to[i] = from[index[i] % 64];
+    memcpy(&v, to, sizeof v);
     return v;
 }
 

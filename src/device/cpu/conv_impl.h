@@ -82,16 +82,21 @@ typedef struct conv_op {
     /* backward weights */
     int blocks;
     conv_block *block;
-    int *first;          /* [blocks*taps+1] into e */
-    hvt_ent *e;          /* a: slot of the input pixel, b: output pixel within its block */
-    int *used;           /* input pixels that any tap reads, in order; the i-th is copied to slot i % slots */
-    int slots;           /* 0: x is read where it lies, a is the pixel itself */
-    bool copy_y;         /* else dy is read where it lies, b is the pixel itself */
-    int chunk;           /* images at a time */
-    int a_tiles, a_rows; /* c is cut into a_tiles tiles of a_rows rows */
-    int vectors;         /* of a tile's columns; fewer in the last one */
-    long a_slot, b_slot; /* words of one copied pixel */
-    size_t x_bytes;      /* of ws that hold copied x; dy's copies follow */
+    int *first;  /* [blocks*taps+1] into e: of a block's tap; or of a row of three taps the entries for
+                    the first two, for all, for the last two */
+    hvt_ent *e;  /* a: slot of the input pixel, b: output pixel within its block */
+    int *used;   /* input pixels that any tap reads, in order; the i-th is copied to slot i % slots */
+    int slots;   /* 0: x is read where it lies, a is the pixel itself */
+    bool copy_y; /* else dy is read where it lies, b is the pixel itself */
+    int chunk;   /* images at a time */
+    int a_tiles, a_rows;  /* c is cut into a_tiles tiles of a_rows rows */
+    int a_panel;          /* channels in a panel of copied x; all tiles of a panel but its last have a_rows */
+    int panel_tiles;      /* tiles in a panel */
+    int a_pitch, b_pitch; /* words for one inner step in a panel of copied x, of dy */
+    int vectors;          /* of a tile's columns; fewer in the last one */
+    int together;         /* taps that a tile forms: 1, or the 3 of a filter's row, with a vector for each */
+    long a_slot, b_slot;  /* words of one copied pixel */
+    size_t x_bytes;       /* of ws that hold copied x; dy's copies follow */
 } conv_op;
 
 /* Streaming stores are not ordered by the pool's atomics. */

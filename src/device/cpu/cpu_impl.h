@@ -21,6 +21,13 @@ void hvt__pool_run(hvt_pool *pool, int jobs, hvt_pool_fn *fn, void *ctx);
 
 /* ---- kernels of convolution: kern_<isa>.c ---- */
 
+/* Ask for bytes that are read soon. */
+static inline void hvt__fetch(const void *p, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i += 64)
+        __builtin_prefetch((const char *)p + i);
+}
+
 /* One tile: C[rows x nc] (+)= sum over entries e of A[e.a] * B[e.b], inner length len. Everything stays in
  * registers until the end. A and B are words of 4 bytes, floats or, for sets that multiply these, pairs of
  * bf16 along the inner loop, (2i, 2i + 1) in element i; len and strides count words. B is read in whole
@@ -28,6 +35,15 @@ void hvt__pool_run(hvt_pool *pool, int jobs, hvt_pool_fn *fn, void *ctx);
 typedef struct hvt_ent {
     int a, b;
 } hvt_ent;
+
+/* What is asked for while a tile is computed: at each entry, `bytes` of pixel[e.b], where e.b < count. */
+typedef struct hvt_ahead {
+    const char *from;
+    const int *pixel; /* NULL: the pixel is e.b itself */
+    long step;        /* bytes from one pixel to the next */
+    int count;
+    size_t bytes;
+} hvt_ahead;
 
 typedef struct hvt_tile {
     const hvt_ent *e;
@@ -43,10 +59,12 @@ typedef struct hvt_tile {
     bool add;
     bool stream; /* past the caches; C is aligned to vectors */
     /* twins: entries for the first target alone, for both; the rest is for the second. That has its column of
-     * B b_next words on and its C c_next elements on. */
+     * B b_next words on and its C c_next elements on. Three taps in one tile of wgrad: entries for the first
+     * two, for all; the rest is for the last two. */
     int own, shared;
     long b_next, c_next;
-    bool half; /* C is bf16, c_row counts these: gather, where the set's kernels say so */
+    hvt_ahead ahead; /* wgrad */
+    bool half;       /* C is bf16, c_row counts these: gather, where the set's kernels say so */
 } hvt_tile;
 
 typedef void hvt_kernel(const hvt_tile *t);
@@ -59,26 +77,21 @@ typedef struct hvt_pairs {
     long ld, ahead; /* x + ahead is arranged next and asked for; 0: that is not known */
     int n, c;
     int len, depth;
+    int pitch; /* words from one row of a panel to the next */
 } hvt_pairs;
-
-/* Ask for bytes that are read soon. */
-static inline void hvt__fetch(const void *p, size_t bytes)
-{
-    for (size_t i = 0; i < bytes; i += 64)
-        __builtin_prefetch((const char *)p + i);
-}
 
 typedef void hvt_arrange(const hvt_pairs *p, int w, float *out);
 
 typedef struct hvt_conv_kernels {
     int vl;      /* words in a vector; a tile is one or two vectors wide */
-    int rows[2]; /* most rows of a tile of one, of two vectors */
+    int rows[3]; /* most rows of a tile of one, of two vectors; of one vector for each of three taps, or 0 */
     int pitch;   /* words for one inner step in wgrad's packed A panels: >= rows[0], whole vectors */
+    bool shared; /* such a panel has `pitch` channels, which several tiles share, not as many as a tile */
     int depth;   /* most words that one instruction takes along the inner loop, which is a multiple of what it
                     does */
     /* [vectors-1][rows-1]; gather: A's rows lie a_row apart, one float per inner step.
      * wgrad: A's rows lie side by side, a_row apart per inner step. */
-    hvt_kernel *const *gather[2], *const *wgrad[2];
+    hvt_kernel *const *gather[2], *const *wgrad[3];
     hvt_kernel *const
         *twins; /* or NULL: gather's of two targets with a vector of columns each, rows[1] at most */
     /* one tap of one panel of weights, [c][32] of which k columns are filled -> [k][32] in each of the panels

@@ -6,6 +6,7 @@
  *     ROWS1 ROWS2 most rows of a tile with one and with two vectors of columns; all 1 .. that exist
  *     PITCH       words between inner steps of a packed panel, >= ROWS1 and a multiple of VL
  *     EACH1 EACH2 (X): X(1) .. X(ROWS1), X(1) .. X(ROWS2)
+ *     ROWS3 EACH3 where there are registers for three vectors: the same for them
  *     vec         a vector, and its verbs below
  *     ARRANGE     where a word is a pair of bf16: the initializers of arrange_a and arrange_b
  *     HALVES      where a tile may be stored as bf16: defined, with HALVES_INIT, .halves = true, and
@@ -21,12 +22,17 @@
  */
 #include "turn.h"
 
+INLINE void fetch_ahead(const hvt_ahead *a, int i)
+{
+    hvt__fetch(a->from + (a->pixel ? a->pixel[i] : i) * a->step, a->bytes);
+}
+
 /* c += A[e.a] * B[e.b] over entries `from` to `to`: columns of vectors `first` to `vectors`, the next of
  * which is `next` words on in B. `turned`: A's rows lie side by side and the inner step is a_row apart
  * (backward weights); else rows are a_row apart and the inner step is one float. `rows`, `first`, `vectors`
  * and `turned` are constants: the loops over them disappear. */
 INLINE void products(const hvt_tile *t, int from, int to, const int rows, const int first, const int vectors,
-                     const bool turned, const long next, vec (*c)[2])
+                     const bool turned, const long next, vec (*c)[3])
 {
     const long a_row = t->a_row, b_row = t->b_row;
     const int len = t->len;
@@ -37,8 +43,10 @@ INLINE void products(const hvt_tile *t, int from, int to, const int rows, const 
         const float *a3 = a + 3 * a_row, *a6 = a + 6 * a_row, *a9 = a + 9 * a_row, *a12 = a + 12 * a_row,
                     *a15 = a + 15 * a_row;
 
+        if (turned && t->e[e].b < t->ahead.count)
+            fetch_ahead(&t->ahead, t->e[e].b);
         for (int k = 0; k < len; k++) {
-            vec bv[2];
+            vec bv[3];
 
             UNROLL
             for (int v = first; v < vectors; v++)
@@ -63,9 +71,9 @@ INLINE void products(const hvt_tile *t, int from, int to, const int rows, const 
 }
 
 /* Vector v of a row is stored v * next elements on; all but the last `vectors` are whole, unless there is one
- * for each of two targets. */
+ * for each of several targets: `twins`. */
 #ifdef HALVES
-INLINE void store_halves(const hvt_tile *t, const int rows, const int vectors, const bool twins, vec (*c)[2])
+INLINE void store_halves(const hvt_tile *t, const int rows, const int vectors, const bool twins, vec (*c)[3])
 {
     const long next = twins ? t->c_next : VL;
     const int last = twins ? t->nc : t->nc - VL * (vectors - 1), before = twins ? last : VL;
@@ -91,7 +99,7 @@ INLINE void store_halves(const hvt_tile *t, const int rows, const int vectors, c
 #define HALVES_INIT
 #endif
 
-INLINE void store(const hvt_tile *t, const int rows, const int vectors, const bool twins, vec (*c)[2])
+INLINE void store(const hvt_tile *t, const int rows, const int vectors, const bool twins, vec (*c)[3])
 {
     const long next = twins ? t->c_next : VL;
     const int last = twins ? t->nc : t->nc - VL * (vectors - 1);
@@ -114,7 +122,7 @@ INLINE void store(const hvt_tile *t, const int rows, const int vectors, const bo
 
 INLINE void tile(const hvt_tile *t, const int rows, const int vectors, const bool turned)
 {
-    vec c[ROWS1][2];
+    vec c[ROWS1][3];
 
     UNROLL
     for (int i = 0; i < rows; i++) {
@@ -137,7 +145,7 @@ INLINE void tile(const hvt_tile *t, const int rows, const int vectors, const boo
 INLINE void twins(const hvt_tile *t, const int rows)
 {
     const int shared = t->own + t->shared;
-    vec c[ROWS1][2];
+    vec c[ROWS1][3];
 
     UNROLL
     for (int i = 0; i < rows; i++)
@@ -152,6 +160,22 @@ INLINE void twins(const hvt_tile *t, const int rows)
     }
 #endif
     store(t, rows, 2, true, c);
+}
+
+/* Three neighbouring taps of one vector each: a pixel of x meets dy of three pixels, 11 loads for 24
+ * multiply-adds. */
+INLINE void triplets(const hvt_tile *t, const int rows)
+{
+    const int shared = t->own + t->shared;
+    vec c[ROWS1][3];
+
+    UNROLL
+    for (int i = 0; i < rows; i++)
+        c[i][0] = c[i][1] = c[i][2] = vzero();
+    products(t, 0, t->own, rows, 0, 2, true, t->b_next, c);
+    products(t, t->own, shared, rows, 0, 3, true, t->b_next, c);
+    products(t, shared, t->entries, rows, 1, 3, true, t->b_next, c);
+    store(t, rows, 3, true, c);
 }
 
 #define GATHER(i, v)                                                                                         \
@@ -169,6 +193,11 @@ INLINE void twins(const hvt_tile *t, const int rows)
     {                                                                                                        \
         twins(t, i);                                                                                         \
     }
+#define TRIPLETS(i)                                                                                          \
+    static void triplets_##i(const hvt_tile *t)                                                              \
+    {                                                                                                        \
+        triplets(t, i);                                                                                      \
+    }
 #define DEFINE1(i) GATHER(i, 1) WGRAD(i, 1)
 #define DEFINE2(i) GATHER(i, 2) WGRAD(i, 2) TWINS(i)
 #define GATHER1(i) [i - 1] = gather_##i##x1,
@@ -176,9 +205,17 @@ INLINE void twins(const hvt_tile *t, const int rows)
 #define WGRAD1(i)  [i - 1] = wgrad_##i##x1,
 #define WGRAD2(i)  [i - 1] = wgrad_##i##x2,
 #define TWINS2(i)  [i - 1] = twins_##i,
+#define WGRAD3(i)  [i - 1] = triplets_##i,
 
 EACH1(DEFINE1)
 EACH2(DEFINE2)
+#ifdef ROWS3
+EACH3(TRIPLETS)
+static hvt_kernel *const wgrad3[] = {EACH3(WGRAD3)};
+#else
+#define ROWS3  0
+#define wgrad3 NULL
+#endif
 
 static hvt_kernel *const gather1[] = {EACH1(GATHER1)};
 static hvt_kernel *const gather2[] = {EACH2(GATHER2)};
@@ -191,10 +228,10 @@ static hvt_kernel *const twins2[] = {EACH2(TWINS2)};
 #endif
 #define KERNELS(isa)                                                                                         \
     const hvt_conv_kernels hvt__conv_##isa = {.vl = VL,                                                      \
-                                              .rows = {ROWS1, ROWS2},                                        \
+                                              .rows = {ROWS1, ROWS2, ROWS3},                                 \
                                               .pitch = PITCH,                                                \
                                               .gather = {gather1, gather2},                                  \
-                                              .wgrad = {wgrad1, wgrad2},                                     \
+                                              .wgrad = {wgrad1, wgrad2, wgrad3},                             \
                                               .twins = twins2,                                               \
                                               .transpose = transpose,                                        \
                                               .depth = 1,                                                    \

@@ -10,9 +10,11 @@
 
 #define ROWS1    16
 #define ROWS2    14
-#define PITCH    16
+#define PITCH    32
 #define EACH2(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
 #define EACH1(X) EACH2(X) X(15) X(16)
+#define ROWS3    8
+#define EACH3(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
 
 #define vmuladd(a, b, c) _mm512_dpbf16_ps(c, (__m512bh)(a), (__m512bh)(b))
 
@@ -43,12 +45,7 @@ INLINE vec halves_load(const uint16_t *p, int n)
         _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), p)), 16));
 }
 
-static void arrange_a(const hvt_pairs *p, int w, float *out)
-{
-    pair_panels(p, w, PITCH, out);
-}
-
-#define ARRANGE .arrange_a = arrange_a, .arrange_b = arrange_b
+#define ARRANGE .shared = true, .arrange_a = arrange_b, .arrange_b = arrange_b
 #include "kern.h"
 
 KERNELS(avx512_bf16);

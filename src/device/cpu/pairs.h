@@ -5,48 +5,66 @@
 #define WEIGHTS_ROW 16
 #include "turn.h"
 
-/* n <= 16 words of two rows of bf16; NULL is a row of zeros, so are lanes past n. */
-INLINE vec pair_rows(const uint16_t *even, const uint16_t *odd, int n)
+INLINE __mmask32 first_lanes(int count)
 {
-    const __mmask16 lanes = (__mmask16)((1u << n) - 1);
-    __m512i low = _mm512_setzero_si512(), high = low;
-
-    if (even)
-        low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, even));
-    if (odd)
-        high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, odd)), 16);
-    return _mm512_castsi512_ps(_mm512_or_si512(low, high));
+    return count < 32 ? (1u << count) - 1 : ~0u;
 }
 
-/* Up to VL words from column `first` on, of which `count` are wanted. */
+/* Words of columns 0 to 15 of two rows, or of 16 to 31. */
+INLINE vec paired(__m512i even, __m512i odd, const int upper)
+{
+    static const uint16_t turn[2][32] = {{0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                          8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
+                                         {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
+                                          24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
+
+    return _mm512_castsi512_ps(_mm512_permutex2var_epi16(even, _mm512_loadu_si512(turn[upper]), odd));
+}
+
+/* Up to VL words from column `first` on, of which `count` are wanted; rows past p->n are zero. */
 INLINE vec pair_at(const hvt_pairs *p, int word, int first, int count)
 {
     const uint16_t *even = p->x + 2L * word * p->ld + first;
+    const __mmask32 lanes = first_lanes(count < VL ? count : VL);
 
-    return pair_rows(2 * word < p->n ? even : NULL, 2 * word + 1 < p->n ? even + p->ld : NULL,
-                     count < VL ? count : VL);
+    return paired(_mm512_maskz_loadu_epi16(2 * word < p->n ? lanes : 0, even),
+                  _mm512_maskz_loadu_epi16(2 * word + 1 < p->n ? lanes : 0, even + p->ld), 0);
 }
 
-/* Panels of w columns, each [len][pitch]; columns past p->c are zero up to the next whole vector. */
-INLINE void pair_panels(const hvt_pairs *p, int w, int pitch, float *out)
+/* Panels of w columns, 32 or fewer, each [len][pitch]; columns past p->c are zero up to the next whole
+ * vector. */
+static void arrange_b(const hvt_pairs *from, int w, float *out)
 {
-    for (int first = 0; first < p->c; first += w)
-        for (int i = 0; i < p->len; i++, out += pitch) {
-            const int count = p->c - first < w ? p->c - first : w;
+    const hvt_pairs p = *from; /* what is stored does not change it */
+    const long panel = (long)p.len * p.pitch, row = p.ld;
+    const int last = (p.c - 1) / w * w; /* column */
+    const __mmask32 all = first_lanes(w), rest = first_lanes(p.c - last);
+    const bool two = p.c - last > VL;
 
-            if (first == 0 && p->ahead) {
-                const uint16_t *next = p->x + p->ahead + 2L * i * p->ld;
+    for (int i = 0; i < p.len; i++, out += p.pitch) {
+        const uint16_t *even = p.x + 2L * i * row;
+        const __mmask32 first = 2 * i < p.n ? ~0u : 0, second = 2 * i + 1 < p.n ? ~0u : 0;
+        float *to = out;
+        __m512i a, b;
 
-                hvt__fetch(next, sizeof *next * (size_t)p->c);
-                hvt__fetch(next + p->ld, sizeof *next * (size_t)p->c);
+        for (int column = 0; column < last; column += w, even += w, to += panel) {
+            if (p.ahead) {
+                __builtin_prefetch(even + p.ahead);
+                __builtin_prefetch(even + p.ahead + row);
             }
-            for (int at = 0; at < count; at += VL)
-                vstore(out + at, pair_at(p, i, first + at, count - at));
+            a = _mm512_maskz_loadu_epi16(first & all, even);
+            b = _mm512_maskz_loadu_epi16(second & all, even + row);
+            vstore(to, paired(a, b, 0));
+            vstore(to + VL, paired(a, b, 1));
         }
-}
-
-/* B of both directions, and weights: panels of 32 columns. */
-static void arrange_b(const hvt_pairs *p, int w, float *out)
-{
-    pair_panels(p, w, 32, out);
+        if (p.ahead) {
+            __builtin_prefetch(even + p.ahead);
+            __builtin_prefetch(even + p.ahead + row);
+        }
+        a = _mm512_maskz_loadu_epi16(first & rest, even);
+        b = _mm512_maskz_loadu_epi16(second & rest, even + row);
+        vstore(to, paired(a, b, 0));
+        if (two)
+            vstore(to + VL, paired(a, b, 1));
+    }
 }

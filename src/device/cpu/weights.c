@@ -111,7 +111,8 @@ static void pair_job(void *ctx, int job, int thread)
                    .n = op->c,
                    .c = CONV_PANEL,
                    .len = l->len,
-                   .depth = l->depth};
+                   .depth = l->depth,
+                   .pitch = CONV_PANEL};
 
     (void)thread;
     if (op->tap_used[tap])

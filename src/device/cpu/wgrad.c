@@ -18,6 +18,7 @@ typedef struct wgrad {
     const conv_op *op;
     const void *x, *dy; /* of op->type */
     float *dw, *x_copy, *y_copy;
+    int real;                 /* images */
     int block, image, images; /* this chunk's */
     int len, depth;           /* its words */
     int column_parts, row_parts;
@@ -29,16 +30,17 @@ typedef struct wgrad {
  * copies wait for memory, as pixels of a page or so are too short for processors to foresee much (16 -> 16,
  * 3x3 at 32x32, 128 images of bf16 on Zen 5: 200 GF/s without, 290 with it; 64 -> 64, 64 images: 255, 405).
  */
-static void arrange(const wgrad *g, bool a, int p, int next, int w, int pitch, float *out)
+static void arrange(const wgrad *g, bool a, int p, int next, float *out)
 {
     const conv_op *op = g->op;
     const int c = a ? op->c : op->k;
     const long image = a ? op->x_image : op->y_image, pixel = a ? op->x_pixel : op->y_pixel;
     const void *from = hvt__at(a ? g->x : g->dy, op->type, (size_t)(p * pixel + g->image * image));
     const long ahead = (next - p) * pixel;
+    const int w = a ? op->a_panel : CONV_PANEL, pitch = a ? op->a_pitch : op->b_pitch;
 
     if (op->pairs) {
-        hvt_pairs pairs = {from, image, ahead, g->images, c, g->len, g->depth};
+        hvt_pairs pairs = {from, image, ahead, g->images, c, g->len, g->depth, pitch};
 
         (a ? op->kern->arrange_a : op->kern->arrange_b)(&pairs, w, out);
     } else {
@@ -57,12 +59,11 @@ static void copy_job(void *ctx, int job, int thread)
     if (job < fresh) {
         int i = b->fresh + job, last = op->block[op->blocks - 1].done - 1;
 
-        arrange(g, true, op->used[i], op->used[i < last ? i + 1 : i], op->a_rows, op->kern->pitch,
-                g->x_copy + i % op->slots * op->a_slot);
+        arrange(g, true, op->used[i], op->used[i < last ? i + 1 : i], g->x_copy + i % op->slots * op->a_slot);
     } else {
         int i = job - fresh, p = b->pixel + i, last = op->oh * op->ow - 1;
 
-        arrange(g, false, p, p < last ? p + 1 : p, CONV_PANEL, CONV_PANEL, g->y_copy + i * op->b_slot);
+        arrange(g, false, p, p < last ? p + 1 : p, g->y_copy + i * op->b_slot);
     }
 }
 
@@ -73,19 +74,52 @@ static int copies(const wgrad *g)
     return (g->op->slots ? b->done - b->fresh : 0) + (g->op->copy_y ? b->end - b->pixel : 0);
 }
 
-/* ---- products: job = one tap, a part of the columns, a part of the tiles along c ---- */
+/* What the next block copies is asked for while this one's `calls` tiles are computed: of each pixel a slice
+ * at a time. This is for tile number `call`. */
+static hvt_ahead slice_ahead(const wgrad *g, int call, int calls)
+{
+    const conv_op *op = g->op;
+    const conv_block *b = &op->block[g->block], *next = g->block + 1 < op->blocks ? b + 1 : op->block;
+    const int image = next > b ? g->image : g->image + g->images, left = g->real - image;
+    const int images = left < op->chunk ? left : op->chunk;
+    const int pixels = b->end - b->pixel, fresh = next->done - next->fresh;
+    /* dy, then x by as many pixels as this block has of dy */
+    const int groups = 1 + conv_tiles(fresh, pixels), group = call % groups, first = (group - 1) * pixels;
+    const int slice = call / groups, slices = calls / groups;
+    const size_t element = hvt_dtype_size(op->type);
+    size_t whole = (size_t)images * element * (size_t)(group ? op->c : op->k);
+    hvt_ahead a = {.bytes = (whole / (size_t)(slices ? slices : 1) + 63) / 64 * 64};
+
+    if (!op->slots || !op->copy_y || op->x_image != op->c || images <= 0 || slice >= slices)
+        return (hvt_ahead){0};
+    if (group == 0) {
+        a.from = hvt__at(g->dy, op->type, (size_t)(next->pixel * op->y_pixel + image * op->y_image));
+        a.step = op->y_pixel * (long)element;
+        a.count = next->end - next->pixel;
+    } else {
+        a.from = hvt__at(g->x, op->type, (size_t)(image * op->x_image));
+        a.pixel = op->used + next->fresh + first;
+        a.step = op->x_pixel * (long)element;
+        a.count = fresh - first;
+    }
+    a.from += a.bytes * (size_t)slice;
+    return a;
+}
+
+/* ---- products: job = one tap, or a row of three, a part of the columns, a part of the tiles along c ---- */
 
 static void product_job(void *ctx, int job, int thread)
 {
     const wgrad *g = ctx;
     const conv_op *op = g->op;
     const int rows = job % g->row_parts, columns = job / g->row_parts % g->column_parts;
-    const int tap = job / g->row_parts / g->column_parts;
+    const int tap = job / g->row_parts / g->column_parts * op->together;
     const int *first = &op->first[g->block * op->taps + tap];
-    const int width = op->vectors * op->kern->vl, steps = conv_tiles(op->k, width);
+    const int width = 2 * op->kern->vl, steps = conv_tiles(op->k, width);
+    const int calls = op->taps / op->together * steps * op->a_tiles;
     const bool fresh = g->block == 0 && g->image == 0;
     hvt_tile t = {.e = op->e + first[0],
-                  .entries = first[1] - first[0],
+                  .entries = first[op->together] - first[0],
                   .len = g->len,
                   .depth = g->depth,
                   .high = op->a_rows,
@@ -97,9 +131,15 @@ static void product_job(void *ctx, int job, int thread)
     t.add = !fresh;
     t.stream = op->stream && fresh && op->blocks == 1 && op->chunk >= op->n && (uintptr_t)g->dw % 64 == 0;
     t.a_entry = op->slots ? op->a_slot : op->x_pixel;
-    t.a_row = op->slots ? op->kern->pitch : op->x_image;
+    t.a_row = op->slots ? op->a_pitch : op->x_image;
     t.b_entry = op->copy_y ? op->b_slot : op->y_pixel;
-    t.b_row = op->copy_y ? CONV_PANEL : op->y_image;
+    t.b_row = op->copy_y ? op->b_pitch : op->y_image;
+    if (op->together == 3) { /* one tap on in x is one pixel back in dy */
+        t.own = first[1] - first[0];
+        t.shared = first[2] - first[1];
+        t.b_next = -t.b_entry;
+        t.c_next = (long)op->c * CONV_PANEL;
+    }
     if (op->kern->begin)
         op->kern->begin(t.high, t.depth);
     for (int i = conv_part(steps, columns, g->column_parts);
@@ -107,24 +147,29 @@ static void product_job(void *ctx, int job, int thread)
         int column = i * width, vectors;
 
         t.nc = op->k - column < width ? op->k - column : width;
-        vectors = t.nc > op->kern->vl ? 2 : 1;
-        t.b = op->copy_y ? g->y_copy + (long)(column / CONV_PANEL) * g->len * CONV_PANEL + column % CONV_PANEL
-                         : (const float *)g->dy + g->image * op->y_image + column;
+        vectors = op->together == 3 ? 3 : t.nc > op->kern->vl ? 2 : 1;
+        t.b = op->copy_y
+                  ? g->y_copy + (long)(column / CONV_PANEL) * g->len * op->b_pitch + column % CONV_PANEL
+                  : (const float *)g->dy + g->image * op->y_image + column;
         for (int j = conv_part(op->a_tiles, rows, g->row_parts);
              j < conv_part(op->a_tiles, rows + 1, g->row_parts); j++) {
-            int channel = j * op->a_rows;
-            int count = op->c - channel < op->a_rows ? op->c - channel : op->a_rows;
+            int panel = j / op->panel_tiles, row = j % op->panel_tiles * op->a_rows;
+            int channel = panel * op->a_panel + row;
+            int count = op->a_panel - row < op->a_rows ? op->a_panel - row : op->a_rows;
 
+            if (count > op->c - channel)
+                count = op->c - channel;
             if (count <= 0)
                 continue;
-            t.a = op->slots ? g->x_copy + (long)j * g->len * op->kern->pitch
+            t.ahead = slice_ahead(g, (tap / op->together * steps + i) * op->a_tiles + j, calls);
+            t.a = op->slots ? g->x_copy + (long)panel * g->len * op->a_pitch + row
                             : (const float *)g->x + g->image * op->x_image + channel;
             t.rows = count;
             t.c = g->dw + conv_weight(op->taps, op->c, tap, channel, column);
             op->kern->wgrad[vectors - 1][count - 1](&t);
             if (fresh && column + t.nc == op->k && op->k % CONV_PANEL) /* the last panel's padding */
-                for (int n = 0; n < count; n++)
-                    memset(t.c + n * (long)CONV_PANEL + t.nc, 0,
+                for (int n = 0; n < count * op->together; n++)
+                    memset(t.c + n / count * t.c_next + n % count * (long)CONV_PANEL + t.nc, 0,
                            sizeof(float) * (size_t)(CONV_PANEL - op->k % CONV_PANEL));
         }
     }
@@ -138,10 +183,16 @@ hvt_status conv_backward_w_cpu(hvt_op *head, int real, const void *x, const void
 {
     const conv_op *op = (const conv_op *)head;
     const int threads = hvt__pool_threads(op->pool), images = real * op->rows_per_image;
-    const int steps = conv_tiles(op->k, op->vectors * op->kern->vl);
-    wgrad g = {
-        .op = op, .x = x, .dy = dy, .dw = dw, .x_copy = ws, .y_copy = (float *)((char *)ws + op->x_bytes)};
-    int jobs = threads > 1 ? conv_tiles(threads * JOBS_A_THREAD, op->taps) : 1;
+    const int steps = conv_tiles(op->k, 2 * op->kern->vl);
+    const int groups = op->taps / op->together;
+    wgrad g = {.op = op,
+               .x = x,
+               .dy = dy,
+               .dw = dw,
+               .x_copy = ws,
+               .y_copy = (float *)((char *)ws + op->x_bytes),
+               .real = images};
+    int jobs = threads > 1 ? conv_tiles(threads * JOBS_A_THREAD, groups) : 1;
 
     if (images == 0) {
         memset(dw, 0,
@@ -157,7 +208,7 @@ hvt_status conv_backward_w_cpu(hvt_op *head, int real, const void *x, const void
         for (g.block = 0; g.block < op->blocks; g.block++) {
             if (copies(&g))
                 hvt__pool_run(op->pool, copies(&g), copy_job, &g);
-            hvt__pool_run(op->pool, op->taps * g.column_parts * g.row_parts, product_job, &g);
+            hvt__pool_run(op->pool, groups * g.column_parts * g.row_parts, product_job, &g);
         }
     }
     return HVT_OK;
