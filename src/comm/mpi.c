@@ -54,7 +54,7 @@ typedef struct run {
 typedef struct comm_mpi {
     hvt__pending pending;
     run run;    /* the operation after pending.run */
-    bool begun; /* it has */
+    bool begun; /* it has, and is not done */
     MPI_Comm comm;
     int levels;
     level *level;
@@ -267,11 +267,19 @@ static hvt_status trade(run *o, const level *l, hvt__span p)
 
 /* ---- what an operation does between messages ---------------------------------------------- */
 
+/* The next level with two halves; NULL: nothing is left to add. */
+static const level *climb(run *o)
+{
+    while (o->at < o->st->levels && o->st->level[o->at].mid == o->st->level[o->at].end)
+        o->at++;
+    return o->at < o->st->levels && o->count ? &o->st->level[o->at] : NULL;
+}
+
 /* Vectors that are not worth cutting: every rank of a half holds all of its sum. */
 static hvt_status go_on_whole(run *o)
 {
     hvt__span all = {0, o->count};
-    const level *l = o->st->level + o->at;
+    const level *l = &o->st->level[o->at];
     size_t most;
 
     if (o->awaits) {
@@ -279,9 +287,8 @@ static hvt_status go_on_whole(run *o)
         o->at++;
         return merge(o, l, all, o->st->scratch[0]);
     }
-    for (; o->at < o->st->levels && l->mid == l->end; l++)
-        o->at++;
-    if (o->at == o->st->levels || !o->count) {
+    l = climb(o);
+    if (!l) {
         o->stage = DONE;
         return HVT_OK;
     }
@@ -336,7 +343,7 @@ static size_t window_of(const run *o, const level *l, size_t most)
 /* Up the tree: while one window is added, the next one travels. */
 static hvt_status go_on_scatter(run *o)
 {
-    const level *l = o->st->level + o->at;
+    const level *l = &o->st->level[o->at];
     size_t n, longest;
 
     if (o->awaits) {
@@ -347,9 +354,8 @@ static hvt_status go_on_scatter(run *o)
         o->at += !o->awaits;
         return HVT_OK;
     }
-    for (; o->at < o->st->levels && l->mid == l->end; l++)
-        o->at++;
-    if (o->at == o->st->levels || !o->count) {
+    l = climb(o);
+    if (!l) {
         o->stage = o->spreads ? GATHER : DONE;
         o->at = o->st->levels - 1;
         return HVT_OK;
@@ -460,15 +466,21 @@ hvt_status hvt__mpi_above(hvt_comm *c, const hvt__job *j, int levels)
     return go_on(&o, true, &done);
 }
 
-static hvt_status perform(hvt_comm *c, const hvt__job *j)
+static hvt_status advance(hvt_comm *c, const hvt__job *j, bool wait)
 {
     comm_mpi *st = c->state;
     bool done;
 
     if (!st->begun)
         st->run = begin(c, j, 0);
-    st->begun = false;
-    return go_on(&st->run, true, &done);
+    HVT_TRY(go_on(&st->run, wait, &done));
+    st->begun = !done;
+    return HVT_OK;
+}
+
+static hvt_status perform(hvt_comm *c, const hvt__job *j)
+{
+    return advance(c, j, true);
 }
 
 static hvt_status comm_wait_mpi(hvt_comm *c, hvt_ticket ticket)
@@ -480,18 +492,13 @@ static hvt_status comm_progress_mpi(hvt_comm *c)
 {
     comm_mpi *st = c->state;
     hvt__pending *p = &st->pending;
-    bool done = true;
 
-    while (done && !p->broken && p->run < p->issued) {
-        if (!st->begun)
-            st->run = begin(c, hvt__pending_at(p, p->run + 1), 0);
-        st->begun = true;
-        p->broken = go_on(&st->run, false, &done);
+    while (!p->broken && p->run < p->issued) {
+        p->broken = advance(c, hvt__pending_at(p, p->run + 1), false);
         if (p->broken)
             return hvt__pass(p->broken, __FILE__, __LINE__, "progress");
-        if (!done)
+        if (st->begun)
             break;
-        st->begun = false;
         p->run++;
     }
     return HVT_OK;
