@@ -4,6 +4,8 @@
 
 #include "hvt/base.h"
 
+#include <stdio.h>
+
 /* Record why, where; return the code so that `return HVT_FAIL(...)` reads well. */
 hvt_status hvt__fail(hvt_status code, const char *file, int line, const char *fmt, ...) HVT_PRINTF(4, 5);
 /* Append one frame to the trace of an error already recorded. */
@@ -71,6 +73,12 @@ void hvt__log_always(hvt_log_level level, const char *fmt, ...) HVT_PRINTF(2, 3)
 typedef bool hvt__last_word_fn(void);
 void hvt__set_last_word(hvt__last_word_fn *vote);
 bool hvt__has_last_word(void);
+
+/* A file, without emptying it; or a pipe, without waiting for its other end: one to write that nobody reads
+ * is ENXIO, one to read that nobody writes is empty. Else as fopen(). */
+FILE *hvt__open_stream(const char *path, bool writes);
+/* To read; folders, pipes and devices are refused. Errors: E_IO. */
+hvt_status hvt__open_regular(const char *path, int *ret_fd, uint64_t *ret_bytes);
 
 double hvt__now(void);               /* seconds, monotonic */
 void hvt__sort(double *x, size_t n); /* ascending */

@@ -93,7 +93,7 @@ TEST(files_that_are_not_what_they_claim_are_refused)
         CHECK(strstr(hvt_last_error(), path), "the file is not named: %s", hvt_last_error());
     }
     CHECK_FAILS(hvt__st_open(in_folder("none"), &st), E_IO, "none: No such file");
-    CHECK_FAILS(hvt__st_open(folder, &st), E_IO, "not a file");
+    CHECK_FAILS(hvt__st_open(folder, &st), E_IO, "is a folder");
     truncate(path, 5);
     CHECK_FAILS(hvt__st_open(path, &st), E_FORMAT, "5 bytes are too few");
     put_file(path, "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4);

@@ -251,7 +251,7 @@ TEST(bad_cifar_files_are_refused_by_name)
                 "bad/data_batch_4.bin, record 3: label is 10, expected 0 to 9");
     unlink(in_folder("bad/data_batch_4.bin"));
     mkdir(in_folder("bad/data_batch_4.bin"), 0755);
-    CHECK_FAILS(open_cifar(dir, true, 0, &set), E_IO, "bad/data_batch_4.bin is not a regular file");
+    CHECK_FAILS(open_cifar(dir, true, 0, &set), E_IO, "bad/data_batch_4.bin is a folder");
     CHECK(!set, "a refused open returned a data set");
 }
 

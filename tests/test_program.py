@@ -223,6 +223,33 @@ def a_bad_config_is_one_line_with_file_and_key():
     check(rc == 2 and len([line for line in err if line.startswith("hvtrain")]) == 1, "on 2 ranks", rc, err)
 
 
+def a_pipe_is_read_and_written_and_nobody_waits_for_its_other_end():
+    for name in ["options", "records"]:
+        if not os.path.exists(path(name)):
+            os.mkfifo(path(name))
+    args = TINY + "--steps 1 --config options --log records".split()
+    for ranks in [0, 2]:
+        def refused(code, *parts):
+            rc, _, err = run(args, ranks, timeout=30)
+            ours = [line for line in err if line.startswith("hvtrain")]
+            check(rc == code and len(ours) == 1 and all(p in ours[0] for p in parts), ranks, "ranks:", rc, err)
+
+        def fill():  # what is written stays there while somebody has the pipe open
+            with open(path("options"), "w") as writer:
+                writer.write('{"shards": 2, "batch": 8}')
+
+        refused(2, "--config options", "an empty pipe")
+        options = os.open(path("options"), os.O_RDONLY | os.O_NONBLOCK)
+        fill()
+        refused(1, "--log records", "nobody reads")
+        fill()
+        with open(os.open(path("records"), os.O_RDONLY | os.O_NONBLOCK)) as log:
+            rc, _, err = run(args, ranks)
+            kinds = [json.loads(line)["record"] for line in log]
+        os.close(options)
+        check(rc == 0 and kinds[:1] == ["start"] and kinds[-1:] == ["end"], ranks, "ranks:", rc, err, kinds)
+
+
 def flags_win_over_config_and_config_over_checkpoints():
     """Each option is given in some of the places; the last of flag, config, checkpoint and default to name it wins."""
     train("--epochs 1 --shards 2 --save places --seed 3 --momentum 0.5 --weight-decay 0.25".split())
@@ -263,6 +290,8 @@ def what_tune_finds_is_read_by_config_and_changes_no_bits():
     check(rc == 2, "tune stands in front, but", rc, err)
     rc, out, err = run("tune --output none/tuned.json".split() + TINY, 2)
     check(rc == 1 and not out and any("--output none/tuned.json" in line for line in err), rc, err)
+    rc, out, err = run("tune --output .".split() + TINY, 2)
+    check(rc == 1 and not out and any("--output .: is no regular file" in line for line in err), rc, err)
 
 
 # ---- the log ----
@@ -670,8 +699,8 @@ def bad_inputs():
         (TINY + ["--model", "resnet18", "--init", "good/last.safetensors"], ["good/last.safetensors", "conv1.weight",
                                                                             "[16, 3, 3, 3]", "[64, 3, 7, 7]"]),
         (TINY + ["--init", "a-file"], ["a-file"]),
-        (TINY + ["--init", "pipes/data_batch_1.bin"], ["pipes/data_batch_1.bin", "not a file"]),
-        (TINY + ["--init", "good"], ["good", "not a file"]),
+        (TINY + ["--init", "pipes/data_batch_1.bin"], ["pipes/data_batch_1.bin is a pipe"]),
+        (TINY + ["--init", "good"], ["good is a folder"]),
         (TINY + ["--resume", "good", "--classes", "5"], ["fc.weight", "[10, 64]", "--init with --init-skip-head"]),
         (TINY + ["--init", "short.safetensors"], ["short.safetensors", "5000"]),
         (TINY + ["--init", "none.safetensors"], ["none.safetensors", "No such file"]),
@@ -684,6 +713,7 @@ def bad_inputs():
         (NO_BATCH + ["--global-batch", "66"], ["--global-batch 66", "64 training images"]),
         (TINY + ["--lr", "1e30"], ["update", "loss"]),
         (TINY + ["--log", "no-such-folder/log"], ["--log no-such-folder/log", "No such file"]),
+        (TINY + ["--log", "pipes/data_batch_1.bin"], ["--log pipes/data_batch_1.bin", "nobody reads"]),
         (TINY + ["--log", "/dev/full"], ["--log /dev/full", "No space"]),
         (TINY + ["--save", "a-file"], ["--save a-file", "folder"]),
         (TINY + ["--save", "no-such-folder/deep"], ["--save no-such-folder/deep", "No such file"]),
@@ -905,6 +935,7 @@ TESTS = [
     a_bad_command_line_is_said_once_by_many_ranks,
     ranks_with_other_options_are_told_apart,
     a_bad_config_is_one_line_with_file_and_key,
+    a_pipe_is_read_and_written_and_nobody_waits_for_its_other_end,
     flags_win_over_config_and_config_over_checkpoints,
     config_is_the_same_as_flags,
     what_tune_finds_is_read_by_config_and_changes_no_bits,

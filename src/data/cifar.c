@@ -10,13 +10,12 @@
 #include "data_impl.h"
 
 #include <errno.h>
-#include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum { SIDE = 32, PIXELS = SIDE * SIDE, RECORD = 1 + 3 * PIXELS, CLASSES = 10, FILES_MAX = 5 };
@@ -69,35 +68,24 @@ static hvt_status get_cifar(void *ctx, uint32_t index, uint8_t *ret_pixels, int 
 /* Map one file behind those already mapped. */
 static hvt_status map_file(cifar *c, const char *path)
 {
-    struct stat st;
+    uint64_t bytes;
     void *data;
-    int error,
-        fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* refuse a pipe, do not wait for its writer */
+    int fd;
+    hvt_status s = HVT_OK;
 
-    HVT_CHECK(fd >= 0, E_IO, "cannot open %s: %s", path, strerror(errno));
-    if (fstat(fd, &st) != 0) {
-        error = errno;
-        close(fd);
-        return HVT_FAIL(E_IO, "cannot read %s: %s", path, strerror(error));
-    }
-    if (!S_ISREG(st.st_mode)) {
-        close(fd);
-        return HVT_FAIL(E_IO, "%s is not a regular file", path);
-    }
-    if (st.st_size <= 0 || st.st_size % RECORD) {
-        close(fd);
-        return HVT_FAIL(E_FORMAT,
-                        "%s holds %lld bytes, expected a positive multiple of %d: record %lld is cut off",
-                        path, (long long)st.st_size, RECORD, (long long)(st.st_size / RECORD));
-    }
-    data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    error = errno;
-    close(fd);
-    HVT_CHECK(data != MAP_FAILED, E_IO, "cannot map %s (%lld bytes): %s", path, (long long)st.st_size,
-              strerror(error));
+    HVT_TRY(hvt__open_regular(path, &fd, &bytes));
+    HVT_CHECK_OR(done, bytes > 0 && bytes % RECORD == 0, E_FORMAT,
+                 "%s holds %" PRIu64 " bytes, expected a positive multiple of %d: record %" PRIu64
+                 " is cut off",
+                 path, bytes, RECORD, bytes / RECORD);
+    data = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    HVT_CHECK_OR(done, data != MAP_FAILED, E_IO, "cannot map %s (%" PRIu64 " bytes): %s", path, bytes,
+                 strerror(errno));
     c->file[c->nfiles].data = data;
-    c->file[c->nfiles++].bytes = (size_t)st.st_size;
-    return HVT_OK;
+    c->file[c->nfiles++].bytes = bytes;
+done:
+    close(fd);
+    return s;
 }
 
 /* Check and hash the labels of the file mapped last; count its images. */

@@ -19,7 +19,7 @@ enum { MOST_BYTES = 1 << 20 };
 
 static hvt_status read_file(const char *path, char **ret_text, size_t *ret_bytes)
 {
-    FILE *f = fopen(path, "r");
+    FILE *f = hvt__open_stream(path, false);
     struct stat info;
     char *text = NULL;
     size_t bytes;
@@ -32,6 +32,8 @@ static hvt_status read_file(const char *path, char **ret_text, size_t *ret_bytes
     HVT_CHECK_OR(done, text, E_MEM, "--config %s: no memory to read it", path);
     bytes = fread(text, 1, MOST_BYTES + 1, f);
     HVT_CHECK_OR(done, !ferror(f), E_IO, "--config %s: cannot read: %s", path, strerror(errno));
+    HVT_CHECK_OR(done, bytes || !S_ISFIFO(info.st_mode), E_FORMAT,
+                 "--config %s: an empty pipe: nobody writes to it", path);
     HVT_CHECK_OR(done, bytes <= MOST_BYTES, E_FORMAT, "--config %s: longer than %d bytes: no file of options",
                  path, MOST_BYTES);
     *ret_text = text;

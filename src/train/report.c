@@ -8,7 +8,6 @@
 #include "report.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
@@ -71,20 +70,18 @@ hvt_status hvt__report_spares(const hvt_options *opts, const char *flag, const c
 /* Without emptying it: until the run begins it holds the records of an earlier one. */
 static hvt_status open_log(const hvt_options *opts, FILE **ret_log)
 {
-    int fd = open(opts->log, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    FILE *f = hvt__open_stream(opts->log, true);
     struct stat info;
     hvt_status s;
 
-    HVT_CHECK(fd >= 0, E_IO, "--log %s: cannot write: %s", opts->log, strerror(errno));
-    s = fstat(fd, &info) ? HVT_FAIL(E_IO, "--log %s: %s", opts->log, strerror(errno))
-                         : hvt__report_spares(opts, "--log", opts->log, &info);
-    if (s == HVT_OK) {
-        *ret_log = fdopen(fd, "w");
-        if (*ret_log)
-            return HVT_OK;
-        s = HVT_FAIL(E_MEM, "--log %s: no memory to open it", opts->log);
-    }
-    close(fd);
+    HVT_CHECK(f, E_IO, "--log %s: cannot write: %s", opts->log,
+              errno == ENXIO ? "a pipe that nobody reads, or a socket" : strerror(errno));
+    HVT_CHECK_OR(fail, fstat(fileno(f), &info) == 0, E_IO, "--log %s: %s", opts->log, strerror(errno));
+    HVT_TRY_OR(fail, hvt__report_spares(opts, "--log", opts->log, &info));
+    *ret_log = f;
+    return HVT_OK;
+fail:
+    fclose(f);
     return s;
 }
 

@@ -174,18 +174,14 @@ static hvt_status read_entries(hvt_st *st, uint64_t data_bytes)
     return HVT_OK;
 }
 
-static hvt_status read_header(hvt_st *st)
+static hvt_status read_header(hvt_st *st, uint64_t file)
 {
-    struct stat info;
     unsigned char head[8];
-    uint64_t bytes = 0, file;
+    uint64_t bytes = 0;
     char *text = NULL;
     json_error_t why;
     hvt_status s = HVT_OK;
 
-    HVT_CHECK(fstat(st->fd, &info) == 0, E_IO, "%s: %s", st->path, strerror(errno));
-    HVT_CHECK(S_ISREG(info.st_mode), E_IO, "%s: not a file", st->path);
-    file = (uint64_t)info.st_size;
     HVT_CHECK(file >= 8, E_FORMAT, "%s: %" PRIu64 " bytes are too few for a safetensors file", st->path,
               file);
     HVT_TRY(read_at(st, head, 8, 0));
@@ -211,16 +207,15 @@ done:
 hvt_status hvt__st_open(const char *path, hvt_st **ret_st)
 {
     hvt_st *st = calloc(1, sizeof *st);
+    uint64_t bytes;
     hvt_status s;
 
     HVT_CHECK(st, E_MEM, "no memory to open %s", path);
     st->fd = -1;
     st->path = strdup(path);
     HVT_CHECK_OR(fail, st->path, E_MEM, "no memory to open %s", path);
-    st->fd =
-        open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a pipe without a writer is refused, not awaited */
-    HVT_CHECK_OR(fail, st->fd >= 0, E_IO, "%s: %s", path, strerror(errno));
-    HVT_TRY_OR(fail, read_header(st));
+    HVT_TRY_OR(fail, hvt__open_regular(path, &st->fd, &bytes));
+    HVT_TRY_OR(fail, read_header(st, bytes));
     *ret_st = st;
     return HVT_OK;
 fail:

@@ -15,6 +15,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum {
@@ -375,7 +376,9 @@ static hvt_status tune_bucket(tuning *u)
 static hvt_status open_output(tuning *u)
 {
     const char *path = u->t.opts->output;
+    struct stat info;
 
+    HVT_CHECK(stat(path, &info) || S_ISREG(info.st_mode), E_IO, "--output %s: is no regular file", path);
     HVT_CHECK((size_t)snprintf(u->path, sizeof u->path, "%.4000s.tmp", path) == strlen(path) + 4, E_IO,
               "--output %.60s...: the name is too long", path);
     u->out = fopen(u->path, "w");

@@ -1,0 +1,46 @@
+/*
+ * Opening a file by its name, which may also be that of a pipe, a folder or a device: what is opened is there
+ * at once or is refused, and nobody waits for a pipe's other end.
+ */
+#include "base_impl.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+FILE *hvt__open_stream(const char *path, bool writes)
+{
+    int fd = open(path, (writes ? O_WRONLY | O_CREAT : O_RDONLY) | O_NONBLOCK | O_CLOEXEC, 0666), error;
+    FILE *f;
+
+    if (fd < 0)
+        return NULL;
+    f = fcntl(fd, F_SETFL, 0) == 0 ? fdopen(fd, writes ? "w" : "r") : NULL;
+    error = errno;
+    if (!f)
+        close(fd);
+    errno = error;
+    return f;
+}
+
+hvt_status hvt__open_regular(const char *path, int *ret_fd, uint64_t *ret_bytes)
+{
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    struct stat info;
+    hvt_status s = HVT_OK;
+
+    HVT_CHECK(fd >= 0, E_IO, "%s: %s", path, strerror(errno));
+    HVT_CHECK_OR(fail, fstat(fd, &info) == 0, E_IO, "%s: %s", path, strerror(errno));
+    HVT_CHECK_OR(fail, S_ISREG(info.st_mode), E_IO, "%s is %s, not a regular file", path,
+                 S_ISDIR(info.st_mode)    ? "a folder"
+                 : S_ISFIFO(info.st_mode) ? "a pipe"
+                                          : "a device or socket");
+    *ret_fd = fd;
+    *ret_bytes = (uint64_t)info.st_size;
+    return HVT_OK;
+fail:
+    close(fd);
+    return s;
+}
