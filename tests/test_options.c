@@ -4,7 +4,7 @@
  */
 #include "base_impl.h"
 #include "check.h"
-#include "train_impl.h"
+#include "train/options.h"
 
 #include <math.h>
 
@@ -172,7 +172,7 @@ TEST(unknown_flags_name_the_nearest)
     static const struct {
         const char *line, *near;
     } bad[] = {{"--bath 3", "nearest is --batch"},
-               {"--batch-size 3", "nearest is --batch"},
+               {"--batches 3", "nearest is --batch"},
                {"--epoch=3", "nearest is --epochs"},
                {"--weigth-decay 1", "nearest is --weight-decay"},
                {"--print_frequency 1", "nearest is --print-freq"},
@@ -181,7 +181,7 @@ TEST(unknown_flags_name_the_nearest)
                {"--qqqqqqqq", "see --help"},
                {"train", "'train' is not a flag"},
                {"--", "'--' is not a flag"},
-               {"-b 3", "(see --help)"},
+               {"-q 3", "(see --help)"},
                {"-lr 0.1", "nearest is --lr"},
                {"-lr=0.1", "nearest is --lr"},
                {"---weight_decay=1", "nearest is --weight-decay"},
@@ -192,6 +192,25 @@ TEST(unknown_flags_name_the_nearest)
 
     for (size_t i = 0; i < HVT_LEN(bad); i++)
         CHECK_FAILS(parse(&o, bad[i].line), E_ARG, bad[i].near);
+}
+
+TEST(flags_of_other_trainers_name_what_stands_for_them)
+{
+    static const struct {
+        const char *line, *here;
+    } bad[] = {{"--arch resnet50", "there is no flag --arch; here: --model"},
+               {"-a resnet50", "two dashes; here: --model"},
+               {"--batch-size 3", "here: --batch (of a rank) or --global-batch"},
+               {"--nproc_per_node=4", "here: mpirun -np N"},
+               {"-np 4", "here: mpirun -np N"},
+               {"--fusion-threshold-mb 64", "here: --bucket"},
+               {"--workers 4", "here: nothing"}};
+    hvt_options o;
+
+    for (size_t i = 0; i < HVT_LEN(bad); i++)
+        CHECK_FAILS(parse(&o, bad[i].line), E_ARG, bad[i].here);
+    for (int i = 0; i < HVT_OPTION_COUNT; i++) /* else that line could never be said */
+        CHECK(!hvt__option_elsewhere(hvt__option_flag(i) + 2), "%s is a flag of ours", hvt__option_flag(i));
 }
 
 TEST(a_failed_parse_leaves_the_result_alone)
@@ -352,6 +371,7 @@ int main(void)
     RUN(times_carry_units);
     RUN(malformed_values_are_named_with_what_was_expected);
     RUN(unknown_flags_name_the_nearest);
+    RUN(flags_of_other_trainers_name_what_stands_for_them);
     RUN(a_failed_parse_leaves_the_result_alone);
     RUN(every_value_reads_back_from_its_text);
     RUN(options_are_checked_together);

@@ -75,6 +75,24 @@ TEST(srun_with_pmix_is_ready)
     CHECK(l.started && !l.by_srun && l.size == 3, "hydra");
 }
 
+TEST(launchers_that_know_no_mpi_are_refused_and_mpirun_inside_them_is_not)
+{
+    hvt_launch l = launch_of((const char *[]){"TORCHELASTIC_RUN_ID", "none", "WORLD_SIZE", "4", NULL});
+
+    CHECK(l.started && l.unwired && l.size == 4, "size %d, unwired %d", l.size, l.unwired);
+    CHECK_FAILS(hvt__launch_check(&l, 1), E_COMM, "torchrun started 4 processes");
+    CHECK_FAILS(hvt__launch_check(&l, 1), E_COMM, "mpirun -np 4");
+    l = launch_of((const char *[]){"HOROVOD_CONTROLLER", "gloo", "HOROVOD_SIZE", "2", NULL});
+    CHECK_FAILS(hvt__launch_check(&l, 1), E_COMM, "horovodrun started 2 processes");
+    l = launch_of((const char *[]){"TORCHELASTIC_RUN_ID", "none", "WORLD_SIZE", "1", NULL});
+    CHECK(!l.started, "torchrun's only process is alone");
+    l = launch_of((const char *[]){"WORLD_SIZE", "4", NULL});
+    CHECK(!l.started, "a variable of anybody's");
+    l = launch_of((const char *[]){"TORCHELASTIC_RUN_ID", "none", "WORLD_SIZE", "4", "OMPI_COMM_WORLD_SIZE",
+                                   "2", "PMIX_RANK", "1", NULL});
+    CHECK(l.size == 2 && !l.unwired && !l.by, "size %d", l.size);
+}
+
 /* ---- transport ---------------------------------------------------------------------------- */
 
 static bool chosen(const char *const *variables, const char *file_text)
@@ -493,6 +511,8 @@ TEST(a_silent_singleton_is_refused)
     join_as((const char *[]){"PMI_SIZE", "4", "PMI_RANK", "1", NULL}, HVT_E_COMM,
             "use the mpirun of the MPI");
     join_as((const char *[]){"OMPI_COMM_WORLD_SIZE", "2", NULL}, HVT_E_COMM, "MPI sees 1");
+    join_as((const char *[]){"TORCHELASTIC_RUN_ID", "none", "WORLD_SIZE", "2", NULL}, HVT_E_COMM,
+            "torchrun started 2");
 #endif
 }
 
@@ -518,6 +538,7 @@ int main(void)
         RUN(mpirun_inside_an_srun_step_is_mpirun);
         RUN(srun_without_a_process_manager_is_refused_with_the_flag_to_use);
         RUN(srun_with_pmix_is_ready);
+        RUN(launchers_that_know_no_mpi_are_refused_and_mpirun_inside_them_is_not);
         RUN(a_transport_that_the_user_chose_is_never_overruled);
         RUN(equal_masks_are_split_by_local_rank);
         RUN(a_bound_rank_keeps_its_mask);

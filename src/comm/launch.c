@@ -2,7 +2,7 @@
  * What a launcher tells a process through its environment, read before MPI is touched.
  *
  * The trap that this file exists for: N processes are started, but MPI cannot reach the launcher
- * (srun with the wrong --mpi, the mpirun of another MPI), so each becomes a world of one and N
+ * (srun with the wrong --mpi, the mpirun of another MPI, torchrun), so each becomes a world of one and N
  * independent trainings overwrite each other's files. So the size that the launcher promised is
  * compared with the size that MPI found. SLURM_NTASKS is never read: a program started alone
  * inside an allocation has it too.
@@ -26,6 +26,10 @@ static int number(const char *text)
 hvt_launch hvt__launch(char *(*get)(const char *name))
 {
     static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"};
+    static const struct {
+        const char *name, *mark, *size;
+    } others[] = {{"torchrun", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"},
+                  {"horovodrun", "HOROVOD_CONTROLLER", "HOROVOD_SIZE"}}; /* over gloo; else it is mpirun */
     int tasks = number(get("SLURM_STEP_NUM_TASKS"));
     bool pmix = get("PMIX_RANK"), pmi = get("PMI_RANK");
     hvt_launch l = {.started = pmix || pmi};
@@ -49,6 +53,12 @@ hvt_launch hvt__launch(char *(*get)(const char *name))
         l.unwired = !pmix && !pmi;
         l.one_node = number(get("SLURM_STEP_NUM_NODES")) == 1;
     }
+    for (size_t i = 0; i < HVT_LEN(others) && !l.started; i++) {
+        int size = get(others[i].mark) ? number(get(others[i].size)) : 0;
+        if (size > 1)
+            l = (hvt_launch){
+                .started = true, .size = size, .var = others[i].size, .by = others[i].name, .unwired = true};
+    }
     return l;
 }
 
@@ -63,6 +73,12 @@ hvt_status hvt__launch_check(const hvt_launch *l, int mpi_size)
                      "srun started %d tasks (%s), but MPI sees %d: start it as `srun --mpi=pmix ...` "
                      "(`srun --mpi=list` shows what this SLURM has), or with mpirun",
                      l->size, l->var, mpi_size);
+    else if (l->by)
+        s = HVT_FAIL(
+            E_COMM,
+            "%s started %d processes (%s), but MPI sees %d: start them with mpirun or srun instead, as "
+            "in `mpirun -np %d ./hvtrain`",
+            l->by, l->size, l->var, mpi_size, l->size);
     else
         s = HVT_FAIL(E_COMM,
                      "the launcher started %d processes (%s), but MPI sees %d: use the mpirun of the MPI "

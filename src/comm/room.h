@@ -14,7 +14,8 @@ typedef struct hvt_launch {
     int size;        /* processes it started; 0: it does not say */
     const char *var; /* the variable that says so */
     bool by_srun;    /* srun, and no mpirun between */
-    bool unwired;    /* by_srun without a process manager that an MPI could ask */
+    const char *by;  /* a launcher that knows nothing of MPI, by its name */
+    bool unwired;    /* there is no process manager that an MPI could ask */
     bool one_node;   /* all processes are on this node */
 } hvt_launch;
 

@@ -178,23 +178,42 @@ void hvt__option_text(const hvt_options *opts, int i, char ret_text[HVT_OPTION_V
 
 /* ---- the command line ---- */
 
-/* As nearest(), of an argument's first len letters as they came: any dashes before, '_' for '-'. */
-static bool nearest_to(const char *arg, size_t len, char ret_flag[HVT_OPTION_FLAG])
+/* An argument's first len letters as a flag: two dashes before, '-' for '_'; false: there is nothing but
+ * dashes. */
+static bool as_flag(const char *arg, size_t len, char ret_flag[HVT_OPTION_FLAG])
 {
     size_t dashes = strspn(arg, "-");
-    char name[41];
 
     if (dashes >= len)
         return false;
-    snprintf(name, sizeof name, "--%.*s", (int)(len - dashes), arg + dashes);
-    for (char *p = name + 2; *p; p++)
+    snprintf(ret_flag, HVT_OPTION_FLAG, "--%.*s", (int)(len - dashes), arg + dashes);
+    for (char *p = ret_flag + 2; *p; p++)
         *p = *p == '_' ? '-' : *p;
-    return nearest(name, ret_flag);
+    return true;
+}
+
+/* What to say of a flag that is none; "": nothing. */
+static const char *hint(const char *arg, size_t len, char ret_text[128])
+{
+    char name[HVT_OPTION_FLAG], near[HVT_OPTION_FLAG];
+    const char *here;
+
+    *ret_text = 0;
+    if (!as_flag(arg, len, name))
+        return ret_text;
+    here = hvt__option_elsewhere(name + 2);
+    if (here)
+        snprintf(ret_text, 128, "here: %s", here);
+    else if (nearest(name, near))
+        snprintf(ret_text, 128, "the nearest is %s", near);
+    return ret_text;
 }
 
 bool hvt__option_nearest(const char *name, char ret_flag[HVT_OPTION_FLAG])
 {
-    return nearest_to(name, strlen(name), ret_flag);
+    char flag[HVT_OPTION_FLAG];
+
+    return as_flag(name, strlen(name), flag) && nearest(flag, ret_flag);
 }
 
 static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
@@ -204,12 +223,11 @@ static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
     size_t len = value ? (size_t)(value - arg) : strlen(arg);
     const hvt__option *o;
     bool no = false;
-    char what[256], flag[HVT_OPTION_FLAG], near[HVT_OPTION_FLAG];
+    char what[256], flag[HVT_OPTION_FLAG], more[128];
 
     if (strncmp(arg, "--", 2) || !arg[2]) {
-        if (*arg == '-' && nearest_to(arg, len, near))
-            return HVT_FAIL(E_ARG, "'%s' is not a flag: options begin with two dashes; the nearest is %s",
-                            arg, near);
+        if (*arg == '-' && *hint(arg, len, more))
+            return HVT_FAIL(E_ARG, "'%s' is not a flag: options begin with two dashes; %s", arg, more);
         return HVT_FAIL(E_ARG, "'%s' is not a flag: options are --name value or --name=value (see --help)",
                         arg);
     }
@@ -221,8 +239,8 @@ static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
         o = no ? o : NULL;
     }
     if (!o) {
-        if (nearest_to(arg, len, near))
-            return HVT_FAIL(E_ARG, "there is no flag %.*s; the nearest is %s", (int)len, arg, near);
+        if (*hint(arg, len, more))
+            return HVT_FAIL(E_ARG, "there is no flag %.*s; %s", (int)len, arg, more);
         return HVT_FAIL(E_ARG, "there is no flag %.*s (see --help)", (int)len, arg);
     }
     if (no) {

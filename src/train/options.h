@@ -40,6 +40,12 @@ typedef struct hvt__option {
 
 const char *hvt__flag_of(const hvt__option *o, char ret_flag[HVT_OPTION_FLAG]); /* "--weight-decay" */
 
+/* ---- elsewhere.c ---- */
+
+/* What stands for a flag of other trainers or launchers, named without dashes and with '-' for '_'; NULL:
+ * unknown. */
+const char *hvt__option_elsewhere(const char *name);
+
 /* ---- option_value.c ---- */
 
 /* False: the value is none of this option's, and opts is as it was. */
