@@ -308,8 +308,8 @@ hvt_status hvt__report_end(hvt_reporter *rep, const hvt_options *opts, const hvt
     else
         hvt__report_say(rep, "done: %s; at most %.0f MiB on a rank; weights %s", took,
                         hvt__mib((double)r->peak_bytes), hex);
-    if (opts->evaluate)
-        return HVT_OK;
+    if (r->first_update < 0)
+        return HVT_OK; /* nothing was trained */
     if (*opts->save) {
         hvt__report_say(rep, "next: hvtrain --resume %s --epochs %d goes on", opts->save,
                         opts->epochs > INT_MAX / 2 ? INT_MAX : 2 * opts->epochs);

@@ -271,7 +271,7 @@ static void warn_of_numbers(const hvt_start *s)
         HVT_WARN("%d shards on each of %d ranks are no power of two: this run's bits are its own, "
                  "those of 1 rank differ in rounding",
                  local, size);
-    if (s->train && s->steps < 100 && !s->opts->steps && s->opts->ask == HVT_ASK_TRAIN)
+    if (s->train && s->steps < 100 && !s->opts->steps && !*s->opts->resume && s->opts->ask == HVT_ASK_TRAIN)
         HVT_WARN("only %lld updates in all: more --epochs or a smaller --batch train further",
                  (long long)s->steps);
     if (hvt__has_stem(s->opts->model) && !strcmp(s->opts->stem, "imagenet") && s->test->height < 64)

@@ -325,8 +325,9 @@ static hvt_status first_weights(run *t)
     t->step = p.step;
     t->steps = p.steps;
     if (!o->evaluate && (o->steps ? p.steps >= o->steps : p.epoch >= o->epochs))
-        HVT_INFO("note: %s has %d epochs and %" PRId64 " updates behind it: nothing is left to train",
-                 o->resume, p.epoch, p.steps);
+        HVT_INFO("note: %s has %d epochs and %" PRId64
+                 " updates behind it: nothing is left to train without more %s",
+                 o->resume, p.epoch, p.steps, o->steps ? "--steps" : "--epochs");
     return HVT_OK;
 }
 
