@@ -552,6 +552,8 @@ def going_on_needs_no_options_but_says_which_changed():
     rc, _, err = run("--resume bare --epochs 2 --quiet --log log --threads 1".split())
     check(rc == 0 and records("log")[-1]["weights"] == straight, rc, err)
     check(not [line for line in err if " was " in line], err)
+    rc, _, err = run("--resume bare --evaluate --quiet --threads 1".split())
+    check(rc == 0 and not err, "of another number of ranks, which evaluation does not mind:", rc, err)
     rc, _, err = run("--resume bare --epochs 2 --quiet --threads 1 --lr 0.01".split())
     changed = [line for line in err if " was " in line]
     check(rc == 0 and len(changed) == 1 and all(w in changed[0] for w in ["--lr", "0.05", "0.01"]), rc, err)

@@ -145,7 +145,8 @@ static hvt_status open_cifar(const hvt_dataset_opts *opts, hvt_source *ret_sourc
             sub = subfolder;
         else
             return HVT_FAIL(E_IO,
-                            "found neither %s/%s nor %s/%s/%s: %s; expected the binary version of CIFAR-10",
+                            "found neither %s/%s nor %s/%s/%s: %s; expected the binary version of CIFAR-10, "
+                            "cifar-10-binary.tar.gz, unpacked",
                             opts->dir, names[0], opts->dir, subfolder, names[0], strerror(errno));
     }
 
