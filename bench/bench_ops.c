@@ -5,7 +5,8 @@
  *
  * Each pass is verified on sampled elements against a loop in double, then timed for S seconds: the median of
  * its rounds, or with --least the shortest in the thread's own time. GF/s counts multiply and add of pixels
- * that exist (padding is not work). Columns: GF/s and a share forward, backward data, backward weights;
+ * that exist (padding is not work), as the definition has them: Winograd's 3x3 do fewer and pass the peak.
+ * Columns: GF/s and a share forward, backward data, backward weights;
  * microseconds to turn the weights. The share is of what bounds the pass, measured in the same run: "%" of
  * the peak (all threads' multiply-adds in registers; of pairs of bf16 where the set multiplies these), or,
  * where reading and writing the pass's arrays once would take longer than the multiply-adds, "m" of the
@@ -310,7 +311,7 @@ static double work(const bench *b)
 /* What a run asks for. */
 typedef struct choice {
     const char *model, *isa, *order, *type, *pass;
-    int batch, layer, threads, least;
+    int batch, layer, threads, least, direct;
     double seconds;
 } choice;
 
@@ -323,6 +324,7 @@ static const bench_row options[] = {
     {"--layer", "N", "only the model's N-th (0: all)", .number = &o.layer},
     {"--type", "f32|bf16|f16", "of activations (f32)", &o.type},
     {"--isa", "NAME", "instruction set (auto's)", &o.isa},
+    {"--direct", "", "by their definition, none by Winograd", .flag = &o.direct},
     {"--threads", "N", "(1)", .number = &o.threads},
     {"--order", "hwn|nhw", "of rows (hwn)", &o.order},
     {"--pass", "all|forward|data|weights", "which is timed; all are verified (all)", &o.pass},
@@ -474,6 +476,7 @@ int main(int argc, char **argv)
         return usage("bad number of", "threads");
     must(hvt__pool_open(o.threads, NULL, 0, false, &cpu.pool));
     hvt__flush_subnormals(true);
+    dev.direct = o.direct;
     bench_header("bench_ops", cpu.isa->name, o.threads);
     lim.pool = cpu.pool;
     lim.isa = cpu.isa->name;

@@ -58,7 +58,7 @@ static hvt_dataset *set;
 
 static struct {
     const char *model, *stem, *comm, *update, *overlap, *wire, *json, *amp, *isa;
-    int batch, bucket, steps, pairs, side, threads, ops;
+    int batch, bucket, steps, pairs, side, threads, ops, direct;
 } o = {.model = "resnet20",
        .stem = "imagenet",
        .comm = "auto",
@@ -79,6 +79,7 @@ static const bench_row options[] = {
     {"--steps", "N", "that count (20)", .number = &o.steps},
     {"--amp", "f32|bf16|f16", "type of activations (f32)", &o.amp},
     {"--isa", "NAME", "instruction set (auto)", &o.isa},
+    {"--direct", "", "convolutions by their definition, none by Winograd", .flag = &o.direct},
     {"--threads", "N", "of a rank (0: its share of the node)", .number = &o.threads},
     {"--comm", "NAME", "how gradients travel (auto)", &o.comm},
     {"--update", "auto|replicated|sharded", "who updates what (auto)", &o.update},
@@ -115,6 +116,7 @@ static void open_device(void)
                              .cpus = cores.cpus,
                              .ncpus = cores.ncpus,
                              .yield = cores.crowded,
+                             .direct = o.direct,
                              .isa = o.isa};
     must(hvt_device_open("cpu", &place, &dev));
     if (o.ops && !hvt_world_rank(world))

@@ -310,7 +310,7 @@ struct hvt_device {
     void *state; /* the backend's own */
     const char *isa;
     int index, threads;
-    bool deterministic, tf32, share; /* as hvt_device_opts */
+    bool deterministic, tf32, share, direct; /* as hvt_device_opts */
     bool yield;                      /* whoever waits gives the core away at once */
 };
 

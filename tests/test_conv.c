@@ -340,6 +340,14 @@ static bool same_bits(const conv_case *c, const conv_result *a, const conv_resul
     return same;
 }
 
+/* 3x3 by their definition, or as it pays. */
+static void go_direct(bool direct)
+{
+    for (int i = 0; i < isas; i++)
+        for (int t = 0; t < MOST_THREADS; t++)
+            devices[i][t].direct = direct;
+}
+
 static void check_case(hvt_conv_desc d, int real, int samples)
 {
     conv_case c = make_case(d, real);
@@ -397,6 +405,99 @@ TEST(random_shapes_equal_the_loop_in_double)
             continue;
         check_case(d, between(0, 2) ? d.n : between(0, d.n), 0);
         done++;
+    }
+}
+
+/* 3x3, stride 1, with channels enough for Winograd's way, and by definition. */
+TEST(tiles_of_3x3_equal_the_loop_in_double)
+{
+    int done = 0;
+
+    draws = 7;
+    while (done < (CHECK_EMULATED ? 12 : CHECK_SANITIZED ? 30 : 150) && !check_now) {
+        hvt_conv_desc d = {.order = between(0, 1) ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+                           .type = (hvt_dtype)(done % 4 ? HVT_F32 : between(1, 2)),
+                           .n = between(1, 3) == 1 ? between(1, 20) : between(1, 5),
+                           .h = between(2, 16),
+                           .w = between(2, 16),
+                           .c = between(16, between(0, 1) ? 20 : 70),
+                           .k = between(16, between(0, 1) ? 20 : 70),
+                           .r = 3,
+                           .s = 3,
+                           .stride = 1,
+                           .pad = between(0, 2)};
+
+        if (d.h + 2 * d.pad < 3 || d.w + 2 * d.pad < 3 || products(&d) > (CHECK_EMULATED ? 4e5 : 3e6))
+            continue;
+        go_direct(done % 3 == 2);
+        check_case(d, between(0, 2) ? d.n : between(0, d.n), products(&d) > 1e6 ? 2000 : 0);
+        done++;
+    }
+    go_direct(false);
+}
+
+/* Root of the mean square of y's, dx's and dw's errors, each as a part of its sum of absolute products. */
+static void errors(hvt_device *dev, const conv_case *c, double ret[3])
+{
+    const hvt_conv_desc *d = &c->d;
+    conv_result got = run(dev, c);
+    double sum[3] = {0};
+    int count[3] = {0};
+
+    for (int i = 0; i < 3000; i++) {
+        int n = between(0, d->n - 1), h = between(0, d->h - 1), w = between(0, d->w - 1);
+        int ch = between(0, d->c - 1), k = between(0, d->k - 1), r = between(0, 2), s = between(0, 2);
+        exact want[3] = {exact_y(c, n, h, w, k), exact_dx(c, n, h, w, ch), exact_dw(c, k, ch, r, s)};
+        float is[3] = {y_at(c, got.y, n, h, w)[k], x_at(c, got.dx, n, h, w)[ch],
+                       got.dw[(((size_t)k * d->c + ch) * 3 + r) * 3 + s]};
+
+        for (int j = 0; j < 3; j++) {
+            double e = (is[j] - want[j].sum) / want[j].size;
+
+            sum[j] += e * e;
+            count[j]++;
+        }
+    }
+    for (int j = 0; j < 3; j++)
+        ret[j] = sqrt(sum[j] / count[j]);
+    free_result(&got);
+}
+
+/* What winograd.c says of its rounding. */
+TEST(winograd_rounds_no_more_than_the_definition)
+{
+    static const char *const what[] = {"y", "dx", "dw"};
+    static const int channels[] = {16, 64, 256};
+
+    draws = 8;
+    for (size_t i = 0; i < HVT_LEN(channels); i++) {
+        hvt_conv_desc d = {.n = 2,
+                           .h = 8,
+                           .w = 8,
+                           .c = channels[i],
+                           .k = channels[i],
+                           .r = 3,
+                           .s = 3,
+                           .stride = 1,
+                           .pad = 1};
+        conv_case c = make_case(d, d.n);
+
+        for (int set = 0; set < isas && !CHECK_EMULATED; set++) {
+            double direct[3], winograd[3];
+
+            if (!takes(set, &d))
+                continue;
+            go_direct(true);
+            errors(&devices[set][0], &c, direct);
+            go_direct(false);
+            errors(&devices[set][0], &c, winograd);
+            for (int j = 0; j < 3; j++) {
+                CHECK(winograd[j] < 1.5 * direct[j] && winograd[j] != direct[j],
+                      "%s, %d channels, %s: error %g, by definition %g", devices[set][0].isa, channels[i],
+                      what[j], winograd[j], direct[j]);
+            }
+        }
+        free_case(&c);
     }
 }
 
@@ -627,6 +728,8 @@ int main(void)
     }
     CHECK_OK(hvt_device_open("ref", NULL, &ref));
     RUN(random_shapes_equal_the_loop_in_double);
+    RUN(tiles_of_3x3_equal_the_loop_in_double);
+    RUN(winograd_rounds_no_more_than_the_definition);
     RUN(bf16_of_odd_sizes_equals_the_loop_in_double);
     RUN(large_shapes_equal_the_loop_in_double);
     RUN(the_reference_agrees);

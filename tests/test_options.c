@@ -295,6 +295,7 @@ TEST(options_are_checked_together)
         {"--device cuda:1", 2, "--device cuda:1 names one GPU for 2 ranks"},
         {"--share-gpu", 1, "--share-gpu is for --device cuda, not cpu"},
         {"--tf32 --device ref", 1, "--tf32 is for --device cuda, not ref"},
+        {"--winograd off --device ref", 1, "--winograd off is for --device cpu, not ref"},
         {"--device cuda --isa avx2", 1, "--isa avx2 is for --device cpu, not cuda"},
     };
     hvt_options o;

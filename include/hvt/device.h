@@ -24,6 +24,7 @@ typedef struct hvt_device_opts {
     int threads;            ///< threads of this device, the caller included; 0 = one per cpu given, else 1
     const int *cpus; ///< [ncpus] processors to pin the threads to, thread t to cpus[t % ncpus]; or NULL
     int ncpus;       ///< 0: no pinning
+    bool direct;     ///< cpu: convolutions of 3x3 by their definition, not by Winograd's F(2x2, 3x3)
     bool yield;      ///< waiting threads give the core away at once (more threads than cores)
     const char *isa; ///< instruction set, see hvt_cpu_isa_name(); NULL or "auto": see hvt_cpu_isa_auto()
 } hvt_device_opts;

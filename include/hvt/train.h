@@ -98,6 +98,8 @@ extern "C" {
     X(str, plan_cache, "auto", 0, RANK, "auto|none|FILE",                                                    \
       "cuda: keeps the algorithms that were found fastest (auto: ~/.cache/hvtrain/plans)")                   \
     X(str, isa, "auto", 0, JOB, "NAME", "cpu: instruction set; auto: the best that every rank has")          \
+    X(bool, winograd, "on", 0, RUN, "on|off",                                                                \
+      "cpu: convolutions of 3x3 in floats by F(2x2, 3x3), which multiplies 4 times for 9; off: as defined")  \
     X(word, threads, "auto", 1, RANK, "N", "per rank; auto: its share of the cores it may use")              \
     X(pick, comm, "auto", 0, JOB, "auto|self|shm|mpi|hier|nccl", "how gradients travel")                     \
     X(pick, update, "auto", 0, JOB, "auto|replicated|sharded",                                               \

@@ -64,6 +64,7 @@ hvt_status hvt_device_open(const char *name, const hvt_device_opts *opts, hvt_de
     d->share = opts->share;
     d->deterministic = opts->deterministic;
     d->tf32 = opts->tf32;
+    d->direct = opts->direct;
     HVT_TRY_OR(fail, ops->open(d, opts));
     *ret_dev = d;
     return HVT_OK;

@@ -35,6 +35,8 @@ hvt_status hvt__settle_device(const hvt_options *o, int ranks, hvt_settled *t)
     t->on_gpu = !strcmp(t->device, "cuda");
     HVT_CHECK(t->on_gpu || !(o->share_gpu || o->tf32), E_ARG, "--%s is for --device cuda, not %s",
               o->share_gpu ? "share-gpu" : "tf32", t->device);
+    HVT_CHECK(o->winograd || !strcmp(t->device, "cpu"), E_ARG, "--winograd off is for --device cpu, not %s",
+              t->device);
     return HVT_OK;
 }
 

@@ -1,5 +1,6 @@
 /*
- * conv_impl.h - a prepared convolution. Included by conv_plan.c, gather.c, wgrad.c and weights.c.
+ * conv_impl.h - a prepared convolution. Included by conv_plan.c, gather.c, wgrad.c,
+ * weights.c and winograd.c.
  *
  * A convolution is a set of triples (input pixel, tap, output pixel). Forward groups them by output pixel,
  * backward data by input pixel, backward weights by tap; each group is a short list of (A, B) pairs made
@@ -79,6 +80,8 @@ typedef struct conv_op {
     size_t w_bytes;    /* of ws that hold weights widened or paired; 0: w is read where it lies */
     bool *tap_used;    /* [taps] any triple has it; with small images and much padding some have none */
 
+    bool winograd; /* all three passes are winograd.c's, which needs nothing of what follows */
+
     /* backward weights */
     int blocks;
     conv_block *block;
@@ -143,5 +146,15 @@ static inline long conv_weight(int taps, int channels, int tap, int channel, int
 
 /* weights.c: forward's, in words, from w to op->w_bytes of ws */
 void hvt__conv_ready_weights(const conv_op *op, const void *w, float *ws);
+
+/* winograd.c. pairs: (output, tap) pairs whose input exists. Do fewer multiplications make up for what comes
+ * with them? By the shape of a layer alone. */
+bool hvt__winograd_pays(const conv_op *op, long pairs);
+size_t hvt__winograd_bytes(const conv_op *op, bool no_dx); /* of ws */
+void hvt__winograd_forward(const conv_op *op, int real, const void *x, const void *w, void *y, void *ws);
+void hvt__winograd_backward_x(const conv_op *op, int real, const void *w, const void *dy, void *dx, bool add,
+                              void *ws);
+void hvt__winograd_backward_w(const conv_op *op, int real, const void *x, const void *dy, float *dw,
+                              void *ws);
 
 #endif /* HVT_CONV_IMPL_H */

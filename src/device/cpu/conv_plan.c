@@ -519,6 +519,11 @@ static void say_plan(const conv_op *op, const hvt_conv_desc *c)
     for (int i = 0; i < 2; i++)
         if (lists[i]->pitch)
             snprintf(copied[i], sizeof copied[i], ", source copied to rows of %d words", lists[i]->pitch);
+    if (op->winograd) {
+        HVT_DEBUG("cpu: %s conv %d -> %d, 3x3/1 at %dx%d, %d images: Winograd, F(2x2, 3x3)",
+                  hvt_dtype_name(op->type), op->c, op->k, c->h, c->w, c->n);
+        return;
+    }
     if (!c->no_dx)
         snprintf(dx, sizeof dx, "; dx: %s%s", rows[op->in.rows], copied[1]);
     HVT_DEBUG(
@@ -558,6 +563,14 @@ hvt_status conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op,
 
     HVT_CHECK_OR(fail, entries <= INT_MAX - op->taps && (long)op->oh * op->ow <= INT_MAX / op->n, E_SHAPE,
                  "convolution of %dx%d pixels by %dx%d taps is too large to index", c->h, c->w, c->r, c->s);
+    op->winograd = !d->direct && hvt__winograd_pays(op, entries);
+    if (op->winograd) {
+        *ret_op = &op->head;
+        *ret_weights = weights;
+        *ret_ws = hvt__winograd_bytes(op, c->no_dx);
+        say_plan(op, c);
+        return HVT_OK;
+    }
     HVT_TRY_OR(fail, make_list(op, false, choose_rows(op, order, op->ow, op->stride), entries, &op->out));
     HVT_TRY_OR(fail, plan_copy(op, op->c, op->x_pixel, op->x_image, &op->out));
     op->w_bytes = c->type == HVT_F32 ? 0 : panel_bytes(op, op->k, op->out.len);

@@ -9,6 +9,13 @@
 
 #include "device_impl.h"
 
+#define INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
+
 /* ---- threads.c: a pool made once; run() returns when all of 0 .. jobs-1 are done. The caller works too.
  * ---- */
 typedef struct hvt_pool hvt_pool;

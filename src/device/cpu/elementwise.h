@@ -25,6 +25,20 @@ typedef struct hvt_bn_consts {
     float *slope; /* backward: rstd * sum(dz * xhat) / count */
 } hvt_bn_consts;
 
+/* Rows of pixels on their way to Winograd's products, see winograd.c: [rows][c], rows `row` elements apart in
+ * each of the pixels, become panels of w columns, each [rows][pitch], `panel` floats apart; and that for each
+ * product, `next` floats apart. */
+typedef struct hvt_tiles {
+    const void *from[16]; /* a tile's pixels line by line; NULL is zeros */
+    int rows, c;          /* c <= HVT_TILE_SPAN */
+    long row, ahead; /* ahead: from two columns of a tile to the next two, which are asked for; 0: to none */
+    int w, pitch;
+    float *out;
+    long panel, next;
+} hvt_tiles;
+
+enum { HVT_TILE_SPAN = 1024 };
+
 /* What reads and writes activations of one type, whose addresses are void. See typed.h. */
 typedef struct hvt_typed {
     void (*relu)(size_t n, const void *x, void *y);
@@ -63,6 +77,16 @@ typedef struct hvt_typed {
     void (*panels)(const void *x, long ld, long ahead, int n, int c, int w, int pitch, float *out);
     /* to (+)= [rows][cols], rows `row` and `tile_row` apart */
     void (*store_tile)(int rows, int cols, const float *tile, long tile_row, void *to, long row, bool add);
+
+    /* Winograd's F(2x2, 3x3), see winograd.h. Products are `next` floats apart. */
+    void (*tiles_source)(const hvt_tiles *g); /* 4x4 pixels: B'dB */
+    void (*tiles_grad)(const hvt_tiles *g);   /* 2x2 pixels: AdA' */
+    /* A'mA, rows of `cols` columns, to (+)= 2x2 pixels, whose rows lie `row` elements apart; NULL: no such */
+    void (*tiles_target)(const float *m, long next, int rows, int cols, void *const to[4], long row,
+                         bool add);
+    /* of n weights: taps `tap` elements apart -> GgG'; and of their gradients: G'uG */
+    void (*tiles_weights)(size_t n, const void *w, long tap, float *out, long next);
+    void (*tiles_dw)(size_t n, const float *u, long next, float *dw, long tap);
 } hvt_typed;
 
 /* Factors of a gradient that lies in panels of HVT_PANEL filters, [ceil(k/HVT_PANEL)][m][HVT_PANEL]; see

@@ -10,8 +10,6 @@
 #include "elementwise.h"
 #include "vec.h"
 
-#define UNROLL _Pragma("GCC unroll 8")
-
 enum { SOME = 4, WIDE = HVT_PANEL / VL };
 
 /* Lanes of vector v of a panel that are filters. */

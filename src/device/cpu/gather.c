@@ -253,6 +253,10 @@ hvt_status conv_forward_cpu(hvt_op *head, int real, const void *x, const void *w
                 .columns = op->k,
                 .images = real * op->rows_per_image};
 
+    if (op->winograd) {
+        hvt__winograd_forward(op, real, x, w, y, ws);
+        return HVT_OK;
+    }
     if (op->w_bytes && g.images)
         hvt__conv_ready_weights(op, w, ws);
     run_gather(&g, (char *)ws + op->w_bytes);
@@ -277,7 +281,10 @@ hvt_status conv_backward_x_cpu(hvt_op *head, int real, const void *w, const void
                 .images = real * op->rows_per_image,
                 .add = add};
 
-    (void)w; /* conv_pack turned them */
+    if (op->winograd) {
+        hvt__winograd_backward_x(op, real, w, dy, dx, add, ws);
+        return HVT_OK;
+    } /* else conv_pack turned the weights */
     run_gather(&g, ws);
     return HVT_OK;
 }

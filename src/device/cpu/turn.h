@@ -7,12 +7,6 @@
 
 #include "cpu_impl.h"
 
-#define INLINE static inline __attribute__((always_inline))
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 32")
-#endif
 #ifndef WEIGHTS_ROW
 #define WEIGHTS_ROW 32 /* words in which a panel's 32 columns lie */
 #endif

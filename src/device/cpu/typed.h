@@ -631,6 +631,8 @@ static void store_tile(int rows, int cols, const float *tile, long tile_row, voi
         SPAN(cols, put_or_add(to, (size_t)(r * row) + i, f_load(tile + i, lanes), add, lanes););
 }
 
+#include "winograd.h"
+
 #define TABLE_OF(isa, name) hvt__##name##_##isa
 #define TABLE(isa, name)    TABLE_OF(isa, name)
 
@@ -655,4 +657,9 @@ const hvt_typed TABLE(HVT_ISA, NAME) = {
     .widen = widen_span,
     .panels = panels,
     .store_tile = store_tile,
+    .tiles_source = tiles_source,
+    .tiles_grad = tiles_grad,
+    .tiles_target = tiles_target,
+    .tiles_weights = tiles_weights,
+    .tiles_dw = tiles_dw,
 };

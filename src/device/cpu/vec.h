@@ -12,13 +12,11 @@
 #define HVT_VEC_H
 
 #include "device/half.h"
-#include "device_impl.h"
+#include "cpu_impl.h"
 
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-#define INLINE static inline __attribute__((always_inline))
 
 #if defined(__AVX512F__)
 

@@ -179,10 +179,9 @@ static void product_job(void *ctx, int job, int thread)
         conv_fence();
 }
 
-hvt_status conv_backward_w_cpu(hvt_op *head, int real, const void *x, const void *dy, float *dw, void *ws)
+static void run_blocks(const conv_op *op, int images, const void *x, const void *dy, float *dw, void *ws)
 {
-    const conv_op *op = (const conv_op *)head;
-    const int threads = hvt__pool_threads(op->pool), images = real * op->rows_per_image;
+    const int threads = hvt__pool_threads(op->pool);
     const int steps = conv_tiles(op->k, 2 * op->kern->vl);
     const int groups = op->taps / op->together;
     wgrad g = {.op = op,
@@ -194,11 +193,6 @@ hvt_status conv_backward_w_cpu(hvt_op *head, int real, const void *x, const void
                .real = images};
     int jobs = threads > 1 ? conv_tiles(threads * JOBS_A_THREAD, groups) : 1;
 
-    if (images == 0) {
-        memset(dw, 0,
-               sizeof *dw * (size_t)conv_panels(op->k) * CONV_PANEL * (size_t)op->taps * (size_t)op->c);
-        return HVT_OK;
-    }
     g.column_parts = jobs < steps ? jobs : steps;
     jobs = conv_tiles(jobs, g.column_parts);
     g.row_parts = jobs < op->a_tiles ? jobs : op->a_tiles;
@@ -211,5 +205,18 @@ hvt_status conv_backward_w_cpu(hvt_op *head, int real, const void *x, const void
             hvt__pool_run(op->pool, groups * g.column_parts * g.row_parts, product_job, &g);
         }
     }
+}
+
+hvt_status conv_backward_w_cpu(hvt_op *head, int real, const void *x, const void *dy, float *dw, void *ws)
+{
+    const conv_op *op = (const conv_op *)head;
+
+    if (real == 0)
+        memset(dw, 0,
+               sizeof *dw * (size_t)conv_panels(op->k) * CONV_PANEL * (size_t)op->taps * (size_t)op->c);
+    else if (op->winograd)
+        hvt__winograd_backward_w(op, real, x, dy, dw, ws);
+    else
+        run_blocks(op, real * op->rows_per_image, x, dy, dw, ws);
     return HVT_OK;
 }
