@@ -137,6 +137,14 @@ typedef struct piece {
     for (size_t from_ = (p).at, end_ = from_ + (p).rows * (p).ld; from_ < end_; from_ += (p).ld)             \
     SPAN((p).width, const size_t at = from_ + i; __VA_ARGS__)
 
+/* Blocks are read column by column, which no processor foresees: ask for the one after next. `from` is where
+ * the block of row `first` begins. */
+INLINE void fetch_block(const void *x, piece p, size_t first, size_t from)
+{
+    if (p.width == p.ld && first + 3 * BLOCK <= p.rows)
+        hvt__fetch(hvt__at(x, TYPE, from + 2 * BLOCK * p.ld), BLOCK * p.ld * hvt_dtype_size(TYPE));
+}
+
 /* ---- batch norm ---- */
 
 /* Take `rows` <= BLOCK rows into a running mean and sum of squared deviations. The block has a mean of its
@@ -182,6 +190,7 @@ INLINE void absorb(const void *x, piece p, size_t before, float *mean, float *m2
         const F part = f_splat(1 / (float)rows), to_mean = f_splat((float)rows / all),
                 to_m2 = f_splat(n * (float)rows / all);
 
+        fetch_block(x, p, first, from);
         SPAN(p.width, absorb_at(x, from + i, rows, p.ld, part, to_mean, to_m2, mean + i, m2 + i, lanes););
     }
 }
@@ -327,6 +336,10 @@ INLINE void gather_sums(const grad *g, piece p, float *sum, float *dot, mask how
 {
     for (size_t first = 0; first < p.rows; first += BLOCK) {
         const size_t rows = p.rows - first < BLOCK ? p.rows - first : BLOCK, from = p.at + first * p.ld;
+
+        if (with_x)
+            fetch_block(g->x, p, first, from);
+        fetch_block(g->dy, p, first, from);
 
         SPAN(p.width, sums_at(g, rows, p.ld, i, from + i, sum, dot, how, with_x, lanes););
     }
