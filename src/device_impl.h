@@ -311,7 +311,7 @@ struct hvt_device {
     const char *isa;
     int index, threads;
     bool deterministic, tf32, share, direct; /* as hvt_device_opts */
-    bool yield;                      /* whoever waits gives the core away at once */
+    bool yield;                              /* whoever waits gives the core away at once */
 };
 
 /* Flush subnormals to zero, as operands and as results, in the calling thread (on), or not; returns what held

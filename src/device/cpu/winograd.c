@@ -1,7 +1,8 @@
 /*
  * Convolutions of 3x3, stride 1, in floats, with 4 multiplications for each output in place of 9: Winograd's
  * minimal filtering F(2x2, 3x3), after Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks",
- * 2015. With A, B and G of winograd.h, a tile of 2x2 outputs y comes from 4x4 inputs d and the filter g by
+ * 2015. With A, B and G of typed_winograd.h, a tile of 2x2 outputs y comes from 4x4 inputs d and the filter g
+ * by
  *
  *     y = A' [sum over channels (G g G') * (B' d B)] A            (*: element by element)
  *

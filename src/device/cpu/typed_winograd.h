@@ -1,6 +1,6 @@
 /*
- * winograd.h - the transforms of Winograd's F(2x2, 3x3), a part of typed.h; winograd.c says what they are
- * for.
+ * typed_winograd.h - the transforms of Winograd's F(2x2, 3x3), a part of typed.h; winograd.c says what they
+ * are for.
  *
  *         | 1  0 -1  0 |       | 1    0    0  |        | 1  0 |
  *   B'  = | 0  1  1  0 |   G = | 1/2  1/2 1/2 |    A = | 1  1 |
