@@ -132,6 +132,19 @@ static inline int conv_part(int count, int i, int parts)
     return (int)((long)count * i / parts);
 }
 
+/* Backward weights: the parts in which threads share out `columns` and `rows` of tiles of each of `groups`
+ * matrices, some eight jobs for each thread. */
+static inline void conv_share(const conv_op *op, int groups, int columns, int rows, int *ret_columns,
+                              int *ret_rows)
+{
+    const int threads = hvt__pool_threads(op->pool), jobs = threads > 1 ? conv_tiles(threads * 8, groups) : 1;
+    int left;
+
+    *ret_columns = jobs < columns ? jobs : columns;
+    left = conv_tiles(jobs, *ret_columns);
+    *ret_rows = left < rows ? left : rows;
+}
+
 static inline int conv_panels(int columns)
 {
     return (columns + CONV_PANEL - 1) / CONV_PANEL;

@@ -535,6 +535,26 @@ static void say_plan(const conv_op *op, const hvt_conv_desc *c)
         op->copy_y ? "copied" : "in place", op->stream ? ", stored past the caches" : "");
 }
 
+/* The three groupings and what they copy. */
+static hvt_status plan_direct(conv_op *op, bool no_dx, hvt_order order, long entries)
+{
+    size_t bytes;
+
+    HVT_TRY(make_list(op, false, choose_rows(op, order, op->ow, op->stride), entries, &op->out));
+    HVT_TRY(plan_copy(op, op->c, op->x_pixel, op->x_image, &op->out));
+    op->w_bytes = op->type == HVT_F32 ? 0 : panel_bytes(op, op->k, op->out.len);
+    HVT_TRY(plan_wgrad(op, order, entries));
+    if (no_dx)
+        return HVT_OK;
+    HVT_TRY(make_list(op, true, choose_rows(op, order, op->w, op->stride), entries, &op->in));
+    HVT_TRY(plan_copy(op, op->k, op->y_pixel, op->y_image, &op->in));
+    bytes = panel_bytes(op, op->c, op->in.len);
+    op->turned = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    HVT_CHECK(op->turned, E_MEM, "no memory for a convolution's %zu bytes of turned weights", bytes);
+    memset(op->turned, 0, bytes); /* its padding is never written again */
+    return HVT_OK;
+}
+
 hvt_status conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
                          size_t *ret_ws)
 {
@@ -564,31 +584,11 @@ hvt_status conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op,
     HVT_CHECK_OR(fail, entries <= INT_MAX - op->taps && (long)op->oh * op->ow <= INT_MAX / op->n, E_SHAPE,
                  "convolution of %dx%d pixels by %dx%d taps is too large to index", c->h, c->w, c->r, c->s);
     op->winograd = !d->direct && hvt__winograd_pays(op, entries);
-    if (op->winograd) {
-        *ret_op = &op->head;
-        *ret_weights = weights;
-        *ret_ws = hvt__winograd_bytes(op, c->no_dx);
-        say_plan(op, c);
-        return HVT_OK;
-    }
-    HVT_TRY_OR(fail, make_list(op, false, choose_rows(op, order, op->ow, op->stride), entries, &op->out));
-    HVT_TRY_OR(fail, plan_copy(op, op->c, op->x_pixel, op->x_image, &op->out));
-    op->w_bytes = c->type == HVT_F32 ? 0 : panel_bytes(op, op->k, op->out.len);
-    HVT_TRY_OR(fail, plan_wgrad(op, order, entries));
-    if (!c->no_dx) {
-        size_t bytes;
-
-        HVT_TRY_OR(fail, make_list(op, true, choose_rows(op, order, op->w, op->stride), entries, &op->in));
-        HVT_TRY_OR(fail, plan_copy(op, op->k, op->y_pixel, op->y_image, &op->in));
-        bytes = panel_bytes(op, op->c, op->in.len);
-        op->turned = aligned_alloc(64, (bytes + 63) / 64 * 64);
-        HVT_CHECK_OR(fail, op->turned, E_MEM, "no memory for a convolution's %zu bytes of turned weights",
-                     bytes);
-        memset(op->turned, 0, bytes); /* its padding is never written again */
-    }
+    if (!op->winograd)
+        HVT_TRY_OR(fail, plan_direct(op, c->no_dx, order, entries));
     *ret_op = &op->head;
     *ret_weights = weights;
-    *ret_ws = workspace(op);
+    *ret_ws = op->winograd ? hvt__winograd_bytes(op, c->no_dx) : workspace(op);
     say_plan(op, c);
     return HVT_OK;
 fail:

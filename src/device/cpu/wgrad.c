@@ -12,8 +12,6 @@
 
 #include <string.h>
 
-#define JOBS_A_THREAD 8
-
 typedef struct wgrad {
     const conv_op *op;
     const void *x, *dy; /* of op->type */
@@ -181,8 +179,6 @@ static void product_job(void *ctx, int job, int thread)
 
 static void run_blocks(const conv_op *op, int images, const void *x, const void *dy, float *dw, void *ws)
 {
-    const int threads = hvt__pool_threads(op->pool);
-    const int steps = conv_tiles(op->k, 2 * op->kern->vl);
     const int groups = op->taps / op->together;
     wgrad g = {.op = op,
                .x = x,
@@ -191,11 +187,8 @@ static void run_blocks(const conv_op *op, int images, const void *x, const void 
                .x_copy = ws,
                .y_copy = (float *)((char *)ws + op->x_bytes),
                .real = images};
-    int jobs = threads > 1 ? conv_tiles(threads * JOBS_A_THREAD, groups) : 1;
 
-    g.column_parts = jobs < steps ? jobs : steps;
-    jobs = conv_tiles(jobs, g.column_parts);
-    g.row_parts = jobs < op->a_tiles ? jobs : op->a_tiles;
+    conv_share(op, groups, conv_tiles(op->k, 2 * op->kern->vl), op->a_tiles, &g.column_parts, &g.row_parts);
     for (g.image = 0; g.image < images; g.image += op->chunk) {
         g.images = images - g.image < op->chunk ? images - g.image : op->chunk;
         g.len = conv_words(op->kern, g.images, &g.depth);

@@ -38,7 +38,6 @@ static const hvt_ent whole = {0, 0}; /* a product of two matrices is one entry o
 #define NEAR_A         128         /* floats of a row */
 #define NEAR_B         64
 #define LINE           16 /* floats: places lie an odd number of lines apart, else they share sets */
-#define JOBS_A_THREAD  4  /* backward weights */
 #define SPREAD_ROWS    32
 
 static size_t lines(size_t floats)
@@ -478,9 +477,8 @@ static void dw_job(void *ctx, int job, int thread)
 
 void hvt__winograd_backward_w(const conv_op *op, int real, const void *x, const void *dy, float *dw, void *ws)
 {
-    const int threads = hvt__pool_threads(op->pool);
-    int jobs = threads > 1 ? conv_tiles(threads * JOBS_A_THREAD, PLACES) : 1, steps, block;
     wgrad w = make_wgrad(op, real);
+    const int block = conv_tiles(w.g.rows, conv_tiles(w.g.rows, w.block));
 
     w.u = ws;
     w.v.at = w.u + u_floats(op->c, op->k);
@@ -488,14 +486,11 @@ void hvt__winograd_backward_w(const conv_op *op, int real, const void *x, const 
     w.dw = dw;
     w.g.from.at = x;
     w.g.to.at = dy;
-    steps = conv_tiles(op->k, w.vectors * op->kern->vl);
-    w.column_parts = jobs < steps ? jobs : steps;
-    jobs = conv_tiles(jobs, w.column_parts);
-    w.row_parts = jobs < w.a_tiles ? jobs : w.a_tiles;
+    conv_share(op, PLACES, conv_tiles(op->k, w.vectors * op->kern->vl), w.a_tiles, &w.column_parts,
+               &w.row_parts);
     if (op->k % CONV_PANEL) /* the last panel's padding */
         memset(w.u + conv_weight(PLACES, op->c, 0, 0, op->k / CONV_PANEL * CONV_PANEL), 0,
                sizeof *w.u * PLACES * (size_t)op->c * CONV_PANEL);
-    block = conv_tiles(w.g.rows, conv_tiles(w.g.rows, w.block));
     for (w.first = 0; w.first < w.g.rows; w.first = w.end) {
         w.end = w.g.rows - w.first < block ? w.g.rows : w.first + block;
         hvt__pool_run(op->pool, conv_tiles(w.end - w.first, SPREAD_ROWS), spread_job, &w);
