@@ -99,7 +99,7 @@ static float *floats(size_t count)
 {
     void *p = NULL;
 
-    must(alloc_here(NULL, count * sizeof(float) + 64, &p));
+    must(hvt__alloc_here(NULL, count * sizeof(float) + 64, &p));
     return p;
 }
 
@@ -117,25 +117,25 @@ static void fill(hvt_dtype t, void *a, size_t count, uint64_t key)
 static void forward(void *ctx)
 {
     bench *b = ctx;
-    must(conv_forward_cpu(b->op, b->d.n, b->x, b->w, b->y, b->ws));
+    must(hvt__conv_forward_cpu(b->op, b->d.n, b->x, b->w, b->y, b->ws));
 }
 
 static void backward_x(void *ctx)
 {
     bench *b = ctx;
-    must(conv_backward_x_cpu(b->op, b->d.n, b->w, b->dy, b->dx, false, b->ws));
+    must(hvt__conv_backward_x_cpu(b->op, b->d.n, b->w, b->dy, b->dx, false, b->ws));
 }
 
 static void backward_w(void *ctx)
 {
     bench *b = ctx;
-    must(conv_backward_w_cpu(b->op, b->d.n, b->x, b->dy, b->dw, b->ws));
+    must(hvt__conv_backward_w_cpu(b->op, b->d.n, b->x, b->dy, b->dw, b->ws));
 }
 
 static void pack(void *ctx)
 {
     bench *b = ctx;
-    must(conv_pack_cpu(b->op, b->w));
+    must(hvt__conv_pack_cpu(b->op, b->w));
 }
 
 static const struct {
@@ -227,7 +227,7 @@ static bool verify(bench *b)
     if (!b->d.no_dx)
         backward_x(b);
     backward_w(b);
-    conv_permute_cpu(b->op, true, b->dw, b->dcanonical);
+    hvt__conv_permute_cpu(b->op, true, b->dw, b->dcanonical);
     for (uint64_t i = 0; i < 100; i++)
         good &= right(b, i);
     return good;
@@ -255,7 +255,7 @@ static void open_layer(bench *b, hvt_device *dev, const layer *l, int batch, hvt
                            .pad = l->window / 2,
                            .no_dx = l->c == 3};
     b->p = hvt__conv_out(l->size, l->window, l->stride, l->window / 2);
-    must(conv_plan_cpu(dev, &b->d, &b->op, &b->nw, &ws));
+    must(hvt__conv_plan_cpu(dev, &b->d, &b->op, &b->nw, &ws));
     b->nx = (size_t)batch * l->size * l->size * l->c;
     b->ny = (size_t)batch * b->p * b->p * l->k;
     b->file = (size_t)l->k * l->c * l->window * l->window;
@@ -274,24 +274,24 @@ static void open_layer(bench *b, hvt_device *dev, const layer *l, int batch, hvt
     for (size_t i = 0; i < b->file; i++)
         b->canonical[i] = hvt__load(b->w, type, i);
     wide = floats(b->nw);
-    conv_permute_cpu(b->op, false, wide, b->canonical);
+    hvt__conv_permute_cpu(b->op, false, wide, b->canonical);
     for (size_t i = 0; i < b->nw; i++)
         hvt__store(b->w, type, i, wide[i]);
-    release_here(NULL, wide);
+    hvt__release_here(NULL, wide);
 }
 
 static void close_layer(bench *b)
 {
     hvt__op_free(b->op);
-    release_here(NULL, b->x);
-    release_here(NULL, b->dx);
-    release_here(NULL, b->y);
-    release_here(NULL, b->dy);
-    release_here(NULL, b->w);
-    release_here(NULL, b->dw);
-    release_here(NULL, b->canonical);
-    release_here(NULL, b->dcanonical);
-    release_here(NULL, b->ws);
+    hvt__release_here(NULL, b->x);
+    hvt__release_here(NULL, b->dx);
+    hvt__release_here(NULL, b->y);
+    hvt__release_here(NULL, b->dy);
+    hvt__release_here(NULL, b->w);
+    hvt__release_here(NULL, b->dw);
+    hvt__release_here(NULL, b->canonical);
+    hvt__release_here(NULL, b->dcanonical);
+    hvt__release_here(NULL, b->ws);
 }
 
 /* multiply-adds of one image whose pixel exists, times 2 */

@@ -49,7 +49,7 @@ static void free_conv(hvt_op *op)
             cudnnBackendDestroyDescriptor(o->pack[i].pack);
         hvt__cudnn_plan_free(&o->plan[i]);
     }
-    linear_free_cublas(o->linear);
+    hvt__linear_free_cublas(o->linear);
     free(o);
 }
 
@@ -105,7 +105,7 @@ static void *aligned(void *ws)
     return (void *)up((size_t)ws);
 }
 
-hvt_status conv_forward_cuda(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws)
+hvt_status hvt__conv_forward_cuda(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws)
 {
     conv *o = (conv *)op;
 
@@ -113,12 +113,12 @@ hvt_status conv_forward_cuda(hvt_op *op, int real, const void *x, const void *w,
         return HVT_OK;
     HVT_TRY(hvt__cuda_use(op->dev));
     if (o->linear)
-        return linear_forward_cublas(o->linear, x, w, y, aligned(ws));
+        return hvt__linear_forward_cublas(o->linear, x, w, y, aligned(ws));
     return run(o, FORWARD, x, w, y, aligned(ws));
 }
 
-hvt_status conv_backward_x_cuda(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
-                                void *ws)
+hvt_status hvt__conv_backward_x_cuda(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
+                                     void *ws)
 {
     conv *o = (conv *)op;
     char *rest;
@@ -128,7 +128,7 @@ hvt_status conv_backward_x_cuda(hvt_op *op, int real, const void *w, const void 
     HVT_TRY(hvt__cuda_use(op->dev));
     ws = aligned(ws);
     if (o->linear)
-        return linear_backward_x_cublas(o->linear, w, dy, dx, add, ws);
+        return hvt__linear_backward_x_cublas(o->linear, w, dy, dx, add, ws);
     if (!add)
         return run(o, BACKWARD_X, dx, w, dy, ws);
     if (o->plan[BACKWARD_X_ADD].plan)
@@ -148,7 +148,7 @@ static hvt_status clear_rest(const conv *o, int real, const void *images, size_t
                                            (size_t)(o->d.n - real) * bytes, cuda_of(o->op.dev)->stream));
 }
 
-hvt_status conv_backward_w_cuda(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws)
+hvt_status hvt__conv_backward_w_cuda(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws)
 {
     conv *o = (conv *)op;
     cudaStream_t stream = cuda_of(op->dev)->stream;
@@ -163,7 +163,7 @@ hvt_status conv_backward_w_cuda(hvt_op *op, int real, const void *x, const void 
     }
     ws = aligned(ws);
     if (o->linear)
-        return linear_backward_w_cublas(o->linear, x, dy, dw, ws);
+        return hvt__linear_backward_w_cublas(o->linear, x, dy, dw, ws);
     if (o->dw_type == HVT_F32)
         return run(o, BACKWARD_W, x, dw, dy, ws);
     rest = (char *)ws + up(o->plan[BACKWARD_W].ws);
@@ -395,8 +395,8 @@ static size_t ws_bytes(const conv *o)
     return most;
 }
 
-hvt_status conv_plan_cuda(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
-                          size_t *ret_ws)
+hvt_status hvt__conv_plan_cuda(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
+                               size_t *ret_ws)
 {
     bool dot = c->h == 1 && c->w == 1 && c->r == 1 && c->s == 1 && c->stride == 1 && c->pad == 0;
     size_t ws = 0;
@@ -419,7 +419,7 @@ hvt_status conv_plan_cuda(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op
     o->image_y = (size_t)hvt__conv_out(c->h, c->r, c->stride, c->pad) *
                  (size_t)hvt__conv_out(c->w, c->s, c->stride, c->pad) * (size_t)c->k;
     if (dot)
-        HVT_TRY_OR(fail, linear_plan_cublas(d, c, &o->linear, &ws));
+        HVT_TRY_OR(fail, hvt__linear_plan_cublas(d, c, &o->linear, &ws));
     else
         HVT_TRY_OR(fail, plan_passes(o));
     *ret_op = &o->op;
@@ -433,7 +433,7 @@ fail:
 
 /* ---- weights ---- */
 
-void conv_permute_cuda(const hvt_op *op, bool to_file, float *mine, float *kcrs)
+void hvt__conv_permute_cuda(const hvt_op *op, bool to_file, float *mine, float *kcrs)
 {
     const hvt_conv_desc *d = &((const conv *)op)->d;
 
@@ -452,7 +452,7 @@ void conv_permute_cuda(const hvt_op *op, bool to_file, float *mine, float *kcrs)
 }
 
 /* Every plan reads the weights as they lie. */
-hvt_status conv_pack_cuda(hvt_op *op, const void *w)
+hvt_status hvt__conv_pack_cuda(hvt_op *op, const void *w)
 {
     (void)op;
     (void)w;

@@ -12,6 +12,7 @@
 #include "base_impl.h"
 #include "device_impl.h"
 #include "plan_cache.h"
+#include "vendor_names.h" /* before the vendors' headers */
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
@@ -104,13 +105,14 @@ hvt_status hvt__cuda_load(cuda_library which);
 
 /* ---- entries of hvt_device_cuda that live in other files than device_cuda.c ---- */
 
-hvt_status conv_plan_cuda(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
-                          size_t *ret_ws);
-void conv_permute_cuda(const hvt_op *op, bool to_file, float *mine, float *kcrs);
-hvt_status conv_pack_cuda(hvt_op *op, const void *w);
-hvt_status conv_forward_cuda(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws);
-hvt_status conv_backward_x_cuda(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
-                                void *ws);
-hvt_status conv_backward_w_cuda(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
+hvt_status hvt__conv_plan_cuda(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
+                               size_t *ret_ws);
+void hvt__conv_permute_cuda(const hvt_op *op, bool to_file, float *mine, float *kcrs);
+hvt_status hvt__conv_pack_cuda(hvt_op *op, const void *w);
+hvt_status hvt__conv_forward_cuda(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws);
+hvt_status hvt__conv_backward_x_cuda(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
+                                     void *ws);
+hvt_status hvt__conv_backward_w_cuda(hvt_op *op, int real, const void *x, const void *dy, float *dw,
+                                     void *ws);
 
 #endif /* HVT_CUDA_IMPL_H */

@@ -111,7 +111,7 @@ static hvt_status plan(linear *l, const hvt_conv_desc *c)
     return plan_product(l, BACKWARD_W, f32, CUBLAS_OP_N, CUBLAS_OP_T);
 }
 
-hvt_status linear_plan_cublas(hvt_device *d, const hvt_conv_desc *c, linear **ret_linear, size_t *ret_ws)
+hvt_status hvt__linear_plan_cublas(hvt_device *d, const hvt_conv_desc *c, linear **ret_linear, size_t *ret_ws)
 {
     linear *l = calloc(1, sizeof *l);
     size_t ws = 0;
@@ -126,11 +126,11 @@ hvt_status linear_plan_cublas(hvt_device *d, const hvt_conv_desc *c, linear **re
     *ret_ws = ws;
     return HVT_OK;
 fail:
-    linear_free_cublas(l);
+    hvt__linear_free_cublas(l);
     return s;
 }
 
-void linear_free_cublas(linear *l)
+void hvt__linear_free_cublas(linear *l)
 {
     if (!l)
         return;
@@ -157,17 +157,18 @@ static hvt_status multiply(linear *l, int which, const void *a, const void *b, v
                                          &p->algo, ws, p->ws, s->stream));
 }
 
-hvt_status linear_forward_cublas(linear *l, const void *x, const void *w, void *y, void *ws)
+hvt_status hvt__linear_forward_cublas(linear *l, const void *x, const void *w, void *y, void *ws)
 {
     return multiply(l, FORWARD, w, x, y, false, ws);
 }
 
-hvt_status linear_backward_x_cublas(linear *l, const void *w, const void *dy, void *dx, bool add, void *ws)
+hvt_status hvt__linear_backward_x_cublas(linear *l, const void *w, const void *dy, void *dx, bool add,
+                                         void *ws)
 {
     return multiply(l, BACKWARD_X, w, dy, dx, add, ws);
 }
 
-hvt_status linear_backward_w_cublas(linear *l, const void *x, const void *dy, float *dw, void *ws)
+hvt_status hvt__linear_backward_w_cublas(linear *l, const void *x, const void *dy, float *dw, void *ws)
 {
     return multiply(l, BACKWARD_W, x, dy, dw, false, ws);
 }

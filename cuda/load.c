@@ -12,6 +12,8 @@
 #include "config.h"
 
 #include <dlfcn.h>
+#include "vendor_names.h"
+
 #include <nccl.h>
 #include <pthread.h>
 #include <string.h>

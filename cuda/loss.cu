@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(THREADS) xent_kernel(__grid_constant__ const h
     }
 }
 
-__global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS)
     sums_kernel(int rows, const float *loss, const int32_t *place, float *sums)
 {
     struct room {

@@ -9,6 +9,8 @@
 #include "comm_impl.h"
 #include "cuda_impl.h"
 
+#include "vendor_names.h"
+
 #include <nccl.h>
 #include <pthread.h>
 

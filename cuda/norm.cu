@@ -499,7 +499,7 @@ cudaError_t hvt__cuda_bn_backward(cudaStream_t stream, const hvt_bn_grad_args *a
 
 /* ---- moving statistics ---- */
 
-__global__ void moving_kernel(const hvt_step_state *step, int c, float rate, float scale,
+static __global__ void moving_kernel(const hvt_step_state *step, int c, float rate, float scale,
                               const float *moments, float *run_mean, float *run_var)
 {
     const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);

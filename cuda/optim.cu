@@ -37,7 +37,7 @@ cudaError_t hvt__cuda_check_finite(cudaStream_t stream, size_t n, const float *g
 
 /* ---- the decision ---- */
 
-__global__ void settle_kernel(hvt_step_state *step, const float *sums)
+static __global__ void settle_kernel(hvt_step_state *step, const float *sums)
 {
     hvt__step_settle(step, sums);
 }

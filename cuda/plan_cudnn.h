@@ -11,6 +11,8 @@
 
 #include "device_impl.h"
 
+#include "vendor_names.h"
+
 #include <cudnn.h>
 
 enum { CUDNN_PLANS_MOST = 6 };                     /* that are timed against each other */

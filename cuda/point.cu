@@ -196,7 +196,7 @@ struct words {
     uint32_t at[HVT__PUT_MOST / 4];
 };
 
-__global__ void put_kernel(uint32_t *dst, __grid_constant__ const words from)
+static __global__ void put_kernel(uint32_t *dst, __grid_constant__ const words from)
 {
     dst[threadIdx.x] = from.at[threadIdx.x];
 }
@@ -215,7 +215,7 @@ cudaError_t hvt__cuda_put(cudaStream_t stream, void *dst, const void *host, size
 
 /* ---- waiting ---- */
 
-__global__ void linger_kernel(uint64_t ns)
+static __global__ void linger_kernel(uint64_t ns)
 {
 #ifdef __CUDA_ARCH__
     uint64_t start, now;

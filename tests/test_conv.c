@@ -12,12 +12,12 @@
 #include "device/cpu/cpu_impl.h"
 
 static const hvt_device_ops cpu_ops = {.name = "cpu",
-                                       .conv_plan = conv_plan_cpu,
-                                       .conv_permute = conv_permute_cpu,
-                                       .conv_pack = conv_pack_cpu,
-                                       .conv_forward = conv_forward_cpu,
-                                       .conv_backward_x = conv_backward_x_cpu,
-                                       .conv_backward_w = conv_backward_w_cpu};
+                                       .conv_plan = hvt__conv_plan_cpu,
+                                       .conv_permute = hvt__conv_permute_cpu,
+                                       .conv_pack = hvt__conv_pack_cpu,
+                                       .conv_forward = hvt__conv_forward_cpu,
+                                       .conv_backward_x = hvt__conv_backward_x_cpu,
+                                       .conv_backward_w = hvt__conv_backward_w_cpu};
 
 #if CHECK_EMULATED
 static hvt_isa emulated[1];
@@ -661,11 +661,11 @@ TEST(permute_returns_what_it_took_and_pads_with_zeros)
 
             for (size_t n = 0; n < count; n++)
                 file[n] = 2 + value();
-            CHECK_OK(conv_plan_cpu(&devices[i][0], &d, &op, &weights, &ws));
+            CHECK_OK(hvt__conv_plan_cpu(&devices[i][0], &d, &op, &weights, &ws));
             mine = exactly(weights);
             memset(mine, 0xff, weights * sizeof *mine);
-            conv_permute_cpu(op, false, mine, file);
-            conv_permute_cpu(op, true, mine, back);
+            hvt__conv_permute_cpu(op, false, mine, file);
+            hvt__conv_permute_cpu(op, true, mine, back);
             CHECK(!memcmp(file, back, count * sizeof *file), "%d filters changed on the way", d.k);
             for (size_t n = 0; n < weights; n++) {
                 CHECK(mine[n] == 0 || mine[n] >= 1, "padding holds %g", mine[n]);
@@ -688,18 +688,18 @@ TEST(impossible_convolutions_are_refused)
     hvt_op *op = NULL;
 
     bad = good, bad.type = HVT_I32;
-    CHECK_FAILS(conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_UNSUPPORTED, "i32");
+    CHECK_FAILS(hvt__conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_UNSUPPORTED, "i32");
     bad = good, bad.cx = 8;
-    CHECK_FAILS(conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_UNSUPPORTED,
+    CHECK_FAILS(hvt__conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_UNSUPPORTED,
                 "4 channels that are stored as 8");
     bad = good, bad.n = 0;
-    CHECK_FAILS(conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_SHAPE, "0 images");
+    CHECK_FAILS(hvt__conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_SHAPE, "0 images");
     bad = good, bad.stride = 0;
-    CHECK_FAILS(conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_SHAPE, "stride 0");
+    CHECK_FAILS(hvt__conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_SHAPE, "stride 0");
     bad = good, bad.r = 9;
-    CHECK_FAILS(conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_SHAPE, "9x3");
+    CHECK_FAILS(hvt__conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_SHAPE, "9x3");
     bad = good, bad.h = bad.w = 1 << 20;
-    CHECK_FAILS(conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_SHAPE, "too large");
+    CHECK_FAILS(hvt__conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_SHAPE, "too large");
     CHECK(!op && weights == 123 && ws == 123, "a failed plan wrote results");
 }
 

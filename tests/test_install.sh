@@ -1,6 +1,6 @@
 #!/bin/sh
 # test_install.sh BUILD ROOT COMPILER...: what `meson install` puts in place is enough to compile, link and
-# run tests/example.c by pkg-config alone.
+# run tests/example.c by pkg-config alone, and the library defines no name but its own.
 set -u
 build=$1 root=$2
 shift 2
@@ -28,6 +28,17 @@ case $(find "$tmp/root" -name 'libhvt.*') in
 *.so*) static= ;;
 *) static=--static ;;
 esac
+every_global_name_begins_with_hvt() { # in an archive all globals of all objects meet those of the host program
+    for library in $(find "$tmp/root" -name 'libhvt.a' -o -name 'libhvt.so'); do
+        case $library in
+        *.a) names=$(nm -g --defined-only "$library" 2>/dev/null) ;;
+        *) names=$(nm -D --defined-only "$library") ;;
+        esac
+        printf '%s\n' "$names" | awk 'NF == 3 {all++} NF == 3 && $3 !~ /^hvt/ {print $3; other = 1}
+                                      END {if (!all) print "no names at all"; exit other || !all}' || return 1
+    done
+}
+step every_global_name_begins_with_hvt every_global_name_begins_with_hvt
 # words, all of them
 step the_example_compiles "$@" -std=c17 -Wall -Wextra -Werror "$root/tests/example.c" -o "$tmp/example" \
     $(pkg-config $static --cflags --libs hvt)

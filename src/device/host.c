@@ -41,7 +41,7 @@ static void *map(size_t bytes)
     return p;
 }
 
-hvt_status alloc_here(hvt_device *d, size_t bytes, void **ret_ptr)
+hvt_status hvt__alloc_here(hvt_device *d, size_t bytes, void **ret_ptr)
 {
     size_t room = (bytes + HEAD + 4095) & ~(size_t)4095;
     bool big = bytes >= HUGE_PAGE;
@@ -63,7 +63,7 @@ hvt_status alloc_here(hvt_device *d, size_t bytes, void **ret_ptr)
     return HVT_OK;
 }
 
-void release_here(hvt_device *d, void *ptr)
+void hvt__release_here(hvt_device *d, void *ptr)
 {
     head h;
 
@@ -77,7 +77,7 @@ void release_here(hvt_device *d, void *ptr)
         free(h.base);
 }
 
-hvt_status copy_here(hvt_device *d, void *dst, const void *src, size_t bytes)
+hvt_status hvt__copy_here(hvt_device *d, void *dst, const void *src, size_t bytes)
 {
     (void)d;
     if (bytes)
@@ -85,41 +85,41 @@ hvt_status copy_here(hvt_device *d, void *dst, const void *src, size_t bytes)
     return HVT_OK;
 }
 
-hvt_status mark_here(hvt_device *d, hvt_mark *ret_mark)
+hvt_status hvt__mark_here(hvt_device *d, hvt_mark *ret_mark)
 {
     (void)d;
     *ret_mark = 0;
     return HVT_OK;
 }
 
-hvt_status await_here(hvt_device *d, hvt_mark mark)
+hvt_status hvt__await_here(hvt_device *d, hvt_mark mark)
 {
     (void)d;
     (void)mark;
     return HVT_OK;
 }
 
-hvt_status sync_here(hvt_device *d)
+hvt_status hvt__sync_here(hvt_device *d)
 {
     (void)d;
     return HVT_OK;
 }
 
 /* An image is stored as it comes. */
-int channels_here(const hvt_device *d, hvt_dtype t, int c)
+int hvt__channels_here(const hvt_device *d, hvt_dtype t, int c)
 {
     (void)d;
     (void)t;
     return c;
 }
 
-void describe_here(const hvt_device *d, hvt_device_info *ret_info)
+void hvt__describe_here(const hvt_device *d, hvt_device_info *ret_info)
 {
     (void)d;
     *ret_info = (hvt_device_info){0};
 }
 
-hvt_status settle_here(hvt_device *d, hvt_step_state *step, const float *sums)
+hvt_status hvt__settle_here(hvt_device *d, hvt_step_state *step, const float *sums)
 {
     (void)d;
     hvt__step_settle(step, sums);

@@ -24,8 +24,8 @@ static void free_op(hvt_op *op)
     free(op);
 }
 
-hvt_status conv_plan_ref(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
-                         size_t *ret_ws)
+hvt_status hvt__conv_plan_ref(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
+                              size_t *ret_ws)
 {
     size_t weights = (size_t)c->k * c->c * c->r * c->s;
     conv *o;
@@ -48,7 +48,7 @@ hvt_status conv_plan_ref(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op,
     return HVT_OK;
 }
 
-void conv_permute_ref(const hvt_op *op, bool to_file, float *mine, float *kcrs)
+void hvt__conv_permute_ref(const hvt_op *op, bool to_file, float *mine, float *kcrs)
 {
     const hvt_conv_desc *d = &((const conv *)op)->d;
 
@@ -66,7 +66,7 @@ void conv_permute_ref(const hvt_op *op, bool to_file, float *mine, float *kcrs)
                 }
 }
 
-hvt_status conv_pack_ref(hvt_op *op, const void *w)
+hvt_status hvt__conv_pack_ref(hvt_op *op, const void *w)
 {
     (void)op;
     (void)w;
@@ -92,7 +92,7 @@ static size_t weight_at(const conv *o, int k, int r, int s)
     return (((size_t)k * o->d.r + r) * o->d.s + s) * o->d.c;
 }
 
-hvt_status conv_forward_ref(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws)
+hvt_status hvt__conv_forward_ref(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws)
 {
     const conv *o = (const conv *)op;
     const hvt_conv_desc *d = &o->d;
@@ -120,8 +120,8 @@ hvt_status conv_forward_ref(hvt_op *op, int real, const void *x, const void *w, 
     return HVT_OK;
 }
 
-hvt_status conv_backward_x_ref(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
-                               void *ws)
+hvt_status hvt__conv_backward_x_ref(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
+                                    void *ws)
 {
     const conv *o = (const conv *)op;
     const hvt_conv_desc *d = &o->d;
@@ -160,7 +160,7 @@ hvt_status conv_backward_x_ref(hvt_op *op, int real, const void *w, const void *
     return HVT_OK;
 }
 
-hvt_status conv_backward_w_ref(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws)
+hvt_status hvt__conv_backward_w_ref(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws)
 {
     const conv *o = (const conv *)op;
     const hvt_conv_desc *d = &o->d;
@@ -199,7 +199,7 @@ typedef struct pool {
     int p, q; /* output [n,p,q,c] */
 } pool;
 
-hvt_status pool_plan_ref(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op, size_t *ret_saved)
+hvt_status hvt__pool_plan_ref(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op, size_t *ret_saved)
 {
     pool *o;
 
@@ -245,7 +245,7 @@ static void mean_backward(const pool *o, int real, const void *dy, void *dx, boo
                 }
 }
 
-hvt_status pool_forward_ref(hvt_op *op, int real, const void *x, void *y, void *saved)
+hvt_status hvt__pool_forward_ref(hvt_op *op, int real, const void *x, void *y, void *saved)
 {
     const pool *o = (const pool *)op;
     const hvt_pool_desc *d = &o->d;
@@ -282,7 +282,7 @@ hvt_status pool_forward_ref(hvt_op *op, int real, const void *x, void *y, void *
 }
 
 /* Each input pixel adds up the outputs that chose it, in their row-major order. */
-hvt_status pool_backward_ref(hvt_op *op, int real, const void *saved, const void *dy, void *dx, bool add)
+hvt_status hvt__pool_backward_ref(hvt_op *op, int real, const void *saved, const void *dy, void *dx, bool add)
 {
     const pool *o = (const pool *)op;
     const hvt_pool_desc *d = &o->d;
@@ -318,8 +318,8 @@ hvt_status pool_backward_ref(hvt_op *op, int real, const void *saved, const void
 
 /* ---- subsampling ---- */
 
-hvt_status subsample_forward_ref(hvt_device *dev, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
-                                 int stride, int channels, const void *x, void *y)
+hvt_status hvt__subsample_forward_ref(hvt_device *dev, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
+                                      int stride, int channels, const void *x, void *y)
 {
     int p = (h + stride - 1) / stride, q = (w + stride - 1) / stride, lead = (channels - c) / 2;
 
@@ -339,8 +339,8 @@ hvt_status subsample_forward_ref(hvt_device *dev, hvt_order o, hvt_dtype t, int 
     return HVT_OK;
 }
 
-hvt_status subsample_backward_ref(hvt_device *dev, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
-                                  int stride, int channels, const void *dy, void *dx, bool add)
+hvt_status hvt__subsample_backward_ref(hvt_device *dev, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
+                                       int stride, int channels, const void *dy, void *dx, bool add)
 {
     int p = (h + stride - 1) / stride, q = (w + stride - 1) / stride, lead = (channels - c) / 2;
 

@@ -15,6 +15,8 @@
 
 #include "device/half.h"
 
+#include "../../cuda/vendor_names.h"
+
 #include <cublasLt.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -8,6 +8,8 @@
 
 #include "double.h"
 
+#include "../../cuda/vendor_names.h"
+
 #include <cudnn.h>
 
 typedef enum use { NEEDED, OPTIONAL, READ } use;

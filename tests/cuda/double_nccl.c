@@ -17,6 +17,8 @@
 #include "double.h"
 #include "device/half.h"
 
+#include "../../cuda/vendor_names.h"
+
 #include <assert.h>
 #include <fcntl.h>
 #include <nccl.h>
@@ -111,7 +113,7 @@ int hvt_double_nccl_registered(void)
 
 #define ENTER()                                                                                              \
     do {                                                                                                     \
-        int e_ = hvt_double_enter(__func__);                                                                 \
+        int e_ = hvt_double_enter(__func__ + sizeof "hvt__" - 1); /* the vendor's name */                    \
         if (e_)                                                                                              \
             return (ncclResult_t)e_;                                                                         \
     } while (0)

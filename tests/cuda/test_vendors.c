@@ -6,6 +6,8 @@
  */
 #include "../check.h"
 
+#include "../../cuda/vendor_names.h"
+
 #include <cudnn.h>
 #include <math.h>
 

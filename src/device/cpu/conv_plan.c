@@ -555,8 +555,8 @@ static hvt_status plan_direct(conv_op *op, bool no_dx, hvt_order order, long ent
     return HVT_OK;
 }
 
-hvt_status conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
-                         size_t *ret_ws)
+hvt_status hvt__conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
+                              size_t *ret_ws)
 {
     const hvt_cpu *cpu = d->state;
     conv_op *op = NULL;

@@ -24,7 +24,7 @@ static void close_cpu(hvt_device *d)
     if (!cpu)
         return;
     hvt__pool_close(&cpu->pool);
-    release_here(d, cpu->scratch);
+    hvt__release_here(d, cpu->scratch);
     if (cpu->open)
         hvt__flush_subnormals(cpu->flushed_before);
     free(cpu);
@@ -76,7 +76,8 @@ static hvt_status open_cpu(hvt_device *d, const hvt_device_opts *opts)
     d->isa = isa->name;
     d->threads = threads;
     cpu->isa = isa;
-    HVT_TRY(alloc_here(d, sizeof *cpu->scratch, &scratch)); /* pages that no op needs are never touched */
+    HVT_TRY(
+        hvt__alloc_here(d, sizeof *cpu->scratch, &scratch)); /* pages that no op needs are never touched */
     cpu->scratch = scratch;
     HVT_TRY(hvt__pool_open(threads, opts->cpus, opts->ncpus, opts->yield, &cpu->pool));
     cpu->flushed_before = hvt__flush_subnormals(true);
@@ -368,38 +369,38 @@ const hvt_device_ops hvt_device_cpu = {
     .open = open_cpu,
     .close = close_cpu,
     .order = order_cpu,
-    .channels = channels_here,
-    .describe = describe_here,
+    .channels = hvt__channels_here,
+    .describe = hvt__describe_here,
     .host = true,
-    .alloc = alloc_here,
-    .release = release_here,
-    .alloc_host = alloc_here,
-    .release_host = release_here,
-    .upload = copy_here,
-    .download = copy_here,
-    .put = copy_here,
-    .mark = mark_here,
-    .await = await_here,
-    .sync = sync_here,
-    .conv_plan = conv_plan_cpu,
-    .conv_permute = conv_permute_cpu,
-    .conv_pack = conv_pack_cpu,
-    .conv_forward = conv_forward_cpu,
-    .conv_backward_x = conv_backward_x_cpu,
-    .conv_backward_w = conv_backward_w_cpu,
-    .pool_plan = pool_plan_cpu,
-    .pool_forward = pool_forward_cpu,
-    .pool_backward = pool_backward_cpu,
-    .bn_train = bn_train_cpu,
-    .bn_infer = bn_infer_cpu,
-    .bn_again = bn_again_cpu,
-    .bn_backward = bn_backward_cpu,
-    .bn_update = bn_update_cpu,
-    .bias_forward = bias_forward_cpu,
-    .bias_backward = bias_backward_cpu,
-    .subsample_forward = subsample_forward_cpu,
-    .subsample_backward = subsample_backward_cpu,
-    .xent = xent_cpu,
+    .alloc = hvt__alloc_here,
+    .release = hvt__release_here,
+    .alloc_host = hvt__alloc_here,
+    .release_host = hvt__release_here,
+    .upload = hvt__copy_here,
+    .download = hvt__copy_here,
+    .put = hvt__copy_here,
+    .mark = hvt__mark_here,
+    .await = hvt__await_here,
+    .sync = hvt__sync_here,
+    .conv_plan = hvt__conv_plan_cpu,
+    .conv_permute = hvt__conv_permute_cpu,
+    .conv_pack = hvt__conv_pack_cpu,
+    .conv_forward = hvt__conv_forward_cpu,
+    .conv_backward_x = hvt__conv_backward_x_cpu,
+    .conv_backward_w = hvt__conv_backward_w_cpu,
+    .pool_plan = hvt__pool_plan_cpu,
+    .pool_forward = hvt__pool_forward_cpu,
+    .pool_backward = hvt__pool_backward_cpu,
+    .bn_train = hvt__bn_train_cpu,
+    .bn_infer = hvt__bn_infer_cpu,
+    .bn_again = hvt__bn_again_cpu,
+    .bn_backward = hvt__bn_backward_cpu,
+    .bn_update = hvt__bn_update_cpu,
+    .bias_forward = hvt__bias_forward_cpu,
+    .bias_backward = hvt__bias_backward_cpu,
+    .subsample_forward = hvt__subsample_forward_cpu,
+    .subsample_backward = hvt__subsample_backward_cpu,
+    .xent = hvt__xent_cpu,
     .relu_forward = relu_forward_cpu,
     .relu_backward = relu_backward_cpu,
     .add = add_cpu,
@@ -413,6 +414,6 @@ const hvt_device_ops hvt_device_cpu = {
     .factor_q = factor_q_cpu,
     .factor_join = factor_join_cpu,
     .check = check_cpu,
-    .settle = settle_here,
-    .augment = augment_cpu,
+    .settle = hvt__settle_here,
+    .augment = hvt__augment_cpu,
 };

@@ -159,36 +159,38 @@ typedef struct hvt_cpu {
 } hvt_cpu;                     /* d->state */
 
 /* ---- conv: conv_plan.c gather.c wgrad.c weights.c; entries of hvt_device_cpu ---- */
-hvt_status conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
-                         size_t *ret_ws);
-void conv_permute_cpu(const hvt_op *op, bool to_file, float *mine, float *kcrs);
-hvt_status conv_pack_cpu(hvt_op *op, const void *w);
-hvt_status conv_forward_cpu(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws);
-hvt_status conv_backward_x_cpu(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
-                               void *ws);
-hvt_status conv_backward_w_cpu(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
+hvt_status hvt__conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
+                              size_t *ret_ws);
+void hvt__conv_permute_cpu(const hvt_op *op, bool to_file, float *mine, float *kcrs);
+hvt_status hvt__conv_pack_cpu(hvt_op *op, const void *w);
+hvt_status hvt__conv_forward_cpu(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws);
+hvt_status hvt__conv_backward_x_cpu(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
+                                    void *ws);
+hvt_status hvt__conv_backward_w_cpu(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
 
 /* ---- matrix.c ---- */
-hvt_status bn_train_cpu(hvt_device *d, const hvt_bn_args *a);
-hvt_status bn_infer_cpu(hvt_device *d, const hvt_bn_args *a);
-hvt_status bn_again_cpu(hvt_device *d, const hvt_bn_args *a);
-hvt_status bn_backward_cpu(hvt_device *d, const hvt_bn_grad_args *a);
-hvt_status bn_update_cpu(hvt_device *d, const hvt_step_state *step, int c, float rate, float scale,
-                         const float *moments, float *run_mean, float *run_var);
-hvt_status bias_forward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y);
-hvt_status bias_backward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy, float *db);
-hvt_status xent_cpu(hvt_device *d, const hvt_xent_args *a);
+hvt_status hvt__bn_train_cpu(hvt_device *d, const hvt_bn_args *a);
+hvt_status hvt__bn_infer_cpu(hvt_device *d, const hvt_bn_args *a);
+hvt_status hvt__bn_again_cpu(hvt_device *d, const hvt_bn_args *a);
+hvt_status hvt__bn_backward_cpu(hvt_device *d, const hvt_bn_grad_args *a);
+hvt_status hvt__bn_update_cpu(hvt_device *d, const hvt_step_state *step, int c, float rate, float scale,
+                              const float *moments, float *run_mean, float *run_var);
+hvt_status hvt__bias_forward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y);
+hvt_status hvt__bias_backward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy,
+                                  float *db);
+hvt_status hvt__xent_cpu(hvt_device *d, const hvt_xent_args *a);
 
 /* ---- pool.c ---- */
-hvt_status pool_plan_cpu(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op, size_t *ret_saved);
-hvt_status pool_forward_cpu(hvt_op *op, int real, const void *x, void *y, void *saved);
-hvt_status pool_backward_cpu(hvt_op *op, int real, const void *saved, const void *dy, void *dx, bool add);
+hvt_status hvt__pool_plan_cpu(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op, size_t *ret_saved);
+hvt_status hvt__pool_forward_cpu(hvt_op *op, int real, const void *x, void *y, void *saved);
+hvt_status hvt__pool_backward_cpu(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
+                                  bool add);
 
 /* ---- images.c ---- */
-hvt_status subsample_forward_cpu(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
-                                 int stride, int channels, const void *x, void *y);
-hvt_status subsample_backward_cpu(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
-                                  int stride, int channels, const void *dy, void *dx, bool add);
-hvt_status augment_cpu(hvt_device *d, const hvt_augment_args *a);
+hvt_status hvt__subsample_forward_cpu(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
+                                      int stride, int channels, const void *x, void *y);
+hvt_status hvt__subsample_backward_cpu(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
+                                       int stride, int channels, const void *dy, void *dx, bool add);
+hvt_status hvt__augment_cpu(hvt_device *d, const hvt_augment_args *a);
 
 #endif /* HVT_CPU_IMPL_H */

@@ -237,7 +237,7 @@ static void run_gather(gather *g, void *ws)
     hvt__pool_run(op->pool, g->blocks * g->column_parts * g->row_parts, gather_job, g);
 }
 
-hvt_status conv_forward_cpu(hvt_op *head, int real, const void *x, const void *w, void *y, void *ws)
+hvt_status hvt__conv_forward_cpu(hvt_op *head, int real, const void *x, const void *w, void *y, void *ws)
 {
     const conv_op *op = (const conv_op *)head;
     gather g = {.op = op,
@@ -263,8 +263,8 @@ hvt_status conv_forward_cpu(hvt_op *head, int real, const void *x, const void *w
     return HVT_OK;
 }
 
-hvt_status conv_backward_x_cpu(hvt_op *head, int real, const void *w, const void *dy, void *dx, bool add,
-                               void *ws)
+hvt_status hvt__conv_backward_x_cpu(hvt_op *head, int real, const void *w, const void *dy, void *dx, bool add,
+                                    void *ws)
 {
     const conv_op *op = (const conv_op *)head;
     gather g = {.op = op,

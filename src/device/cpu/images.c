@@ -107,7 +107,7 @@ static void group_job(void *ctx, int job, int thread)
         }
 }
 
-hvt_status augment_cpu(hvt_device *d, const hvt_augment_args *a)
+hvt_status hvt__augment_cpu(hvt_device *d, const hvt_augment_args *a)
 {
     const hvt_cpu *cpu = d->state;
     augment g = {.el = cpu->isa->el, .a = a};
@@ -177,8 +177,8 @@ static void subsample_forward_job(void *ctx, int p, int thread)
         }
 }
 
-hvt_status subsample_forward_cpu(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
-                                 int stride, int channels, const void *x, void *y)
+hvt_status hvt__subsample_forward_cpu(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
+                                      int stride, int channels, const void *x, void *y)
 {
     const hvt_cpu *cpu = d->state;
     subsample s = make_subsample(d, o, t, n, h, w, c, stride, channels);
@@ -212,8 +212,8 @@ static void subsample_backward_job(void *ctx, int h, int thread)
         }
 }
 
-hvt_status subsample_backward_cpu(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
-                                  int stride, int channels, const void *dy, void *dx, bool add)
+hvt_status hvt__subsample_backward_cpu(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
+                                       int stride, int channels, const void *dy, void *dx, bool add)
 {
     const hvt_cpu *cpu = d->state;
     subsample s = make_subsample(d, o, t, n, h, w, c, stride, channels);

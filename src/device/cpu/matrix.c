@@ -137,7 +137,7 @@ static void train_columns_job(void *ctx, int i, int thread)
     b->in->bn_apply(b->fwd, b->consts, p);
 }
 
-hvt_status bn_train_cpu(hvt_device *d, const hvt_bn_args *a)
+hvt_status hvt__bn_train_cpu(hvt_device *d, const hvt_bn_args *a)
 {
     const hvt_cpu *cpu = d->state;
     size_t count[HVT_PARTS];
@@ -161,7 +161,7 @@ hvt_status bn_train_cpu(hvt_device *d, const hvt_bn_args *a)
     return HVT_OK;
 }
 
-hvt_status bn_infer_cpu(hvt_device *d, const hvt_bn_args *a)
+hvt_status hvt__bn_infer_cpu(hvt_device *d, const hvt_bn_args *a)
 {
     const hvt_cpu *cpu = d->state;
     bn b;
@@ -175,7 +175,7 @@ hvt_status bn_infer_cpu(hvt_device *d, const hvt_bn_args *a)
     return HVT_OK;
 }
 
-hvt_status bn_again_cpu(hvt_device *d, const hvt_bn_args *a)
+hvt_status hvt__bn_again_cpu(hvt_device *d, const hvt_bn_args *a)
 {
     const hvt_cpu *cpu = d->state;
     bn b;
@@ -216,7 +216,7 @@ static void backward_columns_job(void *ctx, int i, int thread)
     b->in->bn_dx(b->bwd, b->consts, p);
 }
 
-hvt_status bn_backward_cpu(hvt_device *d, const hvt_bn_grad_args *a)
+hvt_status hvt__bn_backward_cpu(hvt_device *d, const hvt_bn_grad_args *a)
 {
     const hvt_cpu *cpu = d->state;
     hvt_bn_grad_args second = *a;
@@ -244,8 +244,8 @@ hvt_status bn_backward_cpu(hvt_device *d, const hvt_bn_grad_args *a)
     return HVT_OK;
 }
 
-hvt_status bn_update_cpu(hvt_device *d, const hvt_step_state *step, int c, float rate, float scale,
-                         const float *moments, float *run_mean, float *run_var)
+hvt_status hvt__bn_update_cpu(hvt_device *d, const hvt_step_state *step, int c, float rate, float scale,
+                              const float *moments, float *run_mean, float *run_var)
 {
     const hvt_cpu *cpu = d->state;
 
@@ -276,7 +276,7 @@ static void bias_forward_job(void *ctx, int i, int thread)
     b->in->bias(b->rows, b->k.c, b->b, b->y, part_at(&b->k, i));
 }
 
-hvt_status bias_forward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y)
+hvt_status hvt__bias_forward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y)
 {
     const hvt_cpu *cpu = d->state;
     bias job = {.in = cpu->isa->el->in[t], .rows = rows, .b = b, .y = y};
@@ -295,7 +295,7 @@ static void bias_backward_job(void *ctx, int i, int thread)
     b->in->sums(b->rows, b->k.c, b->dy, part_at(&b->k, i), b->part + (size_t)i * b->k.c);
 }
 
-hvt_status bias_backward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy, float *db)
+hvt_status hvt__bias_backward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy, float *db)
 {
     const hvt_cpu *cpu = d->state;
     bias job = {.in = cpu->isa->el->in[t], .rows = rows, .dy = dy, .part = cpu->scratch->part[0]};
@@ -336,7 +336,7 @@ static void xent_job(void *ctx, int job, int thread)
             memset(hvt__at(a->dlogits, a->type, i * a->classes), 0, a->classes * hvt_dtype_size(a->type));
 }
 
-hvt_status xent_cpu(hvt_device *d, const hvt_xent_args *a)
+hvt_status hvt__xent_cpu(hvt_device *d, const hvt_xent_args *a)
 {
     const hvt_cpu *cpu = d->state;
     xent x = {.in = cpu->isa->el->in[a->type],

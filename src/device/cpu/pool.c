@@ -30,7 +30,7 @@ static void free_pool(hvt_op *op)
     free(op);
 }
 
-hvt_status pool_plan_cpu(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op, size_t *ret_saved)
+hvt_status hvt__pool_plan_cpu(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op, size_t *ret_saved)
 {
     const hvt_cpu *cpu = d->state;
     pool *o;
@@ -189,7 +189,7 @@ static void max_backward_job(void *ctx, int job, int thread)
     }
 }
 
-hvt_status pool_forward_cpu(hvt_op *op, int real, const void *x, void *y, void *saved)
+hvt_status hvt__pool_forward_cpu(hvt_op *op, int real, const void *x, void *y, void *saved)
 {
     const pool *o = (const pool *)op;
     pass s = make_pass(o, real, o->p);
@@ -201,7 +201,7 @@ hvt_status pool_forward_cpu(hvt_op *op, int real, const void *x, void *y, void *
     return HVT_OK;
 }
 
-hvt_status pool_backward_cpu(hvt_op *op, int real, const void *saved, const void *dy, void *dx, bool add)
+hvt_status hvt__pool_backward_cpu(hvt_op *op, int real, const void *saved, const void *dy, void *dx, bool add)
 {
     const pool *o = (const pool *)op;
     pass s = make_pass(o, real, o->d.h);

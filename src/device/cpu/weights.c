@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-void conv_permute_cpu(const hvt_op *head, bool to_file, float *mine, float *kcrs)
+void hvt__conv_permute_cpu(const hvt_op *head, bool to_file, float *mine, float *kcrs)
 {
     const conv_op *op = (const conv_op *)head;
     const int padded = conv_panels(op->k) * CONV_PANEL;
@@ -69,7 +69,7 @@ static void turn_job(void *ctx, int job, int thread)
         conv_fence();
 }
 
-hvt_status conv_pack_cpu(hvt_op *head, const void *w)
+hvt_status hvt__conv_pack_cpu(hvt_op *head, const void *w)
 {
     conv_op *op = (conv_op *)head;
     turn g = {op, w};

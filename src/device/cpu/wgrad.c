@@ -200,7 +200,8 @@ static void run_blocks(const conv_op *op, int images, const void *x, const void 
     }
 }
 
-hvt_status conv_backward_w_cpu(hvt_op *head, int real, const void *x, const void *dy, float *dw, void *ws)
+hvt_status hvt__conv_backward_w_cpu(hvt_op *head, int real, const void *x, const void *dy, float *dw,
+                                    void *ws)
 {
     const conv_op *op = (const conv_op *)head;
 
