@@ -144,7 +144,7 @@ hvt_world *hvt_comm_world(const hvt_comm *comm)
     return comm->world;
 }
 
-static hvt_status hvt__alloc_here(hvt_comm *c, size_t bytes, void **ret_ptr)
+static hvt_status alloc_here(hvt_comm *c, size_t bytes, void **ret_ptr)
 {
     void *ptr = NULL;
     hvt_status s = hvt_world_agree(c->world, c->ops->alloc(c, bytes, &ptr));
@@ -164,7 +164,7 @@ hvt_status hvt_comm_alloc(hvt_comm *comm, size_t bytes, void **ret_ptr)
     hvt_status s;
 
     HVT_CHECK(ret_ptr, E_ARG, "no place for the address of %zu bytes", bytes);
-    s = hvt__alloc_here(comm, bytes, ret_ptr);
+    s = alloc_here(comm, bytes, ret_ptr);
     if (s == HVT_OK)
         return HVT_OK;
     if (!comm->chosen || (comm->ops != shm && comm->ops != hier) || comm->blocks || !mpi ||
@@ -173,7 +173,7 @@ hvt_status hvt_comm_alloc(hvt_comm *comm, size_t bytes, void **ret_ptr)
     HVT_TRY(hvt_comm_wait(comm, comm->front)); /* the other comm knows nothing of what is on its way */
     HVT_TRY(fall_back(comm, old.ops));
     old.ops->close(&old);
-    return hvt__alloc_here(comm, bytes, ret_ptr);
+    return alloc_here(comm, bytes, ret_ptr);
 }
 
 void hvt_comm_release(hvt_comm *comm, void *ptr)
