@@ -379,7 +379,7 @@ static hvt_status plan_wgrad(conv_op *op, hvt_order order, long entries)
     int *low = NULL, *high = NULL, *rank = NULL;
     hvt_status s = HVT_OK;
 
-    op->block = malloc(sizeof *op->block * out);
+    op->block = calloc(out, sizeof *op->block); /* without slots nothing is fresh */
     HVT_CHECK(op->block, E_MEM, "no memory for the blocks of a convolution");
     size_blocks(op, order);
     op->first = malloc(sizeof *op->first * ((size_t)op->blocks * (size_t)op->taps + 1));

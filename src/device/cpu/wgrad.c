@@ -80,16 +80,20 @@ static hvt_ahead slice_ahead(const wgrad *g, int call, int calls)
     const conv_block *b = &op->block[g->block], *next = g->block + 1 < op->blocks ? b + 1 : op->block;
     const int image = next > b ? g->image : g->image + g->images, left = g->real - image;
     const int images = left < op->chunk ? left : op->chunk;
-    const int pixels = b->end - b->pixel, fresh = next->done - next->fresh;
+    const size_t element = hvt_dtype_size(op->type);
+    hvt_ahead a = {0};
+
+    if (!op->slots || !op->copy_y || op->x_image != op->c || images <= 0)
+        return a;
     /* dy, then x by as many pixels as this block has of dy */
+    const int pixels = b->end - b->pixel, fresh = next->done - next->fresh;
     const int groups = 1 + conv_tiles(fresh, pixels), group = call % groups, first = (group - 1) * pixels;
     const int slice = call / groups, slices = calls / groups;
-    const size_t element = hvt_dtype_size(op->type);
-    size_t whole = (size_t)images * element * (size_t)(group ? op->c : op->k);
-    hvt_ahead a = {.bytes = (whole / (size_t)(slices ? slices : 1) + 63) / 64 * 64};
+    const size_t whole = (size_t)images * element * (size_t)(group ? op->c : op->k);
 
-    if (!op->slots || !op->copy_y || op->x_image != op->c || images <= 0 || slice >= slices)
-        return (hvt_ahead){0};
+    if (slice >= slices)
+        return a;
+    a.bytes = (whole / (size_t)slices + 63) / 64 * 64;
     if (group == 0) {
         a.from = hvt__at(g->dy, op->type, (size_t)(next->pixel * op->y_pixel + image * op->y_image));
         a.step = op->y_pixel * (long)element;
