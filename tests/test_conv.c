@@ -2,8 +2,8 @@
  * The cpu device's convolutions in every type, on every instruction set that this processor has, against a
  * loop in double over one output element. The bound is 1e-5 of the sum of absolute products, and what
  * rounding the result to its type costs; x, dy and w are values of the type. Every buffer has exactly the
- * size that was asked for (the address sanitizer sees an overrun), weights and gradients start at an address
- * that is only 4-byte aligned, and what must not be read holds NaN.
+ * size that was asked for, with a guard page right after it or right before it (heap.h), weights and
+ * gradients start at an address that is only 32-byte aligned, and what must not be read holds NaN.
  *
  * Kernels for AVX-512, AVX512_BF16 and AMX run on every machine, too: their own text, compiled against
  * tests/emulated/immintrin.h, is three more sets of this program.
@@ -55,13 +55,9 @@ static bool takes(int set, const hvt_conv_desc *d)
     return d->type == (isa->bf16 ? HVT_BF16 : HVT_F32) && products(d) <= most_emulated;
 }
 
-static void *exactly(size_t count)
+static float *exactly(size_t count)
 {
-    void *p = NULL;
-
-    if (posix_memalign(&p, 64, count * sizeof(float) + !count))
-        abort();
-    return p;
+    return room(count * sizeof(float));
 }
 
 /* One convolution's data, values of d.type as floats. Weights are canonical. */
@@ -157,14 +153,13 @@ static conv_result run(hvt_device *dev, const conv_case *c)
     CHECK_OK(ops->conv_plan(dev, &c->d, &op, &r.weights, &ws_bytes));
     if (!op)
         abort();
-    ws = exactly((ws_bytes + sizeof(float) - 1) / sizeof(float));
+    ws = room(ws_bytes);
     wide = exactly(r.weights);
     w = exactly(r.weights + shift);
     dw = exactly(r.weights + shift);
     ones = exactly(c->nw);
     r.dw = exactly(c->nw);
     r.mask = exactly(r.weights);
-    memset(ws, 0xff, ws_bytes); /* NaN */
     memset(wide, 0xff, r.weights * sizeof *wide);
     memset(dw, 0xff, (r.weights + shift) * sizeof *dw);
     for (size_t i = 0; i < c->nw; i++)
@@ -176,10 +171,10 @@ static conv_result run(hvt_device *dev, const conv_case *c)
         hvt__store(w, t, i + shift, wide[i]);
     CHECK_OK(ops->conv_pack(op, at(w, t, shift)));
     CHECK_OK(ops->conv_forward(op, c->real, x, at(w, t, shift), y, ws));
-    memset(ws, 0xff, ws_bytes);
+    heap_spoil(ws, ws_bytes);
     CHECK_OK(ops->conv_backward_w(op, c->real, x, dy, dw + shift, ws));
     if (!c->d.no_dx) {
-        memset(ws, 0xff, ws_bytes);
+        heap_spoil(ws, ws_bytes);
         CHECK_OK(ops->conv_backward_x(op, c->real, at(w, t, shift), dy, dx, false, ws));
         CHECK_OK(ops->conv_backward_x(op, c->real, at(w, t, shift), dy, dx_added, true, ws));
     }
