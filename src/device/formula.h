@@ -5,7 +5,7 @@
  * floats; M, integers as many, what comparing two F gives: not 0 where true; and
  *     f_fma(a, b, c)   a*b + c, rounded once where the processor can do that fast (ref: always)
  *     f_relu(x)        0 > x ? 0 : x, so that a NaN stays one
- *     f_keep(y, d)     y > 0 ? d : 0
+ *     f_keep(y, d)     y <= 0 ? 0 : d, so that d passes where y is NaN, as in PyTorch (threshold_backward)
  * so that ref, the cpu's vectors, their bodies and their tails, and a GPU's threads do the same roundings:
  * equal bits, wherever a span is cut. The one exception: the portable set on a processor without fma rounds
  * products by themselves (fmaf would be a function call of some 20 ns), and differs from ref in the last

@@ -25,7 +25,7 @@ HVT_FN float f_relu(float x)
 
 HVT_FN float f_keep(float y, float d)
 {
-    return y > 0 ? d : 0;
+    return y <= 0 ? 0 : d;
 }
 
 #include "formula.h"

@@ -54,7 +54,7 @@ INLINE F f_relu(F x)
 
 INLINE F f_keep(F y, F d)
 {
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, _mm512_setzero_ps(), _CMP_GT_OQ), d);
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, _mm512_setzero_ps(), _CMP_NLE_UQ), d);
 }
 
 #elif defined(__AVX2__) && defined(__FMA__)
@@ -98,7 +98,7 @@ INLINE F f_relu(F x)
 
 INLINE F f_keep(F y, F d)
 {
-    return _mm256_and_ps(_mm256_cmp_ps(y, _mm256_setzero_ps(), _CMP_GT_OQ), d);
+    return _mm256_and_ps(_mm256_cmp_ps(y, _mm256_setzero_ps(), _CMP_NLE_UQ), d);
 }
 
 #else /* SSE2, NEON */
@@ -144,7 +144,7 @@ INLINE F f_relu(F x)
 
 INLINE F f_keep(F y, F d)
 {
-    return (F)((portable_mask)(y > 0) & (portable_mask)d);
+    return (F)(~(portable_mask)(y <= 0) & (portable_mask)d);
 }
 
 #endif
