@@ -475,7 +475,7 @@ int main(int argc, char **argv)
     if (o.threads < 1 || o.threads > HVT_MAX_THREADS)
         return usage("bad number of", "threads");
     must(hvt__pool_open(o.threads, NULL, 0, false, &cpu.pool));
-    hvt__flush_subnormals(true);
+    hvt__floats_enter();
     dev.direct = o.direct;
     bench_header("bench_ops", cpu.isa->name, o.threads);
     lim.pool = cpu.pool;

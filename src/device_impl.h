@@ -314,10 +314,20 @@ struct hvt_device {
     bool yield;                              /* whoever waits gives the core away at once */
 };
 
-/* Flush subnormals to zero, as operands and as results, in the calling thread (on), or not; returns what held
- * before. Devices that compute on the host do it for the thread that opens them until they are closed, and
- * for their own threads; whoever else adds floats in a thread of its own calls this there. */
-bool hvt__flush_subnormals(bool on);
+/*
+ * How the calling thread computes with floats, as the processor keeps it (MXCSR, FPCR): enter sets what all
+ * of the library's arithmetic runs under, whatever the host program has set: rounding to nearest, subnormals
+ * flushed to zero as operands and as results, no traps. It returns what was set before, and leave puts that
+ * back, the exceptions noted since included. Both write the register only where something differs, so they
+ * may be nested: inside, they cost a read each.
+ *
+ * Devices that compute on the host do so in every op, and for good in threads of their own; whoever else adds
+ * floats whose bits matter does it for as long as that takes: HVT_FLOATS at a function's start.
+ */
+uint64_t hvt__floats_enter(void);
+void hvt__floats_leave(const uint64_t *was);
+#define HVT_FLOATS                                                                                           \
+    const uint64_t floats_before_ __attribute__((cleanup(hvt__floats_leave), unused)) = hvt__floats_enter()
 
 /* The whole registry.  A null entry was not built. */
 extern const hvt_device_ops hvt_device_ref, hvt_device_cpu, hvt_device_cuda;

@@ -6,6 +6,7 @@
 #include "devices.h"
 #include "device/cpu/cpu_impl.h"
 
+#include <fenv.h>
 #include <pthread.h>
 #include <sched.h>
 
@@ -374,8 +375,6 @@ TEST(subnormals_are_flushed_in_every_thread)
 
         CHECK(tiny_sum(devs[dev]) == 0, "on %s, %d threads", hvt_device_isa(devs[dev]),
               hvt_device_threads(devs[dev]));
-        if (dev == 0)
-            continue; /* ref promises it for the thread that opened it */
         CHECK(!pthread_create(&t, NULL, elsewhere, devs[dev]) && !pthread_join(t, &fine), "no thread");
         CHECK(fine, "on %s, %d threads, called by another thread", hvt_device_isa(devs[dev]),
               hvt_device_threads(devs[dev]));
@@ -385,32 +384,73 @@ TEST(subnormals_are_flushed_in_every_thread)
 /* A new thread takes over the mode of the one that makes it; the pool's threads must not rely on that. */
 TEST(threads_of_a_pool_flush_by_themselves)
 {
-    bool now = hvt__flush_subnormals(false);
     hvt_device *d = NULL;
 
     CHECK_OK(hvt_device_open("cpu", &(hvt_device_opts){.threads = 3}, &d));
     for (int i = 0; i < 100; i++)
         CHECK(tiny_sum(d) == 0, "round %d", i);
     hvt_device_close(&d);
-    hvt__flush_subnormals(now);
 }
 
-TEST(closing_gives_back_the_mode_of_subnormals)
+static bool keeps_subnormals(void)
+{
+    volatile float tiny = from_pattern(5);
+
+    return bits_of(tiny + tiny) == 10;
+}
+
+/* Also between calls, and when two are closed in the order in which they were opened. */
+TEST(a_host_program_keeps_its_subnormals_while_devices_are_open)
 {
     static const char *const names[] = {"ref", "cpu"};
-    bool now = hvt__flush_subnormals(false);
+    hvt_device *d[HVT_LEN(names)] = {NULL};
 
+    CHECK(keeps_subnormals(), "subnormals are flushed before");
     for (size_t i = 0; i < HVT_LEN(names); i++) {
-        hvt_device *d = NULL;
-        volatile float tiny = from_pattern(5);
-
-        CHECK(bits_of(tiny + tiny) == 10, "subnormals are flushed before");
-        CHECK_OK(hvt_device_open(names[i], NULL, &d));
-        CHECK(bits_of(tiny + tiny) == 0, "subnormals are kept by %s", names[i]);
-        hvt_device_close(&d);
-        CHECK(bits_of(tiny + tiny) == 10, "subnormals are flushed after %s", names[i]);
+        CHECK_OK(hvt_device_open(names[i], &(hvt_device_opts){.threads = 1}, &d[i]));
+        CHECK(keeps_subnormals(), "subnormals are flushed while %s is open", names[i]);
+        CHECK(tiny_sum(d[i]) == 0, "%s keeps subnormals", names[i]);
+        CHECK(keeps_subnormals(), "subnormals are flushed after an op of %s", names[i]);
     }
-    hvt__flush_subnormals(now);
+    for (size_t i = 0; i < HVT_LEN(names); i++) {
+        hvt_device_close(&d[i]);
+        CHECK(keeps_subnormals(), "subnormals are flushed after %s was closed", names[i]);
+    }
+}
+
+/* A simulation may round upwards and trap what is invalid: ours must do neither, and it must find both again.
+ */
+TEST(a_host_program_s_rounding_and_traps_change_no_bits)
+{
+    enum { N = 4096 };
+    float *a = room(N * 4), *b = room(N * 4), *want = room(N * 4), *got = room(N * 4);
+    fenv_t before;
+
+    for (int i = 0; i < N; i++) {
+        a[i] = value();
+        b[i] = i % 64 ? value() * 1e-3f : INFINITY;
+    }
+    a[64] = -INFINITY; /* infinity minus infinity is invalid */
+    for (int dev = 0; dev < ndevs; dev++) {
+        CHECK_OK(devs[dev]->ops->add(devs[dev], N, HVT_F32, a, b, want));
+        fegetenv(&before);
+        feclearexcept(FE_ALL_EXCEPT);
+        feenableexcept(FE_INVALID);
+        fesetround(FE_UPWARD);
+        CHECK_OK(devs[dev]->ops->add(devs[dev], N, HVT_F32, a, b, got));
+        CHECK(fegetround() == FE_UPWARD && !fetestexcept(FE_INVALID), "%s leaves the thread another",
+              hvt_device_isa(devs[dev]));
+#if defined(__x86_64__) /* others cannot trap */
+        CHECK(fegetexcept() == FE_INVALID, "%s leaves the thread without its trap",
+              hvt_device_isa(devs[dev]));
+#endif
+        fesetenv(&before);
+        CHECK(!memcmp(got, want, N * 4), "%s rounds as its caller does", hvt_device_isa(devs[dev]));
+    }
+    free(a);
+    free(b);
+    free(want);
+    free(got);
 }
 
 /* ---- opening ---- */
@@ -424,24 +464,62 @@ static void keep_line(void *ctx, hvt_log_level level, const char *line)
     snprintf(logged, sizeof logged, "%s", line);
 }
 
-TEST(threads_are_pinned_where_that_is_allowed)
+static int processors(void)
 {
-    cpu_set_t before, during, after;
-    int cpu = 0, nowhere = 1023;
-    hvt_device *d = NULL;
+    cpu_set_t mask;
 
-    sched_getaffinity(0, sizeof before, &before);
-    while (!CPU_ISSET(cpu, &before))
+    sched_getaffinity(0, sizeof mask, &mask);
+    return CPU_COUNT(&mask);
+}
+
+static int first_processor(void)
+{
+    cpu_set_t mask;
+    int cpu = 0;
+
+    sched_getaffinity(0, sizeof mask, &mask);
+    while (!CPU_ISSET(cpu, &mask))
         cpu++;
-    CHECK_OK(hvt_device_open("cpu", &(hvt_device_opts){.cpus = &cpu, .ncpus = 1, .threads = 2}, &d));
-    CHECK(hvt_device_threads(d) == 2, "%d threads", hvt_device_threads(d));
-    sched_getaffinity(0, sizeof during, &during);
-    CHECK(CPU_COUNT(&during) == 1 && CPU_ISSET(cpu, &during), "the caller may use %d processors",
-          CPU_COUNT(&during));
-    CHECK(tiny_sum(d) == 0, "wrong sum");
+    return cpu;
+}
+
+static void *close_it(void *d)
+{
+    hvt_device_close((hvt_device **)d);
+    return NULL;
+}
+
+/* The caller's thread is its own unless it offers it; then the last device gives it back, whoever closes it.
+ */
+TEST(the_caller_is_pinned_only_if_it_asks)
+{
+    int cpu = first_processor(), before = processors();
+    hvt_device_opts opts = {.cpus = &cpu, .ncpus = 1, .threads = 2};
+    hvt_device *d = NULL, *second = NULL;
+    pthread_t t;
+
+    CHECK_OK(hvt_device_open("cpu", &opts, &d));
+    CHECK(processors() == before, "the caller may use %d processors of %d", processors(), before);
     hvt_device_close(&d);
-    sched_getaffinity(0, sizeof after, &after);
-    CHECK(CPU_EQUAL(&before, &after), "the caller stays pinned");
+    opts.pin_caller = true;
+    CHECK_OK(hvt_device_open("cpu", &opts, &d));
+    CHECK(processors() == 1, "the caller may use %d processors", processors());
+    CHECK(tiny_sum(d) == 0, "wrong sum");
+    CHECK_OK(hvt_device_open("cpu", &opts, &second));
+    hvt_device_close(&d);
+    hvt_device_close(&second);
+    CHECK(processors() == before, "after two devices the caller may use %d processors of %d", processors(),
+          before);
+    CHECK_OK(hvt_device_open("cpu", &opts, &d));
+    CHECK(!pthread_create(&t, NULL, close_it, &d) && !pthread_join(t, NULL), "no thread");
+    CHECK(processors() == before, "closed by another thread, the caller may use %d processors of %d",
+          processors(), before);
+}
+
+TEST(a_thread_that_cannot_be_pinned_is_told)
+{
+    int nowhere = 1023;
+    hvt_device *d = NULL;
 
     hvt_log_to(keep_line, NULL, HVT_LOG_WARN);
     CHECK_OK(hvt_device_open("cpu", &(hvt_device_opts){.cpus = &nowhere, .ncpus = 1, .threads = 2}, &d));
@@ -488,13 +566,15 @@ TEST(auto_takes_the_last_set_that_pays)
 
 int main(void)
 {
-    RUN(closing_gives_back_the_mode_of_subnormals);
+    RUN(a_host_program_keeps_its_subnormals_while_devices_are_open);
+    RUN(a_host_program_s_rounding_and_traps_change_no_bits);
     RUN(threads_of_a_pool_flush_by_themselves);
     open_devices();
     RUN(a_wrong_device_is_refused_with_the_known_ones);
     RUN(auto_takes_the_last_set_that_pays);
     RUN(threads_follow_what_was_asked);
-    RUN(threads_are_pinned_where_that_is_allowed);
+    RUN(the_caller_is_pinned_only_if_it_asks);
+    RUN(a_thread_that_cannot_be_pinned_is_told);
     RUN(memory_comes_zeroed_and_aligned);
     RUN(a_pool_does_every_job_once);
     RUN(subnormals_are_flushed_in_every_thread);

@@ -24,6 +24,7 @@ typedef struct hvt_device_opts {
     int threads;            ///< threads of this device, the caller included; 0 = one per cpu given, else 1
     const int *cpus; ///< [ncpus] processors to pin the threads to, thread t to cpus[t % ncpus]; or NULL
     int ncpus;       ///< 0: no pinning
+    bool pin_caller; ///< cpu: pin the calling thread, too, which is thread 0, to cpus[0], until close
     bool direct;     ///< cpu: convolutions of 3x3 by their definition, not by Winograd's F(2x2, 3x3)
     bool yield;      ///< waiting threads give the core away at once (more threads than cores)
     const char *isa; ///< instruction set, see hvt_cpu_isa_name(); NULL or "auto": see hvt_cpu_isa_auto()
@@ -34,14 +35,14 @@ typedef struct hvt_device_opts {
  * the calling thread alone and is never pinned: it ignores threads, cpus and ncpus; yield is heeded by a comm
  * that is opened with it.
  *
- * "ref" and "cpu" flush subnormal numbers to zero in the calling thread from now until the device is closed,
- * and "cpu" in every thread that calls one of its ops. The caller is thread 0 of the device: with `cpus` it
- * is pinned too, until close, and threads that it starts in between inherit that. Errors: E_ARG unknown name
- * or ISA (the message lists the known ones), E_UNSUPPORTED not in this build or not on this processor, E_MEM.
+ * The calling thread stays as it is. How it computes with floats is changed within calls only: "ref" and
+ * "cpu" round to nearest, flush subnormal numbers to zero and trap nothing, whatever the thread has set, and
+ * put that back before they return. It is pinned only with `pin_caller` (for programs that own their
+ * process, as hvtrain does); threads that it starts in between inherit that, and the last device that it
+ * closes gives it its processors back. Errors: E_ARG unknown name or ISA (the message lists the known ones),
+ * E_UNSUPPORTED not in this build or not on this processor, E_MEM.
  */
 HVT_API hvt_status hvt_device_open(const char *name, const hvt_device_opts *opts, hvt_device **ret_dev);
-/** Close the devices of a thread in the reverse order of their opening: each puts back what it found in the
- * thread (subnormals, pinning). */
 HVT_API void hvt_device_close(hvt_device **dev);
 HVT_API const char *hvt_device_name(const hvt_device *dev); ///< "ref", "cpu"
 HVT_API const char *hvt_device_isa(const hvt_device *dev);  ///< as hvt_cpu_isa_name; "plain" for ref

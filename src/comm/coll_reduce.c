@@ -149,6 +149,8 @@ static void store_integers(hvt_dtype t, const int64_t *v, size_t n, int64_t divi
 
 void hvt__scale_f32(float *x, size_t n, double by)
 {
+    HVT_FLOATS;
+
     for (size_t i = 0; i < n && by != 1; i++)
         x[i] = (float)((double)x[i] * by);
 }
@@ -256,6 +258,7 @@ static void fold(const hvt__call *k, size_t n, void *a, const void *b)
 static hvt_status fold_chunk(hvt__work *w, size_t n, const char *theirs, size_t stride, const void *mine,
                              void *dst)
 {
+    HVT_FLOATS;
     char *sums = w->room + windows_bytes(w->c, w->k);
     const size_t level = (size_t)CHUNK * MOST;
     int top = 0;

@@ -1,6 +1,6 @@
 /*
- * The registry of devices, what is checked once for all of them, and the mode of subnormals. Everything else
- * is the backend's.
+ * The registry of devices, what is checked once for all of them, and how floats are computed with. Everything
+ * else is the backend's.
  */
 #include "base_impl.h"
 #include "config.h"
@@ -137,29 +137,76 @@ hvt_status hvt_device_sync(hvt_device *d)
     return HVT_OK;
 }
 
-bool hvt__flush_subnormals(bool on)
-{
+/* ---- floats ---- */
+
 #if defined(__SSE2__)
-    enum { FTZ = 1 << 15, DAZ = 1 << 6 };
-    unsigned was = _mm_getcsr(), now = on ? was | FTZ | DAZ : was & ~(unsigned)(FTZ | DAZ);
 
-    if (now != was)
-        _mm_setcsr(now);
-    return (was & (FTZ | DAZ)) == (FTZ | DAZ);
-#elif defined(__aarch64__)
-    const uint64_t FZ = (uint64_t)1 << 24;
-    uint64_t was, now;
+enum { FLAGS = 0x3f, MASKED = 0x1f80, DAZ = 1 << 6, FTZ = 1 << 15 };
 
-    __asm__ volatile("mrs %0, fpcr" : "=r"(was));
-    now = on ? was | FZ : was & ~FZ;
-    if (now != was)
-        __asm__ volatile("msr fpcr, %0" : : "r"(now));
-    return was & FZ;
-#else
-    (void)on;
-    return false;
-#endif
+uint64_t hvt__floats_enter(void)
+{
+    const unsigned was = _mm_getcsr();
+
+    if ((was & ~(unsigned)FLAGS) != (MASKED | DAZ | FTZ))
+        _mm_setcsr(MASKED | DAZ | FTZ | (was & FLAGS));
+    __asm__ volatile("" : : : "memory"); /* no load goes before it */
+    return was;
 }
+
+void hvt__floats_leave(const uint64_t *was)
+{
+    __asm__ volatile("" : : : "memory"); /* no store comes after it */
+    if ((_mm_getcsr() ^ (unsigned)*was) & ~(unsigned)FLAGS)
+        _mm_setcsr((unsigned)*was);
+}
+
+#elif defined(__aarch64__)
+
+enum { FZ = 1 << 24 };
+
+static uint64_t fpcr(void)
+{
+    uint64_t now;
+
+    __asm__ volatile("mrs %0, fpcr" : "=r"(now));
+    return now;
+}
+
+static void set_fpcr(uint64_t to)
+{
+    __asm__ volatile("msr fpcr, %0" : : "r"(to) : "memory");
+}
+
+uint64_t hvt__floats_enter(void)
+{
+    const uint64_t was = fpcr();
+
+    if (was != FZ)
+        set_fpcr(FZ);
+    __asm__ volatile("" : : : "memory");
+    return was;
+}
+
+void hvt__floats_leave(const uint64_t *was)
+{
+    __asm__ volatile("" : : : "memory");
+    if (fpcr() != *was)
+        set_fpcr(*was);
+}
+
+#else
+
+uint64_t hvt__floats_enter(void)
+{
+    return 0;
+}
+
+void hvt__floats_leave(const uint64_t *was)
+{
+    (void)was;
+}
+
+#endif
 
 /* ---- plans ---- */
 

@@ -121,6 +121,7 @@ void hvt__describe_here(const hvt_device *d, hvt_device_info *ret_info)
 
 hvt_status hvt__settle_here(hvt_device *d, hvt_step_state *step, const float *sums)
 {
+    HVT_FLOATS;
     (void)d;
     hvt__step_settle(step, sums);
     return HVT_OK;

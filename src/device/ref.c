@@ -9,35 +9,19 @@
 #include "ref_impl.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- life ---- */
 
-typedef struct ref {
-    bool flushed_before; /* how the opening thread treated subnormals */
-} ref;
-
 static void close_ref(hvt_device *d)
 {
-    ref *r = d->state;
-
-    if (!r)
-        return;
-    hvt__flush_subnormals(r->flushed_before);
-    free(r);
+    (void)d;
 }
 
 static hvt_status open_ref(hvt_device *d, const hvt_device_opts *opts)
 {
-    ref *r;
-
     HVT_CHECK(!opts->isa || !strcmp(opts->isa, "auto") || !strcmp(opts->isa, "plain"), E_ARG,
               "device ref has no instruction set '%s'; it is plain", opts->isa);
-    r = malloc(sizeof *r);
-    HVT_CHECK(r, E_MEM, "no memory for %zu bytes of device ref", sizeof *r);
-    r->flushed_before = hvt__flush_subnormals(true);
-    d->state = r;
     d->isa = "plain";
     d->threads = 1;
     return HVT_OK;
@@ -83,6 +67,7 @@ static void normalise(const hvt_bn_args *a, int c, float mean, float rstd)
 
 static hvt_status bn_train_ref(hvt_device *d, const hvt_bn_args *a)
 {
+    HVT_FLOATS;
     size_t count = real_rows(a->rows);
 
     (void)d;
@@ -108,6 +93,7 @@ static hvt_status bn_train_ref(hvt_device *d, const hvt_bn_args *a)
 
 static hvt_status bn_infer_ref(hvt_device *d, const hvt_bn_args *a)
 {
+    HVT_FLOATS;
     (void)d;
     for (int c = 0; c < a->c; c++)
         normalise(a, c, a->mean[c], (float)(1 / sqrt((double)a->rstd[c] + a->eps)));
@@ -116,6 +102,7 @@ static hvt_status bn_infer_ref(hvt_device *d, const hvt_bn_args *a)
 
 static hvt_status bn_again_ref(hvt_device *d, const hvt_bn_args *a)
 {
+    HVT_FLOATS;
     (void)d;
     for (int c = 0; c < a->c; c++)
         normalise(a, c, a->mean[c], a->rstd[c]);
@@ -132,6 +119,7 @@ static float masked(const hvt_bn_grad_args *a, size_t at)
 
 static hvt_status bn_backward_ref(hvt_device *d, const hvt_bn_grad_args *a)
 {
+    HVT_FLOATS;
     size_t count = real_rows(a->rows);
 
     (void)d;
@@ -166,6 +154,7 @@ static hvt_status bn_backward_ref(hvt_device *d, const hvt_bn_grad_args *a)
 static hvt_status bn_update_ref(hvt_device *d, const hvt_step_state *step, int c, float rate, float scale,
                                 const float *moments, float *run_mean, float *run_var)
 {
+    HVT_FLOATS;
     (void)d;
     for (int i = 0; i < c && !step->stop; i++) {
         run_mean[i] = bn_moving(run_mean[i], moments[i], rate, 1 - rate, scale);
@@ -178,6 +167,7 @@ static hvt_status bn_update_ref(hvt_device *d, const hvt_step_state *step, int c
 
 static hvt_status bias_forward_ref(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y)
 {
+    HVT_FLOATS;
     (void)d;
     for (size_t i = 0; i < real_rows(rows); i++)
         for (int k = 0; k < c; k++)
@@ -188,6 +178,7 @@ static hvt_status bias_forward_ref(hvt_device *d, hvt_rows rows, int c, hvt_dtyp
 static hvt_status bias_backward_ref(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy,
                                     float *db)
 {
+    HVT_FLOATS;
     (void)d;
     for (int k = 0; k < c; k++) {
         double sum = 0;
@@ -229,6 +220,7 @@ static void xent_row(const hvt_xent_args *a, size_t row, float scale)
 
 static hvt_status xent_ref(hvt_device *d, const hvt_xent_args *a)
 {
+    HVT_FLOATS;
     size_t rows = (size_t)a->rows.blocks * a->rows.block;
     double sum = 0, top1 = 0, top5 = 0;
     float scale = a->scale ? *a->scale : 1;
@@ -255,6 +247,7 @@ static hvt_status xent_ref(hvt_device *d, const hvt_xent_args *a)
 
 static hvt_status relu_forward_ref(hvt_device *d, size_t n, hvt_dtype t, const void *x, void *y)
 {
+    HVT_FLOATS;
     (void)d;
     for (size_t i = 0; i < n; i++)
         hvt__store(y, t, i, f_relu(hvt__load(x, t, i)));
@@ -264,6 +257,7 @@ static hvt_status relu_forward_ref(hvt_device *d, size_t n, hvt_dtype t, const v
 static hvt_status relu_backward_ref(hvt_device *d, size_t n, hvt_dtype t, const void *y, const void *dy,
                                     void *dx, bool add)
 {
+    HVT_FLOATS;
     (void)d;
     for (size_t i = 0; i < n; i++)
         put(dx, t, i, f_keep(hvt__load(y, t, i), hvt__load(dy, t, i)), add);
@@ -272,6 +266,7 @@ static hvt_status relu_backward_ref(hvt_device *d, size_t n, hvt_dtype t, const 
 
 static hvt_status add_ref(hvt_device *d, size_t n, hvt_dtype t, const void *a, const void *b, void *y)
 {
+    HVT_FLOATS;
     (void)d;
     for (size_t i = 0; i < n; i++)
         hvt__store(y, t, i, hvt__load(a, t, i) + hvt__load(b, t, i));
@@ -289,6 +284,7 @@ static hvt_status zero_ref(hvt_device *d, void *dst, size_t bytes)
 static hvt_status cast_ref(hvt_device *d, size_t n, float s, const void *src, hvt_dtype st, void *dst,
                            hvt_dtype dt)
 {
+    HVT_FLOATS;
     (void)d;
     for (size_t i = 0; i < n; i++)
         hvt__store(dst, dt, i, hvt__load(src, st, i) * s);
@@ -311,6 +307,7 @@ static float tree(const void *const in[], hvt_dtype t, int count, size_t i)
 static hvt_status reduce_ref(hvt_device *d, size_t n, hvt_dtype t, const void *const in[], int count,
                              void *out)
 {
+    HVT_FLOATS;
     (void)d;
     for (size_t i = 0; i < n; i++)
         hvt__store(out, t, i, tree(in, t, count, i));
@@ -319,6 +316,7 @@ static hvt_status reduce_ref(hvt_device *d, size_t n, hvt_dtype t, const void *c
 
 static hvt_status reduce_all_ref(hvt_device *d, size_t n, hvt_dtype t, void *const io[], int count)
 {
+    HVT_FLOATS;
     (void)d;
     for (size_t i = 0; i < n; i++) {
         float sum = tree((const void *const *)io, t, count, i);
@@ -333,6 +331,7 @@ static hvt_status reduce_all_ref(hvt_device *d, size_t n, hvt_dtype t, void *con
 static hvt_status sgd_ref(hvt_device *d, size_t n, const hvt_sgd_args *a, const float *const g[], int ng,
                           float *w, float *v)
 {
+    HVT_FLOATS;
     const hvt_step_state *s = a->step;
     sgd_consts k = {s->grad_scale, a->weight_decay, a->momentum, 1 - a->dampening, -s->lr};
 
@@ -355,6 +354,7 @@ static hvt_status sgd_ref(hvt_device *d, size_t n, const hvt_sgd_args *a, const 
 
 static hvt_status factor_p_ref(hvt_device *d, const hvt_factor_args *a)
 {
+    HVT_FLOATS;
     (void)d;
     for (size_t i = 0; i < (size_t)a->k * (size_t)a->m; i++)
         a->e[i] += a->g[i];
@@ -371,6 +371,7 @@ static hvt_status factor_p_ref(hvt_device *d, const hvt_factor_args *a)
 
 static hvt_status factor_q_ref(hvt_device *d, const hvt_factor_args *a)
 {
+    HVT_FLOATS;
     (void)d;
     for (int t = 0; t < a->r; t++)
         for (int j = 0; j < a->m; j++) {
@@ -385,6 +386,7 @@ static hvt_status factor_q_ref(hvt_device *d, const hvt_factor_args *a)
 
 static hvt_status factor_join_ref(hvt_device *d, const hvt_factor_args *a)
 {
+    HVT_FLOATS;
     (void)d;
     for (int k = 0; k < a->k; k++)
         for (int j = 0; j < a->m; j++) {
@@ -401,6 +403,7 @@ static hvt_status factor_join_ref(hvt_device *d, const hvt_factor_args *a)
 
 static hvt_status check_ref(hvt_device *d, size_t n, const float *g, uint64_t base, hvt_step_state *step)
 {
+    HVT_FLOATS;
     (void)d;
     for (size_t i = 0; i < n && base + i < step->bad; i++)
         if (!isfinite(g[i]))
@@ -413,6 +416,7 @@ static hvt_status check_ref(hvt_device *d, size_t n, const float *g, uint64_t ba
 /* Crop, then mirror, then normalise. */
 static hvt_status augment_ref(hvt_device *d, const hvt_augment_args *a)
 {
+    HVT_FLOATS;
     (void)d;
     for (int n = 0; n < a->real; n++) {
         int dy = a->draws ? a->draws[n * 3] : 0, dx = a->draws ? a->draws[n * 3 + 1] : 0;

@@ -94,6 +94,7 @@ static size_t weight_at(const conv *o, int k, int r, int s)
 
 hvt_status hvt__conv_forward_ref(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws)
 {
+    HVT_FLOATS;
     const conv *o = (const conv *)op;
     const hvt_conv_desc *d = &o->d;
 
@@ -123,6 +124,7 @@ hvt_status hvt__conv_forward_ref(hvt_op *op, int real, const void *x, const void
 hvt_status hvt__conv_backward_x_ref(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
                                     void *ws)
 {
+    HVT_FLOATS;
     const conv *o = (const conv *)op;
     const hvt_conv_desc *d = &o->d;
     double *sum = ws; /* [C] */
@@ -162,6 +164,7 @@ hvt_status hvt__conv_backward_x_ref(hvt_op *op, int real, const void *w, const v
 
 hvt_status hvt__conv_backward_w_ref(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws)
 {
+    HVT_FLOATS;
     const conv *o = (const conv *)op;
     const hvt_conv_desc *d = &o->d;
     size_t weights = (size_t)d->k * d->r * d->s * d->c;
@@ -247,6 +250,7 @@ static void mean_backward(const pool *o, int real, const void *dy, void *dx, boo
 
 hvt_status hvt__pool_forward_ref(hvt_op *op, int real, const void *x, void *y, void *saved)
 {
+    HVT_FLOATS;
     const pool *o = (const pool *)op;
     const hvt_pool_desc *d = &o->d;
 
@@ -284,6 +288,7 @@ hvt_status hvt__pool_forward_ref(hvt_op *op, int real, const void *x, void *y, v
 /* Each input pixel adds up the outputs that chose it, in their row-major order. */
 hvt_status hvt__pool_backward_ref(hvt_op *op, int real, const void *saved, const void *dy, void *dx, bool add)
 {
+    HVT_FLOATS;
     const pool *o = (const pool *)op;
     const hvt_pool_desc *d = &o->d;
 
@@ -321,6 +326,7 @@ hvt_status hvt__pool_backward_ref(hvt_op *op, int real, const void *saved, const
 hvt_status hvt__subsample_forward_ref(hvt_device *dev, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
                                       int stride, int channels, const void *x, void *y)
 {
+    HVT_FLOATS;
     int p = (h + stride - 1) / stride, q = (w + stride - 1) / stride, lead = (channels - c) / 2;
 
     (void)dev;
@@ -342,6 +348,7 @@ hvt_status hvt__subsample_forward_ref(hvt_device *dev, hvt_order o, hvt_dtype t,
 hvt_status hvt__subsample_backward_ref(hvt_device *dev, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
                                        int stride, int channels, const void *dy, void *dx, bool add)
 {
+    HVT_FLOATS;
     int p = (h + stride - 1) / stride, q = (w + stride - 1) / stride, lead = (channels - c) / 2;
 
     (void)dev;

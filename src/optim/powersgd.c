@@ -266,6 +266,7 @@ static void orthonormalise(float *p, int k, int r, double *column)
 
 static hvt_status again(const hvt_distopt *d, size_t first, size_t n)
 {
+    HVT_FLOATS;
     const hvt__powersgd *w = d->powersgd;
     hvt_device *dev = d->optim->m->dev;
     const tensor *end;
@@ -306,6 +307,7 @@ const hvt__codec hvt__codec_powersgd = {
 
 void hvt__powersgd_end(hvt_distopt *d)
 {
+    HVT_FLOATS;
     hvt__powersgd *w = d->powersgd;
 
     if (d->optim->m->step->skipped != d->rest_skipped)

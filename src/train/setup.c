@@ -67,6 +67,7 @@ static hvt_status open_device(run *t)
     hvt_device_opts opts = {.threads = cores->threads,
                             .cpus = cores->ncpus ? cores->cpus : NULL,
                             .ncpus = cores->ncpus,
+                            .pin_caller = true, /* the process is ours */
                             .direct = !t->opts->winograd,
                             .yield = cores->crowded};
 

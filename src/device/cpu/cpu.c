@@ -2,8 +2,9 @@
  * The cpu device: opening it, the ops on spans, and its table. Matrices are in matrix.c, pooling in pool.c,
  * images in images.c, convolutions in conv_plan.c and its neighbours.
  *
- * All arithmetic runs inside hvt__pool_run, which sees to it that the calling thread, too, flushes
- * subnormals. A span is cut anywhere: elementwise arithmetic does not depend on it.
+ * All arithmetic runs inside hvt__pool_run, which sees to it that the calling thread, too, computes as it
+ * must while it does (hvt__floats_enter); what an op adds up besides says HVT_FLOATS. A span is cut anywhere:
+ * elementwise arithmetic does not depend on it.
  */
 #include "cpu_impl.h"
 #include "base_impl.h"
@@ -25,8 +26,6 @@ static void close_cpu(hvt_device *d)
         return;
     hvt__pool_close(&cpu->pool);
     hvt__release_here(d, cpu->scratch);
-    if (cpu->open)
-        hvt__flush_subnormals(cpu->flushed_before);
     free(cpu);
     d->state = NULL;
 }
@@ -80,8 +79,8 @@ static hvt_status open_cpu(hvt_device *d, const hvt_device_opts *opts)
         hvt__alloc_here(d, sizeof *cpu->scratch, &scratch)); /* pages that no op needs are never touched */
     cpu->scratch = scratch;
     HVT_TRY(hvt__pool_open(threads, opts->cpus, opts->ncpus, opts->yield, &cpu->pool));
-    cpu->flushed_before = hvt__flush_subnormals(true);
-    cpu->open = true;
+    if (opts->pin_caller && opts->ncpus)
+        hvt__pool_pin_caller(cpu->pool, opts->cpus[0]);
     say_isa(isa, threads);
     return HVT_OK;
 }

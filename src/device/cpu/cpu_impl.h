@@ -22,6 +22,7 @@ typedef struct hvt_pool hvt_pool;
 typedef void hvt_pool_fn(void *ctx, int job, int thread); /* thread: 0 .. threads-1, for private scratch */
 
 hvt_status hvt__pool_open(int threads, const int *cpus, int ncpus, bool yield, hvt_pool **ret_pool);
+void hvt__pool_pin_caller(hvt_pool *pool, int cpu); /* until it is closed */
 void hvt__pool_close(hvt_pool **pool);
 int hvt__pool_threads(const hvt_pool *pool);
 void hvt__pool_run(hvt_pool *pool, int jobs, hvt_pool_fn *fn, void *ctx);
@@ -155,8 +156,7 @@ typedef struct hvt_cpu {
     hvt_pool *pool;
     const hvt_isa *isa;
     hvt_scratch *scratch;
-    bool open, flushed_before; /* how the opening thread treated subnormals */
-} hvt_cpu;                     /* d->state */
+} hvt_cpu; /* d->state */
 
 /* ---- conv: conv_plan.c gather.c wgrad.c weights.c; entries of hvt_device_cpu ---- */
 hvt_status hvt__conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,

@@ -163,6 +163,7 @@ hvt_status hvt__bn_train_cpu(hvt_device *d, const hvt_bn_args *a)
 
 hvt_status hvt__bn_infer_cpu(hvt_device *d, const hvt_bn_args *a)
 {
+    HVT_FLOATS;
     const hvt_cpu *cpu = d->state;
     bn b;
 
@@ -297,6 +298,7 @@ static void bias_backward_job(void *ctx, int i, int thread)
 
 hvt_status hvt__bias_backward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy, float *db)
 {
+    HVT_FLOATS;
     const hvt_cpu *cpu = d->state;
     bias job = {.in = cpu->isa->el->in[t], .rows = rows, .dy = dy, .part = cpu->scratch->part[0]};
 
@@ -338,6 +340,7 @@ static void xent_job(void *ctx, int job, int thread)
 
 hvt_status hvt__xent_cpu(hvt_device *d, const hvt_xent_args *a)
 {
+    HVT_FLOATS;
     const hvt_cpu *cpu = d->state;
     xent x = {.in = cpu->isa->el->in[a->type],
               .a = a,

@@ -23,6 +23,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define SPIN_SECONDS 100e-6
 
@@ -35,8 +36,13 @@ typedef struct lane {
 
 struct hvt_pool {
     int threads, started; /* started: threads besides the caller that exist */
-    bool yield, pinned;
-    cpu_set_t mask_before; /* the caller's, while it is pinned */
+    bool yield;
+
+    /* the caller, while it is pinned */
+    bool pinned;
+    pid_t caller;
+    cpu_set_t mask_before; /* its processors before any pool pinned it */
+    hvt_pool *next;        /* among the pools that have pinned theirs */
 
     hvt_pool_fn *fn; /* of the run in progress */
     void *ctx;
@@ -112,7 +118,7 @@ static void *thread_main(void *arg)
     hvt_pool *pool = l->pool;
     unsigned seen = 0;
 
-    hvt__flush_subnormals(true);
+    hvt__floats_enter();
     for (;;) {
         seen = await_run(pool, seen);
         if (atomic_load(&pool->quit))
@@ -133,7 +139,8 @@ static void begin_run(hvt_pool *pool)
 
 void hvt__pool_run(hvt_pool *pool, int jobs, hvt_pool_fn *fn, void *ctx)
 {
-    hvt__flush_subnormals(true); /* whichever thread calls: a comm's worker may */
+    HVT_FLOATS; /* whichever thread calls, the host program's or a comm's worker */
+
     if (pool->threads == 1 || jobs <= 1) {
         for (int i = 0; i < jobs; i++)
             fn(ctx, i, 0);
@@ -175,6 +182,54 @@ static void pin(pthread_t thread, int number, int cpu)
     }
     if (error)
         HVT_WARN("thread %d is not pinned to processor %d: %s", number, cpu, strerror(error));
+}
+
+/* Pools that have pinned the thread that opened them. A thread may have several, and they may be closed in
+ * any order: it gets back what it had before the first with the last. */
+static pthread_mutex_t pins_lock = PTHREAD_MUTEX_INITIALIZER;
+static hvt_pool *pins;
+
+static hvt_pool *other_pin(const hvt_pool *pool)
+{
+    hvt_pool *p = pins;
+
+    while (p && (p == pool || p->caller != pool->caller))
+        p = p->next;
+    return p;
+}
+
+void hvt__pool_pin_caller(hvt_pool *pool, int cpu)
+{
+    const hvt_pool *other;
+
+    pool->caller = gettid();
+    pthread_mutex_lock(&pins_lock);
+    other = other_pin(pool);
+    if (other)
+        pool->mask_before = other->mask_before;
+    if (other || !sched_getaffinity(pool->caller, sizeof pool->mask_before, &pool->mask_before)) {
+        pool->pinned = true;
+        pool->next = pins;
+        pins = pool;
+        pin(pthread_self(), 0, cpu);
+    }
+    pthread_mutex_unlock(&pins_lock);
+}
+
+/* Whichever thread closes the pool. If the one that opened it is no more, there is nothing to give back. */
+static void unpin_caller(hvt_pool *pool)
+{
+    hvt_pool **link = &pins;
+
+    if (!pool->pinned)
+        return;
+    pthread_mutex_lock(&pins_lock);
+    while (*link != pool)
+        link = &(*link)->next;
+    *link = pool->next;
+    if (!other_pin(pool))
+        sched_setaffinity(pool->caller, sizeof pool->mask_before, &pool->mask_before);
+    pthread_mutex_unlock(&pins_lock);
 }
 
 /* Signals are the main program's: threads of the pool take none. */
@@ -219,10 +274,6 @@ hvt_status hvt__pool_open(int threads, const int *cpus, int ncpus, bool yield, h
         pool->lanes[t].thread = t;
     }
     HVT_TRY_OR(fail, start(pool, cpus, ncpus));
-    if (ncpus && !pthread_getaffinity_np(pthread_self(), sizeof pool->mask_before, &pool->mask_before)) {
-        pool->pinned = true;
-        pin(pthread_self(), 0, cpus[0]);
-    }
     *ret_pool = pool;
     return HVT_OK;
 fail:
@@ -240,8 +291,7 @@ void hvt__pool_close(hvt_pool **pool)
     begin_run(p);
     for (int t = 1; t <= p->started; t++)
         pthread_join(p->lanes[t].handle, NULL);
-    if (p->pinned)
-        pthread_setaffinity_np(pthread_self(), sizeof p->mask_before, &p->mask_before);
+    unpin_caller(p);
     pthread_cond_destroy(&p->wake);
     pthread_mutex_destroy(&p->mutex);
     free(p->lanes);
