@@ -83,6 +83,13 @@ hvt_status hvt__open_regular(const char *path, int *ret_fd, uint64_t *ret_bytes)
 double hvt__now(void);               /* seconds, monotonic */
 void hvt__sort(double *x, size_t n); /* ascending */
 
+/* Seconds up to `now`, a recent hvt__now(), in which this process was stopped while a watch was open; and
+ * hvt__now() without them, to measure work by. A pause shorter than a second may go unnoticed. */
+double hvt__paused(double now);
+double hvt__running(void);
+bool hvt__pause_open(void); /* false: no thread for it, and pauses count as work */
+void hvt__pause_close(void);
+
 /* Between two looks at what another thread will write: some tens of cycles, in which this one takes little
  * from its core. AArch64's `yield` takes no time on most processors, `isb` does. */
 static inline void hvt__relax(void)

@@ -46,7 +46,8 @@ typedef struct hvt_settled {
     size_t first_bucket;
     const char *device;
     bool on_gpu;
-    int gpu; /* --device cuda:N; -1: that of the local rank */
+    int gpu;                  /* --device cuda:N; -1: that of the local rank */
+    bool by_steps, by_epochs; /* what ends the run; both: whichever comes first */
 } hvt_settled;
 
 bool hvt__has_stem(const char *model); /* --stem has a meaning for it */
@@ -177,12 +178,13 @@ typedef struct hvt_step_report {
     hvt_loss loss;         /* since the last record */
     double lr, img_s;
     double loss_scale;
-    int64_t skipped;     /* of this job's updates */
-    double step_seconds; /* a recent update's, for the time that is left */
+    int64_t skipped; /* of this job's updates */
+    double left;     /* seconds to the end of the run, about */
 } hvt_step_report;
 
 bool hvt__report_bar_due(const hvt_reporter *rep); /* a bar is shown, and a tenth of a second has gone by */
 void hvt__report_bar(hvt_reporter *rep, const hvt_step_report *r);
+void hvt__report_eval_bar(hvt_reporter *rep, int64_t images, int64_t of); /* evaluated so far, of how many */
 hvt_status hvt__report_step(hvt_reporter *rep, const hvt_step_report *r);
 
 typedef struct hvt_epoch_report {
@@ -214,6 +216,27 @@ typedef struct hvt_end_report {
 } hvt_end_report;
 
 hvt_status hvt__report_end(hvt_reporter *rep, const hvt_options *opts, const hvt_end_report *r);
+
+/* ---- eta.c ---- */
+
+/* What is left of a run, and how long each part of it takes. */
+typedef struct hvt__rest {
+    int64_t epoch, done; /* epochs finished, and updates done in the one under way */
+    int64_t left;        /* updates */
+    int64_t per_epoch;
+    int eval_freq;
+    double update_seconds, eval_seconds,
+        save_seconds; /* save_seconds 0: nothing is saved, or not yet known */
+} hvt__rest;
+
+double hvt__seconds_left(const hvt__rest *r);
+
+/* ---- eval.c ---- */
+
+/* hvt_evaluate(), which tells how many images each batch of this rank had, once it is evaluated. */
+typedef void hvt__evaluated_fn(void *ctx, int images);
+hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt__evaluated_fn *tell,
+                         void *ctx, hvt_loss *ret_loss);
 
 /* ---- process.c ---- */
 

@@ -1,6 +1,13 @@
-/* base: errors keep their first line and their trace, draws are uniform, hashes see every byte. */
+/* base: errors keep their first line and their trace, draws are uniform, hashes see every byte, pauses
+ * are no work. */
 #include "base_impl.h"
 #include "check.h"
+
+#include <math.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
 
 static hvt_status inner(void)
 {
@@ -67,6 +74,51 @@ TEST(draws_are_uniform)
     }
 }
 
+/* Stopped for so many seconds, by a child that wakes us. */
+static void stop_for(double seconds)
+{
+    pid_t child = fork();
+
+    CHECK(child >= 0, "no child");
+    if (child == 0) {
+        struct timespec t = {.tv_sec = (time_t)seconds, .tv_nsec = (long)(1e9 * (seconds - (time_t)seconds))};
+        nanosleep(&t, NULL);
+        kill(getppid(), SIGCONT);
+        _exit(0);
+    }
+    raise(SIGSTOP);
+    waitpid(child, NULL, 0);
+}
+
+static void pass(double seconds)
+{
+    for (double end = hvt__now() + seconds; hvt__now() < end;)
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+}
+
+TEST(time_in_which_the_process_was_stopped_is_not_running_time)
+{
+    double now = hvt__now(), began;
+
+    CHECK(hvt__paused(now) == 0 && hvt__running() >= now, "a pause that was none");
+    CHECK(hvt__pause_open() && hvt__pause_open(), "no thread");
+    hvt__pause_close(); /* another one still watches */
+    began = hvt__running();
+    pass(0.6);
+    CHECK(hvt__paused(hvt__now()) == 0, "work counts as a pause of %g s", hvt__paused(hvt__now()));
+    now = hvt__now();
+    stop_for(2.5);
+    CHECK(hvt__now() - now > 2.4, "was not stopped");
+    CHECK(hvt__running() - began < 1.2, "ran for %g s, with the pause", hvt__running() - began);
+    pass(0.6);
+    CHECK(fabs(hvt__running() - began - 1.2) < 0.5, "ran for %g s", hvt__running() - began);
+    CHECK(fabs(hvt__paused(hvt__now()) - 2.5) < 0.4, "a pause of %g s", hvt__paused(hvt__now()));
+    hvt__pause_close();
+    now = hvt__paused(hvt__now());
+    stop_for(1.5);
+    CHECK(hvt__paused(hvt__now()) == now, "nobody watches, and yet");
+}
+
 int main(void)
 {
     RUN(an_error_names_its_cause_and_its_callers);
@@ -74,5 +126,6 @@ int main(void)
     RUN(a_long_error_is_cut_not_overrun);
     RUN(a_hash_sees_every_byte_and_its_place);
     RUN(draws_are_uniform);
+    RUN(time_in_which_the_process_was_stopped_is_not_running_time);
     return check_done();
 }

@@ -201,16 +201,96 @@ TEST(flags_of_other_trainers_name_what_stands_for_them)
     } bad[] = {{"--arch resnet50", "there is no flag --arch; here: --model"},
                {"-a resnet50", "two dashes; here: --model"},
                {"--batch-size 3", "here: --batch (of a rank) or --global-batch"},
-               {"--nproc_per_node=4", "here: mpirun -np N"},
-               {"-np 4", "here: mpirun -np N"},
+               {"--nproc_per_node=4", "here: mpirun -np 4 ./hvtrain"},
+               {"-np 4", "here: mpirun -np 4 ./hvtrain"},
+               {"-np", "here: mpirun -np N ./hvtrain"},
+               {"--gpus 2", "here: mpirun -np 2 ./hvtrain --device cuda"},
+               {"--gpus=0,1", "here: mpirun -np N ./hvtrain --device cuda"},
+               {"--gpu 1", "here: --device cuda:1"},
+               {"--no-cuda", "here: --device cpu"},
+               {"--oversubscribe", "flags of mpirun stand before the program"},
+               {"--data-path d", "here: --data-dir"},
+               {"--label-smoothing 0.1", "nothing, hvtrain does not have this"},
                {"--fusion-threshold-mb 64", "here: --bucket"},
                {"--workers 4", "here: nothing"}};
     hvt_options o;
+    char text[200];
 
     for (size_t i = 0; i < HVT_LEN(bad); i++)
         CHECK_FAILS(parse(&o, bad[i].line), E_ARG, bad[i].here);
     for (int i = 0; i < HVT_OPTION_COUNT; i++) /* else that line could never be said */
-        CHECK(!hvt__option_elsewhere(hvt__option_flag(i) + 2), "%s is a flag of ours", hvt__option_flag(i));
+        CHECK(!hvt__option_elsewhere(hvt__option_flag(i) + 2, NULL, text, sizeof text),
+              "%s is a flag of ours", hvt__option_flag(i));
+}
+
+TEST(words_that_are_none_name_the_one_that_was_meant)
+{
+    static const struct {
+        const char *line, *meant; /* NULL: nothing is like it */
+    } bad[] = {{"--model ResNet50", "did you mean resnet50?"},
+               {"--model resnet-18", "did you mean resnet18?"},
+               {"--model resnt20", "did you mean resnet20?"},
+               {"--model vgg", NULL},
+               {"--data cifar-10", "did you mean cifar10?"},
+               {"--data CIFAR10", "did you mean cifar10?"},
+               {"--data imagenet", NULL},
+               {"--amp fp16", "did you mean f16?"},
+               {"--amp float16", "did you mean f16?"},
+               {"--amp bfloat16", "did you mean bf16?"},
+               {"--amp BF16", "did you mean bf16?"},
+               {"--amp float32", "did you mean f32?"},
+               {"--amp o1", "did you mean O1?"},
+               {"--wire fp16", "did you mean f16?"},
+               {"--wire PowerSGD:2", "did you mean powersgd:R?"},
+               {"--wire f64", NULL},
+               {"--wire powersgd:R", NULL},
+               {"--comm NCCL", "did you mean nccl?"},
+               {"--comm gloo", NULL},
+               {"--tail exactly", "did you mean exact?"},
+               {"--shortcut b", "did you mean B?"},
+               {"--bucket 25", "did you mean 25MiB?"},
+               {"--stall-warn 30", "did you mean 30s?"},
+               {"--stall-warn 30sec", NULL}};
+    hvt_options o;
+
+    for (size_t i = 0; i < HVT_LEN(bad); i++) {
+        CHECK_FAILS(parse(&o, bad[i].line), E_ARG, bad[i].meant ? bad[i].meant : "got '");
+        CHECK(bad[i].meant || !strstr(hvt_last_error(), "mean"), "%s: %s", bad[i].line, hvt_last_error());
+    }
+    CHECK_OK(parse(&o, "--device gpu"));
+    CHECK_FAILS(hvt_options_check(&o, 1), E_ARG, "got 'gpu'; did you mean cuda?");
+    CHECK_OK(parse(&o, "--device CUDA1"));
+    CHECK_FAILS(hvt_options_check(&o, 1), E_ARG, "did you mean cuda:1?");
+    CHECK_OK(parse(&o, "--device tpu"));
+    CHECK_FAILS(hvt_options_check(&o, 1), E_ARG, "got 'tpu'");
+}
+
+TEST(a_run_ends_by_what_was_given_and_by_both_whichever_comes_first)
+{
+    static const struct {
+        const char *line;
+        bool by_steps, by_epochs;
+    } all[] = {{"--lr 0.1", false, true},
+               {"--epochs 3", false, true},
+               {"--steps 3", true, false},
+               {"--steps 3 --epochs 3", true, true},
+               {"--steps none --epochs 3", false, true}};
+    hvt_options o;
+    hvt_settled t;
+
+    for (size_t i = 0; i < HVT_LEN(all); i++) {
+        CHECK_OK(parse(&o, all[i].line));
+        CHECK_OK(hvt__settle(&o, 1, &t));
+        CHECK(t.by_steps == all[i].by_steps && t.by_epochs == all[i].by_epochs, "%s: %d %d", all[i].line,
+              t.by_steps, t.by_epochs);
+    }
+    CHECK_OK(parse(&o, "--steps 500"));
+    o.from[option_index("--epochs")] = HVT_FROM_CHECKPOINT; /* a run of 10 epochs goes on for 500 updates */
+    CHECK_OK(hvt__settle(&o, 1, &t));
+    CHECK(t.by_steps && !t.by_epochs, "the checkpoint's epochs count");
+    o.from[option_index("--epochs")] = HVT_FROM_CONFIG;
+    CHECK_OK(hvt__settle(&o, 1, &t));
+    CHECK(t.by_steps && t.by_epochs, "the file's epochs do not count");
 }
 
 TEST(a_failed_parse_leaves_the_result_alone)
@@ -373,10 +453,12 @@ int main(void)
     RUN(malformed_values_are_named_with_what_was_expected);
     RUN(unknown_flags_name_the_nearest);
     RUN(flags_of_other_trainers_name_what_stands_for_them);
+    RUN(words_that_are_none_name_the_one_that_was_meant);
     RUN(a_failed_parse_leaves_the_result_alone);
     RUN(every_value_reads_back_from_its_text);
     RUN(options_are_checked_together);
     RUN(options_settle_into_one_meaning);
+    RUN(a_run_ends_by_what_was_given_and_by_both_whichever_comes_first);
     RUN(what_a_checkpoint_fills_in_is_not_refused_as_if_a_flag);
     RUN(help_names_every_flag_and_fits_a_terminal);
     return check_done();

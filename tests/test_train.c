@@ -111,6 +111,38 @@ static int abort_ranks(bool all)
     hvt_world_abort(world, 1);
 }
 
+/* ---- what is left ---- */
+
+TEST(the_time_that_is_left_counts_evaluations_and_checkpoints)
+{
+    /* ten updates in each epoch; an update takes 1 s, an evaluation 100 s, a checkpoint 10000 s */
+    static const struct {
+        int64_t epoch, done, left;
+        int freq;
+        double want;
+    } all[] = {{0, 0, 100, 1, 100 + 10 * 100 + 10 * 10000.}, /* ten epochs */
+               {0, 10, 90, 1, 90 + 10 * 100 + 10 * 10000.},  /* the first one is trained, and no more */
+               {1, 1, 89, 1, 89 + 9 * 100 + 9 * 10000.},     /* of the second one an update is done */
+               {0, 0, 100, 3, 100 + 4 * 100 + 10 * 10000.},  /* after 3, 6, 9 and at the end */
+               {4, 0, 60, 3, 60 + 3 * 100 + 6 * 10000.},     /* after 6, 9 and at the end */
+               {0, 0, 100, 0, 100 + 1 * 100 + 10 * 10000.},  /* at the end alone */
+               {0, 0, 15, 1, 15 + 2 * 100 + 2 * 10000.},     /* --steps 15 */
+               {9, 10, 0, 1, 0 + 1 * 100 + 1 * 10000.}};     /* after the last update */
+
+    for (size_t i = 0; i < HVT_LEN(all); i++) {
+        hvt__rest r = {.epoch = all[i].epoch,
+                       .done = all[i].done,
+                       .left = all[i].left,
+                       .per_epoch = 10,
+                       .eval_freq = all[i].freq,
+                       .update_seconds = 1,
+                       .eval_seconds = 100,
+                       .save_seconds = 10000};
+        double left = hvt__seconds_left(&r);
+        CHECK(left == all[i].want, "case %zu: %g s, not %g", i, left, all[i].want);
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1 && !strncmp(argv[1], "abort", 5))
@@ -118,5 +150,6 @@ int main(int argc, char **argv)
     RUN(a_warning_where_binding_leaves_most_processors_unused);
     RUN(a_warning_where_ranks_of_a_host_cannot_see_each_others_gpus);
     RUN(clocks_are_compared_within_what_is_told);
+    RUN(the_time_that_is_left_counts_evaluations_and_checkpoints);
     return check_done();
 }

@@ -56,14 +56,15 @@ extern "C" {
     X(word, limit, "all", 1, RUN, "N", "only the first N images of each split")                              \
     X(str, augment, "none", 0, RUN, "none|flip|crop:PIXELS,flip",                                            \
       "of training images: mirror half of them, shift by up to PIXELS (at most 127)")                        \
-    X(rgb, mean, "0.5", -1e30, RUN, "X[,X,X]", "x = (byte/255 - mean) / std")                                \
-    X(rgb, std, "0.5", 1e-30, RUN, "X[,X,X]", "")                                                            \
+    X(rgb, mean, "0.5", -1e30, RUN, "X[,X,X]", "x = (byte/255 - mean) / std: in units of 0..1, not 0..255")  \
+    X(rgb, std, "0.5", 1e-30, RUN, "X[,X,X]", "in the same units")                                           \
     X(bool, shuffle, "on", 0, RUN, "on|off", "a new order every epoch (PyTorch's DistributedSampler)")       \
     X(pick, tail, "exact", 0, RUN, "exact|pad|drop",                                                         \
       "a set that shards do not divide: each image once, PyTorch's padding, or full batches only")           \
     G("Training")                                                                                            \
     X(int, epochs, "10", 1, RUN, "N", "passes over the training set, those before --resume included")        \
-    X(word, steps, "none", 1, JOB, "N", "stop after N updates of the whole run, whatever --epochs says")     \
+    X(word, steps, "none", 1, JOB, "N",                                                                      \
+      "stop after N updates of the whole run, and at the latest after --epochs where that is given, too")    \
     X(int, batch, "128", 1, RUN, "N", "images per shard and update, so per rank by default")                 \
     X(word, global_batch, "none", 1, RUN, "N", "images per update, all shards together; instead of --batch") \
     X(num, lr, "0.1", 0, RUN, "X", "learning rate")                                                          \
@@ -130,13 +131,15 @@ extern "C" {
     X(bool, init_skip_head, "off", 0, JOB, "on|off", "--init: leave the head (fc) as initialised")           \
     X(str, save, "", 0, JOB, "DIR", "write last and best after every epoch")                                 \
     X(str, resume, "", 0, JOB, "DIR", "go on from DIR's last, or from one file of a --save folder")          \
-    X(bool, evaluate, "off", 0, JOB, "on|off", "with --init or --resume: evaluate, and end")                 \
+    X(bool, evaluate, "off", 0, JOB, "on|off",                                                               \
+      "with --init or --resume: evaluate, print the result on stdout, and end")                              \
     X(int, eval_freq, "1", 0, JOB, "N", "epochs between evaluations; 0: only at the end")                    \
     X(str, log, "", 0, RANK, "FILE", "JSON lines, written by rank 0")                                        \
     X(int, print_freq, "10", 1, JOB, "N", "updates between step records and lines")                          \
     X(str, timeline, "", 0, JOB, "FILE", "what every rank did when, as a Chrome trace (ui.perfetto.dev)")    \
     X(str, timeline_steps, "all", 0, JOB, "FIRST-LAST|all", "--timeline: only these updates of the run")     \
-    X(bool, quiet, "off", 0, RANK, "on|off", "no table, no progress: errors and warnings only")              \
+    X(bool, quiet, "off", 0, RANK, "on|off",                                                                 \
+      "no table, no progress, no results but the line of --evaluate: errors and warnings only")              \
     X(bool, verbose, "off", 0, RANK, "on|off", "say, too, what was chosen for each layer")                   \
     G("Tuning (hvtrain tune)")                                                                               \
     X(str, output, "", 0, JOB, "FILE", "what was found best, for --config")                                  \

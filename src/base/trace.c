@@ -2,8 +2,8 @@
  * Lanes. A lane is its thread's alone but for three words, stored relaxed and readable by all: update, place
  * (phase and detail), since when.
  *
- * Invariant: from the lane's first moment to `mark` all time belongs to exactly one phase. What is nested
- * deeper than the stack belongs to the innermost phase that fits.
+ * Invariant: from the lane's first moment to `mark` all time in which the process ran belongs to exactly one
+ * phase. What is nested deeper than the stack belongs to the innermost phase that fits.
  *
  * Events of all threads go into one ring behind a lock, which is taken only while somebody listens.
  */
@@ -82,11 +82,12 @@ static const frame *innermost(void)
     return lane.depth ? &lane.stack[(lane.depth < DEPTH ? lane.depth : DEPTH) - 1] : NULL;
 }
 
-/* What has passed belongs to the innermost phase. */
+/* What has passed belongs to the innermost phase, but for the time in which the process was stopped. */
 static void count_up_to(double now)
 {
     const frame *f = innermost();
 
+    now -= hvt__paused(now);
     if (lane.mark > 0)
         lane.seconds[f ? f->phase : HVT__OTHER] += now - lane.mark;
     lane.mark = now;

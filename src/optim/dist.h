@@ -41,6 +41,7 @@ struct hvt_distopt {
 
     bool between; /* layers, operations go on */
 
+    bool told_plan; /* what HVT_BUCKET_AUTO found */
     double exposed;
     int64_t skipped, stopped; /* as of the last check */
     double loss_scale;

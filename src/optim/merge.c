@@ -185,11 +185,15 @@ static bool ahead(const hvt_distopt *d)
     return (d->between || hvt_comm_ahead(d->comm)) && !(d->sharded && hvt__sharded_fused(d->sharded));
 }
 
-static void tell(const hvt_distopt *d, hvt_log_level level)
+/* Once: whoever plans again and again (tune) learns nothing from a second note. */
+static void tell(hvt_distopt *d, hvt_log_level level)
 {
     const struct hvt__timing *t = d->timing;
     size_t least = SIZE_MAX, most = 0;
 
+    if (d->told_plan)
+        level = HVT_LOG_DEBUG;
+    d->told_plan = true;
     for (int b = 0; b < d->nbucket; b++) {
         least = d->bucket_bytes[b] < least ? d->bucket_bytes[b] : least;
         most = d->bucket_bytes[b] > most ? d->bucket_bytes[b] : most;

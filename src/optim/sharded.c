@@ -255,7 +255,7 @@ static hvt_status update_slice(void *ctx, size_t first, size_t end, const void *
     hvt_sharded *s = ctx;
     const float *mine = in[hvt_world_rank(hvt_comm_world(s->comm))];
     size_t bucket = (size_t)(mine - s->o->m->grads);
-    double start = hvt__now();
+    double start = hvt__running();
     hvt_status status;
 
     if (!s->open)
@@ -265,7 +265,7 @@ static hvt_status update_slice(void *ctx, size_t first, size_t end, const void *
     hvt__trace_begin(HVT__UPDATE, -1);
     hvt__trace_bytes((end - first) * sizeof(float));
     status = hvt__traced(hvt__optim_span(s->o, s->g, ranks, s->at, bucket + first, bucket + end));
-    s->seconds += hvt__now() - start;
+    s->seconds += hvt__running() - start;
     return status;
 }
 

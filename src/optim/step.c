@@ -182,14 +182,14 @@ static const char *bucket_name(const void *dist, int bucket)
 
 static hvt_status await(hvt_distopt *d, int bucket)
 {
-    double start = hvt__now();
+    double start = hvt__running();
     hvt_status s;
 
     begin_phase(d, HVT__EXCHANGE, &d->bucket[bucket]);
     hvt__trace_names(bucket_name, d);
     s = hvt__traced(hvt_comm_wait(d->comm, d->bucket[bucket].ticket));
     hvt__trace_names(NULL, NULL);
-    d->exposed += hvt__now() - start - (d->sharded ? hvt__sharded_take_seconds(d->sharded) : 0);
+    d->exposed += hvt__running() - start - (d->sharded ? hvt__sharded_take_seconds(d->sharded) : 0);
     return s;
 }
 

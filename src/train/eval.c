@@ -36,7 +36,7 @@ static void add_row(tally *t, uint32_t id, float loss, int32_t place)
 }
 
 /* This rank's images. */
-static hvt_status count_images(hvt_model *m, hvt_loader *loader, tally *t)
+static hvt_status count_images(hvt_model *m, hvt_loader *loader, hvt__evaluated_fn *tell, void *ctx, tally *t)
 {
     float *loss = NULL;
     int32_t *place = NULL;
@@ -60,6 +60,8 @@ static hvt_status count_images(hvt_model *m, hvt_loader *loader, tally *t)
         HVT_TRY_OR(done, hvt_model_rows(m, loss, place));
         for (int i = 0; i < b.count; i++)
             add_row(t, b.ids[i], loss[i], place[i]);
+        if (tell)
+            tell(ctx, b.count);
     }
 done:
     free(loss);
@@ -89,10 +91,16 @@ static hvt_status refuse(hvt_world *world, int64_t bad, const tally *mine)
 
 hvt_status hvt_evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt_loss *ret_loss)
 {
+    return hvt__evaluate(m, loader, world, NULL, NULL, ret_loss);
+}
+
+hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt__evaluated_fn *tell,
+                         void *ctx, hvt_loss *ret_loss)
+{
     tally t = {.bad = INT64_MAX};
     int64_t sums[5], bad;
 
-    HVT_TRY(hvt_world_agree(world, count_images(m, loader, &t)));
+    HVT_TRY(hvt_world_agree(world, count_images(m, loader, tell, ctx, &t)));
     bad = t.bad;
     HVT_TRY(hvt_world_fold_i64(world, HVT_FOLD_MIN, &bad, 1));
     if (bad != INT64_MAX)

@@ -9,17 +9,35 @@
 #include "run.h"
 #include "base_impl.h"
 
+#include "options.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+
+/* "; did you mean ...?", or nothing. */
+static const char *meant(const char *device, char ret_text[48])
+{
+    size_t name = strcspn(device, "0123456789"), digits = strspn(device + name, "0123456789");
+    char word[16];
+
+    *ret_text = 0;
+    if (!hvt__suggest("ref|cpu|cuda:R", device, word, sizeof word))
+        return ret_text;
+    if (*word == 'c' && word[1] == 'u') /* cuda0, GPU:1 */
+        snprintf(word, sizeof word, digits && digits < 4 ? "cuda:%.*s" : "cuda", (int)digits, device + name);
+    if (strcmp(word, device))
+        snprintf(ret_text, 48, "; did you mean %s?", word);
+    return ret_text;
+}
 
 hvt_status hvt__settle_device(const hvt_options *o, int ranks, hvt_settled *t)
 {
     static const char *const names[] = {"ref", "cpu", "cuda"};
     const char *colon = strchr(o->device, ':');
     size_t len = colon ? (size_t)(colon - o->device) : strlen(o->device);
-    char *end = NULL;
+    char *end = NULL, near[48];
     long index = colon ? strtol(colon + 1, &end, 10) : 0;
 
     for (size_t i = 0; i < HVT_LEN(names); i++)
@@ -27,7 +45,8 @@ hvt_status hvt__settle_device(const hvt_options *o, int ranks, hvt_settled *t)
             t->device = names[i];
     HVT_CHECK(t->device && (!colon || (!strcmp(t->device, "cuda") && end > colon + 1 && !*end && index >= 0 &&
                                        index < HVT_MAX_GPUS)),
-              E_ARG, "--device: expected ref, cpu, cuda or cuda:N, got '%s'", o->device);
+              E_ARG, "--device: expected ref, cpu, cuda or cuda:N, got '%s'%s", o->device,
+              meant(o->device, near));
     HVT_CHECK(!colon || ranks == 1, E_ARG,
               "--device %s names one GPU for %d ranks; --device cuda gives every rank of a host its own",
               o->device, ranks);

@@ -77,30 +77,6 @@ hvt_scope hvt__option_scope(int i)
     return table[i].scope;
 }
 
-/* Changes (a letter more, less, other, or two swapped) that turn a into b. */
-static int distance(const char *a, const char *b)
-{
-    enum { MOST = 40 };
-    int d[MOST + 1][MOST + 1], la = (int)strnlen(a, MOST), lb = (int)strnlen(b, MOST);
-
-    for (int i = 0; i <= la; i++)
-        d[i][0] = i;
-    for (int j = 0; j <= lb; j++)
-        d[0][j] = j;
-    for (int i = 1; i <= la; i++)
-        for (int j = 1; j <= lb; j++) {
-            int best = d[i - 1][j - 1] + (a[i - 1] != b[j - 1]);
-            if (d[i - 1][j] + 1 < best)
-                best = d[i - 1][j] + 1;
-            if (d[i][j - 1] + 1 < best)
-                best = d[i][j - 1] + 1;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && d[i - 2][j - 2] + 1 < best)
-                best = d[i - 2][j - 2] + 1;
-            d[i][j] = best;
-        }
-    return d[la][lb];
-}
-
 /* The i-th thing that may stand on a command line; NULL after the last. */
 static const char *known_flag(int i, char ret_text[HVT_OPTION_FLAG])
 {
@@ -129,7 +105,7 @@ static bool nearest(const char *flag, char ret_flag[HVT_OPTION_FLAG])
 
     for (int i = 0; (known = known_flag(i, text)); i++) {
         size_t known_len = strlen(known);
-        int score = distance(flag, known);
+        int score = hvt__distance(flag, known);
         bool begins = !strncmp(flag, known, len < known_len ? len : known_len) && len > 3;
         if (begins && score > 2)
             score = 2;
@@ -143,16 +119,36 @@ static bool nearest(const char *flag, char ret_flag[HVT_OPTION_FLAG])
 
 /* ---- values ---- */
 
+/* "; did you mean ...?", or nothing. */
+static void meant(const hvt__option *o, const char *value, char ret_text[80])
+{
+    static const char *const unit[] = {[KIND_size] = "MiB", [KIND_time] = "s"};
+    hvt_options ignored;
+    char word[40] = "", end;
+
+    hvt_options_default(&ignored);
+    if ((o->kind == KIND_size || o->kind == KIND_time) && strlen(value) < 20 &&
+        sscanf(value, "%*f%c", &end) < 1) {
+        snprintf(word, sizeof word, "%s%s", value, unit[o->kind]);
+        if (!hvt__value_read(&ignored, o, word))
+            *word = 0;
+    } else if (o->kind == KIND_pick && !hvt__suggest(o->form, value, word, sizeof word)) {
+        *word = 0;
+    }
+    snprintf(ret_text, 80, *word ? "; did you mean %s?" : "", word);
+}
+
 static hvt_status set(hvt_options *opts, const hvt__option *o, const char *value)
 {
-    char what[256], flag[HVT_OPTION_FLAG];
+    char what[256], flag[HVT_OPTION_FLAG], near[80];
 
     if (hvt__value_read(opts, o, value)) {
         opts->from[o - table] = HVT_FROM_FLAG;
         return HVT_OK;
     }
     hvt__value_expected(o, what, sizeof what);
-    return HVT_FAIL(E_ARG, "%s: expected %s, got '%s'", hvt__flag_of(o, flag), what, value);
+    meant(o, value, near);
+    return HVT_FAIL(E_ARG, "%s: expected %s, got '%s'%s", hvt__flag_of(o, flag), what, value, near);
 }
 
 hvt_status hvt_options_set(hvt_options *opts, const char *name, const char *value)
@@ -178,6 +174,8 @@ void hvt__option_text(const hvt_options *opts, int i, char ret_text[HVT_OPTION_V
 
 /* ---- the command line ---- */
 
+enum { HINT = 160 };
+
 /* An argument's first len letters as a flag: two dashes before, '-' for '_'; false: there is nothing but
  * dashes. */
 static bool as_flag(const char *arg, size_t len, char ret_flag[HVT_OPTION_FLAG])
@@ -192,20 +190,21 @@ static bool as_flag(const char *arg, size_t len, char ret_flag[HVT_OPTION_FLAG])
     return true;
 }
 
-/* What to say of a flag that is none; "": nothing. */
-static const char *hint(const char *arg, size_t len, char ret_text[128])
+/* What to say of a flag that is none; "": nothing. value: what was given to it; NULL: nothing. */
+static const char *hint(const char *arg, size_t len, const char *value, char ret_text[HINT])
 {
     char name[HVT_OPTION_FLAG], near[HVT_OPTION_FLAG];
-    const char *here;
 
     *ret_text = 0;
     if (!as_flag(arg, len, name))
         return ret_text;
-    here = hvt__option_elsewhere(name + 2);
-    if (here)
-        snprintf(ret_text, 128, "here: %s", here);
-    else if (nearest(name, near))
-        snprintf(ret_text, 128, "the nearest is %s", near);
+    memcpy(ret_text, "here: ", 7);
+    if (!hvt__option_elsewhere(name + 2, value, ret_text + 6, HINT - 6))
+        *ret_text = 0;
+    if (*ret_text)
+        return ret_text;
+    if (nearest(name, near))
+        snprintf(ret_text, HINT, "the nearest is %s", near);
     return ret_text;
 }
 
@@ -223,10 +222,12 @@ static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
     size_t len = value ? (size_t)(value - arg) : strlen(arg);
     const hvt__option *o;
     bool no = false;
-    char what[256], flag[HVT_OPTION_FLAG], more[128];
+    char what[256], flag[HVT_OPTION_FLAG], more[HINT];
+
+    const char *given = value ? value + 1 : *i + 1 < argc && *argv[*i + 1] != '-' ? argv[*i + 1] : NULL;
 
     if (strncmp(arg, "--", 2) || !arg[2]) {
-        if (*arg == '-' && *hint(arg, len, more))
+        if (*arg == '-' && *hint(arg, len, given, more))
             return HVT_FAIL(E_ARG, "'%s' is not a flag: options begin with two dashes; %s", arg, more);
         return HVT_FAIL(E_ARG, "'%s' is not a flag: options are --name value or --name=value (see --help)",
                         arg);
@@ -239,7 +240,7 @@ static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
         o = no ? o : NULL;
     }
     if (!o) {
-        if (*hint(arg, len, more))
+        if (*hint(arg, len, given, more))
             return HVT_FAIL(E_ARG, "there is no flag %.*s; %s", (int)len, arg, more);
         return HVT_FAIL(E_ARG, "there is no flag %.*s (see --help)", (int)len, arg);
     }

@@ -42,9 +42,16 @@ const char *hvt__flag_of(const hvt__option *o, char ret_flag[HVT_OPTION_FLAG]); 
 
 /* ---- elsewhere.c ---- */
 
-/* What stands for a flag of other trainers or launchers, named without dashes and with '-' for '_'; NULL:
- * unknown. */
-const char *hvt__option_elsewhere(const char *name);
+/* What stands for a flag of other trainers or launchers, named without dashes and with '-' for '_', and given
+ * this value (NULL: none); false: unknown. */
+bool hvt__option_elsewhere(const char *name, const char *value, char *ret_here, size_t bytes);
+
+/* ---- suggest.c ---- */
+
+/* Changes (a letter more, less, other, or two swapped) that turn a into b. */
+int hvt__distance(const char *a, const char *b);
+/* The word of form (parted by '|') that was probably meant by value; false: none is like it. */
+bool hvt__suggest(const char *form, const char *value, char *ret_word, size_t bytes);
 
 /* ---- option_value.c ---- */
 

@@ -92,6 +92,7 @@ hvt_status hvt__report_open(const hvt_options *opts, hvt_reporter **ret_rep)
 
     HVT_CHECK(rep, E_MEM, "no memory for reports");
     rep->quiet = opts->quiet;
+    rep->evaluates = opts->evaluate;
     rep->bar = !opts->quiet && isatty(STDERR_FILENO) && term && strcmp(term, "dumb");
     rep->path = opts->log;
     if (*opts->log) {
@@ -167,19 +168,16 @@ static int terminal_width(void)
     return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 20 ? w.ws_col : 80;
 }
 
-void hvt__report_bar(hvt_reporter *rep, const hvt_step_report *r)
+/* head [====>   ] rest */
+static void draw_bar(hvt_reporter *rep, const char *head, double part, const char *rest)
 {
     enum { MOST = 24, LEAST = 4 };
-    char bar[MOST + 1], rest[200], head[40], left[32];
+    char bar[MOST + 1];
     int room, full, columns = terminal_width() - 1;
 
-    duration((double)(r->steps - r->step) * r->step_seconds, left);
-    snprintf(head, sizeof head, "epoch %d/%d", r->epoch, r->epochs);
-    snprintf(rest, sizeof rest, "%u/%u  loss %.4f  top-1 %.2f %%  %.0f img/s  eta %s", r->in_epoch, r->of,
-             mean_loss(&r->loss), percent(r->loss.top1, r->loss.count), r->img_s, left);
     room = columns - (int)(strlen(head) + strlen(rest)) - 4; /* the bar shrinks before the numbers are cut */
     room = room > MOST ? MOST : room < LEAST ? LEAST : room;
-    full = r->of ? (int)((uint64_t)r->in_epoch * (unsigned)room / r->of) : 0;
+    full = (int)(part * room + 1e-6);
     memset(bar, ' ', (size_t)room);
     memset(bar, '=', (size_t)full);
     if (full < room)
@@ -188,6 +186,25 @@ void hvt__report_bar(hvt_reporter *rep, const hvt_step_report *r)
     hvt__interrupt_bar(true);
     fprintf(stderr, "\r\033[K%s [%s] %.*s", head, bar, columns - (int)strlen(head) - room - 4, rest);
     rep->bar_drawn = hvt__now();
+}
+
+void hvt__report_bar(hvt_reporter *rep, const hvt_step_report *r)
+{
+    char rest[200], head[40], left[32];
+
+    duration(r->left, left);
+    snprintf(head, sizeof head, "epoch %d/%d", r->epoch, r->epochs);
+    snprintf(rest, sizeof rest, "%u/%u  loss %.4f  top-1 %.2f %%  %.0f img/s  eta %s", r->in_epoch, r->of,
+             mean_loss(&r->loss), percent(r->loss.top1, r->loss.count), r->img_s, left);
+    draw_bar(rep, head, r->of ? (double)r->in_epoch / r->of : 0, rest);
+}
+
+void hvt__report_eval_bar(hvt_reporter *rep, int64_t images, int64_t of)
+{
+    char rest[80];
+
+    snprintf(rest, sizeof rest, "%" PRId64 "/%" PRId64 " images", images, of);
+    draw_bar(rep, "test", of ? (double)images / (double)of : 0, rest);
 }
 
 hvt_status hvt__report_step(hvt_reporter *rep, const hvt_step_report *r)
@@ -203,7 +220,7 @@ hvt_status hvt__report_step(hvt_reporter *rep, const hvt_step_report *r)
                            "top1", hvt__number(percent(r->loss.top1, r->loss.count)), "lr",
                            hvt__number(r->lr), "img_s", hvt__number(r->img_s), "loss_scale",
                            hvt__number(r->loss_scale), "skipped", (json_int_t)r->skipped)));
-    duration((double)(r->steps - r->step) * r->step_seconds, left);
+    duration(r->left, left);
     if (!rep->bar)
         hvt__report_say(rep, "epoch %d/%d  step %u/%u  loss %.4f  top-1 %.2f %%  lr %g  %.0f img/s  eta %s",
                         r->epoch, r->epochs, r->in_epoch, r->of, mean_loss(&r->loss),
@@ -269,6 +286,7 @@ hvt_status hvt__report_overlap(hvt_reporter *rep, const char *overlap, const dou
 hvt_status hvt__report_eval(hvt_reporter *rep, int epoch, const hvt_loss *loss)
 {
     double top1 = percent(loss->top1, loss->count), top5 = percent(loss->top5, loss->count);
+    char text[200];
 
     if (!rep)
         return HVT_OK;
@@ -277,8 +295,16 @@ hvt_status hvt__report_eval(hvt_reporter *rep, int epoch, const hvt_loss *loss)
             hvt__report_put(rep, json_pack("{s:s, s:i, s:o, s:o, s:o, s:I}", "record", "eval", "epoch", epoch,
                                            "loss", hvt__number(mean_loss(loss)), "top1", hvt__number(top1),
                                            "top5", hvt__number(top5), "count", (json_int_t)loss->count)));
-    hvt__report_say(rep, "test after epoch %d: loss %.4f, top-1 %.2f %%, top-5 %.2f %% of %lld images", epoch,
-                    mean_loss(loss), top1, top5, (long long)loss->count);
+    snprintf(text, sizeof text, "test after epoch %d: loss %.4f, top-1 %.2f %%, top-5 %.2f %% of %lld images",
+             epoch, mean_loss(loss), top1, top5, (long long)loss->count);
+    if (!rep->evaluates) {
+        hvt__report_say(rep, "%s", text);
+        return HVT_OK;
+    }
+    clear_bar(rep);
+    errno = 0;
+    HVT_CHECK(printf("%s\n", text) > 0 && fflush(stdout) == 0, E_IO, "cannot write the result (%s): %s", text,
+              strerror(errno));
     return HVT_OK;
 }
 

@@ -11,6 +11,7 @@ struct hvt_reporter {
     FILE *log; /* NULL: none */
     const char *path;
     bool quiet, bar;  /* bar: stderr is a terminal */
+    bool evaluates;   /* and nothing else: its result is what was asked for */
     double bar_drawn; /* when */
 };
 

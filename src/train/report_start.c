@@ -8,6 +8,7 @@
 #include "config.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -105,11 +106,24 @@ static hvt_status start_record(hvt_reporter *rep, const hvt_start *s)
                   options_record(s->opts), "options_from", origins_record(s->opts)));
 }
 
+/* Where an option's value comes from, for people: the program puts a value of its own in the place of what
+ * was left open (auto, none, ...), whoever left it so. */
+enum { CHOSEN = HVT_FROM_FLAG + 1 };
+
+static int source_of(const hvt_options *given, const hvt_options *opts, int option)
+{
+    static char was[HVT_OPTION_VALUE], is[HVT_OPTION_VALUE];
+
+    hvt__option_text(given, option, was);
+    hvt__option_text(opts, option, is);
+    return strcmp(was, is) ? CHOSEN : (int)given->from[option];
+}
+
 /* Those that came from one place, as "name value" broken before column 100. */
-static void say_options_from(const hvt_options *opts, hvt_from from)
+static void say_options_from(const hvt_options *given, const hvt_options *opts, int from)
 {
     static char value[HVT_OPTION_VALUE];
-    static const char *const place[] = {"defaults", "checkpoint", "config", "flags"};
+    static const char *const place[] = {"defaults", "checkpoint", "config", "flags", "chosen"};
     int col = 0;
 
     for (int i = 0; i < HVT_OPTION_COUNT; i++) {
@@ -117,7 +131,7 @@ static void say_options_from(const hvt_options *opts, hvt_from from)
         int len;
 
         hvt__option_text(opts, i, value);
-        if (opts->from[i] != from || !*value)
+        if (source_of(given, opts, i) != from || !*value)
             continue;
         len = (int)(strlen(flag) + strlen(value)) + 4;
         if (!col)
@@ -132,7 +146,8 @@ static void say_options_from(const hvt_options *opts, hvt_from from)
         fputc('\n', stderr);
 }
 
-/* All values as they took effect. */
+/* All values as they took effect: given (flags, config, checkpoint), chosen by the program, left as they
+ * are by default. */
 static void say_options(const hvt_start *s)
 {
     hvt_options opts = *s->opts;
@@ -149,8 +164,10 @@ static void say_options(const hvt_start *s)
     opts.overlap = s->overlap;
     opts.first_bucket = s->set->first_bucket;
 
-    for (int from = HVT_FROM_FLAG; from >= HVT_FROM_DEFAULT; from--)
-        say_options_from(&opts, (hvt_from)from);
+    for (int from = HVT_FROM_FLAG; from > HVT_FROM_DEFAULT; from--)
+        say_options_from(s->opts, &opts, from);
+    say_options_from(s->opts, &opts, CHOSEN);
+    say_options_from(s->opts, &opts, HVT_FROM_DEFAULT);
 }
 
 static int cpu_list(const hvt_cores *c, char *ret_text, size_t bytes)
@@ -263,10 +280,32 @@ void hvt__place_warning(int ranks, const char *const *host, const hvt_place *pla
     }
 }
 
+/* Of --mean and --std, which are parts of the brightest byte: numbers that were meant for bytes? */
+static void warn_of_units(const char *flag, const hvt_rgb *rgb)
+{
+    const float *v = rgb->v;
+    float most = fmaxf(v[0], fmaxf(v[1], v[2])), least = fminf(v[0], fminf(v[1], v[2]));
+    char was[80], meant[80];
+
+    snprintf(was, sizeof was, v[0] == v[1] && v[0] == v[2] ? "%g" : "%g,%g,%g", (double)v[0], (double)v[1],
+             (double)v[2]);
+    snprintf(meant, sizeof meant, v[0] == v[1] && v[0] == v[2] ? "%.4g" : "%.4g,%.4g,%.4g",
+             (double)v[0] / 255, (double)v[1] / 255, (double)v[2] / 255);
+    if (most > 1 && most <= 255 && least >= 0)
+        HVT_WARN(
+            "%s %s: expected units of 0..1 (x = (byte/255 - mean) / std), these look like bytes; 0..255 / "
+            "255 is %s %s",
+            flag, was, flag, meant);
+    else if (most > 1 || least < 0)
+        HVT_WARN("%s %s: expected units of 0..1 (x = (byte/255 - mean) / std)", flag, was);
+}
+
 static void warn_of_numbers(const hvt_start *s)
 {
     int size = hvt_world_size(s->world), local = s->set->local_shards;
 
+    warn_of_units("--mean", &s->opts->mean);
+    warn_of_units("--std", &s->opts->std);
     if (size > 1 && (local & (local - 1)))
         HVT_WARN("%d shards on each of %d ranks are no power of two: this run's bits are its own, "
                  "those of 1 rank differ in rounding",

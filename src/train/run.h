@@ -51,7 +51,9 @@ typedef struct run {
     /* of this job, in seconds and images of training alone */
     double seconds;
     int64_t images;
-    double first_update; /* after the process began; < 0: not yet */
+    double eval_seconds, save_seconds; /* of the last one; < 0: there was none */
+    int64_t evaluated;                 /* this rank's images, of the evaluation under way */
+    double first_update;               /* after the process began; < 0: not yet */
 
     int64_t step_images; /* of the update under way, on all ranks */
     hvt_loss epoch_loss; /* of the epoch under way */

@@ -275,6 +275,9 @@ hvt_status hvt__settle(const hvt_options *o, int ranks, hvt_settled *ret_settled
              : !strcmp(o->tail, "drop") ? HVT_TAIL_DROP
                                         : HVT_TAIL_EXACT;
     t.wire = !strcmp(o->wire, "f16") ? HVT_F16 : !strcmp(o->wire, "bf16") ? HVT_BF16 : HVT_F32;
+    t.by_steps = o->steps > 0;
+    t.by_epochs =
+        !t.by_steps || was_given(o, "--epochs"); /* those of a checkpoint were not given to this job */
     t.powersgd = rank_of_factors(o);
     t.update = !strcmp(o->update, "sharded")      ? HVT_UPDATE_SHARDED
                : !strcmp(o->update, "replicated") ? HVT_UPDATE_REPLICATED

@@ -327,10 +327,11 @@ static hvt_status first_weights(run *t)
     t->epoch = p.epoch;
     t->step = p.step;
     t->steps = p.steps;
-    if (!o->evaluate && (o->steps ? p.steps >= o->steps : p.epoch >= o->epochs))
+    bool by_steps = t->set.by_steps && p.steps >= o->steps;
+    if (!o->evaluate && (by_steps || (t->set.by_epochs && p.epoch >= o->epochs)))
         HVT_INFO("note: %s has %d epochs and %" PRId64
                  " updates behind it: nothing is left to train without more %s",
-                 o->resume, p.epoch, p.steps, o->steps ? "--steps" : "--epochs");
+                 o->resume, p.epoch, p.steps, by_steps ? "--steps" : "--epochs");
     return HVT_OK;
 }
 
@@ -350,9 +351,10 @@ static double best_so_far(const hvt_options *o)
 static hvt_status share_progress(run *t)
 {
     struct {
-        int64_t epoch, step, steps;
+        int64_t epoch, step, steps, by_epochs;
         double best;
-    } now = {t->epoch, t->step, t->steps, t->rank == 0 ? best_so_far(t->opts) : 0};
+    } now = {t->epoch, t->step, t->steps, t->set.by_epochs, t->rank == 0 ? best_so_far(t->opts) : 0};
+    int64_t end;
 
     HVT_TRY(hvt_world_broadcast(t->world, &now, sizeof now, 0));
     t->epoch = (int)now.epoch;
@@ -362,10 +364,11 @@ static hvt_status share_progress(run *t)
     t->first_epoch = now.epoch;
     t->first_step = now.step;
     t->first_steps = now.steps;
-    if (t->opts->steps)
-        t->end = t->opts->steps;
-    else /* what is left of the epochs, after what is done */
-        t->end = t->steps - t->step + ((int64_t)t->opts->epochs - t->epoch) * t->steps_per_epoch;
+    /* what is left of the epochs, after what is done */
+    end = t->steps - t->step + ((int64_t)t->opts->epochs - t->epoch) * t->steps_per_epoch;
+    t->end = t->set.by_steps ? t->opts->steps : end;
+    if (now.by_epochs && end < t->end) /* as rank 0 was told: which flags were given is not compared */
+        t->end = end;
     return HVT_OK;
 }
 

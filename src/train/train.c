@@ -5,7 +5,8 @@
  * come back on all ranks alike, and everything is closed. A failure inside a step is this rank's alone: the
  * others are on their way into an exchange, so nothing collective may follow, and the caller ends the job.
  *
- * Time is counted in two parts: training, from which img/s and the fractions follow, and the rest.
+ * Time is counted in two parts: training, from which img/s and the fractions follow, and the rest. Time in
+ * which the process was stopped is in neither.
  */
 #include "run.h"
 #include "base/trace.h"
@@ -127,9 +128,23 @@ static int epochs_in_all(const run *t)
 {
     int64_t left = t->end - t->steps + t->step;
 
-    if (!t->opts->steps)
-        return t->opts->epochs;
     return t->epoch + (int)((left + t->steps_per_epoch - 1) / t->steps_per_epoch);
+}
+
+/* An evaluation that was not timed yet: an image's forward is about a third of its share of an update. */
+static double seconds_left(const run *t)
+{
+    double img_s = (double)t->recent_images / t->recent_seconds;
+    double guess = hvt_dataset_describe(t->test_set)->count / img_s / 3;
+
+    return hvt__seconds_left(&(hvt__rest){.epoch = t->epoch,
+                                          .done = t->step,
+                                          .left = t->end - t->steps,
+                                          .per_epoch = t->steps_per_epoch,
+                                          .eval_freq = t->opts->eval_freq,
+                                          .update_seconds = t->recent_seconds / (double)t->recent_steps,
+                                          .eval_seconds = t->eval_seconds < 0 ? guess : t->eval_seconds,
+                                          .save_seconds = t->save_seconds < 0 ? 0 : t->save_seconds});
 }
 
 static hvt_status tell_step(run *t, double lr)
@@ -152,7 +167,7 @@ static hvt_status tell_step(run *t, double lr)
     r.loss_scale = hvt_distopt_loss_scale(t->dist);
     r.skipped = hvt_distopt_skipped(t->dist);
     r.img_s = (double)t->recent_images / t->recent_seconds;
-    r.step_seconds = t->recent_seconds / (double)t->recent_steps;
+    r.left = seconds_left(t);
     if (hvt__report_bar_due(t->rep))
         hvt__report_bar(t->rep, &r);
     if (!record)
@@ -205,7 +220,8 @@ static hvt_status train_epoch(run *t)
     hvt__trace_seconds(before);
     HVT_TRY(hvt_loader_rewind(t->train_data, t->epoch, t->step));
     while (t->steps < t->end) {
-        double lr = hvt_schedule_lr(t->schedule, t->epoch, t->step, t->steps_per_epoch), start = hvt__now();
+        double lr = hvt_schedule_lr(t->schedule, t->epoch, t->step, t->steps_per_epoch);
+        double start = hvt__running();
         double took;
         hvt_status s;
         t->step_images = 0;
@@ -214,7 +230,7 @@ static hvt_status train_epoch(run *t)
         s = hvt__step(t, lr, &end);
         if (s)
             return name_step(t, s);
-        took = hvt__now() - start;
+        took = hvt__running() - start;
         t->seconds += took;
         if (end)
             break;
@@ -249,12 +265,30 @@ static hvt_status train_epoch(run *t)
 
 /* ---- after an epoch ---- */
 
+/* Rank 0 has about as many images as any other. */
+static void show_evaluation(void *ctx, int images)
+{
+    run *t = ctx;
+    int64_t all = hvt_dataset_describe(t->test_set)->count, done;
+
+    t->evaluated += images;
+    if (!hvt__report_bar_due(t->rep))
+        return;
+    done = t->evaluated * t->size;
+    hvt__report_eval_bar(t->rep, done < all ? done : all, all);
+}
+
 static hvt_status evaluate(run *t)
 {
+    double start = hvt__running();
+
     if (t->tested == t->steps)
         return HVT_OK;
+    t->evaluated = 0;
     hvt__trace_begin(HVT__EVALUATE, -1);
-    HVT_TRY(name_last_step(t, hvt__traced(hvt_evaluate(t->model, t->test_data, t->world, &t->test))));
+    HVT_TRY(name_last_step(
+        t, hvt__traced(hvt__evaluate(t->model, t->test_data, t->world, show_evaluation, t, &t->test))));
+    t->eval_seconds = hvt__running() - start;
     t->tested = t->steps;
     return hvt__report_eval(t->rep, t->epoch + (t->step > 0), &t->test);
 }
@@ -277,6 +311,7 @@ static hvt_status save(run *t)
 {
     double top1 =
         t->tested == t->steps && t->test.count ? 100.0 * (double)t->test.top1 / (double)t->test.count : -1;
+    double start = hvt__running();
 
     if (!*t->opts->save || (t->saved == t->steps && top1 <= t->best))
         return HVT_OK;
@@ -284,6 +319,7 @@ static hvt_status save(run *t)
     HVT_TRY(hvt_distopt_gather(t->dist, 0));
     HVT_TRY(name_last_step(
         t, hvt__traced(hvt_world_agree(t->world, t->rank == 0 ? write_checkpoints(t, top1) : HVT_OK))));
+    t->save_seconds = hvt__running() - start;
     t->saved = t->steps;
     t->best = top1 > t->best ? top1 : t->best;
     return HVT_OK;
@@ -335,7 +371,10 @@ hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_report *ret_
              .size = hvt_world_size(world),
              .tested = -1,
              .saved = -1,
-             .first_update = -1};
+             .first_update = -1,
+             .eval_seconds = -1,
+             .save_seconds = -1};
+    bool watched = hvt__pause_open();
     hvt_report report = {0};
     hvt_stall stall = {opts->stall_warn, opts->stall_abort};
     hvt_status s;
@@ -353,5 +392,7 @@ hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_report *ret_
 done:
     if (s == HVT_OK || t.size == 1 || hvt_last_error_is_agreed())
         hvt__teardown(&t); /* else the others are elsewhere, and would not come */
+    if (watched)
+        hvt__pause_close();
     return s;
 }

@@ -1,0 +1,132 @@
+/*
+ * Time in which this process was stopped (Ctrl-Z, `scontrol suspend`, a debugger, a machine that stood
+ * still), so that it is not taken for time in which it worked.
+ *
+ * Nobody tells a process that it was stopped, and SIGCONT does not say since when. So a thread leaves a
+ * *beat* every TICK. A beat that is older than LATE shows that not even this thread was let run: what passed
+ * since then, less half a tick for the time before the stop, was a pause. Whoever looks first notes it, the
+ * thread or the one that asks for the time; asking costs two loads.
+ */
+#include "base_impl.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <time.h>
+
+#define TICK 0.25 /* s */
+#define LATE 1.0  /* s: no load of the machine keeps a thread that sleeps from waking for so long */
+
+static pthread_mutex_t life = PTHREAD_MUTEX_INITIALIZER; /* of `users`: held while it begins and ends */
+static int users;
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t bell;
+    pthread_t thread;
+    bool closing;
+    _Atomic double beat;   /* hvt__now() of the last one; 0: nobody ticks */
+    _Atomic double paused; /* s; written under the lock, before the beat that goes with it */
+} pauses = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* Under the lock. */
+static void look(double now)
+{
+    double passed = now - atomic_load(&pauses.beat);
+
+    if (passed > LATE)
+        atomic_store(&pauses.paused, atomic_load(&pauses.paused) + passed - TICK / 2);
+    if (passed > 0)
+        atomic_store(&pauses.beat, now);
+}
+
+double hvt__paused(double now)
+{
+    double beat = atomic_load(&pauses.beat);
+
+    if (beat > 0 && now - beat > LATE) {
+        pthread_mutex_lock(&pauses.lock);
+        if (atomic_load(&pauses.beat) > 0)
+            look(now);
+        pthread_mutex_unlock(&pauses.lock);
+    }
+    return atomic_load(&pauses.paused);
+}
+
+double hvt__running(void)
+{
+    double now = hvt__now();
+
+    return now - hvt__paused(now);
+}
+
+static void *tick(void *arg)
+{
+    struct timespec next;
+
+    (void)arg;
+    pthread_mutex_lock(&pauses.lock);
+    while (!pauses.closing) {
+        look(hvt__now());
+        clock_gettime(CLOCK_MONOTONIC, &next);
+        next.tv_nsec += (long)(TICK * 1e9);
+        next.tv_sec += next.tv_nsec / 1000000000;
+        next.tv_nsec %= 1000000000;
+        pthread_cond_timedwait(&pauses.bell, &pauses.lock, &next);
+    }
+    pthread_mutex_unlock(&pauses.lock);
+    return NULL;
+}
+
+static bool start(void)
+{
+    pthread_condattr_t a;
+    sigset_t all, before;
+    bool runs;
+
+    if (pthread_condattr_init(&a))
+        return false;
+    pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
+    runs = pthread_cond_init(&pauses.bell, &a) == 0;
+    pthread_condattr_destroy(&a);
+    if (!runs)
+        return false;
+    pauses.closing = false;
+    atomic_store(&pauses.beat, hvt__now());
+    sigfillset(&all); /* signals are for the threads that were there before */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    runs = pthread_create(&pauses.thread, NULL, tick, NULL) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (runs)
+        return true;
+    atomic_store(&pauses.beat, 0);
+    pthread_cond_destroy(&pauses.bell);
+    return false;
+}
+
+bool hvt__pause_open(void)
+{
+    bool runs;
+
+    pthread_mutex_lock(&life);
+    runs = users || start();
+    users += runs;
+    pthread_mutex_unlock(&life);
+    return runs;
+}
+
+void hvt__pause_close(void)
+{
+    pthread_mutex_lock(&life);
+    if (--users == 0) {
+        pthread_mutex_lock(&pauses.lock);
+        pauses.closing = true;
+        pthread_cond_signal(&pauses.bell);
+        pthread_mutex_unlock(&pauses.lock);
+        pthread_join(pauses.thread, NULL);
+        pthread_cond_destroy(&pauses.bell);
+        atomic_store(&pauses.beat, 0);
+    }
+    pthread_mutex_unlock(&life);
+}
