@@ -5,8 +5,8 @@
  *     return hvt__traced(hvt_comm_wait(comm, ticket));
  *
  * Phases nest. Each thread has a lane of its own, which it alone writes; where it is, any thread may ask. A
- * phase's *own* time is what passes while it is the innermost, so own times add up to the time gone by, but for pauses (hvt__paused). A
- * begin or an end costs one look at the clock.
+ * phase's *own* time is what passes while it is the innermost, so own times add up to the time gone by, but
+ * for pauses (hvt__paused). A begin or an end costs one look at the clock.
  *
  * While somebody listens, each phase that ends leaves an event.
  */
