@@ -34,9 +34,10 @@ typedef struct hvt_world_ops {
     void (*abort)(hvt_world *w, int exit_code);
     /* part: of the fresh world only ops is set; a negative color leaves it so */
     hvt_status (*split)(hvt_world *w, int color, int key, hvt_world *fresh);
-    /* Let parcels travel, and wait for them. Those between two ranks on one channel arrive in the order of
-     * the list; sizes agree on both sides. Lists of up to 2 * size parcels need no memory. NULL: one rank. */
-    hvt_status (*exchange)(hvt_world *w, int channel, const hvt__parcel *parcels, int takes, int gives);
+    /* Let parcels of a comm travel on its channel, and wait for them. Those between two ranks arrive in the
+     * order of the list; sizes agree on both sides. Lists of up to 2 * size parcels need no memory. A rank
+     * that has left the comm is not waited for: E_COMM names it. NULL: one rank. */
+    hvt_status (*exchange)(hvt_world *w, hvt_comm *c, const hvt__parcel *parcels, int takes, int gives);
     /* Another thread of this process comes to send messages of this kind, or goes. E_UNSUPPORTED. NULL: it
      * may. */
     hvt_status (*another_thread)(hvt_world *w, bool comes);
@@ -46,6 +47,8 @@ struct hvt_world {
     const hvt_world_ops *ops;
     int rank, size, local_rank, local_size, nodes;
     int channels;         /* given to comms so far */
+    int comms, groups;    /* open ones, which must be closed before this world */
+    hvt_world *parent;    /* borrowed; the world that this one was split from, counted in its `groups` */
     const hvt_world *job; /* borrowed; the world that this one is a part of; NULL: of none */
     int *called;          /* [size] every rank's number in `job`, which messages name; NULL: its own */
     int *node_of;         /* [size] node number of every rank */
@@ -57,6 +60,25 @@ struct hvt_world {
 enum { HVT__SCRATCH = 64 };
 
 extern const hvt_world_ops hvt_world_mpi, hvt_world_lone;
+
+/* Which way for which size. Each comm keeps those that it was opened with; the same on every rank. Results do
+ * not depend on them. Defaults are in tree.c. */
+typedef struct hvt__comm_tuning {
+    size_t shm_ride;   /* bytes; where the other ranks' vectors are at most these in all, every rank reads all
+                          of them: one exchange in the place of two, but more bytes. <= 4096 of each rank */
+    size_t mpi_short;  /* bytes; a sum of at most this size travels whole: fewer messages, more bytes */
+    size_t mpi_window; /* elements; of a longer one that are added while the next ones travel */
+    size_t mpi_packet; /* bytes; of one message on a level of the tree that spans hosts, at most: below MPI's
+                          eager limit, so that nothing is asked first and both directions flow at once */
+    size_t mpi_message; /* elements in one message at most; MPI counts in int */
+} hvt__comm_tuning;
+
+/* Why a rank takes part in a comm no longer. */
+typedef enum hvt__leaving {
+    HVT__HERE,         /* it still does */
+    HVT__BY_ITSELF,    /* it closed the comm, or failed */
+    HVT__AFTER_ANOTHER /* it gave up waiting for a rank that had left */
+} hvt__leaving;
 
 typedef struct hvt_comm_ops {
     const char *name;
@@ -74,6 +96,10 @@ typedef struct hvt_comm_ops {
     hvt_status (*wait)(hvt_comm *c, hvt_ticket ticket);
     /* What was issued goes on as far as it can without waiting. NULL: not before wait. */
     hvt_status (*progress)(hvt_comm *c);
+    /* Has this rank left the comm, and why? Asked while somebody waits for it. NULL: nobody can tell. */
+    hvt__leaving (*left)(hvt_comm *c, int rank);
+    /* Tell the others, once, that this rank takes part in nothing any more. NULL where left is. */
+    void (*leave)(hvt_comm *c, hvt__leaving why);
     bool records;  /* its operations may be recorded with the device's */
     bool messages; /* its operations send messages of the world's kind */
     /* NULL: not for this comm */
@@ -87,9 +113,10 @@ struct hvt_comm {
     hvt_world *world; /* borrowed */
     hvt_device *dev;  /* borrowed */
     void *state;
-    hvt_ticket issued; /* last ticket that ops handed out */
-    hvt_ticket front;  /* last one that a user got: of ops, or of a call; see coll.c */
-    int channel;       /* of the world, for parcels of this comm */
+    hvt_ticket issued;      /* last ticket that ops handed out */
+    hvt_ticket front;       /* last one that a user got: of ops, or of a call; see coll.c */
+    int channel;            /* of the world, for parcels of this comm */
+    hvt__comm_tuning tuned; /* as they were when it was opened */
     struct hvt__calls *calls;
     struct hvt__overlap *overlap; /* NULL: no worker */
     int blocks;                   /* allocated and not released */

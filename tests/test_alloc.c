@@ -322,10 +322,13 @@ static hvt_status open_all(const char *comm)
     hvt_device *dev = NULL;
     hvt_comm *c = NULL;
     void *block = NULL;
+    double many[100] = {0};
     hvt_status s = hvt_world_wrap(&all, &world);
 
     if (s == HVT_OK)
         s = hvt_world_split(world, 0, size - rank, &part);
+    if (s == HVT_OK)
+        s = hvt_world_fold(part, HVT_FOLD_SUM, many, 100);
     if (s == HVT_OK)
         s = hvt_world_agree(part, hvt_device_open("ref", NULL, &dev));
     if (s == HVT_OK)

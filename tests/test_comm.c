@@ -113,14 +113,14 @@ TEST(mpi_messages_may_be_cut_anywhere)
     float *buf = aligned_alloc(64, 4 * 100032 + 64);
     hvt_comm *c = NULL;
 
-    CHECK_OK(hvt_comm_open("mpi", world, dev, &c));
     for (int i = 0; i < 3; i++) {
         hvt__comm_tuned.mpi_message = most[i];
+        CHECK_OK(hvt_comm_open("mpi", world, dev, &c));
         every_sum(c, buf, "cut messages", counts, i ? 3 : 2);
+        hvt_comm_close(&c);
     }
     broadcasts_reach_everyone("mpi");
     hvt__comm_tuned.mpi_message = before;
-    hvt_comm_close(&c);
     free(buf);
 }
 

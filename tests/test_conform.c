@@ -4,6 +4,7 @@
  */
 #include "config.h"
 #include "comm/shm.h"
+#include "optim/dist.h"
 #include "own_set.h"
 #include "rig.h"
 #include "hvt/collective.h"
@@ -346,6 +347,139 @@ TEST(an_evaluation_is_that_of_one_rank_to_the_last_image)
     rig_close(&r);
 }
 
+/* ---- mistakes ----------------------------------------------------------------------------------------- */
+
+TEST(what_is_missing_is_an_argument_error)
+{
+    int64_t i64 = 0;
+    double f64 = 0;
+    float f32 = 0;
+    size_t first = 7, end = 7, one[64] = {0};
+    void *at = NULL;
+    hvt_ticket t;
+    hvt_world *w = NULL;
+    hvt_comm *c = NULL;
+    hvt_fuse *f = NULL;
+    hvt_cores cores;
+    hvt_threshold threshold;
+    const hvt_item no_name = {NULL, "x"}, no_value = {"x", NULL};
+    const hvt_piece piece = {"x", &f32, 1, HVT_F32};
+    const hvt_overlap worker = {.yield = true};
+
+    CHECK(hvt_world_rank(NULL) == 0 && hvt_world_size(NULL) == 1 && hvt_world_local_rank(NULL) == 0 &&
+              hvt_world_local_size(NULL) == 1 && hvt_world_nodes(NULL) == 1,
+          "a process without a world is alone");
+    CHECK(!*hvt_world_name(NULL) && !*hvt_world_host(NULL, 0) && !*hvt_comm_name(NULL), "nothing has a name");
+    CHECK(!hvt_comm_world(NULL) && !hvt_comm_records(NULL) && !hvt_comm_ahead(NULL) &&
+              !hvt_comm_shares(NULL) && !hvt_comm_combines(NULL) && !hvt_comm_progresses(NULL) &&
+              !hvt_fuse_buckets(NULL),
+          "nothing can do something");
+    hvt_world_close(NULL);
+    hvt_world_close(&w);
+    hvt_comm_close(NULL);
+    hvt_comm_close(&c);
+    hvt_comm_release(NULL, &f32);
+    hvt_fuse_free(NULL);
+    hvt_fuse_free(&f);
+    hvt_comm_slice(NULL, 100, 0, &first, &end);
+    CHECK(!first && !end, "a slice of %zu to %zu", first, end);
+
+    CHECK_FAILS(hvt_world_open(NULL, NULL), E_ARG, "no place");
+    CHECK_FAILS(hvt_world_wrap(NULL, &w), E_ARG, "no communicator");
+    CHECK_FAILS(hvt_world_split(NULL, 0, 0, &w), E_ARG, "no world");
+    CHECK_FAILS(hvt_world_split(job, 0, 0, NULL), E_ARG, "no place");
+    CHECK_FAILS(hvt_world_fold(NULL, HVT_FOLD_SUM, &f64, 1), E_ARG, "no world");
+    CHECK_FAILS(hvt_world_fold(job, HVT_FOLD_SUM, NULL, 1), E_ARG, "no buffer");
+    CHECK_FAILS(hvt_world_fold_i64(NULL, HVT_FOLD_SUM, &i64, 1), E_ARG, "no world");
+    CHECK_FAILS(hvt_world_fold_i64(job, HVT_FOLD_SUM, NULL, 1), E_ARG, "no buffer");
+    CHECK_FAILS(hvt_world_broadcast(NULL, &f32, 4, 0), E_ARG, "no world");
+    CHECK_FAILS(hvt_world_broadcast(job, NULL, 4, 0), E_ARG, "no buffer");
+    CHECK_FAILS(hvt_world_gather(NULL, &f32, 4, one), E_ARG, "no world");
+    CHECK_FAILS(hvt_world_gather(job, NULL, 4, one), E_ARG, "no buffer");
+    CHECK_FAILS(hvt_world_gather(job, &f32, 4, NULL), E_ARG, "no buffer");
+    CHECK_FAILS(hvt_world_barrier(NULL), E_ARG, "no world");
+    CHECK_FAILS(hvt_world_agree(NULL, HVT_OK), E_ARG, "no world");
+    CHECK(hvt_world_agree(NULL, HVT_E_IO) == HVT_E_IO, "a failure is lost");
+    CHECK_FAILS(hvt_world_compare(NULL, NULL, 0), E_ARG, "no world");
+    CHECK_FAILS(hvt_world_compare(job, rank == size - 1 ? NULL : &no_name, 1), E_ARG, "compare");
+    CHECK_FAILS(hvt_world_compare(job, rank == size - 1 ? NULL : &(hvt_item){"x", "y"}, 1), E_ARG, "no list");
+    CHECK_FAILS(hvt_world_compare(job, &no_name, 1), E_ARG, "no name");
+    CHECK_FAILS(hvt_world_compare(job, &no_value, 1), E_ARG, "no value");
+    CHECK_FAILS(hvt_world_watch(NULL, &(hvt_stall){1, 1}), E_ARG, "no world");
+    CHECK_FAILS(hvt_world_watch(job, NULL), E_ARG, "without times");
+    CHECK_FAILS(hvt_world_cores(NULL, 0, &cores), E_ARG, "no world");
+    CHECK_FAILS(hvt_world_cores(job, 0, NULL), E_ARG, "no place");
+
+    CHECK_FAILS(hvt_comm_open(NULL, job, dev, &c), E_ARG, "a comm needs");
+    CHECK_FAILS(hvt_comm_open("auto", NULL, dev, &c), E_ARG, "a comm needs");
+    CHECK_FAILS(hvt_comm_open("auto", job, NULL, &c), E_ARG, "a comm needs");
+    CHECK_FAILS(hvt_comm_open("auto", job, dev, NULL), E_ARG, "a comm needs");
+    CHECK_FAILS(hvt_comm_alloc(NULL, 4, &at), E_ARG, "no comm");
+    CHECK_FAILS(hvt_comm_share(NULL, 4, &at), E_ARG, "no comm");
+    CHECK_FAILS(hvt_comm_broadcast(NULL, &f32, 4, 0), E_ARG, "no comm");
+    CHECK_FAILS(hvt_comm_allreduce(NULL, &f32, 1, HVT_F32, &t), E_ARG, "no comm");
+    CHECK_FAILS(hvt_comm_reduce_scatter(NULL, &f32, 1, HVT_F32, &t), E_ARG, "no comm");
+    CHECK_FAILS(hvt_comm_allgather(NULL, &f32, 1, HVT_F32, &t), E_ARG, "no comm");
+    CHECK_FAILS(hvt_comm_combine(NULL, &f32, 1, HVT_F32, NULL, NULL, &t), E_ARG, "no comm");
+    CHECK_FAILS(hvt_comm_wait(NULL, 0), E_ARG, "no comm");
+    CHECK_FAILS(hvt_comm_progress(NULL), E_ARG, "no comm");
+    CHECK_FAILS(hvt_comm_overlap(NULL, &worker), E_ARG, "no comm");
+    CHECK_FAILS(hvt_comm_tune(NULL, false), E_ARG, "no list");
+    CHECK(!hvt_comm_threshold(0, NULL) && hvt_comm_threshold(0, &threshold), "a place for a threshold");
+
+    CHECK_FAILS(hvt_allreduce(NULL, NULL, &f32, 1, HVT_F32, HVT_SUM, NULL, NULL), E_ARG, "no comm");
+    CHECK_FAILS(hvt_reduce_scatter(NULL, &f32, &f32, 1, NULL, HVT_F32, HVT_SUM, NULL, NULL), E_ARG,
+                "no comm");
+    CHECK_FAILS(hvt_broadcast(NULL, &f32, 1, HVT_F32, 0, NULL), E_ARG, "no comm");
+    CHECK_FAILS(hvt_allgather(NULL, NULL, 1, &f32, NULL, HVT_F32, NULL), E_ARG, "no comm");
+    CHECK_FAILS(hvt_gather(NULL, &f32, 1, &f32, NULL, HVT_F32, 0, NULL), E_ARG, "no comm");
+    CHECK_FAILS(hvt_scatter(NULL, &f32, NULL, &f32, 1, HVT_F32, 0, NULL), E_ARG, "no comm");
+    CHECK_FAILS(hvt_alltoall(NULL, &f32, one, &f32, one, HVT_F32, NULL), E_ARG, "no comm");
+    CHECK_FAILS(hvt_send(NULL, &f32, 1, HVT_F32, 0, NULL), E_ARG, "no comm");
+    CHECK_FAILS(hvt_recv(NULL, &f32, 1, HVT_F32, 0, NULL), E_ARG, "no comm");
+    CHECK_FAILS(hvt_barrier(NULL, NULL), E_ARG, "no comm");
+    CHECK_FAILS(hvt_fuse_create(NULL, &piece, 1, 0, HVT_SUM, &f), E_ARG, "no comm");
+    CHECK_FAILS(hvt_fuse_ready(NULL, 0), E_ARG, "nothing that is fused");
+    CHECK_FAILS(hvt_fuse_exchange(NULL), E_ARG, "nothing that is fused");
+
+    CHECK_OK(hvt_comm_open("auto", job, dev, &c));
+    CHECK_FAILS(hvt_comm_alloc(c, 4, NULL), E_ARG, "no place");
+    CHECK_FAILS(hvt_comm_broadcast(c, NULL, 4, 0), E_ARG, "no buffer");
+    CHECK_FAILS(hvt_comm_allreduce(c, NULL, 1, HVT_F32, &t), E_ARG, "no buffer");
+    CHECK_FAILS(hvt_comm_allreduce(c, &f32, 1, HVT_F32, NULL), E_ARG, "no ticket");
+    CHECK_FAILS(hvt_fuse_create(c, NULL, 1, 0, HVT_SUM, &f), E_ARG, "1 tensors");
+    CHECK_FAILS(hvt_fuse_create(c, &piece, 1, 0, HVT_SUM, NULL), E_ARG, "no place");
+    hvt_comm_release(c, NULL);
+    hvt_comm_close(&c);
+}
+
+/* The second one's plan is what the first one never had. */
+TEST(buckets_that_ranks_disagree_about_stay_as_they_were)
+{
+    setup u = usual(job, 2 * size);
+    result never, refused = {0};
+    rig r;
+
+    u.dist.bucket_bytes = 2000;
+    never = train(&u, 4);
+    CHECK_OK(rig_open(&r, &u));
+    for (int step = 0; step < 4; step++) {
+        int before = r.d->nbucket;
+
+        if (size > 1)
+            CHECK_FAILS(hvt_distopt_replan(r.d, rank == size - 1 ? 0 : HVT_BUCKET_ALL, 0), E_MISMATCH,
+                        "bucket bytes differs");
+        CHECK(r.d->nbucket == before, "%d buckets, not %d", r.d->nbucket, before);
+        CHECK(r.d->opts.bucket_bytes == 2000, "buckets of %zu bytes", r.d->opts.bucket_bytes);
+        CHECK_OK(rig_step(&r, step));
+    }
+    CHECK_OK(rig_result(&r, &refused));
+    CHECK(same(never, refused), "another result");
+    CHECK_OK(hvt_distopt_replan(r.d, HVT_BUCKET_ALL, 0));
+    CHECK(r.d->nbucket <= 2, "%d buckets", r.d->nbucket);
+    rig_close(&r);
+}
+
 int main(void)
 {
     double failed;
@@ -363,6 +497,8 @@ int main(void)
     RUN(uneven_batches_are_weighted_by_their_true_counts);
     RUN(weights_after_many_steps_are_equal_on_all_ranks_and_in_every_run);
     RUN(an_evaluation_is_that_of_one_rank_to_the_last_image);
+    RUN(what_is_missing_is_an_argument_error);
+    RUN(buckets_that_ranks_disagree_about_stay_as_they_were);
     failed = check_failed;
     CHECK_OK(hvt_world_fold(job, HVT_FOLD_SUM, &failed, 1));
     hvt_device_close(&dev);

@@ -9,6 +9,8 @@
 #include "collectives.h"
 
 #include <mpi.h>
+#include <pthread.h>
+#include <unistd.h>
 
 static bool guest;         /* the library is at work */
 static int on_world, life; /* calls on MPI_COMM_WORLD; MPI_Init and MPI_Finalize */
@@ -248,6 +250,37 @@ TEST(a_worker_stays_out_of_an_mpi_that_cannot_bear_it)
     CHECK(x[1] == (float)(2 * size * size), "%g", (double)x[1]);
 }
 
+/* Below MPI_THREAD_MULTIPLE the other rank's threads might wait the other way round, for ever. */
+static void *meet(void *arg)
+{
+    static hvt_status s;
+
+    s = hvt_world_barrier(arg);
+    return &s;
+}
+
+TEST(two_threads_that_wait_at_once_need_an_mpi_for_several_threads)
+{
+    hvt_world *own = NULL;
+    pthread_t thread;
+    void *s = NULL;
+
+    if (size < 2)
+        return;
+    CHECK_OK(hvt_world_split(world, 0, 0, &own));
+    if (rank == 0) {
+        CHECK(!pthread_create(&thread, NULL, meet, own), "no thread");
+        usleep(200000); /* the others come later */
+        CHECK_FAILS(hvt_world_barrier(world), E_COMM, "MPI_THREAD_MULTIPLE");
+        pthread_join(thread, &s);
+        CHECK(s && *(hvt_status *)s == HVT_OK, "the first one's barrier failed");
+    } else {
+        usleep(600000);
+        CHECK_OK(hvt_world_barrier(own));
+    }
+    hvt_world_close(&own);
+}
+
 int main(int argc, char **argv)
 {
     MPI_Comm lent;
@@ -270,6 +303,7 @@ int main(int argc, char **argv)
         RUN(groups_have_groups_and_some_have_none);
         RUN(a_guest_exchanges_everything);
         RUN(a_worker_stays_out_of_an_mpi_that_cannot_bear_it);
+        RUN(two_threads_that_wait_at_once_need_an_mpi_for_several_threads);
         failed = ranks_done();
         guest = false;
         failed += on_world != 0 || life != 0;

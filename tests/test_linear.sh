@@ -27,4 +27,13 @@ for n in 1 2 4 8; do
 not $alone"
     fi
 done
+# A world that cannot be opened is nobody's: the example says why, once, and ends.
+said=$(SLURM_STEP_NUM_TASKS=2 "$example" 2>&1)
+code=$?
+lines=$(echo "$said" | wc -l)
+if [ $code = 1 ] && [ "$lines" = 1 ] && case $said in "example_linear: "*) : ;; *) false ;; esac; then
+    say "ok  " "a_world_that_cannot_be_opened_ends_the_example_with_a_line"
+else
+    say FAIL "a_world_that_cannot_be_opened_ends_the_example_with_a_line" "exit code $code: $said"
+fi
 exit $failed

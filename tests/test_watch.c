@@ -277,6 +277,49 @@ TEST(threads_wait_and_move_while_the_watchdog_looks)
     CHECK_OK(hvt_world_watch(world, &(hvt_stall){0, 0}));
 }
 
+static atomic_bool enough;
+
+static void *wait_until_enough(void *arg)
+{
+    while (!atomic_load(&enough))
+        wait_often(arg);
+    return NULL;
+}
+
+/* Its page is gone then, which those that wait write to. */
+TEST(a_watch_is_closed_while_threads_wait)
+{
+    pthread_t thread[3];
+
+    atomic_store(&enough, false);
+    for (int i = 0; i < 3; i++)
+        CHECK(!pthread_create(&thread[i], NULL, wait_until_enough, "come and go"), "no thread");
+    for (int i = 0; i < 100; i++) {
+        CHECK_OK(hvt_world_watch(world, &(hvt_stall){5, 0}));
+        usleep(1000);
+        CHECK_OK(hvt_world_watch(world, &(hvt_stall){0, 0}));
+    }
+    atomic_store(&enough, true);
+    for (int i = 0; i < 3; i++)
+        pthread_join(thread[i], NULL);
+}
+
+TEST(a_wait_that_began_under_one_watch_ends_none_of_the_next)
+{
+    int old, fresh;
+
+    heard.last[0] = 0;
+    CHECK_OK(hvt_world_watch(world, &(hvt_stall){0.1, 0}));
+    old = hvt__wait_begin(world, HVT__ANYONE, "be forgotten");
+    CHECK_OK(hvt_world_watch(world, &(hvt_stall){0.1, 0}));
+    fresh = hvt__wait_begin(world, HVT__ANYONE, "be remembered");
+    CHECK(old >= 0 && fresh >= 0, "a wait is not noted");
+    hvt__wait_end(old);
+    until_heard(" to be remembered, ");
+    hvt__wait_end(fresh);
+    CHECK_OK(hvt_world_watch(world, &(hvt_stall){0, 0}));
+}
+
 TEST(times_that_make_no_sense_are_refused_by_all)
 {
     CHECK_FAILS(hvt_world_watch(world, &(hvt_stall){-1, 0}), E_ARG, "expected 0 or more");
@@ -450,9 +493,11 @@ int main(int argc, char **argv)
         RUN(the_line_names_those_who_are_lacked_and_do_not_wait);
     }
     RUN(times_that_make_no_sense_are_refused_by_all);
+    RUN(a_watch_is_closed_while_threads_wait);
     if (size == 1) {
         RUN(a_place_that_does_not_change_is_told_and_so_is_a_wait_of_another_thread);
         RUN(threads_wait_and_move_while_the_watchdog_looks);
+        RUN(a_wait_that_began_under_one_watch_ends_none_of_the_next);
     } else {
         RUN(a_rank_that_comes_late_is_named_by_one_rank_and_the_others_go_on);
     }

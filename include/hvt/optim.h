@@ -186,7 +186,8 @@ HVT_API void hvt_distopt_between(hvt_distopt *dist, bool on);
 /** Plan the buckets anew, between steps, as if created with these sizes; what was recorded before must have
  * been freed. HVT_BUCKET_AUTO once more: for the comm as it is now, whose worker may have come or gone on
  * rank 0, as may hvt_distopt_between(), from what was measured before. The bits do not change. Collective.
- * Errors: E_ARG (in the middle of a step), E_MEM. */
+ * Errors, on every rank alike, and then the old plan stays: E_ARG (in the middle of a step), E_MEM, E_MISMATCH
+ * (the ranks ask for different buckets). */
 HVT_API hvt_status hvt_distopt_replan(hvt_distopt *dist, size_t bucket_bytes, size_t first_bytes);
 /** Parameters, moving statistics and optimizer state from root to all; state that lies in slices on the ranks
  * is left as it is unless it was loaded on root. Collective, between steps. */

@@ -13,80 +13,74 @@
 
 /* ---- folds -------------------------------------------------------------------------------- */
 
-static void drop_words(hvt_world *w, void *all)
+/* Values of one gather: so many of every rank fit in the world's scratch. A fold takes no memory, which one
+ * rank alone might lack while the others wait for it. */
+enum { AT_ONCE = HVT__SCRATCH / 8 };
+
+/* world->scratch: n <= AT_ONCE values of every rank */
+static hvt_status gather_words(hvt_world *w, const void *mine, int n)
 {
-    if (all != w->scratch)
-        free(all);
+    hvt__trace_begin(HVT__AGREE, -1);
+    return hvt__traced(w->ops->gather(w, mine, 8 * (size_t)n, w->scratch));
 }
 
-static hvt_status gather_words(hvt_world *w, const void *mine, int n, void **ret_all)
+static hvt_status check_fold(const hvt_world *w, const void *values, int n)
 {
-    void *all = w->scratch; /* a few values need no memory, which one rank alone may lack */
-    hvt_status s;
-
-    HVT_CHECK(n >= 0, E_ARG, "a fold of %d values", n);
-    if (n > HVT__SCRATCH / 8)
-        all = malloc(8 * (size_t)n * (size_t)w->size);
-    HVT_CHECK(all, E_MEM, "no memory to fold %d values of %d ranks", n, w->size);
-    hvt__trace_begin(HVT__AGREE, -1);
-    HVT_TRY_OR(fail, hvt__traced(w->ops->gather(w, mine, 8 * (size_t)n, all)));
-    *ret_all = all;
+    HVT_CHECK(w, E_ARG, "a fold of %d values: no world", n);
+    HVT_CHECK(n >= 0 && (values || !n), E_ARG, "a fold of %d values%s", n, values ? "" : ": no buffer");
     return HVT_OK;
-fail:
-    drop_words(w, all);
-    return s;
+}
+
+static double fold(hvt_fold how, double v, double x)
+{
+    if (how == HVT_FOLD_SUM)
+        return v + x;
+    return x != x || (how == HVT_FOLD_MIN ? x < v : x > v) ? x : v; /* from a NaN no comparison leads back */
+}
+
+static int64_t fold_i64(hvt_fold how, int64_t v, int64_t x)
+{
+    if (how == HVT_FOLD_SUM)
+        return (int64_t)((uint64_t)v + (uint64_t)x);
+    if (how == HVT_FOLD_AND)
+        return v & x;
+    return (how == HVT_FOLD_MIN ? x < v : x > v) ? x : v;
 }
 
 hvt_status hvt_world_fold(hvt_world *world, hvt_fold how, double *values, int n)
 {
-    void *gathered;
-    const double *all;
-
+    HVT_TRY(check_fold(world, values, n));
     HVT_CHECK(how == HVT_FOLD_SUM || how == HVT_FOLD_MIN || how == HVT_FOLD_MAX, E_ARG,
               "doubles fold by sum, minimum or maximum, not %d", how);
-    HVT_TRY(gather_words(world, values, n, &gathered));
-    all = gathered;
-    for (int i = 0; i < n; i++) {
-        double v = all[i];
+    for (int at = 0, m; at < n; at += m) {
+        const double *all = world->scratch;
 
-        for (int r = 1; r < world->size; r++) {
-            double x = all[(size_t)r * (size_t)n + (size_t)i];
-
-            if (how == HVT_FOLD_SUM)
-                v += x;
-            else if (x != x || (how == HVT_FOLD_MIN ? x < v : x > v))
-                v = x; /* and from a NaN no comparison leads back */
+        m = n - at < AT_ONCE ? n - at : AT_ONCE;
+        HVT_TRY(gather_words(world, values + at, m));
+        for (int i = 0; i < m; i++) {
+            values[at + i] = all[i];
+            for (int r = 1; r < world->size; r++)
+                values[at + i] = fold(how, values[at + i], all[r * m + i]);
         }
-        values[i] = v;
     }
-    drop_words(world, gathered);
     return HVT_OK;
 }
 
 hvt_status hvt_world_fold_i64(hvt_world *world, hvt_fold how, int64_t *values, int n)
 {
-    void *gathered;
-    const int64_t *all;
-
+    HVT_TRY(check_fold(world, values, n));
     HVT_CHECK(how >= HVT_FOLD_SUM && how <= HVT_FOLD_AND, E_ARG, "fold %d is unknown", how);
-    HVT_TRY(gather_words(world, values, n, &gathered));
-    all = gathered;
-    for (int i = 0; i < n; i++) {
-        int64_t v = all[i];
+    for (int at = 0, m; at < n; at += m) {
+        const int64_t *all = world->scratch;
 
-        for (int r = 1; r < world->size; r++) {
-            int64_t x = all[(size_t)r * (size_t)n + (size_t)i];
-
-            if (how == HVT_FOLD_SUM)
-                v = (int64_t)((uint64_t)v + (uint64_t)x);
-            else if (how == HVT_FOLD_AND)
-                v &= x;
-            else if (how == HVT_FOLD_MIN ? x < v : x > v)
-                v = x;
+        m = n - at < AT_ONCE ? n - at : AT_ONCE;
+        HVT_TRY(gather_words(world, values + at, m));
+        for (int i = 0; i < m; i++) {
+            values[at + i] = all[i];
+            for (int r = 1; r < world->size; r++)
+                values[at + i] = fold_i64(how, values[at + i], all[r * m + i]);
         }
-        values[i] = v;
     }
-    drop_words(world, gathered);
     return HVT_OK;
 }
 
@@ -95,10 +89,13 @@ hvt_status hvt_world_fold_i64(hvt_world *world, hvt_fold how, int64_t *values, i
 hvt_status hvt_world_agree(hvt_world *world, hvt_status mine)
 {
     char text[1024] = "";
-    int32_t code = (int32_t)mine, *all = world->scratch;
+    int32_t code = (int32_t)mine, *all;
     int first = 0;
     hvt_status s;
 
+    if (!world)
+        return mine == HVT_OK ? HVT_FAIL(E_ARG, "no world to agree with") : mine;
+    all = world->scratch;
     if (world->size == 1) {
         hvt__error_agreed(mine != HVT_OK);
         return mine;
@@ -270,19 +267,37 @@ done:
     return s;
 }
 
+static hvt_status check_items(const hvt_item *items, int n)
+{
+    HVT_CHECK(n >= 0 && (items || !n), E_ARG, "a comparison of %d items%s", n, items ? "" : ": no list");
+    for (int i = 0; i < n; i++)
+        HVT_CHECK(items[i].name && items[i].value, E_ARG, "item %d of %d to compare has no %s", i, n,
+                  items[i].name ? "value" : "name");
+    return HVT_OK;
+}
+
 hvt_status hvt_world_compare(hvt_world *world, const hvt_item *items, int n)
 {
-    digest mine = {.hash = HVT_HASH_INIT, .n = (uint64_t)n}, *all = world->scratch;
-    bool equal = true;
+    const uint64_t bad = UINT64_MAX; /* in the place of n, of a rank that cannot take part */
+    digest mine = {.hash = HVT_HASH_INIT}, *all;
+    bool equal = true, ready = true;
+    hvt_status s;
 
-    HVT_CHECK(n >= 0 && (items || !n), E_ARG, "a comparison of %d items", n);
-    for (int i = 0; i < n; i++) {
+    HVT_CHECK(world, E_ARG, "a comparison of %d items: no world", n);
+    all = world->scratch;
+    s = check_items(items, n);
+    mine.n = s == HVT_OK ? (uint64_t)n : bad;
+    for (int i = 0; i < n && s == HVT_OK; i++) {
         mine.hash = hvt__hash_text(hvt__hash_text(mine.hash, items[i].name), items[i].value);
         mine.bytes += strlen(items[i].name) + strlen(items[i].value) + 2;
     }
     hvt__trace_begin(HVT__AGREE, -1);
     HVT_TRY(hvt__traced(world->ops->gather(world, &mine, sizeof mine, all)));
-    for (int r = 0; r < world->size; r++)
+    for (int r = 0; r < world->size; r++) {
         equal = equal && !memcmp(&all[r], &all[0], sizeof *all);
+        ready = ready && all[r].n != bad;
+    }
+    if (!ready)
+        return hvt_world_agree(world, s);
     return equal ? HVT_OK : explain(world, items, n);
 }

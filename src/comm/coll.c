@@ -16,14 +16,20 @@ struct hvt__calls {
     hvt__call *call; /* a ring */
     size_t room;     /* a power of two */
     size_t head, tail;
-    uint64_t checked; /* collectives so far: the same number on every rank, whatever it sent and received */
-    hvt_status broken;
+    uint64_t checked;  /* collectives so far: the same number on every rank, whatever it sent and received */
+    hvt_status broken; /* why the comm cannot go on */
+    hvt_ticket lost;   /* then: the first call that failed or did not run because of that */
 };
 
 hvt_status hvt__calls_open(hvt_comm *c)
 {
-    c->calls = calloc(1, sizeof *c->calls);
-    HVT_CHECK(c->calls, E_MEM, "no memory for a comm's calls");
+    struct hvt__calls *q = calloc(1, sizeof *q);
+
+    HVT_CHECK(q, E_MEM, "no memory for a comm's calls");
+    c->calls = q;
+    q->room = 16; /* most programs need no more, so none of their calls can lack memory on one rank alone */
+    q->call = malloc(q->room * sizeof *q->call);
+    HVT_CHECK(q->call, E_MEM, "no memory for a comm's calls");
     return HVT_OK;
 }
 
@@ -40,6 +46,13 @@ bool hvt__calls_waiting(const hvt_comm *c)
     return c->calls->head != c->calls->tail;
 }
 
+hvt_status hvt__calls_check(const hvt_comm *c)
+{
+    HVT_CHECK(!c->calls->broken, E_COMM, "an earlier collective of this comm failed (%s): it cannot go on",
+              hvt_status_name(c->calls->broken));
+    return HVT_OK;
+}
+
 static hvt__call *at(const struct hvt__calls *q, size_t i)
 {
     return &q->call[i & (q->room - 1)];
@@ -50,7 +63,7 @@ hvt_status hvt__calls_add(hvt_comm *c, const hvt__call *k, hvt_ticket *ret_ticke
     struct hvt__calls *q = c->calls;
 
     if (q->tail - q->head == q->room) {
-        size_t room = q->room ? 2 * q->room : 16;
+        size_t room = 2 * q->room;
         hvt__call *grown = malloc(room * sizeof *grown);
 
         HVT_CHECK(grown, E_MEM, "no memory for %zu operations in flight", room);
@@ -149,10 +162,12 @@ static hvt_status run_first(hvt_comm *c)
         q->head += q->head == head;
         return s;
     }
-    if (k->action == HVT__CALL_COMM)
+    if (k->action == HVT__CALL_COMM) {
         s = hvt__comm_issue(c, k->kind, k->out, k->count, k->type, &inner);
-    else
+        q->broken = s; /* the others have issued it */
+    } else {
         s = run_checked(c, k);
+    }
     q->head++;
     return s;
 }
@@ -163,22 +178,22 @@ hvt_status hvt__calls_wait(hvt_comm *c, hvt_ticket ticket)
     hvt_ticket last, back;
     hvt_status s = HVT_OK;
 
+    if (q->broken && ticket >= q->lost)
+        return hvt__calls_check(c);
     while (q->head != q->tail && at(q, q->head)->ticket <= ticket) {
-        hvt_status first = HVT_OK;
+        hvt_ticket t = at(q, q->head)->ticket;
+        hvt_status first = run_first(c);
 
-        if (!q->broken)
-            first = run_first(c);
-        else if (s == HVT_OK)
-            first = HVT_FAIL(E_COMM, "an earlier collective of this comm failed (%s): it cannot go on",
-                             hvt_status_name(q->broken));
-        if (first == HVT_E_COMM || first == HVT_E_DEVICE)
-            q->broken = q->broken ? q->broken : first;
-        if (q->broken) /* nothing that is behind can run any more */
-            q->head = q->tail;
         s = first != HVT_OK ? first : s;
-    }
-    if (s != HVT_OK && q->broken)
+        if (first != HVT_E_COMM && first != HVT_E_DEVICE && !q->broken)
+            continue;
+        q->broken = q->broken ? q->broken : first;
+        q->lost = t;
+        q->head = q->tail; /* nothing that is behind can run any more */
+        if (c->ops->leave) /* nor do the others wait for it */
+            c->ops->leave(c, HVT__BY_ITSELF);
         return s;
+    }
     last = q->head == q->tail ? c->front : at(q, q->head)->ticket - 1;
     back = last > ticket ? last - ticket : 0;
     if (back < c->issued)
@@ -193,6 +208,7 @@ static hvt_status issue(hvt_comm *c, hvt__call k, hvt_ticket *ret_ticket)
     hvt_ticket ticket;
 
     HVT_CHECK(c, E_ARG, "%s: no comm", hvt__action_name(&k));
+    HVT_TRY(hvt__calls_check(c));
     HVT_TRY(hvt__calls_add(c, &k, &ticket));
     if (ret_ticket)
         *ret_ticket = ticket;

@@ -77,6 +77,7 @@ void hvt__scale_f32(float *x, size_t n, double by);           /* in f64, rounded
 
 hvt_status hvt__calls_open(hvt_comm *c); /* can fail on one rank alone */
 void hvt__calls_close(hvt_comm *c);
+hvt_status hvt__calls_check(const hvt_comm *c); /* can the comm go on? */
 bool hvt__calls_waiting(const hvt_comm *c);
 hvt_status hvt__calls_add(hvt_comm *c, const hvt__call *k, hvt_ticket *ret_ticket);
 hvt_status hvt__calls_wait(hvt_comm *c, hvt_ticket ticket);

@@ -262,6 +262,46 @@ static hvt_status pairs_compare(hvt__work *w)
     return HVT_OK;
 }
 
+static void swap(header *a, size_t n)
+{
+    for (size_t i = 0; i < n / 2; i++) {
+        header h = a[i];
+
+        a[i] = a[n - 1 - i];
+        a[n - 1 - i] = h;
+    }
+}
+
+/*
+ * all[r] = rank r's header. By messages between pairs of ranks, in which a rank that has left the comm is
+ * found out: one that closed it is somewhere else, and MPI's own gather would wait for it for ever. In each
+ * round a rank takes from the one `have` places behind it what that one has, so that it has twice as many
+ * (Bruck et al. 1997).
+ */
+static hvt_status gather_headers(hvt_comm *c, const header *mine, header *all)
+{
+    hvt_world *w = c->world;
+
+    if (!w->ops->exchange)
+        return w->ops->gather(w, mine, sizeof *mine, all);
+    all[0] = *mine;
+    for (int have = 1, n; have < w->size; have += n) {
+        hvt__parcel parcel[2];
+        size_t bytes;
+
+        n = w->size - have < have ? w->size - have : have;
+        bytes = (size_t)n * sizeof *all;
+        parcel[0] = (hvt__parcel){all + have, bytes, (w->rank + have) % w->size, false};
+        parcel[1] = (hvt__parcel){all, bytes, (w->rank + w->size - have) % w->size, false};
+        HVT_TRY(w->ops->exchange(w, c, parcel, 1, 1));
+    }
+    /* all[i] is of rank (this one + i) mod size: let every header go to its place */
+    swap(all, (size_t)w->size);
+    swap(all, (size_t)w->rank);
+    swap(all + w->rank, (size_t)(w->size - w->rank));
+    return HVT_OK;
+}
+
 hvt_status hvt__coll_meet(hvt__work *w, hvt_status s, uint64_t number)
 {
     hvt_world *world = w->c->world;
@@ -269,7 +309,7 @@ hvt_status hvt__coll_meet(hvt__work *w, hvt_status s, uint64_t number)
     header mine = header_of(w->c, k, s, number), *all = world->scratch;
     bool ready = true, same = true;
 
-    HVT_TRY(world->ops->gather(world, &mine, sizeof mine, all));
+    HVT_TRY(gather_headers(w->c, &mine, all));
     for (int r = 0; r < world->size; r++) {
         ready = ready && all[r].status == HVT_OK;
         same = same && alike(&all[r], &all[0]);

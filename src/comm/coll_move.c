@@ -33,7 +33,7 @@ hvt_status hvt__work_exchange(hvt__work *w)
     w->takes = w->gives = 0;
     if (!takes && !gives)
         return HVT_OK;
-    HVT_TRY(world->ops->exchange(world, w->c->channel, w->parcel, takes, gives));
+    HVT_TRY(world->ops->exchange(world, w->c, w->parcel, takes, gives));
     return HVT_OK;
 }
 
@@ -201,7 +201,7 @@ static hvt_status introduce(hvt_comm *c, const hvt__call *const calls[], int n, 
         if (has_other(c, calls[i]))
             parcel[m++] =
                 (hvt__parcel){&mine[i], sizeof *mine, calls[i]->peer, calls[i]->action == HVT__CALL_RECV};
-    return m ? c->world->ops->exchange(c->world, c->channel, parcel, m / 2, m / 2) : HVT_OK;
+    return m ? c->world->ops->exchange(c->world, c, parcel, m / 2, m / 2) : HVT_OK;
 }
 
 hvt_status hvt__coll_pass(hvt_comm *c, const hvt__call *const calls[], int n)
@@ -228,7 +228,7 @@ hvt_status hvt__coll_pass(hvt_comm *c, const hvt__call *const calls[], int n)
             parcel[takes + gives++] = (hvt__parcel){
                 calls[i]->in, calls[i]->count * hvt_dtype_size(calls[i]->type), calls[i]->peer, false};
     if (takes + gives)
-        HVT_TRY_OR(done, c->world->ops->exchange(c->world, c->channel, parcel, takes, gives));
+        HVT_TRY_OR(done, c->world->ops->exchange(c->world, c, parcel, takes, gives));
     s = last;
 done:
     free(mine), free(theirs), free(parcel);

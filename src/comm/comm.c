@@ -4,9 +4,13 @@
 #include "base_impl.h"
 #include "config.h"
 #include "coll.h"
+#include "watch.h"
 
+#include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 hvt_stall hvt__stall = {.warn = 30, .abort = 300};
 
@@ -73,14 +77,14 @@ static hvt_status fall_back(hvt_comm *c, const hvt_comm_ops *from)
     return open_table(c, mpi);
 }
 
-hvt_status hvt_comm_open(const char *name, hvt_world *world, hvt_device *dev, hvt_comm **ret_comm)
+/* What this rank asks for; ret_ops stays NULL for "auto". */
+static hvt_status choose(const char *name, const hvt_device *dev, hvt_comm *const *ret_comm,
+                         const hvt_comm_ops **ret_ops)
 {
     const hvt_comm_ops *ops = NULL;
-    hvt_comm *c;
-    hvt_status s = HVT_OK;
-    bool known = false, shares;
+    bool known = false;
 
-    HVT_CHECK(name && world && dev && ret_comm, E_ARG, "a comm needs a name, a world and a device");
+    HVT_CHECK(name && dev && ret_comm, E_ARG, "a comm needs a name, a world and a device");
     for (size_t i = 0; i < HVT_LEN(comms) && !known; i++) {
         known = !strcmp(name, comms[i].name);
         ops = *comms[i].ops;
@@ -92,9 +96,43 @@ hvt_status hvt_comm_open(const char *name, hvt_world *world, hvt_device *dev, hv
               "comm %s shares memory of the host; for device %s there are nccl, and mpi, which copies to the "
               "host and back",
               name, dev->ops->name);
-    c = calloc(1, sizeof *c);
-    s = c ? hvt__calls_open(c) : HVT_FAIL(E_MEM, "no memory for a comm");
+    *ret_ops = known ? ops : NULL;
+    return HVT_OK;
+}
+
+/* Ranks that open different comms, or one with other thresholds, would wait for different messages. */
+static hvt_status compare(hvt_world *w, const char *name, const hvt__comm_tuning *t)
+{
+    char values[4][24];
+    const hvt_item items[] = {{"comm", name},
+                              {"shm-ride", values[0]},
+                              {"mpi-short", values[1]},
+                              {"mpi-window", values[2]},
+                              {"mpi-packet", values[3]}};
+    const size_t sizes[] = {t->shm_ride, t->mpi_short, t->mpi_window, t->mpi_packet};
+
+    for (size_t i = 0; i < HVT_LEN(sizes); i++)
+        snprintf(values[i], sizeof values[i], "%zu", sizes[i]);
+    return hvt_world_compare(w, items, HVT_LEN(items));
+}
+
+hvt_status hvt_comm_open(const char *name, hvt_world *world, hvt_device *dev, hvt_comm **ret_comm)
+{
+    const hvt_comm_ops *ops = NULL;
+    hvt_comm *c = NULL;
+    hvt_status s;
+    bool known, shares;
+
+    HVT_CHECK(world, E_ARG, "a comm needs a name, a world and a device");
+    s = choose(name, dev, ret_comm, &ops);
+    if (s == HVT_OK) {
+        c = calloc(1, sizeof *c);
+        s = c ? hvt__calls_open(c) : HVT_FAIL(E_MEM, "no memory for a comm");
+    }
     HVT_TRY_OR(fail, hvt_world_agree(world, s));
+    c->tuned = hvt__comm_tuned;
+    HVT_TRY_OR(fail, compare(world, name, &c->tuned));
+    known = ops != NULL;
     c->world = world;
     c->dev = dev;
     c->chosen = !known;
@@ -106,6 +144,7 @@ hvt_status hvt_comm_open(const char *name, hvt_world *world, hvt_device *dev, hv
     if (s != HVT_OK && !known && shares && mpi)
         s = fall_back(c, ops);
     HVT_TRY_OR(fail, s);
+    world->comms++;
     *ret_comm = c;
     return HVT_OK;
 fail:
@@ -117,16 +156,86 @@ fail:
 
 void hvt_comm_close(hvt_comm **comm)
 {
-    if (!comm || !*comm)
+    hvt_comm *c = comm ? *comm : NULL;
+
+    if (!c)
         return;
-    (*comm)->ops->close(*comm);
-    hvt__calls_close(*comm);
-    free(*comm);
+    if (c->blocks) {
+        hvt__log(
+            HVT_LOG_ERROR,
+            "comm %s is not closed: %d of its blocks of memory are still held, by distributed optimizers, "
+            "fused tensors or callers of hvt_comm_alloc(); free those first",
+            c->ops->name, c->blocks);
+        return;
+    }
+    c->ops->close(c);
+    c->world->comms--;
+    hvt__calls_close(c);
+    free(c);
     *comm = NULL;
+}
+
+/* ---- ranks that leave a comm while others wait for them ------------------------------------------ */
+
+hvt_status hvt__comm_lost(hvt_comm *c, const int *peer, int n, const char *what)
+{
+    const hvt_world *w = c->world;
+    int gone = -1, cause;
+
+    for (int i = 0; i < n && gone < 0; i++)
+        if (peer[i] != w->rank && c->ops->left(c, peer[i]) != HVT__HERE)
+            gone = peer[i];
+    if (gone < 0)
+        return HVT_OK;
+    cause = gone;
+    for (int r = w->size - 1; r >= 0; r--) /* the cause before its consequences */
+        if (r != w->rank && c->ops->left(c, r) == HVT__BY_ITSELF)
+            cause = r;
+    c->ops->leave(c, HVT__AFTER_ANOTHER);
+    return HVT_FAIL(E_COMM, "rank %d (%s) has left the comm; rank %d was waiting for rank %d to %s",
+                    hvt__called(w, cause), w->host[cause], hvt__called(w, w->rank), hvt__called(w, gone),
+                    what);
+}
+
+bool hvt__comm_part(hvt_comm *c)
+{
+    const double most = 10; /* s */
+    const hvt_world *w = c->world;
+    bool first = c->ops->left(c, w->rank) == HVT__HERE;
+    double start = hvt__now(), now = start;
+    int here, waited, wait;
+
+    c->ops->leave(c, HVT__BY_ITSELF);
+    wait = hvt__wait_begin(w, HVT__ANYONE, "close the comm");
+    for (;;) {
+        here = 0;
+        waited = -1;
+        for (int r = w->size - 1; r >= 0; r--) {
+            hvt__leaving left = r == w->rank ? HVT__BY_ITSELF : c->ops->left(c, r);
+
+            here += left == HVT__HERE;
+            waited = left == HVT__AFTER_ANOTHER ? r : waited;
+        }
+        if (!here || now - start >= most)
+            break;
+        if (now - start < 1e-3)
+            sched_yield();
+        else
+            nanosleep(&(struct timespec){0, 200 * 1000}, NULL);
+        now = hvt__now();
+    }
+    hvt__wait_end(wait);
+    if (first && waited >= 0)
+        hvt__log(
+            HVT_LOG_ERROR,
+            "comm %s: rank %d (%s) closed it while rank %d (%s) was waiting for an operation, which failed",
+            c->ops->name, hvt__called(w, w->rank), w->host[w->rank], hvt__called(w, waited), w->host[waited]);
+    return !here;
 }
 
 hvt_status hvt_comm_overlap(hvt_comm *comm, const hvt_overlap *how)
 {
+    HVT_CHECK(comm, E_ARG, "no comm for a worker");
     HVT_CHECK(comm->dev->ops->host, E_UNSUPPORTED, "no worker for comm %s on device %s", comm->ops->name,
               comm->dev->ops->name);
     HVT_TRY(hvt_comm_wait(comm, comm->front));
@@ -136,12 +245,12 @@ hvt_status hvt_comm_overlap(hvt_comm *comm, const hvt_overlap *how)
 
 const char *hvt_comm_name(const hvt_comm *comm)
 {
-    return comm->ops->name;
+    return comm ? comm->ops->name : "";
 }
 
 hvt_world *hvt_comm_world(const hvt_comm *comm)
 {
-    return comm->world;
+    return comm ? comm->world : NULL;
 }
 
 static hvt_status alloc_here(hvt_comm *c, size_t bytes, void **ret_ptr)
@@ -160,10 +269,11 @@ static hvt_status alloc_here(hvt_comm *c, size_t bytes, void **ret_ptr)
 
 hvt_status hvt_comm_alloc(hvt_comm *comm, size_t bytes, void **ret_ptr)
 {
-    hvt_comm old = *comm;
+    hvt_comm old;
     hvt_status s;
 
-    HVT_CHECK(ret_ptr, E_ARG, "no place for the address of %zu bytes", bytes);
+    HVT_CHECK(comm && ret_ptr, E_ARG, "no comm, or no place for the address, for %zu bytes", bytes);
+    old = *comm;
     s = alloc_here(comm, bytes, ret_ptr);
     if (s == HVT_OK)
         return HVT_OK;
@@ -178,7 +288,7 @@ hvt_status hvt_comm_alloc(hvt_comm *comm, size_t bytes, void **ret_ptr)
 
 void hvt_comm_release(hvt_comm *comm, void *ptr)
 {
-    if (!ptr)
+    if (!comm || !ptr)
         return;
     if (hvt__calls_waiting(comm)) /* they may use it; a failure is told again by what comes next */
         hvt_comm_wait(comm, comm->front);
@@ -188,20 +298,24 @@ void hvt_comm_release(hvt_comm *comm, void *ptr)
 
 hvt_status hvt_comm_broadcast(hvt_comm *comm, void *buf, size_t bytes, int root)
 {
+    HVT_CHECK(comm, E_ARG, "broadcast: no comm");
     HVT_CHECK(root >= 0 && root < comm->world->size, E_ARG, "root %d is not one of %d ranks", root,
               comm->world->size);
     HVT_CHECK(buf || !bytes, E_ARG, "no buffer for a broadcast of %zu bytes", bytes);
+    HVT_TRY(hvt__calls_check(comm));
     if (hvt__calls_waiting(comm))
         HVT_TRY(hvt_comm_wait(comm, comm->front));
     return comm->ops->broadcast(comm, buf, bytes, root);
 }
 
-static hvt_status check_sum(const void *buf, size_t count, hvt_dtype dtype, const hvt_ticket *ret_ticket)
+static hvt_status check_sum(const hvt_comm *c, const void *buf, size_t count, hvt_dtype dtype,
+                            const hvt_ticket *ret_ticket)
 {
+    HVT_CHECK(c, E_ARG, "no comm to sum %zu elements with", count);
     HVT_CHECK(ret_ticket && (buf || !count), E_ARG, "no buffer or no ticket for %zu elements", count);
     HVT_CHECK(dtype == HVT_F32 || dtype == HVT_F16 || dtype == HVT_BF16, E_ARG,
               "ranks exchange f32, f16 and bf16, not %s", hvt_dtype_name(dtype));
-    return HVT_OK;
+    return hvt__calls_check(c);
 }
 
 hvt_status hvt__comm_issue(hvt_comm *c, hvt__kind kind, void *buf, size_t count, hvt_dtype t,
@@ -222,7 +336,7 @@ static hvt_status issue(hvt_comm *c, hvt__kind kind, void *buf, size_t count, hv
 {
     hvt_ticket inner;
 
-    HVT_TRY(check_sum(buf, count, t, ret_ticket));
+    HVT_TRY(check_sum(c, buf, count, t, ret_ticket));
     if (hvt__calls_waiting(c))
         return hvt__calls_add(
             c, &(hvt__call){.action = HVT__CALL_COMM, .kind = kind, .type = t, .count = count, .out = buf},
@@ -252,32 +366,33 @@ hvt_status hvt_comm_allgather(hvt_comm *comm, void *buf, size_t count, hvt_dtype
 
 bool hvt_comm_records(const hvt_comm *comm)
 {
-    return comm->ops->records;
+    return comm && comm->ops->records;
 }
 
 bool hvt_comm_shares(const hvt_comm *comm)
 {
-    return comm->ops->share != NULL;
+    return comm && comm->ops->share;
 }
 
 bool hvt_comm_ahead(const hvt_comm *comm)
 {
-    return comm->overlap || comm->ops->records;
+    return comm && (comm->overlap || comm->ops->records);
 }
 
 bool hvt_comm_progresses(const hvt_comm *comm)
 {
-    return comm->ops->progress != NULL;
+    return comm && comm->ops->progress;
 }
 
 hvt_status hvt_comm_progress(hvt_comm *comm)
 {
+    HVT_CHECK(comm, E_ARG, "no comm whose operations could go on");
     return comm->ops->progress && !hvt__calls_waiting(comm) ? comm->ops->progress(comm) : HVT_OK;
 }
 
 bool hvt_comm_combines(const hvt_comm *comm)
 {
-    return comm->ops->combine != NULL;
+    return comm && comm->ops->combine;
 }
 
 hvt_status hvt_comm_share(hvt_comm *comm, size_t bytes, void **ret_ptr)
@@ -285,7 +400,7 @@ hvt_status hvt_comm_share(hvt_comm *comm, size_t bytes, void **ret_ptr)
     void *ptr = NULL;
     hvt_status s;
 
-    HVT_CHECK(ret_ptr, E_ARG, "no place for the address of %zu bytes", bytes);
+    HVT_CHECK(comm && ret_ptr, E_ARG, "no comm, or no place for the address, for %zu bytes", bytes);
     HVT_CHECK(comm->ops->share, E_UNSUPPORTED, "ranks of comm '%s' do not share memory", comm->ops->name);
     s = hvt_world_agree(comm->world, comm->ops->share(comm, bytes, &ptr));
     if (s != HVT_OK) {
@@ -302,7 +417,7 @@ hvt_status hvt_comm_combine(hvt_comm *comm, void *buf, size_t count, hvt_dtype d
 {
     hvt_ticket inner;
 
-    HVT_TRY(check_sum(buf, count, dtype, ret_ticket));
+    HVT_TRY(check_sum(comm, buf, count, dtype, ret_ticket));
     HVT_CHECK(fn, E_ARG, "nothing to combine %zu elements with", count);
     HVT_CHECK(comm->ops->combine, E_UNSUPPORTED, "ranks of comm '%s' do not see each other's memory",
               comm->ops->name);
@@ -315,8 +430,12 @@ hvt_status hvt_comm_combine(hvt_comm *comm, void *buf, size_t count, hvt_dtype d
 
 void hvt_comm_slice(const hvt_comm *comm, size_t count, int rank, size_t *ret_first, size_t *ret_end)
 {
-    int size = comm->world->size, place = hvt__slice_of(rank, size);
+    int size = comm ? comm->world->size : 0, place;
 
+    *ret_first = *ret_end = 0;
+    if (rank < 0 || rank >= size)
+        return;
+    place = hvt__slice_of(rank, size);
     if (comm->ops->slice) {
         comm->ops->slice(comm, count, rank, ret_first, ret_end);
         return;
@@ -327,6 +446,7 @@ void hvt_comm_slice(const hvt_comm *comm, size_t count, int rank, size_t *ret_fi
 
 hvt_status hvt_comm_wait(hvt_comm *comm, hvt_ticket ticket)
 {
+    HVT_CHECK(comm, E_ARG, "no comm to wait for");
     HVT_CHECK(ticket <= comm->front, E_ARG, "ticket %llu was never issued; the last one is %llu",
               (unsigned long long)ticket, (unsigned long long)comm->front);
     return hvt__calls_wait(comm, ticket);

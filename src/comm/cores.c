@@ -148,11 +148,16 @@ void hvt__cores_split(const hvt__claim *claims, int n, int me, hvt_cores *ret_co
 
 hvt_status hvt_world_cores(hvt_world *world, int threads, hvt_cores *ret_cores)
 {
-    hvt__claim *mine = calloc(1, sizeof *mine), *all = malloc((size_t)world->size * sizeof *all);
+    hvt__claim *mine, *all;
     hvt_status s = HVT_OK;
     int n = 0, me = 0;
 
-    if (!mine || !all)
+    HVT_CHECK(world, E_ARG, "no world whose processors could be split");
+    mine = calloc(1, sizeof *mine);
+    all = malloc((size_t)world->size * sizeof *all);
+    if (!ret_cores)
+        s = HVT_FAIL(E_ARG, "no place for this rank's processors");
+    else if (!mine || !all)
         s = HVT_FAIL(E_MEM, "no memory for the affinity masks of %d ranks", world->size);
     else if (threads < 0 || threads > HVT_MAX_THREADS)
         s = HVT_FAIL(E_ARG, "%d threads for a rank, not 0 to %d", threads, HVT_MAX_THREADS);

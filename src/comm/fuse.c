@@ -139,11 +139,17 @@ done:
 hvt_status hvt_fuse_create(hvt_comm *comm, const hvt_piece *pieces, int n, size_t bucket_bytes,
                            hvt_reduction how, hvt_fuse **ret_fuse)
 {
-    hvt_fuse *f = calloc(1, sizeof *f);
-    hvt_status s = f ? HVT_OK : HVT_FAIL(E_MEM, "no memory to fuse %d tensors", n);
+    hvt_fuse *f = NULL;
+    hvt_status s = HVT_OK;
     char *at;
 
-    if (f) {
+    HVT_CHECK(comm, E_ARG, "no comm to fuse %d tensors with", n);
+    f = calloc(1, sizeof *f);
+    if (!f)
+        s = HVT_FAIL(E_MEM, "no memory to fuse %d tensors", n);
+    else if (!ret_fuse)
+        s = HVT_FAIL(E_ARG, "no place for %d fused tensors", n);
+    if (f && s == HVT_OK) {
         f->comm = comm;
         f->how = how;
         s = check(comm, pieces, n, how);
@@ -183,7 +189,7 @@ void hvt_fuse_free(hvt_fuse **fuse)
 
 int hvt_fuse_buckets(const hvt_fuse *fuse)
 {
-    return fuse->buckets;
+    return fuse ? fuse->buckets : 0;
 }
 
 /* ---- a step ------------------------------------------------------------------------------- */
@@ -236,8 +242,10 @@ static hvt_status unpack(hvt_fuse *f, bucket *b)
 
 hvt_status hvt_fuse_ready(hvt_fuse *f, int i)
 {
-    bucket *b = f->bucket;
+    bucket *b;
 
+    HVT_CHECK(f, E_ARG, "fused tensor %d: of nothing that is fused", i);
+    b = f->bucket;
     HVT_CHECK(i >= 0 && i < f->pieces, E_ARG, "fused tensor %d is not one of %d", i, f->pieces);
     HVT_CHECK(!f->packed[i], E_ARG, "fused tensor %d was ready already in this step", i);
     while (b->end <= i)
@@ -248,6 +256,7 @@ hvt_status hvt_fuse_ready(hvt_fuse *f, int i)
 
 hvt_status hvt_fuse_exchange(hvt_fuse *f)
 {
+    HVT_CHECK(f, E_ARG, "nothing that is fused to exchange");
     for (bucket *b = f->bucket; b < f->bucket + f->buckets; b++)
         for (int i = b->first; i < b->end; i++)
             if (!f->packed[i]) {

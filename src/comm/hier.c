@@ -48,14 +48,15 @@ static hvt_status open_node(hvt_comm *c)
     comm_hier *st = c->state;
     hvt_world *w = c->world;
     MPI_Comm node;
+    bool entered;
     hvt_status s;
 
     HVT_TRY_MPI_WAIT(w, HVT__ANYONE, "open a comm",
                      MPI_Comm_split(hvt__world_mpi_comm(w), w->node_of[w->rank], w->rank, &node));
     s = hvt_world_wrap(&node, &st->node);
-    hvt__mpi_enter();
+    entered = hvt__mpi_enter();
     MPI_Comm_free(&node);
-    hvt__mpi_leave();
+    hvt__mpi_leave(entered);
     HVT_TRY(hvt_world_agree(w, s));
     HVT_TRY(hvt_world_agree(w, hvt__world_number(st->node, w)));
     return hvt_world_agree(w, hvt_comm_open("shm", st->node, c->dev, &st->inside));
@@ -119,7 +120,7 @@ static hvt_status run_inside(comm_hier *st, hvt__kind kind, const hvt__job *j)
 static hvt_status perform(hvt_comm *c, const hvt__job *j)
 {
     comm_hier *st = c->state;
-    bool whole = hvt__mpi_whole(j);
+    bool whole = hvt__mpi_whole(c, j);
 
     if (j->kind != HVT__ALLGATHER)
         HVT_TRY(run_inside(st, whole ? HVT__ALLREDUCE : HVT__REDUCE_SCATTER, j));
@@ -129,9 +130,28 @@ static hvt_status perform(hvt_comm *c, const hvt__job *j)
     return HVT_OK;
 }
 
+static hvt__leaving comm_left_hier(hvt_comm *c, int rank)
+{
+    comm_hier *st = c->state;
+
+    return st->above->ops->left(st->above, rank);
+}
+
+static void comm_leave_hier(hvt_comm *c, hvt__leaving why)
+{
+    comm_hier *st = c->state;
+
+    st->inside->ops->leave(st->inside, why);
+    st->above->ops->leave(st->above, why);
+}
+
 static hvt_status comm_wait_hier(hvt_comm *c, hvt_ticket ticket)
 {
-    return hvt__pending_run(c, ticket, perform);
+    hvt_status s = hvt__pending_run(c, ticket, perform);
+
+    if (s != HVT_OK)
+        comm_leave_hier(c, HVT__AFTER_ANOTHER); /* where it has not left already */
+    return s;
 }
 
 static hvt_status comm_broadcast_hier(hvt_comm *c, void *buf, size_t bytes, int root)
@@ -156,4 +176,6 @@ const hvt_comm_ops hvt_comm_hier = {
     .allgather = hvt__pending_allgather,
     .wait = comm_wait_hier,
     .share = comm_share_hier,
+    .left = comm_left_hier,
+    .leave = comm_leave_hier,
 };

@@ -14,6 +14,9 @@
  * between its calls, and all of MPI stays on the caller's thread. One that runs is always either to act or
  * to await a set of messages; so it can also be left when they are not there, and gone on with later
  * (hvt_comm_progress()). Who waits goes the same way.
+ *
+ * Who closes the comm, or fails, tells all others by a message with a tag of its own: so nobody waits for a
+ * rank that will not come, and once all have said so nothing is under way any more.
  */
 #include "base_impl.h"
 #include "mpi_call.h"
@@ -24,6 +27,7 @@
 enum {
     EAGER = 3968, /* bytes of a message that one process of a host hands another without asking first */
     PIECES = 5,   /* into which a short vector is cut for that, at most */
+    LEAVES = 1,   /* tag: the sender has left the comm; data have tag 0 */
 };
 
 typedef struct level {
@@ -63,6 +67,10 @@ typedef struct comm_mpi {
     MPI_Request *req[2]; /* [2 * PIECES * size] */
     int *peer[2];        /* [2 * PIECES * size] at the other end of each */
     int reqs[2];
+    int why;          /* hvt__leaving of this rank, as it was sent */
+    int *left;        /* [size] of every rank, as far as it has come */
+    MPI_Request *bye; /* [size] on its way to every rank */
+    bool dropped;     /* an operation under way was given up: a peer may still read what it was to send */
 } comm_mpi;
 
 /* The slice of a block's rank before and after its halves are merged. */
@@ -82,16 +90,93 @@ static hvt__span wide(const level *l, size_t count, int rank)
 
 /* ---- life --------------------------------------------------------------------------------- */
 
+/* News of ranks that leave. */
+static hvt_status hear(hvt_comm *c)
+{
+    comm_mpi *st = c->state;
+    MPI_Status from;
+    int there = 1, why;
+
+    while (st->comm != MPI_COMM_NULL) {
+        HVT_TRY_MPI(MPI_Iprobe(MPI_ANY_SOURCE, LEAVES, st->comm, &there, &from));
+        if (!there)
+            break;
+        HVT_TRY_MPI(MPI_Recv(&why, 1, MPI_INT, from.MPI_SOURCE, LEAVES, st->comm, MPI_STATUS_IGNORE));
+        st->left[from.MPI_SOURCE] = why;
+    }
+    return HVT_OK;
+}
+
+static hvt__leaving comm_left_mpi(hvt_comm *c, int rank)
+{
+    comm_mpi *st = c->state;
+
+    if (hear(c) != HVT_OK)
+        return HVT__HERE; /* MPI itself will tell whoever waits */
+    return st->left ? (hvt__leaving)st->left[rank] : HVT__HERE;
+}
+
+static void comm_leave_mpi(hvt_comm *c, hvt__leaving why)
+{
+    comm_mpi *st = c->state;
+    bool entered;
+
+    if (st->why || st->comm == MPI_COMM_NULL)
+        return;
+    st->why = st->left[c->world->rank] = (int)why;
+    entered = hvt__mpi_enter();
+    for (int r = 0; r < c->world->size; r++)
+        if (r != c->world->rank)
+            MPI_Isend(&st->why, 1, MPI_INT, r, LEAVES, st->comm, &st->bye[r]);
+    hvt__mpi_leave(entered);
+}
+
+/* What is under way of the operation that has begun is given up. */
+static void drop(comm_mpi *st)
+{
+    for (int i = 0; i < 2; i++) {
+        st->dropped = st->dropped || st->reqs[i];
+        hvt__mpi_drop(st->reqs[i], st->req[i]);
+        st->reqs[i] = 0;
+    }
+    st->begun = false;
+}
+
+/* What failed: this rank takes part in nothing any more, and says so. */
+static hvt_status give_up(hvt_comm *c, hvt_status s)
+{
+    drop(c->state);
+    comm_leave_mpi(c, HVT__BY_ITSELF); /* unless hvt__comm_lost() knew better */
+    return s;
+}
+
+/* Not before all others have left, too, else a message of theirs might reach another communicator that gets
+ * this one's number: then it stays open. */
+static void free_comm(hvt_comm *c)
+{
+    comm_mpi *st = c->state;
+    bool entered, all_left;
+
+    if (st->comm == MPI_COMM_NULL || !hvt__mpi_is_up())
+        return;
+    drop(st);
+    all_left = hvt__comm_part(c);
+    entered = hvt__mpi_enter();
+    for (int r = 0; r < c->world->size; r++)
+        if (st->bye[r] != MPI_REQUEST_NULL)
+            MPI_Request_free(&st->bye[r]);
+    if (all_left)
+        MPI_Comm_free(&st->comm);
+    hvt__mpi_leave(entered);
+}
+
 static void comm_close_mpi(hvt_comm *c)
 {
     comm_mpi *st = c->state;
 
     if (!st)
         return;
-    hvt__mpi_enter();
-    if (st->comm != MPI_COMM_NULL)
-        MPI_Comm_free(&st->comm);
-    hvt__mpi_leave();
+    free_comm(c);
     for (int i = 0; i < st->levels && st->level; i++) {
         free(st->level[i].narrow);
         free(st->level[i].wide);
@@ -101,6 +186,8 @@ static void comm_close_mpi(hvt_comm *c)
         free(st->req[i]);
         free(st->peer[i]);
     }
+    free(st->left);
+    free(st->bye);
     free(st->level);
     free(st->pending.jobs);
     free(st);
@@ -130,7 +217,7 @@ static hvt_status plan_level(level *l, const hvt_world *w, int width)
 /* What can fail on one rank alone. */
 static hvt_status prepare(hvt_comm *c)
 {
-    const hvt__comm_tuning *t = &hvt__comm_tuned;
+    const hvt__comm_tuning *t = &c->tuned;
     int size = c->world->size;
     size_t room;
     comm_mpi *st = calloc(1, sizeof *st);
@@ -147,6 +234,11 @@ static hvt_status prepare(hvt_comm *c)
     HVT_CHECK(st->level, E_MEM, "no memory for a tree of %d ranks", size);
     for (int i = 0; i < st->levels; i++)
         HVT_TRY(plan_level(&st->level[i], c->world, 1 << i));
+    st->left = calloc((size_t)size, sizeof *st->left);
+    st->bye = malloc((size_t)size * sizeof *st->bye);
+    HVT_CHECK(st->left && st->bye, E_MEM, "no memory for a comm of %d ranks", size);
+    for (int r = 0; r < size; r++)
+        st->bye[r] = MPI_REQUEST_NULL;
     st->window = t->mpi_window < t->mpi_message ? t->mpi_window : t->mpi_message;
     room = st->window * sizeof(float) > t->mpi_short ? st->window * sizeof(float) : t->mpi_short;
     for (int i = 0; i < 2; i++) {
@@ -177,9 +269,16 @@ static hvt_status comm_alloc_mpi(hvt_comm *c, size_t bytes, void **ret_ptr)
     return c->dev->ops->alloc(c->dev, bytes, ret_ptr);
 }
 
+static hvt_status comm_wait_mpi(hvt_comm *c, hvt_ticket ticket);
+
 static void comm_release_mpi(hvt_comm *c, void *ptr)
 {
-    c->dev->ops->release(c->dev, ptr);
+    comm_mpi *st = c->state;
+
+    if (ptr && st->pending.run < c->issued)
+        comm_wait_mpi(c, c->issued); /* what was issued on it; a failure has been or will be told by wait */
+    if (!st->dropped)
+        c->dev->ops->release(c->dev, ptr);
 }
 
 static int comm_peers_mpi(hvt_comm *c, const void *buf, const void *ret_ptrs[])
@@ -215,8 +314,7 @@ static hvt_status arrive(run *o, int set, bool wait, bool *ret_there)
 
     *ret_there = wait;
     if (wait)
-        HVT_TRY(hvt__mpi_await(o->c->world, st->reqs[set], st->req[set], st->peer[set],
-                               "send and take its part"));
+        HVT_TRY(hvt__mpi_await(o->c, st->reqs[set], st->req[set], st->peer[set], "send and take its part"));
     else
         HVT_TRY(hvt__mpi_test(st->reqs[set], st->req[set], ret_there));
     if (*ret_there)
@@ -335,7 +433,7 @@ static hvt_status depart(run *o, const level *l, size_t k, size_t most)
 /* Elements of a window on this level, `most` where all are on one host. */
 static size_t window_of(const run *o, const level *l, size_t most)
 {
-    size_t packet = hvt__comm_tuned.mpi_packet / o->bytes;
+    size_t packet = o->c->tuned.mpi_packet / o->bytes;
 
     return l->far && packet < most ? packet : most;
 }
@@ -405,7 +503,7 @@ static hvt_status go_on_gather(run *o)
             return HVT_OK;
         }
         o->k = 0;
-        o->most = window_of(o, &o->st->level[o->at], hvt__comm_tuned.mpi_message);
+        o->most = window_of(o, &o->st->level[o->at], o->c->tuned.mpi_message);
         HVT_TRY(spread(o, &o->st->level[o->at], 0, o->most));
     }
     l = &o->st->level[o->at];
@@ -432,10 +530,10 @@ static hvt_status go_on(run *o, bool wait, bool *ret_done)
 
 /* ---- operations --------------------------------------------------------------------------- */
 
-bool hvt__mpi_whole(const hvt__job *j)
+bool hvt__mpi_whole(const hvt_comm *c, const hvt__job *j)
 {
-    return j->kind == HVT__ALLREDUCE && j->count * hvt_dtype_size(j->type) <= hvt__comm_tuned.mpi_short &&
-           j->count <= hvt__comm_tuned.mpi_message;
+    return j->kind == HVT__ALLREDUCE && j->count * hvt_dtype_size(j->type) <= c->tuned.mpi_short &&
+           j->count <= c->tuned.mpi_message;
 }
 
 /* From level `levels` on. */
@@ -452,7 +550,7 @@ static run begin(hvt_comm *c, const hvt__job *j, int levels)
                  .wire = j->type == HVT_F32 ? MPI_FLOAT : MPI_UINT16_T,
                  .from = levels,
                  .spreads = j->kind != HVT__REDUCE_SCATTER,
-                 .stage = hvt__mpi_whole(j)           ? WHOLE
+                 .stage = hvt__mpi_whole(c, j)        ? WHOLE
                           : j->kind == HVT__ALLGATHER ? GATHER
                                                       : SCATTER,
                  .at = j->kind == HVT__ALLGATHER ? st->levels - 1 : levels};
@@ -461,9 +559,13 @@ static run begin(hvt_comm *c, const hvt__job *j, int levels)
 hvt_status hvt__mpi_above(hvt_comm *c, const hvt__job *j, int levels)
 {
     run o = begin(c, j, levels);
+    hvt_status s;
     bool done;
 
-    return go_on(&o, true, &done);
+    HVT_TRY_OR(fail, go_on(&o, true, &done));
+    return HVT_OK;
+fail:
+    return give_up(c, s);
 }
 
 static hvt_status advance(hvt_comm *c, const hvt__job *j, bool wait)
@@ -485,7 +587,9 @@ static hvt_status perform(hvt_comm *c, const hvt__job *j)
 
 static hvt_status comm_wait_mpi(hvt_comm *c, hvt_ticket ticket)
 {
-    return hvt__pending_run(c, ticket, perform);
+    hvt_status s = hvt__pending_run(c, ticket, perform);
+
+    return s == HVT_OK ? s : give_up(c, s);
 }
 
 static hvt_status comm_progress_mpi(hvt_comm *c)
@@ -496,7 +600,7 @@ static hvt_status comm_progress_mpi(hvt_comm *c)
     while (!p->broken && p->run < p->issued) {
         p->broken = advance(c, hvt__pending_at(p, p->run + 1), false);
         if (p->broken)
-            return hvt__pass(p->broken, __FILE__, __LINE__, "progress");
+            return hvt__pass(give_up(c, p->broken), __FILE__, __LINE__, "progress");
         if (st->begun)
             break;
         p->run++;
@@ -510,7 +614,7 @@ static hvt_status comm_broadcast_mpi(hvt_comm *c, void *buf, size_t bytes, int r
 
     HVT_TRY(comm_wait_mpi(c, c->issued));
     for (size_t done = 0; done < bytes && c->world->size > 1;) {
-        size_t most = hvt__comm_tuned.mpi_message, part = bytes - done < most ? bytes - done : most;
+        size_t most = c->tuned.mpi_message, part = bytes - done < most ? bytes - done : most;
 
         HVT_TRY_MPI_WAIT(c->world, root, "broadcast",
                          MPI_Bcast((char *)buf + done, (int)part, MPI_BYTE, root, st->comm));
@@ -533,4 +637,6 @@ const hvt_comm_ops hvt_comm_mpi = {
     .allgather = hvt__pending_allgather,
     .wait = comm_wait_mpi,
     .progress = comm_progress_mpi,
+    .left = comm_left_mpi,
+    .leave = comm_leave_mpi,
 };

@@ -10,22 +10,32 @@
 hvt_status hvt__mpi_fail(int rc, const char *file, int line, const char *call);
 MPI_Comm hvt__world_mpi_comm(const hvt_world *w);
 
-/* MPI is called by one thread at a time (MPI_THREAD_SERIALIZED): a comm's worker is a second one. */
-void hvt__mpi_enter(void);
-void hvt__mpi_leave(void);
-/* MPI_Waitall. peer[i] is the rank of w at the other end of request i, and is to do `what`: the watchdog is
- * told of those who have not. Where there is a worker, it lets the other thread in between. */
-hvt_status hvt__mpi_await(const hvt_world *w, int n, MPI_Request *request, const int *peer, const char *what);
+/* Below MPI_THREAD_MULTIPLE, MPI is called by one thread at a time: a comm's worker is a second one. With it
+ * nobody waits here. Returns what leave takes. */
+bool hvt__mpi_enter(void);
+void hvt__mpi_leave(bool entered);
+/* Around a call that returns only when other ranks have called, too. E_COMM: MPI has been finalised, or below
+ * MPI_THREAD_MULTIPLE another thread is in such a call, which might never return then. */
+hvt_status hvt__mpi_enter_wait(bool *ret_entered);
+void hvt__mpi_leave_wait(bool entered);
+/* MPI was initialised and not finalised. */
+bool hvt__mpi_is_up(void);
+/* MPI_Waitall. peer[i] is the rank of c's world at the other end of request i, and is to do `what`: the
+ * watchdog is told of those who have not. Where there is a worker, it lets the other thread in between.
+ * E_COMM where one of them has left c; then no request is left. */
+hvt_status hvt__mpi_await(hvt_comm *c, int n, MPI_Request *request, const int *peer, const char *what);
+/* Nobody waits for these any more. A send that has not been received may still be read by its receiver. */
+void hvt__mpi_drop(int n, MPI_Request *request);
 
 /* MPI_Testall. */
 hvt_status hvt__mpi_test(int n, MPI_Request *request, bool *ret_done);
 
 #define HVT_TRY_MPI(call)                                                                                    \
     do {                                                                                                     \
-        int rc_;                                                                                             \
-        hvt__mpi_enter();                                                                                    \
-        rc_ = (call);                                                                                        \
-        hvt__mpi_leave();                                                                                    \
+        bool in_ = hvt__mpi_enter();                                                                         \
+        int rc_ = (call);                                                                                    \
+                                                                                                             \
+        hvt__mpi_leave(in_);                                                                                 \
         if (rc_ != MPI_SUCCESS)                                                                              \
             return hvt__mpi_fail(rc_, __FILE__, __LINE__, #call);                                            \
     } while (0)
@@ -33,12 +43,14 @@ hvt_status hvt__mpi_test(int n, MPI_Request *request, bool *ret_done);
 /* A call that every rank of w, or `peer`, is to come to; the watchdog is told. */
 #define HVT_TRY_MPI_WAIT(w, peer, what, call)                                                                \
     do {                                                                                                     \
-        int wait_ = hvt__wait_begin(w, peer, what);                                                          \
-        int done_;                                                                                           \
-        hvt__mpi_enter();                                                                                    \
+        bool in_;                                                                                            \
+        int wait_, done_;                                                                                    \
+                                                                                                             \
+        HVT_TRY(hvt__mpi_enter_wait(&in_));                                                                  \
+        wait_ = hvt__wait_begin(w, peer, what);                                                              \
         done_ = (call);                                                                                      \
-        hvt__mpi_leave();                                                                                    \
         hvt__wait_end(wait_);                                                                                \
+        hvt__mpi_leave_wait(in_);                                                                            \
         if (done_ != MPI_SUCCESS)                                                                            \
             return hvt__mpi_fail(done_, __FILE__, __LINE__, #call);                                          \
     } while (0)

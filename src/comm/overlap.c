@@ -188,6 +188,8 @@ static hvt_status overlap_wait(hvt_comm *c, hvt_ticket ticket)
     if (o->pending.run < ticket)
         s = tell_failure(o);
     pthread_mutex_unlock(&o->mutex);
+    if (s != HVT_OK && o->inner.ops->leave) /* the worker has no work any more */
+        o->inner.ops->leave(&o->inner, HVT__BY_ITSELF);
     return s;
 }
 
@@ -210,6 +212,8 @@ static hvt_status queue(hvt_comm *c, const hvt__job *job, hvt_ticket *ret_ticket
 
     pthread_mutex_lock(&o->mutex);
     s = hvt__pending_issue(c, job, ret_ticket);
+    if (s != HVT_OK)
+        hvt__error_take(&o->error);
     if (has_work(o))
         pthread_cond_signal(&o->work);
     pthread_mutex_unlock(&o->mutex);
@@ -286,6 +290,20 @@ static void overlap_slice(const hvt_comm *c, size_t count, int rank, size_t *ret
     o->inner.ops->slice(&o->inner, count, rank, ret_first, ret_end);
 }
 
+static hvt__leaving overlap_left(hvt_comm *c, int rank)
+{
+    hvt_comm *inner = take_inner(c);
+
+    return inner->ops->left(inner, rank);
+}
+
+static void overlap_leave(hvt_comm *c, hvt__leaving why)
+{
+    hvt_comm *inner = take_inner(c);
+
+    inner->ops->leave(inner, why);
+}
+
 static void overlap_close(hvt_comm *c)
 {
     hvt__overlap_end(c);
@@ -308,6 +326,8 @@ static hvt_comm_ops table_over(const hvt_comm_ops *inner)
         .wait = overlap_wait,
         .share = inner->share ? overlap_share : NULL,
         .combine = inner->combine ? overlap_combine : NULL,
+        .left = inner->left ? overlap_left : NULL,
+        .leave = inner->leave ? overlap_leave : NULL,
     };
 }
 

@@ -29,7 +29,11 @@ hvt_status hvt__pending_issue(hvt_comm *c, const hvt__job *job, hvt_ticket *ret_
 {
     hvt__pending *p = c->state;
 
-    HVT_TRY(add(p, job));
+    hvt_status s = add(p, job);
+
+    if (s != HVT_OK)
+        return p->broken =
+                   s; /* the others' operations are not this rank's any more; the next wait tells them */
     *ret_ticket = c->issued = p->issued;
     return HVT_OK;
 }

@@ -70,6 +70,14 @@ typedef struct hvt__job {
     void *ctx;
 } hvt__job;
 
+/* ---- comm.c: ranks that leave a comm while others wait for them -------------------------------- */
+
+/* Has one of these n ranks left? E_COMM that names it, and the others are told that this rank gives up. */
+hvt_status hvt__comm_lost(hvt_comm *c, const int *peer, int n, const char *what);
+/* In close: this rank leaves, and waits until all others have left too, so that each side learns of the other
+ * one's mistake where one of them still waits for an operation. False: some have not come in good time. */
+bool hvt__comm_part(hvt_comm *c);
+
 /* One of a comm's own operations, by its kind; the ticket is of ops. No broadcasts: they do not queue. */
 hvt_status hvt__comm_issue(hvt_comm *c, hvt__kind kind, void *buf, size_t count, hvt_dtype t,
                            hvt_ticket *ret_ticket);
@@ -141,7 +149,7 @@ hvt_status hvt__levels_inside(const hvt_world *w, int *ret_levels);
 /* ---- mpi.c, for hier.c -------------------------------------------------------------------- */
 
 /* Does a vector travel whole? Then every rank of a block holds all of its sum, else its slice of it. */
-bool hvt__mpi_whole(const hvt__job *job);
+bool hvt__mpi_whole(const hvt_comm *c, const hvt__job *job);
 /* Do the part of an operation that lies above the tree's lowest `levels` levels. */
 hvt_status hvt__mpi_above(hvt_comm *c, const hvt__job *job, int levels);
 
@@ -171,18 +179,7 @@ void hvt__segment_close(hvt__segment *s);
 
 /* ---- thresholds --------------------------------------------------------------------------- */
 
-/* Which way for which size. Read when a comm is opened and when it runs; the same on every rank. Results do
- * not depend on them. Defaults are in tree.c. */
-typedef struct hvt__comm_tuning {
-    size_t shm_ride;   /* bytes; where the other ranks' vectors are at most these in all, every rank reads all
-                          of them: one exchange in the place of two, but more bytes. <= 4096 of each rank */
-    size_t mpi_short;  /* bytes; a sum of at most these travels whole: fewer messages, more bytes */
-    size_t mpi_window; /* elements; of a longer one that are added while the next ones travel */
-    size_t mpi_packet; /* bytes; of one message on a level of the tree that spans hosts, at most: below MPI's
-                          eager limit, so that nothing is asked first and both directions flow at once */
-    size_t mpi_message; /* elements in one message at most; MPI counts in int */
-} hvt__comm_tuning;
-
+/* What comms are opened with from now on. */
 extern hvt__comm_tuning hvt__comm_tuned;
 
 /* ---- what tests turn ---------------------------------------------------------------------- */

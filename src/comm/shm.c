@@ -42,8 +42,8 @@ static void comm_close_shm(hvt_comm *c)
 
     if (!st)
         return;
-    if (st->box && st->box[c->world->rank])
-        hvt__shm_leave(c, HVT__BY_ITSELF);
+    if (st->box && st->box[c->world->rank] && c->world->size > 1)
+        hvt__comm_part(c);
     for (int i = 0; i < st->segments; i++)
         hvt__segment_close(&st->data[i]);
     hvt__segment_close(&st->control);
@@ -228,7 +228,7 @@ static bool rides(const hvt_comm *c, const hvt__job *j)
     size_t bytes = hvt__shm_bytes(j);
 
     return (j->kind == HVT__ALLREDUCE || j->kind == HVT__REDUCE_SCATTER) && bytes <= HVT__SHM_RIDE &&
-           bytes * (size_t)(c->world->size - 1) <= hvt__comm_tuned.shm_ride;
+           bytes * (size_t)(c->world->size - 1) <= c->tuned.shm_ride;
 }
 
 /* Where rank r's data ride. */
@@ -470,4 +470,6 @@ const hvt_comm_ops hvt_comm_shm = {
     .wait = comm_wait_shm,
     .share = comm_share_shm,
     .combine = comm_combine_shm,
+    .left = hvt__shm_left,
+    .leave = hvt__shm_leave,
 };

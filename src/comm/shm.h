@@ -35,7 +35,7 @@ _Static_assert(sizeof(hvt__post) == 128, "a post is two lines");
 
 /* One rank's part of the control segment; its two slots follow. */
 typedef struct hvt__mailbox {
-    hvt__counter staged, done, ran, left;
+    hvt__counter staged, done, ran, left; /* left: hvt__leaving */
     hvt__post ring[HVT__SHM_RING];
     _Alignas(128) char seat[HVT__SHM_SEATS][HVT__SHM_RIDE];
 } hvt__mailbox;
@@ -61,11 +61,10 @@ typedef struct comm_shm {
 
 /* ---- shm_wait.c --------------------------------------------------------------------------- */
 
-enum { HVT__BY_ITSELF = 1, HVT__AFTER_ANOTHER = 2 };
-
 void hvt__shm_tell(_Atomic uint64_t *mine, uint64_t value);
 /* The others need not wait for this rank any more. */
-void hvt__shm_leave(hvt_comm *c, uint64_t why);
+void hvt__shm_leave(hvt_comm *c, hvt__leaving why);
+hvt__leaving hvt__shm_left(hvt_comm *c, int rank);
 /* Until every other rank's counter `which`, an offset in the mailbox, has reached `value`. E_COMM if one of
  * them will not get there; `what` it was to do. */
 hvt_status hvt__shm_await(hvt_comm *c, size_t which, uint64_t value, const char *what);

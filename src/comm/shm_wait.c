@@ -33,13 +33,24 @@ static bool reached(const _Atomic uint64_t *theirs, uint64_t value)
     return atomic_load_explicit(theirs, memory_order_acquire) >= value;
 }
 
-void hvt__shm_leave(hvt_comm *c, uint64_t why)
+void hvt__shm_leave(hvt_comm *c, hvt__leaving why)
 {
     comm_shm *st = c->state;
     _Atomic uint64_t *left = &st->box[c->world->rank]->left.v;
 
-    if (!reached(left, 1))
-        hvt__shm_tell(left, why);
+    if (!reached(left, HVT__BY_ITSELF))
+        hvt__shm_tell(left, (uint64_t)why);
+}
+
+/* A process that has ended has left. */
+hvt__leaving hvt__shm_left(hvt_comm *c, int rank)
+{
+    comm_shm *st = c->state;
+    uint64_t left = atomic_load_explicit(&st->box[rank]->left.v, memory_order_acquire);
+
+    if (!left && st->life[rank].fd >= 0 && poll(&st->life[rank], 1, 0) > 0)
+        return HVT__BY_ITSELF;
+    return (hvt__leaving)left;
 }
 
 /* ---- waiting ------------------------------------------------------------------------------ */

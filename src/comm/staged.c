@@ -55,7 +55,7 @@ static hvt_status comm_open_staged(hvt_comm *c)
 
     HVT_TRY(hvt_world_agree(c->world, prepare(c)));
     st = c->state;
-    st->inner = (hvt_comm){.ops = &hvt_comm_mpi, .world = c->world, .dev = st->host};
+    st->inner = (hvt_comm){.ops = &hvt_comm_mpi, .world = c->world, .dev = st->host, .tuned = c->tuned};
     return st->inner.ops->open(&st->inner);
 }
 
@@ -128,6 +128,20 @@ static hvt_status perform(hvt_comm *c, const hvt__job *j)
     return sum(c, j->buf, j->count, j->type);
 }
 
+static hvt__leaving comm_left_staged(hvt_comm *c, int rank)
+{
+    comm_staged *st = c->state;
+
+    return st->inner.ops->left(&st->inner, rank);
+}
+
+static void comm_leave_staged(hvt_comm *c, hvt__leaving why)
+{
+    comm_staged *st = c->state;
+
+    st->inner.ops->leave(&st->inner, why);
+}
+
 static hvt_status comm_wait_staged(hvt_comm *c, hvt_ticket ticket)
 {
     return hvt__pending_run(c, ticket, perform);
@@ -151,4 +165,6 @@ const hvt_comm_ops hvt_comm_staged = {
     .reduce_scatter = hvt__pending_reduce_scatter,
     .allgather = hvt__pending_allgather,
     .wait = comm_wait_staged,
+    .left = comm_left_staged,
+    .leave = comm_leave_staged,
 };

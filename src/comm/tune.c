@@ -54,7 +54,7 @@ static size_t *field(hvt__comm_tuning *tuning, size_t offset)
 
 bool hvt_comm_threshold(int i, hvt_threshold *ret_threshold)
 {
-    if (i < 0 || (size_t)i >= HVT_LEN(table))
+    if (!ret_threshold || i < 0 || (size_t)i >= HVT_LEN(table))
         return false;
     *ret_threshold = table[i].t;
     ret_threshold->value = *field(&hvt__comm_tuned, table[i].field);
@@ -87,6 +87,7 @@ hvt_status hvt_comm_tune(const char *list, bool check)
 {
     hvt__comm_tuning tuning = hvt__comm_tuned;
 
+    HVT_CHECK(list, E_ARG, "no list of thresholds; expected one like mpi-short=8192,mpi-window=65536");
     while (*list)
         HVT_TRY(read_one(&list, &tuning));
     if (!check)

@@ -19,7 +19,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -28,7 +30,11 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WAITS = 4, WORDS = HVT__WAIT_TEXT / 8, TENSOR_WORDS = HVT__TENSOR_TEXT / 8 };
+enum {
+    WAITS = 4, /* of a process at a time */
+    WORDS = HVT__WAIT_TEXT / 8,
+    TENSOR_WORDS = HVT__TENSOR_TEXT / 8
+};
 
 static const double least_tick = 0.02, most_tick = 1; /* s */
 
@@ -71,6 +77,7 @@ typedef struct memory {
 
 typedef struct watch {
     const hvt_world *world;
+    int number; /* of all watches of this process: a wait of an earlier one is none of this one's */
     hvt_stall stall;
     double tick;
     const hvt__lane *lane; /* of the thread that trains */
@@ -94,15 +101,20 @@ typedef struct watch {
 _Thread_local int64_t hvt__wait_behind;
 static _Atomic(watch *) watching;
 
-/* Whoever finds it finds it whole. */
-static watch *current(void)
+static atomic_int using; /* threads that are between enter() and leave() */
+
+/* Whoever finds it finds it whole, and it stays until leave(), which is called whether there is one or not.
+ * In one order with close(): either that sees this thread, or this thread sees that there is no watch any
+ * more. */
+static watch *enter(void)
 {
-    return atomic_load_explicit(&watching, memory_order_acquire);
+    atomic_fetch_add(&using, 1);
+    return atomic_load(&watching);
 }
 
-static void set_current(watch *w)
+static void leave(void)
 {
-    atomic_store_explicit(&watching, w, memory_order_release);
+    atomic_fetch_sub(&using, 1);
 }
 
 #define GET(v)    atomic_load_explicit(&(v), memory_order_relaxed)
@@ -147,17 +159,28 @@ static void get_text(const _Atomic uint64_t *at, int words, char *text)
     text[8 * words - 1] = 0;
 }
 
-int hvt__wait_begin(const hvt_world *w, int peer, const char *what)
+/* A wait's handle: its place in the page, and which watch that was. */
+static int handle_of(const watch *on, int i)
+{
+    return on->number * WAITS + i;
+}
+
+/* NULL: nobody watches it any more. */
+static wait *wait_of(const watch *on, int handle)
+{
+    if (!on || handle < 0 || handle / WAITS != on->number)
+        return NULL;
+    return &part_of(on, on->me)->post.wait[handle % WAITS];
+}
+
+static int begin(const watch *on, const hvt_world *w, int peer, const char *what)
 {
     static _Atomic uint64_t turns;
-    watch *on = current();
     hvt__where place;
     uint64_t none = 0;
     wait *mine;
     int i = 0;
 
-    if (!on)
-        return -1;
     mine = part_of(on, on->me)->post.wait;
     while (i < WAITS &&
            !atomic_compare_exchange_strong(&mine[i].turn, &none, atomic_fetch_add(&turns, 1) + 1)) {
@@ -177,33 +200,47 @@ int hvt__wait_begin(const hvt_world *w, int peer, const char *what)
     for (int k = 0; k < HVT__LACKS; k++)
         PUT(mine[i].lacks[k], HVT__NOBODY);
     PUT(mine[i].lacks[0], peer < 0 || peer == w->rank ? HVT__ANYONE : in_job(on, w, peer));
-    return i;
+    return handle_of(on, i);
 }
 
-bool hvt__wait_asked(int i, uint64_t *asked)
+int hvt__wait_begin(const hvt_world *w, int peer, const char *what)
 {
-    watch *on = current();
-    uint64_t now = on ? GET(part_of(on, on->me)->post.beat) : *asked;
+    const watch *on = enter();
+    int handle = on ? begin(on, w, peer, what) : -1;
+
+    leave();
+    return handle;
+}
+
+bool hvt__wait_asked(int handle, uint64_t *asked)
+{
+    const watch *on = enter();
+    uint64_t now = wait_of(on, handle) ? GET(part_of(on, on->me)->post.beat) : *asked;
     bool again = now != *asked;
 
+    leave();
     *asked = now;
-    return i >= 0 && again;
+    return again;
 }
 
-void hvt__wait_lacks(int i, const hvt_world *w, const int *peer, int n)
+void hvt__wait_lacks(int handle, const hvt_world *w, const int *peer, int n)
 {
-    watch *on = current();
+    const watch *on = enter();
+    wait *mine = wait_of(on, handle);
 
-    for (int k = 0; on && i >= 0 && k < HVT__LACKS; k++)
-        PUT(part_of(on, on->me)->post.wait[i].lacks[k], k < n ? in_job(on, w, peer[k]) : HVT__NOBODY);
+    for (int k = 0; mine && k < HVT__LACKS; k++)
+        PUT(mine->lacks[k], k < n ? in_job(on, w, peer[k]) : HVT__NOBODY);
+    leave();
 }
 
-void hvt__wait_end(int i)
+void hvt__wait_end(int handle)
 {
-    watch *on = current();
+    const watch *on = enter();
+    wait *mine = wait_of(on, handle);
 
-    if (on && i >= 0)
-        PUT(part_of(on, on->me)->post.wait[i].turn, 0);
+    if (mine)
+        PUT(mine->turn, 0);
+    leave();
 }
 
 /* ---- looking -------------------------------------------------------------------------------- */
@@ -397,11 +434,12 @@ static void free_watch(watch *w)
 
 void hvt__watch_close(const hvt_world *world)
 {
-    watch *w = current();
+    watch *w = atomic_load(&watching);
 
-    if (!w || (world && w->world != world))
+    if (!w || (world && w->world != world) || !atomic_compare_exchange_strong(&watching, &w, NULL))
         return;
-    set_current(NULL);
+    while (atomic_load(&using)) /* a thread may be noting its wait; that takes no time */
+        sched_yield();
     PUT(part_of(w, w->me)->post.left, true);
     if (w->runs) {
         pthread_mutex_lock(&w->lock);
@@ -419,12 +457,14 @@ void hvt__watch_close(const hvt_world *world)
 static hvt_status prepare(hvt_world *world, const hvt_stall *stall, watch **ret_watch)
 {
     watch *w = calloc(1, sizeof *w);
+    static atomic_int numbers;
     size_t n = 0;
     double shortest =
         stall->warn > 0 && (stall->warn < stall->abort || !(stall->abort > 0)) ? stall->warn : stall->abort;
 
     HVT_CHECK(w, E_MEM, "no memory for a watchdog");
     *ret_watch = w;
+    w->number = atomic_fetch_add(&numbers, 1) % (INT_MAX / WAITS);
     for (int r = 0; r < world->size; r++)
         n += world->node_of[r] == world->node_of[world->rank];
     w->world = world;
@@ -508,8 +548,10 @@ hvt_status hvt_world_watch(hvt_world *world, const hvt_stall *stall)
     watch *w = NULL;
     hvt_status s = HVT_OK;
 
-    HVT_CHECK(world && stall, E_ARG, "nothing to watch");
-    if (!(stall->warn >= 0 && stall->abort >= 0))
+    HVT_CHECK(world, E_ARG, "no world to watch");
+    if (!stall)
+        s = HVT_FAIL(E_ARG, "a watchdog without times to wait");
+    else if (!(stall->warn >= 0 && stall->abort >= 0))
         s = HVT_FAIL(E_ARG, "a watchdog that warns after %g s and gives up after %g s: expected 0 or more",
                      stall->warn, stall->abort);
     else if (stall->warn > 0 && stall->abort > 0 && stall->abort < stall->warn)
@@ -524,11 +566,11 @@ hvt_status hvt_world_watch(hvt_world *world, const hvt_stall *stall)
     if (world->size > 1)
         HVT_TRY_OR(fail, share_page(w, world));
     HVT_TRY_OR(fail, hvt_world_agree(world, start(w)));
-    set_current(w);
+    atomic_store(&watching, w);
     return HVT_OK;
 fail:
     if (w && w->runs) { /* on another rank it does not */
-        set_current(w);
+        atomic_store(&watching, w);
         hvt__watch_close(world);
     } else if (w) {
         free_watch(w);

@@ -86,9 +86,11 @@ hvt_status hvt__world_number(hvt_world *part, const hvt_world *of)
 
 hvt_status hvt_world_split(hvt_world *world, int color, int key, hvt_world **ret_world)
 {
-    hvt_world *w = calloc(1, sizeof *w);
+    hvt_world *w = NULL;
     hvt_status s = HVT_OK;
 
+    HVT_CHECK(world, E_ARG, "no world to part");
+    w = calloc(1, sizeof *w);
     if (!w)
         s = HVT_FAIL(E_MEM, "no memory for a world");
     else if (!ret_world)
@@ -102,9 +104,14 @@ hvt_status hvt_world_split(hvt_world *world, int color, int key, hvt_world **ret
         s = HVT_FAIL(E_MEM, "no memory for a world of %d ranks", w->size);
     HVT_TRY_OR(fail, hvt_world_agree(world, s));
     HVT_TRY_OR(fail, hvt_world_agree(world, color < 0 ? HVT_OK : hvt__world_number(w, world)));
+    if (color < 0) {
+        hvt_world_close(&w);
+        *ret_world = NULL;
+        return HVT_OK;
+    }
+    w->parent = world;
+    world->groups++;
     *ret_world = w;
-    if (color < 0)
-        hvt_world_close(ret_world);
     return HVT_OK;
 fail:
     hvt_world_close(&w);
@@ -117,6 +124,15 @@ void hvt_world_close(hvt_world **world)
 
     if (!w)
         return;
+    if (w->comms || w->groups) {
+        hvt__log(HVT_LOG_ERROR,
+                 "world %s is not closed: %d comms and %d groups of it are still open; close "
+                 "those first",
+                 w->ops->name, w->comms, w->groups);
+        return;
+    }
+    if (w->parent)
+        w->parent->groups--;
     if (w->ops)
         w->ops->close(w);
     hvt__watch_close(w); /* until then it watches over how MPI ends */
@@ -130,47 +146,50 @@ void hvt_world_close(hvt_world **world)
 
 const char *hvt_world_name(const hvt_world *world)
 {
-    return world->ops->name;
+    return world ? world->ops->name : "";
 }
 
 int hvt_world_rank(const hvt_world *world)
 {
-    return world->rank;
+    return world ? world->rank : 0;
 }
 
 int hvt_world_size(const hvt_world *world)
 {
-    return world->size;
+    return world ? world->size : 1;
 }
 
 int hvt_world_local_rank(const hvt_world *world)
 {
-    return world->local_rank;
+    return world ? world->local_rank : 0;
 }
 
 int hvt_world_local_size(const hvt_world *world)
 {
-    return world->local_size;
+    return world ? world->local_size : 1;
 }
 
 int hvt_world_nodes(const hvt_world *world)
 {
-    return world->nodes;
+    return world ? world->nodes : 1;
 }
 
 const char *hvt_world_host(const hvt_world *world, int rank)
 {
-    return rank >= 0 && rank < world->size ? world->host[rank] : "";
+    return world && rank >= 0 && rank < world->size ? world->host[rank] : "";
 }
 
 hvt_status hvt_world_gather(hvt_world *world, const void *mine, size_t bytes, void *all)
 {
+    HVT_CHECK(world && ((mine && all) || !bytes), E_ARG, "a gather of %zu bytes: no world or no buffer",
+              bytes);
     hvt__trace_begin(HVT__AGREE, -1);
     return hvt__traced(world->ops->gather(world, mine, bytes, all));
 }
 
 hvt_status hvt_world_broadcast(hvt_world *world, void *data, size_t bytes, int root)
 {
+    HVT_CHECK(world && (data || !bytes), E_ARG, "a broadcast of %zu bytes: no world or no buffer", bytes);
     HVT_CHECK(root >= 0 && root < world->size, E_ARG, "root %d is not one of %d ranks", root, world->size);
     hvt__trace_begin(HVT__AGREE, -1);
     return hvt__traced(world->ops->broadcast(world, data, bytes, root));
@@ -178,6 +197,7 @@ hvt_status hvt_world_broadcast(hvt_world *world, void *data, size_t bytes, int r
 
 hvt_status hvt_world_barrier(hvt_world *world)
 {
+    HVT_CHECK(world, E_ARG, "a barrier: no world");
     hvt__trace_begin(HVT__AGREE, -1);
     return hvt__traced(world->ops->barrier(world));
 }

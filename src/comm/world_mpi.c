@@ -3,9 +3,11 @@
  * the host program's, and returns MPI's errors instead of dying of them. MPI is initialised only if nobody
  * has, and then finalised on close: who starts it, ends it.
  *
- * A comm's worker calls MPI while the main thread may. Whoever calls it has the *turn*, and nobody keeps that
- * while waiting for messages that the other thread's calls may have to bring. A collective of the world does
- * keep it: all ranks come to it from their main threads, in the same order, and it needs no worker.
+ * A comm's worker calls MPI while the main thread may. Below MPI_THREAD_MULTIPLE whoever calls it has the
+ * *turn*, and nobody keeps that while waiting for messages that the other thread's calls may have to bring. A
+ * collective of the world does keep it: all ranks come to it from their main threads, in the same order, and
+ * it needs no worker. Two threads that each have a world need MPI_THREAD_MULTIPLE, or one might wait for its
+ * turn on this rank and the other one on another: that is refused. With it there is no turn.
  */
 #include "config.h"
 #include "base_impl.h"
@@ -35,20 +37,63 @@ typedef struct world_mpi {
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 static atomic_int wanting; /* threads that wait for their turn */
 static atomic_int workers;
-static bool started_here; /* MPI, and nobody else calls it */
+static atomic_bool multiple;   /* MPI takes calls of several threads at once */
+static atomic_bool collective; /* below that: a thread is in a call that other ranks must come to */
+static bool started_here;      /* MPI, and nobody else calls it */
 
-void hvt__mpi_enter(void)
+bool hvt__mpi_enter(void)
 {
+    if (atomic_load_explicit(&multiple, memory_order_relaxed))
+        return false;
     if (!pthread_mutex_trylock(&turn))
-        return;
+        return true;
     atomic_fetch_add(&wanting, 1);
     pthread_mutex_lock(&turn);
     atomic_fetch_sub(&wanting, 1);
+    return true;
 }
 
-void hvt__mpi_leave(void)
+void hvt__mpi_leave(bool entered)
 {
-    pthread_mutex_unlock(&turn);
+    if (entered)
+        pthread_mutex_unlock(&turn);
+}
+
+bool hvt__mpi_is_up(void)
+{
+    int up, down;
+
+    return MPI_Initialized(&up) == MPI_SUCCESS && up && MPI_Finalized(&down) == MPI_SUCCESS && !down;
+}
+
+hvt_status hvt__mpi_enter_wait(bool *ret_entered)
+{
+    HVT_CHECK(hvt__mpi_is_up(), E_COMM, "MPI has been finalised: no rank can be reached any more");
+    *ret_entered = false;
+    if (atomic_load(&multiple))
+        return HVT_OK;
+    HVT_CHECK(!atomic_exchange(&collective, true), E_COMM,
+              "two threads wait for other ranks at once, which may never end: MPI must have been initialised "
+              "with MPI_THREAD_MULTIPLE");
+    *ret_entered = hvt__mpi_enter();
+    return HVT_OK;
+}
+
+void hvt__mpi_leave_wait(bool entered)
+{
+    hvt__mpi_leave(entered);
+    if (entered)
+        atomic_store(&collective, false);
+}
+
+/* How many threads this MPI takes. */
+static hvt_status ask_threads(void)
+{
+    int level;
+
+    HVT_TRY_MPI(MPI_Query_thread(&level));
+    atomic_store(&multiple, level == MPI_THREAD_MULTIPLE);
+    return HVT_OK;
 }
 
 /* A mutex is not fair: whoever asks again and again steps aside. */
@@ -156,6 +201,21 @@ static hvt_status size_of(MPI_Comm comm, int *ret_size)
     return HVT_OK;
 }
 
+/* What a host program lends must be there: MPI would end the process. */
+static hvt_status check_lent(MPI_Comm comm)
+{
+    int up, down, inter;
+
+    HVT_TRY_MPI(MPI_Initialized(&up));
+    HVT_CHECK(up, E_COMM, "a communicator is wrapped before MPI_Init()");
+    HVT_TRY_MPI(MPI_Finalized(&down));
+    HVT_CHECK(!down, E_COMM, "a communicator is wrapped after MPI_Finalize()");
+    HVT_CHECK(comm != MPI_COMM_NULL, E_ARG, "the communicator to wrap is MPI_COMM_NULL");
+    HVT_TRY_MPI(MPI_Comm_test_inter(comm, &inter));
+    HVT_CHECK(!inter, E_ARG, "the communicator to wrap is an intercommunicator; expected one group of ranks");
+    return HVT_OK;
+}
+
 /* ---- waiting for other ranks --------------------------------------------------------------- */
 
 hvt_status hvt__mpi_test(int n, MPI_Request *request, bool *ret_done)
@@ -186,29 +246,72 @@ static hvt_status say_lacking(const hvt_world *w, int wait, int n, const MPI_Req
     return HVT_OK;
 }
 
-hvt_status hvt__mpi_await(const hvt_world *w, int n, MPI_Request *request, const int *peer, const char *what)
+/* Has a rank that one of these requests waits for left the comm? What it sent before may still be under way:
+ * so only when it was gone at the last look, too, is it lost. */
+static hvt_status look_for_lost(hvt_comm *c, int n, const MPI_Request *request, const int *peer,
+                                const char *what, bool *gone)
 {
+    bool was_gone = *gone;
+    int done;
+
+    *gone = false;
+    for (int i = 0; i < n && c->ops->left; i++) {
+        HVT_TRY_MPI(MPI_Request_get_status(request[i], &done, MPI_STATUS_IGNORE));
+        if (done || c->ops->left(c, peer[i]) == HVT__HERE)
+            continue;
+        *gone = true;
+        if (was_gone)
+            HVT_TRY(hvt__comm_lost(c, &peer[i], 1, what));
+    }
+    return HVT_OK;
+}
+
+void hvt__mpi_drop(int n, MPI_Request *request)
+{
+    bool entered = hvt__mpi_enter();
+    int done;
+
+    for (int i = 0; i < n; i++) {
+        if (request[i] == MPI_REQUEST_NULL)
+            continue;
+        MPI_Cancel(&request[i]);
+        MPI_Test(&request[i], &done, MPI_STATUS_IGNORE);
+        if (!done)
+            MPI_Request_free(&request[i]);
+    }
+    hvt__mpi_leave(entered);
+}
+
+hvt_status hvt__mpi_await(hvt_comm *c, int n, MPI_Request *request, const int *peer, const char *what)
+{
+    const double pause = 0.1; /* s, between looks for ranks that have left */
     hvt_status s = HVT_OK;
     uint64_t asked = 0;
-    bool done = false;
+    bool done = false, gone = false;
+    double looked;
     int wait;
 
     HVT_TRY(hvt__mpi_test(n, request, &done));
     if (done)
         return HVT_OK;
-    wait = hvt__wait_begin(w, HVT__ANYONE, what);
-    if (wait < 0 && !atomic_load(&workers)) { /* nobody watches, nobody else wants a turn */
-        HVT_TRY_MPI(MPI_Waitall(n, request, MPI_STATUSES_IGNORE));
-        return HVT_OK;
-    }
+    wait = hvt__wait_begin(c->world, HVT__ANYONE, what);
+    looked = hvt__now();
     while (s == HVT_OK && !done) {
         if (atomic_load(&workers))
             step_aside();
         s = hvt__mpi_test(n, request, &done);
-        if (s == HVT_OK && !done && hvt__wait_asked(wait, &asked))
-            s = say_lacking(w, wait, n, request, peer);
+        if (s != HVT_OK || done)
+            break;
+        if (hvt__wait_asked(wait, &asked))
+            s = say_lacking(c->world, wait, n, request, peer);
+        if (s == HVT_OK && hvt__now() - looked >= pause) {
+            s = look_for_lost(c, n, request, peer, what, &gone);
+            looked = hvt__now();
+        }
     }
     hvt__wait_end(wait);
+    if (s != HVT_OK)
+        hvt__mpi_drop(n, request);
     return s;
 }
 
@@ -226,7 +329,8 @@ static hvt_status all_have(MPI_Comm comm, bool mine, int size)
 {
     int all = mine;
 
-    HVT_TRY_MPI(MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MIN, comm));
+    HVT_TRY_MPI_WAIT(NULL, HVT__ANYONE, "open a world",
+                     MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MIN, comm));
     if (all)
         return HVT_OK;
     HVT_FAIL(E_MEM, "%s has no memory for a world of %d ranks", mine ? "another rank" : "this rank", size);
@@ -284,9 +388,9 @@ static hvt_status world_open_mpi(hvt_world *w, const void *mpi_comm)
     int size;
     hvt_status s = HVT_OK;
 
-    if (!mpi_comm)
-        HVT_TRY_OR(fail, start(&started));
     from = mpi_comm ? *(const MPI_Comm *)mpi_comm : MPI_COMM_WORLD;
+    HVT_TRY_OR(fail, mpi_comm ? check_lent(from) : start(&started));
+    HVT_TRY_OR(fail, ask_threads());
     HVT_TRY_OR(fail, size_of(from, &size));
     HVT_TRY_OR(fail, all_have(from, w && st, size));
     *st = (world_mpi){.comm = MPI_COMM_NULL, .started = started};
@@ -324,18 +428,23 @@ fail:
 static void world_close_mpi(hvt_world *w)
 {
     world_mpi *st = w->state;
+    bool entered;
     int wait;
 
     if (!st)
         return;
-    wait = hvt__wait_begin(w, HVT__ANYONE, "leave MPI");
-    hvt__mpi_enter();
-    if (st->comm != MPI_COMM_NULL)
-        MPI_Comm_free(&st->comm);
-    hvt__mpi_leave();
-    if (st->started)
-        MPI_Finalize();
-    hvt__wait_end(wait);
+    if (hvt__mpi_is_up()) {
+        wait = hvt__wait_begin(w, HVT__ANYONE, "leave MPI");
+        entered = hvt__mpi_enter();
+        if (st->comm != MPI_COMM_NULL)
+            MPI_Comm_free(&st->comm);
+        hvt__mpi_leave(entered);
+        if (st->started)
+            MPI_Finalize();
+        hvt__wait_end(wait);
+    } else {
+        HVT_WARN("a world is closed after MPI_Finalize(): close it before, or its communicator stays behind");
+    }
     free(st->request);
     free(st->peer);
     free(st);
@@ -379,7 +488,7 @@ static hvt_status reserve(world_mpi *st, int requests)
  * Long parcels go in rounds, one message of each in a round. The ends of a parcel agree on its rounds, and
  * a round waits for nothing but that round of others, so no circle of ranks can wait for each other.
  */
-static hvt_status world_exchange_mpi(hvt_world *w, int channel, const hvt__parcel *parcels, int takes,
+static hvt_status world_exchange_mpi(hvt_world *w, hvt_comm *c, const hvt__parcel *parcels, int takes,
                                      int gives)
 {
     world_mpi *st = w->state;
@@ -394,7 +503,7 @@ static hvt_status world_exchange_mpi(hvt_world *w, int channel, const hvt__parce
             const hvt__parcel *p = &parcels[i];
             size_t rest = p->bytes > at ? p->bytes - at : 0;
             int part = (int)(rest < hvt__world_message ? rest : hvt__world_message);
-            int tag = channel % 16384 * 2 + p->answer; /* every MPI has tags up to 32767 */
+            int tag = c->channel % 16384 * 2 + p->answer; /* every MPI has tags up to 32767 */
             char *bytes = (char *)(uintptr_t)p->at + at;
 
             if (!part)
@@ -406,7 +515,7 @@ static hvt_status world_exchange_mpi(hvt_world *w, int channel, const hvt__parce
             st->peer[n++] = p->rank;
             more = more || rest > hvt__world_message;
         }
-        HVT_TRY(hvt__mpi_await(w, n, st->request, st->peer, "send and take its part"));
+        HVT_TRY(hvt__mpi_await(c, n, st->request, st->peer, "send and take its part"));
     }
     return HVT_OK;
 }
@@ -419,7 +528,8 @@ static void world_abort_mpi(hvt_world *w, int exit_code)
     soon.tv_sec++;
     pthread_mutex_timedlock(&turn,
                             &soon); /* a worker leaves within that; a thread that waits in MPI does not */
-    MPI_Abort(hvt__world_mpi_comm(w), exit_code);
+    if (hvt__mpi_is_up())
+        MPI_Abort(hvt__world_mpi_comm(w), exit_code);
     _exit(exit_code);
 }
 

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 
 typedef struct list {
-    hvt_item *item;
+    hvt_item *item;                     /* NULL: only counted */
     char (*text)[2][HVT_NAME_MAX + 64]; /* name and value of the items that are made here */
     int n, texts;
 } list;
@@ -22,14 +22,19 @@ static void put(list *l, const char *name, const char *fmt, ...) HVT_PRINTF(3, 4
 
 static void put(list *l, const char *name, const char *fmt, ...)
 {
-    char(*t)[HVT_NAME_MAX + 64] = l->text[l->texts++];
+    char(*t)[HVT_NAME_MAX + 64];
     va_list ap;
 
+    l->n++;
+    l->texts++;
+    if (!l->item)
+        return;
+    t = l->text[l->texts - 1];
     va_start(ap, fmt);
     snprintf(t[0], sizeof t[0], "%s", name);
     vsnprintf(t[1], sizeof t[1], fmt, ap);
     va_end(ap);
-    l->item[l->n++] = (hvt_item){t[0], t[1]};
+    l->item[l->n - 1] = (hvt_item){t[0], t[1]};
 }
 
 static void put_param(list *l, const hvt_param *p)
@@ -51,8 +56,9 @@ static void put_all(list *l, const hvt_optim *o, const hvt_distopt_opts *opts, c
 
     put(l, "build", "hvt %s, %s", hvt_version(), HVT_COMPILER);
     put(l, "device", "%s, %s", hvt_device_name(m->dev), hvt_device_isa(m->dev));
-    for (int i = 0; i < n; i++)
-        l->item[l->n++] = items[i];
+    for (int i = 0; i < n; i++, l->n++)
+        if (l->item)
+            l->item[l->n] = items[i];
     put(l, "optimizer", "%s", o->ops->name);
     put(l, "momentum", "%.9g", (double)o->opts.momentum);
     put(l, "dampening", "%.9g", (double)o->opts.dampening);
@@ -92,12 +98,14 @@ static void put_all(list *l, const hvt_optim *o, const hvt_distopt_opts *opts, c
 hvt_status hvt__distopt_agree(const hvt_optim *o, hvt_world *world, const hvt_distopt_opts *opts,
                               const hvt_bucket *bucket, int nbucket, const hvt_item *items, int n)
 {
-    size_t ours = 20 + (size_t)o->m->nparam_tensors + (size_t)o->m->nstat;
-    list l = {.item = malloc((ours + (size_t)n) * sizeof *l.item), .text = malloc(ours * sizeof *l.text)};
+    list all = {.item = NULL}, l = all;
     hvt_status s = HVT_OK;
 
+    put_all(&all, o, opts, bucket, nbucket, items, n);
+    l.item = malloc((size_t)all.n * sizeof *l.item);
+    l.text = malloc((size_t)all.texts * sizeof *l.text);
     if (!l.item || !l.text)
-        s = HVT_FAIL(E_MEM, "no memory to compare %zu items with the other ranks", ours + (size_t)n);
+        s = HVT_FAIL(E_MEM, "no memory to compare %d items with the other ranks", all.n);
     HVT_TRY_OR(done, hvt_world_agree(world, s));
     put_all(&l, o, opts, bucket, nbucket, items, n);
     HVT_TRY_OR(done, hvt_world_compare(world, l.item, l.n));

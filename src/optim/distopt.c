@@ -6,6 +6,7 @@
 #include "base_impl.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 static hvt_status check_opts(const hvt_optim *o, const hvt_comm *comm, const hvt_distopt_opts *opts)
@@ -241,20 +242,39 @@ void hvt_distopt_between(hvt_distopt *d, bool on)
     d->between = on && hvt_comm_progresses(d->comm);
 }
 
+/* Ranks with other buckets would issue other sums. */
+static hvt_status compare_plan(hvt_world *w, size_t bucket_bytes, size_t first_bytes)
+{
+    char values[2][24];
+    const hvt_item items[] = {{"bucket bytes", values[0]}, {"first bucket's bytes", values[1]}};
+
+    snprintf(values[0], sizeof values[0], "%zu", bucket_bytes);
+    snprintf(values[1], sizeof values[1], "%zu", first_bytes);
+    return hvt_world_compare(w, items, 2);
+}
+
 hvt_status hvt_distopt_replan(hvt_distopt *d, size_t bucket_bytes, size_t first_bytes)
 {
+    hvt_distopt_opts opts;
     hvt_bucket *bucket = NULL;
     int n = 0;
     hvt_status s;
 
-    HVT_CHECK(!d->begun, E_ARG, "buckets are planned anew in the middle of a step");
-    d->opts.bucket_bytes = bucket_bytes;
-    d->opts.first_bytes = first_bytes;
-    if (d->timing && bucket_bytes == HVT_BUCKET_AUTO)
+    HVT_CHECK(d, E_ARG, "no distributed optimizer to plan buckets for");
+    opts = d->opts;
+    opts.bucket_bytes = bucket_bytes;
+    opts.first_bytes = first_bytes;
+    s = d->begun ? HVT_FAIL(E_ARG, "buckets are planned anew in the middle of a step") : HVT_OK;
+    HVT_TRY(hvt_world_agree(hvt_comm_world(d->comm), s));
+    HVT_TRY(compare_plan(hvt_comm_world(d->comm), bucket_bytes, first_bytes));
+    if (d->timing && bucket_bytes == HVT_BUCKET_AUTO) {
+        d->opts = opts;
         return hvt__timing_replan(d);
-    hvt__timing_close(&d->timing);
-    s = hvt__bucket_plan(d->optim->m, &d->opts, hvt__rider_alone(d), &bucket, &n);
+    }
+    s = hvt__bucket_plan(d->optim->m, &opts, hvt__rider_alone(d), &bucket, &n);
     HVT_TRY(hvt__distopt_take_plan(d, s, bucket, n));
+    d->opts = opts; /* all ranks have the new plan; until then the old one holds */
+    hvt__timing_close(&d->timing);
     return bucket_bytes == HVT_BUCKET_AUTO ? hvt__timing_open(d) : HVT_OK;
 }
 
