@@ -179,7 +179,17 @@ TEST(unknown_flags_name_the_nearest)
                {"--hlep", "nearest is --help"},
                {"--no-shufle", "nearest is --no-shuffle"},
                {"--qqqqqqqq", "see --help"},
-               {"train", "'train' is not a flag"},
+               {"train", "'train' is not a flag: hvtrain trains without being told"},
+               {"resnet50", "'resnet50' is not a flag: did you mean --model resnet50?"},
+               {"ResNet-50", "did you mean --model resnet50?"},
+               {"lr=0.1", "did you mean --lr=0.1?"},
+               {"help", "here: --help"},
+               {"--batch 3 tune", "tune stands in front"},
+               {"--augment crop:4 flip", "have commas between them and no blanks: --augment none"},
+               {"--mean=0.5 0.5 0.5", "have commas between them and no blanks: --mean X[,X,X]"},
+               {"--MODEL resnet50", "nearest is --model"},
+               {"\xe2\x80\x93lr 0.1", "it begins with a long dash"},
+               {"-j4", "two dashes; here: nothing, images"},
                {"--", "'--' is not a flag"},
                {"-q 3", "(see --help)"},
                {"-lr 0.1", "nearest is --lr"},
@@ -250,13 +260,26 @@ TEST(words_that_are_none_name_the_one_that_was_meant)
                {"--shortcut b", "did you mean B?"},
                {"--bucket 25", "did you mean 25MiB?"},
                {"--stall-warn 30", "did you mean 30s?"},
-               {"--stall-warn 30sec", NULL}};
+               {"--stall-warn 30sec", "did you mean 30s?"},
+               {"--stall-warn soon", NULL},
+               {"--bucket 25mb", "did you mean 25MB?"},
+               {"--bucket 1g", "did you mean 1GiB?"},
+               {"--lr 0,1", "did you mean 0.1?"},
+               {"--lr 0.1x", NULL},
+               {"--data cifar100", NULL},
+               {"--amp tf32", "--tf32 is a flag of its own"},
+               {"--data-dir=~/cifar", "write --data-dir ~/cifar"}};
     hvt_options o;
 
     for (size_t i = 0; i < HVT_LEN(bad); i++) {
         CHECK_FAILS(parse(&o, bad[i].line), E_ARG, bad[i].meant ? bad[i].meant : "got '");
-        CHECK(bad[i].meant || !strstr(hvt_last_error(), "mean"), "%s: %s", bad[i].line, hvt_last_error());
+        CHECK(bad[i].meant || !strstr(hvt_last_error(), "did you mean"), "%s: %s", bad[i].line,
+              hvt_last_error());
     }
+    CHECK_FAILS(hvt_options_parse(3, (char *[]){"hvtrain", "--lr 0.1", "--nesterov"}, &o), E_ARG,
+                "--lr and its value are two words");
+    CHECK_OK(parse(&o, "--isa AVX2"));
+    CHECK_FAILS(hvt_options_check(&o, 1), E_ARG, "got 'AVX2'; did you mean avx2?");
     CHECK_OK(parse(&o, "--device gpu"));
     CHECK_FAILS(hvt_options_check(&o, 1), E_ARG, "got 'gpu'; did you mean cuda?");
     CHECK_OK(parse(&o, "--device CUDA1"));

@@ -158,7 +158,8 @@ static hvt_status read_options(hvt_options *opts, const char *file, size_t bytes
     size_t used = 0;
     hvt_status s = HVT_OK;
 
-    HVT_CHECK(all, E_FORMAT, "--config %s: line %d: %s", opts->config, where.line, where.text);
+    HVT_CHECK(all, E_FORMAT, "--config %s: line %d: %s (expected JSON: {\"batch\": 64, ...})", opts->config,
+              where.line, where.text);
     HVT_CHECK_OR(done, json_is_object(all), E_FORMAT,
                  "--config %s: expected an object of options ({\"batch\": 64}), got %s", opts->config,
                  kind_of(all));

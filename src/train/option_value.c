@@ -32,7 +32,7 @@ static bool is_word(const char *word, size_t len, const char *value)
 }
 
 /* Is value one of the words of form, which '|' parts? */
-static bool in_form(const char *form, const char *value)
+bool hvt__is_word_of(const char *form, const char *value)
 {
     for (const char *p = form; p; p = strchr(p, '|'), p = p ? p + 1 : NULL)
         if (is_word(p, strcspn(p, "|"), value))
@@ -194,7 +194,7 @@ bool hvt__value_read(hvt_options *opts, const hvt__option *o, const char *value)
         *FIELD(opts, o, hvt_opt_str) = value;
         return true;
     case KIND_pick:
-        if (!in_form(o->form, value))
+        if (!hvt__is_word_of(o->form, value))
             return false;
         *FIELD(opts, o, hvt_opt_pick) = value;
         return true;

@@ -40,6 +40,21 @@ typedef struct hvt__option {
 
 const char *hvt__flag_of(const hvt__option *o, char ret_flag[HVT_OPTION_FLAG]); /* "--weight-decay" */
 
+/* ---- option_table.c ---- */
+
+extern const hvt__option hvt__option_table[HVT_OPTION_COUNT];
+const hvt__option *hvt__option_named(const char *name, size_t len); /* without dashes; NULL: there is none */
+
+/* ---- hints.c: what a message adds about what was probably meant; "": nothing is like it ---- */
+
+enum { HVT_HINT = 200 };
+/* A flag that is none: arg's first len letters; value: what was given to it, NULL: nothing. */
+void hvt__hint_flag(const char *arg, size_t len, const char *value, char ret_text[HVT_HINT]);
+/* argv[at], which does not begin with two dashes. Never "". */
+void hvt__hint_stray(int argc, char **argv, int at, const char *value, char ret_text[HVT_HINT]);
+/* A value that is none of this option's: begins with "; ". */
+void hvt__hint_value(const hvt__option *o, const char *value, char ret_text[HVT_HINT]);
+
 /* ---- elsewhere.c ---- */
 
 /* What stands for a flag of other trainers or launchers, named without dashes and with '-' for '_', and given
@@ -54,6 +69,8 @@ int hvt__distance(const char *a, const char *b);
 bool hvt__suggest(const char *form, const char *value, char *ret_word, size_t bytes);
 
 /* ---- option_value.c ---- */
+
+bool hvt__is_word_of(const char *form, const char *value); /* one of those that '|' parts */
 
 /* False: the value is none of this option's, and opts is as it was. */
 bool hvt__value_read(hvt_options *opts, const hvt__option *o, const char *value);

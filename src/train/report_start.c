@@ -292,10 +292,9 @@ static void warn_of_units(const char *flag, const hvt_rgb *rgb)
     snprintf(meant, sizeof meant, v[0] == v[1] && v[0] == v[2] ? "%.4g" : "%.4g,%.4g,%.4g",
              (double)v[0] / 255, (double)v[1] / 255, (double)v[2] / 255);
     if (most > 1 && most <= 255 && least >= 0)
-        HVT_WARN(
-            "%s %s: expected units of 0..1 (x = (byte/255 - mean) / std), these look like bytes; 0..255 / "
-            "255 is %s %s",
-            flag, was, flag, meant);
+        HVT_WARN("%s %s: expected units of 0..1 (x = (byte/255 - mean) / std); if these are units of 0..255, "
+                 "%s %s is meant",
+                 flag, was, flag, meant);
     else if (most > 1 || least < 0)
         HVT_WARN("%s %s: expected units of 0..1 (x = (byte/255 - mean) / std)", flag, was);
 }
@@ -306,6 +305,10 @@ static void warn_of_numbers(const hvt_start *s)
 
     warn_of_units("--mean", &s->opts->mean);
     warn_of_units("--std", &s->opts->std);
+    if (s->train && s->opts->momentum >= 1)
+        HVT_WARN(
+            "--momentum %g: expected less than 1: no gradient is ever forgotten, so the weights run away",
+            s->opts->momentum);
     if (size > 1 && (local & (local - 1)))
         HVT_WARN("%d shards on each of %d ranks are no power of two: this run's bits are its own, "
                  "those of 1 rank differ in rounding",

@@ -2,6 +2,7 @@
  * The options, read together: what follows from several of them, and which do not fit together. Everything
  * here depends on the options and the number of ranks alone, so a mistake is one of the command line.
  */
+#include "options.h"
 #include "timeline.h"
 #include "base_impl.h"
 
@@ -137,7 +138,7 @@ bool hvt__has_stem(const char *model)
 
 static hvt_status check_isa(const hvt_options *o)
 {
-    char known[200] = "auto";
+    char known[200] = "auto", near[40];
 
     HVT_CHECK(!strcmp(o->device, "cpu") || !strcmp(o->isa, "auto"), E_ARG,
               "--isa %s is for --device cpu, not %s", o->isa, o->device);
@@ -145,9 +146,14 @@ static hvt_status check_isa(const hvt_options *o)
         size_t used = strlen(known);
         if (!strcmp(o->isa, hvt_cpu_isa_name(i)))
             return HVT_OK;
-        snprintf(known + used, sizeof known - used, " %s", hvt_cpu_isa_name(i));
+        snprintf(known + used, sizeof known - used, "|%s", hvt_cpu_isa_name(i));
     }
-    HVT_CHECK(!strcmp(o->isa, "auto"), E_ARG, "--isa: expected one of %s, got '%s'", known, o->isa);
+    if (!hvt__suggest(known, o->isa, near, sizeof near))
+        *near = 0;
+    for (char *p = known; *p; p++)
+        *p = *p == '|' ? ' ' : *p;
+    HVT_CHECK(!strcmp(o->isa, "auto"), E_ARG, "--isa: expected one of %s, got '%s'%s%s%s", known, o->isa,
+              *near ? "; did you mean " : "", near, *near ? "?" : "");
     return HVT_OK;
 }
 
