@@ -286,6 +286,10 @@ def what_tune_finds_is_read_by_config_and_changes_no_bits():
     for name in ["bucket", "thresholds"]:
         check(options[name] == found[name] and place[name] == "config", name, options[name], place.get(name))
     check(not glob.glob(path("tuned.json*.tmp")), "a half file is left")
+    spoken = [a for a in args if a != "--quiet"]
+    rc, out, err = run(["tune", "--output", "tuned.json", "--budget", "1"] + spoken, 2)
+    notes = [re.sub(r"[\d.]+", "", line) for line in err if "note:" in line]
+    check(rc == 0 and "note: bucket auto" in "".join(err) and len(notes) == len(set(notes)), "notes again and again:", notes)
     rc, out, err = run(TINY + "tune --output none/tuned.json".split(), 2)
     check(rc == 2, "tune stands in front, but", rc, err)
     rc, out, err = run("tune --output none/tuned.json".split() + TINY, 2)
@@ -356,10 +360,16 @@ def the_table_shows_what_options_became():
     rc, _, err = run("--image-size 16 --limit 64 --threads 1 --global-batch 8 --shards 2 --steps 1 --epochs 2000000000 "
                      "--save huge".split())
     text = " ".join(line.strip() for line in err)
-    flags, defaults = text[text.index(" flags "):text.index(" defaults ")], text[text.index(" defaults "):]
+    flags, chosen, defaults = (text[text.index(f" {a} "):text.index(f" {b} ") if b else None]
+                               for a, b in [("flags", "chosen"), ("chosen", "defaults"), ("defaults", None)])
     check(rc == 0 and all(w in flags for w in ["shards 2,", "global-batch 8,", "threads 1", "image-size 16,"]), rc, err)
-    check(all(w in defaults for w in [" batch 4,", "comm self,"]), err)
+    check(all(w in chosen for w in [" batch 4,", "comm self,", "classes 10,"]), err)
+    check(" lr 0.1," in defaults and not any(f" {w} " in defaults for w in ["isa", "comm", "batch", "limit"]), err)
     check("isa auto" not in text and "--epochs 2147483647 goes on" in text, err)
+    rc, _, err = run("--image-size 16 --limit 64 --threads auto --batch 8 --steps 1".split())  # given, but left open
+    text = " ".join(line.strip() for line in err)
+    flags, chosen = text[text.index(" flags "):text.index(" chosen ")], text[text.index(" chosen "):text.index(" defaults ")]
+    check("threads" not in flags and " threads " in chosen, flags, chosen)
 
 
 def quiet_is_warnings_and_the_scaled_rate():
@@ -371,6 +381,48 @@ def quiet_is_warnings_and_the_scaled_rate():
     check(rc == 0 and err == ["hvtrain: lr 0.2 = --lr 0.05 x 4 shards (--lr-scale linear)"], rc, err)
 
 
+def a_quiet_evaluation_prints_its_one_line_on_stdout():
+    train("--epochs 1 --save judged".split())
+    for ranks in [0, 2]:
+        for quiet in [[], ["--quiet"]]:
+            rc, out, err = run("--evaluate --resume judged --threads 1".split() + quiet, ranks)
+            ours = [line for line in err if line.startswith(("hvtrain", "test ", "done"))]
+            check(rc == 0 and re.fullmatch(r"test after epoch 1: loss [\d.]+, top-1 [\d.]+ %, top-5 [\d.]+ % of 64 "
+                                           r"images\n", out), rc, out, err)
+            check(bool(ours) != bool(quiet) and not any(line.startswith("test ") for line in ours), quiet, err)
+    with open("/dev/full", "w") as full:
+        p = subprocess.run(command("--evaluate --resume judged --threads 1 --quiet".split(), 0), cwd=HERE, stdout=full,
+                           stderr=subprocess.PIPE, text=True, timeout=60)
+    check(p.returncode == 1 and p.stderr.count("\n") == 1 and "cannot write the result" in p.stderr, p.stderr)
+
+
+def means_of_bytes_are_doubted():
+    for more, parts in [("--mean 123.68,116.78,103.94", ["0..1", "--mean 0.485,0.458,0.4076 is meant"]),
+                        ("--std 58.4", ["--std 58.4", "--std 0.229 is meant"]), ("--mean 300", ["--mean 300", "0..1"]),
+                        ("--mean 0,1,0.5 --std 1", None), ("--momentum 9", ["--momentum 9", "less than 1"])]:
+        rc, _, err = run(TINY + ["--steps", "1"] + more.split())
+        if parts:
+            check(rc == 0 and len(err) == 1 and "warning: " in err[0] and all(p in err[0] for p in parts), more, rc, err)
+        else:
+            check(rc == 0 and not err, more, rc, err)
+
+
+def a_run_ends_after_steps_or_epochs_whichever_comes_first():
+    base = NO_BATCH + "--batch 32".split()  # two updates in an epoch
+    cases = [("--steps 3 --epochs 1", 2), ("--steps 3 --epochs 2", 3), ("--steps 1 --epochs 2", 1), ("--steps 22", 22),
+             ("--epochs 2", 4)]
+    for more, want in cases:
+        rc, _, err = run(base + ["--log", "log"] + more.split())
+        check(rc == 0 and records("log")[-1]["steps"] == want, more, rc, err, records("log")[-1])
+    rc, _, err = run(base + ["--log", "log"] + "--steps 3".split() + config({"epochs": 1}))
+    check(rc == 0 and records("log")[-1]["steps"] == 2, "the file's epochs", rc, err)
+    shutil.rmtree(path("ends"), ignore_errors=True)
+    rc, _, err = run(base + "--epochs 1 --save ends".split())
+    for more, want in [("--steps 5", 5), ("--steps 5 --epochs 2", 4), ("--epochs 3", 6), ("--steps 1 --epochs 9", 2)]:
+        rc, _, err = run("--threads 1 --quiet --log log --resume ends/last.safetensors".split() + more.split())
+        check(rc == 0 and records("log")[-1]["steps"] == want, "resumed", more, rc, err, records("log")[-1])
+
+
 def verbose_says_what_each_layer_got():
     rc, _, err = run(TINY + "--device cpu --steps 1 --model resnet20 --verbose".split())
     lines = [line for line in err if " conv " in line]
@@ -378,12 +430,7 @@ def verbose_says_what_each_layer_got():
     check(len(lines) >= 19, len(lines), err)
 
 
-def progress_is_a_bar_on_a_terminal():
-    args = [a for a in TINY if a != "--quiet"] + "--epochs 2 --limit 256".split()
-    pid, fd = pty.fork()
-    if pid == 0:
-        os.environ["TERM"] = "xterm"
-        os.execv(HVTRAIN, [HVTRAIN] + args)
+def terminal(fd, pid):
     text = b""
     while True:
         try:
@@ -394,7 +441,69 @@ def progress_is_a_bar_on_a_terminal():
             break
         text += more
     _, status = os.waitpid(pid, 0)
-    text = text.decode()
+    return text.decode(), status
+
+
+def the_bar_goes_on_during_evaluation():
+    train("--epochs 1 --save judged".split())
+    args = command("--evaluate --resume judged --limit 4096 --samples 20480 --batch 16 --threads 1".split(), 0)
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.environ["TERM"] = "xterm"
+        os.chdir(HERE)
+        os.execv(args[0], args)
+    text, status = terminal(fd, pid)
+    seen = [int(n) for n in re.findall(r"\r\033\[Ktest \[=*>? *\] (\d+)/4096 images", text)]
+    check(status == 0 and len(seen) >= 3 and seen == sorted(set(seen)) and seen[-1] <= 4096, status, seen,
+          repr(text[-600:]))
+    check(re.search(r"\033\[Ktest after epoch 1: loss", text), repr(text[-300:]))
+
+
+def a_stopped_process_does_not_compute():
+    if os.path.exists(path("stop")):
+        os.unlink(path("stop"))
+    args = NO_BATCH + "--limit 4096 --batch 32 --epochs 1 --print-freq 1 --eval-freq 0 --log stop".split()
+    p = subprocess.Popen(command(args, 0), cwd=HERE, stderr=subprocess.PIPE, text=True, env=environment(0))
+
+    def steps():
+        try:
+            return sum(r["record"] == "step" for r in records("stop"))
+        except (OSError, ValueError):
+            return 0
+
+    try:
+        end = time.time() + 60
+        while steps() < 5 and time.time() < end:
+            time.sleep(0.02)
+        p.send_signal(signal.SIGSTOP)
+        before = steps()
+        stopped = time.time()
+        time.sleep(6)
+        stopped = time.time() - stopped
+        p.send_signal(signal.SIGCONT)
+        check(0 < before < 100, "stopped after", before, "updates")
+        p.communicate(timeout=120)
+    finally:
+        if p.poll() is None:
+            p.kill()
+            p.wait()
+    epoch = [r for r in records("stop") if r["record"] == "epoch"][0]
+    end = [r for r in records("stop") if r["record"] == "end"][0]
+    parts = epoch["compute"] + epoch["exposed_comm"] + epoch["data_wait"] + epoch["other"]
+    check(end["seconds"] > stopped and epoch["seconds"] < end["seconds"] - stopped + 0.5, epoch, end)
+    check(abs(parts - 1) < 1e-6 and epoch["compute"] > 0.9 and min(epoch["compute"], epoch["other"]) > -1e-6, epoch)
+    check(abs(epoch["img_s"] * epoch["seconds"] - 4096) < 1, epoch)
+    speed = sorted(r["img_s"] for r in records("stop") if r["record"] == "step")
+    check(speed[0] > speed[len(speed) // 2] / 10, "an update at", speed[0], "img/s among others at", speed[len(speed) // 2])
+
+
+def progress_is_a_bar_on_a_terminal():
+    args = [a for a in TINY if a != "--quiet"] + "--epochs 2 --limit 256".split()
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.environ["TERM"] = "xterm"
+        os.execv(HVTRAIN, [HVTRAIN] + args)
+    text, status = terminal(fd, pid)
     check(status == 0, "status", status)
     check(re.search(r"\r\033\[Kepoch 1/2 \[=*>? *\] \d+/16  loss [\d.]+  top-1 [\d.]+ %  \d+ img/s  eta \d", text),
           repr(text[-600:]))
@@ -949,8 +1058,13 @@ TESTS = [
     progress_is_plain_lines_without_a_terminal,
     the_table_shows_what_options_became,
     quiet_is_warnings_and_the_scaled_rate,
+    a_quiet_evaluation_prints_its_one_line_on_stdout,
+    means_of_bytes_are_doubted,
+    a_run_ends_after_steps_or_epochs_whichever_comes_first,
     verbose_says_what_each_layer_got,
     progress_is_a_bar_on_a_terminal,
+    the_bar_goes_on_during_evaluation,
+    a_stopped_process_does_not_compute,
     ranks_buckets_comms_and_threads_do_not_matter,
     overlap_auto_times_updates_and_tells_its_choice,
     every_variant_trains_and_ranks_do_not_matter,
