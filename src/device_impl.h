@@ -312,6 +312,7 @@ struct hvt_device {
     int index, threads;
     bool deterministic, tf32, share, direct; /* as hvt_device_opts */
     bool yield;                              /* whoever waits gives the core away at once */
+    int comms;                               /* over it; they are closed before */
 };
 
 /*

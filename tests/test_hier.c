@@ -232,6 +232,37 @@ TEST(ranks_are_called_by_their_number_in_the_job)
     everywhere(true, differ);
 }
 
+static void close_on_one(void)
+{
+    for (int checked = 0; checked < 2; checked++) {
+        hvt_comm *c = NULL;
+        hvt_ticket t;
+        float x[5000] = {0};
+
+        CHECK_OK(hvt_comm_open("hier", world, dev, &c));
+        for (int round = 0; round < 2 && (rank != 1 || !round); round++) {
+            if (checked)
+                CHECK_OK(hvt_allreduce(c, NULL, x, 5000, HVT_F32, HVT_MAX, NULL, &t));
+            else
+                CHECK_OK(hvt_comm_allreduce(c, x, 5000, HVT_F32, &t));
+            if (round)
+                CHECK_FAILS(hvt_comm_wait(c, t), E_COMM, "has left the comm");
+            else
+                CHECK_OK(hvt_comm_wait(c, t));
+        }
+        hvt_log_to(keep_line, NULL, HVT_LOG_WARN);
+        hvt_comm_close(&c);
+        hvt_log_to(NULL, NULL, HVT_LOG_INFO);
+        CHECK(rank != 1 || strstr(logged, "rank 1 ("), "%s", logged);
+        CHECK_OK(hvt_world_barrier(real));
+    }
+}
+
+TEST(a_rank_that_closes_the_comm_alone_is_named)
+{
+    everywhere(true, close_on_one);
+}
+
 int main(void)
 {
     if (!ranks_open())
@@ -247,6 +278,7 @@ int main(void)
         RUN(a_node_without_shared_memory_makes_all_fall_back);
         RUN(collectives_run_over_nodes);
         RUN(ranks_are_called_by_their_number_in_the_job);
+        RUN(a_rank_that_closes_the_comm_alone_is_named);
     }
     return ranks_done();
 }

@@ -359,6 +359,9 @@ TEST(what_is_still_in_use_is_not_closed)
     CHECK_OK(hvt_world_split(half, 0, 0, &quarter));
     CHECK_OK(hvt_comm_open("auto", half, dev, &c));
     listen();
+    hvt_device_close(&dev);
+    CHECK(was_heard("1 comms over it are still open") && dev, "%s", heard);
+    listen();
     hvt_world_close(&half);
     CHECK(was_heard("1 comms and 1 groups of it are still open") && half, "%s", heard);
     CHECK_OK(hvt_fuse_create(c, &piece, 1, 0, HVT_SUM, &f));

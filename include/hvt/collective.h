@@ -15,7 +15,8 @@
  *     With ret_ticket NULL the call waits by itself.
  *   - Errors are found when an operation runs, on every rank alike: E_ARG, E_MEM, E_UNSUPPORTED where
  *     one rank's arguments or memory do not do (the message begins with that rank), E_MISMATCH where
- *     ranks differ. Then nothing was moved and the comm can go on. After E_COMM and E_DEVICE it cannot.
+ *     ranks differ. Then nothing was moved and the comm can go on. After E_COMM (also where a rank has closed
+ *     the comm, which is named) and E_DEVICE it cannot, and all that was issued and has not run fails too.
  *     A wait for several operations runs them all, and tells the last failure.
  *   - A buffer of no elements may be NULL. Buffers do not overlap, but where "in place" is said.
  *   - Every rank ends with the same bits. Counts may exceed 2^31.
@@ -123,7 +124,8 @@ typedef struct hvt_fuse hvt_fuse;
  */
 HVT_API hvt_status hvt_fuse_create(hvt_comm *comm, const hvt_piece *pieces, int n, size_t bucket_bytes,
                                    hvt_reduction how, hvt_fuse **ret_fuse);
-HVT_API void hvt_fuse_free(hvt_fuse **fuse); ///< Collective. Before its comm. NULL is fine.
+/** What has left in this step is completed first. Collective. Before its comm. NULL is fine. */
+HVT_API void hvt_fuse_free(hvt_fuse **fuse);
 HVT_API int hvt_fuse_buckets(const hvt_fuse *fuse);
 
 /** Tensor i of this step is final: it is packed now, and its bucket leaves as soon as it is full and those

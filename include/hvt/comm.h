@@ -5,6 +5,23 @@
  *
  * Words: a *rank* is a process, 0..size-1; a *node* is a host's set of ranks that can share
  * memory; *collective* means that every rank of the world must call, in the same order.
+ *
+ * Threads. One thread at a time uses a world and what was made from it: its groups, comms and fused tensors,
+ * and the devices under them. It may be another thread later, if that one is synchronised with the first.
+ * Several threads may work at once if each has a world, a device and a comm of its own. Worlds of MPI then
+ * need MPI_THREAD_MULTIPLE and a communicator each: the host program initialises MPI with it and lends them
+ * (hvt_world_wrap()), because hvt_world_open() asks for MPI_THREAD_SERIALIZED only, which steps are faster
+ * with. Below MPI_THREAD_MULTIPLE a thread that would wait for other ranks while another one does gets
+ * E_COMM, because the two might wait for each other for ever.
+ *
+ * A thread's own: the last error, its trace and whether it is agreed (base.h); the update and the phase that
+ * hvt_world_watch() tells of. The process's, for all threads: hvt_log_to(), which is set before other threads
+ * begin and whose function any of them may call at any time; hvt_comm_tune(); hvt_world_watch(), which
+ * watches one world; --timeline's trace.
+ *
+ * Order. What was made from an object is closed before it: a world's comms and groups, a comm's memory and
+ * whatever holds some (distributed optimizers, fused tensors), a device's comms. An object that is still in
+ * use is not closed: a line says what uses it, the pointer stays, and all of it goes on working.
  */
 #ifndef HVT_COMM_H
 #define HVT_COMM_H
@@ -34,8 +51,8 @@ HVT_API hvt_status hvt_world_open(const char *name, hvt_world **ret_world);
 /**
  * A world over a host program's communicator: mpi_comm is the address of an MPI_Comm. It is duplicated;
  * MPI is neither initialised nor finalised, and MPI_COMM_WORLD is not used.
- * Collective: every rank of that communicator. Errors: E_ARG, E_MEM, E_COMM, E_UNSUPPORTED (no MPI in this
- * build).
+ * Collective: every rank of that communicator. Errors: E_ARG (also MPI_COMM_NULL and an intercommunicator),
+ * E_MEM, E_COMM (also before MPI_Init() and after MPI_Finalize()), E_UNSUPPORTED (no MPI in this build).
  */
 HVT_API hvt_status hvt_world_wrap(const void *mpi_comm, hvt_world **ret_world);
 
@@ -47,8 +64,13 @@ HVT_API hvt_status hvt_world_wrap(const void *mpi_comm, hvt_world **ret_world);
  */
 HVT_API hvt_status hvt_world_split(hvt_world *world, int color, int key, hvt_world **ret_world);
 
-/** Leave. Collective: every rank (use hvt_world_abort() when the others cannot be expected to come). */
+/** Leave. Collective: every rank (use hvt_world_abort() when the others cannot be expected to come). After a
+ * host program's MPI_Finalize() what is left is freed, and a line says so. */
 HVT_API void hvt_world_close(hvt_world **world);
+
+/* Who we are. A NULL world, which is what hvt_world_open() leaves when it fails, is that of a process alone:
+ * rank 0 of 1, and no names. */
+
 HVT_API const char *hvt_world_name(const hvt_world *world); ///< "mpi", "lone"
 HVT_API int hvt_world_rank(const hvt_world *world);
 HVT_API int hvt_world_size(const hvt_world *world);
@@ -61,7 +83,7 @@ typedef enum hvt_fold { HVT_FOLD_SUM, HVT_FOLD_MIN, HVT_FOLD_MAX, HVT_FOLD_AND }
 
 /** values[i] = fold over all ranks of values[i]. Sums of doubles are added in rank order, so that all
  * ranks hold the same bits; a NaN of any rank gives NaN, whatever the fold. Sums of integers wrap. AND is
- * for integers. Collective. */
+ * for integers. Takes no memory, and one gather for every 8 values. Collective. */
 HVT_API hvt_status hvt_world_fold(hvt_world *world, hvt_fold how, double *values, int n);
 HVT_API hvt_status hvt_world_fold_i64(hvt_world *world, hvt_fold how, int64_t *values, int n);
 /** data of every rank = the root's. Collective; bytes and root the same on every rank. Errors: E_ARG no such
@@ -172,10 +194,15 @@ typedef uint64_t hvt_ticket; ///< tickets of one comm complete in issue order
  *
  * Collective. Errors: E_ARG unknown name, E_UNSUPPORTED (shm over several nodes, self with several ranks,
  * hier where nodes hold other ranks, shm and hier on cuda, nccl elsewhere or on a GPU that is not shared),
- * E_MEM, E_COMM.
+ * E_MEM, E_COMM, E_MISMATCH (ranks ask for different comms, or have different thresholds).
  */
 HVT_API hvt_status hvt_comm_open(const char *name, hvt_world *world, hvt_device *dev, hvt_comm **ret_comm);
-HVT_API void hvt_comm_close(hvt_comm **comm); ///< Collective.
+/**
+ * Leave. What was issued and not waited for is given up; who still waits for it gets E_COMM, which names this
+ * rank, and here a line names one who does. Waits until all ranks have closed the comm or given up, for 10 s
+ * at most. Collective.
+ */
+HVT_API void hvt_comm_close(hvt_comm **comm);
 HVT_API const char *hvt_comm_name(const hvt_comm *comm);
 HVT_API hvt_world *hvt_comm_world(const hvt_comm *comm); /* borrowed */
 
@@ -185,7 +212,8 @@ HVT_API hvt_world *hvt_comm_world(const hvt_comm *comm); /* borrowed */
  * says so). Then operations in flight are completed first, and hvt_comm_name() is another.
  */
 HVT_API hvt_status hvt_comm_alloc(hvt_comm *comm, size_t bytes, void **ret_ptr);
-HVT_API void hvt_comm_release(hvt_comm *comm, void *ptr); ///< Collective. NULL is fine.
+/** Operations in flight are completed first. Collective. NULL is fine. */
+HVT_API void hvt_comm_release(hvt_comm *comm, void *ptr);
 
 /** buf of every rank = the root's, when the call returns; operations in flight come first. Collective; bytes
  * and root the same on every rank. Errors: E_ARG no such rank, and as hvt_comm_wait(). */
@@ -233,7 +261,8 @@ HVT_API hvt_status hvt_comm_combine(hvt_comm *comm, void *buf, size_t count, hvt
  * the host does not wait). Host comms do their work in here, so every rank must wait for
  * the same tickets at the same places among its other collective calls. Collective.
  * Errors: E_COMM a rank ended or left (it is named), E_MISMATCH ranks issued different operations (shm
- * alone can tell); after either the comm is of no more use. */
+ * alone can tell); after either the comm is of no more use, and every later wait for what did not run is
+ * E_COMM. */
 HVT_API hvt_status hvt_comm_wait(hvt_comm *comm, hvt_ticket ticket);
 
 /* ---- thresholds --------------------------------------------------------------------------- */
@@ -251,8 +280,9 @@ typedef struct hvt_threshold {
 
 /** The i-th one; false after the last. */
 HVT_API bool hvt_comm_threshold(int i, hvt_threshold *ret_threshold);
-/** Set thresholds: "mpi-short=8192,mpi-window=65536"; those not named stay. The same on every rank, before
- * comms are opened. check: whether it could be done. Errors: E_ARG naming what is not understood. */
+/** Set thresholds: "mpi-short=8192,mpi-window=65536"; those not named stay. The same on every rank. They are
+ * for comms that are opened from now on; open ones keep theirs. check: whether it could be done. Errors:
+ * E_ARG naming what is not understood. */
 HVT_API hvt_status hvt_comm_tune(const char *list, bool check);
 
 /* ---- overlap ------------------------------------------------------------------------------ */
@@ -272,8 +302,9 @@ typedef struct hvt_overlap {
  *
  * Waits for all that is in flight. Not collective: ranks with a worker and ranks without exchange alike,
  * the same bits; but as always, at the same place among what all ranks issue. A comm that "auto" chose does
- * not change any more. With mpi and hier the worker calls MPI. libhvt itself never does so from two threads
- * at once; a host program that calls MPI meanwhile must have initialised it with MPI_THREAD_MULTIPLE.
+ * not change any more. With mpi and hier the worker calls MPI. Below MPI_THREAD_MULTIPLE libhvt itself never
+ * does so from two threads at once; a host program that calls MPI meanwhile must have initialised it with
+ * MPI_THREAD_MULTIPLE.
  *
  * Errors: E_UNSUPPORTED (memory of a device; an MPI that a host program initialised below
  * MPI_THREAD_MULTIPLE, or one that cannot do MPI_THREAD_SERIALIZED), E_MEM, E_DEVICE: then there is none.

@@ -78,6 +78,11 @@ void hvt_device_close(hvt_device **dev)
 {
     if (!dev || !*dev)
         return;
+    if ((*dev)->comms) {
+        hvt__log(HVT_LOG_ERROR, "device %s is not closed: %d comms over it are still open; close those first",
+                 (*dev)->ops->name, (*dev)->comms);
+        return;
+    }
     (*dev)->ops->close(*dev);
     free(*dev);
     *dev = NULL;
