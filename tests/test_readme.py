@@ -67,7 +67,26 @@ for row in re.findall(r"^\| C?\d* \|.*$|^\| \|.*$", (root / "tests/conformance.m
         for name in re.findall(r"\b[a-z0-9]+(?:_[a-z0-9]+){2,}\b", names):
             truth(f"{name}_is_tested", name in source, f"not in {file}")
 
+# What stands in the step's listing is done in the file that it names.
+for name, function in [("on_grad", "hvt_distopt_on_grad"), ("step", "hvt_distopt_step"), ("forward", "hvt_model_forward")]:
+    named = re.search(rf"^ \d +{name} .*?(src/[\w/]+\.c)", text, re.M).group(1)
+    truth(f"{name}_is_in_{named}", re.search(rf"^hvt_status {function}\(", (root / named).read_text(), re.M),
+          f"{function}() is not defined there")
+
 if program:
+    # What the table of other trainers says of a flag, the program says of it, too.
+    both = 0
+    for left, right in re.findall(r"^\| (.*?) \| (.*) \|$", text[text.index("## Coming from"):text.index("Not here:")], re.M):
+        for flag in re.findall(r"`(--[a-z][\w-]*)", left):
+            p = subprocess.run([program[0], flag, "3"], capture_output=True, text=True)
+            here = p.stderr.partition("; here: ")[2].strip()
+            if not here:
+                continue
+            both += 1
+            flags = set(re.findall(r"--[a-z][a-z-]*", here)) or {"nothing"}
+            truth(f"{flag}_means_the_same_in_both", any(f in right for f in flags), f"'{here}' and '{right}'")
+    truth("flags_of_others_were_found", both >= 5, f"only {both}")
+
     # Flags that the README gives to hvtrain: behind ./hvtrain or slurm.sbatch, and all in the right column
     # of the table of other trainers.
     known = subprocess.run([program[0], "--help"], capture_output=True, text=True, check=True).stdout

@@ -20,7 +20,9 @@
  *     A wait for several operations runs them all, and tells the last failure.
  *   - A buffer of no elements may be NULL. Buffers do not overlap, but where "in place" is said.
  *   - Every rank ends with the same bits. Counts may exceed 2^31.
- *   - Memory is host memory: comms of "ref" and "cpu" devices; others get E_UNSUPPORTED.
+ *   - Memory is host memory: comms of "ref" and "cpu" devices. On a comm of another device every one of them
+ *     is refused, E_UNSUPPORTED, for device memory and for host memory alike; there hvt_comm_allreduce() and
+ *     its neighbours take the device's memory.
  *   - Cost: one gather of 64 bytes per rank, then the data, straight from owner to receiver.
  *
  * Words: rank r's *part* of a vector that all share has counts[r] elements, and the parts lie in the order of

@@ -113,7 +113,7 @@ extern "C" {
       "(elements); "                                                                                         \
       "see tune")                                                                                            \
     X(pick, wire, "f32", 0, RUN, "f32|f16|bf16|powersgd:R",                                                  \
-      "type of gradients on the way, or as factors of rank R; sums are f32")                                 \
+      "type of gradients on the way, or as factors of rank R; sums are in f32 (comm nccl: in that type)")    \
     X(bool, error_feedback, "off", 0, RUN, "on|off",                                                         \
       "16-bit wires: what rounding takes from a gradient is added to the next one")                          \
     X(pick, overlap, "auto", 0, JOB, "auto|off|worker|layers",                                               \
