@@ -5,7 +5,8 @@
  *     int main(int argc, char **argv) { RUN(ranks_times_batch_equals_big_batch); return check_done(); }
  *
  * A failed CHECK prints file, line, condition and message, and the test goes on to its end. The exit code is
- * 0, 1, or 77 when everything was skipped. CHECK_OK shows the library's error.
+ * 0, 1, or 77 when everything was skipped. CHECK_OK shows the library's error. A test that has nothing to
+ * check here says so by SKIP; one that returns without any CHECK and without a SKIP has failed.
  */
 #ifndef HVT_CHECK_H
 #define HVT_CHECK_H
@@ -32,11 +33,14 @@
 #endif
 
 static int check_failed, check_ran, check_skipped, check_now;
+static int check_count;       /* CHECKs that this test has made, in any of its threads */
+static const char *check_why; /* it is skipped for this reason */
 
 #define TEST(name) static void name(void)
 
 #define CHECK(cond, ...)                                                                                     \
     do {                                                                                                     \
+        __atomic_add_fetch(&check_count, 1, __ATOMIC_RELAXED);                                               \
         if (!(cond)) {                                                                                       \
             check_now++;                                                                                     \
             fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #cond);                                       \
@@ -62,20 +66,34 @@ static int check_failed, check_ran, check_skipped, check_now;
 
 #define RUN(name) check_run(#name, name)
 
-static inline void check_run(const char *name, void (*fn)(void))
-{
-    check_now = 0;
-    fn();
-    check_ran++;
-    check_failed += check_now > 0;
-    printf("%s %s\n", check_now ? "FAIL" : "ok  ", name);
-    fflush(stdout);
-}
+/* Leave the test: it cannot be made here, or has nothing for this rank to check. */
+#define SKIP(why)                                                                                            \
+    do {                                                                                                     \
+        check_why = (why);                                                                                   \
+        return;                                                                                              \
+    } while (0)
 
 static inline void check_skip(const char *name, const char *why)
 {
     check_skipped++;
     printf("skip %s: %s\n", name, why);
+    fflush(stdout);
+}
+
+static inline void check_run(const char *name, void (*fn)(void))
+{
+    check_now = check_count = 0;
+    check_why = NULL;
+    fn();
+    if (check_why && !check_now) {
+        check_skip(name, check_why);
+        return;
+    }
+    CHECK(check_count, "%s has checked nothing", name);
+    check_ran++;
+    check_failed += check_now > 0;
+    printf("%s %s\n", check_now ? "FAIL" : "ok  ", name);
+    fflush(stdout);
 }
 
 /* A program that runs on a GPU alone (HVT_HOSTED) ends here where there is none. */

@@ -33,13 +33,13 @@ static inline bool ranks_are_alone(void)
 /* The exit code. */
 static inline int ranks_done(void)
 {
-    double failed = check_failed;
+    double sums[] = {check_failed, check_ran};
 
-    CHECK_OK(hvt_world_fold(world, HVT_FOLD_SUM, &failed, 1));
+    CHECK_OK(hvt_world_fold(world, HVT_FOLD_SUM, sums, 2));
     hvt_device_close(&dev);
     hvt_world_close(&world);
     check_done();
-    return failed != 0;
+    return sums[0] != 0 ? 1 : sums[1] != 0 ? 0 : 77;
 }
 
 #endif /* HVT_RANKS_H */

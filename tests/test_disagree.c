@@ -33,6 +33,8 @@ TEST(what_differs_is_named_on_every_rank)
     const hvt_scale twice = {2, 1}, half = {1, 0.5};
     size_t parts[64];
 
+    if (size == 1)
+        SKIP("it takes two ranks");
     for (int bad = 1; bad < size; bad++) { /* one rank differs from all others */
         bool odd = rank == bad;
         char root[16], part[64];
@@ -132,7 +134,7 @@ TEST(a_send_and_its_receive_are_told_of_each_other)
     char text[128];
 
     if (rank > 1)
-        return;
+        SKIP("ranks 0 and 1 send and receive");
     CHECK_FAILS(hvt_send(c, x, 1, HVT_F32, rank, NULL), E_ARG, "not another one");
     CHECK_FAILS(hvt_recv(c, x, 1, HVT_F32, size, NULL), E_ARG, "not another one");
     if (size == 1)
@@ -161,7 +163,7 @@ TEST(operations_in_flight_outlive_a_refused_one)
     hvt_ticket t[3];
 
     if (size == 1)
-        return;
+        SKIP("it takes two ranks");
     CHECK_OK(hvt_allreduce(c, NULL, &a, 1, HVT_I32, HVT_SUM, NULL, &t[0]));
     CHECK_OK(hvt_allreduce(c, NULL, &b, rank == 1, HVT_I32, HVT_SUM, NULL, &t[1]));
     CHECK_OK(hvt_allreduce(c, NULL, &d, 1, HVT_I32, HVT_SUM, NULL, &t[2]));

@@ -171,7 +171,7 @@ TEST(auto_cuts_only_what_begins_before_backward_ends)
         rig r;
 
         if (!can_open("shm") || hvt_world_size(job) == 1)
-            return;
+            SKIP("it takes two ranks of a host");
         u.comm = "shm";
         u.dist.bucket_bytes = HVT_BUCKET_AUTO;
         u.dist.update = fused ? HVT_UPDATE_SHARDED : HVT_UPDATE_REPLICATED;

@@ -76,7 +76,7 @@ TEST(operations_are_done_by_progress_alone)
     double start = hvt__now(), there = 0;
 
     if (hvt_comm_open("mpi", world, dev, &c) != HVT_OK)
-        return;
+        SKIP("comm mpi cannot be opened");
     CHECK_OK(hvt_comm_alloc(c, BUCKETS * EACH * sizeof *buf, (void **)&buf));
     for (int i = 0; i < BUCKETS * EACH; i++)
         buf[i] = 1;
@@ -305,7 +305,7 @@ TEST(what_fails_on_a_worker_is_told_by_wait)
     char text[2048] = "";
 
     if (size == 1)
-        return;
+        SKIP("it takes two ranks");
     for (workers = NO_RANK; workers <= EVERY_RANK; workers++) {
         CHECK_OK(open_comm("shm", &c));
         CHECK_OK(hvt_comm_allreduce(c, x, rank ? 40 : 39, HVT_F32, &t));

@@ -142,7 +142,7 @@ TEST(different_operations_are_told_apart_on_every_rank)
     float x[32] = {0};
 
     if (size == 1)
-        return;
+        SKIP("it takes two ranks");
     CHECK_OK(hvt_comm_open("shm", world, dev, &c));
     CHECK_OK(hvt_comm_allreduce(c, x, rank == 1 ? 31 : 32, HVT_F32, &t));
     CHECK_FAILS(hvt_comm_wait(c, t), E_MISMATCH, "allreduce of 32 f32");
@@ -205,7 +205,7 @@ TEST(without_shared_memory_auto_takes_mpi_and_says_why)
     void *p = NULL;
 
     if (size == 1)
-        return;
+        SKIP("it takes two ranks");
     real_create = hvt__shm_create;
     real_attach = hvt__shm_attach;
     hvt_log_to(keep_line, NULL, HVT_LOG_WARN);

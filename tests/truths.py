@@ -4,6 +4,7 @@ import sys
 import time
 
 failures = []
+checks = 0  # that the running truth has made
 
 
 class Skip(Exception):
@@ -11,20 +12,26 @@ class Skip(Exception):
 
 
 def check(truth, *what):
+    global checks
+    checks += 1
     if not truth:
         failures.append(" ".join(str(w) for w in what))
         print("    " + failures[-1])
 
 
 def run_all(tests, names, folder):
-    """Run those of the tests that are named, or all; remove the folder; exit with 0, 1, or 77: all skipped."""
+    """Run those of the tests that are named, or all; remove the folder; exit with 0, 1, or 77: all skipped. A test
+    that has checked nothing has failed."""
+    global checks
     chosen = [t for t in tests if not names or t.__name__ in names]
     passed = skipped = 0
     for test in chosen:
         del failures[:]
+        checks = 0
         began = time.time()
         try:
             test()
+            check(checks, test.__name__, "has checked nothing")
         except Skip as why:
             print(f"skip {test.__name__}: {why}", flush=True)
             skipped += 1
