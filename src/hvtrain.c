@@ -54,6 +54,7 @@ static int answer(hvt_ask ask)
 static int fail(hvt_world *world, int code)
 {
     const char *clear = isatty(STDERR_FILENO) ? "\r\033[K" : "";
+    char why[2400];
 
     HVT_DEBUG("trace:\n%s", hvt_last_trace());
     if (!world) { /* what happened to one rank alone nobody else can say */
@@ -66,9 +67,10 @@ static int fail(hvt_world *world, int code)
             fprintf(stderr, "%shvtrain: %s\n", clear, hvt_last_error());
         return code;
     }
-    if (hvt__interrupt_last_word())
-        fprintf(stderr, "%shvtrain: rank %d on %s: %s\n", clear, hvt_world_rank(world),
-                hvt_world_host(world, hvt_world_rank(world)), hvt_last_error());
+    snprintf(why, sizeof why, "rank %d on %s: %s", hvt_world_rank(world),
+             hvt_world_host(world, hvt_world_rank(world)), hvt_last_error());
+    if (hvt__interrupt_last_word(why))
+        fprintf(stderr, "%shvtrain: %s\n", clear, why);
     hvt_world_abort(world, code);
 }
 

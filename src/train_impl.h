@@ -115,13 +115,26 @@ hvt_status hvt__st_write(const char *path, hvt_st_item *items, int n, const hvt_
 
 hvt_status hvt__checkpoint_folder(const char *dir); /* make it if need be; can files be written there? */
 
+/* ---- eval.c ---- */
+
+/* Images whose loss is 2^30 nats or more, infinite, or NaN. */
+typedef struct hvt__odd_losses {
+    int64_t large, inf, nan;
+} hvt__odd_losses;
+
+/* hvt_evaluate(), which tells how many images each batch of this rank had, once it is evaluated, and in the end
+ * how many losses were odd. */
+typedef void hvt__evaluated_fn(void *ctx, int images);
+hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt__evaluated_fn *tell,
+                         void *ctx, hvt_loss *ret_loss, hvt__odd_losses *ret_odd);
+
 /* ---- interrupt.c: SIGINT and SIGTERM ---- */
 
 hvt_status hvt__interrupt_open(hvt_world *world); /* Collective. */
 void hvt__interrupt_close(void);
 /* This rank is about to abort: may it say why? Then the others of its host say nothing from now on. False:
- * one of them says why already, and had a moment for it. */
-bool hvt__interrupt_last_word(void);
+ * one of them says why already, and had a moment for it. Rank 0 ends its log with `why`. */
+bool hvt__interrupt_last_word(const char *why);
 void hvt__interrupt_unlink(const char *path); /* remove this file if stopped now; NULL: no more */
 void hvt__interrupt_bar(bool shown);          /* a progress bar stands on stderr's last line */
 
@@ -204,7 +217,7 @@ typedef struct hvt_epoch_report {
  * worker, between layers; NAN: not tried. */
 hvt_status hvt__report_overlap(hvt_reporter *rep, const char *overlap, const double seconds[3]);
 hvt_status hvt__report_epoch(hvt_reporter *rep, const hvt_epoch_report *r);
-hvt_status hvt__report_eval(hvt_reporter *rep, int epoch, const hvt_loss *loss);
+hvt_status hvt__report_eval(hvt_reporter *rep, int epoch, const hvt_loss *loss, const hvt__odd_losses *odd);
 
 typedef struct hvt_end_report {
     double seconds, first_update; /* since the process began; first_update < 0: none */
@@ -215,6 +228,8 @@ typedef struct hvt_end_report {
     int64_t device_peak_bytes; /* the same of GPU memory; 0 on host devices */
 } hvt_end_report;
 
+/* The run ends with hvt_last_error(): the log's last record says so, if it has a first one. */
+void hvt__report_failed(hvt_reporter *rep, int64_t steps);
 hvt_status hvt__report_end(hvt_reporter *rep, const hvt_options *opts, const hvt_end_report *r);
 
 /* ---- eta.c ---- */
@@ -232,11 +247,6 @@ typedef struct hvt__rest {
 double hvt__seconds_left(const hvt__rest *r);
 
 /* ---- eval.c ---- */
-
-/* hvt_evaluate(), which tells how many images each batch of this rank had, once it is evaluated. */
-typedef void hvt__evaluated_fn(void *ctx, int images);
-hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt__evaluated_fn *tell,
-                         void *ctx, hvt_loss *ret_loss);
 
 /* ---- process.c ---- */
 

@@ -11,6 +11,7 @@
 #include "hvt/train.h"
 
 #include <dirent.h>
+#include <math.h>
 
 static hvt_device *dev;
 static int rank, size;
@@ -347,6 +348,61 @@ TEST(an_evaluation_is_that_of_one_rank_to_the_last_image)
     rig_close(&r);
 }
 
+/* The head's weights become 0: its outputs are its biases, and the loss of an image is that of its label. */
+static void set_outputs(rig *r, const float *bias)
+{
+    hvt_model *m = r->m;
+
+    for (int p = 0; p < m->nparam_tensors; p++) {
+        size_t count = m->param[p].count, name = strlen(m->param[p].name);
+        float *zero = calloc(count, sizeof *zero);
+
+        if (count == 7 && name > 5 && !strcmp(m->param[p].name + name - 5, ".bias") && bias)
+            memcpy(zero, bias, 7 * sizeof *bias);
+        CHECK_OK(hvt_device_upload(m->dev, m->params + m->param[p].offset, zero, count * sizeof *zero));
+        free(zero);
+    }
+}
+
+/* Labels are 0 to 6 in turn. All terms are multiples of M/4, so that the sum is exact in a long double. */
+TEST(losses_of_any_size_are_summed_exactly_and_what_is_not_finite_is_counted)
+{
+    static const float most[] = {0x1p20f, 0x1p29f, 0x1.fffffp30f, 0x1.234566p60f, 0x1.8p119f, 0x1.8p127f};
+    enum { IMAGES = 5 * 7 };
+    own o = {SIDE, SIDE, 3, .closed = 0};
+    setup u = usual(job, size);
+    hvt_dataset *set = own_set(&o, IMAGES);
+    hvt_loss loss, alone;
+    rig r;
+
+    u.classes = 7;
+    u.norm = false;
+    CHECK_OK(rig_prepare(&r, &u));
+    for (size_t i = 0; i < HVT_LEN(most); i++) {
+        float m = most[i], bias[7] = {m, m / 2, 0, -m / 4, m * .75f, m / 4, m / 2};
+        long double want = 0;
+
+        for (int k = 0; k < 7; k++)
+            want += (long double)(IMAGES / 7) * (m - bias[k]);
+        set_outputs(&r, bias);
+        loss = evaluate(&r, job, set, HVT_TAIL_EXACT);
+        CHECK(loss.sum == (double)want && loss.count == IMAGES && loss.top1 == IMAGES / 7,
+              "of losses up to %a the sum is %.17g, not %.17Lg; %lld first", (double)m, loss.sum, want,
+              (long long)loss.top1);
+    }
+    for (int bad = 1; bad <= 3; bad++) {
+        float far = 3e38f, bias[7] = {far, bad & 1 ? -far : 0, 0, bad & 2 ? NAN : 0};
+
+        set_outputs(&r, bias);
+        loss = evaluate(&r, job, set, HVT_TAIL_EXACT);
+        alone = evaluate(&r, lone, set, HVT_TAIL_EXACT);
+        CHECK(bad & 2 ? isnan(loss.sum) : loss.sum == INFINITY, "kind %d: %g", bad, loss.sum);
+        CHECK(loss.count == IMAGES && loss.top1 == (bad & 2 ? 0 : IMAGES / 7) && loss.top1 == alone.top1 &&
+                  loss.top5 == alone.top5 && (loss.sum == alone.sum || isnan(alone.sum)),
+              "kind %d: %lld of %lld", bad, (long long)loss.top1, (long long)loss.count);
+    }
+    hvt_dataset_close(&set);
+
 /* ---- mistakes ----------------------------------------------------------------------------------------- */
 
 TEST(what_is_missing_is_an_argument_error)
@@ -496,6 +552,7 @@ int main(void)
     RUN(uneven_batches_are_weighted_by_their_true_counts);
     RUN(weights_after_many_steps_are_equal_on_all_ranks_and_in_every_run);
     RUN(an_evaluation_is_that_of_one_rank_to_the_last_image);
+    RUN(losses_of_any_size_are_summed_exactly_and_what_is_not_finite_is_counted);
     RUN(what_is_missing_is_an_argument_error);
     RUN(buckets_that_ranks_disagree_about_stay_as_they_were);
     failed = check_failed;

@@ -263,6 +263,27 @@ TEST(an_unknown_data_set_lists_the_known_ones)
                 "'imagenet'; there are: synth, cifar10");
 }
 
+TEST(a_cifar_file_that_becomes_shorter_is_an_error_that_names_it)
+{
+    const char *dir = in_folder("shorter");
+    char path[200];
+    hvt_dataset *set = NULL;
+    uint8_t pixels[3 * 1024];
+    int label;
+
+    mkdir(dir, 0777);
+    write_cifar(dir, "test_batch.bin", 9, 20, -1, 0, 0);
+    CHECK_OK(open_cifar(dir, false, 0, &set));
+    check_cifar_image(set, 19, 9, 19);
+    snprintf(path, sizeof path, "%s/test_batch.bin", dir);
+    CHECK(truncate(path, 3073 * 7 + 100) == 0, "cannot cut %s", path);
+    check_cifar_image(set, 6, 9, 6);
+    CHECK_FAILS(hvt_dataset_get(set, 7, pixels, &label), E_IO,
+                "shorter/test_batch.bin: ends in record 7 of 20: it became shorter");
+    CHECK_FAILS(hvt_dataset_get(set, 19, pixels, &label), E_IO, "test_batch.bin: ends in record 19 of 20");
+    hvt_dataset_close(&set);
+}
+
 TEST(the_real_cifar_has_its_known_counts)
 {
     const char *dir = getenv("HVT_TEST_CIFAR10");
@@ -520,10 +541,10 @@ int main(void)
     RUN(the_fingerprint_of_cifar_sees_labels_and_sizes);
     RUN(bad_cifar_files_are_refused_by_name);
     RUN(an_unknown_data_set_lists_the_known_ones);
+    RUN(a_cifar_file_that_becomes_shorter_is_an_error_that_names_it);
     if (getenv("HVT_TEST_CIFAR10"))
         RUN(the_real_cifar_has_its_known_counts);
-    else
-        check_skip("the_real_cifar_has_its_known_counts", "HVT_TEST_CIFAR10 names no folder");
+    else check_skip("the_real_cifar_has_its_known_counts", "HVT_TEST_CIFAR10 names no folder");
 
     RUN(synth_draws_the_same_bytes_on_every_machine);
     RUN(synth_is_what_its_options_say);

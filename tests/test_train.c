@@ -106,7 +106,7 @@ static int abort_ranks(bool all)
         hvt_world_agree(world, HVT_OK);
     else
         usleep(300000);
-    if (hvt__interrupt_last_word())
+    if (hvt__interrupt_last_word("it fails"))
         fprintf(stderr, "rank %d fails\n", hvt_world_rank(world));
     hvt_world_abort(world, 1);
 }

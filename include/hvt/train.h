@@ -223,7 +223,8 @@ typedef struct hvt_report {
  * Collective: every rank of the world. On failure the message is in hvt_last_error(). If
  * hvt_last_error_is_agreed(), all ranks return it. If not, the other ranks may be waiting for this one: print
  * it, then call hvt_world_abort(); what the run held is not freed in that case.
- * Errors: as the parts'; E_DIVERGED naming step and loss.
+ * Errors: as the parts'; E_DIVERGED where the loss of an update is not finite, naming the update, what to
+ * try, and the last good checkpoint. A loss of the evaluation never ends a run.
  */
 HVT_API hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_report *ret_report);
 
@@ -235,9 +236,15 @@ HVT_API hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_repo
  */
 HVT_API hvt_status hvt_tune(const hvt_options *opts, hvt_world *world);
 
-/** Exact loss, top-1 and top-5 over a loader's images on all ranks: each image's loss is rounded to 2^-24 and
- * summed as an integer, counts are counts, and one sum over ranks ends it; so the result is equal for every
- * partition. Collective. Errors: E_DIVERGED naming the first image whose loss is not finite. */
+/**
+ * Exact loss, top-1 and top-5 over a loader's images on all ranks: each image's loss is rounded to 2^-24 nats
+ * and summed as an integer that holds any number of floats, counts are counts, and one sum over ranks ends
+ * it; so the result is equal for every partition.
+ *
+ * A loss that is large is summed like any other. If the loss of an image is infinite the sum is infinite, if
+ * one is NaN (or -infinity, which no cross-entropy is) the sum is NaN; an image whose loss is NaN counts as a
+ * miss. None of this is an error. Collective. Errors: those of the loader and the model, on all ranks alike.
+ */
 HVT_API hvt_status hvt_evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt_loss *ret_loss);
 
 /* ---- files -------------------------------------------------------------------------------- */

@@ -73,11 +73,11 @@ void hvt__set_last_word(hvt__last_word_fn *vote)
     atomic_store(&last_word, vote);
 }
 
-bool hvt__has_last_word(void)
+bool hvt__has_last_word(const char *why)
 {
     hvt__last_word_fn *vote = atomic_load(&last_word);
 
-    return !vote || vote();
+    return !vote || vote(why);
 }
 
 double hvt__now(void)

@@ -1,10 +1,14 @@
 /*
- * CIFAR-10 in its official binary layout, memory-mapped.
+ * CIFAR-10 in its official binary layout.
  *
  * A file is a run of records of 3,073 bytes: one label, then 1,024 bytes each of red, green and blue, rows
  * first. Training images lie in data_batch_1.bin ... data_batch_5.bin in this order, test images in
  * test_batch.bin. Every file may hold any positive number of records. Sizes and labels are checked once, at
- * open, so that get() has nothing left to refuse.
+ * open.
+ *
+ * Files stay open, and each image is one pread() from the page cache: half a microsecond more than from a
+ * mapping, beside a millisecond of training. A mapping would be a SIGBUS where the file becomes shorter or
+ * its disk fails while the run reads it; here both are an error that names the file and the record.
  * Source: https://www.cs.toronto.edu/~kriz/cifar.html, "Binary version".
  */
 #include "data_impl.h"
@@ -15,7 +19,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 enum { SIDE = 32, PIXELS = SIDE * SIDE, RECORD = 1 + 3 * PIXELS, CLASSES = 10, FILES_MAX = 5 };
@@ -27,7 +30,8 @@ static const char subfolder[] = "cifar-10-batches-bin"; /* what the official arc
 
 typedef struct cifar {
     struct {
-        const uint8_t *data; /* [records, RECORD] */
+        int fd;
+        char *path;
         size_t bytes;
         uint32_t end; /* number of the first image behind this file */
     } file[FILES_MAX];
@@ -38,24 +42,43 @@ static void close_cifar(void *ctx)
 {
     cifar *c = ctx;
 
-    for (int i = 0; i < c->nfiles; i++)
-        munmap((void *)c->file[i].data, c->file[i].bytes);
+    for (int i = 0; i < c->nfiles; i++) {
+        close(c->file[i].fd);
+        free(c->file[i].path);
+    }
     free(c);
+}
+
+/* Records [first, first + count) of file i. */
+static hvt_status read_records(const cifar *c, int i, size_t first, size_t count, uint8_t *ret_records)
+{
+    size_t got = 0, bytes = count * RECORD;
+
+    while (got < bytes) {
+        ssize_t n = pread(c->file[i].fd, ret_records + got, bytes - got, (off_t)(first * RECORD + got));
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        HVT_CHECK(n >= 0, E_IO, "%s: cannot read record %zu: %s", c->file[i].path, first + got / RECORD,
+                  strerror(errno));
+        HVT_CHECK(n > 0, E_IO, "%s: ends in record %zu of %zu: it became shorter after it was opened",
+                  c->file[i].path, first + got / RECORD, c->file[i].bytes / RECORD);
+        got += (size_t)n;
+    }
+    return HVT_OK;
 }
 
 static hvt_status get_cifar(void *ctx, uint32_t index, uint8_t *ret_pixels, int *ret_label)
 {
     const cifar *c = ctx;
-    const uint8_t *record, *red, *green, *blue;
+    uint8_t record[RECORD];
+    const uint8_t *red = record + 1, *green = red + PIXELS, *blue = green + PIXELS;
     uint32_t first = 0;
     int i = 0;
 
     while (index >= c->file[i].end)
         first = c->file[i++].end;
-    record = c->file[i].data + (size_t)(index - first) * RECORD;
-    red = record + 1;
-    green = red + PIXELS;
-    blue = green + PIXELS;
+    HVT_TRY(read_records(c, i, index - first, 1, record));
     *ret_label = record[0];
     for (int p = 0; p < PIXELS; p++) {
         ret_pixels[3 * p] = red[p];
@@ -65,54 +88,59 @@ static hvt_status get_cifar(void *ctx, uint32_t index, uint8_t *ret_pixels, int 
     return HVT_OK;
 }
 
-/* Map one file behind those already mapped. */
-static hvt_status map_file(cifar *c, const char *path)
+/* Open one file behind those already open. */
+static hvt_status open_file(cifar *c, const char *path)
 {
     uint64_t bytes;
-    void *data;
+    char *kept;
     int fd;
-    hvt_status s = HVT_OK;
+    hvt_status s;
 
     HVT_TRY(hvt__open_regular(path, &fd, &bytes));
-    HVT_CHECK_OR(done, bytes > 0 && bytes % RECORD == 0, E_FORMAT,
+    HVT_CHECK_OR(fail, bytes > 0 && bytes % RECORD == 0, E_FORMAT,
                  "%s holds %" PRIu64 " bytes, expected a positive multiple of %d: record %" PRIu64
                  " is cut off",
                  path, bytes, RECORD, bytes / RECORD);
-    data = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-    HVT_CHECK_OR(done, data != MAP_FAILED, E_IO, "cannot map %s (%" PRIu64 " bytes): %s", path, bytes,
-                 strerror(errno));
-    c->file[c->nfiles].data = data;
+    kept = strdup(path);
+    HVT_CHECK_OR(fail, kept, E_MEM, "no memory for the name of %s", path);
+    c->file[c->nfiles].fd = fd;
+    c->file[c->nfiles].path = kept;
     c->file[c->nfiles++].bytes = bytes;
-done:
+    return HVT_OK;
+fail:
     close(fd);
     return s;
 }
 
-/* Check and hash the labels of the file mapped last; count its images. */
+/* Check and hash the labels of the file opened last; count its images. */
 static hvt_status read_labels(cifar *c, const char *path, hvt_dataset_info *info)
 {
-    const uint8_t *data = c->file[c->nfiles - 1].data;
+    enum { AT_ONCE = 512 };
     size_t records = c->file[c->nfiles - 1].bytes / RECORD;
-    uint8_t labels[512];
-    size_t n = 0;
+    uint8_t *block, labels[AT_ONCE];
+    hvt_status s = HVT_OK;
 
     HVT_CHECK(records <= UINT32_MAX - info->count, E_FORMAT, "%s: %zu records after %u are too many", path,
               records, info->count);
+    block = malloc((size_t)AT_ONCE * RECORD);
+    HVT_CHECK(block, E_MEM, "no memory to read %s", path);
     info->fingerprint = hvt__mix(info->fingerprint ^ records);
-    for (size_t i = 0; i < records; i++) {
-        uint8_t label = data[i * RECORD];
+    for (size_t first = 0; first < records; first += AT_ONCE) {
+        size_t n = records - first < AT_ONCE ? records - first : AT_ONCE;
 
-        HVT_CHECK(label < CLASSES, E_FORMAT, "%s, record %zu: label is %d, expected 0 to %d", path, i, label,
-                  CLASSES - 1);
-        labels[n++] = label;
-        if (n == sizeof labels || i + 1 == records) {
-            info->fingerprint = hvt__hash(info->fingerprint, labels, n);
-            n = 0;
+        HVT_TRY_OR(done, read_records(c, c->nfiles - 1, first, n, block));
+        for (size_t i = 0; i < n; i++) {
+            labels[i] = block[i * RECORD];
+            HVT_CHECK_OR(done, labels[i] < CLASSES, E_FORMAT, "%s, record %zu: label is %d, expected 0 to %d",
+                         path, first + i, labels[i], CLASSES - 1);
         }
+        info->fingerprint = hvt__hash(info->fingerprint, labels, n);
     }
     info->count += (uint32_t)records;
     c->file[c->nfiles - 1].end = info->count;
-    return HVT_OK;
+done:
+    free(block);
+    return s;
 }
 
 static hvt_status join(char *path, const char *dir, const char *sub, const char *file)
@@ -154,7 +182,7 @@ static hvt_status open_cifar(const hvt_dataset_opts *opts, hvt_source *ret_sourc
     HVT_CHECK(c, E_MEM, "no memory for data set 'cifar10' (%zu bytes)", sizeof *c);
     for (int i = 0; i < n; i++) {
         HVT_TRY_OR(fail, join(path, opts->dir, sub, names[i]));
-        HVT_TRY_OR(fail, map_file(c, path));
+        HVT_TRY_OR(fail, open_file(c, path));
         HVT_TRY_OR(fail, read_labels(c, path, &info));
     }
     *ret_source = (hvt_source){.info = info, .get = get_cifar, .close = close_cifar, .ctx = c};

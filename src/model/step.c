@@ -6,6 +6,8 @@
 #include "base_impl.h"
 #include "layers.h"
 
+#include <math.h>
+
 hvt_status hvt__step_open(hvt_model *m)
 {
     const hvt_step_state fresh = {.images = 1,
@@ -73,6 +75,8 @@ static const char *owner(const hvt_model *m, uint64_t at)
 
 hvt_status hvt__model_stopped(const hvt_model *m, const hvt_step_state *s)
 {
+    double loss = isnan(s->stop_loss) ? (double)NAN : s->stop_loss; /* a NaN has no sign to tell of */
+
     if (s->stop == HVT_STOP_NOT)
         return HVT_OK;
     if (s->stop == HVT_STOP_SCALE && s->interval)
@@ -83,8 +87,8 @@ hvt_status hvt__model_stopped(const hvt_model *m, const hvt_step_state *s)
                         "gradients are not finite in %d updates one after the other: %s is the first",
                         s->skips_in_row, owner(m, s->stop_bad));
     if (s->stop_step < s->steps)
-        return HVT_FAIL(E_DIVERGED, "the loss is %g", s->stop_loss);
-    return HVT_FAIL(E_DIVERGED, "the loss is %g over the %lld images of this step", s->stop_loss,
+        return HVT_FAIL(E_DIVERGED, "the loss is %g", loss);
+    return HVT_FAIL(E_DIVERGED, "the loss is %g over the %lld images of this step", loss,
                     (long long)s->images);
 }
 

@@ -1,38 +1,89 @@
 /*
- * Exact evaluation. Each image's loss is rounded to 2^-24 and added as an integer, so the sum depends neither
- * on the order nor on who adds which images; top-1 and top-5 are counts anyway.
+ * Exact evaluation. Each image's loss is rounded to 2^-24 nats and added as an integer, so the sum depends
+ * neither on the order nor on who adds which images; top-1 and top-5 are counts anyway.
+ *
+ * The integer is wide enough for every finite float: the largest is below 2^128 nats, which is 2^152 units,
+ * and at most 2^32 images make that 2^184. It is kept as limbs of 30 bits in words of 64, so that no addition
+ * carries: a float touches two limbs, and 2^32 additions of less than 2^30 stay below 2^62, on one rank and
+ * over all of them alike. Carries are settled once, at the end.
+ *
+ * A loss that is infinite or NaN has no place in an integer. These are counted, and decide the sum.
  */
 #include "train_impl.h"
 #include "base_impl.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
-enum { LOW_BITS = 40 };
-#define TOO_LARGE 0x1p30f /* nats: no loss of a network that still computes */
+enum { LIMB = 30, LIMBS = 7, UNIT = 24 /* a loss is counted in 2^-UNIT nats */ };
+#define LARGE 0x1p30f /* nats */
 
 typedef struct tally {
-    __int128 sum; /* of losses, in 2^-24 nats */
+    int64_t limb[LIMBS]; /* the sum is that of limb[i] * 2^(LIMB * i) */
     int64_t top1, top5, count;
-    int64_t bad;    /* the lowest number of an image whose loss is too large or NaN; INT64_MAX: none */
-    float bad_loss; /* its loss */
+    int64_t large, inf, nan; /* images with such a loss */
 } tally;
 
-static void add_row(tally *t, uint32_t id, float loss, int32_t place)
+/* Add units * 2^shift. |units| < 2^55 where shift is 0, else < 2^24. */
+static void add_units(tally *t, int64_t units, int shift)
 {
-    if (!(fabsf(loss) < TOO_LARGE)) {
-        if ((int64_t)id < t->bad) {
-            t->bad = (int64_t)id;
-            t->bad_loss = loss;
-        }
-        return;
+    int64_t low = units * ((int64_t)1 << shift % LIMB);
+    int64_t *limb = t->limb + shift / LIMB;
+
+    limb[0] += low & (((int64_t)1 << LIMB) - 1);
+    limb[1] += low >> LIMB;
+}
+
+static void add_loss(tally *t, float loss)
+{
+    int exponent;
+
+    if (fabsf(loss) < LARGE) {
+        add_units(t, llrint((double)loss * (1 << UNIT)), 0);
+    } else if (isfinite(loss)) { /* all 24 bits of it lie above the unit */
+        int64_t units = llrintf(ldexpf(frexpf(loss, &exponent), 24));
+
+        add_units(t, units, exponent - 24 + UNIT);
+        t->large++;
+    } else if (loss > 0) {
+        t->inf++;
+    } else {
+        t->nan++;
     }
-    t->sum += llrint((double)loss * 0x1p24);
-    t->top1 += place < 1;
-    t->top5 += place < 5;
+}
+
+/* No logit compares with a NaN, so there the label's place says nothing: the image is a miss. */
+static void add_row(tally *t, float loss, int32_t place)
+{
+    add_loss(t, loss);
+    t->top1 += !isnan(loss) && place < 1;
+    t->top5 += !isnan(loss) && place < 5;
     t->count++;
+}
+
+/* In nats, rounded once. */
+static double sum_of(tally *t)
+{
+    __int128 v;
+    int scale = -UNIT;
+    bool rest = false;
+
+    if (t->nan || t->inf)
+        return t->nan ? (double)NAN : (double)INFINITY;
+    for (int i = 0; i + 1 < LIMBS; i++) { /* the last one takes the sign */
+        t->limb[i + 1] += t->limb[i] >> LIMB;
+        t->limb[i] &= ((int64_t)1 << LIMB) - 1;
+    }
+    v = t->limb[LIMBS - 1];
+    for (int i = LIMBS - 2; i >= 0; i--) {
+        if (v < (__int128)1 << 90 && v >= -((__int128)1 << 90)) {
+            v = v * ((__int128)1 << LIMB) + t->limb[i];
+        } else { /* v has bits enough: of the rest it only matters whether there is any */
+            rest = rest || t->limb[i];
+            scale += LIMB;
+        }
+    }
+    return ldexp((double)(rest ? v | 1 : v), scale);
 }
 
 /* This rank's images. */
@@ -59,7 +110,7 @@ static hvt_status count_images(hvt_model *m, hvt_loader *loader, hvt__evaluated_
         HVT_TRY_OR(done, hvt_model_forward(m, &b, false));
         HVT_TRY_OR(done, hvt_model_rows(m, loss, place));
         for (int i = 0; i < b.count; i++)
-            add_row(t, b.ids[i], loss[i], place[i]);
+            add_row(t, loss[i], place[i]);
         if (tell)
             tell(ctx, b.count);
     }
@@ -69,49 +120,31 @@ done:
     return s;
 }
 
-/* On every rank, of the lowest such image of all ranks. Each image is one rank's, which tells its loss. */
-static hvt_status refuse(hvt_world *world, int64_t bad, const tally *mine)
+hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt__evaluated_fn *tell,
+                         void *ctx, hvt_loss *ret_loss, hvt__odd_losses *ret_odd)
 {
-    uint32_t bits;
-    int64_t told = 0;
-    float loss;
-    hvt_status s;
+    tally t = {0};
+    int64_t counts[6];
 
-    memcpy(&bits, &mine->bad_loss, sizeof bits);
-    if (mine->bad == bad)
-        told = bits;
-    HVT_TRY(hvt_world_fold_i64(world, HVT_FOLD_MAX, &told, 1));
-    bits = (uint32_t)told;
-    memcpy(&loss, &bits, sizeof loss);
-    s = HVT_FAIL(E_DIVERGED, "evaluation: the loss of image %" PRId64 " is %g, expected less than %g", bad,
-                 isnan(loss) ? (double)NAN : (double)loss, (double)TOO_LARGE);
-    hvt__error_agreed(true);
-    return s;
+    HVT_TRY(hvt_world_agree(world, count_images(m, loader, tell, ctx, &t)));
+    counts[0] = t.top1;
+    counts[1] = t.top5;
+    counts[2] = t.count;
+    counts[3] = t.large;
+    counts[4] = t.inf;
+    counts[5] = t.nan;
+    HVT_TRY(hvt_world_fold_i64(world, HVT_FOLD_SUM, t.limb, LIMBS)); /* two folds, neither needs memory */
+    HVT_TRY(hvt_world_fold_i64(world, HVT_FOLD_SUM, counts, 6));
+    t.inf = counts[4];
+    t.nan = counts[5];
+    *ret_loss = (hvt_loss){sum_of(&t), counts[0], counts[1], counts[2]};
+    *ret_odd = (hvt__odd_losses){counts[3], counts[4], counts[5]};
+    return HVT_OK;
 }
 
 hvt_status hvt_evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt_loss *ret_loss)
 {
-    return hvt__evaluate(m, loader, world, NULL, NULL, ret_loss);
-}
+    hvt__odd_losses odd;
 
-hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt__evaluated_fn *tell,
-                         void *ctx, hvt_loss *ret_loss)
-{
-    tally t = {.bad = INT64_MAX};
-    int64_t sums[5], bad;
-
-    HVT_TRY(hvt_world_agree(world, count_images(m, loader, tell, ctx, &t)));
-    bad = t.bad;
-    HVT_TRY(hvt_world_fold_i64(world, HVT_FOLD_MIN, &bad, 1));
-    if (bad != INT64_MAX)
-        return refuse(world, bad, &t);
-    sums[0] = (int64_t)(t.sum >> LOW_BITS); /* two parts: their sums over ranks cannot overflow */
-    sums[1] = (int64_t)(t.sum & (((__int128)1 << LOW_BITS) - 1));
-    sums[2] = t.top1;
-    sums[3] = t.top5;
-    sums[4] = t.count;
-    HVT_TRY(hvt_world_fold_i64(world, HVT_FOLD_SUM, sums, 5));
-    t.sum = (__int128)sums[0] * ((__int128)1 << LOW_BITS) + sums[1];
-    *ret_loss = (hvt_loss){(double)t.sum * 0x1p-24, sums[2], sums[3], sums[4]};
-    return HVT_OK;
+    return hvt__evaluate(m, loader, world, NULL, NULL, ret_loss, &odd);
 }

@@ -2,8 +2,9 @@
  * What a run tells: JSON lines in the log, and on stderr progress and results; report_start.c has what it
  * tells first. Only rank 0 has a reporter; on the others it is NULL and every call does nothing.
  *
- * A *record* is one line of the log, flushed at once; a number that is not finite is null there. The *bar* is
- * one line redrawn in place where stderr is a terminal; anything else that is printed first clears it.
+ * A *record* is one line of the log, written at once (log_file.c); a number that is not finite is null there.
+ * The *bar* is one line redrawn in place where stderr is a terminal; anything else that is printed first
+ * clears it.
  */
 #include "report.h"
 
@@ -35,18 +36,71 @@ static double mean_loss(const hvt_loss *loss)
     return loss->count ? loss->sum / (double)loss->count : NAN;
 }
 
+/* line NULL: there was no memory for it. Nothing of it is in the log then. */
+static hvt_status write_record(hvt_reporter *rep, char *line)
+{
+    size_t bytes = line ? strlen(line) + 1 : 0;
+    bool wrote;
+
+    HVT_CHECK(line, E_MEM, "--log %s: no memory for a record", rep->path);
+    line[bytes - 1] = '\n'; /* in the place of the 0 */
+    wrote = hvt__log_line(fileno(rep->log), line, bytes);
+    HVT_CHECK(wrote, E_IO, "--log %s: cannot write: %s", rep->path, strerror(errno));
+    return HVT_OK;
+}
+
 hvt_status hvt__report_put(hvt_reporter *rep, json_t *record)
 {
     char *line = record ? json_dumps(record, JSON_COMPACT | JSON_REAL_PRECISION(12)) : NULL;
-    bool wrote;
+    hvt_status s = HVT_OK;
 
     json_decref(record);
-    HVT_CHECK(line, E_MEM, "--log %s: no memory for a record", rep->path);
-    errno = 0;
-    wrote = fprintf(rep->log, "%s\n", line) > 0 && fflush(rep->log) == 0;
+    s = write_record(rep, line);
     free(line);
-    HVT_CHECK(wrote, E_IO, "--log %s: cannot write: %s", rep->path, strerror(errno));
+    if (!rep->begun) {
+        HVT_TRY(s);
+        rep->begun = true;
+        hvt__log_begun(fileno(rep->log));
+    } else if (s && rep->missing++ == 0) {
+        HVT_WARN("%s; training goes on, and records are missing until it can be written again",
+                 hvt_last_error());
+    }
     return HVT_OK;
+}
+
+static void say_missing(hvt_reporter *rep)
+{
+    if (rep->missing)
+        HVT_WARN("--log %s: %lld record%s missing: it could not be written", rep->path,
+                 (long long)rep->missing, rep->missing > 1 ? "s are" : " is");
+    rep->missing = 0;
+}
+
+/* A path may hold what is no UTF-8, which JSON is made of. */
+static json_t *text(const char *any)
+{
+    json_t *whole = json_string(any);
+    char plain[HVT__LOG_WHY];
+
+    if (whole)
+        return whole;
+    hvt__log_quote(any, plain);
+    return json_loads(plain, JSON_DECODE_ANY, NULL);
+}
+
+void hvt__report_failed(hvt_reporter *rep, int64_t steps)
+{
+    hvt__error why;
+
+    if (!rep || !rep->begun)
+        return;
+    hvt__error_take(&why); /* what is printed afterwards */
+    hvt__report_put(rep, json_pack("{s:s, s:s, s:o, s:o, s:I, s:I}", "record", "end", "status", "failed",
+                                   "error", text(why.text), "seconds", hvt__number(hvt__process_seconds()),
+                                   "steps", (json_int_t)steps, "missing", (json_int_t)rep->missing));
+    hvt__log_ended();
+    say_missing(rep);
+    hvt__error_put(&why);
 }
 
 /* Is it one that this run reads: --init's, --resume's or the `last` of that folder? Or another that it
@@ -111,8 +165,10 @@ void hvt__report_close(hvt_reporter **rep)
     if (!*rep)
         return;
     hvt__interrupt_bar(false);
-    if ((*rep)->log)
-        fclose((*rep)->log);
+    hvt__log_ended();
+    say_missing(*rep);
+    if ((*rep)->log && fclose((*rep)->log)) /* where writing is put off: NFS, quotas */
+        HVT_WARN("--log %s: the last records may be missing: %s", (*rep)->path, strerror(errno));
     free(*rep);
     *rep = NULL;
 }
@@ -283,20 +339,23 @@ hvt_status hvt__report_overlap(hvt_reporter *rep, const char *overlap, const dou
     return HVT_OK;
 }
 
-hvt_status hvt__report_eval(hvt_reporter *rep, int epoch, const hvt_loss *loss)
+hvt_status hvt__report_eval(hvt_reporter *rep, int epoch, const hvt_loss *loss, const hvt__odd_losses *odd)
 {
     double top1 = percent(loss->top1, loss->count), top5 = percent(loss->top5, loss->count);
-    char text[200];
+    char text[200], mean[32];
+
+    snprintf(mean, sizeof mean, fabs(mean_loss(loss)) < 1e6 ? "%.4f" : "%g", mean_loss(loss));
 
     if (!rep)
         return HVT_OK;
     if (rep->log)
-        HVT_TRY(
-            hvt__report_put(rep, json_pack("{s:s, s:i, s:o, s:o, s:o, s:I}", "record", "eval", "epoch", epoch,
-                                           "loss", hvt__number(mean_loss(loss)), "top1", hvt__number(top1),
-                                           "top5", hvt__number(top5), "count", (json_int_t)loss->count)));
-    snprintf(text, sizeof text, "test after epoch %d: loss %.4f, top-1 %.2f %%, top-5 %.2f %% of %lld images",
-             epoch, mean_loss(loss), top1, top5, (long long)loss->count);
+        HVT_TRY(hvt__report_put(rep, json_pack("{s:s, s:i, s:o, s:o, s:o, s:I, s:I, s:I}", "record", "eval",
+                                               "epoch", epoch, "loss", hvt__number(mean_loss(loss)), "top1",
+                                               hvt__number(top1), "top5", hvt__number(top5), "count",
+                                               (json_int_t)loss->count, "nan", (json_int_t)odd->nan, "inf",
+                                               (json_int_t)odd->inf)));
+    snprintf(text, sizeof text, "test after epoch %d: loss %s, top-1 %.2f %%, top-5 %.2f %% of %lld images",
+             epoch, mean, top1, top5, (long long)loss->count);
     if (!rep->evaluates) {
         hvt__report_say(rep, "%s", text);
         return HVT_OK;
@@ -317,12 +376,14 @@ hvt_status hvt__report_end(hvt_reporter *rep, const hvt_options *opts, const hvt
     snprintf(hex, sizeof hex, "%016" PRIx64, r->weights);
     if (rep->log)
         HVT_TRY(hvt__report_put(
-            rep, json_pack("{s:s, s:o, s:I, s:I, s:o, s:s, s:o, s:I, s:I}", "record", "end", "seconds",
-                           hvt__number(r->seconds), "steps", (json_int_t)r->steps, "skipped",
-                           (json_int_t)r->skipped, "loss_scale", hvt__number(r->loss_scale), "weights", hex,
-                           "first_update_s", r->first_update < 0 ? json_null() : hvt__number(r->first_update),
-                           "peak_bytes", (json_int_t)r->peak_bytes, "device_peak_bytes",
-                           (json_int_t)r->device_peak_bytes)));
+            rep,
+            json_pack("{s:s, s:s, s:o, s:I, s:I, s:o, s:s, s:o, s:I, s:I, s:I}", "record", "end", "status",
+                      "done", "seconds", hvt__number(r->seconds), "steps", (json_int_t)r->steps, "skipped",
+                      (json_int_t)r->skipped, "loss_scale", hvt__number(r->loss_scale), "weights", hex,
+                      "first_update_s", r->first_update < 0 ? json_null() : hvt__number(r->first_update),
+                      "peak_bytes", (json_int_t)r->peak_bytes, "device_peak_bytes",
+                      (json_int_t)r->device_peak_bytes, "missing", (json_int_t)rep->missing)));
+    hvt__log_ended();
     duration(r->seconds, took);
     if (r->device_peak_bytes)
         hvt__report_say(rep, "GPU memory: at most %.0f MiB on a rank",

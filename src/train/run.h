@@ -15,6 +15,13 @@ typedef struct hvt__trial {
     int64_t after;                             /* updates that come before */
 } hvt__trial;
 
+/* A checkpoint that this job wrote. */
+typedef struct hvt__kept {
+    bool good; /* its loss in evaluation was finite, or was not asked for; false too where there is none */
+    int epoch; /* 1-based */
+    int64_t steps; /* updates */
+} hvt__kept;
+
 typedef struct run {
     const hvt_options *opts; /* borrowed */
     hvt_world *world;        /* borrowed */
@@ -47,6 +54,8 @@ typedef struct run {
     double best;                                  /* top-1 in percent of `best` */
     hvt_loss test;                                /* the last evaluation */
     int64_t tested, saved;                        /* at how many updates; -1: not yet */
+    hvt__kept last_kept, best_kept;
+    bool warned_large, warned_infinite; /* of losses in evaluation */
 
     /* of this job, in seconds and images of training alone */
     double seconds;

@@ -1,17 +1,20 @@
 /*
  * A run: epochs of steps, each followed by evaluation and a checkpoint.
  *
- * Two kinds of failure. Agreed ones (a loss that is not finite, a checkpoint that rank 0 could not write)
- * come back on all ranks alike, and everything is closed. A failure inside a step is this rank's alone: the
- * others are on their way into an exchange, so nothing collective may follow, and the caller ends the job.
+ * Two kinds of failure. Agreed ones (a training loss that is not finite, a checkpoint that rank 0 could not
+ * write) come back on all ranks alike, and everything is closed. A failure inside a step is this rank's
+ * alone: the others are on their way into an exchange, so nothing collective may follow, and the caller ends
+ * the job.
  *
  * Time is counted in two parts: training, from which img/s and the fractions follow, and the rest. Time in
  * which the process was stopped is in neither.
  */
+#include "log_file.h"
 #include "run.h"
 #include "base/trace.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -79,30 +82,71 @@ hvt_status hvt__step(run *t, double lr, bool *ret_end)
 
 /* ---- telling about it ---- */
 
-/* Numbers that are not finite: say when. The distributed optimizer counts the updates of this job. */
-static hvt_status name_step(const run *t, hvt_status s)
+/* What may keep the numbers finite, for this run's options. */
+static void say_remedies(const run *t, char *text, size_t bytes)
+{
+    size_t n = (size_t)snprintf(text, bytes, "try a lower --lr (it is %g)", t->set.lr);
+
+    if (t->opts->warmup_epochs == 0)
+        n += (size_t)snprintf(text + n, bytes - n, ", --warmup-epochs");
+    if (t->set.amp == HVT_F16)
+        n += (size_t)snprintf(text + n, bytes - n, ", --amp bf16 or f32");
+    else if (t->set.amp == HVT_BF16)
+        n += (size_t)snprintf(text + n, bytes - n, ", --amp f32");
+    if (t->set.wire == HVT_F16)
+        snprintf(text + n, bytes - n, ", --wire bf16 or f32");
+}
+
+/* The newest checkpoint of this run whose loss is known to be finite, or was not asked for. */
+static void say_checkpoint(const run *t, char *text, size_t bytes)
+{
+    const hvt__kept *k = t->last_kept.good ? &t->last_kept : &t->best_kept;
+
+    if (t->saved < 0 && *t->opts->resume)
+        snprintf(text, bytes, "the last good checkpoint is %s (epoch %" PRId64 ", update %" PRId64 ")",
+                 t->opts->resume, t->first_epoch + (t->first_step > 0), t->first_steps);
+    else if (k->good)
+        snprintf(text, bytes, "the last good checkpoint is %s/%s.safetensors (epoch %d, update %" PRId64 ")",
+                 t->opts->save, k == &t->best_kept ? "best" : "last", k->epoch, k->steps);
+    else if (*t->opts->save)
+        snprintf(text, bytes, "this run has saved no good checkpoint");
+    else
+        snprintf(text, bytes, "there is no checkpoint (--save DIR keeps some)");
+}
+
+/* Numbers that are not finite: say when, what to try, and what to go on from. */
+static hvt_status name_diverged(const run *t, const char *when, hvt_status s)
 {
     bool agreed = hvt_last_error_is_agreed();
-    int64_t nth = t->first_step + hvt_distopt_stopped(t->dist) - 1; /* since the first epoch of this job */
+    char remedies[200], checkpoint[HVT_OPTION_VALUE + 200];
 
     if (s != HVT_E_DIVERGED)
         return s;
-    s = HVT_FAIL(E_DIVERGED, "update %" PRId64 " (%" PRId64 " of epoch %" PRId64 "): %s",
-                 t->first_steps + hvt_distopt_stopped(t->dist), nth % t->steps_per_epoch + 1,
-                 t->first_epoch + nth / t->steps_per_epoch + 1, hvt_last_error());
+    say_remedies(t, remedies, sizeof remedies);
+    say_checkpoint(t, checkpoint, sizeof checkpoint);
+    s = HVT_FAIL(E_DIVERGED, "%s: %s; %s; %s", when, hvt_last_error(), remedies, checkpoint);
     hvt__error_agreed(agreed);
     return s;
 }
 
+/* The distributed optimizer counts the updates of this job. */
+static hvt_status name_step(const run *t, hvt_status s)
+{
+    int64_t nth = t->first_step + hvt_distopt_stopped(t->dist) - 1; /* since the first epoch of this job */
+    char when[100];
+
+    snprintf(when, sizeof when, "update %" PRId64 " (%" PRId64 " of epoch %" PRId64 ")",
+             t->first_steps + hvt_distopt_stopped(t->dist), nth % t->steps_per_epoch + 1,
+             t->first_epoch + nth / t->steps_per_epoch + 1);
+    return name_diverged(t, when, s);
+}
+
 static hvt_status name_last_step(const run *t, hvt_status s)
 {
-    bool agreed = hvt_last_error_is_agreed();
+    char when[40];
 
-    if (s != HVT_E_DIVERGED)
-        return s;
-    s = HVT_FAIL(E_DIVERGED, "after update %" PRId64 ": %s", t->steps, hvt_last_error());
-    hvt__error_agreed(agreed);
-    return s;
+    snprintf(when, sizeof when, "after update %" PRId64, t->steps);
+    return name_diverged(t, when, s);
 }
 
 static void add_loss(hvt_loss *sum, const hvt_loss *more)
@@ -240,6 +284,7 @@ static hvt_status train_epoch(run *t)
         t->recent_steps++;
         t->step++;
         t->steps++;
+        hvt__log_at(t->steps);
         if (t->first_update < 0)
             t->first_update = hvt__process_seconds();
         HVT_TRY(tell_step(t, lr));
@@ -278,19 +323,37 @@ static void show_evaluation(void *ctx, int images)
     hvt__report_eval_bar(t->rep, done < all ? done : all, all);
 }
 
+/* Once a run: such losses are common where moving statistics are young, and pass. */
+static void warn_of_losses(run *t, const hvt__odd_losses *odd)
+{
+    if (odd->nan + odd->inf && !t->warned_infinite && t->rank == 0)
+        HVT_WARN("evaluation after update %" PRId64 ": of %" PRId64 " losses %" PRId64 " are NaN and %" PRId64
+                 " infinite; training goes on (a lower --lr or --warmup-epochs may help)",
+                 t->steps, t->test.count, odd->nan, odd->inf);
+    else if (odd->large && !t->warned_large && t->rank == 0)
+        HVT_WARN("evaluation after update %" PRId64 ": %" PRId64 " of %" PRId64
+                 " losses are 2^30 or more; training goes on (moving statistics may be young, or --lr is too "
+                 "high)",
+                 t->steps, odd->large, t->test.count);
+    t->warned_infinite = t->warned_infinite || odd->nan + odd->inf;
+    t->warned_large = t->warned_large || odd->large;
+}
+
 static hvt_status evaluate(run *t)
 {
     double start = hvt__running();
+    hvt__odd_losses odd;
 
     if (t->tested == t->steps)
         return HVT_OK;
     t->evaluated = 0;
     hvt__trace_begin(HVT__EVALUATE, -1);
-    HVT_TRY(name_last_step(
-        t, hvt__traced(hvt__evaluate(t->model, t->test_data, t->world, show_evaluation, t, &t->test))));
+    HVT_TRY(hvt__traced(
+        hvt__evaluate(t->model, t->test_data, t->world, show_evaluation, t, &t->test, &odd)));
     t->eval_seconds = hvt__running() - start;
     t->tested = t->steps;
-    return hvt__report_eval(t->rep, t->epoch + (t->step > 0), &t->test);
+    warn_of_losses(t, &odd);
+    return hvt__report_eval(t->rep, t->epoch + (t->step > 0), &t->test, &odd);
 }
 
 /* On rank 0: `last`, and `best` if it is. */
@@ -307,21 +370,32 @@ static hvt_status write_checkpoints(run *t, double top1)
     return s;
 }
 
+/* Weights whose loss is not finite are kept, but never as the best. */
 static hvt_status save(run *t)
 {
-    double top1 =
-        t->tested == t->steps && t->test.count ? 100.0 * (double)t->test.top1 / (double)t->test.count : -1;
+    bool tested = t->tested == t->steps && t->test.count, good = !tested || isfinite(t->test.sum);
+    double top1 = tested && good ? 100.0 * (double)t->test.top1 / (double)t->test.count : -1;
     double start = hvt__running();
+    hvt_status s;
 
     if (!*t->opts->save || (t->saved == t->steps && top1 <= t->best))
         return HVT_OK;
     hvt__trace_begin(HVT__SAVE, -1);
     HVT_TRY(hvt_distopt_gather(t->dist, 0));
-    HVT_TRY(name_last_step(
-        t, hvt__traced(hvt_world_agree(t->world, t->rank == 0 ? write_checkpoints(t, top1) : HVT_OK))));
+    s = hvt__traced(hvt_world_agree(t->world, t->rank == 0 ? write_checkpoints(t, top1) : HVT_OK));
+    if (s == HVT_E_DIVERGED && t->steps < t->end) { /* the files of before stay; only the loss ends a run */
+        if (t->rank == 0)
+            HVT_WARN("after update %" PRId64 ": %s; training goes on", t->steps, hvt_last_error());
+        return HVT_OK;
+    }
+    HVT_TRY(name_last_step(t, s));
     t->save_seconds = hvt__running() - start;
     t->saved = t->steps;
-    t->best = top1 > t->best ? top1 : t->best;
+    t->last_kept = (hvt__kept){good, t->epoch + (t->step > 0), t->steps};
+    if (top1 > t->best) {
+        t->best = top1;
+        t->best_kept = t->last_kept;
+    }
     return HVT_OK;
 }
 
@@ -329,7 +403,7 @@ static hvt_status train(run *t)
 {
     while (t->steps < t->end) {
         HVT_TRY(train_epoch(t));
-        /* before saving: weights whose evaluation fails replace nothing */
+        /* before saving: what is found decides whether these weights are the best */
         if (t->steps == t->end || (t->opts->eval_freq && t->step == 0 && t->epoch % t->opts->eval_freq == 0))
             HVT_TRY(evaluate(t));
         HVT_TRY(save(t));
@@ -390,6 +464,8 @@ hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_report *ret_
     HVT_TRY_OR(done, finish(&t, &report));
     *ret_report = report;
 done:
+    if (s)
+        hvt__report_failed(t.rep, t.steps);
     if (s == HVT_OK || t.size == 1 || hvt_last_error_is_agreed())
         hvt__teardown(&t); /* else the others are elsewhere, and would not come */
     if (watched)
