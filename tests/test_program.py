@@ -305,8 +305,8 @@ FIELDS = {
              "exchange_bytes seed lr amp loss_scale options options_from",
     "step": "epoch step loss top1 lr img_s loss_scale skipped",
     "epoch": "epoch train_loss top1 top5 img_s seconds exposed_comm data_wait loss_scale skipped",
-    "eval": "epoch loss top1 top5 count",
-    "end": "seconds steps skipped loss_scale weights first_update_s peak_bytes",
+    "eval": "epoch loss top1 top5 count nan inf",
+    "end": "status missing seconds steps skipped loss_scale weights first_update_s peak_bytes",
 }
 
 
@@ -908,7 +908,7 @@ def a_kill_at_any_moment_leaves_a_whole_checkpoint():
 
 def a_run_that_diverges_leaves_the_checkpoint_of_before():
     for ranks in [0, 2] if MPIRUN else [0]:
-        for more in ["--steps 3", "--steps 4 --eval-freq 0", "--steps 5"]:
+        for more in ["--steps 4 --eval-freq 0", "--steps 5"]:
             shutil.rmtree(path("diverged"), ignore_errors=True)
             base = "--shards 2 --batch 8 --save diverged".split()
             train(base + ["--steps", "2"], ranks)
@@ -916,8 +916,6 @@ def a_run_that_diverges_leaves_the_checkpoint_of_before():
             rc, _, err = run(TINY + base + "--resume diverged --lr 1e30".split() + more.split(), ranks)
             ours = [line for line in err if line.startswith("hvtrain") and "warning:" not in line]
             check(rc == 1 and len(ours) == 1 and re.search(r"update \d", ours[0]), more, ranks, rc, err)
-            if more == "--steps 3":
-                check(re.search(r"after update 3: .*( is |holds )-?(nan|inf|[\d.]+e\+\d+)", ours[0]), ours)
             now = {n: open(n, "rb").read() for n in glob.glob(path("diverged/*"))}
             check(now == before, more, ranks, "files changed:", sorted(now), sorted(before))
             rc, _, err = run(["--resume", "diverged", "--evaluate", "--quiet", "--threads", "1"])
@@ -972,13 +970,6 @@ def best_is_of_the_run_that_goes_on():
     check(rc == 0 and len([line for line in err if "run-b holds a checkpoint of another run" in line]) == 1, rc, err)
     header, _ = read_safetensors("run-b/best.safetensors")
     check(header["__metadata__"]["top1"] != "100", "best is that of the other run")
-
-
-def a_log_that_fails_late_ends_all_ranks():
-    rc, _, err = run(TINY + "--log late --print-freq 1 --epochs 50".split(), 2, timeout=60, file_limit=6000)
-    ours = [line for line in err if line.startswith("hvtrain") and "warning:" not in line]
-    check(rc not in (0, None), rc)
-    check(len(ours) == 1 and "--log late" in ours[0] and "rank 0" in ours[0], ours)
 
 
 # ---- interrupts ----
@@ -1093,7 +1084,6 @@ TESTS = [
     an_earlier_log_survives_what_ends_before_the_run,
     a_log_that_is_a_file_to_be_read_is_refused,
     best_is_of_the_run_that_goes_on,
-    a_log_that_fails_late_ends_all_ranks,
     an_interrupt_is_one_line_and_exit_130,
     an_interrupt_of_many_ranks_is_one_line,
     a_rank_that_fails_alone_has_the_last_word,
