@@ -122,8 +122,8 @@ typedef struct hvt__odd_losses {
     int64_t large, inf, nan;
 } hvt__odd_losses;
 
-/* hvt_evaluate(), which tells how many images each batch of this rank had, once it is evaluated, and in the end
- * how many losses were odd. */
+/* hvt_evaluate(), which tells how many images each batch of this rank had, once it is evaluated, and in the
+ * end how many losses were odd. */
 typedef void hvt__evaluated_fn(void *ctx, int images);
 hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt__evaluated_fn *tell,
                          void *ctx, hvt_loss *ret_loss, hvt__odd_losses *ret_odd);
@@ -245,8 +245,6 @@ typedef struct hvt__rest {
 } hvt__rest;
 
 double hvt__seconds_left(const hvt__rest *r);
-
-/* ---- eval.c ---- */
 
 /* ---- process.c ---- */
 

@@ -402,6 +402,8 @@ TEST(losses_of_any_size_are_summed_exactly_and_what_is_not_finite_is_counted)
               "kind %d: %lld of %lld", bad, (long long)loss.top1, (long long)loss.count);
     }
     hvt_dataset_close(&set);
+    rig_close(&r);
+}
 
 /* ---- mistakes ----------------------------------------------------------------------------------------- */
 

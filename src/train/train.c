@@ -348,8 +348,7 @@ static hvt_status evaluate(run *t)
         return HVT_OK;
     t->evaluated = 0;
     hvt__trace_begin(HVT__EVALUATE, -1);
-    HVT_TRY(hvt__traced(
-        hvt__evaluate(t->model, t->test_data, t->world, show_evaluation, t, &t->test, &odd)));
+    HVT_TRY(hvt__traced(hvt__evaluate(t->model, t->test_data, t->world, show_evaluation, t, &t->test, &odd)));
     t->eval_seconds = hvt__running() - start;
     t->tested = t->steps;
     warn_of_losses(t, &odd);
