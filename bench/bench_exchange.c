@@ -198,7 +198,7 @@ static void by_mpi(way *w)
     hvt_model *m = w->m;
     const float *g = m->grads, *at;
 
-    must(hvt__model_begin_step(m, size, (double)lr));
+    must(hvt__model_begin_step(m, size, (double)lr, NULL));
     if (w->kind == MPI_FUSED)
         MPI_Allreduce(MPI_IN_PLACE, m->grads, (int)m->arena_count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     else

@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(THREADS) xent_kernel(__grid_constant__ const h
     }
 
     const int label = a.labels[row];
-    const float target = to_float(x[label]);
+    /* no label of any class: nothing beside the logits is read, and the loss says it */
+    const float target = label >= 0 && label < a.classes ? to_float(x[label]) : NAN;
     scan all = {-INFINITY, 0, 0};
     float sum = 0;
 

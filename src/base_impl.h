@@ -31,6 +31,10 @@ void hvt__error_put(const hvt__error *taken);
             return HVT_FAIL(code, __VA_ARGS__);                                                              \
     } while (0)
 
+/* Refuse NULL for what a public function needs: HVT_GIVEN(m, "a model"); */
+#define HVT_GIVEN(pointer, what)                                                                             \
+    HVT_CHECK((pointer) != NULL, E_ARG, "%s() needs %s, but got NULL", __func__, what)
+
 /* Call, and on failure return the same status. */
 #define HVT_TRY(call)                                                                                        \
     do {                                                                                                     \
@@ -61,6 +65,7 @@ void hvt__error_put(const hvt__error *taken);
 #define HVT_LEN(a) (sizeof(a) / sizeof *(a))
 
 void hvt__log(hvt_log_level level, const char *fmt, ...) HVT_PRINTF(2, 3);
+#define HVT_ERROR(...) hvt__log(HVT_LOG_ERROR, __VA_ARGS__)
 #define HVT_WARN(...)  hvt__log(HVT_LOG_WARN, __VA_ARGS__)
 #define HVT_INFO(...)  hvt__log(HVT_LOG_INFO, __VA_ARGS__)
 #define HVT_DEBUG(...) hvt__log(HVT_LOG_DEBUG, __VA_ARGS__)

@@ -29,6 +29,7 @@
 #ifndef HVT_DEVICE_IMPL_H
 #define HVT_DEVICE_IMPL_H
 
+#include "base/users.h"
 #include "hvt/device.h"
 
 typedef uint64_t hvt_mark; /* a point in the device's queue */
@@ -135,11 +136,14 @@ typedef struct hvt_xent_args {
  * need not wait to know it, and a recorded step runs again with new values. One per model. The rules are
  * hvt__step_settle's in device/step.h, one text for all devices.
  */
+enum { HVT__STEP_WORDS = 6, HVT__STEP_TOLD = 1 + 2 * HVT__STEP_WORDS, HVT__STEP_SUMS = 3 + HVT__STEP_TOLD };
+
 typedef struct hvt_step_state {
     /* written before each step, by one put of HVT__STEP_PUT bytes */
     double images; /* in the global batch */
     float lr;
-    int32_t skips_in_row; /* not put: settle's own, steps skipped one after the other until now */
+    float told[HVT__STEP_TOLD]; /* summed over ranks, see device/step.h */
+    int32_t skips_in_row;       /* not put: settle's own, steps skipped one after the other until now */
     /* loss scaling, torch.amp.GradScaler's; written at the start of a run */
     float loss_scale;             /* xent multiplies dlogits by it; 1: none */
     float growth, backoff, floor; /* 2, 0.5, and the least scale */
@@ -160,12 +164,13 @@ typedef struct hvt_step_state {
     uint64_t stop_bad;
 } hvt_step_state;
 
-enum { HVT__STEP_PUT = sizeof(double) + sizeof(float) };
+enum { HVT__STEP_PUT = sizeof(double) + (1 + HVT__STEP_TOLD) * sizeof(float) };
 
 typedef enum hvt_stop {
     HVT_STOP_NOT,
-    HVT_STOP_LOSS, /* the loss is not finite */
-    HVT_STOP_SCALE /* gradients are not finite at the least loss scale, or without one that could fall */
+    HVT_STOP_LOSS,  /* the loss is not finite */
+    HVT_STOP_SCALE, /* gradients are not finite at the least loss scale, or without one that could fall */
+    HVT_STOP_TOLD   /* ranks were told different things of this step */
 } hvt_stop;
 
 typedef struct hvt_sgd_args {
@@ -298,7 +303,8 @@ typedef struct hvt_device_ops {
     /* --- a step's decision --- */
     /* step->bad = least of it and base + i over all i whose g[i] is not finite */
     hvt_status (*check)(hvt_device *d, size_t n, const float *g, uint64_t base, hvt_step_state *step);
-    /* sums [3], over the global batch: loss in nats, hits among the first 1 and 5 */
+    /* sums [HVT__STEP_SUMS], over the global batch: loss in nats, hits among the first 1 and 5, what was told
+     */
     hvt_status (*settle)(hvt_device *d, hvt_step_state *step, const float *sums);
 
     /* --- images: crop, flip, normalise, bytes to floats --- */
@@ -312,7 +318,7 @@ struct hvt_device {
     int index, threads;
     bool deterministic, tf32, share, direct; /* as hvt_device_opts */
     bool yield;                              /* whoever waits gives the core away at once */
-    int comms;                               /* over it; they are closed before */
+    hvt__users users;
 };
 
 /*

@@ -17,7 +17,13 @@
 #include "hvt/model.h"
 #include "device_impl.h"
 
-enum { HVT_LAYER_IN = 2, HVT_LAYER_PARAMS = 2, HVT_LAYER_ARGS = 5, HVT_NAME_MAX = 96, HVT_RIDER_SUMS = 4 };
+enum {
+    HVT_LAYER_IN = 2,
+    HVT_LAYER_PARAMS = 2,
+    HVT_LAYER_ARGS = 5,
+    HVT_NAME_MAX = 96,
+    HVT_RIDER_SUMS = HVT__STEP_SUMS
+};
 
 typedef struct hvt_layer hvt_layer;
 
@@ -75,6 +81,7 @@ struct hvt_layer {
 
 struct hvt_model {
     hvt_device *dev; /* borrowed */
+    hvt__users users;
     hvt_layer *layer;
     int nlayer, cap;
     hvt_status mistake; /* first builder error; reported by plan */
@@ -92,6 +99,8 @@ struct hvt_model {
     /* the last forward */
     const int32_t *labels; /* borrowed from its batch, as the input's y is */
     int real;              /* its images; -1 before the first */
+    int shard;             /* its shard; -1: it does not say */
+    bool walks_back;       /* a backward pass is under way */
     bool backward_next;    /* it was a training pass, and backward has not used it up yet */
 
     hvt_param *param; /* in arena order */
@@ -103,7 +112,7 @@ struct hvt_model {
     float *params, *grads;
     size_t arena_count; /* rider included */
     size_t rider_count; /* [0, rider_count) of grads; the last HVT_RIDER_SUMS of it are sum of loss, hits
-                           among the first 1 and 5, and 0 */
+                           among the first 1 and 5, and what ranks were told of the step, see device/step.h */
     uint16_t *copy;     /* the parameters in `type`, which convolutions read; NULL: that is f32 */
     bool copy_stale;    /* not by an update, which writes it, too: the next forward pass makes it anew */
     float *stats;
@@ -115,6 +124,8 @@ struct hvt_model {
     bool grads_placed, params_placed; /* they belong to a comm, not to the device */
 
     hvt_step_state *step; /* device memory */
+    float first_scale;    /* the loss scale that a run begins with */
+    int64_t inits;        /* how often parameters were initialised */
     hvt_loss taken;       /* its counts when the loss was taken last */
     int64_t tracked;      /* training steps seen by batch norm: num_batches_tracked */
     uint64_t version; /* moves whenever parameters change: packed copies made for an older one are stale */
@@ -133,8 +144,9 @@ void hvt__model_changed(hvt_model *m);
 void hvt__model_updated(hvt_model *m);
 /* The 16-bit copy, if it is stale. */
 hvt_status hvt__model_refresh(hvt_model *m);
-/* A step over so many images of all shards begins. */
-hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr);
+/* A step over so many images of all shards begins. told: see device/step.h; NULL: nothing is to be compared.
+ */
+hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr, const float told[HVT__STEP_TOLD]);
 /* The rider holds sums over all shards, and m->step->bad what check found: settle the step and, unless it
  * ends the run, update moving statistics. counts[shards]: images of every shard. */
 hvt_status hvt__model_end_step(hvt_model *m, const int *counts, int shards);

@@ -45,6 +45,7 @@ hvt_status hvt__memory_make(hvt__memory *memory, int ranks);
 struct hvt_optim {
     const hvt_optim_ops *ops;
     hvt_model *m; /* borrowed */
+    hvt__users users;
     hvt_optim_opts opts;
     float *v;     /* momentum, device memory: v[i - v_at] is of element i of the arenas; NULL: keeps none */
     size_t v_at;  /* 0, but in slices */

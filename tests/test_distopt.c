@@ -54,6 +54,8 @@ TEST(gradients_are_added_along_the_tree_over_shards)
         sum = malloc(n * sizeof *sum);
         CHECK_OK(hvt_device_download(r.dev, sum, r.m->grads, n * sizeof *sum));
         for (size_t i = 0; i < n; i++) {
+            if (i >= r.m->rider_count - HVT__STEP_TOLD && i < r.m->rider_count)
+                continue; /* what ranks were told of the step */
             for (int k = 0; k < ranks; k++) {
                 for (int s = 0; s < local; s++)
                     x[s] = leaf(k * local + s, i);

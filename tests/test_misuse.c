@@ -360,7 +360,7 @@ TEST(what_is_still_in_use_is_not_closed)
     CHECK_OK(hvt_comm_open("auto", half, dev, &c));
     listen();
     hvt_device_close(&dev);
-    CHECK(was_heard("1 comms over it are still open") && dev, "%s", heard);
+    CHECK(was_heard("it is used by 1 comm; close") && dev, "%s", heard);
     listen();
     hvt_world_close(&half);
     CHECK(was_heard("1 comms and 1 groups of it are still open") && half, "%s", heard);

@@ -393,7 +393,7 @@ static void check_param(rig *r, const hvt_param *p, double want, const char *wha
 /* A step over so many images, at a rate of .1, that may update. */
 static void settle(rig *r, int images)
 {
-    CHECK_OK(hvt__model_begin_step(r->m, images, .1));
+    CHECK_OK(hvt__model_begin_step(r->m, images, .1, NULL));
     CHECK_OK(hvt__model_end_step(r->m, &images, 1));
 }
 

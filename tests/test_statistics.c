@@ -67,7 +67,7 @@ TEST(moving_statistics_take_the_shards_moments_by_their_images)
                 first += counts[shard];
             }
             memcpy(m->grads, sum, m->rider_count * sizeof *sum);
-            CHECK_OK(hvt__model_begin_step(m, 9, .1));
+            CHECK_OK(hvt__model_begin_step(m, 9, .1, NULL));
             CHECK_OK(hvt__model_end_step(m, counts, 4));
             CHECK(m->tracked == 1, "%lld steps tracked", (long long)m->tracked);
             for (int c = 0; c < 2; c++) {
@@ -135,7 +135,7 @@ TEST(a_loss_that_is_not_finite_changes_nothing)
             CHECK_OK(hvt_model_forward(n.m, &n.batch, true));
             n.m->grads[n.m->rider_count - HVT_RIDER_SUMS] = bad[i];
             CHECK_OK(hvt__model_set_state(n.m, &before_step));
-            CHECK_OK(hvt__model_begin_step(n.m, 5, .1));
+            CHECK_OK(hvt__model_begin_step(n.m, 5, .1, NULL));
             CHECK_OK(hvt__model_end_step(n.m, (int[]){5}, 1));
             CHECK_FAILS(hvt__model_stopped(n.m, n.m->step), E_DIVERGED, text[i]);
             CHECK(!n.m->step->apply, "the step may update");

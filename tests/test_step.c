@@ -24,7 +24,7 @@ static hvt_step_state begun(float loss_scale, int interval)
 /* One step: is its gradient finite? */
 static void settle(hvt_device *d, hvt_step_state *s, bool finite, float loss)
 {
-    const float g = finite ? 1 : INFINITY, sums[] = {loss, 3, 5};
+    const float g = finite ? 1 : INFINITY, sums[HVT__STEP_SUMS] = {loss, 3, 5};
 
     CHECK_OK(d->ops->check(d, 1, &g, 77, s));
     CHECK_OK(d->ops->settle(d, s, sums));

@@ -49,6 +49,7 @@ HVT_API hvt_status hvt_dataset_open(const char *name, const hvt_dataset_opts *op
  * the first so many; 0 = all. Errors: E_ARG (no get(), no image, fewer than 2 classes, other than 1 to 3
  * channels, a side beyond 16384), E_MEM. */
 HVT_API hvt_status hvt_dataset_from(const hvt_source *source, uint32_t limit, hvt_dataset **ret_set);
+/** After its loaders, else it stays and that is logged: see hvt_device_close(). */
 HVT_API void hvt_dataset_close(hvt_dataset **set);
 HVT_API const hvt_dataset_info *hvt_dataset_describe(const hvt_dataset *set);
 /** Image `index`: [height,width,channels] bytes and a label. May be called from several threads at once.

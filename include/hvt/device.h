@@ -43,6 +43,10 @@ typedef struct hvt_device_opts {
  * E_UNSUPPORTED not in this build or not on this processor, E_MEM.
  */
 HVT_API hvt_status hvt_device_open(const char *name, const hvt_device_opts *opts, hvt_device **ret_dev);
+/** After all that was made with it: models, loaders, comms, recordings. Closed while one of them is there, it
+ * stays open and *dev stays what it is: one line of log names what uses it, nothing is harmed, and it may be
+ * closed once they are. The same holds for a model and its optimizers, an optimizer and its distributed ones,
+ * a data set and its loaders. */
 HVT_API void hvt_device_close(hvt_device **dev);
 HVT_API const char *hvt_device_name(const hvt_device *dev); ///< "ref", "cpu"
 HVT_API const char *hvt_device_isa(const hvt_device *dev);  ///< as hvt_cpu_isa_name; "plain" for ref
@@ -72,8 +76,9 @@ HVT_API hvt_status hvt_device_sync(hvt_device *dev);
 
 /* The cpu device's table of instruction sets, weakest first: 0 .. hvt_cpu_isa_count()-1. */
 HVT_API int hvt_cpu_isa_count(void);
-HVT_API const char *hvt_cpu_isa_name(int i); ///< "portable", "neon", "avx2", "avx512", "avx512_bf16", "amx"
-HVT_API bool hvt_cpu_isa_supported(int i);   ///< built in, and this processor has it
+HVT_API const char *
+hvt_cpu_isa_name(int i); ///< "portable", "neon", "avx2", "avx512", "avx512_bf16", "amx"; NULL: none
+HVT_API bool hvt_cpu_isa_supported(int i); ///< built in, and this processor has it
 /** Supported, and worth taking unasked: "auto" is the last such set. avx512_bf16 is not on Intel's
  * processors, where multiplying pairs of bf16 takes longer than multiplying floats; f32 is computed alike by
  * both. */

@@ -37,6 +37,7 @@ typedef hvt_status hvt_grad_fn(void *ctx, size_t first, size_t end);
 
 /** dev is borrowed. Errors: E_ARG no device, E_MEM. */
 HVT_API hvt_status hvt_model_create(hvt_device *dev, hvt_model **ret_model);
+/** After its optimizers, else it stays and that is logged: see hvt_device_close(). */
 HVT_API void hvt_model_free(hvt_model **model);
 
 /** Name the layer appended next; its parameters are name.weight, name.bias, name.running_mean, ...
@@ -76,9 +77,9 @@ HVT_API const char *hvt_zoo_name(int i);
 HVT_API hvt_status hvt_model_set_type(hvt_model *m, hvt_dtype t);
 
 /** Settle shapes, algorithms and memory for `batch` images per shard. The loss is softmax cross-entropy of
- * `logits`. Errors: E_SHAPE naming the first mistaken layer and its shapes, E_MEM, E_ARG (no batch, planned
- * already), E_UNSUPPORTED (the device does not compute in this type). After E_MEM a smaller batch may be
- * tried. */
+ * `logits`. Errors: E_SHAPE naming the first mistaken layer and its shapes (also logits of one class), E_MEM,
+ * E_ARG (no batch, planned already), E_UNSUPPORTED (the device does not compute in this type). After E_MEM a
+ * smaller batch may be tried. */
 HVT_API hvt_status hvt_model_plan(hvt_model *m, int batch, hvt_value logits);
 HVT_API hvt_order hvt_model_order(const hvt_model *m);      ///< the row order that the input must have
 HVT_API hvt_dtype hvt_model_input_type(const hvt_model *m); ///< the type that the input must have
@@ -98,12 +99,16 @@ HVT_API hvt_memory hvt_model_memory(const hvt_model *m);
 HVT_API int hvt_model_classes(const hvt_model *m);
 
 /** torchvision's initialisation (kaiming normal, fan out; linear U(+-1/sqrt(fan in))), keyed by
- * (seed, parameter name, element): the same on every device. */
+ * (seed, parameter name, element): the same on every device. A run begins anew: moving statistics, momentum,
+ * the loss scale and what gradients' codecs kept are as at first, a step that ended the run (E_DIVERGED) is
+ * forgotten, and its distributed optimizer may be used again as it is. Counts of steps and of skipped updates
+ * go on. Between steps; on all ranks, where there are several. */
 HVT_API hvt_status hvt_model_init(hvt_model *m, uint64_t seed);
 
 /** train: batch statistics, everything kept for backward. Else: moving statistics, no gradients.
  * The batch is read again by backward, so it must stay valid until then. Errors: E_SHAPE (not as planned),
- * E_ARG (not planned). */
+ * E_ARG (not planned; shard or count are not those of its shard_counts; a label that is no class: names it,
+ * the image and the shard. On devices whose memory the host does not see such an image's loss is NaN). */
 HVT_API hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train);
 /** Gradients of the loss SUM over the batch's real images (not the mean). on_grad (may be NULL) is called
  * after both backward passes of a layer, with spans that follow each other without holes from 0 to the

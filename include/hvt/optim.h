@@ -29,6 +29,7 @@ typedef struct hvt_optim_opts {
 
 /** m is borrowed and must be planned. Errors: E_ARG (a value out of its range, m not planned), E_MEM. */
 HVT_API hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim **ret_optim);
+/** After its distributed optimizers, else it stays and that is logged: see hvt_device_close(). */
 HVT_API void hvt_optim_free(hvt_optim **optim);
 
 /**
@@ -186,8 +187,8 @@ HVT_API void hvt_distopt_between(hvt_distopt *dist, bool on);
 /** Plan the buckets anew, between steps, as if created with these sizes; what was recorded before must have
  * been freed. HVT_BUCKET_AUTO once more: for the comm as it is now, whose worker may have come or gone on
  * rank 0, as may hvt_distopt_between(), from what was measured before. The bits do not change. Collective.
- * Errors, on every rank alike, and then the old plan stays: E_ARG (in the middle of a step), E_MEM, E_MISMATCH
- * (the ranks ask for different buckets). */
+ * Errors, on every rank alike, and then the old plan stays: E_ARG (in the middle of a step), E_MEM,
+ * E_MISMATCH (the ranks ask for different buckets). */
 HVT_API hvt_status hvt_distopt_replan(hvt_distopt *dist, size_t bucket_bytes, size_t first_bytes);
 /** Parameters, moving statistics and optimizer state from root to all; state that lies in slices on the ranks
  * is left as it is unless it was loaded on root. Collective, between steps. */
@@ -198,11 +199,13 @@ HVT_API hvt_status hvt_distopt_broadcast(hvt_distopt *dist, int root);
 HVT_API hvt_status hvt_distopt_gather(hvt_distopt *dist, int root);
 
 /** Start a step. shard_counts[shards]: images per shard of this step, on all ranks the same (hvt_batch has
- * them); lr: the rate of this update. Sends nothing. Errors: E_ARG (not local_shards * ranks shards, a
- * negative count, no image at all, a rate that is no number). */
+ * them); lr: the rate of this update, too. Sends nothing: words made of both travel with the sums of losses,
+ * and ranks that were given different ones learn of it in this very step, see hvt_distopt_step(). Errors:
+ * E_ARG (not local_shards * ranks shards, a negative count, no image at all, a rate that is no number). */
 HVT_API hvt_status hvt_distopt_begin(hvt_distopt *dist, const int *shard_counts, int shards, double lr);
 /** The hvt_grad_fn to give hvt_model_backward(), once per local shard and step, empty shards too. Launches a
- * bucket as soon as the last shard's backward has passed its end. */
+ * bucket as soon as the last shard's backward has passed its end. Errors: E_ARG, also where the batch of that
+ * forward pass is not the shard whose turn it is, or not of the size that begin was told; E_COMM. */
 HVT_API hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end);
 /**
  * End the step: wait for the sums, divide by the global number of images, update parameters and moving
@@ -217,10 +220,21 @@ HVT_API hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end);
  * Replica check: before an update whose number is a multiple of replica_check, hashes of what more than one
  * rank has a copy of (parameters, but not a page with itself; their 16-bit copies) travel with the sums.
  * E_MISMATCH if they differ, naming the first tensor and the ranks, on all ranks alike, before any update.
+ * Learning rate or shard counts that differ between ranks: E_MISMATCH, naming the first that does, its values
+ * and ranks, on all ranks alike, in the same step and before any update; the next step may be begun. Where
+ * devices queue, hvt_distopt_check() tells, and no step after that one has updated anything.
  * Errors, where it does not queue: E_DIVERGED if the summed loss is not finite or gradients end the run
  * (naming the first such parameter), on all ranks alike, before any update.
  */
 HVT_API hvt_status hvt_distopt_step(hvt_distopt *dist);
+/**
+ * Give up the step that was begun, wherever each rank has come to in it, before it calls hvt_distopt_step():
+ * what is under way is completed and let go, no parameter, moving statistic or count has changed, and the
+ * next step may be begun. What error feedback or factors kept of earlier gradients goes with it, as by a
+ * skipped update. A rank that has begun none takes part, too. Collective: agree first that a rank cannot go
+ * on (hvt_world_agree()). Errors: E_COMM.
+ */
+HVT_API hvt_status hvt_distopt_abandon(hvt_distopt *dist);
 /**
  * A step that is queued once and run many times, where the device can (a CUDA graph): host time per step is
  * then that of one call, whatever the number of layers. After some steps of the usual kind
@@ -242,14 +256,16 @@ typedef struct hvt_recording hvt_recording;
 /** Why steps cannot be recorded here, as a phrase; NULL: they can. */
 HVT_API const char *hvt_distopt_unrecorded(const hvt_distopt *dist);
 HVT_API hvt_status hvt_distopt_record(hvt_distopt *dist);
-/** Also to be called, with ret_recording NULL, when something failed since hvt_distopt_record(). */
+/** Also to be called, with ret_recording NULL, when something failed since hvt_distopt_record(): then the
+ * step is given up. */
 HVT_API hvt_status hvt_distopt_record_end(hvt_distopt *dist, hvt_recording **ret_recording);
 /** Errors: E_ARG other shard counts than recorded, or in the middle of a step. */
 HVT_API hvt_status hvt_distopt_replay(hvt_distopt *dist, hvt_recording *recording);
 HVT_API void hvt_recording_free(hvt_recording **recording); ///< NULL is fine
 
 /** Wait for all steps, warn of skipped updates, and tell whether one of them ended the run; after that one
- * nothing was changed. Ask after the same step on all ranks. Errors: E_DIVERGED, on all ranks alike. */
+ * nothing was changed. Ask after the same step on all ranks. Errors: E_DIVERGED and E_MISMATCH (see
+ * hvt_distopt_step()), on all ranks alike. After E_DIVERGED hvt_model_init() begins anew. */
 HVT_API hvt_status hvt_distopt_check(hvt_distopt *dist);
 /** The step that ended the run, counted from 1 since the model was planned, as of the last check; 0: none. */
 HVT_API int64_t hvt_distopt_stopped(const hvt_distopt *dist);

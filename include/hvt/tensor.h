@@ -41,11 +41,11 @@ typedef struct hvt_tensor {
  * room for N. A shard with nothing left in this step has count 0 and still takes part.
  */
 typedef struct hvt_batch {
-    hvt_tensor images;       ///< [N,H,W,C] or [H,W,N,C], normalised, in the loader's row order and type
-    hvt_tensor labels;       ///< [N] i32, 0..classes-1
-    int count;               ///< images that are real, 0..N
-    int shard;               ///< which shard of the step this is, 0..shards-1
-    int shards;              ///< S, shards in the global batch
+    hvt_tensor images; ///< [N,H,W,C] or [H,W,N,C], normalised, in the loader's row order and type
+    hvt_tensor labels; ///< [N] i32, 0..classes-1, which hvt_model_forward() checks where they are host memory
+    int count;         ///< images that are real, 0..N
+    int shard;         ///< which shard of the step this is, 0..shards-1
+    int shards;        ///< S, shards in the global batch; 0: part of no step (shard, shard_counts unread)
     const int *shard_counts; ///< [S] real images of every shard in this step, on all ranks the same
     const uint32_t *ids;     ///< [count] sample numbers in the dataset
 } hvt_batch;

@@ -121,9 +121,9 @@ const char *hvt_dtype_name(hvt_dtype t)
 
 size_t hvt_tensor_count(const hvt_tensor *t)
 {
-    size_t count = 1;
+    size_t count = t ? 1 : 0;
 
-    for (int i = 0; i < t->ndim; i++)
+    for (int i = 0; t && i < t->ndim; i++)
         count *= (size_t)t->dim[i];
     return count;
 }

@@ -145,7 +145,7 @@ hvt_status hvt_comm_open(const char *name, hvt_world *world, hvt_device *dev, hv
         s = fall_back(c, ops);
     HVT_TRY_OR(fail, s);
     world->comms++;
-    dev->comms++;
+    hvt__use(&dev->users, HVT__USER_COMM, 1);
     *ret_comm = c;
     return HVT_OK;
 fail:
@@ -171,7 +171,7 @@ void hvt_comm_close(hvt_comm **comm)
     }
     c->ops->close(c);
     c->world->comms--;
-    c->dev->comms--;
+    hvt__use(&c->dev->users, HVT__USER_COMM, -1);
     hvt__calls_close(c);
     free(c);
     *comm = NULL;

@@ -17,6 +17,9 @@ typedef struct hvt_format {
     hvt_status (*open)(const hvt_dataset_opts *opts, hvt_source *ret_source);
 } hvt_format;
 
+/* A loader begins to borrow it (1), or gives it back (-1). */
+void hvt__dataset_use(const hvt_dataset *set, int by);
+
 extern const hvt_format hvt_format_synth, hvt_format_cifar10;
 
 #endif /* HVT_DATA_IMPL_H */

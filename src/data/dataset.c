@@ -6,6 +6,7 @@
  * a label that leaves here is below its classes.
  */
 #include "data_impl.h"
+#include "base/users.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +16,7 @@ struct hvt_dataset {
     hvt_source source;
     hvt_dataset_info info; /* the source's, limited; info.name is `name` */
     char name[64];
+    hvt__users users;
 };
 
 static const hvt_format *const formats[] = {&hvt_format_synth, &hvt_format_cifar10};
@@ -31,6 +33,10 @@ static const char *known_names(char *buffer, size_t bytes)
 
 hvt_status hvt_dataset_open(const char *name, const hvt_dataset_opts *opts, hvt_dataset **ret_set)
 {
+    HVT_GIVEN(name, "a data set's name");
+    HVT_GIVEN(opts, "options");
+    HVT_GIVEN(ret_set, "a place for the data set");
+
     char known[128];
 
     for (size_t i = 0; i < HVT_LEN(formats); i++) {
@@ -51,6 +57,9 @@ hvt_status hvt_dataset_open(const char *name, const hvt_dataset_opts *opts, hvt_
 
 hvt_status hvt_dataset_from(const hvt_source *source, uint32_t limit, hvt_dataset **ret_set)
 {
+    HVT_GIVEN(source, "a source");
+    HVT_GIVEN(ret_set, "a place for the data set");
+
     const hvt_dataset_info *i = &source->info;
     const char *name = i->name ? i->name : "user";
     hvt_dataset *d;
@@ -80,21 +89,36 @@ hvt_status hvt_dataset_from(const hvt_source *source, uint32_t limit, hvt_datase
 
 void hvt_dataset_close(hvt_dataset **set)
 {
-    if (!set || !*set)
+    hvt_dataset *d = set ? *set : NULL;
+    char what[80];
+
+    if (!d)
         return;
-    if ((*set)->source.close)
-        (*set)->source.close((*set)->source.ctx);
-    free(*set);
+    snprintf(what, sizeof what, "data set '%s'", d->name);
+    if (hvt__in_use(&d->users, what))
+        return;
+    if (d->source.close)
+        d->source.close(d->source.ctx);
+    free(d);
     *set = NULL;
+}
+
+void hvt__dataset_use(const hvt_dataset *set, int by)
+{
+    hvt__use(&((hvt_dataset *)(uintptr_t)set)->users, HVT__USER_LOADER, by); /* counting does not change it */
 }
 
 const hvt_dataset_info *hvt_dataset_describe(const hvt_dataset *set)
 {
-    return &set->info;
+    return set ? &set->info : NULL;
 }
 
 hvt_status hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8_t *ret_pixels, int *ret_label)
 {
+    HVT_GIVEN(set, "a data set");
+    HVT_GIVEN(ret_pixels, "a place for pixels");
+    HVT_GIVEN(ret_label, "a place for the label");
+
     int label = -1;
 
     HVT_CHECK(index < set->info.count, E_ARG, "data set '%s' has %u images, asked for number %u", set->name,

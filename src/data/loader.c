@@ -12,6 +12,7 @@
  * ahead would fit in behind next(), and nobody outside would notice.
  */
 #include "hvt/data.h"
+#include "data_impl.h"
 #include "base/trace.h"
 #include "device_impl.h"
 
@@ -129,6 +130,11 @@ static hvt_status allocate(hvt_loader *l)
 hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_loader_opts *opts,
                            hvt_loader **ret_loader)
 {
+    HVT_GIVEN(set, "a data set");
+    HVT_GIVEN(dev, "a device");
+    HVT_GIVEN(opts, "options");
+    HVT_GIVEN(ret_loader, "a place for the loader");
+
     const hvt_dataset_info *info = hvt_dataset_describe(set);
     uint32_t steps;
     hvt_loader *l;
@@ -143,6 +149,8 @@ hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_lo
     HVT_CHECK(l, E_MEM, "no memory for a loader (%zu bytes)", sizeof *l);
     l->set = set;
     l->dev = dev;
+    hvt__use(&dev->users, HVT__USER_LOADER, 1);
+    hvt__dataset_use(set, 1);
     l->opts = *opts;
     l->opts.channels = opts->channels ? opts->channels : info->channels;
     l->info = *info;
@@ -190,6 +198,8 @@ void hvt_loader_close(hvt_loader **loader)
     l->dev->ops->release(l->dev, l->dev_images);
     free(l->shard_counts);
     free(l->order);
+    hvt__use(&l->dev->users, HVT__USER_LOADER, -1);
+    hvt__dataset_use(l->set, -1);
     free(l);
     *loader = NULL;
 }
@@ -198,11 +208,14 @@ void hvt_loader_close(hvt_loader **loader)
 
 uint32_t hvt_loader_steps(const hvt_loader *loader)
 {
+    if (!loader)
+        return 0;
     return loader->steps;
 }
 
 hvt_status hvt_loader_rewind(hvt_loader *l, int epoch, uint32_t step)
 {
+    HVT_GIVEN(l, "a loader");
     HVT_CHECK(epoch >= 0, E_ARG, "epoch is %d, expected 0 or more", epoch);
     HVT_CHECK(step <= l->steps, E_ARG, "step %u asked for, an epoch has %u", step, l->steps);
 
@@ -326,6 +339,10 @@ static hvt_status next(hvt_loader *l, hvt_batch *ret_batch, bool *ret_end)
 
 hvt_status hvt_loader_next(hvt_loader *l, hvt_batch *ret_batch, bool *ret_end)
 {
+    HVT_GIVEN(l, "a loader");
+    HVT_GIVEN(ret_batch, "a place for the batch");
+    HVT_GIVEN(ret_end, "a place for the end");
+
     hvt__trace_begin(HVT__DATA, -1);
     return hvt__traced(next(l, ret_batch, ret_end));
 }

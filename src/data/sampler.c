@@ -61,6 +61,8 @@ static uint64_t mt_draw64(mt19937 *g)
 
 void hvt_sampler_permutation(uint64_t seed, int epoch, uint32_t count, uint32_t *ret_order)
 {
+    if (!ret_order)
+        return;
     mt19937 g;
 
     mt_seed(&g, (uint32_t)(seed + (uint64_t)epoch));
@@ -86,7 +88,12 @@ void hvt_sampler_permutation(uint64_t seed, int epoch, uint32_t count, uint32_t 
 
 uint32_t hvt_sampler_count(uint32_t count, int shards, int shard, hvt_tail tail)
 {
-    uint32_t each = count / (uint32_t)shards, left = count % (uint32_t)shards;
+    uint32_t each, left;
+
+    if (shards < 1)
+        return 0;
+    each = count / (uint32_t)shards;
+    left = count % (uint32_t)shards;
 
     switch (tail) {
     case HVT_TAIL_EXACT:
@@ -101,5 +108,5 @@ uint32_t hvt_sampler_count(uint32_t count, int shards, int shard, hvt_tail tail)
 
 uint32_t hvt_sampler_at(uint32_t count, int shards, int shard, uint32_t i)
 {
-    return (uint32_t)(((uint64_t)shard + (uint64_t)i * (uint64_t)shards) % count);
+    return !count ? 0 : (uint32_t)(((uint64_t)shard + (uint64_t)i * (uint64_t)shards) % count);
 }

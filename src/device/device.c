@@ -48,7 +48,8 @@ hvt_status hvt_device_open(const char *name, const hvt_device_opts *opts, hvt_de
 
     if (!opts)
         opts = &defaults;
-    HVT_CHECK(name, E_ARG, "a device needs a name");
+    HVT_GIVEN(name, "a device's name");
+    HVT_GIVEN(ret_dev, "a place for the device");
     HVT_TRY(find(name, &ops));
     HVT_CHECK(opts->threads >= 0 && opts->threads <= HVT_MAX_THREADS, E_ARG,
               "device %s: %d threads, not 0 to %d", name, opts->threads, HVT_MAX_THREADS);
@@ -76,40 +77,53 @@ fail:
 
 void hvt_device_close(hvt_device **dev)
 {
-    if (!dev || !*dev)
+    hvt_device *d = dev ? *dev : NULL;
+    char what[32];
+
+    if (!d)
         return;
-    if ((*dev)->comms) {
-        hvt__log(HVT_LOG_ERROR, "device %s is not closed: %d comms over it are still open; close those first",
-                 (*dev)->ops->name, (*dev)->comms);
+    snprintf(what, sizeof what, "device %s", d->ops->name);
+    if (hvt__in_use(&d->users, what))
         return;
-    }
-    (*dev)->ops->close(*dev);
-    free(*dev);
+    d->ops->close(d);
+    free(d);
     *dev = NULL;
 }
 
 const char *hvt_device_name(const hvt_device *d)
 {
+    if (!d)
+        return "";
     return d->ops->name;
 }
 
 const char *hvt_device_isa(const hvt_device *d)
 {
+    if (!d)
+        return "";
     return d->isa;
 }
 
 int hvt_device_threads(const hvt_device *d)
 {
+    if (!d)
+        return 0;
     return d->threads;
 }
 
 void hvt_device_describe(const hvt_device *d, hvt_device_info *ret_info)
 {
+    if (ret_info)
+        *ret_info = (hvt_device_info){0};
+    if (!d || !ret_info)
+        return;
     d->ops->describe(d, ret_info);
 }
 
 int hvt_device_count(const char *name)
 {
+    if (!name)
+        return 0;
 #if HVT_HAVE_CUDA
     if (!strcmp(name, "cuda"))
         return hvt__cuda_count();
@@ -122,23 +136,30 @@ int hvt_device_count(const char *name)
 
 hvt_order hvt_device_order(const hvt_device *d, int batch, int height, int width)
 {
+    if (!d)
+        return HVT_ORDER_NHW;
     return d->ops->order(d, batch, height, width);
 }
 
 hvt_status hvt_device_upload(hvt_device *d, void *dst, const void *host, size_t bytes)
 {
+    HVT_GIVEN(d, "a device");
+    HVT_CHECK(!bytes || (dst && host), E_ARG, "a copy of %zu bytes from %p to %p", bytes, host, dst);
     HVT_TRY(d->ops->upload(d, dst, host, bytes));
     return HVT_OK;
 }
 
 hvt_status hvt_device_download(hvt_device *d, void *host, const void *src, size_t bytes)
 {
+    HVT_GIVEN(d, "a device");
+    HVT_CHECK(!bytes || (src && host), E_ARG, "a copy of %zu bytes from %p to %p", bytes, src, host);
     HVT_TRY(d->ops->download(d, host, src, bytes));
     return HVT_OK;
 }
 
 hvt_status hvt_device_sync(hvt_device *d)
 {
+    HVT_GIVEN(d, "a device");
     HVT_TRY(d->ops->sync(d));
     return HVT_OK;
 }

@@ -5,6 +5,8 @@
  * says that it runs on both sides). All ranks give the same sums and the same `bad`, so they decide alike
  * without a message.
  *
+ *   ranks were told          stop, see hvt__step_told_alike().
+ *   different things
  *   loss not finite          stop. Nothing is applied or counted; no scale would help.
  *   gradients not finite     skip: the parameters stay. The scale moves as in torch.amp.GradScaler: times
  *                            `backoff` now, times `growth` after `interval` updates in a row. At `floor` it
@@ -62,7 +64,21 @@ HVT_FN void hvt__step_grow(hvt_step_state *s)
         s->loss_scale = grown;
 }
 
-/* sums [3], over the global batch: loss in nats, hits among the first 1 and 5. */
+/*
+ * Were all ranks told the same of this step? Each brings 1 and, of some words h that are made of what it was
+ * told, h and h*h; so what is here is N, sum h and sum h*h, exactly, for all are whole numbers below 2^24. N
+ * times the sum of squares is the square of the sum only if all N are equal (Cauchy and Schwarz), and every
+ * rank sees the same sums. No message is needed, and all find out in the same step.
+ */
+HVT_FN bool hvt__step_told_alike(const float *told)
+{
+    for (int i = 1; i < HVT__STEP_TOLD; i += 2)
+        if ((double)told[0] * told[i + 1] != (double)told[i] * told[i])
+            return false;
+    return true;
+}
+
+/* sums [HVT__STEP_SUMS], over the global batch: loss in nats, hits among the first 1 and 5, what was told. */
 HVT_FN void hvt__step_settle(hvt_step_state *s, const float *sums)
 {
     uint64_t bad = s->bad;
@@ -74,6 +90,10 @@ HVT_FN void hvt__step_settle(hvt_step_state *s, const float *sums)
     s->apply = 0;
     if (s->stop)
         return;
+    if (!hvt__step_told_alike(sums + 3)) {
+        hvt__step_stop(s, HVT_STOP_TOLD, sums[0], bad);
+        return;
+    }
     if (!hvt__is_finite(sums[0])) {
         hvt__step_stop(s, HVT_STOP_LOSS, sums[0], bad);
         return;

@@ -54,10 +54,12 @@ static hvt_status init_stat(hvt_model *m, const hvt_stat *t, float *x)
 hvt_status hvt_model_init(hvt_model *m, uint64_t seed)
 {
     hvt_status s = HVT_OK;
-    size_t most = hvt__model_largest(m);
+    size_t most;
     float *x;
 
+    HVT_GIVEN(m, "a model");
     HVT_CHECK(m->batch, E_ARG, "initialisation before hvt_model_plan()");
+    most = hvt__model_largest(m);
     x = malloc(most * sizeof *x);
     HVT_CHECK(x, E_MEM, "no memory for %zu floats of a parameter", most);
     for (int i = 0; i < m->nparam_tensors; i++) {
@@ -67,6 +69,9 @@ hvt_status hvt_model_init(hvt_model *m, uint64_t seed)
     for (int i = 0; i < m->nstat; i++)
         HVT_TRY_OR(done, init_stat(m, &m->stat[i], x));
     m->tracked = 0;
+    m->inits++;
+    m->backward_next = false;
+    HVT_TRY_OR(done, hvt__step_restart(m));
     HVT_TRY_OR(done, hvt_model_take_loss(m, &(hvt_loss){0}));
 done:
     free(x);

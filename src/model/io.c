@@ -108,10 +108,13 @@ hvt_status hvt_model_hash(hvt_model *m, uint64_t *ret_hash)
 {
     uint64_t h = HVT_HASH_INIT;
     hvt_status s = HVT_OK;
-    size_t most = hvt__model_largest(m);
+    size_t most;
     float *copy;
 
+    HVT_GIVEN(m, "a model");
+    HVT_GIVEN(ret_hash, "a place for the hash");
     HVT_CHECK(m->batch, E_ARG, "hash before hvt_model_plan()");
+    most = hvt__model_largest(m);
     copy = malloc(most * sizeof *copy);
     HVT_CHECK(copy, E_MEM, "no memory for a copy of %zu floats", most);
     for (const hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++) { /* as built: a state_dict's order */

@@ -49,6 +49,7 @@ hvt_status hvt__param_add(hvt_model *m, hvt_layer *l, int slot, const hvt_param 
 hvt_status hvt__stats_add(hvt_model *m, hvt_layer *l, int count);
 void hvt__model_fold(hvt_model *m, const int *uses); /* uses[nlayer]: how often each value is read */
 hvt_status hvt__step_open(hvt_model *m);             /* the step's state, as before the first one */
+hvt_status hvt__step_restart(hvt_model *m);          /* the same again, but for what it counts */
 /* Free what a plan made; the tape stays. */
 void hvt__model_unplan(hvt_model *m);
 

@@ -19,6 +19,9 @@ static int32_t *places(const hvt_model *m, const hvt_layer *l)
 
 static hvt_status loss_plan(hvt_model *m, hvt_layer *l)
 {
+    HVT_CHECK(hvt__in(m, l, 0)->y.dim[3] >= 2, E_SHAPE,
+              "logits of %d class, expected 2 or more: a softmax over one class is always right",
+              hvt__in(m, l, 0)->y.dim[3]);
     l->saved_bytes = ((size_t)m->batch * 2 + HVT_RIDER_SUMS) * sizeof(float);
     return HVT_OK;
 }
@@ -52,10 +55,14 @@ static hvt_status loss_backward(hvt_model *m, hvt_layer *l)
 hvt_status hvt_model_rows(hvt_model *m, float *ret_loss, int32_t *ret_place)
 {
     const hvt_layer *l;
-    size_t bytes = (size_t)m->real * sizeof(float);
+    size_t bytes;
 
+    HVT_GIVEN(m, "a model");
     HVT_CHECK(m->batch && m->real >= 0, E_ARG, "rows are asked for before a forward pass");
+    HVT_CHECK(!m->real || (ret_loss && ret_place), E_ARG,
+              "%d rows are asked for, but there is no place for them", m->real);
     l = &m->layer[m->nlayer - 1];
+    bytes = (size_t)m->real * sizeof(float);
     HVT_TRY(hvt_device_download(m->dev, ret_loss, losses(l), bytes));
     HVT_TRY(hvt_device_download(m->dev, ret_place, places(m, l), bytes));
     return HVT_OK;

@@ -20,10 +20,12 @@ hvt_status hvt_model_create(hvt_device *dev, hvt_model **ret_model)
 {
     hvt_model *m;
 
-    HVT_CHECK(dev, E_ARG, "a model needs a device");
+    HVT_GIVEN(dev, "a device");
+    HVT_GIVEN(ret_model, "a place for the model");
     m = calloc(1, sizeof *m);
     HVT_CHECK(m, E_MEM, "no memory for %zu bytes of a model", sizeof *m);
     m->dev = dev;
+    hvt__use(&dev->users, HVT__USER_MODEL, 1);
     m->input = -1;
     m->real = -1;
     m->version = 1;
@@ -37,7 +39,10 @@ void hvt_model_free(hvt_model **model)
 
     if (!m)
         return;
+    if (hvt__in_use(&m->users, "a model"))
+        return;
     hvt__model_unplan(m);
+    hvt__use(&m->dev->users, HVT__USER_MODEL, -1);
     free(m->layer);
     free(m);
     *model = NULL;
@@ -45,6 +50,7 @@ void hvt_model_free(hvt_model **model)
 
 hvt_status hvt_model_set_type(hvt_model *m, hvt_dtype t)
 {
+    HVT_GIVEN(m, "a model");
     HVT_CHECK(!m->batch, E_ARG, "activations become %s after hvt_model_plan()", hvt_dtype_name(t));
     HVT_CHECK(t == HVT_F32 || t == HVT_F16 || t == HVT_BF16, E_ARG,
               "activations in %s, expected f32, f16 or bf16", hvt_dtype_name(t));
@@ -76,7 +82,7 @@ void hvt_name(hvt_model *m, const char *fmt, ...)
     va_list args;
     int length;
 
-    if (!m)
+    if (!m || !fmt)
         return;
     va_start(args, fmt);
     length = vsnprintf(m->next_name, sizeof m->next_name, fmt, args);
@@ -168,7 +174,32 @@ static hvt_status check_batch(const hvt_model *m, const hvt_batch *b)
               labels->dim[0], labels->ndim, m->batch);
     HVT_CHECK(!b->count || (x->data && labels->data), E_ARG, "a batch of %d images has no %s", b->count,
               x->data ? "labels" : "images");
+    if (!b->shards) /* nobody's part of a step */
+        return HVT_OK;
+    HVT_CHECK(b->shard >= 0 && b->shard < b->shards, E_ARG, "a batch of shard %d, expected 0 to %d", b->shard,
+              b->shards - 1);
+    HVT_CHECK(!b->shard_counts || b->shard_counts[b->shard] == b->count, E_ARG,
+              "a batch of shard %d holds %d images, but its shard_counts[%d] is %d", b->shard, b->count,
+              b->shard, b->shard_counts[b->shard]);
     return HVT_OK;
+}
+
+/* What the loss would read beside its logits. Other devices hold labels where the host does not look; there
+ * such a label makes a loss that is NaN. */
+static hvt_status check_labels(const hvt_model *m, const hvt_batch *b)
+{
+    const int32_t *label = b->labels.data;
+    int classes = hvt_model_classes(m), i = 0;
+    char which[48] = "";
+
+    while (m->dev->ops->host && i < b->count && label[i] >= 0 && label[i] < classes)
+        i++;
+    if (!m->dev->ops->host || i == b->count)
+        return HVT_OK;
+    if (b->ids)
+        snprintf(which, sizeof which, " (number %u of its data set)", b->ids[i]);
+    return HVT_FAIL(E_ARG, "the label of image %d%s of shard %d is %d, expected 0 to %d", i, which, b->shard,
+                    (int)label[i], classes - 1);
 }
 
 hvt_status hvt__model_refresh(hvt_model *m)
@@ -183,8 +214,10 @@ static hvt_status forward(hvt_model *m, const hvt_batch *batch, bool train)
 {
     HVT_CHECK(m->batch, E_ARG, "forward before hvt_model_plan()");
     HVT_TRY(check_batch(m, batch));
+    HVT_TRY(check_labels(m, batch));
     HVT_CHECK(m->grads || !train, E_ARG, "a training pass, but the model has no gradient arena");
     m->real = batch->count;
+    m->shard = batch->shards ? batch->shard : -1;
     m->labels = batch->labels.data;
     m->layer[m->input].y.data = batch->images.data;
     m->backward_next = false;
@@ -202,6 +235,8 @@ static hvt_status forward(hvt_model *m, const hvt_batch *batch, bool train)
 
 hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train)
 {
+    HVT_GIVEN(m, "a model");
+
     hvt__trace_begin(HVT__FORWARD, -1);
     return hvt__traced(forward(m, batch, train));
 }
@@ -244,8 +279,14 @@ static hvt_status backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
 
 hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
 {
+    hvt_status s;
+
+    HVT_GIVEN(m, "a model");
     hvt__trace_begin(HVT__BACKWARD, -1);
-    return hvt__traced(backward(m, on_grad, ctx));
+    m->walks_back = true;
+    s = hvt__traced(backward(m, on_grad, ctx));
+    m->walks_back = false;
+    return s;
 }
 
 void hvt__model_changed(hvt_model *m)
@@ -263,26 +304,37 @@ void hvt__model_updated(hvt_model *m)
 
 hvt_order hvt_model_order(const hvt_model *m)
 {
+    if (!m)
+        return HVT_ORDER_NHW;
     return m->order;
 }
 
 hvt_dtype hvt_model_input_type(const hvt_model *m)
 {
+    if (!m)
+        return HVT_F32;
     return m->type;
 }
 
 int hvt_model_input_channels(const hvt_model *m)
 {
+    if (!m)
+        return 0;
     return m->input_channels;
 }
 
 int hvt_model_classes(const hvt_model *m)
 {
+    if (!m)
+        return 0;
     return m->batch ? m->layer[m->logits].y.dim[3] : 0;
 }
 
 size_t hvt_model_parameters(const hvt_model *m)
 {
+    if (!m)
+        return 0;
+
     size_t n = 0;
 
     for (int i = 0; i < m->nparam_tensors; i++)
@@ -292,6 +344,9 @@ size_t hvt_model_parameters(const hvt_model *m)
 
 hvt_memory hvt_model_memory(const hvt_model *m)
 {
+    if (!m)
+        return (hvt_memory){0};
+
     size_t copy = m->copy ? m->arena_count * sizeof *m->copy : 0;
 
     return (hvt_memory){.parameters = (m->arena_count + m->stats_count) * sizeof(float) + copy,

@@ -356,6 +356,8 @@ void hvt__model_unplan(hvt_model *m)
 
 hvt_status hvt_model_plan(hvt_model *m, int batch, hvt_value logits)
 {
+    HVT_GIVEN(m, "a model");
+
     hvt_layer *built;
     int layers = m->nlayer;
     hvt_status s = HVT_OK;

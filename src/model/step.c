@@ -7,6 +7,7 @@
 #include "layers.h"
 
 #include <math.h>
+#include <string.h>
 
 hvt_status hvt__step_open(hvt_model *m)
 {
@@ -23,6 +24,7 @@ hvt_status hvt__step_open(hvt_model *m)
     HVT_TRY(m->dev->ops->alloc(m->dev, sizeof fresh, &p));
     m->step = p;
     m->taken = (hvt_loss){0};
+    m->first_scale = 1;
     return hvt__model_set_state(m, &fresh);
 }
 
@@ -38,13 +40,29 @@ hvt_status hvt__model_set_state(hvt_model *m, const hvt_step_state *state)
     return HVT_OK;
 }
 
+hvt_status hvt__step_restart(hvt_model *m)
+{
+    hvt_step_state s;
+
+    HVT_TRY(hvt__model_state(m, &s));
+    s.loss_scale = m->first_scale;
+    s.good = s.skips_in_row = s.apply = 0;
+    s.fresh = 1;
+    s.stop = HVT_STOP_NOT;
+    s.stop_step = 0;
+    s.bad = s.stop_bad = UINT64_MAX;
+    return hvt__model_set_state(m, &s);
+}
+
 /* ---- a step ---- */
 
-hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr)
+hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr, const float told[HVT__STEP_TOLD])
 {
-    const hvt_step_state told = {.images = (double)images, .lr = (float)lr};
+    hvt_step_state step = {.images = (double)images, .lr = (float)lr};
 
-    HVT_TRY(m->dev->ops->put(m->dev, m->step, &told, HVT__STEP_PUT));
+    if (told)
+        memcpy(step.told, told, sizeof step.told);
+    HVT_TRY(m->dev->ops->put(m->dev, m->step, &step, HVT__STEP_PUT));
     return HVT_OK;
 }
 
@@ -79,6 +97,9 @@ hvt_status hvt__model_stopped(const hvt_model *m, const hvt_step_state *s)
 
     if (s->stop == HVT_STOP_NOT)
         return HVT_OK;
+    if (s->stop == HVT_STOP_TOLD)
+        return HVT_FAIL(E_MISMATCH, "ranks were given different learning rates or shard counts for step %lld",
+                        (long long)s->stop_step);
     if (s->stop == HVT_STOP_SCALE && s->interval)
         return HVT_FAIL(E_DIVERGED, "gradients are not finite at the least loss scale, %g: %s is the first",
                         (double)(s->loss_scale * (float)m->batch), owner(m, s->stop_bad));
@@ -94,6 +115,9 @@ hvt_status hvt__model_stopped(const hvt_model *m, const hvt_step_state *s)
 
 hvt_status hvt_model_take_loss(hvt_model *m, hvt_loss *ret_loss)
 {
+    HVT_GIVEN(m, "a model");
+    HVT_GIVEN(ret_loss, "a place for the loss");
+
     hvt_step_state now;
     hvt_loss was = m->taken;
 

@@ -30,7 +30,9 @@ struct hvt_distopt {
     struct hvt__powersgd *powersgd; /* NULL: gradients travel one by one */
 
     int shards;
-    int *counts; /* [shards] images of the step under way */
+    int *counts;   /* [shards] images of the step under way */
+    double lr;     /* its learning rate */
+    int64_t inits; /* of the model's parameters, as of the last step */
 
     /* where the step stands */
     bool begun;
@@ -46,6 +48,10 @@ struct hvt_distopt {
     int64_t skipped, stopped; /* as of the last check */
     double loss_scale;
 };
+
+/* ---- step.c ---- */
+
+void hvt__distopt_drop(hvt_distopt *d); /* the step that was begun: nothing of it is under way any more */
 
 /* ---- distopt.c ---- */
 
@@ -108,7 +114,8 @@ size_t hvt__powersgd_bytes(const hvt_distopt *d); /* of the comm's memory; 0 wit
 void hvt__powersgd_place(hvt_distopt *d, float *at);
 /* What travels of a bucket in the round that it is in. */
 float *hvt__powersgd_span(const hvt_distopt *d, const hvt_bucket *b, size_t *ret_count);
-void hvt__powersgd_end(hvt_distopt *d); /* of a step: the next one's Q */
+void hvt__powersgd_end(hvt_distopt *d);  /* of a step: the next one's Q */
+void hvt__powersgd_draw(hvt_distopt *d); /* the first step's Q */
 /* Between steps: the ranks' memory to root (-1: to every rank); what root has loaded to the ranks; gathered
  * ones are let go. The first two are collective. */
 hvt_status hvt__powersgd_gather(hvt_distopt *d, int root);

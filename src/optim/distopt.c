@@ -80,6 +80,7 @@ static hvt_status set_scaling(hvt_distopt *d)
     s.floor = (float)(from->floor / m->batch);
     s.interval = from->scale ? from->interval : 0;
     s.good = s.skips_in_row = 0;
+    m->first_scale = s.loss_scale;
     d->loss_scale = from->scale ? from->scale : 1;
     return hvt__model_set_state(m, &s);
 }
@@ -150,16 +151,25 @@ static hvt_status make_local(hvt_distopt *d)
 hvt_status hvt_distopt_create(hvt_optim *optim, hvt_comm *comm, const hvt_distopt_opts *opts,
                               const hvt_item *items, int n, hvt_distopt **ret_dist)
 {
-    hvt_world *world = hvt_comm_world(comm);
-    hvt_model *m = optim->m;
-    hvt_distopt *d = calloc(1, sizeof *d);
+    hvt_world *world;
+    hvt_model *m;
+    hvt_distopt *d = NULL;
     size_t bytes, wire_bytes;
     hvt_status s = HVT_OK;
 
+    HVT_GIVEN(comm, "a comm");
+    HVT_GIVEN(optim, "an optimizer");
+    HVT_GIVEN(opts, "options");
+    HVT_GIVEN(ret_dist, "a place for the distributed optimizer");
+    HVT_CHECK(n >= 0 && (items || !n), E_ARG, "%d items to compare, but no list of them", n);
+    world = hvt_comm_world(comm);
+    m = optim->m;
+    d = calloc(1, sizeof *d);
     if (!d) {
         s = HVT_FAIL(E_MEM, "no memory for a distributed optimizer (%zu bytes)", sizeof *d);
     } else {
-        *d = (hvt_distopt){.optim = optim, .comm = comm, .opts = *opts};
+        *d = (hvt_distopt){.optim = optim, .comm = comm, .opts = *opts, .inits = m->inits};
+        hvt__use(&optim->users, HVT__USER_DISTOPT, 1);
         s = make_local(d);
     }
     HVT_TRY_OR(fail, hvt_world_agree(world, s));
@@ -191,12 +201,12 @@ fail:
 
 static void close_dist(hvt_distopt **dist, bool give_back)
 {
-    hvt_distopt *d = *dist;
+    hvt_distopt *d = dist ? *dist : NULL;
     hvt_model *m;
 
-    *dist = NULL;
     if (!d)
         return;
+    *dist = NULL;
     m = d->optim->m;
     for (; d->arrived < d->launched; d->arrived++) /* a step that was given up: no peer may still read */
         hvt_comm_wait(d->comm, d->bucket[d->arrived].ticket);
@@ -213,6 +223,7 @@ static void close_dist(hvt_distopt **dist, bool give_back)
     m->dev->ops->release(m->dev, d->rest);
     hvt__powersgd_close(d);
     hvt__timing_close(&d->timing);
+    hvt__use(&d->optim->users, HVT__USER_DISTOPT, -1);
     free(d->counts);
     free(d->bucket_bytes);
     free(d->bucket);
@@ -231,15 +242,18 @@ void hvt_distopt_discard(hvt_distopt **dist)
 
 size_t hvt_distopt_state_bytes(const hvt_distopt *d)
 {
-    const hvt_optim *o = d->optim;
-    size_t whole = o->v ? o->m->arena_count : 0;
+    const hvt_optim *o = d ? d->optim : NULL;
+    size_t whole = o && o->v ? o->m->arena_count : 0;
 
+    if (!o)
+        return 0;
     return (d->sharded ? hvt__sharded_state(d->sharded) : whole) * sizeof *o->v;
 }
 
 void hvt_distopt_between(hvt_distopt *d, bool on)
 {
-    d->between = on && hvt_comm_progresses(d->comm);
+    if (d)
+        d->between = on && hvt_comm_progresses(d->comm);
 }
 
 /* Ranks with other buckets would issue other sums. */
@@ -280,13 +294,15 @@ hvt_status hvt_distopt_replan(hvt_distopt *d, size_t bucket_bytes, size_t first_
 
 hvt_status hvt_distopt_broadcast(hvt_distopt *d, int root)
 {
-    hvt_optim *o = d->optim;
-    hvt_model *m = o->m;
+    hvt_optim *o = d ? d->optim : NULL;
+    hvt_model *m = o ? o->m : NULL;
     struct {
         int64_t tracked;
         hvt_step_state step;
-    } host = {.tracked = m->tracked};
+    } host = {.tracked = m ? m->tracked : 0};
 
+    HVT_GIVEN(d, "a distributed optimizer");
+    HVT_CHECK(!d->begun, E_ARG, "parameters are broadcast in the middle of a step");
     if (d->sharded)
         HVT_TRY(hvt__sharded_broadcast(d->sharded, root));
     else
@@ -308,8 +324,10 @@ hvt_status hvt_distopt_broadcast(hvt_distopt *d, int root)
 
 hvt_status hvt_distopt_gather(hvt_distopt *d, int root)
 {
-    int ranks = hvt_world_size(hvt_comm_world(d->comm));
+    int ranks;
 
+    HVT_GIVEN(d, "a distributed optimizer");
+    ranks = hvt_world_size(hvt_comm_world(d->comm));
     HVT_CHECK(root >= -1 && root < ranks, E_ARG, "root %d is not one of %d ranks, nor -1 for all", root,
               ranks);
     HVT_CHECK(!d->begun, E_ARG, "optimizer state is gathered in the middle of a step");

@@ -12,6 +12,10 @@
 
 hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim **ret_optim)
 {
+    HVT_GIVEN(m, "a model");
+    HVT_GIVEN(opts, "options");
+    HVT_GIVEN(ret_optim, "a place for the optimizer");
+
     const hvt_optim_ops *ops = &hvt_optim_sgd;
     hvt_optim *o = NULL;
     hvt_status s;
@@ -21,6 +25,7 @@ hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim 
     o = calloc(1, sizeof *o);
     HVT_CHECK(o, E_MEM, "no memory for an optimizer (%zu bytes)", sizeof *o);
     *o = (hvt_optim){.ops = ops, .m = m, .opts = *opts};
+    hvt__use(&m->users, HVT__USER_OPTIM, 1);
     HVT_TRY_OR(fail, hvt__optim_set_fresh(o, true));
     if (ops->keeps_state(opts))
         HVT_TRY_OR(fail, m->dev->ops->alloc(m->dev, m->arena_count * sizeof *o->v, (void **)&o->v));
@@ -33,14 +38,17 @@ fail:
 
 void hvt_optim_free(hvt_optim **optim)
 {
-    hvt_optim *o = *optim;
+    hvt_optim *o = optim ? *optim : NULL;
 
-    *optim = NULL;
     if (!o)
+        return;
+    if (hvt__in_use(&o->users, "an optimizer"))
         return;
     o->m->dev->ops->release(o->m->dev, o->v);
     o->m->dev->ops->release(o->m->dev, o->whole);
+    hvt__use(&o->m->users, HVT__USER_OPTIM, -1);
     free(o);
+    *optim = NULL;
 }
 
 hvt_status hvt__optim_state(hvt_optim *o, bool write, float **ret_v)

@@ -56,6 +56,15 @@ static void draw_column(const hvt_distopt *d, const tensor *t, int column)
         q[j] = 2 * hvt__unit(hvt__draw(d->opts.seed, t->name, (uint64_t)j, (uint64_t)column)) - 1;
 }
 
+void hvt__powersgd_draw(hvt_distopt *d)
+{
+    const hvt__powersgd *w = d->powersgd;
+
+    for (int i = 0; i < w->n; i++)
+        for (int c = 0; w->t[i].m && c < w->memory.r; c++)
+            draw_column(d, &w->t[i], c);
+}
+
 /* Factors of rank r, where these are fewer numbers. */
 static bool shrinks(const hvt_param *p, int r, int *ret_k, int *ret_m)
 {
@@ -111,9 +120,7 @@ hvt_status hvt__powersgd_open(hvt_distopt *d)
     w->column = malloc((size_t)most * sizeof *w->column);
     HVT_CHECK(w->column, E_MEM, "no memory for a factor of %d numbers", most);
     HVT_TRY(m->dev->ops->alloc(m->dev, (w->b_count + 1) * sizeof *w->q, (void **)&w->q));
-    for (int i = 0; i < n; i++)
-        for (int c = 0; w->t[i].m && c < r; c++)
-            draw_column(d, &w->t[i], c);
+    hvt__powersgd_draw(d);
     w->memory.in_use = w->q;
     d->optim->memory = &w->memory;
     return HVT_OK;

@@ -13,13 +13,17 @@
 
 struct hvt_recording {
     hvt_op *op;
+    hvt_device *dev;      /* borrowed */
     int shards, counts[]; /* [shards] images */
 };
 
 const char *hvt_distopt_unrecorded(const hvt_distopt *d)
 {
-    const hvt_device *dev = d->optim->m->dev;
+    const hvt_device *dev;
 
+    if (!d)
+        return "there is no distributed optimizer";
+    dev = d->optim->m->dev;
     if (!dev->ops->record)
         return "this device runs what it is given at once";
     if (!hvt_comm_records(d->comm))
@@ -32,8 +36,10 @@ const char *hvt_distopt_unrecorded(const hvt_distopt *d)
 hvt_status hvt_distopt_record(hvt_distopt *d)
 {
     const char *why = hvt_distopt_unrecorded(d);
-    hvt_device *dev = d->optim->m->dev;
+    hvt_device *dev;
 
+    HVT_GIVEN(d, "a distributed optimizer");
+    dev = d->optim->m->dev;
     HVT_CHECK(!why, E_UNSUPPORTED, "steps cannot be recorded: %s", why);
     HVT_CHECK(d->begun && !d->pass && !d->mark, E_ARG, "a recording begins right after hvt_distopt_begin()");
     HVT_TRY(hvt__model_refresh(d->optim->m));
@@ -48,7 +54,8 @@ static hvt_status end(hvt_distopt *d, hvt_op *op, hvt_recording **ret_recording)
     HVT_CHECK(!d->begun, E_ARG, "a recording ends after hvt_distopt_step()");
     r = malloc(sizeof *r + (size_t)d->shards * sizeof *r->counts);
     HVT_CHECK(r, E_MEM, "no memory for a recorded step of %d shards", d->shards);
-    *r = (hvt_recording){.op = op, .shards = d->shards};
+    *r = (hvt_recording){.op = op, .dev = d->optim->m->dev, .shards = d->shards};
+    hvt__use(&r->dev->users, HVT__USER_RECORDING, 1);
     memcpy(r->counts, d->counts, (size_t)d->shards * sizeof *r->counts);
     *ret_recording = r;
     return d->optim->m->dev->ops->run(op);
@@ -56,12 +63,18 @@ static hvt_status end(hvt_distopt *d, hvt_op *op, hvt_recording **ret_recording)
 
 hvt_status hvt_distopt_record_end(hvt_distopt *d, hvt_recording **ret_recording)
 {
-    hvt_device *dev = d->optim->m->dev;
+    hvt_device *dev;
     hvt_op *op = NULL;
-    hvt_status s = dev->ops->record_end(dev, &op);
+    hvt_status s;
 
-    if (!ret_recording) {
+    HVT_GIVEN(d, "a distributed optimizer");
+    dev = d->optim->m->dev;
+    HVT_CHECK(dev->ops->record, E_UNSUPPORTED, "steps cannot be recorded: %s", hvt_distopt_unrecorded(d));
+    s = dev->ops->record_end(dev, &op);
+    if (!ret_recording) { /* none of the step's operations ran */
         hvt__op_free(op);
+        if (d->begun)
+            hvt__distopt_drop(d);
         return s;
     }
     HVT_TRY(s);
@@ -73,8 +86,11 @@ hvt_status hvt_distopt_record_end(hvt_distopt *d, hvt_recording **ret_recording)
 
 hvt_status hvt_distopt_replay(hvt_distopt *d, hvt_recording *r)
 {
-    hvt_model *m = d->optim->m;
+    hvt_model *m;
 
+    HVT_GIVEN(d, "a distributed optimizer");
+    HVT_GIVEN(r, "a recording");
+    m = d->optim->m;
     HVT_CHECK(d->begun && !d->pass && !d->mark, E_ARG,
               "a recorded step runs right after hvt_distopt_begin()");
     HVT_CHECK(r->shards == d->shards && !memcmp(r->counts, d->counts, (size_t)r->shards * sizeof *r->counts),
@@ -92,8 +108,12 @@ hvt_status hvt_distopt_replay(hvt_distopt *d, hvt_recording *r)
 
 void hvt_recording_free(hvt_recording **recording)
 {
-    if (*recording)
-        hvt__op_free((*recording)->op);
-    free(*recording);
+    hvt_recording *r = recording ? *recording : NULL;
+
+    if (!r)
+        return;
+    hvt__op_free(r->op);
+    hvt__use(&r->dev->users, HVT__USER_RECORDING, -1);
+    free(r);
     *recording = NULL;
 }

@@ -156,6 +156,10 @@ static hvt_status parse(hvt_schedule *c, const char *text)
 
 hvt_status hvt_schedule_create(const hvt_schedule_opts *opts, hvt_schedule **ret_schedule)
 {
+    HVT_GIVEN(opts, "options");
+    HVT_GIVEN(opts->name, "a schedule's name");
+    HVT_GIVEN(ret_schedule, "a place for the schedule");
+
     hvt_schedule *c = NULL;
     hvt_status s;
 
@@ -182,16 +186,20 @@ fail:
 
 void hvt_schedule_free(hvt_schedule **schedule)
 {
+    if (!schedule)
+        return;
     free(*schedule);
     *schedule = NULL;
 }
 
 double hvt_schedule_lr(const hvt_schedule *c, int epoch, uint32_t step, uint32_t steps)
 {
-    double done = (double)epoch * steps + step, warm = round(c->warmup * steps);
+    double done = (double)epoch * steps + step, warm = c ? round(c->warmup * steps) : 0;
     double at, span;
     int passed = 0;
 
+    if (!c)
+        return 0;
     if (done < warm)
         return c->from ? c->lr * (c->from + (1 - c->from) * (done + 1) / warm) : c->lr * (done + 1) / warm;
     switch (c->shape) {

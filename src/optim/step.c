@@ -24,10 +24,33 @@
 #include <math.h>
 #include <string.h>
 
+/* What this rank was told of the step, as hvt__step_told_alike() wants it: words of as many bits as their
+ * squares' sum over all ranks leaves exact. */
+static void tell(const hvt_distopt *d, float told[HVT__STEP_TOLD])
+{
+    int bits = 24, ranks = hvt_world_size(hvt_comm_world(d->comm));
+    const float lr = (float)d->lr;
+    uint64_t all = hvt__hash(HVT_HASH_INIT, &lr, sizeof lr);
+
+    all = hvt__hash(all, d->counts, (size_t)d->shards * sizeof *d->counts);
+    for (int n = 1; n < ranks; n *= 2)
+        bits--;
+    told[0] = 1;
+    for (int i = 0; i < HVT__STEP_WORDS; i++) {
+        float word = (float)(hvt__draw(all, (uint64_t)i, 0, 0) >> (64 - bits / 2));
+
+        told[1 + 2 * i] = word;
+        told[2 + 2 * i] = word * word;
+    }
+}
+
 hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards, double lr)
 {
     int64_t images = 0;
+    float told[HVT__STEP_TOLD];
 
+    HVT_GIVEN(d, "a distributed optimizer");
+    HVT_GIVEN(shard_counts, "the shards' counts");
     HVT_CHECK(!d->begun, E_ARG, "a step begins after %d of %d backward passes of the one before", d->pass,
               d->opts.local_shards);
     HVT_CHECK(shards == d->shards, E_ARG, "a step of %d shards, expected %d (%d on each of %d ranks)", shards,
@@ -42,13 +65,21 @@ hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards
         HVT_TRY(hvt__sharded_forget(d->sharded));
     if (d->powersgd)
         HVT_TRY(hvt__powersgd_forget(d));
+    if (d->inits != d->optim->m->inits) { /* a new run: nothing is left of gradients of the one before */
+        d->rest_unit = 0;
+        if (d->powersgd)
+            hvt__powersgd_draw(d);
+        d->inits = d->optim->m->inits;
+    }
     hvt__trace_step(0);
     if (d->timing)
         HVT_TRY(hvt__timing_begin(d));
     if (d->rest)
         HVT_TRY(hvt__rest_begin(d, images));
-    HVT_TRY(hvt__model_begin_step(d->optim->m, images, lr));
     memcpy(d->counts, shard_counts, (size_t)shards * sizeof *d->counts);
+    d->lr = lr;
+    tell(d, told);
+    HVT_TRY(hvt__model_begin_step(d->optim->m, images, lr, told));
     /* to a mean, nearly; a scaled loss is one over a shard's images already */
     d->wire_scale = 1;
     while ((double)d->wire_scale * (double)images > (d->opts.scaling.scale ? d->optim->m->batch : 1))
@@ -142,21 +173,55 @@ static hvt_status launch(hvt_distopt *d, hvt_bucket *b)
     return hvt__traced(issue(d, b));
 }
 
+/* Is what backward walks over the shard whose turn it is, of the size that begin was told? */
+static hvt_status check_pass(const hvt_distopt *d)
+{
+    const hvt_model *m = d->optim->m;
+    int shard = hvt_world_rank(hvt_comm_world(d->comm)) * d->opts.local_shards + d->pass;
+
+    if (!m->walks_back) /* gradients that were made elsewhere */
+        return HVT_OK;
+    HVT_CHECK(m->shard < 0 || m->shard == shard, E_ARG,
+              "a batch of shard %d comes as number %d of this rank's, expected shard %d", m->shard, d->pass,
+              shard);
+    HVT_CHECK(m->real == d->counts[shard], E_ARG,
+              "a batch of %d images of shard %d, but hvt_distopt_begin() was told of %d", m->real, shard,
+              d->counts[shard]);
+    return HVT_OK;
+}
+
+/* With the sums of losses travels what this rank was told of the step. */
+static hvt_status add_told(const hvt_distopt *d)
+{
+    const hvt_model *m = d->optim->m;
+
+    return m->dev->ops->copy(m->dev, d->grads + m->rider_count - HVT__STEP_TOLD, m->step->told,
+                             sizeof m->step->told);
+}
+
 hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end)
 {
     hvt_distopt *d = dist;
-    bool last = d->pass == d->opts.local_shards - 1;
+    size_t rider;
+    bool last;
 
+    HVT_GIVEN(d, "a distributed optimizer");
+    rider = d->optim->m->rider_count;
+    last = d->pass == d->opts.local_shards - 1;
     HVT_CHECK(d->begun, E_ARG, "gradients come before hvt_distopt_begin()");
     HVT_CHECK(d->pass < d->opts.local_shards, E_ARG, "more than %d backward passes in a step",
               d->opts.local_shards);
     HVT_CHECK(first == d->mark && end >= first && end <= d->optim->m->arena_count, E_ARG,
               "gradients [%zu, %zu) come, expected them to go on at %zu of %zu", first, end, d->mark,
               d->optim->m->arena_count);
+    if (first == 0)
+        HVT_TRY(check_pass(d));
     if (last)
         HVT_TRY(finish_passes(d, first, end - first));
     else
         HVT_TRY(store_pass(d, first, end - first));
+    if (last && first < rider && end >= rider)
+        HVT_TRY(add_told(d));
     d->mark = end;
     if (d->timing && last)
         HVT_TRY(hvt__timing_mark(d, end));
@@ -279,9 +344,42 @@ static hvt_status settle(hvt_distopt *d)
 
         while (later == HVT_OK && d->arrived < d->nbucket)
             later = await_next(d);
-        d->begun = false;
+        hvt__distopt_drop(d);
     }
     return s;
+}
+
+/* What a codec took from its gradients is gone with them. */
+void hvt__distopt_drop(hvt_distopt *d)
+{
+    d->begun = false;
+    d->pass = d->launched = d->arrived = 0;
+    d->mark = 0;
+    d->rest_unit = 0;
+    d->optim->m->backward_next = false;
+    hvt__trace_step_end();
+}
+
+/* Ranks may have come to different points. All launch what any of them has, so that the comm sees the same
+ * operations everywhere; what the others send is whatever lies there, and nobody reads the sums. */
+hvt_status hvt_distopt_abandon(hvt_distopt *d)
+{
+    hvt_world *world;
+    int64_t most;
+    hvt_status s = HVT_OK;
+
+    HVT_GIVEN(d, "a distributed optimizer");
+    world = hvt_comm_world(d->comm);
+    if (!d->begun)
+        d->launched = d->arrived = 0;
+    most = d->launched;
+    HVT_TRY(hvt_world_fold_i64(world, HVT_FOLD_MAX, &most, 1));
+    for (; s == HVT_OK && d->launched < most; d->launched++)
+        s = launch(d, &d->bucket[d->launched]);
+    while (s == HVT_OK && d->arrived < d->launched)
+        s = await_next(d);
+    hvt__distopt_drop(d);
+    return hvt_world_agree(world, s);
 }
 
 /* Of what the decision did not need to look at. */
@@ -338,6 +436,7 @@ static hvt_status update_fused(hvt_distopt *d)
 
 hvt_status hvt_distopt_step(hvt_distopt *d)
 {
+    HVT_GIVEN(d, "a distributed optimizer");
     HVT_CHECK(d->begun && d->pass == d->opts.local_shards, E_ARG,
               "a step ends after %d of %d backward passes", d->begun ? d->pass : 0, d->opts.local_shards);
     if (d->powersgd)

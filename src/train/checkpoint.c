@@ -151,6 +151,10 @@ static hvt_status save_all(const char *path, hvt_model *m, hvt_optim *o, const h
 hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, hvt_optim *o,
                                const hvt_progress *progress)
 {
+    HVT_GIVEN(dir, "a folder");
+    HVT_GIVEN(name, "a name");
+    HVT_GIVEN(m, "a model");
+    HVT_GIVEN(progress, "what to go on with");
     side sides[2] = {{.end = MOMENTUM_END}, {.end = MEMORY_END}}, *momentum = sides, *memory = sides + 1;
     char path[PATH_MAX], weights[17];
     bool has_momentum = o && o->v, fresh = false;
@@ -305,6 +309,9 @@ done:
 
 hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o, hvt_progress *ret_progress)
 {
+    HVT_GIVEN(path, "a path");
+    HVT_GIVEN(ret_progress, "a place for progress");
+
     char file[PATH_MAX], found[17];
     const char *momentum, *memory, *weights;
     hvt_progress p = {0};

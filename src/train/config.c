@@ -182,6 +182,10 @@ done:
 
 hvt_status hvt_options_config(hvt_options *opts, hvt_world *world, void **ret_memory)
 {
+    HVT_GIVEN(opts, "options");
+    HVT_GIVEN(world, "a world");
+    HVT_GIVEN(ret_memory, "a place for the memory");
+
     char *file = NULL, what[HVT_OPTION_VALUE];
     size_t bytes = 0;
     hvt_status s = HVT_OK;

@@ -146,5 +146,9 @@ hvt_status hvt_evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt_
 {
     hvt__odd_losses odd;
 
+    HVT_GIVEN(m, "a model");
+    HVT_GIVEN(loader, "a loader");
+    HVT_GIVEN(world, "a world");
+    HVT_GIVEN(ret_loss, "a place for the loss");
     return hvt__evaluate(m, loader, world, NULL, NULL, ret_loss, &odd);
 }

@@ -29,6 +29,10 @@ static hvt_status set(hvt_options *opts, const hvt__option *o, const char *value
 
 hvt_status hvt_options_set(hvt_options *opts, const char *name, const char *value)
 {
+    HVT_GIVEN(opts, "options");
+    HVT_GIVEN(name, "an option's name");
+    HVT_GIVEN(value, "a value");
+
     const hvt__option *o = hvt__option_named(name, strlen(name));
 
     HVT_CHECK(o, E_ARG, "there is no option --%s", name);
@@ -37,6 +41,8 @@ hvt_status hvt_options_set(hvt_options *opts, const char *name, const char *valu
 
 void hvt_options_default(hvt_options *ret_opts)
 {
+    if (!ret_opts)
+        return;
     memset(ret_opts, 0, sizeof *ret_opts);
     for (int i = 0; i < HVT_OPTION_COUNT; i++)
         if (!hvt__value_read(ret_opts, &hvt__option_table[i], hvt__option_table[i].preset))
@@ -106,6 +112,9 @@ static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
 
 hvt_status hvt_options_parse(int argc, char **argv, hvt_options *ret_opts)
 {
+    HVT_CHECK(ret_opts && (argv || argc < 2), E_ARG, "%s() needs arguments and a place for options",
+              __func__);
+
     hvt_options opts;
 
     hvt_options_default(&opts);
@@ -133,6 +142,8 @@ hvt_status hvt_options_parse(int argc, char **argv, hvt_options *ret_opts)
 
 hvt_status hvt_options_agree(const hvt_options *opts, hvt_world *world)
 {
+    HVT_GIVEN(opts, "options");
+    HVT_GIVEN(world, "a world");
     char(*text)[HVT_OPTION_VALUE] = calloc(HVT_OPTION_COUNT, sizeof *text);
     hvt_item items[HVT_OPTION_COUNT + 1] = {{"build", HVT_VERSION " by " HVT_COMPILER}};
     int n = 1;

@@ -25,6 +25,10 @@ static hvt_status read_options(const char *path, char **ret_text, size_t *ret_by
 
 hvt_status hvt_options_resume(hvt_options *opts, hvt_world *world, void **ret_memory)
 {
+    HVT_GIVEN(opts, "options");
+    HVT_GIVEN(world, "a world");
+    HVT_GIVEN(ret_memory, "a place for the memory");
+
     hvt_options filled = *opts;
     char *text = NULL, *rest = NULL, what[HVT_OPTION_VALUE];
     size_t bytes = 0;

@@ -299,6 +299,9 @@ hvt_status hvt__settle(const hvt_options *o, int ranks, hvt_settled *ret_settled
 
 hvt_status hvt_options_check(const hvt_options *opts, int ranks)
 {
+    HVT_GIVEN(opts, "options");
+    HVT_CHECK(ranks > 0, E_ARG, "options of %d ranks, expected 1 or more", ranks);
+
     hvt_settled ignored;
 
     return hvt__settle(opts, ranks, &ignored);

@@ -438,6 +438,10 @@ static hvt_status finish(run *t, hvt_report *ret_report)
 
 hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_report *ret_report)
 {
+    HVT_GIVEN(opts, "options");
+    HVT_GIVEN(world, "a world");
+    HVT_GIVEN(ret_report, "a place for the report");
+
     run t = {.opts = opts,
              .world = world,
              .rank = hvt_world_rank(world),

@@ -424,6 +424,9 @@ static void close_output(tuning *u)
 
 hvt_status hvt_tune(const hvt_options *opts, hvt_world *world)
 {
+    HVT_GIVEN(opts, "options");
+    HVT_GIVEN(world, "a world");
+
     tuning *u = calloc(1, sizeof *u);
     hvt_status s;
 

@@ -216,6 +216,9 @@ done:
 
 hvt_status hvt_weights_load(const char *file, hvt_model *m, bool skip_head)
 {
+    HVT_GIVEN(file, "a file");
+    HVT_GIVEN(m, "a model");
+
     hvt_st *st = NULL;
     hvt_status s;
 

@@ -751,7 +751,7 @@ TEST(a_step_is_settled_as_on_the_host)
 
     s[1] = s[0];
     for (int i = 0; i < (int)HVT_LEN(losses); i++) {
-        float sums[3] = {losses[i], 1, 3};
+        float sums[HVT__STEP_SUMS] = {losses[i], 1, 3};
 
         s[0].bad = s[1].bad = i == 1 ? 17 : UINT64_MAX;
         CHECK_OK(ref->ops->settle(ref, &s[0], sums));

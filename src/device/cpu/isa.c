@@ -109,17 +109,17 @@ int hvt_cpu_isa_count(void)
 
 const char *hvt_cpu_isa_name(int i)
 {
-    return hvt__isas[i]->name;
+    return i >= 0 && i < hvt__isa_count ? hvt__isas[i]->name : NULL;
 }
 
 bool hvt_cpu_isa_supported(int i)
 {
-    return hvt__isa_supported(hvt__isas[i]);
+    return i >= 0 && i < hvt__isa_count && hvt__isa_supported(hvt__isas[i]);
 }
 
 bool hvt_cpu_isa_auto(int i)
 {
-    const hvt_isa *isa = hvt__isas[i];
+    const hvt_isa *isa = i >= 0 && i < hvt__isa_count ? hvt__isas[i] : NULL;
 
-    return hvt__isa_supported(isa) && (!isa->vendor || made_by(isa->vendor));
+    return isa && hvt__isa_supported(isa) && (!isa->vendor || made_by(isa->vendor));
 }

@@ -751,7 +751,7 @@ static hvt_status check_hosted(hvt_device *d, size_t n, const float *g, uint64_t
 static hvt_status settle_hosted(hvt_device *d, hvt_step_state *step, const float *sums)
 {
     stage s = begin(d);
-    int st = out(&s, step, sizeof *step), at = in(&s, sums, 3 * sizeof *sums);
+    int st = out(&s, step, sizeof *step), at = in(&s, sums, HVT__STEP_SUMS * sizeof *sums);
 
     return RUN(s, s.h->inner->ops->settle(s.h->inner, dev(&s, st), dev(&s, at)));
 }
