@@ -1,0 +1,253 @@
+#!/usr/bin/env python3
+"""Do the tests notice faults? Puts one fault at a time into a copy of the last commit, builds it, and runs the tests.
+
+    python3 tests/mutants/run.py [--folder DIR] [NAME ...] >results.md
+
+A mutant is killed by the first test that fails: those of its list first, then all others but the slow ones. One
+that every test passes has survived, and the exit code is 1: a test is missing. A mutant whose text is not found in
+its file, or that does not build, ends the run: it has to follow the source. Needs a clean tree only in that it looks
+at the commit, not at the working tree. Takes minutes for each mutant, and is run by hand, not by .ci/run; RESULTS.md
+is what it printed last.
+"""
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../.."))
+
+MUTANTS = []
+
+
+def mutant(name, fault, tests, *changes):
+    """`changes` are pairs of file and text, replaced by the third; a text must be in its file exactly once."""
+    MUTANTS.append((name, fault, tests.split(), changes))
+
+
+# ---- the divisor ---------------------------------------------------------------------------------------------
+
+mutant("divisor-planned", "gradients are divided by the planned batch, not by the images that came",
+       "distopt golden",
+       ("src/optim/step.c", "hvt__model_begin_step(d->optim->m, images, lr)",
+        "hvt__model_begin_step(d->optim->m, (int64_t)shards * d->optim->m->batch, lr)"))
+mutant("divisor-of-one-shard", "gradients are divided by the images of the largest shard alone",
+       "distopt golden",
+       ("src/optim/step.c", "images += shard_counts[i];",
+        "images = shard_counts[i] > images ? shard_counts[i] : images;"))
+mutant("divisor-off-by-one", "gradients, not the loss, are divided by one image too many",
+       "step optim distopt golden",
+       ("src/device/step.h", "(float)(1 / (s->images * (double)s->loss_scale))",
+        "(float)(1 / ((s->images + 1) * (double)s->loss_scale))"))
+
+# ---- data ----------------------------------------------------------------------------------------------------
+
+mutant("permutation-repeats", "a shuffle overwrites instead of swapping: images are repeated",
+       "sampler data",
+       ("src/data/sampler.c", "ret_order[i] = ret_order[z];\n        ret_order[z] = t;",
+        "ret_order[i] = ret_order[z];\n        (void)t;"))
+mutant("training-pads", "training pads uneven shards by repeating images, whatever --tail says",
+       "golden program",
+       ("src/train/setup.c", ".tail = t->set.tail,", ".tail = HVT_TAIL_PAD,"))
+mutant("evaluation-pads", "an evaluation gives every rank the same number of images",
+       "conform-np2 golden program",
+       ("src/train/setup.c", ".tail = HVT_TAIL_EXACT,", ".tail = HVT_TAIL_PAD,"))
+mutant("evaluation-counts-padding", "an evaluation counts the rows of the last batch that hold no image",
+       "golden program",
+       ("src/train/eval.c", "for (int i = 0; i < b.count; i++)\n            add_row",
+        "for (int i = 0; i < b.labels.dim[0]; i++)\n            add_row"))
+mutant("rows-transposed", "the pixels of an image in 16 bits or in H,W,N order are written column by column",
+       "device_ops data golden",
+       ("src/device/cpu/images.c", "size_t pixel = (size_t)p * a->w + first + q;",
+        "size_t pixel = (size_t)(first + q) * a->h + p;"))
+mutant("rows-of-another-order", "the loader writes rows in N,H,W order and says H,W,N",
+       "data golden",
+       ("src/data/loader.c", "(hvt_augment_args){.order = opts->order,",
+        "(hvt_augment_args){.order = HVT_ORDER_NHW,"))
+
+# ---- the update ----------------------------------------------------------------------------------------------
+
+mutant("momentum-twice-in-the-formula", "every device multiplies by momentum twice",
+       "optim zoo golden",
+       ("src/device/formula.h", "return f_fma(k->momentum, v, k->keep * g);",
+        "return f_fma(k->momentum * k->momentum, v, k->keep * g);"))
+mutant("momentum-twice-in-the-kernel", "the cpu's kernel applies momentum to what has it already",
+       "device_ops optim golden",
+       ("src/device/cpu/elementwise.c", "step = a->nesterov ? sgd_nesterov(k, step, u) : u;",
+        "step = a->nesterov ? sgd_nesterov(k, step, u) : sgd_velocity(k, step, u);"))
+mutant("momentum-twice-in-the-replicated-update", "the last bucket of a replicated update is applied twice",
+       "distopt-np2 golden",
+       ("src/optim/step.c", "HVT_TRY(apply(d, &d->bucket[b]));",
+        "HVT_TRY(apply(d, &d->bucket[b]));\n        if (b == d->nbucket - 1)\n"
+        "            HVT_TRY(apply(d, &d->bucket[b]));"))
+mutant("momentum-twice-in-the-sharded-update", "a slice is updated twice where ranks share parameters",
+       "sharded-np2 golden",
+       ("src/optim/sharded.c",
+        "    s->seconds += hvt__running() - start;\n    return status;",
+        "    if (status == HVT_OK)\n"
+        "        status = hvt__optim_span(s->o, s->g, ranks, s->at, bucket + first, bucket + end);\n"
+        "    s->seconds += hvt__running() - start;\n    return status;"))
+mutant("stale-packed-weight", "an update does not tell that packed copies of weights are stale",
+       "model step golden",
+       ("src/model/model.c", "void hvt__model_updated(hvt_model *m)\n{\n    m->version++;",
+        "void hvt__model_updated(hvt_model *m)\n{\n    (void)m;"))
+mutant("stale-16-bit-copy", "parameters that were broadcast or read leave the 16-bit copy as it was",
+       "model precision precision-np2 program",
+       ("src/model/model.c", "m->copy_stale = true;", "m->copy_stale = m->version == 2;"))
+mutant("bf16-masters", "the cpu's update rounds the parameters themselves to 16 bits, not only their copy",
+       "device_ops optim precision",
+       ("src/device/cpu/elementwise.c", "f_store_as(copy, a->copy, at, step, lanes);",
+        "f_store_as(copy, a->copy, at, step, lanes), f_store(w + at, f_load_as(copy, a->copy, at, lanes), lanes);"))
+
+# ---- the exchange --------------------------------------------------------------------------------------------
+
+mutant("bucket-never-sent-replicated", "the last bucket of a replicated update is never sent",
+       "distopt-np2 golden",
+       ("src/optim/step.c", "    if (!d->sharded || b == d->bucket)\n        return hvt_comm_allreduce",
+        "    if (!d->sharded && d->nbucket > 1 && b == d->bucket + d->nbucket - 1) {\n"
+        "        b->ticket = b[-1].ticket;\n        return HVT_OK;\n    }\n"
+        "    if (!d->sharded || b == d->bucket)\n        return hvt_comm_allreduce"))
+mutant("bucket-never-sent-sharded", "the last bucket of a sharded update is never sent",
+       "sharded-np2 golden",
+       ("src/optim/step.c", "    if (hvt__sharded_fused(d->sharded))\n        return hvt__sharded_launch",
+        "    if (d->nbucket > 2 && b == d->bucket + d->nbucket - 1) {\n"
+        "        b->ticket = b[-1].ticket;\n        return HVT_OK;\n    }\n"
+        "    if (hvt__sharded_fused(d->sharded))\n        return hvt__sharded_launch"))
+mutant("broadcast-without-parameters", "ranks begin with parameters of their own",
+       "distopt-np2 distopt-np3 program",
+       ("src/optim/distopt.c",
+        "HVT_TRY(hvt_comm_broadcast(d->comm, m->params, m->arena_count * sizeof *m->params, root));",
+        "HVT_TRY(hvt_world_barrier(hvt_comm_world(d->comm)));"))
+mutant("broadcast-without-parameters-sharded", "ranks that cannot share them begin with parameters of their own",
+       "sharded-np2 sharded-np3 program",
+       ("src/optim/sharded.c",
+        "    if (!s->params)\n        return hvt_comm_broadcast(s->comm, m->params, bytes, root);",
+        "    if (!s->params)\n        return hvt_world_barrier(world);"))
+mutant("broadcast-without-momentum", "ranks go on with momentum of their own",
+       "distopt-np2 distopt-np3 program",
+       ("src/optim/distopt.c",
+        "HVT_TRY(hvt_comm_broadcast(d->comm, o->v, m->arena_count * sizeof *o->v, root));",
+        "HVT_TRY(hvt_world_barrier(hvt_comm_world(d->comm)));"))
+mutant("broadcast-without-statistics", "ranks go on with moving statistics of their own",
+       "distopt-np2 distopt-np3 program",
+       ("src/optim/distopt.c",
+        "HVT_TRY(hvt_comm_broadcast(d->comm, m->stats, m->stats_count * sizeof *m->stats, root));",
+        "HVT_TRY(hvt_world_barrier(hvt_comm_world(d->comm)));"))
+
+# ---- memory that was never written ---------------------------------------------------------------------------
+
+mutant("blocks-never-written", "blocks of a convolution that copies no pixel are read as malloc left them, and "
+       "divided by", "conv device_ops device_grad nan step golden",
+       ("src/device/cpu/conv_plan.c", "op->block = calloc(out, sizeof *op->block);",
+        "op->block = malloc(out * sizeof *op->block);"),
+       ("src/device/cpu/wgrad.c",
+        "    if (!op->slots || !op->copy_y || op->x_image != op->c || images <= 0)\n        return a;\n", ""),
+       ("src/device/cpu/wgrad.c", "    if (slice >= slices)\n        return a;",
+        "    if (!op->slots || !op->copy_y || op->x_image != op->c || images <= 0 || slice >= slices)\n"
+        "        return a;"))
+
+# ---- the run -------------------------------------------------------------------------------------------------
+
+LEFT_OUT = {"slow", "tree", "launch", "bench"}  # suites that look at other things than what is computed
+
+
+def command(*args, **kwargs):
+    return subprocess.run(args, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **kwargs)
+
+
+def must(*args, **kwargs):
+    p = command(*args, **kwargs)
+    if p.returncode:
+        sys.exit(f"{' '.join(args)} fails:\n{p.stdout[-3000:]}")
+    return p.stdout
+
+
+def other_tests(build):
+    names = []
+    for t in json.loads(must("meson", "introspect", "--tests", build)):
+        suites = {part for s in t["suite"] for part in s.split(":")[1:]}
+        if not suites & LEFT_OUT:
+            names.append(t["name"])
+    return names
+
+
+def first_failure(build, names):
+    """(test, truths) of the first test that fails; None: they all pass."""
+    log = os.path.join(build, "meson-logs/testlog.json")
+    if os.path.exists(log):
+        os.remove(log)
+    command("meson", "test", "-C", build, "--no-rebuild", "--maxfail", "1", "--timeout-multiplier", "0.7", *names)
+    with open(log) as f:
+        results = [json.loads(line) for line in f]
+    if not any(r["result"] == "OK" for r in results) and not any(r["result"] != "SKIP" for r in results):
+        sys.exit(f"{' '.join(names)}: no test ran")
+    for r in results:
+        if r["result"] in ("FAIL", "ERROR", "TIMEOUT"):
+            truths = sorted(set(re.findall(r"^FAIL (\w+)", r.get("stdout", ""), re.M)))
+            how = ", ".join(truths[:2]) + (f" and {len(truths) - 2} more" if len(truths) > 2 else "")
+            return r["name"].split(" / ")[-1], how or r["result"].lower()
+    return None
+
+
+def change(tree, file, text, other):
+    path = os.path.join(tree, file)
+    with open(path) as f:
+        was = f.read()
+    if was.count(text) != 1:
+        sys.exit(f"{file} holds this {was.count(text)} times, expected once; the mutant has to follow it:\n{text}")
+    with open(path, "w") as f:
+        f.write(was.replace(text, other))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--folder", help="where the copy is made and built; kept, so that a second run is quicker")
+    parser.add_argument("name", nargs="*", help="mutants to try; none: all")
+    args = parser.parse_args()
+    unknown = set(args.name) - {m[0] for m in MUTANTS}
+    if unknown:
+        sys.exit(f"no mutant is called {', '.join(sorted(unknown))}")
+    folder = args.folder or tempfile.mkdtemp(prefix="hvt-mutants-")
+    tree, build = os.path.join(folder, "tree"), os.path.join(folder, "build")
+    os.makedirs(tree, exist_ok=True)
+    commit = must("git", "-C", ROOT, "rev-parse", "--short", "HEAD").strip()
+    must("sh", "-c", f"git -C '{ROOT}' archive HEAD | tar -x -C '{tree}'")
+    if not os.path.exists(os.path.join(build, "build.ninja")):
+        must("meson", "setup", build, tree, "-Dgpu=disabled")
+    must("ninja", "-C", build)
+    rest = other_tests(build)
+
+    print(f"Commit {commit}, `python3 tests/mutants/run.py {' '.join(args.name)}`".replace(" `", "`", 0) + ".\n")
+    print("| mutant | fault | killed by | truths that failed | s |\n|---|---|---|---|---|", flush=True)
+    survivors = []
+    for name, fault, tests, changes in MUTANTS:
+        if args.name and name not in args.name:
+            continue
+        began = time.time()
+        was = {}
+        for file, _, _ in changes:
+            with open(os.path.join(tree, file)) as f:
+                was[file] = f.read()
+        try:
+            for c in changes:
+                change(tree, *c)
+            must("ninja", "-C", build)
+            known = [t for t in tests if t in rest]
+            killer = first_failure(build, known) or first_failure(build, [t for t in rest if t not in known])
+        finally:
+            for file, text in was.items():
+                with open(os.path.join(tree, file), "w") as f:
+                    f.write(text)
+        if not killer:
+            survivors.append(name)
+        test, truths = killer or ("**nothing**", "")
+        print(f"| {name} | {fault} | {test} | {truths} | {time.time() - began:.0f} |", flush=True)
+    print(f"\n{len(survivors)} survived." if survivors else "\nAll were killed.")
+    sys.exit(1 if survivors else 0)
+
+
+if __name__ == "__main__":
+    main()
