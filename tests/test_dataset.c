@@ -544,7 +544,8 @@ int main(void)
     RUN(a_cifar_file_that_becomes_shorter_is_an_error_that_names_it);
     if (getenv("HVT_TEST_CIFAR10"))
         RUN(the_real_cifar_has_its_known_counts);
-    else check_skip("the_real_cifar_has_its_known_counts", "HVT_TEST_CIFAR10 names no folder");
+    else
+        check_skip("the_real_cifar_has_its_known_counts", "HVT_TEST_CIFAR10 names no folder");
 
     RUN(synth_draws_the_same_bytes_on_every_machine);
     RUN(synth_is_what_its_options_say);
