@@ -85,6 +85,14 @@ FILE *hvt__open_stream(const char *path, bool writes);
 /* To read; folders, pipes and devices are refused. Errors: E_IO. */
 hvt_status hvt__open_regular(const char *path, int *ret_fd, uint64_t *ret_bytes);
 
+/*
+ * Lock an open file against other processes for as long as this one has it open. The kernel releases the lock
+ * when the process ends, however that happens; a program that this process starts does not inherit it if the
+ * file was opened with O_CLOEXEC. False: another process holds it. On a file system without working locks
+ * this warns, once per process, that nothing protects `path` (of `flag`), and returns true.
+ */
+bool hvt__file_lock(int fd, const char *flag, const char *path);
+
 double hvt__now(void);               /* seconds, monotonic */
 void hvt__sort(double *x, size_t n); /* ascending */
 

@@ -90,7 +90,7 @@ static int fill_in(hvt_options *opts, hvt_world *world, void *memory[2])
     if (*opts->config && hvt_options_config(opts, world, &memory[0]))
         return fail(world, BAD_COMMAND_LINE);
     listen(world, opts);
-    if (*opts->resume && hvt_options_resume(opts, world, &memory[1]))
+    if (hvt_options_resume(opts, world, &memory[1]))
         return fail(world, FAILED);
     if (hvt_world_agree(world, hvt_options_check(opts, hvt_world_size(world))))
         return fail(world, BAD_COMMAND_LINE);

@@ -114,6 +114,33 @@ hvt_status hvt__st_write(const char *path, hvt_st_item *items, int n, const hvt_
 /* ---- checkpoint.c ---- */
 
 hvt_status hvt__checkpoint_folder(const char *dir); /* make it if need be; can files be written there? */
+/* The file that a path names: itself, or in a folder `last`, or `best` where there is no `last`. */
+hvt_status hvt__checkpoint_file(const char *path, char *ret_path, size_t bytes);
+void hvt__checkpoint_remove(const char *dir, const char *name); /* with the files that it names */
+
+/* ---- folder.c: the folder of --save ---- */
+
+typedef struct hvt__folder hvt__folder;
+
+/*
+ * Rank 0's alone, before anything is computed: lock the folder, and see that this run may replace what is in
+ * it: nothing, or what it goes on with, or anything with --overwrite. *ret_folder is NULL without --save.
+ * Errors: E_IO (cannot be written; another job holds the lock), E_ARG (it holds another run's checkpoint).
+ */
+hvt_status hvt__folder_open(const hvt_options *opts, hvt__folder **ret_folder);
+void hvt__folder_close(hvt__folder **folder);         /* and unlock it */
+double hvt__folder_best(const hvt__folder *folder);   /* top-1 in percent of this run's `best`; -1: none */
+bool hvt__folder_is_saved(const hvt__folder *folder); /* `last` is what the run goes on with */
+/* `last`, and `best` if `top1` beats what best was so far. */
+hvt_status hvt__folder_save(hvt__folder *folder, hvt_model *m, hvt_optim *o, const hvt_progress *progress);
+
+/* ---- log_file.c: the file of --log ---- */
+
+/* Lock it, unless it is a pipe or a device. E_IO: another job writes it. */
+hvt_status hvt__log_lock(FILE *log, const char *path);
+/* Before the first record: empty the file, or go to its end. A last line that was cut off is no JSON: it is
+ * removed. */
+hvt_status hvt__log_begin(FILE *log, const char *path, bool append);
 
 /* ---- eval.c ---- */
 
@@ -169,6 +196,7 @@ typedef struct hvt_start {
     int64_t device_bytes; /* allocated on this rank's GPU; 0 on host devices */
     uint32_t steps_per_epoch;
     int64_t steps; /* of the whole run */
+    int64_t done;  /* of these, before this job */
     int buckets;
     const size_t *bucket_bytes;
     const hvt_place *place; /* [ranks] */
@@ -250,5 +278,11 @@ double hvt__seconds_left(const hvt__rest *r);
 
 double hvt__process_seconds(void);     /* since this process began */
 int64_t hvt__process_peak_bytes(void); /* most resident memory so far */
+/* "process 4711 on node1 (SLURM job 17)" */
+void hvt__process_name(char *ret_text, size_t bytes);
+const char *hvt__process_program(void); /* hvtrain as it was called, for hints */
+/* The text as one word of a shell's command line, in quotes if need be: `text` itself, or ret_word. */
+enum { HVT_SHELL_WORD = 4 * HVT_OPTION_VALUE + 3 };
+const char *hvt__shell_word(const char *text, char ret_word[HVT_SHELL_WORD]);
 
 #endif /* HVT_TRAIN_IMPL_H */

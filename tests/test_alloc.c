@@ -164,6 +164,7 @@ static hvt_status train(hvt_world *world, const char *resume, int steps, uint64_
     o.wire = factors ? "powersgd:1" : "bf16";
     o.error_feedback = !factors;
     o.save = folder;
+    o.overwrite = !*resume;
     o.resume = resume;
     o.log = log_file;
     o.quiet = true;

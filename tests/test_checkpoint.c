@@ -8,9 +8,11 @@
 #include "train_impl.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -233,14 +235,14 @@ TEST(halves_become_the_same_number)
 /* ---- checkpoints ---- */
 
 /* Folders are synced after each rename; the n-th such moment is when a signal comes. 0: never. */
-static int stop_at_sync;
+static int stop_at_sync, stop_by = SIGTERM;
 
 int fsync(int fd)
 {
     struct stat info;
 
     if (fstat(fd, &info) == 0 && S_ISDIR(info.st_mode) && stop_at_sync && --stop_at_sync == 0)
-        raise(SIGTERM);
+        raise(stop_by);
     return (int)syscall(SYS_fsync, fd);
 }
 
@@ -283,7 +285,8 @@ static void remove_checkpoints(void)
     struct dirent *e;
 
     while (d && (e = readdir(d)))
-        if (!strncmp(e->d_name, "last", 4))
+        if (!strncmp(e->d_name, "last", 4) || !strncmp(e->d_name, "best", 4) ||
+            !strcmp(e->d_name, ".hvtrain.lock"))
             unlink(in_folder(e->d_name));
     closedir(d);
 }
@@ -345,6 +348,228 @@ TEST(numbers_that_are_not_finite_replace_no_checkpoint)
     remove_checkpoints();
 }
 
+/* ---- the folder of --save ---- */
+
+static hvt_options saving(const char *resume, bool overwrite)
+{
+    hvt_options o;
+
+    hvt_options_default(&o);
+    CHECK_OK(hvt_options_set(&o, "save", folder));
+    o.resume = resume;
+    o.overwrite = overwrite;
+    return o;
+}
+
+static hvt_progress progress(uint64_t of_run, int64_t steps, double top1)
+{
+    return (hvt_progress){.epoch = (int)steps, .steps = steps, .top1 = top1, .run = of_run};
+}
+
+/* One epoch's files: steps and top-1 in percent, into an empty folder or over those of another run. */
+static void save_epoch(trained *t, const char *resume, bool overwrite, hvt_progress p)
+{
+    hvt_options o = saving(resume, overwrite);
+    hvt__folder *f = NULL;
+
+    CHECK_OK(hvt__folder_open(&o, &f));
+    CHECK_OK(hvt__folder_save(f, t->m, t->o, &p));
+    hvt__folder_close(&f);
+}
+
+static hvt_progress found_as(const char *name)
+{
+    hvt_progress p = {.steps = -1};
+
+    CHECK_OK(hvt_checkpoint_load(in_folder(name), NULL, NULL, &p));
+    free(p.options);
+    return p;
+}
+
+/* A save that a kill ends at the n-th sync of the folder. False: there were fewer, and the save is done. */
+static bool killed_at(int at, const char *resume, bool overwrite, hvt_progress p)
+{
+    int status = 0;
+    pid_t child;
+
+    fflush(NULL);
+    child = fork();
+    if (child == 0) {
+        trained t = {0};
+        open_trained(&t);
+        t.m->stats[0] = (float)p.steps; /* other weights than those of before */
+        stop_by = SIGKILL;
+        stop_at_sync = at;
+        save_epoch(&t, resume, overwrite, p);
+        _exit(check_now ? 1 : 0);
+    }
+    CHECK(waitpid(child, &status, 0) == child, "no child");
+    CHECK(WIFSIGNALED(status) || (WIFEXITED(status) && WEXITSTATUS(status) == 0), "status %x", status);
+    return WIFSIGNALED(status);
+}
+
+TEST(a_kill_between_last_and_best_loses_neither)
+{
+    trained t = {0};
+    int at = 1;
+
+    open_trained(&t);
+    for (bool killed = true; killed; at++) {
+        hvt_options o = saving(folder, false);
+        hvt__folder *f = NULL;
+        hvt_progress last, best;
+
+        save_epoch(&t, "", false, progress(7, 1, 10));
+        killed = killed_at(at, folder, false, progress(7, 2, 20));
+        last = found_as("last.safetensors");
+        best = found_as("best.safetensors");
+        CHECK(best.top1 >= last.top1, "killed at sync %d: last has %g %%, best %g %%", at, last.top1,
+              best.top1);
+        CHECK_OK(hvt_checkpoint_load(in_folder("last.safetensors"), t.m, t.o, &last));
+        CHECK_OK(hvt_checkpoint_load(in_folder("best.safetensors"), t.m, t.o, &best));
+        free(last.options);
+        free(best.options);
+        CHECK_OK(hvt__folder_open(&o, &f)); /* the lock is free, and the run goes on */
+        CHECK(hvt__folder_best(f) == best.top1, "%g, not %g", hvt__folder_best(f), best.top1);
+        hvt__folder_close(&f);
+        remove_checkpoints();
+    }
+    CHECK(at > 4, "only %d kills", at - 2); /* momentum and weights, twice */
+    close_trained(&t);
+}
+
+/* A kill before the first checkpoint is whole leaves `best` alone at most; the run goes on with that. */
+TEST(a_kill_in_the_first_save_leaves_nothing_or_what_can_be_resumed)
+{
+    bool alone = false;
+
+    for (int at = 1; killed_at(at, "", false, progress(7, 1, 10)); at++) {
+        hvt_progress p = {0};
+        hvt_status s = hvt_checkpoint_load(folder, NULL, NULL, &p);
+        CHECK(s == HVT_OK ? p.steps == 1 : s == HVT_E_IO, "killed at sync %d: %s", at, hvt_last_error());
+        alone |= s == HVT_OK && access(in_folder("last.safetensors"), F_OK);
+        free(p.options);
+        remove_checkpoints();
+    }
+    remove_checkpoints();
+    CHECK(alone, "there was always a `last`");
+}
+
+/* Each kill leaves the old run whole, or the new one, whose best is not the old one's. */
+TEST(a_kill_while_a_run_is_overwritten_leaves_one_of_the_two)
+{
+    for (int evaluated = 0; evaluated < 2; evaluated++) {
+        int old_ones = 0, new_ones = 0;
+        for (int at = 1, killed = 1; killed; at++) {
+            hvt_options o = saving(folder, false);
+            hvt__folder *f = NULL;
+            hvt_progress last, best = {.run = 0};
+            trained t = {0};
+
+            open_trained(&t);
+            save_epoch(&t, "", false, progress(7, 5, 90));
+            close_trained(&t);
+            killed = killed_at(at, "", true, progress(8, 1, evaluated ? 10 : -1));
+            last = found_as("last.safetensors");
+            if (access(in_folder("best.safetensors"), F_OK) == 0)
+                best = found_as("best.safetensors");
+            CHECK(last.run == 8 || (best.run == 7 && best.steps == 5), "sync %d: best was lost first", at);
+            CHECK(killed || (best.run == (evaluated ? 8 : 0) && last.run == 8), "best is of run %d",
+                  (int)best.run);
+            CHECK_OK(hvt__folder_open(&o, &f));
+            CHECK(hvt__folder_best(f) == (last.run == 7   ? 90
+                                          : best.run == 8 ? 10
+                                                          : -1),
+                  "sync %d: best is %g", at, hvt__folder_best(f));
+            hvt__folder_close(&f);
+            old_ones += last.run == 7;
+            new_ones += last.run == 8;
+            remove_checkpoints();
+        }
+        CHECK(old_ones > 0 && new_ones > 1 - evaluated, "%d and %d", old_ones, new_ones);
+    }
+}
+
+TEST(a_folder_is_its_first_jobs_until_that_ends)
+{
+    hvt_options o = saving("", false);
+    hvt__folder *f = NULL, *second = NULL;
+    char part[100];
+    pid_t child;
+    int status;
+
+    setenv("SLURM_JOB_ID", "4711", 1);
+    CHECK_OK(hvt__folder_open(&o, &f));
+    snprintf(part, sizeof part, "another job saves there: process %ld on ", (long)getpid());
+    CHECK_FAILS(hvt__folder_open(&o, &second), E_IO, part);
+    CHECK(strstr(hvt_last_error(), "(SLURM job 4711)"), "%s", hvt_last_error());
+    unsetenv("SLURM_JOB_ID");
+
+    fflush(NULL); /* a program that was started meanwhile, and still runs when we have ended */
+    child = fork();
+    if (child == 0) {
+        execlp("sleep", "sleep", "60", (char *)NULL);
+        _exit(127);
+    }
+    usleep(300000); /* fork() alone does share the lock */
+    hvt__folder_close(&f);
+    CHECK_OK(hvt__folder_open(&o, &f));
+    hvt__folder_close(&f);
+    kill(child, SIGKILL);
+    waitpid(child, &status, 0);
+
+    child = fork(); /* and who is killed holds it no more */
+    if (child == 0) {
+        CHECK_OK(hvt__folder_open(&o, &f));
+        raise(SIGKILL);
+    }
+    waitpid(child, &status, 0);
+    CHECK(WIFSIGNALED(status), "%x", status);
+    CHECK_OK(hvt__folder_open(&o, &f));
+    hvt__folder_close(&f);
+    remove_checkpoints();
+}
+
+static int flock_fails; /* an errno; 0: it is the kernel's */
+
+int flock(int fd, int operation)
+{
+    if (flock_fails) {
+        errno = flock_fails;
+        return -1;
+    }
+    return (int)syscall(SYS_flock, fd, operation);
+}
+
+static int warnings;
+static char warned_of[500];
+
+static void count_warnings(void *ctx, hvt_log_level level, const char *line)
+{
+    (void)ctx;
+    warnings += level == HVT_LOG_WARN;
+    snprintf(warned_of, sizeof warned_of, "%s", line);
+}
+
+TEST(without_locks_a_run_warns_once_and_goes_on)
+{
+    static const int none[] = {ENOLCK, ENOSYS, EOPNOTSUPP};
+    hvt_options o = saving("", false);
+
+    hvt_log_to(count_warnings, NULL, HVT_LOG_WARN);
+    for (size_t i = 0; i < HVT_LEN(none); i++) {
+        hvt__folder *f = NULL;
+        flock_fails = none[i];
+        CHECK_OK(hvt__folder_open(&o, &f));
+        hvt__folder_close(&f);
+    }
+    flock_fails = 0;
+    hvt_log_to(NULL, NULL, HVT_LOG_WARN);
+    CHECK(warnings == 1 && strstr(warned_of, folder) && strstr(warned_of, "no working locks"), "%d: %s",
+          warnings, warned_of);
+    remove_checkpoints();
+}
+
 int main(void)
 {
     if (!mkdtemp(folder)) {
@@ -358,6 +583,11 @@ int main(void)
     RUN(halves_become_the_same_number);
     RUN(a_signal_while_a_folder_is_synced_leaves_a_whole_checkpoint);
     RUN(numbers_that_are_not_finite_replace_no_checkpoint);
+    RUN(a_kill_between_last_and_best_loses_neither);
+    RUN(a_kill_in_the_first_save_leaves_nothing_or_what_can_be_resumed);
+    RUN(a_kill_while_a_run_is_overwritten_leaves_one_of_the_two);
+    RUN(a_folder_is_its_first_jobs_until_that_ends);
+    RUN(without_locks_a_run_warns_once_and_goes_on);
     clean_folder();
     return check_done();
 }

@@ -375,6 +375,9 @@ TEST(options_are_checked_together)
         {"--evaluate", 1, "--evaluate needs weights"},
         {"--evaluate --init a --save b", 1, "--save b"},
         {"--init a --resume b", 1, "one of them"},
+        {"--resume auto", 1, "--resume auto needs --save DIR"},
+        {"--resume auto --save d --overwrite", 1, "--overwrite would replace"},
+        {"--overwrite", 1, "--overwrite needs --save DIR"},
         {"--init-skip-head", 1, "needs --init"},
         {"--error-feedback", 2, "--error-feedback is for --wire f16 or bf16"},
         {"--wire bf16 --error-feedback --device cuda", 2, "for --device cpu or ref"},
@@ -446,7 +449,7 @@ TEST(what_a_checkpoint_fills_in_is_not_refused_as_if_a_flag)
     CHECK_OK(hvt__settle(&o, 3, &t));
     CHECK(t.shards == 3 && t.local_shards == 1, "%d %d", t.shards, t.local_shards);
     o.evaluate = false;
-    CHECK_FAILS(hvt__settle(&o, 3, &t), E_ARG, "--shards 4 on 3 ranks");
+    CHECK_FAILS(hvt__settle(&o, 3, &t), E_ARG, "saved with --shards 4, which 3 ranks do not");
     CHECK_OK(parse(&o, "--resume a --data cifar10 --data-dir d"));
     o.image_size = 64; /* of synth, before */
     CHECK_OK(hvt__settle(&o, 1, &t));

@@ -127,14 +127,20 @@ extern "C" {
     X(time, stall_abort, "300s", 0, JOB, "TIME", "a rank that waits so long ends the job; 0: never")         \
     G("Files")                                                                                               \
     X(str, config, "", 0, JOB, "FILE", "options from a JSON object, read by rank 0; flags win over it")      \
-    X(str, init, "", 0, JOB, "FILE", "start from weights in safetensors (ours or PyTorch's)")                \
+    X(str, init, "", 0, JOB, "FILE",                                                                         \
+      "start from weights in safetensors (ours or PyTorch's; of a folder its last)")                         \
     X(bool, init_skip_head, "off", 0, JOB, "on|off", "--init: leave the head (fc) as initialised")           \
-    X(str, save, "", 0, JOB, "DIR", "write last and best after every epoch")                                 \
-    X(str, resume, "", 0, JOB, "DIR", "go on from DIR's last, or from one file of a --save folder")          \
+    X(str, save, "", 0, JOB, "DIR|none",                                                                     \
+      "write last and best after every epoch; none: not even where --resume goes on")                        \
+    X(bool, overwrite, "off", 0, JOB, "on|off",                                                              \
+      "--save: replace another run's checkpoint, once there is one to replace it with")                      \
+    X(str, resume, "", 0, JOB, "DIR|FILE|auto",                                                              \
+      "go on from DIR's last, and save there unless --save says otherwise; or from one file; auto: from "    \
+      "what --save's folder holds, else begin")                                                              \
     X(bool, evaluate, "off", 0, JOB, "on|off",                                                               \
       "with --init or --resume: evaluate, print the result on stdout, and end")                              \
-    X(int, eval_freq, "1", 0, JOB, "N", "epochs between evaluations; 0: only at the end")                    \
-    X(str, log, "", 0, RANK, "FILE", "JSON lines, written by rank 0")                                        \
+    X(int, eval_freq, "1", 0, RUN, "N", "epochs between evaluations; 0: only at the end")                    \
+    X(str, log, "", 0, RANK, "FILE", "JSON lines, written by rank 0; --resume appends to it")                \
     X(int, print_freq, "10", 1, JOB, "N", "updates between step records and lines")                          \
     X(str, timeline, "", 0, JOB, "FILE", "what every rank did when, as a Chrome trace (ui.perfetto.dev)")    \
     X(str, timeline_steps, "all", 0, JOB, "FIRST-LAST|all", "--timeline: only these updates of the run")     \
@@ -251,8 +257,8 @@ HVT_API hvt_status hvt_evaluate(hvt_model *m, hvt_loader *loader, hvt_world *wor
 
 /**
  * Weights from a safetensors file (F32, F16 or BF16), by torchvision's names, with or without the prefix
- * "module.". skip_head: the last layer keeps what it has. Errors: E_IO, E_FORMAT, E_SHAPE naming file, tensor
- * and both shapes, or the names that are missing or unknown.
+ * "module."; of a folder, from its `last`. skip_head: the last layer keeps what it has. Errors: E_IO,
+ * E_FORMAT, E_SHAPE naming file, tensor and both shapes, or the names that are missing or unknown.
  */
 HVT_API hvt_status hvt_weights_load(const char *file, hvt_model *m, bool skip_head);
 
@@ -271,6 +277,7 @@ typedef struct hvt_progress {
     uint32_t step; ///< of that epoch, 0-based
     int64_t steps; ///< updates so far
     double top1;   ///< percent, of the evaluation made with these weights; < 0 if none was
+    uint64_t run;  ///< the same in all checkpoints of a run, also after --resume; 0: not known
     char *options; ///< "--flag=value\n" for each option of scope RUN; load: malloc'ed, free() it
 } hvt_progress;
 
@@ -280,14 +287,24 @@ typedef struct hvt_progress {
  * E_MEM; files of before are whole then. */
 HVT_API hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, hvt_optim *o,
                                        const hvt_progress *progress);
-/** path: a folder (its `last`) or one of its files. m NULL: progress only; o NULL: no momentum.
- * Errors: E_IO, E_FORMAT (damaged: hashes differ; no checkpoint of ours), E_SHAPE. */
+/** path: a folder (its `last`, or its `best` where there is no `last`) or one of its files. m NULL: progress
+ * only; o NULL: no momentum. Errors: E_IO, E_FORMAT (damaged: hashes differ; no checkpoint of ours), E_SHAPE.
+ */
 HVT_API hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o,
                                        hvt_progress *ret_progress);
 
 /**
- * For --resume: options of scope RUN that neither a flag nor --config gives take the checkpoint's value, so
- * that `--resume DIR` alone goes on as before. Rank 0 reads. The texts set in opts lie in
+ * What --resume and --save mean; to be called before hvt_options_check(), with or without --resume.
+ *
+ *  - `--resume auto` becomes `--resume DIR` with the folder of --save if that holds a checkpoint, and --init
+ * is forgotten; else nothing. Where --save is missing, or --overwrite is given, it stays, to be refused by
+ *    hvt_options_check().
+ *  - `--resume DIR` becomes `--save DIR`, too, unless --save is given or the run only evaluates.
+ *  - `--save none` becomes no --save.
+ *  - Options of scope RUN that neither a flag nor --config gives take the checkpoint's value, so that
+ *    `--resume DIR` alone goes on as before.
+ *
+ * Rank 0 looks and reads. The texts set in opts lie in
  * *ret_memory: free() it after opts. Collective. Errors, on all ranks alike: E_IO (no checkpoint that can be
  * read), E_FORMAT (an option that is not understood here), E_MEM.
  */

@@ -1,12 +1,14 @@
 /*
  * Opening a file by its name, which may also be that of a pipe, a folder or a device: what is opened is there
- * at once or is refused, and nobody waits for a pipe's other end.
+ * at once or is refused, and nobody waits for a pipe's other end. And locks on files that are open.
  */
 #include "base_impl.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -43,4 +45,25 @@ hvt_status hvt__open_regular(const char *path, int *ret_fd, uint64_t *ret_bytes)
 fail:
     close(fd);
     return s;
+}
+
+/* flock() and not fcntl(F_SETLK): a lock of the latter kind is lost when the process closes any descriptor of
+ * the file, which a reader of the same file elsewhere in the process may do. */
+bool hvt__file_lock(int fd, const char *flag, const char *path)
+{
+    static atomic_bool warned;
+    int r;
+
+    do
+        r = flock(fd, LOCK_EX | LOCK_NB);
+    while (r && errno == EINTR);
+    if (r == 0)
+        return true;
+    if (errno == EWOULDBLOCK)
+        return false;
+    if (!atomic_exchange(&warned, true))
+        HVT_WARN("%s %s: this file system has no working locks (%s), so two jobs that write there would not "
+                 "notice each other",
+                 flag, path, strerror(errno));
+    return true;
 }

@@ -69,7 +69,7 @@ static hvt_status load_scaler(const hvt_st *st, hvt_model *m)
 static hvt_status save_weights(const char *path, hvt_model *m, const hvt_progress *p, const char *weights,
                                const char *momentum, const char *memory)
 {
-    char epoch[24], step[24], steps[24], top1[40], scaler[100];
+    char epoch[24], step[24], steps[24], top1[40], of_run[17], scaler[100];
     const hvt_st_pair meta[] = {
         {"hvtrain", HVT_VERSION},
         {"build", HVT_COMPILER},
@@ -79,6 +79,7 @@ static hvt_status save_weights(const char *path, hvt_model *m, const hvt_progres
         {"step", step},
         {"steps", steps},
         {"top1", top1},
+        {"run", of_run},
         {"options", p->options ? p->options : ""},
         {"weights", weights},
         {"momentum", momentum},
@@ -90,6 +91,7 @@ static hvt_status save_weights(const char *path, hvt_model *m, const hvt_progres
     snprintf(step, sizeof step, "%" PRIu32, p->step);
     snprintf(steps, sizeof steps, "%" PRId64, p->steps);
     snprintf(top1, sizeof top1, "%.17g", p->top1);
+    snprintf(of_run, sizeof of_run, "%016" PRIx64, p->run);
     HVT_TRY(scaler_text(m, scaler, sizeof scaler));
     return hvt__weights_save(path, m, meta, HVT_LEN(meta));
 }
@@ -129,6 +131,17 @@ static void remove_old(const char *dir, const char *name, const side *keep)
     }
     if (d)
         closedir(d);
+}
+
+void hvt__checkpoint_remove(const char *dir, const char *name)
+{
+    const side none[] = {{.end = MOMENTUM_END}, {.end = MEMORY_END}};
+    char path[PATH_MAX];
+
+    if ((size_t)snprintf(path, sizeof path, "%s/%s" FILE_END, dir, name) < sizeof path)
+        unlink(path);
+    for (size_t i = 0; i < HVT_LEN(none); i++)
+        remove_old(dir, name, &none[i]);
 }
 
 /* Who is stopped in here leaves sides behind: it cannot be known whether the weights name them already. The
@@ -212,13 +225,19 @@ hvt_status hvt__checkpoint_folder(const char *dir)
 
 /* ---- going on ---- */
 
-static hvt_status checkpoint_path(const char *path, char ret_path[PATH_MAX])
+hvt_status hvt__checkpoint_file(const char *path, char *ret_path, size_t bytes)
 {
     struct stat info;
     bool folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    char best[PATH_MAX];
 
-    HVT_CHECK((size_t)snprintf(ret_path, PATH_MAX, "%s%s", path, folder ? "/last" FILE_END : "") < PATH_MAX,
-              E_IO, "%s: the name is too long", path);
+    HVT_CHECK((size_t)snprintf(ret_path, bytes, "%s%s", path, folder ? "/last" FILE_END : "") < bytes, E_IO,
+              "%s: the name is too long", path);
+    if (folder && access(ret_path, F_OK)) { /* where there is neither, messages name `last` */
+        snprintf(best, sizeof best, "%s/best" FILE_END, path);
+        if (access(best, F_OK) == 0)
+            snprintf(ret_path, bytes, "%s", best);
+    }
     return HVT_OK;
 }
 
@@ -238,6 +257,7 @@ static hvt_status read_number(const hvt_st *st, const char *key, double *ret)
 
 static hvt_status read_progress(const hvt_st *st, hvt_progress *p)
 {
+    const char *run = hvt__st_meta(st, "run");
     double epoch, step, steps;
 
     HVT_TRY(read_number(st, "epoch", &epoch));
@@ -248,6 +268,7 @@ static hvt_status read_progress(const hvt_st *st, hvt_progress *p)
                   steps <= 0x1p53,
               E_FORMAT, "%s: epoch %g, step %g, steps %g are no progress of a run", hvt__st_path(st), epoch,
               step, steps);
+    p->run = run ? strtoull(run, NULL, 16) : 0;
     p->epoch = (int)epoch;
     p->step = (uint32_t)step;
     p->steps = (int64_t)steps;
@@ -319,7 +340,7 @@ hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o, hvt
     uint64_t hash;
     hvt_status s;
 
-    HVT_TRY(checkpoint_path(path, file));
+    HVT_TRY(hvt__checkpoint_file(path, file, sizeof file));
     HVT_TRY(hvt__st_open(file, &st));
     HVT_TRY_OR(done, read_progress(st, &p));
     if (m) {

@@ -1,8 +1,13 @@
 /*
- * This process: how long it has run, and the most memory that it had, as Linux tells in /proc/self.
+ * This process: how long it has run, and the most memory that it had, as Linux tells in /proc/self; what it
+ * is called, for other jobs and for command lines that a person can copy.
  */
-#include "train_impl.h"
+#define _GNU_SOURCE /* program_invocation_name */
 
+#include "train_impl.h"
+#include "base_impl.h"
+
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -45,4 +50,51 @@ int64_t hvt__process_peak_bytes(void)
     if (f)
         fclose(f);
     return kib * 1024;
+}
+
+void hvt__process_name(char *ret_text, size_t bytes)
+{
+    static const struct {
+        const char *variable, *scheduler;
+    } jobs[] = {{"SLURM_JOB_ID", "SLURM"}, {"PBS_JOBID", "PBS"}, {"LSB_JOBID", "LSF"}, {"JOB_ID", "SGE"}};
+    char host[256] = "?";
+    size_t n;
+
+    gethostname(host, sizeof host - 1);
+    n = (size_t)snprintf(ret_text, bytes, "process %ld on %s", (long)getpid(), host);
+    for (size_t i = 0; i < HVT_LEN(jobs) && n < bytes; i++) {
+        const char *id = getenv(jobs[i].variable);
+        if (id && *id) {
+            snprintf(ret_text + n, bytes - n, " (%s job %.60s)", jobs[i].scheduler, id);
+            break;
+        }
+    }
+}
+
+const char *hvt__process_program(void)
+{
+    const char *slash = strrchr(program_invocation_name, '/');
+
+    return strcmp(slash ? slash + 1 : program_invocation_name, "hvtrain") ? "hvtrain"
+                                                                          : program_invocation_name;
+}
+
+const char *hvt__shell_word(const char *text, char ret_word[HVT_SHELL_WORD])
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./+-:,@%=";
+    size_t n = 0;
+
+    if (*text && !text[strspn(text, plain)])
+        return text;
+    ret_word[n++] = '\'';
+    for (const char *p = text; *p && n + 6 < HVT_SHELL_WORD; p++)
+        if (*p == '\'') {
+            memcpy(ret_word + n, "'\\''", 4);
+            n += 4;
+        } else {
+            ret_word[n++] = *p;
+        }
+    ret_word[n++] = '\'';
+    ret_word[n] = 0;
+    return ret_word;
 }

@@ -103,16 +103,17 @@ void hvt__report_failed(hvt_reporter *rep, int64_t steps)
     hvt__error_put(&why);
 }
 
-/* Is it one that this run reads: --init's, --resume's or the `last` of that folder? Or another that it
+/* Is it one that this run reads: --init's or --resume's, or the `last` of such a folder? Or another that it
  * writes? */
 hvt_status hvt__report_spares(const hvt_options *opts, const char *flag, const char *path,
                               const struct stat *file)
 {
-    char last[HVT_OPTION_VALUE];
-    const char *const name[] = {opts->init, opts->resume, last, strcmp(flag, "--log") ? opts->log : ""};
+    static char init[HVT_OPTION_VALUE], resume[HVT_OPTION_VALUE];
+    const char *const name[] = {init, resume, strcmp(flag, "--log") ? opts->log : ""};
     struct stat other;
 
-    snprintf(last, sizeof last, "%.4000s/last.safetensors", opts->resume);
+    HVT_TRY(hvt__checkpoint_file(opts->init, init, sizeof init));
+    HVT_TRY(hvt__checkpoint_file(opts->resume, resume, sizeof resume));
     for (size_t i = 0; i < HVT_LEN(name); i++)
         HVT_CHECK(!*name[i] || stat(name[i], &other) || file->st_dev != other.st_dev ||
                       file->st_ino != other.st_ino,
@@ -132,6 +133,7 @@ static hvt_status open_log(const hvt_options *opts, FILE **ret_log)
               errno == ENXIO ? "a pipe that nobody reads, or a socket" : strerror(errno));
     HVT_CHECK_OR(fail, fstat(fileno(f), &info) == 0, E_IO, "--log %s: %s", opts->log, strerror(errno));
     HVT_TRY_OR(fail, hvt__report_spares(opts, "--log", opts->log, &info));
+    HVT_TRY_OR(fail, hvt__log_lock(f, opts->log));
     *ret_log = f;
     return HVT_OK;
 fail:
@@ -367,6 +369,25 @@ hvt_status hvt__report_eval(hvt_reporter *rep, int epoch, const hvt_loss *loss, 
     return HVT_OK;
 }
 
+/* Command lines that do what stands behind them. */
+static void say_next(hvt_reporter *rep, const hvt_options *opts)
+{
+    const char *program = hvt__process_program(), *device = strcmp(opts->device, "cpu") ? opts->device : "";
+    char best[HVT_OPTION_VALUE + 20], dir_word[HVT_SHELL_WORD], best_word[HVT_SHELL_WORD];
+
+    if (!*opts->save) {
+        hvt__report_say(rep, "next: nothing was saved; the same command with --save DIR keeps the weights");
+        return;
+    }
+    snprintf(best, sizeof best, "%s/best.safetensors", opts->save);
+    hvt__report_say(rep, "next: %s --resume %s --epochs %d%s%s  # goes on", program,
+                    hvt__shell_word(opts->save, dir_word),
+                    opts->epochs > INT_MAX / 2 ? INT_MAX : 2 * opts->epochs, *device ? " --device " : "",
+                    device);
+    hvt__report_say(rep, "      %s --resume %s --evaluate%s%s  # tests the best weights", program,
+                    hvt__shell_word(best, best_word), *device ? " --device " : "", device);
+}
+
 hvt_status hvt__report_end(hvt_reporter *rep, const hvt_options *opts, const hvt_end_report *r)
 {
     char hex[17], took[32];
@@ -397,13 +418,6 @@ hvt_status hvt__report_end(hvt_reporter *rep, const hvt_options *opts, const hvt
                         hvt__mib((double)r->peak_bytes), hex);
     if (r->first_update < 0)
         return HVT_OK; /* nothing was trained */
-    if (*opts->save) {
-        hvt__report_say(rep, "next: hvtrain --resume %s --epochs %d goes on", opts->save,
-                        opts->epochs > INT_MAX / 2 ? INT_MAX : 2 * opts->epochs);
-        hvt__report_say(rep, "      hvtrain --resume %s/best.safetensors --evaluate tests the best weights",
-                        opts->save);
-    } else {
-        hvt__report_say(rep, "next: --save DIR keeps the weights; hvtrain --resume DIR goes on from them");
-    }
+    say_next(rep, opts);
     return HVT_OK;
 }

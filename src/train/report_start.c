@@ -7,12 +7,9 @@
 
 #include "config.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 static json_t *text_or_null(const char *text)
 {
@@ -79,31 +76,32 @@ static json_t *memory_record(const hvt_start *s)
 static hvt_status start_record(hvt_reporter *rep, const hvt_start *s)
 {
     json_t *buckets = json_array();
-    struct stat info;
+    hvt_status begun = hvt__log_begin(rep->log, rep->path, *s->opts->resume);
 
-    if (fstat(fileno(rep->log), &info) == 0 && S_ISREG(info.st_mode) && ftruncate(fileno(rep->log), 0)) {
+    if (begun) {
         json_decref(buckets);
-        return HVT_FAIL(E_IO, "--log %s: cannot empty it: %s", rep->path, strerror(errno));
+        return hvt__pass(begun, __FILE__, __LINE__, "hvt__log_begin");
     }
     for (int i = 0; i < s->buckets; i++)
         json_array_append_new(buckets, json_integer((json_int_t)s->bucket_bytes[i]));
     return hvt__report_put(
         rep,
-        json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:i, s:s, s:s, s:I, s:i, s:i, s:I, s:I, s:o, "
-                  "s:s, s:s, s:s, s:s, s:I, s:i, s:o, s:s, s:I, s:I, s:I, s:o, s:I, s:o, s:s, s:o, s:o, s:o}",
-                  "record", "start", "version", hvt_version(), "compiler", HVT_COMPILER, "ranks",
-                  hvt_world_size(s->world), "nodes", hvt_world_nodes(s->world), "shards", s->set->shards,
-                  "device", s->device, "isa", s->isa, "threads", s->threads, "comm", s->comm, "model",
-                  s->opts->model, "params", (json_int_t)s->params, "classes", s->classes, "batch",
-                  s->set->batch, "global_batch", (json_int_t)s->set->batch * s->set->shards,
-                  "steps_per_epoch", (json_int_t)s->steps_per_epoch, "buckets", buckets, "update", s->update,
-                  "overlap", s->overlap, "graph", s->graph, "wire", s->opts->wire, "exchange_bytes",
-                  (json_int_t)s->exchange_bytes, "seed", s->opts->seed, "lr", hvt__number(s->set->lr), "data",
-                  s->opts->data, "train_images", (json_int_t)(s->train ? s->train->count : 0), "test_images",
-                  (json_int_t)s->test->count, "planned_bytes", (json_int_t)s->bytes, "memory",
-                  memory_record(s), "device_bytes", (json_int_t)s->device_bytes, "gpus", gpus_record(s),
-                  "amp", hvt_dtype_name(s->set->amp), "loss_scale", scale_record(s), "options",
-                  options_record(s->opts), "options_from", origins_record(s->opts)));
+        json_pack(
+            "{s:s, s:I, s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:i, s:s, s:s, s:I, s:i, s:i, s:I, s:I, s:o, "
+            "s:s, s:s, s:s, s:s, s:I, s:i, s:o, s:s, s:I, s:I, s:I, s:o, s:I, s:o, s:s, s:o, s:o, s:o}",
+            "record", "start", "resumed_steps", (json_int_t)s->done, "version", hvt_version(), "compiler",
+            HVT_COMPILER, "ranks", hvt_world_size(s->world), "nodes", hvt_world_nodes(s->world), "shards",
+            s->set->shards, "device", s->device, "isa", s->isa, "threads", s->threads, "comm", s->comm,
+            "model", s->opts->model, "params", (json_int_t)s->params, "classes", s->classes, "batch",
+            s->set->batch, "global_batch", (json_int_t)s->set->batch * s->set->shards, "steps_per_epoch",
+            (json_int_t)s->steps_per_epoch, "buckets", buckets, "update", s->update, "overlap", s->overlap,
+            "graph", s->graph, "wire", s->opts->wire, "exchange_bytes", (json_int_t)s->exchange_bytes, "seed",
+            s->opts->seed, "lr", hvt__number(s->set->lr), "data", s->opts->data, "train_images",
+            (json_int_t)(s->train ? s->train->count : 0), "test_images", (json_int_t)s->test->count,
+            "planned_bytes", (json_int_t)s->bytes, "memory", memory_record(s), "device_bytes",
+            (json_int_t)s->device_bytes, "gpus", gpus_record(s), "amp", hvt_dtype_name(s->set->amp),
+            "loss_scale", scale_record(s), "options", options_record(s->opts), "options_from",
+            origins_record(s->opts)));
 }
 
 /* Where an option's value comes from, for people: the program puts a value of its own in the place of what
@@ -340,6 +338,17 @@ static void say_precision(hvt_reporter *rep, const hvt_start *s)
                     scale);
 }
 
+static void say_saving(hvt_reporter *rep, const hvt_options *o)
+{
+    if (!*o->save)
+        hvt__report_say(rep, "  save       nothing: --save DIR keeps the weights");
+    else if (o->from[hvt__option_find("save")] == HVT_FROM_DEFAULT)
+        hvt__report_say(rep, "  save       %s, where the run goes on (--save names another folder, or none)",
+                        o->save);
+    else
+        hvt__report_say(rep, "  save       %s", o->save);
+}
+
 static void say_start(hvt_reporter *rep, const hvt_start *s, const char *const *host)
 {
     const hvt_dataset_info *test = s->test;
@@ -371,6 +380,8 @@ static void say_start(hvt_reporter *rep, const hvt_start *s, const char *const *
             rep, "  batch      %d images x %d shard%s = %lld per update; %u updates per epoch, %lld in all",
             s->set->batch, s->set->shards, s->set->shards > 1 ? "s" : "",
             (long long)s->set->batch * s->set->shards, s->steps_per_epoch, (long long)s->steps);
+    if (s->train && s->opts->ask == HVT_ASK_TRAIN)
+        say_saving(rep, s->opts);
     if (s->set->amp != HVT_F32)
         say_precision(rep, s);
     if (lr_is_scaled(s))

@@ -43,6 +43,8 @@ typedef struct run {
     bool record;              /* make one */
     hvt_reporter *rep;        /* rank 0 */
     hvt_timeline *timeline;
+    hvt__folder *folder; /* rank 0; NULL: nothing is saved */
+    uint64_t run;        /* rank 0: which run this is, for its checkpoints */
     uint32_t steps_per_epoch;
 
     /* where the whole run stands */

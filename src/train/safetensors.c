@@ -174,6 +174,28 @@ static hvt_status read_entries(hvt_st *st, uint64_t data_bytes)
     return HVT_OK;
 }
 
+/* Does it begin as torch.save()'s files do: a zip archive, or before PyTorch 1.6 a pickle? */
+static bool is_pickled(const unsigned char head[8])
+{
+    return !memcmp(head, "PK\3\4", 4) || (head[0] == 0x80 && head[1] >= 2 && head[1] <= 5);
+}
+
+static hvt_status refuse_pickled(const hvt_st *st)
+{
+    char to[PATH_MAX], from_word[HVT_SHELL_WORD], to_word[HVT_SHELL_WORD];
+    const char *slash = strrchr(st->path, '/'), *dot = strrchr(st->path, '.');
+    size_t len = dot && dot > (slash ? slash + 1 : st->path) ? (size_t)(dot - st->path) : strlen(st->path);
+
+    snprintf(to, sizeof to, "%.*s.safetensors", (int)len, st->path);
+    return HVT_FAIL(
+        E_FORMAT,
+        "%s is in the format of torch.save, expected safetensors; this converts it: python3 -c \"import sys, "
+        "torch; from safetensors.torch import save_file; x = torch.load(sys.argv[1], map_location='cpu', "
+        "weights_only=True); save_file({k: v.contiguous().clone() for k, v in x.get('state_dict', "
+        "x).items()}, sys.argv[2])\" %s %s",
+        st->path, hvt__shell_word(st->path, from_word), hvt__shell_word(to, to_word));
+}
+
 static hvt_status read_header(hvt_st *st, uint64_t file)
 {
     unsigned char head[8];
@@ -187,6 +209,8 @@ static hvt_status read_header(hvt_st *st, uint64_t file)
     HVT_TRY(read_at(st, head, 8, 0));
     for (int i = 7; i >= 0; i--)
         bytes = bytes << 8 | head[i];
+    if (bytes > file - 8 && is_pickled(head))
+        return hvt__pass(refuse_pickled(st), __FILE__, __LINE__, "refuse_pickled");
     HVT_CHECK(bytes <= HEADER_MOST && bytes <= file - 8 && bytes >= 2, E_FORMAT,
               "%s: no safetensors file, or truncated: a header of %" PRIu64 " bytes in a file of %" PRIu64,
               st->path, bytes, file);

@@ -107,6 +107,11 @@ static hvt_status settle_shards(const hvt_options *o, int ranks, hvt_settled *t)
 {
     /* evaluation has no shards: those of a checkpoint need not suit the ranks that evaluate it */
     t->shards = o->shards && (!o->evaluate || was_given(o, "--shards")) ? o->shards : ranks;
+    HVT_CHECK(
+        t->shards % ranks == 0 || !*o->resume || was_given(o, "--shards"), E_ARG,
+        "%s was saved with --shards %d, which %d ranks do not divide evenly; expected a number of ranks "
+        "that divides %d, or another --shards, with which the run is no longer the same to the bit",
+        o->resume, t->shards, ranks, t->shards);
     HVT_CHECK(t->shards % ranks == 0, E_ARG,
               "--shards %d on %d ranks: each rank works through the same number of shards, so %d must be a "
               "multiple of %d",
@@ -206,6 +211,13 @@ static hvt_status check_files(const hvt_options *o)
 {
     int64_t first, last;
 
+    HVT_CHECK(strcmp(o->resume, "auto") || *o->save, E_ARG,
+              "--resume auto needs --save DIR, the folder that it looks into");
+    HVT_CHECK(strcmp(o->resume, "auto") || !o->overwrite, E_ARG,
+              "--resume auto goes on with what --overwrite would replace: one of them, not both");
+    HVT_CHECK(strcmp(o->resume, "auto") || o->evaluate, E_ARG,
+              "--resume auto: hvt_options_resume() comes first, which looks into --save %s", o->save);
+    HVT_CHECK(!o->overwrite || *o->save, E_ARG, "--overwrite needs --save DIR");
     HVT_CHECK(!(*o->init && *o->resume), E_ARG, "--init %s and --resume %s: one of them, not both", o->init,
               o->resume);
     HVT_CHECK(!o->init_skip_head || *o->init, E_ARG, "--init-skip-head needs --init FILE");

@@ -12,7 +12,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 /* This rank's outcome becomes everyone's. */
@@ -258,42 +257,85 @@ char *hvt__effective_options(const run *t)
 /* Say which options of scope RUN are not what they were. */
 static hvt_status report_changes(const run *t, char *was)
 {
-    char *now = hvt__effective_options(t), *rest = NULL;
+    char *now = hvt__effective_options(t), *rest = NULL, shards[100];
 
+    snprintf(shards, sizeof shards, "; an update has %" PRId64 " images, and --lr is what it was",
+             (int64_t)t->set.batch * t->set.shards);
     HVT_CHECK(now, E_MEM, "no memory to compare options");
     for (char *line = strtok_r(was, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
         size_t name = strcspn(line, "=") + 1;
         char *other = now;
         if (!strncmp(line, "--epochs=", name) || !strncmp(line, "--data-dir=", name) ||
+            !strncmp(line, "--eval-freq=", name) ||
             (t->opts->evaluate && !strncmp(line, "--shards=", name))) /* what it finds is equal for any */
             continue;
         while (other && strncmp(other, line, name))
             other = strchr(other, '\n') ? strchr(other, '\n') + 1 : NULL;
         if (other && (strncmp(other, line, strlen(line)) || other[strlen(line)] != '\n'))
-            HVT_WARN("%.*s was %s in %s, is %.*s now", (int)name - 1, line, line + name, t->opts->resume,
-                     (int)strcspn(other + name, "\n"), other + name);
+            HVT_WARN("%.*s was %s in %s, is %.*s now%s", (int)name - 1, line, line + name, t->opts->resume,
+                     (int)strcspn(other + name, "\n"), other + name,
+                     strncmp(line, "--shards=", name) ? "" : shards);
     }
     free(now);
     return HVT_OK;
 }
 
-/* Is the run to be saved where the one was that it goes on with? */
-static bool goes_on_in_place(const hvt_options *o)
+/* Which run a new one is: the same for the same command, so that the same run leaves the same files. */
+static hvt_status name_run(run *t)
 {
-    char folder[HVT_OPTION_VALUE];
-    struct stat from, to;
-    char *slash;
+    char *options = hvt__effective_options(t);
 
-    snprintf(folder, sizeof folder, "%.4000s", o->resume);
-    if (!*o->resume || !*o->save || stat(folder, &from) || stat(o->save, &to))
-        return false;
-    if (!S_ISDIR(from.st_mode)) { /* one file of a folder */
-        slash = strrchr(folder, '/');
-        snprintf(slash ? slash + 1 : folder, 2, ".");
-        if (stat(folder, &from))
-            return false;
+    HVT_CHECK(options, E_MEM, "no memory to name the run");
+    t->run = hvt__hash_text(hvt__hash_text(HVT_HASH_INIT, options), t->opts->init);
+    if (t->train_set)
+        t->run ^= hvt__mix(hvt_dataset_describe(t->train_set)->fingerprint);
+    t->run += t->run == 0; /* 0: not known */
+    free(options);
+    return HVT_OK;
+}
+
+/* Does this option decide the shapes of a model's tensors? */
+static bool shapes_model(const char *line, bool he)
+{
+    return !strncmp(line, "--model=", 8) || !strncmp(line, "--classes=", 10) ||
+           (he ? !strncmp(line, "--shortcut=", 11) : !strncmp(line, "--stem=", 7));
+}
+
+/* Of weights that do not fit the model: with which options they were saved, where the file says so and they
+ * are others. */
+static hvt_status whose(const run *t, const char *path, hvt_status s)
+{
+    hvt_progress p = {0};
+    char *now = NULL, *rest = NULL, saved[300] = "", here[300] = "", why[1600];
+    bool he = false; /* the file's model has shortcuts to choose, and no stem; its line comes first */
+
+    if (s != HVT_E_SHAPE)
+        return s;
+    snprintf(why, sizeof why, "%s", hvt_last_error());
+    if (hvt_checkpoint_load(path, NULL, NULL, &p) == HVT_OK && p.options)
+        now = hvt__effective_options(t);
+    for (char *line = now ? strtok_r(p.options, "\n", &rest) : NULL; line;
+         line = strtok_r(NULL, "\n", &rest)) {
+        size_t name = strcspn(line, "=") + 1;
+        const char *other = now;
+        if (!strncmp(line, "--model=", name))
+            he = !hvt__has_stem(line + name);
+        if (!shapes_model(line, he))
+            continue;
+        while (other && strncmp(other, line, name))
+            other = strchr(other, '\n') ? strchr(other, '\n') + 1 : NULL;
+        if (!other || (!strncmp(other, line, strlen(line)) && other[strlen(line)] == '\n'))
+            continue;
+        snprintf(saved + strlen(saved), sizeof saved - strlen(saved), " %.*s %s", (int)name - 1, line,
+                 line + name);
+        snprintf(here + strlen(here), sizeof here - strlen(here), " %.*s %.*s", (int)name - 1, other,
+                 (int)strcspn(other + name, "\n"), other + name);
     }
-    return from.st_dev == to.st_dev && from.st_ino == to.st_ino;
+    free(now);
+    free(p.options);
+    if (!*saved)
+        return hvt__fail(s, __FILE__, __LINE__, "%s", why);
+    return hvt__fail(s, __FILE__, __LINE__, "%s; it was saved with%s, this run has%s", why, saved, here);
 }
 
 /* On rank 0: the weights to begin with, and where the run stands. */
@@ -303,20 +345,13 @@ static hvt_status first_weights(run *t)
     hvt_progress p = {0};
     hvt_status s = HVT_OK;
 
-    if (*o->save)
-        HVT_TRY(hvt__checkpoint_folder(o->save));
-    if (*o->save && !goes_on_in_place(o) && hvt_checkpoint_load(o->save, NULL, NULL, &p) == HVT_OK) {
-        HVT_WARN("%s holds a checkpoint of another run (epoch %d, %" PRId64
-                 " updates), which this one will replace",
-                 o->save, p.epoch, p.steps);
-        free(p.options);
-        p = (hvt_progress){0};
-    }
     if (!*o->resume) {
+        HVT_TRY(name_run(t));
         HVT_TRY(hvt_model_init(t->model, (uint64_t)o->seed));
-        return *o->init ? hvt_weights_load(o->init, t->model, o->init_skip_head) : HVT_OK;
+        return *o->init ? whose(t, o->init, hvt_weights_load(o->init, t->model, o->init_skip_head)) : HVT_OK;
     }
-    HVT_TRY(hvt_checkpoint_load(o->resume, t->model, t->optim, &p));
+    HVT_TRY(whose(t, o->resume, hvt_checkpoint_load(o->resume, t->model, t->optim, &p)));
+    t->run = p.run;
     if (p.options)
         s = report_changes(t, p.options);
     free(p.options);
@@ -335,25 +370,17 @@ static hvt_status first_weights(run *t)
     return HVT_OK;
 }
 
-/* top-1 of the `best` that is in the folder already, when this run goes on with it. */
-static double best_so_far(const hvt_options *o)
-{
-    char path[HVT_OPTION_VALUE];
-    hvt_progress p;
-
-    snprintf(path, sizeof path, "%.4000s/best.safetensors", o->save);
-    if (!goes_on_in_place(o) || hvt_checkpoint_load(path, NULL, NULL, &p))
-        return -1;
-    free(p.options);
-    return p.top1;
-}
-
 static hvt_status share_progress(run *t)
 {
     struct {
-        int64_t epoch, step, steps, by_epochs;
+        int64_t epoch, step, steps, by_epochs, is_saved;
         double best;
-    } now = {t->epoch, t->step, t->steps, t->set.by_epochs, t->rank == 0 ? best_so_far(t->opts) : 0};
+    } now = {t->epoch,
+             t->step,
+             t->steps,
+             t->set.by_epochs,
+             hvt__folder_is_saved(t->folder),
+             hvt__folder_best(t->folder)};
     int64_t end;
 
     HVT_TRY(hvt_world_broadcast(t->world, &now, sizeof now, 0));
@@ -361,6 +388,7 @@ static hvt_status share_progress(run *t)
     t->step = (uint32_t)now.step;
     t->steps = now.steps;
     t->best = now.best;
+    t->saved = now.is_saved ? now.steps : -1;
     t->first_epoch = now.epoch;
     t->first_step = now.step;
     t->first_steps = now.steps;
@@ -399,6 +427,7 @@ static hvt_status announce(run *t)
                    .optim_bytes = hvt_distopt_state_bytes(t->dist),
                    .steps_per_epoch = t->steps_per_epoch,
                    .steps = t->end,
+                   .done = t->steps,
                    .place = t->place};
 
     hvt_device_describe(t->dev, &device);
@@ -413,6 +442,7 @@ hvt_status hvt__setup(run *t)
     HVT_TRY(hvt_options_agree(t->opts, t->world));
     AGREE(t, hvt__settle(t->opts, t->size, &t->set));
     AGREE(t, t->rank == 0 ? hvt__report_open(t->opts, &t->rep) : HVT_OK);
+    AGREE(t, t->rank == 0 ? hvt__folder_open(t->opts, &t->folder) : HVT_OK);
     HVT_TRY(find_places(t));
     AGREE(t, open_device(t));
     HVT_TRY(hvt__gather_gpus(t));
@@ -448,6 +478,7 @@ void hvt__teardown(run *t)
     hvt_dataset_close(&t->test_set);
     hvt_device_close(&t->dev);
     hvt__report_close(&t->rep);
+    hvt__folder_close(&t->folder);
     free(t->exposed);
     free(t->place);
 }

@@ -358,13 +358,16 @@ static hvt_status evaluate(run *t)
 /* On rank 0: `last`, and `best` if it is. */
 static hvt_status write_checkpoints(run *t, double top1)
 {
-    hvt_progress p = {t->epoch, t->step, t->steps, top1, hvt__effective_options(t)};
+    hvt_progress p = {.epoch = t->epoch,
+                      .step = t->step,
+                      .steps = t->steps,
+                      .top1 = top1,
+                      .run = t->run,
+                      .options = hvt__effective_options(t)};
     hvt_status s;
 
     HVT_CHECK(p.options, E_MEM, "no memory to save options");
-    s = hvt_checkpoint_save(t->opts->save, "last", t->model, t->optim, &p);
-    if (s == HVT_OK && top1 > t->best)
-        s = hvt_checkpoint_save(t->opts->save, "best", t->model, t->optim, &p);
+    s = hvt__folder_save(t->folder, t->model, t->optim, &p);
     free(p.options);
     return s;
 }

@@ -8,6 +8,7 @@
 #include "weights.h"
 #include "base_impl.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -219,10 +220,12 @@ hvt_status hvt_weights_load(const char *file, hvt_model *m, bool skip_head)
     HVT_GIVEN(file, "a file");
     HVT_GIVEN(m, "a model");
 
+    char path[PATH_MAX];
     hvt_st *st = NULL;
     hvt_status s;
 
-    HVT_TRY(hvt__st_open(file, &st));
+    HVT_TRY(hvt__checkpoint_file(file, path, sizeof path));
+    HVT_TRY(hvt__st_open(path, &st));
     s = hvt__weights_load(st, m, skip_head);
     hvt__st_close(&st);
     return s;

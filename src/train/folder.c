@@ -1,0 +1,272 @@
+/*
+ * The folder of --save: which job writes there, and which of its files belong to this run.
+ *
+ * A job holds a lock on DIR/.hvtrain.lock from its start to its end. The file says who holds it, and stays.
+ *
+ * A folder that holds a checkpoint is written to by a run that goes on from it, or with --overwrite; files of
+ * another run are *foreign*. A checkpoint's metadata name its run, so a `best` that another run left beside
+ * the new `last` is recognised.
+ *
+ * The order of writes: `best` before `last`, so that a kill between the two leaves the new best beside the
+ * `last` of before, and a run that goes on from that comes to the same best again. Over foreign files `last`
+ * comes first, so that the folder is the new run's from its first whole file on; after that the foreign
+ * `best` is replaced or removed. Until the new run has something to save nothing of the old one goes.
+ */
+#include "train_impl.h"
+#include "base_impl.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define LOCK_FILE "/.hvtrain.lock"
+
+struct hvt__folder {
+    const char *dir; /* borrowed */
+    int lock;
+    bool foreign;  /* it holds files of another run; nothing of this one was saved yet */
+    bool is_saved; /* `last` is where the run begins */
+    double best;   /* top-1 in percent of this run's `best`; -1: none */
+};
+
+/* ---- the lock ---- */
+
+static void read_holder(int fd, char *ret_text, size_t bytes)
+{
+    ssize_t n = pread(fd, ret_text, bytes - 1, 0);
+
+    ret_text[n > 0 ? n : 0] = 0;
+    ret_text[strcspn(ret_text, "\n")] = 0;
+}
+
+static hvt_status lock(hvt__folder *f, const char *flag)
+{
+    char path[PATH_MAX], holder[400];
+    ssize_t ignored;
+
+    HVT_CHECK((size_t)snprintf(path, sizeof path, "%s" LOCK_FILE, f->dir) < sizeof path, E_IO,
+              "%s %s: the name is too long", flag, f->dir);
+    f->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
+    if (f->lock < 0 && errno == EACCES) /* made by another user of the folder */
+        f->lock = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    HVT_CHECK(f->lock >= 0, E_IO, "%s %s: cannot open %s: %s", flag, f->dir, path, strerror(errno));
+    if (!hvt__file_lock(f->lock, flag, f->dir)) {
+        read_holder(f->lock, holder, sizeof holder);
+        return HVT_FAIL(E_IO, "%s %s: another job saves there: %s; expected a folder for each job", flag,
+                        f->dir, *holder ? holder : "it did not say which");
+    }
+    hvt__process_name(holder, sizeof holder);
+    ignored = ftruncate(f->lock, 0);
+    ignored = pwrite(f->lock, holder, strlen(holder), 0); /* the lock holds without it */
+    (void)ignored;
+    return HVT_OK;
+}
+
+/* ---- what is there ---- */
+
+typedef struct found {
+    char path[PATH_MAX];
+    bool is_there, is_readable;
+    hvt_progress p;
+    char why[600]; /* it cannot be read */
+} found;
+
+static hvt_status look(const char *path, found *ret_found)
+{
+    hvt_status s;
+
+    *ret_found = (found){.p.top1 = -1};
+    HVT_CHECK((size_t)snprintf(ret_found->path, sizeof ret_found->path, "%s", path) < sizeof ret_found->path,
+              E_IO, "%s: the name is too long", path);
+    ret_found->is_there = access(path, F_OK) == 0;
+    if (!ret_found->is_there)
+        return HVT_OK;
+    s = hvt_checkpoint_load(path, NULL, NULL, &ret_found->p);
+    if (s == HVT_E_MEM)
+        return hvt__pass(s, __FILE__, __LINE__, "hvt_checkpoint_load");
+    ret_found->is_readable = s == HVT_OK;
+    if (s)
+        snprintf(ret_found->why, sizeof ret_found->why, "%s", hvt_last_error());
+    return HVT_OK;
+}
+
+static hvt_status look_at(const char *dir, const char *name, found *ret_found)
+{
+    char path[PATH_MAX];
+
+    HVT_CHECK((size_t)snprintf(path, sizeof path, "%s/%s.safetensors", dir, name) < sizeof path, E_IO,
+              "%s: the name is too long", dir);
+    return look(path, ret_found);
+}
+
+/* "resnet20, 3 epochs, 12 updates" */
+static void describe(const hvt_progress *p, char *ret_text, size_t bytes)
+{
+    static const char flag[] = "--model=";
+    const char *model = p->options ? strstr(p->options, flag) : NULL;
+    int len = model ? (int)strcspn(model + sizeof flag - 1, "\n") : 0;
+
+    snprintf(ret_text, bytes, "%.*s%s%d epoch%s, %" PRId64 " update%s", len,
+             model ? model + sizeof flag - 1 : "", len ? ", " : "", p->epoch, p->epoch == 1 ? "" : "s",
+             p->steps, p->steps == 1 ? "" : "s");
+}
+
+/* Does the file lie in this folder? */
+static bool lies_in(const char *file, const char *dir)
+{
+    char folder[PATH_MAX];
+    struct stat a, b;
+    char *slash;
+
+    snprintf(folder, sizeof folder, "%s", file);
+    slash = strrchr(folder, '/');
+    if (slash)
+        slash[slash == folder] = 0;
+    return stat(slash ? folder : ".", &a) == 0 && stat(dir, &b) == 0 && a.st_dev == b.st_dev &&
+           a.st_ino == b.st_ino;
+}
+
+static bool is_same_file(const char *one, const char *other)
+{
+    struct stat a, b;
+
+    return stat(one, &a) == 0 && stat(other, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+/* ---- may this run write there? ---- */
+
+static hvt_status refuse(const hvt_options *o, const found *there, const found *from, bool same_run)
+{
+    char what[200], word[HVT_SHELL_WORD];
+    const char *dir = hvt__shell_word(o->save, word);
+
+    describe(&there->p, what, sizeof what);
+    if (!there->is_readable)
+        return HVT_FAIL(E_ARG,
+                        "--save %s: what is there is no checkpoint that can be read (%s); another folder "
+                        "leaves it alone, --overwrite replaces it",
+                        o->save, there->why);
+    if (same_run)
+        return HVT_FAIL(E_ARG,
+                        "--save %s: %s is further (%s) than %s, where this run goes on; --resume %s goes on "
+                        "from there, another folder leaves it alone, --overwrite replaces it",
+                        o->save, there->path, what, from->path, dir);
+    return HVT_FAIL(
+        E_ARG,
+        "--save %s: %s is there, of another run (%s); --resume %s goes on with it, another folder "
+        "leaves it alone, --overwrite replaces it",
+        o->save, there->path, what, dir);
+}
+
+/* What belongs to this run, and may the rest be replaced? */
+static hvt_status judge(hvt__folder *f, const hvt_options *o, const found *last, const found *best,
+                        const found *from)
+{
+    const found *there = last->is_there ? last : best;
+    bool in_place = from->is_readable && lies_in(from->path, o->save);
+    bool last_is_ours = in_place && last->is_readable && last->p.run == from->p.run;
+    bool best_is_ours = in_place && best->is_readable && best->p.run == from->p.run;
+    bool goes_on = last->is_there ? last_is_ours && last->p.steps <= from->p.steps : best_is_ours;
+
+    f->best = best_is_ours ? best->p.top1 : -1;
+    f->is_saved = in_place && is_same_file(from->path, last->path);
+    if (!there->is_there)
+        return HVT_OK;
+    if (!goes_on && !o->overwrite)
+        return refuse(o, there, from, last_is_ours);
+    f->foreign = !goes_on || (best->is_there && !best_is_ours);
+    return HVT_OK;
+}
+
+static hvt_status survey(hvt__folder *f, const hvt_options *o)
+{
+    found *files = calloc(3, sizeof *files), *last = files, *best = files + 1, *from = files + 2;
+    char path[PATH_MAX];
+    hvt_status s;
+
+    HVT_CHECK(files, E_MEM, "no memory to look at --save %s", o->save);
+    HVT_TRY_OR(done, look_at(o->save, "last", last));
+    HVT_TRY_OR(done, look_at(o->save, "best", best));
+    if (*o->resume) {
+        HVT_TRY_OR(done, hvt__checkpoint_file(o->resume, path, sizeof path));
+        HVT_TRY_OR(done, look(path, from));
+    }
+    HVT_TRY_OR(done, judge(f, o, last, best, from));
+done:
+    for (int i = 0; i < 3; i++)
+        free(files[i].p.options);
+    free(files);
+    return s;
+}
+
+hvt_status hvt__folder_open(const hvt_options *o, hvt__folder **ret_folder)
+{
+    int save = hvt__option_find("save");
+    bool chosen = *o->save && o->from[save] == HVT_FROM_DEFAULT; /* as --resume names it */
+    hvt__folder *f;
+    hvt_status s;
+
+    if (!*o->save)
+        return HVT_OK;
+    f = calloc(1, sizeof *f);
+    HVT_CHECK(f, E_MEM, "no memory for --save %s", o->save);
+    f->dir = o->save;
+    f->lock = -1;
+    f->best = -1;
+    s = hvt__checkpoint_folder(o->save);
+    if (s && chosen)
+        s = hvt__fail(s, __FILE__, __LINE__,
+                      "%s (--resume saves where it goes on; --save names another folder, or none)",
+                      hvt_last_error());
+    HVT_TRY_OR(fail, s);
+    HVT_TRY_OR(fail, lock(f, chosen ? "--resume" : "--save"));
+    HVT_TRY_OR(fail, survey(f, o));
+    *ret_folder = f;
+    return HVT_OK;
+fail:
+    hvt__folder_close(&f);
+    return s;
+}
+
+void hvt__folder_close(hvt__folder **folder)
+{
+    if (!*folder)
+        return;
+    if ((*folder)->lock >= 0)
+        close((*folder)->lock);
+    free(*folder);
+    *folder = NULL;
+}
+
+double hvt__folder_best(const hvt__folder *f)
+{
+    return f ? f->best : -1;
+}
+
+bool hvt__folder_is_saved(const hvt__folder *f)
+{
+    return f && f->is_saved;
+}
+
+/* ---- saving ---- */
+
+hvt_status hvt__folder_save(hvt__folder *f, hvt_model *m, hvt_optim *o, const hvt_progress *p)
+{
+    bool better = p->top1 > f->best;
+
+    if (better && !f->foreign)
+        HVT_TRY(hvt_checkpoint_save(f->dir, "best", m, o, p));
+    HVT_TRY(hvt_checkpoint_save(f->dir, "last", m, o, p));
+    if (better && f->foreign)
+        HVT_TRY(hvt_checkpoint_save(f->dir, "best", m, o, p));
+    else if (f->foreign && f->best < 0)
+        hvt__checkpoint_remove(f->dir, "best");
+    f->foreign = false;
+    f->best = better ? p->top1 : f->best;
+    return HVT_OK;
+}
