@@ -61,7 +61,7 @@ def the_same_command_again_replaces_nothing():
         fresh("again-log")
         # before anything is computed: the data are not even looked for
         for more in [[], "--data cifar10 --data-dir none".split()]:
-            args = [a for a in BASE if more == [] or a not in ("--image-size", "16")] + more
+            args = (BASE[2:] if more else BASE) + more  # without --image-size
             line = one_line(args + "--epochs 3 --save again --log again-log".split(), ranks)
             for part in ["--save again", "resnet20, 3 epochs, 12 updates", "--resume again", "--overwrite", "another folder"]:
                 check(part in line, part, "is not in", line)
@@ -143,7 +143,7 @@ def resume_auto_begins_or_goes_on():
         check("start" in train(line + "--steps 4".split(), ranks), "does not begin")
         kinds = train(line, ranks)
         check(weights(kinds) == straight and kinds["epoch"][0]["epoch"] == 2, ranks, weights(kinds), straight)
-        check(kinds["start"][0]["options"]["resume"] == "auto", "the folder it goes on with is named")
+        check(kinds["start"][0]["options"]["resume"] == "./auto", "the folder it goes on with is named")
         again = train(line, ranks)
         check(weights(again) == straight and "epoch" not in again, "a run that is at its end is at its end")
         with_init = "--shards 2 --batch 8 --save auto-init --resume auto --init auto".split()
@@ -152,7 +152,7 @@ def resume_auto_begins_or_goes_on():
         for name in glob.glob(path("auto/last*")):
             os.unlink(name)
         best = int(meta("auto/best.safetensors")["steps"])
-        kinds = train(line[:5] + "--epochs 5 --save auto --resume auto".split(), ranks)
+        kinds = train(line[:4] + "--epochs 5 --save auto --resume auto".split(), ranks)
         check(kinds["end"][0]["steps"] == 20 and len(kinds["epoch"]) == 5 - best // 4, "with best alone", kinds["epoch"])
     check("--save DIR" in one_line(BASE + "--resume auto".split(), rc=2), "--save is not named")
 
@@ -200,10 +200,10 @@ def kill(p):
 
 
 def a_requeued_command_line_goes_on():
-    straight = weights(train("--shards 2 --batch 8 --epochs 40".split()))
+    straight = weights(train("--shards 2 --batch 8 --epochs 12".split()))
     for ranks in BOTH:
         fresh("requeued", "requeued-log")
-        line = BASE + "--epochs 40 --print-freq 1 --save requeued --resume auto --log requeued-log".split()
+        line = BASE + "--epochs 12 --print-freq 1 --save requeued --resume auto --log requeued-log".split()
         kill(start(line, ranks))
         steps = int(meta("requeued/last.safetensors")["steps"])
         rc, _, err = run(line, ranks)
@@ -212,7 +212,7 @@ def a_requeued_command_line_goes_on():
         check(rc == 0 and log[-1]["weights"] == straight, ranks, "ranks:", rc, err, log[-1])
         check(len(starts) == 2 and starts[0] == 0, "the history is gone:", starts)
         check(log[starts[1]]["resumed_steps"] == steps and log[0]["resumed_steps"] == 0, log[starts[1]])
-        check([r["step"] for r in log[starts[1]:] if r["record"] == "step"] == list(range(steps + 1, 161)), "other steps")
+        check([r["step"] for r in log[starts[1]:] if r["record"] == "step"] == list(range(steps + 1, 49)), "other steps")
 
 
 # ---- where a run that goes on is saved ----
@@ -239,9 +239,7 @@ def resume_saves_where_it_goes_on_unless_told_otherwise():
 
 def evaluation_never_saves():
     saved("seen")
-    shutil.rmtree(path("seen/.hvtrain.lock"), ignore_errors=True)
-    if os.path.exists(path("seen/.hvtrain.lock")):
-        os.unlink(path("seen/.hvtrain.lock"))
+    os.unlink(path("seen/.hvtrain.lock"))
     stat = lambda: {n: os.stat(path("seen/" + n)).st_mtime_ns for n in os.listdir(path("seen"))}
     before = stat()
     for ranks in BOTH:

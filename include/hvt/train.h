@@ -269,8 +269,9 @@ HVT_API hvt_status hvt_weights_load(const char *file, hvt_model *m, bool skip_he
  *
  * These are written first, under names of their own; renaming the weights' file over the old one
  * is the one moment at which the new checkpoint replaces the old; then the old ones go. So a crash,
- * a full disk or a kill at any moment leaves a whole checkpoint, old or new. Files are written beside their
- * place, synced, renamed, and the folder is synced.
+ * a full disk or a kill at any moment leaves a whole checkpoint, old or new. A run writes `best` before
+ * `last`, so that a kill between the two does not lose it. Files are written beside their place, synced,
+ * renamed, and the folder is synced.
  */
 typedef struct hvt_progress {
     int epoch;     ///< to go on with, 0-based

@@ -55,8 +55,8 @@ static hvt_status settle_places(hvt_options *o, hvt_world *world, bool saves)
         o->resume = "";
         HVT_INFO("note: --resume auto: %s holds no checkpoint, so the run begins", o->save);
     } else if (automatic) {
-        o->resume = o->save;
-        o->init = ""; /* what the run began with */
+        o->resume = strcmp(o->save, "auto") ? o->save : "./auto"; /* the word is taken */
+        o->init = "";                                             /* what the run began with */
         o->init_skip_head = false;
         HVT_INFO("note: --resume auto: the run goes on with %s", o->save);
     } else if ((found & IS_FOLDER) && saves) {

@@ -259,7 +259,7 @@ static hvt_status report_changes(const run *t, char *was)
 {
     char *now = hvt__effective_options(t), *rest = NULL, shards[100];
 
-    snprintf(shards, sizeof shards, "; an update has %" PRId64 " images, and --lr is what it was",
+    snprintf(shards, sizeof shards, "; an update has %" PRId64 " images",
              (int64_t)t->set.batch * t->set.shards);
     HVT_CHECK(now, E_MEM, "no memory to compare options");
     for (char *line = strtok_r(was, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
