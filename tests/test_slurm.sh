@@ -176,4 +176,28 @@ ln -s "$hvtrain" hvtrain
 timeout 120 sbatch --wait --nodes=1 --ntasks-per-node=4 --cpus-per-task=1 --output=sbatch.out \
     "$root/hostfiles/slurm.sbatch" $train_args --log sbatch.log >submit.out 2>&1 || cat submit.out
 same_weights the_batch_script_ends_with_the_same_weights "$alone" sbatch.log sbatch.out
+
+# SLURM takes the job off its node after its first checkpoint, and starts the same script again: it goes on.
+long="$train_args --image-size 8 --epochs 60"
+"$hvtrain" $long --log long.log >long.out 2>&1
+job=$(sbatch --parsable --nodes=1 --ntasks-per-node=4 --cpus-per-task=1 --output=requeued.out \
+    "$root/hostfiles/slurm.sbatch" $long --log requeued.log)
+for _ in $(seq 600); do
+    [ -f "hvtrain-$job/last.safetensors" ] && break
+    sleep 0.1
+done
+scontrol requeue "$job"
+for _ in $(seq 900); do
+    case $(squeue -h -j "$job" -o %T 2>/dev/null) in
+    PENDING) scontrol update JobId="$job" StartTime=now 2>/dev/null ;; # it would wait for two minutes
+    '') break ;;
+    esac
+    sleep 0.1
+done
+same_weights a_job_that_is_requeued_goes_on "$(weights_of long.log)" requeued.log requeued.out
+if [ "$(grep -c '"record": *"start"' requeued.log)" = 2 ]; then
+    ok its_log_has_both_starts
+else
+    fail its_log_has_both_starts "$(grep -c '"record": *"start"' requeued.log) records"
+fi
 finish
