@@ -134,7 +134,7 @@ bool hvt__folder_is_saved(const hvt__folder *folder); /* `last` is what the run 
 /* `last`, and `best` if `top1` beats what best was so far. */
 hvt_status hvt__folder_save(hvt__folder *folder, hvt_model *m, hvt_optim *o, const hvt_progress *progress);
 
-/* ---- log_file.c: the file of --log ---- */
+/* ---- log_begin.c: the file of --log before its first record ---- */
 
 /* Lock it, unless it is a pipe or a device. E_IO: another job writes it. */
 hvt_status hvt__log_lock(FILE *log, const char *path);

@@ -1,10 +1,10 @@
 /*
- * The file of --log as a file: one job at a time writes it, a new run replaces it, a run that goes on appends
- * to it, and every line stays a whole JSON value. What the records say is in report.c.
+ * The file of --log before its first record: one job at a time writes it, a new run replaces it, a run that
+ * goes on appends to it, and every line stays a whole JSON value. How lines are written is in log_file.c.
  */
 #define _GNU_SOURCE /* memrchr */
 
-#include "train_impl.h"
+#include "log_file.h"
 #include "base_impl.h"
 
 #include <errno.h>
@@ -79,7 +79,8 @@ static bool is_whole(const char *line, size_t bytes)
     return record != NULL;
 }
 
-/* Go to the end. A record that was cut off when its writer was killed goes; other text becomes a line. */
+/* What is there ends with a whole line; lines are added at the end. A record that was cut off when its writer
+ * was killed goes; other text becomes a line. */
 static hvt_status go_to_end(FILE *log, const char *path)
 {
     struct stat info;
@@ -97,9 +98,8 @@ static hvt_status go_to_end(FILE *log, const char *path)
                      path, strerror(errno));
         HVT_INFO("note: the last record in %s was cut off and is left out", path);
     }
-    HVT_CHECK_OR(done, fseeko(log, info.st_size, SEEK_SET) == 0, E_IO, "--log %s: %s", path, strerror(errno));
-    if (bytes)
-        fputc('\n', log); /* a failure shows when the record behind it is flushed */
+    HVT_CHECK_OR(done, !bytes || hvt__log_line(fileno(log), "\n", 1), E_IO, "--log %s: cannot write: %s",
+                 path, strerror(errno));
 done:
     free(tail);
     return s;
