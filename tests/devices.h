@@ -82,6 +82,16 @@ static inline int between(int low, int high)
     return low + (int)hvt__below(draw(), (uint32_t)(high - low + 1));
 }
 
+/* Of n random cases as many as do not take long: a few under memcheck and under the thread sanitizer. */
+static inline int cases(int n)
+{
+#ifdef __SANITIZE_THREAD__
+    return (n + 7) / 8;
+#else
+    return heap_memcheck() ? (n + 15) / 16 : n;
+#endif
+}
+
 static inline float value(void)
 {
     return hvt__unit(draw()) * 2 - 1;

@@ -376,7 +376,7 @@ TEST(random_shapes_equal_the_loop_in_double)
     int done = 0;
 
     draws = 1;
-    while (done < (CHECK_EMULATED ? 45 : CHECK_SANITIZED ? 90 : 450) && !check_now) {
+    while (done < cases(CHECK_EMULATED ? 45 : CHECK_SANITIZED ? 90 : 450) && !check_now) {
         hvt_conv_desc d = {.order = between(0, 1) ? HVT_ORDER_HWN : HVT_ORDER_NHW,
                            .type = (hvt_dtype)(done % 3   ? HVT_F32
                                                : done % 2 ? HVT_F16
@@ -396,7 +396,7 @@ TEST(random_shapes_equal_the_loop_in_double)
             d.r = d.s = 1, d.pad = 0;
         if (between(0, 9) == 0)
             d.r = d.s = 7, d.pad = 3;
-        if (d.h + 2 * d.pad < d.r || d.w + 2 * d.pad < d.s || products(&d) > 2e6)
+        if (d.h + 2 * d.pad < d.r || d.w + 2 * d.pad < d.s || products(&d) > (heap_memcheck() ? 2e5 : 2e6))
             continue;
         check_case(d, between(0, 2) ? d.n : between(0, d.n), 0);
         done++;
@@ -409,7 +409,7 @@ TEST(tiles_of_3x3_equal_the_loop_in_double)
     int done = 0;
 
     draws = 7;
-    while (done < (CHECK_EMULATED ? 12 : CHECK_SANITIZED ? 30 : 150) && !check_now) {
+    while (done < cases(CHECK_EMULATED ? 12 : CHECK_SANITIZED ? 30 : 150) && !check_now) {
         hvt_conv_desc d = {.order = between(0, 1) ? HVT_ORDER_HWN : HVT_ORDER_NHW,
                            .type = (hvt_dtype)(done % 4 ? HVT_F32 : between(1, 2)),
                            .n = between(1, 3) == 1 ? between(1, 20) : between(1, 5),
@@ -422,7 +422,8 @@ TEST(tiles_of_3x3_equal_the_loop_in_double)
                            .stride = 1,
                            .pad = between(0, 2)};
 
-        if (d.h + 2 * d.pad < 3 || d.w + 2 * d.pad < 3 || products(&d) > (CHECK_EMULATED ? 4e5 : 3e6))
+        if (d.h + 2 * d.pad < 3 || d.w + 2 * d.pad < 3 ||
+            products(&d) > (CHECK_EMULATED || heap_memcheck() ? 4e5 : 3e6))
             continue;
         go_direct(done % 3 == 2);
         check_case(d, between(0, 2) ? d.n : between(0, d.n), products(&d) > 1e6 ? 2000 : 0);
@@ -464,7 +465,7 @@ TEST(winograd_rounds_no_more_than_the_definition)
     static const int channels[] = {16, 64, 256};
 
     draws = 8;
-    for (size_t i = 0; i < HVT_LEN(channels); i++) {
+    for (size_t i = 0; i < (heap_memcheck() ? 1 : HVT_LEN(channels)); i++) {
         hvt_conv_desc d = {.n = 2,
                            .h = 8,
                            .w = 8,
@@ -501,7 +502,7 @@ TEST(bf16_of_odd_sizes_equals_the_loop_in_double)
     int done = 0;
 
     draws = 6;
-    while (done < (CHECK_EMULATED ? 30 : 90) && !check_now) {
+    while (done < cases(CHECK_EMULATED ? 30 : 90) && !check_now) {
         hvt_conv_desc d = {.order = between(0, 3) ? HVT_ORDER_HWN : HVT_ORDER_NHW,
                            .type = HVT_BF16,
                            .n = between(1, 67),
@@ -519,8 +520,9 @@ TEST(bf16_of_odd_sizes_equals_the_loop_in_double)
         check_case(d, between(0, 2) ? d.n : between(0, d.n), 400);
         done++;
     }
-    most_emulated = 1e8; /* two blocks, and two chunks of images in each */
-    check_case((hvt_conv_desc){HVT_ORDER_HWN, HVT_BF16, 67, 2, 64, 66, 66, 65, 1, 1, 1, 0, false}, 67, 200);
+    most_emulated = heap_memcheck() ? most_emulated : 1e8; /* two blocks, and two chunks of images in each */
+    check_case((hvt_conv_desc){HVT_ORDER_HWN, HVT_BF16, 67, 2, 64, 66, 66, 65, 1, 1, 1, 0, false}, 67,
+               heap_memcheck() ? 4 : 200);
     most_emulated = CHECK_SANITIZED ? 1e5 : 4e5;
 }
 
@@ -551,7 +553,7 @@ TEST(large_shapes_equal_the_loop_in_double)
     for (size_t i = 0; i < HVT_LEN(large); i++) {
         hvt_conv_desc d = large[i];
 
-        if (products(&d) > (CHECK_EMULATED ? 3e7 : CHECK_SANITIZED ? 2e8 : 1e12))
+        if (products(&d) > (heap_memcheck() ? 3e6 : CHECK_EMULATED ? 3e7 : CHECK_SANITIZED ? 2e8 : 1e12))
             continue;
         check_case(d, d.n, 60);
         if (!CHECK_SANITIZED)
@@ -564,7 +566,7 @@ TEST(large_shapes_equal_the_loop_in_double)
 TEST(the_reference_agrees)
 {
     draws = 3;
-    for (int i = 0; i < 24; i++) {
+    for (int i = 0; i < cases(24); i++) {
         hvt_conv_desc d = {.order = i % 2 ? HVT_ORDER_HWN : HVT_ORDER_NHW,
                            .type = (hvt_dtype)(i % TYPES),
                            .n = between(1, 20),
@@ -592,7 +594,7 @@ TEST(an_image_does_not_notice_its_batch)
 {
     draws = 4;
     for (int i = 0; i < isas; i++)
-        for (int trial = 0; trial < 40; trial++) {
+        for (int trial = 0; trial < cases(40); trial++) {
             hvt_conv_desc d = {.order = trial % 2 ? HVT_ORDER_HWN : HVT_ORDER_NHW,
                                .type = (hvt_dtype)(trial % TYPES),
                                .n = between(1, 37),

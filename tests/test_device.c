@@ -102,7 +102,7 @@ TEST(a_pool_does_every_job_once)
 
             CHECK_OK(hvt__pool_open(threads, NULL, 0, yield, &pool));
             CHECK(hvt__pool_threads(pool) == threads, "%d threads", hvt__pool_threads(pool));
-            for (int round = 0; round < 2000; round++) {
+            for (int round = 0; round < cases(2000); round++) {
                 tally t = {.threads = threads};
                 int jobs = round % 7 == 0 ? round / 2 : round % 40, bad = 0;
 
@@ -298,7 +298,7 @@ TEST(ops_on_spans_equal_ref_at_every_cut)
                     check_same(span_ops[op].name, dev, NULL, n, part.y, whole.y);
                     check_same(span_ops[op].name, dev, NULL, n, part.v, whole.v);
                     free_copies(&part);
-                    cut += n > 1000 ? 10 : 0;
+                    cut += n > 1000 || heap_memcheck() ? 10 : 0;
                 }
                 free_copies(&whole);
             }
@@ -345,6 +345,7 @@ TEST(sums_are_taken_along_the_tree)
 
 /* ---- subnormals ---- */
 
+/* Valgrind's processor flushes nothing. */
 static float tiny_sum(hvt_device *d)
 {
     enum { N = 100000 }; /* jobs for every thread */
@@ -359,7 +360,7 @@ static float tiny_sum(hvt_device *d)
         worst = bits_of(a[i]) & 0x7fffffff ? 1 : worst;
     free(a);
     free(b);
-    return worst;
+    return heap_memcheck() ? 0 : worst;
 }
 
 static void *elsewhere(void *d)
@@ -566,8 +567,13 @@ TEST(auto_takes_the_last_set_that_pays)
 
 int main(void)
 {
-    RUN(a_host_program_keeps_its_subnormals_while_devices_are_open);
-    RUN(a_host_program_s_rounding_and_traps_change_no_bits);
+    if (heap_memcheck()) { /* its processor flushes nothing and knows one way to round */
+        check_skip("a_host_program_keeps_its_subnormals_while_devices_are_open", "under valgrind");
+        check_skip("a_host_program_s_rounding_and_traps_change_no_bits", "under valgrind");
+    } else {
+        RUN(a_host_program_keeps_its_subnormals_while_devices_are_open);
+        RUN(a_host_program_s_rounding_and_traps_change_no_bits);
+    }
     RUN(threads_of_a_pool_flush_by_themselves);
     open_devices();
     RUN(a_wrong_device_is_refused_with_the_known_ones);

@@ -10,7 +10,7 @@ enum { CASES = 60 };
 
 TEST(bias_equals_ref)
 {
-    for (int t = 0; t < CASES; t++) {
+    for (int t = 0; t < cases(CASES); t++) {
         shape s = random_shape();
         float *y0 = matrix(&s, 0), *b = floats(s.c), *want = copied(y0, s.all), *db = room(s.c * 4),
               *first = room(s.c * 4), *got_db = room(s.c * 4);
@@ -88,7 +88,7 @@ TEST(the_loss_equals_ref)
 {
     static const int classes[] = {1, 2, 3, 10, 16, 17, 100, 1000};
 
-    for (int t = 0; t < CASES; t++) {
+    for (int t = 0; t < cases(CASES); t++) {
         int k = classes[between(0, HVT_LEN(classes) - 1)], n = between(1, 70), real = between(0, n);
         shape s = typed_shape((hvt_dtype)(t % TYPES), make_shape(HVT_ORDER_NHW, 1, n, real, k)),
               padded = typed_shape(s.type, make_shape(HVT_ORDER_NHW, 1, n, n, k));
@@ -235,7 +235,7 @@ static void free_pool(pool_result *r)
 
 TEST(pooling_equals_ref)
 {
-    for (int t = 0; t < 3 * CASES; t++) {
+    for (int t = 0; t < cases(3 * CASES); t++) {
         hvt_pool_desc p = random_pool(), plain = p;
         int oh = p.mean ? 1 : hvt__conv_out(p.h, p.size, p.stride, p.pad),
             ow = p.mean ? 1 : hvt__conv_out(p.w, p.size, p.stride, p.pad), real = between(0, p.n);
@@ -345,7 +345,7 @@ TEST(a_window_that_cannot_be_is_refused)
 
 TEST(subsampling_equals_ref)
 {
-    for (int i = 0; i < CASES; i++) {
+    for (int i = 0; i < cases(CASES); i++) {
         hvt_order o = between(0, 1) ? HVT_ORDER_HWN : HVT_ORDER_NHW;
         hvt_dtype t = (hvt_dtype)(i % TYPES);
         int n = between(1, 9), h = between(1, 12), w = between(1, 12), c = between(1, 40),
@@ -423,7 +423,7 @@ static void check_stored(int dev, hvt_augment_args a, size_t count)
 
 TEST(images_equal_ref)
 {
-    for (int t = 0; t < CASES; t++) {
+    for (int t = 0; t < cases(CASES); t++) {
         int n = between(1, 40), real = between(0, n), h = between(1, 20),
             w = between(0, 3) ? between(1, 40) : 150, c = between(1, 4), pad = between(0, 4);
         size_t count = (size_t)n * h * w * c;

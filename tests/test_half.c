@@ -45,7 +45,8 @@ TEST(all_16_bit_values_widen_exactly)
             for (int i = 0; i < 65536; i++) {
                 double want = meaning((hvt_dtype)t, i);
 
-                if (fabs(want) < 0x1p-126) /* bf16's subnormals are f32's, and flushed */
+                if (fabs(want) < 0x1p-126 && !heap_memcheck()) /* bf16's subnormals are f32's, and flushed;
+                                                                  valgrind's processor flushes none */
                     want = copysign(0, want);
                 bad += isnan(want) ? !isnan(x[i]) : bits_of(x[i]) != pattern(want);
             }

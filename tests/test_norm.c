@@ -56,7 +56,7 @@ static void free_bn(bn_result *r)
 
 TEST(batch_norm_equals_ref)
 {
-    for (int t = 0; t < CASES; t++) {
+    for (int t = 0; t < cases(CASES); t++) {
         shape s = random_shape();
         float *x = matrix(&s, between(0, 1) ? 3 : 0), *res = matrix(&s, 0), *gamma = floats(s.c),
               *beta = floats(s.c);
@@ -206,7 +206,7 @@ static void free_bn_grad(bn_grad_result *r)
 
 TEST(batch_norm_backward_equals_ref)
 {
-    for (int t = 0; t < CASES; t++) {
+    for (int t = 0; t < cases(CASES); t++) {
         shape s = random_shape();
         enum alias alias = (enum alias)between(0, ALIASES - 1);
         float *x = matrix(&s, 1), *y = matrix(&s, 0), *dy = matrix(&s, 0), *dx0 = matrix(&s, 0),
@@ -266,7 +266,7 @@ TEST(batch_norm_backward_equals_ref)
  * that f16 makes zero of it. */
 TEST(relu_s_mask_is_the_same_from_x)
 {
-    for (int t = 0; t < CASES; t++) {
+    for (int t = 0; t < cases(CASES); t++) {
         shape s = random_shape();
         float *x = matrix(&s, 1), *dy = matrix(&s, 0), *res = matrix(&s, 0), *gamma = floats(s.c),
               *beta = floats(s.c);

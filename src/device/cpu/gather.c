@@ -221,6 +221,8 @@ static void run_gather(gather *g, void *ws)
 
     if (g->images == 0)
         return;
+    if (l->rows == CONV_BOTH) /* its tiles take images past the real ones, too: their copies must be there */
+        g->images = op->n;
     if (l->pitch) {
         copy_source(g, ws);
     } else if (op->pairs) {
