@@ -108,7 +108,7 @@ void hvt__report_failed(hvt_reporter *rep, int64_t steps)
 hvt_status hvt__report_spares(const hvt_options *opts, const char *flag, const char *path,
                               const struct stat *file)
 {
-    static char init[HVT_OPTION_VALUE], resume[HVT_OPTION_VALUE];
+    char init[HVT_OPTION_VALUE], resume[HVT_OPTION_VALUE];
     const char *const name[] = {init, resume, strcmp(flag, "--log") ? opts->log : ""};
     struct stat other;
 
