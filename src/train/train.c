@@ -102,7 +102,7 @@ static void say_checkpoint(const run *t, char *text, size_t bytes)
 {
     const hvt__kept *k = t->last_kept.good ? &t->last_kept : &t->best_kept;
 
-    if (t->saved < 0 && *t->opts->resume)
+    if (*t->opts->resume && (t->saved < 0 || t->saved == t->first_steps)) /* nothing was saved since */
         snprintf(text, bytes, "the last good checkpoint is %s (epoch %" PRId64 ", update %" PRId64 ")",
                  t->opts->resume, t->first_epoch + (t->first_step > 0), t->first_steps);
     else if (k->good)
