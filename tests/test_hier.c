@@ -37,6 +37,7 @@ static void everywhere(bool taken, void (*truth)(void))
         if ((hvt__levels_inside(&w, &levels) == HVT_OK) == taken) {
             world = &w;
             truth();
+            real->channels = w.channels; /* messages that nobody took stay on the channel of their comm */
             tried++;
         }
         world = real;
