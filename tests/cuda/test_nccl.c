@@ -321,7 +321,10 @@ TEST(memory_is_zeroed_registered_accounted_and_given_back)
     hvt_device_describe(gpu, &info);
     CHECK(info.bytes == 300 && hvt_double_nccl_registered() == 1, "%lld bytes", (long long)info.bytes);
     hvt_comm_release(c, NULL);
-    hvt_comm_close(&c); /* with a block still open */
+    hvt_comm_close(&c);
+    CHECK(c, "a comm was closed of which a block is held");
+    hvt_comm_release(c, b);
+    hvt_comm_close(&c);
     hvt_device_describe(gpu, &info);
     CHECK(info.bytes == 0, "%lld bytes", (long long)info.bytes);
     end_gpu(0);
@@ -431,7 +434,7 @@ TEST(ranks_with_one_gpu_are_refused_unless_they_share)
     void *buf = NULL;
 
     if (size == 1)
-        return;
+        SKIP("one rank has a GPU of its own");
     forget_environment();
     hvt_double_reset(); /* all see the same one */
     open_gpu(NULL);
@@ -484,7 +487,7 @@ TEST(an_operation_that_takes_too_long_is_given_up_and_named)
     double start;
 
     if (size == 1)
-        return;
+        SKIP("nobody else is there to be waited for");
     hvt__stall = (hvt_stall){.warn = 0.3, .abort = 1};
     c = begin();
     CHECK_OK(hvt_comm_alloc(c, 4 * 100, (void **)&buf));
@@ -517,7 +520,7 @@ TEST(a_recorded_step_that_a_rank_does_not_run_is_given_up)
     double start;
 
     if (size == 1)
-        return;
+        SKIP("nobody else is there to be waited for");
     hvt__stall.abort = 1;
     c = begin();
     CHECK_OK(hvt_comm_alloc(c, 4 * 100, (void **)&buf));
@@ -549,7 +552,7 @@ TEST(a_rank_that_comes_late_is_waited_for)
     hvt_ticket t;
 
     if (size == 1)
-        return;
+        SKIP("nobody else is there to be waited for");
     hvt__stall = (hvt_stall){.warn = 0.3, .abort = 60};
     c = begin();
     CHECK_OK(hvt_comm_alloc(c, 4 * 100, (void **)&buf));
