@@ -434,6 +434,8 @@ void hvt_comm_slice(const hvt_comm *comm, size_t count, int rank, size_t *ret_fi
 {
     int size = comm ? comm->world->size : 0, place;
 
+    if (!ret_first || !ret_end)
+        return;
     *ret_first = *ret_end = 0;
     if (rank < 0 || rank >= size)
         return;
