@@ -502,7 +502,8 @@ def a_stopped_process_does_not_compute():
     check(abs(parts - 1) < 1e-6 and epoch["compute"] > 0.9 and min(epoch["compute"], epoch["other"]) > -1e-6, epoch)
     check(abs(epoch["img_s"] * epoch["seconds"] - 4096) < 1, epoch)
     speed = sorted(r["img_s"] for r in records("stop") if r["record"] == "step")
-    check(speed[0] > speed[len(speed) // 2] / 10, "an update at", speed[0], "img/s among others at", speed[len(speed) // 2])
+    check(speed[0] > 0, "an update at", speed[0], "img/s")
+    check(sum(32 / s for s in speed) < end["seconds"] - stopped + 1, "a pause is in the time of an update:", speed[:5], end)
 
 
 def progress_is_a_bar_on_a_terminal():
