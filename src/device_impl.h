@@ -322,11 +322,11 @@ struct hvt_device {
 };
 
 /*
- * How the calling thread computes with floats, as the processor keeps it (MXCSR, FPCR): enter sets what all
- * of the library's arithmetic runs under, whatever the host program has set: rounding to nearest, subnormals
- * flushed to zero as operands and as results, no traps. It returns what was set before, and leave puts that
- * back, the exceptions noted since included. Both write the register only where something differs, so they
- * may be nested: inside, they cost a read each.
+ * How the calling thread computes with floats, as the processor keeps it (MXCSR; FPCR and FPSR): enter sets
+ * what all of the library's arithmetic runs under, whatever the host program has set: rounding to nearest,
+ * subnormals flushed to zero as operands and as results, no traps. It returns what was set before, and leave
+ * puts that back, with the exceptions that had been noted before. Both write the register only where
+ * something differs, so they may be nested: inside, they cost a read each.
  *
  * Devices that compute on the host do so in every op, and for good in threads of their own; whoever else adds
  * floats whose bits matter does it for as long as that takes: HVT_FLOATS at a function's start.

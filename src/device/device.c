@@ -204,21 +204,34 @@ static void set_fpcr(uint64_t to)
     __asm__ volatile("msr fpcr, %0" : : "r"(to) : "memory");
 }
 
+/* Exceptions noted so far have a register of their own here. */
+static uint64_t fpsr(void)
+{
+    uint64_t now;
+
+    __asm__ volatile("mrs %0, fpsr" : "=r"(now));
+    return now;
+}
+
 uint64_t hvt__floats_enter(void)
 {
-    const uint64_t was = fpcr();
+    const uint64_t was = fpcr(), noted = fpsr();
 
     if (was != FZ)
         set_fpcr(FZ);
     __asm__ volatile("" : : : "memory");
-    return was;
+    return was | noted << 32;
 }
 
 void hvt__floats_leave(const uint64_t *was)
 {
+    const uint64_t control = (uint32_t)*was, noted = *was >> 32;
+
     __asm__ volatile("" : : : "memory");
-    if (fpcr() != *was)
-        set_fpcr(*was);
+    if (fpcr() != control)
+        set_fpcr(control);
+    if (fpsr() != noted)
+        __asm__ volatile("msr fpsr, %0" : : "r"(noted) : "memory");
 }
 
 #else
