@@ -1,6 +1,7 @@
 /*
  * example.c - libhvt from a program of your own: a model built layer by layer, its optimizer wrapped, each
- * rank's gradients summed. Works alone and under mpirun. README.md shows this file; a test holds them equal.
+ * rank's gradients summed. Works alone and under mpirun. docs/library.md shows this file; a test holds them
+ * equal.
  */
 #include <hvt/hvt.h>
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""test_readme.py ROOT [HVTRAIN] [--write]: README.md against the tree. The options table is what
-`hvtrain --help=markdown` prints, the example is tests/example.c, the map names every folder and nothing that
-is not there. --write brings the two generated parts up to date instead."""
+"""test_readme.py ROOT [HVTRAIN] [--write]: README.md and docs/ against the tree. The options table is what
+`hvtrain --help=markdown` prints, the examples are tests/example*.c, links and their anchors exist, the map names
+every folder and nothing that is not there. --write brings the generated parts up to date instead."""
 import re
 import subprocess
 import sys
@@ -9,8 +9,8 @@ from pathlib import Path
 
 write = "--write" in sys.argv
 root, *program = [Path(a).resolve() for a in sys.argv[1:] if a != "--write"]
-readme = root / "README.md"
-text = readme.read_text()
+texts = {p.relative_to(root).as_posix(): p.read_text() for p in [root / "README.md", *sorted((root / "docs").glob("*.md"))]}
+text = "\n".join(texts.values())
 failed = False
 
 
@@ -20,30 +20,48 @@ def truth(name, holds, why=""):
     failed |= not holds
 
 
-def part(name):
-    """The text between <!-- name: ... --> and <!-- end of name -->, as (start, end)."""
-    begin = re.search(rf"<!-- {name}: .* -->\n", text)
-    end = re.search(rf"<!-- end of {name} -->", text)
-    return begin.end(), end.start()
-
-
-def generated(name, wanted):
-    global text
-    begin, end = part(name)
+def generated(page, name, wanted):
+    """The text between <!-- name: ... --> and <!-- end of name -->."""
+    begin = re.search(rf"<!-- {name}: .* -->\n", texts[page]).end()
+    end = re.search(rf"<!-- end of {name} -->", texts[page]).start()
     if write:
-        text = text[:begin] + wanted + text[end:]
+        (root / page).write_text(texts[page][:begin] + wanted + texts[page][end:])
     else:
-        truth(f"the_{name}_part_is_up_to_date", text[begin:end] == wanted,
-              f"README.md differs; {Path(__file__).name} ROOT HVTRAIN --write brings it up to date")
+        truth(f"the_{name.replace(' ', '_')}_part_is_up_to_date", texts[page][begin:end] == wanted,
+              f"{page} differs; {Path(__file__).name} ROOT HVTRAIN --write brings it up to date")
 
 
-generated("example", "```c\n" + (root / "tests/example.c").read_text() + "```\n")
+def source(name):
+    return "```c\n" + (root / "tests" / name).read_text() + "```\n"
+
+
+generated("docs/library.md", "example", source("example.c"))
+generated("README.md", "train example", source("example_train.c"))
 if program:
     table = subprocess.run([program[0], "--help=markdown"], capture_output=True, text=True, check=True).stdout
-    generated("options", table.strip("\n") + "\n")
+    generated("docs/options.md", "options", table.strip("\n") + "\n")
 if write:
-    readme.write_text(text)
     sys.exit()
+
+
+def anchors(page):
+    """What GitHub makes of headings."""
+    code = re.sub(r"```.*?```", "", texts[page], flags=re.S)
+    return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.*)$", code, re.M)}
+
+
+truth("the_readme_is_short", texts["README.md"].count("\n") <= 200, "more than 200 lines")
+for page in texts:
+    for link in re.findall(r"\]\(([^)\s]+)\)", texts[page]):
+        if link.startswith("http"):
+            continue
+        file, _, anchor = link.partition("#")
+        there = (Path(page).parent / file).as_posix() if file else page
+        truth(f"{page}'s_link_to_{link}_leads_somewhere",
+              there in texts and (not anchor or anchor in anchors(there)) or not anchor and (root / there).exists())
+for page in texts:
+    if page != "README.md":
+        truth(f"the_readme_leads_to_{page}", f"]({page})" in texts["README.md"], "no link")
 
 chart = re.search(r"## The map\n\n```\n(.*?)```", text, re.S).group(1)
 named = [line.split()[0] for line in chart.splitlines()]
@@ -57,15 +75,15 @@ for line in re.search(r"## The step\n\n```\n(.*?)```", text, re.S).group(1).spli
     if path.startswith("src/"):
         truth(f"the_step's_{path}_exists", (root / path).exists(), "no such file")
 for path in set(re.findall(r"(?:hostfiles|tests|bench|include|src)/[\w./-]*\w", text)):
-    truth(f"{path}_exists", (root / path).exists(), "README.md names it")
+    truth(f"{path}_exists", (root / path).exists(), "README.md or docs/ name it")
 
 # What tests/conformance.md says is tested there.
 for row in re.findall(r"^\| C?\d* \|.*$|^\| \|.*$", (root / "tests/conformance.md").read_text(), re.M):
     for file, names in re.findall(r"(test_\w+): ([^;|]+)", row):
-        source = "".join(p.read_text() for p in (root / "tests").glob(f"{file}.*"))
-        truth(f"{file}_exists", source, "conformance.md names it")
+        tested = "".join(p.read_text() for p in (root / "tests").glob(f"{file}.*"))
+        truth(f"{file}_exists", tested, "conformance.md names it")
         for name in re.findall(r"\b[a-z0-9]+(?:_[a-z0-9]+){2,}\b", names):
-            truth(f"{name}_is_tested", name in source, f"not in {file}")
+            truth(f"{name}_is_tested", name in tested, f"not in {file}")
 
 # What stands in the step's listing is done in the file that it names.
 for name, function in [("on_grad", "hvt_distopt_on_grad"), ("step", "hvt_distopt_step"), ("forward", "hvt_model_forward")]:
@@ -74,9 +92,10 @@ for name, function in [("on_grad", "hvt_distopt_on_grad"), ("step", "hvt_distopt
           f"{function}() is not defined there")
 
 if program:
+    there = texts["docs/coming-from.md"].partition("## Not here")[0]
     # What the table of other trainers says of a flag, the program says of it, too.
     both = 0
-    for left, right in re.findall(r"^\| (.*?) \| (.*) \|$", text[text.index("## Coming from"):text.index("Not here:")], re.M):
+    for left, right in re.findall(r"^\| (.*?) \| (.*) \|$", there, re.M):
         for flag in re.findall(r"`(--[a-z][\w-]*)", left):
             p = subprocess.run([program[0], flag, "3"], capture_output=True, text=True)
             here = p.stderr.partition("; here: ")[2].strip()
@@ -87,12 +106,11 @@ if program:
             truth(f"{flag}_means_the_same_in_both", any(f in right for f in flags), f"'{here}' and '{right}'")
     truth("flags_of_others_were_found", both >= 5, f"only {both}")
 
-    # Flags that the README gives to hvtrain: behind ./hvtrain or slurm.sbatch, and all in the right column
+    # Flags that README and docs give to hvtrain: behind ./hvtrain or slurm.sbatch, and all in the right column
     # of the table of other trainers.
     known = subprocess.run([program[0], "--help"], capture_output=True, text=True, check=True).stdout
     known = set(re.findall(r"--[a-z][a-z-]*", known))
     spans = re.findall(r"(?:\./hvtrain|slurm\.sbatch)((?: [^\s`#|]+)+)", text)
-    there = text[text.index("## Coming from"):text.index("Not here:")]
     spans += [span for row in re.findall(r"^\|.*\|(.*)\|$", there, re.M) for span in re.findall(r"`(--.*?)`", row)]
     used = {flag for span in spans for flag in re.findall(r"(?<!\S)--[a-z][a-z-]*", span)}
     truth("flags_were_found", len(used) > 15, f"only {sorted(used)}")

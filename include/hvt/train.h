@@ -20,7 +20,7 @@ extern "C" {
 /* ---- options ------------------------------------------------------------------------------ */
 
 /*
- * The one list of options: struct, defaults, parser, --help and the README's table are made of it.
+ * The one list of options: struct, defaults, parser, --help and docs/options.md are made of it.
  *
  *     G(title)                                                  begins a group
  *     X(kind, field, preset, low, scope, form, help)            the flag is --field with '_' as '-'

@@ -35,7 +35,7 @@ static hvt_status find(const char *name, const hvt_device_ops **ret_ops)
                  registry[i]->name);
     }
     HVT_CHECK(strcmp(name, "cuda") != 0, E_UNSUPPORTED,
-              "this build has no device cuda; it has: %s; README.md, \"GPUs\", says how to build it", known);
+              "this build has no device cuda; it has: %s; docs/gpu.md says how to build it", known);
     return HVT_FAIL(E_ARG, "no device is called '%s'; known are: %s", name, known);
 }
 

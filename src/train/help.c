@@ -1,5 +1,5 @@
 /*
- * --help: the table of options in plain text, and in Markdown for README.md.
+ * --help: the table of options in plain text, and in Markdown for docs/options.md.
  */
 #include "options.h"
 #include "base_impl.h"

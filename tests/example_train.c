@@ -1,0 +1,32 @@
+/*
+ * The whole program as a host program may have it: options, one world, one run. README.md shows this file; a
+ * test holds them equal. Works alone and under mpirun.
+ */
+#include <hvt/hvt.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+
+int main(int argc, char **argv)
+{
+    hvt_options opts;
+    hvt_world *world = NULL;
+    void *memory = NULL; /* of options that a checkpoint holds */
+    hvt_report report;
+
+    hvt_options_default(&opts);
+    if (hvt_options_parse(argc, argv, &opts) || hvt_world_open(NULL, &world) ||
+        hvt_options_resume(&opts, world, &memory) || hvt_options_check(&opts, hvt_world_size(world)) ||
+        hvt_train(&opts, world, &report)) {
+        fprintf(stderr, "%s\n", hvt_last_error());
+        if (world && !hvt_last_error_is_agreed()) /* the other ranks may be waiting for this one */
+            hvt_world_abort(world, 1);
+        return 1;
+    }
+    if (hvt_world_rank(world) == 0)
+        printf("top-1 of %d images: %.2f %%\n", (int)report.test.count,
+               100.0 * (double)report.test.top1 / (double)report.test.count);
+    free(memory);
+    hvt_world_close(&world);
+    return 0;
+}
