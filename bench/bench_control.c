@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #if HVT_HAVE_MPI
-#include "../tests/count_mpi.h"
+#include "../tests/support/count_mpi.h"
 #endif
 
 enum { ROUNDS = 11 };

@@ -67,7 +67,7 @@ typedef enum hvt_tail {
 
 /**
  * torch.randperm(count) with a generator seeded seed + epoch, bit for bit (MT19937, 32-bit seed).
- * Source: the golden tables in tests/test_sampler.c, made by PyTorch.
+ * Source: the golden tables in tests/data/test_sampler.c, made by PyTorch.
  */
 HVT_API void hvt_sampler_permutation(uint64_t seed, int epoch, uint32_t count, uint32_t *ret_order);
 

@@ -18,7 +18,7 @@ typedef struct hvt_distopt hvt_distopt;
 /**
  * SGD, torch.optim.SGD's update: g += weight_decay*w; v = g on the first step, else
  * v = momentum*v + (1-dampening)*g; g = nesterov ? g + momentum*v : v; w -= lr*g. Without momentum, w -=
- * lr*g. Source: torch/optim/sgd.py; goldens in tests/test_optim.c.
+ * lr*g. Source: torch/optim/sgd.py; goldens in tests/optim/test_optim.c.
  */
 typedef struct hvt_optim_opts {
     float momentum, dampening, weight_decay;
@@ -44,7 +44,7 @@ HVT_API void hvt_optim_free(hvt_optim **optim);
  * (rounded) update k takes lr * (F + (1 - F) * (k + 1) / K) instead, F the part of the peak that the warm-up
  * rises from; F = 1/ranks is the warm-up of Horovod's Keras callback. Epochs always count from the run's
  * start, warm-up included; cosine begins where the warm-up ends. Source: torch/optim/lr_scheduler.py; goldens
- * in tests/test_optim.c.
+ * in tests/optim/test_optim.c.
  *
  * name is "constant", "step:SIZE[,GAMMA]", "multistep:E1,E2,...[@GAMMA]" or "cosine[:MIN]". SIZE and E_i are
  * whole epochs above 0, E_i ascend; GAMMA is above 0 (default 0.1); MIN is between 0 and lr (default 0).

@@ -8,7 +8,7 @@
  * small filters can. Mirroring an image keeps its class.
  *
  * Invariant: an image is a pure function of (split, index, size, classes), the same bytes on every machine:
- * integers only, and every draw is keyed by the image. Change a pixel and tests/test_dataset.c's golden
+ * integers only, and every draw is keyed by the image. Change a pixel and tests/data/test_dataset.c's golden
  * hashes break, with them every recorded accuracy.
  *
  * Words. Object units: 1024 is the object's half width, u runs to its right, v down. A distance is in object

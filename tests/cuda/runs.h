@@ -10,7 +10,7 @@
 #ifndef HVT_RUNS_H
 #define HVT_RUNS_H
 
-#include "../devices.h"
+#include "devices.h"
 #include "../../cuda/kernels.h"
 #include "device/half.h"
 #include "emu/emu.h"

@@ -2,7 +2,7 @@
  * The double of the CUDA runtime: does it catch what it is there to catch?
  */
 #define _GNU_SOURCE
-#include "../check.h"
+#include "check.h"
 #include "double.h"
 
 #include <cuda_runtime_api.h>

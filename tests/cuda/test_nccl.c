@@ -3,7 +3,7 @@
  * order, tickets, wires, what waits for what, and what happens when a rank does not come. Every rank is a GPU
  * of its own to the double, where a test does not say otherwise.
  */
-#include "../ranks.h"
+#include "ranks.h"
 #include "../../cuda/cuda_impl.h"
 #include "double.h"
 #include "double_nccl.h"

@@ -4,7 +4,7 @@
  * both must give the same code. What only the double refuses, and how it computes, is checked with the double
  * alone: engines, plans and execution need a GPU.
  */
-#include "../check.h"
+#include "check.h"
 
 #include "../../cuda/vendor_names.h"
 

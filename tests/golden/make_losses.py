@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ten training losses by PyTorch, for tests/test_zoo.c.
+"""Ten training losses by PyTorch, for tests/model/test_zoo.c.
 
 Weights, images and labels are functions of a counter (splitmix64, as hvt__draw in src/base_impl.h), so the C
 test repeats them to the bit without a file of weights. Every model is trained in f32 and in f64; the learning

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Names and shapes of state_dicts, in their order, for tests/test_zoo.c.
+"""Names and shapes of state_dicts, in their order, for tests/model/test_zoo.c.
 
 num_batches_tracked is left out: it is one number per model here.
 

@@ -6,7 +6,7 @@ images (torch.randperm), the learning rate (CosineAnnealingLR), the update (SGD 
 batch norm in each shard, and its moving statistics, which are PyTorch's of each shard, averaged with the shards'
 numbers of images as weights. What only hvtrain has is repeated from its description: initial weights and the draws
 of crop and flip (hvt__draw and hvt__hash in src/base, src/model/init.c, src/data/loader.c). The images are files in
-CIFAR-10's format that write_files() makes up; it needs nothing but Python, so that tests/test_golden.py can write
+CIFAR-10's format that write_files() makes up; it needs nothing but Python, so that tests/train/test_golden.py can write
 them where PyTorch is not installed. 41 images on two shards are 21 and 20, in batches of 8: the last update of an
 epoch has 5 and 4.
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How torch.amp.GradScaler moves its scale, for tests/test_step.c.
+"""How torch.amp.GradScaler moves its scale, for tests/device/test_step.c.
 
 A block begins with "scaler SCALE INTERVAL STEPS" (growth 2, backoff 0.5); a line each step: were gradients
 finite, the scale after it, and the updates since it moved.

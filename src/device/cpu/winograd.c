@@ -17,7 +17,7 @@
  *
  * Rounding: B, A and G hold 0, 1 and 1/2 alone, and sums are a ninth as long, so that the error is no larger
  * than by the definition: the root of its mean square is 0.7 to 0.9 times that for y and dx, 1.0 to 1.2 times
- * for dw (tests/test_conv.c). Something infinite makes its whole tile NaN.
+ * for dw (tests/device/test_conv.c). Something infinite makes its whole tile NaN.
  */
 #include "conv_impl.h"
 

@@ -19,9 +19,9 @@ trap 'rm -rf "$dir"' EXIT
 flags="-O2 -ffp-contract=off -fno-math-errno -pedantic-errors -Wall -Wextra -Wshadow -Werror"
 paths="-I$root/include -I$root/src"
 # shellcheck disable=SC2086
-$cc -x c -std=c17 $flags $paths -o "$dir/c" "$root/tests/formula_text.c" -lm &&
+$cc -x c -std=c17 $flags $paths -o "$dir/c" "$root/tests/tree/formula_text.c" -lm &&
     "$cxx" -x c++ -std=c++17 '-DHVT_FN=inline __attribute__((noinline))' $flags $paths -o "$dir/c++" \
-        "$root/tests/formula_text.c" -lm || exit 1
+        "$root/tests/tree/formula_text.c" -lm || exit 1
 "$dir/c" >"$dir/c.bits" && "$dir/c++" >"$dir/c++.bits" || exit 1
 bytes=$(wc -c <"$dir/c.bits")
 [ "$bytes" -gt 1000000 ] || {

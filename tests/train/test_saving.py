@@ -14,9 +14,9 @@ import subprocess
 import sys
 import time
 
-from truths import Skip, check, run_all
 from test_program import (HERE, HVTRAIN, MPIRUN, TINY, command, environment, path, python_with, read_safetensors, records,
                           run, train, weights, write_safetensors)
+from truths import Skip, check, run_all
 
 BOTH = [0, 2] if MPIRUN else [0]
 BASE = TINY + "--shards 2 --batch 8".split()

@@ -14,7 +14,7 @@ if [ "${1:-}" != --inside ]; then
     exec unshare $flags "$0" --inside "$@"
 fi
 hvtrain=$(readlink -f "$2") root=$3
-. "$root/tests/launch.sh"
+. "$root/tests/support/launch.sh"
 PATH=$PATH:/usr/sbin:/sbin
 tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT

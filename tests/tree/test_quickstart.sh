@@ -4,7 +4,7 @@
 # how they were called instead of doing it.
 set -u
 root=$1
-. "$root/tests/launch.sh"
+. "$root/tests/support/launch.sh"
 tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 

@@ -1,6 +1,6 @@
 /*
  * What every such library owes its users, at every number of ranks, where no program of a room asks for it
- * already: alone and on 1, 2, 3, 4, 5 and 8 ranks. conformance.md lists all of it, and who tests what.
+ * already: alone and on 1, 2, 3, 4, 5 and 8 ranks. tests/conformance.md lists all of it, and who tests what.
  */
 #include "config.h"
 #include "comm/shm.h"

@@ -1,10 +1,10 @@
 #!/bin/sh
-# check_layers.sh [ROOT]: hold every #include of the tree under ROOT against tests/layers.txt, and the
+# check_layers.sh [ROOT]: hold every #include of the tree under ROOT against tests/tree/layers.txt, and the
 # places where HVT_HAVE_... is tested against the three files that may. Prints each breach; exit 1 if any.
 set -u
-root=${1:-$(dirname "$0")/..}
+root=${1:-$(dirname "$0")/../..}
 cd "$root" || exit 1
-table=tests/layers.txt
+table=tests/tree/layers.txt
 breaches=$(mktemp) || exit 1
 used=$(mktemp) || exit 1
 trap 'rm -f "$breaches" "$used"' EXIT
@@ -23,6 +23,7 @@ includes() {
                 if (exists(folder header)) header = folder header
                 else if (exists("include/" header)) header = "include/" header
                 else if (exists("src/" header)) header = "src/" header
+                else if (exists("tests/support/" header)) header = "tests/support/" header
                 else if (header != "config.h" && header != "commit.h") header = "?" header # made by Meson
                 while (sub(/[^\/]+\/\.\.\//, "", header)) { }
                 print FILENAME, FNR, header
@@ -67,7 +68,7 @@ includes | {
         case $header in
         -) continue ;;
         '?'*)
-            breach "$file:$number: \"${header#?}\" is found neither beside it nor in include/ or src/"
+            breach "$file:$number: \"${header#?}\" is found neither beside it nor in include/, src/ or tests/support/"
             continue
             ;;
         '<'*) case $restricted in *"$header"*) ;; *) continue ;; esac ;;

@@ -13,9 +13,9 @@ import tempfile
 HVTRAIN = os.path.abspath(sys.argv[1])
 MPIRUN = None if sys.argv[2] == "none" else sys.argv[2]
 HERE = tempfile.mkdtemp(prefix="hvt-golden-")
-GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden")
+GOLDEN = os.path.abspath(os.path.join(sys.path[0], "../golden"))
 sys.dont_write_bytecode = True
-sys.path.insert(0, GOLDEN)
+sys.path += [GOLDEN, os.path.join(sys.path[0], "../support")]
 
 import make_run
 from truths import Skip, check, run_all

@@ -12,6 +12,7 @@ import tempfile
 import time
 import uuid
 
+sys.path.append(os.path.join(sys.path[0], "../support"))
 from truths import Skip, check, run_all
 
 MPIRUN = sys.argv[1]

@@ -4,9 +4,9 @@
  * company.
  */
 #include "check.h"
-#include "../cuda/cuda_impl.h"
+#include "../../cuda/cuda_impl.h"
 #include "model_impl.h"
-#include "../cuda/plan_cudnn.h"
+#include "../../cuda/plan_cudnn.h"
 
 #include <sys/stat.h>
 #include <sys/wait.h>

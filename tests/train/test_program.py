@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 
+sys.path.append(os.path.join(sys.path[0], "../support"))
 from truths import Skip, check, run_all
 
 HVTRAIN = os.path.abspath(sys.argv[1])

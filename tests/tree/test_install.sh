@@ -1,6 +1,6 @@
 #!/bin/sh
 # test_install.sh BUILD ROOT COMPILER...: what `meson install` puts in place, static, shared or both, is enough
-# to compile, link and run tests/example.c by pkg-config alone, and the library defines no name but its own.
+# to compile, link and run tests/tree/example.c by pkg-config alone, and the library defines no name but its own.
 set -u
 build=$1 root=$2
 shift 2
@@ -52,13 +52,13 @@ if [ -e "$lib/libhvt.so" ]; then
     soname=$(readelf -d "$lib/libhvt.so" | sed -n 's/.*SONAME.*\[\(.*\)\].*/\1/p')
     step the_soname_has_a_version test "$soname" != libhvt.so -a -e "$lib/$soname"
     step the_example_compiles_with_the_shared_library "$@" -std=c17 -Wall -Wextra -Werror \
-        "$root/tests/example.c" -o "$tmp/example-shared" $(pkg-config --cflags --libs hvt) # words, all of them
+        "$root/tests/tree/example.c" -o "$tmp/example-shared" $(pkg-config --cflags --libs hvt) # words, all of them
     step it_needs_the_shared_library sh -c "readelf -d '$tmp/example-shared' | grep -F '[$soname]'"
     step the_example_runs_with_the_shared_library env LD_LIBRARY_PATH="$lib" "$tmp/example-shared"
     learns the_example_learns_with_the_shared_library
 fi
 if [ -e "$lib/libhvt.a" ]; then
-    step the_example_compiles "$@" -std=c17 -Wall -Wextra -Werror "$root/tests/example.c" -o "$tmp/example" \
+    step the_example_compiles "$@" -std=c17 -Wall -Wextra -Werror "$root/tests/tree/example.c" -o "$tmp/example" \
         $(pkg-config --static --cflags --libs hvt | sed 's/-lhvt\b/-l:libhvt.a/')
     step the_example_runs "$tmp/example"
     cat "$tmp/out"

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 
+sys.path.append(os.path.join(sys.path[0], "../support"))
 from truths import Skip, check, run_all
 
 HVTRAIN = os.path.abspath(sys.argv[1])

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """test_readme.py ROOT [HVTRAIN] [--write]: README.md and docs/ against the tree. The options table is what
-`hvtrain --help=markdown` prints, the examples are tests/example*.c, links and their anchors exist, the map names
+`hvtrain --help=markdown` prints, the examples are those of tests/, links and their anchors exist, the map names
 every folder and nothing that is not there. --write brings the generated parts up to date instead."""
 import re
 import subprocess
@@ -31,12 +31,12 @@ def generated(page, name, wanted):
               f"{page} differs; {Path(__file__).name} ROOT HVTRAIN --write brings it up to date")
 
 
-def source(name):
-    return "```c\n" + (root / "tests" / name).read_text() + "```\n"
+def source(path):
+    return "```c\n" + (root / path).read_text() + "```\n"
 
 
-generated("docs/library.md", "example", source("example.c"))
-generated("README.md", "train example", source("example_train.c"))
+generated("docs/library.md", "example", source("tests/tree/example.c"))
+generated("README.md", "train example", source("tests/train/example_train.c"))
 if program:
     table = subprocess.run([program[0], "--help=markdown"], capture_output=True, text=True, check=True).stdout
     generated("docs/options.md", "options", table.strip("\n") + "\n")
@@ -80,7 +80,7 @@ for path in set(re.findall(r"(?:hostfiles|tests|bench|include|src)/[\w./-]*\w", 
 # What tests/conformance.md says is tested there.
 for row in re.findall(r"^\| C?\d* \|.*$|^\| \|.*$", (root / "tests/conformance.md").read_text(), re.M):
     for file, names in re.findall(r"(test_\w+): ([^;|]+)", row):
-        tested = "".join(p.read_text() for p in (root / "tests").glob(f"{file}.*"))
+        tested = "".join(p.read_text() for p in (root / "tests").glob(f"*/{file}.*"))
         truth(f"{file}_exists", tested, "conformance.md names it")
         for name in re.findall(r"\b[a-z0-9]+(?:_[a-z0-9]+){2,}\b", names):
             truth(f"{name}_is_tested", name in tested, f"not in {file}")

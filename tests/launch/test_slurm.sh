@@ -4,7 +4,7 @@
 # mpirun inside one, and sbatch with hostfiles/slurm.sbatch. Its daemons stop when the test does.
 set -u
 hvtrain=$(readlink -f "$1") root=$2
-. "$root/tests/launch.sh"
+. "$root/tests/support/launch.sh"
 PATH=$PATH:/usr/sbin:/sbin
 for tool in munged slurmctld slurmd srun sbatch python3 timeout; do
     command -v $tool >/dev/null || skip "no $tool (Debian: slurm-wlm munge)"

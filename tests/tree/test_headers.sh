@@ -17,7 +17,7 @@ compile() { # NAME FLAG...
     name=$1
     shift
     if "$@" -pedantic-errors -Wall -Wextra -Wshadow -Wundef -Werror -fsyntax-only -I"$root/include" \
-        "$root/tests/header_test.c"; then
+        "$root/tests/tree/header_test.c"; then
         echo "ok   $name as $lang"
     else
         echo "FAIL $name as $lang"
@@ -33,7 +33,7 @@ for header in "$root"/include/hvt/*.h; do
     }
 done
 compile "all of hvt/hvt.h" "$@" $std
-"$@" $std -S -o - -I"$root/include" "$root/tests/header_test.c" | grep '_Z[0-9]*hvt_' && {
+"$@" $std -S -o - -I"$root/include" "$root/tests/tree/header_test.c" | grep '_Z[0-9]*hvt_' && {
     echo "FAIL these functions have C++ names: their header lacks extern \"C\""
     failed=1
 }

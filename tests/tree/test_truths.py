@@ -5,6 +5,8 @@ import subprocess
 import sys
 import tempfile
 
+SUPPORT = os.path.join(sys.path[0], "../support")
+sys.path.append(SUPPORT)
 from truths import check, run_all
 
 PROGRAM = """
@@ -19,9 +21,8 @@ run_all([globals()[name] for name in sys.argv[1:]], [], tempfile.mkdtemp())
 
 
 def exit_code(*names):
-    here = os.path.dirname(os.path.abspath(__file__))
     return subprocess.run([sys.executable, "-c", PROGRAM, *names], stdout=subprocess.DEVNULL,
-                          env={**os.environ, "PYTHONPATH": here}).returncode
+                          env={**os.environ, "PYTHONPATH": SUPPORT}).returncode
 
 
 def a_truth_that_checks_nothing_has_failed():

@@ -1,5 +1,5 @@
 #!/bin/sh
-# test_linear.sh EXAMPLE [RUN_RANKS]: tests/example_linear.c learns its line, and prints the same bits alone and on
+# test_linear.sh EXAMPLE [RUN_RANKS]: tests/coll/example_linear.c learns its line, and prints the same bits alone and on
 # 1, 2, 4 and 8 ranks.
 set -u
 example=$1
