@@ -83,7 +83,7 @@ static const bench_row options[] = {
     {"--threads", "N", "of a rank (0: its share of the node)", .number = &o.threads},
     {"--comm", "NAME", "how gradients travel (auto)", &o.comm},
     {"--update", "auto|replicated|sharded", "who updates what (auto)", &o.update},
-    {"--overlap", "off|worker|layers", "who exchanges before backward ends (off)", &o.overlap},
+    {"--overlap", "off|worker", "who exchanges before backward ends (off)", &o.overlap},
     {"--bucket", "KIB", "gradients sent together (0: 25 MiB, the first one 1 MiB)", .number = &o.bucket},
     {"--wire", "f32|f16|bf16|powersgd:R", "how gradients travel as numbers (f32)", &o.wire},
     {"--json", "FILE", "the table of phases goes there, too", &o.json},
@@ -158,7 +158,6 @@ static void open_side(side *s, const char *comm)
     must(hvt_distopt_broadcast(s->dist, 0));
     if (!strcmp(o.overlap, "worker") && s == &together)
         must(hvt_comm_overlap(s->comm, &(hvt_overlap){.yield = true}));
-    hvt_distopt_between(s->dist, !strcmp(o.overlap, "layers"));
     read.order = hvt_model_order(s->model);
     read.type = hvt_model_input_type(s->model);
     read.channels = hvt_model_input_channels(s->model);

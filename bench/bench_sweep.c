@@ -29,7 +29,7 @@ enum { LAYERS_MOST = 1000, SIZES_MOST = 16, ROUNDS_MOST = 400, LEVELS = 16 /* va
 static const struct {
     const char *name, *meaning;
 } columns[] = {
-    {"size", "of the fusion buffer: --bucket; 0: one message a layer; auto: planned in the first steps"},
+    {"size", "of the fusion buffer: --bucket; 0: one message a layer"},
     {"buckets", "messages of a step"},
     {"median ms", "of a step on the slowest rank, over the rounds; its quartiles beside it"},
     {"exposed ms", "median less --backward: exchange and update that were not hidden"},
@@ -227,8 +227,6 @@ static int run_rounds(hvt_model *m, hvt_distopt *d, double seconds)
             double took;
 
             must(hvt_distopt_replan(d, s->bytes, 0));
-            for (int i = 0; i < (s->bytes == HVT_BUCKET_AUTO && ranks > 1 ? 3 : 0); i++, steps++)
-                step(m, d);
             took = step(m, d);
             steps++;
             must(hvt_world_fold(world, HVT_FOLD_MAX, &took, 1));
@@ -337,7 +335,7 @@ int main(int argc, char **argv)
               .wire = "f32",
               .update = "auto",
               .seconds = 5,
-              .sizes = "0,1MiB,2MiB,4MiB,8MiB,16MiB,25MiB,32MiB,64MiB,128MiB,all,auto"};
+              .sizes = "0,1MiB,2MiB,4MiB,8MiB,16MiB,25MiB,32MiB,64MiB,128MiB,all"};
     const hvt_optim_opts sgd = {0};
     hvt_distopt_opts exchange = {.bucket_bytes = HVT_BUCKET_DEFAULT, .local_shards = 1};
     FILE *json = NULL;

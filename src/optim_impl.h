@@ -83,7 +83,6 @@ int hvt__bucket_split(size_t start, const size_t *end, int n, size_t bytes, size
 /* Ends of the layers' spans in arena order; padding behind a layer belongs to it. At most one for each
  * parameter and one more; returns how many. */
 int hvt__layer_ends(const hvt_model *m, size_t *ret_end);
-size_t hvt__bucket_start(const hvt_model *m, bool rider_alone); /* where the first layer's bucket begins */
 
 /* A span of the gradient arena that travels at once. */
 typedef struct hvt_bucket {
@@ -99,25 +98,6 @@ typedef struct hvt_bucket {
 /* The plan of buckets for a model, *ret_count > 0; free() it. rider_alone: as the first bucket. */
 hvt_status hvt__bucket_plan(const hvt_model *m, const hvt_distopt_opts *opts, bool rider_alone,
                             hvt_bucket **ret_bucket, int *ret_count);
-
-/* The same with given ends, end[n], of which those are cut that hold too much for `bytes`. */
-hvt_status hvt__bucket_lay(const hvt_model *m, const size_t *end, int n, size_t bytes, hvt_dtype wire,
-                           bool rider_alone, hvt_bucket **ret_bucket, int *ret_count);
-
-/* ---- merge.c: the plan from what was measured ---- */
-
-/* The best plan of those that end with layer j. */
-typedef struct hvt__merge {
-    double ends; /* its last message */
-    int before;  /* the layer before that message; -1: none */
-    bool closes; /* layer j ends a message of the best plan of all */
-} hvt__merge;
-
-/* The plan that ends soonest, where n floats take alpha + beta * n seconds; ready[layers]: seconds,
- * ascending, at which each layer's gradient is final; best[layers]: room. The rest as hvt__bucket_cut, but
- * ret_end may be `end`. */
-int hvt__bucket_merge(size_t start, const size_t *end, const double *ready, int layers, double alpha,
-                      double beta, hvt__merge *best, size_t *ret_end);
 
 /* ---- sharded.c: each rank updates its slice for all of them ---- */
 

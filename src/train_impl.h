@@ -19,6 +19,8 @@ enum { HVT_OPTION_FLAG = 48 };    /* and any flag */
 const char *hvt__option_flag(int i);    /* "--weight-decay" */
 int hvt__option_find(const char *name); /* without "--", with '-' or '_'; -1: there is none */
 bool hvt__option_nearest(const char *name, char ret_flag[HVT_OPTION_FLAG]); /* false: none is like it */
+/* What stands for a flag of other trainers, or of this one in earlier versions; false: it was none. */
+bool hvt__option_gone(const char *name, char *ret_here, size_t bytes);
 bool hvt__option_is_text(int i);
 bool hvt__option_is_switch(int i);
 hvt_scope hvt__option_scope(int i);
@@ -243,7 +245,7 @@ typedef struct hvt_epoch_report {
 
 /* The choice that --overlap auto made, and the seconds of an update that it is made on: off, with a
  * worker, between layers; NAN: not tried. */
-hvt_status hvt__report_overlap(hvt_reporter *rep, const char *overlap, const double seconds[3]);
+hvt_status hvt__report_overlap(hvt_reporter *rep, const char *overlap, const double seconds[2]);
 hvt_status hvt__report_epoch(hvt_reporter *rep, const hvt_epoch_report *r);
 hvt_status hvt__report_eval(hvt_reporter *rep, int epoch, const hvt_loss *loss, const hvt__odd_losses *odd);
 

@@ -67,17 +67,9 @@ HVT_API double hvt_schedule_lr(const hvt_schedule *schedule, int epoch, uint32_t
 /*
  * Where a bucket ends is a layer's end, so it may exceed its limit; what would exceed it twice is cut into
  * pieces (of 1 MiB at least). first_bytes is read only where bucket_bytes is a limit.
- *
- * AUTO begins with the default. During the first three steps rank 0 measures when each layer's gradient is
- * final; from these times and the time that messages take (alpha + beta * bytes, measured by
- * hvt_distopt_create()) follows the plan that all ranks use from the fourth step on, which begins with one
- * broadcast. Source: MG-WFBP, see src/optim/merge.c. Where sums begin after backward (no worker,
- * hvt_comm_ahead(), nor hvt_distopt_between()), nothing is hidden by cutting: then all gradients are one
- * message, but for pieces of the default size.
  */
 #define HVT_BUCKET_DEFAULT ((size_t)25 << 20)
 #define HVT_BUCKET_ALL     SIZE_MAX
-#define HVT_BUCKET_AUTO    (SIZE_MAX - 1)
 
 /** Who updates which parameters. The bits are the same. */
 typedef enum hvt_update {
@@ -105,14 +97,12 @@ typedef struct hvt_scaling {
 } hvt_scaling;
 
 typedef struct hvt_distopt_opts {
-    size_t bucket_bytes; ///< close a bucket at this many f32 bytes; 0 = one per layer; HVT_BUCKET_ALL = one;
-                         ///< HVT_BUCKET_AUTO = measured
+    size_t bucket_bytes; ///< close a bucket at this many f32 bytes; 0 = one per layer; HVT_BUCKET_ALL = one
     size_t first_bytes;  ///< the same for the first one, so that the exchange starts early; 0 = bucket_bytes
     hvt_dtype wire;      ///< HVT_F32 | HVT_F16 | HVT_BF16 on the way; sums are in f32
     int local_shards;    ///< shards that this rank works through per step
     hvt_update update;   ///< who updates what
     hvt_scaling scaling; ///< needed with activations in f16
-    bool error_feedback; ///< 16-bit wires: what rounding takes from a gradient is added to the next one
     int replica_check;   ///< compare the ranks' copies of parameters every so many updates; 0: never
     int powersgd;        ///< rank of the factors that gradients travel as; 0: they travel as they are
     uint64_t seed;       ///< of what the first factors are drawn from
@@ -133,14 +123,6 @@ typedef struct hvt_distopt_opts {
  * result depend neither on buckets nor on the comm, nor on the number of ranks while local_shards is a power
  * of two. With 16-bit wires they depend on the number of ranks, but are equal on all of them.
  *
- * Error feedback: a rank sends c(g + e) instead of c(g), c rounding to the wire's type, and keeps e = (g + e)
- * - c(g + e), exactly, for its next step; in units of the mean gradient, so what all its steps have sent and
- * what it still holds are all that there was, however many images a step has and however the loss is scaled.
- * A sum's own rounding, the same on all ranks, stays lost. A skipped update takes its gradients along, and e
- * with them; e is not part of a checkpoint: a run goes on with none. Costs an f32 arena on each rank. Devices
- * of the host only (E_UNSUPPORTED), not with f32 wires (E_ARG). Source: Seide et al. 2014, 1-bit SGD;
- * Karimireddy et al. 2019, Error Feedback Fixes SignSGD, arXiv 1901.09847.
- *
  * PowerSGD: the gradient of a convolution or linear layer, G [k filters, m] with its channels and taps,
  * travels as factors P [k,r] and Q [m,r], r being opts.powersgd, if (k + m) r < k m; all others as they are.
  * A rank keeps what factors cannot carry, E:
@@ -153,14 +135,14 @@ typedef struct hvt_distopt_opts {
  *
  * and each step begins with the Q of the one before; the first one's is drawn, from seed, tensor's name and
  * place. So a step sends two rounds of sums, a message each of a bucket and round, and the sum of all E and
- * all that was applied is the sum of all gradients, but for rounding; in the mean's unit, as with error
- * feedback, which is part of this and not an option of it. All ranks hold the same bits, which depend on the
- * number of ranks, and neither on buckets nor on the comm. An update that is skipped takes E along, as above,
- * and leaves Q. hvt_distopt_gather() brings all ranks' E and Q to root, where a checkpoint takes them along,
- * and hvt_distopt_broadcast() brings what root has loaded back; to another number of ranks the sum of all E,
- * to the root. Costs an f32 arena on each rank, and on root, until the next step, one for every rank. f32
- * wires, replicated updates (E_ARG) and devices of the host (E_UNSUPPORTED) only. Source: Vogels et al. 2019,
- * arXiv 1905.13727.
+ * all that was applied is the sum of all gradients, but for rounding; in units of the mean gradient, however
+ * many images a step has and however the loss is scaled. All ranks hold the same bits, which depend on the
+ * number of ranks, and neither on buckets nor on the comm. An update that is skipped takes its gradients and
+ * E along, and leaves Q. hvt_distopt_gather() brings all ranks' E and Q to root, where a checkpoint takes
+ * them along, and hvt_distopt_broadcast() brings what root has loaded back; to another number of ranks the
+ * sum of all E, to the root. Costs an f32 arena on each rank, and on root, until the next step, one for every
+ * rank. f32 wires, replicated updates (E_ARG) and devices of the host (E_UNSUPPORTED) only. Source: Vogels et
+ * al. 2019, arXiv 1905.13727.
  *
  * Moves the model's gradient arena into comm's memory; with a sharded update parameters and optimizer state,
  * too, into memory that a node's ranks write, where they can share any: then its first rank's values become
@@ -181,14 +163,9 @@ HVT_API void hvt_distopt_discard(hvt_distopt **dist);
 /** Bytes of optimizer state that this rank keeps; a block that ranks of a node share counts in equal parts.
  */
 HVT_API size_t hvt_distopt_state_bytes(const hvt_distopt *dist);
-/** From now on hvt_distopt_on_grad() also lets sums that are under way go on as far as they can without
- * waiting (hvt_comm_progress()), or does not any more. Not collective; the same bits. */
-HVT_API void hvt_distopt_between(hvt_distopt *dist, bool on);
 /** Plan the buckets anew, between steps, as if created with these sizes; what was recorded before must have
- * been freed. HVT_BUCKET_AUTO once more: for the comm as it is now, whose worker may have come or gone on
- * rank 0, as may hvt_distopt_between(), from what was measured before. The bits do not change. Collective.
- * Errors, on every rank alike, and then the old plan stays: E_ARG (in the middle of a step), E_MEM,
- * E_MISMATCH (the ranks ask for different buckets). */
+ * been freed. The bits do not change. Collective. Errors, on every rank alike, and then the old plan stays:
+ * E_ARG (in the middle of a step), E_MEM, E_MISMATCH (the ranks ask for different buckets). */
 HVT_API hvt_status hvt_distopt_replan(hvt_distopt *dist, size_t bucket_bytes, size_t first_bytes);
 /** Parameters, moving statistics and optimizer state from root to all; state that lies in slices on the ranks
  * is left as it is unless it was loaded on root. Collective, between steps. */
@@ -230,9 +207,9 @@ HVT_API hvt_status hvt_distopt_step(hvt_distopt *dist);
 /**
  * Give up the step that was begun, wherever each rank has come to in it, before it calls hvt_distopt_step():
  * what is under way is completed and let go, no parameter, moving statistic or count has changed, and the
- * next step may be begun. What error feedback or factors kept of earlier gradients goes with it, as by a
- * skipped update. A rank that has begun none takes part, too. Collective: agree first that a rank cannot go
- * on (hvt_world_agree()). Errors: E_COMM.
+ * next step may be begun. What factors kept of earlier gradients goes with it, as by a skipped update. A rank
+ * that has begun none takes part, too. Collective: agree first that a rank cannot go on (hvt_world_agree()).
+ * Errors: E_COMM.
  */
 HVT_API hvt_status hvt_distopt_abandon(hvt_distopt *dist);
 /**

@@ -105,8 +105,8 @@ extern "C" {
     X(pick, comm, "auto", 0, JOB, "auto|self|shm|mpi|hier|nccl", "how gradients travel")                     \
     X(pick, update, "auto", 0, JOB, "auto|replicated|sharded",                                               \
       "every rank updates all parameters, or a share of them for all ranks")                                 \
-    X(size, bucket, "25MiB", 0, RUN, "SIZE|0|all|auto",                                                      \
-      "gradients sent together; 0: layer by layer; all: once; auto: from times of the first steps")          \
+    X(size, bucket, "25MiB", 0, RUN, "SIZE|0|all",                                                           \
+      "gradients sent together; 0: layer by layer; all: once (tune finds what is fastest)")                  \
     X(size, first_bucket, "1MiB", 0, RUN, "SIZE", "the first one, small so that the exchange starts early")  \
     X(str, thresholds, "", 0, JOB, "NAME=N,...",                                                             \
       "sizes at which comms change their way: shm-ride, mpi-short, mpi-packet (bytes), mpi-window "          \
@@ -114,11 +114,8 @@ extern "C" {
       "see tune")                                                                                            \
     X(pick, wire, "f32", 0, RUN, "f32|f16|bf16|powersgd:R",                                                  \
       "type of gradients on the way, or as factors of rank R; sums are in f32 (comm nccl: in that type)")    \
-    X(bool, error_feedback, "off", 0, RUN, "on|off",                                                         \
-      "16-bit wires: what rounding takes from a gradient is added to the next one")                          \
-    X(pick, overlap, "auto", 0, JOB, "auto|off|worker|layers",                                               \
-      "while backward goes on, a worker thread exchanges gradients, or the rank itself does between layers " \
-      "(comm mpi); auto: times the first updates and says")                                                  \
+    X(pick, overlap, "auto", 0, JOB, "auto|off|worker",                                                      \
+      "a worker thread exchanges gradients while backward goes on; auto: times the first updates and says")  \
     X(int, replica_check, "0", 0, JOB, "N",                                                                  \
       "compare the ranks' copies of parameters every N updates; 0: never")                                   \
     X(pick, graph, "auto", 0, JOB, "auto|on|off",                                                            \

@@ -73,7 +73,6 @@ static void put_all(list *l, const hvt_optim *o, const hvt_distopt_opts *opts, c
     } else {
         put(l, "wire", "%s", hvt_dtype_name(opts->wire));
     }
-    put(l, "error feedback", "%s", opts->error_feedback ? "on" : "off");
     put(l, "update", "%s", opts->update == HVT_UPDATE_SHARDED ? "sharded" : "replicated");
     put(l, "activations", "%s", hvt_dtype_name(m->type));
     put(l, "loss scale", "%.17g, at least %.17g, doubled after %d", opts->scaling.scale, opts->scaling.floor,

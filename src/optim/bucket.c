@@ -2,13 +2,12 @@
  * Which spans of the gradient arena travel together.
  *
  * The arena lies in the order backward finishes it, so a bucket is a run of layers and the plan follows from
- * the parameters' offsets alone, before any step (but for HVT_BUCKET_AUTO, see merge.c). A bucket closes at
- * the first end of a layer where it holds its limit, so it may exceed it; what is left at the end is the last
- * one. A bucket of more than twice its limit (one layer of VGG has 411 MB) is cut into equal pieces, wherever
- * that is, so that one part is added and applied while the next one travels; but not where tensors travel as
- * factors. The rider, which lies in front,
- * travels in the first bucket, or alone: it is always all-reduced as f32, also where parameters' gradients
- * are not.
+ * the parameters' offsets alone, before any step. A bucket closes at the first end of a layer where it holds
+ * its limit, so it may exceed it; what is left at the end is the last one. A bucket of more than twice its
+ * limit (one layer of VGG has 411 MB) is cut into equal pieces, wherever that is, so that one part is added
+ * and applied while the next one travels; but not where tensors travel as factors. The rider, which lies in
+ * front, travels in the first bucket, or alone: it is always all-reduced as f32, also where parameters'
+ * gradients are not.
  */
 #include "optim_impl.h"
 #include "base_impl.h"
@@ -80,7 +79,8 @@ int hvt__layer_ends(const hvt_model *m, size_t *ret_end)
     return n;
 }
 
-size_t hvt__bucket_start(const hvt_model *m, bool rider_alone)
+/* Where the first layer's bucket begins. */
+static size_t layers_start(const hvt_model *m, bool rider_alone)
 {
     return !rider_alone ? 0 : m->nparam_tensors ? m->param[0].offset : m->arena_count;
 }
@@ -93,10 +93,11 @@ static const char *first_tensor(const hvt_model *m, size_t first, size_t end)
     return "batch statistics"; /* what rides along, alone */
 }
 
-hvt_status hvt__bucket_lay(const hvt_model *m, const size_t *end, int n, size_t bytes, hvt_dtype wire,
-                           bool rider_alone, hvt_bucket **ret_bucket, int *ret_count)
+/* Buckets that end at end[n], of which those are cut that hold too much for `bytes`. */
+static hvt_status lay(const hvt_model *m, const size_t *end, int n, size_t bytes, hvt_dtype wire,
+                      bool rider_alone, hvt_bucket **ret_bucket, int *ret_count)
 {
-    size_t start = hvt__bucket_start(m, rider_alone), *piece;
+    size_t start = layers_start(m, rider_alone), *piece;
     int pieces = hvt__bucket_split(start, end, n, bytes, NULL), count = 0;
     hvt_bucket *bucket = calloc((size_t)pieces + 1, sizeof *bucket);
 
@@ -122,16 +123,16 @@ hvt_status hvt__bucket_lay(const hvt_model *m, const size_t *end, int n, size_t 
 hvt_status hvt__bucket_plan(const hvt_model *m, const hvt_distopt_opts *opts, bool rider_alone,
                             hvt_bucket **ret_bucket, int *ret_count)
 {
-    size_t most = (size_t)m->nparam_tensors + 1, start = hvt__bucket_start(m, rider_alone);
+    size_t most = (size_t)m->nparam_tensors + 1, start = layers_start(m, rider_alone);
     size_t *layer = malloc(most * sizeof *layer), *end = malloc(most * sizeof *end);
-    size_t bytes = opts->bucket_bytes == HVT_BUCKET_AUTO ? HVT_BUCKET_DEFAULT : opts->bucket_bytes;
+    size_t bytes = opts->bucket_bytes;
     int n;
     hvt_status s = HVT_OK;
 
     HVT_CHECK_OR(done, layer && end, E_MEM, "no memory for a plan of %zu buckets", most);
     n = hvt__bucket_cut(start, layer, hvt__layer_ends(m, layer), opts->first_bytes, bytes, end);
-    s = hvt__bucket_lay(m, end, n, opts->powersgd ? HVT_BUCKET_ALL : bytes, opts->wire, rider_alone,
-                        ret_bucket, ret_count);
+    s = lay(m, end, n, opts->powersgd ? HVT_BUCKET_ALL : bytes, opts->wire, rider_alone, ret_bucket,
+            ret_count);
 done:
     free(layer);
     free(end);

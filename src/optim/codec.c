@@ -2,10 +2,10 @@
  * Codecs: gradients as they travel, if not as f32, and what becomes of that which a codec loses.
  *
  * A codec is two functions, and a third where gradients travel in two rounds. Casts and the table are here,
- * factors in powersgd.c. With error feedback a rank keeps the *rest*, what
- * its own encoding took from each gradient, and adds it to the next gradient of the same element before that
- * is encoded. The rest is in the arena's units, which the number of images and the loss scale change; it
- * follows them, so that what was sent and what is left are all that there was, counted in mean gradients.
+ * factors in powersgd.c. Of factors a rank keeps the *rest*, what its own encoding took from each gradient,
+ * and adds it to the next gradient of the same element before that is encoded. The rest is in the arena's
+ * units, which the number of images and the loss scale change; it follows them, so that what was sent and
+ * what is left are all that there was, counted in mean gradients.
  *
  * Invariant: a rest is finite when it is read. An encoding that is not finite makes a sum that is not, the
  * update is skipped, and the rest of a skipped update is dropped.
@@ -57,7 +57,7 @@ size_t hvt__codec_chunk(const hvt_distopt *d)
     return d->optim->m->dev->ops->host ? CHUNK : SIZE_MAX;
 }
 
-/* ---- error feedback ---- */
+/* ---- the rest ---- */
 
 hvt_status hvt__rest_begin(hvt_distopt *d, int64_t images)
 {
@@ -73,30 +73,4 @@ hvt_status hvt__rest_begin(hvt_distopt *d, int64_t images)
     if (unit == before)
         return HVT_OK;
     return ops->cast(m->dev, m->arena_count, (float)(unit / before), d->rest, HVT_F32, d->rest, HVT_F32);
-}
-
-/* g += rest; rest = g - what is sent of it: the wire's scale is a power of two, so nothing is rounded. */
-static hvt_status encode_and_keep(hvt_distopt *d, const hvt__codec *codec, size_t first, size_t n)
-{
-    hvt_device *dev = d->optim->m->dev;
-    float *g = d->grads + first, *rest = d->rest + first;
-
-    HVT_TRY(dev->ops->add(dev, n, HVT_F32, g, rest, g));
-    HVT_TRY(codec->encode(d, first, n));
-    HVT_TRY(codec->decode(d, first, n, -1, rest));
-    return dev->ops->add(dev, n, HVT_F32, g, rest, rest);
-}
-
-hvt_status hvt__encode(hvt_distopt *d, const hvt_bucket *b)
-{
-    const hvt__codec *codec = hvt__codec_for(d, b);
-    size_t most = hvt__codec_chunk(d), n;
-
-    if (!d->rest || codec->whole)
-        return codec->encode(d, b->first, b->end - b->first);
-    for (size_t at = b->first; at < b->end; at += n) {
-        n = b->end - at < most ? b->end - at : most;
-        HVT_TRY(encode_and_keep(d, codec, at, n));
-    }
-    return HVT_OK;
 }

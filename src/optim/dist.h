@@ -13,7 +13,6 @@ struct hvt_distopt {
     hvt_bucket *bucket;
     int nbucket;
     size_t *bucket_bytes;
-    struct hvt__timing *timing; /* HVT_BUCKET_AUTO; else, and for one rank, NULL */
 
     float *grads;         /* the model's gradient arena, in the comm's memory */
     hvt_sharded *sharded; /* NULL: replicated */
@@ -23,7 +22,7 @@ struct hvt_distopt {
     float *ride;          /* behind both: the rider, then [ranks][words]; NULL: the rider travels alone */
     float *partial[HVT__DIST_LEVELS]; /* device memory, an arena each; NULL past the highest in use */
 
-    float *rest;          /* device memory, an arena: what a codec took from gradients; NULL: it is lost */
+    float *rest;          /* device memory, an arena: what factors left of gradients; NULL: it is lost */
     double rest_unit;     /* what a mean gradient of 1 is in it; 0: it holds nothing */
     int64_t rest_skipped; /* updates skipped when it was written */
 
@@ -41,9 +40,6 @@ struct hvt_distopt {
     size_t mark;
     int launched, arrived; /* buckets sent, and waited for */
 
-    bool between; /* layers, operations go on */
-
-    bool told_plan; /* what HVT_BUCKET_AUTO found */
     double exposed;
     int64_t skipped, stopped; /* as of the last check */
     double loss_scale;
@@ -57,33 +53,8 @@ void hvt__distopt_drop(hvt_distopt *d); /* the step that was begun: nothing of i
 
 bool hvt__needs_all(const hvt_distopt *d); /* the decision about a step needs every sum */
 bool hvt__rider_alone(const hvt_distopt *d);
-/* New buckets for those that are there; they become d's. mine: whether this rank has them, else those that
- * are there stay on all ranks. Collective. */
-hvt_status hvt__distopt_take_plan(hvt_distopt *d, hvt_status mine, hvt_bucket *bucket, int n);
 
-/* ---- merge.c: HVT_BUCKET_AUTO ---- */
-
-struct hvt__timing {
-    int layers, steps; /* steps: begun */
-    bool known;        /* all is measured */
-    size_t *end;       /* [layers] of their spans */
-    size_t *cut;       /* [layers] where the plan's messages end */
-    double *ready;     /* [layers] seconds after the first one's gradient was final; the least so far */
-    double first;      /* when that was */
-    int at;            /* the layer whose gradient comes next */
-    double alpha, beta;
-    hvt__merge *best; /* [layers] */
-};
-
-hvt_status hvt__timing_open(hvt_distopt *d); /* Collective: measures messages. */
-void hvt__timing_close(struct hvt__timing **timing);
-hvt_status hvt__timing_begin(hvt_distopt *d);             /* a step begins: time to plan? */
-hvt_status hvt__timing_mark(hvt_distopt *d, size_t mark); /* gradients are final up to here */
-/* Collective: a plan for the comm as it is now, from what was measured; measuring goes on if it is not done.
- */
-hvt_status hvt__timing_replan(hvt_distopt *d);
-
-/* ---- codec.c: gradients as they travel, and what that loses ---- */
+/* ---- codec.c: gradients as they travel ---- */
 
 /* NULL, NULL: gradients travel as they are. */
 typedef struct hvt__codec {
@@ -94,14 +65,13 @@ typedef struct hvt__codec {
     hvt_status (*decode)(const hvt_distopt *d, size_t first, size_t n, float s, float *ret_g);
     /* NULL, or there is a second round: the first sum has come, what is to travel now? */
     hvt_status (*again)(const hvt_distopt *d, size_t first, size_t n);
-    bool whole; /* works on whole buckets, into the arena alone (s is 1), and keeps the rest itself */
+    bool whole; /* works on whole buckets, into the arena alone (s is 1) */
 } hvt__codec;
 
 const hvt__codec *hvt__codec_of(hvt_dtype wire); /* of single numbers; NULL: there is none */
 const hvt__codec *hvt__codec_for(const hvt_distopt *d, const hvt_bucket *b);
-size_t hvt__codec_chunk(const hvt_distopt *d);               /* elements that stay in a core's cache */
-hvt_status hvt__encode(hvt_distopt *d, const hvt_bucket *b); /* with the rest of before, if it is kept */
-hvt_status hvt__rest_begin(hvt_distopt *d, int64_t images);  /* a step begins: the rest in its unit */
+size_t hvt__codec_chunk(const hvt_distopt *d);              /* elements that stay in a core's cache */
+hvt_status hvt__rest_begin(hvt_distopt *d, int64_t images); /* a step begins: the rest in its unit */
 
 /* ---- powersgd.c: gradients as factors of low rank ---- */
 

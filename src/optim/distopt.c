@@ -15,10 +15,6 @@ static hvt_status check_opts(const hvt_optim *o, const hvt_comm *comm, const hvt
 
     HVT_CHECK(hvt__codec_of(opts->wire), E_ARG, "wire type is %s, expected f32, f16 or bf16",
               hvt_dtype_name(opts->wire));
-    HVT_CHECK(!opts->error_feedback || opts->wire != HVT_F32, E_ARG,
-              "error feedback is for wires of 16 bits: f32 loses nothing on the way");
-    HVT_CHECK(!opts->error_feedback || o->m->dev->ops->host, E_UNSUPPORTED,
-              "error feedback is for devices of the host, not %s", o->m->dev->ops->name);
     HVT_CHECK(opts->powersgd >= 0, E_ARG, "PowerSGD of rank %d, expected 1 or more, or 0 for none",
               opts->powersgd);
     HVT_CHECK(!opts->powersgd || opts->wire == HVT_F32, E_ARG, "PowerSGD's factors travel as f32, not as %s",
@@ -103,7 +99,9 @@ static hvt_status measure(const hvt_bucket *bucket, int n, size_t **ret_bytes)
     return HVT_OK;
 }
 
-hvt_status hvt__distopt_take_plan(hvt_distopt *d, hvt_status mine, hvt_bucket *bucket, int n)
+/* New buckets for those that are there; they become d's. mine: whether this rank has them, else those that
+ * are there stay on all ranks. Collective. */
+static hvt_status take_plan(hvt_distopt *d, hvt_status mine, hvt_bucket *bucket, int n)
 {
     size_t *bytes = NULL;
     hvt_status s;
@@ -143,7 +141,7 @@ static hvt_status make_local(hvt_distopt *d)
         HVT_TRY(ops->alloc(m->dev, m->arena_count * sizeof(float), (void **)&d->partial[k]));
     if (d->opts.powersgd)
         HVT_TRY(hvt__powersgd_open(d));
-    if (d->opts.error_feedback || d->powersgd)
+    if (d->powersgd)
         HVT_TRY(ops->alloc(m->dev, m->arena_count * sizeof(float), (void **)&d->rest));
     return set_scaling(d);
 }
@@ -187,8 +185,6 @@ hvt_status hvt_distopt_create(hvt_optim *optim, hvt_comm *comm, const hvt_distop
     if (d->words)
         d->ride = (float *)(void *)((char *)d->grads + bytes + wire_bytes);
     HVT_TRY_OR(fail, hvt_world_agree(world, hvt__model_place(m, d->grads)));
-    if (d->opts.bucket_bytes == HVT_BUCKET_AUTO)
-        HVT_TRY_OR(fail, hvt__timing_open(d));
     if (d->opts.update == HVT_UPDATE_SHARDED)
         HVT_TRY_OR(fail,
                    hvt__sharded_open(optim, comm, d->bucket, d->nbucket, hvt__needs_all(d), &d->sharded));
@@ -222,7 +218,6 @@ static void close_dist(hvt_distopt **dist, bool give_back)
         m->dev->ops->release(m->dev, d->partial[k]);
     m->dev->ops->release(m->dev, d->rest);
     hvt__powersgd_close(d);
-    hvt__timing_close(&d->timing);
     hvt__use(&d->optim->users, HVT__USER_DISTOPT, -1);
     free(d->counts);
     free(d->bucket_bytes);
@@ -250,12 +245,6 @@ size_t hvt_distopt_state_bytes(const hvt_distopt *d)
     return (d->sharded ? hvt__sharded_state(d->sharded) : whole) * sizeof *o->v;
 }
 
-void hvt_distopt_between(hvt_distopt *d, bool on)
-{
-    if (d)
-        d->between = on && hvt_comm_progresses(d->comm);
-}
-
 /* Ranks with other buckets would issue other sums. */
 static hvt_status compare_plan(hvt_world *w, size_t bucket_bytes, size_t first_bytes)
 {
@@ -281,15 +270,10 @@ hvt_status hvt_distopt_replan(hvt_distopt *d, size_t bucket_bytes, size_t first_
     s = d->begun ? HVT_FAIL(E_ARG, "buckets are planned anew in the middle of a step") : HVT_OK;
     HVT_TRY(hvt_world_agree(hvt_comm_world(d->comm), s));
     HVT_TRY(compare_plan(hvt_comm_world(d->comm), bucket_bytes, first_bytes));
-    if (d->timing && bucket_bytes == HVT_BUCKET_AUTO) {
-        d->opts = opts;
-        return hvt__timing_replan(d);
-    }
     s = hvt__bucket_plan(d->optim->m, &opts, hvt__rider_alone(d), &bucket, &n);
-    HVT_TRY(hvt__distopt_take_plan(d, s, bucket, n));
+    HVT_TRY(take_plan(d, s, bucket, n));
     d->opts = opts; /* all ranks have the new plan; until then the old one holds */
-    hvt__timing_close(&d->timing);
-    return bucket_bytes == HVT_BUCKET_AUTO ? hvt__timing_open(d) : HVT_OK;
+    return HVT_OK;
 }
 
 hvt_status hvt_distopt_broadcast(hvt_distopt *d, int root)

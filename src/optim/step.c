@@ -72,8 +72,6 @@ hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards
         d->inits = d->optim->m->inits;
     }
     hvt__trace_step(0);
-    if (d->timing)
-        HVT_TRY(hvt__timing_begin(d));
     if (d->rest)
         HVT_TRY(hvt__rest_begin(d, images));
     memcpy(d->counts, shard_counts, (size_t)shards * sizeof *d->counts);
@@ -160,14 +158,16 @@ static hvt_status issue(hvt_distopt *d, hvt_bucket *b)
 
 static hvt_status launch(hvt_distopt *d, hvt_bucket *b)
 {
+    const hvt__codec *codec = hvt__codec_for(d, b);
+
     if (d->late && b == d->bucket) {
         b->ticket = 0;
         return HVT_OK;
     }
     b->second = false;
-    if (hvt__codec_for(d, b)->encode) {
+    if (codec->encode) {
         begin_phase(d, HVT__COMPRESS, b);
-        HVT_TRY(hvt__traced(hvt__encode(d, b)));
+        HVT_TRY(hvt__traced(codec->encode(d, b->first, b->end - b->first)));
     }
     begin_phase(d, HVT__LAUNCH, b);
     return hvt__traced(issue(d, b));
@@ -223,14 +223,8 @@ hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end)
     if (last && first < rider && end >= rider)
         HVT_TRY(add_told(d));
     d->mark = end;
-    if (d->timing && last)
-        HVT_TRY(hvt__timing_mark(d, end));
     for (; last && d->launched < d->nbucket && d->bucket[d->launched].end <= d->mark; d->launched++)
         HVT_TRY(launch(d, &d->bucket[d->launched]));
-    if (d->between && last && d->launched) {
-        hvt__trace_begin(HVT__EXCHANGE, -1);
-        HVT_TRY(hvt__traced(hvt_comm_progress(d->comm)));
-    }
     if (d->mark == d->optim->m->arena_count) {
         d->pass++;
         d->mark = 0;

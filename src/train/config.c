@@ -89,13 +89,15 @@ static hvt_status as_text(const char *path, const char *key, int option, const j
 
 static hvt_status find_option(const char *path, const char *key, int *ret_option)
 {
-    char near[HVT_OPTION_FLAG];
+    char near[HVT_OPTION_FLAG], here[200];
 
     *ret_option = hvt__option_find(key);
     HVT_CHECK(*ret_option != hvt__option_find("config"), E_FORMAT,
               "--config %s: %s: one file of options cannot name another", path, key);
     if (*ret_option >= 0)
         return HVT_OK;
+    if (hvt__option_gone(key, here, sizeof here))
+        return HVT_FAIL(E_FORMAT, "--config %s: there is no option '%s'; here: %s", path, key, here);
     if (hvt__option_nearest(key, near))
         return HVT_FAIL(E_FORMAT, "--config %s: there is no option '%s'; the nearest is '%s'", path, key,
                         near + strspn(near, "-"));

@@ -1,6 +1,6 @@
 /*
- * Flags of other trainers and launchers, and what stands in their place here: for the one line that refuses
- * them.
+ * Flags of other trainers and launchers, and of this one in earlier versions, and what stands in their place
+ * here: for the one line that refuses them. And values that options took once.
  */
 #include "options.h"
 #include "base_impl.h"
@@ -70,6 +70,8 @@ static const struct {
     {" cycle-time-ms cache-capacity ", "nothing, a bucket leaves when it is full"},
     {" opt optimizer optim sgd ", "nothing, SGD with --momentum is the one optimizer"},
     {" adam adamw lars lamb betas eps ", "nothing, SGD with --momentum is the one optimizer"},
+    {" error-feedback no-error-feedback ",
+     "--wire powersgd:R keeps its residual; 16-bit sums lose at most rounding"},
     {" channels-last compile torch-compile cudnn-benchmark benchmark ",
      "nothing, the plan chooses by itself"},
     {" random-seed manual-seed ", "--seed"},
@@ -114,4 +116,17 @@ bool hvt__option_elsewhere(const char *name, const char *value, char *ret_here, 
             return true;
         }
     return false;
+}
+
+const char *hvt__value_was(const char *field, const char *value)
+{
+    static const struct {
+        const char *field, *value, *here;
+    } gone[] = {{"bucket", "auto", "hvtrain tune --output FILE finds the fastest size"},
+                {"overlap", "layers", "--overlap worker"}};
+
+    for (size_t i = 0; i < HVT_LEN(gone); i++)
+        if (!strcmp(field, gone[i].field) && !strcmp(value, gone[i].value))
+            return gone[i].here;
+    return NULL;
 }

@@ -76,6 +76,13 @@ bool hvt__option_nearest(const char *name, char ret_flag[HVT_OPTION_FLAG])
     return as_flag(name, strlen(name), flag) && nearest(flag, ret_flag);
 }
 
+bool hvt__option_gone(const char *name, char *ret_here, size_t bytes)
+{
+    char flag[HVT_OPTION_FLAG];
+
+    return as_flag(name, strlen(name), flag) && hvt__option_elsewhere(flag + 2, NULL, ret_here, bytes);
+}
+
 void hvt__hint_flag(const char *arg, size_t len, const char *value, char ret_text[HVT_HINT])
 {
     char name[HVT_OPTION_FLAG], near[HVT_OPTION_FLAG];
@@ -240,9 +247,14 @@ static bool mended(const hvt__option *o, const char *value, char ret_text[40])
 
 void hvt__hint_value(const hvt__option *o, const char *value, char ret_text[HVT_HINT])
 {
+    const char *here = hvt__value_was(o->field, value);
     char word[40];
 
     *ret_text = 0;
+    if (here) {
+        snprintf(ret_text, HVT_HINT, "; here: %s", here);
+        return;
+    }
     if (!strcmp(o->field, "amp") && !strcasecmp(value, "tf32"))
         snprintf(ret_text, HVT_HINT, "; --tf32 is a flag of its own, for --device cuda");
     else if (mended(o, value, word))

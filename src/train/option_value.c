@@ -84,8 +84,8 @@ static bool read_size(const char *value, size_t *ret)
     double n;
     char *end;
 
-    if (!strcmp(value, "0") || !strcmp(value, "all") || !strcmp(value, "auto")) {
-        *ret = *value == '0' ? 0 : !strcmp(value, "all") ? HVT_BUCKET_ALL : HVT_BUCKET_AUTO;
+    if (!strcmp(value, "0") || !strcmp(value, "all")) {
+        *ret = *value == '0' ? 0 : HVT_BUCKET_ALL;
         return true;
     }
     if (!read_num(value, &end, &n) || n < 0)
@@ -171,7 +171,7 @@ void hvt__value_expected(const hvt__option *o, char *ret_text, size_t bytes)
         break;
     case KIND_size:
         snprintf(ret_text, bytes, "a size with its unit (25MiB, 64KiB, 1MB)%s",
-                 strstr(o->form, "all") ? ", 0, all or auto" : " or 0");
+                 strstr(o->form, "all") ? ", 0 or all" : " or 0");
         break;
     case KIND_time:
         snprintf(ret_text, bytes, "a time with its unit (500ms, 30s, 5m, 1h) or 0");
@@ -217,7 +217,7 @@ bool hvt__value_read(hvt_options *opts, const hvt__option *o, const char *value)
     case KIND_bool:
         return read_bool(value, FIELD(opts, o, hvt_opt_bool));
     case KIND_size:
-        if (!read_size(value, &bytes) || (bytes >= HVT_BUCKET_AUTO && !strstr(o->form, "all")))
+        if (!read_size(value, &bytes) || (bytes == HVT_BUCKET_ALL && !strstr(o->form, "all")))
             return false;
         *FIELD(opts, o, hvt_opt_size) = bytes;
         return true;
@@ -250,8 +250,8 @@ static void size_text(size_t v, char *ret_text, size_t bytes)
         size_t bytes;
     } exact[] = {{"GiB", 1u << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}};
 
-    if (v == 0 || v >= HVT_BUCKET_AUTO) {
-        snprintf(ret_text, bytes, "%s", v == 0 ? "0" : v == HVT_BUCKET_ALL ? "all" : "auto");
+    if (v == 0 || v == HVT_BUCKET_ALL) {
+        snprintf(ret_text, bytes, "%s", v == 0 ? "0" : "all");
         return;
     }
     for (size_t i = 0; i < HVT_LEN(exact); i++)

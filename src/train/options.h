@@ -60,6 +60,8 @@ void hvt__hint_value(const hvt__option *o, const char *value, char ret_text[HVT_
 /* What stands for a flag of other trainers or launchers, named without dashes and with '-' for '_', and given
  * this value (NULL: none); false: unknown. */
 bool hvt__option_elsewhere(const char *name, const char *value, char *ret_here, size_t bytes);
+/* What stands for a value that this option took in earlier versions; NULL: it never did. */
+const char *hvt__value_was(const char *field, const char *value);
 
 /* ---- suggest.c ---- */
 

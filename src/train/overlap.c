@@ -1,6 +1,6 @@
 /*
- * --overlap: does a worker of the comm's exchange gradients while backward goes on, does the rank itself
- * between layers, or does every step do it at its end?
+ * --overlap: does a worker of the comm's exchange gradients while backward goes on, or does every step do it
+ * at its end?
  *
  * Where neither can do anything (one rank, a GPU, an update that is the exchange), auto is off. Elsewhere it
  * depends on network, model and processors, so it is tried: the first updates come in rounds, one update each
@@ -9,13 +9,11 @@
  * faster by a margin: within that it is noise that would choose. The bits are the same either way.
  *
  * A worker with no processor of its own shares those of the rank: it sleeps while messages travel, and takes
- * what moving and adding them costs. That pays where the network is what is waited for. Between layers the
- * same is done without a second thread, at fewer moments; only by comm mpi, and only what needs no waiting.
+ * what moving and adding them costs. That pays where the network is what is waited for.
  */
 #include "run.h"
 #include "base_impl.h"
 
-#include <math.h>
 #include <string.h>
 
 enum { WARM_UP = 3 };
@@ -45,62 +43,34 @@ static hvt_status turn(run *t, int way)
                              .ncpus = c->spare >= 0 ? 1 : c->ncpus,
                              .yield = !has_own(c)};
 
-    hvt_distopt_between(t->dist, false);
-    if ((way == HVT__WORKER) != (t->trial.on == HVT__WORKER))
+    if (way != t->trial.on)
         HVT_TRY(hvt_comm_overlap(t->comm, way == HVT__WORKER ? &how : NULL));
-    hvt_distopt_between(t->dist, way == HVT__LAYERS);
     t->trial.on = way;
     return HVT_OK;
 }
 
-/* Between updates: buckets that were planned for one way are planned for the other. Collective. */
-static hvt_status change(run *t, int way)
-{
-    if (way == t->trial.on)
-        return HVT_OK;
-    HVT_TRY(turn(t, way));
-    return t->opts->bucket == HVT_BUCKET_AUTO
-               ? hvt_distopt_replan(t->dist, HVT_BUCKET_AUTO, t->set.first_bucket)
-               : HVT_OK;
-}
-
-static const char *const names[] = {"off", "worker", "layers"};
-
-/* The ways that auto can try, in their order; how many. */
-static int candidates(const hvt__trial *trial, int ret_way[])
-{
-    int n = 0;
-
-    for (int w = 0; w < HVT__OVERLAPS; w++)
-        if (trial->can[w])
-            ret_way[n++] = w;
-    return n;
-}
+static const char *const names[] = {"off", "worker"};
 
 /* Can there be a worker? None is left. */
-static hvt_status try_worker(run *t)
+static hvt_status try_worker(run *t, bool *ret_can)
 {
     hvt_status s = hvt_world_agree(t->world, turn(t, HVT__WORKER));
 
     HVT_TRY(hvt_world_agree(t->world, turn(t, HVT__OFF)));
-    t->trial.can[HVT__WORKER] = s == HVT_OK;
+    *ret_can = s == HVT_OK;
     return s == HVT_E_UNSUPPORTED ? HVT_OK : s;
 }
 
 static hvt_status open_auto(run *t)
 {
     hvt__trial *trial = &t->trial;
-    int way[HVT__OVERLAPS];
     const char *why = settled(t);
+    bool can = false;
 
-    trial->why = why ? why : "the first updates decide";
-    trial->can[HVT__OFF] = true;
-    trial->can[HVT__LAYERS] = !why && hvt_comm_progresses(t->comm);
     if (!why)
-        HVT_TRY(try_worker(t));
-    if (!why && candidates(trial, way) == 1)
-        trial->why = "this MPI keeps a worker from calling it";
-    if (candidates(trial, way) == 1)
+        HVT_TRY(try_worker(t, &can));
+    trial->why = why ? why : can ? "the first updates decide" : "this MPI keeps a worker from calling it";
+    if (!can)
         trial->overlap = "off";
     return HVT_OK;
 }
@@ -118,38 +88,27 @@ hvt_status hvt__trial_open(run *t)
         trial->overlap = "off";
     if (!strcmp(trial->overlap, "worker"))
         return hvt_world_agree(t->world, turn(t, HVT__WORKER));
-    if (strcmp(trial->overlap, "layers"))
-        return HVT_OK;
-    HVT_CHECK(hvt_comm_progresses(t->comm), E_ARG,
-              "--overlap layers: comm %s has nothing to do between layers; comm mpi has",
-              hvt_comm_name(t->comm));
-    return turn(t, HVT__LAYERS);
+    return HVT_OK;
 }
 
 static hvt_status decide(run *t)
 {
     hvt__trial *trial = &t->trial;
     double median[HVT__OVERLAPS];
-    int way[HVT__OVERLAPS], n = candidates(trial, way), expected = HVT__WORKER, best;
+    int best = HVT__WORKER;
 
     for (int r = 0; r < t->size; r++)
-        if (!has_own(&t->place[r].cores) || !trial->can[HVT__WORKER])
-            expected = HVT__OFF;
-    for (int k = 0; k < HVT__OVERLAPS; k++)
-        median[k] = NAN;
-    best = expected;
-    for (int k = 0; k < n; k++) {
-        double *seconds = trial->seconds[way[k]];
-
-        HVT_TRY(hvt_world_fold(t->world, HVT_FOLD_MAX, seconds, HVT__TRIES));
-        hvt__sort(seconds, HVT__TRIES);
-        median[way[k]] = seconds[HVT__TRIES / 2];
+        if (!has_own(&t->place[r].cores))
+            best = HVT__OFF;
+    for (int k = 0; k < HVT__OVERLAPS; k++) {
+        HVT_TRY(hvt_world_fold(t->world, HVT_FOLD_MAX, trial->seconds[k], HVT__TRIES));
+        hvt__sort(trial->seconds[k], HVT__TRIES);
+        median[k] = trial->seconds[k][HVT__TRIES / 2];
     }
-    for (int k = 0; k < n; k++)
-        if (median[way[k]] < (1 - margin) * median[expected] && median[way[k]] < median[best])
-            best = way[k];
+    if (median[!best] < (1 - margin) * median[best])
+        best = !best;
     trial->overlap = names[best];
-    HVT_TRY(change(t, best));
+    HVT_TRY(turn(t, best));
     return hvt__report_overlap(t->rep, names[best], median);
 }
 
@@ -157,14 +116,13 @@ hvt_status hvt__trial_step(run *t, double seconds)
 {
     hvt__trial *trial = &t->trial;
     int64_t nth = t->steps - trial->after; /* updates of the trial so far */
-    int way[HVT__OVERLAPS], n;
+    int n = HVT__OVERLAPS;
 
     if (strcmp(trial->overlap, "auto") || nth < 0)
         return HVT_OK;
-    n = candidates(trial, way);
     if (nth > 0)
         trial->seconds[trial->on][(nth - 1) / n] = seconds;
     if (nth == n * HVT__TRIES)
         return decide(t);
-    return change(t, way[(nth + nth / n) % n]);
+    return turn(t, (int)((nth + nth / n) % n));
 }

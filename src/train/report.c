@@ -320,24 +320,17 @@ hvt_status hvt__report_epoch(hvt_reporter *rep, const hvt_epoch_report *r)
     return HVT_OK;
 }
 
-hvt_status hvt__report_overlap(hvt_reporter *rep, const char *overlap, const double seconds[3])
+hvt_status hvt__report_overlap(hvt_reporter *rep, const char *overlap, const double seconds[2])
 {
-    static const char *const ways[] = {"without", "with a worker for the exchange", "between layers"};
-    char text[160] = "";
-    size_t n = 0;
-
     if (!rep)
         return HVT_OK;
     if (rep->log)
-        HVT_TRY(hvt__report_put(rep, json_pack("{s:s, s:s, s:o, s:o, s:o}", "record", "overlap", "overlap",
+        HVT_TRY(hvt__report_put(rep, json_pack("{s:s, s:s, s:o, s:o}", "record", "overlap", "overlap",
                                                overlap, "seconds_off", hvt__number(seconds[0]),
-                                               "seconds_worker", hvt__number(seconds[1]), "seconds_layers",
-                                               hvt__number(seconds[2]))));
-    for (int i = 0; i < 3; i++)
-        if (isfinite(seconds[i]))
-            n += (size_t)snprintf(text + n, sizeof text - n, "%s %.3g ms %s", n ? "," : "", 1e3 * seconds[i],
-                                  ways[i]);
-    hvt__report_say(rep, "overlap %s: an update takes%s", overlap, text);
+                                               "seconds_worker", hvt__number(seconds[1]))));
+    hvt__report_say(rep,
+                    "overlap %s: an update takes %.3g ms without, %.3g ms with a worker for the exchange",
+                    overlap, 1e3 * seconds[0], 1e3 * seconds[1]);
     return HVT_OK;
 }
 

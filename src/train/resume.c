@@ -65,6 +65,14 @@ static hvt_status settle_places(hvt_options *o, hvt_world *world, bool saves)
     return HVT_OK;
 }
 
+/* An option that a checkpoint of an earlier version may hold, and that means nothing any more. */
+static bool is_gone(const char *flag, const char *value)
+{
+    if (!strcmp(flag, "--error-feedback") && !strcmp(value, "on"))
+        HVT_INFO("note: the run had --error-feedback on, which is no more: it goes on without");
+    return !strcmp(flag, "--error-feedback") || (!strcmp(flag, "--bucket") && !strcmp(value, "auto"));
+}
+
 hvt_status hvt_options_resume(hvt_options *opts, hvt_world *world, void **ret_memory)
 {
     HVT_GIVEN(opts, "options");
@@ -101,6 +109,8 @@ hvt_status hvt_options_resume(hvt_options *opts, hvt_world *world, void **ret_me
         if (!value)
             continue;
         *value++ = 0;
+        if (is_gone(line, value))
+            continue;
         while (i < HVT_OPTION_COUNT && strcmp(hvt__option_flag(i), line))
             i++;
         if (i == HVT_OPTION_COUNT || opts->from[i] >= HVT_FROM_CONFIG ||

@@ -4,13 +4,12 @@
 
 #include "timeline.h"
 
-/* Which is fastest: the exchange in hvt_distopt_step(), on a worker, or between the layers of backward? */
-enum { HVT__TRIES = 9, HVT__OFF = 0, HVT__WORKER, HVT__LAYERS, HVT__OVERLAPS };
+/* Which is faster: the exchange in hvt_distopt_step(), or on a worker? */
+enum { HVT__TRIES = 9, HVT__OFF = 0, HVT__WORKER, HVT__OVERLAPS };
 typedef struct hvt__trial {
-    const char *overlap; /* off, worker, layers; auto: not known yet */
+    const char *overlap; /* off, worker; auto: not known yet */
     const char *why;
     int on;                                    /* of HVT__OFF ... */
-    bool can[HVT__OVERLAPS];                   /* off: always */
     double seconds[HVT__OVERLAPS][HVT__TRIES]; /* of updates each way */
     int64_t after;                             /* updates that come before */
 } hvt__trial;

@@ -189,16 +189,10 @@ static hvt_status check_words(const hvt_options *o)
               o->shortcut, o->model);
     HVT_CHECK(!(was_given(o, "--batch") && was_given(o, "--global-batch")), E_ARG,
               "--batch %d and --global-batch %d: one of them, not both", o->batch, o->global_batch);
-    HVT_CHECK(!o->error_feedback || !powersgd, E_ARG,
-              "--error-feedback is for --wire f16 or bf16: %s always has it", o->wire);
     HVT_CHECK(!powersgd || strncmp(o->device, "cuda", 4), E_ARG,
               "--wire %s is for --device cpu or ref, not %s", o->wire, o->device);
     HVT_CHECK(!powersgd || strcmp(o->update, "sharded"), E_ARG,
               "--wire %s needs --update replicated: factors cannot be cut into slices of gradients", o->wire);
-    HVT_CHECK(!o->error_feedback || strcmp(o->wire, "f32"), E_ARG,
-              "--error-feedback is for --wire f16 or bf16: f32 loses nothing on the way");
-    HVT_CHECK(!o->error_feedback || strncmp(o->device, "cuda", 4), E_ARG,
-              "--error-feedback is for --device cpu or ref, not %s", o->device);
     HVT_CHECK(o->threads <= HVT_MAX_THREADS, E_ARG, "--threads: expected 1 to %d per rank, or auto, got %d",
               HVT_MAX_THREADS, o->threads);
     HVT_CHECK(!(o->stall_abort > 0) || o->stall_abort >= o->stall_warn, E_ARG,

@@ -200,7 +200,6 @@ static hvt_status open_distopt(run *t)
     hvt_distopt_opts opts = {.bucket_bytes = t->opts->bucket,
                              .first_bytes = t->set.first_bucket,
                              .wire = t->set.wire,
-                             .error_feedback = t->opts->error_feedback,
                              .powersgd = t->set.powersgd,
                              .seed = (uint64_t)t->opts->seed,
                              .replica_check = t->opts->replica_check,

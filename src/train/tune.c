@@ -278,22 +278,20 @@ static hvt_status tune_thresholds(tuning *u)
 static hvt_status bucket_candidates(tuning *u)
 {
     static const char *const names[] = {"25MiB", "0",     "1MiB",  "2MiB",   "4MiB", "8MiB",
-                                        "16MiB", "32MiB", "64MiB", "128MiB", "all",  "auto"};
+                                        "16MiB", "32MiB", "64MiB", "128MiB", "all"};
     uint64_t seen[HVT_LEN(names)];
     hvt_options o = *u->t.opts;
 
     u->n = 0;
     for (size_t i = 0; i < HVT_LEN(names); i++) {
-        bool automatic = !strcmp(names[i], "auto");
         const size_t *bytes;
         uint64_t plan = HVT_HASH_INIT;
         int k = 0, buckets;
 
         HVT_TRY(hvt_options_set(&o, "bucket", names[i]));
-        if (!automatic)
-            HVT_TRY(hvt_distopt_replan(u->t.dist, o.bucket, u->t.set.first_bucket));
+        HVT_TRY(hvt_distopt_replan(u->t.dist, o.bucket, u->t.set.first_bucket));
         buckets = hvt_distopt_buckets(u->t.dist, &bytes);
-        plan = automatic ? 0 : hvt__hash(plan, bytes, (size_t)buckets * sizeof *bytes);
+        plan = hvt__hash(plan, bytes, (size_t)buckets * sizeof *bytes);
         while (k < u->n && seen[k] != plan)
             k++;
         if (k < u->n)
@@ -317,15 +315,13 @@ static hvt_status one_step(tuning *u)
     return hvt__step(t, 0, &end);
 }
 
-/* A step with this candidate's buckets; AUTO measures in the first ones. */
+/* A step with this candidate's buckets. */
 static hvt_status time_step(tuning *u, candidate *c)
 {
     run *t = &u->t;
     double start;
 
     HVT_TRY(hvt_distopt_replan(t->dist, c->value, t->set.first_bucket));
-    for (int i = 0; i < (c->value == HVT_BUCKET_AUTO ? 3 : 0); i++)
-        HVT_TRY(one_step(u));
     hvt_distopt_take_exposed(t->dist);
     HVT_TRY(hvt_world_barrier(t->world));
     start = hvt__now();

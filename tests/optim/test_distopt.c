@@ -93,7 +93,7 @@ TEST(the_number_of_ranks_does_not_change_the_bits)
 
 TEST(buckets_comms_and_threads_do_not_change_the_bits)
 {
-    static const size_t sizes[] = {0, 1000, 1 << 20, HVT_BUCKET_ALL, HVT_BUCKET_AUTO};
+    static const size_t sizes[] = {0, 1000, 1 << 20, HVT_BUCKET_ALL};
     setup u = usual(lone, even_shards());
     size_t least = hvt__bucket_least;
     result want, got;
@@ -122,81 +122,31 @@ TEST(buckets_comms_and_threads_do_not_change_the_bits)
     hvt__bucket_least = least;
 }
 
-/* AUTO keeps to its first plan for three steps; a plan may also be asked for. */
 TEST(buckets_are_planned_anew_on_all_ranks_alike)
 {
     setup u = usual(job, even_shards());
     size_t least = hvt__bucket_least;
     const size_t *bytes;
-    int64_t n, first;
+    int64_t n, mask;
     rig r;
 
-    u.dist.bucket_bytes = HVT_BUCKET_AUTO;
     CHECK_OK(rig_open(&r, &u));
-    first = hvt_distopt_buckets(r.d, &bytes);
-    for (int t = 0; t < 6; t++) {
-        int64_t mask;
-
-        CHECK_OK(rig_step(&r, t));
-        mask = n = hvt_distopt_buckets(r.d, &bytes);
-        CHECK_OK(hvt_world_fold_i64(job, HVT_FOLD_AND, &mask, 1));
-        CHECK(mask == n, "%d buckets, but not on every rank", (int)n);
-        CHECK(t > 2 || n == first, "after step %d there are %d buckets, %d at first", t, (int)n, (int)first);
-        CHECK(hvt_world_size(job) == 1 || (t > 2) == r.d->timing->known, "step %d", t);
-        for (int b = 1; b < n; b++)
-            CHECK(r.d->bucket[b].first >= r.d->bucket[b - 1].end, "bucket %d overlaps", b);
-        CHECK(r.d->bucket[n - 1].end == r.m->arena_count, "the last bucket ends at %zu",
-              r.d->bucket[n - 1].end);
-    }
+    CHECK_OK(rig_step(&r, 0));
     hvt__bucket_least = 256;
     CHECK_OK(hvt_distopt_replan(r.d, 1024, 0));
-    n = hvt_distopt_buckets(r.d, &bytes);
-    for (int b = 1; b < n; b++)
+    mask = n = hvt_distopt_buckets(r.d, &bytes);
+    CHECK_OK(hvt_world_fold_i64(job, HVT_FOLD_AND, &mask, 1));
+    CHECK(mask == n, "%d buckets, but not on every rank", (int)n);
+    for (int b = 1; b < n; b++) {
+        CHECK(r.d->bucket[b].first >= r.d->bucket[b - 1].end, "bucket %d overlaps", b);
         CHECK(bytes[b] <= 2048, "bucket %d has %zu bytes", b, bytes[b]);
+    }
+    CHECK(r.d->bucket[n - 1].end == r.m->arena_count, "the last bucket ends at %zu", r.d->bucket[n - 1].end);
     hvt__bucket_least = least;
-    CHECK_OK(rig_step(&r, 6));
+    CHECK_OK(rig_step(&r, 1));
     CHECK_OK(hvt_distopt_begin(r.d, (const int[SHARDS_MAX]){1}, u.shards, .1));
     CHECK_FAILS(hvt_distopt_replan(r.d, 0, 0), E_ARG, "in the middle");
     rig_close(&r);
-}
-
-/* Every layer is final a second after the one before, and a message costs nothing: cut wherever that hides
- * it. */
-TEST(auto_cuts_only_what_begins_before_backward_ends)
-{
-    static const hvt_overlap worker = {.yield = true};
-
-    for (int fused = 0; fused < 2; fused++) {
-        setup u = usual(job, even_shards());
-        int64_t n[3];
-        const size_t *bytes;
-        rig r;
-
-        if (!can_open("shm") || hvt_world_size(job) == 1)
-            SKIP("it takes two ranks of a host");
-        u.comm = "shm";
-        u.dist.bucket_bytes = HVT_BUCKET_AUTO;
-        u.dist.update = fused ? HVT_UPDATE_SHARDED : HVT_UPDATE_REPLICATED;
-        CHECK_OK(rig_open(&r, &u));
-        CHECK_OK(hvt_distopt_replan(r.d, HVT_BUCKET_AUTO, 0)); /* too early: it goes on measuring */
-        for (int t = 0; t < 4; t++)
-            CHECK_OK(rig_step(&r, t));
-        for (int i = 0; i < r.d->timing->layers; i++)
-            r.d->timing->ready[i] = i;
-        r.d->timing->alpha = 1e-9;
-        r.d->timing->beta = 1e-6;
-        for (int k = 0; k < 3; k++) { /* without, with, without a worker */
-            CHECK_OK(hvt_comm_overlap(r.d->comm, k == 1 ? &worker : NULL));
-            CHECK_OK(hvt_distopt_replan(r.d, HVT_BUCKET_AUTO, 0));
-            n[k] = hvt_distopt_buckets(r.d, &bytes);
-            CHECK_OK(rig_step(&r, 4 + k));
-        }
-        CHECK(n[0] == n[2] && n[0] == 1 + hvt__rider_alone(r.d), "%d and %d buckets without a worker",
-              (int)n[0], (int)n[2]);
-        CHECK(n[1] == (fused ? n[0] : r.d->timing->layers + hvt__rider_alone(r.d)),
-              "%d buckets with a worker, of %d layers, update %d", (int)n[1], r.d->timing->layers, fused);
-        rig_close(&r);
-    }
 }
 
 TEST(ranks_times_batch_equals_big_batch)
@@ -652,7 +602,6 @@ int main(void)
     RUN(the_number_of_ranks_does_not_change_the_bits);
     RUN(buckets_comms_and_threads_do_not_change_the_bits);
     RUN(buckets_are_planned_anew_on_all_ranks_alike);
-    RUN(auto_cuts_only_what_begins_before_backward_ends);
     RUN(ranks_times_batch_equals_big_batch);
     RUN(odd_blocks_of_shards_run_and_agree);
     RUN(replicas_stay_equal_after_broadcast_from_different_starts);

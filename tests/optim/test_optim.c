@@ -219,92 +219,6 @@ TEST(what_is_far_too_large_is_cut_into_equal_pieces)
     }
 }
 
-/* MG-WFBP's rule: layer l waits for the next one if that is final less than alpha after l could be sent. */
-static int merge_by_rule(const size_t *end, const double *ready, int n, double alpha, double beta,
-                         size_t *ret_end)
-{
-    double free_at = 0;
-    size_t start = 0;
-    int cuts = 0;
-
-    for (int l = 0; l < n; l++) {
-        double begins = fmax(free_at, ready[l]);
-
-        if (l + 1 < n && ready[l + 1] - begins < alpha)
-            continue;
-        free_at = begins + alpha + beta * (double)(end[l] - start);
-        ret_end[cuts++] = start = end[l];
-    }
-    return cuts;
-}
-
-/* When the last message of a plan ends. */
-static double plan_takes(const size_t *end, const double *ready, int n, const size_t *cut, double alpha,
-                         double beta)
-{
-    double at = 0;
-    size_t start = 0;
-
-    for (int l = 0, b = 0; l < n; l++)
-        if (end[l] == cut[b]) {
-            at = fmax(at, ready[l]) + alpha + beta * (double)(end[l] - start);
-            start = cut[b++];
-        }
-    return at;
-}
-
-TEST(no_plan_ends_sooner_than_the_merged_one)
-{
-    enum { LAYERS = 10, TRIES = 1000 };
-    int sooner = 0, merges = 0, better = 0;
-
-    for (uint64_t k = 0; k < TRIES; k++) {
-        double alpha = hvt__unit(hvt__draw(1, k, 0, 0)), beta = hvt__unit(hvt__draw(1, k, 1, 0)) / 100;
-        double ready[LAYERS], takes, rule;
-        size_t end[LAYERS], got[LAYERS], other[LAYERS];
-        int n = 1 + (int)(k % LAYERS);
-        hvt__merge best[LAYERS];
-
-        for (int l = 0; l < n; l++) {
-            end[l] = (l ? end[l - 1] : 0) + 1 + hvt__below(hvt__draw(2, k, (uint64_t)l, 0), 100);
-            ready[l] =
-                (l ? ready[l - 1] : 0) + hvt__unit(hvt__draw(3, k, (uint64_t)l, 0)) * (k % 3 ? 1 : 0.1);
-        }
-        merges += n - hvt__bucket_merge(0, end, ready, n, alpha, beta, best, got);
-        takes = plan_takes(end, ready, n, got, alpha, beta);
-        merge_by_rule(end, ready, n, alpha, beta, other);
-        rule = plan_takes(end, ready, n, other, alpha, beta);
-        better += takes < rule * (1 - 1e-9);
-        for (int plan = 0; plan < 1 << (n - 1);
-             plan++) { /* every way to cut n layers, the rule's among them */
-            int b = 0;
-
-            for (int l = 0; l < n; l++)
-                if (l == n - 1 || plan >> l & 1)
-                    other[b++] = end[l];
-            sooner += plan_takes(end, ready, n, other, alpha, beta) < takes * (1 - 1e-9);
-        }
-    }
-    CHECK(sooner == 0, "%d plans end sooner", sooner);
-    CHECK(merges > TRIES && better > 0, "%d layers merged, %d times better than by the rule", merges, better);
-}
-
-TEST(a_message_waits_for_what_is_final_before_it_could_start)
-{
-    size_t end[] = {10, 20, 30, 40}, got[4];
-    hvt__merge best[4];
-
-    /* all at once; each long after the one before; the second while the first travels */
-    CHECK(hvt__bucket_merge(0, end, (double[]){1, 1, 1, 1}, 4, .1, .001, best, got) == 1 && got[0] == 40,
-          "%zu", got[0]);
-    CHECK(hvt__bucket_merge(0, end, (double[]){1, 2, 3, 4}, 4, .1, .001, best, got) == 4 && got[0] == 10,
-          "%zu", got[0]);
-    CHECK(hvt__bucket_merge(0, end, (double[]){1, 1.05, 9, 9}, 4, .1, .001, best, got) == 2 && got[0] == 20,
-          "%zu", got[0]);
-    CHECK(hvt__bucket_merge(0, end, (double[]){0, 0, 0, 0}, 4, 0, 0, best, end) > 0 && end[0] == 40, "%zu",
-          end[0]);
-}
-
 TEST(resnet50_is_cut_where_pytorch_cuts_it)
 {
     /* DDP's buckets after its rebuild, in bytes; ours also hold padding, the first one the rider */
@@ -500,8 +414,6 @@ int main(void)
     RUN(malformed_schedules_are_refused_with_what_was_expected);
     RUN(buckets_close_where_pytorch_closes_them);
     RUN(what_is_far_too_large_is_cut_into_equal_pieces);
-    RUN(no_plan_ends_sooner_than_the_merged_one);
-    RUN(a_message_waits_for_what_is_final_before_it_could_start);
     RUN(resnet50_is_cut_where_pytorch_cuts_it);
     RUN(sgd_follows_pytorch);
     RUN(norm_and_bias_can_be_spared_from_decay);

@@ -333,7 +333,7 @@ TEST(steps_are_those_of_plain_loops_over_all_ranks)
 
 TEST(comms_buckets_threads_and_a_worker_do_not_change_a_bit)
 {
-    static const size_t bytes[] = {0, 1000, HVT_BUCKET_ALL, HVT_BUCKET_AUTO};
+    static const size_t bytes[] = {0, 1000, HVT_BUCKET_ALL, HVT_BUCKET_DEFAULT};
     result want[2], plain;
 
     for (int k = 0; k < 2; k++) {
@@ -712,7 +712,6 @@ TEST(what_does_not_fit_together_or_differs_is_refused)
         {{.powersgd = -1}, "PowerSGD of rank -1"},
         {{.powersgd = 1, .wire = HVT_BF16}, "travel as f32, not as bf16"},
         {{.powersgd = 1, .update = HVT_UPDATE_SHARDED}, "needs a replicated update"},
-        {{.powersgd = 1, .error_feedback = true}, "error feedback"},
     };
     rig r;
 

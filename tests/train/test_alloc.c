@@ -162,7 +162,6 @@ static hvt_status train(hvt_world *world, const char *resume, int steps, uint64_
     o.lr = 0.01;
     o.bucket = 1 << 16;
     o.wire = factors ? "powersgd:1" : "bf16";
-    o.error_feedback = !factors;
     o.save = folder;
     o.overwrite = !*resume;
     o.resume = resume;

@@ -169,7 +169,6 @@ TEST(what_needs_an_optimizer_refuses_null)
     hvt_distopt_free(NULL);
     hvt_distopt_free(&dist);
     hvt_distopt_discard(NULL);
-    hvt_distopt_between(NULL, true);
     REFUSES(hvt_distopt_replan(NULL, 0, 0));
     REFUSES(hvt_distopt_broadcast(NULL, 0));
     REFUSES(hvt_distopt_gather(NULL, 0));

@@ -222,6 +222,8 @@ TEST(flags_of_other_trainers_name_what_stands_for_them)
                {"--data-path d", "here: --data-dir"},
                {"--label-smoothing 0.1", "nothing, hvtrain does not have this"},
                {"--fusion-threshold-mb 64", "here: --bucket"},
+               {"--error-feedback", "here: --wire powersgd:R keeps its residual"},
+               {"--no-error-feedback", "here: --wire powersgd:R keeps its residual"},
                {"--workers 4", "here: nothing"}};
     hvt_options o;
     char text[200];
@@ -264,6 +266,8 @@ TEST(words_that_are_none_name_the_one_that_was_meant)
                {"--stall-warn soon", NULL},
                {"--bucket 25mb", "did you mean 25MB?"},
                {"--bucket 1g", "did you mean 1GiB?"},
+               {"--bucket auto", "here: hvtrain tune --output FILE"},
+               {"--overlap layers", "here: --overlap worker"},
                {"--lr 0,1", "did you mean 0.1?"},
                {"--lr 0.1x", NULL},
                {"--data cifar100", NULL},
@@ -379,9 +383,6 @@ TEST(options_are_checked_together)
         {"--resume auto --save d --overwrite", 1, "--overwrite would replace"},
         {"--overwrite", 1, "--overwrite needs --save DIR"},
         {"--init-skip-head", 1, "needs --init"},
-        {"--error-feedback", 2, "--error-feedback is for --wire f16 or bf16"},
-        {"--wire bf16 --error-feedback --device cuda", 2, "for --device cpu or ref"},
-        {"--wire powersgd:2 --error-feedback", 2, "powersgd:2 always has it"},
         {"--wire powersgd:2 --update sharded", 2, "needs --update replicated"},
         {"--wire powersgd:2 --device cuda", 2, "for --device cpu or ref"},
         {"--data cifar10", 1, "needs --data-dir"},
