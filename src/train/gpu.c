@@ -9,7 +9,7 @@
 #include "run.h"
 #include "base_impl.h"
 
-#include "options.h"
+#include "train/cli/options.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 #ifndef HVT_TRAIN_RUN_H
 #define HVT_TRAIN_RUN_H
 
-#include "timeline.h"
+#include "train/report/timeline.h"
 
 /* Which is faster: the exchange in hvt_distopt_step(), or on a worker? */
 enum { HVT__TRIES = 9, HVT__OFF = 0, HVT__WORKER, HVT__OVERLAPS };

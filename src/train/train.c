@@ -9,7 +9,7 @@
  * Time is counted in two parts: training, from which img/s and the fractions follow, and the rest. Time in
  * which the process was stopped is in neither.
  */
-#include "log_file.h"
+#include "train/process/log_file.h"
 #include "run.h"
 #include "base/trace.h"
 

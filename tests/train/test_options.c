@@ -4,7 +4,7 @@
  */
 #include "base_impl.h"
 #include "check.h"
-#include "train/options.h"
+#include "train/cli/options.h"
 
 #include <math.h>
 

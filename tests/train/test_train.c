@@ -2,7 +2,7 @@
  * train: what a run warns of before it begins, and how the clocks of a timeline are compared; and, for
  * test_program.py, ranks that fail.
  */
-#include "train/timeline.h"
+#include "train/report/timeline.h"
 #include "base_impl.h"
 #include "check.h"
 

@@ -3,7 +3,7 @@
  * here depends on the options and the number of ranks alone, so a mistake is one of the command line.
  */
 #include "options.h"
-#include "timeline.h"
+#include "train/report/timeline.h"
 #include "base_impl.h"
 
 #include <float.h>

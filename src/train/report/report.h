@@ -2,7 +2,7 @@
 #ifndef HVT_TRAIN_REPORT_H
 #define HVT_TRAIN_REPORT_H
 
-#include "log_file.h"
+#include "train/process/log_file.h"
 #include "base_impl.h"
 
 #include <jansson.h>

@@ -5,7 +5,7 @@
  * factors left), which say in turn to which weights they belong. The order in which files are written is
  * explained in train.h.
  */
-#include "memory.h"
+#include "powersgd_state.h"
 #include "weights.h"
 #include "base_impl.h"
 

@@ -4,7 +4,7 @@
  */
 #define _GNU_SOURCE /* memrchr */
 
-#include "log_file.h"
+#include "train/process/log_file.h"
 #include "base_impl.h"
 
 #include <errno.h>

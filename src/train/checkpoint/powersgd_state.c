@@ -5,7 +5,7 @@
  * Tensors are found by name and shape. Those that are not there, as with another rank of the factors, keep
  * what they have: the first Q, and nothing left.
  */
-#include "memory.h"
+#include "powersgd_state.h"
 #include "train_impl.h"
 #include "base_impl.h"
 
