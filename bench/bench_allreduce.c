@@ -10,7 +10,7 @@
  */
 #include "bench.h"
 #include "base_impl.h"
-#include "comm/room.h"
+#include "comm/comm_internal.h"
 #include "config.h"
 
 #include <stdio.h>
@@ -113,7 +113,7 @@ static void verify(way *w, float *other, size_t count)
         wrong = !right(w->copies ? other : w->buf, count, rank + 1);
     else
         wrong = !right(w->buf, count, size * (size + 1) / 2);
-    must(hvt_world_fold(world, HVT_FOLD_SUM, &wrong, 1));
+    must(hvt_world_allreduce(world, HVT_SUM, &wrong, 1));
     w->wrong = wrong > w->wrong ? (int)wrong : w->wrong;
     all_right = all_right && !w->wrong;
 }
@@ -213,7 +213,7 @@ static void bench(size_t bytes, double seconds, FILE *json)
     for (int i = 0; i < ways; i++) {
         verify(at[i], other, count);
         at[i]->once = call(at[i], other, count);
-        must(hvt_world_fold(world, HVT_FOLD_MAX, &at[i]->once, 1));
+        must(hvt_world_allreduce(world, HVT_MAX, &at[i]->once, 1));
     }
     for (int r = 0; r < ROUNDS; r++)
         for (int i = 0; i < ways; i++) {
@@ -227,7 +227,7 @@ static void bench(size_t bytes, double seconds, FILE *json)
         }
     for (int i = 0; i < ways; i++) {
         verify(at[i], other, count);
-        must(hvt_world_fold(world, HVT_FOLD_MAX, at[i]->round, ROUNDS));
+        must(hvt_world_allreduce(world, HVT_MAX, at[i]->round, ROUNDS));
         hvt__sort(at[i]->round, ROUNDS);
         if (rank == 0)
             report(at[i], bytes, at[0], json);

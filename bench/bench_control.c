@@ -163,8 +163,8 @@ static bool measure(int way, int layers, size_t bucket)
     for (int i = 0; i < 2; i++)
         said[i] = (said[i] + (double)messages(i)) / (ROUNDS * (double)steps);
     ok = right(m, first, 1 + (int64_t)ROUNDS * steps);
-    must(hvt_world_fold(world, HVT_FOLD_MAX, round, ROUNDS));
-    must(hvt_world_fold(world, HVT_FOLD_SUM, said, 2));
+    must(hvt_world_allreduce(world, HVT_MAX, round, ROUNDS));
+    must(hvt_world_allreduce(world, HVT_SUM, said, 2));
     hvt__sort(round, ROUNDS);
     if (rank == 0)
         report(way, layers, hvt_distopt_buckets(d, &bytes), round, said, ok);

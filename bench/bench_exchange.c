@@ -99,14 +99,14 @@ static bool open_bound(way *w, const char *model)
     open_model(w, model);
     n = w->m->arena_count;
     must(hvt_comm_open(size > 1 ? "shm" : "self", world, dev, &w->c));
-    if (!hvt_comm_shares(w->c))
+    if (!(hvt_comm_can(w->c) & HVT_COMM_SHARE))
         return false;
     must(hvt_comm_alloc(w->c, n * sizeof *w->g, (void **)&w->g));
     must(hvt_comm_share(w->c, n * sizeof *w->w, &p));
     w->w = p;
     must(hvt_comm_share(w->c, n * sizeof *w->v, &p));
     w->v = p;
-    must(hvt_comm_combine(w->c, w->g, n, HVT_F32, see_peers, w, &t));
+    must(hvt_comm_reduce_apply(w->c, w->g, n, HVT_F32, see_peers, w, &t));
     must(hvt_comm_wait(w->c, t));
     return true;
 }
@@ -291,7 +291,7 @@ static bool bench(const char *model, size_t bucket, bool alone, FILE *json)
         at[i]->round[r < WARM_UP ? 0 : r - WARM_UP] = call(at[i], r);
     }
     for (int i = 0; i < ways; i++) {
-        must(hvt_world_fold(world, HVT_FOLD_MAX, at[i]->round, rounds));
+        must(hvt_world_allreduce(world, HVT_MAX, at[i]->round, rounds));
         hvt__sort(at[i]->round, (size_t)rounds);
         if (at[i]->kind == BOUND)
             bound = at[i];

@@ -255,12 +255,12 @@ static void sum_up(double exposed, result *r)
     }
     r->median = 1e3 * took[o.steps / 2][TOTAL];
     r->exposed = exposed / all;
-    must(hvt_world_fold(world, HVT_FOLD_SUM, r->mean, PHASES));
-    must(hvt_world_fold(world, HVT_FOLD_MIN, r->least, PHASES));
-    must(hvt_world_fold(world, HVT_FOLD_MAX, r->most, PHASES));
-    must(hvt_world_fold(world, HVT_FOLD_MAX, &r->median, 1));
-    must(hvt_world_fold(world, HVT_FOLD_MAX, &r->exposed, 1));
-    must(hvt_world_fold(world, HVT_FOLD_MAX, &all, 1));
+    must(hvt_world_allreduce(world, HVT_SUM, r->mean, PHASES));
+    must(hvt_world_allreduce(world, HVT_MIN, r->least, PHASES));
+    must(hvt_world_allreduce(world, HVT_MAX, r->most, PHASES));
+    must(hvt_world_allreduce(world, HVT_MAX, &r->median, 1));
+    must(hvt_world_allreduce(world, HVT_MAX, &r->exposed, 1));
+    must(hvt_world_allreduce(world, HVT_MAX, &all, 1));
     for (int i = 0; i < PHASES; i++)
         r->mean[i] /= hvt_world_size(world);
     r->img_s = (double)o.batch * hvt_world_size(world) * o.steps / all;
@@ -273,8 +273,8 @@ static bool same_weights(void)
 
     must(hvt_model_hash(together.model, &hash)); /* E_DIVERGED: numbers that are not finite */
     least = most = (int64_t)hash;
-    must(hvt_world_fold_i64(world, HVT_FOLD_MIN, &least, 1));
-    must(hvt_world_fold_i64(world, HVT_FOLD_MAX, &most, 1));
+    must(hvt_world_allreduce_i64(world, HVT_MIN, &least, 1));
+    must(hvt_world_allreduce_i64(world, HVT_MAX, &most, 1));
     return least == most;
 }
 
@@ -349,8 +349,8 @@ static double block(side *s, double *phases, double *ahead, double *ret_in_step)
         for (int i = 0; i < PHASES; i++)
             phases[i] += 1e3 * took[k][i];
     }
-    must(hvt_world_fold(world, HVT_FOLD_MAX, &all, 1));
-    must(hvt_world_fold(world, HVT_FOLD_MAX, total, o.steps));
+    must(hvt_world_allreduce(world, HVT_MAX, &all, 1));
+    must(hvt_world_allreduce(world, HVT_MAX, total, o.steps));
     *ret_in_step = 0;
     for (int k = 0; k < o.steps; k++) {
         *ret_in_step += total[k];
@@ -378,11 +378,11 @@ static void compare(void)
         net[p] = 1 - in_step[1] / seconds[0];
     }
     skew = 100 * ahead[1] / in_steps;
-    must(hvt_world_fold(world, HVT_FOLD_MAX, &skew, 1));
+    must(hvt_world_allreduce(world, HVT_MAX, &skew, 1));
     exposed = 1e5 * hvt_distopt_take_exposed(together.dist) / phases[0][TOTAL];
-    must(hvt_world_fold(world, HVT_FOLD_MAX, &exposed, 1));
-    must(hvt_world_fold(world, HVT_FOLD_SUM, phases[0], PHASES));
-    must(hvt_world_fold(world, HVT_FOLD_SUM, phases[1], PHASES));
+    must(hvt_world_allreduce(world, HVT_MAX, &exposed, 1));
+    must(hvt_world_allreduce(world, HVT_SUM, phases[0], PHASES));
+    must(hvt_world_allreduce(world, HVT_SUM, phases[1], PHASES));
     hvt__sort(tax, (size_t)o.pairs);
     hvt__sort(jitter, (size_t)o.pairs);
     hvt__sort(net, (size_t)o.pairs);

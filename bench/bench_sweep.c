@@ -229,7 +229,7 @@ static int run_rounds(hvt_model *m, hvt_distopt *d, double seconds)
             must(hvt_distopt_replan(d, s->bytes, 0));
             took = step(m, d);
             steps++;
-            must(hvt_world_fold(world, HVT_FOLD_MAX, &took, 1));
+            must(hvt_world_allreduce(world, HVT_MAX, &took, 1));
             s->round[rounds < 0 ? 0 : rounds] = took;
             s->buckets = hvt_distopt_buckets(d, &bytes);
         }

@@ -1,7 +1,7 @@
 /*
  * The comm over NCCL: sums on the GPU's own links, queued on a stream of their own, so that they travel
  * while backward goes on. The host waits for nothing: an operation first waits, on its stream, for what the
- * device's stream was given so far; wait() lets the device's stream wait for the operation's end.
+ * device's stream was given so far; hvt_comm_wait() lets the device's stream wait for the operation's end.
  *
  * NCCL adds in the type that travels, in an order of its own choice (the same one on every rank and, for one
  * communicator and count, in every run with a pinned algorithm); so its sums are not those of the fixed tree.
@@ -107,12 +107,6 @@ static void comm_release_nccl(hvt_comm *c, void *ptr)
     *b = st->block[--st->blocks];
 }
 
-static int comm_peers_nccl(hvt_comm *c, const void *buf, const void *ret_ptrs[])
-{
-    (void)c, (void)buf, (void)ret_ptrs;
-    return 0;
-}
-
 /* ---- life --------------------------------------------------------------------------------------- */
 
 /* What a rank shows of its GPU; fits into hvt_world's scratch. */
@@ -139,7 +133,7 @@ static hvt_status meet(hvt_comm *c)
     hvt_device_describe(c->dev, &info);
     snprintf(mine.uuid, sizeof mine.uuid, "%.40s", info.uuid);
     snprintf(mine.name, sizeof mine.name, "%.21s", info.name);
-    HVT_TRY(hvt_world_gather(w, &mine, sizeof mine, card));
+    HVT_TRY(hvt_world_allgather(w, &mine, sizeof mine, card));
     for (int b = 1; b < w->size; b++)
         for (int a = 0; a < b; a++) {
             if (!same_gpu(w, card, a, b))
@@ -197,7 +191,6 @@ static hvt_status prepare(hvt_comm *c)
     st->world = c->world;
     st->dev = c->dev;
     st->stall = hvt__stall;
-    st->issued = st->ended = st->waited = c->issued;
     HVT_TRY(hvt__nccl_guard_open(st));
     HVT_TRY(hvt__cuda_load(CUDA_NCCL));
     HVT_TRY(hvt__cuda_use(c->dev));
@@ -302,29 +295,19 @@ static void comm_slice_nccl(const hvt_comm *c, size_t count, int rank, size_t *r
     *ret_end = rank == c->world->size - 1 ? count : *ret_first + each;
 }
 
-/* An operation as NCCL is asked for it. */
-typedef struct call {
-    const char *what;
-    ncclResult_t (*ask)(const struct call *o, comm_nccl *st);
-    char *buf;
-    size_t count;
-    hvt_dtype type;
-    int root;
-} call;
-
-static ncclResult_t ask_allreduce(const call *o, comm_nccl *st)
+static ncclResult_t ask_allreduce(const hvt__op *o, comm_nccl *st)
 {
     return ncclAllReduce(o->buf, o->buf, o->count, wire(o->type), ncclSum, st->nccl, st->stream);
 }
 
-static ncclResult_t ask_broadcast(const call *o, comm_nccl *st)
+static ncclResult_t ask_broadcast(const hvt__op *o, comm_nccl *st)
 {
     return ncclBroadcast(o->buf, o->buf, o->count, ncclUint8, o->root, st->nccl, st->stream);
 }
 
 /* Equal slices by the operation of that name; the last rank's rest, shorter than 16 elements a rank and one
  * more, in the same launch. */
-static ncclResult_t ask_slices(const call *o, comm_nccl *st, bool sum)
+static ncclResult_t ask_slices(const hvt__op *o, comm_nccl *st, bool sum)
 {
     int size = st->world->size;
     size_t each = slice(o->count, size), bytes = hvt_dtype_size(o->type), done = each * (size_t)size;
@@ -343,106 +326,87 @@ static ncclResult_t ask_slices(const call *o, comm_nccl *st, bool sum)
     return r == ncclSuccess || r == ncclInProgress ? end : r;
 }
 
-static ncclResult_t ask_reduce_scatter(const call *o, comm_nccl *st)
+static ncclResult_t ask_reduce_scatter(const hvt__op *o, comm_nccl *st)
 {
     return ask_slices(o, st, true);
 }
 
-static ncclResult_t ask_allgather(const call *o, comm_nccl *st)
+static ncclResult_t ask_allgather(const hvt__op *o, comm_nccl *st)
 {
     return ask_slices(o, st, false);
 }
 
+static const struct {
+    const char *what;
+    ncclResult_t (*ask)(const hvt__op *o, comm_nccl *st);
+} kinds[] = {
+    [HVT__ALLREDUCE] = {"allreduce", ask_allreduce},
+    [HVT__REDUCE_SCATTER] = {"reduce_scatter", ask_reduce_scatter},
+    [HVT__ALLGATHER] = {"allgather", ask_allgather},
+    [HVT__BROADCAST] = {"broadcast", ask_broadcast},
+};
+
 /* With the lock held. */
-static hvt_status queue(comm_nccl *st, const call *o)
+static hvt_status launch(comm_nccl *st, const hvt__op *o)
 {
+    const char *what = kinds[o->kind].what;
     cuda_device *d = cuda_of(st->dev);
     nccl_op *op = &st->op[(st->issued + 1) % NCCL_WATCHED];
 
     HVT_TRY(hvt__nccl_alive(st));
     HVT_CHECK(st->waited == st->issued || st->op[st->issued % NCCL_WATCHED].recorded == d->recording, E_ARG,
-              "comm nccl: %s %s a recording, while ticket %llu %s it was not waited for", o->what,
+              "comm nccl: %s %s a recording, while ticket %llu %s it was not waited for", what,
               d->recording ? "in" : "after", (unsigned long long)st->issued,
               d->recording ? "from before" : "in");
     HVT_TRY(CUDA(st->dev, cudaEventRecord(st->ready, d->stream)));
     HVT_TRY(CUDA(st->dev, cudaStreamWaitEvent(st->stream, st->ready, 0)));
     if (o->count)
-        HVT_TRY(hvt__nccl_settle(st, o->ask(o, st), o->what));
+        HVT_TRY(hvt__nccl_settle(st, kinds[o->kind].ask(o, st), what));
     HVT_TRY(CUDA(st->dev, cudaEventRecord(op->done, st->stream)));
-    *op = (nccl_op){o->what, o->count, o->type, hvt__now(), d->recording, false, op->done};
+    *op = (nccl_op){what, o->count, o->type, hvt__now(), d->recording, false, op->done};
     st->records = st->records || d->recording;
     st->issued++;
     return HVT_OK;
 }
 
-static hvt_status issue(hvt_comm *c, const call *o, hvt_ticket *ret_ticket)
+static hvt_status comm_post_nccl(hvt_comm *c, const hvt__op *op, bool *ret_posted)
 {
     comm_nccl *st = c->state;
     hvt_status s;
 
     HVT_TRY(hvt__cuda_use(c->dev));
-    HVT_TRY(check_memory(c, o->what, o->buf, o->count * hvt_dtype_size(o->type)));
+    HVT_TRY(check_memory(c, kinds[op->kind].what, op->buf, op->count * hvt_dtype_size(op->type)));
     pthread_mutex_lock(&st->lock);
-    s = queue(st, o);
+    s = launch(st, op);
     pthread_mutex_unlock(&st->lock);
-    if (s == HVT_OK)
-        *ret_ticket = c->issued = st->issued;
+    *ret_posted = s == HVT_OK;
     return s;
 }
 
-static hvt_status comm_allreduce_nccl(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret)
-{
-    return issue(c, &(call){"allreduce", ask_allreduce, buf, count, t, 0}, ret);
-}
-
-static hvt_status comm_reduce_scatter_nccl(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret)
-{
-    return issue(c, &(call){"reduce_scatter", ask_reduce_scatter, buf, count, t, 0}, ret);
-}
-
-static hvt_status comm_allgather_nccl(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret)
-{
-    return issue(c, &(call){"allgather", ask_allgather, buf, count, t, 0}, ret);
-}
-
 /* The device's stream goes on when the operation has ended. The host does not wait. */
-static hvt_status comm_wait_nccl(hvt_comm *c, hvt_ticket ticket)
+static hvt_status comm_run_nccl(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
     comm_nccl *st = c->state;
     hvt_status s;
 
+    (void)op;
     pthread_mutex_lock(&st->lock);
     s = hvt__nccl_alive(st);
     pthread_mutex_unlock(&st->lock);
-    if (s != HVT_OK || ticket <= st->waited)
-        return s;
-    HVT_TRY(hvt__cuda_use(c->dev));
-    HVT_TRY(
-        CUDA(c->dev, cudaStreamWaitEvent(cuda_of(c->dev)->stream, st->op[ticket % NCCL_WATCHED].done, 0)));
-    st->waited = ticket;
-    return HVT_OK;
-}
-
-static hvt_status comm_broadcast_nccl(hvt_comm *c, void *buf, size_t bytes, int root)
-{
-    hvt_ticket ticket;
-
-    HVT_TRY(issue(c, &(call){"broadcast", ask_broadcast, buf, bytes, HVT_U8, root}, &ticket));
-    return comm_wait_nccl(c, ticket);
+    HVT_TRY(s);
+    HVT_TRY(hvt__cuda_use(dev));
+    st->waited++;
+    return CUDA(dev, cudaStreamWaitEvent(cuda_of(dev)->stream, st->op[st->waited % NCCL_WATCHED].done, 0));
 }
 
 const hvt_comm_ops hvt_comm_nccl = {
     .name = "nccl",
-    .records = true,
+    .can = HVT_COMM_CAPTURABLE | HVT_COMM_ASYNCHRONOUS,
     .open = comm_open_nccl,
     .close = comm_close_nccl,
     .alloc = comm_alloc_nccl,
     .release = comm_release_nccl,
-    .peers = comm_peers_nccl,
     .slice = comm_slice_nccl,
-    .broadcast = comm_broadcast_nccl,
-    .allreduce = comm_allreduce_nccl,
-    .reduce_scatter = comm_reduce_scatter_nccl,
-    .allgather = comm_allgather_nccl,
-    .wait = comm_wait_nccl,
+    .post = comm_post_nccl,
+    .run = comm_run_nccl,
 };

@@ -42,11 +42,11 @@ typedef struct comm_nccl {
     bool shared;         /* ranks share a GPU */
     nccl_block *block;
     int blocks;
-    hvt_ticket waited; /* the device's stream waits for all up to this one */
+    uint64_t waited; /* the device's stream waits for all operations up to this one */
 
     pthread_mutex_t lock;     /* for what follows, and for every call on `nccl` */
-    nccl_op op[NCCL_WATCHED]; /* ticket t is op[t % NCCL_WATCHED] */
-    hvt_ticket issued, ended; /* the last one, and the last one known to have ended */
+    nccl_op op[NCCL_WATCHED]; /* operation n, from 1, is op[n % NCCL_WATCHED] */
+    uint64_t issued, ended;   /* the last one, and the last one known to have ended */
     bool records;             /* a recording may hold operations, whose ends are not to be seen */
     bool broken;              /* no call on `nccl` any more */
     bool deserted;            /* because other ranks did not come: one of them knows more */

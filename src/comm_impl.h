@@ -1,111 +1,95 @@
 /*
- * comm_impl.h - what a world and a data plane must be able to do.
+ * comm_impl.h - what a comm must be able to do, and how the collectives of src/coll use it.
  *
- * Included by src/comm and cuda/. Nothing else.
+ * Included by src/comm, src/coll and cuda/. Nothing else.
  *
- * allreduce sums in place and returns at once; operations of one comm run in
- * issue order, which must be the same on every rank. Host comms add along one
- * fixed binary tree over ranks, whatever the algorithm.  wait() makes the
- * device's queue (and, on a host device, the caller) see the result.
+ * Operations of a comm wait in its one queue (queue.c) and run in the order of issue, which is the same on
+ * every rank. Host comms add along one fixed binary tree over ranks, whatever the algorithm. hvt_comm_wait()
+ * makes the device's queue (and, on a host device, the caller) see the result.
  */
 #ifndef HVT_COMM_IMPL_H
 #define HVT_COMM_IMPL_H
 
 #include "hvt/comm.h"
 #include "device_impl.h"
+#include "world_impl.h"
 
-/* Bytes on their way between two ranks of a world. */
-typedef struct hvt__parcel {
-    const void *at; /* of what is taken: memory to write */
-    size_t bytes;
-    int rank;    /* the other one */
-    bool answer; /* against the direction of the operation's data: an order of its own */
-} hvt__parcel;
-
-typedef struct hvt_world_ops {
-    const char *name;
-    /* mpi_comm: a host program's, or NULL. w: NULL on a rank that has no memory for it, so that all fail. */
-    hvt_status (*open)(hvt_world *w, const void *mpi_comm);
-    void (*close)(hvt_world *w);
-    /* small host values; every fold, comparison and agreement is made of these two */
-    hvt_status (*gather)(hvt_world *w, const void *mine, size_t bytes, void *all);
-    hvt_status (*broadcast)(hvt_world *w, void *data, size_t bytes, int root);
-    hvt_status (*barrier)(hvt_world *w);
-    void (*abort)(hvt_world *w, int exit_code);
-    /* part: of the fresh world only ops is set; a negative color leaves it so */
-    hvt_status (*split)(hvt_world *w, int color, int key, hvt_world *fresh);
-    /* Let parcels of a comm travel on its channel, and wait for them. Those between two ranks arrive in the
-     * order of the list; sizes agree on both sides. Lists of up to 2 * size parcels need no memory. A rank
-     * that has left the comm is not waited for: E_COMM names it. NULL: one rank. */
-    hvt_status (*exchange)(hvt_world *w, hvt_comm *c, const hvt__parcel *parcels, int takes, int gives);
-    /* Another thread of this process comes to send messages of this kind, or goes. E_UNSUPPORTED. NULL: it
-     * may. */
-    hvt_status (*another_thread)(hvt_world *w, bool comes);
-} hvt_world_ops;
-
-struct hvt_world {
-    const hvt_world_ops *ops;
-    int rank, size, local_rank, local_size, nodes;
-    int channels;         /* given to comms so far */
-    int comms, groups;    /* open ones, which must be closed before this world */
-    hvt_world *parent;    /* borrowed; the world that this one was split from, counted in its `groups` */
-    const hvt_world *job; /* borrowed; the world that this one is a part of; NULL: of none */
-    int *called;          /* [size] every rank's number in `job`, which messages name; NULL: its own */
-    int *node_of;         /* [size] node number of every rank */
-    char (*host)[64];     /* [size] */
-    void *scratch; /* [size] x HVT__SCRATCH bytes: words gathered where failing would leave others waiting */
-    void *state;   /* MPI communicators, ... */
-};
-
-enum { HVT__SCRATCH = 64 };
-
-extern const hvt_world_ops hvt_world_mpi, hvt_world_lone;
-
-/* Which way for which size. Each comm keeps those that it was opened with; the same on every rank. Results do
- * not depend on them. Defaults are in tree.c. */
-typedef struct hvt__comm_tuning {
-    size_t shm_ride;   /* bytes; where the other ranks' vectors are at most these in all, every rank reads all
-                          of them: one exchange in the place of two, but more bytes. <= 4096 of each rank */
-    size_t mpi_short;  /* bytes; a sum of at most this size travels whole: fewer messages, more bytes */
-    size_t mpi_window; /* elements; of a longer one that are added while the next ones travel */
-    size_t mpi_packet; /* bytes; of one message on a level of the tree that spans hosts, at most: below MPI's
-                          eager limit, so that nothing is asked first and both directions flow at once */
+/* From which size on a comm does what. Each comm keeps those that it was opened with; the same on every rank.
+ * Results do not depend on them. Defaults are in tree.c. */
+typedef struct hvt__cutoffs {
+    size_t mpi_short;   /* bytes; a sum of at most this size travels whole: fewer messages, more bytes */
+    size_t mpi_packet;  /* bytes; of one message on a level of the tree that spans hosts, at most: below MPI's
+                           eager limit, so that nothing is asked first and both directions flow at once */
+    size_t mpi_window;  /* elements of a longer sum that are added while the next ones travel */
     size_t mpi_message; /* elements in one message at most; MPI counts in int */
-} hvt__comm_tuning;
+} hvt__cutoffs;
 
-/* Why a rank takes part in a comm no longer. */
-typedef enum hvt__leaving {
-    HVT__HERE,         /* it still does */
-    HVT__BY_ITSELF,    /* it closed the comm, or failed */
-    HVT__AFTER_ANOTHER /* it gave up waiting for a rank that had left */
-} hvt__leaving;
+/* ---- operations ----------------------------------------------------------------------------- */
 
+typedef enum hvt__op_kind {
+    HVT__ALLREDUCE,
+    HVT__REDUCE_SCATTER,
+    HVT__ALLGATHER,
+    HVT__BROADCAST,
+    HVT__REDUCE_APPLY,
+    HVT__CALL /* a function of the layer above; backends never see one */
+} hvt__op_kind;
+
+/* Run the calls with tickets first ... first + n - 1; n > 1 only where `joins` is set. A failure is this
+ * call's alone, but E_COMM and E_DEVICE, after which the comm cannot go on; so can it not where the function
+ * says so (hvt__comm_break()). */
+typedef hvt_status hvt__call_fn(hvt_comm *c, hvt_ticket first, int n);
+
+typedef struct hvt__op {
+    hvt__op_kind kind;
+    hvt_dtype type;
+    int root;
+    void *buf;
+    size_t count;               /* elements; bytes of a broadcast */
+    hvt_reduce_apply_fn *apply; /* of HVT__REDUCE_APPLY */
+    void *ctx;
+    hvt__call_fn *call; /* of HVT__CALL */
+    bool joins;         /* runs together with those of the same function that are issued right behind it */
+    _Alignas(16) char args[128]; /* of HVT__CALL; see hvt__queue_args() */
+} hvt__op;
+
+typedef struct hvt__queue {
+    hvt__op *op; /* a ring */
+    size_t room; /* a power of two; it doubles, so that a step takes no memory once the largest was seen */
+    hvt_ticket issued, posted, run;
+    hvt_ticket ended;  /* ran, and a fence came after */
+    hvt_status broken; /* of the first failure after which the comm cannot go on */
+    char why[160];     /* what was said of it then */
+    bool told;         /* that it cannot, to the caller */
+} hvt__queue;
+
+/* What a backend does. All of it but left and leave is called by one thread at a time: the caller's, or
+ * while it has work the worker's (worker.c). */
 typedef struct hvt_comm_ops {
     const char *name;
+    unsigned can;  /* hvt_comm_can() */
+    bool messages; /* its operations send messages of the world's kind */
     hvt_status (*open)(hvt_comm *c);
     void (*close)(hvt_comm *c);
     hvt_status (*alloc)(hvt_comm *c, size_t bytes, void **ret_ptr); /* memory that peers may read */
+    hvt_status (*share)(hvt_comm *c, size_t bytes, void **ret_ptr); /* one block for a node's ranks; zeroed.
+                                                                       NULL: it cannot */
     void (*release)(hvt_comm *c, void *ptr);
-    int (*peers)(hvt_comm *c, const void *buf, const void *ret_ptrs[]); /* 0: not readable */
-    void (*slice)(const hvt_comm *c, size_t count, int rank, size_t *ret_first, size_t *ret_end); /* NULL: the
-                                                                                                    tree's */
-    hvt_status (*broadcast)(hvt_comm *c, void *buf, size_t bytes, int root);
-    hvt_status (*allreduce)(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret_ticket);
-    hvt_status (*reduce_scatter)(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret_ticket);
-    hvt_status (*allgather)(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret_ticket);
-    hvt_status (*wait)(hvt_comm *c, hvt_ticket ticket);
-    /* What was issued goes on as far as it can without waiting. NULL: not before wait. */
-    hvt_status (*progress)(hvt_comm *c);
+    /* NULL: the tree's */
+    void (*slice)(const hvt_comm *c, size_t count, int rank, size_t *ret_first, size_t *ret_end);
+    /* Announce the operation that comes after those posted so far, and wait for nobody. *ret_posted stays
+     * false where that cannot be done yet: then it comes again, or run comes without it. NULL: nothing to
+     * announce. */
+    hvt_status (*post)(hvt_comm *c, const hvt__op *op, bool *ret_posted);
+    /* Perform the operation after those that ran so far; arithmetic on dev, which is this thread's. */
+    hvt_status (*run)(hvt_comm *c, hvt_device *dev, const hvt__op *op);
+    /* All that ran has ended on every rank: buffers are the caller's again. NULL: they are when run returns.
+     */
+    hvt_status (*fence)(hvt_comm *c);
     /* Has this rank left the comm, and why? Asked while somebody waits for it. NULL: nobody can tell. */
     hvt__leaving (*left)(hvt_comm *c, int rank);
     /* Tell the others, once, that this rank takes part in nothing any more. NULL where left is. */
     void (*leave)(hvt_comm *c, hvt__leaving why);
-    bool records;  /* its operations may be recorded with the device's */
-    bool messages; /* its operations send messages of the world's kind */
-    /* NULL: not for this comm */
-    hvt_status (*share)(hvt_comm *c, size_t bytes, void **ret_ptr); /* one block for a node's ranks; zeroed */
-    hvt_status (*combine)(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_combine_fn *fn, void *ctx,
-                          hvt_ticket *ret_ticket);
 } hvt_comm_ops;
 
 struct hvt_comm {
@@ -113,21 +97,41 @@ struct hvt_comm {
     hvt_world *world; /* borrowed */
     hvt_device *dev;  /* borrowed */
     void *state;
-    hvt_ticket issued;      /* last ticket that ops handed out */
-    hvt_ticket front;       /* last one that a user got: of ops, or of a call; see coll.c */
-    int channel;            /* of the world, for parcels of this comm */
-    hvt__comm_tuning tuned; /* as they were when it was opened */
-    struct hvt__calls *calls;
-    struct hvt__overlap *overlap; /* NULL: no worker */
-    int blocks;                   /* allocated and not released */
-    bool chosen;                  /* by "auto", which may think again while blocks is 0 */
+    hvt__queue queue;
+    struct hvt__worker *worker; /* NULL: operations run in hvt_comm_wait() */
+    hvt__party party;           /* for messages of this comm's collectives */
+    uint64_t collectives;       /* checked ones so far: as many on every rank */
+    hvt__cutoffs cutoffs;
+    void **block; /* [blocks] allocated and not released */
+    int blocks;
+    bool chosen; /* by "auto", which may think again while blocks is 0 */
 };
-
-/* How long an operation may be under way; what comms with a watchdog of their own take when they are opened.
- */
-extern hvt_stall hvt__stall;
 
 extern const hvt_comm_ops hvt_comm_self, hvt_comm_shm, hvt_comm_mpi, hvt_comm_hier, hvt_comm_staged,
     hvt_comm_nccl;
+
+/* ---- for collectives ------------------------------------------------------------------------ */
+
+/* E_COMM after a failure: can the comm go on? */
+hvt_status hvt__queue_check(const hvt_comm *c);
+hvt_status hvt__queue_add(hvt_comm *c, const hvt__op *op, hvt_ticket *ret_ticket);
+/* In a call: its arguments. */
+const void *hvt__queue_args(const hvt_comm *c, hvt_ticket ticket);
+/* In a call: all that ran before it has ended on every rank. */
+hvt_status hvt__queue_fence(hvt_comm *c);
+/* In a call: an operation of the comm's own, as a part of it. */
+hvt_status hvt__queue_run_now(hvt_comm *c, const hvt__op *op);
+/* The comm cannot go on, and the other ranks are told; returns s. */
+hvt_status hvt__comm_break(hvt_comm *c, hvt_status s);
+
+/* Boundary i of n balanced slices of `count` elements, in multiples of 16. The boundaries of n slices are
+ * among those of 2n: halving a slice of the one yields two of the other. */
+static inline size_t hvt__cut(size_t count, int i, int n)
+{
+    size_t units = (count + 15) / 16, whole = units / (size_t)n, rest = units % (size_t)n;
+    size_t at = 16 * (whole * (size_t)i + rest * (size_t)i / (size_t)n);
+
+    return at < count ? at : count;
+}
 
 #endif /* HVT_COMM_IMPL_H */

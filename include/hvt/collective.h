@@ -37,8 +37,6 @@
 extern "C" {
 #endif
 
-typedef enum hvt_reduction { HVT_SUM, HVT_AVERAGE, HVT_MIN, HVT_MAX, HVT_PRODUCT } hvt_reduction;
-
 /** Factors of every element before and after a reduction. Where a pointer to this is NULL, both are 1. */
 typedef struct hvt_scale {
     double pre, post;

@@ -109,9 +109,7 @@ extern "C" {
       "gradients sent together; 0: layer by layer; all: once (tune finds what is fastest)")                  \
     X(size, first_bucket, "1MiB", 0, RUN, "SIZE", "the first one, small so that the exchange starts early")  \
     X(str, thresholds, "", 0, JOB, "NAME=N,...",                                                             \
-      "sizes at which comms change their way: shm-ride, mpi-short, mpi-packet (bytes), mpi-window "          \
-      "(elements); "                                                                                         \
-      "see tune")                                                                                            \
+      "bytes from which on comms mpi and hier do something else: mpi-short, mpi-packet; see tune")           \
     X(pick, wire, "f32", 0, RUN, "f32|f16|bf16|powersgd:R",                                                  \
       "type of gradients on the way, or as factors of rank R; sums are in f32 (comm nccl: in that type)")    \
     X(pick, overlap, "auto", 0, JOB, "auto|off|worker",                                                      \

@@ -3,16 +3,15 @@
  */
 #include "base_impl.h"
 #include "config.h"
-#include "coll.h"
-#include "watch.h"
+#include "comm_internal.h"
+#include "world/watch.h"
 
 #include <sched.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-hvt_stall hvt__stall = {.warn = 30, .abort = 300};
 
 static const hvt_comm_ops *const self = &hvt_comm_self, *const shm = &hvt_comm_shm;
 #if HVT_HAVE_MPI
@@ -100,19 +99,14 @@ static hvt_status choose(const char *name, const hvt_device *dev, hvt_comm *cons
     return HVT_OK;
 }
 
-/* Ranks that open different comms, or one with other thresholds, would wait for different messages. */
-static hvt_status compare(hvt_world *w, const char *name, const hvt__comm_tuning *t)
+/* Ranks that open different comms, or one with other cutoffs, would wait for different messages. */
+static hvt_status compare(hvt_world *w, const char *name, const hvt__cutoffs *t)
 {
-    char values[4][24];
-    const hvt_item items[] = {{"comm", name},
-                              {"shm-ride", values[0]},
-                              {"mpi-short", values[1]},
-                              {"mpi-window", values[2]},
-                              {"mpi-packet", values[3]}};
-    const size_t sizes[] = {t->shm_ride, t->mpi_short, t->mpi_window, t->mpi_packet};
+    char values[2][24];
+    const hvt_item items[] = {{"comm", name}, {"mpi-short", values[0]}, {"mpi-packet", values[1]}};
 
-    for (size_t i = 0; i < HVT_LEN(sizes); i++)
-        snprintf(values[i], sizeof values[i], "%zu", sizes[i]);
+    snprintf(values[0], sizeof values[0], "%zu", t->mpi_short);
+    snprintf(values[1], sizeof values[1], "%zu", t->mpi_packet);
     return hvt_world_compare(w, items, HVT_LEN(items));
 }
 
@@ -127,16 +121,16 @@ hvt_status hvt_comm_open(const char *name, hvt_world *world, hvt_device *dev, hv
     s = choose(name, dev, ret_comm, &ops);
     if (s == HVT_OK) {
         c = calloc(1, sizeof *c);
-        s = c ? hvt__calls_open(c) : HVT_FAIL(E_MEM, "no memory for a comm");
+        s = c ? hvt__queue_open(c) : HVT_FAIL(E_MEM, "no memory for a comm");
     }
     HVT_TRY_OR(fail, hvt_world_agree(world, s));
-    c->tuned = hvt__comm_tuned;
-    HVT_TRY_OR(fail, compare(world, name, &c->tuned));
+    c->cutoffs = hvt__cutoffs_next;
+    HVT_TRY_OR(fail, compare(world, name, &c->cutoffs));
     known = ops != NULL;
     c->world = world;
     c->dev = dev;
     c->chosen = !known;
-    c->channel = world->channels++;
+    c->party = hvt__comm_party(world->channels++);
     if (!known)
         ops = best(world, dev);
     shares = ops == shm || ops == hier;
@@ -150,7 +144,7 @@ hvt_status hvt_comm_open(const char *name, hvt_world *world, hvt_device *dev, hv
     return HVT_OK;
 fail:
     if (c)
-        hvt__calls_close(c);
+        hvt__queue_close(c);
     free(c);
     return s;
 }
@@ -169,34 +163,48 @@ void hvt_comm_close(hvt_comm **comm)
             c->ops->name, c->blocks);
         return;
     }
+    hvt__worker_stop(c);
     c->ops->close(c);
     c->world->comms--;
     hvt__use(&c->dev->users, HVT__USER_COMM, -1);
-    hvt__calls_close(c);
+    hvt__queue_close(c);
+    free(c->block);
     free(c);
     *comm = NULL;
 }
 
 /* ---- ranks that leave a comm while others wait for them ------------------------------------------ */
 
-hvt_status hvt__comm_lost(hvt_comm *c, const int *peer, int n, const char *what)
+static hvt_comm *comm_of(const hvt__party *party)
 {
-    const hvt_world *w = c->world;
-    int gone = -1, cause;
+    return (hvt_comm *)((uintptr_t)party - offsetof(hvt_comm, party));
+}
 
-    for (int i = 0; i < n && gone < 0; i++)
-        if (peer[i] != w->rank && c->ops->left(c, peer[i]) != HVT__HERE)
-            gone = peer[i];
-    if (gone < 0)
-        return HVT_OK;
-    cause = gone;
+static hvt__leaving left(const hvt__party *party, int rank)
+{
+    hvt_comm *c = comm_of(party);
+
+    return c->ops->left ? c->ops->left(c, rank) : HVT__HERE;
+}
+
+static hvt_status lost(const hvt__party *party, int rank, const char *what)
+{
+    hvt_comm *c = comm_of(party);
+    const hvt_world *w = c->world;
+    int cause = rank;
+
     for (int r = w->size - 1; r >= 0; r--) /* the cause before its consequences */
         if (r != w->rank && c->ops->left(c, r) == HVT__BY_ITSELF)
             cause = r;
     c->ops->leave(c, HVT__AFTER_ANOTHER);
     return HVT_FAIL(E_COMM, "rank %d (%s) has left the comm; rank %d was waiting for rank %d to %s",
-                    hvt__called(w, cause), w->host[cause], hvt__called(w, w->rank), hvt__called(w, gone),
+                    hvt__called(w, cause), w->host[cause], hvt__called(w, w->rank), hvt__called(w, rank),
                     what);
+}
+
+hvt__party hvt__comm_party(int channel)
+{
+    return (hvt__party){.channel = channel, .left = left, .lost = lost};
 }
 
 bool hvt__comm_part(hvt_comm *c)
@@ -235,15 +243,7 @@ bool hvt__comm_part(hvt_comm *c)
     return !here;
 }
 
-hvt_status hvt_comm_overlap(hvt_comm *comm, const hvt_overlap *how)
-{
-    HVT_CHECK(comm, E_ARG, "no comm for a worker");
-    HVT_CHECK(comm->dev->ops->host, E_UNSUPPORTED, "no worker for comm %s on device %s", comm->ops->name,
-              comm->dev->ops->name);
-    HVT_TRY(hvt_comm_wait(comm, comm->front));
-    hvt__overlap_end(comm);
-    return how ? hvt__overlap_begin(comm, how) : HVT_OK;
-}
+/* ---- what it is ---------------------------------------------------------------------------------- */
 
 const char *hvt_comm_name(const hvt_comm *comm)
 {
@@ -255,179 +255,9 @@ hvt_world *hvt_comm_world(const hvt_comm *comm)
     return comm ? comm->world : NULL;
 }
 
-static hvt_status alloc_here(hvt_comm *c, size_t bytes, void **ret_ptr)
+unsigned hvt_comm_can(const hvt_comm *comm)
 {
-    void *ptr = NULL;
-    hvt_status s = hvt_world_agree(c->world, c->ops->alloc(c, bytes, &ptr));
-
-    if (s != HVT_OK) {
-        c->ops->release(c, ptr);
-        return s;
-    }
-    c->blocks++;
-    *ret_ptr = ptr;
-    return HVT_OK;
-}
-
-hvt_status hvt_comm_alloc(hvt_comm *comm, size_t bytes, void **ret_ptr)
-{
-    hvt_comm old;
-    hvt_status s;
-
-    HVT_CHECK(comm && ret_ptr, E_ARG, "no comm, or no place for the address, for %zu bytes", bytes);
-    old = *comm;
-    s = alloc_here(comm, bytes, ret_ptr);
-    if (s == HVT_OK)
-        return HVT_OK;
-    if (!comm->chosen || (comm->ops != shm && comm->ops != hier) || comm->blocks || !mpi ||
-        (s != HVT_E_MEM && s != HVT_E_UNSUPPORTED))
-        return hvt__pass(s, __FILE__, __LINE__, "alloc");
-    HVT_TRY(hvt_comm_wait(comm, comm->front)); /* the other comm knows nothing of what is on its way */
-    HVT_TRY(fall_back(comm, old.ops));
-    old.ops->close(&old);
-    return alloc_here(comm, bytes, ret_ptr);
-}
-
-void hvt_comm_release(hvt_comm *comm, void *ptr)
-{
-    if (!comm || !ptr)
-        return;
-    if (hvt__calls_waiting(comm)) /* they may use it; a failure is told again by what comes next */
-        hvt_comm_wait(comm, comm->front);
-    comm->ops->release(comm, ptr);
-    comm->blocks--;
-}
-
-hvt_status hvt_comm_broadcast(hvt_comm *comm, void *buf, size_t bytes, int root)
-{
-    HVT_CHECK(comm, E_ARG, "broadcast: no comm");
-    HVT_CHECK(root >= 0 && root < comm->world->size, E_ARG, "root %d is not one of %d ranks", root,
-              comm->world->size);
-    HVT_CHECK(buf || !bytes, E_ARG, "no buffer for a broadcast of %zu bytes", bytes);
-    HVT_TRY(hvt__calls_check(comm));
-    if (hvt__calls_waiting(comm))
-        HVT_TRY(hvt_comm_wait(comm, comm->front));
-    return comm->ops->broadcast(comm, buf, bytes, root);
-}
-
-static hvt_status check_sum(const hvt_comm *c, const void *buf, size_t count, hvt_dtype dtype,
-                            const hvt_ticket *ret_ticket)
-{
-    HVT_CHECK(c, E_ARG, "no comm to sum %zu elements with", count);
-    HVT_CHECK(ret_ticket && (buf || !count), E_ARG, "no buffer or no ticket for %zu elements", count);
-    HVT_CHECK(dtype == HVT_F32 || dtype == HVT_F16 || dtype == HVT_BF16, E_ARG,
-              "ranks exchange f32, f16 and bf16, not %s", hvt_dtype_name(dtype));
-    return hvt__calls_check(c);
-}
-
-hvt_status hvt__comm_issue(hvt_comm *c, hvt__kind kind, void *buf, size_t count, hvt_dtype t,
-                           hvt_ticket *ret_ticket)
-{
-    switch (kind) {
-    case HVT__REDUCE_SCATTER:
-        return c->ops->reduce_scatter(c, buf, count, t, ret_ticket);
-    case HVT__ALLGATHER:
-        return c->ops->allgather(c, buf, count, t, ret_ticket);
-    default:
-        return c->ops->allreduce(c, buf, count, t, ret_ticket);
-    }
-}
-
-static hvt_status issue(hvt_comm *c, hvt__kind kind, void *buf, size_t count, hvt_dtype t,
-                        hvt_ticket *ret_ticket)
-{
-    hvt_ticket inner;
-
-    HVT_TRY(check_sum(c, buf, count, t, ret_ticket));
-    if (hvt__calls_waiting(c))
-        return hvt__calls_add(
-            c, &(hvt__call){.action = HVT__CALL_COMM, .kind = kind, .type = t, .count = count, .out = buf},
-            ret_ticket);
-    HVT_TRY(hvt__comm_issue(c, kind, buf, count, t, &inner));
-    *ret_ticket = ++c->front;
-    return HVT_OK;
-}
-
-hvt_status hvt_comm_allreduce(hvt_comm *comm, void *buf, size_t count, hvt_dtype dtype,
-                              hvt_ticket *ret_ticket)
-{
-    return issue(comm, HVT__ALLREDUCE, buf, count, dtype, ret_ticket);
-}
-
-hvt_status hvt_comm_reduce_scatter(hvt_comm *comm, void *buf, size_t count, hvt_dtype dtype,
-                                   hvt_ticket *ret_ticket)
-{
-    return issue(comm, HVT__REDUCE_SCATTER, buf, count, dtype, ret_ticket);
-}
-
-hvt_status hvt_comm_allgather(hvt_comm *comm, void *buf, size_t count, hvt_dtype dtype,
-                              hvt_ticket *ret_ticket)
-{
-    return issue(comm, HVT__ALLGATHER, buf, count, dtype, ret_ticket);
-}
-
-bool hvt_comm_records(const hvt_comm *comm)
-{
-    return comm && comm->ops->records;
-}
-
-bool hvt_comm_shares(const hvt_comm *comm)
-{
-    return comm && comm->ops->share;
-}
-
-bool hvt_comm_ahead(const hvt_comm *comm)
-{
-    return comm && (comm->overlap || comm->ops->records);
-}
-
-bool hvt_comm_progresses(const hvt_comm *comm)
-{
-    return comm && comm->ops->progress;
-}
-
-hvt_status hvt_comm_progress(hvt_comm *comm)
-{
-    HVT_CHECK(comm, E_ARG, "no comm whose operations could go on");
-    return comm->ops->progress && !hvt__calls_waiting(comm) ? comm->ops->progress(comm) : HVT_OK;
-}
-
-bool hvt_comm_combines(const hvt_comm *comm)
-{
-    return comm && comm->ops->combine;
-}
-
-hvt_status hvt_comm_share(hvt_comm *comm, size_t bytes, void **ret_ptr)
-{
-    void *ptr = NULL;
-    hvt_status s;
-
-    HVT_CHECK(comm && ret_ptr, E_ARG, "no comm, or no place for the address, for %zu bytes", bytes);
-    HVT_CHECK(comm->ops->share, E_UNSUPPORTED, "ranks of comm '%s' do not share memory", comm->ops->name);
-    s = hvt_world_agree(comm->world, comm->ops->share(comm, bytes, &ptr));
-    if (s != HVT_OK) {
-        comm->ops->release(comm, ptr);
-        return hvt__pass(s, __FILE__, __LINE__, "share");
-    }
-    comm->blocks++;
-    *ret_ptr = ptr;
-    return HVT_OK;
-}
-
-hvt_status hvt_comm_combine(hvt_comm *comm, void *buf, size_t count, hvt_dtype dtype, hvt_combine_fn *fn,
-                            void *ctx, hvt_ticket *ret_ticket)
-{
-    hvt_ticket inner;
-
-    HVT_TRY(check_sum(comm, buf, count, dtype, ret_ticket));
-    HVT_CHECK(fn, E_ARG, "nothing to combine %zu elements with", count);
-    HVT_CHECK(comm->ops->combine, E_UNSUPPORTED, "ranks of comm '%s' do not see each other's memory",
-              comm->ops->name);
-    if (hvt__calls_waiting(comm))
-        HVT_TRY(hvt_comm_wait(comm, comm->front));
-    HVT_TRY(comm->ops->combine(comm, buf, count, dtype, fn, ctx, &inner));
-    *ret_ticket = ++comm->front;
-    return HVT_OK;
+    return comm ? comm->ops->can | (comm->worker ? HVT_COMM_ASYNCHRONOUS : 0) : 0;
 }
 
 void hvt_comm_slice(const hvt_comm *comm, size_t count, int rank, size_t *ret_first, size_t *ret_end)
@@ -439,19 +269,162 @@ void hvt_comm_slice(const hvt_comm *comm, size_t count, int rank, size_t *ret_fi
     *ret_first = *ret_end = 0;
     if (rank < 0 || rank >= size)
         return;
-    place = hvt__slice_of(rank, size);
     if (comm->ops->slice) {
         comm->ops->slice(comm, count, rank, ret_first, ret_end);
         return;
     }
+    place = hvt__slice_of(rank, size);
     *ret_first = hvt__cut(count, place, size);
     *ret_end = hvt__cut(count, place + 1, size);
+}
+
+/* ---- memory -------------------------------------------------------------------------------------- */
+
+typedef hvt_status allocate_fn(hvt_comm *c, size_t bytes, void **ret_ptr);
+
+/* On all ranks, or on none. */
+static hvt_status allocate(hvt_comm *c, allocate_fn *fn, size_t bytes, void **ret_ptr)
+{
+    void *ptr = NULL, **more = realloc(c->block, (size_t)(c->blocks + 1) * sizeof *more);
+    hvt_status s = HVT_OK;
+
+    if (more)
+        c->block = more;
+    else
+        s = HVT_FAIL(E_MEM, "no memory to keep %d blocks of a comm", c->blocks + 1);
+    HVT_TRY(hvt_world_agree(c->world, s));
+    s = hvt_world_agree(c->world, fn(c, bytes, &ptr));
+    if (s != HVT_OK) {
+        c->ops->release(c, ptr);
+        return s;
+    }
+    *ret_ptr = c->block[c->blocks++] = ptr;
+    return HVT_OK;
+}
+
+hvt_status hvt_comm_alloc(hvt_comm *comm, size_t bytes, void **ret_ptr)
+{
+    hvt_comm old;
+    hvt_status s;
+
+    HVT_CHECK(comm && ret_ptr, E_ARG, "no comm, or no place for the address, for %zu bytes", bytes);
+    hvt__worker_rest(comm);
+    s = allocate(comm, comm->ops->alloc, bytes, ret_ptr);
+    if (s == HVT_OK)
+        return HVT_OK;
+    if (!comm->chosen || (comm->ops != shm && comm->ops != hier) || comm->worker || comm->blocks || !mpi ||
+        (s != HVT_E_MEM && s != HVT_E_UNSUPPORTED))
+        return hvt__pass(s, __FILE__, __LINE__, "alloc");
+    HVT_TRY(hvt_comm_wait(comm, comm->queue.issued)); /* the other comm knows nothing of what is on its way */
+    old = *comm;
+    HVT_TRY(fall_back(comm, old.ops));
+    old.ops->close(&old);
+    return allocate(comm, comm->ops->alloc, bytes, ret_ptr);
+}
+
+hvt_status hvt_comm_share(hvt_comm *comm, size_t bytes, void **ret_ptr)
+{
+    hvt_status s;
+
+    HVT_CHECK(comm && ret_ptr, E_ARG, "no comm, or no place for the address, for %zu bytes", bytes);
+    HVT_CHECK(comm->ops->share, E_UNSUPPORTED, "ranks of comm '%s' do not share memory", comm->ops->name);
+    hvt__worker_rest(comm);
+    s = allocate(comm, comm->ops->share, bytes, ret_ptr);
+    return s == HVT_OK ? s : hvt__pass(s, __FILE__, __LINE__, "share");
+}
+
+void hvt_comm_release(hvt_comm *comm, void *ptr)
+{
+    int i = 0;
+
+    if (!comm || !ptr)
+        return;
+    while (i < comm->blocks && comm->block[i] != ptr)
+        i++;
+    if (i == comm->blocks) {
+        hvt__log(HVT_LOG_ERROR, "comm %s: %p is no block of its memory, or was released before",
+                 comm->ops->name, ptr);
+        return;
+    }
+    hvt_comm_wait(comm, comm->queue.issued); /* what may use it; a failure is told again by what comes next */
+    comm->ops->release(comm, ptr);
+    comm->block[i] = comm->block[--comm->blocks];
+}
+
+/* ---- operations ---------------------------------------------------------------------------------- */
+
+static hvt_status issue(hvt_comm *c, const hvt__op *op, hvt_ticket *ret_ticket)
+{
+    HVT_CHECK(c, E_ARG, "no comm to sum %zu elements with", op->count);
+    HVT_CHECK(ret_ticket && (op->buf || !op->count), E_ARG, "no buffer or no ticket for %zu elements",
+              op->count);
+    HVT_CHECK(op->type == HVT_F32 || op->type == HVT_F16 || op->type == HVT_BF16, E_ARG,
+              "ranks exchange f32, f16 and bf16, not %s", hvt_dtype_name(op->type));
+    return hvt__queue_add(c, op, ret_ticket);
+}
+
+hvt_status hvt_comm_allreduce(hvt_comm *comm, void *buf, size_t count, hvt_dtype dtype,
+                              hvt_ticket *ret_ticket)
+{
+    return issue(comm, &(hvt__op){.kind = HVT__ALLREDUCE, .buf = buf, .count = count, .type = dtype},
+                 ret_ticket);
+}
+
+hvt_status hvt_comm_reduce_scatter(hvt_comm *comm, void *buf, size_t count, hvt_dtype dtype,
+                                   hvt_ticket *ret_ticket)
+{
+    return issue(comm, &(hvt__op){.kind = HVT__REDUCE_SCATTER, .buf = buf, .count = count, .type = dtype},
+                 ret_ticket);
+}
+
+hvt_status hvt_comm_allgather(hvt_comm *comm, void *buf, size_t count, hvt_dtype dtype,
+                              hvt_ticket *ret_ticket)
+{
+    return issue(comm, &(hvt__op){.kind = HVT__ALLGATHER, .buf = buf, .count = count, .type = dtype},
+                 ret_ticket);
+}
+
+hvt_status hvt_comm_reduce_apply(hvt_comm *comm, void *buf, size_t count, hvt_dtype dtype,
+                                 hvt_reduce_apply_fn *fn, void *ctx, hvt_ticket *ret_ticket)
+{
+    HVT_CHECK(comm, E_ARG, "no comm to sum %zu elements with", count);
+    HVT_CHECK(fn, E_ARG, "nothing to apply to %zu elements", count);
+    HVT_CHECK(comm->ops->can & HVT_COMM_REDUCE_APPLY, E_UNSUPPORTED,
+              "ranks of comm '%s' do not see each other's memory", comm->ops->name);
+    return issue(
+        comm,
+        &(hvt__op){
+            .kind = HVT__REDUCE_APPLY, .buf = buf, .count = count, .type = dtype, .apply = fn, .ctx = ctx},
+        ret_ticket);
+}
+
+hvt_status hvt_comm_broadcast(hvt_comm *comm, void *buf, size_t bytes, int root)
+{
+    const hvt__op op = {.kind = HVT__BROADCAST, .buf = buf, .count = bytes, .type = HVT_U8, .root = root};
+    hvt_ticket ticket;
+
+    HVT_CHECK(comm, E_ARG, "broadcast: no comm");
+    HVT_CHECK(root >= 0 && root < comm->world->size, E_ARG, "root %d is not one of %d ranks", root,
+              comm->world->size);
+    HVT_CHECK(buf || !bytes, E_ARG, "no buffer for a broadcast of %zu bytes", bytes);
+    HVT_TRY(hvt__queue_add(comm, &op, &ticket));
+    return hvt_comm_wait(comm, ticket);
 }
 
 hvt_status hvt_comm_wait(hvt_comm *comm, hvt_ticket ticket)
 {
     HVT_CHECK(comm, E_ARG, "no comm to wait for");
-    HVT_CHECK(ticket <= comm->front, E_ARG, "ticket %llu was never issued; the last one is %llu",
-              (unsigned long long)ticket, (unsigned long long)comm->front);
-    return hvt__calls_wait(comm, ticket);
+    HVT_CHECK(ticket <= comm->queue.issued, E_ARG, "ticket %llu was never issued; the last one is %llu",
+              (unsigned long long)ticket, (unsigned long long)comm->queue.issued);
+    return hvt__queue_wait(comm, ticket);
+}
+
+hvt_status hvt_comm_overlap(hvt_comm *comm, const hvt_overlap *how)
+{
+    HVT_CHECK(comm, E_ARG, "no comm for a worker");
+    HVT_CHECK(comm->dev->ops->host, E_UNSUPPORTED, "no worker for comm %s on device %s", comm->ops->name,
+              comm->dev->ops->name);
+    HVT_TRY(hvt_comm_wait(comm, comm->queue.issued));
+    hvt__worker_stop(comm);
+    return how ? hvt__worker_start(comm, how) : HVT_OK;
 }

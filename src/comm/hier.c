@@ -14,13 +14,12 @@
  * writes the bytes that are there.
  */
 #include "base_impl.h"
-#include "mpi_call.h"
-#include "room.h"
+#include "world/mpi_call.h"
+#include "comm_internal.h"
 
 #include <stdlib.h>
 
 typedef struct comm_hier {
-    hvt__pending pending;
     int levels;       /* of the tree, inside nodes */
     hvt_world *node;  /* this node's ranks */
     hvt_comm *inside; /* shm over node */
@@ -38,7 +37,6 @@ static void comm_close_hier(hvt_comm *c)
     hvt_comm_close(&st->inside);
     hvt_comm_close(&st->above);
     hvt_world_close(&st->node);
-    free(st->pending.jobs);
     free(st);
     c->state = NULL;
 }
@@ -72,7 +70,6 @@ static hvt_status comm_open_hier(hvt_comm *c)
         s = HVT_FAIL(E_MEM, "no memory for a comm");
     HVT_TRY(hvt_world_agree(c->world, s));
     HVT_TRY(hvt__levels_inside(c->world, &st->levels));
-    st->pending.run = st->pending.issued = c->issued;
     HVT_TRY(open_node(c));
     return hvt_comm_open("mpi", c->world, c->dev, &st->above);
 }
@@ -95,38 +92,32 @@ static void comm_release_hier(hvt_comm *c, void *ptr)
 {
     comm_hier *st = c->state;
 
-    if (ptr)
-        c->ops->wait(c, c->issued); /* what was issued on it; a failure has been or will be told by wait */
     hvt_comm_release(st->inside, ptr);
-}
-
-static int comm_peers_hier(hvt_comm *c, const void *buf, const void *ret_ptrs[])
-{
-    (void)c, (void)buf, (void)ret_ptrs;
-    return 0;
 }
 
 /* ---- operations --------------------------------------------------------------------------- */
 
 /* On the node's ranks alone. */
-static hvt_status run_inside(comm_hier *st, hvt__kind kind, const hvt__job *j)
+static hvt_status run_inside(comm_hier *st, hvt_device *dev, hvt__op_kind kind, const hvt__op *op)
 {
-    hvt_ticket t;
+    hvt__op inside = *op;
 
-    HVT_TRY(hvt__comm_issue(st->inside, kind, j->buf, j->count, j->type, &t));
-    return st->inside->ops->wait(st->inside, t);
+    inside.kind = kind;
+    HVT_TRY(st->inside->ops->run(st->inside, dev, &inside));
+    return st->inside->ops->fence(st->inside);
 }
 
-static hvt_status perform(hvt_comm *c, const hvt__job *j)
+static hvt_status run(comm_hier *st, hvt_device *dev, const hvt__op *op)
 {
-    comm_hier *st = c->state;
-    bool whole = hvt__mpi_whole(c, j);
+    bool whole = hvt__mpi_whole(st->above, op);
 
-    if (j->kind != HVT__ALLGATHER)
-        HVT_TRY(run_inside(st, whole ? HVT__ALLREDUCE : HVT__REDUCE_SCATTER, j));
-    HVT_TRY(hvt__mpi_above(st->above, j, st->levels));
-    if (j->kind != HVT__REDUCE_SCATTER && !whole)
-        HVT_TRY(run_inside(st, HVT__ALLGATHER, j));
+    if (op->kind == HVT__BROADCAST)
+        return hvt__mpi_above(st->above, dev, op, 0);
+    if (op->kind != HVT__ALLGATHER)
+        HVT_TRY(run_inside(st, dev, whole ? HVT__ALLREDUCE : HVT__REDUCE_SCATTER, op));
+    HVT_TRY(hvt__mpi_above(st->above, dev, op, st->levels));
+    if (op->kind != HVT__REDUCE_SCATTER && !whole)
+        HVT_TRY(run_inside(st, dev, HVT__ALLGATHER, op));
     return HVT_OK;
 }
 
@@ -145,37 +136,25 @@ static void comm_leave_hier(hvt_comm *c, hvt__leaving why)
     st->above->ops->leave(st->above, why);
 }
 
-static hvt_status comm_wait_hier(hvt_comm *c, hvt_ticket ticket)
+static hvt_status comm_run_hier(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
-    hvt_status s = hvt__pending_run(c, ticket, perform);
+    hvt_status s = run(c->state, dev, op);
 
     if (s != HVT_OK)
         comm_leave_hier(c, HVT__AFTER_ANOTHER); /* where it has not left already */
     return s;
 }
 
-static hvt_status comm_broadcast_hier(hvt_comm *c, void *buf, size_t bytes, int root)
-{
-    comm_hier *st = c->state;
-
-    HVT_TRY(comm_wait_hier(c, c->issued));
-    return st->above->ops->broadcast(st->above, buf, bytes, root);
-}
-
 const hvt_comm_ops hvt_comm_hier = {
     .name = "hier",
+    .can = HVT_COMM_SHARE,
     .messages = true,
     .open = comm_open_hier,
     .close = comm_close_hier,
     .alloc = comm_alloc_hier,
-    .release = comm_release_hier,
-    .peers = comm_peers_hier,
-    .broadcast = comm_broadcast_hier,
-    .allreduce = hvt__pending_allreduce,
-    .reduce_scatter = hvt__pending_reduce_scatter,
-    .allgather = hvt__pending_allgather,
-    .wait = comm_wait_hier,
     .share = comm_share_hier,
+    .release = comm_release_hier,
+    .run = comm_run_hier,
     .left = comm_left_hier,
     .leave = comm_leave_hier,
 };

@@ -2,7 +2,7 @@
  * The comm over point-to-point messages of MPI, on a communicator of its own.
  *
  * allreduce = reduce_scatter up the tree of tree.c, then allgather down it; a short vector travels whole
- * instead. On every level a rank of a block holds a slice of the block's sum, trades the pieces
+ * instead. On every level a rank of a block holds a slice of the block's sum, exchanges the pieces
  * that others will hold for those that it will, and adds the two halves' parts of its new slice with the
  * device. Long slices are cut into windows: while one window is added, the next one travels. Between hosts
  * a window is one packet: over TCP the two directions of a long message take turns, half as fast as packets.
@@ -10,17 +10,12 @@
  * 16-bit sums are rounded on every level, which is when they travel; so the short and the long way
  * round alike.
  *
- * Operations are queued when issued and run inside wait, in issue order: Open MPI moves nothing
- * between its calls, and all of MPI stays on the caller's thread. One that runs is always either to act or
- * to await a set of messages; so it can also be left when they are not there, and gone on with later
- * (hvt_comm_progress()). Who waits goes the same way.
- *
  * Who closes the comm, or fails, tells all others by a message with a tag of its own: so nobody waits for a
  * rank that will not come, and once all have said so nothing is under way any more.
  */
 #include "base_impl.h"
-#include "mpi_call.h"
-#include "room.h"
+#include "world/mpi_call.h"
+#include "comm_internal.h"
 
 #include <stdlib.h>
 
@@ -32,33 +27,23 @@ enum {
 
 typedef struct level {
     int first, mid, end; /* the block; mid == end: no right half, nothing to do */
-    int *narrow, *wide;  /* [end - first] place of every rank's slice in its half and in the block */
+    int *child, *parent; /* [end - first] place of every rank's slice in its half and in the block */
     bool far;            /* the block spans hosts */
 } level;
 
-typedef enum stage { WHOLE, SCATTER, GATHER, DONE } stage;
-
-/* One operation on its way. */
+/* The operation that runs. */
 typedef struct run {
     hvt_comm *c;
     struct comm_mpi *st;
+    hvt_device *dev;
     char *buf;
     size_t count, bytes; /* elements; bytes of one */
     hvt_dtype type;
     MPI_Datatype wire;
-    int from;     /* level; what is below has been done */
-    bool spreads; /* the sum's slices go back down the tree */
-
-    stage stage;
-    int at;                  /* level */
-    bool awaits;             /* messages of set k & 1 on that level; else it comes to the level now */
-    size_t k, windows, most; /* windows of this level, and elements of one */
+    int from; /* level; what is below has been done */
 } run;
 
 typedef struct comm_mpi {
-    hvt__pending pending;
-    run run;    /* the operation after pending.run */
-    bool begun; /* it has, and is not done */
     MPI_Comm comm;
     int levels;
     level *level;
@@ -74,18 +59,18 @@ typedef struct comm_mpi {
 } comm_mpi;
 
 /* The slice of a block's rank before and after its halves are merged. */
-static hvt__span narrow(const level *l, size_t count, int rank)
+static hvt__span child_slice(const level *l, size_t count, int rank)
 {
     int i = rank - l->first, n = rank < l->mid ? l->mid - l->first : l->end - l->mid;
 
-    return (hvt__span){hvt__cut(count, l->narrow[i], n), hvt__cut(count, l->narrow[i] + 1, n)};
+    return (hvt__span){hvt__cut(count, l->child[i], n), hvt__cut(count, l->child[i] + 1, n)};
 }
 
-static hvt__span wide(const level *l, size_t count, int rank)
+static hvt__span parent_slice(const level *l, size_t count, int rank)
 {
     int i = rank - l->first, n = l->end - l->first;
 
-    return (hvt__span){hvt__cut(count, l->wide[i], n), hvt__cut(count, l->wide[i] + 1, n)};
+    return (hvt__span){hvt__cut(count, l->parent[i], n), hvt__cut(count, l->parent[i] + 1, n)};
 }
 
 /* ---- life --------------------------------------------------------------------------------- */
@@ -97,6 +82,7 @@ static hvt_status hear(hvt_comm *c)
     MPI_Status from;
     int there = 1, why;
 
+    HVT_CHECK(hvt__mpi_is_up(), E_COMM, "MPI has been finalised: no rank can be reached any more");
     while (st->comm != MPI_COMM_NULL) {
         HVT_TRY_MPI(MPI_Iprobe(MPI_ANY_SOURCE, LEAVES, st->comm, &there, &from));
         if (!there)
@@ -121,7 +107,7 @@ static void comm_leave_mpi(hvt_comm *c, hvt__leaving why)
     comm_mpi *st = c->state;
     bool entered;
 
-    if (st->why || st->comm == MPI_COMM_NULL)
+    if (st->why || st->comm == MPI_COMM_NULL || !hvt__mpi_is_up())
         return;
     st->why = st->left[c->world->rank] = (int)why;
     entered = hvt__mpi_enter();
@@ -131,7 +117,7 @@ static void comm_leave_mpi(hvt_comm *c, hvt__leaving why)
     hvt__mpi_leave(entered);
 }
 
-/* What is under way of the operation that has begun is given up. */
+/* What is under way is given up. */
 static void drop(comm_mpi *st)
 {
     for (int i = 0; i < 2; i++) {
@@ -139,15 +125,6 @@ static void drop(comm_mpi *st)
         hvt__mpi_drop(st->reqs[i], st->req[i]);
         st->reqs[i] = 0;
     }
-    st->begun = false;
-}
-
-/* What failed: this rank takes part in nothing any more, and says so. */
-static hvt_status give_up(hvt_comm *c, hvt_status s)
-{
-    drop(c->state);
-    comm_leave_mpi(c, HVT__BY_ITSELF); /* unless hvt__comm_lost() knew better */
-    return s;
 }
 
 /* Not before all others have left, too, else a message of theirs might reach another communicator that gets
@@ -178,8 +155,8 @@ static void comm_close_mpi(hvt_comm *c)
         return;
     free_comm(c);
     for (int i = 0; i < st->levels && st->level; i++) {
-        free(st->level[i].narrow);
-        free(st->level[i].wide);
+        free(st->level[i].child);
+        free(st->level[i].parent);
     }
     for (int i = 0; i < 2; i++) {
         c->dev->ops->release(c->dev, st->scratch[i]);
@@ -189,7 +166,6 @@ static void comm_close_mpi(hvt_comm *c)
     free(st->left);
     free(st->bye);
     free(st->level);
-    free(st->pending.jobs);
     free(st);
     c->state = NULL;
 }
@@ -202,12 +178,12 @@ static hvt_status plan_level(level *l, const hvt_world *w, int width)
     l->mid = l->first + width < size ? l->first + width : size;
     l->end = l->first + 2 * width < size ? l->first + 2 * width : size;
     n = l->end - l->first;
-    l->narrow = malloc((size_t)n * sizeof *l->narrow);
-    l->wide = malloc((size_t)n * sizeof *l->wide);
-    HVT_CHECK(l->narrow && l->wide, E_MEM, "no memory for the slices of %d ranks", n);
+    l->child = malloc((size_t)n * sizeof *l->child);
+    l->parent = malloc((size_t)n * sizeof *l->parent);
+    HVT_CHECK(l->child && l->parent, E_MEM, "no memory for the slices of %d ranks", n);
     for (int i = 0; i < n; i++) {
-        l->wide[i] = hvt__slice_of(i, n);
-        l->narrow[i] =
+        l->parent[i] = hvt__slice_of(i, n);
+        l->child[i] =
             i < width ? hvt__slice_of(i, l->mid - l->first) : hvt__slice_of(i - width, l->end - l->mid);
         l->far = l->far || w->node_of[l->first + i] != w->node_of[l->first];
     }
@@ -217,14 +193,13 @@ static hvt_status plan_level(level *l, const hvt_world *w, int width)
 /* What can fail on one rank alone. */
 static hvt_status prepare(hvt_comm *c)
 {
-    const hvt__comm_tuning *t = &c->tuned;
+    const hvt__cutoffs *t = &c->cutoffs;
     int size = c->world->size;
     size_t room;
     comm_mpi *st = calloc(1, sizeof *st);
 
     HVT_CHECK(st, E_MEM, "no memory for a comm");
     st->comm = MPI_COMM_NULL;
-    st->pending.run = st->pending.issued = c->issued;
     c->state = st;
     if (size == 1)
         return HVT_OK;
@@ -269,27 +244,17 @@ static hvt_status comm_alloc_mpi(hvt_comm *c, size_t bytes, void **ret_ptr)
     return c->dev->ops->alloc(c->dev, bytes, ret_ptr);
 }
 
-static hvt_status comm_wait_mpi(hvt_comm *c, hvt_ticket ticket);
-
 static void comm_release_mpi(hvt_comm *c, void *ptr)
 {
     comm_mpi *st = c->state;
 
-    if (ptr && st->pending.run < c->issued)
-        comm_wait_mpi(c, c->issued); /* what was issued on it; a failure has been or will be told by wait */
     if (!st->dropped)
         c->dev->ops->release(c->dev, ptr);
 }
 
-static int comm_peers_mpi(hvt_comm *c, const void *buf, const void *ret_ptrs[])
-{
-    (void)c, (void)buf, (void)ret_ptrs;
-    return 0;
-}
-
 /* ---- messages ----------------------------------------------------------------------------- */
 
-static hvt_status take(run *o, int set, void *to, size_t count, int from)
+static hvt_status recv(run *o, int set, void *to, size_t count, int from)
 {
     comm_mpi *st = o->st;
 
@@ -298,7 +263,7 @@ static hvt_status take(run *o, int set, void *to, size_t count, int from)
     return HVT_OK;
 }
 
-static hvt_status give(run *o, int set, const void *what, size_t count, int to)
+static hvt_status send(run *o, int set, const void *what, size_t count, int to)
 {
     comm_mpi *st = o->st;
 
@@ -307,18 +272,14 @@ static hvt_status give(run *o, int set, const void *what, size_t count, int to)
     return HVT_OK;
 }
 
-/* Messages that did not come are waited for, or left for later. */
-static hvt_status arrive(run *o, int set, bool wait, bool *ret_there)
+static hvt_status arrive(run *o, int set)
 {
     comm_mpi *st = o->st;
+    int n = st->reqs[set];
 
-    *ret_there = wait;
-    if (wait)
-        HVT_TRY(hvt__mpi_await(o->c, st->reqs[set], st->req[set], st->peer[set], "send and take its part"));
-    else
-        HVT_TRY(hvt__mpi_test(st->reqs[set], st->req[set], ret_there));
-    if (*ret_there)
-        st->reqs[set] = 0;
+    HVT_TRY(
+        hvt__mpi_await(o->c->world, &o->c->party, n, st->req[set], st->peer[set], "send and take its part"));
+    st->reqs[set] = 0;
     return HVT_OK;
 }
 
@@ -335,7 +296,7 @@ static hvt_status merge(run *o, const level *l, hvt__span w, const void *scratch
 
     if (w.first == w.end)
         return HVT_OK;
-    return o->c->dev->ops->reduce(o->c->dev, w.end - w.first, o->type, in, 2, at(o, w.first));
+    return o->dev->ops->reduce(o->dev, w.end - w.first, o->type, in, 2, at(o, w.first));
 }
 
 /* Elements of a message that carries all or a part of a short vector. */
@@ -347,85 +308,78 @@ static size_t eager(const run *o, const level *l)
 }
 
 /* Let elements [p.first, p.end) of the halves' sums change sides. */
-static hvt_status trade(run *o, const level *l, hvt__span p)
+static hvt_status exchange(run *o, const level *l, hvt__span p)
 {
     int me = o->c->world->rank, lefts = l->mid - l->first, rights = l->end - l->mid;
     void *in = (char *)o->st->scratch[0] + p.first * o->bytes, *out = at(o, p.first);
     size_t n = p.end - p.first;
 
     if (me < l->mid) {
-        HVT_TRY(take(o, 0, in, n, l->mid + (me - l->first) % rights));
-        return me - l->first < rights ? give(o, 0, out, n, l->mid + (me - l->first)) : HVT_OK;
+        HVT_TRY(recv(o, 0, in, n, l->mid + (me - l->first) % rights));
+        return me - l->first < rights ? send(o, 0, out, n, l->mid + (me - l->first)) : HVT_OK;
     }
-    HVT_TRY(take(o, 0, in, n, l->first + (me - l->mid)));
+    HVT_TRY(recv(o, 0, in, n, l->first + (me - l->mid)));
     for (int j = me - l->mid; j < lefts; j += rights)
-        HVT_TRY(give(o, 0, out, n, l->first + j));
+        HVT_TRY(send(o, 0, out, n, l->first + j));
     return HVT_OK;
 }
 
-/* ---- what an operation does between messages ---------------------------------------------- */
-
-/* The next level with two halves; NULL: nothing is left to add. */
-static const level *climb(run *o)
+/* Does this rank's block have two halves on level i? */
+static bool merges(const run *o, int i)
 {
-    while (o->at < o->st->levels && o->st->level[o->at].mid == o->st->level[o->at].end)
-        o->at++;
-    return o->at < o->st->levels && o->count ? &o->st->level[o->at] : NULL;
+    return o->st->level[i].mid < o->st->level[i].end;
 }
 
 /* Vectors that are not worth cutting: every rank of a half holds all of its sum. */
-static hvt_status go_on_whole(run *o)
+static hvt_status sum_whole(run *o)
 {
     hvt__span all = {0, o->count};
-    const level *l = &o->st->level[o->at];
-    size_t most;
 
-    if (o->awaits) {
-        o->awaits = false;
-        o->at++;
-        return merge(o, l, all, o->st->scratch[0]);
+    for (int i = o->from; i < o->st->levels; i++) {
+        const level *l = &o->st->level[i];
+        size_t most;
+
+        if (!merges(o, i))
+            continue;
+        most = eager(o, l);
+        for (size_t first = 0; first < o->count; first += most)
+            HVT_TRY(exchange(o, l, hvt__intersect(all, (hvt__span){first, first + most})));
+        HVT_TRY(arrive(o, 0));
+        HVT_TRY(merge(o, l, all, o->st->scratch[0]));
     }
-    l = climb(o);
-    if (!l) {
-        o->stage = DONE;
-        return HVT_OK;
-    }
-    most = eager(o, l);
-    for (size_t first = 0; first < o->count; first += most)
-        HVT_TRY(trade(o, l, hvt__meet(all, (hvt__span){first, first + most})));
-    o->k = 0;
-    o->awaits = true;
     return HVT_OK;
 }
+
+/* ---- up the tree: while one window is added, the next one travels ----------------------------- */
 
 /* Window k of a rank's new slice. */
 static hvt__span window(const run *o, const level *l, int rank, size_t k, size_t most)
 {
-    hvt__span s = wide(l, o->count, rank);
+    hvt__span s = parent_slice(l, o->count, rank);
 
-    return hvt__meet(s, (hvt__span){s.first + k * most, s.first + (k + 1) * most});
+    return hvt__intersect(s, (hvt__span){s.first + k * most, s.first + (k + 1) * most});
 }
 
 /* Let window k of everyone's new slice travel. */
-static hvt_status depart(run *o, const level *l, size_t k, size_t most)
+static hvt_status send_up(run *o, const level *l, size_t k, size_t most)
 {
     int me = o->c->world->rank, set = (int)(k & 1);
-    hvt__span mine = window(o, l, me, k, most), held = narrow(l, o->count, me);
+    hvt__span mine = window(o, l, me, k, most), held = child_slice(l, o->count, me);
 
     for (int r = l->first; r < l->end; r++) {
         hvt__span in, out;
 
         if (r == me)
             continue;
-        in = hvt__meet(mine, narrow(l, o->count, r));
-        out = hvt__meet(held, window(o, l, r, k, most));
+        in = hvt__intersect(mine, child_slice(l, o->count, r));
+        out = hvt__intersect(held, window(o, l, r, k, most));
         if (in.end && (r < l->mid) == (me < l->mid)) /* my half's: beside what I hold of it */
-            HVT_TRY(take(o, set, at(o, in.first), in.end - in.first, r));
+            HVT_TRY(recv(o, set, at(o, in.first), in.end - in.first, r));
         else if (in.end)
-            HVT_TRY(take(o, set, (char *)o->st->scratch[set] + (in.first - mine.first) * o->bytes,
+            HVT_TRY(recv(o, set, (char *)o->st->scratch[set] + (in.first - mine.first) * o->bytes,
                          in.end - in.first, r));
         if (out.end)
-            HVT_TRY(give(o, set, at(o, out.first), out.end - out.first, r));
+            HVT_TRY(send(o, set, at(o, out.first), out.end - out.first, r));
     }
     return HVT_OK;
 }
@@ -433,194 +387,133 @@ static hvt_status depart(run *o, const level *l, size_t k, size_t most)
 /* Elements of a window on this level, `most` where all are on one host. */
 static size_t window_of(const run *o, const level *l, size_t most)
 {
-    size_t packet = o->c->tuned.mpi_packet / o->bytes;
+    size_t packet = o->c->cutoffs.mpi_packet / o->bytes;
 
     return l->far && packet < most ? packet : most;
 }
 
-/* Up the tree: while one window is added, the next one travels. */
-static hvt_status go_on_scatter(run *o)
+static hvt_status sum_level(run *o, const level *l)
 {
-    const level *l = &o->st->level[o->at];
-    size_t n, longest;
+    size_t n = (size_t)(l->end - l->first), longest = ((o->count + 15) / 16 + n - 1) / n * 16;
+    size_t most = window_of(o, l, o->st->window), windows = (longest + most - 1) / most;
 
-    if (o->awaits) {
-        if (o->k + 1 < o->windows)
-            HVT_TRY(depart(o, l, o->k + 1, o->most));
-        HVT_TRY(merge(o, l, window(o, l, o->c->world->rank, o->k, o->most), o->st->scratch[o->k & 1]));
-        o->awaits = ++o->k < o->windows;
-        o->at += !o->awaits;
-        return HVT_OK;
-    }
-    l = climb(o);
-    if (!l) {
-        o->stage = o->spreads ? GATHER : DONE;
-        o->at = o->st->levels - 1;
-        return HVT_OK;
-    }
-    n = (size_t)(l->end - l->first);
-    longest = ((o->count + 15) / 16 + n - 1) / n * 16;
-    o->most = window_of(o, l, o->st->window);
-    o->windows = (longest + o->most - 1) / o->most;
-    o->k = 0;
-    o->awaits = true;
-    return depart(o, l, 0, o->most);
-}
-
-/* Let window k of every slice of the block travel into the halves' slices. */
-static hvt_status spread(run *o, const level *l, size_t k, size_t most)
-{
-    int me = o->c->world->rank, set = (int)(k & 1);
-    hvt__span have = wide(l, o->count, me), want = narrow(l, o->count, me);
-
-    for (int r = l->first; r < l->end; r++) {
-        hvt__span in = hvt__meet(want, wide(l, o->count, r)), out = hvt__meet(have, narrow(l, o->count, r));
-
-        if (r == me)
-            continue;
-        in = hvt__meet(in, (hvt__span){in.first + k * most, in.first + (k + 1) * most});
-        out = hvt__meet(out, (hvt__span){out.first + k * most, out.first + (k + 1) * most});
-        if (in.end)
-            HVT_TRY(take(o, set, at(o, in.first), in.end - in.first, r));
-        if (out.end)
-            HVT_TRY(give(o, set, at(o, out.first), out.end - out.first, r));
+    HVT_TRY(send_up(o, l, 0, most));
+    for (size_t k = 0; k < windows; k++) {
+        HVT_TRY(arrive(o, (int)(k & 1)));
+        if (k + 1 < windows)
+            HVT_TRY(send_up(o, l, k + 1, most));
+        HVT_TRY(merge(o, l, window(o, l, o->c->world->rank, k, most), o->st->scratch[k & 1]));
     }
     return HVT_OK;
 }
 
-/* The way back: on every level, from slices of the block to slices of the halves. */
-static hvt_status go_on_gather(run *o)
+static hvt_status reduce_scatter(run *o)
 {
-    const level *l;
-
-    if (o->awaits) {
-        o->k++;
-    } else {
-        while (o->at >= o->from && o->st->level[o->at].mid == o->st->level[o->at].end)
-            o->at--;
-        if (o->at < o->from) {
-            o->stage = DONE;
-            return HVT_OK;
-        }
-        o->k = 0;
-        o->most = window_of(o, &o->st->level[o->at], o->c->tuned.mpi_message);
-        HVT_TRY(spread(o, &o->st->level[o->at], 0, o->most));
-    }
-    l = &o->st->level[o->at];
-    o->awaits = o->st->reqs[o->k & 1] > 0;
-    o->at -= !o->awaits;
-    return o->awaits ? spread(o, l, o->k + 1, o->most) : HVT_OK;
+    for (int i = o->from; i < o->st->levels; i++)
+        if (merges(o, i))
+            HVT_TRY(sum_level(o, &o->st->level[i]));
+    return HVT_OK;
 }
 
-static hvt_status go_on(run *o, bool wait, bool *ret_done)
-{
-    static hvt_status (*const next[])(run *) = {go_on_whole, go_on_scatter, go_on_gather};
-    bool there = true;
+/* ---- and back: on every level, from slices of the block to slices of the halves ---------------- */
 
-    while (o->stage != DONE) {
-        if (o->awaits)
-            HVT_TRY(arrive(o, (int)(o->k & 1), wait, &there));
-        if (!there)
-            break;
-        HVT_TRY(next[o->stage](o));
+/* Let window k of every slice of the block travel into the halves' slices. */
+static hvt_status send_down(run *o, const level *l, size_t k, size_t most)
+{
+    int me = o->c->world->rank, set = (int)(k & 1);
+    hvt__span have = parent_slice(l, o->count, me), want = child_slice(l, o->count, me);
+
+    for (int r = l->first; r < l->end; r++) {
+        hvt__span in = hvt__intersect(want, parent_slice(l, o->count, r));
+        hvt__span out = hvt__intersect(have, child_slice(l, o->count, r));
+
+        if (r == me)
+            continue;
+        in = hvt__intersect(in, (hvt__span){in.first + k * most, in.first + (k + 1) * most});
+        out = hvt__intersect(out, (hvt__span){out.first + k * most, out.first + (k + 1) * most});
+        if (in.end)
+            HVT_TRY(recv(o, set, at(o, in.first), in.end - in.first, r));
+        if (out.end)
+            HVT_TRY(send(o, set, at(o, out.first), out.end - out.first, r));
     }
-    *ret_done = o->stage == DONE;
+    return HVT_OK;
+}
+
+static hvt_status allgather(run *o)
+{
+    for (int i = o->st->levels - 1; i >= o->from; i--) {
+        const level *l = &o->st->level[i];
+        size_t most = window_of(o, l, o->c->cutoffs.mpi_message);
+
+        if (!merges(o, i))
+            continue;
+        HVT_TRY(send_down(o, l, 0, most));
+        for (size_t k = 0; o->st->reqs[k & 1]; k++) {
+            HVT_TRY(send_down(o, l, k + 1, most));
+            HVT_TRY(arrive(o, (int)(k & 1)));
+        }
+    }
     return HVT_OK;
 }
 
 /* ---- operations --------------------------------------------------------------------------- */
 
-bool hvt__mpi_whole(const hvt_comm *c, const hvt__job *j)
+bool hvt__mpi_whole(const hvt_comm *c, const hvt__op *op)
 {
-    return j->kind == HVT__ALLREDUCE && j->count * hvt_dtype_size(j->type) <= c->tuned.mpi_short &&
-           j->count <= c->tuned.mpi_message;
+    return op->kind == HVT__ALLREDUCE && op->count * hvt_dtype_size(op->type) <= c->cutoffs.mpi_short &&
+           op->count <= c->cutoffs.mpi_message;
 }
 
-/* From level `levels` on. */
-static run begin(hvt_comm *c, const hvt__job *j, int levels)
+static hvt_status broadcast(run *o, int root)
 {
-    comm_mpi *st = c->state;
+    for (size_t done = 0; done < o->count && o->c->world->size > 1;) {
+        size_t most = o->c->cutoffs.mpi_message, part = o->count - done < most ? o->count - done : most;
 
-    return (run){.c = c,
-                 .st = st,
-                 .buf = j->buf,
-                 .count = j->count,
-                 .bytes = hvt_dtype_size(j->type),
-                 .type = j->type,
-                 .wire = j->type == HVT_F32 ? MPI_FLOAT : MPI_UINT16_T,
-                 .from = levels,
-                 .spreads = j->kind != HVT__REDUCE_SCATTER,
-                 .stage = hvt__mpi_whole(c, j)        ? WHOLE
-                          : j->kind == HVT__ALLGATHER ? GATHER
-                                                      : SCATTER,
-                 .at = j->kind == HVT__ALLGATHER ? st->levels - 1 : levels};
-}
-
-hvt_status hvt__mpi_above(hvt_comm *c, const hvt__job *j, int levels)
-{
-    run o = begin(c, j, levels);
-    hvt_status s;
-    bool done;
-
-    HVT_TRY_OR(fail, go_on(&o, true, &done));
-    return HVT_OK;
-fail:
-    return give_up(c, s);
-}
-
-static hvt_status advance(hvt_comm *c, const hvt__job *j, bool wait)
-{
-    comm_mpi *st = c->state;
-    bool done;
-
-    if (!st->begun)
-        st->run = begin(c, j, 0);
-    HVT_TRY(go_on(&st->run, wait, &done));
-    st->begun = !done;
-    return HVT_OK;
-}
-
-static hvt_status perform(hvt_comm *c, const hvt__job *j)
-{
-    return advance(c, j, true);
-}
-
-static hvt_status comm_wait_mpi(hvt_comm *c, hvt_ticket ticket)
-{
-    hvt_status s = hvt__pending_run(c, ticket, perform);
-
-    return s == HVT_OK ? s : give_up(c, s);
-}
-
-static hvt_status comm_progress_mpi(hvt_comm *c)
-{
-    comm_mpi *st = c->state;
-    hvt__pending *p = &st->pending;
-
-    while (!p->broken && p->run < p->issued) {
-        p->broken = advance(c, hvt__pending_at(p, p->run + 1), false);
-        if (p->broken)
-            return hvt__pass(give_up(c, p->broken), __FILE__, __LINE__, "progress");
-        if (st->begun)
-            break;
-        p->run++;
-    }
-    return HVT_OK;
-}
-
-static hvt_status comm_broadcast_mpi(hvt_comm *c, void *buf, size_t bytes, int root)
-{
-    comm_mpi *st = c->state;
-
-    HVT_TRY(comm_wait_mpi(c, c->issued));
-    for (size_t done = 0; done < bytes && c->world->size > 1;) {
-        size_t most = c->tuned.mpi_message, part = bytes - done < most ? bytes - done : most;
-
-        HVT_TRY_MPI_WAIT(c->world, root, "broadcast",
-                         MPI_Bcast((char *)buf + done, (int)part, MPI_BYTE, root, st->comm));
+        HVT_TRY_MPI_WAIT(o->c->world, root, "broadcast",
+                         MPI_Bcast(o->buf + done, (int)part, MPI_BYTE, root, o->st->comm));
         done += part;
     }
     return HVT_OK;
+}
+
+static hvt_status run_kind(run *o, const hvt__op *op)
+{
+    if (op->kind == HVT__BROADCAST)
+        return broadcast(o, op->root);
+    if (!o->count || o->c->world->size == 1)
+        return HVT_OK;
+    HVT_CHECK(hvt__mpi_is_up(), E_COMM, "MPI has been finalised: no rank can be reached any more");
+    if (hvt__mpi_whole(o->c, op))
+        return sum_whole(o);
+    if (op->kind != HVT__ALLGATHER)
+        HVT_TRY(reduce_scatter(o));
+    return op->kind != HVT__REDUCE_SCATTER ? allgather(o) : HVT_OK;
+}
+
+/* What fails: this rank takes part in nothing any more, and says so, unless hvt__comm_lost() knew better. */
+hvt_status hvt__mpi_above(hvt_comm *c, hvt_device *dev, const hvt__op *op, int levels)
+{
+    run o = {.c = c,
+             .st = c->state,
+             .dev = dev,
+             .buf = op->buf,
+             .count = op->count,
+             .bytes = hvt_dtype_size(op->type),
+             .type = op->type,
+             .wire = op->type == HVT_F32 ? MPI_FLOAT : MPI_UINT16_T,
+             .from = levels};
+    hvt_status s = run_kind(&o, op);
+
+    if (s != HVT_OK) {
+        drop(c->state);
+        comm_leave_mpi(c, HVT__BY_ITSELF);
+    }
+    return s;
+}
+
+static hvt_status comm_run_mpi(hvt_comm *c, hvt_device *dev, const hvt__op *op)
+{
+    return hvt__mpi_above(c, dev, op, 0);
 }
 
 const hvt_comm_ops hvt_comm_mpi = {
@@ -630,13 +523,7 @@ const hvt_comm_ops hvt_comm_mpi = {
     .close = comm_close_mpi,
     .alloc = comm_alloc_mpi,
     .release = comm_release_mpi,
-    .peers = comm_peers_mpi,
-    .broadcast = comm_broadcast_mpi,
-    .allreduce = hvt__pending_allreduce,
-    .reduce_scatter = hvt__pending_reduce_scatter,
-    .allgather = hvt__pending_allgather,
-    .wait = comm_wait_mpi,
-    .progress = comm_progress_mpi,
+    .run = comm_run_mpi,
     .left = comm_left_mpi,
     .leave = comm_leave_mpi,
 };

@@ -2,7 +2,7 @@
  * The comm of one rank: every sum has one term. It keeps "one rank" out of every if elsewhere.
  */
 #include "base_impl.h"
-#include "room.h"
+#include "comm_internal.h"
 
 static hvt_status comm_open_self(hvt_comm *c)
 {
@@ -26,43 +26,18 @@ static void comm_release_self(hvt_comm *c, void *ptr)
     c->dev->ops->release(c->dev, ptr);
 }
 
-static int comm_peers_self(hvt_comm *c, const void *buf, const void *ret_ptrs[])
+static hvt_status comm_run_self(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
-    (void)c;
-    ret_ptrs[0] = buf;
-    return 1;
-}
-
-static hvt_status comm_broadcast_self(hvt_comm *c, void *buf, size_t bytes, int root)
-{
-    (void)c, (void)buf, (void)bytes, (void)root;
-    return HVT_OK;
-}
-
-static hvt_status comm_sum_self(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret_ticket)
-{
-    (void)buf, (void)count, (void)t;
-    *ret_ticket = ++c->issued;
-    return HVT_OK;
-}
-
-static hvt_status comm_wait_self(hvt_comm *c, hvt_ticket ticket)
-{
-    (void)c, (void)ticket;
+    (void)c, (void)dev, (void)op;
     return HVT_OK;
 }
 
 const hvt_comm_ops hvt_comm_self = {
     .name = "self",
-    .records = true,
+    .can = HVT_COMM_CAPTURABLE | HVT_COMM_ASYNCHRONOUS,
     .open = comm_open_self,
     .close = comm_close_self,
     .alloc = comm_alloc_self,
     .release = comm_release_self,
-    .peers = comm_peers_self,
-    .broadcast = comm_broadcast_self,
-    .allreduce = comm_sum_self,
-    .reduce_scatter = comm_sum_self,
-    .allgather = comm_sum_self,
-    .wait = comm_wait_self,
+    .run = comm_run_self,
 };

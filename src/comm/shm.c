@@ -1,29 +1,25 @@
 /*
  * The comm of one node: ranks read and write each other's memory.
  *
- * Words. An *operation* has a ticket. A rank *posts* it in its ring: what it is, where its buffer lies. A
- * small one's data *ride* along, in the post itself or in one of two seats. A *step* is one exchange of
- * another one's: on buffers that lie in segments one step; else through the *stage*, two slots per rank, one
- * step per slotful. Every rank's part of the control segment holds what only it writes and what only grows:
+ * Words. Operations have numbers. A rank *posts* one in its ring: what it is, where its buffer lies. A *step*
+ * is one exchange: on buffers that lie in segments an operation is one step; else it goes through the
+ * *stage*, two slots per rank, one step per slotful. Every rank's part of the control segment holds what only
+ * it writes and what only grows:
  *
- *   ticket   of each post: that it is there, and that the buffer, if in a segment, may be touched
+ *   number   of each post: that it is there, and that the buffer, if in a segment, may be touched
  *   staged   steps for which my slot holds my input
  *   done     steps for which I have read and written all that is others'
- *   ran      operations whose posts, and data that rode, I have read: their places are free
+ *   ran      operations whose posts I have read: their places are free
  *   left     0; 1 after close or a failure of this rank's own; 2 when it gave up because of another one
  *
- * A small sum. Everybody adds what rode with all posts, along the tree, into its own buffer. That is one
- * exchange, and nobody waits a second time to use a seat again: data ride only when all operations ahead
- * have run, so that whoever has seen every rank's t knows that t - 1 is behind all, and its seat is t + 1's.
- *
- * Any other sum. Rank r owns a slice: in every rank's buffer only r touches it between the posts and r's
+ * A sum. Rank r owns a slice: in every rank's buffer only r touches it between the posts and r's
  * `done`. It reads that slice of all buffers, adds along the tree, and writes the result into all of them. So
  * one counter hands the buffers over, one hands them back, nothing is copied in or out, and a rank that
  * has seen everyone's `done` may change its buffer at once. With a slot in the place of the buffer and
  * `staged` in that of the post, the same holds for the stage.
  *
- * Issuing only posts: it waits for nobody. The work is done in wait, in issue order. A counter says more
- * than a flag could: it cannot be missed, and a slot's second use is not taken for its first.
+ * A post waits for nobody. A counter says more than a flag could: it cannot be missed, and a slot's second
+ * use is not taken for its first.
  */
 #define _GNU_SOURCE
 #include "base_impl.h"
@@ -57,7 +53,6 @@ static void comm_close_shm(hvt_comm *c)
     free(st->at);
     free(st->place);
     free(st->busy);
-    free(st->pending.jobs);
     free(st);
     c->state = NULL;
 }
@@ -70,7 +65,6 @@ static hvt_status prepare(hvt_comm *c)
 
     HVT_CHECK(st, E_MEM, "no memory for a comm");
     c->state = st;
-    st->pending.run = st->pending.issued = st->published = st->ran = st->rode = c->issued;
     st->box = calloc(size, sizeof *st->box);
     st->life = calloc(size, sizeof *st->life);
     st->place = calloc(size, sizeof *st->place);
@@ -98,9 +92,8 @@ static hvt_status comm_open_shm(hvt_comm *c)
     HVT_TRY(hvt__segment_open(c->world, sizeof(hvt__mailbox) + 2 * HVT__SHM_SLOT, &st->control));
     for (int r = 0; r < c->world->size; r++)
         st->box[r] = (hvt__mailbox *)(void *)(st->control.base + (size_t)r * st->control.stride);
-    atomic_store(&st->box[c->world->rank]->ran.v, c->issued);
     pids = c->world->scratch;
-    HVT_TRY(c->world->ops->gather(c->world, &(int32_t){getpid()}, sizeof *pids, pids));
+    HVT_TRY(c->world->ops->allgather(c->world, &(int32_t){getpid()}, sizeof *pids, pids));
     for (int r = 0; r < c->world->size; r++)
         if (r != c->world->rank)
             st->life[r].fd = (int)syscall(SYS_pidfd_open, pids[r], 0); /* -1 on an old kernel */
@@ -187,136 +180,87 @@ static int find(const hvt_comm *c, const void *buf, size_t bytes, size_t *ret_of
     return -1;
 }
 
-static hvt_status comm_wait_shm(hvt_comm *c, hvt_ticket ticket);
-
 static void comm_release_shm(hvt_comm *c, void *ptr)
 {
     comm_shm *st = c->state;
     size_t offset;
-    int i = ptr ? find(c, ptr, 0, &offset) : -1;
+    int i = find(c, ptr, 0, &offset);
 
     for (int k = 0; k < st->segments && i < 0; k++)
         if (st->data[k].shared && st->data[k].base == (char *)ptr)
             i = k;
-    if (i < 0)
-        return;
-    comm_wait_shm(c, c->issued); /* what was issued on it; a failure has been or will be told by wait */
-    hvt__segment_close(&st->data[i]);
+    if (i >= 0)
+        hvt__segment_close(&st->data[i]);
 }
 
-static int comm_peers_shm(hvt_comm *c, const void *buf, const void *ret_ptrs[])
+/* ---- posting ------------------------------------------------------------------------------ */
+
+static hvt__post *posted(const comm_shm *st, int rank, uint64_t number)
 {
-    const comm_shm *st = c->state;
-    size_t offset;
-    int i = find(c, buf, 0, &offset);
-
-    for (int r = 0; i >= 0 && r < c->world->size; r++)
-        ret_ptrs[r] = st->data[i].base + (size_t)r * st->data[i].stride + offset;
-    return i >= 0 ? c->world->size : 0;
+    return &st->box[rank]->ring[number % HVT__SHM_RING];
 }
 
-/* ---- issuing ------------------------------------------------------------------------------ */
-
-static hvt__post *posted(const comm_shm *st, int rank, hvt_ticket t)
-{
-    return &st->box[rank]->ring[t % HVT__SHM_RING];
-}
-
-/* Do the data ride along with the post? Those of small sums; the same on every rank. */
-static bool rides(const hvt_comm *c, const hvt__job *j)
-{
-    size_t bytes = hvt__shm_bytes(j);
-
-    return (j->kind == HVT__ALLREDUCE || j->kind == HVT__REDUCE_SCATTER) && bytes <= HVT__SHM_RIDE &&
-           bytes * (size_t)(c->world->size - 1) <= c->tuned.shm_ride;
-}
-
-/* Where rank r's data ride. */
-static char *seat(const comm_shm *st, int rank, hvt_ticket t, size_t bytes)
-{
-    return bytes <= HVT__SHM_INLINE ? posted(st, rank, t)->data : st->box[rank]->seat[t % HVT__SHM_SEATS];
-}
-
-/* How many operations after it another one may use its place. */
-static hvt_ticket reuse(const hvt__job *j, bool rider)
-{
-    return rider && hvt__shm_bytes(j) > HVT__SHM_INLINE ? HVT__SHM_SEATS : HVT__SHM_RING;
-}
-
+/* How far have all ranks come? */
 static void look_round(hvt_comm *c)
 {
     comm_shm *st = c->state;
-    hvt_ticket least = UINT64_MAX;
+    uint64_t least = UINT64_MAX;
 
     for (int r = 0; r < c->world->size; r++) {
-        hvt_ticket ran = atomic_load_explicit(&st->box[r]->ran.v, memory_order_acquire);
+        uint64_t ran = atomic_load_explicit(&st->box[r]->ran.v, memory_order_acquire);
 
         least = ran < least ? ran : least;
     }
     st->ran = least;
 }
 
-static void post(hvt_comm *c, hvt_ticket t, const hvt__job *j, bool rider)
+/* Where everybody has read what was in its place before. */
+static hvt_status comm_post_shm(hvt_comm *c, const hvt__op *op, bool *ret_posted)
 {
     comm_shm *st = c->state;
-    hvt__post *p = posted(st, c->world->rank, t);
-    size_t bytes = hvt__shm_bytes(j), offset = 0;
+    uint64_t number = st->posted + 1;
+    hvt__post *p = posted(st, c->world->rank, number);
+    size_t offset = 0;
 
-    p->segment = rider ? -1 : find(c, j->buf, bytes, &offset);
+    if (number > st->ran + HVT__SHM_RING)
+        look_round(c);
+    if (number > st->ran + HVT__SHM_RING)
+        return HVT_OK;
+    p->segment = find(c, op->buf, hvt__shm_bytes(op), &offset);
     p->offset = offset;
-    p->count = j->count;
-    p->kind = (int16_t)j->kind;
-    p->type = (int16_t)j->type;
-    p->root = j->root;
-    if (rider && bytes)
-        memcpy(seat(st, c->world->rank, t, bytes), j->buf, bytes);
-    hvt__shm_tell(&p->ticket, t);
-}
-
-/* Post what was issued, as far as there are places that everybody has read. Data ride only when it is their
- * turn: before, they may not be what the operations ahead will leave. */
-static void publish(hvt_comm *c, hvt_ticket turn)
-{
-    comm_shm *st = c->state;
-
-    while (st->published < st->pending.issued) {
-        hvt_ticket t = st->published + 1;
-        const hvt__job *j = hvt__pending_at(&st->pending, t);
-        bool rider = rides(c, j);
-
-        if (rider && (t != turn || st->settled < st->step))
-            return;
-        if (t > st->ran + reuse(j, rider))
-            look_round(c);
-        if (t > st->ran + reuse(j, rider))
-            return;
-        post(c, t, j, rider);
-        st->published = t;
-    }
+    p->count = op->count;
+    p->kind = (int16_t)op->kind;
+    p->type = (int16_t)op->type;
+    p->root = op->root;
+    hvt__store_release(&p->number, number);
+    st->posted = number;
+    *ret_posted = true;
+    return HVT_OK;
 }
 
 static const char *kind_name(int kind)
 {
-    static const char *const names[] = {"allreduce", "reduce_scatter", "allgather", "broadcast", "combine"};
+    static const char *const names[] = {"allreduce", "reduce_scatter", "allgather", "broadcast",
+                                        "reduce_apply"};
 
     return kind >= 0 && kind < (int)HVT_LEN(names) ? names[kind] : "?";
 }
 
 /* Did all ranks issue the same? All read the same descriptors, so all come to the same verdict. */
-static hvt_status match(hvt_comm *c, hvt_ticket t)
+static hvt_status match(hvt_comm *c, uint64_t number)
 {
     const hvt_world *w = c->world;
-    const hvt__post *a = posted(c->state, 0, t);
+    const hvt__post *a = posted(c->state, 0, number);
 
     for (int r = 1; r < w->size; r++) {
-        const hvt__post *b = posted(c->state, r, t);
+        const hvt__post *b = posted(c->state, r, number);
 
         if (a->kind == b->kind && a->type == b->type && a->count == b->count && a->root == b->root)
             continue;
         HVT_FAIL(E_MISMATCH,
                  "operation %llu: rank %d (%s) issued %s of %llu %s (root %d), rank %d (%s) %s of %llu %s "
                  "(root %d)",
-                 (unsigned long long)t, hvt__called(w, 0), w->host[0], kind_name(a->kind),
+                 (unsigned long long)number, hvt__called(w, 0), w->host[0], kind_name(a->kind),
                  (unsigned long long)a->count, hvt_dtype_name((hvt_dtype)a->type), hvt__called(w, a->root),
                  hvt__called(w, r), w->host[r], kind_name(b->kind), (unsigned long long)b->count,
                  hvt_dtype_name((hvt_dtype)b->type), hvt__called(w, b->root));
@@ -326,150 +270,78 @@ static hvt_status match(hvt_comm *c, hvt_ticket t)
     return HVT_OK;
 }
 
+/* All ranks have posted the operation, and the same one. */
+static hvt_status rendezvous(hvt_comm *c, uint64_t number, const hvt__op *op)
+{
+    comm_shm *st = c->state;
+    bool done = st->posted >= number;
+
+    if (!done && number > st->ran + HVT__SHM_RING) {
+        HVT__SHM_AWAIT(c, ran, number - HVT__SHM_RING, "read what was posted");
+        st->ran = number - HVT__SHM_RING;
+    }
+    if (!done)
+        HVT_TRY(comm_post_shm(c, op, &done));
+    HVT_TRY(hvt__shm_await(c, offsetof(hvt__mailbox, ring[0]) + number % HVT__SHM_RING * sizeof(hvt__post),
+                           number, "issue the operation"));
+    return match(c, number);
+}
+
 /* ---- operations --------------------------------------------------------------------------- */
 
-/* All ranks have posted the operation, and the same one. */
-static hvt_status meet(hvt_comm *c, hvt_ticket t, const hvt__job *j, bool rider)
+/* Where all ranks' buffers lie; whether all that others need of them is in segments. */
+static bool find_buffers(hvt_comm *c, uint64_t number, const hvt__op *op)
 {
     comm_shm *st = c->state;
+    bool direct = true;
 
-    publish(c, t);
-    if (st->published < t) {
-        if (rider)
-            HVT_TRY(hvt__shm_settle(c));
-        if (t > st->ran + reuse(j, rider)) {
-            HVT__SHM_AWAIT(c, ran, t - reuse(j, rider), "read what was posted");
-            st->ran = t - reuse(j, rider);
-        }
-        publish(c, t);
-    }
-    HVT_TRY(hvt__shm_await(c, offsetof(hvt__mailbox, ring[0]) + t % HVT__SHM_RING * sizeof(hvt__post), t,
-                           "issue the operation"));
-    return match(c, t);
-}
-
-static hvt_status run_rider(hvt_comm *c, hvt_ticket t, const hvt__job *j)
-{
-    comm_shm *st = c->state;
-
-    for (int r = 0; r < c->world->size; r++)
-        st->at[r] = seat(st, r, t, hvt__shm_bytes(j));
-    HVT_TRY(hvt__shm_run_riding(c, j));
-    if (st->ran < t - 1)
-        st->ran = t - 1; /* nobody lets data ride before having run all else */
-    st->rode = t;
-    hvt__shm_tell(&st->box[c->world->rank]->ran.v, t);
-    return HVT_OK;
-}
-
-static hvt_status perform(hvt_comm *c, const hvt__job *j)
-{
-    comm_shm *st = c->state;
-    hvt_ticket t = st->pending.run + 1;
-    bool rider = rides(c, j), direct = true;
-
-    HVT_TRY(meet(c, t, j, rider));
-    if (rider)
-        return run_rider(c, t, j);
     for (int r = 0; r < c->world->size; r++) {
-        const hvt__post *p = posted(st, r, t);
+        const hvt__post *p = posted(st, r, number);
         const hvt__segment *g = p->segment >= 0 ? &st->data[p->segment] : NULL;
 
         st->at[r] = g ? g->base + (size_t)r * g->stride + p->offset : NULL;
         if (r == c->world->rank)
-            st->at[r] = j->buf;
-        direct = direct && (g || (j->kind == HVT__BROADCAST && r != j->root));
+            st->at[r] = op->buf;
+        direct = direct && (g || (op->kind == HVT__BROADCAST && r != op->root));
     }
-    hvt__shm_tell(&st->box[c->world->rank]->ran.v, t);
-    if (!j->count || (j->kind == HVT__ALLGATHER && is_shared(st, j->buf))) /* all have written: it is there */
-        return HVT_OK;
-    HVT_CHECK(direct || j->kind != HVT__COMBINE, E_ARG,
-              "operation %llu: some rank's buffer is not of hvt_comm_alloc(), so others cannot read it",
-              (unsigned long long)t);
-    if (direct && st->rode > st->ran) { /* what they rode for goes into the buffers */
-        HVT__SHM_AWAIT(c, ran, st->rode, "finish a sum");
-        st->ran = st->rode;
-    }
-    return direct ? hvt__shm_run_direct(c, j) : hvt__shm_run_staged(c, j);
+    return direct;
 }
 
-static hvt_status comm_wait_shm(hvt_comm *c, hvt_ticket ticket)
+static hvt_status comm_run_shm(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
     comm_shm *st = c->state;
-    hvt_status s;
+    uint64_t number = st->run + 1;
+    bool direct;
 
     if (c->world->size == 1)
+        return op->kind == HVT__REDUCE_APPLY
+                   ? op->apply(op->ctx, 0, op->count, (const void *const[]){op->buf}, 1)
+                   : HVT_OK;
+    st->yield = dev->yield;
+    HVT_TRY(rendezvous(c, number, op));
+    direct = find_buffers(c, number, op);
+    st->run = number;
+    hvt__store_release(&st->box[c->world->rank]->ran.v, number);
+    if (!op->count ||
+        (op->kind == HVT__ALLGATHER && is_shared(st, op->buf))) /* all have written: it is there */
         return HVT_OK;
-    s = hvt__pending_run(c, ticket, perform);
-    if (s == HVT_OK)
-        s = hvt__shm_settle(c);
-    if (s == HVT_OK)
-        return s;
-    if (!st->pending.broken)
-        st->pending.broken = s;
-    hvt__shm_leave(c, HVT__BY_ITSELF); /* unless find_lost() knew better */
-    return hvt__pass(s, __FILE__, __LINE__, "wait");
-}
-
-/* A lone rank's ops are done when issued. */
-static hvt_status issue(hvt_comm *c, const hvt__job *j, hvt_ticket *ret)
-{
-    if (c->world->size == 1) {
-        *ret = ++c->issued;
-        return HVT_OK;
-    }
-    HVT_TRY(hvt__pending_issue(c, j, ret));
-    publish(c, 0); /* nothing rides before wait */
-    return HVT_OK;
-}
-
-static hvt_status comm_allreduce_shm(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret)
-{
-    return issue(c, &(hvt__job){.buf = buf, .count = count, .type = t, .kind = HVT__ALLREDUCE}, ret);
-}
-
-static hvt_status comm_reduce_scatter_shm(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret)
-{
-    return issue(c, &(hvt__job){.buf = buf, .count = count, .type = t, .kind = HVT__REDUCE_SCATTER}, ret);
-}
-
-static hvt_status comm_allgather_shm(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_ticket *ret)
-{
-    return issue(c, &(hvt__job){.buf = buf, .count = count, .type = t, .kind = HVT__ALLGATHER}, ret);
-}
-
-static hvt_status comm_combine_shm(hvt_comm *c, void *buf, size_t count, hvt_dtype t, hvt_combine_fn *fn,
-                                   void *ctx, hvt_ticket *ret)
-{
-    const hvt__job j = {.buf = buf, .count = count, .type = t, .kind = HVT__COMBINE, .fn = fn, .ctx = ctx};
-
-    HVT_TRY(issue(c, &j, ret));
-    return c->world->size == 1 ? fn(ctx, 0, count, (const void *const[]){buf}, 1) : HVT_OK;
-}
-
-static hvt_status comm_broadcast_shm(hvt_comm *c, void *buf, size_t bytes, int root)
-{
-    const hvt__job j = {.buf = buf, .count = bytes, .type = HVT_U8, .kind = HVT__BROADCAST, .root = root};
-    hvt_ticket ticket;
-
-    HVT_TRY(issue(c, &j, &ticket));
-    return comm_wait_shm(c, ticket);
+    HVT_CHECK(direct || op->kind != HVT__REDUCE_APPLY, E_ARG,
+              "operation %llu: some rank's buffer is not of hvt_comm_alloc(), so others cannot read it",
+              (unsigned long long)number);
+    return direct ? hvt__shm_run_direct(c, dev, op) : hvt__shm_run_staged(c, dev, op);
 }
 
 const hvt_comm_ops hvt_comm_shm = {
     .name = "shm",
+    .can = HVT_COMM_SHARE | HVT_COMM_REDUCE_APPLY,
     .open = comm_open_shm,
     .close = comm_close_shm,
     .alloc = comm_alloc_shm,
-    .release = comm_release_shm,
-    .peers = comm_peers_shm,
-    .broadcast = comm_broadcast_shm,
-    .allreduce = comm_allreduce_shm,
-    .reduce_scatter = comm_reduce_scatter_shm,
-    .allgather = comm_allgather_shm,
-    .wait = comm_wait_shm,
     .share = comm_share_shm,
-    .combine = comm_combine_shm,
+    .release = comm_release_shm,
+    .post = comm_post_shm,
+    .run = comm_run_shm,
+    .fence = hvt__shm_fence,
     .left = hvt__shm_left,
     .leave = hvt__shm_leave,
 };

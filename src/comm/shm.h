@@ -4,7 +4,7 @@
 #ifndef HVT_COMM_SHM_H
 #define HVT_COMM_SHM_H
 
-#include "room.h"
+#include "comm_internal.h"
 
 #include <poll.h>
 #include <stdatomic.h>
@@ -12,9 +12,6 @@
 
 enum {
     HVT__SHM_RING = 256,     /* posts per rank */
-    HVT__SHM_INLINE = 92,    /* bytes that ride in a post */
-    HVT__SHM_RIDE = 1 << 12, /* bytes that can ride at all */
-    HVT__SHM_SEATS = 2,      /* for those that do not fit in their posts */
     HVT__SHM_SLOT = 1 << 20, /* bytes of one of a rank's two slots */
 };
 
@@ -22,46 +19,44 @@ typedef struct hvt__counter {
     _Alignas(128) _Atomic uint64_t v; /* a line of its own, and its neighbour's, which is fetched along */
 } hvt__counter;
 
-/* What a rank says of one operation. Its data, if they fit, come with the same two lines as the news. */
+/* What a rank announces of one operation. */
 typedef struct hvt__post {
-    _Alignas(128) _Atomic uint64_t ticket; /* the operation's, once all else is written */
-    uint64_t count, offset;                /* offset: of the buffer in the rank's part of the segment */
-    int32_t segment, root;                 /* segment -1: memory of the rank's own */
+    _Alignas(64) _Atomic uint64_t number; /* the operation's, once all else is written */
+    uint64_t count, offset;               /* offset: of the buffer in the rank's part of the segment */
+    int32_t segment, root;                /* segment -1: memory of the rank's own */
     int16_t kind, type;
-    char data[HVT__SHM_INLINE];
 } hvt__post;
 
-_Static_assert(sizeof(hvt__post) == 128, "a post is two lines");
+_Static_assert(sizeof(hvt__post) == 64, "a post is one cache line");
 
 /* One rank's part of the control segment; its two slots follow. */
 typedef struct hvt__mailbox {
     hvt__counter staged, done, ran, left; /* left: hvt__leaving */
     hvt__post ring[HVT__SHM_RING];
-    _Alignas(128) char seat[HVT__SHM_SEATS][HVT__SHM_RIDE];
+    _Alignas(128) char slots[];
 } hvt__mailbox;
 
 typedef struct comm_shm {
-    hvt__pending pending;
     hvt__segment control, *data; /* data: [segments] open ones have a base */
     int segments;
     hvt__mailbox **box;   /* [size] */
     struct pollfd *life;  /* [size] pidfds; -1: none */
-    hvt_ticket published; /* posted of mine */
-    hvt_ticket ran;       /* all ranks are known to have run up to this one */
-    hvt_ticket rode;      /* the last one that this rank ran and that rode along */
+    uint64_t posted, run; /* operations of this rank's, numbered from 1 */
+    uint64_t ran;         /* all ranks are known to have run up to this one */
     uint64_t step;
-    uint64_t settled; /* the last step that all ranks are known to be done with */
-    bool unsettled;   /* a rank may still be copying a staged sum into its buffer */
+    uint64_t fenced; /* the last step that all ranks are known to be done with */
+    bool unfenced;   /* a rank may still be copying a staged sum into its buffer */
+    bool yield;      /* the thread that runs shares its processor */
     /* [size] each */
     int *place;      /* of the rank's slice */
-    char **at;       /* the rank's buffer, slot or seat in this step */
+    char **at;       /* the rank's buffer or slot in this step */
     void **part;     /* the same, at my slice */
-    hvt__span *busy; /* addresses that steps since the last settle touch, of the rank's memory */
+    hvt__span *busy; /* addresses that steps since the last fence touch, of the rank's memory */
 } comm_shm;
 
 /* ---- shm_wait.c --------------------------------------------------------------------------- */
 
-void hvt__shm_tell(_Atomic uint64_t *mine, uint64_t value);
+void hvt__store_release(_Atomic uint64_t *mine, uint64_t value);
 /* The others need not wait for this rank any more. */
 void hvt__shm_leave(hvt_comm *c, hvt__leaving why);
 hvt__leaving hvt__shm_left(hvt_comm *c, int rank);
@@ -74,11 +69,10 @@ hvt_status hvt__shm_await(hvt_comm *c, size_t which, uint64_t value, const char 
 
 /* ---- shm_run.c: operations that all ranks have posted, their buffers in st->at ---------------- */
 
-size_t hvt__shm_bytes(const hvt__job *j);                       /* of the whole vector */
-hvt_status hvt__shm_run_riding(hvt_comm *c, const hvt__job *j); /* st->at: their seats */
-hvt_status hvt__shm_run_direct(hvt_comm *c, const hvt__job *j);
-hvt_status hvt__shm_run_staged(hvt_comm *c, const hvt__job *j);
+size_t hvt__shm_bytes(const hvt__op *op); /* of the whole vector */
+hvt_status hvt__shm_run_direct(hvt_comm *c, hvt_device *dev, const hvt__op *op);
+hvt_status hvt__shm_run_staged(hvt_comm *c, hvt_device *dev, const hvt__op *op);
 /* All ranks are done with all steps so far: my buffers are mine again. */
-hvt_status hvt__shm_settle(hvt_comm *c);
+hvt_status hvt__shm_fence(hvt_comm *c);
 
 #endif /* HVT_COMM_SHM_H */

@@ -8,12 +8,12 @@
 
 static char *slot(const comm_shm *st, int rank, uint64_t step)
 {
-    return (char *)st->box[rank] + sizeof(hvt__mailbox) + (step & 1) * HVT__SHM_SLOT;
+    return st->box[rank]->slots + (step & 1) * HVT__SHM_SLOT;
 }
 
-static hvt_status copy(hvt_comm *c, void *dst, const void *src, size_t bytes)
+static hvt_status copy(hvt_device *dev, void *dst, const void *src, size_t bytes)
 {
-    return bytes ? c->dev->ops->copy(c->dev, dst, src, bytes) : HVT_OK;
+    return bytes ? dev->ops->copy(dev, dst, src, bytes) : HVT_OK;
 }
 
 static hvt__span slice(const hvt_comm *c, size_t count, int rank)
@@ -24,50 +24,50 @@ static hvt__span slice(const hvt_comm *c, size_t count, int rank)
     return (hvt__span){hvt__cut(count, st->place[rank], size), hvt__cut(count, st->place[rank] + 1, size)};
 }
 
-size_t hvt__shm_bytes(const hvt__job *j)
+size_t hvt__shm_bytes(const hvt__op *op)
 {
-    return j->count * (j->kind == HVT__BROADCAST ? 1 : hvt_dtype_size(j->type));
+    return op->count * (op->kind == HVT__BROADCAST ? 1 : hvt_dtype_size(op->type));
 }
 
 /* at[r] is where rank r's `count` elements lie. Add my slice of them and put the sum where it belongs:
  * everywhere, or, for a reduce_scatter, in my own. */
-static hvt_status add_slice(hvt_comm *c, size_t count, hvt_dtype t, bool everywhere)
+static hvt_status add_slice(hvt_comm *c, hvt_device *dev, size_t count, hvt_dtype t, bool everywhere)
 {
     comm_shm *st = c->state;
-    const hvt_device_ops *ops = c->dev->ops;
+    const hvt_device_ops *ops = dev->ops;
     int me = c->world->rank, size = c->world->size;
     hvt__span mine = slice(c, count, me);
 
     for (int r = 0; r < size; r++)
         st->part[r] = st->at[r] + mine.first * hvt_dtype_size(t);
     if (everywhere)
-        return ops->reduce_all(c->dev, mine.end - mine.first, t, st->part, size);
-    return ops->reduce(c->dev, mine.end - mine.first, t, (const void *const *)st->part, size, st->part[me]);
+        return ops->reduce_all(dev, mine.end - mine.first, t, st->part, size);
+    return ops->reduce(dev, mine.end - mine.first, t, (const void *const *)st->part, size, st->part[me]);
 }
 
-hvt_status hvt__shm_settle(hvt_comm *c)
+hvt_status hvt__shm_fence(hvt_comm *c)
 {
     comm_shm *st = c->state;
 
     HVT__SHM_AWAIT(c, done, st->step, "do its part of a sum");
-    st->settled = st->step;
-    st->unsettled = false;
+    st->fenced = st->step;
+    st->unfenced = false;
     memset(st->busy, 0, (size_t)c->world->size * sizeof *st->busy);
     return HVT_OK;
 }
 
 /* Those of the elements [p.first, p.end) of my buffer that others will read. */
-static hvt__span given(const hvt_comm *c, const hvt__job *j, hvt__span p)
+static hvt__span given(const hvt_comm *c, const hvt__op *op, hvt__span p)
 {
     int me = c->world->rank;
 
-    if (j->kind == HVT__ALLGATHER)
-        return hvt__meet(p, slice(c, j->count, me));
-    return j->kind == HVT__BROADCAST && me != j->root ? (hvt__span){p.first, p.first} : p;
+    if (op->kind == HVT__ALLGATHER)
+        return hvt__intersect(p, slice(c, op->count, me));
+    return op->kind == HVT__BROADCAST && me != op->root ? (hvt__span){p.first, p.first} : p;
 }
 
 /* at[r] is where rank r's elements [p.first, p.end) lie: into my buffer what others have and I do not. */
-static hvt_status fetch(hvt_comm *c, const hvt__job *j, size_t bytes, hvt__span p)
+static hvt_status fetch(hvt_comm *c, hvt_device *dev, const hvt__op *op, size_t bytes, hvt__span p)
 {
     comm_shm *st = c->state;
 
@@ -76,62 +76,45 @@ static hvt_status fetch(hvt_comm *c, const hvt__job *j, size_t bytes, hvt__span 
 
         if (r == c->world->rank)
             continue;
-        if (j->kind == HVT__ALLGATHER)
-            s = hvt__meet(p, slice(c, j->count, r));
-        else if (r == j->root)
+        if (op->kind == HVT__ALLGATHER)
+            s = hvt__intersect(p, slice(c, op->count, r));
+        else if (r == op->root)
             s = p;
         if (s.first < s.end)
-            HVT_TRY(copy(c, (char *)j->buf + s.first * bytes, st->at[r] + (s.first - p.first) * bytes,
+            HVT_TRY(copy(dev, (char *)op->buf + s.first * bytes, st->at[r] + (s.first - p.first) * bytes,
                          (s.end - s.first) * bytes));
     }
     return HVT_OK;
 }
 
-/* ---- what rides along with the posts -------------------------------------------------------- */
-
-/* Everybody adds everything, for that takes one exchange only. */
-hvt_status hvt__shm_run_riding(hvt_comm *c, const hvt__job *j)
-{
-    comm_shm *st = c->state;
-    int me = c->world->rank, size = c->world->size;
-    size_t bytes = hvt_dtype_size(j->type);
-    hvt__span p = j->kind == HVT__ALLREDUCE ? (hvt__span){0, j->count} : slice(c, j->count, me);
-
-    st->at[me] = j->buf;
-    for (int r = 0; r < size; r++)
-        st->part[r] = st->at[r] + p.first * bytes;
-    return c->dev->ops->reduce(c->dev, p.end - p.first, j->type, (const void *const *)st->part, size,
-                               st->part[me]);
-}
-
 /* ---- a step on buffers in segments -------------------------------------------------------- */
 
 /* Where rank r's buffer may be touched in this step, or an empty span. */
-static hvt__span touched(const hvt_comm *c, const hvt__job *j, int rank)
+static hvt__span touched(const hvt_comm *c, const hvt__op *op, int rank)
 {
     const comm_shm *st = c->state;
     size_t first = (size_t)(uintptr_t)st->at[rank];
 
-    if (j->kind == HVT__BROADCAST && rank != j->root && rank != c->world->rank)
+    if (op->kind == HVT__BROADCAST && rank != op->root && rank != c->world->rank)
         return (hvt__span){0, 0};
-    return (hvt__span){first, first + hvt__shm_bytes(j)};
+    return (hvt__span){first, first + hvt__shm_bytes(op)};
 }
 
 /* Steps may overlap in time as long as they do not in memory. */
-static hvt_status keep_apart(hvt_comm *c, const hvt__job *j)
+static hvt_status keep_apart(hvt_comm *c, const hvt__op *op)
 {
     comm_shm *st = c->state;
-    bool clash = st->unsettled;
+    bool clash = st->unfenced;
 
     for (int r = 0; r < c->world->size; r++) {
-        hvt__span s = touched(c, j, r);
+        hvt__span s = touched(c, op, r);
 
         clash = clash || (s.first < st->busy[r].end && st->busy[r].first < s.end);
     }
     if (clash)
-        HVT_TRY(hvt__shm_settle(c));
+        HVT_TRY(hvt__shm_fence(c));
     for (int r = 0; r < c->world->size; r++) {
-        hvt__span s = touched(c, j, r), *b = &st->busy[r];
+        hvt__span s = touched(c, op, r), *b = &st->busy[r];
 
         if (s.first == s.end)
             continue;
@@ -143,63 +126,66 @@ static hvt_status keep_apart(hvt_comm *c, const hvt__job *j)
     return HVT_OK;
 }
 
-hvt_status hvt__shm_run_direct(hvt_comm *c, const hvt__job *j)
+hvt_status hvt__shm_run_direct(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
     comm_shm *st = c->state;
     int me = c->world->rank, size = c->world->size;
-    size_t bytes = hvt_dtype_size(j->type);
-    hvt__span mine = slice(c, j->count, me);
+    size_t bytes = hvt_dtype_size(op->type);
+    hvt__span mine = slice(c, op->count, me);
 
-    HVT_TRY(keep_apart(c, j));
+    HVT_TRY(keep_apart(c, op));
     st->step++;
-    switch (j->kind) {
+    switch (op->kind) {
     case HVT__ALLREDUCE:
     case HVT__REDUCE_SCATTER:
-        HVT_TRY(add_slice(c, j->count, j->type, j->kind == HVT__ALLREDUCE));
+        HVT_TRY(add_slice(c, dev, op->count, op->type, op->kind == HVT__ALLREDUCE));
         break;
     case HVT__ALLGATHER:
         for (int k = 1; k < size; k++)
-            HVT_TRY(copy(c, st->at[(me + k) % size] + mine.first * bytes, st->at[me] + mine.first * bytes,
+            HVT_TRY(copy(dev, st->at[(me + k) % size] + mine.first * bytes, st->at[me] + mine.first * bytes,
                          (mine.end - mine.first) * bytes));
         break;
     case HVT__BROADCAST:
-        if (me != j->root)
-            HVT_TRY(copy(c, j->buf, st->at[j->root], j->count));
+        if (me != op->root)
+            HVT_TRY(copy(dev, op->buf, st->at[op->root], op->count));
         break;
-    case HVT__COMBINE:
+    case HVT__REDUCE_APPLY:
         if (mine.first < mine.end)
-            HVT_TRY(j->fn(j->ctx, mine.first, mine.end, (const void *const *)st->at, size));
+            HVT_TRY(op->apply(op->ctx, mine.first, mine.end, (const void *const *)st->at, size));
+        break;
+    case HVT__CALL:
         break;
     }
-    hvt__shm_tell(&st->box[me]->done.v, st->step);
+    hvt__store_release(&st->box[me]->done.v, st->step);
     return HVT_OK;
 }
 
 /* ---- steps through the stage -------------------------------------------------------------- */
 
 /* Of the elements [p.first, p.end) of my buffer: into my slot what others will read. */
-static hvt_status stage_in(hvt_comm *c, const hvt__job *j, size_t bytes, hvt__span p, uint64_t step)
+static hvt_status stage_in(hvt_comm *c, hvt_device *dev, const hvt__op *op, size_t bytes, hvt__span p,
+                           uint64_t step)
 {
     comm_shm *st = c->state;
     int me = c->world->rank;
-    hvt__span s = given(c, j, p);
+    hvt__span s = given(c, op, p);
 
     if (s.first < s.end)
-        HVT_TRY(copy(c, slot(st, me, step) + (s.first - p.first) * bytes, (char *)j->buf + s.first * bytes,
+        HVT_TRY(copy(dev, slot(st, me, step) + (s.first - p.first) * bytes, (char *)op->buf + s.first * bytes,
                      (s.end - s.first) * bytes));
-    hvt__shm_tell(&st->box[me]->staged.v, step);
+    hvt__store_release(&st->box[me]->staged.v, step);
     return HVT_OK;
 }
 
 /* A sum is complete in everybody's slot: out of mine what the operation leaves here. */
-static hvt_status stage_out(hvt_comm *c, const hvt__job *j, size_t bytes, hvt__span p)
+static hvt_status stage_out(hvt_comm *c, hvt_device *dev, const hvt__op *op, size_t bytes, hvt__span p)
 {
     comm_shm *st = c->state;
     int me = c->world->rank;
-    hvt__span s = j->kind == HVT__ALLREDUCE ? p : hvt__meet(p, slice(c, j->count, me));
+    hvt__span s = op->kind == HVT__ALLREDUCE ? p : hvt__intersect(p, slice(c, op->count, me));
 
     if (s.first < s.end)
-        HVT_TRY(copy(c, (char *)j->buf + s.first * bytes, st->at[me] + (s.first - p.first) * bytes,
+        HVT_TRY(copy(dev, (char *)op->buf + s.first * bytes, st->at[me] + (s.first - p.first) * bytes,
                      (s.end - s.first) * bytes));
     return HVT_OK;
 }
@@ -209,37 +195,37 @@ static hvt_status stage_out(hvt_comm *c, const hvt__job *j, size_t bytes, hvt__s
  * its owner after that. The one of step s + 1 is filled before the others are done with s; it was last used
  * in s - 1, which everyone had finished before this rank left it.
  */
-hvt_status hvt__shm_run_staged(hvt_comm *c, const hvt__job *j)
+hvt_status hvt__shm_run_staged(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
     comm_shm *st = c->state;
-    bool sums = j->kind == HVT__ALLREDUCE || j->kind == HVT__REDUCE_SCATTER;
-    size_t bytes = j->kind == HVT__BROADCAST ? 1 : hvt_dtype_size(j->type), most = HVT__SHM_SLOT / bytes;
-    hvt__span whole = {0, j->count}, p = hvt__meet(whole, (hvt__span){0, most});
+    bool sums = op->kind == HVT__ALLREDUCE || op->kind == HVT__REDUCE_SCATTER;
+    size_t bytes = op->kind == HVT__BROADCAST ? 1 : hvt_dtype_size(op->type), most = HVT__SHM_SLOT / bytes;
+    hvt__span whole = {0, op->count}, p = hvt__intersect(whole, (hvt__span){0, most});
 
-    HVT_TRY(hvt__shm_settle(c));
-    HVT_TRY(stage_in(c, j, bytes, p, st->step + 1));
+    HVT_TRY(hvt__shm_fence(c));
+    HVT_TRY(stage_in(c, dev, op, bytes, p, st->step + 1));
     while (p.first < p.end) {
-        hvt__span next = hvt__meet(whole, (hvt__span){p.end, p.end + most});
+        hvt__span next = hvt__intersect(whole, (hvt__span){p.end, p.end + most});
         uint64_t step = ++st->step;
 
         HVT__SHM_AWAIT(c, staged, step, "bring its data");
         for (int r = 0; r < c->world->size; r++)
             st->at[r] = slot(st, r, step);
         if (sums)
-            HVT_TRY(add_slice(c, p.end - p.first, j->type, true));
+            HVT_TRY(add_slice(c, dev, p.end - p.first, op->type, true));
         else
-            HVT_TRY(fetch(c, j, bytes, p));
-        hvt__shm_tell(&st->box[c->world->rank]->done.v, step);
+            HVT_TRY(fetch(c, dev, op, bytes, p));
+        hvt__store_release(&st->box[c->world->rank]->done.v, step);
         if (next.end)
-            HVT_TRY(stage_in(c, j, bytes, next, step + 1));
+            HVT_TRY(stage_in(c, dev, op, bytes, next, step + 1));
         HVT__SHM_AWAIT(c, done, step, "do its part of a sum");
         if (sums)
-            HVT_TRY(stage_out(c, j, bytes, p));
+            HVT_TRY(stage_out(c, dev, op, bytes, p));
         p = next;
     }
     if (sums) { /* a direct step may follow on the same buffer, and must not begin before this one is out */
-        hvt__shm_tell(&st->box[c->world->rank]->done.v, ++st->step);
-        st->unsettled = true;
+        hvt__store_release(&st->box[c->world->rank]->done.v, ++st->step);
+        st->unfenced = true;
     }
     return HVT_OK;
 }

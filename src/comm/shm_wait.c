@@ -8,7 +8,7 @@
 #define _GNU_SOURCE
 #include "base/trace.h"
 #include "shm.h"
-#include "watch.h"
+#include "world/watch.h"
 
 #include <sched.h>
 #include <time.h>
@@ -23,7 +23,7 @@ enum {
 
 /* ---- counters --------------------------------------------------------------------------------- */
 
-void hvt__shm_tell(_Atomic uint64_t *mine, uint64_t value)
+void hvt__store_release(_Atomic uint64_t *mine, uint64_t value)
 {
     atomic_store_explicit(mine, value, memory_order_release);
 }
@@ -39,7 +39,7 @@ void hvt__shm_leave(hvt_comm *c, hvt__leaving why)
     _Atomic uint64_t *left = &st->box[c->world->rank]->left.v;
 
     if (!reached(left, HVT__BY_ITSELF))
-        hvt__shm_tell(left, (uint64_t)why);
+        hvt__store_release(left, (uint64_t)why);
 }
 
 /* A process that has ended has left. */
@@ -93,8 +93,9 @@ static hvt_status find_lost(hvt_comm *c, const _Atomic uint64_t *theirs, int pee
 static hvt_status await_long(hvt_comm *c, const _Atomic uint64_t *theirs, int peer, uint64_t value,
                              const char *what)
 {
+    const comm_shm *st = c->state;
     double start = hvt__now(), now = start, checked = start;
-    double yields = (c->dev->yield ? YIELD_CROWDED_US : YIELD_US) * 1e-6;
+    double yields = (st->yield ? YIELD_CROWDED_US : YIELD_US) * 1e-6;
     hvt_status s = HVT_OK;
     int wait = -1;
 
@@ -124,7 +125,7 @@ hvt_status hvt__shm_await(hvt_comm *c, size_t which, uint64_t value, const char 
         const _Atomic uint64_t *theirs =
             (const _Atomic uint64_t *)(const void *)((const char *)st->box[peer] + which);
 
-        for (int n = c->dev->yield ? 1 : SPINS; n && !reached(theirs, value); n--)
+        for (int n = st->yield ? 1 : SPINS; n && !reached(theirs, value); n--)
             hvt__relax();
         if (reached(theirs, value))
             continue;

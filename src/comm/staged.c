@@ -3,18 +3,17 @@
  * by the host's comm of that name along the same tree, and uploaded. Slow, and right wherever MPI is: the
  * fallback where NCCL is not, and the oracle for it.
  *
- * Operations are queued when issued and run inside wait, in issue order, as the host's do. A sum is taken
- * piece by piece, which changes no bit, since elements do not mix; all pieces pass through one buffer.
+ * A sum is taken piece by piece, which changes no bit, since elements do not mix; all pieces pass through one
+ * buffer.
  */
 #include "base_impl.h"
-#include "room.h"
+#include "comm_internal.h"
 
 #include <stdlib.h>
 
 enum { PIECE = 1 << 20 }; /* elements */
 
 typedef struct comm_staged {
-    hvt__pending pending;
     hvt_device *host; /* where it is summed */
     hvt_comm inner;   /* of the same ranks, over `host` */
     void *piece;      /* [PIECE] f32 at most; host memory that the device copies fast */
@@ -32,7 +31,6 @@ static void comm_close_staged(hvt_comm *c)
         st->inner.ops->close(&st->inner);
     hvt_device_close(&st->host);
     c->dev->ops->release_host(c->dev, st->piece);
-    free(st->pending.jobs);
     free(st);
     c->state = NULL;
 }
@@ -44,7 +42,6 @@ static hvt_status prepare(hvt_comm *c)
 
     HVT_CHECK(st, E_MEM, "no memory for a comm");
     c->state = st;
-    st->pending.run = st->pending.issued = c->issued;
     HVT_TRY(hvt_device_open("cpu", &(hvt_device_opts){.threads = 1, .yield = c->dev->yield}, &st->host));
     return c->dev->ops->alloc_host(c->dev, PIECE * sizeof(float), &st->piece);
 }
@@ -55,7 +52,11 @@ static hvt_status comm_open_staged(hvt_comm *c)
 
     HVT_TRY(hvt_world_agree(c->world, prepare(c)));
     st = c->state;
-    st->inner = (hvt_comm){.ops = &hvt_comm_mpi, .world = c->world, .dev = st->host, .tuned = c->tuned};
+    st->inner = (hvt_comm){.ops = &hvt_comm_mpi,
+                           .world = c->world,
+                           .dev = st->host,
+                           .cutoffs = c->cutoffs,
+                           .party = hvt__comm_party(0)};
     return st->inner.ops->open(&st->inner);
 }
 
@@ -69,26 +70,23 @@ static void comm_release_staged(hvt_comm *c, void *ptr)
     c->dev->ops->release(c->dev, ptr);
 }
 
-static int comm_peers_staged(hvt_comm *c, const void *buf, const void *ret_ptrs[])
-{
-    (void)c, (void)buf, (void)ret_ptrs;
-    return 0;
-}
-
 /* ---- operations --------------------------------------------------------------------------- */
+
+static hvt_status run_inner(comm_staged *st, const hvt__op *op)
+{
+    return st->inner.ops->run(&st->inner, st->host, op);
+}
 
 /* Slices are not worth an operation of their own here: everyone gets the whole sum. */
 static hvt_status sum(hvt_comm *c, char *buf, size_t count, hvt_dtype t)
 {
     comm_staged *st = c->state;
     size_t bytes = hvt_dtype_size(t);
-    hvt_ticket ticket;
 
     for (size_t at = 0, n; at < count; at += n) {
         n = count - at < PIECE ? count - at : PIECE;
         HVT_TRY(c->dev->ops->download(c->dev, st->piece, buf + at * bytes, n * bytes));
-        HVT_TRY(st->inner.ops->allreduce(&st->inner, st->piece, n, t, &ticket));
-        HVT_TRY(st->inner.ops->wait(&st->inner, ticket));
+        HVT_TRY(run_inner(st, &(hvt__op){.kind = HVT__ALLREDUCE, .buf = st->piece, .count = n, .type = t}));
         HVT_TRY(c->dev->ops->upload(c->dev, buf + at * bytes, st->piece, n * bytes));
     }
     return HVT_OK;
@@ -103,7 +101,8 @@ static hvt_status spread(hvt_comm *c, char *buf, size_t bytes, int root)
         n = bytes - at < PIECE * sizeof(float) ? bytes - at : PIECE * sizeof(float);
         if (mine)
             HVT_TRY(c->dev->ops->download(c->dev, st->piece, buf + at, n));
-        HVT_TRY(st->inner.ops->broadcast(&st->inner, st->piece, n, root));
+        HVT_TRY(
+            run_inner(st, &(hvt__op){.kind = HVT__BROADCAST, .buf = st->piece, .count = n, .root = root}));
         if (!mine)
             HVT_TRY(c->dev->ops->upload(c->dev, buf + at, st->piece, n));
     }
@@ -121,13 +120,6 @@ static hvt_status gather(hvt_comm *c, char *buf, size_t count, hvt_dtype t)
     return HVT_OK;
 }
 
-static hvt_status perform(hvt_comm *c, const hvt__job *j)
-{
-    if (j->kind == HVT__ALLGATHER)
-        return gather(c, j->buf, j->count, j->type);
-    return sum(c, j->buf, j->count, j->type);
-}
-
 static hvt__leaving comm_left_staged(hvt_comm *c, int rank)
 {
     comm_staged *st = c->state;
@@ -142,15 +134,14 @@ static void comm_leave_staged(hvt_comm *c, hvt__leaving why)
     st->inner.ops->leave(&st->inner, why);
 }
 
-static hvt_status comm_wait_staged(hvt_comm *c, hvt_ticket ticket)
+static hvt_status comm_run_staged(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
-    return hvt__pending_run(c, ticket, perform);
-}
-
-static hvt_status comm_broadcast_staged(hvt_comm *c, void *buf, size_t bytes, int root)
-{
-    HVT_TRY(comm_wait_staged(c, c->issued));
-    return spread(c, buf, bytes, root);
+    (void)dev; /* c->dev: no worker comes here */
+    if (op->kind == HVT__BROADCAST)
+        return spread(c, op->buf, op->count, op->root);
+    if (op->kind == HVT__ALLGATHER)
+        return gather(c, op->buf, op->count, op->type);
+    return sum(c, op->buf, op->count, op->type);
 }
 
 const hvt_comm_ops hvt_comm_staged = {
@@ -159,12 +150,7 @@ const hvt_comm_ops hvt_comm_staged = {
     .close = comm_close_staged,
     .alloc = comm_alloc_staged,
     .release = comm_release_staged,
-    .peers = comm_peers_staged,
-    .broadcast = comm_broadcast_staged,
-    .allreduce = hvt__pending_allreduce,
-    .reduce_scatter = hvt__pending_reduce_scatter,
-    .allgather = hvt__pending_allgather,
-    .wait = comm_wait_staged,
+    .run = comm_run_staged,
     .left = comm_left_staged,
     .leave = comm_leave_staged,
 };

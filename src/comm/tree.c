@@ -11,13 +11,12 @@
  * 1, 2, 4 ... The place of rank r among N slices is thus, for N a power of two, the bits of r read backwards.
  */
 #include "base_impl.h"
-#include "room.h"
+#include "comm_internal.h"
 
-hvt__comm_tuning hvt__comm_tuned = {
-    .shm_ride = 1024,
+hvt__cutoffs hvt__cutoffs_next = {
     .mpi_short = 16384,
-    .mpi_window = 1 << 18,
     .mpi_packet = 48 << 10,
+    .mpi_window = 1 << 18,
     .mpi_message = (size_t)1 << 30,
 };
 

@@ -54,7 +54,8 @@ static hvt_status choose_update(hvt_distopt *d)
 {
     const hvt_device *dev = d->optim->m->dev;
     bool alone = hvt_world_size(hvt_comm_world(d->comm)) == 1;
-    bool pays = (hvt_comm_combines(d->comm) || d->opts.wire == HVT_F32) && !d->opts.powersgd;
+    bool pays =
+        ((hvt_comm_can(d->comm) & HVT_COMM_REDUCE_APPLY) || d->opts.wire == HVT_F32) && !d->opts.powersgd;
 
     if (d->opts.update == HVT_UPDATE_AUTO)
         d->opts.update = alone || !dev->ops->host || !pays ? HVT_UPDATE_REPLICATED : HVT_UPDATE_SHARDED;

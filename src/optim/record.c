@@ -26,7 +26,7 @@ const char *hvt_distopt_unrecorded(const hvt_distopt *d)
     dev = d->optim->m->dev;
     if (!dev->ops->record)
         return "this device runs what it is given at once";
-    if (!hvt_comm_records(d->comm))
+    if (!(hvt_comm_can(d->comm) & HVT_COMM_CAPTURABLE))
         return "the host has a part in this exchange";
     if (d->opts.local_shards > 1)
         return "batches of several shards come one after the other";

@@ -42,9 +42,10 @@ static bool has_params(const hvt_distopt *d)
 {
     bool sharded = d->opts.update == HVT_UPDATE_SHARDED;
 
-    if (sharded && hvt_comm_combines(d->comm))
+    if (sharded && (hvt_comm_can(d->comm) & HVT_COMM_REDUCE_APPLY))
         return false;
-    return !sharded || !hvt_comm_shares(d->comm) || !hvt_world_local_rank(hvt_comm_world(d->comm));
+    return !sharded || !(hvt_comm_can(d->comm) & HVT_COMM_SHARE) ||
+           !hvt_world_local_rank(hvt_comm_world(d->comm));
 }
 
 int hvt__ride_words(const hvt_distopt *d)

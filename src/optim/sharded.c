@@ -199,9 +199,9 @@ static hvt_status open_all(hvt_sharded *s)
     hvt_world *world = hvt_comm_world(s->comm);
     size_t count = cut(s);
 
-    if (hvt_comm_shares(s->comm))
+    if (hvt_comm_can(s->comm) & HVT_COMM_SHARE)
         HVT_TRY(share(s, o->m->params, &s->params));
-    if (o->v && hvt_comm_combines(s->comm))
+    if (o->v && (hvt_comm_can(s->comm) & HVT_COMM_REDUCE_APPLY))
         HVT_TRY(share(s, o->v, &s->v));
     else if (o->v)
         HVT_TRY(hvt_world_agree(world, slice_state(s, count)));
@@ -226,7 +226,8 @@ hvt_status hvt__sharded_open(hvt_optim *o, hvt_comm *comm, hvt_bucket *bucket, i
                            .comm = comm,
                            .bucket = bucket,
                            .nbucket = nbucket,
-                           .fused = hvt_comm_combines(comm) && !needs_all && hvt_world_size(world) > 1};
+                           .fused = (hvt_comm_can(comm) & HVT_COMM_REDUCE_APPLY) && !needs_all &&
+                                    hvt_world_size(world) > 1};
         status = prepare(s, hvt_world_size(world));
     } else {
         status = HVT_FAIL(E_MEM, "no memory for a sharded update (%zu bytes)", sizeof *s);
@@ -271,8 +272,8 @@ static hvt_status update_slice(void *ctx, size_t first, size_t end, const void *
 
 hvt_status hvt__sharded_launch(hvt_sharded *s, hvt_bucket *b)
 {
-    return hvt_comm_combine(s->comm, s->o->m->grads + b->first, b->end - b->first, HVT_F32, update_slice, s,
-                            &b->ticket);
+    return hvt_comm_reduce_apply(s->comm, s->o->m->grads + b->first, b->end - b->first, HVT_F32, update_slice,
+                                 s, &b->ticket);
 }
 
 void hvt__sharded_gate(hvt_sharded *s, bool open)
@@ -323,7 +324,7 @@ static hvt_status broadcast_params(hvt_sharded *s, int root)
 
     if (!s->params)
         return hvt_comm_broadcast(s->comm, m->params, bytes, root);
-    if (hvt_comm_combines(s->comm))
+    if (hvt_comm_can(s->comm) & HVT_COMM_REDUCE_APPLY)
         return HVT_OK; /* they are root's already, as of the broadcasts that follow */
     HVT_TRY(broadcast_grads(s, m->params, root));
     if (hvt_world_local_rank(world) == 0)

@@ -367,7 +367,7 @@ hvt_status hvt_distopt_abandon(hvt_distopt *d)
     if (!d->begun)
         d->launched = d->arrived = 0;
     most = d->launched;
-    HVT_TRY(hvt_world_fold_i64(world, HVT_FOLD_MAX, &most, 1));
+    HVT_TRY(hvt_world_allreduce_i64(world, HVT_MAX, &most, 1));
     for (; s == HVT_OK && d->launched < most; d->launched++)
         s = launch(d, &d->bucket[d->launched]);
     while (s == HVT_OK && d->arrived < d->launched)

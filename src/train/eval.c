@@ -133,8 +133,8 @@ hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt
     counts[3] = t.large;
     counts[4] = t.inf;
     counts[5] = t.nan;
-    HVT_TRY(hvt_world_fold_i64(world, HVT_FOLD_SUM, t.limb, LIMBS)); /* two folds, neither needs memory */
-    HVT_TRY(hvt_world_fold_i64(world, HVT_FOLD_SUM, counts, 6));
+    HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, t.limb, LIMBS)); /* two folds, neither needs memory */
+    HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, counts, 6));
     t.inf = counts[4];
     t.nan = counts[5];
     *ret_loss = (hvt_loss){sum_of(&t), counts[0], counts[1], counts[2]};

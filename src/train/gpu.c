@@ -119,7 +119,7 @@ hvt_status hvt__gather_gpus(run *t)
         return HVT_OK;
     hvt_device_describe(t->dev, &mine.gpu);
     mine.gpus = hvt_device_count("cuda");
-    HVT_TRY(hvt_world_gather(t->world, &mine, sizeof mine, t->place));
+    HVT_TRY(hvt_world_allgather(t->world, &mine, sizeof mine, t->place));
     return hvt_world_agree(t->world, refuse_shared(t));
 }
 

@@ -26,7 +26,7 @@ static const char *settled(const run *t)
     return t->size == 1    ? "one rank exchanges nothing"
            : !t->train_set ? "nothing is exchanged"
            : t->set.on_gpu ? "a GPU's exchange has a queue of its own, or needs the host"
-           : hvt_distopt_update(t->dist) == HVT_UPDATE_SHARDED && hvt_comm_shares(t->comm)
+           : hvt_distopt_update(t->dist) == HVT_UPDATE_SHARDED && (hvt_comm_can(t->comm) & HVT_COMM_SHARE)
                ? "the update is the exchange, and comes after backward"
                : NULL;
 }
@@ -101,7 +101,7 @@ static hvt_status decide(run *t)
         if (!has_own(&t->place[r].cores))
             best = HVT__OFF;
     for (int k = 0; k < HVT__OVERLAPS; k++) {
-        HVT_TRY(hvt_world_fold(t->world, HVT_FOLD_MAX, trial->seconds[k], HVT__TRIES));
+        HVT_TRY(hvt_world_allreduce(t->world, HVT_MAX, trial->seconds[k], HVT__TRIES));
         hvt__sort(trial->seconds[k], HVT__TRIES);
         median[k] = trial->seconds[k][HVT__TRIES / 2];
     }

@@ -42,7 +42,7 @@ static hvt_status find_places(run *t)
     AGREE(t,
           t->place && t->exposed ? HVT_OK : HVT_FAIL(E_MEM, "no memory for the places of %d ranks", t->size));
     AGREE(t, hvt_world_cores(t->world, t->opts->threads, &mine.cores));
-    return hvt_world_gather(t->world, &mine, sizeof mine, t->place);
+    return hvt_world_allgather(t->world, &mine, sizeof mine, t->place);
 }
 
 /* The strongest instruction set that every rank would take. */
@@ -52,7 +52,7 @@ static hvt_status common_isa(run *t, const char **ret_isa)
 
     for (int i = 0; i < hvt_cpu_isa_count() && i < 63; i++)
         have |= (int64_t)hvt_cpu_isa_auto(i) << i;
-    HVT_TRY(hvt_world_fold_i64(t->world, HVT_FOLD_AND, &have, 1));
+    HVT_TRY(hvt_world_allreduce_i64(t->world, HVT_AND, &have, 1));
     HVT_CHECK(have, E_UNSUPPORTED, "no instruction set of the cpu device is supported on every rank");
     for (int i = 0; i < hvt_cpu_isa_count() && i < 63; i++)
         if (have >> i & 1)
@@ -450,7 +450,7 @@ hvt_status hvt__setup(run *t)
     AGREE(t, plan_model(t));
     AGREE(t, open_loaders(t));
     AGREE(t, open_optim(t));
-    AGREE(t, hvt_comm_tune(t->opts->thresholds, false));
+    AGREE(t, hvt_comm_set_cutoffs(t->opts->thresholds, false));
     AGREE(t, hvt_comm_open(t->opts->comm, t->world, t->dev, &t->comm));
     AGREE(t, open_distopt(t));
     AGREE(t, t->rank == 0 ? first_weights(t) : HVT_OK);

@@ -230,7 +230,7 @@ static hvt_status account(const run *t, const double *before, double exposed, hv
     static const hvt__phase work[] = {HVT__FORWARD, HVT__BACKWARD, HVT__COMPRESS, HVT__LAUNCH, HVT__UPDATE};
     double now[HVT__PHASE_COUNT], least = exposed, most = exposed;
 
-    HVT_TRY(hvt_world_gather(t->world, &exposed, sizeof exposed, t->exposed));
+    HVT_TRY(hvt_world_allgather(t->world, &exposed, sizeof exposed, t->exposed));
     hvt__trace_seconds(now);
     for (size_t i = 0; i < HVT_LEN(work); i++)
         r->compute += (now[work[i]] - before[work[i]]) / r->seconds;
@@ -426,8 +426,8 @@ static hvt_status finish(run *t, hvt_report *ret_report)
 
     hvt_device_describe(t->dev, &device);
     r.device_peak_bytes = device.peak_bytes;
-    HVT_TRY(hvt_world_fold_i64(t->world, HVT_FOLD_MAX, &r.peak_bytes, 1));
-    HVT_TRY(hvt_world_fold_i64(t->world, HVT_FOLD_MAX, &r.device_peak_bytes, 1));
+    HVT_TRY(hvt_world_allreduce_i64(t->world, HVT_MAX, &r.peak_bytes, 1));
+    HVT_TRY(hvt_world_allreduce_i64(t->world, HVT_MAX, &r.device_peak_bytes, 1));
     HVT_TRY(hvt_world_agree(t->world, hvt_model_hash(t->model, &r.weights)));
     r.seconds = hvt__process_seconds();
     *ret_report = (hvt_report){.epochs = t->epoch + (t->step > 0),

@@ -89,17 +89,7 @@ static hvt_status time_sum(tuning *u, hvt_comm *c, void *buf, size_t bytes, doub
     }
     HVT_TRY(hvt_device_sync(u->t.dev));
     *ret_seconds = (hvt__now() - start) / times;
-    return hvt_world_fold(u->t.world, HVT_FOLD_MAX, ret_seconds, 1);
-}
-
-static bool is_among(const char *words, const char *word)
-{
-    size_t len = strlen(word);
-
-    for (const char *p = words; *p; p += strcspn(p, " "), p += *p == ' ')
-        if (strcspn(p, " ") == len && !strncmp(p, word, len))
-            return true;
-    return false;
+    return hvt_world_allreduce(u->t.world, HVT_MAX, ret_seconds, 1);
 }
 
 /* ---- lines ---- */
@@ -148,18 +138,18 @@ static hvt_status tell_lines(tuning *u)
     return HVT_OK;
 }
 
-/* ---- thresholds ---- */
+/* ---- cutoffs ---- */
 
-static hvt_status set_threshold(const hvt_threshold *h, size_t value)
+static hvt_status set_cutoff(const hvt_cutoff *h, size_t value)
 {
     char list[80];
 
     snprintf(list, sizeof list, "%s=%zu", h->name, value);
-    return hvt_comm_tune(list, false);
+    return hvt_comm_set_cutoffs(list, false);
 }
 
 /* What it is, and powers of two about it. */
-static void threshold_candidates(tuning *u, const hvt_threshold *h)
+static void cutoff_candidates(tuning *u, const hvt_cutoff *h)
 {
     u->n = 0;
     for (int i = 0; i < 7; i++) {
@@ -174,10 +164,10 @@ static void threshold_candidates(tuning *u, const hvt_threshold *h)
     }
 }
 
-static hvt_status open_candidates(tuning *u, const hvt_threshold *h)
+static hvt_status open_candidates(tuning *u, const hvt_cutoff *h)
 {
     for (int i = 0; i < u->n; i++) {
-        HVT_TRY(set_threshold(h, u->at[i].value));
+        HVT_TRY(set_cutoff(h, u->at[i].value));
         HVT_TRY(hvt_comm_open(hvt_comm_name(u->t.comm), u->t.world, u->t.dev, &u->at[i].comm));
         HVT_TRY(hvt_comm_alloc(u->at[i].comm, h->to, &u->at[i].buf));
     }
@@ -195,14 +185,14 @@ static void close_candidates(tuning *u)
 
 /* A candidate's time of a round: the mean over sizes in steps of four, each counted against the first
  * candidate's, so that long sums weigh no more than short ones. */
-static hvt_status threshold_round(tuning *u, const hvt_threshold *h, double scale[MANY])
+static hvt_status cutoff_round(tuning *u, const hvt_cutoff *h, double scale[MANY])
 {
     for (int k = 0; k < u->n; k++) {
         candidate *c = &u->at[(k + u->rounds) % u->n];
         double sum = 0, seconds;
         int sizes = 0;
 
-        HVT_TRY(set_threshold(h, c->value));
+        HVT_TRY(set_cutoff(h, c->value));
         for (size_t bytes = h->from; bytes <= h->to; bytes *= 4, sizes++) {
             HVT_TRY(time_sum(u, c->comm, c->buf, bytes, &seconds)); /* a barrier's echo goes first */
             HVT_TRY(time_sum(u, c->comm, c->buf, bytes, &seconds));
@@ -215,7 +205,7 @@ static hvt_status threshold_round(tuning *u, const hvt_threshold *h, double scal
     return HVT_OK;
 }
 
-static hvt_status measure_threshold(tuning *u, const hvt_threshold *h, double part)
+static hvt_status measure_cutoff(tuning *u, const hvt_cutoff *h, double part)
 {
     double scale[MANY];
     bool more = true;
@@ -225,20 +215,20 @@ static hvt_status measure_threshold(tuning *u, const hvt_threshold *h, double pa
         HVT_TRY(another_round(u, part, &more));
         if (!more)
             return HVT_OK;
-        HVT_TRY(threshold_round(u, h, scale));
+        HVT_TRY(cutoff_round(u, h, scale));
     }
 }
 
-static hvt_status tune_threshold(tuning *u, const hvt_threshold *h, double part)
+static hvt_status tune_cutoff(tuning *u, const hvt_cutoff *h, double part)
 {
     size_t used = strlen(u->thresholds);
     hvt_status s;
     int best;
 
-    threshold_candidates(u, h);
-    s = measure_threshold(u, h, part);
+    cutoff_candidates(u, h);
+    s = measure_cutoff(u, h, part);
     close_candidates(u);
-    set_threshold(h, h->value);
+    set_cutoff(h, h->value);
     HVT_TRY(s);
     best = fastest(u);
     if (u->t.rank == 0) {
@@ -251,24 +241,26 @@ static hvt_status tune_threshold(tuning *u, const hvt_threshold *h, double part)
     }
     snprintf(u->thresholds + used, sizeof u->thresholds - used, "%s%s=%zu", used ? "," : "", h->name,
              u->at[best].value);
-    return set_threshold(h, u->at[best].value);
+    return set_cutoff(h, u->at[best].value);
 }
 
-static bool matters(const tuning *u, const hvt_threshold *h)
+static bool matters(const tuning *u, const hvt_cutoff *h)
 {
-    return is_among(h->comms, hvt_comm_name(u->t.comm)) && (!h->hosts || hvt_world_nodes(u->t.world) > 1);
+    const char *comm = hvt_comm_name(u->t.comm);
+
+    return (!strcmp(comm, "mpi") || !strcmp(comm, "hier")) && (!h->hosts || hvt_world_nodes(u->t.world) > 1);
 }
 
-static hvt_status tune_thresholds(tuning *u)
+static hvt_status tune_cutoffs(tuning *u)
 {
-    hvt_threshold h;
+    hvt_cutoff h;
     int all = 0, done = 0;
 
-    for (int i = 0; hvt_comm_threshold(i, &h); i++)
+    for (int i = 0; hvt_comm_cutoff(i, &h); i++)
         all += matters(u, &h);
-    for (int i = 0; hvt_comm_threshold(i, &h); i++)
+    for (int i = 0; hvt_comm_cutoff(i, &h); i++)
         if (matters(u, &h))
-            HVT_TRY(tune_threshold(u, &h, 0.4 * ++done / all));
+            HVT_TRY(tune_cutoff(u, &h, 0.4 * ++done / all));
     return HVT_OK;
 }
 
@@ -329,7 +321,7 @@ static hvt_status time_step(tuning *u, candidate *c)
     HVT_TRY(hvt_device_sync(t->dev));
     c->seconds[u->rounds] = hvt__now() - start;
     c->exposed += hvt_distopt_take_exposed(t->dist);
-    return hvt_world_fold(t->world, HVT_FOLD_MAX, &c->seconds[u->rounds], 1);
+    return hvt_world_allreduce(t->world, HVT_MAX, &c->seconds[u->rounds], 1);
 }
 
 static hvt_status tune_bucket(tuning *u)
@@ -437,7 +429,7 @@ hvt_status hvt_tune(const hvt_options *opts, hvt_world *world)
     u->t.record = false;
     u->began = hvt__now();
     HVT_TRY_OR(done, tell_lines(u));
-    HVT_TRY_OR(done, tune_thresholds(u));
+    HVT_TRY_OR(done, tune_cutoffs(u));
     HVT_TRY_OR(done, tune_bucket(u));
     HVT_TRY_OR(done, hvt_world_agree(world, u->t.rank == 0 ? write_output(u) : HVT_OK));
 done:

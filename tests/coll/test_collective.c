@@ -4,6 +4,7 @@
  * What a rank brings differs from what the others bring, and is small enough that every result is exact;
  * where the order of sums shows, it must be the tree's. Every mismatch must be told on every rank.
  */
+#include "coll/coll.h"
 #include "collectives.h"
 
 #include <unistd.h>
@@ -374,35 +375,34 @@ TEST(sends_and_receives_go_round_both_ways)
 
 TEST(nobody_leaves_a_barrier_before_all_have_come)
 {
-    const void *at[64];
+    enum { LINE = 32 };     /* ints */
     hvt_comm *board = NULL; /* where ranks see each other's words without a collective */
-    volatile int *mine = NULL;
+    volatile int *all = NULL;
 
     CHECK_OK(hvt_comm_open("shm", world, dev, &board));
-    CHECK_OK(hvt_comm_alloc(board, 64, (void **)(uintptr_t)&mine));
-    board->ops->peers(board, (const void *)(uintptr_t)mine, at);
+    CHECK_OK(hvt_comm_share(board, (size_t)size * LINE * sizeof *all, (void **)(uintptr_t)&all));
     for (int round = 1; round <= 50; round++) {
         if (hvt__draw(3, (uint64_t)round, (uint64_t)rank, 0) % 5 == 0)
             usleep(300);
-        *mine = round;
+        all[rank * LINE] = round;
         CHECK_OK(hvt_barrier(c, NULL));
         for (int r = 0; r < size; r++)
-            CHECK(*(const volatile int *)at[r] >= round, "round %d: rank %d has not come", round, r);
+            CHECK(all[r * LINE] >= round, "round %d: rank %d has not come", round, r);
     }
     CHECK_OK(hvt_world_barrier(world));
-    hvt_comm_release(board, (void *)(uintptr_t)mine);
+    hvt_comm_release(board, (void *)(uintptr_t)all);
     hvt_comm_close(&board);
 }
 
 TEST(messages_may_be_cut_anywhere)
 {
-    const size_t message = hvt__world_message, of_comm = hvt__comm_tuned.mpi_message;
+    const size_t message = hvt__world_message, of_comm = hvt__cutoffs_next.mpi_message;
     const size_t most[] = {61, 4097};
 
     for (int i = 0; i < 2; i++) { /* as counts past 2^31 are, with int's largest so low */
         const char *name = hvt_comm_name(c);
 
-        hvt__world_message = hvt__comm_tuned.mpi_message = most[i];
+        hvt__world_message = hvt__cutoffs_next.mpi_message = most[i];
         hvt_comm_close(&c);
         CHECK_OK(hvt_comm_open(name, world, dev, &c));
         allgather_gather_and_scatter_have_parts_of_any_size();
@@ -413,7 +413,7 @@ TEST(messages_may_be_cut_anywhere)
         }
     }
     hvt__world_message = message;
-    hvt__comm_tuned.mpi_message = of_comm;
+    hvt__cutoffs_next.mpi_message = of_comm;
 }
 
 /* ---- tickets ------------------------------------------------------------------------------ */

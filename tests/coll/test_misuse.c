@@ -108,7 +108,7 @@ static hvt_status serve(duty *d, hvt_world **w, hvt_device **own, hvt_comm **c)
         if (s == HVT_OK)
             s = hvt_comm_wait(*c, t);
         if (s == HVT_OK)
-            s = hvt_world_fold(*w, HVT_FOLD_SUM, &sum, 1);
+            s = hvt_world_allreduce(*w, HVT_SUM, &sum, 1);
         if (s == HVT_OK)
             s = hvt_allreduce(*c, NULL, &most, 1, HVT_I32, HVT_MAX, NULL, NULL);
         if (s == HVT_OK && round % 50 == 0)
@@ -224,8 +224,8 @@ TEST(calls_that_a_failure_dropped_have_failed_too)
         CHECK_OK(hvt_comm_allreduce(c, x[2], 100, HVT_F32, &t[2])); /* behind them */
         CHECK_FAILS(hvt_comm_wait(c, t[0]), E_COMM, "rank 1 (");
         for (int i = 2; i >= 0; i--)
-            CHECK_FAILS(hvt_comm_wait(c, t[i]), E_COMM, "earlier collective");
-        CHECK_FAILS(hvt_comm_allreduce(c, x[2], 100, HVT_F32, &t[2]), E_COMM, "earlier collective");
+            CHECK_FAILS(hvt_comm_wait(c, t[i]), E_COMM, "earlier operation");
+        CHECK_FAILS(hvt_comm_allreduce(c, x[2], 100, HVT_F32, &t[2]), E_COMM, "earlier operation");
     }
     hvt_log_to(keep, NULL, HVT_LOG_WARN);
     hvt_comm_close(&c);
@@ -266,7 +266,7 @@ TEST(a_comm_can_be_closed_in_the_middle_of_its_operations)
 {
     enum { LONG = 1000003, DEEP = 4 };
 
-    for (int k = 0; k < 8; k++) { /* left at another place each time */
+    for (int k = 0; k < 2; k++) {
         float *x = malloc(DEEP * LONG * sizeof *x);
         hvt_comm *c = NULL;
         hvt_ticket t;
@@ -276,8 +276,6 @@ TEST(a_comm_can_be_closed_in_the_middle_of_its_operations)
         CHECK_OK(hvt_comm_open(comms[k % 2], world, dev, &c));
         for (int i = 0; i < DEEP; i++)
             CHECK_OK(hvt_comm_allreduce(c, x + i * LONG, LONG, HVT_F32, &t));
-        for (int i = 0; i < (k + rank) % 5; i++)
-            CHECK_OK(hvt_comm_progress(c));
         hvt_comm_close(&c);
         CHECK(!c, "close leaves NULL");
         for (int i = 0; i < DEEP * LONG; i++)
@@ -305,7 +303,6 @@ TEST(fused_tensors_can_be_given_up_in_the_middle_of_a_step)
             CHECK_OK(hvt_fuse_create(c, pieces, 2, 0, HVT_SUM, &f));
             a[99999] = b[49999] = 1;
             CHECK_OK(hvt_fuse_ready(f, 0));
-            CHECK_OK(hvt_comm_progress(c));
             if (again == 2)
                 CHECK_OK(hvt_fuse_exchange(f));
             hvt_fuse_free(&f);
@@ -316,18 +313,18 @@ TEST(fused_tensors_can_be_given_up_in_the_middle_of_a_step)
     }
 }
 
-/* ---- thresholds and names ------------------------------------------------------------------------------ */
+/* ---- cutoffs and names ------------------------------------------------------------------------------ */
 
-TEST(a_comm_keeps_the_thresholds_that_it_was_opened_with)
+TEST(a_comm_keeps_the_cutoffs_that_it_was_opened_with)
 {
     enum { LONG = 2000003 };
     float *x = malloc(LONG * sizeof *x);
     hvt_comm *c = NULL;
     int wrong = 0;
 
-    CHECK_OK(hvt_comm_tune("mpi-short=1024,mpi-window=1024", false));
+    CHECK_OK(hvt_comm_set_cutoffs("mpi-short=1024,mpi-packet=1024", false));
     CHECK_OK(hvt_comm_open("mpi", world, dev, &c));
-    CHECK_OK(hvt_comm_tune("mpi-short=16777216,mpi-window=268435456,mpi-packet=268435456", false));
+    CHECK_OK(hvt_comm_set_cutoffs("mpi-short=16777216,mpi-packet=268435456", false));
     for (int i = 0; i < LONG; i++)
         x[i] = (float)(i % 100);
     CHECK_OK(sum(c, false, x, LONG));
@@ -336,9 +333,9 @@ TEST(a_comm_keeps_the_thresholds_that_it_was_opened_with)
     CHECK(!wrong, "%d sums", wrong);
     hvt_comm_close(&c);
     free(x);
-    CHECK_OK(hvt_comm_tune(rank == 1 ? "mpi-short=4096" : "mpi-short=16384", false));
+    CHECK_OK(hvt_comm_set_cutoffs(rank == 1 ? "mpi-short=4096" : "mpi-short=16384", false));
     CHECK_FAILS(hvt_comm_open("mpi", world, dev, &c), E_MISMATCH, "mpi-short differs");
-    CHECK_OK(hvt_comm_tune("mpi-short=16384,mpi-window=262144,mpi-packet=49152", false));
+    CHECK_OK(hvt_comm_set_cutoffs("mpi-short=16384,mpi-packet=49152", false));
     CHECK_FAILS(hvt_comm_open(rank == 1 ? "mpi" : "shm", world, dev, &c), E_MISMATCH, "comm differs");
     CHECK_FAILS(hvt_comm_open(rank == 1 ? "tcp" : "shm", world, dev, &c), E_ARG, "'tcp'");
     CHECK(!c, "something was opened");
@@ -435,7 +432,7 @@ int main(int argc, char **argv)
     RUN(memory_is_given_back_when_the_operations_on_it_are_done);
     RUN(a_comm_can_be_closed_in_the_middle_of_its_operations);
     RUN(fused_tensors_can_be_given_up_in_the_middle_of_a_step);
-    RUN(a_comm_keeps_the_thresholds_that_it_was_opened_with);
+    RUN(a_comm_keeps_the_cutoffs_that_it_was_opened_with);
     RUN(what_is_still_in_use_is_not_closed);
     failed = check_failed;
     MPI_Allreduce(&failed, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);

@@ -75,52 +75,52 @@ TEST(mpi_sums_equal_the_plain_tree)
     sums_equal_the_plain_tree("mpi");
 }
 
-TEST(thresholds_are_set_by_name)
+TEST(cutoffs_are_set_by_name)
 {
-    const hvt__comm_tuning before = hvt__comm_tuned;
-    hvt_threshold t;
+    const hvt__cutoffs before = hvt__cutoffs_next;
+    hvt_cutoff t;
     int n = 0;
 
-    for (; hvt_comm_threshold(n, &t); n++) {
+    for (; hvt_comm_cutoff(n, &t); n++) {
         char list[80];
         size_t was = t.value;
 
         CHECK(t.value >= t.least && t.value <= t.most && t.from <= t.to, "%s: %zu", t.name, t.value);
         snprintf(list, sizeof list, "%s=%zu", t.name, t.least);
-        CHECK_OK(hvt_comm_tune(list, true));
-        CHECK(hvt_comm_threshold(n, &t) && t.value == was, "%s is %zu after a check", t.name, t.value);
-        CHECK_OK(hvt_comm_tune(list, false));
-        CHECK(hvt_comm_threshold(n, &t) && t.value == t.least, "%s is %zu", t.name, t.value);
+        CHECK_OK(hvt_comm_set_cutoffs(list, true));
+        CHECK(hvt_comm_cutoff(n, &t) && t.value == was, "%s is %zu after a check", t.name, t.value);
+        CHECK_OK(hvt_comm_set_cutoffs(list, false));
+        CHECK(hvt_comm_cutoff(n, &t) && t.value == t.least, "%s is %zu", t.name, t.value);
         snprintf(list, sizeof list, "%s=%zu", t.name, t.most + 1);
-        CHECK_FAILS(hvt_comm_tune(list, false), E_ARG, t.name);
+        CHECK_FAILS(hvt_comm_set_cutoffs(list, false), E_ARG, t.name);
     }
-    CHECK(n > 1 && !hvt_comm_threshold(-1, &t), "%d thresholds", n);
-    hvt__comm_tuned = before;
-    CHECK_OK(hvt_comm_tune("", false));
-    CHECK_FAILS(hvt_comm_tune("mpi-short=4096,mpi-window", false), E_ARG, "mpi-window");
-    CHECK_FAILS(hvt_comm_tune("mpi-short= 4096", false), E_ARG, "' 4096'");
-    CHECK_FAILS(hvt_comm_tune("mpi-short=4096x", false), E_ARG, "'4096x'");
-    CHECK(hvt__comm_tuned.mpi_short == before.mpi_short, "a list with a mistake has set something");
-    CHECK_OK(hvt_comm_tune("mpi-short=4096,mpi-window=65536", false));
-    CHECK(hvt__comm_tuned.mpi_short == 4096 && hvt__comm_tuned.mpi_window == 65536, "not both are set");
-    hvt__comm_tuned = before;
+    CHECK(n > 1 && !hvt_comm_cutoff(-1, &t), "%d cutoffs", n);
+    hvt__cutoffs_next = before;
+    CHECK_OK(hvt_comm_set_cutoffs("", false));
+    CHECK_FAILS(hvt_comm_set_cutoffs("mpi-short=4096,mpi-packet", false), E_ARG, "mpi-packet");
+    CHECK_FAILS(hvt_comm_set_cutoffs("mpi-short= 4096", false), E_ARG, "' 4096'");
+    CHECK_FAILS(hvt_comm_set_cutoffs("mpi-short=4096x", false), E_ARG, "'4096x'");
+    CHECK(hvt__cutoffs_next.mpi_short == before.mpi_short, "a list with a mistake has set something");
+    CHECK_OK(hvt_comm_set_cutoffs("mpi-short=4096,mpi-packet=65536", false));
+    CHECK(hvt__cutoffs_next.mpi_short == 4096 && hvt__cutoffs_next.mpi_packet == 65536, "not both are set");
+    hvt__cutoffs_next = before;
 }
 
 TEST(mpi_messages_may_be_cut_anywhere)
 {
     const size_t counts[] = {17, 1000, 100003}, most[] = {7, 1000, 4097},
-                 before = hvt__comm_tuned.mpi_message;
+                 before = hvt__cutoffs_next.mpi_message;
     float *buf = aligned_alloc(64, 4 * 100032 + 64);
     hvt_comm *c = NULL;
 
     for (int i = 0; i < 3; i++) {
-        hvt__comm_tuned.mpi_message = most[i];
+        hvt__cutoffs_next.mpi_message = most[i];
         CHECK_OK(hvt_comm_open("mpi", world, dev, &c));
         every_sum(c, buf, "cut messages", counts, i ? 3 : 2);
         hvt_comm_close(&c);
     }
     broadcasts_reach_everyone("mpi");
-    hvt__comm_tuned.mpi_message = before;
+    hvt__cutoffs_next.mpi_message = before;
     free(buf);
 }
 
@@ -150,7 +150,7 @@ int main(void)
     RUN(self_sums_equal_the_plain_tree);
 #if HVT_HAVE_MPI
     RUN(mpi_sums_equal_the_plain_tree);
-    RUN(thresholds_are_set_by_name);
+    RUN(cutoffs_are_set_by_name);
     RUN(mpi_messages_may_be_cut_anywhere);
     RUN(mpi_broadcasts_reach_everyone);
     RUN(mpi_runs_a_thousand_rounds);

@@ -59,20 +59,20 @@ TEST(sums_over_nodes_equal_the_plain_tree)
 static void cut_in_every_way(void)
 {
     const size_t counts[] = {17, 1000, 100003}, most[] = {7, 1000, 4097};
-    const hvt__comm_tuning before = hvt__comm_tuned;
+    const hvt__cutoffs before = hvt__cutoffs_next;
     float *buf = aligned_alloc(64, 4 * 100032 + 64);
 
     for (int i = 0; i < 3; i++) {
         hvt_comm *c = NULL;
 
-        hvt__comm_tuned.mpi_message = most[i];
-        hvt__comm_tuned.mpi_short = i == 1 ? 0 : before.mpi_short;
-        hvt__comm_tuned.mpi_packet = i == 2 ? 1 << 10 : before.mpi_packet;
+        hvt__cutoffs_next.mpi_message = most[i];
+        hvt__cutoffs_next.mpi_short = i == 1 ? 0 : before.mpi_short;
+        hvt__cutoffs_next.mpi_packet = i == 2 ? 1 << 10 : before.mpi_packet;
         CHECK_OK(hvt_comm_open("hier", world, dev, &c));
         every_sum(c, buf, "cut messages", counts, i ? 3 : 2);
         hvt_comm_close(&c);
     }
-    hvt__comm_tuned = before;
+    hvt__cutoffs_next = before;
     free(buf);
 }
 

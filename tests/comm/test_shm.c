@@ -91,31 +91,6 @@ TEST(shm_operations_keep_their_order)
     operations_keep_their_order("shm");
 }
 
-TEST(data_may_ride_along_with_posts_or_not)
-{
-    enum { INLINE = HVT__SHM_INLINE / 4, RIDE = HVT__SHM_RIDE / 4 };
-    const size_t counts[] = {0,        INLINE - 1, INLINE,   INLINE + 1,   2 * INLINE - 1, 2 * INLINE,
-                             RIDE - 1, RIDE,       RIDE + 1, 2 * RIDE - 1, 2 * RIDE,       2 * RIDE + 1};
-    const size_t most[] = {0, 1000 * (size_t)(size - 1), SIZE_MAX}, before = hvt__comm_tuned.shm_ride;
-    char *plain = aligned_alloc(64, 4 * (2 * RIDE + 16) + 64);
-
-    for (size_t i = 0; i < HVT_LEN(most); i++) {
-        hvt_comm *c = NULL;
-        void *mine = NULL;
-
-        hvt__comm_tuned.shm_ride = most[i];
-        CHECK_OK(hvt_comm_open("shm", world, dev, &c));
-        CHECK_OK(hvt_comm_alloc(c, 4 * (2 * RIDE + 1) + 64, &mine));
-        every_sum(c, mine, "own memory", counts, HVT_LEN(counts));
-        every_sum(c, plain + 4, "plain memory", counts, HVT_LEN(counts));
-        hvt_comm_release(c, mine);
-        hvt_comm_close(&c);
-        operations_keep_their_order("shm");
-    }
-    hvt__comm_tuned.shm_ride = before;
-    free(plain);
-}
-
 TEST(issuing_waits_for_nobody)
 {
     hvt_comm *c = NULL;
@@ -148,26 +123,6 @@ TEST(different_operations_are_told_apart_on_every_rank)
     CHECK_FAILS(hvt_comm_wait(c, t), E_MISMATCH, "allreduce of 32 f32");
     CHECK(strstr(hvt_last_error(), "rank 1 (") && hvt_last_error_is_agreed(), "%s", hvt_last_error());
     CHECK_FAILS(hvt_comm_wait(c, t), E_COMM, "E_MISMATCH");
-    hvt_comm_close(&c);
-}
-
-TEST(peers_memory_is_readable_in_segments_only)
-{
-    const void *at[64];
-    hvt_comm *c = NULL;
-    float *buf = NULL, x = 0;
-
-    CHECK_OK(hvt_comm_open("shm", world, dev, &c));
-    CHECK_OK(hvt_comm_alloc(c, 100 * sizeof *buf, (void **)&buf));
-    buf[7] = (float)(10 + rank);
-    CHECK_OK(hvt_world_barrier(world));
-    CHECK(c->ops->peers(c, &x, at) == 0, "own memory");
-    CHECK(c->ops->peers(c, buf + 7, at) == size, "segment");
-    for (int r = 0; r < size; r++)
-        CHECK(*(const float *)at[r] == (float)(10 + r), "rank %d", r);
-    CHECK_OK(hvt_world_barrier(world));
-    hvt_comm_release(c, buf);
-    CHECK(c->ops->peers(c, buf, at) == 0, "released");
     hvt_comm_close(&c);
 }
 
@@ -292,7 +247,7 @@ static hvt_status village_broadcast(hvt_world *w, void *data, size_t bytes, int 
 }
 
 static const hvt_world_ops village_ops = {
-    .name = "village", .gather = village_gather, .broadcast = village_broadcast};
+    .name = "village", .allgather = village_gather, .broadcast = village_broadcast};
 
 /* Run `live` on n forked ranks; the wait statuses come back. */
 static void settle_village(int n, void (*live)(void), int ret_status[])
@@ -573,10 +528,8 @@ int main(void)
     RUN(shm_operations_keep_their_order);
     RUN(a_buffer_may_be_shared_on_one_rank_and_plain_on_another);
     RUN(a_shared_buffer_may_go_on_from_a_staged_sum);
-    RUN(data_may_ride_along_with_posts_or_not);
     RUN(issuing_waits_for_nobody);
     RUN(different_operations_are_told_apart_on_every_rank);
-    RUN(peers_memory_is_readable_in_segments_only);
     RUN(without_shared_memory_auto_takes_mpi_and_says_why);
     if (ranks_are_alone()) {
         RUN(shm_works_for_any_number_of_processes);

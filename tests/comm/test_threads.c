@@ -5,7 +5,7 @@
 #define _GNU_SOURCE
 #include "check.h"
 #include "base_impl.h"
-#include "comm/room.h"
+#include "comm/comm_internal.h"
 
 #include <pthread.h>
 #include <sys/mman.h>
@@ -81,7 +81,7 @@ static hvt_status hall_broadcast(hvt_world *w, void *data, size_t bytes, int roo
     return HVT_OK;
 }
 
-static const hvt_world_ops hall_ops = {.name = "hall", .gather = hall_gather, .broadcast = hall_broadcast};
+static const hvt_world_ops hall_ops = {.name = "hall", .allgather = hall_gather, .broadcast = hall_broadcast};
 
 typedef struct resident {
     pthread_t thread;
@@ -272,7 +272,6 @@ static void overlap(hvt_comm *c, int rank, int size)
 
 TEST(operations_that_overlap)
 {
-    hvt__comm_tuned.shm_ride = (MOST - 1) * 4000;
     settle_any_number(overlap);
 }
 

@@ -212,7 +212,7 @@ TEST(all_ranks_hold_the_same_bits)
         CHECK_OK(hvt_comm_wait(c, ticket));
         CHECK_OK(hvt_device_download(gpu, host, buf, sizeof host));
         hash = hvt__hash(HVT_HASH_INIT, host, COUNT * hvt_dtype_size(dtypes[t]));
-        CHECK_OK(hvt_world_gather(world, &hash, sizeof hash, all));
+        CHECK_OK(hvt_world_allgather(world, &hash, sizeof hash, all));
         for (int r = 0; r < size; r++)
             CHECK(all[r] == hash, "%s differs on rank %d", hvt_dtype_name(dtypes[t]), r);
     }
@@ -233,10 +233,10 @@ TEST(more_operations_than_the_guard_watches_keep_their_order)
     for (int i = 0; i < COUNT; i++)
         host[i] = 1;
     CHECK_OK(hvt_device_upload(gpu, buf, host, sizeof host));
-    for (int i = 0; i < DEEP; i++) { /* every other one is a broadcast, which gives no ticket */
+    for (int i = 0; i < DEEP; i++) { /* every other one is a broadcast, which keeps its ticket */
         CHECK_OK(i % 2 ? hvt_comm_broadcast(c, buf + COUNT / 2, sizeof *buf, 0)
                        : hvt_comm_allreduce(c, buf + i % 64, 1, HVT_F32, &t));
-        CHECK(t == (hvt_ticket)(i / 2 + 1), "ticket %llu of operation %d", (unsigned long long)t, i);
+        CHECK(t == (hvt_ticket)(i / 2 * 2 + 1), "ticket %llu of operation %d", (unsigned long long)t, i);
     }
     CHECK_OK(hvt_comm_wait(c, t / 2));
     CHECK_OK(hvt_comm_wait(c, t));

@@ -135,7 +135,7 @@ TEST(buckets_are_planned_anew_on_all_ranks_alike)
     hvt__bucket_least = 256;
     CHECK_OK(hvt_distopt_replan(r.d, 1024, 0));
     mask = n = hvt_distopt_buckets(r.d, &bytes);
-    CHECK_OK(hvt_world_fold_i64(job, HVT_FOLD_AND, &mask, 1));
+    CHECK_OK(hvt_world_allreduce_i64(job, HVT_AND, &mask, 1));
     CHECK(mask == n, "%d buckets, but not on every rank", (int)n);
     for (int b = 1; b < n; b++) {
         CHECK(r.d->bucket[b].first >= r.d->bucket[b - 1].end, "bucket %d overlaps", b);
@@ -552,7 +552,7 @@ static int messages;
 static hvt_status counted_gather(hvt_world *w, const void *mine, size_t bytes, void *all)
 {
     messages++;
-    return real->gather(w, mine, bytes, all);
+    return real->allgather(w, mine, bytes, all);
 }
 
 static hvt_status counted_broadcast(hvt_world *w, void *data, size_t bytes, int root)
@@ -576,7 +576,7 @@ TEST(a_step_sends_no_control_message)
     CHECK_OK(rig_open(&r, &u));
     real = job->ops;
     counting = *real;
-    counting.gather = counted_gather;
+    counting.allgather = counted_gather;
     counting.broadcast = counted_broadcast;
     counting.barrier = counted_barrier;
     job->ops = &counting;

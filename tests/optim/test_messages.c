@@ -16,7 +16,7 @@
 #include "hvt/train.h"
 
 #if HVT_HAVE_MPI
-#include "comm/room.h"
+#include "comm/comm_internal.h"
 #include "count_mpi.h"
 
 static int rank, size;
@@ -26,7 +26,7 @@ static mpi_count on_all_ranks(mpi_count mine)
 {
     int64_t n[5] = {mine.sent, mine.sent_bytes, mine.taken, mine.taken_bytes, mine.talk};
 
-    CHECK_OK(hvt_world_fold_i64(job, HVT_FOLD_SUM, n, 5));
+    CHECK_OK(hvt_world_allreduce_i64(job, HVT_SUM, n, 5));
     return (mpi_count){n[0], n[1], n[2], n[3], n[4]};
 }
 
@@ -67,7 +67,7 @@ static mpi_count of_a_sum(hvt_comm *c, size_t count, hvt_dtype type)
 TEST(a_sum_takes_the_messages_worked_out_on_paper)
 {
     enum { PIECE = 3968 / sizeof(float) }; /* of a short sum between processes of one host */
-    size_t most = hvt__comm_tuned.mpi_short / sizeof(float);
+    size_t most = hvt__cutoffs_next.mpi_short / sizeof(float);
     const size_t counts[] = {0, 1, 17, PIECE, PIECE + 1, most - 1, most, most + 1, 3 * most + 5, 100003};
     hvt_device *dev = NULL;
     hvt_comm *c = NULL;
@@ -334,7 +334,7 @@ int main(void)
     RUN(fused_tensors_of_ones_own_send_their_buckets_and_nothing_else);
     RUN(more_steps_of_the_program_send_more_data_and_nothing_else);
     failed = check_failed;
-    CHECK_OK(hvt_world_fold(job, HVT_FOLD_SUM, &failed, 1));
+    CHECK_OK(hvt_world_allreduce(job, HVT_SUM, &failed, 1));
     hvt_world_close(&job);
     check_done();
     return failed != 0;

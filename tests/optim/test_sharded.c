@@ -214,7 +214,8 @@ TEST(across_nodes_a_rank_keeps_the_state_of_its_slices_alone)
         u.dist.update = HVT_UPDATE_SHARDED;
         CHECK_OK(rig_open(&r, &u));
         CHECK_OK(rig_step(&r, 0));
-        CHECK(r.o->sliced == !hvt_comm_combines(r.comm) && !r.o->whole, "%s: %d", w->comm, r.o->sliced);
+        CHECK(r.o->sliced == !(hvt_comm_can(r.comm) & HVT_COMM_REDUCE_APPLY) && !r.o->whole, "%s: %d",
+              w->comm, r.o->sliced);
         for (int b = 1; b < r.d->nbucket; b++) {
             const hvt_bucket *at = &r.d->bucket[b];
             size_t ranks = (size_t)hvt_world_size(job), most = (at->end - at->first) / ranks + 16;
@@ -223,7 +224,7 @@ TEST(across_nodes_a_rank_keeps_the_state_of_its_slices_alone)
                   at->end - at->first);
             held += (int64_t)(at->own_end - at->own_first);
         }
-        CHECK_OK(hvt_world_fold_i64(job, HVT_FOLD_SUM, &held, 1));
+        CHECK_OK(hvt_world_allreduce_i64(job, HVT_SUM, &held, 1));
         CHECK(held == (int64_t)(r.m->arena_count - r.m->rider_count), "%lld elements of state for %zu",
               (long long)held, r.m->arena_count);
         rig_close(&r);
@@ -498,7 +499,7 @@ TEST(replicas_that_differ_in_a_bit_are_named_on_every_rank)
             u.dist.replica_check = 2;
             last = hvt_world_rank(job) == hvt_world_size(job) - 1;
             CHECK_OK(rig_open(&r, &u));
-            while (sharded && hvt_comm_shares(r.comm) && odd > 0 &&
+            while (sharded && (hvt_comm_can(r.comm) & HVT_COMM_SHARE) && odd > 0 &&
                    job->node_of[odd - 1] == job->node_of[odd])
                 odd--; /* the first one of the page's node */
             for (int t = 0; t < 4; t++)
@@ -509,7 +510,8 @@ TEST(replicas_that_differ_in_a_bit_are_named_on_every_rank)
             else if (last)
                 ((uint32_t *)(void *)r.m->params)[p->offset + p->count - 1] ^= 1;
             CHECK_OK(hvt_world_barrier(job));
-            if (sharded && hvt_comm_combines(r.comm)) /* a page is not compared with itself */
+            if (sharded &&
+                (hvt_comm_can(r.comm) & HVT_COMM_REDUCE_APPLY)) /* a page is not compared with itself */
                 CHECK_OK(rig_step(&r, 4));
             else
                 check_refusal(&r, 4, w->comm, p->name, odd);
@@ -549,7 +551,7 @@ TEST(slices_that_one_rank_has_no_memory_for_fail_all_ranks_alike)
 int main(void)
 {
     CHECK_OK(hvt_world_open(NULL, &whole));
-    CHECK_OK(hvt_world_open("lone", &lone));
+    CHECK_OK(hvt_world_open("singleton", &lone));
     if (!whole || !lone)
         return 1;
     job = whole;

@@ -7,7 +7,8 @@
 
 #include "check.h"
 #include "base_impl.h"
-#include "comm/room.h"
+#include "comm/comm_internal.h"
+#include "world/world_internal.h"
 
 static hvt_world *world;
 static hvt_device *dev;
@@ -27,7 +28,7 @@ static inline bool ranks_open(void)
 
 static inline bool ranks_are_alone(void)
 {
-    return !strcmp(hvt_world_name(world), "lone");
+    return !strcmp(hvt_world_name(world), "singleton");
 }
 
 /* The exit code. */
@@ -35,7 +36,7 @@ static inline int ranks_done(void)
 {
     double sums[] = {check_failed, check_ran};
 
-    CHECK_OK(hvt_world_fold(world, HVT_FOLD_SUM, sums, 2));
+    CHECK_OK(hvt_world_allreduce(world, HVT_SUM, sums, 2));
     hvt_device_close(&dev);
     hvt_world_close(&world);
     check_done();

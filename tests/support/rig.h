@@ -275,7 +275,7 @@ static inline void check_replicas(const char *what, result mine)
     int n = hvt_world_size(job);
     result *all = malloc((size_t)n * sizeof *all);
 
-    CHECK_OK(hvt_world_gather(job, &mine, sizeof mine, all));
+    CHECK_OK(hvt_world_allgather(job, &mine, sizeof mine, all));
     for (int r = 1; r < n; r++)
         CHECK(same(all[0], all[r]), "%s: rank %d has weights %016llx, rank 0 %016llx", what, r,
               (unsigned long long)all[r].weights, (unsigned long long)all[0].weights);
@@ -425,7 +425,7 @@ static inline int rig_create_scarcely(rig *r)
 static inline bool rig_begin(void)
 {
     CHECK_OK(hvt_world_open(NULL, &job));
-    CHECK_OK(hvt_world_open("lone", &lone));
+    CHECK_OK(hvt_world_open("singleton", &lone));
     return job && lone;
 }
 

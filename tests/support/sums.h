@@ -22,16 +22,6 @@ static inline hvt_status open_comm(const char *name, hvt_comm **ret_comm)
     return HVT_OK;
 }
 
-/* Do operations go on between issue and wait, by a few calls, other ones on each rank? */
-static bool by_and_by;
-
-static inline hvt_status finish(hvt_comm *c, hvt_ticket t)
-{
-    for (uint64_t i = 0; by_and_by && i < (t + 2 * (uint64_t)rank) % 7; i++)
-        HVT_TRY(hvt_comm_progress(c));
-    return hvt_comm_wait(c, t);
-}
-
 static const hvt_dtype dtypes[] = {HVT_F32, HVT_F16, HVT_BF16};
 
 /* What rank r contributes to element i: signs and magnitudes that make sums depend on their order. */
@@ -119,13 +109,13 @@ static inline void every_sum(hvt_comm *c, void *buf, const char *where, const si
             memset(past, 0x5a, 64);
             fill_mine(buf, n, seed, dtypes[t]);
             CHECK_OK(hvt_comm_allreduce(c, buf, n, dtypes[t], &ticket));
-            CHECK_OK(finish(c, ticket));
+            CHECK_OK(hvt_comm_wait(c, ticket));
             CHECK(equals_plain_sum(c, buf, 0, n, seed, dtypes[t]), "allreduce: comm %s, %s, %zu %s",
                   hvt_comm_name(c), where, n, hvt_dtype_name(dtypes[t]));
 
             fill_mine(buf, n, seed, dtypes[t]);
             CHECK_OK(hvt_comm_reduce_scatter(c, buf, n, dtypes[t], &ticket));
-            CHECK_OK(finish(c, ticket));
+            CHECK_OK(hvt_comm_wait(c, ticket));
             hvt_comm_slice(c, n, rank, &first, &end);
             CHECK(equals_plain_sum(c, buf, first, end, seed, dtypes[t]),
                   "reduce_scatter: comm %s, %s, %zu %s, slice %zu-%zu", hvt_comm_name(c), where, n,
@@ -133,7 +123,7 @@ static inline void every_sum(hvt_comm *c, void *buf, const char *where, const si
             memset(buf, 0x11, first * bytes); /* what others own must come from them */
             memset((char *)buf + end * bytes, 0x11, (n - end) * bytes);
             CHECK_OK(hvt_comm_allgather(c, buf, n, dtypes[t], &ticket));
-            CHECK_OK(finish(c, ticket));
+            CHECK_OK(hvt_comm_wait(c, ticket));
             CHECK(equals_plain_sum(c, buf, 0, n, seed, dtypes[t]), "allgather: comm %s, %s, %zu %s",
                   hvt_comm_name(c), where, n, hvt_dtype_name(dtypes[t]));
             for (int k = 0; k < 64; k++)
@@ -223,7 +213,7 @@ static inline void a_thousand_rounds(const char *name)
                   (unsigned long long)last);
         }
         for (int b = 0; b < buckets; b++) {
-            CHECK_OK(finish(c, ticket[b]));
+            CHECK_OK(hvt_comm_wait(c, ticket[b]));
             for (int i = 0; i < EACH; i++) {
                 wrong += buf[b * EACH + i] != (float)(size * (size + 1) / 2) * (float)(round + b + i);
                 buf[b * EACH + i] = -1e30f; /* whoever still reads this will tell */
@@ -258,7 +248,7 @@ static inline void operations_keep_their_order(const char *name)
             CHECK_OK(hvt_comm_allgather(c, buf + 100, COUNT - 100, HVT_F32, &t));
             CHECK_OK(hvt_comm_allreduce(c, buf + 500, COUNT - 700, HVT_F32, &t));
         }
-        CHECK_OK(finish(c, t));
+        CHECK_OK(hvt_comm_wait(c, t));
         for (int i = 0; i < COUNT; i++) {
             double v = (double)size * (i % 8) + size * (size - 1) / 2.0; /* the first sum; then all hold it */
 
@@ -275,8 +265,8 @@ static inline void operations_keep_their_order(const char *name)
         buf[i] = 1;
         CHECK_OK(hvt_comm_allreduce(c, buf + i, 1, HVT_F32, &t));
     }
-    CHECK_OK(finish(c, t - DEEP / 2));
-    CHECK_OK(finish(c, t));
+    CHECK_OK(hvt_comm_wait(c, t - DEEP / 2));
+    CHECK_OK(hvt_comm_wait(c, t));
     for (int i = 0; i < DEEP; i++)
         CHECK(buf[i] == (float)size, "comm %s: element %d is %g", name, i, (double)buf[i]);
     hvt_comm_release(c, buf);

@@ -176,7 +176,7 @@ static hvt_status train(hvt_world *world, const char *resume, int steps, uint64_
 static hvt_status training_run(uint64_t *ret_weights)
 {
     hvt_world *world = NULL;
-    hvt_status s = hvt_world_open("lone", &world);
+    hvt_status s = hvt_world_open("singleton", &world);
 
     if (s == HVT_OK)
         s = train(world, "", 2, ret_weights);
@@ -204,7 +204,7 @@ static hvt_status collectives(uint64_t *ret_weights, bool worker)
     hvt_comm *c = NULL;
     hvt_fuse *f = NULL;
     hvt_ticket t = 0;
-    hvt_status s = hvt_world_open("lone", &lone);
+    hvt_status s = hvt_world_open("singleton", &lone);
 
     for (int i = 0; i < COUNT; i++)
         x[i] = (int64_t)(g[i] = (float)i);
@@ -328,7 +328,7 @@ static hvt_status open_all(const char *comm)
     if (s == HVT_OK)
         s = hvt_world_split(world, 0, size - rank, &part);
     if (s == HVT_OK)
-        s = hvt_world_fold(part, HVT_FOLD_SUM, many, 100);
+        s = hvt_world_allreduce(part, HVT_SUM, many, 100);
     if (s == HVT_OK)
         s = hvt_world_agree(part, hvt_device_open("ref", NULL, &dev));
     if (s == HVT_OK)

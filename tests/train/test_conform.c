@@ -88,9 +88,9 @@ static void sums_around(hvt_comm *c, bool placed, size_t threshold, const char *
     free(f);
 }
 
-TEST(sums_hold_one_element_around_every_threshold)
+TEST(sums_hold_one_element_around_every_cutoff)
 {
-    const hvt__comm_tuning before = hvt__comm_tuned;
+    const hvt__cutoffs before = hvt__cutoffs_next;
 
     for (size_t i = 0; i < HVT_LEN(comms); i++) {
         bool shm = !strcmp(comms[i], "shm");
@@ -100,17 +100,17 @@ TEST(sums_hold_one_element_around_every_threshold)
             continue;
         for (int low = 0; low < 2; low++) { /* as built, then with limits that stand for those of int */
             if (low) {
-                hvt__comm_tuned.mpi_short = 64;
-                hvt__comm_tuned.mpi_window = 96;
-                hvt__comm_tuned.mpi_message = 50;
+                hvt__cutoffs_next.mpi_short = 64;
+                hvt__cutoffs_next.mpi_window = 96;
+                hvt__cutoffs_next.mpi_message = 50;
             }
             CHECK_OK(hvt_comm_open(comms[i], job, dev, &c));
             for (int placed = 0; placed < 2; placed++) {
-                sums_around(c, placed, hvt__comm_tuned.mpi_short / sizeof(float), "a short sum");
-                sums_around(c, placed, hvt__comm_tuned.mpi_short / sizeof(uint16_t), "a short sum");
+                sums_around(c, placed, hvt__cutoffs_next.mpi_short / sizeof(float), "a short sum");
+                sums_around(c, placed, hvt__cutoffs_next.mpi_short / sizeof(uint16_t), "a short sum");
                 if (low) {
-                    sums_around(c, placed, hvt__comm_tuned.mpi_window, "a window");
-                    sums_around(c, placed, hvt__comm_tuned.mpi_message, "a message");
+                    sums_around(c, placed, hvt__cutoffs_next.mpi_window, "a window");
+                    sums_around(c, placed, hvt__cutoffs_next.mpi_message, "a message");
                 } else if (shm) {
                     sums_around(c, placed, 1 << 13, "a chunk");
                 }
@@ -118,7 +118,7 @@ TEST(sums_hold_one_element_around_every_threshold)
             if (shm && !low && size <= 4)
                 sums_around(c, false, HVT__SHM_SLOT / sizeof(float), "a slot");
             hvt_comm_close(&c);
-            hvt__comm_tuned = before;
+            hvt__cutoffs_next = before;
         }
     }
 }
@@ -419,7 +419,7 @@ TEST(what_is_missing_is_an_argument_error)
     hvt_comm *c = NULL;
     hvt_fuse *f = NULL;
     hvt_cores cores;
-    hvt_threshold threshold;
+    hvt_cutoff threshold;
     const hvt_item no_name = {NULL, "x"}, no_value = {"x", NULL};
     const hvt_piece piece = {"x", &f32, 1, HVT_F32};
     const hvt_overlap worker = {.yield = true};
@@ -428,9 +428,7 @@ TEST(what_is_missing_is_an_argument_error)
               hvt_world_local_size(NULL) == 1 && hvt_world_nodes(NULL) == 1,
           "a process without a world is alone");
     CHECK(!*hvt_world_name(NULL) && !*hvt_world_host(NULL, 0) && !*hvt_comm_name(NULL), "nothing has a name");
-    CHECK(!hvt_comm_world(NULL) && !hvt_comm_records(NULL) && !hvt_comm_ahead(NULL) &&
-              !hvt_comm_shares(NULL) && !hvt_comm_combines(NULL) && !hvt_comm_progresses(NULL) &&
-              !hvt_fuse_buckets(NULL),
+    CHECK(!hvt_comm_world(NULL) && !hvt_comm_can(NULL) && !hvt_fuse_buckets(NULL),
           "nothing can do something");
     hvt_world_close(NULL);
     hvt_world_close(&w);
@@ -446,15 +444,15 @@ TEST(what_is_missing_is_an_argument_error)
     CHECK_FAILS(hvt_world_wrap(NULL, &w), E_ARG, "no communicator");
     CHECK_FAILS(hvt_world_split(NULL, 0, 0, &w), E_ARG, "no world");
     CHECK_FAILS(hvt_world_split(job, 0, 0, NULL), E_ARG, "no place");
-    CHECK_FAILS(hvt_world_fold(NULL, HVT_FOLD_SUM, &f64, 1), E_ARG, "no world");
-    CHECK_FAILS(hvt_world_fold(job, HVT_FOLD_SUM, NULL, 1), E_ARG, "no buffer");
-    CHECK_FAILS(hvt_world_fold_i64(NULL, HVT_FOLD_SUM, &i64, 1), E_ARG, "no world");
-    CHECK_FAILS(hvt_world_fold_i64(job, HVT_FOLD_SUM, NULL, 1), E_ARG, "no buffer");
+    CHECK_FAILS(hvt_world_allreduce(NULL, HVT_SUM, &f64, 1), E_ARG, "no world");
+    CHECK_FAILS(hvt_world_allreduce(job, HVT_SUM, NULL, 1), E_ARG, "no buffer");
+    CHECK_FAILS(hvt_world_allreduce_i64(NULL, HVT_SUM, &i64, 1), E_ARG, "no world");
+    CHECK_FAILS(hvt_world_allreduce_i64(job, HVT_SUM, NULL, 1), E_ARG, "no buffer");
     CHECK_FAILS(hvt_world_broadcast(NULL, &f32, 4, 0), E_ARG, "no world");
     CHECK_FAILS(hvt_world_broadcast(job, NULL, 4, 0), E_ARG, "no buffer");
-    CHECK_FAILS(hvt_world_gather(NULL, &f32, 4, one), E_ARG, "no world");
-    CHECK_FAILS(hvt_world_gather(job, NULL, 4, one), E_ARG, "no buffer");
-    CHECK_FAILS(hvt_world_gather(job, &f32, 4, NULL), E_ARG, "no buffer");
+    CHECK_FAILS(hvt_world_allgather(NULL, &f32, 4, one), E_ARG, "no world");
+    CHECK_FAILS(hvt_world_allgather(job, NULL, 4, one), E_ARG, "no buffer");
+    CHECK_FAILS(hvt_world_allgather(job, &f32, 4, NULL), E_ARG, "no buffer");
     CHECK_FAILS(hvt_world_barrier(NULL), E_ARG, "no world");
     CHECK_FAILS(hvt_world_agree(NULL, HVT_OK), E_ARG, "no world");
     CHECK(hvt_world_agree(NULL, HVT_E_IO) == HVT_E_IO, "a failure is lost");
@@ -477,12 +475,11 @@ TEST(what_is_missing_is_an_argument_error)
     CHECK_FAILS(hvt_comm_allreduce(NULL, &f32, 1, HVT_F32, &t), E_ARG, "no comm");
     CHECK_FAILS(hvt_comm_reduce_scatter(NULL, &f32, 1, HVT_F32, &t), E_ARG, "no comm");
     CHECK_FAILS(hvt_comm_allgather(NULL, &f32, 1, HVT_F32, &t), E_ARG, "no comm");
-    CHECK_FAILS(hvt_comm_combine(NULL, &f32, 1, HVT_F32, NULL, NULL, &t), E_ARG, "no comm");
+    CHECK_FAILS(hvt_comm_reduce_apply(NULL, &f32, 1, HVT_F32, NULL, NULL, &t), E_ARG, "no comm");
     CHECK_FAILS(hvt_comm_wait(NULL, 0), E_ARG, "no comm");
-    CHECK_FAILS(hvt_comm_progress(NULL), E_ARG, "no comm");
     CHECK_FAILS(hvt_comm_overlap(NULL, &worker), E_ARG, "no comm");
-    CHECK_FAILS(hvt_comm_tune(NULL, false), E_ARG, "no list");
-    CHECK(!hvt_comm_threshold(0, NULL) && hvt_comm_threshold(0, &threshold), "a place for a threshold");
+    CHECK_FAILS(hvt_comm_set_cutoffs(NULL, false), E_ARG, "no list");
+    CHECK(!hvt_comm_cutoff(0, NULL) && hvt_comm_cutoff(0, &threshold), "a place for a threshold");
 
     CHECK_FAILS(hvt_allreduce(NULL, NULL, &f32, 1, HVT_F32, HVT_SUM, NULL, NULL), E_ARG, "no comm");
     CHECK_FAILS(hvt_reduce_scatter(NULL, &f32, &f32, 1, NULL, HVT_F32, HVT_SUM, NULL, NULL), E_ARG,
@@ -542,13 +539,13 @@ int main(void)
     double failed;
 
     CHECK_OK(hvt_world_open(NULL, &job));
-    CHECK_OK(hvt_world_open("lone", &lone));
+    CHECK_OK(hvt_world_open("singleton", &lone));
     CHECK_OK(hvt_device_open("ref", NULL, &dev));
     if (!job || !lone || !dev)
         return 1;
     rank = hvt_world_rank(job);
     size = hvt_world_size(job);
-    RUN(sums_hold_one_element_around_every_threshold);
+    RUN(sums_hold_one_element_around_every_cutoff);
     RUN(operations_of_every_kind_mix_over_two_comms);
     RUN(comms_and_groups_can_be_opened_again_and_again);
     RUN(uneven_batches_are_weighted_by_their_true_counts);
@@ -558,7 +555,7 @@ int main(void)
     RUN(what_is_missing_is_an_argument_error);
     RUN(buckets_that_ranks_disagree_about_stay_as_they_were);
     failed = check_failed;
-    CHECK_OK(hvt_world_fold(job, HVT_FOLD_SUM, &failed, 1));
+    CHECK_OK(hvt_world_allreduce(job, HVT_SUM, &failed, 1));
     hvt_device_close(&dev);
     hvt_world_close(&lone);
     hvt_world_close(&job);

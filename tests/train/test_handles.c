@@ -373,7 +373,7 @@ TEST(a_loss_over_one_class_is_refused)
 int main(void)
 {
     CHECK_OK(hvt_device_open("ref", NULL, &dev));
-    CHECK_OK(hvt_world_open("lone", &lone));
+    CHECK_OK(hvt_world_open("singleton", &lone));
     RUN(what_needs_a_device_refuses_null);
     RUN(what_needs_data_refuses_null);
     RUN(what_needs_a_model_refuses_null);

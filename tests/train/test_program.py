@@ -160,7 +160,7 @@ BAD_COMMAND_LINES = [
     (["tune", "--output", "tuned"], ["mpirun -np N hvtrain tune"]),
     (["--output", "tuned"], ["--output", "hvtrain tune"]),
     (["--thresholds", "mpi-long=3"], ["--thresholds", "mpi-short", "'mpi-long=3'"]),
-    (["--thresholds", "mpi-short=1,mpi-window=9"], ["mpi-window", "1024", "'9'"]),
+    (["--thresholds", "mpi-short=1,mpi-packet=9"], ["mpi-packet", "1024", "'9'"]),
 ]
 
 

@@ -8,7 +8,7 @@
 #include "config.h"
 #include "ranks.h"
 #include "hvt/collective.h"
-#include "comm/watch.h"
+#include "world/watch.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -354,7 +354,7 @@ static void one_comes_late(const char *name, void (*meet)(hvt_comm *c), hvt_comm
     meet(c);
     snprintf(part, sizeof part, "for rank 1 (%s) to %s", hvt_world_host(world, 1), what);
     heard_here = was_heard(part) && was_heard("is in phase data of update 9 since ");
-    CHECK_OK(hvt_world_fold(world, HVT_FOLD_SUM, &heard_here, 1));
+    CHECK_OK(hvt_world_allreduce(world, HVT_SUM, &heard_here, 1));
     CHECK(heard_here == 1, "%s: %g ranks said '%s'; last line here: %s", name, heard_here, part, heard.last);
 }
 

@@ -140,36 +140,39 @@ TEST(the_world_knows_its_ranks)
     CHECK(!*hvt_world_host(world, size), "a rank too many");
 }
 
-TEST(folds_give_every_rank_the_same_bits)
+TEST(reductions_give_every_rank_the_same_bits)
 {
     double d[3] = {1.0 + rank, 1.0 + rank, 0.1 * (rank + 1)}, sum = 0.1;
     int64_t i[4] = {rank + 1, rank + 1, rank + 1, ~((int64_t)1 << rank)};
 
     for (int r = 1; r < size; r++)
         sum += 0.1 * (r + 1);
-    CHECK_OK(hvt_world_fold(world, HVT_FOLD_MIN, &d[0], 1));
-    CHECK_OK(hvt_world_fold(world, HVT_FOLD_MAX, &d[1], 1));
-    CHECK_OK(hvt_world_fold(world, HVT_FOLD_SUM, &d[2], 1));
+    CHECK_OK(hvt_world_allreduce(world, HVT_MIN, &d[0], 1));
+    CHECK_OK(hvt_world_allreduce(world, HVT_MAX, &d[1], 1));
+    CHECK_OK(hvt_world_allreduce(world, HVT_SUM, &d[2], 1));
     CHECK(d[0] == 1 && d[1] == size && d[2] == sum, "%g %g %.17g, not %.17g", d[0], d[1], d[2], sum);
-    CHECK_OK(hvt_world_fold_i64(world, HVT_FOLD_SUM, &i[0], 1));
-    CHECK_OK(hvt_world_fold_i64(world, HVT_FOLD_MIN, &i[1], 1));
-    CHECK_OK(hvt_world_fold_i64(world, HVT_FOLD_MAX, &i[2], 1));
-    CHECK_OK(hvt_world_fold_i64(world, HVT_FOLD_AND, &i[3], 1));
+    CHECK_OK(hvt_world_allreduce_i64(world, HVT_SUM, &i[0], 1));
+    CHECK_OK(hvt_world_allreduce_i64(world, HVT_MIN, &i[1], 1));
+    CHECK_OK(hvt_world_allreduce_i64(world, HVT_MAX, &i[2], 1));
+    CHECK_OK(hvt_world_allreduce_i64(world, HVT_AND, &i[3], 1));
     CHECK(i[0] == size * (size + 1) / 2 && i[1] == 1 && i[2] == size, "%ld %ld %ld", (long)i[0], (long)i[1],
           (long)i[2]);
     CHECK(i[3] == (int64_t)(UINT64_MAX << size), "%lx", (long)i[3]);
-    CHECK_FAILS(hvt_world_fold(world, HVT_FOLD_AND, d, 1), E_ARG, "doubles");
-    CHECK_OK(hvt_world_fold(world, HVT_FOLD_SUM, NULL, 0));
+    CHECK_FAILS(hvt_world_allreduce(world, HVT_AND, d, 1), E_ARG, "doubles");
+    CHECK_FAILS(hvt_world_allreduce_i64(world, HVT_PRODUCT, i, 1), E_ARG, "integers");
+    CHECK_OK(hvt_world_allreduce(world, HVT_SUM, NULL, 0));
 }
 
-TEST(a_nan_of_any_rank_is_every_folds_result)
+TEST(a_nan_of_any_rank_is_every_reductions_result)
 {
+    const hvt_reduction how[] = {HVT_SUM, HVT_MIN, HVT_MAX};
+
     for (int bad = 0; bad < size; bad++)
-        for (int how = HVT_FOLD_SUM; how <= HVT_FOLD_MAX; how++) {
+        for (size_t i = 0; i < HVT_LEN(how); i++) {
             double d = rank == bad ? (double)NAN : rank;
 
-            CHECK_OK(hvt_world_fold(world, (hvt_fold)how, &d, 1));
-            CHECK(isnan(d), "fold %d of rank %d's NaN is %g", how, bad, d);
+            CHECK_OK(hvt_world_allreduce(world, how[i], &d, 1));
+            CHECK(isnan(d), "reduction %zu of rank %d's NaN is %g", i, bad, d);
         }
 }
 
@@ -186,7 +189,7 @@ TEST(broadcast_and_gather_carry_bytes)
                 CHECK(false, "byte %zu from %d is %d", i, root, text[i]);
                 break;
             }
-        CHECK_OK(hvt_world_gather(world, &(int){rank * root}, sizeof(int), all));
+        CHECK_OK(hvt_world_allgather(world, &(int){rank * root}, sizeof(int), all));
         for (int r = 0; r < size; r++)
             CHECK(all[r] == r * root, "rank %d gave %d", r, all[r]);
     }
@@ -274,7 +277,7 @@ TEST(a_wrapped_world_is_its_communicator)
     MPI_Comm_free(&half); /* it was duplicated */
     CHECK(hvt_world_size(w) == members, "%d of %d", hvt_world_size(w), members);
     CHECK(hvt_world_rank(w) == members - 1 - rank / 2, "rank %d", hvt_world_rank(w));
-    CHECK_OK(hvt_world_fold(w, HVT_FOLD_SUM, &one, 1));
+    CHECK_OK(hvt_world_allreduce(w, HVT_SUM, &one, 1));
     CHECK(one == members, "%g", one);
     hvt_world_close(&w);
     CHECK(!w, "close leaves NULL");
@@ -505,7 +508,7 @@ static void join_as(const char *const *variables, hvt_status want, const char *p
 
 TEST(a_silent_singleton_is_refused)
 {
-    join_as((const char *[]){"SLURM_NTASKS", "4", NULL}, HVT_OK, "lone");
+    join_as((const char *[]){"SLURM_NTASKS", "4", NULL}, HVT_OK, "singleton");
 #if HVT_HAVE_MPI
     join_as((const char *[]){"SLURM_STEP_NUM_TASKS", "4", "SLURM_STEPID", "0", NULL}, HVT_E_COMM,
             "srun --mpi=pmix");
@@ -552,8 +555,8 @@ int main(void)
         RUN(quotas_of_both_control_groups_are_read);
     }
     RUN(the_world_knows_its_ranks);
-    RUN(folds_give_every_rank_the_same_bits);
-    RUN(a_nan_of_any_rank_is_every_folds_result);
+    RUN(reductions_give_every_rank_the_same_bits);
+    RUN(a_nan_of_any_rank_is_every_reductions_result);
     RUN(broadcast_and_gather_carry_bytes);
     RUN(the_lowest_failing_rank_speaks_for_all);
     RUN(a_comparison_names_what_differs_where);

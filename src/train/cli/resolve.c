@@ -259,7 +259,7 @@ static hvt_status check_tuning(const hvt_options *o, int ranks)
 {
     bool tune = o->ask == HVT_ASK_TUNE;
 
-    if (hvt_comm_tune(o->thresholds, true))
+    if (hvt_comm_set_cutoffs(o->thresholds, true))
         return HVT_FAIL(E_ARG, "--thresholds %s: %s", o->thresholds, hvt_last_error());
     HVT_CHECK(tune || (!was_given(o, "--output") && !was_given(o, "--budget")), E_ARG,
               "--output and --budget are for hvtrain tune");

@@ -12,7 +12,7 @@
  * Where ranks of a host cannot share memory each has a word of its own, and a failure may be told more than
  * once. No signal is sent from rank to rank.
  */
-#include "comm/node.h"
+#include "world/node.h"
 #include "log_file.h"
 #include "base_impl.h"
 

@@ -72,9 +72,9 @@ static hvt_status compare_clocks(hvt_timeline *t, double *began, double *ended)
 
     for (int k = 0; k < ROUNDS && hvt_world_nodes(w) > 1; k++) {
         double now = hvt__now();
-        HVT_TRY(hvt_world_gather(w, &now, sizeof now, began + (size_t)k * (size_t)size));
+        HVT_TRY(hvt_world_allgather(w, &now, sizeof now, began + (size_t)k * (size_t)size));
         now = hvt__now();
-        HVT_TRY(hvt_world_gather(w, &now, sizeof now, ended + (size_t)k * (size_t)size));
+        HVT_TRY(hvt_world_allgather(w, &now, sizeof now, ended + (size_t)k * (size_t)size));
     }
     for (int r = 0; r < size; r++) {
         double error;
@@ -281,7 +281,7 @@ hvt_status hvt__timeline_flush(hvt_timeline *t)
         t->mine->count = (int64_t)hvt__trace_take(t->mine->event, most);
         t->mine->left -= t->mine->count;
         t->mine->lost = hvt__trace_lost();
-        HVT_TRY(hvt_world_gather(t->world, t->mine, batch_bytes(t), t->all));
+        HVT_TRY(hvt_world_allgather(t->world, t->mine, batch_bytes(t), t->all));
         left = lost = 0;
         for (int r = 0; r < size; r++) {
             const batch *b = (const batch *)(const void *)(t->all + (size_t)r * batch_bytes(t));

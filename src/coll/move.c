@@ -10,30 +10,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- parcels ------------------------------------------------------------------------------ */
+/* ---- messages ------------------------------------------------------------------------------ */
 
-void hvt__work_take(hvt__work *w, void *to, size_t bytes, int from)
+void hvt__work_recv(hvt__work *w, void *to, size_t bytes, int from)
 {
     if (bytes)
-        w->parcel[w->takes++] = (hvt__parcel){to, bytes, from, false};
+        w->message[w->recvs++] = (hvt__message){to, bytes, from, false};
 }
 
-void hvt__work_give(hvt__work *w, const void *what, size_t bytes, int to)
+void hvt__work_send(hvt__work *w, const void *what, size_t bytes, int to)
 {
     if (bytes)
-        w->parcel[2 * w->c->world->size - ++w->gives] = (hvt__parcel){what, bytes, to, false};
+        w->message[2 * w->c->world->size - ++w->sends] = (hvt__message){what, bytes, to, false};
 }
 
 hvt_status hvt__work_exchange(hvt__work *w)
 {
     hvt_world *world = w->c->world;
-    int takes = w->takes, gives = w->gives;
+    int recvs = w->recvs, sends = w->sends;
 
-    memmove(&w->parcel[takes], &w->parcel[2 * world->size - gives], (size_t)gives * sizeof *w->parcel);
-    w->takes = w->gives = 0;
-    if (!takes && !gives)
+    memmove(&w->message[recvs], &w->message[2 * world->size - sends], (size_t)sends * sizeof *w->message);
+    w->recvs = w->sends = 0;
+    if (!recvs && !sends)
         return HVT_OK;
-    HVT_TRY(world->ops->exchange(world, w->c, w->parcel, takes, gives));
+    HVT_TRY(world->ops->exchange(world, &w->c->party, w->message, recvs, sends));
     return HVT_OK;
 }
 
@@ -49,12 +49,12 @@ static void lay_out(hvt__work *w, const size_t *counts)
 
 static void take_part(hvt__work *w, void *all, int from)
 {
-    hvt__work_take(w, (char *)all + w->first[from], w->first[from + 1] - w->first[from], from);
+    hvt__work_recv(w, (char *)all + w->first[from], w->first[from + 1] - w->first[from], from);
 }
 
 static void give_part(hvt__work *w, const void *all, int to)
 {
-    hvt__work_give(w, (const char *)all + w->first[to], w->first[to + 1] - w->first[to], to);
+    hvt__work_send(w, (const char *)all + w->first[to], w->first[to + 1] - w->first[to], to);
 }
 
 static hvt_status copy(hvt__work *w, void *to, const void *from, size_t bytes)
@@ -77,7 +77,7 @@ static hvt_status allgather(hvt__work *w)
     for (int r = 0; r < w->c->world->size; r++)
         if (r != me) {
             take_part(w, k->out, r);
-            hvt__work_give(w, mine, k->count * w->bytes, r);
+            hvt__work_send(w, mine, k->count * w->bytes, r);
         }
     return hvt__work_exchange(w);
 }
@@ -88,7 +88,7 @@ static hvt_status gather(hvt__work *w)
     int me = w->c->world->rank;
 
     if (me != k->peer) {
-        hvt__work_give(w, k->in, k->count * w->bytes, k->peer);
+        hvt__work_send(w, k->in, k->count * w->bytes, k->peer);
         return hvt__work_exchange(w);
     }
     lay_out(w, k->counts);
@@ -105,7 +105,7 @@ static hvt_status scatter(hvt__work *w)
     int me = w->c->world->rank;
 
     if (me != k->peer) {
-        hvt__work_take(w, k->out, k->count * w->bytes, k->peer);
+        hvt__work_recv(w, k->out, k->count * w->bytes, k->peer);
         return hvt__work_exchange(w);
     }
     lay_out(w, k->counts);
@@ -141,7 +141,11 @@ hvt_status hvt__coll_move(hvt__work *w)
 
     switch (k->action) {
     case HVT__CALL_BROADCAST:
-        return w->c->ops->broadcast(w->c, k->out, k->count * w->bytes, k->peer);
+        return hvt__queue_run_now(w->c, &(hvt__op){.kind = HVT__BROADCAST,
+                                                   .buf = k->out,
+                                                   .count = k->count * w->bytes,
+                                                   .type = HVT_U8,
+                                                   .root = k->peer});
     case HVT__CALL_ALLGATHER:
         return allgather(w);
     case HVT__CALL_GATHER:
@@ -161,6 +165,11 @@ typedef struct offer {
     uint64_t count;
     int32_t type, status;
 } offer;
+
+static const hvt__call *call_at(const hvt_comm *c, hvt_ticket first, int i)
+{
+    return hvt__queue_args(c, first + (hvt_ticket)i);
+}
 
 /* There is another rank to talk to. */
 static bool has_other(const hvt_comm *c, const hvt__call *k)
@@ -188,49 +197,66 @@ static hvt_status match(const hvt_comm *c, const hvt__call *k, const offer *thei
 }
 
 /* Every call's header goes out and the other one's comes in. */
-static hvt_status introduce(hvt_comm *c, const hvt__call *const calls[], int n, hvt__parcel *parcel,
-                            const offer *mine, offer *theirs)
+static hvt_status introduce(hvt_comm *c, hvt_ticket first, int n, hvt__message *message, const offer *mine,
+                            offer *theirs)
 {
     int m = 0;
 
-    for (int i = 0; i < n; i++) /* a receiver takes the offer, a sender the answer */
-        if (has_other(c, calls[i]))
-            parcel[m++] =
-                (hvt__parcel){&theirs[i], sizeof *theirs, calls[i]->peer, calls[i]->action == HVT__CALL_SEND};
-    for (int i = 0; i < n; i++)
-        if (has_other(c, calls[i]))
-            parcel[m++] =
-                (hvt__parcel){&mine[i], sizeof *mine, calls[i]->peer, calls[i]->action == HVT__CALL_RECV};
-    return m ? c->world->ops->exchange(c->world, c, parcel, m / 2, m / 2) : HVT_OK;
+    for (int i = 0; i < n; i++) { /* a receiver takes the offer, a sender the answer */
+        const hvt__call *k = call_at(c, first, i);
+
+        if (has_other(c, k))
+            message[m++] = (hvt__message){&theirs[i], sizeof *theirs, k->peer, k->action == HVT__CALL_SEND};
+    }
+    for (int i = 0; i < n; i++) {
+        const hvt__call *k = call_at(c, first, i);
+
+        if (has_other(c, k))
+            message[m++] = (hvt__message){&mine[i], sizeof *mine, k->peer, k->action == HVT__CALL_RECV};
+    }
+    return m ? c->world->ops->exchange(c->world, &c->party, message, m / 2, m / 2) : HVT_OK;
 }
 
-hvt_status hvt__coll_pass(hvt_comm *c, const hvt__call *const calls[], int n)
+/* Of the calls that both ranks mean alike: what this rank does by `action`. */
+static int list(hvt_comm *c, hvt_ticket first, int n, hvt__action action, const offer *mine,
+                hvt__message *ret_message)
+{
+    int m = 0;
+
+    for (int i = 0; i < n; i++) {
+        const hvt__call *k = call_at(c, first, i);
+        const void *at = action == HVT__CALL_RECV ? k->out : k->in;
+
+        if (mine[i].status == HVT_OK && k->action == action)
+            ret_message[m++] = (hvt__message){at, k->count * hvt_dtype_size(k->type), k->peer, false};
+    }
+    return m;
+}
+
+hvt_status hvt__coll_pass(hvt_comm *c, hvt_ticket first, int n)
 {
     offer *mine = calloc((size_t)n, sizeof *mine), *theirs = calloc((size_t)n, sizeof *theirs);
-    hvt__parcel *parcel = calloc(2 * (size_t)n, sizeof *parcel);
+    hvt__message *message = calloc(2 * (size_t)n, sizeof *message);
     hvt_status s = HVT_OK, last = HVT_OK;
-    int takes = 0, gives = 0;
+    int recvs = 0, sends = 0;
 
-    HVT_CHECK_OR(done, mine && theirs && parcel, E_MEM, "no memory for %d sends and receives", n);
-    for (int i = 0; i < n; i++)
-        mine[i] = (offer){calls[i]->count, (int32_t)calls[i]->type, (int32_t)hvt__coll_check(c, calls[i])};
-    HVT_TRY_OR(done, introduce(c, calls, n, parcel, mine, theirs));
+    HVT_CHECK_OR(done, mine && theirs && message, E_MEM, "no memory for %d sends and receives", n);
     for (int i = 0; i < n; i++) {
-        mine[i].status = (int32_t)match(c, calls[i], &theirs[i]);
+        const hvt__call *k = call_at(c, first, i);
+
+        mine[i] = (offer){k->count, (int32_t)k->type, (int32_t)hvt__coll_check(c, k)};
+    }
+    HVT_TRY_OR(done, introduce(c, first, n, message, mine, theirs));
+    for (int i = 0; i < n; i++) {
+        mine[i].status = (int32_t)match(c, call_at(c, first, i), &theirs[i]);
         last = mine[i].status ? (hvt_status)mine[i].status : last;
     }
-    for (int i = 0; i < n; i++)
-        if (mine[i].status == HVT_OK && calls[i]->action == HVT__CALL_RECV)
-            parcel[takes++] = (hvt__parcel){calls[i]->out, calls[i]->count * hvt_dtype_size(calls[i]->type),
-                                            calls[i]->peer, false};
-    for (int i = 0; i < n; i++)
-        if (mine[i].status == HVT_OK && calls[i]->action == HVT__CALL_SEND)
-            parcel[takes + gives++] = (hvt__parcel){
-                calls[i]->in, calls[i]->count * hvt_dtype_size(calls[i]->type), calls[i]->peer, false};
-    if (takes + gives)
-        HVT_TRY_OR(done, c->world->ops->exchange(c->world, c, parcel, takes, gives));
+    recvs = list(c, first, n, HVT__CALL_RECV, mine, message);
+    sends = list(c, first, n, HVT__CALL_SEND, mine, message + recvs);
+    if (recvs + sends)
+        HVT_TRY_OR(done, c->world->ops->exchange(c->world, &c->party, message, recvs, sends));
     s = last;
 done:
-    free(mine), free(theirs), free(parcel);
+    free(mine), free(theirs), free(message);
     return s;
 }

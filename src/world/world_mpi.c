@@ -12,7 +12,7 @@
 #include "config.h"
 #include "base_impl.h"
 #include "mpi_call.h"
-#include "room.h"
+#include "world_internal.h"
 
 #include <limits.h>
 #include <pthread.h>
@@ -27,7 +27,7 @@
 typedef struct world_mpi {
     MPI_Comm comm;
     bool started;         /* MPI, by us */
-    MPI_Request *request; /* [requests] of parcels on their way */
+    MPI_Request *request; /* [requests] of messages on their way */
     int *peer;            /* [requests] */
     int requests;
 } world_mpi;
@@ -101,7 +101,7 @@ static void step_aside(void)
 {
     enum { NAP_US = 100 };
 
-    if (hvt__overlap_patient())
+    if (hvt__awaited && !atomic_load_explicit(hvt__awaited, memory_order_relaxed))
         nanosleep(&(struct timespec){0, NAP_US * 1000}, NULL);
     do
         sched_yield();
@@ -218,7 +218,7 @@ static hvt_status check_lent(MPI_Comm comm)
 
 /* ---- waiting for other ranks --------------------------------------------------------------- */
 
-hvt_status hvt__mpi_test(int n, MPI_Request *request, bool *ret_done)
+static hvt_status test_all(int n, MPI_Request *request, bool *ret_done)
 {
     int done;
 
@@ -248,20 +248,20 @@ static hvt_status say_lacking(const hvt_world *w, int wait, int n, const MPI_Req
 
 /* Has a rank that one of these requests waits for left the comm? What it sent before may still be under way:
  * so only when it was gone at the last look, too, is it lost. */
-static hvt_status look_for_lost(hvt_comm *c, int n, const MPI_Request *request, const int *peer,
+static hvt_status look_for_lost(const hvt__party *party, int n, const MPI_Request *request, const int *peer,
                                 const char *what, bool *gone)
 {
     bool was_gone = *gone;
     int done;
 
     *gone = false;
-    for (int i = 0; i < n && c->ops->left; i++) {
+    for (int i = 0; i < n && party->left; i++) {
         HVT_TRY_MPI(MPI_Request_get_status(request[i], &done, MPI_STATUS_IGNORE));
-        if (done || c->ops->left(c, peer[i]) == HVT__HERE)
+        if (done || party->left(party, peer[i]) == HVT__HERE)
             continue;
         *gone = true;
         if (was_gone)
-            HVT_TRY(hvt__comm_lost(c, &peer[i], 1, what));
+            HVT_TRY(party->lost(party, peer[i], what));
     }
     return HVT_OK;
 }
@@ -282,7 +282,8 @@ void hvt__mpi_drop(int n, MPI_Request *request)
     hvt__mpi_leave(entered);
 }
 
-hvt_status hvt__mpi_await(hvt_comm *c, int n, MPI_Request *request, const int *peer, const char *what)
+hvt_status hvt__mpi_await(const hvt_world *w, const hvt__party *party, int n, MPI_Request *request,
+                          const int *peer, const char *what)
 {
     const double pause = 0.1; /* s, between looks for ranks that have left */
     hvt_status s = HVT_OK;
@@ -291,21 +292,21 @@ hvt_status hvt__mpi_await(hvt_comm *c, int n, MPI_Request *request, const int *p
     double looked;
     int wait;
 
-    HVT_TRY(hvt__mpi_test(n, request, &done));
+    HVT_TRY(test_all(n, request, &done));
     if (done)
         return HVT_OK;
-    wait = hvt__wait_begin(c->world, HVT__ANYONE, what);
+    wait = hvt__wait_begin(w, HVT__ANYONE, what);
     looked = hvt__now();
     while (s == HVT_OK && !done) {
         if (atomic_load(&workers))
             step_aside();
-        s = hvt__mpi_test(n, request, &done);
+        s = test_all(n, request, &done);
         if (s != HVT_OK || done)
             break;
         if (hvt__wait_asked(wait, &asked))
-            s = say_lacking(c->world, wait, n, request, peer);
+            s = say_lacking(w, wait, n, request, peer);
         if (s == HVT_OK && hvt__now() - looked >= pause) {
-            s = look_for_lost(c, n, request, peer, what, &gone);
+            s = look_for_lost(party, n, request, peer, what, &gone);
             looked = hvt__now();
         }
     }
@@ -315,7 +316,7 @@ hvt_status hvt__mpi_await(hvt_comm *c, int n, MPI_Request *request, const int *p
     return s;
 }
 
-static hvt_status world_gather_mpi(hvt_world *w, const void *mine, size_t bytes, void *all)
+static hvt_status world_allgather_mpi(hvt_world *w, const void *mine, size_t bytes, void *all)
 {
     HVT_CHECK(bytes <= INT_MAX, E_ARG, "a gather of %zu bytes a rank; at most %d", bytes, INT_MAX);
     HVT_TRY_MPI_WAIT(
@@ -369,7 +370,7 @@ static hvt_status look_around(hvt_world *w)
     st->peer = malloc((size_t)st->requests * sizeof *st->peer);
     ready = all && w->node_of && w->host && w->scratch && st->request && st->peer;
     HVT_TRY_OR(done, all_have(comm, ready, w->size));
-    HVT_TRY_OR(done, world_gather_mpi(w, &mine, sizeof mine, all));
+    HVT_TRY_OR(done, world_allgather_mpi(w, &mine, sizeof mine, all));
     for (int r = 0; r < w->size; r++) {
         memcpy(w->host[r], all[r].host, sizeof *w->host);
         w->node_of[r] = all[r].leader == r ? w->nodes++ : w->node_of[all[r].leader];
@@ -485,37 +486,38 @@ static hvt_status reserve(world_mpi *st, int requests)
 }
 
 /*
- * Long parcels go in rounds, one message of each in a round. The ends of a parcel agree on its rounds, and
+ * Long messages go in rounds, one part of each in a round. The ends of a message agree on its rounds, and
  * a round waits for nothing but that round of others, so no circle of ranks can wait for each other.
  */
-static hvt_status world_exchange_mpi(hvt_world *w, hvt_comm *c, const hvt__parcel *parcels, int takes,
-                                     int gives)
+static hvt_status world_exchange_mpi(hvt_world *w, const hvt__party *party, const hvt__message *messages,
+                                     int recvs, int sends)
 {
     world_mpi *st = w->state;
     bool more = true;
 
-    HVT_TRY(reserve(st, takes + gives));
+    HVT_CHECK(hvt__mpi_is_up(), E_COMM, "MPI has been finalised: no rank can be reached any more");
+    HVT_TRY(reserve(st, recvs + sends));
     for (size_t at = 0; more; at += hvt__world_message) {
         int n = 0;
 
         more = false;
-        for (int i = 0; i < takes + gives; i++) {
-            const hvt__parcel *p = &parcels[i];
+        for (int i = 0; i < recvs + sends; i++) {
+            const hvt__message *p = &messages[i];
             size_t rest = p->bytes > at ? p->bytes - at : 0;
             int part = (int)(rest < hvt__world_message ? rest : hvt__world_message);
-            int tag = c->channel % 16384 * 2 + p->answer; /* every MPI has tags up to 32767 */
+            int tag = party->channel % 16384 * 2 + p->answer; /* every MPI has tags up to 32767 */
             char *bytes = (char *)(uintptr_t)p->at + at;
 
             if (!part)
                 continue;
-            if (i < takes)
+            if (i < recvs)
                 HVT_TRY_MPI(MPI_Irecv(bytes, part, MPI_BYTE, p->rank, tag, st->comm, &st->request[n]));
             else
                 HVT_TRY_MPI(MPI_Isend(bytes, part, MPI_BYTE, p->rank, tag, st->comm, &st->request[n]));
             st->peer[n++] = p->rank;
             more = more || rest > hvt__world_message;
         }
-        HVT_TRY(hvt__mpi_await(c, n, st->request, st->peer, "send and take its part"));
+        HVT_TRY(hvt__mpi_await(w, party, n, st->request, st->peer, "send and take its part"));
     }
     return HVT_OK;
 }
@@ -537,7 +539,7 @@ const hvt_world_ops hvt_world_mpi = {
     .name = "mpi",
     .open = world_open_mpi,
     .close = world_close_mpi,
-    .gather = world_gather_mpi,
+    .allgather = world_allgather_mpi,
     .broadcast = world_broadcast_mpi,
     .barrier = world_barrier_mpi,
     .abort = world_abort_mpi,

@@ -4,7 +4,7 @@
  * MPI's FAQ, "How do I set the value of MCA parameters?"
  */
 #include "base_impl.h"
-#include "room.h"
+#include "world_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>

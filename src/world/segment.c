@@ -7,7 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "base_impl.h"
-#include "room.h"
+#include "world_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -155,7 +155,7 @@ hvt_status hvt__segment_open(hvt_world *w, size_t bytes, hvt__segment *ret_segme
     else if (w->rank == 0)
         s = make(seg.stride * (size_t)w->size, &mine);
     HVT_TRY_OR(done, hvt_world_agree(w, s));
-    HVT_TRY_OR(done, w->ops->gather(w, &mine, sizeof mine, all));
+    HVT_TRY_OR(done, w->ops->allgather(w, &mine, sizeof mine, all));
     first = all[0];
     for (int r = 1; r < w->size; r++)
         if (all[r].bytes != first.bytes) {

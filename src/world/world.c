@@ -4,7 +4,7 @@
  */
 #include "base/trace.h"
 #include "config.h"
-#include "room.h"
+#include "world_internal.h"
 #include "watch.h"
 
 #include <stdlib.h>
@@ -22,7 +22,7 @@ size_t hvt__world_message = (size_t)1 << 30; /* longest message in bytes; MPI co
 static const struct {
     const char *name;
     const hvt_world_ops *ops; /* NULL: not in this build */
-} worlds[] = {{"mpi", MPI_WORLD}, {"lone", &hvt_world_lone}};
+} worlds[] = {{"mpi", MPI_WORLD}, {"singleton", &hvt_world_singleton}};
 
 static hvt_status open_table(const hvt_world_ops *ops, const void *mpi_comm, hvt_world **ret_world)
 {
@@ -48,7 +48,7 @@ hvt_status hvt_world_open(const char *name, hvt_world **ret_world)
 
     HVT_CHECK(ret_world, E_ARG, "no place for the world");
     if (!name) /* a launcher's only process needs no MPI where none is built in */
-        name = l.started && (worlds[0].ops || l.size != 1) ? "mpi" : "lone";
+        name = l.started && (worlds[0].ops || l.size != 1) ? "mpi" : "singleton";
     for (size_t i = 0; i < HVT_LEN(worlds); i++) {
         if (strcmp(name, worlds[i].name))
             continue;
@@ -59,7 +59,7 @@ hvt_status hvt_world_open(const char *name, hvt_world **ret_world)
         HVT_CHECK(worlds[i].ops, E_UNSUPPORTED, "world '%s' is not in this build", name);
         return open_table(worlds[i].ops, NULL, ret_world);
     }
-    return HVT_FAIL(E_ARG, "world '%s' is unknown; known are mpi and lone", name);
+    return HVT_FAIL(E_ARG, "world '%s' is unknown; known are mpi and singleton", name);
 }
 
 hvt_status hvt_world_wrap(const void *mpi_comm, hvt_world **ret_world)
@@ -75,7 +75,7 @@ hvt_status hvt__world_number(hvt_world *part, const hvt_world *of)
 {
     int32_t *all = part->scratch;
 
-    HVT_TRY(part->ops->gather(part, &(int32_t){hvt__called(of, of->rank)}, sizeof *all, all));
+    HVT_TRY(part->ops->allgather(part, &(int32_t){hvt__called(of, of->rank)}, sizeof *all, all));
     part->called = malloc((size_t)part->size * sizeof *part->called);
     HVT_CHECK(part->called, E_MEM, "no memory for the numbers of %d ranks", part->size);
     for (int r = 0; r < part->size; r++)
@@ -179,12 +179,12 @@ const char *hvt_world_host(const hvt_world *world, int rank)
     return world && rank >= 0 && rank < world->size ? world->host[rank] : "";
 }
 
-hvt_status hvt_world_gather(hvt_world *world, const void *mine, size_t bytes, void *all)
+hvt_status hvt_world_allgather(hvt_world *world, const void *mine, size_t bytes, void *all)
 {
     HVT_CHECK(world && ((mine && all) || !bytes), E_ARG, "a gather of %zu bytes: no world or no buffer",
               bytes);
     hvt__trace_begin(HVT__AGREE, -1);
-    return hvt__traced(world->ops->gather(world, mine, bytes, all));
+    return hvt__traced(world->ops->allgather(world, mine, bytes, all));
 }
 
 hvt_status hvt_world_broadcast(hvt_world *world, void *data, size_t bytes, int root)

@@ -1,8 +1,8 @@
-/* say.h - a line about ranks, put together bit by bit. What does not fit is cut off. */
-#ifndef HVT_COMM_SAY_H
-#define HVT_COMM_SAY_H
+/* text.h - a line about ranks, put together bit by bit. What does not fit is cut off. */
+#ifndef HVT_WORLD_TEXT_H
+#define HVT_WORLD_TEXT_H
 
-#include "comm_impl.h"
+#include "world_impl.h"
 
 typedef struct hvt__text {
     char at[1600];
@@ -13,4 +13,4 @@ void hvt__say(hvt__text *b, const char *fmt, ...) HVT_PRINTF(2, 3);
 /* "rank 0 (hosta)", "ranks 1-3, 6 (hostb, hostc)": those with in[r]. */
 void hvt__say_ranks(hvt__text *b, const hvt_world *w, const bool *in);
 
-#endif /* HVT_COMM_SAY_H */
+#endif /* HVT_WORLD_TEXT_H */

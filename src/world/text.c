@@ -1,7 +1,7 @@
 /*
  * Lines about ranks: neighbours become a span, a host that several of them share is named once.
  */
-#include "say.h"
+#include "text.h"
 #include "base_impl.h"
 
 #include <stdarg.h>

@@ -15,7 +15,7 @@
 #define _GNU_SOURCE
 #include "watch.h"
 #include "base_impl.h"
-#include "room.h"
+#include "world_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -98,6 +98,8 @@ typedef struct watch {
     bool closing, runs;
 } watch;
 
+_Thread_local const atomic_bool *hvt__awaited;
+hvt_stall hvt__stall = {.warn = 30, .abort = 300};
 _Thread_local int64_t hvt__wait_behind;
 static _Atomic(watch *) watching;
 
@@ -496,7 +498,7 @@ static hvt_status share_page(watch *w, hvt_world *world)
     int n = 0, me = 0;
     hvt_status s;
 
-    HVT_TRY(world->ops->gather(world, &(int32_t){getpid()}, sizeof *pids, pids));
+    HVT_TRY(world->ops->allgather(world, &(int32_t){getpid()}, sizeof *pids, pids));
     for (int r = 0; r < world->size; r++)
         if (world->node_of[r] == world->node_of[world->rank]) {
             me = r == world->rank ? n : me;

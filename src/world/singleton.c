@@ -3,13 +3,13 @@
  * time and runs where no MPI is installed.
  */
 #include "base_impl.h"
-#include "comm_impl.h"
+#include "world_impl.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-static hvt_status world_open_lone(hvt_world *w, const void *mpi_comm)
+static hvt_status world_open_singleton(hvt_world *w, const void *mpi_comm)
 {
     HVT_CHECK(!mpi_comm, E_ARG, "a lone world has no communicator to wrap");
     HVT_CHECK(w, E_MEM, "no memory for a world of one rank");
@@ -22,12 +22,12 @@ static hvt_status world_open_lone(hvt_world *w, const void *mpi_comm)
     return HVT_OK;
 }
 
-static void world_close_lone(hvt_world *w)
+static void world_close_singleton(hvt_world *w)
 {
     (void)w;
 }
 
-static hvt_status world_gather_lone(hvt_world *w, const void *mine, size_t bytes, void *all)
+static hvt_status world_allgather_singleton(hvt_world *w, const void *mine, size_t bytes, void *all)
 {
     (void)w;
     if (bytes)
@@ -35,37 +35,37 @@ static hvt_status world_gather_lone(hvt_world *w, const void *mine, size_t bytes
     return HVT_OK;
 }
 
-static hvt_status world_broadcast_lone(hvt_world *w, void *data, size_t bytes, int root)
+static hvt_status world_broadcast_singleton(hvt_world *w, void *data, size_t bytes, int root)
 {
     (void)w, (void)data, (void)bytes, (void)root;
     return HVT_OK;
 }
 
-static hvt_status world_barrier_lone(hvt_world *w)
+static hvt_status world_barrier_singleton(hvt_world *w)
 {
     (void)w;
     return HVT_OK;
 }
 
-static void world_abort_lone(hvt_world *w, int exit_code)
+static void world_abort_singleton(hvt_world *w, int exit_code)
 {
     (void)w;
     _exit(exit_code);
 }
 
-static hvt_status world_split_lone(hvt_world *w, int color, int key, hvt_world *fresh)
+static hvt_status world_split_singleton(hvt_world *w, int color, int key, hvt_world *fresh)
 {
     (void)w, (void)key;
-    return color < 0 ? HVT_OK : world_open_lone(fresh, NULL);
+    return color < 0 ? HVT_OK : world_open_singleton(fresh, NULL);
 }
 
-const hvt_world_ops hvt_world_lone = {
-    .name = "lone",
-    .open = world_open_lone,
-    .close = world_close_lone,
-    .gather = world_gather_lone,
-    .broadcast = world_broadcast_lone,
-    .barrier = world_barrier_lone,
-    .abort = world_abort_lone,
-    .split = world_split_lone,
+const hvt_world_ops hvt_world_singleton = {
+    .name = "singleton",
+    .open = world_open_singleton,
+    .close = world_close_singleton,
+    .allgather = world_allgather_singleton,
+    .broadcast = world_broadcast_singleton,
+    .barrier = world_barrier_singleton,
+    .abort = world_abort_singleton,
+    .split = world_split_singleton,
 };

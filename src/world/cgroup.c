@@ -3,7 +3,7 @@
  * parent binds its children, so the smallest one on the way up counts.
  */
 #include "base_impl.h"
-#include "room.h"
+#include "world_internal.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,15 +1,15 @@
 /*
- * watch.h - who waits for whom, and for how long: watch.c collects it, watch_say.c judges it and puts it into
- * words.
+ * watch.h - who waits for whom, and for how long: watch.c collects it, watch_text.c judges it and puts it
+ * into words.
  *
  * Words. A *wait* is a stay in a call that cannot return before another rank has done something; that rank is
  * what it *lacks*. A *place* is what trace.h tells of a thread: update, phase, detail.
  */
-#ifndef HVT_COMM_WATCH_H
-#define HVT_COMM_WATCH_H
+#ifndef HVT_WORLD_WATCH_H
+#define HVT_WORLD_WATCH_H
 
 #include "base/trace.h"
-#include "comm_impl.h"
+#include "world_impl.h"
 
 enum { HVT__LACKS = 6, HVT__WAIT_TEXT = 32, HVT__TENSOR_TEXT = 64, HVT__ANYONE = -1, HVT__NOBODY = -2 };
 enum { HVT__WATCH_GRACE = 1 /* s, between those who give up with a word and those who do without */ };
@@ -31,7 +31,7 @@ void hvt__wait_end(int wait);
 /* Stop watching w; NULL: whatever is watched. Needs nobody else. */
 void hvt__watch_close(const hvt_world *w);
 
-/* ---- watch_say.c: what a watchdog makes of what it sees -------------------------------------- */
+/* ---- watch_text.c: what a watchdog makes of what it sees -------------------------------------- */
 
 /* A rank of the node as it looks now. Ages in seconds. */
 typedef struct hvt__seen {
@@ -63,4 +63,4 @@ hvt__verdict hvt__watch_judge(const hvt__seen *all, int n, const hvt_stall *stal
 void hvt__watch_line(const hvt_world *w, const hvt__seen *all, int n, const hvt__verdict *v, bool *named,
                      char *text, size_t bytes);
 
-#endif /* HVT_COMM_WATCH_H */
+#endif /* HVT_WORLD_WATCH_H */

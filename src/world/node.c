@@ -4,7 +4,7 @@
  */
 #include "node.h"
 #include "base_impl.h"
-#include "room.h"
+#include "world_internal.h"
 
 #include <stdlib.h>
 

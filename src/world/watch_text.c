@@ -15,7 +15,7 @@
  */
 #include "watch.h"
 #include "base_impl.h"
-#include "say.h"
+#include "text.h"
 
 #include <stdio.h>
 #include <string.h>

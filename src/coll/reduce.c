@@ -229,6 +229,8 @@ static hvt_status store(const hvt__work *w, void *sum, size_t n, void *dst)
             for (size_t i = 0; i < n; i++)                                                                   \
                 a[i] = product;                                                                              \
             break;                                                                                           \
+        case HVT_AND: /* is refused before */                                                                \
+            break;                                                                                           \
         }                                                                                                    \
     }
 
@@ -296,8 +298,8 @@ static hvt_status reduce_parts(hvt__work *w, const char *in, char *out)
 
             if (r == me)
                 continue;
-            hvt__work_take(w, w->room + (size_t)r * window * bytes, n * bytes, r);
-            hvt__work_give(w, in + to * bytes, end > to ? (end - to) * bytes : 0, r);
+            hvt__work_recv(w, w->room + (size_t)r * window * bytes, n * bytes, r);
+            hvt__work_send(w, in + to * bytes, end > to ? (end - to) * bytes : 0, r);
         }
         HVT_TRY(hvt__work_exchange(w));
         for (size_t i = 0; i < n; i += CHUNK)
@@ -315,8 +317,8 @@ static hvt_status share_parts(hvt__work *w, char *out)
 
     for (int r = 0; r < w->c->world->size; r++)
         if (r != me) {
-            hvt__work_take(w, out + w->first[r] * bytes, (w->first[r + 1] - w->first[r]) * bytes, r);
-            hvt__work_give(w, out + w->first[me] * bytes, (w->first[me + 1] - w->first[me]) * bytes, r);
+            hvt__work_recv(w, out + w->first[r] * bytes, (w->first[r + 1] - w->first[r]) * bytes, r);
+            hvt__work_send(w, out + w->first[me] * bytes, (w->first[me + 1] - w->first[me]) * bytes, r);
         }
     return hvt__work_exchange(w);
 }
@@ -327,14 +329,13 @@ static hvt_status sum_by_comm(hvt__work *w, const void *in)
 {
     hvt_comm *c = w->c;
     const hvt__call *k = w->k;
-    hvt_ticket t;
 
     if (in != k->out && k->count)
         HVT_TRY(c->dev->ops->copy(c->dev, k->out, in, k->count * w->bytes));
     if (k->type == HVT_F32)
         hvt__scale_f32(k->out, k->count, k->scale.pre);
-    HVT_TRY(c->ops->allreduce(c, k->out, k->count, k->type, &t));
-    HVT_TRY(c->ops->wait(c, t));
+    HVT_TRY(hvt__queue_run_now(
+        c, &(hvt__op){.kind = HVT__ALLREDUCE, .buf = k->out, .count = k->count, .type = k->type}));
     if (k->type == HVT_F32)
         hvt__scale_f32(k->out, k->count, factor_after(k, c->world->size));
     return HVT_OK;

@@ -1,57 +1,57 @@
 /*
- * What ranks tell each other: folds, agreement on an outcome, comparison of what must be equal. All of it
- * is made of a gather and a broadcast, and every rank computes the answer from the same bytes in rank
+ * What ranks tell each other: reductions, agreement on an outcome, comparison of what must be equal. All of
+ * it is made of a gather and a broadcast, and every rank computes the answer from the same bytes in rank
  * order, so all hold the same bits and the same message.
  */
 #include "base/trace.h"
-#include "room.h"
-#include "say.h"
+#include "world_internal.h"
+#include "text.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- folds -------------------------------------------------------------------------------- */
+/* ---- reductions -------------------------------------------------------------------------------- */
 
-/* Values of one gather: so many of every rank fit in the world's scratch. A fold takes no memory, which one
- * rank alone might lack while the others wait for it. */
+/* Values of one gather: so many of every rank fit in the world's scratch. A reduction takes no memory, which
+ * one rank alone might lack while the others wait for it. */
 enum { AT_ONCE = HVT__SCRATCH / 8 };
 
 /* world->scratch: n <= AT_ONCE values of every rank */
 static hvt_status gather_words(hvt_world *w, const void *mine, int n)
 {
     hvt__trace_begin(HVT__AGREE, -1);
-    return hvt__traced(w->ops->gather(w, mine, 8 * (size_t)n, w->scratch));
+    return hvt__traced(w->ops->allgather(w, mine, 8 * (size_t)n, w->scratch));
 }
 
-static hvt_status check_fold(const hvt_world *w, const void *values, int n)
+static hvt_status check(const hvt_world *w, const void *values, int n)
 {
-    HVT_CHECK(w, E_ARG, "a fold of %d values: no world", n);
-    HVT_CHECK(n >= 0 && (values || !n), E_ARG, "a fold of %d values%s", n, values ? "" : ": no buffer");
+    HVT_CHECK(w, E_ARG, "a reduction of %d values: no world", n);
+    HVT_CHECK(n >= 0 && (values || !n), E_ARG, "a reduction of %d values%s", n, values ? "" : ": no buffer");
     return HVT_OK;
 }
 
-static double fold(hvt_fold how, double v, double x)
+static double reduce(hvt_reduction how, double v, double x)
 {
-    if (how == HVT_FOLD_SUM)
+    if (how == HVT_SUM)
         return v + x;
-    return x != x || (how == HVT_FOLD_MIN ? x < v : x > v) ? x : v; /* from a NaN no comparison leads back */
+    return x != x || (how == HVT_MIN ? x < v : x > v) ? x : v; /* from a NaN no comparison leads back */
 }
 
-static int64_t fold_i64(hvt_fold how, int64_t v, int64_t x)
+static int64_t reduce_i64(hvt_reduction how, int64_t v, int64_t x)
 {
-    if (how == HVT_FOLD_SUM)
+    if (how == HVT_SUM)
         return (int64_t)((uint64_t)v + (uint64_t)x);
-    if (how == HVT_FOLD_AND)
+    if (how == HVT_AND)
         return v & x;
-    return (how == HVT_FOLD_MIN ? x < v : x > v) ? x : v;
+    return (how == HVT_MIN ? x < v : x > v) ? x : v;
 }
 
-hvt_status hvt_world_fold(hvt_world *world, hvt_fold how, double *values, int n)
+hvt_status hvt_world_allreduce(hvt_world *world, hvt_reduction how, double *values, int n)
 {
-    HVT_TRY(check_fold(world, values, n));
-    HVT_CHECK(how == HVT_FOLD_SUM || how == HVT_FOLD_MIN || how == HVT_FOLD_MAX, E_ARG,
-              "doubles fold by sum, minimum or maximum, not %d", how);
+    HVT_TRY(check(world, values, n));
+    HVT_CHECK(how == HVT_SUM || how == HVT_MIN || how == HVT_MAX, E_ARG,
+              "doubles are reduced by sum, minimum or maximum, not %d", how);
     for (int at = 0, m; at < n; at += m) {
         const double *all = world->scratch;
 
@@ -60,16 +60,17 @@ hvt_status hvt_world_fold(hvt_world *world, hvt_fold how, double *values, int n)
         for (int i = 0; i < m; i++) {
             values[at + i] = all[i];
             for (int r = 1; r < world->size; r++)
-                values[at + i] = fold(how, values[at + i], all[r * m + i]);
+                values[at + i] = reduce(how, values[at + i], all[r * m + i]);
         }
     }
     return HVT_OK;
 }
 
-hvt_status hvt_world_fold_i64(hvt_world *world, hvt_fold how, int64_t *values, int n)
+hvt_status hvt_world_allreduce_i64(hvt_world *world, hvt_reduction how, int64_t *values, int n)
 {
-    HVT_TRY(check_fold(world, values, n));
-    HVT_CHECK(how >= HVT_FOLD_SUM && how <= HVT_FOLD_AND, E_ARG, "fold %d is unknown", how);
+    HVT_TRY(check(world, values, n));
+    HVT_CHECK(how == HVT_SUM || how == HVT_MIN || how == HVT_MAX || how == HVT_AND, E_ARG,
+              "integers are reduced by sum, minimum, maximum or and, not %d", how);
     for (int at = 0, m; at < n; at += m) {
         const int64_t *all = world->scratch;
 
@@ -78,7 +79,7 @@ hvt_status hvt_world_fold_i64(hvt_world *world, hvt_fold how, int64_t *values, i
         for (int i = 0; i < m; i++) {
             values[at + i] = all[i];
             for (int r = 1; r < world->size; r++)
-                values[at + i] = fold_i64(how, values[at + i], all[r * m + i]);
+                values[at + i] = reduce_i64(how, values[at + i], all[r * m + i]);
         }
     }
     return HVT_OK;
@@ -101,7 +102,7 @@ hvt_status hvt_world_agree(hvt_world *world, hvt_status mine)
         return mine;
     }
     hvt__trace_begin(HVT__AGREE, -1);
-    HVT_TRY(hvt__traced(world->ops->gather(world, &code, sizeof code, all)));
+    HVT_TRY(hvt__traced(world->ops->allgather(world, &code, sizeof code, all)));
     while (first < world->size && all[first] == HVT_OK)
         first++;
     if (first == world->size)
@@ -247,7 +248,7 @@ static hvt_status explain(hvt_world *w, const hvt_item *items, int n)
         p = stpcpy(p, items[i].name) + 1;
         p = stpcpy(p, items[i].value) + 1;
     }
-    HVT_TRY_OR(done, w->ops->gather(w, mine, most, all));
+    HVT_TRY_OR(done, w->ops->allgather(w, mine, most, all));
     for (int r = 0; r < w->size; r++) {
         char *q = all + (size_t)r * most;
 
@@ -292,7 +293,7 @@ hvt_status hvt_world_compare(hvt_world *world, const hvt_item *items, int n)
         mine.bytes += strlen(items[i].name) + strlen(items[i].value) + 2;
     }
     hvt__trace_begin(HVT__AGREE, -1);
-    HVT_TRY(hvt__traced(world->ops->gather(world, &mine, sizeof mine, all)));
+    HVT_TRY(hvt__traced(world->ops->allgather(world, &mine, sizeof mine, all)));
     for (int r = 0; r < world->size; r++) {
         equal = equal && !memcmp(&all[r], &all[0], sizeof *all);
         ready = ready && all[r].n != bad;

@@ -2,7 +2,7 @@
 #ifndef HVT_MPI_CALL_H
 #define HVT_MPI_CALL_H
 
-#include "comm_impl.h"
+#include "world_impl.h"
 #include "watch.h"
 
 #include <mpi.h>
@@ -20,15 +20,13 @@ hvt_status hvt__mpi_enter_wait(bool *ret_entered);
 void hvt__mpi_leave_wait(bool entered);
 /* MPI was initialised and not finalised. */
 bool hvt__mpi_is_up(void);
-/* MPI_Waitall. peer[i] is the rank of c's world at the other end of request i, and is to do `what`: the
- * watchdog is told of those who have not. Where there is a worker, it lets the other thread in between.
- * E_COMM where one of them has left c; then no request is left. */
-hvt_status hvt__mpi_await(hvt_comm *c, int n, MPI_Request *request, const int *peer, const char *what);
+/* MPI_Waitall. peer[i] is the rank of w at the other end of request i, and is to do `what`: the watchdog is
+ * told of those who have not. Where there is a worker, it lets the other thread in between. E_COMM where one
+ * of them has left the party; then no request is left. */
+hvt_status hvt__mpi_await(const hvt_world *w, const hvt__party *party, int n, MPI_Request *request,
+                          const int *peer, const char *what);
 /* Nobody waits for these any more. A send that has not been received may still be read by its receiver. */
 void hvt__mpi_drop(int n, MPI_Request *request);
-
-/* MPI_Testall. */
-hvt_status hvt__mpi_test(int n, MPI_Request *request, bool *ret_done);
 
 #define HVT_TRY_MPI(call)                                                                                    \
     do {                                                                                                     \

@@ -1,43 +1,26 @@
 /*
- * The thresholds of host comms by their names, for who measures them and who sets them.
+ * The cutoffs of host comms by their names, for who measures them and who sets them.
  */
 #include "base_impl.h"
-#include "room.h"
+#include "comm_internal.h"
 
 #include <ctype.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define FIELD(f) offsetof(hvt__comm_tuning, f)
+#define FIELD(f) offsetof(hvt__cutoffs, f)
 static const struct {
-    hvt_threshold t; /* value: not set */
+    hvt_cutoff t; /* value: not set */
     size_t field;
 } table[] = {
-    {{.name = "shm-ride",
-      .comms = "shm hier",
-      .meaning = "bytes of all other ranks' vectors, up to which every rank adds all of them",
-      .most = 1 << 16,
-      .from = 1 << 6,
-      .to = 1 << 12},
-     FIELD(shm_ride)},
     {{.name = "mpi-short",
-      .comms = "mpi hier",
       .meaning = "bytes; a sum of at most these travels whole: fewer messages, more bytes",
       .most = 1 << 24,
       .from = 1 << 10,
       .to = 1 << 18},
      FIELD(mpi_short)},
-    {{.name = "mpi-window",
-      .comms = "mpi hier",
-      .meaning = "elements of a longer sum that are added while the next ones travel",
-      .least = 1 << 10,
-      .most = 1 << 28,
-      .from = 1 << 20,
-      .to = 1 << 24},
-     FIELD(mpi_window)},
     {{.name = "mpi-packet",
-      .comms = "mpi hier",
       .meaning = "bytes of one message between hosts at most",
       .least = 1 << 10,
       .most = 1 << 28,
@@ -47,22 +30,22 @@ static const struct {
      FIELD(mpi_packet)},
 };
 
-static size_t *field(hvt__comm_tuning *tuning, size_t offset)
+static size_t *field(hvt__cutoffs *tuning, size_t offset)
 {
     return (size_t *)(void *)((char *)tuning + offset);
 }
 
-bool hvt_comm_threshold(int i, hvt_threshold *ret_threshold)
+bool hvt_comm_cutoff(int i, hvt_cutoff *ret_cutoff)
 {
-    if (!ret_threshold || i < 0 || (size_t)i >= HVT_LEN(table))
+    if (!ret_cutoff || i < 0 || (size_t)i >= HVT_LEN(table))
         return false;
-    *ret_threshold = table[i].t;
-    ret_threshold->value = *field(&hvt__comm_tuned, table[i].field);
+    *ret_cutoff = table[i].t;
+    ret_cutoff->value = *field(&hvt__cutoffs_next, table[i].field);
     return true;
 }
 
 /* NAME=N at *at, which moves behind it. */
-static hvt_status read_one(const char **at, hvt__comm_tuning *tuning)
+static hvt_status read_one(const char **at, hvt__cutoffs *tuning)
 {
     size_t len = strcspn(*at, ","), name = strcspn(*at, "=,"), i = 0;
     const char *digits = *at + name + 1;
@@ -72,8 +55,7 @@ static hvt_status read_one(const char **at, hvt__comm_tuning *tuning)
     while (i < HVT_LEN(table) && (strlen(table[i].t.name) != name || strncmp(table[i].t.name, *at, name)))
         i++;
     HVT_CHECK(name < len && i < HVT_LEN(table), E_ARG,
-              "expected NAME=N with a name of shm-ride, mpi-short, mpi-window, mpi-packet; got '%.*s'",
-              (int)len, *at);
+              "expected NAME=N with a name of mpi-short, mpi-packet; got '%.*s'", (int)len, *at);
     value = isdigit((unsigned char)*digits) ? strtoull(digits, &end, 10) : 0;
     HVT_CHECK(end == *at + len && value >= table[i].t.least && value <= table[i].t.most, E_ARG,
               "%s: expected a whole number from %zu to %zu, got '%.*s'", table[i].t.name, table[i].t.least,
@@ -83,14 +65,14 @@ static hvt_status read_one(const char **at, hvt__comm_tuning *tuning)
     return HVT_OK;
 }
 
-hvt_status hvt_comm_tune(const char *list, bool check)
+hvt_status hvt_comm_set_cutoffs(const char *list, bool check)
 {
-    hvt__comm_tuning tuning = hvt__comm_tuned;
+    hvt__cutoffs tuning = hvt__cutoffs_next;
 
-    HVT_CHECK(list, E_ARG, "no list of thresholds; expected one like mpi-short=8192,mpi-window=65536");
+    HVT_CHECK(list, E_ARG, "no list of cutoffs; expected one like mpi-short=8192,mpi-packet=65536");
     while (*list)
         HVT_TRY(read_one(&list, &tuning));
     if (!check)
-        hvt__comm_tuned = tuning;
+        hvt__cutoffs_next = tuning;
     return HVT_OK;
 }

@@ -253,8 +253,8 @@ static hvt_status pairs_compare(hvt__work *w)
     w->first[me] = w->k->counts[me];
     for (int r = 0; r < w->c->world->size; r++)
         if (r != me) {
-            hvt__work_take(w, &w->first[r], sizeof *w->first, r);
-            hvt__work_give(w, &w->k->counts[r], sizeof *w->k->counts, r);
+            hvt__work_recv(w, &w->first[r], sizeof *w->first, r);
+            hvt__work_send(w, &w->k->counts[r], sizeof *w->k->counts, r);
         }
     HVT_TRY(hvt__work_exchange(w));
     for (int r = 0; r < w->c->world->size; r++)
@@ -283,17 +283,17 @@ static hvt_status gather_headers(hvt_comm *c, const header *mine, header *all)
     hvt_world *w = c->world;
 
     if (!w->ops->exchange)
-        return w->ops->gather(w, mine, sizeof *mine, all);
+        return w->ops->allgather(w, mine, sizeof *mine, all);
     all[0] = *mine;
     for (int have = 1, n; have < w->size; have += n) {
-        hvt__parcel parcel[2];
+        hvt__message message[2];
         size_t bytes;
 
         n = w->size - have < have ? w->size - have : have;
         bytes = (size_t)n * sizeof *all;
-        parcel[0] = (hvt__parcel){all + have, bytes, (w->rank + have) % w->size, false};
-        parcel[1] = (hvt__parcel){all, bytes, (w->rank + w->size - have) % w->size, false};
-        HVT_TRY(w->ops->exchange(w, c, parcel, 1, 1));
+        message[0] = (hvt__message){all + have, bytes, (w->rank + have) % w->size, false};
+        message[1] = (hvt__message){all, bytes, (w->rank + w->size - have) % w->size, false};
+        HVT_TRY(w->ops->exchange(w, &c->party, message, 1, 1));
     }
     /* all[i] is of rank (this one + i) mod size: let every header go to its place */
     swap(all, (size_t)w->size);

@@ -8,7 +8,7 @@
  * inside an allocation has it too.
  */
 #include "base_impl.h"
-#include "room.h"
+#include "world_internal.h"
 
 #include <stdlib.h>
 

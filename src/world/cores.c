@@ -10,7 +10,7 @@
  */
 #define _GNU_SOURCE
 #include "base_impl.h"
-#include "room.h"
+#include "world_internal.h"
 
 #include <math.h>
 #include <sched.h>
@@ -168,7 +168,7 @@ hvt_status hvt_world_cores(hvt_world *world, int threads, hvt_cores *ret_cores)
     mine->quota = hvt__cgroup_cpus("");
     mine->threads = threads;
     mine->node = world->node_of[world->rank];
-    HVT_TRY_OR(done, hvt_world_gather(world, mine, sizeof *mine, all));
+    HVT_TRY_OR(done, hvt_world_allgather(world, mine, sizeof *mine, all));
     for (int r = 0; r < world->size; r++) {
         if (all[r].node != mine->node)
             continue;

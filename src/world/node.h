@@ -2,10 +2,10 @@
  * node.h - a little memory that all ranks of a node have in common, for those above the comm: what they have
  * to decide among themselves when no message can be sent any more.
  */
-#ifndef HVT_COMM_NODE_H
-#define HVT_COMM_NODE_H
+#ifndef HVT_WORLD_NODE_H
+#define HVT_WORLD_NODE_H
 
-#include "hvt/comm.h"
+#include "hvt/world.h"
 
 typedef struct hvt__node hvt__node;
 
@@ -16,4 +16,4 @@ hvt_status hvt__node_open(hvt_world *world, size_t bytes, hvt__node **ret_node);
 void *hvt__node_block(const hvt__node *node);
 void hvt__node_close(hvt__node **node);
 
-#endif /* HVT_COMM_NODE_H */
+#endif /* HVT_WORLD_NODE_H */

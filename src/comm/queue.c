@@ -1,0 +1,222 @@
+/*
+ * The one queue of a comm: operations that were issued, run in that order.
+ *
+ * Without a worker they run in hvt_comm_wait(), on the caller's thread. With one (worker.c) that thread runs
+ * them as soon as they are issued, but for those that are *held*: what calls a function of the caller's, or
+ * of the collectives, runs on the caller's thread when it waits.
+ *
+ * Invariants: what is behind a call is not posted before the call has run, since its buffer may be the
+ * call's, too; after a failure nothing runs any more, but for calls that failed before they moved data.
+ */
+#include "base_impl.h"
+#include "comm_internal.h"
+#include "world/watch.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+hvt_status hvt__queue_open(hvt_comm *c)
+{
+    hvt__queue *q = &c->queue;
+
+    q->room =
+        64; /* most programs need no more, so none of their operations can lack memory on one rank alone */
+    q->op = malloc(q->room * sizeof *q->op);
+    HVT_CHECK(q->op, E_MEM, "no memory for a comm's operations");
+    return HVT_OK;
+}
+
+void hvt__queue_close(hvt_comm *c)
+{
+    free(c->queue.op);
+    c->queue.op = NULL;
+}
+
+hvt_status hvt__queue_check(const hvt_comm *c)
+{
+    HVT_CHECK(!c->queue.told, E_COMM, "an earlier operation of this comm failed (%s: %s): it cannot go on",
+              hvt_status_name(c->queue.broken), c->queue.why);
+    return HVT_OK;
+}
+
+const void *hvt__queue_args(const hvt_comm *c, hvt_ticket ticket)
+{
+    return hvt__queue_at(&c->queue, ticket)->args;
+}
+
+/* With the worker's lock. */
+static hvt_status give_up(hvt_comm *c, hvt_status s)
+{
+    hvt__queue *q = &c->queue;
+
+    if (!q->broken) {
+        q->broken = s;
+        snprintf(q->why, sizeof q->why, "%s", hvt_last_error());
+    }
+    if (c->ops->leave)
+        c->ops->leave(c, HVT__BY_ITSELF);
+    return s;
+}
+
+hvt_status hvt__comm_break(hvt_comm *c, hvt_status s)
+{
+    hvt__worker_lock(c);
+    give_up(c, s);
+    hvt__worker_unlock(c);
+    return s;
+}
+
+/* ---- in ------------------------------------------------------------------------------------- */
+
+static hvt_status add(hvt__queue *q, const hvt__op *op)
+{
+    if (q->issued - q->run == q->room) {
+        size_t room = 2 * q->room;
+        hvt__op *grown = malloc(room * sizeof *grown);
+
+        HVT_CHECK(grown, E_MEM, "no memory for %zu operations in flight", room);
+        for (hvt_ticket t = q->run + 1; t <= q->issued; t++)
+            grown[t & (room - 1)] = *hvt__queue_at(q, t);
+        free(q->op);
+        q->op = grown;
+        q->room = room;
+    }
+    *hvt__queue_at(q, ++q->issued) = *op;
+    return HVT_OK;
+}
+
+/* Announce what can be announced. A worker's operations are, when it runs them. */
+static hvt_status post(hvt_comm *c)
+{
+    hvt__queue *q = &c->queue;
+    bool posted = c->ops->post && !c->worker;
+
+    if (q->posted < q->run)
+        q->posted = q->run;
+    while (posted && q->posted < q->issued) {
+        const hvt__op *op = hvt__queue_at(q, q->posted + 1);
+
+        if (op->kind == HVT__CALL)
+            break;
+        posted = false;
+        HVT_TRY(c->ops->post(c, op, &posted));
+        q->posted += posted;
+    }
+    return HVT_OK;
+}
+
+hvt_status hvt__queue_add(hvt_comm *c, const hvt__op *op, hvt_ticket *ret_ticket)
+{
+    hvt__queue *q = &c->queue;
+    hvt_status s;
+
+    HVT_TRY(hvt__queue_check(c));
+    hvt__worker_lock(c);
+    s = add(q, op);
+    if (s != HVT_OK) { /* the others' operations are not this rank's any more */
+        give_up(c, s);
+        q->told = true;
+    } else {
+        s = post(c);
+        if (s != HVT_OK) /* what cannot even be posted was never issued */
+            q->issued--;
+    }
+    *ret_ticket = q->issued;
+    hvt__worker_unlock(c);
+    return s;
+}
+
+/* ---- out ------------------------------------------------------------------------------------ */
+
+/* How many calls run with the first of the queue. */
+static int joined(const hvt__queue *q)
+{
+    const hvt__op *first = hvt__queue_at(q, q->run + 1), *op = first;
+    int n = 0;
+
+    while (op->kind == HVT__CALL && op->joins && op->call == first->call &&
+           q->run + (hvt_ticket)++n < q->issued)
+        op = hvt__queue_at(q, q->run + 1 + (hvt_ticket)n);
+    return n ? n : 1;
+}
+
+hvt_status hvt__queue_fence(hvt_comm *c)
+{
+    hvt_ticket ran = c->queue.run;
+
+    if (c->ops->fence)
+        HVT_TRY(c->ops->fence(c));
+    c->queue.ended = ran;
+    return HVT_OK;
+}
+
+hvt_status hvt__queue_run_now(hvt_comm *c, const hvt__op *op)
+{
+    HVT_TRY(c->ops->run(c, c->dev, op));
+    return hvt__queue_fence(c);
+}
+
+hvt_status hvt__queue_run_next(hvt_comm *c, hvt_device *dev)
+{
+    hvt__queue *q = &c->queue;
+    hvt__op op = *hvt__queue_at(q, q->run + 1); /* the ring may grow meanwhile */
+    bool call = op.kind == HVT__CALL;
+    int n = joined(q);
+    hvt_status s;
+
+    hvt__worker_unlock(c);
+    s = call ? op.call(c, q->run + 1, n) : c->ops->run(c, dev, &op);
+    if (s == HVT_OK && c->worker && c->ops->fence) /* the next one may be another thread's */
+        s = c->ops->fence(c);
+    hvt__worker_lock(c);
+    if (s == HVT_OK && c->worker)
+        q->ended = q->run + (hvt_ticket)n;
+    if (s != HVT_OK && (!call || s == HVT_E_COMM || s == HVT_E_DEVICE))
+        give_up(c, s);
+    if (!q->broken)
+        q->run += (hvt_ticket)n;
+    return s == HVT_OK ? s : hvt__pass(s, __FILE__, __LINE__, "run");
+}
+
+/* With the lock: up to `ticket`, or as far as it goes. */
+static hvt_status run_all(hvt_comm *c, hvt_ticket ticket)
+{
+    hvt__queue *q = &c->queue;
+    hvt_status s = HVT_OK, next;
+
+    while (q->run < ticket && !q->broken) {
+        int64_t behind = (int64_t)(ticket - q->run) - 1;
+
+        if (c->worker && hvt__worker_await(c))
+            continue;
+        next = post(c);
+        if (next != HVT_OK)
+            give_up(c, next);
+        hvt__wait_behind += behind;
+        next = next == HVT_OK ? hvt__queue_run_next(c, c->dev) : next;
+        hvt__wait_behind -= behind;
+        q->told = q->broken;
+        s = next == HVT_OK ? s : next;
+    }
+    if ((q->broken ? q->ended : q->run) >= ticket || s != HVT_OK)
+        return s;
+    HVT_TRY(hvt__queue_check(c));
+    q->told = true;
+    return hvt__worker_error(c, q->broken);
+}
+
+hvt_status hvt__queue_wait(hvt_comm *c, hvt_ticket ticket)
+{
+    hvt_status s, fenced = HVT_OK;
+
+    hvt__worker_lock(c);
+    s = run_all(c, ticket);
+    if (!c->queue.broken && !c->worker)
+        fenced = hvt__queue_fence(c);
+    if (fenced != HVT_OK) {
+        give_up(c, fenced);
+        c->queue.told = true;
+    }
+    hvt__worker_unlock(c);
+    return fenced == HVT_OK ? s : hvt__pass(fenced, __FILE__, __LINE__, "fence");
+}

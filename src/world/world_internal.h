@@ -1,0 +1,54 @@
+/*
+ * world_internal.h - what the files of src/world share: how a launcher is recognised, how a node's cores are
+ * split, what a control group allows.
+ */
+#ifndef HVT_WORLD_INTERNAL_H
+#define HVT_WORLD_INTERNAL_H
+
+#include "world_impl.h"
+
+/* ---- launch.c: what the environment says of the job, before MPI is asked ------------------- */
+
+typedef struct hvt_launch {
+    bool started;    /* a launcher started this process */
+    int size;        /* processes it started; 0: it does not say */
+    const char *var; /* the variable that says so */
+    bool by_srun;    /* srun, and no mpirun between */
+    const char *by;  /* a launcher that knows nothing of MPI, by its name */
+    bool unwired;    /* there is no process manager that an MPI could ask */
+    bool one_node;   /* all processes are on this node */
+} hvt_launch;
+
+/* get: getenv, or a test's table. A pure function of the variables. */
+hvt_launch hvt__launch(char *(*get)(const char *name));
+/* E_COMM with the remedy if the world that MPI sees is not the one that was started. */
+hvt_status hvt__launch_check(const hvt_launch *l, int mpi_size);
+
+/* ---- transport.c: may Open MPI be told its transport, or did the user say? ------------------- */
+
+/* Did somebody choose pml, btl or mtl: in a variable (so does mpirun --mca), or in one of `files`, NULL at
+ * their end, which name parameters as `pml = ucx`? An exclusion in a file, `pml = ^ucx`, chooses nothing
+ * unless it excludes ob1. */
+bool hvt__transport_chosen(char *(*get)(const char *name), const char *const *files);
+
+/* ---- cores.c ------------------------------------------------------------------------------ */
+
+enum { HVT__MAX_CPUS = 4096 };
+
+/* What one rank of a node may use and wants. */
+typedef struct hvt__claim {
+    uint64_t mask[HVT__MAX_CPUS / 64]; /* affinity */
+    double quota;                      /* processors that the control group grants the node's ranks; 0: all */
+    int threads;                       /* wanted; 0: the rank's share */
+    int node;
+} hvt__claim;
+
+/* The share of rank `me` among the n ranks of a node, in local-rank order. */
+void hvt__cores_split(const hvt__claim *claims, int n, int me, hvt_cores *ret_cores);
+
+/* ---- cgroup.c: the control group's limits; files below `root`, which is "" but in tests ----- */
+
+double hvt__cgroup_cpus(const char *root);   /* processors' worth of time; 0: no limit */
+double hvt__cgroup_memory(const char *root); /* bytes that can still be had; 0: no limit */
+
+#endif /* HVT_WORLD_INTERNAL_H */
