@@ -1,13 +1,15 @@
 #!/bin/sh
-# check_layers.sh [ROOT]: hold every #include of the tree under ROOT against tests/tree/layers.txt, and the
-# places where HVT_HAVE_... is tested against the three files that may. Prints each breach; exit 1 if any.
+# check_layers.sh [ROOT]: hold every #include of the tree under ROOT against tests/tree/layers.txt, look for files
+# that include each other in a circle, and hold the places where HVT_HAVE_... is tested against the three files that
+# may. Prints each breach; exit 1 if any.
 set -u
 root=${1:-$(dirname "$0")/../..}
 cd "$root" || exit 1
 table=tests/tree/layers.txt
 breaches=$(mktemp) || exit 1
 used=$(mktemp) || exit 1
-trap 'rm -f "$breaches" "$used"' EXIT
+found=$(mktemp) || exit 1
+trap 'rm -f "$breaches" "$used" "$found"' EXIT
 set -f # wildcards are for case, not for the file system
 
 breach() { printf '%s\n' "$*" >>"$breaches"; }
@@ -55,32 +57,38 @@ rule_for() { # FILE: sets $rule (its number) and $may (its headers)
 }
 
 restricted=$(grep -v '^#' $table | grep -o '<[a-z].*>') # system headers that the table names
+includes >"$found"
 last=
-includes | {
-    while read -r file number header; do
-        if [ "$file" != "$last" ]; then
-            last=$file
-            rule_for "$file" || {
-                breach "$file: no line of $table says what it may include"
-                may=*
-            }
-        fi
-        case $header in
-        -) continue ;;
-        '?'*)
-            breach "$file:$number: \"${header#?}\" is found neither beside it nor in include/, src/ or tests/support/"
-            continue
-            ;;
-        '<'*) case $restricted in *"$header"*) ;; *) continue ;; esac ;;
-        esac
-        allowed=no
-        for pattern in $may; do
-            # shellcheck disable=SC2254
-            case $header in $pattern) allowed=yes ;; esac
-        done
-        [ $allowed = yes ] || breach "$file:$number: may not include $header; it may:${may:- nothing}"
+while read -r file number header; do
+    if [ "$file" != "$last" ]; then
+        last=$file
+        rule_for "$file" || {
+            breach "$file: no line of $table says what it may include"
+            may=*
+        }
+    fi
+    case $header in
+    -) continue ;;
+    '?'*)
+        breach "$file:$number: \"${header#?}\" is found neither beside it nor in include/, src/ or tests/support/"
+        continue
+        ;;
+    '<'*) case $restricted in *"$header"*) ;; *) continue ;; esac ;;
+    esac
+    allowed=no
+    for pattern in $may; do
+        # shellcheck disable=SC2254
+        case $header in $pattern) allowed=yes ;; esac
     done
-}
+    [ $allowed = yes ] || breach "$file:$number: may not include $header; it may:${may:- nothing}"
+done <"$found"
+
+# Within a room all may be allowed, but there, too, one file comes before the other. A .c and the .h of its name are
+# one. tsort names the files of a circle line by line.
+awk '$1 ~ "^(include|src|cuda)/" && $3 ~ "/" { sub(/\.[a-z]+$/, "", $1); sub(/\.[a-z]+$/, "", $3); print $1, $3 }' "$found" |
+    LC_ALL=C tsort 2>&1 >/dev/null |
+    awk '/loop/ { circle++; next } { of[circle] = of[circle] " " $NF }
+         END { for (i = 1; i <= circle; i++) print "these include each other in a circle:" of[i] }' >>"$breaches"
 
 number=0
 while IFS= read -r line; do

@@ -46,6 +46,14 @@ mkdir "$copy/src/utils" && echo 'int x;' >"$copy/src/utils/x.c"
 seen a_file_of_no_room_is_seen 'src/utils/x.c: no line'
 mv "$copy/src/hvtrain.c" "$copy/src/train/"
 seen a_rule_without_a_file_is_seen 'matches no file: src/hvtrain.c'
+echo '#include "there.h"' >"$copy/src/base/here.h"
+echo '#include "here.h"' >"$copy/src/base/there.h"
+seen headers_that_include_each_other_are_seen 'circle:.* src/base/here'
+: >"$copy/src/base/here.h"
+: >"$copy/src/base/there.h"
+echo '#include "there.h"' >"$copy/src/base/here.c"
+echo '#include "here.h"' >"$copy/src/base/there.c"
+seen files_that_include_each_others_headers_are_seen 'circle:.* src/base/there'
 printf '#if HVT_HAVE_MPI\n#endif\n' >>"$copy/src/optim/sgd.c"
 seen a_build_switch_in_a_wrong_place_is_seen 'src/optim/sgd.c: tests HVT_HAVE_MPI'
 exit $failed
