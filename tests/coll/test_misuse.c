@@ -9,6 +9,7 @@
 
 #if HVT_HAVE_MPI
 #include "check.h"
+#include "logged.h"
 #include "hvt/hvt.h"
 
 #include <mpi.h>
@@ -23,28 +24,10 @@ static hvt_device *dev;
 static int rank, size;
 static const char *const comms[] = {"shm", "mpi"};
 
-/* ---- lines that were logged --------------------------------------------------------------------- */
-
-static char heard[4096];
-
-static void keep(void *ctx, hvt_log_level level, const char *line)
+static bool was_logged(const char *part)
 {
-    size_t used = strlen(heard);
-
-    (void)ctx, (void)level;
-    snprintf(heard + used, sizeof heard - used, "%s\n", line);
-}
-
-static void listen(void)
-{
-    heard[0] = 0;
-    hvt_log_to(keep, NULL, HVT_LOG_WARN);
-}
-
-static bool was_heard(const char *part)
-{
-    hvt_log_to(NULL, NULL, HVT_LOG_INFO);
-    return strstr(heard, part) != NULL;
+    log_release();
+    return strstr(logged, part) != NULL;
 }
 
 /* ---- MPI that is not there ------------------------------------------------------------------------ */
@@ -195,11 +178,11 @@ TEST(closing_a_comm_that_others_sum_with_is_an_error_on_both_sides)
         CHECK_OK(open_case(k, &c));
         CHECK_OK(sum(c, k->checked, x, 30000)); /* so far all is well */
         if (rank == 1) {
-            listen();
+            log_keep(HVT_LOG_WARN);
             hvt_comm_close(&c);
             snprintf(name, sizeof name, "rank 1 (%s) closed it while rank 0 (", hvt_world_host(world, 1));
-            CHECK(was_heard(name), "comm %s, checked %d, worker %d: not '%s' but '%s'", k->comm, k->checked,
-                  k->worker, name, heard);
+            CHECK(was_logged(name), "comm %s, checked %d, worker %d: not '%s' but '%s'", k->comm, k->checked,
+                  k->worker, name, logged);
         } else {
             snprintf(name, sizeof name, "rank 1 (%s) has left the comm", hvt_world_host(world, 1));
             CHECK_FAILS(sum(c, k->checked, x, 30000), E_COMM, name);
@@ -227,9 +210,9 @@ TEST(calls_that_a_failure_dropped_have_failed_too)
             CHECK_FAILS(hvt_comm_wait(c, t[i]), E_COMM, "earlier operation");
         CHECK_FAILS(hvt_comm_allreduce(c, x[2], 100, HVT_F32, &t[2]), E_COMM, "earlier operation");
     }
-    hvt_log_to(keep, NULL, HVT_LOG_WARN);
+    log_keep(HVT_LOG_WARN);
     hvt_comm_close(&c);
-    hvt_log_to(NULL, NULL, HVT_LOG_INFO);
+    log_release();
     CHECK_OK(hvt_world_barrier(world));
 }
 
@@ -355,24 +338,24 @@ TEST(what_is_still_in_use_is_not_closed)
     CHECK_OK(hvt_world_split(world, rank % 2, 0, &half));
     CHECK_OK(hvt_world_split(half, 0, 0, &quarter));
     CHECK_OK(hvt_comm_open("auto", half, dev, &c));
-    listen();
+    log_keep(HVT_LOG_WARN);
     hvt_device_close(&dev);
-    CHECK(was_heard("it is used by 1 comm; close") && dev, "%s", heard);
-    listen();
+    CHECK(was_logged("it is used by 1 comm; close") && dev, "%s", logged);
+    log_keep(HVT_LOG_WARN);
     hvt_world_close(&half);
-    CHECK(was_heard("1 comms and 1 groups of it are still open") && half, "%s", heard);
+    CHECK(was_logged("1 comms and 1 groups of it are still open") && half, "%s", logged);
     CHECK_OK(hvt_fuse_create(c, &piece, 1, 0, HVT_SUM, &f));
-    listen();
+    log_keep(HVT_LOG_WARN);
     hvt_comm_close(&c);
-    CHECK(was_heard("1 of its blocks of memory are still held") && c, "%s", heard);
+    CHECK(was_logged("1 of its blocks of memory are still held") && c, "%s", logged);
     CHECK_OK(hvt_fuse_exchange(f)); /* all of it still works */
     CHECK(x[0] == (float)hvt_world_size(half), "%g", (double)x[0]);
     hvt_fuse_free(&f);
     hvt_comm_close(&c);
     hvt_world_close(&quarter);
-    listen();
+    log_keep(HVT_LOG_WARN);
     hvt_world_close(&half);
-    CHECK(!c && !quarter && !half && !was_heard("not closed"), "%s", heard);
+    CHECK(!c && !quarter && !half && !was_logged("not closed"), "%s", logged);
 }
 
 /* ---- MPI that is gone
@@ -395,9 +378,9 @@ TEST(worlds_and_comms_may_be_closed_after_mpi_was_finalised)
     CHECK_FAILS(hvt_world_barrier(world), E_COMM, "finalised");
     for (int i = 0; i < 3; i++)
         hvt_comm_close(&c[i]);
-    listen();
+    log_keep(HVT_LOG_WARN);
     hvt_world_close(&world);
-    CHECK(!world && was_heard("after MPI_Finalize"), "%s", heard);
+    CHECK(!world && was_logged("after MPI_Finalize"), "%s", logged);
 }
 
 static void run(const char *name, void (*truth)(void))

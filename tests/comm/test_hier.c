@@ -1,6 +1,7 @@
 /*
  * The comm of several nodes, on one host.
  */
+#include "logged.h"
 #include "nodes.h"
 #include "sums.h"
 #include "hvt/collective.h"
@@ -8,13 +9,6 @@
 #include <errno.h>
 
 static hvt_world *real;
-static char logged[512];
-
-static void keep_line(void *ctx, hvt_log_level level, const char *line)
-{
-    (void)ctx, (void)level;
-    snprintf(logged, sizeof logged, "%s", line);
-}
 
 /* Run a truth on every way to lay the ranks on nodes that hier takes, or on every one that it refuses. */
 static void everywhere(bool taken, void (*truth)(void))
@@ -106,7 +100,7 @@ static void choose(void)
 {
     hvt_comm *c = NULL;
 
-    logged[0] = '\0';
+    log_forget();
     CHECK_OK(hvt_comm_open("auto", world, dev, &c));
     CHECK(!strcmp(hvt_comm_name(c), "hier") && !*logged, "%s: %s", hvt_comm_name(c), logged);
     hvt_comm_close(&c);
@@ -118,7 +112,7 @@ static void refuse(void)
 
     CHECK_FAILS(hvt_comm_open("hier", world, dev, &c), E_UNSUPPORTED, "comm 'hier'");
     CHECK(hvt_last_error_is_agreed() && !c, "%s", hvt_last_error());
-    logged[0] = '\0';
+    log_forget();
     CHECK_OK(hvt_comm_open("auto", world, dev, &c));
     CHECK(!strcmp(hvt_comm_name(c), "mpi"), "%s", hvt_comm_name(c));
     CHECK(!!*logged == (rank == 0) && (rank || strstr(logged, "comm 'hier'")), "said: %s", logged);
@@ -127,10 +121,10 @@ static void refuse(void)
 
 TEST(auto_is_hier_where_nodes_are_blocks_else_mpi)
 {
-    hvt_log_to(keep_line, NULL, HVT_LOG_DEBUG);
+    log_keep(HVT_LOG_DEBUG);
     everywhere(true, choose);
     everywhere(false, refuse);
-    hvt_log_to(NULL, NULL, HVT_LOG_WARN);
+    log_release();
 }
 
 /* ---- what fails on one node alone --------------------------------------------------------------- */
@@ -157,7 +151,7 @@ static void fall_back(void)
         hvt__shm_create = create_none;
     snprintf(prefix, sizeof prefix, "rank %d (", first);
     CHECK_FAILS(hvt_comm_open("hier", world, dev, &c), E_MEM, prefix);
-    logged[0] = '\0';
+    log_forget();
     CHECK_OK(hvt_comm_open("auto", world, dev, &c));
     CHECK(!strcmp(hvt_comm_name(c), "mpi") && !!*logged == (rank == 0), "%s: %s", hvt_comm_name(c), logged);
     hvt_comm_close(&c);
@@ -177,9 +171,9 @@ static void fall_back(void)
 TEST(a_node_without_shared_memory_makes_all_fall_back)
 {
     real_create = hvt__shm_create;
-    hvt_log_to(keep_line, NULL, HVT_LOG_WARN);
+    log_keep(HVT_LOG_WARN);
     everywhere(true, fall_back);
-    hvt_log_to(NULL, NULL, HVT_LOG_WARN);
+    log_release();
 }
 
 static void collect(void)
@@ -251,9 +245,9 @@ static void close_on_one(void)
             else
                 CHECK_OK(hvt_comm_wait(c, t));
         }
-        hvt_log_to(keep_line, NULL, HVT_LOG_WARN);
+        log_keep(HVT_LOG_WARN);
         hvt_comm_close(&c);
-        hvt_log_to(NULL, NULL, HVT_LOG_INFO);
+        log_release();
         CHECK(rank != 1 || strstr(logged, "rank 1 ("), "%s", logged);
         CHECK_OK(hvt_world_barrier(real));
     }

@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include "comm/shm.h"
+#include "logged.h"
 #include "sums.h"
 
 #include <errno.h>
@@ -131,7 +132,6 @@ TEST(different_operations_are_told_apart_on_every_rank)
 static int creations; /* that still work */
 static int (*real_create)(size_t bytes);
 static int (*real_attach)(int pid, int fd);
-static char logged[512];
 
 static int create_some(size_t bytes)
 {
@@ -148,12 +148,6 @@ static int attach_never(int pid, int fd)
     return -1;
 }
 
-static void keep_line(void *ctx, hvt_log_level level, const char *line)
-{
-    (void)ctx, (void)level;
-    snprintf(logged, sizeof logged, "%s", line);
-}
-
 TEST(without_shared_memory_auto_takes_mpi_and_says_why)
 {
     hvt_comm *c = NULL;
@@ -163,7 +157,7 @@ TEST(without_shared_memory_auto_takes_mpi_and_says_why)
         SKIP("it takes two ranks");
     real_create = hvt__shm_create;
     real_attach = hvt__shm_attach;
-    hvt_log_to(keep_line, NULL, HVT_LOG_WARN);
+    log_keep(HVT_LOG_WARN);
 
     CHECK_OK(hvt_comm_open("auto", world, dev, &c));
     CHECK(!strcmp(hvt_comm_name(c), "shm") && !*logged, "%s: %s", hvt_comm_name(c), logged);
@@ -179,7 +173,7 @@ TEST(without_shared_memory_auto_takes_mpi_and_says_why)
     hvt_comm_close(&c);
 
     creations = 1; /* the control segment, but no arena */
-    logged[0] = '\0';
+    log_forget();
     CHECK_OK(hvt_comm_open("auto", world, dev, &c));
     CHECK(!strcmp(hvt_comm_name(c), "shm"), "%s", hvt_comm_name(c));
     CHECK_OK(hvt_comm_alloc(c, 1000, &p));
@@ -211,7 +205,7 @@ TEST(without_shared_memory_auto_takes_mpi_and_says_why)
     CHECK(!strcmp(hvt_comm_name(c), "mpi"), "%s", hvt_comm_name(c));
     hvt_comm_close(&c);
     hvt__shm_attach = real_attach;
-    hvt_log_to(NULL, NULL, HVT_LOG_WARN);
+    log_release();
 }
 
 /* ---- what becomes of processes: only alone, where children may be made freely ---------------- */

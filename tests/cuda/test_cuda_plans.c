@@ -4,6 +4,8 @@
  * company.
  */
 #include "check.h"
+#include "folder.h"
+#include "logged.h"
 #include "../../cuda/cuda_impl.h"
 #include "model_impl.h"
 #include "../../cuda/plan_cudnn.h"
@@ -353,7 +355,7 @@ TEST(without_a_gpu_the_device_says_so_in_one_line)
 
 /* ---- the cache of plans ---- */
 
-static char folder[] = "/tmp/hvt-plans-XXXXXX", path[64];
+static char path[64];
 
 static plan_cache *cache_of(const char *file)
 {
@@ -461,31 +463,22 @@ TEST(several_writers_keep_each_others_lines)
     hvt__plan_cache_close(&a);
 }
 
-static int warnings;
-
-static void count_warnings(void *ctx, hvt_log_level level, const char *line)
-{
-    (void)ctx;
-    (void)line;
-    warnings += level == HVT_LOG_WARN;
-}
-
 TEST(a_cache_that_cannot_be_written_warns_once_and_works)
 {
     plan_cache *c = cache_of("/nowhere/at/all");
 
-    hvt_log_to(count_warnings, NULL, HVT_LOG_WARN);
+    log_keep(HVT_LOG_WARN);
     CHECK_OK(hvt__plan_cache_put(c, "one", (plan_choice){1, 0, 0}));
     CHECK_OK(hvt__plan_cache_put(c, "two", (plan_choice){2, 0, 0}));
-    hvt_log_to(NULL, NULL, HVT_LOG_WARN);
-    CHECK(warnings == 1, "%d warnings", warnings);
+    log_release();
+    CHECK(logged_lines == 1, "%d warnings", logged_lines);
     CHECK(place_of(c, "one") == 1 && place_of(c, "two") == 2, "nothing is kept in memory");
     hvt__plan_cache_close(&c);
 }
 
 int main(void)
 {
-    if (!mkdtemp(folder))
+    if (!folder_make())
         return 1;
     snprintf(path, sizeof path, "%s/plans", folder);
     RUN(what_was_measured_is_found_in_the_next_run);

@@ -3,6 +3,7 @@
  * order, tickets, wires, what waits for what, and what happens when a rank does not come. Every rank is a GPU
  * of its own to the double, where a test does not say otherwise.
  */
+#include "logged.h"
 #include "ranks.h"
 #include "../../cuda/cuda_impl.h"
 #include "double.h"
@@ -18,20 +19,10 @@ extern const hvt_device_ops hvt_device_cuda; /* the spy */
 
 static const hvt_dtype dtypes[] = {HVT_F32, HVT_F16, HVT_BF16};
 static hvt_device *gpu;
-static char said[1024]; /* log lines since begin() */
-
-static void keep_lines(void *ctx, hvt_log_level level, const char *line)
-{
-    size_t used = strlen(said);
-
-    (void)ctx, (void)level;
-    snprintf(said + used, sizeof said - used, "%s\n", line);
-}
 
 static void open_gpu(const hvt_device_opts *opts)
 {
-    said[0] = '\0';
-    hvt_log_to(keep_lines, NULL, HVT_LOG_INFO);
+    log_keep(HVT_LOG_INFO);
     CHECK_OK(hvt_device_open("cuda", opts, &gpu));
 }
 
@@ -59,7 +50,7 @@ static void end_gpu(int faults)
     CHECK(hvt_double_faults() == faults, "%d faults", hvt_double_faults());
     CHECK(!hvt_double_nccl_comms() && !hvt_double_nccl_registered(), "%d communicators, %d registrations",
           hvt_double_nccl_comms(), hvt_double_nccl_registered());
-    hvt_log_to(NULL, NULL, HVT_LOG_INFO);
+    log_release();
     hvt_stall before = {.warn = 30, .abort = 300};
     hvt__stall = before;
 }
@@ -408,7 +399,7 @@ TEST(a_recording_that_outlives_its_comm_costs_time_and_a_line)
     CHECK_OK(hvt_comm_wait(c, t));
     CHECK_OK(gpu->ops->record_end(gpu, &op));
     hvt_comm_close(&c);
-    CHECK(strstr(said, "does a recording hold its operations still?"), "said: %s", said);
+    CHECK(strstr(logged, "does a recording hold its operations still?"), "said: %s", logged);
     hvt__op_free(op);
     gpu->ops->release(gpu, buf);
     for (int i = 0; i < 100 && hvt_double_nccl_comms(); i++)
@@ -451,7 +442,7 @@ TEST(ranks_with_one_gpu_are_refused_unless_they_share)
     open_gpu(&(hvt_device_opts){.share = true});
     CHECK_OK(hvt_comm_open("nccl", world, gpu, &c));
     CHECK(getenv("NCCL_HOSTID") && !strcmp(getenv("NCCL_SOCKET_IFNAME"), "lo"), "environment");
-    CHECK(!!strstr(said, "ranks share a GPU") == (rank == 0), "said: %s", said);
+    CHECK(!!strstr(logged, "ranks share a GPU") == (rank == 0), "said: %s", logged);
     CHECK_OK(hvt_comm_alloc(c, 4 * 50000, &buf));
     every_operation(c, buf);
     hvt_comm_release(c, buf);
@@ -500,9 +491,10 @@ TEST(an_operation_that_takes_too_long_is_given_up_and_named)
         CHECK_OK(hvt_comm_wait(c, t));
         CHECK_FAILS(hvt_device_sync(gpu), E_COMM, "(ticket 2)"); /* when the comm is aborted; and no data */
         CHECK(hvt__now() - start > 0.9 && hvt__now() - start < 20, "after %.1f s", hvt__now() - start);
-        CHECK(strstr(said, "allreduce of 77 f16 (ticket 2), begun ") && strstr(said, "a rank does not take"),
-              "said: %s", said);
-        CHECK(strstr(said, "has not ended\n"), "no warning before: %s", said);
+        CHECK(strstr(logged, "allreduce of 77 f16 (ticket 2), begun ") &&
+                  strstr(logged, "a rank does not take"),
+              "said: %s", logged);
+        CHECK(strstr(logged, "has not ended\n"), "no warning before: %s", logged);
         CHECK_FAILS(hvt_comm_wait(c, t), E_COMM, "allreduce of 77 f16 (ticket 2)");
         CHECK_FAILS(hvt_comm_allreduce(c, buf, 1, HVT_F32, &t), E_COMM, "(ticket 2)");
     }
@@ -562,7 +554,8 @@ TEST(a_rank_that_comes_late_is_waited_for)
     CHECK_OK(hvt_comm_allreduce(c, buf, 100, HVT_F32, &t));
     CHECK_OK(hvt_comm_wait(c, t));
     CHECK(!wrong(buf, 0, 100, HVT_F32), "wrong sum");
-    CHECK(!!strstr(said, "allreduce of 100 f32 (ticket 1), begun ") == (rank < size - 1), "said: %s", said);
+    CHECK(!!strstr(logged, "allreduce of 100 f32 (ticket 1), begun ") == (rank < size - 1), "said: %s",
+          logged);
     hvt_comm_release(c, buf);
     end(c);
 }
@@ -599,7 +592,7 @@ TEST(an_error_of_the_communicator_ends_it)
     while (hvt_comm_allreduce(c, buf, 1, HVT_F32, &t) == HVT_OK && hvt__now() - start < 20)
         usleep(10000);
     CHECK_FAILS(hvt_comm_allreduce(c, buf, 1, HVT_F32, &t), E_COMM, "remote process exited");
-    CHECK(strstr(said, "remote process exited"), "said: %s", said);
+    CHECK(strstr(logged, "remote process exited"), "said: %s", logged);
     CHECK_FAILS(hvt_device_sync(gpu), E_COMM, "remote process exited");
     hvt_comm_release(c, buf);
     hvt_comm_close(&c);

@@ -3,6 +3,7 @@
  *
  * HVT_TEST_CIFAR10 names the folder of the real CIFAR-10 (binary version), else its test is skipped.
  */
+#include "folder.h"
 #include "own_set.h"
 
 #include <math.h>
@@ -87,18 +88,6 @@ TEST(a_label_out_of_range_is_named)
 /* ---- CIFAR-10 ---------------------------------------------------------------------------------------- */
 
 enum { RECORD = 3073 };
-
-static char folder[64]; /* of this run's files */
-
-static const char *in_folder(const char *name)
-{
-    static char path[4][160];
-    static int turn;
-
-    turn = (turn + 1) % 4;
-    snprintf(path[turn], sizeof path[turn], "%s/%s", folder, name);
-    return path[turn];
-}
 
 static uint8_t cifar_byte(int file, uint32_t record, int channel, int pixel)
 {
@@ -524,13 +513,8 @@ TEST(bad_synth_options_are_refused)
 
 int main(void)
 {
-    char command[128];
-
-    snprintf(folder, sizeof folder, "/tmp/hvt-test-dataset-XXXXXX");
-    if (!mkdtemp(folder)) {
-        perror(folder);
+    if (!folder_make())
         return 1;
-    }
     RUN(a_users_data_set_is_closed_once);
     RUN(a_refused_source_stays_with_its_owner);
     RUN(a_limit_takes_the_first_images);
@@ -556,8 +540,7 @@ int main(void)
     RUN(synth_may_be_read_by_several_threads);
     RUN(bad_synth_options_are_refused);
 
-    snprintf(command, sizeof command, "rm -r %s", folder);
-    if (system(command) != 0)
+    if (!folder_remove())
         fprintf(stderr, "cannot remove %s\n", folder);
     return check_done();
 }

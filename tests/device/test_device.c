@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include "devices.h"
+#include "logged.h"
 #include "device/cpu/cpu_impl.h"
 
 #include <fenv.h>
@@ -456,15 +457,6 @@ TEST(a_host_program_s_rounding_and_traps_change_no_bits)
 
 /* ---- opening ---- */
 
-static char logged[512];
-
-static void keep_line(void *ctx, hvt_log_level level, const char *line)
-{
-    (void)ctx;
-    (void)level;
-    snprintf(logged, sizeof logged, "%s", line);
-}
-
 static int processors(void)
 {
     cpu_set_t mask;
@@ -522,9 +514,9 @@ TEST(a_thread_that_cannot_be_pinned_is_told)
     int nowhere = 1023;
     hvt_device *d = NULL;
 
-    hvt_log_to(keep_line, NULL, HVT_LOG_WARN);
+    log_keep(HVT_LOG_WARN);
     CHECK_OK(hvt_device_open("cpu", &(hvt_device_opts){.cpus = &nowhere, .ncpus = 1, .threads = 2}, &d));
-    hvt_log_to(NULL, NULL, HVT_LOG_WARN);
+    log_release();
     CHECK(strstr(logged, "1023"), "no warning, but '%s'", logged);
     hvt_device_close(&d);
 }
@@ -538,9 +530,9 @@ TEST(threads_follow_what_was_asked)
     CHECK(hvt_device_threads(d) == 1, "%d threads", hvt_device_threads(d));
     CHECK(!strcmp(hvt_device_name(d), "cpu"), "%s", hvt_device_name(d));
     hvt_device_close(&d);
-    hvt_log_to(keep_line, NULL, HVT_LOG_WARN);
+    log_keep(HVT_LOG_WARN);
     CHECK_OK(hvt_device_open("cpu", &(hvt_device_opts){.cpus = cpus, .ncpus = 3, .isa = "auto"}, &d));
-    hvt_log_to(NULL, NULL, HVT_LOG_WARN);
+    log_release();
     CHECK(hvt_device_threads(d) == 3, "%d threads", hvt_device_threads(d));
     hvt_device_close(&d);
     for (int i = 0; i < hvt_cpu_isa_count(); i++)

@@ -21,12 +21,6 @@ static bool has_device(const char *name)
 static const char *const devices[] = {"ref", "cpu"};
 static const char *const comms[] = {"mpi", "shm", "self"};
 
-/* A gradient that only shard and element know. */
-static float leaf(int shard, size_t i)
-{
-    return hvt__unit(hvt__draw(5, (uint64_t)shard, i, 0)) - .5f;
-}
-
 /* n leaves are replaced by their sum: 2i and 2i+1 are added, an odd last one moves up. */
 static float tree(float *x, int n)
 {

@@ -1,9 +1,5 @@
 /* Schedules, buckets, and SGD. */
-#include "optim_impl.h"
-#include "base_impl.h"
-#include "check.h"
-
-#include <math.h>
+#include "rig.h"
 
 /* ---- schedules ------------------------------------------------------------------------------------ */
 
@@ -251,43 +247,13 @@ TEST(resnet50_is_cut_where_pytorch_cuts_it)
 
 /* ---- sgd ------------------------------------------------------------------------------------------ */
 
-typedef struct rig {
-    hvt_device *dev;
-    hvt_model *m;
-    hvt_optim *o;
-} rig;
-
-static void rig_close(rig *r)
-{
-    hvt_optim_free(&r->o);
-    hvt_model_free(&r->m);
-    hvt_device_close(&r->dev);
-}
-
 /* A model with every role of parameter. */
-static void rig_open(rig *r, hvt_optim_opts sgd)
+static void open_with(rig *r, hvt_optim_opts sgd)
 {
-    hvt_value x;
+    setup u = usual(lone, 1);
 
-    *r = (rig){0};
-    CHECK_OK(hvt_device_open("ref", NULL, &r->dev));
-    CHECK_OK(hvt_model_create(r->dev, &r->m));
-    x = hvt_batchnorm(r->m, hvt_conv2d(r->m, hvt_input(r->m, 4, 4, 3), 5, 3, 1, 1));
-    CHECK_OK(hvt_model_plan(r->m, 2, hvt_linear(r->m, hvt_avgpool(r->m, hvt_relu(r->m, x)), 7)));
-    CHECK_OK(hvt_optim_create(r->m, &sgd, &r->o));
-}
-
-static void fill(rig *r, float *arena, float value)
-{
-    for (int i = 0; i < r->m->nparam_tensors; i++) {
-        const hvt_param *p = &r->m->param[i];
-        float *w = malloc(p->elements * sizeof *w);
-
-        for (size_t k = 0; k < p->elements; k++)
-            w[k] = value;
-        CHECK_OK(hvt__model_import(r->m, p, arena, w));
-        free(w);
-    }
+    u.sgd = sgd;
+    CHECK_OK(rig_prepare(r, &u));
 }
 
 /* Every element of a parameter is `want`. */
@@ -325,7 +291,7 @@ static void check_sgd(hvt_optim_opts sgd, const double *want)
     char what[16];
     rig r;
 
-    rig_open(&r, sgd);
+    open_with(&r, sgd);
     middle = r.m->param[2].offset;
     fill(&r, r.m->params, 1);
     for (int t = 0; t < 4; t++) {
@@ -362,7 +328,7 @@ TEST(norm_and_bias_can_be_spared_from_decay)
         bool norm = which & 1, bias = which & 2;
         rig r;
 
-        rig_open(&r, (hvt_optim_opts){.weight_decay = .5f, .no_decay_norm = norm, .no_decay_bias = bias});
+        open_with(&r, (hvt_optim_opts){.weight_decay = .5f, .no_decay_norm = norm, .no_decay_bias = bias});
         fill(&r, r.m->params, 1);
         settle(&r, 1);
         CHECK_OK(update(&r, 0, r.m->arena_count));
@@ -393,7 +359,7 @@ TEST(impossible_optimizers_are_refused)
     hvt_optim *o = NULL;
     rig r;
 
-    rig_open(&r, (hvt_optim_opts){0});
+    open_with(&r, (hvt_optim_opts){0});
     CHECK(!r.o->v, "state without momentum");
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         CHECK_FAILS(hvt_optim_create(r.m, &bad[i].opts, &o), E_ARG, bad[i].part);
@@ -406,6 +372,8 @@ TEST(impossible_optimizers_are_refused)
 
 int main(void)
 {
+    if (!rig_begin())
+        return 1;
     RUN(constant_and_step_and_multistep_follow_pytorch);
     RUN(cosine_follows_pytorch);
     RUN(cosine_begins_where_the_warm_up_ends);
@@ -418,5 +386,5 @@ int main(void)
     RUN(sgd_follows_pytorch);
     RUN(norm_and_bias_can_be_spared_from_decay);
     RUN(impossible_optimizers_are_refused);
-    return check_done();
+    return rig_end();
 }

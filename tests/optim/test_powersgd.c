@@ -4,6 +4,7 @@
  */
 #include "optim/dist.h"
 #include "hvt/train.h"
+#include "folder.h"
 #include "rig.h"
 
 #include <unistd.h>
@@ -584,8 +585,6 @@ TEST(a_skipped_update_leaves_nothing_behind)
 
 /* ---- checkpoints ---- */
 
-static const char *folder;
-
 /* `steps` steps from the `first` on, from the checkpoint if there were any before; saved if asked for. */
 static result part_of_a_run(const setup *u, int first, int steps, bool saves)
 {
@@ -733,26 +732,22 @@ TEST(what_does_not_fit_together_or_differs_is_refused)
 }
 
 /* One folder for all ranks. */
-static void make_folder(void)
+static bool make_folder(void)
 {
-    static char path[64];
+    bool made = rank || folder_make();
 
-    snprintf(path, sizeof path, "%s/powersgd-XXXXXX", "/tmp");
-    if (rank == 0 && !mkdtemp(path))
-        path[0] = 0;
-    CHECK_OK(hvt_world_broadcast(job, path, sizeof path, 0));
-    folder = path;
+    CHECK_OK(hvt_world_broadcast(job, folder, sizeof folder, 0));
+    return made;
 }
 
 int main(void)
 {
-    char command[100];
-
     if (!rig_begin())
         return 1;
     size = hvt_world_size(job);
     rank = hvt_world_rank(job);
-    make_folder();
+    if (!make_folder())
+        return 1;
     RUN(factors_are_those_of_plain_loops);
     RUN(steps_are_those_of_plain_loops_over_all_ranks);
     if (size == 2)
@@ -765,9 +760,7 @@ int main(void)
     RUN(what_other_ranks_left_is_summed);
     RUN(a_step_sends_fewer_bytes);
     RUN(what_does_not_fit_together_or_differs_is_refused);
-    if (rank == 0 && *folder) {
-        snprintf(command, sizeof command, "rm -r %s", folder);
-        CHECK(system(command) == 0, "%s", command);
-    }
+    if (rank == 0)
+        CHECK(folder_remove(), "%s stays behind", folder);
     return rig_end();
 }

@@ -1,6 +1,7 @@
 /*
  * Activations in 16 bits and loss scaling, from the batch to the checkpoint. Runs alone and under mpirun.
  */
+#include "folder.h"
 #include "rig.h"
 #include "hvt/train.h"
 
@@ -161,18 +162,17 @@ static setup saved_setup(int interval)
 
 TEST(a_checkpoint_goes_on_with_its_loss_scale)
 {
-    char dir[] = "/tmp/hvt-precision-XXXXXX", command[64];
     setup u = saved_setup(3);
     hvt_progress p = {.top1 = -1};
     result straight, resumed;
     rig r;
 
-    if (!mkdtemp(dir))
+    if (!folder_make())
         abort();
     CHECK_OK(rig_open(&r, &u));
     for (int t = 0; t < 11; t++) {
         if (t == 7)
-            CHECK_OK(hvt_checkpoint_save(dir, "last", r.m, r.o, &p));
+            CHECK_OK(hvt_checkpoint_save(folder, "last", r.m, r.o, &p));
         CHECK_OK(rig_step(&r, t));
     }
     CHECK_OK(rig_result(&r, &straight));
@@ -181,7 +181,7 @@ TEST(a_checkpoint_goes_on_with_its_loss_scale)
 
     u.seed++;
     CHECK_OK(rig_open(&r, &u));
-    CHECK_OK(hvt_checkpoint_load(dir, r.m, r.o, &p));
+    CHECK_OK(hvt_checkpoint_load(folder, r.m, r.o, &p));
     CHECK_OK(hvt_distopt_broadcast(r.d, 0));
     for (int t = 7; t < 11; t++)
         CHECK_OK(rig_step(&r, t));
@@ -193,13 +193,12 @@ TEST(a_checkpoint_goes_on_with_its_loss_scale)
 
     u.dist.scaling = (hvt_scaling){.scale = 32}; /* one that was asked for stays */
     CHECK_OK(rig_open(&r, &u));
-    CHECK_OK(hvt_checkpoint_load(dir, r.m, r.o, &p));
+    CHECK_OK(hvt_checkpoint_load(folder, r.m, r.o, &p));
     CHECK_OK(rig_step(&r, 0));
     CHECK(hvt_distopt_loss_scale(r.d) == 32, "scale %g", hvt_distopt_loss_scale(r.d));
     rig_close(&r);
     free(p.options);
-    snprintf(command, sizeof command, "rm -r %s", dir);
-    CHECK(system(command) == 0, "%s", command);
+    CHECK(folder_remove(), "%s stays behind", folder);
 }
 
 TEST(impossible_precisions_are_refused)

@@ -5,6 +5,7 @@
  * Runs alone and under mpirun.
  */
 #include "comm_impl.h"
+#include "folder.h"
 #include "nodes.h"
 #include "optim/dist.h"
 #include "rig.h"
@@ -245,11 +246,6 @@ static float one_infinite(int shard, size_t i)
     return i == large_at && !shard ? INFINITY : .25f;
 }
 
-static float leaf(int shard, size_t i)
-{
-    return hvt__unit(hvt__draw(5, (uint64_t)shard, i, 0)) - .5f;
-}
-
 static uint64_t hash_params(const rig *r)
 {
     return hvt__hash(HVT_HASH_INIT, r->m->params, r->m->arena_count * sizeof *r->m->params);
@@ -317,16 +313,6 @@ TEST(the_first_parameter_that_is_not_finite_is_named_on_all_ranks)
 
 /* ---- state that is not here ---- */
 
-static char folder[] = "/tmp/hvt-sharded-XXXXXX";
-
-static void remove_folder(void)
-{
-    char command[64];
-
-    snprintf(command, sizeof command, "rm -rf %s", folder);
-    CHECK(system(command) == 0, "%s stays behind", folder);
-}
-
 /* The first half of a run, saved by rank 0. */
 static void half_a_run(const setup *u, bool saves)
 {
@@ -374,7 +360,7 @@ TEST(checkpoints_know_nothing_of_slices)
     result straight = train(&alone, 6), got;
 
     if (hvt_world_rank(whole) == 0)
-        CHECK(mkdtemp(folder), "no folder");
+        CHECK(folder_make(), "no folder");
     CHECK_OK(hvt_world_broadcast(whole, folder, sizeof folder, 0));
     for (const way *w = ways; w < ways + HVT_LEN(ways); w++) {
         setup u;
@@ -401,7 +387,7 @@ TEST(checkpoints_know_nothing_of_slices)
     }
     CHECK_OK(hvt_world_barrier(whole));
     if (hvt_world_rank(whole) == 0)
-        remove_folder();
+        CHECK(folder_remove(), "%s stays behind", folder);
 }
 
 TEST(state_that_was_gathered_outlives_its_slices)

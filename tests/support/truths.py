@@ -1,4 +1,5 @@
 """What test programs in Python share: truths are functions, named as what they hold."""
+import os
 import shutil
 import sys
 import time
@@ -17,6 +18,13 @@ def check(truth, *what):
     if not truth:
         failures.append(" ".join(str(w) for w in what))
         print("    " + failures[-1])
+
+
+def on_ranks(mpirun, ranks, program, network="self,vader"):
+    """The command that runs a program on so many ranks of this host, whatever its number of cores."""
+    root = ["--allow-run-as-root"] if os.getuid() == 0 else []
+    return [mpirun, *root, *"--oversubscribe --bind-to none --mca mpi_yield_when_idle 1 --mca btl".split(), network, "-np",
+            str(ranks), *program]
 
 
 def run_all(tests, names, folder):

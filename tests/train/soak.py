@@ -19,7 +19,6 @@ import collections
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import struct

@@ -3,6 +3,8 @@
  */
 #include "base_impl.h"
 #include "check.h"
+#include "folder.h"
+#include "logged.h"
 #include "model_impl.h"
 #include "optim_impl.h"
 #include "train_impl.h"
@@ -19,18 +21,6 @@
 #include <unistd.h>
 
 /* ---- safetensors ---- */
-
-static char folder[] = "/tmp/hvt-test-XXXXXX";
-
-static const char *in_folder(const char *name)
-{
-    static char path[4][300];
-    static int turn;
-
-    turn = (turn + 1) % 4;
-    snprintf(path[turn], sizeof path[turn], "%s/%s", folder, name);
-    return path[turn];
-}
 
 static void clean_folder(void)
 {
@@ -541,22 +531,12 @@ int flock(int fd, int operation)
     return (int)syscall(SYS_flock, fd, operation);
 }
 
-static int warnings;
-static char warned_of[500];
-
-static void count_warnings(void *ctx, hvt_log_level level, const char *line)
-{
-    (void)ctx;
-    warnings += level == HVT_LOG_WARN;
-    snprintf(warned_of, sizeof warned_of, "%s", line);
-}
-
 TEST(without_locks_a_run_warns_once_and_goes_on)
 {
     static const int none[] = {ENOLCK, ENOSYS, EOPNOTSUPP};
     hvt_options o = saving("", false);
 
-    hvt_log_to(count_warnings, NULL, HVT_LOG_WARN);
+    log_keep(HVT_LOG_WARN);
     for (size_t i = 0; i < HVT_LEN(none); i++) {
         hvt__folder *f = NULL;
         flock_fails = none[i];
@@ -564,18 +544,16 @@ TEST(without_locks_a_run_warns_once_and_goes_on)
         hvt__folder_close(&f);
     }
     flock_fails = 0;
-    hvt_log_to(NULL, NULL, HVT_LOG_WARN);
-    CHECK(warnings == 1 && strstr(warned_of, folder) && strstr(warned_of, "no working locks"), "%d: %s",
-          warnings, warned_of);
+    log_release();
+    CHECK(logged_lines == 1 && strstr(logged, folder) && strstr(logged, "no working locks"), "%d: %s",
+          logged_lines, logged);
     remove_checkpoints();
 }
 
 int main(void)
 {
-    if (!mkdtemp(folder)) {
-        perror(folder);
+    if (!folder_make())
         return 1;
-    }
     RUN(files_that_are_not_what_they_claim_are_refused);
     RUN(empty_scalar_and_padded_are_allowed);
     RUN(what_is_written_is_read_back);

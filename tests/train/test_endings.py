@@ -10,16 +10,13 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
 sys.path.append(os.path.join(sys.path[0], "../support"))
+from hvtrain import HERE, MPIRUN, command, environment, path, records
 from truths import Skip, check, run_all
 
-HVTRAIN = os.path.abspath(sys.argv[1])
-MPIRUN = None if sys.argv[2] == "none" else sys.argv[2]
-HERE = tempfile.mkdtemp(prefix="hvt-endings-")
 TINY = "--image-size 16 --limit 64 --batch 8 --shards 2 --threads 1 --quiet --lr 0.05".split()
 # One update an epoch, and after the first the weights stay where a rate far too high has put them: batch norm keeps
 # the loss of training finite, and until the moving statistics have followed, evaluation overflows.
@@ -29,34 +26,11 @@ FOREVER = TINY + "--epochs 1000000 --eval-freq 0 --print-freq 1".split()
 RANKS = [0, 2] if MPIRUN else [0]
 
 
-def command(args, ranks, file_limit=None, ignore=None):
-    network = "self,vader"
-    program = [HVTRAIN] + args
-    if file_limit:  # blocks of 512 bytes; without files that Open MPI would share memory by
-        program = ["sh", "-c", f'ulimit -f {file_limit // 512}; exec "$0" "$@"'] + program
-        network = "self,tcp"
-    if ignore:
-        program = ["sh", "-c", f'trap "" {ignore}; exec "$0" "$@"'] + program
-    if not ranks:
-        return program
-    if not MPIRUN:
-        raise Skip("no mpirun")
-    root = ["--allow-run-as-root"] if os.getuid() == 0 else []
-    return ([MPIRUN] + root + "--oversubscribe --bind-to none --mca mpi_yield_when_idle 1 --mca btl".split() +
-            [network, "-np", str(ranks)] + program)
-
-
-def environment():
-    env = {k: v for k, v in os.environ.items() if not k.startswith("HVT_")}
-    env["ASAN_OPTIONS"] = "detect_leaks=0:" + env.get("ASAN_OPTIONS", "")
-    return env
-
-
 def start(args, ranks, file_limit=None, ignore=None, **more):
     if "--log" in args and os.path.isfile(path(args[args.index("--log") + 1])):
         os.unlink(path(args[args.index("--log") + 1]))  # a record that is seen is this run's
     return subprocess.Popen(command(args, ranks, file_limit, ignore), cwd=HERE, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                            stderr=subprocess.PIPE, text=True, env=environment(), **more)
+                            stderr=subprocess.PIPE, text=True, env=environment(1), **more)  # no look at leaks
 
 
 def finish(p, timeout=120):
@@ -73,19 +47,6 @@ def finish(p, timeout=120):
 
 def run(args, ranks=0, **more):
     return finish(start(args, ranks, **more))
-
-
-def path(name):
-    return os.path.join(HERE, name)
-
-
-def no_json(text):
-    raise ValueError(text + " is no JSON")
-
-
-def records(name):
-    with open(path(name)) as f:
-        return [json.loads(line, parse_constant=no_json) for line in f]
 
 
 def until(truth, p, what):

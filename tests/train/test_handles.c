@@ -5,6 +5,7 @@
 #include "base_impl.h"
 #include "check.h"
 #include "device_impl.h"
+#include "logged.h"
 #include "hvt/train.h"
 #include "model_impl.h"
 #include "optim_impl.h"
@@ -245,24 +246,14 @@ TEST(small_things_refuse_what_is_none)
 
 /* ---- the order of closing -------------------------------------------------------------------------- */
 
-static char logged[600];
-static int lines;
-
-static void keep_line(void *ctx, hvt_log_level level, const char *line)
-{
-    (void)ctx;
-    lines += level == HVT_LOG_ERROR;
-    snprintf(logged, sizeof logged, "%s", line);
-}
-
 /* One line that names both; then what was closed too early is still there. */
 #define TOO_EARLY(call, ...)                                                                                 \
     do {                                                                                                     \
         const char *const parts[] = {__VA_ARGS__};                                                           \
                                                                                                              \
-        lines = 0;                                                                                           \
+        log_forget();                                                                                        \
         call;                                                                                                \
-        CHECK(lines == 1, #call " logs %d lines", lines);                                                    \
+        CHECK(logged_lines == 1, #call " logs %d lines", logged_lines);                                      \
         for (size_t i_ = 0; i_ < HVT_LEN(parts); i_++)                                                       \
             CHECK(strstr(logged, parts[i_]), #call " does not name %s: %s", parts[i_], logged);              \
     } while (0)
@@ -295,7 +286,7 @@ TEST(what_is_closed_too_early_says_who_uses_it_and_harms_nothing)
     opts.channels = hvt_model_input_channels(m);
     CHECK_OK(hvt_loader_open(set, first, &opts, &loader));
 
-    hvt_log_to(keep_line, NULL, HVT_LOG_ERROR);
+    log_keep(HVT_LOG_ERROR);
     TOO_EARLY(hvt_device_close(&first), "device cpu", "1 model", "1 loader", "1 comm");
     TOO_EARLY(hvt_dataset_close(&set), "data set 'synth'", "1 loader");
     TOO_EARLY(hvt_model_free(&m), "model", "1 optimizer");
@@ -307,7 +298,7 @@ TEST(what_is_closed_too_early_says_who_uses_it_and_harms_nothing)
     CHECK_OK(hvt_model_backward(m, hvt_distopt_on_grad, d));
     CHECK_OK(hvt_distopt_step(d));
 
-    lines = 0;
+    log_forget();
     hvt_loader_close(&loader);
     hvt_distopt_free(&d);
     hvt_comm_close(&comm);
@@ -315,8 +306,8 @@ TEST(what_is_closed_too_early_says_who_uses_it_and_harms_nothing)
     hvt_model_free(&m);
     hvt_dataset_close(&set);
     hvt_device_close(&first);
-    CHECK(!lines && !first && !set && !m && !o, "in the right order: %s", logged);
-    hvt_log_to(NULL, NULL, HVT_LOG_INFO);
+    CHECK(!logged_lines && !first && !set && !m && !o, "in the right order: %s", logged);
+    log_release();
 }
 
 /* ---- what a loss cannot be of ---------------------------------------------------------------------- */

@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """test_saving.py HVTRAIN MPIRUN [NAME ...]: work that was saved stays, whatever the next command line is.
 
-The folder of --save, its lock, --resume in all its forms, and the log that a run goes on with. See test_program.py,
-whose helpers this uses.
+The folder of --save, its lock, --resume in all its forms, and the log that a run goes on with.
 """
 import glob
 import json
@@ -14,9 +13,10 @@ import subprocess
 import sys
 import time
 
-from test_program import (HERE, HVTRAIN, MPIRUN, TINY, command, environment, path, python_with, read_safetensors, records,
-                          run, train, weights, write_safetensors)
-from truths import Skip, check, run_all
+sys.path.append(os.path.join(sys.path[0], "../support"))
+from hvtrain import (HERE, HVTRAIN, MPIRUN, TINY, command, environment, path, python_with, read_safetensors, records, run,
+                     train, weights, write_safetensors)
+from truths import check, run_all
 
 BOTH = [0, 2] if MPIRUN else [0]
 BASE = TINY + "--shards 2 --batch 8".split()

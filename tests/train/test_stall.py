@@ -13,7 +13,7 @@ import time
 import uuid
 
 sys.path.append(os.path.join(sys.path[0], "../support"))
-from truths import Skip, check, run_all
+from truths import Skip, check, on_ranks, run_all
 
 MPIRUN = sys.argv[1]
 WATCH, STUCK = (os.path.abspath(program) if program != "none" else "none" for program in sys.argv[2:4])
@@ -26,15 +26,14 @@ class Job:
     """Ranks under mpirun; their processes are known by a mark in their environment."""
 
     def __init__(self, ranks, program, **env):
-        root = ["--allow-run-as-root"] if os.getuid() == 0 else []
         self.mark = uuid.uuid4().hex
         self.files = set(os.listdir("/dev/shm"))
         env = dict(os.environ, HVT_TEST_JOB=self.mark, **env)
         env["ASAN_OPTIONS"] = "detect_leaks=0:" + env.get("ASAN_OPTIONS", "")
         self.err = open(os.path.join(HERE, "err"), "w+")
         self.process = subprocess.Popen(
-            [MPIRUN] + root + "--oversubscribe --bind-to none --mca mpi_yield_when_idle 1 --mca btl self,vader -np".split() +
-            [str(ranks)] + program, cwd=HERE, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.err, env=env)
+            on_ranks(MPIRUN, ranks, program), cwd=HERE, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.err,
+            env=env)
 
     def text(self):
         with open(os.path.join(HERE, "err")) as f:

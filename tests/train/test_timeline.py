@@ -8,9 +8,9 @@ import subprocess
 import sys
 import time
 
-import test_program
-from test_program import HERE, TINY, command, environment, path, run, train
-from truths import Skip, check, run_all
+sys.path.append(os.path.join(sys.path[0], "../support"))
+from hvtrain import HERE, TINY, command, environment, path, records, run, train
+from truths import check, run_all
 
 PAGE = 4096
 LIMIT = 120  # s that anything may take
@@ -104,7 +104,7 @@ def find_rank(rank, parent):
 
 
 def start(args, ranks):
-    return subprocess.Popen(command(TINY + args, ranks), cwd=test_program.HERE, stdin=subprocess.DEVNULL,
+    return subprocess.Popen(command(TINY + args, ranks), cwd=HERE, stdin=subprocess.DEVNULL,
                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(ranks))
 
 
@@ -181,7 +181,7 @@ def a_slow_rank_is_named():
         if p.poll() is None:
             p.terminate()
             p.wait()
-    e = [r for r in test_program.records("log") if r["record"] == "epoch"][0]
+    e = [r for r in records("log") if r["record"] == "epoch"][0]
     check(e["waited_for"] == 1 and e["wait_skew"] > 0.02, e)
 
 

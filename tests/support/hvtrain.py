@@ -1,0 +1,106 @@
+"""hvtrain as scripts run it, alone and on several ranks. Programs with this begin with HVTRAIN MPIRUN, MPIRUN being a
+path, or "none"."""
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+
+from truths import Skip, check, on_ranks
+
+HVTRAIN = os.path.abspath(sys.argv[1])
+MPIRUN = None if sys.argv[2] == "none" else sys.argv[2]
+HERE = tempfile.mkdtemp(prefix="hvt-test-")
+TINY = "--image-size 16 --limit 64 --batch 16 --threads 1 --quiet --lr 0.05 --augment crop:2,flip".split()
+
+
+def command(args, ranks, file_limit=None, ignore=None):
+    program = [HVTRAIN] + args
+    network = "self,vader"
+    if file_limit:  # blocks of 512 bytes; without files that Open MPI would share memory by
+        program = ["sh", "-c", f'ulimit -f {file_limit // 512}; exec "$0" "$@"'] + program
+        network = "self,tcp"
+    if ignore:
+        program = ["sh", "-c", f'trap "" {ignore}; exec "$0" "$@"'] + program
+    if not ranks:
+        return program
+    if not MPIRUN:
+        raise Skip("no mpirun")
+    return on_ranks(MPIRUN, ranks, program, network)
+
+
+def environment(ranks):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("HVT_")}
+    if ranks:  # Open MPI does not free all it has
+        env["ASAN_OPTIONS"] = "detect_leaks=0:" + env.get("ASAN_OPTIONS", "")
+    return env
+
+
+def run(args, ranks=0, timeout=120, file_limit=None):
+    """Exit code and lines of stderr (ours: those that begin with "hvtrain:")."""
+    p = subprocess.Popen(command(args, ranks, file_limit), cwd=HERE, stdin=subprocess.DEVNULL,
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(ranks))
+    try:
+        out, err = p.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        p.terminate()  # mpirun takes its ranks along
+        out, err = p.communicate(timeout=30)
+        check(False, "hangs:", " ".join(args), err[-500:])
+        return None, out, []
+    return p.returncode, out, err.splitlines()
+
+
+def path(name):
+    return os.path.join(HERE, name)
+
+
+def no_json(text):
+    raise ValueError(text + " is no JSON")
+
+
+def records(name):
+    with open(path(name)) as f:
+        return [json.loads(line, parse_constant=no_json) for line in f]
+
+
+def train(args, ranks=0, log="log", timeout=120):
+    """A run that must succeed; its records by kind."""
+    rc, _, err = run(TINY + ["--log", log] + args, ranks, timeout)
+    check(rc == 0, "exit", rc, "of", " ".join(args), "on", ranks, "ranks:", err[-3:])
+    kinds = {}
+    for r in records(log) if rc == 0 else []:
+        if r["record"] == "start":  # those before are of the run that this one goes on with
+            kinds = {}
+        kinds.setdefault(r["record"], []).append(r)
+    return kinds
+
+
+def weights(kinds):
+    return kinds["end"][0]["weights"] if "end" in kinds else None
+
+
+def read_safetensors(name):
+    with open(path(name), "rb") as f:
+        data = f.read()
+    n, = struct.unpack("<Q", data[:8])
+    return json.loads(data[8:8 + n]), data[8 + n:]
+
+
+def write_safetensors(name, header, data):
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path(name), "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def python_with(modules):
+    """An interpreter that has these modules: of the build folder's venv, or the one on the path."""
+    build = os.path.dirname(HVTRAIN)
+    for python in [os.path.join(build, "venv/bin/python"), os.path.join(build, "../build/venv/bin/python"),
+                   shutil.which("python3"), sys.executable]:
+        if python and os.path.exists(python) and subprocess.run(
+                [python, "-c", "import " + modules], stderr=subprocess.DEVNULL).returncode == 0:
+            return python
+    raise Skip(f"no {modules}")
