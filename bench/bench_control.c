@@ -84,7 +84,7 @@ static void step(hvt_model *m, hvt_distopt *d)
 static void fill(hvt_model *m)
 {
     for (size_t i = 0; i < m->arena_count; i++)
-        m->grads[i] = i < m->rider_count ? 0 : 1;
+        m->grads[i] = i < m->step_stats_count ? 0 : 1;
 }
 
 /* Each step takes lr x mean gradient, which is 1, from every weight. */

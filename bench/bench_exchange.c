@@ -202,7 +202,7 @@ static void by_mpi(way *w)
     if (w->kind == MPI_FUSED)
         MPI_Allreduce(MPI_IN_PLACE, m->grads, (int)m->arena_count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     else
-        MPI_Allreduce(MPI_IN_PLACE, m->grads, (int)m->rider_count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        MPI_Allreduce(MPI_IN_PLACE, m->grads, (int)m->step_stats_count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     for (int i = 0; w->kind == MPI_TENSORS && i < m->nparam_tensors; i++)
         MPI_Allreduce(MPI_IN_PLACE, m->grads + m->param[i].offset, (int)m->param[i].count, MPI_FLOAT, MPI_SUM,
                       MPI_COMM_WORLD);

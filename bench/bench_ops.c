@@ -99,7 +99,7 @@ static float *floats(size_t count)
 {
     void *p = NULL;
 
-    must(hvt__alloc_here(NULL, count * sizeof(float) + 64, &p));
+    must(hvt__host_alloc(NULL, count * sizeof(float) + 64, &p));
     return p;
 }
 
@@ -135,7 +135,7 @@ static void backward_w(void *ctx)
 static void pack(void *ctx)
 {
     bench *b = ctx;
-    must(hvt__conv_pack_cpu(b->op, b->w));
+    must(hvt__conv_pack_weights_cpu(b->op, b->w));
 }
 
 static const struct {
@@ -277,21 +277,21 @@ static void open_layer(bench *b, hvt_device *dev, const layer *l, int batch, hvt
     hvt__conv_permute_cpu(b->op, false, wide, b->canonical);
     for (size_t i = 0; i < b->nw; i++)
         hvt__store(b->w, type, i, wide[i]);
-    hvt__release_here(NULL, wide);
+    hvt__host_release(NULL, wide);
 }
 
 static void close_layer(bench *b)
 {
     hvt__op_free(b->op);
-    hvt__release_here(NULL, b->x);
-    hvt__release_here(NULL, b->dx);
-    hvt__release_here(NULL, b->y);
-    hvt__release_here(NULL, b->dy);
-    hvt__release_here(NULL, b->w);
-    hvt__release_here(NULL, b->dw);
-    hvt__release_here(NULL, b->canonical);
-    hvt__release_here(NULL, b->dcanonical);
-    hvt__release_here(NULL, b->ws);
+    hvt__host_release(NULL, b->x);
+    hvt__host_release(NULL, b->dx);
+    hvt__host_release(NULL, b->y);
+    hvt__host_release(NULL, b->dy);
+    hvt__host_release(NULL, b->w);
+    hvt__host_release(NULL, b->dw);
+    hvt__host_release(NULL, b->canonical);
+    hvt__host_release(NULL, b->dcanonical);
+    hvt__host_release(NULL, b->ws);
 }
 
 /* multiply-adds of one image whose pixel exists, times 2 */
@@ -334,7 +334,7 @@ static const bench_row options[] = {
 
 /* GFLOP/s and GB/s of all threads together */
 typedef struct limits {
-    hvt_pool *pool;
+    hvt_thread_pool *pool;
     const char *isa;
     bool pairs;
     size_t bytes; /* of a thread's copies */
@@ -357,11 +357,11 @@ static void copy_job(void *ctx, int job, int thread)
     l->each[job] = bench_copy(l->bytes);
 }
 
-static double measure(limits *l, hvt_pool_fn *fn)
+static double measure(limits *l, hvt_job_fn *fn)
 {
     double sum = 0;
 
-    hvt__pool_run(l->pool, o.threads, fn, l);
+    hvt__parallel_for(l->pool, o.threads, fn, l);
     for (int t = 0; t < o.threads; t++)
         sum += l->each[t];
     return sum;
@@ -474,7 +474,7 @@ int main(int argc, char **argv)
         return usage("the model has no such", "layer");
     if (o.threads < 1 || o.threads > HVT_MAX_THREADS)
         return usage("bad number of", "threads");
-    must(hvt__pool_open(o.threads, NULL, 0, false, &cpu.pool));
+    must(hvt__thread_pool_open(o.threads, NULL, 0, false, &cpu.pool));
     hvt__floats_enter();
     dev.direct = o.direct;
     bench_header("bench_ops", cpu.isa->name, o.threads);
@@ -484,6 +484,6 @@ int main(int argc, char **argv)
     peak = measure(&lim, peak_job);
     printf("peak %.1f GF/s%s\n", peak, lim.pairs ? " of pairs of bf16" : "");
     failed = run_net(chosen, &dev, &lim, peak);
-    hvt__pool_close(&cpu.pool);
+    hvt__thread_pool_close(&cpu.pool);
     return failed;
 }

@@ -199,9 +199,9 @@ static int count_phases(void)
     int count;
 
     must(hvt__trace_open(1 << 16));
-    hvt__trace_hear(true);
+    hvt__trace_enable(true);
     step(&together);
-    hvt__trace_hear(false);
+    hvt__trace_enable(false);
     count = (int)hvt__trace_count();
     hvt__trace_close();
     return count;

@@ -158,9 +158,9 @@ static double step(hvt_model *m, hvt_distopt *d)
     int n = hvt__layer_ends(m, end);
     double start, share = 0, all = 0;
 
-    for (size_t i = m->rider_count; i < m->arena_count; i++)
+    for (size_t i = m->step_stats_count; i < m->arena_count; i++)
         m->grads[i] = gradient(i, rank);
-    memset(m->grads, 0, m->rider_count * sizeof *m->grads);
+    memset(m->grads, 0, m->step_stats_count * sizeof *m->grads);
     for (int i = 0; i < layers; i++)
         all += list[i].share;
     must(hvt_distopt_begin(d, counts, ranks, (double)lr));

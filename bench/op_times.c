@@ -11,8 +11,8 @@
 
 /* X(field, parameters, arguments): ops of a step that are timed by kind alone */
 #define OPS(X)                                                                                               \
-    X(pool_forward, (hvt_op * op, int real, const void *x, void *y, void *saved), (op, real, x, y, saved))   \
-    X(pool_backward, (hvt_op * op, int real, const void *saved, const void *dy, void *dx, bool add),         \
+    X(pooling_forward, (hvt_op * op, int real, const void *x, void *y, void *saved), (op, real, x, y, saved))   \
+    X(pooling_backward, (hvt_op * op, int real, const void *saved, const void *dy, void *dx, bool add),         \
       (op, real, saved, dy, dx, add))                                                                        \
     X(bn_train, (hvt_device * d, const hvt_bn_args *a), (d, a))                                              \
     X(bn_backward, (hvt_device * d, const hvt_bn_grad_args *a), (d, a))                                      \
@@ -135,11 +135,11 @@ static spent *pass_of(const hvt_op *op, int pass)
     return &shapes[CONVS_MOST - 1].pass[pass];
 }
 
-static hvt_status timed_conv_pack(hvt_op *op, const void *w)
+static hvt_status timed_conv_pack_weights(hvt_op *op, const void *w)
 {
     double start = hvt__now();
 
-    return note(pass_of(op, PACK), start, inner->conv_pack(op, w));
+    return note(pass_of(op, PACK), start, inner->conv_pack_weights(op, w));
 }
 
 static hvt_status timed_conv_forward(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws)
@@ -172,7 +172,7 @@ void op_times_watch(hvt_device *dev)
 #define SET(name, params, args) timed.name = inner->name ? timed_##name : NULL;
     OPS(SET)
     timed.conv_plan = timed_conv_plan;
-    timed.conv_pack = timed_conv_pack;
+    timed.conv_pack_weights = timed_conv_pack_weights;
     timed.conv_forward = timed_conv_forward;
     timed.conv_backward_x = timed_conv_backward_x;
     timed.conv_backward_w = timed_conv_backward_w;

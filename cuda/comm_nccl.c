@@ -123,7 +123,7 @@ static bool same_gpu(const hvt_world *w, const gpu_card *card, int a, int b)
 }
 
 /* NCCL itself would call this an invalid usage. Every rank sees the same cards. */
-static hvt_status meet(hvt_comm *c)
+static hvt_status check_gpus(hvt_comm *c)
 {
     comm_nccl *st = c->state;
     hvt_world *w = c->world;
@@ -178,7 +178,7 @@ static void set_environment(hvt_comm *c)
 }
 
 /* What can fail on one rank alone. */
-static hvt_status prepare(hvt_comm *c)
+static hvt_status open_local(hvt_comm *c)
 {
     comm_nccl *st;
     int least, greatest;
@@ -211,7 +211,7 @@ static hvt_status make_id(const hvt_comm *c, ncclUniqueId *ret_id)
     return HVT_OK;
 }
 
-static hvt_status join(hvt_comm *c, ncclUniqueId id)
+static hvt_status init_rank(hvt_comm *c, ncclUniqueId id)
 {
     comm_nccl *st = c->state;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -235,14 +235,14 @@ static hvt_status comm_open_nccl(hvt_comm *c)
     ncclUniqueId id = {0};
     hvt_status s;
 
-    HVT_TRY(hvt_world_agree(c->world, prepare(c)));
-    HVT_TRY(meet(c));
+    HVT_TRY(hvt_world_agree(c->world, open_local(c)));
+    HVT_TRY(check_gpus(c));
     set_environment(c);
     HVT_TRY(hvt_world_agree(c->world, make_id(c, &id)));
     HVT_TRY(hvt_world_broadcast(c->world, &id, sizeof id, 0));
-    s = join(c, id);
+    s = init_rank(c, id);
     st = c->state;
-    HVT_TRY(hvt_world_agree(c->world, st->deserted ? HVT_OK : s));
+    HVT_TRY(hvt_world_agree(c->world, st->peers_missing ? HVT_OK : s));
     HVT_TRY(hvt_world_agree(c->world, s));
     return hvt__nccl_guard_start(st);
 }
@@ -311,7 +311,7 @@ static ncclResult_t ask_slices(const hvt__op *o, comm_nccl *st, bool sum)
 {
     int size = st->world->size;
     size_t each = slice(o->count, size), bytes = hvt_dtype_size(o->type), done = each * (size_t)size;
-    char *mine = o->buf + each * bytes * (size_t)st->world->rank, *rest = o->buf + done * bytes;
+    char *mine = o->buf + each * bytes * (size_t)st->world->rank, *tail = o->buf + done * bytes;
     ncclResult_t r = ncclGroupStart(), end;
 
     if (r != ncclSuccess)
@@ -320,8 +320,8 @@ static ncclResult_t ask_slices(const hvt__op *o, comm_nccl *st, bool sum)
         r = sum ? ncclReduceScatter(o->buf, mine, each, wire(o->type), ncclSum, st->nccl, st->stream)
                 : ncclAllGather(mine, o->buf, each, wire(o->type), st->nccl, st->stream);
     if ((r == ncclSuccess || r == ncclInProgress) && done < o->count)
-        r = sum ? ncclAllReduce(rest, rest, o->count - done, wire(o->type), ncclSum, st->nccl, st->stream)
-                : ncclBroadcast(rest, rest, o->count - done, wire(o->type), size - 1, st->nccl, st->stream);
+        r = sum ? ncclAllReduce(tail, tail, o->count - done, wire(o->type), ncclSum, st->nccl, st->stream)
+                : ncclBroadcast(tail, tail, o->count - done, wire(o->type), size - 1, st->nccl, st->stream);
     end = ncclGroupEnd();
     return r == ncclSuccess || r == ncclInProgress ? end : r;
 }
@@ -354,17 +354,17 @@ static hvt_status launch(comm_nccl *st, const hvt__op *o)
     nccl_op *op = &st->op[(st->issued + 1) % NCCL_WATCHED];
 
     HVT_TRY(hvt__nccl_alive(st));
-    HVT_CHECK(st->waited == st->issued || st->op[st->issued % NCCL_WATCHED].recorded == d->recording, E_ARG,
+    HVT_CHECK(st->waited == st->issued || st->op[st->issued % NCCL_WATCHED].captured == d->capturing, E_ARG,
               "comm nccl: %s %s a recording, while ticket %llu %s it was not waited for", what,
-              d->recording ? "in" : "after", (unsigned long long)st->issued,
-              d->recording ? "from before" : "in");
+              d->capturing ? "in" : "after", (unsigned long long)st->issued,
+              d->capturing ? "from before" : "in");
     HVT_TRY(CUDA(st->dev, cudaEventRecord(st->ready, d->stream)));
     HVT_TRY(CUDA(st->dev, cudaStreamWaitEvent(st->stream, st->ready, 0)));
     if (o->count)
-        HVT_TRY(hvt__nccl_settle(st, kinds[o->kind].ask(o, st), what));
+        HVT_TRY(hvt__nccl_complete(st, kinds[o->kind].ask(o, st), what));
     HVT_TRY(CUDA(st->dev, cudaEventRecord(op->done, st->stream)));
-    *op = (nccl_op){what, o->count, o->type, hvt__now(), d->recording, false, op->done};
-    st->records = st->records || d->recording;
+    *op = (nccl_op){what, o->count, o->type, hvt__now(), d->capturing, false, op->done};
+    st->has_captured = st->has_captured || d->capturing;
     st->issued++;
     return HVT_OK;
 }

@@ -23,7 +23,7 @@ enum { FORWARD, BACKWARD_X, BACKWARD_X_ADD, BACKWARD_W, PLANS };
 enum {
     WS_ALIGN = 256,
     TIMED_RUNS = 5,
-    LINGER_US = 100,
+    DELAY_US = 100,
     FILL = 0x3c /* a small positive number in every type */
 };
 
@@ -60,7 +60,7 @@ static size_t up(size_t bytes)
 
 /* ---- run ---- */
 
-static hvt_status pack_new(const hvt_device *d, void *address[3], void *ws,
+static hvt_status make_variant_pack(const hvt_device *d, void *address[3], void *ws,
                            cudnnBackendDescriptor_t *ret_pack)
 {
     int64_t uid[3] = {CUDNN_X, CUDNN_W, CUDNN_Y};
@@ -92,7 +92,7 @@ static hvt_status run(conv *o, int which, const void *x, const void *w, const vo
         p->address[2] != address[2] || p->ws != ws) {
         cudnnBackendDescriptor_t pack;
 
-        HVT_TRY(pack_new(d, address, ws, &pack));
+        HVT_TRY(make_variant_pack(d, address, ws, &pack));
         if (p->pack)
             cudnnBackendDestroyDescriptor(p->pack);
         *p = (struct pack){pack, {address[0], address[1], address[2]}, ws};
@@ -121,7 +121,7 @@ hvt_status hvt__conv_backward_x_cuda(hvt_op *op, int real, const void *w, const 
                                      void *ws)
 {
     conv *o = (conv *)op;
-    char *rest;
+    char *result;
 
     if (real == 0)
         return HVT_OK;
@@ -133,14 +133,14 @@ hvt_status hvt__conv_backward_x_cuda(hvt_op *op, int real, const void *w, const 
         return run(o, BACKWARD_X, dx, w, dy, ws);
     if (o->plan[BACKWARD_X_ADD].plan)
         return run(o, BACKWARD_X_ADD, dx, w, dy, ws);
-    rest = (char *)ws + up(o->plan[BACKWARD_X].ws);
-    HVT_TRY(run(o, BACKWARD_X, rest, w, dy, ws));
+    result = (char *)ws + up(o->plan[BACKWARD_X].ws);
+    HVT_TRY(run(o, BACKWARD_X, result, w, dy, ws));
     return CUDA(op->dev, hvt__cuda_add(cuda_of(op->dev)->stream, (size_t)o->d.n * o->image_x, o->d.type, dx,
-                                       rest, dx));
+                                       result, dx));
 }
 
 /* Images past `real`, which hold whatever was there, count for nothing. */
-static hvt_status clear_rest(const conv *o, int real, const void *images, size_t image)
+static hvt_status clear_padding(const conv *o, int real, const void *images, size_t image)
 {
     size_t bytes = image * hvt_dtype_size(o->d.type);
 
@@ -152,30 +152,30 @@ hvt_status hvt__conv_backward_w_cuda(hvt_op *op, int real, const void *x, const 
 {
     conv *o = (conv *)op;
     cudaStream_t stream = cuda_of(op->dev)->stream;
-    char *rest;
+    char *result;
 
     HVT_TRY(hvt__cuda_use(op->dev));
     if (real == 0)
         return CUDA(op->dev, cudaMemsetAsync(dw, 0, o->weights * sizeof *dw, stream));
     if (real < o->d.n) {
-        HVT_TRY(clear_rest(o, real, x, o->image_x));
-        HVT_TRY(clear_rest(o, real, dy, o->image_y));
+        HVT_TRY(clear_padding(o, real, x, o->image_x));
+        HVT_TRY(clear_padding(o, real, dy, o->image_y));
     }
     ws = aligned(ws);
     if (o->linear)
         return hvt__linear_backward_w_cublas(o->linear, x, dy, dw, ws);
     if (o->dw_type == HVT_F32)
         return run(o, BACKWARD_W, x, dw, dy, ws);
-    rest = (char *)ws + up(o->plan[BACKWARD_W].ws);
-    HVT_TRY(run(o, BACKWARD_W, x, rest, dy, ws));
-    return CUDA(op->dev, hvt__cuda_cast(stream, o->weights, 1, rest, o->dw_type, dw, HVT_F32));
+    result = (char *)ws + up(o->plan[BACKWARD_W].ws);
+    HVT_TRY(run(o, BACKWARD_W, x, result, dy, ws));
+    return CUDA(op->dev, hvt__cuda_cast(stream, o->weights, 1, result, o->dw_type, dw, HVT_F32));
 }
 
 /* ---- the choice ---- */
 
 static const char *const pass_name[CONV_PASSES] = {"forward", "backward_x", "backward_w"};
 
-static void key_of(const hvt_device *d, const conv_wish *w, char *text, size_t size)
+static void key_of(const hvt_device *d, const conv_request *w, char *text, size_t size)
 {
     snprintf(text, size, "%s, cuDNN %zu, %s %s to %s n%d h%d w%d c%d k%d r%d s%d stride%d pad%d%s%s%s",
              cuda_of(d)->info.name, cudnnGetVersion(), pass_name[w->pass], hvt_dtype_name(w->type),
@@ -189,7 +189,7 @@ static float time_once(hvt_device *d, const conv_plan *p, cudnnBackendDescriptor
 {
     cuda_device *s = cuda_of(d);
     float ms = 0;
-    bool ok = hvt__cuda_linger(s->stream, LINGER_US) == cudaSuccess &&
+    bool ok = hvt__cuda_delay(s->stream, DELAY_US) == cudaSuccess &&
               cudaEventRecord(event[0], s->stream) == cudaSuccess &&
               cudnnBackendExecute(s->dnn, p->plan, pack) == CUDNN_STATUS_SUCCESS &&
               cudaEventRecord(event[1], s->stream) == cudaSuccess &&
@@ -242,7 +242,7 @@ done:
 }
 
 /* On memory of its own, given back at once. Without room for it the first is taken, untimed. */
-static hvt_status measure(hvt_device *d, const conv_wish *w, const conv_plan plans[], int count,
+static hvt_status measure(hvt_device *d, const conv_request *w, const conv_plan plans[], int count,
                           plan_choice *ret_best)
 {
     size_t p = (size_t)hvt__conv_out(w->h, w->r, w->stride, w->pad);
@@ -264,7 +264,7 @@ static hvt_status measure(hvt_device *d, const conv_wish *w, const conv_plan pla
     }
     HVT_TRY_OR(done,
                CUDA(d, cudaMemsetAsync(memory, FILL, bytes[0] + bytes[1] + bytes[2], cuda_of(d)->stream)));
-    HVT_TRY_OR(done, pack_new(d, (void *[]){memory, memory + bytes[0], memory + bytes[0] + bytes[1]},
+    HVT_TRY_OR(done, make_variant_pack(d, (void *[]){memory, memory + bytes[0], memory + bytes[0] + bytes[1]},
                               memory + bytes[0] + bytes[1] + bytes[2], &pack));
     HVT_TRY_OR(done, time_plans(d, plans, count, pack, ret_best));
 done:
@@ -275,32 +275,32 @@ done:
 }
 
 /* Which of the candidates: what was found out before, if it still fits, else what is found out now. */
-static hvt_status pick(hvt_device *d, const conv_wish *w, const conv_plan plans[], int count, int *ret_place)
+static hvt_status pick(hvt_device *d, const conv_request *w, const conv_plan plans[], int count, int *ret_index)
 {
     char key[PLAN_KEY_MOST];
     plan_choice c;
 
-    *ret_place = 0;
+    *ret_index = 0;
     if (count == 1)
         return HVT_OK;
     key_of(d, w, key, sizeof key);
-    if (!hvt__plan_cache_find(cuda_of(d)->plans, key, &c) || c.place >= count ||
-        plans[c.place].engine != c.engine) {
+    if (!hvt__plan_cache_find(cuda_of(d)->plans, key, &c) || c.index >= count ||
+        plans[c.index].engine != c.engine) {
         HVT_TRY(measure(d, w, plans, count, &c));
         if (c.us > 0)
             HVT_TRY(hvt__plan_cache_put(cuda_of(d)->plans, key, c));
     }
-    HVT_DEBUG("%s: engine %" PRId64 ", place %d of %d, %.1f us", key, c.engine, c.place, count, (double)c.us);
-    *ret_place = c.place;
+    HVT_DEBUG("%s: engine %" PRId64 ", place %d of %d, %.1f us", key, c.engine, c.index, count, (double)c.us);
+    *ret_index = c.index;
     return HVT_OK;
 }
 
 /* *ret_plan is empty where no engine keeps the wish's rules. */
-static hvt_status choose(hvt_device *d, const conv_wish *w, conv_plan *ret_plan)
+static hvt_status choose(hvt_device *d, const conv_request *w, conv_plan *ret_plan)
 {
     conv_plan plans[CUDNN_PLANS_MOST];
     plan_target on = {.handle = cuda_of(d)->dnn};
-    int count = 0, place = 0;
+    int count = 0, index = 0;
     hvt_status s;
 
     *ret_plan = (conv_plan){0};
@@ -308,19 +308,19 @@ static hvt_status choose(hvt_device *d, const conv_wish *w, conv_plan *ret_plan)
     cudaGetLastError(); /* engines that did not fit may have left one */
     if (count == 0)
         return HVT_OK;
-    s = pick(d, w, plans, count, &place);
+    s = pick(d, w, plans, count, &index);
     if (s == HVT_OK) {
-        *ret_plan = plans[place];
-        plans[place] = (conv_plan){0};
+        *ret_plan = plans[index];
+        plans[index] = (conv_plan){0};
     }
     for (int i = 0; i < count; i++)
         hvt__cudnn_plan_free(&plans[i]);
     return s;
 }
 
-static hvt_status choose_one(hvt_device *d, const conv_wish *w, conv_plan *ret_plan)
+static hvt_status choose_one(hvt_device *d, const conv_request *w, conv_plan *ret_plan)
 {
-    conv_wish large = *w;
+    conv_request large = *w;
 
     large.ws_most = SIZE_MAX;
     HVT_TRY(choose(d, w, ret_plan));
@@ -339,7 +339,7 @@ static hvt_status plan_passes(conv *o)
 {
     hvt_device *d = o->op.dev;
     const hvt_conv_desc *c = &o->d;
-    conv_wish w = {.n = c->n,
+    conv_request w = {.n = c->n,
                    .h = c->h,
                    .w = c->w,
                    .c = c->cx,
@@ -398,7 +398,7 @@ static size_t ws_bytes(const conv *o)
 hvt_status hvt__conv_plan_cuda(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
                                size_t *ret_ws)
 {
-    bool dot = c->h == 1 && c->w == 1 && c->r == 1 && c->s == 1 && c->stride == 1 && c->pad == 0;
+    bool is_linear = c->h == 1 && c->w == 1 && c->r == 1 && c->s == 1 && c->stride == 1 && c->pad == 0;
     size_t ws = 0;
     conv *o;
     hvt_status s;
@@ -418,13 +418,13 @@ hvt_status hvt__conv_plan_cuda(hvt_device *d, const hvt_conv_desc *c, hvt_op **r
     o->image_x = (size_t)c->h * (size_t)c->w * (size_t)c->cx;
     o->image_y = (size_t)hvt__conv_out(c->h, c->r, c->stride, c->pad) *
                  (size_t)hvt__conv_out(c->w, c->s, c->stride, c->pad) * (size_t)c->k;
-    if (dot)
+    if (is_linear)
         HVT_TRY_OR(fail, hvt__linear_plan_cublas(d, c, &o->linear, &ws));
     else
         HVT_TRY_OR(fail, plan_passes(o));
     *ret_op = &o->op;
     *ret_weights = o->weights;
-    *ret_ws = (dot ? ws : ws_bytes(o)) + WS_ALIGN;
+    *ret_ws = (is_linear ? ws : ws_bytes(o)) + WS_ALIGN;
     return HVT_OK;
 fail:
     hvt__op_free(&o->op);
@@ -452,7 +452,7 @@ void hvt__conv_permute_cuda(const hvt_op *op, bool to_file, float *mine, float *
 }
 
 /* Every plan reads the weights as they lie. */
-hvt_status hvt__conv_pack_cuda(hvt_op *op, const void *w)
+hvt_status hvt__conv_pack_weights_cuda(hvt_op *op, const void *w)
 {
     (void)op;
     (void)w;

@@ -29,8 +29,8 @@ typedef struct cuda_block { /* memory given out, so that release knows its size 
 
 typedef struct cuda_slot { /* one batch of bytes on its way to the GPU */
     char *staged;          /* device memory: labels, draws, images */
-    size_t room;
-    cudaEvent_t here; /* on `copy`: the bytes have come */
+    size_t capacity;
+    cudaEvent_t uploaded; /* on `copy`: the bytes have come */
     cudaEvent_t read; /* on `stream`: augment has read them */
 } cuda_slot;
 
@@ -46,13 +46,13 @@ typedef struct cuda_device {
     cudaEvent_t mark[CUDA_MARKS]; /* mark m is mark[m % CUDA_MARKS] */
     hvt_mark marks;               /* made so far; the first is 1 */
     cuda_slot slot[CUDA_SLOTS];
-    unsigned turn;  /* augment's next slot */
-    bool recording; /* between record and record_end */
+    unsigned next_slot;  /* augment's next slot */
+    bool capturing; /* between record and record_end */
     void *scratch;  /* of kernels; they run one after the other */
 
     hvt_device_info info; /* bytes and peak_bytes: what alloc, staging slots and comms hold */
     cuda_block *block;
-    int blocks, block_room;
+    int blocks, block_capacity;
     char isa[16];
     plan_cache *plans; /* which algorithm was the fastest for what */
 
@@ -108,7 +108,7 @@ hvt_status hvt__cuda_load(cuda_library which);
 hvt_status hvt__conv_plan_cuda(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
                                size_t *ret_ws);
 void hvt__conv_permute_cuda(const hvt_op *op, bool to_file, float *mine, float *kcrs);
-hvt_status hvt__conv_pack_cuda(hvt_op *op, const void *w);
+hvt_status hvt__conv_pack_weights_cuda(hvt_op *op, const void *w);
 hvt_status hvt__conv_forward_cuda(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws);
 hvt_status hvt__conv_backward_x_cuda(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
                                      void *ws);

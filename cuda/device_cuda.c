@@ -35,7 +35,7 @@ hvt_status hvt__cuda_use(hvt_device *d)
     return CUDA(d, cudaSetDevice(cuda_of(d)->index));
 }
 
-static hvt_status look_at(hvt_device *d, int wanted)
+static hvt_status query_gpu(hvt_device *d, int wanted)
 {
     cuda_device *s = cuda_of(d);
     struct cudaDeviceProp prop;
@@ -71,7 +71,7 @@ static hvt_status open_cuda(hvt_device *d, const hvt_device_opts *opts)
     HVT_CHECK(s, E_MEM, "no memory for %zu bytes of device cuda", sizeof *s);
     d->state = s;
     s->dev = d;
-    HVT_TRY(look_at(d, opts->index));
+    HVT_TRY(query_gpu(d, opts->index));
     d->isa = s->isa;
     d->threads = 1;
     HVT_TRY(hvt__cuda_load(CUDA_CUBLASLT));
@@ -81,7 +81,7 @@ static hvt_status open_cuda(hvt_device *d, const hvt_device_opts *opts)
     for (int i = 0; i < CUDA_MARKS; i++)
         HVT_TRY(CUDA(d, cudaEventCreateWithFlags(&s->mark[i], cudaEventDisableTiming)));
     for (int i = 0; i < CUDA_SLOTS; i++) {
-        HVT_TRY(CUDA(d, cudaEventCreateWithFlags(&s->slot[i].here, cudaEventDisableTiming)));
+        HVT_TRY(CUDA(d, cudaEventCreateWithFlags(&s->slot[i].uploaded, cudaEventDisableTiming)));
         HVT_TRY(CUDA(d, cudaEventCreateWithFlags(&s->slot[i].read, cudaEventDisableTiming)));
     }
     HVT_TRY(CUBLAS(d, cublasLtCreate(&s->blas)));
@@ -101,7 +101,7 @@ static void close_cuda(hvt_device *d)
         return;
     if (s->stream) {
         cudaSetDevice(s->index);
-        if (s->recording && cudaStreamEndCapture(s->stream, &graph) == cudaSuccess && graph)
+        if (s->capturing && cudaStreamEndCapture(s->stream, &graph) == cudaSuccess && graph)
             cudaGraphDestroy(graph);
         cudaStreamSynchronize(s->stream);
     }
@@ -111,8 +111,8 @@ static void close_cuda(hvt_device *d)
     d->ops->release(d, s->scratch);
     for (int i = 0; i < CUDA_SLOTS; i++) {
         d->ops->release(d, s->slot[i].staged);
-        if (s->slot[i].here)
-            cudaEventDestroy(s->slot[i].here);
+        if (s->slot[i].uploaded)
+            cudaEventDestroy(s->slot[i].uploaded);
         if (s->slot[i].read)
             cudaEventDestroy(s->slot[i].read);
     }
@@ -167,15 +167,15 @@ void hvt__cuda_account(hvt_device *d, int64_t bytes)
         info->peak_bytes = info->bytes;
 }
 
-static hvt_status note_block(cuda_device *s, void *ptr, size_t bytes)
+static hvt_status track_block(cuda_device *s, void *ptr, size_t bytes)
 {
-    if (s->blocks == s->block_room) {
-        int room = 2 * s->block_room + 16;
-        cuda_block *more = realloc(s->block, (size_t)room * sizeof *more);
+    if (s->blocks == s->block_capacity) {
+        int capacity = 2 * s->block_capacity + 16;
+        cuda_block *more = realloc(s->block, (size_t)capacity * sizeof *more);
 
-        HVT_CHECK(more, E_MEM, "no memory to keep %d blocks of device memory", room);
+        HVT_CHECK(more, E_MEM, "no memory to keep %d blocks of device memory", capacity);
         s->block = more;
-        s->block_room = room;
+        s->block_capacity = capacity;
     }
     s->block[s->blocks++] = (cuda_block){ptr, bytes};
     return HVT_OK;
@@ -196,9 +196,9 @@ static hvt_status no_memory(hvt_device *d, size_t bytes)
 }
 
 /* Some calls stop a recording for good; they are refused before they do. */
-static hvt_status not_recorded(const hvt_device *d, const char *what)
+static hvt_status not_capturing(const hvt_device *d, const char *what)
 {
-    HVT_CHECK(!cuda_of(d)->recording, E_ARG, "%s while device cuda records", what);
+    HVT_CHECK(!cuda_of(d)->capturing, E_ARG, "%s while device cuda records", what);
     return HVT_OK;
 }
 
@@ -209,7 +209,7 @@ static hvt_status alloc_cuda(hvt_device *d, size_t bytes, void **ret_ptr)
     cudaError_t e;
     hvt_status st;
 
-    HVT_TRY(not_recorded(d, "alloc"));
+    HVT_TRY(not_capturing(d, "alloc"));
     HVT_TRY(hvt__cuda_use(d));
     if (bytes == 0)
         bytes = 1; /* an address of its own */
@@ -221,7 +221,7 @@ static hvt_status alloc_cuda(hvt_device *d, size_t bytes, void **ret_ptr)
     if (st == HVT_OK) /* other streams may use it at once */
         st = CUDA(d, cudaStreamSynchronize(s->stream));
     if (st == HVT_OK)
-        st = note_block(s, p, bytes);
+        st = track_block(s, p, bytes);
     if (st != HVT_OK) {
         cudaFree(p);
         return st;
@@ -237,7 +237,7 @@ static void release_cuda(hvt_device *d, void *ptr)
 
     if (!ptr)
         return;
-    assert(!s->recording);
+    assert(!s->capturing);
     for (int i = 0; i < s->blocks; i++)
         if (s->block[i].ptr == ptr) {
             hvt__cuda_account(d, -(int64_t)s->block[i].bytes);
@@ -253,7 +253,7 @@ static hvt_status alloc_host_cuda(hvt_device *d, size_t bytes, void **ret_ptr)
 {
     void *p = NULL;
 
-    HVT_TRY(not_recorded(d, "alloc_host"));
+    HVT_TRY(not_capturing(d, "alloc_host"));
     HVT_TRY(hvt__cuda_use(d));
     HVT_TRY(CUDA(d, cudaMallocHost(&p, bytes ? bytes : 1)));
     memset(p, 0, bytes);
@@ -265,7 +265,7 @@ static void release_host_cuda(hvt_device *d, void *ptr)
 {
     if (!ptr)
         return;
-    assert(!cuda_of(d)->recording);
+    assert(!cuda_of(d)->capturing);
     cudaSetDevice(cuda_of(d)->index);
     cudaFreeHost(ptr);
     cudaGetLastError();
@@ -275,14 +275,14 @@ static void release_host_cuda(hvt_device *d, void *ptr)
 
 static hvt_status sync_cuda(hvt_device *d)
 {
-    HVT_TRY(not_recorded(d, "sync"));
+    HVT_TRY(not_capturing(d, "sync"));
     HVT_TRY(hvt__cuda_use(d));
     return CUDA_WAIT(d, cudaStreamSynchronize(cuda_of(d)->stream));
 }
 
 static hvt_status upload_cuda(hvt_device *d, void *dst, const void *host, size_t bytes)
 {
-    HVT_TRY(not_recorded(d, "upload"));
+    HVT_TRY(not_capturing(d, "upload"));
     HVT_TRY(hvt__cuda_use(d));
     if (bytes)
         HVT_TRY(CUDA_WAIT(d, cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, cuda_of(d)->stream)));
@@ -291,7 +291,7 @@ static hvt_status upload_cuda(hvt_device *d, void *dst, const void *host, size_t
 
 static hvt_status download_cuda(hvt_device *d, void *host, const void *src, size_t bytes)
 {
-    HVT_TRY(not_recorded(d, "download"));
+    HVT_TRY(not_capturing(d, "download"));
     HVT_TRY(hvt__cuda_use(d));
     if (bytes)
         HVT_TRY(CUDA_WAIT(d, cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, cuda_of(d)->stream)));
@@ -300,7 +300,7 @@ static hvt_status download_cuda(hvt_device *d, void *host, const void *src, size
 
 static hvt_status put_cuda(hvt_device *d, void *dst, const void *host, size_t bytes)
 {
-    HVT_TRY(not_recorded(d, "put"));
+    HVT_TRY(not_capturing(d, "put"));
     HVT_TRY(hvt__cuda_use(d));
     return CUDA(d, hvt__cuda_put(cuda_of(d)->stream, dst, host, bytes));
 }
@@ -309,7 +309,7 @@ static hvt_status mark_cuda(hvt_device *d, hvt_mark *ret_mark)
 {
     cuda_device *s = cuda_of(d);
 
-    HVT_TRY(not_recorded(d, "mark"));
+    HVT_TRY(not_capturing(d, "mark"));
     HVT_TRY(hvt__cuda_use(d));
     HVT_TRY(CUDA(d, cudaEventRecord(s->mark[(s->marks + 1) % CUDA_MARKS], s->stream)));
     *ret_mark = ++s->marks;
@@ -319,21 +319,21 @@ static hvt_status mark_cuda(hvt_device *d, hvt_mark *ret_mark)
 /* A mark whose event was taken again by a later one is waited for with that: longer, never shorter. */
 static hvt_status await_cuda(hvt_device *d, hvt_mark mark)
 {
-    HVT_TRY(not_recorded(d, "await"));
+    HVT_TRY(not_capturing(d, "await"));
     HVT_TRY(hvt__cuda_use(d));
     return CUDA_WAIT(d, cudaEventSynchronize(cuda_of(d)->mark[mark % CUDA_MARKS]));
 }
 
 /* ---- recording ---- */
 
-typedef struct recording {
+typedef struct captured_graph {
     hvt_op op;
     cudaGraphExec_t exec;
-} recording;
+} captured_graph;
 
-static void free_recording(hvt_op *op)
+static void free_graph(hvt_op *op)
 {
-    recording *r = (recording *)op;
+    captured_graph *r = (captured_graph *)op;
 
     cudaSetDevice(cuda_of(op->dev)->index);
     cudaStreamSynchronize(cuda_of(op->dev)->stream);
@@ -344,31 +344,31 @@ static void free_recording(hvt_op *op)
 }
 
 /* In this mode other threads (a watchdog, a loader) may call the runtime meanwhile. */
-static hvt_status record_cuda(hvt_device *d)
+static hvt_status capture_begin_cuda(hvt_device *d)
 {
     cuda_device *s = cuda_of(d);
 
-    HVT_TRY(not_recorded(d, "record"));
+    HVT_TRY(not_capturing(d, "record"));
     HVT_TRY(hvt__cuda_use(d));
     HVT_TRY(CUDA(d, cudaStreamBeginCapture(s->stream, cudaStreamCaptureModeThreadLocal)));
-    s->recording = true;
+    s->capturing = true;
     return HVT_OK;
 }
 
-static hvt_status record_end_cuda(hvt_device *d, hvt_op **ret_op)
+static hvt_status capture_end_cuda(hvt_device *d, hvt_op **ret_op)
 {
     cuda_device *s = cuda_of(d);
-    recording *r = NULL;
+    captured_graph *r = NULL;
     cudaGraph_t graph = NULL;
     hvt_status st;
 
-    HVT_CHECK(s->recording, E_ARG, "device cuda does not record");
+    HVT_CHECK(s->capturing, E_ARG, "device cuda does not record");
     HVT_TRY(hvt__cuda_use(d));
-    s->recording = false;
+    s->capturing = false;
     HVT_TRY(CUDA(d, cudaStreamEndCapture(s->stream, &graph)));
     r = calloc(1, sizeof *r);
     if (r) {
-        r->op = (hvt_op){d, free_recording};
+        r->op = (hvt_op){d, free_graph};
         st = CUDA(d, cudaGraphInstantiate(&r->exec, graph, 0));
     } else {
         st = HVT_FAIL(E_MEM, "no memory for %zu bytes of a recording", sizeof *r);
@@ -382,11 +382,11 @@ static hvt_status record_end_cuda(hvt_device *d, hvt_op **ret_op)
     return HVT_OK;
 }
 
-static hvt_status run_cuda(hvt_op *op)
+static hvt_status graph_launch_cuda(hvt_op *op)
 {
-    HVT_TRY(not_recorded(op->dev, "run"));
+    HVT_TRY(not_capturing(op->dev, "run"));
     HVT_TRY(hvt__cuda_use(op->dev));
-    return CUDA(op->dev, cudaGraphLaunch(((recording *)op)->exec, cuda_of(op->dev)->stream));
+    return CUDA(op->dev, cudaGraphLaunch(((captured_graph *)op)->exec, cuda_of(op->dev)->stream));
 }
 
 /* ---- images ---- */
@@ -396,33 +396,33 @@ static size_t staged(size_t bytes)
     return (bytes + STAGE_ALIGN - 1) / STAGE_ALIGN * STAGE_ALIGN;
 }
 
-static hvt_status make_room(hvt_device *d, cuda_slot *slot, size_t room)
+static hvt_status reserve_slot(hvt_device *d, cuda_slot *slot, size_t capacity)
 {
     void *p;
 
-    if (room <= slot->room)
+    if (capacity <= slot->capacity)
         return HVT_OK;
     HVT_TRY(CUDA(d, cudaStreamSynchronize(cuda_of(d)->copy)));
     d->ops->release(d, slot->staged);
     slot->staged = NULL;
-    slot->room = 0;
-    HVT_TRY(alloc_cuda(d, room, &p));
+    slot->capacity = 0;
+    HVT_TRY(alloc_cuda(d, capacity, &p));
     slot->staged = p;
-    slot->room = room;
+    slot->capacity = capacity;
     return HVT_OK;
 }
 
 static hvt_status augment_cuda(hvt_device *d, const hvt_augment_args *a)
 {
     cuda_device *s = cuda_of(d);
-    cuda_slot *slot = &s->slot[s->turn % CUDA_SLOTS];
+    cuda_slot *slot = &s->slot[s->next_slot % CUDA_SLOTS];
     size_t n = (size_t)a->n, real = (size_t)a->real, image = (size_t)a->h * (size_t)a->w * (size_t)a->c;
     size_t at_draws = staged(n * sizeof *a->labels), at_images = at_draws + staged(n * 3);
 
     assert(a->order == HVT_ORDER_NHW);
-    HVT_TRY(not_recorded(d, "augment"));
+    HVT_TRY(not_capturing(d, "augment"));
     HVT_TRY(hvt__cuda_use(d));
-    HVT_TRY(make_room(d, slot, at_images + n * image));
+    HVT_TRY(reserve_slot(d, slot, at_images + n * image));
     HVT_TRY(CUDA(d, cudaStreamWaitEvent(s->copy, slot->read, 0)));
     if (a->labels)
         HVT_TRY(CUDA(d, cudaMemcpyAsync(slot->staged, a->labels, real * sizeof *a->labels,
@@ -432,13 +432,13 @@ static hvt_status augment_cuda(hvt_device *d, const hvt_augment_args *a)
                                         s->copy)));
     HVT_TRY(CUDA(
         d, cudaMemcpyAsync(slot->staged + at_images, a->src, real * image, cudaMemcpyHostToDevice, s->copy)));
-    HVT_TRY(CUDA(d, cudaEventRecord(slot->here, s->copy)));
-    HVT_TRY(CUDA(d, cudaStreamWaitEvent(s->stream, slot->here, 0)));
+    HVT_TRY(CUDA(d, cudaEventRecord(slot->uploaded, s->copy)));
+    HVT_TRY(CUDA(d, cudaStreamWaitEvent(s->stream, slot->uploaded, 0)));
     HVT_TRY(CUDA(d, hvt__cuda_augment(s->stream, a, (const uint8_t *)slot->staged + at_images,
                                       a->draws ? (const int8_t *)slot->staged + at_draws : NULL,
                                       a->labels ? (const int32_t *)slot->staged : NULL)));
     HVT_TRY(CUDA(d, cudaEventRecord(slot->read, s->stream)));
-    s->turn++;
+    s->next_slot++;
     return HVT_OK;
 }
 
@@ -455,39 +455,39 @@ static hvt_status augment_cuda(hvt_device *d, const hvt_augment_args *a)
     HVT_CHECK((c) <= CHANNELS_MOST, E_UNSUPPORTED, "device cuda: %d channels, at most %d are possible", c,   \
               CHANNELS_MOST)
 
-typedef struct pool {
+typedef struct pooling {
     hvt_op op;
-    hvt_pool_desc d;
-} pool;
+    hvt_pooling_desc d;
+} pooling;
 
-static void free_pool(hvt_op *op)
+static void free_pooling(hvt_op *op)
 {
     free(op);
 }
 
-static hvt_status pool_plan_cuda(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op, size_t *ret_saved)
+static hvt_status pooling_plan_cuda(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op, size_t *ret_saved)
 {
-    pool *o;
+    pooling *o;
 
-    HVT_TRY(hvt__pool_check(p));
+    HVT_TRY(hvt__pooling_check(p));
     HVT_CHECK(p->order == HVT_ORDER_NHW, E_UNSUPPORTED, "device cuda keeps images in the order NHW only");
     o = malloc(sizeof *o);
     HVT_CHECK(o, E_MEM, "no memory for %zu bytes of a pooling's plan", sizeof *o);
-    *o = (pool){{d, free_pool}, *p};
+    *o = (pooling){{d, free_pooling}, *p};
     *ret_op = &o->op;
-    *ret_saved = hvt__cuda_pool_saved(p);
+    *ret_saved = hvt__cuda_pooling_saved(p);
     return HVT_OK;
 }
 
-static hvt_status pool_forward_cuda(hvt_op *op, int real, const void *x, void *y, void *saved)
+static hvt_status pooling_forward_cuda(hvt_op *op, int real, const void *x, void *y, void *saved)
 {
-    LAUNCH(op->dev, hvt__cuda_pool_forward, &((const pool *)op)->d, real, x, y, saved);
+    LAUNCH(op->dev, hvt__cuda_pooling_forward, &((const pooling *)op)->d, real, x, y, saved);
 }
 
-static hvt_status pool_backward_cuda(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
+static hvt_status pooling_backward_cuda(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
                                      bool add)
 {
-    LAUNCH(op->dev, hvt__cuda_pool_backward, &((const pool *)op)->d, real, saved, dy, dx, add);
+    LAUNCH(op->dev, hvt__cuda_pooling_backward, &((const pooling *)op)->d, real, saved, dy, dx, add);
 }
 
 static hvt_status bn_train_cuda(hvt_device *d, const hvt_bn_args *a)
@@ -601,9 +601,9 @@ static hvt_status check_cuda(hvt_device *d, size_t n, const float *g, uint64_t b
     LAUNCH(d, hvt__cuda_check_finite, n, g, base, step);
 }
 
-static hvt_status settle_cuda(hvt_device *d, hvt_step_state *step, const float *sums)
+static hvt_status decide_cuda(hvt_device *d, hvt_step_state *step, const float *sums)
 {
-    LAUNCH(d, hvt__cuda_settle, step, sums);
+    LAUNCH(d, hvt__cuda_decide, step, sums);
 }
 
 const hvt_device_ops hvt_device_cuda = {
@@ -624,18 +624,18 @@ const hvt_device_ops hvt_device_cuda = {
     .mark = mark_cuda,
     .await = await_cuda,
     .sync = sync_cuda,
-    .record = record_cuda,
-    .record_end = record_end_cuda,
-    .run = run_cuda,
+    .capture_begin = capture_begin_cuda,
+    .capture_end = capture_end_cuda,
+    .graph_launch = graph_launch_cuda,
     .conv_plan = hvt__conv_plan_cuda,
     .conv_permute = hvt__conv_permute_cuda,
-    .conv_pack = hvt__conv_pack_cuda,
+    .conv_pack_weights = hvt__conv_pack_weights_cuda,
     .conv_forward = hvt__conv_forward_cuda,
     .conv_backward_x = hvt__conv_backward_x_cuda,
     .conv_backward_w = hvt__conv_backward_w_cuda,
-    .pool_plan = pool_plan_cuda,
-    .pool_forward = pool_forward_cuda,
-    .pool_backward = pool_backward_cuda,
+    .pooling_plan = pooling_plan_cuda,
+    .pooling_forward = pooling_forward_cuda,
+    .pooling_backward = pooling_backward_cuda,
     .bn_train = bn_train_cuda,
     .bn_infer = bn_infer_cuda,
     .bn_backward = bn_backward_cuda,
@@ -654,6 +654,6 @@ const hvt_device_ops hvt_device_cuda = {
     .reduce = reduce_cuda,
     .sgd = sgd_cuda,
     .check = check_cuda,
-    .settle = settle_cuda,
+    .decide = decide_cuda,
     .augment = augment_cuda,
 };

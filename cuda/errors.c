@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* "cuda:1 (NVIDIA H200): cudaMalloc" of which call it was, cut at its arguments */
-static const char *place(const hvt_device *d, const char *call, char *text, size_t size)
+static const char *describe_call(const hvt_device *d, const char *call, char *text, size_t size)
 {
     const cuda_device *s = d ? d->state : NULL;
     int name = (int)strcspn(call, "(");
@@ -58,7 +58,7 @@ hvt_status hvt__cuda_check(const hvt_device *d, cudaError_t e, const char *file,
     else if (e == cudaErrorNoDevice || e == cudaErrorInsufficientDriver || e == cudaErrorStubLibrary ||
              e == cudaErrorNoKernelImageForDevice)
         code = HVT_E_UNSUPPORTED;
-    return hvt__fail(code, file, line, "%s: %s, %s%s", place(d, call, where, sizeof where),
+    return hvt__fail(code, file, line, "%s: %s, %s%s", describe_call(d, call, where, sizeof where),
                      cudaGetErrorName(e), cudaGetErrorString(e),
                      is_final(e) ? "; this process cannot use the GPU any more" : "");
 }
@@ -78,7 +78,7 @@ hvt_status hvt__cudnn_check(const hvt_device *d, cudnnStatus_t e, const char *fi
         code = HVT_E_MEM;
     else if (CUDNN_STATUS_CATEGORY((int)e) == CUDNN_STATUS_NOT_SUPPORTED)
         code = HVT_E_UNSUPPORTED;
-    return hvt__fail(code, file, line, "%s: %s%s%s", place(d, call, where, sizeof where),
+    return hvt__fail(code, file, line, "%s: %s%s%s", describe_call(d, call, where, sizeof where),
                      cudnnGetErrorString(e), text[0] ? ", " : "", text);
 }
 
@@ -94,6 +94,6 @@ hvt_status hvt__cublas_check(const hvt_device *d, cublasStatus_t e, const char *
         code = HVT_E_MEM;
     else if (e == CUBLAS_STATUS_NOT_SUPPORTED || e == CUBLAS_STATUS_ARCH_MISMATCH)
         code = HVT_E_UNSUPPORTED;
-    return hvt__fail(code, file, line, "%s: %s, %s", place(d, call, where, sizeof where),
+    return hvt__fail(code, file, line, "%s: %s, %s", describe_call(d, call, where, sizeof where),
                      cublasLtGetStatusName(e), cublasLtGetStatusString(e));
 }

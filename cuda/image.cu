@@ -47,9 +47,9 @@ cudaError_t hvt__cuda_augment(cudaStream_t stream, const hvt_augment_args *a, co
     return with_type(a->type, [=](auto zero) {
         typedef decltype(zero) T;
 
-        if (a->cx == 4 && packs_fit(4, 0, {{a->dst, sizeof(T)}}))
+        if (a->cx == 4 && vecs_fit(4, 0, {{a->dst, sizeof(T)}}))
             return HVT_LAUNCH((augment_kernel<T, 4>), blocks, threads, stream, *a, src, draws, labels);
-        if (a->cx == 8 && packs_fit(8, 0, {{a->dst, sizeof(T)}}))
+        if (a->cx == 8 && vecs_fit(8, 0, {{a->dst, sizeof(T)}}))
             return HVT_LAUNCH((augment_kernel<T, 8>), blocks, threads, stream, *a, src, draws, labels);
         return HVT_LAUNCH((augment_kernel<T, 0>), blocks, threads, stream, *a, src, draws, labels);
     });

@@ -30,7 +30,7 @@ static inline inputs inputs_of(const void *const in[], int count)
 static inline bool inputs_fit(int v, size_t head, const inputs &in, size_t size)
 {
     for (int i = 0; i < in.count; i++)
-        if (!packs_fit(v, head, {{in.at[i], size}}))
+        if (!vecs_fit(v, head, {{in.at[i], size}}))
             return false;
     return true;
 }
@@ -43,7 +43,7 @@ template <class T, int V> HVT_FN void tree_sum(const inputs &in, size_t i, float
     bool any = false;
 
     for (int leaf = 0; leaf < in.count; leaf++) {
-        const pack<T, V> x = load<V>((const T *)in.at[leaf] + i);
+        const vec<T, V> x = load<V>((const T *)in.at[leaf] + i);
         bool carry = true;
 
 #pragma unroll

@@ -46,10 +46,10 @@ cudaError_t hvt__cuda_bias_backward(cudaStream_t stream, hvt_rows rows, int c, h
 
 /* --- pool.cu --- */
 /* bytes kept from forward to backward: the place in the window, one byte for each output of a maximum */
-size_t hvt__cuda_pool_saved(const hvt_pool_desc *p);
-cudaError_t hvt__cuda_pool_forward(cudaStream_t stream, const hvt_pool_desc *p, int real, const void *x,
+size_t hvt__cuda_pooling_saved(const hvt_pooling_desc *p);
+cudaError_t hvt__cuda_pooling_forward(cudaStream_t stream, const hvt_pooling_desc *p, int real, const void *x,
                                    void *y, void *saved);
-cudaError_t hvt__cuda_pool_backward(cudaStream_t stream, const hvt_pool_desc *p, int real, const void *saved,
+cudaError_t hvt__cuda_pooling_backward(cudaStream_t stream, const hvt_pooling_desc *p, int real, const void *saved,
                                     const void *dy, void *dx, bool add);
 cudaError_t hvt__cuda_subsample_forward(cudaStream_t stream, hvt_dtype t, int n, int h, int w, int c,
                                         int stride, int channels, const void *x, void *y);
@@ -77,14 +77,14 @@ cudaError_t hvt__cuda_repad(cudaStream_t stream, size_t rows, const void *src, h
 cudaError_t hvt__cuda_put(cudaStream_t stream, void *dst, const void *host, size_t bytes);
 
 /* Nothing, for so long. */
-cudaError_t hvt__cuda_linger(cudaStream_t stream, int us);
+cudaError_t hvt__cuda_delay(cudaStream_t stream, int us);
 
 /* --- optim.cu --- */
 cudaError_t hvt__cuda_sgd(cudaStream_t stream, size_t n, const hvt_sgd_args *a, const float *const g[],
                           int ng, float *w, float *v); /* g[]: host */
 cudaError_t hvt__cuda_check_finite(cudaStream_t stream, size_t n, const float *g, uint64_t base,
                                    hvt_step_state *step);
-cudaError_t hvt__cuda_settle(cudaStream_t stream, hvt_step_state *step, const float *sums);
+cudaError_t hvt__cuda_decide(cudaStream_t stream, hvt_step_state *step, const float *sums);
 
 /* --- image.cu --- */
 /* src, draws and labels are device copies of a's, which are not looked at; labels NULL: none are written */

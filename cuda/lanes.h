@@ -119,28 +119,28 @@ template <class T> HVT_FN float rounded(float x)
 
 /* ---- packs ---- */
 
-template <class T> constexpr int full_pack()
+template <class T> constexpr int full_vec()
 {
     return 16 / sizeof(T);
 }
 
-template <class T, int V> struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) pack {
+template <class T, int V> struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) vec {
     T at[V];
 };
 
-template <int V, class T> HVT_FN pack<T, V> load(const T *from)
+template <int V, class T> HVT_FN vec<T, V> load(const T *from)
 {
-    return *(const pack<T, V> *)from;
+    return *(const vec<T, V> *)from;
 }
 
 template <class T, int V> HVT_FN void store(T *to, const float (&x)[V])
 {
-    pack<T, V> p;
+    vec<T, V> p;
 
 #pragma unroll
     for (int v = 0; v < V; v++)
         from_float(x[v], p.at[v]);
-    *(pack<T, V> *)to = p;
+    *(vec<T, V> *)to = p;
 }
 
 /* An array that a kernel walks in packs, as far as its address is concerned. */
@@ -150,7 +150,7 @@ struct array {
 };
 
 /* Can packs of v elements begin at element `head` of all of them? */
-static inline bool packs_fit(int v, size_t head, std::initializer_list<array> arrays)
+static inline bool vecs_fit(int v, size_t head, std::initializer_list<array> arrays)
 {
     for (const array &a : arrays) {
         size_t bytes = a.size * v < 16 ? a.size * v : 16;
@@ -164,7 +164,7 @@ static inline bool packs_fit(int v, size_t head, std::initializer_list<array> ar
 /* Can rows of c elements be walked in packs of v? */
 static inline bool rows_fit(int v, int c, std::initializer_list<array> arrays)
 {
-    return c % v == 0 && packs_fit(v, 0, arrays);
+    return c % v == 0 && vecs_fit(v, 0, arrays);
 }
 
 /* f(T()) with the type that t names */
@@ -186,7 +186,7 @@ template <class Do> static cudaError_t with_type(hvt_dtype t, Do f)
 
 /* `head` single elements, `packs` packs, and single elements to the end at n */
 struct span {
-    size_t head, packs, n;
+    size_t head, vecs, n;
 };
 
 /* op.at<W>(i) for the W elements from i on, W being V or 1. Where a span is cut shows in no bit. */
@@ -195,10 +195,10 @@ __global__ void __launch_bounds__(THREADS) each_kernel(span s, __grid_constant__
 {
     const size_t step = (size_t)gridDim.x * THREADS, first = (size_t)blockIdx.x * THREADS + threadIdx.x;
 
-    for (size_t i = first; i < s.packs; i += step)
+    for (size_t i = first; i < s.vecs; i += step)
         op.template at<V>(s.head + i * V);
-    for (size_t i = first; i < s.n - s.packs * V; i += step)
-        op.template at<1>(i < s.head ? i : i + s.packs * V);
+    for (size_t i = first; i < s.n - s.vecs * V; i += step)
+        op.template at<1>(i < s.head ? i : i + s.vecs * V);
 }
 
 /* The arrays may begin anywhere, as parts of arenas do; packs are used if one head lines all of them up, as
@@ -213,10 +213,10 @@ static cudaError_t each_where(cudaStream_t stream, size_t n, Fit fit, const Op &
     for (size_t head = 0; head < V && head + V <= n; head++)
         if (fit(head)) {
             s.head = head;
-            s.packs = (n - head) / V;
+            s.vecs = (n - head) / V;
             break;
         }
-    return HVT_LAUNCH((each_kernel<V, Op>), blocks_for(s.packs > n - s.packs * V ? s.packs : n - s.packs * V),
+    return HVT_LAUNCH((each_kernel<V, Op>), blocks_for(s.vecs > n - s.vecs * V ? s.vecs : n - s.vecs * V),
                       THREADS, stream, s, op);
 }
 
@@ -224,7 +224,7 @@ template <int V, class Op>
 static cudaError_t each(cudaStream_t stream, size_t n, std::initializer_list<array> arrays, const Op &op)
 {
     return each_where<V>(
-        stream, n, [=](size_t head) { return packs_fit(V, head, arrays); }, op);
+        stream, n, [=](size_t head) { return vecs_fit(V, head, arrays); }, op);
 }
 
 /* ---- rows ---- */
@@ -244,11 +244,11 @@ struct row_cut {
 static inline row_cut cut_rows(int rows, int c, int v, int at_once, int blocks, int parts)
 {
     row_cut cut;
-    int packs = (c + v - 1) / v, x = 1, across, step;
+    int vecs = (c + v - 1) / v, x = 1, across, step;
 
-    while (x < 32 && x < packs)
+    while (x < 32 && x < vecs)
         x *= 2;
-    across = (packs + x - 1) / x;
+    across = (vecs + x - 1) / x;
     step = THREADS / x * at_once;
     if (parts > blocks / across)
         parts = blocks / across > 1 ? blocks / across : 1;

@@ -6,10 +6,10 @@
 /* What all threads of the block bring, joined along a tree; the same for all of them. */
 template <class X, class Join> HVT_FN X block_join(X mine, Join join)
 {
-    struct room {
+    struct shared {
         X at[THREADS];
     };
-    HVT_SHARED(room, s);
+    HVT_SHARED(shared, s);
     const unsigned me = threadIdx.x;
 
     __syncthreads(); /* whoever still reads what was joined before */
@@ -25,7 +25,7 @@ template <class X, class Join> HVT_FN X block_join(X mine, Join join)
 
 struct scan {
     float max, poison;
-    int place; /* classes that come before the label */
+    int label_rank; /* classes that come before the label */
 };
 
 template <class T>
@@ -52,10 +52,10 @@ __global__ void __launch_bounds__(THREADS) xent_kernel(__grid_constant__ const h
 
         all.max = here > all.max ? here : all.max;
         all.poison += xent_poison(here);
-        all.place += xent_before(here, target, k, label);
+        all.label_rank += xent_before(here, target, k, label);
     }
     all = block_join(all, [](scan p, scan q) {
-        return scan{q.max > p.max ? q.max : p.max, p.poison + q.poison, p.place + q.place};
+        return scan{q.max > p.max ? q.max : p.max, p.poison + q.poison, p.label_rank + q.label_rank};
     });
     for (int k = (int)threadIdx.x; k < a.classes; k += step)
         sum += expf(to_float(x[k]) - all.max);
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(THREADS) xent_kernel(__grid_constant__ const h
 
     if (threadIdx.x == 0) {
         a.loss[row] = xent_loss(sum, target, all.max, all.poison);
-        a.place[row] = all.place;
+        a.label_rank[row] = all.label_rank;
     }
     if (dx) {
         const float scale = a.scale ? *a.scale : 1;
@@ -74,12 +74,12 @@ __global__ void __launch_bounds__(THREADS) xent_kernel(__grid_constant__ const h
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    sums_kernel(int rows, const float *loss, const int32_t *place, float *sums)
+    sums_kernel(int rows, const float *loss, const int32_t *label_rank, float *sums)
 {
-    struct room {
+    struct shared {
         float loss[THREADS];
     };
-    HVT_SHARED(room, s);
+    HVT_SHARED(shared, s);
     double sum = 0;
     int top1 = 0, top5 = 0;
 
@@ -90,8 +90,8 @@ static __global__ void __launch_bounds__(THREADS)
         __syncthreads();
         if (row < rows) {
             s.loss[threadIdx.x] = loss[row];
-            top1 += place[row] < 1;
-            top5 += place[row] < 5;
+            top1 += label_rank[row] < 1;
+            top5 += label_rank[row] < 5;
         }
         __syncthreads();
         for (int i = 0; threadIdx.x == 0 && i < count; i++)
@@ -114,5 +114,5 @@ cudaError_t hvt__cuda_xent(cudaStream_t stream, const hvt_xent_args *a)
         HVT_CUDA_TRY(with_type(a->type, [=](auto zero) {
             return HVT_LAUNCH((xent_kernel<decltype(zero)>), rows, line_threads(a->classes), stream, *a);
         }));
-    return HVT_LAUNCH(sums_kernel, 1, THREADS, stream, a->rows.real, a->loss, a->place, a->sums);
+    return HVT_LAUNCH(sums_kernel, 1, THREADS, stream, a->rows.real, a->loss, a->label_rank, a->sums);
 }

@@ -24,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PATROL_MS = 100 };
+enum { POLL_MS = 100 };
 static const double abort_most = 30; /* s; an abort takes much less, or for ever */
 
 static void pause_ns(long ns)
@@ -34,14 +34,14 @@ static void pause_ns(long ns)
 
 /* ---- giving up ---------------------------------------------------------------------------------- */
 
-typedef struct errand {
+typedef struct helper_call {
     ncclResult_t (*call)(ncclComm_t nccl);
     ncclComm_t nccl;
-} errand;
+} helper_call;
 
-static void *run_errand(void *arg)
+static void *run_helper_call(void *arg)
 {
-    errand e = *(errand *)arg;
+    helper_call e = *(helper_call *)arg;
 
     free(arg);
     e.call(e.nccl);
@@ -49,13 +49,13 @@ static void *run_errand(void *arg)
 }
 
 /* Call in a helper thread; false: it was called here, since there is no thread. */
-static bool send(ncclResult_t (*call)(ncclComm_t), ncclComm_t nccl, pthread_t *ret_helper)
+static bool call_in_helper(ncclResult_t (*call)(ncclComm_t), ncclComm_t nccl, pthread_t *ret_helper)
 {
-    errand *e = malloc(sizeof *e);
+    helper_call *e = malloc(sizeof *e);
 
     if (e)
-        *e = (errand){call, nccl};
-    if (e && pthread_create(ret_helper, NULL, run_errand, e) == 0)
+        *e = (helper_call){call, nccl};
+    if (e && pthread_create(ret_helper, NULL, run_helper_call, e) == 0)
         return true;
     free(e);
     call(nccl);
@@ -63,7 +63,7 @@ static bool send(ncclResult_t (*call)(ncclComm_t), ncclComm_t nccl, pthread_t *r
 }
 
 /* Has the helper come back, after so long at most? Else it may never, and is left alone. */
-static bool back_within(double seconds, pthread_t helper)
+static bool join_within(double seconds, pthread_t helper)
 {
     struct timespec end;
 
@@ -75,7 +75,7 @@ static bool back_within(double seconds, pthread_t helper)
     return false;
 }
 
-static double patience(const comm_nccl *st)
+static double abort_timeout(const comm_nccl *st)
 {
     return st->stall.abort < abort_most ? st->stall.abort : abort_most;
 }
@@ -91,14 +91,14 @@ static void abort_nccl(comm_nccl *st)
     if (!nccl)
         return;
     st->aborted = hvt__now();
-    st->aborting = send(ncclCommAbort, nccl, &st->aborter);
+    st->aborting = call_in_helper(ncclCommAbort, nccl, &st->aborter);
 }
 
 /* L: an abort also waits until the recordings are freed that hold operations. But while the host waits for
  * the device, it is for kernels that do not leave. */
 static void check_abort(comm_nccl *st)
 {
-    double now = hvt__now(), most = patience(st), since = cuda_of(st->dev)->waits;
+    double now = hvt__now(), most = abort_timeout(st), since = cuda_of(st->dev)->waits;
 
     if (st->aborting && pthread_tryjoin_np(st->aborter, NULL) == 0)
         st->aborting = false;
@@ -111,9 +111,9 @@ static void check_abort(comm_nccl *st)
 }
 
 /* L: note why the comm cannot go on; only the first reason counts. */
-static void condemn(comm_nccl *st, const char *fmt, ...) HVT_PRINTF(2, 3);
+static void mark_broken(comm_nccl *st, const char *fmt, ...) HVT_PRINTF(2, 3);
 
-static void condemn(comm_nccl *st, const char *fmt, ...)
+static void mark_broken(comm_nccl *st, const char *fmt, ...)
 {
     char text[400];
     va_list ap;
@@ -135,11 +135,11 @@ hvt_status hvt__nccl_alive(const comm_nccl *st)
 }
 
 /* "allreduce of 1000 f32 (ticket 7)" */
-static const char *name_of(const comm_nccl *st, hvt_ticket t, char *text, size_t room)
+static const char *name_of(const comm_nccl *st, hvt_ticket t, char *text, size_t size)
 {
     const nccl_op *o = &st->op[t % NCCL_WATCHED];
 
-    snprintf(text, room, "%s of %zu %s (ticket %llu)", o->what, o->count, hvt_dtype_name(o->type),
+    snprintf(text, size, "%s of %zu %s (ticket %llu)", o->what, o->count, hvt_dtype_name(o->type),
              (unsigned long long)t);
     return text;
 }
@@ -153,12 +153,12 @@ static hvt_ticket oldest(comm_nccl *st)
         st->ended = st->issued - NCCL_WATCHED;
     for (; st->ended < st->issued; st->ended++) {
         const nccl_op *o = &st->op[(st->ended + 1) % NCCL_WATCHED];
-        cudaError_t e = o->recorded ? cudaSuccess : cudaEventQuery(o->done);
+        cudaError_t e = o->captured ? cudaSuccess : cudaEventQuery(o->done);
 
         if (e == cudaErrorNotReady)
             return st->ended + 1;
         if (e != cudaSuccess) {
-            condemn(st, "%s: %s", cudaGetErrorName(e), cudaGetErrorString(e));
+            mark_broken(st, "%s: %s", cudaGetErrorName(e), cudaGetErrorString(e));
             return 0;
         }
     }
@@ -166,12 +166,12 @@ static hvt_ticket oldest(comm_nccl *st)
 }
 
 /* L */
-static void look(comm_nccl *st)
+static void poll_comm(comm_nccl *st)
 {
     ncclResult_t error = ncclSuccess, r = ncclCommGetAsyncError(st->nccl, &error);
     hvt_ticket t = oldest(st);
     double now = hvt__now(), age = t ? now - st->op[t % NCCL_WATCHED].issued : 0;
-    double since = st->records ? (double)cuda_of(st->dev)->waits : 0;
+    double since = st->has_captured ? (double)cuda_of(st->dev)->waits : 0;
     char name[96] = "no operation is under way", seconds[48] = "";
 
     if (t) {
@@ -181,11 +181,11 @@ static void look(comm_nccl *st)
     if (r == ncclSuccess)
         r = error;
     if (r != ncclSuccess && r != ncclInProgress) {
-        condemn(st, "%s (%s); %s%s", ncclGetErrorString(r), ncclGetLastError(st->nccl), name, seconds);
+        mark_broken(st, "%s (%s); %s%s", ncclGetErrorString(r), ncclGetLastError(st->nccl), name, seconds);
     } else if (t && age > st->stall.abort) {
-        condemn(st, "%s%s: a rank does not take part", name, seconds);
+        mark_broken(st, "%s%s: a rank does not take part", name, seconds);
     } else if (since > 0 && now - since > st->stall.abort) {
-        condemn(st, "the host has waited for the device for %.1f s: a rank does not run its recorded step",
+        mark_broken(st, "the host has waited for the device for %.1f s: a rank does not run its recorded step",
                 now - since);
     } else if (t && age > st->stall.warn && !st->op[t % NCCL_WATCHED].warned) {
         st->op[t % NCCL_WATCHED].warned = true;
@@ -205,15 +205,15 @@ static void *guard(void *arg)
     clock_gettime(CLOCK_MONOTONIC, &next);
     pthread_mutex_lock(&st->lock);
     while (!st->closing) {
-        next.tv_nsec += PATROL_MS * 1000000L;
+        next.tv_nsec += POLL_MS * 1000000L;
         next.tv_sec += next.tv_nsec / 1000000000L;
         next.tv_nsec %= 1000000000L;
-        pthread_cond_timedwait(&st->bell, &st->lock, &next);
+        pthread_cond_timedwait(&st->wake, &st->lock, &next);
         clock_gettime(CLOCK_MONOTONIC, &next);
         if (st->broken)
             check_abort(st);
         else if (!st->closing)
-            look(st);
+            poll_comm(st);
         if (st->broken && st->nccl) {
             hvt__log(HVT_LOG_ERROR, "%s", st->why); /* now: the caller may be waiting for the device */
             abort_nccl(st);
@@ -230,7 +230,7 @@ hvt_status hvt__nccl_guard_open(comm_nccl *st)
 
     HVT_CHECK(e == 0, E_MEM, "no condition variable: %s", strerror(e));
     pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
-    e = pthread_cond_init(&st->bell, &a);
+    e = pthread_cond_init(&st->wake, &a);
     pthread_condattr_destroy(&a);
     HVT_CHECK(e == 0, E_MEM, "no condition variable: %s", strerror(e));
     pthread_mutex_init(&st->lock, NULL);
@@ -242,7 +242,7 @@ void hvt__nccl_guard_close(comm_nccl *st)
 {
     if (!st->locks)
         return;
-    pthread_cond_destroy(&st->bell);
+    pthread_cond_destroy(&st->wake);
     pthread_mutex_destroy(&st->lock);
 }
 
@@ -261,7 +261,7 @@ void hvt__nccl_guard_stop(comm_nccl *st)
         return;
     pthread_mutex_lock(&st->lock);
     st->closing = true;
-    pthread_cond_signal(&st->bell);
+    pthread_cond_signal(&st->wake);
     pthread_mutex_unlock(&st->lock);
     pthread_join(st->guard, NULL);
     st->guarded = false;
@@ -269,7 +269,7 @@ void hvt__nccl_guard_stop(comm_nccl *st)
 
 /* ---- calls that other ranks have a part in ------------------------------------------------------- */
 
-hvt_status hvt__nccl_settle(comm_nccl *st, ncclResult_t r, const char *call)
+hvt_status hvt__nccl_complete(comm_nccl *st, ncclResult_t r, const char *call)
 {
     int name = (int)strcspn(call, "(");
     double start = hvt__now();
@@ -279,8 +279,8 @@ hvt_status hvt__nccl_settle(comm_nccl *st, ncclResult_t r, const char *call)
         ncclResult_t asked;
 
         if (waited > st->stall.abort) {
-            condemn(st, "%.*s has not come back after %.1f s: a rank does not take part", name, call, waited);
-            st->deserted = true;
+            mark_broken(st, "%.*s has not come back after %.1f s: a rank does not take part", name, call, waited);
+            st->peers_missing = true;
             break;
         }
         if (waited < 1e-4) { /* each operation is queued by a thread of NCCL's; the least sleep is longer */
@@ -296,7 +296,7 @@ hvt_status hvt__nccl_settle(comm_nccl *st, ncclResult_t r, const char *call)
     if (r == ncclSuccess)
         return HVT_OK;
     if (r != ncclInProgress)
-        condemn(st, "%.*s: %s (%s)", name, call, ncclGetErrorString(r), ncclGetLastError(st->nccl));
+        mark_broken(st, "%.*s: %s (%s)", name, call, ncclGetErrorString(r), ncclGetLastError(st->nccl));
     abort_nccl(st);
     return hvt__nccl_alive(st);
 }
@@ -313,7 +313,7 @@ hvt_status hvt__nccl_drain(comm_nccl *st)
         if (s != HVT_OK) {
             abort_nccl(st);
             check_abort(st);
-            waits = st->aborting && hvt__now() - st->aborted < patience(st);
+            waits = st->aborting && hvt__now() - st->aborted < abort_timeout(st);
         }
         pthread_mutex_unlock(&st->lock);
         if (!waits)
@@ -330,7 +330,7 @@ static void finish(comm_nccl *st)
         abort_nccl(st);
         return;
     }
-    if (send(ncclCommDestroy, st->nccl, &helper) && !back_within(st->stall.abort, helper))
+    if (call_in_helper(ncclCommDestroy, st->nccl, &helper) && !join_within(st->stall.abort, helper))
         HVT_WARN("comm nccl: ncclCommDestroy has not come back after %.0f s: does a recording hold its "
                  "operations still?",
                  st->stall.abort);
@@ -342,9 +342,9 @@ void hvt__nccl_end(comm_nccl *st)
 {
     if (st->nccl)
         finish(st);
-    if (st->aborting && !back_within(patience(st), st->aborter))
+    if (st->aborting && !join_within(abort_timeout(st), st->aborter))
         HVT_WARN("comm nccl: ncclCommAbort has not come back after %.0f s: does a recording hold its "
                  "operations still?",
-                 patience(st));
+                 abort_timeout(st));
     st->aborting = false;
 }

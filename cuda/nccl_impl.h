@@ -21,7 +21,7 @@ typedef struct nccl_op { /* an operation that was issued */
     size_t count;
     hvt_dtype type;
     double issued;    /* hvt__now() */
-    bool recorded;    /* in a recording: `done` belongs to that, and nobody may ask for it */
+    bool captured;    /* in a recording: `done` belongs to that, and nobody may ask for it */
     bool warned;      /* that it takes long */
     cudaEvent_t done; /* on the comm's stream, behind it */
 } nccl_op;
@@ -47,9 +47,9 @@ typedef struct comm_nccl {
     pthread_mutex_t lock;     /* for what follows, and for every call on `nccl` */
     nccl_op op[NCCL_WATCHED]; /* operation n, from 1, is op[n % NCCL_WATCHED] */
     uint64_t issued, ended;   /* the last one, and the last one known to have ended */
-    bool records;             /* a recording may hold operations, whose ends are not to be seen */
+    bool has_captured;        /* a captured graph may hold operations, whose ends are not to be seen */
     bool broken;              /* no call on `nccl` any more */
-    bool deserted;            /* because other ranks did not come: one of them knows more */
+    bool peers_missing;            /* because other ranks did not come: one of them knows more */
     char why[512];
     bool aborting; /* by a helper, since `aborted` */
     double aborted;
@@ -57,7 +57,7 @@ typedef struct comm_nccl {
 
     hvt_stall stall;
     bool locks, guarded, closing; /* lock and bell are there; the guard runs; it shall end */
-    pthread_cond_t bell;
+    pthread_cond_t wake;
     pthread_t guard;
 } comm_nccl;
 
@@ -72,8 +72,8 @@ void hvt__nccl_guard_stop(comm_nccl *st);
 hvt_status hvt__nccl_alive(const comm_nccl *st);
 /* L: what a call on `nccl` gave. One that NCCL goes on with in its background is waited for; if it fails, or
  * takes longer than stall.abort, the comm is given up. */
-hvt_status hvt__nccl_settle(comm_nccl *st, ncclResult_t r, const char *call);
-#define NCCL(st, call) hvt__nccl_settle(st, call, #call)
+hvt_status hvt__nccl_complete(comm_nccl *st, ncclResult_t r, const char *call);
+#define NCCL(st, call) hvt__nccl_complete(st, call, #call)
 /* Until the operations issued so far have ended, or the abort of a broken comm has; not longer than
  * stall.abort. */
 hvt_status hvt__nccl_drain(comm_nccl *st);

@@ -25,7 +25,7 @@ enum {
 
 size_t hvt__cuda_scratch(int c)
 {
-    size_t most = (size_t)SUM_BLOCKS * THREADS * full_pack<f16>(), one = (size_t)c;
+    size_t most = (size_t)SUM_BLOCKS * THREADS * full_vec<f16>(), one = (size_t)c;
 
     return (most > one ? most : one) * MOST_SUMS * sizeof(float);
 }
@@ -39,10 +39,10 @@ template <int V> HVT_FN int my_channel()
 /* Join what the lanes of one column of a block hold: each of `count` rows. The upper ones hold the result. */
 template <class R, int V> HVT_FN void join_lanes(float (&sum)[R::K][V], float count)
 {
-    struct room {
+    struct shared {
         float sum[R::K][V][THREADS], count[THREADS];
     };
-    HVT_SHARED(room, s);
+    HVT_SHARED(shared, s);
     const unsigned me = threadIdx.y * blockDim.x + threadIdx.x;
 
     for (unsigned half = blockDim.y / 2; half; half /= 2) {
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(THREADS)
         L lane(a, col);
 
         down<L::ROWS>(rows, chunk, [&](auto u, int row) {
-            lane.template take<u.value>(a, (size_t)row * c + col, step, sum, count);
+            lane.template accumulate<u.value>(a, (size_t)row * c + col, step, sum, count);
             count += u.value;
         });
     }
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         L lane(a, rows, col);
 
         down<L::ROWS>(rows, chunk,
-                      [&](auto u, int row) { lane.template give<u.value>(a, (size_t)row * c + col, step); });
+                      [&](auto u, int row) { lane.template apply<u.value>(a, (size_t)row * c + col, step); });
     }
 }
 
@@ -160,7 +160,7 @@ static cudaError_t rows_done(cudaStream_t stream, const typename L::args &a, int
 }
 
 template <int V, class T>
-HVT_FN void load_rows(const void *from, size_t at, size_t step, pack<T, V> *ret, int u)
+HVT_FN void load_rows(const void *from, size_t at, size_t step, vec<T, V> *ret, int u)
 {
 #pragma unroll
     for (int i = 0; i < u; i++)
@@ -199,17 +199,17 @@ struct moments {
     }
 };
 
-template <class T, int PACK> struct moments_lane : moments {
-    static constexpr int V = PACK, ROWS = 4;
+template <class T, int VEC> struct moments_lane : moments {
+    static constexpr int V = VEC, ROWS = 4;
 
     __device__ moments_lane(const args &, int)
     {
     }
 
     template <int U>
-    __device__ void take(const args &a, size_t at, size_t step, float (&sum)[K][V], float count)
+    __device__ void accumulate(const args &a, size_t at, size_t step, float (&sum)[K][V], float count)
     {
-        pack<T, V> x[U];
+        vec<T, V> x[U];
         float group[K][V];
 
         load_rows(a.x, at, step, x, U);
@@ -235,9 +235,9 @@ template <class T, int PACK> struct moments_lane : moments {
 };
 
 /* INFER: a's rstd holds the variance */
-template <class T, int PACK, bool INFER> struct normalise_lane {
+template <class T, int VEC, bool INFER> struct normalise_lane {
     typedef hvt_bn_args args;
-    static constexpr int V = PACK, ROWS = 4;
+    static constexpr int V = VEC, ROWS = 4;
     float mean[V], scale[V], beta[V];
 
     __device__ normalise_lane(const args &a, int, int col)
@@ -252,9 +252,9 @@ template <class T, int PACK, bool INFER> struct normalise_lane {
         }
     }
 
-    template <int U> __device__ void give(const args &a, size_t at, size_t step) const
+    template <int U> __device__ void apply(const args &a, size_t at, size_t step) const
     {
-        pack<T, V> x[U], residual[U];
+        vec<T, V> x[U], residual[U];
 
         load_rows(a.x, at, step, x, U);
         if (a.residual)
@@ -282,7 +282,7 @@ template <class T, int V, bool INFER> static cudaError_t normalise(cudaStream_t 
 
 template <class T> static bool forward_fits(const hvt_bn_args &a)
 {
-    return rows_fit(full_pack<T>(), a.c, {{a.x, sizeof(T)}, {a.residual, sizeof(T)}, {a.y, sizeof(T)}});
+    return rows_fit(full_vec<T>(), a.c, {{a.x, sizeof(T)}, {a.residual, sizeof(T)}, {a.y, sizeof(T)}});
 }
 
 template <class T, int V> static cudaError_t train(cudaStream_t stream, const hvt_bn_args &a, void *scratch)
@@ -296,7 +296,7 @@ cudaError_t hvt__cuda_bn_train(cudaStream_t stream, const hvt_bn_args *a, void *
     return with_type(a->type, [=](auto zero) {
         typedef decltype(zero) T;
 
-        return forward_fits<T>(*a) ? train<T, full_pack<T>()>(stream, *a, scratch)
+        return forward_fits<T>(*a) ? train<T, full_vec<T>()>(stream, *a, scratch)
                                    : train<T, 1>(stream, *a, scratch);
     });
 }
@@ -306,7 +306,7 @@ cudaError_t hvt__cuda_bn_infer(cudaStream_t stream, const hvt_bn_args *a)
     return with_type(a->type, [=](auto zero) {
         typedef decltype(zero) T;
 
-        return forward_fits<T>(*a) ? normalise<T, full_pack<T>(), true>(stream, *a)
+        return forward_fits<T>(*a) ? normalise<T, full_vec<T>(), true>(stream, *a)
                                    : normalise<T, 1, true>(stream, *a);
     });
 }
@@ -332,7 +332,7 @@ template <class T, int V, mask MASK> struct masked {
     }
 
     template <int U> struct rows {
-        pack<T, V> x[U], y[U], dy[U];
+        vec<T, V> x[U], y[U], dy[U];
 
         __device__ rows(const hvt_bn_grad_args &a, size_t at, size_t step)
         {
@@ -381,8 +381,8 @@ struct slopes {
 };
 
 /* Writes dz to dresidual, too, where that may be read in its place afterwards. */
-template <class T, int PACK, mask MASK> struct slopes_lane : slopes {
-    static constexpr int V = PACK, ROWS = 4;
+template <class T, int VEC, mask MASK> struct slopes_lane : slopes {
+    static constexpr int V = VEC, ROWS = 4;
     masked<T, V, MASK> m;
 
     __device__ slopes_lane(const args &a, int col) : m(a, col)
@@ -390,7 +390,7 @@ template <class T, int PACK, mask MASK> struct slopes_lane : slopes {
     }
 
     template <int U>
-    __device__ void take(const args &a, size_t at, size_t step, float (&sum)[K][V], float) const
+    __device__ void accumulate(const args &a, size_t at, size_t step, float (&sum)[K][V], float) const
     {
         const typename masked<T, V, MASK>::template rows<U> r(a, at, step);
 
@@ -410,9 +410,9 @@ template <class T, int PACK, mask MASK> struct slopes_lane : slopes {
     }
 };
 
-template <class T, int PACK, mask MASK> struct dx_lane {
+template <class T, int VEC, mask MASK> struct dx_lane {
     typedef hvt_bn_grad_args args;
-    static constexpr int V = PACK, ROWS = 2;
+    static constexpr int V = VEC, ROWS = 2;
     masked<T, V, MASK> m;
     float share[V], slope[V];
 
@@ -425,10 +425,10 @@ template <class T, int PACK, mask MASK> struct dx_lane {
         }
     }
 
-    template <int U> __device__ void give(const args &a, size_t at, size_t step) const
+    template <int U> __device__ void apply(const args &a, size_t at, size_t step) const
     {
         const typename masked<T, V, MASK>::template rows<U> r(a, at, step);
-        pack<T, V> dx_was[U], residual_was[U];
+        vec<T, V> dx_was[U], residual_was[U];
 
         if (a.add)
             load_rows(a.dx, at, step, dx_was, U);
@@ -467,11 +467,11 @@ static cudaError_t backward(cudaStream_t stream, const hvt_bn_grad_args &a, void
 {
     HVT_CUDA_TRY((columns<slopes_lane<T, V, MASK>>(stream, a, a.rows.real, a.c, scratch)));
     if (a.dresidual && !a.add_residual) {
-        hvt_bn_grad_args rest = a;
+        hvt_bn_grad_args second = a;
 
-        rest.dy = a.dresidual;
-        rest.dresidual = NULL;
-        return write_dx<T, V, MASK_NONE>(stream, rest);
+        second.dy = a.dresidual;
+        second.dresidual = NULL;
+        return write_dx<T, V, MASK_NONE>(stream, second);
     }
     return write_dx<T, V, MASK>(stream, a);
 }
@@ -490,9 +490,9 @@ cudaError_t hvt__cuda_bn_backward(cudaStream_t stream, const hvt_bn_grad_args *a
         typedef decltype(zero) T;
         const size_t size = sizeof(T);
 
-        return rows_fit(full_pack<T>(), a->c,
+        return rows_fit(full_vec<T>(), a->c,
                         {{a->x, size}, {a->y, size}, {a->dy, size}, {a->dx, size}, {a->dresidual, size}})
-                   ? backward_masked<T, full_pack<T>()>(stream, *a, scratch)
+                   ? backward_masked<T, full_vec<T>()>(stream, *a, scratch)
                    : backward_masked<T, 1>(stream, *a, scratch);
     });
 }
@@ -524,9 +524,9 @@ struct bias_args {
     void *y;
 };
 
-template <class T, int PACK> struct bias_lane {
+template <class T, int VEC> struct bias_lane {
     typedef bias_args args;
-    static constexpr int V = PACK, ROWS = 4;
+    static constexpr int V = VEC, ROWS = 4;
     float b[V];
 
     __device__ bias_lane(const args &a, int, int col)
@@ -536,9 +536,9 @@ template <class T, int PACK> struct bias_lane {
             b[v] = a.b[col + v];
     }
 
-    template <int U> __device__ void give(const args &a, size_t at, size_t step) const
+    template <int U> __device__ void apply(const args &a, size_t at, size_t step) const
     {
-        pack<T, V> was[U];
+        vec<T, V> was[U];
 
         load_rows(a.y, at, step, was, U);
 #pragma unroll
@@ -561,8 +561,8 @@ cudaError_t hvt__cuda_bias_forward(cudaStream_t stream, hvt_rows rows, int c, hv
     return with_type(t, [=](auto zero) {
         typedef decltype(zero) T;
 
-        return rows_fit(full_pack<T>(), c, {{y, sizeof(T)}})
-                   ? rows_done<bias_lane<T, full_pack<T>()>>(stream, a, rows.real, c)
+        return rows_fit(full_vec<T>(), c, {{y, sizeof(T)}})
+                   ? rows_done<bias_lane<T, full_vec<T>()>>(stream, a, rows.real, c)
                    : rows_done<bias_lane<T, 1>>(stream, a, rows.real, c);
     });
 }
@@ -591,17 +591,17 @@ struct bias_sums {
     }
 };
 
-template <class T, int PACK> struct bias_sums_lane : bias_sums {
-    static constexpr int V = PACK, ROWS = 4;
+template <class T, int VEC> struct bias_sums_lane : bias_sums {
+    static constexpr int V = VEC, ROWS = 4;
 
     __device__ bias_sums_lane(const args &, int)
     {
     }
 
     template <int U>
-    __device__ void take(const args &a, size_t at, size_t step, float (&sum)[K][V], float) const
+    __device__ void accumulate(const args &a, size_t at, size_t step, float (&sum)[K][V], float) const
     {
-        pack<T, V> dy[U];
+        vec<T, V> dy[U];
 
         load_rows(a.dy, at, step, dy, U);
 #pragma unroll
@@ -620,8 +620,8 @@ cudaError_t hvt__cuda_bias_backward(cudaStream_t stream, hvt_rows rows, int c, h
     return with_type(t, [=](auto zero) {
         typedef decltype(zero) T;
 
-        return rows_fit(full_pack<T>(), c, {{dy, sizeof(T)}})
-                   ? columns<bias_sums_lane<T, full_pack<T>()>>(stream, a, rows.real, c, scratch)
+        return rows_fit(full_vec<T>(), c, {{dy, sizeof(T)}})
+                   ? columns<bias_sums_lane<T, full_vec<T>()>>(stream, a, rows.real, c, scratch)
                    : columns<bias_sums_lane<T, 1>>(stream, a, rows.real, c, scratch);
     });
 }

@@ -14,7 +14,7 @@ struct finite_op {
 
     template <int W> __device__ void at(size_t i) const
     {
-        const pack<float, W> in = load<W>(g + i);
+        const vec<float, W> in = load<W>(g + i);
         int first = W;
 
 #pragma unroll
@@ -32,19 +32,19 @@ cudaError_t hvt__cuda_check_finite(cudaStream_t stream, size_t n, const float *g
 {
     const finite_op op = {g, base, (unsigned long long *)&step->bad};
 
-    return each<full_pack<float>()>(stream, n, {{g, sizeof *g}}, op);
+    return each<full_vec<float>()>(stream, n, {{g, sizeof *g}}, op);
 }
 
 /* ---- the decision ---- */
 
-static __global__ void settle_kernel(hvt_step_state *step, const float *sums)
+static __global__ void decide_kernel(hvt_step_state *step, const float *sums)
 {
-    hvt__step_settle(step, sums);
+    hvt__step_decide(step, sums);
 }
 
-cudaError_t hvt__cuda_settle(cudaStream_t stream, hvt_step_state *step, const float *sums)
+cudaError_t hvt__cuda_decide(cudaStream_t stream, hvt_step_state *step, const float *sums)
 {
-    return HVT_LAUNCH(settle_kernel, 1, 1, stream, step, sums);
+    return HVT_LAUNCH(decide_kernel, 1, 1, stream, step, sums);
 }
 
 /* ---- torch.optim.SGD ---- */
@@ -55,7 +55,7 @@ struct one_gradient {
 
     template <int W> __device__ void sum(size_t i, float (&to)[W]) const
     {
-        const pack<float, W> in = load<W>(g + i);
+        const vec<float, W> in = load<W>(g + i);
 
 #pragma unroll
         for (int v = 0; v < W; v++)
@@ -87,9 +87,9 @@ template <class T, class From> struct sgd_op {
         if (!a.step->apply)
             return;
         from.sum(i, g);
-        const pack<float, W> was = load<W>((const float *)w + i);
+        const vec<float, W> was = load<W>((const float *)w + i);
         if (a.momentum != 0 && !fresh) {
-            const pack<float, W> velocity = load<W>((const float *)v + i);
+            const vec<float, W> velocity = load<W>((const float *)v + i);
 
 #pragma unroll
             for (int n = 0; n < W; n++)
@@ -116,7 +116,7 @@ template <class T, class From> struct sgd_op {
 cudaError_t hvt__cuda_sgd(cudaStream_t stream, size_t n, const hvt_sgd_args *a, const float *const g[],
                           int ng, float *w, float *v)
 {
-    constexpr int V = full_pack<float>();
+    constexpr int V = full_vec<float>();
 
     if (ng < 1 || ng > HVT__CUDA_MOST_INPUTS)
         return cudaErrorInvalidValue;
@@ -124,7 +124,7 @@ cudaError_t hvt__cuda_sgd(cudaStream_t stream, size_t n, const hvt_sgd_args *a, 
         typedef decltype(zero) T;
         const inputs in = inputs_of((const void *const *)g, ng);
         const auto fit = [&](size_t head) {
-            return packs_fit(V, head, {{w, sizeof *w}, {v, sizeof *v}, {a->copy, sizeof(T)}}) &&
+            return vecs_fit(V, head, {{w, sizeof *w}, {v, sizeof *v}, {a->copy, sizeof(T)}}) &&
                    inputs_fit(V, head, in, sizeof(float));
         };
 

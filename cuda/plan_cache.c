@@ -27,7 +27,7 @@ typedef struct line {
 struct plan_cache {
     char *path; /* NULL: memory only, or the file could not be written */
     line *lines;
-    size_t count, room;
+    size_t count, capacity;
 };
 
 static line *find(const plan_cache *c, const char *key)
@@ -40,13 +40,13 @@ static line *find(const plan_cache *c, const char *key)
 
 static hvt_status add(plan_cache *c, const char *key, plan_choice choice)
 {
-    if (c->count == c->room) {
-        size_t room = 2 * c->room + 32;
-        line *more = realloc(c->lines, room * sizeof *more);
+    if (c->count == c->capacity) {
+        size_t capacity = 2 * c->capacity + 32;
+        line *more = realloc(c->lines, capacity * sizeof *more);
 
-        HVT_CHECK(more, E_MEM, "no memory for %zu plans", room);
+        HVT_CHECK(more, E_MEM, "no memory for %zu plans", capacity);
         c->lines = more;
-        c->room = room;
+        c->capacity = capacity;
     }
     snprintf(c->lines[c->count].key, PLAN_KEY_MOST, "%s", key);
     c->lines[c->count++].choice = choice;
@@ -74,11 +74,11 @@ static hvt_status read_file(plan_cache *c, bool warn)
         char *end = strchr(text, '\n');
         int at = 0;
 
-        if (!end || sscanf(text, "%d %lld %f %n", &p.place, &engine, &p.us, &at) != 3 || at == 0)
+        if (!end || sscanf(text, "%d %lld %f %n", &p.index, &engine, &p.us, &at) != 3 || at == 0)
             continue;
         *end = '\0';
         p.engine = engine;
-        if (text[at] && strlen(text + at) < PLAN_KEY_MOST && p.place >= 0 && !find(c, text + at))
+        if (text[at] && strlen(text + at) < PLAN_KEY_MOST && p.index >= 0 && !find(c, text + at))
             s = add(c, text + at, p);
     }
     fclose(f);
@@ -102,7 +102,7 @@ static bool write_file(const plan_cache *c)
     for (size_t i = 0; i < c->count; i++) {
         const line *l = &c->lines[i];
 
-        ok = fprintf(f, "%d %lld %.1f %s\n", l->choice.place, (long long)l->choice.engine,
+        ok = fprintf(f, "%d %lld %.1f %s\n", l->choice.index, (long long)l->choice.engine,
                      (double)l->choice.us, l->key) > 0 &&
              ok;
     }

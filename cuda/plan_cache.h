@@ -12,7 +12,7 @@
 enum { PLAN_KEY_MOST = 256 };
 
 typedef struct plan_choice {
-    int place;      /* in the list of candidates */
+    int index;      /* in the list of candidates */
     int64_t engine; /* the number of the one there: if it differs, the list has changed */
     float us;       /* what it took, microseconds */
 } plan_choice;

@@ -83,7 +83,7 @@ static descriptor tensor(graph *g, int64_t uid, hvt_dtype t, int64_t n, int64_t 
     return d;
 }
 
-static descriptor geometry(graph *g, const conv_wish *w)
+static descriptor geometry(graph *g, const conv_request *w)
 {
     descriptor d = make(g, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
     int64_t dims = 2, stride[2] = {w->stride, w->stride}, pad[2] = {w->pad, w->pad}, dilation[2] = {1, 1};
@@ -128,7 +128,7 @@ static const struct {
 };
 
 /* A graph of one operation. */
-static descriptor describe_pass(graph *g, const conv_wish *w)
+static descriptor describe_pass(graph *g, const conv_request *w)
 {
     int64_t p = hvt__conv_out(w->h, w->r, w->stride, w->pad),
             q = hvt__conv_out(w->w, w->s, w->stride, w->pad);
@@ -160,7 +160,7 @@ static hvt_status get(descriptor d, cudnnBackendAttributeName_t name, cudnnBacke
     return CUDNN(NULL, cudnnBackendGetAttribute(d, name, type, most, ret_count, values));
 }
 
-static bool noted(const cudnnBackendNumericalNote_t *note, int64_t count, cudnnBackendNumericalNote_t which)
+static bool has_note(const cudnnBackendNumericalNote_t *note, int64_t count, cudnnBackendNumericalNote_t which)
 {
     for (int64_t i = 0; i < count; i++)
         if (note[i] == which)
@@ -169,7 +169,7 @@ static bool noted(const cudnnBackendNumericalNote_t *note, int64_t count, cudnnB
 }
 
 /* An engine's number and notes: what may be asked before it is compiled. */
-static hvt_status look_at(const conv_wish *w, descriptor config, conv_plan *p, bool *ret_fits)
+static hvt_status inspect(const conv_request *w, descriptor config, conv_plan *p, bool *ret_fits)
 {
     cudnnBackendNumericalNote_t note[NOTES_MOST];
     cudnnBackendBehaviorNote_t behaviour[NOTES_MOST];
@@ -185,17 +185,17 @@ static hvt_status look_at(const conv_wish *w, descriptor config, conv_plan *p, b
                          &notes, note));
     HVT_TRY_OR(done, get(engine, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE, NOTES_MOST,
                          &behaviours, behaviour));
-    p->deterministic = !noted(note, notes, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC);
+    p->deterministic = !has_note(note, notes, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC);
     p->compiled = false;
     for (int64_t i = 0; i < behaviours; i++)
         p->compiled = p->compiled || behaviour[i] == CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION;
     *ret_fits = (p->deterministic || !w->deterministic) &&
-                !noted(note, notes, CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION) &&
-                !noted(note, notes, CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13) &&
-                !(strict && (noted(note, notes, CUDNN_NUMERICAL_NOTE_TENSOR_CORE) ||
-                             noted(note, notes, CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS) ||
-                             noted(note, notes, CUDNN_NUMERICAL_NOTE_WINOGRAD) ||
-                             noted(note, notes, CUDNN_NUMERICAL_NOTE_FFT)));
+                !has_note(note, notes, CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION) &&
+                !has_note(note, notes, CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13) &&
+                !(strict && (has_note(note, notes, CUDNN_NUMERICAL_NOTE_TENSOR_CORE) ||
+                             has_note(note, notes, CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS) ||
+                             has_note(note, notes, CUDNN_NUMERICAL_NOTE_WINOGRAD) ||
+                             has_note(note, notes, CUDNN_NUMERICAL_NOTE_FFT)));
 done:
     cudnnBackendDestroyDescriptor(engine);
     return s;
@@ -291,7 +291,7 @@ hvt_status hvt__cudnn_describe(const char *json, cudnnBackendDescriptor_t *ret_g
 }
 
 /* Those of one heuristic's list that fit, precompiled ones or those compiled now. */
-static hvt_status take(const plan_target *on, const conv_wish *w, descriptor graph_of,
+static hvt_status select_engines(const plan_target *on, const conv_request *w, descriptor graph_of,
                        cudnnBackendHeurMode_t mode, bool compiled, int most, conv_plan plans[], int *count)
 {
     descriptor *configs = NULL;
@@ -303,7 +303,7 @@ static hvt_status take(const plan_target *on, const conv_wish *w, descriptor gra
         conv_plan p = {0};
         bool fits = false;
 
-        if (*count < most && look_at(w, configs[i], &p, &fits) != HVT_OK)
+        if (*count < most && inspect(w, configs[i], &p, &fits) != HVT_OK)
             fits = false; /* it says nothing of itself: leave it */
         if (fits && p.compiled == compiled && finalize(on, configs[i], w->ws_most, &p))
             plans[(*count)++] = p;
@@ -314,7 +314,7 @@ static hvt_status take(const plan_target *on, const conv_wish *w, descriptor gra
     return HVT_OK;
 }
 
-hvt_status hvt__cudnn_plan(const plan_target *on, const conv_wish *w, int most, conv_plan ret_plans[],
+hvt_status hvt__cudnn_plan(const plan_target *on, const conv_request *w, int most, conv_plan ret_plans[],
                            int *ret_count)
 {
     static const cudnnBackendHeurMode_t modes[] = {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_B,
@@ -329,7 +329,7 @@ hvt_status hvt__cudnn_plan(const plan_target *on, const conv_wish *w, int most, 
     for (int compiled = 0; compiled <= w->compile && count == 0; compiled++)
         for (size_t i = 0; i < HVT_LEN(modes) && count == 0; i++)
             if (g.status == HVT_OK)
-                g.status = take(on, w, all, modes[i], compiled, most, ret_plans, &count);
+                g.status = select_engines(on, w, all, modes[i], compiled, most, ret_plans, &count);
     free_graph(&g);
     if (g.status != HVT_OK) {
         while (count > 0)

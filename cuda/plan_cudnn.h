@@ -22,7 +22,7 @@ enum { CUDNN_WORKSPACE_MOST = 256 * 1024 * 1024 }; /* bytes, where there is a ch
 typedef enum conv_pass { CONV_FORWARD, CONV_BACKWARD_X, CONV_BACKWARD_W, CONV_PASSES } conv_pass;
 
 /* x [n,h,w,c], w [k,r,s,c], y [n,p,q,k], dense, c and k as stored */
-typedef struct conv_wish {
+typedef struct conv_request {
     conv_pass pass;
     int n, h, w, c, k, r, s, stride, pad;
     hvt_dtype type;     /* of x, w and y */
@@ -32,7 +32,7 @@ typedef struct conv_wish {
     bool compile;       /* engines that are compiled when planned, too */
     size_t ws_most;     /* bytes of workspace at most */
     bool tf32;          /* f32: factors may be rounded to 10 bits; without, products and sums are exact f32 */
-} conv_wish;
+} conv_request;
 
 typedef struct conv_plan {
     cudnnBackendDescriptor_t plan, config;
@@ -55,7 +55,7 @@ hvt_status hvt__cudnn_describe(const char *json, cudnnBackendDescriptor_t *ret_g
  * expects them to be fast. Engines that are compiled when planned take a second each and are asked only where
  * no precompiled one is left. *ret_count is 0, with HVT_OK, where no engine is left.
  */
-hvt_status hvt__cudnn_plan(const plan_target *on, const conv_wish *w, int most, conv_plan ret_plans[],
+hvt_status hvt__cudnn_plan(const plan_target *on, const conv_request *w, int most, conv_plan ret_plans[],
                            int *ret_count);
 void hvt__cudnn_plan_free(conv_plan *p); /* zeroes it; a zeroed one is fine */
 

@@ -75,9 +75,9 @@ void hvt__log_always(hvt_log_level level, const char *fmt, ...) HVT_PRINTF(2, 3)
 
 /* A process that is about to end the job asks whether it may say why. The program puts a vote among the ranks
  * of a host here, so that one of them says it; without, it may. `why` is what it would say. */
-typedef bool hvt__last_word_fn(const char *why);
-void hvt__set_last_word(hvt__last_word_fn *vote);
-bool hvt__has_last_word(const char *why);
+typedef bool hvt__report_vote_fn(const char *why);
+void hvt__set_report_vote(hvt__report_vote_fn *vote);
+bool hvt__may_report(const char *why);
 
 /* A file, without emptying it; or a pipe, without waiting for its other end: one to write that nobody reads
  * is ENXIO, one to read that nobody writes is empty. Else as fopen(). */

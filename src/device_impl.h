@@ -75,18 +75,18 @@ static inline int hvt__conv_out(int in, int window, int stride, int pad)
     return (in + 2 * pad - window) / stride + 1;
 }
 
-typedef struct hvt_pool_desc {
+typedef struct hvt_pooling_desc {
     hvt_order order;
     hvt_dtype type;
     int n, h, w, c;
     int size, stride, pad;
     bool mean; /* global mean over h x w (size, stride, pad unused); else maximum over size x size */
-} hvt_pool_desc;
+} hvt_pooling_desc;
 
-enum { HVT_POOL_WINDOW = 15 }; /* the widest: the place of the largest is kept in a byte */
+enum { HVT_POOLING_WINDOW = 15 }; /* the widest: the place of the largest is kept in a byte */
 
 /* What no device pools. */
-hvt_status hvt__pool_check(const hvt_pool_desc *p);
+hvt_status hvt__pooling_check(const hvt_pooling_desc *p);
 
 typedef struct hvt_bn_args {
     hvt_rows rows;
@@ -126,7 +126,7 @@ typedef struct hvt_xent_args {
     const int32_t *labels; /* [rows] */
     void *dlogits;         /* [rows,classes] softmax - onehot, zero in rows past real; NULL: not wanted */
     float *loss;           /* [rows] nats */
-    int32_t *place;        /* [rows] logits strictly larger, plus equal ones of lower index */
+    int32_t *label_rank;        /* [rows] logits strictly larger, plus equal ones of lower index */
     float *sums;           /* [3] sum of loss, rows with place < 1, with place < 5; in row order */
     const float *scale; /* device memory: dlogits are multiplied by it; NULL: by 1. loss and sums are not */
 } hvt_xent_args;
@@ -134,15 +134,15 @@ typedef struct hvt_xent_args {
 /*
  * What a step is told, decides and counts, in device memory: a queued op reads it when it runs, so the host
  * need not wait to know it, and a recorded step runs again with new values. One per model. The rules are
- * hvt__step_settle's in device/step.h, one text for all devices.
+ * hvt__step_decide's in device/step.h, one text for all devices.
  */
-enum { HVT__STEP_WORDS = 6, HVT__STEP_TOLD = 1 + 2 * HVT__STEP_WORDS, HVT__STEP_SUMS = 3 + HVT__STEP_TOLD };
+enum { HVT__STEP_WORDS = 6, HVT__STEP_AGREEMENT = 1 + 2 * HVT__STEP_WORDS, HVT__STEP_SUMS = 3 + HVT__STEP_AGREEMENT };
 
 typedef struct hvt_step_state {
     /* written before each step, by one put of HVT__STEP_PUT bytes */
     double images; /* in the global batch */
     float lr;
-    float told[HVT__STEP_TOLD]; /* summed over ranks, see device/step.h */
+    float agreement[HVT__STEP_AGREEMENT]; /* summed over ranks, see device/step.h */
     int32_t skips_in_row;       /* not put: settle's own, steps skipped one after the other until now */
     /* loss scaling, torch.amp.GradScaler's; written at the start of a run */
     float loss_scale;             /* xent multiplies dlogits by it; 1: none */
@@ -164,13 +164,13 @@ typedef struct hvt_step_state {
     uint64_t stop_bad;
 } hvt_step_state;
 
-enum { HVT__STEP_PUT = sizeof(double) + (1 + HVT__STEP_TOLD) * sizeof(float) };
+enum { HVT__STEP_PUT = sizeof(double) + (1 + HVT__STEP_AGREEMENT) * sizeof(float) };
 
 typedef enum hvt_stop {
     HVT_STOP_NOT,
     HVT_STOP_LOSS,  /* the loss is not finite */
     HVT_STOP_SCALE, /* gradients are not finite at the least loss scale, or without one that could fall */
-    HVT_STOP_TOLD   /* ranks were told different things of this step */
+    HVT_STOP_DISAGREE   /* ranks were told different things of this step */
 } hvt_stop;
 
 typedef struct hvt_sgd_args {
@@ -236,9 +236,9 @@ typedef struct hvt_device_ops {
      * arguments are those of the recording, contents of device memory are new. No sync, alloc, upload,
      * download or put in between; every op has run once before. A recording is freed before the ops that it
      * holds. NULL: this device does not record. */
-    hvt_status (*record)(hvt_device *d);
-    hvt_status (*record_end)(hvt_device *d, hvt_op **ret_op); /* also after a failure, to stop; then no op */
-    hvt_status (*run)(hvt_op *op);
+    hvt_status (*capture_begin)(hvt_device *d);
+    hvt_status (*capture_end)(hvt_device *d, hvt_op **ret_op); /* also after a failure, to stop; then no op */
+    hvt_status (*graph_launch)(hvt_op *op);
 
     /* --- prepared: plan once, run every step. A linear layer is a convolution of 1x1 images. --- */
     hvt_status (*conv_plan)(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
@@ -246,23 +246,23 @@ typedef struct hvt_device_ops {
     void (*conv_permute)(const hvt_op *op, bool to_file, float *mine,
                          float *kcrs);                  /* host copies; to_file: mine
                                 -> kcrs, else kcrs -> mine with zero padding */
-    hvt_status (*conv_pack)(hvt_op *op, const void *w); /* before backward_x, after every update */
+    hvt_status (*conv_pack_weights)(hvt_op *op, const void *w); /* before backward_x, after every update */
     hvt_status (*conv_forward)(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws);
     hvt_status (*conv_backward_x)(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
                                   void *ws);
     hvt_status (*conv_backward_w)(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
 
-    hvt_status (*pool_plan)(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op,
+    hvt_status (*pooling_plan)(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op,
                             size_t *ret_saved); /* bytes kept from forward to backward */
-    hvt_status (*pool_forward)(hvt_op *op, int real, const void *x, void *y, void *saved);
-    hvt_status (*pool_backward)(hvt_op *op, int real, const void *saved, const void *dy, void *dx, bool add);
+    hvt_status (*pooling_forward)(hvt_op *op, int real, const void *x, void *y, void *saved);
+    hvt_status (*pooling_backward)(hvt_op *op, int real, const void *saved, const void *dy, void *dx, bool add);
 
     /* --- on a matrix [rows, c] --- */
     hvt_status (*bn_train)(hvt_device *d, const hvt_bn_args *a);
     hvt_status (*bn_infer)(hvt_device *d, const hvt_bn_args *a);
     /* y once more, to the bit, from mean and rstd as bn_train left them; moments and weight unused. NULL:
      * this device rather keeps y than makes it twice */
-    hvt_status (*bn_again)(hvt_device *d, const hvt_bn_args *a);
+    hvt_status (*bn_recompute)(hvt_device *d, const hvt_bn_args *a);
     hvt_status (*bn_backward)(hvt_device *d, const hvt_bn_grad_args *a);
     /* run = (1-rate)*run + rate*(scale*moments), for mean and variance; nothing if step->stop */
     hvt_status (*bn_update)(hvt_device *d, const hvt_step_state *step, int c, float rate, float scale,
@@ -305,7 +305,7 @@ typedef struct hvt_device_ops {
     hvt_status (*check)(hvt_device *d, size_t n, const float *g, uint64_t base, hvt_step_state *step);
     /* sums [HVT__STEP_SUMS], over the global batch: loss in nats, hits among the first 1 and 5, what was told
      */
-    hvt_status (*settle)(hvt_device *d, hvt_step_state *step, const float *sums);
+    hvt_status (*decide)(hvt_device *d, hvt_step_state *step, const float *sums);
 
     /* --- images: crop, flip, normalise, bytes to floats --- */
     hvt_status (*augment)(hvt_device *d, const hvt_augment_args *a);

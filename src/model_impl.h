@@ -21,8 +21,7 @@ enum {
     HVT_LAYER_IN = 2,
     HVT_LAYER_PARAMS = 2,
     HVT_LAYER_ARGS = 5,
-    HVT_NAME_MAX = 96,
-    HVT_RIDER_SUMS = HVT__STEP_SUMS
+    HVT_NAME_MAX = 96
 };
 
 typedef struct hvt_layer hvt_layer;
@@ -65,14 +64,14 @@ struct hvt_layer {
     int arg[HVT_LAYER_ARGS];     /* builder arguments, in builder order */
     hvt_tensor y, dy;            /* output and its gradient, logical shape [N,H,W,C] */
     bool folded;                 /* computed by another layer: skipped by both walks */
-    bool trains;                 /* it or a layer below has parameters: backward visits it */
+    bool requires_grad;                 /* it or a layer below has parameters: backward visits it */
     int param[HVT_LAYER_PARAMS]; /* indices into m->param: weight, bias; -1 for none */
     int stat;                    /* index into m->stat of the first of two: mean, variance; -1 for none */
-    bool keeps_in, keeps_out;    /* backward reads y of in[0]; its own y */
+    bool saves_input, saves_output;    /* backward reads y of in[0]; its own y */
     bool in_place[HVT_LAYER_IN]; /* backward may write d(in) over dy */
-    void *y_again[2]; /* y is not kept, but made again: where forward writes it, and where it lies in
+    void *recompute_y[2]; /* y is not kept, but made again: where forward writes it, and where it lies in
                          backward; NULL: it is kept */
-    bool renews;      /* before its backward, y of in[0] is made again */
+    bool recomputes_input;      /* before its backward, y of in[0] is made again */
     void *saved;      /* kept from forward for backward */
     size_t saved_bytes, ws_bytes;
     hvt_op *op; /* prepared device operation, or NULL */
@@ -100,8 +99,8 @@ struct hvt_model {
     const int32_t *labels; /* borrowed from its batch, as the input's y is */
     int real;              /* its images; -1 before the first */
     int shard;             /* its shard; -1: it does not say */
-    bool walks_back;       /* a backward pass is under way */
-    bool backward_next;    /* it was a training pass, and backward has not used it up yet */
+    bool in_backward;       /* a backward pass is under way */
+    bool backward_pending;    /* it was a training pass, and backward has not used it up yet */
 
     hvt_param *param; /* in arena order */
     int nparam_tensors;
@@ -111,7 +110,7 @@ struct hvt_model {
     /* the arenas, each one allocation */
     float *params, *grads;
     size_t arena_count; /* rider included */
-    size_t rider_count; /* [0, rider_count) of grads; the last HVT_RIDER_SUMS of it are sum of loss, hits
+    size_t step_stats_count; /* [0, step_stats_count) of grads; the last HVT__STEP_SUMS of it are sum of loss, hits
                            among the first 1 and 5, and what ranks were told of the step, see device/step.h */
     uint16_t *copy;     /* the parameters in `type`, which convolutions read; NULL: that is f32 */
     bool copy_stale;    /* not by an update, which writes it, too: the next forward pass makes it anew */
@@ -146,7 +145,7 @@ void hvt__model_updated(hvt_model *m);
 hvt_status hvt__model_refresh(hvt_model *m);
 /* A step over so many images of all shards begins. told: see device/step.h; NULL: nothing is to be compared.
  */
-hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr, const float told[HVT__STEP_TOLD]);
+hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr, const float agreement[HVT__STEP_AGREEMENT]);
 /* The rider holds sums over all shards, and m->step->bad what check found: settle the step and, unless it
  * ends the run, update moving statistics. counts[shards]: images of every shard. */
 hvt_status hvt__model_end_step(hvt_model *m, const int *counts, int shards);

@@ -120,7 +120,7 @@ HVT_API hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *
 HVT_API hvt_status hvt_model_take_loss(hvt_model *m, hvt_loss *ret_loss);
 /** Per real image of the last forward: loss in nats, and the label's place among the logits (0 = largest;
  * strictly larger logits count, ties go to the lower index). Arrays of the planned batch size. */
-HVT_API hvt_status hvt_model_rows(hvt_model *m, float *ret_loss, int32_t *ret_place);
+HVT_API hvt_status hvt_model_rows(hvt_model *m, float *ret_loss, int32_t *ret_label_rank);
 
 /** 64-bit hash over names and canonical f32 bytes of all parameters and moving statistics. */
 HVT_API hvt_status hvt_model_hash(hvt_model *m, uint64_t *ret_hash);

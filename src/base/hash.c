@@ -23,7 +23,7 @@ static uint64_t load(const unsigned char *p, size_t bytes)
     return v;
 }
 
-static uint64_t turn(uint64_t h, uint64_t v)
+static uint64_t absorb(uint64_t h, uint64_t v)
 {
     h = (h ^ v) * 0x9fb21c651e98df25u;
     return h ^ (h >> 32);
@@ -36,14 +36,14 @@ uint64_t hvt__hash(uint64_t h, const void *data, size_t bytes)
     size_t i = 0;
 
     for (; i + 16 <= bytes; i += 16) {
-        a = turn(a, load(p + i, 8));
-        b = turn(b, load(p + i + 8, 8));
+        a = absorb(a, load(p + i, 8));
+        b = absorb(b, load(p + i + 8, 8));
     }
     if (i + 8 <= bytes) {
-        a = turn(a, load(p + i, 8));
+        a = absorb(a, load(p + i, 8));
         i += 8;
     }
-    b = turn(b, load(p + i, bytes - i));
+    b = absorb(b, load(p + i, bytes - i));
     return hvt__mix(a ^ hvt__mix(b ^ bytes));
 }
 

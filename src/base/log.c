@@ -66,16 +66,16 @@ void hvt__log_always(hvt_log_level level, const char *fmt, ...)
     va_end(ap);
 }
 
-static _Atomic(hvt__last_word_fn *) last_word;
+static _Atomic(hvt__report_vote_fn *) report_vote;
 
-void hvt__set_last_word(hvt__last_word_fn *vote)
+void hvt__set_report_vote(hvt__report_vote_fn *vote)
 {
-    atomic_store(&last_word, vote);
+    atomic_store(&report_vote, vote);
 }
 
-bool hvt__has_last_word(const char *why)
+bool hvt__may_report(const char *why)
 {
-    hvt__last_word_fn *vote = atomic_load(&last_word);
+    hvt__report_vote_fn *vote = atomic_load(&report_vote);
 
     return !vote || vote(why);
 }

@@ -20,40 +20,40 @@
 #define TICK 0.1 /* s */
 #define LATE 1.0 /* s: no load of the machine keeps a thread that sleeps from waking for so long */
 
-static pthread_mutex_t life = PTHREAD_MUTEX_INITIALIZER; /* of `users`: held while it begins and ends */
+static pthread_mutex_t users_lock = PTHREAD_MUTEX_INITIALIZER; /* of `users`: held while it begins and ends */
 static int users;
 
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t bell;
+    pthread_cond_t wake;
     pthread_t thread;
     bool closing;
-    _Atomic double beat;   /* hvt__now() of the last one; 0: nobody ticks */
+    _Atomic double heartbeat;   /* hvt__now() of the last one; 0: nobody ticks */
     _Atomic double paused; /* s; written under the lock, before the beat that goes with it */
     _Atomic double latest; /* hvt__now() less pauses, as it was last told */
 } pauses = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* Under the lock. */
-static void look(double now)
+static void update(double now)
 {
-    double passed = now - atomic_load(&pauses.beat), paused;
+    double passed = now - atomic_load(&pauses.heartbeat), paused;
 
     if (passed > LATE) {
         paused = atomic_load(&pauses.paused) + passed - TICK / 2;
         atomic_store(&pauses.paused, fmin(paused, now - atomic_load(&pauses.latest) - TICK / 10));
     }
     if (passed > 0)
-        atomic_store(&pauses.beat, now);
+        atomic_store(&pauses.heartbeat, now);
 }
 
 double hvt__paused(double now)
 {
-    double beat = atomic_load(&pauses.beat), paused;
+    double heartbeat = atomic_load(&pauses.heartbeat), paused;
 
-    if (beat > 0 && now - beat > LATE) {
+    if (heartbeat > 0 && now - heartbeat > LATE) {
         pthread_mutex_lock(&pauses.lock);
-        if (atomic_load(&pauses.beat) > 0)
-            look(now);
+        if (atomic_load(&pauses.heartbeat) > 0)
+            update(now);
         pthread_mutex_unlock(&pauses.lock);
     }
     paused = atomic_load(&pauses.paused);
@@ -76,12 +76,12 @@ static void *tick(void *arg)
     (void)arg;
     pthread_mutex_lock(&pauses.lock);
     while (!pauses.closing) {
-        look(hvt__now());
+        update(hvt__now());
         clock_gettime(CLOCK_MONOTONIC, &next);
         next.tv_nsec += (long)(TICK * 1e9);
         next.tv_sec += next.tv_nsec / 1000000000;
         next.tv_nsec %= 1000000000;
-        pthread_cond_timedwait(&pauses.bell, &pauses.lock, &next);
+        pthread_cond_timedwait(&pauses.wake, &pauses.lock, &next);
     }
     pthread_mutex_unlock(&pauses.lock);
     return NULL;
@@ -96,20 +96,20 @@ static bool start(void)
     if (pthread_condattr_init(&a))
         return false;
     pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
-    runs = pthread_cond_init(&pauses.bell, &a) == 0;
+    runs = pthread_cond_init(&pauses.wake, &a) == 0;
     pthread_condattr_destroy(&a);
     if (!runs)
         return false;
     pauses.closing = false;
-    atomic_store(&pauses.beat, hvt__now());
+    atomic_store(&pauses.heartbeat, hvt__now());
     sigfillset(&all); /* signals are for the threads that were there before */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     runs = pthread_create(&pauses.thread, NULL, tick, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (runs)
         return true;
-    atomic_store(&pauses.beat, 0);
-    pthread_cond_destroy(&pauses.bell);
+    atomic_store(&pauses.heartbeat, 0);
+    pthread_cond_destroy(&pauses.wake);
     return false;
 }
 
@@ -117,24 +117,24 @@ bool hvt__pause_open(void)
 {
     bool runs;
 
-    pthread_mutex_lock(&life);
+    pthread_mutex_lock(&users_lock);
     runs = users || start();
     users += runs;
-    pthread_mutex_unlock(&life);
+    pthread_mutex_unlock(&users_lock);
     return runs;
 }
 
 void hvt__pause_close(void)
 {
-    pthread_mutex_lock(&life);
+    pthread_mutex_lock(&users_lock);
     if (--users == 0) {
         pthread_mutex_lock(&pauses.lock);
         pauses.closing = true;
-        pthread_cond_signal(&pauses.bell);
+        pthread_cond_signal(&pauses.wake);
         pthread_mutex_unlock(&pauses.lock);
         pthread_join(pauses.thread, NULL);
-        pthread_cond_destroy(&pauses.bell);
-        atomic_store(&pauses.beat, 0);
+        pthread_cond_destroy(&pauses.wake);
+        atomic_store(&pauses.heartbeat, 0);
     }
-    pthread_mutex_unlock(&life);
+    pthread_mutex_unlock(&users_lock);
 }

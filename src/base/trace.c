@@ -24,7 +24,7 @@ typedef struct frame {
 
 struct hvt__lane {
     _Atomic int64_t step;
-    _Atomic uint64_t place; /* phase in the upper half, detail + 1 in the lower */
+    _Atomic uint64_t position; /* phase in the upper half, detail + 1 in the lower */
     _Atomic double since;
 
     hvt__thread thread;
@@ -42,11 +42,11 @@ static _Thread_local struct {
     const void *ctx;
 } namer;
 
-static atomic_bool heard;
+static atomic_bool enabled;
 static struct {
     pthread_mutex_t lock;
     hvt__event *event; /* [room] the oldest at taken % room */
-    size_t room, taken, kept;
+    size_t capacity, taken, kept;
     int64_t lost;
 } ring = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -72,7 +72,7 @@ const char *hvt__trace_name(int detail)
 
 static void show(hvt__phase phase, int detail, double since)
 {
-    atomic_store_explicit(&lane.place, (uint64_t)phase << 32 | ((uint32_t)detail + 1), memory_order_relaxed);
+    atomic_store_explicit(&lane.position, (uint64_t)phase << 32 | ((uint32_t)detail + 1), memory_order_relaxed);
     atomic_store_explicit(&lane.since, since, memory_order_relaxed);
 }
 
@@ -93,19 +93,19 @@ static void count_up_to(double now)
     lane.mark = now;
 }
 
-static void keep(const hvt__event *e)
+static void push(const hvt__event *e)
 {
     pthread_mutex_lock(&ring.lock);
-    if (ring.kept - ring.taken < ring.room)
-        ring.event[ring.kept++ % ring.room] = *e;
+    if (ring.kept - ring.taken < ring.capacity)
+        ring.event[ring.kept++ % ring.capacity] = *e;
     else
         ring.lost++;
     pthread_mutex_unlock(&ring.lock);
 }
 
-static void leave_event(const frame *f, double now)
+static void emit_event(const frame *f, double now)
 {
-    keep(&(hvt__event){.began = f->began,
+    push(&(hvt__event){.began = f->began,
                        .seconds = now - f->began,
                        .step = atomic_load_explicit(&lane.step, memory_order_relaxed),
                        .bytes = (int64_t)f->bytes,
@@ -114,9 +114,9 @@ static void leave_event(const frame *f, double now)
                        .thread = (int16_t)lane.thread});
 }
 
-static bool is_heard(void)
+static bool is_enabled(void)
 {
-    return atomic_load_explicit(&heard, memory_order_relaxed);
+    return atomic_load_explicit(&enabled, memory_order_relaxed);
 }
 
 /* ---- phases ---- */
@@ -148,8 +148,8 @@ void hvt__trace_end(void)
     count_up_to(now);
     if (!lane.depth || lane.depth-- > DEPTH)
         return;
-    if (is_heard())
-        leave_event(&lane.stack[lane.depth], now);
+    if (is_enabled())
+        emit_event(&lane.stack[lane.depth], now);
     f = innermost();
     show(f ? f->phase : HVT__OTHER, f ? f->detail : -1, f ? f->began : now);
 }
@@ -169,8 +169,8 @@ void hvt__trace_step(int64_t step)
 
 void hvt__trace_step_end(void)
 {
-    if (lane.in_step && is_heard())
-        leave_event(&(frame){.phase = HVT__STEP, .detail = -1, .began = lane.step_began}, hvt__now());
+    if (lane.in_step && is_enabled())
+        emit_event(&(frame){.phase = HVT__STEP, .detail = -1, .began = lane.step_began}, hvt__now());
     lane.in_step = false;
 }
 
@@ -191,16 +191,16 @@ hvt__lane *hvt__trace_lane(void)
 hvt__where hvt__trace_where(const hvt__lane *l)
 {
     hvt__where w;
-    uint64_t place, again = atomic_load_explicit(&l->place, memory_order_relaxed);
+    uint64_t position, again = atomic_load_explicit(&l->position, memory_order_relaxed);
 
     do { /* a thread that stands still, which is of interest, is read once */
-        place = again;
+        position = again;
         w.step = atomic_load_explicit(&l->step, memory_order_relaxed);
         w.since = atomic_load_explicit(&l->since, memory_order_relaxed);
-        again = atomic_load_explicit(&l->place, memory_order_relaxed);
-    } while (place != again);
-    w.phase = (hvt__phase)(place >> 32);
-    w.detail = (int32_t)((uint32_t)place - 1);
+        again = atomic_load_explicit(&l->position, memory_order_relaxed);
+    } while (position != again);
+    w.phase = (hvt__phase)(position >> 32);
+    w.detail = (int32_t)((uint32_t)position - 1);
     return w;
 }
 
@@ -211,33 +211,33 @@ void hvt__trace_thread(hvt__thread thread)
     lane.thread = thread;
 }
 
-hvt_status hvt__trace_open(size_t room)
+hvt_status hvt__trace_open(size_t capacity)
 {
-    hvt__event *event = malloc(room * sizeof *event);
+    hvt__event *event = malloc(capacity * sizeof *event);
 
-    HVT_CHECK(event, E_MEM, "no memory for %zu events of a timeline", room);
+    HVT_CHECK(event, E_MEM, "no memory for %zu events of a timeline", capacity);
     hvt__trace_close();
     pthread_mutex_lock(&ring.lock);
     ring.event = event;
-    ring.room = room;
+    ring.capacity = capacity;
     ring.taken = ring.kept = 0;
     ring.lost = 0;
     pthread_mutex_unlock(&ring.lock);
     return HVT_OK;
 }
 
-void hvt__trace_hear(bool on)
+void hvt__trace_enable(bool on)
 {
-    atomic_store_explicit(&heard, on, memory_order_relaxed);
+    atomic_store_explicit(&enabled, on, memory_order_relaxed);
 }
 
 void hvt__trace_close(void)
 {
-    hvt__trace_hear(false);
+    hvt__trace_enable(false);
     pthread_mutex_lock(&ring.lock);
     free(ring.event);
     ring.event = NULL;
-    ring.room = ring.taken = ring.kept = 0;
+    ring.capacity = ring.taken = ring.kept = 0;
     pthread_mutex_unlock(&ring.lock);
 }
 
@@ -257,7 +257,7 @@ size_t hvt__trace_take(hvt__event *ret_event, size_t most)
 
     pthread_mutex_lock(&ring.lock);
     while (n < most && ring.taken < ring.kept)
-        ret_event[n++] = ring.event[ring.taken++ % ring.room];
+        ret_event[n++] = ring.event[ring.taken++ % ring.capacity];
     pthread_mutex_unlock(&ring.lock);
     return n;
 }

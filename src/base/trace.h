@@ -96,8 +96,8 @@ typedef struct hvt__event {
 void hvt__trace_thread(hvt__thread thread);
 
 /* Keep up to `room` events that were not taken yet. One listener at a time; shut: nothing is kept. */
-hvt_status hvt__trace_open(size_t room);
-void hvt__trace_hear(bool on); /* open: off, at first */
+hvt_status hvt__trace_open(size_t capacity);
+void hvt__trace_enable(bool on); /* open: off, at first */
 void hvt__trace_close(void);
 size_t hvt__trace_count(void);                              /* events that can be taken */
 size_t hvt__trace_take(hvt__event *ret_event, size_t most); /* the oldest; returns how many */

@@ -19,7 +19,7 @@ bool hvt__in_use(const hvt__users *users, const char *what)
         [HVT__USER_COMM] = "comm",
         [HVT__USER_OPTIM] = "optimizer",
         [HVT__USER_DISTOPT] = "distributed optimizer",
-        [HVT__USER_RECORDING] = "recording",
+        [HVT__USER_GRAPH] = "recording",
     };
     char text[160] = "";
     int kinds = 0;

@@ -15,7 +15,7 @@ typedef enum hvt__user {
     HVT__USER_COMM,
     HVT__USER_OPTIM,
     HVT__USER_DISTOPT,
-    HVT__USER_RECORDING,
+    HVT__USER_GRAPH,
     HVT__USER_KINDS
 } hvt__user;
 

@@ -50,11 +50,11 @@ struct hvt_loader {
     int order_epoch;   /* of which epoch; -1: none yet */
     int *shard_counts; /* [S] of the current step */
     slot slot[SLOTS];
-    int next;            /* the slot to fill */
+    int next_slot;            /* the slot to fill */
     void *dev_images;    /* [batch,H,W,channels] in the loader's row order, device */
     int32_t *dev_labels; /* [batch] device */
 
-    int epoch, turn; /* turn: shards of this step already yielded */
+    int epoch, shards_done; /* turn: shards of this step already yielded */
     uint32_t step, steps;
 };
 
@@ -229,7 +229,7 @@ hvt_status hvt_loader_rewind(hvt_loader *l, int epoch, uint32_t step)
     }
     l->epoch = epoch;
     l->step = step;
-    l->turn = 0;
+    l->shards_done = 0;
     return HVT_OK;
 }
 
@@ -317,20 +317,20 @@ static void describe(const hvt_loader *l, const slot *filled, int shard, hvt_bat
 
 static hvt_status next(hvt_loader *l, hvt_batch *ret_batch, bool *ret_end)
 {
-    int shard = l->opts.first_shard + l->turn;
-    slot *s = &l->slot[l->next];
+    int shard = l->opts.first_shard + l->shards_done;
+    slot *s = &l->slot[l->next_slot];
 
     if (l->step == l->steps) {
         *ret_end = true;
         return HVT_OK;
     }
-    if (l->turn == 0)
+    if (l->shards_done == 0)
         count_shards(l);
     HVT_TRY(fill(l, s, shard, l->shard_counts[shard]));
     describe(l, s, shard, ret_batch);
-    l->next = (l->next + 1) % SLOTS;
-    if (++l->turn == l->opts.shard_count) {
-        l->turn = 0;
+    l->next_slot = (l->next_slot + 1) % SLOTS;
+    if (++l->shards_done == l->opts.shard_count) {
+        l->shards_done = 0;
         l->step++;
     }
     *ret_end = false;

@@ -250,15 +250,15 @@ void hvt__floats_leave(const uint64_t *was)
 
 /* ---- plans ---- */
 
-hvt_status hvt__pool_check(const hvt_pool_desc *p)
+hvt_status hvt__pooling_check(const hvt_pooling_desc *p)
 {
-    bool fits = p->size > 0 && p->size <= HVT_POOL_WINDOW && p->stride > 0 && p->pad >= 0 &&
+    bool fits = p->size > 0 && p->size <= HVT_POOLING_WINDOW && p->stride > 0 && p->pad >= 0 &&
                 p->pad * 2 <= p->size && p->h + 2 * p->pad >= p->size && p->w + 2 * p->pad >= p->size;
 
     HVT_CHECK(p->type == HVT_F32 || p->type == HVT_F16 || p->type == HVT_BF16, E_UNSUPPORTED,
               "activations are f32, f16 or bf16, not %s", hvt_dtype_name(p->type));
     HVT_CHECK(p->mean || fits, E_SHAPE,
               "no pooling: input %dx%dx%dx%d, window %d (1 to %d), stride %d, padding %d (at most half)",
-              p->n, p->h, p->w, p->c, p->size, HVT_POOL_WINDOW, p->stride, p->pad);
+              p->n, p->h, p->w, p->c, p->size, HVT_POOLING_WINDOW, p->stride, p->pad);
     return HVT_OK;
 }

@@ -63,7 +63,7 @@ HVT_FN F bn_moving(F run, F moment, F rate, F keep, F scale)
 
 /* Maximum pooling, for the pixels of a window in row-major order, from the first one in the image on: does v
  * win over the best so far? So the first largest wins, and a NaN over all before it, as in PyTorch. */
-HVT_FN M pool_wins(F v, F best)
+HVT_FN M pooling_wins(F v, F best)
 {
     return (v > best) | (v != v);
 }

@@ -24,14 +24,14 @@ typedef struct head {
 /* A mapping of `bytes` that starts on a huge page; NULL if there is none. */
 static void *map(size_t bytes)
 {
-    size_t room = bytes + HUGE_PAGE;
-    char *p = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    size_t total = bytes + HUGE_PAGE;
+    char *p = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     size_t before, after;
 
     if (p == MAP_FAILED)
         return NULL;
     before = (HUGE_PAGE - (uintptr_t)p % HUGE_PAGE) % HUGE_PAGE;
-    after = room - before - bytes;
+    after = total - before - bytes;
     if (before)
         munmap(p, before);
     p += before;
@@ -41,29 +41,29 @@ static void *map(size_t bytes)
     return p;
 }
 
-hvt_status hvt__alloc_here(hvt_device *d, size_t bytes, void **ret_ptr)
+hvt_status hvt__host_alloc(hvt_device *d, size_t bytes, void **ret_ptr)
 {
-    size_t room = (bytes + HEAD + 4095) & ~(size_t)4095;
+    size_t total = (bytes + HEAD + 4095) & ~(size_t)4095;
     bool big = bytes >= HUGE_PAGE;
     char *p = NULL;
 
     (void)d;
     HVT_CHECK(bytes <= SIZE_MAX / 2, E_MEM, "no memory for %zu bytes", bytes);
     if (big) {
-        p = map(room);
+        p = map(total);
     } else {
-        room = (bytes + HEAD + 63) & ~(size_t)63;
-        p = aligned_alloc(64, room);
+        total = (bytes + HEAD + 63) & ~(size_t)63;
+        p = aligned_alloc(64, total);
         if (p)
-            memset(p, 0, room);
+            memset(p, 0, total);
     }
     HVT_CHECK(p, E_MEM, "no memory for %zu bytes", bytes);
-    *(head *)p = (head){p, big ? room : 0};
+    *(head *)p = (head){p, big ? total : 0};
     *ret_ptr = p + HEAD;
     return HVT_OK;
 }
 
-void hvt__release_here(hvt_device *d, void *ptr)
+void hvt__host_release(hvt_device *d, void *ptr)
 {
     head h;
 
@@ -77,7 +77,7 @@ void hvt__release_here(hvt_device *d, void *ptr)
         free(h.base);
 }
 
-hvt_status hvt__copy_here(hvt_device *d, void *dst, const void *src, size_t bytes)
+hvt_status hvt__host_copy(hvt_device *d, void *dst, const void *src, size_t bytes)
 {
     (void)d;
     if (bytes)
@@ -85,44 +85,44 @@ hvt_status hvt__copy_here(hvt_device *d, void *dst, const void *src, size_t byte
     return HVT_OK;
 }
 
-hvt_status hvt__mark_here(hvt_device *d, hvt_mark *ret_mark)
+hvt_status hvt__host_mark(hvt_device *d, hvt_mark *ret_mark)
 {
     (void)d;
     *ret_mark = 0;
     return HVT_OK;
 }
 
-hvt_status hvt__await_here(hvt_device *d, hvt_mark mark)
+hvt_status hvt__host_await(hvt_device *d, hvt_mark mark)
 {
     (void)d;
     (void)mark;
     return HVT_OK;
 }
 
-hvt_status hvt__sync_here(hvt_device *d)
+hvt_status hvt__host_sync(hvt_device *d)
 {
     (void)d;
     return HVT_OK;
 }
 
 /* An image is stored as it comes. */
-int hvt__channels_here(const hvt_device *d, hvt_dtype t, int c)
+int hvt__host_channels(const hvt_device *d, hvt_dtype t, int c)
 {
     (void)d;
     (void)t;
     return c;
 }
 
-void hvt__describe_here(const hvt_device *d, hvt_device_info *ret_info)
+void hvt__host_describe(const hvt_device *d, hvt_device_info *ret_info)
 {
     (void)d;
     *ret_info = (hvt_device_info){0};
 }
 
-hvt_status hvt__settle_here(hvt_device *d, hvt_step_state *step, const float *sums)
+hvt_status hvt__host_decide(hvt_device *d, hvt_step_state *step, const float *sums)
 {
     HVT_FLOATS;
     (void)d;
-    hvt__step_settle(step, sums);
+    hvt__step_decide(step, sums);
     return HVT_OK;
 }

@@ -19,14 +19,14 @@
               (conv)->c, (conv)->cx)
 
 /* entries of hvt_device_ref and hvt_device_cpu */
-hvt_status hvt__alloc_here(hvt_device *d, size_t bytes, void **ret_ptr);
-void hvt__release_here(hvt_device *d, void *ptr);
-hvt_status hvt__copy_here(hvt_device *d, void *dst, const void *src, size_t bytes);
-hvt_status hvt__mark_here(hvt_device *d, hvt_mark *ret_mark);
-hvt_status hvt__await_here(hvt_device *d, hvt_mark mark);
-hvt_status hvt__sync_here(hvt_device *d);
-int hvt__channels_here(const hvt_device *d, hvt_dtype t, int c);
-void hvt__describe_here(const hvt_device *d, hvt_device_info *ret_info);
-hvt_status hvt__settle_here(hvt_device *d, hvt_step_state *step, const float *sums);
+hvt_status hvt__host_alloc(hvt_device *d, size_t bytes, void **ret_ptr);
+void hvt__host_release(hvt_device *d, void *ptr);
+hvt_status hvt__host_copy(hvt_device *d, void *dst, const void *src, size_t bytes);
+hvt_status hvt__host_mark(hvt_device *d, hvt_mark *ret_mark);
+hvt_status hvt__host_await(hvt_device *d, hvt_mark mark);
+hvt_status hvt__host_sync(hvt_device *d);
+int hvt__host_channels(const hvt_device *d, hvt_dtype t, int c);
+void hvt__host_describe(const hvt_device *d, hvt_device_info *ret_info);
+hvt_status hvt__host_decide(hvt_device *d, hvt_step_state *step, const float *sums);
 
 #endif /* HVT_HOST_H */

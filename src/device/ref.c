@@ -100,7 +100,7 @@ static hvt_status bn_infer_ref(hvt_device *d, const hvt_bn_args *a)
     return HVT_OK;
 }
 
-static hvt_status bn_again_ref(hvt_device *d, const hvt_bn_args *a)
+static hvt_status bn_recompute_ref(hvt_device *d, const hvt_bn_args *a)
 {
     HVT_FLOATS;
     (void)d;
@@ -195,7 +195,7 @@ static hvt_status bias_backward_ref(hvt_device *d, hvt_rows rows, int c, hvt_dty
 static void xent_row(const hvt_xent_args *a, size_t row, float scale)
 {
     size_t at = row * (size_t)a->classes;
-    int label = a->labels[row], place = 0;
+    int label = a->labels[row], label_rank = 0;
     float target = hvt__load(a->logits, a->type, at + label), max = hvt__load(a->logits, a->type, at),
           poison = 0;
     double sum = 0;
@@ -205,7 +205,7 @@ static void xent_row(const hvt_xent_args *a, size_t row, float scale)
 
         max = x > max ? x : max;
         poison += xent_poison(x);
-        place += xent_before(x, target, k, label);
+        label_rank += xent_before(x, target, k, label);
     }
     for (int k = 0; k < a->classes; k++)
         sum += exp((double)hvt__load(a->logits, a->type, at + k) - max);
@@ -215,7 +215,7 @@ static void xent_row(const hvt_xent_args *a, size_t row, float scale)
         hvt__store(a->dlogits, a->type, at + k, (float)(softmax - (k == label)) * scale);
     }
     a->loss[row] = xent_loss(sum, target, max, poison);
-    a->place[row] = place;
+    a->label_rank[row] = label_rank;
 }
 
 static hvt_status xent_ref(hvt_device *d, const hvt_xent_args *a)
@@ -234,8 +234,8 @@ static hvt_status xent_ref(hvt_device *d, const hvt_xent_args *a)
         }
         xent_row(a, i, scale);
         sum += a->loss[i];
-        top1 += a->place[i] < 1;
-        top5 += a->place[i] < 5;
+        top1 += a->label_rank[i] < 1;
+        top5 += a->label_rank[i] < 5;
     }
     a->sums[0] = (float)sum;
     a->sums[1] = (float)top1;
@@ -446,31 +446,31 @@ const hvt_device_ops hvt_device_ref = {
     .open = open_ref,
     .close = close_ref,
     .order = order_ref,
-    .channels = hvt__channels_here,
-    .describe = hvt__describe_here,
+    .channels = hvt__host_channels,
+    .describe = hvt__host_describe,
     .host = true,
-    .alloc = hvt__alloc_here,
-    .release = hvt__release_here,
-    .alloc_host = hvt__alloc_here,
-    .release_host = hvt__release_here,
-    .upload = hvt__copy_here,
-    .download = hvt__copy_here,
-    .put = hvt__copy_here,
-    .mark = hvt__mark_here,
-    .await = hvt__await_here,
-    .sync = hvt__sync_here,
+    .alloc = hvt__host_alloc,
+    .release = hvt__host_release,
+    .alloc_host = hvt__host_alloc,
+    .release_host = hvt__host_release,
+    .upload = hvt__host_copy,
+    .download = hvt__host_copy,
+    .put = hvt__host_copy,
+    .mark = hvt__host_mark,
+    .await = hvt__host_await,
+    .sync = hvt__host_sync,
     .conv_plan = hvt__conv_plan_ref,
     .conv_permute = hvt__conv_permute_ref,
-    .conv_pack = hvt__conv_pack_ref,
+    .conv_pack_weights = hvt__conv_pack_weights_ref,
     .conv_forward = hvt__conv_forward_ref,
     .conv_backward_x = hvt__conv_backward_x_ref,
     .conv_backward_w = hvt__conv_backward_w_ref,
-    .pool_plan = hvt__pool_plan_ref,
-    .pool_forward = hvt__pool_forward_ref,
-    .pool_backward = hvt__pool_backward_ref,
+    .pooling_plan = hvt__pooling_plan_ref,
+    .pooling_forward = hvt__pooling_forward_ref,
+    .pooling_backward = hvt__pooling_backward_ref,
     .bn_train = bn_train_ref,
     .bn_infer = bn_infer_ref,
-    .bn_again = bn_again_ref,
+    .bn_recompute = bn_recompute_ref,
     .bn_backward = bn_backward_ref,
     .bn_update = bn_update_ref,
     .bias_forward = bias_forward_ref,
@@ -481,7 +481,7 @@ const hvt_device_ops hvt_device_ref = {
     .relu_forward = relu_forward_ref,
     .relu_backward = relu_backward_ref,
     .add = add_ref,
-    .copy = hvt__copy_here,
+    .copy = hvt__host_copy,
     .zero = zero_ref,
     .cast = cast_ref,
     .reduce = reduce_ref,
@@ -491,6 +491,6 @@ const hvt_device_ops hvt_device_ref = {
     .factor_q = factor_q_ref,
     .factor_join = factor_join_ref,
     .check = check_ref,
-    .settle = hvt__settle_here,
+    .decide = hvt__host_decide,
     .augment = augment_ref,
 };

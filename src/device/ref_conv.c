@@ -66,7 +66,7 @@ void hvt__conv_permute_ref(const hvt_op *op, bool to_file, float *mine, float *k
                 }
 }
 
-hvt_status hvt__conv_pack_ref(hvt_op *op, const void *w)
+hvt_status hvt__conv_pack_weights_ref(hvt_op *op, const void *w)
 {
     (void)op;
     (void)w;
@@ -196,20 +196,20 @@ hvt_status hvt__conv_backward_w_ref(hvt_op *op, int real, const void *x, const v
 
 /* ---- pooling ---- */
 
-typedef struct pool {
+typedef struct pooling {
     hvt_op op;
-    hvt_pool_desc d;
+    hvt_pooling_desc d;
     int p, q; /* output [n,p,q,c] */
-} pool;
+} pooling;
 
-hvt_status hvt__pool_plan_ref(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op, size_t *ret_saved)
+hvt_status hvt__pooling_plan_ref(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op, size_t *ret_saved)
 {
-    pool *o;
+    pooling *o;
 
-    HVT_TRY(hvt__pool_check(p));
+    HVT_TRY(hvt__pooling_check(p));
     o = malloc(sizeof *o);
     HVT_CHECK(o, E_MEM, "no memory for %zu bytes of a pooling's plan", sizeof *o);
-    *o = (pool){{d, free_op},
+    *o = (pooling){{d, free_op},
                 *p,
                 p->mean ? 1 : hvt__conv_out(p->h, p->size, p->stride, p->pad),
                 p->mean ? 1 : hvt__conv_out(p->w, p->size, p->stride, p->pad)};
@@ -218,9 +218,9 @@ hvt_status hvt__pool_plan_ref(hvt_device *d, const hvt_pool_desc *p, hvt_op **re
     return HVT_OK;
 }
 
-static void mean_forward(const pool *o, int real, const void *x, void *y)
+static void mean_forward(const pooling *o, int real, const void *x, void *y)
 {
-    const hvt_pool_desc *d = &o->d;
+    const hvt_pooling_desc *d = &o->d;
 
     for (int n = 0; n < real; n++)
         for (int c = 0; c < d->c; c++) {
@@ -233,9 +233,9 @@ static void mean_forward(const pool *o, int real, const void *x, void *y)
         }
 }
 
-static void mean_backward(const pool *o, int real, const void *dy, void *dx, bool add)
+static void mean_backward(const pooling *o, int real, const void *dy, void *dx, bool add)
 {
-    const hvt_pool_desc *d = &o->d;
+    const hvt_pooling_desc *d = &o->d;
     float part = 1.0f / (float)(d->h * d->w);
 
     for (int n = 0; n < real; n++)
@@ -248,11 +248,11 @@ static void mean_backward(const pool *o, int real, const void *dy, void *dx, boo
                 }
 }
 
-hvt_status hvt__pool_forward_ref(hvt_op *op, int real, const void *x, void *y, void *saved)
+hvt_status hvt__pooling_forward_ref(hvt_op *op, int real, const void *x, void *y, void *saved)
 {
     HVT_FLOATS;
-    const pool *o = (const pool *)op;
-    const hvt_pool_desc *d = &o->d;
+    const pooling *o = (const pooling *)op;
+    const hvt_pooling_desc *d = &o->d;
 
     if (d->mean) {
         mean_forward(o, real, x, y);
@@ -264,7 +264,7 @@ hvt_status hvt__pool_forward_ref(hvt_op *op, int real, const void *x, void *y, v
                 for (int c = 0; c < d->c; c++) {
                     size_t to = row_of(d->order, d->n, o->p, o->q, n, p, q) * d->c + c;
                     float best = 0;
-                    int place = -1;
+                    int argmax = -1;
 
                     for (int r = 0; r < d->size; r++)
                         for (int s = 0; s < d->size; s++) {
@@ -274,23 +274,23 @@ hvt_status hvt__pool_forward_ref(hvt_op *op, int real, const void *x, void *y, v
                             if (h < 0 || h >= d->h || w < 0 || w >= d->w)
                                 continue;
                             v = hvt__load(x, d->type, row_of(d->order, d->n, d->h, d->w, n, h, w) * d->c + c);
-                            if (place < 0 || pool_wins(v, best)) {
+                            if (argmax < 0 || pooling_wins(v, best)) {
                                 best = v;
-                                place = r * d->size + s;
+                                argmax = r * d->size + s;
                             }
                         }
                     hvt__store(y, d->type, to, best);
-                    ((uint8_t *)saved)[to] = (uint8_t)place;
+                    ((uint8_t *)saved)[to] = (uint8_t)argmax;
                 }
     return HVT_OK;
 }
 
 /* Each input pixel adds up the outputs that chose it, in their row-major order. */
-hvt_status hvt__pool_backward_ref(hvt_op *op, int real, const void *saved, const void *dy, void *dx, bool add)
+hvt_status hvt__pooling_backward_ref(hvt_op *op, int real, const void *saved, const void *dy, void *dx, bool add)
 {
     HVT_FLOATS;
-    const pool *o = (const pool *)op;
-    const hvt_pool_desc *d = &o->d;
+    const pooling *o = (const pooling *)op;
+    const hvt_pooling_desc *d = &o->d;
 
     if (d->mean) {
         mean_backward(o, real, dy, dx, add);

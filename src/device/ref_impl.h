@@ -24,14 +24,14 @@ static inline void put(void *p, hvt_dtype t, size_t i, float x, bool add)
 hvt_status hvt__conv_plan_ref(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
                               size_t *ret_ws);
 void hvt__conv_permute_ref(const hvt_op *op, bool to_file, float *mine, float *kcrs);
-hvt_status hvt__conv_pack_ref(hvt_op *op, const void *w);
+hvt_status hvt__conv_pack_weights_ref(hvt_op *op, const void *w);
 hvt_status hvt__conv_forward_ref(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws);
 hvt_status hvt__conv_backward_x_ref(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
                                     void *ws);
 hvt_status hvt__conv_backward_w_ref(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
-hvt_status hvt__pool_plan_ref(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op, size_t *ret_saved);
-hvt_status hvt__pool_forward_ref(hvt_op *op, int real, const void *x, void *y, void *saved);
-hvt_status hvt__pool_backward_ref(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
+hvt_status hvt__pooling_plan_ref(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op, size_t *ret_saved);
+hvt_status hvt__pooling_forward_ref(hvt_op *op, int real, const void *x, void *y, void *saved);
+hvt_status hvt__pooling_backward_ref(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
                                   bool add);
 hvt_status hvt__subsample_forward_ref(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
                                       int stride, int channels, const void *x, void *y);

@@ -5,7 +5,7 @@
  * says that it runs on both sides). All ranks give the same sums and the same `bad`, so they decide alike
  * without a message.
  *
- *   ranks were told          stop, see hvt__step_told_alike().
+ *   ranks were told          stop, see hvt__step_agrees().
  *   different things
  *   loss not finite          stop. Nothing is applied or counted; no scale would help.
  *   gradients not finite     skip: the parameters stay. The scale moves as in torch.amp.GradScaler: times
@@ -70,16 +70,16 @@ HVT_FN void hvt__step_grow(hvt_step_state *s)
  * times the sum of squares is the square of the sum only if all N are equal (Cauchy and Schwarz), and every
  * rank sees the same sums. No message is needed, and all find out in the same step.
  */
-HVT_FN bool hvt__step_told_alike(const float *told)
+HVT_FN bool hvt__step_agrees(const float *agreement)
 {
-    for (int i = 1; i < HVT__STEP_TOLD; i += 2)
-        if ((double)told[0] * told[i + 1] != (double)told[i] * told[i])
+    for (int i = 1; i < HVT__STEP_AGREEMENT; i += 2)
+        if ((double)agreement[0] * agreement[i + 1] != (double)agreement[i] * agreement[i])
             return false;
     return true;
 }
 
 /* sums [HVT__STEP_SUMS], over the global batch: loss in nats, hits among the first 1 and 5, what was told. */
-HVT_FN void hvt__step_settle(hvt_step_state *s, const float *sums)
+HVT_FN void hvt__step_decide(hvt_step_state *s, const float *sums)
 {
     uint64_t bad = s->bad;
 
@@ -90,8 +90,8 @@ HVT_FN void hvt__step_settle(hvt_step_state *s, const float *sums)
     s->apply = 0;
     if (s->stop)
         return;
-    if (!hvt__step_told_alike(sums + 3)) {
-        hvt__step_stop(s, HVT_STOP_TOLD, sums[0], bad);
+    if (!hvt__step_agrees(sums + 3)) {
+        hvt__step_stop(s, HVT_STOP_DISAGREE, sums[0], bad);
         return;
     }
     if (!hvt__is_finite(sums[0])) {

@@ -7,7 +7,7 @@
 
 enum { ALIGN = 64, UNPLACED = -2, LAST = -1 };
 
-static bool meet(const hvt_block *a, const hvt_block *b)
+static bool intersect(const hvt_block *a, const hvt_block *b)
 {
     return a->from <= b->to && b->from <= a->to;
 }
@@ -23,7 +23,7 @@ static void place(hvt_block *block, int b, int *first)
     for (int i = *first; i != LAST; i = block[i].next) {
         const hvt_block *other = &block[i];
 
-        if (!meet(me, other))
+        if (!intersect(me, other))
             continue;
         if (other->offset >= me->offset + me->bytes)
             break;

@@ -51,7 +51,7 @@ hvt_status hvt__conv_plan(hvt_model *m, hvt_layer *l, const hvt_conv_desc *d, hv
     l->own = own;
     HVT_TRY(m->dev->ops->conv_plan(m->dev, d, &l->op, &p.count, &l->ws_bytes));
     p.op = l->op;
-    l->keeps_in = true;
+    l->saves_input = true;
     HVT_TRY(hvt__param_add(m, l, 0, &p, "weight"));
     return HVT_OK;
 }
@@ -78,7 +78,7 @@ hvt_status hvt__conv_backward(hvt_model *m, hvt_layer *l)
 
     if (in->dy.data) {
         if (own->packed != m->version) {
-            HVT_TRY(ops->conv_pack(l->op, filters(m, l)));
+            HVT_TRY(ops->conv_pack_weights(l->op, filters(m, l)));
             own->packed = m->version;
         }
         HVT_TRY(
@@ -106,7 +106,7 @@ static hvt_status conv_plan(hvt_model *m, hvt_layer *l)
                                            .s = size,
                                            .stride = l->arg[STRIDE],
                                            .pad = l->arg[PAD],
-                                           .no_dx = !in->trains},
+                                           .no_dx = !in->requires_grad},
                           (hvt_param){.ndim = 4,
                                       .dim = {k, c, size, size},
                                       .role = HVT_ROLE_WEIGHT,

@@ -12,16 +12,16 @@
 /* Box and Muller 1958: one draw gives the pair of elements 2i and 2i+1. */
 static void fill_normal(uint64_t seed, uint64_t name, double deviation, float *x, size_t n)
 {
-    const double turn = 6.283185307179586476925;
+    const double two_pi = 6.283185307179586476925;
 
     for (size_t i = 0; i < n; i += 2) {
         double u = ((double)(hvt__draw(seed, name, i, 0) >> 11) + 1) * 0x1p-53; /* (0, 1] */
         double v = (double)(hvt__draw(seed, name, i, 1) >> 11) * 0x1p-53;       /* [0, 1) */
         double radius = deviation * sqrt(-2 * log(u));
 
-        x[i] = (float)(radius * cos(turn * v));
+        x[i] = (float)(radius * cos(two_pi * v));
         if (i + 1 < n)
-            x[i + 1] = (float)(radius * sin(turn * v));
+            x[i + 1] = (float)(radius * sin(two_pi * v));
     }
 }
 
@@ -70,7 +70,7 @@ hvt_status hvt_model_init(hvt_model *m, uint64_t seed)
         HVT_TRY_OR(done, init_stat(m, &m->stat[i], x));
     m->tracked = 0;
     m->inits++;
-    m->backward_next = false;
+    m->backward_pending = false;
     HVT_TRY_OR(done, hvt__step_restart(m));
     HVT_TRY_OR(done, hvt_model_take_loss(m, &(hvt_loss){0}));
 done:

@@ -52,7 +52,7 @@ hvt_status hvt__model_place(hvt_model *m, float *grads)
     HVT_CHECK(m->batch, E_ARG, "gradients are placed before hvt_model_plan()");
     if (!m->grads_placed)
         m->dev->ops->release(m->dev, m->grads);
-    m->backward_next = false; /* its rider is gone */
+    m->backward_pending = false; /* its rider is gone */
     m->grads_placed = grads != NULL;
     m->grads = grads;
     if (!grads)

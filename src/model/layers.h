@@ -109,7 +109,7 @@ hvt_status hvt__conv_forward(hvt_model *m, hvt_layer *l);
 hvt_status hvt__conv_backward(hvt_model *m, hvt_layer *l);
 
 /* y of norm layer l again, as the last training pass made it. */
-hvt_status hvt__norm_again(hvt_model *m, hvt_layer *l);
+hvt_status hvt__norm_recompute(hvt_model *m, hvt_layer *l);
 /* Moving statistics of norm layer l from the rider's sums over all shards. */
 hvt_status hvt__norm_end_step(hvt_model *m, hvt_layer *l, const int *counts, int shards);
 

@@ -52,7 +52,7 @@ static hvt_status linear_plan(hvt_model *m, hvt_layer *l)
                          .r = 1,
                          .s = 1,
                          .stride = 1,
-                         .no_dx = !in->trains},
+                         .no_dx = !in->requires_grad},
         (hvt_param){
             .ndim = 2, .dim = {k, c}, .role = HVT_ROLE_WEIGHT, .init = HVT_INIT_UNIFORM, .init_arg = bound}));
     HVT_TRY(hvt__param_add(m, l, 1, &bias, "bias"));

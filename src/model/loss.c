@@ -6,13 +6,13 @@
 #include "base_impl.h"
 #include "layers.h"
 
-/* What it keeps: loss [N] f32, place [N] i32, sums [HVT_RIDER_SUMS] f32 of passes that do not train. */
+/* What it keeps: loss [N] f32, place [N] i32, sums [HVT__STEP_SUMS] f32 of passes that do not train. */
 static float *losses(const hvt_layer *l)
 {
     return l->saved;
 }
 
-static int32_t *places(const hvt_model *m, const hvt_layer *l)
+static int32_t *label_ranks(const hvt_model *m, const hvt_layer *l)
 {
     return (int32_t *)l->saved + m->batch;
 }
@@ -22,7 +22,7 @@ static hvt_status loss_plan(hvt_model *m, hvt_layer *l)
     HVT_CHECK(hvt__in(m, l, 0)->y.dim[3] >= 2, E_SHAPE,
               "logits of %d class, expected 2 or more: a softmax over one class is always right",
               hvt__in(m, l, 0)->y.dim[3]);
-    l->saved_bytes = ((size_t)m->batch * 2 + HVT_RIDER_SUMS) * sizeof(float);
+    l->saved_bytes = ((size_t)m->batch * 2 + HVT__STEP_SUMS) * sizeof(float);
     return HVT_OK;
 }
 
@@ -40,8 +40,8 @@ static hvt_status loss_forward(hvt_model *m, hvt_layer *l, bool train)
                     .dlogits = train ? logits->dy.data : NULL,
                     .scale = &m->step->loss_scale,
                     .loss = losses(l),
-                    .place = places(m, l),
-                    .sums = train ? m->grads + m->rider_count - HVT_RIDER_SUMS : losses(l) + 2 * m->batch,
+                    .label_rank = label_ranks(m, l),
+                    .sums = train ? m->grads + m->step_stats_count - HVT__STEP_SUMS : losses(l) + 2 * m->batch,
                 });
 }
 
@@ -52,19 +52,19 @@ static hvt_status loss_backward(hvt_model *m, hvt_layer *l)
     return HVT_OK;
 }
 
-hvt_status hvt_model_rows(hvt_model *m, float *ret_loss, int32_t *ret_place)
+hvt_status hvt_model_rows(hvt_model *m, float *ret_loss, int32_t *ret_label_rank)
 {
     const hvt_layer *l;
     size_t bytes;
 
     HVT_GIVEN(m, "a model");
     HVT_CHECK(m->batch && m->real >= 0, E_ARG, "rows are asked for before a forward pass");
-    HVT_CHECK(!m->real || (ret_loss && ret_place), E_ARG,
+    HVT_CHECK(!m->real || (ret_loss && ret_label_rank), E_ARG,
               "%d rows are asked for, but there is no place for them", m->real);
     l = &m->layer[m->nlayer - 1];
     bytes = (size_t)m->real * sizeof(float);
     HVT_TRY(hvt_device_download(m->dev, ret_loss, losses(l), bytes));
-    HVT_TRY(hvt_device_download(m->dev, ret_place, places(m, l), bytes));
+    HVT_TRY(hvt_device_download(m->dev, ret_label_rank, label_ranks(m, l), bytes));
     return HVT_OK;
 }
 

@@ -62,7 +62,7 @@ hvt_status hvt_model_set_type(hvt_model *m, hvt_dtype t)
 
 hvt_value hvt__mistake(hvt_model *m, const hvt_layer *l, hvt_status code, const char *fmt, ...)
 {
-    size_t room = sizeof m->mistake_text;
+    size_t size = sizeof m->mistake_text;
     int used = 0;
     va_list args;
 
@@ -70,9 +70,9 @@ hvt_value hvt__mistake(hvt_model *m, const hvt_layer *l, hvt_status code, const 
         return -1;
     m->mistake = code;
     if (l)
-        used = snprintf(m->mistake_text, room, "layer %s (%s): ", l->name, l->ops->name);
+        used = snprintf(m->mistake_text, size, "layer %s (%s): ", l->name, l->ops->name);
     va_start(args, fmt);
-    vsnprintf(m->mistake_text + used, room - (size_t)used, fmt, args);
+    vsnprintf(m->mistake_text + used, size - (size_t)used, fmt, args);
     va_end(args);
     return -1;
 }
@@ -220,16 +220,16 @@ static hvt_status forward(hvt_model *m, const hvt_batch *batch, bool train)
     m->shard = batch->shards ? batch->shard : -1;
     m->labels = batch->labels.data;
     m->layer[m->input].y.data = batch->images.data;
-    m->backward_next = false;
+    m->backward_pending = false;
     HVT_TRY(hvt__model_refresh(m));
     if (m->real) {
         for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
             if (!l->folded)
                 HVT_TRY(l->ops->forward(m, l, train));
     } else if (train) { /* an empty shard adds nothing to anyone's sums */
-        HVT_TRY(m->dev->ops->zero(m->dev, m->grads, m->rider_count * sizeof *m->grads));
+        HVT_TRY(m->dev->ops->zero(m->dev, m->grads, m->step_stats_count * sizeof *m->grads));
     }
-    m->backward_next = train;
+    m->backward_pending = train;
     return HVT_OK;
 }
 
@@ -255,10 +255,10 @@ static size_t span_end(const hvt_model *m, const hvt_layer *l, size_t mark)
 
 static hvt_status backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
 {
-    size_t mark = m->rider_count;
+    size_t mark = m->step_stats_count;
 
-    HVT_CHECK(m->backward_next, E_ARG, "backward needs a training forward pass of its own before it");
-    m->backward_next = false;
+    HVT_CHECK(m->backward_pending, E_ARG, "backward needs a training forward pass of its own before it");
+    m->backward_pending = false;
     if (!m->real)
         HVT_TRY(m->dev->ops->zero(m->dev, m->grads + mark, (m->arena_count - mark) * sizeof *m->grads));
     if (on_grad)
@@ -266,9 +266,9 @@ static hvt_status backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
     for (hvt_layer *l = m->layer + m->nlayer - 1; l >= m->layer; l--) {
         size_t end = span_end(m, l, mark);
 
-        if (m->real && l->renews)
-            HVT_TRY(hvt__norm_again(m, hvt__in(m, l, 0)));
-        if (m->real && l->trains && !l->folded)
+        if (m->real && l->recomputes_input)
+            HVT_TRY(hvt__norm_recompute(m, hvt__in(m, l, 0)));
+        if (m->real && l->requires_grad && !l->folded)
             HVT_TRY(l->ops->backward(m, l));
         if (on_grad && end > mark)
             HVT_TRY(on_grad(ctx, mark, end));
@@ -283,9 +283,9 @@ hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
 
     HVT_GIVEN(m, "a model");
     hvt__trace_begin(HVT__BACKWARD, -1);
-    m->walks_back = true;
+    m->in_backward = true;
     s = hvt__traced(backward(m, on_grad, ctx));
-    m->walks_back = false;
+    m->in_backward = false;
     return s;
 }
 

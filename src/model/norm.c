@@ -38,13 +38,13 @@ static hvt_status norm_plan(hvt_model *m, hvt_layer *l)
 
     HVT_CHECK(own, E_MEM, "no memory for %zu bytes of layer %s", sizeof *own, l->name);
     l->own = own;
-    own->moments = m->rider_count;
-    m->rider_count += 2 * (size_t)c;
+    own->moments = m->step_stats_count;
+    m->step_stats_count += 2 * (size_t)c;
     l->saved_bytes = 2 * (size_t)c * sizeof(float); /* mean and 1/deviation */
-    l->keeps_in = true;
-    l->keeps_out = l->arg[HVT_NORM_RELU];
+    l->saves_input = true;
+    l->saves_output = l->arg[HVT_NORM_RELU];
     l->in_place[0] = true;
-    l->in_place[1] = hvt__in(m, l, 0)->trains; /* else dx, which the op always writes, goes over dy */
+    l->in_place[1] = hvt__in(m, l, 0)->requires_grad; /* else dx, which the op always writes, goes over dy */
     p.init_arg = 1;
     HVT_TRY(hvt__param_add(m, l, 0, &p, "weight"));
     p.init_arg = 0;
@@ -74,8 +74,8 @@ static hvt_status norm_forward(hvt_model *m, hvt_layer *l, bool train)
     const norm *own = l->own;
     hvt_bn_args a;
 
-    if (l->y_again[0])
-        l->y.data = l->y_again[0];
+    if (l->recompute_y[0])
+        l->y.data = l->recompute_y[0];
     a = arguments(m, l);
     if (!train) {
         a.mean = m->stats + m->stat[l->stat].offset;
@@ -89,15 +89,15 @@ static hvt_status norm_forward(hvt_model *m, hvt_layer *l, bool train)
     return m->dev->ops->bn_train(m->dev, &a);
 }
 
-hvt_status hvt__norm_again(hvt_model *m, hvt_layer *l)
+hvt_status hvt__norm_recompute(hvt_model *m, hvt_layer *l)
 {
     hvt_bn_args a;
 
-    l->y.data = l->y_again[1];
+    l->y.data = l->recompute_y[1];
     a = arguments(m, l);
     a.mean = l->saved;
     a.rstd = a.mean + a.c;
-    return m->dev->ops->bn_again(m->dev, &a);
+    return m->dev->ops->bn_recompute(m->dev, &a);
 }
 
 static hvt_status norm_backward(hvt_model *m, hvt_layer *l)

@@ -19,10 +19,10 @@
 
 /* What of a value lies in the arena of activations: its y, y made again for backward, what its layer keeps,
  * and the gradient of y. */
-enum { Y, AGAIN, SAVED, DY, LIVES };
-typedef struct lives {
-    hvt_block of[LIVES];
-} lives;
+enum { Y, RECOMPUTED, SAVED, DY, LIFETIMES };
+typedef struct lifetimes {
+    hvt_block of[LIFETIMES];
+} lifetimes;
 
 static size_t up16(size_t n)
 {
@@ -138,9 +138,9 @@ static hvt_status plan_layers(hvt_model *m)
                   "layer %s (%s): output [%d,%d,%d,%d] has more than %d elements", l->name, l->ops->name,
                   m->batch, l->y.dim[1], l->y.dim[2], l->y.dim[3], INT_MAX);
         HVT_TRY(l->ops->plan(m, l));
-        l->trains = l->param[0] >= 0;
+        l->requires_grad = l->param[0] >= 0;
         for (int i = 0; i < HVT_LAYER_IN; i++)
-            l->trains = l->trains || (l->in[i] >= 0 && m->layer[l->in[i]].trains);
+            l->requires_grad = l->requires_grad || (l->in[i] >= 0 && m->layer[l->in[i]].requires_grad);
         if (l->ws_bytes > m->ws_bytes)
             m->ws_bytes = l->ws_bytes;
     }
@@ -154,8 +154,8 @@ static void lay_out_parameters(hvt_model *m)
 {
     int n = m->nparam_tensors;
 
-    m->rider_count = up16(m->rider_count + HVT_RIDER_SUMS);
-    m->arena_count = m->rider_count;
+    m->step_stats_count = up16(m->step_stats_count + HVT__STEP_SUMS);
+    m->arena_count = m->step_stats_count;
     for (int i = 0; i < n / 2; i++) {
         hvt_param p = m->param[i];
 
@@ -175,58 +175,58 @@ static void lay_out_parameters(hvt_model *m)
 /* Backward's first writer of a gradient writes, later ones add. It may write over its own dy, which is spent,
  * where its op can: then both gradients are one block. home[v]: the value whose block holds dy of v; -1: v
  * needs no gradient. */
-static void pair_gradients(hvt_model *m, lives *block, int *home)
+static void share_gradients(hvt_model *m, lifetimes *block, int *storage)
 {
     int n = m->nlayer;
 
     for (int v = 0; v < n; v++)
-        home[v] = -1;
+        storage[v] = -1;
     for (int l = n - 1; l >= 0; l--) {
         hvt_layer *me = &m->layer[l];
-        bool spent = home[l] < 0; /* by another input; the loss has no dy */
+        bool dy_reused = storage[l] < 0; /* by another input; the loss has no dy */
 
         for (int i = 0; i < HVT_LAYER_IN && !me->folded; i++) {
             int v = me->in[i];
 
-            if (v < 0 || !m->layer[v].trains)
+            if (v < 0 || !m->layer[v].requires_grad)
                 continue;
-            me->add[i] = home[v] >= 0;
+            me->add[i] = storage[v] >= 0;
             if (me->add[i])
                 continue;
-            if (me->in_place[i] && !spent) {
-                home[v] = home[l];
-                spent = true;
+            if (me->in_place[i] && !dy_reused) {
+                storage[v] = storage[l];
+                dy_reused = true;
             } else {
-                home[v] = v;
+                storage[v] = v;
                 block[v].of[DY].bytes = hvt__bytes(&m->layer[v]);
                 block[v].of[DY].from = 2 * n - 1 - l;
             }
-            block[home[v]].of[DY].to = 2 * n - 1 - v;
+            block[storage[v]].of[DY].to = 2 * n - 1 - v;
         }
     }
 }
 
 /* ---- 4. arenas ---- */
 
-static void live_activations(const hvt_model *m, lives *block)
+static void activation_lifetimes(const hvt_model *m, lifetimes *block)
 {
     int n = m->nlayer;
 
     for (int v = 0; v < n; v++) {
         const hvt_layer *l = &m->layer[v];
-        int back = l->trains ? 2 * n - 1 - v : v;
+        int back = l->requires_grad ? 2 * n - 1 - v : v;
         bool has_y = !l->folded && v != m->input && v != n - 1;
 
         block[v].of[Y] = (hvt_block){.bytes = has_y ? hvt__bytes(l) : 0, .from = v, .to = v};
         block[v].of[SAVED] =
             (hvt_block){.bytes = l->saved_bytes, .from = v, .to = v == n - 1 ? INT_MAX : back};
         for (int i = 0; i < HVT_LAYER_IN && !l->folded; i++) {
-            int until = i == 0 && l->keeps_in ? back : v;
+            int until = i == 0 && l->saves_input ? back : v;
 
             if (l->in[i] >= 0 && block[l->in[i]].of[Y].to < until)
                 block[l->in[i]].of[Y].to = until;
         }
-        if (l->keeps_out)
+        if (l->saves_output)
             block[v].of[Y].to = back;
     }
 }
@@ -234,28 +234,28 @@ static void live_activations(const hvt_model *m, lives *block)
 /* A batch norm without residual keeps its input. So its y, which convolutions would keep, too, may be given
  * up after the last that reads it in forward, and be made again before the first that reads it in backward:
  * a life becomes two short ones. */
-static void renew_norms(hvt_model *m, lives *block)
+static void recompute_norms(hvt_model *m, lifetimes *block)
 {
     int n = m->nlayer;
 
-    for (int v = 0; v < n && m->dev->ops->bn_again; v++) {
+    for (int v = 0; v < n && m->dev->ops->bn_recompute; v++) {
         hvt_layer *me = &m->layer[v];
-        int last = -1, keeper = -1;
+        int last = -1, saver = -1;
 
-        if (me->ops != &hvt_layer_norm || me->folded || me->in[1] >= 0 || !me->trains)
+        if (me->ops != &hvt_layer_norm || me->folded || me->in[1] >= 0 || !me->requires_grad)
             continue;
         for (int l = v + 1; l < n; l++)
             for (int i = 0; i < HVT_LAYER_IN && !m->layer[l].folded; i++)
                 if (m->layer[l].in[i] == v) {
                     last = l;
-                    keeper = i == 0 && m->layer[l].keeps_in ? l : keeper;
+                    saver = i == 0 && m->layer[l].saves_input ? l : saver;
                 }
-        if (keeper < 0)
+        if (saver < 0)
             continue;
-        block[v].of[AGAIN] =
-            (hvt_block){.bytes = block[v].of[Y].bytes, .from = 2 * n - 1 - keeper, .to = 2 * n - 1 - v};
+        block[v].of[RECOMPUTED] =
+            (hvt_block){.bytes = block[v].of[Y].bytes, .from = 2 * n - 1 - saver, .to = 2 * n - 1 - v};
         block[v].of[Y].to = last;
-        m->layer[keeper].renews = true;
+        m->layer[saver].recomputes_input = true;
     }
 }
 
@@ -290,15 +290,15 @@ static hvt_status allocate_arenas(hvt_model *m)
 static hvt_status place_activations(hvt_model *m)
 {
     int n = m->nlayer;
-    lives *block = calloc((size_t)n, sizeof *block);
-    int *home = malloc((size_t)n * sizeof *home);
+    lifetimes *block = calloc((size_t)n, sizeof *block);
+    int *storage = malloc((size_t)n * sizeof *storage);
     hvt_status s = HVT_OK;
 
-    HVT_CHECK_OR(done, block && home, E_MEM, "no memory to plan %d layers", n);
-    live_activations(m, block);
-    renew_norms(m, block);
-    pair_gradients(m, block, home);
-    m->acts_bytes = hvt__arena_fit((hvt_block *)block, LIVES * n);
+    HVT_CHECK_OR(done, block && storage, E_MEM, "no memory to plan %d layers", n);
+    activation_lifetimes(m, block);
+    recompute_norms(m, block);
+    share_gradients(m, block, storage);
+    m->acts_bytes = hvt__arena_fit((hvt_block *)block, LIFETIMES * n);
     HVT_TRY_OR(done, allocate_arenas(m));
     for (int v = 0; v < n; v++) {
         hvt_layer *l = &m->layer[v];
@@ -306,18 +306,18 @@ static hvt_status place_activations(hvt_model *m)
 
         if (of[Y].bytes)
             l->y.data = (char *)m->acts + of[Y].offset;
-        if (of[AGAIN].bytes) {
-            l->y_again[0] = l->y.data;
-            l->y_again[1] = (char *)m->acts + of[AGAIN].offset;
+        if (of[RECOMPUTED].bytes) {
+            l->recompute_y[0] = l->y.data;
+            l->recompute_y[1] = (char *)m->acts + of[RECOMPUTED].offset;
         }
         if (l->saved_bytes)
             l->saved = (char *)m->acts + of[SAVED].offset;
-        if (home[v] >= 0)
-            l->dy.data = (char *)m->acts + block[home[v]].of[DY].offset;
+        if (storage[v] >= 0)
+            l->dy.data = (char *)m->acts + block[storage[v]].of[DY].offset;
     }
 done:
     free(block);
-    free(home);
+    free(storage);
     return s;
 }
 
@@ -349,7 +349,7 @@ void hvt__model_unplan(hvt_model *m)
     m->acts = m->ws = NULL;
     m->copy = NULL;
     m->step = NULL;
-    m->arena_count = m->rider_count = m->stats_count = 0;
+    m->arena_count = m->step_stats_count = m->stats_count = 0;
     m->acts_bytes = m->ws_bytes = 0;
     m->grads_placed = m->params_placed = false;
 }

@@ -56,12 +56,12 @@ hvt_status hvt__step_restart(hvt_model *m)
 
 /* ---- a step ---- */
 
-hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr, const float told[HVT__STEP_TOLD])
+hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr, const float agreement[HVT__STEP_AGREEMENT])
 {
     hvt_step_state step = {.images = (double)images, .lr = (float)lr};
 
-    if (told)
-        memcpy(step.told, told, sizeof step.told);
+    if (agreement)
+        memcpy(step.agreement, agreement, sizeof step.agreement);
     HVT_TRY(m->dev->ops->put(m->dev, m->step, &step, HVT__STEP_PUT));
     return HVT_OK;
 }
@@ -71,7 +71,7 @@ hvt_status hvt__model_end_step(hvt_model *m, const int *counts, int shards)
     const hvt_device_ops *ops = m->dev->ops;
 
     HVT_CHECK(m->batch && m->grads, E_ARG, "the end of a step comes without a plan or a gradient arena");
-    HVT_TRY(ops->settle(m->dev, m->step, m->grads + m->rider_count - HVT_RIDER_SUMS));
+    HVT_TRY(ops->decide(m->dev, m->step, m->grads + m->step_stats_count - HVT__STEP_SUMS));
     if (ops->host && m->step->stop)
         return HVT_OK;
     for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
@@ -97,7 +97,7 @@ hvt_status hvt__model_stopped(const hvt_model *m, const hvt_step_state *s)
 
     if (s->stop == HVT_STOP_NOT)
         return HVT_OK;
-    if (s->stop == HVT_STOP_TOLD)
+    if (s->stop == HVT_STOP_DISAGREE)
         return HVT_FAIL(E_MISMATCH, "ranks were given different learning rates or shard counts for step %lld",
                         (long long)s->stop_step);
     if (s->stop == HVT_STOP_SCALE && s->interval)

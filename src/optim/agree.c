@@ -91,7 +91,7 @@ static void put_all(list *l, const hvt_optim *o, const hvt_distopt_opts *opts, c
     for (int i = 0; i < nbucket; i++)
         plan = hvt__hash(plan, &bucket[i].end, sizeof bucket[i].end);
     put(l, "buckets", "%d over %zu floats, rider %zu, ends' hash %016llx", nbucket, m->arena_count,
-        m->rider_count, (unsigned long long)plan);
+        m->step_stats_count, (unsigned long long)plan);
 }
 
 hvt_status hvt__distopt_agree(const hvt_optim *o, hvt_world *world, const hvt_distopt_opts *opts,

@@ -109,7 +109,7 @@ static hvt_status lay(const hvt_model *m, const size_t *end, int n, size_t bytes
     }
     hvt__bucket_split(start, end, n, bytes, piece);
     if (rider_alone)
-        bucket[count++] = (hvt_bucket){.end = m->rider_count, .wire = HVT_F32};
+        bucket[count++] = (hvt_bucket){.end = m->step_stats_count, .wire = HVT_F32};
     for (int i = 0; i < pieces && start < m->arena_count; start = piece[i++])
         bucket[count++] = (hvt_bucket){.first = start, .end = piece[i], .wire = wire};
     free(piece);

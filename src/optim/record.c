@@ -24,7 +24,7 @@ const char *hvt_distopt_unrecorded(const hvt_distopt *d)
     if (!d)
         return "there is no distributed optimizer";
     dev = d->optim->m->dev;
-    if (!dev->ops->record)
+    if (!dev->ops->capture_begin)
         return "this device runs what it is given at once";
     if (!(hvt_comm_can(d->comm) & HVT_COMM_CAPTURABLE))
         return "the host has a part in this exchange";
@@ -43,7 +43,7 @@ hvt_status hvt_distopt_record(hvt_distopt *d)
     HVT_CHECK(!why, E_UNSUPPORTED, "steps cannot be recorded: %s", why);
     HVT_CHECK(d->begun && !d->pass && !d->mark, E_ARG, "a recording begins right after hvt_distopt_begin()");
     HVT_TRY(hvt__model_refresh(d->optim->m));
-    HVT_TRY(dev->ops->record(dev));
+    HVT_TRY(dev->ops->capture_begin(dev));
     return HVT_OK;
 }
 
@@ -55,10 +55,10 @@ static hvt_status end(hvt_distopt *d, hvt_op *op, hvt_recording **ret_recording)
     r = malloc(sizeof *r + (size_t)d->shards * sizeof *r->counts);
     HVT_CHECK(r, E_MEM, "no memory for a recorded step of %d shards", d->shards);
     *r = (hvt_recording){.op = op, .dev = d->optim->m->dev, .shards = d->shards};
-    hvt__use(&r->dev->users, HVT__USER_RECORDING, 1);
+    hvt__use(&r->dev->users, HVT__USER_GRAPH, 1);
     memcpy(r->counts, d->counts, (size_t)d->shards * sizeof *r->counts);
     *ret_recording = r;
-    return d->optim->m->dev->ops->run(op);
+    return d->optim->m->dev->ops->graph_launch(op);
 }
 
 hvt_status hvt_distopt_record_end(hvt_distopt *d, hvt_recording **ret_recording)
@@ -69,8 +69,8 @@ hvt_status hvt_distopt_record_end(hvt_distopt *d, hvt_recording **ret_recording)
 
     HVT_GIVEN(d, "a distributed optimizer");
     dev = d->optim->m->dev;
-    HVT_CHECK(dev->ops->record, E_UNSUPPORTED, "steps cannot be recorded: %s", hvt_distopt_unrecorded(d));
-    s = dev->ops->record_end(dev, &op);
+    HVT_CHECK(dev->ops->capture_begin, E_UNSUPPORTED, "steps cannot be recorded: %s", hvt_distopt_unrecorded(d));
+    s = dev->ops->capture_end(dev, &op);
     if (!ret_recording) { /* none of the step's operations ran */
         hvt__op_free(op);
         if (d->begun)
@@ -97,9 +97,9 @@ hvt_status hvt_distopt_replay(hvt_distopt *d, hvt_recording *r)
               E_ARG, "shards of other sizes than when the step was recorded");
     HVT_TRY(hvt__model_refresh(m));
     hvt__trace_begin(HVT__LAUNCH, -1);
-    HVT_TRY(hvt__traced(m->dev->ops->run(r->op)));
+    HVT_TRY(hvt__traced(m->dev->ops->graph_launch(r->op)));
     m->tracked++;
-    m->backward_next = false;
+    m->backward_pending = false;
     hvt__optim_end(d->optim);
     d->begun = false;
     hvt__trace_step_end();
@@ -113,7 +113,7 @@ void hvt_recording_free(hvt_recording **recording)
     if (!r)
         return;
     hvt__op_free(r->op);
-    hvt__use(&r->dev->users, HVT__USER_RECORDING, -1);
+    hvt__use(&r->dev->users, HVT__USER_GRAPH, -1);
     free(r);
     *recording = NULL;
 }

@@ -29,7 +29,7 @@ static int ranks_of(const hvt_distopt *d)
 
 static size_t ride_count(const hvt_distopt *d)
 {
-    return d->optim->m->rider_count + (size_t)d->words * (size_t)ranks_of(d);
+    return d->optim->m->step_stats_count + (size_t)d->words * (size_t)ranks_of(d);
 }
 
 size_t hvt__ride_bytes(const hvt_distopt *d)
@@ -67,7 +67,7 @@ static uint64_t hash_span(uint64_t h, const void *arena, size_t size, size_t fir
 
 static void write_hash(const hvt_model *m, const void *arena, size_t size, float word[2])
 {
-    uint64_t h = hash_span(HVT_HASH_INIT, arena, size, m->rider_count, m->arena_count);
+    uint64_t h = hash_span(HVT_HASH_INIT, arena, size, m->step_stats_count, m->arena_count);
 
     word[0] = (float)(h & ((1 << HALF) - 1));
     word[1] = (float)((h >> HALF & ((1 << HALF) - 1)) | 1 << HALF);
@@ -86,11 +86,11 @@ static int param_of(const hvt_model *m, uint64_t at)
 hvt_status hvt__ride_launch(hvt_distopt *d, hvt_ticket *ret_ticket)
 {
     const hvt_model *m = d->optim->m;
-    float *word = d->ride + m->rider_count;
+    float *word = d->ride + m->step_stats_count;
     int rank = hvt_world_rank(hvt_comm_world(d->comm));
 
-    memcpy(d->ride, d->grads, m->rider_count * sizeof *d->ride);
-    memset(word, 0, (ride_count(d) - m->rider_count) * sizeof *word);
+    memcpy(d->ride, d->grads, m->step_stats_count * sizeof *d->ride);
+    memset(word, 0, (ride_count(d) - m->step_stats_count) * sizeof *word);
     word += rank * d->words;
     if (d->late && m->step->bad != UINT64_MAX)
         word[FLAG] = (float)(1 + param_of(m, m->step->bad));
@@ -110,7 +110,7 @@ static uint64_t least_bad(const hvt_distopt *d)
     int first = 0;
 
     for (int r = 0; r < ranks_of(d); r++) {
-        int flag = (int)d->ride[m->rider_count + (size_t)(r * d->words) + FLAG];
+        int flag = (int)d->ride[m->step_stats_count + (size_t)(r * d->words) + FLAG];
 
         first = flag && (!first || flag < first) ? flag : first;
     }
@@ -123,7 +123,7 @@ static bool equal(const hvt_distopt *d, int at)
     const float *first = NULL;
 
     for (int r = 0; r < ranks_of(d); r++) {
-        const float *word = d->ride + d->optim->m->rider_count + r * d->words + at;
+        const float *word = d->ride + d->optim->m->step_stats_count + r * d->words + at;
 
         if (!word[1])
             continue;
@@ -167,7 +167,7 @@ hvt_status hvt__ride_land(hvt_distopt *d)
 {
     hvt_model *m = d->optim->m;
 
-    memcpy(d->grads, d->ride, m->rider_count * sizeof *d->ride);
+    memcpy(d->grads, d->ride, m->step_stats_count * sizeof *d->ride);
     if (d->late)
         m->step->bad = least_bad(d);
     if (!is_due(d))

@@ -382,8 +382,8 @@ static hvt_status keep_whole(hvt_optim *o)
 
     HVT_TRY(hvt__optim_state(o, true, &whole));
     o->loaded = false;
-    return m->dev->ops->copy(m->dev, whole + m->rider_count, m->grads + m->rider_count,
-                             (m->arena_count - m->rider_count) * sizeof *whole);
+    return m->dev->ops->copy(m->dev, whole + m->step_stats_count, m->grads + m->step_stats_count,
+                             (m->arena_count - m->step_stats_count) * sizeof *whole);
 }
 
 hvt_status hvt__sharded_gather(hvt_sharded *s, int root)

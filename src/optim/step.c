@@ -24,9 +24,9 @@
 #include <math.h>
 #include <string.h>
 
-/* What this rank was told of the step, as hvt__step_told_alike() wants it: words of as many bits as their
+/* What this rank was told of the step, as hvt__step_agrees() wants it: words of as many bits as their
  * squares' sum over all ranks leaves exact. */
-static void tell(const hvt_distopt *d, float told[HVT__STEP_TOLD])
+static void tell(const hvt_distopt *d, float told[HVT__STEP_AGREEMENT])
 {
     int bits = 24, ranks = hvt_world_size(hvt_comm_world(d->comm));
     const float lr = (float)d->lr;
@@ -47,7 +47,7 @@ static void tell(const hvt_distopt *d, float told[HVT__STEP_TOLD])
 hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards, double lr)
 {
     int64_t images = 0;
-    float told[HVT__STEP_TOLD];
+    float told[HVT__STEP_AGREEMENT];
 
     HVT_GIVEN(d, "a distributed optimizer");
     HVT_GIVEN(shard_counts, "the shards' counts");
@@ -179,7 +179,7 @@ static hvt_status check_pass(const hvt_distopt *d)
     const hvt_model *m = d->optim->m;
     int shard = hvt_world_rank(hvt_comm_world(d->comm)) * d->opts.local_shards + d->pass;
 
-    if (!m->walks_back) /* gradients that were made elsewhere */
+    if (!m->in_backward) /* gradients that were made elsewhere */
         return HVT_OK;
     HVT_CHECK(m->shard < 0 || m->shard == shard, E_ARG,
               "a batch of shard %d comes as number %d of this rank's, expected shard %d", m->shard, d->pass,
@@ -195,7 +195,7 @@ static hvt_status add_told(const hvt_distopt *d)
 {
     const hvt_model *m = d->optim->m;
 
-    return m->dev->ops->copy(m->dev, d->grads + m->rider_count - HVT__STEP_TOLD, m->step->told,
+    return m->dev->ops->copy(m->dev, d->grads + m->step_stats_count - HVT__STEP_AGREEMENT, m->step->told,
                              sizeof m->step->told);
 }
 
@@ -206,7 +206,7 @@ hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end)
     bool last;
 
     HVT_GIVEN(d, "a distributed optimizer");
-    rider = d->optim->m->rider_count;
+    rider = d->optim->m->step_stats_count;
     last = d->pass == d->opts.local_shards - 1;
     HVT_CHECK(d->begun, E_ARG, "gradients come before hvt_distopt_begin()");
     HVT_CHECK(d->pass < d->opts.local_shards, E_ARG, "more than %d backward passes in a step",
@@ -284,7 +284,7 @@ static hvt_status look_at_span(hvt_distopt *d, const hvt_bucket *b)
     size_t first = d->sharded ? b->own_first : b->first, end = d->sharded ? b->own_end : b->end;
     size_t most = codec->whole ? SIZE_MAX : hvt__codec_chunk(d), n;
 
-    for (size_t at = first < m->rider_count ? m->rider_count : first; at < end; at += n) {
+    for (size_t at = first < m->step_stats_count ? m->step_stats_count : first; at < end; at += n) {
         n = end - at < most ? end - at : most;
         if (codec->decode)
             HVT_TRY(codec->decode(d, at, n, 1, d->grads + at));
@@ -350,7 +350,7 @@ void hvt__distopt_drop(hvt_distopt *d)
     d->pass = d->launched = d->arrived = 0;
     d->mark = 0;
     d->rest_unit = 0;
-    d->optim->m->backward_next = false;
+    d->optim->m->backward_pending = false;
     hvt__trace_step_end();
 }
 

@@ -126,11 +126,11 @@ size_t hvt_distopt_bytes(const hvt_distopt *d)
         return 0;
 
     const hvt_model *m = d->optim->m;
-    size_t rider = hvt__ride_bytes(d) ? hvt__ride_bytes(d) : m->rider_count * sizeof *d->grads;
+    size_t rider = hvt__ride_bytes(d) ? hvt__ride_bytes(d) : m->step_stats_count * sizeof *d->grads;
 
     if (d->powersgd)
         return rider + hvt__powersgd_bytes(d);
-    return rider + (m->arena_count - m->rider_count) * hvt_dtype_size(d->opts.wire);
+    return rider + (m->arena_count - m->step_stats_count) * hvt_dtype_size(d->opts.wire);
 }
 
 int hvt_distopt_buckets(const hvt_distopt *d, const size_t **ret_bytes)

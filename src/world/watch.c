@@ -359,7 +359,7 @@ static void give_up(watch *w, const hvt__verdict *v)
     if (atomic_exchange(&page->hopeless, true))
         return; /* another one says it; this rank follows */
     hvt__watch_line(w->world, w->seen, w->n, v, w->named, line, sizeof line);
-    if (!hvt__has_last_word(line))
+    if (!hvt__may_report(line))
         return;
     hvt__log_always(HVT_LOG_ERROR, "%s", line);
     _exit(HVT_EXIT_STALLED);

@@ -127,7 +127,7 @@ TEST(a_phase_that_ends_leaves_an_event_while_somebody_listens)
     CHECK_OK(hvt__trace_open(8));
     hvt__trace_begin(HVT__SAVE, -1);
     hvt__trace_end(); /* nobody listens yet */
-    hvt__trace_hear(true);
+    hvt__trace_enable(true);
     hvt__trace_step(7);
     hvt__trace_begin(HVT__EXCHANGE, 2);
     hvt__trace_bytes(64);
@@ -136,7 +136,7 @@ TEST(a_phase_that_ends_leaves_an_event_while_somebody_listens)
     hvt__trace_end();
     hvt__trace_end();
     hvt__trace_step_end();
-    hvt__trace_hear(false);
+    hvt__trace_enable(false);
     hvt__trace_begin(HVT__DATA, -1);
     hvt__trace_end();
     CHECK(hvt__trace_count() == 3, "%zu events", hvt__trace_count());
@@ -157,7 +157,7 @@ TEST(what_has_no_room_is_counted)
     hvt__event e[3];
 
     CHECK_OK(hvt__trace_open(3));
-    hvt__trace_hear(true);
+    hvt__trace_enable(true);
     for (int i = 0; i < 10; i++) {
         hvt__trace_begin(HVT__UPDATE, i);
         hvt__trace_end();
@@ -188,7 +188,7 @@ TEST(threads_leave_events_side_by_side)
     pthread_t other;
 
     CHECK_OK(hvt__trace_open(2 * EACH));
-    hvt__trace_hear(true);
+    hvt__trace_enable(true);
     if (pthread_create(&other, NULL, exchange, &count)) {
         CHECK(false, "no thread");
         return;

@@ -158,7 +158,7 @@ const hvt_device_ops hvt_device_cuda = {
     .upload = upload_spy,
     .download = download_spy,
     .sync = sync_spy,
-    .record = record_spy,
-    .record_end = record_end_spy,
-    .run = run_spy,
+    .capture_begin = record_spy,
+    .capture_end = record_end_spy,
+    .graph_launch = run_spy,
 };

@@ -54,7 +54,7 @@ static hvt_status note_conv(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_
     return HVT_OK;
 }
 
-static hvt_status note_pool(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op, size_t *ret_saved)
+static hvt_status note_pool(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op, size_t *ret_saved)
 {
     static hvt_op op = {NULL, free_nothing};
 
@@ -125,7 +125,7 @@ static void note_model(const char *name, int side, int classes, hvt_zoo_opts opt
                                        .put = move_nothing,
                                        .zero = zero_nothing,
                                        .conv_plan = note_conv,
-                                       .pool_plan = note_pool};
+                                       .pooling_plan = note_pool};
     hvt_device d = {.ops = &ops};
     hvt_model *m = NULL;
 
@@ -167,9 +167,9 @@ static bool describe_gpu(const char *name, plan_target *ret_on)
     return ret_on->gpu;
 }
 
-static conv_wish wish(const hvt_conv_desc *c, hvt_dtype t, conv_pass pass)
+static conv_request wish(const hvt_conv_desc *c, hvt_dtype t, conv_pass pass)
 {
-    return (conv_wish){.pass = pass,
+    return (conv_request){.pass = pass,
                        .n = BATCH,
                        .h = c->h,
                        .w = c->w,
@@ -184,7 +184,7 @@ static conv_wish wish(const hvt_conv_desc *c, hvt_dtype t, conv_pass pass)
                        .ws_most = CUDNN_WORKSPACE_MOST};
 }
 
-static const char *text_of(const conv_wish *w, char *text, size_t size)
+static const char *text_of(const conv_request *w, char *text, size_t size)
 {
     snprintf(text, size, "pass %d%s of %s%s %dx%dx%d, %d filters %dx%d, stride %d%s", w->pass,
              w->add ? " add" : "", hvt_dtype_name(w->type), w->tf32 ? " (tf32)" : "", w->h, w->w, w->c, w->k,
@@ -193,7 +193,7 @@ static const char *text_of(const conv_wish *w, char *text, size_t size)
 }
 
 /* The first plan for it, or count 0. */
-static conv_plan first(const plan_target *on, const conv_wish *w, int *ret_count)
+static conv_plan first(const plan_target *on, const conv_request *w, int *ret_count)
 {
     conv_plan p[CUDNN_PLANS_MOST] = {{0}};
     int count = 0;
@@ -203,7 +203,7 @@ static conv_plan first(const plan_target *on, const conv_wish *w, int *ret_count
     return p[0];
 }
 
-static void must_have_plan(const char *gpu, const plan_target *on, const conv_wish *w)
+static void must_have_plan(const char *gpu, const plan_target *on, const conv_request *w)
 {
     char text[200];
     int count;
@@ -235,7 +235,7 @@ TEST(every_convolution_of_the_zoo_has_precompiled_plans_deterministic_ones_too)
                 for (int pass = 0; pass < CONV_PASSES; pass++)
                     for (int add = 0; add <= (pass == CONV_BACKWARD_X); add++)
                         for (int deterministic = 0; deterministic < 2; deterministic++) {
-                            conv_wish w = wish(&convs[i], kinds[k].type, (conv_pass)pass);
+                            conv_request w = wish(&convs[i], kinds[k].type, (conv_pass)pass);
 
                             w.tf32 = kinds[k].tf32;
                             w.add = add;
@@ -255,7 +255,7 @@ TEST(strict_f32_and_tf32_are_different_engines)
 {
     for (size_t g = 0; g < HVT_LEN(gpus); g++)
         for (int pass = 0; pass < CONV_PASSES; pass++) {
-            conv_wish w = wish(&middle, HVT_F32, (conv_pass)pass);
+            conv_request w = wish(&middle, HVT_F32, (conv_pass)pass);
             conv_plan strict, fast;
             plan_target on;
             int n, m;
@@ -275,7 +275,7 @@ TEST(strict_f32_and_tf32_are_different_engines)
 
 TEST(a_deterministic_wish_leaves_engines_out)
 {
-    conv_wish w = wish(&middle, HVT_F32, CONV_BACKWARD_W);
+    conv_request w = wish(&middle, HVT_F32, CONV_BACKWARD_W);
     conv_plan p[CUDNN_PLANS_MOST];
     plan_target on;
     int count = 0, loose = 0;
@@ -299,7 +299,7 @@ TEST(a_deterministic_wish_leaves_engines_out)
 
 TEST(workspace_has_its_cap_and_what_cannot_be_is_no_error)
 {
-    conv_wish w = wish(&middle, HVT_F32, CONV_BACKWARD_X);
+    conv_request w = wish(&middle, HVT_F32, CONV_BACKWARD_X);
     plan_target on;
     conv_plan p;
     int count;
@@ -323,7 +323,7 @@ TEST(padded_channels_save_the_first_layers_workspace)
 {
     for (size_t g = 0; g < HVT_LEN(gpus); g++)
         for (hvt_dtype t = HVT_F16; t <= HVT_BF16; t++) {
-            conv_wish w = wish(&stem, t, CONV_BACKWARD_W);
+            conv_request w = wish(&stem, t, CONV_BACKWARD_W);
             plan_target on;
             conv_plan padded, plain;
             int n, m;
@@ -374,15 +374,15 @@ static void write_text(const char *text)
 
 static int place_of(const plan_cache *c, const char *key)
 {
-    plan_choice p = {.place = -1};
+    plan_choice p = {.index = -1};
 
     hvt__plan_cache_find(c, key, &p);
-    return p.place;
+    return p.index;
 }
 
 TEST(what_was_measured_is_found_in_the_next_run)
 {
-    plan_choice in = {.place = 3, .engine = 47, .us = 12.5f}, out = {0};
+    plan_choice in = {.index = 3, .engine = 47, .us = 12.5f}, out = {0};
     plan_cache *c;
 
     unlink(path);
@@ -393,9 +393,9 @@ TEST(what_was_measured_is_found_in_the_next_run)
     CHECK_OK(hvt__plan_cache_put(c, "NVIDIA X, forward add", (plan_choice){4, 2, 3})); /* measured again */
     hvt__plan_cache_close(&c);
     c = cache_of(path);
-    CHECK(hvt__plan_cache_find(c, "NVIDIA X, forward", &out) && out.place == 3 && out.engine == 47 &&
+    CHECK(hvt__plan_cache_find(c, "NVIDIA X, forward", &out) && out.index == 3 && out.engine == 47 &&
               out.us == 12.5f,
-          "place %d, engine %lld, %g us", out.place, (long long)out.engine, (double)out.us);
+          "place %d, engine %lld, %g us", out.index, (long long)out.engine, (double)out.us);
     CHECK(place_of(c, "NVIDIA X, forward add") == 4, "place %d", place_of(c, "NVIDIA X, forward add"));
     hvt__plan_cache_close(&c);
 }

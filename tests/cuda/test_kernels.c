@@ -337,7 +337,7 @@ static void *pool_input(runs *r, hvt_dtype t, size_t count, size_t real, size_t 
     return x;
 }
 
-static void pool_case(hvt_pool_desc p, bool finite, bool add)
+static void pool_case(hvt_pooling_desc p, bool finite, bool add)
 {
     runs r;
     int real = between(0, 2) ? p.n : between(0, p.n);
@@ -353,7 +353,7 @@ static void pool_case(hvt_pool_desc p, bool finite, bool add)
     int y, dx;
 
     begin(&r, p.mean ? "mean pool" : "max pool");
-    CHECK_OK(ref->ops->pool_plan(ref, &p, &op, &bytes));
+    CHECK_OK(ref->ops->pooling_plan(ref, &p, &op, &bytes));
     x = finite ? input(&r, p.type, p.n * in, real * in, 0, skew)
                : pool_input(&r, p.type, p.n * in, real * in, skew);
     dy = input(&r, p.type, p.n * out, real * out, 0, skew);
@@ -364,13 +364,13 @@ static void pool_case(hvt_pool_desc p, bool finite, bool add)
                 add ? input(&r, p.type, p.n * in, real * in, 0, skew) : NULL, NULL, skew);
     for (int run = 0; run < RUNS; run++) {
         set_order(run);
-        saved[run] = guarded_room(&r, run ? hvt__cuda_pool_saved(&p) : bytes, 0);
+        saved[run] = guarded_room(&r, run ? hvt__cuda_pooling_saved(&p) : bytes, 0);
         if (run) {
-            CHECK_CUDA(hvt__cuda_pool_forward(NULL, &p, real, x, of(&r, y, run), saved[run]));
-            CHECK_CUDA(hvt__cuda_pool_backward(NULL, &p, real, saved[run], dy, of(&r, dx, run), add));
+            CHECK_CUDA(hvt__cuda_pooling_forward(NULL, &p, real, x, of(&r, y, run), saved[run]));
+            CHECK_CUDA(hvt__cuda_pooling_backward(NULL, &p, real, saved[run], dy, of(&r, dx, run), add));
         } else {
-            CHECK_OK(ref->ops->pool_forward(op, real, x, of(&r, y, run), saved[run]));
-            CHECK_OK(ref->ops->pool_backward(op, real, saved[run], dy, of(&r, dx, run), add));
+            CHECK_OK(ref->ops->pooling_forward(op, real, x, of(&r, y, run), saved[run]));
+            CHECK_OK(ref->ops->pooling_backward(op, real, saved[run], dy, of(&r, dx, run), add));
         }
     }
     hvt__op_free(op);
@@ -381,7 +381,7 @@ static void pool_case(hvt_pool_desc p, bool finite, bool add)
 TEST(pooling_equals_ref_with_ties_and_nans)
 {
     for (int k = 0; k < 2 * CASES; k++) {
-        hvt_pool_desc p = random_pool();
+        hvt_pooling_desc p = random_pool();
 
         p.order = HVT_ORDER_NHW;
         p.type = any_type();
@@ -486,7 +486,7 @@ TEST(cross_entropy_equals_ref)
         for (int run = 0; run < RUNS; run++) {
             a.dlogits = wanted ? of(&r, dx, run) : NULL;
             a.loss = of(&r, loss, run);
-            a.place = of(&r, place, run);
+            a.label_rank = of(&r, place, run);
             a.sums = of(&r, sums, run);
             set_order(run);
             if (run) {
@@ -754,8 +754,8 @@ TEST(a_step_is_settled_as_on_the_host)
         float sums[HVT__STEP_SUMS] = {losses[i], 1, 3};
 
         s[0].bad = s[1].bad = i == 1 ? 17 : UINT64_MAX;
-        CHECK_OK(ref->ops->settle(ref, &s[0], sums));
-        CHECK_CUDA(hvt__cuda_settle(NULL, &s[1], sums));
+        CHECK_OK(ref->ops->decide(ref, &s[0], sums));
+        CHECK_CUDA(hvt__cuda_decide(NULL, &s[1], sums));
         CHECK(!memcmp(&s[0], &s[1], sizeof s[0]), "step %d is settled in another way", i);
     }
 }

@@ -351,26 +351,26 @@ TEST(a_recorded_exchange_runs_again_and_the_guard_leaves_it_alone)
     CHECK_OK(hvt_comm_allreduce(c, buf, 1, HVT_F32, &t));
     CHECK_OK(hvt_comm_wait(c, t));
     CHECK_OK(hvt_comm_allreduce(c, buf, 1, HVT_F32, &old));
-    CHECK_OK(gpu->ops->record(gpu));
+    CHECK_OK(gpu->ops->capture_begin(gpu));
     CHECK_FAILS(hvt_comm_allreduce(c, buf, 1, HVT_F32, &t), E_ARG, "ticket 2 from before it was not waited");
-    CHECK_OK(gpu->ops->record_end(gpu, &op));
+    CHECK_OK(gpu->ops->capture_end(gpu, &op));
     hvt__op_free(op);
     CHECK_OK(hvt_comm_wait(c, old));
-    CHECK_OK(gpu->ops->record(gpu));
+    CHECK_OK(gpu->ops->capture_begin(gpu));
     for (int i = 0; i < 2; i++) {
         CHECK_OK(hvt_comm_allreduce(c, buf, 1, HVT_F32, &t));
         CHECK_OK(hvt_comm_wait(c, t));
         hvt_double_launch(cuda_of(gpu)->stream, keep, buf, NULL);
     }
     usleep(250000); /* the guard looks meanwhile */
-    CHECK_OK(gpu->ops->record_end(gpu, &op));
+    CHECK_OK(gpu->ops->capture_end(gpu, &op));
     for (int seed = 0; seed < 10; seed++) {
         hvt_double_seed((uint64_t)seed);
         host[0] = 1;
         CHECK_OK(hvt_device_upload(gpu, buf, host, sizeof host));
         want = powf((float)size, 4);
         for (int i = 0; i < 2; i++)
-            CHECK_OK(op->dev->ops->run(op));
+            CHECK_OK(op->dev->ops->graph_launch(op));
         CHECK_OK(hvt_comm_allreduce(c, buf, 1, HVT_F32, &t)); /* and one that is not recorded, after it */
         CHECK_OK(hvt_comm_wait(c, t));
         CHECK_OK(hvt_device_download(gpu, host, buf, sizeof host));
@@ -394,10 +394,10 @@ TEST(a_recording_that_outlives_its_comm_costs_time_and_a_line)
     CHECK_OK(gpu->ops->alloc(gpu, 64, (void **)&buf));
     CHECK_OK(hvt_comm_allreduce(c, buf, 1, HVT_F32, &t));
     CHECK_OK(hvt_comm_wait(c, t));
-    CHECK_OK(gpu->ops->record(gpu));
+    CHECK_OK(gpu->ops->capture_begin(gpu));
     CHECK_OK(hvt_comm_allreduce(c, buf, 1, HVT_F32, &t));
     CHECK_OK(hvt_comm_wait(c, t));
-    CHECK_OK(gpu->ops->record_end(gpu, &op));
+    CHECK_OK(gpu->ops->capture_end(gpu, &op));
     hvt_comm_close(&c);
     CHECK(strstr(logged, "does a recording hold its operations still?"), "said: %s", logged);
     hvt__op_free(op);
@@ -518,15 +518,15 @@ TEST(a_recorded_step_that_a_rank_does_not_run_is_given_up)
     CHECK_OK(hvt_comm_alloc(c, 4 * 100, (void **)&buf));
     CHECK_OK(hvt_comm_allreduce(c, buf, 100, HVT_F32, &t));
     CHECK_OK(hvt_comm_wait(c, t));
-    CHECK_OK(gpu->ops->record(gpu));
+    CHECK_OK(gpu->ops->capture_begin(gpu));
     CHECK_OK(hvt_comm_allreduce(c, buf, 100, HVT_F32, &t));
     CHECK_OK(hvt_comm_wait(c, t));
-    CHECK_OK(gpu->ops->record_end(gpu, &op));
-    CHECK_OK(op->dev->ops->run(op));
+    CHECK_OK(gpu->ops->capture_end(gpu, &op));
+    CHECK_OK(op->dev->ops->graph_launch(op));
     CHECK_OK(hvt_device_sync(gpu));
     start = hvt__now();
     if (rank < size - 1) {
-        CHECK_OK(op->dev->ops->run(op));
+        CHECK_OK(op->dev->ops->graph_launch(op));
         CHECK_FAILS(hvt_device_sync(gpu), E_COMM, "a rank does not run its recorded step");
         CHECK(hvt__now() - start > 0.9 && hvt__now() - start < 20, "after %.1f s", hvt__now() - start);
         CHECK_FAILS(hvt_comm_allreduce(c, buf, 1, HVT_F32, &t), E_COMM, "recorded step");

@@ -14,7 +14,7 @@
 static const hvt_device_ops cpu_ops = {.name = "cpu",
                                        .conv_plan = hvt__conv_plan_cpu,
                                        .conv_permute = hvt__conv_permute_cpu,
-                                       .conv_pack = hvt__conv_pack_cpu,
+                                       .conv_pack_weights = hvt__conv_pack_weights_cpu,
                                        .conv_forward = hvt__conv_forward_cpu,
                                        .conv_backward_x = hvt__conv_backward_x_cpu,
                                        .conv_backward_w = hvt__conv_backward_w_cpu};
@@ -169,7 +169,7 @@ static conv_result run(hvt_device *dev, const conv_case *c)
     ops->conv_permute(op, false, wide, c->w);
     for (size_t i = 0; i < r.weights; i++)
         hvt__store(w, t, i + shift, wide[i]);
-    CHECK_OK(ops->conv_pack(op, at(w, t, shift)));
+    CHECK_OK(ops->conv_pack_weights(op, at(w, t, shift)));
     CHECK_OK(ops->conv_forward(op, c->real, x, at(w, t, shift), y, ws));
     heap_spoil(ws, ws_bytes);
     CHECK_OK(ops->conv_backward_w(op, c->real, x, dy, dw + shift, ws));
@@ -706,7 +706,7 @@ static void add_set(const hvt_isa *isa)
 {
     for (int t = 0; t < MOST_THREADS; t++) {
         cpus[isas][t].isa = isa;
-        CHECK_OK(hvt__pool_open(t + 1, NULL, 0, true, &cpus[isas][t].pool));
+        CHECK_OK(hvt__thread_pool_open(t + 1, NULL, 0, true, &cpus[isas][t].pool));
         devices[isas][t] =
             (hvt_device){.ops = &cpu_ops, .state = &cpus[isas][t], .isa = isa->name, .threads = t + 1};
     }
@@ -736,7 +736,7 @@ int main(void)
     RUN(impossible_convolutions_are_refused);
     for (int i = 0; i < isas; i++)
         for (int t = 0; t < MOST_THREADS; t++)
-            hvt__pool_close(&cpus[i][t].pool);
+            hvt__thread_pool_close(&cpus[i][t].pool);
     hvt_device_close(&ref);
     return check_done();
 }

@@ -99,21 +99,21 @@ TEST(a_pool_does_every_job_once)
 {
     for (int threads = 1; threads <= 5; threads++)
         for (int yield = 0; yield < 2; yield++) {
-            hvt_pool *pool = NULL;
+            hvt_thread_pool *pool = NULL;
 
-            CHECK_OK(hvt__pool_open(threads, NULL, 0, yield, &pool));
-            CHECK(hvt__pool_threads(pool) == threads, "%d threads", hvt__pool_threads(pool));
+            CHECK_OK(hvt__thread_pool_open(threads, NULL, 0, yield, &pool));
+            CHECK(hvt__thread_pool_size(pool) == threads, "%d threads", hvt__thread_pool_size(pool));
             for (int round = 0; round < cases(2000); round++) {
                 tally t = {.threads = threads};
                 int jobs = round % 7 == 0 ? round / 2 : round % 40, bad = 0;
 
-                hvt__pool_run(pool, jobs, count_job, &t);
+                hvt__parallel_for(pool, jobs, count_job, &t);
                 for (int i = 0; i < (int)HVT_LEN(t.seen); i++)
                     bad += t.seen[i] != (i < jobs);
                 CHECK(!bad && !t.bad, "%d threads, round %d: %d jobs wrong, %d threads", threads, round, bad,
                       t.bad);
             }
-            hvt__pool_close(&pool);
+            hvt__thread_pool_close(&pool);
         }
 }
 

@@ -187,7 +187,7 @@ TEST(ref_convolution_gradients_equal_differences)
         c.ws = room(bytes);
         w = floats(weights);
         dw = room(weights * 4);
-        CHECK_OK(ref->ops->conv_pack(c.op, w));
+        CHECK_OK(ref->ops->conv_pack_weights(c.op, w));
         CHECK_OK(ref->ops->conv_backward_x(c.op, c.real, w, dy, dx2, true, c.ws));
         for (size_t i = 0; i < in.all; i++)
             dx2[i] -= dx[i];
@@ -222,17 +222,17 @@ typedef struct pool_ctx {
     uint8_t *saved;
 } pool_ctx;
 
-static void pool_forward(void *ctx, const float *x, float *y)
+static void pooling_forward(void *ctx, const float *x, float *y)
 {
     pool_ctx *p = ctx;
 
-    CHECK_OK(ref->ops->pool_forward(p->op, p->n, x, y, p->saved));
+    CHECK_OK(ref->ops->pooling_forward(p->op, p->n, x, y, p->saved));
 }
 
 TEST(ref_pooling_gradients_equal_differences)
 {
     for (int t = 0; t < 40; t++) {
-        hvt_pool_desc d = random_pool();
+        hvt_pooling_desc d = random_pool();
         int p = d.mean ? 1 : hvt__conv_out(d.h, d.size, d.stride, d.pad),
             q = d.mean ? 1 : hvt__conv_out(d.w, d.size, d.stride, d.pad);
         size_t nx, ny, bytes;
@@ -255,13 +255,13 @@ TEST(ref_pooling_gradients_equal_differences)
             x[i] = x[j];
             x[j] = swap;
         }
-        CHECK_OK(ref->ops->pool_plan(ref, &d, &c.op, &bytes));
+        CHECK_OK(ref->ops->pooling_plan(ref, &d, &c.op, &bytes));
         c.saved = room(bytes);
-        pool_forward(&c, x, dy);
+        pooling_forward(&c, x, dy);
         free(dy);
         dy = floats(ny);
-        CHECK_OK(ref->ops->pool_backward(c.op, d.n, c.saved, dy, dx, false));
-        check_gradient("pool", pool_forward, &c, x, nx, dy, ny, dx, 0.25f, d.mean ? 5e-3 : 1e-6);
+        CHECK_OK(ref->ops->pooling_backward(c.op, d.n, c.saved, dy, dx, false));
+        check_gradient("pool", pooling_forward, &c, x, nx, dy, ny, dx, 0.25f, d.mean ? 5e-3 : 1e-6);
         hvt__op_free(c.op);
         free(c.saved);
         free(x);
@@ -298,7 +298,7 @@ static void xent_forward(void *ctx, const float *x, float *loss)
                        .labels = c->labels,
                        .dlogits = c->dlogits,
                        .loss = loss,
-                       .place = place,
+                       .label_rank = place,
                        .sums = sums};
 
     CHECK_OK(ref->ops->xent(ref, &a));

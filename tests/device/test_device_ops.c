@@ -64,7 +64,7 @@ static xent_result run_xent(hvt_device *d, hvt_dtype t, int n, int real, int cla
                        .labels = labels,
                        .dlogits = grad ? dx : NULL,
                        .loss = r.loss,
-                       .place = r.place,
+                       .label_rank = r.label_rank,
                        .sums = r.sums,
                        .scale = scale};
 
@@ -81,7 +81,7 @@ static void free_xent(xent_result *r)
 {
     free(r->dx);
     free(r->loss);
-    free(r->place);
+    free(r->label_rank);
 }
 
 TEST(the_loss_equals_ref)
@@ -110,7 +110,7 @@ TEST(the_loss_equals_ref)
             check_near("loss", dev, NULL, real, got.loss, want.loss, 1e-6);
             check_near("dlogits", dev, &padded, s.all, got.dx, want.dx, 1e-6); /* padding: zero */
             check_near("sums", dev, NULL, 3, got.sums, want.sums, 1e-6);
-            CHECK(!memcmp(got.place, want.place, real * 4), "places differ on %s", hvt_device_isa(devs[dev]));
+            CHECK(!memcmp(got.label_rank, want.label_rank, real * 4), "places differ on %s", hvt_device_isa(devs[dev]));
             check_same("loss alone", dev, NULL, real, plain.loss, got.loss);
             for (int i = 0; i < real; i++) {
                 xent_result row =
@@ -174,8 +174,8 @@ TEST(a_logit_that_is_not_finite_shows_in_the_loss)
                         r = run_xent(devs[dev], (hvt_dtype)(at % TYPES), 1, 1, classes, x, &l, true, NULL);
                         CHECK(!isfinite(r.loss[0]) && !isfinite(r.sums[0]), "%g at %d of %d: loss %g, sum %g",
                               x[at], at, classes, r.loss[0], r.sums[0]);
-                        CHECK(kind || at != label || r.place[0] == classes - 1, "NaN has place %d",
-                              r.place[0]);
+                        CHECK(kind || at != label || r.label_rank[0] == classes - 1, "NaN has place %d",
+                              r.label_rank[0]);
                         free_xent(&r);
                     }
 }
@@ -189,7 +189,7 @@ TEST(equal_logits_take_places_in_order)
         for (int32_t label = 0; label < 6; label++) {
             xent_result r = run_xent(devs[dev], (hvt_dtype)(label % TYPES), 1, 1, 6, x, &label, false, NULL);
 
-            CHECK(r.place[0] == want[label], "label %d has place %d, not %d", label, r.place[0], want[label]);
+            CHECK(r.label_rank[0] == want[label], "label %d has place %d, not %d", label, r.label_rank[0], want[label]);
             CHECK(r.sums[1] == (want[label] < 1) && r.sums[2] == (want[label] < 5), "%g, %g", r.sums[1],
                   r.sums[2]);
             free_xent(&r);
@@ -204,7 +204,7 @@ typedef struct pool_result {
 } pool_result;
 
 /* In p.type. */
-static pool_result run_pool(hvt_device *d, hvt_pool_desc p, const shape *in, const shape *out,
+static pool_result run_pool(hvt_device *d, hvt_pooling_desc p, const shape *in, const shape *out,
                             const float *x0, const float *dy0, const float *dx0, bool add)
 {
     void *x = packed(p.type, x0, in->all), *y = unwritten(p.type, out->all),
@@ -213,11 +213,11 @@ static pool_result run_pool(hvt_device *d, hvt_pool_desc p, const shape *in, con
     size_t bytes = 0;
     hvt_op *op = NULL;
 
-    CHECK_OK(d->ops->pool_plan(d, &p, &op, &bytes));
+    CHECK_OK(d->ops->pooling_plan(d, &p, &op, &bytes));
     CHECK(bytes == (p.mean ? 0 : out->all), "%zu bytes are kept", bytes);
     r.saved = room(bytes);
-    CHECK_OK(d->ops->pool_forward(op, in->real, x, y, r.saved));
-    CHECK_OK(d->ops->pool_backward(op, in->real, r.saved, dy, dx, add));
+    CHECK_OK(d->ops->pooling_forward(op, in->real, x, y, r.saved));
+    CHECK_OK(d->ops->pooling_backward(op, in->real, r.saved, dy, dx, add));
     hvt__op_free(op);
     r.y = unpacked(p.type, y, out->all);
     r.dx = unpacked(p.type, dx, in->all);
@@ -236,7 +236,7 @@ static void free_pool(pool_result *r)
 TEST(pooling_equals_ref)
 {
     for (int t = 0; t < cases(3 * CASES); t++) {
-        hvt_pool_desc p = random_pool(), plain = p;
+        hvt_pooling_desc p = random_pool(), plain = p;
         int oh = p.mean ? 1 : hvt__conv_out(p.h, p.size, p.stride, p.pad),
             ow = p.mean ? 1 : hvt__conv_out(p.w, p.size, p.stride, p.pad), real = between(0, p.n);
         shape in = typed_shape(p.type, make_shape(p.order, p.h * p.w, p.n, real, p.c)),
@@ -285,7 +285,7 @@ TEST(what_is_not_finite_goes_on)
         const float bad = special[t / TYPES % (int)HVT_LEN(special)];
         const hvt_device_ops *ops = devs[dev]->ops;
         shape s = typed_shape(type, make_shape(HVT_ORDER_NHW, N, 1, 1, C));
-        hvt_pool_desc p = {.order = HVT_ORDER_NHW,
+        hvt_pooling_desc p = {.order = HVT_ORDER_NHW,
                            .type = type,
                            .n = 1,
                            .h = N,
@@ -323,20 +323,20 @@ TEST(what_is_not_finite_goes_on)
 TEST(a_window_that_cannot_be_is_refused)
 {
     for (int dev = 0; dev < ndevs; dev++) {
-        hvt_pool_desc p = {.n = 1, .h = 20, .w = 20, .c = 4, .size = 16, .stride = 2};
+        hvt_pooling_desc p = {.n = 1, .h = 20, .w = 20, .c = 4, .size = 16, .stride = 2};
         hvt_op *op = NULL;
         size_t bytes;
 
-        CHECK_FAILS(devs[dev]->ops->pool_plan(devs[dev], &p, &op, &bytes), E_SHAPE, "16");
+        CHECK_FAILS(devs[dev]->ops->pooling_plan(devs[dev], &p, &op, &bytes), E_SHAPE, "16");
         p.size = 3;
         p.pad = 2;
-        CHECK_FAILS(devs[dev]->ops->pool_plan(devs[dev], &p, &op, &bytes), E_SHAPE, "padding 2");
+        CHECK_FAILS(devs[dev]->ops->pooling_plan(devs[dev], &p, &op, &bytes), E_SHAPE, "padding 2");
         p.pad = 0;
         p.h = 2;
-        CHECK_FAILS(devs[dev]->ops->pool_plan(devs[dev], &p, &op, &bytes), E_SHAPE, "1x2x20x4");
+        CHECK_FAILS(devs[dev]->ops->pooling_plan(devs[dev], &p, &op, &bytes), E_SHAPE, "1x2x20x4");
         p.h = 3;
         p.type = HVT_I32;
-        CHECK_FAILS(devs[dev]->ops->pool_plan(devs[dev], &p, &op, &bytes), E_UNSUPPORTED, "i32");
+        CHECK_FAILS(devs[dev]->ops->pooling_plan(devs[dev], &p, &op, &bytes), E_UNSUPPORTED, "i32");
         CHECK(!op, "a plan was made");
     }
 }

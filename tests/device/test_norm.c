@@ -29,11 +29,11 @@ static bn_result run_bn(hvt_device *d, hvt_bn_args a, const shape *s, bool train
     }
     CHECK_OK(train ? d->ops->bn_train(d, &a) : d->ops->bn_infer(d, &a));
     r.y = unpacked(a.type, y, s->all);
-    if (train && d->ops->bn_again) {
+    if (train && d->ops->bn_recompute) {
         float *again;
 
         a.y = unwritten(a.type, s->all);
-        CHECK_OK(d->ops->bn_again(d, &a));
+        CHECK_OK(d->ops->bn_recompute(d, &a));
         again = unpacked(a.type, a.y, s->all);
         for (size_t i = 0; i < s->all; i++)
             if (i / (size_t)s->c % (size_t)s->rows.block >= (size_t)s->rows.real)

@@ -27,7 +27,7 @@ static void settle(hvt_device *d, hvt_step_state *s, bool finite, float loss)
     const float g = finite ? 1 : INFINITY, sums[HVT__STEP_SUMS] = {loss, 3, 5};
 
     CHECK_OK(d->ops->check(d, 1, &g, 77, s));
-    CHECK_OK(d->ops->settle(d, s, sums));
+    CHECK_OK(d->ops->decide(d, s, sums));
 }
 
 /* Source: golden/scaler.txt by torch.amp.GradScaler. */
@@ -226,7 +226,7 @@ TEST(the_loss_scale_multiplies_gradients_alone)
                                .labels = labels,
                                .dlogits = dx[k],
                                .loss = loss[k],
-                               .place = place,
+                               .label_rank = place,
                                .sums = sums[k],
                                .scale = k ? &scale : NULL};
 

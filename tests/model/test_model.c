@@ -156,8 +156,8 @@ static hvt_status note_span(void *ctx, size_t first, size_t end)
 
     CHECK(first == s->mark && end > first && end <= s->n->m->arena_count, "[%zu, %zu) after %zu of %zu",
           first, end, s->mark, s->n->m->arena_count);
-    CHECK(s->count || end == s->n->m->rider_count, "the first span ends at %zu, the rider at %zu", end,
-          s->n->m->rider_count);
+    CHECK(s->count || end == s->n->m->step_stats_count, "the first span ends at %zu, the rider at %zu", end,
+          s->n->m->step_stats_count);
     CHECK_OK(hvt_device_download(s->n->dev, s->seen + first, s->n->m->grads + first,
                                  (end - first) * sizeof *s->seen));
     s->mark = end;
@@ -306,9 +306,9 @@ TEST(weights_are_packed_once_per_update_and_nothing_is_allocated)
 
         for (int i = 0; i < n.m->nlayer; i++)
             convs += n.m->layer[i].op && strstr(n.m->layer[i].ops->name, "pool") == NULL;
-        pack_of_device = n.ops->conv_pack;
+        pack_of_device = n.ops->conv_pack_weights;
         alloc_of_device = n.ops->alloc;
-        n.spy.conv_pack = count_pack;
+        n.spy.conv_pack_weights = count_pack;
         n.spy.alloc = count_alloc;
         packs = allocations = 0;
         for (int update = 1; update <= 3; update++) {

@@ -39,7 +39,7 @@ TEST(moving_statistics_take_the_shards_moments_by_their_images)
 
         if (open_net(&n, by, norm_net, (shape){5, 4, 3, 2})) {
             hvt_model *m = n.m;
-            float *sum = calloc(m->rider_count, sizeof *sum);
+            float *sum = calloc(m->step_stats_count, sizeof *sum);
             double loss = 0, want_mean[2] = {0}, want_var[2] = {0};
             int first = 0, hits[2] = {0};
             hvt_loss got;
@@ -50,7 +50,7 @@ TEST(moving_statistics_take_the_shards_moments_by_their_images)
                 feed(&n, first, counts[shard]);
                 CHECK_OK(hvt_model_forward(m, &n.batch, true));
                 CHECK_OK(hvt_model_rows(m, rows, place));
-                for (size_t k = 0; k < m->rider_count; k++)
+                for (size_t k = 0; k < m->step_stats_count; k++)
                     sum[k] += m->grads[k];
                 for (int c = 0; c < 2 && counts[shard]; c++) {
                     double mean, var;
@@ -66,7 +66,7 @@ TEST(moving_statistics_take_the_shards_moments_by_their_images)
                 }
                 first += counts[shard];
             }
-            memcpy(m->grads, sum, m->rider_count * sizeof *sum);
+            memcpy(m->grads, sum, m->step_stats_count * sizeof *sum);
             CHECK_OK(hvt__model_begin_step(m, 9, .1, NULL));
             CHECK_OK(hvt__model_end_step(m, counts, 4));
             CHECK(m->tracked == 1, "%lld steps tracked", (long long)m->tracked);
@@ -80,7 +80,7 @@ TEST(moving_statistics_take_the_shards_moments_by_their_images)
             }
             /* The shard of one image has one value per channel behind the pool, so 5 + 3 images weigh: a
              * constant moment times its weight comes back as itself. */
-            for (size_t k = 0; k < m->rider_count - HVT_RIDER_SUMS; k++)
+            for (size_t k = 0; k < m->step_stats_count - HVT__STEP_SUMS; k++)
                 m->grads[k] = 8;
             memcpy(m->stats + m->stat[2].offset, (float[6]){0}, 6 * sizeof(float));
             CHECK_OK(hvt__model_end_step(m, counts, 4));
@@ -133,7 +133,7 @@ TEST(a_loss_that_is_not_finite_changes_nothing)
             hvt_loss loss;
 
             CHECK_OK(hvt_model_forward(n.m, &n.batch, true));
-            n.m->grads[n.m->rider_count - HVT_RIDER_SUMS] = bad[i];
+            n.m->grads[n.m->step_stats_count - HVT__STEP_SUMS] = bad[i];
             CHECK_OK(hvt__model_set_state(n.m, &before_step));
             CHECK_OK(hvt__model_begin_step(n.m, 5, .1, NULL));
             CHECK_OK(hvt__model_end_step(n.m, (int[]){5}, 1));

@@ -249,7 +249,7 @@ static void check_golden(how by, build_fn *build, int batch, float lr, const dou
 
     if (open_net(&n, by, build, (shape){batch, 32, 32, 3})) {
         hvt_model *m = n.m;
-        size_t first = m->rider_count, count = m->arena_count - first;
+        size_t first = m->step_stats_count, count = m->arena_count - first;
         float *v = NULL;
 
         CHECK_OK(n.ops->alloc(n.dev, count * sizeof *v, (void **)&v));

@@ -143,10 +143,10 @@ mutant("blocks-never-written", "blocks of a convolution that copies no pixel are
        "divided by", "nan device_grad step golden device_ops conv",
        ("src/device/cpu/conv_plan.c", "op->block = calloc(out, sizeof *op->block);",
         "op->block = malloc(out * sizeof *op->block);"),
-       ("src/device/cpu/wgrad.c",
-        "    if (!op->slots || !op->copy_y || op->x_image != op->c || images <= 0)\n        return a;\n", ""),
-       ("src/device/cpu/wgrad.c", "    if (slice >= slices)\n        return a;",
-        "    if (!op->slots || !op->copy_y || op->x_image != op->c || images <= 0 || slice >= slices)\n"
+       ("src/device/cpu/gemm_tn.c",
+        "    if (!op->slots || !op->pack_y || op->x_image != op->c || images <= 0)\n        return a;\n", ""),
+       ("src/device/cpu/gemm_tn.c", "    if (slice >= slices)\n        return a;",
+        "    if (!op->slots || !op->pack_y || op->x_image != op->c || images <= 0 || slice >= slices)\n"
         "        return a;"))
 
 # ---- the run -------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ TEST(gradients_are_added_along_the_tree_over_shards)
         sum = malloc(n * sizeof *sum);
         CHECK_OK(hvt_device_download(r.dev, sum, r.m->grads, n * sizeof *sum));
         for (size_t i = 0; i < n; i++) {
-            if (i >= r.m->rider_count - HVT__STEP_TOLD && i < r.m->rider_count)
+            if (i >= r.m->step_stats_count - HVT__STEP_AGREEMENT && i < r.m->step_stats_count)
                 continue; /* what ranks were told of the step */
             for (int k = 0; k < ranks; k++) {
                 for (int s = 0; s < local; s++)
@@ -247,7 +247,7 @@ TEST(buckets_cover_the_arena_and_16_bit_riders_travel_alone)
         CHECK(n == 13 + alone, "%d buckets for 13 layers", n); /* 6 convolutions, 6 norms, the head */
         for (int i = 0; i < n; i++)
             sum += bytes[i];
-        CHECK(!alone || bytes[0] == r.m->rider_count * sizeof(float), "rider's bucket has %zu bytes",
+        CHECK(!alone || bytes[0] == r.m->step_stats_count * sizeof(float), "rider's bucket has %zu bytes",
               bytes[0]);
         CHECK(alone || sum == r.m->arena_count * sizeof(float), "%zu bytes of %zu", sum,
               r.m->arena_count * sizeof(float));

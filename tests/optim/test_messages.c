@@ -189,7 +189,7 @@ TEST(a_step_of_factors_sends_two_rounds_and_nothing_else)
         u.dist.powersgd = 1;
         CHECK_OK(rig_open(&r, &u));
         CHECK_OK(hvt_comm_open("mpi", job, r.dev, &c));
-        want = of_a_sum(c, r.m->rider_count, HVT_F32);
+        want = of_a_sum(c, r.m->step_stats_count, HVT_F32);
         for (int b = 1; b < r.d->nbucket; b++)
             for (int second = 0; second < 2; second++) {
                 hvt_bucket bucket = r.d->bucket[b];

@@ -484,7 +484,7 @@ static float narrow_everywhere(int shard, size_t i)
     const hvt_model *m = narrow_rig->m;
     int t = m->nparam_tensors - 1;
 
-    if (i < m->rider_count)
+    if (i < m->step_stats_count)
         return 0;
     while (t > 0 && m->param[t].offset > i)
         t--;
@@ -696,7 +696,7 @@ TEST(a_step_sends_fewer_bytes)
         want +=
             travels_as_factors(p, 1) ? (k + 15) / 16 * 16 + (m + 15) / 16 * 16 : (p->count + 15) / 16 * 16;
     }
-    want += r.m->rider_count;
+    want += r.m->step_stats_count;
     CHECK(few == want * sizeof(float) && few < whole / 2, "%zu bytes as factors, expected %zu; %zu as f32",
           few, want * sizeof(float), whole);
     rig_close(&r);

@@ -242,8 +242,8 @@ TEST(any_difference_shows_in_the_sums)
                     sum[4 + 2 * i] += word;
                     sum[5 + 2 * i] += word * word;
                 }
-            hvt__step_settle(&s, sum);
-            CHECK(s.stop == (t && ranks > 1 ? HVT_STOP_TOLD : HVT_STOP_NOT), "%d ranks, case %d: %d", ranks,
+            hvt__step_decide(&s, sum);
+            CHECK(s.stop == (t && ranks > 1 ? HVT_STOP_DISAGREE : HVT_STOP_NOT), "%d ranks, case %d: %d", ranks,
                   t, s.stop);
         }
     }

@@ -120,7 +120,7 @@ TEST(a_sharded_update_keeps_one_copy_for_all_ranks)
         own = train(&v, 5);
         CHECK_OK(rig_open(&r, &u));
         CHECK(hvt_distopt_update(r.d) == HVT_UPDATE_SHARDED, "shm, f32: %d", (int)hvt_distopt_update(r.d));
-        CHECK(hvt_distopt_buckets(r.d, &bytes) == 14 && bytes[0] == r.m->rider_count * sizeof(float),
+        CHECK(hvt_distopt_buckets(r.d, &bytes) == 14 && bytes[0] == r.m->step_stats_count * sizeof(float),
               "the rider's bucket has %zu bytes", bytes[0]);
         if (hvt_world_rank(job) == 0) /* what one writes, all have */
             fill(&r, r.m->params, 7);
@@ -226,7 +226,7 @@ TEST(across_nodes_a_rank_keeps_the_state_of_its_slices_alone)
             held += (int64_t)(at->own_end - at->own_first);
         }
         CHECK_OK(hvt_world_allreduce_i64(job, HVT_SUM, &held, 1));
-        CHECK(held == (int64_t)(r.m->arena_count - r.m->rider_count), "%lld elements of state for %zu",
+        CHECK(held == (int64_t)(r.m->arena_count - r.m->step_stats_count), "%lld elements of state for %zu",
               (long long)held, r.m->arena_count);
         rig_close(&r);
         leave();

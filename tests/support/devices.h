@@ -242,9 +242,9 @@ static inline shape random_shape(void)
 }
 
 /* A pooling of any kind; now and then one with many floats to a pixel. */
-static inline hvt_pool_desc random_pool(void)
+static inline hvt_pooling_desc random_pool(void)
 {
-    hvt_pool_desc p = {.order = between(0, 1) ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+    hvt_pooling_desc p = {.order = between(0, 1) ? HVT_ORDER_HWN : HVT_ORDER_NHW,
                        .type = (hvt_dtype)between(0, TYPES - 1),
                        .n = between(1, 9),
                        .h = between(1, 17),

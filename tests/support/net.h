@@ -114,7 +114,7 @@ static inline bool open_net(net *n, how by, build_fn *build, shape s)
     if (by.other_order)
         n->spy.order = n->ops->order(n->dev, s.batch, s.h, s.w) == HVT_ORDER_HWN ? nhw : hwn;
     if (by.keeps)
-        n->spy.bn_again = NULL;
+        n->spy.bn_recompute = NULL;
     n->dev->ops = &n->spy;
     CHECK_OK(hvt_model_create(n->dev, &n->m));
     n->m->unfused = by.unfused;

@@ -270,7 +270,7 @@ TEST(uneven_batches_are_weighted_by_their_true_counts)
         images += counts[s] = s % 3 == 2 ? 0 : s % 3 ? 1 : BATCH;
     CHECK_OK(hvt_distopt_begin(r.d, counts, u.shards, 0.25));
     for (int s = 2 * rank; s < 2 * rank + 2; s++) {
-        for (size_t i = r.m->rider_count; i < r.m->arena_count; i++)
+        for (size_t i = r.m->step_stats_count; i < r.m->arena_count; i++)
             r.m->grads[i] = counts[s] ? gradient(s, i) : 0;
         CHECK_OK(hvt_distopt_on_grad(r.d, 0, r.m->arena_count));
     }

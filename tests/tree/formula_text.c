@@ -53,8 +53,8 @@ static void put_formulas(void)
     put(bn_value(a, b, c, d));
     put(bn_dx(a, b, c, d, e, f));
     put(bn_moving(a, b, c, d, e));
-    put((float)pool_wins(a, b));
-    put((float)pool_wins(a, a));
+    put((float)pooling_wins(a, b));
+    put((float)pooling_wins(a, a));
     for (int label = 0; label < 3; label++) {
         put((float)xent_before(a, b, 1, label));
         put((float)xent_before(a, a, 1, label));

@@ -20,7 +20,7 @@ typedef __m512 vec;
 #define vstore_part(p, v, n) _mm512_mask_storeu_ps(p, (__mmask16)((1u << (n)) - 1), v)
 
 /* 16 x 16 floats: pairs, quads, then 128-bit lanes twice */
-static inline __attribute__((always_inline)) void vturn(__m512 *r)
+static inline __attribute__((always_inline)) void vtranspose(__m512 *r)
 {
     __m512 t[16];
 

@@ -1,5 +1,5 @@
 /*
- * conv_impl.h - a prepared convolution. Included by conv_plan.c, gather.c, wgrad.c,
+ * conv_impl.h - a prepared convolution. Included by conv_plan.c, gemm_nn.c, gemm_tn.c,
  * weights.c and winograd.c.
  *
  * A convolution is a set of triples (input pixel, tap, output pixel). Forward groups them by output pixel,
@@ -46,7 +46,7 @@ typedef struct conv_list {
     int runs;
     int next_tap;  /* from the tap by which a target reads a source to that of the target after it */
     conv_run *run; /* [runs+1] */
-    hvt_ent *e;    /* a: source pixel, b: tap */
+    hvt_entry *e;    /* a: source pixel, b: tap */
 
     int len, depth;  /* words of a source row in the inner loop; how many an instruction takes */
     int sources;     /* source pixels */
@@ -58,7 +58,7 @@ typedef struct conv_list {
  * formed. */
 typedef struct conv_block {
     int pixel, end;  /* output pixels */
-    int fresh, done; /* range in op->used: input pixels to copy that no earlier block has copied */
+    int pack_first, pack_end; /* range in op->used: input pixels to copy that no earlier block has copied */
 } conv_block;
 
 typedef struct conv_op {
@@ -66,8 +66,8 @@ typedef struct conv_op {
     const hvt_conv_kernels *kern;
     const hvt_typed *typed; /* reads x, w and dy, stores y and dx */
     hvt_dtype type;         /* theirs */
-    bool pairs;             /* words are pairs of bf16 */
-    hvt_pool *pool;
+    bool vnni2;             /* words are pairs of bf16 */
+    hvt_thread_pool *pool;
 
     /* the convolution as it is computed: a 1x1 one over NHW rows is one pixel with n*h*w images */
     int n, h, w, c, k, oh, ow, r, s, stride, pad, taps;
@@ -75,7 +75,7 @@ typedef struct conv_op {
     long x_pixel, x_image, y_pixel, y_image; /* elements from one to the next */
 
     conv_list out, in; /* forward; backward data */
-    float *turned;     /* weights for backward data, panels along c: [ceil(C/32)][tap][in.len][32] */
+    float *packed_w;     /* weights for backward data, panels along c: [ceil(C/32)][tap][in.len][32] */
     bool stream;       /* so many weights that gradients and turned copies go past the caches */
     size_t w_bytes;    /* of ws that hold weights widened or paired; 0: w is read where it lies */
     bool *tap_used;    /* [taps] any triple has it; with small images and much padding some have none */
@@ -87,17 +87,17 @@ typedef struct conv_op {
     conv_block *block;
     int *first;  /* [blocks*taps+1] into e: of a block's tap; or of a row of three taps the entries for
                     the first two, for all, for the last two */
-    hvt_ent *e;  /* a: slot of the input pixel, b: output pixel within its block */
+    hvt_entry *e;  /* a: slot of the input pixel, b: output pixel within its block */
     int *used;   /* input pixels that any tap reads, in order; the i-th is copied to slot i % slots */
     int slots;   /* 0: x is read where it lies, a is the pixel itself */
-    bool copy_y; /* else dy is read where it lies, b is the pixel itself */
+    bool pack_y; /* else dy is read where it lies, b is the pixel itself */
     int chunk;   /* images at a time */
     int a_tiles, a_rows;  /* c is cut into a_tiles tiles of a_rows rows */
     int a_panel;          /* channels in a panel of copied x; all tiles of a panel but its last have a_rows */
     int panel_tiles;      /* tiles in a panel */
     int a_pitch, b_pitch; /* words for one inner step in a panel of copied x, of dy */
     int vectors;          /* of a tile's columns; fewer in the last one */
-    int together;         /* taps that a tile forms: 1, or the 3 of a filter's row, with a vector for each */
+    int taps_per_tile;         /* taps that a tile forms: 1, or the 3 of a filter's row, with a vector for each */
     long a_slot, b_slot;  /* words of one copied pixel */
     size_t x_bytes;       /* of ws that hold copied x; dy's copies follow */
 } conv_op;
@@ -118,11 +118,11 @@ static inline int conv_tiles(int count, int most)
 
 /* Words of an inner loop over `count` elements, and how many of them one instruction takes: each takes as
  * many as the others, so that the last words may be zeros. */
-static inline int conv_words(const hvt_conv_kernels *kern, int count, int *ret_depth)
+static inline int conv_k_groups(const hvt_conv_kernels *kern, int count, int *ret_depth)
 {
-    int words = kern->arrange_b ? (count + 1) / 2 : count, steps = conv_tiles(words, kern->depth);
+    int k_groups = kern->pack_b ? (count + 1) / 2 : count, steps = conv_tiles(k_groups, kern->depth);
 
-    *ret_depth = conv_tiles(words, steps);
+    *ret_depth = conv_tiles(k_groups, steps);
     return steps * *ret_depth;
 }
 
@@ -137,7 +137,7 @@ static inline int conv_part(int count, int i, int parts)
 static inline void conv_share(const conv_op *op, int groups, int columns, int rows, int *ret_columns,
                               int *ret_rows)
 {
-    const int threads = hvt__pool_threads(op->pool), jobs = threads > 1 ? conv_tiles(threads * 8, groups) : 1;
+    const int threads = hvt__thread_pool_size(op->pool), jobs = threads > 1 ? conv_tiles(threads * 8, groups) : 1;
     int left;
 
     *ret_columns = jobs < columns ? jobs : columns;
@@ -158,11 +158,11 @@ static inline long conv_weight(int taps, int channels, int tap, int channel, int
 }
 
 /* weights.c: forward's, in words, from w to op->w_bytes of ws */
-void hvt__conv_ready_weights(const conv_op *op, const void *w, float *ws);
+void hvt__conv_pack_forward(const conv_op *op, const void *w, float *ws);
 
 /* winograd.c. pairs: (output, tap) pairs whose input exists. Do fewer multiplications make up for what comes
  * with them? By the shape of a layer alone. */
-bool hvt__winograd_pays(const conv_op *op, long pairs);
+bool hvt__winograd_is_faster(const conv_op *op, long products);
 size_t hvt__winograd_bytes(const conv_op *op, bool no_dx); /* of ws */
 void hvt__winograd_forward(const conv_op *op, int real, const void *x, const void *w, void *y, void *ws);
 void hvt__winograd_backward_x(const conv_op *op, int real, const void *w, const void *dy, void *dx, bool add,

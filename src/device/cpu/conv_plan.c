@@ -18,15 +18,15 @@
 /* Backward weights: bytes of x and dy that a block may hold, half of a common second-level cache; of pairs
  * less, as the next block's come to that cache meanwhile. */
 #define BLOCK_BYTES       (1 << 20)
-#define PAIRS_BLOCK_BYTES (1 << 19)
+#define VNNI2_BLOCK_BYTES (1 << 19)
 #define LEAST_CHUNK       32
 /* Weights from this size on are not in the cache at their next use, in a model of many such layers: storing
- * their gradient past it saved 6 % of backward weights, their turned copy 60 % of conv_pack (512 -> 512, 3x3,
+ * their gradient past it saved 6 % of backward weights, their turned copy 60 % of conv_pack_weights (512 -> 512, 3x3,
  * cold). */
 #define STREAM_BYTES (1 << 20)
 
 /* (output, tap) pairs along one dimension whose input exists */
-static long pairs(int in, int out, int window, int stride, int pad)
+static long valid_products(int in, int out, int window, int stride, int pad)
 {
     long count = 0;
 
@@ -40,7 +40,7 @@ static long pairs(int in, int out, int window, int stride, int pad)
 }
 
 /* The input place that tap t of output o reads, or -1. */
-static int source(int o, int t, int in, int stride, int pad)
+static int input_index(int o, int t, int in, int stride, int pad)
 {
     int i = o * stride + t - pad;
 
@@ -48,7 +48,7 @@ static int source(int o, int t, int in, int stride, int pad)
 }
 
 /* The output place that reads input i through tap t, or -1. */
-static int reader(int i, int t, int out, int stride, int pad)
+static int output_index(int i, int t, int out, int stride, int pad)
 {
     int o = i + pad - t;
 
@@ -60,23 +60,23 @@ static int reader(int i, int t, int out, int stride, int pad)
  * in the order of taps, 227 in this one). Targets of few channels, `narrow`, take them column by column, so
  * that twins can: what the left one alone reads, what both do, what the right one alone does. The order, and
  * with it the bits, is the same for every batch, with twins and without. */
-static int entries_of(const conv_op *op, bool back, bool narrow, int y, int x, hvt_ent *e)
+static int entries_of(const conv_op *op, bool back, bool narrow, int y, int x, hvt_entry *e)
 {
     int count = 0;
 
     for (int t = 0; t < op->taps; t++) {
         int i = narrow ? t % op->r : t / op->s, j = narrow ? t / op->r : t % op->s;
         int r = back ? op->r - 1 - i : i, s = back ? op->s - 1 - j : j;
-        int sy = back ? reader(y, r, op->oh, op->stride, op->pad) : source(y, r, op->h, op->stride, op->pad);
-        int sx = back ? reader(x, s, op->ow, op->stride, op->pad) : source(x, s, op->w, op->stride, op->pad);
+        int sy = back ? output_index(y, r, op->oh, op->stride, op->pad) : input_index(y, r, op->h, op->stride, op->pad);
+        int sx = back ? output_index(x, s, op->ow, op->stride, op->pad) : input_index(x, s, op->w, op->stride, op->pad);
 
         if (sy >= 0 && sx >= 0)
-            e[count++] = (hvt_ent){sy * (back ? op->ow : op->w) + sx, r * op->s + s};
+            e[count++] = (hvt_entry){sy * (back ? op->ow : op->w) + sx, r * op->s + s};
     }
     return count;
 }
 
-static bool same_moved(const hvt_ent *e, const hvt_ent *later, int count, int by)
+static bool same_shifted(const hvt_entry *e, const hvt_entry *later, int count, int by)
 {
     for (int i = 0; i < count; i++)
         if (later[i].b != e[i].b || later[i].a != e[i].a + by)
@@ -87,7 +87,7 @@ static bool same_moved(const hvt_ent *e, const hvt_ent *later, int count, int by
 /* Entries of two neighbours, `first` and then `second` of them: what both read, the end of the first's and
  * the beginning of the second's, is kept once. Returns how many there are then. If they read nothing in
  * common, nothing changes. */
-static int join_twins(hvt_ent *e, int first, int second, conv_run *run)
+static int join_two_pixels(hvt_entry *e, int first, int second, conv_run *run)
 {
     int own = 0;
 
@@ -103,8 +103,8 @@ static hvt_status make_list(const conv_op *op, bool back, conv_rows rows, long e
 {
     int h = back ? op->h : op->oh, w = back ? op->w : op->ow;
     int most = rows == CONV_IMAGES ? 1 : INT_MAX, n = 0, runs = 0;
-    bool narrow = op->kern->twins && (back ? op->c : op->k) <= op->kern->vl,
-         twins = narrow && rows == CONV_IMAGES;
+    bool narrow = op->kern->two_pixels && (back ? op->c : op->k) <= op->kern->vl,
+         two_pixels = narrow && rows == CONV_IMAGES;
 
     l->rows = rows;
     l->pixels = h * w;
@@ -124,14 +124,14 @@ static hvt_status make_list(const conv_op *op, bool back, conv_rows rows, long e
                 int count = entries_of(op, back, narrow, y, x, l->e + n);
 
                 if (last && last->count < most && count == n - last->entry &&
-                    same_moved(l->e + last->entry, l->e + n, count, last->count * l->shift)) {
+                    same_shifted(l->e + last->entry, l->e + n, count, last->count * l->shift)) {
                     last->count++;
                 } else {
                     last = &l->run[runs++];
                     *last = (conv_run){.entry = n, .pixel = y * w + x, .count = 1};
-                    if (twins && x + 1 < w) {
+                    if (two_pixels && x + 1 < w) {
                         int next = entries_of(op, back, narrow, y, x + 1, l->e + n + count);
-                        int joined = join_twins(l->e + n, count, next, last);
+                        int joined = join_two_pixels(l->e + n, count, next, last);
 
                         if (last->shared)
                             count = joined, x++;
@@ -160,7 +160,7 @@ static conv_rows choose_rows(const conv_op *op, hvt_order order, int width, int 
  * Rows of 1,024 floats or a multiple begin in the same set of a first-level cache of 64 sets; the lines of a
  * high tile's rows then drive each other out. Such rows are copied to a pitch of one line more.
  */
-static bool rows_collide(long row, int rows)
+static bool rows_conflict(long row, int rows)
 {
     const int sets = 64, line = 16, ways = 8;
     int distinct = sets;
@@ -177,14 +177,14 @@ static bool rows_collide(long row, int rows)
  * takes a whole line at a time does not miss it when it is driven out. */
 static hvt_status plan_copy(const conv_op *op, int c, long s_pixel, long s_image, conv_list *l)
 {
-    const int len = conv_words(op->kern, c, &l->depth), per = op->pairs ? 2 : 1;
-    const bool move = op->pairs ? len * per != c : op->type != HVT_F32;
+    const int len = conv_k_groups(op->kern, c, &l->depth), per = op->vnni2 ? 2 : 1;
+    const bool move = op->vnni2 ? len * per != c : op->type != HVT_F32;
     long row = move ? len : (l->rows == CONV_WIDTH ? s_pixel : s_image) / per;
-    bool collide =
-        op->kern->depth == 1 && rows_collide(l->rows == CONV_WIDTH ? row * l->shift : row, op->kern->rows[1]);
+    bool conflict =
+        op->kern->depth == 1 && rows_conflict(l->rows == CONV_WIDTH ? row * l->shift : row, op->kern->rows[1]);
 
     l->len = len;
-    if (!collide && !move)
+    if (!conflict && !move)
         return HVT_OK;
     l->is_source = calloc((size_t)l->sources, sizeof *l->is_source);
     HVT_CHECK(l->is_source, E_MEM, "no memory for a convolution's %d source pixels", l->sources);
@@ -192,7 +192,7 @@ static hvt_status plan_copy(const conv_op *op, int c, long s_pixel, long s_image
         for (int i = run->entry; i < run[1].entry; i++)
             for (int j = 0; j < run->count; j++)
                 l->is_source[l->e[i].a + j * l->shift] = true;
-    l->pitch = collide ? (len + 15) / 16 * 16 + 16 : len;
+    l->pitch = conflict ? (len + 15) / 16 * 16 + 16 : len;
     return HVT_OK;
 }
 
@@ -208,10 +208,10 @@ static bool reads_in_place(const conv_op *op, int width, int most)
 /* A vector of columns for each of a filter row's three taps: with one alone, loads would take as long as
  * multiply-adds. Floats, four pixels of which fill the first-level cache, lose by it if c takes several tiles
  * (16 -> 16, 3x3 at 32x32, 128 images of f32 on Zen 5: 184 GF/s without, 152 with it; 3 -> 16: 71, 104). */
-static bool takes_triplets(const conv_op *op)
+static bool takes_three_taps(const conv_op *op)
 {
     return op->kern->rows[2] && op->k <= op->kern->vl && op->s == 3 && op->stride == 1 && op->pad == 1 &&
-           op->w > 1 && (op->pairs || op->c <= op->kern->rows[2]);
+           op->w > 1 && (op->vnni2 || op->c <= op->kern->rows[2]);
 }
 
 /* Tiles of at most `most` rows along c, and panels of copied x. */
@@ -219,7 +219,7 @@ static void size_tiles(conv_op *op, int most)
 {
     const hvt_conv_kernels *kern = op->kern;
 
-    if (kern->shared) {
+    if (kern->shared_panels) {
         op->a_panel = op->c < kern->pitch ? op->c : kern->pitch;
         op->panel_tiles = conv_tiles(op->a_panel, most);
         op->a_tiles = conv_tiles(op->c, op->a_panel) * op->panel_tiles;
@@ -231,26 +231,26 @@ static void size_tiles(conv_op *op, int most)
         op->panel_tiles = 1;
         op->a_pitch = kern->pitch;
     }
-    op->b_pitch = op->pairs && op->k <= kern->vl ? kern->vl : CONV_PANEL;
+    op->b_pitch = op->vnni2 && op->k <= kern->vl ? kern->vl : CONV_PANEL;
 }
 
 static void size_blocks(conv_op *op, hvt_order order)
 {
     const hvt_conv_kernels *kern = op->kern;
     const bool in_place = order == HVT_ORDER_HWN && op->type == HVT_F32;
-    const size_t element = op->pairs ? sizeof(uint16_t) : sizeof(float);
+    const size_t element = op->vnni2 ? sizeof(uint16_t) : sizeof(float);
     size_t weights = sizeof(float) * (size_t)op->taps * (size_t)op->c * (size_t)op->k;
-    int words, depth;
+    int k_groups, depth;
 
     op->stream = weights >= STREAM_BYTES;
-    op->together = takes_triplets(op) ? 3 : 1;
-    op->vectors = op->together == 3 ? 3 : op->k > kern->vl ? 2 : 1;
+    op->taps_per_tile = takes_three_taps(op) ? 3 : 1;
+    op->vectors = op->taps_per_tile == 3 ? 3 : op->k > kern->vl ? 2 : 1;
     size_tiles(op, kern->rows[op->vectors - 1]);
-    op->copy_y = !(in_place && op->k % kern->vl == 0 && reads_in_place(op, op->k, 64));
+    op->pack_y = !(in_place && op->k % kern->vl == 0 && reads_in_place(op, op->k, 64));
     op->slots = in_place && reads_in_place(op, op->c, 128) ? 0 : 1;
 
     /* a block's gradient is read and written once more: with many weights a block should be large */
-    const size_t cached = op->pairs ? PAIRS_BLOCK_BYTES : BLOCK_BYTES,
+    const size_t cached = op->vnni2 ? VNNI2_BLOCK_BYTES : BLOCK_BYTES,
                  budget = weights > cached ? weights : cached;
     size_t line = element * ((size_t)op->c * (size_t)(op->stride * op->stride) + (size_t)op->k);
     int lines = op->taps > 1 && op->slots ? op->r : 1;
@@ -264,12 +264,12 @@ static void size_blocks(conv_op *op, hvt_order order)
 
     op->blocks = conv_tiles(pixels, each);
     each = conv_tiles(pixels, op->blocks);
-    if (op->together == 3) /* whole lines */
+    if (op->taps_per_tile == 3) /* whole lines */
         each = conv_tiles(each, op->ow) * op->ow;
     op->blocks = conv_tiles(pixels, each);
-    words = conv_words(kern, op->chunk, &depth);
-    op->a_slot = (long)words * (op->a_tiles / op->panel_tiles) * op->a_pitch;
-    op->b_slot = (long)words * conv_panels(op->k) * op->b_pitch;
+    k_groups = conv_k_groups(kern, op->chunk, &depth);
+    op->a_slot = (long)k_groups * (op->a_tiles / op->panel_tiles) * op->a_pitch;
+    op->b_slot = (long)k_groups * conv_panels(op->k) * op->b_pitch;
     for (int b = 0; b < op->blocks; b++) {
         op->block[b].pixel = b * each;
         op->block[b].end = (b + 1) * each < pixels ? (b + 1) * each : pixels;
@@ -278,18 +278,18 @@ static void size_blocks(conv_op *op, hvt_order order)
 
 /* The entries of a block and a row of three taps from number n on: of each line its first pixel of x, those
  * between, its last; `b` is dy's pixel for the first tap that has one. Returns the number after the last. */
-static int list_triplets(const conv_op *op, const conv_block *b, int row, int n, int *first)
+static int list_three_taps(const conv_op *op, const conv_block *b, int row, int n, int *first)
 {
     for (int part = 0; part < 3; part++) {
         const int from = part == 0 ? 0 : part == 1 ? 1 : op->w - 1, end = part == 0 ? 1 : op->w - (part == 1);
 
         first[part] = n;
         for (int line = b->pixel / op->ow; line < b->end / op->ow; line++) {
-            const int y = source(line, row, op->h, op->stride, op->pad);
+            const int y = input_index(line, row, op->h, op->stride, op->pad);
 
             for (int x = from; y >= 0 && x < end; x++)
                 op->e[n++] =
-                    (hvt_ent){y * op->w + x, line * op->ow + x + (part < 2) - (op->copy_y ? b->pixel : 0)};
+                    (hvt_entry){y * op->w + x, line * op->ow + x + (part < 2) - (op->pack_y ? b->pixel : 0)};
         }
     }
     return n;
@@ -299,11 +299,11 @@ static int list_triplets(const conv_op *op, const conv_block *b, int row, int n,
 static int list_tap(const conv_op *op, const conv_block *b, int tap, int n)
 {
     for (int p = b->pixel; p < b->end; p++) {
-        int y = source(p / op->ow, tap / op->s, op->h, op->stride, op->pad);
-        int x = source(p % op->ow, tap % op->s, op->w, op->stride, op->pad);
+        int y = input_index(p / op->ow, tap / op->s, op->h, op->stride, op->pad);
+        int x = input_index(p % op->ow, tap % op->s, op->w, op->stride, op->pad);
 
         if (y >= 0 && x >= 0)
-            op->e[n++] = (hvt_ent){y * op->w + x, op->copy_y ? p - b->pixel : p};
+            op->e[n++] = (hvt_entry){y * op->w + x, op->pack_y ? p - b->pixel : p};
     }
     return n;
 }
@@ -317,14 +317,14 @@ static void list_blocks(conv_op *op, int *low, int *high)
     for (int b = 0; b < op->blocks; b++) {
         int *first = &op->first[b * op->taps], from = n;
 
-        for (int t = 0; t < op->taps; t += op->together) {
+        for (int t = 0; t < op->taps; t += op->taps_per_tile) {
             first[t] = n;
-            n = op->together == 3 ? list_triplets(op, &op->block[b], t / 3, n, first + t)
+            n = op->taps_per_tile == 3 ? list_three_taps(op, &op->block[b], t / 3, n, first + t)
                                   : list_tap(op, &op->block[b], t, n);
         }
         low[b] = INT_MAX;
         high[b] = -1;
-        for (const hvt_ent *e = op->e + from; e < op->e + n; e++) {
+        for (const hvt_entry *e = op->e + from; e < op->e + n; e++) {
             low[b] = e->a < low[b] ? e->a : low[b];
             high[b] = e->a > high[b] ? e->a : high[b];
         }
@@ -334,49 +334,49 @@ static void list_blocks(conv_op *op, int *low, int *high)
 
 /* Give copied input pixels their places: a ring as long as the widest block needs, so that what two blocks
  * share is copied once. rank[pixel]: its number among the used ones. */
-static void place_slots(conv_op *op, const int *low, const int *high, int *rank)
+static void assign_slots(conv_op *op, const int *low, const int *high, int *ordinal)
 {
     int entries = op->first[op->blocks * op->taps], used = 0, done = 0, needed = INT_MAX;
 
-    memset(rank, 0, sizeof *rank * (size_t)op->h * (size_t)op->w);
+    memset(ordinal, 0, sizeof *ordinal * (size_t)op->h * (size_t)op->w);
     for (int i = 0; i < entries; i++)
-        rank[op->e[i].a] = 1;
+        ordinal[op->e[i].a] = 1;
     for (int p = 0; p < op->h * op->w; p++)
-        if (rank[p]) {
+        if (ordinal[p]) {
             op->used[used] = p;
-            rank[p] = used++;
+            ordinal[p] = used++;
         }
     for (int b = 0; b < op->blocks; b++) {
-        op->block[b].fresh = done;
-        if (high[b] >= 0 && rank[high[b]] >= done)
-            done = rank[high[b]] + 1;
-        op->block[b].done = done;
+        op->block[b].pack_first = done;
+        if (high[b] >= 0 && ordinal[high[b]] >= done)
+            done = ordinal[high[b]] + 1;
+        op->block[b].pack_end = done;
     }
     op->slots = 1;
     for (int b = op->blocks - 1; b >= 0; b--) { /* what this or a later block reads must still be there */
         if (low[b] < needed)
             needed = low[b];
-        if (needed < INT_MAX && op->block[b].done - rank[needed] > op->slots)
-            op->slots = op->block[b].done - rank[needed];
+        if (needed < INT_MAX && op->block[b].pack_end - ordinal[needed] > op->slots)
+            op->slots = op->block[b].pack_end - ordinal[needed];
     }
     for (int i = 0; i < entries; i++)
-        op->e[i].a = rank[op->e[i].a] % op->slots;
+        op->e[i].a = ordinal[op->e[i].a] % op->slots;
 }
 
 static void mark_taps(conv_op *op)
 {
     for (int b = 0; b < op->blocks; b++)
         for (int t = 0; t < op->taps; t++) {
-            const int *first = &op->first[b * op->taps + t - t % op->together];
+            const int *first = &op->first[b * op->taps + t - t % op->taps_per_tile];
 
-            op->tap_used[t] |= first[0] < first[op->together];
+            op->tap_used[t] |= first[0] < first[op->taps_per_tile];
         }
 }
 
 static hvt_status plan_wgrad(conv_op *op, hvt_order order, long entries)
 {
     size_t in = (size_t)op->h * (size_t)op->w, out = (size_t)op->oh * (size_t)op->ow;
-    int *low = NULL, *high = NULL, *rank = NULL;
+    int *low = NULL, *high = NULL, *ordinal = NULL;
     hvt_status s = HVT_OK;
 
     op->block = calloc(out, sizeof *op->block); /* without slots nothing is fresh */
@@ -388,18 +388,18 @@ static hvt_status plan_wgrad(conv_op *op, hvt_order order, long entries)
     op->tap_used = calloc((size_t)op->taps, sizeof *op->tap_used);
     low = malloc(sizeof *low * (size_t)op->blocks);
     high = malloc(sizeof *high * (size_t)op->blocks);
-    rank = malloc(sizeof *rank * in);
-    HVT_CHECK_OR(done, op->first && op->e && op->used && op->tap_used && low && high && rank, E_MEM,
+    ordinal = malloc(sizeof *ordinal * in);
+    HVT_CHECK_OR(done, op->first && op->e && op->used && op->tap_used && low && high && ordinal, E_MEM,
                  "no memory for the %ld entries of a convolution", entries);
     list_blocks(op, low, high);
     mark_taps(op);
     if (op->slots)
-        place_slots(op, low, high, rank);
+        assign_slots(op, low, high, ordinal);
     op->x_bytes = (sizeof(float) * (size_t)op->slots * (size_t)op->a_slot + 63) / 64 * 64;
 done:
     free(low);
     free(high);
-    free(rank);
+    free(ordinal);
     return s;
 }
 
@@ -418,7 +418,7 @@ static void conv_free_cpu(hvt_op *head)
 
     free_list(&op->out);
     free_list(&op->in);
-    free(op->turned);
+    free(op->packed_w);
     free(op->tap_used);
     free(op->block);
     free(op->first);
@@ -499,7 +499,7 @@ static size_t workspace(const conv_op *op)
 {
     size_t out = op->w_bytes + copy_bytes(op, &op->out), in = copy_bytes(op, &op->in), y_pixels = 0, both;
 
-    for (int b = 0; b < op->blocks && op->copy_y; b++) {
+    for (int b = 0; b < op->blocks && op->pack_y; b++) {
         size_t pixels = (size_t)(op->block[b].end - op->block[b].pixel);
 
         y_pixels = pixels > y_pixels ? pixels : y_pixels;
@@ -510,7 +510,7 @@ static size_t workspace(const conv_op *op)
 }
 
 /* HVT_LOG=debug: what was chosen, in one line. */
-static void say_plan(const conv_op *op, const hvt_conv_desc *c)
+static void log_plan(const conv_op *op, const hvt_conv_desc *c)
 {
     static const char *const rows[] = {"images", "pixels of a line", "pixels and images"};
     char dx[96] = "", copied[2][48] = {"", ""};
@@ -532,7 +532,7 @@ static void say_plan(const conv_op *op, const hvt_conv_desc *c)
         hvt_dtype_name(op->type), op->c, op->k, op->r, op->s, op->stride, c->h, c->w, c->n,
         rows[op->out.rows], copied[0], dx, op->blocks, op->blocks == 1 ? "" : "s",
         op->block[0].end - op->block[0].pixel, op->chunk, op->slots ? "copied" : "in place",
-        op->copy_y ? "copied" : "in place", op->stream ? ", stored past the caches" : "");
+        op->pack_y ? "copied" : "in place", op->stream ? ", stored past the caches" : "");
 }
 
 /* The three groupings and what they copy. */
@@ -549,9 +549,9 @@ static hvt_status plan_direct(conv_op *op, bool no_dx, hvt_order order, long ent
     HVT_TRY(make_list(op, true, choose_rows(op, order, op->w, op->stride), entries, &op->in));
     HVT_TRY(plan_copy(op, op->k, op->y_pixel, op->y_image, &op->in));
     bytes = panel_bytes(op, op->c, op->in.len);
-    op->turned = aligned_alloc(64, (bytes + 63) / 64 * 64);
-    HVT_CHECK(op->turned, E_MEM, "no memory for a convolution's %zu bytes of turned weights", bytes);
-    memset(op->turned, 0, bytes); /* its padding is never written again */
+    op->packed_w = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    HVT_CHECK(op->packed_w, E_MEM, "no memory for a convolution's %zu bytes of turned weights", bytes);
+    memset(op->packed_w, 0, bytes); /* its padding is never written again */
     return HVT_OK;
 }
 
@@ -567,8 +567,8 @@ hvt_status hvt__conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **re
     op = calloc(1, sizeof *op);
     HVT_CHECK(op, E_MEM, "no memory for a convolution");
     op->head = (hvt_op){.dev = d, .free = conv_free_cpu};
-    op->pairs = c->type == HVT_BF16 && cpu->isa->bf16;
-    op->kern = op->pairs ? cpu->isa->bf16 : cpu->isa->conv;
+    op->vnni2 = c->type == HVT_BF16 && cpu->isa->bf16;
+    op->kern = op->vnni2 ? cpu->isa->bf16 : cpu->isa->conv;
     assert(op->kern->rows[0] <= CONV_TILE_ROWS && op->kern->rows[1] <= CONV_TILE_ROWS);
     op->type = c->type;
     op->typed = cpu->isa->el->in[c->type];
@@ -579,17 +579,17 @@ hvt_status hvt__conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **re
     /* a flat one is both; strides cannot tell: with one pixel in and more out, NHW's are HWN's for x alone */
     hvt_order order = c->order == HVT_ORDER_HWN || is_flat(c) ? HVT_ORDER_HWN : HVT_ORDER_NHW;
     long entries =
-        pairs(op->h, op->oh, op->r, op->stride, op->pad) * pairs(op->w, op->ow, op->s, op->stride, op->pad);
+        valid_products(op->h, op->oh, op->r, op->stride, op->pad) * valid_products(op->w, op->ow, op->s, op->stride, op->pad);
 
     HVT_CHECK_OR(fail, entries <= INT_MAX - op->taps && (long)op->oh * op->ow <= INT_MAX / op->n, E_SHAPE,
                  "convolution of %dx%d pixels by %dx%d taps is too large to index", c->h, c->w, c->r, c->s);
-    op->winograd = !d->direct && hvt__winograd_pays(op, entries);
+    op->winograd = !d->direct && hvt__winograd_is_faster(op, entries);
     if (!op->winograd)
         HVT_TRY_OR(fail, plan_direct(op, c->no_dx, order, entries));
     *ret_op = &op->head;
     *ret_weights = weights;
     *ret_ws = op->winograd ? hvt__winograd_bytes(op, c->no_dx) : workspace(op);
-    say_plan(op, c);
+    log_plan(op, c);
     return HVT_OK;
 fail:
     conv_free_cpu(&op->head);

@@ -1,8 +1,8 @@
 /*
- * The cpu device: opening it, the ops on spans, and its table. Matrices are in matrix.c, pooling in pool.c,
+ * The cpu device: opening it, the ops on spans, and its table. Matrices are in matrix.c, pooling in pooling.c,
  * images in images.c, convolutions in conv_plan.c and its neighbours.
  *
- * All arithmetic runs inside hvt__pool_run, which sees to it that the calling thread, too, computes as it
+ * All arithmetic runs inside hvt__parallel_for, which sees to it that the calling thread, too, computes as it
  * must while it does (hvt__floats_enter); what an op adds up besides says HVT_FLOATS. A span is cut anywhere:
  * elementwise arithmetic does not depend on it.
  */
@@ -24,8 +24,8 @@ static void close_cpu(hvt_device *d)
 
     if (!cpu)
         return;
-    hvt__pool_close(&cpu->pool);
-    hvt__release_here(d, cpu->scratch);
+    hvt__thread_pool_close(&cpu->pool);
+    hvt__host_release(d, cpu->scratch);
     free(cpu);
     d->state = NULL;
 }
@@ -50,7 +50,7 @@ static hvt_status choose_isa(const char *name, const hvt_isa **ret_isa)
     return HVT_FAIL(E_ARG, "device cpu has no instruction set '%s'; known are auto%s", name, known);
 }
 
-static void say_isa(const hvt_isa *isa, int threads)
+static void log_isa(const hvt_isa *isa, int threads)
 {
     HVT_DEBUG("cpu: %s, %d thread%s; convolutions in tiles of %d x %d floats, bf16 %s", isa->name, threads,
               threads == 1 ? "" : "s", isa->conv->rows[1], 2 * isa->conv->vl,
@@ -76,12 +76,12 @@ static hvt_status open_cpu(hvt_device *d, const hvt_device_opts *opts)
     d->threads = threads;
     cpu->isa = isa;
     HVT_TRY(
-        hvt__alloc_here(d, sizeof *cpu->scratch, &scratch)); /* pages that no op needs are never touched */
+        hvt__host_alloc(d, sizeof *cpu->scratch, &scratch)); /* pages that no op needs are never touched */
     cpu->scratch = scratch;
-    HVT_TRY(hvt__pool_open(threads, opts->cpus, opts->ncpus, opts->yield, &cpu->pool));
+    HVT_TRY(hvt__thread_pool_open(threads, opts->cpus, opts->ncpus, opts->yield, &cpu->pool));
     if (opts->pin_caller && opts->ncpus)
-        hvt__pool_pin_caller(cpu->pool, opts->cpus[0]);
-    say_isa(isa, threads);
+        hvt__thread_pool_pin_caller(cpu->pool, opts->cpus[0]);
+    log_isa(isa, threads);
     return HVT_OK;
 }
 
@@ -115,7 +115,7 @@ typedef struct span {
 
 enum { SPAN_LEAST = 8192, SPAN_ALIGN = 1024 };
 
-static hvt_status run_span(hvt_device *d, span s, hvt_pool_fn *fn)
+static hvt_status run_span(hvt_device *d, span s, hvt_job_fn *fn)
 {
     const hvt_cpu *cpu = d->state;
 
@@ -127,7 +127,7 @@ static hvt_status run_span(hvt_device *d, span s, hvt_pool_fn *fn)
         s.step = s.n / ((size_t)d->threads * 4) / SPAN_ALIGN * SPAN_ALIGN;
         s.step = s.step < SPAN_LEAST ? SPAN_LEAST : s.step;
     }
-    hvt__pool_run(cpu->pool, (int)((s.n + s.step - 1) / s.step), fn, &s);
+    hvt__parallel_for(cpu->pool, (int)((s.n + s.step - 1) / s.step), fn, &s);
     return HVT_OK;
 }
 
@@ -338,13 +338,13 @@ static void factor_join_job(void *ctx, int job, int thread)
 }
 
 static hvt_status run_factoring(hvt_device *d, const hvt_factor_args *a, bool by_panel, bool by_block,
-                                hvt_pool_fn *fn)
+                                hvt_job_fn *fn)
 {
     const hvt_cpu *cpu = d->state;
     factoring w = {cpu->isa->el->factors, a, (a->m + HVT_FACTOR_ROWS - 1) / HVT_FACTOR_ROWS};
     int panels = (a->k + HVT_PANEL - 1) / HVT_PANEL;
 
-    hvt__pool_run(cpu->pool, (by_panel ? panels : 1) * (by_block ? w.blocks : 1), fn, &w);
+    hvt__parallel_for(cpu->pool, (by_panel ? panels : 1) * (by_block ? w.blocks : 1), fn, &w);
     return HVT_OK;
 }
 
@@ -368,31 +368,31 @@ const hvt_device_ops hvt_device_cpu = {
     .open = open_cpu,
     .close = close_cpu,
     .order = order_cpu,
-    .channels = hvt__channels_here,
-    .describe = hvt__describe_here,
+    .channels = hvt__host_channels,
+    .describe = hvt__host_describe,
     .host = true,
-    .alloc = hvt__alloc_here,
-    .release = hvt__release_here,
-    .alloc_host = hvt__alloc_here,
-    .release_host = hvt__release_here,
-    .upload = hvt__copy_here,
-    .download = hvt__copy_here,
-    .put = hvt__copy_here,
-    .mark = hvt__mark_here,
-    .await = hvt__await_here,
-    .sync = hvt__sync_here,
+    .alloc = hvt__host_alloc,
+    .release = hvt__host_release,
+    .alloc_host = hvt__host_alloc,
+    .release_host = hvt__host_release,
+    .upload = hvt__host_copy,
+    .download = hvt__host_copy,
+    .put = hvt__host_copy,
+    .mark = hvt__host_mark,
+    .await = hvt__host_await,
+    .sync = hvt__host_sync,
     .conv_plan = hvt__conv_plan_cpu,
     .conv_permute = hvt__conv_permute_cpu,
-    .conv_pack = hvt__conv_pack_cpu,
+    .conv_pack_weights = hvt__conv_pack_weights_cpu,
     .conv_forward = hvt__conv_forward_cpu,
     .conv_backward_x = hvt__conv_backward_x_cpu,
     .conv_backward_w = hvt__conv_backward_w_cpu,
-    .pool_plan = hvt__pool_plan_cpu,
-    .pool_forward = hvt__pool_forward_cpu,
-    .pool_backward = hvt__pool_backward_cpu,
+    .pooling_plan = hvt__pooling_plan_cpu,
+    .pooling_forward = hvt__pooling_forward_cpu,
+    .pooling_backward = hvt__pooling_backward_cpu,
     .bn_train = hvt__bn_train_cpu,
     .bn_infer = hvt__bn_infer_cpu,
-    .bn_again = hvt__bn_again_cpu,
+    .bn_recompute = hvt__bn_recompute_cpu,
     .bn_backward = hvt__bn_backward_cpu,
     .bn_update = hvt__bn_update_cpu,
     .bias_forward = hvt__bias_forward_cpu,
@@ -413,6 +413,6 @@ const hvt_device_ops hvt_device_cpu = {
     .factor_q = factor_q_cpu,
     .factor_join = factor_join_cpu,
     .check = check_cpu,
-    .settle = hvt__settle_here,
+    .decide = hvt__host_decide,
     .augment = hvt__augment_cpu,
 };

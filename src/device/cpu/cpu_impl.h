@@ -16,21 +16,21 @@
 #define UNROLL _Pragma("GCC unroll 32")
 #endif
 
-/* ---- threads.c: a pool made once; run() returns when all of 0 .. jobs-1 are done. The caller works too.
+/* ---- parallel.c: a pool made once; run() returns when all of 0 .. jobs-1 are done. The caller works too.
  * ---- */
-typedef struct hvt_pool hvt_pool;
-typedef void hvt_pool_fn(void *ctx, int job, int thread); /* thread: 0 .. threads-1, for private scratch */
+typedef struct hvt_thread_pool hvt_thread_pool;
+typedef void hvt_job_fn(void *ctx, int job, int thread); /* thread: 0 .. threads-1, for private scratch */
 
-hvt_status hvt__pool_open(int threads, const int *cpus, int ncpus, bool yield, hvt_pool **ret_pool);
-void hvt__pool_pin_caller(hvt_pool *pool, int cpu); /* until it is closed */
-void hvt__pool_close(hvt_pool **pool);
-int hvt__pool_threads(const hvt_pool *pool);
-void hvt__pool_run(hvt_pool *pool, int jobs, hvt_pool_fn *fn, void *ctx);
+hvt_status hvt__thread_pool_open(int threads, const int *cpus, int ncpus, bool yield, hvt_thread_pool **ret_pool);
+void hvt__thread_pool_pin_caller(hvt_thread_pool *pool, int cpu); /* until it is closed */
+void hvt__thread_pool_close(hvt_thread_pool **pool);
+int hvt__thread_pool_size(const hvt_thread_pool *pool);
+void hvt__parallel_for(hvt_thread_pool *pool, int jobs, hvt_job_fn *fn, void *ctx);
 
 /* ---- kernels of convolution: kern_<isa>.c ---- */
 
 /* Ask for bytes that are read soon. */
-static inline void hvt__fetch(const void *p, size_t bytes)
+static inline void hvt__prefetch(const void *p, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i += 64)
         __builtin_prefetch((const char *)p + i);
@@ -40,21 +40,21 @@ static inline void hvt__fetch(const void *p, size_t bytes)
  * registers until the end. A and B are words of 4 bytes, floats or, for sets that multiply these, pairs of
  * bf16 along the inner loop, (2i, 2i + 1) in element i; len and strides count words. B is read in whole
  * vectors. */
-typedef struct hvt_ent {
+typedef struct hvt_entry {
     int a, b;
-} hvt_ent;
+} hvt_entry;
 
 /* What is asked for while a tile is computed: at each entry, `bytes` of pixel[e.b], where e.b < count. */
-typedef struct hvt_ahead {
+typedef struct hvt_prefetch {
     const char *from;
     const int *pixel; /* NULL: the pixel is e.b itself */
     long step;        /* bytes from one pixel to the next */
     int count;
     size_t bytes;
-} hvt_ahead;
+} hvt_prefetch;
 
 typedef struct hvt_tile {
-    const hvt_ent *e;
+    const hvt_entry *e;
     int entries, len;
     int rows, high, depth; /* rows to store; what begin was told */
     const float *a;
@@ -71,8 +71,8 @@ typedef struct hvt_tile {
      * two, for all; the rest is for the last two. */
     int own, shared;
     long b_next, c_next;
-    hvt_ahead ahead; /* wgrad */
-    bool half;       /* C is bf16, c_row counts these: gather, where the set's kernels say so */
+    hvt_prefetch prefetch; /* wgrad */
+    bool c_bf16;       /* C is bf16, c_row counts these: gather, where the set's kernels say so */
 } hvt_tile;
 
 typedef void hvt_kernel(const hvt_tile *t);
@@ -80,39 +80,39 @@ typedef void hvt_kernel(const hvt_tile *t);
 /* [n][c] bf16, rows `ld` elements apart, to be arranged as `len` rows of c words: (row 0, row 1), (row 2, row
  * 3)
  * ...; rows past n are zero. */
-typedef struct hvt_pairs {
+typedef struct hvt_vnni2 {
     const uint16_t *x;
-    long ld, ahead; /* x + ahead is arranged next and asked for; 0: that is not known */
+    long ld, prefetch; /* x + ahead is arranged next and asked for; 0: that is not known */
     int n, c;
     int len, depth;
     int pitch; /* words from one row of a panel to the next */
-} hvt_pairs;
+} hvt_vnni2;
 
-typedef void hvt_arrange(const hvt_pairs *p, int w, float *out);
+typedef void hvt_pack_fn(const hvt_vnni2 *p, int w, float *out);
 
 typedef struct hvt_conv_kernels {
     int vl;      /* words in a vector; a tile is one or two vectors wide */
     int rows[3]; /* most rows of a tile of one, of two vectors; of one vector for each of three taps, or 0 */
     int pitch;   /* words for one inner step in wgrad's packed A panels: >= rows[0], whole vectors */
-    bool shared; /* such a panel has `pitch` channels, which several tiles share, not as many as a tile */
+    bool shared_panels; /* such a panel has `pitch` channels, which several tiles share, not as many as a tile */
     int depth;   /* most words that one instruction takes along the inner loop, which is a multiple of what it
                     does */
     /* [vectors-1][rows-1]; gather: A's rows lie a_row apart, one float per inner step.
      * wgrad: A's rows lie side by side, a_row apart per inner step. */
-    hvt_kernel *const *gather[2], *const *wgrad[3];
+    hvt_kernel *const *gemm_nn[2], *const *gemm_tn[3];
     hvt_kernel *const
-        *twins; /* or NULL: gather's of two targets with a vector of columns each, rows[1] at most */
+        *two_pixels; /* or NULL: gather's of two targets with a vector of columns each, rows[1] at most */
     /* one tap of one panel of weights, [c][32] of which k columns are filled -> [k][32] in each of the panels
      * along c, `panel` floats apart: for backward data */
-    void (*transpose)(const float *w, int c, int k, float *out, long panel, bool stream);
+    void (*pack_weights)(const float *w, int c, int k, float *out, long panel, bool stream);
     /* Where words are pairs, else NULL: wgrad's A in panels of w columns; B and weights in panels of 32, each
      * [len][32]. Where they are floats, typed.h does that. */
-    hvt_arrange *arrange_a, *arrange_b;
+    hvt_pack_fn *pack_a, *pack_b;
     /* Where tiles are set up before use, else NULL: for tiles of up to `high` rows; and given back after it.
      * Gather's tiles then have exactly `high` rows and are written, whole, to a buffer of rows of 32. */
     void (*begin)(int high, int depth);
     void (*end)(void);
-    bool halves; /* gather's tiles may be stored as bf16 */
+    bool stores_bf16; /* gather's tiles may be stored as bf16 */
 } hvt_conv_kernels;
 
 /* ---- elementwise.c: one text compiled per set; all ops work on a span that one thread owns ---- */
@@ -153,16 +153,16 @@ typedef struct hvt_scratch {
 } hvt_scratch;
 
 typedef struct hvt_cpu {
-    hvt_pool *pool;
+    hvt_thread_pool *pool;
     const hvt_isa *isa;
     hvt_scratch *scratch;
 } hvt_cpu; /* d->state */
 
-/* ---- conv: conv_plan.c gather.c wgrad.c weights.c; entries of hvt_device_cpu ---- */
+/* ---- conv: conv_plan.c gemm_nn.c gemm_tn.c weights.c; entries of hvt_device_cpu ---- */
 hvt_status hvt__conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
                               size_t *ret_ws);
 void hvt__conv_permute_cpu(const hvt_op *op, bool to_file, float *mine, float *kcrs);
-hvt_status hvt__conv_pack_cpu(hvt_op *op, const void *w);
+hvt_status hvt__conv_pack_weights_cpu(hvt_op *op, const void *w);
 hvt_status hvt__conv_forward_cpu(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws);
 hvt_status hvt__conv_backward_x_cpu(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
                                     void *ws);
@@ -171,7 +171,7 @@ hvt_status hvt__conv_backward_w_cpu(hvt_op *op, int real, const void *x, const v
 /* ---- matrix.c ---- */
 hvt_status hvt__bn_train_cpu(hvt_device *d, const hvt_bn_args *a);
 hvt_status hvt__bn_infer_cpu(hvt_device *d, const hvt_bn_args *a);
-hvt_status hvt__bn_again_cpu(hvt_device *d, const hvt_bn_args *a);
+hvt_status hvt__bn_recompute_cpu(hvt_device *d, const hvt_bn_args *a);
 hvt_status hvt__bn_backward_cpu(hvt_device *d, const hvt_bn_grad_args *a);
 hvt_status hvt__bn_update_cpu(hvt_device *d, const hvt_step_state *step, int c, float rate, float scale,
                               const float *moments, float *run_mean, float *run_var);
@@ -180,10 +180,10 @@ hvt_status hvt__bias_backward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype
                                   float *db);
 hvt_status hvt__xent_cpu(hvt_device *d, const hvt_xent_args *a);
 
-/* ---- pool.c ---- */
-hvt_status hvt__pool_plan_cpu(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op, size_t *ret_saved);
-hvt_status hvt__pool_forward_cpu(hvt_op *op, int real, const void *x, void *y, void *saved);
-hvt_status hvt__pool_backward_cpu(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
+/* ---- pooling.c ---- */
+hvt_status hvt__pooling_plan_cpu(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op, size_t *ret_saved);
+hvt_status hvt__pooling_forward_cpu(hvt_op *op, int real, const void *x, void *y, void *saved);
+hvt_status hvt__pooling_backward_cpu(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
                                   bool add);
 
 /* ---- images.c ---- */

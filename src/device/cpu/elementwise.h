@@ -1,7 +1,7 @@
 /*
  * elementwise.h - what the cpu device does besides the products of convolutions, on a part that one thread
  * owns: compiled once per instruction set from elementwise.c and typed.h, and joined to whole ops by cpu.c,
- * matrix.c, pool.c and images.c.
+ * matrix.c, pooling.c and images.c.
  *
  * A *span* is n elements from address to address. A *part* of a matrix is some of its real rows, counted
  * without the padding, and its columns. Nothing here allocates, waits or fails.
@@ -31,7 +31,7 @@ typedef struct hvt_bn_consts {
 typedef struct hvt_tiles {
     const void *from[16]; /* a tile's pixels line by line; NULL is zeros */
     int rows, c;          /* c <= HVT_TILE_SPAN */
-    long row, ahead; /* ahead: from two columns of a tile to the next two, which are asked for; 0: to none */
+    long row, prefetch; /* ahead: from two columns of a tile to the next two, which are asked for; 0: to none */
     int w, pitch;
     float *out;
     long panel, next;
@@ -74,19 +74,19 @@ typedef struct hvt_typed {
     void (*widen)(size_t n, const void *x, float *out);
     /* [n][c] rows `ld` apart -> panels of w columns, each [n][pitch]; columns past c are filled with zeros up
      * to the next whole vector; x + ahead, if that is not x, is asked for */
-    void (*panels)(const void *x, long ld, long ahead, int n, int c, int w, int pitch, float *out);
+    void (*pack_panels)(const void *x, long ld, long prefetch, int n, int c, int w, int pitch, float *out);
     /* to (+)= [rows][cols], rows `row` and `tile_row` apart */
     void (*store_tile)(int rows, int cols, const float *tile, long tile_row, void *to, long row, bool add);
 
     /* Winograd's F(2x2, 3x3), see winograd.h. Products are `next` floats apart. */
-    void (*tiles_source)(const hvt_tiles *g); /* 4x4 pixels: B'dB */
-    void (*tiles_grad)(const hvt_tiles *g);   /* 2x2 pixels: AdA' */
+    void (*tile_input)(const hvt_tiles *g); /* 4x4 pixels: B'dB */
+    void (*tile_dy)(const hvt_tiles *g);   /* 2x2 pixels: AdA' */
     /* A'mA, rows of `cols` columns, to (+)= 2x2 pixels, whose rows lie `row` elements apart; NULL: no such */
-    void (*tiles_target)(const float *m, long next, int rows, int cols, void *const to[4], long row,
+    void (*tile_output)(const float *m, long next, int rows, int cols, void *const to[4], long row,
                          bool add);
     /* of n weights: taps `tap` elements apart -> GgG'; and of their gradients: G'uG */
-    void (*tiles_weights)(size_t n, const void *w, long tap, float *out, long next);
-    void (*tiles_dw)(size_t n, const float *u, long next, float *dw, long tap);
+    void (*tile_filter)(size_t n, const void *w, long tap, float *out, long next);
+    void (*tile_dw)(size_t n, const float *u, long next, float *dw, long tap);
 } hvt_typed;
 
 /* Factors of a gradient that lies in panels of HVT_PANEL filters, [ceil(k/HVT_PANEL)][m][HVT_PANEL]; see

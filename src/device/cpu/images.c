@@ -118,7 +118,7 @@ hvt_status hvt__augment_cpu(hvt_device *d, const hvt_augment_args *a)
         g.scale[i] = a->scale[i % a->c];
         g.shift[i] = a->shift[i % a->c];
     }
-    hvt__pool_run(cpu->pool, (a->real + GROUP - 1) / GROUP, group_job, &g);
+    hvt__parallel_for(cpu->pool, (a->real + GROUP - 1) / GROUP, group_job, &g);
     return HVT_OK;
 }
 
@@ -185,7 +185,7 @@ hvt_status hvt__subsample_forward_cpu(hvt_device *d, hvt_order o, hvt_dtype t, i
 
     s.from = x;
     s.to = y;
-    hvt__pool_run(cpu->pool, s.p, subsample_forward_job, &s);
+    hvt__parallel_for(cpu->pool, s.p, subsample_forward_job, &s);
     return HVT_OK;
 }
 
@@ -221,6 +221,6 @@ hvt_status hvt__subsample_backward_cpu(hvt_device *d, hvt_order o, hvt_dtype t, 
     s.from = dy;
     s.to = dx;
     s.add = add;
-    hvt__pool_run(cpu->pool, h, subsample_backward_job, &s);
+    hvt__parallel_for(cpu->pool, h, subsample_backward_job, &s);
     return HVT_OK;
 }

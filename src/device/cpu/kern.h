@@ -8,7 +8,7 @@
  *     EACH1 EACH2 (X): X(1) .. X(ROWS1), X(1) .. X(ROWS2)
  *     ROWS3 EACH3 where there are registers for three vectors: the same for them
  *     vec         a vector, and its verbs below
- *     ARRANGE     where a word is a pair of bf16: the initializers of arrange_a and arrange_b
+ *     ARRANGE     where a word is a pair of bf16: the initializers of pack_a and pack_b
  *     HALVES      where a tile may be stored as bf16: defined, with HALVES_INIT, .halves = true, and
  *                 halves_store(p, v, n)    n words
  *                 halves_store2(p, v, w)   two vectors
@@ -20,19 +20,19 @@
  * multiply-adds in the order entry, inner step, whatever the tile's height, width or place. So an image's
  * result does not depend on which other images share its tile.
  */
-#include "turn.h"
+#include "pack_weights.h"
 
-INLINE void fetch_ahead(const hvt_ahead *a, int i)
+INLINE void prefetch_slice(const hvt_prefetch *a, int i)
 {
-    hvt__fetch(a->from + (a->pixel ? a->pixel[i] : i) * a->step, a->bytes);
+    hvt__prefetch(a->from + (a->pixel ? a->pixel[i] : i) * a->step, a->bytes);
 }
 
 /* c += A[e.a] * B[e.b] over entries `from` to `to`: columns of vectors `first` to `vectors`, the next of
  * which is `next` words on in B. `turned`: A's rows lie side by side and the inner step is a_row apart
  * (backward weights); else rows are a_row apart and the inner step is one float. `rows`, `first`, `vectors`
  * and `turned` are constants: the loops over them disappear. */
-INLINE void products(const hvt_tile *t, int from, int to, const int rows, const int first, const int vectors,
-                     const bool turned, const long next, vec (*c)[3])
+INLINE void accumulate(const hvt_tile *t, int from, int to, const int rows, const int first, const int vectors,
+                     const bool trans_a, const long next, vec (*c)[3])
 {
     const long a_row = t->a_row, b_row = t->b_row;
     const int len = t->len;
@@ -43,8 +43,8 @@ INLINE void products(const hvt_tile *t, int from, int to, const int rows, const 
         const float *a3 = a + 3 * a_row, *a6 = a + 6 * a_row, *a9 = a + 9 * a_row, *a12 = a + 12 * a_row,
                     *a15 = a + 15 * a_row;
 
-        if (turned && t->e[e].b < t->ahead.count)
-            fetch_ahead(&t->ahead, t->e[e].b);
+        if (trans_a && t->e[e].b < t->prefetch.count)
+            prefetch_slice(&t->prefetch, t->e[e].b);
         for (int k = 0; k < len; k++) {
             vec bv[3];
 
@@ -55,13 +55,13 @@ INLINE void products(const hvt_tile *t, int from, int to, const int rows, const 
             UNROLL
             for (int i = 0; i < rows; i++) {
                 const float *base = i < 3 ? a : i < 6 ? a3 : i < 9 ? a6 : i < 12 ? a9 : i < 15 ? a12 : a15;
-                vec av = vbroadcast(turned ? a + i : base + i % 3 * a_row);
+                vec av = vbroadcast(trans_a ? a + i : base + i % 3 * a_row);
 
                 UNROLL
                 for (int v = first; v < vectors; v++)
                     c[i][v] = vmuladd(av, bv[v], c[i][v]);
             }
-            if (turned) {
+            if (trans_a) {
                 a += a_row;
             } else {
                 a++, a3++, a6++, a9++, a12++, a15++;
@@ -72,11 +72,11 @@ INLINE void products(const hvt_tile *t, int from, int to, const int rows, const 
 
 /* Vector v of a row is stored v * next elements on; all but the last `vectors` are whole, unless there is one
  * for each of several targets: `twins`. */
-#ifdef HALVES
-INLINE void store_halves(const hvt_tile *t, const int rows, const int vectors, const bool twins, vec (*c)[3])
+#ifdef BF16
+INLINE void store_bf16(const hvt_tile *t, const int rows, const int vectors, const bool two_pixels, vec (*c)[3])
 {
-    const long next = twins ? t->c_next : VL;
-    const int last = twins ? t->nc : t->nc - VL * (vectors - 1), before = twins ? last : VL;
+    const long next = two_pixels ? t->c_next : VL;
+    const int last = two_pixels ? t->nc : t->nc - VL * (vectors - 1), before = two_pixels ? last : VL;
     uint16_t *out = (uint16_t *)t->c;
 
     UNROLL
@@ -84,25 +84,25 @@ INLINE void store_halves(const hvt_tile *t, const int rows, const int vectors, c
         if (t->add) {
             UNROLL
             for (int v = 0; v < vectors; v++)
-                c[i][v] = vadd(halves_load(out + next * v, v < vectors - 1 ? before : last), c[i][v]);
+                c[i][v] = vadd(bf16_load(out + next * v, v < vectors - 1 ? before : last), c[i][v]);
         }
-        if (vectors == 2 && !twins && last == VL) {
-            halves_store2(out, c[i][0], c[i][vectors - 1]);
+        if (vectors == 2 && !two_pixels && last == VL) {
+            bf16_store2(out, c[i][0], c[i][vectors - 1]);
         } else {
             UNROLL
             for (int v = 0; v < vectors; v++)
-                halves_store(out + next * v, c[i][v], v < vectors - 1 ? before : last);
+                bf16_store(out + next * v, c[i][v], v < vectors - 1 ? before : last);
         }
     }
 }
 #else
-#define HALVES_INIT
+#define BF16_INIT
 #endif
 
-INLINE void store(const hvt_tile *t, const int rows, const int vectors, const bool twins, vec (*c)[3])
+INLINE void store(const hvt_tile *t, const int rows, const int vectors, const bool two_pixels, vec (*c)[3])
 {
-    const long next = twins ? t->c_next : VL;
-    const int last = twins ? t->nc : t->nc - VL * (vectors - 1);
+    const long next = two_pixels ? t->c_next : VL;
+    const int last = two_pixels ? t->nc : t->nc - VL * (vectors - 1);
 
     UNROLL
     for (int i = 0; i < rows; i++) {
@@ -112,7 +112,7 @@ INLINE void store(const hvt_tile *t, const int rows, const int vectors, const bo
 
             if (t->stream && last == VL)
                 vstream(out, c[i][v]);
-            else if ((v < vectors - 1 && !twins) || last == VL)
+            else if ((v < vectors - 1 && !two_pixels) || last == VL)
                 vstore(out, t->add ? vadd(vload(out), c[i][v]) : c[i][v]);
             else
                 vstore_part(out, t->add ? vadd(vload_part(out, last), c[i][v]) : c[i][v], last);
@@ -120,7 +120,7 @@ INLINE void store(const hvt_tile *t, const int rows, const int vectors, const bo
     }
 }
 
-INLINE void tile(const hvt_tile *t, const int rows, const int vectors, const bool turned)
+INLINE void tile(const hvt_tile *t, const int rows, const int vectors, const bool trans_a)
 {
     vec c[ROWS1][3];
 
@@ -130,10 +130,10 @@ INLINE void tile(const hvt_tile *t, const int rows, const int vectors, const boo
         for (int v = 0; v < vectors; v++)
             c[i][v] = vzero();
     }
-    products(t, 0, t->entries, rows, 0, vectors, turned, VL, c);
-#ifdef HALVES
-    if (!turned && t->half) {
-        store_halves(t, rows, vectors, false, c);
+    accumulate(t, 0, t->entries, rows, 0, vectors, trans_a, VL, c);
+#ifdef BF16
+    if (!trans_a && t->c_bf16) {
+        store_bf16(t, rows, vectors, false, c);
         return;
     }
 #endif
@@ -142,7 +142,7 @@ INLINE void tile(const hvt_tile *t, const int rows, const int vectors, const boo
 
 /* Two targets of one vector each: what both read is loaded once. A tile of one vector takes 17 loads for 16
  * multiply-adds; processors with two units for either then wait for loads. */
-INLINE void twins(const hvt_tile *t, const int rows)
+INLINE void two_pixels(const hvt_tile *t, const int rows)
 {
     const int shared = t->own + t->shared;
     vec c[ROWS1][3];
@@ -150,12 +150,12 @@ INLINE void twins(const hvt_tile *t, const int rows)
     UNROLL
     for (int i = 0; i < rows; i++)
         c[i][0] = c[i][1] = vzero();
-    products(t, 0, t->own, rows, 0, 1, false, 0, c);
-    products(t, t->own, shared, rows, 0, 2, false, t->b_next, c);
-    products(t, shared, t->entries, rows, 1, 2, false, 0, c);
-#ifdef HALVES
-    if (t->half) {
-        store_halves(t, rows, 2, true, c);
+    accumulate(t, 0, t->own, rows, 0, 1, false, 0, c);
+    accumulate(t, t->own, shared, rows, 0, 2, false, t->b_next, c);
+    accumulate(t, shared, t->entries, rows, 1, 2, false, 0, c);
+#ifdef BF16
+    if (t->c_bf16) {
+        store_bf16(t, rows, 2, true, c);
         return;
     }
 #endif
@@ -164,7 +164,7 @@ INLINE void twins(const hvt_tile *t, const int rows)
 
 /* Three neighbouring taps of one vector each: a pixel of x meets dy of three pixels, 11 loads for 24
  * multiply-adds. */
-INLINE void triplets(const hvt_tile *t, const int rows)
+INLINE void three_taps(const hvt_tile *t, const int rows)
 {
     const int shared = t->own + t->shared;
     vec c[ROWS1][3];
@@ -172,67 +172,67 @@ INLINE void triplets(const hvt_tile *t, const int rows)
     UNROLL
     for (int i = 0; i < rows; i++)
         c[i][0] = c[i][1] = c[i][2] = vzero();
-    products(t, 0, t->own, rows, 0, 2, true, t->b_next, c);
-    products(t, t->own, shared, rows, 0, 3, true, t->b_next, c);
-    products(t, shared, t->entries, rows, 1, 3, true, t->b_next, c);
+    accumulate(t, 0, t->own, rows, 0, 2, true, t->b_next, c);
+    accumulate(t, t->own, shared, rows, 0, 3, true, t->b_next, c);
+    accumulate(t, shared, t->entries, rows, 1, 3, true, t->b_next, c);
     store(t, rows, 3, true, c);
 }
 
-#define GATHER(i, v)                                                                                         \
-    static void gather_##i##x##v(const hvt_tile *t)                                                          \
+#define GEMM_NN(i, v)                                                                                         \
+    static void gemm_nn_##i##x##v(const hvt_tile *t)                                                          \
     {                                                                                                        \
         tile(t, i, v, false);                                                                                \
     }
-#define WGRAD(i, v)                                                                                          \
-    static void wgrad_##i##x##v(const hvt_tile *t)                                                           \
+#define GEMM_TN(i, v)                                                                                          \
+    static void gemm_tn_##i##x##v(const hvt_tile *t)                                                           \
     {                                                                                                        \
         tile(t, i, v, true);                                                                                 \
     }
-#define TWINS(i)                                                                                             \
-    static void twins_##i(const hvt_tile *t)                                                                 \
+#define TWO_PIXELS(i)                                                                                             \
+    static void two_pixels_##i(const hvt_tile *t)                                                                 \
     {                                                                                                        \
-        twins(t, i);                                                                                         \
+        two_pixels(t, i);                                                                                         \
     }
-#define TRIPLETS(i)                                                                                          \
-    static void triplets_##i(const hvt_tile *t)                                                              \
+#define THREE_TAPS(i)                                                                                          \
+    static void three_taps_##i(const hvt_tile *t)                                                              \
     {                                                                                                        \
-        triplets(t, i);                                                                                      \
+        three_taps(t, i);                                                                                      \
     }
-#define DEFINE1(i) GATHER(i, 1) WGRAD(i, 1)
-#define DEFINE2(i) GATHER(i, 2) WGRAD(i, 2) TWINS(i)
-#define GATHER1(i) [i - 1] = gather_##i##x1,
-#define GATHER2(i) [i - 1] = gather_##i##x2,
-#define WGRAD1(i)  [i - 1] = wgrad_##i##x1,
-#define WGRAD2(i)  [i - 1] = wgrad_##i##x2,
-#define TWINS2(i)  [i - 1] = twins_##i,
-#define WGRAD3(i)  [i - 1] = triplets_##i,
+#define DEFINE1(i) GEMM_NN(i, 1) GEMM_TN(i, 1)
+#define DEFINE2(i) GEMM_NN(i, 2) GEMM_TN(i, 2) TWO_PIXELS(i)
+#define GEMM_NN1(i) [i - 1] = gemm_nn_##i##x1,
+#define GEMM_NN2(i) [i - 1] = gemm_nn_##i##x2,
+#define GEMM_TN1(i)  [i - 1] = gemm_tn_##i##x1,
+#define GEMM_TN2(i)  [i - 1] = gemm_tn_##i##x2,
+#define TWO_PIXELS2(i)  [i - 1] = two_pixels_##i,
+#define GEMM_TN3(i)  [i - 1] = three_taps_##i,
 
 EACH1(DEFINE1)
 EACH2(DEFINE2)
 #ifdef ROWS3
-EACH3(TRIPLETS)
-static hvt_kernel *const wgrad3[] = {EACH3(WGRAD3)};
+EACH3(THREE_TAPS)
+static hvt_kernel *const gemm_tn3[] = {EACH3(GEMM_TN3)};
 #else
 #define ROWS3  0
-#define wgrad3 NULL
+#define gemm_tn3 NULL
 #endif
 
-static hvt_kernel *const gather1[] = {EACH1(GATHER1)};
-static hvt_kernel *const gather2[] = {EACH2(GATHER2)};
-static hvt_kernel *const wgrad1[] = {EACH1(WGRAD1)};
-static hvt_kernel *const wgrad2[] = {EACH2(WGRAD2)};
-static hvt_kernel *const twins2[] = {EACH2(TWINS2)};
+static hvt_kernel *const gemm_nn1[] = {EACH1(GEMM_NN1)};
+static hvt_kernel *const gemm_nn2[] = {EACH2(GEMM_NN2)};
+static hvt_kernel *const gemm_tn1[] = {EACH1(GEMM_TN1)};
+static hvt_kernel *const gemm_tn2[] = {EACH2(GEMM_TN2)};
+static hvt_kernel *const two_pixels2[] = {EACH2(TWO_PIXELS2)};
 
-#ifndef ARRANGE
-#define ARRANGE /* floats are arranged by typed.h */
+#ifndef PACK_INIT
+#define PACK_INIT /* floats are arranged by typed.h */
 #endif
 #define KERNELS(isa)                                                                                         \
     const hvt_conv_kernels hvt__conv_##isa = {.vl = VL,                                                      \
                                               .rows = {ROWS1, ROWS2, ROWS3},                                 \
                                               .pitch = PITCH,                                                \
-                                              .gather = {gather1, gather2},                                  \
-                                              .wgrad = {wgrad1, wgrad2, wgrad3},                             \
-                                              .twins = twins2,                                               \
-                                              .transpose = transpose,                                        \
+                                              .gemm_nn = {gemm_nn1, gemm_nn2},                                  \
+                                              .gemm_tn = {gemm_tn1, gemm_tn2, gemm_tn3},                             \
+                                              .two_pixels = two_pixels2,                                               \
+                                              .pack_weights = pack_weights,                                        \
                                               .depth = 1,                                                    \
-                                              HALVES_INIT ARRANGE}
+                                              BF16_INIT PACK_INIT}

@@ -13,7 +13,7 @@
  */
 #include "avx512.h"
 
-#include "pairs.h"
+#include "vnni2.h"
 
 #include <string.h>
 
@@ -31,10 +31,10 @@ typedef struct shapes {
     uint8_t rows[16];
 } shapes;
 
-static void shape(shapes *s, int tile, int rows, int words)
+static void shape(shapes *s, int tile, int rows, int columns)
 {
     s->rows[tile] = (uint8_t)rows;
-    s->row_bytes[tile] = (uint16_t)(rows ? words * 4 : 0); /* either both are zero or none */
+    s->row_bytes[tile] = (uint16_t)(rows ? columns * 4 : 0); /* either both are zero or none */
 }
 
 static void begin(int high, int depth)
@@ -136,13 +136,13 @@ static void store(const hvt_tile *t, float (*c)[COLUMNS])
 }
 
 /* A's rows lie where they lie; C is a buffer. */
-static void gather(const hvt_tile *t)
+static void gemm_nn(const hvt_tile *t)
 {
     product(t, t->a_row, t->depth, (float(*)[COLUMNS])t->c);
 }
 
-/* A's rows are channels, as arrange_a lays them. */
-static void wgrad(const hvt_tile *t)
+/* A's rows are channels, as pack_a lays them. */
+static void gemm_tn(const hvt_tile *t)
 {
     _Alignas(64) float c[HIGH][COLUMNS];
 
@@ -152,35 +152,35 @@ static void wgrad(const hvt_tile *t)
 }
 
 /* Panels of w <= 32 channels, each [len / depth][32 channels][depth]. */
-static void arrange_a(const hvt_pairs *p, int w, float *out)
+static void pack_a(const hvt_vnni2 *p, int w, float *out)
 {
     for (int first = 0; first < p->c; first += w)
-        for (int word = 0; word < p->len; word += p->depth, out += HIGH * p->depth)
+        for (int k = 0; k < p->len; k += p->depth, out += HIGH * p->depth)
             for (int half = 0; half < w; half += VL) {
                 const int channel = first + half, end_of = first + w < p->c ? first + w : p->c;
                 vec r[VL];
 
                 for (int i = 0; i < VL; i++)
-                    r[i] = i < p->depth && channel < end_of ? pair_at(p, word + i, channel, end_of - channel)
+                    r[i] = i < p->depth && channel < end_of ? vnni2_at(p, k + i, channel, end_of - channel)
                                                             : vzero();
-                vturn(r);
+                vtranspose(r);
                 for (int i = 0; i < VL; i++)
                     vstore_part(out + (half + i) * p->depth, r[i], p->depth);
             }
 }
 
-static hvt_kernel *const gathers[HIGH] = {[0 ... HIGH - 1] = gather};
-static hvt_kernel *const wgrads[HIGH] = {[0 ... HIGH - 1] = wgrad};
+static hvt_kernel *const gemm_nn_rows[HIGH] = {[0 ... HIGH - 1] = gemm_nn};
+static hvt_kernel *const gemm_tn_rows[HIGH] = {[0 ... HIGH - 1] = gemm_tn};
 
 const hvt_conv_kernels hvt__conv_amx = {.vl = VL,
                                         .rows = {HIGH, HIGH},
                                         .pitch = HIGH,
                                         .depth = 16,
-                                        .gather = {gathers, gathers},
-                                        .wgrad = {wgrads, wgrads},
-                                        .transpose = transpose,
-                                        .arrange_a = arrange_a,
-                                        .arrange_b = arrange_b,
+                                        .gemm_nn = {gemm_nn_rows, gemm_nn_rows},
+                                        .gemm_tn = {gemm_tn_rows, gemm_tn_rows},
+                                        .pack_weights = pack_weights,
+                                        .pack_a = pack_a,
+                                        .pack_b = pack_b,
                                         .begin = begin,
                                         .end = end};
 

@@ -26,7 +26,7 @@ static inline __attribute__((always_inline)) __m256i first_lanes(int n)
 }
 
 /* 8 x 8 floats: pairs, quads, then the two 128-bit lanes */
-static inline __attribute__((always_inline)) void vturn(__m256 *r)
+static inline __attribute__((always_inline)) void vtranspose(__m256 *r)
 {
     __m256 t[8];
 

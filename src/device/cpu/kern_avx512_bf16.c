@@ -4,7 +4,7 @@
  */
 #include "avx512.h"
 
-#include "pairs.h"
+#include "vnni2.h"
 
 #include <string.h>
 
@@ -20,32 +20,32 @@
 
 INLINE vec vbroadcast(const float *p)
 {
-    int word;
+    int group;
 
-    memcpy(&word, p, sizeof word); /* two bf16, which as a float may be anything */
-    return _mm512_castsi512_ps(_mm512_set1_epi32(word));
+    memcpy(&group, p, sizeof group); /* two bf16, which as a float may be anything */
+    return _mm512_castsi512_ps(_mm512_set1_epi32(group));
 }
 
-#define HALVES
-#define HALVES_INIT .halves = true,
+#define BF16
+#define BF16_INIT .stores_bf16 = true,
 
-INLINE void halves_store(uint16_t *p, vec v, int n)
+INLINE void bf16_store(uint16_t *p, vec v, int n)
 {
     _mm256_mask_storeu_epi16(p, (__mmask16)((1u << n) - 1), (__m256i)_mm512_cvtneps_pbh(v));
 }
 
-INLINE void halves_store2(uint16_t *p, vec v, vec w)
+INLINE void bf16_store2(uint16_t *p, vec v, vec w)
 {
     _mm512_storeu_ps(p, (vec)_mm512_cvtne2ps_pbh(w, v));
 }
 
-INLINE vec halves_load(const uint16_t *p, int n)
+INLINE vec bf16_load(const uint16_t *p, int n)
 {
     return _mm512_castsi512_ps(_mm512_slli_epi32(
         _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), p)), 16));
 }
 
-#define ARRANGE .shared = true, .arrange_a = arrange_b, .arrange_b = arrange_b
+#define PACK_INIT .shared_panels = true, .pack_a = pack_b, .pack_b = pack_b
 #include "kern.h"
 
 KERNELS(avx512_bf16);

@@ -37,7 +37,7 @@ static inline __attribute__((always_inline)) void vstore_part(float *p, vec v, i
 }
 
 /* 4 x 4 floats: pairs, then halves */
-static inline __attribute__((always_inline)) void vturn(vec *r)
+static inline __attribute__((always_inline)) void vtranspose(vec *r)
 {
     float32x4x2_t a = vtrnq_f32(r[0], r[1]), b = vtrnq_f32(r[2], r[3]);
 

@@ -53,7 +53,7 @@ static inline __attribute__((always_inline)) void vstore_part(float *p, vec v, i
         p[i] = v[i];
 }
 
-static inline __attribute__((always_inline)) void vturn(vec *r)
+static inline __attribute__((always_inline)) void vtranspose(vec *r)
 {
     vec t[4];
 

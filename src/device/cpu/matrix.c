@@ -147,17 +147,17 @@ hvt_status hvt__bn_train_cpu(hvt_device *d, const hvt_bn_args *a)
     b = make_bn(d, a->type, a->rows, a->c);
     b.fwd = a;
     if (is_by_columns(&b.k)) {
-        hvt__pool_run(cpu->pool, b.k.parts, train_columns_job, &b);
+        hvt__parallel_for(cpu->pool, b.k.parts, train_columns_job, &b);
         return HVT_OK;
     }
-    hvt__pool_run(cpu->pool, b.k.parts, stats_job, &b);
+    hvt__parallel_for(cpu->pool, b.k.parts, stats_job, &b);
     for (int i = 0; i < b.k.parts; i++) {
         hvt_part p = part_at(&b.k, i);
 
         count[i] = p.end - p.first;
     }
     finish(&b, b.k.parts, count, 0, 0, a->c);
-    hvt__pool_run(cpu->pool, b.k.parts, apply_job, &b);
+    hvt__parallel_for(cpu->pool, b.k.parts, apply_job, &b);
     return HVT_OK;
 }
 
@@ -172,11 +172,11 @@ hvt_status hvt__bn_infer_cpu(hvt_device *d, const hvt_bn_args *a)
     b.fwd = a;
     for (int c = 0; c < a->c; c++)
         b.consts.scale[c] = a->gamma[c] * (float)(1 / sqrt((double)a->rstd[c] + a->eps));
-    hvt__pool_run(cpu->pool, b.k.parts, apply_job, &b);
+    hvt__parallel_for(cpu->pool, b.k.parts, apply_job, &b);
     return HVT_OK;
 }
 
-hvt_status hvt__bn_again_cpu(hvt_device *d, const hvt_bn_args *a)
+hvt_status hvt__bn_recompute_cpu(hvt_device *d, const hvt_bn_args *a)
 {
     const hvt_cpu *cpu = d->state;
     bn b;
@@ -186,7 +186,7 @@ hvt_status hvt__bn_again_cpu(hvt_device *d, const hvt_bn_args *a)
     b.fwd = a;
     for (int c = 0; c < a->c; c++)
         b.consts.scale[c] = a->gamma[c] * a->rstd[c];
-    hvt__pool_run(cpu->pool, b.k.parts, apply_job, &b);
+    hvt__parallel_for(cpu->pool, b.k.parts, apply_job, &b);
     return HVT_OK;
 }
 
@@ -236,12 +236,12 @@ hvt_status hvt__bn_backward_cpu(hvt_device *d, const hvt_bn_grad_args *a)
     for (int c = 0; c < a->c; c++)
         b.consts.scale[c] = a->gamma[c] * a->rstd[c];
     if (is_by_columns(&b.k)) {
-        hvt__pool_run(cpu->pool, b.k.parts, backward_columns_job, &b);
+        hvt__parallel_for(cpu->pool, b.k.parts, backward_columns_job, &b);
         return HVT_OK;
     }
-    hvt__pool_run(cpu->pool, b.k.parts, sums_job, &b);
+    hvt__parallel_for(cpu->pool, b.k.parts, sums_job, &b);
     b.el->bn_grad_finish(a, b.k.rows, b.k.parts, sums_of(&b, 0, 0), sums_of(&b, 1, 0), 0, a->c, b.consts);
-    hvt__pool_run(cpu->pool, b.k.parts, dx_job, &b);
+    hvt__parallel_for(cpu->pool, b.k.parts, dx_job, &b);
     return HVT_OK;
 }
 
@@ -284,7 +284,7 @@ hvt_status hvt__bias_forward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype 
 
     HVT_TRY(check_channels(c, HVT_PART_FLOATS));
     job.k = by_rows(job.in, rows, c);
-    hvt__pool_run(cpu->pool, job.k.parts, bias_forward_job, &job);
+    hvt__parallel_for(cpu->pool, job.k.parts, bias_forward_job, &job);
     return HVT_OK;
 }
 
@@ -304,7 +304,7 @@ hvt_status hvt__bias_backward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype
 
     HVT_TRY(check_channels(c, HVT_PART_FLOATS));
     job.k = by_rows(job.in, rows, c);
-    hvt__pool_run(cpu->pool, job.k.parts, bias_backward_job, &job);
+    hvt__parallel_for(cpu->pool, job.k.parts, bias_backward_job, &job);
     for (int i = 0; i < c; i++) {
         double sum = 0;
 
@@ -349,13 +349,13 @@ hvt_status hvt__xent_cpu(hvt_device *d, const hvt_xent_args *a)
               .scale = a->scale ? *a->scale : 1};
     double sum = 0, top1 = 0, top5 = 0;
 
-    hvt__pool_run(cpu->pool, (int)((x.rows + x.step - 1) / x.step), xent_job, &x);
+    hvt__parallel_for(cpu->pool, (int)((x.rows + x.step - 1) / x.step), xent_job, &x);
     for (size_t i = 0; i < x.rows; i++) {
         if (i % a->rows.block >= (size_t)a->rows.real)
             continue;
         sum += a->loss[i];
-        top1 += a->place[i] < 1;
-        top5 += a->place[i] < 5;
+        top1 += a->label_rank[i] < 1;
+        top5 += a->label_rank[i] < 5;
     }
     a->sums[0] = (float)sum;
     a->sums[1] = (float)top1;

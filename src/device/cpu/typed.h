@@ -87,7 +87,7 @@ enum { KEEPS_EXP = TYPE == HVT_F32 };
 /* What a row's first pass finds, lane by lane. */
 typedef struct xent_scan {
     F max, poison;
-    I place;
+    I label_rank;
 } xent_scan;
 
 /* `index`: the classes of these lanes. */
@@ -97,7 +97,7 @@ INLINE void scan_at(F v, I index, int classes, int label, F target, xent_scan *s
 
     s->max = f_select((I)(v > s->max) & valid, v, s->max);
     s->poison = s->poison + xent_poison(v);
-    s->place = s->place - (xent_before(v, target, index, i_splat(label)) & valid);
+    s->label_rank = s->label_rank - (xent_before(v, target, index, i_splat(label)) & valid);
 }
 
 INLINE F exp_at(const void *x, size_t at, I index, int classes, F max, int lanes)
@@ -117,7 +117,7 @@ static void xent_row(const hvt_xent_args *a, size_t row, float s)
     F total = f_zero();
     I first = {0};
     double sum = 0;
-    int place = 0;
+    int label_rank = 0;
 
     for (int l = 0; l < VL; l++)
         first[l] = l;
@@ -126,7 +126,7 @@ static void xent_row(const hvt_xent_args *a, size_t row, float s)
     for (int l = 0; l < VL; l++) {
         max = scan.max[l] > max ? scan.max[l] : max;
         poison += scan.poison[l];
-        place += scan.place[l];
+        label_rank += scan.label_rank[l];
     }
     SPAN(classes, const F e = exp_at(a->logits, at + i, first + (int)i, classes, f_splat(max), lanes);
          total = total + e; if (KEEPS_EXP && dx) put(dx, at + i, e, lanes););
@@ -141,7 +141,7 @@ static void xent_row(const hvt_xent_args *a, size_t row, float s)
                            f_splat(s)),
                  lanes););
     a->loss[row] = xent_loss(sum, target, max, poison);
-    a->place[row] = place;
+    a->label_rank[row] = label_rank;
 }
 
 /* ---- pooling ---- */
@@ -150,17 +150,17 @@ INLINE void max_forward_at(const void *const in[], const uint8_t pos[], int coun
                            uint8_t *saved, int lanes)
 {
     F best = get(in[0], i, lanes);
-    I place = i_splat(pos[0]);
+    I argmax = i_splat(pos[0]);
 
     for (int k = 1; k < count; k++) {
         const F v = get(in[k], i, lanes);
-        const I wins = pool_wins(v, best);
+        const I wins = pooling_wins(v, best);
 
         best = f_select(wins, v, best);
-        place = i_select(wins, i_splat(pos[k]), place);
+        argmax = i_select(wins, i_splat(pos[k]), argmax);
     }
     put(y, i, best, lanes);
-    i_store_bytes(saved + i, place, lanes);
+    i_store_bytes(saved + i, argmax, lanes);
 }
 
 static void max_forward(size_t n, const void *const in[], const uint8_t pos[], int count, void *y,
@@ -216,13 +216,13 @@ static void widen_span(size_t n, const void *x, float *out)
     SPAN(n, f_store(out + i, get(x, i, lanes), lanes););
 }
 
-static void panels(const void *x, long ld, long ahead, int n, int c, int w, int pitch, float *out)
+static void pack_panels(const void *x, long ld, long prefetch, int n, int c, int w, int pitch, float *out)
 {
     for (int r = 0; r < n; r++) {
         float *row = out + (long)r * pitch;
 
-        if (ahead)
-            hvt__fetch(hvt__at(x, TYPE, (size_t)(r * ld + ahead)), hvt_dtype_size(TYPE) * (size_t)c);
+        if (prefetch)
+            hvt__prefetch(hvt__at(x, TYPE, (size_t)(r * ld + prefetch)), hvt_dtype_size(TYPE) * (size_t)c);
         for (int first = 0; first < c; first += w, row += (long)n * pitch) {
             const int count = c - first < w ? c - first : w;
             const size_t at = (size_t)(r * ld + first);
@@ -262,11 +262,11 @@ const hvt_typed TABLE(HVT_ISA, NAME) = {
     .max_backward = max_backward,
     .mean_forward = mean_forward,
     .widen = widen_span,
-    .panels = panels,
+    .pack_panels = pack_panels,
     .store_tile = store_tile,
-    .tiles_source = tiles_source,
-    .tiles_grad = tiles_grad,
-    .tiles_target = tiles_target,
-    .tiles_weights = tiles_weights,
-    .tiles_dw = tiles_dw,
+    .tile_input = tile_input,
+    .tile_dy = tile_dy,
+    .tile_output = tile_output,
+    .tile_filter = tile_filter,
+    .tile_dw = tile_dw,
 };

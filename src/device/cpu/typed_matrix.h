@@ -47,13 +47,13 @@ INLINE size_t next_run(hvt_rows r, size_t first, size_t end, size_t *ret_row)
 }
 
 /* x[c] repeated to the width of a wide row; x itself where that is the same */
-INLINE const float *widen(const float *x, int c, int width, float *room)
+INLINE const float *widen(const float *x, int c, int width, float *scratch)
 {
     if (width <= c || !x)
         return x;
     for (int i = 0; i < width; i += c)
-        memcpy(room + i, x, (size_t)c * sizeof *x);
-    return room;
+        memcpy(scratch + i, x, (size_t)c * sizeof *x);
+    return scratch;
 }
 
 /* What a part's rows are made of: `rows` rows of `width` elements, `ld` apart, from element `at` on. */
@@ -89,7 +89,7 @@ typedef struct piece {
 INLINE void fetch_block(const void *x, piece p, size_t first, size_t from)
 {
     if (p.width == p.ld && first + 3 * BLOCK <= p.rows)
-        hvt__fetch(hvt__at(x, TYPE, from + 2 * BLOCK * p.ld), BLOCK * p.ld * hvt_dtype_size(TYPE));
+        hvt__prefetch(hvt__at(x, TYPE, from + 2 * BLOCK * p.ld), BLOCK * p.ld * hvt_dtype_size(TYPE));
 }
 
 /* ---- batch norm ---- */
@@ -204,10 +204,10 @@ INLINE void apply(const hvt_bn_args *a, const float *mean, const float *sc, cons
 static void bn_apply(const hvt_bn_args *a, hvt_bn_consts k, hvt_part part)
 {
     const int step = row_step(a->c), width = step * a->c;
-    float room[3][WIDE_MAX];
-    const float *mean = widen(a->mean + part.col, a->c, width, room[0]),
-                *sc = widen(k.scale + part.col, a->c, width, room[1]),
-                *beta = widen(a->beta + part.col, a->c, width, room[2]);
+    float scratch[3][WIDE_MAX];
+    const float *mean = widen(a->mean + part.col, a->c, width, scratch[0]),
+                *sc = widen(k.scale + part.col, a->c, width, scratch[1]),
+                *beta = widen(a->beta + part.col, a->c, width, scratch[2]);
 
     PIECES(a->rows, a->c, part, step, {
         (void)wide;
@@ -279,7 +279,7 @@ INLINE void sums_at(const grad *g, size_t rows, size_t ld, size_t i, size_t at, 
         f_store(dot + i, f_load(dot + i, lanes) + d, lanes);
 }
 
-INLINE void gather_sums(const grad *g, piece p, float *sum, float *dot, mask how, bool with_x)
+INLINE void accumulate_sums(const grad *g, piece p, float *sum, float *dot, mask how, bool with_x)
 {
     for (size_t first = 0; first < p.rows; first += BLOCK) {
         const size_t rows = p.rows - first < BLOCK ? p.rows - first : BLOCK, from = p.at + first * p.ld;
@@ -296,15 +296,15 @@ INLINE void part_sums(hvt_rows rows, int c, const grad *whole, hvt_part part, fl
                       mask how, bool with_x)
 {
     const int step = row_step(c), width = step * c;
-    float wide_sum[WIDE_MAX], wide_dot[WIDE_MAX], room[3][WIDE_MAX];
+    float wide_sum[WIDE_MAX], wide_dot[WIDE_MAX], scratch[3][WIDE_MAX];
     float *ws = step > 1 ? wide_sum : sum, *wd = step > 1 ? wide_dot : dot;
     grad g = *whole;
 
     if (with_x)
-        g.mean = widen(g.mean + part.col, c, width, room[0]);
+        g.mean = widen(g.mean + part.col, c, width, scratch[0]);
     if (how == MASK_X) {
-        g.scale = widen(g.scale + part.col, c, width, room[1]);
-        g.beta = widen(g.beta + part.col, c, width, room[2]);
+        g.scale = widen(g.scale + part.col, c, width, scratch[1]);
+        g.beta = widen(g.beta + part.col, c, width, scratch[2]);
     }
     clear(sum, part.cols);
     if (with_x)
@@ -313,7 +313,7 @@ INLINE void part_sums(hvt_rows rows, int c, const grad *whole, hvt_part part, fl
         clear(ws, width);
         clear(wd, width);
     }
-    PIECES(rows, c, part, step, gather_sums(&g, p, wide ? ws : sum, wide ? wd : dot, how, with_x);)
+    PIECES(rows, c, part, step, accumulate_sums(&g, p, wide ? ws : sum, wide ? wd : dot, how, with_x);)
     for (int s = 0; step > 1 && s < step; s++)
         for (int i = 0; i < c; i++) {
             sum[i] += ws[s * c + i];
@@ -373,17 +373,17 @@ static void bn_dx_part(const hvt_bn_grad_args *a, hvt_bn_consts k, hvt_part part
 {
     const int step = row_step(a->c), width = step * a->c, col = part.col;
     const mask how = mask_of(a);
-    float room[5][WIDE_MAX];
+    float scratch[5][WIDE_MAX];
     const grad g = {.x = a->x,
                     .y = a->y,
                     .dy = a->dy,
                     .dx = a->dx,
                     .res = a->dresidual,
-                    .mean = widen(a->mean + col, a->c, width, room[0]),
-                    .scale = widen(k.scale + col, a->c, width, room[1]),
-                    .beta = how == MASK_X ? widen(a->beta + col, a->c, width, room[2]) : NULL,
-                    .share = widen(k.share + col, a->c, width, room[3]),
-                    .slope = widen(k.slope + col, a->c, width, room[4])};
+                    .mean = widen(a->mean + col, a->c, width, scratch[0]),
+                    .scale = widen(k.scale + col, a->c, width, scratch[1]),
+                    .beta = how == MASK_X ? widen(a->beta + col, a->c, width, scratch[2]) : NULL,
+                    .share = widen(k.share + col, a->c, width, scratch[3]),
+                    .slope = widen(k.slope + col, a->c, width, scratch[4])};
 
     PIECES(a->rows, a->c, part, step, {
         (void)wide;
@@ -401,8 +401,8 @@ static void bn_dx_part(const hvt_bn_grad_args *a, hvt_bn_consts k, hvt_part part
 static void bias(hvt_rows rows, int c, const float *b, void *y, hvt_part part)
 {
     const int step = row_step(c);
-    float room[WIDE_MAX];
-    const float *each = widen(b + part.col, c, step * c, room);
+    float scratch[WIDE_MAX];
+    const float *each = widen(b + part.col, c, step * c, scratch);
 
     PIECES(rows, c, part, step, {
         (void)wide;

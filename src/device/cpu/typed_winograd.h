@@ -11,7 +11,7 @@
 static const float no_pixel[HVT_TILE_SPAN];
 
 /* B' of a column or row: four elements, then `step` apart */
-INLINE void source4(F a, F b, F c, F d, F *out, int step)
+INLINE void input4(F a, F b, F c, F d, F *out, int step)
 {
     out[0] = a - c;
     out[step] = b + c;
@@ -20,7 +20,7 @@ INLINE void source4(F a, F b, F c, F d, F *out, int step)
 }
 
 /* A */
-INLINE void grad4(F a, F b, F *out, int step)
+INLINE void dy4(F a, F b, F *out, int step)
 {
     out[0] = a;
     out[step] = a + b;
@@ -29,7 +29,7 @@ INLINE void grad4(F a, F b, F *out, int step)
 }
 
 /* G */
-INLINE void weights4(F a, F b, F c, F *out, int step)
+INLINE void filter4(F a, F b, F c, F *out, int step)
 {
     const F half = f_splat(0.5f), outer = (a + c) * half, inner = b * half;
 
@@ -40,7 +40,7 @@ INLINE void weights4(F a, F b, F c, F *out, int step)
 }
 
 /* A' */
-INLINE void target2(F a, F b, F c, F d, F *out, int step)
+INLINE void output2(F a, F b, F c, F d, F *out, int step)
 {
     out[0] = a + b + c;
     out[step] = b - c - d;
@@ -56,7 +56,7 @@ INLINE void dw3(F a, F b, F c, F d, F *out, int step)
     out[2 * step] = sum + d;
 }
 
-INLINE void source_at(const void *const from[], size_t at, float *out, long next, int lanes)
+INLINE void input_at(const void *const from[], size_t at, float *out, long next, int lanes)
 {
     F d[16], t[16];
 
@@ -65,16 +65,16 @@ INLINE void source_at(const void *const from[], size_t at, float *out, long next
         d[i] = get(from[i], at, lanes);
     UNROLL
     for (int i = 0; i < 4; i++)
-        source4(d[i], d[4 + i], d[8 + i], d[12 + i], t + i, 4);
+        input4(d[i], d[4 + i], d[8 + i], d[12 + i], t + i, 4);
     UNROLL
     for (int i = 0; i < 4; i++)
-        source4(t[4 * i], t[4 * i + 1], t[4 * i + 2], t[4 * i + 3], d + 4 * i, 1);
+        input4(t[4 * i], t[4 * i + 1], t[4 * i + 2], t[4 * i + 3], d + 4 * i, 1);
     UNROLL
     for (int i = 0; i < 16; i++)
         f_store(out + i * next, d[i], lanes);
 }
 
-INLINE void grad_at(const void *const from[], size_t at, float *out, long next, int lanes)
+INLINE void dy_at(const void *const from[], size_t at, float *out, long next, int lanes)
 {
     F d[4], t[8], m[16];
 
@@ -83,17 +83,17 @@ INLINE void grad_at(const void *const from[], size_t at, float *out, long next, 
         d[i] = get(from[i], at, lanes);
     UNROLL
     for (int i = 0; i < 2; i++)
-        grad4(d[i], d[2 + i], t + i, 2);
+        dy4(d[i], d[2 + i], t + i, 2);
     UNROLL
     for (int i = 0; i < 4; i++)
-        grad4(t[2 * i], t[2 * i + 1], m + 4 * i, 1);
+        dy4(t[2 * i], t[2 * i + 1], m + 4 * i, 1);
     UNROLL
     for (int i = 0; i < 16; i++)
         f_store(out + i * next, m[i], lanes);
 }
 
 /* `pixels` (16 or 4) of a tile to 16 products. */
-INLINE void spread(const hvt_tiles *g, const int pixels)
+INLINE void transform(const hvt_tiles *g, const int pixels)
 {
     const int side = pixels == 16 ? 4 : 2;
 
@@ -107,29 +107,29 @@ INLINE void spread(const hvt_tiles *g, const int pixels)
         for (int first = 0; first < g->c; first += g->w, out += g->panel) {
             const int count = g->c - first < g->w ? g->c - first : g->w;
 
-            for (int i = 0; g->ahead && i < pixels; i++)
+            for (int i = 0; g->prefetch && i < pixels; i++)
                 if (i % side >= side - 2 && from[i] != no_pixel)
-                    hvt__fetch(hvt__at(from[i], TYPE, (size_t)(g->ahead + first)),
+                    hvt__prefetch(hvt__at(from[i], TYPE, (size_t)(g->prefetch + first)),
                                hvt_dtype_size(TYPE) * (size_t)count);
             if (pixels == 16)
-                SPAN(count, source_at(from, first + i, out + i, g->next, lanes););
+                SPAN(count, input_at(from, first + i, out + i, g->next, lanes););
             else
-                SPAN(count, grad_at(from, first + i, out + i, g->next, lanes););
+                SPAN(count, dy_at(from, first + i, out + i, g->next, lanes););
         }
     }
 }
 
-static void tiles_source(const hvt_tiles *g)
+static void tile_input(const hvt_tiles *g)
 {
-    spread(g, 16);
+    transform(g, 16);
 }
 
-static void tiles_grad(const hvt_tiles *g)
+static void tile_dy(const hvt_tiles *g)
 {
-    spread(g, 4);
+    transform(g, 4);
 }
 
-INLINE void target_at(const float *m, long next, void *const to[4], size_t at, bool add, int lanes)
+INLINE void output_at(const float *m, long next, void *const to[4], size_t at, bool add, int lanes)
 {
     F d[16], t[8], y[4];
 
@@ -138,25 +138,25 @@ INLINE void target_at(const float *m, long next, void *const to[4], size_t at, b
         d[i] = f_load(m + i * next, lanes);
     UNROLL
     for (int i = 0; i < 4; i++)
-        target2(d[i], d[4 + i], d[8 + i], d[12 + i], t + i, 4);
+        output2(d[i], d[4 + i], d[8 + i], d[12 + i], t + i, 4);
     UNROLL
     for (int i = 0; i < 2; i++)
-        target2(t[4 * i], t[4 * i + 1], t[4 * i + 2], t[4 * i + 3], y + 2 * i, 1);
+        output2(t[4 * i], t[4 * i + 1], t[4 * i + 2], t[4 * i + 3], y + 2 * i, 1);
     UNROLL
     for (int i = 0; i < 4; i++)
         if (to[i])
             put_or_add(to[i], at, y[i], add, lanes);
 }
 
-static void tiles_target(const float *m, long next, int rows, int cols, void *const to[4], long row, bool add)
+static void tile_output(const float *m, long next, int rows, int cols, void *const to[4], long row, bool add)
 {
     void *const pixel[4] = {to[0], to[1], to[2], to[3]}; /* which no store changes */
 
     for (int r = 0; r < rows; r++, m += cols)
-        SPAN(cols, target_at(m + i, next, pixel, (size_t)(r * row) + i, add, lanes););
+        SPAN(cols, output_at(m + i, next, pixel, (size_t)(r * row) + i, add, lanes););
 }
 
-INLINE void weights_at(const void *w, size_t at, long tap, float *out, long next, int lanes)
+INLINE void filter_at(const void *w, size_t at, long tap, float *out, long next, int lanes)
 {
     F g[9], t[12], u[16];
 
@@ -165,18 +165,18 @@ INLINE void weights_at(const void *w, size_t at, long tap, float *out, long next
         g[i] = get(w, at + (size_t)(i * tap), lanes);
     UNROLL
     for (int i = 0; i < 3; i++)
-        weights4(g[i], g[3 + i], g[6 + i], t + i, 3);
+        filter4(g[i], g[3 + i], g[6 + i], t + i, 3);
     UNROLL
     for (int i = 0; i < 4; i++)
-        weights4(t[3 * i], t[3 * i + 1], t[3 * i + 2], u + 4 * i, 1);
+        filter4(t[3 * i], t[3 * i + 1], t[3 * i + 2], u + 4 * i, 1);
     UNROLL
     for (int i = 0; i < 16; i++)
         f_store(out + i * next, u[i], lanes);
 }
 
-static void tiles_weights(size_t n, const void *w, long tap, float *out, long next)
+static void tile_filter(size_t n, const void *w, long tap, float *out, long next)
 {
-    SPAN(n, weights_at(w, i, tap, out + i, next, lanes););
+    SPAN(n, filter_at(w, i, tap, out + i, next, lanes););
 }
 
 INLINE void dw_at(const float *u, long next, float *dw, long tap, int lanes)
@@ -197,7 +197,7 @@ INLINE void dw_at(const float *u, long next, float *dw, long tap, int lanes)
         f_store(dw + i * tap, g[i], lanes);
 }
 
-static void tiles_dw(size_t n, const float *u, long next, float *dw, long tap)
+static void tile_dw(size_t n, const float *u, long next, float *dw, long tap)
 {
     SPAN(n, dw_at(u + i, next, dw + i, tap, lanes););
 }

@@ -26,13 +26,13 @@ void hvt__conv_permute_cpu(const hvt_op *head, bool to_file, float *mine, float 
             }
 }
 
-typedef struct turn {
+typedef struct packing {
     const conv_op *op;
     const void *w; /* of op->type */
-} turn;
+} packing;
 
 /* Some channels of a tap of a panel, [CONV_PANEL][CONV_PANEL], are turned at a time: so many are widened. */
-static void turn_widened(const conv_op *op, const void *w, int k, float *out, long panel)
+static void pack_widened(const conv_op *op, const void *w, int k, float *out, long panel)
 {
     _Alignas(64) float wide[CONV_PANEL * CONV_PANEL];
 
@@ -40,14 +40,14 @@ static void turn_widened(const conv_op *op, const void *w, int k, float *out, lo
         int count = op->c - c < CONV_PANEL ? op->c - c : CONV_PANEL;
 
         op->typed->widen((size_t)count * CONV_PANEL, hvt__at(w, op->type, (size_t)c * CONV_PANEL), wide);
-        op->kern->transpose(wide, count, k, out, panel, op->stream);
+        op->kern->pack_weights(wide, count, k, out, panel, op->stream);
     }
 }
 
 /* job = one tap of one panel */
-static void turn_job(void *ctx, int job, int thread)
+static void pack_job(void *ctx, int job, int thread)
 {
-    const turn *g = ctx;
+    const packing *g = ctx;
     const conv_op *op = g->op;
     int panel = job / op->taps, tap = job % op->taps, column = panel * CONV_PANEL;
     int k = op->k - column < CONV_PANEL ? op->k - column : CONV_PANEL;
@@ -56,26 +56,26 @@ static void turn_job(void *ctx, int job, int thread)
     if (!op->tap_used[tap])
         return;
     const void *w = hvt__at(g->w, op->type, (size_t)conv_weight(op->taps, op->c, tap, 0, column));
-    float *out = op->turned + conv_weight(op->taps, op->in.len, tap, op->pairs ? column / 2 : column, 0);
+    float *out = op->packed_w + conv_weight(op->taps, op->in.len, tap, op->vnni2 ? column / 2 : column, 0);
     long next = (long)op->taps * op->in.len * CONV_PANEL;
 
-    if (op->pairs) /* along k they are paired as they lie */
-        op->kern->transpose(w, op->c, (k + 1) / 2, out, next, op->stream);
+    if (op->vnni2) /* along k they are paired as they lie */
+        op->kern->pack_weights(w, op->c, (k + 1) / 2, out, next, op->stream);
     else if (op->type == HVT_F32)
-        op->kern->transpose(w, op->c, k, out, next, op->stream);
+        op->kern->pack_weights(w, op->c, k, out, next, op->stream);
     else
-        turn_widened(op, w, k, out, next);
+        pack_widened(op, w, k, out, next);
     if (op->stream)
         conv_fence();
 }
 
-hvt_status hvt__conv_pack_cpu(hvt_op *head, const void *w)
+hvt_status hvt__conv_pack_weights_cpu(hvt_op *head, const void *w)
 {
     conv_op *op = (conv_op *)head;
-    turn g = {op, w};
+    packing g = {op, w};
 
-    if (op->turned)
-        hvt__pool_run(op->pool, conv_panels(op->k) * op->taps, turn_job, &g);
+    if (op->packed_w)
+        hvt__parallel_for(op->pool, conv_panels(op->k) * op->taps, pack_job, &g);
     return HVT_OK;
 }
 
@@ -83,15 +83,15 @@ hvt_status hvt__conv_pack_cpu(hvt_op *head, const void *w)
 
 enum { WIDEN = 8192 }; /* weights of a job */
 
-typedef struct ready {
+typedef struct forward_packing {
     const conv_op *op;
     const void *w; /* of op->type */
     float *to;
-} ready;
+} forward_packing;
 
 static void widen_job(void *ctx, int job, int thread)
 {
-    const ready *g = ctx;
+    const forward_packing *g = ctx;
     size_t first = (size_t)job * WIDEN, all = g->op->w_bytes / sizeof(float);
 
     (void)thread;
@@ -100,13 +100,13 @@ static void widen_job(void *ctx, int job, int thread)
 }
 
 /* job = one tap of one panel */
-static void pair_job(void *ctx, int job, int thread)
+static void vnni2_job(void *ctx, int job, int thread)
 {
-    const ready *g = ctx;
+    const forward_packing *g = ctx;
     const conv_op *op = g->op;
     const conv_list *l = &op->out;
     int tap = job % op->taps, column = job / op->taps * CONV_PANEL;
-    hvt_pairs p = {.x = (const uint16_t *)g->w + conv_weight(op->taps, op->c, tap, 0, column),
+    hvt_vnni2 p = {.x = (const uint16_t *)g->w + conv_weight(op->taps, op->c, tap, 0, column),
                    .ld = CONV_PANEL,
                    .n = op->c,
                    .c = CONV_PANEL,
@@ -116,15 +116,15 @@ static void pair_job(void *ctx, int job, int thread)
 
     (void)thread;
     if (op->tap_used[tap])
-        op->kern->arrange_b(&p, CONV_PANEL, g->to + conv_weight(op->taps, l->len, tap, 0, column));
+        op->kern->pack_b(&p, CONV_PANEL, g->to + conv_weight(op->taps, l->len, tap, 0, column));
 }
 
-void hvt__conv_ready_weights(const conv_op *op, const void *w, float *ws)
+void hvt__conv_pack_forward(const conv_op *op, const void *w, float *ws)
 {
-    ready g = {op, w, ws};
+    forward_packing g = {op, w, ws};
 
-    if (op->pairs)
-        hvt__pool_run(op->pool, conv_panels(op->k) * op->taps, pair_job, &g);
+    if (op->vnni2)
+        hvt__parallel_for(op->pool, conv_panels(op->k) * op->taps, vnni2_job, &g);
     else
-        hvt__pool_run(op->pool, (int)((op->w_bytes / sizeof(float) + WIDEN - 1) / WIDEN), widen_job, &g);
+        hvt__parallel_for(op->pool, (int)((op->w_bytes / sizeof(float) + WIDEN - 1) / WIDEN), widen_job, &g);
 }

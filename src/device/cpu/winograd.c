@@ -23,9 +23,9 @@
 
 #include <string.h>
 
-enum { PLACES = 16, OUTPUTS = 4 };
+enum { WINOGRAD_POINTS = 16, OUTPUTS = 4 };
 
-static const hvt_ent whole = {0, 0}; /* a product of two matrices is one entry of a tile */
+static const hvt_entry one_entry = {0, 0}; /* a product of two matrices is one entry of a tile */
 
 /* Multiplications that exist, of those outside the border there are none, for each that is done here. Planes
  * of 4x4 pixels have 1.56, of 7x7 1.41, of 5x5 1.17, of 2x2 1. */
@@ -38,20 +38,20 @@ static const hvt_ent whole = {0, 0}; /* a product of two matrices is one entry o
 #define NEAR_A         128         /* floats of a row */
 #define NEAR_B         64
 #define LINE           16 /* floats: places lie an odd number of lines apart, else they share sets */
-#define SPREAD_ROWS    32
+#define TRANSFORM_ROWS    32
 
 static size_t lines(size_t floats)
 {
     return ((floats + LINE - 1) / LINE | 1) * LINE;
 }
 
-bool hvt__winograd_pays(const conv_op *op, long pairs)
+bool hvt__winograd_is_faster(const conv_op *op, long products)
 {
     const long tiles = (long)((op->oh + 1) / 2) * ((op->ow + 1) / 2);
 
-    return !op->pairs && op->r == 3 && op->s == 3 && op->stride == 1 && op->pad <= 2 &&
+    return !op->vnni2 && op->r == 3 && op->s == 3 && op->stride == 1 && op->pad <= 2 &&
            op->c >= LEAST_CHANNELS && op->k >= LEAST_CHANNELS && op->c <= MOST_CHANNELS &&
-           op->k <= MOST_CHANNELS && (double)pairs >= LEAST_GAIN * PLACES * (double)tiles;
+           op->k <= MOST_CHANNELS && (double)products >= LEAST_GAIN * WINOGRAD_POINTS * (double)tiles;
 }
 
 /* ---- a pass: from planes of one size to planes of another ---- */
@@ -70,8 +70,8 @@ typedef struct pass {
     bool back, add;
 
     const float *u;
-    float *room; /* of each thread */
-    long room_floats;
+    float *scratch; /* of each thread */
+    long scratch_floats;
     int block; /* rows */
     long v_next, m_next;
 } pass;
@@ -141,7 +141,7 @@ typedef struct matrix {
 
 /* Rows [row, end) of inputs, or of gradients of the outputs, to the 16 matrices `to`, whose row 0 is `row`.
  */
-static void spread(const pass *g, bool grad, int row, int end, matrix to)
+static void transform_rows(const pass *g, bool grad, int row, int end, matrix to)
 {
     const plane *p = grad ? &g->to : &g->from;
     const long step = row_step(g, p);
@@ -162,12 +162,12 @@ static void spread(const pass *g, bool grad, int row, int end, matrix to)
             t.rows = 1;
         }
         if (g->by_tile && r.x - g->pad + 5 < p->w)
-            t.ahead = 2 * p->pixel;
+            t.prefetch = 2 * p->pixel;
         if (grad)
             pixels_at(g->op, p, r.image, r.y, r.x, 2, t.from);
         else
             pixels_at(g->op, p, r.image, r.y - g->pad, r.x - g->pad, 4, t.from);
-        (grad ? g->op->typed->tiles_grad : g->op->typed->tiles_source)(&t);
+        (grad ? g->op->typed->tile_dy : g->op->typed->tile_input)(&t);
         to.at += (long)r.count * to.pitch;
         row += r.count;
     }
@@ -181,27 +181,27 @@ static void multiply(const pass *g, const float *v, int rows, float *m)
     const hvt_conv_kernels *kern = g->op->kern;
     const int c = g->from.c, k = g->to.c, width = 2 * kern->vl;
     hvt_tile t = {
-        .e = &whole, .entries = 1, .len = c, .depth = 1, .a_row = c, .b_row = CONV_PANEL, .c_row = k};
+        .e = &one_entry, .entries = 1, .len = c, .depth = 1, .a_row = c, .b_row = CONV_PANEL, .c_row = k};
 
-    for (int place = 0; place < PLACES; place++)
+    for (int point = 0; point < WINOGRAD_POINTS; point++)
         for (int column = 0; column < k; column += width) {
             const int vectors = k - column > kern->vl ? 2 : 1,
                       tiles = conv_tiles(rows, kern->rows[vectors - 1]);
             const int high = conv_tiles(rows, tiles);
 
             t.nc = k - column < width ? k - column : width;
-            t.b = g->u + conv_weight(PLACES, c, place, 0, column);
+            t.b = g->u + conv_weight(WINOGRAD_POINTS, c, point, 0, column);
             for (int row = 0; row < rows; row += high) {
                 t.rows = rows - row < high ? rows - row : high;
-                t.a = v + place * g->v_next + (long)row * c;
-                t.c = m + place * g->m_next + (long)row * k + column;
-                kern->gather[vectors - 1][t.rows - 1](&t);
+                t.a = v + point * g->v_next + (long)row * c;
+                t.c = m + point * g->m_next + (long)row * k + column;
+                kern->gemm_nn[vectors - 1][t.rows - 1](&t);
             }
         }
 }
 
 /* m, of rows [row, end), to the outputs */
-static void put_targets(const pass *g, int row, int end, const float *m)
+static void store_outputs(const pass *g, int row, int end, const float *m)
 {
     const long step = row_step(g, &g->to);
 
@@ -214,7 +214,7 @@ static void put_targets(const pass *g, int row, int end, const float *m)
         pixels_at(g->op, &g->to, r.image, r.y, r.x, 2, pixel);
         for (int i = 0; i < OUTPUTS; i++)
             to[i] = (void *)(uintptr_t)pixel[i];
-        g->op->typed->tiles_target(m, g->m_next, dense ? 1 : r.count, g->to.c * (dense ? r.count : 1), to,
+        g->op->typed->tile_output(m, g->m_next, dense ? 1 : r.count, g->to.c * (dense ? r.count : 1), to,
                                    step, g->add);
         m += (long)r.count * g->to.c;
         row += r.count;
@@ -225,11 +225,11 @@ static void block_job(void *ctx, int job, int thread)
 {
     const pass *g = ctx;
     const int row = job * g->block, end = g->rows - row < g->block ? g->rows : row + g->block;
-    float *v = g->room + thread * g->room_floats, *m = v + PLACES * g->v_next;
+    float *v = g->scratch + thread * g->scratch_floats, *m = v + WINOGRAD_POINTS * g->v_next;
 
-    spread(g, false, row, end, (matrix){v, g->from.c, g->from.c, 0, g->v_next});
+    transform_rows(g, false, row, end, (matrix){v, g->from.c, g->from.c, 0, g->v_next});
     multiply(g, v, end - row, m);
-    put_targets(g, row, end, m);
+    store_outputs(g, row, end, m);
 }
 
 /* ---- weights ---- */
@@ -251,16 +251,16 @@ static void forward_job(void *ctx, int job, int thread)
     const size_t at = (size_t)conv_weight(op->taps, op->c, 0, c, panel * CONV_PANEL);
 
     (void)thread;
-    op->typed->tiles_weights((size_t)count * CONV_PANEL, hvt__at(f->w, op->type, at), tap,
-                             f->u + conv_weight(PLACES, op->c, 0, c, panel * CONV_PANEL), tap);
+    op->typed->tile_filter((size_t)count * CONV_PANEL, hvt__at(f->w, op->type, at), tap,
+                             f->u + conv_weight(WINOGRAD_POINTS, op->c, 0, c, panel * CONV_PANEL), tap);
 }
 
 /* A filter turned by half a turn: first and last places change. */
-static int turned_place(int place)
+static int rotated_point(int point)
 {
-    static const int turned[] = {3, 1, 2, 0};
+    static const int rotated[] = {3, 1, 2, 0};
 
-    return turned[place / 4] * 4 + turned[place % 4];
+    return rotated[point / 4] * 4 + rotated[point % 4];
 }
 
 static void backward_job(void *ctx, int job, int thread)
@@ -271,40 +271,40 @@ static void backward_job(void *ctx, int job, int thread)
     const int count = op->c - c < CONV_PANEL ? op->c - c : CONV_PANEL;
     const int k = op->k - column < CONV_PANEL ? op->k - column : CONV_PANEL;
     const size_t at = (size_t)conv_weight(op->taps, op->c, 0, c, column);
-    float *mine = f->g->room + thread * f->g->room_floats;
+    float *mine = f->g->scratch + thread * f->g->scratch_floats;
     const long block = CONV_PANEL * CONV_PANEL;
 
-    op->typed->tiles_weights((size_t)count * CONV_PANEL, hvt__at(f->w, op->type, at),
+    op->typed->tile_filter((size_t)count * CONV_PANEL, hvt__at(f->w, op->type, at),
                              (long)op->c * CONV_PANEL, mine, block);
-    for (int place = 0; place < PLACES; place++)
-        op->kern->transpose(mine + place * block, count, k,
-                            f->u + conv_weight(PLACES, op->k, turned_place(place), column, c), 0, false);
+    for (int point = 0; point < WINOGRAD_POINTS; point++)
+        op->kern->pack_weights(mine + point * block, count, k,
+                            f->u + conv_weight(WINOGRAD_POINTS, op->k, rotated_point(point), column, c), 0, false);
 }
 
 /* ---- sizes ---- */
 
 static size_t u_floats(int channels, int columns)
 {
-    return (size_t)conv_panels(columns) * PLACES * (size_t)channels * CONV_PANEL;
+    return (size_t)conv_panels(columns) * WINOGRAD_POINTS * (size_t)channels * CONV_PANEL;
 }
 
 /* How a block of `rows` lies; returns the floats that a thread needs. */
 static size_t lay_out(pass *g, int rows)
 {
-    size_t each, turning = PLACES * CONV_PANEL * CONV_PANEL;
+    size_t each, packing = WINOGRAD_POINTS * CONV_PANEL * CONV_PANEL;
 
     g->block = rows;
     g->v_next = (long)lines((size_t)rows * (size_t)g->from.c);
     g->m_next = (long)lines((size_t)rows * (size_t)g->to.c);
-    each = PLACES * (size_t)(g->v_next + g->m_next);
-    return each > turning ? each : turning;
+    each = WINOGRAD_POINTS * (size_t)(g->v_next + g->m_next);
+    return each > packing ? each : packing;
 }
 
 /* Whole tiles. Each block reads all filters once more: with many of them blocks should be large. */
 static int block_rows(const pass *g)
 {
     const hvt_conv_kernels *kern = g->op->kern;
-    const int row = PLACES * (int)sizeof(float) * (g->from.c + g->to.c),
+    const int row = WINOGRAD_POINTS * (int)sizeof(float) * (g->from.c + g->to.c),
               high = kern->rows[g->to.c > kern->vl];
     const int u = (int)(u_floats(g->from.c, g->to.c) * sizeof(float));
     int fit = (u / 2 > BLOCK_BYTES ? u / 2 : BLOCK_BYTES) / row / high * high;
@@ -318,23 +318,23 @@ static size_t pass_bytes(const conv_op *op, bool back)
     pass g = make_pass(op, back, op->n);
     const size_t each = lay_out(&g, block_rows(&g));
 
-    return sizeof(float) * (u_floats(g.from.c, g.to.c) + each * (size_t)hvt__pool_threads(op->pool));
+    return sizeof(float) * (u_floats(g.from.c, g.to.c) + each * (size_t)hvt__thread_pool_size(op->pool));
 }
 
 static void run_pass(pass *g, const void *w, float *ws)
 {
     const conv_op *op = g->op;
-    const int threads = hvt__pool_threads(op->pool), rows = block_rows(g);
+    const int threads = hvt__thread_pool_size(op->pool), rows = block_rows(g);
     const int blocks = conv_tiles(conv_tiles(g->rows, rows), threads) * threads;
     filters f = {g, w, ws};
 
     g->u = ws;
-    g->room = ws + u_floats(g->from.c, g->to.c);
-    g->room_floats = (long)lay_out(g, rows);
-    hvt__pool_run(op->pool, conv_panels(op->k) * conv_panels(op->c), g->back ? backward_job : forward_job,
+    g->scratch = ws + u_floats(g->from.c, g->to.c);
+    g->scratch_floats = (long)lay_out(g, rows);
+    hvt__parallel_for(op->pool, conv_panels(op->k) * conv_panels(op->c), g->back ? backward_job : forward_job,
                   &f);
     lay_out(g, conv_tiles(g->rows, blocks));
-    hvt__pool_run(op->pool, conv_tiles(g->rows, g->block), block_job, g);
+    hvt__parallel_for(op->pool, conv_tiles(g->rows, g->block), block_job, g);
 }
 
 void hvt__winograd_forward(const conv_op *op, int real, const void *x, const void *w, void *y, void *ws)
@@ -371,7 +371,7 @@ typedef struct wgrad {
 } wgrad;
 
 /* Rows near enough to be read where they lie side by side; others go to panels as narrow as a tile. */
-static matrix lay(int channels, int rows, int near, int w, int pitch)
+static matrix layout_of(int channels, int rows, int near, int w, int pitch)
 {
     const long panel = (long)rows * pitch;
 
@@ -382,7 +382,7 @@ static matrix lay(int channels, int rows, int near, int w, int pitch)
 
 static size_t matrix_floats(const matrix *m)
 {
-    return PLACES * (size_t)m->next;
+    return WINOGRAD_POINTS * (size_t)m->next;
 }
 
 static wgrad make_wgrad(const conv_op *op, int real)
@@ -390,29 +390,29 @@ static wgrad make_wgrad(const conv_op *op, int real)
     const hvt_conv_kernels *kern = op->kern;
     wgrad w = {.g = make_pass(op, false, real), .vectors = op->k > kern->vl ? 2 : 1};
     const size_t u = u_floats(op->c, op->k) * sizeof(float), budget = u > DW_BYTES ? u : DW_BYTES;
-    int rows = (int)(budget / (PLACES * (size_t)(op->c + op->k) * sizeof(float)));
+    int rows = (int)(budget / (WINOGRAD_POINTS * (size_t)(op->c + op->k) * sizeof(float)));
 
     w.a_tiles = conv_tiles(op->c, kern->rows[w.vectors - 1]);
     w.a_rows = conv_tiles(op->c, w.a_tiles);
     rows = rows < LEAST_ROWS ? LEAST_ROWS : rows;
     w.block = rows < w.g.rows ? rows : w.g.rows;
-    w.v = lay(op->c, w.block, NEAR_A, w.a_rows, kern->pitch);
-    w.m = lay(op->k, w.block, op->k % kern->vl ? 0 : NEAR_B, CONV_PANEL, CONV_PANEL);
+    w.v = layout_of(op->c, w.block, NEAR_A, w.a_rows, kern->pitch);
+    w.m = layout_of(op->k, w.block, op->k % kern->vl ? 0 : NEAR_B, CONV_PANEL, CONV_PANEL);
     return w;
 }
 
-static void spread_job(void *ctx, int job, int thread)
+static void transform_job(void *ctx, int job, int thread)
 {
     const wgrad *w = ctx;
-    const int row = w->first + job * SPREAD_ROWS,
-              end = row + SPREAD_ROWS < w->end ? row + SPREAD_ROWS : w->end;
+    const int row = w->first + job * TRANSFORM_ROWS,
+              end = row + TRANSFORM_ROWS < w->end ? row + TRANSFORM_ROWS : w->end;
     matrix v = w->v, m = w->m;
 
     (void)thread;
     v.at += (long)(row - w->first) * v.pitch;
     m.at += (long)(row - w->first) * m.pitch;
-    spread(&w->g, false, row, end, v);
-    spread(&w->g, true, row, end, m);
+    transform_rows(&w->g, false, row, end, v);
+    transform_rows(&w->g, true, row, end, m);
 }
 
 /* Column `at` of row 0 */
@@ -422,14 +422,14 @@ static float *column_at(const matrix *m, int at)
 }
 
 /* job = a place, a part of the columns, a part of the tiles along c */
-static void product_job(void *ctx, int job, int thread)
+static void gemm_job(void *ctx, int job, int thread)
 {
     const wgrad *w = ctx;
     const conv_op *op = w->g.op;
     const int rows = job % w->row_parts, columns = job / w->row_parts % w->column_parts;
-    const int place = job / w->row_parts / w->column_parts;
+    const int point = job / w->row_parts / w->column_parts;
     const int width = w->vectors * op->kern->vl, steps = conv_tiles(op->k, width);
-    hvt_tile t = {.e = &whole,
+    hvt_tile t = {.e = &one_entry,
                   .entries = 1,
                   .len = w->end - w->first,
                   .depth = 1,
@@ -444,7 +444,7 @@ static void product_job(void *ctx, int job, int thread)
         const int column = i * width;
 
         t.nc = op->k - column < width ? op->k - column : width;
-        t.b = column_at(&w->m, column) + place * w->m.next;
+        t.b = column_at(&w->m, column) + point * w->m.next;
         for (int j = conv_part(w->a_tiles, rows, w->row_parts);
              j < conv_part(w->a_tiles, rows + 1, w->row_parts); j++) {
             const int channel = j * w->a_rows;
@@ -452,11 +452,11 @@ static void product_job(void *ctx, int job, int thread)
             t.rows = op->c - channel < w->a_rows ? op->c - channel : w->a_rows;
             if (t.rows <= 0)
                 continue;
-            t.a = column_at(&w->v, channel) + place * w->v.next;
-            t.c = w->u + conv_weight(PLACES, op->c, place, channel, column);
+            t.a = column_at(&w->v, channel) + point * w->v.next;
+            t.c = w->u + conv_weight(WINOGRAD_POINTS, op->c, point, channel, column);
             if (t.add)
-                hvt__fetch(t.c, sizeof *t.c * CONV_PANEL * (size_t)t.rows);
-            op->kern->wgrad[t.nc > op->kern->vl][t.rows - 1](&t);
+                hvt__prefetch(t.c, sizeof *t.c * CONV_PANEL * (size_t)t.rows);
+            op->kern->gemm_tn[t.nc > op->kern->vl][t.rows - 1](&t);
         }
     }
 }
@@ -468,11 +468,11 @@ static void dw_job(void *ctx, int job, int thread)
     const conv_op *op = w->g.op;
     const int parts = conv_panels(op->c), column = job / parts * CONV_PANEL, c = job % parts * CONV_PANEL;
     const int count = op->c - c < CONV_PANEL ? op->c - c : CONV_PANEL;
-    const long place = (long)op->c * CONV_PANEL;
+    const long point = (long)op->c * CONV_PANEL;
 
     (void)thread;
-    op->typed->tiles_dw((size_t)count * CONV_PANEL, w->u + conv_weight(PLACES, op->c, 0, c, column), place,
-                        w->dw + conv_weight(op->taps, op->c, 0, c, column), place);
+    op->typed->tile_dw((size_t)count * CONV_PANEL, w->u + conv_weight(WINOGRAD_POINTS, op->c, 0, c, column), point,
+                        w->dw + conv_weight(op->taps, op->c, 0, c, column), point);
 }
 
 void hvt__winograd_backward_w(const conv_op *op, int real, const void *x, const void *dy, float *dw, void *ws)
@@ -486,17 +486,17 @@ void hvt__winograd_backward_w(const conv_op *op, int real, const void *x, const 
     w.dw = dw;
     w.g.from.at = x;
     w.g.to.at = dy;
-    conv_share(op, PLACES, conv_tiles(op->k, w.vectors * op->kern->vl), w.a_tiles, &w.column_parts,
+    conv_share(op, WINOGRAD_POINTS, conv_tiles(op->k, w.vectors * op->kern->vl), w.a_tiles, &w.column_parts,
                &w.row_parts);
     if (op->k % CONV_PANEL) /* the last panel's padding */
-        memset(w.u + conv_weight(PLACES, op->c, 0, 0, op->k / CONV_PANEL * CONV_PANEL), 0,
-               sizeof *w.u * PLACES * (size_t)op->c * CONV_PANEL);
+        memset(w.u + conv_weight(WINOGRAD_POINTS, op->c, 0, 0, op->k / CONV_PANEL * CONV_PANEL), 0,
+               sizeof *w.u * WINOGRAD_POINTS * (size_t)op->c * CONV_PANEL);
     for (w.first = 0; w.first < w.g.rows; w.first = w.end) {
         w.end = w.g.rows - w.first < block ? w.g.rows : w.first + block;
-        hvt__pool_run(op->pool, conv_tiles(w.end - w.first, SPREAD_ROWS), spread_job, &w);
-        hvt__pool_run(op->pool, PLACES * w.column_parts * w.row_parts, product_job, &w);
+        hvt__parallel_for(op->pool, conv_tiles(w.end - w.first, TRANSFORM_ROWS), transform_job, &w);
+        hvt__parallel_for(op->pool, WINOGRAD_POINTS * w.column_parts * w.row_parts, gemm_job, &w);
     }
-    hvt__pool_run(op->pool, conv_panels(op->k) * conv_panels(op->c), dw_job, &w);
+    hvt__parallel_for(op->pool, conv_panels(op->k) * conv_panels(op->c), dw_job, &w);
 }
 
 size_t hvt__winograd_bytes(const conv_op *op, bool no_dx)

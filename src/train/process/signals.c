@@ -87,7 +87,7 @@ hvt_status hvt__interrupt_open(hvt_world *world)
               &was_xfsz); /* a limit is like a full disk */
     sigaction(SIGINT, &stop, &was_int);
     sigaction(SIGTERM, &stop, &was_term);
-    hvt__set_last_word(hvt__interrupt_last_word);
+    hvt__set_report_vote(hvt__interrupt_last_word);
     return HVT_OK;
 }
 
@@ -95,7 +95,7 @@ void hvt__interrupt_close(void)
 {
     if (!node)
         return;
-    hvt__set_last_word(NULL);
+    hvt__set_report_vote(NULL);
     sigaction(SIGINT, &was_int, NULL);
     sigaction(SIGTERM, &was_term, NULL);
     sigaction(SIGXFSZ, &was_xfsz, NULL);

@@ -302,6 +302,6 @@ hvt_status hvt__timeline_at(hvt_timeline *t, int64_t steps)
     if (t->hearing && (steps >= t->last || (steps - t->first + 1) % OFTEN == 0))
         HVT_TRY(hvt__timeline_flush(t));
     t->hearing = steps + 1 >= t->first && steps < t->last;
-    hvt__trace_hear(t->hearing);
+    hvt__trace_enable(t->hearing);
     return HVT_OK;
 }

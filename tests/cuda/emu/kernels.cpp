@@ -7,5 +7,5 @@
 #include "../../../cuda/loss.cu"
 #include "../../../cuda/norm.cu"
 #include "../../../cuda/optim.cu"
-#include "../../../cuda/point.cu"
-#include "../../../cuda/pool.cu"
+#include "../../../cuda/pointwise.cu"
+#include "../../../cuda/pooling.cu"

@@ -396,7 +396,7 @@ static hvt_status conv_pack_hosted(hvt_op *op, const void *w)
     stage s = begin(op->dev);
     int at = filters(&s, o, w);
 
-    return RUN(s, s.h->inner->ops->conv_pack(o->inner, dev(&s, at)));
+    return RUN(s, s.h->inner->ops->conv_pack_weights(o->inner, dev(&s, at)));
 }
 
 static hvt_status conv_forward_hosted(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws)
@@ -441,13 +441,13 @@ static hvt_status conv_backward_w_hosted(hvt_op *op, int real, const void *x, co
 typedef struct pool {
     hvt_op op;
     hvt_op *inner;
-    hvt_pool_desc d; /* as the test wants it */
+    hvt_pooling_desc d; /* as the test wants it */
     size_t saved;    /* bytes */
 } pool;
 
 static int pooled(stage *s, const pool *o, const void *y, bool written)
 {
-    const hvt_pool_desc *d = &o->d;
+    const hvt_pooling_desc *d = &o->d;
     int h = d->mean ? 1 : hvt__conv_out(d->h, d->size, d->stride, d->pad);
     int w = d->mean ? 1 : hvt__conv_out(d->w, d->size, d->stride, d->pad);
 
@@ -457,7 +457,7 @@ static int pooled(stage *s, const pool *o, const void *y, bool written)
 /* The place of each maximum, a byte each. */
 static int places(stage *s, const pool *o, const void *saved, bool written)
 {
-    const hvt_pool_desc *d = &o->d;
+    const hvt_pooling_desc *d = &o->d;
     int pixels = (int)(o->saved / ((size_t)d->n * (size_t)d->c));
 
     return matrix(s, saved, hvt__rows(d->order, pixels, d->n, d->n), (size_t)d->c, written);
@@ -469,10 +469,10 @@ static void free_pool(hvt_op *op)
     free(op);
 }
 
-static hvt_status pool_plan_hosted(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op, size_t *ret_saved)
+static hvt_status pool_plan_hosted(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op, size_t *ret_saved)
 {
     hvt_device *i = inner_of(d);
-    hvt_pool_desc images_first = *p;
+    hvt_pooling_desc images_first = *p;
     pool *o = calloc(1, sizeof *o);
     hvt_status s;
 
@@ -480,7 +480,7 @@ static hvt_status pool_plan_hosted(hvt_device *d, const hvt_pool_desc *p, hvt_op
     o->op = (hvt_op){d, free_pool};
     o->d = *p;
     images_first.order = HVT_ORDER_NHW;
-    HVT_TRY_OR(fail, i->ops->pool_plan(i, &images_first, &o->inner, &o->saved));
+    HVT_TRY_OR(fail, i->ops->pooling_plan(i, &images_first, &o->inner, &o->saved));
     *ret_op = &o->op;
     *ret_saved = o->saved;
     return HVT_OK;
@@ -496,7 +496,7 @@ static hvt_status pool_forward_hosted(hvt_op *op, int real, const void *x, void 
     int ax = images(&s, x, o->d.order, o->d.type, o->d.n, o->d.h, o->d.w, o->d.c, false),
         ay = pooled(&s, o, y, true), as = places(&s, o, saved, true);
 
-    return RUN(s, s.h->inner->ops->pool_forward(o->inner, real, dev(&s, ax), dev(&s, ay), dev(&s, as)));
+    return RUN(s, s.h->inner->ops->pooling_forward(o->inner, real, dev(&s, ax), dev(&s, ay), dev(&s, as)));
 }
 
 static hvt_status pool_backward_hosted(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
@@ -507,7 +507,7 @@ static hvt_status pool_backward_hosted(hvt_op *op, int real, const void *saved, 
     int as = places(&s, o, saved, false), ay = pooled(&s, o, dy, false),
         ax = images(&s, dx, o->d.order, o->d.type, o->d.n, o->d.h, o->d.w, o->d.c, true);
 
-    return RUN(s, s.h->inner->ops->pool_backward(o->inner, real, dev(&s, as), dev(&s, ay), dev(&s, ax), add));
+    return RUN(s, s.h->inner->ops->pooling_backward(o->inner, real, dev(&s, as), dev(&s, ay), dev(&s, ax), add));
 }
 
 /* ---- matrices ----------------------------------------------------------------------------------- */
@@ -637,7 +637,7 @@ static hvt_status xent_hosted(hvt_device *d, const hvt_xent_args *a)
            all = rows * (size_t)a->classes * hvt_dtype_size(a->type);
     int logits = in(&s, a->logits, all), labels = in(&s, a->labels, rows * sizeof *a->labels),
         dlogits = out(&s, a->dlogits, all), loss = out(&s, a->loss, rows * sizeof *a->loss),
-        place = out(&s, a->place, rows * sizeof *a->place), sums = out(&s, a->sums, 3 * sizeof *a->sums),
+        place = out(&s, a->label_rank, rows * sizeof *a->label_rank), sums = out(&s, a->sums, 3 * sizeof *a->sums),
         scale = in(&s, a->scale, sizeof *a->scale);
     bool ready = go(&s);
     hvt_xent_args b = *a;
@@ -646,7 +646,7 @@ static hvt_status xent_hosted(hvt_device *d, const hvt_xent_args *a)
     b.labels = dev(&s, labels);
     b.dlogits = dev(&s, dlogits);
     b.loss = dev(&s, loss);
-    b.place = dev(&s, place);
+    b.label_rank = dev(&s, place);
     b.sums = dev(&s, sums);
     b.scale = dev(&s, scale);
     return end(&s, ready ? s.h->inner->ops->xent(s.h->inner, &b) : HVT_OK);
@@ -753,7 +753,7 @@ static hvt_status settle_hosted(hvt_device *d, hvt_step_state *step, const float
     stage s = begin(d);
     int st = out(&s, step, sizeof *step), at = in(&s, sums, HVT__STEP_SUMS * sizeof *sums);
 
-    return RUN(s, s.h->inner->ops->settle(s.h->inner, dev(&s, st), dev(&s, at)));
+    return RUN(s, s.h->inner->ops->decide(s.h->inner, dev(&s, st), dev(&s, at)));
 }
 
 /* ---- images ------------------------------------------------------------------------------------- */
@@ -792,13 +792,13 @@ const hvt_device_ops __wrap_hvt_device_cuda = {
     .sync = sync_hosted,
     .conv_plan = conv_plan_hosted,
     .conv_permute = conv_permute_hosted,
-    .conv_pack = conv_pack_hosted,
+    .conv_pack_weights = conv_pack_hosted,
     .conv_forward = conv_forward_hosted,
     .conv_backward_x = conv_backward_x_hosted,
     .conv_backward_w = conv_backward_w_hosted,
-    .pool_plan = pool_plan_hosted,
-    .pool_forward = pool_forward_hosted,
-    .pool_backward = pool_backward_hosted,
+    .pooling_plan = pool_plan_hosted,
+    .pooling_forward = pool_forward_hosted,
+    .pooling_backward = pool_backward_hosted,
     .bn_train = bn_train_hosted,
     .bn_infer = bn_infer_hosted,
     .bn_backward = bn_backward_hosted,
@@ -818,6 +818,6 @@ const hvt_device_ops __wrap_hvt_device_cuda = {
     .reduce_all = reduce_all_hosted,
     .sgd = sgd_hosted,
     .check = check_hosted,
-    .settle = settle_hosted,
+    .decide = settle_hosted,
     .augment = augment_hosted,
 };

@@ -15,7 +15,7 @@
 typedef struct wgrad {
     const conv_op *op;
     const void *x, *dy; /* of op->type */
-    float *dw, *x_copy, *y_copy;
+    float *dw, *packed_x, *packed_y;
     int real;                 /* images */
     int block, image, images; /* this chunk's */
     int len, depth;           /* its words */
@@ -28,66 +28,66 @@ typedef struct wgrad {
  * copies wait for memory, as pixels of a page or so are too short for processors to foresee much (16 -> 16,
  * 3x3 at 32x32, 128 images of bf16 on Zen 5: 200 GF/s without, 290 with it; 64 -> 64, 64 images: 255, 405).
  */
-static void arrange(const wgrad *g, bool a, int p, int next, float *out)
+static void pack_pixel(const wgrad *g, bool a, int p, int next, float *out)
 {
     const conv_op *op = g->op;
     const int c = a ? op->c : op->k;
     const long image = a ? op->x_image : op->y_image, pixel = a ? op->x_pixel : op->y_pixel;
     const void *from = hvt__at(a ? g->x : g->dy, op->type, (size_t)(p * pixel + g->image * image));
-    const long ahead = (next - p) * pixel;
+    const long prefetch = (next - p) * pixel;
     const int w = a ? op->a_panel : CONV_PANEL, pitch = a ? op->a_pitch : op->b_pitch;
 
-    if (op->pairs) {
-        hvt_pairs pairs = {from, image, ahead, g->images, c, g->len, g->depth, pitch};
+    if (op->vnni2) {
+        hvt_vnni2 rows = {from, image, prefetch, g->images, c, g->len, g->depth, pitch};
 
-        (a ? op->kern->arrange_a : op->kern->arrange_b)(&pairs, w, out);
+        (a ? op->kern->pack_a : op->kern->pack_b)(&rows, w, out);
     } else {
-        op->typed->panels(from, image, ahead, g->images, c, w, pitch, out);
+        op->typed->pack_panels(from, image, prefetch, g->images, c, w, pitch, out);
     }
 }
 
-static void copy_job(void *ctx, int job, int thread)
+static void pack_job(void *ctx, int job, int thread)
 {
     const wgrad *g = ctx;
     const conv_op *op = g->op;
     const conv_block *b = &op->block[g->block];
-    int fresh = op->slots ? b->done - b->fresh : 0;
+    int new_pixels = op->slots ? b->pack_end - b->pack_first : 0;
 
     (void)thread;
-    if (job < fresh) {
-        int i = b->fresh + job, last = op->block[op->blocks - 1].done - 1;
+    if (job < new_pixels) {
+        int i = b->pack_first + job, last = op->block[op->blocks - 1].pack_end - 1;
 
-        arrange(g, true, op->used[i], op->used[i < last ? i + 1 : i], g->x_copy + i % op->slots * op->a_slot);
+        pack_pixel(g, true, op->used[i], op->used[i < last ? i + 1 : i], g->packed_x + i % op->slots * op->a_slot);
     } else {
-        int i = job - fresh, p = b->pixel + i, last = op->oh * op->ow - 1;
+        int i = job - new_pixels, p = b->pixel + i, last = op->oh * op->ow - 1;
 
-        arrange(g, false, p, p < last ? p + 1 : p, g->y_copy + i * op->b_slot);
+        pack_pixel(g, false, p, p < last ? p + 1 : p, g->packed_y + i * op->b_slot);
     }
 }
 
-static int copies(const wgrad *g)
+static int pack_jobs(const wgrad *g)
 {
     const conv_block *b = &g->op->block[g->block];
 
-    return (g->op->slots ? b->done - b->fresh : 0) + (g->op->copy_y ? b->end - b->pixel : 0);
+    return (g->op->slots ? b->pack_end - b->pack_first : 0) + (g->op->pack_y ? b->end - b->pixel : 0);
 }
 
 /* What the next block copies is asked for while this one's `calls` tiles are computed: of each pixel a slice
  * at a time. This is for tile number `call`. */
-static hvt_ahead slice_ahead(const wgrad *g, int call, int calls)
+static hvt_prefetch next_prefetch(const wgrad *g, int call, int calls)
 {
     const conv_op *op = g->op;
     const conv_block *b = &op->block[g->block], *next = g->block + 1 < op->blocks ? b + 1 : op->block;
     const int image = next > b ? g->image : g->image + g->images, left = g->real - image;
     const int images = left < op->chunk ? left : op->chunk;
     const size_t element = hvt_dtype_size(op->type);
-    hvt_ahead a = {0};
+    hvt_prefetch a = {0};
 
-    if (!op->slots || !op->copy_y || op->x_image != op->c || images <= 0)
+    if (!op->slots || !op->pack_y || op->x_image != op->c || images <= 0)
         return a;
     /* dy, then x by as many pixels as this block has of dy */
-    const int pixels = b->end - b->pixel, fresh = next->done - next->fresh;
-    const int groups = 1 + conv_tiles(fresh, pixels), group = call % groups, first = (group - 1) * pixels;
+    const int pixels = b->end - b->pixel, new_pixels = next->pack_end - next->pack_first;
+    const int groups = 1 + conv_tiles(new_pixels, pixels), group = call % groups, first = (group - 1) * pixels;
     const int slice = call / groups, slices = calls / groups;
     const size_t whole = (size_t)images * element * (size_t)(group ? op->c : op->k);
 
@@ -100,9 +100,9 @@ static hvt_ahead slice_ahead(const wgrad *g, int call, int calls)
         a.count = next->end - next->pixel;
     } else {
         a.from = hvt__at(g->x, op->type, (size_t)(image * op->x_image));
-        a.pixel = op->used + next->fresh + first;
+        a.pixel = op->used + next->pack_first + first;
         a.step = op->x_pixel * (long)element;
-        a.count = fresh - first;
+        a.count = new_pixels - first;
     }
     a.from += a.bytes * (size_t)slice;
     return a;
@@ -110,33 +110,33 @@ static hvt_ahead slice_ahead(const wgrad *g, int call, int calls)
 
 /* ---- products: job = one tap, or a row of three, a part of the columns, a part of the tiles along c ---- */
 
-static void product_job(void *ctx, int job, int thread)
+static void gemm_job(void *ctx, int job, int thread)
 {
     const wgrad *g = ctx;
     const conv_op *op = g->op;
     const int rows = job % g->row_parts, columns = job / g->row_parts % g->column_parts;
-    const int tap = job / g->row_parts / g->column_parts * op->together;
+    const int tap = job / g->row_parts / g->column_parts * op->taps_per_tile;
     const int *first = &op->first[g->block * op->taps + tap];
     const int width = 2 * op->kern->vl, steps = conv_tiles(op->k, width);
-    const int calls = op->taps / op->together * steps * op->a_tiles;
-    const bool fresh = g->block == 0 && g->image == 0;
+    const int calls = op->taps / op->taps_per_tile * steps * op->a_tiles;
+    const bool overwrite = g->block == 0 && g->image == 0;
     hvt_tile t = {.e = op->e + first[0],
-                  .entries = first[op->together] - first[0],
+                  .entries = first[op->taps_per_tile] - first[0],
                   .len = g->len,
                   .depth = g->depth,
                   .high = op->a_rows,
                   .c_row = CONV_PANEL};
 
     (void)thread;
-    if (t.entries == 0 && !fresh)
+    if (t.entries == 0 && !overwrite)
         return;
-    t.add = !fresh;
-    t.stream = op->stream && fresh && op->blocks == 1 && op->chunk >= op->n && (uintptr_t)g->dw % 64 == 0;
+    t.add = !overwrite;
+    t.stream = op->stream && overwrite && op->blocks == 1 && op->chunk >= op->n && (uintptr_t)g->dw % 64 == 0;
     t.a_entry = op->slots ? op->a_slot : op->x_pixel;
     t.a_row = op->slots ? op->a_pitch : op->x_image;
-    t.b_entry = op->copy_y ? op->b_slot : op->y_pixel;
-    t.b_row = op->copy_y ? op->b_pitch : op->y_image;
-    if (op->together == 3) { /* one tap on in x is one pixel back in dy */
+    t.b_entry = op->pack_y ? op->b_slot : op->y_pixel;
+    t.b_row = op->pack_y ? op->b_pitch : op->y_image;
+    if (op->taps_per_tile == 3) { /* one tap on in x is one pixel back in dy */
         t.own = first[1] - first[0];
         t.shared = first[2] - first[1];
         t.b_next = -t.b_entry;
@@ -149,9 +149,9 @@ static void product_job(void *ctx, int job, int thread)
         int column = i * width, vectors;
 
         t.nc = op->k - column < width ? op->k - column : width;
-        vectors = op->together == 3 ? 3 : t.nc > op->kern->vl ? 2 : 1;
-        t.b = op->copy_y
-                  ? g->y_copy + (long)(column / CONV_PANEL) * g->len * op->b_pitch + column % CONV_PANEL
+        vectors = op->taps_per_tile == 3 ? 3 : t.nc > op->kern->vl ? 2 : 1;
+        t.b = op->pack_y
+                  ? g->packed_y + (long)(column / CONV_PANEL) * g->len * op->b_pitch + column % CONV_PANEL
                   : (const float *)g->dy + g->image * op->y_image + column;
         for (int j = conv_part(op->a_tiles, rows, g->row_parts);
              j < conv_part(op->a_tiles, rows + 1, g->row_parts); j++) {
@@ -163,14 +163,14 @@ static void product_job(void *ctx, int job, int thread)
                 count = op->c - channel;
             if (count <= 0)
                 continue;
-            t.ahead = slice_ahead(g, (tap / op->together * steps + i) * op->a_tiles + j, calls);
-            t.a = op->slots ? g->x_copy + (long)panel * g->len * op->a_pitch + row
+            t.prefetch = next_prefetch(g, (tap / op->taps_per_tile * steps + i) * op->a_tiles + j, calls);
+            t.a = op->slots ? g->packed_x + (long)panel * g->len * op->a_pitch + row
                             : (const float *)g->x + g->image * op->x_image + channel;
             t.rows = count;
             t.c = g->dw + conv_weight(op->taps, op->c, tap, channel, column);
-            op->kern->wgrad[vectors - 1][count - 1](&t);
-            if (fresh && column + t.nc == op->k && op->k % CONV_PANEL) /* the last panel's padding */
-                for (int n = 0; n < count * op->together; n++)
+            op->kern->gemm_tn[vectors - 1][count - 1](&t);
+            if (overwrite && column + t.nc == op->k && op->k % CONV_PANEL) /* the last panel's padding */
+                for (int n = 0; n < count * op->taps_per_tile; n++)
                     memset(t.c + n / count * t.c_next + n % count * (long)CONV_PANEL + t.nc, 0,
                            sizeof(float) * (size_t)(CONV_PANEL - op->k % CONV_PANEL));
         }
@@ -183,23 +183,23 @@ static void product_job(void *ctx, int job, int thread)
 
 static void run_blocks(const conv_op *op, int images, const void *x, const void *dy, float *dw, void *ws)
 {
-    const int groups = op->taps / op->together;
+    const int groups = op->taps / op->taps_per_tile;
     wgrad g = {.op = op,
                .x = x,
                .dy = dy,
                .dw = dw,
-               .x_copy = ws,
-               .y_copy = (float *)((char *)ws + op->x_bytes),
+               .packed_x = ws,
+               .packed_y = (float *)((char *)ws + op->x_bytes),
                .real = images};
 
     conv_share(op, groups, conv_tiles(op->k, 2 * op->kern->vl), op->a_tiles, &g.column_parts, &g.row_parts);
     for (g.image = 0; g.image < images; g.image += op->chunk) {
         g.images = images - g.image < op->chunk ? images - g.image : op->chunk;
-        g.len = conv_words(op->kern, g.images, &g.depth);
+        g.len = conv_k_groups(op->kern, g.images, &g.depth);
         for (g.block = 0; g.block < op->blocks; g.block++) {
-            if (copies(&g))
-                hvt__pool_run(op->pool, copies(&g), copy_job, &g);
-            hvt__pool_run(op->pool, groups * g.column_parts * g.row_parts, product_job, &g);
+            if (pack_jobs(&g))
+                hvt__parallel_for(op->pool, pack_jobs(&g), pack_job, &g);
+            hvt__parallel_for(op->pool, groups * g.column_parts * g.row_parts, gemm_job, &g);
         }
     }
 }

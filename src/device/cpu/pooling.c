@@ -14,31 +14,31 @@
 
 #include <stdlib.h>
 
-enum { MOST_TAPS = HVT_POOL_WINDOW * HVT_POOL_WINDOW, SLICE = 2048 };
+enum { MOST_TAPS = HVT_POOLING_WINDOW * HVT_POOLING_WINDOW, SLICE = 2048 };
 
-typedef struct pool {
+typedef struct pooling {
     hvt_op op;
-    hvt_pool_desc d;
+    hvt_pooling_desc d;
     int p, q;            /* output [n,p,q,c] */
     const hvt_typed *in; /* d.type */
-    hvt_pool *threads;
+    hvt_thread_pool *threads;
     size_t pixel; /* elements from a pixel to the next */
-} pool;
+} pooling;
 
-static void free_pool(hvt_op *op)
+static void free_pooling(hvt_op *op)
 {
     free(op);
 }
 
-hvt_status hvt__pool_plan_cpu(hvt_device *d, const hvt_pool_desc *p, hvt_op **ret_op, size_t *ret_saved)
+hvt_status hvt__pooling_plan_cpu(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op, size_t *ret_saved)
 {
     const hvt_cpu *cpu = d->state;
-    pool *o;
+    pooling *o;
 
-    HVT_TRY(hvt__pool_check(p));
+    HVT_TRY(hvt__pooling_check(p));
     o = malloc(sizeof *o);
     HVT_CHECK(o, E_MEM, "no memory for %zu bytes of a pooling's plan", sizeof *o);
-    *o = (pool){{d, free_pool},
+    *o = (pooling){{d, free_pooling},
                 *p,
                 p->mean ? 1 : hvt__conv_out(p->h, p->size, p->stride, p->pad),
                 p->mean ? 1 : hvt__conv_out(p->w, p->size, p->stride, p->pad),
@@ -53,7 +53,7 @@ hvt_status hvt__pool_plan_cpu(hvt_device *d, const hvt_pool_desc *p, hvt_op **re
 /* ---- slices ---- */
 
 typedef struct pass {
-    const pool *o;
+    const pooling *o;
     size_t elements; /* real ones of a pixel */
     int slices, rows;
     const void *from;
@@ -62,9 +62,9 @@ typedef struct pass {
     bool add;
 } pass;
 
-static pass make_pass(const pool *o, int real, int rows)
+static pass make_pass(const pooling *o, int real, int rows)
 {
-    const hvt_pool_desc *d = &o->d;
+    const hvt_pooling_desc *d = &o->d;
     bool hwn = d->order == HVT_ORDER_HWN;
     size_t elements = hwn ? (size_t)real * d->c : (size_t)d->c;
 
@@ -77,7 +77,7 @@ static pass make_pass(const pool *o, int real, int rows)
 /* Elements of a slice, and where they begin in the first pixel of the input and of the output. */
 static size_t slice(const pass *s, int i, size_t *ret_in, size_t *ret_out)
 {
-    const hvt_pool_desc *d = &s->o->d;
+    const hvt_pooling_desc *d = &s->o->d;
 
     if (d->order == HVT_ORDER_HWN) {
         *ret_in = *ret_out = (size_t)i * SLICE;
@@ -103,7 +103,7 @@ static void *to_at(const pass *s, size_t i)
 static void mean_forward_job(void *ctx, int job, int thread)
 {
     const pass *s = ctx;
-    const pool *o = s->o;
+    const pooling *o = s->o;
     size_t in, out, n = slice(s, job, &in, &out);
     int pixels = o->d.h * o->d.w;
 
@@ -114,7 +114,7 @@ static void mean_forward_job(void *ctx, int job, int thread)
 static void mean_backward_job(void *ctx, int job, int thread)
 {
     const pass *s = ctx;
-    const pool *o = s->o;
+    const pooling *o = s->o;
     size_t in, out, n = slice(s, job % s->slices, &in, &out);
     int pixels = o->d.h * o->d.w, row = job / s->slices;
 
@@ -130,15 +130,15 @@ static void mean_backward_job(void *ctx, int job, int thread)
 static void max_forward_job(void *ctx, int job, int thread)
 {
     const pass *s = ctx;
-    const pool *o = s->o;
-    const hvt_pool_desc *d = &o->d;
+    const pooling *o = s->o;
+    const hvt_pooling_desc *d = &o->d;
     size_t in, out, n = slice(s, job % s->slices, &in, &out);
     int p = job / s->slices;
 
     (void)thread;
     for (int q = 0; q < o->q; q++) {
         const void *window[MOST_TAPS];
-        uint8_t place[MOST_TAPS];
+        uint8_t pos[MOST_TAPS];
         size_t to = out + ((size_t)p * o->q + q) * o->pixel;
         int count = 0;
 
@@ -149,9 +149,9 @@ static void max_forward_job(void *ctx, int job, int thread)
                 if (h < 0 || h >= d->h || w < 0 || w >= d->w)
                     continue;
                 window[count] = from_at(s, in + ((size_t)h * d->w + w) * o->pixel);
-                place[count++] = (uint8_t)(r * d->size + t);
+                pos[count++] = (uint8_t)(r * d->size + t);
             }
-        o->in->max_forward(n, window, place, count, to_at(s, to), s->saved + to);
+        o->in->max_forward(n, window, pos, count, to_at(s, to), s->saved + to);
     }
 }
 
@@ -159,8 +159,8 @@ static void max_forward_job(void *ctx, int job, int thread)
 static void max_backward_job(void *ctx, int job, int thread)
 {
     const pass *s = ctx;
-    const pool *o = s->o;
-    const hvt_pool_desc *d = &o->d;
+    const pooling *o = s->o;
+    const hvt_pooling_desc *d = &o->d;
     size_t in, out, n = slice(s, job % s->slices, &in, &out);
     int h = job / s->slices;
 
@@ -168,7 +168,7 @@ static void max_backward_job(void *ctx, int job, int thread)
     for (int w = 0; w < d->w; w++) {
         const void *dy[MOST_TAPS];
         const uint8_t *saved[MOST_TAPS];
-        uint8_t place[MOST_TAPS];
+        uint8_t pos[MOST_TAPS];
         int count = 0;
 
         for (int r = d->size - 1; r >= 0; r--)
@@ -182,34 +182,34 @@ static void max_backward_job(void *ctx, int job, int thread)
                 from = out + ((size_t)(p / d->stride) * o->q + q / d->stride) * o->pixel;
                 dy[count] = from_at(s, from);
                 saved[count] = s->saved + from;
-                place[count++] = (uint8_t)(r * d->size + t);
+                pos[count++] = (uint8_t)(r * d->size + t);
             }
-        o->in->max_backward(n, dy, saved, place, count, to_at(s, in + ((size_t)h * d->w + w) * o->pixel),
+        o->in->max_backward(n, dy, saved, pos, count, to_at(s, in + ((size_t)h * d->w + w) * o->pixel),
                             s->add);
     }
 }
 
-hvt_status hvt__pool_forward_cpu(hvt_op *op, int real, const void *x, void *y, void *saved)
+hvt_status hvt__pooling_forward_cpu(hvt_op *op, int real, const void *x, void *y, void *saved)
 {
-    const pool *o = (const pool *)op;
+    const pooling *o = (const pooling *)op;
     pass s = make_pass(o, real, o->p);
 
     s.from = x;
     s.to = y;
     s.saved = saved;
-    hvt__pool_run(o->threads, s.slices * s.rows, o->d.mean ? mean_forward_job : max_forward_job, &s);
+    hvt__parallel_for(o->threads, s.slices * s.rows, o->d.mean ? mean_forward_job : max_forward_job, &s);
     return HVT_OK;
 }
 
-hvt_status hvt__pool_backward_cpu(hvt_op *op, int real, const void *saved, const void *dy, void *dx, bool add)
+hvt_status hvt__pooling_backward_cpu(hvt_op *op, int real, const void *saved, const void *dy, void *dx, bool add)
 {
-    const pool *o = (const pool *)op;
+    const pooling *o = (const pooling *)op;
     pass s = make_pass(o, real, o->d.h);
 
     s.from = dy;
     s.to = dx;
     s.saved = (uint8_t *)saved; /* read only */
     s.add = add;
-    hvt__pool_run(o->threads, s.slices * s.rows, o->d.mean ? mean_backward_job : max_backward_job, &s);
+    hvt__parallel_for(o->threads, s.slices * s.rows, o->d.mean ? mean_backward_job : max_backward_job, &s);
     return HVT_OK;
 }

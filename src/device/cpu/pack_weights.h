@@ -1,9 +1,9 @@
 /*
- * turn.h - turning a tap of a panel of weights for backward data, whatever its words are: see kern.h, which
+ * pack_weights.h - turning a tap of a panel of weights for backward data, whatever its words are: see kern.h, which
  * includes it, for what must be defined before.
  */
-#ifndef HVT_TURN_H
-#define HVT_TURN_H
+#ifndef HVT_PACK_WEIGHTS_H
+#define HVT_PACK_WEIGHTS_H
 
 #include "cpu_impl.h"
 
@@ -13,7 +13,7 @@
 
 /* [c][WEIGHTS_ROW] of which k words are filled -> panels of 32 along c: out + (c / 32) * panel holds [k][32].
  */
-static void transpose(const float *w, int c, int k, float *out, long panel, bool stream)
+static void pack_weights(const float *w, int c, int k, float *out, long panel, bool stream)
 {
     for (int first = 0; first < c; first += VL) {
         float *block = out + first / 32 * panel + first % 32;
@@ -25,7 +25,7 @@ static void transpose(const float *w, int c, int k, float *out, long panel, bool
             UNROLL
             for (int i = 0; i < VL; i++)
                 r[i] = i < n ? vload(w + (first + i) * (long)WEIGHTS_ROW + col) : vzero();
-            vturn(r);
+            vtranspose(r);
             UNROLL
             for (int i = 0; i < VL; i++)
                 if (col + i < k) {
@@ -38,4 +38,4 @@ static void transpose(const float *w, int c, int k, float *out, long panel, bool
     }
 }
 
-#endif /* HVT_TURN_H */
+#endif /* HVT_PACK_WEIGHTS_H */

@@ -3,7 +3,7 @@
  * of two rows, the even one in its lower half. Included by the kernels of these sets, after avx512.h.
  */
 #define WEIGHTS_ROW 16
-#include "turn.h"
+#include "pack_weights.h"
 
 INLINE __mmask32 first_lanes(int count)
 {
@@ -11,34 +11,34 @@ INLINE __mmask32 first_lanes(int count)
 }
 
 /* Words of columns 0 to 15 of two rows, or of 16 to 31. */
-INLINE vec paired(__m512i even, __m512i odd, const int upper)
+INLINE vec interleave(__m512i even, __m512i odd, const int upper)
 {
-    static const uint16_t turn[2][32] = {{0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+    static const uint16_t order[2][32] = {{0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                           8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
                                          {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
                                           24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
 
-    return _mm512_castsi512_ps(_mm512_permutex2var_epi16(even, _mm512_loadu_si512(turn[upper]), odd));
+    return _mm512_castsi512_ps(_mm512_permutex2var_epi16(even, _mm512_loadu_si512(order[upper]), odd));
 }
 
 /* Up to VL words from column `first` on, of which `count` are wanted; rows past p->n are zero. */
-INLINE vec pair_at(const hvt_pairs *p, int word, int first, int count)
+INLINE vec vnni2_at(const hvt_vnni2 *p, int k, int first, int count)
 {
-    const uint16_t *even = p->x + 2L * word * p->ld + first;
+    const uint16_t *even = p->x + 2L * k * p->ld + first;
     const __mmask32 lanes = first_lanes(count < VL ? count : VL);
 
-    return paired(_mm512_maskz_loadu_epi16(2 * word < p->n ? lanes : 0, even),
-                  _mm512_maskz_loadu_epi16(2 * word + 1 < p->n ? lanes : 0, even + p->ld), 0);
+    return interleave(_mm512_maskz_loadu_epi16(2 * k < p->n ? lanes : 0, even),
+                  _mm512_maskz_loadu_epi16(2 * k + 1 < p->n ? lanes : 0, even + p->ld), 0);
 }
 
 /* Panels of w columns, 32 or fewer, each [len][pitch]; columns past p->c are zero up to the next whole
  * vector. */
-static void arrange_b(const hvt_pairs *from, int w, float *out)
+static void pack_b(const hvt_vnni2 *from, int w, float *out)
 {
-    const hvt_pairs p = *from; /* what is stored does not change it */
+    const hvt_vnni2 p = *from; /* what is stored does not change it */
     const long panel = (long)p.len * p.pitch, row = p.ld;
     const int last = (p.c - 1) / w * w; /* column */
-    const __mmask32 all = first_lanes(w), rest = first_lanes(p.c - last);
+    const __mmask32 all = first_lanes(w), tail = first_lanes(p.c - last);
     const bool two = p.c - last > VL;
 
     for (int i = 0; i < p.len; i++, out += p.pitch) {
@@ -48,23 +48,23 @@ static void arrange_b(const hvt_pairs *from, int w, float *out)
         __m512i a, b;
 
         for (int column = 0; column < last; column += w, even += w, to += panel) {
-            if (p.ahead) {
-                __builtin_prefetch(even + p.ahead);
-                __builtin_prefetch(even + p.ahead + row);
+            if (p.prefetch) {
+                __builtin_prefetch(even + p.prefetch);
+                __builtin_prefetch(even + p.prefetch + row);
             }
             a = _mm512_maskz_loadu_epi16(first & all, even);
             b = _mm512_maskz_loadu_epi16(second & all, even + row);
-            vstore(to, paired(a, b, 0));
-            vstore(to + VL, paired(a, b, 1));
+            vstore(to, interleave(a, b, 0));
+            vstore(to + VL, interleave(a, b, 1));
         }
-        if (p.ahead) {
-            __builtin_prefetch(even + p.ahead);
-            __builtin_prefetch(even + p.ahead + row);
+        if (p.prefetch) {
+            __builtin_prefetch(even + p.prefetch);
+            __builtin_prefetch(even + p.prefetch + row);
         }
-        a = _mm512_maskz_loadu_epi16(first & rest, even);
-        b = _mm512_maskz_loadu_epi16(second & rest, even + row);
-        vstore(to, paired(a, b, 0));
+        a = _mm512_maskz_loadu_epi16(first & tail, even);
+        b = _mm512_maskz_loadu_epi16(second & tail, even + row);
+        vstore(to, interleave(a, b, 0));
         if (two)
-            vstore(to + VL, paired(a, b, 1));
+            vstore(to + VL, interleave(a, b, 1));
     }
 }

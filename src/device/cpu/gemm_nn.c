@@ -19,7 +19,7 @@
 #define JOBS_A_THREAD 4
 #define NARROW_ROW    32 /* words */
 
-typedef struct gather {
+typedef struct pass {
     const conv_op *op;
     const conv_list *list;
     const void *source; /* of op->type until it is copied */
@@ -30,20 +30,20 @@ typedef struct gather {
     int channels, columns, images; /* of the source; of the target */
     bool add;
     int blocks, column_parts, row_parts; /* jobs are the product */
-} gather;
+} pass;
 
 /* A tile whose first element in the target is `to`, whose rows lie `row` apart. The first `skip` are another
  * tile's, too, and not stored; kernels that store to the target have none of these. */
-static void run_tile(const gather *g, hvt_tile *t, hvt_kernel *kernel, int skip, long to, long row)
+static void run_tile(const pass *g, hvt_tile *t, hvt_kernel *kernel, int skip, long to, long row)
 {
     _Alignas(64) float tile[CONV_TILE_ROWS * CONV_PANEL];
 
-    if (g->op->type == HVT_F32 || (g->op->pairs && g->op->kern->halves)) {
+    if (g->op->type == HVT_F32 || (g->op->vnni2 && g->op->kern->stores_bf16)) {
         t->c = hvt__at(g->target, g->op->type, (size_t)to);
         t->c_row = row;
         t->c_next = g->t_pixel;
         t->add = g->add;
-        t->half = g->op->pairs;
+        t->c_bf16 = g->op->vnni2;
         kernel(t);
         return;
     }
@@ -61,23 +61,23 @@ static void run_tile(const gather *g, hvt_tile *t, hvt_kernel *kernel, int skip,
  * pixels that are new to it, its list's last, and the last that twins share. Behind the last tile lie the
  * next pixel's. (16 -> 16, 3x3 at 32x32, 128 images on Zen 5: 120 GF/s without, 170 with it while others use
  * the memory, else 175 either way. Rows of 64 words and more gained nothing.) */
-static void fetch_next(const hvt_tile *t, int entry, int high)
+static void prefetch_next(const hvt_tile *t, int entry, int high)
 {
     const float *a = t->a + t->e[entry].a * t->a_entry + high * t->a_row;
 
     for (int i = 0; i < high; i++, a += t->a_row)
-        for (int word = 0; word < t->len; word += 16)
-            __builtin_prefetch(a + word, 0, 2);
+        for (int k = 0; k < t->len; k += 16)
+            __builtin_prefetch(a + k, 0, 2);
 }
 
 /* All tiles of one run for the columns from `column` on, on which `t` stands: those of part i of `parts`. */
-static void run_tiles(const gather *g, const conv_run *run, hvt_tile *t, int column, int i, int parts)
+static void run_tiles(const pass *g, const conv_run *run, hvt_tile *t, int column, int i, int parts)
 {
     const conv_rows kind = g->list->rows;
     const hvt_conv_kernels *kern = g->op->kern;
     int rows = kind == CONV_IMAGES ? g->images : kind == CONV_WIDTH ? run->count : run->count * g->op->n;
     int repeats = kind == CONV_WIDTH ? g->images : 1, vectors = t->nc > kern->vl || run->shared ? 2 : 1;
-    hvt_kernel *const *kernels = run->shared ? kern->twins : kern->gather[vectors - 1];
+    hvt_kernel *const *kernels = run->shared ? kern->two_pixels : kern->gemm_nn[vectors - 1];
     int tiles = conv_tiles(rows, kern->rows[vectors - 1]);
     int high = conv_tiles(rows, tiles);
     const float *source = t->a;
@@ -98,17 +98,17 @@ static void run_tiles(const gather *g, const conv_run *run, hvt_tile *t, int col
         t->rows = count + skip;
         t->a = source + image * g->s_image + (row - skip) * t->a_row;
         if (kind == CONV_IMAGES && t->len <= NARROW_ROW && t->entries > 0) {
-            fetch_next(t, t->entries - 1, high);
+            prefetch_next(t, t->entries - 1, high);
             if (t->shared)
-                fetch_next(t, t->own + t->shared - 1, high);
+                prefetch_next(t, t->own + t->shared - 1, high);
         }
         run_tile(g, t, kernels[t->rows - 1], skip, target + image * g->t_image + (row - skip) * t_row, t_row);
     }
 }
 
-static void gather_job(void *ctx, int job, int thread)
+static void pass_job(void *ctx, int job, int thread)
 {
-    const gather *g = ctx;
+    const pass *g = ctx;
     const conv_list *l = g->list;
     const int width = 2 * g->op->kern->vl, steps = conv_tiles(g->columns, width);
     const int rows = job % g->row_parts, columns = job / g->row_parts % g->column_parts;
@@ -151,19 +151,19 @@ static void gather_job(void *ctx, int job, int thread)
 enum { COPY_ROWS = 64 };
 
 typedef struct copy {
-    const gather *g;
+    const pass *g;
     float *to;
     long pixel, image; /* words from one to the next in the copy */
 } copy;
 
 /* Rows of bf16, filled up with zeros: neighbours are pairs already. */
-static void copy_pairs(const gather *g, int images, const uint16_t *from, float *to, long to_image)
+static void copy_padded(const pass *g, int images, const uint16_t *from, float *to, long to_image)
 {
-    size_t bytes = sizeof *from * (size_t)g->channels, rest = sizeof *to * (size_t)g->list->len - bytes;
+    size_t bytes = sizeof *from * (size_t)g->channels, padding = sizeof *to * (size_t)g->list->len - bytes;
 
     for (int i = 0; i < images; i++, from += g->s_image, to += to_image) {
         memcpy(to, from, bytes);
-        memset((char *)to + bytes, 0, rest);
+        memset((char *)to + bytes, 0, padding);
     }
 }
 
@@ -171,7 +171,7 @@ static void copy_pairs(const gather *g, int images, const uint16_t *from, float 
 static void copy_job(void *ctx, int job, int thread)
 {
     const copy *c = ctx;
-    const gather *g = c->g;
+    const pass *g = c->g;
     int parts = conv_tiles(g->images, COPY_ROWS), pixel = job / parts, image = job % parts * COPY_ROWS;
     int images = g->images - image < COPY_ROWS ? g->images - image : COPY_ROWS;
     bool dense = g->s_image == g->channels && c->image == g->channels;
@@ -182,8 +182,8 @@ static void copy_job(void *ctx, int job, int thread)
     (void)thread;
     if (!g->list->is_source[pixel])
         return;
-    if (g->op->pairs) {
-        copy_pairs(g, images, (const uint16_t *)g->source + from, to, c->image);
+    if (g->op->vnni2) {
+        copy_padded(g, images, (const uint16_t *)g->source + from, to, c->image);
         return;
     }
     for (int i = 0; i < rows; i++)
@@ -192,7 +192,7 @@ static void copy_job(void *ctx, int job, int thread)
                             to + i * c->image);
 }
 
-static void copy_source(gather *g, void *ws)
+static void copy_source(pass *g, void *ws)
 {
     const conv_list *l = g->list;
     bool by_image = l->rows == CONV_WIDTH;
@@ -200,7 +200,7 @@ static void copy_source(gather *g, void *ws)
 
     c.pixel = by_image ? l->pitch : (long)g->op->n * l->pitch;
     c.image = by_image ? (long)l->sources * l->pitch : l->pitch;
-    hvt__pool_run(g->op->pool, l->sources * conv_tiles(g->images, COPY_ROWS), copy_job, &c);
+    hvt__parallel_for(g->op->pool, l->sources * conv_tiles(g->images, COPY_ROWS), copy_job, &c);
     g->source = ws;
     g->s_pixel = c.pixel;
     g->s_image = c.image;
@@ -208,11 +208,11 @@ static void copy_source(gather *g, void *ws)
 
 /* ---- */
 
-static void run_gather(gather *g, void *ws)
+static void run_pass(pass *g, void *ws)
 {
     const conv_op *op = g->op;
     const conv_list *l = g->list;
-    const int threads = hvt__pool_threads(op->pool), steps = conv_tiles(g->columns, 2 * op->kern->vl);
+    const int threads = hvt__thread_pool_size(op->pool), steps = conv_tiles(g->columns, 2 * op->kern->vl);
     size_t weights = sizeof(float) * (size_t)op->taps * (size_t)l->len * (size_t)g->columns;
     size_t pixel = sizeof(float) * (size_t)op->n * (size_t)l->len;
     size_t fit = (weights > MANY_WEIGHTS ? LARGE_BLOCK : SMALL_BLOCK) / pixel;
@@ -225,7 +225,7 @@ static void run_gather(gather *g, void *ws)
         g->images = op->n;
     if (l->pitch) {
         copy_source(g, ws);
-    } else if (op->pairs) {
+    } else if (op->vnni2) {
         g->s_pixel /= 2;
         g->s_image /= 2;
     }
@@ -236,13 +236,13 @@ static void run_gather(gather *g, void *ws)
     if (g->column_parts > steps)
         g->column_parts = steps;
     g->row_parts = g->blocks * g->column_parts >= jobs ? 1 : conv_tiles(jobs, g->blocks * g->column_parts);
-    hvt__pool_run(op->pool, g->blocks * g->column_parts * g->row_parts, gather_job, g);
+    hvt__parallel_for(op->pool, g->blocks * g->column_parts * g->row_parts, pass_job, g);
 }
 
 hvt_status hvt__conv_forward_cpu(hvt_op *head, int real, const void *x, const void *w, void *y, void *ws)
 {
     const conv_op *op = (const conv_op *)head;
-    gather g = {.op = op,
+    pass g = {.op = op,
                 .list = &op->out,
                 .source = x,
                 .weights = op->w_bytes ? ws : w,
@@ -260,8 +260,8 @@ hvt_status hvt__conv_forward_cpu(hvt_op *head, int real, const void *x, const vo
         return HVT_OK;
     }
     if (op->w_bytes && g.images)
-        hvt__conv_ready_weights(op, w, ws);
-    run_gather(&g, (char *)ws + op->w_bytes);
+        hvt__conv_pack_forward(op, w, ws);
+    run_pass(&g, (char *)ws + op->w_bytes);
     return HVT_OK;
 }
 
@@ -269,10 +269,10 @@ hvt_status hvt__conv_backward_x_cpu(hvt_op *head, int real, const void *w, const
                                     void *ws)
 {
     const conv_op *op = (const conv_op *)head;
-    gather g = {.op = op,
+    pass g = {.op = op,
                 .list = &op->in,
                 .source = dy,
-                .weights = op->turned,
+                .weights = op->packed_w,
                 .target = dx,
                 .s_pixel = op->y_pixel,
                 .s_image = op->y_image,
@@ -286,7 +286,7 @@ hvt_status hvt__conv_backward_x_cpu(hvt_op *head, int real, const void *w, const
     if (op->winograd) {
         hvt__winograd_backward_x(op, real, w, dy, dx, add, ws);
         return HVT_OK;
-    } /* else conv_pack turned the weights */
-    run_gather(&g, ws);
+    } /* else conv_pack_weights turned the weights */
+    run_pass(&g, ws);
     return HVT_OK;
 }

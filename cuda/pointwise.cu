@@ -12,7 +12,7 @@ template <class T> struct relu_op {
 
     template <int W> __device__ void at(size_t i) const
     {
-        const pack<T, W> in = load<W>(x + i);
+        const vec<T, W> in = load<W>(x + i);
         float out[W];
 
 #pragma unroll
@@ -28,7 +28,7 @@ cudaError_t hvt__cuda_relu_forward(cudaStream_t stream, size_t n, hvt_dtype t, c
         typedef decltype(zero) T;
         const relu_op<T> op = {(const T *)x, (T *)y};
 
-        return each<full_pack<T>()>(stream, n, {{x, sizeof(T)}, {y, sizeof(T)}}, op);
+        return each<full_vec<T>()>(stream, n, {{x, sizeof(T)}, {y, sizeof(T)}}, op);
     });
 }
 
@@ -39,14 +39,14 @@ template <class T> struct relu_grad_op {
 
     template <int W> __device__ void at(size_t i) const
     {
-        const pack<T, W> out = load<W>(y + i), in = load<W>(dy + i);
+        const vec<T, W> out = load<W>(y + i), in = load<W>(dy + i);
         float g[W];
 
 #pragma unroll
         for (int v = 0; v < W; v++)
             g[v] = f_keep(to_float(out.at[v]), to_float(in.at[v]));
         if (add) {
-            const pack<T, W> was = load<W>((const T *)dx + i);
+            const vec<T, W> was = load<W>((const T *)dx + i);
 
 #pragma unroll
             for (int v = 0; v < W; v++)
@@ -63,7 +63,7 @@ cudaError_t hvt__cuda_relu_backward(cudaStream_t stream, size_t n, hvt_dtype t, 
         typedef decltype(zero) T;
         const relu_grad_op<T> op = {(const T *)y, (const T *)dy, (T *)dx, add};
 
-        return each<full_pack<T>()>(stream, n, {{y, sizeof(T)}, {dy, sizeof(T)}, {dx, sizeof(T)}}, op);
+        return each<full_vec<T>()>(stream, n, {{y, sizeof(T)}, {dy, sizeof(T)}, {dx, sizeof(T)}}, op);
     });
 }
 
@@ -73,7 +73,7 @@ template <class T> struct add_op {
 
     template <int W> __device__ void at(size_t i) const
     {
-        const pack<T, W> p = load<W>(a + i), q = load<W>(b + i);
+        const vec<T, W> p = load<W>(a + i), q = load<W>(b + i);
         float sum[W];
 
 #pragma unroll
@@ -89,7 +89,7 @@ cudaError_t hvt__cuda_add(cudaStream_t stream, size_t n, hvt_dtype t, const void
         typedef decltype(zero) T;
         const add_op<T> op = {(const T *)a, (const T *)b, (T *)y};
 
-        return each<full_pack<T>()>(stream, n, {{a, sizeof(T)}, {b, sizeof(T)}, {y, sizeof(T)}}, op);
+        return each<full_vec<T>()>(stream, n, {{a, sizeof(T)}, {b, sizeof(T)}, {y, sizeof(T)}}, op);
     });
 }
 
@@ -102,7 +102,7 @@ template <class S, class D> struct cast_op {
 
     template <int W> __device__ void at(size_t i) const
     {
-        const pack<S, W> in = load<W>(src + i);
+        const vec<S, W> in = load<W>(src + i);
         float out[W];
 
 #pragma unroll
@@ -119,7 +119,7 @@ cudaError_t hvt__cuda_cast(cudaStream_t stream, size_t n, float s, const void *s
         return with_type(dt, [=](auto to) {
             typedef decltype(from) S;
             typedef decltype(to) D;
-            constexpr int V = full_pack<S>() > full_pack<D>() ? full_pack<S>() : full_pack<D>();
+            constexpr int V = full_vec<S>() > full_vec<D>() ? full_vec<S>() : full_vec<D>();
             const cast_op<S, D> op = {(const S *)src, (D *)dst, s};
 
             return each<V>(stream, n, {{src, sizeof(S)}, {dst, sizeof(D)}}, op);
@@ -147,13 +147,13 @@ cudaError_t hvt__cuda_reduce(cudaStream_t stream, size_t n, hvt_dtype t, const v
         return cudaErrorInvalidValue;
     return with_type(t, [=](auto zero) {
         typedef decltype(zero) T;
-        constexpr int V = full_pack<T>();
+        constexpr int V = full_vec<T>();
         const reduce_op<T> op = {inputs_of(in, count), (T *)out};
 
         return each_where<V>(
             stream, n,
             [&](size_t head) {
-                return packs_fit(V, head, {{out, sizeof(T)}}) && inputs_fit(V, head, op.in, sizeof(T));
+                return vecs_fit(V, head, {{out, sizeof(T)}}) && inputs_fit(V, head, op.in, sizeof(T));
             },
             op);
     });
@@ -215,7 +215,7 @@ cudaError_t hvt__cuda_put(cudaStream_t stream, void *dst, const void *host, size
 
 /* ---- waiting ---- */
 
-static __global__ void linger_kernel(uint64_t ns)
+static __global__ void delay_kernel(uint64_t ns)
 {
 #ifdef __CUDA_ARCH__
     uint64_t start, now;
@@ -229,7 +229,7 @@ static __global__ void linger_kernel(uint64_t ns)
 #endif
 }
 
-cudaError_t hvt__cuda_linger(cudaStream_t stream, int us)
+cudaError_t hvt__cuda_delay(cudaStream_t stream, int us)
 {
-    return HVT_LAUNCH(linger_kernel, 1, 1, stream, (uint64_t)us * 1000);
+    return HVT_LAUNCH(delay_kernel, 1, 1, stream, (uint64_t)us * 1000);
 }

@@ -52,7 +52,7 @@ hvt_value hvt_relu(hvt_model *m, hvt_value x)
 static hvt_status relu_plan(hvt_model *m, hvt_layer *l)
 {
     (void)m;
-    l->keeps_out = true;
+    l->saves_output = true;
     return HVT_OK;
 }
 

@@ -27,24 +27,24 @@
 
 #define SPIN_SECONDS 100e-6
 
-typedef struct lane {
-    _Alignas(64) _Atomic uint64_t word; /* next job, end of lane << 32 */
-    hvt_pool *pool;
+typedef struct queue {
+    _Alignas(64) _Atomic uint64_t range; /* next job, end of lane << 32 */
+    hvt_thread_pool *pool;
     int thread;
     pthread_t handle;
-} lane;
+} queue;
 
-struct hvt_pool {
-    int threads, started; /* started: threads besides the caller that exist */
+struct hvt_thread_pool {
+    int size, started; /* started: threads besides the caller that exist */
     bool yield;
 
     /* the caller, while it is pinned */
     bool pinned;
     pid_t caller;
     cpu_set_t mask_before; /* its processors before any pool pinned it */
-    hvt_pool *next;        /* among the pools that have pinned theirs */
+    hvt_thread_pool *next;        /* among the pools that have pinned theirs */
 
-    hvt_pool_fn *fn; /* of the run in progress */
+    hvt_job_fn *fn; /* of the run in progress */
     void *ctx;
     _Alignas(64) atomic_int left; /* jobs that are not done */
 
@@ -54,28 +54,28 @@ struct hvt_pool {
     pthread_mutex_t mutex;
     pthread_cond_t wake;
 
-    lane *lanes; /* [threads] */
+    queue *queues; /* [threads] */
 };
 
 /* Claim the next job of a lane: -1 if it has none. */
-static int claim(lane *l)
+static int claim(queue *l)
 {
-    uint64_t word = atomic_load_explicit(&l->word, memory_order_acquire);
+    uint64_t range = atomic_load_explicit(&l->range, memory_order_acquire);
 
-    while ((uint32_t)word < word >> 32)
-        if (atomic_compare_exchange_weak_explicit(&l->word, &word, word + 1, memory_order_acq_rel,
+    while ((uint32_t)range < range >> 32)
+        if (atomic_compare_exchange_weak_explicit(&l->range, &range, range + 1, memory_order_acq_rel,
                                                   memory_order_acquire))
-            return (int)(uint32_t)word;
+            return (int)(uint32_t)range;
     return -1;
 }
 
 /* Do jobs until none is left to claim. */
-static void work(hvt_pool *pool, int thread)
+static void work(hvt_thread_pool *pool, int thread)
 {
     int job, done = 0;
 
-    for (int i = 0; i < pool->threads; i++) {
-        lane *l = &pool->lanes[(thread + i) % pool->threads];
+    for (int i = 0; i < pool->size; i++) {
+        queue *l = &pool->queues[(thread + i) % pool->size];
 
         while ((job = claim(l)) >= 0) {
             pool->fn(pool->ctx, job, thread);
@@ -87,7 +87,7 @@ static void work(hvt_pool *pool, int thread)
 }
 
 /* Wait until another run has begun than `seen`; returns it. */
-static unsigned await_run(hvt_pool *pool, unsigned seen)
+static unsigned await_run(hvt_thread_pool *pool, unsigned seen)
 {
     unsigned now = atomic_load(&pool->run);
     double end = pool->yield ? 0 : hvt__now() + SPIN_SECONDS;
@@ -114,8 +114,8 @@ static unsigned await_run(hvt_pool *pool, unsigned seen)
 
 static void *thread_main(void *arg)
 {
-    lane *l = arg;
-    hvt_pool *pool = l->pool;
+    queue *l = arg;
+    hvt_thread_pool *pool = l->pool;
     unsigned seen = 0;
 
     hvt__floats_enter();
@@ -127,7 +127,7 @@ static void *thread_main(void *arg)
     }
 }
 
-static void begin_run(hvt_pool *pool)
+static void begin_run(hvt_thread_pool *pool)
 {
     atomic_fetch_add(&pool->run, 1);
     if (atomic_load(&pool->sleepers)) {
@@ -137,11 +137,11 @@ static void begin_run(hvt_pool *pool)
     }
 }
 
-void hvt__pool_run(hvt_pool *pool, int jobs, hvt_pool_fn *fn, void *ctx)
+void hvt__parallel_for(hvt_thread_pool *pool, int jobs, hvt_job_fn *fn, void *ctx)
 {
     HVT_FLOATS; /* whichever thread calls, the host program's or a comm's worker */
 
-    if (pool->threads == 1 || jobs <= 1) {
+    if (pool->size == 1 || jobs <= 1) {
         for (int i = 0; i < jobs; i++)
             fn(ctx, i, 0);
         return;
@@ -149,24 +149,24 @@ void hvt__pool_run(hvt_pool *pool, int jobs, hvt_pool_fn *fn, void *ctx)
     pool->fn = fn;
     pool->ctx = ctx;
     atomic_store_explicit(&pool->left, jobs, memory_order_relaxed);
-    for (int t = 0; t < pool->threads; t++) {
-        uint64_t first = (uint64_t)jobs * t / pool->threads, end = (uint64_t)jobs * (t + 1) / pool->threads;
+    for (int t = 0; t < pool->size; t++) {
+        uint64_t first = (uint64_t)jobs * t / pool->size, end = (uint64_t)jobs * (t + 1) / pool->size;
 
-        atomic_store_explicit(&pool->lanes[t].word, first | end << 32, memory_order_release);
+        atomic_store_explicit(&pool->queues[t].range, first | end << 32, memory_order_release);
     }
     begin_run(pool);
     work(pool, 0);
-    for (unsigned turns = 0; atomic_load_explicit(&pool->left, memory_order_acquire); turns++) {
-        if (pool->yield || turns > 10000)
+    for (unsigned spins = 0; atomic_load_explicit(&pool->left, memory_order_acquire); spins++) {
+        if (pool->yield || spins > 10000)
             sched_yield();
         else
             hvt__relax();
     }
 }
 
-int hvt__pool_threads(const hvt_pool *pool)
+int hvt__thread_pool_size(const hvt_thread_pool *pool)
 {
-    return pool->threads;
+    return pool->size;
 }
 
 /* Put one thread on one processor. Where that is not allowed, the scheduler decides as before. */
@@ -187,20 +187,20 @@ static void pin(pthread_t thread, int number, int cpu)
 /* Pools that have pinned the thread that opened them. A thread may have several, and they may be closed in
  * any order: it gets back what it had before the first with the last. */
 static pthread_mutex_t pins_lock = PTHREAD_MUTEX_INITIALIZER;
-static hvt_pool *pins;
+static hvt_thread_pool *pins;
 
-static hvt_pool *other_pin(const hvt_pool *pool)
+static hvt_thread_pool *other_pin(const hvt_thread_pool *pool)
 {
-    hvt_pool *p = pins;
+    hvt_thread_pool *p = pins;
 
     while (p && (p == pool || p->caller != pool->caller))
         p = p->next;
     return p;
 }
 
-void hvt__pool_pin_caller(hvt_pool *pool, int cpu)
+void hvt__thread_pool_pin_caller(hvt_thread_pool *pool, int cpu)
 {
-    const hvt_pool *other;
+    const hvt_thread_pool *other;
 
     pool->caller = gettid();
     pthread_mutex_lock(&pins_lock);
@@ -217,9 +217,9 @@ void hvt__pool_pin_caller(hvt_pool *pool, int cpu)
 }
 
 /* Whichever thread closes the pool. If the one that opened it is no more, there is nothing to give back. */
-static void unpin_caller(hvt_pool *pool)
+static void unpin_caller(hvt_thread_pool *pool)
 {
-    hvt_pool **link = &pins;
+    hvt_thread_pool **link = &pins;
 
     if (!pool->pinned)
         return;
@@ -233,68 +233,68 @@ static void unpin_caller(hvt_pool *pool)
 }
 
 /* Signals are the main program's: threads of the pool take none. */
-static hvt_status start(hvt_pool *pool, const int *cpus, int ncpus)
+static hvt_status start(hvt_thread_pool *pool, const int *cpus, int ncpus)
 {
     sigset_t all, before;
     int error = 0;
 
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    for (int t = 1; t < pool->threads && !error; t++) {
-        error = pthread_create(&pool->lanes[t].handle, NULL, thread_main, &pool->lanes[t]);
+    for (int t = 1; t < pool->size && !error; t++) {
+        error = pthread_create(&pool->queues[t].handle, NULL, thread_main, &pool->queues[t]);
         if (!error) {
             pool->started++;
             if (ncpus)
-                pin(pool->lanes[t].handle, t, cpus[t % ncpus]);
+                pin(pool->queues[t].handle, t, cpus[t % ncpus]);
         }
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    HVT_CHECK(!error, E_DEVICE, "thread %d of %d did not start: %s", pool->started + 1, pool->threads,
+    HVT_CHECK(!error, E_DEVICE, "thread %d of %d did not start: %s", pool->started + 1, pool->size,
               strerror(error));
     return HVT_OK;
 }
 
-hvt_status hvt__pool_open(int threads, const int *cpus, int ncpus, bool yield, hvt_pool **ret_pool)
+hvt_status hvt__thread_pool_open(int threads, const int *cpus, int ncpus, bool yield, hvt_thread_pool **ret_pool)
 {
-    size_t bytes = sizeof(hvt_pool), lanes = (size_t)threads * sizeof(lane);
-    hvt_pool *pool = aligned_alloc(64, bytes);
+    size_t bytes = sizeof(hvt_thread_pool), queues = (size_t)threads * sizeof(queue);
+    hvt_thread_pool *pool = aligned_alloc(64, bytes);
     hvt_status s;
 
     HVT_CHECK(pool, E_MEM, "no memory for %zu bytes of a thread pool", bytes);
     memset(pool, 0, bytes);
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->wake, NULL);
-    pool->threads = threads;
+    pool->size = threads;
     pool->yield = yield;
-    pool->lanes = aligned_alloc(64, lanes);
-    HVT_CHECK_OR(fail, pool->lanes, E_MEM, "no memory for %zu bytes of %d threads", lanes, threads);
-    memset(pool->lanes, 0, lanes);
+    pool->queues = aligned_alloc(64, queues);
+    HVT_CHECK_OR(fail, pool->queues, E_MEM, "no memory for %zu bytes of %d threads", queues, threads);
+    memset(pool->queues, 0, queues);
     for (int t = 0; t < threads; t++) {
-        pool->lanes[t].pool = pool;
-        pool->lanes[t].thread = t;
+        pool->queues[t].pool = pool;
+        pool->queues[t].thread = t;
     }
     HVT_TRY_OR(fail, start(pool, cpus, ncpus));
     *ret_pool = pool;
     return HVT_OK;
 fail:
-    hvt__pool_close(&pool);
+    hvt__thread_pool_close(&pool);
     return s;
 }
 
-void hvt__pool_close(hvt_pool **pool)
+void hvt__thread_pool_close(hvt_thread_pool **pool)
 {
-    hvt_pool *p = *pool;
+    hvt_thread_pool *p = *pool;
 
     if (!p)
         return;
     atomic_store(&p->quit, true);
     begin_run(p);
     for (int t = 1; t <= p->started; t++)
-        pthread_join(p->lanes[t].handle, NULL);
+        pthread_join(p->queues[t].handle, NULL);
     unpin_caller(p);
     pthread_cond_destroy(&p->wake);
     pthread_mutex_destroy(&p->mutex);
-    free(p->lanes);
+    free(p->queues);
     free(p);
     *pool = NULL;
 }

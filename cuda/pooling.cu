@@ -13,7 +13,7 @@ struct pooling {
     int size, stride, pad;
 };
 
-static pooling pooling_of(const hvt_pool_desc *d)
+static pooling pooling_of(const hvt_pooling_desc *d)
 {
     if (d->mean)
         return {d->h, d->w, d->c, 1, 1, 0, 0, 0};
@@ -27,7 +27,7 @@ static pooling pooling_of(const hvt_pool_desc *d)
             d->pad};
 }
 
-size_t hvt__cuda_pool_saved(const hvt_pool_desc *p)
+size_t hvt__cuda_pooling_saved(const hvt_pooling_desc *p)
 {
     const pooling o = pooling_of(p);
 
@@ -37,33 +37,33 @@ size_t hvt__cuda_pool_saved(const hvt_pool_desc *p)
 template <class T, int V>
 __global__ void __launch_bounds__(THREADS) max_forward_kernel(pooling o, const T *x, T *y, uint8_t *saved)
 {
-    const int n = (int)blockIdx.x / o.p, p = (int)blockIdx.x % o.p, packs = o.c / V;
+    const int n = (int)blockIdx.x / o.p, p = (int)blockIdx.x % o.p, vecs = o.c / V;
     const int top = p * o.stride - o.pad;
 
-    for (int i = (int)threadIdx.x; i < o.q * packs; i += (int)blockDim.x) {
-        const int q = i / packs, c = i % packs * V, left = q * o.stride - o.pad;
+    for (int i = (int)threadIdx.x; i < o.q * vecs; i += (int)blockDim.x) {
+        const int q = i / vecs, c = i % vecs * V, left = q * o.stride - o.pad;
         const size_t to = ((size_t)blockIdx.x * o.q + q) * o.c + c;
         float best[V] = {};
-        pack<uint8_t, V> place = {};
+        vec<uint8_t, V> argmax = {};
         bool first = true;
 
         for (int r = top < 0 ? -top : 0; r < o.size && top + r < o.h; r++)
             for (int s = left < 0 ? -left : 0; s < o.size && left + s < o.w; s++) {
-                const pack<T, V> in = load<V>(x + (((size_t)n * o.h + top + r) * o.w + left + s) * o.c + c);
+                const vec<T, V> in = load<V>(x + (((size_t)n * o.h + top + r) * o.w + left + s) * o.c + c);
 
 #pragma unroll
                 for (int v = 0; v < V; v++) {
                     const float here = to_float(in.at[v]);
 
-                    if (first || pool_wins(here, best[v])) {
+                    if (first || pooling_wins(here, best[v])) {
                         best[v] = here;
-                        place.at[v] = (uint8_t)(r * o.size + s);
+                        argmax.at[v] = (uint8_t)(r * o.size + s);
                     }
                 }
                 first = false;
             }
         store(y + to, best);
-        *(pack<uint8_t, V> *)(saved + to) = place;
+        *(vec<uint8_t, V> *)(saved + to) = argmax;
     }
 }
 
@@ -71,13 +71,13 @@ template <class T, int V>
 __global__ void __launch_bounds__(THREADS)
     max_backward_kernel(pooling o, const uint8_t *saved, const T *dy, T *dx, bool add)
 {
-    const int n = (int)blockIdx.x / o.h, h = (int)blockIdx.x % o.h, packs = o.c / V;
+    const int n = (int)blockIdx.x / o.h, h = (int)blockIdx.x % o.h, vecs = o.c / V;
     const int below = h + o.pad; /* of output row p this is row below - p*stride of the window */
     const int p0 = below < o.size ? 0 : (below - o.size) / o.stride + 1;
     const int p1 = below / o.stride < o.p - 1 ? below / o.stride : o.p - 1;
 
-    for (int i = (int)threadIdx.x; i < o.w * packs; i += (int)blockDim.x) {
-        const int w = i / packs, c = i % packs * V, beside = w + o.pad;
+    for (int i = (int)threadIdx.x; i < o.w * vecs; i += (int)blockDim.x) {
+        const int w = i / vecs, c = i % vecs * V, beside = w + o.pad;
         const int q0 = beside < o.size ? 0 : (beside - o.size) / o.stride + 1;
         const int q1 = beside / o.stride < o.q - 1 ? beside / o.stride : o.q - 1;
         T *to = dx + ((size_t)blockIdx.x * o.w + w) * o.c + c;
@@ -87,17 +87,17 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll 2
             for (int q = q0; q <= q1; q++) {
                 const size_t from = (((size_t)n * o.p + p) * o.q + q) * o.c + c;
-                const int place = (below - p * o.stride) * o.size + beside - q * o.stride;
-                const pack<uint8_t, V> chosen = load<V>(saved + from);
-                const pack<T, V> g = load<V>(dy + from);
+                const int argmax = (below - p * o.stride) * o.size + beside - q * o.stride;
+                const vec<uint8_t, V> chosen = load<V>(saved + from);
+                const vec<T, V> g = load<V>(dy + from);
 
 #pragma unroll
                 for (int v = 0; v < V; v++)
-                    if (chosen.at[v] == place)
+                    if (chosen.at[v] == argmax)
                         sum[v] += to_float(g.at[v]);
             }
         if (add) {
-            const pack<T, V> was = load<V>((const T *)to);
+            const vec<T, V> was = load<V>((const T *)to);
 
 #pragma unroll
             for (int v = 0; v < V; v++)
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(THREADS) mean_forward_kernel(pooling o, const 
         return;
 #pragma unroll 4
     for (int i = 0; i < pixels; i++) {
-        const pack<T, V> in = load<V>(from + (size_t)i * o.c);
+        const vec<T, V> in = load<V>(from + (size_t)i * o.c);
 
 #pragma unroll
         for (int v = 0; v < V; v++)
@@ -135,20 +135,20 @@ __global__ void __launch_bounds__(THREADS) mean_forward_kernel(pooling o, const 
 template <class T, int V>
 __global__ void __launch_bounds__(THREADS) mean_backward_kernel(pooling o, const T *dy, T *dx, bool add)
 {
-    const int n = (int)blockIdx.x / o.h, packs = o.c / V;
+    const int n = (int)blockIdx.x / o.h, vecs = o.c / V;
     const float part = 1.0f / (float)(o.h * o.w);
 
-    for (int i = (int)threadIdx.x; i < o.w * packs; i += (int)blockDim.x) {
-        const int c = i % packs * V;
+    for (int i = (int)threadIdx.x; i < o.w * vecs; i += (int)blockDim.x) {
+        const int c = i % vecs * V;
         T *to = dx + (size_t)blockIdx.x * o.w * o.c + (size_t)i * V;
-        const pack<T, V> in = load<V>(dy + (size_t)n * o.c + c);
+        const vec<T, V> in = load<V>(dy + (size_t)n * o.c + c);
         float g[V];
 
 #pragma unroll
         for (int v = 0; v < V; v++)
             g[v] = to_float(in.at[v]) * part;
         if (add) {
-            const pack<T, V> was = load<V>((const T *)to);
+            const vec<T, V> was = load<V>((const T *)to);
 
 #pragma unroll
             for (int v = 0; v < V; v++)
@@ -159,22 +159,22 @@ __global__ void __launch_bounds__(THREADS) mean_backward_kernel(pooling o, const
 }
 
 template <class T, int V>
-static cudaError_t pool_forward(cudaStream_t stream, const hvt_pool_desc *d, int real, const T *x, T *y,
+static cudaError_t pooling_forward(cudaStream_t stream, const hvt_pooling_desc *d, int real, const T *x, T *y,
                                 uint8_t *saved)
 {
     const pooling o = pooling_of(d);
-    const int packs = o.c / V;
-    const unsigned threads = line_threads(packs);
+    const int vecs = o.c / V;
+    const unsigned threads = line_threads(vecs);
 
     if (d->mean)
-        return HVT_LAUNCH((mean_forward_kernel<T, V>), dim3(real, (packs + threads - 1) / threads), threads,
+        return HVT_LAUNCH((mean_forward_kernel<T, V>), dim3(real, (vecs + threads - 1) / threads), threads,
                           stream, o, x, y);
-    return HVT_LAUNCH((max_forward_kernel<T, V>), real * o.p, line_threads(o.q * packs), stream, o, x, y,
+    return HVT_LAUNCH((max_forward_kernel<T, V>), real * o.p, line_threads(o.q * vecs), stream, o, x, y,
                       saved);
 }
 
 template <class T, int V>
-static cudaError_t pool_backward(cudaStream_t stream, const hvt_pool_desc *d, int real, const uint8_t *saved,
+static cudaError_t pooling_backward(cudaStream_t stream, const hvt_pooling_desc *d, int real, const uint8_t *saved,
                                  const T *dy, T *dx, bool add)
 {
     const pooling o = pooling_of(d);
@@ -185,33 +185,33 @@ static cudaError_t pool_backward(cudaStream_t stream, const hvt_pool_desc *d, in
     return HVT_LAUNCH((max_backward_kernel<T, V>), real * o.h, threads, stream, o, saved, dy, dx, add);
 }
 
-cudaError_t hvt__cuda_pool_forward(cudaStream_t stream, const hvt_pool_desc *p, int real, const void *x,
+cudaError_t hvt__cuda_pooling_forward(cudaStream_t stream, const hvt_pooling_desc *p, int real, const void *x,
                                    void *y, void *saved)
 {
     if (real == 0)
         return cudaSuccess;
     return with_type(p->type, [=](auto zero) {
         typedef decltype(zero) T;
-        constexpr int V = full_pack<T>();
+        constexpr int V = full_vec<T>();
         const bool fit = rows_fit(V, p->c, {{x, sizeof(T)}, {y, sizeof(T)}, {saved, 1}});
 
-        return fit ? pool_forward<T, V>(stream, p, real, (const T *)x, (T *)y, (uint8_t *)saved)
-                   : pool_forward<T, 1>(stream, p, real, (const T *)x, (T *)y, (uint8_t *)saved);
+        return fit ? pooling_forward<T, V>(stream, p, real, (const T *)x, (T *)y, (uint8_t *)saved)
+                   : pooling_forward<T, 1>(stream, p, real, (const T *)x, (T *)y, (uint8_t *)saved);
     });
 }
 
-cudaError_t hvt__cuda_pool_backward(cudaStream_t stream, const hvt_pool_desc *p, int real, const void *saved,
+cudaError_t hvt__cuda_pooling_backward(cudaStream_t stream, const hvt_pooling_desc *p, int real, const void *saved,
                                     const void *dy, void *dx, bool add)
 {
     if (real == 0)
         return cudaSuccess;
     return with_type(p->type, [=](auto zero) {
         typedef decltype(zero) T;
-        constexpr int V = full_pack<T>();
+        constexpr int V = full_vec<T>();
         const bool fit = rows_fit(V, p->c, {{saved, 1}, {dy, sizeof(T)}, {dx, sizeof(T)}});
 
-        return fit ? pool_backward<T, V>(stream, p, real, (const uint8_t *)saved, (const T *)dy, (T *)dx, add)
-                   : pool_backward<T, 1>(stream, p, real, (const uint8_t *)saved, (const T *)dy, (T *)dx,
+        return fit ? pooling_backward<T, V>(stream, p, real, (const uint8_t *)saved, (const T *)dy, (T *)dx, add)
+                   : pooling_backward<T, 1>(stream, p, real, (const uint8_t *)saved, (const T *)dy, (T *)dx,
                                          add);
     });
 }
@@ -232,17 +232,17 @@ static subsampling subsampling_of(int h, int w, int c, int stride, int channels)
 template <class T, int V>
 __global__ void __launch_bounds__(THREADS) subsample_forward_kernel(subsampling o, const T *x, T *y)
 {
-    const int n = (int)blockIdx.x / o.p, p = (int)blockIdx.x % o.p, packs = o.channels / V;
+    const int n = (int)blockIdx.x / o.p, p = (int)blockIdx.x % o.p, vecs = o.channels / V;
 
-    for (int i = (int)threadIdx.x; i < o.q * packs; i += (int)blockDim.x) {
-        const int q = i / packs, c = i % packs * V - o.lead;
+    for (int i = (int)threadIdx.x; i < o.q * vecs; i += (int)blockDim.x) {
+        const int q = i / vecs, c = i % vecs * V - o.lead;
         T *to = y + (size_t)blockIdx.x * o.q * o.channels + (size_t)i * V;
         const float zeros[V] = {};
 
         if (c < 0 || c >= o.c)
             store(to, zeros);
         else
-            *(pack<T, V> *)to =
+            *(vec<T, V> *)to =
                 load<V>(x + (((size_t)n * o.h + p * o.stride) * o.w + q * o.stride) * o.c + c);
     }
 }
@@ -251,10 +251,10 @@ template <class T, int V>
 __global__ void __launch_bounds__(THREADS)
     subsample_backward_kernel(subsampling o, const T *dy, T *dx, bool add)
 {
-    const int n = (int)blockIdx.x / o.h, h = (int)blockIdx.x % o.h, packs = o.c / V;
+    const int n = (int)blockIdx.x / o.h, h = (int)blockIdx.x % o.h, vecs = o.c / V;
 
-    for (int i = (int)threadIdx.x; i < o.w * packs; i += (int)blockDim.x) {
-        const int w = i / packs, c = i % packs * V;
+    for (int i = (int)threadIdx.x; i < o.w * vecs; i += (int)blockDim.x) {
+        const int w = i / vecs, c = i % vecs * V;
         const bool read = h % o.stride == 0 && w % o.stride == 0;
         T *to = dx + (size_t)blockIdx.x * o.w * o.c + (size_t)i * V;
         float g[V] = {};
@@ -264,13 +264,13 @@ __global__ void __launch_bounds__(THREADS)
         if (read) {
             const T *from =
                 dy + (((size_t)n * o.p + h / o.stride) * o.q + w / o.stride) * o.channels + o.lead + c;
-            const pack<T, V> in = load<V>(from);
+            const vec<T, V> in = load<V>(from);
 
 #pragma unroll
             for (int v = 0; v < V; v++)
                 g[v] = to_float(in.at[v]);
             if (add) {
-                const pack<T, V> was = load<V>((const T *)to);
+                const vec<T, V> was = load<V>((const T *)to);
 
 #pragma unroll
                 for (int v = 0; v < V; v++)
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(THREADS)
 
 template <class T> static bool subsample_fits(const subsampling &o, const void *x, const void *y)
 {
-    constexpr int V = full_pack<T>();
+    constexpr int V = full_vec<T>();
 
     return o.channels % V == 0 && o.lead % V == 0 && rows_fit(V, o.c, {{x, sizeof(T)}, {y, sizeof(T)}});
 }
@@ -295,7 +295,7 @@ cudaError_t hvt__cuda_subsample_forward(cudaStream_t stream, hvt_dtype t, int n,
 
     return with_type(t, [=](auto zero) {
         typedef decltype(zero) T;
-        constexpr int V = full_pack<T>();
+        constexpr int V = full_vec<T>();
 
         return subsample_fits<T>(o, x, y)
                    ? HVT_LAUNCH((subsample_forward_kernel<T, V>), n * o.p, line_threads(o.q * (channels / V)),
@@ -312,7 +312,7 @@ cudaError_t hvt__cuda_subsample_backward(cudaStream_t stream, hvt_dtype t, int n
 
     return with_type(t, [=](auto zero) {
         typedef decltype(zero) T;
-        constexpr int V = full_pack<T>();
+        constexpr int V = full_vec<T>();
 
         return subsample_fits<T>(o, dx, dy)
                    ? HVT_LAUNCH((subsample_backward_kernel<T, V>), n * h, line_threads(w * (c / V)), stream,
