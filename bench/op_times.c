@@ -11,8 +11,9 @@
 
 /* X(field, parameters, arguments): ops of a step that are timed by kind alone */
 #define OPS(X)                                                                                               \
-    X(pooling_forward, (hvt_op * op, int real, const void *x, void *y, void *saved), (op, real, x, y, saved))   \
-    X(pooling_backward, (hvt_op * op, int real, const void *saved, const void *dy, void *dx, bool add),         \
+    X(pooling_forward, (hvt_op * op, int real, const void *x, void *y, void *saved),                         \
+      (op, real, x, y, saved))                                                                               \
+    X(pooling_backward, (hvt_op * op, int real, const void *saved, const void *dy, void *dx, bool add),      \
       (op, real, saved, dy, dx, add))                                                                        \
     X(bn_train, (hvt_device * d, const hvt_bn_args *a), (d, a))                                              \
     X(bn_backward, (hvt_device * d, const hvt_bn_grad_args *a), (d, a))                                      \

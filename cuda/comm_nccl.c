@@ -3,14 +3,14 @@
  * while backward goes on. The host waits for nothing: an operation first waits, on its stream, for what the
  * device's stream was given so far; hvt_comm_wait() lets the device's stream wait for the operation's end.
  *
- * NCCL adds in the type that travels, in an order of its own choice (the same one on every rank and, for one
- * communicator and count, in every run with a pinned algorithm); so its sums are not those of the fixed tree.
- * Slices lie in the order of ranks: NCCL's are equal, so all take the same multiple of 16 elements and the
- * last rank the rest.
+ * NCCL adds in the wire type, in an order of its own (the same on every rank and, for one communicator and
+ * count, in every run with a pinned algorithm), so its sums are not those of the fixed tree. Slices are in
+ * the order of ranks: NCCL's are equal, so every rank has the same multiple of 16 elements and the last rank
+ * also the remainder.
  *
- * All of it can be recorded with the device's stream: the events draw the comm's stream into the recording.
- * NCCL connects ranks at the first operation of a kind, so that must have run once before. Whatever was
- * recorded must be freed before the comm is closed, else NCCL waits for it; see hvt__nccl_end().
+ * All of it can be captured with the device's stream: the events draw the comm's stream into the capture.
+ * NCCL connects ranks at the first operation of a kind, so that must have run once before. Captured graphs
+ * must be freed before the comm is closed, else NCCL waits for them; see hvt__nccl_end().
  */
 #include "nccl_impl.h"
 
@@ -30,7 +30,7 @@ static nccl_block *block_of(comm_nccl *st, const void *ptr)
     return NULL;
 }
 
-/* NCCL would find out inside a kernel. */
+/* Checked here, because NCCL would fail inside a kernel. */
 static hvt_status check_memory(hvt_comm *c, const char *what, const void *buf, size_t bytes)
 {
     comm_nccl *st = c->state;
@@ -49,7 +49,8 @@ static hvt_status check_memory(hvt_comm *c, const char *what, const void *buf, s
     return HVT_OK;
 }
 
-/* What NCCL allocates it can register: then peers, switches and network cards read it without a copy. */
+/* NCCL can register memory that it allocated: then peers, switches and network cards read it without a
+ * copy. */
 static hvt_status comm_alloc_nccl(hvt_comm *c, size_t bytes, void **ret_ptr)
 {
     comm_nccl *st = c->state;
@@ -71,7 +72,7 @@ static hvt_status comm_alloc_nccl(hvt_comm *c, size_t bytes, void **ret_ptr)
     HVT_TRY_OR(fail, CUDA(c->dev, cudaMemsetAsync(b.ptr, 0, b.bytes, cuda_of(c->dev)->stream)));
     pthread_mutex_lock(&st->lock);
     s = hvt__nccl_alive(st);
-    if (s == HVT_OK && !st->shared) /* over sockets it gains nothing */
+    if (s == HVT_OK && !st->shared) /* useless over sockets */
         s = NCCL(st, ncclCommRegister(st->nccl, b.ptr, b.bytes, &b.handle));
     pthread_mutex_unlock(&st->lock);
     if (s != HVT_OK)
@@ -86,7 +87,7 @@ fail:
     return s;
 }
 
-/* Nothing may use it any more: what was issued ends first, then what the device was given. */
+/* Nothing may use the memory any more: posted operations end first, then what the device was given. */
 static void comm_release_nccl(hvt_comm *c, void *ptr)
 {
     comm_nccl *st = c->state;
@@ -109,7 +110,7 @@ static void comm_release_nccl(hvt_comm *c, void *ptr)
 
 /* ---- life --------------------------------------------------------------------------------------- */
 
-/* What a rank shows of its GPU; fits into hvt_world's scratch. */
+/* A rank's description of its GPU; fits into hvt_world's scratch. */
 typedef struct gpu_card {
     char uuid[41], name[22]; /* "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "NVIDIA H100 80GB HBM3" */
     bool share;
@@ -122,7 +123,8 @@ static bool same_gpu(const hvt_world *w, const gpu_card *card, int a, int b)
     return !strcmp(card[a].uuid, card[b].uuid) && !strcmp(w->host[a], w->host[b]);
 }
 
-/* NCCL itself would call this an invalid usage. Every rank sees the same cards. */
+/* Refuse ranks that share a GPU without permission, which NCCL would report as invalid usage. Every rank sees
+ * the same cards. */
 static hvt_status check_gpus(hvt_comm *c)
 {
     comm_nccl *st = c->state;
@@ -151,7 +153,8 @@ static hvt_status check_gpus(hvt_comm *c)
     return HVT_OK;
 }
 
-/* NCCL reads these once in a process, so a user's own come first, but for the one that must differ. */
+/* NCCL reads these once per process. The user's own settings take precedence, except for the one that must
+ * differ between ranks. */
 static void set_environment(hvt_comm *c)
 {
     static const char *const pinned[][2] = {{"NCCL_ALGO", "Ring"}, {"NCCL_PROTO", "Simple"}};
@@ -166,7 +169,7 @@ static void set_environment(hvt_comm *c)
         setenv(pinned[i][0], pinned[i][1], 0);
     if (!st->shared)
         return;
-    /* As a host of its own each rank passes NCCL's check, and talks to the others by network. */
+    /* Pretending to be on different hosts, ranks pass NCCL's check, and communicate by network. */
     snprintf(id, sizeof id, "%s-rank%d", c->world->host[c->world->rank], c->world->rank);
     setenv("NCCL_HOSTID", id, 1);
     for (size_t i = 0; i < HVT_LEN(sockets); i++)
@@ -177,7 +180,7 @@ static void set_environment(hvt_comm *c)
         HVT_INFO("comm nccl: ranks share a GPU, so they exchange over sockets: right, but slow");
 }
 
-/* What can fail on one rank alone. */
+/* The part of opening that may fail on one rank alone. */
 static hvt_status open_local(hvt_comm *c)
 {
     comm_nccl *st;
@@ -218,7 +221,7 @@ static hvt_status init_rank(hvt_comm *c, ncclUniqueId id)
     hvt_status s;
 
     config.blocking = 0;
-    if (st->shared) { /* the ranks' kernels must fit on the GPU side by side */
+    if (st->shared) { /* the ranks' kernels must fit on the GPU at the same time */
         config.minCTAs = 1;
         config.maxCTAs = 2;
     }
@@ -228,7 +231,7 @@ static hvt_status init_rank(hvt_comm *c, ncclUniqueId id)
     return s;
 }
 
-/* Whoever knows a reason speaks before those who only waited in vain. */
+/* A rank that knows the reason of a failure reports before those that only waited in vain. */
 static hvt_status comm_open_nccl(hvt_comm *c)
 {
     comm_nccl *st;
@@ -281,7 +284,7 @@ static ncclDataType_t wire(hvt_dtype t)
     return t == HVT_F32 ? ncclFloat32 : t == HVT_F16 ? ncclFloat16 : t == HVT_BF16 ? ncclBfloat16 : ncclUint8;
 }
 
-/* Elements of every slice but the last, which has the rest, too. */
+/* Elements of every slice; the last one also has the remainder. */
 static size_t slice(size_t count, int size)
 {
     return count / (size_t)size / 16 * 16;
@@ -355,7 +358,7 @@ static hvt_status launch(comm_nccl *st, const hvt__op *o)
 
     HVT_TRY(hvt__nccl_alive(st));
     HVT_CHECK(st->waited == st->issued || st->op[st->issued % NCCL_WATCHED].captured == d->capturing, E_ARG,
-              "comm nccl: %s %s a recording, while ticket %llu %s it was not waited for", what,
+              "comm nccl: %s %s a graph capture, while ticket %llu %s it was not waited for", what,
               d->capturing ? "in" : "after", (unsigned long long)st->issued,
               d->capturing ? "from before" : "in");
     HVT_TRY(CUDA(st->dev, cudaEventRecord(st->ready, d->stream)));

@@ -1,13 +1,13 @@
 /*
  * Convolution by cuDNN: a plan for each pass, chosen when the layer is planned, for the whole batch.
  *
- * Weights lie as [K,R,S,cx], which is cuDNN's K,C,R,S with channels last. A short batch runs the same plans
- * over all n images: what forward and backward_x make of images past `real` nobody reads, and before
- * backward_w sums over all of them those of x and dy are set to zero.
+ * Weights are [K,R,S,cx], which is cuDNN's K,C,R,S with channels last. A short batch runs the same plans over
+ * all n images: what forward and backward_x compute for images past `real` is never read, and before
+ * backward_w sums over all images, x and dy are zeroed there.
  *
- * The choice. cuDNN lists engines in the order in which it expects them to be fast. In a deterministic run
- * the first that fits is taken, the same one every time; else the first few are timed on this GPU, once per
- * shape, and the result is kept in the cache of plans.
+ * The choice of engines. cuDNN lists engines in the order in which it expects them to be fast. A
+ * deterministic run takes the first suitable one, the same every time; else the first few are timed on this
+ * GPU, once per shape, and the result is stored in the plan cache.
  */
 #include "conv_impl.h"
 #include "kernels.h"
@@ -31,10 +31,10 @@ typedef struct conv {
     hvt_op op;
     hvt_conv_desc d;
     size_t weights, image_x, image_y; /* elements */
-    linear *linear;                   /* 1x1 images; else the plans: */
+    linear *linear;                   /* for 1x1 images; else the plans: */
     conv_plan plan[PLANS];
-    hvt_dtype dw_type; /* what the plan for the gradient of w writes; f32, or it is cast */
-    struct pack {      /* addresses that a plan runs on, kept from call to call */
+    hvt_dtype dw_type; /* type written by the plan for the gradient of w; if not f32, it is cast */
+    struct pack {      /* variant pack of the last call's addresses, reused if they are the same */
         cudnnBackendDescriptor_t pack;
         void *address[3], *ws;
     } pack[PLANS];
@@ -61,7 +61,7 @@ static size_t up(size_t bytes)
 /* ---- run ---- */
 
 static hvt_status make_variant_pack(const hvt_device *d, void *address[3], void *ws,
-                           cudnnBackendDescriptor_t *ret_pack)
+                                    cudnnBackendDescriptor_t *ret_pack)
 {
     int64_t uid[3] = {CUDNN_X, CUDNN_W, CUDNN_Y};
     cudnnBackendDescriptor_t p = NULL;
@@ -139,7 +139,7 @@ hvt_status hvt__conv_backward_x_cuda(hvt_op *op, int real, const void *w, const 
                                        result, dx));
 }
 
-/* Images past `real`, which hold whatever was there, count for nothing. */
+/* Zero the images past `real`, which are uninitialised, so that they add nothing. */
 static hvt_status clear_padding(const conv *o, int real, const void *images, size_t image)
 {
     size_t bytes = image * hvt_dtype_size(o->d.type);
@@ -183,8 +183,8 @@ static void key_of(const hvt_device *d, const conv_request *w, char *text, size_
              w->add ? " add" : "", w->tf32 ? " tf32" : "", w->ws_most > CUDNN_WORKSPACE_MOST ? " large" : "");
 }
 
-/* Microseconds of one run; FLT_MAX if it fails. The GPU is kept busy until the host has queued all of it,
- * else a short one would be timed by the host's calls. */
+/* Microseconds of one run; FLT_MAX if it fails. A delay kernel keeps the GPU busy until the host has queued
+ * everything, else a short run would be timed by the host's calls. */
 static float time_once(hvt_device *d, const conv_plan *p, cudnnBackendDescriptor_t pack, cudaEvent_t event[2])
 {
     cuda_device *s = cuda_of(d);
@@ -208,7 +208,8 @@ static int compare_floats(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Candidates take turns, so that what slows the GPU down for a while slows all; the first turn warms up. */
+/* Candidates are interleaved, so that a temporary slowdown of the GPU affects all; the first round warms
+ * up. */
 static hvt_status time_plans(hvt_device *d, const conv_plan plans[], int count,
                              const cudnnBackendDescriptor_t pack, plan_choice *ret_best)
 {
@@ -241,7 +242,7 @@ done:
     return s;
 }
 
-/* On memory of its own, given back at once. Without room for it the first is taken, untimed. */
+/* Measured on temporary memory. If there is not enough, the first candidate is taken, untimed. */
 static hvt_status measure(hvt_device *d, const conv_request *w, const conv_plan plans[], int count,
                           plan_choice *ret_best)
 {
@@ -265,7 +266,7 @@ static hvt_status measure(hvt_device *d, const conv_request *w, const conv_plan 
     HVT_TRY_OR(done,
                CUDA(d, cudaMemsetAsync(memory, FILL, bytes[0] + bytes[1] + bytes[2], cuda_of(d)->stream)));
     HVT_TRY_OR(done, make_variant_pack(d, (void *[]){memory, memory + bytes[0], memory + bytes[0] + bytes[1]},
-                              memory + bytes[0] + bytes[1] + bytes[2], &pack));
+                                       memory + bytes[0] + bytes[1] + bytes[2], &pack));
     HVT_TRY_OR(done, time_plans(d, plans, count, pack, ret_best));
 done:
     if (pack)
@@ -274,8 +275,9 @@ done:
     return s;
 }
 
-/* Which of the candidates: what was found out before, if it still fits, else what is found out now. */
-static hvt_status pick(hvt_device *d, const conv_request *w, const conv_plan plans[], int count, int *ret_index)
+/* Select a candidate: from the cache if the entry still matches, else by measuring. */
+static hvt_status pick(hvt_device *d, const conv_request *w, const conv_plan plans[], int count,
+                       int *ret_index)
 {
     char key[PLAN_KEY_MOST];
     plan_choice c;
@@ -290,12 +292,13 @@ static hvt_status pick(hvt_device *d, const conv_request *w, const conv_plan pla
         if (c.us > 0)
             HVT_TRY(hvt__plan_cache_put(cuda_of(d)->plans, key, c));
     }
-    HVT_DEBUG("%s: engine %" PRId64 ", place %d of %d, %.1f us", key, c.engine, c.index, count, (double)c.us);
+    HVT_DEBUG("%s: engine %" PRId64 ", candidate %d of %d, %.1f us", key, c.engine, c.index, count,
+              (double)c.us);
     *ret_index = c.index;
     return HVT_OK;
 }
 
-/* *ret_plan is empty where no engine keeps the wish's rules. */
+/* *ret_plan is empty if no engine satisfies the request. */
 static hvt_status choose(hvt_device *d, const conv_request *w, conv_plan *ret_plan)
 {
     conv_plan plans[CUDNN_PLANS_MOST];
@@ -340,20 +343,20 @@ static hvt_status plan_passes(conv *o)
     hvt_device *d = o->op.dev;
     const hvt_conv_desc *c = &o->d;
     conv_request w = {.n = c->n,
-                   .h = c->h,
-                   .w = c->w,
-                   .c = c->cx,
-                   .k = c->k,
-                   .r = c->r,
-                   .s = c->s,
-                   .stride = c->stride,
-                   .pad = c->pad,
-                   .type = c->type,
-                   .out = c->type,
-                   .ws_most = CUDNN_WORKSPACE_MOST,
-                   .deterministic = d->deterministic,
-                   .tf32 = d->tf32,
-                   .compile = true};
+                      .h = c->h,
+                      .w = c->w,
+                      .c = c->cx,
+                      .k = c->k,
+                      .r = c->r,
+                      .s = c->s,
+                      .stride = c->stride,
+                      .pad = c->pad,
+                      .type = c->type,
+                      .out = c->type,
+                      .ws_most = CUDNN_WORKSPACE_MOST,
+                      .deterministic = d->deterministic,
+                      .tf32 = d->tf32,
+                      .compile = true};
 
     w.pass = CONV_FORWARD;
     HVT_TRY(choose_one(d, &w, &o->plan[FORWARD]));
@@ -361,13 +364,13 @@ static hvt_status plan_passes(conv *o)
         w.pass = CONV_BACKWARD_X;
         HVT_TRY(choose_one(d, &w, &o->plan[BACKWARD_X]));
         w.add = true;
-        w.compile = false; /* adding in a pass of its own is faster than a compiler */
+        w.compile = false; /* a separate add is faster than compiling an engine */
         HVT_TRY(choose(d, &w, &o->plan[BACKWARD_X_ADD]));
         w.add = false;
     }
     w.pass = CONV_BACKWARD_W;
     w.out = HVT_F32;
-    w.compile = c->type == HVT_F32; /* else a cast is */
+    w.compile = c->type == HVT_F32; /* else a cast is faster */
     HVT_TRY(choose(d, &w, &o->plan[BACKWARD_W]));
     o->dw_type = HVT_F32;
     if (!o->plan[BACKWARD_W].plan) {
@@ -378,7 +381,7 @@ static hvt_status plan_passes(conv *o)
     return HVT_OK;
 }
 
-/* Workspace, and what lies behind it for results that are not yet where they belong. */
+/* Workspace, and after it temporary results that are then cast or added. */
 static size_t ws_bytes(const conv *o)
 {
     size_t size = hvt_dtype_size(o->d.type), most = 0;
@@ -451,7 +454,7 @@ void hvt__conv_permute_cuda(const hvt_op *op, bool to_file, float *mine, float *
                 }
 }
 
-/* Every plan reads the weights as they lie. */
+/* No packing: every plan reads the weights in their layout. */
 hvt_status hvt__conv_pack_weights_cuda(hvt_op *op, const void *w)
 {
     (void)op;

@@ -1,5 +1,5 @@
 /*
- * conv_impl.h - the cuda device's convolution op, and the matrix product that stands in for it on 1x1 images.
+ * conv_impl.h - the matrix product that replaces a convolution of 1x1 images.
  *
  * Included by conv_cudnn.c and linear_cublas.c. Nothing else.
  */

@@ -1,11 +1,12 @@
 /*
- * The CUDA device: one GPU, one queue. Life, memory, order, recording, the way of images to the GPU, and the
- * table; convolutions are in conv_cudnn.c, matrix products in linear_cublas.c, everything else in kernels.
+ * The CUDA device: one GPU, one queue. Opening and closing, memory, synchronisation, graph capture, the
+ * upload of images, and the table; convolutions are in conv_cudnn.c, matrix products in linear_cublas.c,
+ * everything else in kernels.
  *
- * Invariant: whatever reads or writes a buffer does so on the one stream, in call order, so that an op needs
- * no event. Images are the exception: their bytes travel on a second stream into one of two staging slots
- * while the first one computes, and only the kernel that crops and normalises them waits. A recording is a
- * capture of the stream into a graph; a comm joins in with its own stream by events.
+ * Invariant: buffers are only read and written on the one stream, in call order, so ops need no events.
+ * Images are the exception: their bytes are copied on a second stream into one of two staging slots while the
+ * first stream computes, and only the kernel that crops and normalises them waits. Capture is a stream
+ * capture; a comm joins it with its own stream through events.
  */
 #include "cuda_impl.h"
 #include "kernels.h"
@@ -47,7 +48,7 @@ static hvt_status query_gpu(hvt_device *d, int wanted)
     if (e != cudaSuccess)
         cudaGetLastError();
     HVT_CHECK(e == cudaSuccess && count > 0, E_UNSUPPORTED,
-              "device cuda: no GPU is to be had in this process: %s, %s", cudaGetErrorName(e),
+              "device cuda: no GPU is available to this process: %s, %s", cudaGetErrorName(e),
               e == cudaSuccess ? "none is visible" : cudaGetErrorString(e));
     HVT_CHECK(wanted >= 0, E_ARG, "device cuda: index is %d, expected 0 or more", wanted);
     s->index = wanted % count;
@@ -91,7 +92,7 @@ static hvt_status open_cuda(hvt_device *d, const hvt_device_opts *opts)
     return hvt__plan_cache_open(opts->plan_cache, &s->plans);
 }
 
-/* Handles before the streams they were given; whatever is still queued first comes to its end. */
+/* Destroy handles before the streams that they use; whatever is still queued finishes first. */
 static void close_cuda(hvt_device *d)
 {
     cuda_device *s = cuda_of(d);
@@ -142,9 +143,9 @@ static hvt_order order_cuda(const hvt_device *d, int batch, int height, int widt
     return HVT_ORDER_NHW;
 }
 
-/* With fewer channels engines first copy the images into padded ones: for the 7x7 stem of ResNet, 128 images
- * of 224x224 and 3 or 4 channels, 100 MiB of workspace for the gradient of w, in bf16 as much again forward;
- * with 8 no more than 10. In f32 no engine gains. */
+/* With fewer channels cuDNN's engines first pad the images: for the 7x7 stem of ResNet, 128 images of 224x224
+ * and 3 or 4 channels, that takes 100 MiB of workspace for the gradient of w, and in bf16 as much again in
+ * forward; with 8 channels no more than 10. In f32 it does not help. */
 static int channels_cuda(const hvt_device *d, hvt_dtype t, int c)
 {
     (void)d;
@@ -195,10 +196,10 @@ static hvt_status no_memory(hvt_device *d, size_t bytes)
                     (double)all / 0x1p20, (double)s->info.bytes / 0x1p20);
 }
 
-/* Some calls stop a recording for good; they are refused before they do. */
+/* Some calls would invalidate a capture; they are refused instead. */
 static hvt_status not_capturing(const hvt_device *d, const char *what)
 {
-    HVT_CHECK(!cuda_of(d)->capturing, E_ARG, "%s while device cuda records", what);
+    HVT_CHECK(!cuda_of(d)->capturing, E_ARG, "%s during a graph capture of device cuda", what);
     return HVT_OK;
 }
 
@@ -218,7 +219,7 @@ static hvt_status alloc_cuda(hvt_device *d, size_t bytes, void **ret_ptr)
         return no_memory(d, bytes);
     HVT_TRY(hvt__cuda_check(d, e, __FILE__, __LINE__, "cudaMalloc"));
     st = CUDA(d, cudaMemsetAsync(p, 0, bytes, s->stream));
-    if (st == HVT_OK) /* other streams may use it at once */
+    if (st == HVT_OK) /* other streams may use it immediately */
         st = CUDA(d, cudaStreamSynchronize(s->stream));
     if (st == HVT_OK)
         st = track_block(s, p, bytes);
@@ -245,7 +246,7 @@ static void release_cuda(hvt_device *d, void *ptr)
             break;
         }
     cudaSetDevice(s->index);
-    cudaFree(ptr); /* waits for what is queued */
+    cudaFree(ptr); /* waits for queued work */
     cudaGetLastError();
 }
 
@@ -316,7 +317,7 @@ static hvt_status mark_cuda(hvt_device *d, hvt_mark *ret_mark)
     return HVT_OK;
 }
 
-/* A mark whose event was taken again by a later one is waited for with that: longer, never shorter. */
+/* If a mark's event has been reused by a later mark, this waits for the later one: longer, never shorter. */
 static hvt_status await_cuda(hvt_device *d, hvt_mark mark)
 {
     HVT_TRY(not_capturing(d, "await"));
@@ -324,7 +325,7 @@ static hvt_status await_cuda(hvt_device *d, hvt_mark mark)
     return CUDA_WAIT(d, cudaEventSynchronize(cuda_of(d)->mark[mark % CUDA_MARKS]));
 }
 
-/* ---- recording ---- */
+/* ---- graph capture ---- */
 
 typedef struct captured_graph {
     hvt_op op;
@@ -343,12 +344,12 @@ static void free_graph(hvt_op *op)
     free(r);
 }
 
-/* In this mode other threads (a watchdog, a loader) may call the runtime meanwhile. */
+/* In this mode other threads (a watchdog, a loader) may call the runtime during the capture. */
 static hvt_status capture_begin_cuda(hvt_device *d)
 {
     cuda_device *s = cuda_of(d);
 
-    HVT_TRY(not_capturing(d, "record"));
+    HVT_TRY(not_capturing(d, "capture_begin"));
     HVT_TRY(hvt__cuda_use(d));
     HVT_TRY(CUDA(d, cudaStreamBeginCapture(s->stream, cudaStreamCaptureModeThreadLocal)));
     s->capturing = true;
@@ -362,7 +363,7 @@ static hvt_status capture_end_cuda(hvt_device *d, hvt_op **ret_op)
     cudaGraph_t graph = NULL;
     hvt_status st;
 
-    HVT_CHECK(s->capturing, E_ARG, "device cuda does not record");
+    HVT_CHECK(s->capturing, E_ARG, "device cuda is not capturing");
     HVT_TRY(hvt__cuda_use(d));
     s->capturing = false;
     HVT_TRY(CUDA(d, cudaStreamEndCapture(s->stream, &graph)));
@@ -371,7 +372,7 @@ static hvt_status capture_end_cuda(hvt_device *d, hvt_op **ret_op)
         r->op = (hvt_op){d, free_graph};
         st = CUDA(d, cudaGraphInstantiate(&r->exec, graph, 0));
     } else {
-        st = HVT_FAIL(E_MEM, "no memory for %zu bytes of a recording", sizeof *r);
+        st = HVT_FAIL(E_MEM, "no memory for %zu bytes of a captured graph", sizeof *r);
     }
     cudaGraphDestroy(graph);
     if (st != HVT_OK) {
@@ -384,7 +385,7 @@ static hvt_status capture_end_cuda(hvt_device *d, hvt_op **ret_op)
 
 static hvt_status graph_launch_cuda(hvt_op *op)
 {
-    HVT_TRY(not_capturing(op->dev, "run"));
+    HVT_TRY(not_capturing(op->dev, "graph_launch"));
     HVT_TRY(hvt__cuda_use(op->dev));
     return CUDA(op->dev, cudaGraphLaunch(((captured_graph *)op)->exec, cuda_of(op->dev)->stream));
 }
@@ -442,9 +443,9 @@ static hvt_status augment_cuda(hvt_device *d, const hvt_augment_args *a)
     return HVT_OK;
 }
 
-/* ---- what kernels do ---- */
+/* ---- kernels ---- */
 
-/* queue it on the device's stream, from whatever thread */
+/* launch on the device's stream, from any thread */
 #define LAUNCH(d, name, ...)                                                                                 \
     do {                                                                                                     \
         HVT_TRY(hvt__cuda_use(d));                                                                           \
@@ -465,7 +466,8 @@ static void free_pooling(hvt_op *op)
     free(op);
 }
 
-static hvt_status pooling_plan_cuda(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op, size_t *ret_saved)
+static hvt_status pooling_plan_cuda(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op,
+                                    size_t *ret_saved)
 {
     pooling *o;
 
@@ -485,7 +487,7 @@ static hvt_status pooling_forward_cuda(hvt_op *op, int real, const void *x, void
 }
 
 static hvt_status pooling_backward_cuda(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
-                                     bool add)
+                                        bool add)
 {
     LAUNCH(op->dev, hvt__cuda_pooling_backward, &((const pooling *)op)->d, real, saved, dy, dx, add);
 }

@@ -1,13 +1,13 @@
 /*
- * The vendors' errors as ours: one line with the device, the call, the library's own name for what happened
- * and its text. Whoever reads it can look the name up.
+ * Translation of the vendors' errors: one line with the device, the call, the library's name of the error,
+ * which can be looked up, and its text.
  */
 #include "cuda_impl.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* "cuda:1 (NVIDIA H200): cudaMalloc" of which call it was, cut at its arguments */
+/* "cuda:1 (NVIDIA H200): cudaMalloc", from a call's text without its arguments */
 static const char *describe_call(const hvt_device *d, const char *call, char *text, size_t size)
 {
     const cuda_device *s = d ? d->state : NULL;
@@ -20,7 +20,7 @@ static const char *describe_call(const hvt_device *d, const char *call, char *te
     return text;
 }
 
-/* After these the process's context is gone: every later call fails the same way. */
+/* After these errors the process's context is unusable: every later call fails the same way. */
 static bool is_final(cudaError_t e)
 {
     switch ((int)e) {

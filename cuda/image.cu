@@ -1,10 +1,10 @@
 /*
- * Bytes to a batch: crop, then mirror, then normalise, with the draws that the loader made. A block writes
- * one row of one image, a thread one pixel at a time.
+ * Bytes to a batch: crop, then mirror, then normalise, with the loader's draws. A block writes one row of one
+ * image, a thread one pixel at a time.
  */
 #include "lanes.h"
 
-/* CX: channels that a pixel is stored with, or 0 for any number, written one by one */
+/* CX: channels stored per pixel, or 0 for any number, written one by one */
 template <class T, int CX>
 __global__ void __launch_bounds__(THREADS)
     augment_kernel(__grid_constant__ const hvt_augment_args a, const uint8_t *src, const int8_t *draws,

@@ -35,8 +35,8 @@ static inline bool inputs_fit(int v, size_t head, const inputs &in, size_t size)
     return true;
 }
 
-/* The sums of elements [i, i+V). The tree is a counter in binary: where a bit is set, held[l] is the sum of
- * 2^l neighbours that waits for the next ones. */
+/* The sums of elements [i, i+V). The tree is a binary counter: where a bit of the leaf's index is set,
+ * held[l] is the sum of 2^l leaves that waits for its sibling. */
 template <class T, int V> HVT_FN void tree_sum(const inputs &in, size_t i, float (&sum)[V])
 {
     float held[INPUT_LEVELS][V] = {};

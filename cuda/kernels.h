@@ -1,20 +1,19 @@
 /*
  * kernels.h - every op of the cuda device that is neither a convolution nor a matrix product: launchers that
  * device_cuda.c calls, one per entry of device_impl.h's table and under its contract. (`check` is
- * hvt__cuda_check_finite: a check of the runtime's answers has the shorter name.)
+ * hvt__cuda_check_finite, since hvt__cuda_check checks the runtime's return codes.)
  *
- * A launcher queues kernels on the stream and returns what the launches returned; it allocates nothing, waits
- * for nothing, reads no device memory and may be captured. Addresses are device memory, but for `put`'s bytes
- * and the argument structs, all of which are taken at the call. No work (n, rows or images of 0) queues
- * what the contract still asks for, else nothing.
+ * A launcher queues kernels on the stream and returns the launches' status; it allocates nothing, waits for
+ * nothing, reads no device memory and may be captured. Addresses are device memory, except `put`'s bytes and
+ * the argument structs, all of which are copied at the call. With no work (n, rows or images of 0) it queues
+ * what the contract still requires, else nothing.
  *
  * Rows are in NHW order: hvt_rows is {1, n*pixels, real*pixels}. Any number of channels at any address works;
- * rows of a multiple of 16 bytes at a multiple of 16 bytes are read and written 16 bytes at a time, spans
- * also where only their beginnings are off, all by the same number of elements.
+ * rows whose size and address are multiples of 16 bytes are read and written 16 bytes at a time, and so are
+ * spans whose addresses are misaligned by the same number of elements.
  *
- * The same bits in every run, on every GPU: sums are taken in an order that the shape alone decides, and no
- * float is added atomically. Elementwise ops give ref's bits (a NaN may differ in its payload) when compiled
- * with -fmad=false -ftz=true.
+ * Deterministic on every GPU: the order of sums depends on the shape alone, and there are no float atomics.
+ * Elementwise ops give ref's bits (a NaN may differ in its payload) when compiled with -fmad=false -ftz=true.
  *
  * Included by cuda/. Nothing else.
  */
@@ -29,8 +28,8 @@ extern "C" {
 
 #include "device_impl.h"
 
-/* Bytes of scratch that ops on c channels need, whatever the rows. 16-byte aligned, free again when the op
- * has run, so one per stream does. It is the same for all c up to 262144, and grows from there. */
+/* Bytes of scratch that ops on c channels need, for any number of rows. 16-byte aligned; free again when the
+ * op has run, so one per stream suffices. The same for all c up to 262144, and larger from there on. */
 size_t hvt__cuda_scratch(int c);
 
 /* --- norm.cu --- */
@@ -45,12 +44,12 @@ cudaError_t hvt__cuda_bias_backward(cudaStream_t stream, hvt_rows rows, int c, h
                                     float *db, void *scratch);
 
 /* --- pool.cu --- */
-/* bytes kept from forward to backward: the place in the window, one byte for each output of a maximum */
+/* bytes saved by forward for backward: the argmax, one byte per output of max pooling */
 size_t hvt__cuda_pooling_saved(const hvt_pooling_desc *p);
 cudaError_t hvt__cuda_pooling_forward(cudaStream_t stream, const hvt_pooling_desc *p, int real, const void *x,
-                                   void *y, void *saved);
-cudaError_t hvt__cuda_pooling_backward(cudaStream_t stream, const hvt_pooling_desc *p, int real, const void *saved,
-                                    const void *dy, void *dx, bool add);
+                                      void *y, void *saved);
+cudaError_t hvt__cuda_pooling_backward(cudaStream_t stream, const hvt_pooling_desc *p, int real,
+                                       const void *saved, const void *dy, void *dx, bool add);
 cudaError_t hvt__cuda_subsample_forward(cudaStream_t stream, hvt_dtype t, int n, int h, int w, int c,
                                         int stride, int channels, const void *x, void *y);
 cudaError_t hvt__cuda_subsample_backward(cudaStream_t stream, hvt_dtype t, int n, int h, int w, int c,
@@ -71,12 +70,12 @@ cudaError_t hvt__cuda_cast(cudaStream_t stream, size_t n, float s, const void *s
                            hvt_dtype dt);
 cudaError_t hvt__cuda_reduce(cudaStream_t stream, size_t n, hvt_dtype t, const void *const in[], int count,
                              void *out); /* in[]: host */
-/* dst [rows,dc] of dt = src [rows,sc] of st, cut or followed by zeros: to stored channels (cx) and back */
+/* dst [rows,dc] of dt = src [rows,sc] of st, truncated or zero-padded: to stored channels (cx) and back */
 cudaError_t hvt__cuda_repad(cudaStream_t stream, size_t rows, const void *src, hvt_dtype st, int sc,
                             void *dst, hvt_dtype dt, int dc);
 cudaError_t hvt__cuda_put(cudaStream_t stream, void *dst, const void *host, size_t bytes);
 
-/* Nothing, for so long. */
+/* Keep the stream busy for `us` microseconds. */
 cudaError_t hvt__cuda_delay(cudaStream_t stream, int us);
 
 /* --- optim.cu --- */
@@ -87,7 +86,7 @@ cudaError_t hvt__cuda_check_finite(cudaStream_t stream, size_t n, const float *g
 cudaError_t hvt__cuda_decide(cudaStream_t stream, hvt_step_state *step, const float *sums);
 
 /* --- image.cu --- */
-/* src, draws and labels are device copies of a's, which are not looked at; labels NULL: none are written */
+/* src, draws and labels are device copies of a's, which are ignored; labels NULL: none are written */
 cudaError_t hvt__cuda_augment(cudaStream_t stream, const hvt_augment_args *a, const uint8_t *src,
                               const int8_t *draws, const int32_t *labels);
 

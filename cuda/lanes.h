@@ -1,15 +1,14 @@
 /*
- * lanes.h - what the kernels are made of: launching, elements of a type, and three ways to walk.
+ * lanes.h - common code of the kernels: launching, elements of a type, and three ways to iterate.
  *
- *   span    n elements, each by itself: `each`
- *   rows    a matrix [rows, c], where every thread keeps to its channels and has their constants at hand:
- *           `row_block`, `down`
- *   lines   rows of images, a block for each; its threads take the items of the row (`line_threads`)
+ *   span    n independent elements: `each`
+ *   rows    a matrix [rows, c], where every thread keeps its channels and their constants: `row_block`,
+ * `down` lines   rows of images, one block each; its threads share the items of the row (`line_threads`)
  *
- * A pack is V elements of type T that lie side by side: as many as fill 16 bytes where addresses and the
- * number of channels allow, else one. All arithmetic is on floats.
+ * A vec is V adjacent elements of type T: as many as fill 16 bytes if addresses and the number of channels
+ * allow it, else one. All arithmetic is on floats.
  *
- * Compiled by nvcc, and as plain C++ by the emulator of tests/cuda, which then brings the words of CUDA.
+ * Compiled by nvcc, and as plain C++ by the emulator of tests/cuda, which then provides CUDA's keywords.
  *
  * Included by the .cu files. Nothing else.
  */
@@ -27,14 +26,14 @@
 /* ---- launching ---- */
 
 #ifdef __CUDACC__
-/* cudaError_t; a kernel with a comma in its template's arguments stands in brackets */
+/* cudaError_t; a kernel with a comma in its template arguments must be parenthesized */
 #define HVT_LAUNCH(kernel, grid, block, stream, ...)                                                         \
     (kernel<<<grid, block, 0, stream>>>(__VA_ARGS__), cudaGetLastError())
-/* memory of a block */
+/* shared memory of a block */
 #define HVT_SHARED(type, name) __shared__ type name
 #endif
 
-/* Launch on, unless that failed. */
+/* Return unless the launch succeeded. */
 #define HVT_CUDA_TRY(launch)                                                                                 \
     do {                                                                                                     \
         cudaError_t e_ = (launch);                                                                           \
@@ -61,7 +60,7 @@ struct bf16 {
     uint16_t bits;
 };
 
-/* The processor's own conversions give half.h's results, but for a NaN's payload. */
+/* The hardware conversions give half.h's results, except for a NaN's payload. */
 
 HVT_FN float to_float(float x)
 {
@@ -108,7 +107,7 @@ HVT_FN void from_float(float x, bf16 &to)
 #endif
 }
 
-/* what a float becomes when it is stored and read again */
+/* a float rounded to T */
 template <class T> HVT_FN float rounded(float x)
 {
     T stored;
@@ -117,7 +116,7 @@ template <class T> HVT_FN float rounded(float x)
     return to_float(stored);
 }
 
-/* ---- packs ---- */
+/* ---- vectors of elements ---- */
 
 template <class T> constexpr int full_vec()
 {
@@ -143,13 +142,13 @@ template <class T, int V> HVT_FN void store(T *to, const float (&x)[V])
     *(vec<T, V> *)to = p;
 }
 
-/* An array that a kernel walks in packs, as far as its address is concerned. */
+/* An array that a kernel accesses in vecs: its address. */
 struct array {
-    const void *ptr; /* NULL: not there */
+    const void *ptr; /* NULL: absent */
     size_t size;     /* bytes of an element */
 };
 
-/* Can packs of v elements begin at element `head` of all of them? */
+/* Are vecs of v elements aligned from element `head` on in all arrays? */
 static inline bool vecs_fit(int v, size_t head, std::initializer_list<array> arrays)
 {
     for (const array &a : arrays) {
@@ -161,13 +160,13 @@ static inline bool vecs_fit(int v, size_t head, std::initializer_list<array> arr
     return true;
 }
 
-/* Can rows of c elements be walked in packs of v? */
+/* Can rows of c elements be accessed in vecs of v? */
 static inline bool rows_fit(int v, int c, std::initializer_list<array> arrays)
 {
     return c % v == 0 && vecs_fit(v, 0, arrays);
 }
 
-/* f(T()) with the type that t names */
+/* f(T()) for the type T of t */
 template <class Do> static cudaError_t with_type(hvt_dtype t, Do f)
 {
     switch (t) {
@@ -184,12 +183,12 @@ template <class Do> static cudaError_t with_type(hvt_dtype t, Do f)
 
 /* ---- spans ---- */
 
-/* `head` single elements, `packs` packs, and single elements to the end at n */
+/* `head` single elements, `vecs` vecs, and single elements to the end at n */
 struct span {
     size_t head, vecs, n;
 };
 
-/* op.at<W>(i) for the W elements from i on, W being V or 1. Where a span is cut shows in no bit. */
+/* op.at<W>(i) for the W elements from i on, W being V or 1. How a span is split does not affect the bits. */
 template <int V, class Op>
 __global__ void __launch_bounds__(THREADS) each_kernel(span s, __grid_constant__ const Op op)
 {
@@ -201,8 +200,8 @@ __global__ void __launch_bounds__(THREADS) each_kernel(span s, __grid_constant__
         op.template at<1>(i < s.head ? i : i + s.vecs * V);
 }
 
-/* The arrays may begin anywhere, as parts of arenas do; packs are used if one head lines all of them up, as
- * fit(head) tells. */
+/* The arrays may have any alignment, as parts of arenas do; vecs are used if one `head` aligns all of them,
+ * as fit(head) tells. */
 template <int V, class Fit, class Op>
 static cudaError_t each_where(cudaStream_t stream, size_t n, Fit fit, const Op &op)
 {
@@ -230,17 +229,17 @@ static cudaError_t each(cudaStream_t stream, size_t n, std::initializer_list<arr
 /* ---- rows ---- */
 
 /*
- * A block is x lanes over packs of channels times y lanes over rows, x*y threads, and owns `chunk` rows; a
- * grid is as many blocks as the channels need times as many as the rows need. A row's lanes lie side by side,
- * so that narrow rows, too, are read in long runs.
+ * A block is x lanes over vecs of channels times y lanes over rows, x*y threads, and handles `chunk` rows;
+ * the grid covers the channels in x and the rows in y. The lanes of a row are adjacent, so that narrow rows,
+ * too, are read in long contiguous runs.
  */
 struct row_cut {
     dim3 block, grid;
-    int chunk; /* rows of a block */
+    int chunk; /* rows per block */
 };
 
-/* Cut [rows, c] into about `blocks` blocks, at most `parts` of them one below the other. A thread has
- * `at_once` rows on their way. */
+/* Split [rows, c] into about `blocks` blocks, at most `parts` of them along the rows. A thread has `at_once`
+ * rows in flight. */
 static inline row_cut cut_rows(int rows, int c, int v, int at_once, int blocks, int parts)
 {
     row_cut cut;
@@ -264,8 +263,8 @@ template <int N> struct number {
     static constexpr int value = N;
 };
 
-/* f(number<U>, row) for this thread's rows of its block's `chunk`: U of them, blockDim.y apart, the first
- * being `row`. */
+/* f(number<U>, row) for this thread's rows of its block's `chunk`: U rows, blockDim.y apart, starting with
+ * `row`. */
 template <int AT_ONCE, class Do> HVT_FN void down(int rows, int chunk, Do f)
 {
     const int first = (int)blockIdx.y * chunk, end = rows - first < chunk ? rows : first + chunk;
@@ -280,7 +279,7 @@ template <int AT_ONCE, class Do> HVT_FN void down(int rows, int chunk, Do f)
 
 /* ---- lines ---- */
 
-/* threads of a block that walks `items` */
+/* threads of a block that processes `items` */
 static inline unsigned line_threads(int items)
 {
     int threads = 32;

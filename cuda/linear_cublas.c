@@ -1,6 +1,6 @@
 /*
- * A linear layer is three matrix products by cuBLASLt, chosen when it is planned. cuBLASLt's matrices lie
- * column after column, so that our rows are its columns:
+ * A linear layer is three matrix products by cuBLASLt, whose algorithms are chosen at plan time. cuBLASLt's
+ * matrices are column-major, so our rows are its columns:
  *
  *     x   [n,c] is X  c x n        forward     Y  = W^T X
  *     w   [k,c] is W  c x k        backward_x  DX = W   DY  (+ DX)
@@ -33,8 +33,8 @@ static cudaDataType_t data_type(hvt_dtype t)
     return t == HVT_F16 ? CUDA_R_16F : t == HVT_BF16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-/* What any algorithm must keep to. Sums over split factors go through workspace in f32; deterministic: no
- * such splits. Arenas promise 16 bytes of alignment. */
+/* Constraints on algorithms. Split-K sums go through workspace in f32; deterministic runs do not split.
+ * Arenas guarantee 16 bytes of alignment. */
 static hvt_status prefer(hvt_device *d, cublasLtMatmulPreference_t p)
 {
     uint64_t ws = WORKSPACE_MOST;

@@ -1,12 +1,12 @@
 /*
  * cuBLASLt, cuDNN and NCCL, loaded when a cuda device is opened and not when the program starts: together
  * they are 1.2 GB of libraries, a tenth of a second for every start of a program that may never use a GPU,
- * and a program linked to them does not start at all where they are not installed.
+ * and a program linked to them does not start at all if they are not installed.
  *
- * Each function of theirs that cuda/ calls stands in a list below; from its line come a pointer and a
- * function of the vendor's own name and prototype that calls through it. So the other files are written as if
- * they were linked, the vendors' headers check the lists, and a test may put its own functions of these names
- * in place of this file.
+ * Each of their functions that cuda/ calls is in a list below; its line generates a pointer and a function of
+ * the vendor's own name and prototype that calls through it. So the other files are written as if the
+ * libraries were linked, the vendors' headers check the lists, and a test may replace this file by its own
+ * functions of these names.
  */
 #include "cuda_impl.h"
 #include "config.h"
@@ -125,14 +125,14 @@ NCCL_CALLS(FUNCTION)
 
 typedef struct entry {
     const char *name;
-    void **where; /* a pointer to a function lies like one to data, as dlsym says */
+    void **where; /* function pointers have the representation of data pointers, as dlsym assumes */
 } entry;
 
 static const entry cublaslt[] = {CUBLASLT_CALLS(ENTRY){NULL, NULL}},
                    cudnn[] = {CUDNN_CALLS(ENTRY){NULL, NULL}}, nccl[] = {NCCL_CALLS(ENTRY){NULL, NULL}};
 
 static struct library {
-    const char *built; /* where it was at build time; elsewhere the loader may know its name */
+    const char *built; /* path at build time; otherwise the loader is asked for the file name */
     const entry *entries;
     void *handle;
 } libraries[CUDA_LIBRARIES] = {
@@ -142,7 +142,7 @@ static struct library {
 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Never unloaded: threads of theirs may outlive whoever needed them. */
+/* Never unloaded: their threads may outlive the device. */
 static hvt_status load(struct library *l)
 {
     const char *name = strrchr(l->built, '/') + 1;

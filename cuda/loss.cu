@@ -1,9 +1,9 @@
 /*
- * Softmax cross entropy: one block per row, then one block that adds up the rows in their order.
+ * Softmax cross-entropy: one block per row, then one block that adds the rows in order.
  */
 #include "lanes.h"
 
-/* What all threads of the block bring, joined along a tree; the same for all of them. */
+/* Reduce the threads' values along a tree; every thread gets the result. */
 template <class X, class Join> HVT_FN X block_join(X mine, Join join)
 {
     struct shared {
@@ -12,7 +12,7 @@ template <class X, class Join> HVT_FN X block_join(X mine, Join join)
     HVT_SHARED(shared, s);
     const unsigned me = threadIdx.x;
 
-    __syncthreads(); /* whoever still reads what was joined before */
+    __syncthreads(); /* threads may still read the previous result */
     s.at[me] = mine;
     for (unsigned half = blockDim.x / 2; half; half /= 2) {
         __syncthreads();
@@ -25,7 +25,7 @@ template <class X, class Join> HVT_FN X block_join(X mine, Join join)
 
 struct scan {
     float max, poison;
-    int label_rank; /* classes that come before the label */
+    int label_rank; /* classes ranked before the label */
 };
 
 template <class T>
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(THREADS) xent_kernel(__grid_constant__ const h
     }
 
     const int label = a.labels[row];
-    /* no label of any class: nothing beside the logits is read, and the loss says it */
+    /* label out of range: nothing outside the logits is read, and the loss becomes NaN */
     const float target = label >= 0 && label < a.classes ? to_float(x[label]) : NAN;
     scan all = {-INFINITY, 0, 0};
     float sum = 0;

@@ -1,16 +1,16 @@
 /*
- * The guard of the comm over NCCL: nothing there may wait for ever, and whatever fails says so.
+ * The guard of the comm over NCCL: no wait lasts for ever, and every failure is reported.
  *
- * A rank that left shows on sockets as an error of the communicator, but over NVLink and shared memory as
- * nothing at all: the kernels of the others spin. So a thread looks several times a second at the
- * communicator's error and at the age of the oldest operation; of those in a recording, which show no age, at
- * how long the host has been waiting for the device. After a failure, or an age of stall.abort, it says what
- * happened and aborts the communicator, upon which the kernels leave; from then on every call on the comm,
- * and every wait for the device, returns E_COMM with the same line. Where even then the host's wait does not
- * end, the process does: a device whose queue never empties cannot be closed.
+ * A rank that has died shows over sockets as an error of the communicator, but over NVLink and shared memory
+ * as nothing at all: the other ranks' kernels spin. So a thread polls the communicator's error and the age of
+ * the oldest operation several times a second; for captured operations, whose age is not visible, how long
+ * the host has been waiting for the device. After a failure, or at an age of stall.abort, it logs the reason
+ * and aborts the communicator, which ends the kernels; from then on every call on the comm, and every wait
+ * for the device, returns E_COMM with the same line. If the host's wait does not end even then, the process
+ * exits: a device whose queue never empties cannot be closed.
  *
- * The communicator is nonblocking: calls that would wait for other ranks return at once, and are asked after
- * here. The calls that may wait all the same (destroy, abort) are made by a helper thread, with a deadline.
+ * The communicator is nonblocking: calls that would wait for other ranks return at once and are polled here.
+ * Calls that may block all the same (destroy, abort) are made by a helper thread, with a deadline.
  */
 #define _GNU_SOURCE
 #include "nccl_impl.h"
@@ -25,7 +25,7 @@
 #include <unistd.h>
 
 enum { POLL_MS = 100 };
-static const double abort_most = 30; /* s; an abort takes much less, or for ever */
+static const double abort_most = 30; /* s; an abort takes much less, or never returns */
 
 static void pause_ns(long ns)
 {
@@ -48,7 +48,7 @@ static void *run_helper_call(void *arg)
     return NULL;
 }
 
-/* Call in a helper thread; false: it was called here, since there is no thread. */
+/* Call in a helper thread; false: no thread could be started, and the call was made here. */
 static bool call_in_helper(ncclResult_t (*call)(ncclComm_t), ncclComm_t nccl, pthread_t *ret_helper)
 {
     helper_call *e = malloc(sizeof *e);
@@ -62,7 +62,7 @@ static bool call_in_helper(ncclResult_t (*call)(ncclComm_t), ncclComm_t nccl, pt
     return false;
 }
 
-/* Has the helper come back, after so long at most? Else it may never, and is left alone. */
+/* Join the helper with a timeout. On timeout it may never return, and is detached. */
 static bool join_within(double seconds, pthread_t helper)
 {
     struct timespec end;
@@ -80,7 +80,7 @@ static double abort_timeout(const comm_nccl *st)
     return st->stall.abort < abort_most ? st->stall.abort : abort_most;
 }
 
-/* L: and nobody calls anything on it any more. What its kernels leave behind is no sum. */
+/* L: abort; no other call on it follows. What its kernels leave behind is not a valid sum. */
 static void abort_nccl(comm_nccl *st)
 {
     ncclComm_t nccl = st->nccl;
@@ -94,8 +94,8 @@ static void abort_nccl(comm_nccl *st)
     st->aborting = call_in_helper(ncclCommAbort, nccl, &st->aborter);
 }
 
-/* L: an abort also waits until the recordings are freed that hold operations. But while the host waits for
- * the device, it is for kernels that do not leave. */
+/* L: an abort also waits until captured graphs that contain operations are freed. But while the host waits
+ * for the device, a slow abort means that kernels do not end. */
 static void check_abort(comm_nccl *st)
 {
     double now = hvt__now(), most = abort_timeout(st), since = cuda_of(st->dev)->waits;
@@ -105,12 +105,12 @@ static void check_abort(comm_nccl *st)
     if (!st->aborting || now - st->aborted < most || !(since > 0) || now - since < most)
         return;
     hvt__log(HVT_LOG_ERROR,
-             "comm nccl, rank %d (%s): ncclCommAbort has not come back after %.0f s: ending the process",
+             "comm nccl, rank %d (%s): ncclCommAbort has not returned after %.0f s: ending the process",
              st->world->rank, st->world->host[st->world->rank], now - st->aborted);
     _exit(EXIT_FAILURE);
 }
 
-/* L: note why the comm cannot go on; only the first reason counts. */
+/* L: record why the comm is unusable; only the first reason counts. */
 static void mark_broken(comm_nccl *st, const char *fmt, ...) HVT_PRINTF(2, 3);
 
 static void mark_broken(comm_nccl *st, const char *fmt, ...)
@@ -146,10 +146,10 @@ static const char *name_of(const comm_nccl *st, hvt_ticket t, char *text, size_t
 
 /* ---- the guard's thread ------------------------------------------------------------------------- */
 
-/* L: move `ended` on; the oldest operation that has not ended, or 0. */
+/* L: advance `ended`; returns the oldest operation that has not ended, or 0. */
 static hvt_ticket oldest(comm_nccl *st)
 {
-    if (st->issued > st->ended + NCCL_WATCHED) /* older ones share their events with younger ones */
+    if (st->issued > st->ended + NCCL_WATCHED) /* older ones share their events with newer ones */
         st->ended = st->issued - NCCL_WATCHED;
     for (; st->ended < st->issued; st->ended++) {
         const nccl_op *o = &st->op[(st->ended + 1) % NCCL_WATCHED];
@@ -185,8 +185,9 @@ static void poll_comm(comm_nccl *st)
     } else if (t && age > st->stall.abort) {
         mark_broken(st, "%s%s: a rank does not take part", name, seconds);
     } else if (since > 0 && now - since > st->stall.abort) {
-        mark_broken(st, "the host has waited for the device for %.1f s: a rank does not run its recorded step",
-                now - since);
+        mark_broken(st,
+                    "the host has waited for the device for %.1f s: a rank did not launch its captured step",
+                    now - since);
     } else if (t && age > st->stall.warn && !st->op[t % NCCL_WATCHED].warned) {
         st->op[t % NCCL_WATCHED].warned = true;
         HVT_WARN("comm nccl, rank %d (%s): %s%s", st->world->rank, st->world->host[st->world->rank], name,
@@ -197,7 +198,8 @@ static void poll_comm(comm_nccl *st)
 static void *guard(void *arg)
 {
     comm_nccl *st = arg;
-    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal; /* a recording is not our business */
+    enum cudaStreamCaptureMode mode =
+        cudaStreamCaptureModeThreadLocal; /* captures by other threads do not concern this one */
     struct timespec next;
 
     cudaSetDevice(cuda_of(st->dev)->index);
@@ -215,7 +217,7 @@ static void *guard(void *arg)
         else if (!st->closing)
             poll_comm(st);
         if (st->broken && st->nccl) {
-            hvt__log(HVT_LOG_ERROR, "%s", st->why); /* now: the caller may be waiting for the device */
+            hvt__log(HVT_LOG_ERROR, "%s", st->why); /* at once: the caller may be waiting for the device */
             abort_nccl(st);
         }
     }
@@ -267,7 +269,7 @@ void hvt__nccl_guard_stop(comm_nccl *st)
     st->guarded = false;
 }
 
-/* ---- calls that other ranks have a part in ------------------------------------------------------- */
+/* ---- calls that involve other ranks ----------------------------------------------------------------- */
 
 hvt_status hvt__nccl_complete(comm_nccl *st, ncclResult_t r, const char *call)
 {
@@ -279,11 +281,13 @@ hvt_status hvt__nccl_complete(comm_nccl *st, ncclResult_t r, const char *call)
         ncclResult_t asked;
 
         if (waited > st->stall.abort) {
-            mark_broken(st, "%.*s has not come back after %.1f s: a rank does not take part", name, call, waited);
+            mark_broken(st, "%.*s has not returned after %.1f s: a rank does not take part", name, call,
+                        waited);
             st->peers_missing = true;
             break;
         }
-        if (waited < 1e-4) { /* each operation is queued by a thread of NCCL's; the least sleep is longer */
+        if (waited <
+            1e-4) { /* NCCL queues each operation in a thread of its own; the shortest sleep takes longer */
             sched_yield();
         } else {
             pause_ns(ns);
@@ -308,7 +312,7 @@ hvt_status hvt__nccl_drain(comm_nccl *st)
 
     for (long ns = 1000;; ns = ns < 1000000 ? 2 * ns : ns) {
         pthread_mutex_lock(&st->lock);
-        waits = !st->broken && oldest(st); /* the guard sees to its age */
+        waits = !st->broken && oldest(st); /* the guard checks its age */
         s = hvt__nccl_alive(st);
         if (s != HVT_OK) {
             abort_nccl(st);
@@ -331,20 +335,20 @@ static void finish(comm_nccl *st)
         return;
     }
     if (call_in_helper(ncclCommDestroy, st->nccl, &helper) && !join_within(st->stall.abort, helper))
-        HVT_WARN("comm nccl: ncclCommDestroy has not come back after %.0f s: does a recording hold its "
-                 "operations still?",
+        HVT_WARN("comm nccl: ncclCommDestroy has not returned after %.0f s: does a captured graph still "
+                 "contain its operations?",
                  st->stall.abort);
     st->nccl = NULL;
 }
 
-/* The guard has stopped: nobody else is left. */
+/* The guard has stopped, so no lock is needed. */
 void hvt__nccl_end(comm_nccl *st)
 {
     if (st->nccl)
         finish(st);
     if (st->aborting && !join_within(abort_timeout(st), st->aborter))
-        HVT_WARN("comm nccl: ncclCommAbort has not come back after %.0f s: does a recording hold its "
-                 "operations still?",
+        HVT_WARN("comm nccl: ncclCommAbort has not returned after %.0f s: does a captured graph still "
+                 "contain its operations?",
                  abort_timeout(st));
     st->aborting = false;
 }

@@ -1,5 +1,5 @@
 /*
- * nccl_impl.h - the comm over NCCL: what its operations (comm_nccl.c) and its guard (nccl_guard.c) share.
+ * nccl_impl.h - the comm over NCCL: shared by its operations (comm_nccl.c) and its guard (nccl_guard.c).
  *
  * Included by those two. Nothing else.
  */
@@ -14,31 +14,33 @@
 #include <nccl.h>
 #include <pthread.h>
 
-enum { NCCL_WATCHED = 256 }; /* operations that the guard can tell apart; of older ones only the youngest */
+enum {
+    NCCL_WATCHED = 256
+}; /* operations that the guard can tell apart; of older ones it sees only the newest */
 
-typedef struct nccl_op { /* an operation that was issued */
+typedef struct nccl_op { /* a posted operation */
     const char *what;    /* "allreduce" */
     size_t count;
     hvt_dtype type;
     double issued;    /* hvt__now() */
-    bool captured;    /* in a recording: `done` belongs to that, and nobody may ask for it */
-    bool warned;      /* that it takes long */
-    cudaEvent_t done; /* on the comm's stream, behind it */
+    bool captured;    /* in a captured graph: `done` belongs to the graph and must not be queried */
+    bool warned;      /* a warning about its duration was logged */
+    cudaEvent_t done; /* on the comm's stream, after it */
 } nccl_op;
 
-typedef struct nccl_block { /* memory that alloc gave out */
+typedef struct nccl_block { /* memory allocated by alloc */
     char *ptr;
     size_t bytes;
-    void *handle; /* NCCL's of the registration, or NULL */
+    void *handle; /* NCCL's registration handle, or NULL */
 } nccl_block;
 
 /* Not in here: the hvt_comm, which is copied while it is opened. */
 typedef struct comm_nccl {
     hvt_world *world;    /* borrowed */
     hvt_device *dev;     /* borrowed */
-    ncclComm_t nccl;     /* NULL: not there yet, or aborted */
+    ncclComm_t nccl;     /* NULL: not initialised yet, or aborted */
     cudaStream_t stream; /* the operations, of the highest priority */
-    cudaEvent_t ready;   /* on the device's stream: what the next operation reads is there */
+    cudaEvent_t ready;   /* on the device's stream: the next operation's input is ready */
     bool shared;         /* ranks share a GPU */
     nccl_block *block;
     int blocks;
@@ -49,19 +51,19 @@ typedef struct comm_nccl {
     uint64_t issued, ended;   /* the last one, and the last one known to have ended */
     bool has_captured;        /* a captured graph may hold operations, whose ends are not to be seen */
     bool broken;              /* no call on `nccl` any more */
-    bool peers_missing;            /* because other ranks did not come: one of them knows more */
+    bool peers_missing;       /* broken because other ranks did not take part: one of them knows the reason */
     char why[512];
-    bool aborting; /* by a helper, since `aborted` */
+    bool aborting; /* a helper thread aborts, since `aborted` */
     double aborted;
     pthread_t aborter;
 
     hvt_stall stall;
-    bool locks, guarded, closing; /* lock and bell are there; the guard runs; it shall end */
+    bool locks, guarded, closing; /* lock and wake are initialised; the guard runs; it must end */
     pthread_cond_t wake;
     pthread_t guard;
 } comm_nccl;
 
-/* ---- nccl_guard.c. Those marked L are called with the lock held. ---- */
+/* ---- nccl_guard.c. Functions marked L are called with the lock held. ---- */
 
 hvt_status hvt__nccl_guard_open(comm_nccl *st);
 void hvt__nccl_guard_close(comm_nccl *st);
@@ -70,14 +72,14 @@ void hvt__nccl_guard_stop(comm_nccl *st);
 
 /* L: E_COMM with the reason after a failure. */
 hvt_status hvt__nccl_alive(const comm_nccl *st);
-/* L: what a call on `nccl` gave. One that NCCL goes on with in its background is waited for; if it fails, or
- * takes longer than stall.abort, the comm is given up. */
+/* L: complete a call on `nccl` that returned r. If NCCL continues it in the background, wait for it; if it
+ * fails, or takes longer than stall.abort, the comm is broken. */
 hvt_status hvt__nccl_complete(comm_nccl *st, ncclResult_t r, const char *call);
 #define NCCL(st, call) hvt__nccl_complete(st, call, #call)
-/* Until the operations issued so far have ended, or the abort of a broken comm has; not longer than
+/* Wait until the operations posted so far have ended, or the abort of a broken comm has; at most
  * stall.abort. */
 hvt_status hvt__nccl_drain(comm_nccl *st);
-/* End the communicator: in agreement with the other ranks, or at once if it is broken. */
+/* Destroy the communicator: together with the other ranks, or at once if it is broken. */
 void hvt__nccl_end(comm_nccl *st);
 
 #endif /* HVT_NCCL_IMPL_H */

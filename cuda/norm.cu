@@ -1,15 +1,14 @@
 /*
- * Batch norm and bias: what is taken per channel of a matrix [rows, c], and what is done with it to every
- * row.
+ * Batch norm and bias: sums per channel of a matrix [rows, c], and functions applied to every row.
  *
- * Sums over rows go in two levels. Every thread takes some rows of its channels, the threads of a block join
- * theirs along a tree, and the blocks' results ("parts") lie in scratch until a second kernel joins them,
- * along a tree again. Who takes which row depends on the shape alone. A mean and a sum of squared deviations
- * are joined as Chan, Golub and LeVeque (1979) do it, so that a mean that is large against the deviation
- * costs no digits.
+ * Sums over rows take two levels. Every thread sums some rows of its channels, the threads of a block merge
+ * their sums along a tree, and the blocks' results ("parts") are stored in scratch until a second kernel
+ * merges them, along a tree again. Which thread takes which row depends on the shape alone. Means and sums of
+ * squared deviations are merged as by Chan, Golub and LeVeque (1979), so that a mean that is large against
+ * the deviation costs no precision.
  *
- * A *lane* is what one thread knows of its V channels: constants, loaded once. Its `take` adds up U rows, its
- * `give` writes them; both load all that they need before they compute, so that ROWS rows are on their way.
+ * A *lane* holds one thread's V channels: constants, loaded once. Its `accumulate` adds U rows, its `apply`
+ * writes them; both load everything before they compute, so that ROWS rows are in flight.
  */
 #include "lanes.h"
 
@@ -30,13 +29,14 @@ size_t hvt__cuda_scratch(int c)
     return (most > one ? most : one) * MOST_SUMS * sizeof(float);
 }
 
-/* The first channel of this thread; c or more where its lane lies past the row's end. */
+/* The first channel of this thread; c or more if its lane is past the row's end. */
 template <int V> HVT_FN int my_channel()
 {
     return (int)(blockIdx.x * blockDim.x + threadIdx.x) * V;
 }
 
-/* Join what the lanes of one column of a block hold: each of `count` rows. The upper ones hold the result. */
+/* Merge the sums of the lanes of one column of a block, which cover `count` rows each. The lanes with y = 0
+ * get the result. */
 template <class R, int V> HVT_FN void join_lanes(float (&sum)[R::K][V], float count)
 {
     struct shared {
@@ -56,7 +56,7 @@ template <class R, int V> HVT_FN void join_lanes(float (&sum)[R::K][V], float co
                     s.sum[k][v][me] = sum[k][v];
             s.count[me] = count;
         }
-        __syncthreads(); /* the half written now is not touched again */
+        __syncthreads(); /* the half written now is not written again */
         if (threadIdx.y < half) {
             float theirs[R::K][V];
 
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(THREADS) finish_kernel(__grid_constant__ const
         R::finish(a, rows, c, col, sum);
 }
 
-/* Both levels for lane type L. */
+/* Both levels of a sum for lane type L. */
 template <class L>
 static cudaError_t columns(cudaStream_t stream, const typename L::args &a, int rows, int c, void *scratch)
 {
@@ -132,7 +132,7 @@ static cudaError_t columns(cudaStream_t stream, const typename L::args &a, int r
                       (int)cut.grid.y, part);
 }
 
-/* ---- something done to every row ---- */
+/* ---- a function of every row ---- */
 
 template <class L>
 __global__ void __launch_bounds__(THREADS, 2)
@@ -234,7 +234,7 @@ template <class T, int VEC> struct moments_lane : moments {
     }
 };
 
-/* INFER: a's rstd holds the variance */
+/* INFER: a.rstd holds the variance */
 template <class T, int VEC, bool INFER> struct normalise_lane {
     typedef hvt_bn_args args;
     static constexpr int V = VEC, ROWS = 4;
@@ -313,11 +313,11 @@ cudaError_t hvt__cuda_bn_infer(cudaStream_t stream, const hvt_bn_args *a)
 
 /* ---- batch norm, backward ---- */
 
-/* where relu's mask comes from */
+/* source of relu's mask */
 enum mask { MASK_NONE, MASK_Y, MASK_X };
 
-/* dz, the gradient before relu, of U rows of V channels; and x, which everyone needs beside it. MASK_X takes
- * y from x again as forward did, rounding included. */
+/* dz, the gradient before relu, of U rows of V channels; and x, which all users need. MASK_X recomputes y
+ * from x as forward did, rounding included. */
 template <class T, int V, mask MASK> struct masked {
     float mean[V], scale[V], beta[V];
 
@@ -380,7 +380,7 @@ struct slopes {
     }
 };
 
-/* Writes dz to dresidual, too, where that may be read in its place afterwards. */
+/* Also writes dz to dresidual if the second pass can read it from there. */
 template <class T, int VEC, mask MASK> struct slopes_lane : slopes {
     static constexpr int V = VEC, ROWS = 4;
     masked<T, V, MASK> m;
@@ -455,7 +455,7 @@ template <class T, int VEC, mask MASK> struct dx_lane {
     }
 };
 
-/* dx once dgamma and dbeta are there; dresidual is added to, or done with. */
+/* dx, after dgamma and dbeta are known; dresidual is added to, or already complete. */
 template <class T, int V, mask MASK>
 static cudaError_t write_dx(cudaStream_t stream, const hvt_bn_grad_args &a)
 {

@@ -1,6 +1,6 @@
 /*
- * The end of a step: are all gradients finite, does the step count, and the update itself. What is decided is
- * read from the step's state in device memory, so that no kernel's argument changes from step to step.
+ * The end of a step: the check for non-finite gradients, the decision, and the update. Decisions are read
+ * from the step's state in device memory, so that kernel arguments do not change from step to step.
  */
 #include "inputs.h"
 
@@ -22,7 +22,7 @@ struct finite_op {
             if (!hvt__is_finite(in.at[v]))
                 first = v;
         if (first < W &&
-            base + i + first < *(volatile unsigned long long *)bad) /* where all are bad, few ask */
+            base + i + first < *(volatile unsigned long long *)bad) /* if all are bad, few reach the atomic */
             atomicMin(bad, base + i + first);
     }
 };
@@ -49,7 +49,7 @@ cudaError_t hvt__cuda_decide(cudaStream_t stream, hvt_step_state *step, const fl
 
 /* ---- torch.optim.SGD ---- */
 
-/* where gradients come from: one array, or several to be added */
+/* source of gradients: one array, or several to be added */
 struct one_gradient {
     const float *g;
 

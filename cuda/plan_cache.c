@@ -1,12 +1,12 @@
 /*
- * The cache of plans: a list in memory and, where a path was given, a text file
+ * The plan cache: a list in memory and, with a path, a text file
  *
  *     hvt plans 2
- *     PLACE ENGINE MICROSECONDS KEY...
+ *     INDEX ENGINE MICROSECONDS KEY...
  *
- * with one line for each thing measured. Several ranks may share it: whoever writes reads it again first,
- * writes a file of its own beside it and renames that, so a reader sees one whole file or the other. Two that
- * write at the same moment may lose one's lines, which are then measured again some day.
+ * with one line per measured shape. Several ranks may share it: a writer first reads it again, writes a
+ * temporary file beside it and renames that, so a reader sees one complete file or the other. Of two
+ * simultaneous writers one may lose its lines, which are then measured again in a later run.
  */
 #include "plan_cache.h"
 
@@ -53,7 +53,7 @@ static hvt_status add(plan_cache *c, const char *key, plan_choice choice)
     return HVT_OK;
 }
 
-/* What the file knows and we do not. Lines that make no sense are passed over. */
+/* Add the file's entries that are not in memory. Malformed lines are ignored. */
 static hvt_status read_file(plan_cache *c, bool warn)
 {
     FILE *f = fopen(c->path, "r");

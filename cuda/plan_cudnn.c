@@ -1,6 +1,6 @@
 /*
  * Planning one pass of a convolution with cuDNN's graph API: tensors and one operation make a graph, a
- * heuristic lists engine configurations for it, each is looked at by its notes, and what may be used is
+ * heuristic lists engine configurations for it, each is inspected by its notes, and an admissible one is
  * finalized into a plan.
  *
  * Every descriptor is created, given attributes and finalized. `graph` keeps the first failure and the
@@ -160,7 +160,8 @@ static hvt_status get(descriptor d, cudnnBackendAttributeName_t name, cudnnBacke
     return CUDNN(NULL, cudnnBackendGetAttribute(d, name, type, most, ret_count, values));
 }
 
-static bool has_note(const cudnnBackendNumericalNote_t *note, int64_t count, cudnnBackendNumericalNote_t which)
+static bool has_note(const cudnnBackendNumericalNote_t *note, int64_t count,
+                     cudnnBackendNumericalNote_t which)
 {
     for (int64_t i = 0; i < count; i++)
         if (note[i] == which)
@@ -168,7 +169,7 @@ static bool has_note(const cudnnBackendNumericalNote_t *note, int64_t count, cud
     return false;
 }
 
-/* An engine's number and notes: what may be asked before it is compiled. */
+/* Read an engine's number and notes, which is possible before it is compiled. */
 static hvt_status inspect(const conv_request *w, descriptor config, conv_plan *p, bool *ret_fits)
 {
     cudnnBackendNumericalNote_t note[NOTES_MOST];
@@ -201,8 +202,8 @@ done:
     return s;
 }
 
-/* Finalize a plan of this configuration. What cannot be finalized is simply not there: engines say so only
- * now, of shapes, workspaces and GPUs. */
+/* Finalize a plan of this configuration. Failure is not an error: engines report only now whether they
+ * support a shape, workspace and GPU. */
 static bool finalize(const plan_target *on, descriptor config, size_t most, conv_plan *p)
 {
     descriptor plan = NULL;
@@ -290,21 +291,22 @@ hvt_status hvt__cudnn_describe(const char *json, cudnnBackendDescriptor_t *ret_g
     return HVT_OK;
 }
 
-/* Those of one heuristic's list that fit, precompiled ones or those compiled now. */
+/* Add the admissible engines of one heuristic's list, either precompiled ones or those compiled now. */
 static hvt_status select_engines(const plan_target *on, const conv_request *w, descriptor graph_of,
-                       cudnnBackendHeurMode_t mode, bool compiled, int most, conv_plan plans[], int *count)
+                                 cudnnBackendHeurMode_t mode, bool compiled, int most, conv_plan plans[],
+                                 int *count)
 {
     descriptor *configs = NULL;
     int64_t n = 0;
 
     if (list(on, graph_of, mode, &configs, &n) != HVT_OK)
-        return HVT_OK; /* this heuristic knows nothing of such graphs */
+        return HVT_OK; /* this heuristic does not support the graph */
     for (int64_t i = 0; i < n; i++) {
         conv_plan p = {0};
         bool fits = false;
 
         if (*count < most && inspect(w, configs[i], &p, &fits) != HVT_OK)
-            fits = false; /* it says nothing of itself: leave it */
+            fits = false; /* it cannot be inspected: skip it */
         if (fits && p.compiled == compiled && finalize(on, configs[i], w->ws_most, &p))
             plans[(*count)++] = p;
         else

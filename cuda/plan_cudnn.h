@@ -1,8 +1,8 @@
 /*
- * plan_cudnn.h - which of cuDNN's engines compute one pass of one convolution, under which rules.
+ * plan_cudnn.h - which of cuDNN's engines compute one pass of a convolution, under given constraints.
  *
- * A plan is made for a GPU that is open, or for one described in JSON (cuDNN's own device properties): so the
- * choice can be tested where there is no GPU.
+ * A plan is made for an open GPU, or for one described in JSON (cuDNN's own device properties), so that the
+ * choice can be tested without a GPU.
  *
  * Included by cuda/conv_cudnn.c and tests. Nothing else.
  */
@@ -15,9 +15,9 @@
 
 #include <cudnn.h>
 
-enum { CUDNN_PLANS_MOST = 6 };                     /* that are timed against each other */
+enum { CUDNN_PLANS_MOST = 6 };                     /* maximum number that are timed against each other */
 enum { CUDNN_X = 1, CUDNN_W = 2, CUDNN_Y = 3 };    /* tensors of a plan, or their gradients */
-enum { CUDNN_WORKSPACE_MOST = 256 * 1024 * 1024 }; /* bytes, where there is a choice */
+enum { CUDNN_WORKSPACE_MOST = 256 * 1024 * 1024 }; /* bytes, if there is a choice */
 
 typedef enum conv_pass { CONV_FORWARD, CONV_BACKWARD_X, CONV_BACKWARD_W, CONV_PASSES } conv_pass;
 
@@ -28,8 +28,8 @@ typedef struct conv_request {
     hvt_dtype type;     /* of x, w and y */
     hvt_dtype out;      /* of the result: type, or HVT_F32 for the gradient of w */
     bool add;           /* result += */
-    bool deterministic; /* engines that give the same bits in every run only */
-    bool compile;       /* engines that are compiled when planned, too */
+    bool deterministic; /* only deterministic engines */
+    bool compile;       /* also engines that are compiled at plan time */
     size_t ws_most;     /* bytes of workspace at most */
     bool tf32;          /* f32: factors may be rounded to 10 bits; without, products and sums are exact f32 */
 } conv_request;
@@ -51,9 +51,9 @@ typedef struct plan_target {
 hvt_status hvt__cudnn_describe(const char *json, cudnnBackendDescriptor_t *ret_gpu);
 
 /*
- * The first `most` (1 to CUDNN_PLANS_MOST) engines that keep the wish's rules, in the order in which cuDNN
- * expects them to be fast. Engines that are compiled when planned take a second each and are asked only where
- * no precompiled one is left. *ret_count is 0, with HVT_OK, where no engine is left.
+ * The first `most` (1 to CUDNN_PLANS_MOST) engines that satisfy the request, in the order in which cuDNN
+ * expects them to be fast. Engines that are compiled at plan time take a second each and are tried only if
+ * there is no precompiled one. *ret_count is 0, with HVT_OK, if there is none.
  */
 hvt_status hvt__cudnn_plan(const plan_target *on, const conv_request *w, int most, conv_plan ret_plans[],
                            int *ret_count);

@@ -1,6 +1,6 @@
 /*
- * Elements by themselves: relu, sums, casts; rows cut or padded to another number of channels; and bytes that
- * travel as a kernel's argument.
+ * Pointwise ops: relu, sums, casts; rows truncated or padded to another number of channels; and bytes passed
+ * as a kernel argument.
  */
 #include "inputs.h"
 
@@ -213,7 +213,7 @@ cudaError_t hvt__cuda_put(cudaStream_t stream, void *dst, const void *host, size
     return HVT_LAUNCH(put_kernel, 1, (unsigned)(bytes / 4), stream, (uint32_t *)dst, from);
 }
 
-/* ---- waiting ---- */
+/* ---- delay ---- */
 
 static __global__ void delay_kernel(uint64_t ns)
 {

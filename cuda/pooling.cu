@@ -1,8 +1,8 @@
 /*
- * Pooling and He's subsampling shortcut. A block writes one row of one image; its threads take packs of
- * channels of the row's pixels. What lands where is decided by reading: every output pixel reads its window,
- * every input pixel's gradient the outputs that it may have gone to, in their row-major order, so nothing is
- * added atomically.
+ * Pooling and the option A shortcut of He et al. A block writes one row of one image; its threads take vecs
+ * of channels of the row's pixels. Everything is a gather: every output pixel reads its window, every input
+ * pixel's gradient the outputs that it may have contributed to, in their row-major order, so there are no
+ * atomics.
  */
 #include "lanes.h"
 
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(THREADS)
     max_backward_kernel(pooling o, const uint8_t *saved, const T *dy, T *dx, bool add)
 {
     const int n = (int)blockIdx.x / o.h, h = (int)blockIdx.x % o.h, vecs = o.c / V;
-    const int below = h + o.pad; /* of output row p this is row below - p*stride of the window */
+    const int below = h + o.pad; /* this is row below - p*stride in the window of output row p */
     const int p0 = below < o.size ? 0 : (below - o.size) / o.stride + 1;
     const int p1 = below / o.stride < o.p - 1 ? below / o.stride : o.p - 1;
 
@@ -87,13 +87,13 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll 2
             for (int q = q0; q <= q1; q++) {
                 const size_t from = (((size_t)n * o.p + p) * o.q + q) * o.c + c;
-                const int argmax = (below - p * o.stride) * o.size + beside - q * o.stride;
+                const int pos = (below - p * o.stride) * o.size + beside - q * o.stride;
                 const vec<uint8_t, V> chosen = load<V>(saved + from);
                 const vec<T, V> g = load<V>(dy + from);
 
 #pragma unroll
                 for (int v = 0; v < V; v++)
-                    if (chosen.at[v] == argmax)
+                    if (chosen.at[v] == pos)
                         sum[v] += to_float(g.at[v]);
             }
         if (add) {
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(THREADS) mean_backward_kernel(pooling o, const
 
 template <class T, int V>
 static cudaError_t pooling_forward(cudaStream_t stream, const hvt_pooling_desc *d, int real, const T *x, T *y,
-                                uint8_t *saved)
+                                   uint8_t *saved)
 {
     const pooling o = pooling_of(d);
     const int vecs = o.c / V;
@@ -174,8 +174,8 @@ static cudaError_t pooling_forward(cudaStream_t stream, const hvt_pooling_desc *
 }
 
 template <class T, int V>
-static cudaError_t pooling_backward(cudaStream_t stream, const hvt_pooling_desc *d, int real, const uint8_t *saved,
-                                 const T *dy, T *dx, bool add)
+static cudaError_t pooling_backward(cudaStream_t stream, const hvt_pooling_desc *d, int real,
+                                    const uint8_t *saved, const T *dy, T *dx, bool add)
 {
     const pooling o = pooling_of(d);
     const unsigned threads = line_threads(o.w * (o.c / V));
@@ -186,7 +186,7 @@ static cudaError_t pooling_backward(cudaStream_t stream, const hvt_pooling_desc 
 }
 
 cudaError_t hvt__cuda_pooling_forward(cudaStream_t stream, const hvt_pooling_desc *p, int real, const void *x,
-                                   void *y, void *saved)
+                                      void *y, void *saved)
 {
     if (real == 0)
         return cudaSuccess;
@@ -200,8 +200,8 @@ cudaError_t hvt__cuda_pooling_forward(cudaStream_t stream, const hvt_pooling_des
     });
 }
 
-cudaError_t hvt__cuda_pooling_backward(cudaStream_t stream, const hvt_pooling_desc *p, int real, const void *saved,
-                                    const void *dy, void *dx, bool add)
+cudaError_t hvt__cuda_pooling_backward(cudaStream_t stream, const hvt_pooling_desc *p, int real,
+                                       const void *saved, const void *dy, void *dx, bool add)
 {
     if (real == 0)
         return cudaSuccess;
@@ -210,9 +210,10 @@ cudaError_t hvt__cuda_pooling_backward(cudaStream_t stream, const hvt_pooling_de
         constexpr int V = full_vec<T>();
         const bool fit = rows_fit(V, p->c, {{saved, 1}, {dy, sizeof(T)}, {dx, sizeof(T)}});
 
-        return fit ? pooling_backward<T, V>(stream, p, real, (const uint8_t *)saved, (const T *)dy, (T *)dx, add)
+        return fit ? pooling_backward<T, V>(stream, p, real, (const uint8_t *)saved, (const T *)dy, (T *)dx,
+                                            add)
                    : pooling_backward<T, 1>(stream, p, real, (const uint8_t *)saved, (const T *)dy, (T *)dx,
-                                         add);
+                                            add);
     });
 }
 

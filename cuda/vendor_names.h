@@ -1,9 +1,10 @@
 /*
- * vendor_names.h - names of our own for the functions of cuBLASLt, cuDNN and NCCL that load.c defines.
+ * vendor_names.h - our own names for the functions of cuBLASLt, cuDNN and NCCL that load.c defines.
  *
  * load.c defines a function for each of the vendors' that cuda/ calls. In a static library under their own
- * names they would shadow the real ones of a host program that uses NCCL or cuDNN itself. This header comes
- * before the vendors': their prototypes then declare ours, and calls read as they do everywhere.
+ * names they would shadow the real ones of a host program that uses NCCL or cuDNN itself. This header is
+ * included before the vendors', so that their prototypes declare our functions, and calls are written as
+ * usual.
  */
 #ifndef HVT_VENDOR_NAMES_H
 #define HVT_VENDOR_NAMES_H

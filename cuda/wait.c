@@ -1,7 +1,7 @@
 /*
- * The host's waits for the queue. A queue that holds other ranks' part of an operation may never empty: so
- * who guards a comm can see since when the host waits, and can declare what is in the queue lost. Then the
- * kernels are made to leave, the wait ends, and says so, rather than hand out what they left behind.
+ * The host's waits for the queue. A queue that contains other ranks' part of an operation may never empty. So
+ * the guard of a comm can see since when the host has been waiting, and can declare the queue's contents
+ * lost: the kernels are then aborted, the wait ends and fails, rather than return invalid results.
  */
 #include "cuda_impl.h"
 

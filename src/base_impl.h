@@ -8,12 +8,12 @@
 
 /* Record why, where; return the code so that `return HVT_FAIL(...)` reads well. */
 hvt_status hvt__fail(hvt_status code, const char *file, int line, const char *fmt, ...) HVT_PRINTF(4, 5);
-/* Append one frame to the trace of an error already recorded. */
+/* Append one frame to the trace of the recorded error. */
 hvt_status hvt__pass(hvt_status code, const char *file, int line, const char *call);
-/* The error recorded last is held by every rank: whoever prints, prints once. */
+/* Mark the last error as the same on every rank, so that it is printed once. */
 void hvt__error_agreed(bool agreed);
 
-/* The last error as a value, to be carried from the thread where it happened to the one that asks. */
+/* The last error as a value, to move it from the thread where it happened to the one that reports it. */
 typedef struct hvt__error {
     char text[2048], trace[4096];
     bool agreed;
@@ -70,41 +70,42 @@ void hvt__log(hvt_log_level level, const char *fmt, ...) HVT_PRINTF(2, 3);
 #define HVT_INFO(...)  hvt__log(HVT_LOG_INFO, __VA_ARGS__)
 #define HVT_DEBUG(...) hvt__log(HVT_LOG_DEBUG, __VA_ARGS__)
 
-/* One line for all ranks from whichever of them can speak: whatever the level of this one. */
+/* Log regardless of this rank's level: one line on behalf of all ranks. */
 void hvt__log_always(hvt_log_level level, const char *fmt, ...) HVT_PRINTF(2, 3);
 
-/* A process that is about to end the job asks whether it may say why. The program puts a vote among the ranks
- * of a host here, so that one of them says it; without, it may. `why` is what it would say. */
+/* A process that is about to end the job calls hvt__may_report() to decide whether it is the one to say why.
+ * The program installs a vote among the ranks of a host, so that one of them reports; without it, every
+ * process may. `why` is the message. */
 typedef bool hvt__report_vote_fn(const char *why);
 void hvt__set_report_vote(hvt__report_vote_fn *vote);
 bool hvt__may_report(const char *why);
 
-/* A file, without emptying it; or a pipe, without waiting for its other end: one to write that nobody reads
- * is ENXIO, one to read that nobody writes is empty. Else as fopen(). */
+/* Open a file without truncating it, or a pipe without waiting for its other end: a pipe opened for writing
+ * without a reader is ENXIO, one opened for reading without a writer is empty. Otherwise as fopen(). */
 FILE *hvt__open_stream(const char *path, bool writes);
-/* To read; folders, pipes and devices are refused. Errors: E_IO. */
+/* Open for reading; folders, pipes and devices are refused. Errors: E_IO. */
 hvt_status hvt__open_regular(const char *path, int *ret_fd, uint64_t *ret_bytes);
 
 /*
  * Lock an open file against other processes for as long as this one has it open. The kernel releases the lock
- * when the process ends, however that happens; a program that this process starts does not inherit it if the
- * file was opened with O_CLOEXEC. False: another process holds it. On a file system without working locks
- * this warns, once per process, that nothing protects `path` (of `flag`), and returns true.
+ * when the process ends, however that happens; with O_CLOEXEC child programs do not inherit it. False:
+ * another process holds it. On a file system without working locks this warns, once per process, that `path`
+ * (of `flag`) is not protected, and returns true.
  */
 bool hvt__file_lock(int fd, const char *flag, const char *path);
 
 double hvt__now(void);               /* seconds, monotonic */
 void hvt__sort(double *x, size_t n); /* ascending */
 
-/* Seconds up to `now`, a recent hvt__now(), in which this process was stopped while a watch was open; and
- * hvt__now() without them, to measure work by. A pause shorter than a second may go unnoticed. */
+/* Seconds up to `now`, a recent hvt__now(), during which this process was stopped while a watch was open; and
+ * hvt__now() without them, to measure work. A pause of less than a second may be missed. */
 double hvt__paused(double now);
 double hvt__running(void);
-bool hvt__pause_open(void); /* false: no thread for it, and pauses count as work */
+bool hvt__pause_open(void); /* false: its thread could not be started, and pauses count as work */
 void hvt__pause_close(void);
 
-/* Between two looks at what another thread will write: some tens of cycles, in which this one takes little
- * from its core. AArch64's `yield` takes no time on most processors, `isb` does. */
+/* Spin-wait hint between two polls of another thread's data: some tens of cycles that leave the core's
+ * resources to others. AArch64's `yield` takes no time on most processors, `isb` does. */
 static inline void hvt__relax(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
@@ -115,9 +116,8 @@ static inline void hvt__relax(void)
 }
 
 /*
- * Random draws without state: a draw is a pure function of its key, so that it depends
- * neither on ranks nor on threads nor on order. The mixer is splitmix64's
- * (Steele, Lea, Flood 2014), applied once per key part.
+ * Stateless random draws: a draw is a pure function of its key, so it depends neither on ranks nor on threads
+ * nor on order. The mixer is splitmix64's (Steele, Lea, Flood 2014), applied once per part of the key.
  */
 static inline uint64_t hvt__mix(uint64_t x)
 {

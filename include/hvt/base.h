@@ -55,7 +55,7 @@ HVT_API const char *hvt_status_text(hvt_status s); ///< "an argument is out of i
 HVT_API const char *hvt_last_error(void);
 /** Where it was raised and passed through, one line per caller; "" if none. */
 HVT_API const char *hvt_last_trace(void);
-/** True when every rank holds this same error, so that one of them should print it. */
+/** True if every rank has this same error, so that only one of them should print it. */
 HVT_API bool hvt_last_error_is_agreed(void);
 
 /** Send log lines up to max_level to fn; NULL restores stderr. */

@@ -1,6 +1,6 @@
 /**
  * @file data.h
- * Datasets are bytes, memory-mapped or made on demand; the sampler says which sample comes when;
+ * Datasets are bytes, read from files or generated; the sampler defines the order of samples;
  * loaders turn them into batches.
  */
 #ifndef HVT_DATA_H
@@ -21,11 +21,11 @@ typedef struct hvt_dataset_info {
     const char *name;
     uint32_t count;
     int classes, height, width, channels;
-    uint64_t fingerprint; ///< of file sizes and labels (or of what makes the images): equal on all ranks
+    uint64_t fingerprint; ///< of file sizes and labels (or of the generator): equal on all ranks
 } hvt_dataset_info;
 
-/** Your own data. get() fills [height,width,channels] bytes and a label; called from several threads at once.
- */
+/** A user-defined dataset. get() fills [height,width,channels] bytes and a label; it is called from several
+ * threads at once. */
 typedef struct hvt_source {
     hvt_dataset_info info;
     hvt_status (*get)(void *ctx, uint32_t index, uint8_t *ret_pixels, int *ret_label);
@@ -45,15 +45,15 @@ typedef struct hvt_dataset_opts {
 /** "synth": drawn on demand; "cifar10": the official binary layout. Errors: E_ARG unknown name, E_IO,
  * E_FORMAT (truncated file, label out of range: names file, record and both values). */
 HVT_API hvt_status hvt_dataset_open(const char *name, const hvt_dataset_opts *opts, hvt_dataset **ret_set);
-/** Data of one's own; source is copied, and its close() is called by hvt_dataset_close() alone. limit: only
- * the first so many; 0 = all. Errors: E_ARG (no get(), no image, fewer than 2 classes, other than 1 to 3
+/** A user-defined dataset; source is copied, and only hvt_dataset_close() calls its close(). limit: only the
+ * first `limit` images; 0 = all. Errors: E_ARG (no get(), no image, fewer than 2 classes, other than 1 to 3
  * channels, a side beyond 16384), E_MEM. */
 HVT_API hvt_status hvt_dataset_from(const hvt_source *source, uint32_t limit, hvt_dataset **ret_set);
-/** After its loaders, else it stays and that is logged: see hvt_device_close(). */
+/** Call it after its loaders are closed, else it stays open and that is logged: see hvt_device_close(). */
 HVT_API void hvt_dataset_close(hvt_dataset **set);
 HVT_API const hvt_dataset_info *hvt_dataset_describe(const hvt_dataset *set);
 /** Image `index`: [height,width,channels] bytes and a label. May be called from several threads at once.
- * Errors: E_ARG no such image, E_FORMAT a label that is no class, and get()'s own. */
+ * Errors: E_ARG no such image, E_FORMAT a label out of range, and get()'s own. */
 HVT_API hvt_status hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8_t *ret_pixels,
                                    int *ret_label);
 
@@ -93,7 +93,7 @@ typedef struct hvt_loader_opts {
     float mean[3], std[3]; ///< x = (byte/255 - mean) / std, per channel
     hvt_order order;       ///< row order of the images that are written: hvt_model_order()
     hvt_dtype type;        ///< their type: hvt_model_input_type(), HVT_F32 by default
-    int channels; ///< stored per pixel, zeros behind the data's: hvt_model_input_channels(); 0: those
+    int channels; ///< stored per pixel, zeros after the data's own: hvt_model_input_channels(); 0: the data's
 } hvt_loader_opts;
 
 /** set and dev are borrowed. Errors: E_ARG (a global batch larger than the set when it must be full, ...),
@@ -101,11 +101,11 @@ typedef struct hvt_loader_opts {
 HVT_API hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_loader_opts *opts,
                                    hvt_loader **ret_loader);
 HVT_API void hvt_loader_close(hvt_loader **loader);
-HVT_API uint32_t hvt_loader_steps(const hvt_loader *loader); ///< steps in an epoch, on every rank the same
+HVT_API uint32_t hvt_loader_steps(const hvt_loader *loader); ///< steps per epoch, the same on every rank
 /** Go to the start of step `step` (0-based) of an epoch; draws depend on (seed, epoch, sample) alone. */
 HVT_API hvt_status hvt_loader_rewind(hvt_loader *loader, int epoch, uint32_t step);
-/** Next shard's batch of the current step, then of the next step; *ret_end is true, and no batch is
- * given, after the last. */
+/** The next shard's batch of the current step, then of the next step; after the last one *ret_end is true and
+ * there is no batch. */
 HVT_API hvt_status hvt_loader_next(hvt_loader *loader, hvt_batch *ret_batch, bool *ret_end);
 
 #ifdef __cplusplus

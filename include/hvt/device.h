@@ -1,6 +1,6 @@
 /**
  * @file device.h
- * Where arithmetic happens: "ref" (plain C, the oracle), "cpu" (vector kernels by CPUID), "cuda".
+ * Compute devices: "ref" (plain C, the reference), "cpu" (vector kernels, chosen by CPUID), "cuda".
  */
 #ifndef HVT_DEVICE_H
 #define HVT_DEVICE_H
@@ -20,39 +20,39 @@ typedef struct hvt_device_opts {
     bool share;             ///< cuda: other ranks may use the same one
     bool deterministic;     ///< cuda: the same bits in every run (ref and cpu: always)
     bool tf32;              ///< cuda: f32 products may round their factors to 10 bits (TF32)
-    const char *plan_cache; ///< cuda: file that keeps what was found out about algorithms; NULL: none
+    const char *plan_cache; ///< cuda: file that caches measured algorithm choices; NULL: none
     int threads;            ///< threads of this device, the caller included; 0 = one per cpu given, else 1
     const int *cpus; ///< [ncpus] processors to pin the threads to, thread t to cpus[t % ncpus]; or NULL
     int ncpus;       ///< 0: no pinning
     bool pin_caller; ///< cpu: pin the calling thread, too, which is thread 0, to cpus[0], until close
     bool direct;     ///< cpu: convolutions of 3x3 by their definition, not by Winograd's F(2x2, 3x3)
-    bool yield;      ///< waiting threads give the core away at once (more threads than cores)
+    bool yield;      ///< waiting threads yield the core at once (more threads than cores)
     const char *isa; ///< instruction set, see hvt_cpu_isa_name(); NULL or "auto": see hvt_cpu_isa_auto()
 } hvt_device_opts;
 
 /**
  * Open a device. opts may be NULL (all defaults). A device is used by one thread at a time. "ref" computes in
- * the calling thread alone and is never pinned: it ignores threads, cpus and ncpus; yield is heeded by a comm
- * that is opened with it.
+ * the calling thread alone and is never pinned: it ignores threads, cpus and ncpus; a comm opened with it
+ * honours yield.
  *
- * The calling thread stays as it is. How it computes with floats is changed within calls only: "ref" and
- * "cpu" round to nearest, flush subnormal numbers to zero and trap nothing, whatever the thread has set, and
- * put that back before they return. It is pinned only with `pin_caller` (for programs that own their
- * process, as hvtrain does); threads that it starts in between inherit that, and the last device that it
- * closes gives it its processors back. Errors: E_ARG unknown name or ISA (the message lists the known ones),
+ * The calling thread is not changed: its floating-point environment is set within calls only. "ref" and "cpu"
+ * round to nearest, flush subnormal numbers to zero and trap nothing, whatever the thread has set, and
+ * restore that before they return. The calling thread is pinned only with `pin_caller` (for programs that own
+ * their process, as hvtrain does); threads that it starts meanwhile inherit that, and the last device that it
+ * closes restores its affinity. Errors: E_ARG unknown name or ISA (the message lists the known ones),
  * E_UNSUPPORTED not in this build or not on this processor, E_MEM.
  */
 HVT_API hvt_status hvt_device_open(const char *name, const hvt_device_opts *opts, hvt_device **ret_dev);
-/** After all that was made with it: models, loaders, comms, recordings. Closed while one of them is there, it
- * stays open and *dev stays what it is: one line of log names what uses it, nothing is harmed, and it may be
- * closed once they are. The same holds for a model and its optimizers, an optimizer and its distributed ones,
- * a data set and its loaders. */
+/** Call it after everything that was made with the device has been closed: models, loaders, comms, captured
+ * graphs. If one of them still exists, the device stays open, *dev is unchanged, and a log line names what
+ * uses it; close it again later. The same holds for a model and its optimizers, an optimizer and its
+ * distributed ones, a data set and its loaders. */
 HVT_API void hvt_device_close(hvt_device **dev);
 HVT_API const char *hvt_device_name(const hvt_device *dev); ///< "ref", "cpu"
 HVT_API const char *hvt_device_isa(const hvt_device *dev);  ///< as hvt_cpu_isa_name; "plain" for ref
 HVT_API int hvt_device_threads(const hvt_device *dev);
 
-/** What a device is made of. Host devices have empty texts and zeros. */
+/** Properties of a device. Host devices have empty strings and zeros. */
 typedef struct hvt_device_info {
     char name[64];       ///< "NVIDIA H200"
     char uuid[48];       ///< "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
@@ -65,13 +65,14 @@ HVT_API void hvt_device_describe(const hvt_device *dev, hvt_device_info *ret_inf
 /** How many devices of this name this process can open: 1 for ref and cpu; 0 if not in this build, or
  * without driver or GPU. */
 HVT_API int hvt_device_count(const char *name);
-/** The row order that it likes for a model of `batch` images of height x width pixels. */
+/** The row order that it prefers for a model of `batch` images of height x width pixels. */
 HVT_API hvt_order hvt_device_order(const hvt_device *dev, int batch, int height, int width);
 
 /** Copy between host and device; both wait for everything queued before. */
 HVT_API hvt_status hvt_device_upload(hvt_device *dev, void *dst, const void *host, size_t bytes);
 HVT_API hvt_status hvt_device_download(hvt_device *dev, void *host, const void *src, size_t bytes);
-/** Wait for everything queued. What failed late is told here or by a copy. Errors of all three: E_DEVICE. */
+/** Wait for everything queued. Asynchronous failures are reported here or by a copy. Errors of all three:
+ * E_DEVICE. */
 HVT_API hvt_status hvt_device_sync(hvt_device *dev);
 
 /* The cpu device's table of instruction sets, weakest first: 0 .. hvt_cpu_isa_count()-1. */
@@ -79,8 +80,8 @@ HVT_API int hvt_cpu_isa_count(void);
 HVT_API const char *
 hvt_cpu_isa_name(int i); ///< "portable", "neon", "avx2", "avx512", "avx512_bf16", "amx"; NULL: none
 HVT_API bool hvt_cpu_isa_supported(int i); ///< built in, and this processor has it
-/** Supported, and worth taking unasked: "auto" is the last such set. avx512_bf16 is not on Intel's
- * processors, where multiplying pairs of bf16 takes longer than multiplying floats; f32 is computed alike by
+/** Supported, and worthwhile: "auto" is the last such set. avx512_bf16 is not worthwhile on Intel's
+ * processors, where multiplying bf16 takes longer than multiplying floats; f32 results are the same with
  * both. */
 HVT_API bool hvt_cpu_isa_auto(int i);
 

@@ -20,7 +20,7 @@ extern "C" {
 /** Models know f32, f16 and bf16, labels i32, images u8; collectives carry all of them. */
 typedef enum hvt_dtype { HVT_F32, HVT_F16, HVT_BF16, HVT_I32, HVT_U8, HVT_F64, HVT_I8, HVT_I64 } hvt_dtype;
 
-/** In which order the rows of an activation matrix [N*H*W, C] lie. */
+/** Order of the rows of an activation matrix [N*H*W, C]. */
 typedef enum hvt_order {
     HVT_ORDER_NHW, ///< image after image: row = (n*H + h)*W + w
     HVT_ORDER_HWN  ///< pixel after pixel, each a dense [N, C] matrix: row = (h*W + w)*N + n
@@ -34,19 +34,19 @@ typedef struct hvt_tensor {
 } hvt_tensor;
 
 /**
- * What a loader yields and a model consumes: one shard's part of one step.
- * Everything pointed to belongs to the loader and stays valid until its next call.
+ * What a loader yields and a model consumes: one shard's part of one step. Everything pointed to belongs to
+ * the loader and is valid until its next call.
  *
- * A batch may be short, in training too: `count` images are real, the tensors keep
- * room for N. A shard with nothing left in this step has count 0 and still takes part.
+ * A batch may be short, in training too: `count` images are valid, of N that the tensors have space for. A
+ * shard with nothing left in this step has count 0 and still takes part.
  */
 typedef struct hvt_batch {
     hvt_tensor images; ///< [N,H,W,C] or [H,W,N,C], normalised, in the loader's row order and type
     hvt_tensor labels; ///< [N] i32, 0..classes-1, which hvt_model_forward() checks where they are host memory
-    int count;         ///< images that are real, 0..N
+    int count;         ///< valid images, 0..N
     int shard;         ///< which shard of the step this is, 0..shards-1
-    int shards;        ///< S, shards in the global batch; 0: part of no step (shard, shard_counts unread)
-    const int *shard_counts; ///< [S] real images of every shard in this step, on all ranks the same
+    int shards; ///< S, shards in the global batch; 0: not part of a step (shard, shard_counts are ignored)
+    const int *shard_counts; ///< [S] valid images of every shard in this step, the same on all ranks
     const uint32_t *ids;     ///< [count] sample numbers in the dataset
 } hvt_batch;
 

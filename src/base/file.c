@@ -1,6 +1,6 @@
 /*
- * Opening a file by its name, which may also be that of a pipe, a folder or a device: what is opened is there
- * at once or is refused, and nobody waits for a pipe's other end. And locks on files that are open.
+ * Opening a path that may also be a pipe, a folder or a device: it is opened at once or refused, never
+ * waiting for a pipe's other end. And locks on open files.
  */
 #include "base_impl.h"
 
@@ -47,8 +47,8 @@ fail:
     return s;
 }
 
-/* flock() and not fcntl(F_SETLK): a lock of the latter kind is lost when the process closes any descriptor of
- * the file, which a reader of the same file elsewhere in the process may do. */
+/* flock(), not fcntl(F_SETLK): the latter's locks are lost when the process closes any descriptor of the
+ * file, as a reader of the same file elsewhere in the process may do. */
 bool hvt__file_lock(int fd, const char *flag, const char *path)
 {
     static atomic_bool warned;

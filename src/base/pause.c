@@ -1,12 +1,12 @@
 /*
- * Time in which this process was stopped (Ctrl-Z, `scontrol suspend`, a debugger, a machine that stood
- * still), so that it is not taken for time in which it worked.
+ * Time in which this process was stopped (Ctrl-Z, `scontrol suspend`, a debugger, a suspended machine), so
+ * that it is not counted as work.
  *
- * Nobody tells a process that it was stopped, and SIGCONT does not say since when. So a thread leaves a
- * *beat* every TICK. A beat that is older than LATE shows that not even this thread was let run: what passed
- * since then, less half a tick for the time before the stop, was a pause. Whoever looks first notes it, the
- * thread or the one that asks for the time. That time never goes back: a tenth of a tick of work is left
- * between what was told before a pause and after it.
+ * Nothing notifies a process that it was stopped, and SIGCONT does not say since when. So a thread updates a
+ * *heartbeat* every TICK. A heartbeat older than LATE shows that not even this thread could run: the time
+ * since then, less half a tick for the time before the stop, was a pause. It is noted by whoever sees it
+ * first, the thread or a caller that asks for the time. The time that callers see never goes back: a tenth of
+ * a tick of work is kept between the values returned before and after a pause.
  */
 #include "base_impl.h"
 
@@ -18,9 +18,10 @@
 #include <time.h>
 
 #define TICK 0.1 /* s */
-#define LATE 1.0 /* s: no load of the machine keeps a thread that sleeps from waking for so long */
+#define LATE 1.0 /* s: machine load alone never delays a sleeping thread this long */
 
-static pthread_mutex_t users_lock = PTHREAD_MUTEX_INITIALIZER; /* of `users`: held while it begins and ends */
+static pthread_mutex_t users_lock =
+    PTHREAD_MUTEX_INITIALIZER; /* protects `users`; held while the thread is started and stopped */
 static int users;
 
 static struct {
@@ -28,12 +29,12 @@ static struct {
     pthread_cond_t wake;
     pthread_t thread;
     bool closing;
-    _Atomic double heartbeat;   /* hvt__now() of the last one; 0: nobody ticks */
-    _Atomic double paused; /* s; written under the lock, before the beat that goes with it */
-    _Atomic double latest; /* hvt__now() less pauses, as it was last told */
+    _Atomic double heartbeat; /* hvt__now() of the last heartbeat; 0: no thread */
+    _Atomic double paused;    /* s; written under the lock, before the corresponding heartbeat */
+    _Atomic double latest;    /* last returned hvt__now() less pauses */
 } pauses = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* Under the lock. */
+/* With the lock held. */
 static void update(double now)
 {
     double passed = now - atomic_load(&pauses.heartbeat), paused;
@@ -102,7 +103,7 @@ static bool start(void)
         return false;
     pauses.closing = false;
     atomic_store(&pauses.heartbeat, hvt__now());
-    sigfillset(&all); /* signals are for the threads that were there before */
+    sigfillset(&all); /* signals are left to the threads that exist already */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     runs = pthread_create(&pauses.thread, NULL, tick, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);

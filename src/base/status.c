@@ -1,7 +1,7 @@
 /*
- * The last error of each thread: one line that says what was expected and what came, and a
- * trace with one line per caller that passed it on. Both live in fixed thread-local buffers, so
- * that "out of memory" can be reported too; what does not fit is cut, never lost silently.
+ * The last error of each thread: one line that says what was expected and what came, and a trace with one
+ * line per caller that passed it on. Both are in fixed thread-local buffers, so that "out of memory" can be
+ * reported too; longer text is truncated.
  */
 #include "base_impl.h"
 #include "hvt/tensor.h"

@@ -1,11 +1,12 @@
 /*
- * Lanes. A lane is its thread's alone but for three words, stored relaxed and readable by all: update, place
- * (phase and detail), since when.
+ * Lanes. Only its thread writes a lane. Other threads read three words of it, stored relaxed: update,
+ * position (phase and detail), since when.
  *
- * Invariant: from the lane's first moment to `mark` all time in which the process ran belongs to exactly one
- * phase. What is nested deeper than the stack belongs to the innermost phase that fits.
+ * Invariant: from the lane's first event to `mark` all time in which the process ran is attributed to exactly
+ * one phase. Phases nested deeper than the stack count for the innermost one that fits.
  *
- * Events of all threads go into one ring behind a lock, which is taken only while somebody listens.
+ * Events of all threads go into one ring buffer behind a lock, which is taken only while recording is
+ * enabled.
  */
 #include "base/trace.h"
 
@@ -30,9 +31,9 @@ struct hvt__lane {
     hvt__thread thread;
     bool in_step;
     double step_began;
-    int depth;          /* phases that have begun; more than DEPTH: those are not in the stack */
-    frame stack[DEPTH]; /* OTHER is below it */
-    double mark;        /* up to when time is counted; 0: nothing happened yet */
+    int depth;          /* nesting depth; phases beyond DEPTH are not on the stack */
+    frame stack[DEPTH]; /* OTHER is below the bottom */
+    double mark;        /* time is attributed up to here; 0: nothing happened yet */
     double seconds[HVT__PHASE_COUNT];
 };
 
@@ -45,7 +46,7 @@ static _Thread_local struct {
 static atomic_bool enabled;
 static struct {
     pthread_mutex_t lock;
-    hvt__event *event; /* [room] the oldest at taken % room */
+    hvt__event *event; /* [capacity] the oldest at taken % capacity */
     size_t capacity, taken, kept;
     int64_t lost;
 } ring = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -72,7 +73,8 @@ const char *hvt__trace_name(int detail)
 
 static void show(hvt__phase phase, int detail, double since)
 {
-    atomic_store_explicit(&lane.position, (uint64_t)phase << 32 | ((uint32_t)detail + 1), memory_order_relaxed);
+    atomic_store_explicit(&lane.position, (uint64_t)phase << 32 | ((uint32_t)detail + 1),
+                          memory_order_relaxed);
     atomic_store_explicit(&lane.since, since, memory_order_relaxed);
 }
 
@@ -82,7 +84,7 @@ static const frame *innermost(void)
     return lane.depth ? &lane.stack[(lane.depth < DEPTH ? lane.depth : DEPTH) - 1] : NULL;
 }
 
-/* What has passed belongs to the innermost phase, but for the time in which the process was stopped. */
+/* Attribute the time since `mark` to the innermost phase, except while the process was stopped. */
 static void count_up_to(double now)
 {
     const frame *f = innermost();
@@ -193,7 +195,7 @@ hvt__where hvt__trace_where(const hvt__lane *l)
     hvt__where w;
     uint64_t position, again = atomic_load_explicit(&l->position, memory_order_relaxed);
 
-    do { /* a thread that stands still, which is of interest, is read once */
+    do { /* of a stuck thread, the interesting case, the first read is consistent */
         position = again;
         w.step = atomic_load_explicit(&l->step, memory_order_relaxed);
         w.since = atomic_load_explicit(&l->since, memory_order_relaxed);

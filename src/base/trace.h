@@ -1,36 +1,37 @@
 /*
- * trace.h - where a thread is: the update, the phase, since when; and how long it has been in each phase.
+ * trace.h - what a thread is doing: the update, the phase, since when; and how long it has been in each
+ * phase.
  *
  *     hvt__trace_begin(HVT__EXCHANGE, bucket);
  *     return hvt__traced(hvt_comm_wait(comm, ticket));
  *
- * Phases nest. Each thread has a lane of its own, which it alone writes; where it is, any thread may ask. A
- * phase's *own* time is what passes while it is the innermost, so own times add up to the time gone by, but
- * for pauses (hvt__paused). A begin or an end costs one look at the clock.
+ * Phases nest. Each thread has a lane that it alone writes; any thread may read it. A phase's *own* time is
+ * the time while it is the innermost, so own times add up to the elapsed time, less pauses (hvt__paused). A
+ * begin or an end costs one clock read.
  *
- * While somebody listens, each phase that ends leaves an event.
+ * While recording is enabled, each phase that ends emits an event.
  */
 #ifndef HVT_BASE_TRACE_H
 #define HVT_BASE_TRACE_H
 
 #include "base_impl.h"
 
-/* Name, and what is told of it. The detail of compress to update is a bucket, of wait a rank; -1: none. */
+/* Name and meaning. The detail of compress to update is a bucket, of wait a rank; -1: none. */
 #define HVT__PHASES(X)                                                                                       \
     X(OTHER, "other")       /* none of these */                                                              \
-    X(SETUP, "setup")       /* all that comes before the first update */                                     \
+    X(SETUP, "setup")       /* everything before the first update */                                         \
     X(DATA, "data")         /* the next batch */                                                             \
     X(FORWARD, "forward")   /* and the loss */                                                               \
-    X(BACKWARD, "backward") /* without what follows, where it is nested in it */                             \
-    X(COMPRESS, "compress") /* to the wire's type and back */                                                \
-    X(LAUNCH, "launch")     /* a bucket leaves */                                                            \
-    X(EXCHANGE, "exchange") /* a bucket's sum is waited for, and worked on where no one else does */         \
-    X(WAIT, "wait")         /* in it: for a rank, once looking was not enough */                             \
+    X(BACKWARD, "backward") /* without the phases nested in it */                                            \
+    X(COMPRESS, "compress") /* to the wire type and back */                                                  \
+    X(LAUNCH, "launch")     /* a bucket is sent */                                                           \
+    X(EXCHANGE, "exchange") /* waiting for a bucket's sum, and working on it if no other thread does */      \
+    X(WAIT, "wait")         /* part of exchange: waiting for a rank after spinning did not suffice */        \
     X(UPDATE, "update")     /* of parameters and moving statistics */                                        \
     X(EVALUATE, "evaluate")                                                                                  \
     X(SAVE, "save")   /* a checkpoint */                                                                     \
-    X(AGREE, "agree") /* ranks tell each other something small */                                            \
-    X(STEP, "step")   /* a whole update: an event, in which no time is its own */
+    X(AGREE, "agree") /* small messages between ranks */                                                     \
+    X(STEP, "step")   /* a whole update: an event without own time */
 
 typedef enum hvt__phase {
 #define HVT__PHASE_ENUM(name, text) HVT__##name,
@@ -41,14 +42,14 @@ typedef enum hvt__phase {
 
 const char *hvt__phase_name(hvt__phase phase);
 
-/* Update number `step` begins, as the program counts; 0: the next one, unless one has begun. Phases that an
- * error left open are closed. */
+/* Begin update number `step`, as the program counts; 0: the next one, unless one has begun. Phases left open
+ * by an error are closed. */
 void hvt__trace_step(int64_t step);
 void hvt__trace_step_end(void);
 
 void hvt__trace_begin(hvt__phase phase, int detail);
-void hvt__trace_end(void);           /* the innermost phase; without one, nothing */
-void hvt__trace_bytes(size_t bytes); /* that the innermost phase moves or works on, for its event */
+void hvt__trace_end(void);           /* ends the innermost phase, if any */
+void hvt__trace_bytes(size_t bytes); /* that the innermost phase moves or processes, for its event */
 
 static inline hvt_status hvt__traced(hvt_status s)
 {
@@ -56,8 +57,7 @@ static inline hvt_status hvt__traced(hvt_status s)
     return s;
 }
 
-/* What stands behind the details of this thread's phases: of(ctx, detail), "" where nothing does. NULL: no
- * names. */
+/* Names for the details of this thread's phases: of(ctx, detail), "" for none. NULL: no names. */
 typedef const char *hvt__name_fn(const void *ctx, int detail);
 void hvt__trace_names(hvt__name_fn *of, const void *ctx);
 const char *hvt__trace_name(int detail);
@@ -76,9 +76,9 @@ typedef struct hvt__where {
     double since; /* hvt__now() when the phase began */
 } hvt__where;
 
-hvt__lane *hvt__trace_lane(void); /* the calling thread's, for as long as that lives */
-/* What is told are values of the recent past, of one moment unless the thread moves on meanwhile. Of a wait
- * it is the phase around it. */
+hvt__lane *hvt__trace_lane(void); /* the calling thread's; valid while the thread exists */
+/* A recent, consistent snapshot unless the thread advances meanwhile. During a wait it shows the enclosing
+ * phase. */
 hvt__where hvt__trace_where(const hvt__lane *lane);
 
 /* ---- events ---- */
@@ -87,20 +87,20 @@ typedef enum hvt__thread { HVT__TRAINING, HVT__EXCHANGING, HVT__THREAD_COUNT } h
 
 typedef struct hvt__event {
     double began, seconds; /* began: hvt__now() */
-    int64_t step, bytes;   /* bytes 0: not told */
+    int64_t step, bytes;   /* bytes 0: unknown */
     int32_t detail;
     int16_t phase, thread;
 } hvt__event;
 
-/* The calling thread's place in timelines; without this it is the one that trains. */
+/* The calling thread's track in timelines; the training thread by default. */
 void hvt__trace_thread(hvt__thread thread);
 
-/* Keep up to `room` events that were not taken yet. One listener at a time; shut: nothing is kept. */
+/* Keep up to `capacity` events until they are taken. One listener at a time; while closed nothing is kept. */
 hvt_status hvt__trace_open(size_t capacity);
-void hvt__trace_enable(bool on); /* open: off, at first */
+void hvt__trace_enable(bool on); /* off after open */
 void hvt__trace_close(void);
 size_t hvt__trace_count(void);                              /* events that can be taken */
-size_t hvt__trace_take(hvt__event *ret_event, size_t most); /* the oldest; returns how many */
-int64_t hvt__trace_lost(void);                              /* for which there was no room */
+size_t hvt__trace_take(hvt__event *ret_event, size_t most); /* takes the oldest; returns how many */
+int64_t hvt__trace_lost(void);                              /* events dropped because the buffer was full */
 
 #endif /* HVT_BASE_TRACE_H */

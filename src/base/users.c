@@ -1,5 +1,5 @@
 /*
- * Counts of those who borrow a thing, and what is said when it is closed before they are done.
+ * Counting the users of an object, and the message if it is closed while in use.
  */
 #include "users.h"
 #include "base_impl.h"
@@ -19,7 +19,7 @@ bool hvt__in_use(const hvt__users *users, const char *what)
         [HVT__USER_COMM] = "comm",
         [HVT__USER_OPTIM] = "optimizer",
         [HVT__USER_DISTOPT] = "distributed optimizer",
-        [HVT__USER_GRAPH] = "recording",
+        [HVT__USER_GRAPH] = "captured graph",
     };
     char text[160] = "";
     int kinds = 0;

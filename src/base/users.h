@@ -1,8 +1,8 @@
 /*
- * users.h - who borrows what.
+ * users.h - counts of an object's users by kind.
  *
- * A thing that others borrow counts them by kind. Closing it while it is still in use is one line of log and
- * harms nothing: it stays open, and may be closed once they are done.
+ * Closing an object while it is in use logs one line and does no harm: it stays open, and may be closed
+ * later.
  */
 #ifndef HVT_USERS_H
 #define HVT_USERS_H
@@ -23,9 +23,9 @@ typedef struct hvt__users {
     int count[HVT__USER_KINDS];
 } hvt__users;
 
-/* by: 1 when one begins to borrow, -1 when it gives back. From any thread. */
+/* by: 1 for a new user, -1 when it is done. Thread-safe. */
 void hvt__use(hvt__users *users, hvt__user kind, int by);
-/* To be asked by close: true, and said, if anyone still borrows `what` ("device cpu"). */
+/* For close functions: true, and logged, if `what` ("device cpu") is still in use. */
 bool hvt__in_use(const hvt__users *users, const char *what);
 
 #endif /* HVT_USERS_H */

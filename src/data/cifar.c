@@ -1,15 +1,14 @@
 /*
  * CIFAR-10 in its official binary layout.
  *
- * A file is a run of records of 3,073 bytes: one label, then 1,024 bytes each of red, green and blue, rows
- * first. Training images lie in data_batch_1.bin ... data_batch_5.bin in this order, test images in
- * test_batch.bin. Every file may hold any positive number of records. Sizes and labels are checked once, at
- * open.
+ * A file is a sequence of records of 3,073 bytes: one label, then 1,024 bytes each of red, green and blue,
+ * row by row. Training images are in data_batch_1.bin ... data_batch_5.bin in this order, test images in
+ * test_batch.bin. A file may have any positive number of records. Sizes and labels are checked once, at open.
  *
  * Files stay open, and each image is one pread() from the page cache: one or two microseconds more than from
- * a mapping, beside a millisecond of training. A mapping would be a SIGBUS where the file becomes shorter or
- * its disk fails while the run reads it; here both are an error that names the file and the record.
- * Source: https://www.cs.toronto.edu/~kriz/cifar.html, "Binary version".
+ * a mapping, compared with a millisecond of training. With a mapping, a file that is truncated or a disk that
+ * fails during the run would be a SIGBUS; here both are an error that names the file and the record. Source:
+ * https://www.cs.toronto.edu/~kriz/cifar.html, "Binary version".
  */
 #include "data_impl.h"
 
@@ -33,7 +32,7 @@ typedef struct cifar {
         int fd;
         char *path;
         size_t bytes;
-        uint32_t end; /* number of the first image behind this file */
+        uint32_t end; /* index of the first image after this file */
     } file[FILES_MAX];
     int nfiles;
 } cifar;
@@ -60,7 +59,7 @@ static hvt_status read_record(const cifar *c, int i, size_t record, size_t bytes
         if (n < 0 && errno == EINTR)
             continue;
         HVT_CHECK(n >= 0, E_IO, "%s: cannot read record %zu: %s", c->file[i].path, record, strerror(errno));
-        HVT_CHECK(n > 0, E_IO, "%s: ends in record %zu of %zu: it became shorter after it was opened",
+        HVT_CHECK(n > 0, E_IO, "%s: ends in record %zu of %zu: it was truncated after it was opened",
                   c->file[i].path, record, c->file[i].bytes / RECORD);
         got += (size_t)n;
     }
@@ -87,7 +86,7 @@ static hvt_status get_cifar(void *ctx, uint32_t index, uint8_t *ret_pixels, int 
     return HVT_OK;
 }
 
-/* Open one file behind those already open. */
+/* Open the next file. */
 static hvt_status open_file(cifar *c, const char *path)
 {
     uint64_t bytes;

@@ -1,9 +1,9 @@
 /*
- * The registry of data sets, and what all of them share: checks, the limit, the fingerprint.
+ * The registry of data set formats, and what all of them share: checks, the limit, the fingerprint.
  *
- * A data set is a source (count, shape, get, close) behind one set of checks; the built-in kinds and a user's
- * own take the same way. Invariant: whatever a source does, an index that reaches it is below its count, and
- * a label that leaves here is below its classes.
+ * A data set is a source (count, shape, get, close) behind one set of checks, the same for built-in formats
+ * and user-defined sources. Invariant: whatever a source does, an index passed to it is below its count, and
+ * a label returned from here is below its classes.
  */
 #include "data_impl.h"
 #include "base/users.h"
@@ -14,7 +14,7 @@
 
 struct hvt_dataset {
     hvt_source source;
-    hvt_dataset_info info; /* the source's, limited; info.name is `name` */
+    hvt_dataset_info info; /* the source's with the limit applied; info.name is `name` */
     char name[64];
     hvt__users users;
 };
@@ -35,7 +35,7 @@ hvt_status hvt_dataset_open(const char *name, const hvt_dataset_opts *opts, hvt_
 {
     HVT_GIVEN(name, "a data set's name");
     HVT_GIVEN(opts, "options");
-    HVT_GIVEN(ret_set, "a place for the data set");
+    HVT_GIVEN(ret_set, "an output pointer for the data set");
 
     char known[128];
 
@@ -58,7 +58,7 @@ hvt_status hvt_dataset_open(const char *name, const hvt_dataset_opts *opts, hvt_
 hvt_status hvt_dataset_from(const hvt_source *source, uint32_t limit, hvt_dataset **ret_set)
 {
     HVT_GIVEN(source, "a source");
-    HVT_GIVEN(ret_set, "a place for the data set");
+    HVT_GIVEN(ret_set, "an output pointer for the data set");
 
     const hvt_dataset_info *i = &source->info;
     const char *name = i->name ? i->name : "user";
@@ -116,8 +116,8 @@ const hvt_dataset_info *hvt_dataset_describe(const hvt_dataset *set)
 hvt_status hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8_t *ret_pixels, int *ret_label)
 {
     HVT_GIVEN(set, "a data set");
-    HVT_GIVEN(ret_pixels, "a place for pixels");
-    HVT_GIVEN(ret_label, "a place for the label");
+    HVT_GIVEN(ret_pixels, "an output pointer for the pixels");
+    HVT_GIVEN(ret_label, "an output pointer for the label");
 
     int label = -1;
 

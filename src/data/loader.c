@@ -2,14 +2,14 @@
  * Batches: the sampler's samples, fetched as bytes, cropped, mirrored and normalised by the device.
  *
  * A step is one batch from each of S shards; a loader yields those of its own shards, one after the other.
- * Invariant: what a batch holds is a pure function of (data set, seed, epoch, step, shard); and how an image
- * was augmented one of (seed, epoch, sample). So neither ranks nor threads nor where one began can be seen in
- * it. Everything is allocated at open: on the host twice, so that the next batch is fetched while the device
- * still reads this one; on the device once, at one address, for its queue keeps them apart.
+ * Invariant: a batch is a pure function of (data set, seed, epoch, step, shard), and an image's augmentation
+ * one of (seed, epoch, sample), so neither ranks nor threads nor the step at which a run began affect it.
+ * Everything is allocated at open: twice on the host, so that the next batch is fetched while the device
+ * still reads this one; once on the device, whose queue keeps batches apart.
  *
  * Images are fetched by the caller: two (cifar10) to twelve (synth) microseconds for one of 32 x 32 are less
- * than a percent of a training step. For slower sources (JPEG) a thread that calls fetch() for the batch
- * ahead would fit in behind next(), and nobody outside would notice.
+ * than a percent of a training step. For slower sources (JPEG) a thread that calls fetch() for the next batch
+ * would fit behind next(), invisible from outside.
  */
 #include "hvt/data.h"
 #include "data_impl.h"
@@ -19,20 +19,20 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* The operations that draw. The numbers are this room's own, apart from those that the model's
- * initialisation uses under the same seed. */
+/* The operations that draw. The numbers are private to this file and differ from those that the model's
+ * initialisation uses with the same seed. */
 enum { DRAW_CROP_Y = 0x0d00, DRAW_CROP_X, DRAW_MIRROR };
 
-enum { CROP_MAX = 127 }; /* offsets travel as int8_t */
+enum { CROP_MAX = 127 }; /* offsets are int8_t */
 
-/* A batch on the host: what the device may still be reading while the next one is fetched. */
+/* A batch in host memory, which the device may still read while the next one is fetched. */
 typedef struct slot {
-    void *memory;    /* the device's host memory, holding what follows */
+    void *memory;    /* from the device's alloc_host; holds what follows */
     int32_t *labels; /* [batch] */
     uint8_t *bytes;  /* [batch,H,W,C] */
     int8_t *draws;   /* [batch,3] */
     uint32_t *ids;   /* [batch] */
-    hvt_mark read;   /* the device has read them */
+    hvt_mark read;   /* reached when the device has read them */
     bool queued;     /* `read` was set */
 } slot;
 
@@ -50,11 +50,11 @@ struct hvt_loader {
     int order_epoch;   /* of which epoch; -1: none yet */
     int *shard_counts; /* [S] of the current step */
     slot slot[SLOTS];
-    int next_slot;            /* the slot to fill */
+    int next_slot;       /* the slot to fill */
     void *dev_images;    /* [batch,H,W,channels] in the loader's row order, device */
     int32_t *dev_labels; /* [batch] device */
 
-    int epoch, shards_done; /* turn: shards of this step already yielded */
+    int epoch, shards_done; /* shards_done: shards of this step already yielded */
     uint32_t step, steps;
 };
 
@@ -133,7 +133,7 @@ hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_lo
     HVT_GIVEN(set, "a data set");
     HVT_GIVEN(dev, "a device");
     HVT_GIVEN(opts, "options");
-    HVT_GIVEN(ret_loader, "a place for the loader");
+    HVT_GIVEN(ret_loader, "an output pointer for the loader");
 
     const hvt_dataset_info *info = hvt_dataset_describe(set);
     uint32_t steps;
@@ -204,7 +204,7 @@ void hvt_loader_close(hvt_loader **loader)
     *loader = NULL;
 }
 
-/* ---- the way through an epoch ------------------------------------------------------------------------ */
+/* ---- an epoch ---------------------------------------------------------------------------------------- */
 
 uint32_t hvt_loader_steps(const hvt_loader *loader)
 {
@@ -233,7 +233,7 @@ hvt_status hvt_loader_rewind(hvt_loader *l, int epoch, uint32_t step)
     return HVT_OK;
 }
 
-/* Real images of each shard in the current step. */
+/* Valid images of each shard in the current step. */
 static void count_shards(hvt_loader *l)
 {
     const hvt_loader_opts *o = &l->opts;
@@ -252,7 +252,7 @@ static bool is_drawn(const hvt_loader *l)
     return l->opts.crop || l->opts.flip;
 }
 
-/* How this sample is cropped and mirrored in this epoch. */
+/* Draw how this sample is cropped and mirrored in this epoch. */
 static void draw(const hvt_loader *l, uint32_t id, int8_t ret_draw[3])
 {
     uint64_t seed = l->opts.seed, epoch = (uint64_t)l->epoch;
@@ -263,7 +263,7 @@ static void draw(const hvt_loader *l, uint32_t id, int8_t ret_draw[3])
     ret_draw[2] = l->opts.flip && hvt__below(hvt__draw(seed, epoch, id, DRAW_MIRROR), 2);
 }
 
-/* Image i of the shard's batch of this step: number, bytes, label, draws. */
+/* Fetch image i of the shard's batch of this step: id, bytes, label, draws. */
 static hvt_status fetch(const hvt_loader *l, slot *s, int shard, int i)
 {
     uint32_t nth = (uint32_t)((uint64_t)l->step * (uint64_t)l->opts.batch + (uint64_t)i);
@@ -282,7 +282,7 @@ static hvt_status fill(hvt_loader *l, slot *s, int shard, int count)
 {
     const hvt_device_ops *ops = l->dev->ops;
 
-    if (s->queued) /* the device may still read the batch before the last */
+    if (s->queued) /* the device may still read the batch before last */
         HVT_TRY(ops->await(l->dev, s->read));
     s->queued = false;
     for (int i = 0; i < count; i++)
@@ -340,8 +340,8 @@ static hvt_status next(hvt_loader *l, hvt_batch *ret_batch, bool *ret_end)
 hvt_status hvt_loader_next(hvt_loader *l, hvt_batch *ret_batch, bool *ret_end)
 {
     HVT_GIVEN(l, "a loader");
-    HVT_GIVEN(ret_batch, "a place for the batch");
-    HVT_GIVEN(ret_end, "a place for the end");
+    HVT_GIVEN(ret_batch, "an output pointer for the batch");
+    HVT_GIVEN(ret_end, "an output pointer for the end");
 
     hvt__trace_begin(HVT__DATA, -1);
     return hvt__traced(next(l, ret_batch, ret_end));

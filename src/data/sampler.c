@@ -1,10 +1,10 @@
 /*
- * Which sample comes when: PyTorch's order, bit for bit.
+ * The order of samples: PyTorch's, bit for bit.
  *
- * An epoch's order is torch.randperm(count) with a generator seeded seed + epoch: MT19937 and a
- * Fisher-Yates shuffle whose bias by the remainder is part of the contract. Shards take it in strides, as
- * DistributedSampler's ranks do. Invariant: without padding the shards' samples are disjoint.
- * Sources: Matsumoto, Nishimura, "Mersenne Twister" (1998); PyTorch's randperm on the CPU.
+ * An epoch's order is torch.randperm(count) with a generator seeded seed + epoch: MT19937 and a Fisher-Yates
+ * shuffle whose modulo bias is part of the contract. Shards take it with a stride, as DistributedSampler's
+ * ranks do. Invariant: without padding the shards' samples are disjoint. Sources: Matsumoto, Nishimura,
+ * "Mersenne Twister" (1998); PyTorch's randperm on the CPU.
  */
 #include "hvt/data.h"
 #include "base_impl.h"
@@ -66,7 +66,7 @@ void hvt_sampler_permutation(uint64_t seed, int epoch, uint32_t count, uint32_t 
     mt19937 g;
 
     mt_seed(&g, (uint32_t)(seed + (uint64_t)epoch));
-    if (count >= UINT32_MAX / 20) { /* the shuffle that builds the order as it goes */
+    if (count >= UINT32_MAX / 20) { /* the inside-out shuffle */
         for (uint32_t i = 0; i < count; i++) {
             uint32_t z = (uint32_t)(mt_draw64(&g) % ((uint64_t)i + 1));
 

@@ -1,18 +1,18 @@
 /*
- * "synth": images drawn on demand, so that a first run needs no download.
+ * "synth": images generated on demand, so that a first run needs no download.
  *
- * An image shows one object on a shaded ground, beside smaller distractors and under noise. Its class says
- * which shape the object has and how it is textured (with more than 256 classes also how the ground is).
- * Place, size, tilt, handedness, colours and whether the texture's first colour is the dark one are drawn per
- * image and tell nothing, so that no sum over fixed pixels can tell the classes apart, while a few layers of
+ * An image shows one object on a shaded background, with smaller distractors and noise. Its class determines
+ * the object's shape and texture (with more than 256 classes also the background's pattern). Position, size,
+ * tilt, handedness, colours and whether the texture's first colour is the dark one are drawn per image and
+ * carry no information, so that no linear function of pixels can separate the classes, while a few layers of
  * small filters can. Mirroring an image keeps its class.
  *
  * Invariant: an image is a pure function of (split, index, size, classes), the same bytes on every machine:
- * integers only, and every draw is keyed by the image. Change a pixel and tests/data/test_dataset.c's golden
- * hashes break, with them every recorded accuracy.
+ * only integers are used, and every draw is keyed by the image. Changing a pixel breaks the golden hashes of
+ * tests/data/test_dataset.c and invalidates every recorded accuracy.
  *
- * Words. Object units: 1024 is the object's half width, u runs to its right, v down. A distance is in object
- * units too, positive inside, exact enough near the edge to shade it. Q8, Q12, Q20: fixed point with so many
+ * Terms. Object units: 1024 is the object's half width, u points right, v down. Distances are in object units
+ * too, positive inside, exact enough near the edge to shade it. Q8, Q12, Q20: fixed point with that many
  * fractional bits.
  */
 #include "data_impl.h"

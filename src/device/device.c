@@ -1,6 +1,6 @@
 /*
- * The registry of devices, what is checked once for all of them, and how floats are computed with. Everything
- * else is the backend's.
+ * The registry of devices, the checks that all of them share, and the floating-point environment. Everything
+ * else is in the backends.
  */
 #include "base_impl.h"
 #include "config.h"
@@ -49,7 +49,7 @@ hvt_status hvt_device_open(const char *name, const hvt_device_opts *opts, hvt_de
     if (!opts)
         opts = &defaults;
     HVT_GIVEN(name, "a device's name");
-    HVT_GIVEN(ret_dev, "a place for the device");
+    HVT_GIVEN(ret_dev, "an output pointer for the device");
     HVT_TRY(find(name, &ops));
     HVT_CHECK(opts->threads >= 0 && opts->threads <= HVT_MAX_THREADS, E_ARG,
               "device %s: %d threads, not 0 to %d", name, opts->threads, HVT_MAX_THREADS);
@@ -176,13 +176,13 @@ uint64_t hvt__floats_enter(void)
 
     if ((was & ~(unsigned)FLAGS) != (MASKED | DAZ | FTZ))
         _mm_setcsr(MASKED | DAZ | FTZ | (was & FLAGS));
-    __asm__ volatile("" : : : "memory"); /* no load goes before it */
+    __asm__ volatile("" : : : "memory"); /* loads must not be moved before it */
     return was;
 }
 
 void hvt__floats_leave(const uint64_t *was)
 {
-    __asm__ volatile("" : : : "memory"); /* no store comes after it */
+    __asm__ volatile("" : : : "memory"); /* stores must not be moved after it */
     if ((_mm_getcsr() ^ (unsigned)*was) & ~(unsigned)FLAGS)
         _mm_setcsr((unsigned)*was);
 }
@@ -204,7 +204,7 @@ static void set_fpcr(uint64_t to)
     __asm__ volatile("msr fpcr, %0" : : "r"(to) : "memory");
 }
 
-/* Exceptions noted so far have a register of their own here. */
+/* AArch64 keeps the exception flags in a register of their own. */
 static uint64_t fpsr(void)
 {
     uint64_t now;

@@ -1,15 +1,14 @@
 /*
- * formula.h - the arithmetic of every elementwise op, once.
+ * formula.h - the arithmetic of every elementwise op, defined once.
  *
- * A text for one type: whoever includes it (scalar.h, cpu/elementwise.c) defines F, a float or a vector of
- * floats; M, integers as many, what comparing two F gives: not 0 where true; and
+ * A source for one type: the including file (scalar.h, cpu/elementwise.c) defines F, a float or a vector of
+ * floats; M, integers of the same count, the result of comparing two F: nonzero where true; and
  *     f_fma(a, b, c)   a*b + c, rounded once where the processor can do that fast (ref: always)
  *     f_relu(x)        0 > x ? 0 : x, so that a NaN stays one
  *     f_keep(y, d)     y <= 0 ? 0 : d, so that d passes where y is NaN, as in PyTorch (threshold_backward)
- * so that ref, the cpu's vectors, their bodies and their tails, and a GPU's threads do the same roundings:
- * equal bits, wherever a span is cut. The one exception: the portable set on a processor without fma rounds
- * products by themselves (fmaf would be a function call of some 20 ns), and differs from ref in the last
- * place.
+ * so that ref, the cpu's vectors, in loop bodies and tails, and GPU threads round alike: the bits are equal,
+ * wherever a span is split. The one exception: the portable set on a processor without fma rounds products
+ * separately (fmaf would be a function call of some 20 ns), and differs from ref in the last place.
  *
  * Included by src/device and cuda/. Nothing else.
  */
@@ -42,8 +41,8 @@ HVT_FN F sgd_step(const sgd_consts *k, F w, F direction)
     return f_fma(k->minus_lr, direction, w);
 }
 
-/* Batch norm. a = gamma * rstd. (x - mean first: with a folded shift, beta - mean * a, a mean that is large
- * against the deviation would cost digits.) */
+/* Batch norm. a = gamma * rstd. x - mean is computed first: with a folded shift, beta - mean * a, a mean that
+ * is large against the deviation would cost precision. */
 HVT_FN F bn_value(F x, F mean, F a, F beta)
 {
     return f_fma(x - mean, a, beta);
@@ -61,18 +60,21 @@ HVT_FN F bn_moving(F run, F moment, F rate, F keep, F scale)
     return f_fma(rate, scale * moment, keep * run);
 }
 
-/* Maximum pooling, for the pixels of a window in row-major order, from the first one in the image on: does v
- * win over the best so far? So the first largest wins, and a NaN over all before it, as in PyTorch. */
+/* Max pooling, for the pixels of a window in row-major order, from the first one inside the image on: does v
+ * replace the maximum so far? The first of equal maxima wins, and a NaN over everything before it, as in
+ * PyTorch. */
 HVT_FN M pooling_wins(F v, F best)
 {
     return (v > best) | (v != v);
 }
 
-/* Softmax cross entropy of a row x: loss = log(sum exp(x - max)) - (x[label] - max) in nats, its gradient
+/*
+ * Softmax cross-entropy of a row x: loss = log(sum exp(x - max)) - (x[label] - max) in nats, its gradient
  * exp(x - max) / sum - onehot.
  *
- * Does class `index` with logit x come before the label, whose logit is `target`? Larger ones do, of equal
- * ones those of lower index, and a NaN counts as larger than the label. */
+ * Does class `index` with logit x rank before the label, whose logit is `target`? Larger logits do, equal
+ * ones of lower index do, and a NaN counts as larger than the label.
+ */
 HVT_FN M xent_before(F x, F target, M index, M label)
 {
     return (((x > target) | (x != x) | (target != target)) & (index != label)) |
@@ -85,7 +87,7 @@ HVT_FN F xent_poison(F x)
     return x * 0;
 }
 
-/* e = exp(x - max), of which there are `sum`; hit: 1 for the label, else 0 */
+/* e = exp(x - max); sum: of all e; hit: 1 for the label, else 0 */
 HVT_FN F xent_grad(F e, F sum, F hit, F scale)
 {
     return (e / sum - hit) * scale;

@@ -1,9 +1,9 @@
 /*
- * half.h - f16 and bf16 in plain integers: round to nearest even, infinities and NaNs kept, subnormal f16
- * exact whatever the mode of the processor; and an element of any type as a float.
+ * half.h - f16 and bf16 in integer arithmetic: round to nearest even, infinities and NaNs kept, subnormal f16
+ * exact whatever the processor's mode; and loading and storing an element of any type as a float.
  *
- * This file, formula.h, scalar.h and step.h are C17 and C++17 alike, so that kernels of a GPU are made of the
- * same text: those define HVT_FN, what stands before a function, before they include it.
+ * This file, formula.h, scalar.h and step.h are both C17 and C++17, so that GPU kernels are compiled from the
+ * same source: those define HVT_FN, which precedes every function, before they include it.
  *
  * Included by src/device and cuda/. Nothing else.
  */

@@ -1,10 +1,10 @@
 /*
- * Memory and order of the devices that compute on the host. Ops have finished when they return, so
- * every mark lies in the past and waiting is nothing.
+ * Memory and synchronisation of the devices that compute on the host. Ops have completed when they return, so
+ * every mark is already reached and waiting does nothing.
  *
- * A block starts with a 64-byte head that says how to give it back. Small blocks come from the heap; from
- * one huge page on they are mapped: the kernel's zero pages cost nothing until they are touched, which is
- * when the thread that will use them is known.
+ * A block starts with a 64-byte header that says how to free it. Small blocks come from the heap. Blocks of a
+ * huge page or more are mapped: the kernel's zero pages cost nothing until they are touched, and that is done
+ * by the thread that will use them.
  */
 #include "host.h"
 #include "base_impl.h"
@@ -21,7 +21,7 @@ typedef struct head {
     size_t mapped; /* bytes of the mapping; 0: from the heap */
 } head;
 
-/* A mapping of `bytes` that starts on a huge page; NULL if there is none. */
+/* Map `bytes` at the start of a huge page; NULL on failure. */
 static void *map(size_t bytes)
 {
     size_t total = bytes + HUGE_PAGE;
@@ -37,7 +37,7 @@ static void *map(size_t bytes)
     p += before;
     if (after)
         munmap(p + bytes, after);
-    madvise(p, bytes, MADV_HUGEPAGE); /* a wish; without it all works, with more page faults */
+    madvise(p, bytes, MADV_HUGEPAGE); /* advisory; without it there are more page faults */
     return p;
 }
 
@@ -105,7 +105,7 @@ hvt_status hvt__host_sync(hvt_device *d)
     return HVT_OK;
 }
 
-/* An image is stored as it comes. */
+/* Images are stored with the channels that they have. */
 int hvt__host_channels(const hvt_device *d, hvt_dtype t, int c)
 {
     (void)d;

@@ -1,5 +1,5 @@
 /*
- * host.h - what the devices that compute on the host share: memory, order and a step's decision.
+ * host.h - what the host devices share: memory, synchronisation and the decision of a step.
  *
  * Included by src/device. Nothing else.
  */

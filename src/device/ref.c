@@ -1,8 +1,7 @@
 /*
- * The reference device: every op in plain C, one thread, in an order anyone can follow. It is the
- * specification, the fallback and the judge of the others: sums run in double, elementwise ops are
- * formula.h on one float at a time (so the cpu device must give the same bits), and nothing but real rows
- * is read where a sum is taken.
+ * The reference device: every op in plain C, on one thread, in an obvious order. It is the specification, the
+ * fallback and the oracle for the others: sums are taken in double, elementwise ops are formula.h on one
+ * float at a time (so the cpu device must give the same bits), and sums read valid rows only.
  */
 #include "base_impl.h"
 #include "host.h"
@@ -38,7 +37,7 @@ static hvt_order order_ref(const hvt_device *d, int batch, int height, int width
 
 /* ---- rows ---- */
 
-/* the i-th real row of a matrix */
+/* the i-th valid row of a matrix */
 static size_t real_row(hvt_rows r, size_t i)
 {
     return i / r.real * r.block + i % r.real;
@@ -109,7 +108,7 @@ static hvt_status bn_recompute_ref(hvt_device *d, const hvt_bn_args *a)
     return HVT_OK;
 }
 
-/* dz: what relu let through of dy */
+/* dz: dy masked by relu */
 static float masked(const hvt_bn_grad_args *a, size_t at)
 {
     float dz = hvt__load(a->dy, a->type, at);
@@ -350,7 +349,7 @@ static hvt_status sgd_ref(hvt_device *d, size_t n, const hvt_sgd_args *a, const 
     return HVT_OK;
 }
 
-/* ---- factors: filters lie one after the other, so a gradient is [k, m] as it is ---- */
+/* ---- factors: filters are contiguous, so a gradient already is [k, m] ---- */
 
 static hvt_status factor_p_ref(hvt_device *d, const hvt_factor_args *a)
 {

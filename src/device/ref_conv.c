@@ -1,8 +1,7 @@
 /*
- * Convolution, pooling and subsampling of the reference device: loops over images, pixels and taps, one
- * sum in double per output. Weights lie as [K,R,S,C], so that the innermost loop runs along both operands'
- * channels. Nothing past the real images is read or written. What lies where is told in elements, since they
- * are of any type.
+ * Convolution, pooling and subsampling of the reference device: loops over images, pixels and taps, with one
+ * sum in double per output. Weights are [K,R,S,C], so that the innermost loop runs along both operands'
+ * channels. Images past `real` are neither read nor written. Offsets are in elements, since the type varies.
  */
 #include "base_impl.h"
 #include "host.h"
@@ -75,7 +74,7 @@ hvt_status hvt__conv_pack_weights_ref(hvt_op *op, const void *w)
 
 enum { OUTSIDE = -1 };
 
-/* One output pixel and one tap meet at one input pixel: its first element, or OUTSIDE in the padding. */
+/* The first element of the input pixel that an output pixel reads with a tap, or OUTSIDE in the padding. */
 static ptrdiff_t input_at(const conv *o, int n, int p, int q, int r, int s)
 {
     const hvt_conv_desc *d = &o->d;
@@ -86,7 +85,7 @@ static ptrdiff_t input_at(const conv *o, int n, int p, int q, int r, int s)
     return (ptrdiff_t)row_of(d->order, d->n, d->h, d->w, n, h, w) * d->c;
 }
 
-/* The first of a tap's weights of filter k. */
+/* The first weight of a tap of filter k. */
 static size_t weight_at(const conv *o, int k, int r, int s)
 {
     return (((size_t)k * o->d.r + r) * o->d.s + s) * o->d.c;
@@ -210,11 +209,11 @@ hvt_status hvt__pooling_plan_ref(hvt_device *d, const hvt_pooling_desc *p, hvt_o
     o = malloc(sizeof *o);
     HVT_CHECK(o, E_MEM, "no memory for %zu bytes of a pooling's plan", sizeof *o);
     *o = (pooling){{d, free_op},
-                *p,
-                p->mean ? 1 : hvt__conv_out(p->h, p->size, p->stride, p->pad),
-                p->mean ? 1 : hvt__conv_out(p->w, p->size, p->stride, p->pad)};
+                   *p,
+                   p->mean ? 1 : hvt__conv_out(p->h, p->size, p->stride, p->pad),
+                   p->mean ? 1 : hvt__conv_out(p->w, p->size, p->stride, p->pad)};
     *ret_op = &o->op;
-    *ret_saved = p->mean ? 0 : (size_t)p->n * o->p * o->q * p->c; /* one byte each: place in the window */
+    *ret_saved = p->mean ? 0 : (size_t)p->n * o->p * o->q * p->c; /* one byte each: the argmax */
     return HVT_OK;
 }
 
@@ -285,8 +284,9 @@ hvt_status hvt__pooling_forward_ref(hvt_op *op, int real, const void *x, void *y
     return HVT_OK;
 }
 
-/* Each input pixel adds up the outputs that chose it, in their row-major order. */
-hvt_status hvt__pooling_backward_ref(hvt_op *op, int real, const void *saved, const void *dy, void *dx, bool add)
+/* Each input pixel adds the outputs that chose it, in their row-major order. */
+hvt_status hvt__pooling_backward_ref(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
+                                     bool add)
 {
     HVT_FLOATS;
     const pooling *o = (const pooling *)op;

@@ -1,5 +1,5 @@
 /*
- * ref_impl.h - the reference device's entries that live in ref_conv.c, and where a pixel's row is.
+ * ref_impl.h - the reference device's entries that are defined in ref_conv.c, and the row of a pixel.
  *
  * Included by src/device/ref*.c. Nothing else.
  */
@@ -29,10 +29,11 @@ hvt_status hvt__conv_forward_ref(hvt_op *op, int real, const void *x, const void
 hvt_status hvt__conv_backward_x_ref(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
                                     void *ws);
 hvt_status hvt__conv_backward_w_ref(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
-hvt_status hvt__pooling_plan_ref(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op, size_t *ret_saved);
+hvt_status hvt__pooling_plan_ref(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op,
+                                 size_t *ret_saved);
 hvt_status hvt__pooling_forward_ref(hvt_op *op, int real, const void *x, void *y, void *saved);
 hvt_status hvt__pooling_backward_ref(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
-                                  bool add);
+                                     bool add);
 hvt_status hvt__subsample_forward_ref(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
                                       int stride, int channels, const void *x, void *y);
 hvt_status hvt__subsample_backward_ref(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,

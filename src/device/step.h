@@ -1,17 +1,17 @@
 /*
- * step.h - the rules of a step: does it update, with which loss scale does the run go on, does it end here?
+ * step.h - the decision of a step: does it update, what is the next loss scale, does the run end here?
  *
- * One text for every device: a host device calls it, a GPU's kernel of one thread is made of it (there HVT_FN
- * says that it runs on both sides). All ranks give the same sums and the same `bad`, so they decide alike
- * without a message.
+ * One source for all devices: a host device calls it, and a GPU kernel of one thread is compiled from it
+ * (there HVT_FN makes it a host and device function). All ranks pass the same sums and the same `bad`, so
+ * they decide alike without communication.
  *
- *   ranks were told          stop, see hvt__step_agrees().
- *   different things
+ *   ranks were given         stop, see hvt__step_agrees().
+ *   different values
  *   loss not finite          stop. Nothing is applied or counted; no scale would help.
- *   gradients not finite     skip: the parameters stay. The scale moves as in torch.amp.GradScaler: times
- *                            `backoff` now, times `growth` after `interval` updates in a row. At `floor` it
- *                            cannot fall, and the next such step stops the run; so do HVT__SKIPS_MOST of them
- *                            in a row where the scale is fixed, for then nothing else would end it.
+ *   gradients not finite     skip: the parameters are left alone. The scale moves as in torch.amp.GradScaler:
+ *                            times `backoff` now, times `growth` after `interval` updates in a row. At
+ *                            `floor` it cannot fall, and the next such step stops the run; so do
+ *                            HVT__SKIPS_MOST of them in a row with a fixed scale, which would never end.
  *   else                     update.
  *
  * Included by src/device and cuda/. Nothing else.
@@ -37,7 +37,7 @@ HVT_FN void hvt__step_stop(hvt_step_state *s, hvt_stop why, float loss, uint64_t
     s->stop_bad = bad;
 }
 
-/* Gradients are not finite: may the run go on? */
+/* Gradients are not finite: lower the scale. False: the run cannot go on. */
 HVT_FN bool hvt__step_back_off(hvt_step_state *s)
 {
     s->skips_in_row++;
@@ -65,10 +65,10 @@ HVT_FN void hvt__step_grow(hvt_step_state *s)
 }
 
 /*
- * Were all ranks told the same of this step? Each brings 1 and, of some words h that are made of what it was
- * told, h and h*h; so what is here is N, sum h and sum h*h, exactly, for all are whole numbers below 2^24. N
- * times the sum of squares is the square of the sum only if all N are equal (Cauchy and Schwarz), and every
- * rank sees the same sums. No message is needed, and all find out in the same step.
+ * Were all ranks given the same values for this step? Each rank contributes 1 and, for some words h of a hash
+ * over its values, h and h*h; the sums are N, sum h and sum h*h, all exact, since they are integers below
+ * 2^24. N times the sum of squares equals the square of the sum only if all h are equal (Cauchy-Schwarz), and
+ * every rank sees the same sums. So no message is needed, and all ranks notice in the same step.
  */
 HVT_FN bool hvt__step_agrees(const float *agreement)
 {
@@ -78,7 +78,7 @@ HVT_FN bool hvt__step_agrees(const float *agreement)
     return true;
 }
 
-/* sums [HVT__STEP_SUMS], over the global batch: loss in nats, hits among the first 1 and 5, what was told. */
+/* sums [HVT__STEP_SUMS] over the global batch: loss in nats, top-1 and top-5 hits, agreement check. */
 HVT_FN void hvt__step_decide(hvt_step_state *s, const float *sums)
 {
     uint64_t bad = s->bad;

@@ -1,7 +1,7 @@
 /*
- * Where things lie in an arena, given when they live: first fit, the largest first. Two blocks may share
- * room if their lives do not touch. The result depends on sizes and lives alone, so it is the same on every
- * rank.
+ * Offsets of blocks in an arena, given their lifetimes: first fit, the largest first. Blocks share memory if
+ * their lifetimes do not intersect. The result depends on sizes and lifetimes alone, so it is the same on
+ * every rank.
  */
 #include "layers.h"
 
@@ -12,8 +12,8 @@ static bool intersect(const hvt_block *a, const hvt_block *b)
     return a->from <= b->to && b->from <= a->to;
 }
 
-/* Put block b into the first gap that is wide enough among placed blocks that live when it does. `first`
- * heads their list by offset, chained by `next`. */
+/* Place block b in the first gap that is large enough between placed blocks whose lifetimes intersect its
+ * own. `first` heads their list in order of offset, linked by `next`. */
 static void place(hvt_block *block, int b, int *first)
 {
     hvt_block *me = &block[b];

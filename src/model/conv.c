@@ -1,6 +1,6 @@
 /*
- * Convolution. The device owns the algorithm and the weights' layout; this layer declares the weight, and
- * sees to it that a packed copy made for backward is renewed when, and only when, the weights moved.
+ * Convolution. The device owns the algorithm and the weights' layout; this layer declares the weight, and has
+ * the weights packed for backward whenever, and only when, they have changed.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -12,7 +12,7 @@
 enum { FILTERS, SIZE, STRIDE, PAD };
 
 typedef struct conv {
-    uint64_t packed; /* the model's version that the device's packed copy was made from; 0: none yet */
+    uint64_t packed; /* version of the model that the device's packed weights were made from; 0: none yet */
 } conv;
 
 hvt_value hvt_conv2d(hvt_model *m, hvt_value x, int filters, int size, int stride, int pad)

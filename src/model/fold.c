@@ -1,10 +1,10 @@
 /*
- * Folding: batchnorm -> add -> relu, or a part of it, becomes one batch norm with a residual and a relu flag.
+ * Fusion: batchnorm -> add -> relu, or a part of it, becomes one batch norm with a residual and a relu flag.
  *
- * A layer is folded into the one that made its input if nobody else reads that input. An add goes into the
- * later of its operands if that is a batch norm without relu, because only there the other operand is
- * already computed. Readers of a folded layer then read the batch norm itself, so after folding the tape is
- * again a tape: layers in the order they run, reading earlier ones.
+ * A layer is fused into the producer of its input if it is the only reader of that input. An add is fused
+ * into the later of its operands if that is a batch norm without relu, because only there the other operand
+ * is already computed. Readers of a fused layer then read the batch norm itself, so the result is again a
+ * tape: layers in execution order that read earlier ones.
  */
 #include "layers.h"
 
@@ -13,9 +13,10 @@ static bool is_open_norm(const hvt_layer *l)
     return l->ops == &hvt_layer_norm && !l->arg[HVT_NORM_RELU];
 }
 
-/* The batch norm that takes over layer l, or -1. l's inputs name unfolded layers already; uses[] counts
- * readers of values as built, so `via` are l's inputs as built. */
-static hvt_value fold_target(const hvt_model *m, const hvt_layer *l, const hvt_value *as_built, const int *uses)
+/* The batch norm into which layer l can be fused, or -1. l's inputs already name layers that are not fused;
+ * uses[] counts readers of values as built, so `as_built` has l's original inputs. */
+static hvt_value fold_target(const hvt_model *m, const hvt_layer *l, const hvt_value *as_built,
+                             const int *uses)
 {
     hvt_value later;
     int i;
@@ -40,7 +41,8 @@ void hvt__model_fold(hvt_model *m, const int *uses)
         for (int i = 0; i < HVT_LAYER_IN; i++) {
             as_built[i] = l->in[i];
             if (as_built[i] >= 0 && m->layer[as_built[i]].folded)
-                l->in[i] = m->layer[as_built[i]].in[0]; /* where a folded layer says who took it over */
+                l->in[i] = m->layer[as_built[i]]
+                               .in[0]; /* in[0] of a fused layer is the one that it was fused into */
         }
         into = m->unfused ? -1 : fold_target(m, l, as_built, uses);
         if (into < 0)

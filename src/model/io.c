@@ -1,6 +1,6 @@
 /*
- * Parameters and moving statistics as the world outside knows them: canonical order in host memory. The
- * device's own layout is seen by conv_permute alone. Also where the gradients lie.
+ * Parameters and running statistics in canonical order in host memory. Only conv_permute knows the device's
+ * own layout. Also the placement of the arenas.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -40,7 +40,7 @@ hvt_status hvt__model_import(hvt_model *m, const hvt_param *p, float *arena, con
     }
     mine = calloc(p->count, sizeof *mine);
     HVT_CHECK(mine, E_MEM, "no memory for a copy of %s (%zu floats)", p->name, p->count);
-    ops->conv_permute(p->op, false, mine, (float *)canonical); /* in this direction it is only read */
+    ops->conv_permute(p->op, false, mine, (float *)canonical); /* only read in this direction */
     HVT_TRY_OR(done, hvt_device_upload(m->dev, arena + p->offset, mine, p->count * sizeof *mine));
 done:
     free(mine);
@@ -52,7 +52,7 @@ hvt_status hvt__model_place(hvt_model *m, float *grads)
     HVT_CHECK(m->batch, E_ARG, "gradients are placed before hvt_model_plan()");
     if (!m->grads_placed)
         m->dev->ops->release(m->dev, m->grads);
-    m->backward_pending = false; /* its rider is gone */
+    m->backward_pending = false; /* its step statistics are gone */
     m->grads_placed = grads != NULL;
     m->grads = grads;
     if (!grads)
@@ -112,12 +112,13 @@ hvt_status hvt_model_hash(hvt_model *m, uint64_t *ret_hash)
     float *copy;
 
     HVT_GIVEN(m, "a model");
-    HVT_GIVEN(ret_hash, "a place for the hash");
+    HVT_GIVEN(ret_hash, "an output pointer for the hash");
     HVT_CHECK(m->batch, E_ARG, "hash before hvt_model_plan()");
     most = hvt__model_largest(m);
     copy = malloc(most * sizeof *copy);
     HVT_CHECK(copy, E_MEM, "no memory for a copy of %zu floats", most);
-    for (const hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++) { /* as built: a state_dict's order */
+    for (const hvt_layer *l = m->layer; l < m->layer + m->nlayer;
+         l++) { /* in the order of building, as in a state_dict */
         for (int i = 0; i < HVT_LAYER_PARAMS && l->param[i] >= 0; i++)
             HVT_TRY_OR(done, hash_param(m, &m->param[l->param[i]], copy, &h));
         for (int i = 0; i < 2 && l->stat >= 0; i++)

@@ -1,10 +1,10 @@
 /*
- * layers.h - between the files of src/model: the layer table's entries, how builders append, what a layer
- * may ask for while it is planned, and the arenas' fit.
+ * layers.h - shared by the files of src/model: the table of layers, what builders and plans call, and the
+ * arena allocator.
  *
- * A layer's file holds its builder, plan, forward and backward side by side. Shapes are inferred when a
- * layer is appended (y's dim[0], the batch, stays 0 until the plan), so the first mistake is known at once;
- * it is kept in the model and reported by hvt_model_plan().
+ * A layer's file has its builder, plan, forward and backward side by side. Shapes are inferred when a layer
+ * is appended (y's dim[0], the batch, stays 0 until the plan), so the first mistake is found at once; the
+ * model keeps it, and hvt_model_plan() reports it.
  *
  * Included by src/model. Nothing else.
  */
@@ -16,17 +16,17 @@
 extern const hvt_layer_ops hvt_layer_input, hvt_layer_conv, hvt_layer_norm, hvt_layer_relu, hvt_layer_add,
     hvt_layer_maxpool, hvt_layer_avgpool, hvt_layer_subsample, hvt_layer_linear, hvt_layer_loss;
 
-/* characters of a layer's name; the rest is for what it is followed by */
+/* characters of a layer's name, which leave space for the longest suffix */
 enum { HVT_LAYER_NAME_MOST = HVT_NAME_MAX - (int)sizeof ".num_batches_tracked" };
 
-enum { HVT_NORM_RELU }; /* index into a norm layer's arg: relu follows, folded; in[1] is the residual */
+enum { HVT_NORM_RELU }; /* index into a norm layer's arg: relu is fused into it; in[1] is a fused residual */
 
 /* ---- building ---- */
 
-/* The layer appended next, reading a and b (-1: nothing), with its name; NULL after a mistake, also of this
- * call. Valid until hvt__layer_end(). */
+/* Begin the next layer, which reads a and b (-1: nothing), and give it its name; NULL after a mistake, also
+ * one in this call. Valid until hvt__layer_end(). */
 hvt_layer *hvt__layer_begin(hvt_model *m, const hvt_layer_ops *ops, hvt_value a, hvt_value b);
-/* Append it: its output has h x w pixels of c channels. */
+/* Append the layer: its output has h x w pixels of c channels. */
 hvt_value hvt__layer_end(hvt_model *m, hvt_layer *l, int64_t h, int64_t w, int64_t c);
 /* Record the first mistake, in layer l (NULL: of no layer). Returns -1. */
 hvt_value hvt__mistake(hvt_model *m, const hvt_layer *l, hvt_status code, const char *fmt, ...)
@@ -38,30 +38,31 @@ hvt_value hvt__mistake(hvt_model *m, const hvt_layer *l, hvt_status code, const 
             return hvt__mistake(m, l, HVT_E_SHAPE, __VA_ARGS__);                                             \
     } while (0)
 
-enum { HVT_MOST = 1 << 20 }; /* of any number a builder is given: sums and products of two stay in range */
+enum { HVT_MOST = 1 << 20 }; /* maximum of any builder argument: sums and products of two do not overflow */
 
 /* ---- planning ---- */
 
-/* A trainable tensor of layer l, in its slot: name is the layer's and suffix. op translates its layout, with
- * `count` floats in the arena; NULL: it lies as in files. */
+/* Add a trainable tensor to layer l in `slot`: its name is the layer's plus `suffix`. p->op converts its
+ * layout, of `count` floats in the arena; NULL: it has the layout of files. */
 hvt_status hvt__param_add(hvt_model *m, hvt_layer *l, int slot, const hvt_param *p, const char *suffix);
-/* Moving statistics of layer l: count of each. */
+/* Add running statistics to layer l, `count` of each. */
 hvt_status hvt__stats_add(hvt_model *m, hvt_layer *l, int count);
-void hvt__model_fold(hvt_model *m, const int *uses); /* uses[nlayer]: how often each value is read */
-hvt_status hvt__step_open(hvt_model *m);             /* the step's state, as before the first one */
-hvt_status hvt__step_restart(hvt_model *m);          /* the same again, but for what it counts */
-/* Free what a plan made; the tape stays. */
+void hvt__model_fold(hvt_model *m, const int *uses); /* uses[nlayer]: number of readers of each value */
+hvt_status hvt__step_open(hvt_model *m);             /* allocate and initialise the step's state */
+hvt_status hvt__step_restart(hvt_model *m);          /* reinitialise it, except for its counters */
+/* Free what the plan allocated; the tape remains. */
 void hvt__model_unplan(hvt_model *m);
 
-/* Something that lies in an arena from time `from` to time `to`, both included. */
+/* A block of an arena that is live from time `from` to time `to`, both included. */
 typedef struct hvt_block {
-    size_t bytes; /* 0: takes no room */
+    size_t bytes; /* 0: takes no space */
     int from, to;
     size_t offset; /* 64-byte aligned */
-    int next;      /* hvt__arena_fit's own */
+    int next;      /* private to hvt__arena_fit() */
 } hvt_block;
 
-/* Give every block an offset such that those alive at one time do not overlap; returns the arena's bytes. */
+/* Give every block an offset such that blocks live at the same time do not overlap; returns the arena's
+ * bytes. */
 size_t hvt__arena_fit(hvt_block *block, int n);
 
 /* ---- running ---- */
@@ -86,13 +87,13 @@ static inline size_t hvt__bytes(const hvt_layer *l)
     return hvt__elements(l) * hvt_dtype_size(l->y.dtype);
 }
 
-/* Rows of l's output, those of the last forward's images real. */
+/* Rows of l's output; valid are those of the last forward's images. */
 static inline hvt_rows hvt__real_rows(const hvt_model *m, const hvt_layer *l)
 {
     return hvt__rows(m->order, hvt__pixels(l), m->batch, m->real);
 }
 
-/* The span of a layer's parameter in the parameters, in the gradients. */
+/* Address of a layer's parameter, of its gradient. */
 static inline float *hvt__weight(const hvt_model *m, const hvt_layer *l, int slot)
 {
     return m->params + m->param[l->param[slot]].offset;
@@ -103,14 +104,14 @@ static inline float *hvt__grad(const hvt_model *m, const hvt_layer *l, int slot)
     return m->grads + m->param[l->param[slot]].offset;
 }
 
-/* Convolution, shared with the linear layer, which is one of 1x1 images. */
+/* Convolution, shared with the linear layer, which is a convolution of 1x1 images. */
 hvt_status hvt__conv_plan(hvt_model *m, hvt_layer *l, const hvt_conv_desc *d, hvt_param p);
 hvt_status hvt__conv_forward(hvt_model *m, hvt_layer *l);
 hvt_status hvt__conv_backward(hvt_model *m, hvt_layer *l);
 
-/* y of norm layer l again, as the last training pass made it. */
+/* Recompute y of norm layer l as the last training pass computed it. */
 hvt_status hvt__norm_recompute(hvt_model *m, hvt_layer *l);
-/* Moving statistics of norm layer l from the rider's sums over all shards. */
+/* Update the running statistics of norm layer l from the step statistics, summed over all shards. */
 hvt_status hvt__norm_end_step(hvt_model *m, hvt_layer *l, const int *counts, int shards);
 
 #endif /* HVT_LAYERS_H */

@@ -1,9 +1,9 @@
 /*
- * A model's life, the appending of layers, and the two walks.
+ * Creating and freeing a model, appending layers, the forward and the backward pass.
  *
  * Values are indices of layers. A builder given a bad value or bad sizes records the model's first mistake
- * and returns -1, which every later builder passes on; hvt_model_plan() reports it. The walks skip folded
- * layers, whose work another one does.
+ * and returns -1, which every later builder passes on; hvt_model_plan() reports it. The passes skip layers
+ * that were fused into others.
  */
 #include "base/trace.h"
 #include "layers.h"
@@ -21,7 +21,7 @@ hvt_status hvt_model_create(hvt_device *dev, hvt_model **ret_model)
     hvt_model *m;
 
     HVT_GIVEN(dev, "a device");
-    HVT_GIVEN(ret_model, "a place for the model");
+    HVT_GIVEN(ret_model, "an output pointer for the model");
     m = calloc(1, sizeof *m);
     HVT_CHECK(m, E_MEM, "no memory for %zu bytes of a model", sizeof *m);
     m->dev = dev;
@@ -150,7 +150,7 @@ hvt_value hvt__layer_end(hvt_model *m, hvt_layer *l, int64_t h, int64_t w, int64
     return m->nlayer++;
 }
 
-/* ---- the walks ---- */
+/* ---- forward and backward ---- */
 
 static hvt_status check_batch(const hvt_model *m, const hvt_batch *b)
 {
@@ -174,7 +174,7 @@ static hvt_status check_batch(const hvt_model *m, const hvt_batch *b)
               labels->dim[0], labels->ndim, m->batch);
     HVT_CHECK(!b->count || (x->data && labels->data), E_ARG, "a batch of %d images has no %s", b->count,
               x->data ? "labels" : "images");
-    if (!b->shards) /* nobody's part of a step */
+    if (!b->shards) /* not part of a step */
         return HVT_OK;
     HVT_CHECK(b->shard >= 0 && b->shard < b->shards, E_ARG, "a batch of shard %d, expected 0 to %d", b->shard,
               b->shards - 1);
@@ -184,8 +184,8 @@ static hvt_status check_batch(const hvt_model *m, const hvt_batch *b)
     return HVT_OK;
 }
 
-/* What the loss would read beside its logits. Other devices hold labels where the host does not look; there
- * such a label makes a loss that is NaN. */
+/* Refuse labels that would make the loss read outside its logits. Only for host memory: on other devices such
+ * a label makes the loss NaN. */
 static hvt_status check_labels(const hvt_model *m, const hvt_batch *b)
 {
     const int32_t *label = b->labels.data;
@@ -226,7 +226,7 @@ static hvt_status forward(hvt_model *m, const hvt_batch *batch, bool train)
         for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
             if (!l->folded)
                 HVT_TRY(l->ops->forward(m, l, train));
-    } else if (train) { /* an empty shard adds nothing to anyone's sums */
+    } else if (train) { /* an empty shard adds nothing to the sums */
         HVT_TRY(m->dev->ops->zero(m->dev, m->grads, m->step_stats_count * sizeof *m->grads));
     }
     m->backward_pending = train;
@@ -241,7 +241,7 @@ hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train)
     return hvt__traced(forward(m, batch, train));
 }
 
-/* The end of layer l's span of the arena, what is padded behind it included; `mark` if it has none. */
+/* The end of layer l's span of the arena, padding included; `mark` if it has no parameters. */
 static size_t span_end(const hvt_model *m, const hvt_layer *l, size_t mark)
 {
     int last = -1;
@@ -300,7 +300,7 @@ void hvt__model_updated(hvt_model *m)
     m->version++;
 }
 
-/* ---- what it tells ---- */
+/* ---- queries ---- */
 
 hvt_order hvt_model_order(const hvt_model *m)
 {

@@ -1,11 +1,12 @@
 /*
- * Batch normalisation, torch.nn.BatchNorm2d: eps 1e-5, momentum 0.1; with what the plan folds behind it,
+ * Batch normalisation, torch.nn.BatchNorm2d: eps 1e-5, momentum 0.1; with what the plan fuses into it,
  *
  *     y = relu?(gamma * (x - mean) / sqrt(var + eps) + beta + residual?)
  *
- * Training normalises with the shard's own statistics. Its moments, weighted by its number of images, go
- * into the rider; the sum over all shards moves the moving statistics at the end of the step, the same on
- * every rank. A shard with fewer than two values per channel has no variance, and weighs nothing.
+ * Training normalises with the shard's own statistics. Its moments, weighted by its number of images, are
+ * part of the step statistics; their sum over all shards updates the running statistics at the end of the
+ * step, identically on every rank. A shard with fewer than two values per channel has no variance, and weight
+ * 0.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -16,7 +17,7 @@
 #define RATE 0.1f
 
 typedef struct norm {
-    size_t moments; /* [2,C] in the rider */
+    size_t moments; /* offset of [2,C] in the step statistics */
 } norm;
 
 hvt_value hvt_batchnorm(hvt_model *m, hvt_value x)
@@ -44,7 +45,7 @@ static hvt_status norm_plan(hvt_model *m, hvt_layer *l)
     l->saves_input = true;
     l->saves_output = l->arg[HVT_NORM_RELU];
     l->in_place[0] = true;
-    l->in_place[1] = hvt__in(m, l, 0)->requires_grad; /* else dx, which the op always writes, goes over dy */
+    l->in_place[1] = hvt__in(m, l, 0)->requires_grad; /* else dx, which the op always writes, overwrites dy */
     p.init_arg = 1;
     HVT_TRY(hvt__param_add(m, l, 0, &p, "weight"));
     p.init_arg = 0;

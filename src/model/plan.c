@@ -1,13 +1,14 @@
 /*
- * The plan: from a tape as built to one that runs without deciding or allocating anything.
+ * The plan turns a tape as built into one that runs without deciding or allocating anything.
  *
- *   1. append the loss, refuse layers that do not lead to it, fold (fold.c)
- *   2. walk down: fix the batch, let every layer prepare its device operation and declare what it needs
- *   3. lay out parameters in the order backward finishes them, and decide who writes and who adds gradients
- *   4. fit activations and their gradients into one arena by the times they live, and allocate
+ *   1. append the loss, refuse layers that do not lead to it, fuse (fold.c)
+ *   2. forwards: set the batch size; each layer plans its device op and declares its parameters and memory
+ *   3. lay out parameters in the order in which backward finishes them; decide which layer writes a gradient
+ *      first and which ones add to it
+ *   4. assign activations and their gradients to offsets of one arena by their lifetimes, and allocate
  *
  * Time, for 4: of L layers, layer i runs forward at i and backward at 2L-1-i. A plan that fails leaves the
- * tape as it was built, so another batch may be tried.
+ * tape as it was built, so another batch size may be tried.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -17,8 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What of a value lies in the arena of activations: its y, y made again for backward, what its layer keeps,
- * and the gradient of y. */
+/* What the arena of activations holds for a layer: y, y recomputed for backward, saved data, and the gradient
+ * of y. */
 enum { Y, RECOMPUTED, SAVED, DY, LIFETIMES };
 typedef struct lifetimes {
     hvt_block of[LIFETIMES];
@@ -114,9 +115,9 @@ done:
     return s;
 }
 
-/* ---- 2. walk down ---- */
+/* ---- 2. plan the layers ---- */
 
-/* Only a convolution can read pixels that are stored wider than they are. */
+/* Only a convolution can read pixels that are stored with more channels than they have. */
 static int stored_channels(const hvt_model *m)
 {
     int c = m->layer[m->input].y.dim[3];
@@ -147,9 +148,10 @@ static hvt_status plan_layers(hvt_model *m)
     return HVT_OK;
 }
 
-/* ---- 3. parameters, and gradients that meet ---- */
+/* ---- 3. parameters and gradients ---- */
 
-/* Backward finishes the last declared first: turn the list round and give offsets behind the rider. */
+/* Backward finishes the parameters in reverse order: reverse the list, and assign offsets after the step
+ * statistics. */
 static void lay_out_parameters(hvt_model *m)
 {
     int n = m->nparam_tensors;
@@ -172,9 +174,9 @@ static void lay_out_parameters(hvt_model *m)
                 m->layer[l].param[i] = n - 1 - m->layer[l].param[i];
 }
 
-/* Backward's first writer of a gradient writes, later ones add. It may write over its own dy, which is spent,
- * where its op can: then both gradients are one block. home[v]: the value whose block holds dy of v; -1: v
- * needs no gradient. */
+/* In backward the first writer of a gradient writes it, later ones add. A layer may overwrite its own dy,
+ * which it no longer needs, if its op works in place: then both gradients share one block. storage[v]: the
+ * value whose block holds dy of v; -1: v needs no gradient. */
 static void share_gradients(hvt_model *m, lifetimes *block, int *storage)
 {
     int n = m->nlayer;
@@ -183,7 +185,7 @@ static void share_gradients(hvt_model *m, lifetimes *block, int *storage)
         storage[v] = -1;
     for (int l = n - 1; l >= 0; l--) {
         hvt_layer *me = &m->layer[l];
-        bool dy_reused = storage[l] < 0; /* by another input; the loss has no dy */
+        bool dy_reused = storage[l] < 0; /* taken by another input; the loss has no dy */
 
         for (int i = 0; i < HVT_LAYER_IN && !me->folded; i++) {
             int v = me->in[i];
@@ -231,9 +233,9 @@ static void activation_lifetimes(const hvt_model *m, lifetimes *block)
     }
 }
 
-/* A batch norm without residual keeps its input. So its y, which convolutions would keep, too, may be given
- * up after the last that reads it in forward, and be made again before the first that reads it in backward:
- * a life becomes two short ones. */
+/* A batch norm without residual saves its input. So its y, which convolutions would keep as well, may be
+ * dropped after its last use in forward and recomputed before its first use in backward (activation
+ * recomputation): one long lifetime becomes two short ones. */
 static void recompute_norms(hvt_model *m, lifetimes *block)
 {
     int n = m->nlayer;
@@ -321,7 +323,7 @@ done:
     return s;
 }
 
-/* ---- all together ---- */
+/* ---- the whole plan ---- */
 
 void hvt__model_unplan(hvt_model *m)
 {

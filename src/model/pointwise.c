@@ -1,6 +1,6 @@
 /*
- * The input, and layers that work value by value: relu, add, and He's option A shortcut, which picks pixels.
- * Relu and add that follow a batch norm are usually folded into it (fold.c) and never run.
+ * The input, and the pointwise layers: relu, add, and the option A shortcut of He et al., which subsamples.
+ * Relu and add after a batch norm are usually fused into it (fold.c) and never run.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -105,7 +105,7 @@ static hvt_status add_backward(hvt_model *m, hvt_layer *l)
     for (int i = 0; i < 2; i++) {
         void *dx = hvt__in(m, l, i)->dy.data;
 
-        if (!dx || (dx == l->dy.data && !l->add[i])) /* not wanted; there already */
+        if (!dx || (dx == l->dy.data && !l->add[i])) /* not needed; there already */
             continue;
         if (l->add[i])
             HVT_TRY(m->dev->ops->add(m->dev, hvt__elements(l), l->y.dtype, dx, l->dy.data, dx));

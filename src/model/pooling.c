@@ -1,5 +1,5 @@
 /*
- * Pooling: the largest of a window, and the mean of an image.
+ * Pooling: the maximum of a window, and the mean of an image.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -42,17 +42,17 @@ static hvt_status pooling_plan(hvt_model *m, hvt_layer *l)
     const int *d = hvt__in(m, l, 0)->y.dim;
 
     return m->dev->ops->pooling_plan(m->dev,
-                                  &(hvt_pooling_desc){.order = m->order,
-                                                   .type = l->y.dtype,
-                                                   .n = m->batch,
-                                                   .h = d[1],
-                                                   .w = d[2],
-                                                   .c = d[3],
-                                                   .size = l->arg[SIZE],
-                                                   .stride = l->arg[STRIDE],
-                                                   .pad = l->arg[PAD],
-                                                   .mean = l->ops == &hvt_layer_avgpool},
-                                  &l->op, &l->saved_bytes);
+                                     &(hvt_pooling_desc){.order = m->order,
+                                                         .type = l->y.dtype,
+                                                         .n = m->batch,
+                                                         .h = d[1],
+                                                         .w = d[2],
+                                                         .c = d[3],
+                                                         .size = l->arg[SIZE],
+                                                         .stride = l->arg[STRIDE],
+                                                         .pad = l->arg[PAD],
+                                                         .mean = l->ops == &hvt_layer_avgpool},
+                                     &l->op, &l->saved_bytes);
 }
 
 static hvt_status pooling_forward(hvt_model *m, hvt_layer *l, bool train)
@@ -64,7 +64,7 @@ static hvt_status pooling_forward(hvt_model *m, hvt_layer *l, bool train)
 static hvt_status pooling_backward(hvt_model *m, hvt_layer *l)
 {
     return m->dev->ops->pooling_backward(l->op, m->real, l->saved, l->dy.data, hvt__in(m, l, 0)->dy.data,
-                                      l->add[0]);
+                                         l->add[0]);
 }
 
 const hvt_layer_ops hvt_layer_maxpool = {"maxpool", pooling_plan, pooling_forward, pooling_backward};

@@ -1,6 +1,6 @@
 /*
- * A step as the model sees it: what it is told, what was decided, what was counted. All of it is one
- * hvt_step_state in device memory, moved by the queue alone, so that the host need not wait to know it; the
+ * The model's part of a step: what it receives, what was decided, what was counted. All of it is one
+ * hvt_step_state in device memory, changed only by queued ops, so that the host need not wait to know it; the
  * rules are the device's, device/step.h.
  */
 #include "base_impl.h"
@@ -56,7 +56,8 @@ hvt_status hvt__step_restart(hvt_model *m)
 
 /* ---- a step ---- */
 
-hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr, const float agreement[HVT__STEP_AGREEMENT])
+hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr,
+                                 const float agreement[HVT__STEP_AGREEMENT])
 {
     hvt_step_state step = {.images = (double)images, .lr = (float)lr};
 
@@ -70,7 +71,7 @@ hvt_status hvt__model_end_step(hvt_model *m, const int *counts, int shards)
 {
     const hvt_device_ops *ops = m->dev->ops;
 
-    HVT_CHECK(m->batch && m->grads, E_ARG, "the end of a step comes without a plan or a gradient arena");
+    HVT_CHECK(m->batch && m->grads, E_ARG, "a step ended without a plan or a gradient arena");
     HVT_TRY(ops->decide(m->dev, m->step, m->grads + m->step_stats_count - HVT__STEP_SUMS));
     if (ops->host && m->step->stop)
         return HVT_OK;
@@ -81,7 +82,7 @@ hvt_status hvt__model_end_step(hvt_model *m, const int *counts, int shards)
     return HVT_OK;
 }
 
-/* The parameter whose span of the arenas holds element `at`. */
+/* The parameter whose span of the arenas contains element `at`. */
 static const char *owner(const hvt_model *m, uint64_t at)
 {
     int i = m->nparam_tensors - 1;
@@ -93,7 +94,7 @@ static const char *owner(const hvt_model *m, uint64_t at)
 
 hvt_status hvt__model_stopped(const hvt_model *m, const hvt_step_state *s)
 {
-    double loss = isnan(s->stop_loss) ? (double)NAN : s->stop_loss; /* a NaN has no sign to tell of */
+    double loss = isnan(s->stop_loss) ? (double)NAN : s->stop_loss; /* print a NaN without its sign */
 
     if (s->stop == HVT_STOP_NOT)
         return HVT_OK;
@@ -101,7 +102,7 @@ hvt_status hvt__model_stopped(const hvt_model *m, const hvt_step_state *s)
         return HVT_FAIL(E_MISMATCH, "ranks were given different learning rates or shard counts for step %lld",
                         (long long)s->stop_step);
     if (s->stop == HVT_STOP_SCALE && s->interval)
-        return HVT_FAIL(E_DIVERGED, "gradients are not finite at the least loss scale, %g: %s is the first",
+        return HVT_FAIL(E_DIVERGED, "gradients are not finite at the minimum loss scale, %g: %s is the first",
                         (double)(s->loss_scale * (float)m->batch), owner(m, s->stop_bad));
     if (s->stop == HVT_STOP_SCALE)
         return HVT_FAIL(E_DIVERGED,
@@ -116,12 +117,12 @@ hvt_status hvt__model_stopped(const hvt_model *m, const hvt_step_state *s)
 hvt_status hvt_model_take_loss(hvt_model *m, hvt_loss *ret_loss)
 {
     HVT_GIVEN(m, "a model");
-    HVT_GIVEN(ret_loss, "a place for the loss");
+    HVT_GIVEN(ret_loss, "an output pointer for the loss");
 
     hvt_step_state now;
     hvt_loss was = m->taken;
 
-    HVT_CHECK(m->batch, E_ARG, "the loss is taken before hvt_model_plan()");
+    HVT_CHECK(m->batch, E_ARG, "the loss was requested before hvt_model_plan()");
     HVT_TRY(hvt__model_state(m, &now));
     m->taken = (hvt_loss){now.loss, now.top1, now.top5, now.count};
     *ret_loss =

@@ -1,8 +1,8 @@
 /*
- * Models by name: torchvision's ResNets (He et al. 2015, "v1.5": a bottleneck's stride is on its 3x3), and
- * the CIFAR ResNets of the same paper's section 4.2. Layers are named and ordered as in torchvision's
- * state_dict: a block's own layers, then its downsample. Option A's subsample has no parameters and comes
- * first in its block, so that the add behind the block folds.
+ * Models by name: torchvision's ResNets (He et al. 2015, "v1.5": a bottleneck's stride is in its 3x3), and
+ * the CIFAR ResNets of section 4.2 of the same paper. Layers are named and ordered as in torchvision's
+ * state_dict: a block's own layers, then its downsample. Option A's subsample has no parameters and is first
+ * in its block, so that the add at the end of the block can be fused.
  */
 #include "base_impl.h"
 #include "layers.h"

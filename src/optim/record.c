@@ -69,7 +69,8 @@ hvt_status hvt_distopt_record_end(hvt_distopt *d, hvt_recording **ret_recording)
 
     HVT_GIVEN(d, "a distributed optimizer");
     dev = d->optim->m->dev;
-    HVT_CHECK(dev->ops->capture_begin, E_UNSUPPORTED, "steps cannot be recorded: %s", hvt_distopt_unrecorded(d));
+    HVT_CHECK(dev->ops->capture_begin, E_UNSUPPORTED, "steps cannot be recorded: %s",
+              hvt_distopt_unrecorded(d));
     s = dev->ops->capture_end(dev, &op);
     if (!ret_recording) { /* none of the step's operations ran */
         hvt__op_free(op);

@@ -195,8 +195,8 @@ static hvt_status add_told(const hvt_distopt *d)
 {
     const hvt_model *m = d->optim->m;
 
-    return m->dev->ops->copy(m->dev, d->grads + m->step_stats_count - HVT__STEP_AGREEMENT, m->step->told,
-                             sizeof m->step->told);
+    return m->dev->ops->copy(m->dev, d->grads + m->step_stats_count - HVT__STEP_AGREEMENT, m->step->agreement,
+                             sizeof m->step->agreement);
 }
 
 hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end)

@@ -1,6 +1,6 @@
 /*
- * A device "cuda" of which only memory, order and recording are there, over the double of the CUDA runtime:
- * what a comm sees of the real one. It stands in for device_cuda.c, errors.c and load.c.
+ * A device "cuda" of which only memory, synchronisation and graph capture are there, over the double of the
+ * CUDA runtime: what a comm sees of the real one. It stands in for device_cuda.c, errors.c and load.c.
  */
 #include "../../cuda/cuda_impl.h"
 
@@ -118,22 +118,22 @@ static void free_recording(hvt_op *op)
     free(op);
 }
 
-static hvt_status record_spy(hvt_device *d)
+static hvt_status capture_begin_spy(hvt_device *d)
 {
-    cuda_of(d)->recording = true;
+    cuda_of(d)->capturing = true;
     return CUDA(d, cudaStreamBeginCapture(cuda_of(d)->stream, cudaStreamCaptureModeThreadLocal));
 }
 
-static hvt_status record_end_spy(hvt_device *d, hvt_op **ret_op)
+static hvt_status capture_end_spy(hvt_device *d, hvt_op **ret_op)
 {
     recording *r;
     cudaGraph_t graph;
     hvt_status s;
 
-    cuda_of(d)->recording = false;
+    cuda_of(d)->capturing = false;
     HVT_TRY(CUDA(d, cudaStreamEndCapture(cuda_of(d)->stream, &graph)));
     r = calloc(1, sizeof *r);
-    HVT_CHECK(r, E_MEM, "no memory for a recording");
+    HVT_CHECK(r, E_MEM, "no memory for a captured graph");
     r->op = (hvt_op){d, free_recording};
     s = CUDA(d, cudaGraphInstantiate(&r->exec, graph, 0));
     cudaGraphDestroy(graph);
@@ -141,7 +141,7 @@ static hvt_status record_end_spy(hvt_device *d, hvt_op **ret_op)
     return s;
 }
 
-static hvt_status run_spy(hvt_op *op)
+static hvt_status graph_launch_spy(hvt_op *op)
 {
     return CUDA(op->dev, cudaGraphLaunch(((recording *)op)->exec, cuda_of(op->dev)->stream));
 }
@@ -158,7 +158,7 @@ const hvt_device_ops hvt_device_cuda = {
     .upload = upload_spy,
     .download = download_spy,
     .sync = sync_spy,
-    .capture_begin = record_spy,
-    .capture_end = record_end_spy,
-    .graph_launch = run_spy,
+    .capture_begin = capture_begin_spy,
+    .capture_end = capture_end_spy,
+    .graph_launch = graph_launch_spy,
 };

@@ -170,18 +170,18 @@ static bool describe_gpu(const char *name, plan_target *ret_on)
 static conv_request wish(const hvt_conv_desc *c, hvt_dtype t, conv_pass pass)
 {
     return (conv_request){.pass = pass,
-                       .n = BATCH,
-                       .h = c->h,
-                       .w = c->w,
-                       .c = hvt_device_cuda.channels(NULL, t, c->c),
-                       .k = c->k,
-                       .r = c->r,
-                       .s = c->s,
-                       .stride = c->stride,
-                       .pad = c->pad,
-                       .type = t,
-                       .out = t,
-                       .ws_most = CUDNN_WORKSPACE_MOST};
+                          .n = BATCH,
+                          .h = c->h,
+                          .w = c->w,
+                          .c = hvt_device_cuda.channels(NULL, t, c->c),
+                          .k = c->k,
+                          .r = c->r,
+                          .s = c->s,
+                          .stride = c->stride,
+                          .pad = c->pad,
+                          .type = t,
+                          .out = t,
+                          .ws_most = CUDNN_WORKSPACE_MOST};
 }
 
 static const char *text_of(const conv_request *w, char *text, size_t size)
@@ -395,7 +395,7 @@ TEST(what_was_measured_is_found_in_the_next_run)
     c = cache_of(path);
     CHECK(hvt__plan_cache_find(c, "NVIDIA X, forward", &out) && out.index == 3 && out.engine == 47 &&
               out.us == 12.5f,
-          "place %d, engine %lld, %g us", out.index, (long long)out.engine, (double)out.us);
+          "index %d, engine %lld, %g us", out.index, (long long)out.engine, (double)out.us);
     CHECK(place_of(c, "NVIDIA X, forward add") == 4, "place %d", place_of(c, "NVIDIA X, forward add"));
     hvt__plan_cache_close(&c);
 }

@@ -756,7 +756,7 @@ TEST(a_step_is_settled_as_on_the_host)
         s[0].bad = s[1].bad = i == 1 ? 17 : UINT64_MAX;
         CHECK_OK(ref->ops->decide(ref, &s[0], sums));
         CHECK_CUDA(hvt__cuda_decide(NULL, &s[1], sums));
-        CHECK(!memcmp(&s[0], &s[1], sizeof s[0]), "step %d is settled in another way", i);
+        CHECK(!memcmp(&s[0], &s[1], sizeof s[0]), "step %d is decided differently", i);
     }
 }
 

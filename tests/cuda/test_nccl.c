@@ -527,9 +527,9 @@ TEST(a_recorded_step_that_a_rank_does_not_run_is_given_up)
     start = hvt__now();
     if (rank < size - 1) {
         CHECK_OK(op->dev->ops->graph_launch(op));
-        CHECK_FAILS(hvt_device_sync(gpu), E_COMM, "a rank does not run its recorded step");
+        CHECK_FAILS(hvt_device_sync(gpu), E_COMM, "a rank did not launch its captured step");
         CHECK(hvt__now() - start > 0.9 && hvt__now() - start < 20, "after %.1f s", hvt__now() - start);
-        CHECK_FAILS(hvt_comm_allreduce(c, buf, 1, HVT_F32, &t), E_COMM, "recorded step");
+        CHECK_FAILS(hvt_comm_allreduce(c, buf, 1, HVT_F32, &t), E_COMM, "captured step");
     }
     CHECK_OK(hvt_world_barrier(world));
     hvt__op_free(op);

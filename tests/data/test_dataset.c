@@ -268,7 +268,7 @@ TEST(a_cifar_file_that_becomes_shorter_is_an_error_that_names_it)
     CHECK(truncate(path, 3073 * 7 + 100) == 0, "cannot cut %s", path);
     check_cifar_image(set, 6, 9, 6);
     CHECK_FAILS(hvt_dataset_get(set, 7, pixels, &label), E_IO,
-                "shorter/test_batch.bin: ends in record 7 of 20: it became shorter");
+                "shorter/test_batch.bin: ends in record 7 of 20: it was truncated");
     CHECK_FAILS(hvt_dataset_get(set, 19, pixels, &label), E_IO, "test_batch.bin: ends in record 19 of 20");
     hvt_dataset_close(&set);
 }

@@ -1,5 +1,5 @@
 /*
- * device: opening and closing, memory, the pool of threads, subnormals; and the ops on spans, on every device
+ * device: opening and closing, memory, the thread pool, subnormals; and the ops on spans, on every device
  * and instruction set: against ref, against golden numbers, and bit for bit wherever a span is cut.
  */
 #define _GNU_SOURCE

@@ -110,7 +110,8 @@ TEST(the_loss_equals_ref)
             check_near("loss", dev, NULL, real, got.loss, want.loss, 1e-6);
             check_near("dlogits", dev, &padded, s.all, got.dx, want.dx, 1e-6); /* padding: zero */
             check_near("sums", dev, NULL, 3, got.sums, want.sums, 1e-6);
-            CHECK(!memcmp(got.label_rank, want.label_rank, real * 4), "places differ on %s", hvt_device_isa(devs[dev]));
+            CHECK(!memcmp(got.label_rank, want.label_rank, real * 4), "ranks differ on %s",
+                  hvt_device_isa(devs[dev]));
             check_same("loss alone", dev, NULL, real, plain.loss, got.loss);
             for (int i = 0; i < real; i++) {
                 xent_result row =
@@ -174,7 +175,7 @@ TEST(a_logit_that_is_not_finite_shows_in_the_loss)
                         r = run_xent(devs[dev], (hvt_dtype)(at % TYPES), 1, 1, classes, x, &l, true, NULL);
                         CHECK(!isfinite(r.loss[0]) && !isfinite(r.sums[0]), "%g at %d of %d: loss %g, sum %g",
                               x[at], at, classes, r.loss[0], r.sums[0]);
-                        CHECK(kind || at != label || r.label_rank[0] == classes - 1, "NaN has place %d",
+                        CHECK(kind || at != label || r.label_rank[0] == classes - 1, "NaN has rank %d",
                               r.label_rank[0]);
                         free_xent(&r);
                     }
@@ -189,7 +190,8 @@ TEST(equal_logits_take_places_in_order)
         for (int32_t label = 0; label < 6; label++) {
             xent_result r = run_xent(devs[dev], (hvt_dtype)(label % TYPES), 1, 1, 6, x, &label, false, NULL);
 
-            CHECK(r.label_rank[0] == want[label], "label %d has place %d, not %d", label, r.label_rank[0], want[label]);
+            CHECK(r.label_rank[0] == want[label], "label %d has rank %d, not %d", label, r.label_rank[0],
+                  want[label]);
             CHECK(r.sums[1] == (want[label] < 1) && r.sums[2] == (want[label] < 5), "%g, %g", r.sums[1],
                   r.sums[2]);
             free_xent(&r);
@@ -286,14 +288,14 @@ TEST(what_is_not_finite_goes_on)
         const hvt_device_ops *ops = devs[dev]->ops;
         shape s = typed_shape(type, make_shape(HVT_ORDER_NHW, N, 1, 1, C));
         hvt_pooling_desc p = {.order = HVT_ORDER_NHW,
-                           .type = type,
-                           .n = 1,
-                           .h = N,
-                           .w = 1,
-                           .c = C,
-                           .size = 3,
-                           .stride = 1,
-                           .pad = 1};
+                              .type = type,
+                              .n = 1,
+                              .h = N,
+                              .w = 1,
+                              .c = C,
+                              .size = 3,
+                              .stride = 1,
+                              .pad = 1};
         float *x = matrix(&s, 0), *y;
         void *px, *py = unwritten(type, s.all);
         pool_result pooled;

@@ -1,5 +1,5 @@
 /*
- * step: what a step decides, on every device: check, settle, and the ops that obey. A *state* is the step's,
+ * step: what a step decides, on every device: check, decide, and the ops that obey. A *state* is the step's,
  * in memory that a host device can read.
  */
 #include "devices.h"
@@ -22,7 +22,7 @@ static hvt_step_state begun(float loss_scale, int interval)
 }
 
 /* One step: is its gradient finite? */
-static void settle(hvt_device *d, hvt_step_state *s, bool finite, float loss)
+static void decide(hvt_device *d, hvt_step_state *s, bool finite, float loss)
 {
     const float g = finite ? 1 : INFINITY, sums[HVT__STEP_SUMS] = {loss, 3, 5};
 
@@ -47,7 +47,7 @@ TEST(the_loss_scale_moves_as_in_pytorch)
                 int finite, good;
 
                 CHECK(fscanf(f, "%d %f %d", &finite, &scale, &good) == 3, "a line is missing");
-                settle(devs[dev], &s, finite, 1);
+                decide(devs[dev], &s, finite, 1);
                 CHECK(s.loss_scale == scale && s.good == good && s.apply == finite && !s.stop,
                       "step %d: scale %g, good %d, applied %d; PyTorch: %g, %d, %d", t, s.loss_scale, s.good,
                       s.apply, scale, good, finite);
@@ -65,20 +65,20 @@ TEST(a_scale_at_its_floor_ends_the_run)
         hvt_step_state s = begun(10, 2000), at_floor;
 
         s.floor = 4;
-        settle(devs[dev], &s, false, 1);
+        decide(devs[dev], &s, false, 1);
         CHECK(s.loss_scale == 5 && s.skipped == 1 && !s.stop, "scale %g", s.loss_scale);
-        settle(devs[dev], &s, false, 1);
+        decide(devs[dev], &s, false, 1);
         CHECK(s.loss_scale == 4 && s.skipped == 2 && !s.stop, "scale %g fell below 4", s.loss_scale);
-        settle(devs[dev], &s, true, 1);
+        decide(devs[dev], &s, true, 1);
         CHECK(s.apply && s.count == 24, "a good step at the floor is a step");
         at_floor = s;
-        settle(devs[dev], &s, false, 9);
+        decide(devs[dev], &s, false, 9);
         CHECK(s.stop == HVT_STOP_SCALE && !s.apply && s.stop_step == 4 && s.stop_bad == 77 &&
                   s.stop_loss == 9,
               "stop %d at step %lld", s.stop, (long long)s.stop_step);
         CHECK(s.count == at_floor.count && s.loss == at_floor.loss && s.skipped == 2,
               "the step that ended the run was counted");
-        settle(devs[dev], &s, true, 1);
+        decide(devs[dev], &s, true, 1);
         CHECK(s.stop == HVT_STOP_SCALE && !s.apply && s.stop_step == 4 && s.count == at_floor.count,
               "a run that ended goes on");
     }
@@ -90,14 +90,14 @@ TEST(skips_that_no_scale_can_end_end_the_run)
         hvt_step_state s = begun(1, 0);
 
         for (int t = 1; t < HVT__SKIPS_MOST; t++)
-            settle(devs[dev], &s, false, 1);
-        settle(devs[dev], &s, true, 1); /* one update among them, and they count anew */
+            decide(devs[dev], &s, false, 1);
+        decide(devs[dev], &s, true, 1); /* one update among them, and they count anew */
         CHECK(s.loss_scale == 1 && s.apply && s.skipped == HVT__SKIPS_MOST - 1, "%lld skips",
               (long long)s.skipped);
         for (int t = 1; t < HVT__SKIPS_MOST; t++)
-            settle(devs[dev], &s, false, 1);
+            decide(devs[dev], &s, false, 1);
         CHECK(!s.stop, "stopped after %d", s.skips_in_row);
-        settle(devs[dev], &s, false, 1);
+        decide(devs[dev], &s, false, 1);
         CHECK(s.stop == HVT_STOP_SCALE && s.stop_step == 2 * HVT__SKIPS_MOST, "stop %d at %lld", s.stop,
               (long long)s.stop_step);
     }
@@ -111,7 +111,7 @@ TEST(a_loss_that_is_not_finite_ends_the_run_whatever_the_gradients)
         for (int i = 0; i < 6; i++) {
             hvt_step_state s = begun(4, 2000);
 
-            settle(devs[dev], &s, i % 2, loss[i / 2]);
+            decide(devs[dev], &s, i % 2, loss[i / 2]);
             CHECK(s.stop == HVT_STOP_LOSS && !s.apply && s.stop_step == 1 && s.count == 0 &&
                       s.loss_scale == 4 && !(s.stop_loss - s.stop_loss == 0),
                   "loss %g: stop %d", loss[i / 2], s.stop);
@@ -123,16 +123,16 @@ TEST(a_step_counts_and_divides_by_images_and_scale)
     for (int dev = 0; dev < ndevs; dev++) {
         hvt_step_state s = begun(1024, 2);
 
-        settle(devs[dev], &s, true, 2.5f);
+        decide(devs[dev], &s, true, 2.5f);
         CHECK(s.grad_scale == 1.0f / 8192 && s.fresh && s.apply, "scale %g", s.grad_scale);
-        settle(devs[dev], &s, true, 0.5f); /* the scale grows, but this step's gradients have the old one */
+        decide(devs[dev], &s, true, 0.5f); /* the scale grows, but this step's gradients have the old one */
         CHECK(s.grad_scale == 1.0f / 8192 && s.loss_scale == 2048 && !s.fresh, "scale %g", s.grad_scale);
         CHECK(s.loss == 3 && s.top1 == 6 && s.top5 == 10 && s.count == 16 && s.steps == 2, "loss %g of %lld",
               s.loss, (long long)s.count);
         s = begun(1024, 2000);
         s.floor = 1;
-        settle(devs[dev], &s, false, 1);
-        settle(devs[dev], &s, true, 1);
+        decide(devs[dev], &s, false, 1);
+        decide(devs[dev], &s, true, 1);
         CHECK(s.fresh && s.apply, "a skipped first step gave momentum something to hold");
     }
 }

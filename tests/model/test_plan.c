@@ -1,5 +1,5 @@
 /*
- * What a plan settles: mistakes of building, plans that memory fails, outputs that are made again, arenas.
+ * What a plan decides: mistakes of building, plans that run out of memory, outputs that are recomputed, arenas.
  */
 #include "nets.h"
 

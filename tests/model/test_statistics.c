@@ -1,5 +1,5 @@
 /*
- * The end of a step: moving statistics out of the shards' moments, the loss, and inference, which reads them.
+ * The end of a step: running statistics out of the shards' moments, the loss, and inference, which reads them.
  */
 #include "nets.h"
 
@@ -154,20 +154,20 @@ TEST(inference_reads_moving_statistics_and_touches_nothing)
 
     if (open_net(&n, ref, norm_net, (shape){5, 4, 3, 2})) {
         hvt_model *m = n.m;
-        float *rider = malloc(m->arena_count * sizeof *rider), loss[3][5];
+        float *step_stats = malloc(m->arena_count * sizeof *step_stats), loss[3][5];
         int32_t place[5];
         uint64_t before, after;
 
         CHECK_OK(hvt_model_forward(m, &n.batch, true));
         CHECK_OK(hvt_model_backward(m, NULL, NULL));
         CHECK_OK(hvt_model_rows(m, loss[0], place));
-        memcpy(rider, m->grads, m->arena_count * sizeof *rider);
+        memcpy(step_stats, m->grads, m->arena_count * sizeof *step_stats);
         CHECK_OK(hvt_model_hash(m, &before));
         CHECK_OK(hvt_model_forward(m, &n.batch, false));
         CHECK_OK(hvt_model_rows(m, loss[1], place));
         CHECK_OK(hvt_model_hash(m, &after));
         CHECK(before == after, "weights or statistics moved");
-        CHECK(!memcmp(rider, m->grads, m->arena_count * sizeof *rider), "gradients moved");
+        CHECK(!memcmp(step_stats, m->grads, m->arena_count * sizeof *step_stats), "gradients moved");
         /* With the batch's own statistics as the moving ones it gives the training pass's losses. */
         for (int k = 0; k < 2; k++) {
             const hvt_stat *s = &m->stat[2 * k];
@@ -175,8 +175,8 @@ TEST(inference_reads_moving_statistics_and_touches_nothing)
             int values = k ? 5 : 60;
 
             for (size_t i = 0; i < c; i++) {
-                m->stats[s[0].offset + i] = rider[at + i] / 5;
-                m->stats[s[1].offset + i] = rider[at + c + i] / 5 * (float)(values - 1) / (float)values;
+                m->stats[s[0].offset + i] = step_stats[at + i] / 5;
+                m->stats[s[1].offset + i] = step_stats[at + c + i] / 5 * (float)(values - 1) / (float)values;
             }
         }
         CHECK_OK(hvt_model_forward(m, &n.batch, false));
@@ -184,9 +184,9 @@ TEST(inference_reads_moving_statistics_and_touches_nothing)
         for (int i = 0; i < 5; i++) {
             CHECK(fabsf(loss[2][i] - loss[0][i]) < 1e-4f * loss[0][i], "loss %g, expected %g",
                   (double)loss[2][i], (double)loss[0][i]);
-            CHECK(loss[1][i] != loss[0][i], "image %d: moving statistics made no difference", i);
+            CHECK(loss[1][i] != loss[0][i], "image %d: running statistics made no difference", i);
         }
-        free(rider);
+        free(step_stats);
     }
     close_net(&n);
 }

@@ -247,7 +247,7 @@ TEST(buckets_cover_the_arena_and_16_bit_riders_travel_alone)
         CHECK(n == 13 + alone, "%d buckets for 13 layers", n); /* 6 convolutions, 6 norms, the head */
         for (int i = 0; i < n; i++)
             sum += bytes[i];
-        CHECK(!alone || bytes[0] == r.m->step_stats_count * sizeof(float), "rider's bucket has %zu bytes",
+        CHECK(!alone || bytes[0] == r.m->step_stats_count * sizeof(float), "the bucket of step statistics has %zu bytes",
               bytes[0]);
         CHECK(alone || sum == r.m->arena_count * sizeof(float), "%zu bytes of %zu", sum,
               r.m->arena_count * sizeof(float));
@@ -296,7 +296,7 @@ TEST(wires_of_16_bits_agree_on_all_ranks_and_stay_close)
         }
 }
 
-/* The last shard's gradient is too large for f16 in one element past the rider. */
+/* The last shard's gradient is too large for f16 in one element past the step statistics. */
 static size_t large_at;
 static float one_large(int shard, size_t i)
 {

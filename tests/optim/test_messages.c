@@ -128,7 +128,7 @@ static mpi_count of_buckets(const rig *r)
     CHECK_OK(hvt_comm_open("mpi", job, r->dev, &c));
     for (int b = 0; b < n; b++) {
         size_t count = bytes[b] / sizeof(float);
-        /* the first one of a 16-bit wire or of slices is the rider, which stays f32; where slices are looked
+        /* the first one of a 16-bit wire or of slices is that of the step statistics, which stays f32; where slices are looked
          * at before any is updated, a word of each rank rides with it */
         size_t words = !b && sharded && wire != HVT_F32 ? (size_t)size : 0;
 

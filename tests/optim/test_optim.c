@@ -217,7 +217,7 @@ TEST(what_is_far_too_large_is_cut_into_equal_pieces)
 
 TEST(resnet50_is_cut_where_pytorch_cuts_it)
 {
-    /* DDP's buckets after its rebuild, in bytes; ours also hold padding, the first one the rider */
+    /* DDP's buckets after its rebuild, in bytes; ours also hold padding, the first one the step statistics */
     const size_t want[] = {8196000, 31502336, 26255360, 26550272, 9724160};
     hvt_distopt_opts opts = {.bucket_bytes = HVT_BUCKET_DEFAULT, .first_bytes = 1 << 20, .local_shards = 1};
     hvt_zoo_opts zoo = {.imagenet_stem = true};

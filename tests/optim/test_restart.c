@@ -243,8 +243,8 @@ TEST(any_difference_shows_in_the_sums)
                     sum[5 + 2 * i] += word * word;
                 }
             hvt__step_decide(&s, sum);
-            CHECK(s.stop == (t && ranks > 1 ? HVT_STOP_DISAGREE : HVT_STOP_NOT), "%d ranks, case %d: %d", ranks,
-                  t, s.stop);
+            CHECK(s.stop == (t && ranks > 1 ? HVT_STOP_DISAGREE : HVT_STOP_NOT), "%d ranks, case %d: %d",
+                  ranks, t, s.stop);
         }
     }
 }

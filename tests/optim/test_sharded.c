@@ -121,7 +121,7 @@ TEST(a_sharded_update_keeps_one_copy_for_all_ranks)
         CHECK_OK(rig_open(&r, &u));
         CHECK(hvt_distopt_update(r.d) == HVT_UPDATE_SHARDED, "shm, f32: %d", (int)hvt_distopt_update(r.d));
         CHECK(hvt_distopt_buckets(r.d, &bytes) == 14 && bytes[0] == r.m->step_stats_count * sizeof(float),
-              "the rider's bucket has %zu bytes", bytes[0]);
+              "the bucket of step statistics has %zu bytes", bytes[0]);
         if (hvt_world_rank(job) == 0) /* what one writes, all have */
             fill(&r, r.m->params, 7);
         CHECK_OK(hvt_world_barrier(job));

@@ -245,12 +245,12 @@ static inline shape random_shape(void)
 static inline hvt_pooling_desc random_pool(void)
 {
     hvt_pooling_desc p = {.order = between(0, 1) ? HVT_ORDER_HWN : HVT_ORDER_NHW,
-                       .type = (hvt_dtype)between(0, TYPES - 1),
-                       .n = between(1, 9),
-                       .h = between(1, 17),
-                       .w = between(1, 17),
-                       .c = between(0, 2) ? between(1, 40) : between(200, 300),
-                       .mean = !between(0, 3)};
+                          .type = (hvt_dtype)between(0, TYPES - 1),
+                          .n = between(1, 9),
+                          .h = between(1, 17),
+                          .w = between(1, 17),
+                          .c = between(0, 2) ? between(1, 40) : between(200, 300),
+                          .mean = !between(0, 3)};
 
     if (!between(0, 9)) {
         p.n = 20;

@@ -1,5 +1,5 @@
-/* avx512.h - a vector of 16 words, for the kernels of AVX-512: its verbs but for those that compute. A word
- * is a float or a pair of bf16; nothing here looks into it, but vadd. See kern.h. */
+/* avx512.h - a vector of 16 k-groups for the AVX-512 kernels: the operations that do no arithmetic, and vadd.
+ * A k-group is a float or two bf16. See kern.h. */
 #include <immintrin.h>
 
 #define VL 16
@@ -9,7 +9,7 @@ typedef __m512 vec;
 /* FMA, F16C; AVX2, AVX512F, DQ, BW, VL */
 #define AVX512_NEEDS .ecx1 = 1u << 12 | 1u << 29, .ebx7 = 1u << 5 | 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31
 #define AVX512_BF16  (1u << 5) /* of eax7_1 */
-#define AVX512_STATE 0xe6      /* of xcr0: vectors and masks */
+#define AVX512_STATE 0xe6      /* of XCR0: vector and mask state */
 
 #define vzero()              _mm512_setzero_ps()
 #define vload(p)             _mm512_loadu_ps(p)

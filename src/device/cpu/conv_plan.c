@@ -1,10 +1,9 @@
 /*
- * Planning a convolution: the three groupings of its triples (see conv_impl.h), the sizes of blocks and
- * tiles, the memory. A step afterwards allocates and decides nothing.
+ * Planning a convolution: the entry lists of its three passes (see conv_impl.h), the sizes of blocks and
+ * tiles, the memory. A step then allocates and decides nothing.
  *
- * Invariant: the lists name a source pixel only if it exists, so padding costs no arithmetic and no kernel
- * checks a border. What is chosen here depends on the shape and the instruction set, never on the number of
- * threads.
+ * Invariant: a list contains a source pixel only if it exists, so padding costs no arithmetic and no kernel
+ * checks borders. All choices depend on the shape and the instruction set, never on the number of threads.
  */
 #include "conv_impl.h"
 #include "device/host.h"
@@ -15,17 +14,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Backward weights: bytes of x and dy that a block may hold, half of a common second-level cache; of pairs
- * less, as the next block's come to that cache meanwhile. */
+/* Backward weights: bytes of packed x and dy per block, half of a common L2 cache; less for vnni2, where the
+ * next block is prefetched into L2 meanwhile. */
 #define BLOCK_BYTES       (1 << 20)
 #define VNNI2_BLOCK_BYTES (1 << 19)
 #define LEAST_CHUNK       32
-/* Weights from this size on are not in the cache at their next use, in a model of many such layers: storing
- * their gradient past it saved 6 % of backward weights, their turned copy 60 % of conv_pack_weights (512 -> 512, 3x3,
- * cold). */
+/* In a model of many layers, weights of this size and more are evicted before their next use. Non-temporal
+ * stores of their gradient saved 6 % of backward weights, those of the packed copy 60 % of conv_pack_weights
+ * (512 -> 512, 3x3, cold). */
 #define STREAM_BYTES (1 << 20)
 
-/* (output, tap) pairs along one dimension whose input exists */
+/* Number of (output, tap) pairs along one dimension whose input exists. */
 static long valid_products(int in, int out, int window, int stride, int pad)
 {
     long count = 0;
@@ -39,7 +38,7 @@ static long valid_products(int in, int out, int window, int stride, int pad)
     return count;
 }
 
-/* The input place that tap t of output o reads, or -1. */
+/* The input that tap t of output o reads, or -1. */
 static int input_index(int o, int t, int in, int stride, int pad)
 {
     int i = o * stride + t - pad;
@@ -47,7 +46,7 @@ static int input_index(int o, int t, int in, int stride, int pad)
     return i >= 0 && i < in ? i : -1;
 }
 
-/* The output place that reads input i through tap t, or -1. */
+/* The output that reads input i with tap t, or -1. */
 static int output_index(int i, int t, int out, int stride, int pad)
 {
     int o = i + pad - t;
@@ -55,11 +54,11 @@ static int output_index(int i, int t, int out, int stride, int pad)
     return o >= 0 && o % stride == 0 && o / stride < out ? o / stride : -1;
 }
 
-/* All entries of one target pixel, in the order of source pixels: what no earlier target has read comes last,
- * and addresses ascend, which processors foresee (backward data of 64 -> 64, 3x3 at 32x32 on Zen 5: 178 GF/s
- * in the order of taps, 227 in this one). Targets of few channels, `narrow`, take them column by column, so
- * that twins can: what the left one alone reads, what both do, what the right one alone does. The order, and
- * with it the bits, is the same for every batch, with twins and without. */
+/* All entries of one target pixel, in ascending order of source pixels: source rows that no earlier target
+ * has read come last, and hardware prefetchers follow the ascending addresses (backward data of 64 -> 64, 3x3
+ * at 32x32 on Zen 5: 178 GF/s in the order of taps, 227 in this one). With few channels (`narrow`) entries go
+ * column by column, so that two_pixels can share them: those of the left pixel alone, of both, of the right
+ * one alone. The order, and so the bits, is the same for every batch, with two_pixels or without. */
 static int entries_of(const conv_op *op, bool back, bool narrow, int y, int x, hvt_entry *e)
 {
     int count = 0;
@@ -67,8 +66,10 @@ static int entries_of(const conv_op *op, bool back, bool narrow, int y, int x, h
     for (int t = 0; t < op->taps; t++) {
         int i = narrow ? t % op->r : t / op->s, j = narrow ? t / op->r : t % op->s;
         int r = back ? op->r - 1 - i : i, s = back ? op->s - 1 - j : j;
-        int sy = back ? output_index(y, r, op->oh, op->stride, op->pad) : input_index(y, r, op->h, op->stride, op->pad);
-        int sx = back ? output_index(x, s, op->ow, op->stride, op->pad) : input_index(x, s, op->w, op->stride, op->pad);
+        int sy = back ? output_index(y, r, op->oh, op->stride, op->pad)
+                      : input_index(y, r, op->h, op->stride, op->pad);
+        int sx = back ? output_index(x, s, op->ow, op->stride, op->pad)
+                      : input_index(x, s, op->w, op->stride, op->pad);
 
         if (sy >= 0 && sx >= 0)
             e[count++] = (hvt_entry){sy * (back ? op->ow : op->w) + sx, r * op->s + s};
@@ -84,9 +85,9 @@ static bool same_shifted(const hvt_entry *e, const hvt_entry *later, int count, 
     return true;
 }
 
-/* Entries of two neighbours, `first` and then `second` of them: what both read, the end of the first's and
- * the beginning of the second's, is kept once. Returns how many there are then. If they read nothing in
- * common, nothing changes. */
+/* Merge the entries of two neighbouring pixels, `first` of the left one and then `second` of the right one:
+ * those that both read, which end the first list and begin the second, are kept once. Returns the new number
+ * of entries. If nothing is shared, nothing changes. */
 static int join_two_pixels(hvt_entry *e, int first, int second, conv_run *run)
 {
     int own = 0;
@@ -113,8 +114,10 @@ static hvt_status make_list(const conv_op *op, bool back, conv_rows rows, long e
     l->shift = back ? 1 : op->stride;
     l->next_tap = back ? 1 : -op->stride;
     l->run = malloc(sizeof *l->run * ((size_t)l->pixels + 1));
-    l->e = malloc(sizeof *l->e *
-                  ((size_t)entries + (size_t)op->taps)); /* a list is written, then perhaps dropped */
+    l->e =
+        malloc(sizeof *l->e *
+               ((size_t)entries +
+                (size_t)op->taps)); /* a list is written first and dropped if it repeats the previous one */
     HVT_CHECK(l->run && l->e, E_MEM, "no memory for the %ld entries of a convolution", entries);
     for (int y = 0; y < h; y++)
         for (int phase = 0; phase < l->step; phase++) {
@@ -145,8 +148,8 @@ static hvt_status make_list(const conv_op *op, bool back, conv_rows rows, long e
     return HVT_OK;
 }
 
-/* What should a tile's rows be? Images of one pixel are dense in HWN, and every pixel has the same number of
- * them. With few images a tile would be low; then the pixels of a line make it higher. */
+/* What the rows of a tile are. In HWN the images of a pixel are dense, and every pixel has equally many. With
+ * few images tiles would have few rows; then they also span the pixels of a line. */
 static conv_rows choose_rows(const conv_op *op, hvt_order order, int width, int stride)
 {
     if (order == HVT_ORDER_NHW)
@@ -157,8 +160,8 @@ static conv_rows choose_rows(const conv_op *op, hvt_order order, int width, int 
 }
 
 /*
- * Rows of 1,024 floats or a multiple begin in the same set of a first-level cache of 64 sets; the lines of a
- * high tile's rows then drive each other out. Such rows are copied to a pitch of one line more.
+ * Rows of 1,024 floats or a multiple map to the same set of an L1 cache with 64 sets, so that the lines of a
+ * tall tile evict each other (conflict misses). Such rows are copied to a pitch that is one line longer.
  */
 static bool rows_conflict(long row, int rows)
 {
@@ -172,16 +175,16 @@ static bool rows_conflict(long row, int rows)
     return rows > distinct * ways;
 }
 
-/* Sets l->pitch if rows must be copied; s_pixel and s_image are the source's, whose pixels have c channels.
- * Rows that are widened always are, one after the other, and so are those that do not fill their pairs. What
- * takes a whole line at a time does not miss it when it is driven out. */
+/* Sets l->pitch if rows must be copied; s_pixel and s_image are strides of the source, whose pixels have c
+ * channels. Rows to be widened are always copied, densely, and so are bf16 rows that do not fill their
+ * k-groups. AMX loads whole lines, so conflict misses do not hurt it. */
 static hvt_status plan_copy(const conv_op *op, int c, long s_pixel, long s_image, conv_list *l)
 {
     const int len = conv_k_groups(op->kern, c, &l->depth), per = op->vnni2 ? 2 : 1;
     const bool move = op->vnni2 ? len * per != c : op->type != HVT_F32;
     long row = move ? len : (l->rows == CONV_WIDTH ? s_pixel : s_image) / per;
-    bool conflict =
-        op->kern->depth == 1 && rows_conflict(l->rows == CONV_WIDTH ? row * l->shift : row, op->kern->rows[1]);
+    bool conflict = op->kern->depth == 1 &&
+                    rows_conflict(l->rows == CONV_WIDTH ? row * l->shift : row, op->kern->rows[1]);
 
     l->len = len;
     if (!conflict && !move)
@@ -198,23 +201,24 @@ static hvt_status plan_copy(const conv_op *op, int c, long s_pixel, long s_image
 
 /* ---- backward weights ---- */
 
-/* Rows of so many floats are near enough to be read where they lie; with one tap there is nothing to gain by
- * a copy, because each element is read fewer times. Measured; a matter of 10 to 25 % either way. */
+/* Rows this narrow are read in place; with one tap there is nothing to gain by packing, because each element
+ * is read fewer times. Measured; a matter of 10 to 25 % either way. */
 static bool reads_in_place(const conv_op *op, int width, int most)
 {
     return op->taps == 1 || width <= most;
 }
 
-/* A vector of columns for each of a filter row's three taps: with one alone, loads would take as long as
- * multiply-adds. Floats, four pixels of which fill the first-level cache, lose by it if c takes several tiles
- * (16 -> 16, 3x3 at 32x32, 128 images of f32 on Zen 5: 184 GF/s without, 152 with it; 3 -> 16: 71, 104). */
+/* Whether a tile computes the three taps of a filter row, one vector of columns each: with a single tap,
+ * loads would take as long as multiply-adds. In f32, where four pixels fill the L1 cache, it is slower if c
+ * takes several tiles (16 -> 16, 3x3 at 32x32, 128 images of f32 on Zen 5: 184 GF/s without, 152 with it; 3
+ * -> 16: 71, 104). */
 static bool takes_three_taps(const conv_op *op)
 {
     return op->kern->rows[2] && op->k <= op->kern->vl && op->s == 3 && op->stride == 1 && op->pad == 1 &&
            op->w > 1 && (op->vnni2 || op->c <= op->kern->rows[2]);
 }
 
-/* Tiles of at most `most` rows along c, and panels of copied x. */
+/* Splits c into tiles of at most `most` rows, and into panels of packed x. */
 static void size_tiles(conv_op *op, int most)
 {
     const hvt_conv_kernels *kern = op->kern;
@@ -249,7 +253,7 @@ static void size_blocks(conv_op *op, hvt_order order)
     op->pack_y = !(in_place && op->k % kern->vl == 0 && reads_in_place(op, op->k, 64));
     op->slots = in_place && reads_in_place(op, op->c, 128) ? 0 : 1;
 
-    /* a block's gradient is read and written once more: with many weights a block should be large */
+    /* each block reads and writes the gradient once more: with large weights blocks should be large */
     const size_t cached = op->vnni2 ? VNNI2_BLOCK_BYTES : BLOCK_BYTES,
                  budget = weights > cached ? weights : cached;
     size_t line = element * ((size_t)op->c * (size_t)(op->stride * op->stride) + (size_t)op->k);
@@ -276,8 +280,9 @@ static void size_blocks(conv_op *op, hvt_order order)
     }
 }
 
-/* The entries of a block and a row of three taps from number n on: of each line its first pixel of x, those
- * between, its last; `b` is dy's pixel for the first tap that has one. Returns the number after the last. */
+/* List the entries of a block for the three taps of filter row `row`, from number n on: for each line the
+ * first pixel of x, those between, the last; `b` is dy's pixel for the first tap that has one. Returns the
+ * number after the last. */
 static int list_three_taps(const conv_op *op, const conv_block *b, int row, int n, int *first)
 {
     for (int part = 0; part < 3; part++) {
@@ -295,7 +300,7 @@ static int list_three_taps(const conv_op *op, const conv_block *b, int row, int 
     return n;
 }
 
-/* The entries of a block and a tap from number n on. Returns the number after the last. */
+/* List the entries of a block and a tap from number n on. Returns the number after the last. */
 static int list_tap(const conv_op *op, const conv_block *b, int tap, int n)
 {
     for (int p = b->pixel; p < b->end; p++) {
@@ -308,8 +313,8 @@ static int list_tap(const conv_op *op, const conv_block *b, int tap, int n)
     return n;
 }
 
-/* The entries of all blocks and taps, with input pixels as they are; and which input pixels each block needs.
- */
+/* List the entries of all blocks and taps, with input pixels as they are, and find the range of input pixels
+ * that each block needs. */
 static void list_blocks(conv_op *op, int *low, int *high)
 {
     int n = 0;
@@ -320,7 +325,7 @@ static void list_blocks(conv_op *op, int *low, int *high)
         for (int t = 0; t < op->taps; t += op->taps_per_tile) {
             first[t] = n;
             n = op->taps_per_tile == 3 ? list_three_taps(op, &op->block[b], t / 3, n, first + t)
-                                  : list_tap(op, &op->block[b], t, n);
+                                       : list_tap(op, &op->block[b], t, n);
         }
         low[b] = INT_MAX;
         high[b] = -1;
@@ -332,8 +337,8 @@ static void list_blocks(conv_op *op, int *low, int *high)
     op->first[op->blocks * op->taps] = n;
 }
 
-/* Give copied input pixels their places: a ring as long as the widest block needs, so that what two blocks
- * share is copied once. rank[pixel]: its number among the used ones. */
+/* Assign packed input pixels to slots of a ring that is as long as the widest block needs, so that pixels
+ * shared by two blocks are packed once. ordinal[pixel]: its index among the used ones. */
 static void assign_slots(conv_op *op, const int *low, const int *high, int *ordinal)
 {
     int entries = op->first[op->blocks * op->taps], used = 0, done = 0, needed = INT_MAX;
@@ -353,7 +358,7 @@ static void assign_slots(conv_op *op, const int *low, const int *high, int *ordi
         op->block[b].pack_end = done;
     }
     op->slots = 1;
-    for (int b = op->blocks - 1; b >= 0; b--) { /* what this or a later block reads must still be there */
+    for (int b = op->blocks - 1; b >= 0; b--) { /* what this or a later block reads must not be overwritten */
         if (low[b] < needed)
             needed = low[b];
         if (needed < INT_MAX && op->block[b].pack_end - ordinal[needed] > op->slots)
@@ -379,7 +384,8 @@ static hvt_status plan_wgrad(conv_op *op, hvt_order order, long entries)
     int *low = NULL, *high = NULL, *ordinal = NULL;
     hvt_status s = HVT_OK;
 
-    op->block = calloc(out, sizeof *op->block); /* without slots nothing is fresh */
+    op->block =
+        calloc(out, sizeof *op->block); /* without slots nothing is packed, and the ranges stay empty */
     HVT_CHECK(op->block, E_MEM, "no memory for the blocks of a convolution");
     size_blocks(op, order);
     op->first = malloc(sizeof *op->first * ((size_t)op->blocks * (size_t)op->taps + 1));
@@ -447,7 +453,7 @@ static hvt_status check(const hvt_conv_desc *c)
     return HVT_OK;
 }
 
-/* Every pixel by itself: pixels may stand for images. */
+/* A 1x1 convolution of stride 1: pixels can be treated as images. */
 static bool is_flat(const hvt_conv_desc *c)
 {
     return c->order == HVT_ORDER_NHW && c->r == 1 && c->s == 1 && c->stride == 1 && c->pad == 0;
@@ -483,7 +489,7 @@ static void set_shape(conv_op *op, const hvt_conv_desc *c)
     }
 }
 
-/* Weights in panels of `columns`, of `len` words for each tap. */
+/* Bytes of weights in panels of `columns` with `len` k-groups per tap. */
 static size_t panel_bytes(const conv_op *op, int columns, int len)
 {
     return sizeof(float) * (size_t)conv_panels(columns) * CONV_PANEL * (size_t)op->taps * (size_t)len;
@@ -494,7 +500,7 @@ static size_t copy_bytes(const conv_op *op, const conv_list *l)
     return sizeof(float) * (size_t)l->sources * (size_t)op->n * (size_t)l->pitch;
 }
 
-/* The most that any of the three passes copies. */
+/* The largest workspace that any of the three passes needs. */
 static size_t workspace(const conv_op *op)
 {
     size_t out = op->w_bytes + copy_bytes(op, &op->out), in = copy_bytes(op, &op->in), y_pixels = 0, both;
@@ -509,7 +515,7 @@ static size_t workspace(const conv_op *op)
     return both > in ? both : in;
 }
 
-/* HVT_LOG=debug: what was chosen, in one line. */
+/* HVT_LOG=debug: one line that says what was chosen. */
 static void log_plan(const conv_op *op, const hvt_conv_desc *c)
 {
     static const char *const rows[] = {"images", "pixels of a line", "pixels and images"};
@@ -518,7 +524,8 @@ static void log_plan(const conv_op *op, const hvt_conv_desc *c)
 
     for (int i = 0; i < 2; i++)
         if (lists[i]->pitch)
-            snprintf(copied[i], sizeof copied[i], ", source copied to rows of %d words", lists[i]->pitch);
+            snprintf(copied[i], sizeof copied[i], ", source copied to a pitch of %d k-groups",
+                     lists[i]->pitch);
     if (op->winograd) {
         HVT_DEBUG("cpu: %s conv %d -> %d, 3x3/1 at %dx%d, %d images: Winograd, F(2x2, 3x3)",
                   hvt_dtype_name(op->type), op->c, op->k, c->h, c->w, c->n);
@@ -532,10 +539,10 @@ static void log_plan(const conv_op *op, const hvt_conv_desc *c)
         hvt_dtype_name(op->type), op->c, op->k, op->r, op->s, op->stride, c->h, c->w, c->n,
         rows[op->out.rows], copied[0], dx, op->blocks, op->blocks == 1 ? "" : "s",
         op->block[0].end - op->block[0].pixel, op->chunk, op->slots ? "copied" : "in place",
-        op->pack_y ? "copied" : "in place", op->stream ? ", stored past the caches" : "");
+        op->pack_y ? "copied" : "in place", op->stream ? ", non-temporal stores" : "");
 }
 
-/* The three groupings and what they copy. */
+/* The entry lists of the three passes, and what they copy. */
 static hvt_status plan_direct(conv_op *op, bool no_dx, hvt_order order, long entries)
 {
     size_t bytes;
@@ -550,8 +557,8 @@ static hvt_status plan_direct(conv_op *op, bool no_dx, hvt_order order, long ent
     HVT_TRY(plan_copy(op, op->k, op->y_pixel, op->y_image, &op->in));
     bytes = panel_bytes(op, op->c, op->in.len);
     op->packed_w = aligned_alloc(64, (bytes + 63) / 64 * 64);
-    HVT_CHECK(op->packed_w, E_MEM, "no memory for a convolution's %zu bytes of turned weights", bytes);
-    memset(op->packed_w, 0, bytes); /* its padding is never written again */
+    HVT_CHECK(op->packed_w, E_MEM, "no memory for a convolution's %zu bytes of packed weights", bytes);
+    memset(op->packed_w, 0, bytes); /* padding is not written again */
     return HVT_OK;
 }
 
@@ -576,10 +583,11 @@ hvt_status hvt__conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **re
     set_shape(op, c);
     weights = (size_t)conv_panels(op->k) * CONV_PANEL * (size_t)op->taps * (size_t)op->c;
 
-    /* a flat one is both; strides cannot tell: with one pixel in and more out, NHW's are HWN's for x alone */
+    /* a flat one is both. Strides do not tell: with one input pixel and several output pixels, those of NHW
+     * and HWN agree for x alone */
     hvt_order order = c->order == HVT_ORDER_HWN || is_flat(c) ? HVT_ORDER_HWN : HVT_ORDER_NHW;
-    long entries =
-        valid_products(op->h, op->oh, op->r, op->stride, op->pad) * valid_products(op->w, op->ow, op->s, op->stride, op->pad);
+    long entries = valid_products(op->h, op->oh, op->r, op->stride, op->pad) *
+                   valid_products(op->w, op->ow, op->s, op->stride, op->pad);
 
     HVT_CHECK_OR(fail, entries <= INT_MAX - op->taps && (long)op->oh * op->ow <= INT_MAX / op->n, E_SHAPE,
                  "convolution of %dx%d pixels by %dx%d taps is too large to index", c->h, c->w, c->r, c->s);

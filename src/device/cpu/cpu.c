@@ -1,10 +1,10 @@
 /*
- * The cpu device: opening it, the ops on spans, and its table. Matrices are in matrix.c, pooling in pooling.c,
- * images in images.c, convolutions in conv_plan.c and its neighbours.
+ * The cpu device: opening it, the ops on spans, and its table. Matrices are in matrix.c, pooling in
+ * pooling.c, images in images.c, convolutions in conv_plan.c and the files that it plans for.
  *
- * All arithmetic runs inside hvt__parallel_for, which sees to it that the calling thread, too, computes as it
- * must while it does (hvt__floats_enter); what an op adds up besides says HVT_FLOATS. A span is cut anywhere:
- * elementwise arithmetic does not depend on it.
+ * All arithmetic runs inside hvt__parallel_for(), which also sets the floating-point environment of the
+ * calling thread (hvt__floats_enter); an op that adds floats outside it uses HVT_FLOATS. A span may be split
+ * anywhere: elementwise arithmetic does not depend on it.
  */
 #include "cpu_impl.h"
 #include "base_impl.h"
@@ -30,7 +30,7 @@ static void close_cpu(hvt_device *d)
     d->state = NULL;
 }
 
-/* By name, or the best one that this processor has. */
+/* By name, or the best one for this processor. */
 static hvt_status choose_isa(const char *name, const hvt_isa **ret_isa)
 {
     bool best = !name || !strcmp(name, "auto");
@@ -54,10 +54,10 @@ static void log_isa(const hvt_isa *isa, int threads)
 {
     HVT_DEBUG("cpu: %s, %d thread%s; convolutions in tiles of %d x %d floats, bf16 %s", isa->name, threads,
               threads == 1 ? "" : "s", isa->conv->rows[1], 2 * isa->conv->vl,
-              isa->bf16 ? "multiplied in pairs" : "widened");
+              isa->bf16 ? "multiplied natively" : "widened to f32");
     for (int i = 0; i < hvt__isa_count; i++)
         if (isa != hvt__isas[i] && hvt_cpu_isa_supported(i) && !hvt_cpu_isa_auto(i))
-            HVT_DEBUG("cpu: %s is there, too, but not taken unasked: slow on this processor",
+            HVT_DEBUG("cpu: %s is supported, but not selected by auto: slow on this processor",
                       hvt_cpu_isa_name(i));
 }
 
@@ -75,8 +75,7 @@ static hvt_status open_cpu(hvt_device *d, const hvt_device_opts *opts)
     d->isa = isa->name;
     d->threads = threads;
     cpu->isa = isa;
-    HVT_TRY(
-        hvt__host_alloc(d, sizeof *cpu->scratch, &scratch)); /* pages that no op needs are never touched */
+    HVT_TRY(hvt__host_alloc(d, sizeof *cpu->scratch, &scratch)); /* pages that no op uses are never touched */
     cpu->scratch = scratch;
     HVT_TRY(hvt__thread_pool_open(threads, opts->cpus, opts->ncpus, opts->yield, &cpu->pool));
     if (opts->pin_caller && opts->ncpus)
@@ -85,9 +84,9 @@ static hvt_status open_cpu(hvt_device *d, const hvt_device_opts *opts)
     return HVT_OK;
 }
 
-/* HWN: a pixel is a dense matrix [N, C], and convolutions need no columns (conv_plan.c). Of one or two large
- * images a line's pixels make the better rows: ResNet-50 on 224x224, measured, 3 to 8 % in f32 and 27 to 35 %
- * in bf16. */
+/* In HWN a pixel is a dense matrix [N, C], and convolutions need no im2col (conv_plan.c). With one or two
+ * large images the pixels of a line make better rows: ResNet-50 on 224x224, measured, is 3 to 8 % faster in
+ * f32 and 27 to 35 % in bf16. */
 static hvt_order order_cpu(const hvt_device *d, int batch, int height, int width)
 {
     (void)d;
@@ -96,10 +95,10 @@ static hvt_order order_cpu(const hvt_device *d, int batch, int height, int width
 
 /* ---- spans ---- */
 
-/* One op on n elements; each kind uses the members that it needs. */
+/* An op on n elements; each op uses the members that it needs. */
 typedef struct span {
     const hvt_elementwise *el;
-    size_t n, step; /* elements of a job */
+    size_t n, step; /* step: elements per job */
     const void *a, *b;
     void *y;
     bool add;
@@ -123,7 +122,7 @@ static hvt_status run_span(hvt_device *d, span s, hvt_job_fn *fn)
         return HVT_OK;
     s.el = cpu->isa->el;
     s.step = s.n;
-    if (d->threads > 1) { /* some jobs per thread: a late one leaves work to the others */
+    if (d->threads > 1) { /* several jobs per thread: other threads take over those of a late one */
         s.step = s.n / ((size_t)d->threads * 4) / SPAN_ALIGN * SPAN_ALIGN;
         s.step = s.step < SPAN_LEAST ? SPAN_LEAST : s.step;
     }
@@ -131,7 +130,7 @@ static hvt_status run_span(hvt_device *d, span s, hvt_job_fn *fn)
     return HVT_OK;
 }
 
-/* the first element of a job, and how many it has */
+/* first element of a job; its number of elements */
 static size_t part_of(const span *s, int job, size_t *ret_n)
 {
     size_t first = (size_t)job * s->step;
@@ -247,7 +246,7 @@ static hvt_status sgd_cpu(hvt_device *d, size_t n, const hvt_sgd_args *a, const 
                     sgd_job);
 }
 
-/* The least over all jobs is the same in whatever order they come. */
+/* The minimum over all jobs does not depend on their order. */
 static void check_job(void *ctx, int job, int thread)
 {
     const span *s = ctx;

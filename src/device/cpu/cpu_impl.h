@@ -1,6 +1,6 @@
 /*
- * cpu_impl.h - inside the cpu device: threads, the table of instruction sets, and what is
- * compiled once per set.
+ * cpu_impl.h - internals of the cpu device: threads, the table of instruction sets, and the interfaces of
+ * what is compiled once per set.
  *
  * Included by src/device/cpu. Nothing else.
  */
@@ -16,35 +16,38 @@
 #define UNROLL _Pragma("GCC unroll 32")
 #endif
 
-/* ---- parallel.c: a pool made once; run() returns when all of 0 .. jobs-1 are done. The caller works too.
- * ---- */
+/* ---- parallel.c: parallel_for returns when all jobs are done; the caller works too ---- */
 typedef struct hvt_thread_pool hvt_thread_pool;
-typedef void hvt_job_fn(void *ctx, int job, int thread); /* thread: 0 .. threads-1, for private scratch */
+typedef void hvt_job_fn(void *ctx, int job, int thread); /* thread: 0 .. size-1, for private scratch */
 
-hvt_status hvt__thread_pool_open(int threads, const int *cpus, int ncpus, bool yield, hvt_thread_pool **ret_pool);
+hvt_status hvt__thread_pool_open(int threads, const int *cpus, int ncpus, bool yield,
+                                 hvt_thread_pool **ret_pool);
 void hvt__thread_pool_pin_caller(hvt_thread_pool *pool, int cpu); /* until it is closed */
 void hvt__thread_pool_close(hvt_thread_pool **pool);
 int hvt__thread_pool_size(const hvt_thread_pool *pool);
 void hvt__parallel_for(hvt_thread_pool *pool, int jobs, hvt_job_fn *fn, void *ctx);
 
-/* ---- kernels of convolution: kern_<isa>.c ---- */
+/* ---- convolution kernels: kern_<isa>.c ---- */
 
-/* Ask for bytes that are read soon. */
 static inline void hvt__prefetch(const void *p, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i += 64)
         __builtin_prefetch((const char *)p + i);
 }
 
-/* One tile: C[rows x nc] (+)= sum over entries e of A[e.a] * B[e.b], inner length len. Everything stays in
- * registers until the end. A and B are words of 4 bytes, floats or, for sets that multiply these, pairs of
- * bf16 along the inner loop, (2i, 2i + 1) in element i; len and strides count words. B is read in whole
- * vectors. */
+/*
+ * The microkernel's problem, a batch-reduce GEMM as oneDNN calls it: C[rows x nc] (+)= sum over entries e of
+ * A[e.a] * B[e.b], each product with inner dimension k = len. C is kept in registers until the end.
+ *
+ * A and B are made of k-groups of 4 bytes: a float or, where the set has such instructions, two bf16 that
+ * follow each other along k (oneDNN's VNNI layout, here "vnni2": elements 2i and 2i + 1 in group i). len,
+ * strides and pitches count k-groups. B is read in whole vectors.
+ */
 typedef struct hvt_entry {
     int a, b;
 } hvt_entry;
 
-/* What is asked for while a tile is computed: at each entry, `bytes` of pixel[e.b], where e.b < count. */
+/* What to prefetch while a tile is computed: at each entry, `bytes` of pixel[e.b], if e.b < count. */
 typedef struct hvt_prefetch {
     const char *from;
     const int *pixel; /* NULL: the pixel is e.b itself */
@@ -56,85 +59,88 @@ typedef struct hvt_prefetch {
 typedef struct hvt_tile {
     const hvt_entry *e;
     int entries, len;
-    int rows, high, depth; /* rows to store; what begin was told */
+    int rows, high, depth; /* rows to store; the arguments of begin */
     const float *a;
-    long a_entry, a_row; /* step per entry; per row (gather) or per inner step (wgrad) */
+    long a_entry, a_row; /* stride per entry; per row (gemm_nn) or per k-group (gemm_tn) */
     const float *b;
-    long b_entry, b_row; /* step per entry; per inner step */
+    long b_entry, b_row; /* stride per entry; per k-group */
     float *c;
     long c_row;
-    int nc; /* columns that are stored */
+    int nc; /* columns to store */
     bool add;
-    bool stream; /* past the caches; C is aligned to vectors */
-    /* twins: entries for the first target alone, for both; the rest is for the second. That has its column of
-     * B b_next words on and its C c_next elements on. Three taps in one tile of wgrad: entries for the first
-     * two, for all; the rest is for the last two. */
+    bool stream; /* with non-temporal stores; C is aligned to vectors */
+    /* two_pixels: entries for the first target alone, then for both; the remaining ones are for the second,
+     * whose column of B starts b_next k-groups further on, and whose C c_next elements further on. three_taps
+     * (gemm_tn): entries for the first two taps, then for all three; the remaining ones are for the last
+     * two. */
     int own, shared;
     long b_next, c_next;
-    hvt_prefetch prefetch; /* wgrad */
-    bool c_bf16;       /* C is bf16, c_row counts these: gather, where the set's kernels say so */
+    hvt_prefetch prefetch; /* gemm_tn */
+    bool c_bf16;           /* C is bf16, c_row counts bf16 elements; gemm_nn of kernels with stores_bf16 */
 } hvt_tile;
 
 typedef void hvt_kernel(const hvt_tile *t);
 
-/* [n][c] bf16, rows `ld` elements apart, to be arranged as `len` rows of c words: (row 0, row 1), (row 2, row
- * 3)
- * ...; rows past n are zero. */
+/* Packing bf16 into vnni2: [n][c], rows `ld` elements apart, become `len` rows of c k-groups, (row 0, row 1),
+ * (row 2, row 3), ...; rows past n are zero. */
 typedef struct hvt_vnni2 {
     const uint16_t *x;
-    long ld, prefetch; /* x + ahead is arranged next and asked for; 0: that is not known */
+    long ld, prefetch; /* x + prefetch is packed next and prefetched; 0: unknown */
     int n, c;
     int len, depth;
-    int pitch; /* words from one row of a panel to the next */
+    int pitch; /* k-groups from one row of a panel to the next */
 } hvt_vnni2;
 
 typedef void hvt_pack_fn(const hvt_vnni2 *p, int w, float *out);
 
 typedef struct hvt_conv_kernels {
-    int vl;      /* words in a vector; a tile is one or two vectors wide */
-    int rows[3]; /* most rows of a tile of one, of two vectors; of one vector for each of three taps, or 0 */
-    int pitch;   /* words for one inner step in wgrad's packed A panels: >= rows[0], whole vectors */
-    bool shared_panels; /* such a panel has `pitch` channels, which several tiles share, not as many as a tile */
-    int depth;   /* most words that one instruction takes along the inner loop, which is a multiple of what it
-                    does */
-    /* [vectors-1][rows-1]; gather: A's rows lie a_row apart, one float per inner step.
-     * wgrad: A's rows lie side by side, a_row apart per inner step. */
+    int vl;      /* k-groups in a vector; a tile is one or two vectors wide */
+    int rows[3]; /* maximum rows of a tile that is one or two vectors wide; of a three_taps tile, or 0 */
+    int pitch;   /* k-groups per inner step of gemm_tn's packed A panels: >= rows[0], whole vectors */
+    bool shared_panels; /* an A panel has `pitch` channels and serves several tiles; else it has as many
+                           channels as a tile */
+    int depth; /* maximum k-groups that one instruction consumes; the inner dimension is a multiple of what it
+                  does consume */
+    /* [vectors-1][rows-1]. gemm_nn: rows of A are a_row apart, one k-group per inner step. gemm_tn: A is
+     * transposed, its rows adjacent and a_row apart per inner step. */
     hvt_kernel *const *gemm_nn[2], *const *gemm_tn[3];
-    hvt_kernel *const
-        *two_pixels; /* or NULL: gather's of two targets with a vector of columns each, rows[1] at most */
-    /* one tap of one panel of weights, [c][32] of which k columns are filled -> [k][32] in each of the panels
-     * along c, `panel` floats apart: for backward data */
+    hvt_kernel *const *two_pixels; /* gemm_nn of two target pixels with one vector of columns each, at most
+                                      rows[1] rows; or NULL */
+    /* packs weights for backward data: one tap of one panel, [c][32] with k columns used, is transposed to
+     * [k][32] in each of the panels along c, `panel` floats apart */
     void (*pack_weights)(const float *w, int c, int k, float *out, long panel, bool stream);
-    /* Where words are pairs, else NULL: wgrad's A in panels of w columns; B and weights in panels of 32, each
-     * [len][32]. Where they are floats, typed.h does that. */
+    /* For vnni2, else NULL: gemm_tn's A in panels of w columns; B and weights in panels of 32, each
+     * [len][32]. For floats typed.h does it. */
     hvt_pack_fn *pack_a, *pack_b;
-    /* Where tiles are set up before use, else NULL: for tiles of up to `high` rows; and given back after it.
-     * Gather's tiles then have exactly `high` rows and are written, whole, to a buffer of rows of 32. */
+    /* For sets whose tile registers are configured before use, else NULL: begin configures them for tiles of
+     * up to `high` rows, end releases them. Tiles of gemm_nn then have exactly `high` rows and are written,
+     * whole, to a buffer with rows of 32. */
     void (*begin)(int high, int depth);
     void (*end)(void);
-    bool stores_bf16; /* gather's tiles may be stored as bf16 */
+    bool stores_bf16; /* gemm_nn can store C as bf16 */
 } hvt_conv_kernels;
 
-/* ---- elementwise.c: one text compiled per set; all ops work on a span that one thread owns ---- */
+/* ---- elementwise.c: compiled once per set; each call works on a span that belongs to one thread ---- */
 typedef struct hvt_elementwise hvt_elementwise; /* see elementwise.h */
 
-/* ---- isa.c: the table, weakest first; kern_<isa>.c has the entry ---- */
+/* ---- isa.c: the table, weakest first; kern_<isa>.c defines the entry ---- */
 
-/* What a set needs, told as data: a function there might use the very instructions that it asks for. */
+/* What a set requires of the processor, as data: a function compiled for the set might itself use the
+ * instructions that it tests for. */
 typedef struct hvt_needs {
-    /* x86: bits that CPUID shows in leaves 1, 7 and 7 part 1; registers that the system must save at a task
-     * switch; which of these it gives only to those who ask, 0: none */
+    /* x86: CPUID bits of leaves 1, 7 and 7 subleaf 1; XCR0 state components that the system must save; the
+     * component for which permission must be requested (0: none) */
     uint32_t ecx1, ebx7, edx7, eax7_1, xcr0;
     int ask;
-    uint32_t hwcap, hwcap2; /* elsewhere: bits that Linux shows by getauxval */
+    uint32_t hwcap, hwcap2; /* elsewhere: getauxval(AT_HWCAP), AT_HWCAP2 */
 } hvt_needs;
 
 typedef struct hvt_isa {
     const char *name;
     hvt_needs needs;
-    const char *vendor; /* auto takes it only on processors whose CPUID names this vendor; NULL: on all */
+    const char *vendor; /* `auto` selects it only on processors of this CPUID vendor; NULL: on all */
     const hvt_conv_kernels *conv;
-    const hvt_conv_kernels *bf16; /* of pairs; NULL: bf16 is widened to floats, as f16 always is */
+    const hvt_conv_kernels *bf16; /* vnni2 kernels; NULL: bf16 is widened to f32, as f16 always is */
     const hvt_elementwise *el;
 } hvt_isa;
 
@@ -143,8 +149,8 @@ extern const int hvt__isa_count;
 
 bool hvt__isa_supported(const hvt_isa *isa);
 
-/* What a matrix op keeps between its passes. Parts: the rows are cut into at most HVT_PARTS of them, fewer
- * for many channels, by the shape alone. */
+/* Scratch of a matrix op between its passes. The rows are split into at most HVT_PARTS parts, fewer with many
+ * channels, depending on the shape alone. */
 enum { HVT_PARTS = 256, HVT_CHANNELS = 1 << 16, HVT_PART_FLOATS = 1 << 18 };
 typedef struct hvt_scratch {
     float part[2][HVT_PART_FLOATS]; /* [parts][c] */
@@ -181,10 +187,11 @@ hvt_status hvt__bias_backward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype
 hvt_status hvt__xent_cpu(hvt_device *d, const hvt_xent_args *a);
 
 /* ---- pooling.c ---- */
-hvt_status hvt__pooling_plan_cpu(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op, size_t *ret_saved);
+hvt_status hvt__pooling_plan_cpu(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op,
+                                 size_t *ret_saved);
 hvt_status hvt__pooling_forward_cpu(hvt_op *op, int real, const void *x, void *y, void *saved);
 hvt_status hvt__pooling_backward_cpu(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
-                                  bool add);
+                                     bool add);
 
 /* ---- images.c ---- */
 hvt_status hvt__subsample_forward_cpu(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,

@@ -1,7 +1,7 @@
 /*
  * What the cpu device does with floats, bytes and several types at once, on a part that one thread owns; what
- * it does with activations is in typed.h. One text, compiled once per instruction set with -DHVT_ISA=name and
- * that set's flags; the arithmetic of the elementwise ops is formula.h's.
+ * it does with activations is in typed.h. One source, compiled once per instruction set with -DHVT_ISA=name
+ * and that set's flags; the arithmetic of the elementwise ops is formula.h's.
  */
 #include "cpu_impl.h"
 #include "elementwise.h"
@@ -38,7 +38,8 @@ static void cast(size_t n, float s, const void *src, hvt_dtype st, void *dst, hv
         cast_from(n, s, src, HVT_BF16, dst, dt);
 }
 
-/* Add along the tree as a binary counter does: part sums of 2^k leaves wait on the stack for their twin. */
+/* Add along the tree like a binary counter: partial sums of 2^k leaves wait on the stack for their
+ * sibling. */
 INLINE F tree(hvt_dtype t, const void *const in[], int count, size_t at, int lanes)
 {
     F stack[32], x = f_load_as(t, in[0], at, lanes);
@@ -63,7 +64,7 @@ INLINE void reduce_as(size_t first, size_t n, hvt_dtype t, const void *const in[
     SPAN(n, f_store_as(t, out, first + i, tree(t, in, count, first + i, lanes), lanes););
 }
 
-/* Of two, without a loop over them. */
+/* Two inputs are the common case and get code without a loop over them. */
 INLINE void reduce_two_or_all(size_t first, size_t n, hvt_dtype t, const void *const in[], int count,
                               void *out)
 {
@@ -134,7 +135,7 @@ INLINE void sgd_at(const sgd_consts *k, const hvt_sgd_args *a, bool fresh, const
 static void sgd(size_t first, size_t n, const hvt_sgd_args *args, const float *const g[], int ng, float *w,
                 float *v)
 {
-    const hvt_sgd_args a = *args; /* copies, which no store through w or v can change */
+    const hvt_sgd_args a = *args; /* copies, which stores to w and v cannot alias */
     const bool fresh = a.step->fresh;
     const sgd_consts k = {f_splat(a.step->grad_scale), f_splat(a.weight_decay), f_splat(a.momentum),
                           f_splat(1 - a.dampening), f_splat(-a.step->lr)};
@@ -147,7 +148,7 @@ static void sgd(size_t first, size_t n, const hvt_sgd_args *args, const float *c
         SPAN(n, sgd_at(&k, &a, fresh, g, ng, first + i, w, v, HVT_BF16, lanes););
 }
 
-/* Block by block: x * 0 is not 0 exactly where x is not finite, and a sum keeps that. */
+/* Block by block: x * 0 is nonzero (NaN) exactly if x is not finite, and a sum propagates it. */
 static size_t first_bad(size_t n, const float *g)
 {
     enum { STEP = 4096 };

@@ -1,10 +1,10 @@
 /*
- * Products of a convolution's gradient with narrow matrices: its factors, for gradients that travel as such.
- * One text, compiled once per instruction set like elementwise.c.
+ * Products of a convolution's gradient with narrow matrices: PowerSGD's factors. One source, compiled once
+ * per instruction set like elementwise.c.
  *
- * A gradient lies in panels, [m][HVT_PANEL], so a filter is a lane. Columns are taken up to SOME at a time,
- * whose sums, or whose part of P, stay in registers while a panel passes by; the first ones do what has to be
- * done once. Every sum has one order, which depends on the shape alone.
+ * A gradient is in panels, [m][HVT_PANEL], so each lane is a filter. Columns are processed up to SOME at a
+ * time; their sums, or their part of P, stay in registers while a panel streams past. The first group of
+ * columns also does what must be done once. The order of every sum depends on the shape alone.
  */
 #include "cpu_impl.h"
 #include "elementwise.h"
@@ -12,7 +12,7 @@
 
 enum { SOME = 4, WIDE = HVT_PANEL / VL };
 
-/* Lanes of vector v of a panel that are filters. */
+/* Number of lanes of vector v of a panel that hold filters. */
 INLINE int filters(const hvt_factor_args *a, int panel, int v)
 {
     const int left = a->k - panel * HVT_PANEL - v * VL;
@@ -25,7 +25,7 @@ INLINE float *column_p(const hvt_factor_args *a, int t, int panel, int v)
     return a->p + (size_t)t * (size_t)a->k + panel * HVT_PANEL + v * VL;
 }
 
-/* Columns [t, t + count) of P for a panel's filters; 0 in lanes that are none. */
+/* Load columns [t, t + count) of P for a panel's filters; 0 in unused lanes. */
 INLINE void load_p(const hvt_factor_args *a, int panel, int t, const int count, F ret_p[SOME][WIDE])
 {
     UNROLL
@@ -39,7 +39,7 @@ INLINE void load_p(const hvt_factor_args *a, int panel, int t, const int count, 
     }
 }
 
-/* FN(a, ..., t, count) for columns [t, t + count) up to the last, with a constant count. */
+/* Call FN(a, ..., t, count) for all columns, up to SOME at a time, with a constant count. */
 #define BY_COLUMNS(FN, a, ...)                                                                               \
     for (int t = 0; t < (a)->r; t += SOME) {                                                                 \
         if ((a)->r - t == 1)                                                                                 \
@@ -102,7 +102,7 @@ INLINE float lanes_sum(F x)
     return part[0];
 }
 
-/* The rows of a panel are far from those of the next one, which are fetched meanwhile. */
+/* Rows of consecutive panels are far apart: prefetch those of the next panel. */
 INLINE void q_columns(const hvt_factor_args *a, int first, int rows, int t, const int count)
 {
     const size_t m = (size_t)a->m;

@@ -1,39 +1,41 @@
 /*
- * Forward and backward data: for every target pixel, the sum over its list of (source pixel, tap) of
- * rows * weights. Both are one function; they differ in the list, the weights' panels and the strides.
+ * Forward and backward data: for every target pixel, the sum over its list of (source pixel, tap) of rows *
+ * weights, computed by the gemm_nn kernels. One function does both passes; they differ in the list, the
+ * packed weights and the strides.
  *
- * The order of work is blocks of pixels, panels of weights, pixels, tiles: a block's source rows stay in the
- * cache while the panels pass over them. Threads take parts of that space, each target element is computed by
- * one thread from first to last, and its chain of multiply-adds is the same in every tile: no bit depends on
- * threads, on the batch, or on the place in it.
+ * The loops, from the outside: blocks of pixels, panels of weights, pixels, tiles. The source rows of a block
+ * stay in the cache while the panels stream past. Threads split this space. Each target element is computed
+ * by one thread from start to end, and its chain of multiply-adds is the same in every tile, so the bits
+ * depend neither on threads nor on the batch or the position in it.
  */
 #include "conv_impl.h"
 
 #include <string.h>
 
-/* Source bytes of a block. Few weights lie in the cache anyway and the block should leave them there; many
- * weights stream through, and a larger block lets them do so less often. */
+/* Source bytes of a block. Small weights are in the cache anyway, and the block should not evict them; large
+ * weights stream through, less often with a larger block. */
 #define SMALL_BLOCK   (64 << 10)
 #define LARGE_BLOCK   (1 << 20)
 #define MANY_WEIGHTS  (256 << 10)
 #define JOBS_A_THREAD 4
-#define NARROW_ROW    32 /* words */
+#define NARROW_ROW    32 /* k-groups */
 
 typedef struct pass {
     const conv_op *op;
     const conv_list *list;
-    const void *source; /* of op->type until it is copied */
+    const void *source; /* of op->type until it is packed */
     const float *weights;
     void *target;
-    long s_pixel, s_image;         /* elements, then words from one to the next */
+    long s_pixel, s_image;         /* strides in elements, in k-groups once packed */
     long t_pixel, t_image;         /* elements */
-    int channels, columns, images; /* of the source; of the target */
+    int channels, columns, images; /* of the source; columns and images of the target */
     bool add;
     int blocks, column_parts, row_parts; /* jobs are the product */
 } pass;
 
-/* A tile whose first element in the target is `to`, whose rows lie `row` apart. The first `skip` are another
- * tile's, too, and not stored; kernels that store to the target have none of these. */
+/* Computes a tile whose first element in the target is `to`, and whose rows are `row` apart. The first `skip`
+ * rows belong to another tile as well and are not stored; kernels that store directly to the target never get
+ * any. */
 static void run_tile(const pass *g, hvt_tile *t, hvt_kernel *kernel, int skip, long to, long row)
 {
     _Alignas(64) float tile[CONV_TILE_ROWS * CONV_PANEL];
@@ -57,10 +59,11 @@ static void run_tile(const pass *g, hvt_tile *t, hvt_kernel *kernel, int skip, l
                                  row, g->add);
 }
 
-/* Narrow rows take less time to multiply than to come from memory: ask for the next tile's, of the source
- * pixels that are new to it, its list's last, and the last that twins share. Behind the last tile lie the
- * next pixel's. (16 -> 16, 3x3 at 32x32, 128 images on Zen 5: 120 GF/s without, 170 with it while others use
- * the memory, else 175 either way. Rows of 64 words and more gained nothing.) */
+/* Narrow rows take less time to multiply than to load from memory, so prefetch the next tile's: rows of the
+ * last entry, the only source pixel that is new to it, and with two_pixels also of the last shared one. After
+ * the last tile this is the next pixel's first. (16 -> 16, 3x3 at 32x32, 128 images on Zen 5: 120 GF/s
+ * without, 170 with it while other processes use the memory, else 175 either way. No gain with rows of 64
+ * k-groups or more.) */
 static void prefetch_next(const hvt_tile *t, int entry, int high)
 {
     const float *a = t->a + t->e[entry].a * t->a_entry + high * t->a_row;
@@ -70,7 +73,7 @@ static void prefetch_next(const hvt_tile *t, int entry, int high)
             __builtin_prefetch(a + k, 0, 2);
 }
 
-/* All tiles of one run for the columns from `column` on, on which `t` stands: those of part i of `parts`. */
+/* Part i of `parts` of the tiles of one run, for the columns from `column` on, at which `t` points. */
 static void run_tiles(const pass *g, const conv_run *run, hvt_tile *t, int column, int i, int parts)
 {
     const conv_rows kind = g->list->rows;
@@ -93,7 +96,7 @@ static void run_tiles(const pass *g, const conv_run *run, hvt_tile *t, int colum
         int image = n / tiles, row = (n % tiles) * high;
         int count = rows - row < high ? rows - row : high, skip = kern->begin ? high - count : 0;
 
-        if (count <= 0) /* 9 rows in 4 tiles of 3: one tile less */
+        if (count <= 0) /* 9 rows in 4 tiles of 3: one tile is empty */
             continue;
         t->rows = count + skip;
         t->a = source + image * g->s_image + (row - skip) * t->a_row;
@@ -145,18 +148,17 @@ static void pass_job(void *ctx, int job, int thread)
         g->op->kern->end();
 }
 
-/* ---- rows that collide in the cache are copied to a better pitch, rows of 16 bits are widened or paired
- * ---- */
+/* ---- copying the source: to a pitch without conflict misses, to f32, or to whole k-groups ---- */
 
 enum { COPY_ROWS = 64 };
 
 typedef struct copy {
     const pass *g;
     float *to;
-    long pixel, image; /* words from one to the next in the copy */
+    long pixel, image; /* strides of the copy in k-groups */
 } copy;
 
-/* Rows of bf16, filled up with zeros: neighbours are pairs already. */
+/* Rows of bf16, zero-padded to whole k-groups: adjacent channels already form vnni2 k-groups. */
 static void copy_padded(const pass *g, int images, const uint16_t *from, float *to, long to_image)
 {
     size_t bytes = sizeof *from * (size_t)g->channels, padding = sizeof *to * (size_t)g->list->len - bytes;
@@ -221,7 +223,7 @@ static void run_pass(pass *g, void *ws)
 
     if (g->images == 0)
         return;
-    if (l->rows == CONV_BOTH) /* its tiles take images past the real ones, too: their copies must be there */
+    if (l->rows == CONV_BOTH) /* its tiles include images past the real ones, so they must be copied too */
         g->images = op->n;
     if (l->pitch) {
         copy_source(g, ws);
@@ -243,17 +245,17 @@ hvt_status hvt__conv_forward_cpu(hvt_op *head, int real, const void *x, const vo
 {
     const conv_op *op = (const conv_op *)head;
     pass g = {.op = op,
-                .list = &op->out,
-                .source = x,
-                .weights = op->w_bytes ? ws : w,
-                .target = y,
-                .s_pixel = op->x_pixel,
-                .s_image = op->x_image,
-                .t_pixel = op->y_pixel,
-                .t_image = op->y_image,
-                .channels = op->c,
-                .columns = op->k,
-                .images = real * op->rows_per_image};
+              .list = &op->out,
+              .source = x,
+              .weights = op->w_bytes ? ws : w,
+              .target = y,
+              .s_pixel = op->x_pixel,
+              .s_image = op->x_image,
+              .t_pixel = op->y_pixel,
+              .t_image = op->y_image,
+              .channels = op->c,
+              .columns = op->k,
+              .images = real * op->rows_per_image};
 
     if (op->winograd) {
         hvt__winograd_forward(op, real, x, w, y, ws);
@@ -270,23 +272,23 @@ hvt_status hvt__conv_backward_x_cpu(hvt_op *head, int real, const void *w, const
 {
     const conv_op *op = (const conv_op *)head;
     pass g = {.op = op,
-                .list = &op->in,
-                .source = dy,
-                .weights = op->packed_w,
-                .target = dx,
-                .s_pixel = op->y_pixel,
-                .s_image = op->y_image,
-                .t_pixel = op->x_pixel,
-                .t_image = op->x_image,
-                .channels = op->k,
-                .columns = op->c,
-                .images = real * op->rows_per_image,
-                .add = add};
+              .list = &op->in,
+              .source = dy,
+              .weights = op->packed_w,
+              .target = dx,
+              .s_pixel = op->y_pixel,
+              .s_image = op->y_image,
+              .t_pixel = op->x_pixel,
+              .t_image = op->x_image,
+              .channels = op->k,
+              .columns = op->c,
+              .images = real * op->rows_per_image,
+              .add = add};
 
     if (op->winograd) {
         hvt__winograd_backward_x(op, real, w, dy, dx, add, ws);
         return HVT_OK;
-    } /* else conv_pack_weights turned the weights */
+    }
     run_pass(&g, ws);
     return HVT_OK;
 }

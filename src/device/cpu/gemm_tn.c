@@ -1,12 +1,12 @@
 /*
  * Backward weights: for every tap, the sum over its list of (input pixel, output pixel) of X' * dY, where the
- * inner step runs over images.
+ * inner dimension is the images; computed by the gemm_tn kernels.
  *
- * Rows of C or K floats lie so far apart that they would fall into the same few sets of the first-level
- * cache, so x and dy are first copied into panels as narrow as a tile; each pixel once, not once per tap.
- * Work goes block by block (output pixels x images) so that the copies are read from the second-level cache.
- * Blocks are a matter of the shape; within one, threads copy pixels and then share the gradient's elements,
- * which add the blocks' sums in the order of blocks.
+ * Rows of C or K floats are so far apart that they would map to a few sets of the L1 cache, so x and dy are
+ * first packed into panels as narrow as a tile; each pixel once, not once per tap. Work goes block by block
+ * (output pixels x images), so that packed data is read from the L2 cache. Blocks depend on the shape alone;
+ * within one, threads pack pixels and then split the gradient's elements, which accumulate the blocks' sums
+ * in block order.
  */
 #include "conv_impl.h"
 
@@ -17,17 +17,17 @@ typedef struct wgrad {
     const void *x, *dy; /* of op->type */
     float *dw, *packed_x, *packed_y;
     int real;                 /* images */
-    int block, image, images; /* this chunk's */
-    int len, depth;           /* its words */
+    int block, image, images; /* of this chunk */
+    int len, depth;           /* of this chunk, in k-groups */
     int column_parts, row_parts;
 } wgrad;
 
-/* ---- copies: job = one pixel of x or of dy ---- */
+/* ---- packing: job = one pixel of x or of dy ---- */
 
-/* Pixel p of x (a) or of dy in panels of w columns. `next` comes after it and is asked for meanwhile: else
- * copies wait for memory, as pixels of a page or so are too short for processors to foresee much (16 -> 16,
- * 3x3 at 32x32, 128 images of bf16 on Zen 5: 200 GF/s without, 290 with it; 64 -> 64, 64 images: 255, 405).
- */
+/* Pack pixel p of x (a) or of dy in panels of w columns. `next` is packed afterwards and prefetched
+ * meanwhile: pixels of a page or so are too short for the hardware prefetcher, and packing would wait for
+ * memory (16 -> 16, 3x3 at 32x32, 128 images of bf16 on Zen 5: 200 GF/s without, 290 with it; 64 -> 64, 64
+ * images: 255, 405). */
 static void pack_pixel(const wgrad *g, bool a, int p, int next, float *out)
 {
     const conv_op *op = g->op;
@@ -57,7 +57,8 @@ static void pack_job(void *ctx, int job, int thread)
     if (job < new_pixels) {
         int i = b->pack_first + job, last = op->block[op->blocks - 1].pack_end - 1;
 
-        pack_pixel(g, true, op->used[i], op->used[i < last ? i + 1 : i], g->packed_x + i % op->slots * op->a_slot);
+        pack_pixel(g, true, op->used[i], op->used[i < last ? i + 1 : i],
+                   g->packed_x + i % op->slots * op->a_slot);
     } else {
         int i = job - new_pixels, p = b->pixel + i, last = op->oh * op->ow - 1;
 
@@ -72,8 +73,8 @@ static int pack_jobs(const wgrad *g)
     return (g->op->slots ? b->pack_end - b->pack_first : 0) + (g->op->pack_y ? b->end - b->pixel : 0);
 }
 
-/* What the next block copies is asked for while this one's `calls` tiles are computed: of each pixel a slice
- * at a time. This is for tile number `call`. */
+/* What tile number `call` of this block's `calls` prefetches of the next block's input: a slice of each pixel
+ * at a time. */
 static hvt_prefetch next_prefetch(const wgrad *g, int call, int calls)
 {
     const conv_op *op = g->op;
@@ -85,9 +86,10 @@ static hvt_prefetch next_prefetch(const wgrad *g, int call, int calls)
 
     if (!op->slots || !op->pack_y || op->x_image != op->c || images <= 0)
         return a;
-    /* dy, then x by as many pixels as this block has of dy */
+    /* first dy, then x, as many pixels at a time as this block has of dy */
     const int pixels = b->end - b->pixel, new_pixels = next->pack_end - next->pack_first;
-    const int groups = 1 + conv_tiles(new_pixels, pixels), group = call % groups, first = (group - 1) * pixels;
+    const int groups = 1 + conv_tiles(new_pixels, pixels), group = call % groups,
+              first = (group - 1) * pixels;
     const int slice = call / groups, slices = calls / groups;
     const size_t whole = (size_t)images * element * (size_t)(group ? op->c : op->k);
 
@@ -108,7 +110,7 @@ static hvt_prefetch next_prefetch(const wgrad *g, int call, int calls)
     return a;
 }
 
-/* ---- products: job = one tap, or a row of three, a part of the columns, a part of the tiles along c ---- */
+/* ---- products: job = one tap or a row of three, a part of the columns, a part of the tiles along c ---- */
 
 static void gemm_job(void *ctx, int job, int thread)
 {
@@ -136,7 +138,7 @@ static void gemm_job(void *ctx, int job, int thread)
     t.a_row = op->slots ? op->a_pitch : op->x_image;
     t.b_entry = op->pack_y ? op->b_slot : op->y_pixel;
     t.b_row = op->pack_y ? op->b_pitch : op->y_image;
-    if (op->taps_per_tile == 3) { /* one tap on in x is one pixel back in dy */
+    if (op->taps_per_tile == 3) { /* the next tap reads the same x for the previous pixel of dy */
         t.own = first[1] - first[0];
         t.shared = first[2] - first[1];
         t.b_next = -t.b_entry;

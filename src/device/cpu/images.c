@@ -1,8 +1,8 @@
 /*
- * Bytes to floats (crop, mirror, normalise), and He's subsampling shortcut.
+ * Bytes to normalised floats (crop, mirror, normalise), and the option A shortcut of He et al.
  *
- * In HWN order the floats of one image lie n*c apart, 12 bytes for three channels. So a group of images is
- * written together, pixel by pixel: what lies side by side is written side by side.
+ * In HWN order the floats of one image are n*c apart, 12 bytes for three channels. So a group of images is
+ * written together, pixel by pixel, and writes are contiguous.
  */
 #include "base_impl.h"
 #include "cpu_impl.h"
@@ -21,8 +21,8 @@ typedef struct augment {
     float scale[MOST_CHANNELS * MOST_VECTOR], shift[MOST_CHANNELS * MOST_VECTOR]; /* repeated to c vectors */
 } augment;
 
-/* Bytes of output pixels [first, first+count) of row p of image n, as crop and mirror choose them; 0 outside.
- */
+/* Bytes of output pixels [first, first+count) of row p of image n, as crop and mirror choose them; 0
+ * outside. */
 static void choose(const hvt_augment_args *a, int n, int p, int first, int count, uint8_t *out)
 {
     const int8_t *draw = a->draws ? a->draws + n * 3 : (const int8_t[3]){0};
@@ -46,7 +46,7 @@ static void choose(const hvt_augment_args *a, int n, int p, int first, int count
     }
 }
 
-/* A pixel's c elements, and zeros up to cx. */
+/* Store a pixel's c elements, and zeros up to cx. */
 static inline void put_pixel(bool wide, void *dst, const void *src, int c, int cx)
 {
     for (int k = 0; wide && k < cx; k++)
@@ -55,8 +55,8 @@ static inline void put_pixel(bool wide, void *dst, const void *src, int c, int c
         ((uint16_t *)dst)[k] = k < c ? ((const uint16_t *)src)[k] : 0;
 }
 
-/* Of `images` images from `start` on, pixels [first, first+count) of row p: from tiles, which hold c elements
- * of a pixel, to where they belong. */
+/* Copy pixels [first, first+count) of row p of `images` images, from `start` on, from tiles with c elements
+ * per pixel to the batch. */
 static inline void put_tiles(bool wide, const hvt_augment_args *a, int start, int images, int p, int first,
                              int count, const void *tiles, size_t tile)
 {

@@ -1,11 +1,11 @@
 /*
- * The table of instruction sets. A set is a name, what it needs of the processor, and the functions that were
- * compiled for it; everything else in the cpu device is one text. Sets stand in order of strength: `auto` is
- * the last one that the processor has and that pays there, which CPUID alone decides, so that every process
- * on a machine decides alike; ranks on different processors agree on the last one that all of them would
- * take.
+ * The table of instruction sets. A set is a name, what it requires of the processor, and the functions
+ * compiled for it; everything else in the cpu device is common. Sets are in order of strength: `auto` is the
+ * last one that the processor supports and that is worthwhile there. CPUID alone decides that, so all
+ * processes of a machine decide alike; ranks on different processors agree on the strongest set that all of
+ * them would take.
  *
- * meson.build lists them, and kern_<isa>.c holds the entry.
+ * meson.build lists the sets, and kern_<isa>.c defines the entry.
  */
 #include "base_impl.h"
 #include "config.h"
@@ -28,7 +28,7 @@ static bool all(uint32_t have, uint32_t need)
 
 #ifdef __x86_64__
 
-/* Does the system save these registers at a task switch? CPUID alone does not tell. */
+/* Whether the system saves these registers at a context switch; CPUID alone does not tell. */
 static bool saved_by_system(uint32_t parts)
 {
     enum { OSXSAVE = 1 << 27 };
@@ -43,8 +43,8 @@ static bool saved_by_system(uint32_t parts)
     return all(low, parts);
 }
 
-/* Linux gives them to a process that asks; threads that exist and threads to come have them, too. Asking
- * again is harmless. */
+/* Linux grants a state component to a process that requests it, for existing and future threads. Requesting
+ * it again is harmless. */
 static bool given_when_asked(int part)
 {
     enum { ARCH_REQ_XCOMP_PERM = 0x1023 };
@@ -68,7 +68,7 @@ static bool has(const hvt_needs *n)
 
 static bool made_by(const char *vendor)
 {
-    unsigned a, name[3]; /* CPUID spells it in b, d, c */
+    unsigned a, name[3]; /* CPUID returns it in ebx, edx, ecx */
 
     return __get_cpuid(0, &a, &name[0], &name[2], &name[1]) && !memcmp(name, vendor, sizeof name);
 }

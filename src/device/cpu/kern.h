@@ -1,24 +1,25 @@
 /*
- * kern.h - the convolution kernels: one text, compiled once per instruction set by kern_<isa>.c, which
+ * kern.h - the convolution microkernels: one source, compiled once per instruction set by kern_<isa>.c, which
  * defines before including it
  *
- *     VL          words in a vector
- *     ROWS1 ROWS2 most rows of a tile with one and with two vectors of columns; all 1 .. that exist
- *     PITCH       words between inner steps of a packed panel, >= ROWS1 and a multiple of VL
+ *     VL          k-groups in a vector
+ *     ROWS1 ROWS2 maximum rows of a tile that is one and two vectors wide; all 1 .. that are generated
+ *     PITCH       k-groups between inner steps of a packed panel, >= ROWS1 and a multiple of VL
  *     EACH1 EACH2 (X): X(1) .. X(ROWS1), X(1) .. X(ROWS2)
- *     ROWS3 EACH3 where there are registers for three vectors: the same for them
- *     vec         a vector, and its verbs below
- *     ARRANGE     where a word is a pair of bf16: the initializers of pack_a and pack_b
- *     HALVES      where a tile may be stored as bf16: defined, with HALVES_INIT, .halves = true, and
- *                 halves_store(p, v, n)    n words
- *                 halves_store2(p, v, w)   two vectors
- *                 halves_load(p, n)
+ *     ROWS3 EACH3 where there are enough registers for three vectors: the same for three_taps
+ *     vec         a vector, and its operations below
+ *     PACK_INIT   for vnni2: the initializers of pack_a and pack_b
+ *     BF16        where C can be stored as bf16: defined, with BF16_INIT, .stores_bf16 = true, and
+ *                 bf16_store(p, v, n)    n elements
+ *                 bf16_store2(p, v, w)   two vectors
+ *                 bf16_load(p, n)
  *
- * A word is what one multiply-add takes from A for one row: a float, or a pair of bf16 along the inner loop.
+ * A k-group is what one multiply-add takes from A for one row: a float, or two bf16 along the inner
+ * dimension.
  *
- * A tile's accumulators live in registers from the first entry to the last; every element is one chain of
- * multiply-adds in the order entry, inner step, whatever the tile's height, width or place. So an image's
- * result does not depend on which other images share its tile.
+ * A tile's accumulators stay in registers from the first entry to the last. Every element is one chain of
+ * multiply-adds in the order of entries and inner steps, whatever the tile's height, width or position, so an
+ * image's result does not depend on the images that share its tile.
  */
 #include "pack_weights.h"
 
@@ -27,19 +28,19 @@ INLINE void prefetch_slice(const hvt_prefetch *a, int i)
     hvt__prefetch(a->from + (a->pixel ? a->pixel[i] : i) * a->step, a->bytes);
 }
 
-/* c += A[e.a] * B[e.b] over entries `from` to `to`: columns of vectors `first` to `vectors`, the next of
- * which is `next` words on in B. `turned`: A's rows lie side by side and the inner step is a_row apart
- * (backward weights); else rows are a_row apart and the inner step is one float. `rows`, `first`, `vectors`
- * and `turned` are constants: the loops over them disappear. */
-INLINE void accumulate(const hvt_tile *t, int from, int to, const int rows, const int first, const int vectors,
-                     const bool trans_a, const long next, vec (*c)[3])
+/* c += A[e.a] * B[e.b] over entries `from` to `to`, for vectors `first` to `vectors` of columns, each `next`
+ * k-groups after the one before in B. `trans_a`: rows of A are adjacent and inner steps a_row apart (backward
+ * weights); else rows are a_row apart and inner steps one k-group. `rows`, `first`, `vectors` and `trans_a`
+ * are constants: the loops over them are unrolled. */
+INLINE void accumulate(const hvt_tile *t, int from, int to, const int rows, const int first,
+                       const int vectors, const bool trans_a, const long next, vec (*c)[3])
 {
     const long a_row = t->a_row, b_row = t->b_row;
     const int len = t->len;
 
     for (int e = from; e < to; e++) {
         const float *a = t->a + t->e[e].a * t->a_entry, *b = t->b + t->e[e].b * t->b_entry;
-        /* one pointer for each three rows: the other two are reached by the address modes of x86 */
+        /* one pointer per three rows: x86 address modes reach the other two */
         const float *a3 = a + 3 * a_row, *a6 = a + 6 * a_row, *a9 = a + 9 * a_row, *a12 = a + 12 * a_row,
                     *a15 = a + 15 * a_row;
 
@@ -70,10 +71,11 @@ INLINE void accumulate(const hvt_tile *t, int from, int to, const int rows, cons
     }
 }
 
-/* Vector v of a row is stored v * next elements on; all but the last `vectors` are whole, unless there is one
- * for each of several targets: `twins`. */
+/* Stores vector v of a row `next` * v elements on; all but the last of `vectors` are whole, unless they
+ * belong to two target pixels. */
 #ifdef BF16
-INLINE void store_bf16(const hvt_tile *t, const int rows, const int vectors, const bool two_pixels, vec (*c)[3])
+INLINE void store_bf16(const hvt_tile *t, const int rows, const int vectors, const bool two_pixels,
+                       vec (*c)[3])
 {
     const long next = two_pixels ? t->c_next : VL;
     const int last = two_pixels ? t->nc : t->nc - VL * (vectors - 1), before = two_pixels ? last : VL;
@@ -140,8 +142,8 @@ INLINE void tile(const hvt_tile *t, const int rows, const int vectors, const boo
     store(t, rows, vectors, false, c);
 }
 
-/* Two targets of one vector each: what both read is loaded once. A tile of one vector takes 17 loads for 16
- * multiply-adds; processors with two units for either then wait for loads. */
+/* Two target pixels of one vector each: the source rows that both read are loaded once. A tile of one vector
+ * takes 17 loads for 16 multiply-adds, so processors with two units for either wait for loads. */
 INLINE void two_pixels(const hvt_tile *t, const int rows)
 {
     const int shared = t->own + t->shared;
@@ -162,7 +164,7 @@ INLINE void two_pixels(const hvt_tile *t, const int rows)
     store(t, rows, 2, true, c);
 }
 
-/* Three neighbouring taps of one vector each: a pixel of x meets dy of three pixels, 11 loads for 24
+/* Three adjacent taps of one vector each: a pixel of x is multiplied with dy of three pixels, 11 loads for 24
  * multiply-adds. */
 INLINE void three_taps(const hvt_tile *t, const int rows)
 {
@@ -178,34 +180,34 @@ INLINE void three_taps(const hvt_tile *t, const int rows)
     store(t, rows, 3, true, c);
 }
 
-#define GEMM_NN(i, v)                                                                                         \
-    static void gemm_nn_##i##x##v(const hvt_tile *t)                                                          \
+#define GEMM_NN(i, v)                                                                                        \
+    static void gemm_nn_##i##x##v(const hvt_tile *t)                                                         \
     {                                                                                                        \
         tile(t, i, v, false);                                                                                \
     }
-#define GEMM_TN(i, v)                                                                                          \
-    static void gemm_tn_##i##x##v(const hvt_tile *t)                                                           \
+#define GEMM_TN(i, v)                                                                                        \
+    static void gemm_tn_##i##x##v(const hvt_tile *t)                                                         \
     {                                                                                                        \
         tile(t, i, v, true);                                                                                 \
     }
-#define TWO_PIXELS(i)                                                                                             \
-    static void two_pixels_##i(const hvt_tile *t)                                                                 \
+#define TWO_PIXELS(i)                                                                                        \
+    static void two_pixels_##i(const hvt_tile *t)                                                            \
     {                                                                                                        \
-        two_pixels(t, i);                                                                                         \
+        two_pixels(t, i);                                                                                    \
     }
-#define THREE_TAPS(i)                                                                                          \
-    static void three_taps_##i(const hvt_tile *t)                                                              \
+#define THREE_TAPS(i)                                                                                        \
+    static void three_taps_##i(const hvt_tile *t)                                                            \
     {                                                                                                        \
-        three_taps(t, i);                                                                                      \
+        three_taps(t, i);                                                                                    \
     }
-#define DEFINE1(i) GEMM_NN(i, 1) GEMM_TN(i, 1)
-#define DEFINE2(i) GEMM_NN(i, 2) GEMM_TN(i, 2) TWO_PIXELS(i)
-#define GEMM_NN1(i) [i - 1] = gemm_nn_##i##x1,
-#define GEMM_NN2(i) [i - 1] = gemm_nn_##i##x2,
-#define GEMM_TN1(i)  [i - 1] = gemm_tn_##i##x1,
-#define GEMM_TN2(i)  [i - 1] = gemm_tn_##i##x2,
-#define TWO_PIXELS2(i)  [i - 1] = two_pixels_##i,
-#define GEMM_TN3(i)  [i - 1] = three_taps_##i,
+#define DEFINE1(i)     GEMM_NN(i, 1) GEMM_TN(i, 1)
+#define DEFINE2(i)     GEMM_NN(i, 2) GEMM_TN(i, 2) TWO_PIXELS(i)
+#define GEMM_NN1(i)    [i - 1] = gemm_nn_##i##x1,
+#define GEMM_NN2(i)    [i - 1] = gemm_nn_##i##x2,
+#define GEMM_TN1(i)    [i - 1] = gemm_tn_##i##x1,
+#define GEMM_TN2(i)    [i - 1] = gemm_tn_##i##x2,
+#define TWO_PIXELS2(i) [i - 1] = two_pixels_##i,
+#define GEMM_TN3(i)    [i - 1] = three_taps_##i,
 
 EACH1(DEFINE1)
 EACH2(DEFINE2)
@@ -213,7 +215,7 @@ EACH2(DEFINE2)
 EACH3(THREE_TAPS)
 static hvt_kernel *const gemm_tn3[] = {EACH3(GEMM_TN3)};
 #else
-#define ROWS3  0
+#define ROWS3    0
 #define gemm_tn3 NULL
 #endif
 
@@ -224,15 +226,15 @@ static hvt_kernel *const gemm_tn2[] = {EACH2(GEMM_TN2)};
 static hvt_kernel *const two_pixels2[] = {EACH2(TWO_PIXELS2)};
 
 #ifndef PACK_INIT
-#define PACK_INIT /* floats are arranged by typed.h */
+#define PACK_INIT /* typed.h packs floats */
 #endif
 #define KERNELS(isa)                                                                                         \
     const hvt_conv_kernels hvt__conv_##isa = {.vl = VL,                                                      \
                                               .rows = {ROWS1, ROWS2, ROWS3},                                 \
                                               .pitch = PITCH,                                                \
-                                              .gemm_nn = {gemm_nn1, gemm_nn2},                                  \
-                                              .gemm_tn = {gemm_tn1, gemm_tn2, gemm_tn3},                             \
-                                              .two_pixels = two_pixels2,                                               \
-                                              .pack_weights = pack_weights,                                        \
+                                              .gemm_nn = {gemm_nn1, gemm_nn2},                               \
+                                              .gemm_tn = {gemm_tn1, gemm_tn2, gemm_tn3},                     \
+                                              .two_pixels = two_pixels2,                                     \
+                                              .pack_weights = pack_weights,                                  \
                                               .depth = 1,                                                    \
                                               BF16_INIT PACK_INIT}

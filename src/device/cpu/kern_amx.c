@@ -1,15 +1,16 @@
 /*
- * Convolution kernels of up to 32 x 32 for AMX, whose tiles are registers of 16 rows of 64 bytes: tiles 0 to
- * 3 are C, two by two; 4 and 5 are A, rows of `depth` pairs of bf16; 6 and 7 are B, `depth` rows of 16 pairs.
+ * Convolution kernels of up to 32 x 32 for AMX, whose tile registers have 16 rows of 64 bytes. Tiles 0 to 3
+ * are C, two by two; 4 and 5 are A, rows of `depth` vnni2 k-groups; 6 and 7 are B, `depth` rows of 16
+ * k-groups.
  *
- * The shapes of tiles are set by begin, not by the kernels: a C of `high` rows has them in two equal halves,
- * or in one where 16 suffice. Where fewer columns or rows are wanted than these, what is left over is
- * computed from whatever lies there and not stored. Between begin and end the thread's tiles are ours;
- * outside, they are in their initial state, which the system need not save.
+ * The shapes of tiles are configured by begin, not by the kernels: a C of `high` rows is split into two equal
+ * halves, or is in one if 16 rows suffice. Rows and columns beyond those wanted are computed from whatever is
+ * in memory there, and not stored. Between begin and end the thread's tiles are in use; outside, they are in
+ * their initial state, which the system need not save.
  *
- * Order of additions: entry, step of `depth` words; within a step the pairs' even halves along it, the odd
- * ones, then both. It depends on `depth` alone, so that neither a row's place nor its neighbours change a
- * bit.
+ * Order of additions: by entry, then by step of `depth` k-groups; within a step the sum of the even halves,
+ * that of the odd ones, then both. It depends on `depth` alone, so neither a row's position nor its
+ * neighbours change a bit.
  */
 #include "avx512.h"
 
@@ -24,7 +25,7 @@ static int first_half(int high)
     return high > TILE_ROWS ? (high + 1) / 2 : high;
 }
 
-/* Shapes of tiles, as ldtilecfg reads them. */
+/* The tile configuration, as ldtilecfg reads it. */
 typedef struct shapes {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
@@ -58,8 +59,8 @@ static void end(void)
     _tile_release();
 }
 
-/* C = sum of A * B, into `c`. A's rows are a_row words apart, its steps a_step, its halves a_half. `halves`
- * and `vectors` are constants: branches over them disappear. */
+/* C = sum of A * B, into `c`. Rows of A are a_row k-groups apart, its steps a_step, its two halves a_half.
+ * `halves` and `vectors` are constants: branches on them disappear. */
 INLINE void multiply(const hvt_tile *t, const int halves, const int vectors, long a_row, long a_step,
                      long a_half, float (*c)[COLUMNS])
 {
@@ -135,23 +136,23 @@ static void store(const hvt_tile *t, float (*c)[COLUMNS])
         }
 }
 
-/* A's rows lie where they lie; C is a buffer. */
+/* A is read in place; C is a buffer. */
 static void gemm_nn(const hvt_tile *t)
 {
     product(t, t->a_row, t->depth, (float(*)[COLUMNS])t->c);
 }
 
-/* A's rows are channels, as pack_a lays them. */
+/* A is transposed, packed by pack_a. */
 static void gemm_tn(const hvt_tile *t)
 {
     _Alignas(64) float c[HIGH][COLUMNS];
 
     product(t, t->depth, t->a_row * t->depth,
-            c); /* a_row: kern.pitch words for each one along the inner loop */
+            c); /* a_row: kern.pitch k-groups per k-group along the inner dimension */
     store(t, c);
 }
 
-/* Panels of w <= 32 channels, each [len / depth][32 channels][depth]. */
+/* Packs panels of w <= 32 channels, each [len / depth][32 channels][depth]. */
 static void pack_a(const hvt_vnni2 *p, int w, float *out)
 {
     for (int first = 0; first < p->c; first += w)
@@ -190,8 +191,8 @@ extern const hvt_elementwise hvt__elementwise_avx512_bf16;
 const hvt_isa hvt__isa_amx = {.name = "amx",
                               .needs = {AVX512_NEEDS, .edx7 = 1u << 22 | 1u << 24, /* AMX-BF16, AMX-TILE */
                                         .eax7_1 = AVX512_BF16,                     /* for .el */
-                                        .xcr0 = AVX512_STATE | 3u << 17, /* shapes and data of tiles */
-                                        .ask = 18},                      /* tiles' data */
+                                        .xcr0 = AVX512_STATE | 3u << 17,           /* XTILECFG, XTILEDATA */
+                                        .ask = 18},                                /* XTILEDATA */
                               .conv = &hvt__conv_avx512,
                               .bf16 = &hvt__conv_amx,
                               .el = &hvt__elementwise_avx512_bf16};

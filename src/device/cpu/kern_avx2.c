@@ -1,4 +1,4 @@
-/* Convolution kernels of 6 x 16: 12 of 16 registers accumulate. See kern.h. */
+/* Convolution kernels of 6 x 16: 12 of 16 registers are accumulators. See kern.h. */
 #include <immintrin.h>
 
 #define VL       8

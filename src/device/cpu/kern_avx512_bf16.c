@@ -1,6 +1,6 @@
 /*
- * Convolution kernels of 14 x 32 where vdpbf16ps multiplies a pair of bf16 and adds both products:
- * kern_avx512.c with other words. The pair's odd half is added first. See kern.h.
+ * Convolution kernels of 14 x 32 with vdpbf16ps, which multiplies two bf16 and adds both products, that of
+ * the odd half first; otherwise as kern_avx512.c. See kern.h.
  */
 #include "avx512.h"
 
@@ -22,7 +22,7 @@ INLINE vec vbroadcast(const float *p)
 {
     int group;
 
-    memcpy(&group, p, sizeof group); /* two bf16, which as a float may be anything */
+    memcpy(&group, p, sizeof group); /* two bf16, which read as a float may be anything */
     return _mm512_castsi512_ps(_mm512_set1_epi32(group));
 }
 
@@ -53,9 +53,9 @@ KERNELS(avx512_bf16);
 extern const hvt_conv_kernels hvt__conv_avx512;
 extern const hvt_elementwise hvt__elementwise_avx512_bf16;
 
-/* AMD's processors multiply pairs at the rate of multiply-adds of floats, twice the work each (Zen 5: 500
- * GFLOP/s a core against 250). Intel's do it at a quarter of that rate (117 against 217 to 240): there bf16
- * is better widened, unless there is AMX. */
+/* AMD's processors execute vdpbf16ps at the rate of f32 multiply-adds, with twice the work each (Zen 5: 500
+ * GFLOP/s a core against 250). Intel's execute it at a quarter of that rate (117 against 217 to 240), so
+ * there bf16 is better widened, unless there is AMX. */
 const hvt_isa hvt__isa_avx512_bf16 = {.name = "avx512_bf16",
                                       .vendor = "AuthenticAMD",
                                       .needs = {AVX512_NEEDS, .eax7_1 = AVX512_BF16, .xcr0 = AVX512_STATE},

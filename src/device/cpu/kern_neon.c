@@ -1,6 +1,6 @@
 /*
- * Convolution kernels of 12 x 8 for AArch64: 24 of 32 registers accumulate. A float of A is loaded alone,
- * into the first lane of a register, from where the multiply-add spreads it by itself. See kern.h.
+ * Convolution kernels of 12 x 8 for AArch64: 24 of 32 registers are accumulators. A float of A is loaded into
+ * the first lane of a register; the multiply-add by lane broadcasts it. See kern.h.
  */
 #include <arm_neon.h>
 
@@ -56,4 +56,4 @@ extern const hvt_elementwise hvt__elementwise_portable;
 const hvt_isa hvt__isa_neon = {.name = "neon",
                                .needs = {.hwcap = 1 << 1 /* ASIMD */},
                                .conv = &hvt__conv_neon,
-                               .el = &hvt__elementwise_portable}; /* which is NEON where that is */
+                               .el = &hvt__elementwise_portable}; /* compiled for NEON on AArch64 */

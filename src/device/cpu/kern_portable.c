@@ -1,7 +1,6 @@
 /*
- * Convolution kernels of 6 x 8 in the compilers' own vectors of four floats: SSE on x86-64, whatever there
- * is elsewhere. Multiply and add are rounded separately, so that every machine gives the same bits. See
- * kern.h.
+ * Convolution kernels of 6 x 8 in the compiler's own vectors of four floats: SSE on x86-64. Multiply and add
+ * are rounded separately, so that every machine gives the same bits. See kern.h.
  */
 #include <string.h>
 

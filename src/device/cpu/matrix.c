@@ -1,12 +1,13 @@
 /*
  * The cpu device's ops on a matrix [rows, c]: batch norm, bias, loss.
  *
- * A matrix is cut into *parts* by its shape alone, in one of two ways.
- *   By rows: a sum is taken part by part, each by whichever thread is free, and the parts' sums are
- *   joined in their order in double. A second pass walks the parts from the last to the first, since the last
- * ones are still in the cache. By columns, where rows are few and wide: each part has all rows of some
- * channels, goes through both passes while it lies in the cache, and nothing is left to join. Either way the
- * bits do not depend on threads.
+ * A matrix is split into *parts*, depending on its shape alone, in one of two ways.
+ *   By rows: a sum is taken part by part, each by whichever thread is free, and the partial sums are merged
+ *   in part order in double. A second pass visits the parts in reverse order, since the last ones are still
+ *   in the cache.
+ *   By columns, if rows are few and wide: each part has all rows of some channels and goes through both
+ *   passes while it is in the cache, so that nothing is left to merge.
+ * Either way the bits do not depend on threads.
  */
 #include "base_impl.h"
 #include "cpu_impl.h"
@@ -18,7 +19,7 @@
 
 typedef struct cut {
     size_t rows; /* real rows */
-    size_t step; /* rows of a part; all of them: cut by columns */
+    size_t step; /* rows of a part; all rows: split by columns */
     int c, cols; /* columns; of a part */
     int parts;
 } cut;
@@ -80,8 +81,8 @@ typedef struct bn {
     cut k;
     hvt_bn_consts consts;
     const hvt_bn_args *fwd;
-    const hvt_bn_grad_args *sums, *bwd; /* what backward's first and second pass read and write */
-    bool keep;                          /* the first leaves dz in dresidual */
+    const hvt_bn_grad_args *sums, *bwd; /* arguments of backward's first and second pass */
+    bool keep;                          /* the first pass stores dz in dresidual */
 } bn;
 
 static bn make_bn(hvt_device *d, hvt_dtype t, hvt_rows rows, int c)
@@ -96,7 +97,7 @@ static bn make_bn(hvt_device *d, hvt_dtype t, hvt_rows rows, int c)
                 .consts = {s->consts[0], s->consts[1], s->consts[2]}};
 }
 
-/* where part i of a matrix leaves its sums */
+/* where part i stores its sums */
 static float *sums_of(const bn *b, int which, int i)
 {
     return b->s->part[which] + (size_t)i * b->k.cols;
@@ -118,7 +119,7 @@ static void apply_job(void *ctx, int job, int thread)
     b->in->bn_apply(b->fwd, b->consts, part_at(&b->k, b->k.parts - 1 - job));
 }
 
-/* Join the statistics of `parts` parts from part i on, which are those of columns [col, col + cols). */
+/* Merge the statistics of `parts` parts from part i on, for columns [col, col + cols). */
 static void finish(const bn *b, int parts, const size_t *count, int i, int col, int cols)
 {
     double *mean = b->s->sum + col, *m2 = b->s->sum + b->k.c + col;
@@ -228,7 +229,7 @@ hvt_status hvt__bn_backward_cpu(hvt_device *d, const hvt_bn_grad_args *a)
     b.sums = a;
     b.bwd = &second;
     b.keep = a->y && a->dresidual && !a->add_residual;
-    if (b.keep) { /* then that is all the second pass needs of y and dy */
+    if (b.keep) { /* then it replaces dy and y in the second pass */
         second.dy = a->dresidual;
         second.y = NULL;
         second.dresidual = NULL;

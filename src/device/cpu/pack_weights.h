@@ -1,6 +1,6 @@
 /*
- * pack_weights.h - turning a tap of a panel of weights for backward data, whatever its words are: see kern.h, which
- * includes it, for what must be defined before.
+ * pack_weights.h - packs a tap of a panel of weights for backward data, whatever a k-group is. kern.h, which
+ * includes it, says what must be defined before.
  */
 #ifndef HVT_PACK_WEIGHTS_H
 #define HVT_PACK_WEIGHTS_H
@@ -8,11 +8,11 @@
 #include "cpu_impl.h"
 
 #ifndef WEIGHTS_ROW
-#define WEIGHTS_ROW 32 /* words in which a panel's 32 columns lie */
+#define WEIGHTS_ROW 32 /* k-groups that hold a panel's 32 columns */
 #endif
 
-/* [c][WEIGHTS_ROW] of which k words are filled -> panels of 32 along c: out + (c / 32) * panel holds [k][32].
- */
+/* [c][WEIGHTS_ROW], of which k k-groups are used, is transposed to panels of 32 along c: out + (c / 32) *
+ * panel holds [k][32]. */
 static void pack_weights(const float *w, int c, int k, float *out, long panel, bool stream)
 {
     for (int first = 0; first < c; first += VL) {

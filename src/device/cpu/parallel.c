@@ -1,16 +1,16 @@
 /*
- * The pool of threads, made once. A run is `jobs` calls of one function; the caller is thread 0 and
- * works too. Which thread does which job never changes a result: jobs write disjoint outputs.
+ * A pool of threads, created once, and parallel_for on it: `jobs` calls of one function. The caller is thread
+ * 0 and works too. Which thread runs which job never changes a result: jobs write disjoint outputs.
  *
- * Each thread owns a *lane*, an equal and contiguous part of the jobs (so that from run to run the same
- * rows meet the same cache), and when its lane is empty it takes jobs from the others'. A lane is one word
- * that holds the next job and the end. A job is claimed by replacing that word while it still holds an
- * unclaimed one; the run cannot end before that job is done, so whoever claimed it may read the run's
- * function and context. Hence a thread that sleeps or was preempted holds nobody up: the caller waits for
- * jobs, not for threads.
+ * Each thread owns a *queue*, an equal and contiguous range of the jobs (so that the same rows meet the same
+ * cache in every run), and steals from the other queues when its own is empty. A queue is one 64-bit word
+ * with the next job and the end. A job is claimed by a compare-and-swap of that word while a job is left; the
+ * run cannot end before the claimed job is done, so the thread that claimed it may read the run's function
+ * and context. A thread that sleeps or was preempted therefore blocks nobody: the caller waits for jobs, not
+ * for threads.
  *
- * Between runs the threads spin for as long as the gap between two ops usually is, then sleep; with
- * `yield` they sleep at once.
+ * Between runs the threads spin for about as long as the usual gap between two ops, then sleep; with `yield`
+ * they sleep at once.
  */
 #define _GNU_SOURCE
 #include "cpu_impl.h"
@@ -28,21 +28,21 @@
 #define SPIN_SECONDS 100e-6
 
 typedef struct queue {
-    _Alignas(64) _Atomic uint64_t range; /* next job, end of lane << 32 */
+    _Alignas(64) _Atomic uint64_t range; /* next job | end << 32 */
     hvt_thread_pool *pool;
     int thread;
     pthread_t handle;
 } queue;
 
 struct hvt_thread_pool {
-    int size, started; /* started: threads besides the caller that exist */
+    int size, started; /* started: running threads besides the caller */
     bool yield;
 
     /* the caller, while it is pinned */
     bool pinned;
     pid_t caller;
-    cpu_set_t mask_before; /* its processors before any pool pinned it */
-    hvt_thread_pool *next;        /* among the pools that have pinned theirs */
+    cpu_set_t mask_before; /* its affinity before any pool pinned it */
+    hvt_thread_pool *next; /* next pool that has pinned its caller */
 
     hvt_job_fn *fn; /* of the run in progress */
     void *ctx;
@@ -57,7 +57,7 @@ struct hvt_thread_pool {
     queue *queues; /* [threads] */
 };
 
-/* Claim the next job of a lane: -1 if it has none. */
+/* Claim the next job of a queue; -1: it is empty. */
 static int claim(queue *l)
 {
     uint64_t range = atomic_load_explicit(&l->range, memory_order_acquire);
@@ -69,7 +69,7 @@ static int claim(queue *l)
     return -1;
 }
 
-/* Do jobs until none is left to claim. */
+/* Run jobs until none is left to claim. */
 static void work(hvt_thread_pool *pool, int thread)
 {
     int job, done = 0;
@@ -86,7 +86,7 @@ static void work(hvt_thread_pool *pool, int thread)
         atomic_fetch_sub_explicit(&pool->left, done, memory_order_release);
 }
 
-/* Wait until another run has begun than `seen`; returns it. */
+/* Wait until a run other than `seen` has begun; returns it. */
 static unsigned await_run(hvt_thread_pool *pool, unsigned seen)
 {
     unsigned now = atomic_load(&pool->run);
@@ -102,7 +102,7 @@ static unsigned await_run(hvt_thread_pool *pool, unsigned seen)
     }
     if (now != seen)
         return now;
-    /* Announce the sleep, then look again: the caller first counts up, then looks for sleepers. */
+    /* Announce the sleep, then check again: the caller first increments `run`, then checks for sleepers. */
     pthread_mutex_lock(&pool->mutex);
     atomic_fetch_add(&pool->sleepers, 1);
     while ((now = atomic_load(&pool->run)) == seen)
@@ -139,7 +139,7 @@ static void begin_run(hvt_thread_pool *pool)
 
 void hvt__parallel_for(hvt_thread_pool *pool, int jobs, hvt_job_fn *fn, void *ctx)
 {
-    HVT_FLOATS; /* whichever thread calls, the host program's or a comm's worker */
+    HVT_FLOATS; /* the calling thread may be the host program's or a comm's worker */
 
     if (pool->size == 1 || jobs <= 1) {
         for (int i = 0; i < jobs; i++)
@@ -169,7 +169,7 @@ int hvt__thread_pool_size(const hvt_thread_pool *pool)
     return pool->size;
 }
 
-/* Put one thread on one processor. Where that is not allowed, the scheduler decides as before. */
+/* Pin a thread to a processor. If that is not allowed, the scheduler decides as before. */
 static void pin(pthread_t thread, int number, int cpu)
 {
     cpu_set_t mask;
@@ -185,7 +185,7 @@ static void pin(pthread_t thread, int number, int cpu)
 }
 
 /* Pools that have pinned the thread that opened them. A thread may have several, and they may be closed in
- * any order: it gets back what it had before the first with the last. */
+ * any order: it gets back the affinity that it had before the first when the last one is closed. */
 static pthread_mutex_t pins_lock = PTHREAD_MUTEX_INITIALIZER;
 static hvt_thread_pool *pins;
 
@@ -216,7 +216,7 @@ void hvt__thread_pool_pin_caller(hvt_thread_pool *pool, int cpu)
     pthread_mutex_unlock(&pins_lock);
 }
 
-/* Whichever thread closes the pool. If the one that opened it is no more, there is nothing to give back. */
+/* Called by whichever thread closes the pool; the one that opened it may have exited. */
 static void unpin_caller(hvt_thread_pool *pool)
 {
     hvt_thread_pool **link = &pins;
@@ -232,7 +232,7 @@ static void unpin_caller(hvt_thread_pool *pool)
     pthread_mutex_unlock(&pins_lock);
 }
 
-/* Signals are the main program's: threads of the pool take none. */
+/* Signals belong to the main program: the pool's threads block all of them. */
 static hvt_status start(hvt_thread_pool *pool, const int *cpus, int ncpus)
 {
     sigset_t all, before;
@@ -254,7 +254,8 @@ static hvt_status start(hvt_thread_pool *pool, const int *cpus, int ncpus)
     return HVT_OK;
 }
 
-hvt_status hvt__thread_pool_open(int threads, const int *cpus, int ncpus, bool yield, hvt_thread_pool **ret_pool)
+hvt_status hvt__thread_pool_open(int threads, const int *cpus, int ncpus, bool yield,
+                                 hvt_thread_pool **ret_pool)
 {
     size_t bytes = sizeof(hvt_thread_pool), queues = (size_t)threads * sizeof(queue);
     hvt_thread_pool *pool = aligned_alloc(64, bytes);

@@ -1,11 +1,11 @@
 /*
- * Pooling. A pixel is a vector of elements that are pooled side by side: in HWN order the [N, C] matrix of
- * all images, in NHW order the C channels of one. So a window is a list of addresses, and one kernel walks
- * it.
+ * Pooling. A pixel is a vector of elements that are pooled in parallel: in HWN order the [N, C] matrix of all
+ * images, in NHW order the C channels of one. A window is then a list of addresses, and one kernel handles
+ * both orders.
  *
- * Work is cut into *slices* (HWN: some of a pixel's elements, few enough for the windows of neighbouring
- * outputs to find them in the cache; NHW: an image) and rows of pixels. Backward, too, is gathered: an input
- * pixel adds up the outputs that chose it, in one order, so no two threads write one place.
+ * Work is split into *slices* (HWN: some of a pixel's elements, few enough for the windows of neighbouring
+ * outputs to find them in the cache; NHW: an image) and rows of pixels. Backward is a gather as well: an
+ * input pixel adds the outputs that chose it, in a fixed order, so no two threads write to one address.
  */
 #include "base_impl.h"
 #include "cpu_impl.h"
@@ -39,14 +39,14 @@ hvt_status hvt__pooling_plan_cpu(hvt_device *d, const hvt_pooling_desc *p, hvt_o
     o = malloc(sizeof *o);
     HVT_CHECK(o, E_MEM, "no memory for %zu bytes of a pooling's plan", sizeof *o);
     *o = (pooling){{d, free_pooling},
-                *p,
-                p->mean ? 1 : hvt__conv_out(p->h, p->size, p->stride, p->pad),
-                p->mean ? 1 : hvt__conv_out(p->w, p->size, p->stride, p->pad),
-                cpu->isa->el->in[p->type],
-                cpu->pool,
-                p->order == HVT_ORDER_HWN ? (size_t)p->n * p->c : (size_t)p->c};
+                   *p,
+                   p->mean ? 1 : hvt__conv_out(p->h, p->size, p->stride, p->pad),
+                   p->mean ? 1 : hvt__conv_out(p->w, p->size, p->stride, p->pad),
+                   cpu->isa->el->in[p->type],
+                   cpu->pool,
+                   p->order == HVT_ORDER_HWN ? (size_t)p->n * p->c : (size_t)p->c};
     *ret_op = &o->op;
-    *ret_saved = p->mean ? 0 : (size_t)p->n * o->p * o->q * p->c; /* one byte each: place in the window */
+    *ret_saved = p->mean ? 0 : (size_t)p->n * o->p * o->q * p->c; /* one byte each: the argmax */
     return HVT_OK;
 }
 
@@ -54,7 +54,7 @@ hvt_status hvt__pooling_plan_cpu(hvt_device *d, const hvt_pooling_desc *p, hvt_o
 
 typedef struct pass {
     const pooling *o;
-    size_t elements; /* real ones of a pixel */
+    size_t elements; /* valid elements of a pixel */
     int slices, rows;
     const void *from;
     void *to;
@@ -74,7 +74,7 @@ static pass make_pass(const pooling *o, int real, int rows)
                   .rows = rows};
 }
 
-/* Elements of a slice, and where they begin in the first pixel of the input and of the output. */
+/* Number of elements of a slice, and its offsets in the first pixel of the input and of the output. */
 static size_t slice(const pass *s, int i, size_t *ret_in, size_t *ret_out)
 {
     const hvt_pooling_desc *d = &s->o->d;
@@ -201,7 +201,8 @@ hvt_status hvt__pooling_forward_cpu(hvt_op *op, int real, const void *x, void *y
     return HVT_OK;
 }
 
-hvt_status hvt__pooling_backward_cpu(hvt_op *op, int real, const void *saved, const void *dy, void *dx, bool add)
+hvt_status hvt__pooling_backward_cpu(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
+                                     bool add)
 {
     const pooling *o = (const pooling *)op;
     pass s = make_pass(o, real, o->d.h);

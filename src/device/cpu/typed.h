@@ -1,11 +1,11 @@
 /*
- * typed.h - what the cpu device does with activations and their gradients, on a part that one thread owns:
- * one text, compiled once per type by typed_<type>.c, which defines TYPE and NAME, and once per instruction
- * set with -DHVT_ISA=name and that set's flags. Elements are widened where they are loaded and rounded where
- * they are stored (get, put); the arithmetic between is formula.h's, in floats.
+ * typed.h - what the cpu device does with activations and their gradients, on a part that one thread owns.
+ * One source, compiled once per type by typed_<type>.c, which defines TYPE and NAME, and once per instruction
+ * set with -DHVT_ISA=name and that set's flags. Elements are widened when loaded and rounded when stored
+ * (get, put); the arithmetic between is formula.h's, in floats.
  *
- * A function called ..._at does one vector of an op: `lanes` of its elements from element `at` on, VL of them
- * in a loop's body.
+ * A function called ..._at does one vector of an op: `lanes` elements from element `at` on, which is VL in a
+ * loop's body.
  */
 #include "cpu_impl.h"
 #include "elementwise.h"
@@ -60,8 +60,8 @@ static void scale(size_t n, float s, const void *x, void *y, bool add)
 /* ---- loss ---- */
 
 /* e^x for x <= 0: 2^n * e^r, |r| <= ln2/2, e^r by its Taylor polynomial to r^7 (error below one unit in the
- * last place). exp(0) is 1 exactly; below -87, where the result would be subnormal, it is 0; a NaN stays one.
- */
+ * last place). exp(0) is 1 exactly; below -87, where the result would be subnormal, it is 0; a NaN stays
+ * one. */
 INLINE F exp_below_one(F x)
 {
     const float magic = 0x1.8p23f; /* adding it rounds to an integer and leaves that in the low bits */
@@ -81,10 +81,10 @@ INLINE F exp_below_one(F x)
     return f_select((I)(x != x), x, p);
 }
 
-/* The gradient's place can hold e^x until the sum is known; in 16 bits it would be rounded twice. */
+/* The gradient's memory can hold e^x until the sum is known; in 16 bits it would be rounded twice. */
 enum { KEEPS_EXP = TYPE == HVT_F32 };
 
-/* What a row's first pass finds, lane by lane. */
+/* What the first pass over a row finds, per lane. */
 typedef struct xent_scan {
     F max, poison;
     I label_rank;
@@ -105,7 +105,7 @@ INLINE F exp_at(const void *x, size_t at, I index, int classes, F max, int lanes
     return f_select((I)(index < classes), exp_below_one(get(x, at, lanes) - max), f_zero());
 }
 
-/* See xent_row of ref.c. Each row by itself, its lanes joined in one order. */
+/* See xent_row of ref.c. Rows are independent; a row's lanes are joined in a fixed order. */
 static void xent_row(const hvt_xent_args *a, size_t row, float s)
 {
     const size_t at = row * (size_t)a->classes;
@@ -188,7 +188,7 @@ static void max_backward(size_t n, const void *const dy[], const uint8_t *const 
     SPAN(n, max_backward_at(dy, saved, pos, count, i, dx, add, lanes););
 }
 
-/* Sixteen pixels at a time, so that the sum of many keeps its digits. */
+/* Sixteen pixels at a time, so that a long sum keeps its precision. */
 INLINE F mean_at(const void *x, size_t at, size_t step, int count, int lanes)
 {
     F sum = f_zero();
@@ -209,7 +209,7 @@ static void mean_forward(size_t n, const void *x, size_t step, int count, float 
     SPAN(n, put(y, i, mean_at(x, i, step, count, lanes) * part, lanes););
 }
 
-/* ---- for convolutions, which compute in floats ---- */
+/* ---- for convolutions, which compute in f32 ---- */
 
 static void widen_span(size_t n, const void *x, float *out)
 {

@@ -2,17 +2,17 @@
  * typed_matrix.h - a part of typed.h: batch norm and bias, on a part of a matrix that one thread owns.
  *
  * Matrices are walked in *wide rows*: a few matrix rows side by side, so that narrow or odd rows (16, 37, 3
- * channels) become a whole number of vectors, and channel i of a wide row is i % c. Constants per channel are
- * repeated to that width once per part, sums per wide column are folded to channels at its end. Rows wide
- * enough stay as they are and end in a masked vector.
+ * channels) fill whole vectors; column i of a wide row is channel i % c. Per-channel constants are repeated
+ * to that width once per part, and sums per wide column are reduced to channels at its end. Rows that are
+ * wide enough are used as they are and end in a masked vector.
  *
- * Sums add whole blocks of rows first, then blocks, in an order that only the shape decides.
+ * Sums add whole blocks of rows first, then blocks, in an order that depends on the shape alone.
  */
 
 enum {
-    WIDE = 4 * VL,              /* rows below this width are joined */
-    WIDE_MAX = (WIDE - 1) * VL, /* the widest that comes of it */
-    BLOCK = 8                   /* wide rows summed before they are added to what was */
+    WIDE = 4 * VL,              /* narrower rows are joined */
+    WIDE_MAX = (WIDE - 1) * VL, /* the widest result */
+    BLOCK = 8                   /* wide rows summed before they are added to the total */
 };
 
 /* ---- walking a matrix ---- */
@@ -22,7 +22,7 @@ static int gcd(int a, int b)
     return b ? gcd(b, a % b) : a;
 }
 
-/* matrix rows in a wide row */
+/* matrix rows per wide row */
 static int row_step(int c)
 {
     int step = VL / gcd(c, VL);
@@ -32,8 +32,8 @@ static int row_step(int c)
     return c * step >= WIDE ? step : step * ((WIDE + c * step - 1) / (c * step));
 }
 
-/* The longest run of real rows from `first` that lies in one piece: its first row in the matrix, and its
- * rows. */
+/* The longest run of valid rows from `first` that is contiguous: its first row in the matrix, and its
+ * length. */
 INLINE size_t next_run(hvt_rows r, size_t first, size_t end, size_t *ret_row)
 {
     size_t block = first / r.real, within = first % r.real, rows = end - first;
@@ -46,7 +46,7 @@ INLINE size_t next_run(hvt_rows r, size_t first, size_t end, size_t *ret_row)
     return rows < r.real - within ? rows : r.real - within;
 }
 
-/* x[c] repeated to the width of a wide row; x itself where that is the same */
+/* x[c] repeated to the width of a wide row; x itself if that is the same */
 INLINE const float *widen(const float *x, int c, int width, float *scratch)
 {
     if (width <= c || !x)
@@ -56,13 +56,13 @@ INLINE const float *widen(const float *x, int c, int width, float *scratch)
     return scratch;
 }
 
-/* What a part's rows are made of: `rows` rows of `width` elements, `ld` apart, from element `at` on. */
+/* A piece of a part: `rows` rows of `width` elements, `ld` apart, from element `at` on. */
 typedef struct piece {
     size_t at, rows, ld, width;
 } piece;
 
-/* Cut a part into pieces: for each run of rows the whole wide rows, and what is left, fewer matrix rows than
- * make a wide one. Statements see the piece as `p`; `wide` tells which kind it is. */
+/* Split a part into pieces: for each contiguous run the whole wide rows, and the remaining rows, too few for
+ * a wide one. Statements see the piece as `p`; `wide` tells which kind it is. */
 #define PIECES(r, c, part, step, ...)                                                                        \
     for (size_t row_ = (part).first, start_, run_; row_ < (part).end; row_ += run_) {                        \
         run_ = next_run(r, row_, (part).end, &start_);                                                       \
@@ -79,13 +79,13 @@ typedef struct piece {
         }                                                                                                    \
     }
 
-/* A statement for every vector of a piece: it sees `i` (column), `at` (element), `lanes`. */
+/* Run a statement for every vector of a piece: it sees `i` (column), `at` (element), `lanes`. */
 #define WALK(p, ...)                                                                                         \
     for (size_t from_ = (p).at, end_ = from_ + (p).rows * (p).ld; from_ < end_; from_ += (p).ld)             \
     SPAN((p).width, const size_t at = from_ + i; __VA_ARGS__)
 
-/* Blocks are read column by column, which no processor foresees: ask for the one after next. `from` is where
- * the block of row `first` begins. */
+/* Blocks are read column by column, which defeats the hardware prefetcher: prefetch the block after next.
+ * `from` is the first element of the block at row `first`. */
 INLINE void fetch_block(const void *x, piece p, size_t first, size_t from)
 {
     if (p.width == p.ld && first + 3 * BLOCK <= p.rows)
@@ -94,8 +94,8 @@ INLINE void fetch_block(const void *x, piece p, size_t first, size_t from)
 
 /* ---- batch norm ---- */
 
-/* Take `rows` <= BLOCK rows into a running mean and sum of squared deviations. The block has a mean of its
- * own first, so no digits are lost to a mean that is large against the deviation. */
+/* Merge `rows` <= BLOCK rows into a running mean and sum of squared deviations. The block's own mean is
+ * computed first, so no precision is lost if the mean is large against the deviation. */
 INLINE void absorb_at(const void *x, size_t at, size_t rows, size_t ld, F part, F to_mean, F to_m2,
                       float *mean, float *m2, int lanes)
 {
@@ -127,7 +127,7 @@ INLINE void absorb_at(const void *x, size_t at, size_t rows, size_t ld, F part, 
     f_store(m2, f_load(m2, lanes) + f_fma(off * off, to_m2, square), lanes);
 }
 
-/* Take a piece into the statistics of `before` rows. */
+/* Merge a piece into the statistics of `before` rows. */
 INLINE void absorb(const void *x, piece p, size_t before, float *mean, float *m2)
 {
     for (size_t first = 0; first < p.rows; first += BLOCK) {
@@ -152,7 +152,7 @@ static void bn_stats(hvt_rows rows, int c, const void *x, hvt_part part, float *
     const int step = row_step(c);
     float wide_mean[WIDE_MAX], wide_m2[WIDE_MAX];
     float *wm = step > 1 ? wide_mean : mean, *w2 = step > 1 ? wide_m2 : m2;
-    size_t taken = 0, narrow = 0; /* rows of each kind */
+    size_t taken = 0, narrow = 0; /* rows taken so far, wide and narrow */
 
     clear(mean, part.cols);
     clear(m2, part.cols);
@@ -169,7 +169,7 @@ static void bn_stats(hvt_rows rows, int c, const void *x, hvt_part part, float *
             narrow += p.rows;
         }
     })
-    /* fold the wide columns into the channels: each stands for `taken` rows */
+    /* merge the wide columns into the channels: each stands for `taken` rows */
     for (int s = 0; step > 1 && taken && s < step; s++) {
         float n = (float)(narrow + s * taken), all = n + (float)taken;
 
@@ -195,7 +195,7 @@ INLINE void apply_at(const hvt_bn_args *a, size_t at, F mean, F sc, F beta, bool
 INLINE void apply(const hvt_bn_args *a, const float *mean, const float *sc, const float *beta, piece p,
                   bool residual, bool rectify)
 {
-    const hvt_bn_args k = *a; /* a copy, which no store through y can change */
+    const hvt_bn_args k = *a; /* a copy, which stores to y cannot alias */
 
     WALK(p, apply_at(&k, at, f_load(mean + i, lanes), f_load(sc + i, lanes), f_load(beta + i, lanes),
                      residual, rectify, lanes););
@@ -222,8 +222,8 @@ static void bn_apply(const hvt_bn_args *a, hvt_bn_consts k, hvt_part part)
     })
 }
 
-/* Where relu's mask comes from: there is none; forward's output; or it is taken from x again, which saves
- * reading that (the same arithmetic gives the same sign). */
+/* Source of relu's mask: none needed; forward's output; or recomputed from x, which saves reading y (the same
+ * arithmetic gives the same sign). */
 typedef enum mask { MASK_NONE, MASK_Y, MASK_X } mask;
 
 static mask mask_of(const hvt_bn_grad_args *a)
@@ -231,20 +231,20 @@ static mask mask_of(const hvt_bn_grad_args *a)
     return !a->y ? MASK_NONE : a->beta ? MASK_X : MASK_Y;
 }
 
-/* What backward reads and writes; members that a kind does not need are NULL. */
+/* What backward reads and writes; unused members are NULL. */
 typedef struct grad {
     const void *x, *y, *dy;
     void *keep, *dx, *res;
     const float *mean, *scale, *beta, *share, *slope; /* per column */
 } grad;
 
-/* Forward's output before it was rounded says the same, but where f16 made zero of it. */
+/* The sign of forward's output before rounding is the same, unless f16 rounded it to zero. */
 INLINE F as_stored(F y)
 {
     return TYPE == HVT_F16 ? f_from_f16(f_to_f16(y)) : y;
 }
 
-/* dz: what relu let through of dy */
+/* dz: dy masked by relu */
 INLINE F masked(const grad *g, size_t i, size_t at, F x, mask how, int lanes)
 {
     const F dz = get(g->dy, at, lanes);

@@ -1,6 +1,5 @@
 /*
- * typed_winograd.h - the transforms of Winograd's F(2x2, 3x3), a part of typed.h; winograd.c says what they
- * are for.
+ * typed_winograd.h - the transforms of Winograd's F(2x2, 3x3), a part of typed.h; used by winograd.c.
  *
  *         | 1  0 -1  0 |       | 1    0    0  |        | 1  0 |
  *   B'  = | 0  1  1  0 |   G = | 1/2  1/2 1/2 |    A = | 1  1 |
@@ -10,7 +9,7 @@
 
 static const float no_pixel[HVT_TILE_SPAN];
 
-/* B' of a column or row: four elements, then `step` apart */
+/* B' of a column or row of four elements, results `step` apart */
 INLINE void input4(F a, F b, F c, F d, F *out, int step)
 {
     out[0] = a - c;
@@ -92,7 +91,7 @@ INLINE void dy_at(const void *const from[], size_t at, float *out, long next, in
         f_store(out + i * next, m[i], lanes);
 }
 
-/* `pixels` (16 or 4) of a tile to 16 products. */
+/* Transforms the `pixels` (16 or 4) of each tile to 16 points. */
 INLINE void transform(const hvt_tiles *g, const int pixels)
 {
     const int side = pixels == 16 ? 4 : 2;
@@ -110,7 +109,7 @@ INLINE void transform(const hvt_tiles *g, const int pixels)
             for (int i = 0; g->prefetch && i < pixels; i++)
                 if (i % side >= side - 2 && from[i] != no_pixel)
                     hvt__prefetch(hvt__at(from[i], TYPE, (size_t)(g->prefetch + first)),
-                               hvt_dtype_size(TYPE) * (size_t)count);
+                                  hvt_dtype_size(TYPE) * (size_t)count);
             if (pixels == 16)
                 SPAN(count, input_at(from, first + i, out + i, g->next, lanes););
             else
@@ -150,7 +149,7 @@ INLINE void output_at(const float *m, long next, void *const to[4], size_t at, b
 
 static void tile_output(const float *m, long next, int rows, int cols, void *const to[4], long row, bool add)
 {
-    void *const pixel[4] = {to[0], to[1], to[2], to[3]}; /* which no store changes */
+    void *const pixel[4] = {to[0], to[1], to[2], to[3]}; /* a copy, which the stores cannot alias */
 
     for (int r = 0; r < rows; r++, m += cols)
         SPAN(cols, output_at(m + i, next, pixel, (size_t)(r * row) + i, add, lanes););

@@ -1,12 +1,12 @@
 /*
- * vec.h - a vector of floats for the instruction set this file is compiled for, and its verbs.
+ * vec.h - a vector of floats for the instruction set this file is compiled for, and its operations.
  *
- * GCC's vector extension gives the operators (+, -, <, &, casts that keep the bits); here stands what it
- * lacks. `lanes` is how many of the VL elements a load or store may touch: VL in a loop's body, where it is a
- * constant and costs nothing, fewer in its tail. Lanes that were not loaded are zero. A tail therefore does
- * the same arithmetic as a body.
+ * GCC's vector extension provides the operators (+, -, <, &, bit casts); the rest is here. `lanes` is how
+ * many of the VL elements a load or store may touch: VL in a loop's body, where it is a constant and costs
+ * nothing, fewer in its tail. Lanes that were not loaded are zero, so a tail does the same arithmetic as a
+ * body.
  *
- * Included by elementwise.c. Nothing else.
+ * Included by elementwise.c, factors.c and typed.h. Nothing else.
  */
 #ifndef HVT_VEC_H
 #define HVT_VEC_H
@@ -211,7 +211,7 @@ INLINE void h_store(uint16_t *p, H h, int lanes)
     memcpy(p, &h, lanes == VL ? sizeof h : (size_t)lanes * sizeof *p);
 }
 
-/* GCC widens halves, and puts them together in memory. */
+/* GCC's generic conversion widens the two halves and joins them in memory. */
 INLINE U u_from_h(H h)
 {
 #if defined(__AVX512F__)
@@ -230,7 +230,7 @@ INLINE F f_from_bf16(H h)
 
 #ifdef __AVX512BF16__
 
-/* A subnormal becomes zero, as those do that arithmetic makes. */
+/* Subnormals are flushed to zero, as in arithmetic. */
 INLINE H f_to_bf16(F x)
 {
     return (H)_mm512_cvtneps_pbh(x);
@@ -321,7 +321,7 @@ INLINE void f_store_as(hvt_dtype t, void *p, size_t i, F x, int lanes)
         h_store((uint16_t *)p + i, t == HVT_F16 ? f_to_f16(x) : f_to_bf16(x), lanes);
 }
 
-/* Do the statements for i = 0, VL, 2*VL ... below n: they see `i` and `lanes`. */
+/* Run the statements for i = 0, VL, 2*VL ... below n: they see `i` and `lanes`. */
 #define SPAN(n, ...)                                                                                         \
     do {                                                                                                     \
         size_t i = 0;                                                                                        \

@@ -1,8 +1,8 @@
 /*
- * Weights in panels of 32 filters, [ceil(K/32)][tap][C][32], and the copies of them that exist: canonical
- * [K,C,R,S] for files; panels along c, [ceil(C/32)][tap][K][32], for backward data; and in 16 bits what
- * forward reads, widened to floats or with (c, c + 1) in pairs. Momentum and gradients lie as the weights do.
- * The layout is the same for every instruction set; padding columns are zero.
+ * Layouts of weights. The master copy has panels of 32 filters, [ceil(K/32)][tap][C][32]. Derived from it:
+ * canonical [K,C,R,S] for files; packed panels along c, [ceil(C/32)][tap][K][32], for backward data; and,
+ * with 16-bit activations, what forward reads: widened to f32, or vnni2 along c. Momentum and gradients have
+ * the layout of the master copy, which is the same for every instruction set; padding columns are zero.
  */
 #include "conv_impl.h"
 
@@ -31,7 +31,8 @@ typedef struct packing {
     const void *w; /* of op->type */
 } packing;
 
-/* Some channels of a tap of a panel, [CONV_PANEL][CONV_PANEL], are turned at a time: so many are widened. */
+/* Packs a tap of a panel of 16-bit weights, widening CONV_PANEL channels, [CONV_PANEL][CONV_PANEL], at a
+ * time. */
 static void pack_widened(const conv_op *op, const void *w, int k, float *out, long panel)
 {
     _Alignas(64) float wide[CONV_PANEL * CONV_PANEL];
@@ -59,7 +60,7 @@ static void pack_job(void *ctx, int job, int thread)
     float *out = op->packed_w + conv_weight(op->taps, op->in.len, tap, op->vnni2 ? column / 2 : column, 0);
     long next = (long)op->taps * op->in.len * CONV_PANEL;
 
-    if (op->vnni2) /* along k they are paired as they lie */
+    if (op->vnni2) /* adjacent columns k already form k-groups */
         op->kern->pack_weights(w, op->c, (k + 1) / 2, out, next, op->stream);
     else if (op->type == HVT_F32)
         op->kern->pack_weights(w, op->c, k, out, next, op->stream);
@@ -79,7 +80,7 @@ hvt_status hvt__conv_pack_weights_cpu(hvt_op *head, const void *w)
     return HVT_OK;
 }
 
-/* ---- what forward reads ---- */
+/* ---- packing for forward ---- */
 
 enum { WIDEN = 8192 }; /* weights of a job */
 

@@ -1,23 +1,24 @@
 /*
- * Convolutions of 3x3, stride 1, in floats, with 4 multiplications for each output in place of 9: Winograd's
- * minimal filtering F(2x2, 3x3), after Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks",
- * 2015. With A, B and G of typed_winograd.h, a tile of 2x2 outputs y comes from 4x4 inputs d and the filter g
+ * Convolutions of 3x3, stride 1, in f32, with 4 multiplications per output instead of 9: Winograd's minimal
+ * filtering F(2x2, 3x3), after Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015.
+ * With A, B and G of typed_winograd.h, a tile of 2x2 outputs y is computed from 4x4 inputs d and the filter g
  * by
  *
  *     y = A' [sum over channels (G g G') * (B' d B)] A            (*: element by element)
  *
- * so that there are 16 products of matrices, one for each place in a tile, [tiles x C] * [C x K]. Backward
- * data is the same of dy with the filter turned; backward weights is the derivative, term by term:
+ * that is by 16 matrix products, one for each point of the transformed tile, [tiles x C] * [C x K]. Backward
+ * data does the same to dy with the filter rotated by 180 degrees. Backward weights is the derivative, term
+ * by term:
  *
  *     dg = G' [sum over tiles (B' d B) * (A dy A')] G
  *
- * Rows of these matrices are (tile, image) in the row order of the activations; a *block* of rows is carried
- * through while it lies in the cache. Every row is computed alike, wherever it lies, so that no bit depends
- * on the batch, on blocks or on threads; backward weights adds blocks in their order.
+ * Rows of these matrices are (tile, image) in the row order of the activations; a *block* of rows goes
+ * through all steps while it is in the cache. Every row is computed in the same way wherever it is, so the
+ * bits depend neither on the batch nor on blocks or threads; backward weights adds blocks in their order.
  *
- * Rounding: B, A and G hold 0, 1 and 1/2 alone, and sums are a ninth as long, so that the error is no larger
- * than by the definition: the root of its mean square is 0.7 to 0.9 times that for y and dx, 1.0 to 1.2 times
- * for dw (tests/device/test_conv.c). Something infinite makes its whole tile NaN.
+ * Rounding: B, A and G contain only 0, 1 and 1/2, and sums are a ninth as long, so the error is no larger
+ * than that of the direct convolution: its root mean square is 0.7 to 0.9 times that for y and dx, 1.0 to 1.2
+ * times for dw (tests/device/test_conv.c). An infinite input makes its whole tile NaN.
  */
 #include "conv_impl.h"
 
@@ -25,20 +26,22 @@
 
 enum { WINOGRAD_POINTS = 16, OUTPUTS = 4 };
 
-static const hvt_entry one_entry = {0, 0}; /* a product of two matrices is one entry of a tile */
+static const hvt_entry one_entry = {0, 0}; /* a plain GEMM is a batch of one entry */
 
-/* Multiplications that exist, of those outside the border there are none, for each that is done here. Planes
- * of 4x4 pixels have 1.56, of 7x7 1.41, of 5x5 1.17, of 2x2 1. */
+/* Minimum ratio of the direct convolution's multiplications, without those by padding, to the ones done here.
+ * Planes of 4x4 pixels have 1.56, of 7x7 1.41, of 5x5 1.17, of 2x2 1. */
 #define LEAST_GAIN     1.25
 #define LEAST_CHANNELS 16 /* with fewer the transforms cost as much as they save */
 #define MOST_CHANNELS  (HVT_TILE_SPAN / 2)
-#define BLOCK_BYTES    (256 << 10) /* of what goes into a block's products and comes out of them */
+#define BLOCK_BYTES    (256 << 10) /* of a block's transformed inputs and products */
 #define DW_BYTES       (512 << 10) /* of both factors of backward weights */
 #define LEAST_ROWS     56          /* whole tiles of 14 */
 #define NEAR_A         128         /* floats of a row */
 #define NEAR_B         64
-#define LINE           16 /* floats: places lie an odd number of lines apart, else they share sets */
-#define TRANSFORM_ROWS    32
+#define LINE                                                                                                 \
+    16 /* floats: the matrices of different points are an odd number of lines apart, or they would map to    \
+          the same cache sets */
+#define TRANSFORM_ROWS 32
 
 static size_t lines(size_t floats)
 {
@@ -54,7 +57,7 @@ bool hvt__winograd_is_faster(const conv_op *op, long products)
            op->k <= MOST_CHANNELS && (double)products >= LEAST_GAIN * WINOGRAD_POINTS * (double)tiles;
 }
 
-/* ---- a pass: from planes of one size to planes of another ---- */
+/* ---- a pass from planes of one size to planes of another ---- */
 
 typedef struct plane {
     const void *at;
@@ -65,20 +68,20 @@ typedef struct plane {
 typedef struct pass {
     const conv_op *op;
     plane from, to;
-    int pad, images, across, tiles, rows; /* tiles across; of an image; tiles * images */
-    bool by_tile;                         /* rows: the images of a tile; else the tiles of an image */
+    int pad, images, across, tiles, rows; /* tiles per line; tiles per image; tiles * images */
+    bool by_tile; /* order of rows: the images of each tile; else the tiles of each image */
     bool back, add;
 
     const float *u;
-    float *scratch; /* of each thread */
+    float *scratch; /* scratch_floats for each thread */
     long scratch_floats;
     int block; /* rows */
     long v_next, m_next;
 } pass;
 
-/* Rows that lie evenly: the images of a tile, or neighbours in a line. */
+/* Rows at a constant stride: the images of a tile, or neighbouring tiles of a line. */
 typedef struct run {
-    int y, x, image, count; /* of outputs; of the first */
+    int y, x, image, count; /* y, x: of the outputs; image: of the first row */
 } run;
 
 static pass make_pass(const conv_op *op, bool back, int real)
@@ -109,13 +112,13 @@ static run run_at(const pass *g, int row, int end)
         return r;
     }
     r.image = row / g->tiles;
-    if (r.x >= g->pad) /* up to the last that is whole */
+    if (r.x >= g->pad) /* up to the last tile that needs no padding */
         for (int x = r.x + 2; r.count < end - row && x + 1 < g->to.w && x - g->pad + 3 < g->from.w; x += 2)
             r.count++;
     return r;
 }
 
-/* The first row's pixels from (y, x) on, size x size of them. */
+/* Addresses of the first row's size x size pixels at (y, x); NULL outside the image. */
 static void pixels_at(const conv_op *op, const plane *p, int image, int y, int x, int size, const void **out)
 {
     for (int i = 0; i < size; i++)
@@ -132,15 +135,15 @@ static long row_step(const pass *g, const plane *p)
     return g->by_tile ? p->image : 2 * p->pixel;
 }
 
-/* Where rows go on their way to the products. */
+/* A GEMM operand that rows are transformed into, in panels of w columns. */
 typedef struct matrix {
     float *at;
     int w, pitch;
     long panel, next;
 } matrix;
 
-/* Rows [row, end) of inputs, or of gradients of the outputs, to the 16 matrices `to`, whose row 0 is `row`.
- */
+/* Transform rows [row, end) of the inputs, or of the gradients of the outputs, into the 16 matrices `to`,
+ * whose row 0 is `row`. */
 static void transform_rows(const pass *g, bool grad, int row, int end, matrix to)
 {
     const plane *p = grad ? &g->to : &g->from;
@@ -157,7 +160,7 @@ static void transform_rows(const pass *g, bool grad, int row, int end, matrix to
                        .panel = to.panel,
                        .next = to.next};
 
-        if (to.w == p->c && to.pitch == p->c && step == p->c) { /* one long row */
+        if (to.w == p->c && to.pitch == p->c && step == p->c) { /* as one long row */
             t.c = t.w = r.count * p->c;
             t.rows = 1;
         }
@@ -175,7 +178,7 @@ static void transform_rows(const pass *g, bool grad, int row, int end, matrix to
 
 /* ---- forward and backward data ---- */
 
-/* m = v * u: rows of inputs, spread, times the filters */
+/* m = v * u: transformed inputs times transformed filters */
 static void multiply(const pass *g, const float *v, int rows, float *m)
 {
     const hvt_conv_kernels *kern = g->op->kern;
@@ -200,7 +203,7 @@ static void multiply(const pass *g, const float *v, int rows, float *m)
         }
 }
 
-/* m, of rows [row, end), to the outputs */
+/* Transform rows [row, end) of m to the outputs. */
 static void store_outputs(const pass *g, int row, int end, const float *m)
 {
     const long step = row_step(g, &g->to);
@@ -215,7 +218,7 @@ static void store_outputs(const pass *g, int row, int end, const float *m)
         for (int i = 0; i < OUTPUTS; i++)
             to[i] = (void *)(uintptr_t)pixel[i];
         g->op->typed->tile_output(m, g->m_next, dense ? 1 : r.count, g->to.c * (dense ? r.count : 1), to,
-                                   step, g->add);
+                                  step, g->add);
         m += (long)r.count * g->to.c;
         row += r.count;
     }
@@ -252,10 +255,10 @@ static void forward_job(void *ctx, int job, int thread)
 
     (void)thread;
     op->typed->tile_filter((size_t)count * CONV_PANEL, hvt__at(f->w, op->type, at), tap,
-                             f->u + conv_weight(WINOGRAD_POINTS, op->c, 0, c, panel * CONV_PANEL), tap);
+                           f->u + conv_weight(WINOGRAD_POINTS, op->c, 0, c, panel * CONV_PANEL), tap);
 }
 
-/* A filter turned by half a turn: first and last places change. */
+/* In a filter rotated by 180 degrees the first and last points are exchanged. */
 static int rotated_point(int point)
 {
     static const int rotated[] = {3, 1, 2, 0};
@@ -274,11 +277,12 @@ static void backward_job(void *ctx, int job, int thread)
     float *mine = f->g->scratch + thread * f->g->scratch_floats;
     const long block = CONV_PANEL * CONV_PANEL;
 
-    op->typed->tile_filter((size_t)count * CONV_PANEL, hvt__at(f->w, op->type, at),
-                             (long)op->c * CONV_PANEL, mine, block);
+    op->typed->tile_filter((size_t)count * CONV_PANEL, hvt__at(f->w, op->type, at), (long)op->c * CONV_PANEL,
+                           mine, block);
     for (int point = 0; point < WINOGRAD_POINTS; point++)
         op->kern->pack_weights(mine + point * block, count, k,
-                            f->u + conv_weight(WINOGRAD_POINTS, op->k, rotated_point(point), column, c), 0, false);
+                               f->u + conv_weight(WINOGRAD_POINTS, op->k, rotated_point(point), column, c), 0,
+                               false);
 }
 
 /* ---- sizes ---- */
@@ -288,7 +292,7 @@ static size_t u_floats(int channels, int columns)
     return (size_t)conv_panels(columns) * WINOGRAD_POINTS * (size_t)channels * CONV_PANEL;
 }
 
-/* How a block of `rows` lies; returns the floats that a thread needs. */
+/* Lay out a block of `rows`; returns the floats of scratch per thread. */
 static size_t lay_out(pass *g, int rows)
 {
     size_t each, packing = WINOGRAD_POINTS * CONV_PANEL * CONV_PANEL;
@@ -300,7 +304,8 @@ static size_t lay_out(pass *g, int rows)
     return each > packing ? each : packing;
 }
 
-/* Whole tiles. Each block reads all filters once more: with many of them blocks should be large. */
+/* Rows of a block, in whole tiles. Each block reads all filters once more: with large filters blocks should
+ * be large. */
 static int block_rows(const pass *g)
 {
     const hvt_conv_kernels *kern = g->op->kern;
@@ -332,7 +337,7 @@ static void run_pass(pass *g, const void *w, float *ws)
     g->scratch = ws + u_floats(g->from.c, g->to.c);
     g->scratch_floats = (long)lay_out(g, rows);
     hvt__parallel_for(op->pool, conv_panels(op->k) * conv_panels(op->c), g->back ? backward_job : forward_job,
-                  &f);
+                      &f);
     lay_out(g, conv_tiles(g->rows, blocks));
     hvt__parallel_for(op->pool, conv_tiles(g->rows, g->block), block_job, g);
 }
@@ -363,14 +368,14 @@ void hvt__winograd_backward_x(const conv_op *op, int real, const void *w, const 
 
 typedef struct wgrad {
     pass g;
-    matrix v, m; /* of a block: inputs, gradients of the outputs */
+    matrix v, m; /* of a block: transformed inputs and gradients of the outputs */
     float *u, *dw;
-    int a_rows, a_tiles, vectors, block; /* rows of a block at most */
+    int a_rows, a_tiles, vectors, block; /* block: maximum rows */
     int first, end;                      /* rows of this block */
     int column_parts, row_parts;
 } wgrad;
 
-/* Rows near enough to be read where they lie side by side; others go to panels as narrow as a tile. */
+/* Narrow rows are stored side by side; wide ones go to panels as narrow as a tile. */
 static matrix layout_of(int channels, int rows, int near, int w, int pitch)
 {
     const long panel = (long)rows * pitch;
@@ -415,13 +420,13 @@ static void transform_job(void *ctx, int job, int thread)
     transform_rows(&w->g, true, row, end, m);
 }
 
-/* Column `at` of row 0 */
+/* Column `at` of row 0. */
 static float *column_at(const matrix *m, int at)
 {
     return m->at + at / m->w * m->panel + at % m->w;
 }
 
-/* job = a place, a part of the columns, a part of the tiles along c */
+/* job = a point, a part of the columns, a part of the tiles along c */
 static void gemm_job(void *ctx, int job, int thread)
 {
     const wgrad *w = ctx;
@@ -471,8 +476,8 @@ static void dw_job(void *ctx, int job, int thread)
     const long point = (long)op->c * CONV_PANEL;
 
     (void)thread;
-    op->typed->tile_dw((size_t)count * CONV_PANEL, w->u + conv_weight(WINOGRAD_POINTS, op->c, 0, c, column), point,
-                        w->dw + conv_weight(op->taps, op->c, 0, c, column), point);
+    op->typed->tile_dw((size_t)count * CONV_PANEL, w->u + conv_weight(WINOGRAD_POINTS, op->c, 0, c, column),
+                       point, w->dw + conv_weight(op->taps, op->c, 0, c, column), point);
 }
 
 void hvt__winograd_backward_w(const conv_op *op, int real, const void *x, const void *dy, float *dw, void *ws)

@@ -442,7 +442,7 @@ typedef struct pool {
     hvt_op op;
     hvt_op *inner;
     hvt_pooling_desc d; /* as the test wants it */
-    size_t saved;    /* bytes */
+    size_t saved;       /* bytes */
 } pool;
 
 static int pooled(stage *s, const pool *o, const void *y, bool written)
@@ -469,7 +469,8 @@ static void free_pool(hvt_op *op)
     free(op);
 }
 
-static hvt_status pool_plan_hosted(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op, size_t *ret_saved)
+static hvt_status pool_plan_hosted(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op,
+                                   size_t *ret_saved)
 {
     hvt_device *i = inner_of(d);
     hvt_pooling_desc images_first = *p;
@@ -507,7 +508,8 @@ static hvt_status pool_backward_hosted(hvt_op *op, int real, const void *saved, 
     int as = places(&s, o, saved, false), ay = pooled(&s, o, dy, false),
         ax = images(&s, dx, o->d.order, o->d.type, o->d.n, o->d.h, o->d.w, o->d.c, true);
 
-    return RUN(s, s.h->inner->ops->pooling_backward(o->inner, real, dev(&s, as), dev(&s, ay), dev(&s, ax), add));
+    return RUN(s,
+               s.h->inner->ops->pooling_backward(o->inner, real, dev(&s, as), dev(&s, ay), dev(&s, ax), add));
 }
 
 /* ---- matrices ----------------------------------------------------------------------------------- */
@@ -637,8 +639,8 @@ static hvt_status xent_hosted(hvt_device *d, const hvt_xent_args *a)
            all = rows * (size_t)a->classes * hvt_dtype_size(a->type);
     int logits = in(&s, a->logits, all), labels = in(&s, a->labels, rows * sizeof *a->labels),
         dlogits = out(&s, a->dlogits, all), loss = out(&s, a->loss, rows * sizeof *a->loss),
-        place = out(&s, a->label_rank, rows * sizeof *a->label_rank), sums = out(&s, a->sums, 3 * sizeof *a->sums),
-        scale = in(&s, a->scale, sizeof *a->scale);
+        place = out(&s, a->label_rank, rows * sizeof *a->label_rank),
+        sums = out(&s, a->sums, 3 * sizeof *a->sums), scale = in(&s, a->scale, sizeof *a->scale);
     bool ready = go(&s);
     hvt_xent_args b = *a;
 
@@ -748,7 +750,7 @@ static hvt_status check_hosted(hvt_device *d, size_t n, const float *g, uint64_t
     return RUN(s, s.h->inner->ops->check(s.h->inner, n, dev(&s, ag), base, dev(&s, st)));
 }
 
-static hvt_status settle_hosted(hvt_device *d, hvt_step_state *step, const float *sums)
+static hvt_status decide_hosted(hvt_device *d, hvt_step_state *step, const float *sums)
 {
     stage s = begin(d);
     int st = out(&s, step, sizeof *step), at = in(&s, sums, HVT__STEP_SUMS * sizeof *sums);
@@ -818,6 +820,6 @@ const hvt_device_ops __wrap_hvt_device_cuda = {
     .reduce_all = reduce_all_hosted,
     .sgd = sgd_hosted,
     .check = check_hosted,
-    .decide = settle_hosted,
+    .decide = decide_hosted,
     .augment = augment_hosted,
 };
