@@ -1,8 +1,8 @@
 /*
- * inputs.h - several ranks' or shards' arrays, added element by element along the fixed tree: 2i and 2i+1 are
- * added, an odd last one moves up.
+ * inputs.h - arrays of several ranks or shards, added elementwise along the fixed tree: 2i and 2i+1 are
+ * added, an odd last one moves up a level.
  *
- * Included by point.cu and optim.cu. Nothing else.
+ * Included by pointwise.cu and optim.cu. Nothing else.
  */
 #ifndef HVT_CUDA_INPUTS_H
 #define HVT_CUDA_INPUTS_H

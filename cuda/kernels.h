@@ -65,7 +65,7 @@ cudaError_t hvt__cuda_relu_forward(cudaStream_t stream, size_t n, hvt_dtype t, c
 cudaError_t hvt__cuda_relu_backward(cudaStream_t stream, size_t n, hvt_dtype t, const void *y, const void *dy,
                                     void *dx, bool add);
 cudaError_t hvt__cuda_add(cudaStream_t stream, size_t n, hvt_dtype t, const void *a, const void *b, void *y);
-/* src may be dst where both have one type */
+/* src may be dst if their types are the same */
 cudaError_t hvt__cuda_cast(cudaStream_t stream, size_t n, float s, const void *src, hvt_dtype st, void *dst,
                            hvt_dtype dt);
 cudaError_t hvt__cuda_reduce(cudaStream_t stream, size_t n, hvt_dtype t, const void *const in[], int count,

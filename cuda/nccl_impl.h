@@ -34,12 +34,12 @@ typedef struct nccl_block { /* memory allocated by alloc */
     void *handle; /* NCCL's registration handle, or NULL */
 } nccl_block;
 
-/* Not in here: the hvt_comm, which is copied while it is opened. */
+/* Does not point to the hvt_comm, which is copied while it is opened. */
 typedef struct comm_nccl {
     hvt_world *world;    /* borrowed */
     hvt_device *dev;     /* borrowed */
     ncclComm_t nccl;     /* NULL: not initialised yet, or aborted */
-    cudaStream_t stream; /* the operations, of the highest priority */
+    cudaStream_t stream; /* for the operations, with the highest priority */
     cudaEvent_t ready;   /* on the device's stream: the next operation's input is ready */
     bool shared;         /* ranks share a GPU */
     nccl_block *block;

@@ -31,7 +31,7 @@ typedef struct conv_request {
     bool deterministic; /* only deterministic engines */
     bool compile;       /* also engines that are compiled at plan time */
     size_t ws_most;     /* bytes of workspace at most */
-    bool tf32;          /* f32: factors may be rounded to 10 bits; without, products and sums are exact f32 */
+    bool tf32; /* f32: inputs may be rounded to 10 bits (TF32); else products and sums are exact f32 */
 } conv_request;
 
 typedef struct conv_plan {
@@ -57,6 +57,6 @@ hvt_status hvt__cudnn_describe(const char *json, cudnnBackendDescriptor_t *ret_g
  */
 hvt_status hvt__cudnn_plan(const plan_target *on, const conv_request *w, int most, conv_plan ret_plans[],
                            int *ret_count);
-void hvt__cudnn_plan_free(conv_plan *p); /* zeroes it; a zeroed one is fine */
+void hvt__cudnn_plan_free(conv_plan *p); /* zeroes *p; freeing a zeroed plan does nothing */
 
 #endif /* HVT_PLAN_CUDNN_H */

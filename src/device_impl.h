@@ -181,7 +181,7 @@ typedef struct hvt_sgd_args {
     float momentum, dampening, weight_decay;
     bool nesterov;
     const hvt_step_state *step; /* device memory: lr, grad_scale, apply (0: touch nothing), fresh (v = g) */
-    void *copy;                 /* the new w rounded to copy_type, at the same offsets; NULL: not wanted */
+    void *copy;                 /* 16-bit copy of the new w in copy_type, at the same offsets; NULL: none */
     hvt_dtype copy_type;
 } hvt_sgd_args;
 
@@ -205,7 +205,7 @@ typedef struct hvt_augment_args {
     const int32_t *labels;    /* [real] host */
     float scale[4], shift[4]; /* x = fma(byte, scale[c], shift[c]); a pixel outside the image is byte 0 */
     hvt_dtype type;
-    int cx;              /* channels that a pixel of dst is stored with, >= c; those past c become zero */
+    int cx;              /* channels stored per pixel of dst, >= c; those past c become zero */
     void *dst;           /* [n,h,w,cx] in `order` */
     int32_t *dst_labels; /* [n] device */
 } hvt_augment_args;
@@ -244,7 +244,7 @@ typedef struct hvt_device_ops {
     hvt_status (*capture_end)(hvt_device *d, hvt_op **ret_op); /* also ends a failed one; then no op */
     hvt_status (*graph_launch)(hvt_op *op);
 
-    /* --- prepared: plan once, run every step. A linear layer is a convolution of 1x1 images. --- */
+    /* --- planned: plan once, run every step. A linear layer is a convolution of 1x1 images. --- */
     /* ret_weights: elements of w in its arenas; ret_ws: bytes of workspace */
     hvt_status (*conv_plan)(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
                             size_t *ret_ws);

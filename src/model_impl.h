@@ -69,7 +69,7 @@ struct hvt_layer {
     bool recomputes_input; /* y of in[0] is recomputed before this layer's backward */
     void *saved;           /* saved by forward for backward */
     size_t saved_bytes, ws_bytes;
-    hvt_op *op; /* prepared device operation, or NULL */
+    hvt_op *op; /* planned device operation, or NULL */
     void *own;  /* private to the layer */
 };
 
@@ -102,7 +102,7 @@ struct hvt_model {
     hvt_stat *stat;
     int nstat;
 
-    /* the arenas, each one allocation */
+    /* the arenas, one allocation each */
     float *params, *grads;
     size_t arena_count;      /* step statistics included */
     size_t step_stats_count; /* step statistics are [0, step_stats_count) of grads; their last HVT__STEP_SUMS

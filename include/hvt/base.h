@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-/* name, value, what a person should understand by it */
+/* name, value, meaning */
 #define HVT_STATUS_MAP(X)                                                                                    \
     X(OK, 0, "success")                                                                                      \
     X(E_ARG, -1, "an argument is out of its documented range")                                               \

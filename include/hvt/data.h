@@ -16,7 +16,7 @@ extern "C" {
 
 typedef struct hvt_dataset hvt_dataset;
 
-/** What a dataset is to everyone else. All images have one size. */
+/** Description of a dataset. All images have the same size. */
 typedef struct hvt_dataset_info {
     const char *name;
     uint32_t count;
@@ -42,7 +42,7 @@ typedef struct hvt_dataset_opts {
     uint32_t samples; ///< synth: training images; the test split has a fifth (0 = 10000)
 } hvt_dataset_opts;
 
-/** "synth": drawn on demand; "cifar10": the official binary layout. Errors: E_ARG unknown name, E_IO,
+/** "synth": generated on demand; "cifar10": the official binary layout. Errors: E_ARG unknown name, E_IO,
  * E_FORMAT (truncated file, label out of range: names file, record and both values). */
 HVT_API hvt_status hvt_dataset_open(const char *name, const hvt_dataset_opts *opts, hvt_dataset **ret_set);
 /** A user-defined dataset; source is copied, and only hvt_dataset_close() calls its close(). limit: only the
@@ -60,7 +60,8 @@ HVT_API hvt_status hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8
 /* ---- the sampler -------------------------------------------------------------------------- */
 
 typedef enum hvt_tail {
-    HVT_TAIL_EXACT, ///< every sample once: the last batches may be short or empty, true counts weight them
+    HVT_TAIL_EXACT, ///< every sample once: the last batches may be short or empty and are weighted by true
+                    ///< counts
     HVT_TAIL_PAD,   ///< PyTorch's DistributedSampler: the first samples again until shards are even
     HVT_TAIL_DROP   ///< DistributedSampler(drop_last=True) and DataLoader(drop_last=True): full batches only
 } hvt_tail;
@@ -83,7 +84,7 @@ typedef struct hvt_loader hvt_loader;
 typedef struct hvt_loader_opts {
     int batch;       ///< images per shard and step
     int shards;      ///< S, shards in the global batch
-    int first_shard; ///< the shards that this rank works through: first_shard ...
+    int first_shard; ///< this rank's shards: first_shard ...
     int shard_count; ///< ... first_shard + shard_count - 1
     bool shuffle;    ///< permute per epoch, else in order
     hvt_tail tail;
@@ -91,8 +92,8 @@ typedef struct hvt_loader_opts {
     int crop;              ///< random crop of the same size after padding by this many zero pixels; 0 = none
     bool flip;             ///< mirror left-right with probability 1/2
     float mean[3], std[3]; ///< x = (byte/255 - mean) / std, per channel
-    hvt_order order;       ///< row order of the images that are written: hvt_model_order()
-    hvt_dtype type;        ///< their type: hvt_model_input_type(), HVT_F32 by default
+    hvt_order order;       ///< row order of the batches: hvt_model_order()
+    hvt_dtype type;        ///< type of the batches: hvt_model_input_type(), HVT_F32 by default
     int channels; ///< stored per pixel, zeros after the data's own: hvt_model_input_channels(); 0: the data's
 } hvt_loader_opts;
 

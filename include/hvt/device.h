@@ -16,16 +16,16 @@ typedef struct hvt_device hvt_device;
 #define HVT_MAX_THREADS 256 ///< of one device
 
 typedef struct hvt_device_opts {
-    int index;              ///< which one, where a host has several (cuda)
+    int index;              ///< cuda: index of the GPU
     bool share;             ///< cuda: other ranks may use the same one
     bool deterministic;     ///< cuda: the same bits in every run (ref and cpu: always)
-    bool tf32;              ///< cuda: f32 products may round their factors to 10 bits (TF32)
+    bool tf32;              ///< cuda: f32 products may round their inputs to 10 bits (TF32)
     const char *plan_cache; ///< cuda: file that caches measured algorithm choices; NULL: none
     int threads;            ///< threads of this device, the caller included; 0 = one per cpu given, else 1
     const int *cpus; ///< [ncpus] processors to pin the threads to, thread t to cpus[t % ncpus]; or NULL
     int ncpus;       ///< 0: no pinning
     bool pin_caller; ///< cpu: pin the calling thread, too, which is thread 0, to cpus[0], until close
-    bool direct;     ///< cpu: convolutions of 3x3 by their definition, not by Winograd's F(2x2, 3x3)
+    bool direct;     ///< cpu: direct 3x3 convolutions instead of Winograd's F(2x2, 3x3)
     bool yield;      ///< waiting threads yield the core at once (more threads than cores)
     const char *isa; ///< instruction set, see hvt_cpu_isa_name(); NULL or "auto": see hvt_cpu_isa_auto()
 } hvt_device_opts;
@@ -79,7 +79,7 @@ HVT_API hvt_status hvt_device_sync(hvt_device *dev);
 HVT_API int hvt_cpu_isa_count(void);
 HVT_API const char *
 hvt_cpu_isa_name(int i); ///< "portable", "neon", "avx2", "avx512", "avx512_bf16", "amx"; NULL: none
-HVT_API bool hvt_cpu_isa_supported(int i); ///< built in, and this processor has it
+HVT_API bool hvt_cpu_isa_supported(int i); ///< in this build, and supported by this processor
 /** Supported, and worthwhile: "auto" is the last such set. avx512_bf16 is not worthwhile on Intel's
  * processors, where multiplying bf16 takes longer than multiplying floats; f32 results are the same with
  * both. */

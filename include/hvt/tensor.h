@@ -27,7 +27,7 @@ typedef enum hvt_order {
 } hvt_order;
 
 typedef struct hvt_tensor {
-    void *data; ///< device address; NULL until the plan places it
+    void *data; ///< device address; NULL until planned
     hvt_dtype dtype;
     int ndim;   ///< 1..4
     int dim[4]; ///< slowest first; unused entries are 1

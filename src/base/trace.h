@@ -27,7 +27,7 @@
     X(LAUNCH, "launch")     /* a bucket is sent */                                                           \
     X(EXCHANGE, "exchange") /* waiting for a bucket's sum, and working on it if no other thread does */      \
     X(WAIT, "wait")         /* part of exchange: waiting for a rank after spinning did not suffice */        \
-    X(UPDATE, "update")     /* of parameters and moving statistics */                                        \
+    X(UPDATE, "update")     /* of parameters and running statistics */                                       \
     X(EVALUATE, "evaluate")                                                                                  \
     X(SAVE, "save")   /* a checkpoint */                                                                     \
     X(AGREE, "agree") /* small messages between ranks */                                                     \

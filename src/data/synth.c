@@ -56,7 +56,7 @@ static int between(dice *d, int low, int high)
     return low + (int)hvt__below(roll(d), (uint32_t)(high - low) + 1);
 }
 
-/* Labels go round in blocks of `classes` images, each block in an order a*i + b of its own. */
+/* Labels repeat in blocks of `classes` images, each block in an order a*i + b of its own. */
 static int label_of(const synth *s, uint32_t index)
 {
     uint32_t n = (uint32_t)s->classes, a, b, r, t;
@@ -257,7 +257,7 @@ static void draw_thing(uint8_t *pixels, int size, const thing *t)
     }
 }
 
-/* The ground: a slope between two colours, with a faint pattern of bands on it. Stays within 0 .. 255. */
+/* The background: a gradient between two colours with a faint pattern of bands. Stays within 0 .. 255. */
 static void draw_ground(uint8_t *pixels, int size, dice *d, int kind)
 {
     colour middle = paint(d, between(d, 96, 160), 32), step = paint(d, 48, 48);
@@ -300,8 +300,8 @@ static void add_noise(uint8_t *pixels, size_t bytes, dice *d, int amount)
     }
 }
 
-/* A thing of this shape and texture, `low` to `high` percent of the image wide, inside it but for tilted
- * corners. One draw per statement: C leaves the order within a list of initialisers open. */
+/* A thing of this shape and texture, `low` to `high` percent of the image wide, inside the image except for
+ * tilted corners. One draw per statement: C does not define the order within a list of initialisers. */
 static thing place(dice *d, int size, int low, int high, int shape, int texture)
 {
     thing t = {.shape = shape};
@@ -357,7 +357,7 @@ static void close_synth(void *ctx)
     free(ctx);
 }
 
-/* As square a table of shapes and textures as holds all classes. */
+/* The squarest table of shapes and textures that holds all classes. */
 static void arrange(synth *s)
 {
     s->shapes = 1;

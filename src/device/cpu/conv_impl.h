@@ -72,7 +72,7 @@ typedef struct conv_op {
     /* the convolution as computed: a 1x1 one over NHW rows is treated as one pixel with n*h*w images */
     int n, h, w, c, k, oh, ow, r, s, stride, pad, taps;
     int rows_per_image;                      /* 1, or h*w in that case */
-    long x_pixel, x_image, y_pixel, y_image; /* elements from one to the next */
+    long x_pixel, x_image, y_pixel, y_image; /* strides in elements */
 
     conv_list out, in; /* forward; backward data */
     float *packed_w; /* weights packed for backward data, in panels along c: [ceil(C/32)][tap][in.len][32] */

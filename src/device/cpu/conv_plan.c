@@ -384,8 +384,7 @@ static hvt_status plan_wgrad(conv_op *op, hvt_order order, long entries)
     int *low = NULL, *high = NULL, *ordinal = NULL;
     hvt_status s = HVT_OK;
 
-    op->block =
-        calloc(out, sizeof *op->block); /* without slots nothing is packed, and the ranges stay empty */
+    op->block = calloc(out, sizeof *op->block); /* without slots all ranges stay empty */
     HVT_CHECK(op->block, E_MEM, "no memory for the blocks of a convolution");
     size_blocks(op, order);
     op->first = malloc(sizeof *op->first * ((size_t)op->blocks * (size_t)op->taps + 1));

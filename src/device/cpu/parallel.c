@@ -48,7 +48,7 @@ struct hvt_thread_pool {
     void *ctx;
     _Alignas(64) atomic_int left; /* jobs that are not done */
 
-    _Alignas(64) atomic_uint run; /* counts runs; the threads wait for it to change */
+    _Alignas(64) atomic_uint run; /* run counter; the threads wait for it to change */
     atomic_int sleepers;
     atomic_bool quit;
     pthread_mutex_t mutex;

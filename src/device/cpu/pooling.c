@@ -22,7 +22,7 @@ typedef struct pooling {
     int p, q;            /* output [n,p,q,c] */
     const hvt_typed *in; /* d.type */
     hvt_thread_pool *threads;
-    size_t pixel; /* elements from a pixel to the next */
+    size_t pixel; /* elements between pixels */
 } pooling;
 
 static void free_pooling(hvt_op *op)
