@@ -40,7 +40,7 @@ typedef struct hvt_settled {
     double lr;                       /* after the scaling rule */
     int crop;
     bool flip, no_decay_norm, no_decay_bias;
-    hvt_tail tail;
+    hvt_last_batch tail;
     hvt_dtype wire, amp; /* amp: of activations */
     int powersgd;        /* rank of the gradients' factors; 0: none */
     hvt_update update;

@@ -59,12 +59,13 @@ HVT_API hvt_status hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8
 
 /* ---- the sampler -------------------------------------------------------------------------- */
 
-typedef enum hvt_tail {
-    HVT_TAIL_EXACT, ///< every sample once: the last batches may be short or empty and are weighted by true
-                    ///< counts
-    HVT_TAIL_PAD,   ///< PyTorch's DistributedSampler: the first samples again until shards are even
-    HVT_TAIL_DROP   ///< DistributedSampler(drop_last=True) and DataLoader(drop_last=True): full batches only
-} hvt_tail;
+typedef enum hvt_last_batch {
+    HVT_LAST_BATCH_KEEP, ///< every sample once: the last batches may be short or empty and are weighted by
+                         ///< true counts
+    HVT_LAST_BATCH_PAD, ///< PyTorch's DistributedSampler: the first samples again until shards are even
+    HVT_LAST_BATCH_DROP ///< DistributedSampler(drop_last=True) and DataLoader(drop_last=True): full batches
+                        ///< only
+} hvt_last_batch;
 
 /**
  * torch.randperm(count) with a generator seeded seed + epoch, bit for bit (MT19937, 32-bit seed).
@@ -73,7 +74,7 @@ typedef enum hvt_tail {
 HVT_API void hvt_sampler_permutation(uint64_t seed, int epoch, uint32_t count, uint32_t *ret_order);
 
 /** How many samples shard `shard` of `shards` sees in an epoch of `count` samples. */
-HVT_API uint32_t hvt_sampler_count(uint32_t count, int shards, int shard, hvt_tail tail);
+HVT_API uint32_t hvt_sampler_count(uint32_t count, int shards, int shard, hvt_last_batch last_batch);
 /** Its i-th sample as an index into the epoch's order: (shard + i*shards) mod count. */
 HVT_API uint32_t hvt_sampler_at(uint32_t count, int shards, int shard, uint32_t i);
 
@@ -87,7 +88,7 @@ typedef struct hvt_loader_opts {
     int first_shard; ///< this rank's shards: first_shard ...
     int shard_count; ///< ... first_shard + shard_count - 1
     bool shuffle;    ///< permute per epoch, else in order
-    hvt_tail tail;
+    hvt_last_batch last_batch;
     uint64_t seed;         ///< of the permutation and of augmentation; same on every rank
     int crop;              ///< random crop of the same size after padding by this many zero pixels; 0 = none
     bool flip;             ///< mirror left-right with probability 1/2

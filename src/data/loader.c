@@ -70,8 +70,9 @@ static hvt_status check_opts(const hvt_dataset_info *info, const hvt_loader_opts
                   o->first_shard <= o->shards - o->shard_count,
               E_ARG, "shards %d to %lld asked for, expected some of 0 to %d", o->first_shard,
               (long long)o->first_shard + o->shard_count - 1, o->shards - 1);
-    HVT_CHECK(o->tail == HVT_TAIL_EXACT || o->tail == HVT_TAIL_PAD || o->tail == HVT_TAIL_DROP, E_ARG,
-              "tail is %d, expected exact, pad or drop", (int)o->tail);
+    HVT_CHECK(o->last_batch == HVT_LAST_BATCH_KEEP || o->last_batch == HVT_LAST_BATCH_PAD ||
+                  o->last_batch == HVT_LAST_BATCH_DROP,
+              E_ARG, "last_batch is %d, expected keep, pad or drop", (int)o->last_batch);
     HVT_CHECK(o->type == HVT_F32 || o->type == HVT_F16 || o->type == HVT_BF16, E_ARG,
               "images in %s, expected f32, f16 or bf16", hvt_dtype_name(o->type));
     HVT_CHECK(!o->channels || o->channels >= info->channels, E_ARG,
@@ -90,10 +91,11 @@ static hvt_status check_opts(const hvt_dataset_info *info, const hvt_loader_opts
 
 static uint32_t count_steps(uint32_t count, const hvt_loader_opts *o)
 {
-    uint32_t most = hvt_sampler_count(count, o->shards, 0, o->tail); /* no shard has more than shard 0 */
+    uint32_t most =
+        hvt_sampler_count(count, o->shards, 0, o->last_batch); /* no shard has more than shard 0 */
     uint32_t batch = (uint32_t)o->batch;
 
-    return o->tail == HVT_TAIL_DROP ? most / batch : most / batch + (most % batch > 0);
+    return o->last_batch == HVT_LAST_BATCH_DROP ? most / batch : most / batch + (most % batch > 0);
 }
 
 static hvt_status allocate_slot(hvt_loader *l, slot *s)
@@ -240,7 +242,7 @@ static void count_shards(hvt_loader *l)
     uint64_t before = (uint64_t)l->step * (uint64_t)o->batch;
 
     for (int s = 0; s < o->shards; s++) {
-        uint64_t all = hvt_sampler_count(l->info.count, o->shards, s, o->tail);
+        uint64_t all = hvt_sampler_count(l->info.count, o->shards, s, o->last_batch);
         uint64_t left = all > before ? all - before : 0;
 
         l->shard_counts[s] = left < (uint64_t)o->batch ? (int)left : o->batch;

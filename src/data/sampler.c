@@ -86,7 +86,7 @@ void hvt_sampler_permutation(uint64_t seed, int epoch, uint32_t count, uint32_t 
     }
 }
 
-uint32_t hvt_sampler_count(uint32_t count, int shards, int shard, hvt_tail tail)
+uint32_t hvt_sampler_count(uint32_t count, int shards, int shard, hvt_last_batch last_batch)
 {
     uint32_t each, left;
 
@@ -95,12 +95,12 @@ uint32_t hvt_sampler_count(uint32_t count, int shards, int shard, hvt_tail tail)
     each = count / (uint32_t)shards;
     left = count % (uint32_t)shards;
 
-    switch (tail) {
-    case HVT_TAIL_EXACT:
+    switch (last_batch) {
+    case HVT_LAST_BATCH_KEEP:
         return each + ((uint32_t)shard < left);
-    case HVT_TAIL_PAD:
+    case HVT_LAST_BATCH_PAD:
         return each + (left > 0);
-    case HVT_TAIL_DROP:
+    case HVT_LAST_BATCH_DROP:
         break;
     }
     return each;

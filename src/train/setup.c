@@ -151,7 +151,7 @@ static hvt_status open_loaders(run *t)
                              .first_shard = t->rank * t->set.local_shards,
                              .shard_count = t->set.local_shards,
                              .shuffle = o->shuffle,
-                             .tail = t->set.tail,
+                             .last_batch = t->set.tail,
                              .seed = (uint64_t)o->seed,
                              .crop = t->set.crop,
                              .flip = t->set.flip,
@@ -162,7 +162,7 @@ static hvt_status open_loaders(run *t)
                             .shards = t->size,
                             .first_shard = t->rank,
                             .shard_count = 1,
-                            .tail = HVT_TAIL_EXACT,
+                            .last_batch = HVT_LAST_BATCH_KEEP,
                             .order = hvt_model_order(t->model),
                             .type = hvt_model_input_type(t->model),
                             .channels = hvt_model_input_channels(t->model)};

@@ -189,7 +189,7 @@ TEST(batches_follow_the_sampler)
     uint32_t ids[8];
 
     opts.seed = 0;
-    opts.tail = HVT_TAIL_PAD;
+    opts.last_batch = HVT_LAST_BATCH_PAD;
     l = loader(set, &opts);
     CHECK(hvt_loader_steps(l) == 2, "%u steps", hvt_loader_steps(l));
     for (int s = 0; s < 4; s++) {
@@ -199,7 +199,7 @@ TEST(batches_follow_the_sampler)
     }
     hvt_loader_close(&l);
 
-    opts.tail = HVT_TAIL_DROP; /* full batches only: the first 2 of floor(10/4) */
+    opts.last_batch = HVT_LAST_BATCH_DROP; /* full batches only: the first 2 of floor(10/4) */
     l = loader(set, &opts);
     CHECK(hvt_loader_steps(l) == 1, "%u steps", hvt_loader_steps(l));
     for (int s = 0; s < 4; s++) {
@@ -209,7 +209,7 @@ TEST(batches_follow_the_sampler)
     hvt_loader_close(&l);
 
     opts = loader_opts(1, 8);
-    opts.tail = HVT_TAIL_PAD;
+    opts.last_batch = HVT_LAST_BATCH_PAD;
     opts.shuffle = false;
     l = loader(three, &opts);
     for (int s = 0; s < 8; s++) {
@@ -231,7 +231,7 @@ TEST(dropped_tails_leave_only_full_batches)
     int batches = 0;
     hvt_batch b;
 
-    opts.tail = HVT_TAIL_DROP;
+    opts.last_batch = HVT_LAST_BATCH_DROP;
     l = loader(set, &opts);
     for (;; batches++) {
         CHECK_OK(hvt_loader_next(l, &b, &end));
@@ -521,20 +521,21 @@ TEST(bad_loader_options_are_refused)
     const struct {
         hvt_loader_opts change; /* what is not 0 replaces the good one's */
         const char *part;
-    } bad[] = {{{.batch = -3}, "batch is -3"},
-               {{.shards = -1}, "shards is -1"},
-               {{.first_shard = 3, .shard_count = 2}, "shards 3 to 4 asked for, expected some of 0 to 3"},
-               {{.first_shard = -1}, "shards -1 to"},
-               {{.shard_count = -1}, "expected some of 0 to 3"},
-               {{.shard_count = 5}, "shards 0 to 4"},
-               {{.tail = (hvt_tail)7}, "tail is 7"},
-               {{.crop = -1}, "crop pads by -1"},
-               {{.crop = 4}, "crop pads by 4 pixels, expected 0 to 3"},
-               {{.tail = HVT_TAIL_DROP, .batch = 6}, "20 images cannot fill a global batch of 4 x 6"},
-               {{.std = {.5f, 0, .5f}}, "std of channel 1 is 0"},
-               {{.std = {.5f, .5f, -1}}, "std of channel 2 is -1"},
-               {{.std = {(float)NAN, 1, 1}}, "std of channel 0 is"},
-               {{.mean = {0, 0, (float)INFINITY}}, "mean of channel 2 is inf"}};
+    } bad[] = {
+        {{.batch = -3}, "batch is -3"},
+        {{.shards = -1}, "shards is -1"},
+        {{.first_shard = 3, .shard_count = 2}, "shards 3 to 4 asked for, expected some of 0 to 3"},
+        {{.first_shard = -1}, "shards -1 to"},
+        {{.shard_count = -1}, "expected some of 0 to 3"},
+        {{.shard_count = 5}, "shards 0 to 4"},
+        {{.last_batch = (hvt_last_batch)7}, "last_batch is 7"},
+        {{.crop = -1}, "crop pads by -1"},
+        {{.crop = 4}, "crop pads by 4 pixels, expected 0 to 3"},
+        {{.last_batch = HVT_LAST_BATCH_DROP, .batch = 6}, "20 images cannot fill a global batch of 4 x 6"},
+        {{.std = {.5f, 0, .5f}}, "std of channel 1 is 0"},
+        {{.std = {.5f, .5f, -1}}, "std of channel 2 is -1"},
+        {{.std = {(float)NAN, 1, 1}}, "std of channel 0 is"},
+        {{.mean = {0, 0, (float)INFINITY}}, "mean of channel 2 is inf"}};
     own o = {4, 5, 3};
     hvt_dataset *set = own_set(&o, 20);
 
@@ -547,7 +548,7 @@ TEST(bad_loader_options_are_refused)
         opts.shards = c->shards ? c->shards : opts.shards;
         opts.first_shard = c->first_shard ? c->first_shard : opts.first_shard;
         opts.shard_count = c->shard_count ? c->shard_count : opts.shard_count;
-        opts.tail = c->tail ? c->tail : opts.tail;
+        opts.last_batch = c->last_batch ? c->last_batch : opts.last_batch;
         opts.crop = c->crop ? c->crop : opts.crop;
         if (c->std[0] != 0)
             memcpy(opts.std, c->std, sizeof opts.std);

@@ -92,7 +92,7 @@ TEST(permutations_of_many_samples_draw_64_bits)
 }
 
 /* Shard by shard, DistributedSampler's list for rank `shard`. */
-static void check_shards(const uint32_t *order, uint32_t count, int shards, hvt_tail tail,
+static void check_shards(const uint32_t *order, uint32_t count, int shards, hvt_last_batch tail,
                          const uint32_t *want, uint32_t each)
 {
     for (int s = 0; s < shards; s++) {
@@ -112,14 +112,14 @@ TEST(shards_are_the_ranks_of_distributed_sampler)
     uint32_t order[10];
 
     hvt_sampler_permutation(0, 0, 10, order);
-    check_shards(order, 10, 4, HVT_TAIL_PAD, (const uint32_t[]){4, 3, 6, 1, 9, 2, 7, 0, 4, 5, 8, 1}, 3);
-    check_shards(order, 10, 4, HVT_TAIL_DROP, (const uint32_t[]){4, 3, 1, 9, 7, 0, 5, 8}, 2);
+    check_shards(order, 10, 4, HVT_LAST_BATCH_PAD, (const uint32_t[]){4, 3, 6, 1, 9, 2, 7, 0, 4, 5, 8, 1}, 3);
+    check_shards(order, 10, 4, HVT_LAST_BATCH_DROP, (const uint32_t[]){4, 3, 1, 9, 7, 0, 5, 8}, 2);
     hvt_sampler_permutation(0, 1, 10, order);
-    check_shards(order, 10, 4, HVT_TAIL_PAD, (const uint32_t[]){5, 0, 7, 6, 8, 4, 1, 9, 5, 2, 3, 6}, 3);
-    check_shards(NULL, 10, 4, HVT_TAIL_PAD, (const uint32_t[]){0, 4, 8, 1, 5, 9, 2, 6, 0, 3, 7, 1}, 3);
+    check_shards(order, 10, 4, HVT_LAST_BATCH_PAD, (const uint32_t[]){5, 0, 7, 6, 8, 4, 1, 9, 5, 2, 3, 6}, 3);
+    check_shards(NULL, 10, 4, HVT_LAST_BATCH_PAD, (const uint32_t[]){0, 4, 8, 1, 5, 9, 2, 6, 0, 3, 7, 1}, 3);
     /* more padding than samples: the list is repeated */
-    check_shards(NULL, 3, 8, HVT_TAIL_PAD, (const uint32_t[]){0, 1, 2, 0, 1, 2, 0, 1}, 1);
-    check_shards(NULL, 3, 8, HVT_TAIL_DROP, NULL, 0);
+    check_shards(NULL, 3, 8, HVT_LAST_BATCH_PAD, (const uint32_t[]){0, 1, 2, 0, 1, 2, 0, 1}, 1);
+    check_shards(NULL, 3, 8, HVT_LAST_BATCH_DROP, NULL, 0);
 }
 
 TEST(sample_counts_are_those_of_distributed_sampler)
@@ -140,10 +140,10 @@ TEST(sample_counts_are_those_of_distributed_sampler)
         uint64_t exact = 0;
 
         for (int s = 0; s < want[t].shards; s++) {
-            exact += hvt_sampler_count(want[t].count, want[t].shards, s, HVT_TAIL_EXACT);
-            CHECK(hvt_sampler_count(want[t].count, want[t].shards, s, HVT_TAIL_PAD) == want[t].pad,
+            exact += hvt_sampler_count(want[t].count, want[t].shards, s, HVT_LAST_BATCH_KEEP);
+            CHECK(hvt_sampler_count(want[t].count, want[t].shards, s, HVT_LAST_BATCH_PAD) == want[t].pad,
                   "%u over %d, shard %d", want[t].count, want[t].shards, s);
-            CHECK(hvt_sampler_count(want[t].count, want[t].shards, s, HVT_TAIL_DROP) == want[t].drop,
+            CHECK(hvt_sampler_count(want[t].count, want[t].shards, s, HVT_LAST_BATCH_DROP) == want[t].drop,
                   "%u over %d, shard %d", want[t].count, want[t].shards, s);
         }
         CHECK(exact == want[t].count, "exact shards of %u hold %llu", want[t].count,

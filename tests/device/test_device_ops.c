@@ -47,7 +47,7 @@ TEST(bias_equals_ref)
 
 typedef struct xent_result {
     float *dx, *loss, sums[3];
-    int32_t *place;
+    int32_t *label_rank;
 } xent_result;
 
 /* The gradient's scale, if any, is a power of two, and taken off again. */

@@ -307,13 +307,13 @@ TEST(weights_after_many_steps_are_equal_on_all_ranks_and_in_every_run)
                (unsigned long long)again.weights, (unsigned long long)first.weights);
 }
 
-static hvt_loss evaluate(rig *r, hvt_world *world, const hvt_dataset *set, hvt_tail tail)
+static hvt_loss evaluate(rig *r, hvt_world *world, const hvt_dataset *set, hvt_last_batch tail)
 {
     hvt_loader_opts opts = {.batch = BATCH,
                             .shards = hvt_world_size(world),
                             .first_shard = hvt_world_rank(world),
                             .shard_count = 1,
-                            .tail = tail,
+                            .last_batch = tail,
                             .mean = {.5f, .5f, .5f},
                             .std = {.5f, .5f, .5f},
                             .order = hvt_model_order(r->m)};
@@ -338,7 +338,8 @@ TEST(an_evaluation_is_that_of_one_rank_to_the_last_image)
     CHECK_OK(rig_prepare(&r, &u));
     for (size_t i = 0; i < HVT_LEN(images); i++) {
         hvt_dataset *set = own_set(&o, images[i]);
-        hvt_loss all = evaluate(&r, job, set, HVT_TAIL_EXACT), want = evaluate(&r, lone, set, HVT_TAIL_EXACT);
+        hvt_loss all = evaluate(&r, job, set, HVT_LAST_BATCH_KEEP),
+                 want = evaluate(&r, lone, set, HVT_LAST_BATCH_KEEP);
 
         CHECK(all.count == images[i] && all.top1 == want.top1 && all.top5 == want.top5 && all.sum == want.sum,
               "%u images: %lld counted, loss %.17g, alone %.17g; top-1 %lld and %lld", images[i],
@@ -385,7 +386,7 @@ TEST(losses_of_any_size_are_summed_exactly_and_what_is_not_finite_is_counted)
         for (int k = 0; k < 7; k++)
             want += (long double)(IMAGES / 7) * (m - bias[k]);
         set_outputs(&r, bias);
-        loss = evaluate(&r, job, set, HVT_TAIL_EXACT);
+        loss = evaluate(&r, job, set, HVT_LAST_BATCH_KEEP);
         CHECK(loss.sum == (double)want && loss.count == IMAGES && loss.top1 == IMAGES / 7,
               "of losses up to %a the sum is %.17g, not %.17Lg; %lld first", (double)m, loss.sum, want,
               (long long)loss.top1);
@@ -394,8 +395,8 @@ TEST(losses_of_any_size_are_summed_exactly_and_what_is_not_finite_is_counted)
         float far = 3e38f, bias[7] = {far, bad & 1 ? -far : 0, 0, bad & 2 ? NAN : 0};
 
         set_outputs(&r, bias);
-        loss = evaluate(&r, job, set, HVT_TAIL_EXACT);
-        alone = evaluate(&r, lone, set, HVT_TAIL_EXACT);
+        loss = evaluate(&r, job, set, HVT_LAST_BATCH_KEEP);
+        alone = evaluate(&r, lone, set, HVT_LAST_BATCH_KEEP);
         CHECK(bad & 2 ? isnan(loss.sum) : loss.sum == INFINITY, "kind %d: %g", bad, loss.sum);
         CHECK(loss.count == IMAGES && loss.top1 == (bad & 2 ? 0 : IMAGES / 7) && loss.top1 == alone.top1 &&
                   loss.top5 == alone.top5 && (loss.sum == alone.sum || isnan(alone.sum)),

@@ -426,7 +426,8 @@ TEST(options_settle_into_one_meaning)
           t.batch);
     CHECK(t.lr == 0.2 * 8, "%g: the rule scales by shards", t.lr);
     CHECK(t.crop == 4 && t.flip && t.no_decay_norm && t.no_decay_bias, "%d %d", t.crop, t.flip);
-    CHECK(t.tail == HVT_TAIL_PAD && t.wire == HVT_F16 && !t.powersgd, "%d %d %d", t.tail, t.wire, t.powersgd);
+    CHECK(t.tail == HVT_LAST_BATCH_PAD && t.wire == HVT_F16 && !t.powersgd, "%d %d %d", t.tail, t.wire,
+          t.powersgd);
     CHECK(t.first_bucket == 1 << 20, "%zu", t.first_bucket);
     CHECK_OK(parse(&o, "--bucket all"));
     CHECK_OK(hvt__settle(&o, 1, &t));

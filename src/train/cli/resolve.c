@@ -283,9 +283,9 @@ hvt_status hvt__settle(const hvt_options *o, int ranks, hvt_settled *ret_settled
     HVT_TRY(settle_precision(o, &t));
     HVT_TRY(settle_shards(o, ranks, &t));
     t.lr = o->lr * (strcmp(o->lr_scale, "linear") ? 1 : t.shards);
-    t.tail = !strcmp(o->tail, "pad")    ? HVT_TAIL_PAD
-             : !strcmp(o->tail, "drop") ? HVT_TAIL_DROP
-                                        : HVT_TAIL_EXACT;
+    t.tail = !strcmp(o->tail, "pad")    ? HVT_LAST_BATCH_PAD
+             : !strcmp(o->tail, "drop") ? HVT_LAST_BATCH_DROP
+                                        : HVT_LAST_BATCH_KEEP;
     t.wire = !strcmp(o->wire, "f16") ? HVT_F16 : !strcmp(o->wire, "bf16") ? HVT_BF16 : HVT_F32;
     t.by_steps = o->steps > 0;
     t.by_epochs =
