@@ -411,14 +411,6 @@ hvt_status hvt_comm_broadcast(hvt_comm *comm, void *buf, size_t bytes, int root)
     return hvt_comm_wait(comm, ticket);
 }
 
-hvt_status hvt_comm_wait(hvt_comm *comm, hvt_ticket ticket)
-{
-    HVT_CHECK(comm, E_ARG, "no comm to wait for");
-    HVT_CHECK(ticket <= comm->queue.issued, E_ARG, "ticket %llu was never issued; the last one is %llu",
-              (unsigned long long)ticket, (unsigned long long)comm->queue.issued);
-    return hvt__queue_wait(comm, ticket);
-}
-
 hvt_status hvt_comm_overlap(hvt_comm *comm, const hvt_overlap *how)
 {
     HVT_CHECK(comm, E_ARG, "no comm for a worker");

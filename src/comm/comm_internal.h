@@ -18,14 +18,12 @@ bool hvt__comm_part(hvt_comm *c);
 
 hvt_status hvt__queue_open(hvt_comm *c); /* can fail on one rank alone */
 void hvt__queue_close(hvt_comm *c);
-/* Run what was issued, up to `ticket`. Of several failures the last one. */
-hvt_status hvt__queue_wait(hvt_comm *c, hvt_ticket ticket);
-/* For the worker, with its lock: the next operation, on a device of this thread's. */
-hvt_status hvt__queue_run_next(hvt_comm *c, hvt_device *dev);
 static inline hvt__op *hvt__queue_at(const hvt__queue *q, hvt_ticket ticket)
 {
     return &q->op[ticket & (q->room - 1)];
 }
+/* For the worker, with its lock: the next operation, on a device of this thread's. */
+hvt_status hvt__queue_run_next(hvt_comm *c, hvt_device *dev);
 
 /* ---- worker.c: a thread for a comm's operations ------------------------------------------------ */
 
@@ -38,13 +36,13 @@ void hvt__worker_stop(hvt_comm *c);
 void hvt__worker_lock(hvt_comm *c);
 void hvt__worker_unlock(hvt_comm *c);
 /* With the lock. False: the next operation is not the worker's to run. Else waits until something has
- * changed.
- */
+ * changed. */
 bool hvt__worker_await(hvt_comm *c);
 /* What failed on the worker, by status s, is this thread's error now. */
 hvt_status hvt__worker_error(hvt_comm *c, hvt_status s);
 /* Until it has no work: the backend is the caller's. */
 void hvt__worker_rest(hvt_comm *c);
+
 /* ---- slices ------------------------------------------------------------------------------- */
 
 typedef struct hvt__span {

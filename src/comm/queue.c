@@ -19,8 +19,8 @@ hvt_status hvt__queue_open(hvt_comm *c)
 {
     hvt__queue *q = &c->queue;
 
-    q->room =
-        64; /* most programs need no more, so none of their operations can lack memory on one rank alone */
+    /* most programs need no more, so none of their operations can lack memory on one rank alone */
+    q->room = 64;
     q->op = malloc(q->room * sizeof *q->op);
     HVT_CHECK(q->op, E_MEM, "no memory for a comm's operations");
     return HVT_OK;
@@ -205,18 +205,21 @@ static hvt_status run_all(hvt_comm *c, hvt_ticket ticket)
     return hvt__worker_error(c, q->broken);
 }
 
-hvt_status hvt__queue_wait(hvt_comm *c, hvt_ticket ticket)
+hvt_status hvt_comm_wait(hvt_comm *comm, hvt_ticket ticket)
 {
     hvt_status s, fenced = HVT_OK;
 
-    hvt__worker_lock(c);
-    s = run_all(c, ticket);
-    if (!c->queue.broken && !c->worker)
-        fenced = hvt__queue_fence(c);
+    HVT_CHECK(comm, E_ARG, "no comm to wait for");
+    HVT_CHECK(ticket <= comm->queue.issued, E_ARG, "ticket %llu was never issued; the last one is %llu",
+              (unsigned long long)ticket, (unsigned long long)comm->queue.issued);
+    hvt__worker_lock(comm);
+    s = run_all(comm, ticket);
+    if (!comm->queue.broken && !comm->worker)
+        fenced = hvt__queue_fence(comm);
     if (fenced != HVT_OK) {
-        give_up(c, fenced);
-        c->queue.told = true;
+        give_up(comm, fenced);
+        comm->queue.told = true;
     }
-    hvt__worker_unlock(c);
+    hvt__worker_unlock(comm);
     return fenced == HVT_OK ? s : hvt__pass(fenced, __FILE__, __LINE__, "fence");
 }
