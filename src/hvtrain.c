@@ -41,7 +41,7 @@ static int answer(hvt_ask ask)
         return DONE;
     if (ask == HVT_ASK_VERSION)
         return printf("hvtrain %s\n", hvt_version()) > 0 && fflush(stdout) == 0 ? DONE : FAILED;
-    help = hvt_options_help(ask == HVT_ASK_MARKDOWN);
+    help = hvt_options_help(ask);
     if (!help || fputs(help, stdout) < 0 || fflush(stdout)) {
         free(help);
         return FAILED;

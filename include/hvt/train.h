@@ -165,7 +165,14 @@ typedef hvt_rgb hvt_opt_rgb;
 enum { HVT_OPTION_COUNT = 0 HVT_OPTIONS(HVT_OPT_NO_GROUP, HVT_OPT_ONE) };
 #undef HVT_OPT_ONE
 
-typedef enum hvt_ask { HVT_ASK_TRAIN, HVT_ASK_TUNE, HVT_ASK_HELP, HVT_ASK_MARKDOWN, HVT_ASK_VERSION } hvt_ask;
+typedef enum hvt_ask {
+    HVT_ASK_TRAIN,
+    HVT_ASK_TUNE,
+    HVT_ASK_HELP,
+    HVT_ASK_MARKDOWN,
+    HVT_ASK_MAN,
+    HVT_ASK_VERSION
+} hvt_ask;
 
 /** Where an option's value comes from; the greater wins. */
 typedef enum hvt_from { HVT_FROM_DEFAULT, HVT_FROM_CHECKPOINT, HVT_FROM_CONFIG, HVT_FROM_FLAG } hvt_from;
@@ -174,7 +181,7 @@ typedef struct hvt_options {
 #define HVT_OPT_FIELD(kind, field, preset, low, scope, form, help) hvt_opt_##kind field;
     HVT_OPTIONS(HVT_OPT_NO_GROUP, HVT_OPT_FIELD)
 #undef HVT_OPT_FIELD
-    hvt_ask ask;                     ///< "tune" in front, --help, --help=markdown, --version
+    hvt_ask ask;                     ///< "tune" in front, --help, --help=markdown, --help=man, --version
     hvt_from from[HVT_OPTION_COUNT]; ///< in the table's order
 } hvt_options;
 
@@ -200,9 +207,9 @@ HVT_API hvt_status hvt_options_check(const hvt_options *opts, int ranks);
 /** Are the options that must be equal on all ranks equal? Collective. Errors: E_MISMATCH naming flag, values
  * and ranks. */
 HVT_API hvt_status hvt_options_agree(const hvt_options *opts, hvt_world *world);
-/** Help to print: all options with their defaults, as text of at most 100 columns or as a Markdown table.
- * malloc'ed; NULL without memory. */
-HVT_API char *hvt_options_help(bool markdown);
+/** All options with their meanings and defaults: HVT_ASK_MARKDOWN a Markdown table, HVT_ASK_MAN a manual page
+ * for man(1), any other text of at most 100 columns. malloc'ed; NULL without memory. */
+HVT_API char *hvt_options_help(hvt_ask form);
 
 /* ---- a run -------------------------------------------------------------------------------- */
 

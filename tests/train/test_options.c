@@ -196,7 +196,7 @@ TEST(unknown_flags_name_the_nearest)
                {"-lr=0.1", "nearest is --lr"},
                {"---weight_decay=1", "nearest is --weight-decay"},
                {"-", "'-' is not a flag"},
-               {"--help=html", "--help: expected nothing or =markdown, got 'html'"},
+               {"--help=html", "--help: expected nothing, =markdown or =man, got 'html'"},
                {"--version=1", "--version takes no value, got '1'"}};
     hvt_options o;
 
@@ -460,7 +460,7 @@ TEST(what_a_checkpoint_fills_in_is_not_refused_as_if_a_flag)
 TEST(help_names_every_flag_and_fits_a_terminal)
 {
     for (int markdown = 0; markdown < 2; markdown++) {
-        char *help = hvt_options_help(markdown);
+        char *help = hvt_options_help(markdown ? HVT_ASK_MARKDOWN : HVT_ASK_HELP);
         size_t widest = 0;
         for (int i = 0; i < HVT_OPTION_COUNT; i++)
             CHECK(strstr(help, hvt__option_flag(i)), "%s is missing", hvt__option_flag(i));

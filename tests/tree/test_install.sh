@@ -20,6 +20,7 @@ step() { # NAME COMMAND...
 }
 
 step it_installs meson install -C "$build" --no-rebuild --destdir "$tmp/root"
+step the_manual_page_is_installed grep -q '^.TH HVTRAIN 1' "$(find "$tmp/root" -path '*/man1/hvtrain.1')"
 pc=$(find "$tmp/root" -name hvt.pc)
 prefix=$(sed -n 's/^prefix=//p' "$pc")
 sed -i "s|^prefix=.*|prefix=$tmp/root$prefix|" "$pc" # where it lies until it is moved into place

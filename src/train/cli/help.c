@@ -1,5 +1,5 @@
 /*
- * --help: the table of options in plain text, and in Markdown for docs/options.md.
+ * --help: the table of options in plain text, in Markdown for docs/options.md, and as a manual page.
  */
 #include "options.h"
 #include "base_impl.h"
@@ -10,6 +10,14 @@
 #define GROUP(title) {.group = title},
 static const hvt__option grouped[] = {HVT_OPTIONS(GROUP, HVT__OPTION)};
 #undef GROUP
+
+static const char *const examples[] = {
+    "hvtrain --model resnet20 --data synth --epochs 2",
+    "mpirun -np 4 hvtrain --data cifar10 --data-dir DIR --save out",
+    "hvtrain --resume out --evaluate",
+    "mpirun -np 4 hvtrain tune --model resnet50 --output fast.json",
+    "mpirun -np 4 hvtrain --config fast.json --model resnet50",
+};
 
 /* `text` from column `at` on, broken at spaces before column `width`; later lines begin at column `at`. */
 static void wrap(FILE *f, const char *text, int at, int width)
@@ -35,16 +43,12 @@ static void wrap(FILE *f, const char *text, int at, int width)
 
 static void help_plain(FILE *f)
 {
-    fprintf(f,
-            "hvtrain %s: trains image classifiers, on one process or on many under mpirun or srun.\n\n"
-            "    hvtrain --model resnet20 --data synth --epochs 2\n"
-            "    mpirun -np 4 hvtrain --data cifar10 --data-dir DIR --save out\n"
-            "    hvtrain --resume out --evaluate\n"
-            "    mpirun -np 4 hvtrain tune --model resnet50 --output fast.json\n"
-            "    mpirun -np 4 hvtrain --config fast.json --model resnet50\n\n"
-            "Options are --name value or --name=value; a repeated one: the last wins. Defaults stand in "
-            "brackets.\n",
+    fprintf(f, "hvtrain %s: trains image classifiers, on one process or on many under mpirun or srun.\n\n",
             hvt_version());
+    for (size_t i = 0; i < HVT_LEN(examples); i++)
+        fprintf(f, "    %s\n", examples[i]);
+    fprintf(f, "\nOptions are --name value or --name=value; a repeated one: the last wins. Defaults stand in "
+               "brackets.\n");
     for (size_t i = 0; i < HVT_LEN(grouped); i++) {
         const hvt__option *o = &grouped[i];
         char left[256], right[512], flag[HVT_OPTION_FLAG], form[256];
@@ -69,7 +73,7 @@ static void help_plain(FILE *f)
         fprintf(f, "%-32s", left);
         wrap(f, right, 32, 100);
     }
-    fprintf(f, "\n  --help, --help=markdown, --version\n\n"
+    fprintf(f, "\n  --help, --help=markdown, --help=man, --version\n\n"
                "Exit: 0 done, 1 failed, 2 bad command line or --config, 3 a rank did not come, "
                "130 interrupted.\n");
 }
@@ -93,7 +97,99 @@ static void help_markdown(FILE *f)
     }
 }
 
-char *hvt_options_help(bool markdown)
+/* ---- the manual page ---- */
+
+/* Text for troff, with its special characters escaped; a line may also break after '|'. */
+static void troff(FILE *f, const char *text)
+{
+    static const char special[] = "\\-~^|";
+    static const char *const escaped[] = {"\\e", "\\-", "\\(ti", "\\(ha", "|\\:"};
+
+    fputs("\\&", f); /* a '.' or an apostrophe that begins a line would be a request */
+    for (; *text; text++) {
+        const char *found = strchr(special, *text);
+        if (found)
+            fputs(escaped[found - special], f);
+        else
+            fputc(*text, f);
+    }
+}
+
+static void man_option(FILE *f, const hvt__option *o)
+{
+    char flag[HVT_OPTION_FLAG];
+
+    fputs(".TP\n\\fB", f);
+    troff(f, hvt__flag_of(o, flag));
+    fputs("\\fR \\fI", f);
+    troff(f, o->form);
+    fputs("\\fR\n", f);
+    troff(f, o->help);
+    if (*o->preset) {
+        fputs(*o->help ? "\n.br\nDefault: \\fB" : "Default: \\fB", f);
+        troff(f, o->preset);
+        fputs("\\fR", f);
+    }
+    fputc('\n', f);
+}
+
+static void man_options(FILE *f)
+{
+    fputs(".SH OPTIONS\n"
+          "An option is \\fB\\-\\-name\\fR \\fIvalue\\fR or \\fB\\-\\-name=\\fIvalue\\fR; of a repeated "
+          "option the last one counts. An option that is on or off may also be given alone (on) or as "
+          "\\fB\\-\\-no\\-name\\fR (off).\n",
+          f);
+    for (size_t i = 0; i < HVT_LEN(grouped); i++) {
+        if (grouped[i].group)
+            fprintf(f, ".SS %s\n", grouped[i].group);
+        else
+            man_option(f, &grouped[i]);
+    }
+    fputs(".SS Other\n"
+          ".TP\n\\fB\\-\\-help\\fR, \\fB\\-\\-help=markdown\\fR, \\fB\\-\\-help=man\\fR\n"
+          "Print this list as text, as a Markdown table, or as this page.\n"
+          ".TP\n\\fB\\-\\-version\\fR\nPrint the version.\n",
+          f);
+}
+
+static void help_man(FILE *f)
+{
+    fprintf(f,
+            ".TH HVTRAIN 1 \"\" \"hvtrain %s\" \"User Commands\"\n"
+            ".ad l\n"
+            ".SH NAME\n"
+            "hvtrain \\- train image classifiers by synchronous data parallelism\n"
+            ".SH SYNOPSIS\n"
+            "\\fBhvtrain\\fR [\\fBtune\\fR] [\\fIoption\\fR ...]\n"
+            ".br\n"
+            "\\fBmpirun \\-np\\fR \\fIN\\fR \\fBhvtrain\\fR [\\fBtune\\fR] [\\fIoption\\fR ...]\n"
+            ".SH DESCRIPTION\n"
+            "\\fBhvtrain\\fR trains a network on one process, or on \\fIN\\fR processes (ranks) that "
+            "\\fBmpirun\\fR or \\fBsrun\\fR starts. Each rank works through its part of every batch; the "
+            "gradients are summed over the ranks, and all ranks make the same update.\n"
+            ".P\n"
+            "\\fBhvtrain tune\\fR measures bucket sizes and thresholds of the gradient exchange for a model "
+            "on this machine, and writes the fastest ones to a file for \\fB\\-\\-config\\fR.\n",
+            hvt_version());
+    man_options(f);
+    fputs(".SH EXIT STATUS\n"
+          ".TP\n0\nThe run is done.\n"
+          ".TP\n1\nThe run failed; the message is on standard error.\n"
+          ".TP\n2\nThe command line or the file of \\fB\\-\\-config\\fR is wrong.\n"
+          ".TP\n3\nA rank was unresponsive for the time of \\fB\\-\\-stall\\-abort\\fR.\n"
+          ".TP\n130\nThe run was interrupted by SIGINT or SIGTERM.\n"
+          ".P\nUnder \\fBmpirun\\fR and \\fBsrun\\fR the launcher has an exit status of its own.\n"
+          ".SH EXAMPLES\n.nf\n",
+          f);
+    for (size_t i = 0; i < HVT_LEN(examples); i++) {
+        troff(f, examples[i]);
+        fputc('\n', f);
+    }
+    fputs(".fi\n.SH SEE ALSO\n\\fBmpirun\\fR(1), \\fBsrun\\fR(1)\n", f);
+}
+
+char *hvt_options_help(hvt_ask form)
 {
     char *text = NULL;
     size_t bytes;
@@ -101,8 +197,10 @@ char *hvt_options_help(bool markdown)
 
     if (!f)
         return NULL;
-    if (markdown)
+    if (form == HVT_ASK_MARKDOWN)
         help_markdown(f);
+    else if (form == HVT_ASK_MAN)
+        help_man(f);
     else
         help_plain(f);
     if (fclose(f)) {

@@ -125,10 +125,12 @@ hvt_status hvt_options_parse(int argc, char **argv, hvt_options *ret_opts)
             opts.ask = HVT_ASK_HELP;
         else if (!strcmp(argv[i], "--help=markdown"))
             opts.ask = HVT_ASK_MARKDOWN;
+        else if (!strcmp(argv[i], "--help=man"))
+            opts.ask = HVT_ASK_MAN;
         else if (!strcmp(argv[i], "--version"))
             opts.ask = HVT_ASK_VERSION;
         else if (!strncmp(argv[i], "--help=", 7))
-            return HVT_FAIL(E_ARG, "--help: expected nothing or =markdown, got '%s'", argv[i] + 7);
+            return HVT_FAIL(E_ARG, "--help: expected nothing, =markdown or =man, got '%s'", argv[i] + 7);
         else if (!strncmp(argv[i], "--version=", 10))
             return HVT_FAIL(E_ARG, "--version takes no value, got '%s'", argv[i] + 10);
         else
