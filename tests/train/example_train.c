@@ -1,7 +1,4 @@
-/*
- * The whole program as a host program may have it: options, one world, one run. README.md shows this file; a
- * test holds them equal. Works alone and under mpirun.
- */
+/* hvtrain as a library call. It runs alone and under mpirun. README.md contains this file. */
 #include <hvt/hvt.h>
 
 #include <stdio.h>
@@ -11,15 +8,14 @@ int main(int argc, char **argv)
 {
     hvt_options opts;
     hvt_world *world = NULL;
-    void *memory = NULL; /* of options that a checkpoint holds */
+    void *memory = NULL; /* for options that come from a checkpoint */
     hvt_report report;
 
-    hvt_options_default(&opts);
     if (hvt_options_parse(argc, argv, &opts) || hvt_world_open(NULL, &world) ||
         hvt_options_resume(&opts, world, &memory) || hvt_options_check(&opts, hvt_world_size(world)) ||
         hvt_train(&opts, world, &report)) {
         fprintf(stderr, "%s\n", hvt_last_error());
-        if (world && !hvt_last_error_is_agreed()) /* the other ranks may be waiting for this one */
+        if (world && !hvt_last_error_is_agreed()) /* other ranks may be waiting for this one */
             hvt_world_abort(world, 1);
         return 1;
     }

@@ -1,7 +1,6 @@
 /*
- * example.c - libhvt from a program of your own: a model built layer by layer, its optimizer wrapped, each
- * rank's gradients summed. Works alone and under mpirun. docs/library.md shows this file; a test holds them
- * equal.
+ * A training loop on libhvt: a model built layer by layer, a wrapped optimizer, gradients summed over the
+ * ranks. It runs alone and under mpirun. docs/library.md contains this file.
  */
 #include <hvt/hvt.h>
 
@@ -33,7 +32,7 @@ int main(void)
     hvt_distopt *dist = NULL;
     hvt_status s;
 
-    /* who we are, and where the arithmetic happens */
+    /* rank and size, the cores of this rank, the device, the gradient exchange */
     TRY(hvt_world_open(NULL, &world));
     hvt_cores cores;
     TRY(hvt_world_cores(world, 0, &cores));
@@ -42,19 +41,19 @@ int main(void)
     TRY(hvt_device_open("cpu", &place, &dev));
     TRY(hvt_comm_open("auto", world, dev, &comm));
 
-    /* the model; mistakes of building are reported by plan */
+    /* the model; hvt_model_plan() reports mistakes of the calls that built it */
     TRY(hvt_model_create(dev, &model));
     TRY(hvt_model_plan(model, 64, small_net(model)));
     TRY(hvt_model_init(model, 0));
 
-    /* wrap the optimizer, and start everywhere from rank 0's weights */
+    /* wrap the optimizer, and start from rank 0's weights on all ranks */
     hvt_optim_opts momentum = {.momentum = 0.9f};
     TRY(hvt_optim_create(model, &momentum, &sgd));
     hvt_distopt_opts exchange = {.bucket_bytes = HVT_BUCKET_DEFAULT, .wire = HVT_F32, .local_shards = 1};
     TRY(hvt_distopt_create(sgd, comm, &exchange, NULL, 0, &dist));
     TRY(hvt_distopt_broadcast(dist, 0));
 
-    /* one shard of every batch is this rank's */
+    /* each rank loads its shard of every batch */
     hvt_dataset_opts drawn = {.train = true, .samples = 2000};
     TRY(hvt_dataset_open("synth", &drawn, &set));
     hvt_loader_opts reading = {.batch = 64,
@@ -82,7 +81,7 @@ int main(void)
             TRY(hvt_model_backward(model, hvt_distopt_on_grad, dist));
             TRY(hvt_distopt_step(dist));
         }
-        TRY(hvt_model_take_loss(model, &loss)); /* summed over all ranks already */
+        TRY(hvt_model_take_loss(model, &loss)); /* already summed over all ranks */
         if (hvt_world_rank(world) == 0)
             printf("epoch %d: loss %.4f, top-1 %.1f %%\n", epoch + 1, loss.sum / (double)loss.count,
                    100.0 * (double)loss.top1 / (double)loss.count);
@@ -90,11 +89,11 @@ int main(void)
 
 end:
     if (s != HVT_OK) {
-        bool agreed = hvt_last_error_is_agreed(); /* every rank has it: one prints */
+        bool agreed = hvt_last_error_is_agreed(); /* all ranks have this error, so one prints it */
         if (!agreed || hvt_world_rank(world) == 0)
             fprintf(stderr, "example: %s\n", hvt_last_error());
         if (!agreed && world)
-            hvt_world_abort(world, 1); /* the others may be waiting for us */
+            hvt_world_abort(world, 1); /* other ranks may be waiting for this one */
     }
     hvt_loader_close(&loader);
     hvt_dataset_close(&set);

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """test_readme.py ROOT [HVTRAIN] [--write]: README.md and docs/ against the tree. The options table is what
 `hvtrain --help=markdown` prints, the examples are those of tests/, links and their anchors exist, the map names
-every folder and nothing that is not there. --write brings the generated parts up to date instead."""
+every folder and nothing that is not there, figures are those of bench/results/README.md. --write brings the generated
+parts up to date instead. What commands in them do is test_commands.py's."""
+import os
 import re
 import subprocess
 import sys
@@ -56,12 +58,30 @@ for page in texts:
         if link.startswith("http"):
             continue
         file, _, anchor = link.partition("#")
-        there = (Path(page).parent / file).as_posix() if file else page
+        there = os.path.normpath(Path(page).parent / file) if file else page
         truth(f"{page}'s_link_to_{link}_leads_somewhere",
               there in texts and (not anchor or anchor in anchors(there)) or not anchor and (root / there).exists())
 for page in texts:
     if page != "README.md":
         truth(f"the_readme_leads_to_{page}", f"]({page})" in texts["README.md"], "no link")
+
+# Figures: a row of a table has the numbers that the row of the same name has in bench/results/README.md.
+def figures(markdown, tables):
+    rows = {}
+    for table in re.findall(r"(?:^\|.*\n)+", markdown, re.M):
+        if tables in table.splitlines()[0]:
+            for line in table.splitlines()[2:]:
+                name, *cells = [cell.strip(" *") for cell in line.strip("|\n").split("|")]
+                rows[name] = [cell for cell in cells if cell]
+    return rows
+
+
+results = figures((root / "bench/results/README.md").read_text(), "")
+quoted = [*figures(texts["README.md"], "hvtrain f32").items(), *figures(texts["docs/benchmarks.md"], "").items()]
+truth("figures_are_quoted", len(quoted) > 15, f"only {quoted}")
+for name, cells in quoted:
+    known = results.get(name, [])
+    truth(f"figures_of_{name}_are_the_newest", cells and cells == known[:len(cells)], f"{cells}, and {known} in bench/results")
 
 chart = re.search(r"## The map\n\n```\n(.*?)```", text, re.S).group(1)
 named = [line.split()[0] for line in chart.splitlines()]
@@ -70,7 +90,7 @@ for path in named:
 folders = sorted({f"{p.parent.relative_to(root)}/" for p in (root / "src").rglob("*.c") if p.parent != root / "src"})
 for folder in folders:
     truth(f"{folder}_is_on_the_map", folder in named, "not named")
-for line in re.search(r"## The step\n\n```\n(.*?)```", text, re.S).group(1).splitlines():
+for line in re.search(r"## The step\n.*?```\n(.*?)```", text, re.S).group(1).splitlines():
     path = line.split()[-1]
     if path.startswith("src/"):
         truth(f"the_step's_{path}_exists", (root / path).exists(), "no such file")
@@ -105,15 +125,4 @@ if program:
             flags = set(re.findall(r"--[a-z][a-z-]*", here)) or {"nothing"}
             truth(f"{flag}_means_the_same_in_both", any(f in right for f in flags), f"'{here}' and '{right}'")
     truth("flags_of_others_were_found", both >= 5, f"only {both}")
-
-    # Flags that README and docs give to hvtrain: behind ./hvtrain or slurm.sbatch, and all in the right column
-    # of the table of other trainers.
-    known = subprocess.run([program[0], "--help"], capture_output=True, text=True, check=True).stdout
-    known = set(re.findall(r"--[a-z][a-z-]*", known))
-    spans = re.findall(r"(?:\./hvtrain|slurm\.sbatch)((?: [^\s`#|]+)+)", text)
-    spans += [span for row in re.findall(r"^\|.*\|(.*)\|$", there, re.M) for span in re.findall(r"`(--.*?)`", row)]
-    used = {flag for span in spans for flag in re.findall(r"(?<!\S)--[a-z][a-z-]*", span)}
-    truth("flags_were_found", len(used) > 15, f"only {sorted(used)}")
-    for flag in sorted(used):
-        truth(f"{flag}_is_a_flag", flag in known, "hvtrain does not know it")
 sys.exit(failed)
