@@ -1,7 +1,7 @@
 /*
- * The comm over NCCL: sums on the GPU's own links, queued on a stream of their own, so that they travel
- * while backward goes on. The host waits for nothing: an operation first waits, on its stream, for what the
- * device's stream was given so far; hvt_comm_wait() lets the device's stream wait for the operation's end.
+ * The comm over NCCL: collectives on the GPU's own links, queued on a separate stream, so that they overlap
+ * with backward. The host never blocks: an operation first waits, on its stream, for what the device's stream
+ * has been given so far; hvt_comm_wait() makes the device's stream wait for the operation's end.
  *
  * NCCL adds in the wire type, in an order of its own (the same on every rank and, for one communicator and
  * count, in every run with a pinned algorithm), so its sums are not those of the fixed tree. Slices are in
@@ -308,8 +308,8 @@ static ncclResult_t ask_broadcast(const hvt__op *o, comm_nccl *st)
     return ncclBroadcast(o->buf, o->buf, o->count, ncclUint8, o->root, st->nccl, st->stream);
 }
 
-/* Equal slices by the operation of that name; the last rank's rest, shorter than 16 elements a rank and one
- * more, in the same launch. */
+/* Equal slices by the operation of that name; the last rank's remainder, fewer than 16 elements per rank plus
+ * one, in the same launch. */
 static ncclResult_t ask_slices(const hvt__op *o, comm_nccl *st, bool sum)
 {
     int size = st->world->size;
@@ -386,7 +386,7 @@ static hvt_status comm_post_nccl(hvt_comm *c, const hvt__op *op, bool *ret_poste
     return s;
 }
 
-/* The device's stream goes on when the operation has ended. The host does not wait. */
+/* The device's stream continues when the operation has ended. The host does not wait. */
 static hvt_status comm_run_nccl(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
     comm_nccl *st = c->state;

@@ -43,7 +43,7 @@ cudaError_t hvt__cuda_bias_forward(cudaStream_t stream, hvt_rows rows, int c, hv
 cudaError_t hvt__cuda_bias_backward(cudaStream_t stream, hvt_rows rows, int c, hvt_dtype t, const void *dy,
                                     float *db, void *scratch);
 
-/* --- pool.cu --- */
+/* --- pooling.cu --- */
 /* bytes saved by forward for backward: the argmax, one byte per output of max pooling */
 size_t hvt__cuda_pooling_saved(const hvt_pooling_desc *p);
 cudaError_t hvt__cuda_pooling_forward(cudaStream_t stream, const hvt_pooling_desc *p, int real, const void *x,
@@ -58,7 +58,7 @@ cudaError_t hvt__cuda_subsample_backward(cudaStream_t stream, hvt_dtype t, int n
 /* --- loss.cu --- */
 cudaError_t hvt__cuda_xent(cudaStream_t stream, const hvt_xent_args *a);
 
-/* --- point.cu --- */
+/* --- pointwise.cu --- */
 enum { HVT__CUDA_MOST_INPUTS = 128 }; /* of reduce and sgd; more give cudaErrorInvalidValue */
 
 cudaError_t hvt__cuda_relu_forward(cudaStream_t stream, size_t n, hvt_dtype t, const void *x, void *y);

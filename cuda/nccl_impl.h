@@ -46,10 +46,10 @@ typedef struct comm_nccl {
     int blocks;
     uint64_t waited; /* the device's stream waits for all operations up to this one */
 
-    pthread_mutex_t lock;     /* for what follows, and for every call on `nccl` */
+    pthread_mutex_t lock;     /* protects what follows, and every call on `nccl` */
     nccl_op op[NCCL_WATCHED]; /* operation n, from 1, is op[n % NCCL_WATCHED] */
-    uint64_t issued, ended;   /* the last one, and the last one known to have ended */
-    bool has_captured;        /* a captured graph may hold operations, whose ends are not to be seen */
+    uint64_t issued, ended;   /* the last one posted, and the last one known to have ended */
+    bool has_captured;        /* a captured graph may contain operations, whose ends are not visible */
     bool broken;              /* no call on `nccl` any more */
     bool peers_missing;       /* broken because other ranks did not take part: one of them knows the reason */
     char why[512];
