@@ -497,23 +497,23 @@ cudaError_t hvt__cuda_bn_backward(cudaStream_t stream, const hvt_bn_grad_args *a
     });
 }
 
-/* ---- moving statistics ---- */
+/* ---- running statistics ---- */
 
-static __global__ void moving_kernel(const hvt_step_state *step, int c, float rate, float scale,
+static __global__ void running_kernel(const hvt_step_state *step, int c, float rate, float scale,
                               const float *moments, float *run_mean, float *run_var)
 {
     const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
 
     if (i >= c || step->stop)
         return;
-    run_mean[i] = bn_moving(run_mean[i], moments[i], rate, 1 - rate, scale);
-    run_var[i] = bn_moving(run_var[i], moments[c + i], rate, 1 - rate, scale);
+    run_mean[i] = bn_running(run_mean[i], moments[i], rate, 1 - rate, scale);
+    run_var[i] = bn_running(run_var[i], moments[c + i], rate, 1 - rate, scale);
 }
 
 cudaError_t hvt__cuda_bn_update(cudaStream_t stream, const hvt_step_state *step, int c, float rate,
                                 float scale, const float *moments, float *run_mean, float *run_var)
 {
-    return HVT_LAUNCH(moving_kernel, (c + THREADS - 1) / THREADS, THREADS, stream, step, c, rate, scale,
+    return HVT_LAUNCH(running_kernel, (c + THREADS - 1) / THREADS, THREADS, stream, step, c, rate, scale,
                       moments, run_mean, run_var);
 }
 

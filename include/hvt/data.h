@@ -60,11 +60,9 @@ HVT_API hvt_status hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8
 /* ---- the sampler -------------------------------------------------------------------------- */
 
 typedef enum hvt_last_batch {
-    HVT_LAST_BATCH_KEEP, ///< every sample once: the last batches may be short or empty and are weighted by
-                         ///< true counts
-    HVT_LAST_BATCH_PAD, ///< PyTorch's DistributedSampler: the first samples again until shards are even
-    HVT_LAST_BATCH_DROP ///< DistributedSampler(drop_last=True) and DataLoader(drop_last=True): full batches
-                        ///< only
+    HVT_LAST_BATCH_KEEP, ///< every sample once; a last batch may be short or empty
+    HVT_LAST_BATCH_PAD,  ///< PyTorch's DistributedSampler: the first samples again until shards are even
+    HVT_LAST_BATCH_DROP  ///< drop_last=True of DistributedSampler and DataLoader: full batches only
 } hvt_last_batch;
 
 /**

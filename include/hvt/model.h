@@ -92,10 +92,9 @@ HVT_API size_t hvt_model_parameters(const hvt_model *m); ///< trainable scalars,
 HVT_API size_t hvt_model_bytes(const hvt_model *m);      ///< all arenas and workspaces together
 /** Their breakdown, in bytes. */
 typedef struct hvt_memory {
-    size_t parameters; ///< running statistics and 16-bit copies included
-    size_t gradients;  ///< of parameters
-    size_t
-        activations; ///< and their gradients, which reuse the memory of those that backward no longer needs
+    size_t parameters;  ///< running statistics and 16-bit copies included
+    size_t gradients;   ///< of parameters
+    size_t activations; ///< and their gradients, which reuse memory that backward has freed
     size_t workspace;
 } hvt_memory;
 HVT_API hvt_memory hvt_model_memory(const hvt_model *m);

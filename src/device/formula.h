@@ -55,7 +55,7 @@ HVT_FN F bn_dx(F x, F mean, F a, F b, F c, F dz)
     return a * f_fma(mean - x, c, dz - b);
 }
 
-HVT_FN F bn_moving(F run, F moment, F rate, F keep, F scale)
+HVT_FN F bn_running(F run, F moment, F rate, F keep, F scale)
 {
     return f_fma(rate, scale * moment, keep * run);
 }

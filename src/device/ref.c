@@ -156,8 +156,8 @@ static hvt_status bn_update_ref(hvt_device *d, const hvt_step_state *step, int c
     HVT_FLOATS;
     (void)d;
     for (int i = 0; i < c && !step->stop; i++) {
-        run_mean[i] = bn_moving(run_mean[i], moments[i], rate, 1 - rate, scale);
-        run_var[i] = bn_moving(run_var[i], moments[c + i], rate, 1 - rate, scale);
+        run_mean[i] = bn_running(run_mean[i], moments[i], rate, 1 - rate, scale);
+        run_var[i] = bn_running(run_var[i], moments[c + i], rate, 1 - rate, scale);
     }
     return HVT_OK;
 }

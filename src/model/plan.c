@@ -53,7 +53,7 @@ hvt_status hvt__stats_add(hvt_model *m, hvt_layer *l, int count)
     static const char *const suffix[] = {"running_mean", "running_var"};
     hvt_stat *more = realloc(m->stat, (size_t)(m->nstat + 2) * sizeof *more);
 
-    HVT_CHECK(more, E_MEM, "no memory for %d moving statistics", m->nstat + 2);
+    HVT_CHECK(more, E_MEM, "no memory for %d running statistics", m->nstat + 2);
     m->stat = more;
     l->stat = m->nstat;
     for (int i = 0; i < 2; i++) {

@@ -52,7 +52,7 @@ static void put_formulas(void)
     put(sgd_step(&k, f, a));
     put(bn_value(a, b, c, d));
     put(bn_dx(a, b, c, d, e, f));
-    put(bn_moving(a, b, c, d, e));
+    put(bn_running(a, b, c, d, e));
     put((float)pooling_wins(a, b));
     put((float)pooling_wins(a, a));
     for (int label = 0; label < 3; label++) {

@@ -238,11 +238,11 @@ static void bn_grad_finish(const hvt_bn_grad_args *a, size_t rows, int parts, co
     }
 }
 
-static void bn_moving_part(size_t n, float rate, float scaled, const float *moments, float *run)
+static void bn_running_part(size_t n, float rate, float scaled, const float *moments, float *run)
 {
     SPAN(n, f_store(run + i,
-                    bn_moving(f_load(run + i, lanes), f_load(moments + i, lanes), f_splat(rate),
-                              f_splat(1 - rate), f_splat(scaled)),
+                    bn_running(f_load(run + i, lanes), f_load(moments + i, lanes), f_splat(rate),
+                               f_splat(1 - rate), f_splat(scaled)),
                     lanes););
 }
 
@@ -281,6 +281,6 @@ const hvt_elementwise NAME(HVT_ISA, elementwise) = {
     .bn_join = bn_join,
     .bn_finish = bn_finish,
     .bn_grad_finish = bn_grad_finish,
-    .bn_moving = bn_moving_part,
+    .bn_running = bn_running_part,
     .normalise = normalise,
 };

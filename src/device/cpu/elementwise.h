@@ -120,7 +120,7 @@ struct hvt_elementwise {
     /* from the sums of all parts, stored one after the other: a's dgamma and dbeta, k's share and slope */
     void (*bn_grad_finish)(const hvt_bn_grad_args *a, size_t rows, int parts, const float *sum,
                            const float *dot, int col, int cols, hvt_bn_consts k);
-    void (*bn_moving)(size_t n, float rate, float scale, const float *moments, float *run);
+    void (*bn_running)(size_t n, float rate, float scale, const float *moments, float *run);
 
     /* out[i] = fma(bytes[i], scale[i % (c*vl)], shift[i % (c*vl)]) */
     void (*normalise)(size_t n, const uint8_t *bytes, int c, const float *scale, const float *shift,

@@ -253,8 +253,8 @@ hvt_status hvt__bn_update_cpu(hvt_device *d, const hvt_step_state *step, int c, 
 
     if (step->stop)
         return HVT_OK;
-    cpu->isa->el->bn_moving((size_t)c, rate, scale, moments, run_mean);
-    cpu->isa->el->bn_moving((size_t)c, rate, scale, moments + c, run_var);
+    cpu->isa->el->bn_running((size_t)c, rate, scale, moments, run_mean);
+    cpu->isa->el->bn_running((size_t)c, rate, scale, moments + c, run_var);
     return HVT_OK;
 }
 
