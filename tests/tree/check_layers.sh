@@ -101,7 +101,7 @@ done <"$table"
 set +f
 for file in $(grep -rlE 'HVT_HAVE_(MPI|CUDA)' include src | grep '\.[ch]$'); do
     case $file in
-    src/device/device.c | src/comm/comm.c | src/comm/world.c) ;;
+    src/device/device.c | src/comm/comm.c | src/world/world.c) ;;
     *) breach "$file: tests HVT_HAVE_MPI or HVT_HAVE_CUDA; only device.c, comm.c and world.c may" ;;
     esac
 done
