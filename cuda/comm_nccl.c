@@ -314,7 +314,7 @@ static ncclResult_t ask_slices(const hvt__op *o, comm_nccl *st, bool sum)
 {
     int size = st->world->size;
     size_t each = slice(o->count, size), bytes = hvt_dtype_size(o->type), done = each * (size_t)size;
-    char *mine = o->buf + each * bytes * (size_t)st->world->rank, *tail = o->buf + done * bytes;
+    char *buf = o->buf, *mine = buf + each * bytes * (size_t)st->world->rank, *tail = buf + done * bytes;
     ncclResult_t r = ncclGroupStart(), end;
 
     if (r != ncclSuccess)
@@ -390,16 +390,23 @@ static hvt_status comm_post_nccl(hvt_comm *c, const hvt__op *op, bool *ret_poste
 static hvt_status comm_run_nccl(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
     comm_nccl *st = c->state;
-    hvt_status s;
 
     (void)op;
-    pthread_mutex_lock(&st->lock);
-    s = hvt__nccl_alive(st);
-    pthread_mutex_unlock(&st->lock);
-    HVT_TRY(s);
     HVT_TRY(hvt__cuda_use(dev));
     st->waited++;
     return CUDA(dev, cudaStreamWaitEvent(cuda_of(dev)->stream, st->op[st->waited % NCCL_WATCHED].done, 0));
+}
+
+/* Operations fail while nobody looks. */
+static hvt_status comm_fence_nccl(hvt_comm *c)
+{
+    comm_nccl *st = c->state;
+    hvt_status s;
+
+    pthread_mutex_lock(&st->lock);
+    s = hvt__nccl_alive(st);
+    pthread_mutex_unlock(&st->lock);
+    return s;
 }
 
 const hvt_comm_ops hvt_comm_nccl = {
@@ -412,4 +419,5 @@ const hvt_comm_ops hvt_comm_nccl = {
     .slice = comm_slice_nccl,
     .post = comm_post_nccl,
     .run = comm_run_nccl,
+    .fence = comm_fence_nccl,
 };
