@@ -198,8 +198,7 @@ static void poll_comm(comm_nccl *st)
 static void *guard(void *arg)
 {
     comm_nccl *st = arg;
-    enum cudaStreamCaptureMode mode =
-        cudaStreamCaptureModeThreadLocal; /* captures by other threads do not concern this one */
+    enum cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal; /* ignore others' captures */
     struct timespec next;
 
     cudaSetDevice(cuda_of(st->dev)->index);
@@ -286,8 +285,7 @@ hvt_status hvt__nccl_complete(comm_nccl *st, ncclResult_t r, const char *call)
             st->peers_missing = true;
             break;
         }
-        if (waited <
-            1e-4) { /* NCCL queues each operation in a thread of its own; the shortest sleep takes longer */
+        if (waited < 1e-4) { /* NCCL queues operations in a thread; the shortest sleep takes longer */
             sched_yield();
         } else {
             pause_ns(ns);

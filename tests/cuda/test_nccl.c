@@ -340,7 +340,7 @@ TEST(host_memory_is_refused_by_name_before_anything_is_launched)
 
 /* ---- recording ---------------------------------------------------------------------------------- */
 
-TEST(a_recorded_exchange_runs_again_and_the_guard_leaves_it_alone)
+TEST(a_captured_exchange_runs_again_and_the_guard_leaves_it_alone)
 {
     hvt_comm *c = begin();
     float *buf = NULL, host[2], want = 1;
@@ -371,7 +371,7 @@ TEST(a_recorded_exchange_runs_again_and_the_guard_leaves_it_alone)
         want = powf((float)size, 4);
         for (int i = 0; i < 2; i++)
             CHECK_OK(op->dev->ops->graph_launch(op));
-        CHECK_OK(hvt_comm_allreduce(c, buf, 1, HVT_F32, &t)); /* and one that is not recorded, after it */
+        CHECK_OK(hvt_comm_allreduce(c, buf, 1, HVT_F32, &t)); /* and one that is not captured, after it */
         CHECK_OK(hvt_comm_wait(c, t));
         CHECK_OK(hvt_device_download(gpu, host, buf, sizeof host));
         CHECK(host[0] == want * (float)size && host[1] == want, "%g and %g, not %g", (double)host[0],
@@ -382,7 +382,7 @@ TEST(a_recorded_exchange_runs_again_and_the_guard_leaves_it_alone)
     end(c);
 }
 
-TEST(a_recording_that_outlives_its_comm_costs_time_and_a_line)
+TEST(a_captured_graph_that_outlives_its_comm_costs_time_and_a_line)
 {
     hvt_comm *c;
     float *buf = NULL;
@@ -503,7 +503,7 @@ TEST(an_operation_that_takes_too_long_is_given_up_and_named)
     end(c);
 }
 
-TEST(a_recorded_step_that_a_rank_does_not_run_is_given_up)
+TEST(a_captured_step_that_a_rank_does_not_launch_is_given_up)
 {
     hvt_comm *c;
     float *buf = NULL;
@@ -728,12 +728,12 @@ int main(void)
     RUN(the_device_waits_and_the_host_does_not);
     RUN(memory_is_zeroed_registered_accounted_and_given_back);
     RUN(host_memory_is_refused_by_name_before_anything_is_launched);
-    RUN(a_recorded_exchange_runs_again_and_the_guard_leaves_it_alone);
-    RUN(a_recording_that_outlives_its_comm_costs_time_and_a_line);
+    RUN(a_captured_exchange_runs_again_and_the_guard_leaves_it_alone);
+    RUN(a_captured_graph_that_outlives_its_comm_costs_time_and_a_line);
     RUN(ranks_with_one_gpu_are_refused_unless_they_share);
     RUN(a_deterministic_device_pins_algorithm_and_protocol);
     RUN(an_operation_that_takes_too_long_is_given_up_and_named);
-    RUN(a_recorded_step_that_a_rank_does_not_run_is_given_up);
+    RUN(a_captured_step_that_a_rank_does_not_launch_is_given_up);
     RUN(a_rank_that_comes_late_is_waited_for);
     RUN(a_rank_that_cannot_join_is_named_by_all);
     RUN(an_error_of_the_communicator_ends_it);

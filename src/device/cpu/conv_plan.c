@@ -114,10 +114,8 @@ static hvt_status make_list(const conv_op *op, bool back, conv_rows rows, long e
     l->shift = back ? 1 : op->stride;
     l->next_tap = back ? 1 : -op->stride;
     l->run = malloc(sizeof *l->run * ((size_t)l->pixels + 1));
-    l->e =
-        malloc(sizeof *l->e *
-               ((size_t)entries +
-                (size_t)op->taps)); /* a list is written first and dropped if it repeats the previous one */
+    /* + taps: a list is written first, and dropped if it repeats the previous one */
+    l->e = malloc(sizeof *l->e * ((size_t)entries + (size_t)op->taps));
     HVT_CHECK(l->run && l->e, E_MEM, "no memory for the %ld entries of a convolution", entries);
     for (int y = 0; y < h; y++)
         for (int phase = 0; phase < l->step; phase++) {
