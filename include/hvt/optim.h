@@ -103,7 +103,7 @@ typedef struct hvt_distopt_opts {
     int local_shards;    ///< shards that this rank works through per step
     hvt_update update;   ///< who updates what
     hvt_scaling scaling; ///< needed with activations in f16
-    int replica_check;   ///< compare the ranks' copies of parameters every so many updates; 0: never
+    int replica_check;   ///< compare what several ranks have copies of every so many updates; 0: never
     int powersgd;        ///< rank of the factors that gradients travel as; 0: they travel as they are
     uint64_t seed;       ///< of what the first factors are drawn from
 } hvt_distopt_opts;
@@ -163,7 +163,7 @@ HVT_API void hvt_distopt_discard(hvt_distopt **dist);
 /** Bytes of optimizer state that this rank keeps; a block that ranks of a node share counts in equal parts.
  */
 HVT_API size_t hvt_distopt_state_bytes(const hvt_distopt *dist);
-/** Plan the buckets anew, between steps, as if created with these sizes; what was recorded before must have
+/** Plan the buckets anew, between steps, as if created with these sizes; what was captured before must have
  * been freed. The bits do not change. Collective. Errors, on every rank alike, and then the old plan stays:
  * E_ARG (in the middle of a step), E_MEM, E_MISMATCH (the ranks ask for different buckets). */
 HVT_API hvt_status hvt_distopt_replan(hvt_distopt *dist, size_t bucket_bytes, size_t first_bytes);
@@ -194,9 +194,11 @@ HVT_API hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end);
  * else would end it.
  *
  * Collective. Async: on a device that queues the host waits for nothing here, and hvt_distopt_check() tells.
- * Replica check: before an update whose number is a multiple of replica_check, hashes of what more than one
- * rank has a copy of (parameters, but not a page with itself; their 16-bit copies) travel with the sums.
- * E_MISMATCH if they differ, naming the first tensor and the ranks, on all ranks alike, before any update.
+ * Replica check: after an update whose number is a multiple of replica_check, ranks compare hashes of what
+ * more than one of them has a copy of: parameters, but not a page with itself; momentum, where it is not in
+ * slices; 16-bit copies of parameters, where the update writes all of them. E_MISMATCH if they differ, naming
+ * the first tensor and the ranks, on all ranks alike, before the next update. Costs one pass over these and a
+ * message.
  * Learning rate or shard counts that differ between ranks: E_MISMATCH, naming the first that does, its values
  * and ranks, on all ranks alike, in the same step and before any update; the next step may be begun. Where
  * devices queue, hvt_distopt_check() tells, and no step after that one has updated anything.
@@ -217,28 +219,28 @@ HVT_API hvt_status hvt_distopt_abandon(hvt_distopt *dist);
  * then that of one call, whatever the number of layers. After some steps of the usual kind
  *
  *     HVT_TRY(hvt_distopt_begin(dist, ...));
- *     HVT_TRY(hvt_distopt_record(dist));
+ *     HVT_TRY(hvt_distopt_capture(dist));
  *     forward, backward, hvt_distopt_step() as ever: noted, not run
- *     HVT_TRY(hvt_distopt_record_end(dist, &recording));  // now it has run
+ *     HVT_TRY(hvt_distopt_capture_end(dist, &graph));  // now it has run
  *
  * and from then on, for every step whose batch lies at the same address and has the same shard counts,
  *
  *     HVT_TRY(hvt_distopt_begin(dist, ...));
- *     HVT_TRY(hvt_distopt_replay(dist, recording));
+ *     HVT_TRY(hvt_distopt_replay(dist, graph));
  *
  * which does all that those lines do, to the same bits. Other steps in between are free to be of the usual
- * kind. Free a recording before its distributed optimizer. Collective, like the step.
+ * kind. Free a graph before its distributed optimizer. Collective, like the step.
  */
-typedef struct hvt_recording hvt_recording;
-/** Why steps cannot be recorded here, as a phrase; NULL: they can. */
-HVT_API const char *hvt_distopt_unrecorded(const hvt_distopt *dist);
-HVT_API hvt_status hvt_distopt_record(hvt_distopt *dist);
-/** Also to be called, with ret_recording NULL, when something failed since hvt_distopt_record(): then the
- * step is given up. */
-HVT_API hvt_status hvt_distopt_record_end(hvt_distopt *dist, hvt_recording **ret_recording);
-/** Errors: E_ARG other shard counts than recorded, or in the middle of a step. */
-HVT_API hvt_status hvt_distopt_replay(hvt_distopt *dist, hvt_recording *recording);
-HVT_API void hvt_recording_free(hvt_recording **recording); ///< NULL is fine
+typedef struct hvt_graph hvt_graph;
+/** Why steps cannot be captured here, as a phrase; NULL: they can. */
+HVT_API const char *hvt_distopt_uncapturable(const hvt_distopt *dist);
+HVT_API hvt_status hvt_distopt_capture(hvt_distopt *dist);
+/** Also to be called, with ret_graph NULL, when something failed since hvt_distopt_capture(): then the step
+ * is given up. */
+HVT_API hvt_status hvt_distopt_capture_end(hvt_distopt *dist, hvt_graph **ret_graph);
+/** Errors: E_ARG other shard counts than captured, or in the middle of a step. */
+HVT_API hvt_status hvt_distopt_replay(hvt_distopt *dist, hvt_graph *graph);
+HVT_API void hvt_graph_free(hvt_graph **graph); ///< NULL is fine
 
 /** Wait for all steps, warn of skipped updates, and tell whether one of them ended the run; after that one
  * nothing was changed. Ask after the same step on all ranks. Errors: E_DIVERGED and E_MISMATCH (see

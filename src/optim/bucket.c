@@ -5,11 +5,11 @@
  * the parameters' offsets alone, before any step. A bucket closes at the first end of a layer where it holds
  * its limit, so it may exceed it; what is left at the end is the last one. A bucket of more than twice its
  * limit (one layer of VGG has 411 MB) is cut into equal pieces, wherever that is, so that one part is added
- * and applied while the next one travels; but not where tensors travel as factors. The rider, which lies in
- * front, travels in the first bucket, or alone: it is always all-reduced as f32, also where parameters'
- * gradients are not.
+ * and applied while the next one travels; but not where the codec works on whole tensors. Step statistics,
+ * which lie in front, travel in the first bucket, or alone: they are always all-reduced as f32, also where
+ * parameters' gradients are not.
  */
-#include "optim_impl.h"
+#include "dist.h"
 #include "base_impl.h"
 
 #include <stdlib.h>
@@ -80,9 +80,9 @@ int hvt__layer_ends(const hvt_model *m, size_t *ret_end)
 }
 
 /* Where the first layer's bucket begins. */
-static size_t layers_start(const hvt_model *m, bool rider_alone)
+static size_t layers_start(const hvt_model *m, bool stats_alone)
 {
-    return !rider_alone ? 0 : m->nparam_tensors ? m->param[0].offset : m->arena_count;
+    return !stats_alone ? 0 : m->nparam_tensors ? m->param[0].offset : m->arena_count;
 }
 
 static const char *first_tensor(const hvt_model *m, size_t first, size_t end)
@@ -90,14 +90,14 @@ static const char *first_tensor(const hvt_model *m, size_t first, size_t end)
     for (int i = 0; i < m->nparam_tensors; i++)
         if (m->param[i].offset < end && m->param[i].offset + m->param[i].count > first)
             return m->param[i].name;
-    return "batch statistics"; /* what rides along, alone */
+    return "step statistics";
 }
 
 /* Buckets that end at end[n], of which those are cut that hold too much for `bytes`. */
-static hvt_status lay(const hvt_model *m, const size_t *end, int n, size_t bytes, hvt_dtype wire,
-                      bool rider_alone, hvt_bucket **ret_bucket, int *ret_count)
+static hvt_status lay(const hvt_model *m, const size_t *end, int n, size_t bytes, const hvt__codec *codec,
+                      bool stats_alone, hvt_bucket **ret_bucket, int *ret_count)
 {
-    size_t start = layers_start(m, rider_alone), *piece;
+    size_t start = layers_start(m, stats_alone), *piece;
     int pieces = hvt__bucket_split(start, end, n, bytes, NULL), count = 0;
     hvt_bucket *bucket = calloc((size_t)pieces + 1, sizeof *bucket);
 
@@ -108,22 +108,25 @@ static hvt_status lay(const hvt_model *m, const size_t *end, int n, size_t bytes
         return HVT_FAIL(E_MEM, "no memory for a plan of %d buckets", pieces);
     }
     hvt__bucket_split(start, end, n, bytes, piece);
-    if (rider_alone)
-        bucket[count++] = (hvt_bucket){.end = m->step_stats_count, .wire = HVT_F32};
+    if (stats_alone)
+        bucket[count++] = (hvt_bucket){.end = m->step_stats_count, .codec = &hvt__codec_f32};
     for (int i = 0; i < pieces && start < m->arena_count; start = piece[i++])
-        bucket[count++] = (hvt_bucket){.first = start, .end = piece[i], .wire = wire};
+        bucket[count++] = (hvt_bucket){.first = start, .end = piece[i], .codec = codec};
     free(piece);
-    for (int i = 0; i < count; i++)
-        bucket[i].tensor = first_tensor(m, bucket[i].first, bucket[i].end);
+    for (hvt_bucket *b = bucket; b < bucket + count; b++) {
+        b->tensor = first_tensor(m, b->first, b->end);
+        b->own_first = b->own_at = b->first;
+        b->own_end = b->end;
+    }
     *ret_bucket = bucket;
     *ret_count = count;
     return HVT_OK;
 }
 
-hvt_status hvt__bucket_plan(const hvt_model *m, const hvt_distopt_opts *opts, bool rider_alone,
-                            hvt_bucket **ret_bucket, int *ret_count)
+hvt_status hvt__bucket_plan(const hvt_model *m, const hvt_distopt_opts *opts, const hvt__codec *codec,
+                            bool stats_alone, hvt_bucket **ret_bucket, int *ret_count)
 {
-    size_t most = (size_t)m->nparam_tensors + 1, start = layers_start(m, rider_alone);
+    size_t most = (size_t)m->nparam_tensors + 1, start = layers_start(m, stats_alone);
     size_t *layer = malloc(most * sizeof *layer), *end = malloc(most * sizeof *end);
     size_t bytes = opts->bucket_bytes;
     int n;
@@ -131,8 +134,7 @@ hvt_status hvt__bucket_plan(const hvt_model *m, const hvt_distopt_opts *opts, bo
 
     HVT_CHECK_OR(done, layer && end, E_MEM, "no memory for a plan of %zu buckets", most);
     n = hvt__bucket_cut(start, layer, hvt__layer_ends(m, layer), opts->first_bytes, bytes, end);
-    s = lay(m, end, n, opts->powersgd ? HVT_BUCKET_ALL : bytes, opts->wire, rider_alone, ret_bucket,
-            ret_count);
+    s = lay(m, end, n, codec->whole ? HVT_BUCKET_ALL : bytes, codec, stats_alone, ret_bucket, ret_count);
 done:
     free(layer);
     free(end);

@@ -1,76 +1,91 @@
 /*
- * Codecs: gradients as they travel, if not as f32, and what becomes of that which a codec loses.
+ * Codecs: gradients as they travel. Here are those that take one number at a time, and the table that picks
+ * one; factors of matrices are in powersgd.c.
  *
- * A codec is two functions, and a third where gradients travel in two rounds. Casts and the table are here,
- * factors in powersgd.c. Of factors a rank keeps the *rest*, what its own encoding took from each gradient,
- * and adds it to the next gradient of the same element before that is encoded. The rest is in the arena's
- * units, which the number of images and the loss scale change; it follows them, so that what was sent and
- * what is left are all that there was, counted in mean gradients.
- *
- * Invariant: a rest is finite when it is read. An encoding that is not finite makes a sum that is not, the
- * update is skipped, and the rest of a skipped update is dropped.
+ * A 16-bit wire carries a gradient times a power of two, so that the mean, nearly, is what has to fit. A sum
+ * that does not is not finite, and skips the update.
  */
 #include "dist.h"
 #include "base_impl.h"
 
-enum { CHUNK = 1 << 17 };
+/* ---- f32: as they are ---- */
+
+static void *span_f32(const hvt_distopt *d, const hvt_bucket *b, size_t *ret_count)
+{
+    *ret_count = b->end - b->first;
+    return d->grads + b->first;
+}
+
+const hvt__codec hvt__codec_f32 = {.wire = HVT_F32, .span = span_f32};
+
+/* ---- 16 bits: element i of the arena travels as wire[i] ---- */
+
+static size_t bytes_cast(const hvt_distopt *d)
+{
+    return (d->optim->m->arena_count * sizeof(uint16_t) + 63) / 64 * 64;
+}
+
+static void place_cast(hvt_distopt *d, void *at)
+{
+    d->codec_state = at;
+}
+
+static void *span_cast(const hvt_distopt *d, const hvt_bucket *b, size_t *ret_count)
+{
+    *ret_count = b->end - b->first;
+    return (uint16_t *)d->codec_state + b->first;
+}
+
+/* To a mean, nearly; a scaled loss is one over a shard's images already. */
+static hvt_status begin_cast(hvt_distopt *d, int64_t images)
+{
+    int batch = d->opts.scaling.scale ? d->optim->m->batch : 1;
+
+    d->wire_scale = 1;
+    while ((double)d->wire_scale * (double)images > batch)
+        d->wire_scale /= 2;
+    return HVT_OK;
+}
+
+/* Scaled before the sum: a mean has a chance to fit where the sum has not. */
+static hvt_status encode_cast(hvt_distopt *d, const hvt_bucket *b)
+{
+    hvt_device *dev = d->optim->m->dev;
+    size_t n;
+    void *wire = span_cast(d, b, &n);
+
+    return dev->ops->cast(dev, n, d->wire_scale, d->grads + b->first, HVT_F32, wire, d->codec->wire);
+}
+
+static hvt_status decode_cast(hvt_distopt *d, size_t first, size_t n)
+{
+    hvt_device *dev = d->optim->m->dev;
+    const uint16_t *wire = d->codec_state;
+
+    return dev->ops->cast(dev, n, 1 / d->wire_scale, wire + first, d->codec->wire, d->grads + first, HVT_F32);
+}
+
+#define CAST(type)                                                                                           \
+    {                                                                                                        \
+        .wire = type, .bytes = bytes_cast, .place = place_cast, .span = span_cast, .begin = begin_cast,      \
+        .encode = encode_cast, .decode = decode_cast                                                         \
+    }
+
+static const hvt__codec codec_f16 = CAST(HVT_F16), codec_bf16 = CAST(HVT_BF16);
 
 /* ---- the table ---- */
 
-/* Scaled before the sum: a mean has a chance to fit where the sum has not. */
-static hvt_status encode_cast(const hvt_distopt *d, size_t first, size_t n)
+hvt_status hvt__codec_pick(const hvt_optim *o, const hvt_distopt_opts *opts, const hvt__codec **ret_codec)
 {
-    hvt_device *dev = d->optim->m->dev;
+    static const hvt__codec *const of[] = {
+        [HVT_F32] = &hvt__codec_f32, [HVT_F16] = &codec_f16, [HVT_BF16] = &codec_bf16};
+    const hvt__codec *codec = (size_t)opts->wire < HVT_LEN(of) ? of[opts->wire] : NULL;
 
-    return dev->ops->cast(dev, n, d->wire_scale, d->grads + first, HVT_F32, d->wire + first, d->opts.wire);
-}
-
-static hvt_status decode_cast(const hvt_distopt *d, size_t first, size_t n, float s, float *ret_g)
-{
-    hvt_device *dev = d->optim->m->dev;
-
-    return dev->ops->cast(dev, n, s / d->wire_scale, d->wire + first, d->opts.wire, ret_g, HVT_F32);
-}
-
-const hvt__codec *hvt__codec_of(hvt_dtype wire)
-{
-    static const hvt__codec table[] = {
-        {.wire = HVT_F32},
-        {.wire = HVT_F16, .encode = encode_cast, .decode = decode_cast},
-        {.wire = HVT_BF16, .encode = encode_cast, .decode = decode_cast},
-    };
-
-    for (size_t i = 0; i < HVT_LEN(table); i++)
-        if (table[i].wire == wire)
-            return &table[i];
-    return NULL;
-}
-
-/* The rider, alone in the first bucket then, travels as it is. */
-const hvt__codec *hvt__codec_for(const hvt_distopt *d, const hvt_bucket *b)
-{
-    return d->powersgd && b != d->bucket ? &hvt__codec_powersgd : hvt__codec_of(b->wire);
-}
-
-size_t hvt__codec_chunk(const hvt_distopt *d)
-{
-    return d->optim->m->dev->ops->host ? CHUNK : SIZE_MAX;
-}
-
-/* ---- the rest ---- */
-
-hvt_status hvt__rest_begin(hvt_distopt *d, int64_t images)
-{
-    hvt_model *m = d->optim->m;
-    const hvt_device_ops *ops = m->dev->ops;
-    double unit = (double)images * (double)m->step->loss_scale, before = d->rest_unit;
-    bool dropped = !before || d->rest_skipped != m->step->skipped;
-
-    d->rest_unit = unit;
-    d->rest_skipped = m->step->skipped;
-    if (dropped)
-        return ops->zero(m->dev, d->rest, m->arena_count * sizeof *d->rest);
-    if (unit == before)
-        return HVT_OK;
-    return ops->cast(m->dev, m->arena_count, (float)(unit / before), d->rest, HVT_F32, d->rest, HVT_F32);
+    HVT_CHECK(codec, E_ARG, "wire type is %s, expected f32, f16 or bf16", hvt_dtype_name(opts->wire));
+    if (opts->powersgd)
+        codec = &hvt__codec_powersgd;
+    if (codec->check)
+        HVT_TRY(codec->check(o, opts));
+    *ret_codec = codec;
+    return HVT_OK;
 }

@@ -3,44 +3,95 @@
 #define HVT_OPTIM_DIST_H
 
 #include "optim_impl.h"
+#include "base/trace.h"
 
 enum { HVT__DIST_LEVELS = 31 /* partials: more than shards have bits */ };
+
+/* Who updates what, and when: way_replicated.c, way_sliced.c, way_fused.c. */
+typedef struct hvt__way {
+    int first; /* bucket that leaves as soon as its gradients are final; 1: the step statistics wait */
+    /* The bucket is final on this rank: let it travel, in the codec's first or second round. */
+    hvt_status (*post)(hvt_distopt *d, hvt_bucket *b);
+    /* All sums have come: tell the others what this rank alone has seen of them. NULL: every rank sees all.
+     */
+    hvt_status (*exchange_flags)(hvt_distopt *d);
+    /* The step was decided: update what has come and what still comes, until all ranks have all parameters.
+     */
+    hvt_status (*finish)(hvt_distopt *d);
+} hvt__way;
+
+extern const hvt__way hvt__way_replicated, hvt__way_sliced, hvt__way_sliced_flagged, hvt__way_fused;
+
+/*
+ * How gradients travel: codec.c, powersgd.c. A step encodes a bucket, lets what span() names be summed, and
+ * decodes what has come back into the gradient arena. With a second round, what span() names then is made
+ * from the sums of the first one, and summed, too. NULL: there is nothing to do.
+ */
+typedef struct hvt__codec {
+    hvt_dtype wire; /* of what travels */
+    bool whole;     /* works on whole tensors: a bucket is neither cut into pieces nor into slices */
+
+    /* life */
+    hvt_status (*check)(const hvt_optim *o, const hvt_distopt_opts *opts);
+    hvt_status (*open)(hvt_distopt *d); /* what fails is left to close */
+    void (*close)(hvt_distopt *d);
+    size_t (*bytes)(const hvt_distopt *d); /* of the comm's memory */
+    void (*place)(hvt_distopt *d, void *at);
+
+    /* a step */
+    hvt_status (*begin)(hvt_distopt *d, int64_t images);
+    hvt_status (*encode)(hvt_distopt *d, const hvt_bucket *b);
+    void *(*span)(const hvt_distopt *d, const hvt_bucket *b, size_t *ret_count); /* of the bucket's round */
+    hvt_status (*second)(hvt_distopt *d, const hvt_bucket *b); /* the first round's sums have come */
+    hvt_status (*decode)(hvt_distopt *d, size_t first, size_t n);
+    void (*end)(hvt_distopt *d);  /* it is over */
+    void (*drop)(hvt_distopt *d); /* it was given up, or a new run begins */
+
+    /* between steps, collective: what is to be saved to root (-1: to every rank); what root has loaded to the
+     * ranks */
+    hvt_status (*gather)(hvt_distopt *d, int root);
+    hvt_status (*broadcast)(hvt_distopt *d, int root);
+} hvt__codec;
+
+extern const hvt__codec hvt__codec_f32, hvt__codec_powersgd;
 
 struct hvt_distopt {
     hvt_optim *optim; /* borrowed */
     hvt_comm *comm;   /* borrowed */
     hvt_distopt_opts opts;
-    hvt_bucket *bucket;
+    const hvt__way *way;
+    const hvt__codec *codec;
+    void *codec_state;
+    bool needs_all; /* the decision about a step needs every sum: one may not be finite though the loss is */
+    bool stats_alone; /* in the first bucket: step statistics are always all-reduced as f32 */
+
+    hvt_bucket *bucket; /* [nbucket] */
     int nbucket;
     size_t *bucket_bytes;
 
-    float *grads;         /* the model's gradient arena, in the comm's memory */
-    hvt_sharded *sharded; /* NULL: replicated */
-    uint16_t *wire;       /* behind it: element i travels as wire[i]; NULL for f32 */
-    bool late;            /* the rider leaves last, with what this rank has seen in its slices of the sums */
-    int words;            /* of a rank, that ride with the rider */
-    float *ride;          /* behind both: the rider, then [ranks][words]; NULL: the rider travels alone */
+    /* in the comm's memory, one block */
+    float *grads; /* the model's gradient arena */
+    float *flags; /* step statistics and a flag of every rank; NULL: none travel. See nonfinite.c */
+
     float *partial[HVT__DIST_LEVELS]; /* device memory, an arena each; NULL past the highest in use */
-
-    float *rest;          /* device memory, an arena: what factors left of gradients; NULL: it is lost */
-    double rest_unit;     /* what a mean gradient of 1 is in it; 0: it holds nothing */
-    int64_t rest_skipped; /* updates skipped when it was written */
-
-    struct hvt__powersgd *powersgd; /* NULL: gradients travel one by one */
+    float *params;         /* one block for a node's ranks; NULL: the model's are this rank's own */
+    float *v;              /* state, one block for all ranks; NULL: this rank's own */
+    const float **g, **at; /* [ranks] a slice of the gradients of each */
 
     int shards;
-    int *counts;   /* [shards] images of the step under way */
-    double lr;     /* its learning rate */
-    int64_t inits; /* of the model's parameters, as of the last step */
+    int *counts; /* [shards] images of the step under way */
+    double lr;   /* its learning rate */
 
     /* where the step stands */
     bool begun;
+    bool decided;     /* sums that come are to be applied, not passed over; see way_fused.c */
     float wire_scale; /* a power of two: 16-bit wires carry gradients times it */
     int pass;         /* local shards done */
     size_t mark;
     int launched, arrived; /* buckets sent, and waited for */
 
     double exposed;
+    double updating;          /* seconds of the wait under way that updates took */
     int64_t skipped, stopped; /* as of the last check */
     double loss_scale;
 };
@@ -48,57 +99,45 @@ struct hvt_distopt {
 /* ---- step.c ---- */
 
 void hvt__distopt_drop(hvt_distopt *d); /* the step that was begun: nothing of it is under way any more */
+void hvt__phase_begin(const hvt_distopt *d, hvt__phase phase, const hvt_bucket *b);
+hvt_status hvt__await(hvt_distopt *d, const hvt_bucket *b); /* what was posted of it last */
+/* The next bucket's sums, or this rank's slice of them, are in the gradient arena: are they finite? */
+hvt_status hvt__receive(hvt_distopt *d);
 
-/* ---- distopt.c ---- */
+/* ---- codec.c ---- */
 
-bool hvt__needs_all(const hvt_distopt *d); /* the decision about a step needs every sum */
-bool hvt__rider_alone(const hvt_distopt *d);
+/* The codec that these options ask for. Errors: E_ARG, E_UNSUPPORTED. */
+hvt_status hvt__codec_pick(const hvt_optim *o, const hvt_distopt_opts *opts, const hvt__codec **ret_codec);
 
-/* ---- codec.c: gradients as they travel ---- */
+/* ---- slices.c: what ranks share, and what each has a slice of ---- */
 
-/* NULL, NULL: gradients travel as they are. */
-typedef struct hvt__codec {
-    hvt_dtype wire;
-    /* elements first ... of the gradient arena, as they are to travel */
-    hvt_status (*encode)(const hvt_distopt *d, size_t first, size_t n);
-    /* what travelled as elements first ..., times s, into ret_g[n] */
-    hvt_status (*decode)(const hvt_distopt *d, size_t first, size_t n, float s, float *ret_g);
-    /* NULL, or there is a second round: the first sum has come, what is to travel now? */
-    hvt_status (*again)(const hvt_distopt *d, size_t first, size_t n);
-    bool whole; /* works on whole buckets, into the arena alone (s is 1) */
-} hvt__codec;
+/* Share parameters and state as far as the update and the comm ask for it. Collective. */
+hvt_status hvt__slices_open(hvt_distopt *d);
+/* Collective. Every rank has copies of its own again, or, unless give_back, none. */
+void hvt__slices_close(hvt_distopt *d, bool give_back);
+/* The same over these buckets, which are not d's yet. Collective, between steps. */
+hvt_status hvt__slices_replan(hvt_distopt *d, hvt_bucket *bucket, int n);
+size_t hvt__slices_state(const hvt_distopt *d); /* floats of state on this rank, its part of shared ones */
+/* Parameters and state of root to all; all of the state to root (-1: to every rank); forget what that left in
+ * o->whole. The first two are collective; between steps. */
+hvt_status hvt__slices_broadcast(hvt_distopt *d, int root);
+hvt_status hvt__slices_gather(hvt_distopt *d, int root);
+hvt_status hvt__slices_forget(hvt_distopt *d);
 
-const hvt__codec *hvt__codec_of(hvt_dtype wire); /* of single numbers; NULL: there is none */
-const hvt__codec *hvt__codec_for(const hvt_distopt *d, const hvt_bucket *b);
-size_t hvt__codec_chunk(const hvt_distopt *d);              /* elements that stay in a core's cache */
-hvt_status hvt__rest_begin(hvt_distopt *d, int64_t images); /* a step begins: the rest in its unit */
+/* ---- nonfinite.c: step statistics leave last, and a flag of every rank with them ---- */
 
-/* ---- powersgd.c: gradients as factors of low rank ---- */
+size_t hvt__flags_bytes(const hvt_distopt *d); /* of d->flags; 0: none travel */
+/* Each rank has looked at its slices of the sums: now step->bad is the least of all ranks'. */
+hvt_status hvt__flags_exchange(hvt_distopt *d);
 
-typedef struct hvt__powersgd hvt__powersgd;
-extern const hvt__codec hvt__codec_powersgd;
+/* ---- replicas.c ---- */
 
-hvt_status hvt__powersgd_open(hvt_distopt *d); /* what fails is left to close */
-void hvt__powersgd_close(hvt_distopt *d);
-size_t hvt__powersgd_bytes(const hvt_distopt *d); /* of the comm's memory; 0 without */
-void hvt__powersgd_place(hvt_distopt *d, float *at);
-/* What travels of a bucket in the round that it is in. */
-float *hvt__powersgd_span(const hvt_distopt *d, const hvt_bucket *b, size_t *ret_count);
-void hvt__powersgd_end(hvt_distopt *d);  /* of a step: the next one's Q */
-void hvt__powersgd_draw(hvt_distopt *d); /* the first step's Q */
-/* Between steps: the ranks' memory to root (-1: to every rank); what root has loaded to the ranks; gathered
- * ones are let go. The first two are collective. */
-hvt_status hvt__powersgd_gather(hvt_distopt *d, int root);
-hvt_status hvt__powersgd_broadcast(hvt_distopt *d, int root);
-hvt_status hvt__powersgd_forget(hvt_distopt *d);
+/* Between steps: if it is time, compare what ranks have copies of. Collective. */
+hvt_status hvt__replicas_check(const hvt_distopt *d);
 
-/* ---- ride.c: words of every rank that travel with the rider, so that no message is sent for them ---- */
+/* ---- fingerprint.c ---- */
 
-int hvt__ride_words(const hvt_distopt *d);    /* of each rank */
-size_t hvt__ride_bytes(const hvt_distopt *d); /* of d->ride; 0 without words */
-hvt_status hvt__ride_launch(hvt_distopt *d, hvt_ticket *ret_ticket);
-/* It has come: the rider's sums are in the arena, and if it was late, step->bad is the least of all ranks'.
- * E_MISMATCH, on all ranks alike, if their copies differ: naming the first tensor and the ranks. */
-hvt_status hvt__ride_land(hvt_distopt *d);
+/* Compare over all ranks what must be the same; items[n]: the caller's. Collective. */
+hvt_status hvt__distopt_agree(const hvt_distopt *d, const hvt_item *items, int n);
 
 #endif /* HVT_OPTIM_DIST_H */

@@ -129,8 +129,3 @@ hvt_status hvt__optim_span(hvt_optim *o, const float *const g[], int ng, const f
     }
     return HVT_OK;
 }
-
-void hvt__optim_end(hvt_optim *o)
-{
-    hvt__model_updated(o->m);
-}

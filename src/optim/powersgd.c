@@ -3,7 +3,7 @@
  * Source: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
  * Optimization", NeurIPS 2019, algorithms 1 and 2.
  *
- * Of such a tensor, G [k filters, m] on each of N ranks, and its rest E:
+ * Of such a tensor, G [k filters, m] on each of N ranks, and its residual E:
  *
  *     E += G;  P = sum of E Q over ranks;  P: orthonormal columns;  Q = sum of E^T P;  G = P Q^T;  E -= G / N
  *
@@ -16,7 +16,11 @@
  * are spans of both, and all that a bucket has of a round is one sum.
  *
  * The next step's Q is taken when this one is over, and only if its update was made: what overflowed leaves
- * nothing behind.
+ * nothing behind. Residuals are in the arena's units, which the number of images and the loss scale change,
+ * and follow them: what was sent and what is left are all that there was, counted in mean gradients.
+ *
+ * Invariant: a residual is finite when it is read. What is not finite makes a sum that is not, the update is
+ * skipped, and the residual of a skipped update is dropped.
  */
 #include "dist.h"
 #include "base_impl.h"
@@ -36,32 +40,43 @@ typedef struct tensor {
     uint64_t name;       /* its hash */
 } tensor;
 
-struct hvt__powersgd {
-    hvt__memory memory; /* what checkpoints see */
+typedef struct factors {
+    hvt__powersgd_state saved; /* what checkpoints see */
     int n;
     tensor *t; /* [n] in the arena's order */
     size_t a_count, b_count;
     float *a, *b;   /* in the comm's memory */
     float *q;       /* [b_count] what this step's P is made with */
     double *column; /* [largest k] */
-};
+
+    float *residual;       /* device memory, an arena: what factors did not carry */
+    double residual_scale; /* what a mean gradient of 1 is in it; 0: it holds nothing */
+    int64_t skipped;       /* updates skipped when it was written */
+    int64_t inits;         /* of the model's parameters, when the last step began */
+} factors;
+
+static factors *of(const hvt_distopt *d)
+{
+    return d->codec_state;
+}
 
 /* ---- life ------------------------------------------------------------------------------------------ */
 
 static void draw_column(const hvt_distopt *d, const tensor *t, int column)
 {
-    float *q = d->powersgd->q + t->b_at + (size_t)column * (size_t)t->m;
+    float *q = of(d)->q + t->b_at + (size_t)column * (size_t)t->m;
 
     for (int j = 0; j < t->m; j++)
         q[j] = 2 * hvt__unit(hvt__draw(d->opts.seed, t->name, (uint64_t)j, (uint64_t)column)) - 1;
 }
 
-void hvt__powersgd_draw(hvt_distopt *d)
+/* The first step's Q. */
+static void draw(const hvt_distopt *d)
 {
-    const hvt__powersgd *w = d->powersgd;
+    const factors *w = of(d);
 
     for (int i = 0; i < w->n; i++)
-        for (int c = 0; w->t[i].m && c < w->memory.r; c++)
+        for (int c = 0; w->t[i].m && c < w->saved.r; c++)
             draw_column(d, &w->t[i], c);
 }
 
@@ -80,7 +95,7 @@ static size_t whole_units(size_t count)
     return (count + UNIT - 1) / UNIT * UNIT;
 }
 
-static void lay(hvt__powersgd *w, const hvt_model *m, int r)
+static void lay(factors *w, const hvt_model *m, int r)
 {
     for (int i = 0; i < w->n; i++) {
         const hvt_param *p = &m->param[i];
@@ -89,8 +104,9 @@ static void lay(hvt__powersgd *w, const hvt_model *m, int r)
         *t = (tensor){.first = p->offset, .count = p->count, .a_at = w->a_count, .b_at = w->b_count};
         t->name = hvt__hash_text(hvt__hash_text(HVT_HASH_INIT, "powersgd."), p->name);
         if (shrinks(p, r, &t->k, &t->m)) {
-            w->memory.tensor[w->memory.n++] = (hvt__factored){i, t->m, w->b_count, w->memory.rest_count};
-            w->memory.rest_count += p->count;
+            w->saved.tensor[w->saved.n++] =
+                (hvt__powersgd_tensor){i, t->m, w->b_count, w->saved.residual_count};
+            w->saved.residual_count += p->count;
             w->a_count += whole_units((size_t)t->k * (size_t)r);
             w->b_count += whole_units((size_t)t->m * (size_t)r);
         } else {
@@ -100,62 +116,77 @@ static void lay(hvt__powersgd *w, const hvt_model *m, int r)
     }
 }
 
-hvt_status hvt__powersgd_open(hvt_distopt *d)
+static hvt_status check(const hvt_optim *o, const hvt_distopt_opts *opts)
+{
+    HVT_CHECK(opts->powersgd > 0, E_ARG, "PowerSGD of rank %d, expected 1 or more, or 0 for none",
+              opts->powersgd);
+    HVT_CHECK(opts->wire == HVT_F32, E_ARG, "PowerSGD's factors travel as f32, not as %s",
+              hvt_dtype_name(opts->wire));
+    HVT_CHECK(o->m->dev->ops->factor_p, E_UNSUPPORTED, "PowerSGD is for devices of the host, not %s",
+              o->m->dev->ops->name);
+    HVT_CHECK(opts->update != HVT_UPDATE_SHARDED, E_ARG,
+              "PowerSGD needs a replicated update: factors cannot be cut into slices of gradients");
+    return HVT_OK;
+}
+
+static hvt_status open(hvt_distopt *d)
 {
     hvt_model *m = d->optim->m;
-    hvt__powersgd *w = calloc(1, sizeof *w);
+    factors *w = calloc(1, sizeof *w);
     int n = m->nparam_tensors, r = d->opts.powersgd, most = 1;
 
     HVT_CHECK(w, E_MEM, "no memory for factors of %d tensors", n);
-    d->powersgd = w;
+    d->codec_state = w;
+    w->inits = m->inits;
     w->n = n;
-    w->memory.r = r;
+    w->saved.r = r;
     w->t = calloc((size_t)n + 1, sizeof *w->t);
-    w->memory.tensor = calloc((size_t)n + 1, sizeof *w->memory.tensor);
-    HVT_CHECK(w->t && w->memory.tensor, E_MEM, "no memory for factors of %d tensors", n);
+    w->saved.tensor = calloc((size_t)n + 1, sizeof *w->saved.tensor);
+    HVT_CHECK(w->t && w->saved.tensor, E_MEM, "no memory for factors of %d tensors", n);
     lay(w, m, r);
-    w->memory.q_count = w->b_count;
+    w->saved.q_count = w->b_count;
     for (int i = 0; i < n; i++)
         most = w->t[i].m && w->t[i].k > most ? w->t[i].k : most;
     w->column = malloc((size_t)most * sizeof *w->column);
     HVT_CHECK(w->column, E_MEM, "no memory for a factor of %d numbers", most);
     HVT_TRY(m->dev->ops->alloc(m->dev, (w->b_count + 1) * sizeof *w->q, (void **)&w->q));
-    hvt__powersgd_draw(d);
-    w->memory.in_use = w->q;
-    d->optim->memory = &w->memory;
-    return HVT_OK;
+    draw(d);
+    w->saved.in_use = w->q;
+    d->optim->powersgd = &w->saved;
+    return m->dev->ops->alloc(m->dev, m->arena_count * sizeof *w->residual, (void **)&w->residual);
 }
 
-size_t hvt__powersgd_bytes(const hvt_distopt *d)
+static size_t bytes(const hvt_distopt *d)
 {
-    return d->powersgd ? (d->powersgd->a_count + d->powersgd->b_count) * sizeof(float) : 0;
+    return (of(d)->a_count + of(d)->b_count) * sizeof(float);
 }
 
-void hvt__powersgd_place(hvt_distopt *d, float *at)
+static void place(hvt_distopt *d, void *at)
 {
-    d->powersgd->a = at;
-    d->powersgd->b = at + d->powersgd->a_count;
+    of(d)->a = at;
+    of(d)->b = of(d)->a + of(d)->a_count;
 }
 
-static void forget(hvt__powersgd *w)
+static void forget(factors *w)
 {
-    free(w->memory.q);
-    free(w->memory.rest);
-    w->memory.q = w->memory.rest = NULL;
-    w->memory.loaded = false;
+    free(w->saved.q);
+    free(w->saved.residual);
+    w->saved.q = w->saved.residual = NULL;
+    w->saved.loaded = false;
 }
 
-void hvt__powersgd_close(hvt_distopt *d)
+static void close(hvt_distopt *d)
 {
-    hvt__powersgd *w = d->powersgd;
+    factors *w = of(d);
 
-    d->powersgd = NULL;
+    d->codec_state = NULL;
     if (!w)
         return;
-    d->optim->memory = NULL;
+    d->optim->powersgd = NULL;
     d->optim->m->dev->ops->release(d->optim->m->dev, w->q);
+    d->optim->m->dev->ops->release(d->optim->m->dev, w->residual);
     forget(w);
-    free(w->memory.tensor);
+    free(w->saved.tensor);
     free(w->column);
     free(w->t);
     free(w);
@@ -163,8 +194,48 @@ void hvt__powersgd_close(hvt_distopt *d)
 
 /* ---- a step ---------------------------------------------------------------------------------------- */
 
+static void drop(hvt_distopt *d)
+{
+    of(d)->residual_scale = 0;
+}
+
+/* The residual in the units of a step of so many images. */
+static hvt_status scale_residual(hvt_distopt *d, int64_t images)
+{
+    hvt_model *m = d->optim->m;
+    const hvt_device_ops *ops = m->dev->ops;
+    factors *w = of(d);
+    double scale = (double)images * (double)m->step->loss_scale, before = w->residual_scale;
+    bool dropped = !before || w->skipped != m->step->skipped;
+
+    w->residual_scale = scale;
+    w->skipped = m->step->skipped;
+    if (dropped)
+        return ops->zero(m->dev, w->residual, m->arena_count * sizeof *w->residual);
+    if (scale == before)
+        return HVT_OK;
+    return ops->cast(m->dev, m->arena_count, (float)(scale / before), w->residual, HVT_F32, w->residual,
+                     HVT_F32);
+}
+
+static hvt_status begin(hvt_distopt *d, int64_t images)
+{
+    factors *w = of(d);
+
+    HVT_CHECK(
+        !w->saved.loaded, E_ARG,
+        "the ranks' residuals were loaded on this rank; hvt_distopt_broadcast() brings them to the ranks");
+    forget(w);
+    if (w->inits != d->optim->m->inits) { /* a new run: nothing is left of gradients of the one before */
+        drop(d);
+        draw(d);
+        w->inits = d->optim->m->inits;
+    }
+    return scale_residual(d, images);
+}
+
 /* Tensors of the arena's span [first, end), which holds whole ones. */
-static const tensor *tensors_of(const hvt__powersgd *w, size_t first, size_t end, const tensor **ret_end)
+static const tensor *tensors_of(const factors *w, size_t first, size_t end, const tensor **ret_end)
 {
     const tensor *t = w->t, *last = w->t + w->n;
 
@@ -176,9 +247,9 @@ static const tensor *tensors_of(const hvt__powersgd *w, size_t first, size_t end
     return t;
 }
 
-float *hvt__powersgd_span(const hvt_distopt *d, const hvt_bucket *b, size_t *ret_count)
+static void *span(const hvt_distopt *d, const hvt_bucket *b, size_t *ret_count)
 {
-    const hvt__powersgd *w = d->powersgd;
+    const factors *w = of(d);
     const tensor *end, *t = tensors_of(w, b->first, b->end, &end), *last = w->t + w->n;
     size_t first = b->second ? w->b_count : w->a_count, stop = first;
 
@@ -196,19 +267,19 @@ static hvt_factor_args factors_of(const hvt_distopt *d, const tensor *t, float *
                              .m = t->m,
                              .r = d->opts.powersgd,
                              .g = d->grads + t->first,
-                             .e = d->rest + t->first,
-                             .p = d->powersgd->a + t->a_at,
+                             .e = of(d)->residual + t->first,
+                             .p = of(d)->a + t->a_at,
                              .q = q + t->b_at,
                              .share = 1 / (float)hvt_world_size(hvt_comm_world(d->comm))};
 }
 
-static hvt_status encode(const hvt_distopt *d, size_t first, size_t n)
+static hvt_status encode(hvt_distopt *d, const hvt_bucket *b)
 {
-    const hvt__powersgd *w = d->powersgd;
+    const factors *w = of(d);
     hvt_device *dev = d->optim->m->dev;
     const tensor *end;
 
-    for (const tensor *t = tensors_of(w, first, first + n, &end); t < end; t++) {
+    for (const tensor *t = tensors_of(w, b->first, b->end, &end); t < end; t++) {
         hvt_factor_args a = factors_of(d, t, w->q);
 
         if (t->m)
@@ -271,14 +342,14 @@ static void orthonormalise(float *p, int k, int r, double *column)
     }
 }
 
-static hvt_status again(const hvt_distopt *d, size_t first, size_t n)
+static hvt_status second(hvt_distopt *d, const hvt_bucket *b)
 {
     HVT_FLOATS;
-    const hvt__powersgd *w = d->powersgd;
+    const factors *w = of(d);
     hvt_device *dev = d->optim->m->dev;
     const tensor *end;
 
-    for (const tensor *t = tensors_of(w, first, first + n, &end); t < end; t++) {
+    for (const tensor *t = tensors_of(w, b->first, b->end, &end); t < end; t++) {
         hvt_factor_args a = factors_of(d, t, w->b);
 
         if (!t->m)
@@ -290,14 +361,12 @@ static hvt_status again(const hvt_distopt *d, size_t first, size_t n)
 }
 
 /* Into the arena, where it came from. */
-static hvt_status decode(const hvt_distopt *d, size_t first, size_t n, float s, float *ret_g)
+static hvt_status decode(hvt_distopt *d, size_t first, size_t n)
 {
-    const hvt__powersgd *w = d->powersgd;
+    const factors *w = of(d);
     hvt_device *dev = d->optim->m->dev;
     const tensor *end;
 
-    (void)s;
-    (void)ret_g;
     for (const tensor *t = tensors_of(w, first, first + n, &end); t < end; t++) {
         hvt_factor_args a = factors_of(d, t, w->b);
 
@@ -309,18 +378,16 @@ static hvt_status decode(const hvt_distopt *d, size_t first, size_t n, float s, 
     return HVT_OK;
 }
 
-const hvt__codec hvt__codec_powersgd = {
-    .wire = HVT_F32, .encode = encode, .again = again, .decode = decode, .whole = true};
-
-void hvt__powersgd_end(hvt_distopt *d)
+/* The next step's Q. */
+static void end(hvt_distopt *d)
 {
     HVT_FLOATS;
-    hvt__powersgd *w = d->powersgd;
+    factors *w = of(d);
 
-    if (d->optim->m->step->skipped != d->rest_skipped)
+    if (d->optim->m->step->skipped != w->skipped)
         return;
     for (const tensor *t = w->t; t < w->t + w->n; t++)
-        for (int c = 0; t->m && c < w->memory.r; c++) {
+        for (int c = 0; t->m && c < w->saved.r; c++) {
             const size_t at = t->b_at + (size_t)c * (size_t)t->m;
             double sum = 0, scale;
 
@@ -336,54 +403,44 @@ void hvt__powersgd_end(hvt_distopt *d)
 
 /* ---- to be saved, and loaded ----------------------------------------------------------------------- */
 
-hvt_status hvt__powersgd_forget(hvt_distopt *d)
-{
-    HVT_CHECK(!d->powersgd->memory.loaded, E_ARG,
-              "what the ranks' gradients left behind was loaded on this rank; hvt_distopt_broadcast() brings "
-              "it to them");
-    forget(d->powersgd);
-    return HVT_OK;
-}
-
 /* One number after the other, without what lies between tensors; into: out of them. */
-static void pack(const hvt_distopt *d, float *rest, bool into)
+static void pack(const hvt_distopt *d, float *residual, bool into)
 {
-    const hvt__memory *memory = &d->powersgd->memory;
+    const hvt__powersgd_state *saved = &of(d)->saved;
 
-    for (const hvt__factored *f = memory->tensor; f < memory->tensor + memory->n; f++) {
+    for (const hvt__powersgd_tensor *f = saved->tensor; f < saved->tensor + saved->n; f++) {
         const hvt_param *p = &d->optim->m->param[f->param];
-        float *there = d->rest + p->offset, *here = rest + f->rest_at;
+        float *there = of(d)->residual + p->offset, *here = residual + f->residual_at;
 
-        memcpy(into ? there : here, into ? here : there, p->count * sizeof *rest);
+        memcpy(into ? there : here, into ? here : there, p->count * sizeof *residual);
     }
 }
 
-hvt_status hvt__memory_make(hvt__memory *memory, int ranks)
+hvt_status hvt__powersgd_state_alloc(hvt__powersgd_state *saved, int ranks)
 {
-    size_t count = memory->rest_count * (size_t)ranks;
+    size_t count = saved->residual_count * (size_t)ranks;
 
-    free(memory->q);
-    free(memory->rest);
-    memory->ranks = ranks;
-    memory->q = calloc(memory->q_count + 1, sizeof *memory->q);
-    memory->rest = calloc(count + 1, sizeof *memory->rest);
-    HVT_CHECK(memory->q && memory->rest, E_MEM,
-              "no memory for what the gradients of %d ranks left (%zu bytes)", ranks,
-              count * sizeof *memory->rest);
-    memcpy(memory->q, memory->in_use, memory->q_count * sizeof *memory->q);
+    free(saved->q);
+    free(saved->residual);
+    saved->ranks = ranks;
+    saved->q = calloc(saved->q_count + 1, sizeof *saved->q);
+    saved->residual = calloc(count + 1, sizeof *saved->residual);
+    HVT_CHECK(saved->q && saved->residual, E_MEM, "no memory for the residuals of %d ranks (%zu bytes)",
+              ranks, count * sizeof *saved->residual);
+    memcpy(saved->q, saved->in_use, saved->q_count * sizeof *saved->q);
     return HVT_OK;
 }
 
-static hvt_status gather(hvt_distopt *d, int root, float *mine, const size_t *counts)
+static hvt_status gather_residuals(hvt_distopt *d, int root, float *mine, const size_t *counts)
 {
-    hvt__memory *memory = &d->powersgd->memory;
+    hvt__powersgd_state *saved = &of(d)->saved;
     hvt_ticket t = 0;
 
     pack(d, mine, false);
     if (root < 0)
-        HVT_TRY(hvt_allgather(d->comm, mine, memory->rest_count, memory->rest, counts, HVT_F32, &t));
+        HVT_TRY(hvt_allgather(d->comm, mine, saved->residual_count, saved->residual, counts, HVT_F32, &t));
     else
-        HVT_TRY(hvt_gather(d->comm, mine, memory->rest_count, memory->rest, counts, HVT_F32, root, &t));
+        HVT_TRY(hvt_gather(d->comm, mine, saved->residual_count, saved->residual, counts, HVT_F32, root, &t));
     return hvt_comm_wait(d->comm, t);
 }
 
@@ -391,31 +448,31 @@ static hvt_status gather(hvt_distopt *d, int root, float *mine, const size_t *co
 static hvt_status make_room(const hvt_distopt *d, float **ret_mine, size_t **ret_counts)
 {
     int ranks = hvt_world_size(hvt_comm_world(d->comm));
-    size_t count = d->powersgd->memory.rest_count;
+    size_t count = of(d)->saved.residual_count;
 
     *ret_mine = calloc(count + 1, sizeof **ret_mine);
     *ret_counts = calloc((size_t)ranks, sizeof **ret_counts);
-    HVT_CHECK(*ret_mine && *ret_counts, E_MEM, "no memory for what gradients left (%zu bytes)",
+    HVT_CHECK(*ret_mine && *ret_counts, E_MEM, "no memory for a residual (%zu bytes)",
               count * sizeof **ret_mine);
     for (int i = 0; i < ranks; i++)
         (*ret_counts)[i] = count;
     return HVT_OK;
 }
 
-hvt_status hvt__powersgd_gather(hvt_distopt *d, int root)
+static hvt_status gather(hvt_distopt *d, int root)
 {
     hvt_world *world = hvt_comm_world(d->comm);
-    hvt__memory *memory = &d->powersgd->memory;
+    hvt__powersgd_state *saved = &of(d)->saved;
     float *mine = NULL;
     size_t *counts = NULL;
     hvt_status s = make_room(d, &mine, &counts);
 
     if (s == HVT_OK && (root < 0 || root == hvt_world_rank(world)))
-        s = hvt__memory_make(memory, hvt_world_size(world));
+        s = hvt__powersgd_state_alloc(saved, hvt_world_size(world));
     s = hvt_world_agree(world, s);
-    memory->unit = d->rest_skipped == d->optim->m->step->skipped ? d->rest_unit : 0;
-    if (s == HVT_OK && memory->unit != 0)
-        s = gather(d, root, mine, counts);
+    saved->residual_scale = of(d)->skipped == d->optim->m->step->skipped ? of(d)->residual_scale : 0;
+    if (s == HVT_OK && saved->residual_scale != 0)
+        s = gather_residuals(d, root, mine, counts);
     free(mine);
     free(counts);
     return s;
@@ -424,49 +481,70 @@ hvt_status hvt__powersgd_gather(hvt_distopt *d, int root)
 /* Ranks are as many as when it was saved: each gets its own. Else the first one gets the sum. */
 static hvt_status scatter(hvt_distopt *d, int root, int ranks, float *mine, const size_t *counts)
 {
-    hvt__memory *memory = &d->powersgd->memory;
+    hvt__powersgd_state *saved = &of(d)->saved;
     hvt_world *world = hvt_comm_world(d->comm);
     hvt_ticket t = 0;
 
     if (ranks == hvt_world_size(world)) {
-        HVT_TRY(hvt_scatter(d->comm, memory->rest, counts, mine, memory->rest_count, HVT_F32, root, &t));
+        HVT_TRY(
+            hvt_scatter(d->comm, saved->residual, counts, mine, saved->residual_count, HVT_F32, root, &t));
         HVT_TRY(hvt_comm_wait(d->comm, t));
     } else if (hvt_world_rank(world) == root) {
         for (int r = 0; r < ranks; r++)
-            for (size_t i = 0; i < memory->rest_count; i++)
-                mine[i] += memory->rest[(size_t)r * memory->rest_count + i];
+            for (size_t i = 0; i < saved->residual_count; i++)
+                mine[i] += saved->residual[(size_t)r * saved->residual_count + i];
     }
     pack(d, mine, true);
     return HVT_OK;
 }
 
-hvt_status hvt__powersgd_broadcast(hvt_distopt *d, int root)
+static hvt_status broadcast(hvt_distopt *d, int root)
 {
     hvt_world *world = hvt_comm_world(d->comm);
-    hvt__powersgd *w = d->powersgd;
+    factors *w = of(d);
     struct {
         int64_t loaded, ranks;
-        double unit;
-    } told = {w->memory.loaded, w->memory.ranks, w->memory.unit};
+        double residual_scale;
+    } head = {w->saved.loaded, w->saved.ranks, w->saved.residual_scale};
     float *mine = NULL;
     size_t *counts = NULL;
     hvt_status s;
 
-    HVT_TRY(hvt_world_broadcast(world, &told, sizeof told, root));
-    if (told.loaded) {
+    HVT_TRY(hvt_world_broadcast(world, &head, sizeof head, root));
+    w->residual_scale = 0;
+    if (head.loaded) {
         s = hvt_world_agree(world, make_room(d, &mine, &counts));
         if (s == HVT_OK && hvt_world_rank(world) == root)
-            memcpy(w->q, w->memory.q, w->b_count * sizeof *w->q);
+            memcpy(w->q, w->saved.q, w->b_count * sizeof *w->q);
         if (s == HVT_OK && w->b_count)
             s = hvt_comm_broadcast(d->comm, w->q, w->b_count * sizeof *w->q, root);
         if (s == HVT_OK)
-            s = scatter(d, root, (int)told.ranks, mine, counts);
+            s = scatter(d, root, (int)head.ranks, mine, counts);
         free(mine);
         free(counts);
         HVT_TRY(s);
-        d->rest_unit = told.unit;
-        d->rest_skipped = d->optim->m->step->skipped;
+        w->residual_scale = head.residual_scale;
+        w->skipped = d->optim->m->step->skipped;
     }
     forget(w);
     return HVT_OK;
 }
+
+const hvt__codec hvt__codec_powersgd = {
+    .wire = HVT_F32,
+    .whole = true,
+    .check = check,
+    .open = open,
+    .close = close,
+    .bytes = bytes,
+    .place = place,
+    .begin = begin,
+    .encode = encode,
+    .span = span,
+    .second = second,
+    .decode = decode,
+    .end = end,
+    .drop = drop,
+    .gather = gather,
+    .broadcast = broadcast,
+};

@@ -38,9 +38,9 @@ typedef struct run {
     hvt_comm *comm;
     hvt_distopt *dist;
     hvt__trial trial;
-    hvt_recording *recording; /* a step of full shards; NULL: none yet, or not to be had */
-    bool record;              /* make one */
-    hvt_reporter *rep;        /* rank 0 */
+    hvt_graph *graph;  /* a step of full shards; NULL: none yet, or not to be had */
+    bool record;       /* make one */
+    hvt_reporter *rep; /* rank 0 */
     hvt_timeline *timeline;
     hvt__folder *folder; /* rank 0; NULL: nothing is saved */
     uint64_t run;        /* rank 0: which run this is, for its checkpoints */

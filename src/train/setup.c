@@ -219,7 +219,7 @@ static hvt_status open_distopt(run *t)
         snprintf(train_text, sizeof train_text, "%u, %016" PRIx64, train->count, train->fingerprint);
     snprintf(test_text, sizeof test_text, "%u, %016" PRIx64, test->count, test->fingerprint);
     HVT_TRY(hvt_distopt_create(t->optim, t->comm, &opts, items, HVT_LEN(items), &t->dist));
-    why = hvt_distopt_unrecorded(t->dist);
+    why = hvt_distopt_uncapturable(t->dist);
     HVT_CHECK(!why || strcmp(t->opts->graph, "on"), E_UNSUPPORTED, "--graph on: %s", why);
     t->record = !why && strcmp(t->opts->graph, "off");
     return HVT_OK;
@@ -465,7 +465,7 @@ hvt_status hvt__setup(run *t)
 void hvt__teardown(run *t)
 {
     hvt__timeline_close(&t->timeline);
-    hvt_recording_free(&t->recording); /* before the comm, which would wait for it */
+    hvt_graph_free(&t->graph); /* before the comm, which would wait for it */
     hvt_distopt_discard(&t->dist);
     hvt_loader_close(&t->train_data);
     hvt_loader_close(&t->test_data);

@@ -41,22 +41,22 @@ static bool recordable(const run *t, const hvt_batch *b)
     return t->record && t->steps - t->first_steps >= WARM_UP;
 }
 
-/* The rest of a step after its begin, as one launch: recorded the first time, run again from then on. */
+/* The rest of a step after its begin, as one launch: captured the first time, run again from then on. */
 static hvt_status launch(run *t, const hvt_batch *b)
 {
     hvt_status s;
 
-    if (t->recording)
-        return hvt_distopt_replay(t->dist, t->recording);
-    HVT_TRY(hvt_distopt_record(t->dist));
+    if (t->graph)
+        return hvt_distopt_replay(t->dist, t->graph);
+    HVT_TRY(hvt_distopt_capture(t->dist));
     s = hvt_model_forward(t->model, b, true);
     if (s == HVT_OK)
         s = hvt_model_backward(t->model, hvt_distopt_on_grad, t->dist);
     if (s == HVT_OK)
         s = hvt_distopt_step(t->dist);
     if (s == HVT_OK)
-        return hvt_distopt_record_end(t->dist, &t->recording);
-    hvt_distopt_record_end(t->dist, NULL);
+        return hvt_distopt_capture_end(t->dist, &t->graph);
+    hvt_distopt_capture_end(t->dist, NULL);
     return s;
 }
 

@@ -231,7 +231,7 @@ TEST(loss_and_hits_are_of_all_ranks)
           "%.9g, alone %.9g", a.loss.sum, b.loss.sum);
 }
 
-TEST(buckets_cover_the_arena_and_16_bit_riders_travel_alone)
+TEST(buckets_cover_the_arena_and_step_statistics_travel_as_f32)
 {
     for (int wire = HVT_F32; wire <= HVT_BF16; wire++) {
         setup u = usual(job, hvt_world_size(job));
@@ -247,8 +247,8 @@ TEST(buckets_cover_the_arena_and_16_bit_riders_travel_alone)
         CHECK(n == 13 + alone, "%d buckets for 13 layers", n); /* 6 convolutions, 6 norms, the head */
         for (int i = 0; i < n; i++)
             sum += bytes[i];
-        CHECK(!alone || bytes[0] == r.m->step_stats_count * sizeof(float), "the bucket of step statistics has %zu bytes",
-              bytes[0]);
+        CHECK(!alone || bytes[0] == r.m->step_stats_count * sizeof(float),
+              "the bucket of step statistics has %zu bytes", bytes[0]);
         CHECK(alone || sum == r.m->arena_count * sizeof(float), "%zu bytes of %zu", sum,
               r.m->arena_count * sizeof(float));
         CHECK(sum >= hvt_model_parameters(r.m) * sizeof(float), "%zu bytes in buckets", sum);
@@ -600,7 +600,7 @@ int main(void)
     RUN(odd_blocks_of_shards_run_and_agree);
     RUN(replicas_stay_equal_after_broadcast_from_different_starts);
     RUN(loss_and_hits_are_of_all_ranks);
-    RUN(buckets_cover_the_arena_and_16_bit_riders_travel_alone);
+    RUN(buckets_cover_the_arena_and_step_statistics_travel_as_f32);
     RUN(wires_of_16_bits_agree_on_all_ranks_and_stay_close);
     RUN(an_overflow_is_skipped_on_all_ranks_and_counted);
     RUN(a_loss_that_is_not_finite_ends_the_step_before_any_update);

@@ -128,8 +128,8 @@ static mpi_count of_buckets(const rig *r)
     CHECK_OK(hvt_comm_open("mpi", job, r->dev, &c));
     for (int b = 0; b < n; b++) {
         size_t count = bytes[b] / sizeof(float);
-        /* the first one of a 16-bit wire or of slices is that of the step statistics, which stays f32; where slices are looked
-         * at before any is updated, a word of each rank rides with it */
+        /* the first one of a 16-bit wire or of slices is that of the step statistics, which stays f32; where
+         * slices are looked at before any is updated, a word of each rank rides with it */
         size_t words = !b && sharded && wire != HVT_F32 ? (size_t)size : 0;
 
         sum = plus(sum,
@@ -196,7 +196,7 @@ TEST(a_step_of_factors_sends_two_rounds_and_nothing_else)
                 size_t count;
 
                 bucket.second = second;
-                hvt__powersgd_span(r.d, &bucket, &count);
+                bucket.codec->span(r.d, &bucket, &count);
                 if (count)
                     want = plus(want, of_a_sum(c, count, HVT_F32));
             }

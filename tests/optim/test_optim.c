@@ -1,4 +1,5 @@
 /* Schedules, buckets, and SGD. */
+#include "optim/dist.h"
 #include "rig.h"
 
 /* ---- schedules ------------------------------------------------------------------------------------ */
@@ -229,7 +230,7 @@ TEST(resnet50_is_cut_where_pytorch_cuts_it)
     CHECK_OK(hvt_device_open("ref", NULL, &dev));
     CHECK_OK(hvt_model_create(dev, &m));
     CHECK_OK(hvt_model_plan(m, 1, hvt_zoo(m, "resnet50", hvt_input(m, 32, 32, 3), 1000, &zoo)));
-    CHECK_OK(hvt__bucket_plan(m, &opts, false, &bucket, &n));
+    CHECK_OK(hvt__bucket_plan(m, &opts, &hvt__codec_f32, false, &bucket, &n));
     CHECK(n == 5, "%d buckets", n);
     for (int b = 0, p = 0; b < n && b < 5; b++) {
         size_t bytes = 0;
@@ -301,7 +302,7 @@ static void check_sgd(hvt_optim_opts sgd, const double *want)
         settle(&r, 4);
         CHECK_OK(update(&r, 0, middle));
         CHECK_OK(update(&r, middle, r.m->arena_count));
-        hvt__optim_end(r.o);
+        hvt__model_updated(r.m);
         CHECK(r.m->version != version, "packed copies of the old weights stay in use");
         snprintf(what, sizeof what, "step %d", t);
         for (int i = 0; i < r.m->nparam_tensors; i++)
@@ -332,7 +333,7 @@ TEST(norm_and_bias_can_be_spared_from_decay)
         fill(&r, r.m->params, 1);
         settle(&r, 1);
         CHECK_OK(update(&r, 0, r.m->arena_count));
-        hvt__optim_end(r.o);
+        hvt__model_updated(r.m);
         for (int i = 0; i < r.m->nparam_tensors; i++) {
             hvt_role role = r.m->param[i].role;
             bool spared = (role == HVT_ROLE_NORM && norm) || (role == HVT_ROLE_BIAS && bias);

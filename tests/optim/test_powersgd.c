@@ -299,9 +299,9 @@ static void check_steps(const char *comm, int r)
     CHECK_OK(rig_open(&x, &u));
     n = x.m->arena_count;
     CHECK_OK(hvt_distopt_gather(x.d, -1));
-    CHECK(x.o->memory && x.o->memory->unit == 0, "something is left before the first step");
-    q = malloc((x.o->memory->q_count + 1) * sizeof *q);
-    memcpy(q, x.o->memory->q, x.o->memory->q_count * sizeof *q);
+    CHECK(x.o->powersgd && x.o->powersgd->residual_scale == 0, "something is left before the first step");
+    q = malloc((x.o->powersgd->q_count + 1) * sizeof *q);
+    memcpy(q, x.o->powersgd->q, x.o->powersgd->q_count * sizeof *q);
     for (int t = 0; t <= STEPS; t++) {
         after[t] = malloc(n * sizeof **after);
         memcpy(after[t], x.m->params, n * sizeof **after);
@@ -311,8 +311,8 @@ static void check_steps(const char *comm, int r)
             CHECK_OK(step_by_hand(&x, any_gradient, 3, 1));
     }
     for (int i = 0; i < x.m->nparam_tensors; i++) {
-        const hvt__factored *f = &x.o->memory->tensor[factored];
-        bool is = factored < x.o->memory->n && f->param == i;
+        const hvt__powersgd_tensor *f = &x.o->powersgd->tensor[factored];
+        bool is = factored < x.o->powersgd->n && f->param == i;
 
         CHECK(is == travels_as_factors(&x.m->param[i], r), "%s: factors %d", x.m->param[i].name, is);
         check_tensor(&x, i, after, STEPS, is ? q + f->q_at : NULL, r);
@@ -391,13 +391,13 @@ static hvt_status open_linear(rig *r, const setup *u)
 /* Begin with torch's Q, [columns][m]. */
 static void set_q(rig *r, const float *q)
 {
-    hvt__memory *memory = r->o->memory;
+    hvt__powersgd_state *memory = r->o->powersgd;
 
     CHECK(memory->n == 1 && memory->tensor[0].m == COLUMNS, "%d tensors of factors", memory->n);
     if (rank == 0) {
-        CHECK_OK(hvt__memory_make(memory, size));
+        CHECK_OK(hvt__powersgd_state_alloc(memory, size));
         memcpy(memory->q, q, (size_t)(memory->r * COLUMNS) * sizeof *q);
-        memory->unit = 0;
+        memory->residual_scale = 0;
         memory->loaded = true;
     }
     CHECK_OK(hvt_distopt_broadcast(r->d, 0));
@@ -536,18 +536,18 @@ TEST(what_factors_cannot_carry_is_sent_later)
     for (step_now = 0; step_now < STEPS; step_now++)
         CHECK_OK(step_by_hand(&x, any_gradient, 1 + step_now % 4, 1));
     CHECK_OK(hvt_distopt_gather(x.d, -1));
-    last = x.o->memory->unit;
-    CHECK(last == (1 + (STEPS - 1) % 4) * size, "the rests' unit is %g", last);
-    for (int f = 0; f < x.o->memory->n; f++) {
-        const hvt_param *p = &x.m->param[x.o->memory->tensor[f].param];
+    last = x.o->powersgd->residual_scale;
+    CHECK(last == (1 + (STEPS - 1) % 4) * size, "the residuals' scale is %g", last);
+    for (int f = 0; f < x.o->powersgd->n; f++) {
+        const hvt_param *p = &x.m->param[x.o->powersgd->tensor[f].param];
 
         for (size_t j = 0; j < p->elements; j++) {
             double sent = (double)start[p->offset + j] - (double)x.m->params[p->offset + j], held = 0,
                    given = 0;
 
             for (int n = 0; n < size; n++)
-                held += x.o->memory
-                            ->rest[(size_t)n * x.o->memory->rest_count + x.o->memory->tensor[f].rest_at + j] /
+                held += x.o->powersgd->residual[(size_t)n * x.o->powersgd->residual_count +
+                                                x.o->powersgd->tensor[f].residual_at + j] /
                         last;
             for (step_now = 0; step_now < STEPS; step_now++)
                 for (int n = 0; n < size; n++)
@@ -596,7 +596,7 @@ static result part_of_a_run(const setup *u, int first, int steps, bool saves)
     if (first && hvt_world_rank(u->world) == 0) {
         CHECK_OK(hvt_checkpoint_load(folder, r.m, r.o, &p));
         free(p.options);
-        CHECK(r.o->memory->loaded, "nothing was loaded");
+        CHECK(r.o->powersgd->loaded, "nothing was loaded");
         if (hvt_world_size(u->world) == 1)
             CHECK_FAILS(rig_step(&r, 0), E_ARG, "hvt_distopt_broadcast()");
     }
@@ -649,15 +649,15 @@ TEST(what_other_ranks_left_is_summed)
         CHECK_OK(rig_open(&r, &v));
         CHECK_OK(hvt_checkpoint_load(folder, r.m, r.o, &p));
         free(p.options);
-        n = r.o->memory->rest_count;
-        CHECK(r.o->memory->ranks == size, "of %d ranks", r.o->memory->ranks);
+        n = r.o->powersgd->residual_count;
+        CHECK(r.o->powersgd->ranks == size, "of %d ranks", r.o->powersgd->ranks);
         sum = calloc(n, sizeof *sum);
         for (size_t i = 0; i < n * (size_t)size; i++)
-            sum[i % n] += r.o->memory->rest[i];
+            sum[i % n] += r.o->powersgd->residual[i];
         CHECK_OK(hvt_distopt_broadcast(r.d, 0));
         CHECK_OK(hvt_distopt_gather(r.d, 0));
         for (size_t i = 0; i < n; i++) {
-            far = fmax(far, fabs(r.o->memory->rest[i] - sum[i]));
+            far = fmax(far, fabs(r.o->powersgd->residual[i] - sum[i]));
             all = fmax(all, fabs(sum[i]));
         }
         CHECK(all > 0 && far < 1e-6 * all, "off by %g of %g", far, all);

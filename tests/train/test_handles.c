@@ -153,7 +153,7 @@ TEST(what_needs_an_optimizer_refuses_null)
     hvt_schedule *schedule = NULL;
     hvt_schedule_opts opts = {.lr = .1};
     hvt_distopt *dist = NULL;
-    hvt_recording *recording = NULL;
+    hvt_graph *graph = NULL;
     hvt_comm *comm = NULL;
     const size_t *bytes;
     int count = 1;
@@ -178,12 +178,12 @@ TEST(what_needs_an_optimizer_refuses_null)
     REFUSES(hvt_distopt_on_grad(NULL, 0, 1));
     REFUSES(hvt_distopt_step(NULL));
     REFUSES(hvt_distopt_abandon(NULL));
-    CHECK(hvt_distopt_unrecorded(NULL), "NULL can be recorded");
-    REFUSES(hvt_distopt_record(NULL));
-    REFUSES(hvt_distopt_record_end(NULL, &recording));
-    REFUSES(hvt_distopt_replay(NULL, recording));
-    hvt_recording_free(NULL);
-    hvt_recording_free(&recording);
+    CHECK(hvt_distopt_uncapturable(NULL), "NULL can be recorded");
+    REFUSES(hvt_distopt_capture(NULL));
+    REFUSES(hvt_distopt_capture_end(NULL, &graph));
+    REFUSES(hvt_distopt_replay(NULL, graph));
+    hvt_graph_free(NULL);
+    hvt_graph_free(&graph);
     REFUSES(hvt_distopt_check(NULL));
     CHECK(!hvt_distopt_stopped(NULL) && hvt_distopt_take_exposed(NULL) == 0 && !hvt_distopt_skipped(NULL) &&
               !hvt_distopt_bytes(NULL) && !hvt_distopt_state_bytes(NULL) &&

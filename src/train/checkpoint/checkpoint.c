@@ -153,7 +153,7 @@ static hvt_status save_all(const char *path, hvt_model *m, hvt_optim *o, const h
     float *v;
 
     if (*memory->name)
-        HVT_TRY(hvt__memory_save(memory->path, m, o->memory, weights));
+        HVT_TRY(hvt__memory_save(memory->path, m, o->powersgd, weights));
     if (*momentum->name) {
         HVT_TRY(hvt__optim_state(o, false, &v));
         HVT_TRY(hvt__momentum_save(momentum->path, m, v, meta, HVT_LEN(meta)));
@@ -181,7 +181,7 @@ hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, 
     if (has_momentum)
         HVT_TRY(hvt__optim_state(o, false, &v));
     HVT_CHECK(
-        !o || !o->memory || o->memory->q, E_ARG,
+        !o || !o->powersgd || o->powersgd->q, E_ARG,
         "what gradients leave from step to step lies on the ranks; hvt_distopt_gather() brings it here");
     HVT_TRY(hvt_model_hash(m, &hash));
     id = hvt__hash(hash, &progress->steps, sizeof progress->steps);
@@ -190,7 +190,7 @@ hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, 
               "%s: the name is too long", dir);
     if (has_momentum)
         HVT_TRY(name_side(dir, name, id, momentum));
-    if (o && o->memory)
+    if (o && o->powersgd)
         HVT_TRY(name_side(dir, name, id, memory));
     s = save_all(path, m, o, progress, weights, momentum, memory);
     for (side *x = sides; s && x < sides + 2; x++)
@@ -298,7 +298,7 @@ static hvt_status load_memory(const char *weights_path, const char *name, const 
         return HVT_FAIL(E_IO,
                         "%s needs what its gradients left: %s: %s (--init %s starts with its weights alone)",
                         weights_path, path, strerror(errno), weights_path);
-    return hvt__memory_load(path, m, o->memory, weights);
+    return hvt__memory_load(path, m, o->powersgd, weights);
 }
 
 static hvt_status load_momentum(const char *weights_path, const char *name, const char *weights, hvt_model *m,
@@ -355,7 +355,7 @@ hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o, hvt
         if (o && o->v && momentum && *momentum)
             HVT_TRY_OR(done, load_momentum(file, momentum, weights, m, o));
         memory = hvt__st_meta(st, "powersgd");
-        if (o && o->memory && memory && *memory)
+        if (o && o->powersgd && memory && *memory)
             HVT_TRY_OR(done, load_memory(file, memory, weights, m, o));
         if (o)
             HVT_TRY_OR(done, load_scaler(st, m));

@@ -18,13 +18,13 @@
 
 typedef struct file {
     hvt_model *m;
-    const hvt__memory *memory;
+    const hvt__powersgd_state *memory;
 } file;
 
 /* item.id: -1 - i for tensor i's Q, rank * n + i for what it left. */
 static void name_q(const file *f, int i, hvt_st_item *ret_item)
 {
-    const hvt__factored *t = &f->memory->tensor[i];
+    const hvt__powersgd_tensor *t = &f->memory->tensor[i];
 
     *ret_item = (hvt_st_item){.type = HVT_ST_F32, .ndim = 2, .dim = {f->memory->r, t->m}, .id = -1 - i};
     snprintf(ret_item->name, sizeof ret_item->name, "powersgd.q.%s", f->m->param[t->param].name);
@@ -41,9 +41,9 @@ static void name_rest(const file *f, int rank, int i, hvt_st_item *ret_item)
 }
 
 /* What rank r left of tensor i, as an arena of its own. */
-static float *rest_of(const hvt__memory *memory, int rank, int i)
+static float *rest_of(const hvt__powersgd_state *memory, int rank, int i)
 {
-    return memory->rest + (size_t)rank * memory->rest_count + memory->tensor[i].rest_at;
+    return memory->residual + (size_t)rank * memory->residual_count + memory->tensor[i].residual_at;
 }
 
 /* The tensor, as it lies there. */
@@ -60,7 +60,7 @@ static hvt_param at_zero(const file *f, int i)
 static hvt_status fetch(void *ctx, const hvt_st_item *item, void *data)
 {
     const file *f = ctx;
-    const hvt__memory *memory = f->memory;
+    const hvt__powersgd_state *memory = f->memory;
     int i = item->id < 0 ? -1 - item->id : item->id % memory->n;
     const hvt_param p = at_zero(f, i);
 
@@ -72,19 +72,20 @@ static hvt_status fetch(void *ctx, const hvt_st_item *item, void *data)
     return HVT_OK;
 }
 
-hvt_status hvt__memory_save(const char *path, hvt_model *m, const hvt__memory *memory, const char *weights)
+hvt_status hvt__memory_save(const char *path, hvt_model *m, const hvt__powersgd_state *memory,
+                            const char *weights)
 {
     char ranks[24], unit[40];
     const hvt_st_pair meta[] = {
         {"hvtrain", HVT_VERSION}, {"weights", weights}, {"ranks", ranks}, {"unit", unit}};
     file f = {m, memory};
-    int with_rest = memory->unit != 0 ? memory->ranks : 0, n = 0;
+    int with_rest = memory->residual_scale != 0 ? memory->ranks : 0, n = 0;
     hvt_st_item *items = calloc((size_t)memory->n * (size_t)(1 + with_rest) + 1, sizeof *items);
     hvt_status s;
 
     HVT_CHECK(items, E_MEM, "no memory to list what the gradients of %d ranks left", memory->ranks);
     snprintf(ranks, sizeof ranks, "%d", memory->ranks);
-    snprintf(unit, sizeof unit, "%.17g", memory->unit);
+    snprintf(unit, sizeof unit, "%.17g", memory->residual_scale);
     for (int i = 0; i < memory->n; i++)
         name_q(&f, i, &items[n++]);
     for (int r = 0; r < with_rest; r++)
@@ -107,7 +108,7 @@ static const hvt_st_tensor *find(const hvt_st *st, const hvt_st_item *want)
     return t;
 }
 
-static hvt_status load_tensors(hvt_st *st, hvt_model *m, hvt__memory *memory)
+static hvt_status load_tensors(hvt_st *st, hvt_model *m, hvt__powersgd_state *memory)
 {
     file f = {m, memory};
     hvt_st_item want;
@@ -123,7 +124,7 @@ static hvt_status load_tensors(hvt_st *st, hvt_model *m, hvt__memory *memory)
         t = find(st, &want);
         if (t)
             HVT_TRY_OR(done, hvt__st_f32(st, t, memory->q + memory->tensor[i].q_at));
-        for (int r = 0; memory->unit != 0 && r < memory->ranks; r++) {
+        for (int r = 0; memory->residual_scale != 0 && r < memory->ranks; r++) {
             name_rest(&f, r, i, &want);
             t = find(st, &want);
             if (!t)
@@ -137,7 +138,7 @@ done:
     return s;
 }
 
-static hvt_status load(hvt_st *st, hvt_model *m, hvt__memory *memory, const char *weights)
+static hvt_status load(hvt_st *st, hvt_model *m, hvt__powersgd_state *memory, const char *weights)
 {
     enum { RANKS_MOST = 1 << 20 };
     const char *belongs = hvt__st_meta(st, "weights"), *ranks = hvt__st_meta(st, "ranks"),
@@ -152,14 +153,14 @@ static hvt_status load(hvt_st *st, hvt_model *m, hvt__memory *memory, const char
               "%s: metadata ranks is '%.20s' and unit '%.40s', expected a count and a number",
               hvt__st_path(st), ranks ? ranks : "", unit ? unit : "");
     HVT_TRY(hvt__st_verify(st));
-    HVT_TRY(hvt__memory_make(memory, (int)n));
-    memory->unit = in;
+    HVT_TRY(hvt__powersgd_state_alloc(memory, (int)n));
+    memory->residual_scale = in;
     HVT_TRY(load_tensors(st, m, memory));
     memory->loaded = true;
     return HVT_OK;
 }
 
-hvt_status hvt__memory_load(const char *path, hvt_model *m, hvt__memory *memory, const char *weights)
+hvt_status hvt__memory_load(const char *path, hvt_model *m, hvt__powersgd_state *memory, const char *weights)
 {
     hvt_st *st = NULL;
     hvt_status s;

@@ -1,0 +1,119 @@
+/*
+ * A captured step. The device notes what a step queues, from the forward pass to the last update, and runs it
+ * again at one call. Here is the rest of a step: what the host keeps count of, and what it checks.
+ *
+ * Learning rate and number of images lie in the model's step state, written before each step by begin; the
+ * shard counts became arguments of kernels, so they must be those of the capture.
+ */
+#include "dist.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct hvt_graph {
+    hvt_op *op;
+    hvt_device *dev;      /* borrowed */
+    int shards, counts[]; /* [shards] images */
+};
+
+const char *hvt_distopt_uncapturable(const hvt_distopt *d)
+{
+    const hvt_device *dev;
+
+    if (!d)
+        return "there is no distributed optimizer";
+    dev = d->optim->m->dev;
+    if (!dev->ops->capture_begin)
+        return "this device runs what it is given at once";
+    if (!(hvt_comm_can(d->comm) & HVT_COMM_CAPTURABLE))
+        return "the host has a part in this exchange";
+    if (d->opts.local_shards > 1)
+        return "batches of several shards come one after the other";
+    return NULL;
+}
+
+hvt_status hvt_distopt_capture(hvt_distopt *d)
+{
+    const char *why = hvt_distopt_uncapturable(d);
+    hvt_device *dev;
+
+    HVT_GIVEN(d, "a distributed optimizer");
+    dev = d->optim->m->dev;
+    HVT_CHECK(!why, E_UNSUPPORTED, "steps cannot be captured: %s", why);
+    HVT_CHECK(d->begun && !d->pass && !d->mark, E_ARG, "a capture begins right after hvt_distopt_begin()");
+    HVT_TRY(hvt__model_refresh(d->optim->m));
+    HVT_TRY(dev->ops->capture_begin(dev));
+    return HVT_OK;
+}
+
+static hvt_status end(hvt_distopt *d, hvt_op *op, hvt_graph **ret_graph)
+{
+    hvt_graph *g;
+
+    HVT_CHECK(!d->begun, E_ARG, "a capture ends after hvt_distopt_step()");
+    g = malloc(sizeof *g + (size_t)d->shards * sizeof *g->counts);
+    HVT_CHECK(g, E_MEM, "no memory for a captured step of %d shards", d->shards);
+    *g = (hvt_graph){.op = op, .dev = d->optim->m->dev, .shards = d->shards};
+    hvt__use(&g->dev->users, HVT__USER_GRAPH, 1);
+    memcpy(g->counts, d->counts, (size_t)d->shards * sizeof *g->counts);
+    *ret_graph = g;
+    return d->optim->m->dev->ops->graph_launch(op);
+}
+
+hvt_status hvt_distopt_capture_end(hvt_distopt *d, hvt_graph **ret_graph)
+{
+    hvt_device *dev;
+    hvt_op *op = NULL;
+    hvt_status s;
+
+    HVT_GIVEN(d, "a distributed optimizer");
+    dev = d->optim->m->dev;
+    HVT_CHECK(dev->ops->capture_begin, E_UNSUPPORTED, "steps cannot be captured: %s",
+              hvt_distopt_uncapturable(d));
+    s = dev->ops->capture_end(dev, &op);
+    if (!ret_graph) { /* none of the step's operations ran */
+        hvt__op_free(op);
+        if (d->begun)
+            hvt__distopt_drop(d);
+        return s;
+    }
+    HVT_TRY(s);
+    s = end(d, op, ret_graph);
+    if (s != HVT_OK && !*ret_graph)
+        hvt__op_free(op);
+    return s;
+}
+
+hvt_status hvt_distopt_replay(hvt_distopt *d, hvt_graph *g)
+{
+    hvt_model *m;
+
+    HVT_GIVEN(d, "a distributed optimizer");
+    HVT_GIVEN(g, "a captured graph");
+    m = d->optim->m;
+    HVT_CHECK(d->begun && !d->pass && !d->mark, E_ARG,
+              "a captured step runs right after hvt_distopt_begin()");
+    HVT_CHECK(g->shards == d->shards && !memcmp(g->counts, d->counts, (size_t)g->shards * sizeof *g->counts),
+              E_ARG, "shards of other sizes than when the step was captured");
+    HVT_TRY(hvt__model_refresh(m));
+    hvt__trace_begin(HVT__LAUNCH, -1);
+    HVT_TRY(hvt__traced(m->dev->ops->graph_launch(g->op)));
+    m->tracked++;
+    m->backward_pending = false;
+    hvt__model_updated(m);
+    d->begun = false;
+    hvt__trace_step_end();
+    return HVT_OK;
+}
+
+void hvt_graph_free(hvt_graph **graph)
+{
+    hvt_graph *g = graph ? *graph : NULL;
+
+    if (!g)
+        return;
+    hvt__op_free(g->op);
+    hvt__use(&g->dev->users, HVT__USER_GRAPH, -1);
+    free(g);
+    *graph = NULL;
+}

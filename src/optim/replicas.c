@@ -1,0 +1,83 @@
+/*
+ * Replica checks: between steps, every so many updates, ranks compare what more than one of them has a copy
+ * of. That is parameters (unless all ranks, or those of a node, have one between them), momentum of a
+ * replicated update, and the 16-bit copy of parameters that an update has written.
+ *
+ * A hash of each is compared by one message; only where one differs do ranks compare tensor by tensor.
+ */
+#include "dist.h"
+#include "base_impl.h"
+#include "world/items.h"
+
+#include <inttypes.h>
+
+/* An arena that may be copied. */
+typedef struct replica {
+    const char *what;
+    const void *arena;
+    size_t size; /* of an element */
+    bool mine;   /* this rank's copy counts; of a node's page one rank speaks */
+} replica;
+
+enum { KINDS = 3 };
+
+static void list_replicas(const hvt_distopt *d, replica ret_list[KINDS])
+{
+    const hvt_optim *o = d->optim;
+    const hvt_model *m = o->m;
+    bool paged = d->params && ((hvt_comm_can(d->comm) & HVT_COMM_REDUCE_APPLY) ||
+                               hvt_world_local_rank(hvt_comm_world(d->comm)));
+
+    ret_list[0] = (replica){"parameters", m->params, sizeof *m->params, !paged};
+    ret_list[1] = (replica){"momentum", o->v, sizeof *o->v, o->v && !o->sliced && !d->v};
+    ret_list[2] =
+        (replica){"16-bit copies of parameters", m->copy, sizeof *m->copy, m->copy && !m->copy_stale};
+}
+
+static uint64_t hash_span(const replica *r, size_t first, size_t count)
+{
+    return hvt__hash(HVT_HASH_INIT, (const char *)r->arena + first * r->size, count * r->size);
+}
+
+/* A node's ranks all look at their one page. */
+static hvt_status name_difference(const hvt_distopt *d, const replica *r)
+{
+    const hvt_model *m = d->optim->m;
+    hvt__items items = {0};
+    hvt_status s;
+
+    for (int i = m->nparam_tensors - 1; i >= 0; i--) /* in the order of the forward pass */
+        hvt__items_add(&items, "%s\t%016" PRIx64, m->param[i].name,
+                       hash_span(r, m->param[i].offset, m->param[i].count));
+    s = hvt__items_compare(&items, hvt_comm_world(d->comm));
+    if (s != HVT_OK && s != HVT_E_MISMATCH)
+        return s;
+    s = HVT_FAIL(E_MISMATCH, "after %" PRId64 " updates ranks have different %s: %s", m->step->steps, r->what,
+                 s == HVT_OK ? "between tensors" : hvt_last_error());
+    hvt__error_agreed(true);
+    return s;
+}
+
+hvt_status hvt__replicas_check(const hvt_distopt *d)
+{
+    const hvt_model *m = d->optim->m;
+    replica list[KINDS];
+    int64_t least[2 * KINDS]; /* over all ranks: a hash, and the complement of the greatest one */
+
+    if (!d->opts.replica_check || m->step->steps % d->opts.replica_check)
+        return HVT_OK;
+    list_replicas(d, list);
+    for (int k = 0; k < KINDS; k++) {
+        least[2 * k] = least[2 * k + 1] = INT64_MAX; /* has none that counts */
+        if (!list[k].mine)
+            continue;
+        least[2 * k] =
+            (int64_t)(hash_span(&list[k], m->step_stats_count, m->arena_count - m->step_stats_count) >> 1);
+        least[2 * k + 1] = ~least[2 * k];
+    }
+    HVT_TRY(hvt_world_allreduce_i64(hvt_comm_world(d->comm), HVT_MIN, least, 2 * KINDS));
+    for (int k = 0; k < KINDS; k++)
+        if (least[2 * k] < ~least[2 * k + 1])
+            return name_difference(d, &list[k]);
+    return HVT_OK;
+}

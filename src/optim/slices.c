@@ -1,0 +1,322 @@
+/*
+ * What ranks share, and what each has a slice of.
+ *
+ * In a sharded update a rank updates a slice of each bucket for all of them. Where all ranks see each other's
+ * memory there is one copy of parameters and state. Elsewhere parameters are one copy for the ranks of a
+ * node, or, where nothing can be shared, one for each rank. Optimizer state is never handed out: each rank
+ * keeps that of its slices, which lie one after the other in its memory (o->v, o->v_at). To be saved it is
+ * gathered, to be loaded it is spread; the gradient arena, which holds nothing between steps, is where it
+ * lies on the way.
+ *
+ * The bits are those of an allreduce and an update on every rank, because an update is elementwise and a
+ * comm's reduce_scatter adds as its allreduce does. In a replicated update nothing is shared, nothing is
+ * sliced, and what is here has little to do.
+ */
+#include "dist.h"
+
+#include <stdlib.h>
+
+/* ---- life ---- */
+
+/* State in memory of this rank's own; slices that were not gathered are lost with the others'. */
+static hvt_status take_back_state(hvt_distopt *d)
+{
+    hvt_optim *o = d->optim;
+    hvt_model *m = o->m;
+    size_t bytes = m->arena_count * sizeof *o->v;
+    void *own = o->whole;
+
+    if (!o->sliced && (!d->v || o->v != d->v))
+        return HVT_OK;
+    if (!own)
+        HVT_TRY(m->dev->ops->alloc(m->dev, bytes, &own));
+    if (!o->sliced) {
+        HVT_TRY(m->dev->ops->copy(m->dev, own, d->v, bytes));
+    } else {
+        if (!o->whole)
+            HVT_TRY(hvt__optim_set_fresh(o, true));
+        m->dev->ops->release(m->dev, o->v);
+    }
+    o->v = own;
+    o->v_at = 0;
+    o->sliced = o->loaded = false;
+    o->whole = NULL;
+    return HVT_OK;
+}
+
+/* What this rank can fail at alone: copies of its own, before the shared ones go. */
+static hvt_status take_back(hvt_distopt *d)
+{
+    hvt_model *m = d->optim->m;
+
+    if (d->params && m->params == d->params)
+        HVT_TRY(hvt__model_place_params(m, NULL));
+    return take_back_state(d);
+}
+
+/* The model's and the optimizer's are gone with ours. */
+static void let_go(hvt_distopt *d)
+{
+    if (d->params && d->optim->m->params == d->params)
+        d->optim->m->params = NULL;
+    if (d->v && d->optim->v == d->v)
+        d->optim->v = NULL;
+}
+
+void hvt__slices_close(hvt_distopt *d, bool give_back)
+{
+    if (!d->way) /* half built: what it would give back may be another one's */
+        return;
+    if (give_back && take_back(d) != HVT_OK) {
+        HVT_WARN("the model is left without parameters: %s", hvt_last_error());
+        give_back = false;
+    }
+    if (!give_back)
+        let_go(d);
+    hvt_comm_release(d->comm, d->v);
+    hvt_comm_release(d->comm, d->params);
+    d->v = d->params = NULL;
+}
+
+/* A shared block with the values of the lowest of the ranks that share it. */
+static hvt_status share(hvt_distopt *d, const float *mine, float **ret_block)
+{
+    hvt_model *m = d->optim->m;
+    hvt_world *world = hvt_comm_world(d->comm);
+    size_t bytes = m->arena_count * sizeof *mine;
+    void *block = NULL;
+
+    HVT_TRY(hvt_comm_share(d->comm, bytes, &block));
+    *ret_block = block;
+    return hvt_world_agree(
+        world, hvt_world_local_rank(world) ? HVT_OK : m->dev->ops->copy(m->dev, block, mine, bytes));
+}
+
+/* Does each rank keep the state of its slices alone? */
+static bool slices_state(const hvt_distopt *d)
+{
+    return d->optim->v && !(hvt_comm_can(d->comm) & HVT_COMM_REDUCE_APPLY);
+}
+
+/* Which slices are mine, and how many elements they have. The first bucket is nobody's. */
+static size_t cut(const hvt_distopt *d, hvt_bucket *bucket, int n)
+{
+    int rank = hvt_world_rank(hvt_comm_world(d->comm));
+    size_t at = 0;
+
+    for (hvt_bucket *b = bucket + 1; b < bucket + n; b++) {
+        hvt_comm_slice(d->comm, b->end - b->first, rank, &b->own_first, &b->own_end);
+        b->own_first += b->first;
+        b->own_end += b->first;
+        b->own_at = slices_state(d) ? at : b->own_first;
+        at += b->own_end - b->own_first;
+    }
+    return at;
+}
+
+size_t hvt__slices_state(const hvt_distopt *d)
+{
+    const hvt_optim *o = d->optim;
+    size_t count = 0;
+
+    if (!o->v)
+        return 0;
+    if (d->v)
+        return o->m->arena_count / (size_t)hvt_world_local_size(hvt_comm_world(d->comm));
+    if (!o->sliced)
+        return o->m->arena_count;
+    for (const hvt_bucket *b = d->bucket + 1; b < d->bucket + d->nbucket; b++)
+        count += b->own_end - b->own_first;
+    return count;
+}
+
+static hvt_status copy_slices(hvt_device *dev, const hvt_bucket *bucket, int n, float *slices,
+                              const float *whole)
+{
+    for (const hvt_bucket *b = bucket + 1; b < bucket + n; b++)
+        if (b->own_first < b->own_end)
+            HVT_TRY(dev->ops->copy(dev, slices + b->own_at, whole + b->own_first,
+                                   (b->own_end - b->own_first) * sizeof *slices));
+    return HVT_OK;
+}
+
+/* This rank's slices of `whole`, `count` elements, in memory of their own. */
+static hvt_status make_slices(hvt_device *dev, const hvt_bucket *bucket, int n, size_t count,
+                              const float *whole, float **ret_slices)
+{
+    void *slices;
+    hvt_status s;
+
+    HVT_TRY(dev->ops->alloc(dev, (count ? count : 1) * sizeof *whole, &slices));
+    s = copy_slices(dev, bucket, n, slices, whole);
+    if (s == HVT_OK)
+        *ret_slices = slices;
+    else
+        dev->ops->release(dev, slices);
+    return s;
+}
+
+/* All of the state stays until it is told what it is to be. */
+static hvt_status slice_state(hvt_distopt *d, size_t count)
+{
+    hvt_optim *o = d->optim;
+    float *slices;
+
+    HVT_TRY(make_slices(o->m->dev, d->bucket, d->nbucket, count, o->v, &slices));
+    o->whole = o->v;
+    o->v = slices;
+    o->sliced = true;
+    return HVT_OK;
+}
+
+hvt_status hvt__slices_open(hvt_distopt *d)
+{
+    hvt_optim *o = d->optim;
+    hvt_world *world = hvt_comm_world(d->comm);
+    size_t count = cut(d, d->bucket, d->nbucket);
+
+    if (hvt_comm_can(d->comm) & HVT_COMM_SHARE)
+        HVT_TRY(share(d, o->m->params, &d->params));
+    if (slices_state(d))
+        HVT_TRY(hvt_world_agree(world, slice_state(d, count)));
+    else if (o->v)
+        HVT_TRY(share(d, o->v, &d->v));
+    if (d->params)
+        HVT_TRY(hvt_world_agree(world, hvt__model_place_params(o->m, d->params)));
+    if (d->v) {
+        o->m->dev->ops->release(o->m->dev, o->v);
+        o->v = d->v;
+    }
+    return HVT_OK;
+}
+
+/* ---- parameters and state as a whole ---- */
+
+/* From root's gradient arena into all of them. */
+static hvt_status broadcast_grads(hvt_distopt *d, const float *from, int root)
+{
+    hvt_model *m = d->optim->m;
+    size_t bytes = m->arena_count * sizeof *m->grads;
+
+    if (hvt_world_rank(hvt_comm_world(d->comm)) == root)
+        HVT_TRY(m->dev->ops->copy(m->dev, m->grads, from, bytes));
+    return hvt_comm_broadcast(d->comm, m->grads, bytes, root);
+}
+
+static hvt_status broadcast_params(hvt_distopt *d, int root)
+{
+    hvt_world *world = hvt_comm_world(d->comm);
+    hvt_model *m = d->optim->m;
+    size_t bytes = m->arena_count * sizeof *m->params;
+
+    if (!d->params)
+        return hvt_comm_broadcast(d->comm, m->params, bytes, root);
+    if (hvt_comm_can(d->comm) & HVT_COMM_REDUCE_APPLY)
+        return HVT_OK; /* they are root's already, as of the broadcasts that follow */
+    HVT_TRY(broadcast_grads(d, m->params, root));
+    if (hvt_world_local_rank(world) == 0)
+        HVT_TRY(m->dev->ops->copy(m->dev, m->params, m->grads, bytes));
+    return hvt_world_barrier(world);
+}
+
+/* Without `whole` on root each slice has one owner, and is what it is to be. */
+static hvt_status spread_state(hvt_distopt *d, int root)
+{
+    hvt_optim *o = d->optim;
+    bool fresh, spread;
+
+    HVT_TRY(hvt__optim_fresh(o, &fresh));
+    spread = o->whole && !fresh;
+    HVT_TRY(hvt_world_broadcast(hvt_comm_world(d->comm), &spread, sizeof spread, root));
+    if (spread) {
+        HVT_TRY(broadcast_grads(d, o->whole, root));
+        HVT_TRY(copy_slices(o->m->dev, d->bucket, d->nbucket, o->v, o->m->grads));
+    }
+    o->loaded = false;
+    return hvt__slices_forget(d);
+}
+
+hvt_status hvt__slices_broadcast(hvt_distopt *d, int root)
+{
+    hvt_optim *o = d->optim;
+
+    HVT_TRY(broadcast_params(d, root));
+    if (o->sliced)
+        return spread_state(d, root);
+    return o->v && !d->v ? hvt_comm_broadcast(d->comm, o->v, o->m->arena_count * sizeof *o->v, root) : HVT_OK;
+}
+
+/* All of the state into every rank's gradient arena. */
+static hvt_status collect(hvt_distopt *d)
+{
+    hvt_optim *o = d->optim;
+    hvt_model *m = o->m;
+    hvt_ticket t = 0;
+
+    HVT_TRY(hvt_world_agree(hvt_comm_world(d->comm), hvt__slices_forget(d)));
+    for (const hvt_bucket *b = d->bucket + 1; b < d->bucket + d->nbucket; b++) {
+        if (b->own_first < b->own_end)
+            HVT_TRY(m->dev->ops->copy(m->dev, m->grads + b->own_first, o->v + b->own_at,
+                                      (b->own_end - b->own_first) * sizeof *o->v));
+        HVT_TRY(hvt_comm_allgather(d->comm, m->grads + b->first, b->end - b->first, HVT_F32, &t));
+    }
+    return hvt_comm_wait(d->comm, t);
+}
+
+/* All of it from there. */
+static hvt_status keep_whole(hvt_optim *o)
+{
+    hvt_model *m = o->m;
+    float *whole;
+
+    HVT_TRY(hvt__optim_state(o, true, &whole));
+    o->loaded = false;
+    return m->dev->ops->copy(m->dev, whole + m->step_stats_count, m->grads + m->step_stats_count,
+                             (m->arena_count - m->step_stats_count) * sizeof *whole);
+}
+
+hvt_status hvt__slices_gather(hvt_distopt *d, int root)
+{
+    hvt_world *world = hvt_comm_world(d->comm);
+    bool mine = root < 0 || hvt_world_rank(world) == root;
+
+    if (!d->optim->sliced)
+        return HVT_OK;
+    HVT_TRY(collect(d));
+    return hvt_world_agree(world, mine ? keep_whole(d->optim) : HVT_OK);
+}
+
+hvt_status hvt__slices_replan(hvt_distopt *d, hvt_bucket *bucket, int n)
+{
+    hvt_optim *o = d->optim;
+    hvt_device *dev = o->m->dev;
+    float *slices = NULL;
+    size_t count;
+    hvt_status s;
+
+    if (d->opts.update != HVT_UPDATE_SHARDED)
+        return HVT_OK;
+    if (o->sliced)
+        HVT_TRY(collect(d));
+    count = cut(d, bucket, n);
+    if (!o->sliced)
+        return HVT_OK;
+    s = hvt_world_agree(hvt_comm_world(d->comm), make_slices(dev, bucket, n, count, o->m->grads, &slices));
+    dev->ops->release(dev, s == HVT_OK ? o->v : slices);
+    if (s == HVT_OK)
+        o->v = slices;
+    return s;
+}
+
+hvt_status hvt__slices_forget(hvt_distopt *d)
+{
+    hvt_optim *o = d->optim;
+
+    HVT_CHECK(!o->loaded, E_ARG,
+              "the optimizer's state was loaded on this rank; hvt_distopt_broadcast() "
+              "brings it into the ranks' slices");
+    if (o->whole)
+        o->m->dev->ops->release(o->m->dev, o->whole);
+    o->whole = NULL;
+    return HVT_OK;
+}
