@@ -32,8 +32,8 @@ def mutant(name, fault, tests, *changes):
 
 mutant("divisor-planned", "gradients are divided by the planned batch, not by the images that came",
        "distopt golden",
-       ("src/optim/step.c", "hvt__model_begin_step(d->optim->m, images, lr, told)",
-        "hvt__model_begin_step(d->optim->m, (int64_t)shards * d->optim->m->batch, lr, told)"))
+       ("src/optim/step.c", "hvt__model_begin_step(d->optim->m, images, lr, words)",
+        "hvt__model_begin_step(d->optim->m, (int64_t)shards * d->optim->m->batch, lr, words)"))
 mutant("divisor-of-one-shard", "gradients are divided by the images of the largest shard alone",
        "distopt golden",
        ("src/optim/step.c", "images += shard_counts[i];",
@@ -80,16 +80,18 @@ mutant("momentum-twice-in-the-kernel", "the cpu's kernel applies momentum to wha
         "step = a->nesterov ? sgd_nesterov(k, step, u) : sgd_velocity(k, step, u);"))
 mutant("momentum-twice-in-the-replicated-update", "the last bucket of a replicated update is applied twice",
        "distopt-np2 golden",
-       ("src/optim/step.c", "HVT_TRY(apply(d, &d->bucket[b]));",
-        "HVT_TRY(apply(d, &d->bucket[b]));\n        if (b == d->nbucket - 1)\n"
-        "            HVT_TRY(apply(d, &d->bucket[b]));"))
+       ("src/optim/way_replicated.c",
+        "HVT_TRY(hvt__traced(hvt__optim_span(d->optim, d->g, 1, d->at, b->first, b->end)));",
+        "HVT_TRY(hvt__traced(hvt__optim_span(d->optim, d->g, 1, d->at, b->first, b->end)));\n"
+        "        if (b == d->bucket + d->nbucket - 1)\n"
+        "            HVT_TRY(hvt__optim_span(d->optim, d->g, 1, d->at, b->first, b->end));"))
 mutant("momentum-twice-in-the-sharded-update", "a slice is updated twice where ranks share parameters",
        "sharded-np2 golden",
-       ("src/optim/sharded.c",
-        "    s->seconds += hvt__running() - start;\n    return status;",
-        "    if (status == HVT_OK)\n"
-        "        status = hvt__optim_span(s->o, s->g, ranks, s->at, bucket + first, bucket + end);\n"
-        "    s->seconds += hvt__running() - start;\n    return status;"))
+       ("src/optim/way_fused.c",
+        "    d->updating += hvt__running() - start;\n    return s;",
+        "    if (s == HVT_OK)\n"
+        "        s = hvt__optim_span(d->optim, d->g, ranks, d->at, bucket + first, bucket + end);\n"
+        "    d->updating += hvt__running() - start;\n    return s;"))
 mutant("stale-packed-weight", "an update does not tell that packed copies of weights are stale",
        "model step golden",
        ("src/model/model.c", "void hvt__model_updated(hvt_model *m)\n{\n    m->version++;",
@@ -106,31 +108,24 @@ mutant("bf16-masters", "the cpu's update rounds the parameters themselves to 16 
 
 mutant("bucket-never-sent-replicated", "the last bucket of a replicated update is never sent",
        "distopt-np2 golden",
-       ("src/optim/step.c", "    if (!d->sharded || b == d->bucket)\n        return hvt_comm_allreduce",
-        "    if (!d->sharded && d->nbucket > 1 && b == d->bucket + d->nbucket - 1) {\n"
+       ("src/optim/way_replicated.c", "    if (n)\n        return hvt_comm_allreduce",
+        "    if (d->nbucket > 1 && b == d->bucket + d->nbucket - 1) {\n"
         "        b->ticket = b[-1].ticket;\n        return HVT_OK;\n    }\n"
-        "    if (!d->sharded || b == d->bucket)\n        return hvt_comm_allreduce"))
+        "    if (n)\n        return hvt_comm_allreduce"))
 mutant("bucket-never-sent-sharded", "the last bucket of a sharded update is never sent",
        "sharded-np2 golden",
-       ("src/optim/step.c", "    if (hvt__sharded_fused(d->sharded))\n        return hvt__sharded_launch",
+       ("src/optim/way_fused.c", "    return hvt_comm_reduce_apply",
         "    if (d->nbucket > 2 && b == d->bucket + d->nbucket - 1) {\n"
         "        b->ticket = b[-1].ticket;\n        return HVT_OK;\n    }\n"
-        "    if (hvt__sharded_fused(d->sharded))\n        return hvt__sharded_launch"))
+        "    return hvt_comm_reduce_apply"))
 mutant("broadcast-without-parameters", "ranks begin with parameters of their own",
        "distopt-np2 distopt-np3 program",
-       ("src/optim/distopt.c",
-        "HVT_TRY(hvt_comm_broadcast(d->comm, m->params, m->arena_count * sizeof *m->params, root));",
-        "HVT_TRY(hvt_world_barrier(hvt_comm_world(d->comm)));"))
-mutant("broadcast-without-parameters-sharded", "ranks that cannot share them begin with parameters of their own",
-       "sharded-np2 sharded-np3 program",
-       ("src/optim/sharded.c",
-        "    if (!s->params)\n        return hvt_comm_broadcast(s->comm, m->params, bytes, root);",
-        "    if (!s->params)\n        return hvt_world_barrier(world);"))
+       ("src/optim/slices.c",
+        "    if (!d->params)\n        return hvt_comm_broadcast(d->comm, m->params, bytes, root);",
+        "    if (!d->params)\n        return hvt_world_barrier(world);"))
 mutant("broadcast-without-momentum", "ranks go on with momentum of their own",
        "distopt-np2 distopt-np3 program",
-       ("src/optim/distopt.c",
-        "HVT_TRY(hvt_comm_broadcast(d->comm, o->v, m->arena_count * sizeof *o->v, root));",
-        "HVT_TRY(hvt_world_barrier(hvt_comm_world(d->comm)));"))
+       ("src/optim/slices.c", "return o->v && !d->v ?", "return false ?"))
 mutant("broadcast-without-statistics", "ranks go on with moving statistics of their own",
        "distopt-np2 distopt-np3 program",
        ("src/optim/distopt.c",
