@@ -9,9 +9,8 @@
  */
 #include "base_impl.h"
 #include "coll.h"
+#include "world/items.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 static const char *const actions[] = {
@@ -177,46 +176,28 @@ static bool alike(const header *a, const header *b)
 /* The headers as texts; the comparison finds the first that differs. */
 static hvt_status explain(hvt_comm *c, const hvt__call *k, uint64_t number)
 {
-    enum { NAME = 64, VALUE = 32 };
-    int size = c->world->size, n = 0, most = 6 + (has_common_parts(k) ? size : 1);
-    char(*text)[NAME + VALUE] = calloc((size_t)most, sizeof *text);
-    hvt_item *item = calloc((size_t)most, sizeof *item);
-    hvt_status s = HVT_OK;
+    unsigned long long nth = (unsigned long long)number;
+    const char *name = hvt__action_name(k);
+    hvt__items items = {0};
+    hvt_status s;
 
-    if (!text || !item)
-        s = HVT_FAIL(E_MEM, "%s: no memory to tell what differs", hvt__action_name(k));
-    HVT_TRY_OR(done, hvt_world_agree(c->world, s));
-#define PUT(value_format, value, ...)                                                                        \
-    do {                                                                                                     \
-        snprintf(text[n], NAME, __VA_ARGS__);                                                                \
-        snprintf(text[n] + NAME, VALUE, value_format, value);                                                \
-        item[n] = (hvt_item){text[n], text[n] + NAME};                                                       \
-        n++;                                                                                                 \
-    } while (0)
-#define PUT_OF_CALL(value_format, value, what)                                                               \
-    PUT(value_format, value, "%s %llu: %s", hvt__action_name(k), (unsigned long long)number, what)
-    PUT("%s", hvt__action_name(k), "collective %llu", (unsigned long long)number);
-    PUT_OF_CALL("%s", hvt_dtype_name(k->type), "type");
+    hvt__items_add(&items, "collective %llu\t%s", nth, name);
+    hvt__items_add(&items, "%s %llu: type\t%s", name, nth, hvt_dtype_name(k->type));
     if (has_root(k))
-        PUT_OF_CALL("%d", k->peer, "root");
+        hvt__items_add(&items, "%s %llu: root\t%d", name, nth, k->peer);
     if (reduces(k)) {
-        PUT_OF_CALL("%s", reductions[k->how], "reduction");
-        PUT_OF_CALL("%.17g", k->scale.pre, "factor before");
-        PUT_OF_CALL("%.17g", k->scale.post, "factor after");
+        hvt__items_add(&items, "%s %llu: reduction\t%s", name, nth, reductions[k->how]);
+        hvt__items_add(&items, "%s %llu: factor before\t%.17g", name, nth, k->scale.pre);
+        hvt__items_add(&items, "%s %llu: factor after\t%.17g", name, nth, k->scale.post);
     }
     if (!has_common_parts(k))
-        PUT_OF_CALL("%zu", k->count, "count");
-    for (int r = 0; r < size && has_common_parts(k); r++)
-        PUT("%zu", hvt__part(k, r), "%s %llu: count of rank %d's part", hvt__action_name(k),
-            (unsigned long long)number, r);
-#undef PUT_OF_CALL
-#undef PUT
-    s = hvt_world_compare(c->world, item, n);
+        hvt__items_add(&items, "%s %llu: count\t%zu", name, nth, k->count);
+    for (int r = 0; r < c->world->size && has_common_parts(k); r++)
+        hvt__items_add(&items, "%s %llu: count of rank %d's part\t%zu", name, nth, r, hvt__part(k, r));
+    s = hvt__items_compare(&items, c->world);
     if (s == HVT_OK)
         s = HVT_FAIL(E_MISMATCH, "ranks are at different collectives of this comm; rank %d is at %s %llu",
-                     c->world->rank, hvt__action_name(k), (unsigned long long)number);
-done:
-    free(text), free(item);
+                     c->world->rank, name, nth);
     return s;
 }
 

@@ -7,8 +7,8 @@
  */
 #include "base_impl.h"
 #include "coll.h"
+#include "world/items.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -109,31 +109,18 @@ static hvt_status make(hvt_fuse *f, const hvt_piece *pieces, int n, size_t most)
 
 static hvt_status compare(hvt_comm *c, const hvt_piece *pieces, int n, size_t most, hvt_reduction how)
 {
-    enum { NAME = 128, VALUE = 48 };
-    char(*text)[NAME + VALUE] = calloc((size_t)n + 2, sizeof *text);
-    hvt_item *item = calloc((size_t)n + 2, sizeof *item);
-    hvt_status s = HVT_OK;
+    hvt__items items = {0};
 
-    if (!text || !item)
-        s = HVT_FAIL(E_MEM, "no memory for the names of %d tensors", n);
-    HVT_TRY_OR(done, hvt_world_agree(c->world, s));
-    for (int i = 0; i < n + 2; i++)
-        item[i] = (hvt_item){text[i], text[i] + NAME};
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++)
         if (pieces[i].name)
-            snprintf(text[i], NAME, "fused tensor %s", pieces[i].name);
+            hvt__items_add(&items, "fused tensor %s\t[%zu] %s", pieces[i].name, pieces[i].count,
+                           hvt_dtype_name(pieces[i].dtype));
         else
-            snprintf(text[i], NAME, "fused tensor %d", i);
-        snprintf(text[i] + NAME, VALUE, "[%zu] %s", pieces[i].count, hvt_dtype_name(pieces[i].dtype));
-    }
-    snprintf(text[n], NAME, "size of fused buckets");
-    snprintf(text[n] + NAME, VALUE, "%zu bytes", most);
-    snprintf(text[n + 1], NAME, "reduction of fused tensors");
-    snprintf(text[n + 1] + NAME, VALUE, "%s", how == HVT_SUM ? "sum" : "average");
-    s = hvt_world_compare(c->world, item, n + 2);
-done:
-    free(text), free(item);
-    return s;
+            hvt__items_add(&items, "fused tensor %d\t[%zu] %s", i, pieces[i].count,
+                           hvt_dtype_name(pieces[i].dtype));
+    hvt__items_add(&items, "size of fused buckets\t%zu bytes", most);
+    hvt__items_add(&items, "reduction of fused tensors\t%s", how == HVT_SUM ? "sum" : "average");
+    return hvt__items_compare(&items, c->world);
 }
 
 hvt_status hvt_fuse_create(hvt_comm *comm, const hvt_piece *pieces, int n, size_t bucket_bytes,

@@ -4,11 +4,11 @@
 #include "base_impl.h"
 #include "config.h"
 #include "comm_internal.h"
+#include "world/items.h"
 #include "world/watch.h"
 
 #include <sched.h>
 #include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -102,12 +102,12 @@ static hvt_status choose(const char *name, const hvt_device *dev, hvt_comm *cons
 /* Ranks that open different comms, or one with other cutoffs, would wait for different messages. */
 static hvt_status compare(hvt_world *w, const char *name, const hvt__cutoffs *t)
 {
-    char values[2][24];
-    const hvt_item items[] = {{"comm", name}, {"mpi-short", values[0]}, {"mpi-packet", values[1]}};
+    hvt__items items = {0};
 
-    snprintf(values[0], sizeof values[0], "%zu", t->mpi_short);
-    snprintf(values[1], sizeof values[1], "%zu", t->mpi_packet);
-    return hvt_world_compare(w, items, HVT_LEN(items));
+    hvt__items_add(&items, "comm\t%s", name);
+    hvt__items_add(&items, "mpi-short\t%zu", t->mpi_short);
+    hvt__items_add(&items, "mpi-packet\t%zu", t->mpi_packet);
+    return hvt__items_compare(&items, w);
 }
 
 hvt_status hvt_comm_open(const char *name, hvt_world *world, hvt_device *dev, hvt_comm **ret_comm)
