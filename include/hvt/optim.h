@@ -65,52 +65,51 @@ HVT_API void hvt_schedule_free(hvt_schedule **schedule);
 HVT_API double hvt_schedule_lr(const hvt_schedule *schedule, int epoch, uint32_t step, uint32_t steps);
 
 /*
- * Where a bucket ends is a layer's end, so it may exceed its limit; what would exceed it twice is cut into
- * pieces (of 1 MiB at least). first_bytes is read only where bucket_bytes is a limit.
+ * A bucket ends where a layer ends, so it may exceed its limit; one that would be more than twice as large is
+ * cut into pieces of at least 1 MiB. first_bytes is only read where bucket_bytes is a limit.
  */
 #define HVT_BUCKET_DEFAULT ((size_t)25 << 20)
 #define HVT_BUCKET_ALL     SIZE_MAX
 
-/** Who updates which parameters. The bits are the same. */
+/** Who updates which parameters. The result is the same to the bit. */
 typedef enum hvt_update {
-    HVT_UPDATE_AUTO,       ///< sharded on devices of the host, but replicated for one rank and, across
-                           ///< nodes, with 16-bit wires
-    HVT_UPDATE_REPLICATED, ///< every rank has parameters and optimizer state of its own, and updates all of
-                           ///< them
-    HVT_UPDATE_SHARDED     ///< each rank updates its slice for all. Parameters are one copy for the ranks of
-                           ///< a node (comm mpi: one for each rank). Optimizer state is one copy for all
-                           ///< ranks: a node's in memory that they share, several nodes' in slices on the
-                           ///< ranks. Devices of the host only
+    HVT_UPDATE_AUTO,       ///< sharded on host devices; replicated for one rank, for PowerSGD and, across
+                           ///< nodes, for 16-bit wires
+    HVT_UPDATE_REPLICATED, ///< every rank has its own parameters and optimizer state and updates all of them
+    HVT_UPDATE_SHARDED     ///< each rank updates its slice for all ranks. The ranks of a node share one copy
+                           ///< of the parameters (comm mpi: each rank has one). There is one copy of the
+                           ///< optimizer state: in shared memory on one node, in slices on the ranks of
+                           ///< several. Host devices only
 } hvt_update;
 
 /**
- * Loss scaling, which keeps small gradients representable in f16: the gradient of the loss is multiplied by
- * the scale where backward begins, and divided by it where parameters are updated. A scale is one of the mean
- * loss of a full shard, as in PyTorch. A step whose gradients are not finite updates nothing. Then a dynamic
- * scale is halved, and after `interval` updates in a row doubled. Source: torch/amp/grad_scaler.py; a table
- * in tests/golden/scaler.txt.
+ * Loss scaling keeps small gradients representable in f16: the gradient of the loss is multiplied by the
+ * scale where backward begins and divided by it where parameters are updated. The scale refers to the mean
+ * loss of a full shard, as in PyTorch. A step with gradients that are not finite updates nothing; a dynamic
+ * scale is then halved, and it is doubled after `interval` updates in a row. Source:
+ * torch/amp/grad_scaler.py; a table in tests/golden/scaler.txt.
  */
 typedef struct hvt_scaling {
-    double scale; ///< to begin with; 0: none
-    int interval; ///< 0: the scale stays; torch.amp.GradScaler has 2000
-    double floor; ///< it does not fall below; gradients that are not finite even there end the run
+    double scale; ///< the initial value; 0: no scaling
+    int interval; ///< 0: the scale is fixed; torch.amp.GradScaler has 2000
+    double floor; ///< the least scale; gradients that are not finite even there end the run
 } hvt_scaling;
 
 typedef struct hvt_distopt_opts {
     size_t bucket_bytes; ///< close a bucket at this many f32 bytes; 0 = one per layer; HVT_BUCKET_ALL = one
     size_t first_bytes;  ///< the same for the first one, so that the exchange starts early; 0 = bucket_bytes
-    hvt_dtype wire;      ///< HVT_F32 | HVT_F16 | HVT_BF16 on the way; sums are in f32
+    hvt_dtype wire;      ///< type in which gradients travel: HVT_F32, HVT_F16 or HVT_BF16; sums are in f32
     int local_shards;    ///< shards that this rank works through per step
     hvt_update update;   ///< who updates what
     hvt_scaling scaling; ///< needed with activations in f16
-    int replica_check;   ///< compare what several ranks have copies of every so many updates; 0: never
-    int powersgd;        ///< rank of the factors that gradients travel as; 0: they travel as they are
-    uint64_t seed;       ///< of what the first factors are drawn from
+    int replica_check;   ///< compare the ranks' copies every so many updates; 0: never
+    int powersgd;        ///< rank of the factors that gradients travel as; 0: no factors
+    uint64_t seed;       ///< from which the first factors are drawn
 } hvt_distopt_opts;
 
 /**
- * Wrap an optimizer: gradients are exchanged in buckets (spans of the gradient arena, in the order backward
- * finishes them) and then applied. A step is
+ * Wrap an optimizer: gradients are summed over the ranks in buckets (spans of the gradient arena, in the
+ * order in which backward finishes them) and then applied. A step is
  *
  *     HVT_TRY(hvt_distopt_begin(dist, batch.shard_counts, batch.shards, lr));
  *     for every local shard:
@@ -119,13 +118,13 @@ typedef struct hvt_distopt_opts {
  *     HVT_TRY(hvt_distopt_step(dist));
  *
  * Rank r works through shards r*local_shards ... in order. Gradients are added along one binary tree over all
- * shards (on each level 2i and 2i+1 are added, an odd last one moves up), so with f32 wires the bits of the
- * result depend neither on buckets nor on the comm, nor on the number of ranks while local_shards is a power
- * of two. With 16-bit wires they depend on the number of ranks, but are equal on all of them.
+ * shards: on each level 2i and 2i+1 are added, and an odd last one moves up. So with f32 wires the result is
+ * the same to the bit for any buckets, any comm and, while local_shards is a power of two, any number of
+ * ranks. With 16-bit wires it depends on the number of ranks, but is equal on all of them.
  *
- * PowerSGD: the gradient of a convolution or linear layer, G [k filters, m] with its channels and taps,
- * travels as factors P [k,r] and Q [m,r], r being opts.powersgd, if (k + m) r < k m; all others as they are.
- * A rank keeps what factors cannot carry, E:
+ * PowerSGD: the gradient of a convolution or linear layer, G [k,m] with k filters and m weights each, travels
+ * as factors P [k,r] and Q [m,r] with r = opts.powersgd where that is smaller, (k + m) r < k m; all others
+ * travel as they are. A rank keeps the residual E, which the factors did not carry:
  *
  *     E += G
  *     P = sum over ranks of E Q, its columns made orthonormal
@@ -133,90 +132,88 @@ typedef struct hvt_distopt_opts {
  *     G = P Q^T
  *     E -= G / ranks
  *
- * and each step begins with the Q of the one before; the first one's is drawn, from seed, tensor's name and
- * place. So a step sends two rounds of sums, a message each of a bucket and round, and the sum of all E and
- * all that was applied is the sum of all gradients, but for rounding; in units of the mean gradient, however
- * many images a step has and however the loss is scaled. All ranks hold the same bits, which depend on the
- * number of ranks, and neither on buckets nor on the comm. An update that is skipped takes its gradients and
- * E along, and leaves Q. hvt_distopt_gather() brings all ranks' E and Q to root, where a checkpoint takes
- * them along, and hvt_distopt_broadcast() brings what root has loaded back; to another number of ranks the
- * sum of all E, to the root. Costs an f32 arena on each rank, and on root, until the next step, one for every
- * rank. f32 wires, replicated updates (E_ARG) and devices of the host (E_UNSUPPORTED) only. Source: Vogels et
- * al. 2019, arXiv 1905.13727.
+ * Each step begins with the Q of the step before; the first Q is drawn from the seed, the tensor's name and
+ * the element. A step has two rounds of sums with one message per bucket and round. The sum of all E and of
+ * all gradients that were applied equals the sum of all gradients up to rounding, in units of the mean
+ * gradient, whatever the number of images in a step and the loss scale. All ranks hold the same bits, which
+ * depend on the number of ranks but not on buckets or comm. A skipped update discards its gradients and E,
+ * and keeps Q. hvt_distopt_gather() brings E and Q to root, whose checkpoint holds them, and
+ * hvt_distopt_broadcast() brings what root has loaded back to the ranks; on another number of ranks root gets
+ * the sum of all E. Costs an f32 arena on each rank and, on root after a gather and until the next step, one
+ * for every rank. Needs f32 wires and a replicated update (E_ARG) and a host device (E_UNSUPPORTED). Source:
+ * Vogels et al. 2019, arXiv 1905.13727.
  *
- * Moves the model's gradient arena into comm's memory; with a sharded update parameters and optimizer state,
- * too, into memory that a node's ranks write, where they can share any: then its first rank's values become
- * the node's, and from then on whoever sets parameters (initialises, loads) sets them for the node. Agrees
- * over all ranks on build, device, `items` (n of them: whatever else must be the same), options, tensors and
- * buckets, in this order; E_MISMATCH names the first difference. After that a step sends no message but the
- * gradients themselves. optim and comm are borrowed. Collective. Errors: E_ARG, E_MEM, E_MISMATCH, on all
- * ranks alike.
+ * The model's gradient arena moves into memory of the comm. With a sharded update parameters and optimizer
+ * state also move, into memory that the ranks of a node share if they can; the values of the node's first
+ * rank become the node's, and from then on whoever initializes or loads parameters does so for the node. All
+ * ranks compare build, device, `items` (n of them, whatever else must be equal), options, tensors and
+ * buckets, in this order; E_MISMATCH names the first difference. After that a step sends nothing but
+ * gradients. optim and comm are borrowed. Collective. Errors: E_ARG, E_MEM, E_MISMATCH, on all ranks alike.
  */
 HVT_API hvt_status hvt_distopt_create(hvt_optim *optim, hvt_comm *comm, const hvt_distopt_opts *opts,
                                       const hvt_item *items, int n, hvt_distopt **ret_dist);
-/** Collective: gives the arenas back. Optimizer state that lay in slices on the ranks is then whole where
- * hvt_distopt_gather() has just brought it, and elsewhere as new. */
+/** The model and the optimizer get arenas of their own back. Optimizer state that lay in slices on the ranks
+ * is complete where hvt_distopt_gather() has just brought it, and elsewhere as new. Collective. */
 HVT_API void hvt_distopt_free(hvt_distopt **dist);
-/** The same, but nothing is given back: the model and the optimizer are good for nothing but to be freed.
- * Saves the time and the memory of copies that nobody would use. Collective. */
+/** The same, but the model and the optimizer get nothing back and can only be freed. Saves the time and
+ * memory of copies that nobody would use. Collective. */
 HVT_API void hvt_distopt_discard(hvt_distopt **dist);
-/** Bytes of optimizer state that this rank keeps; a block that ranks of a node share counts in equal parts.
- */
+/** Bytes of optimizer state on this rank; a block that the ranks of a node share counts in equal parts. */
 HVT_API size_t hvt_distopt_state_bytes(const hvt_distopt *dist);
-/** Plan the buckets anew, between steps, as if created with these sizes; what was captured before must have
- * been freed. The bits do not change. Collective. Errors, on every rank alike, and then the old plan stays:
- * E_ARG (in the middle of a step), E_MEM, E_MISMATCH (the ranks ask for different buckets). */
+/** Plan the buckets again, between steps, as if created with these sizes. Graphs must have been freed. The
+ * result of training does not change. Collective. Errors, on every rank alike, which leave the old plan in
+ * place: E_ARG (in the middle of a step), E_MEM, E_MISMATCH (the ranks ask for different buckets). */
 HVT_API hvt_status hvt_distopt_replan(hvt_distopt *dist, size_t bucket_bytes, size_t first_bytes);
-/** Parameters, moving statistics and optimizer state from root to all; state that lies in slices on the ranks
- * is left as it is unless it was loaded on root. Collective, between steps. */
+/** Copy parameters, running statistics and optimizer state from root to all ranks. State in slices stays as
+ * it is unless root has loaded it. Collective, between steps. */
 HVT_API hvt_status hvt_distopt_broadcast(hvt_distopt *dist, int root);
-/** Bring the optimizer's state, as far as it lies in slices on the ranks, to root (-1: to every rank) until
- * the next step, so that hvt_checkpoint_save() can write it there. Collective, between steps. Errors: E_ARG,
- * E_MEM, E_COMM. */
+/** Collect optimizer state that lies in slices on the ranks on root (-1: on every rank), where it stays until
+ * the next step, so that hvt_checkpoint_save() can write it. Collective, between steps. Errors: E_ARG, E_MEM,
+ * E_COMM. */
 HVT_API hvt_status hvt_distopt_gather(hvt_distopt *dist, int root);
 
-/** Start a step. shard_counts[shards]: images per shard of this step, on all ranks the same (hvt_batch has
- * them); lr: the rate of this update, too. Sends nothing: words made of both travel with the sums of losses,
- * and ranks that were given different ones learn of it in this very step, see hvt_distopt_step(). Errors:
- * E_ARG (not local_shards * ranks shards, a negative count, no image at all, a rate that is no number). */
+/** Start a step. shard_counts[shards]: images per shard of this step (hvt_batch has them); lr: the learning
+ * rate of this update. Both must be equal on all ranks. Sends nothing: hashes of both are summed along with
+ * the losses, and hvt_distopt_step() reports where ranks differ. Errors: E_ARG (not local_shards * ranks
+ * shards, a negative count, no image at all, a rate that is not finite). */
 HVT_API hvt_status hvt_distopt_begin(hvt_distopt *dist, const int *shard_counts, int shards, double lr);
-/** The hvt_grad_fn to give hvt_model_backward(), once per local shard and step, empty shards too. Launches a
- * bucket as soon as the last shard's backward has passed its end. Errors: E_ARG, also where the batch of that
- * forward pass is not the shard whose turn it is, or not of the size that begin was told; E_COMM. */
+/** The hvt_grad_fn for hvt_model_backward(), called once per local shard and step, also for empty shards.
+ * Posts a bucket as soon as the last shard's backward has passed its end. Errors: E_ARG, also where the batch
+ * of the forward pass is not the expected shard or does not have the size given to hvt_distopt_begin();
+ * E_COMM. */
 HVT_API hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end);
 /**
- * End the step: wait for the sums, divide by the global number of images, update parameters and moving
+ * End the step: wait for the sums, divide by the global number of images, update parameters and running
  * statistics, count the loss.
  *
- * With a 16-bit wire or loss scaling a sum may not be finite; then no parameter is updated, on all ranks
- * alike, and the skip is counted. Moving statistics and the loss travel as f32 and are kept. A run ends at
- * the first such step at the least loss scale; where no scale can fall, at the hundredth in a row: nothing
- * else would end it.
+ * With a 16-bit wire or loss scaling a sum may not be finite. Then no rank updates any parameter, and the
+ * skip is counted; running statistics and the loss, which travel as f32, are kept. A run ends at the first
+ * such step at the least loss scale or, where the scale is fixed, at the hundredth in a row.
  *
- * Collective. Async: on a device that queues the host waits for nothing here, and hvt_distopt_check() tells.
- * Replica check: after an update whose number is a multiple of replica_check, ranks compare hashes of what
- * more than one of them has a copy of: parameters, but not a page with itself; momentum, where it is not in
- * slices; 16-bit copies of parameters, where the update writes all of them. E_MISMATCH if they differ, naming
- * the first tensor and the ranks, on all ranks alike, before the next update. Costs one pass over these and a
- * message.
- * Learning rate or shard counts that differ between ranks: E_MISMATCH, naming the first that does, its values
- * and ranks, on all ranks alike, in the same step and before any update; the next step may be begun. Where
- * devices queue, hvt_distopt_check() tells, and no step after that one has updated anything.
- * Errors, where it does not queue: E_DIVERGED if the summed loss is not finite or gradients end the run
- * (naming the first such parameter), on all ranks alike, before any update.
+ * Ranks that began the step with different learning rates or shard counts all get E_MISMATCH naming the first
+ * difference, its values and the ranks, in the same step and before any update; the next step may be begun.
+ *
+ * Replica check: after every replica_check-th update ranks compare hashes of what several of them have a copy
+ * of: parameters (but not shared memory with itself), momentum that is not in slices, and 16-bit copies of
+ * parameters that the update wrote completely. If they differ, all ranks get E_MISMATCH naming the first
+ * tensor and the ranks, before the next update. Costs one pass over these arenas and one small message.
+ *
+ * Collective. Async: on a device that queues the host does not wait, and hvt_distopt_check() reports errors;
+ * no step after the failed one updates anything. Errors elsewhere: E_MISMATCH; E_DIVERGED if the summed loss
+ * is not finite or gradients end the run (naming the first such parameter), on all ranks alike, before any
+ * update.
  */
 HVT_API hvt_status hvt_distopt_step(hvt_distopt *dist);
 /**
- * Give up the step that was begun, wherever each rank has come to in it, before it calls hvt_distopt_step():
- * what is under way is completed and let go, no parameter, moving statistic or count has changed, and the
- * next step may be begun. What factors kept of earlier gradients goes with it, as by a skipped update. A rank
- * that has begun none takes part, too. Collective: agree first that a rank cannot go on (hvt_world_agree()).
- * Errors: E_COMM.
+ * Give up the step that was begun, before hvt_distopt_step(), wherever each rank stands in it. What is under
+ * way is completed and discarded; no parameter, running statistic or count has changed, and the next step may
+ * be begun. PowerSGD's residuals are discarded as by a skipped update. A rank that has begun no step takes
+ * part, too. Collective: agree first that a rank cannot go on (hvt_world_agree()). Errors: E_COMM.
  */
 HVT_API hvt_status hvt_distopt_abandon(hvt_distopt *dist);
 /**
- * A step that is queued once and run many times, where the device can (a CUDA graph): host time per step is
- * then that of one call, whatever the number of layers. After some steps of the usual kind
+ * A captured step: queued once and launched many times, where the device can (a CUDA graph). The host's time
+ * per step is then that of one call, whatever the number of layers. After some ordinary steps
  *
  *     HVT_TRY(hvt_distopt_begin(dist, ...));
  *     HVT_TRY(hvt_distopt_capture(dist));
@@ -228,37 +225,36 @@ HVT_API hvt_status hvt_distopt_abandon(hvt_distopt *dist);
  *     HVT_TRY(hvt_distopt_begin(dist, ...));
  *     HVT_TRY(hvt_distopt_replay(dist, graph));
  *
- * which does all that those lines do, to the same bits. Other steps in between are free to be of the usual
- * kind. Free a graph before its distributed optimizer. Collective, like the step.
+ * which does the same to the bit. Ordinary steps may come in between. Free a graph before its distributed
+ * optimizer. Collective, like the step.
  */
 typedef struct hvt_graph hvt_graph;
-/** Why steps cannot be captured here, as a phrase; NULL: they can. */
+/** Why steps cannot be captured here, as a phrase; NULL if they can. */
 HVT_API const char *hvt_distopt_uncapturable(const hvt_distopt *dist);
 HVT_API hvt_status hvt_distopt_capture(hvt_distopt *dist);
-/** Also to be called, with ret_graph NULL, when something failed since hvt_distopt_capture(): then the step
- * is given up. */
+/** If something failed since hvt_distopt_capture(), call it with ret_graph NULL: the step is given up. */
 HVT_API hvt_status hvt_distopt_capture_end(hvt_distopt *dist, hvt_graph **ret_graph);
-/** Errors: E_ARG other shard counts than captured, or in the middle of a step. */
+/** Errors: E_ARG (shard counts other than those captured, or in the middle of a step). */
 HVT_API hvt_status hvt_distopt_replay(hvt_distopt *dist, hvt_graph *graph);
 HVT_API void hvt_graph_free(hvt_graph **graph); ///< NULL is fine
 
-/** Wait for all steps, warn of skipped updates, and tell whether one of them ended the run; after that one
- * nothing was changed. Ask after the same step on all ranks. Errors: E_DIVERGED and E_MISMATCH (see
- * hvt_distopt_step()), on all ranks alike. After E_DIVERGED hvt_model_init() begins anew. */
+/** Wait for all steps, warn of skipped updates, and report whether a step ended the run; no step after that
+ * one has changed anything. Call it after the same step on all ranks. Errors: E_DIVERGED and E_MISMATCH, see
+ * hvt_distopt_step(), on all ranks alike. After E_DIVERGED hvt_model_init() starts again. */
 HVT_API hvt_status hvt_distopt_check(hvt_distopt *dist);
-/** The step that ended the run, counted from 1 since the model was planned, as of the last check; 0: none. */
+/** The step that ended the run as of the last check, counted from 1 since the model was planned; 0: none. */
 HVT_API int64_t hvt_distopt_stopped(const hvt_distopt *dist);
-/** Seconds spent waiting for sums in step() since last taken. */
+/** Seconds spent waiting for sums in hvt_distopt_step() since the last call. */
 HVT_API double hvt_distopt_take_exposed(hvt_distopt *dist);
-/** Updates skipped because gradients were not finite, since the model was planned, as of the last check. */
+/** Updates skipped as of the last check because gradients were not finite, since the model was planned. */
 HVT_API int64_t hvt_distopt_skipped(const hvt_distopt *dist);
-/** Bytes that a rank gives to the sums of a step. */
+/** Bytes that a rank contributes to the sums of a step. */
 HVT_API size_t hvt_distopt_bytes(const hvt_distopt *dist);
-/** HVT_UPDATE_REPLICATED or HVT_UPDATE_SHARDED: what came of the option. */
+/** HVT_UPDATE_REPLICATED or HVT_UPDATE_SHARDED: what the option resolved to. */
 HVT_API hvt_update hvt_distopt_update(const hvt_distopt *dist);
 /** The loss scale as of the last check; 1 without loss scaling. */
 HVT_API double hvt_distopt_loss_scale(const hvt_distopt *dist);
-/** Number of buckets; f32 bytes of each, in launch order. Valid until they are planned anew. */
+/** Number of buckets; f32 bytes of each, in launch order. Valid until the next plan. */
 HVT_API int hvt_distopt_buckets(const hvt_distopt *dist, const size_t **ret_bytes);
 
 #ifdef __cplusplus

@@ -1,13 +1,14 @@
 /*
  * Which spans of the gradient arena travel together.
  *
- * The arena lies in the order backward finishes it, so a bucket is a run of layers and the plan follows from
- * the parameters' offsets alone, before any step. A bucket closes at the first end of a layer where it holds
- * its limit, so it may exceed it; what is left at the end is the last one. A bucket of more than twice its
- * limit (one layer of VGG has 411 MB) is cut into equal pieces, wherever that is, so that one part is added
- * and applied while the next one travels; but not where the codec works on whole tensors. Step statistics,
- * which lie in front, travel in the first bucket, or alone: they are always all-reduced as f32, also where
- * parameters' gradients are not.
+ * The arena lies in the order in which backward finishes it, so a bucket is a run of layers, and the plan
+ * follows from the parameters' offsets alone. A bucket ends at the first end of a layer at which it has
+ * reached its limit, so it may exceed the limit; the last bucket holds what is left. A bucket of more than
+ * twice its limit (one layer of VGG has 411 MB) is cut into equal pieces, at any parameter, so that one piece
+ * is summed and applied while the next one travels; codecs that work on whole tensors get no such pieces.
+ *
+ * Step statistics lie in front of the parameters' gradients. They are always all-reduced as f32, in the first
+ * bucket or, where gradients travel in another way, in a bucket of their own.
  */
 #include "dist.h"
 #include "base_impl.h"

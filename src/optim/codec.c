@@ -1,9 +1,9 @@
 /*
- * Codecs: gradients as they travel. Here are those that take one number at a time, and the table that picks
- * one; factors of matrices are in powersgd.c.
+ * Codecs: the forms in which gradients travel. This file has those that convert one number at a time, and the
+ * table that picks a codec; powersgd.c has the factors of matrices.
  *
- * A 16-bit wire carries a gradient times a power of two, so that the mean, nearly, is what has to fit. A sum
- * that does not is not finite, and skips the update.
+ * A 16-bit wire carries a gradient times a power of two, such that about the mean has to fit into the type. A
+ * sum that still does not fit is not finite, and the update is skipped.
  */
 #include "dist.h"
 #include "base_impl.h"

@@ -1,8 +1,8 @@
 /*
- * What every rank must have alike before the first step.
+ * What all ranks must have in common before the first step.
  *
- * Order matters, for the first difference is the one that is named: causes come before what follows from them
- * (build and device, the caller's options, ours, then tensors and buckets).
+ * Ranks report the first difference in the list, so causes stand before their consequences: build and device,
+ * the caller's items, our options, tensors, and buckets last.
  */
 #include "dist.h"
 #include "base_impl.h"

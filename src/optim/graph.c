@@ -1,9 +1,9 @@
 /*
- * A captured step. The device notes what a step queues, from the forward pass to the last update, and runs it
- * again at one call. Here is the rest of a step: what the host keeps count of, and what it checks.
+ * A captured step. The device notes what a step queues, from the forward pass to the last update, and
+ * launches it again in one call. This file does the rest of a step: what the host counts and checks.
  *
- * Learning rate and number of images lie in the model's step state, written before each step by begin; the
- * shard counts became arguments of kernels, so they must be those of the capture.
+ * Learning rate and number of images lie in the model's step state, which hvt_distopt_begin() writes before
+ * each step. Shard counts became arguments of kernels, so they must be those of the captured step.
  */
 #include "dist.h"
 

@@ -1,10 +1,10 @@
 /*
- * Where each rank sees only a slice of the sums, it has to learn whether the others' are finite. The step
- * statistics, which are all-reduced in any case, then leave last, when this rank has looked at its slices,
- * and a flag of every rank travels behind them.
+ * How ranks learn that a sum is not finite when each of them sees only a slice of the sums. The step
+ * statistics, which are all-reduced in any case, then leave last, after this rank has looked at its slices,
+ * and a flag of each rank travels behind them.
  *
- * Rank r writes its flag and leaves the others' zero, so that the "sum" is everybody's flags, exactly: a
- * parameter's number, which f32 holds.
+ * Rank r writes its own flag and leaves the others 0, so the sum holds every rank's flag exactly. A flag is
+ * the number of the first bad parameter, counted from 1, which f32 can hold.
  */
 #include "dist.h"
 

@@ -1,9 +1,9 @@
 /*
  * An optimizer's state, and the walk over a span of the arenas.
  *
- * An update is elementwise, so a step may be done span by span, in any cut. All that
- * tells parameters apart is whether they are decayed; neighbours that agree in this are updated in one run,
- * together with the padding between them, which is zero in every arena and stays zero.
+ * An update is elementwise, so a step may be done span by span, cut anywhere. Parameters differ only in
+ * whether they are decayed; neighbours that agree in this are updated in one run, together with the padding
+ * between them, which is zero in every arena and stays zero.
  */
 #include "optim_impl.h"
 #include "base_impl.h"

@@ -7,20 +7,20 @@
  *
  *     E += G;  P = sum of E Q over ranks;  P: orthonormal columns;  Q = sum of E^T P;  G = P Q^T;  E -= G / N
  *
- * All that is asked of P is the space that its columns span, which a factor does not change: sums do where
- * the paper has means, and the next step begins with the columns of Q at length 1. A column of 0, which has
- * no direction, is drawn anew. What every rank works out from sums is the same on all of them to the bit.
+ * Only the space that P's columns span matters, and scaling does not change it: so we sum where the paper
+ * takes means, and scale the columns of Q to length 1 for the next step. A column of zeros has no direction
+ * and is drawn again. Every rank computes the same from the same sums, to the bit.
  *
- * A step has two rounds. What travels in the first lies in `a`, tensor by tensor in the arena's order: P, or
- * the gradient itself where factors would not be smaller; in the second in `b`: Q. So buckets of the arena
- * are spans of both, and all that a bucket has of a round is one sum.
+ * A step has two rounds. The first sums `a`, which holds, tensor by tensor in the arena's order, P or, where
+ * factors would not be smaller, the gradient itself; the second sums `b`, which holds Q. So a bucket of the
+ * arena is a span of either, and takes one sum per round.
  *
- * The next step's Q is taken when this one is over, and only if its update was made: what overflowed leaves
- * nothing behind. Residuals are in the arena's units, which the number of images and the loss scale change,
- * and follow them: what was sent and what is left are all that there was, counted in mean gradients.
+ * The next step's Q is taken at the end of a step, and only if the step made its update. Residuals are in the
+ * arena's units, which depend on the number of images and the loss scale, and are rescaled when these change:
+ * counted in mean gradients, what was sent and what is left is all that there was.
  *
- * Invariant: a residual is finite when it is read. What is not finite makes a sum that is not, the update is
- * skipped, and the residual of a skipped update is dropped.
+ * Invariant: a residual is finite when it is read. A gradient that is not finite makes a sum that is not, so
+ * the update is skipped, and a skipped update discards the residual.
  */
 #include "dist.h"
 #include "base_impl.h"

@@ -1,9 +1,9 @@
 /*
- * Replica checks: between steps, every so many updates, ranks compare what more than one of them has a copy
- * of. That is parameters (unless all ranks, or those of a node, have one between them), momentum of a
- * replicated update, and the 16-bit copy of parameters that an update has written.
+ * Replica checks: every so many updates, after the update, ranks compare what several of them have a copy of.
+ * This is the parameters (one copy per node where a node shares them, none where all ranks share one), the
+ * momentum of a replicated update, and the 16-bit copy of parameters that a replicated update writes.
  *
- * A hash of each is compared by one message; only where one differs do ranks compare tensor by tensor.
+ * One message compares a hash of each; only if they differ do ranks compare tensor by tensor.
  */
 #include "dist.h"
 #include "base_impl.h"

@@ -1,16 +1,17 @@
 /*
- * What ranks share, and what each has a slice of.
+ * What ranks share, and what each rank has a slice of.
  *
- * In a sharded update a rank updates a slice of each bucket for all of them. Where all ranks see each other's
- * memory there is one copy of parameters and state. Elsewhere parameters are one copy for the ranks of a
- * node, or, where nothing can be shared, one for each rank. Optimizer state is never handed out: each rank
- * keeps that of its slices, which lie one after the other in its memory (o->v, o->v_at). To be saved it is
- * gathered, to be loaded it is spread; the gradient arena, which holds nothing between steps, is where it
- * lies on the way.
+ * In a sharded update a rank updates a slice of each bucket for all ranks. Where all ranks see each other's
+ * memory there is one copy of parameters and state. Elsewhere the ranks of a node share one copy of the
+ * parameters or, where they cannot share memory, each has its own; of the optimizer's state each rank has
+ * only its slices, one after the other in its memory (o->v, o->v_at). A save gathers them and a load spreads
+ * them, by way of the gradient arena, which holds nothing between steps.
  *
- * The bits are those of an allreduce and an update on every rank, because an update is elementwise and a
- * comm's reduce_scatter adds as its allreduce does. In a replicated update nothing is shared, nothing is
- * sliced, and what is here has little to do.
+ * The result is that of an allreduce and an update on every rank, to the bit: an update is elementwise, and a
+ * comm's reduce_scatter adds as its allreduce does.
+ *
+ * In a replicated update nothing is shared or sliced; the functions here then leave everything as it is, and
+ * broadcast copies whole arenas.
  */
 #include "dist.h"
 
@@ -18,7 +19,8 @@
 
 /* ---- life ---- */
 
-/* State in memory of this rank's own; slices that were not gathered are lost with the others'. */
+/* Put the state into this rank's own memory. Slices that were not gathered are lost, as are the other ranks'.
+ */
 static hvt_status take_back_state(hvt_distopt *d)
 {
     hvt_optim *o = d->optim;
@@ -44,7 +46,7 @@ static hvt_status take_back_state(hvt_distopt *d)
     return HVT_OK;
 }
 
-/* What this rank can fail at alone: copies of its own, before the shared ones go. */
+/* Copies of its own, which this rank may fail to get, before the shared memory goes. */
 static hvt_status take_back(hvt_distopt *d)
 {
     hvt_model *m = d->optim->m;
@@ -54,7 +56,7 @@ static hvt_status take_back(hvt_distopt *d)
     return take_back_state(d);
 }
 
-/* The model's and the optimizer's are gone with ours. */
+/* The model and the optimizer are left without the shared ones. */
 static void let_go(hvt_distopt *d)
 {
     if (d->params && d->optim->m->params == d->params)
@@ -98,7 +100,7 @@ static bool slices_state(const hvt_distopt *d)
     return d->optim->v && !(hvt_comm_can(d->comm) & HVT_COMM_REDUCE_APPLY);
 }
 
-/* Which slices are mine, and how many elements they have. The first bucket is nobody's. */
+/* This rank's slices, and how many elements they have. The first bucket has step statistics and no slices. */
 static size_t cut(const hvt_distopt *d, hvt_bucket *bucket, int n)
 {
     int rank = hvt_world_rank(hvt_comm_world(d->comm));
@@ -156,7 +158,7 @@ static hvt_status make_slices(hvt_device *dev, const hvt_bucket *bucket, int n, 
     return s;
 }
 
-/* All of the state stays until it is told what it is to be. */
+/* The whole state stays until the first broadcast or step says what the slices hold. */
 static hvt_status slice_state(hvt_distopt *d, size_t count)
 {
     hvt_optim *o = d->optim;
@@ -219,7 +221,7 @@ static hvt_status broadcast_params(hvt_distopt *d, int root)
     return hvt_world_barrier(world);
 }
 
-/* Without `whole` on root each slice has one owner, and is what it is to be. */
+/* If root has no `whole`, each slice is already right at its owner. */
 static hvt_status spread_state(hvt_distopt *d, int root)
 {
     hvt_optim *o = d->optim;

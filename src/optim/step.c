@@ -99,7 +99,7 @@ static hvt_status store_pass(hvt_distopt *d, size_t first, size_t n)
     return HVT_OK;
 }
 
-/* The last pass: all that is left, lowest first. */
+/* The last pass adds all partials that are left, lowest first. */
 static hvt_status finish_passes(hvt_distopt *d, size_t first, size_t n)
 {
     hvt_device *dev = d->optim->m->dev;
@@ -132,7 +132,7 @@ static hvt_status launch(hvt_distopt *d, hvt_bucket *b)
     return hvt__traced(d->way->post(d, b));
 }
 
-/* Is what backward walks over the shard whose turn it is, of the size that begin was told? */
+/* Does backward work on the expected shard, with the number of images given to hvt_distopt_begin()? */
 static hvt_status check_pass(const hvt_distopt *d)
 {
     const hvt_model *m = d->optim->m;
@@ -149,7 +149,7 @@ static hvt_status check_pass(const hvt_distopt *d)
     return HVT_OK;
 }
 
-/* With the sums of losses travel this rank's arguments. */
+/* This rank's arguments travel with the sums of losses. */
 static hvt_status add_arguments(const hvt_distopt *d)
 {
     const hvt_model *m = d->optim->m;
@@ -243,7 +243,7 @@ hvt_status hvt__receive(hvt_distopt *d)
 
 /* ---- it ends ---- */
 
-/* The first round's sums, bucket by bucket; what they make travels at once. */
+/* As soon as a bucket's first sum has come, its second one is posted. */
 static hvt_status second_round(hvt_distopt *d)
 {
     for (hvt_bucket *b = d->bucket + 1; b < d->bucket + d->nbucket; b++) {
@@ -271,7 +271,6 @@ static hvt_status decide(hvt_distopt *d)
     return m->dev->ops->host ? hvt_distopt_check(d) : HVT_OK;
 }
 
-/* What a codec took from its gradients is gone with them. */
 void hvt__distopt_drop(hvt_distopt *d)
 {
     d->begun = false;
@@ -283,7 +282,7 @@ void hvt__distopt_drop(hvt_distopt *d)
     hvt__trace_step_end();
 }
 
-/* All that was launched, until something fails; nobody reads it. */
+/* Wait for all that was launched, until something fails; nobody reads the sums. */
 static hvt_status await_rest(hvt_distopt *d)
 {
     hvt_status s = HVT_OK;

@@ -1,11 +1,11 @@
 /*
- * The fused update, where all ranks see each other's memory and there is one copy of parameters and state. A
+ * The fused update, where all ranks see each other's memory and share one copy of parameters and state. A
  * rank reads its slice of all ranks' gradients, adds them along the tree and updates the shared parameters,
- * in one pass of the device's: no sum is ever written, and there is nothing to gather.
+ * in one pass of the device: no sum is ever written, and nothing has to be gathered.
  *
- * Invariant: parameters are written between the moment at which every rank that shares them has finished its
- * backward pass over them and the end of the comm's last operation on them, which no rank leaves before all
- * have written. So nobody reads them meanwhile, and no flag of their own is needed.
+ * Invariant: a rank writes parameters only inside the comm's operation on them, which starts after every rank
+ * has finished its backward pass over them, and which no rank leaves before all have written. So nobody reads
+ * them meanwhile, and the update needs no synchronization of its own.
  */
 #include "dist.h"
 #include "base_impl.h"

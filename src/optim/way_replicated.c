@@ -1,6 +1,6 @@
 /*
- * The replicated update: sums go to all ranks, and every rank updates all of its parameters. Early buckets
- * are applied while late ones still travel.
+ * The replicated update: every rank gets all sums and updates all of its parameters. Early buckets are
+ * applied while late ones still travel.
  */
 #include "dist.h"
 

@@ -1,10 +1,10 @@
 /*
- * The sliced update: a reduce_scatter leaves each rank its slice of a bucket's sum, which it updates for all
- * of them; an allgather hands the new parameters out. Parameters of early buckets are handed out while sums
- * of late ones still travel.
+ * The sliced update: reduce_scatter leaves each rank its slice of a bucket's sum, the rank updates this slice
+ * for all ranks, and allgather distributes the new parameters. Parameters of early buckets are distributed
+ * while sums of late ones still travel.
  *
- * Where the decision needs all sums, no rank sees all of them: then step statistics leave last, and flags
- * with them (nonfinite.c).
+ * Where the decision about a step needs all sums, no single rank sees them all; step statistics then leave
+ * last, together with flags (nonfinite.c).
  */
 #include "dist.h"
 

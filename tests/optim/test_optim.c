@@ -272,7 +272,7 @@ static void check_param(rig *r, const hvt_param *p, double want, const char *wha
 }
 
 /* A step over so many images, at a rate of .1, that may update. */
-static void settle(rig *r, int images)
+static void decide(rig *r, int images)
 {
     CHECK_OK(hvt__model_begin_step(r->m, images, .1, NULL));
     CHECK_OK(hvt__model_end_step(r->m, &images, 1));
@@ -299,7 +299,7 @@ static void check_sgd(hvt_optim_opts sgd, const double *want)
         uint64_t version = r.m->version;
 
         fill(&r, r.m->grads, 2); /* a sum over four images */
-        settle(&r, 4);
+        decide(&r, 4);
         CHECK_OK(update(&r, 0, middle));
         CHECK_OK(update(&r, middle, r.m->arena_count));
         hvt__model_updated(r.m);
@@ -331,7 +331,7 @@ TEST(norm_and_bias_can_be_spared_from_decay)
 
         open_with(&r, (hvt_optim_opts){.weight_decay = .5f, .no_decay_norm = norm, .no_decay_bias = bias});
         fill(&r, r.m->params, 1);
-        settle(&r, 1);
+        decide(&r, 1);
         CHECK_OK(update(&r, 0, r.m->arena_count));
         hvt__model_updated(r.m);
         for (int i = 0; i < r.m->nparam_tensors; i++) {

@@ -1,6 +1,6 @@
 /*
  * restart: what a run can go on from. After it diverged, initialising the model is enough; a step may be
- * given up wherever it stands; and ranks that were told different things of a step all hear of it before
+ * given up wherever it stands; and ranks that begin a step with different arguments all get an error before
  * anything has changed.
  *
  * Runs alone and under mpirun.
@@ -186,7 +186,7 @@ TEST(a_step_may_be_given_up_wherever_each_rank_stands)
     for_all_ways(give_up_and_go_on);
 }
 
-/* ---- what ranks were told ---- */
+/* ---- arguments that differ ---- */
 
 static void differ(const setup *u, const char *what)
 {
@@ -217,7 +217,7 @@ static void differ(const setup *u, const char *what)
     rig_close(&r);
 }
 
-TEST(ranks_that_were_told_different_things_of_a_step_all_hear_of_it)
+TEST(ranks_that_begin_a_step_with_different_arguments_all_get_an_error)
 {
     if (hvt_world_size(job) > 1)
         for_all_ways(differ);
@@ -279,9 +279,9 @@ int main(void)
     RUN(a_loss_scale_begins_anew_with_the_model);
     RUN(a_step_may_be_given_up_wherever_each_rank_stands);
     if (hvt_world_size(job) > 1)
-        RUN(ranks_that_were_told_different_things_of_a_step_all_hear_of_it);
+        RUN(ranks_that_begin_a_step_with_different_arguments_all_get_an_error);
     else
-        check_skip("ranks_that_were_told_different_things_of_a_step_all_hear_of_it", "one rank");
+        check_skip("ranks_that_begin_a_step_with_different_arguments_all_get_an_error", "one rank");
     RUN(any_difference_shows_in_the_sums);
     RUN(a_batch_that_is_not_the_one_whose_turn_it_is_is_named);
     return rig_end();
