@@ -16,7 +16,7 @@ double hvt_distopt_take_exposed(hvt_distopt *d)
     return seconds;
 }
 
-/* A dynamic scale finds its place by them. */
+/* A dynamic scale finds its value by skipping; elsewhere a skip is a loss. */
 static void report_skips(const hvt_distopt *d, int64_t skipped)
 {
     int64_t n = skipped - d->skipped;
@@ -30,9 +30,9 @@ static void report_skips(const hvt_distopt *d, int64_t skipped)
                  hvt_dtype_name(d->opts.scaling.scale ? d->optim->m->type : d->opts.wire));
 }
 
-/* Ranks began a step with different arguments, and it did nothing; so the next one may be begun. All ranks
- * know, and are here. Where the host is ahead of its device they have begun other steps since: the arguments
- * of the last one are what can be compared. */
+/* Ranks began a step with different arguments. All ranks have noticed and are here, and the step did nothing,
+ * so the next one may be begun. Where the host is ahead of its device, ranks have begun other steps since;
+ * then the arguments of the last one are compared. */
 static hvt_status name_arguments(hvt_distopt *d, hvt_step_state *now)
 {
     hvt__items items = {0};
@@ -76,30 +76,22 @@ hvt_status hvt_distopt_check(hvt_distopt *d)
 
 hvt_update hvt_distopt_update(const hvt_distopt *d)
 {
-    if (!d)
-        return HVT_UPDATE_AUTO;
-    return d->opts.update;
+    return d ? d->opts.update : HVT_UPDATE_AUTO;
 }
 
 int64_t hvt_distopt_stopped(const hvt_distopt *d)
 {
-    if (!d)
-        return 0;
-    return d->stopped;
+    return d ? d->stopped : 0;
 }
 
 double hvt_distopt_loss_scale(const hvt_distopt *d)
 {
-    if (!d)
-        return 1;
-    return d->loss_scale;
+    return d ? d->loss_scale : 1;
 }
 
 int64_t hvt_distopt_skipped(const hvt_distopt *d)
 {
-    if (!d)
-        return 0;
-    return d->skipped;
+    return d ? d->skipped : 0;
 }
 
 size_t hvt_distopt_bytes(const hvt_distopt *d)
