@@ -94,6 +94,11 @@ hvt_status hvt__open_regular(const char *path, int *ret_fd, uint64_t *ret_bytes)
  */
 bool hvt__file_lock(int fd, const char *flag, const char *path);
 
+/* Parts of a value as it was typed: scan.c. */
+bool hvt__scan_text(const char **at, const char *text);
+bool hvt__scan_whole(const char **at, int64_t most, int64_t *ret); /* digits alone, at most `most` */
+bool hvt__scan_number(const char **at, double *ret);               /* decimal, finite */
+
 double hvt__now(void);               /* seconds, monotonic */
 void hvt__sort(double *x, size_t n); /* ascending */
 

@@ -5,7 +5,6 @@
 #include "hvt/optim.h"
 #include "base_impl.h"
 
-#include <ctype.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,46 +17,20 @@ struct hvt_schedule {
     shape shape;
     double lr, epochs, warmup, from;
     double gamma, min; /* step, multistep; cosine */
-    int size;          /* step */
-    int milestone[MILESTONES], nmilestone;
+    int64_t size;      /* step */
+    int64_t milestone[MILESTONES];
+    int nmilestone;
 };
 
 #define EXPECT(cond, what)                                                                                   \
     HVT_CHECK(cond, E_ARG, "schedule '%s': expected %s at '%s'", text, what, *at ? at : "(the end)")
 
-/* A whole number of epochs above 0 at `at`; NULL if there is none, else the place behind it. */
-static const char *read_epochs(const char *at, int *ret)
-{
-    long n = 0;
-
-    if (!isdigit((unsigned char)*at))
-        return NULL;
-    for (; isdigit((unsigned char)*at); at++)
-        if ((n = n * 10 + (*at - '0')) > EPOCH_MAX)
-            return NULL;
-    *ret = (int)n;
-    return n > 0 ? at : NULL;
-}
-
-/* A plain decimal number >= 0 at `at` (no sign, hexadecimal, inf or nan). */
-static const char *read_number(const char *at, double *ret)
-{
-    char *end;
-
-    if (!isdigit((unsigned char)*at) && *at != '.')
-        return NULL;
-    if (at[0] == '0' && (at[1] == 'x' || at[1] == 'X'))
-        return NULL;
-    *ret = strtod(at, &end);
-    return end != at && isfinite(*ret) ? end : NULL;
-}
-
 static hvt_status read_gamma(const char *text, const char *at, double *ret)
 {
-    const char *end = read_number(at, ret);
+    const char *p = at;
 
-    EXPECT(end && *ret > 0, "a factor GAMMA above 0");
-    at = end;
+    EXPECT(*at != '+' && hvt__scan_number(&p, ret) && *ret > 0, "a factor GAMMA above 0");
+    at = p;
     EXPECT(!*at, "nothing more");
     return HVT_OK;
 }
@@ -65,12 +38,12 @@ static hvt_status read_gamma(const char *text, const char *at, double *ret)
 /* "SIZE[,GAMMA]" */
 static hvt_status read_step(hvt_schedule *c, const char *text, const char *at)
 {
-    const char *end = read_epochs(at, &c->size);
+    const char *p = at;
 
-    EXPECT(end, "a number SIZE of epochs above 0");
-    at = end;
-    if (*at == ',')
-        return read_gamma(text, at + 1, &c->gamma);
+    EXPECT(hvt__scan_whole(&p, EPOCH_MAX, &c->size) && c->size > 0, "a number SIZE of epochs above 0");
+    at = p;
+    if (hvt__scan_text(&at, ","))
+        return read_gamma(text, at, &c->gamma);
     EXPECT(!*at, "',GAMMA' or nothing more");
     return HVT_OK;
 }
@@ -78,20 +51,17 @@ static hvt_status read_step(hvt_schedule *c, const char *text, const char *at)
 /* "E1,E2,...[@GAMMA]" */
 static hvt_status read_multistep(hvt_schedule *c, const char *text, const char *at)
 {
-    for (;;) {
-        int epoch = 0, last = c->nmilestone ? c->milestone[c->nmilestone - 1] : 0;
-        const char *end = read_epochs(at, &epoch);
+    int64_t last = 0, epoch;
 
-        EXPECT(end && epoch > last, "an epoch above 0 and the one before");
+    do {
+        const char *p = at;
+        EXPECT(hvt__scan_whole(&p, EPOCH_MAX, &epoch) && epoch > last, "an epoch above 0 and the one before");
+        at = p;
         EXPECT(c->nmilestone < MILESTONES, "at most 64 epochs");
-        c->milestone[c->nmilestone++] = epoch;
-        at = end;
-        if (*at != ',')
-            break;
-        at++;
-    }
-    if (*at == '@')
-        return read_gamma(text, at + 1, &c->gamma);
+        c->milestone[c->nmilestone++] = last = epoch;
+    } while (hvt__scan_text(&at, ","));
+    if (hvt__scan_text(&at, "@"))
+        return read_gamma(text, at, &c->gamma);
     EXPECT(!*at, "',EPOCH', '@GAMMA' or nothing more");
     return HVT_OK;
 }
@@ -99,13 +69,11 @@ static hvt_status read_multistep(hvt_schedule *c, const char *text, const char *
 /* "" or "MIN" */
 static hvt_status read_cosine(hvt_schedule *c, const char *text, const char *at)
 {
-    const char *end = at;
+    const char *p = at;
 
-    if (*at) {
-        end = read_number(at, &c->min);
-        EXPECT(end && c->min <= c->lr, "a least rate MIN between 0 and the peak rate");
-    }
-    at = end;
+    EXPECT(!*at || (hvt__scan_number(&p, &c->min) && c->min >= 0 && c->min <= c->lr),
+           "a least rate MIN between 0 and the peak rate");
+    at = p;
     EXPECT(!*at, "nothing more");
     HVT_CHECK(isfinite(c->epochs) && c->epochs > 0, E_ARG,
               "schedule '%s' needs the run's number of epochs, got %g", text, c->epochs);
@@ -204,7 +172,7 @@ double hvt_schedule_lr(const hvt_schedule *c, int epoch, uint32_t step, uint32_t
         return c->from ? c->lr * (c->from + (1 - c->from) * (done + 1) / warm) : c->lr * (done + 1) / warm;
     switch (c->shape) {
     case STEP:
-        return c->lr * pow(c->gamma, epoch / c->size);
+        return c->lr * pow(c->gamma, (double)(epoch / c->size));
     case MULTISTEP:
         while (passed < c->nmilestone && c->milestone[passed] <= epoch)
             passed++;
