@@ -143,7 +143,7 @@ static hvt_status check_gpus(hvt_comm *c)
             if (!card[a].share || !card[b].share) {
                 HVT_FAIL(E_UNSUPPORTED,
                          "comm nccl: ranks %d and %d of host %s have the same GPU, %s (%s): start no more "
-                         "ranks there than it has GPUs, or let them share it (--share-gpu)",
+                         "ranks there than it has GPUs, or let them share one (--device cuda:N)",
                          a, b, w->host[a], card[a].name, card[a].uuid);
                 hvt__error_agreed(true);
                 return HVT_E_UNSUPPORTED;

@@ -47,24 +47,25 @@ extern "C" {
       "resnet18 to 152: 7x7 stride 2 and max-pool, or 3x3 stride 1")                                         \
     X(pick, shortcut, "A", 0, RUN, "A|B",                                                                    \
       "resnet20 to 110: zero-padded identity, or 1x1 convolution where shapes change")                       \
-    X(word, classes, "data", 2, RUN, "N", "outputs of the head; also the classes that synth draws")          \
+    X(word, classes, "data", 2, RUN, "N", "outputs of the head; also the classes of synth")                  \
     G("Data")                                                                                                \
-    X(pick, data, "synth", 0, RUN, "synth|cifar10", "drawn images, or CIFAR-10's binary files")              \
-    X(str, data_dir, "", 0, RUN, "DIR", "cifar10: folder that holds its files")                              \
-    X(word, image_size, "data", 8, RUN, "PIXELS", "synth: side of an image (data: 32)")                      \
+    X(pick, data, "synth", 0, RUN, "synth|cifar10", "synthetic images, or CIFAR-10's binary files")          \
+    X(str, data_dir, "", 0, RUN, "DIR", "cifar10: folder with its files")                                    \
+    X(word, size, "data", 8, RUN, "PIXELS", "synth: height and width of an image (data: 32)")                \
     X(int, samples, "10000", 1, RUN, "N", "synth: training images; the test split has a fifth as many")      \
     X(word, limit, "all", 1, RUN, "N", "only the first N images of each split")                              \
     X(str, augment, "none", 0, RUN, "none|flip|crop:PIXELS,flip",                                            \
-      "of training images: mirror half of them, shift by up to PIXELS (at most 127)")                        \
+      "training images: mirror half of them, shift by up to PIXELS (at most 127)")                           \
     X(rgb, mean, "0.5", -1e30, RUN, "X[,X,X]", "x = (byte/255 - mean) / std: in units of 0..1, not 0..255")  \
     X(rgb, std, "0.5", 1e-30, RUN, "X[,X,X]", "in the same units")                                           \
-    X(bool, shuffle, "on", 0, RUN, "on|off", "a new order every epoch (PyTorch's DistributedSampler)")       \
-    X(pick, tail, "exact", 0, RUN, "exact|pad|drop",                                                         \
-      "a set that shards do not divide: each image once, PyTorch's padding, or full batches only")           \
+    X(bool, shuffle, "on", 0, RUN, "on|off",                                                                 \
+      "another order in every epoch (that of PyTorch's DistributedSampler)")                                 \
+    X(pick, last_batch, "keep", 0, RUN, "keep|pad|drop",                                                     \
+      "of a set that shards do not divide: each image once, PyTorch's padding, or full batches only")        \
     G("Training")                                                                                            \
-    X(int, epochs, "10", 1, RUN, "N", "passes over the training set, those before --resume included")        \
+    X(int, epochs, "10", 1, RUN, "N", "passes over the training set, including those before --resume")       \
     X(word, steps, "none", 1, JOB, "N",                                                                      \
-      "stop after N updates of the whole run, and at the latest after --epochs where that is given, too")    \
+      "stop after N updates of the whole run, or after --epochs if that is given and comes first")           \
     X(int, batch, "128", 1, RUN, "N", "images per shard and update, so per rank by default")                 \
     X(word, global_batch, "none", 1, RUN, "N", "images per update, all shards together; instead of --batch") \
     X(num, lr, "0.1", 0, RUN, "X", "learning rate")                                                          \
@@ -72,79 +73,70 @@ extern "C" {
     X(str, schedule, "constant", 0, RUN, "constant|step:SIZE[,GAMMA]|multistep:E,E[@GAMMA]|cosine[:MIN]",    \
       "of the learning rate, over epochs")                                                                   \
     X(num, warmup_epochs, "0", 0, RUN, "X", "the rate rises linearly over the first X epochs")               \
-    X(num, warmup_from, "0", 0, RUN, "X", "from this part of it; 1/ranks is Horovod's callback")             \
+    X(num, warmup_from, "0", 0, RUN, "X", "from this fraction of it; 1/ranks is Horovod's callback")         \
     X(num, momentum, "0.9", 0, RUN, "X", "")                                                                 \
-    X(num, dampening, "0", 0, RUN, "X", "")                                                                  \
     X(bool, nesterov, "off", 0, RUN, "on|off", "Nesterov's momentum")                                        \
     X(num, weight_decay, "0", 0, RUN, "X", "added to the gradient, as torch.optim.SGD does")                 \
     X(str, no_decay, "none", 0, RUN, "none|norm,bias", "parameters without weight decay")                    \
-    X(int, seed, "0", 0, RUN, "N", "drives initialisation, order and augmentation")                          \
+    X(int, seed, "0", 0, RUN, "N", "for initialisation, order and augmentation")                             \
     G("Precision")                                                                                           \
     X(pick, amp, "f32", 0, RUN, "f32|f16|bf16|O0|O1|O2|O3",                                                  \
       "type of activations, their gradients and the weights that convolutions read; Apex's O0 is f32, O1 "   \
       "and "                                                                                                 \
       "O2 are f16 (parameters, batch norm, sums and loss are always f32; O3 is refused)")                    \
     X(word, loss_scale, "dynamic", 1, RUN, "N",                                                              \
-      "f16: times the loss; dynamic: 65536, halved by an overflow, doubled after 2000 updates without")      \
-    X(num, loss_scale_min, "1", 0, RUN, "X",                                                                 \
-      "f16: the dynamic scale falls no further; overflow there ends the run")                                \
+      "f16: factor of the loss; dynamic: 65536, halved by an overflow, doubled after 2000 updates without")  \
     G("Ranks")                                                                                               \
-    X(word, shards, "ranks", 1, RUN, "N", "shards in the global batch; a multiple of the ranks")             \
+    X(word, shards, "ranks", 1, RUN, "N",                                                                    \
+      "shards in the global batch (PyTorch's world size, virtually); a multiple of the ranks")               \
     X(str, device, "cpu", 0, JOB, "ref|cpu|cuda|cuda:N",                                                     \
-      "plain C, vector kernels, or CUDA: a GPU for each rank of a host, or GPU N")                           \
-    X(bool, share_gpu, "off", 0, JOB, "on|off", "cuda: let several ranks use one GPU")                       \
+      "plain C, vector kernels, or CUDA: a GPU for each rank of a host, or its GPU N for all of them")       \
     X(bool, deterministic, "off", 0, RUN, "on|off",                                                          \
-      "cuda: the same bits in every run, at some cost (ref and cpu: always)")                                \
-    X(bool, tf32, "off", 0, RUN, "on|off", "cuda: f32 products round their factors to 10 bits")              \
-    X(str, plan_cache, "auto", 0, RANK, "auto|none|FILE",                                                    \
-      "cuda: keeps the algorithms that were found fastest (auto: ~/.cache/hvtrain/plans)")                   \
-    X(str, isa, "auto", 0, JOB, "NAME", "cpu: instruction set; auto: the best that every rank has")          \
-    X(bool, winograd, "on", 0, RUN, "on|off",                                                                \
-      "cpu: convolutions of 3x3 in floats by F(2x2, 3x3), which multiplies 4 times for 9; off: as defined")  \
+      "cuda: bit-identical results in every run, at some cost (ref and cpu: always)")                        \
+    X(bool, tf32, "off", 0, RUN, "on|off",                                                                   \
+      "cuda: allow TF32, which rounds the factors of f32 products to 10 bits")                               \
+    X(str, isa, "auto", 0, JOB, "NAME", "cpu: instruction set; auto: the best that all ranks have")          \
     X(word, threads, "auto", 1, RANK, "N", "per rank; auto: its share of the cores it may use")              \
-    X(pick, comm, "auto", 0, JOB, "auto|self|shm|mpi|hier|nccl", "how gradients travel")                     \
-    X(pick, update, "auto", 0, JOB, "auto|replicated|sharded",                                               \
-      "every rank updates all parameters, or a share of them for all ranks")                                 \
+    X(pick, comm, "auto", 0, JOB, "auto|self|shm|mpi|hier|nccl", "how gradients are exchanged")              \
+    X(pick, optimizer_state, "auto", 0, JOB, "auto|replicated|sharded",                                      \
+      "each rank keeps all of it, or a slice, which it updates for all ranks (ZeRO stage 1)")                \
     X(size, bucket, "25MiB", 0, RUN, "SIZE|0|all",                                                           \
-      "gradients sent together; 0: layer by layer; all: once (tune finds what is fastest)")                  \
-    X(size, first_bucket, "1MiB", 0, RUN, "SIZE", "the first one, small so that the exchange starts early")  \
-    X(str, thresholds, "", 0, JOB, "NAME=N,...",                                                             \
-      "bytes from which on comms mpi and hier do something else: mpi-short, mpi-packet; see tune")           \
-    X(pick, wire, "f32", 0, RUN, "f32|f16|bf16|powersgd:R",                                                  \
-      "type of gradients on the way, or as factors of rank R; sums are in f32 (comm nccl: in that type)")    \
+      "size of fused gradients; 0: one bucket per layer; all: one bucket (tune finds the fastest)")          \
+    X(str, comm_cutoffs, "", 0, JOB, "NAME=N,...",                                                           \
+      "message sizes at which comms mpi and hier change algorithms: mpi-short, mpi-packet (see tune)")       \
+    X(pick, compression, "f32", 0, RUN, "f32|f16|bf16|powersgd:R",                                           \
+      "exchange gradients in this type (f32: uncompressed), or as factors of rank R; sums are in f32 (comm " \
+      "nccl: in that type)")                                                                                 \
     X(pick, overlap, "auto", 0, JOB, "auto|off|worker",                                                      \
-      "a worker thread exchanges gradients while backward goes on; auto: times the first updates and says")  \
-    X(int, replica_check, "0", 0, JOB, "N",                                                                  \
-      "compare the ranks' copies of parameters every N updates; 0: never")                                   \
+      "exchange gradients during backward, in a worker thread; auto: chosen by a trial in the first "        \
+      "updates")                                                                                             \
+    X(int, check_replicas, "0", 0, JOB, "N",                                                                 \
+      "compare the ranks' copies of the parameters every N updates; 0: never")                               \
     X(pick, graph, "auto", 0, JOB, "auto|on|off",                                                            \
-      "cuda: queue a step once and launch it as a whole from then on (a CUDA graph)")                        \
-    X(time, stall_warn, "30s", 0, JOB, "TIME", "a rank that waits so long says for whom; 0: never")          \
-    X(time, stall_abort, "300s", 0, JOB, "TIME", "a rank that waits so long ends the job; 0: never")         \
+      "cuda: capture a step as a CUDA graph, and launch it as a whole from then on")                         \
+    X(time, stall_warn, "30s", 0, JOB, "TIME",                                                               \
+      "warn when a rank has waited this long, and name the rank that it waits for; 0: never")                \
+    X(time, stall_abort, "300s", 0, JOB, "TIME", "end the job when a rank has waited this long; 0: never")   \
     G("Files")                                                                                               \
-    X(str, config, "", 0, JOB, "FILE", "options from a JSON object, read by rank 0; flags win over it")      \
+    X(str, config, "", 0, JOB, "FILE", "options from a JSON object, read by rank 0; flags override it")      \
     X(str, init, "", 0, JOB, "FILE",                                                                         \
-      "start from weights in safetensors (ours or PyTorch's; of a folder its last)")                         \
-    X(bool, init_skip_head, "off", 0, JOB, "on|off", "--init: leave the head (fc) as initialised")           \
+      "start with the weights of a safetensors file (ours or PyTorch's), or of the last one in a folder")    \
+    X(bool, reset_head, "off", 0, JOB, "on|off", "--init: initialise the head (fc) instead of loading it")   \
     X(str, save, "", 0, JOB, "DIR|none",                                                                     \
-      "write last and best after every epoch; none: not even where --resume goes on")                        \
+      "write last and best after every epoch; none: do not save, even with --resume")                        \
     X(bool, overwrite, "off", 0, JOB, "on|off",                                                              \
-      "--save: replace another run's checkpoint, once there is one to replace it with")                      \
+      "--save: replace another run's checkpoint when this run saves for the first time")                     \
     X(str, resume, "", 0, JOB, "DIR|FILE|auto",                                                              \
-      "go on from DIR's last, and save there unless --save says otherwise; or from one file; auto: from "    \
-      "what --save's folder holds, else begin")                                                              \
+      "continue from last in DIR, and save there unless --save is given; or from one file; auto: from the "  \
+      "folder of --save if it has a checkpoint, else start")                                                 \
     X(bool, evaluate, "off", 0, JOB, "on|off",                                                               \
-      "with --init or --resume: evaluate, print the result on stdout, and end")                              \
+      "with --init or --resume: evaluate and print the result on stdout")                                    \
     X(int, eval_freq, "1", 0, RUN, "N", "epochs between evaluations; 0: only at the end")                    \
-    X(str, log, "", 0, RANK, "FILE", "JSON lines, written by rank 0; --resume appends to it")                \
-    X(int, print_freq, "10", 1, JOB, "N", "updates between step records and lines")                          \
-    X(str, timeline, "", 0, JOB, "FILE", "what every rank did when, as a Chrome trace (ui.perfetto.dev)")    \
+    X(str, log, "", 0, RANK, "FILE", "JSON lines, written by rank 0; --resume appends")                      \
+    X(int, print_freq, "10", 1, JOB, "N", "updates between step records")                                    \
+    X(str, timeline, "", 0, JOB, "FILE", "phases of every rank as a Chrome trace (ui.perfetto.dev)")         \
     X(str, timeline_steps, "all", 0, JOB, "FIRST-LAST|all", "--timeline: only these updates of the run")     \
-    X(bool, quiet, "off", 0, RANK, "on|off",                                                                 \
-      "no table, no progress, no results but the line of --evaluate: errors and warnings only")              \
-    X(bool, verbose, "off", 0, RANK, "on|off", "say, too, what was chosen for each layer")                   \
-    G("Tuning (hvtrain tune)")                                                                               \
-    X(str, output, "", 0, JOB, "FILE", "what was found best, for --config")                                  \
-    X(num, budget, "60", 1, JOB, "SECONDS", "to measure for, about")
+    X(bool, quiet, "off", 0, RANK, "on|off", "print only errors, warnings and the result of --evaluate")
 
 typedef struct hvt_rgb {
     float v[3];
@@ -174,7 +166,7 @@ typedef enum hvt_ask {
     HVT_ASK_VERSION
 } hvt_ask;
 
-/** Where an option's value comes from; the greater wins. */
+/** The source of an option's value; the greater wins. */
 typedef enum hvt_from { HVT_FROM_DEFAULT, HVT_FROM_CHECKPOINT, HVT_FROM_CONFIG, HVT_FROM_FLAG } hvt_from;
 
 typedef struct hvt_options {
@@ -183,23 +175,25 @@ typedef struct hvt_options {
 #undef HVT_OPT_FIELD
     hvt_ask ask;                     ///< "tune" in front, --help, --help=markdown, --help=man, --version
     hvt_from from[HVT_OPTION_COUNT]; ///< in the table's order
+    const char *tune_file;           ///< "tune FILE SECONDS": borrowed; "": none
+    double tune_seconds;
 } hvt_options;
 
 HVT_API void hvt_options_default(hvt_options *ret_opts);
 /**
- * argv[1..] over the defaults, "tune" in front if it is there. `--name value` and `--name=value`; '_' in a
- * name reads as '-'; of a repeated flag the last wins. Values are checked one by one here, together in
- * hvt_options_check(). Errors: E_ARG names the flag, what was expected and what came; for an unknown flag the
- * nearest known one.
+ * argv[1..] over the defaults, "tune FILE [SECONDS]" first if it is there. `--name value` and `--name=value`;
+ * '_' in a name reads as '-'; of a repeated flag the last wins. Values are checked one by one here, together
+ * in hvt_options_check(). Errors: E_ARG names the flag, what was expected and what came; for an unknown flag
+ * the nearest known one.
  */
 HVT_API hvt_status hvt_options_parse(int argc, char **argv, hvt_options *ret_opts);
 /** Set one option by its flag (without "--"), as the parser does. value is borrowed. */
 HVT_API hvt_status hvt_options_set(hvt_options *opts, const char *name, const char *value);
 /**
- * For --config: what the file opts->config gives and no flag does. The file is one JSON object; its keys are
- * options without "--", its values what would follow the flag: text, or a number or true and false where the
- * option takes one. Rank 0 reads it and tells the others, so no other host needs it. The texts set in opts
- * lie in *ret_memory: free() it after opts. Collective. Errors: E_IO, E_FORMAT naming file and key.
+ * For --config: set the options that the file opts->config gives and no flag does. The file is one JSON
+ * object; its keys are options without "--", its values are what would follow the flag: text, or a number,
+ * true or false where the option takes one. Rank 0 reads the file and broadcasts it. opts refers to texts in
+ * *ret_memory: free() it after opts. Collective. Errors: E_IO, E_FORMAT naming file and key.
  */
 HVT_API hvt_status hvt_options_config(hvt_options *opts, hvt_world *world, void **ret_memory);
 /** Do the options fit together on this many ranks? Errors: E_ARG naming the flags and their values. */
@@ -237,10 +231,10 @@ typedef struct hvt_report {
 HVT_API hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_report *ret_report);
 
 /**
- * Measure, on this world and for this model, which sizes of buckets and which thresholds are fastest, print
- * what was measured on stdout, and write opts->output for hvt_options_config(). Steps are whole training
- * steps with a learning rate of 0; candidates take turns, medians count, and what is the default stays unless
- * another is faster than its lower quartile. Collective; errors as hvt_train()'s.
+ * Measure for about opts->tune_seconds, on this world and for this model, which bucket size and which cutoffs
+ * are fastest. Prints the measurements on stdout, and writes opts->tune_file for hvt_options_config(). Steps
+ * are whole training steps with a learning rate of 0. Medians are compared, and the default stays unless
+ * another candidate is faster than its lower quartile. Collective; errors as those of hvt_train().
  */
 HVT_API hvt_status hvt_tune(const hvt_options *opts, hvt_world *world);
 
@@ -281,13 +275,12 @@ typedef struct hvt_progress {
     int64_t steps; ///< updates so far
     double top1;   ///< percent, of the evaluation made with these weights; < 0 if none was
     uint64_t run;  ///< the same in all checkpoints of a run, also after --resume; 0: not known
-    char *options; ///< "--flag=value\n" for each option of scope RUN; load: malloc'ed, free() it
+    char *options; ///< JSON object {"flag": "value"} of the options of scope RUN; load: malloc'ed, free() it
 } hvt_progress;
 
-/** o may be NULL (no momentum). Where ranks hold slices of its state, or what factors of gradients did not
- * carry, hvt_distopt_gather() comes before.
- * Errors: E_IO naming file and cause, E_DIVERGED naming a tensor that is not finite, E_ARG (not gathered),
- * E_MEM; files of before are whole then. */
+/** o may be NULL (no momentum). If ranks hold slices of its state or PowerSGD residuals, call
+ * hvt_distopt_gather() first. Errors: E_IO naming file and cause, E_DIVERGED naming a tensor that is not
+ * finite, E_ARG (not gathered), E_MEM; files of before are whole then. */
 HVT_API hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, hvt_optim *o,
                                        const hvt_progress *progress);
 /** path: a folder (its `last`, or its `best` where there is no `last`) or one of its files. m NULL: progress
@@ -297,19 +290,18 @@ HVT_API hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim
                                        hvt_progress *ret_progress);
 
 /**
- * What --resume and --save mean; to be called before hvt_options_check(), with or without --resume.
+ * Resolve --resume and --save; to be called before hvt_options_check(), with or without --resume.
  *
  *  - `--resume auto` becomes `--resume DIR` with the folder of --save if that holds a checkpoint, and --init
- * is forgotten; else nothing. Where --save is missing, or --overwrite is given, it stays, to be refused by
- *    hvt_options_check().
+ * is dropped; else --resume is dropped. If --save is missing or --overwrite is given, it stays, and
+ *    hvt_options_check() refuses it.
  *  - `--resume DIR` becomes `--save DIR`, too, unless --save is given or the run only evaluates.
  *  - `--save none` becomes no --save.
  *  - Options of scope RUN that neither a flag nor --config gives take the checkpoint's value, so that
  *    `--resume DIR` alone goes on as before.
  *
- * Rank 0 looks and reads. The texts set in opts lie in
- * *ret_memory: free() it after opts. Collective. Errors, on all ranks alike: E_IO (no checkpoint that can be
- * read), E_FORMAT (an option that is not understood here), E_MEM.
+ * Rank 0 reads the files. opts refers to texts in *ret_memory: free() it after opts. Collective. Errors, on
+ * all ranks alike: E_IO (no readable checkpoint), E_FORMAT (an option with an invalid value), E_MEM.
  */
 HVT_API hvt_status hvt_options_resume(hvt_options *opts, hvt_world *world, void **ret_memory);
 

@@ -5,7 +5,7 @@
  * This file, formula.h, scalar.h and step.h are both C17 and C++17, so that GPU kernels are compiled from the
  * same source: those define HVT_FN, which precedes every function, before they include it.
  *
- * Included by src/device and cuda/. Nothing else.
+ * Included by src/device, cuda/ and the reader of safetensors. Nothing else.
  */
 #ifndef HVT_HALF_H
 #define HVT_HALF_H

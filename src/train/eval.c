@@ -1,15 +1,15 @@
 /*
  * Exact evaluation. Each image's loss is rounded to 2^-24 nats and added as an integer, so the sum depends
- * neither on the order nor on who adds which images; top-1 and top-5 are counts anyway.
+ * neither on the order nor on the partition of the images; top-1 and top-5 are counts.
  *
  * The integer is wide enough for every finite float: the largest is below 2^128 nats, which is 2^152 units,
  * and at most 2^32 images make that 2^184. It is kept as limbs of 30 bits in words of 64, so that no addition
  * carries: a float touches two limbs, and 2^32 additions of less than 2^30 stay below 2^62, on one rank and
- * over all of them alike. Carries are settled once, at the end.
+ * over all of them alike. Carries are propagated once, at the end.
  *
- * A loss that is infinite or NaN has no place in an integer. These are counted, and decide the sum.
+ * Infinite losses and NaN are counted instead, and if there are any, they determine the sum.
  */
-#include "train_impl.h"
+#include "run.h"
 #include "base_impl.h"
 
 #include <math.h>
@@ -52,12 +52,12 @@ static void add_loss(tally *t, float loss)
     }
 }
 
-/* No logit compares with a NaN, so there the label's place says nothing: the image is a miss. */
-static void add_row(tally *t, float loss, int32_t place)
+/* With a NaN among the logits the label's rank is meaningless: the image counts as a miss. */
+static void add_row(tally *t, float loss, int32_t label_rank)
 {
     add_loss(t, loss);
-    t->top1 += !isnan(loss) && place < 1;
-    t->top5 += !isnan(loss) && place < 5;
+    t->top1 += !isnan(loss) && label_rank < 1;
+    t->top5 += !isnan(loss) && label_rank < 5;
     t->count++;
 }
 
@@ -70,7 +70,7 @@ static double sum_of(tally *t)
 
     if (t->nan || t->inf)
         return t->nan ? (double)NAN : (double)INFINITY;
-    for (int i = 0; i + 1 < LIMBS; i++) { /* the last one takes the sign */
+    for (int i = 0; i + 1 < LIMBS; i++) { /* the last limb holds the sign */
         t->limb[i + 1] += t->limb[i] >> LIMB;
         t->limb[i] &= ((int64_t)1 << LIMB) - 1;
     }
@@ -78,7 +78,7 @@ static double sum_of(tally *t)
     for (int i = LIMBS - 2; i >= 0; i--) {
         if (v < (__int128)1 << 90 && v >= -((__int128)1 << 90)) {
             v = v * ((__int128)1 << LIMB) + t->limb[i];
-        } else { /* v has bits enough: of the rest it only matters whether there is any */
+        } else { /* v has enough bits: of the remaining ones it only matters whether any is set */
             rest = rest || t->limb[i];
             scale += LIMB;
         }
@@ -87,10 +87,11 @@ static double sum_of(tally *t)
 }
 
 /* This rank's images. */
-static hvt_status count_images(hvt_model *m, hvt_loader *loader, hvt__evaluated_fn *tell, void *ctx, tally *t)
+static hvt_status count_images(hvt_model *m, hvt_loader *loader, hvt__evaluated_fn *progress, void *ctx,
+                               tally *t)
 {
     float *loss = NULL;
-    int32_t *place = NULL;
+    int32_t *label_rank = NULL;
     bool end = false;
     hvt_batch b;
     hvt_status s;
@@ -102,38 +103,38 @@ static hvt_status count_images(hvt_model *m, hvt_loader *loader, hvt__evaluated_
             break;
         if (!loss) { /* every batch has the planned size */
             loss = malloc((size_t)b.labels.dim[0] * sizeof *loss);
-            place = malloc((size_t)b.labels.dim[0] * sizeof *place);
-            HVT_CHECK_OR(done, loss && place, E_MEM, "no memory for %d losses", b.labels.dim[0]);
+            label_rank = malloc((size_t)b.labels.dim[0] * sizeof *label_rank);
+            HVT_CHECK_OR(done, loss && label_rank, E_MEM, "no memory for %d losses", b.labels.dim[0]);
         }
         if (!b.count)
             continue;
         HVT_TRY_OR(done, hvt_model_forward(m, &b, false));
-        HVT_TRY_OR(done, hvt_model_rows(m, loss, place));
+        HVT_TRY_OR(done, hvt_model_rows(m, loss, label_rank));
         for (int i = 0; i < b.count; i++)
-            add_row(t, loss[i], place[i]);
-        if (tell)
-            tell(ctx, b.count);
+            add_row(t, loss[i], label_rank[i]);
+        if (progress)
+            progress(ctx, b.count);
     }
 done:
     free(loss);
-    free(place);
+    free(label_rank);
     return s;
 }
 
-hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt__evaluated_fn *tell,
+hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt__evaluated_fn *progress,
                          void *ctx, hvt_loss *ret_loss, hvt__odd_losses *ret_odd)
 {
     tally t = {0};
     int64_t counts[6];
 
-    HVT_TRY(hvt_world_agree(world, count_images(m, loader, tell, ctx, &t)));
+    HVT_TRY(hvt_world_agree(world, count_images(m, loader, progress, ctx, &t)));
     counts[0] = t.top1;
     counts[1] = t.top5;
     counts[2] = t.count;
     counts[3] = t.large;
     counts[4] = t.inf;
     counts[5] = t.nan;
-    HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, t.limb, LIMBS)); /* two folds, neither needs memory */
+    HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, t.limb, LIMBS)); /* two calls, which need no memory */
     HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, counts, 6));
     t.inf = counts[4];
     t.nan = counts[5];
@@ -149,6 +150,6 @@ hvt_status hvt_evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt_
     HVT_GIVEN(m, "a model");
     HVT_GIVEN(loader, "a loader");
     HVT_GIVEN(world, "a world");
-    HVT_GIVEN(ret_loss, "a place for the loss");
+    HVT_GIVEN(ret_loss, "a label_rank for the loss");
     return hvt__evaluate(m, loader, world, NULL, NULL, ret_loss, &odd);
 }

@@ -1,15 +1,15 @@
 /*
- * --overlap: does a worker of the comm's exchange gradients while backward goes on, or does every step do it
- * at its end?
+ * --overlap: whether a worker thread of the comm exchanges gradients during backward, or each step does so at
+ * its end.
  *
- * Where neither can do anything (one rank, a GPU, an update that is the exchange), auto is off. Elsewhere it
- * depends on network, model and processors, so it is tried: the first updates come in rounds, one update each
- * way, and who begins changes; the median of what they took on the slowest rank decides for all.
- * What is to be expected (a worker where it has a processor of its own, else off) yields only to what is
- * faster by a margin: within that it is noise that would choose. The bits are the same either way.
+ * auto is off where a worker has nothing to do (one rank, a GPU, an update that is itself the exchange).
+ * Elsewhere the better way depends on the network, the model and the processors, so the first updates are a
+ * trial: in each round one update each way, in alternating order. The medians on the slowest rank decide. The
+ * expected way (a worker if each has a processor of its own, else off) stays unless the other one is faster
+ * by a margin, so that noise does not decide. The results are bit-identical either way.
  *
- * A worker with no processor of its own shares those of the rank: it sleeps while messages travel, and takes
- * what moving and adding them costs. That pays where the network is what is waited for.
+ * A worker without a processor of its own shares those of its rank. It sleeps while messages are in flight,
+ * and takes the time to move and add them; that pays where the network is slow.
  */
 #include "run.h"
 #include "base_impl.h"
@@ -20,8 +20,8 @@ enum { WARM_UP = 3 };
 
 static const double margin = 0.02;
 
-/* Why auto needs no trial; NULL: it does. */
-static const char *settled(const run *t)
+/* Why auto needs no trial; NULL: it needs one. */
+static const char *why_no_trial(const run *t)
 {
     return t->size == 1    ? "one rank exchanges nothing"
            : !t->train_set ? "nothing is exchanged"
@@ -36,9 +36,9 @@ static bool has_own(const hvt_cores *c)
     return c->spare >= 0 || (!c->ncpus && !c->crowded && c->threads < c->share);
 }
 
-static hvt_status turn(run *t, int way)
+static hvt_status use(run *t, int way)
 {
-    const hvt_cores *c = &t->place[t->rank].cores;
+    const hvt_cores *c = &t->placement[t->rank].cores;
     const hvt_overlap how = {.cpus = c->spare >= 0 ? &c->spare : c->cpus,
                              .ncpus = c->spare >= 0 ? 1 : c->ncpus,
                              .yield = !has_own(c)};
@@ -51,12 +51,12 @@ static hvt_status turn(run *t, int way)
 
 static const char *const names[] = {"off", "worker"};
 
-/* Can there be a worker? None is left. */
+/* Is a worker possible? It is stopped again. */
 static hvt_status try_worker(run *t, bool *ret_can)
 {
-    hvt_status s = hvt_world_agree(t->world, turn(t, HVT__WORKER));
+    hvt_status s = hvt_world_agree(t->world, use(t, HVT__WORKER));
 
-    HVT_TRY(hvt_world_agree(t->world, turn(t, HVT__OFF)));
+    HVT_TRY(hvt_world_agree(t->world, use(t, HVT__OFF)));
     *ret_can = s == HVT_OK;
     return s == HVT_E_UNSUPPORTED ? HVT_OK : s;
 }
@@ -64,7 +64,7 @@ static hvt_status try_worker(run *t, bool *ret_can)
 static hvt_status open_auto(run *t)
 {
     hvt__trial *trial = &t->trial;
-    const char *why = settled(t);
+    const char *why = why_no_trial(t);
     bool can = false;
 
     if (!why)
@@ -84,10 +84,10 @@ hvt_status hvt__trial_open(run *t)
     if (!strcmp(trial->overlap, "auto"))
         return open_auto(t);
     trial->why = "as asked for";
-    if (!t->train_set || t->size == 1) /* without a meaning */
+    if (!t->train_set || t->size == 1) /* there is nothing to exchange */
         trial->overlap = "off";
     if (!strcmp(trial->overlap, "worker"))
-        return hvt_world_agree(t->world, turn(t, HVT__WORKER));
+        return hvt_world_agree(t->world, use(t, HVT__WORKER));
     return HVT_OK;
 }
 
@@ -98,7 +98,7 @@ static hvt_status decide(run *t)
     int best = HVT__WORKER;
 
     for (int r = 0; r < t->size; r++)
-        if (!has_own(&t->place[r].cores))
+        if (!has_own(&t->placement[r].cores))
             best = HVT__OFF;
     for (int k = 0; k < HVT__OVERLAPS; k++) {
         HVT_TRY(hvt_world_allreduce(t->world, HVT_MAX, trial->seconds[k], HVT__TRIES));
@@ -108,7 +108,7 @@ static hvt_status decide(run *t)
     if (median[!best] < (1 - margin) * median[best])
         best = !best;
     trial->overlap = names[best];
-    HVT_TRY(turn(t, best));
+    HVT_TRY(use(t, best));
     return hvt__report_overlap(t->rep, names[best], median);
 }
 
@@ -124,5 +124,5 @@ hvt_status hvt__trial_step(run *t, double seconds)
         trial->seconds[trial->on][(nth - 1) / n] = seconds;
     if (nth == n * HVT__TRIES)
         return decide(t);
-    return turn(t, (int)((nth + nth / n) % n));
+    return use(t, (int)((nth + nth / n) % n));
 }

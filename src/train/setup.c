@@ -1,7 +1,7 @@
 /*
- * Opening a run, in the order in which one thing needs another. Each step ends with an agreement, so that
- * what fails on one rank is one message from rank 0 and the same status on all, and no rank waits for another
- * that has left.
+ * Setting up a run, in order of dependence. After each step the ranks agree on its status, so that an error
+ * on one rank is one message from rank 0 and the same status on all ranks, and no rank waits for one that has
+ * returned.
  */
 #define _GNU_SOURCE /* sched_getaffinity */
 
@@ -14,38 +14,35 @@
 #include <string.h>
 #include <unistd.h>
 
-/* This rank's outcome becomes everyone's. */
+/* All ranks return the error of any rank. */
 #define AGREE(t, call) HVT_TRY(hvt_world_agree((t)->world, (call)))
 
 /* ---- who and where ---- */
 
-/* Processors that the launcher of this process may use: more than ours if it bound us. A shell is none. */
+/* The number of processors that the launcher may use, which is larger than ours if it bound us; 0: no
+ * launcher. */
 static int launchers_processors(void)
 {
-    static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
-    bool launched = false;
     cpu_set_t set;
 
-    for (size_t i = 0; i < HVT_LEN(ranks); i++)
-        launched |= getenv(ranks[i]) != NULL;
-    if (!launched || getppid() <= 1 || sched_getaffinity(getppid(), sizeof set, &set))
+    if (hvt__process_launched_rank() < 0 || getppid() <= 1 || sched_getaffinity(getppid(), sizeof set, &set))
         return 0;
     return CPU_COUNT(&set);
 }
 
-static hvt_status find_places(run *t)
+static hvt_status find_placements(run *t)
 {
-    hvt_place mine = {.allowed = launchers_processors()};
+    hvt_placement mine = {.allowed = launchers_processors()};
 
-    t->place = calloc((size_t)t->size, sizeof *t->place);
+    t->placement = calloc((size_t)t->size, sizeof *t->placement);
     t->exposed = calloc((size_t)t->size, sizeof *t->exposed);
-    AGREE(t,
-          t->place && t->exposed ? HVT_OK : HVT_FAIL(E_MEM, "no memory for the places of %d ranks", t->size));
+    AGREE(t, t->placement && t->exposed ? HVT_OK
+                                        : HVT_FAIL(E_MEM, "no memory for the places of %d ranks", t->size));
     AGREE(t, hvt_world_cores(t->world, t->opts->threads, &mine.cores));
-    return hvt_world_allgather(t->world, &mine, sizeof mine, t->place);
+    return hvt_world_allgather(t->world, &mine, sizeof mine, t->placement);
 }
 
-/* The strongest instruction set that every rank would take. */
+/* The best instruction set that all ranks have. */
 static hvt_status common_isa(run *t, const char **ret_isa)
 {
     int64_t have = 0;
@@ -62,12 +59,11 @@ static hvt_status common_isa(run *t, const char **ret_isa)
 
 static hvt_status open_device(run *t)
 {
-    const hvt_cores *cores = &t->place[t->rank].cores;
+    const hvt_cores *cores = &t->placement[t->rank].cores;
     hvt_device_opts opts = {.threads = cores->threads,
                             .cpus = cores->ncpus ? cores->cpus : NULL,
                             .ncpus = cores->ncpus,
-                            .pin_caller = true, /* the process is ours */
-                            .direct = !t->opts->winograd,
+                            .pin_caller = true, /* the process is hvtrain */
                             .yield = cores->crowded};
 
     if (t->set.on_gpu)
@@ -87,7 +83,7 @@ static hvt_status open_set(const run *t, bool train, hvt_dataset **ret_set)
     hvt_dataset_opts opts = {.dir = o->data_dir,
                              .train = train,
                              .limit = (uint32_t)o->limit,
-                             .image_size = o->image_size,
+                             .image_size = o->size,
                              .classes = o->classes,
                              .samples = (uint32_t)o->samples};
 
@@ -101,7 +97,7 @@ static hvt_status open_data(run *t)
     return open_set(t, false, &t->test_set);
 }
 
-/* Before the model is planned: memory for a batch that no set could fill would fail first. */
+/* Checked before planning, which might run out of memory for such a batch. */
 static hvt_status check_batch(const run *t)
 {
     const hvt_options *o = t->opts;
@@ -137,12 +133,6 @@ static hvt_status plan_model(run *t)
                           hvt_zoo(t->model, o->model, images, o->classes ? o->classes : data->classes, &zoo));
 }
 
-static void normalise(const hvt_options *o, hvt_loader_opts *opts)
-{
-    memcpy(opts->mean, o->mean.v, sizeof opts->mean);
-    memcpy(opts->std, o->std.v, sizeof opts->std);
-}
-
 static hvt_status open_loaders(run *t)
 {
     const hvt_options *o = t->opts;
@@ -151,24 +141,24 @@ static hvt_status open_loaders(run *t)
                              .first_shard = t->rank * t->set.local_shards,
                              .shard_count = t->set.local_shards,
                              .shuffle = o->shuffle,
-                             .last_batch = t->set.tail,
+                             .last_batch = t->set.last_batch,
                              .seed = (uint64_t)o->seed,
                              .crop = t->set.crop,
                              .flip = t->set.flip,
                              .order = hvt_model_order(t->model),
                              .type = hvt_model_input_type(t->model),
                              .channels = hvt_model_input_channels(t->model)};
-    hvt_loader_opts test = {.batch = t->set.batch,
-                            .shards = t->size,
-                            .first_shard = t->rank,
-                            .shard_count = 1,
-                            .last_batch = HVT_LAST_BATCH_KEEP,
-                            .order = hvt_model_order(t->model),
-                            .type = hvt_model_input_type(t->model),
-                            .channels = hvt_model_input_channels(t->model)};
+    hvt_loader_opts test;
 
-    normalise(o, &train);
-    normalise(o, &test);
+    memcpy(train.mean, o->mean.v, sizeof train.mean);
+    memcpy(train.std, o->std.v, sizeof train.std);
+    test = train;
+    test.shards = t->size;
+    test.first_shard = t->rank;
+    test.shard_count = 1;
+    test.shuffle = test.flip = false;
+    test.crop = 0;
+    test.last_batch = HVT_LAST_BATCH_KEEP;
     HVT_TRY(hvt_loader_open(t->test_set, t->dev, &test, &t->test_data));
     if (!t->train_set)
         return HVT_OK;
@@ -183,7 +173,6 @@ static hvt_status open_optim(run *t)
 {
     const hvt_options *o = t->opts;
     hvt_optim_opts sgd = {.momentum = (float)o->momentum,
-                          .dampening = (float)o->dampening,
                           .weight_decay = (float)o->weight_decay,
                           .nesterov = o->nesterov,
                           .no_decay_norm = t->set.no_decay_norm,
@@ -194,7 +183,7 @@ static hvt_status open_optim(run *t)
     return hvt_schedule_create(&rate, &t->schedule);
 }
 
-/* What must be the same on all ranks besides options, tensors and buckets. */
+/* The items are compared between ranks, beside options, tensors and buckets. */
 static hvt_status open_distopt(run *t)
 {
     hvt_distopt_opts opts = {.bucket_bytes = t->opts->bucket,
@@ -202,7 +191,7 @@ static hvt_status open_distopt(run *t)
                              .wire = t->set.wire,
                              .powersgd = t->set.powersgd,
                              .seed = (uint64_t)t->opts->seed,
-                             .replica_check = t->opts->replica_check,
+                             .replica_check = t->opts->check_replicas,
                              .update = t->set.update,
                              .local_shards = t->set.local_shards,
                              .scaling = t->set.scaling};
@@ -229,57 +218,67 @@ static hvt_status open_distopt(run *t)
 
 char *hvt__effective_options(const run *t)
 {
-    static char value[HVT_OPTION_VALUE];
     hvt_options o = *t->opts;
-    char *text = NULL;
-    size_t bytes;
-    FILE *f = open_memstream(&text, &bytes);
+    json_t *all;
+    char *text;
 
-    if (!f)
-        return NULL;
     o.shards = t->set.shards;
     o.batch = t->set.batch;
     o.global_batch = 0;
-    for (int i = 0; i < HVT_OPTION_COUNT; i++) {
-        hvt__option_text(&o, i, value);
-        if (hvt__option_scope(i) == HVT_SCOPE_RUN && !strchr(value, '\n'))
-            fprintf(f, "%s=%s\n", hvt__option_flag(i), value);
-    }
-    fprintf(f, "--device=%s\n--isa=%s\n", hvt_device_name(t->dev), hvt_device_isa(t->dev));
-    if (fclose(f)) {
-        free(text);
-        return NULL;
-    }
+    all = hvt__options_json(&o, HVT_SCOPE_RUN);
+    json_object_set_new(all, "device", json_string(hvt_device_name(t->dev)));
+    json_object_set_new(all, "isa", json_string(hvt_device_isa(t->dev)));
+    text = json_dumps(all, JSON_COMPACT);
+    json_decref(all);
     return text;
 }
 
-/* Say which options of scope RUN are not what they were. */
-static hvt_status report_changes(const run *t, char *was)
+/* Calls `differs` for each saved option that has another value now; now NULL: the option does not exist any
+ * more. */
+static hvt_status compare_options(const run *t, const char *saved, void *ctx,
+                                  void differs(void *ctx, const char *flag, const char *was, const char *now))
 {
-    char *now = hvt__effective_options(t), *rest = NULL, shards[100];
+    char *text = hvt__effective_options(t);
+    json_t *was = json_loads(saved ? saved : "{}", 0, NULL), *now = text ? json_loads(text, 0, NULL) : NULL;
+    const char *flag;
+    json_t *value;
 
-    snprintf(shards, sizeof shards, "; an update has %" PRId64 " images",
-             (int64_t)t->set.batch * t->set.shards);
-    HVT_CHECK(now, E_MEM, "no memory to compare options");
-    for (char *line = strtok_r(was, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
-        size_t name = strcspn(line, "=") + 1;
-        char *other = now;
-        if (!strncmp(line, "--epochs=", name) || !strncmp(line, "--data-dir=", name) ||
-            !strncmp(line, "--eval-freq=", name) ||
-            (t->opts->evaluate && !strncmp(line, "--shards=", name))) /* what it finds is equal for any */
-            continue;
-        while (other && strncmp(other, line, name))
-            other = strchr(other, '\n') ? strchr(other, '\n') + 1 : NULL;
-        if (other && (strncmp(other, line, strlen(line)) || other[strlen(line)] != '\n'))
-            HVT_WARN("%.*s was %s in %s, is %.*s now%s", (int)name - 1, line, line + name, t->opts->resume,
-                     (int)strcspn(other + name, "\n"), other + name,
-                     strncmp(line, "--shards=", name) ? "" : shards);
+    json_object_foreach(was, flag, value)
+    {
+        const char *is = json_string_value(json_object_get(now, flag));
+        const char *it_was = json_string_value(value);
+        if (it_was && (!is || strcmp(is, it_was)))
+            differs(ctx, flag, it_was, is);
     }
-    free(now);
-    return HVT_OK;
+    hvt_status s = was && now ? HVT_OK : HVT_FAIL(E_MEM, "no memory to compare options");
+
+    free(text);
+    json_decref(was);
+    json_decref(now);
+    return s;
 }
 
-/* Which run a new one is: the same for the same command, so that the same run leaves the same files. */
+static void warn_of_change(void *ctx, const char *flag, const char *was, const char *now)
+{
+    static const char *const harmless[] = {"epochs", "data-dir", "eval-freq"};
+    const run *t = ctx;
+    bool shards = !strcmp(flag, "shards");
+
+    for (size_t i = 0; i < HVT_LEN(harmless); i++)
+        if (!strcmp(flag, harmless[i]))
+            return;
+    if (t->opts->evaluate && shards) /* the result does not depend on it */
+        return;
+    if (!now)
+        HVT_WARN("--%s was %s in %s; there is no such option any more", flag, was, t->opts->resume);
+    else if (shards)
+        HVT_WARN("--%s was %s in %s, is %s now; an update has %" PRId64 " images", flag, was, t->opts->resume,
+                 now, (int64_t)t->set.batch * t->set.shards);
+    else
+        HVT_WARN("--%s was %s in %s, is %s now", flag, was, t->opts->resume, now);
+}
+
+/* The identifier of a new run. It depends on the command only, so that equal runs write equal files. */
 static hvt_status name_run(run *t)
 {
     char *options = hvt__effective_options(t);
@@ -293,51 +292,44 @@ static hvt_status name_run(run *t)
     return HVT_OK;
 }
 
-/* Does this option decide the shapes of a model's tensors? */
-static bool shapes_model(const char *line, bool he)
+typedef struct shapes {
+    char saved[300], here[300];
+} shapes;
+
+/* Collects the options that determine the shapes of tensors. */
+static void add_shapes(void *ctx, const char *flag, const char *was, const char *now)
 {
-    return !strncmp(line, "--model=", 8) || !strncmp(line, "--classes=", 10) ||
-           (he ? !strncmp(line, "--shortcut=", 11) : !strncmp(line, "--stem=", 7));
+    static const char *const flags[] = {"model", "classes", "shortcut", "stem"};
+    shapes *x = ctx;
+
+    for (size_t i = 0; now && i < HVT_LEN(flags); i++)
+        if (!strcmp(flag, flags[i])) {
+            snprintf(x->saved + strlen(x->saved), sizeof x->saved - strlen(x->saved), " --%s %s", flag, was);
+            snprintf(x->here + strlen(x->here), sizeof x->here - strlen(x->here), " --%s %s", flag, now);
+        }
 }
 
-/* Of weights that do not fit the model: with which options they were saved, where the file says so and they
- * are others. */
-static hvt_status whose(const run *t, const char *path, hvt_status s)
+/* If weights do not fit the model, add the options with which they were saved, where these differ. */
+static hvt_status explain_shapes(const run *t, const char *path, hvt_status s)
 {
     hvt_progress p = {0};
-    char *now = NULL, *rest = NULL, saved[300] = "", here[300] = "", why[1600];
-    bool he = false; /* the file's model has shortcuts to choose, and no stem; its line comes first */
+    shapes x = {{0}};
+    hvt__error why;
 
     if (s != HVT_E_SHAPE)
         return s;
-    snprintf(why, sizeof why, "%s", hvt_last_error());
-    if (hvt_checkpoint_load(path, NULL, NULL, &p) == HVT_OK && p.options)
-        now = hvt__effective_options(t);
-    for (char *line = now ? strtok_r(p.options, "\n", &rest) : NULL; line;
-         line = strtok_r(NULL, "\n", &rest)) {
-        size_t name = strcspn(line, "=") + 1;
-        const char *other = now;
-        if (!strncmp(line, "--model=", name))
-            he = !hvt__has_stem(line + name);
-        if (!shapes_model(line, he))
-            continue;
-        while (other && strncmp(other, line, name))
-            other = strchr(other, '\n') ? strchr(other, '\n') + 1 : NULL;
-        if (!other || (!strncmp(other, line, strlen(line)) && other[strlen(line)] == '\n'))
-            continue;
-        snprintf(saved + strlen(saved), sizeof saved - strlen(saved), " %.*s %s", (int)name - 1, line,
-                 line + name);
-        snprintf(here + strlen(here), sizeof here - strlen(here), " %.*s %.*s", (int)name - 1, other,
-                 (int)strcspn(other + name, "\n"), other + name);
-    }
-    free(now);
+    hvt__error_take(&why);
+    if (hvt_checkpoint_load(path, NULL, NULL, &p) == HVT_OK)
+        compare_options(t, p.options, &x, add_shapes);
     free(p.options);
-    if (!*saved)
-        return hvt__fail(s, __FILE__, __LINE__, "%s", why);
-    return hvt__fail(s, __FILE__, __LINE__, "%s; it was saved with%s, this run has%s", why, saved, here);
+    hvt__error_put(&why);
+    if (!*x.saved)
+        return s;
+    return hvt__fail(s, __FILE__, __LINE__, "%s; it was saved with%s, this run has%s", why.text, x.saved,
+                     x.here);
 }
 
-/* On rank 0: the weights to begin with, and where the run stands. */
+/* On rank 0: the initial weights and progress. */
 static hvt_status first_weights(run *t)
 {
     const hvt_options *o = t->opts;
@@ -347,12 +339,13 @@ static hvt_status first_weights(run *t)
     if (!*o->resume) {
         HVT_TRY(name_run(t));
         HVT_TRY(hvt_model_init(t->model, (uint64_t)o->seed));
-        return *o->init ? whose(t, o->init, hvt_weights_load(o->init, t->model, o->init_skip_head)) : HVT_OK;
+        return *o->init ? explain_shapes(t, o->init, hvt_weights_load(o->init, t->model, o->reset_head))
+                        : HVT_OK;
     }
-    HVT_TRY(whose(t, o->resume, hvt_checkpoint_load(o->resume, t->model, t->optim, &p)));
+    HVT_TRY(explain_shapes(t, o->resume, hvt_checkpoint_load(o->resume, t->model, t->optim, &p)));
     t->run = p.run;
     if (p.options)
-        s = report_changes(t, p.options);
+        s = compare_options(t, p.options, t, warn_of_change);
     free(p.options);
     HVT_TRY(s);
     HVT_CHECK(!t->train_set || p.step < t->steps_per_epoch, E_ARG,
@@ -391,10 +384,11 @@ static hvt_status share_progress(run *t)
     t->first_epoch = now.epoch;
     t->first_step = now.step;
     t->first_steps = now.steps;
-    /* what is left of the epochs, after what is done */
+    hvt__log_at(now.steps);
+    /* by --epochs: the updates so far, and those of the remaining epochs */
     end = t->steps - t->step + ((int64_t)t->opts->epochs - t->epoch) * t->steps_per_epoch;
     t->end = t->set.by_steps ? t->opts->steps : end;
-    if (now.by_epochs && end < t->end) /* as rank 0 was told: which flags were given is not compared */
+    if (now.by_epochs && end < t->end) /* from rank 0, since ranks do not compare which flags were given */
         t->end = end;
     return HVT_OK;
 }
@@ -427,7 +421,7 @@ static hvt_status announce(run *t)
                    .steps_per_epoch = t->steps_per_epoch,
                    .steps = t->end,
                    .done = t->steps,
-                   .place = t->place};
+                   .placement = t->placement};
 
     hvt_device_describe(t->dev, &device);
     s.device_bytes = device.bytes;
@@ -438,11 +432,9 @@ static hvt_status announce(run *t)
 
 hvt_status hvt__setup(run *t)
 {
-    HVT_TRY(hvt_options_agree(t->opts, t->world));
-    AGREE(t, hvt__settle(t->opts, t->size, &t->set));
     AGREE(t, t->rank == 0 ? hvt__report_open(t->opts, &t->rep) : HVT_OK);
     AGREE(t, t->rank == 0 ? hvt__folder_open(t->opts, &t->folder) : HVT_OK);
-    HVT_TRY(find_places(t));
+    HVT_TRY(find_placements(t));
     AGREE(t, open_device(t));
     HVT_TRY(hvt__gather_gpus(t));
     AGREE(t, open_data(t));
@@ -450,14 +442,14 @@ hvt_status hvt__setup(run *t)
     AGREE(t, plan_model(t));
     AGREE(t, open_loaders(t));
     AGREE(t, open_optim(t));
-    AGREE(t, hvt_comm_set_cutoffs(t->opts->thresholds, false));
+    AGREE(t, hvt_comm_set_cutoffs(t->opts->comm_cutoffs, false));
     AGREE(t, hvt_comm_open(t->opts->comm, t->world, t->dev, &t->comm));
     AGREE(t, open_distopt(t));
     AGREE(t, t->rank == 0 ? first_weights(t) : HVT_OK);
     AGREE(t, hvt_distopt_broadcast(t->dist, 0));
     HVT_TRY(share_progress(t));
     HVT_TRY(hvt__trial_open(t));
-    HVT_TRY(hvt__timeline_open(t->opts, t->world, &t->timeline));
+    HVT_TRY(hvt__timeline_open(t->opts, &t->set, t->world, &t->timeline));
     AGREE(t, announce(t));
     return hvt__timeline_at(t->timeline, t->steps);
 }
@@ -465,7 +457,7 @@ hvt_status hvt__setup(run *t)
 void hvt__teardown(run *t)
 {
     hvt__timeline_close(&t->timeline);
-    hvt_graph_free(&t->graph); /* before the comm, which would wait for it */
+    hvt_graph_free(&t->graph); /* before the comm, which would wait for it to be freed */
     hvt_distopt_discard(&t->dist);
     hvt_loader_close(&t->train_data);
     hvt_loader_close(&t->test_data);
@@ -479,5 +471,5 @@ void hvt__teardown(run *t)
     hvt__report_close(&t->rep);
     hvt__folder_close(&t->folder);
     free(t->exposed);
-    free(t->place);
+    free(t->placement);
 }

@@ -1,11 +1,11 @@
 /*
- * hvtrain tune: what is fastest on this world, measured and written as a file for --config.
+ * hvtrain tune: measure which values are fastest on this world, and write them to a file for --config.
  *
- * Three parts: how long sums take over each comm, as a line (alpha + beta * bytes); the thresholds of the
- * comm in use; the size of the fusion buffer, in whole training steps. Candidates take turns, each round
- * beginning with the next one, so that what changes slowly on the machine is everybody's; a time is the
- * slowest rank's, after a barrier. The default stays unless another median lies below its lower quartile:
- * noise changes nothing. Every decision, also that of ending, is taken from numbers that all ranks hold.
+ * There are three parts: the time of sums over each comm, as a line (alpha + beta * bytes); the cutoffs of
+ * the comm in use; and the bucket size, in whole training steps. Each round measures all candidates,
+ * beginning with another one, so that slow changes of the machine affect all of them alike. A time is that of
+ * the slowest rank after a barrier. The default stays unless another median is below its lower quartile, so
+ * that noise changes nothing. All decisions depend on numbers that are equal on all ranks.
  */
 #include "run.h"
 #include "base_impl.h"
@@ -30,8 +30,8 @@ typedef struct candidate {
     size_t value;
     double seconds[ROUNDS_MOST]; /* of each round; sorted in the end */
     double exposed;              /* seconds over all rounds */
-    hvt_comm *comm;              /* of a threshold's */
-    void *buf;                   /* [to] bytes of its */
+    hvt_comm *comm;              /* for a cutoff */
+    void *buf;                   /* [to] bytes */
 } candidate;
 
 typedef struct tuning {
@@ -39,8 +39,8 @@ typedef struct tuning {
     double began;
     candidate at[MANY];
     int n, rounds;
-    char thresholds[200], bucket[24]; /* what was chosen; "": the default */
-    FILE *out;                        /* rank 0's, at `path` until it is whole */
+    char cutoffs[200], bucket[24]; /* what was chosen; "": the default */
+    FILE *out;                     /* on rank 0, at `path` until it is complete */
     char path[HVT_OPTION_VALUE];
 } tuning;
 
@@ -49,18 +49,18 @@ static double quantile(const candidate *c, int rounds, int quarters)
     return c->seconds[(rounds - 1) * quarters / 4];
 }
 
-/* Is there time for another round, `part` of the budget? Rank 0's clock decides. */
+/* Is there time for another round, within `part` of the total? Rank 0's clock decides. */
 static hvt_status another_round(tuning *u, double part, bool *ret_more)
 {
     int64_t more =
-        u->rounds < ROUNDS_MOST && (u->rounds < 3 || hvt__now() - u->began < part * u->t.opts->budget);
+        u->rounds < ROUNDS_MOST && (u->rounds < 3 || hvt__now() - u->began < part * u->t.opts->tune_seconds);
 
     HVT_TRY(hvt_world_broadcast(u->t.world, &more, sizeof more, 0));
     *ret_more = more != 0;
     return HVT_OK;
 }
 
-/* The one to take: the first, which is the default, unless another is surely faster. Sorts. */
+/* The candidate to choose: the first (the default) unless another one is clearly faster. Sorts the times. */
 static int fastest(tuning *u)
 {
     int best = 0;
@@ -73,8 +73,7 @@ static int fastest(tuning *u)
     return best;
 }
 
-/* The slowest rank's seconds of a sum of some bytes; of short ones many are taken, for a barrier is longer.
- */
+/* The slowest rank's seconds of one sum. Short sums are repeated, because they are shorter than a barrier. */
 static hvt_status time_sum(tuning *u, hvt_comm *c, void *buf, size_t bytes, double *ret_seconds)
 {
     int times = bytes > SHORT ? 1 : TIMES;
@@ -118,7 +117,7 @@ static hvt_status line_of(tuning *u, hvt_comm *c)
     return HVT_OK;
 }
 
-static hvt_status tell_lines(tuning *u)
+static hvt_status print_lines(tuning *u)
 {
     static const char *const comms[] = {"shm", "mpi", "hier", "nccl"};
 
@@ -129,7 +128,7 @@ static hvt_status tell_lines(tuning *u)
         hvt_comm *c = NULL;
         hvt_status s;
 
-        if (hvt_comm_open(comms[i], u->t.world, u->t.dev, &c)) /* on all ranks alike */
+        if (hvt_comm_open(comms[i], u->t.world, u->t.dev, &c)) /* not available, on all ranks alike */
             continue;
         s = line_of(u, c);
         hvt_comm_close(&c);
@@ -148,7 +147,7 @@ static hvt_status set_cutoff(const hvt_cutoff *h, size_t value)
     return hvt_comm_set_cutoffs(list, false);
 }
 
-/* What it is, and powers of two about it. */
+/* The present value, and powers of two around it. */
 static void cutoff_candidates(tuning *u, const hvt_cutoff *h)
 {
     u->n = 0;
@@ -183,8 +182,8 @@ static void close_candidates(tuning *u)
     }
 }
 
-/* A candidate's time of a round: the mean over sizes in steps of four, each counted against the first
- * candidate's, so that long sums weigh no more than short ones. */
+/* A candidate's time in a round: the mean over sizes in steps of four, relative to the first candidate, so
+ * that long sums do not weigh more than short ones. */
 static hvt_status cutoff_round(tuning *u, const hvt_cutoff *h, double scale[MANY])
 {
     for (int k = 0; k < u->n; k++) {
@@ -194,7 +193,8 @@ static hvt_status cutoff_round(tuning *u, const hvt_cutoff *h, double scale[MANY
 
         HVT_TRY(set_cutoff(h, c->value));
         for (size_t bytes = h->from; bytes <= h->to; bytes *= 4, sizes++) {
-            HVT_TRY(time_sum(u, c->comm, c->buf, bytes, &seconds)); /* a barrier's echo goes first */
+            HVT_TRY(time_sum(u, c->comm, c->buf, bytes,
+                             &seconds)); /* the first one absorbs effects of the barrier */
             HVT_TRY(time_sum(u, c->comm, c->buf, bytes, &seconds));
             if (u->rounds == 0 && k == 0)
                 scale[sizes] = seconds;
@@ -221,7 +221,7 @@ static hvt_status measure_cutoff(tuning *u, const hvt_cutoff *h, double part)
 
 static hvt_status tune_cutoff(tuning *u, const hvt_cutoff *h, double part)
 {
-    size_t used = strlen(u->thresholds);
+    size_t used = strlen(u->cutoffs);
     hvt_status s;
     int best;
 
@@ -239,7 +239,7 @@ static hvt_status tune_cutoff(tuning *u, const hvt_cutoff *h, double part)
                    quantile(&u->at[i], u->rounds, 1), quantile(&u->at[i], u->rounds, 3),
                    i ? "" : " as it was", i == best ? " <- chosen" : "");
     }
-    snprintf(u->thresholds + used, sizeof u->thresholds - used, "%s%s=%zu", used ? "," : "", h->name,
+    snprintf(u->cutoffs + used, sizeof u->cutoffs - used, "%s%s=%zu", used ? "," : "", h->name,
              u->at[best].value);
     return set_cutoff(h, u->at[best].value);
 }
@@ -266,7 +266,7 @@ static hvt_status tune_cutoffs(tuning *u)
 
 /* ---- the fusion buffer ---- */
 
-/* The default, then those whose plans differ from all before. */
+/* The default, then the sizes that give a plan of their own. */
 static hvt_status bucket_candidates(tuning *u)
 {
     static const char *const names[] = {"25MiB", "0",     "1MiB",  "2MiB",   "4MiB", "8MiB",
@@ -307,7 +307,7 @@ static hvt_status one_step(tuning *u)
     return hvt__step(t, 0, &end);
 }
 
-/* A step with this candidate's buckets. */
+/* Time one step with this candidate's buckets. */
 static hvt_status time_step(tuning *u, candidate *c)
 {
     run *t = &u->t;
@@ -333,7 +333,7 @@ static hvt_status tune_bucket(tuning *u)
     HVT_TRY(hvt_loader_rewind(t->train_data, 0, 0));
     HVT_TRY(bucket_candidates(u));
     HVT_TRY(hvt_distopt_replan(t->dist, u->at[0].value, t->set.first_bucket));
-    for (int i = 0; i < 2; i++) /* memory is touched, caches of plans are filled */
+    for (int i = 0; i < 2; i++) /* warm-up */
         HVT_TRY(one_step(u));
     for (u->rounds = 0;; u->rounds++) {
         HVT_TRY(another_round(u, 1, &more));
@@ -347,8 +347,8 @@ static hvt_status tune_bucket(tuning *u)
         printf("bucket: a step of %s, %d x %d images, over %s, wire %s, %d rounds; exposed: waiting for sums "
                "on rank "
                "0\n  %-8s %10s %21s %11s\n",
-               t->opts->model, t->set.shards, t->set.batch, hvt_comm_name(t->comm), t->opts->wire, u->rounds,
-               "size", "median ms", "quartiles ms", "exposed ms");
+               t->opts->model, t->set.shards, t->set.batch, hvt_comm_name(t->comm), t->opts->compression,
+               u->rounds, "size", "median ms", "quartiles ms", "exposed ms");
         for (int i = 0; i < u->n; i++)
             printf("  %-8s %10.3f %10.3f-%-10.3f %11.3f%s%s\n", u->at[i].name,
                    1e3 * quantile(&u->at[i], u->rounds, 2), 1e3 * quantile(&u->at[i], u->rounds, 1),
@@ -363,15 +363,15 @@ static hvt_status tune_bucket(tuning *u)
 
 static hvt_status open_output(tuning *u)
 {
-    const char *path = u->t.opts->output;
+    const char *path = u->t.opts->tune_file;
     struct stat info;
 
-    HVT_CHECK(stat(path, &info) || S_ISREG(info.st_mode), E_IO, "--output %s: is no regular file", path);
+    HVT_CHECK(stat(path, &info) || S_ISREG(info.st_mode), E_IO, "tune %s: is no regular file", path);
     HVT_CHECK((size_t)snprintf(u->path, sizeof u->path, "%.4000s.tmp", path) == strlen(path) + 4, E_IO,
-              "--output %.60s...: the name is too long", path);
+              "tune %.60s...: the name is too long", path);
     u->out = fopen(u->path, "w");
-    HVT_CHECK(u->out, E_IO, "--output %s: cannot write there: %s", path, strerror(errno));
-    hvt__interrupt_unlink(u->path);
+    HVT_CHECK(u->out, E_IO, "tune %s: cannot write there: %s", path, strerror(errno));
+    hvt__signals_tmp_path(u->path);
     return HVT_OK;
 }
 
@@ -383,20 +383,20 @@ static hvt_status write_output(tuning *u)
     bool wrote;
 
     snprintf(note, sizeof note, "hvtrain tune: %s, %d x %d images, wire %s, comm %s, %d ranks on %d host%s",
-             t->opts->model, t->set.shards, t->set.batch, t->opts->wire, hvt_comm_name(t->comm), t->size,
-             hvt_world_nodes(t->world), hvt_world_nodes(t->world) > 1 ? "s" : "");
+             t->opts->model, t->set.shards, t->set.batch, t->opts->compression, hvt_comm_name(t->comm),
+             t->size, hvt_world_nodes(t->world), hvt_world_nodes(t->world) > 1 ? "s" : "");
     all = json_pack("{s:s, s:s}", "note", note, "bucket", u->bucket);
-    if (*u->thresholds)
-        json_object_set_new(all, "thresholds", json_string(u->thresholds));
+    if (*u->cutoffs)
+        json_object_set_new(all, "comm-cutoffs", json_string(u->cutoffs));
     errno = 0;
     wrote = all && json_dumpf(all, u->out, JSON_INDENT(1)) == 0 && fputc('\n', u->out) != EOF;
     json_decref(all);
     wrote = fclose(u->out) == 0 && wrote;
     u->out = NULL;
-    HVT_CHECK(wrote && rename(u->path, t->opts->output) == 0, E_IO, "--output %s: cannot write: %s",
-              t->opts->output, strerror(errno));
-    hvt__interrupt_unlink(NULL);
-    printf("written: %s (hvtrain --config %s)\n", t->opts->output, t->opts->output);
+    HVT_CHECK(wrote && rename(u->path, t->opts->tune_file) == 0, E_IO, "tune %s: cannot write: %s",
+              t->opts->tune_file, strerror(errno));
+    hvt__signals_tmp_path(NULL);
+    printf("written: %s (hvtrain --config %s)\n", t->opts->tune_file, t->opts->tune_file);
     return HVT_OK;
 }
 
@@ -406,20 +406,18 @@ static void close_output(tuning *u)
         return;
     if (u->out)
         fclose(u->out);
-    unlink(u->path); /* gone already where it became the output */
-    hvt__interrupt_unlink(NULL);
+    unlink(u->path); /* does nothing after the rename */
+    hvt__signals_tmp_path(NULL);
 }
 
-hvt_status hvt_tune(const hvt_options *opts, hvt_world *world)
+hvt_status hvt__tune(const hvt_options *opts, const hvt_resolved *set, hvt_world *world)
 {
-    HVT_GIVEN(opts, "options");
-    HVT_GIVEN(world, "a world");
-
     tuning *u = calloc(1, sizeof *u);
     hvt_status s;
 
     HVT_TRY_OR(done, hvt_world_agree(world, u ? HVT_OK : HVT_FAIL(E_MEM, "no memory to tune")));
     u->t = (run){.opts = opts,
+                 .set = *set,
                  .world = world,
                  .rank = hvt_world_rank(world),
                  .size = hvt_world_size(world),
@@ -428,15 +426,26 @@ hvt_status hvt_tune(const hvt_options *opts, hvt_world *world)
     HVT_TRY_OR(done, hvt__setup(&u->t));
     u->t.record = false;
     u->began = hvt__now();
-    HVT_TRY_OR(done, tell_lines(u));
+    HVT_TRY_OR(done, print_lines(u));
     HVT_TRY_OR(done, tune_cutoffs(u));
     HVT_TRY_OR(done, tune_bucket(u));
     HVT_TRY_OR(done, hvt_world_agree(world, u->t.rank == 0 ? write_output(u) : HVT_OK));
 done:
     if (u && (s == HVT_OK || hvt_last_error_is_agreed()))
-        hvt__teardown(&u->t); /* else the others are elsewhere, and would not come */
+        hvt__teardown(&u->t); /* else the other ranks would not take part */
     if (u)
         close_output(u);
     free(u);
     return s;
+}
+
+hvt_status hvt_tune(const hvt_options *opts, hvt_world *world)
+{
+    HVT_GIVEN(opts, "options");
+    HVT_GIVEN(world, "a world");
+
+    hvt_resolved set;
+
+    HVT_TRY(hvt__resolve_alike(opts, world, &set));
+    return hvt__tune(opts, &set, world);
 }

@@ -436,7 +436,7 @@ TEST(ranks_with_one_gpu_are_refused_unless_they_share)
     end_gpu(0);
 
     open_gpu(&(hvt_device_opts){.share = rank > 0}); /* all of them must agree */
-    CHECK_FAILS(hvt_comm_open("nccl", world, gpu, &c), E_UNSUPPORTED, "--share-gpu");
+    CHECK_FAILS(hvt_comm_open("nccl", world, gpu, &c), E_UNSUPPORTED, "--device cuda:N");
     end_gpu(0);
 
     open_gpu(&(hvt_device_opts){.share = true});

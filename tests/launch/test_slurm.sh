@@ -178,7 +178,7 @@ timeout 120 sbatch --wait --nodes=1 --ntasks-per-node=4 --cpus-per-task=1 --outp
 same_weights the_batch_script_ends_with_the_same_weights "$alone" sbatch.log sbatch.out
 
 # SLURM takes the job off its node after its first checkpoint, and starts the same script again: it goes on.
-long="$train_args --image-size 8 --epochs 60"
+long="$train_args --size 8 --epochs 60"
 "$hvtrain" $long --log long.log >long.out 2>&1
 job=$(sbatch --parsable --nodes=1 --ntasks-per-node=4 --cpus-per-task=1 --output=requeued.out \
     "$root/hostfiles/slurm.sbatch" $long --log requeued.log)

@@ -49,7 +49,7 @@ mutant("permutation-repeats", "a shuffle overwrites instead of swapping: images 
        "sampler data",
        ("src/data/sampler.c", "ret_order[i] = ret_order[z];\n        ret_order[z] = t;",
         "ret_order[i] = ret_order[z];\n        (void)t;"))
-mutant("training-pads", "training pads uneven shards by repeating images, whatever --tail says",
+mutant("training-pads", "training pads uneven shards by repeating images, whatever --last-batch says",
        "golden program",
        ("src/train/setup.c", ".last_batch = t->set.tail,", ".last_batch = HVT_LAST_BATCH_PAD,"))
 mutant("evaluation-pads", "an evaluation gives every rank the same number of images",

@@ -269,7 +269,7 @@ TEST(fused_tensors_of_ones_own_send_their_buckets_and_nothing_else)
 /* What the whole program says on all ranks in so many steps, from reading its data to the end of the run. */
 static mpi_count of_a_run(const char *comm, const char *steps)
 {
-    const char *const set[][2] = {{"image-size", "8"}, {"samples", "64"}, {"batch", "1"}, {"threads", "1"},
+    const char *const set[][2] = {{"size", "8"},       {"samples", "64"}, {"batch", "1"}, {"threads", "1"},
                                   {"print-freq", "1"}, {"quiet", "on"},   {"comm", comm}, {"steps", steps}};
     mpi_count before = mpi_counted((mpi_count){0});
     hvt_options opts;

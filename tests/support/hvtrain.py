@@ -13,7 +13,7 @@ from truths import Skip, check, on_ranks
 HVTRAIN = os.path.abspath(sys.argv[1])
 MPIRUN = None if sys.argv[2] == "none" else sys.argv[2]
 HERE = tempfile.mkdtemp(prefix="hvt-test-")
-TINY = "--image-size 16 --limit 64 --batch 16 --threads 1 --quiet --lr 0.05 --augment crop:2,flip".split()
+TINY = "--size 16 --limit 64 --batch 16 --threads 1 --quiet --lr 0.05 --augment crop:2,flip".split()
 
 
 def command(args, ranks, file_limit=None, ignore=None):
@@ -86,6 +86,15 @@ def read_safetensors(name):
         data = f.read()
     n, = struct.unpack("<Q", data[:8])
     return json.loads(data[8:8 + n]), data[8 + n:]
+
+
+def metadata(header):
+    """What hvtrain says of a file in its header."""
+    return json.loads(header["__metadata__"]["hvtrain"])
+
+
+def change_metadata(header, **values):
+    header["__metadata__"]["hvtrain"] = json.dumps({**metadata(header), **values})
 
 
 def write_safetensors(name, header, data):

@@ -14,17 +14,17 @@ export HVT_TEST_MEMCHECK=1
 list() {
     once="--data synth --classes 10 --samples 8 --batch 4 --steps 1 --epochs 1 --lr 0.000001 --threads 1 --quiet"
     cat <<END
-0 resnet50-f32-avx2 hvtrain $once --isa avx2 --model resnet50 --stem cifar --image-size 8
-0 resnet50-bf16-portable hvtrain $once --isa portable --model resnet50 --stem cifar --image-size 8 --amp bf16
-0 resnet18-f32-portable hvtrain $once --isa portable --model resnet18 --image-size 32
-0 resnet18-bf16-avx2 hvtrain $once --isa avx2 --model resnet18 --stem cifar --image-size 8 --amp bf16
+0 resnet50-f32-avx2 hvtrain $once --isa avx2 --model resnet50 --stem cifar --size 8
+0 resnet50-bf16-portable hvtrain $once --isa portable --model resnet50 --stem cifar --size 8 --amp bf16
+0 resnet18-f32-portable hvtrain $once --isa portable --model resnet18 --size 32
+0 resnet18-bf16-avx2 hvtrain $once --isa avx2 --model resnet18 --stem cifar --size 8 --amp bf16
 0 conv tests/test_conv
 0 model tests/test_model
 0 norm tests/test_norm
 0 resnet20-f32-avx2 hvtrain $once --isa avx2
 0 resnet20-bf16-avx2 hvtrain $once --isa avx2 --amp bf16
-0 resnet20-bf16-portable hvtrain $once --isa portable --amp bf16 --image-size 8
-2 resnet20-np2 hvtrain $once --isa avx2 --amp bf16 --image-size 8
+0 resnet20-bf16-portable hvtrain $once --isa portable --amp bf16 --size 8
+2 resnet20-np2 hvtrain $once --isa avx2 --amp bf16 --size 8
 END
     for name in device device_ops device_grad half step plan statistics optim options checkpoint train; do
         echo "0 $name tests/test_$name"

@@ -69,7 +69,7 @@ def metadata(name):
         return None
     with open(path, "rb") as f:
         n, = struct.unpack("<Q", f.read(8))
-        meta = json.loads(f.read(n))["__metadata__"]
+        meta = json.loads(json.loads(f.read(n))["__metadata__"]["hvtrain"])
     for key in "momentum", "powersgd":
         if meta.get(key) and not os.path.exists(os.path.join(RUN, meta[key])):
             complain(name, "names", meta[key], "which is not there")
@@ -77,7 +77,7 @@ def metadata(name):
 
 
 def epoch_of(meta):
-    return int(meta["epoch"]) if meta else 0
+    return meta["epoch"] if meta else 0
 
 
 def files():

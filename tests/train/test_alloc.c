@@ -152,7 +152,7 @@ static hvt_status train(hvt_world *world, const char *resume, int steps, uint64_
     hvt_status s;
 
     hvt_options_default(&o);
-    o.image_size = 8;
+    o.size = 8;
     o.limit = 12;
     o.batch = 3;
     o.shards = 2;
@@ -161,7 +161,7 @@ static hvt_status train(hvt_world *world, const char *resume, int steps, uint64_
     o.augment = "crop:1,flip";
     o.lr = 0.01;
     o.bucket = 1 << 16;
-    o.wire = factors ? "powersgd:1" : "bf16";
+    o.compression = factors ? "powersgd:1" : "bf16";
     o.save = folder;
     o.overwrite = !*resume;
     o.resume = resume;

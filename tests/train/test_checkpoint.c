@@ -7,7 +7,9 @@
 #include "logged.h"
 #include "model_impl.h"
 #include "optim_impl.h"
-#include "train_impl.h"
+#include "train/checkpoint/checkpoint_impl.h"
+#include "train/cli/cli_impl.h"
+#include "train/process/process_impl.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -129,7 +131,9 @@ TEST(what_is_written_is_read_back)
     hvt_st_item items[] = {{.name = "b", .type = HVT_ST_F32, .ndim = 1, .dim = {5}, .id = 1},
                            {.name = "a", .type = HVT_ST_F32, .ndim = 1, .dim = {300000}, .id = 2},
                            {.name = "n", .type = HVT_ST_I64, .id = 3}};
-    const hvt_st_pair meta[] = {{"epoch", "3"}, {"path", "not \xff utf-8, \"quoted\"\n"}};
+    json_t *meta =
+        json_pack("{s:i, s:o}", "epoch", 3, "path", hvt__json_text("not \xff utf-8, \"quoted\"\n"));
+    double epoch;
     static float x[300000];
     const char *path = in_folder("written");
     unsigned char head[8];
@@ -137,11 +141,21 @@ TEST(what_is_written_is_read_back)
     hvt_st *st = NULL;
     FILE *f;
 
-    CHECK_OK(hvt__st_write(path, items, 3, meta, 2, count_up, NULL));
+    CHECK_OK(hvt__st_write(path, items, 3, meta, count_up, NULL));
     CHECK(access(in_folder("written.tmp"), F_OK), "the temporary file is still there");
     CHECK_OK(hvt__st_open(path, &st));
-    CHECK(!strcmp(hvt__st_meta(st, "format"), "pt") && !strcmp(hvt__st_meta(st, "epoch"), "3"), "metadata");
-    CHECK(!strcmp(hvt__st_meta(st, "path"), "not ? utf-8, \"quoted\"\n"), "'%s'", hvt__st_meta(st, "path"));
+    json_decref(meta);
+    CHECK(!strcmp(hvt__st_meta(st, "format"), "pt"), "format");
+    CHECK_OK(hvt__metadata_read(st, &meta));
+    CHECK_OK(hvt__metadata_number(st, meta, "epoch", 3, &epoch));
+    CHECK(epoch == 3, "%g", epoch);
+    CHECK_FAILS(hvt__metadata_number(st, meta, "epoch", 2, &epoch), E_FORMAT,
+                "epoch is 3, expected a number up to 2");
+    CHECK_FAILS(hvt__metadata_number(st, meta, "path", 2, &epoch), E_FORMAT, "metadata path is \"not");
+    CHECK_FAILS(hvt__metadata_number(st, meta, "top1", 2, &epoch), E_FORMAT, "lacks 'top1'");
+    CHECK(!strcmp(hvt__metadata_text(meta, "path"), "not ? utf-8, \"quoted\"\n"), "'%s'",
+          hvt__metadata_text(meta, "path"));
+    json_decref(meta);
     CHECK(hvt__st_find(st, "n")->first == 0 && hvt__st_find(st, "a")->first == 8,
           "counters first, then by name");
     CHECK_OK(hvt__st_verify(st));
@@ -171,17 +185,19 @@ TEST(a_failed_write_leaves_the_file_of_before)
     hvt_st_item good = {.name = "a", .type = HVT_ST_F32, .ndim = 1, .dim = {5}, .id = 1};
     hvt_st_item bad = {.name = "a", .type = HVT_ST_F32, .ndim = 1, .dim = {5}, .id = 99};
     const char *path = in_folder("kept");
+    json_t *meta = json_object();
     hvt_st *st = NULL;
     float x[5];
 
-    CHECK_OK(hvt__st_write(path, &good, 1, NULL, 0, count_up, NULL));
-    CHECK_FAILS(hvt__st_write(path, &bad, 1, NULL, 0, count_up, NULL), E_IO, "no more");
+    CHECK_OK(hvt__st_write(path, &good, 1, meta, count_up, NULL));
+    CHECK_FAILS(hvt__st_write(path, &bad, 1, meta, count_up, NULL), E_IO, "no more");
     CHECK(access(in_folder("kept.tmp"), F_OK), "the temporary file is still there");
     CHECK_OK(hvt__st_open(path, &st));
     CHECK_OK(hvt__st_f32(st, hvt__st_find(st, "a"), x));
     CHECK(x[4] == 1.5f, "%g", (double)x[4]);
     hvt__st_close(&st);
-    CHECK_FAILS(hvt__st_write(in_folder("no/such"), &good, 1, NULL, 0, count_up, NULL), E_IO, "no/such");
+    CHECK_FAILS(hvt__st_write(in_folder("no/such"), &good, 1, meta, count_up, NULL), E_IO, "no/such");
+    json_decref(meta);
 }
 
 /* Every f16, against the definition: sign, 5 bits of exponent, 10 of fraction. */
@@ -269,6 +285,47 @@ static void close_trained(trained *t)
     hvt_world_close(&t->world);
 }
 
+/* golden/old.safetensors was written by hvtrain 0.1.0 when each thing had a key of its own in the metadata
+ * and options had other names; 0.5 was its --dampening, which is gone. */
+TEST(files_of_before_are_read_and_their_options_renamed)
+{
+    static const char options[] =
+        "{\"model\":\"resnet20\",\"size\":\"16\",\"last-batch\":\"keep\",\"epochs\":\"7\","
+        "\"dampening\":\"0.5\",\"compression\":\"bf16\",\"device\":\"ref\",\"isa\":\"c\"}";
+    const hvt_device_opts device = {.threads = 1};
+    const hvt_optim_opts sgd = {.momentum = 0.9f};
+    const char *old = HVT_TESTS "/golden/old.safetensors";
+    hvt_progress p = {0};
+    trained t = {0};
+    hvt_options o;
+    hvt_value x;
+    void *memory = NULL;
+
+    CHECK_OK(hvt_world_open(NULL, &t.world));
+    CHECK_OK(hvt_device_open("ref", &device, &t.dev));
+    CHECK_OK(hvt_model_create(t.dev, &t.m));
+    x = hvt_conv2d(t.m, hvt_input(t.m, 8, 8, 3), 4, 3, 2, 1);
+    x = hvt_linear(t.m, hvt_avgpool(t.m, hvt_relu(t.m, hvt_batchnorm(t.m, x))), 3);
+    CHECK_OK(hvt_model_plan(t.m, 2, x));
+    CHECK_OK(hvt_optim_create(t.m, &sgd, &t.o));
+    CHECK_OK(hvt_checkpoint_load(old, t.m, t.o, &p));
+    CHECK(p.epoch == 3 && p.step == 1 && p.steps == 25 && p.top1 == 62.5 && p.run == 0xfeed,
+          "%d %u %lld %g %llx", p.epoch, p.step, (long long)p.steps, p.top1, (unsigned long long)p.run);
+    CHECK(p.options && !strcmp(p.options, options), "%s", p.options ? p.options : "no options");
+    for (int i = 0; i < t.m->nparam_tensors; i++)
+        CHECK(t.o->v[t.m->param[i].offset] == 0.25f, "momentum of %s", t.m->param[i].name);
+    hvt_options_default(&o);
+    CHECK_OK(hvt_options_set(&o, "epochs", "9"));
+    CHECK_OK(hvt_options_set(&o, "resume", old));
+    CHECK_OK(hvt_options_resume(&o, t.world, &memory));
+    CHECK(o.size == 16 && o.epochs == 9 && !strcmp(o.compression, "bf16") && !strcmp(o.last_batch, "keep"),
+          "%d %d %s %s", o.size, o.epochs, o.compression, o.last_batch);
+    CHECK(!strcmp(o.device, "cpu") && !strcmp(o.isa, "auto"), "a job's options were taken");
+    free(memory);
+    free(p.options);
+    close_trained(&t);
+}
+
 static void remove_checkpoints(void)
 {
     DIR *d = opendir(folder);
@@ -294,7 +351,7 @@ TEST(a_signal_while_a_folder_is_synced_leaves_a_whole_checkpoint)
         child = fork(); /* all of it in the child: the handlers are a process's */
         if (child == 0) {
             open_trained(&t);
-            CHECK_OK(hvt__interrupt_open(t.world));
+            CHECK_OK(hvt__signals_open(t.world));
             CHECK_OK(hvt_checkpoint_save(folder, "last", t.m, t.o, &p));
             p.steps = 2;
             stop_at_sync = at;
@@ -428,7 +485,7 @@ TEST(a_kill_between_last_and_best_loses_neither)
     close_trained(&t);
 }
 
-/* A kill before the first checkpoint is whole leaves `best` alone at most; the run goes on with that. */
+/* A kill before the first checkpoint is whole leaves `best` alone at most; the run continues with that. */
 TEST(a_kill_in_the_first_save_leaves_nothing_or_what_can_be_resumed)
 {
     bool alone = false;
@@ -559,6 +616,7 @@ int main(void)
     RUN(what_is_written_is_read_back);
     RUN(a_failed_write_leaves_the_file_of_before);
     RUN(halves_become_the_same_number);
+    RUN(files_of_before_are_read_and_their_options_renamed);
     RUN(a_signal_while_a_folder_is_synced_leaves_a_whole_checkpoint);
     RUN(numbers_that_are_not_finite_replace_no_checkpoint);
     RUN(a_kill_between_last_and_best_loses_neither);

@@ -14,13 +14,13 @@ import threading
 import time
 
 sys.path.append(os.path.join(sys.path[0], "../support"))
-from hvtrain import HERE, MPIRUN, command, environment, path, records
+from hvtrain import HERE, MPIRUN, command, environment, metadata, path, read_safetensors, records
 from truths import Skip, check, run_all
 
-TINY = "--image-size 16 --limit 64 --batch 8 --shards 2 --threads 1 --quiet --lr 0.05".split()
+TINY = "--size 16 --limit 64 --batch 8 --shards 2 --threads 1 --quiet --lr 0.05".split()
 # One update an epoch, and after the first the weights stay where a rate far too high has put them: batch norm keeps
 # the loss of training finite, and until the moving statistics have followed, evaluation overflows.
-FAR = "--image-size 16 --limit 16 --batch 8 --shards 2 --threads 1 --quiet --momentum 0 --schedule multistep:1@1e-30 " \
+FAR = "--size 16 --limit 16 --batch 8 --shards 2 --threads 1 --quiet --momentum 0 --schedule multistep:1@1e-30 " \
       "--epochs 3".split()
 FOREVER = TINY + "--epochs 1000000 --eval-freq 0 --print-freq 1".split()
 RANKS = [0, 2] if MPIRUN else [0]
@@ -92,7 +92,7 @@ def weights_whose_loss_is_not_finite_are_kept_but_never_the_best():
 
 
 def a_loss_in_training_that_is_not_finite_says_what_to_try_and_what_is_left():
-    base = "--image-size 16 --limit 16 --batch 8 --shards 2 --threads 1 --quiet --momentum 0 --print-freq 1".split()
+    base = "--size 16 --limit 16 --batch 8 --shards 2 --threads 1 --quiet --momentum 0 --print-freq 1".split()
     for ranks in RANKS:
         def diverges(*args):
             rc, ours, _ = run(base + ["--log", "log"] + " ".join(args).split(), ranks)
@@ -119,9 +119,8 @@ def statistics_that_overflow_are_not_saved_and_end_only_the_last_save():
     rc, ours, warnings = run(FAR + "--lr 1e10 --save overflow --log log".split())
     check(rc == 1 and len(ours) == 1 and "not saved" in ours[0] and "inf" in ours[0], rc, ours)
     check([r["epoch"] for r in records("log") if r["record"] == "eval"] == [1, 2, 3], "did not go on")
-    check(sum("not saved" in w and "training goes on" in w for w in warnings) == 1, warnings)
-    with open(path("overflow/last.safetensors"), "rb") as f:
-        check(b'"epoch":"1"' in f.read(20000).replace(b" ", b""), "not that of epoch 1")
+    check(sum("not saved" in w and "training continues" in w for w in warnings) == 1, warnings)
+    check(metadata(read_safetensors("overflow/last.safetensors")[0])["epoch"] == 1, "not that of epoch 1")
 
 
 # ---- data ----
@@ -158,7 +157,7 @@ def a_log_that_fills_up_is_warned_of_and_counted_and_training_goes_on():
         check(rc == 0 and not ours, ranks, rc, ours)
         written = records("full")  # every line is whole
         said = [w for w in warnings if "--log full" in w]
-        check(len(said) == 2 and "cannot write" in said[0] and "training goes on" in said[0], said)
+        check(len(said) == 2 and "cannot write" in said[0] and "training continues" in said[0], said)
         missing = re.search(r"(\d+) records are missing", said[1] if said[1:] else "")
         # 1 start, 1 end, for each of 20 epochs 4 steps, epoch and eval
         expect = 2 + 20 * 6 + any(r["record"] == "overlap" for r in written)
@@ -246,7 +245,7 @@ def a_timeline_whose_disk_fills_up_does_not_end_the_run():
             check(rc == 0 and not ours, ranks, rc, ours)
             check(any("disk/trace" in w and "timeline ends here" in w for w in warnings), warnings)
             with open(path("disk/trace")) as f:
-                check(len(json.load(f)["traceEvents"]) > 100, "no events")
+                check(f.read().count('"ph":"X"') > 100, "no events")
             check(records("log")[-1]["status"] == "done", records("log")[-1])
         finally:
             subprocess.run(["umount", disk])

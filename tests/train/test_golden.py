@@ -62,8 +62,7 @@ def two_ranks_have_pytorchs_losses():
 
 
 def other_convolutions_and_the_replicated_update_have_pytorchs_losses():
-    has_golden_losses(["--winograd", "off", "--update", "replicated"])
-    has_golden_losses(["--isa", "portable", "--update", "replicated"], 2)
+    has_golden_losses(["--isa", "portable", "--optimizer-state", "replicated"], 2)
 
 
 def pytorch_prints_the_golden_losses_here_too():

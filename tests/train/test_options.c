@@ -23,7 +23,7 @@ static hvt_status parse(hvt_options *opts, const char *line)
 static int option_index(const char *flag)
 {
     for (int i = 0; i < HVT_OPTION_COUNT; i++)
-        if (!strcmp(hvt__option_flag(i), flag))
+        if (!strcmp(hvt__option_flag(i).text, flag))
             return i;
     CHECK(false, "no option %s", flag);
     return 0;
@@ -37,8 +37,8 @@ TEST(defaults_are_those_that_scripts_rely_on)
                 {"--batch", "128"},       {"--lr", "0.1"},        {"--momentum", "0.9"},
                 {"--weight-decay", "0"},  {"--nesterov", "off"},  {"--schedule", "constant"},
                 {"--warmup-epochs", "0"}, {"--lr-scale", "none"}, {"--augment", "none"},
-                {"--print-freq", "10"},   {"--samples", "10000"}, {"--tail", "exact"},
-                {"--shuffle", "on"},      {"--comm", "auto"},     {"--wire", "f32"},
+                {"--print-freq", "10"},   {"--samples", "10000"}, {"--last-batch", "keep"},
+                {"--shuffle", "on"},      {"--comm", "auto"},     {"--compression", "f32"},
                 {"--bucket", "25MiB"},    {"--device", "cpu"}};
     hvt_options o;
     char text[HVT_OPTION_VALUE];
@@ -56,10 +56,10 @@ TEST(both_forms_underscores_and_the_last_of_repeated_flags)
 {
     hvt_options o;
 
-    CHECK_OK(parse(&o, "--batch 32 --weight_decay=1e-4 --batch=64 --image-size 64 --data_dir a=b"));
+    CHECK_OK(parse(&o, "--batch 32 --weight_decay=1e-4 --batch=64 --size 64 --data_dir a=b"));
     CHECK(o.batch == 64, "%d", o.batch);
     CHECK(o.weight_decay == 1e-4, "%g", o.weight_decay);
-    CHECK(o.image_size == 64, "%d", o.image_size);
+    CHECK(o.size == 64, "%d", o.size);
     CHECK(!strcmp(o.data_dir, "a=b"), "'%s'", o.data_dir);
     CHECK(o.from[option_index("--batch")] == HVT_FROM_FLAG && !o.from[option_index("--lr")],
           "where values come from is not kept");
@@ -98,7 +98,6 @@ TEST(sizes_carry_units)
     }
     for (size_t i = 0; i < HVT_LEN(bad); i++)
         CHECK_FAILS(hvt_options_set(&o, "bucket", bad[i]), E_ARG, "--bucket: expected a size with its unit");
-    CHECK_FAILS(hvt_options_set(&o, "first-bucket", "all"), E_ARG, "--first-bucket");
 }
 
 TEST(times_carry_units)
@@ -143,18 +142,18 @@ TEST(malformed_values_are_named_with_what_was_expected)
         {"--lr inf", "--lr", "a number", "'inf'"},
         {"--lr 1e999", "--lr", "a number", "'1e999'"},
         {"--lr 0.1x", "--lr", "a number", "'0.1x'"},
-        {"--wire f64", "--wire", "one of f32 f16 bf16 powersgd:R", "'f64'"},
-        {"--wire powersgd", "--wire", "powersgd:R", "'powersgd'"},
-        {"--wire powersgd:0", "--wire", "powersgd:R", "'powersgd:0'"},
-        {"--wire powersgd:2x", "--wire", "powersgd:R", "'powersgd:2x'"},
-        {"--wire powersgd:R", "--wire", "powersgd:R", "'powersgd:R'"},
+        {"--compression f64", "--compression", "one of f32 f16 bf16 powersgd:R", "'f64'"},
+        {"--compression powersgd", "--compression", "powersgd:R", "'powersgd'"},
+        {"--compression powersgd:0", "--compression", "powersgd:R", "'powersgd:0'"},
+        {"--compression powersgd:2x", "--compression", "powersgd:R", "'powersgd:2x'"},
+        {"--compression powersgd:R", "--compression", "powersgd:R", "'powersgd:R'"},
         {"--comm gloo", "--comm", "auto self shm mpi", "'gloo'"},
         {"--model vgg", "--model", "resnet18", "'vgg'"},
         {"--mean 1,2", "--mean", "one number or three", "'1,2'"},
         {"--mean 1,2,3,4", "--mean", "one number or three", "'1,2,3,4'"},
         {"--mean 1,,3", "--mean", "one number or three", "'1,,3'"},
         {"--std 0", "--std", "each > 0", "'0'"},
-        {"--tail exactly", "--tail", "exact pad drop", "'exactly'"},
+        {"--last-batch keeping", "--last-batch", "keep pad drop", "'keeping'"},
         {"--limit 0", "--limit", "or 'all'", "'0'"},
     };
     hvt_options o;
@@ -185,8 +184,8 @@ TEST(unknown_flags_name_the_nearest)
                {"lr=0.1", "did you mean --lr=0.1?"},
                {"help", "here: --help"},
                {"--batch 3 tune", "tune stands in front"},
-               {"--augment crop:4 flip", "have commas between them and no blanks: --augment none"},
-               {"--mean=0.5 0.5 0.5", "have commas between them and no blanks: --mean X[,X,X]"},
+               {"--augment crop:4 flip", "a list has commas and no blanks: --augment none"},
+               {"--mean=0.5 0.5 0.5", "a list has commas and no blanks: --mean X[,X,X]"},
                {"--MODEL resnet50", "nearest is --model"},
                {"\xe2\x80\x93lr 0.1", "it begins with a long dash"},
                {"-j4", "two dashes; here: nothing, images"},
@@ -222,17 +221,30 @@ TEST(flags_of_other_trainers_name_what_stands_for_them)
                {"--data-path d", "here: --data-dir"},
                {"--label-smoothing 0.1", "nothing, hvtrain does not have this"},
                {"--fusion-threshold-mb 64", "here: --bucket"},
-               {"--error-feedback", "here: --wire powersgd:R keeps its residual"},
-               {"--no-error-feedback", "here: --wire powersgd:R keeps its residual"},
-               {"--workers 4", "here: nothing"}};
+               {"--error-feedback", "here: --compression powersgd:R keeps its residual"},
+               {"--no-error-feedback", "here: --compression powersgd:R keeps its residual"},
+               {"--workers 4", "here: nothing"},
+               {"--wire f16", "there is no flag --wire; here: --compression"},
+               {"--tail=exact", "here: --last-batch"},
+               {"--update sharded", "here: --optimizer-state"},
+               {"--replica_check 5", "here: --check-replicas"},
+               {"--init-skip-head", "here: --reset-head"},
+               {"--no-init-skip-head", "here: --reset-head"},
+               {"--thresholds mpi-short=1", "here: --comm-cutoffs"},
+               {"--image-size 8", "here: --size"},
+               {"--share-gpu", "here: --device cuda:N"},
+               {"--loss-scale-min 2", "here: nothing, a dynamic loss scale falls to 1 at least"},
+               {"--verbose", "here: HVT_LOG=debug"},
+               {"tune f.json --output f", "here: hvtrain tune FILE"},
+               {"tune f.json --budget 5", "here: hvtrain tune FILE SECONDS"}};
     hvt_options o;
     char text[200];
 
     for (size_t i = 0; i < HVT_LEN(bad); i++)
         CHECK_FAILS(parse(&o, bad[i].line), E_ARG, bad[i].here);
     for (int i = 0; i < HVT_OPTION_COUNT; i++) /* else that line could never be said */
-        CHECK(!hvt__option_elsewhere(hvt__option_flag(i) + 2, NULL, text, sizeof text),
-              "%s is a flag of ours", hvt__option_flag(i));
+        CHECK(!hvt__foreign_flag(hvt__option_flag(i).text + 2, NULL, text, sizeof text),
+              "%s is a flag of ours", hvt__option_flag(i).text);
 }
 
 TEST(words_that_are_none_name_the_one_that_was_meant)
@@ -252,13 +264,15 @@ TEST(words_that_are_none_name_the_one_that_was_meant)
                {"--amp BF16", "did you mean bf16?"},
                {"--amp float32", "did you mean f32?"},
                {"--amp o1", "did you mean O1?"},
-               {"--wire fp16", "did you mean f16?"},
-               {"--wire PowerSGD:2", "did you mean powersgd:R?"},
-               {"--wire f64", NULL},
-               {"--wire powersgd:R", NULL},
+               {"--compression fp16", "did you mean f16?"},
+               {"--compression PowerSGD:2", "did you mean powersgd:R?"},
+               {"--compression f64", NULL},
+               {"--compression powersgd:R", NULL},
                {"--comm NCCL", "did you mean nccl?"},
                {"--comm gloo", NULL},
-               {"--tail exactly", "did you mean exact?"},
+               {"--last-batch keeps", "did you mean keep?"},
+               {"--last-batch exact", "did you mean keep?"},
+               {"--compression none", "did you mean f32?"},
                {"--shortcut b", "did you mean B?"},
                {"--bucket 25", "did you mean 25MiB?"},
                {"--stall-warn 30", "did you mean 30s?"},
@@ -266,7 +280,7 @@ TEST(words_that_are_none_name_the_one_that_was_meant)
                {"--stall-warn soon", NULL},
                {"--bucket 25mb", "did you mean 25MB?"},
                {"--bucket 1g", "did you mean 1GiB?"},
-               {"--bucket auto", "here: hvtrain tune --output FILE"},
+               {"--bucket auto", "here: hvtrain tune FILE"},
                {"--overlap layers", "here: --overlap worker"},
                {"--lr 0,1", "did you mean 0.1?"},
                {"--lr 0.1x", NULL},
@@ -303,21 +317,39 @@ TEST(a_run_ends_by_what_was_given_and_by_both_whichever_comes_first)
                {"--steps 3 --epochs 3", true, true},
                {"--steps none --epochs 3", false, true}};
     hvt_options o;
-    hvt_settled t;
+    hvt_resolved t;
 
     for (size_t i = 0; i < HVT_LEN(all); i++) {
         CHECK_OK(parse(&o, all[i].line));
-        CHECK_OK(hvt__settle(&o, 1, &t));
+        CHECK_OK(hvt__resolve(&o, 1, &t));
         CHECK(t.by_steps == all[i].by_steps && t.by_epochs == all[i].by_epochs, "%s: %d %d", all[i].line,
               t.by_steps, t.by_epochs);
     }
     CHECK_OK(parse(&o, "--steps 500"));
     o.from[option_index("--epochs")] = HVT_FROM_CHECKPOINT; /* a run of 10 epochs goes on for 500 updates */
-    CHECK_OK(hvt__settle(&o, 1, &t));
+    CHECK_OK(hvt__resolve(&o, 1, &t));
     CHECK(t.by_steps && !t.by_epochs, "the checkpoint's epochs count");
     o.from[option_index("--epochs")] = HVT_FROM_CONFIG;
-    CHECK_OK(hvt__settle(&o, 1, &t));
+    CHECK_OK(hvt__resolve(&o, 1, &t));
     CHECK(t.by_steps && t.by_epochs, "the file's epochs do not count");
+}
+
+TEST(tune_takes_a_file_and_seconds_in_front)
+{
+    hvt_options o;
+
+    CHECK_OK(parse(&o, "tune f.json 20 --batch 3"));
+    CHECK(o.ask == HVT_ASK_TUNE && !strcmp(o.tune_file, "f.json") && o.tune_seconds == 20 && o.batch == 3,
+          "%s %g %d", o.tune_file, o.tune_seconds, o.batch);
+    CHECK_OK(parse(&o, "tune f.json --batch 3"));
+    CHECK(!strcmp(o.tune_file, "f.json") && o.tune_seconds == 60, "%s %g", o.tune_file, o.tune_seconds);
+    CHECK_OK(hvt_options_check(&o, 2));
+    CHECK_FAILS(hvt_options_check(&o, 1), E_ARG, "mpirun -np N hvtrain tune FILE");
+    CHECK_OK(parse(&o, "tune --batch 3"));
+    CHECK_FAILS(hvt_options_check(&o, 2), E_ARG, "tune needs a FILE");
+    CHECK_FAILS(parse(&o, "tune f.json 0.5"), E_ARG,
+                "expected a number of seconds >= 1 or an option, got '0.5'");
+    CHECK_FAILS(parse(&o, "tune f.json fast"), E_ARG, "got 'fast'");
 }
 
 TEST(a_failed_parse_leaves_the_result_alone)
@@ -334,15 +366,15 @@ TEST(every_value_reads_back_from_its_text)
     hvt_options o, again;
     char text[HVT_OPTION_COUNT][HVT_OPTION_VALUE], twice[HVT_OPTION_VALUE];
 
-    CHECK_OK(parse(&o,
-                   "--lr 0.1234567890123 --bucket 12345B --mean 0.4914,0.4822,0.4465 --std=0.2 --threads 3 "
-                   "--augment crop:4,flip --weight-decay 5e-4 --seed 7 --nesterov --limit 17 --wire bf16"));
+    CHECK_OK(parse(
+        &o, "--lr 0.1234567890123 --bucket 12345B --mean 0.4914,0.4822,0.4465 --std=0.2 --threads 3 "
+            "--augment crop:4,flip --weight-decay 5e-4 --seed 7 --nesterov --limit 17 --compression bf16"));
     hvt_options_default(&again);
     for (int i = 0; i < HVT_OPTION_COUNT; i++) {
         hvt__option_text(&o, i, text[i]);
-        CHECK_OK(hvt_options_set(&again, hvt__option_flag(i) + 2, text[i]));
+        CHECK_OK(hvt_options_set(&again, hvt__option_flag(i).text + 2, text[i]));
         hvt__option_text(&again, i, twice);
-        CHECK(!strcmp(text[i], twice), "%s: %s became %s", hvt__option_flag(i), text[i], twice);
+        CHECK(!strcmp(text[i], twice), "%s: %s became %s", hvt__option_flag(i).text, text[i], twice);
     }
     CHECK(again.lr == o.lr && again.bucket == o.bucket && !memcmp(&again.mean, &o.mean, sizeof o.mean),
           "a number changed");
@@ -360,7 +392,6 @@ TEST(options_are_checked_together)
         {"--global-batch 100", 3, "--global-batch 100 on 3 shards"},
         {"--global-batch 100 --batch 10", 1, "one of them"},
         {"--nesterov --momentum 0", 1, "--nesterov needs --momentum"},
-        {"--nesterov --dampening 0.1", 1, "--dampening"},
         {"--augment flop", 1, "'flop'"},
         {"--augment crop:0", 1, "crop:PIXELS"},
         {"--augment crop:4x", 1, "crop:PIXELS"},
@@ -382,12 +413,12 @@ TEST(options_are_checked_together)
         {"--resume auto", 1, "--resume auto needs --save DIR"},
         {"--resume auto --save d --overwrite", 1, "--overwrite would replace"},
         {"--overwrite", 1, "--overwrite needs --save DIR"},
-        {"--init-skip-head", 1, "needs --init"},
-        {"--wire powersgd:2 --update sharded", 2, "needs --update replicated"},
-        {"--wire powersgd:2 --device cuda", 2, "for --device cpu or ref"},
+        {"--reset-head", 1, "needs --init"},
+        {"--compression powersgd:2 --optimizer-state sharded", 2, "needs --optimizer-state replicated"},
+        {"--compression powersgd:2 --device cuda", 2, "for --device cpu or ref"},
         {"--data cifar10", 1, "needs --data-dir"},
         {"--data-dir d", 1, "--data-dir d is for --data cifar10"},
-        {"--data cifar10 --data-dir d --image-size 64", 1, "--image-size 64"},
+        {"--data cifar10 --data-dir d --size 64", 1, "--size 64"},
         {"--data cifar10 --data-dir d --samples 5", 1, "--samples 5"},
         {"--stem cifar", 1, "--stem cifar"},
         {"--model resnet50 --shortcut B", 1, "--shortcut B"},
@@ -399,10 +430,7 @@ TEST(options_are_checked_together)
         {"--device cuda:", 1, "got 'cuda:'"},
         {"--device cuda:1x", 1, "got 'cuda:1x'"},
         {"--device cuda:-1", 1, "got 'cuda:-1'"},
-        {"--device cuda:1", 2, "--device cuda:1 names one GPU for 2 ranks"},
-        {"--share-gpu", 1, "--share-gpu is for --device cuda, not cpu"},
         {"--tf32 --device ref", 1, "--tf32 is for --device cuda, not ref"},
-        {"--winograd off --device ref", 1, "--winograd off is for --device cpu, not ref"},
         {"--device cuda --isa avx2", 1, "--isa avx2 is for --device cpu, not cuda"},
     };
     hvt_options o;
@@ -413,48 +441,50 @@ TEST(options_are_checked_together)
     }
 }
 
-TEST(options_settle_into_one_meaning)
+TEST(options_resolve_into_one_meaning)
 {
     hvt_options o;
-    hvt_settled t;
+    hvt_resolved t;
 
     CHECK_OK(parse(&o,
                    "--global-batch 96 --shards 8 --lr 0.2 --lr-scale linear --augment crop:4,flip --no-decay "
-                   "norm,bias --tail pad --wire f16"));
-    CHECK_OK(hvt__settle(&o, 4, &t));
+                   "norm,bias --last-batch pad --compression f16"));
+    CHECK_OK(hvt__resolve(&o, 4, &t));
     CHECK(t.shards == 8 && t.local_shards == 2 && t.batch == 12, "%d %d %d", t.shards, t.local_shards,
           t.batch);
     CHECK(t.lr == 0.2 * 8, "%g: the rule scales by shards", t.lr);
     CHECK(t.crop == 4 && t.flip && t.no_decay_norm && t.no_decay_bias, "%d %d", t.crop, t.flip);
-    CHECK(t.tail == HVT_LAST_BATCH_PAD && t.wire == HVT_F16 && !t.powersgd, "%d %d %d", t.tail, t.wire,
-          t.powersgd);
+    CHECK(t.last_batch == HVT_LAST_BATCH_PAD && t.wire == HVT_F16 && !t.powersgd, "%d %d %d", t.last_batch,
+          t.wire, t.powersgd);
     CHECK(t.first_bucket == 1 << 20, "%zu", t.first_bucket);
     CHECK_OK(parse(&o, "--bucket all"));
-    CHECK_OK(hvt__settle(&o, 1, &t));
+    CHECK_OK(hvt__resolve(&o, 1, &t));
     CHECK(t.first_bucket == 0, "one bucket for all has no small first one");
     CHECK(!t.on_gpu && !strcmp(t.device, "cpu"), "%s", t.device);
     CHECK_OK(parse(&o, "--device cuda:3"));
-    CHECK_OK(hvt__settle(&o, 1, &t));
+    CHECK_OK(hvt__resolve(&o, 1, &t));
     CHECK(t.on_gpu && !strcmp(t.device, "cuda") && t.gpu == 3, "%s %d", t.device, t.gpu);
+    CHECK_OK(hvt__resolve(&o, 4, &t));
+    CHECK(t.gpu == 3, "%d: one GPU for all ranks of a host", t.gpu);
     CHECK_OK(parse(&o, "--device cuda"));
-    CHECK_OK(hvt__settle(&o, 4, &t));
+    CHECK_OK(hvt__resolve(&o, 4, &t));
     CHECK(t.on_gpu && t.gpu == -1, "%d: the local rank's", t.gpu);
 }
 
 TEST(what_a_checkpoint_fills_in_is_not_refused_as_if_a_flag)
 {
     hvt_options o;
-    hvt_settled t;
+    hvt_resolved t;
 
     CHECK_OK(parse(&o, "--evaluate --resume a"));
     o.shards = 4;
-    CHECK_OK(hvt__settle(&o, 3, &t));
+    CHECK_OK(hvt__resolve(&o, 3, &t));
     CHECK(t.shards == 3 && t.local_shards == 1, "%d %d", t.shards, t.local_shards);
     o.evaluate = false;
-    CHECK_FAILS(hvt__settle(&o, 3, &t), E_ARG, "saved with --shards 4, which 3 ranks do not");
+    CHECK_FAILS(hvt__resolve(&o, 3, &t), E_ARG, "saved with --shards 4, which 3 ranks do not");
     CHECK_OK(parse(&o, "--resume a --data cifar10 --data-dir d"));
-    o.image_size = 64; /* of synth, before */
-    CHECK_OK(hvt__settle(&o, 1, &t));
+    o.size = 64; /* of synth, before */
+    CHECK_OK(hvt__resolve(&o, 1, &t));
 }
 
 TEST(help_names_every_flag_and_fits_a_terminal)
@@ -463,7 +493,7 @@ TEST(help_names_every_flag_and_fits_a_terminal)
         char *help = hvt_options_help(markdown ? HVT_ASK_MARKDOWN : HVT_ASK_HELP);
         size_t widest = 0;
         for (int i = 0; i < HVT_OPTION_COUNT; i++)
-            CHECK(strstr(help, hvt__option_flag(i)), "%s is missing", hvt__option_flag(i));
+            CHECK(strstr(help, hvt__option_flag(i).text), "%s is missing", hvt__option_flag(i).text);
         for (const char *p = help; !markdown && *p; p += strcspn(p, "\n") + 1)
             widest = strcspn(p, "\n") > widest ? strcspn(p, "\n") : widest;
         CHECK(widest <= 100, "a line has %zu columns", widest);
@@ -482,10 +512,11 @@ int main(void)
     RUN(unknown_flags_name_the_nearest);
     RUN(flags_of_other_trainers_name_what_stands_for_them);
     RUN(words_that_are_none_name_the_one_that_was_meant);
+    RUN(tune_takes_a_file_and_seconds_in_front);
     RUN(a_failed_parse_leaves_the_result_alone);
     RUN(every_value_reads_back_from_its_text);
     RUN(options_are_checked_together);
-    RUN(options_settle_into_one_meaning);
+    RUN(options_resolve_into_one_meaning);
     RUN(a_run_ends_by_what_was_given_and_by_both_whichever_comes_first);
     RUN(what_a_checkpoint_fills_in_is_not_refused_as_if_a_flag);
     RUN(help_names_every_flag_and_fits_a_terminal);

@@ -14,8 +14,8 @@ import sys
 import time
 
 sys.path.append(os.path.join(sys.path[0], "../support"))
-from hvtrain import (HERE, HVTRAIN, MPIRUN, TINY, command, environment, path, python_with, read_safetensors, records, run,
-                     train, weights, write_safetensors)
+from hvtrain import (HERE, HVTRAIN, MPIRUN, TINY, change_metadata, command, environment, metadata, path, python_with,
+                     read_safetensors, records, run, train, weights, write_safetensors)
 from truths import check, run_all
 
 BOTH = [0, 2] if MPIRUN else [0]
@@ -35,7 +35,7 @@ def files(folder):
 
 
 def meta(name):
-    return read_safetensors(name)[0]["__metadata__"]
+    return metadata(read_safetensors(name)[0])
 
 
 def one_line(args, ranks=0, rc=1):
@@ -61,7 +61,7 @@ def the_same_command_again_replaces_nothing():
         fresh("again-log")
         # before anything is computed: the data are not even looked for
         for more in [[], "--data cifar10 --data-dir none".split()]:
-            args = (BASE[2:] if more else BASE) + more  # without --image-size
+            args = (BASE[2:] if more else BASE) + more  # without --size
             line = one_line(args + "--epochs 3 --save again --log again-log".split(), ranks)
             for part in ["--save again", "resnet20, 3 epochs, 12 updates", "--resume again", "--overwrite", "another folder"]:
                 check(part in line, part, "is not in", line)
@@ -91,7 +91,7 @@ def overwriting_replaces_last_and_best_once_there_is_something_to_save():
     for ranks in BOTH:
         saved("over")
         header, data = read_safetensors("over/best.safetensors")
-        header["__metadata__"]["top1"] = "100"
+        change_metadata(header, top1=100)
         write_safetensors("over/best.safetensors", header, data)
         before = files("over")
         for bad in ["--lr 1e30", "--init none.safetensors"]:
@@ -109,10 +109,10 @@ def a_best_of_another_run_does_not_count():
     fresh("other")
     train("--shards 2 --batch 8 --epochs 1 --seed 1 --save other".split())
     header, data = read_safetensors("mixed/best.safetensors")
-    header["__metadata__"]["top1"] = "100"
+    change_metadata(header, top1=100)
     write_safetensors("other/best.safetensors", header, data)
     kinds = train("--resume other --epochs 2".split())
-    check(float(meta("other/best.safetensors")["top1"]) == kinds["eval"][-1]["top1"], meta("other/best.safetensors"))
+    check(meta("other/best.safetensors")["top1"] == kinds["eval"][-1]["top1"], meta("other/best.safetensors"))
 
 
 def going_back_in_a_run_needs_overwrite():
@@ -123,14 +123,14 @@ def going_back_in_a_run_needs_overwrite():
     for name in glob.glob(path("one/last*")):  # an earlier state of the same run
         shutil.copy(name, first if name.endswith("last.safetensors") else path("back"))
     header, data = read_safetensors("back/first.safetensors")
-    header["__metadata__"]["run"] = meta("back/last.safetensors")["run"]
+    change_metadata(header, run=meta("back/last.safetensors")["run"])
     write_safetensors("back/first.safetensors", header, data)
     before = files("back")
     line = one_line(BASE + "--resume back/first.safetensors --save back --epochs 2".split())
     check("further (resnet20, 3 epochs, 12 updates) than back/first.safetensors" in line, line)
     check(files("back") == before, "files were changed")
     train("--resume back/first.safetensors --save back --epochs 2 --overwrite".split())
-    check(meta("back/last.safetensors")["epoch"] == "2", meta("back/last.safetensors"))
+    check(meta("back/last.safetensors")["epoch"] == 2, meta("back/last.safetensors"))
 
 
 # ---- --resume auto ----
@@ -257,7 +257,7 @@ def a_run_that_keeps_nothing_says_so_at_its_start():
     loud = [a for a in BASE if a != "--quiet"] + ["--steps", "1"]
     saved("told")
     for more, part in [("", "nothing"), ("--save told-new", "told-new"), ("--resume told/last.safetensors --steps 13", "nothing"),
-                       ("--resume told --save none --steps 13", "nothing"), ("--resume told --steps 13", "told, where the run goes on")]:
+                       ("--resume told --save none --steps 13", "nothing"), ("--resume told --steps 13", "told, which the run continues")]:
         fresh("told-new")
         rc, _, err = run(loud + more.split())
         lines = [line for line in err if line.startswith("  save ")]
@@ -274,7 +274,7 @@ def hints_are_command_lines_that_work():
     for hint in hints:
         p = subprocess.run(hint, shell=True, cwd=HERE, capture_output=True, text=True, timeout=60)
         check(p.returncode == 0, hint, p.stderr[-500:])
-    check(meta(folder + "/last.safetensors")["epoch"] == "2", hints, "went on, and kept nothing")
+    check(meta(folder + "/last.safetensors")["epoch"] == 2, hints, "went on, and kept nothing")
 
 
 # ---- two jobs ----

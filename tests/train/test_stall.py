@@ -19,7 +19,7 @@ MPIRUN = sys.argv[1]
 WATCH, STUCK = (os.path.abspath(program) if program != "none" else "none" for program in sys.argv[2:4])
 HERE = tempfile.mkdtemp(prefix="hvt-stall-")
 LIMIT = 90  # seconds that a job may take to end, on the slowest machine
-TRAIN = "--image-size 16 --limit 32 --batch 8 --shards 2 --threads 1 --quiet --lr 0.05 --epochs 2 --log log".split()
+TRAIN = "--size 16 --limit 32 --batch 8 --shards 2 --threads 1 --quiet --lr 0.05 --epochs 2 --log log".split()
 
 
 class Job:

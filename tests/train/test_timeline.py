@@ -12,24 +12,26 @@ sys.path.append(os.path.join(sys.path[0], "../support"))
 from hvtrain import HERE, TINY, command, environment, path, records, run, train
 from truths import check, run_all
 
-PAGE = 4096
 LIMIT = 120  # s that anything may take
+
+
+def read_timeline(name):
+    """A JSON array, as a reader of Chrome's traces takes it: the end may be missing, or lie within an event."""
+    with open(path(name)) as f:
+        text = f.read()
+    if not text.endswith("\n]\n"):
+        text = text[:max(text.rfind(",\n{"), 1)] + "]"
+    return json.loads(text)
 
 
 def events(name):
     """Of each rank and thread, parents before what they hold."""
-    with open(path(name), "rb") as f:
-        text = f.read()
     lines = collections.defaultdict(list)
-    for e in json.loads(text)["traceEvents"]:
+    for e in read_timeline(name):
         if e["ph"] == "X":
             lines[e["pid"], e["tid"]].append(e)
     for line in lines.values():
         line.sort(key=lambda e: (e["ts"], -e["dur"]))
-    at = 0
-    for line in text.split(b"\n")[2:-2]:  # what a kill leaves is whole pages: no event may lie in two
-        begin, at = text.index(line, at), text.index(line, at) + len(line)
-        check((begin - 2) // PAGE == (begin + len(line.rstrip(b" ,")) - 1) // PAGE, "an event lies in two pages")
     return lines
 
 
@@ -108,7 +110,7 @@ def start(args, ranks):
                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(ranks))
 
 
-def a_killed_run_leaves_whole_json():
+def a_killed_run_leaves_a_timeline_that_can_be_read():
     for ranks, wanted in (0, 40), (2, 300), (0, 1500):
         if os.path.exists(path("t.json")):
             os.unlink(path("t.json"))
@@ -119,8 +121,7 @@ def a_killed_run_leaves_whole_json():
             deadline = time.time() + LIMIT
             while seen < wanted and time.time() < deadline and p.poll() is None:
                 if os.path.exists(path("t.json")):
-                    with open(path("t.json")) as f:
-                        seen = len(json.load(f)["traceEvents"])  # whole at every moment before, too
+                    seen = len(read_timeline("t.json"))  # at every moment before, too
             os.kill(victim, signal.SIGKILL)
             p.wait(LIMIT)
         finally:
@@ -188,7 +189,7 @@ def a_slow_rank_is_named():
 TESTS = [
     every_rank_shows_all_its_phases_nested,
     a_window_is_respected,
-    a_killed_run_leaves_whole_json,
+    a_killed_run_leaves_a_timeline_that_can_be_read,
     a_bad_timeline_is_one_line_before_training,
     the_timeline_changes_no_bit,
     parts_of_the_time_add_up,

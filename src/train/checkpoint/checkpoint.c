@@ -1,9 +1,9 @@
 /*
- * Checkpoints: which files one consists of, what their metadata say, and how one is read again.
+ * Saving and loading checkpoints.
  *
- * The weights' file is the checkpoint; it names those beside it, its *sides* (momentum, what gradients in
- * factors left), which say in turn to which weights they belong. The order in which files are written is
- * explained in train.h.
+ * The file with the weights is the checkpoint. Its metadata names its *sidecar files* (momentum, PowerSGD
+ * state), and theirs contains the hash of the weights that they belong to. train.h explains the order of
+ * writes.
  */
 #include "powersgd_state.h"
 #include "weights.h"
@@ -24,42 +24,41 @@
 
 #define FILE_END     ".safetensors"
 #define MOMENTUM_END ".momentum.safetensors"
-#define MEMORY_END   ".powersgd.safetensors"
+#define POWERSGD_END ".powersgd.safetensors"
 
 /* ---- the loss scale, as metadata ---- */
 
-/* "SCALE GOOD SKIPS": the dynamic loss scale, exactly, or 0; updates since it moved; steps skipped in a row.
- * SCALE is one of the mean loss, so that it holds for other batches, too. */
-static hvt_status scaler_text(hvt_model *m, char *ret_text, size_t bytes)
+/* [SCALE, GOOD, SKIPS]: the dynamic loss scale or 0, the updates since it changed, and the steps skipped in a
+ * row. SCALE applies to the mean loss, so that it does not depend on the batch. */
+static hvt_status scaler_of(hvt_model *m, json_t **ret_scaler)
 {
     hvt_step_state s;
 
     HVT_TRY(hvt__model_state(m, &s));
-    snprintf(ret_text, bytes, "%.17g %" PRId32 " %" PRId32, s.interval ? (double)s.loss_scale * m->batch : 0,
-             s.good, s.skips_in_row);
+    *ret_scaler = json_pack("[f, i, i]", s.interval ? (double)s.loss_scale * m->batch : 0, (int)s.good,
+                            (int)s.skips_in_row);
     return HVT_OK;
 }
 
-/* Go on with a dynamic scale where it stood; one that is fixed is what the options say. Files of before loss
- * scaling have none. */
-static hvt_status load_scaler(const hvt_st *st, hvt_model *m)
+/* Restore a dynamic scale; a fixed one comes from the options. Files from before loss scaling have none. */
+static hvt_status load_scaler(const hvt_st *st, const json_t *meta, hvt_model *m)
 {
-    const char *text = hvt__st_meta(st, "scaler");
+    json_t *scaler = json_object_get(meta, "scaler");
+    double scale = json_number_value(json_array_get(scaler, 0));
+    json_int_t good = json_integer_value(json_array_get(scaler, 1));
+    json_int_t skips = json_integer_value(json_array_get(scaler, 2));
     hvt_step_state s;
-    double scale;
-    int good, skips;
 
-    if (!text)
+    if (!scaler)
         return HVT_OK;
-    HVT_CHECK(sscanf(text, "%lf %d %d", &scale, &good, &skips) == 3 && scale >= 0 && isfinite(scale) &&
-                  good >= 0 && skips >= 0,
-              E_FORMAT, "%s: metadata scaler is '%.60s', expected a scale and two counts", hvt__st_path(st),
-              text);
+    HVT_CHECK(json_array_size(scaler) == 3 && scale >= 0 && good >= 0 && good <= INT_MAX && skips >= 0 &&
+                  skips <= INT_MAX,
+              E_FORMAT, "%s: metadata scaler: expected a scale and two counts", hvt__st_path(st));
     HVT_TRY(hvt__model_state(m, &s));
-    s.skips_in_row = skips;
+    s.skips_in_row = (int32_t)skips;
     if (s.interval && scale > 0) {
         s.loss_scale = fmaxf((float)(scale / m->batch), s.floor);
-        s.good = good < s.interval ? good : 0;
+        s.good = good < s.interval ? (int32_t)good : 0;
     }
     return hvt__model_set_state(m, &s);
 }
@@ -67,54 +66,45 @@ static hvt_status load_scaler(const hvt_st *st, hvt_model *m)
 /* ---- saving ---- */
 
 static hvt_status save_weights(const char *path, hvt_model *m, const hvt_progress *p, const char *weights,
-                               const char *momentum, const char *memory)
+                               const char *momentum, const char *powersgd)
 {
-    char epoch[24], step[24], steps[24], top1[40], of_run[17], scaler[100];
-    const hvt_st_pair meta[] = {
-        {"hvtrain", HVT_VERSION},
-        {"build", HVT_COMPILER},
-        {"device", hvt_device_name(m->dev)},
-        {"isa", hvt_device_isa(m->dev)},
-        {"epoch", epoch},
-        {"step", step},
-        {"steps", steps},
-        {"top1", top1},
-        {"run", of_run},
-        {"options", p->options ? p->options : ""},
-        {"weights", weights},
-        {"momentum", momentum},
-        {"powersgd", memory},
-        {"scaler", scaler},
-    };
+    json_t *meta, *scaler = NULL, *options = p->options ? json_loads(p->options, 0, NULL) : NULL;
+    char run[17];
+    hvt_status s;
 
-    snprintf(epoch, sizeof epoch, "%d", p->epoch);
-    snprintf(step, sizeof step, "%" PRIu32, p->step);
-    snprintf(steps, sizeof steps, "%" PRId64, p->steps);
-    snprintf(top1, sizeof top1, "%.17g", p->top1);
-    snprintf(of_run, sizeof of_run, "%016" PRIx64, p->run);
-    HVT_TRY(scaler_text(m, scaler, sizeof scaler));
-    return hvt__weights_save(path, m, meta, HVT_LEN(meta));
+    HVT_TRY(scaler_of(m, &scaler));
+    snprintf(run, sizeof run, "%016" PRIx64, p->run);
+    meta = json_pack("{s:s, s:s, s:s, s:s, s:i, s:I, s:I, s:f, s:s, s:o, s:s, s:s, s:s, s:o}", "version",
+                     HVT_VERSION, "build", HVT_COMPILER, "device", hvt_device_name(m->dev), "isa",
+                     hvt_device_isa(m->dev), "epoch", p->epoch, "step", (json_int_t)p->step, "steps",
+                     (json_int_t)p->steps, "top1", p->top1, "run", run, "options",
+                     options ? options : json_object(), "weights", weights, "momentum", momentum, "powersgd",
+                     powersgd, "scaler", scaler);
+    s = hvt__weights_save(path, m, meta);
+    json_decref(meta);
+    return s;
 }
 
-/* A file beside the weights, which name it. */
-typedef struct side {
+/* A file that the metadata of the weights names. */
+typedef struct sidecar {
     const char *end;
-    char name[128], path[PATH_MAX]; /* "": there is none */
+    char name[128], path[PATH_MAX]; /* "": none */
     bool was_there;
-} side;
+} sidecar;
 
-static hvt_status name_side(const char *dir, const char *name, uint64_t id, side *ret_side)
+static hvt_status name_sidecar(const char *dir, const char *name, uint64_t id, sidecar *ret_sidecar)
 {
-    snprintf(ret_side->name, sizeof ret_side->name, "%.80s-%016" PRIx64 "%s", name, id, ret_side->end);
-    HVT_CHECK((size_t)snprintf(ret_side->path, sizeof ret_side->path, "%s/%s", dir, ret_side->name) <
-                  sizeof ret_side->path - 8,
+    snprintf(ret_sidecar->name, sizeof ret_sidecar->name, "%.80s-%016" PRIx64 "%s", name, id,
+             ret_sidecar->end);
+    HVT_CHECK((size_t)snprintf(ret_sidecar->path, sizeof ret_sidecar->path, "%s/%s", dir, ret_sidecar->name) <
+                  sizeof ret_sidecar->path - 8,
               E_IO, "%s: the name is too long", dir);
-    ret_side->was_there = access(ret_side->path, F_OK) == 0;
+    ret_sidecar->was_there = access(ret_sidecar->path, F_OK) == 0;
     return HVT_OK;
 }
 
-/* Those of this name that belong to no checkpoint any more: NAME-<16 hex digits>END. */
-static void remove_old(const char *dir, const char *name, const side *keep)
+/* Remove sidecar files of earlier checkpoints: NAME-<16 hex digits>END. */
+static void remove_old(const char *dir, const char *name, const sidecar *keep)
 {
     DIR *d = opendir(dir);
     struct dirent *e;
@@ -135,7 +125,7 @@ static void remove_old(const char *dir, const char *name, const side *keep)
 
 void hvt__checkpoint_remove(const char *dir, const char *name)
 {
-    const side none[] = {{.end = MOMENTUM_END}, {.end = MEMORY_END}};
+    const sidecar none[] = {{.end = MOMENTUM_END}, {.end = POWERSGD_END}};
     char path[PATH_MAX];
 
     if ((size_t)snprintf(path, sizeof path, "%s/%s" FILE_END, dir, name) < sizeof path)
@@ -144,21 +134,25 @@ void hvt__checkpoint_remove(const char *dir, const char *name)
         remove_old(dir, name, &none[i]);
 }
 
-/* Who is stopped in here leaves sides behind: it cannot be known whether the weights name them already. The
+/* A process that is killed in here leaves sidecar files behind, since the weights may name them already. The
  * next save removes them. */
 static hvt_status save_all(const char *path, hvt_model *m, hvt_optim *o, const hvt_progress *progress,
-                           const char *weights, const side *momentum, const side *memory)
+                           const char *weights, const sidecar *momentum, const sidecar *powersgd)
 {
-    const hvt_st_pair meta[] = {{"hvtrain", HVT_VERSION}, {"weights", weights}};
+    json_t *meta;
     float *v;
+    hvt_status s;
 
-    if (*memory->name)
-        HVT_TRY(hvt__memory_save(memory->path, m, o->powersgd, weights));
+    if (*powersgd->name)
+        HVT_TRY(hvt__powersgd_state_save(powersgd->path, m, o->powersgd, weights));
     if (*momentum->name) {
         HVT_TRY(hvt__optim_state(o, false, &v));
-        HVT_TRY(hvt__momentum_save(momentum->path, m, v, meta, HVT_LEN(meta)));
+        meta = json_pack("{s:s, s:s}", "version", HVT_VERSION, "weights", weights);
+        s = hvt__momentum_save(momentum->path, m, v, meta);
+        json_decref(meta);
+        HVT_TRY(s);
     }
-    return save_weights(path, m, progress, weights, momentum->name, memory->name);
+    return save_weights(path, m, progress, weights, momentum->name, powersgd->name);
 }
 
 hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, hvt_optim *o,
@@ -168,7 +162,8 @@ hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, 
     HVT_GIVEN(name, "a name");
     HVT_GIVEN(m, "a model");
     HVT_GIVEN(progress, "what to go on with");
-    side sides[2] = {{.end = MOMENTUM_END}, {.end = MEMORY_END}}, *momentum = sides, *memory = sides + 1;
+    sidecar sidecars[2] = {{.end = MOMENTUM_END}, {.end = POWERSGD_END}}, *momentum = sidecars,
+            *powersgd = sidecars + 1;
     char path[PATH_MAX], weights[17];
     bool has_momentum = o && o->v, fresh = false;
     uint64_t hash, id;
@@ -189,17 +184,17 @@ hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, 
     HVT_CHECK((size_t)snprintf(path, sizeof path, "%s/%s" FILE_END, dir, name) < sizeof path - 8, E_IO,
               "%s: the name is too long", dir);
     if (has_momentum)
-        HVT_TRY(name_side(dir, name, id, momentum));
+        HVT_TRY(name_sidecar(dir, name, id, momentum));
     if (o && o->powersgd)
-        HVT_TRY(name_side(dir, name, id, memory));
-    s = save_all(path, m, o, progress, weights, momentum, memory);
-    for (side *x = sides; s && x < sides + 2; x++)
-        if (*x->name && !x->was_there) /* the weights are those of before, which name others */
+        HVT_TRY(name_sidecar(dir, name, id, powersgd));
+    s = save_all(path, m, o, progress, weights, momentum, powersgd);
+    for (sidecar *x = sidecars; s && x < sidecars + 2; x++)
+        if (*x->name && !x->was_there) /* the old weights, which are still in place, name other files */
             unlink(x->path);
     if (s)
         return hvt__pass(s, __FILE__, __LINE__, "save_all");
     remove_old(dir, name, momentum);
-    remove_old(dir, name, memory);
+    remove_old(dir, name, powersgd);
     return HVT_OK;
 }
 
@@ -225,58 +220,26 @@ hvt_status hvt__checkpoint_folder(const char *dir)
 
 /* ---- going on ---- */
 
-hvt_status hvt__checkpoint_file(const char *path, char *ret_path, size_t bytes)
+static hvt_status read_progress(const hvt_st *st, const json_t *meta, hvt_progress *p)
 {
-    struct stat info;
-    bool folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
-    char best[PATH_MAX];
-
-    HVT_CHECK((size_t)snprintf(ret_path, bytes, "%s%s", path, folder ? "/last" FILE_END : "") < bytes, E_IO,
-              "%s: the name is too long", path);
-    if (folder && access(ret_path, F_OK)) { /* where there is neither, messages name `last` */
-        snprintf(best, sizeof best, "%s/best" FILE_END, path);
-        if (access(best, F_OK) == 0)
-            snprintf(ret_path, bytes, "%s", best);
-    }
-    return HVT_OK;
-}
-
-static hvt_status read_number(const hvt_st *st, const char *key, double *ret)
-{
-    const char *text = hvt__st_meta(st, key);
-    char *end;
-
-    HVT_CHECK(text, E_FORMAT,
-              "%s: no checkpoint of hvtrain: its metadata lacks '%s' (--init takes weights alone)",
-              hvt__st_path(st), key);
-    *ret = strtod(text, &end);
-    HVT_CHECK(end != text && !*end && *ret == *ret, E_FORMAT, "%s: metadata %s is '%.40s', expected a number",
-              hvt__st_path(st), key, text);
-    return HVT_OK;
-}
-
-static hvt_status read_progress(const hvt_st *st, hvt_progress *p)
-{
-    const char *run = hvt__st_meta(st, "run");
     double epoch, step, steps;
 
-    HVT_TRY(read_number(st, "epoch", &epoch));
-    HVT_TRY(read_number(st, "step", &step));
-    HVT_TRY(read_number(st, "steps", &steps));
-    HVT_TRY(read_number(st, "top1", &p->top1));
-    HVT_CHECK(epoch >= 0 && epoch <= INT_MAX && step >= 0 && step <= UINT32_MAX && steps >= 0 &&
-                  steps <= 0x1p53,
-              E_FORMAT, "%s: epoch %g, step %g, steps %g are no progress of a run", hvt__st_path(st), epoch,
-              step, steps);
-    p->run = run ? strtoull(run, NULL, 16) : 0;
+    HVT_TRY(hvt__metadata_number(st, meta, "epoch", INT_MAX, &epoch));
+    HVT_TRY(hvt__metadata_number(st, meta, "step", UINT32_MAX, &step));
+    HVT_TRY(hvt__metadata_number(st, meta, "steps", 0x1p53, &steps));
+    HVT_TRY(hvt__metadata_number(st, meta, "top1", 100, &p->top1));
+    HVT_CHECK(epoch >= 0 && step >= 0 && steps >= 0, E_FORMAT,
+              "%s: epoch %g, step %g, steps %g: expected numbers from 0 on", hvt__st_path(st), epoch, step,
+              steps);
+    p->run = strtoull(hvt__metadata_text(meta, "run"), NULL, 16);
     p->epoch = (int)epoch;
     p->step = (uint32_t)step;
     p->steps = (int64_t)steps;
     return HVT_OK;
 }
 
-/* Where a file lies that the weights name. */
-static hvt_status side_path(const char *weights_path, const char *name, char ret_path[PATH_MAX])
+/* The path of a sidecar file. */
+static hvt_status sidecar_path(const char *weights_path, const char *name, char ret_path[PATH_MAX])
 {
     const char *slash = strrchr(weights_path, '/');
     int dir = slash ? (int)(slash - weights_path + 1) : 0;
@@ -288,44 +251,70 @@ static hvt_status side_path(const char *weights_path, const char *name, char ret
     return HVT_OK;
 }
 
-static hvt_status load_memory(const char *weights_path, const char *name, const char *weights, hvt_model *m,
-                              hvt_optim *o)
-{
-    char path[PATH_MAX];
-
-    HVT_TRY(side_path(weights_path, name, path));
-    if (access(path, F_OK))
-        return HVT_FAIL(E_IO,
-                        "%s needs what its gradients left: %s: %s (--init %s starts with its weights alone)",
-                        weights_path, path, strerror(errno), weights_path);
-    return hvt__memory_load(path, m, o->powersgd, weights);
-}
-
-static hvt_status load_momentum(const char *weights_path, const char *name, const char *weights, hvt_model *m,
-                                hvt_optim *o)
+/* Open a sidecar file, and check that it belongs to these weights. */
+static hvt_status open_sidecar(const char *weights_path, const char *name, const char *weights,
+                               const char *what, hvt_st **ret_st, json_t **ret_meta)
 {
     char path[PATH_MAX];
     const char *belongs;
+
+    HVT_TRY(sidecar_path(weights_path, name, path));
+    if (hvt__st_open(path, ret_st))
+        return HVT_FAIL(E_IO, "%s needs its %s: %s (--init %s starts with its weights alone)", weights_path,
+                        what, hvt_last_error(), weights_path);
+    HVT_TRY(hvt__metadata_read(*ret_st, ret_meta));
+    belongs = hvt__metadata_text(*ret_meta, "weights");
+    HVT_CHECK(!strcmp(belongs, weights), E_FORMAT, "%s belongs to the weights %.20s, %s has %.20s", path,
+              *belongs ? belongs : "?", weights_path, weights);
+    return hvt__st_verify(*ret_st);
+}
+
+/* The sidecar files that the metadata names. */
+static hvt_status load_sidecars(const char *path, const json_t *meta, hvt_model *m, hvt_optim *o)
+{
+    const char *momentum = hvt__metadata_text(meta, "momentum"),
+               *weights = hvt__metadata_text(meta, "weights");
+    const char *powersgd = hvt__metadata_text(meta, "powersgd");
+    json_t *its = NULL;
     hvt_st *st = NULL;
     float *v;
-    hvt_status s;
+    hvt_status s = HVT_OK;
 
-    HVT_TRY(side_path(weights_path, name, path));
-    s = hvt__st_open(path, &st);
-    if (s)
-        return HVT_FAIL(E_IO, "%s needs its momentum: %s (--init %s starts with its weights alone)",
-                        weights_path, hvt_last_error(), weights_path);
-    belongs = hvt__st_meta(st, "weights");
-    HVT_CHECK_OR(done, belongs && weights && !strcmp(belongs, weights), E_FORMAT,
-                 "%s belongs to the weights %.20s, %s has %.20s", path, belongs ? belongs : "?", weights_path,
-                 weights ? weights : "?");
-    HVT_TRY_OR(done, hvt__st_verify(st));
-    HVT_TRY_OR(done, hvt__optim_state(o, true, &v));
-    HVT_TRY_OR(done, hvt__momentum_load(st, m, v));
-    HVT_TRY_OR(done, hvt__optim_set_fresh(o, false));
+    if (o->v && *momentum) {
+        HVT_TRY_OR(done, open_sidecar(path, momentum, weights, "momentum", &st, &its));
+        HVT_TRY_OR(done, hvt__optim_state(o, true, &v));
+        HVT_TRY_OR(done, hvt__momentum_load(st, m, v));
+        HVT_TRY_OR(done, hvt__optim_set_fresh(o, false));
+        json_decref(its);
+        its = NULL;
+        hvt__st_close(&st);
+    }
+    if (o->powersgd && *powersgd) {
+        HVT_TRY_OR(done, open_sidecar(path, powersgd, weights, "PowerSGD state", &st, &its));
+        HVT_TRY_OR(done, hvt__powersgd_state_load(st, its, m, o->powersgd));
+    }
 done:
+    json_decref(its);
     hvt__st_close(&st);
     return s;
+}
+
+static hvt_status load_model(hvt_st *st, const json_t *meta, hvt_model *m, hvt_optim *o)
+{
+    const char *path = hvt__st_path(st), *weights = hvt__metadata_text(meta, "weights");
+    char found[17];
+    uint64_t hash;
+
+    HVT_TRY(hvt__weights_load(st, m, false));
+    HVT_TRY(hvt_model_hash(m, &hash));
+    snprintf(found, sizeof found, "%016" PRIx64, hash);
+    HVT_CHECK(!strcmp(weights, found), E_FORMAT,
+              "%s: damaged: its weights hash to %s, its metadata says %.20s", path, found,
+              *weights ? weights : "nothing");
+    if (!o)
+        return HVT_OK;
+    HVT_TRY(load_sidecars(path, meta, m, o));
+    return load_scaler(st, meta, m);
 }
 
 hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o, hvt_progress *ret_progress)
@@ -333,39 +322,24 @@ hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o, hvt
     HVT_GIVEN(path, "a path");
     HVT_GIVEN(ret_progress, "a place for progress");
 
-    char file[PATH_MAX], found[17];
-    const char *momentum, *memory, *weights;
+    char file[PATH_MAX];
     hvt_progress p = {0};
     hvt_st *st = NULL;
-    uint64_t hash;
+    json_t *meta = NULL, *options;
     hvt_status s;
 
-    HVT_TRY(hvt__checkpoint_file(path, file, sizeof file));
+    HVT_TRY(hvt__weights_file(path, file, sizeof file));
     HVT_TRY(hvt__st_open(file, &st));
-    HVT_TRY_OR(done, read_progress(st, &p));
-    if (m) {
-        HVT_TRY_OR(done, hvt__weights_load(st, m, false));
-        HVT_TRY_OR(done, hvt_model_hash(m, &hash));
-        snprintf(found, sizeof found, "%016" PRIx64, hash);
-        weights = hvt__st_meta(st, "weights");
-        HVT_CHECK_OR(done, weights && !strcmp(weights, found), E_FORMAT,
-                     "%s: damaged: its weights hash to %s, its metadata says %.20s", file, found,
-                     weights ? weights : "nothing");
-        momentum = hvt__st_meta(st, "momentum");
-        if (o && o->v && momentum && *momentum)
-            HVT_TRY_OR(done, load_momentum(file, momentum, weights, m, o));
-        memory = hvt__st_meta(st, "powersgd");
-        if (o && o->powersgd && memory && *memory)
-            HVT_TRY_OR(done, load_memory(file, memory, weights, m, o));
-        if (o)
-            HVT_TRY_OR(done, load_scaler(st, m));
-    }
-    if (hvt__st_meta(st, "options")) {
-        p.options = strdup(hvt__st_meta(st, "options"));
-        HVT_CHECK_OR(done, p.options, E_MEM, "no memory for the options of %s", file);
-    }
+    HVT_TRY_OR(done, hvt__metadata_read(st, &meta));
+    HVT_TRY_OR(done, read_progress(st, meta, &p));
+    if (m)
+        HVT_TRY_OR(done, load_model(st, meta, m, o));
+    options = json_object_get(meta, "options");
+    p.options = options ? json_dumps(options, JSON_COMPACT) : NULL;
+    HVT_CHECK_OR(done, !options || p.options, E_MEM, "no memory for the options of %s", file);
     *ret_progress = p;
 done:
+    json_decref(meta);
     hvt__st_close(&st);
     return s;
 }

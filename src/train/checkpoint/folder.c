@@ -1,18 +1,21 @@
 /*
- * The folder of --save: which job writes there, and which of its files belong to this run.
+ * The folder of --save: which job may write to it, and which of its files belong to this run.
  *
- * A job holds a lock on DIR/.hvtrain.lock from its start to its end. The file says who holds it, and stays.
+ * A job holds a lock on DIR/.hvtrain.lock while it runs. The file contains who holds the lock, and is not
+ * removed.
  *
- * A folder that holds a checkpoint is written to by a run that goes on from it, or with --overwrite; files of
- * another run are *foreign*. A checkpoint's metadata name its run, so a `best` that another run left beside
- * the new `last` is recognised.
+ * Only a run that resumes the checkpoint in a folder, or one with --overwrite, may write to that folder.
+ * Files of another run are *foreign*. Metadata contains an identifier of the run, so that a `best` of another
+ * run beside a new `last` is recognised.
  *
- * The order of writes: `best` before `last`, so that a kill between the two leaves the new best beside the
- * `last` of before, and a run that goes on from that comes to the same best again. Over foreign files `last`
- * comes first, so that the folder is the new run's from its first whole file on; after that the foreign
- * `best` is replaced or removed. Until the new run has something to save nothing of the old one goes.
+ * `best` is written before `last`. After a kill between the two the folder has the new `best` and the old
+ * `last`, and a run resumed from these arrives at the same best. Over foreign files `last` is written first,
+ * so that the folder belongs to the new run as soon as it has one complete file; then the foreign `best` is
+ * replaced or removed. Files of the old run stay until the new run saves for the first time.
  */
-#include "train_impl.h"
+#include "checkpoint_impl.h"
+#include "train/cli/cli_impl.h"
+#include "train/process/process_impl.h"
 #include "base_impl.h"
 
 #include <errno.h>
@@ -29,8 +32,8 @@
 struct hvt__folder {
     const char *dir; /* borrowed */
     int lock;
-    bool foreign;  /* it holds files of another run; nothing of this one was saved yet */
-    bool is_saved; /* `last` is where the run begins */
+    bool foreign;  /* the folder has files of another run, and this run has not saved yet */
+    bool is_saved; /* `last` is what the run resumes */
     double best;   /* top-1 in percent of this run's `best`; -1: none */
 };
 
@@ -52,17 +55,17 @@ static hvt_status lock(hvt__folder *f, const char *flag)
     HVT_CHECK((size_t)snprintf(path, sizeof path, "%s" LOCK_FILE, f->dir) < sizeof path, E_IO,
               "%s %s: the name is too long", flag, f->dir);
     f->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
-    if (f->lock < 0 && errno == EACCES) /* made by another user of the folder */
+    if (f->lock < 0 && errno == EACCES) /* it belongs to another user */
         f->lock = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     HVT_CHECK(f->lock >= 0, E_IO, "%s %s: cannot open %s: %s", flag, f->dir, path, strerror(errno));
     if (!hvt__file_lock(f->lock, flag, f->dir)) {
         read_holder(f->lock, holder, sizeof holder);
         return HVT_FAIL(E_IO, "%s %s: another job saves there: %s; expected a folder for each job", flag,
-                        f->dir, *holder ? holder : "it did not say which");
+                        f->dir, *holder ? holder : "unknown");
     }
     hvt__process_name(holder, sizeof holder);
     ignored = ftruncate(f->lock, 0);
-    ignored = pwrite(f->lock, holder, strlen(holder), 0); /* the lock holds without it */
+    ignored = pwrite(f->lock, holder, strlen(holder), 0); /* the lock works without its text */
     (void)ignored;
     return HVT_OK;
 }
@@ -73,7 +76,7 @@ typedef struct found {
     char path[PATH_MAX];
     bool is_there, is_readable;
     hvt_progress p;
-    char why[600]; /* it cannot be read */
+    char why[600]; /* why it cannot be read */
 } found;
 
 static hvt_status look(const char *path, found *ret_found)
@@ -107,28 +110,12 @@ static hvt_status look_at(const char *dir, const char *name, found *ret_found)
 /* "resnet20, 3 epochs, 12 updates" */
 static void describe(const hvt_progress *p, char *ret_text, size_t bytes)
 {
-    static const char flag[] = "--model=";
-    const char *model = p->options ? strstr(p->options, flag) : NULL;
-    int len = model ? (int)strcspn(model + sizeof flag - 1, "\n") : 0;
+    json_t *options = p->options ? json_loads(p->options, 0, NULL) : NULL;
+    const char *model = hvt__metadata_text(options, "model");
 
-    snprintf(ret_text, bytes, "%.*s%s%d epoch%s, %" PRId64 " update%s", len,
-             model ? model + sizeof flag - 1 : "", len ? ", " : "", p->epoch, p->epoch == 1 ? "" : "s",
-             p->steps, p->steps == 1 ? "" : "s");
-}
-
-/* Does the file lie in this folder? */
-static bool lies_in(const char *file, const char *dir)
-{
-    char folder[PATH_MAX];
-    struct stat a, b;
-    char *slash;
-
-    snprintf(folder, sizeof folder, "%s", file);
-    slash = strrchr(folder, '/');
-    if (slash)
-        slash[slash == folder] = 0;
-    return stat(slash ? folder : ".", &a) == 0 && stat(dir, &b) == 0 && a.st_dev == b.st_dev &&
-           a.st_ino == b.st_ino;
+    snprintf(ret_text, bytes, "%.40s%s%d epoch%s, %" PRId64 " update%s", model, *model ? ", " : "", p->epoch,
+             p->epoch == 1 ? "" : "s", p->steps, p->steps == 1 ? "" : "s");
+    json_decref(options);
 }
 
 static bool is_same_file(const char *one, const char *other)
@@ -136,6 +123,18 @@ static bool is_same_file(const char *one, const char *other)
     struct stat a, b;
 
     return stat(one, &a) == 0 && stat(other, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+static bool is_in_folder(const char *file, const char *dir)
+{
+    char folder[PATH_MAX];
+    char *slash;
+
+    snprintf(folder, sizeof folder, "%s", file);
+    slash = strrchr(folder, '/');
+    if (slash)
+        slash[slash == folder] = 0;
+    return is_same_file(slash ? folder : ".", dir);
 }
 
 /* ---- may this run write there? ---- */
@@ -152,23 +151,23 @@ static hvt_status refuse(const hvt_options *o, const found *there, const found *
                         "leaves it alone, --overwrite replaces it",
                         o->save, there->why);
     if (same_run)
-        return HVT_FAIL(E_ARG,
-                        "--save %s: %s is further (%s) than %s, where this run goes on; --resume %s goes on "
-                        "from there, another folder leaves it alone, --overwrite replaces it",
-                        o->save, there->path, what, from->path, dir);
-    return HVT_FAIL(
-        E_ARG,
-        "--save %s: %s is there, of another run (%s); --resume %s goes on with it, another folder "
-        "leaves it alone, --overwrite replaces it",
-        o->save, there->path, what, dir);
+        return HVT_FAIL(
+            E_ARG,
+            "--save %s: %s is further (%s) than %s, which this run continues; --resume %s continues "
+            "from there, another folder leaves it alone, --overwrite replaces it",
+            o->save, there->path, what, from->path, dir);
+    return HVT_FAIL(E_ARG,
+                    "--save %s: %s is there, of another run (%s); --resume %s continues it, another folder "
+                    "leaves it alone, --overwrite replaces it",
+                    o->save, there->path, what, dir);
 }
 
-/* What belongs to this run, and may the rest be replaced? */
+/* Which files belong to this run, and may it replace the others? */
 static hvt_status judge(hvt__folder *f, const hvt_options *o, const found *last, const found *best,
                         const found *from)
 {
     const found *there = last->is_there ? last : best;
-    bool in_place = from->is_readable && lies_in(from->path, o->save);
+    bool in_place = from->is_readable && is_in_folder(from->path, o->save);
     bool last_is_ours = in_place && last->is_readable && last->p.run == from->p.run;
     bool best_is_ours = in_place && best->is_readable && best->p.run == from->p.run;
     bool goes_on = last->is_there ? last_is_ours && last->p.steps <= from->p.steps : best_is_ours;
@@ -193,7 +192,7 @@ static hvt_status survey(hvt__folder *f, const hvt_options *o)
     HVT_TRY_OR(done, look_at(o->save, "last", last));
     HVT_TRY_OR(done, look_at(o->save, "best", best));
     if (*o->resume) {
-        HVT_TRY_OR(done, hvt__checkpoint_file(o->resume, path, sizeof path));
+        HVT_TRY_OR(done, hvt__weights_file(o->resume, path, sizeof path));
         HVT_TRY_OR(done, look(path, from));
     }
     HVT_TRY_OR(done, judge(f, o, last, best, from));
@@ -206,8 +205,7 @@ done:
 
 hvt_status hvt__folder_open(const hvt_options *o, hvt__folder **ret_folder)
 {
-    int save = hvt__option_find("save");
-    bool chosen = *o->save && o->from[save] == HVT_FROM_DEFAULT; /* as --resume names it */
+    bool chosen = *o->save && o->from[HVT__AT_save] == HVT_FROM_DEFAULT; /* --resume chose it */
     hvt__folder *f;
     hvt_status s;
 
@@ -220,9 +218,10 @@ hvt_status hvt__folder_open(const hvt_options *o, hvt__folder **ret_folder)
     f->best = -1;
     s = hvt__checkpoint_folder(o->save);
     if (s && chosen)
-        s = hvt__fail(s, __FILE__, __LINE__,
-                      "%s (--resume saves where it goes on; --save names another folder, or none)",
-                      hvt_last_error());
+        s = hvt__fail(
+            s, __FILE__, __LINE__,
+            "%s (--resume saves to the folder that it continues; --save names another folder, or none)",
+            hvt_last_error());
     HVT_TRY_OR(fail, s);
     HVT_TRY_OR(fail, lock(f, chosen ? "--resume" : "--save"));
     HVT_TRY_OR(fail, survey(f, o));

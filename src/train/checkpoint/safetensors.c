@@ -1,20 +1,21 @@
 /*
- * safetensors: [u64 length][JSON header][data]. Reading trusts nothing: the header is checked whole before a
- * byte of data is used, as the reference implementation does (huggingface/safetensors, tensor.rs): tensors,
- * sorted by offset, fill the data section without hole or overlap, and each has as many bytes as its shape
- * says. Data is read, not mapped, so that a file that shrinks meanwhile is an error and no signal.
+ * safetensors: [u64 length][JSON header][data]. The reader checks the whole header before it uses any data,
+ * as the reference implementation does (huggingface/safetensors, tensor.rs): the tensors, sorted by offset,
+ * fill the data section without holes or overlaps, and the size of each matches its shape. Data is read, not
+ * mapped: if the file shrinks meanwhile, that is an error and not a signal.
  *
- * Writing keeps the reference writer's layout: types of wide alignment first, then by name; header padded
- * with spaces to 8 bytes; "__metadata__" first. Our files carry a hash of the data section there, under
- * DIGEST; a file that has it is checked against it by whoever reads all tensors in order.
+ * The writer uses the reference writer's layout: types of wide alignment first, then by name; the header
+ * padded with spaces to 8 bytes; "__metadata__" first. In our files it contains a hash of the data section,
+ * DIGEST, against which loading checks the data.
  */
-#include "train_impl.h"
+#include "checkpoint_impl.h"
+#include "train/process/process_impl.h"
+#include "device/half.h"
 #include "base_impl.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <jansson.h>
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
@@ -31,7 +32,7 @@ struct hvt_st {
     json_t *meta;   /* part of header, or NULL */
     hvt_st_tensor *tensor;
     int n;
-    uint64_t data; /* where the data section begins */
+    uint64_t data; /* offset of the data section */
 };
 
 static const struct {
@@ -174,7 +175,7 @@ static hvt_status read_entries(hvt_st *st, uint64_t data_bytes)
     return HVT_OK;
 }
 
-/* Does it begin as torch.save()'s files do: a zip archive, or before PyTorch 1.6 a pickle? */
+/* A file of torch.save() begins as a zip archive, or before PyTorch 1.6 as a pickle. */
 static bool is_pickled(const unsigned char head[8])
 {
     return !memcmp(head, "PK\3\4", 4) || (head[0] == 0x80 && head[1] >= 2 && head[1] <= 5);
@@ -287,33 +288,6 @@ const hvt_st_tensor *hvt__st_find(const hvt_st *st, const char *name)
     return bsearch(&key, st->tensor, (size_t)st->n, sizeof *st->tensor, by_name);
 }
 
-/* Bits of a half as a float: exact, subnormals too. */
-static float from_f16(uint16_t h)
-{
-    uint32_t sign = (uint32_t)(h & 0x8000) << 16, e = h >> 10 & 31, m = h & 1023, bits;
-    float f;
-
-    if (e == 31)
-        bits = sign | 0x7f800000 | m << 13;
-    else if (e)
-        bits = sign | (e + 112) << 23 | m << 13;
-    else { /* m * 2^-24 */
-        f = (float)m * 0x1p-24f;
-        return sign ? -f : f;
-    }
-    memcpy(&f, &bits, 4);
-    return f;
-}
-
-static float from_bf16(uint16_t h)
-{
-    uint32_t bits = (uint32_t)h << 16;
-    float f;
-
-    memcpy(&f, &bits, 4);
-    return f;
-}
-
 hvt_status hvt__st_f32(hvt_st *st, const hvt_st_tensor *t, float *ret)
 {
     uint16_t half[4096];
@@ -326,7 +300,7 @@ hvt_status hvt__st_f32(hvt_st *st, const hvt_st_tensor *t, float *ret)
         size_t n = t->count - i < HVT_LEN(half) ? t->count - i : HVT_LEN(half);
         HVT_TRY(read_at(st, half, n * 2, st->data + t->first + i * 2));
         for (size_t k = 0; k < n; k++)
-            ret[i + k] = t->type == HVT_ST_F16 ? from_f16(half[k]) : from_bf16(half[k]);
+            ret[i + k] = t->type == HVT_ST_F16 ? hvt__from_f16(half[k]) : hvt__from_bf16(half[k]);
         i += n;
     }
     return HVT_OK;
@@ -386,24 +360,9 @@ static size_t item_bytes(const hvt_st_item *item)
     return bytes;
 }
 
-/* Paths may hold what is no UTF-8; a header may not. */
-static json_t *text_value(const char *text)
-{
-    json_t *value = json_string(text);
-    char *ascii;
-
-    if (value || !(ascii = strdup(text)))
-        return value;
-    for (char *p = ascii; *p; p++)
-        *p = *p & 0x80 ? '?' : *p;
-    value = json_string(ascii);
-    free(ascii);
-    return value;
-}
-
 /* The header as text, padded so that data begins at a multiple of 8. */
-static hvt_status make_header(const char *path, const hvt_st_item *items, int n, const hvt_st_pair *meta,
-                              int pairs, uint64_t digest, char **ret_text, size_t *ret_bytes)
+static hvt_status make_header(const char *path, const hvt_st_item *items, int n, const char *meta,
+                              uint64_t digest, char **ret_text, size_t *ret_bytes)
 {
     json_t *root = json_object(), *m = json_object();
     char hex[17], *text, *padded;
@@ -413,8 +372,7 @@ static hvt_status make_header(const char *path, const hvt_st_item *items, int n,
 
     snprintf(hex, sizeof hex, "%016" PRIx64, digest);
     bad |= json_object_set_new(m, "format", json_string("pt"));
-    for (int i = 0; i < pairs; i++)
-        bad |= json_object_set_new(m, meta[i].key, text_value(meta[i].value));
+    bad |= json_object_set_new(m, "hvtrain", json_string(meta));
     bad |= json_object_set_new(m, HVT_ST_DIGEST, json_string(hex));
     bad |= json_object_set_new(root, "__metadata__", m);
     for (int i = 0; i < n; i++) {
@@ -459,7 +417,7 @@ static hvt_status write_all(int fd, const char *path, const void *data, size_t b
     return HVT_OK;
 }
 
-/* Hash in blocks of the whole section, however the tensors cut it. */
+/* The hash is over blocks of the data section, independent of the boundaries of tensors. */
 typedef struct digest {
     uint64_t h;
     char *block;
@@ -499,8 +457,8 @@ static hvt_status check_finite(const hvt_st_item *item, const void *data)
     return HVT_OK;
 }
 
-static hvt_status write_file(int fd, const char *path, const hvt_st_item *items, int n,
-                             const hvt_st_pair *meta, int pairs, hvt_st_fetch *fetch, void *ctx)
+static hvt_status write_file(int fd, const char *path, const hvt_st_item *items, int n, const char *meta,
+                             hvt_st_fetch *fetch, void *ctx)
 {
     char *header = NULL, *data = NULL;
     digest d = {.h = HVT_HASH_INIT};
@@ -513,7 +471,7 @@ static hvt_status write_file(int fd, const char *path, const hvt_st_item *items,
     data = malloc(most);
     d.block = malloc(HVT_ST_BLOCK);
     HVT_CHECK_OR(done, data && d.block, E_MEM, "%s: no memory for a tensor of %zu bytes", path, most);
-    HVT_TRY_OR(done, make_header(path, items, n, meta, pairs, 0, &header, &bytes));
+    HVT_TRY_OR(done, make_header(path, items, n, meta, 0, &header, &bytes));
     for (int i = 0; i < 8; i++)
         head[i] = (unsigned char)((uint64_t)bytes >> 8 * i);
     HVT_TRY_OR(done, write_all(fd, path, head, 8));
@@ -524,9 +482,9 @@ static hvt_status write_file(int fd, const char *path, const hvt_st_item *items,
         digest_add(&d, data, item_bytes(&items[i]));
         HVT_TRY_OR(done, write_all(fd, path, data, item_bytes(&items[i])));
     }
-    free(header); /* again, of the same length, with the digest now known */
+    free(header); /* write it again, with the digest; its length is the same */
     header = NULL;
-    HVT_TRY_OR(done, make_header(path, items, n, meta, pairs, digest_end(&d), &header, &bytes));
+    HVT_TRY_OR(done, make_header(path, items, n, meta, digest_end(&d), &header, &bytes));
     HVT_CHECK_OR(done, lseek(fd, 8, SEEK_SET) == 8, E_IO, "%s: cannot write: %s", path, strerror(errno));
     HVT_TRY_OR(done, write_all(fd, path, header, bytes));
     HVT_CHECK_OR(done, fsync(fd) == 0, E_IO, "%s: cannot write: %s", path, strerror(errno));
@@ -537,7 +495,7 @@ done:
     return s;
 }
 
-/* After the rename: the file is whole and in its place, so what fails here is no failure of the write. */
+/* The file is complete and in place already, so an error here is only a warning. */
 static void sync_folder(const char *path)
 {
     char folder[PATH_MAX];
@@ -557,33 +515,36 @@ static void sync_folder(const char *path)
     close(fd);
 }
 
-hvt_status hvt__st_write(const char *path, hvt_st_item *items, int n, const hvt_st_pair *meta, int pairs,
-                         hvt_st_fetch *fetch, void *ctx)
+hvt_status hvt__st_write(const char *path, hvt_st_item *items, int n, const json_t *meta, hvt_st_fetch *fetch,
+                         void *ctx)
 {
-    char temp[PATH_MAX];
-    int fd;
+    char temp[PATH_MAX], *text = json_dumps(meta, JSON_COMPACT);
+    int fd = -1;
     hvt_status s;
 
-    HVT_CHECK((size_t)snprintf(temp, sizeof temp, "%s.tmp", path) < sizeof temp, E_IO,
-              "%s: the name is too long", path);
+    HVT_CHECK(text, E_MEM, "%s: no memory for its metadata", path);
+    HVT_CHECK_OR(done, (size_t)snprintf(temp, sizeof temp, "%s.tmp", path) < sizeof temp, E_IO,
+                 "%s: the name is too long", path);
     qsort(items, (size_t)n, sizeof *items, as_laid_out);
-    hvt__interrupt_unlink(temp);
+    hvt__signals_tmp_path(temp);
     fd = open(temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     HVT_CHECK_OR(fail, fd >= 0, E_IO, "%s: cannot create: %s", temp, strerror(errno));
-    HVT_TRY_OR(fail, write_file(fd, path, items, n, meta, pairs, fetch, ctx));
+    HVT_TRY_OR(fail, write_file(fd, path, items, n, text, fetch, ctx));
     s = close(fd) == 0 ? HVT_OK : HVT_FAIL(E_IO, "%s: cannot write: %s", path, strerror(errno));
     fd = -1;
     if (s)
         goto fail;
     HVT_CHECK_OR(fail, rename(temp, path) == 0, E_IO, "%s: cannot rename %s to it: %s", path, temp,
                  strerror(errno));
-    hvt__interrupt_unlink(NULL);
+    hvt__signals_tmp_path(NULL);
     sync_folder(path);
-    return HVT_OK;
+    goto done;
 fail:
     if (fd >= 0)
         close(fd);
     unlink(temp);
-    hvt__interrupt_unlink(NULL);
+    hvt__signals_tmp_path(NULL);
+done:
+    free(text);
     return s;
 }

@@ -1,9 +1,7 @@
 /*
- * The model's tensors in a file: by name, in canonical layout.
- *
- * "Tensors" here are parameters and moving statistics, plus a num_batches_tracked for each batch norm, which
- * is what torchvision's state_dict() has. A file is compared with the model as a whole before the first
- * element is written into the model, so a file that does not fit leaves the model alone.
+ * A model's tensors in a file, by name and in canonical layout: the parameters, the running statistics, and
+ * for each batch norm num_batches_tracked, as in torchvision's state_dict(). All tensors are compared with
+ * the model before the first one is loaded, so a file that does not fit leaves the model unchanged.
  */
 #include "weights.h"
 #include "base_impl.h"
@@ -11,7 +9,10 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#define FILE_END     ".safetensors"
 #define MOMENTUM_OF  "optim.momentum_buffer."
 #define RUNNING_MEAN ".running_mean"
 
@@ -26,8 +27,8 @@ static bool ends_with(const char *text, const char *end)
     return n >= k && !strcmp(text + n - k, end);
 }
 
-/* Every tensor of a state_dict, malloc'ed; parameters in forward order, so that messages begin where a reader
- * does. */
+/* The tensors of a state_dict, malloc'ed; parameters are in forward order, so that messages name the first
+ * layers first. */
 static hvt_status list_tensors(const hvt_model *m, hvt_st_item **ret_items, int *ret_n)
 {
     hvt_st_item *items = calloc((size_t)(m->nparam_tensors + 2 * m->nstat + 1), sizeof *items), *t = items;
@@ -64,7 +65,7 @@ static hvt_status list_tensors(const hvt_model *m, hvt_st_item **ret_items, int 
 
 /* ---- loading weights ---- */
 
-/* What a file and a model do not share, for one line. */
+/* Differences of one kind between a file and a model, for one line. */
 typedef struct misfit {
     int n;
     char names[1300];
@@ -91,7 +92,7 @@ static bool same_shape(const hvt_st_item *want, const hvt_st_tensor *t)
     return true;
 }
 
-/* Names of DataParallel and DistributedDataParallel begin with "module." */
+/* DataParallel and DistributedDataParallel add the prefix "module." */
 static const hvt_st_tensor *find_tensor(const hvt_st *st, const char *name)
 {
     char long_name[200];
@@ -113,7 +114,7 @@ static bool is_item(const hvt_st_item *items, int n, const char *name)
     return false;
 }
 
-/* Parameters of the layer that makes the logits. */
+/* Does the tensor belong to the last layer? */
 static bool is_head(const hvt_model *m, const char *name)
 {
     const char *head = m->layer[m->logits].name;
@@ -166,7 +167,7 @@ static hvt_status compare(const hvt_st *st, const hvt_model *m, bool skip_head, 
     }
     if (!missing.n && !unknown.n && !shape.n && !type.n)
         return HVT_OK;
-    advice = head_only && !skip_head ? " (--init with --init-skip-head leaves the head as initialised)" : "";
+    advice = head_only && !skip_head ? " (--init with --reset-head starts the head anew)" : "";
     if (shape.n)
         return HVT_FAIL(
             E_SHAPE, "%s does not fit the model: %d shapes differ (%s), %d tensors are missing, %d unknown%s",
@@ -215,6 +216,22 @@ done:
     return s;
 }
 
+hvt_status hvt__weights_file(const char *path, char *ret_path, size_t bytes)
+{
+    struct stat info;
+    bool folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    char best[PATH_MAX];
+
+    HVT_CHECK((size_t)snprintf(ret_path, bytes, "%s%s", path, folder ? "/last" FILE_END : "") < bytes, E_IO,
+              "%s: the name is too long", path);
+    if (folder && access(ret_path, F_OK)) { /* if there is neither, messages name `last` */
+        snprintf(best, sizeof best, "%s/best" FILE_END, path);
+        if (access(best, F_OK) == 0)
+            snprintf(ret_path, bytes, "%s", best);
+    }
+    return HVT_OK;
+}
+
 hvt_status hvt_weights_load(const char *file, hvt_model *m, bool skip_head)
 {
     HVT_GIVEN(file, "a file");
@@ -224,7 +241,7 @@ hvt_status hvt_weights_load(const char *file, hvt_model *m, bool skip_head)
     hvt_st *st = NULL;
     hvt_status s;
 
-    HVT_TRY(hvt__checkpoint_file(file, path, sizeof path));
+    HVT_TRY(hvt__weights_file(file, path, sizeof path));
     HVT_TRY(hvt__st_open(path, &st));
     s = hvt__weights_load(st, m, skip_head);
     hvt__st_close(&st);
@@ -254,7 +271,7 @@ static hvt_status fetch(void *ctx, const hvt_st_item *item, void *data)
     return hvt__model_export(m, &m->param[item->id], from->arena, data);
 }
 
-hvt_status hvt__weights_save(const char *path, hvt_model *m, const hvt_st_pair *meta, int pairs)
+hvt_status hvt__weights_save(const char *path, hvt_model *m, const json_t *meta)
 {
     source from = {m, m->params};
     hvt_st_item *items;
@@ -262,15 +279,14 @@ hvt_status hvt__weights_save(const char *path, hvt_model *m, const hvt_st_pair *
     hvt_status s;
 
     HVT_TRY(list_tensors(m, &items, &n));
-    s = hvt__st_write(path, items, n, meta, pairs, fetch, &from);
+    s = hvt__st_write(path, items, n, meta, fetch, &from);
     free(items);
     return s;
 }
 
 /* ---- momentum: an arena like that of the parameters ---- */
 
-hvt_status hvt__momentum_save(const char *path, hvt_model *m, const float *v, const hvt_st_pair *meta,
-                              int pairs)
+hvt_status hvt__momentum_save(const char *path, hvt_model *m, const float *v, const json_t *meta)
 {
     source from = {m, v};
     hvt_st_item *items;
@@ -283,7 +299,7 @@ hvt_status hvt__momentum_save(const char *path, hvt_model *m, const float *v, co
             items[kept] = items[i];
             snprintf(items[kept++].name, sizeof items->name, MOMENTUM_OF "%s", m->param[items[i].id].name);
         }
-    s = hvt__st_write(path, items, kept, meta, pairs, fetch, &from);
+    s = hvt__st_write(path, items, kept, meta, fetch, &from);
     free(items);
     return s;
 }

@@ -3,17 +3,16 @@
 #define HVT_TRAIN_WEIGHTS_H
 
 #include "model_impl.h"
-#include "train_impl.h"
+#include "checkpoint_impl.h"
 
-/* All tensors of the model, but for the head's if skip_head. A file that does not fit leaves it alone.
+/* All tensors of the model, without those of the head if skip_head. A file that does not fit changes nothing.
  * Errors: E_SHAPE, E_FORMAT, E_IO, E_MEM. */
 hvt_status hvt__weights_load(hvt_st *st, hvt_model *m, bool skip_head);
-/* E_DIVERGED: a number is not finite; `path` is what it was. */
-hvt_status hvt__weights_save(const char *path, hvt_model *m, const hvt_st_pair *meta, int pairs);
+/* E_DIVERGED: a number is not finite; the file at `path` is unchanged. */
+hvt_status hvt__weights_save(const char *path, hvt_model *m, const json_t *meta);
 
-/* The same of v, which lies as the parameters do. Loading checks tensor by tensor. */
+/* The same for the momentum v, which is laid out as the parameters are. Loading checks tensor by tensor. */
 hvt_status hvt__momentum_load(hvt_st *st, hvt_model *m, float *v);
-hvt_status hvt__momentum_save(const char *path, hvt_model *m, const float *v, const hvt_st_pair *meta,
-                              int pairs);
+hvt_status hvt__momentum_save(const char *path, hvt_model *m, const float *v, const json_t *meta);
 
 #endif /* HVT_TRAIN_WEIGHTS_H */

@@ -1,6 +1,6 @@
 /*
- * Flags of other trainers and launchers, and of this one in earlier versions, and what stands in their place
- * here: for the one line that refuses them. And values that options took once.
+ * Flags of other trainers and launchers, and old names of our own, with what to write instead: for the one
+ * line that refuses them.
  */
 #include "options.h"
 #include "base_impl.h"
@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* names with a blank on either side, without dashes. In `here`, #N becomes the number that was given to the
- * flag, or the letter N. */
+/* names: without dashes, each between blanks. In `here`, #N is replaced by the number that was given to the
+ * flag, or by the letter N. */
 static const struct {
     const char *names, *here;
 } table[] = {
@@ -33,9 +33,16 @@ static const struct {
     {" opt-level dtype precision torch-dtype ", "--amp"},
     {" fp16 half use-amp mixed-precision ", "--amp f16 or bf16"},
     {" bf16 bfloat16 ", "--amp bf16"},
-    {" fp16-allreduce compression grad-compression ", "--wire f16 or bf16"},
+    {" fp16-allreduce grad-compression ", "--compression f16 or bf16"},
+    {" wire ", "--compression"},
+    {" tail ", "--last-batch"},
+    {" update ", "--optimizer-state"},
+    {" replica-check ", "--check-replicas"},
+    {" error-feedback ", "--compression powersgd:R keeps its residual; 16-bit sums lose at most rounding"},
+    {" thresholds ", "--comm-cutoffs"},
     {" fusion-threshold-mb bucket-cap-mb message-size ", "--bucket"},
-    {" autotune autotune-log-file ", "hvtrain tune --output FILE"},
+    {" autotune autotune-log-file output ", "hvtrain tune FILE, then --config FILE"},
+    {" budget ", "hvtrain tune FILE SECONDS"},
     {" timeline-filename profile profiler trace ", "--timeline FILE"},
     {" backward-passes-per-step batches-per-allreduce gradient-accumulation-steps accum-iter grad-accum ",
      "--shards"},
@@ -46,8 +53,8 @@ static const struct {
     {" d dataset dataset-name ", "--data, and --data-dir for its folder"},
     {" data-path dataset-dir dataset-path data-root root train-dir train-data ", "--data-dir"},
     {" num-classes nb-classes nclass ", "--classes"},
-    {" img-size imgsize input-size crop-size resolution train-crop-size ",
-     "--image-size with --data synth; images of cifar10 have a size"},
+    {" image-size img-size imgsize input-size crop-size resolution train-crop-size ",
+     "--size with --data synth; images of cifar10 have a size"},
     {" num-samples dataset-size train-size ", "--samples with --data synth, --limit with cifar10"},
     {" random-crop random-flip hflip flip crop transforms data-augmentation ", "--augment crop:4,flip"},
     {" gpus num-gpus ngpus gpus-per-node ", "mpirun -np #N ./hvtrain --device cuda"},
@@ -61,7 +68,7 @@ static const struct {
     {" H hosts host hostfile nnodes nodes N ", "mpirun --host A:4,B:4 (or --hostfile FILE) ./hvtrain"},
     {" oversubscribe allow-run-as-root bind-to map-by mca use-hwthread-cpus ",
      "mpirun --FLAG ... ./hvtrain: flags of mpirun stand before the program"},
-    {" rank local-rank node-rank master-addr master-port ", "nothing, mpirun or srun tells each rank"},
+    {" rank local-rank node-rank master-addr master-port ", "nothing, mpirun or srun sets it"},
     {" dist-url dist-file init-method rdzv-endpoint rdzv-id rdzv-backend ",
      "nothing, the ranks find each other"},
     {" num-threads nthreads omp-num-threads t ", "--threads"},
@@ -70,14 +77,17 @@ static const struct {
     {" cycle-time-ms cache-capacity ", "nothing, a bucket leaves when it is full"},
     {" opt optimizer optim sgd ", "nothing, SGD with --momentum is the one optimizer"},
     {" adam adamw lars lamb betas eps ", "nothing, SGD with --momentum is the one optimizer"},
-    {" error-feedback no-error-feedback ",
-     "--wire powersgd:R keeps its residual; 16-bit sums lose at most rounding"},
-    {" channels-last compile torch-compile cudnn-benchmark benchmark ",
+    {" channels-last compile torch-compile cudnn-benchmark benchmark winograd ",
      "nothing, the plan chooses by itself"},
     {" random-seed manual-seed ", "--seed"},
-    {" skip-head reset-classifier ", "--init-skip-head"},
+    {" skip-head reset-classifier init-skip-head ", "--reset-head"},
     {" start-epoch ", "nothing, --resume knows where it stands"},
-    {" v debug ", "--verbose"},
+    {" v verbose debug ", "HVT_LOG=debug in the environment"},
+    {" share-gpu ", "--device cuda:N, a host's GPU N for all of its ranks"},
+    {" plan-cache ", "nothing, plans are kept in hvtrain/plans under XDG_CACHE_HOME, or else ~/.cache"},
+    {" first-bucket ", "nothing, the first bucket has at most 1 MiB"},
+    {" loss-scale-min min-loss-scale ", "nothing, a dynamic loss scale falls to 1 at least"},
+    {" dampening ", "nothing, --momentum takes gradients undamped"},
     {" V ", "--version"},
     {" c cfg config-file ", "--config FILE"},
     {" sync-bn sync-batchnorm use-adasum clip-grad clip-grad-norm grad-clip max-grad-norm gradient-clip-val "
@@ -103,30 +113,16 @@ static void fill_in(const char *here, const char *value, char *ret_here, size_t 
         snprintf(ret_here, bytes, "%.*s%s%s", (int)(n - here), here, is_number(value) ? value : "N", n + 2);
 }
 
-bool hvt__option_elsewhere(const char *name, const char *value, char *ret_here, size_t bytes)
+bool hvt__foreign_flag(const char *name, const char *value, char *ret_here, size_t bytes)
 {
     char whole[64];
 
-    if (strlen(name) + 3 > sizeof whole)
+    if ((size_t)snprintf(whole, sizeof whole, " %s ", name) >= sizeof whole)
         return false;
-    snprintf(whole, sizeof whole, " %s ", name);
     for (size_t i = 0; i < HVT_LEN(table); i++)
         if (strstr(table[i].names, whole)) {
             fill_in(table[i].here, value, ret_here, bytes);
             return true;
         }
     return false;
-}
-
-const char *hvt__value_was(const char *field, const char *value)
-{
-    static const struct {
-        const char *field, *value, *here;
-    } gone[] = {{"bucket", "auto", "hvtrain tune --output FILE finds the fastest size"},
-                {"overlap", "layers", "--overlap worker"}};
-
-    for (size_t i = 0; i < HVT_LEN(gone); i++)
-        if (!strcmp(field, gone[i].field) && !strcmp(value, gone[i].value))
-            return gone[i].here;
-    return NULL;
 }

@@ -15,11 +15,11 @@ static const char *const examples[] = {
     "hvtrain --model resnet20 --data synth --epochs 2",
     "mpirun -np 4 hvtrain --data cifar10 --data-dir DIR --save out",
     "hvtrain --resume out --evaluate",
-    "mpirun -np 4 hvtrain tune --model resnet50 --output fast.json",
+    "mpirun -np 4 hvtrain tune fast.json --model resnet50",
     "mpirun -np 4 hvtrain --config fast.json --model resnet50",
 };
 
-/* `text` from column `at` on, broken at spaces before column `width`; later lines begin at column `at`. */
+/* Print `text`, wrapped between the columns `at` and `width`. The cursor is at column `at`. */
 static void wrap(FILE *f, const char *text, int at, int width)
 {
     int col = at;
@@ -47,11 +47,14 @@ static void help_plain(FILE *f)
             hvt_version());
     for (size_t i = 0; i < HVT_LEN(examples); i++)
         fprintf(f, "    %s\n", examples[i]);
+    fprintf(f, "\ntune FILE [SECONDS] measures which sizes of buckets and messages are fastest, for about a "
+               "minute or\n"
+               "for SECONDS, and writes them to FILE, for --config.\n");
     fprintf(f, "\nOptions are --name value or --name=value; a repeated one: the last wins. Defaults stand in "
                "brackets.\n");
     for (size_t i = 0; i < HVT_LEN(grouped); i++) {
         const hvt__option *o = &grouped[i];
-        char left[256], right[512], flag[HVT_OPTION_FLAG], form[256];
+        char left[256], right[512], form[256];
         int n;
 
         if (o->group) {
@@ -59,9 +62,9 @@ static void help_plain(FILE *f)
             continue;
         }
         snprintf(form, sizeof form, "%s", o->form);
-        n = snprintf(left, sizeof left, "  %s %s", hvt__flag_of(o, flag), form);
-        if (n > 30) { /* many words: below, not beside */
-            snprintf(left, sizeof left, "  %s", flag);
+        n = snprintf(left, sizeof left, "  %s %s", hvt__flag_of(o).text, form);
+        if (n > 30) { /* too long to stand beside the help */
+            snprintf(left, sizeof left, "  %s", hvt__flag_of(o).text);
             for (char *p = form; *p; p++)
                 *p = *p == '|' && o->kind == KIND_pick ? ' ' : *p;
             snprintf(right, sizeof right, "%s%s%s%s[%s]", form, *o->help ? ": " : " ", o->help,
@@ -74,7 +77,7 @@ static void help_plain(FILE *f)
         wrap(f, right, 32, 100);
     }
     fprintf(f, "\n  --help, --help=markdown, --help=man, --version\n\n"
-               "Exit: 0 done, 1 failed, 2 bad command line or --config, 3 a rank did not come, "
+               "Exit: 0 done, 1 failed, 2 bad command line or --config, 3 a rank was unresponsive, "
                "130 interrupted.\n");
 }
 
@@ -83,13 +86,12 @@ static void help_markdown(FILE *f)
     fprintf(f, "| flag | default | meaning |\n|---|---|---|\n");
     for (size_t i = 0; i < HVT_LEN(grouped); i++) {
         const hvt__option *o = &grouped[i];
-        char flag[HVT_OPTION_FLAG];
 
         if (o->group) {
             fprintf(f, "| **%s** | | |\n", o->group);
             continue;
         }
-        fprintf(f, "| `%s", hvt__flag_of(o, flag));
+        fprintf(f, "| `%s", hvt__flag_of(o).text);
         fputc(' ', f);
         for (const char *p = o->form; *p; p++)
             fprintf(f, *p == '|' ? "\\|" : "%c", *p);
@@ -117,10 +119,8 @@ static void troff(FILE *f, const char *text)
 
 static void man_option(FILE *f, const hvt__option *o)
 {
-    char flag[HVT_OPTION_FLAG];
-
     fputs(".TP\n\\fB", f);
-    troff(f, hvt__flag_of(o, flag));
+    troff(f, hvt__flag_of(o).text);
     fputs("\\fR \\fI", f);
     troff(f, o->form);
     fputs("\\fR\n", f);
@@ -155,23 +155,26 @@ static void man_options(FILE *f)
 
 static void help_man(FILE *f)
 {
-    fprintf(f,
-            ".TH HVTRAIN 1 \"\" \"hvtrain %s\" \"User Commands\"\n"
-            ".ad l\n"
-            ".SH NAME\n"
-            "hvtrain \\- train image classifiers by synchronous data parallelism\n"
-            ".SH SYNOPSIS\n"
-            "\\fBhvtrain\\fR [\\fBtune\\fR] [\\fIoption\\fR ...]\n"
-            ".br\n"
-            "\\fBmpirun \\-np\\fR \\fIN\\fR \\fBhvtrain\\fR [\\fBtune\\fR] [\\fIoption\\fR ...]\n"
-            ".SH DESCRIPTION\n"
-            "\\fBhvtrain\\fR trains a network on one process, or on \\fIN\\fR processes (ranks) that "
-            "\\fBmpirun\\fR or \\fBsrun\\fR starts. Each rank works through its part of every batch; the "
-            "gradients are summed over the ranks, and all ranks make the same update.\n"
-            ".P\n"
-            "\\fBhvtrain tune\\fR measures bucket sizes and thresholds of the gradient exchange for a model "
-            "on this machine, and writes the fastest ones to a file for \\fB\\-\\-config\\fR.\n",
-            hvt_version());
+    fprintf(
+        f,
+        ".TH HVTRAIN 1 \"\" \"hvtrain %s\" \"User Commands\"\n"
+        ".ad l\n"
+        ".SH NAME\n"
+        "hvtrain \\- train image classifiers by synchronous data parallelism\n"
+        ".SH SYNOPSIS\n"
+        "\\fBhvtrain\\fR [\\fBtune\\fR \\fIFILE\\fR [\\fISECONDS\\fR]] [\\fIoption\\fR ...]\n"
+        ".br\n"
+        "\\fBmpirun \\-np\\fR \\fIN\\fR \\fBhvtrain\\fR [\\fBtune\\fR \\fIFILE\\fR [\\fISECONDS\\fR]] "
+        "[\\fIoption\\fR ...]\n"
+        ".SH DESCRIPTION\n"
+        "\\fBhvtrain\\fR trains a network on one process, or on \\fIN\\fR processes (ranks) that "
+        "\\fBmpirun\\fR or \\fBsrun\\fR starts. Each rank works through its part of every batch; the "
+        "gradients are summed over the ranks, and all ranks make the same update.\n"
+        ".P\n"
+        "\\fBhvtrain tune\\fR measures bucket sizes and cutoffs of the gradient exchange for a model on "
+        "this machine, for 60 or \\fISECONDS\\fR seconds, and writes the fastest ones to \\fIFILE\\fR for "
+        "\\fB\\-\\-config\\fR.\n",
+        hvt_version());
     man_options(f);
     fputs(".SH EXIT STATUS\n"
           ".TP\n0\nThe run is done.\n"

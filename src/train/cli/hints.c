@@ -1,6 +1,6 @@
 /*
- * What was probably meant by a command line that is refused: the message says what was expected and what
- * came, and this adds what to type instead.
+ * Suggestions for a command line that is refused. The error says what was expected and what came; a hint says
+ * what the user probably meant.
  */
 #include "options.h"
 #include "base_impl.h"
@@ -13,83 +13,55 @@
 
 /* ---- flags ---- */
 
-/* The i-th thing that may stand on a command line; NULL after the last. */
-static const char *known_flag(int i, char ret_text[HVT_OPTION_FLAG])
+/* The i-th known flag; false: there are no more. */
+static bool known_flag(int i, hvt__flag *ret_flag)
 {
-    char flag[HVT_OPTION_FLAG];
+    static const hvt__flag others[] = {{"--help"}, {"--version"}};
+    const hvt__option *o = &hvt__option_table[i / 2];
 
-    if (i < HVT_OPTION_COUNT)
-        return hvt__flag_of(&hvt__option_table[i], ret_text);
-    if (i < 2 * HVT_OPTION_COUNT) {
-        const hvt__option *o = &hvt__option_table[i - HVT_OPTION_COUNT];
-        snprintf(ret_text, HVT_OPTION_FLAG, o->kind == KIND_bool ? "--no-%s" : "%s",
-                 hvt__flag_of(o, flag) + 2);
-        return ret_text;
+    if (i >= 2 * HVT_OPTION_COUNT + (int)HVT_LEN(others))
+        return false;
+    if (i >= 2 * HVT_OPTION_COUNT) {
+        *ret_flag = others[i - 2 * HVT_OPTION_COUNT];
+        return true;
     }
-    i -= 2 * HVT_OPTION_COUNT;
-    return i == 0 ? "--help" : i == 1 ? "--version" : NULL;
+    *ret_flag = hvt__flag_of(o);
+    if (i % 2 && o->kind == KIND_bool) /* and its negation */
+        snprintf(ret_flag->text, sizeof ret_flag->text, "--no-%.40s", hvt__flag_of(o).text + 2);
+    return true;
 }
 
-/* The known flag most like this one: fewest changes (not all of its letters); then one that begins as it does
- * (--batch-size). Capital letters are small ones here. */
-static bool nearest(const char *flag, char ret_flag[HVT_OPTION_FLAG])
+/* The known flag at the smallest edit distance, or one with the same beginning (--batch-size); case is
+ * ignored. A flag of which every letter would change is not near. */
+static bool nearest(const hvt__flag *flag, hvt__flag *ret_flag)
 {
     int best = INT_MAX;
-    size_t len = strlen(flag);
-    char text[HVT_OPTION_FLAG], small[HVT_OPTION_FLAG] = "";
-    const char *known;
+    size_t len = strlen(flag->text);
+    hvt__flag known, small = *flag;
 
-    for (size_t i = 0; i < len && i < sizeof small - 1; i++)
-        small[i] = (char)tolower((unsigned char)flag[i]);
-    for (int i = 0; (known = known_flag(i, text)); i++) {
-        size_t known_len = strlen(known);
-        int score = hvt__distance(small, known);
-        bool begins = !strncmp(small, known, len < known_len ? len : known_len) && len > 3;
+    for (char *p = small.text; *p; p++)
+        *p = (char)tolower((unsigned char)*p);
+    for (int i = 0; known_flag(i, &known); i++) {
+        size_t known_len = strlen(known.text);
+        int score = hvt__distance(small.text, known.text);
+        bool begins = !strncmp(small.text, known.text, len < known_len ? len : known_len) && len > 3;
         if (begins && score > 2)
             score = 2;
         if (score < best && score < (int)len - 2 && (score <= 2 || score <= (int)len / 3)) {
             best = score;
-            snprintf(ret_flag, HVT_OPTION_FLAG, "%s", known);
+            *ret_flag = known;
         }
     }
     return best < INT_MAX;
 }
 
-/* An argument's first len letters as a flag: two dashes before, '-' for '_'; false: there is nothing but
- * dashes. */
-static bool as_flag(const char *arg, size_t len, char ret_flag[HVT_OPTION_FLAG])
-{
-    size_t dashes = strspn(arg, "-");
-
-    if (dashes >= len)
-        return false;
-    snprintf(ret_flag, HVT_OPTION_FLAG, "--%.*s", (int)(len - dashes), arg + dashes);
-    for (char *p = ret_flag + 2; *p; p++)
-        *p = *p == '_' ? '-' : *p;
-    return true;
-}
-
-bool hvt__option_nearest(const char *name, char ret_flag[HVT_OPTION_FLAG])
-{
-    char flag[HVT_OPTION_FLAG];
-
-    return as_flag(name, strlen(name), flag) && nearest(flag, ret_flag);
-}
-
-bool hvt__option_gone(const char *name, char *ret_here, size_t bytes)
-{
-    char flag[HVT_OPTION_FLAG];
-
-    return as_flag(name, strlen(name), flag) && hvt__option_elsewhere(flag + 2, NULL, ret_here, bytes);
-}
-
 void hvt__hint_flag(const char *arg, size_t len, const char *value, char ret_text[HVT_HINT])
 {
-    char name[HVT_OPTION_FLAG], near[HVT_OPTION_FLAG];
-    size_t word = strcspn(arg, " \t");
+    size_t dashes = strspn(arg, "-"), word = strcspn(arg, " \t");
+    hvt__flag flag, near;
 
     *ret_text = 0;
-    if (!as_flag(arg, len, name))
+    if (dashes >= len)
         return;
     if (word > 2 && word < len && hvt__option_named(arg + 2, word - 2)) { /* "--lr 0.1" between quotes */
         snprintf(ret_text, HVT_HINT,
@@ -97,17 +69,22 @@ void hvt__hint_flag(const char *arg, size_t len, const char *value, char ret_tex
                  (int)word, arg);
         return;
     }
+    snprintf(flag.text, sizeof flag.text, "--%.*s", (int)(len - dashes), arg + dashes);
+    for (char *p = flag.text; *p; p++)
+        *p = *p == '_' ? '-' : *p;
     memcpy(ret_text, "here: ", 7);
-    if (hvt__option_elsewhere(name + 2, value, ret_text + 6, HVT_HINT - 6))
+    if (hvt__foreign_flag(flag.text + 2, value, ret_text + 6, HVT_HINT - 6) ||
+        (!strncmp(flag.text, "--no-", 5) &&
+         hvt__foreign_flag(flag.text + 5, value, ret_text + 6, HVT_HINT - 6)))
         return;
     *ret_text = 0;
-    if (nearest(name, near))
-        snprintf(ret_text, HVT_HINT, "the nearest is %s", near);
+    if (nearest(&flag, &near))
+        snprintf(ret_text, HVT_HINT, "the nearest is %s", near.text);
 }
 
 /* ---- words that stand alone ---- */
 
-/* A dash of typography, as word processors make it of two: U+2010 to U+2015, U+2212. */
+/* A typographic dash, as word processors make it of two hyphens: U+2010 to U+2015, U+2212. */
 static bool is_long_dash(const char *arg)
 {
     const unsigned char *c = (const unsigned char *)arg;
@@ -115,7 +92,7 @@ static bool is_long_dash(const char *arg)
     return c[0] == 0xe2 && ((c[1] == 0x80 && c[2] >= 0x90 && c[2] <= 0x95) || (c[1] == 0x88 && c[2] == 0x92));
 }
 
-/* Words that programs of this kind take in front. */
+/* Subcommands of similar programs. */
 static const char *command(const char *word)
 {
     static const char *const commands[][2] = {
@@ -137,7 +114,7 @@ static const char *command(const char *word)
     return NULL;
 }
 
-/* The option whose value argv[at - 1] is, if that takes several parts with commas. */
+/* The option whose value is argv[at - 1], if its value is a list with commas. */
 static const hvt__option *takes_parts(char **argv, int at)
 {
     const char *flag = at >= 2 ? argv[at - 2] : "", *joined = at >= 1 ? strchr(argv[at - 1], '=') : NULL;
@@ -150,14 +127,13 @@ static const hvt__option *takes_parts(char **argv, int at)
     return o && strchr(o->form, ',') ? o : NULL;
 }
 
-void hvt__hint_stray(int argc, char **argv, int at, const char *value, char ret_text[HVT_HINT])
+void hvt__hint_stray(char **argv, int at, const char *value, char ret_text[HVT_HINT])
 {
     const char *arg = argv[at], *equals = strchr(arg, '='), *whole = command(arg);
-    char flag[HVT_OPTION_FLAG], word[40], more[HVT_HINT] = "";
+    char word[40], more[HVT_HINT] = "";
     const hvt__option *o = takes_parts(argv, at);
     size_t len = equals ? (size_t)(equals - arg) : strlen(arg);
 
-    (void)argc;
     snprintf(ret_text, HVT_HINT, "options are --name value or --name=value (see --help)");
     if (*arg == '-') {
         hvt__hint_flag(arg, len, value, more);
@@ -178,8 +154,7 @@ void hvt__hint_stray(int argc, char **argv, int at, const char *value, char ret_
         return;
     }
     if (o) {
-        snprintf(ret_text, HVT_HINT, "the parts of a value have commas between them and no blanks: %s %s",
-                 hvt__flag_of(o, flag), o->form);
+        snprintf(ret_text, HVT_HINT, "a list has commas and no blanks: %s %s", hvt__flag_of(o).text, o->form);
         return;
     }
     if (equals && hvt__option_named(arg, len)) { /* lr=0.1 */
@@ -194,14 +169,14 @@ void hvt__hint_stray(int argc, char **argv, int at, const char *value, char ret_
             snprintf(word, sizeof word, "%.39s", arg);
         else if (strlen(arg) < 5 || !hvt__suggest(o->form, arg, word, sizeof word))
             continue;
-        snprintf(ret_text, HVT_HINT, "did you mean %s %s?", hvt__flag_of(o, flag), word);
+        snprintf(ret_text, HVT_HINT, "did you mean %s %s?", hvt__flag_of(o).text, word);
         return;
     }
 }
 
 /* ---- values ---- */
 
-/* The unit that was meant: none at all, or one that is not spelled so. NULL: nothing like one. */
+/* The unit for a missing or misspelled one; NULL: there is none. */
 static const char *meant_unit(hvt__kind kind, const char *unit)
 {
     static const struct {
@@ -223,17 +198,16 @@ static const char *meant_unit(hvt__kind kind, const char *unit)
     return NULL;
 }
 
-/* As it would be read; false: no change of form makes it a value. */
+/* A correction of the value that would be accepted; false: none. */
 static bool mended(const hvt__option *o, const char *value, char ret_text[40])
 {
-    hvt_options ignored;
+    hvt_options ignored = {0};
     size_t digits = strspn(value, "0123456789.");
     const char *unit = meant_unit(o->kind, value + digits + strspn(value + digits, " "));
     char *comma;
 
     if (strlen(value) > 30)
         return false;
-    hvt_options_default(&ignored);
     if (o->kind == KIND_pick)
         return hvt__suggest(o->form, value, ret_text, 40);
     snprintf(ret_text, 40, "%s", value);
@@ -247,15 +221,14 @@ static bool mended(const hvt__option *o, const char *value, char ret_text[40])
 
 void hvt__hint_value(const hvt__option *o, const char *value, char ret_text[HVT_HINT])
 {
-    const char *here = hvt__value_was(o->field, value);
     char word[40];
 
     *ret_text = 0;
-    if (here) {
-        snprintf(ret_text, HVT_HINT, "; here: %s", here);
-        return;
-    }
-    if (!strcmp(o->field, "amp") && !strcasecmp(value, "tf32"))
+    if (!strcmp(o->field, "bucket") && !strcmp(value, "auto"))
+        snprintf(ret_text, HVT_HINT, "; here: hvtrain tune FILE finds the fastest size");
+    else if (!strcmp(o->field, "overlap") && !strcmp(value, "layers"))
+        snprintf(ret_text, HVT_HINT, "; here: --overlap worker");
+    else if (!strcmp(o->field, "amp") && !strcasecmp(value, "tf32"))
         snprintf(ret_text, HVT_HINT, "; --tf32 is a flag of its own, for --device cuda");
     else if (mended(o, value, word))
         snprintf(ret_text, HVT_HINT, "; did you mean %s?", word);

@@ -1,12 +1,10 @@
 /*
- * Values of options as text: read, written, and what a message says that it expected. What is written reads
- * back as the same value; checkpoints rely on that.
+ * Values of options: reading them from text, writing them, and describing what is accepted. A value that was
+ * written reads back as the same value; checkpoints rely on this.
  */
 #include "options.h"
 #include "base_impl.h"
 
-#include <ctype.h>
-#include <errno.h>
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
@@ -18,20 +16,19 @@
 
 /* ---- reading ---- */
 
-/* A word of the form, or one that ends in ":R" with a whole number from 1 to 9999 in R's place. */
+/* Is value this word? A final ":R" of the word stands for a number from 1 to 9999. */
 static bool is_word(const char *word, size_t len, const char *value)
 {
-    size_t digits;
+    int64_t r;
 
     if (len < 2 || strncmp(word + len - 2, ":R", 2) != 0)
         return strlen(value) == len && !strncmp(word, value, len);
     if (strncmp(word, value, len - 1) != 0 || value[len - 1] == '0')
         return false;
-    digits = strspn(value + len - 1, "0123456789");
-    return digits && digits <= 4 && !value[len - 1 + digits];
+    value += len - 1;
+    return hvt__scan_whole(&value, 9999, &r) && !*value;
 }
 
-/* Is value one of the words of form, which '|' parts? */
 bool hvt__is_word_of(const char *form, const char *value)
 {
     for (const char *p = form; p; p = strchr(p, '|'), p = p ? p + 1 : NULL)
@@ -42,23 +39,12 @@ bool hvt__is_word_of(const char *form, const char *value)
 
 static bool read_int(const char *value, int *ret)
 {
-    char *end;
-    long v;
+    int64_t v;
 
-    errno = 0;
-    v = strtol(value, &end, 10);
-    if (end == value || *end || isspace((unsigned char)*value) || errno || v > INT_MAX || v < INT_MIN)
+    if (!hvt__scan_whole(&value, INT_MAX, &v) || *value)
         return false;
     *ret = (int)v;
     return true;
-}
-
-static bool read_num(const char *value, char **ret_end, double *ret)
-{
-    if (!isdigit((unsigned char)*value) && !strchr("+-.", *value))
-        return false; /* no spaces, no nan, no inf */
-    *ret = strtod(value, ret_end);
-    return *ret_end != value && isfinite(*ret);
 }
 
 static bool read_bool(const char *value, bool *ret)
@@ -73,49 +59,50 @@ static bool read_bool(const char *value, bool *ret)
     return false;
 }
 
-static const struct {
+typedef struct unit {
     const char *name;
-    double bytes;
-} units[] = {{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"GB", 1e9},
-             {"MB", 1e6},      {"KB", 1e3},      {"kB", 1e3},      {"B", 1}};
+    double value;
+} unit;
+
+static const unit sizes[] = {{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"GB", 1e9}, {"MB", 1e6},
+                             {"KB", 1e3},      {"kB", 1e3},      {"B", 1},         {0}};
+static const unit times[] = {{"ms", 1e-3}, {"s", 1}, {"m", 60}, {"h", 3600}, {0}};
+
+/* A number >= 0 with a unit, in the smallest one. */
+static bool read_amount(const char *value, const unit *units, double *ret)
+{
+    if (!hvt__scan_number(&value, ret) || *ret < 0)
+        return false;
+    for (; units->name; units++)
+        if (!strcmp(value, units->name)) {
+            *ret *= units->value;
+            return true;
+        }
+    return !*value && *ret == 0;
+}
 
 static bool read_size(const char *value, size_t *ret)
 {
-    double n;
-    char *end;
+    double bytes;
 
-    if (!strcmp(value, "0") || !strcmp(value, "all")) {
-        *ret = *value == '0' ? 0 : HVT_BUCKET_ALL;
+    if (!strcmp(value, "all")) {
+        *ret = HVT_BUCKET_ALL;
         return true;
     }
-    if (!read_num(value, &end, &n) || n < 0)
-        return false;
-    for (size_t i = 0; i < HVT_LEN(units); i++)
-        if (!strcmp(end, units[i].name) && n * units[i].bytes < 0x1p52) {
-            if (n > 0 && n * units[i].bytes < 1)
-                return false; /* not 0, which means something else */
-            *ret = (size_t)(n * units[i].bytes);
-            return true;
-        }
-    return false;
+    if (!read_amount(value, sizes, &bytes) || bytes >= 0x1p52 || (bytes > 0 && bytes < 1))
+        return false; /* a fraction of a byte must not become 0, which has a meaning of its own */
+    *ret = (size_t)bytes;
+    return true;
 }
 
 static bool read_time(const char *value, double *ret)
 {
-    static const struct {
-        const char *name;
-        double seconds;
-    } unit[] = {{"ms", 1e-3}, {"s", 1}, {"m", 60}, {"h", 3600}};
-    char *end;
+    double seconds;
 
-    if (!read_num(value, &end, ret) || *ret < 0)
+    if (!read_amount(value, times, &seconds) || (seconds != 0 && (seconds < 1e-3 || seconds > 1e9)))
         return false;
-    for (size_t i = 0; i < HVT_LEN(unit); i++)
-        if (!strcmp(end, unit[i].name)) {
-            *ret *= unit[i].seconds;
-            return *ret == 0 || (*ret >= 1e-3 && *ret <= 1e9);
-        }
-    return !*end && *ret == 0;
+    *ret = seconds;
+    return true;
 }
 
 static bool read_rgb(const char *value, double low, hvt_rgb *ret)
@@ -123,19 +110,13 @@ static bool read_rgb(const char *value, double low, hvt_rgb *ret)
     hvt_rgb rgb;
     int n = 0;
 
-    for (const char *p = value;; p++) {
+    do {
         double v;
-        char *end;
-        if (n == 3 || !read_num(p, &end, &v) || v < low || fabs(v) > 1e30)
+        if (n == 3 || !hvt__scan_number(&value, &v) || v < low || fabs(v) > 1e30)
             return false;
         rgb.v[n++] = (float)v;
-        if (!*end)
-            break;
-        if (*end != ',')
-            return false;
-        p = end;
-    }
-    if (n == 2)
+    } while (hvt__scan_text(&value, ","));
+    if (*value || n == 2)
         return false;
     if (n == 1)
         rgb.v[1] = rgb.v[2] = rgb.v[0];
@@ -184,19 +165,17 @@ void hvt__value_expected(const hvt__option *o, char *ret_text, size_t bytes)
 
 bool hvt__value_read(hvt_options *opts, const hvt__option *o, const char *value)
 {
-    char *end;
     int i;
     double d;
     size_t bytes;
 
     switch (o->kind) {
-    case KIND_str:
-        *FIELD(opts, o, hvt_opt_str) = value;
-        return true;
     case KIND_pick:
         if (!hvt__is_word_of(o->form, value))
             return false;
-        *FIELD(opts, o, hvt_opt_pick) = value;
+        /* fall through */
+    case KIND_str:
+        *FIELD(opts, o, hvt_opt_str) = value;
         return true;
     case KIND_word:
         if (!strcasecmp(value, o->preset)) {
@@ -210,7 +189,7 @@ bool hvt__value_read(hvt_options *opts, const hvt__option *o, const char *value)
         *FIELD(opts, o, hvt_opt_int) = i;
         return true;
     case KIND_num:
-        if (!read_num(value, &end, &d) || *end || d < o->low)
+        if (!hvt__scan_number(&value, &d) || *value || d < o->low)
             return false;
         *FIELD(opts, o, hvt_opt_num) = d;
         return true;
@@ -222,10 +201,7 @@ bool hvt__value_read(hvt_options *opts, const hvt__option *o, const char *value)
         *FIELD(opts, o, hvt_opt_size) = bytes;
         return true;
     case KIND_time:
-        if (!read_time(value, &d))
-            return false;
-        *FIELD(opts, o, hvt_opt_time) = d;
-        return true;
+        return read_time(value, FIELD(opts, o, hvt_opt_time));
     case KIND_rgb:
         return read_rgb(value, o->low, FIELD(opts, o, hvt_opt_rgb));
     }

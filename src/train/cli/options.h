@@ -2,7 +2,7 @@
 #ifndef HVT_TRAIN_OPTIONS_H
 #define HVT_TRAIN_OPTIONS_H
 
-#include "train_impl.h"
+#include "cli_impl.h"
 
 typedef enum hvt__kind {
     KIND_str,
@@ -17,7 +17,7 @@ typedef enum hvt__kind {
 } hvt__kind;
 
 typedef struct hvt__option {
-    const char *group; /* title, where a group begins; then nothing else is set */
+    const char *group; /* a group's title; the other fields are not set then */
     hvt__kind kind;
     const char *field;
     size_t offset;
@@ -38,46 +38,43 @@ typedef struct hvt__option {
      .form = form_,                                                                                          \
      .help = help_},
 
-const char *hvt__flag_of(const hvt__option *o, char ret_flag[HVT_OPTION_FLAG]); /* "--weight-decay" */
-
 /* ---- option_table.c ---- */
 
 extern const hvt__option hvt__option_table[HVT_OPTION_COUNT];
 const hvt__option *hvt__option_named(const char *name, size_t len); /* without dashes; NULL: there is none */
-
-/* ---- hints.c: what a message adds about what was probably meant; "": nothing is like it ---- */
-
-enum { HVT_HINT = 200 };
-/* A flag that is none: arg's first len letters; value: what was given to it, NULL: nothing. */
-void hvt__hint_flag(const char *arg, size_t len, const char *value, char ret_text[HVT_HINT]);
-/* argv[at], which does not begin with two dashes. Never "". */
-void hvt__hint_stray(int argc, char **argv, int at, const char *value, char ret_text[HVT_HINT]);
-/* A value that is none of this option's: begins with "; ". */
-void hvt__hint_value(const hvt__option *o, const char *value, char ret_text[HVT_HINT]);
-
-/* ---- elsewhere.c ---- */
-
-/* What stands for a flag of other trainers or launchers, named without dashes and with '-' for '_', and given
- * this value (NULL: none); false: unknown. */
-bool hvt__option_elsewhere(const char *name, const char *value, char *ret_here, size_t bytes);
-/* What stands for a value that this option took in earlier versions; NULL: it never did. */
-const char *hvt__value_was(const char *field, const char *value);
-
-/* ---- suggest.c ---- */
-
-/* Changes (a letter more, less, other, or two swapped) that turn a into b. */
-int hvt__distance(const char *a, const char *b);
-/* The word of form (parted by '|') that was probably meant by value; false: none is like it. */
-bool hvt__suggest(const char *form, const char *value, char *ret_word, size_t bytes);
+hvt__flag hvt__flag_of(const hvt__option *o);
 
 /* ---- option_value.c ---- */
 
-bool hvt__is_word_of(const char *form, const char *value); /* one of those that '|' parts */
-
-/* False: the value is none of this option's, and opts is as it was. */
+bool hvt__is_word_of(const char *form, const char *value); /* one of those between '|' */
+/* False: the value is not valid, and opts is unchanged. */
 bool hvt__value_read(hvt_options *opts, const hvt__option *o, const char *value);
 void hvt__value_write(const hvt_options *opts, const hvt__option *o, char *ret_text, size_t bytes);
-/* What a value must look like, for messages. */
+/* A description of valid values, for messages. */
 void hvt__value_expected(const hvt__option *o, char *ret_text, size_t bytes);
+
+/* ---- foreign_flags.c ---- */
+
+/* What to write instead of a flag of another program, or of one that hvtrain once had. name: without dashes,
+ * with
+ * '-' for '_'; value: what was given to it, or NULL. False: unknown. */
+bool hvt__foreign_flag(const char *name, const char *value, char *ret_here, size_t bytes);
+
+/* ---- suggest.c ---- */
+
+/* Edit distance: letters inserted, deleted, replaced, or two swapped. */
+int hvt__distance(const char *a, const char *b);
+/* The word of form (separated by '|') that was probably meant; false: none is similar. */
+bool hvt__suggest(const char *form, const char *value, char *ret_word, size_t bytes);
+
+/* ---- hints.c: suggestions that error messages add; "": none ---- */
+
+enum { HVT_HINT = 200 };
+/* For an unknown flag, the first len letters of arg. value: what was given to it, or NULL. */
+void hvt__hint_flag(const char *arg, size_t len, const char *value, char ret_text[HVT_HINT]);
+/* For argv[at], which does not begin with two dashes. Never "". */
+void hvt__hint_stray(char **argv, int at, const char *value, char ret_text[HVT_HINT]);
+/* For an invalid value; begins with "; ". */
+void hvt__hint_value(const hvt__option *o, const char *value, char ret_text[HVT_HINT]);
 
 #endif /* HVT_TRAIN_OPTIONS_H */

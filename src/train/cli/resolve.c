@@ -1,9 +1,8 @@
 /*
- * The options, read together: what follows from several of them, and which do not fit together. Everything
- * here depends on the options and the number of ranks alone, so a mistake is one of the command line.
+ * Resolving the options: values that follow from several of them, and combinations that are refused. This
+ * depends only on the options and the number of ranks, so every error is one of the command line.
  */
 #include "options.h"
-#include "train/report/timeline.h"
 #include "base_impl.h"
 
 #include <float.h>
@@ -13,59 +12,101 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CROP_MAX = 127 }; /* what the loader can do, said here by the flag's name */
+enum { CROP_MAX = 127 }; /* as the loader; the message here names the flag */
 
-static bool was_given(const hvt_options *o, const char *flag)
+/* Was it given by a flag or --config? Values from a checkpoint are not refused as if a user had given them.
+ */
+static bool given(const hvt_options *o, enum hvt__option_at i)
 {
-    for (int i = 0; i < HVT_OPTION_COUNT; i++)
-        if (!strcmp(hvt__option_flag(i), flag))
-            return o->from[i] >= HVT_FROM_CONFIG;
-    return false;
+    return o->from[i] >= HVT_FROM_CONFIG;
 }
 
-/* The next of the words of *list, which commas part; false after the last. */
-static bool next_word(const char **list, char *ret_word, size_t bytes)
+/* "; did you mean ...?" or "". */
+static const char *meant(const char *device, char ret_text[48])
 {
-    size_t len = strcspn(*list, ",");
+    size_t name = strcspn(device, "0123456789"), digits = strspn(device + name, "0123456789");
+    char word[16];
 
-    if (!**list)
-        return false;
-    snprintf(ret_word, bytes, "%.*s", (int)len, *list);
-    *list += len + ((*list)[len] == ',');
-    return true;
+    *ret_text = 0;
+    if (!hvt__suggest("ref|cpu|cuda:R", device, word, sizeof word))
+        return ret_text;
+    if (*word == 'c' && word[1] == 'u') /* cuda0, GPU:1 */
+        snprintf(word, sizeof word, digits && digits < 4 ? "cuda:%.*s" : "cuda", (int)digits, device + name);
+    if (strcmp(word, device))
+        snprintf(ret_text, 48, "; did you mean %s?", word);
+    return ret_text;
 }
 
-static hvt_status settle_augment(const hvt_options *o, hvt_settled *t)
+static hvt_status resolve_device(const hvt_options *o, hvt_resolved *t)
 {
-    const char *list = o->augment;
-    char word[64];
+    static const char *const names[] = {"ref", "cpu", "cuda"};
+    const char *rest = o->device;
+    int64_t gpu = -1;
+    char near[48];
 
-    while (next_word(&list, word, sizeof word)) {
-        char *end;
-        long pixels;
-        if (!strcmp(word, "none"))
-            continue;
-        if (!strcmp(word, "flip")) {
-            t->flip = true;
-            continue;
-        }
-        pixels = strncmp(word, "crop:", 5) ? 0 : strtol(word + 5, &end, 10);
-        HVT_CHECK(pixels >= 1 && pixels <= CROP_MAX && !*end, E_ARG,
-                  "--augment: expected none, flip, crop:PIXELS (1 to %d) or several with commas, got '%s'",
-                  CROP_MAX, o->augment);
-        t->crop = (int)pixels;
-    }
+    for (size_t i = 0; i < HVT_LEN(names) && !t->device; i++)
+        if (hvt__scan_text(&rest, names[i]))
+            t->device = names[i];
+    t->on_gpu = t->device && !strcmp(t->device, "cuda");
+    if (t->on_gpu && hvt__scan_text(&rest, ":") && !hvt__scan_whole(&rest, HVT_MAX_GPUS - 1, &gpu))
+        t->device = NULL;
+    HVT_CHECK(t->device && !*rest, E_ARG, "--device: expected ref, cpu, cuda or cuda:N, got '%s'%s",
+              o->device, meant(o->device, near));
+    t->gpu = (int)gpu;
+    HVT_CHECK(t->on_gpu || !o->tf32, E_ARG, "--tf32 is for --device cuda, not %s", t->device);
     return HVT_OK;
 }
 
-static hvt_status settle_decay(const hvt_options *o, hvt_settled *t)
+/* FIRST-LAST (updates of the whole run), or all. */
+static hvt_status resolve_timeline(const hvt_options *o, hvt_resolved *t)
 {
-    const char *list = o->no_decay;
-    char word[64];
+    const char *at = o->timeline_steps;
 
-    while (next_word(&list, word, sizeof word)) {
-        bool norm = !strcmp(word, "norm"), bias = !strcmp(word, "bias");
-        HVT_CHECK(norm || bias || !strcmp(word, "none"), E_ARG,
+    t->first_shown = 1;
+    t->last_shown = INT64_MAX;
+    HVT_CHECK(!strcmp(at, "all") ||
+                  (hvt__scan_whole(&at, INT64_MAX - 1, &t->first_shown) && hvt__scan_text(&at, "-") &&
+                   hvt__scan_whole(&at, INT64_MAX - 1, &t->last_shown) && !*at && t->first_shown >= 1 &&
+                   t->last_shown >= t->first_shown),
+              E_ARG,
+              "--timeline-steps: expected FIRST-LAST, two numbers of updates from 1 on, or all, got '%s'",
+              o->timeline_steps);
+    return HVT_OK;
+}
+
+/* If the list at *at begins with the item `word`, move *at behind it and its comma. */
+static bool next_is(const char **at, const char *word)
+{
+    const char *p = *at;
+
+    if (!hvt__scan_text(&p, word) || (*p && !hvt__scan_text(&p, ",")))
+        return false;
+    *at = p;
+    return true;
+}
+
+static hvt_status resolve_augment(const hvt_options *o, hvt_resolved *t)
+{
+    int64_t pixels = 0;
+
+    for (const char *at = o->augment; *at;) {
+        bool flip = next_is(&at, "flip");
+        bool crop = !flip && hvt__scan_text(&at, "crop:") && hvt__scan_whole(&at, CROP_MAX, &pixels) &&
+                    pixels > 0 && (!*at || hvt__scan_text(&at, ","));
+        HVT_CHECK(flip || crop || next_is(&at, "none"), E_ARG,
+                  "--augment: expected none, flip, crop:PIXELS (1 to %d) or several with commas, got '%s'",
+                  CROP_MAX, o->augment);
+        t->flip |= flip;
+    }
+    t->crop = (int)pixels;
+    return HVT_OK;
+}
+
+static hvt_status resolve_decay(const hvt_options *o, hvt_resolved *t)
+{
+    for (const char *at = o->no_decay; *at;) {
+        bool norm = next_is(&at, "norm"), bias = !norm && next_is(&at, "bias");
+        HVT_CHECK(norm || bias || next_is(&at, "none"), E_ARG,
                   "--no-decay: expected none, norm, bias or norm,bias, got '%s'", o->no_decay);
         t->no_decay_norm |= norm;
         t->no_decay_bias |= bias;
@@ -73,42 +114,31 @@ static hvt_status settle_decay(const hvt_options *o, hvt_settled *t)
     return HVT_OK;
 }
 
-/* Apex's names: O1 and O2 differ in how a model is patched, not in what its layers compute here. */
-static hvt_status settle_precision(const hvt_options *o, hvt_settled *t)
+/* O0 to O3 are Apex's levels. O1 and O2 differ in how Apex patches a model; here they are the same. */
+static hvt_status resolve_precision(const hvt_options *o, hvt_resolved *t)
 {
     enum { START = 65536, INTERVAL = 2000 }; /* torch.amp.GradScaler's */
-    static const char *const flag[] = {"--loss-scale", "--loss-scale-min"};
-
     HVT_CHECK(
         strcmp(o->amp, "O3") != 0, E_ARG,
         "--amp O3: parameters in f16 lose every update below a thousandth of them; O2 keeps them in f32");
     t->amp = !strcmp(o->amp, "bf16")                         ? HVT_BF16
              : strcmp(o->amp, "f32") && strcmp(o->amp, "O0") ? HVT_F16
                                                              : HVT_F32;
-    for (size_t i = 0; i < HVT_LEN(flag); i++)
-        HVT_CHECK(t->amp == HVT_F16 || !was_given(o, flag[i]), E_ARG,
-                  "%s is for --amp f16: gradients in %s need no loss scaling", flag[i],
-                  hvt_dtype_name(t->amp));
+    HVT_CHECK(t->amp == HVT_F16 || !given(o, HVT__AT_loss_scale), E_ARG,
+              "--loss-scale is for --amp f16: gradients in %s need no loss scaling", hvt_dtype_name(t->amp));
     if (t->amp != HVT_F16)
         return HVT_OK;
-    HVT_CHECK(!o->loss_scale || !was_given(o, "--loss-scale-min"), E_ARG,
-              "--loss-scale-min %g is for --loss-scale dynamic; %d does not fall", o->loss_scale_min,
-              o->loss_scale);
-    HVT_CHECK(o->loss_scale || (o->loss_scale_min > 0 && o->loss_scale_min <= START), E_ARG,
-              "--loss-scale-min: expected a number above 0 and at most %d, where the scale begins, got %g",
-              START, o->loss_scale_min);
-    t->scaling = (hvt_scaling){.scale = o->loss_scale ? o->loss_scale : START,
-                               .interval = o->loss_scale ? 0 : INTERVAL,
-                               .floor = o->loss_scale_min};
+    t->scaling = (hvt_scaling){
+        .scale = o->loss_scale ? o->loss_scale : START, .interval = o->loss_scale ? 0 : INTERVAL, .floor = 1};
     return HVT_OK;
 }
 
-static hvt_status settle_shards(const hvt_options *o, int ranks, hvt_settled *t)
+static hvt_status resolve_shards(const hvt_options *o, int ranks, hvt_resolved *t)
 {
-    /* evaluation has no shards: those of a checkpoint need not suit the ranks that evaluate it */
-    t->shards = o->shards && (!o->evaluate || was_given(o, "--shards")) ? o->shards : ranks;
+    /* evaluation has no shards, so those of a checkpoint need not suit the number of ranks */
+    t->shards = o->shards && (!o->evaluate || given(o, HVT__AT_shards)) ? o->shards : ranks;
     HVT_CHECK(
-        t->shards % ranks == 0 || !*o->resume || was_given(o, "--shards"), E_ARG,
+        t->shards % ranks == 0 || !*o->resume || given(o, HVT__AT_shards), E_ARG,
         "%s was saved with --shards %d, which %d ranks do not divide evenly; expected a number of ranks "
         "that divides %d, or another --shards, with which the run is no longer the same to the bit",
         o->resume, t->shards, ranks, t->shards);
@@ -162,37 +192,48 @@ static hvt_status check_isa(const hvt_options *o)
     return HVT_OK;
 }
 
-/* 0: gradients travel as they are. */
-static int rank_of_factors(const hvt_options *o)
+static hvt_status check_model_and_data(const hvt_options *o)
 {
-    static const char name[] = "powersgd:";
-
-    return strncmp(o->wire, name, sizeof name - 1) ? 0 : atoi(o->wire + sizeof name - 1);
-}
-
-static hvt_status check_words(const hvt_options *o)
-{
-    bool synth = !strcmp(o->data, "synth");
-    bool he = !hvt__has_stem(o->model);
-    int powersgd = rank_of_factors(o);
+    bool synth = !strcmp(o->data, "synth"), stem = hvt__has_stem(o->model);
 
     HVT_CHECK(synth || *o->data_dir, E_ARG, "--data %s needs --data-dir, the folder with its files", o->data);
-    HVT_CHECK(!synth || !was_given(o, "--data-dir"), E_ARG,
+    HVT_CHECK(!synth || !given(o, HVT__AT_data_dir), E_ARG,
               "--data-dir %s is for --data cifar10; synth draws its images", o->data_dir);
-    HVT_CHECK(synth || !was_given(o, "--image-size"), E_ARG,
-              "--image-size %d is for --data synth; the images of %s have a size", o->image_size, o->data);
-    HVT_CHECK(synth || !was_given(o, "--samples"), E_ARG,
+    HVT_CHECK(synth || !given(o, HVT__AT_size), E_ARG,
+              "--size %d is for --data synth; the images of %s have a size", o->size, o->data);
+    HVT_CHECK(synth || !given(o, HVT__AT_samples), E_ARG,
               "--samples %d is for --data synth; --limit takes the first images of %s", o->samples, o->data);
-    HVT_CHECK(!he || !was_given(o, "--stem"), E_ARG, "--stem %s: %s has a stem of its own", o->stem,
+    HVT_CHECK(stem || !given(o, HVT__AT_stem), E_ARG, "--stem %s: %s has a stem of its own", o->stem,
               o->model);
-    HVT_CHECK(he || !was_given(o, "--shortcut"), E_ARG, "--shortcut %s: %s has torchvision's shortcuts",
+    HVT_CHECK(!stem || !given(o, HVT__AT_shortcut), E_ARG, "--shortcut %s: %s has torchvision's shortcuts",
               o->shortcut, o->model);
-    HVT_CHECK(!(was_given(o, "--batch") && was_given(o, "--global-batch")), E_ARG,
+    HVT_CHECK(!(given(o, HVT__AT_batch) && given(o, HVT__AT_global_batch)), E_ARG,
               "--batch %d and --global-batch %d: one of them, not both", o->batch, o->global_batch);
-    HVT_CHECK(!powersgd || strncmp(o->device, "cuda", 4), E_ARG,
-              "--wire %s is for --device cpu or ref, not %s", o->wire, o->device);
-    HVT_CHECK(!powersgd || strcmp(o->update, "sharded"), E_ARG,
-              "--wire %s needs --update replicated: factors cannot be cut into slices of gradients", o->wire);
+    return HVT_OK;
+}
+
+static hvt_status resolve_exchange(const hvt_options *o, hvt_resolved *t)
+{
+    enum { FIRST_BUCKET = 1 << 20 }; /* small, so that the exchange starts early */
+    const char *at = o->compression;
+    int64_t r = 0;
+
+    if (hvt__scan_text(&at, "powersgd:"))
+        hvt__scan_whole(&at, INT_MAX, &r);
+    t->powersgd = (int)r;
+    t->wire = !strcmp(o->compression, "f16") ? HVT_F16 : !strcmp(o->compression, "bf16") ? HVT_BF16 : HVT_F32;
+    t->update = !strcmp(o->optimizer_state, "sharded")      ? HVT_UPDATE_SHARDED
+                : !strcmp(o->optimizer_state, "replicated") ? HVT_UPDATE_REPLICATED
+                                                            : HVT_UPDATE_AUTO;
+    t->first_bucket = o->bucket < FIRST_BUCKET || o->bucket == HVT_BUCKET_ALL ? 0 : FIRST_BUCKET;
+    HVT_CHECK(!t->powersgd || !t->on_gpu, E_ARG, "--compression %s is for --device cpu or ref, not %s",
+              o->compression, o->device);
+    HVT_CHECK(!t->powersgd || t->update != HVT_UPDATE_SHARDED, E_ARG,
+              "--compression %s needs --optimizer-state replicated: factors cannot be cut into slices of "
+              "gradients",
+              o->compression);
+    if (hvt_comm_set_cutoffs(o->comm_cutoffs, true))
+        return HVT_FAIL(E_ARG, "--comm-cutoffs %s: %s", o->comm_cutoffs, hvt_last_error());
     HVT_CHECK(o->threads <= HVT_MAX_THREADS, E_ARG, "--threads: expected 1 to %d per rank, or auto, got %d",
               HVT_MAX_THREADS, o->threads);
     HVT_CHECK(!(o->stall_abort > 0) || o->stall_abort >= o->stall_warn, E_ARG,
@@ -203,34 +244,32 @@ static hvt_status check_words(const hvt_options *o)
 
 static hvt_status check_files(const hvt_options *o)
 {
-    int64_t first, last;
+    bool automatic = !strcmp(o->resume, "auto");
 
-    HVT_CHECK(strcmp(o->resume, "auto") || *o->save, E_ARG,
-              "--resume auto needs --save DIR, the folder that it looks into");
-    HVT_CHECK(strcmp(o->resume, "auto") || !o->overwrite, E_ARG,
-              "--resume auto goes on with what --overwrite would replace: one of them, not both");
-    HVT_CHECK(strcmp(o->resume, "auto") || o->evaluate, E_ARG,
+    HVT_CHECK(!automatic || *o->save, E_ARG, "--resume auto needs --save DIR, the folder that it looks into");
+    HVT_CHECK(!automatic || !o->overwrite, E_ARG,
+              "--resume auto continues what --overwrite would replace: one of them, not both");
+    HVT_CHECK(!automatic || o->evaluate, E_ARG,
               "--resume auto: hvt_options_resume() comes first, which looks into --save %s", o->save);
     HVT_CHECK(!o->overwrite || *o->save, E_ARG, "--overwrite needs --save DIR");
     HVT_CHECK(!(*o->init && *o->resume), E_ARG, "--init %s and --resume %s: one of them, not both", o->init,
               o->resume);
-    HVT_CHECK(!o->init_skip_head || *o->init, E_ARG, "--init-skip-head needs --init FILE");
+    HVT_CHECK(!o->reset_head || *o->init, E_ARG, "--reset-head needs --init FILE");
     HVT_CHECK(!o->evaluate || *o->init || *o->resume, E_ARG,
               "--evaluate needs weights: --init FILE or --resume DIR");
     HVT_CHECK(!o->evaluate || !*o->save, E_ARG, "--evaluate changes no weights, so --save %s has no use",
               o->save);
-    HVT_CHECK(*o->timeline || !was_given(o, "--timeline-steps"), E_ARG,
+    HVT_CHECK(*o->timeline || !given(o, HVT__AT_timeline_steps), E_ARG,
               "--timeline-steps %s needs --timeline FILE", o->timeline_steps);
-    return hvt__timeline_window(o, &first, &last);
+    return HVT_OK;
 }
 
-static hvt_status check_training(const hvt_options *o, const hvt_settled *t)
+static hvt_status check_training(const hvt_options *o, const hvt_resolved *t)
 {
     const struct {
         const char *flag;
         double value;
-    } f32[] = {
-        {"--momentum", o->momentum}, {"--dampening", o->dampening}, {"--weight-decay", o->weight_decay}};
+    } f32[] = {{"--momentum", o->momentum}, {"--weight-decay", o->weight_decay}};
     hvt_schedule *schedule = NULL;
     hvt_schedule_opts opts = {o->schedule, t->lr, o->epochs, o->warmup_epochs, o->warmup_from};
     hvt_status s;
@@ -242,8 +281,7 @@ static hvt_status check_training(const hvt_options *o, const hvt_settled *t)
               o->warmup_from);
     HVT_CHECK(isfinite(t->lr), E_ARG, "--lr %g x %d shards (--lr-scale %s) is no number", o->lr, t->shards,
               o->lr_scale);
-    HVT_CHECK(!o->nesterov || (o->momentum > 0 && o->dampening == 0), E_ARG,
-              "--nesterov needs --momentum > 0 and --dampening 0, got %g and %g", o->momentum, o->dampening);
+    HVT_CHECK(!o->nesterov || o->momentum > 0, E_ARG, "--nesterov needs --momentum > 0, got %g", o->momentum);
     s = hvt_schedule_create(&opts, &schedule);
     if (s == HVT_E_ARG) {
         if (o->warmup_epochs > o->epochs)
@@ -259,47 +297,36 @@ static hvt_status check_tuning(const hvt_options *o, int ranks)
 {
     bool tune = o->ask == HVT_ASK_TUNE;
 
-    if (hvt_comm_set_cutoffs(o->thresholds, true))
-        return HVT_FAIL(E_ARG, "--thresholds %s: %s", o->thresholds, hvt_last_error());
-    HVT_CHECK(tune || (!was_given(o, "--output") && !was_given(o, "--budget")), E_ARG,
-              "--output and --budget are for hvtrain tune");
-    HVT_CHECK(!tune || *o->output, E_ARG, "tune needs --output FILE, for what it finds");
+    HVT_CHECK(!tune || *o->tune_file, E_ARG, "tune needs a FILE for what it finds: hvtrain tune FILE ...");
     HVT_CHECK(!tune || ranks > 1, E_ARG,
-              "tune measures the exchange between ranks: mpirun -np N hvtrain tune ...");
+              "tune measures the exchange between ranks: mpirun -np N hvtrain tune FILE ...");
     HVT_CHECK(!tune || (!*o->save && !o->evaluate), E_ARG,
               "tune neither trains nor evaluates: --save and --evaluate have no use");
     return HVT_OK;
 }
 
-hvt_status hvt__settle(const hvt_options *o, int ranks, hvt_settled *ret_settled)
+hvt_status hvt__resolve(const hvt_options *o, int ranks, hvt_resolved *ret_resolved)
 {
-    hvt_settled t = {0};
+    hvt_resolved t = {0};
 
-    HVT_TRY(hvt__settle_device(o, ranks, &t));
-    HVT_TRY(check_words(o));
+    HVT_TRY(resolve_device(o, &t));
+    HVT_TRY(check_model_and_data(o));
     HVT_TRY(check_files(o));
-    HVT_TRY(settle_augment(o, &t));
-    HVT_TRY(settle_decay(o, &t));
-    HVT_TRY(settle_precision(o, &t));
-    HVT_TRY(settle_shards(o, ranks, &t));
+    HVT_TRY(resolve_timeline(o, &t));
+    HVT_TRY(resolve_augment(o, &t));
+    HVT_TRY(resolve_decay(o, &t));
+    HVT_TRY(resolve_precision(o, &t));
+    HVT_TRY(resolve_shards(o, ranks, &t));
+    HVT_TRY(resolve_exchange(o, &t));
     t.lr = o->lr * (strcmp(o->lr_scale, "linear") ? 1 : t.shards);
-    t.tail = !strcmp(o->tail, "pad")    ? HVT_LAST_BATCH_PAD
-             : !strcmp(o->tail, "drop") ? HVT_LAST_BATCH_DROP
-                                        : HVT_LAST_BATCH_KEEP;
-    t.wire = !strcmp(o->wire, "f16") ? HVT_F16 : !strcmp(o->wire, "bf16") ? HVT_BF16 : HVT_F32;
+    t.last_batch = !strcmp(o->last_batch, "pad")    ? HVT_LAST_BATCH_PAD
+                   : !strcmp(o->last_batch, "drop") ? HVT_LAST_BATCH_DROP
+                                                    : HVT_LAST_BATCH_KEEP;
     t.by_steps = o->steps > 0;
-    t.by_epochs =
-        !t.by_steps || was_given(o, "--epochs"); /* those of a checkpoint were not given to this job */
-    t.powersgd = rank_of_factors(o);
-    t.update = !strcmp(o->update, "sharded")      ? HVT_UPDATE_SHARDED
-               : !strcmp(o->update, "replicated") ? HVT_UPDATE_REPLICATED
-                                                  : HVT_UPDATE_AUTO;
-    /* the small first bucket serves fusion: with one per layer, or one for all, there is none */
-    t.first_bucket =
-        o->bucket == 0 || o->bucket == HVT_BUCKET_ALL || o->first_bucket > o->bucket ? 0 : o->first_bucket;
+    t.by_epochs = !t.by_steps || given(o, HVT__AT_epochs);
     HVT_TRY(check_training(o, &t));
     HVT_TRY(check_tuning(o, ranks));
-    *ret_settled = t;
+    *ret_resolved = t;
     return HVT_OK;
 }
 
@@ -308,7 +335,13 @@ hvt_status hvt_options_check(const hvt_options *opts, int ranks)
     HVT_GIVEN(opts, "options");
     HVT_CHECK(ranks > 0, E_ARG, "options of %d ranks, expected 1 or more", ranks);
 
-    hvt_settled ignored;
+    hvt_resolved ignored;
 
-    return hvt__settle(opts, ranks, &ignored);
+    return hvt__resolve(opts, ranks, &ignored);
+}
+
+hvt_status hvt__resolve_alike(const hvt_options *o, hvt_world *world, hvt_resolved *ret_resolved)
+{
+    HVT_TRY(hvt_options_agree(o, world));
+    return hvt_world_agree(world, hvt__resolve(o, hvt_world_size(world), ret_resolved));
 }

@@ -1,8 +1,8 @@
 /*
- * Rank 0's text on every rank: it alone reads a file, so no other host needs that, and all ranks find the
- * same mistakes in it.
+ * Broadcasting a text that rank 0 has read. Other hosts do not need the file, and all ranks find the same
+ * mistakes in it.
  */
-#include "train_impl.h"
+#include "cli_impl.h"
 #include "base_impl.h"
 
 #include <stdlib.h>

@@ -1,7 +1,6 @@
 /*
- * What was probably meant by a word that is none: for the one line that refuses it. Words are compared
- * without regard to case and punctuation (ResNet-50, cifar-10), then by the names that other trainers have
- * for the same thing (fp16), then by how many letters are wrong.
+ * Suggestions for a misspelled word. Words are compared without case and punctuation (ResNet-50, cifar-10),
+ * then by the names that other programs use (fp16), then by edit distance.
  */
 #include "options.h"
 #include "base_impl.h"
@@ -34,7 +33,7 @@ int hvt__distance(const char *a, const char *b)
     return d[la][lb];
 }
 
-/* Small letters and digits alone. */
+/* Lower-case letters and digits only. */
 static void plain(const char *text, size_t len, char ret[WORD + 1])
 {
     size_t n = 0;
@@ -45,7 +44,7 @@ static void plain(const char *text, size_t len, char ret[WORD + 1])
     ret[n] = 0;
 }
 
-/* Names of the same thing elsewhere. */
+/* Our word for a word that other programs use. */
 static const char *translated(const char *word)
 {
     static const char *const names[][2] = {
@@ -54,7 +53,8 @@ static const char *translated(const char *word)
         {"bfloat16", "bf16"}, {"bfloat", "bf16"},  {"cifar", "cifar10"},    {"synthetic", "synth"},
         {"fake", "synth"},    {"random", "synth"}, {"gpu", "cuda"},         {"gpus", "cuda"},
         {"nvidia", "cuda"},   {"openmpi", "mpi"},  {"sharedmemory", "shm"}, {"zero", "sharded"},
-        {"zero1", "sharded"}, {"fsdp", "sharded"}, {"ddp", "replicated"},
+        {"zero1", "sharded"}, {"fsdp", "sharded"}, {"ddp", "replicated"},   {"exact", "keep"},
+        {"none", "f32"},
     };
 
     for (size_t i = 0; i < HVT_LEN(names); i++)
@@ -74,7 +74,7 @@ static bool same_digits(const char *a, const char *b)
     return true;
 }
 
-/* How unlike value the word is; INT_MAX: too much to be meant. `parameter`: it goes on with ":R". */
+/* The edit distance; INT_MAX: too large for a suggestion. `parameter`: the word continues with ":R". */
 static int unlike(const char *word, const char *value, bool parameter)
 {
     char wanted[WORD + 1];
@@ -86,7 +86,7 @@ static int unlike(const char *word, const char *value, bool parameter)
         wanted[--len] = 0;
     if (!strcmp(word, wanted) || !strcmp(word, translated(value)))
         return 0;
-    if (!same_digits(word, wanted)) /* cifar100 is no slip of cifar10 */
+    if (!same_digits(word, wanted)) /* cifar100 is not a misspelled cifar10 */
         return INT_MAX;
     d = hvt__distance(word, wanted);
     return d <= 2 && d <= (int)len / 3 ? d : INT_MAX;

@@ -1,22 +1,22 @@
 /*
- * The log's file: whole lines, or nothing of them. A disk that is full, a pipe whose reader has left or a
- * quota are no reason to stop training: what could not be written is counted, and the next line is tried
- * anew.
+ * The log's file. A line is written completely or not at all. Training continues if the disk is full, a quota
+ * is exceeded or the reader of a pipe is gone: missing lines are counted, and writing is tried again with the
+ * next line.
  *
- * A line that was written in part is cut off again; where that cannot be (a pipe), the next one begins with a
- * line feed, so that it is whole at least. Nothing is buffered: every line goes out by write(), so a file
- * that cannot be written now does not get an old half of a line later.
+ * A line that was written in part is cut off. Where that is impossible (a pipe), the next line begins with a
+ * line feed, so that it is complete. Nothing is buffered: each line is written by write().
  *
- * The last line can also be written from a signal's handler, or from a thread that finds that the one that
- * trains will never come back. So what that needs lies here as plain numbers, and hvt__log_last() calls
- * nothing but what may be called there.
+ * The last line can also be written by a signal handler, or by the watchdog's thread when the training thread
+ * is stuck. The state that this needs is kept here in atomics, and hvt__log_last() only calls functions that
+ * are allowed in handlers.
  */
 #define _GNU_SOURCE
-#include "log_file.h"
+#include "process_impl.h"
 #include "base_impl.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -27,19 +27,19 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The log of this process that is open and has its first record. */
+/* The open log, once it has its first record. */
 static struct {
     atomic_int fd;         /* -1: none */
-    atomic_bool busy;      /* a line is being written: `bytes` of it from `at` on */
-    _Atomic int64_t at;    /* -1: not a file that can be cut */
-    _Atomic int64_t bytes; /* of that line */
-    _Atomic int64_t steps; /* updates done */
-    atomic_bool torn;      /* a part of a line stands at the end, and stays there */
+    atomic_bool busy;      /* a line is being written: `bytes` bytes at `at` */
+    _Atomic int64_t at;    /* -1: the file cannot be truncated */
+    _Atomic int64_t bytes; /* of the line */
+    _Atomic int64_t steps; /* finished updates */
+    atomic_bool torn;      /* the file ends with a part of a line that cannot be removed */
 } now = {.fd = -1};
 
 /* ---- lines ---- */
 
-/* Write as far as it goes; errno says why not all of it did. */
+/* Write as much as possible; the bytes written. errno is set if that is not all. */
 static size_t write_some(int fd, const char *text, size_t bytes)
 {
     size_t done = 0;
@@ -56,7 +56,7 @@ static size_t write_some(int fd, const char *text, size_t bytes)
     return done;
 }
 
-/* A write to a pipe that nobody reads any more is an error here, and no signal. */
+/* As write_some(), but a pipe without a reader is an error instead of a signal. */
 static size_t write_quietly(int fd, const char *text, size_t bytes)
 {
     sigset_t pipe, before, pending;
@@ -104,7 +104,7 @@ bool hvt__log_line(int fd, const char *line, size_t bytes)
 
 void hvt__log_begun(int fd)
 {
-    hvt__process_seconds(); /* what it has to read it reads now */
+    hvt__process_seconds(); /* it reads /proc now and not in a handler */
     atomic_store(&now.fd, fd);
 }
 
@@ -119,7 +119,7 @@ void hvt__log_at(int64_t steps)
     atomic_store_explicit(&now.steps, steps, memory_order_relaxed);
 }
 
-/* Text after text, cut off where there is no more room. */
+/* A line that is put together piece by piece; it is cut off at the end of the buffer. */
 typedef struct line {
     char at[HVT__LOG_WHY + 256];
     size_t used;
@@ -157,7 +157,7 @@ void hvt__log_quote(const char *text, char ret_json[HVT__LOG_WHY])
     ret_json[n] = 0;
 }
 
-/* What another line left unfinished goes: it is not written any further. */
+/* Remove an unfinished line. Its writer does not continue. */
 static bool make_way(int fd)
 {
     int64_t at = atomic_load(&now.at), bytes = atomic_load(&now.bytes);
@@ -165,7 +165,7 @@ static bool make_way(int fd)
 
     if (!atomic_load(&now.busy))
         return true;
-    if (at < 0) /* a pipe takes a short line whole or not at all */
+    if (at < 0) /* a pipe takes a short line completely or not at all */
         return bytes <= PIPE_BUF || write_some(fd, "\n", 1) == 1;
     if (fstat(fd, &info))
         return false;
@@ -180,7 +180,7 @@ void hvt__log_last(const char *status, const char *signal_name, const char *why)
     int64_t ms;
     line l = {.used = 0};
 
-    if (fd < 0 || poll(&pipe, 1, 100) != 1) /* nobody waits for a pipe to be read */
+    if (fd < 0 || poll(&pipe, 1, 100) != 1) /* do not wait for the reader of a pipe */
         return;
     ms = (int64_t)(1000 * hvt__process_seconds());
     put(&l, "{\"record\":\"end\",\"status\":\"");

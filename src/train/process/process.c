@@ -1,10 +1,10 @@
 /*
- * This process: how long it has run, and the most memory that it had, as Linux tells in /proc/self; what it
- * is called, for other jobs and for command lines that a person can copy.
+ * This process: its age and peak memory from /proc/self, its rank by the launcher, and its names in messages
+ * to other jobs and in command lines that a user can copy.
  */
 #define _GNU_SOURCE /* program_invocation_name */
 
-#include "train_impl.h"
+#include "process_impl.h"
 #include "base_impl.h"
 
 #include <errno.h>
@@ -13,9 +13,20 @@
 #include <time.h>
 #include <unistd.h>
 
+int hvt__process_launched_rank(void)
+{
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
+
+    for (size_t i = 0; i < HVT_LEN(names); i++)
+        if (getenv(names[i]))
+            return atoi(getenv(names[i]));
+    return -1;
+}
+
 double hvt__process_seconds(void)
 {
-    static double began; /* seconds after boot */
+    static _Atomic double first; /* when the process began, in seconds since boot */
+    double began = first;
     struct timespec now;
 
     clock_gettime(CLOCK_BOOTTIME, &now);
@@ -25,15 +36,15 @@ double hvt__process_seconds(void)
         unsigned long long ticks = 0;
         size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
         text[n] = 0;
-        p = strrchr(text, ')'); /* the program's name may hold anything; field 22 is 20 after it */
+        p = strrchr(text, ')'); /* the program's name may contain anything; field 22 is the 20th after it */
         for (int i = 0; p && i < 20; i++)
             p = strchr(p + 1, ' ');
         if (p)
             ticks = strtoull(p, NULL, 10);
         if (f)
             fclose(f);
-        began = ticks ? (double)ticks / (double)sysconf(_SC_CLK_TCK)
-                      : (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+        first = began = ticks ? (double)ticks / (double)sysconf(_SC_CLK_TCK)
+                              : (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
     }
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec - began;
 }

@@ -1,10 +1,10 @@
 /*
- * The file of --log before its first record: one job at a time writes it, a new run replaces it, a run that
- * goes on appends to it, and every line stays a whole JSON value. How lines are written is in log_file.c.
+ * Preparing the file of --log for its first record. One job at a time writes it; a new run replaces what is
+ * there, a resumed run appends to it; every line remains a complete JSON value. log_file.c writes the lines.
  */
 #define _GNU_SOURCE /* memrchr */
 
-#include "train/process/log_file.h"
+#include "reporter.h"
 #include "base_impl.h"
 
 #include <errno.h>
@@ -26,7 +26,7 @@ static bool is_file(FILE *log)
 
 hvt_status hvt__log_lock(FILE *log, const char *path)
 {
-    /* what a shell has led stdout to may be several programs' */
+    /* several programs may share the file that a shell redirected stdout to */
     if (!is_file(log) || !strncmp(path, "/dev/", 5) || !strncmp(path, "/proc/", 6))
         return HVT_OK;
     HVT_CHECK(hvt__file_lock(fileno(log), "--log", path), E_IO,
@@ -34,38 +34,29 @@ hvt_status hvt__log_lock(FILE *log, const char *path)
     return HVT_OK;
 }
 
-/* The bytes after the last newline, malloc'ed with a 0 behind them; NULL: none, or more than any record. */
+/* The text after the last newline, malloc'ed; NULL: there is none, or it is longer than any record. */
 static hvt_status read_tail(const char *path, off_t size, char **ret_tail, size_t *ret_bytes)
 {
-    size_t room = size < TAIL_MOST ? (size_t)size : TAIL_MOST, got = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC), error = fd < 0 ? errno : 0;
+    size_t room = size < TAIL_MOST ? (size_t)size : TAIL_MOST;
+    FILE *f = fopen(path, "re");
     char *text = malloc(room + 1), *line;
     hvt_status s = HVT_OK;
 
     HVT_CHECK_OR(done, text, E_MEM, "--log %s: no memory to read its last line", path);
-    while (fd >= 0 && got < room) {
-        ssize_t n = pread(fd, text + got, room - got, size - (off_t)room + (off_t)got);
-        if (n < 0 && errno == EINTR)
-            continue;
-        error = n < 0 ? errno : 0;
-        if (n <= 0)
-            break;
-        got += (size_t)n;
-    }
-    HVT_CHECK_OR(done, got == room, E_IO, "--log %s: cannot read what it holds, to append to it: %s", path,
-                 error ? strerror(error) : "it ends too early");
-    text[room] = 0;
+    HVT_CHECK_OR(done, f && fseeko(f, size - (off_t)room, SEEK_SET) == 0 && fread(text, 1, room, f) == room,
+                 E_IO, "--log %s: cannot read what it holds, to append to it: %s", path,
+                 f && feof(f) ? "it ends too early" : strerror(errno));
     line = memrchr(text, '\n', room);
     line = line ? line + 1 : room == TAIL_MOST ? text + room : text;
     *ret_bytes = (size_t)(text + room - line);
     if (*ret_bytes) {
-        memmove(text, line, *ret_bytes + 1);
+        memmove(text, line, *ret_bytes);
         *ret_tail = text;
         text = NULL;
     }
 done:
-    if (fd >= 0)
-        close(fd);
+    if (f)
+        fclose(f);
     free(text);
     return s;
 }
@@ -79,8 +70,8 @@ static bool is_whole(const char *line, size_t bytes)
     return record != NULL;
 }
 
-/* What is there ends with a whole line; lines are added at the end. A record that was cut off when its writer
- * was killed goes; other text becomes a line. */
+/* Make the file end with a complete line. A record that was cut off when its writer was killed is removed;
+ * other text becomes a line. */
 static hvt_status go_to_end(FILE *log, const char *path)
 {
     struct stat info;

@@ -1,12 +1,13 @@
 /*
- * What a run tells: JSON lines in the log, and on stderr progress and results; report_start.c has what it
- * tells first. Only rank 0 has a reporter; on the others it is NULL and every call does nothing.
+ * What a run reports: JSON lines in the log; progress and results on stderr. summary.c reports its start.
+ * Only rank 0 has a reporter; on the other ranks it is NULL, and every call does nothing.
  *
- * A *record* is one line of the log, written at once (log_file.c); a number that is not finite is null there.
- * The *bar* is one line redrawn in place where stderr is a terminal; anything else that is printed first
- * clears it.
+ * A *record* is one line of the log, written at once (log_file.c); numbers that are not finite become null.
+ * The *bar* is a line that is redrawn where stderr is a terminal; it is cleared before anything else is
+ * printed.
  */
-#include "report.h"
+#include "reporter.h"
+#include "train/checkpoint/checkpoint_impl.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -36,14 +37,14 @@ static double mean_loss(const hvt_loss *loss)
     return loss->count ? loss->sum / (double)loss->count : NAN;
 }
 
-/* line NULL: there was no memory for it. Nothing of it is in the log then. */
+/* line NULL: there was no memory for it. On an error nothing of the line is in the log. */
 static hvt_status write_record(hvt_reporter *rep, char *line)
 {
     size_t bytes = line ? strlen(line) + 1 : 0;
     bool wrote;
 
     HVT_CHECK(line, E_MEM, "--log %s: no memory for a record", rep->path);
-    line[bytes - 1] = '\n'; /* in the place of the 0 */
+    line[bytes - 1] = '\n'; /* instead of the 0 */
     wrote = hvt__log_line(fileno(rep->log), line, bytes);
     HVT_CHECK(wrote, E_IO, "--log %s: cannot write: %s", rep->path, strerror(errno));
     return HVT_OK;
@@ -62,30 +63,18 @@ hvt_status hvt__report_put(hvt_reporter *rep, json_t *record)
         rep->begun = true;
         hvt__log_begun(fileno(rep->log));
     } else if (s && rep->missing++ == 0) {
-        HVT_WARN("%s; training goes on, and records are missing until it can be written again",
+        HVT_WARN("%s; training continues, and records are missing until it can be written again",
                  hvt_last_error());
     }
     return HVT_OK;
 }
 
-static void say_missing(hvt_reporter *rep)
+static void warn_missing(hvt_reporter *rep)
 {
     if (rep->missing)
         HVT_WARN("--log %s: %lld record%s missing: it could not be written", rep->path,
                  (long long)rep->missing, rep->missing > 1 ? "s are" : " is");
     rep->missing = 0;
-}
-
-/* A path may hold what is no UTF-8, which JSON is made of. */
-static json_t *text(const char *any)
-{
-    json_t *whole = json_string(any);
-    char plain[HVT__LOG_WHY];
-
-    if (whole)
-        return whole;
-    hvt__log_quote(any, plain);
-    return json_loads(plain, JSON_DECODE_ANY, NULL);
 }
 
 void hvt__report_failed(hvt_reporter *rep, int64_t steps)
@@ -94,26 +83,25 @@ void hvt__report_failed(hvt_reporter *rep, int64_t steps)
 
     if (!rep || !rep->begun)
         return;
-    hvt__error_take(&why); /* what is printed afterwards */
-    hvt__report_put(rep, json_pack("{s:s, s:s, s:o, s:o, s:I, s:I}", "record", "end", "status", "failed",
-                                   "error", text(why.text), "seconds", hvt__number(hvt__process_seconds()),
-                                   "steps", (json_int_t)steps, "missing", (json_int_t)rep->missing));
+    hvt__error_take(&why); /* main prints it afterwards */
+    hvt__report_put(rep,
+                    json_pack("{s:s, s:s, s:o, s:o, s:I, s:I}", "record", "end", "status", "failed", "error",
+                              hvt__json_text(why.text), "seconds", hvt__number(hvt__process_seconds()),
+                              "steps", (json_int_t)steps, "missing", (json_int_t)rep->missing));
     hvt__log_ended();
-    say_missing(rep);
+    warn_missing(rep);
     hvt__error_put(&why);
 }
 
-/* Is it one that this run reads: --init's or --resume's, or the `last` of such a folder? Or another that it
- * writes? */
-hvt_status hvt__report_spares(const hvt_options *opts, const char *flag, const char *path,
-                              const struct stat *file)
+hvt_status hvt__report_check_path(const hvt_options *opts, const char *flag, const char *path,
+                                  const struct stat *file)
 {
     char init[HVT_OPTION_VALUE], resume[HVT_OPTION_VALUE];
     const char *const name[] = {init, resume, strcmp(flag, "--log") ? opts->log : ""};
     struct stat other;
 
-    HVT_TRY(hvt__checkpoint_file(opts->init, init, sizeof init));
-    HVT_TRY(hvt__checkpoint_file(opts->resume, resume, sizeof resume));
+    HVT_TRY(hvt__weights_file(opts->init, init, sizeof init));
+    HVT_TRY(hvt__weights_file(opts->resume, resume, sizeof resume));
     for (size_t i = 0; i < HVT_LEN(name); i++)
         HVT_CHECK(!*name[i] || stat(name[i], &other) || file->st_dev != other.st_dev ||
                       file->st_ino != other.st_ino,
@@ -122,7 +110,7 @@ hvt_status hvt__report_spares(const hvt_options *opts, const char *flag, const c
     return HVT_OK;
 }
 
-/* Without emptying it: until the run begins it holds the records of an earlier one. */
+/* Not emptied yet: the records of an earlier run stay until this one really begins. */
 static hvt_status open_log(const hvt_options *opts, FILE **ret_log)
 {
     FILE *f = hvt__open_stream(opts->log, true);
@@ -132,7 +120,7 @@ static hvt_status open_log(const hvt_options *opts, FILE **ret_log)
     HVT_CHECK(f, E_IO, "--log %s: cannot write: %s", opts->log,
               errno == ENXIO ? "a pipe that nobody reads, or a socket" : strerror(errno));
     HVT_CHECK_OR(fail, fstat(fileno(f), &info) == 0, E_IO, "--log %s: %s", opts->log, strerror(errno));
-    HVT_TRY_OR(fail, hvt__report_spares(opts, "--log", opts->log, &info));
+    HVT_TRY_OR(fail, hvt__report_check_path(opts, "--log", opts->log, &info));
     HVT_TRY_OR(fail, hvt__log_lock(f, opts->log));
     *ret_log = f;
     return HVT_OK;
@@ -166,10 +154,10 @@ void hvt__report_close(hvt_reporter **rep)
 {
     if (!*rep)
         return;
-    hvt__interrupt_bar(false);
+    hvt__signals_bar(false);
     hvt__log_ended();
-    say_missing(*rep);
-    if ((*rep)->log && fclose((*rep)->log)) /* where writing is put off: NFS, quotas */
+    warn_missing(*rep);
+    if ((*rep)->log && fclose((*rep)->log)) /* NFS and quotas report some errors only here */
         HVT_WARN("--log %s: the last records may be missing: %s", (*rep)->path, strerror(errno));
     free(*rep);
     *rep = NULL;
@@ -182,10 +170,10 @@ static void clear_bar(hvt_reporter *rep)
     if (rep->bar && rep->bar_drawn != 0)
         fputs("\r\033[K", stderr);
     rep->bar_drawn = 0;
-    hvt__interrupt_bar(false);
+    hvt__signals_bar(false);
 }
 
-void hvt__report_say(hvt_reporter *rep, const char *fmt, ...)
+void hvt__report_print(hvt_reporter *rep, const char *fmt, ...)
 {
     va_list ap;
 
@@ -233,7 +221,7 @@ static void draw_bar(hvt_reporter *rep, const char *head, double part, const cha
     char bar[MOST + 1];
     int room, full, columns = terminal_width() - 1;
 
-    room = columns - (int)(strlen(head) + strlen(rest)) - 4; /* the bar shrinks before the numbers are cut */
+    room = columns - (int)(strlen(head) + strlen(rest)) - 4; /* shorten the bar rather than the numbers */
     room = room > MOST ? MOST : room < LEAST ? LEAST : room;
     full = (int)(part * room + 1e-6);
     memset(bar, ' ', (size_t)room);
@@ -241,7 +229,7 @@ static void draw_bar(hvt_reporter *rep, const char *head, double part, const cha
     if (full < room)
         bar[full] = '>';
     bar[room] = 0;
-    hvt__interrupt_bar(true);
+    hvt__signals_bar(true);
     fprintf(stderr, "\r\033[K%s [%s] %.*s", head, bar, columns - (int)strlen(head) - room - 4, rest);
     rep->bar_drawn = hvt__now();
 }
@@ -280,13 +268,13 @@ hvt_status hvt__report_step(hvt_reporter *rep, const hvt_step_report *r)
                            hvt__number(r->loss_scale), "skipped", (json_int_t)r->skipped)));
     duration(r->left, left);
     if (!rep->bar)
-        hvt__report_say(rep, "epoch %d/%d  step %u/%u  loss %.4f  top-1 %.2f %%  lr %g  %.0f img/s  eta %s",
-                        r->epoch, r->epochs, r->in_epoch, r->of, mean_loss(&r->loss),
-                        percent(r->loss.top1, r->loss.count), r->lr, r->img_s, left);
+        hvt__report_print(rep, "epoch %d/%d  step %u/%u  loss %.4f  top-1 %.2f %%  lr %g  %.0f img/s  eta %s",
+                          r->epoch, r->epochs, r->in_epoch, r->of, mean_loss(&r->loss),
+                          percent(r->loss.top1, r->loss.count), r->lr, r->img_s, left);
     return HVT_OK;
 }
 
-#define WORTH_SAYING 0.01 /* of the time */
+#define WORTH_PRINTING 0.01 /* fraction of the epoch */
 
 hvt_status hvt__report_epoch(hvt_reporter *rep, const hvt_epoch_report *r)
 {
@@ -305,7 +293,7 @@ hvt_status hvt__report_epoch(hvt_reporter *rep, const hvt_epoch_report *r)
                       hvt__number(r->other), "wait_skew", hvt__number(r->wait_skew), "waited_for",
                       r->waited_for < 0 ? json_null() : json_integer(r->waited_for), "loss_scale",
                       hvt__number(r->loss_scale), "skipped", (json_int_t)r->skipped)));
-    hvt__report_say(
+    hvt__report_print(
         rep,
         "epoch %d/%d: loss %.4f, top-1 %.2f %%, top-5 %.2f %%; %.0f img/s, %.1f s (%.1f %% computing, %.1f "
         "%% "
@@ -313,10 +301,10 @@ hvt_status hvt__report_epoch(hvt_reporter *rep, const hvt_epoch_report *r)
         r->epoch, r->epochs, mean_loss(&r->loss), percent(r->loss.top1, r->loss.count),
         percent(r->loss.top5, r->loss.count), r->img_s, r->seconds, 100 * r->compute, 100 * r->exposed_comm,
         100 * r->data_wait);
-    if (r->waited_for >= 0 && r->wait_skew >= WORTH_SAYING)
-        hvt__report_say(rep,
-                        "  others waited for rank %d (%s): up to %.1f %% of the time more than it did itself",
-                        r->waited_for, r->waited_host, 100 * r->wait_skew);
+    if (r->waited_for >= 0 && r->wait_skew >= WORTH_PRINTING)
+        hvt__report_print(
+            rep, "  others waited for rank %d (%s): up to %.1f %% of the time more than it did itself",
+            r->waited_for, r->waited_host, 100 * r->wait_skew);
     return HVT_OK;
 }
 
@@ -328,9 +316,9 @@ hvt_status hvt__report_overlap(hvt_reporter *rep, const char *overlap, const dou
         HVT_TRY(hvt__report_put(rep, json_pack("{s:s, s:s, s:o, s:o}", "record", "overlap", "overlap",
                                                overlap, "seconds_off", hvt__number(seconds[0]),
                                                "seconds_worker", hvt__number(seconds[1]))));
-    hvt__report_say(rep,
-                    "overlap %s: an update takes %.3g ms without, %.3g ms with a worker for the exchange",
-                    overlap, 1e3 * seconds[0], 1e3 * seconds[1]);
+    hvt__report_print(rep,
+                      "overlap %s: an update takes %.3g ms without, %.3g ms with a worker for the exchange",
+                      overlap, 1e3 * seconds[0], 1e3 * seconds[1]);
     return HVT_OK;
 }
 
@@ -352,7 +340,7 @@ hvt_status hvt__report_eval(hvt_reporter *rep, int epoch, const hvt_loss *loss, 
     snprintf(text, sizeof text, "test after epoch %d: loss %s, top-1 %.2f %%, top-5 %.2f %% of %lld images",
              epoch, mean, top1, top5, (long long)loss->count);
     if (!rep->evaluates) {
-        hvt__report_say(rep, "%s", text);
+        hvt__report_print(rep, "%s", text);
         return HVT_OK;
     }
     clear_bar(rep);
@@ -362,23 +350,23 @@ hvt_status hvt__report_eval(hvt_reporter *rep, int epoch, const hvt_loss *loss, 
     return HVT_OK;
 }
 
-/* Command lines that do what stands behind them. */
-static void say_next(hvt_reporter *rep, const hvt_options *opts)
+/* Complete command lines that a user can copy. */
+static void print_next(hvt_reporter *rep, const hvt_options *opts)
 {
     const char *program = hvt__process_program(), *device = strcmp(opts->device, "cpu") ? opts->device : "";
     char best[HVT_OPTION_VALUE + 20], dir_word[HVT_SHELL_WORD], best_word[HVT_SHELL_WORD];
 
     if (!*opts->save) {
-        hvt__report_say(rep, "next: nothing was saved; the same command with --save DIR keeps the weights");
+        hvt__report_print(rep, "next: nothing was saved; the same command with --save DIR keeps the weights");
         return;
     }
     snprintf(best, sizeof best, "%s/best.safetensors", opts->save);
-    hvt__report_say(rep, "next: %s --resume %s --epochs %d%s%s  # goes on", program,
-                    hvt__shell_word(opts->save, dir_word),
-                    opts->epochs > INT_MAX / 2 ? INT_MAX : 2 * opts->epochs, *device ? " --device " : "",
-                    device);
-    hvt__report_say(rep, "      %s --resume %s --evaluate%s%s  # tests the best weights", program,
-                    hvt__shell_word(best, best_word), *device ? " --device " : "", device);
+    hvt__report_print(rep, "next: %s --resume %s --epochs %d%s%s  # continues", program,
+                      hvt__shell_word(opts->save, dir_word),
+                      opts->epochs > INT_MAX / 2 ? INT_MAX : 2 * opts->epochs, *device ? " --device " : "",
+                      device);
+    hvt__report_print(rep, "      %s --resume %s --evaluate%s%s  # tests the best weights", program,
+                      hvt__shell_word(best, best_word), *device ? " --device " : "", device);
 }
 
 hvt_status hvt__report_end(hvt_reporter *rep, const hvt_options *opts, const hvt_end_report *r)
@@ -400,17 +388,17 @@ hvt_status hvt__report_end(hvt_reporter *rep, const hvt_options *opts, const hvt
     hvt__log_ended();
     duration(r->seconds, took);
     if (r->device_peak_bytes)
-        hvt__report_say(rep, "GPU memory: at most %.0f MiB on a rank",
-                        hvt__mib((double)r->device_peak_bytes));
+        hvt__report_print(rep, "GPU memory: at most %.0f MiB on a rank",
+                          hvt__mib((double)r->device_peak_bytes));
     if (r->first_update >= 0)
-        hvt__report_say(
+        hvt__report_print(
             rep, "done: %lld updates, %s, the first after %.2f s; at most %.0f MiB on a rank; weights %s",
             (long long)r->steps, took, r->first_update, hvt__mib((double)r->peak_bytes), hex);
     else
-        hvt__report_say(rep, "done: %s; at most %.0f MiB on a rank; weights %s", took,
-                        hvt__mib((double)r->peak_bytes), hex);
+        hvt__report_print(rep, "done: %s; at most %.0f MiB on a rank; weights %s", took,
+                          hvt__mib((double)r->peak_bytes), hex);
     if (r->first_update < 0)
         return HVT_OK; /* nothing was trained */
-    say_next(rep, opts);
+    print_next(rep, opts);
     return HVT_OK;
 }

@@ -1,9 +1,9 @@
 /*
- * What a run tells before its first update: the log's `start` record, the table on stderr (model, memory,
- * data, exchange, ranks and their cores, options and where they came from), and warnings of what is probably
- * not meant.
+ * What a run reports before its first update: the log's `start` record, the table on stderr (model, memory,
+ * data, exchange, ranks and their cores, options and their sources), and warnings about values that are
+ * probably mistakes.
  */
-#include "report.h"
+#include "reporter.h"
 
 #include "config.h"
 
@@ -11,44 +11,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-static json_t *text_or_null(const char *text)
-{
-    json_t *value = json_string(text);
-
-    return value ? value : json_null(); /* a path may hold what is no UTF-8 */
-}
-
-static json_t *options_record(const hvt_options *opts)
-{
-    static char text[HVT_OPTION_VALUE];
-    json_t *all = json_object();
-
-    for (int i = 0; i < HVT_OPTION_COUNT; i++) {
-        hvt__option_text(opts, i, text);
-        json_object_set_new(all, hvt__option_flag(i) + 2, text_or_null(text));
-    }
-    return all;
-}
-
-/* Where those came from that have not their default. */
+/* The source of each option that does not have its default. */
 static json_t *origins_record(const hvt_options *opts)
 {
-    static const char *const place[] = {NULL, "checkpoint", "config", "flag"};
+    static const char *const source[] = {NULL, "checkpoint", "config", "flag"};
     json_t *all = json_object();
 
     for (int i = 0; i < HVT_OPTION_COUNT; i++)
         if (opts->from[i] != HVT_FROM_DEFAULT)
-            json_object_set_new(all, hvt__option_flag(i) + 2, json_string(place[opts->from[i]]));
+            json_object_set_new(all, hvt__option_flag(i).text + 2, json_string(source[opts->from[i]]));
     return all;
 }
 
-/* One entry a rank; none on host devices. */
+/* One entry per rank; empty on host devices. */
 static json_t *gpus_record(const hvt_start *s)
 {
     json_t *all = json_array();
 
     for (int r = 0; s->set->on_gpu && r < hvt_world_size(s->world); r++) {
-        const hvt_device_info *g = &s->place[r].gpu;
+        const hvt_device_info *g = &s->placement[r].gpu;
 
         json_array_append_new(all, json_pack("{s:s, s:s, s:s, s:s, s:I}", "host", hvt_world_host(s->world, r),
                                              "name", g->name, "uuid", g->uuid, "bus", g->bus, "total_bytes",
@@ -57,13 +38,13 @@ static json_t *gpus_record(const hvt_start *s)
     return all;
 }
 
-/* What it begins with; null: there is none. */
+/* The loss scale at the start; null: none. */
 static json_t *scale_record(const hvt_start *s)
 {
     return s->set->scaling.scale ? json_real(s->set->scaling.scale) : json_null();
 }
 
-/* What this rank plans to hold, in bytes: planned_bytes, and the optimizer's state. */
+/* The memory that this rank has planned, in bytes. */
 static json_t *memory_record(const hvt_start *s)
 {
     const hvt_memory *m = &s->memory;
@@ -95,58 +76,57 @@ static hvt_status start_record(hvt_reporter *rep, const hvt_start *s)
             "model", s->opts->model, "params", (json_int_t)s->params, "classes", s->classes, "batch",
             s->set->batch, "global_batch", (json_int_t)s->set->batch * s->set->shards, "steps_per_epoch",
             (json_int_t)s->steps_per_epoch, "buckets", buckets, "update", s->update, "overlap", s->overlap,
-            "graph", s->graph, "wire", s->opts->wire, "exchange_bytes", (json_int_t)s->exchange_bytes, "seed",
-            s->opts->seed, "lr", hvt__number(s->set->lr), "data", s->opts->data, "train_images",
+            "graph", s->graph, "wire", s->opts->compression, "exchange_bytes", (json_int_t)s->exchange_bytes,
+            "seed", s->opts->seed, "lr", hvt__number(s->set->lr), "data", s->opts->data, "train_images",
             (json_int_t)(s->train ? s->train->count : 0), "test_images", (json_int_t)s->test->count,
             "planned_bytes", (json_int_t)s->bytes, "memory", memory_record(s), "device_bytes",
             (json_int_t)s->device_bytes, "gpus", gpus_record(s), "amp", hvt_dtype_name(s->set->amp),
-            "loss_scale", scale_record(s), "options", options_record(s->opts), "options_from",
-            origins_record(s->opts)));
+            "loss_scale", scale_record(s), "options", hvt__options_json(s->opts, HVT_SCOPE_RANK),
+            "options_from", origins_record(s->opts)));
 }
 
-/* Where an option's value comes from, for people: the program puts a value of its own in the place of what
- * was left open (auto, none, ...), whoever left it so. */
+/* An option's source as the table shows it: CHOSEN where the program replaced auto, none and the like by a
+ * value of its own. */
 enum { CHOSEN = HVT_FROM_FLAG + 1 };
 
 static int source_of(const hvt_options *given, const hvt_options *opts, int option)
 {
-    static char was[HVT_OPTION_VALUE], is[HVT_OPTION_VALUE];
+    char was[HVT_OPTION_VALUE], is[HVT_OPTION_VALUE];
 
     hvt__option_text(given, option, was);
     hvt__option_text(opts, option, is);
     return strcmp(was, is) ? CHOSEN : (int)given->from[option];
 }
 
-/* Those that came from one place, as "name value" broken before column 100. */
-static void say_options_from(const hvt_options *given, const hvt_options *opts, int from)
+/* The options of one source as "name value", wrapped before column 100. */
+static void print_options_from(const hvt_options *given, const hvt_options *opts, int from)
 {
-    static char value[HVT_OPTION_VALUE];
-    static const char *const place[] = {"defaults", "checkpoint", "config", "flags", "chosen"};
+    char value[HVT_OPTION_VALUE];
+    static const char *const source[] = {"defaults", "checkpoint", "config", "flags", "chosen"};
     int col = 0;
 
     for (int i = 0; i < HVT_OPTION_COUNT; i++) {
-        const char *flag = hvt__option_flag(i) + 2;
+        hvt__flag flag = hvt__option_flag(i);
         int len;
 
         hvt__option_text(opts, i, value);
         if (source_of(given, opts, i) != from || !*value)
             continue;
-        len = (int)(strlen(flag) + strlen(value)) + 4;
+        len = (int)(strlen(flag.text + 2) + strlen(value)) + 4;
         if (!col)
-            col = fprintf(stderr, "  %-10s", place[from]);
+            col = fprintf(stderr, "  %-10s", source[from]);
         else
             fputc(',', stderr);
         if (col + len > 100)
             col = fprintf(stderr, "\n%12s", "") - 1;
-        col += fprintf(stderr, " %s %s", flag, value) + 1;
+        col += fprintf(stderr, " %s %s", flag.text + 2, value) + 1;
     }
     if (col)
         fputc('\n', stderr);
 }
 
-/* All values as they took effect: given (flags, config, checkpoint), chosen by the program, left as they
- * are by default. */
-static void say_options(const hvt_start *s)
+/* All options with the values that took effect, by source. */
+static void print_options(const hvt_start *s)
 {
     hvt_options opts = *s->opts;
 
@@ -154,131 +134,20 @@ static void say_options(const hvt_start *s)
     opts.batch = s->set->batch;
     opts.threads = s->threads;
     opts.classes = s->classes;
-    opts.image_size = s->test->height;
+    opts.size = s->test->height;
     opts.isa = s->isa;
     opts.comm = s->comm;
-    opts.update = s->update;
+    opts.optimizer_state = s->update;
     opts.graph = s->graph;
     opts.overlap = s->overlap;
-    opts.first_bucket = s->set->first_bucket;
 
     for (int from = HVT_FROM_FLAG; from > HVT_FROM_DEFAULT; from--)
-        say_options_from(s->opts, &opts, from);
-    say_options_from(s->opts, &opts, CHOSEN);
-    say_options_from(s->opts, &opts, HVT_FROM_DEFAULT);
+        print_options_from(s->opts, &opts, from);
+    print_options_from(s->opts, &opts, CHOSEN);
+    print_options_from(s->opts, &opts, HVT_FROM_DEFAULT);
 }
 
-static int cpu_list(const hvt_cores *c, char *ret_text, size_t bytes)
-{
-    size_t n = 0;
-
-    *ret_text = 0;
-    for (int i = 0; i < c->ncpus && n < bytes;) { /* runs as first-last */
-        int end = i;
-        while (end + 1 < c->ncpus && c->cpus[end + 1] == c->cpus[end] + 1)
-            end++;
-        n += (size_t)snprintf(ret_text + n, bytes - n, end > i ? "%s%d-%d" : "%s%d", i ? "," : "", c->cpus[i],
-                              c->cpus[end]);
-        i = end + 1;
-    }
-    return c->ncpus;
-}
-
-/* The ranks of the host that rank `first` is on; false if one before it is on that host, too. */
-static bool ranks_of_host(int ranks, const char *const *host, int first, int *ret_count, int *ret_last)
-{
-    int count = 0;
-
-    for (int r = 0; r < ranks; r++)
-        if (!strcmp(host[r], host[first])) {
-            if (r < first)
-                return false;
-            count++;
-            *ret_last = r;
-        }
-    *ret_count = count;
-    return true;
-}
-
-/* Rank, host, cores: a line for each rank of a small job, for each host of a large one. */
-static void say_ranks(hvt_reporter *rep, int ranks, const char *const *host, const hvt_place *place)
-{
-    enum { SMALL = 16 };
-
-    for (int r = 0; r < ranks; r++) {
-        const hvt_cores *c = &place[r].cores;
-        char cpus[200], who[64];
-        int count = 0, last = r;
-        if (ranks <= SMALL) {
-            if (*place[r].gpu.name)
-                hvt__report_say(rep, "  rank %-5d %s: %s, %s, %s, %.1f GiB", r, host[r], place[r].gpu.name,
-                                place[r].gpu.bus, place[r].gpu.uuid,
-                                hvt__mib((double)place[r].gpu.total_bytes) / 1024);
-            else if (cpu_list(c, cpus, sizeof cpus))
-                hvt__report_say(rep, "  rank %-5d %s: %d thread%s on core%s %s", r, host[r], c->threads,
-                                c->threads > 1 ? "s" : "", c->ncpus > 1 ? "s" : "", cpus);
-            else
-                hvt__report_say(rep, "  rank %-5d %s: %d thread%s, not pinned, %d processors allowed", r,
-                                host[r], c->threads, c->threads > 1 ? "s" : "", c->mask);
-            continue;
-        }
-        if (!ranks_of_host(ranks, host, r, &count, &last))
-            continue;
-        if (count == 1)
-            snprintf(who, sizeof who, "rank %d", r);
-        else if (count == last - r + 1)
-            snprintf(who, sizeof who, "ranks %d-%d", r, last);
-        else
-            snprintf(who, sizeof who, "%d ranks from %d to %d", count, r, last);
-        if (*place[r].gpu.name) {
-            hvt__report_say(rep, "  %s on %s: %s%s", who, host[r], count > 1 ? "a GPU each, " : "",
-                            place[r].gpu.name);
-            continue;
-        }
-        hvt__report_say(rep, "  %s on %s: %d thread%s%s, %s", who, host[r], c->threads,
-                        c->threads > 1 ? "s" : "", count > 1 ? " each" : "",
-                        c->ncpus ? "pinned" : "not pinned");
-    }
-}
-
-void hvt__place_warning(int ranks, const char *const *host, const hvt_place *place, char ret_text[HVT_PLACE])
-{
-    int others = 0;
-
-    *ret_text = 0;
-    for (int first = 0; first < ranks; first++) {
-        int count = 0, last = first, masks = 0, threads = 0, allowed = place[first].allowed;
-        bool crowded = place[first].cores.crowded;
-        if (!ranks_of_host(ranks, host, first, &count, &last))
-            continue;
-        for (int r = first; r <= last; r++)
-            if (!strcmp(host[r], host[first])) {
-                masks += place[r].cores.mask;
-                threads += place[r].cores.threads;
-            }
-        if (!crowded && 2 * masks >= allowed)
-            continue;
-        if (*ret_text)
-            others++;
-        else if (crowded)
-            snprintf(ret_text, HVT_PLACE,
-                     "%.255s: %d threads of %d rank%s share fewer processors; --threads or fewer ranks would "
-                     "be faster",
-                     host[first], threads, count, count > 1 ? "s" : "");
-        else
-            snprintf(ret_text, HVT_PLACE,
-                     "%.255s: the launcher binds %d rank%s to %d of %d processors; mpirun --bind-to none or "
-                     "--map-by slot:PE=%d lets them use the rest",
-                     host[first], count, count > 1 ? "s" : "", masks, allowed, allowed / count);
-    }
-    if (others) {
-        size_t used = strlen(ret_text);
-        snprintf(ret_text + used, HVT_PLACE - used, " (and so on %d other host%s)", others,
-                 others > 1 ? "s" : "");
-    }
-}
-
-/* Of --mean and --std, which are parts of the brightest byte: numbers that were meant for bytes? */
+/* --mean and --std are fractions of the brightest byte; larger numbers were probably meant for bytes. */
 static void warn_of_units(const char *flag, const hvt_rgb *rgb)
 {
     const float *v = rgb->v;
@@ -308,8 +177,8 @@ static void warn_of_numbers(const hvt_start *s)
             "--momentum %g: expected less than 1: no gradient is ever forgotten, so the weights run away",
             s->opts->momentum);
     if (size > 1 && (local & (local - 1)))
-        HVT_WARN("%d shards on each of %d ranks are no power of two: this run's bits are its own, "
-                 "those of 1 rank differ in rounding",
+        HVT_WARN("%d shards on each of %d ranks are no power of two: the results are not bit-identical "
+                 "to those on another number of ranks",
                  local, size);
     if (s->train && s->steps < 100 && !s->opts->steps && !*s->opts->resume && s->opts->ask == HVT_ASK_TRAIN)
         HVT_WARN("only %lld updates in all: more --epochs or a smaller --batch train further",
@@ -324,7 +193,7 @@ static bool lr_is_scaled(const hvt_start *s)
     return s->train && s->set->lr != s->opts->lr;
 }
 
-static void say_precision(hvt_reporter *rep, const hvt_start *s)
+static void print_precision(hvt_reporter *rep, const hvt_start *s)
 {
     const hvt_scaling *k = &s->set->scaling;
     char scale[100] = "no loss scaling";
@@ -334,22 +203,22 @@ static void say_precision(hvt_reporter *rep, const hvt_start *s)
                  k->interval, k->floor);
     else if (k->scale)
         snprintf(scale, sizeof scale, "loss scale %g", k->scale);
-    hvt__report_say(rep, "  precision  %s activations, f32 parameters; %s", hvt_dtype_name(s->set->amp),
-                    scale);
+    hvt__report_print(rep, "  precision  %s activations, f32 parameters; %s", hvt_dtype_name(s->set->amp),
+                      scale);
 }
 
-static void say_saving(hvt_reporter *rep, const hvt_options *o)
+static void print_saving(hvt_reporter *rep, const hvt_options *o)
 {
     if (!*o->save)
-        hvt__report_say(rep, "  save       nothing: --save DIR keeps the weights");
-    else if (o->from[hvt__option_find("save")] == HVT_FROM_DEFAULT)
-        hvt__report_say(rep, "  save       %s, where the run goes on (--save names another folder, or none)",
-                        o->save);
+        hvt__report_print(rep, "  save       nothing: --save DIR keeps the weights");
+    else if (o->from[HVT__AT_save] == HVT_FROM_DEFAULT)
+        hvt__report_print(
+            rep, "  save       %s, which the run continues (--save names another folder, or none)", o->save);
     else
-        hvt__report_say(rep, "  save       %s", o->save);
+        hvt__report_print(rep, "  save       %s", o->save);
 }
 
-static void say_start(hvt_reporter *rep, const hvt_start *s, const char *const *host)
+static void print_start(hvt_reporter *rep, const hvt_start *s, const char *const *host)
 {
     const hvt_dataset_info *test = s->test;
     size_t least = SIZE_MAX, most = 0;
@@ -358,10 +227,10 @@ static void say_start(hvt_reporter *rep, const hvt_start *s, const char *const *
         least = s->bucket_bytes[i] < least ? s->bucket_bytes[i] : least;
         most = s->bucket_bytes[i] > most ? s->bucket_bytes[i] : most;
     }
-    hvt__report_say(rep, "hvtrain %s (%s)", hvt_version(), HVT_COMPILER);
-    hvt__report_say(rep, "  model      %s, %d classes, %zu parameters", s->opts->model, s->classes,
-                    s->params);
-    hvt__report_say(
+    hvt__report_print(rep, "hvtrain %s (%s)", hvt_version(), HVT_COMPILER);
+    hvt__report_print(rep, "  model      %s, %d classes, %zu parameters", s->opts->model, s->classes,
+                      s->params);
+    hvt__report_print(
         rep,
         "  memory     of a rank, MiB: %.1f activations, %.1f parameters, %.1f gradients, %.1f optimizer, "
         "%.1f workspace",
@@ -369,35 +238,35 @@ static void say_start(hvt_reporter *rep, const hvt_start *s, const char *const *
         hvt__mib((double)s->memory.gradients), hvt__mib((double)s->optim_bytes),
         hvt__mib((double)s->memory.workspace));
     if (s->train)
-        hvt__report_say(rep, "  data       %s, %u training and %u test images of %dx%dx%d, %d classes",
-                        s->opts->data, s->train->count, test->count, test->height, test->width,
-                        test->channels, test->classes);
+        hvt__report_print(rep, "  data       %s, %u training and %u test images of %dx%dx%d, %d classes",
+                          s->opts->data, s->train->count, test->count, test->height, test->width,
+                          test->channels, test->classes);
     else
-        hvt__report_say(rep, "  data       %s, %u test images of %dx%dx%d, %d classes", s->opts->data,
-                        test->count, test->height, test->width, test->channels, test->classes);
+        hvt__report_print(rep, "  data       %s, %u test images of %dx%dx%d, %d classes", s->opts->data,
+                          test->count, test->height, test->width, test->channels, test->classes);
     if (s->train)
-        hvt__report_say(
+        hvt__report_print(
             rep, "  batch      %d images x %d shard%s = %lld per update; %u updates per epoch, %lld in all",
             s->set->batch, s->set->shards, s->set->shards > 1 ? "s" : "",
             (long long)s->set->batch * s->set->shards, s->steps_per_epoch, (long long)s->steps);
     if (s->train && s->opts->ask == HVT_ASK_TRAIN)
-        say_saving(rep, s->opts);
+        print_saving(rep, s->opts);
     if (s->set->amp != HVT_F32)
-        say_precision(rep, s);
+        print_precision(rep, s);
     if (lr_is_scaled(s))
-        hvt__report_say(rep, "  lr         %g = --lr %g x %d shards (--lr-scale linear)", s->set->lr,
-                        s->opts->lr, s->set->shards);
-    hvt__report_say(
+        hvt__report_print(rep, "  lr         %g = --lr %g x %d shards (--lr-scale linear)", s->set->lr,
+                          s->opts->lr, s->set->shards);
+    hvt__report_print(
         rep, "  exchange   %s, wire %s, %.2f MiB an update, %s update, %d bucket%s of %.2f to %.2f MiB",
-        s->comm, s->opts->wire, hvt__mib((double)s->exchange_bytes), s->update, s->buckets,
+        s->comm, s->opts->compression, hvt__mib((double)s->exchange_bytes), s->update, s->buckets,
         s->buckets > 1 ? "s" : "", hvt__mib((double)least), hvt__mib((double)most));
     if (s->train && hvt_world_size(s->world) > 1)
-        hvt__report_say(rep, "  overlap    %s: %s", s->overlap, s->overlap_why);
-    hvt__report_say(rep, "  device     %s (%s), %d rank%s on %d host%s", s->device, s->isa,
-                    hvt_world_size(s->world), hvt_world_size(s->world) > 1 ? "s" : "",
-                    hvt_world_nodes(s->world), hvt_world_nodes(s->world) > 1 ? "s" : "");
-    say_ranks(rep, hvt_world_size(s->world), host, s->place);
-    say_options(s);
+        hvt__report_print(rep, "  overlap    %s: %s", s->overlap, s->overlap_why);
+    hvt__report_print(rep, "  device     %s (%s), %d rank%s on %d host%s", s->device, s->isa,
+                      hvt_world_size(s->world), hvt_world_size(s->world) > 1 ? "s" : "",
+                      hvt_world_nodes(s->world), hvt_world_nodes(s->world) > 1 ? "s" : "");
+    hvt__report_ranks(rep, hvt_world_size(s->world), host, s->placement);
+    print_options(s);
 }
 
 hvt_status hvt__report_start(hvt_reporter *rep, const hvt_start *s)
@@ -406,7 +275,7 @@ hvt_status hvt__report_start(hvt_reporter *rep, const hvt_start *s)
         return HVT_OK;
     int size = hvt_world_size(s->world);
     const char **host;
-    char text[HVT_PLACE];
+    char text[HVT_PLACEMENT_TEXT];
 
     if (rep->log)
         HVT_TRY(start_record(rep, s));
@@ -415,14 +284,14 @@ hvt_status hvt__report_start(hvt_reporter *rep, const hvt_start *s)
     for (int r = 0; r < size; r++)
         host[r] = hvt_world_host(s->world, r);
     if (!rep->quiet)
-        say_start(rep, s, host);
-    else if (lr_is_scaled(s)) /* a rate that is not the one given is never silent */
+        print_start(rep, s, host);
+    else if (lr_is_scaled(s)) /* even then: the rate is not the one that was given */
         fprintf(stderr, "hvtrain: lr %g = --lr %g x %d shards (--lr-scale linear)\n", s->set->lr, s->opts->lr,
                 s->set->shards);
     if (s->set->on_gpu)
-        hvt__gpu_warning(size, host, s->place, text);
+        hvt__gpu_warning(size, host, s->placement, text);
     else
-        hvt__place_warning(size, host, s->place, text);
+        hvt__placement_warning(size, host, s->placement, text);
     free(host);
     if (*text)
         HVT_WARN("%s", text);

@@ -1,29 +1,35 @@
 /*
- * The timeline: each rank keeps the phases that ended (base/trace.h), rank 0 asks for them where the ranks
- * meet anyway or every few updates, moves them to its own clock, and writes them as Chrome's trace events.
+ * The timeline. Each rank keeps its finished phases (base/trace.h). Every few updates, and at the end of each
+ * epoch, rank 0 gathers them, converts them to its own clock and writes them as Chrome's trace events.
  *
- * A *window* is the updates to be seen; outside it nothing is kept and nothing is sent. Everything here is
- * collective and follows from options and counts that are equal on all ranks. Trouble with the file ends the
- * timeline, not the run.
+ * The *window* is the range of updates to be shown; outside it nothing is kept and nothing is sent.
+ * Everything here is collective, and depends on options and counts that are equal on all ranks. An error of
+ * the file ends the timeline, not the run.
+ *
+ * The file is a JSON array of events. Readers of Chrome's traces accept such an array without its end, so the
+ * file of a run that was killed can be read up to the events that were flushed last.
  */
-#include "timeline.h"
+#include "report_impl.h"
+#include "train/process/process_impl.h"
 #include "base/trace.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum {
     ROOM = 1 << 15,        /* events that a rank keeps */
     OFTEN = 10,            /* updates between two batches */
-    BATCH_BYTES = 1 << 22, /* of all ranks' events that travel at once, if that is not too few of each */
+    BATCH_BYTES = 1 << 22, /* of the events of all ranks in one gather, but at least LEAST per rank */
     LEAST = 16,
     MOST = 4096,
     ROUNDS = 16 /* of comparing clocks */
 };
 
-/* What a rank gives at once. */
+/* What a rank contributes to one gather. */
 typedef struct batch {
     int64_t count, left, lost;
     hvt__event event[];
@@ -32,11 +38,12 @@ typedef struct batch {
 struct hvt_timeline {
     hvt_world *world; /* borrowed */
     int64_t first, last;
-    bool hearing;
-    double zero;           /* rank 0's clock at the start */
-    double *ahead;         /* [ranks] s */
-    hvt__trace_file *file; /* rank 0; NULL: given up */
-    size_t most;           /* events in a batch */
+    bool recording;
+    double zero;      /* rank 0's clock at the start */
+    double *ahead;    /* [ranks] s */
+    const char *path; /* borrowed */
+    FILE *file;       /* rank 0; NULL: given up */
+    size_t most;      /* events in a batch */
     batch *mine;
     char *all; /* [ranks] batches */
     int64_t lost;
@@ -54,7 +61,7 @@ void hvt__clock_offset(const double *began, const double *ended, int rounds, int
 {
     double low = -1e300, high = 1e300;
 
-    for (int k = 0; k < rounds; k++) { /* nobody has what another one had not asked for yet */
+    for (int k = 0; k < rounds; k++) { /* no gather ends before every rank has begun it */
         const double *a = began + (size_t)k * (size_t)ranks, *b = ended + (size_t)k * (size_t)ranks;
 
         low = a[r] - b[0] > low ? a[r] - b[0] : low;
@@ -64,7 +71,7 @@ void hvt__clock_offset(const double *began, const double *ended, int rounds, int
     *ret_error = (high - low) / 2;
 }
 
-/* Ranks of rank 0's host have its clock. */
+/* Ranks on the host of rank 0 share its clock. */
 static hvt_status compare_clocks(hvt_timeline *t, double *began, double *ended)
 {
     hvt_world *w = t->world;
@@ -104,30 +111,49 @@ static hvt_status set_clocks(hvt_timeline *t)
 
 /* ---- the file, on rank 0 ---- */
 
-static hvt_status name_ranks(hvt_timeline *t)
+static hvt_status open_file(hvt_timeline *t, const hvt_options *opts)
+{
+    const char *path = opts->timeline;
+    struct stat info;
+
+    if (stat(path, &info) == 0) {
+        HVT_CHECK(S_ISREG(info.st_mode), E_IO, "--timeline %s: is no regular file", path);
+        HVT_TRY(hvt__report_check_path(opts, "--timeline", path, &info));
+    }
+    t->path = path;
+    t->file = fopen(path, "we");
+    HVT_CHECK(t->file, E_IO, "--timeline %s: cannot write: %s", path, strerror(errno));
+    fputs("[\n{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":0,\"args\":{\"sort_index\":0}}", t->file);
+    return HVT_OK;
+}
+
+static hvt_status flush_file(hvt_timeline *t)
+{
+    HVT_CHECK(fflush(t->file) == 0 && !ferror(t->file), E_IO, "--timeline %s: cannot write: %s", t->path,
+              strerror(errno));
+    return HVT_OK;
+}
+
+static void name_ranks(hvt_timeline *t)
 {
     static const char *const thread[] = {[HVT__TRAINING] = "training", [HVT__EXCHANGING] = "exchange"};
 
     for (int r = 0; r < hvt_world_size(t->world); r++) {
-        HVT_TRY(hvt__trace_file_add(
-            t->file,
-            "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d (%s)\"}}", r, r,
-            hvt_world_host(t->world, r)));
-        HVT_TRY(hvt__trace_file_add(
-            t->file, "{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"sort_index\":%d}}",
-            r, r));
+        fprintf(t->file,
+                ",\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d (%s)\"}}"
+                ",\n{\"name\":\"process_sort_index\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"sort_index\":%d}}",
+                r, r, hvt_world_host(t->world, r), r, r);
         for (int i = 0; i < HVT__THREAD_COUNT; i++)
-            HVT_TRY(hvt__trace_file_add(
+            fprintf(
                 t->file,
-                "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}}", r,
-                i, thread[i]));
+                ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}}",
+                r, i, thread[i]);
     }
-    return hvt__trace_file_flush(t->file);
 }
 
-/* Both ends are rounded to ns by themselves, so that what nests goes on nesting. Only the set-up began before
- * rank 0's process, if at all. */
-static hvt_status write_event(hvt_timeline *t, int r, const hvt__event *e)
+/* Begin and end are rounded to ns separately, so that nested events remain nested. Only the set-up can begin
+ * before rank 0's process did. */
+static void write_event(hvt_timeline *t, int r, const hvt__event *e)
 {
     double zero = t->zero + t->ahead[r];
     int64_t began = e->began > zero ? (int64_t)(1e9 * (e->began - zero)) : 0;
@@ -140,11 +166,11 @@ static hvt_status write_event(hvt_timeline *t, int r, const hvt__event *e)
                       e->phase == HVT__WAIT ? "rank" : "bucket", e->detail);
     if (e->bytes)
         snprintf(args + n, sizeof args - (size_t)n, ",\"bytes\":%" PRId64, e->bytes);
-    return hvt__trace_file_add(t->file,
-                               "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%" PRId64
-                               ".%03d,\"dur\":%" PRId64 ".%03d,\"args\":{%s}}",
-                               hvt__phase_name((hvt__phase)e->phase), r, e->thread, began / 1000,
-                               (int)(began % 1000), took / 1000, (int)(took % 1000), args);
+    fprintf(t->file,
+            ",\n{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%" PRId64 ".%03d,\"dur\":%" PRId64
+            ".%03d,\"args\":{%s}}",
+            hvt__phase_name((hvt__phase)e->phase), r, e->thread, began / 1000, (int)(began % 1000),
+            took / 1000, (int)(took % 1000), args);
 }
 
 static hvt_status write_batches(hvt_timeline *t)
@@ -153,51 +179,28 @@ static hvt_status write_batches(hvt_timeline *t)
         const batch *b = (const batch *)(const void *)(t->all + (size_t)r * batch_bytes(t));
 
         for (int64_t i = 0; i < b->count; i++)
-            HVT_TRY(write_event(t, r, &b->event[i]));
+            write_event(t, r, &b->event[i]);
     }
-    return hvt__trace_file_flush(t->file);
+    return flush_file(t);
 }
 
-/* A file that cannot be written is no reason to stop training. */
+/* Training continues if the file cannot be written. */
 static void give_up(hvt_timeline *t, hvt_status s)
 {
     if (s == HVT_OK)
         return;
     HVT_WARN("%s; the timeline ends here", hvt_last_error());
-    if (t->file)
-        hvt__trace_file_close(&t->file);
+    fclose(t->file);
+    t->file = NULL;
 }
 
 /* ---- life ---- */
 
-/* FIRST-LAST, updates of the whole run, or all. */
-hvt_status hvt__timeline_window(const hvt_options *o, int64_t *ret_first, int64_t *ret_last)
-{
-    const char *text = o->timeline_steps;
-    char *end;
-    long long first, last = 0;
-
-    *ret_first = 1;
-    *ret_last = INT64_MAX;
-    if (!strcmp(text, "all"))
-        return HVT_OK;
-    first = strtoll(text, &end, 10);
-    if (*end == '-')
-        last = strtoll(end + 1, &end, 10);
-    HVT_CHECK(!*end && first >= 1 && last >= first && last < LLONG_MAX, E_ARG,
-              "--timeline-steps: expected FIRST-LAST, two numbers of updates from 1 on, or all, got '%s'",
-              text);
-    *ret_first = first;
-    *ret_last = last;
-    return HVT_OK;
-}
-
-/* All that a rank can fail at alone. */
+/* The part that can fail on one rank alone. */
 static hvt_status prepare(hvt_timeline *t, const hvt_options *opts)
 {
     size_t size = (size_t)hvt_world_size(t->world);
 
-    HVT_TRY(hvt__timeline_window(opts, &t->first, &t->last));
     t->most = BATCH_BYTES / sizeof(hvt__event) / size;
     t->most = t->most < LEAST ? LEAST : t->most > MOST ? MOST : t->most;
     t->ahead = calloc(size, sizeof *t->ahead);
@@ -207,8 +210,9 @@ static hvt_status prepare(hvt_timeline *t, const hvt_options *opts)
     HVT_TRY(hvt__trace_open(ROOM));
     if (hvt_world_rank(t->world))
         return HVT_OK;
-    HVT_TRY(hvt__trace_file_open(opts, &t->file));
-    return name_ranks(t);
+    HVT_TRY(open_file(t, opts));
+    name_ranks(t);
+    return flush_file(t);
 }
 
 static void drop(hvt_timeline *t)
@@ -216,15 +220,16 @@ static void drop(hvt_timeline *t)
     if (!t)
         return;
     hvt__trace_close();
-    if (hvt__trace_file_close(&t->file) != HVT_OK)
-        HVT_WARN("%s", hvt_last_error());
+    if (t->file && (fputs("\n]\n", t->file) < 0 || fclose(t->file)))
+        HVT_WARN("--timeline %s: cannot write its end: %s", t->path, strerror(errno));
     free(t->ahead);
     free(t->mine);
     free(t->all);
     free(t);
 }
 
-hvt_status hvt__timeline_open(const hvt_options *opts, hvt_world *world, hvt_timeline **ret_timeline)
+hvt_status hvt__timeline_open(const hvt_options *opts, const hvt_resolved *set, hvt_world *world,
+                              hvt_timeline **ret_timeline)
 {
     hvt_timeline *t;
     hvt_status s;
@@ -234,6 +239,8 @@ hvt_status hvt__timeline_open(const hvt_options *opts, hvt_world *world, hvt_tim
     t = calloc(1, sizeof *t);
     if (t) {
         t->world = world;
+        t->first = set->first_shown;
+        t->last = set->last_shown;
         s = prepare(t, opts);
     } else {
         s = HVT_FAIL(E_MEM, "no memory for a timeline");
@@ -266,7 +273,7 @@ void hvt__timeline_close(hvt_timeline **timeline)
 
 /* ---- while it runs ---- */
 
-/* The events so far, in as many batches as the rank with most needs. */
+/* Repeats gathers until the rank with the most events has sent all of them. */
 hvt_status hvt__timeline_flush(hvt_timeline *t)
 {
     int64_t left, lost = 0;
@@ -275,7 +282,8 @@ hvt_status hvt__timeline_flush(hvt_timeline *t)
     if (!t)
         return HVT_OK;
     size = hvt_world_size(t->world);
-    t->mine->left = (int64_t)hvt__trace_count(); /* sending leaves events, too: they wait */
+    t->mine->left =
+        (int64_t)hvt__trace_count(); /* gathering adds events, too: they wait for the next flush */
     do {
         size_t most = t->mine->left < (int64_t)t->most ? (size_t)t->mine->left : t->most;
         t->mine->count = (int64_t)hvt__trace_take(t->mine->event, most);
@@ -291,7 +299,7 @@ hvt_status hvt__timeline_flush(hvt_timeline *t)
         if (t->file)
             give_up(t, write_batches(t));
     } while (left);
-    t->lost = t->file ? lost : 0; /* rank 0 tells */
+    t->lost = t->file ? lost : 0; /* rank 0 warns */
     return HVT_OK;
 }
 
@@ -299,9 +307,9 @@ hvt_status hvt__timeline_at(hvt_timeline *t, int64_t steps)
 {
     if (!t)
         return HVT_OK;
-    if (t->hearing && (steps >= t->last || (steps - t->first + 1) % OFTEN == 0))
+    if (t->recording && (steps >= t->last || (steps - t->first + 1) % OFTEN == 0))
         HVT_TRY(hvt__timeline_flush(t));
-    t->hearing = steps + 1 >= t->first && steps < t->last;
-    hvt__trace_enable(t->hearing);
+    t->recording = steps + 1 >= t->first && steps < t->last;
+    hvt__trace_enable(t->recording);
     return HVT_OK;
 }
