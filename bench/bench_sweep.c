@@ -1,7 +1,7 @@
 /*
  * bench_sweep - how the size of the fusion buffer changes a step, for the gradients of a given network.
  *
- *     mpirun -np 2 bench_sweep --shapes bench/shapes/vgg16.txt [--comm NAME] [--wire TYPE] [--update NAME]
+ *     mpirun -np 2 bench_sweep --shapes bench/shapes/vgg16.txt [--comm NAME] [--compression TYPE] [--optimizer-state NAME]
  *              [--backward MS] [--sizes 25MiB,0,1MiB,...] [--seconds S] [--json FILE]
  *
  * A shape list holds a network's layers in forward order, one a line: name, elements, share of its arithmetic
@@ -276,9 +276,9 @@ static bool read_args(int argc, char **argv, args *a)
             a->shapes = v;
         else if ((v = bench_option(argc, argv, &i, "--comm")))
             a->comm = v;
-        else if ((v = bench_option(argc, argv, &i, "--wire")))
+        else if ((v = bench_option(argc, argv, &i, "--compression")))
             a->wire = v;
-        else if ((v = bench_option(argc, argv, &i, "--update")))
+        else if ((v = bench_option(argc, argv, &i, "--optimizer-state")))
             a->update = v;
         else if ((v = bench_option(argc, argv, &i, "--sizes")))
             a->sizes = v;

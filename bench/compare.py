@@ -72,7 +72,7 @@ def ours(case, ranks):
         if args.data_dir and side == 32:
             command += ["--data", "cifar10", "--data-dir", args.data_dir, "--limit", images]
         else:
-            command += ["--samples", images, "--image-size", side]
+            command += ["--samples", images, "--size", side]
         if ranks > 1:
             command = [*mpirun(ranks), *command]
         _, _, first, peak = run(command, log)
@@ -91,7 +91,7 @@ def torchs(case, ranks, layout, horovod=None):
         command = common.torchrun(args.python, ranks) if ranks > 1 else [args.python]
     command += [common.PEERS / "torch_train.py", "speed", *common.model_options(model, stem), "--batch", batch,
                 "--threads", args.threads, "--warmup", WARMUP, "--steps", steps, "--lr", "0.001", "--layout", layout,
-                "--amp", args.amp, "--image-size", side]
+                "--amp", args.amp, "--size", side]
     if args.data_dir and side == 32:
         command += ["--data-dir", args.data_dir]
     if horovod is not None:

@@ -95,8 +95,10 @@ def slowest(times, ranks, cv=None):
 
 def read_timeline(file):
     """The updates of rank 0 in a timeline: seconds of forward (with data and loss), backward, update; buckets."""
-    text = file.read_text().rstrip().rstrip(",")
-    events = json.loads(text if text.endswith("}") else text + "]}")["traceEvents"]
+    text = file.read_text().rstrip()
+    if not text.endswith("]"):  # of a run that was killed, perhaps within an event
+        text = text[:text.rfind(",\n{")] + "]"
+    events = json.loads(text)
     steps = {}
     for e in events:
         if e.get("ph") == "X" and e["pid"] == 0 and e["args"].get("step", 0) > 0:

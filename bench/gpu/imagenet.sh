@@ -37,8 +37,8 @@ use_build "$1"
 : >"$out/steps.jsonl"
 peer=$here/torch_peer.py
 samples=4000
-run="--device cuda --model resnet50 --classes 1000 --data synth --image-size $size --amp bf16 --eval-freq 0
-    --tail drop --print-freq 10"
+run="--device cuda --model resnet50 --classes 1000 --data synth --size $size --amp bf16 --eval-freq 0
+    --last-batch drop --print-freq 10"
 
 for round in $(seq "$rounds"); do
     for batch in $batches; do

@@ -37,9 +37,9 @@ if [ $sanitize = yes ]; then
     if command -v compute-sanitizer >/dev/null; then
         for tool in memcheck racecheck initcheck synccheck; do
             for amp in f32 f16; do
-                step "sanitizer-$tool-$amp" timeout 300 compute-sanitizer --tool $tool --error-exitcode 9 \
+                step "sanitizer-$tool-$amp" timeout 300 env XDG_CACHE_HOME="$out/plans-$tool-$amp" compute-sanitizer --tool $tool --error-exitcode 9 \
                     "$hvtrain" --device cuda --model resnet20 --data synth --samples 16 --batch 8 --steps 2 \
-                    --augment crop:4,flip --amp $amp --graph off --plan-cache none
+                    --augment crop:4,flip --amp $amp --graph off
             done
         done
     else

@@ -36,14 +36,16 @@ shift $((OPTIND - 1))
 use_build "$1"
 : >"$out/steps.jsonl"
 
+device=cuda # a GPU for each rank, else one for all
+[ "$n" -le "$(nvidia-smi -L | wc -l)" ] || device=cuda:0
 for comm in $comms; do
     for wire in f32 bf16; do
         for bucket in $buckets; do
             name=$comm-$wire-$bucket
             # shellcheck disable=SC2086
-            step "sweep-$name" ranks "$n" "$hvtrain" --device cuda --share-gpu on --deterministic on \
+            step "sweep-$name" ranks "$n" "$hvtrain" --device $device --deterministic on \
                 --model $model --data synth --samples $((batch * n * 8)) --batch "$batch" --epochs 1000 \
-                --steps "$steps" --eval-freq 0 --print-freq 10 --comm "$comm" --wire $wire --bucket "$bucket" \
+                --steps "$steps" --eval-freq 0 --print-freq 10 --comm "$comm" --compression $wire --bucket "$bucket" \
                 --log "$out/sweep-$name.jsonl"
         done
     done

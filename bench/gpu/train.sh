@@ -51,8 +51,8 @@ fi
 for amp in f32 bf16 f16; do
     batch=256 fits=0
     while [ $batch -le "$most" ]; do
-        if "$hvtrain" --device cuda --model "$model" --data synth --samples $batch --batch $batch --steps 1 \
-            --eval-freq 0 --amp $amp --plan-cache none --quiet on >"$out/last-batch.txt" 2>&1; then
+        if XDG_CACHE_HOME=$out/plans "$hvtrain" --device cuda --model "$model" --data synth --samples $batch --batch $batch --steps 1 \
+            --eval-freq 0 --amp $amp --quiet on >"$out/last-batch.txt" 2>&1; then
             fits=$batch
         else
             grep -q 'no memory' "$out/last-batch.txt" || cat "$out/last-batch.txt"

@@ -97,7 +97,7 @@ def main():
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--data-dir", help="folder of the CIFAR-10 binary version")
     p.add_argument("--limit", type=int, help="accuracy: only the first images of each split")
-    p.add_argument("--image-size", type=int, default=32, help="speed, drawn images: their side")
+    p.add_argument("--size", type=int, default=32, help="speed, drawn images: their side")
     p.add_argument("--amp", choices=["f32", "bf16"], default="f32", help="bf16: forward and loss under autocast")
     p.add_argument("--horovod", action="store_true", help="exchange by Horovod, under mpirun, instead of DDP")
     a = p.parse_args()
@@ -139,7 +139,7 @@ def main():
             images, labels = cifar10(a.data_dir, True)
             images, labels = images[rank * a.batch :][: a.batch], labels[rank * a.batch :][: a.batch]
         else:
-            images, labels = torch.randn(a.batch, 3, a.image_size, a.image_size), torch.randint(0, 10, (a.batch,))
+            images, labels = torch.randn(a.batch, 3, a.size, a.size), torch.randint(0, 10, (a.batch,))
         images = images.to(memory_format=memory)
         seconds = []
         for i in range(a.warmup + a.steps):
