@@ -4,9 +4,7 @@
 #include "base_impl.h"
 #include "comm_internal.h"
 
-#include <ctype.h>
 #include <stddef.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define FIELD(f) offsetof(hvt__cutoffs, f)
@@ -47,19 +45,21 @@ bool hvt_comm_cutoff(int i, hvt_cutoff *ret_cutoff)
 /* NAME=N at *at, which moves behind it. */
 static hvt_status read_one(const char **at, hvt__cutoffs *tuning)
 {
-    size_t len = strcspn(*at, ","), name = strcspn(*at, "=,"), i = 0;
-    const char *digits = *at + name + 1;
-    unsigned long long value;
-    char *end = NULL;
+    size_t len = strcspn(*at, ","), i = 0;
+    const char *p = *at, *digits;
+    int64_t value = -1;
 
-    while (i < HVT_LEN(table) && (strlen(table[i].t.name) != name || strncmp(table[i].t.name, *at, name)))
+    while (i < HVT_LEN(table) && !(hvt__scan_text(&p, table[i].t.name) && hvt__scan_text(&p, "="))) {
+        p = *at;
         i++;
-    HVT_CHECK(name < len && i < HVT_LEN(table), E_ARG,
-              "expected NAME=N with a name of mpi-short, mpi-packet; got '%.*s'", (int)len, *at);
-    value = isdigit((unsigned char)*digits) ? strtoull(digits, &end, 10) : 0;
-    HVT_CHECK(end == *at + len && value >= table[i].t.least && value <= table[i].t.most, E_ARG,
-              "%s: expected a whole number from %zu to %zu, got '%.*s'", table[i].t.name, table[i].t.least,
-              table[i].t.most, (int)(len - name - 1), digits);
+    }
+    HVT_CHECK(i < HVT_LEN(table), E_ARG, "expected NAME=N with a name of mpi-short, mpi-packet; got '%.*s'",
+              (int)len, *at);
+    digits = p;
+    HVT_CHECK(hvt__scan_whole(&p, INT64_MAX, &value) && p == *at + len &&
+                  value >= (int64_t)table[i].t.least && value <= (int64_t)table[i].t.most,
+              E_ARG, "%s: expected a whole number from %zu to %zu, got '%.*s'", table[i].t.name,
+              table[i].t.least, table[i].t.most, (int)(*at + len - digits), digits);
     *field(tuning, table[i].field) = (size_t)value;
     *at += len + ((*at)[len] == ',');
     return HVT_OK;
