@@ -51,10 +51,10 @@ mutant("permutation-repeats", "a shuffle overwrites instead of swapping: images 
         "ret_order[i] = ret_order[z];\n        (void)t;"))
 mutant("training-pads", "training pads uneven shards by repeating images, whatever --last-batch says",
        "golden program",
-       ("src/train/setup.c", ".last_batch = t->set.tail,", ".last_batch = HVT_LAST_BATCH_PAD,"))
+       ("src/train/setup.c", ".last_batch = t->set.last_batch,", ".last_batch = HVT_LAST_BATCH_PAD,"))
 mutant("evaluation-pads", "an evaluation gives every rank the same number of images",
        "conform-np2 golden program",
-       ("src/train/setup.c", ".last_batch = HVT_LAST_BATCH_KEEP,", ".last_batch = HVT_LAST_BATCH_PAD,"))
+       ("src/train/setup.c", "test.last_batch = HVT_LAST_BATCH_KEEP;", "test.last_batch = HVT_LAST_BATCH_PAD;"))
 mutant("evaluation-counts-padding", "an evaluation counts the rows of the last batch that hold no image",
        "golden program",
        ("src/train/eval.c", "for (int i = 0; i < b.count; i++)\n            add_row",
