@@ -47,11 +47,11 @@ static void help_plain(FILE *f)
             hvt_version());
     for (size_t i = 0; i < HVT_LEN(examples); i++)
         fprintf(f, "    %s\n", examples[i]);
-    fprintf(f, "\ntune FILE [SECONDS] measures which sizes of buckets and messages are fastest, for about a "
-               "minute or\n"
-               "for SECONDS, and writes them to FILE, for --config.\n");
-    fprintf(f, "\nOptions are --name value or --name=value; a repeated one: the last wins. Defaults stand in "
-               "brackets.\n");
+    fprintf(
+        f, "\ntune FILE [SECONDS] measures which bucket sizes and message cutoffs are fastest, for about 60\n"
+           "seconds or as many as given, and writes them to FILE for --config.\n\n"
+           "Options are --name value or --name=value; a repeated one: the last wins. Defaults stand in "
+           "brackets.\n");
     for (size_t i = 0; i < HVT_LEN(grouped); i++) {
         const hvt__option *o = &grouped[i];
         char left[256], right[512], form[256];
@@ -162,18 +162,18 @@ static void help_man(FILE *f)
         ".SH NAME\n"
         "hvtrain \\- train image classifiers by synchronous data parallelism\n"
         ".SH SYNOPSIS\n"
-        "\\fBhvtrain\\fR [\\fBtune\\fR \\fIFILE\\fR [\\fISECONDS\\fR]] [\\fIoption\\fR ...]\n"
+        "\\fBhvtrain\\fR [\\fIoption\\fR ...]\n"
         ".br\n"
-        "\\fBmpirun \\-np\\fR \\fIN\\fR \\fBhvtrain\\fR [\\fBtune\\fR \\fIFILE\\fR [\\fISECONDS\\fR]] "
+        "\\fBmpirun \\-np\\fR \\fIN\\fR \\fBhvtrain\\fR [\\fBtune\\fR \\fIfile\\fR [\\fIseconds\\fR]] "
         "[\\fIoption\\fR ...]\n"
         ".SH DESCRIPTION\n"
         "\\fBhvtrain\\fR trains a network on one process, or on \\fIN\\fR processes (ranks) that "
         "\\fBmpirun\\fR or \\fBsrun\\fR starts. Each rank works through its part of every batch; the "
         "gradients are summed over the ranks, and all ranks make the same update.\n"
         ".P\n"
-        "\\fBhvtrain tune\\fR measures bucket sizes and cutoffs of the gradient exchange for a model on "
-        "this machine, for 60 or \\fISECONDS\\fR seconds, and writes the fastest ones to \\fIFILE\\fR for "
-        "\\fB\\-\\-config\\fR.\n",
+        "\\fBhvtrain tune\\fR measures bucket sizes and message-size cutoffs of the gradient exchange for a "
+        "model on this machine, for 60 or \\fIseconds\\fR seconds, and writes the fastest ones to "
+        "\\fIfile\\fR for \\fB\\-\\-config\\fR.\n",
         hvt_version());
     man_options(f);
     fputs(".SH EXIT STATUS\n"
