@@ -1,7 +1,8 @@
 /*
  * bench_sweep - how the size of the fusion buffer changes a step, for the gradients of a given network.
  *
- *     mpirun -np 2 bench_sweep --shapes bench/shapes/vgg16.txt [--comm NAME] [--compression TYPE] [--optimizer-state NAME]
+ *     mpirun -np 2 bench_sweep --shapes bench/shapes/vgg16.txt [--comm NAME] [--compression TYPE]
+ * [--optimizer-state NAME]
  *              [--backward MS] [--sizes 25MiB,0,1MiB,...] [--seconds S] [--json FILE]
  *
  * A shape list holds a network's layers in forward order, one a line: name, elements, share of its arithmetic

@@ -156,8 +156,8 @@ static hvt_status note_span(void *ctx, size_t first, size_t end)
 
     CHECK(first == s->mark && end > first && end <= s->n->m->arena_count, "[%zu, %zu) after %zu of %zu",
           first, end, s->mark, s->n->m->arena_count);
-    CHECK(s->count || end == s->n->m->step_stats_count, "the first span ends at %zu, the step statistics at %zu", end,
-          s->n->m->step_stats_count);
+    CHECK(s->count || end == s->n->m->step_stats_count,
+          "the first span ends at %zu, the step statistics at %zu", end, s->n->m->step_stats_count);
     CHECK_OK(hvt_device_download(s->n->dev, s->seen + first, s->n->m->grads + first,
                                  (end - first) * sizeof *s->seen));
     s->mark = end;
@@ -183,8 +183,8 @@ TEST(final_spans_tile_the_arena_and_are_final)
             CHECK_OK(hvt_model_forward(n.m, &n.batch, true));
             CHECK_OK(hvt_model_backward(n.m, note_span, &s));
             CHECK(s.mark == m->arena_count, "spans end at %zu of %zu", s.mark, m->arena_count);
-            CHECK(s.count == layers + 1, "%d spans, %d layers with parameters and the step statistics", s.count,
-                  layers);
+            CHECK(s.count == layers + 1, "%d spans, %d layers with parameters and the step statistics",
+                  s.count, layers);
             CHECK(!memcmp(s.seen, m->grads, m->arena_count * sizeof *s.seen),
                   "a final gradient was written again");
         }

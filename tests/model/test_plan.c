@@ -1,5 +1,6 @@
 /*
- * What a plan decides: mistakes of building, plans that run out of memory, outputs that are recomputed, arenas.
+ * What a plan decides: mistakes of building, plans that run out of memory, outputs that are recomputed,
+ * arenas.
  */
 #include "nets.h"
 

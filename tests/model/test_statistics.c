@@ -1,5 +1,6 @@
 /*
- * The end of a step: running statistics out of the shards' moments, the loss, and inference, which reads them.
+ * The end of a step: running statistics out of the shards' moments, the loss, and inference, which reads
+ * them.
  */
 #include "nets.h"
 
