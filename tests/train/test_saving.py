@@ -237,6 +237,35 @@ def resume_saves_where_it_goes_on_unless_told_otherwise():
         check(not os.path.exists(path("none")), "a folder called none")
 
 
+def a_last_that_cannot_be_read_leads_to_the_best():
+    best = "--resume hurt/best.safetensors --save hurt --overwrite"
+    for hurt in [b"\xff" * 8, None]:  # a header that is no header; data that are not those of the hash
+        saved("hurt")
+        with open(path("hurt/last.safetensors"), "r+b") as f:
+            f.seek(0 if hurt else -8, 0 if hurt else 2)
+            f.write(hurt or b"damaged!")
+        for ranks in BOTH:
+            line = one_line(BASE + "--resume hurt --epochs 4".split(), ranks)
+            check(best in line and "hurt/last.safetensors" in line, line)
+        kinds = train(best.split() + "--epochs 4".split())
+        check(meta("hurt/last.safetensors")["weights"] == weights(kinds), "not saved over the damaged one")
+
+
+def a_save_that_fails_names_what_is_complete():
+    for ranks in BOTH:
+        fresh("small")
+        args = "--save small --epochs 4".split()
+        rc, _, err = run(BASE + args, ranks, file_limit=9216)
+        ours = [line for line in err if line.startswith("hvtrain") and "warning:" not in line]
+        check(rc == 1 and len(ours) == 1 and "there is no checkpoint of this run" in ours[0], rc, err[-3:])
+        saved("small")
+        before = meta("small/last.safetensors")["weights"]
+        rc, _, err = run(BASE + "--resume small --epochs 4".split(), ranks, file_limit=9216)
+        ours = [line for line in err if line.startswith("hvtrain") and "warning:" not in line]
+        check(rc == 1 and len(ours) == 1 and "small/last.safetensors of epoch 3 is complete" in ours[0], rc, err[-3:])
+        check(meta("small/last.safetensors")["weights"] == before, "it is not what it was")
+
+
 def evaluation_never_saves():
     saved("seen")
     os.unlink(path("seen/.hvtrain.lock"))
@@ -426,6 +455,8 @@ TESTS = [
     resume_auto_begins_or_goes_on,
     a_requeued_command_line_goes_on,
     resume_saves_where_it_goes_on_unless_told_otherwise,
+    a_last_that_cannot_be_read_leads_to_the_best,
+    a_save_that_fails_names_what_is_complete,
     evaluation_never_saves,
     a_run_that_keeps_nothing_says_so_at_its_start,
     hints_are_command_lines_that_work,

@@ -7,6 +7,7 @@
  */
 #include "powersgd_state.h"
 #include "weights.h"
+#include "train/process/process_impl.h"
 #include "base_impl.h"
 
 #include "config.h"
@@ -317,18 +318,13 @@ static hvt_status load_model(hvt_st *st, const json_t *meta, hvt_model *m, hvt_o
     return load_scaler(st, meta, m);
 }
 
-hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o, hvt_progress *ret_progress)
+static hvt_status load_file(const char *file, hvt_model *m, hvt_optim *o, hvt_progress *ret_progress)
 {
-    HVT_GIVEN(path, "a path");
-    HVT_GIVEN(ret_progress, "a place for progress");
-
-    char file[PATH_MAX];
     hvt_progress p = {0};
     hvt_st *st = NULL;
     json_t *meta = NULL, *options;
     hvt_status s;
 
-    HVT_TRY(hvt__weights_file(path, file, sizeof file));
     HVT_TRY(hvt__st_open(file, &st));
     HVT_TRY_OR(done, hvt__metadata_read(st, &meta));
     HVT_TRY_OR(done, read_progress(st, meta, &p));
@@ -342,4 +338,37 @@ done:
     json_decref(meta);
     hvt__st_close(&st);
     return s;
+}
+
+/* The folder's `last` cannot be loaded: can its `best`? */
+static hvt_status suggest_best(const char *dir, hvt_status s)
+{
+    char best[PATH_MAX], why[1024], file[HVT_SHELL_WORD], folder[HVT_SHELL_WORD];
+    hvt_progress p;
+
+    snprintf(why, sizeof why, "%s", hvt_last_error());
+    if ((size_t)snprintf(best, sizeof best, "%s/best" FILE_END, dir) >= sizeof best ||
+        load_file(best, NULL, NULL, &p) != HVT_OK)
+        return hvt__fail(s, __FILE__, __LINE__, "%s", why);
+    free(p.options);
+    return hvt__fail(s, __FILE__, __LINE__,
+                     "%s; its best can be read (epoch %d, update %" PRId64
+                     "): --resume %s --save %s --overwrite continues from there",
+                     why, p.epoch, p.steps, hvt__shell_word(best, file), hvt__shell_word(dir, folder));
+}
+
+hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o, hvt_progress *ret_progress)
+{
+    HVT_GIVEN(path, "a path");
+    HVT_GIVEN(ret_progress, "a place for progress");
+
+    char file[PATH_MAX];
+    struct stat info;
+    hvt_status s;
+
+    HVT_TRY(hvt__weights_file(path, file, sizeof file));
+    s = load_file(file, m, o, ret_progress);
+    if ((s == HVT_E_IO || s == HVT_E_FORMAT) && stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+        return suggest_best(path, s);
+    return s == HVT_OK ? s : hvt__pass(s, __FILE__, __LINE__, "load");
 }

@@ -34,6 +34,7 @@ struct hvt__folder {
     int lock;
     bool foreign;  /* the folder has files of another run, and this run has not saved yet */
     bool is_saved; /* `last` is what the run resumes */
+    int epoch;     /* of `last`, if it is this run's; -1: it is not */
     double best;   /* top-1 in percent of this run's `best`; -1: none */
 };
 
@@ -174,6 +175,7 @@ static hvt_status judge(hvt__folder *f, const hvt_options *o, const found *last,
 
     f->best = best_is_ours ? best->p.top1 : -1;
     f->is_saved = in_place && is_same_file(from->path, last->path);
+    f->epoch = last_is_ours ? last->p.epoch : -1;
     if (!there->is_there)
         return HVT_OK;
     if (!goes_on && !o->overwrite)
@@ -216,6 +218,7 @@ hvt_status hvt__folder_open(const hvt_options *o, hvt__folder **ret_folder)
     f->dir = o->save;
     f->lock = -1;
     f->best = -1;
+    f->epoch = -1;
     s = hvt__checkpoint_folder(o->save);
     if (s && chosen)
         s = hvt__fail(
@@ -254,7 +257,7 @@ bool hvt__folder_is_saved(const hvt__folder *f)
 
 /* ---- saving ---- */
 
-hvt_status hvt__folder_save(hvt__folder *f, hvt_model *m, hvt_optim *o, const hvt_progress *p)
+static hvt_status save(hvt__folder *f, hvt_model *m, hvt_optim *o, const hvt_progress *p)
 {
     bool better = p->top1 > f->best;
 
@@ -268,4 +271,20 @@ hvt_status hvt__folder_save(hvt__folder *f, hvt_model *m, hvt_optim *o, const hv
     f->foreign = false;
     f->best = better ? p->top1 : f->best;
     return HVT_OK;
+}
+
+/* What fails says what there is to continue from. */
+hvt_status hvt__folder_save(hvt__folder *f, hvt_model *m, hvt_optim *o, const hvt_progress *p)
+{
+    char path[PATH_MAX];
+    hvt_status s = save(f, m, o, p);
+
+    if (s == HVT_OK)
+        f->epoch = p->epoch;
+    if (s != HVT_E_IO)
+        return s;
+    snprintf(path, sizeof path, "%s/last.safetensors", f->dir);
+    if (f->epoch >= 0 && access(path, F_OK) == 0)
+        return HVT_FAIL(E_IO, "%s; %s of epoch %d is complete", hvt_last_error(), path, f->epoch);
+    return HVT_FAIL(E_IO, "%s; there is no checkpoint of this run to continue from", hvt_last_error());
 }
