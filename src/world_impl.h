@@ -65,7 +65,7 @@ struct hvt_world {
     int comms, groups;    /* open ones, which must be closed before this world */
     hvt_world *parent;    /* borrowed; the world that this one was split from, counted in its `groups` */
     const hvt_world *job; /* borrowed; the world that this one is a part of; NULL: of none */
-    int *called;          /* [size] every rank's number in `job`, which messages name; NULL: its own */
+    int *job_rank;        /* [size] every rank's number in `job`, which messages name; NULL: its own */
     int *node_of;         /* [size] node number of every rank */
     char (*host)[64];     /* [size] */
     void *scratch; /* [size] x HVT__SCRATCH bytes: words gathered where failing would leave others waiting */
@@ -78,12 +78,12 @@ extern const hvt_world_ops hvt_world_mpi, hvt_world_singleton;
 
 /* Let the ranks of `part` be called as in `of`, of which it is a part. Collective over the part; what fails
  * on one rank alone is not agreed. */
-hvt_status hvt__world_number(hvt_world *part, const hvt_world *of);
+hvt_status hvt__world_set_job_ranks(hvt_world *part, const hvt_world *of);
 
 /* What a rank is called in messages: by its number in the whole job. */
-static inline int hvt__called(const hvt_world *w, int rank)
+static inline int hvt__job_rank(const hvt_world *w, int rank)
 {
-    return w->called ? w->called[rank] : rank;
+    return w->job_rank ? w->job_rank[rank] : rank;
 }
 
 /* ---- segment.c: memory that all ranks of a node can read and write ---------------------- */

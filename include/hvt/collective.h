@@ -76,11 +76,11 @@ HVT_API hvt_status hvt_gather(hvt_comm *comm, const void *in, size_t count, void
 /** out = my part of the root's in. in and counts are the root's alone to give; count: of my part. */
 HVT_API hvt_status hvt_scatter(hvt_comm *comm, const void *in, const size_t *counts, void *out, size_t count,
                                hvt_dtype dtype, int root, hvt_ticket *ret_ticket);
-/** Everyone's part for everyone: in holds gives[r] elements for each rank r, out takes[r] from each, in the
- * order of ranks without gaps. gives[r] here is takes[this rank] there; hvt_allgather() of gives tells takes.
- */
-HVT_API hvt_status hvt_alltoall(hvt_comm *comm, const void *in, const size_t *gives, void *out,
-                                const size_t *takes, hvt_dtype dtype, hvt_ticket *ret_ticket);
+/** Every rank sends a part to every rank: `in` holds send_counts[r] elements for each rank r, `out` receives
+ * recv_counts[r] from each, in the order of ranks without gaps. send_counts[r] here equals recv_counts[this
+ * rank] there; hvt_allgather() of send_counts yields them. */
+HVT_API hvt_status hvt_alltoall(hvt_comm *comm, const void *in, const size_t *send_counts, void *out,
+                                const size_t *recv_counts, hvt_dtype dtype, hvt_ticket *ret_ticket);
 
 /**
  * From one rank to another, both of which call. Type and count must be the same on both; each of them is told

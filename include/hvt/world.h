@@ -118,15 +118,15 @@ HVT_API void hvt_world_abort(hvt_world *world, int exit_code) __attribute__((nor
 
 /** How long ranks may wait for one another, in seconds; 0: for ever. */
 typedef struct hvt_stall {
-    double warn;  ///< then a line names who does not come
+    double warn;  ///< then a line names the unresponsive ranks
     double abort; ///< then the process ends; not less than warn
 } hvt_stall;
 
 enum { HVT_EXIT_STALLED = 3 }; ///< exit code of a process that waited for stall.abort
 
 /**
- * Let a watchdog speak up where ranks wait for one that does not come: in operations of comms, in what worlds
- * do together, and until MPI has ended. It is a thread of each process, which is never inside MPI.
+ * Start a watchdog that reports ranks which wait for an unresponsive one: in operations of comms, in
+ * collectives of worlds, and until MPI has ended. It is a thread of each process, which is never inside MPI.
  *
  * After stall.warn, and again after twice, four times ... that time, one rank of each node with waiting ranks
  * logs one line: who waits, for how long, for which ranks and hosts, in which bucket and update; and of ranks

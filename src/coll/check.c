@@ -89,9 +89,9 @@ static hvt_status check_buffers(const hvt_comm *c, const hvt__call *k)
             HVT_TRY(add_up(c, k, k->counts, &in));
         break;
     case HVT__CALL_ALLTOALL:
-        HVT_CHECK(k->counts && k->takes, E_ARG, "alltoall: no counts to give or to take");
+        HVT_CHECK(k->counts && k->recv_counts, E_ARG, "alltoall: no counts to send or to receive");
         HVT_TRY(add_up(c, k, k->counts, &in));
-        HVT_TRY(add_up(c, k, k->takes, &out));
+        HVT_TRY(add_up(c, k, k->recv_counts, &out));
         break;
     default:
         HVT_CHECK(k->count <= PTRDIFF_MAX / hvt_dtype_size(k->type), E_ARG, "%s: %zu elements are too many",
@@ -203,12 +203,12 @@ static hvt_status explain(hvt_comm *c, const hvt__call *k, uint64_t number)
 
 /* ---- counts that two ranks must have in common -------------------------------------------------- */
 
-static hvt_status same_count(const hvt_comm *c, const hvt__call *k, int from, size_t gives, int to,
-                             size_t takes)
+static hvt_status same_count(const hvt_comm *c, const hvt__call *k, int from, size_t sent, int to,
+                             size_t received)
 {
-    HVT_CHECK(gives == takes, E_MISMATCH, "%s: rank %d (%s) gives %zu %s, rank %d (%s) takes %zu",
-              hvt__action_name(k), from, c->world->host[from], gives, hvt_dtype_name(k->type), to,
-              c->world->host[to], takes);
+    HVT_CHECK(sent == received, E_MISMATCH, "%s: rank %d (%s) sends %zu %s, rank %d (%s) receives %zu",
+              hvt__action_name(k), from, c->world->host[from], sent, hvt_dtype_name(k->type), to,
+              c->world->host[to], received);
     return HVT_OK;
 }
 
@@ -226,7 +226,7 @@ static hvt_status root_compares(const hvt_comm *c, const hvt__call *k)
     return HVT_OK;
 }
 
-/* first: room for what each of the others gives */
+/* first: memory for the count that each of the others sends */
 static hvt_status pairs_compare(hvt__work *w)
 {
     int me = w->c->world->rank;
@@ -239,7 +239,7 @@ static hvt_status pairs_compare(hvt__work *w)
         }
     HVT_TRY(hvt__work_exchange(w));
     for (int r = 0; r < w->c->world->size; r++)
-        HVT_TRY(same_count(w->c, w->k, r, w->first[r], me, w->k->takes[r]));
+        HVT_TRY(same_count(w->c, w->k, r, w->first[r], me, w->k->recv_counts[r]));
     return HVT_OK;
 }
 
@@ -256,7 +256,7 @@ static void swap(header *a, size_t n)
 /*
  * all[r] = rank r's header. By messages between pairs of ranks, in which a rank that has left the comm is
  * found out: one that closed it is somewhere else, and MPI's own gather would wait for it for ever. In each
- * round a rank takes from the one `have` places behind it what that one has, so that it has twice as many
+ * round a rank receives all that the rank `have` places behind it has, so that it then has twice as many
  * (Bruck et al. 1997).
  */
 static hvt_status gather_headers(hvt_comm *c, const header *mine, header *all)
@@ -283,7 +283,7 @@ static hvt_status gather_headers(hvt_comm *c, const header *mine, header *all)
     return HVT_OK;
 }
 
-hvt_status hvt__coll_meet(hvt__work *w, hvt_status s, uint64_t number)
+hvt_status hvt__coll_compare(hvt__work *w, hvt_status s, uint64_t number)
 {
     hvt_world *world = w->c->world;
     const hvt__call *k = w->k;

@@ -39,7 +39,7 @@ static hvt_status run_checked(hvt_comm *c, hvt_ticket ticket, int n)
     (void)n;
     HVT_TRY_OR(broken, s);
     s = prepare(c, k, &w, &block);
-    HVT_TRY_OR(done, hvt__coll_meet(&w, s, ++c->collectives));
+    HVT_TRY_OR(done, hvt__coll_compare(&w, s, ++c->collectives));
     if (k->action == HVT__CALL_ALLREDUCE || k->action == HVT__CALL_REDUCE_SCATTER)
         s = hvt__coll_reduce(&w);
     else
@@ -57,7 +57,7 @@ static hvt_status run_passing(hvt_comm *c, hvt_ticket first, int n)
 {
     hvt_status s = hvt__queue_fence(c);
 
-    return s == HVT_OK ? hvt__coll_pass(c, first, n) : hvt__comm_break(c, s);
+    return s == HVT_OK ? hvt__coll_send_recv(c, first, n) : hvt__comm_break(c, s);
 }
 
 /* ---- the front door ----------------------------------------------------------------------- */
@@ -163,14 +163,14 @@ hvt_status hvt_scatter(hvt_comm *comm, const void *in, const size_t *counts, voi
                  ret_ticket);
 }
 
-hvt_status hvt_alltoall(hvt_comm *comm, const void *in, const size_t *gives, void *out, const size_t *takes,
-                        hvt_dtype dtype, hvt_ticket *ret_ticket)
+hvt_status hvt_alltoall(hvt_comm *comm, const void *in, const size_t *send_counts, void *out,
+                        const size_t *recv_counts, hvt_dtype dtype, hvt_ticket *ret_ticket)
 {
     return issue(comm,
                  (hvt__call){.action = HVT__CALL_ALLTOALL,
                              .type = dtype,
-                             .counts = gives,
-                             .takes = takes,
+                             .counts = send_counts,
+                             .recv_counts = recv_counts,
                              .in = in,
                              .out = out},
                  ret_ticket);

@@ -28,10 +28,10 @@ typedef struct hvt__call {
     hvt_dtype type;
     hvt_reduction how;
     hvt_scale scale;
-    int peer;             /* root, or the other rank of a send or receive */
-    size_t count;         /* elements: of the vector, or of this rank's part where there are parts */
-    const size_t *counts; /* [size] of the parts; of alltoall, those given; NULL: `count` each */
-    const size_t *takes;  /* [size] of alltoall */
+    int peer;                  /* root, or the other rank of a send or receive */
+    size_t count;              /* elements: of the vector, or of this rank's part where there are parts */
+    const size_t *counts;      /* [size] of the parts; of alltoall, those given; NULL: `count` each */
+    const size_t *recv_counts; /* [size] of alltoall */
     const void *in;
     void *out;
 } hvt__call;
@@ -64,7 +64,7 @@ hvt_status hvt__work_exchange(hvt__work *w); /* all that was listed; the lists a
 
 hvt_status hvt__coll_move(hvt__work *w); /* the calls that only move data */
 /* Sends and receives that were issued one behind the other. Errors of one do not stop the others. */
-hvt_status hvt__coll_pass(hvt_comm *c, hvt_ticket first, int n);
+hvt_status hvt__coll_send_recv(hvt_comm *c, hvt_ticket first, int n);
 
 /* ---- reduce.c ------------------------------------------------------------------------ */
 
@@ -77,7 +77,7 @@ void hvt__scale_f32(float *x, size_t n, double by);           /* in f64, rounded
 
 hvt_status hvt__coll_check(const hvt_comm *c, const hvt__call *k); /* this rank's arguments */
 /* Tell the others that this rank is ready (s), and find what differs. Errors are agreed. */
-hvt_status hvt__coll_meet(hvt__work *w, hvt_status s, uint64_t number);
+hvt_status hvt__coll_compare(hvt__work *w, hvt_status s, uint64_t number);
 const char *hvt__action_name(const hvt__call *k);
 
 #endif /* HVT_COLL_H */

@@ -77,7 +77,7 @@ static void fill_buckets(hvt_fuse *f, size_t most)
 }
 
 /* A tensor that is registered twice would be summed twice. */
-static hvt_status refuse_twins(const hvt_piece *pieces, int n)
+static hvt_status check_duplicates(const hvt_piece *pieces, int n)
 {
     for (int i = 1; i < n; i++)
         for (int k = 0; k < i; k++) {
@@ -142,7 +142,7 @@ hvt_status hvt_fuse_create(hvt_comm *comm, const hvt_piece *pieces, int n, size_
         s = check(comm, pieces, n, how);
     }
     if (s == HVT_OK)
-        s = refuse_twins(pieces, n);
+        s = check_duplicates(pieces, n);
     if (s == HVT_OK)
         s = make(f, pieces, n, bucket_bytes);
     HVT_TRY_OR(fail, hvt_world_agree(comm->world, s));

@@ -127,7 +127,7 @@ static hvt_status alltoall(hvt__work *w)
     for (int r = 0; r < w->c->world->size; r++)
         if (r != me)
             give_part(w, k->in, r);
-    lay_out(w, k->takes);
+    lay_out(w, k->recv_counts);
     for (int r = 0; r < w->c->world->size; r++)
         if (r != me)
             take_part(w, k->out, r);
@@ -233,7 +233,7 @@ static int list(hvt_comm *c, hvt_ticket first, int n, hvt__action action, const 
     return m;
 }
 
-hvt_status hvt__coll_pass(hvt_comm *c, hvt_ticket first, int n)
+hvt_status hvt__coll_send_recv(hvt_comm *c, hvt_ticket first, int n)
 {
     offer *mine = calloc((size_t)n, sizeof *mine), *theirs = calloc((size_t)n, sizeof *theirs);
     hvt__message *message = calloc(2 * (size_t)n, sizeof *message);

@@ -198,8 +198,8 @@ static hvt_status lost(const hvt__party *party, int rank, const char *what)
             cause = r;
     c->ops->leave(c, HVT__AFTER_ANOTHER);
     return HVT_FAIL(E_COMM, "rank %d (%s) has left the comm; rank %d was waiting for rank %d to %s",
-                    hvt__called(w, cause), w->host[cause], hvt__called(w, w->rank), hvt__called(w, rank),
-                    what);
+                    hvt__job_rank(w, cause), w->host[cause], hvt__job_rank(w, w->rank),
+                    hvt__job_rank(w, rank), what);
 }
 
 hvt__party hvt__comm_party(int channel)
@@ -207,7 +207,7 @@ hvt__party hvt__comm_party(int channel)
     return (hvt__party){.channel = channel, .left = left, .lost = lost};
 }
 
-bool hvt__comm_part(hvt_comm *c)
+bool hvt__comm_disconnect(hvt_comm *c)
 {
     const double most = 10; /* s */
     const hvt_world *w = c->world;
@@ -239,7 +239,8 @@ bool hvt__comm_part(hvt_comm *c)
         hvt__log(
             HVT_LOG_ERROR,
             "comm %s: rank %d (%s) closed it while rank %d (%s) was waiting for an operation, which failed",
-            c->ops->name, hvt__called(w, w->rank), w->host[w->rank], hvt__called(w, waited), w->host[waited]);
+            c->ops->name, hvt__job_rank(w, w->rank), w->host[w->rank], hvt__job_rank(w, waited),
+            w->host[waited]);
     return !here;
 }
 
@@ -273,7 +274,7 @@ void hvt_comm_slice(const hvt_comm *comm, size_t count, int rank, size_t *ret_fi
         comm->ops->slice(comm, count, rank, ret_first, ret_end);
         return;
     }
-    place = hvt__slice_of(rank, size);
+    place = hvt__slice_index(rank, size);
     *ret_first = hvt__cut(count, place, size);
     *ret_end = hvt__cut(count, place + 1, size);
 }

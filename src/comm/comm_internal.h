@@ -12,7 +12,7 @@
 hvt__party hvt__comm_party(int channel);
 /* In close: this rank leaves, and waits until all others have left too, so that each side learns of the other
  * one's mistake where one of them still waits for an operation. False: some have not come in good time. */
-bool hvt__comm_part(hvt_comm *c);
+bool hvt__comm_disconnect(hvt_comm *c);
 
 /* ---- queue.c: operations that were issued, and run in that order ----------------------------- */
 
@@ -57,7 +57,7 @@ static inline hvt__span hvt__intersect(hvt__span a, hvt__span b)
 }
 
 /* The place of a rank's slice among `size` slices; see tree.c. */
-int hvt__slice_of(int rank, int size);
+int hvt__slice_index(int rank, int size);
 
 /* The number of the tree's lower levels that lie inside nodes. E_UNSUPPORTED, the same on every rank, where
  * some node's ranks are no block of the tree, or no node has two. */

@@ -56,7 +56,7 @@ static hvt_status open_node(hvt_comm *c)
     MPI_Comm_free(&node);
     hvt__mpi_leave(entered);
     HVT_TRY(hvt_world_agree(w, s));
-    HVT_TRY(hvt_world_agree(w, hvt__world_number(st->node, w)));
+    HVT_TRY(hvt_world_agree(w, hvt__world_set_job_ranks(st->node, w)));
     return hvt_world_agree(w, hvt_comm_open("shm", st->node, c->dev, &st->inside));
 }
 

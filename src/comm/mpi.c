@@ -137,7 +137,7 @@ static void free_comm(hvt_comm *c)
     if (st->comm == MPI_COMM_NULL || !hvt__mpi_is_up())
         return;
     drop(st);
-    all_left = hvt__comm_part(c);
+    all_left = hvt__comm_disconnect(c);
     entered = hvt__mpi_enter();
     for (int r = 0; r < c->world->size; r++)
         if (st->bye[r] != MPI_REQUEST_NULL)
@@ -182,9 +182,9 @@ static hvt_status plan_level(level *l, const hvt_world *w, int width)
     l->parent = malloc((size_t)n * sizeof *l->parent);
     HVT_CHECK(l->child && l->parent, E_MEM, "no memory for the slices of %d ranks", n);
     for (int i = 0; i < n; i++) {
-        l->parent[i] = hvt__slice_of(i, n);
+        l->parent[i] = hvt__slice_index(i, n);
         l->child[i] =
-            i < width ? hvt__slice_of(i, l->mid - l->first) : hvt__slice_of(i - width, l->end - l->mid);
+            i < width ? hvt__slice_index(i, l->mid - l->first) : hvt__slice_index(i - width, l->end - l->mid);
         l->far = l->far || w->node_of[l->first + i] != w->node_of[l->first];
     }
     return HVT_OK;

@@ -39,7 +39,7 @@ static void comm_close_shm(hvt_comm *c)
     if (!st)
         return;
     if (st->box && st->box[c->world->rank] && c->world->size > 1)
-        hvt__comm_part(c);
+        hvt__comm_disconnect(c);
     for (int i = 0; i < st->segments; i++)
         hvt__segment_close(&st->data[i]);
     hvt__segment_close(&st->control);
@@ -51,7 +51,7 @@ static void comm_close_shm(hvt_comm *c)
     free(st->life);
     free(st->part);
     free(st->at);
-    free(st->place);
+    free(st->slice_index);
     free(st->busy);
     free(st);
     c->state = NULL;
@@ -67,14 +67,14 @@ static hvt_status prepare(hvt_comm *c)
     c->state = st;
     st->box = calloc(size, sizeof *st->box);
     st->life = calloc(size, sizeof *st->life);
-    st->place = calloc(size, sizeof *st->place);
+    st->slice_index = calloc(size, sizeof *st->slice_index);
     st->at = calloc(size, sizeof *st->at);
     st->part = calloc(size, sizeof *st->part);
     st->busy = calloc(size, sizeof *st->busy);
-    HVT_CHECK(st->box && st->life && st->place && st->at && st->part && st->busy, E_MEM,
+    HVT_CHECK(st->box && st->life && st->slice_index && st->at && st->part && st->busy, E_MEM,
               "no memory for a comm of %zu ranks", size);
     for (size_t r = 0; r < size; r++)
-        st->place[r] = hvt__slice_of((int)r, (int)size);
+        st->slice_index[r] = hvt__slice_index((int)r, (int)size);
     for (size_t r = 0; r < size; r++)
         st->life[r] = (struct pollfd){.fd = -1, .events = POLLIN};
     HVT_CHECK(c->world->nodes == 1, E_UNSUPPORTED, "comm 'shm' is for one node; the world has %d",
@@ -201,7 +201,7 @@ static hvt__post *posted(const comm_shm *st, int rank, uint64_t number)
 }
 
 /* How far have all ranks come? */
-static void look_round(hvt_comm *c)
+static void read_progress(hvt_comm *c)
 {
     comm_shm *st = c->state;
     uint64_t least = UINT64_MAX;
@@ -223,7 +223,7 @@ static hvt_status comm_post_shm(hvt_comm *c, const hvt__op *op, bool *ret_posted
     size_t offset = 0;
 
     if (number > st->ran + HVT__SHM_RING)
-        look_round(c);
+        read_progress(c);
     if (number > st->ran + HVT__SHM_RING)
         return HVT_OK;
     p->segment = find(c, op->buf, hvt__shm_bytes(op), &offset);
@@ -260,10 +260,10 @@ static hvt_status match(hvt_comm *c, uint64_t number)
         HVT_FAIL(E_MISMATCH,
                  "operation %llu: rank %d (%s) issued %s of %llu %s (root %d), rank %d (%s) %s of %llu %s "
                  "(root %d)",
-                 (unsigned long long)number, hvt__called(w, 0), w->host[0], kind_name(a->kind),
-                 (unsigned long long)a->count, hvt_dtype_name((hvt_dtype)a->type), hvt__called(w, a->root),
-                 hvt__called(w, r), w->host[r], kind_name(b->kind), (unsigned long long)b->count,
-                 hvt_dtype_name((hvt_dtype)b->type), hvt__called(w, b->root));
+                 (unsigned long long)number, hvt__job_rank(w, 0), w->host[0], kind_name(a->kind),
+                 (unsigned long long)a->count, hvt_dtype_name((hvt_dtype)a->type), hvt__job_rank(w, a->root),
+                 hvt__job_rank(w, r), w->host[r], kind_name(b->kind), (unsigned long long)b->count,
+                 hvt_dtype_name((hvt_dtype)b->type), hvt__job_rank(w, b->root));
         hvt__error_agreed(true);
         return HVT_E_MISMATCH;
     }

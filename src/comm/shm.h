@@ -48,10 +48,10 @@ typedef struct comm_shm {
     bool unfenced;   /* a rank may still be copying a staged sum into its buffer */
     bool yield;      /* the thread that runs shares its processor */
     /* [size] each */
-    int *place;      /* of the rank's slice */
-    char **at;       /* the rank's buffer or slot in this step */
-    void **part;     /* the same, at my slice */
-    hvt__span *busy; /* addresses that steps since the last fence touch, of the rank's memory */
+    int *slice_index; /* of the rank */
+    char **at;        /* the rank's buffer or slot in this step */
+    void **part;      /* the same, at my slice */
+    hvt__span *busy;  /* addresses that steps since the last fence touch, of the rank's memory */
 } comm_shm;
 
 /* ---- shm_wait.c --------------------------------------------------------------------------- */

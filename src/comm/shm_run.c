@@ -21,7 +21,8 @@ static hvt__span slice(const hvt_comm *c, size_t count, int rank)
     const comm_shm *st = c->state;
     int size = c->world->size;
 
-    return (hvt__span){hvt__cut(count, st->place[rank], size), hvt__cut(count, st->place[rank] + 1, size)};
+    return (hvt__span){hvt__cut(count, st->slice_index[rank], size),
+                       hvt__cut(count, st->slice_index[rank] + 1, size)};
 }
 
 size_t hvt__shm_bytes(const hvt__op *op)

@@ -83,10 +83,11 @@ static hvt_status find_lost(hvt_comm *c, const _Atomic uint64_t *theirs, int pee
     hvt__shm_leave(c, HVT__AFTER_ANOTHER);
     if (ended >= 0)
         return HVT_FAIL(E_COMM, "rank %d (%s) has ended; rank %d was waiting for rank %d to %s",
-                        hvt__called(w, ended), w->host[ended], hvt__called(w, w->rank), hvt__called(w, peer),
-                        what);
+                        hvt__job_rank(w, ended), w->host[ended], hvt__job_rank(w, w->rank),
+                        hvt__job_rank(w, peer), what);
     return HVT_FAIL(E_COMM, "rank %d (%s) has left the comm; rank %d was waiting for rank %d to %s",
-                    hvt__called(w, gone), w->host[gone], hvt__called(w, w->rank), hvt__called(w, peer), what);
+                    hvt__job_rank(w, gone), w->host[gone], hvt__job_rank(w, w->rank), hvt__job_rank(w, peer),
+                    what);
 }
 
 /* The long way, off the hot path: yield, sleep, look after the peers. */
@@ -129,7 +130,7 @@ hvt_status hvt__shm_await(hvt_comm *c, size_t which, uint64_t value, const char 
             hvt__relax();
         if (reached(theirs, value))
             continue;
-        hvt__trace_begin(HVT__WAIT, hvt__called(c->world, peer));
+        hvt__trace_begin(HVT__WAIT, hvt__job_rank(c->world, peer));
         HVT_TRY(hvt__traced(await_long(c, theirs, peer, value, what)));
     }
     return HVT_OK;

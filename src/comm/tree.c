@@ -20,7 +20,7 @@ hvt__cutoffs hvt__cutoffs_next = {
     .mpi_message = (size_t)1 << 30,
 };
 
-int hvt__slice_of(int rank, int size)
+int hvt__slice_index(int rank, int size)
 {
     int left = 1, right, place, before = 0;
 
@@ -31,11 +31,11 @@ int hvt__slice_of(int rank, int size)
     right = size - left;
     /* compare (2i+1)/(2 left) with (2j+1)/(2 right); the left one goes first */
     if (rank < left) {
-        place = hvt__slice_of(rank, left);
+        place = hvt__slice_index(rank, left);
         while (before < right && (int64_t)(2 * before + 1) * left < (int64_t)(2 * place + 1) * right)
             before++;
     } else {
-        place = hvt__slice_of(rank - left, right);
+        place = hvt__slice_index(rank - left, right);
         while (before < left && (int64_t)(2 * before + 1) * right <= (int64_t)(2 * place + 1) * left)
             before++;
     }

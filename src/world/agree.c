@@ -118,7 +118,7 @@ hvt_status hvt_world_agree(hvt_world *world, hvt_status mine)
     if (first == 0)
         hvt__fail(s, __FILE__, __LINE__, "%s", text);
     else
-        hvt__fail(s, __FILE__, __LINE__, "rank %d (%s): %s", hvt__called(world, first), world->host[first],
+        hvt__fail(s, __FILE__, __LINE__, "rank %d (%s): %s", hvt__job_rank(world, first), world->host[first],
                   text);
     hvt__error_agreed(true);
     return s;
@@ -157,7 +157,7 @@ static void say_difference(hvt__text *b, const hvt_world *w, const char *name, c
 {
     int kinds = 0;
 
-    hvt__say(b, "%s differs: ", name);
+    hvt__text_add(b, "%s differs: ", name);
     for (int r = 0; r < w->size; r++) {
         bool told = false;
 
@@ -166,17 +166,17 @@ static void say_difference(hvt__text *b, const hvt_world *w, const char *name, c
         if (told)
             continue;
         if (kinds == 4) {
-            hvt__say(b, ", ...");
+            hvt__text_add(b, ", ...");
             break;
         }
         for (int q = 0; q < w->size; q++)
             in[q] = same(value[q], value[r]);
-        hvt__say(b, "%s", kinds++ ? ", " : "");
+        hvt__text_add(b, "%s", kinds++ ? ", " : "");
         if (value[r])
-            hvt__say(b, "\"%s\" on ", value[r]);
+            hvt__text_add(b, "\"%s\" on ", value[r]);
         else
-            hvt__say(b, "missing on ");
-        hvt__say_ranks(b, w, in);
+            hvt__text_add(b, "missing on ");
+        hvt__text_add_ranks(b, w, in);
     }
 }
 
@@ -260,7 +260,7 @@ static hvt_status explain(hvt_world *w, const hvt_item *items, int n)
         }
     }
     if (!find_difference(&b, w, lists, value, in))
-        hvt__say(&b, "the fingerprints of %d items differ, but not the items", n);
+        hvt__text_add(&b, "the fingerprints of %d items differ, but not the items", n);
     s = HVT_FAIL(E_MISMATCH, "%s", b.at);
     hvt__error_agreed(true);
 done:

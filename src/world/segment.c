@@ -160,7 +160,7 @@ hvt_status hvt__segment_open(hvt_world *w, size_t bytes, hvt__segment *ret_segme
     for (int r = 1; r < w->size; r++)
         if (all[r].bytes != first.bytes) {
             s = HVT_FAIL(E_MISMATCH, "shared memory: rank %d asks for %zu bytes, rank %d (%s) for %zu",
-                         hvt__called(w, 0), (size_t)first.bytes, hvt__called(w, r), w->host[r],
+                         hvt__job_rank(w, 0), (size_t)first.bytes, hvt__job_rank(w, r), w->host[r],
                          (size_t)all[r].bytes);
             hvt__error_agreed(true);
             goto done;

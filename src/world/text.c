@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-void hvt__say(hvt__text *b, const char *fmt, ...)
+void hvt__text_add(hvt__text *b, const char *fmt, ...)
 {
     va_list ap;
     int n;
@@ -21,14 +21,14 @@ void hvt__say(hvt__text *b, const char *fmt, ...)
         b->used = sizeof b->at - 1;
 }
 
-void hvt__say_ranks(hvt__text *b, const hvt_world *w, const bool *in)
+void hvt__text_add_ranks(hvt__text *b, const hvt_world *w, const bool *in)
 {
     int count = 0, spans = 0, hosts = 0;
     const char *last = NULL;
 
     for (int r = 0; r < w->size; r++)
         count += in[r];
-    hvt__say(b, count == 1 ? "rank " : "ranks ");
+    hvt__text_add(b, count == 1 ? "rank " : "ranks ");
     for (int r = 0, end; r < w->size; r = end + 1) {
         end = r;
         if (!in[r])
@@ -36,20 +36,20 @@ void hvt__say_ranks(hvt__text *b, const hvt_world *w, const bool *in)
         while (end + 1 < w->size && in[end + 1])
             end++;
         if (spans++ == 8) {
-            hvt__say(b, ", ...");
+            hvt__text_add(b, ", ...");
             break;
         }
-        hvt__say(b, end > r ? "%s%d-%d" : "%s%d", spans > 1 ? ", " : "", r, end);
+        hvt__text_add(b, end > r ? "%s%d-%d" : "%s%d", spans > 1 ? ", " : "", r, end);
     }
     for (int r = 0; r < w->size; r++) {
         if (!in[r] || (last && !strcmp(last, w->host[r])))
             continue;
         if (hosts == 4) {
-            hvt__say(b, ", ...");
+            hvt__text_add(b, ", ...");
             break;
         }
         last = w->host[r];
-        hvt__say(b, "%s%s", hosts++ ? ", " : " (", last);
+        hvt__text_add(b, "%s%s", hosts++ ? ", " : " (", last);
     }
-    hvt__say(b, ")");
+    hvt__text_add(b, ")");
 }

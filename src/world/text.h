@@ -9,8 +9,8 @@ typedef struct hvt__text {
     size_t used;
 } hvt__text;
 
-void hvt__say(hvt__text *b, const char *fmt, ...) HVT_PRINTF(2, 3);
+void hvt__text_add(hvt__text *b, const char *fmt, ...) HVT_PRINTF(2, 3);
 /* "rank 0 (hosta)", "ranks 1-3, 6 (hostb, hostc)": those with in[r]. */
-void hvt__say_ranks(hvt__text *b, const hvt_world *w, const bool *in);
+void hvt__text_add_ranks(hvt__text *b, const hvt_world *w, const bool *in);
 
 #endif /* HVT_WORLD_TEXT_H */

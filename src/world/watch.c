@@ -4,7 +4,7 @@
  * The ranks of a node have a *page* in common, with a post of each. Whoever waits writes its wait there; the
  * watchdog adds, at every *tick*, where the training thread is. So a tick costs the training thread nothing,
  * and a rank that is stopped is known by its post that no longer changes. Where memory cannot be shared the
- * page is the rank's own, and it knows no more than whom it lacks.
+ * page is the rank's own, and it knows no more than whom it waiting_on.
  *
  * An age is how long this watchdog has seen the same thing, on a clock of its own that moves by two ticks at
  * most between two looks. So no two ranks' clocks are compared, and a job that was stopped as a whole
@@ -45,7 +45,7 @@ typedef struct wait {
     _Atomic int64_t step;
     _Atomic int phase, detail;
     _Atomic uint64_t what[WORDS], tensor[TENSOR_WORDS];
-    _Atomic int lacks[HVT__LACKS];
+    _Atomic int waiting_on[HVT__WAITING_ON];
 } wait;
 
 typedef struct post {
@@ -132,7 +132,7 @@ static part *part_of(const watch *w, int i)
 /* A rank of w by its number in the job that is watched. */
 static int in_job(const watch *on, const hvt_world *w, int rank)
 {
-    return w == on->world || w->job == on->world ? hvt__called(w, rank) : HVT__ANYONE;
+    return w == on->world || w->job == on->world ? hvt__job_rank(w, rank) : HVT__ANYONE;
 }
 
 static void put_text(_Atomic uint64_t *at, int words, const char *text)
@@ -199,9 +199,9 @@ static int begin(const watch *on, const hvt_world *w, int peer, const char *what
     PUT(mine[i].step, place.step);
     PUT(mine[i].phase, (int)place.phase);
     PUT(mine[i].detail, place.detail);
-    for (int k = 0; k < HVT__LACKS; k++)
-        PUT(mine[i].lacks[k], HVT__NOBODY);
-    PUT(mine[i].lacks[0], peer < 0 || peer == w->rank ? HVT__ANYONE : in_job(on, w, peer));
+    for (int k = 0; k < HVT__WAITING_ON; k++)
+        PUT(mine[i].waiting_on[k], HVT__NOBODY);
+    PUT(mine[i].waiting_on[0], peer < 0 || peer == w->rank ? HVT__ANYONE : in_job(on, w, peer));
     return handle_of(on, i);
 }
 
@@ -225,13 +225,13 @@ bool hvt__wait_asked(int handle, uint64_t *asked)
     return again;
 }
 
-void hvt__wait_lacks(int handle, const hvt_world *w, const int *peer, int n)
+void hvt__wait_on(int handle, const hvt_world *w, const int *peer, int n)
 {
     const watch *on = enter();
     wait *mine = wait_of(on, handle);
 
-    for (int k = 0; mine && k < HVT__LACKS; k++)
-        PUT(mine->lacks[k], k < n ? in_job(on, w, peer[k]) : HVT__NOBODY);
+    for (int k = 0; mine && k < HVT__WAITING_ON; k++)
+        PUT(mine->waiting_on[k], k < n ? in_job(on, w, peer[k]) : HVT__NOBODY);
     leave();
 }
 
@@ -300,8 +300,8 @@ static void see_waits(const watch *w, const post *p, memory *m, hvt__seen *s)
             s->wait_place.step = s->place.step;
         get_text(on->what, WORDS, s->what);
         get_text(on->tensor, TENSOR_WORDS, s->tensor);
-        for (int i = 0; i < HVT__LACKS; i++)
-            s->lacks[i] = GET(on->lacks[i]);
+        for (int i = 0; i < HVT__WAITING_ON; i++)
+            s->waiting_on[i] = GET(on->waiting_on[i]);
     }
 }
 

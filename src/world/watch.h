@@ -3,7 +3,7 @@
  * into words.
  *
  * Words. A *wait* is a stay in a call that cannot return before another rank has done something; that rank is
- * what it *lacks*. A *place* is what trace.h tells of a thread: update, phase, detail.
+ * what it *waiting_on*. A *place* is what trace.h tells of a thread: update, phase, detail.
  */
 #ifndef HVT_WORLD_WATCH_H
 #define HVT_WORLD_WATCH_H
@@ -11,7 +11,7 @@
 #include "base/trace.h"
 #include "world_impl.h"
 
-enum { HVT__LACKS = 6, HVT__WAIT_TEXT = 32, HVT__TENSOR_TEXT = 64, HVT__ANYONE = -1, HVT__NOBODY = -2 };
+enum { HVT__WAITING_ON = 6, HVT__WAIT_TEXT = 32, HVT__TENSOR_TEXT = 64, HVT__ANYONE = -1, HVT__NOBODY = -2 };
 enum { HVT__WATCH_GRACE = 1 /* s, between those who give up with a word and those who do without */ };
 
 /* ---- watch.c: for whoever waits ------------------------------------------------------------ */
@@ -22,10 +22,10 @@ int hvt__wait_begin(const hvt_world *w, int peer, const char *what);
 /* Operations between the one that this thread works on and the one that it was asked to wait for: so many
  * buckets come before the one that its place tells of. */
 extern _Thread_local int64_t hvt__wait_behind;
-/* Has the watchdog looked since this was last asked? Then it is time to say whom the wait lacks. */
+/* Has the watchdog looked since this was last asked? Then it is time to say whom the wait waiting_on. */
 bool hvt__wait_asked(int wait, uint64_t *asked);
-/* It lacks these ranks of w; more than HVT__LACKS of them go unnamed. */
-void hvt__wait_lacks(int wait, const hvt_world *w, const int *peer, int n);
+/* It waiting_on these ranks of w; more than HVT__WAITING_ON of them go unnamed. */
+void hvt__wait_on(int wait, const hvt_world *w, const int *peer, int n);
 void hvt__wait_end(int wait);
 
 /* Stop watching w; NULL: whatever is watched. Needs nobody else. */
@@ -44,12 +44,12 @@ typedef struct hvt__seen {
     double place_age;
     double wait_age; /* < 0: it waits for nobody */
     hvt__where wait_place;
-    char what[HVT__WAIT_TEXT];     /* they are to do */
-    char tensor[HVT__TENSOR_TEXT]; /* with which the bucket begins; "": none is known */
-    int lacks[HVT__LACKS];         /* ranks of the job, HVT__NOBODY where there are fewer */
+    char what[HVT__WAIT_TEXT];       /* they are to do */
+    char tensor[HVT__TENSOR_TEXT];   /* with which the bucket begins; "": none is known */
+    int waiting_on[HVT__WAITING_ON]; /* ranks of the job, HVT__NOBODY where there are fewer */
 } hvt__seen;
 
-typedef enum hvt__finding { HVT__FINE, HVT__STALLED, HVT__HOPELESS, HVT__MOVES_AGAIN } hvt__finding;
+typedef enum hvt__finding { HVT__FINE, HVT__STALLED, HVT__HOPELESS, HVT__RECOVERED } hvt__finding;
 
 typedef struct hvt__verdict {
     hvt__finding finding;

@@ -60,7 +60,7 @@ hvt__verdict hvt__watch_judge(const hvt__seen *all, int n, const hvt_stall *stal
     else if (stall->warn > 0 && v.age >= due)
         v.finding = HVT__STALLED;
     else if (said && v.age < stall->warn / 2) /* ranks see ages that differ by a tick or two */
-        v.finding = HVT__MOVES_AGAIN;
+        v.finding = HVT__RECOVERED;
     return v;
 }
 
@@ -68,46 +68,46 @@ hvt__verdict hvt__watch_judge(const hvt__seen *all, int n, const hvt_stall *stal
 
 static void say_seconds(hvt__text *b, double s)
 {
-    hvt__say(b, s < 10 ? "%.1f s" : "%.0f s", s);
+    hvt__text_add(b, s < 10 ? "%.1f s" : "%.0f s", s);
 }
 
 static void say_place(hvt__text *b, const hvt__where *p)
 {
     if (p->phase == HVT__OTHER)
-        hvt__say(b, "between phases");
+        hvt__text_add(b, "between phases");
     else
-        hvt__say(b, "in phase %s", hvt__phase_name(p->phase));
+        hvt__text_add(b, "in phase %s", hvt__phase_name(p->phase));
     if (p->step > 0)
-        hvt__say(b, " of update %lld", (long long)p->step);
+        hvt__text_add(b, " of update %lld", (long long)p->step);
     else
-        hvt__say(b, " before the first update");
+        hvt__text_add(b, " before the first update");
 }
 
 static void say_state(hvt__text *b, const hvt_world *w, const hvt__seen *s)
 {
-    hvt__say(b, "rank %d (%s) ", s->rank, w->host[s->rank]);
+    hvt__text_add(b, "rank %d (%s) ", s->rank, w->host[s->rank]);
     if (s->left) {
-        hvt__say(b, "has left");
+        hvt__text_add(b, "has left");
         return;
     }
     if (s->life == 'Z' || s->life == 'X') {
-        hvt__say(b, "has ended");
+        hvt__text_add(b, "has ended");
         return;
     }
     if (s->here) {
-        hvt__say(b, "is ");
+        hvt__text_add(b, "is ");
         say_place(b, &s->place);
-        hvt__say(b, " since ");
+        hvt__text_add(b, " since ");
         say_seconds(b, s->place_age);
         if (s->life == 'D')
-            hvt__say(b, ", where it waits for a disk or a network file system");
+            hvt__text_add(b, ", where it waits for a disk or a network file system");
         return;
     }
-    hvt__say(b, s->life == 'T'   ? "is stopped (SIGSTOP); "
-                : s->life == 't' ? "is stopped by a debugger; "
-                                 : "is silent; ");
+    hvt__text_add(b, s->life == 'T'   ? "is stopped (SIGSTOP); "
+                     : s->life == 't' ? "is stopped by a debugger; "
+                                      : "is silent; ");
     say_seconds(b, s->silent);
-    hvt__say(b, " ago it was ");
+    hvt__text_add(b, " ago it was ");
     say_place(b, &s->place);
 }
 
@@ -118,10 +118,10 @@ static bool name_absent(const hvt_world *w, const hvt__seen *all, int n, bool *n
 
     memset(named, 0, (size_t)w->size * sizeof *named);
     for (int i = 0; i < n; i++)
-        for (int k = 0; waits(&all[i]) && k < HVT__LACKS; k++) {
-            anyone = anyone || all[i].lacks[k] == HVT__ANYONE;
-            if (all[i].lacks[k] >= 0 && all[i].lacks[k] < w->size)
-                named[all[i].lacks[k]] = true;
+        for (int k = 0; waits(&all[i]) && k < HVT__WAITING_ON; k++) {
+            anyone = anyone || all[i].waiting_on[k] == HVT__ANYONE;
+            if (all[i].waiting_on[k] >= 0 && all[i].waiting_on[k] < w->size)
+                named[all[i].waiting_on[k]] = true;
         }
     for (int i = 0; i < n; i++)
         named[all[i].rank] = (named[all[i].rank] || anyone) && !waits(&all[i]);
@@ -135,9 +135,9 @@ static void say_absent(hvt__text *b, const hvt_world *w, bool anyone, int n, con
     for (int r = 0; r < w->size; r++)
         count += named[r];
     if (count)
-        hvt__say_ranks(b, w, named);
+        hvt__text_add_ranks(b, w, named);
     else
-        hvt__say(b, anyone && n < w->size ? "a rank of another host" : "one another");
+        hvt__text_add(b, anyone && n < w->size ? "a rank of another host" : "one another");
 }
 
 static void say_waits(hvt__text *b, const hvt_world *w, const hvt__seen *all, int n, const hvt__verdict *v,
@@ -154,18 +154,18 @@ static void say_waits(hvt__text *b, const hvt_world *w, const hvt__seen *all, in
             named[all[i].rank] = true;
             many++;
         }
-    hvt__say_ranks(b, w, named);
-    hvt__say(b, many > 1 ? " have waited " : " has waited ");
+    hvt__text_add_ranks(b, w, named);
+    hvt__text_add(b, many > 1 ? " have waited " : " has waited ");
     say_seconds(b, v->age);
-    hvt__say(b, " for ");
+    hvt__text_add(b, " for ");
     anyone = name_absent(w, all, n, named);
     say_absent(b, w, anyone, n, named);
-    hvt__say(b, " to %s, ", me->what);
+    hvt__text_add(b, " to %s, ", me->what);
     if (p->phase == HVT__EXCHANGE && p->detail >= 0) {
-        hvt__say(b, "in bucket %d", p->detail);
+        hvt__text_add(b, "in bucket %d", p->detail);
         if (me->tensor[0])
-            hvt__say(b, " (%s ...)", me->tensor);
-        hvt__say(b, " of update %lld", (long long)p->step);
+            hvt__text_add(b, " (%s ...)", me->tensor);
+        hvt__text_add(b, " of update %lld", (long long)p->step);
     } else {
         say_place(b, p);
     }
@@ -173,10 +173,10 @@ static void say_waits(hvt__text *b, const hvt_world *w, const hvt__seen *all, in
         if (!named[all[i].rank])
             continue;
         if (told++ == DETAILED) {
-            hvt__say(b, "; ...");
+            hvt__text_add(b, "; ...");
             break;
         }
-        hvt__say(b, "; ");
+        hvt__text_add(b, "; ");
         say_state(b, w, &all[i]);
     }
 }
@@ -189,10 +189,10 @@ static void say_busy(hvt__text *b, const hvt_world *w, const hvt__seen *all, int
         if (!busy(&all[i]) || all[i].place_age < v->age / 2)
             continue;
         if (told++ == DETAILED) {
-            hvt__say(b, "; ...");
+            hvt__text_add(b, "; ...");
             break;
         }
-        hvt__say(b, told > 1 ? "; " : "");
+        hvt__text_add(b, told > 1 ? "; " : "");
         say_state(b, w, &all[i]);
     }
 }
@@ -202,13 +202,13 @@ void hvt__watch_line(const hvt_world *w, const hvt__seen *all, int n, const hvt_
 {
     hvt__text b = {.used = 0};
 
-    if (v->finding == HVT__MOVES_AGAIN)
-        hvt__say(&b, "the ranks of %s move again", w->host[all[v->speaker].rank]);
+    if (v->finding == HVT__RECOVERED)
+        hvt__text_add(&b, "the ranks of %s have recovered", w->host[all[v->speaker].rank]);
     else if (waits(&all[v->speaker]))
         say_waits(&b, w, all, n, v, named);
     else
         say_busy(&b, w, all, n, v);
     if (v->finding == HVT__HOPELESS)
-        hvt__say(&b, ": giving up");
+        hvt__text_add(&b, ": giving up");
     snprintf(text, bytes, "%s", b.at);
 }

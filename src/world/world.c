@@ -71,15 +71,15 @@ hvt_status hvt_world_wrap(const void *mpi_comm, hvt_world **ret_world)
     return open_table(ops, mpi_comm, ret_world);
 }
 
-hvt_status hvt__world_number(hvt_world *part, const hvt_world *of)
+hvt_status hvt__world_set_job_ranks(hvt_world *part, const hvt_world *of)
 {
     int32_t *all = part->scratch;
 
-    HVT_TRY(part->ops->allgather(part, &(int32_t){hvt__called(of, of->rank)}, sizeof *all, all));
-    part->called = malloc((size_t)part->size * sizeof *part->called);
-    HVT_CHECK(part->called, E_MEM, "no memory for the numbers of %d ranks", part->size);
+    HVT_TRY(part->ops->allgather(part, &(int32_t){hvt__job_rank(of, of->rank)}, sizeof *all, all));
+    part->job_rank = malloc((size_t)part->size * sizeof *part->job_rank);
+    HVT_CHECK(part->job_rank, E_MEM, "no memory for the numbers of %d ranks", part->size);
     for (int r = 0; r < part->size; r++)
-        part->called[r] = all[r];
+        part->job_rank[r] = all[r];
     part->job = of->job ? of->job : of;
     return HVT_OK;
 }
@@ -103,7 +103,7 @@ hvt_status hvt_world_split(hvt_world *world, int color, int key, hvt_world **ret
     if (s == HVT_OK && color >= 0 && !w->scratch)
         s = HVT_FAIL(E_MEM, "no memory for a world of %d ranks", w->size);
     HVT_TRY_OR(fail, hvt_world_agree(world, s));
-    HVT_TRY_OR(fail, hvt_world_agree(world, color < 0 ? HVT_OK : hvt__world_number(w, world)));
+    HVT_TRY_OR(fail, hvt_world_agree(world, color < 0 ? HVT_OK : hvt__world_set_job_ranks(w, world)));
     if (color < 0) {
         hvt_world_close(&w);
         *ret_world = NULL;
@@ -136,7 +136,7 @@ void hvt_world_close(hvt_world **world)
     if (w->ops)
         w->ops->close(w);
     hvt__watch_close(w); /* until then it watches over how MPI ends */
-    free(w->called);
+    free(w->job_rank);
     free(w->node_of);
     free(w->host);
     free(w->scratch);

@@ -3,11 +3,12 @@
  * the host program's, and returns MPI's errors instead of dying of them. MPI is initialised only if nobody
  * has, and then finalised on close: who starts it, ends it.
  *
- * A comm's worker calls MPI while the main thread may. Below MPI_THREAD_MULTIPLE whoever calls it has the
- * *turn*, and nobody keeps that while waiting for messages that the other thread's calls may have to bring. A
- * collective of the world does keep it: all ranks come to it from their main threads, in the same order, and
- * it needs no worker. Two threads that each have a world need MPI_THREAD_MULTIPLE, or one might wait for its
- * turn on this rank and the other one on another: that is refused. With it there is no turn.
+ * A comm's worker may call MPI at the same time as the main thread. Below MPI_THREAD_MULTIPLE a lock admits
+ * one of them, and no thread holds it while it waits for messages that the other thread's calls may have to
+ * move. A collective of the world does hold it: all ranks call it from their main threads, in the same order,
+ * and it needs no worker. Two threads with a world each need MPI_THREAD_MULTIPLE, or one might wait for the
+ * lock on this rank and the other one on another rank: that is refused. With MPI_THREAD_MULTIPLE there is no
+ * lock.
  */
 #include "config.h"
 #include "base_impl.h"
@@ -34,8 +35,8 @@ typedef struct world_mpi {
 
 /* ---- one thread at a time ------------------------------------------------------------------ */
 
-static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
-static atomic_int wanting; /* threads that wait for their turn */
+static pthread_mutex_t mpi_lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_int wanting; /* threads that wait for the lock */
 static atomic_int workers;
 static atomic_bool multiple;   /* MPI takes calls of several threads at once */
 static atomic_bool collective; /* below that: a thread is in a call that other ranks must come to */
@@ -45,10 +46,10 @@ bool hvt__mpi_enter(void)
 {
     if (atomic_load_explicit(&multiple, memory_order_relaxed))
         return false;
-    if (!pthread_mutex_trylock(&turn))
+    if (!pthread_mutex_trylock(&mpi_lock))
         return true;
     atomic_fetch_add(&wanting, 1);
-    pthread_mutex_lock(&turn);
+    pthread_mutex_lock(&mpi_lock);
     atomic_fetch_sub(&wanting, 1);
     return true;
 }
@@ -56,7 +57,7 @@ bool hvt__mpi_enter(void)
 void hvt__mpi_leave(bool entered)
 {
     if (entered)
-        pthread_mutex_unlock(&turn);
+        pthread_mutex_unlock(&mpi_lock);
 }
 
 bool hvt__mpi_is_up(void)
@@ -227,22 +228,22 @@ static hvt_status test_all(int n, MPI_Request *request, bool *ret_done)
     return HVT_OK;
 }
 
-static hvt_status say_lacking(const hvt_world *w, int wait, int n, const MPI_Request *request,
-                              const int *peer)
+static hvt_status report_waiting(const hvt_world *w, int wait, int n, const MPI_Request *request,
+                                 const int *peer)
 {
-    int lacks[HVT__LACKS], m = 0, done;
+    int waiting_on[HVT__WAITING_ON], m = 0, done;
 
-    for (int i = 0; i < n && m < HVT__LACKS; i++) {
+    for (int i = 0; i < n && m < HVT__WAITING_ON; i++) {
         bool told = false;
 
         HVT_TRY_MPI(MPI_Request_get_status(request[i], &done, MPI_STATUS_IGNORE));
         for (int k = 0; k < m; k++)
-            told = told || lacks[k] == peer[i];
+            told = told || waiting_on[k] == peer[i];
         if (!done && !told)
-            lacks[m++] = peer[i];
+            waiting_on[m++] = peer[i];
     }
     if (m)
-        hvt__wait_lacks(wait, w, lacks, m);
+        hvt__wait_on(wait, w, waiting_on, m);
     return HVT_OK;
 }
 
@@ -304,7 +305,7 @@ hvt_status hvt__mpi_await(const hvt_world *w, const hvt__party *party, int n, MP
         if (s != HVT_OK || done)
             break;
         if (hvt__wait_asked(wait, &asked))
-            s = say_lacking(w, wait, n, request, peer);
+            s = report_waiting(w, wait, n, request, peer);
         if (s == HVT_OK && hvt__now() - looked >= pause) {
             s = look_for_lost(party, n, request, peer, what, &gone);
             looked = hvt__now();
@@ -528,7 +529,7 @@ static void world_abort_mpi(hvt_world *w, int exit_code)
 
     clock_gettime(CLOCK_REALTIME, &soon);
     soon.tv_sec++;
-    pthread_mutex_timedlock(&turn,
+    pthread_mutex_timedlock(&mpi_lock,
                             &soon); /* a worker leaves within that; a thread that waits in MPI does not */
     if (hvt__mpi_is_up())
         MPI_Abort(hvt__world_mpi_comm(w), exit_code);

@@ -84,18 +84,18 @@ TEST(counts_that_only_two_ranks_know_are_compared_too)
     size_t gives[64], takes[64];
     char text[128];
 
-    snprintf(text, sizeof text, "gather: rank %d (%s) gives 3 i64, rank 0 (%s) takes 2", last,
+    snprintf(text, sizeof text, "gather: rank %d (%s) sends 3 i64, rank 0 (%s) receives 2", last,
              hvt_world_host(world, last), hvt_world_host(world, 0));
     if (last) {
         check_told(hvt_gather(c, x, rank == last ? 3 : 2, y, NULL, HVT_I64, 0, NULL), HVT_E_MISMATCH, text);
-        snprintf(text, sizeof text, "scatter: rank 0 (%s) gives 2 i64, rank %d (%s) takes 3",
+        snprintf(text, sizeof text, "scatter: rank 0 (%s) sends 2 i64, rank %d (%s) receives 3",
                  hvt_world_host(world, 0), last, hvt_world_host(world, last));
         check_told(hvt_scatter(c, x, NULL, y, rank == last ? 3 : 2, HVT_I64, 0, NULL), HVT_E_MISMATCH, text);
     }
     for (int r = 0; r < size; r++)
         gives[r] = takes[r] = 2;
     gives[0] = rank == last ? 5 : 2;
-    snprintf(text, sizeof text, "alltoall: rank %d (%s) gives 5 f32, rank 0 (%s) takes 2", last,
+    snprintf(text, sizeof text, "alltoall: rank %d (%s) sends 5 f32, rank 0 (%s) receives 2", last,
              hvt_world_host(world, last), hvt_world_host(world, 0));
     check_told(hvt_alltoall(c, x, gives, y, takes, HVT_F32, NULL), HVT_E_MISMATCH, text);
 }

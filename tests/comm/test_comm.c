@@ -15,7 +15,7 @@ TEST(slices_are_balanced_and_cover_everything_once)
         bool taken[40] = {false};
 
         for (int r = 0; r < n; r++) {
-            int p = hvt__slice_of(r, n);
+            int p = hvt__slice_index(r, n);
 
             CHECK(p >= 0 && p < n && !taken[p], "slice %d of %d, twice or none", p, n);
             taken[p] = true;

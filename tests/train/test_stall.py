@@ -136,7 +136,7 @@ def a_stuck_rank_that_goes_on_costs_a_warning_and_no_bit():
             pass
         code, lines = job.end()
         check(code == 0 and weights() == plain, comm, "exit", code, weights(), "not", plain, lines)
-        check(any("move again" in line for line in lines), comm, lines)
+        check(any("have recovered" in line for line in lines), comm, lines)
 
 
 def a_stuck_save_is_given_up_in_the_end():

@@ -28,7 +28,7 @@ static hvt__seen at_work(int r, hvt__phase phase, double age)
         .rank = r, .here = true, .place = {120, phase, -1, 0}, .place_age = age, .wait_age = -1};
 }
 
-static hvt__seen waiting(int r, double age, int lacks)
+static hvt__seen waiting(int r, double age, int waiting_on)
 {
     hvt__seen s = at_work(r, HVT__EXCHANGE, age);
 
@@ -36,9 +36,9 @@ static hvt__seen waiting(int r, double age, int lacks)
     s.wait_place = s.place;
     s.wait_age = age;
     snprintf(s.what, sizeof s.what, "issue the operation");
-    for (int i = 0; i < HVT__LACKS; i++)
-        s.lacks[i] = HVT__NOBODY;
-    s.lacks[0] = lacks;
+    for (int i = 0; i < HVT__WAITING_ON; i++)
+        s.waiting_on[i] = HVT__NOBODY;
+    s.waiting_on[0] = waiting_on;
     return s;
 }
 
@@ -101,7 +101,7 @@ TEST(a_stall_is_told_at_its_times_and_by_one_rank)
          0},
         /* it is over; ages that differ by a tick are not the end of it */
         {both, {waiting(0, 29, 1), at_work(1, HVT__DATA, 29), waiting(2, 20, 0)}, 1, HVT__FINE, 0},
-        {both, {waiting(0, 1, 1), at_work(1, HVT__DATA, 1), waiting(2, 1, 0)}, 1, HVT__MOVES_AGAIN, 0},
+        {both, {waiting(0, 1, 1), at_work(1, HVT__DATA, 1), waiting(2, 1, 0)}, 1, HVT__RECOVERED, 0},
     };
 
     for (size_t i = 0; i < HVT_LEN(cases); i++) {
@@ -173,8 +173,8 @@ TEST(the_line_names_those_who_are_lacked_and_do_not_wait)
         hvt__watch_line(&two, cases[i].all, 3, &v, named, text, sizeof text);
         CHECK(!strcmp(text, cases[i].line), "case %zu:\n  %s\nnot\n  %s", i, text, cases[i].line);
     }
-    cases[0].all[0].lacks[0] = 2;
-    cases[0].all[0].lacks[1] = 3; /* of two messages neither has come */
+    cases[0].all[0].waiting_on[0] = 2;
+    cases[0].all[0].waiting_on[1] = 3; /* of two messages neither has come */
     hvt__verdict v = hvt__watch_judge(cases[0].all, 3, &stall, 0);
     hvt__watch_line(&two, cases[0].all, 3, &v, named, text, sizeof text);
     CHECK(strstr(text, "for ranks 2-3 (a, b) to issue"), "%s", text);
@@ -235,12 +235,12 @@ TEST(a_place_that_does_not_change_is_told_and_so_is_a_wait_of_another_thread)
     hvt__trace_begin(HVT__DATA, -1);
     until_heard("in phase data of update 5 since ");
     hvt__trace_end();
-    until_heard("move again");
+    until_heard("have recovered");
     wait = hvt__wait_begin(world, HVT__ANYONE, "be watched");
     CHECK(wait >= 0, "a wait is not noted");
     until_heard(" to be watched, ");
     hvt__wait_end(wait);
-    until_heard("move again");
+    until_heard("have recovered");
     for (int i = 0; i < 3; i++) { /* and it can be had again */
         CHECK_OK(hvt_world_watch(world, &quick));
         CHECK_OK(hvt_world_watch(world, &(hvt_stall){0, 0}));
@@ -256,7 +256,7 @@ static void *wait_often(void *arg)
 
         hvt__trace_begin(HVT__EXCHANGE, i);
         if (hvt__wait_asked(wait, &asked))
-            hvt__wait_lacks(wait, world, (int[]){0}, 1);
+            hvt__wait_on(wait, world, (int[]){0}, 1);
         hvt__trace_end();
         hvt__wait_end(wait);
     }
