@@ -122,7 +122,16 @@ mutant("broadcast-without-parameters", "ranks begin with parameters of their own
        "distopt-np2 distopt-np3 program",
        ("src/optim/slices.c",
         "    if (!d->params)\n        return hvt_comm_broadcast(d->comm, m->params, bytes, root);",
-        "    if (!d->params)\n        return hvt_world_barrier(world);"))
+        "    if (!d->params)\n        return d->way == &hvt__way_replicated\n"
+        "                   ? hvt_world_barrier(world)\n"
+        "                   : hvt_comm_broadcast(d->comm, m->params, bytes, root);"))
+mutant("broadcast-without-parameters-sharded", "ranks that cannot share them begin with parameters of their own",
+       "sharded-np2 sharded-np3 program",
+       ("src/optim/slices.c",
+        "    if (!d->params)\n        return hvt_comm_broadcast(d->comm, m->params, bytes, root);",
+        "    if (!d->params)\n        return d->way != &hvt__way_replicated\n"
+        "                   ? hvt_world_barrier(world)\n"
+        "                   : hvt_comm_broadcast(d->comm, m->params, bytes, root);"))
 mutant("broadcast-without-momentum", "ranks go on with momentum of their own",
        "distopt-np2 distopt-np3 program",
        ("src/optim/slices.c", "return o->v && !d->v ?", "return false ?"))
