@@ -175,7 +175,7 @@ def tmpfs(size):
 
 def a_log_goes_on_where_it_stopped_once_the_disk_has_room_again():
     for ranks in RANKS:
-        disk = tmpfs("64k")
+        disk = tmpfs("1m")  # room for the records of many seconds once the ballast is gone
         p = None
         try:
             p = start(FOREVER + ["--log", "disk/log"], ranks)
