@@ -17,7 +17,7 @@
 static bool known_flag(int i, hvt__flag *ret_flag)
 {
     static const hvt__flag others[] = {{"--help"}, {"--version"}};
-    const hvt__option *o = &hvt__option_table[i / 2];
+    const hvt__option *o;
 
     if (i >= 2 * HVT_OPTION_COUNT + (int)HVT_LEN(others))
         return false;
@@ -25,6 +25,7 @@ static bool known_flag(int i, hvt__flag *ret_flag)
         *ret_flag = others[i - 2 * HVT_OPTION_COUNT];
         return true;
     }
+    o = &hvt__option_table[i / 2];
     *ret_flag = hvt__flag_of(o);
     if (i % 2 && o->kind == KIND_bool) /* and its negation */
         snprintf(ret_flag->text, sizeof ret_flag->text, "--no-%.40s", hvt__flag_of(o).text + 2);
