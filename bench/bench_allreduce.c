@@ -86,11 +86,11 @@ static void run(way *w, float *other, size_t count)
     hvt_ticket t;
 
     if (w->touches) {
-        must(dev->ops->reduce_all(dev, count, HVT_F32, (void *const[]){w->buf}, 1));
+        must(dev->ops->host_only.reduce_all(dev, count, HVT_F32, (void *const[]){w->buf}, 1));
         return;
     }
     if (w->copies) {
-        must(dev->ops->copy(dev, other, w->buf, count * sizeof *other));
+        must(dev->ops->memory.copy(dev, other, w->buf, count * sizeof *other));
         return;
     }
 #if HVT_HAVE_MPI

@@ -196,7 +196,7 @@ static void bare(way *w, float scale)
 static void by_mpi(way *w)
 {
     hvt_model *m = w->m;
-    const float *g = m->grads, *at;
+    const float *g = m->grads;
 
     must(hvt__model_begin_step(m, size, (double)lr, NULL));
     if (w->kind == MPI_FUSED)
@@ -207,7 +207,7 @@ static void by_mpi(way *w)
         MPI_Allreduce(MPI_IN_PLACE, m->grads + m->param[i].offset, (int)m->param[i].count, MPI_FLOAT, MPI_SUM,
                       MPI_COMM_WORLD);
     must(hvt__model_end_step(m, counts, size));
-    must(hvt__optim_span(w->o, &g, 1, &at, 0, m->arena_count));
+    must(hvt__optim_span(w->o, &g, 1, 0, m->arena_count));
     hvt__model_updated(m);
 }
 #endif

@@ -7,11 +7,14 @@
  * its rounds, or with --least the shortest in the thread's own time. GF/s counts multiply and add of pixels
  * that exist (padding is not work), as the definition has them: Winograd's 3x3 do fewer and pass the peak.
  * Columns: GF/s and a share forward, backward data, backward weights;
- * microseconds to turn the weights. The share is of what bounds the pass, measured in the same run: "%" of
- * the peak (all threads' multiply-adds in registers; of pairs of bf16 where the set multiplies these), or,
- * where reading and writing the pass's arrays once would take longer than the multiply-adds, "m" of the
- * bandwidth of copying as many bytes from place to place, again and again. Last: the model's convolutions as
- * often as the model has them, in milliseconds a batch and images/s.
+ * microseconds to turn the weights; "g" after the stride: depthwise. The share is of what bounds the pass,
+ * measured in the same run: "%" of the peak (all threads' multiply-adds in registers; of pairs of bf16 where
+ * the set multiplies these), or, where reading and writing the pass's arrays once would take longer than the
+ * multiply-adds, "m" of the bandwidth of copying as many bytes from place to place, again and again. Last:
+ * the model's convolutions as often as the model has them, in milliseconds a batch and images/s.
+ *
+ * --errors: instead, for each layer, the root of the mean square of the errors of y, dx and dw against sums
+ * in double, as parts of the sums of their absolute products.
  */
 #include "bench.h"
 #include "base_impl.h"
@@ -26,6 +29,7 @@
 
 typedef struct layer {
     int c, k, window, stride, size, count; /* size: height and width of the input */
+    int groups;                            /* 0: one */
 } layer;
 
 typedef struct net {
@@ -76,6 +80,20 @@ static const net nets[] = {
                              {512, 1024, 1, 2, 28, 1},  {1024, 256, 1, 1, 14, 5}, {1024, 512, 1, 1, 14, 1},
                              {512, 512, 3, 2, 14, 1},   {512, 512, 3, 1, 7, 2},   {512, 2048, 1, 1, 7, 3},
                              {1024, 2048, 1, 2, 14, 1}, {2048, 512, 1, 1, 7, 2},  {2048, 1000, 1, 1, 1, 1}}},
+    {"mobilenet_v2-224",
+     16,
+     31,
+     {{3, 32, 3, 2, 224, 1},        {32, 32, 3, 1, 112, 1, 32},   {32, 16, 1, 1, 112, 1},
+      {16, 96, 1, 1, 112, 1},       {96, 96, 3, 2, 112, 1, 96},   {96, 24, 1, 1, 56, 1},
+      {24, 144, 1, 1, 56, 2},       {144, 144, 3, 1, 56, 1, 144}, {144, 24, 1, 1, 56, 1},
+      {144, 144, 3, 2, 56, 1, 144}, {144, 32, 1, 1, 28, 1},       {32, 192, 1, 1, 28, 3},
+      {192, 192, 3, 1, 28, 2, 192}, {192, 32, 1, 1, 28, 2},       {192, 192, 3, 2, 28, 1, 192},
+      {192, 64, 1, 1, 14, 1},       {64, 384, 1, 1, 14, 4},       {384, 384, 3, 1, 14, 4, 384},
+      {384, 64, 1, 1, 14, 3},       {384, 96, 1, 1, 14, 1},       {96, 576, 1, 1, 14, 3},
+      {576, 576, 3, 1, 14, 2, 576}, {576, 96, 1, 1, 14, 2},       {576, 576, 3, 2, 14, 1, 576},
+      {576, 160, 1, 1, 7, 1},       {160, 960, 1, 1, 7, 3},       {960, 960, 3, 1, 7, 3, 960},
+      {960, 160, 1, 1, 7, 2},       {960, 320, 1, 1, 7, 1},       {320, 1280, 1, 1, 7, 1},
+      {1280, 1000, 1, 1, 1, 1}}},
 };
 
 typedef struct bench {
@@ -87,6 +105,7 @@ typedef struct bench {
     void *x, *y, *dx, *dy, *w; /* of d.type */
     float *dw, *canonical, *dcanonical;
     void *ws;
+    double error[3]; /* squares of y's, dx's and dw's errors, as parts of their sums of absolute products */
 } bench;
 
 static void must(hvt_status s)
@@ -153,7 +172,7 @@ static size_t row(const bench *b, int n, int h, int w, int size)
 
 static double weight(const bench *b, int k, int c, int r, int s)
 {
-    return b->canonical[(((size_t)k * b->d.c + c) * b->d.r + r) * b->d.s + s];
+    return b->canonical[(((size_t)k * (size_t)hvt__conv_depth(&b->d) + c) * b->d.r + r) * b->d.s + s];
 }
 
 /* element i of an array of activations */
@@ -162,20 +181,26 @@ static double value(const bench *b, const void *p, size_t i)
     return hvt__load(p, b->d.type, i);
 }
 
-static bool near(hvt_dtype t, double got, double sum, double size)
+static bool near(hvt_dtype t, double got, double sum, double size, double *error)
 {
     double rounding = t == HVT_F32 ? 0 : t == HVT_F16 ? 0x1p-11 : 0x1p-8;
 
+    *error += size > 0 ? (got - sum) / size * ((got - sum) / size) : 0;
     return fabs(got - sum) <= 1e-5 * size + rounding * fabs(sum);
 }
 
+enum { ERROR_SAMPLES = 2000 };
+
 /* One element of each result, chosen by draw number i. Padding, stride and taps as in the definition. */
-static bool right(const bench *b, uint64_t i)
+static bool right(bench *b, uint64_t i)
 {
     const hvt_conv_desc *d = &b->d;
     uint64_t z = hvt__draw(7, i, 0, 0);
+    const int depth = hvt__conv_depth(d), filters = d->k / d->groups;
     int n = (int)(z % (uint64_t)d->n), k = (int)((z >> 8) % (uint64_t)d->k),
         c = (int)((z >> 20) % (uint64_t)d->c);
+    const int first = k / filters * depth, wc = c % depth,
+              wx = first + wc; /* of dw: a channel that k reads */
     int p = (int)((z >> 32) % (uint64_t)b->p), q = (int)((z >> 40) % (uint64_t)b->p);
     int h = (int)((z >> 32) % (uint64_t)d->h), w = (int)((z >> 40) % (uint64_t)d->w);
     int tr = (int)((z >> 48) % (uint64_t)d->r), ts = (int)((z >> 56) % (uint64_t)d->s);
@@ -183,39 +208,41 @@ static bool right(const bench *b, uint64_t i)
 
     for (int r = 0; r < d->r; r++)
         for (int s = 0; s < d->s; s++) {
-            int ih = p * d->stride + r - d->pad, iw = q * d->stride + s - d->pad;
-            int oh = h + d->pad - r, ow = w + d->pad - s;
+            int ih = p * d->stride_h + r - d->top, iw = q * d->stride_h + s - d->top;
+            int oh = h + d->top - r, ow = w + d->top - s;
 
-            for (int j = 0; j < d->c && ih >= 0 && iw >= 0 && ih < d->h && iw < d->w; j++) {
-                double t = value(b, b->x, row(b, n, ih, iw, d->h) * d->c + j) * weight(b, k, j, r, s);
+            for (int j = 0; j < depth && ih >= 0 && iw >= 0 && ih < d->h && iw < d->w; j++) {
+                double t = value(b, b->x, row(b, n, ih, iw, d->h) * d->c + first + j) * weight(b, k, j, r, s);
                 y += t, ya += fabs(t);
             }
-            if (oh < 0 || ow < 0 || oh % d->stride || ow % d->stride || oh / d->stride >= b->p ||
-                ow / d->stride >= b->p)
+            if (oh < 0 || ow < 0 || oh % d->stride_h || ow % d->stride_h || oh / d->stride_h >= b->p ||
+                ow / d->stride_h >= b->p)
                 continue;
-            for (int j = 0; j < d->k; j++) {
-                size_t at = row(b, n, oh / d->stride, ow / d->stride, b->p) * d->k + j;
-                double t = value(b, b->dy, at) * weight(b, j, c, r, s);
+            for (int j = c / depth * filters; j < (c / depth + 1) * filters; j++) {
+                size_t at = row(b, n, oh / d->stride_h, ow / d->stride_h, b->p) * d->k + j;
+                double t = value(b, b->dy, at) * weight(b, j, wc, r, s);
                 dx += t, dxa += fabs(t);
             }
         }
     for (int m = 0; m < d->n; m++)
         for (int u = 0; u < b->p; u++)
             for (int v = 0; v < b->p; v++) {
-                int ih = u * d->stride + tr - d->pad, iw = v * d->stride + ts - d->pad;
+                int ih = u * d->stride_h + tr - d->top, iw = v * d->stride_h + ts - d->top;
 
                 if (ih < 0 || iw < 0 || ih >= d->h || iw >= d->w)
                     continue;
-                double t = value(b, b->x, row(b, m, ih, iw, d->h) * d->c + c) *
+                double t = value(b, b->x, row(b, m, ih, iw, d->h) * d->c + wx) *
                            value(b, b->dy, row(b, m, u, v, b->p) * d->k + k);
                 dw += t, dwa += fabs(t);
             }
-    return near(d->type, value(b, b->y, row(b, n, p, q, b->p) * d->k + k), y, ya) &&
-           (d->no_dx || near(d->type, value(b, b->dx, row(b, n, h, w, d->h) * d->c + c), dx, dxa)) &&
-           near(HVT_F32, b->dcanonical[(((size_t)k * d->c + c) * d->r + tr) * d->s + ts], dw, dwa);
+    return near(d->type, value(b, b->y, row(b, n, p, q, b->p) * d->k + k), y, ya, &b->error[0]) &&
+           (d->no_dx ||
+            near(d->type, value(b, b->dx, row(b, n, h, w, d->h) * d->c + c), dx, dxa, &b->error[1])) &&
+           near(HVT_F32, b->dcanonical[(((size_t)k * depth + wc) * d->r + tr) * d->s + ts], dw, dwa,
+                &b->error[2]);
 }
 
-static bool verify(bench *b)
+static bool verify(bench *b, int samples)
 {
     bool good = true;
 
@@ -228,8 +255,8 @@ static bool verify(bench *b)
         backward_x(b);
     backward_w(b);
     hvt__conv_permute_cpu(b->op, true, b->dw, b->dcanonical);
-    for (uint64_t i = 0; i < 100; i++)
-        good &= right(b, i);
+    for (int i = 0; i < samples; i++)
+        good &= right(b, (uint64_t)i);
     return good;
 }
 
@@ -251,14 +278,14 @@ static void open_layer(bench *b, hvt_device *dev, const layer *l, int batch, hvt
                            .k = l->k,
                            .r = l->window,
                            .s = l->window,
-                           .stride = l->stride,
-                           .pad = l->window / 2,
+                           HVT_CONV_EVEN(l->stride, l->window / 2),
                            .no_dx = l->c == 3};
-    b->p = hvt__conv_out(l->size, l->window, l->stride, l->window / 2);
+    b->d.groups = l->groups ? l->groups : 1;
+    b->p = hvt__conv_height(&b->d);
     must(hvt__conv_plan_cpu(dev, &b->d, &b->op, &b->nw, &ws));
     b->nx = (size_t)batch * l->size * l->size * l->c;
     b->ny = (size_t)batch * b->p * b->p * l->k;
-    b->file = (size_t)l->k * l->c * l->window * l->window;
+    b->file = (size_t)l->k * hvt__conv_depth(&b->d) * l->window * l->window;
     b->x = elements(&b->d, b->nx);
     b->dx = elements(&b->d, b->nx);
     b->y = elements(&b->d, b->ny);
@@ -301,17 +328,17 @@ static double work(const bench *b)
 
     for (int o = 0; o < b->p; o++)
         for (int t = 0; t < b->d.r; t++) {
-            int i = o * b->d.stride + t - b->d.pad;
+            int i = o * b->d.stride_h + t - b->d.top;
 
             places += i >= 0 && i < b->d.h;
         }
-    return 2 * places * places * b->d.c * b->d.k;
+    return 2 * places * places * hvt__conv_depth(&b->d) * b->d.k;
 }
 
 /* What a run asks for. */
 typedef struct choice {
     const char *model, *isa, *order, *type, *pass;
-    int batch, layer, threads, least, direct;
+    int batch, layer, threads, least, tile, errors;
     double seconds;
 } choice;
 
@@ -319,15 +346,18 @@ static choice o = {
     .model = "resnet50", .order = "hwn", .type = "f32", .pass = "all", .threads = 1, .seconds = 0.1};
 
 static const bench_row options[] = {
-    {"--model", "NAME", "resnet50, resnet20, resnet18 (CIFAR stem) or resnet50-224 (resnet50)", &o.model},
-    {"--batch", "N", "images (the model's own: 64, 128, 64, 8)", .number = &o.batch},
+    {"--model", "NAME",
+     "resnet50, resnet20, resnet18 (CIFAR stem), resnet50-224 or mobilenet_v2-224 (resnet50)", &o.model},
+    {"--batch", "N", "images (the model's own: 64, 128, 64, 8, 16)", .number = &o.batch},
     {"--layer", "N", "only the model's N-th (0: all)", .number = &o.layer},
     {"--type", "f32|bf16|f16", "of activations (f32)", &o.type},
     {"--isa", "NAME", "instruction set (auto's)", &o.isa},
-    {"--direct", "", "by their definition, none by Winograd", .flag = &o.direct},
+    {"--tile", "4|2|1", "most outputs in each direction of Winograd's tiles; 1: direct (4)",
+     .number = &o.tile},
     {"--threads", "N", "(1)", .number = &o.threads},
     {"--order", "hwn|nhw", "of rows (hwn)", &o.order},
     {"--pass", "all|forward|data|weights", "which is timed; all are verified (all)", &o.pass},
+    {"--errors", "", "not the times but the errors of y, dx and dw against f64", .flag = &o.errors},
     {"--seconds", "S", "for each layer and pass (0.1)", .seconds = &o.seconds},
     {"--least", "", "the shortest round in processor time, not the median by the clock", .flag = &o.least},
 };
@@ -394,11 +424,20 @@ static int run_net(const net *m, hvt_device *dev, limits *lim, double peak)
         if (o.layer && l != m->layer + o.layer - 1)
             continue;
         open_layer(&b, dev, l, batch, order, type);
-        if (!verify(&b)) {
+        if (!verify(&b, o.errors ? ERROR_SAMPLES : 100)) {
             printf("%4d -> %4d, %dx%d/%d at %d: WRONG\n", l->c, l->k, l->window, l->window, l->stride,
                    l->size);
             close_layer(&b);
             return 1;
+        }
+        if (o.errors) {
+            printf("%4d -> %4d, %dx%d/%d at %3d   batch %d errors", l->c, l->k, l->window, l->window,
+                   l->stride, l->size, batch);
+            for (int i = 0; i < 3; i++)
+                printf(" %.3g", sqrt(b.error[i] / ERROR_SAMPLES));
+            printf("\n");
+            close_layer(&b);
+            continue;
         }
         gf = work(&b) * batch * 1e-9;
         for (int i = 0; i < 4; i++) {
@@ -415,8 +454,8 @@ static int run_net(const net *m, hvt_device *dev, limits *lim, double peak)
         bytes = (double)(b.nx + b.ny + b.nw) * (double)hvt_dtype_size(type);
         lim->bytes = (size_t)(bytes / o.threads);
         copy = measure(lim, copy_job);
-        printf("%4d -> %4d, %dx%d/%d at %3d   %d", l->c, l->k, l->window, l->window, l->stride, l->size,
-               l->count);
+        printf("%4d -> %4d, %dx%d/%d%c at %3d  %d", l->c, l->k, l->window, l->window, l->stride,
+               b.d.groups > 1 ? 'g' : ' ', l->size, l->count);
         for (int i = 0; i < 3; i++)
             print_share(gf, 1e-9 * bytes, peak, copy, time[i]);
         printf("  %8.0f\n", time[3] * 1e6);
@@ -425,6 +464,8 @@ static int run_net(const net *m, hvt_device *dev, limits *lim, double peak)
             total[i] += time[i] * l->count;
         close_layer(&b);
     }
+    if (o.errors)
+        return 0;
     sum = total[0] + total[1] + total[2] + total[3];
     printf(
         "%s batch %d %s %s: %.1f ms (forward %.1f, data %.1f, weights %.1f, pack %.1f), %.1f GF/s, %.0f %% "
@@ -450,7 +491,7 @@ int main(int argc, char **argv)
     const net *chosen = NULL;
     int failed;
     hvt_cpu cpu = {0};
-    hvt_device dev = {.state = &cpu};
+    hvt_device dev = {.ops = &hvt_device_cpu, .state = &cpu};
     limits lim = {0};
     double peak;
 
@@ -476,7 +517,7 @@ int main(int argc, char **argv)
         return usage("bad number of", "threads");
     must(hvt__thread_pool_open(o.threads, NULL, 0, false, &cpu.pool));
     hvt__floats_enter();
-    dev.direct = o.direct;
+    dev.conv_tile = o.tile;
     bench_header("bench_ops", cpu.isa->name, o.threads);
     lim.pool = cpu.pool;
     lim.isa = cpu.isa->name;

@@ -17,16 +17,24 @@
  * an exchange that takes no time: alone, but each step as long as it is on the rank that is slowest in it;
  * net is the tax against that. skew is what exposed_comm would be with that exchange: the share of its time
  * for which a rank alone is ahead of the slowest in a step, on the rank that is so most.
+ *
+ * --span: what a step would take on other numbers of threads than there are processors; span.h says how.
  */
+#define _GNU_SOURCE
 #include "bench.h"
 #include "base/trace.h"
 #include "hvt/hvt.h"
 #include "op_times.h"
+#include "span.h"
 
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 enum { BEFORE = 3, AFTER = 1, STEPS_MOST = 10000, PHASES = HVT__PHASE_COUNT, TOTAL = HVT__STEP };
 
@@ -55,10 +63,13 @@ static side together, alone;
 static hvt_world *world; /* of together */
 static hvt_device *dev;
 static hvt_dataset *set;
+static hvt_cores cores; /* of this rank */
+static int span[SPAN_LIST], span_count;
 
 static struct {
-    const char *model, *stem, *comm, *update, *overlap, *wire, *json, *amp, *isa;
-    int batch, bucket, steps, pairs, side, threads, ops, direct;
+    const char *model, *stem, *comm, *update, *overlap, *wire, *json, *amp, *isa, *span;
+    int batch, bucket, steps, pairs, side, threads, ops, tile, company, least;
+    double socket;
 } o = {.model = "resnet20",
        .stem = "imagenet",
        .comm = "auto",
@@ -69,7 +80,9 @@ static struct {
        .isa = "auto",
        .batch = 128,
        .side = 32,
-       .steps = 20};
+       .steps = 20,
+       .company = -1,
+       .socket = 576};
 
 static const bench_row options[] = {
     {"--model", "NAME", "of hvtrain's zoo (resnet20)", &o.model},
@@ -79,7 +92,8 @@ static const bench_row options[] = {
     {"--steps", "N", "that count (20)", .number = &o.steps},
     {"--amp", "f32|bf16|f16", "type of activations (f32)", &o.amp},
     {"--isa", "NAME", "instruction set (auto)", &o.isa},
-    {"--direct", "", "convolutions by their definition, none by Winograd", .flag = &o.direct},
+    {"--tile", "4|2|1", "most outputs in each direction of Winograd's tiles; 1: direct (4)",
+     .number = &o.tile},
     {"--threads", "N", "of a rank (0: its share of the node)", .number = &o.threads},
     {"--comm", "NAME", "how gradients travel (auto)", &o.comm},
     {"--optimizer-state", "auto|replicated|sharded", "who updates what (auto)", &o.update},
@@ -89,6 +103,11 @@ static const bench_row options[] = {
     {"--json", "FILE", "the table of phases goes there, too", &o.json},
     {"--pairs", "N", "of blocks with and without the other ranks (0)", .number = &o.pairs},
     {"--ops", "", "the time of each op of rank 0's device", .flag = &o.ops},
+    {"--span", "N,N,...", "foretell a step on so many threads", &o.span},
+    {"--company", "N", "images of the steps that the other processors make meanwhile (the batch's share)",
+     .number = &o.company},
+    {"--least", "", "--span from the least of each time, on machines that others use", .flag = &o.least},
+    {"--socket-gbs", "GB/S", "what a socket's memory moves (576; 0: no limit)", .seconds = &o.socket},
 };
 
 static double took[STEPS_MOST][PHASES]; /* s of each phase's own time; TOTAL: of the step */
@@ -109,18 +128,20 @@ static void open_device(void)
 {
     const hvt_dataset_opts drawn = {
         .train = true, .image_size = o.side, .samples = (uint32_t)(8 * o.batch * hvt_world_size(world))};
-    hvt_cores cores;
-
-    must(hvt_world_cores(world, o.threads, &cores));
     hvt_device_opts place = {.threads = cores.threads,
                              .cpus = cores.cpus,
                              .ncpus = cores.ncpus,
+                             .pin_caller = o.span != NULL,
                              .yield = cores.crowded,
-                             .direct = o.direct,
+                             .conv_tile = o.tile,
                              .isa = o.isa};
     must(hvt_device_open("cpu", &place, &dev));
-    if (o.ops && !hvt_world_rank(world))
+    if (span_count) {
+        span_watch(dev);
+        span_prepare(dev, span[span_count - 1] > cores.threads ? span[span_count - 1] : cores.threads);
+    } else if (o.ops && !hvt_world_rank(world)) {
         op_times_watch(dev);
+    }
     must(hvt_dataset_open("synth", &drawn, &set));
 }
 
@@ -165,20 +186,31 @@ static void open_side(side *s, const char *comm)
     must(hvt_loader_rewind(s->loader, 0, 0));
 }
 
+static void load(side *s, hvt_batch *b)
+{
+    bool end;
+
+    must(hvt_loader_next(s->loader, b, &end));
+    if (end) {
+        must(hvt_loader_rewind(s->loader, ++s->epoch, 0));
+        must(hvt_loader_next(s->loader, b, &end));
+    }
+}
+
+static void train(side *s, const hvt_batch *b)
+{
+    must(hvt_distopt_begin(s->dist, b->shard_counts, b->shards, 0.001));
+    must(hvt_model_forward(s->model, b, true));
+    must(hvt_model_backward(s->model, hvt_distopt_on_grad, s->dist));
+    must(hvt_distopt_step(s->dist));
+}
+
 static void step(side *s)
 {
     hvt_batch b;
-    bool end;
 
-    must(hvt_loader_next(s->loader, &b, &end));
-    if (end) {
-        must(hvt_loader_rewind(s->loader, ++s->epoch, 0));
-        must(hvt_loader_next(s->loader, &b, &end));
-    }
-    must(hvt_distopt_begin(s->dist, b.shard_counts, b.shards, 0.001));
-    must(hvt_model_forward(s->model, &b, true));
-    must(hvt_model_backward(s->model, hvt_distopt_on_grad, s->dist));
-    must(hvt_distopt_step(s->dist));
+    load(s, &b);
+    train(s, &b);
 }
 
 static void timed_step(side *s, double *ret_took)
@@ -196,15 +228,15 @@ static void timed_step(side *s, double *ret_took)
 /* Phases of a step that leave events. */
 static int count_phases(void)
 {
-    int count;
+    int64_t count, lost;
 
     must(hvt__trace_open(1 << 16));
     hvt__trace_enable(true);
     step(&together);
     hvt__trace_enable(false);
-    count = (int)hvt__trace_count();
+    hvt__trace_take(NULL, 0, &count, &lost);
     hvt__trace_close();
-    return count;
+    return (int)count;
 }
 
 /* What a phase costs while nobody listens. */
@@ -399,6 +431,118 @@ static void compare(void)
                    phases[1][i] / n, 100 * (phases[0][i] - phases[1][i]) / phases[1][TOTAL]);
 }
 
+/* ---- on other numbers of threads ---- */
+
+static struct {
+    pid_t pid[HVT_MAX_THREADS];
+    int count;
+    int ready; /* a pipe: each tells that it has begun to work */
+} company;
+
+/* Train on one processor until the bench ends. */
+static void keep_company(int cpu, int ready)
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    must(hvt_world_open("singleton", &world));
+    together.world = world;
+    cores.threads = 1;
+    cores.ncpus = cores.ncpus ? 1 : 0;
+    cores.cpus[0] = cpu;
+    span_count = 0;
+    o.batch = o.company;
+    open_device();
+    open_side(&together, "self");
+    for (int i = 0;; i++) {
+        step(&together);
+        if (i == 0 && write(ready, "", 1) != 1)
+            _exit(1);
+    }
+}
+
+static void set_company(bool busy)
+{
+    for (int i = 0; i < company.count; i++) {
+        kill(company.pid[i], busy ? SIGCONT : SIGSTOP);
+        if (!busy)
+            waitpid(company.pid[i], NULL, WUNTRACED);
+    }
+}
+
+/* One process for each processor but the first; they are begun before this process has threads. */
+static void open_company(void)
+{
+    int ready[2];
+    char byte;
+
+    if (o.company < 0)
+        o.company = (o.batch + cores.threads - 1) / cores.threads;
+    if (!o.company)
+        return;
+    if (pipe(ready))
+        must(HVT_FAIL(E_IO, "no pipe for the other processors' work"));
+    for (int i = 1; i < cores.threads; i++) {
+        const pid_t pid = fork();
+
+        if (pid < 0)
+            must(HVT_FAIL(E_IO, "process %d of %d did not start", i, cores.threads - 1));
+        if (!pid)
+            keep_company(cores.cpus[i], ready[1]);
+        company.pid[company.count++] = pid;
+    }
+    close(ready[1]);
+    for (int i = 0; i < company.count; i++)
+        if (read(ready[0], &byte, 1) != 1)
+            must(HVT_FAIL(E_IO, "the other processors' work has failed"));
+    close(ready[0]);
+    set_company(false);
+}
+
+static void close_company(void)
+{
+    for (int i = 0; i < company.count; i++) {
+        kill(company.pid[i], SIGKILL);
+        waitpid(company.pid[i], NULL, 0);
+    }
+}
+
+static hvt_batch loaded;
+
+static void load_together(void)
+{
+    load(&together, &loaded);
+}
+
+static void train_together(void)
+{
+    train(&together, &loaded);
+}
+
+/* True if all went right. */
+static bool foretell(void)
+{
+    if (hvt_world_size(world) > 1) {
+        fprintf(stderr, "bench_step: --span is for one process, not %d ranks\n", hvt_world_size(world));
+        return false;
+    }
+    open_company();
+    open_device();
+    open_side(&together, o.comm);
+    bench_header("bench_step", hvt_device_isa(dev), cores.threads);
+    printf("%s, %s stem, batch %d, %s, %d steps of each\n", o.model, o.stem, o.batch, o.amp, o.steps);
+    span_run(&(span_opts){.dev = dev,
+                          .cores = &cores,
+                          .threads = span,
+                          .count = span_count,
+                          .socket = o.socket,
+                          .steps = o.steps,
+                          .least = o.least,
+                          .load = load_together,
+                          .train = train_together,
+                          .company = set_company});
+    close_company();
+    return same_weights();
+}
+
 static void close_side(side *s)
 {
     hvt_loader_close(&s->loader);
@@ -416,25 +560,29 @@ static int usage(const char *what)
     FILE *f = asked ? stdout : stderr;
 
     if (!asked)
-        fprintf(f, "bench_step: unknown option %s\n", what);
+        fprintf(f, "bench_step: unknown option or value: %s\n", what);
     fprintf(f, "bench_step: what a training step is made of. Options:\n");
     bench_list(f, options, HVT_LEN(options));
     return asked ? 0 : 2;
 }
 
-int main(int argc, char **argv)
+static void close_all(void)
+{
+    close_side(&alone);
+    close_side(&together);
+    hvt_dataset_close(&set);
+    hvt_device_close(&dev);
+    hvt_world_close(&alone.world);
+    hvt_world_close(&world);
+}
+
+/* The steps together, of all ranks, and the pairs. */
+static bool time_steps(void)
 {
     static result r;
     double exposed;
     bool right;
 
-    for (int i = 1; i < argc; i++)
-        if (!bench_read(options, HVT_LEN(options), argc, argv, &i))
-            return usage(argv[i]);
-    o.steps = o.steps < 1 ? 1 : o.steps > STEPS_MOST ? STEPS_MOST : o.steps;
-    o.pairs = o.pairs > PAIRS_MOST ? PAIRS_MOST : o.pairs;
-    must(hvt_world_open(NULL, &world));
-    together.world = world;
     open_device();
     open_side(&together, o.comm);
     if (o.pairs > 0) {
@@ -469,11 +617,24 @@ int main(int argc, char **argv)
         compare();
     if (!right && !hvt_world_rank(world))
         printf("bench_step: the ranks' weights differ\n");
-    close_side(&alone);
-    close_side(&together);
-    hvt_dataset_close(&set);
-    hvt_device_close(&dev);
-    hvt_world_close(&alone.world);
-    hvt_world_close(&world);
+    return right;
+}
+
+int main(int argc, char **argv)
+{
+    bool right;
+
+    for (int i = 1; i < argc; i++)
+        if (!bench_read(options, HVT_LEN(options), argc, argv, &i))
+            return usage(argv[i]);
+    o.steps = o.steps < 1 ? 1 : o.steps > STEPS_MOST ? STEPS_MOST : o.steps;
+    o.pairs = o.pairs > PAIRS_MOST ? PAIRS_MOST : o.pairs;
+    if (o.span && !(span_count = span_read(o.span, span)))
+        return usage("--span's list of ascending numbers of threads");
+    must(hvt_world_open(NULL, &world));
+    must(hvt_world_cores(world, o.threads, &cores));
+    together.world = world;
+    right = span_count ? foretell() : time_steps();
+    close_all();
     return !right;
 }

@@ -91,7 +91,7 @@ static void read_shapes(const char *path)
 
 static hvt_status plan_shape(hvt_model *m, hvt_layer *l)
 {
-    const shape *s = &list[l->arg[0]];
+    const shape *s = &list[l->size];
     hvt_param p = {.ndim = 1,
                    .dim = {(int)s->elements},
                    .count = s->elements,
@@ -101,22 +101,7 @@ static hvt_status plan_shape(hvt_model *m, hvt_layer *l)
     return hvt__param_add(m, l, 0, &p, "weight");
 }
 
-static hvt_status forward_shape(hvt_model *m, hvt_layer *l, bool train)
-{
-    (void)m;
-    (void)l;
-    (void)train;
-    return HVT_OK;
-}
-
-static hvt_status backward_shape(hvt_model *m, hvt_layer *l)
-{
-    (void)m;
-    (void)l;
-    return HVT_OK;
-}
-
-static const hvt_layer_ops only_shape = {"shape", plan_shape, forward_shape, backward_shape};
+static const hvt_layer_ops only_shape = {.name = "shape", .plan = plan_shape};
 
 static void open_model(hvt_model **ret_model)
 {
@@ -129,7 +114,7 @@ static void open_model(hvt_model **ret_model)
 
         if (!l)
             must(HVT_FAIL(E_FORMAT, "layer %d cannot be built", i));
-        l->arg[0] = i;
+        l->size = i;
         x = hvt__layer_end(*ret_model, l, 1, 1, 2);
     }
     must(hvt_model_plan(*ret_model, 1, x));

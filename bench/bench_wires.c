@@ -38,7 +38,7 @@ static void *room(size_t bytes)
 {
     void *p;
 
-    must(dev->ops->alloc(dev, bytes, &p));
+    must(dev->ops->memory.alloc(dev, bytes, &p));
     return p;
 }
 
@@ -52,42 +52,42 @@ static void copy_f32(void *ctx)
 
 static void to_half(void *ctx)
 {
-    must(dev->ops->cast(dev, n, 0.5f, f32[0], HVT_F32, half[2], *(const hvt_dtype *)ctx));
+    must(dev->ops->vector.cast(dev, n, 0.5f, f32[0], HVT_F32, half[2], *(const hvt_dtype *)ctx));
 }
 
 static void from_half(void *ctx)
 {
-    must(dev->ops->cast(dev, n, 2, half[0], *(const hvt_dtype *)ctx, f32[1], HVT_F32));
+    must(dev->ops->vector.cast(dev, n, 2, half[0], *(const hvt_dtype *)ctx, f32[1], HVT_F32));
 }
 
 static void add_half(void *ctx)
 {
-    must(dev->ops->reduce(dev, n, *(const hvt_dtype *)ctx, (const void *const[]){half[0], half[1]}, 2,
-                          half[2]));
+    must(dev->ops->vector.reduce(dev, n, *(const hvt_dtype *)ctx, (const void *const[]){half[0], half[1]}, 2,
+                                 half[2]));
 }
 
 static void add_f32(void *ctx)
 {
     (void)ctx;
-    must(dev->ops->reduce(dev, n, HVT_F32, (const void *const[]){f32[0], f32[2]}, 2, f32[1]));
+    must(dev->ops->vector.reduce(dev, n, HVT_F32, (const void *const[]){f32[0], f32[2]}, 2, f32[1]));
 }
 
 static void factor_p(void *ctx)
 {
     (void)ctx;
-    must(dev->ops->factor_p(dev, &args));
+    must(dev->ops->host_only.factor_p(dev, &args));
 }
 
 static void factor_q(void *ctx)
 {
     (void)ctx;
-    must(dev->ops->factor_q(dev, &args));
+    must(dev->ops->host_only.factor_q(dev, &args));
 }
 
 static void factor_join(void *ctx)
 {
     (void)ctx;
-    must(dev->ops->factor_join(dev, &args));
+    must(dev->ops->host_only.factor_join(dev, &args));
 }
 
 static const hvt_dtype f16 = HVT_F16, bf16 = HVT_BF16;
@@ -218,10 +218,10 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < HVT_LEN(sizes); i++)
         run_size(sizes[i], seconds);
     for (int k = 0; k < 3; k++) {
-        dev->ops->release(dev, f32[k]);
-        dev->ops->release(dev, half[k]);
+        dev->ops->memory.release(dev, f32[k]);
+        dev->ops->memory.release(dev, half[k]);
     }
-    dev->ops->release(dev, factor);
+    dev->ops->memory.release(dev, factor);
     hvt_device_close(&dev);
     return 0;
 }

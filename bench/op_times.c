@@ -9,48 +9,126 @@
 #include <stdio.h>
 #include <string.h>
 
-/* X(field, parameters, arguments): ops of a step that are timed by kind alone */
+/* Bytes of `count` elements of a type. */
+static double bytes_of(hvt_dtype t, double count)
+{
+    return count * (double)hvt_dtype_size(t);
+}
+
+static double rows_of(hvt_rows r)
+{
+    return (double)r.blocks * r.real;
+}
+
+/* Passes over the matrix that a batch norm makes, as matrix.c makes them. */
+static int train_passes(const hvt_bn_args *a)
+{
+    return 2 + (a->residual ? 1 : 0) + 1;
+}
+
+static int backward_passes(const hvt_bn_grad_args *a)
+{
+    const bool keep = a->y && a->dresidual && !a->add_residual;
+    const int masks = a->y && !a->beta ? keep ? 1 : 2 : 0;
+
+    return 4 + masks + 1 + a->add + (a->dresidual ? 1 + a->add_residual : 0);
+}
+
+static double bn_bytes(hvt_dtype t, hvt_rows rows, int c, int passes)
+{
+    return passes * bytes_of(t, rows_of(rows) * c);
+}
+
+static const hvt_pooling *pooling_of(const hvt_op *op)
+{
+    return (const hvt_pooling *)op;
+}
+
+static double pooling_rows(const hvt_op *op)
+{
+    const hvt_pooling_desc *d = &pooling_of(op)->d;
+
+    return (double)d->n * d->h * d->w;
+}
+
+/* x and y, or their gradients, and a byte for each output of a maximum */
+static double pooling_bytes(const hvt_op *op, bool add)
+{
+    const hvt_pooling *o = pooling_of(op);
+    const double in = pooling_rows(op) * o->d.c, out = (double)o->d.n * o->p * o->q * o->d.c;
+
+    return bytes_of(o->d.type, in * (1 + add) + out) + (o->d.mean ? 0 : out);
+}
+
+static double augment_bytes(const hvt_augment_args *a)
+{
+    return (double)a->n * a->h * a->w * (a->c * (a->floats ? 4 : 1) + bytes_of(a->type, a->cx));
+}
+
+/* Gradients of all ranks are read, weights and momentum read and written, the copy is written. */
+static double sgd_bytes(size_t n, const hvt_sgd_args *a, int ng, const float *v)
+{
+    return (double)n * 4 * (ng + 2 + (v ? 2 : 0)) + (a->copy ? bytes_of(a->copy_type, (double)n) : 0);
+}
+
+/* pixels of y */
+static double subsampled(const hvt_subsample_desc *s)
+{
+    return (double)s->n * s->h * s->w / (s->stride * s->stride);
+}
+
+/* X(name, entry, parameters, arguments, (rows, columns, bytes read and written)): ops of a step that are
+ * timed by kind alone */
 #define OPS(X)                                                                                               \
-    X(pooling_forward, (hvt_op * op, int real, const void *x, void *y, void *saved),                         \
-      (op, real, x, y, saved))                                                                               \
-    X(pooling_backward, (hvt_op * op, int real, const void *saved, const void *dy, void *dx, bool add),      \
-      (op, real, saved, dy, dx, add))                                                                        \
-    X(bn_train, (hvt_device * d, const hvt_bn_args *a), (d, a))                                              \
-    X(bn_backward, (hvt_device * d, const hvt_bn_grad_args *a), (d, a))                                      \
-    X(bn_update,                                                                                             \
-      (hvt_device * d, const hvt_step_state *step, int c, float rate, float scale, const float *moments,     \
-       float *run_mean, float *run_var),                                                                     \
-      (d, step, c, rate, scale, moments, run_mean, run_var))                                                 \
-    X(bias_forward, (hvt_device * d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y),            \
-      (d, rows, c, t, b, y))                                                                                 \
-    X(bias_backward, (hvt_device * d, hvt_rows rows, int c, hvt_dtype t, const void *dy, float *db),         \
-      (d, rows, c, t, dy, db))                                                                               \
-    X(subsample_forward,                                                                                     \
-      (hvt_device * d, hvt_order o, hvt_dtype t, int n, int h, int w, int c, int stride, int channels,       \
-       const void *x, void *y),                                                                              \
-      (d, o, t, n, h, w, c, stride, channels, x, y))                                                         \
-    X(subsample_backward,                                                                                    \
-      (hvt_device * d, hvt_order o, hvt_dtype t, int n, int h, int w, int c, int stride, int channels,       \
-       const void *dy, void *dx, bool add),                                                                  \
-      (d, o, t, n, h, w, c, stride, channels, dy, dx, add))                                                  \
-    X(xent, (hvt_device * d, const hvt_xent_args *a), (d, a))                                                \
-    X(relu_forward, (hvt_device * d, size_t n, hvt_dtype t, const void *x, void *y), (d, n, t, x, y))        \
-    X(relu_backward,                                                                                         \
+    X(pooling_forward, pooling.forward, (hvt_op * op, int real, const void *x, void *y, void *saved),        \
+      (op, real, x, y, saved), (pooling_rows(op), pooling_of(op)->d.c, pooling_bytes(op, false)))            \
+    X(pooling_backward, pooling.backward,                                                                    \
+      (hvt_op * op, int real, const void *saved, const void *dy, void *dx, bool add),                        \
+      (op, real, saved, dy, dx, add), (pooling_rows(op), pooling_of(op)->d.c, pooling_bytes(op, add)))       \
+    X(bn_train, matrix.bn_train, (hvt_device * d, const hvt_bn_args *a), (d, a),                             \
+      (rows_of(a->rows), a->c, bn_bytes(a->type, a->rows, a->c, train_passes(a))))                           \
+    X(bn_backward, matrix.bn_backward, (hvt_device * d, const hvt_bn_grad_args *a), (d, a),                  \
+      (rows_of(a->rows), a->c, bn_bytes(a->type, a->rows, a->c, backward_passes(a))))                        \
+    X(bn_update, matrix.bn_update, (hvt_device * d, const hvt_bn_update_args *a), (d, a),                    \
+      (1, a->c, 24.0 * a->c))                                                                                \
+    X(bias_forward, matrix.bias_forward,                                                                     \
+      (hvt_device * d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y), (d, rows, c, t, b, y),   \
+      (rows_of(rows), c, bn_bytes(t, rows, c, 2)))                                                           \
+    X(bias_backward, matrix.bias_backward,                                                                   \
+      (hvt_device * d, hvt_rows rows, int c, hvt_dtype t, const void *dy, float *db),                        \
+      (d, rows, c, t, dy, db), (rows_of(rows), c, bn_bytes(t, rows, c, 1)))                                  \
+    X(subsample_forward, matrix.subsample_forward,                                                           \
+      (hvt_device * d, const hvt_subsample_desc *s, const void *x, void *y), (d, s, x, y),                   \
+      (subsampled(s), s->k, bytes_of(s->type, subsampled(s) * (s->c + s->k))))                               \
+    X(subsample_backward, matrix.subsample_backward,                                                         \
+      (hvt_device * d, const hvt_subsample_desc *s, const void *dy, void *dx, bool add),                     \
+      (d, s, dy, dx, add),                                                                                   \
+      (subsampled(s), s->k,                                                                                  \
+       bytes_of(s->type, (subsampled(s) + (double)s->n * s->h * s->w * (1 + add)) * s->c)))                  \
+    X(xent, matrix.xent, (hvt_device * d, const hvt_xent_args *a), (d, a),                                   \
+      (rows_of(a->rows), a->classes, bn_bytes(a->type, a->rows, a->classes, 2)))                             \
+    X(relu_forward, vector.relu_forward, (hvt_device * d, size_t n, hvt_dtype t, const void *x, void *y),    \
+      (d, n, t, x, y), ((double)n, 1, bytes_of(t, 2.0 * (double)n)))                                         \
+    X(relu_backward, vector.relu_backward,                                                                   \
       (hvt_device * d, size_t n, hvt_dtype t, const void *y, const void *dy, void *dx, bool add),            \
-      (d, n, t, y, dy, dx, add))                                                                             \
-    X(add, (hvt_device * d, size_t n, hvt_dtype t, const void *a, const void *b, void *y),                   \
-      (d, n, t, a, b, y))                                                                                    \
-    X(copy, (hvt_device * d, void *dst, const void *src, size_t bytes), (d, dst, src, bytes))                \
-    X(zero, (hvt_device * d, void *dst, size_t bytes), (d, dst, bytes))                                      \
-    X(cast, (hvt_device * d, size_t n, float s, const void *src, hvt_dtype st, void *dst, hvt_dtype dt),     \
-      (d, n, s, src, st, dst, dt))                                                                           \
-    X(sgd,                                                                                                   \
+      (d, n, t, y, dy, dx, add), ((double)n, 1, bytes_of(t, (3.0 + add) * (double)n)))                       \
+    X(add, vector.add, (hvt_device * d, size_t n, hvt_dtype t, const void *a, const void *b, void *y),       \
+      (d, n, t, a, b, y), ((double)n, 1, bytes_of(t, 3.0 * (double)n)))                                      \
+    X(copy, memory.copy, (hvt_device * d, void *dst, const void *src, size_t bytes), (d, dst, src, bytes),   \
+      ((double)bytes, 1, 2.0 * (double)bytes))                                                               \
+    X(zero, memory.zero, (hvt_device * d, void *dst, size_t bytes), (d, dst, bytes),                         \
+      ((double)bytes, 1, (double)bytes))                                                                     \
+    X(cast, vector.cast,                                                                                     \
+      (hvt_device * d, size_t n, float s, const void *src, hvt_dtype st, void *dst, hvt_dtype dt),           \
+      (d, n, s, src, st, dst, dt), ((double)n, 1, bytes_of(st, (double)n) + bytes_of(dt, (double)n)))        \
+    X(sgd, vector.sgd,                                                                                       \
       (hvt_device * d, size_t n, const hvt_sgd_args *a, const float *const g[], int ng, float *w, float *v), \
-      (d, n, a, g, ng, w, v))                                                                                \
-    X(augment, (hvt_device * d, const hvt_augment_args *a), (d, a))
+      (d, n, a, g, ng, w, v), ((double)n, 1, sgd_bytes(n, a, ng, v)))                                        \
+    X(augment, augment, (hvt_device * d, const hvt_augment_args *a), (d, a),                                 \
+      ((double)a->n * a->h * a->w, a->c, augment_bytes(a)))
 
 enum {
-#define KIND(name, params, args) K_##name,
+#define KIND(name, entry, params, args, size) K_##name,
     OPS(KIND) KINDS
 #undef KIND
 };
@@ -82,9 +160,20 @@ static struct {
 static int shape_count, planned_count;
 static int steps;    /* that were counted */
 static bool stopped; /* nothing more counts */
+static const op_listener *listener;
+
+/* The time at which an op begins. */
+static double begin(const char *name, double rows, int columns, double bytes)
+{
+    if (listener)
+        listener->begin(&(op_call){.name = name, .rows = rows, .columns = columns, .bytes = bytes});
+    return hvt__now();
+}
 
 static hvt_status note(spent *s, double start, hvt_status status)
 {
+    if (listener)
+        listener->end();
     if (!stopped) {
         s->seconds += hvt__now() - start;
         s->calls++;
@@ -92,12 +181,13 @@ static hvt_status note(spent *s, double start, hvt_status status)
     return status;
 }
 
-#define TIMED(name, params, args)                                                                            \
+#define LIST(...) __VA_ARGS__
+#define TIMED(name, entry, params, args, size)                                                               \
     static hvt_status timed_##name params                                                                    \
     {                                                                                                        \
-        double start = hvt__now();                                                                           \
+        double start = begin(#name, LIST size);                                                              \
                                                                                                              \
-        return note(&kinds[K_##name], start, inner->name args);                                              \
+        return note(&kinds[K_##name], start, inner->entry args);                                             \
     }
 OPS(TIMED)
 
@@ -117,10 +207,13 @@ static hvt_status timed_conv_plan(hvt_device *d, const hvt_conv_desc *c, hvt_op 
 {
     hvt_conv_desc key;
 
-    HVT_TRY(inner->conv_plan(d, c, ret_op, ret_weights, ret_ws));
+    HVT_TRY(inner->conv.plan(d, c, ret_op, ret_weights, ret_ws));
     memset(&key, 0, sizeof key); /* its holes, too: it is compared as bytes */
     key.order = c->order, key.type = c->type, key.n = c->n, key.h = c->h, key.w = c->w, key.c = c->c;
-    key.k = c->k, key.r = c->r, key.s = c->s, key.stride = c->stride, key.pad = c->pad, key.no_dx = c->no_dx;
+    key.k = c->k, key.r = c->r, key.s = c->s, key.no_dx = c->no_dx;
+    key.stride_h = c->stride_h, key.stride_w = c->stride_w, key.groups = c->groups;
+    key.top = c->top, key.left = c->left, key.bottom = c->bottom, key.right = c->right;
+    key.dilation_h = c->dilation_h, key.dilation_w = c->dilation_w;
     if (planned_count < (int)HVT_LEN(planned)) {
         planned[planned_count].op = *ret_op;
         planned[planned_count++].shape = shape_of(&key);
@@ -128,56 +221,82 @@ static hvt_status timed_conv_plan(hvt_device *d, const hvt_conv_desc *c, hvt_op 
     return HVT_OK;
 }
 
-static spent *pass_of(const hvt_op *op, int pass)
+static shape *of_op(const hvt_op *op)
 {
     for (int i = planned_count - 1; i >= 0; i--) /* the newest: an address may have been another's before */
         if (planned[i].op == op)
-            return &shapes[planned[i].shape].pass[pass];
-    return &shapes[CONVS_MOST - 1].pass[pass];
+            return &shapes[planned[i].shape];
+    return &shapes[CONVS_MOST - 1];
+}
+
+/* As begin(). Input, weights and output are moved once at least. */
+static double begin_conv(const shape *s, int pass)
+{
+    const hvt_conv_desc *d = &s->d;
+    const bool known = d->stride_h; /* else of shapes that are counted together */
+    const double in = (double)d->n * d->h * d->w * d->c,
+                 weights = known ? (double)d->k * d->c / d->groups * d->r * d->s : 0,
+                 out = known ? (double)d->n * hvt__conv_height(d) * hvt__conv_width(d) * d->k : 0;
+
+    if (listener)
+        listener->begin(&(op_call){.name = pass_name[pass],
+                                   .conv = d,
+                                   .bytes = pass == PACK ? bytes_of(d->type, weights) + 4 * weights
+                                                         : bytes_of(d->type, in + out) + 4 * weights});
+    return hvt__now();
 }
 
 static hvt_status timed_conv_pack_weights(hvt_op *op, const void *w)
 {
-    double start = hvt__now();
+    shape *s = of_op(op);
+    double start = begin_conv(s, PACK);
 
-    return note(pass_of(op, PACK), start, inner->conv_pack_weights(op, w));
+    return note(&s->pass[PACK], start, inner->conv.pack_weights(op, w));
 }
 
 static hvt_status timed_conv_forward(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws)
 {
-    double start = hvt__now();
+    shape *s = of_op(op);
+    double start = begin_conv(s, FORWARD);
 
-    return note(pass_of(op, FORWARD), start, inner->conv_forward(op, real, x, w, y, ws));
+    return note(&s->pass[FORWARD], start, inner->conv.forward(op, real, x, w, y, ws));
 }
 
 static hvt_status timed_conv_backward_x(hvt_op *op, int real, const void *w, const void *dy, void *dx,
                                         bool add, void *ws)
 {
-    double start = hvt__now();
+    shape *s = of_op(op);
+    double start = begin_conv(s, DATA);
 
-    return note(pass_of(op, DATA), start, inner->conv_backward_x(op, real, w, dy, dx, add, ws));
+    return note(&s->pass[DATA], start, inner->conv.backward_x(op, real, w, dy, dx, add, ws));
 }
 
 static hvt_status timed_conv_backward_w(hvt_op *op, int real, const void *x, const void *dy, float *dw,
                                         void *ws)
 {
-    double start = hvt__now();
+    shape *s = of_op(op);
+    double start = begin_conv(s, WEIGHTS);
 
-    return note(pass_of(op, WEIGHTS), start, inner->conv_backward_w(op, real, x, dy, dw, ws));
+    return note(&s->pass[WEIGHTS], start, inner->conv.backward_w(op, real, x, dy, dw, ws));
 }
 
 void op_times_watch(hvt_device *dev)
 {
     inner = dev->ops;
     timed = *inner;
-#define SET(name, params, args) timed.name = inner->name ? timed_##name : NULL;
+#define SET(name, entry, params, args, size) timed.entry = inner->entry ? timed_##name : NULL;
     OPS(SET)
-    timed.conv_plan = timed_conv_plan;
-    timed.conv_pack_weights = timed_conv_pack_weights;
-    timed.conv_forward = timed_conv_forward;
-    timed.conv_backward_x = timed_conv_backward_x;
-    timed.conv_backward_w = timed_conv_backward_w;
+    timed.conv.plan = timed_conv_plan;
+    timed.conv.pack_weights = inner->conv.pack_weights ? timed_conv_pack_weights : NULL;
+    timed.conv.forward = timed_conv_forward;
+    timed.conv.backward_x = timed_conv_backward_x;
+    timed.conv.backward_w = timed_conv_backward_w;
     dev->ops = &timed;
+}
+
+void op_times_listen(const op_listener *l)
+{
+    listener = l;
 }
 
 void op_times_stop(int counted)
@@ -200,16 +319,18 @@ static double work(const hvt_conv_desc *d)
     double pairs[2] = {0};
 
     for (int dim = 0; dim < 2; dim++) {
-        int in = dim ? d->w : d->h, window = dim ? d->s : d->r;
+        int in = dim ? d->w : d->h, window = dim ? d->s : d->r,
+            out = dim ? hvt__conv_width(d) : hvt__conv_height(d);
 
-        for (int o = 0; o < hvt__conv_out(in, window, d->stride, d->pad); o++)
+        for (int o = 0; o < out; o++)
             for (int t = 0; t < window; t++) {
-                int i = o * d->stride + t - d->pad;
+                int i = dim ? o * d->stride_w + t * d->dilation_w - d->left
+                            : o * d->stride_h + t * d->dilation_h - d->top;
 
                 pairs[dim] += i >= 0 && i < in;
             }
     }
-    return 2e-9 * pairs[0] * pairs[1] * d->c * d->k * d->n;
+    return 2e-9 * pairs[0] * pairs[1] * d->c / d->groups * d->k * d->n;
 }
 
 static double print_kind(const char *name, const spent *s)
@@ -225,7 +346,7 @@ static void print_shape(const shape *s, double peak)
 {
     const hvt_conv_desc *d = &s->d;
 
-    printf("  %4d -> %4d, %dx%d/%d at %3dx%-3d", d->c, d->k, d->r, d->s, d->stride, d->h, d->w);
+    printf("  %4d -> %4d, %dx%d/%d at %3dx%-3d", d->c, d->k, d->r, d->s, d->stride_h, d->h, d->w);
     for (int pass = FORWARD; pass < PACK; pass++) {
         double seconds = s->pass[pass].seconds, gf = work(d) * (double)s->pass[pass].calls;
 
@@ -250,7 +371,7 @@ double op_times_print(double peak)
     printf("  %-24s %8s %13s\n", "op", "calls", "of a step");
     for (int pass = 0; pass < PASSES; pass++)
         sum += print_kind(pass_name[pass], &all[pass]);
-#define PRINT(name, params, args) sum += print_kind(#name, &kinds[K_##name]);
+#define PRINT(name, entry, params, args, size) sum += print_kind(#name, &kinds[K_##name]);
     OPS(PRINT)
     printf("  convolutions, ms of a step and share of %.0f GF/s\n  %-29s  %18s  %18s  %18s\n", peak, "",
            "forward", "backward data", "backward weights");

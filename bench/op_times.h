@@ -16,4 +16,20 @@ void op_times_stop(int steps); /* what was counted since the last reset is that 
  * of all ops in milliseconds. */
 double op_times_print(double peak);
 
+/* An op that begins. */
+typedef struct op_call {
+    const char *name;
+    const hvt_conv_desc *conv; /* of a convolution, the same pointer for the same shape; else NULL */
+    double rows;               /* else: of its matrix, the larger one if it has two; elements of a span */
+    int columns;
+    double bytes; /* read and written, pass by pass, wherever they lie; of a convolution each array once */
+} op_call;
+
+/* Who is told about each op, before it is called and when it has returned. */
+typedef struct op_listener {
+    void (*begin)(const op_call *call);
+    void (*end)(void);
+} op_listener;
+void op_times_listen(const op_listener *l); /* NULL: nobody */
+
 #endif /* HVT_OP_TIMES_H */

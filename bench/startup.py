@@ -4,6 +4,7 @@ is installed, Horovod; on the same machine in the same minutes, runs interleaved
 
     bench/startup.py --build build --python venv/bin/python --data-dir cifar-10-batches-bin
     bench/startup.py --only resnet20-32 --rounds 9                  one case
+    bench/startup.py --alone --resumed --only resnet50-128          what --resume adds
 
 first    seconds from the launcher's start (mpirun, torchrun) to the end of the first update, on rank 0
 memory   of the rank that has most: its peak of anonymous pages and its share of pages shared between processes
@@ -11,12 +12,16 @@ memory   of the rank that has most: its peak of anonymous pages and its share of
          in a run of its own. Files that are mapped (programs, libraries, images) are no part of it.
 ratio    PyTorch's least median over hvtrain's
 
+With --resumed a run that goes on from a checkpoint stands beside hvtrain's; a line below them says what resuming adds,
+and how long after the launcher's start each was ready to train (the record `start` of its log).
+
 hvtrain maps CIFAR-10's files, checks all their labels and compares them over the ranks, before the first update;
 PyTorch and Horovod draw one batch of floats and use it in every step: reading images costs them nothing, neither
 time nor memory. Each rank has one thread. The table goes to the terminal, what was measured to --json.
 """
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -34,9 +39,11 @@ CASES = {  # name: model, stem (None: its own), batch per rank
     "resnet18-64": ("resnet18", "cifar", 64),
     "resnet18-128": ("resnet18", "cifar", 128),
     "resnet50-64": ("resnet50", "imagenet", 64),
+    "resnet50-128": ("resnet50", "imagenet", 128),
     "resnet50-256": ("resnet50", "imagenet", 256),
 }
 children = []  # launchers
+checkpoints = {}  # case: folder
 
 
 def mpirun():
@@ -50,6 +57,19 @@ def hvtrain(case, steps, fifo):
             "--threads", 1, "--steps", steps, "--lr", "0.001", "--print-freq", 1, "--quiet",
             "--log", fifo, *(["--limit", args.ranks * batch * steps] if args.data_dir else
                              ["--samples", args.ranks * batch * steps])]
+
+
+def saved(case):
+    """A folder with a checkpoint, after one update."""
+    if case not in checkpoints:
+        folder = Path(tempfile.mkdtemp(prefix="hvt-startup-"))
+        checkpoints[case] = folder / "run"
+        common.output_of(hvtrain(case, 1, folder / "log") + ["--save", folder / "run"])
+    return checkpoints[case]
+
+
+def resumed(case, steps, fifo):
+    return hvtrain(case, steps + 1, fifo) + ["--resume", saved(case), "--save", "none"]
 
 
 def torch_train(case, steps, layout):
@@ -155,7 +175,7 @@ def run(command_of, case, steps, sample):
                 common.failed(command, child.returncode, out.read())
             reader.join(5)
             first = times["step"][0] - began
-            extra = {"start": times["start"][1]}
+            extra = {"start": times["start"][1], "ready": times["start"][0] - began}
         else:
             child.wait()
             out.seek(0)
@@ -191,6 +211,8 @@ def main():
         contenders["Horovod"] = horovod
     if args.alone:
         contenders = {"hvtrain": hvtrain}
+    if args.resumed:
+        contenders["hvtrain resumed"] = resumed
     results = {"date": common.now(), "commit": common.commit(), "machine": common.machine(), "ranks": args.ranks,
                "rounds": args.rounds, "steps": args.steps, "cases": []}
     print(f"{results['machine']['cpu']}, {results['machine']['cores']} cores, {results['machine']['mpi']}, commit "
@@ -212,13 +234,17 @@ def main():
         for name in contenders:
             seconds = [r["first"] for r in rounds[name]]
             peak = min(peaks[name], key=lambda p: abs(p["sum"] - most[name])) if peaks[name] else {}
-            peers = [n for n in contenders if n != "hvtrain"]
+            peers = [n for n in contenders if not n.startswith("hvtrain")]
             ratio = [min(of[n] for n in peers) / of["hvtrain"] if peers and name == "hvtrain" and of["hvtrain"] else 0
                      for of in (first, most)]
             print(f"{case:13} {name:18} {first[name]:6.3f} s {min(seconds):5.2f}-{max(seconds):<6.2f} "
                   f"{format(ratio[0], '6.2f') if ratio[0] else '':6} {most[name] / 2**20:6.0f} MiB "
                   f"{peak.get('anonymous', 0) / 2**20:6.0f} MiB {peak.get('shared', 0) / 2**20:4.0f} MiB "
                   f"{format(ratio[1], '6.2f') if ratio[1] else '':6}", flush=True)
+        if args.resumed:
+            ready = [statistics.median(r["ready"] for r in rounds[name]) for name in ("hvtrain", "hvtrain resumed")]
+            print(f"{case:13} resuming adds {first['hvtrain resumed'] - first['hvtrain']:.3f} s to the first update; ready "
+                  f"after {ready[1]:.3f} s, without after {ready[0]:.3f} s", flush=True)
         results["cases"].append({"case": case, "first": rounds, "memory": peaks})
         if args.json:
             common.save(results, args.json)
@@ -232,9 +258,14 @@ p.add_argument("--memory-rounds", type=int, default=1, help="runs whose memory i
 p.add_argument("--steps", type=int, default=4, help="updates of the latter")
 p.add_argument("--every", type=float, default=10, help="milliseconds between looks at memory")
 p.add_argument("--alone", action="store_true", help="hvtrain only")
+p.add_argument("--resumed", action="store_true", help="hvtrain from a checkpoint, too")
 p.add_argument("--data-dir", type=Path, help="CIFAR-10's binary version; without it hvtrain draws its images")
 p.add_argument("--json", type=Path, help="where to write all that was measured")
 args = p.parse_args()
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, stop)
-    main()
+    try:
+        main()
+    finally:
+        for checkpoint in checkpoints.values():
+            shutil.rmtree(checkpoint.parent)

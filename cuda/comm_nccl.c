@@ -14,30 +14,21 @@
  */
 #include "nccl_impl.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-/* ---- memory ------------------------------------------------------------------------------------- */
-
-static nccl_block *block_of(comm_nccl *st, const void *ptr)
+static bool holds(const hvt_comm *c, const char *p)
 {
-    const char *p = ptr;
-
-    for (int i = 0; i < st->blocks; i++)
-        if (p >= st->block[i].ptr && p < st->block[i].ptr + st->block[i].bytes)
-            return &st->block[i];
-    return NULL;
+    for (int i = 0; i < c->blocks; i++)
+        if (p >= (char *)c->block[i].ptr && p < (char *)c->block[i].ptr + c->block[i].bytes)
+            return true;
+    return false;
 }
 
 /* Checked here, because NCCL would fail inside a kernel. */
 static hvt_status check_memory(hvt_comm *c, const char *what, const void *buf, size_t bytes)
 {
-    comm_nccl *st = c->state;
     int index = cuda_of(c->dev)->index;
     struct cudaPointerAttributes a;
 
-    if (!bytes || block_of(st, buf))
+    if (!bytes || holds(c, buf))
         return HVT_OK;
     HVT_TRY(CUDA(c->dev, cudaPointerGetAttributes(&a, buf)));
     HVT_CHECK(a.type == cudaMemoryTypeDevice || a.type == cudaMemoryTypeManaged, E_ARG,
@@ -50,50 +41,44 @@ static hvt_status check_memory(hvt_comm *c, const char *what, const void *buf, s
 }
 
 /* NCCL can register memory that it allocated: then peers, switches and network cards read it without a
- * copy. */
-static hvt_status comm_alloc_nccl(hvt_comm *c, size_t bytes, void **ret_ptr)
+ * copy. The handle is that of the registration, or NULL. */
+static hvt_status comm_alloc_nccl(hvt_comm *c, bool shared, hvt__block *b)
 {
     comm_nccl *st = c->state;
-    nccl_block b = {.bytes = bytes ? bytes : 1};
-    nccl_block *more = realloc(st->block, (size_t)(st->blocks + 1) * sizeof *more);
     void *ptr = NULL;
     ncclResult_t r;
     hvt_status s;
 
-    HVT_CHECK(more, E_MEM, "no memory to keep %d blocks of a comm", st->blocks + 1);
-    st->block = more;
     HVT_TRY(hvt__cuda_use(c->dev));
-    r = ncclMemAlloc(&ptr, b.bytes);
+    b->bytes += !b->bytes;
+    r = hvt__nv.ncclMemAlloc(&ptr, b->bytes);
     if (r != ncclSuccess)
         cudaGetLastError();
-    HVT_CHECK(r == ncclSuccess, E_MEM, "comm nccl: no memory for %zu bytes on the GPU: %s (%s)", bytes,
-              ncclGetErrorString(r), ncclGetLastError(NULL));
-    b.ptr = ptr;
-    HVT_TRY_OR(fail, CUDA(c->dev, cudaMemsetAsync(b.ptr, 0, b.bytes, cuda_of(c->dev)->stream)));
+    HVT_CHECK(r == ncclSuccess, E_MEM, "comm nccl: no memory for %zu bytes on the GPU: %s (%s)", b->bytes,
+              hvt__nv.ncclGetErrorString(r), hvt__nv.ncclGetLastError(NULL));
+    HVT_TRY_OR(fail, CUDA(c->dev, cudaMemsetAsync(ptr, 0, b->bytes, cuda_of(c->dev)->stream)));
     pthread_mutex_lock(&st->lock);
     s = hvt__nccl_alive(st);
     if (s == HVT_OK && !st->shared) /* useless over sockets */
-        s = NCCL(st, ncclCommRegister(st->nccl, b.ptr, b.bytes, &b.handle));
+        s = NCCL(st, ncclCommRegister(st->nccl, ptr, b->bytes, &b->handle));
     pthread_mutex_unlock(&st->lock);
     if (s != HVT_OK)
         goto fail;
-    hvt__cuda_account(c->dev, (int64_t)b.bytes);
-    st->block[st->blocks++] = b;
-    *ret_ptr = b.ptr;
+    hvt__cuda_account(c->dev, (int64_t)b->bytes);
+    b->ptr = ptr;
     return HVT_OK;
 fail:
     cudaStreamSynchronize(cuda_of(c->dev)->stream);
-    ncclMemFree(b.ptr);
+    hvt__nv.ncclMemFree(ptr);
     return s;
 }
 
 /* Nothing may use the memory any more: posted operations end first, then what the device was given. */
-static void comm_release_nccl(hvt_comm *c, void *ptr)
+static void comm_release_nccl(hvt_comm *c, hvt__block *b)
 {
     comm_nccl *st = c->state;
-    nccl_block *b = ptr ? block_of(st, ptr) : NULL;
 
-    if (!b)
+    if (!b->ptr)
         return;
     hvt__cuda_use(c->dev);
     hvt__nccl_drain(st);
@@ -103,12 +88,9 @@ static void comm_release_nccl(hvt_comm *c, void *ptr)
     if (b->handle && st->nccl && NCCL(st, ncclCommDeregister(st->nccl, b->handle)) != HVT_OK)
         HVT_WARN("%s", hvt_last_error());
     pthread_mutex_unlock(&st->lock);
-    ncclMemFree(b->ptr);
+    hvt__nv.ncclMemFree(b->ptr);
     hvt__cuda_account(c->dev, -(int64_t)b->bytes);
-    *b = st->block[--st->blocks];
 }
-
-/* ---- life --------------------------------------------------------------------------------------- */
 
 /* A rank's description of its GPU; fits into hvt_world's scratch. */
 typedef struct gpu_card {
@@ -157,23 +139,22 @@ static hvt_status check_gpus(hvt_comm *c)
  * differ between ranks. */
 static void set_environment(hvt_comm *c)
 {
-    static const char *const pinned[][2] = {{"NCCL_ALGO", "Ring"}, {"NCCL_PROTO", "Simple"}};
-    static const char *const sockets[][2] = {{"NCCL_NET", "Socket"},
-                                             {"NCCL_MNNVL_ENABLE", "0"},
-                                             {"NCCL_NVLS_ENABLE", "0"},
-                                             {"NCCL_RAS_ENABLE", "0"}};
     comm_nccl *st = c->state;
     char id[96];
 
-    for (size_t i = 0; i < HVT_LEN(pinned) && (c->dev->deterministic || st->shared); i++)
-        setenv(pinned[i][0], pinned[i][1], 0);
+    if (c->dev->deterministic || st->shared) {
+        setenv("NCCL_ALGO", "Ring", 0);
+        setenv("NCCL_PROTO", "Simple", 0);
+    }
     if (!st->shared)
         return;
     /* Pretending to be on different hosts, ranks pass NCCL's check, and communicate by network. */
     snprintf(id, sizeof id, "%s-rank%d", c->world->host[c->world->rank], c->world->rank);
     setenv("NCCL_HOSTID", id, 1);
-    for (size_t i = 0; i < HVT_LEN(sockets); i++)
-        setenv(sockets[i][0], sockets[i][1], 0);
+    setenv("NCCL_NET", "Socket", 0);
+    setenv("NCCL_MNNVL_ENABLE", "0", 0);
+    setenv("NCCL_NVLS_ENABLE", "0", 0);
+    setenv("NCCL_RAS_ENABLE", "0", 0);
     if (c->world->nodes == 1)
         setenv("NCCL_SOCKET_IFNAME", "lo", 0);
     if (c->world->rank == 0)
@@ -194,7 +175,7 @@ static hvt_status open_local(hvt_comm *c)
     st->world = c->world;
     st->dev = c->dev;
     st->stall = hvt__stall;
-    HVT_TRY(hvt__nccl_guard_open(st));
+    pthread_mutex_init(&st->lock, NULL);
     HVT_TRY(hvt__cuda_load(CUDA_NCCL));
     HVT_TRY(hvt__cuda_use(c->dev));
     HVT_TRY(CUDA(c->dev, cudaDeviceGetStreamPriorityRange(&least, &greatest)));
@@ -207,10 +188,10 @@ static hvt_status open_local(hvt_comm *c)
 
 static hvt_status make_id(const hvt_comm *c, ncclUniqueId *ret_id)
 {
-    ncclResult_t r = c->world->rank ? ncclSuccess : ncclGetUniqueId(ret_id);
+    ncclResult_t r = c->world->rank ? ncclSuccess : hvt__nv.ncclGetUniqueId(ret_id);
 
-    HVT_CHECK(r == ncclSuccess, E_COMM, "ncclGetUniqueId: %s (%s)", ncclGetErrorString(r),
-              ncclGetLastError(NULL));
+    HVT_CHECK(r == ncclSuccess, E_COMM, "ncclGetUniqueId: %s (%s)", hvt__nv.ncclGetErrorString(r),
+              hvt__nv.ncclGetLastError(NULL));
     return HVT_OK;
 }
 
@@ -259,9 +240,6 @@ static void comm_close_nccl(hvt_comm *c)
     hvt__cuda_use(c->dev);
     if (st->nccl)
         hvt__nccl_drain(st);
-    while (st->blocks)
-        comm_release_nccl(c, st->block[0].ptr);
-    hvt__nccl_guard_stop(st);
     hvt__nccl_end(st);
     for (int i = 0; i < NCCL_WATCHED; i++)
         if (st->op[i].done)
@@ -271,13 +249,10 @@ static void comm_close_nccl(hvt_comm *c)
     if (st->stream)
         cudaStreamDestroy(st->stream);
     cudaGetLastError();
-    hvt__nccl_guard_close(st);
-    free(st->block);
+    pthread_mutex_destroy(&st->lock);
     free(st);
     c->state = NULL;
 }
-
-/* ---- operations --------------------------------------------------------------------------------- */
 
 static ncclDataType_t wire(hvt_dtype t)
 {
@@ -298,16 +273,6 @@ static void comm_slice_nccl(const hvt_comm *c, size_t count, int rank, size_t *r
     *ret_end = rank == c->world->size - 1 ? count : *ret_first + each;
 }
 
-static ncclResult_t ask_allreduce(const hvt__op *o, comm_nccl *st)
-{
-    return ncclAllReduce(o->buf, o->buf, o->count, wire(o->type), ncclSum, st->nccl, st->stream);
-}
-
-static ncclResult_t ask_broadcast(const hvt__op *o, comm_nccl *st)
-{
-    return ncclBroadcast(o->buf, o->buf, o->count, ncclUint8, o->root, st->nccl, st->stream);
-}
-
 /* Equal slices by the operation of that name; the last rank's remainder, fewer than 16 elements per rank plus
  * one, in the same launch. */
 static ncclResult_t ask_slices(const hvt__op *o, comm_nccl *st, bool sum)
@@ -315,44 +280,40 @@ static ncclResult_t ask_slices(const hvt__op *o, comm_nccl *st, bool sum)
     int size = st->world->size;
     size_t each = slice(o->count, size), bytes = hvt_dtype_size(o->type), done = each * (size_t)size;
     char *buf = o->buf, *mine = buf + each * bytes * (size_t)st->world->rank, *tail = buf + done * bytes;
-    ncclResult_t r = ncclGroupStart(), end;
+    ncclResult_t r = hvt__nv.ncclGroupStart(), end;
 
     if (r != ncclSuccess)
         return r;
     if (each)
-        r = sum ? ncclReduceScatter(o->buf, mine, each, wire(o->type), ncclSum, st->nccl, st->stream)
-                : ncclAllGather(mine, o->buf, each, wire(o->type), st->nccl, st->stream);
+        r = sum ? hvt__nv.ncclReduceScatter(o->buf, mine, each, wire(o->type), ncclSum, st->nccl, st->stream)
+                : hvt__nv.ncclAllGather(mine, o->buf, each, wire(o->type), st->nccl, st->stream);
     if ((r == ncclSuccess || r == ncclInProgress) && done < o->count)
-        r = sum ? ncclAllReduce(tail, tail, o->count - done, wire(o->type), ncclSum, st->nccl, st->stream)
-                : ncclBroadcast(tail, tail, o->count - done, wire(o->type), size - 1, st->nccl, st->stream);
-    end = ncclGroupEnd();
+        r = sum ? hvt__nv.ncclAllReduce(tail, tail, o->count - done, wire(o->type), ncclSum, st->nccl,
+                                        st->stream)
+                : hvt__nv.ncclBroadcast(tail, tail, o->count - done, wire(o->type), size - 1, st->nccl,
+                                        st->stream);
+    end = hvt__nv.ncclGroupEnd();
     return r == ncclSuccess || r == ncclInProgress ? end : r;
 }
 
-static ncclResult_t ask_reduce_scatter(const hvt__op *o, comm_nccl *st)
+static ncclResult_t ask(const hvt__op *o, comm_nccl *st)
 {
-    return ask_slices(o, st, true);
+    if (o->kind == HVT__ALLREDUCE)
+        return hvt__nv.ncclAllReduce(o->buf, o->buf, o->count, wire(o->type), ncclSum, st->nccl, st->stream);
+    if (o->kind == HVT__BROADCAST)
+        return hvt__nv.ncclBroadcast(o->buf, o->buf, o->count, ncclUint8, o->root, st->nccl, st->stream);
+    return ask_slices(o, st, o->kind == HVT__REDUCE_SCATTER);
 }
 
-static ncclResult_t ask_allgather(const hvt__op *o, comm_nccl *st)
-{
-    return ask_slices(o, st, false);
-}
-
-static const struct {
-    const char *what;
-    ncclResult_t (*ask)(const hvt__op *o, comm_nccl *st);
-} kinds[] = {
-    [HVT__ALLREDUCE] = {"allreduce", ask_allreduce},
-    [HVT__REDUCE_SCATTER] = {"reduce_scatter", ask_reduce_scatter},
-    [HVT__ALLGATHER] = {"allgather", ask_allgather},
-    [HVT__BROADCAST] = {"broadcast", ask_broadcast},
-};
+static const char *const names[] = {[HVT__ALLREDUCE] = "allreduce",
+                                    [HVT__REDUCE_SCATTER] = "reduce_scatter",
+                                    [HVT__ALLGATHER] = "allgather",
+                                    [HVT__BROADCAST] = "broadcast"};
 
 /* With the lock held. */
 static hvt_status launch(comm_nccl *st, const hvt__op *o)
 {
-    const char *what = kinds[o->kind].what;
+    const char *what = names[o->kind];
     cuda_device *d = cuda_of(st->dev);
     nccl_op *op = &st->op[(st->issued + 1) % NCCL_WATCHED];
 
@@ -364,7 +325,7 @@ static hvt_status launch(comm_nccl *st, const hvt__op *o)
     HVT_TRY(CUDA(st->dev, cudaEventRecord(st->ready, d->stream)));
     HVT_TRY(CUDA(st->dev, cudaStreamWaitEvent(st->stream, st->ready, 0)));
     if (o->count)
-        HVT_TRY(hvt__nccl_complete(st, kinds[o->kind].ask(o, st), what));
+        HVT_TRY(hvt__nccl_complete(st, ask(o, st), what));
     HVT_TRY(CUDA(st->dev, cudaEventRecord(op->done, st->stream)));
     *op = (nccl_op){what, o->count, o->type, hvt__now(), d->capturing, false, op->done};
     st->has_captured = st->has_captured || d->capturing;
@@ -378,7 +339,7 @@ static hvt_status comm_post_nccl(hvt_comm *c, const hvt__op *op, bool *ret_poste
     hvt_status s;
 
     HVT_TRY(hvt__cuda_use(c->dev));
-    HVT_TRY(check_memory(c, kinds[op->kind].what, op->buf, op->count * hvt_dtype_size(op->type)));
+    HVT_TRY(check_memory(c, names[op->kind], op->buf, op->count * hvt_dtype_size(op->type)));
     pthread_mutex_lock(&st->lock);
     s = launch(st, op);
     pthread_mutex_unlock(&st->lock);
@@ -391,7 +352,6 @@ static hvt_status comm_run_nccl(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
     comm_nccl *st = c->state;
 
-    (void)op;
     HVT_TRY(hvt__cuda_use(dev));
     st->waited++;
     return CUDA(dev, cudaStreamWaitEvent(cuda_of(dev)->stream, st->op[st->waited % NCCL_WATCHED].done, 0));

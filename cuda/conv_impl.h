@@ -1,12 +1,88 @@
 /*
- * conv_impl.h - the matrix product that replaces a convolution of 1x1 images.
+ * conv_impl.h - what convolutions are made of: which of cuDNN's engines compute one pass, under given
+ * constraints; the cache of what was measured about them, for the next convolution of the same shape and, in
+ * a file, for the next run; the matrix product for 1x1 images.
  *
- * Included by conv_cudnn.c and linear_cublas.c. Nothing else.
+ * A plan is made for an open GPU, or for one described in JSON (cuDNN's own device properties), so that the
+ * choice can be tested without a GPU.
+ *
+ * Included by cuda/ and tests. Nothing else.
  */
 #ifndef HVT_CUDA_CONV_IMPL_H
 #define HVT_CUDA_CONV_IMPL_H
 
-#include "cuda_impl.h"
+#include "base_impl.h"
+#include "device_impl.h"
+
+#include <cudnn.h>
+
+enum { CUDNN_PLANS_MOST = 16 };                    /* maximum number that are timed against each other */
+enum { CUDNN_COMPILED_MOST = 6 };                  /* the same of engines that are compiled at plan time */
+enum { CUDNN_X = 1, CUDNN_W = 2, CUDNN_Y = 3 };    /* tensors of a plan, or their gradients */
+enum { CUDNN_WORKSPACE_MOST = 256 * 1024 * 1024 }; /* bytes, if there is a choice */
+
+typedef enum conv_pass { CONV_FORWARD, CONV_BACKWARD_X, CONV_BACKWARD_W, CONV_PASSES } conv_pass;
+
+/* An engine's number and the values of its knobs, "15:2=6,6=0": cuDNN lists an engine several times, with
+ * other values each time. No spaces. */
+enum { PLAN_NAME_MOST = 256 };
+
+typedef struct conv_request {
+    conv_pass pass;
+    hvt_conv_desc conv; /* x [n,h,w,cx], w [k,r,s,cx/groups], y [n,p,q,k], dense */
+    hvt_dtype out;      /* of the result: conv.type, or HVT_F32 for the gradient of w */
+    bool add;           /* result += */
+    bool deterministic; /* only deterministic engines */
+    bool compile;       /* also engines that are compiled at plan time */
+    size_t ws_most;     /* bytes of workspace at most */
+    bool tf32;        /* f32: inputs may be rounded to 10 bits (TF32); else products and sums are exact f32 */
+    const char *name; /* this configuration and no other; NULL: any */
+} conv_request;
+
+typedef struct conv_plan {
+    cudnnBackendDescriptor_t plan, config;
+    size_t ws;      /* bytes */
+    int64_t engine; /* cuDNN's number */
+    bool deterministic, compiled;
+    char name[PLAN_NAME_MOST]; /* of the whole configuration */
+} conv_plan;
+
+/* Exactly one of the two. */
+typedef struct plan_target {
+    cudnnHandle_t handle;
+    cudnnBackendDescriptor_t gpu; /* of type DEVICEPROP */
+} plan_target;
+
+/*
+ * The first `most` (1 to CUDNN_PLANS_MOST) configurations that satisfy the request, in the order in which
+ * cuDNN expects them to be fast. Engines that are compiled at plan time take a second each and are tried only
+ * if there is no precompiled one. *ret_count is 0, with HVT_OK, if there is none.
+ */
+hvt_status hvt__cudnn_plan(const plan_target *on, const conv_request *w, int most, conv_plan ret_plans[],
+                           int *ret_count);
+void hvt__cudnn_plan_free(conv_plan *p); /* zeroes *p; freeing a zeroed plan does nothing */
+
+/* ---- the cache (plan_cache.c) ---- */
+
+enum { PLAN_KEY_MOST = 256 };
+
+typedef struct plan_choice {
+    char name[PLAN_NAME_MOST]; /* of the fastest configuration */
+    float us;                  /* measured microseconds */
+} plan_choice;
+
+typedef struct plan_cache plan_cache;
+
+/* path NULL: in memory only. A missing, unreadable or damaged file counts as empty; what can be read of it is
+ * used. */
+hvt_status hvt__plan_cache_open(const char *path, plan_cache **ret_cache);
+void hvt__plan_cache_close(plan_cache **cache);
+bool hvt__plan_cache_find(const plan_cache *c, const char *key, plan_choice *ret_choice);
+/* Also writes the file, merged with what others have written meanwhile. If it cannot be written, that is
+ * warned about once and not tried again. key: printable, no line break. */
+hvt_status hvt__plan_cache_put(plan_cache *c, const char *key, plan_choice choice);
+
+/* ---- the matrix product that replaces a convolution of 1x1 images (linear_cublas.c) ---- */
 
 /* x [n,c], w [k,c], y [n,k] */
 typedef struct linear linear;
@@ -14,9 +90,8 @@ typedef struct linear linear;
 hvt_status hvt__linear_plan_cublas(hvt_device *d, const hvt_conv_desc *c, linear **ret_linear,
                                    size_t *ret_ws);
 void hvt__linear_free_cublas(linear *l); /* NULL is fine */
-hvt_status hvt__linear_forward_cublas(linear *l, const void *x, const void *w, void *y, void *ws);
-hvt_status hvt__linear_backward_x_cublas(linear *l, const void *w, const void *dy, void *dx, bool add,
-                                         void *ws);
-hvt_status hvt__linear_backward_w_cublas(linear *l, const void *x, const void *dy, float *dw, void *ws);
+/* d = a b, or d += a b: y of w and x, dx of w and dy, dw of x and dy */
+hvt_status hvt__linear_run_cublas(linear *l, conv_pass pass, const void *a, const void *b, void *d, bool add,
+                                  void *ws);
 
 #endif /* HVT_CUDA_CONV_IMPL_H */

@@ -2,21 +2,18 @@
  * cuda_impl.h - shared by the files of cuda/: one GPU as this process uses it, and the translation of the
  * vendors' errors.
  *
- * Included by the .c files of cuda/. Nothing else. NVIDIA's functions are called by their own names;
- * cuBLASLt, cuDNN and NCCL are loaded when first needed (load.c), so that a program that trains on CPUs
- * starts without them.
+ * Included by the .c files of cuda/. Nothing else.
  */
 #ifndef HVT_CUDA_IMPL_H
 #define HVT_CUDA_IMPL_H
 
 #include "base_impl.h"
 #include "device_impl.h"
-#include "plan_cache.h"
-#include "vendor_names.h" /* before the vendors' headers */
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <cudnn.h>
+#include <nccl.h>
 
 /* ---- one GPU ---- */
 
@@ -35,9 +32,7 @@ typedef struct cuda_slot { /* staging buffers of one batch */
 } cuda_slot;
 
 typedef struct cuda_device {
-    hvt_device *dev;     /* the device that this is the state of */
     int index;           /* the runtime's index of this GPU, among those visible to the process */
-    int sm;              /* 90 is compute capability 9.0 */
     cudaStream_t stream; /* the queue: every op, in call order */
     cudaStream_t copy;   /* image bytes are uploaded here while a step runs */
     cudnnHandle_t dnn;   /* its stream is `stream` */
@@ -52,9 +47,9 @@ typedef struct cuda_device {
 
     hvt_device_info info; /* bytes and peak_bytes: those of alloc, staging slots and comms */
     cuda_block *block;
-    int blocks, block_capacity;
+    int blocks;
     char isa[16];
-    plan_cache *plans; /* fastest algorithm of each shape */
+    struct plan_cache *plans; /* fastest algorithm of each shape */
 
     _Atomic double waits; /* when the host began to wait for the queue; 0: it does not wait */
     _Atomic bool is_lost; /* the queue's results are invalid; `lost` says why */
@@ -64,6 +59,12 @@ typedef struct cuda_device {
 static inline cuda_device *cuda_of(const hvt_device *d)
 {
     return d->state;
+}
+
+/* Up to a multiple of 256, as cudaMalloc aligns. */
+static inline size_t cuda_align(size_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
 }
 
 /* Make this GPU current in the calling thread. Every entry begins so: a device may be used by one thread
@@ -90,29 +91,49 @@ hvt_status hvt__cuda_waited(hvt_device *d, cudaError_t e, const char *file, int 
 void hvt__cuda_lose(hvt_device *d, const char *why);
 #define CUDA_WAIT(d, call) (hvt__cuda_waits(d), hvt__cuda_waited(d, call, __FILE__, __LINE__, #call))
 
-/* CUDA(d, cudaEventRecord(e, s)) is an hvt_status: HVT_TRY(CUDA(...)), HVT_TRY_OR(fail, CUDA(...)) */
+/* CUDA(d, cudaEventRecord(e, s)) is an hvt_status: HVT_TRY(CUDA(...)), HVT_TRY_OR(fail, CUDA(...)). The two
+ * others call through hvt__nv. */
 #define CUDA(d, call)   hvt__cuda_check(d, call, __FILE__, __LINE__, #call)
-#define CUDNN(d, call)  hvt__cudnn_check(d, call, __FILE__, __LINE__, #call)
-#define CUBLAS(d, call) hvt__cublas_check(d, call, __FILE__, __LINE__, #call)
+#define CUDNN(d, call)  hvt__cudnn_check(d, hvt__nv.call, __FILE__, __LINE__, #call)
+#define CUBLAS(d, call) hvt__cublas_check(d, hvt__nv.call, __FILE__, __LINE__, #call)
 
 /* ---- the vendors' libraries (load.c) ---- */
+
+/* The functions of cuBLASLt, cuDNN and NCCL that cuda/ calls. */
+/* clang-format off */
+#define CUBLASLT_CALLS(X)                                                                                    \
+    X(cublasLtGetStatusName) X(cublasLtGetStatusString) X(cublasLtCreate) X(cublasLtDestroy)                 \
+    X(cublasLtMatmulDescCreate) X(cublasLtMatmulDescDestroy) X(cublasLtMatmulDescSetAttribute)               \
+    X(cublasLtMatrixLayoutCreate) X(cublasLtMatrixLayoutDestroy) X(cublasLtMatmulPreferenceCreate)           \
+    X(cublasLtMatmulPreferenceDestroy) X(cublasLtMatmulPreferenceSetAttribute)                               \
+    X(cublasLtMatmulAlgoGetHeuristic) X(cublasLtMatmul)
+#define CUDNN_CALLS(X)                                                                                       \
+    X(cudnnGetVersion) X(cudnnGetErrorString) X(cudnnGetLastErrorString) X(cudnnCreate) X(cudnnDestroy)      \
+    X(cudnnSetStream) X(cudnnBackendCreateDescriptor) X(cudnnBackendDestroyDescriptor)                       \
+    X(cudnnBackendFinalize) X(cudnnBackendSetAttribute) X(cudnnBackendGetAttribute)                          \
+    X(cudnnBackendExecute)
+#define NCCL_CALLS(X)                                                                                        \
+    X(ncclGetUniqueId) X(ncclGetErrorString) X(ncclGetLastError) X(ncclCommInitRankConfig)                   \
+    X(ncclCommGetAsyncError) X(ncclCommFinalize) X(ncclCommDestroy) X(ncclCommAbort) X(ncclMemAlloc)         \
+    X(ncclMemFree) X(ncclCommRegister) X(ncclCommDeregister) X(ncclAllReduce) X(ncclReduceScatter)           \
+    X(ncclAllGather) X(ncclBroadcast) X(ncclGroupStart) X(ncclGroupEnd)
+/* clang-format on */
+
+/* They are called through these pointers, which have their names and prototypes: the libraries are loaded
+ * when a device or comm is opened, since together they are 1.2 GB, cost a tenth of a second at the start of a
+ * program that may never use a GPU, and need not be installed where it runs on CPUs. */
+typedef struct cuda_vendors {
+#define MEMBER(name) __typeof__(name) *name;
+    CUBLASLT_CALLS(MEMBER) CUDNN_CALLS(MEMBER) NCCL_CALLS(MEMBER)
+#undef MEMBER
+} cuda_vendors;
+
+extern cuda_vendors hvt__nv;
 
 typedef enum cuda_library { CUDA_CUBLASLT, CUDA_CUDNN, CUDA_NCCL, CUDA_LIBRARIES } cuda_library;
 
 /* Load a library once; E_UNSUPPORTED names the file and the loader's error. No function of the library may be
  * called before this succeeds. */
 hvt_status hvt__cuda_load(cuda_library which);
-
-/* ---- entries of hvt_device_cuda that are not in device_cuda.c ---- */
-
-hvt_status hvt__conv_plan_cuda(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
-                               size_t *ret_ws);
-void hvt__conv_permute_cuda(const hvt_op *op, bool to_file, float *mine, float *kcrs);
-hvt_status hvt__conv_pack_weights_cuda(hvt_op *op, const void *w);
-hvt_status hvt__conv_forward_cuda(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws);
-hvt_status hvt__conv_backward_x_cuda(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
-                                     void *ws);
-hvt_status hvt__conv_backward_w_cuda(hvt_op *op, int real, const void *x, const void *dy, float *dw,
-                                     void *ws);
 
 #endif /* HVT_CUDA_IMPL_H */

@@ -8,15 +8,11 @@
  * first stream computes, and only the kernel that crops and normalises them waits. Capture is a stream
  * capture; a comm joins it with its own stream through events.
  */
+#include "conv_impl.h"
 #include "cuda_impl.h"
 #include "kernels.h"
 
 #include <assert.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-enum { CHANNELS_MOST = 131072, STAGE_ALIGN = 256 };
 
 /* ---- life ---- */
 
@@ -60,8 +56,7 @@ static hvt_status query_gpu(hvt_device *d, int wanted)
              u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
     HVT_TRY(CUDA(d, cudaDeviceGetPCIBusId(s->info.bus, sizeof s->info.bus, s->index)));
     s->info.total_bytes = (int64_t)prop.totalGlobalMem;
-    s->sm = prop.major * 10 + prop.minor;
-    snprintf(s->isa, sizeof s->isa, "sm_%d", s->sm);
+    snprintf(s->isa, sizeof s->isa, "sm_%d", prop.major * 10 + prop.minor);
     return HVT_OK;
 }
 
@@ -71,7 +66,6 @@ static hvt_status open_cuda(hvt_device *d, const hvt_device_opts *opts)
 
     HVT_CHECK(s, E_MEM, "no memory for %zu bytes of device cuda", sizeof *s);
     d->state = s;
-    s->dev = d;
     HVT_TRY(query_gpu(d, opts->index));
     d->isa = s->isa;
     d->threads = 1;
@@ -88,7 +82,7 @@ static hvt_status open_cuda(hvt_device *d, const hvt_device_opts *opts)
     HVT_TRY(CUBLAS(d, cublasLtCreate(&s->blas)));
     HVT_TRY(CUDNN(d, cudnnCreate(&s->dnn)));
     HVT_TRY(CUDNN(d, cudnnSetStream(s->dnn, s->stream)));
-    HVT_TRY(d->ops->alloc(d, hvt__cuda_scratch(CHANNELS_MOST), &s->scratch));
+    HVT_TRY(d->ops->memory.alloc(d, HVT__CUDA_SCRATCH, &s->scratch));
     return hvt__plan_cache_open(opts->plan_cache, &s->plans);
 }
 
@@ -109,9 +103,9 @@ static void close_cuda(hvt_device *d)
     if (s->copy)
         cudaStreamSynchronize(s->copy);
     hvt__plan_cache_close(&s->plans);
-    d->ops->release(d, s->scratch);
+    d->ops->memory.release(d, s->scratch);
     for (int i = 0; i < CUDA_SLOTS; i++) {
-        d->ops->release(d, s->slot[i].staged);
+        d->ops->memory.release(d, s->slot[i].staged);
         if (s->slot[i].uploaded)
             cudaEventDestroy(s->slot[i].uploaded);
         if (s->slot[i].read)
@@ -121,9 +115,9 @@ static void close_cuda(hvt_device *d)
         if (s->mark[i])
             cudaEventDestroy(s->mark[i]);
     if (s->dnn)
-        cudnnDestroy(s->dnn);
+        hvt__nv.cudnnDestroy(s->dnn);
     if (s->blas)
-        cublasLtDestroy(s->blas);
+        hvt__nv.cublasLtDestroy(s->blas);
     if (s->copy)
         cudaStreamDestroy(s->copy);
     if (s->stream)
@@ -134,21 +128,11 @@ static void close_cuda(hvt_device *d)
     d->state = NULL;
 }
 
-static hvt_order order_cuda(const hvt_device *d, int batch, int height, int width)
-{
-    (void)d;
-    (void)batch;
-    (void)height;
-    (void)width;
-    return HVT_ORDER_NHW;
-}
-
 /* With fewer channels cuDNN's engines first pad the images: for the 7x7 stem of ResNet, 128 images of 224x224
  * and 3 or 4 channels, that takes 100 MiB of workspace for the gradient of w, and in bf16 as much again in
  * forward; with 8 channels no more than 10. In f32 it does not help. */
 static int channels_cuda(const hvt_device *d, hvt_dtype t, int c)
 {
-    (void)d;
     return t == HVT_F32 || c > 8 ? c : 8;
 }
 
@@ -170,14 +154,10 @@ void hvt__cuda_account(hvt_device *d, int64_t bytes)
 
 static hvt_status track_block(cuda_device *s, void *ptr, size_t bytes)
 {
-    if (s->blocks == s->block_capacity) {
-        int capacity = 2 * s->block_capacity + 16;
-        cuda_block *more = realloc(s->block, (size_t)capacity * sizeof *more);
+    cuda_block *more = realloc(s->block, (size_t)(s->blocks + 1) * sizeof *more);
 
-        HVT_CHECK(more, E_MEM, "no memory to keep %d blocks of device memory", capacity);
-        s->block = more;
-        s->block_capacity = capacity;
-    }
+    HVT_CHECK(more, E_MEM, "no memory to keep %d blocks of device memory", s->blocks + 1);
+    s->block = more;
     s->block[s->blocks++] = (cuda_block){ptr, bytes};
     return HVT_OK;
 }
@@ -196,40 +176,36 @@ static hvt_status no_memory(hvt_device *d, size_t bytes)
                     (double)all / 0x1p20, (double)s->info.bytes / 0x1p20);
 }
 
-/* Some calls would invalidate a capture; they are refused instead. */
-static hvt_status not_capturing(const hvt_device *d, const char *what)
+/* Begin a call that would invalidate a capture: then it is refused. */
+static hvt_status begin(hvt_device *d, const char *what)
 {
     HVT_CHECK(!cuda_of(d)->capturing, E_ARG, "%s during a graph capture of device cuda", what);
-    return HVT_OK;
+    return hvt__cuda_use(d);
 }
 
 static hvt_status alloc_cuda(hvt_device *d, size_t bytes, void **ret_ptr)
 {
-    cuda_device *s = cuda_of(d);
+    cudaStream_t stream = cuda_of(d)->stream;
     void *p = NULL;
     cudaError_t e;
-    hvt_status st;
+    hvt_status s;
 
-    HVT_TRY(not_capturing(d, "alloc"));
-    HVT_TRY(hvt__cuda_use(d));
+    HVT_TRY(begin(d, "alloc"));
     if (bytes == 0)
         bytes = 1; /* an address of its own */
     e = cudaMalloc(&p, bytes);
     if (e == cudaErrorMemoryAllocation)
         return no_memory(d, bytes);
     HVT_TRY(hvt__cuda_check(d, e, __FILE__, __LINE__, "cudaMalloc"));
-    st = CUDA(d, cudaMemsetAsync(p, 0, bytes, s->stream));
-    if (st == HVT_OK) /* other streams may use it immediately */
-        st = CUDA(d, cudaStreamSynchronize(s->stream));
-    if (st == HVT_OK)
-        st = track_block(s, p, bytes);
-    if (st != HVT_OK) {
-        cudaFree(p);
-        return st;
-    }
+    HVT_TRY_OR(fail, CUDA(d, cudaMemsetAsync(p, 0, bytes, stream)));
+    HVT_TRY_OR(fail, CUDA(d, cudaStreamSynchronize(stream))); /* other streams may use it immediately */
+    HVT_TRY_OR(fail, track_block(cuda_of(d), p, bytes));
     hvt__cuda_account(d, (int64_t)bytes);
     *ret_ptr = p;
     return HVT_OK;
+fail:
+    cudaFree(p);
+    return s;
 }
 
 static void release_cuda(hvt_device *d, void *ptr)
@@ -254,8 +230,7 @@ static hvt_status alloc_host_cuda(hvt_device *d, size_t bytes, void **ret_ptr)
 {
     void *p = NULL;
 
-    HVT_TRY(not_capturing(d, "alloc_host"));
-    HVT_TRY(hvt__cuda_use(d));
+    HVT_TRY(begin(d, "alloc_host"));
     HVT_TRY(CUDA(d, cudaMallocHost(&p, bytes ? bytes : 1)));
     memset(p, 0, bytes);
     *ret_ptr = p;
@@ -276,292 +251,27 @@ static void release_host_cuda(hvt_device *d, void *ptr)
 
 static hvt_status sync_cuda(hvt_device *d)
 {
-    HVT_TRY(not_capturing(d, "sync"));
-    HVT_TRY(hvt__cuda_use(d));
+    HVT_TRY(begin(d, "sync"));
     return CUDA_WAIT(d, cudaStreamSynchronize(cuda_of(d)->stream));
+}
+
+static hvt_status transfer(hvt_device *d, void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind)
+{
+    if (bytes)
+        HVT_TRY(CUDA_WAIT(d, cudaMemcpyAsync(dst, src, bytes, kind, cuda_of(d)->stream)));
+    return sync_cuda(d);
 }
 
 static hvt_status upload_cuda(hvt_device *d, void *dst, const void *host, size_t bytes)
 {
-    HVT_TRY(not_capturing(d, "upload"));
-    HVT_TRY(hvt__cuda_use(d));
-    if (bytes)
-        HVT_TRY(CUDA_WAIT(d, cudaMemcpyAsync(dst, host, bytes, cudaMemcpyHostToDevice, cuda_of(d)->stream)));
-    return sync_cuda(d);
+    HVT_TRY(begin(d, "upload"));
+    return transfer(d, dst, host, bytes, cudaMemcpyHostToDevice);
 }
 
 static hvt_status download_cuda(hvt_device *d, void *host, const void *src, size_t bytes)
 {
-    HVT_TRY(not_capturing(d, "download"));
-    HVT_TRY(hvt__cuda_use(d));
-    if (bytes)
-        HVT_TRY(CUDA_WAIT(d, cudaMemcpyAsync(host, src, bytes, cudaMemcpyDeviceToHost, cuda_of(d)->stream)));
-    return sync_cuda(d);
-}
-
-static hvt_status put_cuda(hvt_device *d, void *dst, const void *host, size_t bytes)
-{
-    HVT_TRY(not_capturing(d, "put"));
-    HVT_TRY(hvt__cuda_use(d));
-    return CUDA(d, hvt__cuda_put(cuda_of(d)->stream, dst, host, bytes));
-}
-
-static hvt_status mark_cuda(hvt_device *d, hvt_mark *ret_mark)
-{
-    cuda_device *s = cuda_of(d);
-
-    HVT_TRY(not_capturing(d, "mark"));
-    HVT_TRY(hvt__cuda_use(d));
-    HVT_TRY(CUDA(d, cudaEventRecord(s->mark[(s->marks + 1) % CUDA_MARKS], s->stream)));
-    *ret_mark = ++s->marks;
-    return HVT_OK;
-}
-
-/* If a mark's event has been reused by a later mark, this waits for the later one: longer, never shorter. */
-static hvt_status await_cuda(hvt_device *d, hvt_mark mark)
-{
-    HVT_TRY(not_capturing(d, "await"));
-    HVT_TRY(hvt__cuda_use(d));
-    return CUDA_WAIT(d, cudaEventSynchronize(cuda_of(d)->mark[mark % CUDA_MARKS]));
-}
-
-/* ---- graph capture ---- */
-
-typedef struct captured_graph {
-    hvt_op op;
-    cudaGraphExec_t exec;
-} captured_graph;
-
-static void free_graph(hvt_op *op)
-{
-    captured_graph *r = (captured_graph *)op;
-
-    cudaSetDevice(cuda_of(op->dev)->index);
-    cudaStreamSynchronize(cuda_of(op->dev)->stream);
-    if (r->exec)
-        cudaGraphExecDestroy(r->exec);
-    cudaGetLastError();
-    free(r);
-}
-
-/* In this mode other threads (a watchdog, a loader) may call the runtime during the capture. */
-static hvt_status capture_begin_cuda(hvt_device *d)
-{
-    cuda_device *s = cuda_of(d);
-
-    HVT_TRY(not_capturing(d, "capture_begin"));
-    HVT_TRY(hvt__cuda_use(d));
-    HVT_TRY(CUDA(d, cudaStreamBeginCapture(s->stream, cudaStreamCaptureModeThreadLocal)));
-    s->capturing = true;
-    return HVT_OK;
-}
-
-static hvt_status capture_end_cuda(hvt_device *d, hvt_op **ret_op)
-{
-    cuda_device *s = cuda_of(d);
-    captured_graph *r = NULL;
-    cudaGraph_t graph = NULL;
-    hvt_status st;
-
-    HVT_CHECK(s->capturing, E_ARG, "device cuda is not capturing");
-    HVT_TRY(hvt__cuda_use(d));
-    s->capturing = false;
-    HVT_TRY(CUDA(d, cudaStreamEndCapture(s->stream, &graph)));
-    r = calloc(1, sizeof *r);
-    if (r) {
-        r->op = (hvt_op){d, free_graph};
-        st = CUDA(d, cudaGraphInstantiate(&r->exec, graph, 0));
-    } else {
-        st = HVT_FAIL(E_MEM, "no memory for %zu bytes of a captured graph", sizeof *r);
-    }
-    cudaGraphDestroy(graph);
-    if (st != HVT_OK) {
-        hvt__op_free(r ? &r->op : NULL);
-        return st;
-    }
-    *ret_op = &r->op;
-    return HVT_OK;
-}
-
-static hvt_status graph_launch_cuda(hvt_op *op)
-{
-    HVT_TRY(not_capturing(op->dev, "graph_launch"));
-    HVT_TRY(hvt__cuda_use(op->dev));
-    return CUDA(op->dev, cudaGraphLaunch(((captured_graph *)op)->exec, cuda_of(op->dev)->stream));
-}
-
-/* ---- images ---- */
-
-static size_t staged(size_t bytes)
-{
-    return (bytes + STAGE_ALIGN - 1) / STAGE_ALIGN * STAGE_ALIGN;
-}
-
-static hvt_status reserve_slot(hvt_device *d, cuda_slot *slot, size_t capacity)
-{
-    void *p;
-
-    if (capacity <= slot->capacity)
-        return HVT_OK;
-    HVT_TRY(CUDA(d, cudaStreamSynchronize(cuda_of(d)->copy)));
-    d->ops->release(d, slot->staged);
-    slot->staged = NULL;
-    slot->capacity = 0;
-    HVT_TRY(alloc_cuda(d, capacity, &p));
-    slot->staged = p;
-    slot->capacity = capacity;
-    return HVT_OK;
-}
-
-static hvt_status augment_cuda(hvt_device *d, const hvt_augment_args *a)
-{
-    cuda_device *s = cuda_of(d);
-    cuda_slot *slot = &s->slot[s->next_slot % CUDA_SLOTS];
-    size_t n = (size_t)a->n, real = (size_t)a->real, image = (size_t)a->h * (size_t)a->w * (size_t)a->c;
-    size_t at_draws = staged(n * sizeof *a->labels), at_images = at_draws + staged(n * 3);
-
-    assert(a->order == HVT_ORDER_NHW);
-    HVT_TRY(not_capturing(d, "augment"));
-    HVT_TRY(hvt__cuda_use(d));
-    HVT_TRY(reserve_slot(d, slot, at_images + n * image));
-    HVT_TRY(CUDA(d, cudaStreamWaitEvent(s->copy, slot->read, 0)));
-    if (a->labels)
-        HVT_TRY(CUDA(d, cudaMemcpyAsync(slot->staged, a->labels, real * sizeof *a->labels,
-                                        cudaMemcpyHostToDevice, s->copy)));
-    if (a->draws)
-        HVT_TRY(CUDA(d, cudaMemcpyAsync(slot->staged + at_draws, a->draws, real * 3, cudaMemcpyHostToDevice,
-                                        s->copy)));
-    HVT_TRY(CUDA(
-        d, cudaMemcpyAsync(slot->staged + at_images, a->src, real * image, cudaMemcpyHostToDevice, s->copy)));
-    HVT_TRY(CUDA(d, cudaEventRecord(slot->uploaded, s->copy)));
-    HVT_TRY(CUDA(d, cudaStreamWaitEvent(s->stream, slot->uploaded, 0)));
-    HVT_TRY(CUDA(d, hvt__cuda_augment(s->stream, a, (const uint8_t *)slot->staged + at_images,
-                                      a->draws ? (const int8_t *)slot->staged + at_draws : NULL,
-                                      a->labels ? (const int32_t *)slot->staged : NULL)));
-    HVT_TRY(CUDA(d, cudaEventRecord(slot->read, s->stream)));
-    s->next_slot++;
-    return HVT_OK;
-}
-
-/* ---- kernels ---- */
-
-/* launch on the device's stream, from any thread */
-#define LAUNCH(d, name, ...)                                                                                 \
-    do {                                                                                                     \
-        HVT_TRY(hvt__cuda_use(d));                                                                           \
-        return CUDA(d, name(cuda_of(d)->stream, __VA_ARGS__));                                               \
-    } while (0)
-
-#define HVT_CHECK_CHANNELS(c)                                                                                \
-    HVT_CHECK((c) <= CHANNELS_MOST, E_UNSUPPORTED, "device cuda: %d channels, at most %d are possible", c,   \
-              CHANNELS_MOST)
-
-typedef struct pooling {
-    hvt_op op;
-    hvt_pooling_desc d;
-} pooling;
-
-static void free_pooling(hvt_op *op)
-{
-    free(op);
-}
-
-static hvt_status pooling_plan_cuda(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op,
-                                    size_t *ret_saved)
-{
-    pooling *o;
-
-    HVT_TRY(hvt__pooling_check(p));
-    HVT_CHECK(p->order == HVT_ORDER_NHW, E_UNSUPPORTED, "device cuda keeps images in the order NHW only");
-    o = malloc(sizeof *o);
-    HVT_CHECK(o, E_MEM, "no memory for %zu bytes of a pooling's plan", sizeof *o);
-    *o = (pooling){{d, free_pooling}, *p};
-    *ret_op = &o->op;
-    *ret_saved = hvt__cuda_pooling_saved(p);
-    return HVT_OK;
-}
-
-static hvt_status pooling_forward_cuda(hvt_op *op, int real, const void *x, void *y, void *saved)
-{
-    LAUNCH(op->dev, hvt__cuda_pooling_forward, &((const pooling *)op)->d, real, x, y, saved);
-}
-
-static hvt_status pooling_backward_cuda(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
-                                        bool add)
-{
-    LAUNCH(op->dev, hvt__cuda_pooling_backward, &((const pooling *)op)->d, real, saved, dy, dx, add);
-}
-
-static hvt_status bn_train_cuda(hvt_device *d, const hvt_bn_args *a)
-{
-    HVT_CHECK_CHANNELS(a->c);
-    LAUNCH(d, hvt__cuda_bn_train, a, cuda_of(d)->scratch);
-}
-
-static hvt_status bn_infer_cuda(hvt_device *d, const hvt_bn_args *a)
-{
-    LAUNCH(d, hvt__cuda_bn_infer, a);
-}
-
-static hvt_status bn_backward_cuda(hvt_device *d, const hvt_bn_grad_args *a)
-{
-    HVT_CHECK_CHANNELS(a->c);
-    LAUNCH(d, hvt__cuda_bn_backward, a, cuda_of(d)->scratch);
-}
-
-static hvt_status bn_update_cuda(hvt_device *d, const hvt_step_state *step, int c, float rate, float scale,
-                                 const float *moments, float *run_mean, float *run_var)
-{
-    LAUNCH(d, hvt__cuda_bn_update, step, c, rate, scale, moments, run_mean, run_var);
-}
-
-static hvt_status bias_forward_cuda(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y)
-{
-    LAUNCH(d, hvt__cuda_bias_forward, rows, c, t, b, y);
-}
-
-static hvt_status bias_backward_cuda(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy,
-                                     float *db)
-{
-    HVT_CHECK_CHANNELS(c);
-    LAUNCH(d, hvt__cuda_bias_backward, rows, c, t, dy, db, cuda_of(d)->scratch);
-}
-
-static hvt_status subsample_forward_cuda(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
-                                         int stride, int channels, const void *x, void *y)
-{
-    assert(o == HVT_ORDER_NHW);
-    (void)o;
-    LAUNCH(d, hvt__cuda_subsample_forward, t, n, h, w, c, stride, channels, x, y);
-}
-
-static hvt_status subsample_backward_cuda(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
-                                          int stride, int channels, const void *dy, void *dx, bool add)
-{
-    assert(o == HVT_ORDER_NHW);
-    (void)o;
-    LAUNCH(d, hvt__cuda_subsample_backward, t, n, h, w, c, stride, channels, dy, dx, add);
-}
-
-static hvt_status xent_cuda(hvt_device *d, const hvt_xent_args *a)
-{
-    LAUNCH(d, hvt__cuda_xent, a);
-}
-
-static hvt_status relu_forward_cuda(hvt_device *d, size_t n, hvt_dtype t, const void *x, void *y)
-{
-    LAUNCH(d, hvt__cuda_relu_forward, n, t, x, y);
-}
-
-static hvt_status relu_backward_cuda(hvt_device *d, size_t n, hvt_dtype t, const void *y, const void *dy,
-                                     void *dx, bool add)
-{
-    LAUNCH(d, hvt__cuda_relu_backward, n, t, y, dy, dx, add);
-}
-
-static hvt_status add_cuda(hvt_device *d, size_t n, hvt_dtype t, const void *a, const void *b, void *y)
-{
-    LAUNCH(d, hvt__cuda_add, n, t, a, b, y);
+    HVT_TRY(begin(d, "download"));
+    return transfer(d, host, src, bytes, cudaMemcpyDeviceToHost);
 }
 
 static hvt_status copy_cuda(hvt_device *d, void *dst, const void *src, size_t bytes)
@@ -580,82 +290,160 @@ static hvt_status zero_cuda(hvt_device *d, void *dst, size_t bytes)
     return CUDA(d, cudaMemsetAsync(dst, 0, bytes, cuda_of(d)->stream));
 }
 
-static hvt_status cast_cuda(hvt_device *d, size_t n, float s, const void *src, hvt_dtype st, void *dst,
-                            hvt_dtype dt)
+static hvt_status put_cuda(hvt_device *d, void *dst, const void *host, size_t bytes)
 {
-    LAUNCH(d, hvt__cuda_cast, n, s, src, st, dst, dt);
+    HVT_TRY(begin(d, "put"));
+    return hvt__cuda_put(d, dst, host, bytes);
 }
 
-static hvt_status reduce_cuda(hvt_device *d, size_t n, hvt_dtype t, const void *const in[], int count,
-                              void *out)
+static hvt_status mark_cuda(hvt_device *d, hvt_mark *ret_mark)
 {
-    LAUNCH(d, hvt__cuda_reduce, n, t, in, count, out);
+    cuda_device *s = cuda_of(d);
+
+    HVT_TRY(begin(d, "mark"));
+    HVT_TRY(CUDA(d, cudaEventRecord(s->mark[(s->marks + 1) % CUDA_MARKS], s->stream)));
+    *ret_mark = ++s->marks;
+    return HVT_OK;
 }
 
-static hvt_status sgd_cuda(hvt_device *d, size_t n, const hvt_sgd_args *a, const float *const g[], int ng,
-                           float *w, float *v)
+/* If a mark's event has been reused by a later mark, this waits for the later one: longer, never shorter. */
+static hvt_status await_cuda(hvt_device *d, hvt_mark mark)
 {
-    LAUNCH(d, hvt__cuda_sgd, n, a, g, ng, w, v);
+    HVT_TRY(begin(d, "await"));
+    return CUDA_WAIT(d, cudaEventSynchronize(cuda_of(d)->mark[mark % CUDA_MARKS]));
 }
 
-static hvt_status check_cuda(hvt_device *d, size_t n, const float *g, uint64_t base, hvt_step_state *step)
+/* ---- graph capture ---- */
+
+typedef struct captured_graph {
+    hvt_op op;
+    cudaGraphExec_t exec;
+} captured_graph;
+
+static void free_graph(hvt_op *op)
 {
-    LAUNCH(d, hvt__cuda_check_finite, n, g, base, step);
+    captured_graph *r = (captured_graph *)op;
+
+    cudaSetDevice(cuda_of(op->dev)->index);
+    cudaStreamSynchronize(cuda_of(op->dev)->stream);
+    cudaGraphExecDestroy(r->exec);
+    cudaGetLastError();
+    free(r);
 }
 
-static hvt_status decide_cuda(hvt_device *d, hvt_step_state *step, const float *sums)
+/* In this mode other threads (a watchdog, a loader) may call the runtime during the capture. */
+static hvt_status capture_begin_cuda(hvt_device *d)
 {
-    LAUNCH(d, hvt__cuda_decide, step, sums);
+    cuda_device *s = cuda_of(d);
+
+    HVT_TRY(begin(d, "capture_begin"));
+    HVT_TRY(CUDA(d, cudaStreamBeginCapture(s->stream, cudaStreamCaptureModeThreadLocal)));
+    s->capturing = true;
+    return HVT_OK;
 }
 
-const hvt_device_ops hvt_device_cuda = {
-    .name = "cuda",
-    .open = open_cuda,
-    .close = close_cuda,
-    .order = order_cuda,
-    .channels = channels_cuda,
-    .describe = describe_cuda,
-    .host = false,
-    .alloc = alloc_cuda,
-    .release = release_cuda,
-    .alloc_host = alloc_host_cuda,
-    .release_host = release_host_cuda,
-    .upload = upload_cuda,
-    .download = download_cuda,
-    .put = put_cuda,
-    .mark = mark_cuda,
-    .await = await_cuda,
-    .sync = sync_cuda,
-    .capture_begin = capture_begin_cuda,
-    .capture_end = capture_end_cuda,
-    .graph_launch = graph_launch_cuda,
-    .conv_plan = hvt__conv_plan_cuda,
-    .conv_permute = hvt__conv_permute_cuda,
-    .conv_pack_weights = hvt__conv_pack_weights_cuda,
-    .conv_forward = hvt__conv_forward_cuda,
-    .conv_backward_x = hvt__conv_backward_x_cuda,
-    .conv_backward_w = hvt__conv_backward_w_cuda,
-    .pooling_plan = pooling_plan_cuda,
-    .pooling_forward = pooling_forward_cuda,
-    .pooling_backward = pooling_backward_cuda,
-    .bn_train = bn_train_cuda,
-    .bn_infer = bn_infer_cuda,
-    .bn_backward = bn_backward_cuda,
-    .bn_update = bn_update_cuda,
-    .bias_forward = bias_forward_cuda,
-    .bias_backward = bias_backward_cuda,
-    .subsample_forward = subsample_forward_cuda,
-    .subsample_backward = subsample_backward_cuda,
-    .xent = xent_cuda,
-    .relu_forward = relu_forward_cuda,
-    .relu_backward = relu_backward_cuda,
-    .add = add_cuda,
-    .copy = copy_cuda,
-    .zero = zero_cuda,
-    .cast = cast_cuda,
-    .reduce = reduce_cuda,
-    .sgd = sgd_cuda,
-    .check = check_cuda,
-    .decide = decide_cuda,
-    .augment = augment_cuda,
-};
+static hvt_status capture_end_cuda(hvt_device *d, hvt_op **ret_op)
+{
+    cuda_device *s = cuda_of(d);
+    captured_graph *r;
+    cudaGraph_t graph = NULL;
+    hvt_status st;
+
+    HVT_CHECK(s->capturing, E_ARG, "device cuda is not capturing");
+    HVT_TRY(hvt__cuda_use(d));
+    s->capturing = false;
+    HVT_TRY(CUDA(d, cudaStreamEndCapture(s->stream, &graph)));
+    r = calloc(1, sizeof *r);
+    st = r ? CUDA(d, cudaGraphInstantiate(&r->exec, graph, 0))
+           : HVT_FAIL(E_MEM, "no memory for %zu bytes of a captured graph", sizeof *r);
+    cudaGraphDestroy(graph);
+    if (st != HVT_OK) {
+        free(r);
+        return st;
+    }
+    r->op = (hvt_op){d, free_graph};
+    *ret_op = &r->op;
+    return HVT_OK;
+}
+
+static hvt_status graph_launch_cuda(hvt_op *op)
+{
+    HVT_TRY(begin(op->dev, "graph_launch"));
+    return CUDA(op->dev, cudaGraphLaunch(((captured_graph *)op)->exec, cuda_of(op->dev)->stream));
+}
+
+/* ---- images ---- */
+
+static hvt_status reserve_slot(hvt_device *d, cuda_slot *slot, size_t capacity)
+{
+    void *p;
+
+    if (capacity <= slot->capacity)
+        return HVT_OK;
+    HVT_TRY(CUDA(d, cudaStreamSynchronize(cuda_of(d)->copy)));
+    release_cuda(d, slot->staged);
+    slot->staged = NULL;
+    slot->capacity = 0;
+    HVT_TRY(alloc_cuda(d, capacity, &p));
+    slot->staged = p;
+    slot->capacity = capacity;
+    return HVT_OK;
+}
+
+static hvt_status augment_cuda(hvt_device *d, const hvt_augment_args *a)
+{
+    cuda_device *s = cuda_of(d);
+    cuda_slot *slot = &s->slot[s->next_slot % CUDA_SLOTS];
+    size_t n = (size_t)a->n, real = (size_t)a->real;
+    size_t image = (size_t)a->h * (size_t)a->w * (size_t)a->c * (a->floats ? sizeof(float) : 1);
+    size_t at_draws = cuda_align(n * sizeof *a->labels), at_images = at_draws + cuda_align(n * 3);
+
+    assert(a->order == HVT_ORDER_NHW);
+    HVT_TRY(begin(d, "augment"));
+    HVT_TRY(reserve_slot(d, slot, at_images + n * image));
+    HVT_TRY(CUDA(d, cudaStreamWaitEvent(s->copy, slot->read, 0)));
+    if (a->labels)
+        HVT_TRY(CUDA(d, cudaMemcpyAsync(slot->staged, a->labels, real * sizeof *a->labels,
+                                        cudaMemcpyHostToDevice, s->copy)));
+    if (a->draws)
+        HVT_TRY(CUDA(d, cudaMemcpyAsync(slot->staged + at_draws, a->draws, real * 3, cudaMemcpyHostToDevice,
+                                        s->copy)));
+    HVT_TRY(CUDA(
+        d, cudaMemcpyAsync(slot->staged + at_images, a->src, real * image, cudaMemcpyHostToDevice, s->copy)));
+    HVT_TRY(CUDA(d, cudaEventRecord(slot->uploaded, s->copy)));
+    HVT_TRY(CUDA(d, cudaStreamWaitEvent(s->stream, slot->uploaded, 0)));
+    HVT_TRY(hvt__cuda_augment(d, a, (const char *)slot->staged + at_images,
+                              a->draws ? (const int8_t *)slot->staged + at_draws : NULL,
+                              a->labels ? (const int32_t *)slot->staged : NULL));
+    HVT_TRY(CUDA(d, cudaEventRecord(slot->read, s->stream)));
+    s->next_slot++;
+    return HVT_OK;
+}
+
+#define ENTRY(entry, op) .entry = hvt__##op##_cuda,
+
+const hvt_device_ops hvt_device_cuda = {.name = "cuda",
+                                        .open = open_cuda,
+                                        .close = close_cuda,
+                                        .channels = channels_cuda,
+                                        .describe = describe_cuda,
+                                        .memory.alloc = alloc_cuda,
+                                        .memory.release = release_cuda,
+                                        .memory.alloc_host = alloc_host_cuda,
+                                        .memory.release_host = release_host_cuda,
+                                        .memory.upload = upload_cuda,
+                                        .memory.download = download_cuda,
+                                        .memory.put = put_cuda,
+                                        .queue.mark = mark_cuda,
+                                        .queue.await = await_cuda,
+                                        .queue.sync = sync_cuda,
+                                        .queue.capture_begin = capture_begin_cuda,
+                                        .queue.capture_end = capture_end_cuda,
+                                        .queue.graph_launch = graph_launch_cuda,
+                                        .conv.permute = hvt__conv_permute_krsc,
+                                        .pooling.plan = hvt__pooling_plan,
+                                        .memory.copy = copy_cuda,
+                                        .memory.zero = zero_cuda,
+                                        .step.decide = hvt__decide_cuda,
+                                        .augment = augment_cuda,
+                                        HVT__OPS(ENTRY)};

@@ -1,12 +1,11 @@
 /*
- * kernels.h - every op of the cuda device that is neither a convolution nor a matrix product: launchers that
- * device_cuda.c calls, one per entry of device_impl.h's table and under its contract. (`check` is
- * hvt__cuda_check_finite, since hvt__cuda_check checks the runtime's return codes.)
+ * kernels.h - every op of the cuda device: entries of device_impl.h's table, and what those in device_cuda.c
+ * call of the kernels. What follows holds for all but convolutions.
  *
- * A launcher queues kernels on the stream and returns the launches' status; it allocates nothing, waits for
- * nothing, reads no device memory and may be captured. Addresses are device memory, except `put`'s bytes and
- * the argument structs, all of which are copied at the call. With no work (n, rows or images of 0) it queues
- * what the contract still requires, else nothing.
+ * An op queues kernels on the device's stream and returns the launches' status; it allocates nothing, waits
+ * for nothing, reads no device memory and may be captured. Addresses are device memory, except `put`'s bytes
+ * and the argument structs, all of which are copied at the call. With no work (n, rows or images of 0) it
+ * queues what the contract still requires, else nothing.
  *
  * Rows are in NHW order: hvt_rows is {1, n*pixels, real*pixels}. Any number of channels at any address works;
  * rows whose size and address are multiples of 16 bytes are read and written 16 bytes at a time, and so are
@@ -26,69 +25,36 @@
 extern "C" {
 #endif
 
+#include "base_impl.h"
 #include "device_impl.h"
 
-/* Bytes of scratch that ops on c channels need, for any number of rows. 16-byte aligned; free again when the
- * op has run, so one per stream suffices. The same for all c up to 262144, and larger from there on. */
-size_t hvt__cuda_scratch(int c);
+/* --- launch.c: what a launch needs of its device --- */
+/* of the library's kernels; makes this GPU current in the calling thread, from any thread */
+cudaStream_t hvt__cuda_stream(hvt_device *d);
+/* HVT__CUDA_SCRATCH bytes, 16-byte aligned, of the kernels, which run one after the other. They begin as
+ * zeros; the first HVT__CUDA_COUNTERS of them are zeros again after every kernel. */
+void *hvt__cuda_scratch(hvt_device *d);
+hvt_status hvt__cuda_launched(const hvt_device *d, cudaError_t e, const char *file, int line,
+                              const char *kernel);
 
-/* --- norm.cu --- */
-cudaError_t hvt__cuda_bn_train(cudaStream_t stream, const hvt_bn_args *a, void *scratch);
-cudaError_t hvt__cuda_bn_infer(cudaStream_t stream, const hvt_bn_args *a);
-cudaError_t hvt__cuda_bn_backward(cudaStream_t stream, const hvt_bn_grad_args *a, void *scratch);
-cudaError_t hvt__cuda_bn_update(cudaStream_t stream, const hvt_step_state *step, int c, float rate,
-                                float scale, const float *moments, float *run_mean, float *run_var);
-cudaError_t hvt__cuda_bias_forward(cudaStream_t stream, hvt_rows rows, int c, hvt_dtype t, const float *b,
-                                   void *y);
-cudaError_t hvt__cuda_bias_backward(cudaStream_t stream, hvt_rows rows, int c, hvt_dtype t, const void *dy,
-                                    float *db, void *scratch);
+enum { HVT__CUDA_CHANNELS = 131072, HVT__CUDA_SCRATCH = 4 << 20 }; /* norm.cu: channels of a sum, at most */
+enum { HVT__CUDA_COUNTERS = 8 << 10 };
 
-/* --- pooling.cu --- */
-/* bytes saved by forward for backward: the argmax, one byte per output of max pooling */
-size_t hvt__cuda_pooling_saved(const hvt_pooling_desc *p);
-cudaError_t hvt__cuda_pooling_forward(cudaStream_t stream, const hvt_pooling_desc *p, int real, const void *x,
-                                      void *y, void *saved);
-cudaError_t hvt__cuda_pooling_backward(cudaStream_t stream, const hvt_pooling_desc *p, int real,
-                                       const void *saved, const void *dy, void *dx, bool add);
-cudaError_t hvt__cuda_subsample_forward(cudaStream_t stream, hvt_dtype t, int n, int h, int w, int c,
-                                        int stride, int channels, const void *x, void *y);
-cudaError_t hvt__cuda_subsample_backward(cudaStream_t stream, hvt_dtype t, int n, int h, int w, int c,
-                                         int stride, int channels, const void *dy, void *dx, bool add);
+enum { HVT__CUDA_MOST_INPUTS = 128 }; /* of reduce and sgd */
 
-/* --- loss.cu --- */
-cudaError_t hvt__cuda_xent(cudaStream_t stream, const hvt_xent_args *a);
+/* --- entries of hvt_device_cuda; conv's are in conv_cudnn.c --- */
+#define DECLARE(entry, op) HVT__OP_TYPE(entry) hvt__##op##_cuda;
+HVT__OPS(DECLARE)
+#undef DECLARE
+HVT__OP_TYPE(step.decide) hvt__decide_cuda;
 
-/* --- pointwise.cu --- */
-enum { HVT__CUDA_MOST_INPUTS = 128 }; /* of reduce and sgd; more give cudaErrorInvalidValue */
-
-cudaError_t hvt__cuda_relu_forward(cudaStream_t stream, size_t n, hvt_dtype t, const void *x, void *y);
-cudaError_t hvt__cuda_relu_backward(cudaStream_t stream, size_t n, hvt_dtype t, const void *y, const void *dy,
-                                    void *dx, bool add);
-cudaError_t hvt__cuda_add(cudaStream_t stream, size_t n, hvt_dtype t, const void *a, const void *b, void *y);
-/* src may be dst if their types are the same */
-cudaError_t hvt__cuda_cast(cudaStream_t stream, size_t n, float s, const void *src, hvt_dtype st, void *dst,
-                           hvt_dtype dt);
-cudaError_t hvt__cuda_reduce(cudaStream_t stream, size_t n, hvt_dtype t, const void *const in[], int count,
-                             void *out); /* in[]: host */
-/* dst [rows,dc] of dt = src [rows,sc] of st, truncated or zero-padded: to stored channels (cx) and back */
-cudaError_t hvt__cuda_repad(cudaStream_t stream, size_t rows, const void *src, hvt_dtype st, int sc,
-                            void *dst, hvt_dtype dt, int dc);
-cudaError_t hvt__cuda_put(cudaStream_t stream, void *dst, const void *host, size_t bytes);
-
+/* --- three functions that device_cuda.c's entries call --- */
+hvt_status hvt__cuda_put(hvt_device *d, void *dst, const void *host, size_t bytes);
 /* Keep the stream busy for `us` microseconds. */
-cudaError_t hvt__cuda_delay(cudaStream_t stream, int us);
-
-/* --- optim.cu --- */
-cudaError_t hvt__cuda_sgd(cudaStream_t stream, size_t n, const hvt_sgd_args *a, const float *const g[],
-                          int ng, float *w, float *v); /* g[]: host */
-cudaError_t hvt__cuda_check_finite(cudaStream_t stream, size_t n, const float *g, uint64_t base,
-                                   hvt_step_state *step);
-cudaError_t hvt__cuda_decide(cudaStream_t stream, hvt_step_state *step, const float *sums);
-
-/* --- image.cu --- */
+hvt_status hvt__cuda_delay(hvt_device *d, int us);
 /* src, draws and labels are device copies of a's, which are ignored; labels NULL: none are written */
-cudaError_t hvt__cuda_augment(cudaStream_t stream, const hvt_augment_args *a, const uint8_t *src,
-                              const int8_t *draws, const int32_t *labels);
+hvt_status hvt__cuda_augment(hvt_device *d, const hvt_augment_args *a, const void *src, const int8_t *draws,
+                             const int32_t *labels);
 
 #ifdef __cplusplus
 }

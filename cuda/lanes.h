@@ -6,7 +6,8 @@
  * `down` lines   rows of images, one block each; its threads share the items of the row (`line_threads`)
  *
  * A vec is V adjacent elements of type T: as many as fill 16 bytes if addresses and the number of channels
- * allow it, else one. All arithmetic is on floats.
+ * allow it, else one. All arithmetic is on floats. nvcc unrolls loops of constant bounds, as over a vec's
+ * elements, so that small arrays are registers; `#pragma unroll` is only where it would not.
  *
  * Compiled by nvcc, and as plain C++ by the emulator of tests/cuda, which then provides CUDA's keywords.
  *
@@ -26,22 +27,16 @@
 /* ---- launching ---- */
 
 #ifdef __CUDACC__
-/* cudaError_t; a kernel with a comma in its template arguments must be parenthesized */
-#define HVT_LAUNCH(kernel, grid, block, stream, ...)                                                         \
-    (kernel<<<grid, block, 0, stream>>>(__VA_ARGS__), cudaGetLastError())
+/* Queue a kernel on device d: an hvt_status. Parenthesize a kernel with a comma in its template arguments. */
+#define HVT_LAUNCH(d, kernel, grid, block, ...)                                                              \
+    hvt__cuda_launched(d,                                                                                    \
+                       (kernel<<<grid, block, 0, hvt__cuda_stream(d)>>>(__VA_ARGS__), cudaGetLastError()),   \
+                       __FILE__, __LINE__, #kernel)
 /* shared memory of a block */
 #define HVT_SHARED(type, name) __shared__ type name
 #endif
 
-/* Return unless the launch succeeded. */
-#define HVT_CUDA_TRY(launch)                                                                                 \
-    do {                                                                                                     \
-        cudaError_t e_ = (launch);                                                                           \
-        if (e_ != cudaSuccess)                                                                               \
-            return e_;                                                                                       \
-    } while (0)
-
-enum { THREADS = 256, MOST_BLOCKS = 8192 };
+enum { THREADS = 256, MOST_BLOCKS = 8192, MOST_ACROSS = 32 /* lanes of a row_cut's block */ };
 
 static inline unsigned blocks_for(size_t threads)
 {
@@ -100,7 +95,7 @@ HVT_FN void from_float(float x, f16 &to)
 
 HVT_FN void from_float(float x, bf16 &to)
 {
-#ifdef __CUDA_ARCH__
+#if __CUDA_ARCH__ >= 800
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(x));
 #else
     to.bits = hvt__to_bf16(x);
@@ -136,38 +131,43 @@ template <class T, int V> HVT_FN void store(T *to, const float (&x)[V])
 {
     vec<T, V> p;
 
-#pragma unroll
     for (int v = 0; v < V; v++)
         from_float(x[v], p.at[v]);
     *(vec<T, V> *)to = p;
 }
 
-/* An array that a kernel accesses in vecs: its address. */
-struct array {
-    const void *ptr; /* NULL: absent */
-    size_t size;     /* bytes of an element */
-};
-
-/* Are vecs of v elements aligned from element `head` on in all arrays? */
-static inline bool vecs_fit(int v, size_t head, std::initializer_list<array> arrays)
+template <class T, int V> HVT_FN void load_floats(const T *from, float (&ret)[V])
 {
-    for (const array &a : arrays) {
-        size_t bytes = a.size * v < 16 ? a.size * v : 16;
+    const vec<T, V> x = load<V>(from);
 
-        if (a.ptr && ((uintptr_t)a.ptr + head * a.size) % bytes)
-            return false;
-    }
-    return true;
+    for (int v = 0; v < V; v++)
+        ret[v] = to_float(x.at[v]);
 }
 
-/* Can rows of c elements be accessed in vecs of v? */
-static inline bool rows_fit(int v, int c, std::initializer_list<array> arrays)
+/* sum += the elements at `from` */
+template <class T, int V> HVT_FN void add_floats(const T *from, float (&sum)[V])
 {
-    return c % v == 0 && vecs_fit(v, 0, arrays);
+    const vec<T, V> x = load<V>(from);
+
+    for (int v = 0; v < V; v++)
+        sum[v] += to_float(x.at[v]);
+}
+
+/* Bit h is set if vecs of v elements of `size` bytes are aligned from element h of the array on, h < v. Any
+ * will do for NULL. */
+static inline unsigned heads(int v, const void *array, size_t size)
+{
+    const size_t bytes = size * v < 16 ? size * v : 16;
+    unsigned fit = 0;
+
+    for (int h = 0; h < v; h++)
+        if (!array || ((uintptr_t)array + h * size) % bytes == 0)
+            fit |= 1u << h;
+    return fit;
 }
 
 /* f(T()) for the type T of t */
-template <class Do> static cudaError_t with_type(hvt_dtype t, Do f)
+template <class Do> static hvt_status with_type(hvt_dtype t, Do f)
 {
     switch (t) {
     case HVT_F32:
@@ -177,8 +177,27 @@ template <class Do> static cudaError_t with_type(hvt_dtype t, Do f)
     case HVT_BF16:
         return f(bf16());
     default:
-        return cudaErrorInvalidValue;
+        return HVT_FAIL(E_UNSUPPORTED, "device cuda does not compute in %s", hvt_dtype_name(t));
     }
+}
+
+template <int N> struct number {
+    static constexpr int value = N;
+};
+
+/* f(T(), number<V>()) for the type T of t: V fills 16 bytes if rows of c elements of all arrays can be
+ * accessed so, else it is 1. */
+template <class Do>
+static hvt_status with_rows(hvt_dtype t, int c, std::initializer_list<const void *> arrays, Do f)
+{
+    return with_type(t, [=](auto zero) {
+        constexpr int V = full_vec<decltype(zero)>();
+        bool fit = c % V == 0;
+
+        for (const void *a : arrays)
+            fit = fit && (uintptr_t)a % 16 == 0;
+        return fit ? f(zero, number<V>()) : f(zero, number<1>());
+    });
 }
 
 /* ---- spans ---- */
@@ -200,30 +219,21 @@ __global__ void __launch_bounds__(THREADS) each_kernel(span s, __grid_constant__
         op.template at<1>(i < s.head ? i : i + s.vecs * V);
 }
 
-/* The arrays may have any alignment, as parts of arenas do; vecs are used if one `head` aligns all of them,
- * as fit(head) tells. */
-template <int V, class Fit, class Op>
-static cudaError_t each_where(cudaStream_t stream, size_t n, Fit fit, const Op &op)
+/* The arrays may have any alignment, as parts of arenas do; vecs are used if one head fits all of them. */
+template <int V, class Op> static hvt_status each(hvt_device *d, size_t n, unsigned fit, const Op &op)
 {
     span s = {0, 0, n};
 
     if (n == 0)
-        return cudaSuccess;
+        return HVT_OK;
     for (size_t head = 0; head < V && head + V <= n; head++)
-        if (fit(head)) {
+        if (fit >> head & 1) {
             s.head = head;
             s.vecs = (n - head) / V;
             break;
         }
-    return HVT_LAUNCH((each_kernel<V, Op>), blocks_for(s.vecs > n - s.vecs * V ? s.vecs : n - s.vecs * V),
-                      THREADS, stream, s, op);
-}
-
-template <int V, class Op>
-static cudaError_t each(cudaStream_t stream, size_t n, std::initializer_list<array> arrays, const Op &op)
-{
-    return each_where<V>(
-        stream, n, [=](size_t head) { return vecs_fit(V, head, arrays); }, op);
+    return HVT_LAUNCH(d, (each_kernel<V, Op>), blocks_for(s.vecs > n - s.vecs * V ? s.vecs : n - s.vecs * V),
+                      THREADS, s, op);
 }
 
 /* ---- rows ---- */
@@ -245,7 +255,7 @@ static inline row_cut cut_rows(int rows, int c, int v, int at_once, int blocks, 
     row_cut cut;
     int vecs = (c + v - 1) / v, x = 1, across, step;
 
-    while (x < 32 && x < vecs)
+    while (x < MOST_ACROSS && x < vecs)
         x *= 2;
     across = (vecs + x - 1) / x;
     step = THREADS / x * at_once;
@@ -258,10 +268,6 @@ static inline row_cut cut_rows(int rows, int c, int v, int at_once, int blocks, 
     cut.grid = dim3(across, rows > cut.chunk ? (rows + cut.chunk - 1) / cut.chunk : 1);
     return cut;
 }
-
-template <int N> struct number {
-    static constexpr int value = N;
-};
 
 /* f(number<U>, row) for this thread's rows of its block's `chunk`: U rows, blockDim.y apart, starting with
  * `row`. */
@@ -287,6 +293,72 @@ static inline unsigned line_threads(int items)
     while (threads < THREADS && threads < items)
         threads *= 2;
     return (unsigned)threads;
+}
+
+/* ---- arrays of several ranks or shards, added elementwise along the fixed tree ---- */
+
+struct inputs {
+    const void *at[HVT__CUDA_MOST_INPUTS];
+    int count;
+};
+
+enum { INPUT_LEVELS = 8 };
+static_assert(HVT__CUDA_MOST_INPUTS < 1 << INPUT_LEVELS, "a sum for every level of the tree");
+
+static inline hvt_status check_inputs(int count)
+{
+    HVT_CHECK(count >= 1 && count <= HVT__CUDA_MOST_INPUTS, E_UNSUPPORTED,
+              "device cuda adds 1 to %d arrays, not %d", HVT__CUDA_MOST_INPUTS, count);
+    return HVT_OK;
+}
+
+static inline inputs inputs_of(const void *const in[], int count)
+{
+    inputs all = {};
+
+    for (int i = 0; i < count; i++)
+        all.at[i] = in[i];
+    all.count = count;
+    return all;
+}
+
+static inline unsigned inputs_heads(int v, const inputs &in, size_t size)
+{
+    unsigned fit = ~0u;
+
+    for (int i = 0; i < in.count; i++)
+        fit &= heads(v, in.at[i], size);
+    return fit;
+}
+
+/* The sums of elements [i, i+V). The tree is a binary counter: where a bit of the leaf's index is set,
+ * held[l] is the sum of 2^l leaves that waits for its sibling. */
+template <class T, int V> HVT_FN void tree_sum(const inputs &in, size_t i, float (&sum)[V])
+{
+    float held[INPUT_LEVELS][V] = {};
+    bool any = false;
+
+    for (int leaf = 0; leaf < in.count; leaf++) {
+        bool carry = true;
+
+        load_floats((const T *)in.at[leaf] + i, sum);
+        for (int l = 0; l < INPUT_LEVELS; l++) {
+            const bool full = leaf >> l & 1;
+
+            for (int v = 0; v < V; v++)
+                if (carry && full)
+                    sum[v] = held[l][v] + sum[v];
+                else if (carry)
+                    held[l][v] = sum[v];
+            carry = carry && full;
+        }
+    }
+    for (int l = 0; l < INPUT_LEVELS; l++)
+        if (in.count >> l & 1) {
+            for (int v = 0; v < V; v++)
+                sum[v] = any ? held[l][v] + sum[v] : held[l][v];
+            any = true;
+        }
 }
 
 #endif /* HVT_CUDA_LANES_H */

@@ -9,10 +9,8 @@
  * Sums are f32, and gradients of w are stored as f32, whatever the type of the others.
  */
 #include "conv_impl.h"
+#include "cuda_impl.h"
 
-#include <stdlib.h>
-
-enum { FORWARD, BACKWARD_X, BACKWARD_W, PRODUCTS };
 enum { WORKSPACE_MOST = 32 * 1024 * 1024, ALIGNMENT = 16 };
 
 typedef struct product {
@@ -25,7 +23,7 @@ typedef struct product {
 struct linear {
     hvt_device *dev;
     cublasLtMatrixLayout_t x, w, y, dw;
-    product product[PRODUCTS];
+    product product[CONV_PASSES];
 };
 
 static cudaDataType_t data_type(hvt_dtype t)
@@ -40,20 +38,15 @@ static hvt_status prefer(hvt_device *d, cublasLtMatmulPreference_t p)
     uint64_t ws = WORKSPACE_MOST;
     uint32_t alignment = ALIGNMENT, schemes = d->deterministic ? CUBLASLT_REDUCTION_SCHEME_NONE
                                                                : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const struct {
-        cublasLtMatmulPreferenceAttributes_t name;
-        const void *value;
-        size_t bytes;
-    } wish[] = {{CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &ws, sizeof ws},
-                {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes},
-                {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &alignment, sizeof alignment},
-                {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &alignment, sizeof alignment},
-                {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &alignment, sizeof alignment},
-                {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &alignment, sizeof alignment}};
 
-    for (size_t i = 0; i < HVT_LEN(wish); i++)
-        HVT_TRY(
-            CUBLAS(d, cublasLtMatmulPreferenceSetAttribute(p, wish[i].name, wish[i].value, wish[i].bytes)));
+    HVT_TRY(CUBLAS(d, cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &ws,
+                                                           sizeof ws)));
+    HVT_TRY(CUBLAS(d, cublasLtMatmulPreferenceSetAttribute(p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                                           &schemes, sizeof schemes)));
+    for (int name = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
+         name <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; name++) /* of A, B, C and D */
+        HVT_TRY(CUBLAS(d, cublasLtMatmulPreferenceSetAttribute(p, (cublasLtMatmulPreferenceAttributes_t)name,
+                                                               &alignment, sizeof alignment)));
     return HVT_OK;
 }
 
@@ -73,7 +66,7 @@ static hvt_status choose(hvt_device *d, product *p)
     p->algo = best.algo;
     p->ws = best.workspaceSize;
 done:
-    cublasLtMatmulPreferenceDestroy(wish);
+    hvt__nv.cublasLtMatmulPreferenceDestroy(wish);
     return s;
 }
 
@@ -102,13 +95,13 @@ static hvt_status plan(linear *l, const hvt_conv_desc *c)
     HVT_TRY(CUBLAS(d, cublasLtMatrixLayoutCreate(&l->w, t, cx, k, (int64_t)cx)));
     HVT_TRY(CUBLAS(d, cublasLtMatrixLayoutCreate(&l->y, t, k, n, (int64_t)k)));
     HVT_TRY(CUBLAS(d, cublasLtMatrixLayoutCreate(&l->dw, CUDA_R_32F, cx, k, (int64_t)cx)));
-    l->product[FORWARD] = (product){.a = l->w, .b = l->x, .d = l->y};
-    l->product[BACKWARD_X] = (product){.a = l->w, .b = l->y, .d = l->x};
-    l->product[BACKWARD_W] = (product){.a = l->x, .b = l->y, .d = l->dw};
-    HVT_TRY(plan_product(l, FORWARD, f32, CUBLAS_OP_T, CUBLAS_OP_N));
+    l->product[CONV_FORWARD] = (product){.a = l->w, .b = l->x, .d = l->y};
+    l->product[CONV_BACKWARD_X] = (product){.a = l->w, .b = l->y, .d = l->x};
+    l->product[CONV_BACKWARD_W] = (product){.a = l->x, .b = l->y, .d = l->dw};
+    HVT_TRY(plan_product(l, CONV_FORWARD, f32, CUBLAS_OP_T, CUBLAS_OP_N));
     if (!c->no_dx)
-        HVT_TRY(plan_product(l, BACKWARD_X, f32, CUBLAS_OP_N, CUBLAS_OP_N));
-    return plan_product(l, BACKWARD_W, f32, CUBLAS_OP_N, CUBLAS_OP_T);
+        HVT_TRY(plan_product(l, CONV_BACKWARD_X, f32, CUBLAS_OP_N, CUBLAS_OP_N));
+    return plan_product(l, CONV_BACKWARD_W, f32, CUBLAS_OP_N, CUBLAS_OP_T);
 }
 
 hvt_status hvt__linear_plan_cublas(hvt_device *d, const hvt_conv_desc *c, linear **ret_linear, size_t *ret_ws)
@@ -120,7 +113,7 @@ hvt_status hvt__linear_plan_cublas(hvt_device *d, const hvt_conv_desc *c, linear
     HVT_CHECK(l, E_MEM, "no memory for %zu bytes of a linear layer's plan", sizeof *l);
     l->dev = d;
     HVT_TRY_OR(fail, plan(l, c));
-    for (int i = 0; i < PRODUCTS; i++)
+    for (int i = 0; i < CONV_PASSES; i++)
         ws = l->product[i].ws > ws ? l->product[i].ws : ws;
     *ret_linear = l;
     *ret_ws = ws;
@@ -134,41 +127,25 @@ void hvt__linear_free_cublas(linear *l)
 {
     if (!l)
         return;
-    for (int i = 0; i < PRODUCTS; i++)
+    for (int i = 0; i < CONV_PASSES; i++)
         if (l->product[i].desc)
-            cublasLtMatmulDescDestroy(l->product[i].desc);
+            hvt__nv.cublasLtMatmulDescDestroy(l->product[i].desc);
     for (int i = 0; i < 4; i++) {
         cublasLtMatrixLayout_t layout[] = {l->x, l->w, l->y, l->dw};
 
         if (layout[i])
-            cublasLtMatrixLayoutDestroy(layout[i]);
+            hvt__nv.cublasLtMatrixLayoutDestroy(layout[i]);
     }
     free(l);
 }
 
-/* d = a b, or d += a b */
-static hvt_status multiply(linear *l, int which, const void *a, const void *b, void *d, bool add, void *ws)
+hvt_status hvt__linear_run_cublas(linear *l, conv_pass pass, const void *a, const void *b, void *d, bool add,
+                                  void *ws)
 {
-    const product *p = &l->product[which];
+    const product *p = &l->product[pass];
     const cuda_device *s = cuda_of(l->dev);
     float alpha = 1, beta = add ? 1 : 0;
 
     return CUBLAS(l->dev, cublasLtMatmul(s->blas, p->desc, &alpha, a, p->a, b, p->b, &beta, d, p->d, d, p->d,
                                          &p->algo, ws, p->ws, s->stream));
-}
-
-hvt_status hvt__linear_forward_cublas(linear *l, const void *x, const void *w, void *y, void *ws)
-{
-    return multiply(l, FORWARD, w, x, y, false, ws);
-}
-
-hvt_status hvt__linear_backward_x_cublas(linear *l, const void *w, const void *dy, void *dx, bool add,
-                                         void *ws)
-{
-    return multiply(l, BACKWARD_X, w, dy, dx, add, ws);
-}
-
-hvt_status hvt__linear_backward_w_cublas(linear *l, const void *x, const void *dy, float *dw, void *ws)
-{
-    return multiply(l, BACKWARD_W, x, dy, dw, false, ws);
 }

@@ -106,13 +106,13 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-cudaError_t hvt__cuda_xent(cudaStream_t stream, const hvt_xent_args *a)
+hvt_status hvt__xent_cuda(hvt_device *d, const hvt_xent_args *a)
 {
     const int rows = a->dlogits ? a->rows.block : a->rows.real;
 
     if (rows > 0)
-        HVT_CUDA_TRY(with_type(a->type, [=](auto zero) {
-            return HVT_LAUNCH((xent_kernel<decltype(zero)>), rows, line_threads(a->classes), stream, *a);
+        HVT_TRY(with_type(a->type, [=](auto zero) {
+            return HVT_LAUNCH(d, (xent_kernel<decltype(zero)>), rows, line_threads(a->classes), *a);
         }));
-    return HVT_LAUNCH(sums_kernel, 1, THREADS, stream, a->rows.real, a->loss, a->label_rank, a->sums);
+    return HVT_LAUNCH(d, sums_kernel, 1, THREADS, a->rows.real, a->loss, a->label_rank, a->sums);
 }

@@ -18,13 +18,9 @@
 #include <math.h>
 #include <sched.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { POLL_MS = 100 };
 static const double abort_most = 30; /* s; an abort takes much less, or never returns */
 
 static void pause_ns(long ns)
@@ -32,47 +28,27 @@ static void pause_ns(long ns)
     nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
 }
 
-/* ---- giving up ---------------------------------------------------------------------------------- */
-
-typedef struct helper_call {
-    ncclResult_t (*call)(ncclComm_t nccl);
-    ncclComm_t nccl;
-} helper_call;
-
-static void *run_helper_call(void *arg)
+static void *run_abort(void *nccl)
 {
-    helper_call e = *(helper_call *)arg;
-
-    free(arg);
-    e.call(e.nccl);
+    hvt__nv.ncclCommAbort(nccl);
     return NULL;
 }
 
-/* Call in a helper thread; false: no thread could be started, and the call was made here. */
-static bool call_in_helper(ncclResult_t (*call)(ncclComm_t), ncclComm_t nccl, pthread_t *ret_helper)
+static void *run_destroy(void *nccl)
 {
-    helper_call *e = malloc(sizeof *e);
-
-    if (e)
-        *e = (helper_call){call, nccl};
-    if (e && pthread_create(ret_helper, NULL, run_helper_call, e) == 0)
-        return true;
-    free(e);
-    call(nccl);
-    return false;
+    hvt__nv.ncclCommDestroy(nccl);
+    return NULL;
 }
 
-/* Join the helper with a timeout. On timeout it may never return, and is detached. */
-static bool join_within(double seconds, pthread_t helper)
+/* End the communicator in a helper thread; if none can be started, here. */
+static void end_in_helper(comm_nccl *st, void *(*run)(void *nccl))
 {
-    struct timespec end;
+    ncclComm_t nccl = st->nccl;
 
-    clock_gettime(CLOCK_REALTIME, &end);
-    end.tv_sec += (time_t)ceil(seconds);
-    if (pthread_timedjoin_np(helper, NULL, &end) == 0)
-        return true;
-    pthread_detach(helper);
-    return false;
+    st->nccl = NULL;
+    st->ending = pthread_create(&st->helper, NULL, run, nccl) == 0;
+    if (!st->ending)
+        run(nccl);
 }
 
 static double abort_timeout(const comm_nccl *st)
@@ -83,15 +59,12 @@ static double abort_timeout(const comm_nccl *st)
 /* L: abort; no other call on it follows. What its kernels leave behind is not a valid sum. */
 static void abort_nccl(comm_nccl *st)
 {
-    ncclComm_t nccl = st->nccl;
-
-    st->nccl = NULL;
     if (st->broken)
         hvt__cuda_lose(st->dev, st->why);
-    if (!nccl)
+    if (!st->nccl)
         return;
     st->aborted = hvt__now();
-    st->aborting = call_in_helper(ncclCommAbort, nccl, &st->aborter);
+    end_in_helper(st, run_abort);
 }
 
 /* L: an abort also waits until captured graphs that contain operations are freed. But while the host waits
@@ -100,20 +73,17 @@ static void check_abort(comm_nccl *st)
 {
     double now = hvt__now(), most = abort_timeout(st), since = cuda_of(st->dev)->waits;
 
-    if (st->aborting && pthread_tryjoin_np(st->aborter, NULL) == 0)
-        st->aborting = false;
-    if (!st->aborting || now - st->aborted < most || !(since > 0) || now - since < most)
+    if (st->ending && pthread_tryjoin_np(st->helper, NULL) == 0)
+        st->ending = false;
+    if (!st->ending || now - st->aborted < most || !(since > 0) || now - since < most)
         return;
-    hvt__log(HVT_LOG_ERROR,
-             "comm nccl, rank %d (%s): ncclCommAbort has not returned after %.0f s: ending the process",
-             st->world->rank, st->world->host[st->world->rank], now - st->aborted);
+    HVT_ERROR("comm nccl, rank %d (%s): ncclCommAbort has not returned after %.0f s: ending the process",
+              st->world->rank, st->world->host[st->world->rank], now - st->aborted);
     _exit(EXIT_FAILURE);
 }
 
 /* L: record why the comm is unusable; only the first reason counts. */
-static void mark_broken(comm_nccl *st, const char *fmt, ...) HVT_PRINTF(2, 3);
-
-static void mark_broken(comm_nccl *st, const char *fmt, ...)
+static HVT_PRINTF(2, 3) void mark_broken(comm_nccl *st, const char *fmt, ...)
 {
     char text[400];
     va_list ap;
@@ -133,18 +103,6 @@ hvt_status hvt__nccl_alive(const comm_nccl *st)
     HVT_CHECK(!st->broken, E_COMM, "%s", st->why);
     return HVT_OK;
 }
-
-/* "allreduce of 1000 f32 (ticket 7)" */
-static const char *name_of(const comm_nccl *st, hvt_ticket t, char *text, size_t size)
-{
-    const nccl_op *o = &st->op[t % NCCL_WATCHED];
-
-    snprintf(text, size, "%s of %zu %s (ticket %llu)", o->what, o->count, hvt_dtype_name(o->type),
-             (unsigned long long)t);
-    return text;
-}
-
-/* ---- the guard's thread ------------------------------------------------------------------------- */
 
 /* L: advance `ended`; returns the oldest operation that has not ended, or 0. */
 static hvt_ticket oldest(comm_nccl *st)
@@ -168,107 +126,57 @@ static hvt_ticket oldest(comm_nccl *st)
 /* L */
 static void poll_comm(comm_nccl *st)
 {
-    ncclResult_t error = ncclSuccess, r = ncclCommGetAsyncError(st->nccl, &error);
+    ncclResult_t error = ncclSuccess, r = hvt__nv.ncclCommGetAsyncError(st->nccl, &error);
     hvt_ticket t = oldest(st);
-    double now = hvt__now(), age = t ? now - st->op[t % NCCL_WATCHED].issued : 0;
+    nccl_op *o = &st->op[t % NCCL_WATCHED];
+    double now = hvt__now(), age = t ? now - o->issued : 0;
     double since = st->has_captured ? (double)cuda_of(st->dev)->waits : 0;
-    char name[96] = "no operation is under way", seconds[48] = "";
+    char state[144] = "no operation is under way";
 
-    if (t) {
-        name_of(st, t, name, sizeof name);
-        snprintf(seconds, sizeof seconds, ", begun %.1f s ago, has not ended", age);
-    }
+    if (t)
+        snprintf(state, sizeof state, "%s of %zu %s (ticket %llu), begun %.1f s ago, has not ended", o->what,
+                 o->count, hvt_dtype_name(o->type), (unsigned long long)t, age);
     if (r == ncclSuccess)
         r = error;
     if (r != ncclSuccess && r != ncclInProgress) {
-        mark_broken(st, "%s (%s); %s%s", ncclGetErrorString(r), ncclGetLastError(st->nccl), name, seconds);
+        mark_broken(st, "%s (%s); %s", hvt__nv.ncclGetErrorString(r), hvt__nv.ncclGetLastError(st->nccl),
+                    state);
     } else if (t && age > st->stall.abort) {
-        mark_broken(st, "%s%s: a rank does not take part", name, seconds);
+        mark_broken(st, "%s: a rank does not take part", state);
     } else if (since > 0 && now - since > st->stall.abort) {
         mark_broken(st,
                     "the host has waited for the device for %.1f s: a rank did not launch its captured step",
                     now - since);
-    } else if (t && age > st->stall.warn && !st->op[t % NCCL_WATCHED].warned) {
-        st->op[t % NCCL_WATCHED].warned = true;
-        HVT_WARN("comm nccl, rank %d (%s): %s%s", st->world->rank, st->world->host[st->world->rank], name,
-                 seconds);
+    } else if (t && age > st->stall.warn && !o->warned) {
+        o->warned = true;
+        HVT_WARN("comm nccl, rank %d (%s): %s", st->world->rank, st->world->host[st->world->rank], state);
     }
 }
 
-static void *guard(void *arg)
+static void guard(void *arg)
 {
     comm_nccl *st = arg;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal; /* ignore others' captures */
-    struct timespec next;
 
-    cudaSetDevice(cuda_of(st->dev)->index);
+    cudaSetDevice(cuda_of(st->dev)->index); /* of this thread, as is the mode */
     cudaThreadExchangeStreamCaptureMode(&mode);
-    clock_gettime(CLOCK_MONOTONIC, &next);
     pthread_mutex_lock(&st->lock);
-    while (!st->closing) {
-        next.tv_nsec += POLL_MS * 1000000L;
-        next.tv_sec += next.tv_nsec / 1000000000L;
-        next.tv_nsec %= 1000000000L;
-        pthread_cond_timedwait(&st->wake, &st->lock, &next);
-        clock_gettime(CLOCK_MONOTONIC, &next);
-        if (st->broken)
-            check_abort(st);
-        else if (!st->closing)
-            poll_comm(st);
-        if (st->broken && st->nccl) {
-            hvt__log(HVT_LOG_ERROR, "%s", st->why); /* at once: the caller may be waiting for the device */
-            abort_nccl(st);
-        }
+    if (st->broken)
+        check_abort(st);
+    else
+        poll_comm(st);
+    if (st->broken && st->nccl) {
+        HVT_ERROR("%s", st->why); /* at once: the caller may be waiting for the device */
+        abort_nccl(st);
     }
     pthread_mutex_unlock(&st->lock);
-    return NULL;
-}
-
-hvt_status hvt__nccl_guard_open(comm_nccl *st)
-{
-    pthread_condattr_t a;
-    int e = pthread_condattr_init(&a);
-
-    HVT_CHECK(e == 0, E_MEM, "no condition variable: %s", strerror(e));
-    pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
-    e = pthread_cond_init(&st->wake, &a);
-    pthread_condattr_destroy(&a);
-    HVT_CHECK(e == 0, E_MEM, "no condition variable: %s", strerror(e));
-    pthread_mutex_init(&st->lock, NULL);
-    st->locks = true;
-    return HVT_OK;
-}
-
-void hvt__nccl_guard_close(comm_nccl *st)
-{
-    if (!st->locks)
-        return;
-    pthread_cond_destroy(&st->wake);
-    pthread_mutex_destroy(&st->lock);
 }
 
 hvt_status hvt__nccl_guard_start(comm_nccl *st)
 {
-    int e = pthread_create(&st->guard, NULL, guard, st);
-
-    HVT_CHECK(e == 0, E_MEM, "no thread to guard a comm: %s", strerror(e));
-    st->guarded = true;
-    return HVT_OK;
+    st->guard = (hvt__ticker){"the guard of a comm", 0.1, guard, st};
+    return hvt__ticker_open(&st->guard);
 }
-
-void hvt__nccl_guard_stop(comm_nccl *st)
-{
-    if (!st->guarded)
-        return;
-    pthread_mutex_lock(&st->lock);
-    st->closing = true;
-    pthread_cond_signal(&st->wake);
-    pthread_mutex_unlock(&st->lock);
-    pthread_join(st->guard, NULL);
-    st->guarded = false;
-}
-
-/* ---- calls that involve other ranks ----------------------------------------------------------------- */
 
 hvt_status hvt__nccl_complete(comm_nccl *st, ncclResult_t r, const char *call)
 {
@@ -291,14 +199,15 @@ hvt_status hvt__nccl_complete(comm_nccl *st, ncclResult_t r, const char *call)
             pause_ns(ns);
             ns = ns < 1000000 ? 2 * ns : ns;
         }
-        asked = ncclCommGetAsyncError(st->nccl, &r);
+        asked = hvt__nv.ncclCommGetAsyncError(st->nccl, &r);
         if (asked != ncclSuccess)
             r = asked;
     }
     if (r == ncclSuccess)
         return HVT_OK;
     if (r != ncclInProgress)
-        mark_broken(st, "%.*s: %s (%s)", name, call, ncclGetErrorString(r), ncclGetLastError(st->nccl));
+        mark_broken(st, "%.*s: %s (%s)", name, call, hvt__nv.ncclGetErrorString(r),
+                    hvt__nv.ncclGetLastError(st->nccl));
     abort_nccl(st);
     return hvt__nccl_alive(st);
 }
@@ -315,7 +224,7 @@ hvt_status hvt__nccl_drain(comm_nccl *st)
         if (s != HVT_OK) {
             abort_nccl(st);
             check_abort(st);
-            waits = st->aborting && hvt__now() - st->aborted < abort_timeout(st);
+            waits = st->ending && hvt__now() - st->aborted < abort_timeout(st);
         }
         pthread_mutex_unlock(&st->lock);
         if (!waits)
@@ -324,29 +233,26 @@ hvt_status hvt__nccl_drain(comm_nccl *st)
     }
 }
 
-static void finish(comm_nccl *st)
-{
-    pthread_t helper;
-
-    if (st->broken || NCCL(st, ncclCommFinalize(st->nccl)) != HVT_OK) {
-        abort_nccl(st);
-        return;
-    }
-    if (call_in_helper(ncclCommDestroy, st->nccl, &helper) && !join_within(st->stall.abort, helper))
-        HVT_WARN("comm nccl: ncclCommDestroy has not returned after %.0f s: does a captured graph still "
-                 "contain its operations?",
-                 st->stall.abort);
-    st->nccl = NULL;
-}
-
-/* The guard has stopped, so no lock is needed. */
+/* Without the guard no lock is needed. A helper that takes too long may never return. */
 void hvt__nccl_end(comm_nccl *st)
 {
-    if (st->nccl)
-        finish(st);
-    if (st->aborting && !join_within(abort_timeout(st), st->aborter))
-        HVT_WARN("comm nccl: ncclCommAbort has not returned after %.0f s: does a captured graph still "
-                 "contain its operations?",
-                 abort_timeout(st));
-    st->aborting = false;
+    bool whole;
+    double most;
+    struct timespec end;
+
+    hvt__ticker_close(&st->guard);
+    whole = st->nccl && !st->broken && NCCL(st, ncclCommFinalize(st->nccl)) == HVT_OK;
+    most = whole ? st->stall.abort : abort_timeout(st);
+    if (whole)
+        end_in_helper(st, run_destroy);
+    else
+        abort_nccl(st);
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += (time_t)ceil(most);
+    if (!st->ending || pthread_timedjoin_np(st->helper, NULL, &end) == 0)
+        return;
+    pthread_detach(st->helper);
+    HVT_WARN("comm nccl: %s has not returned after %.0f s: does a captured graph still contain its "
+             "operations?",
+             whole ? "ncclCommDestroy" : "ncclCommAbort", most);
 }

@@ -6,17 +6,11 @@
 #ifndef HVT_NCCL_IMPL_H
 #define HVT_NCCL_IMPL_H
 
+#include "base/thread.h"
 #include "comm_impl.h"
 #include "cuda_impl.h"
 
-#include "vendor_names.h"
-
-#include <nccl.h>
-#include <pthread.h>
-
-enum {
-    NCCL_WATCHED = 256
-}; /* operations that the guard can tell apart; of older ones it sees only the newest */
+enum { NCCL_WATCHED = 256 }; /* operations that the guard tells apart; of older ones it sees the newest */
 
 typedef struct nccl_op { /* a posted operation */
     const char *what;    /* "allreduce" */
@@ -28,12 +22,6 @@ typedef struct nccl_op { /* a posted operation */
     cudaEvent_t done; /* on the comm's stream, after it */
 } nccl_op;
 
-typedef struct nccl_block { /* memory allocated by alloc */
-    char *ptr;
-    size_t bytes;
-    void *handle; /* NCCL's registration handle, or NULL */
-} nccl_block;
-
 /* Does not point to the hvt_comm, which is copied while it is opened. */
 typedef struct comm_nccl {
     hvt_world *world;    /* borrowed */
@@ -42,9 +30,7 @@ typedef struct comm_nccl {
     cudaStream_t stream; /* for the operations, with the highest priority */
     cudaEvent_t ready;   /* on the device's stream: the next operation's input is ready */
     bool shared;         /* ranks share a GPU */
-    nccl_block *block;
-    int blocks;
-    uint64_t waited; /* the device's stream waits for all operations up to this one */
+    uint64_t waited;     /* the device's stream waits for all operations up to this one */
 
     pthread_mutex_t lock;     /* protects what follows, and every call on `nccl` */
     nccl_op op[NCCL_WATCHED]; /* operation n, from 1, is op[n % NCCL_WATCHED] */
@@ -53,33 +39,28 @@ typedef struct comm_nccl {
     bool broken;              /* no call on `nccl` any more */
     bool peers_missing;       /* broken because other ranks did not take part: one of them knows the reason */
     char why[512];
-    bool aborting; /* a helper thread aborts, since `aborted` */
+    bool ending; /* a helper thread aborts, since `aborted`, or destroys */
     double aborted;
-    pthread_t aborter;
+    pthread_t helper;
 
     hvt_stall stall;
-    bool locks, guarded, closing; /* lock and wake are initialised; the guard runs; it must end */
-    pthread_cond_t wake;
-    pthread_t guard;
+    hvt__ticker guard;
 } comm_nccl;
 
 /* ---- nccl_guard.c. Functions marked L are called with the lock held. ---- */
 
-hvt_status hvt__nccl_guard_open(comm_nccl *st);
-void hvt__nccl_guard_close(comm_nccl *st);
 hvt_status hvt__nccl_guard_start(comm_nccl *st);
-void hvt__nccl_guard_stop(comm_nccl *st);
 
 /* L: E_COMM with the reason after a failure. */
 hvt_status hvt__nccl_alive(const comm_nccl *st);
 /* L: complete a call on `nccl` that returned r. If NCCL continues it in the background, wait for it; if it
  * fails, or takes longer than stall.abort, the comm is broken. */
 hvt_status hvt__nccl_complete(comm_nccl *st, ncclResult_t r, const char *call);
-#define NCCL(st, call) hvt__nccl_complete(st, call, #call)
+#define NCCL(st, call) hvt__nccl_complete(st, hvt__nv.call, #call)
 /* Wait until the operations posted so far have ended, or the abort of a broken comm has; at most
  * stall.abort. */
 hvt_status hvt__nccl_drain(comm_nccl *st);
-/* Destroy the communicator: together with the other ranks, or at once if it is broken. */
+/* Stop the guard and destroy the communicator: together with the other ranks, or at once if it is broken. */
 void hvt__nccl_end(comm_nccl *st);
 
 #endif /* HVT_NCCL_IMPL_H */

@@ -1,11 +1,12 @@
 /*
  * Batch norm and bias: sums per channel of a matrix [rows, c], and functions applied to every row.
  *
- * Sums over rows take two levels. Every thread sums some rows of its channels, the threads of a block merge
- * their sums along a tree, and the blocks' results ("parts") are stored in scratch until a second kernel
- * merges them, along a tree again. Which thread takes which row depends on the shape alone. Means and sums of
- * squared deviations are merged as by Chan, Golub and LeVeque (1979), so that a mean that is large against
- * the deviation costs no precision.
+ * Sums over rows take three levels in one kernel. Every thread sums some rows of its channels, and the
+ * threads of a block merge their sums along a tree: a "part". Parts are stored in scratch, and the last block
+ * to come of GROUP neighbours merges theirs to a group's sums, along a tree again; the last of all groups
+ * merges those and finishes. Who is last depends on chance, what is merged with what on the shape alone.
+ * Means and sums of squared deviations are merged as by Chan, Golub and LeVeque (1979), so that a mean that
+ * is large against the deviation costs no precision.
  *
  * A *lane* holds one thread's V channels: constants, loaded once. Its `accumulate` adds U rows, its `apply`
  * writes them; both load everything before they compute, so that ROWS rows are in flight.
@@ -16,18 +17,20 @@
 
 enum {
     MOST_PARTS = 512,
+    GROUP = 16,
     SUM_BLOCKS = 1024, /* over all channels */
     ROW_BLOCKS = 4096,
-    MOST_SUMS = 2, /* floats per channel of a part */
-    FINISH_LANES = 8
+    MOST_SUMS = 2 /* floats per channel of a part */
 };
 
-size_t hvt__cuda_scratch(int c)
-{
-    size_t most = (size_t)SUM_BLOCKS * THREADS * full_vec<f16>(), one = (size_t)c;
+/* Where there are two parts or more, there are no more than SUM_BLOCKS blocks: so many parts times channels,
+ * and counters. Where there are two groups or more, there is one for every eight parts at most. */
+constexpr size_t PART_BYTES = (size_t)SUM_BLOCKS * MOST_ACROSS * full_vec<f16>() * MOST_SUMS * sizeof(float);
 
-    return (most > one ? most : one) * MOST_SUMS * sizeof(float);
-}
+static_assert(HVT__CUDA_COUNTERS + PART_BYTES + PART_BYTES / 8 <= HVT__CUDA_SCRATCH &&
+                  SUM_BLOCKS * sizeof(unsigned) <= HVT__CUDA_COUNTERS &&
+                  MOST_ACROSS * full_vec<f16>() <= THREADS,
+              "all parts, groups and counters fit into scratch, and a block's channels into its threads");
 
 /* The first channel of this thread; c or more if its lane is past the row's end. */
 template <int V> HVT_FN int my_channel()
@@ -49,9 +52,7 @@ template <class R, int V> HVT_FN void join_lanes(float (&sum)[R::K][V], float co
         const unsigned other = me + half * blockDim.x;
 
         if (threadIdx.y >= half && threadIdx.y < 2 * half) {
-#pragma unroll
             for (int k = 0; k < R::K; k++)
-#pragma unroll
                 for (int v = 0; v < V; v++)
                     s.sum[k][v][me] = sum[k][v];
             s.count[me] = count;
@@ -60,9 +61,7 @@ template <class R, int V> HVT_FN void join_lanes(float (&sum)[R::K][V], float co
         if (threadIdx.y < half) {
             float theirs[R::K][V];
 
-#pragma unroll
             for (int k = 0; k < R::K; k++)
-#pragma unroll
                 for (int v = 0; v < V; v++)
                     theirs[k][v] = s.sum[k][v][other];
             R::merge(sum, count, theirs, s.count[other]);
@@ -71,15 +70,107 @@ template <class R, int V> HVT_FN void join_lanes(float (&sum)[R::K][V], float co
     }
 }
 
-/* part[blockIdx.y][k][c] of this block's rows */
-template <class L>
-__global__ void __launch_bounds__(THREADS)
-    columns_kernel(__grid_constant__ const typename L::args a, int rows, int c, int chunk, float *part)
+/* The blocks of a column of the grid as they come: its parts in groups, the groups in one. A counter is 0
+ * between kernels, since the one who brings it to its end sets it back. */
+struct arrivals {
+    float *part, *group; /* [parts][K][c], [groups][K][c] */
+    unsigned *counter;   /* [columns][groups + 1] the last one counts groups */
+};
+
+/* Is this block the last of `all` that come to the counter? All threads get the answer, and the last block's
+ * see what the others have stored. */
+HVT_FN bool comes_last(unsigned *counter, unsigned all)
 {
+    struct shared {
+        bool last;
+    };
+    HVT_SHARED(shared, s);
+
+    __threadfence(); /* what this thread has stored, before the block is counted */
+    __syncthreads();
+    if (threadIdx.x == 0 && threadIdx.y == 0)
+        s.last = atomicInc(counter, all - 1) == all - 1;
+    __syncthreads();
+    __threadfence();
+    return s.last;
+}
+
+/* Rows of parts first .. first+parts-1, as far as there are so many. */
+HVT_FN float rows_of_parts(int rows, int chunk, int first, int parts)
+{
+    const int64_t begin = (int64_t)first * chunk, end = begin + (int64_t)parts * chunk;
+
+    return (float)((end < rows ? end : rows) - begin);
+}
+
+/* sum = of `count` entries of from[...][K][c], each of `parts` parts, from number `first` on; the lanes with
+ * y = 0 get it. */
+template <class R, int V>
+HVT_FN void merge_parts(const float *from, int c, int col, int rows, int chunk, int first, int count,
+                        int parts, float (&sum)[R::K][V])
+{
+    float have = 0;
+
+    for (int k = 0; k < R::K; k++)
+        for (int v = 0; v < V; v++)
+            sum[k][v] = 0;
+    for (int p = first + (int)threadIdx.y; col < c && p < first + count; p += (int)blockDim.y) {
+        const float more = rows_of_parts(rows, chunk, p * parts, parts);
+        float theirs[R::K][V];
+
+        for (int k = 0; k < R::K; k++)
+            load_floats(from + ((size_t)p * R::K + k) * c + col, theirs[k]);
+        R::merge(sum, have, theirs, more);
+        have += more;
+    }
+    join_lanes<R>(sum, have);
+}
+
+template <class R, int V>
+HVT_FN void store_sums(float *to, int c, int col, int at, const float (&sum)[R::K][V])
+{
+    if (threadIdx.y == 0 && col < c)
+        for (int k = 0; k < R::K; k++)
+            store(to + ((size_t)at * R::K + k) * c + col, sum[k]);
+}
+
+/* Finish the block's channels, one of them in each thread. */
+template <class R, int V>
+HVT_FN void finish_columns(const typename R::args &a, int rows, int c, const float (&sum)[R::K][V])
+{
+    struct shared {
+        float sum[R::K][THREADS];
+    };
+    HVT_SHARED(shared, s);
+    const int me = (int)(threadIdx.y * blockDim.x + threadIdx.x), across = (int)blockDim.x * V;
+    const int col = (int)blockIdx.x * across + me;
+
+    if (threadIdx.y == 0)
+        for (int k = 0; k < R::K; k++)
+            for (int v = 0; v < V; v++)
+                s.sum[k][threadIdx.x * V + v] = sum[k][v];
+    __syncthreads();
+    if (me < across && col < c) {
+        float mine[R::K][1];
+
+        for (int k = 0; k < R::K; k++)
+            mine[k][0] = s.sum[k][me];
+        R::finish(a, rows, c, col, mine);
+    }
+}
+
+template <class L>
+__global__ void __launch_bounds__(THREADS, 2)
+    columns_kernel(__grid_constant__ const typename L::args a, int rows, int c, int chunk, arrivals to)
+{
+    typedef typename L::reducer R;
     constexpr int V = L::V;
-    const int col = my_channel<V>();
+    const int col = my_channel<V>(), parts = (int)gridDim.y, part = (int)blockIdx.y;
+    const int groups = (parts + GROUP - 1) / GROUP, group = part / GROUP, first = group * GROUP;
+    const int members = parts - first < GROUP ? parts - first : GROUP;
+    unsigned *counter = to.counter + (size_t)blockIdx.x * (groups + 1);
     const size_t step = (size_t)blockDim.y * c;
-    float sum[L::K][V] = {}, count = 0;
+    float sum[R::K][V] = {}, count = 0;
 
     if (col < c) {
         L lane(a, col);
@@ -89,48 +180,47 @@ __global__ void __launch_bounds__(THREADS)
             count += u.value;
         });
     }
-    join_lanes<L>(sum, count);
-    if (threadIdx.y == 0 && col < c)
-#pragma unroll
-        for (int k = 0; k < L::K; k++)
-            store(part + ((size_t)blockIdx.y * L::K + k) * c + col, sum[k]);
-}
-
-template <class R>
-__global__ void __launch_bounds__(THREADS) finish_kernel(__grid_constant__ const typename R::args a, int rows,
-                                                         int c, int chunk, int parts, const float *part)
-{
-    const int col = my_channel<1>();
-    float sum[R::K][1] = {}, count = 0;
-
-    for (int p = threadIdx.y; col < c && p < parts; p += blockDim.y) {
-        const int left = rows - p * chunk, taken = left < chunk ? left : chunk;
-        float theirs[R::K][1];
-
-#pragma unroll
-        for (int k = 0; k < R::K; k++)
-            theirs[k][0] = part[((size_t)p * R::K + k) * c + col];
-        R::merge(sum, count, theirs, (float)taken);
-        count += (float)taken;
-    }
     join_lanes<R>(sum, count);
-    if (threadIdx.y == 0 && col < c)
-        R::finish(a, rows, c, col, sum);
+    if (parts > 1) {
+        store_sums<R>(to.part, c, col, part, sum);
+        if (!comes_last(counter + group, members))
+            return;
+        merge_parts<R>(to.part, c, col, rows, chunk, first, members, 1, sum);
+    }
+    if (groups > 1) {
+        store_sums<R>(to.group, c, col, group, sum);
+        if (!comes_last(counter + groups, groups))
+            return;
+        merge_parts<R>(to.group, c, col, rows, chunk, 0, groups, GROUP, sum);
+    }
+    finish_columns<R>(a, rows, c, sum);
 }
 
-/* Both levels of a sum for lane type L. */
-template <class L>
-static cudaError_t columns(cudaStream_t stream, const typename L::args &a, int rows, int c, void *scratch)
+/* A sum for lane type L, finished. */
+template <class L> static hvt_status columns(hvt_device *d, const typename L::args &a, int rows, int c)
 {
-    typedef typename L::reducer R;
     row_cut cut = cut_rows(rows, c, L::V, L::ROWS, SUM_BLOCKS, MOST_PARTS);
-    float *part = (float *)scratch;
+    char *scratch = (char *)hvt__cuda_scratch(d);
+    const arrivals to = {(float *)(scratch + HVT__CUDA_COUNTERS),
+                         (float *)(scratch + HVT__CUDA_COUNTERS + PART_BYTES), (unsigned *)scratch};
 
-    HVT_CUDA_TRY(HVT_LAUNCH((columns_kernel<L>), cut.grid, cut.block, stream, a, rows, c, cut.chunk, part));
-    return HVT_LAUNCH((finish_kernel<R>), (c + FINISH_LANES - 1) / FINISH_LANES,
-                      dim3(FINISH_LANES, THREADS / FINISH_LANES), stream, a, rows, c, cut.chunk,
-                      (int)cut.grid.y, part);
+    HVT_CHECK(c <= HVT__CUDA_CHANNELS, E_UNSUPPORTED, "device cuda: %d channels, at most %d are possible", c,
+              HVT__CUDA_CHANNELS);
+    return HVT_LAUNCH(d, (columns_kernel<L>), cut.grid, cut.block, a, rows, c, cut.chunk, to);
 }
+
+/* A reducer of plain sums. */
+template <int SUMS> struct plain_sums {
+    static constexpr int K = SUMS;
+
+    template <int V>
+    static __device__ void merge(float (&sum)[K][V], float, const float (&theirs)[K][V], float)
+    {
+        for (int k = 0; k < K; k++)
+            for (int v = 0; v < V; v++)
+                sum[k][v] += theirs[k][v];
+    }
+};
 
 /* ---- a function of every row ---- */
 
@@ -149,20 +239,18 @@ __global__ void __launch_bounds__(THREADS, 2)
     }
 }
 
-template <class L>
-static cudaError_t rows_done(cudaStream_t stream, const typename L::args &a, int rows, int c)
+template <class L> static hvt_status rows_done(hvt_device *d, const typename L::args &a, int rows, int c)
 {
     row_cut cut = cut_rows(rows, c, L::V, L::ROWS, ROW_BLOCKS, ROW_BLOCKS);
 
     if (rows == 0)
-        return cudaSuccess;
-    return HVT_LAUNCH((rows_kernel<L>), cut.grid, cut.block, stream, a, rows, c, cut.chunk);
+        return HVT_OK;
+    return HVT_LAUNCH(d, (rows_kernel<L>), cut.grid, cut.block, a, rows, c, cut.chunk);
 }
 
 template <int V, class T>
 HVT_FN void load_rows(const void *from, size_t at, size_t step, vec<T, V> *ret, int u)
 {
-#pragma unroll
     for (int i = 0; i < u; i++)
         ret[i] = load<V>((const T *)from + at + i * step);
 }
@@ -179,7 +267,6 @@ struct moments {
     {
         const float share = more > 0 ? more / (count + more) : 0;
 
-#pragma unroll
         for (int v = 0; v < V; v++) {
             const float off = theirs[0][v] - sum[0][v];
 
@@ -213,15 +300,12 @@ template <class T, int VEC> struct moments_lane : moments {
         float group[K][V];
 
         load_rows(a.x, at, step, x, U);
-#pragma unroll
         for (int v = 0; v < V; v++) {
             float all = 0, squares = 0;
 
-#pragma unroll
             for (int u = 0; u < U; u++)
                 all += to_float(x[u].at[v]);
             all *= 1.0f / U;
-#pragma unroll
             for (int u = 0; u < U; u++) {
                 const float off = to_float(x[u].at[v]) - all;
 
@@ -234,20 +318,18 @@ template <class T, int VEC> struct moments_lane : moments {
     }
 };
 
-/* INFER: a.rstd holds the variance */
-template <class T, int VEC, bool INFER> struct normalise_lane {
+template <class T, int VEC, bool IS_VARIANCE> struct normalise_lane {
     typedef hvt_bn_args args;
     static constexpr int V = VEC, ROWS = 4;
     float mean[V], scale[V], beta[V];
 
     __device__ normalise_lane(const args &a, int, int col)
     {
-#pragma unroll
         for (int v = 0; v < V; v++) {
             const float r = a.rstd[col + v];
 
             mean[v] = a.mean[col + v];
-            scale[v] = a.gamma[col + v] * (INFER ? (float)(1 / sqrt((double)r + a.eps)) : r);
+            scale[v] = a.gamma[col + v] * (IS_VARIANCE ? (float)(1 / sqrt((double)r + a.eps)) : r);
             beta[v] = a.beta[col + v];
         }
     }
@@ -259,11 +341,9 @@ template <class T, int VEC, bool INFER> struct normalise_lane {
         load_rows(a.x, at, step, x, U);
         if (a.residual)
             load_rows(a.residual, at, step, residual, U);
-#pragma unroll
         for (int u = 0; u < U; u++) {
             float y[V];
 
-#pragma unroll
             for (int v = 0; v < V; v++) {
                 y[v] = bn_value(to_float(x[u].at[v]), mean[v], scale[v], beta[v]);
                 if (a.residual)
@@ -275,39 +355,25 @@ template <class T, int VEC, bool INFER> struct normalise_lane {
     }
 };
 
-template <class T, int V, bool INFER> static cudaError_t normalise(cudaStream_t stream, const hvt_bn_args &a)
+hvt_status hvt__bn_train_cuda(hvt_device *d, const hvt_bn_args *a)
 {
-    return rows_done<normalise_lane<T, V, INFER>>(stream, a, a.rows.real, a.c);
-}
-
-template <class T> static bool forward_fits(const hvt_bn_args &a)
-{
-    return rows_fit(full_vec<T>(), a.c, {{a.x, sizeof(T)}, {a.residual, sizeof(T)}, {a.y, sizeof(T)}});
-}
-
-template <class T, int V> static cudaError_t train(cudaStream_t stream, const hvt_bn_args &a, void *scratch)
-{
-    HVT_CUDA_TRY((columns<moments_lane<T, V>>(stream, a, a.rows.real, a.c, scratch)));
-    return normalise<T, V, false>(stream, a);
-}
-
-cudaError_t hvt__cuda_bn_train(cudaStream_t stream, const hvt_bn_args *a, void *scratch)
-{
-    return with_type(a->type, [=](auto zero) {
+    return with_rows(a->type, a->c, {a->x, a->residual, a->y}, [=](auto zero, auto v) {
         typedef decltype(zero) T;
+        constexpr int V = decltype(v)::value;
 
-        return forward_fits<T>(*a) ? train<T, full_vec<T>()>(stream, *a, scratch)
-                                   : train<T, 1>(stream, *a, scratch);
+        HVT_TRY((columns<moments_lane<T, V>>(d, *a, a->rows.real, a->c)));
+        return rows_done<normalise_lane<T, V, false>>(d, *a, a->rows.real, a->c);
     });
 }
 
-cudaError_t hvt__cuda_bn_infer(cudaStream_t stream, const hvt_bn_args *a)
+hvt_status hvt__bn_infer_cuda(hvt_device *d, const hvt_bn_args *a)
 {
-    return with_type(a->type, [=](auto zero) {
+    return with_rows(a->type, a->c, {a->x, a->residual, a->y}, [=](auto zero, auto v) {
         typedef decltype(zero) T;
+        constexpr int V = decltype(v)::value;
 
-        return forward_fits<T>(*a) ? normalise<T, full_vec<T>(), true>(stream, *a)
-                                   : normalise<T, 1, true>(stream, *a);
+        return a->is_variance ? rows_done<normalise_lane<T, V, true>>(d, *a, a->rows.real, a->c)
+                              : rows_done<normalise_lane<T, V, false>>(d, *a, a->rows.real, a->c);
     });
 }
 
@@ -323,7 +389,6 @@ template <class T, int V, mask MASK> struct masked {
 
     __device__ masked(const hvt_bn_grad_args &a, int col)
     {
-#pragma unroll
         for (int v = 0; v < V; v++) {
             mean[v] = a.mean[col + v];
             scale[v] = a.gamma[col + v] * a.rstd[col + v];
@@ -358,20 +423,9 @@ template <class T, int V, mask MASK> struct masked {
     }
 };
 
-struct slopes {
+struct slopes : plain_sums<2> { /* sum(dz), sum(dz * (x - mean)) */
     typedef hvt_bn_grad_args args;
     typedef slopes reducer;
-    static constexpr int K = 2; /* sum(dz), sum(dz * (x - mean)) */
-
-    template <int V>
-    static __device__ void merge(float (&sum)[K][V], float, const float (&theirs)[K][V], float)
-    {
-#pragma unroll
-        for (int v = 0; v < V; v++) {
-            sum[0][v] += theirs[0][v];
-            sum[1][v] += theirs[1][v];
-        }
-    }
 
     static __device__ void finish(const args &a, int, int, int col, const float (&sum)[K][1])
     {
@@ -394,11 +448,9 @@ template <class T, int VEC, mask MASK> struct slopes_lane : slopes {
     {
         const typename masked<T, V, MASK>::template rows<U> r(a, at, step);
 
-#pragma unroll
         for (int u = 0; u < U; u++) {
             float dz[V];
 
-#pragma unroll
             for (int v = 0; v < V; v++) {
                 dz[v] = m.dz(r, u, v);
                 sum[0][v] += dz[v];
@@ -455,66 +507,45 @@ template <class T, int VEC, mask MASK> struct dx_lane {
     }
 };
 
-/* dx, after dgamma and dbeta are known; dresidual is added to, or already complete. */
-template <class T, int V, mask MASK>
-static cudaError_t write_dx(cudaStream_t stream, const hvt_bn_grad_args &a)
+template <class T, int V, mask MASK> static hvt_status backward(hvt_device *d, const hvt_bn_grad_args &a)
 {
-    return rows_done<dx_lane<T, V, MASK>>(stream, a, a.rows.real, a.c);
+    hvt_bn_grad_args second = a;
+
+    HVT_TRY((columns<slopes_lane<T, V, MASK>>(d, a, a.rows.real, a.c)));
+    if (!a.dresidual || a.add_residual)
+        return rows_done<dx_lane<T, V, MASK>>(d, a, a.rows.real, a.c);
+    second.dy = a.dresidual; /* complete already */
+    second.dresidual = NULL;
+    return rows_done<dx_lane<T, V, MASK_NONE>>(d, second, a.rows.real, a.c);
 }
 
-template <class T, int V, mask MASK>
-static cudaError_t backward(cudaStream_t stream, const hvt_bn_grad_args &a, void *scratch)
+hvt_status hvt__bn_backward_cuda(hvt_device *d, const hvt_bn_grad_args *a)
 {
-    HVT_CUDA_TRY((columns<slopes_lane<T, V, MASK>>(stream, a, a.rows.real, a.c, scratch)));
-    if (a.dresidual && !a.add_residual) {
-        hvt_bn_grad_args second = a;
-
-        second.dy = a.dresidual;
-        second.dresidual = NULL;
-        return write_dx<T, V, MASK_NONE>(stream, second);
-    }
-    return write_dx<T, V, MASK>(stream, a);
-}
-
-template <class T, int V>
-static cudaError_t backward_masked(cudaStream_t stream, const hvt_bn_grad_args &a, void *scratch)
-{
-    return !a.y     ? backward<T, V, MASK_NONE>(stream, a, scratch)
-           : a.beta ? backward<T, V, MASK_X>(stream, a, scratch)
-                    : backward<T, V, MASK_Y>(stream, a, scratch);
-}
-
-cudaError_t hvt__cuda_bn_backward(cudaStream_t stream, const hvt_bn_grad_args *a, void *scratch)
-{
-    return with_type(a->type, [=](auto zero) {
+    return with_rows(a->type, a->c, {a->x, a->y, a->dy, a->dx, a->dresidual}, [=](auto zero, auto v) {
         typedef decltype(zero) T;
-        const size_t size = sizeof(T);
+        constexpr int V = decltype(v)::value;
 
-        return rows_fit(full_vec<T>(), a->c,
-                        {{a->x, size}, {a->y, size}, {a->dy, size}, {a->dx, size}, {a->dresidual, size}})
-                   ? backward_masked<T, full_vec<T>()>(stream, *a, scratch)
-                   : backward_masked<T, 1>(stream, *a, scratch);
+        return !a->y     ? backward<T, V, MASK_NONE>(d, *a)
+               : a->beta ? backward<T, V, MASK_X>(d, *a)
+                         : backward<T, V, MASK_Y>(d, *a);
     });
 }
 
 /* ---- running statistics ---- */
 
-static __global__ void running_kernel(const hvt_step_state *step, int c, float rate, float scale,
-                              const float *moments, float *run_mean, float *run_var)
+static __global__ void running_kernel(hvt_bn_update_args a)
 {
     const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
 
-    if (i >= c || step->stop)
+    if (i >= a.c || a.step->stop)
         return;
-    run_mean[i] = bn_running(run_mean[i], moments[i], rate, 1 - rate, scale);
-    run_var[i] = bn_running(run_var[i], moments[c + i], rate, 1 - rate, scale);
+    a.mean[i] = bn_running(a.mean[i], a.moments[i], a.rate, 1 - a.rate, a.scale);
+    a.var[i] = bn_running(a.var[i], a.moments[a.c + i], a.rate, 1 - a.rate, a.scale);
 }
 
-cudaError_t hvt__cuda_bn_update(cudaStream_t stream, const hvt_step_state *step, int c, float rate,
-                                float scale, const float *moments, float *run_mean, float *run_var)
+hvt_status hvt__bn_update_cuda(hvt_device *d, const hvt_bn_update_args *a)
 {
-    return HVT_LAUNCH(running_kernel, (c + THREADS - 1) / THREADS, THREADS, stream, step, c, rate, scale,
-                      moments, run_mean, run_var);
+    return HVT_LAUNCH(d, running_kernel, (a->c + THREADS - 1) / THREADS, THREADS, *a);
 }
 
 /* ---- bias ---- */
@@ -531,7 +562,6 @@ template <class T, int VEC> struct bias_lane {
 
     __device__ bias_lane(const args &a, int, int col)
     {
-#pragma unroll
         for (int v = 0; v < V; v++)
             b[v] = a.b[col + v];
     }
@@ -541,11 +571,9 @@ template <class T, int VEC> struct bias_lane {
         vec<T, V> was[U];
 
         load_rows(a.y, at, step, was, U);
-#pragma unroll
         for (int u = 0; u < U; u++) {
             float y[V];
 
-#pragma unroll
             for (int v = 0; v < V; v++)
                 y[v] = to_float(was[u].at[v]) + b[v];
             store((T *)a.y + at + u * step, y);
@@ -553,17 +581,10 @@ template <class T, int VEC> struct bias_lane {
     }
 };
 
-cudaError_t hvt__cuda_bias_forward(cudaStream_t stream, hvt_rows rows, int c, hvt_dtype t, const float *b,
-                                   void *y)
+hvt_status hvt__bias_forward_cuda(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y)
 {
-    const bias_args a = {b, y};
-
-    return with_type(t, [=](auto zero) {
-        typedef decltype(zero) T;
-
-        return rows_fit(full_vec<T>(), c, {{y, sizeof(T)}})
-                   ? rows_done<bias_lane<T, full_vec<T>()>>(stream, a, rows.real, c)
-                   : rows_done<bias_lane<T, 1>>(stream, a, rows.real, c);
+    return with_rows(t, c, {y}, [=](auto zero, auto v) {
+        return rows_done<bias_lane<decltype(zero), decltype(v)::value>>(d, {b, y}, rows.real, c);
     });
 }
 
@@ -572,18 +593,9 @@ struct bias_sums_args {
     float *db;
 };
 
-struct bias_sums {
+struct bias_sums : plain_sums<1> {
     typedef bias_sums_args args;
     typedef bias_sums reducer;
-    static constexpr int K = 1;
-
-    template <int V>
-    static __device__ void merge(float (&sum)[K][V], float, const float (&theirs)[K][V], float)
-    {
-#pragma unroll
-        for (int v = 0; v < V; v++)
-            sum[0][v] += theirs[0][v];
-    }
 
     static __device__ void finish(const args &a, int, int, int col, const float (&sum)[K][1])
     {
@@ -604,24 +616,16 @@ template <class T, int VEC> struct bias_sums_lane : bias_sums {
         vec<T, V> dy[U];
 
         load_rows(a.dy, at, step, dy, U);
-#pragma unroll
         for (int u = 0; u < U; u++)
-#pragma unroll
             for (int v = 0; v < V; v++)
                 sum[0][v] += to_float(dy[u].at[v]);
     }
 };
 
-cudaError_t hvt__cuda_bias_backward(cudaStream_t stream, hvt_rows rows, int c, hvt_dtype t, const void *dy,
-                                    float *db, void *scratch)
+hvt_status hvt__bias_backward_cuda(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy,
+                                   float *db)
 {
-    const bias_sums_args a = {dy, db};
-
-    return with_type(t, [=](auto zero) {
-        typedef decltype(zero) T;
-
-        return rows_fit(full_vec<T>(), c, {{dy, sizeof(T)}})
-                   ? columns<bias_sums_lane<T, full_vec<T>()>>(stream, a, rows.real, c, scratch)
-                   : columns<bias_sums_lane<T, 1>>(stream, a, rows.real, c, scratch);
+    return with_rows(t, c, {dy}, [=](auto zero, auto v) {
+        return columns<bias_sums_lane<decltype(zero), decltype(v)::value>>(d, {dy, db}, rows.real, c);
     });
 }

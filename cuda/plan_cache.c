@@ -1,23 +1,17 @@
 /*
  * The plan cache: a list in memory and, with a path, a text file
  *
- *     hvt plans 2
- *     INDEX ENGINE MICROSECONDS KEY...
+ *     hvt plans 3
+ *     CONFIGURATION MICROSECONDS KEY...
  *
- * with one line per measured shape. Several ranks may share it: a writer first reads it again, writes a
- * temporary file beside it and renames that, so a reader sees one complete file or the other. Of two
- * simultaneous writers one may lose its lines, which are then measured again in a later run.
+ * with one line per measured shape; of several with one key the last one counts. Several ranks may share it:
+ * a line is appended by one write. Damaged lines are ignored, and their shapes measured again.
  */
-#include "plan_cache.h"
+#include "conv_impl.h"
 
 #include <errno.h>
-#include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
-static const char HEADER[] = "hvt plans 2\n";
+static const char HEADER[] = "hvt plans 3\n";
 
 typedef struct line {
     char key[PLAN_KEY_MOST];
@@ -27,7 +21,7 @@ typedef struct line {
 struct plan_cache {
     char *path; /* NULL: memory only, or the file could not be written */
     line *lines;
-    size_t count, capacity;
+    size_t count;
 };
 
 static line *find(const plan_cache *c, const char *key)
@@ -38,92 +32,70 @@ static line *find(const plan_cache *c, const char *key)
     return NULL;
 }
 
-static hvt_status add(plan_cache *c, const char *key, plan_choice choice)
+static hvt_status set(plan_cache *c, const char *key, plan_choice choice)
 {
-    if (c->count == c->capacity) {
-        size_t capacity = 2 * c->capacity + 32;
-        line *more = realloc(c->lines, capacity * sizeof *more);
+    line *l = find(c, key);
 
-        HVT_CHECK(more, E_MEM, "no memory for %zu plans", capacity);
+    if (!l) {
+        line *more = realloc(c->lines, (c->count + 1) * sizeof *more);
+
+        HVT_CHECK(more, E_MEM, "no memory for %zu plans", c->count + 1);
         c->lines = more;
-        c->capacity = capacity;
+        l = &more[c->count++];
+        snprintf(l->key, PLAN_KEY_MOST, "%s", key);
     }
-    snprintf(c->lines[c->count].key, PLAN_KEY_MOST, "%s", key);
-    c->lines[c->count++].choice = choice;
+    l->choice = choice;
     return HVT_OK;
 }
 
-/* Add the file's entries that are not in memory. Malformed lines are ignored. */
-static hvt_status read_file(plan_cache *c, bool warn)
+/* Add the file's entries. *ret_foreign: it is a file of something else. */
+static hvt_status read_file(plan_cache *c, bool *ret_foreign)
 {
     FILE *f = fopen(c->path, "r");
-    char text[PLAN_KEY_MOST + 96];
+    char text[PLAN_KEY_MOST + PLAN_NAME_MOST + 32];
     hvt_status s = HVT_OK;
 
-    if (!f)
-        return HVT_OK;
-    if (!fgets(text, sizeof text, f) || strcmp(text, HEADER) != 0) {
-        if (warn)
-            HVT_WARN("%s is no file of plans of this version; it will be replaced", c->path);
-        fclose(f);
-        return HVT_OK;
-    }
-    while (s == HVT_OK && fgets(text, sizeof text, f)) {
+    *ret_foreign = f && fgets(text, sizeof text, f) && strcmp(text, HEADER) != 0;
+    while (f && !*ret_foreign && s == HVT_OK && fgets(text, sizeof text, f)) {
         plan_choice p;
-        long long engine;
         char *end = strchr(text, '\n');
         int at = 0;
 
-        if (!end || sscanf(text, "%d %lld %f %n", &p.index, &engine, &p.us, &at) != 3 || at == 0)
+        _Static_assert(PLAN_NAME_MOST == 256, "the width that is scanned");
+        if (!end || sscanf(text, "%255s %f %n", p.name, &p.us, &at) != 2 || at == 0)
             continue;
         *end = '\0';
-        p.engine = engine;
-        if (text[at] && strlen(text + at) < PLAN_KEY_MOST && p.index >= 0 && !find(c, text + at))
-            s = add(c, text + at, p);
+        if (text[at] && strlen(text + at) < PLAN_KEY_MOST && p.us >= 0)
+            s = set(c, text + at, p);
     }
-    fclose(f);
+    if (f)
+        fclose(f);
     return s;
 }
 
-static bool write_file(const plan_cache *c)
+static bool append(const char *path, bool replace, const char *key, plan_choice p)
 {
-    char beside[PATH_MAX];
-    FILE *f;
-    bool ok;
+    FILE *f = fopen(path, replace ? "w" : "a");
+    bool ok = f && fseek(f, 0, SEEK_END) == 0 &&
+              fprintf(f, "%s%s %.1f %s\n", ftell(f) ? "" : HEADER, p.name, (double)p.us, key) > 0;
 
-    if (snprintf(beside, sizeof beside, "%s.%ld", c->path, (long)getpid()) >= (int)sizeof beside) {
-        errno = ENAMETOOLONG;
-        return false;
-    }
-    f = fopen(beside, "w");
-    if (!f)
-        return false;
-    ok = fputs(HEADER, f) >= 0;
-    for (size_t i = 0; i < c->count; i++) {
-        const line *l = &c->lines[i];
-
-        ok = fprintf(f, "%d %lld %.1f %s\n", l->choice.index, (long long)l->choice.engine,
-                     (double)l->choice.us, l->key) > 0 &&
-             ok;
-    }
-    ok = fclose(f) == 0 && ok;
-    ok = ok && rename(beside, c->path) == 0;
-    if (!ok)
-        unlink(beside);
-    return ok;
+    return f && fclose(f) == 0 && ok;
 }
 
 hvt_status hvt__plan_cache_open(const char *path, plan_cache **ret_cache)
 {
     plan_cache *c = calloc(1, sizeof *c);
+    bool foreign = false;
     hvt_status s;
 
     HVT_CHECK(c, E_MEM, "no memory for %zu bytes of a cache of plans", sizeof *c);
     if (path && path[0]) {
         c->path = strdup(path);
         HVT_CHECK_OR(fail, c->path, E_MEM, "no memory for the name of the file of plans");
-        HVT_TRY_OR(fail, read_file(c, true));
+        HVT_TRY_OR(fail, read_file(c, &foreign));
     }
+    if (foreign)
+        HVT_WARN("%s is no file of plans of this version; it will be replaced", c->path);
     *ret_cache = c;
     return HVT_OK;
 fail:
@@ -152,20 +124,16 @@ bool hvt__plan_cache_find(const plan_cache *c, const char *key, plan_choice *ret
 
 hvt_status hvt__plan_cache_put(plan_cache *c, const char *key, plan_choice choice)
 {
-    line *l = find(c, key);
+    bool foreign = false;
 
-    if (l)
-        l->choice = choice;
-    else
-        HVT_TRY(add(c, key, choice));
-    if (!c->path)
+    if (c->path)
+        HVT_TRY(read_file(c, &foreign));
+    HVT_TRY(set(c, key, choice));
+    if (!c->path || append(c->path, foreign, key, choice))
         return HVT_OK;
-    HVT_TRY(read_file(c, false));
-    if (!write_file(c)) {
-        HVT_WARN("%s cannot be written (%s): what was found out about algorithms is not kept", c->path,
-                 strerror(errno));
-        free(c->path);
-        c->path = NULL;
-    }
+    HVT_WARN("%s cannot be written (%s): what was found out about algorithms is not kept", c->path,
+             strerror(errno));
+    free(c->path);
+    c->path = NULL;
     return HVT_OK;
 }

@@ -6,15 +6,13 @@
  * Every descriptor is created, given attributes and finalized. `graph` keeps the first failure and the
  * descriptors made, so that a graph is written as a list of calls and freed in one place.
  */
-#include "plan_cudnn.h"
+#include "conv_impl.h"
 #include "cuda_impl.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 typedef cudnnBackendDescriptor_t descriptor;
 
-enum { GRAPH_DESCRIPTORS = 8, NOTES_MOST = 32 };
+enum { GRAPH_DESCRIPTORS = 64, NOTES_MOST = 32, CONFIGS_MOST = 256 };
+_Static_assert((int)CUDNN_KNOB_TYPE_COUNTS <= (int)GRAPH_DESCRIPTORS, "a descriptor for each kind of knob");
 
 typedef struct graph {
     hvt_status status;
@@ -44,6 +42,13 @@ static void set(graph *g, descriptor d, cudnnBackendAttributeName_t name, cudnnB
     TRY_CUDNN(g, cudnnBackendSetAttribute(d, name, type, count, values));
 }
 
+/* *ret_count: how many of `most` values there were */
+static void get(graph *g, descriptor d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+                int64_t most, int64_t *ret_count, void *values)
+{
+    TRY_CUDNN(g, cudnnBackendGetAttribute(d, name, type, most, ret_count, values));
+}
+
 static void set_descriptor(graph *g, descriptor d, cudnnBackendAttributeName_t name, descriptor value)
 {
     set(g, d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value);
@@ -57,7 +62,7 @@ static void finish(graph *g, descriptor d)
 static void free_graph(graph *g)
 {
     while (g->count > 0)
-        cudnnBackendDestroyDescriptor(g->made[--g->count]);
+        hvt__nv.cudnnBackendDestroyDescriptor(g->made[--g->count]);
 }
 
 /* ---- the graph ---- */
@@ -83,10 +88,11 @@ static descriptor tensor(graph *g, int64_t uid, hvt_dtype t, int64_t n, int64_t 
     return d;
 }
 
-static descriptor geometry(graph *g, const conv_request *w)
+static descriptor geometry(graph *g, const hvt_conv_desc *c)
 {
     descriptor d = make(g, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
-    int64_t dims = 2, stride[2] = {w->stride, w->stride}, pad[2] = {w->pad, w->pad}, dilation[2] = {1, 1};
+    int64_t dims = 2, stride[2] = {c->stride_h, c->stride_w}, before[2] = {c->top, c->left},
+            after[2] = {c->bottom, c->right}, dilation[2] = {c->dilation_h, c->dilation_w};
     cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
     cudnnDataType_t compute = CUDNN_DATA_FLOAT;
 
@@ -95,8 +101,8 @@ static descriptor geometry(graph *g, const conv_request *w)
     set(g, d, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, 1, &dims);
     set(g, d, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, 2, dilation);
     set(g, d, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, 2, stride);
-    set(g, d, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, 2, pad);
-    set(g, d, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, 2, pad);
+    set(g, d, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, 2, before);
+    set(g, d, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, 2, after);
     finish(g, d);
     return d;
 }
@@ -130,14 +136,13 @@ static const struct {
 /* A graph of one operation. */
 static descriptor describe_pass(graph *g, const conv_request *w)
 {
-    int64_t p = hvt__conv_out(w->h, w->r, w->stride, w->pad),
-            q = hvt__conv_out(w->w, w->s, w->stride, w->pad);
-    hvt_dtype tx = w->pass == CONV_BACKWARD_X ? w->out : w->type;
-    hvt_dtype tw = w->pass == CONV_BACKWARD_W ? w->out : w->type;
-    descriptor x = tensor(g, CUDNN_X, tx, w->n, w->c, w->h, w->w);
-    descriptor filters = tensor(g, CUDNN_W, tw, w->k, w->c, w->r, w->s);
-    descriptor y = tensor(g, CUDNN_Y, w->type, w->n, w->k, p, q);
-    descriptor shape = geometry(g, w), op = make(g, passes[w->pass].type);
+    const hvt_conv_desc *c = &w->conv;
+    hvt_dtype tx = w->pass == CONV_BACKWARD_X ? w->out : c->type;
+    hvt_dtype tw = w->pass == CONV_BACKWARD_W ? w->out : c->type;
+    descriptor x = tensor(g, CUDNN_X, tx, c->n, c->cx, c->h, c->w);
+    descriptor filters = tensor(g, CUDNN_W, tw, c->k, hvt__conv_depth(c), c->r, c->s);
+    descriptor y = tensor(g, CUDNN_Y, c->type, c->n, c->k, hvt__conv_height(c), hvt__conv_width(c));
+    descriptor shape = geometry(g, c), op = make(g, passes[w->pass].type);
     descriptor all = make(g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
     float alpha = 1, beta = w->add ? 1 : 0;
 
@@ -154,77 +159,81 @@ static descriptor describe_pass(graph *g, const conv_request *w)
 
 /* ---- the engines ---- */
 
-static hvt_status get(descriptor d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
-                      int64_t most, int64_t *ret_count, void *values)
+#define NOTE(name) (1u << CUDNN_NUMERICAL_NOTE_##name)
+enum { /* engines with these are never taken; not for strict f32 */
+       REFUSED = NOTE(REDUCED_PRECISION_REDUCTION) | NOTE(WINOGRAD_TILE_13x13),
+       NOT_STRICT = NOTE(TENSOR_CORE) | NOTE(DOWN_CONVERT_INPUTS) | NOTE(WINOGRAD) | NOTE(FFT)
+};
+
+/* Name a configuration, whose engine is known. One without knobs is its engine. */
+static void name_config(descriptor config, conv_plan *p)
 {
-    return CUDNN(NULL, cudnnBackendGetAttribute(d, name, type, most, ret_count, values));
+    graph g = {.status = HVT_OK};
+    descriptor knob[CUDNN_KNOB_TYPE_COUNTS];
+    int64_t n = 0;
+    int used = snprintf(p->name, sizeof p->name, "%lld", (long long)p->engine);
+
+    for (int i = 0; i < CUDNN_KNOB_TYPE_COUNTS; i++)
+        knob[i] = make(&g, CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR);
+    get(&g, config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR, CUDNN_KNOB_TYPE_COUNTS,
+        &n, knob);
+    n = g.status != HVT_OK ? 0 : n;
+    for (int64_t i = 0; i < n && used < PLAN_NAME_MOST; i++) {
+        cudnnBackendKnobType_t type = 0;
+        int64_t value = 0, one = 0;
+
+        get(&g, knob[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, &one, &type);
+        get(&g, knob[i], CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, 1, &one, &value);
+        used += snprintf(p->name + used, sizeof p->name - (size_t)used, "%c%d=%lld", i ? ',' : ':', (int)type,
+                         (long long)value);
+    }
+    free_graph(&g);
 }
 
-static bool has_note(const cudnnBackendNumericalNote_t *note, int64_t count,
-                     cudnnBackendNumericalNote_t which)
-{
-    for (int64_t i = 0; i < count; i++)
-        if (note[i] == which)
-            return true;
-    return false;
-}
-
-/* Read an engine's number and notes, which is possible before it is compiled. */
-static hvt_status inspect(const conv_request *w, descriptor config, conv_plan *p, bool *ret_fits)
+/* Read an engine's number and notes, which is possible before it is compiled. Does it satisfy the request? */
+static bool inspect(const conv_request *w, descriptor config, conv_plan *p)
 {
     cudnnBackendNumericalNote_t note[NOTES_MOST];
     cudnnBackendBehaviorNote_t behaviour[NOTES_MOST];
-    descriptor engine = NULL;
+    graph g = {.status = HVT_OK};
+    descriptor engine = make(&g, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     int64_t n = 0, notes = 0, behaviours = 0;
-    bool strict = w->type == HVT_F32 && !w->tf32;
-    hvt_status s;
+    bool strict = w->conv.type == HVT_F32 && !w->tf32;
+    unsigned has = 0;
 
-    HVT_TRY(CUDNN(NULL, cudnnBackendCreateDescriptor(CUDNN_BACKEND_ENGINE_DESCRIPTOR, &engine)));
-    HVT_TRY_OR(done, get(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &n, &engine));
-    HVT_TRY_OR(done, get(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &n, &p->engine));
-    HVT_TRY_OR(done, get(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, NOTES_MOST,
-                         &notes, note));
-    HVT_TRY_OR(done, get(engine, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE, NOTES_MOST,
-                         &behaviours, behaviour));
-    p->deterministic = !has_note(note, notes, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC);
-    p->compiled = false;
+    get(&g, config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &n, &engine);
+    get(&g, engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &n, &p->engine);
+    get(&g, engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, NOTES_MOST, &notes, note);
+    get(&g, engine, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE, NOTES_MOST, &behaviours,
+        behaviour);
+    free_graph(&g);
+    if (g.status != HVT_OK)
+        return false;
+    for (int64_t i = 0; i < notes; i++)
+        has |= note[i] < 32 ? 1u << note[i] : 0;
+    p->deterministic = !(has & NOTE(NONDETERMINISTIC));
     for (int64_t i = 0; i < behaviours; i++)
         p->compiled = p->compiled || behaviour[i] == CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION;
-    *ret_fits = (p->deterministic || !w->deterministic) &&
-                !has_note(note, notes, CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION) &&
-                !has_note(note, notes, CUDNN_NUMERICAL_NOTE_WINOGRAD_TILE_13x13) &&
-                !(strict && (has_note(note, notes, CUDNN_NUMERICAL_NOTE_TENSOR_CORE) ||
-                             has_note(note, notes, CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS) ||
-                             has_note(note, notes, CUDNN_NUMERICAL_NOTE_WINOGRAD) ||
-                             has_note(note, notes, CUDNN_NUMERICAL_NOTE_FFT)));
-done:
-    cudnnBackendDestroyDescriptor(engine);
-    return s;
+    return (p->deterministic || !w->deterministic) && !(has & REFUSED) && !(strict && (has & NOT_STRICT));
 }
 
 /* Finalize a plan of this configuration. Failure is not an error: engines report only now whether they
  * support a shape, workspace and GPU. */
 static bool finalize(const plan_target *on, descriptor config, size_t most, conv_plan *p)
 {
-    descriptor plan = NULL;
+    graph g = {.status = HVT_OK};
+    descriptor plan = make(&g, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
     int64_t ws = 0, n = 0;
-    bool ok;
 
-    if (cudnnBackendCreateDescriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, &plan) != CUDNN_STATUS_SUCCESS)
-        return false;
-    ok = cudnnBackendSetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG,
-                                  CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &config) == CUDNN_STATUS_SUCCESS &&
-         (on->handle ? cudnnBackendSetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1,
-                                                &on->handle)
-                     : cudnnBackendSetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP,
-                                                CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &on->gpu)) ==
-             CUDNN_STATUS_SUCCESS &&
-         cudnnBackendFinalize(plan) == CUDNN_STATUS_SUCCESS &&
-         cudnnBackendGetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &n,
-                                  &ws) == CUDNN_STATUS_SUCCESS &&
-         ws >= 0 && (size_t)ws <= most;
-    if (!ok) {
-        cudnnBackendDestroyDescriptor(plan);
+    set_descriptor(&g, plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
+    if (on->handle)
+        set(&g, plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &on->handle);
+    else
+        set_descriptor(&g, plan, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, on->gpu);
+    finish(&g, plan);
+    get(&g, plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &n, &ws);
+    if (g.status != HVT_OK || ws < 0 || (size_t)ws > most) {
+        free_graph(&g);
         return false;
     }
     p->plan = plan;
@@ -233,87 +242,62 @@ static bool finalize(const plan_target *on, descriptor config, size_t most, conv
     return true;
 }
 
-/* The configurations that one heuristic lists for a graph, best first; the caller destroys them. */
-static hvt_status list(const plan_target *on, descriptor graph_of, cudnnBackendHeurMode_t mode,
-                       descriptor **ret_configs, int64_t *ret_count)
+/* Returns the number of configurations that one heuristic lists for a graph, best first; the caller destroys
+ * them. 0: it does not support the graph. */
+static int64_t list(const plan_target *on, descriptor graph_of, cudnnBackendHeurMode_t mode,
+                    descriptor ret_configs[CONFIGS_MOST])
 {
     graph g = {.status = HVT_OK};
-    descriptor heuristic = make(&g, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR), *configs = NULL;
-    int64_t count = 0, got = 0;
+    descriptor heuristic = make(&g, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+    int64_t made = 0, count = 0, got = 0;
 
     set_descriptor(&g, heuristic, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph_of);
     set(&g, heuristic, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
     if (!on->handle)
         set_descriptor(&g, heuristic, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, on->gpu);
     finish(&g, heuristic);
-    if (g.status == HVT_OK)
-        g.status =
-            get(heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, &count, NULL);
-    if (g.status == HVT_OK && count > 0) {
-        configs = calloc((size_t)count, sizeof *configs);
-        if (!configs)
-            g.status = HVT_FAIL(E_MEM, "no memory to list %lld engines", (long long)count);
-    }
-    for (int64_t i = 0; i < count && configs; i++)
-        TRY_CUDNN(&g, cudnnBackendCreateDescriptor(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, &configs[i]));
-    if (g.status == HVT_OK && count > 0)
-        g.status = get(heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, count, &got,
-                       configs);
+    get(&g, heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, &count, NULL);
+    count = count < CONFIGS_MOST ? count : CONFIGS_MOST;
+    for (; g.status == HVT_OK && made < count; made += g.status == HVT_OK)
+        TRY_CUDNN(&g, cudnnBackendCreateDescriptor(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, &ret_configs[made]));
+    if (made > 0)
+        get(&g, heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, made, &got,
+            ret_configs);
     free_graph(&g);
-    if (g.status != HVT_OK) {
-        for (int64_t i = 0; i < count && configs; i++)
-            if (configs[i])
-                cudnnBackendDestroyDescriptor(configs[i]);
-        free(configs);
-        return g.status;
-    }
-    for (int64_t i = got; i < count; i++)
-        cudnnBackendDestroyDescriptor(configs[i]);
-    *ret_configs = configs;
-    *ret_count = got;
-    return HVT_OK;
+    got = g.status != HVT_OK ? 0 : got < made ? got : made;
+    while (made > got)
+        hvt__nv.cudnnBackendDestroyDescriptor(ret_configs[--made]);
+    return got;
 }
 
 /* ---- the plan ---- */
 
-hvt_status hvt__cudnn_describe(const char *json, cudnnBackendDescriptor_t *ret_gpu)
+/* Is it one that was asked for? Names it. */
+static bool is_wanted(const conv_request *w, descriptor config, bool compiled, conv_plan *p)
 {
-    graph g = {.status = HVT_OK};
-    descriptor gpu = make(&g, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
-
-    set(&g, gpu, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, (int64_t)strlen(json) + 1, json);
-    finish(&g, gpu);
-    if (g.status != HVT_OK) {
-        free_graph(&g);
-        return g.status;
-    }
-    *ret_gpu = gpu;
-    return HVT_OK;
+    if (!inspect(w, config, p) || p->compiled != compiled)
+        return false;
+    name_config(config, p);
+    return !w->name || !strcmp(w->name, p->name);
 }
 
 /* Add the admissible engines of one heuristic's list, either precompiled ones or those compiled now. */
-static hvt_status select_engines(const plan_target *on, const conv_request *w, descriptor graph_of,
-                                 cudnnBackendHeurMode_t mode, bool compiled, int most, conv_plan plans[],
-                                 int *count)
+static void select_engines(const plan_target *on, const conv_request *w, descriptor graph_of,
+                           cudnnBackendHeurMode_t mode, bool compiled, int most, conv_plan plans[],
+                           int *count)
 {
-    descriptor *configs = NULL;
-    int64_t n = 0;
+    descriptor configs[CONFIGS_MOST];
+    int64_t n = list(on, graph_of, mode, configs);
 
-    if (list(on, graph_of, mode, &configs, &n) != HVT_OK)
-        return HVT_OK; /* this heuristic does not support the graph */
     for (int64_t i = 0; i < n; i++) {
         conv_plan p = {0};
-        bool fits = false;
 
-        if (*count < most && inspect(w, configs[i], &p, &fits) != HVT_OK)
-            fits = false; /* it cannot be inspected: skip it */
-        if (fits && p.compiled == compiled && finalize(on, configs[i], w->ws_most, &p))
+        if (*count < most && is_wanted(w, configs[i], compiled, &p) &&
+            finalize(on, configs[i], w->ws_most, &p))
             plans[(*count)++] = p;
         else
-            cudnnBackendDestroyDescriptor(configs[i]);
+            hvt__nv.cudnnBackendDestroyDescriptor(configs[i]);
     }
-    free(configs);
-    return HVT_OK;
 }
 
 hvt_status hvt__cudnn_plan(const plan_target *on, const conv_request *w, int most, conv_plan ret_plans[],
@@ -323,30 +307,26 @@ hvt_status hvt__cudnn_plan(const plan_target *on, const conv_request *w, int mos
                                                    CUDNN_HEUR_MODE_FALLBACK};
     graph g = {.status = HVT_OK};
     descriptor all = describe_pass(&g, w);
-    int count = 0;
 
+    *ret_count = 0;
     if (on->handle)
         set(&g, all, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &on->handle);
     finish(&g, all);
-    for (int compiled = 0; compiled <= w->compile && count == 0; compiled++)
-        for (size_t i = 0; i < HVT_LEN(modes) && count == 0; i++)
-            if (g.status == HVT_OK)
-                g.status = select_engines(on, w, all, modes[i], compiled, most, ret_plans, &count);
-    free_graph(&g);
-    if (g.status != HVT_OK) {
-        while (count > 0)
-            hvt__cudnn_plan_free(&ret_plans[--count]);
-        return g.status;
+    for (int compiled = 0; compiled <= w->compile && g.status == HVT_OK; compiled++) {
+        if (compiled && most > CUDNN_COMPILED_MOST)
+            most = CUDNN_COMPILED_MOST;
+        for (size_t i = 0; i < HVT_LEN(modes) && *ret_count == 0; i++)
+            select_engines(on, w, all, modes[i], compiled, most, ret_plans, ret_count);
     }
-    *ret_count = count;
-    return HVT_OK;
+    free_graph(&g);
+    return g.status;
 }
 
 void hvt__cudnn_plan_free(conv_plan *p)
 {
     if (p->plan)
-        cudnnBackendDestroyDescriptor(p->plan);
+        hvt__nv.cudnnBackendDestroyDescriptor(p->plan);
     if (p->config)
-        cudnnBackendDestroyDescriptor(p->config);
+        hvt__nv.cudnnBackendDestroyDescriptor(p->config);
     *p = (conv_plan){0};
 }

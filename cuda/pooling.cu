@@ -8,56 +8,30 @@
 
 /* ---- maximum ---- */
 
-struct pooling {
-    int h, w, c, p, q; /* input [n,h,w,c], output [n,p,q,c] */
-    int size, stride, pad;
-};
-
-static pooling pooling_of(const hvt_pooling_desc *d)
-{
-    if (d->mean)
-        return {d->h, d->w, d->c, 1, 1, 0, 0, 0};
-    return {d->h,
-            d->w,
-            d->c,
-            hvt__conv_out(d->h, d->size, d->stride, d->pad),
-            hvt__conv_out(d->w, d->size, d->stride, d->pad),
-            d->size,
-            d->stride,
-            d->pad};
-}
-
-size_t hvt__cuda_pooling_saved(const hvt_pooling_desc *p)
-{
-    const pooling o = pooling_of(p);
-
-    return p->mean ? 0 : (size_t)p->n * o.p * o.q * o.c;
-}
-
 template <class T, int V>
-__global__ void __launch_bounds__(THREADS) max_forward_kernel(pooling o, const T *x, T *y, uint8_t *saved)
+__global__ void __launch_bounds__(THREADS) max_forward_kernel(hvt_pooling o, const T *x, T *y, uint8_t *saved)
 {
-    const int n = (int)blockIdx.x / o.p, p = (int)blockIdx.x % o.p, vecs = o.c / V;
-    const int top = p * o.stride - o.pad;
+    const int n = (int)blockIdx.x / o.p, p = (int)blockIdx.x % o.p, vecs = o.d.c / V;
+    const int top = p * o.d.stride - o.d.pad;
 
     for (int i = (int)threadIdx.x; i < o.q * vecs; i += (int)blockDim.x) {
-        const int q = i / vecs, c = i % vecs * V, left = q * o.stride - o.pad;
-        const size_t to = ((size_t)blockIdx.x * o.q + q) * o.c + c;
+        const int q = i / vecs, c = i % vecs * V, left = q * o.d.stride - o.d.pad;
+        const size_t to = ((size_t)blockIdx.x * o.q + q) * o.d.c + c;
         float best[V] = {};
         vec<uint8_t, V> argmax = {};
         bool first = true;
 
-        for (int r = top < 0 ? -top : 0; r < o.size && top + r < o.h; r++)
-            for (int s = left < 0 ? -left : 0; s < o.size && left + s < o.w; s++) {
-                const vec<T, V> in = load<V>(x + (((size_t)n * o.h + top + r) * o.w + left + s) * o.c + c);
+        for (int r = top < 0 ? -top : 0; r < o.d.size && top + r < o.d.h; r++)
+            for (int s = left < 0 ? -left : 0; s < o.d.size && left + s < o.d.w; s++) {
+                const vec<T, V> in =
+                    load<V>(x + (((size_t)n * o.d.h + top + r) * o.d.w + left + s) * o.d.c + c);
 
-#pragma unroll
                 for (int v = 0; v < V; v++) {
                     const float here = to_float(in.at[v]);
 
                     if (first || pooling_wins(here, best[v])) {
                         best[v] = here;
-                        argmax.at[v] = (uint8_t)(r * o.size + s);
+                        argmax.at[v] = (uint8_t)(r * o.d.size + s);
                     }
                 }
                 first = false;
@@ -69,40 +43,34 @@ __global__ void __launch_bounds__(THREADS) max_forward_kernel(pooling o, const T
 
 template <class T, int V>
 __global__ void __launch_bounds__(THREADS)
-    max_backward_kernel(pooling o, const uint8_t *saved, const T *dy, T *dx, bool add)
+    max_backward_kernel(hvt_pooling o, const uint8_t *saved, const T *dy, T *dx, bool add)
 {
-    const int n = (int)blockIdx.x / o.h, h = (int)blockIdx.x % o.h, vecs = o.c / V;
-    const int below = h + o.pad; /* this is row below - p*stride in the window of output row p */
-    const int p0 = below < o.size ? 0 : (below - o.size) / o.stride + 1;
-    const int p1 = below / o.stride < o.p - 1 ? below / o.stride : o.p - 1;
+    const int n = (int)blockIdx.x / o.d.h, h = (int)blockIdx.x % o.d.h, vecs = o.d.c / V;
+    const int below = h + o.d.pad; /* this is row below - p*stride in the window of output row p */
+    const int p0 = below < o.d.size ? 0 : (below - o.d.size) / o.d.stride + 1;
+    const int p1 = below / o.d.stride < o.p - 1 ? below / o.d.stride : o.p - 1;
 
-    for (int i = (int)threadIdx.x; i < o.w * vecs; i += (int)blockDim.x) {
-        const int w = i / vecs, c = i % vecs * V, beside = w + o.pad;
-        const int q0 = beside < o.size ? 0 : (beside - o.size) / o.stride + 1;
-        const int q1 = beside / o.stride < o.q - 1 ? beside / o.stride : o.q - 1;
-        T *to = dx + ((size_t)blockIdx.x * o.w + w) * o.c + c;
+    for (int i = (int)threadIdx.x; i < o.d.w * vecs; i += (int)blockDim.x) {
+        const int w = i / vecs, c = i % vecs * V, beside = w + o.d.pad;
+        const int q0 = beside < o.d.size ? 0 : (beside - o.d.size) / o.d.stride + 1;
+        const int q1 = beside / o.d.stride < o.q - 1 ? beside / o.d.stride : o.q - 1;
+        T *to = dx + ((size_t)blockIdx.x * o.d.w + w) * o.d.c + c;
         float sum[V] = {};
 
         for (int p = p0; p <= p1; p++)
 #pragma unroll 2
             for (int q = q0; q <= q1; q++) {
-                const size_t from = (((size_t)n * o.p + p) * o.q + q) * o.c + c;
-                const int pos = (below - p * o.stride) * o.size + beside - q * o.stride;
+                const size_t from = (((size_t)n * o.p + p) * o.q + q) * o.d.c + c;
+                const int pos = (below - p * o.d.stride) * o.d.size + beside - q * o.d.stride;
                 const vec<uint8_t, V> chosen = load<V>(saved + from);
                 const vec<T, V> g = load<V>(dy + from);
 
-#pragma unroll
                 for (int v = 0; v < V; v++)
                     if (chosen.at[v] == pos)
                         sum[v] += to_float(g.at[v]);
             }
-        if (add) {
-            const vec<T, V> was = load<V>((const T *)to);
-
-#pragma unroll
-            for (int v = 0; v < V; v++)
-                sum[v] += to_float(was.at[v]);
-        }
+        if (add)
+            add_floats(to, sum);
         store(to, sum);
     }
 }
@@ -110,110 +78,81 @@ __global__ void __launch_bounds__(THREADS)
 /* ---- global mean ---- */
 
 template <class T, int V>
-__global__ void __launch_bounds__(THREADS) mean_forward_kernel(pooling o, const T *x, T *y)
+__global__ void __launch_bounds__(THREADS) mean_forward_kernel(hvt_pooling o, const T *x, T *y)
 {
-    const int c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * V, pixels = o.h * o.w;
-    const T *from = x + (size_t)blockIdx.x * pixels * o.c + c;
+    const int c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * V, pixels = o.d.h * o.d.w;
+    const T *from = x + (size_t)blockIdx.x * pixels * o.d.c + c;
     float sum[V] = {};
 
-    if (c >= o.c)
+    if (c >= o.d.c)
         return;
 #pragma unroll 4
-    for (int i = 0; i < pixels; i++) {
-        const vec<T, V> in = load<V>(from + (size_t)i * o.c);
-
-#pragma unroll
-        for (int v = 0; v < V; v++)
-            sum[v] += to_float(in.at[v]);
-    }
-#pragma unroll
+    for (int i = 0; i < pixels; i++)
+        add_floats(from + (size_t)i * o.d.c, sum);
     for (int v = 0; v < V; v++)
         sum[v] /= (float)pixels;
-    store(y + (size_t)blockIdx.x * o.c + c, sum);
+    store(y + (size_t)blockIdx.x * o.d.c + c, sum);
 }
 
 template <class T, int V>
-__global__ void __launch_bounds__(THREADS) mean_backward_kernel(pooling o, const T *dy, T *dx, bool add)
+__global__ void __launch_bounds__(THREADS) mean_backward_kernel(hvt_pooling o, const T *dy, T *dx, bool add)
 {
-    const int n = (int)blockIdx.x / o.h, vecs = o.c / V;
-    const float part = 1.0f / (float)(o.h * o.w);
+    const int n = (int)blockIdx.x / o.d.h, vecs = o.d.c / V;
+    const float part = 1.0f / (float)(o.d.h * o.d.w);
 
-    for (int i = (int)threadIdx.x; i < o.w * vecs; i += (int)blockDim.x) {
+    for (int i = (int)threadIdx.x; i < o.d.w * vecs; i += (int)blockDim.x) {
         const int c = i % vecs * V;
-        T *to = dx + (size_t)blockIdx.x * o.w * o.c + (size_t)i * V;
-        const vec<T, V> in = load<V>(dy + (size_t)n * o.c + c);
+        T *to = dx + (size_t)blockIdx.x * o.d.w * o.d.c + (size_t)i * V;
         float g[V];
 
-#pragma unroll
+        load_floats(dy + (size_t)n * o.d.c + c, g);
         for (int v = 0; v < V; v++)
-            g[v] = to_float(in.at[v]) * part;
-        if (add) {
-            const vec<T, V> was = load<V>((const T *)to);
-
-#pragma unroll
-            for (int v = 0; v < V; v++)
-                g[v] += to_float(was.at[v]);
-        }
+            g[v] *= part;
+        if (add)
+            add_floats(to, g);
         store(to, g);
     }
 }
 
-template <class T, int V>
-static cudaError_t pooling_forward(cudaStream_t stream, const hvt_pooling_desc *d, int real, const T *x, T *y,
-                                   uint8_t *saved)
+/* ---- either ---- */
+
+hvt_status hvt__pooling_forward_cuda(hvt_op *op, int real, const void *x, void *y, void *saved)
 {
-    const pooling o = pooling_of(d);
-    const int vecs = o.c / V;
-    const unsigned threads = line_threads(vecs);
+    const hvt_pooling o = *(const hvt_pooling *)op;
 
-    if (d->mean)
-        return HVT_LAUNCH((mean_forward_kernel<T, V>), dim3(real, (vecs + threads - 1) / threads), threads,
-                          stream, o, x, y);
-    return HVT_LAUNCH((max_forward_kernel<T, V>), real * o.p, line_threads(o.q * vecs), stream, o, x, y,
-                      saved);
-}
-
-template <class T, int V>
-static cudaError_t pooling_backward(cudaStream_t stream, const hvt_pooling_desc *d, int real,
-                                    const uint8_t *saved, const T *dy, T *dx, bool add)
-{
-    const pooling o = pooling_of(d);
-    const unsigned threads = line_threads(o.w * (o.c / V));
-
-    if (d->mean)
-        return HVT_LAUNCH((mean_backward_kernel<T, V>), real * o.h, threads, stream, o, dy, dx, add);
-    return HVT_LAUNCH((max_backward_kernel<T, V>), real * o.h, threads, stream, o, saved, dy, dx, add);
-}
-
-cudaError_t hvt__cuda_pooling_forward(cudaStream_t stream, const hvt_pooling_desc *p, int real, const void *x,
-                                      void *y, void *saved)
-{
     if (real == 0)
-        return cudaSuccess;
-    return with_type(p->type, [=](auto zero) {
+        return HVT_OK;
+    return with_rows(o.d.type, o.d.c, {x, y, saved}, [=](auto zero, auto v) {
         typedef decltype(zero) T;
-        constexpr int V = full_vec<T>();
-        const bool fit = rows_fit(V, p->c, {{x, sizeof(T)}, {y, sizeof(T)}, {saved, 1}});
+        constexpr int V = decltype(v)::value;
+        const int vecs = o.d.c / V;
+        const unsigned threads = line_threads(o.d.mean ? vecs : o.q * vecs);
 
-        return fit ? pooling_forward<T, V>(stream, p, real, (const T *)x, (T *)y, (uint8_t *)saved)
-                   : pooling_forward<T, 1>(stream, p, real, (const T *)x, (T *)y, (uint8_t *)saved);
+        if (o.d.mean)
+            return HVT_LAUNCH(op->dev, (mean_forward_kernel<T, V>),
+                              dim3(real, (vecs + threads - 1) / threads), threads, o, (const T *)x, (T *)y);
+        return HVT_LAUNCH(op->dev, (max_forward_kernel<T, V>), real * o.p, threads, o, (const T *)x, (T *)y,
+                          (uint8_t *)saved);
     });
 }
 
-cudaError_t hvt__cuda_pooling_backward(cudaStream_t stream, const hvt_pooling_desc *p, int real,
-                                       const void *saved, const void *dy, void *dx, bool add)
+hvt_status hvt__pooling_backward_cuda(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
+                                      bool add)
 {
-    if (real == 0)
-        return cudaSuccess;
-    return with_type(p->type, [=](auto zero) {
-        typedef decltype(zero) T;
-        constexpr int V = full_vec<T>();
-        const bool fit = rows_fit(V, p->c, {{saved, 1}, {dy, sizeof(T)}, {dx, sizeof(T)}});
+    const hvt_pooling o = *(const hvt_pooling *)op;
 
-        return fit ? pooling_backward<T, V>(stream, p, real, (const uint8_t *)saved, (const T *)dy, (T *)dx,
-                                            add)
-                   : pooling_backward<T, 1>(stream, p, real, (const uint8_t *)saved, (const T *)dy, (T *)dx,
-                                            add);
+    if (real == 0)
+        return HVT_OK;
+    return with_rows(o.d.type, o.d.c, {saved, dy, dx}, [=](auto zero, auto v) {
+        typedef decltype(zero) T;
+        constexpr int V = decltype(v)::value;
+        const unsigned threads = line_threads(o.d.w * (o.d.c / V));
+
+        if (o.d.mean)
+            return HVT_LAUNCH(op->dev, (mean_backward_kernel<T, V>), real * o.d.h, threads, o, (const T *)dy,
+                              (T *)dx, add);
+        return HVT_LAUNCH(op->dev, (max_backward_kernel<T, V>), real * o.d.h, threads, o,
+                          (const uint8_t *)saved, (const T *)dy, (T *)dx, add);
     });
 }
 
@@ -224,10 +163,17 @@ struct subsampling {
     int stride, lead;
 };
 
-static subsampling subsampling_of(int h, int w, int c, int stride, int channels)
+/* All of c, channels and lead are multiples of a power of two if c | channels | lead is. */
+static subsampling subsampling_of(const hvt_subsample_desc *s)
 {
-    return {
-        h, w, c, (h + stride - 1) / stride, (w + stride - 1) / stride, channels, stride, (channels - c) / 2};
+    return {s->h,
+            s->w,
+            s->c,
+            (s->h + s->stride - 1) / s->stride,
+            (s->w + s->stride - 1) / s->stride,
+            s->k,
+            s->stride,
+            (s->k - s->c) / 2};
 }
 
 template <class T, int V>
@@ -243,8 +189,7 @@ __global__ void __launch_bounds__(THREADS) subsample_forward_kernel(subsampling 
         if (c < 0 || c >= o.c)
             store(to, zeros);
         else
-            *(vec<T, V> *)to =
-                load<V>(x + (((size_t)n * o.h + p * o.stride) * o.w + q * o.stride) * o.c + c);
+            *(vec<T, V> *)to = load<V>(x + (((size_t)n * o.h + p * o.stride) * o.w + q * o.stride) * o.c + c);
     }
 }
 
@@ -262,63 +207,38 @@ __global__ void __launch_bounds__(THREADS)
 
         if (!read && add)
             continue;
-        if (read) {
-            const T *from =
-                dy + (((size_t)n * o.p + h / o.stride) * o.q + w / o.stride) * o.channels + o.lead + c;
-            const vec<T, V> in = load<V>(from);
-
-#pragma unroll
-            for (int v = 0; v < V; v++)
-                g[v] = to_float(in.at[v]);
-            if (add) {
-                const vec<T, V> was = load<V>((const T *)to);
-
-#pragma unroll
-                for (int v = 0; v < V; v++)
-                    g[v] += to_float(was.at[v]);
-            }
-        }
+        if (read)
+            load_floats(
+                dy + (((size_t)n * o.p + h / o.stride) * o.q + w / o.stride) * o.channels + o.lead + c, g);
+        if (add)
+            add_floats(to, g);
         store(to, g);
     }
 }
 
-template <class T> static bool subsample_fits(const subsampling &o, const void *x, const void *y)
+hvt_status hvt__subsample_forward_cuda(hvt_device *d, const hvt_subsample_desc *s, const void *x, void *y)
 {
-    constexpr int V = full_vec<T>();
+    const subsampling o = subsampling_of(s);
 
-    return o.channels % V == 0 && o.lead % V == 0 && rows_fit(V, o.c, {{x, sizeof(T)}, {y, sizeof(T)}});
-}
-
-cudaError_t hvt__cuda_subsample_forward(cudaStream_t stream, hvt_dtype t, int n, int h, int w, int c,
-                                        int stride, int channels, const void *x, void *y)
-{
-    const subsampling o = subsampling_of(h, w, c, stride, channels);
-
-    return with_type(t, [=](auto zero) {
+    return with_rows(s->type, o.c | o.channels | o.lead, {x, y}, [=](auto zero, auto v) {
         typedef decltype(zero) T;
-        constexpr int V = full_vec<T>();
+        constexpr int V = decltype(v)::value;
 
-        return subsample_fits<T>(o, x, y)
-                   ? HVT_LAUNCH((subsample_forward_kernel<T, V>), n * o.p, line_threads(o.q * (channels / V)),
-                                stream, o, (const T *)x, (T *)y)
-                   : HVT_LAUNCH((subsample_forward_kernel<T, 1>), n * o.p, line_threads(o.q * channels),
-                                stream, o, (const T *)x, (T *)y);
+        return HVT_LAUNCH(d, (subsample_forward_kernel<T, V>), s->n * o.p,
+                          line_threads(o.q * (o.channels / V)), o, (const T *)x, (T *)y);
     });
 }
 
-cudaError_t hvt__cuda_subsample_backward(cudaStream_t stream, hvt_dtype t, int n, int h, int w, int c,
-                                         int stride, int channels, const void *dy, void *dx, bool add)
+hvt_status hvt__subsample_backward_cuda(hvt_device *d, const hvt_subsample_desc *s, const void *dy, void *dx,
+                                        bool add)
 {
-    const subsampling o = subsampling_of(h, w, c, stride, channels);
+    const subsampling o = subsampling_of(s);
 
-    return with_type(t, [=](auto zero) {
+    return with_rows(s->type, o.c | o.channels | o.lead, {dy, dx}, [=](auto zero, auto v) {
         typedef decltype(zero) T;
-        constexpr int V = full_vec<T>();
+        constexpr int V = decltype(v)::value;
 
-        return subsample_fits<T>(o, dx, dy)
-                   ? HVT_LAUNCH((subsample_backward_kernel<T, V>), n * h, line_threads(w * (c / V)), stream,
-                                o, (const T *)dy, (T *)dx, add)
-                   : HVT_LAUNCH((subsample_backward_kernel<T, 1>), n * h, line_threads(w * c), stream, o,
-                                (const T *)dy, (T *)dx, add);
+        return HVT_LAUNCH(d, (subsample_backward_kernel<T, V>), s->n * o.h, line_threads(o.w * (o.c / V)), o,
+                          (const T *)dy, (T *)dx, add);
     });
 }

@@ -5,8 +5,6 @@
  */
 #include "cuda_impl.h"
 
-#include <stdio.h>
-
 void hvt__cuda_waits(hvt_device *d)
 {
     cuda_of(d)->waits = hvt__now();

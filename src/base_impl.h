@@ -4,7 +4,10 @@
 
 #include "hvt/base.h"
 
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* Record why, where; return the code so that `return HVT_FAIL(...)` reads well. */
 hvt_status hvt__fail(hvt_status code, const char *file, int line, const char *fmt, ...) HVT_PRINTF(4, 5);
@@ -71,7 +74,7 @@ void hvt__log(hvt_log_level level, const char *fmt, ...) HVT_PRINTF(2, 3);
 #define HVT_DEBUG(...) hvt__log(HVT_LOG_DEBUG, __VA_ARGS__)
 
 /* Log regardless of this rank's level: one line on behalf of all ranks. */
-void hvt__log_always(hvt_log_level level, const char *fmt, ...) HVT_PRINTF(2, 3);
+void hvt__log_always(hvt_log_level level, const char *line);
 
 /* A process that is about to end the job calls hvt__may_report() to decide whether it is the one to say why.
  * The program installs a vote among the ranks of a host, so that one of them reports; without it, every
@@ -80,6 +83,11 @@ typedef bool hvt__report_vote_fn(const char *why);
 void hvt__set_report_vote(hvt__report_vote_fn *vote);
 bool hvt__may_report(const char *why);
 
+/* printf() into a path. Errors: E_IO, too long. */
+hvt_status hvt__path(char ret_path[PATH_MAX], const char *fmt, ...) HVT_PRINTF(2, 3);
+/* Of a file in the folder hvtrain/ of the user's cache folder (XDG_CACHE_HOME, else ~/.cache), which is made;
+ * "": there is none. */
+void hvt__cache_path(const char *name, char ret_path[PATH_MAX]);
 /* Open a file without truncating it, or a pipe without waiting for its other end: a pipe opened for writing
  * without a reader is ENXIO, one opened for reading without a writer is empty. Otherwise as fopen(). */
 FILE *hvt__open_stream(const char *path, bool writes);

@@ -15,7 +15,7 @@
 #include "world_impl.h"
 
 /* From which size on a comm does what. Each comm keeps those that it was opened with; the same on every rank.
- * Results do not depend on them. Defaults are in tree.c. */
+ * Results do not depend on them. Defaults are in cutoffs.c. */
 typedef struct hvt__cutoffs {
     size_t mpi_short;   /* bytes; a sum of at most this size travels whole: fewer messages, more bytes */
     size_t mpi_packet;  /* bytes; of one message on a level of the tree that spans hosts, at most: below MPI's
@@ -23,8 +23,6 @@ typedef struct hvt__cutoffs {
     size_t mpi_window;  /* elements of a longer sum that are added while the next ones travel */
     size_t mpi_message; /* elements in one message at most; MPI counts in int */
 } hvt__cutoffs;
-
-/* ---- operations ----------------------------------------------------------------------------- */
 
 typedef enum hvt__op_kind {
     HVT__ALLREDUCE,
@@ -50,7 +48,7 @@ typedef struct hvt__op {
     void *ctx;
     hvt__call_fn *call; /* of HVT__CALL */
     bool joins;         /* runs together with those of the same function that are issued right behind it */
-    _Alignas(16) char args[128]; /* of HVT__CALL; see hvt__queue_args() */
+    _Alignas(16) char args[128]; /* of HVT__CALL */
 } hvt__op;
 
 typedef struct hvt__queue {
@@ -63,6 +61,12 @@ typedef struct hvt__queue {
     bool told;         /* that it cannot, to the caller */
 } hvt__queue;
 
+typedef struct hvt__block { /* of a comm's memory, until it is released */
+    void *ptr;
+    size_t bytes;
+    void *handle; /* the backend's */
+} hvt__block;
+
 /* What a backend does. All of it but left and leave is called by one thread at a time: the caller's, or
  * while it has work the worker's (worker.c). */
 typedef struct hvt_comm_ops {
@@ -70,23 +74,24 @@ typedef struct hvt_comm_ops {
     unsigned can;  /* hvt_comm_can() */
     bool messages; /* its operations send messages of the world's kind */
     hvt_status (*open)(hvt_comm *c);
-    void (*close)(hvt_comm *c);
-    hvt_status (*alloc)(hvt_comm *c, size_t bytes, void **ret_ptr); /* memory that peers may read */
-    hvt_status (*share)(hvt_comm *c, size_t bytes, void **ret_ptr); /* one block for a node's ranks; zeroed.
-                                                                       NULL: it cannot */
-    void (*release)(hvt_comm *c, void *ptr);
+    void (*close)(hvt_comm *c); /* NULL: nothing to do */
+    /* Memory of so many bytes that peers may read, zeroed; shared, where it can: one block for a node's
+     * ranks. And its end, where ptr may be NULL. NULL: the device's. */
+    hvt_status (*alloc)(hvt_comm *c, bool shared, hvt__block *block);
+    void (*release)(hvt_comm *c, hvt__block *block);
     /* NULL: the tree's */
     void (*slice)(const hvt_comm *c, size_t count, int rank, size_t *ret_first, size_t *ret_end);
     /* Announce the operation that comes after those posted so far, and wait for nobody. *ret_posted stays
      * false where that cannot be done yet: then it comes again, or run comes without it. NULL: nothing to
      * announce. */
     hvt_status (*post)(hvt_comm *c, const hvt__op *op, bool *ret_posted);
-    /* Perform the operation after those that ran so far; arithmetic on dev, which is this thread's. */
+    /* Run the operation after those that ran so far; arithmetic on dev, which is this thread's. */
     hvt_status (*run)(hvt_comm *c, hvt_device *dev, const hvt__op *op);
     /* All that ran has ended on every rank: buffers are the caller's again. NULL: they are when run returns.
      */
     hvt_status (*fence)(hvt_comm *c);
-    /* Has this rank left the comm, and why? Asked while somebody waits for it. NULL: nobody can tell. */
+    /* Has this rank left the comm, and why? Asked while somebody waits for it. NULL: no operation of the comm
+     * waits for a rank on the host. */
     hvt__leaving (*left)(hvt_comm *c, int rank);
     /* Tell the others, once, that this rank takes part in nothing any more. NULL where left is. */
     void (*leave)(hvt_comm *c, hvt__leaving why);
@@ -102,7 +107,7 @@ struct hvt_comm {
     hvt__party party;           /* for messages of this comm's collectives */
     uint64_t collectives;       /* checked ones so far: as many on every rank */
     hvt__cutoffs cutoffs;
-    void **block; /* [blocks] allocated and not released */
+    hvt__block *block; /* [blocks] */
     int blocks;
     bool chosen; /* by "auto", which may think again while blocks is 0 */
 };
@@ -110,13 +115,14 @@ struct hvt_comm {
 extern const hvt_comm_ops hvt_comm_self, hvt_comm_shm, hvt_comm_mpi, hvt_comm_hier, hvt_comm_staged,
     hvt_comm_nccl;
 
-/* ---- for collectives ------------------------------------------------------------------------ */
+static inline hvt__op *hvt__queue_at(const hvt__queue *q, hvt_ticket ticket)
+{
+    return &q->op[ticket & (q->room - 1)];
+}
 
 /* E_COMM after a failure: can the comm go on? */
 hvt_status hvt__queue_check(const hvt_comm *c);
 hvt_status hvt__queue_add(hvt_comm *c, const hvt__op *op, hvt_ticket *ret_ticket);
-/* In a call: its arguments. */
-const void *hvt__queue_args(const hvt_comm *c, hvt_ticket ticket);
 /* In a call: all that ran before it has ended on every rank. */
 hvt_status hvt__queue_fence(hvt_comm *c);
 /* In a call: an operation of the comm's own, as a part of it. */

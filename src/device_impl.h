@@ -19,8 +19,8 @@
  *   - A batch may be short, in training too: of n allocated images, `real` are valid. Reductions read
  *     valid images only. Outputs of images past `real` may be written or left alone; conv_backward_w may
  *     also overwrite its inputs there.
- *   - Conv weights are [K,C,R,S] in files. In memory they have the layout chosen by the device's conv_plan
- *     (padding is zero and stays zero); conv_permute converts.
+ *   - Conv weights are [K,C/groups,R,S] in files. In memory they have the layout chosen by the device's
+ * conv_plan (padding is zero and stays zero); conv_permute converts.
  *   - "add" means y += result; otherwise y = result.
  *   - Deterministic: the same inputs give the same bits for any number of threads and wherever a span of an
  *     elementwise op is split. An image's forward result does not depend on its position in the batch.
@@ -64,28 +64,79 @@ typedef struct hvt_conv_desc {
     int n, h, w, c; /* input [n,h,w,c] */
     int cx;      /* channels stored per pixel of x, >= c: those past c are zero, and not written in dx. As the
                     device's `channels` asked for; otherwise c */
-    int k, r, s; /* filters */
-    int stride, pad;
+    int k, r, s; /* k filters of r x s taps */
+    int stride_h, stride_w;
+    int top, left, bottom, right; /* rows and columns of zeros around the input */
+    int dilation_h, dilation_w;   /* pixels from a tap to the next; 1: they are neighbours */
+    int groups; /* filters [g*k/groups, (g+1)*k/groups) read channels [g*c/groups, ...) alone */
     bool no_dx; /* first layer: backward_x is never called */
 } hvt_conv_desc;
+
+/* The members of a desc of one group, with equal strides and padding, and neighbouring taps. */
+#define HVT_CONV_EVEN(stride, pad)                                                                           \
+    .stride_h = (stride), .stride_w = (stride), .top = (pad), .left = (pad), .bottom = (pad),                \
+    .right = (pad), .dilation_h = 1, .dilation_w = 1, .groups = 1
+
+/* The plan of one, or its head. */
+typedef struct hvt_conv {
+    hvt_op op;
+    hvt_conv_desc d;
+    int p, q; /* output [n,p,q,k] */
+} hvt_conv;
 
 static inline int hvt__conv_out(int in, int window, int stride, int pad)
 {
     return (in + 2 * pad - window) / stride + 1;
 }
 
+static inline int hvt__conv_height(const hvt_conv_desc *d) /* of the output */
+{
+    return (d->h + d->top + d->bottom - d->dilation_h * (d->r - 1) - 1) / d->stride_h + 1;
+}
+
+static inline int hvt__conv_width(const hvt_conv_desc *d)
+{
+    return (d->w + d->left + d->right - d->dilation_w * (d->s - 1) - 1) / d->stride_w + 1;
+}
+
+/* Channels that a filter reads, as weights store them. */
+static inline int hvt__conv_depth(const hvt_conv_desc *d)
+{
+    return d->cx / d->groups;
+}
+
+/* Windows along one dimension: output o reads inputs [o*stride - pad, o*stride - pad + size), those that
+ * there are; stride 0, adaptive: [o*in/out, (o+1)*in/out rounded up). */
+typedef struct hvt_window {
+    int size, stride, pad, out;
+} hvt_window;
+
 typedef struct hvt_pooling_desc {
     hvt_order order;
     hvt_dtype type;
     int n, h, w, c;
     int size, stride, pad;
-    bool mean; /* global mean over h x w (size, stride, pad unused); else maximum over size x size */
+    bool mean;      /* global mean over h x w (size, stride, pad unused); else maximum over size x size */
+    bool windows;   /* rows and columns say which, of a mean, too; size, stride and pad are unused */
+    bool count_pad; /* a mean divides by the window's size, padding included */
+    hvt_window rows, columns;
 } hvt_pooling_desc;
 
-enum { HVT_POOLING_WINDOW = 15 }; /* the widest: the argmax is stored in a byte */
+typedef struct hvt_pooling {
+    hvt_op op;
+    hvt_pooling_desc d; /* rows and columns are set, but for a global mean */
+    int p, q;           /* output [n,p,q,c] */
+} hvt_pooling;
 
-/* Errors: E_UNSUPPORTED type, E_SHAPE window that does not fit. */
-hvt_status hvt__pooling_check(const hvt_pooling_desc *p);
+enum { HVT_POOLING_WINDOW = 15, HVT_POOLING_TAPS = 225 }; /* the most: the argmax is stored in a byte */
+
+/* Errors: E_UNSUPPORTED type or stored channels, E_SHAPE. */
+hvt_status hvt__conv_check(const hvt_device *d, const hvt_conv_desc *c);
+/* entries of devices: pooling_plan; conv_permute of plans that are an hvt_conv, with weights
+ * [K,R,S,cx/groups]. Errors: E_UNSUPPORTED type, E_SHAPE window that does not fit, E_MEM. */
+hvt_status hvt__pooling_plan(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op, size_t *ret_saved);
+void hvt__conv_permute_krsc(const hvt_op *op, bool to_file, float *mine, float *kcrs);
+void hvt__op_free_plain(hvt_op *op); /* one that is a single block of memory */
 
 typedef struct hvt_bn_args {
     hvt_rows rows;
@@ -94,12 +145,14 @@ typedef struct hvt_bn_args {
     float eps;
     const void *x;             /* [rows,c] */
     const float *gamma, *beta; /* [c] */
-    float *mean, *rstd; /* [c] train: written, read by backward. infer: the moving mean and VARIANCE, read */
-    const void *residual; /* [rows,c] added before relu, or NULL */
+    float *mean, *rstd;        /* [c] train: written, read by backward. infer: read */
+    const void *residual;      /* [rows,c] added before relu, or NULL */
     bool relu;
     void *y;        /* [rows,c] = relu?(gamma*(x-mean)*rstd + beta + residual) */
     float *moments; /* [2,c] train: weight*mean, weight*unbiased variance; zeros if < 2 values per channel */
     float weight;
+    bool is_variance; /* infer: rstd is the moving variance, and mean the moving mean; else bn_train left
+                         them, and y is recomputed bit for bit. moments and weight are unused */
 } hvt_bn_args;
 
 typedef struct hvt_bn_grad_args {
@@ -116,6 +169,96 @@ typedef struct hvt_bn_grad_args {
     bool add_residual;
     float *dgamma, *dbeta; /* [c] */
 } hvt_bn_grad_args;
+
+/* The option A shortcut of He et al.: y[.., p, q, (k-c)/2 + i] = x[.., p*stride, q*stride, i], other channels
+ * are zero. */
+typedef struct hvt_subsample_desc {
+    hvt_order order;
+    hvt_dtype type;
+    int n, h, w, c; /* x [n,h,w,c] */
+    int stride, k;  /* y [n,p,q,k], p and q h and w divided by stride and rounded up */
+} hvt_subsample_desc;
+
+/* A function of the table with its arguments. */
+typedef struct hvt_map {
+    hvt_function f;
+    float a, b;
+} hvt_map;
+
+/* All functions: constant, name, and whether backward computes f' from x (else from y = f(x), which is kept
+ * anyway where the next layer reads it). */
+/* clang-format off */
+#define HVT__MAPS(X)                                                                                         \
+    X(RELU, relu, false) X(HARDTANH, hardtanh, false) X(LEAKY_RELU, leaky_relu, false) X(ELU, elu, false)    \
+    X(SIGMOID, sigmoid, false) X(HARDSIGMOID, hardsigmoid, true) X(HARDSWISH, hardswish, true)               \
+    X(SILU, silu, true) X(GELU, gelu, true) X(GELU_TANH, gelu_tanh, true) X(TANH, tanh, false)               \
+    X(SOFTPLUS, softplus, true) X(AFFINE, affine, false)
+/* clang-format on */
+
+/* What a pixel's channels [C] meet in b. Of the last two b and its gradient are f32, those of a parameter. */
+typedef enum hvt_across {
+    HVT_SAME,        /* b is [N,H,W,C] */
+    HVT_PER_IMAGE,   /* [N,1,1,C] */
+    HVT_PER_PIXEL,   /* [N,H,W,1] */
+    HVT_PER_CHANNEL, /* [C] */
+    HVT_ONE_NUMBER   /* [1] */
+} hvt_across;
+
+/* y = a op b, or b op a if swapped; da (+)= dy * dy/da, db (+)= the same for b, summed over what b was
+ * repeated along, over valid images. db of a parameter is written. */
+typedef struct hvt_binary_args {
+    hvt_order order;
+    hvt_dtype type;
+    int n, real, pixels, c; /* of a and y */
+    hvt_binary op;
+    bool swapped;
+    hvt_across across;
+    const void *a, *b, *dy;
+    void *y;
+    void *da, *db; /* NULL: not wanted; da may be dy */
+    bool add_a, add_b;
+} hvt_binary_args;
+
+/* A box of pixels and channels within [n,h,w,c]: from pixel (y, x) and channel `first` on. */
+typedef struct hvt_box {
+    int h, w, c;
+    int y, x, first;
+} hvt_box;
+
+typedef struct hvt_move_args {
+    hvt_order order;
+    hvt_dtype type;
+    int n;
+    int h, w, c; /* of both boxes */
+    hvt_box src, dst;
+    const void *from;
+    void *to;
+    bool add;
+} hvt_move_args;
+
+/*
+ * Normalisation over a shape: layer, group and instance norm. Channels are in `groups` of equal length; a
+ * group of an image, all its pixels, has one mean and one variance, or, per_pixel, each pixel's.
+ *
+ *     y = (x - mean) / sqrt(variance + eps) * gamma + beta
+ */
+typedef struct hvt_norm_args {
+    hvt_order order;
+    hvt_dtype type;
+    int n, real, pixels, c, groups;
+    bool per_pixel;
+    bool per_element; /* gamma and beta are [pixels,c], else [c] */
+    float eps;
+    const void *x;
+    const float *gamma, *beta; /* NULL: 1 and 0 */
+    float *mean, *rstd;        /* [n,groups], per_pixel [rows,groups]: written by forward, read by backward */
+    void *y;
+    /* backward */
+    const void *dy;
+    void *dx; /* NULL: not wanted; may be dy */
+    bool add;
+    float *dgamma, *dbeta; /* NULL: not wanted */
+} hvt_norm_args;
 
 typedef struct hvt_xent_args {
     hvt_rows rows; /* rows.real rows count */
@@ -137,17 +280,19 @@ typedef struct hvt_xent_args {
  * model. The rules are in hvt__step_decide() of device/step.h, shared by all devices.
  */
 enum {
-    HVT__STEP_WORDS = 6,
+    HVT__STEP_WORDS = 5,
     HVT__STEP_AGREEMENT = 1 + 2 * HVT__STEP_WORDS,
-    HVT__STEP_SUMS = 3 + HVT__STEP_AGREEMENT
+    HVT__STEP_VOTES = 2,
+    HVT__STEP_TOLD = HVT__STEP_AGREEMENT + HVT__STEP_VOTES,
+    HVT__STEP_SUMS = 3 + HVT__STEP_TOLD /* 16: 64 bytes */
 };
 
 typedef struct hvt_step_state {
     /* written before each step, by one put of HVT__STEP_PUT bytes */
     double images; /* in the global batch */
     float lr;
-    float agreement[HVT__STEP_AGREEMENT]; /* agreement check, summed over ranks; see device/step.h */
-    int32_t skips_in_row; /* not part of the put: consecutive skipped steps so far, kept by decide */
+    float told[HVT__STEP_TOLD]; /* agreement check and votes, summed over ranks; see device/step.h */
+    int32_t skips_in_row;       /* not part of the put: consecutive skipped steps so far, kept by decide */
     /* loss scaling, torch.amp.GradScaler's; written at the start of a run */
     float loss_scale;             /* xent multiplies dlogits by it; 1: none */
     float growth, backoff, floor; /* 2, 0.5, and the least scale */
@@ -161,6 +306,7 @@ typedef struct hvt_step_state {
     uint64_t bad;     /* lowest arena index of a non-finite gradient; UINT64_MAX: none. Lowered by check */
     /* counted by decide, never reset */
     int64_t steps, skipped, top1, top5, count;
+    int64_t votes[HVT__STEP_VOTES]; /* ranks that voted so, added over the steps */
     double loss;
     /* about the step that set `stop` */
     int64_t stop_step;
@@ -168,7 +314,7 @@ typedef struct hvt_step_state {
     uint64_t stop_bad;
 } hvt_step_state;
 
-enum { HVT__STEP_PUT = sizeof(double) + (1 + HVT__STEP_AGREEMENT) * sizeof(float) };
+enum { HVT__STEP_PUT = sizeof(double) + (1 + HVT__STEP_TOLD) * sizeof(float) };
 
 typedef enum hvt_stop {
     HVT_STOP_NOT,
@@ -176,6 +322,14 @@ typedef enum hvt_stop {
     HVT_STOP_SCALE,   /* gradients are not finite at the minimum loss scale, or with a fixed one */
     HVT_STOP_DISAGREE /* ranks were given different values for this step */
 } hvt_stop;
+
+typedef struct hvt_bn_update_args {
+    const hvt_step_state *step; /* device memory: nothing is done if step->stop */
+    int c;
+    float rate, scale;
+    const float *moments; /* [2,c] */
+    float *mean, *var;    /* [c] moving ones: (1-rate)*it + rate*(scale*moments) */
+} hvt_bn_update_args;
 
 typedef struct hvt_sgd_args {
     float momentum, dampening, weight_decay;
@@ -200,10 +354,11 @@ typedef struct hvt_augment_args {
     hvt_order order;
     int n, real; /* dst holds n images, src `real` of them */
     int h, w, c;
-    const uint8_t *src;       /* [real,h,w,c] bytes, host memory */
+    bool floats;              /* src holds floats, else bytes */
+    const void *src;          /* [real,h,w,c] host memory */
     const int8_t *draws;      /* [real,3] host: crop offset dy, dx in -pad..pad; 1 = mirror. NULL: none */
     const int32_t *labels;    /* [real] host */
-    float scale[4], shift[4]; /* x = fma(byte, scale[c], shift[c]); a pixel outside the image is byte 0 */
+    float scale[4], shift[4]; /* x = fma(value, scale[c], shift[c]); a pixel outside the image is 0 */
     hvt_dtype type;
     int cx;              /* channels stored per pixel of dst, >= c; those past c become zero */
     void *dst;           /* [n,h,w,cx] in `order` */
@@ -216,114 +371,163 @@ typedef struct hvt_device_ops {
 
     /* --- life --- */
     hvt_status (*open)(hvt_device *d, const hvt_device_opts *opts);
-    void (*close)(hvt_device *d);
-    hvt_order (*order)(const hvt_device *d, int batch, int height, int width); /* hvt_device_order() */
-    int (*channels)(const hvt_device *d, hvt_dtype t, int c); /* best number to store an image of c with */
-    void (*describe)(const hvt_device *d, hvt_device_info *ret_info);
-    bool host; /* device memory is host memory, and ops have completed when they return */
+    void (*close)(hvt_device *d); /* NULL: nothing to do */
+    /* hvt_device_order(); NULL: NHW */
+    hvt_order (*order)(const hvt_device *d, int batch, int height, int width);
+    int (*channels)(const hvt_device *d, hvt_dtype t, int c); /* best to store an image of c with; NULL: c */
+    void (*describe)(const hvt_device *d, hvt_device_info *ret_info); /* NULL: nothing to say */
+    bool recomputes; /* computes a batch norm's y twice rather than keep it */
+    bool host;       /* device memory is host memory, and ops have completed when they return */
 
-    /* --- memory --- */
-    hvt_status (*alloc)(hvt_device *d, size_t bytes, void **ret_ptr);      /* zeroed */
-    void (*release)(hvt_device *d, void *ptr);                             /* NULL is fine */
-    hvt_status (*alloc_host)(hvt_device *d, size_t bytes, void **ret_ptr); /* pinned if it helps */
-    void (*release_host)(hvt_device *d, void *ptr);
-    hvt_status (*upload)(hvt_device *d, void *dst, const void *host, size_t bytes);
-    hvt_status (*download)(hvt_device *d, void *host, const void *src, size_t bytes);
-    /* asynchronous; <= HVT__PUT_MOST bytes, a multiple of 4, copied from host during the call */
-    hvt_status (*put)(hvt_device *d, void *dst, const void *host, size_t bytes);
+    struct {
+        hvt_status (*alloc)(hvt_device *d, size_t bytes, void **ret_ptr);      /* zeroed */
+        void (*release)(hvt_device *d, void *ptr);                             /* NULL is fine */
+        hvt_status (*alloc_host)(hvt_device *d, size_t bytes, void **ret_ptr); /* pinned if it helps */
+        void (*release_host)(hvt_device *d, void *ptr);
+        hvt_status (*upload)(hvt_device *d, void *dst, const void *host, size_t bytes);
+        hvt_status (*download)(hvt_device *d, void *host, const void *src, size_t bytes);
+        /* asynchronous; <= HVT__PUT_MOST bytes, a multiple of 4, copied from host during the call */
+        hvt_status (*put)(hvt_device *d, void *dst, const void *host, size_t bytes);
+        hvt_status (*copy)(hvt_device *d, void *dst, const void *src, size_t bytes);
+        hvt_status (*zero)(hvt_device *d, void *dst, size_t bytes);
+    } memory;
 
-    /* --- order --- */
-    hvt_status (*mark)(hvt_device *d, hvt_mark *ret_mark); /* at the current end of the queue */
-    hvt_status (*await)(hvt_device *d, hvt_mark mark);     /* the host waits for it */
-    hvt_status (*sync)(hvt_device *d);
-    /* Graph capture: ops between capture_begin and capture_end are captured, not run; graph_launch(op)
-     * enqueues all of them. Addresses and arguments are those at capture; contents of device memory are read
-     * at launch. No sync, alloc, upload, download or put in between, and every op must have run once before.
-     * A captured graph is freed before the ops that it contains. NULL: this device cannot capture. */
-    hvt_status (*capture_begin)(hvt_device *d);
-    hvt_status (*capture_end)(hvt_device *d, hvt_op **ret_op); /* also ends a failed one; then no op */
-    hvt_status (*graph_launch)(hvt_op *op);
+    struct {                                                   /* NULL: ops have completed when they return */
+        hvt_status (*mark)(hvt_device *d, hvt_mark *ret_mark); /* at the current end of the queue */
+        hvt_status (*await)(hvt_device *d, hvt_mark mark);     /* the host waits for it */
+        hvt_status (*sync)(hvt_device *d);
+        /* Graph capture: ops between capture_begin and capture_end are captured, not run; graph_launch(op)
+         * enqueues all of them. Addresses and arguments are those at capture; contents of device memory are
+         * read at launch. No sync, alloc, upload, download or put in between, and every op must have run once
+         * before. A captured graph is freed before the ops that it contains. NULL: this device cannot
+         * capture. */
+        hvt_status (*capture_begin)(hvt_device *d);
+        hvt_status (*capture_end)(hvt_device *d, hvt_op **ret_op); /* also ends a failed one; then no op */
+        hvt_status (*graph_launch)(hvt_op *op);
+    } queue;
 
-    /* --- planned: plan once, run every step. A linear layer is a convolution of 1x1 images. --- */
-    /* ret_weights: elements of w in its arenas; ret_ws: bytes of workspace */
-    hvt_status (*conv_plan)(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
-                            size_t *ret_ws);
-    /* between host copies; to_file: mine -> kcrs, else kcrs -> mine with zero padding */
-    void (*conv_permute)(const hvt_op *op, bool to_file, float *mine, float *kcrs);
-    /* packs w for backward_x; to be called after every update */
-    hvt_status (*conv_pack_weights)(hvt_op *op, const void *w);
-    hvt_status (*conv_forward)(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws);
-    hvt_status (*conv_backward_x)(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
-                                  void *ws);
-    hvt_status (*conv_backward_w)(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
+    /* Planned once, run every step. A linear layer is a convolution of 1x1 images. */
+    struct {
+        /* ret_weights: elements of w in its arenas; ret_ws: bytes of workspace */
+        hvt_status (*plan)(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
+                           size_t *ret_ws);
+        /* between host copies; to_file: mine -> kcrs, else kcrs -> mine with zero padding */
+        void (*permute)(const hvt_op *op, bool to_file, float *mine, float *kcrs);
+        /* packs w for backward_x; to be called after every update. NULL: not needed */
+        hvt_status (*pack_weights)(hvt_op *op, const void *w);
+        hvt_status (*forward)(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws);
+        hvt_status (*backward_x)(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
+                                 void *ws);
+        hvt_status (*backward_w)(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
+    } conv;
 
-    /* ret_saved: bytes saved by forward for backward */
-    hvt_status (*pooling_plan)(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op, size_t *ret_saved);
-    hvt_status (*pooling_forward)(hvt_op *op, int real, const void *x, void *y, void *saved);
-    hvt_status (*pooling_backward)(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
-                                   bool add);
+    struct {
+        /* ret_saved: bytes saved by forward for backward */
+        hvt_status (*plan)(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op, size_t *ret_saved);
+        hvt_status (*forward)(hvt_op *op, int real, const void *x, void *y, void *saved);
+        hvt_status (*backward)(hvt_op *op, int real, const void *saved, const void *dy, void *dx, bool add);
+    } pooling;
 
-    /* --- on a matrix [rows, c] --- */
-    hvt_status (*bn_train)(hvt_device *d, const hvt_bn_args *a);
-    hvt_status (*bn_infer)(hvt_device *d, const hvt_bn_args *a);
-    /* Recomputes y, bit for bit, from the mean and rstd that bn_train left; moments and weight are unused.
-     * NULL: this device keeps y rather than compute it twice */
-    hvt_status (*bn_recompute)(hvt_device *d, const hvt_bn_args *a);
-    hvt_status (*bn_backward)(hvt_device *d, const hvt_bn_grad_args *a);
-    /* run = (1-rate)*run + rate*(scale*moments), for mean and variance; does nothing if step->stop */
-    hvt_status (*bn_update)(hvt_device *d, const hvt_step_state *step, int c, float rate, float scale,
-                            const float *moments, float *run_mean, float *run_var);
-    hvt_status (*bias_forward)(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b,
-                               void *y); /* y += b */
-    hvt_status (*bias_backward)(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy, float *db);
-    /* option A shortcut of He et al.: y[.., p, q, lead + i] = x[.., p*stride, q*stride, i], other channels
-     * zero */
-    hvt_status (*subsample_forward)(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
-                                    int stride, int channels, const void *x, void *y);
-    hvt_status (*subsample_backward)(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
-                                     int stride, int channels, const void *dy, void *dx, bool add);
-    hvt_status (*xent)(hvt_device *d, const hvt_xent_args *a);
+    struct { /* on a matrix [rows, c] */
+        hvt_status (*bn_train)(hvt_device *d, const hvt_bn_args *a);
+        hvt_status (*bn_infer)(hvt_device *d, const hvt_bn_args *a);
+        hvt_status (*bn_backward)(hvt_device *d, const hvt_bn_grad_args *a);
+        hvt_status (*bn_update)(hvt_device *d, const hvt_bn_update_args *a);
+        /* y += b; db = the sum of dy's rows */
+        hvt_status (*bias_forward)(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y);
+        hvt_status (*bias_backward)(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy,
+                                    float *db);
+        hvt_status (*subsample_forward)(hvt_device *d, const hvt_subsample_desc *s, const void *x, void *y);
+        hvt_status (*subsample_backward)(hvt_device *d, const hvt_subsample_desc *s, const void *dy, void *dx,
+                                         bool add);
+        hvt_status (*xent)(hvt_device *d, const hvt_xent_args *a);
+    } matrix;
 
-    /* --- on n elements --- */
-    hvt_status (*relu_forward)(hvt_device *d, size_t n, hvt_dtype t, const void *x, void *y);
-    hvt_status (*relu_backward)(hvt_device *d, size_t n, hvt_dtype t, const void *y, const void *dy, void *dx,
-                                bool add);
-    hvt_status (*add)(hvt_device *d, size_t n, hvt_dtype t, const void *a, const void *b,
-                      void *y); /* y may be a or b */
-    hvt_status (*copy)(hvt_device *d, void *dst, const void *src, size_t bytes);
-    hvt_status (*zero)(hvt_device *d, void *dst, size_t bytes);
-    hvt_status (*cast)(hvt_device *d, size_t n, float s, const void *src, hvt_dtype st, void *dst,
-                       hvt_dtype dt);
-    /* out = in[0] + ... + in[count-1] along the tree (2i and 2i+1 are added, an odd last one moves up a
-     * level), in f32, rounded once to t; out may be one of the inputs */
-    hvt_status (*reduce)(hvt_device *d, size_t n, hvt_dtype t, const void *const in[], int count, void *out);
-    /* the same sum written to each of `io`, which are also the inputs; NULL unless `host` */
-    hvt_status (*reduce_all)(hvt_device *d, size_t n, hvt_dtype t, void *const io[], int count);
-    hvt_status (*sgd)(hvt_device *d, size_t n, const hvt_sgd_args *a, const float *const g[], int ng,
-                      float *w, float *v); /* the gradients of ng ranks are first added along the tree */
+    struct { /* on n elements */
+        hvt_status (*relu_forward)(hvt_device *d, size_t n, hvt_dtype t, const void *x, void *y);
+        hvt_status (*relu_backward)(hvt_device *d, size_t n, hvt_dtype t, const void *y, const void *dy,
+                                    void *dx, bool add);
+        /* y may be a or b */
+        hvt_status (*add)(hvt_device *d, size_t n, hvt_dtype t, const void *a, const void *b, void *y);
+        /* dst = s * src; src may be dst if their types are the same */
+        hvt_status (*cast)(hvt_device *d, size_t n, float s, const void *src, hvt_dtype st, void *dst,
+                           hvt_dtype dt);
+        /* out = in[0] + ... + in[count-1] along the tree (2i and 2i+1 are added, an odd last one moves up a
+         * level), in f32, rounded once to t; out may be one of the inputs. in[], and sgd's g[], is host
+         * memory */
+        hvt_status (*reduce)(hvt_device *d, size_t n, hvt_dtype t, const void *const in[], int count,
+                             void *out);
+        /* the gradients of ng ranks are first added along the tree */
+        hvt_status (*sgd)(hvt_device *d, size_t n, const hvt_sgd_args *a, const float *const g[], int ng,
+                          float *w, float *v);
+    } vector;
 
-    /* --- factors of gradients; NULL unless `host` --- */
-    hvt_status (*factor_p)(hvt_device *d, const hvt_factor_args *a);    /* e += g; p = e q */
-    hvt_status (*factor_q)(hvt_device *d, const hvt_factor_args *a);    /* q = e^T p */
-    hvt_status (*factor_join)(hvt_device *d, const hvt_factor_args *a); /* g = p q^T; e -= share * g */
+    struct { /* of layers of one's own; NULL: the device does not compute it, and hvt_model_plan() says so */
+        hvt_status (*map_forward)(hvt_device *d, size_t n, hvt_dtype t, const hvt_map *f, const void *x,
+                                  void *y);
+        /* saved: forward's x or y, see HVT__MAPS; dx may be dy */
+        hvt_status (*map_backward)(hvt_device *d, size_t n, hvt_dtype t, const hvt_map *f, const void *saved,
+                                   const void *dy, void *dx, bool add);
+        hvt_status (*binary_forward)(hvt_device *d, const hvt_binary_args *a);
+        hvt_status (*binary_backward)(hvt_device *d, const hvt_binary_args *a); /* db, then da */
+        hvt_status (*move)(hvt_device *d, const hvt_move_args *a); /* the source's box to the destination's */
+        /* y[.., j] (+)= x[.., j % groups * (c / groups) + j / groups]; c / groups for groups: back again */
+        hvt_status (*shuffle)(hvt_device *d, size_t rows, hvt_dtype t, int c, int groups, const void *x,
+                              void *y, bool add);
+        hvt_status (*norm_forward)(hvt_device *d, const hvt_norm_args *a);
+        hvt_status (*norm_backward)(hvt_device *d, const hvt_norm_args *a);
+    } general;
 
-    /* --- the decision of a step --- */
-    /* step->bad = min(step->bad, base + i) over all i for which g[i] is not finite */
-    hvt_status (*check)(hvt_device *d, size_t n, const float *g, uint64_t base, hvt_step_state *step);
-    /* sums [HVT__STEP_SUMS] over the global batch: loss in nats, top-1 and top-5 hits, agreement check */
-    hvt_status (*decide)(hvt_device *d, hvt_step_state *step, const float *sums);
+    struct { /* NULL unless `host` */
+        /* vector.reduce's sum written to each of `io`, which are also the inputs */
+        hvt_status (*reduce_all)(hvt_device *d, size_t n, hvt_dtype t, void *const io[], int count);
+        hvt_status (*factor_p)(hvt_device *d, const hvt_factor_args *a);    /* e += g; p = e q */
+        hvt_status (*factor_q)(hvt_device *d, const hvt_factor_args *a);    /* q = e^T p */
+        hvt_status (*factor_join)(hvt_device *d, const hvt_factor_args *a); /* g = p q^T; e -= share * g */
+    } host_only;
 
-    /* --- images: crop, flip, normalise, bytes to floats --- */
+    struct { /* the decision of a step */
+        /* step->bad = min(step->bad, base + i) over all i for which g[i] is not finite */
+        hvt_status (*check)(hvt_device *d, size_t n, const float *g, uint64_t base, hvt_step_state *step);
+        /* sums [HVT__STEP_SUMS] over the global batch: loss in nats, top-1 and top-5 hits, agreement check,
+         * votes */
+        hvt_status (*decide)(hvt_device *d, hvt_step_state *step, const float *sums);
+    } step;
+
+    /* crop, flip, normalise, bytes to floats */
     hvt_status (*augment)(hvt_device *d, const hvt_augment_args *a);
 } hvt_device_ops;
+
+/* The ops that every device computes in its own way, X(entry, stem of the functions' names): of this list a
+ * backend makes the entries of its table and, if their functions are in several files, declares them, since
+ * their prototypes are above. */
+/* clang-format off */
+#define HVT__OPS(X)                                                                                          \
+    X(conv.plan, conv_plan) X(conv.forward, conv_forward) X(conv.backward_x, conv_backward_x)                \
+    X(conv.backward_w, conv_backward_w) X(pooling.forward, pooling_forward)                                  \
+    X(pooling.backward, pooling_backward) X(matrix.bn_train, bn_train) X(matrix.bn_infer, bn_infer)          \
+    X(matrix.bn_backward, bn_backward) X(matrix.bn_update, bn_update) X(matrix.bias_forward, bias_forward)   \
+    X(matrix.bias_backward, bias_backward) X(matrix.subsample_forward, subsample_forward)                    \
+    X(matrix.subsample_backward, subsample_backward) X(matrix.xent, xent)                                    \
+    X(vector.relu_forward, relu_forward) X(vector.relu_backward, relu_backward) X(vector.add, add)           \
+    X(vector.cast, cast) X(vector.reduce, reduce) X(vector.sgd, sgd) X(step.check, check)
+/* and those of `general` */
+#define HVT__GENERAL_OPS(X)                                                                                  \
+    X(general.map_forward, map_forward) X(general.map_backward, map_backward)                                \
+    X(general.binary_forward, binary_forward) X(general.binary_backward, binary_backward)                    \
+    X(general.move, move) X(general.shuffle, shuffle) X(general.norm_forward, norm_forward)                  \
+    X(general.norm_backward, norm_backward)
+/* clang-format on */
+#define HVT__OP_TYPE(entry) __typeof__(*((hvt_device_ops *)0)->entry)
 
 struct hvt_device {
     const hvt_device_ops *ops;
     void *state; /* private to the backend */
     const char *isa;
     int index, threads;
-    bool deterministic, tf32, share, direct; /* as hvt_device_opts */
-    bool yield;                              /* waiting threads yield the core at once */
+    bool deterministic, tf32, share; /* as hvt_device_opts */
+    int conv_tile;                   /* also */
+    bool yield;                      /* waiting threads yield the core at once */
     hvt__users users;
 };
 

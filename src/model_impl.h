@@ -10,6 +10,9 @@
  * in the order in which backward finishes the gradients. The step statistics are what the forward pass wants
  * summed over shards: weight*mean and weight*variance of every batch norm, then the sums of the loss. Their
  * span of the gradient arena is exchanged like gradients; their span of the parameter arena is unused.
+ *
+ * Frozen parameters lie behind all others, in the same order, and only the parameter arena has them: that of
+ * gradients and the optimizer's end before.
  */
 #ifndef HVT_MODEL_IMPL_H
 #define HVT_MODEL_IMPL_H
@@ -17,15 +20,17 @@
 #include "hvt/model.h"
 #include "device_impl.h"
 
-enum { HVT_LAYER_IN = 2, HVT_LAYER_PARAMS = 2, HVT_LAYER_ARGS = 5, HVT_NAME_MAX = 96 };
+enum { HVT_LAYER_PARAMS = 2, HVT_NAME_MAX = 96 };
 
 typedef struct hvt_layer hvt_layer;
 
+/* NULL: there is nothing to do. */
 typedef struct hvt_layer_ops {
     const char *name;
     hvt_status (*plan)(hvt_model *m, hvt_layer *l); /* shape, params, saved bytes, workspace, op */
-    hvt_status (*forward)(hvt_model *m, hvt_layer *l, bool train);
+    hvt_status (*forward)(hvt_model *m, hvt_layer *l);
     hvt_status (*backward)(hvt_model *m, hvt_layer *l);
+    bool takes_flattened; /* it may read what hvt_flatten() made, and leaves channels where they are */
 } hvt_layer_ops;
 
 typedef enum hvt_role { HVT_ROLE_WEIGHT, HVT_ROLE_NORM, HVT_ROLE_BIAS } hvt_role;
@@ -38,8 +43,14 @@ typedef struct hvt_param {
     int ndim, dim[4];        /* canonical (file) shape; convolutions [K,C,R,S] */
     size_t elements;         /* product of dim */
     size_t offset, count;    /* span in the arenas, in the device's own layout with padding */
+    bool shared;             /* by several layers: then also */
+    int first_writer;        /* the layer whose backward writes its gradient */
+    size_t part;             /* and where in m->parts the others write, to be added */
     const hvt_op *op;        /* its conv_permute converts between layouts; NULL: they are the same */
+    int flat; /* > 1: behind dim[0], if op, elements are [flat pixels, channels]; in files [channels, pixels]
+               */
     hvt_role role;
+    bool frozen; /* it has no gradient */
     hvt_init init;
     float init_arg; /* standard deviation, bound, or value */
 } hvt_param;
@@ -54,23 +65,44 @@ typedef struct hvt_stat {
 struct hvt_layer {
     const hvt_layer_ops *ops;
     char name[HVT_NAME_MAX];
-    hvt_value in[HVT_LAYER_IN];     /* inputs; -1 for none */
-    bool add[HVT_LAYER_IN];         /* backward adds to d(in) instead of writing it */
-    int arg[HVT_LAYER_ARGS];        /* builder arguments, in builder order */
-    hvt_tensor y, dy;               /* output and its gradient, logical shape [N,H,W,C] */
-    bool folded;                    /* fused into another layer: skipped by forward and backward */
-    bool requires_grad;             /* it or a layer before it has parameters, so backward runs it */
+    hvt_value *in;  /* [nin] inputs; -1 for none. There are two at least: norm may get a residual */
+    bool *add;      /* [nin] backward adds to d(in) instead of writing it */
+    bool *in_place; /* [nin] backward may overwrite dy with d(in) */
+    int nin;
+    hvt_value shares;      /* the layer whose parameters it has; -1: its own */
+    int size, stride, pad; /* of windows */
+    hvt_conv2d_opts conv;  /* of convolutions: with the defaults filled in */
+    bool relu;             /* norm: fused into it; in[1] is a fused residual */
+    int flat;              /* > 1: channels are [flat pixels, channels] of a flattened value */
+    union {                /* as the builder was told; plan, forward and backward complete it */
+        hvt_map map;
+        hvt_binary_args binary;
+        hvt_norm_args norm;
+        hvt_pooling_desc pooling;
+        hvt_box box; /* of the input within the output, or of the output within the input */
+        int groups;
+        struct {
+            float eps, rate;
+        } batchnorm;
+    } is;
+    int ndim, dim[4];   /* binary: of its parameter; 0: it has none */
+    float init;         /* and how that begins */
+    bool affine;        /* norm over a shape: has weight and bias */
+    hvt_tensor y, dy;   /* output and its gradient, logical shape [N,H,W,C] */
+    bool folded;        /* fused into another layer: skipped by forward and backward */
+    bool requires_grad; /* it or a layer before it has parameters that are not frozen: backward runs it */
     int param[HVT_LAYER_PARAMS];    /* indices into m->param: weight, bias; -1 for none */
     int stat;                       /* index into m->stat of the first of two: mean, variance; -1 for none */
     bool saves_input, saves_output; /* backward reads y of in[0]; its own y */
-    bool in_place[HVT_LAYER_IN];    /* backward may overwrite dy with d(in) */
+    bool saves_others;              /* and those of its other inputs */
     void *recompute_y[2];  /* y is recomputed rather than kept: its address in forward, and in backward; NULL:
                               it is kept */
     bool recomputes_input; /* y of in[0] is recomputed before this layer's backward */
     void *saved;           /* saved by forward for backward */
     size_t saved_bytes, ws_bytes;
-    hvt_op *op; /* planned device operation, or NULL */
-    void *own;  /* private to the layer */
+    hvt_op *op;      /* planned device operation, or NULL */
+    uint64_t packed; /* convolution: the model's version that packed weights were made from; 0: none yet */
+    size_t moments;  /* norm: offset of [2,C] in the step statistics */
 };
 
 struct hvt_model {
@@ -82,8 +114,11 @@ struct hvt_model {
     char mistake_text[256];
     char next_name[HVT_NAME_MAX]; /* of the layer appended next; "" for none */
     hvt_dtype type;               /* of activations and their gradients; HVT_F32 unless set */
+    char *freeze;                 /* hvt_model_freeze()'s prefixes; NULL: none */
+    hvt_value next_shares;        /* whose parameters it has; -1: its own */
     bool unfused;                 /* no fusion (for tests) */
-    int batch;                    /* 0 until planned */
+    bool poisons; /* memory of the arena of activations becomes NaN where its lifetime ends (for tests) */
+    int batch;    /* 0 until planned */
     hvt_order order;
     hvt_value logits;
     hvt_value input;
@@ -91,7 +126,8 @@ struct hvt_model {
                            it */
 
     /* the last forward */
-    const int32_t *labels; /* borrowed from its batch, as the input's y is */
+    const int32_t *labels; /* borrowed from its batch, as the input's y is; NULL: it had none, and no loss */
+    bool training;
     int real;              /* its valid images; -1 before the first */
     int shard;             /* its shard; -1: unknown */
     bool in_backward;      /* a backward pass is running */
@@ -99,25 +135,38 @@ struct hvt_model {
 
     hvt_param *param; /* in arena order */
     int nparam_tensors;
+    int ntrained; /* the first so many of them are not frozen */
     hvt_stat *stat;
     int nstat;
 
     /* the arenas, one allocation each */
     float *params, *grads;
-    size_t arena_count;      /* step statistics included */
+    float *parts; /* of gradients of shared parameters; NULL: there are none */
+    size_t parts_count;
+    size_t arena_count;      /* of params: step statistics included */
+    size_t grad_count;       /* of grads and of the optimizer's arenas: up to the first frozen parameter */
     size_t step_stats_count; /* step statistics are [0, step_stats_count) of grads; their last HVT__STEP_SUMS
-                                are the sum of the loss, top-1 and top-5 hits, and the agreement check, see
+                                are the sum of the loss, top-1 and top-5 hits, agreement check, and votes, see
                                 device/step.h */
     uint16_t *copy;  /* 16-bit copy of the parameters in `type`, which convolutions read; NULL: type is f32 */
     bool copy_stale; /* parameters changed other than by an update, which writes the copy too: the next
-                        forward pass renews it */
+                        forward pass writes it anew */
     float *stats;
     size_t stats_count;
     void *acts;
-    size_t acts_bytes; /* y, dy and saved data of every layer, each as long as it is needed */
+    size_t acts_bytes;        /* y, dy and saved data of every layer, each as long as it is needed */
+    struct hvt_block *ending; /* [nending] its blocks, if it poisons */
+    int nending;
     void *ws;
     size_t ws_bytes;                  /* the largest of any layer */
     bool grads_placed, params_placed; /* they are a comm's memory, not the device's */
+
+    float *rows; /* host memory: losses and ranks of a batch, for hvt_model_rows(); NULL: not needed yet */
+
+    /* of predictions, each made when it is first needed */
+    void *images;    /* a batch in the input's layout and type */
+    float *wide;     /* f32 of a batch of images or logits, where activations have 16 bits */
+    float *arranged; /* host memory: a batch in the input's layout */
 
     hvt_step_state *step; /* device memory */
     float first_scale;    /* initial loss scale of a run */
@@ -129,7 +178,7 @@ struct hvt_model {
 };
 
 /* For src/optim and checkpoints. */
-/* Use `grads` (arena_count floats, zeroed, borrowed) as the gradient arena; NULL: allocate one from the
+/* Use `grads` (grad_count floats, zeroed, borrowed) as the gradient arena; NULL: allocate one from the
  * device again. */
 hvt_status hvt__model_place(hvt_model *m, float *grads);
 /* The same for the parameters, whose values the caller has copied; NULL: back to device memory, to which the
@@ -141,10 +190,9 @@ void hvt__model_changed(hvt_model *m);
 void hvt__model_updated(hvt_model *m);
 /* Renew the 16-bit copy if it is stale. */
 hvt_status hvt__model_refresh(hvt_model *m);
-/* Begin a step over `images` images of all shards. agreement: see device/step.h; NULL: nothing is
- * compared. */
-hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr,
-                                 const float agreement[HVT__STEP_AGREEMENT]);
+/* Begin a step over `images` images of all shards. told: see device/step.h; NULL: nothing is compared, and
+ * nobody votes. */
+hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr, const float told[HVT__STEP_TOLD]);
 /* The step statistics are summed over all shards, and m->step->bad is what check found: decide the step and,
  * unless it ends the run, update the running statistics. counts[shards]: images of every shard. */
 hvt_status hvt__model_end_step(hvt_model *m, const int *counts, int shards);
@@ -153,12 +201,20 @@ hvt_status hvt__model_state(hvt_model *m, hvt_step_state *ret_state);
 hvt_status hvt__model_set_state(hvt_model *m, const hvt_step_state *state);
 /* E_DIVERGED or E_MISMATCH with the reason, if this state ends the run. */
 hvt_status hvt__model_stopped(const hvt_model *m, const hvt_step_state *state);
+/* The parameter whose span of the arenas contains element `at`. */
+int hvt__model_owner(const hvt_model *m, uint64_t at);
 /* Elements of the largest parameter. Running statistics are no larger: they are as long as their layer's
  * weight. */
 size_t hvt__model_largest(const hvt_model *m);
+/* One of them, in host memory, from the device's layout to canonical layout. */
+void hvt__param_to_file(const hvt_model *m, const hvt_param *p, const float *mine, float *canonical);
 /* Copy a parameter's span of any arena with the parameters' layout (parameters, momentum) to or from
  * canonical layout in host memory; `canonical` has p->elements floats. */
 hvt_status hvt__model_export(hvt_model *m, const hvt_param *p, const float *arena, float *canonical);
 hvt_status hvt__model_import(hvt_model *m, const hvt_param *p, float *arena, const float *canonical);
+/* Where a parameter lies in canonical layout or, where p is NULL, running statistics; until the next call. */
+typedef hvt_status hvt__tensor_fn(void *ctx, const hvt_param *p, const hvt_stat *t, const float **ret_x);
+/* hvt_model_hash() of a model of these tensors. */
+hvt_status hvt__model_hash_of(const hvt_model *m, hvt__tensor_fn *get, void *ctx, uint64_t *ret_hash);
 
 #endif /* HVT_MODEL_IMPL_H */

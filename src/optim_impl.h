@@ -5,45 +5,31 @@
 #include "hvt/optim.h"
 #include "model_impl.h"
 
-/* What an optimizer must be able to do. */
-typedef struct hvt_optim_ops {
-    const char *name;
-    hvt_status (*check)(const hvt_optim_opts *opts); /* E_ARG naming the value */
-    bool (*keeps_state)(const hvt_optim_opts *opts); /* needs v */
-    /* elements first ... of the arenas, as the model's step state says; g[ng]: gradient arenas to be added,
-     * already moved to `first` */
-    hvt_status (*update)(hvt_optim *o, float weight_decay, const float *const g[], int ng, size_t first,
-                         size_t count);
-} hvt_optim_ops;
-
-extern const hvt_optim_ops hvt_optim_sgd;
-
 /*
  * powersgd.c: what a run whose gradients travel as factors needs to go on besides the optimizer's state. As
  * gathered from the ranks, or loaded for them; see hvt_distopt_gather().
  */
 typedef struct hvt__powersgd_tensor {
     int param, m; /* Q is [r][m] */
-    size_t q_at, residual_at;
+    size_t q_at;
 } hvt__powersgd_tensor;
 
 typedef struct hvt__powersgd_state {
     int r, n;
-    hvt__powersgd_tensor *tensor; /* [n] that travel as factors */
-    size_t q_count, residual_count;
-    const float *in_use;   /* [q_count] the Q of the next step */
-    int ranks;             /* that the residuals are of */
-    double residual_scale; /* what a mean gradient of 1 is in them; 0: they hold nothing */
-    float *q;              /* [q_count]; NULL: it is not here */
-    float *residual;       /* [ranks][residual_count] in the arena's layout */
-    bool loaded;           /* and not at the ranks yet */
+    hvt__powersgd_tensor *tensor;   /* [n] that travel as factors */
+    size_t q_count, residual_count; /* residual_count: an arena */
+    const float *in_use;            /* [q_count] the Q of the next step */
+    int ranks;                      /* that the residuals are of */
+    double residual_scale;          /* what a mean gradient of 1 is in them; 0: they hold nothing */
+    float *q;                       /* [q_count]; NULL: it is not here */
+    float *residual;                /* [ranks][residual_count] in the arena's layout */
+    bool loaded;                    /* and not at the ranks yet */
 } hvt__powersgd_state;
 
 /* Memory for it, with the Q in use and residuals of 0. */
 hvt_status hvt__powersgd_state_alloc(hvt__powersgd_state *saved, int ranks);
 
 struct hvt_optim {
-    const hvt_optim_ops *ops;
     hvt_model *m; /* borrowed */
     hvt__users users;
     hvt_optim_opts opts;
@@ -64,20 +50,20 @@ hvt_status hvt__optim_fresh(const hvt_optim *o, bool *ret_fresh);
 hvt_status hvt__optim_set_fresh(hvt_optim *o, bool fresh);
 
 /* An update, after hvt__model_end_step(): spans [first, end) until all are done, and then
- * hvt__model_updated(). The gradient is the sum along the tree of g[r][i - first], r < ng; at[ng] is room for
- * their addresses. */
-hvt_status hvt__optim_span(hvt_optim *o, const float *const g[], int ng, const float *at[], size_t first,
-                           size_t end);
+ * hvt__model_updated(). The gradient is the sum along the tree of g[r][i - first], r < ng; g[] is moved on.
+ */
+hvt_status hvt__optim_span(hvt_optim *o, const float *g[], int ng, size_t first, size_t end);
 
 /* Cut the arena from `start` into buckets that end at layers' ends, end[layers] ascending; offsets count
  * floats. Writes the buckets' ends, at most `layers` of them, and returns how many. */
 int hvt__bucket_cut(size_t start, const size_t *end, int layers, size_t first_bytes, size_t bytes,
                     size_t *ret_end);
 
-/* Cut what holds more than twice `bytes` into equal pieces of at most that, but no limit below
- * hvt__bucket_least, at multiples of 16 floats. end[n]: buckets' ends. ret_end NULL: only count. */
+/* Cut a bucket that holds more than twice `bytes` into equal pieces of at most that, but no limit below
+ * hvt__bucket_least, at multiples of 16 floats. Writes the pieces' ends, at most 1 for each hvt__bucket_least
+ * bytes and one more, and returns how many. */
 extern size_t hvt__bucket_least; /* bytes */
-int hvt__bucket_split(size_t start, const size_t *end, int n, size_t bytes, size_t *ret_end);
+int hvt__bucket_split(size_t first, size_t end, size_t bytes, size_t *ret_end);
 
 /* Ends of the layers' spans in arena order; padding behind a layer belongs to it. At most one for each
  * parameter and one more; returns how many. */
@@ -96,7 +82,8 @@ typedef struct hvt_bucket {
     size_t own_at;                  /* where its state lies in that which this rank has */
 } hvt_bucket;
 
-/* The plan of buckets for a model, *ret_count > 0; free() it. stats_alone: step statistics are the first
+/* The plan of buckets for a model, *ret_count > 0, and in the same block, behind them, their f32 bytes, a
+ * size_t each; free() it. stats_alone: step statistics are the first
  * bucket, and travel as f32. */
 hvt_status hvt__bucket_plan(const hvt_model *m, const hvt_distopt_opts *opts, const struct hvt__codec *codec,
                             bool stats_alone, hvt_bucket **ret_bucket, int *ret_count);

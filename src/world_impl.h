@@ -14,6 +14,7 @@
 /* Why a rank takes part in a comm no longer. */
 typedef enum hvt__leaving {
     HVT__HERE,         /* it still does */
+    HVT__ENDED,        /* its process has, without a word */
     HVT__BY_ITSELF,    /* it closed the comm, or failed */
     HVT__AFTER_ANOTHER /* it gave up waiting for a rank that had left */
 } hvt__leaving;
@@ -21,7 +22,7 @@ typedef enum hvt__leaving {
 /* Those who exchange messages, as a comm's collectives do, until they leave. */
 typedef struct hvt__party {
     int channel; /* of the world */
-    /* Has this rank left? NULL: nobody can tell. */
+    /* Has this rank left? */
     hvt__leaving (*left)(const struct hvt__party *party, int rank);
     /* It has, and `what` will not come of it: E_COMM that names it; the others are told that this rank gives
      * up. */
@@ -40,13 +41,15 @@ typedef struct hvt_world_ops {
     const char *name;
     /* mpi_comm: a host program's, or NULL. w: NULL on a rank that has no memory for it, so that all fail. */
     hvt_status (*open)(hvt_world *w, const void *mpi_comm);
-    void (*close)(hvt_world *w);
-    /* small host values; every reduction, comparison and agreement is made of these two */
+    void (*close)(hvt_world *w); /* NULL: nothing to do, as that of barrier and abort */
+    /* small host values; every reduction, comparison and agreement is made of the first two */
     hvt_status (*allgather)(hvt_world *w, const void *mine, size_t bytes, void *all);
     hvt_status (*broadcast)(hvt_world *w, void *data, size_t bytes, int root);
+    hvt_status (*gather)(hvt_world *w, const void *mine, size_t bytes, void *all, int root);
     hvt_status (*barrier)(hvt_world *w);
     void (*abort)(hvt_world *w, int exit_code);
-    /* part: of the fresh world only ops is set; a negative color leaves it so */
+    /* part: of the fresh world only ops is set; a negative color leaves it so. As open it also allocates all
+     * that a world holds. */
     hvt_status (*split)(hvt_world *w, int color, int key, hvt_world *fresh);
     /* Let messages of a party travel on its channel, and wait for them. Those between two ranks arrive in the
      * order of the list; sizes agree on both sides. Lists of up to 2 * size messages need no memory. A rank
@@ -76,22 +79,15 @@ enum { HVT__SCRATCH = 64 };
 
 extern const hvt_world_ops hvt_world_mpi, hvt_world_singleton;
 
-/* Let the ranks of `part` be called as in `of`, of which it is a part. Collective over the part; what fails
- * on one rank alone is not agreed. */
-hvt_status hvt__world_set_job_ranks(hvt_world *part, const hvt_world *of);
-
 /* What a rank is called in messages: by its number in the whole job. */
 static inline int hvt__job_rank(const hvt_world *w, int rank)
 {
     return w->job_rank ? w->job_rank[rank] : rank;
 }
 
-/* ---- segment.c: memory that all ranks of a node can read and write ---------------------- */
-
 typedef struct hvt__segment {
     char *base;    /* NULL: none */
     size_t stride; /* rank r's part begins at base + r * stride */
-    size_t bytes;  /* asked for, of every part */
     int ranks;
     bool shared; /* the whole of it is every rank's */
 } hvt__segment;
@@ -99,8 +95,6 @@ typedef struct hvt__segment {
 /* Collective; zeroed, and reserved: touching it cannot fail later. Its error is agreed. */
 hvt_status hvt__segment_open(hvt_world *w, size_t bytes, hvt__segment *ret_segment);
 void hvt__segment_close(hvt__segment *s);
-
-/* ---- waiting ------------------------------------------------------------------------------ */
 
 /* Of a thread that shares its processor: while this is false nobody waits for what it does, and it waits
  * asleep. NULL: it does not sleep. */
@@ -110,12 +104,11 @@ extern _Thread_local const atomic_bool *hvt__awaited;
  */
 extern hvt_stall hvt__stall;
 
-/* ---- what tests turn ---------------------------------------------------------------------- */
-
+/* Tests turn these. */
 extern size_t hvt__world_message;                   /* longest one, in bytes */
 extern int (*hvt__shm_create)(size_t bytes);        /* a new nameless file of this size, or -1 with errno */
 extern int (*hvt__shm_attach)(int pid, int fd);     /* another process's file, or -1 with errno */
 extern void *(*hvt__shm_map)(int fd, size_t bytes); /* or MAP_FAILED with errno */
-extern void (*hvt__shm_unmap)(void *base, size_t bytes);
+extern int (*hvt__shm_unmap)(void *base, size_t bytes);
 
 #endif /* HVT_WORLD_IMPL_H */

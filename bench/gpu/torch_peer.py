@@ -1,14 +1,12 @@
 #!/usr/bin/env python3
-"""PyTorch's side of imagenet.sh, and the comparison. ResNet-50 by torchvision, SGD with momentum 0.9.
+"""PyTorch's side of the step "torch" of run.py. ResNet-50 by torchvision, SGD with momentum 0.9.
 
 speed    images per second of whole training steps on a batch that lies ready on the GPU, eager or compiled
 weights  an initial state as safetensors, for both sides to start from
 curve    losses of each step over dump_synth's images in their order, each epoch alike
-compare  reads what imagenet.sh left in --out, writes imagenet.json and losses.json, prints a table
 """
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
@@ -109,53 +107,9 @@ def curve(args):
     json.dump({"amp": args.amp, "losses": [v.item() for v in losses]}, open(args.json, "w"))
 
 
-def compare(args):
-    from summary import summary
-
-    def median(values):
-        values = [v for v in values if v]
-        return statistics.median(values) if values else None
-
-    table, bad = [], []
-    for batch in args.batches.split():
-        at = lambda kind, r, ext: os.path.join(args.out, f"{kind}-{batch}-{r}.{ext}")
-        rounds = range(1, args.rounds + 1)
-        row = {"batch": int(batch), "ours": median(
-            summary(at("ours", r, "jsonl")).get("img_s") for r in rounds if os.path.exists(at("ours", r, "jsonl")))}
-        for kind in ("eager", "compile"):
-            row[kind] = median(json.load(open(at(kind, r, "json")))["img_s"]
-                               for r in rounds if os.path.exists(at(kind, r, "json")))
-        for kind in ("eager", "compile"):
-            row[f"over_{kind}"] = row["ours"] / row[kind] if row["ours"] and row[kind] else None
-        table.append(row)
-        show = lambda v, f: format(v, f) if v else "-"
-        print(f"batch {batch:>4}: ours {show(row['ours'], '7.0f')} img/s, eager {show(row['eager'], '7.0f')} "
-              f"({show(row['over_eager'], '.2f')} x), compiled {show(row['compile'], '7.0f')} "
-              f"({show(row['over_compile'], '.2f')} x)")
-    curves = {}
-    for amp in ("f32", "bf16", "f16"):
-        ours, theirs = (os.path.join(args.out, n) for n in (f"curve-ours-{amp}.jsonl", f"curve-torch-{amp}.json"))
-        if not (os.path.exists(ours) and os.path.exists(theirs)):
-            continue
-        a, b = summary(ours).get("losses") or [], json.load(open(theirs))["losses"]
-        if len(a) != len(b):
-            bad.append(f"{amp}: {len(a)} losses of ours, {len(b)} of PyTorch")
-            continue
-        worst = max(abs(sum(a[i:i + 50]) / sum(b[i:i + 50]) - 1) for i in range(0, len(a), 50))
-        curves[amp] = {"ours": a, "torch": b, "worst_of_50": worst, "first": abs(a[0] - b[0])}
-        print(f"{amp}: first losses {a[0]:.5f} and {b[0]:.5f}, last {a[-1]:.4f} and {b[-1]:.4f}; "
-              f"means of 50 steps differ by {100 * worst:.2f} % at most")
-        if not worst < 0.05:
-            bad.append(f"{amp}: loss curves differ by {100 * worst:.1f} %")
-    json.dump(table, open(os.path.join(args.out, "imagenet.json"), "w"), indent=1)
-    json.dump(curves, open(os.path.join(args.out, "losses.json"), "w"))
-    if bad:
-        sys.exit("; ".join(bad))
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["speed", "weights", "curve", "compare"])
+    parser.add_argument("what", choices=["speed", "weights", "curve"])
     parser.add_argument("--kind", choices=["eager", "compile"], default="eager")
     parser.add_argument("--amp", choices=["f32", "bf16", "f16"], default="bf16")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
@@ -163,8 +117,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--lr", type=float, default=0.05)
-    parser.add_argument("--rounds", type=int, default=2)
-    for name in ("--json", "--init", "--data", "--file", "--out", "--batches"):
+    for name in ("--json", "--init", "--data", "--file"):
         parser.add_argument(name)
     a = parser.parse_args()
-    {"speed": speed, "weights": weights, "curve": curve, "compare": compare}[a.what](a)
+    {"speed": speed, "weights": weights, "curve": curve}[a.what](a)

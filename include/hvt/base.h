@@ -20,9 +20,15 @@
 #define HVT_PRINTF(fmt, args)
 #endif
 
-#ifdef __cplusplus
-extern "C" {
+#ifdef __cplusplus /* around the declarations of every header */
+#define HVT_C_BEGIN extern "C" {
+#define HVT_C_END   }
+#else
+#define HVT_C_BEGIN
+#define HVT_C_END
 #endif
+
+HVT_C_BEGIN
 
 /* name, value, meaning */
 #define HVT_STATUS_MAP(X)                                                                                    \
@@ -35,7 +41,7 @@ extern "C" {
     X(E_UNSUPPORTED, -6, "this build or backend lacks the feature")                                          \
     X(E_DEVICE, -7, "a device reported failure")                                                             \
     X(E_COMM, -8, "MPI or NCCL reported failure, or a rank left")                                            \
-    X(E_DIVERGED, -9, "loss is infinity or NaN, or replicas differ")                                         \
+    X(E_DIVERGED, -9, "a loss, a gradient or a weight is not finite")                                        \
     X(E_MISMATCH, -10, "ranks disagree on what must be the same everywhere")
 
 typedef enum hvt_status {
@@ -61,7 +67,5 @@ HVT_API bool hvt_last_error_is_agreed(void);
 /** Send log lines up to max_level to fn; NULL restores stderr. */
 HVT_API void hvt_log_to(hvt_log_fn *fn, void *ctx, hvt_log_level max_level);
 
-#ifdef __cplusplus
-}
-#endif
+HVT_C_END
 #endif /* HVT_BASE_H */

@@ -33,9 +33,7 @@
 
 #include "hvt/comm.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+HVT_C_BEGIN
 
 /** Factors of every element before and after a reduction. Where a pointer to this is NULL, both are 1. */
 typedef struct hvt_scale {
@@ -83,10 +81,10 @@ HVT_API hvt_status hvt_alltoall(hvt_comm *comm, const void *in, const size_t *se
                                 const size_t *recv_counts, hvt_dtype dtype, hvt_ticket *ret_ticket);
 
 /**
- * From one rank to another, both of which call. Type and count must be the same on both; each of them is told
- * what the other one has. A lack of memory is told to none but the rank that it meets, which should end the
- * job. Sends and receives that a rank issues one after the other run together, so two
- * ranks may both issue a send, then a receive, and wait. A send ends when it is received.
+ * From one rank to another, both of which call. Type and count must be the same on both; each of them learns
+ * what the other one has. Only a rank that has no memory learns of that, and should end the job. Sends and
+ * receives that a rank issues one after the other run together, so two ranks may both issue a send, then a
+ * receive, and wait. A send ends when it is received.
  */
 HVT_API hvt_status hvt_send(hvt_comm *comm, const void *buf, size_t count, hvt_dtype dtype, int to,
                             hvt_ticket *ret_ticket);
@@ -135,7 +133,5 @@ HVT_API hvt_status hvt_fuse_ready(hvt_fuse *fuse, int i);
 /** Exchange what has not left, wait for all, unpack: every tensor is reduced, and a step ends. Collective. */
 HVT_API hvt_status hvt_fuse_exchange(hvt_fuse *fuse);
 
-#ifdef __cplusplus
-}
-#endif
+HVT_C_END
 #endif /* HVT_COLLECTIVE_H */

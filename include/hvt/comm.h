@@ -8,9 +8,7 @@
 
 #include "hvt/world.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+HVT_C_BEGIN
 
 typedef struct hvt_comm hvt_comm;
 typedef uint64_t hvt_ticket; ///< tickets of one comm complete in issue order
@@ -29,9 +27,9 @@ typedef uint64_t hvt_ticket; ///< tickets of one comm complete in issue order
  *
  * nccl: one GPU per rank, unless all ranks that have the same one opened it with `share`. An operation that
  * has not ended after 300 s (or hvt_world_watch()'s stall.abort) is given up: a log line names it, its age,
- * rank and host, and from then on every call gives E_COMM. Recordings of the device that hold operations of a
- * comm are freed before it is closed; an operation is recorded only after one of its kind has run, and in one
- * recording with its wait.
+ * rank and host, and from then on every call gives E_COMM. Captured graphs that hold operations of a comm are
+ * freed before it is closed; an operation is captured only after one of its kind has run, and in one graph
+ * with its wait.
  *
  * Collective. Errors: E_ARG unknown name, E_UNSUPPORTED (shm over several nodes, self with several ranks,
  * hier where nodes hold other ranks, shm and hier on cuda, nccl elsewhere or on a GPU that is not shared),
@@ -53,7 +51,7 @@ HVT_API hvt_world *hvt_comm_world(const hvt_comm *comm); /* borrowed */
  * says so). Then operations in flight are completed first, and hvt_comm_name() is another.
  */
 HVT_API hvt_status hvt_comm_alloc(hvt_comm *comm, size_t bytes, void **ret_ptr);
-/** Operations in flight are completed first. Collective. NULL is fine; what is no block of this comm's is
+/** Operations in flight are completed first. Collective. NULL is fine; what is not a block of this comm's is
  * logged and left alone. */
 HVT_API void hvt_comm_release(hvt_comm *comm, void *ptr);
 
@@ -121,9 +119,9 @@ typedef struct hvt_cutoff {
 
 /** The i-th one; false after the last. */
 HVT_API bool hvt_comm_cutoff(int i, hvt_cutoff *ret_cutoff);
-/** Set cutoffs: "mpi-short=8192,mpi-packet=65536"; those not named stay. The same on every rank. They are for
- * comms that are opened from now on; open ones keep theirs. check: whether it could be done. Errors: E_ARG
- * naming what is not understood. */
+/** Set cutoffs: "mpi-short=8192,mpi-packet=65536"; those not named become the defaults. The same on every
+ * rank. They are for comms that are opened from now on; open ones keep theirs. check: whether it could be
+ * done. Errors: E_ARG naming what is not understood. */
 HVT_API hvt_status hvt_comm_set_cutoffs(const char *list, bool check);
 
 /* ---- overlap ------------------------------------------------------------------------------ */
@@ -136,10 +134,10 @@ typedef struct hvt_overlap {
 } hvt_overlap;
 
 /**
- * Give a host comm a worker: a thread that performs operations as soon as they are issued, in that order,
+ * Give a host comm a worker: a thread that runs operations as soon as they are issued, in that order,
  * while the caller computes. hvt_comm_wait() then waits until it has come so far, and returns what failed on
  * it. The fn of hvt_comm_reduce_apply() and checked collectives are still run by hvt_comm_wait(), and what
- * was issued behind it comes after. `how` NULL: from now on they are performed in hvt_comm_wait() again.
+ * was issued behind it comes after. `how` NULL: from now on they run in hvt_comm_wait() again.
  *
  * Waits for all that is in flight. Not collective: ranks with a worker and ranks without exchange alike,
  * the same bits; but as always, at the same place among what all ranks issue. A comm that "auto" chose does
@@ -152,7 +150,5 @@ typedef struct hvt_overlap {
  */
 HVT_API hvt_status hvt_comm_overlap(hvt_comm *comm, const hvt_overlap *how);
 
-#ifdef __cplusplus
-}
-#endif
+HVT_C_END
 #endif /* HVT_COMM_H */

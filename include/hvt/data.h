@@ -6,30 +6,58 @@
 #ifndef HVT_DATA_H
 #define HVT_DATA_H
 
-#include "hvt/device.h"
+#include "hvt/world.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+HVT_C_BEGIN
 
 /* ---- datasets ----------------------------------------------------------------------------- */
 
 typedef struct hvt_dataset hvt_dataset;
 
-/** Description of a dataset. All images have the same size. */
+/** How an image is held: the bytes of a picture file (JPEG, PNG or PPM, as its first bytes say), or
+ * pixels [height,width,channels] as bytes or floats. */
+typedef enum hvt_encoding { HVT_IMAGE_FILE, HVT_IMAGE_U8, HVT_IMAGE_F32 } hvt_encoding;
+
+/** One image as its source has it. Begin with {0}, read as many as wanted into it, free(data) at the end. One
+ * thread at a time. */
+typedef struct hvt_record {
+    uint8_t *data; ///< malloc'ed; hvt_record_reserve() lets it grow
+    size_t bytes;  ///< that the image takes
+    size_t room;   ///< that data has
+    hvt_encoding encoding;
+    int height, width; ///< of pixels; a file says its own
+    int label;         ///< -1: the source has none
+} hvt_record;
+
+/** Room for `bytes`: data may move, and what it held is lost. Sets r->bytes. Errors: E_MEM. */
+HVT_API hvt_status hvt_record_reserve(hvt_record *r, size_t bytes);
+
+/** Description of a dataset. */
 typedef struct hvt_dataset_info {
     const char *name;
     uint32_t count;
-    int classes, height, width, channels;
+    int classes;       ///< 0: unlabelled
+    int height, width; ///< 0: images have sizes of their own
+    int channels;
     uint64_t fingerprint; ///< of file sizes and labels (or of the generator): equal on all ranks
+    hvt_dtype type;       ///< of pixels: HVT_U8, or HVT_F32 with read() alone
+    bool unlabelled;      ///< every label is -1; for predictions
 } hvt_dataset_info;
 
-/** A user-defined dataset. get() fills [height,width,channels] bytes and a label; it is called from several
- * threads at once. */
+/** A user-defined dataset. Exactly one of get() and read() is given. All functions but close() are called
+ * from several threads at once. */
 typedef struct hvt_source {
     hvt_dataset_info info;
+    /** Fill [height,width,channels] bytes and a label: for images of one size; info.type is ignored. */
     hvt_status (*get)(void *ctx, uint32_t index, uint8_t *ret_pixels, int *ret_label);
-    void (*close)(void *ctx); ///< may be NULL
+    /** Fill a record, whose data, bytes and room are the reader's. */
+    hvt_status (*read)(void *ctx, uint32_t index, hvt_record *r);
+    /** The file or record that holds an image, for messages and predictions. May be NULL: "image 7". */
+    hvt_status (*name)(void *ctx, uint32_t index, char *ret_name, size_t room);
+    /** Image `index` will be read soon: the disk can start now. Returns at once; may be NULL. */
+    void (*ahead)(void *ctx, uint32_t index);
+    const char *(*class_name)(void *ctx, int label); ///< may be NULL: classes have numbers only
+    void (*close)(void *ctx);                        ///< may be NULL
     void *ctx;
 } hvt_source;
 
@@ -38,24 +66,99 @@ typedef struct hvt_dataset_opts {
     bool train;       ///< the training split, else the test split
     uint32_t limit;   ///< only the first `limit` images; 0 = all
     int image_size;   ///< synth: side in pixels              (0 = 32)
-    int classes;      ///< synth: classes                     (0 = 10)
+    int classes;      ///< synth: classes (0 = 10); npy, tar: at least as many, whatever the labels
     uint32_t samples; ///< synth: training images; the test split has a fifth (0 = 10000)
+    double val_split; ///< fraction of the training images that is held out: see hvt_dataset_open(); 0 = none
+    hvt_world *world; ///< borrowed; one rank scans for all, and a host's ranks share an index. NULL: none
 } hvt_dataset_opts;
 
-/** "synth": generated on demand; "cifar10": the official binary layout. Errors: E_ARG unknown name, E_IO,
- * E_FORMAT (truncated file, label out of range: names file, record and both values). */
+/**
+ * Open a data set by its format's name:
+ *
+ *  - "synth": generated on demand.
+ *  - "cifar10", "cifar100" (fine labels), "stl10" (labels 1 to 10 become 0 to 9): the official binary files.
+ *  - "npy": {train,test}_images.npy of uint8, float32 or float64, [N,H,W,C], [N,C,H,W] or [N,H,W] with 1 to 3
+ *    channels, and {train,test}_labels.npy of integers; without test_labels.npy the test split is unlabelled.
+ *  - "folder": picture files in DIR/train/CLASS/... and DIR/val/CLASS/..., or, for both splits, in
+ *    DIR/CLASS/... Images have sizes of their own.
+ *  - "tar": WebDataset's shards, train-*.tar and val-*.tar (the test split), with samples of NAME.jpg, .jpeg,
+ *    .png or .ppm, or of NAME.npy (uint8 [h,w,3]), and NAME.cls, the label as text; all or none have labels.
+ *    Images have sizes of their own. A file SHARD.hvtindex is kept beside each shard where it can be written.
+ *
+ * What classes are called: their folders' names ("folder"), or the lines of a file that may be there:
+ * batches.meta.txt, fine_label_names.txt, class_names.txt of the official archives, classes.txt beside
+ * shards.
+ *
+ * With val_split = f the training images are split in two, and the files of the test split are not looked at.
+ * Of n images round(f * n) are held out, the first ones of hvt_sampler_permutation(0, 0, n): the same images
+ * in every run, whatever its seed and ranks. The test split has these, the training split the others, each in
+ * the order of the files; `limit` takes the first of them. A folder without labels is a test split as a
+ * whole.
+ *
+ * Collective where opts->world is given; its errors are agreed then. Errors: E_ARG unknown name, or a split
+ * that leaves either part without an image; E_IO, E_FORMAT (truncated file, label out of range: names file,
+ * record and both values).
+ */
 HVT_API hvt_status hvt_dataset_open(const char *name, const hvt_dataset_opts *opts, hvt_dataset **ret_set);
 /** A user-defined dataset; source is copied, and only hvt_dataset_close() calls its close(). limit: only the
- * first `limit` images; 0 = all. Errors: E_ARG (no get(), no image, fewer than 2 classes, other than 1 to 3
- * channels, a side beyond 16384), E_MEM. */
+ * first `limit` images; 0 = all. Errors: E_ARG (not one of get() and read(), no image, fewer than 2 classes
+ * unless it is unlabelled, other than 1 to 3 channels, a side beyond 16384, a type that does not fit), E_MEM.
+ */
 HVT_API hvt_status hvt_dataset_from(const hvt_source *source, uint32_t limit, hvt_dataset **ret_set);
 /** Call it after its loaders are closed, else it stays open and that is logged: see hvt_device_close(). */
 HVT_API void hvt_dataset_close(hvt_dataset **set);
 HVT_API const hvt_dataset_info *hvt_dataset_describe(const hvt_dataset *set);
-/** Image `index`: [height,width,channels] bytes and a label. May be called from several threads at once.
- * Errors: E_ARG no such image, E_FORMAT a label out of range, and get()'s own. */
+/** Image `index` of a set of bytes of one size: [height,width,channels] bytes and a label, -1 if the set is
+ * unlabelled. May be called from several threads at once. Errors: E_ARG no such image, E_UNSUPPORTED images
+ * of floats, picture files or sizes of their own (hvt_dataset_read() has them), E_FORMAT a label out of
+ * range, and the source's own. */
 HVT_API hvt_status hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8_t *ret_pixels,
                                    int *ret_label);
+/** Image `index` of any set, as its source holds it. May be called from several threads at once, each with a
+ * record of its own. Errors: E_ARG no such image, E_FORMAT a label out of range or fewer bytes than the size
+ * says, E_MEM, and the source's own. */
+HVT_API hvt_status hvt_dataset_read(const hvt_dataset *set, uint32_t index, hvt_record *r);
+/** The file or record that holds image `index`, cut to fit ret_name[room]. Errors: E_ARG, and the source's
+ * own. */
+HVT_API hvt_status hvt_dataset_name(const hvt_dataset *set, uint32_t index, char *ret_name, size_t room);
+/** A class's name, which the set holds; NULL: it has none. */
+HVT_API const char *hvt_dataset_class_name(const hvt_dataset *set, int label);
+
+typedef struct hvt_pack_opts {
+    const char
+        *output; ///< DIR/train-%06d.tar or DIR/val-%06d.tar: the number of a shard, with so many digits
+    uint32_t shard_images; ///< in each shard but the last one                             (0 = 5000)
+    int resize;            ///< larger pictures: to this shorter side, as JPEG of quality 92; 0 = as they are
+    bool raw;              ///< pixels, as NAME.npy of bytes [height,width,3], instead of picture files
+    /** Leave out up to so many damaged images (E_FORMAT, E_UNSUPPORTED), all ranks' together, each named in a
+     * warning. Files that are copied are then decoded as well, to know. 0 = none. */
+    int skip_damaged;
+    /** After each image of this rank, of which there are `all`. May be NULL. */
+    void (*progress)(void *ctx, uint64_t done, uint64_t all);
+    /** This file is begun, to be renamed when it is whole; NULL: it is done. May be NULL. */
+    void (*writing)(void *ctx, const char *path);
+    void *ctx;
+} hvt_pack_opts;
+
+typedef struct hvt_pack_info {
+    uint64_t shards, images, bytes; ///< that were written
+    uint64_t damaged;               ///< images that were left out
+} hvt_pack_info;
+
+/**
+ * Write a set as WebDataset's shards, which "tar" opens, with their indexes: NUMBER_NAME.jpg (or .png, .ppm:
+ * the file's own bytes; or .npy) and NUMBER_NAME.cls, NAME being what the image's file is called. Every rank
+ * writes a part of the shards, whose bytes do not depend on the number of ranks. What the set calls its
+ * classes is written to classes.txt; where that is there with other names, it is an error (E_IO). An image
+ * that is left out leaves a gap in the numbers, as does a shard of which all are. world: NULL for one
+ * process.
+ *
+ * Collective; errors are agreed: E_ARG the output's form, E_IO a shard is there already, or cannot be
+ * written, E_UNSUPPORTED (images of floats, of other than 3 channels, or of pixels without `raw`), those of
+ * the images.
+ */
+HVT_API hvt_status hvt_dataset_pack(const hvt_dataset *set, hvt_world *world, const hvt_pack_opts *opts,
+                                    hvt_pack_info *ret_info);
 
 /* ---- the sampler -------------------------------------------------------------------------- */
 
@@ -80,6 +183,14 @@ HVT_API uint32_t hvt_sampler_at(uint32_t count, int shards, int shard, uint32_t 
 
 typedef struct hvt_loader hvt_loader;
 
+/** RandomResizedCrop: a box of least to most of the image's area and of this aspect ratio, resampled to the
+ * loader's size. */
+typedef struct hvt_rrc {
+    bool on;
+    float least, most;  ///< of the area: 0 < least <= most <= 1; torchvision's are 0.08 and 1
+    float narrow, wide; ///< width / height: torchvision's are 3/4 and 4/3
+} hvt_rrc;
+
 typedef struct hvt_loader_opts {
     int batch;       ///< images per shard and step
     int shards;      ///< S, shards in the global batch
@@ -87,28 +198,63 @@ typedef struct hvt_loader_opts {
     int shard_count; ///< ... first_shard + shard_count - 1
     bool shuffle;    ///< permute per epoch, else in order
     hvt_last_batch last_batch;
-    uint64_t seed;         ///< of the permutation and of augmentation; same on every rank
-    int crop;              ///< random crop of the same size after padding by this many zero pixels; 0 = none
-    bool flip;             ///< mirror left-right with probability 1/2
-    float mean[3], std[3]; ///< x = (byte/255 - mean) / std, per channel
+    uint64_t seed;     ///< of the permutation and of augmentation; same on every rank
+    int height, width; ///< of the batches' images; 0: the data's, which must be of one size then
+    hvt_rrc rrc;       ///< a random box of each image; else its centre
+    int resize; ///< shorter side to resample to before the centre is cut out, >= height and width; 0: none
+    int crop;   ///< then: random crop of the same size after padding by this many zero pixels; 0 = none
+    bool flip;  ///< mirror left-right with probability 1/2
+    float mean[3], std[3]; ///< x = (byte/255 - mean) / std, per channel; of floats x = (value - mean) / std
     hvt_order order;       ///< row order of the batches: hvt_model_order()
     hvt_dtype type;        ///< type of the batches: hvt_model_input_type(), HVT_F32 by default
     int channels; ///< stored per pixel, zeros after the data's own: hvt_model_input_channels(); 0: the data's
+    int workers;  ///< threads that fetch at least three batches ahead; 0: next() fetches
+    int epochs;   ///< epochs below this number follow each other: at the end of one, workers go on with the
+                  ///< next
+    const int *cpus; ///< [ncpus] processors that workers may use, copied; ncpus 0: those of the caller
+    int ncpus;
+    int skip_damaged; ///< of the set's images (E_FORMAT) this many are tolerated; each is named in a warning
+    bool blank_damaged; ///< such an image becomes black and keeps its label, so that each counts once (for
+                        ///< evaluation); else the next one of the set takes its place, with label and draws
 } hvt_loader_opts;
 
-/** set and dev are borrowed. Errors: E_ARG (a global batch larger than the set when it must be full, ...),
+/** How a loader works, and what its threads have done since it was opened. */
+typedef struct hvt_loader_info {
+    int workers, slots;            ///< slots: batches in host memory
+    size_t bytes;                  ///< of the slots
+    int damaged;                   ///< images that were skipped
+    bool unlabelled;               ///< the set has no labels
+    uint64_t images;               ///< fetched
+    double read, decode, resample; ///< seconds of all threads together
+    double wait;                   ///< seconds in which next() waited for workers
+} hvt_loader_info;
+
+/** Are such a set's images taken as they are, neither resampled nor cut to another size? */
+HVT_API bool hvt_loader_copies(const hvt_dataset_info *data, const hvt_loader_opts *opts);
+/** set and dev are borrowed. Errors: E_ARG (a global batch larger than the set when it must be full, sizes
+ * and transforms that do not fit), E_UNSUPPORTED (resampling of floats, or of other than three channels),
  * E_MEM. */
 HVT_API hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_loader_opts *opts,
                                    hvt_loader **ret_loader);
 HVT_API void hvt_loader_close(hvt_loader **loader);
+HVT_API void hvt_loader_describe(const hvt_loader *loader, hvt_loader_info *ret_info);
+/** Was image `index` found damaged and skipped (skip_damaged) in a batch so far? */
+HVT_API bool hvt_loader_damaged(hvt_loader *loader, uint32_t index);
 HVT_API uint32_t hvt_loader_steps(const hvt_loader *loader); ///< steps per epoch, the same on every rank
 /** Go to the start of step `step` (0-based) of an epoch; draws depend on (seed, epoch, sample) alone. */
 HVT_API hvt_status hvt_loader_rewind(hvt_loader *loader, int epoch, uint32_t step);
+/**
+ * Go to where `sample` images of the epoch's order have been used. The rest is divided among the shards as an
+ * epoch is: shard s takes those at sample + s, sample + s + shards, ... After k steps of full batches k *
+ * batch * shards images have been used, so this is step k of these shards, and of others a point from which
+ * each remaining image still comes once.
+ */
+HVT_API hvt_status hvt_loader_seek(hvt_loader *loader, int epoch, uint32_t sample);
+HVT_API uint32_t hvt_loader_left(const hvt_loader *loader); ///< steps from here to the end of the epoch
 /** The next shard's batch of the current step, then of the next step; after the last one *ret_end is true and
- * there is no batch. */
+ * there is no batch. Errors: those of an image of this batch, whichever thread fetched it, naming its file.
+ */
 HVT_API hvt_status hvt_loader_next(hvt_loader *loader, hvt_batch *ret_batch, bool *ret_end);
 
-#ifdef __cplusplus
-}
-#endif
+HVT_C_END
 #endif /* HVT_DATA_H */

@@ -7,9 +7,7 @@
 
 #include "hvt/tensor.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+HVT_C_BEGIN
 
 typedef struct hvt_device hvt_device;
 
@@ -25,7 +23,7 @@ typedef struct hvt_device_opts {
     const int *cpus; ///< [ncpus] processors to pin the threads to, thread t to cpus[t % ncpus]; or NULL
     int ncpus;       ///< 0: no pinning
     bool pin_caller; ///< cpu: pin the calling thread, too, which is thread 0, to cpus[0], until close
-    bool direct;     ///< cpu: direct 3x3 convolutions instead of Winograd's F(2x2, 3x3)
+    int conv_tile;   ///< cpu: 3x3 convolutions by at most Winograd's F(n x n, 3x3): 4, 2, 1 (direct); 0: 4
     bool yield;      ///< waiting threads yield the core at once (more threads than cores)
     const char *isa; ///< instruction set, see hvt_cpu_isa_name(); NULL or "auto": see hvt_cpu_isa_auto()
 } hvt_device_opts;
@@ -38,9 +36,10 @@ typedef struct hvt_device_opts {
  * The calling thread is not changed: its floating-point environment is set within calls only. "ref" and "cpu"
  * round to nearest, flush subnormal numbers to zero and trap nothing, whatever the thread has set, and
  * restore that before they return. The calling thread is pinned only with `pin_caller` (for programs that own
- * their process, as hvtrain does); threads that it starts meanwhile inherit that, and the last device that it
- * closes restores its affinity. Errors: E_ARG unknown name or ISA (the message lists the known ones),
- * E_UNSUPPORTED not in this build or not on this processor, E_MEM.
+ * their process, as hvtrain does), and only if it may use more than one processor; threads that it starts
+ * meanwhile inherit that, and the device that pinned it restores its affinity when it is closed. Errors:
+ * E_ARG unknown name or ISA (the message lists the known ones), E_UNSUPPORTED not in this build or not on
+ * this processor, E_MEM.
  */
 HVT_API hvt_status hvt_device_open(const char *name, const hvt_device_opts *opts, hvt_device **ret_dev);
 /** Call it after everything that was made with the device has been closed: models, loaders, comms, captured
@@ -85,7 +84,26 @@ HVT_API bool hvt_cpu_isa_supported(int i); ///< in this build, and supported by 
  * both. */
 HVT_API bool hvt_cpu_isa_auto(int i);
 
-#ifdef __cplusplus
-}
-#endif
+/** Functions of one number with arguments a and b, as hvt_apply() applies them. Source: torch.nn.functional.
+ */
+typedef enum hvt_function {
+    HVT_RELU,        ///< max(x, 0)
+    HVT_HARDTANH,    ///< min(max(x, a), b), a < b; 0 and 6: ReLU6
+    HVT_LEAKY_RELU,  ///< x > 0 ? x : a*x, a >= 0
+    HVT_ELU,         ///< x > 0 ? x : a*(exp(x) - 1), a >= 0
+    HVT_SIGMOID,     ///< 1 / (1 + exp(-x))
+    HVT_HARDSIGMOID, ///< min(max(x + 3, 0), 6) / 6
+    HVT_HARDSWISH,   ///< x * hardsigmoid(x)
+    HVT_SILU,        ///< x * sigmoid(x)
+    HVT_GELU,        ///< x * (1 + erf(x / sqrt(2))) / 2
+    HVT_GELU_TANH,   ///< x * (1 + tanh(sqrt(2/pi) * (x + 0.044715*x^3))) / 2
+    HVT_TANH,        ///< tanh(x)
+    HVT_SOFTPLUS,    ///< a*x > b ? x : log(1 + exp(a*x)) / a, a > 0
+    HVT_AFFINE,      ///< a*x + b
+    HVT_FUNCTIONS
+} hvt_function;
+
+typedef enum hvt_binary { HVT_ADD, HVT_SUB, HVT_MUL, HVT_DIV } hvt_binary; ///< a + b, a - b, a * b, a / b
+
+HVT_C_END
 #endif /* HVT_DEVICE_H */

@@ -17,9 +17,7 @@
 
 #include "hvt/device.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+HVT_C_BEGIN
 
 typedef struct hvt_model hvt_model;
 typedef int hvt_value; ///< index of a layer's output; < 0 after a mistake
@@ -45,26 +43,115 @@ HVT_API void hvt_model_free(hvt_model **model);
  * Without it a layer is called by kind and position, e.g. "conv2d3". */
 HVT_API void hvt_name(hvt_model *m, const char *fmt, ...) HVT_PRINTF(2, 3);
 
+/** The layer appended next has no parameters of its own: it reads those of the layer that made v, which must
+ * be of its kind and have parameters of its shapes. Their gradient is the sum over all layers that read them.
+ * A batch norm, whose running statistics belong to one place, cannot. */
+HVT_API void hvt_share(hvt_model *m, hvt_value v);
+
 /** The images, [N,h,w,c]: the first layer, and the only one of its kind. */
 HVT_API hvt_value hvt_input(hvt_model *m, int h, int w, int c);
-/** y[n,p,q,k] = sum over r,s,c of x[n, p*stride-pad+r, q*stride-pad+s, c] * weight[k,c,r,s]. No bias. */
+/** y[n,p,q,k] = sum over r,s,c of x[n, p*stride-pad+r, q*stride-pad+s, c] * weight[k,c,r,s]. No bias. The
+ * short form of hvt_conv2d_with(). */
 HVT_API hvt_value hvt_conv2d(hvt_model *m, hvt_value x, int filters, int size, int stride, int pad);
+
+/** Every member but filters and kernel_h may be 0. */
+typedef struct hvt_conv2d_opts {
+    int filters;                  ///< K
+    int kernel_h, kernel_w;       ///< R x S taps; kernel_w 0: kernel_h
+    int stride_h, stride_w;       ///< stride_h 0: 1; stride_w 0: stride_h
+    int top, left, bottom, right; ///< rows and columns of zeros around each image
+    int dilation_h, dilation_w; ///< pixels from a tap to the next; dilation_h 0: 1, dilation_w 0: dilation_h
+    int groups;                 ///< 0: 1
+    bool bias;                  ///< add bias[k]
+} hvt_conv2d_opts;
+
+/** torch.nn.Conv2d:
+ *
+ *     y[n,p,q,k] = bias[k] + sum over r,s and c < C/groups of
+ *                  x[n, p*stride_h - top + r*dilation_h, q*stride_w - left + s*dilation_w, g*C/groups + c] *
+ *                  weight[k,c,r,s]          where g = k / (K/groups), and x is 0 outside the image
+ *
+ *     x [N,H,W,C]    P = (H + top + bottom - dilation_h*(R-1) - 1) / stride_h + 1
+ *     y [N,P,Q,K]    Q = (W + left + right - dilation_w*(S-1) - 1) / stride_w + 1        (rounded down)
+ *
+ * groups = C is a depthwise convolution. padding=(a, b) of PyTorch is top = bottom = a, left = right = b;
+ * padding="same" is top = d/2 and bottom = d - d/2 with d = dilation_h*(R-1), and so in width. Parameters:
+ * weight [K,C/groups,R,S] and, if asked for, bias [K]. Initially as in torchvision's models: weight is
+ * kaiming normal, fan out (deviation sqrt(2/(K*R*S))), bias 0. Mistakes: a size, stride, dilation or number
+ * of groups below 1, a padding below 0, C or K that is no multiple of groups, a window larger than the padded
+ * image. */
+HVT_API hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts);
 /** torch.nn.BatchNorm2d(eps 1e-5, momentum 0.1), statistics per shard. */
 HVT_API hvt_value hvt_batchnorm(hvt_model *m, hvt_value x);
+/** The same with an eps above 0 and a momentum of the running statistics, both at most 1. */
+HVT_API hvt_value hvt_batchnorm_with(hvt_model *m, hvt_value x, float eps, float momentum);
 HVT_API hvt_value hvt_relu(hvt_model *m, hvt_value x);             ///< max(x, 0)
 HVT_API hvt_value hvt_add(hvt_model *m, hvt_value a, hvt_value b); ///< a + b, of one shape
 /** Maximum of each window of size x size (1 to 15) at the given stride; the padding around the image, at most
  * half a window, never is the maximum. */
 HVT_API hvt_value hvt_maxpool(hvt_model *m, hvt_value x, int size, int stride, int pad);
 HVT_API hvt_value hvt_avgpool(hvt_model *m, hvt_value x); ///< global: [N,H,W,C] -> [N,1,1,C]
+/** Any window: rectangular, its stride and its padding, at most half of it, by dimension (height, width). */
+typedef enum hvt_pooling_kind { HVT_POOL_MAX, HVT_POOL_MEAN } hvt_pooling_kind;
+typedef struct hvt_pool_opts {
+    int size[2], stride[2], pad[2];
+    bool ceil_mode;   ///< also windows that end past the padding, as torch.nn.MaxPool2d(ceil_mode=True)
+    bool exclude_pad; ///< a mean divides by the pixels that there are: count_include_pad=False
+} hvt_pool_opts;
+/** torch.nn.MaxPool2d, AvgPool2d; windows of at most 15x15. Not on cuda. */
+HVT_API hvt_value hvt_pool_with(hvt_model *m, hvt_value x, hvt_pooling_kind kind, const hvt_pool_opts *opts);
+/** torch.nn.AdaptiveAvgPool2d((h, w)), AdaptiveMaxPool2d, whose windows have at most 225 pixels: window o of
+ * `out` over `in` pixels is [floor(o*in/out), ceil((o+1)*in/out)). Not on cuda. */
+HVT_API hvt_value hvt_adaptive_pool(hvt_model *m, hvt_value x, hvt_pooling_kind kind, int h, int w);
 /** Option A shortcut of He et al.: every stride-th pixel, channels zero-padded evenly on both sides to
  * `channels`. */
 HVT_API hvt_value hvt_subsample(hvt_model *m, hvt_value x, int stride, int channels);
 HVT_API hvt_value hvt_linear(hvt_model *m, hvt_value x,
                              int outputs); ///< y = x weight^T + bias; x is [N,1,1,C]
+/** The same for each pixel of [N,H,W,C], as torch.nn.Linear on a tensor whose last dimension is C; without
+ * `bias` there is none. */
+HVT_API hvt_value hvt_linear_with(hvt_model *m, hvt_value x, int outputs, bool bias);
+
+/*
+ * Layers of one's own. A device that does not compute one (cuda does not yet) is refused by hvt_model_plan()
+ * with E_UNSUPPORTED, which names the layer.
+ */
+
+/** y = f(x), element by element; a and b: what f takes, else ignored. torch.nn.ReLU6 is (HVT_HARDTANH, 0, 6),
+ * x + 1 is (HVT_AFFINE, 1, 1). */
+HVT_API hvt_value hvt_apply(hvt_model *m, hvt_value x, hvt_function f, float a, float b);
+/** a op b. One has the shape of the result, [N,H,W,C]; the other one the same, or [N,1,1,C] or [N,H,W,1], and
+ * is repeated. */
+HVT_API hvt_value hvt_combine(hvt_model *m, hvt_binary op, hvt_value a, hvt_value b);
+/** x op a parameter of C elements, one to each channel, or of one. In files it has the layer's name and is of
+ * shape dim[ndim], e.g. [C,1,1]; it begins at `init`. */
+HVT_API hvt_value hvt_combine_parameter(hvt_model *m, hvt_binary op, hvt_value x, int ndim, const int *dim,
+                                        float init);
+/** torch.cat(dim=1): the channels of in[0], then those of in[1] ...; all of one height and width. */
+HVT_API hvt_value hvt_concat(hvt_model *m, const hvt_value *in, int count);
+/** Channels first .. first+count-1. torch.chunk() is several of these. */
+HVT_API hvt_value hvt_slice(hvt_model *m, hvt_value x, int first, int count);
+/** torch.nn.ChannelShuffle: y[.., j] = x[.., j % groups * (C/groups) + j / groups]. */
+HVT_API hvt_value hvt_shuffle(hvt_model *m, hvt_value x, int groups);
+/** torch.nn.functional.pad: so many rows and columns of zeros around each image; negative: cut off there. */
+HVT_API hvt_value hvt_pad(hvt_model *m, hvt_value x, int top, int bottom, int left, int right);
+/** [N,H,W,C] -> [N,1,1,H*W*C], for hvt_linear(), whose weight in files has its columns in the order C,H,W, as
+ * after torch.flatten(1). Functions, hvt_add() and hvt_combine() of two such values may stand between. */
+HVT_API hvt_value hvt_flatten(hvt_model *m, hvt_value x);
+
+/** What hvt_layernorm() normalises over. */
+typedef enum hvt_over {
+    HVT_OVER_CHANNELS, ///< of each pixel: weight and bias are [C]
+    HVT_OVER_IMAGE     ///< and all pixels: weight and bias are [C,H,W]
+} hvt_over;
+/** torch.nn.LayerNorm: y = (x - mean) / sqrt(variance + eps) * weight + bias; `affine` false: without the
+ * last two. */
+HVT_API hvt_value hvt_layernorm(hvt_model *m, hvt_value x, hvt_over over, float eps, bool affine);
+/** torch.nn.GroupNorm, over all pixels of a group of channels; C groups: torch.nn.InstanceNorm2d. */
+HVT_API hvt_value hvt_groupnorm(hvt_model *m, hvt_value x, int groups, float eps, bool affine);
 
 typedef struct hvt_zoo_opts {
-    bool imagenet_stem; ///< resnet18..152: 7x7 stride 2 and max-pool, else 3x3 stride 1 (CIFAR)
+    bool imagenet_stem; ///< torchvision's models: 7x7 stride 2 and max-pool, else 3x3 stride 1 (CIFAR)
     bool projection;    ///< resnet20..110: shortcut option B (1x1 convolution), else A
 } hvt_zoo_opts;
 
@@ -73,10 +160,58 @@ HVT_API hvt_value hvt_zoo(hvt_model *m, const char *name, hvt_value images, int 
                           const hvt_zoo_opts *opts);
 HVT_API const char *hvt_zoo_name(int i);
 
+typedef struct hvt_pt2 hvt_pt2;
+/** What a .pt2 file says of itself. */
+typedef struct hvt_pt2_info {
+    int height, width, channels; ///< of the images that it was exported with
+    int classes;                 ///< outputs of its last layer
+    int outputs;                 ///< of the whole model; only the first is built
+    bool weights;     ///< hvt_pt2_load() can read them: they are not pickled, as they are up to PyTorch 2.8
+    const char *head; ///< name of the last layer
+    double
+        dropout; ///< the largest p of its dropouts, which are left out: right for inference alone, if above 0
+} hvt_pt2_info;
+
+/**
+ * A model of PyTorch, as `torch.export.save(torch.export.export(model, (images,)), "net.pt2")` writes it.
+ * Nothing in it is unpickled or executed. It may have been exported in train or eval mode: this library
+ * trains with batch statistics and dropout, and evaluates without, whatever the file says. Source:
+ * torch/_export/serde/schema.py, major version 8 (PyTorch 2.6 and later).
+ *
+ * Errors: E_IO, E_FORMAT (damaged, or no such file), E_UNSUPPORTED (names every operation that is unknown
+ * here, each with the layer and the line of source; more than one input), E_MEM.
+ */
+HVT_API hvt_status hvt_pt2_open(const char *path, hvt_pt2 **ret_file);
+HVT_API void hvt_pt2_close(hvt_pt2 **file);
+HVT_API hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *file);
+/** Append it to m, from `images`, hvt_input() of its size, to the logits. classes: outputs of its last layer;
+ * 0: as in the file. Layers have their names in the state_dict, so hvtrain's checkpoints load by
+ * load_state_dict(). Errors: E_UNSUPPORTED (an operation with arguments that are not imported: names it,
+ * layer and line), E_MEM. */
+HVT_API hvt_status hvt_pt2_build(const hvt_pt2 *file, hvt_model *m, hvt_value images, int classes,
+                                 hvt_value *ret_logits);
+/** Set the parameters and running statistics of m, which was built from this file and planned, to the file's.
+ * A last layer of other classes than the file's stays as it is. Errors: E_UNSUPPORTED (!weights), E_FORMAT,
+ * E_IO, E_MEM, E_DEVICE. */
+HVT_API hvt_status hvt_pt2_load(const hvt_pt2 *file, hvt_model *m);
+
 /** Store activations and their gradients in t: HVT_F32 (the default), HVT_F16 or HVT_BF16. Parameters, their
  * gradients, running statistics and the loss remain f32; convolutions and linear layers read a copy of their
  * weights in t. Sums are f32 everywhere. To be called before hvt_model_plan(). Errors: E_ARG. */
 HVT_API hvt_status hvt_model_set_type(hvt_model *m, hvt_dtype t);
+
+/**
+ * Leave parameters as they are, as requires_grad_(False) does in PyTorch: those whose names begin with one of
+ * `prefixes`, which have commas between them ("conv1,bn1,layer1."); NULL or "": none. Frozen parameters have
+ * no gradient, momentum or weight decay, and nothing of them travels. Backward ends where no layer before has
+ * a parameter that is not frozen, and what only backward would have read is not kept. A frozen batch norm
+ * still normalises with its shard's statistics, and its running statistics move, as in PyTorch's train mode.
+ *
+ * To be called before hvt_model_plan(), which then fails with E_ARG where a prefix fits no parameter (and
+ * names what there is) or where all parameters are frozen. Equal on all ranks: hvt_distopt_create() compares.
+ * Errors: E_ARG (planned already, or an empty prefix), E_MEM.
+ */
+HVT_API hvt_status hvt_model_freeze(hvt_model *m, const char *prefixes);
 
 /** Fix shapes, algorithms and memory for `batch` images per shard. The loss is softmax cross-entropy of
  * `logits`. Errors: E_SHAPE names the first mistaken layer and its shapes (also for logits of one class),
@@ -88,8 +223,9 @@ HVT_API hvt_dtype hvt_model_input_type(const hvt_model *m); ///< the type that t
 /** Channels with which a pixel of the input must be stored, zeros after its own: more than it has only if
  * that is faster on the device. */
 HVT_API int hvt_model_input_channels(const hvt_model *m);
-HVT_API size_t hvt_model_parameters(const hvt_model *m); ///< trainable scalars, as papers count them
-HVT_API size_t hvt_model_bytes(const hvt_model *m);      ///< all arenas and workspaces together
+HVT_API size_t hvt_model_parameters(const hvt_model *m); ///< scalars, as papers count them
+HVT_API size_t hvt_model_frozen(const hvt_model *m); ///< those of them that hvt_model_freeze() leaves alone
+HVT_API size_t hvt_model_bytes(const hvt_model *m);  ///< all arenas and workspaces together
 /** Their breakdown, in bytes. */
 typedef struct hvt_memory {
     size_t parameters;  ///< running statistics and 16-bit copies included
@@ -110,7 +246,10 @@ HVT_API hvt_status hvt_model_init(hvt_model *m, uint64_t seed);
 /** train: batch statistics, activations are kept for backward. Else: running statistics, no gradients.
  * Backward reads the batch again, so it must stay valid until then. Errors: E_SHAPE (not as planned), E_ARG
  * (not planned; shard or count do not agree with its shard_counts; a label out of range: names it, the image
- * and the shard. On devices whose memory the host cannot read the loss of such an image is NaN). */
+ * and the shard. On devices whose memory the host cannot read the loss of such an image is NaN).
+ *
+ * Without `train` the labels may be missing (labels.data NULL): then there is no loss, and hvt_model_rows()
+ * has nothing to tell. */
 HVT_API hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train);
 /** Gradients of the loss SUM over the batch's valid images (not the mean). on_grad (may be NULL) is called
  * after both backward passes of a layer, with contiguous spans from 0 to the arena's end; first the step
@@ -125,10 +264,42 @@ HVT_API hvt_status hvt_model_take_loss(hvt_model *m, hvt_loss *ret_loss);
  * size. */
 HVT_API hvt_status hvt_model_rows(hvt_model *m, float *ret_loss, int32_t *ret_label_rank);
 
+/** Logits of the valid images of the last forward, which must not have been a training pass: f32 [images,
+ * classes] in host memory, one image after the other. What 16-bit activations hold is widened. Waits for the
+ * device. Errors: E_ARG (no such pass), E_MEM. */
+HVT_API hvt_status hvt_model_logits(hvt_model *m, float *ret_logits);
+/**
+ * Logits of n images in inference mode (running statistics, as of the last step), which need no labels:
+ *
+ *     images      f32 [n,h,w,c] in host memory, N,H,W,C, normalised as those that the model was trained on:
+ *                 x = (byte/255 - mean) / std, with the sizes given to hvt_input()
+ *     ret_logits  f32 [n,classes] in host memory; softmax makes probabilities of a row
+ *
+ * n may be any number from 0 on: images pass in batches of the planned size. An image's logits depend neither
+ * on n nor on its place, and are those of hvt_model_forward() on a loader's batch, to the bit. The first call
+ * allocates room for one batch, which the model keeps. A training pass whose backward has not run is given
+ * up. Not collective: a rank predicts for itself, between its steps. Errors: E_ARG (not planned, NULL, n
+ * below 0), E_MEM, E_DEVICE; what ret_logits holds is undefined then.
+ */
+HVT_API hvt_status hvt_model_predict(hvt_model *m, const float *images, int64_t n, float *ret_logits);
+
+/** A parameter, or running statistics, as files and PyTorch's state_dict have it. */
+typedef struct hvt_named {
+    const char *name; ///< "layer1.0.conv1.weight"; valid as long as the model
+    int ndim, dim[4]; ///< convolutions [K,C/groups,R,S], linear layers [outputs,inputs], all others [C]
+    size_t count;     ///< product of dim
+} hvt_named;
+/** The i-th of a planned model, i from 0 on; false: there are no more. The order is the same in every plan.
+ */
+HVT_API bool hvt_model_named(const hvt_model *m, int i, hvt_named *ret_tensor);
+/** Copy one to or from `count` floats of host memory, in canonical order. Waits for everything queued. To be
+ * called between steps; set on all ranks alike. Errors: E_ARG (not planned, no tensor of this name), E_SHAPE
+ * (another count), E_MEM, E_DEVICE. */
+HVT_API hvt_status hvt_model_get(hvt_model *m, const char *name, float *ret_values, size_t count);
+HVT_API hvt_status hvt_model_set(hvt_model *m, const char *name, const float *values, size_t count);
+
 /** 64-bit hash over names and canonical f32 bytes of all parameters and running statistics. */
 HVT_API hvt_status hvt_model_hash(hvt_model *m, uint64_t *ret_hash);
 
-#ifdef __cplusplus
-}
-#endif
+HVT_C_END
 #endif /* HVT_MODEL_H */

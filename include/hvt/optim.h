@@ -8,9 +8,7 @@
 #include "hvt/comm.h"
 #include "hvt/model.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+HVT_C_BEGIN
 
 typedef struct hvt_optim hvt_optim;
 typedef struct hvt_distopt hvt_distopt;
@@ -102,7 +100,7 @@ typedef struct hvt_distopt_opts {
     int local_shards;    ///< shards that this rank works through per step
     hvt_update update;   ///< who updates what
     hvt_scaling scaling; ///< needed with activations in f16
-    int replica_check;   ///< compare the ranks' copies every so many updates; 0: never
+    int check_replicas;  ///< compare the ranks' copies every so many updates; 0: never
     int powersgd;        ///< rank of the factors that gradients travel as; 0: no factors
     uint64_t seed;       ///< from which the first factors are drawn
 } hvt_distopt_opts;
@@ -193,9 +191,9 @@ HVT_API hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end);
  * Ranks that began the step with different learning rates or shard counts all get E_MISMATCH naming the first
  * difference, its values and the ranks, in the same step and before any update; the next step may be begun.
  *
- * Replica check: after every replica_check-th update ranks compare hashes of what several of them have a copy
- * of: parameters (but not shared memory with itself), momentum that is not in slices, and 16-bit copies of
- * parameters that the update wrote completely. If they differ, all ranks get E_MISMATCH naming the first
+ * Replica check: after every check_replicas-th update ranks compare hashes of what several of them have a
+ * copy of: parameters (but not shared memory with itself), momentum that is not in slices, and 16-bit copies
+ * of parameters that the update wrote completely. If they differ, all ranks get E_MISMATCH naming the first
  * tensor and the ranks, before the next update. Costs one pass over these arenas and one small message.
  *
  * Collective. Async: on a device that queues the host does not wait, and hvt_distopt_check() reports errors;
@@ -244,6 +242,21 @@ HVT_API void hvt_graph_free(hvt_graph **graph); ///< NULL is fine
 HVT_API hvt_status hvt_distopt_check(hvt_distopt *dist);
 /** The step that ended the run as of the last check, counted from 1 since the model was planned; 0: none. */
 HVT_API int64_t hvt_distopt_stopped(const hvt_distopt *dist);
+/**
+ * What a rank wants of all: to save, to stop. Votes travel with the step statistics, so they cost no message,
+ * and every rank sees the same number after the same step.
+ *
+ *     hvt_distopt_vote(dist, HVT_VOTE_STOP, a_signal_came);   // before hvt_distopt_begin()
+ *     ... the step ...
+ *     if (hvt_distopt_votes(dist, HVT_VOTE_STOP))             // on a device that queues, after a check
+ *         save and leave, as all ranks do now
+ */
+typedef enum hvt_vote { HVT_VOTE_SAVE, HVT_VOTE_STOP, HVT_VOTES } hvt_vote;
+/** Does this rank vote so, in each step from the next one on? Not collective. */
+HVT_API void hvt_distopt_vote(hvt_distopt *dist, hvt_vote vote, bool wants);
+/** Ranks that voted so, added over all steps as of the last check (on a host device a step checks): the same
+ * on all ranks. */
+HVT_API int64_t hvt_distopt_votes(const hvt_distopt *dist, hvt_vote vote);
 /** Seconds spent waiting for sums in hvt_distopt_step() since the last call. */
 HVT_API double hvt_distopt_take_exposed(hvt_distopt *dist);
 /** Updates skipped as of the last check because gradients were not finite, since the model was planned. */
@@ -257,7 +270,5 @@ HVT_API double hvt_distopt_loss_scale(const hvt_distopt *dist);
 /** Number of buckets; f32 bytes of each, in launch order. Valid until the next plan. */
 HVT_API int hvt_distopt_buckets(const hvt_distopt *dist, const size_t **ret_bytes);
 
-#ifdef __cplusplus
-}
-#endif
+HVT_C_END
 #endif /* HVT_OPTIM_H */

@@ -13,9 +13,7 @@
 
 #include "hvt/base.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+HVT_C_BEGIN
 
 /** Models know f32, f16 and bf16, labels i32, images u8; collectives carry all of them. */
 typedef enum hvt_dtype { HVT_F32, HVT_F16, HVT_BF16, HVT_I32, HVT_U8, HVT_F64, HVT_I8, HVT_I64 } hvt_dtype;
@@ -42,7 +40,8 @@ typedef struct hvt_tensor {
  */
 typedef struct hvt_batch {
     hvt_tensor images; ///< [N,H,W,C] or [H,W,N,C], normalised, in the loader's row order and type
-    hvt_tensor labels; ///< [N] i32, 0..classes-1, which hvt_model_forward() checks where they are host memory
+    hvt_tensor labels; ///< [N] i32, 0..classes-1, which hvt_model_forward() checks where they are host
+                       ///< memory; of unlabelled sets -1. data NULL: none, for inference only
     int count;         ///< valid images, 0..N
     int shard;         ///< which shard of the step this is, 0..shards-1
     int shards; ///< S, shards in the global batch; 0: not part of a step (shard, shard_counts are ignored)
@@ -54,7 +53,5 @@ HVT_API size_t hvt_dtype_size(hvt_dtype t);           ///< bytes per element
 HVT_API const char *hvt_dtype_name(hvt_dtype t);      ///< "f32"
 HVT_API size_t hvt_tensor_count(const hvt_tensor *t); ///< elements
 
-#ifdef __cplusplus
-}
-#endif
+HVT_C_END
 #endif /* HVT_TENSOR_H */

@@ -13,9 +13,7 @@
 #include "hvt/data.h"
 #include "hvt/optim.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+HVT_C_BEGIN
 
 /* ---- options ------------------------------------------------------------------------------ */
 
@@ -28,12 +26,12 @@ extern "C" {
  * kind   str    text; a flag's must not be empty
  *        pick   one of the words of `form`
  *        int    whole number >= low
- *        word   whole number >= low, or the word `preset`, which reads as 0
+ *        word   whole number >= low, or the word `preset`, which reads as 0; as -1 if low is 0
  *        num    number >= low
  *        bool   --flag, --flag=on|off, --flag on|off, --no-flag
- *        size   bytes with a unit (64KiB, 25MiB, 1MB) or 0; all and auto where `form` has them
- *        time   seconds; with a unit (500ms, 30s, 5m, 1h) or 0
- *        rgb    one value for all three channels, or three: 0.49,0.48,0.45
+ *        size   bytes with a unit (64KiB, 25MiB, 1MB), 0, or all
+ *        time   seconds; with units (500ms, 30s, 5m, 1h30m) or 0
+ *        rgb    one value for all three channels, or three: 0.49,0.48,0.45; or imagenet, for mean and std
  * scope  RUN    decides what is computed: equal on all ranks, kept in checkpoints
  *        JOB    decides how this job runs: equal on all ranks
  *        RANK   may differ from rank to rank
@@ -41,23 +39,45 @@ extern "C" {
 #define HVT_OPTIONS(G, X)                                                                                    \
     G("Model")                                                                                               \
     X(pick, model, "resnet20", 0, RUN,                                                                       \
-      "resnet18|resnet34|resnet50|resnet101|resnet152|resnet20|resnet32|resnet44|resnet56|resnet110",        \
-      "torchvision's ResNets (18 to 152), or He's for CIFAR (20 to 110)")                                    \
+      "resnet18|resnet34|resnet50|resnet101|resnet152|resnet20|resnet32|resnet44|resnet56|resnet110|"        \
+      "resnext50_32x4d|wide_resnet50_2|FILE.pt2",                                                            \
+      "torchvision's ResNets (18 to 152), ResNeXt and Wide ResNet, He's ResNets for CIFAR (20 to 110), "     \
+      "or any model that torch.export.save() wrote")                                                         \
     X(pick, stem, "imagenet", 0, RUN, "imagenet|cifar",                                                      \
-      "resnet18 to 152: 7x7 stride 2 and max-pool, or 3x3 stride 1")                                         \
+      "torchvision's models: 7x7 stride 2 and max-pool, or 3x3 stride 1")                                    \
     X(pick, shortcut, "A", 0, RUN, "A|B",                                                                    \
       "resnet20 to 110: zero-padded identity, or 1x1 convolution where shapes change")                       \
     X(word, classes, "data", 2, RUN, "N", "outputs of the head; also the classes of synth")                  \
     G("Data")                                                                                                \
-    X(pick, data, "synth", 0, RUN, "synth|cifar10", "synthetic images, or CIFAR-10's binary files")          \
-    X(str, data_dir, "", 0, RUN, "DIR", "cifar10: folder with its files")                                    \
-    X(word, size, "data", 8, RUN, "PIXELS", "synth: height and width of an image (data: 32)")                \
+    X(pick, data, "synth", 0, RUN, "synth|cifar10|cifar100|stl10|npy|folder|tar",                            \
+      "synthetic images; the binary files of CIFAR-10, CIFAR-100 or STL-10; arrays of NumPy; pictures "      \
+      "(JPEG, "                                                                                              \
+      "PNG, PPM) in a folder or in WebDataset's tar shards")                                                 \
+    X(str, data_dir, "", 0, RUN, "DIR",                                                                      \
+      "folder with the files of --data; folder: DIR/train/CLASS/... and DIR/val/CLASS/..., or "              \
+      "DIR/CLASS/...")                                                                                       \
+    X(word, size, "data", 8, RUN, "PIXELS",                                                                  \
+      "height and width of the model's images (data: 224 for folder and tar, 32 for synth, else what they "  \
+      "have)")                                                                                               \
+    X(word, eval_size, "auto", 0, RUN, "PIXELS|0",                                                           \
+      "resize the shorter side to this, then cut out the centre, in evaluation and in training without "     \
+      "rrc; 0: only cut (auto: 256 for --size 224 and in proportion; 0 for images of one size)")             \
     X(int, samples, "10000", 1, RUN, "N", "synth: training images; the test split has a fifth as many")      \
     X(word, limit, "all", 1, RUN, "N", "only the first N images of each split")                              \
-    X(str, augment, "none", 0, RUN, "none|flip|crop:PIXELS,flip",                                            \
-      "training images: mirror half of them, shift by up to PIXELS (at most 127)")                           \
-    X(rgb, mean, "0.5", -1e30, RUN, "X[,X,X]", "x = (byte/255 - mean) / std: in units of 0..1, not 0..255")  \
-    X(rgb, std, "0.5", 1e-30, RUN, "X[,X,X]", "in the same units")                                           \
+    X(num, val_split, "0", 0, RUN, "FRACTION",                                                               \
+      "evaluate on this part of the training images, the same ones in every run, and train on the others")   \
+    X(str, augment, "none", 0, RUN, "none|rrc[:LEAST-MOST]|crop:PIXELS|flip,...",                            \
+      "training images: a random box of LEAST to MOST (0.08-1) of the area, resized (torchvision's "         \
+      "RandomResizedCrop); shift by up to PIXELS (at most 127); mirror half of them")                        \
+    X(rgb, mean, "0.5", -1e30, RUN, "X[,X,X]|imagenet",                                                      \
+      "x = (byte/255 - mean) / std: in units of 0..1, not 0..255 (floats are taken as they are)")            \
+    X(rgb, std, "0.5", 1e-30, RUN, "X[,X,X]|imagenet", "in the same units")                                  \
+    X(word, workers, "auto", 0, RANK, "N",                                                                   \
+      "threads that fetch images ahead; 0: none (auto: one per core for pictures, and for synth on a GPU; "  \
+      "else none)")                                                                                          \
+    X(int, skip_damaged, "0", 0, JOB, "N",                                                                   \
+      "skip up to N damaged images, each named in a warning: in training the next one of the set takes its " \
+      "place, in evaluation it is black, in packing it is left out")                                         \
     X(bool, shuffle, "on", 0, RUN, "on|off",                                                                 \
       "another order in every epoch (that of PyTorch's DistributedSampler)")                                 \
     X(pick, last_batch, "keep", 0, RUN, "keep|pad|drop",                                                     \
@@ -78,12 +98,13 @@ extern "C" {
     X(bool, nesterov, "off", 0, RUN, "on|off", "Nesterov's momentum")                                        \
     X(num, weight_decay, "0", 0, RUN, "X", "added to the gradient, as torch.optim.SGD does")                 \
     X(str, no_decay, "none", 0, RUN, "none|norm,bias", "parameters without weight decay")                    \
+    X(str, freeze, "none", 0, RUN, "PREFIX[,PREFIX...]",                                                     \
+      "leave parameters as they are whose names begin so: conv1,bn1,layer1. (none: train all)")              \
     X(int, seed, "0", 0, RUN, "N", "for initialisation, order and augmentation")                             \
     G("Precision")                                                                                           \
     X(pick, amp, "f32", 0, RUN, "f32|f16|bf16|O0|O1|O2|O3",                                                  \
-      "type of activations, their gradients and the weights that convolutions read; Apex's O0 is f32, O1 "   \
-      "and "                                                                                                 \
-      "O2 are f16 (parameters, batch norm, sums and loss are always f32; O3 is refused)")                    \
+      "type of activations, their gradients and the weights that convolutions read; Apex's O0 is f32, "      \
+      "O1 and O2 are f16 (parameters, batch norm, sums and loss are always f32; O3 is refused)")             \
     X(word, loss_scale, "dynamic", 1, RUN, "N",                                                              \
       "f16: factor of the loss; dynamic: 65536, halved by an overflow, doubled after 2000 updates without")  \
     G("Ranks")                                                                                               \
@@ -123,20 +144,39 @@ extern "C" {
       "start with the weights of a safetensors file (ours or PyTorch's), or of the last one in a folder")    \
     X(bool, reset_head, "off", 0, JOB, "on|off", "--init: initialise the head (fc) instead of loading it")   \
     X(str, save, "", 0, JOB, "DIR|none",                                                                     \
-      "write last and best after every epoch; none: do not save, even with --resume")                        \
+      "write checkpoints here; last and best lead to two of them; none: do not save, even with --resume")    \
+    X(str, save_every, "1epoch", 0, JOB, "Nepochs|Nsteps|TIME",                                              \
+      "--save: after so many epochs or updates, or this long after the last time; and at the end")           \
+    X(int, keep, "3", 1, JOB, "N", "--save: keep the newest N checkpoints, and the best")                    \
     X(bool, overwrite, "off", 0, JOB, "on|off",                                                              \
       "--save: replace another run's checkpoint when this run saves for the first time")                     \
     X(str, resume, "", 0, JOB, "DIR|FILE|auto",                                                              \
-      "continue from last in DIR, and save there unless --save is given; or from one file; auto: from the "  \
-      "folder of --save if it has a checkpoint, else start")                                                 \
+      "continue from the newest whole checkpoint in DIR, and save there unless --save is given; or from "    \
+      "one file; auto: from the folder of --save if it has a checkpoint, else start")                        \
+    X(str, max_time, "auto", 0, JOB, "TIME|auto|none",                                                       \
+      "save and end in time before the process is this old (23h50m); auto: before SLURM's limit, if it "     \
+      "tells one")                                                                                           \
+    X(int, preempt_exit, "143", 0, JOB, "CODE",                                                              \
+      "exit code of a run that saved and ended early: by SIGTERM, SIGUSR1, SIGUSR2 or --max-time")           \
     X(bool, evaluate, "off", 0, JOB, "on|off",                                                               \
       "with --init or --resume: evaluate and print the result on stdout")                                    \
+    X(str, predict, "", 0, JOB, "FILE",                                                                      \
+      "--evaluate: write each image's five most probable classes as CSV (-: to stdout)")                     \
+    X(str, predict_logits, "", 0, JOB, "FILE",                                                               \
+      "--evaluate: write the logits as a NumPy array (.npy), f32 [images, classes]")                         \
     X(int, eval_freq, "1", 0, RUN, "N", "epochs between evaluations; 0: only at the end")                    \
     X(str, log, "", 0, RANK, "FILE", "JSON lines, written by rank 0; --resume appends")                      \
     X(int, print_freq, "10", 1, JOB, "N", "updates between step records")                                    \
     X(str, timeline, "", 0, JOB, "FILE", "phases of every rank as a Chrome trace (ui.perfetto.dev)")         \
     X(str, timeline_steps, "all", 0, JOB, "FIRST-LAST|all", "--timeline: only these updates of the run")     \
-    X(bool, quiet, "off", 0, RANK, "on|off", "print only errors, warnings and the result of --evaluate")
+    X(bool, quiet, "off", 0, RANK, "on|off", "print only errors, warnings and the result of --evaluate")     \
+    G("Packing (hvtrain pack)")                                                                              \
+    X(str, output, "", 0, JOB, "DIR/train-%06d.tar",                                                         \
+      "names of the shards: train- packs the training images, val- those of the evaluation")                 \
+    X(word, resize, "none", 1, JOB, "PIXELS",                                                                \
+      "larger pictures get this shorter side, as JPEG of quality 92 (none: files are copied as they are)")   \
+    X(bool, raw, "off", 0, JOB, "on|off", "pixels (NAME.npy), which need no decoding, instead of files")     \
+    X(int, shard_images, "5000", 1, JOB, "N", "images in a shard")
 
 typedef struct hvt_rgb {
     float v[3];
@@ -160,6 +200,7 @@ enum { HVT_OPTION_COUNT = 0 HVT_OPTIONS(HVT_OPT_NO_GROUP, HVT_OPT_ONE) };
 typedef enum hvt_ask {
     HVT_ASK_TRAIN,
     HVT_ASK_TUNE,
+    HVT_ASK_PACK,
     HVT_ASK_HELP,
     HVT_ASK_MARKDOWN,
     HVT_ASK_MAN,
@@ -173,18 +214,21 @@ typedef struct hvt_options {
 #define HVT_OPT_FIELD(kind, field, preset, low, scope, form, help) hvt_opt_##kind field;
     HVT_OPTIONS(HVT_OPT_NO_GROUP, HVT_OPT_FIELD)
 #undef HVT_OPT_FIELD
-    hvt_ask ask;                     ///< "tune" in front, --help, --help=markdown, --help=man, --version
+    hvt_ask ask; ///< "tune" or "pack" in front, --help, --help=markdown, --help=man, --version
     hvt_from from[HVT_OPTION_COUNT]; ///< in the table's order
     const char *tune_file;           ///< "tune FILE SECONDS": borrowed; "": none
     double tune_seconds;
+    /** Data sets of the caller, instead of those that --data names; on every rank, and borrowed until the run
+     * is over. NULL: as the options say. A run that only evaluates needs no train_set. */
+    const hvt_dataset *train_set, *test_set;
 } hvt_options;
 
 HVT_API void hvt_options_default(hvt_options *ret_opts);
 /**
- * argv[1..] over the defaults, "tune FILE [SECONDS]" first if it is there. `--name value` and `--name=value`;
- * '_' in a name reads as '-'; of a repeated flag the last wins. Values are checked one by one here, together
- * in hvt_options_check(). Errors: E_ARG names the flag, what was expected and what came; for an unknown flag
- * the nearest known one.
+ * argv[1..] over the defaults, "tune FILE [SECONDS]" or "pack DIR" first if it is there. `--name value` and
+ * `--name=value`; '_' in a name reads as '-'; of a repeated flag the last wins. Values are checked one by one
+ * here, together in hvt_options_check(). Errors: E_ARG names the flag, what was expected and what came; for
+ * an unknown flag the nearest known one.
  */
 HVT_API hvt_status hvt_options_parse(int argc, char **argv, hvt_options *ret_opts);
 /** Set one option by its flag (without "--"), as the parser does. value is borrowed. */
@@ -202,7 +246,8 @@ HVT_API hvt_status hvt_options_check(const hvt_options *opts, int ranks);
  * and ranks. */
 HVT_API hvt_status hvt_options_agree(const hvt_options *opts, hvt_world *world);
 /** All options with their meanings and defaults: HVT_ASK_MARKDOWN a Markdown table, HVT_ASK_MAN a manual page
- * for man(1), any other text of at most 100 columns. malloc'ed; NULL without memory. */
+ * for man(1), any other text of at most 100 columns; but HVT_ASK_VERSION the version. malloc'ed; NULL without
+ * memory. */
 HVT_API char *hvt_options_help(hvt_ask form);
 
 /* ---- a run -------------------------------------------------------------------------------- */
@@ -214,10 +259,12 @@ typedef struct hvt_report {
     double img_s;     ///< training images per second on all ranks, evaluation and saving excluded
     double seconds;   ///< since the process began
     uint64_t weights; ///< hvt_model_hash()
+    bool preempted;   ///< ended early, by a signal (in hvtrain) or --max-time; --resume goes on
 } hvt_report;
 
 /**
  * Train (or only evaluate) as the options say: data, model, exchange, epochs, evaluation, checkpoints, log.
+ * The data may be the caller's own: see train_set and test_set of hvt_options.
  *
  * The world is watched as --stall-warn and --stall-abort say, from here on until it is closed: see
  * hvt_world_watch(), by which this process may end.
@@ -233,10 +280,17 @@ HVT_API hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_repo
 /**
  * Measure for about opts->tune_seconds, on this world and for this model, which bucket size and which cutoffs
  * are fastest. Prints the measurements on stdout, and writes opts->tune_file for hvt_options_config(). Steps
- * are whole training steps with a learning rate of 0. Medians are compared, and the default stays unless
- * another candidate is faster than its lower quartile. Collective; errors as those of hvt_train().
+ * are whole training steps with a learning rate of 0. The value in use stays unless the upper quartile of
+ * another one's times is below the lower quartile of its own. Collective; errors as those of hvt_train().
  */
 HVT_API hvt_status hvt_tune(const hvt_options *opts, hvt_world *world);
+
+/**
+ * Write the data set that opts->data and opts->data_dir name as tar shards: hvt_dataset_pack() with the
+ * options of the group Packing. The split is that of opts->output's name, train- or val-. Prints what was
+ * written. Collective; errors are agreed.
+ */
+HVT_API hvt_status hvt_pack(const hvt_options *opts, hvt_world *world);
 
 /**
  * Exact loss, top-1 and top-5 over a loader's images on all ranks: each image's loss is rounded to 2^-24 nats
@@ -245,7 +299,8 @@ HVT_API hvt_status hvt_tune(const hvt_options *opts, hvt_world *world);
  *
  * A loss that is large is summed like any other. If the loss of an image is infinite the sum is infinite, if
  * one is NaN (or -infinity, which no cross-entropy is) the sum is NaN; an image whose loss is NaN counts as a
- * miss. None of this is an error. Collective. Errors: those of the loader and the model, on all ranks alike.
+ * miss. None of this is an error. Collective. Errors, on all ranks alike: E_ARG (images without labels have
+ * no loss; hvt_model_predict() and hvt_model_logits() need none), those of the loader and the model.
  */
 HVT_API hvt_status hvt_evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt_loss *ret_loss);
 
@@ -260,14 +315,19 @@ HVT_API hvt_status hvt_weights_load(const char *file, hvt_model *m, bool skip_he
 
 /**
  * A checkpoint is DIR/NAME.safetensors, which holds what torchvision's state_dict() holds and nothing else,
- * and, with momentum, DIR/NAME-HASH.momentum.safetensors and, where gradients travel as factors,
- * DIR/NAME-HASH.powersgd.safetensors, which its metadata names.
+ * and sidecar files that its metadata names: with momentum DIR/STEM.momentum.safetensors and, where gradients
+ * travel as factors, DIR/STEM.powersgd.safetensors. Every file has hashes of its header and of its data.
  *
- * These are written first, under names of their own; renaming the weights' file over the old one
- * is the one moment at which the new checkpoint replaces the old; then the old ones go. So a crash,
- * a full disk or a kill at any moment leaves a whole checkpoint, old or new. A run writes `best` before
- * `last`, so that a kill between the two does not lose it. Files are written beside their place, synced,
- * renamed, and the folder is synced.
+ * Sidecar files are written first, under names of their own; the rename of the weights' file is the one
+ * moment at which the checkpoint is there. So a crash, a full disk or a kill at any moment leaves what was
+ * there before, or all of the new one. Files are written beside their place, synced, renamed, and the folder
+ * is synced.
+ *
+ * A run writes *generations*, DIR/gen-000012.safetensors with STEM gen-000012, which have ascending numbers.
+ * `last.safetensors` and `best.safetensors` are symbolic links to two of them, replaced by a rename (copies,
+ * where the file system has no links). hvt_train() copies what is to be saved between two updates; a thread
+ * of low priority writes it on rank 0 while training goes on. What came of that is learnt, on all ranks, at
+ * the next save, which waits for the one before, or at the end of the run, which waits for the last.
  */
 typedef struct hvt_progress {
     int epoch;     ///< to go on with, 0-based
@@ -276,16 +336,25 @@ typedef struct hvt_progress {
     double top1;   ///< percent, of the evaluation made with these weights; < 0 if none was
     uint64_t run;  ///< the same in all checkpoints of a run, also after --resume; 0: not known
     char *options; ///< JSON object {"flag": "value"} of the options of scope RUN; load: malloc'ed, free() it
+    char *class_names; ///< JSON array of what the data calls its classes, in the order of their numbers;
+                       ///< NULL: they have none; load: malloc'ed, free() it
+    /* where the epoch stands; older files do not say it */
+    uint32_t sample;     ///< images of the epoch's order that are behind; 0 with step > 0: not known
+    bool untested;       ///< an evaluation is due before the next update
+    int64_t epoch_steps; ///< updates of this epoch that epoch_loss is of
+    hvt_loss epoch_loss; ///< sums over the epoch so far, for its record in the log
+    hvt_loss recent;     ///< sums since the last record of a step
 } hvt_progress;
 
-/** o may be NULL (no momentum). If ranks hold slices of its state or PowerSGD residuals, call
- * hvt_distopt_gather() first. Errors: E_IO naming file and cause, E_DIVERGED naming a tensor that is not
+/** Write it now, with NAME-HASH for STEM, in place of the one of that name. o may be NULL (no momentum). If
+ * ranks hold slices of its state or PowerSGD residuals, call hvt_distopt_gather() first. Takes memory for a
+ * copy of all that is saved. Errors: E_IO naming file and cause, E_DIVERGED naming a tensor that is not
  * finite, E_ARG (not gathered), E_MEM; files of before are whole then. */
 HVT_API hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, hvt_optim *o,
                                        const hvt_progress *progress);
-/** path: a folder (its `last`, or its `best` where there is no `last`) or one of its files. m NULL: progress
- * only; o NULL: no momentum. Errors: E_IO, E_FORMAT (damaged: hashes differ; no checkpoint of ours), E_SHAPE.
- */
+/** path: a file, or a folder: its newest generation that is whole, then `last`, then `best`. What was passed
+ * over because it is damaged is named in a warning. m NULL: progress only, of the newest with a whole header;
+ * o NULL: no momentum. Errors: E_IO, E_FORMAT (damaged: hashes differ; no checkpoint of ours), E_SHAPE. */
 HVT_API hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o,
                                        hvt_progress *ret_progress);
 
@@ -293,7 +362,7 @@ HVT_API hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim
  * Resolve --resume and --save; to be called before hvt_options_check(), with or without --resume.
  *
  *  - `--resume auto` becomes `--resume DIR` with the folder of --save if that holds a checkpoint, and --init
- * is dropped; else --resume is dropped. If --save is missing or --overwrite is given, it stays, and
+ *    is dropped; else --resume is dropped. If --save is missing or --overwrite is given, it stays, and
  *    hvt_options_check() refuses it.
  *  - `--resume DIR` becomes `--save DIR`, too, unless --save is given or the run only evaluates.
  *  - `--save none` becomes no --save.
@@ -305,7 +374,5 @@ HVT_API hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim
  */
 HVT_API hvt_status hvt_options_resume(hvt_options *opts, hvt_world *world, void **ret_memory);
 
-#ifdef __cplusplus
-}
-#endif
+HVT_C_END
 #endif /* HVT_TRAIN_H */

@@ -10,12 +10,12 @@
  * and the devices under them. It may be another thread later, if that one is synchronised with the first.
  * Several threads may work at once if each has a world, a device and a comm of its own. Worlds of MPI then
  * need MPI_THREAD_MULTIPLE and a communicator each: the host program initialises MPI with it and lends them
- * (hvt_world_wrap()), because hvt_world_open() asks for MPI_THREAD_SERIALIZED only, which steps are faster
- * with. Below MPI_THREAD_MULTIPLE a thread that would wait for other ranks while another one does gets
+ * (hvt_world_wrap()), because hvt_world_open() asks only for MPI_THREAD_SERIALIZED, with which steps are
+ * faster. Below MPI_THREAD_MULTIPLE a thread that would wait for other ranks while another one does gets
  * E_COMM, because the two might wait for each other for ever.
  *
  * A thread's own: the last error, its trace and whether it is agreed (base.h); the update and the phase that
- * hvt_world_watch() tells of. The process's, for all threads: hvt_log_to(), which is set before other threads
+ * hvt_world_watch() reports. The process's, for all threads: hvt_log_to(), which is set before other threads
  * begin and whose function any of them may call at any time; hvt_comm_set_cutoffs(); hvt_world_watch(), which
  * watches one world; --timeline's trace.
  *
@@ -28,9 +28,7 @@
 
 #include "hvt/device.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+HVT_C_BEGIN
 
 typedef struct hvt_world hvt_world;
 
@@ -65,6 +63,9 @@ HVT_API hvt_status hvt_world_split(hvt_world *world, int color, int key, hvt_wor
 /** Leave. Collective: every rank (use hvt_world_abort() when the others cannot be expected to come). After a
  * host program's MPI_Finalize() what is left is freed, and a line says so. */
 HVT_API void hvt_world_close(hvt_world **world);
+/** This process's rank as its launcher's variables say it, before a world is open; -1: there is no launcher.
+ */
+HVT_API int hvt_world_launched_rank(void);
 
 /* Who we are. A NULL world, which is what hvt_world_open() leaves when it fails, is that of a process alone:
  * rank 0 of 1, and no names. */
@@ -91,6 +92,8 @@ HVT_API hvt_status hvt_world_allreduce_i64(hvt_world *world, hvt_reduction how, 
 HVT_API hvt_status hvt_world_broadcast(hvt_world *world, void *data, size_t bytes, int root);
 /** all[r*bytes ...] = rank r's mine. Collective; bytes the same on every rank. */
 HVT_API hvt_status hvt_world_allgather(hvt_world *world, const void *mine, size_t bytes, void *all);
+/** The same on root alone; elsewhere `all` is ignored. Errors: E_ARG no such rank. */
+HVT_API hvt_status hvt_world_gather(hvt_world *world, const void *mine, size_t bytes, void *all, int root);
 HVT_API hvt_status hvt_world_barrier(hvt_world *world); ///< Collective: no rank leaves before all have come.
 
 /**
@@ -131,7 +134,7 @@ enum { HVT_EXIT_STALLED = 3 }; ///< exit code of a process that waited for stall
  * After stall.warn, and again after twice, four times ... that time, one rank of each node with waiting ranks
  * logs one line: who waits, for how long, for which ranks and hosts, in which bucket and update; and of ranks
  * of its own node also where they are instead (data, backward, save, ...), or that they are stopped or ended.
- * Where nobody waits, but a rank has not moved for that long, the line tells where it is. After stall.abort a
+ * Where nobody waits, but a rank has not moved for that long, the line says where it is. After stall.abort a
  * rank that waits logs such a line and ends its process by _exit(HVT_EXIT_STALLED); mpirun, or srun with
  * --kill-on-bad-exit=1, then ends the others. These lines reach the function of hvt_log_to() from another
  * thread, whatever its level. Time in which the process was stopped itself does not count.
@@ -153,6 +156,7 @@ typedef struct hvt_cores {
     int share;                 ///< processors that this rank could use by itself
     int mask;                  ///< processors in this rank's affinity mask
     bool crowded;              ///< the node has more threads than processors
+    int caches, nodes;         ///< third-level caches and NUMA nodes of cpus; 0: unknown, or not pinned
 } hvt_cores;
 
 /**
@@ -167,7 +171,5 @@ typedef struct hvt_cores {
  */
 HVT_API hvt_status hvt_world_cores(hvt_world *world, int threads, hvt_cores *ret_cores);
 
-#ifdef __cplusplus
-}
-#endif
+HVT_C_END
 #endif /* HVT_WORLD_H */

@@ -1,16 +1,49 @@
 /*
- * Opening a path that may also be a pipe, a folder or a device: it is opened at once or refused, never
+ * Paths. Opening one that may also be a pipe, a folder or a device: it is opened at once or refused, never
  * waiting for a pipe's other end. And locks on open files.
  */
 #include "base_impl.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stdatomic.h>
-#include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+hvt_status hvt__path(char ret_path[PATH_MAX], const char *fmt, ...)
+{
+    va_list ap;
+    int bytes;
+
+    va_start(ap, fmt);
+    bytes = vsnprintf(ret_path, PATH_MAX, fmt, ap);
+    va_end(ap);
+    HVT_CHECK(bytes < PATH_MAX, E_IO, "%.200s...: the name is too long", ret_path);
+    return HVT_OK;
+}
+
+void hvt__cache_path(const char *name, char ret_path[PATH_MAX])
+{
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    bool xdg = cache && *cache == '/';
+    int bytes;
+
+    *ret_path = 0;
+    if (!xdg && !(home && *home == '/'))
+        return;
+    bytes = snprintf(ret_path, PATH_MAX, xdg ? "%s" : "%s/.cache", xdg ? cache : home);
+    if (bytes + (int)strlen("/hvtrain/") + (int)strlen(name) >= PATH_MAX) {
+        *ret_path = 0;
+        return;
+    }
+    mkdir(ret_path, 0777); /* an error shows when the file is written, and costs only time */
+    strcat(ret_path, "/hvtrain");
+    mkdir(ret_path, 0777);
+    strcat(ret_path, "/");
+    strcat(ret_path, name);
+}
 
 FILE *hvt__open_stream(const char *path, bool writes)
 {

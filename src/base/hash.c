@@ -4,22 +4,14 @@
  */
 #include "base_impl.h"
 
-#include <string.h>
+#include <endian.h>
 
 static uint64_t load(const unsigned char *p, size_t bytes)
 {
     uint64_t v = 0;
 
-    if (bytes == 8) {
-        memcpy(&v, p, 8);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-        v = __builtin_bswap64(v);
-#endif
-        return v;
-    }
-    for (size_t i = 0; i < bytes; i++)
-        v |= (uint64_t)p[i] << (8 * i);
-    return v;
+    memcpy(&v, p, bytes);
+    return le64toh(v);
 }
 
 static uint64_t absorb(uint64_t h, uint64_t v)
@@ -32,9 +24,9 @@ uint64_t hvt__hash(uint64_t h, const void *data, size_t bytes)
 {
     const unsigned char *p = data;
     uint64_t a = hvt__mix(h), b = ~a;
-    size_t i = 0;
+    size_t i;
 
-    for (; i + 16 <= bytes; i += 16) {
+    for (i = 0; i + 16 <= bytes; i += 16) {
         a = absorb(a, load(p + i, 8));
         b = absorb(b, load(p + i + 8, 8));
     }

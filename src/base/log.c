@@ -7,8 +7,6 @@
 
 #include <stdarg.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <strings.h>
 #include <time.h>
 
@@ -34,12 +32,10 @@ static hvt_log_level wanted(void)
     return log_max;
 }
 
-static void put(hvt_log_level level, const char *fmt, va_list ap)
+void hvt__log_always(hvt_log_level level, const char *line)
 {
     static const char *const prefix[] = {"error: ", "warning: ", "", "debug: "};
-    char line[2048];
 
-    vsnprintf(line, sizeof line, fmt, ap);
     if (log_fn)
         log_fn(log_ctx, level, line);
     else
@@ -48,22 +44,15 @@ static void put(hvt_log_level level, const char *fmt, va_list ap)
 
 void hvt__log(hvt_log_level level, const char *fmt, ...)
 {
+    char line[2048];
     va_list ap;
 
     if (level > wanted())
         return;
     va_start(ap, fmt);
-    put(level, fmt, ap);
+    vsnprintf(line, sizeof line, fmt, ap);
     va_end(ap);
-}
-
-void hvt__log_always(hvt_log_level level, const char *fmt, ...)
-{
-    va_list ap;
-
-    va_start(ap, fmt);
-    put(level, fmt, ap);
-    va_end(ap);
+    hvt__log_always(level, line);
 }
 
 static _Atomic(hvt__report_vote_fn *) report_vote;

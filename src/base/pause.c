@@ -3,63 +3,67 @@
  * that it is not counted as work.
  *
  * Nothing notifies a process that it was stopped, and SIGCONT does not say since when. So a thread updates a
- * *heartbeat* every TICK. A heartbeat older than LATE shows that not even this thread could run: the time
- * since then, less half a tick for the time before the stop, was a pause. It is noted by whoever sees it
- * first, the thread or a caller that asks for the time. The time that callers see never goes back: a tenth of
- * a tick of work is kept between the values returned before and after a pause.
+ * *heartbeat* every TICK. A heartbeat older than LATE shows that this thread did not run. What it waited for
+ * a processor meanwhile was the machine's load, which the kernel counts for each thread; the rest, less half
+ * a tick for the time before the stop, was a pause. A caller that asks for the time and sees such a heartbeat
+ * gives the thread a moment to say which it was. The time that callers see never goes back: a tenth of a tick
+ * of work is kept between the values returned before and after a pause.
  */
-#include "base_impl.h"
+#include "thread.h"
 
+#include <fcntl.h>
 #include <math.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
-#include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define TICK 0.1 /* s */
-#define LATE 1.0 /* s: machine load alone never delays a sleeping thread this long */
-
-static pthread_mutex_t users_lock =
-    PTHREAD_MUTEX_INITIALIZER; /* protects `users`; held while the thread is started and stopped */
-static int users;
+#define LATE 1.0 /* s */
+enum { MOMENT = 500 /* ms */ };
 
 static struct {
-    pthread_mutex_t lock;
-    pthread_cond_t wake;
-    pthread_t thread;
-    bool closing;
+    pthread_mutex_t lock;     /* held while a pause is noted, and by callers that a late heartbeat delayed */
     _Atomic double heartbeat; /* hvt__now() of the last heartbeat; 0: no thread */
-    _Atomic double paused;    /* s; written under the lock, before the corresponding heartbeat */
+    _Atomic double paused;    /* s; written before the corresponding heartbeat */
     _Atomic double latest;    /* last returned hvt__now() less pauses */
+    double load;              /* waited() of the thread at the last heartbeat */
 } pauses = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* With the lock held. */
-static void update(double now)
+/* Seconds that the calling thread has waited for a processor since it began; 0: the kernel does not say. */
+static double waited(void)
 {
-    double passed = now - atomic_load(&pauses.heartbeat), paused;
+    char text[80];
+    long long ran = 0, waits = 0;
+    int fd = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
 
-    if (passed > LATE) {
-        paused = atomic_load(&pauses.paused) + passed - TICK / 2;
-        atomic_store(&pauses.paused, fmin(paused, now - atomic_load(&pauses.latest) - TICK / 10));
-    }
-    if (passed > 0)
-        atomic_store(&pauses.heartbeat, now);
+    if (fd >= 0)
+        close(fd);
+    text[n > 0 ? n : 0] = 0;
+    return sscanf(text, "%lld %lld", &ran, &waits) == 2 ? 1e-9 * (double)waits : 0;
+}
+
+static bool is_late(double now)
+{
+    double heartbeat = atomic_load(&pauses.heartbeat);
+
+    return heartbeat > 0 && now - heartbeat > LATE;
 }
 
 double hvt__paused(double now)
 {
-    double heartbeat = atomic_load(&pauses.heartbeat), paused;
+    bool late = is_late(now);
+    double paused;
 
-    if (heartbeat > 0 && now - heartbeat > LATE) {
+    for (int ms = 0; ms < MOMENT && is_late(now); ms++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    if (late)
         pthread_mutex_lock(&pauses.lock);
-        if (atomic_load(&pauses.heartbeat) > 0)
-            update(now);
-        pthread_mutex_unlock(&pauses.lock);
-    }
     paused = atomic_load(&pauses.paused);
     if (now - paused > atomic_load_explicit(&pauses.latest, memory_order_relaxed))
         atomic_store_explicit(&pauses.latest, now - paused, memory_order_relaxed);
+    if (late)
+        pthread_mutex_unlock(&pauses.lock);
     return paused;
 }
 
@@ -70,72 +74,53 @@ double hvt__running(void)
     return now - hvt__paused(now);
 }
 
-static void *tick(void *arg)
+static void beat(void *arg)
 {
-    struct timespec next;
+    double now, load, stopped, paused;
 
-    (void)arg;
-    pthread_mutex_lock(&pauses.lock);
-    while (!pauses.closing) {
-        update(hvt__now());
-        clock_gettime(CLOCK_MONOTONIC, &next);
-        next.tv_nsec += (long)(TICK * 1e9);
-        next.tv_sec += next.tv_nsec / 1000000000;
-        next.tv_nsec %= 1000000000;
-        pthread_cond_timedwait(&pauses.wake, &pauses.lock, &next);
+    do { /* both of one moment */
+        load = waited();
+        now = hvt__now();
+    } while (waited() - load > TICK);
+    stopped = now - atomic_load(&pauses.heartbeat) - fmax(load - pauses.load, 0);
+    if (stopped > LATE) {
+        pthread_mutex_lock(&pauses.lock);
+        paused = atomic_load(&pauses.paused) + stopped - TICK / 2;
+        atomic_store(&pauses.paused, fmin(paused, now - atomic_load(&pauses.latest) - TICK / 10));
+        pthread_mutex_unlock(&pauses.lock);
     }
-    pthread_mutex_unlock(&pauses.lock);
-    return NULL;
+    pauses.load = load;
+    atomic_store(&pauses.heartbeat, now);
 }
 
-static bool start(void)
-{
-    pthread_condattr_t a;
-    sigset_t all, before;
-    bool runs;
-
-    if (pthread_condattr_init(&a))
-        return false;
-    pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
-    runs = pthread_cond_init(&pauses.wake, &a) == 0;
-    pthread_condattr_destroy(&a);
-    if (!runs)
-        return false;
-    pauses.closing = false;
-    atomic_store(&pauses.heartbeat, hvt__now());
-    sigfillset(&all); /* signals are left to the threads that exist already */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    runs = pthread_create(&pauses.thread, NULL, tick, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (runs)
-        return true;
-    atomic_store(&pauses.heartbeat, 0);
-    pthread_cond_destroy(&pauses.wake);
-    return false;
-}
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER; /* held while the thread is started and stopped */
+static int users;
+static hvt__ticker heart = {.what = "pauses", .seconds = TICK, .tick = beat};
 
 bool hvt__pause_open(void)
 {
-    bool runs;
+    hvt_status s = HVT_OK;
 
-    pthread_mutex_lock(&users_lock);
-    runs = users || start();
-    users += runs;
-    pthread_mutex_unlock(&users_lock);
-    return runs;
+    pthread_mutex_lock(&opening);
+    if (!users) {
+        pauses.load = 0;
+        atomic_store(&pauses.heartbeat, hvt__now());
+        s = hvt__ticker_open(&heart);
+    }
+    if (s == HVT_OK)
+        users++;
+    else
+        atomic_store(&pauses.heartbeat, 0);
+    pthread_mutex_unlock(&opening);
+    return s == HVT_OK;
 }
 
 void hvt__pause_close(void)
 {
-    pthread_mutex_lock(&users_lock);
+    pthread_mutex_lock(&opening);
     if (--users == 0) {
-        pthread_mutex_lock(&pauses.lock);
-        pauses.closing = true;
-        pthread_cond_signal(&pauses.wake);
-        pthread_mutex_unlock(&pauses.lock);
-        pthread_join(pauses.thread, NULL);
-        pthread_cond_destroy(&pauses.wake);
+        hvt__ticker_close(&heart);
         atomic_store(&pauses.heartbeat, 0);
     }
-    pthread_mutex_unlock(&users_lock);
+    pthread_mutex_unlock(&opening);
 }

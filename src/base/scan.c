@@ -6,8 +6,6 @@
 
 #include <ctype.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 bool hvt__scan_text(const char **at, const char *text)
 {

@@ -1,7 +1,5 @@
 #include "base_impl.h"
 
-#include <stdlib.h>
-
 static int ascending(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;

@@ -8,8 +8,6 @@
 #include "config.h"
 
 #include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
 
 static _Thread_local hvt__error error;
 
@@ -78,28 +76,27 @@ const char *hvt_version(void)
     return HVT_VERSION;
 }
 
+static const struct {
+    const char *name, *text;
+} statuses[] = {
+#define X(name, value, text) [-(value)] = {#name, text},
+    HVT_STATUS_MAP(X)
+#undef X
+};
+
+static bool is_status(hvt_status s)
+{
+    return s <= 0 && (size_t)-s < HVT_LEN(statuses);
+}
+
 const char *hvt_status_name(hvt_status s)
 {
-    switch (s) {
-#define X(name, value, text)                                                                                 \
-    case HVT_##name:                                                                                         \
-        return #name;
-        HVT_STATUS_MAP(X)
-#undef X
-    }
-    return "unknown status";
+    return is_status(s) ? statuses[-s].name : "unknown status";
 }
 
 const char *hvt_status_text(hvt_status s)
 {
-    switch (s) {
-#define X(name, value, text)                                                                                 \
-    case HVT_##name:                                                                                         \
-        return text;
-        HVT_STATUS_MAP(X)
-#undef X
-    }
-    return "unknown status";
+    return is_status(s) ? statuses[-s].text : "unknown status";
 }
 
 static const struct {
@@ -121,7 +118,7 @@ const char *hvt_dtype_name(hvt_dtype t)
 
 size_t hvt_tensor_count(const hvt_tensor *t)
 {
-    size_t count = t ? 1 : 0;
+    size_t count = t != NULL;
 
     for (int i = 0; t && i < t->ndim; i++)
         count *= (size_t)t->dim[i];

@@ -1,6 +1,7 @@
 /*
  * Lanes. Only its thread writes a lane. Other threads read three words of it, stored relaxed: update,
- * position (phase and detail), since when.
+ * position (phase and detail), since when;
+ * what it is about they may ask, behind a lock that is taken once per batch.
  *
  * Invariant: from the lane's first event to `mark` all time in which the process ran is attributed to exactly
  * one phase. Phases nested deeper than the stack count for the innermost one that fits.
@@ -12,7 +13,6 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 
 enum { DEPTH = 8 };
 
@@ -28,6 +28,9 @@ struct hvt__lane {
     _Atomic uint64_t position; /* phase in the upper half, detail + 1 in the lower */
     _Atomic double since;
 
+    hvt__about_fn *about; /* with `about_lock`, as its ctx */
+    void *about_ctx;
+
     hvt__thread thread;
     bool in_step;
     double step_began;
@@ -38,6 +41,7 @@ struct hvt__lane {
 };
 
 static _Thread_local hvt__lane lane;
+static pthread_mutex_t about_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local struct {
     hvt__name_fn *of;
     const void *ctx;
@@ -95,33 +99,23 @@ static void count_up_to(double now)
     lane.mark = now;
 }
 
-static void push(const hvt__event *e)
+static void push(const frame *f, double now)
 {
+    const hvt__event e = {.began = f->began,
+                          .seconds = now - f->began,
+                          .step = atomic_load_explicit(&lane.step, memory_order_relaxed),
+                          .bytes = (int64_t)f->bytes,
+                          .detail = f->detail,
+                          .phase = (int16_t)f->phase,
+                          .thread = (int16_t)lane.thread};
+
     pthread_mutex_lock(&ring.lock);
     if (ring.kept - ring.taken < ring.capacity)
-        ring.event[ring.kept++ % ring.capacity] = *e;
+        ring.event[ring.kept++ % ring.capacity] = e;
     else
         ring.lost++;
     pthread_mutex_unlock(&ring.lock);
 }
-
-static void emit_event(const frame *f, double now)
-{
-    push(&(hvt__event){.began = f->began,
-                       .seconds = now - f->began,
-                       .step = atomic_load_explicit(&lane.step, memory_order_relaxed),
-                       .bytes = (int64_t)f->bytes,
-                       .detail = f->detail,
-                       .phase = (int16_t)f->phase,
-                       .thread = (int16_t)lane.thread});
-}
-
-static bool is_enabled(void)
-{
-    return atomic_load_explicit(&enabled, memory_order_relaxed);
-}
-
-/* ---- phases ---- */
 
 void hvt__trace_begin(hvt__phase phase, int detail)
 {
@@ -150,8 +144,8 @@ void hvt__trace_end(void)
     count_up_to(now);
     if (!lane.depth || lane.depth-- > DEPTH)
         return;
-    if (is_enabled())
-        emit_event(&lane.stack[lane.depth], now);
+    if (enabled)
+        push(&lane.stack[lane.depth], now);
     f = innermost();
     show(f ? f->phase : HVT__OTHER, f ? f->detail : -1, f ? f->began : now);
 }
@@ -171,19 +165,16 @@ void hvt__trace_step(int64_t step)
 
 void hvt__trace_step_end(void)
 {
-    if (lane.in_step && is_enabled())
-        emit_event(&(frame){.phase = HVT__STEP, .detail = -1, .began = lane.step_began}, hvt__now());
+    if (lane.in_step && enabled)
+        push(&(frame){.phase = HVT__STEP, .detail = -1, .began = lane.step_began}, hvt__now());
     lane.in_step = false;
 }
 
 void hvt__trace_seconds(double ret_seconds[HVT__PHASE_COUNT])
 {
     count_up_to(hvt__now());
-    for (int i = 0; i < HVT__PHASE_COUNT; i++)
-        ret_seconds[i] = lane.seconds[i];
+    memcpy(ret_seconds, lane.seconds, sizeof lane.seconds);
 }
-
-/* ---- from another thread ---- */
 
 hvt__lane *hvt__trace_lane(void)
 {
@@ -206,11 +197,43 @@ hvt__where hvt__trace_where(const hvt__lane *l)
     return w;
 }
 
-/* ---- events ---- */
+void hvt__trace_about(hvt__about_fn *of, void *ctx)
+{
+    pthread_mutex_lock(&about_lock);
+    lane.about = of;
+    lane.about_ctx = ctx;
+    pthread_mutex_unlock(&about_lock);
+}
+
+void hvt__trace_about_text(const hvt__lane *l, char *ret_text, size_t room)
+{
+    *ret_text = 0;
+    pthread_mutex_lock(&about_lock);
+    if (l->about)
+        l->about(l->about_ctx, ret_text, room);
+    pthread_mutex_unlock(&about_lock);
+}
 
 void hvt__trace_thread(hvt__thread thread)
 {
     lane.thread = thread;
+}
+
+void hvt__trace_enable(bool on)
+{
+    enabled = on;
+}
+
+static void replace_ring(hvt__event *event, size_t capacity)
+{
+    hvt__trace_enable(false);
+    pthread_mutex_lock(&ring.lock);
+    free(ring.event);
+    ring.event = event;
+    ring.capacity = capacity;
+    ring.taken = ring.kept = 0;
+    ring.lost = 0;
+    pthread_mutex_unlock(&ring.lock);
 }
 
 hvt_status hvt__trace_open(size_t capacity)
@@ -218,58 +241,24 @@ hvt_status hvt__trace_open(size_t capacity)
     hvt__event *event = malloc(capacity * sizeof *event);
 
     HVT_CHECK(event, E_MEM, "no memory for %zu events of a timeline", capacity);
-    hvt__trace_close();
-    pthread_mutex_lock(&ring.lock);
-    ring.event = event;
-    ring.capacity = capacity;
-    ring.taken = ring.kept = 0;
-    ring.lost = 0;
-    pthread_mutex_unlock(&ring.lock);
+    replace_ring(event, capacity);
     return HVT_OK;
-}
-
-void hvt__trace_enable(bool on)
-{
-    atomic_store_explicit(&enabled, on, memory_order_relaxed);
 }
 
 void hvt__trace_close(void)
 {
-    hvt__trace_enable(false);
-    pthread_mutex_lock(&ring.lock);
-    free(ring.event);
-    ring.event = NULL;
-    ring.capacity = ring.taken = ring.kept = 0;
-    pthread_mutex_unlock(&ring.lock);
+    replace_ring(NULL, 0);
 }
 
-size_t hvt__trace_count(void)
-{
-    size_t count;
-
-    pthread_mutex_lock(&ring.lock);
-    count = ring.kept - ring.taken;
-    pthread_mutex_unlock(&ring.lock);
-    return count;
-}
-
-size_t hvt__trace_take(hvt__event *ret_event, size_t most)
+size_t hvt__trace_take(hvt__event *ret_event, size_t most, int64_t *ret_left, int64_t *ret_lost)
 {
     size_t n = 0;
 
     pthread_mutex_lock(&ring.lock);
     while (n < most && ring.taken < ring.kept)
         ret_event[n++] = ring.event[ring.taken++ % ring.capacity];
+    *ret_left = (int64_t)(ring.kept - ring.taken);
+    *ret_lost = ring.lost;
     pthread_mutex_unlock(&ring.lock);
     return n;
-}
-
-int64_t hvt__trace_lost(void)
-{
-    int64_t lost;
-
-    pthread_mutex_lock(&ring.lock);
-    lost = ring.lost;
-    pthread_mutex_unlock(&ring.lock);
-    return lost;
 }

@@ -23,6 +23,7 @@
     X(DATA, "data")         /* the next batch */                                                             \
     X(FORWARD, "forward")   /* and the loss */                                                               \
     X(BACKWARD, "backward") /* without the phases nested in it */                                            \
+    X(DEVICE, "device")     /* waiting for a GPU, which does later what it is given */                       \
     X(COMPRESS, "compress") /* to the wire type and back */                                                  \
     X(LAUNCH, "launch")     /* a bucket is sent */                                                           \
     X(EXCHANGE, "exchange") /* waiting for a bucket's sum, and working on it if no other thread does */      \
@@ -65,6 +66,11 @@ const char *hvt__trace_name(int detail);
 /* Seconds of each phase's own time on this thread so far. */
 void hvt__trace_seconds(double ret_seconds[HVT__PHASE_COUNT]);
 
+/* What this thread is busy with, in more detail than a phase: of(ctx, text, room), "" for nothing to say,
+ * which another thread may call until this one names another function, or NULL. It must not wait. */
+typedef void hvt__about_fn(void *ctx, char *ret_text, size_t room);
+void hvt__trace_about(hvt__about_fn *of, void *ctx);
+
 /* ---- from another thread ---- */
 
 typedef struct hvt__lane hvt__lane;
@@ -80,6 +86,8 @@ hvt__lane *hvt__trace_lane(void); /* the calling thread's; valid while the threa
 /* A recent, consistent snapshot unless the thread advances meanwhile. During a wait it shows the enclosing
  * phase. */
 hvt__where hvt__trace_where(const hvt__lane *lane);
+/* "reading FILE": what hvt__trace_about() says of that thread now; "" for nothing. */
+void hvt__trace_about_text(const hvt__lane *lane, char *ret_text, size_t room);
 
 /* ---- events ---- */
 
@@ -99,8 +107,8 @@ void hvt__trace_thread(hvt__thread thread);
 hvt_status hvt__trace_open(size_t capacity);
 void hvt__trace_enable(bool on); /* off after open */
 void hvt__trace_close(void);
-size_t hvt__trace_count(void);                              /* events that can be taken */
-size_t hvt__trace_take(hvt__event *ret_event, size_t most); /* takes the oldest; returns how many */
-int64_t hvt__trace_lost(void);                              /* events dropped because the buffer was full */
+/* Takes the oldest; returns how many. Left are those that remain; lost are those that found the buffer full.
+ */
+size_t hvt__trace_take(hvt__event *ret_event, size_t most, int64_t *ret_left, int64_t *ret_lost);
 
 #endif /* HVT_BASE_TRACE_H */

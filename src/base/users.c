@@ -4,8 +4,6 @@
 #include "users.h"
 #include "base_impl.h"
 
-#include <string.h>
-
 void hvt__use(hvt__users *users, hvt__user kind, int by)
 {
     __atomic_fetch_add(&users->count[kind], by, __ATOMIC_RELAXED);

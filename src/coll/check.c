@@ -2,8 +2,8 @@
  * Before a collective moves data: is it the same on every rank?
  *
  * Every rank sends a header to all: what it was asked for, and whether its arguments and memory do. All
- * read the same headers, so all come to the same verdict, and only where it is bad does anyone send a word
- * more: then the headers become texts, and hvt_world_compare() names what differs, the values and the ranks.
+ * read the same headers, so all come to the same verdict, and only where it is bad is anything more
+ * sent: then the headers become texts, and hvt_world_compare() names what differs, the values and the ranks.
  *
  * Counts that one rank alone knows both sides of (gather, scatter, alltoall) take a second round.
  */
@@ -11,14 +11,26 @@
 #include "coll.h"
 #include "world/items.h"
 
-#include <string.h>
+#include <stddef.h>
 
-static const char *const actions[] = {
-    [HVT__CALL_ALLREDUCE] = "allreduce", [HVT__CALL_REDUCE_SCATTER] = "reduce_scatter",
-    [HVT__CALL_BROADCAST] = "broadcast", [HVT__CALL_ALLGATHER] = "allgather",
-    [HVT__CALL_GATHER] = "gather",       [HVT__CALL_SCATTER] = "scatter",
-    [HVT__CALL_ALLTOALL] = "alltoall",   [HVT__CALL_BARRIER] = "barrier",
-    [HVT__CALL_SEND] = "send",           [HVT__CALL_RECV] = "receive",
+/* What a buffer holds. ROOTS: all parts, the root's; GIVEN and TAKEN: the two sides of alltoall. */
+typedef enum content { NONE, COUNT, PARTS, ROOTS, GIVEN, TAKEN } content;
+
+static const struct {
+    const char *name;
+    content in, out;   /* NONE also where it may be NULL: in place, or not to be read */
+    bool root, common; /* has a root; every rank knows the parts of all */
+} actions[] = {
+    [HVT__CALL_ALLREDUCE] = {"allreduce", NONE, COUNT},
+    [HVT__CALL_REDUCE_SCATTER] = {"reduce_scatter", PARTS, COUNT, .common = true},
+    [HVT__CALL_BROADCAST] = {"broadcast", NONE, COUNT, .root = true},
+    [HVT__CALL_ALLGATHER] = {"allgather", NONE, PARTS, .common = true},
+    [HVT__CALL_GATHER] = {"gather", COUNT, ROOTS, .root = true},
+    [HVT__CALL_SCATTER] = {"scatter", ROOTS, COUNT, .root = true},
+    [HVT__CALL_ALLTOALL] = {"alltoall", GIVEN, TAKEN},
+    [HVT__CALL_BARRIER] = {"barrier", NONE, NONE},
+    [HVT__CALL_SEND] = {"send", COUNT, NONE},
+    [HVT__CALL_RECV] = {"receive", NONE, COUNT},
 };
 static const char *const reductions[] = {
     [HVT_SUM] = "sum", [HVT_AVERAGE] = "average", [HVT_MIN] = "min",
@@ -27,150 +39,86 @@ static const char *const reductions[] = {
 
 const char *hvt__action_name(const hvt__call *k)
 {
-    return actions[k->action];
+    return actions[k->action].name;
 }
 
-static bool reduces(const hvt__call *k)
+/* Elements of a buffer, as many as fit in memory. */
+static hvt_status measure(const hvt_comm *c, const hvt__call *k, content what, size_t *ret_total)
 {
-    return k->action == HVT__CALL_ALLREDUCE || k->action == HVT__CALL_REDUCE_SCATTER;
-}
-
-static bool has_root(const hvt__call *k)
-{
-    return k->action == HVT__CALL_BROADCAST || k->action == HVT__CALL_GATHER ||
-           k->action == HVT__CALL_SCATTER;
-}
-
-/* Every rank knows the parts of all. */
-static bool has_common_parts(const hvt__call *k)
-{
-    return k->action == HVT__CALL_ALLGATHER || k->action == HVT__CALL_REDUCE_SCATTER;
-}
-
-/* ---- this rank's arguments ------------------------------------------------------------------ */
-
-/* Parts of these counts fit in memory; their sum. */
-static hvt_status add_up(const hvt_comm *c, const hvt__call *k, const size_t *counts, size_t *ret_total)
-{
+    const size_t *counts = what == COUNT ? NULL : what == TAKEN ? k->recv_counts : k->counts;
+    int me = c->world->rank, first = what == COUNT ? me : 0, end = what == COUNT ? me + 1 : c->world->size;
     size_t total = 0, most = PTRDIFF_MAX / hvt_dtype_size(k->type);
 
-    for (int r = 0; r < c->world->size; r++) {
+    if (what == NONE || (what == ROOTS && k->peer != me))
+        end = 0;
+    for (int r = first; r < end; r++) {
         size_t n = counts ? counts[r] : k->count;
 
-        HVT_CHECK(n <= most - total, E_ARG,
-                  "%s: %zu elements are the part of rank %d, too many with those before", hvt__action_name(k),
-                  n, r);
+        HVT_CHECK(n <= most - total, E_ARG, "%s: %zu elements of rank %d are too many behind %zu others",
+                  hvt__action_name(k), n, r, total);
         total += n;
     }
     *ret_total = total;
     return HVT_OK;
 }
 
-static hvt_status check_buffers(const hvt_comm *c, const hvt__call *k)
-{
-    bool root = k->peer == c->world->rank;
-    size_t in = k->count, out = k->count;
-
-    switch (k->action) {
-    case HVT__CALL_REDUCE_SCATTER:
-        HVT_TRY(add_up(c, k, k->counts, &in));
-        break;
-    case HVT__CALL_ALLGATHER:
-        HVT_TRY(add_up(c, k, k->counts, &out));
-        break;
-    case HVT__CALL_GATHER:
-        out = 0;
-        if (root)
-            HVT_TRY(add_up(c, k, k->counts, &out));
-        break;
-    case HVT__CALL_SCATTER:
-        in = 0;
-        if (root)
-            HVT_TRY(add_up(c, k, k->counts, &in));
-        break;
-    case HVT__CALL_ALLTOALL:
-        HVT_CHECK(k->counts && k->recv_counts, E_ARG, "alltoall: no counts to send or to receive");
-        HVT_TRY(add_up(c, k, k->counts, &in));
-        HVT_TRY(add_up(c, k, k->recv_counts, &out));
-        break;
-    default:
-        HVT_CHECK(k->count <= PTRDIFF_MAX / hvt_dtype_size(k->type), E_ARG, "%s: %zu elements are too many",
-                  hvt__action_name(k), k->count);
-    }
-    if (k->action == HVT__CALL_ALLREDUCE || k->action == HVT__CALL_ALLGATHER || k->action == HVT__CALL_RECV ||
-        k->action == HVT__CALL_BROADCAST)
-        in = 0; /* in place, or nothing is read */
-    if (k->action == HVT__CALL_SEND)
-        out = 0;
-    HVT_CHECK((k->in || !in) && (k->out || !out), E_ARG, "%s: no buffer for %zu elements",
-              hvt__action_name(k), k->in || !in ? out : in);
-    return HVT_OK;
-}
-
 hvt_status hvt__coll_check(const hvt_comm *c, const hvt__call *k)
 {
     const hvt_world *w = c->world;
+    size_t in, out;
 
     HVT_CHECK(c->dev->ops->host, E_UNSUPPORTED,
               "%s: collectives are for host memory; device '%s' has its own", hvt__action_name(k),
               hvt_device_name(c->dev));
     HVT_CHECK(hvt_dtype_size(k->type), E_ARG, "%s: type %d is unknown", hvt__action_name(k), (int)k->type);
-    HVT_CHECK(!reduces(k) || (k->how >= HVT_SUM && k->how <= HVT_PRODUCT), E_ARG,
+    HVT_CHECK(!hvt__call_reduces(k) || (k->how >= HVT_SUM && k->how <= HVT_PRODUCT), E_ARG,
               "%s: reduction %d is unknown", hvt__action_name(k), (int)k->how);
     if (k->action == HVT__CALL_SEND || k->action == HVT__CALL_RECV)
         HVT_CHECK(k->peer >= 0 && k->peer < w->size && k->peer != w->rank, E_ARG,
                   "%s: rank %d is not another one of %d ranks", hvt__action_name(k), k->peer, w->size);
-    HVT_CHECK(!has_root(k) || (k->peer >= 0 && k->peer < w->size), E_ARG,
+    HVT_CHECK(!actions[k->action].root || (k->peer >= 0 && k->peer < w->size), E_ARG,
               "%s: root %d is not one of %d ranks", hvt__action_name(k), k->peer, w->size);
-    HVT_CHECK(!has_common_parts(k) || !k->counts || k->counts[w->rank] == k->count, E_ARG,
+    HVT_CHECK(!actions[k->action].common || !k->counts || k->counts[w->rank] == k->count, E_ARG,
               "%s: this rank's part has %zu elements, but counts[%d] is %zu", hvt__action_name(k), k->count,
               w->rank, k->counts[w->rank]);
-    return check_buffers(c, k);
+    HVT_CHECK(k->action != HVT__CALL_ALLTOALL || (k->counts && k->recv_counts), E_ARG,
+              "alltoall: no counts to send or to receive");
+    HVT_TRY(measure(c, k, actions[k->action].in, &in));
+    HVT_TRY(measure(c, k, actions[k->action].out, &out));
+    HVT_CHECK((k->in || !in) && (k->out || !out), E_ARG, "%s: no buffer for %zu elements",
+              hvt__action_name(k), k->in || !in ? out : in);
+    return HVT_OK;
 }
 
-/* ---- what all ranks must have in common ------------------------------------------------------- */
-
+/* Without padding: all up to `status` is compared as it lies here. */
 typedef struct header {
-    uint64_t number, parts; /* which call of the comm; hash of the parts that all know */
-    uint64_t count;         /* may differ where there are parts */
+    uint64_t number, common; /* which call of the comm; what all know of counts: one, or the parts' hash */
     double pre, post;
-    int32_t status, root;
-    int16_t action, type, how;
+    int32_t root;
+    int16_t action, type, how, unused;
+    int32_t status;
+    uint64_t count; /* this rank's own */
 } header;
 
 _Static_assert(sizeof(header) <= HVT__SCRATCH, "a gathered header must fit in the world's scratch");
 
 static header header_of(const hvt_comm *c, const hvt__call *k, hvt_status s, uint64_t number)
 {
-    header h;
+    header h = {.number = number, .status = (int32_t)s, .count = k->count};
 
-    memset(&h, 0, sizeof h);
-    h.number = number;
-    h.status = (int32_t)s;
     h.action = (int16_t)k->action;
     h.type = (int16_t)k->type;
-    h.count = k->count;
-    h.root = has_root(k) ? k->peer : 0;
-    if (reduces(k)) {
+    h.root = actions[k->action].root ? k->peer : 0;
+    if (hvt__call_reduces(k)) {
         h.how = (int16_t)k->how;
         h.pre = k->scale.pre;
         h.post = k->scale.post;
     }
-    if (s == HVT_OK && has_common_parts(k)) {
-        h.parts = HVT_HASH_INIT;
-        for (int r = 0; r < c->world->size; r++)
-            h.parts = hvt__hash(h.parts, &(uint64_t){hvt__part(k, r)}, sizeof(uint64_t));
-    }
+    if (k->action == HVT__CALL_ALLREDUCE || k->action == HVT__CALL_BROADCAST)
+        h.common = k->count;
+    for (int r = 0; s == HVT_OK && actions[k->action].common && r < c->world->size; r++)
+        h.common = hvt__hash(h.common, &(uint64_t){hvt__part(c, k, r)}, sizeof(uint64_t));
     return h;
-}
-
-static bool alike(const header *a, const header *b)
-{
-    bool one_count = a->action == HVT__CALL_ALLREDUCE || a->action == HVT__CALL_BROADCAST;
-
-    return a->number == b->number && a->parts == b->parts && (a->count == b->count || !one_count) &&
-           !memcmp(&a->pre, &b->pre, sizeof a->pre) && !memcmp(&a->post, &b->post, sizeof a->post) &&
-           a->root == b->root && a->action == b->action && a->type == b->type && a->how == b->how;
 }
 
 /* The headers as texts; the comparison finds the first that differs. */
@@ -183,25 +131,23 @@ static hvt_status explain(hvt_comm *c, const hvt__call *k, uint64_t number)
 
     hvt__items_add(&items, "collective %llu\t%s", nth, name);
     hvt__items_add(&items, "%s %llu: type\t%s", name, nth, hvt_dtype_name(k->type));
-    if (has_root(k))
+    if (actions[k->action].root)
         hvt__items_add(&items, "%s %llu: root\t%d", name, nth, k->peer);
-    if (reduces(k)) {
+    if (hvt__call_reduces(k)) {
         hvt__items_add(&items, "%s %llu: reduction\t%s", name, nth, reductions[k->how]);
         hvt__items_add(&items, "%s %llu: factor before\t%.17g", name, nth, k->scale.pre);
         hvt__items_add(&items, "%s %llu: factor after\t%.17g", name, nth, k->scale.post);
     }
-    if (!has_common_parts(k))
+    if (!actions[k->action].common)
         hvt__items_add(&items, "%s %llu: count\t%zu", name, nth, k->count);
-    for (int r = 0; r < c->world->size && has_common_parts(k); r++)
-        hvt__items_add(&items, "%s %llu: count of rank %d's part\t%zu", name, nth, r, hvt__part(k, r));
+    for (int r = 0; r < c->world->size && actions[k->action].common; r++)
+        hvt__items_add(&items, "%s %llu: count of rank %d's part\t%zu", name, nth, r, hvt__part(c, k, r));
     s = hvt__items_compare(&items, c->world);
     if (s == HVT_OK)
         s = HVT_FAIL(E_MISMATCH, "ranks are at different collectives of this comm; rank %d is at %s %llu",
                      c->world->rank, name, nth);
     return s;
 }
-
-/* ---- counts that two ranks must have in common -------------------------------------------------- */
 
 static hvt_status same_count(const hvt_comm *c, const hvt__call *k, int from, size_t sent, int to,
                              size_t received)
@@ -217,7 +163,7 @@ static hvt_status root_compares(const hvt_comm *c, const hvt__call *k)
     const header *all = c->world->scratch;
 
     for (int r = 0; r < c->world->size && k->peer == c->world->rank; r++) {
-        size_t theirs = (size_t)all[r].count, mine = hvt__part(k, r);
+        size_t theirs = (size_t)all[r].count, mine = hvt__part(c, k, r);
         bool gather = k->action == HVT__CALL_GATHER;
 
         HVT_TRY(same_count(c, k, gather ? r : k->peer, gather ? theirs : mine, gather ? k->peer : r,
@@ -227,30 +173,28 @@ static hvt_status root_compares(const hvt_comm *c, const hvt__call *k)
 }
 
 /* first: memory for the count that each of the others sends */
-static hvt_status pairs_compare(hvt__work *w)
+static hvt_status pairs_compare(const hvt__work *w)
 {
+    const hvt__call counts = {HVT__CALL_ALLTOALL, HVT_I64, w->k->counts, w->first, 1};
     int me = w->c->world->rank;
+    hvt__work alltoall = *w;
 
-    w->first[me] = w->k->counts[me];
-    for (int r = 0; r < w->c->world->size; r++)
-        if (r != me) {
-            hvt__work_recv(w, &w->first[r], sizeof *w->first, r);
-            hvt__work_send(w, &w->k->counts[r], sizeof *w->k->counts, r);
-        }
-    HVT_TRY(hvt__work_exchange(w));
+    alltoall.k = &counts;
+    alltoall.bytes = sizeof *w->first;
+    HVT_TRY(hvt__coll_move(&alltoall));
     for (int r = 0; r < w->c->world->size; r++)
         HVT_TRY(same_count(w->c, w->k, r, w->first[r], me, w->k->recv_counts[r]));
     return HVT_OK;
 }
 
-static void swap(header *a, size_t n)
+/* The headers of n ranks from `first` on, which go on at rank 0 after the last one, to or from `rank`. */
+static int list_headers(const hvt_world *w, header *all, int first, int n, int rank, hvt__message *ret_list)
 {
-    for (size_t i = 0; i < n / 2; i++) {
-        header h = a[i];
+    int head = n < w->size - first ? n : w->size - first;
 
-        a[i] = a[n - 1 - i];
-        a[n - 1 - i] = h;
-    }
+    ret_list[0] = (hvt__message){all + first, (size_t)head * sizeof *all, rank, false};
+    ret_list[1] = (hvt__message){all, (size_t)(n - head) * sizeof *all, rank, false};
+    return head < n ? 2 : 1;
 }
 
 /*
@@ -265,21 +209,16 @@ static hvt_status gather_headers(hvt_comm *c, const header *mine, header *all)
 
     if (!w->ops->exchange)
         return w->ops->allgather(w, mine, sizeof *mine, all);
-    all[0] = *mine;
+    all[w->rank] = *mine;
     for (int have = 1, n; have < w->size; have += n) {
-        hvt__message message[2];
-        size_t bytes;
+        int from = (w->rank + have) % w->size, to = (w->rank + w->size - have) % w->size, recvs, sends;
+        hvt__message message[4];
 
         n = w->size - have < have ? w->size - have : have;
-        bytes = (size_t)n * sizeof *all;
-        message[0] = (hvt__message){all + have, bytes, (w->rank + have) % w->size, false};
-        message[1] = (hvt__message){all, bytes, (w->rank + w->size - have) % w->size, false};
-        HVT_TRY(w->ops->exchange(w, &c->party, message, 1, 1));
+        recvs = list_headers(w, all, from, n, from, message);
+        sends = list_headers(w, all, w->rank, n, to, message + recvs);
+        HVT_TRY(w->ops->exchange(w, &c->party, message, recvs, sends));
     }
-    /* all[i] is of rank (this one + i) mod size: let every header go to its place */
-    swap(all, (size_t)w->size);
-    swap(all, (size_t)w->rank);
-    swap(all + w->rank, (size_t)(w->size - w->rank));
     return HVT_OK;
 }
 
@@ -293,7 +232,7 @@ hvt_status hvt__coll_compare(hvt__work *w, hvt_status s, uint64_t number)
     HVT_TRY(gather_headers(w->c, &mine, all));
     for (int r = 0; r < world->size; r++) {
         ready = ready && all[r].status == HVT_OK;
-        same = same && alike(&all[r], &all[0]);
+        same = same && !memcmp(&all[r], &all[0], offsetof(header, status));
     }
     if (!ready)
         return hvt_world_agree(world, s);

@@ -26,52 +26,64 @@ typedef enum hvt__action {
 typedef struct hvt__call {
     hvt__action action;
     hvt_dtype type;
-    hvt_reduction how;
-    hvt_scale scale;
-    int peer;                  /* root, or the other rank of a send or receive */
-    size_t count;              /* elements: of the vector, or of this rank's part where there are parts */
-    const size_t *counts;      /* [size] of the parts; of alltoall, those given; NULL: `count` each */
-    const size_t *recv_counts; /* [size] of alltoall */
     const void *in;
     void *out;
+    size_t count;              /* elements: of the vector, or of this rank's part where there are parts */
+    const size_t *counts;      /* [size] of the parts; of alltoall, those given; NULL: `count` each */
+    int peer;                  /* root, or the other rank of a send or receive */
+    const size_t *recv_counts; /* [size] of alltoall */
+    hvt_reduction how;
+    hvt_scale scale;
 } hvt__call;
 
 _Static_assert(sizeof(hvt__call) <= sizeof(((hvt__op *)0)->args), "a call's arguments fit into an operation");
 
-/* Elements of rank r's part. */
-static inline size_t hvt__part(const hvt__call *k, int r)
+static inline bool hvt__call_reduces(const hvt__call *k)
 {
+    return k->action == HVT__CALL_ALLREDUCE || k->action == HVT__CALL_REDUCE_SCATTER;
+}
+
+/* Elements of rank r's part; of an allreduce, those that the rank reduces for all. */
+static inline size_t hvt__part(const hvt_comm *c, const hvt__call *k, int r)
+{
+    int size = c->world->size;
+
+    if (k->action == HVT__CALL_ALLREDUCE)
+        return hvt__cut(k->count, r + 1, size) - hvt__cut(k->count, r, size);
     return k->counts ? k->counts[r] : k->count;
 }
 
-/* One call under way, and all the memory that it takes: found before any data moves, so that a lack of
- * it can be told to the others. */
+/* One call under way, or sends and receives that run together, and all the memory that it takes: found before
+ * any data moves, so that a lack of it can be told to the others. */
 typedef struct hvt__work {
     hvt_comm *c;
     const hvt__call *k;
     size_t bytes;          /* of an element */
-    size_t *first;         /* [size + 1] where each rank's part begins, in elements */
-    hvt__message *message; /* [2 * size]: received from the front, sent from the back */
-    int recvs, sends;
-    char *room; /* of reductions: see reduce.c */
+    size_t *first;         /* [size + 1] */
+    hvt__message *message; /* [2 * most]: received in the first half, sent in the second */
+    int most, recvs, sends;
+    size_t longest,
+        window; /* of reductions: elements of a part at most, and of each rank that are here at once */
+    char *room; /* [size][window], and more: see reduce.c */
 } hvt__work;
 
 /* ---- move.c -------------------------------------------------------------------------- */
 
-void hvt__work_recv(hvt__work *w, void *to, size_t bytes, int from);
-void hvt__work_send(hvt__work *w, const void *what, size_t bytes, int to);
+void hvt__work_recv(hvt__work *w, void *to, size_t bytes, int from, bool answer);
+void hvt__work_send(hvt__work *w, const void *what, size_t bytes, int to, bool answer);
 hvt_status hvt__work_exchange(hvt__work *w); /* all that was listed; the lists are empty after */
 
-hvt_status hvt__coll_move(hvt__work *w); /* the calls that only move data */
+/* The calls that only move data; of an allreduce, parts that were reduced go to all. */
+hvt_status hvt__coll_move(hvt__work *w);
 /* Sends and receives that were issued one behind the other. Errors of one do not stop the others. */
 hvt_status hvt__coll_send_recv(hvt_comm *c, hvt_ticket first, int n);
 
 /* ---- reduce.c ------------------------------------------------------------------------ */
 
-extern size_t hvt__coll_window; /* bytes of other ranks' parts that a reduction holds; tests turn it */
-size_t hvt__coll_room(const hvt_comm *c, const hvt__call *k); /* bytes of room */
-hvt_status hvt__coll_reduce(hvt__work *w);                    /* allreduce and reduce_scatter */
-void hvt__scale_f32(float *x, size_t n, double by);           /* in f64, rounded once */
+extern size_t hvt__coll_window;      /* bytes of other ranks' parts that a reduction holds; tests turn it */
+size_t hvt__coll_room(hvt__work *w); /* bytes of room; sets longest and window */
+hvt_status hvt__coll_reduce(hvt__work *w);          /* allreduce and reduce_scatter */
+void hvt__scale_f32(float *x, size_t n, double by); /* in f64, rounded once */
 
 /* ---- check.c: the same on every rank, or else ------------------------------------------- */
 

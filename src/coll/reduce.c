@@ -12,7 +12,6 @@
 #include "coll.h"
 
 #include <math.h>
-#include <string.h>
 
 enum {
     CHUNK = 512, /* elements that are folded while they are in the cache */
@@ -34,65 +33,29 @@ static bool is_comm_sum(const hvt__call *k)
     return plain && (k->type == HVT_F16 || k->type == HVT_BF16);
 }
 
-/* Room: [size] windows of other ranks' values, then [LEVELS][CHUNK] numbers. */
-static size_t window_elements(const hvt_comm *c, const hvt__call *k)
+/* Behind the windows: [LEVELS][CHUNK] numbers. */
+static size_t sums_at(const hvt__work *w)
 {
-    size_t n = hvt__coll_window / hvt_dtype_size(k->type) / (size_t)c->world->size;
-
-    return n ? n : 1;
+    return ((size_t)w->c->world->size * w->window * w->bytes + 63) / 64 * 64;
 }
 
-/* About the longest of all ranks' parts; the same on all of them. */
-static size_t longest_part(const hvt_comm *c, const hvt__call *k)
+size_t hvt__coll_room(hvt__work *w)
 {
-    size_t longest = 0;
+    size_t most = hvt__coll_window / w->bytes / (size_t)w->c->world->size;
 
-    if (k->action == HVT__CALL_ALLREDUCE)
-        return k->count / (size_t)c->world->size + 16;
-    for (int r = 0; r < c->world->size; r++)
-        longest = hvt__part(k, r) > longest ? hvt__part(k, r) : longest;
-    return longest;
-}
-
-/* Elements of every rank that fit in a window; the same on all ranks, for counts are. */
-static size_t window_of(const hvt_comm *c, const hvt__call *k)
-{
-    size_t most = window_elements(c, k), longest = longest_part(c, k);
-
-    return longest < most ? longest : most;
-}
-
-static size_t windows_bytes(const hvt_comm *c, const hvt__call *k)
-{
-    size_t bytes = (size_t)c->world->size * window_of(c, k) * hvt_dtype_size(k->type);
-
-    return (bytes + 63) / 64 * 64;
-}
-
-size_t hvt__coll_room(const hvt_comm *c, const hvt__call *k)
-{
-    if ((k->action != HVT__CALL_ALLREDUCE && k->action != HVT__CALL_REDUCE_SCATTER) || is_comm_sum(k))
+    if (!hvt__call_reduces(w->k) || is_comm_sum(w->k))
         return 0;
-    return windows_bytes(c, k) + (size_t)LEVELS * CHUNK * MOST;
+    for (int r = 0; r < w->c->world->size; r++)
+        if (hvt__part(w->c, w->k, r) > w->longest)
+            w->longest = hvt__part(w->c, w->k, r);
+    w->window = w->longest < most ? w->longest : most ? most : 1;
+    return sums_at(w) + (size_t)LEVELS * CHUNK * MOST;
 }
 
-/* ---- numbers ------------------------------------------------------------------------------ */
-
-/* In what a type is folded. */
-typedef enum kind { IN_F32, IN_F64, IN_I64 } kind;
-
-static kind kind_of(hvt_dtype t)
+/* Of 16 or 32 bits, folded in f32; f64 is folded in f64, integers in i64. */
+static bool is_float(hvt_dtype t)
 {
-    switch (t) {
-    case HVT_F32:
-    case HVT_F16:
-    case HVT_BF16:
-        return IN_F32;
-    case HVT_F64:
-        return IN_F64;
-    default:
-        return IN_I64;
-    }
+    return t == HVT_F32 || t == HVT_F16 || t == HVT_BF16;
 }
 
 /* Towards zero, cut off at the ends of [least, most]; NaN is 0. */
@@ -171,18 +134,14 @@ static hvt_status load(const hvt__work *w, const void *src, size_t n, void *to)
     hvt_device *d = w->c->dev;
     double pre = w->k->scale.pre;
 
-    switch (kind_of(w->k->type)) {
-    case IN_F32:
-        HVT_TRY(d->ops->cast(d, n, 1, src, w->k->type, to, HVT_F32));
+    if (is_float(w->k->type)) {
+        HVT_TRY(d->ops->vector.cast(d, n, 1, src, w->k->type, to, HVT_F32));
         hvt__scale_f32(to, n, pre);
-        return HVT_OK;
-    case IN_F64:
+    } else if (w->k->type == HVT_F64) {
         memcpy(to, src, n * sizeof(double));
         scale_f64(to, n, pre);
-        return HVT_OK;
-    case IN_I64:
+    } else {
         load_integers(w->k->type, src, n, pre, to);
-        return HVT_OK;
     }
     return HVT_OK;
 }
@@ -192,17 +151,15 @@ static hvt_status store(const hvt__work *w, void *sum, size_t n, void *dst)
     hvt_device *d = w->c->dev;
     int size = w->c->world->size;
 
-    switch (kind_of(w->k->type)) {
-    case IN_F32:
+    if (is_float(w->k->type)) {
         hvt__scale_f32(sum, n, factor_after(w->k, size));
-        return d->ops->cast(d, n, 1, sum, HVT_F32, dst, w->k->type);
-    case IN_F64:
+        return d->ops->vector.cast(d, n, 1, sum, HVT_F32, dst, w->k->type);
+    }
+    if (w->k->type == HVT_F64) {
         scale_f64(sum, n, factor_after(w->k, size));
         memcpy(dst, sum, n * sizeof(double));
-        return HVT_OK;
-    case IN_I64:
+    } else {
         store_integers(w->k->type, sum, n, w->k->how == HVT_AVERAGE ? size : 1, w->k->scale.post, dst);
-        return HVT_OK;
     }
     return HVT_OK;
 }
@@ -241,32 +198,26 @@ FOLD(fold_i64, int64_t, (int64_t)((uint64_t)a[i] + (uint64_t)b[i]),
 
 static void fold(const hvt__call *k, size_t n, void *a, const void *b)
 {
-    switch (kind_of(k->type)) {
-    case IN_F32:
+    if (is_float(k->type))
         fold_f32(k->how, n, a, b);
-        break;
-    case IN_F64:
+    else if (k->type == HVT_F64)
         fold_f64(k->how, n, a, b);
-        break;
-    case IN_I64:
+    else
         fold_i64(k->how, n, a, b);
-        break;
-    }
 }
 
-/* ---- along the tree ----------------------------------------------------------------------- */
-
-/* n <= CHUNK values of every rank, which lie `stride` bytes apart, but mine at `mine`. */
-static hvt_status fold_chunk(hvt__work *w, size_t n, const char *theirs, size_t stride, const void *mine,
-                             void *dst)
+/* n <= CHUNK values of every rank, at `theirs` in the first window, but mine at `mine`. */
+static hvt_status fold_chunk(hvt__work *w, size_t n, const char *theirs, const void *mine, void *dst)
 {
     HVT_FLOATS;
-    char *sums = w->room + windows_bytes(w->c, w->k);
+    char *sums = w->room + sums_at(w);
     const size_t level = (size_t)CHUNK * MOST;
     int top = 0;
 
     for (int r = 0; r < w->c->world->size; r++) {
-        HVT_TRY(load(w, r == w->c->world->rank ? mine : theirs + (size_t)r * stride, n, sums + top * level));
+        const void *from = r == w->c->world->rank ? mine : theirs + (size_t)r * w->window * w->bytes;
+
+        HVT_TRY(load(w, from, n, sums + top * level));
         for (int ones = r; ones & 1; ones >>= 1, top--)
             fold(w->k, n, sums + (top - 1) * level, sums + top * level);
         top++;
@@ -276,54 +227,39 @@ static hvt_status fold_chunk(hvt__work *w, size_t n, const char *theirs, size_t 
     return store(w, sums, n, dst);
 }
 
-static size_t part_end(const hvt__work *w, int r, size_t at)
+/* Elements of rank r's part that the window at `at` has. */
+static size_t inside(const hvt__work *w, int r, size_t at)
 {
-    return at < w->first[r + 1] ? at : w->first[r + 1];
+    size_t count = w->first[r + 1] - w->first[r], left = count > at ? count - at : 0;
+
+    return left < w->window ? left : w->window;
 }
 
-/* first: of every rank's part, in elements. out: of mine. */
+/* My part of all ranks' `in` to `out`. */
 static hvt_status reduce_parts(hvt__work *w, const char *in, char *out)
 {
     int me = w->c->world->rank, size = w->c->world->size;
-    size_t bytes = w->bytes, window = window_of(w->c, w->k), longest = 0;
+    size_t bytes = w->bytes;
 
+    w->first[0] = 0;
     for (int r = 0; r < size; r++)
-        longest = w->first[r + 1] - w->first[r] > longest ? w->first[r + 1] - w->first[r] : longest;
-    for (size_t at = 0; at < longest; at += window) {
-        size_t from = w->first[me] + at, n = part_end(w, me, from + window);
+        w->first[r + 1] = w->first[r] + hvt__part(w->c, w->k, r);
+    for (size_t at = 0; at < w->longest; at += w->window) {
+        size_t n = inside(w, me, at);
+        const char *mine = in + (w->first[me] + at) * bytes;
 
-        n = n > from ? n - from : 0;
-        for (int r = 0; r < size; r++) {
-            size_t to = w->first[r] + at, end = part_end(w, r, to + window);
-
-            if (r == me)
-                continue;
-            hvt__work_recv(w, w->room + (size_t)r * window * bytes, n * bytes, r);
-            hvt__work_send(w, in + to * bytes, end > to ? (end - to) * bytes : 0, r);
-        }
+        for (int r = 0; r < size; r++)
+            if (r != me) {
+                hvt__work_recv(w, w->room + (size_t)r * w->window * bytes, n * bytes, r, false);
+                hvt__work_send(w, in + (w->first[r] + at) * bytes, inside(w, r, at) * bytes, r, false);
+            }
         HVT_TRY(hvt__work_exchange(w));
         for (size_t i = 0; i < n; i += CHUNK)
-            HVT_TRY(fold_chunk(w, n - i < CHUNK ? n - i : CHUNK, w->room + i * bytes, window * bytes,
-                               in + (from + i) * bytes, out + (at + i) * bytes));
+            HVT_TRY(fold_chunk(w, n - i < CHUNK ? n - i : CHUNK, w->room + i * bytes, mine + i * bytes,
+                               out + (at + i) * bytes));
     }
     return HVT_OK;
 }
-
-/* Everyone's part of out to everyone. */
-static hvt_status share_parts(hvt__work *w, char *out)
-{
-    int me = w->c->world->rank;
-    size_t bytes = w->bytes;
-
-    for (int r = 0; r < w->c->world->size; r++)
-        if (r != me) {
-            hvt__work_recv(w, out + w->first[r] * bytes, (w->first[r + 1] - w->first[r]) * bytes, r);
-            hvt__work_send(w, out + w->first[me] * bytes, (w->first[me + 1] - w->first[me]) * bytes, r);
-        }
-    return hvt__work_exchange(w);
-}
-
-/* ---- the operations ----------------------------------------------------------------------- */
 
 static hvt_status sum_by_comm(hvt__work *w, const void *in)
 {
@@ -331,7 +267,7 @@ static hvt_status sum_by_comm(hvt__work *w, const void *in)
     const hvt__call *k = w->k;
 
     if (in != k->out && k->count)
-        HVT_TRY(c->dev->ops->copy(c->dev, k->out, in, k->count * w->bytes));
+        HVT_TRY(c->dev->ops->memory.copy(c->dev, k->out, in, k->count * w->bytes));
     if (k->type == HVT_F32)
         hvt__scale_f32(k->out, k->count, k->scale.pre);
     HVT_TRY(hvt__queue_run_now(
@@ -344,17 +280,13 @@ static hvt_status sum_by_comm(hvt__work *w, const void *in)
 hvt_status hvt__coll_reduce(hvt__work *w)
 {
     const hvt__call *k = w->k;
-    int me = w->c->world->rank, size = w->c->world->size;
     const void *in = k->in ? k->in : k->out;
 
     if (is_comm_sum(k))
         return sum_by_comm(w, in);
-    w->first[0] = 0;
-    for (int r = 0; r < size; r++)
-        w->first[r + 1] = k->action == HVT__CALL_ALLREDUCE ? hvt__cut(k->count, r + 1, size)
-                                                           : w->first[r] + hvt__part(k, r);
     if (k->action == HVT__CALL_REDUCE_SCATTER)
         return reduce_parts(w, in, k->out);
-    HVT_TRY(reduce_parts(w, in, (char *)k->out + w->first[me] * w->bytes));
-    return share_parts(w, k->out);
+    HVT_TRY(reduce_parts(
+        w, in, (char *)k->out + hvt__cut(k->count, w->c->world->rank, w->c->world->size) * w->bytes));
+    return hvt__coll_move(w);
 }

@@ -9,9 +9,10 @@
 
 #include <sched.h>
 #include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
+
+/* In flight without memory: most programs need no more, so none of theirs can fail on one rank alone. */
+enum { OPERATIONS = 64 };
 
 static const hvt_comm_ops *const self = &hvt_comm_self, *const shm = &hvt_comm_shm;
 #if HVT_HAVE_MPI
@@ -43,7 +44,8 @@ static hvt_status open_table(hvt_comm *c, const hvt_comm_ops *ops)
     fresh.state = NULL;
     s = hvt_world_agree(c->world, ops->open(&fresh));
     if (s != HVT_OK) {
-        ops->close(&fresh);
+        if (ops->close)
+            ops->close(&fresh);
         return hvt__pass(s, __FILE__, __LINE__, ops->name);
     }
     *c = fresh;
@@ -76,105 +78,6 @@ static hvt_status fall_back(hvt_comm *c, const hvt_comm_ops *from)
     return open_table(c, mpi);
 }
 
-/* What this rank asks for; ret_ops stays NULL for "auto". */
-static hvt_status choose(const char *name, const hvt_device *dev, hvt_comm *const *ret_comm,
-                         const hvt_comm_ops **ret_ops)
-{
-    const hvt_comm_ops *ops = NULL;
-    bool known = false;
-
-    HVT_CHECK(name && dev && ret_comm, E_ARG, "a comm needs a name, a world and a device");
-    for (size_t i = 0; i < HVT_LEN(comms) && !known; i++) {
-        known = !strcmp(name, comms[i].name);
-        ops = *comms[i].ops;
-    }
-    HVT_CHECK(known || !strcmp(name, "auto"), E_ARG,
-              "no comm is called '%s'; known are: auto, self, shm, mpi, hier, nccl", name);
-    HVT_CHECK(!known || ops, E_UNSUPPORTED, "comm '%s' is not in this build", name);
-    HVT_CHECK(!known || dev->ops->host || (ops != shm && ops != hier), E_UNSUPPORTED,
-              "comm %s shares memory of the host; for device %s there are nccl, and mpi, which copies to the "
-              "host and back",
-              name, dev->ops->name);
-    *ret_ops = known ? ops : NULL;
-    return HVT_OK;
-}
-
-/* Ranks that open different comms, or one with other cutoffs, would wait for different messages. */
-static hvt_status compare(hvt_world *w, const char *name, const hvt__cutoffs *t)
-{
-    hvt__items items = {0};
-
-    hvt__items_add(&items, "comm\t%s", name);
-    hvt__items_add(&items, "mpi-short\t%zu", t->mpi_short);
-    hvt__items_add(&items, "mpi-packet\t%zu", t->mpi_packet);
-    return hvt__items_compare(&items, w);
-}
-
-hvt_status hvt_comm_open(const char *name, hvt_world *world, hvt_device *dev, hvt_comm **ret_comm)
-{
-    const hvt_comm_ops *ops = NULL;
-    hvt_comm *c = NULL;
-    hvt_status s;
-    bool known, shares;
-
-    HVT_CHECK(world, E_ARG, "a comm needs a name, a world and a device");
-    s = choose(name, dev, ret_comm, &ops);
-    if (s == HVT_OK) {
-        c = calloc(1, sizeof *c);
-        s = c ? hvt__queue_open(c) : HVT_FAIL(E_MEM, "no memory for a comm");
-    }
-    HVT_TRY_OR(fail, hvt_world_agree(world, s));
-    c->cutoffs = hvt__cutoffs_next;
-    HVT_TRY_OR(fail, compare(world, name, &c->cutoffs));
-    known = ops != NULL;
-    c->world = world;
-    c->dev = dev;
-    c->chosen = !known;
-    c->party = hvt__comm_party(world->channels++);
-    if (!known)
-        ops = best(world, dev);
-    shares = ops == shm || ops == hier;
-    s = open_table(c, ops);
-    if (s != HVT_OK && !known && shares && mpi)
-        s = fall_back(c, ops);
-    HVT_TRY_OR(fail, s);
-    world->comms++;
-    hvt__use(&dev->users, HVT__USER_COMM, 1);
-    *ret_comm = c;
-    return HVT_OK;
-fail:
-    if (c)
-        hvt__queue_close(c);
-    free(c);
-    return s;
-}
-
-void hvt_comm_close(hvt_comm **comm)
-{
-    hvt_comm *c = comm ? *comm : NULL;
-
-    if (!c)
-        return;
-    if (c->blocks) {
-        hvt__log(
-            HVT_LOG_ERROR,
-            "comm %s is not closed: %d of its blocks of memory are still held, by distributed optimizers, "
-            "fused tensors or callers of hvt_comm_alloc(); free those first",
-            c->ops->name, c->blocks);
-        return;
-    }
-    hvt__worker_stop(c);
-    c->ops->close(c);
-    c->world->comms--;
-    hvt__use(&c->dev->users, HVT__USER_COMM, -1);
-    hvt__queue_close(c);
-    free(c->block);
-    free(c);
-    *comm = NULL;
-}
-
-/* ---- ranks that leave a comm while others wait for them ------------------------------------------ */
-
 static hvt_comm *comm_of(const hvt__party *party)
 {
     return (hvt_comm *)((uintptr_t)party - offsetof(hvt_comm, party));
@@ -182,29 +85,30 @@ static hvt_comm *comm_of(const hvt__party *party)
 
 static hvt__leaving left(const hvt__party *party, int rank)
 {
-    hvt_comm *c = comm_of(party);
-
-    return c->ops->left ? c->ops->left(c, rank) : HVT__HERE;
+    return comm_of(party)->ops->left(comm_of(party), rank);
 }
 
+/* The cause comes before its consequences: a rank that ended, one that left by itself, one that gave up as
+ * this one does now. */
 static hvt_status lost(const hvt__party *party, int rank, const char *what)
 {
     hvt_comm *c = comm_of(party);
     const hvt_world *w = c->world;
+    hvt__leaving why = HVT__HERE;
     int cause = rank;
 
-    for (int r = w->size - 1; r >= 0; r--) /* the cause before its consequences */
-        if (r != w->rank && c->ops->left(c, r) == HVT__BY_ITSELF)
-            cause = r;
-    c->ops->leave(c, HVT__AFTER_ANOTHER);
-    return HVT_FAIL(E_COMM, "rank %d (%s) has left the comm; rank %d was waiting for rank %d to %s",
-                    hvt__job_rank(w, cause), w->host[cause], hvt__job_rank(w, w->rank),
-                    hvt__job_rank(w, rank), what);
-}
+    for (int r = 0; r < w->size; r++) {
+        hvt__leaving its = r == w->rank ? HVT__HERE : c->ops->left(c, r);
 
-hvt__party hvt__comm_party(int channel)
-{
-    return (hvt__party){.channel = channel, .left = left, .lost = lost};
+        if (its != HVT__HERE && (why == HVT__HERE || its < why)) {
+            cause = r;
+            why = its;
+        }
+    }
+    c->ops->leave(c, HVT__AFTER_ANOTHER);
+    return HVT_FAIL(E_COMM, "rank %d (%s) has %s; rank %d was waiting for rank %d to %s",
+                    hvt__job_rank(w, cause), w->host[cause], why == HVT__ENDED ? "ended" : "left the comm",
+                    hvt__job_rank(w, w->rank), hvt__job_rank(w, rank), what);
 }
 
 bool hvt__comm_disconnect(hvt_comm *c)
@@ -236,15 +140,103 @@ bool hvt__comm_disconnect(hvt_comm *c)
     }
     hvt__wait_end(wait);
     if (first && waited >= 0)
-        hvt__log(
-            HVT_LOG_ERROR,
+        HVT_ERROR(
             "comm %s: rank %d (%s) closed it while rank %d (%s) was waiting for an operation, which failed",
             c->ops->name, hvt__job_rank(w, w->rank), w->host[w->rank], hvt__job_rank(w, waited),
             w->host[waited]);
     return !here;
 }
 
-/* ---- what it is ---------------------------------------------------------------------------------- */
+/* What this rank asks for; ret_ops stays NULL for "auto". */
+static hvt_status choose(const char *name, const hvt_device *dev, hvt_comm *const *ret_comm,
+                         const hvt_comm_ops **ret_ops)
+{
+    const hvt_comm_ops *ops = NULL;
+    bool known = false;
+
+    HVT_CHECK(name && dev && ret_comm, E_ARG, "a comm needs a name, a world and a device");
+    for (size_t i = 0; i < HVT_LEN(comms) && !known; i++) {
+        known = !strcmp(name, comms[i].name);
+        ops = *comms[i].ops;
+    }
+    HVT_CHECK(known || !strcmp(name, "auto"), E_ARG,
+              "no comm is called '%s'; known are: auto, self, shm, mpi, hier, nccl", name);
+    HVT_CHECK(!known || ops, E_UNSUPPORTED, "comm '%s' is not in this build", name);
+    HVT_CHECK(!known || dev->ops->host || (ops != shm && ops != hier), E_UNSUPPORTED,
+              "comm %s shares memory of the host; for device %s there are nccl, and mpi, which copies to the "
+              "host and back",
+              name, dev->ops->name);
+    *ret_ops = known ? ops : NULL;
+    return HVT_OK;
+}
+
+hvt_status hvt_comm_open(const char *name, hvt_world *world, hvt_device *dev, hvt_comm **ret_comm)
+{
+    const hvt_comm_ops *ops = NULL;
+    hvt__items items = {0};
+    hvt_comm *c = NULL;
+    hvt_status s;
+
+    HVT_CHECK(world, E_ARG, "a comm needs a name, a world and a device");
+    s = choose(name, dev, ret_comm, &ops);
+    if (s == HVT_OK) {
+        c = calloc(1, sizeof *c);
+        if (c)
+            c->queue = (hvt__queue){.op = malloc(OPERATIONS * sizeof *c->queue.op), .room = OPERATIONS};
+        if (!c || !c->queue.op)
+            s = HVT_FAIL(E_MEM, "no memory for a comm");
+    }
+    HVT_TRY_OR(fail, hvt_world_agree(world, s));
+    c->cutoffs = hvt__cutoffs_next;
+    /* ranks that open different comms, or one with other cutoffs, would wait for different messages */
+    hvt__items_add(&items, "comm\t%s", name);
+    hvt__items_add(&items, "mpi-short\t%zu", c->cutoffs.mpi_short);
+    hvt__items_add(&items, "mpi-packet\t%zu", c->cutoffs.mpi_packet);
+    HVT_TRY_OR(fail, hvt__items_compare(&items, world));
+    c->world = world;
+    c->dev = dev;
+    c->chosen = !ops;
+    c->party = (hvt__party){.channel = world->channels++, .left = left, .lost = lost};
+    if (c->chosen)
+        ops = best(world, dev);
+    s = open_table(c, ops);
+    if (s != HVT_OK && c->chosen && (ops == shm || ops == hier) && mpi)
+        s = fall_back(c, ops);
+    HVT_TRY_OR(fail, s);
+    world->comms++;
+    hvt__use(&dev->users, HVT__USER_COMM, 1);
+    *ret_comm = c;
+    return HVT_OK;
+fail:
+    if (c)
+        free(c->queue.op);
+    free(c);
+    return s;
+}
+
+void hvt_comm_close(hvt_comm **comm)
+{
+    hvt_comm *c = comm ? *comm : NULL;
+
+    if (!c)
+        return;
+    if (c->blocks) {
+        HVT_ERROR(
+            "comm %s is not closed: %d of its blocks of memory are still held, by distributed optimizers, "
+            "fused tensors or callers of hvt_comm_alloc(); free those first",
+            c->ops->name, c->blocks);
+        return;
+    }
+    hvt__worker_stop(c);
+    if (c->ops->close)
+        c->ops->close(c);
+    c->world->comms--;
+    hvt__use(&c->dev->users, HVT__USER_COMM, -1);
+    free(c->queue.op);
+    free(c->block);
+    free(c);
+    *comm = NULL;
+}
 
 const char *hvt_comm_name(const hvt_comm *comm)
 {
@@ -279,27 +271,34 @@ void hvt_comm_slice(const hvt_comm *comm, size_t count, int rank, size_t *ret_fi
     *ret_end = hvt__cut(count, place + 1, size);
 }
 
-/* ---- memory -------------------------------------------------------------------------------------- */
-
-typedef hvt_status allocate_fn(hvt_comm *c, size_t bytes, void **ret_ptr);
+static void release(hvt_comm *c, hvt__block *b)
+{
+    if (c->ops->release)
+        c->ops->release(c, b);
+    else
+        c->dev->ops->memory.release(c->dev, b->ptr);
+}
 
 /* On all ranks, or on none. */
-static hvt_status allocate(hvt_comm *c, allocate_fn *fn, size_t bytes, void **ret_ptr)
+static hvt_status allocate(hvt_comm *c, size_t bytes, bool shared, void **ret_ptr)
 {
-    void *ptr = NULL, **more = realloc(c->block, (size_t)(c->blocks + 1) * sizeof *more);
+    hvt__block b = {.bytes = bytes}, *more = realloc(c->block, (size_t)(c->blocks + 1) * sizeof *more);
     hvt_status s = HVT_OK;
 
+    hvt__worker_rest(c);
     if (more)
         c->block = more;
     else
         s = HVT_FAIL(E_MEM, "no memory to keep %d blocks of a comm", c->blocks + 1);
     HVT_TRY(hvt_world_agree(c->world, s));
-    s = hvt_world_agree(c->world, fn(c, bytes, &ptr));
+    s = c->ops->alloc ? c->ops->alloc(c, shared, &b) : c->dev->ops->memory.alloc(c->dev, bytes, &b.ptr);
+    s = hvt_world_agree(c->world, s);
     if (s != HVT_OK) {
-        c->ops->release(c, ptr);
+        release(c, &b);
         return s;
     }
-    *ret_ptr = c->block[c->blocks++] = ptr;
+    c->block[c->blocks++] = b;
+    *ret_ptr = b.ptr;
     return HVT_OK;
 }
 
@@ -309,29 +308,23 @@ hvt_status hvt_comm_alloc(hvt_comm *comm, size_t bytes, void **ret_ptr)
     hvt_status s;
 
     HVT_CHECK(comm && ret_ptr, E_ARG, "no comm, or no place for the address, for %zu bytes", bytes);
-    hvt__worker_rest(comm);
-    s = allocate(comm, comm->ops->alloc, bytes, ret_ptr);
-    if (s == HVT_OK)
-        return HVT_OK;
-    if (!comm->chosen || (comm->ops != shm && comm->ops != hier) || comm->worker || comm->blocks || !mpi ||
-        (s != HVT_E_MEM && s != HVT_E_UNSUPPORTED))
-        return hvt__pass(s, __FILE__, __LINE__, "alloc");
+    s = allocate(comm, bytes, false, ret_ptr);
+    if (s == HVT_OK || !comm->chosen || (comm->ops != shm && comm->ops != hier) || comm->worker ||
+        comm->blocks || !mpi || (s != HVT_E_MEM && s != HVT_E_UNSUPPORTED))
+        return s;
     HVT_TRY(hvt_comm_wait(comm, comm->queue.issued)); /* the other comm knows nothing of what is on its way */
     old = *comm;
     HVT_TRY(fall_back(comm, old.ops));
     old.ops->close(&old);
-    return allocate(comm, comm->ops->alloc, bytes, ret_ptr);
+    return allocate(comm, bytes, false, ret_ptr);
 }
 
 hvt_status hvt_comm_share(hvt_comm *comm, size_t bytes, void **ret_ptr)
 {
-    hvt_status s;
-
     HVT_CHECK(comm && ret_ptr, E_ARG, "no comm, or no place for the address, for %zu bytes", bytes);
-    HVT_CHECK(comm->ops->share, E_UNSUPPORTED, "ranks of comm '%s' do not share memory", comm->ops->name);
-    hvt__worker_rest(comm);
-    s = allocate(comm, comm->ops->share, bytes, ret_ptr);
-    return s == HVT_OK ? s : hvt__pass(s, __FILE__, __LINE__, "share");
+    HVT_CHECK(comm->ops->can & HVT_COMM_SHARE, E_UNSUPPORTED, "ranks of comm '%s' do not share memory",
+              comm->ops->name);
+    return allocate(comm, bytes, true, ret_ptr);
 }
 
 void hvt_comm_release(hvt_comm *comm, void *ptr)
@@ -340,19 +333,16 @@ void hvt_comm_release(hvt_comm *comm, void *ptr)
 
     if (!comm || !ptr)
         return;
-    while (i < comm->blocks && comm->block[i] != ptr)
+    while (i < comm->blocks && comm->block[i].ptr != ptr)
         i++;
     if (i == comm->blocks) {
-        hvt__log(HVT_LOG_ERROR, "comm %s: %p is no block of its memory, or was released before",
-                 comm->ops->name, ptr);
+        HVT_ERROR("comm %s: %p is not a block of its memory, or was released before", comm->ops->name, ptr);
         return;
     }
     hvt_comm_wait(comm, comm->queue.issued); /* what may use it; a failure is told again by what comes next */
-    comm->ops->release(comm, ptr);
+    release(comm, &comm->block[i]);
     comm->block[i] = comm->block[--comm->blocks];
 }
-
-/* ---- operations ---------------------------------------------------------------------------------- */
 
 static hvt_status issue(hvt_comm *c, const hvt__op *op, hvt_ticket *ret_ticket)
 {
@@ -367,22 +357,19 @@ static hvt_status issue(hvt_comm *c, const hvt__op *op, hvt_ticket *ret_ticket)
 hvt_status hvt_comm_allreduce(hvt_comm *comm, void *buf, size_t count, hvt_dtype dtype,
                               hvt_ticket *ret_ticket)
 {
-    return issue(comm, &(hvt__op){.kind = HVT__ALLREDUCE, .buf = buf, .count = count, .type = dtype},
-                 ret_ticket);
+    return issue(comm, &(hvt__op){HVT__ALLREDUCE, dtype, .buf = buf, .count = count}, ret_ticket);
 }
 
 hvt_status hvt_comm_reduce_scatter(hvt_comm *comm, void *buf, size_t count, hvt_dtype dtype,
                                    hvt_ticket *ret_ticket)
 {
-    return issue(comm, &(hvt__op){.kind = HVT__REDUCE_SCATTER, .buf = buf, .count = count, .type = dtype},
-                 ret_ticket);
+    return issue(comm, &(hvt__op){HVT__REDUCE_SCATTER, dtype, .buf = buf, .count = count}, ret_ticket);
 }
 
 hvt_status hvt_comm_allgather(hvt_comm *comm, void *buf, size_t count, hvt_dtype dtype,
                               hvt_ticket *ret_ticket)
 {
-    return issue(comm, &(hvt__op){.kind = HVT__ALLGATHER, .buf = buf, .count = count, .type = dtype},
-                 ret_ticket);
+    return issue(comm, &(hvt__op){HVT__ALLGATHER, dtype, .buf = buf, .count = count}, ret_ticket);
 }
 
 hvt_status hvt_comm_reduce_apply(hvt_comm *comm, void *buf, size_t count, hvt_dtype dtype,
@@ -392,11 +379,9 @@ hvt_status hvt_comm_reduce_apply(hvt_comm *comm, void *buf, size_t count, hvt_dt
     HVT_CHECK(fn, E_ARG, "nothing to apply to %zu elements", count);
     HVT_CHECK(comm->ops->can & HVT_COMM_REDUCE_APPLY, E_UNSUPPORTED,
               "ranks of comm '%s' do not see each other's memory", comm->ops->name);
-    return issue(
-        comm,
-        &(hvt__op){
-            .kind = HVT__REDUCE_APPLY, .buf = buf, .count = count, .type = dtype, .apply = fn, .ctx = ctx},
-        ret_ticket);
+    return issue(comm,
+                 &(hvt__op){HVT__REDUCE_APPLY, dtype, .buf = buf, .count = count, .apply = fn, .ctx = ctx},
+                 ret_ticket);
 }
 
 hvt_status hvt_comm_broadcast(hvt_comm *comm, void *buf, size_t bytes, int root)

@@ -6,26 +6,12 @@
 
 #include "comm_impl.h"
 
-/* ---- comm.c: ranks that leave a comm while others wait for them -------------------------------- */
-
-/* A comm as a party of its world's. */
-hvt__party hvt__comm_party(int channel);
 /* In close: this rank leaves, and waits until all others have left too, so that each side learns of the other
  * one's mistake where one of them still waits for an operation. False: some have not come in good time. */
 bool hvt__comm_disconnect(hvt_comm *c);
 
-/* ---- queue.c: operations that were issued, and run in that order ----------------------------- */
-
-hvt_status hvt__queue_open(hvt_comm *c); /* can fail on one rank alone */
-void hvt__queue_close(hvt_comm *c);
-static inline hvt__op *hvt__queue_at(const hvt__queue *q, hvt_ticket ticket)
-{
-    return &q->op[ticket & (q->room - 1)];
-}
 /* For the worker, with its lock: the next operation, on a device of this thread's. */
 hvt_status hvt__queue_run_next(hvt_comm *c, hvt_device *dev);
-
-/* ---- worker.c: a thread for a comm's operations ------------------------------------------------ */
 
 /* Nothing may be in flight. Errors: E_UNSUPPORTED, E_MEM, E_DEVICE; the comm is what it was then. */
 hvt_status hvt__worker_start(hvt_comm *c, const hvt_overlap *how);
@@ -43,8 +29,6 @@ hvt_status hvt__worker_error(hvt_comm *c, hvt_status s);
 /* Until it has no work: the backend is the caller's. */
 void hvt__worker_rest(hvt_comm *c);
 
-/* ---- slices ------------------------------------------------------------------------------- */
-
 typedef struct hvt__span {
     size_t first, end;
 } hvt__span;
@@ -60,17 +44,13 @@ static inline hvt__span hvt__intersect(hvt__span a, hvt__span b)
 int hvt__slice_index(int rank, int size);
 
 /* The number of the tree's lower levels that lie inside nodes. E_UNSUPPORTED, the same on every rank, where
- * some node's ranks are no block of the tree, or no node has two. */
+ * some node's ranks are not a block of the tree, or no node has two. */
 hvt_status hvt__levels_inside(const hvt_world *w, int *ret_levels);
-
-/* ---- mpi.c, for hier.c -------------------------------------------------------------------- */
 
 /* Does a vector travel whole? Then every rank of a block holds all of its sum, else its slice of it. */
 bool hvt__mpi_whole(const hvt_comm *c, const hvt__op *op);
-/* Do the part of an operation that lies above the tree's lowest `levels` levels. */
-hvt_status hvt__mpi_above(hvt_comm *c, hvt_device *dev, const hvt__op *op, int levels);
-
-/* ---- cutoffs ------------------------------------------------------------------------------ */
+/* From now on this comm mpi does only what lies above the tree's lowest `levels` levels. */
+void hvt__mpi_skip(hvt_comm *c, int levels);
 
 /* What comms are opened with from now on. */
 extern hvt__cutoffs hvt__cutoffs_next;

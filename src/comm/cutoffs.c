@@ -4,46 +4,43 @@
 #include "base_impl.h"
 #include "comm_internal.h"
 
-#include <stddef.h>
-#include <string.h>
+enum { MPI_SHORT = 16384, MPI_PACKET = 48 << 10 };
 
-#define FIELD(f) offsetof(hvt__cutoffs, f)
+hvt__cutoffs hvt__cutoffs_next = {MPI_SHORT, MPI_PACKET, .mpi_window = 1 << 18, .mpi_message = 1 << 30};
+
 static const struct {
-    hvt_cutoff t; /* value: not set */
-    size_t field;
+    hvt_cutoff t; /* value: the default */
+    size_t *value;
 } table[] = {
     {{.name = "mpi-short",
       .meaning = "bytes; a sum of at most these travels whole: fewer messages, more bytes",
+      .value = MPI_SHORT,
       .most = 1 << 24,
       .from = 1 << 10,
       .to = 1 << 18},
-     FIELD(mpi_short)},
+     &hvt__cutoffs_next.mpi_short},
     {{.name = "mpi-packet",
       .meaning = "bytes of one message between hosts at most",
+      .value = MPI_PACKET,
       .least = 1 << 10,
       .most = 1 << 28,
       .from = 1 << 20,
       .to = 1 << 24,
       .hosts = true},
-     FIELD(mpi_packet)},
+     &hvt__cutoffs_next.mpi_packet},
 };
-
-static size_t *field(hvt__cutoffs *tuning, size_t offset)
-{
-    return (size_t *)(void *)((char *)tuning + offset);
-}
 
 bool hvt_comm_cutoff(int i, hvt_cutoff *ret_cutoff)
 {
     if (!ret_cutoff || i < 0 || (size_t)i >= HVT_LEN(table))
         return false;
     *ret_cutoff = table[i].t;
-    ret_cutoff->value = *field(&hvt__cutoffs_next, table[i].field);
+    ret_cutoff->value = *table[i].value;
     return true;
 }
 
 /* NAME=N at *at, which moves behind it. */
-static hvt_status read_one(const char **at, hvt__cutoffs *tuning)
+static hvt_status read_one(const char **at)
 {
     size_t len = strcspn(*at, ","), i = 0;
     const char *p = *at, *digits;
@@ -60,19 +57,22 @@ static hvt_status read_one(const char **at, hvt__cutoffs *tuning)
                   value >= (int64_t)table[i].t.least && value <= (int64_t)table[i].t.most,
               E_ARG, "%s: expected a whole number from %zu to %zu, got '%.*s'", table[i].t.name,
               table[i].t.least, table[i].t.most, (int)(*at + len - digits), digits);
-    *field(tuning, table[i].field) = (size_t)value;
+    *table[i].value = (size_t)value;
     *at += len + ((*at)[len] == ',');
     return HVT_OK;
 }
 
 hvt_status hvt_comm_set_cutoffs(const char *list, bool check)
 {
-    hvt__cutoffs tuning = hvt__cutoffs_next;
+    const hvt__cutoffs before = hvt__cutoffs_next;
+    hvt_status s = HVT_OK;
 
     HVT_CHECK(list, E_ARG, "no list of cutoffs; expected one like mpi-short=8192,mpi-packet=65536");
-    while (*list)
-        HVT_TRY(read_one(&list, &tuning));
-    if (!check)
-        hvt__cutoffs_next = tuning;
-    return HVT_OK;
+    for (size_t i = 0; i < HVT_LEN(table); i++)
+        *table[i].value = table[i].t.value;
+    while (s == HVT_OK && *list)
+        s = read_one(&list);
+    if (s != HVT_OK || check)
+        hvt__cutoffs_next = before;
+    return s;
 }

@@ -10,14 +10,12 @@
  * 16-bit sums are rounded on every level, which is when they travel; so the short and the long way
  * round alike.
  *
- * Who closes the comm, or fails, tells all others by a message with a tag of its own: so nobody waits for a
- * rank that will not come, and once all have said so nothing is under way any more.
+ * A rank that closes the comm, or fails, sends all others a message with a tag of its own: so nobody waits
+ * for a rank that will not come, and once all have sent it nothing is under way any more.
  */
 #include "base_impl.h"
 #include "world/mpi_call.h"
 #include "comm_internal.h"
-
-#include <stdlib.h>
 
 enum {
     EAGER = 3968, /* bytes of a message that one process of a host hands another without asking first */
@@ -39,23 +37,22 @@ typedef struct run {
     char *buf;
     size_t count, bytes; /* elements; bytes of one */
     hvt_dtype type;
-    MPI_Datatype wire;
-    int from; /* level; what is below has been done */
 } run;
 
 typedef struct comm_mpi {
     MPI_Comm comm;
-    int levels;
+    int from, levels; /* from: what lies below has been done */
     level *level;
-    size_t window;       /* elements that are added while the next ones travel */
-    void *scratch[2];    /* [window] the other half's part of a window */
-    MPI_Request *req[2]; /* [2 * PIECES * size] */
-    int *peer[2];        /* [2 * PIECES * size] at the other end of each */
-    int reqs[2];
-    int why;          /* hvt__leaving of this rank, as it was sent */
-    int *left;        /* [size] of every rank, as far as it has come */
-    MPI_Request *bye; /* [size] on its way to every rank */
-    bool dropped;     /* an operation under way was given up: a peer may still read what it was to send */
+    int *places;      /* of the levels */
+    size_t window;    /* elements that are added while the next ones travel */
+    void *scratch[2]; /* [window] the other half's part of a window */
+    hvt__flight flight[2];
+    bool dropped; /* an operation under way was given up: a peer may still read what it was to send */
+    int why;      /* hvt__leaving of this rank, as it was sent */
+    struct {
+        int left;        /* hvt__leaving of this rank, as far as it has come */
+        MPI_Request bye; /* this one's on its way to it */
+    } rank[];            /* [size] */
 } comm_mpi;
 
 /* The slice of a block's rank before and after its halves are merged. */
@@ -73,8 +70,6 @@ static hvt__span parent_slice(const level *l, size_t count, int rank)
     return (hvt__span){hvt__cut(count, l->parent[i], n), hvt__cut(count, l->parent[i] + 1, n)};
 }
 
-/* ---- life --------------------------------------------------------------------------------- */
-
 /* News of ranks that leave. */
 static hvt_status hear(hvt_comm *c)
 {
@@ -82,13 +77,13 @@ static hvt_status hear(hvt_comm *c)
     MPI_Status from;
     int there = 1, why;
 
-    HVT_CHECK(hvt__mpi_is_up(), E_COMM, "MPI has been finalised: no rank can be reached any more");
+    HVT_TRY(hvt__mpi_check_up());
     while (st->comm != MPI_COMM_NULL) {
         HVT_TRY_MPI(MPI_Iprobe(MPI_ANY_SOURCE, LEAVES, st->comm, &there, &from));
         if (!there)
             break;
         HVT_TRY_MPI(MPI_Recv(&why, 1, MPI_INT, from.MPI_SOURCE, LEAVES, st->comm, MPI_STATUS_IGNORE));
-        st->left[from.MPI_SOURCE] = why;
+        st->rank[from.MPI_SOURCE].left = why;
     }
     return HVT_OK;
 }
@@ -97,9 +92,8 @@ static hvt__leaving comm_left_mpi(hvt_comm *c, int rank)
 {
     comm_mpi *st = c->state;
 
-    if (hear(c) != HVT_OK)
-        return HVT__HERE; /* MPI itself will tell whoever waits */
-    return st->left ? (hvt__leaving)st->left[rank] : HVT__HERE;
+    /* where that fails, MPI itself reports an error to whoever waits */
+    return hear(c) == HVT_OK ? (hvt__leaving)st->rank[rank].left : HVT__HERE;
 }
 
 static void comm_leave_mpi(hvt_comm *c, hvt__leaving why)
@@ -109,11 +103,11 @@ static void comm_leave_mpi(hvt_comm *c, hvt__leaving why)
 
     if (st->why || st->comm == MPI_COMM_NULL || !hvt__mpi_is_up())
         return;
-    st->why = st->left[c->world->rank] = (int)why;
+    st->why = st->rank[c->world->rank].left = (int)why;
     entered = hvt__mpi_enter();
     for (int r = 0; r < c->world->size; r++)
         if (r != c->world->rank)
-            MPI_Isend(&st->why, 1, MPI_INT, r, LEAVES, st->comm, &st->bye[r]);
+            MPI_Isend(&st->why, 1, MPI_INT, r, LEAVES, st->comm, &st->rank[r].bye);
     hvt__mpi_leave(entered);
 }
 
@@ -121,9 +115,8 @@ static void comm_leave_mpi(hvt_comm *c, hvt__leaving why)
 static void drop(comm_mpi *st)
 {
     for (int i = 0; i < 2; i++) {
-        st->dropped = st->dropped || st->reqs[i];
-        hvt__mpi_drop(st->reqs[i], st->req[i]);
-        st->reqs[i] = 0;
+        st->dropped = st->dropped || st->flight[i].n;
+        hvt__mpi_drop(&st->flight[i]);
     }
 }
 
@@ -134,14 +127,12 @@ static void free_comm(hvt_comm *c)
     comm_mpi *st = c->state;
     bool entered, all_left;
 
-    if (st->comm == MPI_COMM_NULL || !hvt__mpi_is_up())
-        return;
     drop(st);
     all_left = hvt__comm_disconnect(c);
     entered = hvt__mpi_enter();
     for (int r = 0; r < c->world->size; r++)
-        if (st->bye[r] != MPI_REQUEST_NULL)
-            MPI_Request_free(&st->bye[r]);
+        if (st->rank[r].bye != MPI_REQUEST_NULL)
+            MPI_Request_free(&st->rank[r].bye);
     if (all_left)
         MPI_Comm_free(&st->comm);
     hvt__mpi_leave(entered);
@@ -153,24 +144,20 @@ static void comm_close_mpi(hvt_comm *c)
 
     if (!st)
         return;
-    free_comm(c);
-    for (int i = 0; i < st->levels && st->level; i++) {
-        free(st->level[i].child);
-        free(st->level[i].parent);
-    }
+    if (st->comm != MPI_COMM_NULL && hvt__mpi_is_up())
+        free_comm(c);
     for (int i = 0; i < 2; i++) {
-        c->dev->ops->release(c->dev, st->scratch[i]);
-        free(st->req[i]);
-        free(st->peer[i]);
+        c->dev->ops->memory.release(c->dev, st->scratch[i]);
+        free(st->flight[i].request);
     }
-    free(st->left);
-    free(st->bye);
     free(st->level);
+    free(st->places);
     free(st);
     c->state = NULL;
 }
 
-static hvt_status plan_level(level *l, const hvt_world *w, int width)
+/* places: [2 * size] for child and parent */
+static void plan_level(level *l, const hvt_world *w, int width, int *places)
 {
     int rank = w->rank, size = w->size, n;
 
@@ -178,16 +165,14 @@ static hvt_status plan_level(level *l, const hvt_world *w, int width)
     l->mid = l->first + width < size ? l->first + width : size;
     l->end = l->first + 2 * width < size ? l->first + 2 * width : size;
     n = l->end - l->first;
-    l->child = malloc((size_t)n * sizeof *l->child);
-    l->parent = malloc((size_t)n * sizeof *l->parent);
-    HVT_CHECK(l->child && l->parent, E_MEM, "no memory for the slices of %d ranks", n);
+    l->child = places;
+    l->parent = places + n;
     for (int i = 0; i < n; i++) {
         l->parent[i] = hvt__slice_index(i, n);
         l->child[i] =
             i < width ? hvt__slice_index(i, l->mid - l->first) : hvt__slice_index(i - width, l->end - l->mid);
         l->far = l->far || w->node_of[l->first + i] != w->node_of[l->first];
     }
-    return HVT_OK;
 }
 
 /* What can fail on one rank alone. */
@@ -196,31 +181,25 @@ static hvt_status prepare(hvt_comm *c)
     const hvt__cutoffs *t = &c->cutoffs;
     int size = c->world->size;
     size_t room;
-    comm_mpi *st = calloc(1, sizeof *st);
+    comm_mpi *st = calloc(1, sizeof *st + (size_t)size * sizeof *st->rank);
 
-    HVT_CHECK(st, E_MEM, "no memory for a comm");
+    HVT_CHECK(st, E_MEM, "no memory for a comm of %d ranks", size);
     st->comm = MPI_COMM_NULL;
     c->state = st;
-    if (size == 1)
-        return HVT_OK;
+    for (int r = 0; r < size; r++)
+        st->rank[r].bye = MPI_REQUEST_NULL;
     for (int width = 1; width < size; width *= 2)
         st->levels++;
-    st->level = calloc((size_t)st->levels, sizeof *st->level);
-    HVT_CHECK(st->level, E_MEM, "no memory for a tree of %d ranks", size);
+    st->level = calloc((size_t)st->levels + 1, sizeof *st->level);
+    st->places = calloc((size_t)st->levels + 1, 2 * (size_t)size * sizeof *st->places);
+    HVT_CHECK(st->level && st->places, E_MEM, "no memory for a tree of %d ranks", size);
     for (int i = 0; i < st->levels; i++)
-        HVT_TRY(plan_level(&st->level[i], c->world, 1 << i));
-    st->left = calloc((size_t)size, sizeof *st->left);
-    st->bye = malloc((size_t)size * sizeof *st->bye);
-    HVT_CHECK(st->left && st->bye, E_MEM, "no memory for a comm of %d ranks", size);
-    for (int r = 0; r < size; r++)
-        st->bye[r] = MPI_REQUEST_NULL;
+        plan_level(&st->level[i], c->world, 1 << i, st->places + (size_t)(2 * size * i));
     st->window = t->mpi_window < t->mpi_message ? t->mpi_window : t->mpi_message;
     room = st->window * sizeof(float) > t->mpi_short ? st->window * sizeof(float) : t->mpi_short;
-    for (int i = 0; i < 2; i++) {
-        st->req[i] = malloc(2 * PIECES * (size_t)size * sizeof *st->req[i]);
-        st->peer[i] = malloc(2 * PIECES * (size_t)size * sizeof *st->peer[i]);
-        HVT_CHECK(st->req[i] && st->peer[i], E_MEM, "no memory for the requests of %d ranks", size);
-        HVT_TRY(c->dev->ops->alloc(c->dev, room, &st->scratch[i]));
+    for (int i = 0; i < 2 && size > 1; i++) {
+        HVT_TRY(hvt__mpi_reserve(&st->flight[i], 2 * PIECES * size));
+        HVT_TRY(c->dev->ops->memory.alloc(c->dev, room, &st->scratch[i]));
     }
     return HVT_OK;
 }
@@ -231,56 +210,21 @@ static hvt_status comm_open_mpi(hvt_comm *c)
 
     HVT_TRY(hvt_world_agree(c->world, prepare(c)));
     if (c->world->size == 1)
-        return HVT_OK; /* nothing travels, so a lone world will do */
+        return HVT_OK; /* nothing travels, so a world of one process will do */
     st = c->state;
     HVT_TRY_MPI_WAIT(c->world, HVT__ANYONE, "open a comm",
                      MPI_Comm_dup(hvt__world_mpi_comm(c->world), &st->comm));
     HVT_TRY_MPI(MPI_Comm_set_errhandler(st->comm, MPI_ERRORS_RETURN));
+    st->flight[0].comm = st->flight[1].comm = st->comm;
     return HVT_OK;
 }
 
-static hvt_status comm_alloc_mpi(hvt_comm *c, size_t bytes, void **ret_ptr)
-{
-    return c->dev->ops->alloc(c->dev, bytes, ret_ptr);
-}
-
-static void comm_release_mpi(hvt_comm *c, void *ptr)
+static void comm_release_mpi(hvt_comm *c, hvt__block *b)
 {
     comm_mpi *st = c->state;
 
     if (!st->dropped)
-        c->dev->ops->release(c->dev, ptr);
-}
-
-/* ---- messages ----------------------------------------------------------------------------- */
-
-static hvt_status recv(run *o, int set, void *to, size_t count, int from)
-{
-    comm_mpi *st = o->st;
-
-    HVT_TRY_MPI(MPI_Irecv(to, (int)count, o->wire, from, 0, st->comm, &st->req[set][st->reqs[set]]));
-    st->peer[set][st->reqs[set]++] = from;
-    return HVT_OK;
-}
-
-static hvt_status send(run *o, int set, const void *what, size_t count, int to)
-{
-    comm_mpi *st = o->st;
-
-    HVT_TRY_MPI(MPI_Isend(what, (int)count, o->wire, to, 0, st->comm, &st->req[set][st->reqs[set]]));
-    st->peer[set][st->reqs[set]++] = to;
-    return HVT_OK;
-}
-
-static hvt_status arrive(run *o, int set)
-{
-    comm_mpi *st = o->st;
-    int n = st->reqs[set];
-
-    HVT_TRY(
-        hvt__mpi_await(o->c->world, &o->c->party, n, st->req[set], st->peer[set], "send and take its part"));
-    st->reqs[set] = 0;
-    return HVT_OK;
+        c->dev->ops->memory.release(c->dev, b->ptr);
 }
 
 static void *at(const run *o, size_t element)
@@ -296,31 +240,22 @@ static hvt_status merge(run *o, const level *l, hvt__span w, const void *scratch
 
     if (w.first == w.end)
         return HVT_OK;
-    return o->dev->ops->reduce(o->dev, w.end - w.first, o->type, in, 2, at(o, w.first));
+    return o->dev->ops->vector.reduce(o->dev, w.end - w.first, o->type, in, 2, at(o, w.first));
 }
 
-/* Elements of a message that carries all or a part of a short vector. */
-static size_t eager(const run *o, const level *l)
-{
-    size_t most = EAGER / o->bytes;
-
-    return l->far || o->count > PIECES * most ? o->count : most;
-}
-
-/* Let elements [p.first, p.end) of the halves' sums change sides. */
+/* Let elements [p.first, p.end) of the halves' sums change sides. The left half is no smaller than the right
+ * one, of which a rank may serve several. */
 static hvt_status exchange(run *o, const level *l, hvt__span p)
 {
-    int me = o->c->world->rank, lefts = l->mid - l->first, rights = l->end - l->mid;
-    void *in = (char *)o->st->scratch[0] + p.first * o->bytes, *out = at(o, p.first);
+    hvt__flight *f = &o->st->flight[0];
+    bool left = o->c->world->rank < l->mid;
+    int other = left ? l->mid : l->first, theirs = left ? l->end - l->mid : l->mid - l->first;
+    int i = o->c->world->rank - (left ? l->first : l->mid), ours = l->end - l->first - theirs;
     size_t n = p.end - p.first;
 
-    if (me < l->mid) {
-        HVT_TRY(recv(o, 0, in, n, l->mid + (me - l->first) % rights));
-        return me - l->first < rights ? send(o, 0, out, n, l->mid + (me - l->first)) : HVT_OK;
-    }
-    HVT_TRY(recv(o, 0, in, n, l->first + (me - l->mid)));
-    for (int j = me - l->mid; j < lefts; j += rights)
-        HVT_TRY(send(o, 0, out, n, l->first + j));
+    HVT_TRY(hvt__mpi_post(f, false, (char *)o->st->scratch[0] + p.first * o->bytes, n, other + i % theirs));
+    for (int j = i; j < theirs; j += ours)
+        HVT_TRY(hvt__mpi_post(f, true, at(o, p.first), n, other + j));
     return HVT_OK;
 }
 
@@ -335,22 +270,21 @@ static hvt_status sum_whole(run *o)
 {
     hvt__span all = {0, o->count};
 
-    for (int i = o->from; i < o->st->levels; i++) {
+    for (int i = o->st->from; i < o->st->levels; i++) {
         const level *l = &o->st->level[i];
-        size_t most;
+        size_t most = EAGER / o->bytes; /* in a message */
 
         if (!merges(o, i))
             continue;
-        most = eager(o, l);
+        if (l->far || o->count > PIECES * most)
+            most = o->count;
         for (size_t first = 0; first < o->count; first += most)
             HVT_TRY(exchange(o, l, hvt__intersect(all, (hvt__span){first, first + most})));
-        HVT_TRY(arrive(o, 0));
+        HVT_TRY(hvt__mpi_await(o->c->world, &o->c->party, &o->st->flight[0]));
         HVT_TRY(merge(o, l, all, o->st->scratch[0]));
     }
     return HVT_OK;
 }
-
-/* ---- up the tree: while one window is added, the next one travels ----------------------------- */
 
 /* Window k of a rank's new slice. */
 static hvt__span window(const run *o, const level *l, int rank, size_t k, size_t most)
@@ -363,8 +297,11 @@ static hvt__span window(const run *o, const level *l, int rank, size_t k, size_t
 /* Let window k of everyone's new slice travel. */
 static hvt_status send_up(run *o, const level *l, size_t k, size_t most)
 {
-    int me = o->c->world->rank, set = (int)(k & 1);
+    hvt__flight *f = &o->st->flight[k & 1];
+    int me = o->c->world->rank;
     hvt__span mine = window(o, l, me, k, most), held = child_slice(l, o->count, me);
+    char *scratch = o->st->scratch[k & 1];
+    bool own;
 
     for (int r = l->first; r < l->end; r++) {
         hvt__span in, out;
@@ -373,13 +310,13 @@ static hvt_status send_up(run *o, const level *l, size_t k, size_t most)
             continue;
         in = hvt__intersect(mine, child_slice(l, o->count, r));
         out = hvt__intersect(held, window(o, l, r, k, most));
-        if (in.end && (r < l->mid) == (me < l->mid)) /* my half's: beside what I hold of it */
-            HVT_TRY(recv(o, set, at(o, in.first), in.end - in.first, r));
-        else if (in.end)
-            HVT_TRY(recv(o, set, (char *)o->st->scratch[set] + (in.first - mine.first) * o->bytes,
-                         in.end - in.first, r));
+        own = (r < l->mid) == (me < l->mid); /* my half's: beside what I hold of it */
+        if (in.end)
+            HVT_TRY(hvt__mpi_post(f, false,
+                                  own ? at(o, in.first) : scratch + (in.first - mine.first) * o->bytes,
+                                  in.end - in.first, r));
         if (out.end)
-            HVT_TRY(send(o, set, at(o, out.first), out.end - out.first, r));
+            HVT_TRY(hvt__mpi_post(f, true, at(o, out.first), out.end - out.first, r));
     }
     return HVT_OK;
 }
@@ -399,7 +336,7 @@ static hvt_status sum_level(run *o, const level *l)
 
     HVT_TRY(send_up(o, l, 0, most));
     for (size_t k = 0; k < windows; k++) {
-        HVT_TRY(arrive(o, (int)(k & 1)));
+        HVT_TRY(hvt__mpi_await(o->c->world, &o->c->party, &o->st->flight[k & 1]));
         if (k + 1 < windows)
             HVT_TRY(send_up(o, l, k + 1, most));
         HVT_TRY(merge(o, l, window(o, l, o->c->world->rank, k, most), o->st->scratch[k & 1]));
@@ -409,18 +346,17 @@ static hvt_status sum_level(run *o, const level *l)
 
 static hvt_status reduce_scatter(run *o)
 {
-    for (int i = o->from; i < o->st->levels; i++)
+    for (int i = o->st->from; i < o->st->levels; i++)
         if (merges(o, i))
             HVT_TRY(sum_level(o, &o->st->level[i]));
     return HVT_OK;
 }
 
-/* ---- and back: on every level, from slices of the block to slices of the halves ---------------- */
-
 /* Let window k of every slice of the block travel into the halves' slices. */
 static hvt_status send_down(run *o, const level *l, size_t k, size_t most)
 {
-    int me = o->c->world->rank, set = (int)(k & 1);
+    hvt__flight *f = &o->st->flight[k & 1];
+    int me = o->c->world->rank;
     hvt__span have = parent_slice(l, o->count, me), want = child_slice(l, o->count, me);
 
     for (int r = l->first; r < l->end; r++) {
@@ -432,31 +368,29 @@ static hvt_status send_down(run *o, const level *l, size_t k, size_t most)
         in = hvt__intersect(in, (hvt__span){in.first + k * most, in.first + (k + 1) * most});
         out = hvt__intersect(out, (hvt__span){out.first + k * most, out.first + (k + 1) * most});
         if (in.end)
-            HVT_TRY(recv(o, set, at(o, in.first), in.end - in.first, r));
+            HVT_TRY(hvt__mpi_post(f, false, at(o, in.first), in.end - in.first, r));
         if (out.end)
-            HVT_TRY(send(o, set, at(o, out.first), out.end - out.first, r));
+            HVT_TRY(hvt__mpi_post(f, true, at(o, out.first), out.end - out.first, r));
     }
     return HVT_OK;
 }
 
 static hvt_status allgather(run *o)
 {
-    for (int i = o->st->levels - 1; i >= o->from; i--) {
+    for (int i = o->st->levels - 1; i >= o->st->from; i--) {
         const level *l = &o->st->level[i];
         size_t most = window_of(o, l, o->c->cutoffs.mpi_message);
 
         if (!merges(o, i))
             continue;
         HVT_TRY(send_down(o, l, 0, most));
-        for (size_t k = 0; o->st->reqs[k & 1]; k++) {
+        for (size_t k = 0; o->st->flight[k & 1].n; k++) {
             HVT_TRY(send_down(o, l, k + 1, most));
-            HVT_TRY(arrive(o, (int)(k & 1)));
+            HVT_TRY(hvt__mpi_await(o->c->world, &o->c->party, &o->st->flight[k & 1]));
         }
     }
     return HVT_OK;
 }
-
-/* ---- operations --------------------------------------------------------------------------- */
 
 bool hvt__mpi_whole(const hvt_comm *c, const hvt__op *op)
 {
@@ -464,34 +398,13 @@ bool hvt__mpi_whole(const hvt_comm *c, const hvt__op *op)
            op->count <= c->cutoffs.mpi_message;
 }
 
-static hvt_status broadcast(run *o, int root)
+void hvt__mpi_skip(hvt_comm *c, int levels)
 {
-    for (size_t done = 0; done < o->count && o->c->world->size > 1;) {
-        size_t most = o->c->cutoffs.mpi_message, part = o->count - done < most ? o->count - done : most;
-
-        HVT_TRY_MPI_WAIT(o->c->world, root, "broadcast",
-                         MPI_Bcast(o->buf + done, (int)part, MPI_BYTE, root, o->st->comm));
-        done += part;
-    }
-    return HVT_OK;
+    ((comm_mpi *)c->state)->from = levels;
 }
 
-static hvt_status run_kind(run *o, const hvt__op *op)
-{
-    if (op->kind == HVT__BROADCAST)
-        return broadcast(o, op->root);
-    if (!o->count || o->c->world->size == 1)
-        return HVT_OK;
-    HVT_CHECK(hvt__mpi_is_up(), E_COMM, "MPI has been finalised: no rank can be reached any more");
-    if (hvt__mpi_whole(o->c, op))
-        return sum_whole(o);
-    if (op->kind != HVT__ALLGATHER)
-        HVT_TRY(reduce_scatter(o));
-    return op->kind != HVT__REDUCE_SCATTER ? allgather(o) : HVT_OK;
-}
-
-/* What fails: this rank takes part in nothing any more, and says so, unless hvt__comm_lost() knew better. */
-hvt_status hvt__mpi_above(hvt_comm *c, hvt_device *dev, const hvt__op *op, int levels)
+/* What fails: this rank takes part in nothing any more, and says so, unless the party's lost() has. */
+static hvt_status comm_run_mpi(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
     run o = {.c = c,
              .st = c->state,
@@ -499,21 +412,29 @@ hvt_status hvt__mpi_above(hvt_comm *c, hvt_device *dev, const hvt__op *op, int l
              .buf = op->buf,
              .count = op->count,
              .bytes = hvt_dtype_size(op->type),
-             .type = op->type,
-             .wire = op->type == HVT_F32 ? MPI_FLOAT : MPI_UINT16_T,
-             .from = levels};
-    hvt_status s = run_kind(&o, op);
+             .type = op->type};
+    hvt_status s;
 
-    if (s != HVT_OK) {
-        drop(c->state);
-        comm_leave_mpi(c, HVT__BY_ITSELF);
+    o.st->flight[0].type = o.st->flight[1].type = op->type == HVT_F32 ? MPI_FLOAT : MPI_UINT16_T;
+    if (!op->count || c->world->size == 1)
+        return HVT_OK;
+    HVT_TRY_OR(fail, hvt__mpi_check_up());
+    if (op->kind == HVT__BROADCAST) {
+        HVT_TRY_OR(fail, hvt__mpi_broadcast(c->world, o.st->comm, op->buf, op->count, c->cutoffs.mpi_message,
+                                            op->root));
+    } else if (hvt__mpi_whole(c, op)) {
+        HVT_TRY_OR(fail, sum_whole(&o));
+    } else {
+        if (op->kind != HVT__ALLGATHER)
+            HVT_TRY_OR(fail, reduce_scatter(&o));
+        if (op->kind != HVT__REDUCE_SCATTER)
+            HVT_TRY_OR(fail, allgather(&o));
     }
+    return HVT_OK;
+fail:
+    drop(c->state);
+    comm_leave_mpi(c, HVT__BY_ITSELF);
     return s;
-}
-
-static hvt_status comm_run_mpi(hvt_comm *c, hvt_device *dev, const hvt__op *op)
-{
-    return hvt__mpi_above(c, dev, op, 0);
 }
 
 const hvt_comm_ops hvt_comm_mpi = {
@@ -521,7 +442,6 @@ const hvt_comm_ops hvt_comm_mpi = {
     .messages = true,
     .open = comm_open_mpi,
     .close = comm_close_mpi,
-    .alloc = comm_alloc_mpi,
     .release = comm_release_mpi,
     .run = comm_run_mpi,
     .left = comm_left_mpi,

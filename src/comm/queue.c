@@ -12,36 +12,11 @@
 #include "comm_internal.h"
 #include "world/watch.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
-hvt_status hvt__queue_open(hvt_comm *c)
-{
-    hvt__queue *q = &c->queue;
-
-    /* most programs need no more, so none of their operations can lack memory on one rank alone */
-    q->room = 64;
-    q->op = malloc(q->room * sizeof *q->op);
-    HVT_CHECK(q->op, E_MEM, "no memory for a comm's operations");
-    return HVT_OK;
-}
-
-void hvt__queue_close(hvt_comm *c)
-{
-    free(c->queue.op);
-    c->queue.op = NULL;
-}
-
 hvt_status hvt__queue_check(const hvt_comm *c)
 {
     HVT_CHECK(!c->queue.told, E_COMM, "an earlier operation of this comm failed (%s: %s): it cannot go on",
               hvt_status_name(c->queue.broken), c->queue.why);
     return HVT_OK;
-}
-
-const void *hvt__queue_args(const hvt_comm *c, hvt_ticket ticket)
-{
-    return hvt__queue_at(&c->queue, ticket)->args;
 }
 
 /* With the worker's lock. */
@@ -65,8 +40,6 @@ hvt_status hvt__comm_break(hvt_comm *c, hvt_status s)
     hvt__worker_unlock(c);
     return s;
 }
-
-/* ---- in ------------------------------------------------------------------------------------- */
 
 static hvt_status add(hvt__queue *q, const hvt__op *op)
 {
@@ -126,8 +99,6 @@ hvt_status hvt__queue_add(hvt_comm *c, const hvt__op *op, hvt_ticket *ret_ticket
     return s;
 }
 
-/* ---- out ------------------------------------------------------------------------------------ */
-
 /* How many calls run with the first of the queue. */
 static int joined(const hvt__queue *q)
 {
@@ -178,48 +149,39 @@ hvt_status hvt__queue_run_next(hvt_comm *c, hvt_device *dev)
     return s == HVT_OK ? s : hvt__pass(s, __FILE__, __LINE__, "run");
 }
 
-/* With the lock: up to `ticket`, or as far as it goes. */
-static hvt_status run_all(hvt_comm *c, hvt_ticket ticket)
+hvt_status hvt_comm_wait(hvt_comm *comm, hvt_ticket ticket)
 {
-    hvt__queue *q = &c->queue;
     hvt_status s = HVT_OK, next;
+    hvt__queue *q;
 
+    HVT_CHECK(comm, E_ARG, "no comm to wait for");
+    q = &comm->queue;
+    HVT_CHECK(ticket <= q->issued, E_ARG, "ticket %llu was never issued; the last one is %llu",
+              (unsigned long long)ticket, (unsigned long long)q->issued);
+    hvt__worker_lock(comm);
     while (q->run < ticket && !q->broken) {
         int64_t behind = (int64_t)(ticket - q->run) - 1;
 
-        if (c->worker && hvt__worker_await(c))
+        if (hvt__worker_await(comm))
             continue;
-        next = post(c);
-        if (next != HVT_OK)
-            give_up(c, next);
         hvt__wait_behind += behind;
-        next = next == HVT_OK ? hvt__queue_run_next(c, c->dev) : next;
+        next = post(comm);
+        next = next == HVT_OK ? hvt__queue_run_next(comm, comm->dev) : give_up(comm, next);
         hvt__wait_behind -= behind;
         q->told = q->broken;
         s = next == HVT_OK ? s : next;
     }
-    if ((q->broken ? q->ended : q->run) >= ticket || s != HVT_OK)
-        return s;
-    HVT_TRY(hvt__queue_check(c));
-    q->told = true;
-    return hvt__worker_error(c, q->broken);
-}
-
-hvt_status hvt_comm_wait(hvt_comm *comm, hvt_ticket ticket)
-{
-    hvt_status s, fenced = HVT_OK;
-
-    HVT_CHECK(comm, E_ARG, "no comm to wait for");
-    HVT_CHECK(ticket <= comm->queue.issued, E_ARG, "ticket %llu was never issued; the last one is %llu",
-              (unsigned long long)ticket, (unsigned long long)comm->queue.issued);
-    hvt__worker_lock(comm);
-    s = run_all(comm, ticket);
-    if (!comm->queue.broken && !comm->worker)
-        fenced = hvt__queue_fence(comm);
-    if (fenced != HVT_OK) {
-        give_up(comm, fenced);
-        comm->queue.told = true;
+    if (s == HVT_OK && (q->broken ? q->ended : q->run) < ticket) {
+        s = q->told ? hvt__queue_check(comm) : hvt__worker_error(comm, q->broken);
+        q->told = true;
+    }
+    if (!q->broken && !comm->worker) {
+        next = hvt__queue_fence(comm);
+        if (next != HVT_OK) {
+            s = hvt__pass(give_up(comm, next), __FILE__, __LINE__, "fence");
+            q->told = true;
+        }
     }
     hvt__worker_unlock(comm);
-    return fenced == HVT_OK ? s : hvt__pass(fenced, __FILE__, __LINE__, "fence");
+    return s;
 }

@@ -11,24 +11,8 @@ static hvt_status comm_open_self(hvt_comm *c)
     return HVT_OK;
 }
 
-static void comm_close_self(hvt_comm *c)
-{
-    (void)c;
-}
-
-static hvt_status comm_alloc_self(hvt_comm *c, size_t bytes, void **ret_ptr)
-{
-    return c->dev->ops->alloc(c->dev, bytes, ret_ptr);
-}
-
-static void comm_release_self(hvt_comm *c, void *ptr)
-{
-    c->dev->ops->release(c->dev, ptr);
-}
-
 static hvt_status comm_run_self(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
-    (void)c, (void)dev, (void)op;
     return HVT_OK;
 }
 
@@ -36,8 +20,5 @@ const hvt_comm_ops hvt_comm_self = {
     .name = "self",
     .can = HVT_COMM_CAPTURABLE | HVT_COMM_ASYNCHRONOUS,
     .open = comm_open_self,
-    .close = comm_close_self,
-    .alloc = comm_alloc_self,
-    .release = comm_release_self,
     .run = comm_run_self,
 };

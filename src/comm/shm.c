@@ -25,12 +25,8 @@
 #include "base_impl.h"
 #include "shm.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-/* ---- life --------------------------------------------------------------------------------- */
 
 static void comm_close_shm(hvt_comm *c)
 {
@@ -38,21 +34,17 @@ static void comm_close_shm(hvt_comm *c)
 
     if (!st)
         return;
-    if (st->box && st->box[c->world->rank] && c->world->size > 1)
+    if (st->control.base && c->world->size > 1)
         hvt__comm_disconnect(c);
     for (int i = 0; i < st->segments; i++)
         hvt__segment_close(&st->data[i]);
     hvt__segment_close(&st->control);
-    for (int r = 0; st->life && r < c->world->size; r++)
-        if (st->life[r].fd >= 0)
-            close(st->life[r].fd);
+    for (int r = 0; r < c->world->size; r++)
+        if (st->peer[r].life >= 0)
+            close(st->peer[r].life);
     free(st->data);
-    free(st->box);
-    free(st->life);
     free(st->part);
     free(st->at);
-    free(st->slice_index);
-    free(st->busy);
     free(st);
     c->state = NULL;
 }
@@ -60,23 +52,16 @@ static void comm_close_shm(hvt_comm *c)
 /* What can fail on one rank alone. */
 static hvt_status prepare(hvt_comm *c)
 {
-    size_t size = (size_t)c->world->size;
-    comm_shm *st = calloc(1, sizeof *st);
+    int size = c->world->size;
+    comm_shm *st = calloc(1, sizeof *st + (size_t)size * sizeof *st->peer);
 
-    HVT_CHECK(st, E_MEM, "no memory for a comm");
+    HVT_CHECK(st, E_MEM, "no memory for a comm of %d ranks", size);
     c->state = st;
-    st->box = calloc(size, sizeof *st->box);
-    st->life = calloc(size, sizeof *st->life);
-    st->slice_index = calloc(size, sizeof *st->slice_index);
-    st->at = calloc(size, sizeof *st->at);
-    st->part = calloc(size, sizeof *st->part);
-    st->busy = calloc(size, sizeof *st->busy);
-    HVT_CHECK(st->box && st->life && st->slice_index && st->at && st->part && st->busy, E_MEM,
-              "no memory for a comm of %zu ranks", size);
-    for (size_t r = 0; r < size; r++)
-        st->slice_index[r] = hvt__slice_index((int)r, (int)size);
-    for (size_t r = 0; r < size; r++)
-        st->life[r] = (struct pollfd){.fd = -1, .events = POLLIN};
+    for (int r = 0; r < size; r++)
+        st->peer[r] = (hvt__peer){.life = -1, .slice_index = hvt__slice_index(r, size)};
+    st->at = calloc((size_t)size, sizeof *st->at);
+    st->part = calloc((size_t)size, sizeof *st->part);
+    HVT_CHECK(st->at && st->part, E_MEM, "no memory for a comm of %d ranks", size);
     HVT_CHECK(c->world->nodes == 1, E_UNSUPPORTED, "comm 'shm' is for one node; the world has %d",
               c->world->nodes);
     return HVT_OK;
@@ -90,114 +75,67 @@ static hvt_status comm_open_shm(hvt_comm *c)
     HVT_TRY(hvt_world_agree(c->world, prepare(c)));
     st = c->state;
     HVT_TRY(hvt__segment_open(c->world, sizeof(hvt__mailbox) + 2 * HVT__SHM_SLOT, &st->control));
-    for (int r = 0; r < c->world->size; r++)
-        st->box[r] = (hvt__mailbox *)(void *)(st->control.base + (size_t)r * st->control.stride);
     pids = c->world->scratch;
     HVT_TRY(c->world->ops->allgather(c->world, &(int32_t){getpid()}, sizeof *pids, pids));
     for (int r = 0; r < c->world->size; r++)
         if (r != c->world->rank)
-            st->life[r].fd = (int)syscall(SYS_pidfd_open, pids[r], 0); /* -1 on an old kernel */
+            st->peer[r].life = (int)syscall(SYS_pidfd_open, pids[r], 0); /* -1 on an old kernel */
     return HVT_OK;
 }
 
-/* ---- memory ------------------------------------------------------------------------------- */
-
-/* `bytes` in every rank's part. */
-static hvt_status open_segment(hvt_comm *c, size_t bytes, hvt__segment **ret_segment)
+/* Shared: each rank brings its part of the pages. */
+static hvt_status comm_alloc_shm(hvt_comm *c, bool shared, hvt__block *b)
 {
     comm_shm *st = c->state;
-    hvt_status s = HVT_OK;
+    size_t size = shared ? (size_t)c->world->size : 1;
+    hvt__segment *more;
     int i = 0;
 
     while (i < st->segments && st->data[i].base)
         i++;
-    if (i == st->segments) {
-        hvt__segment *grown = realloc(st->data, (size_t)(i + 1) * sizeof *grown);
-
-        if (grown) {
-            st->data = grown;
-            st->data[i] = (hvt__segment){0};
-            st->segments++;
-        } else {
-            s = HVT_FAIL(E_MEM, "no memory for a segment's entry");
-        }
-    }
-    HVT_TRY(hvt_world_agree(c->world, s));
-    HVT_TRY(hvt__segment_open(c->world, bytes, &st->data[i]));
-    *ret_segment = &st->data[i];
+    more = i < st->segments ? st->data : realloc(st->data, (size_t)(i + 1) * sizeof *more);
+    if (more)
+        st->data = more;
+    HVT_TRY(hvt_world_agree(c->world, more ? HVT_OK : HVT_FAIL(E_MEM, "no memory for a segment's entry")));
+    if (i == st->segments)
+        more[st->segments++] = (hvt__segment){0};
+    HVT_TRY(hvt__segment_open(c->world, b->bytes / size + (b->bytes % size > 0), &more[i]));
+    more[i].shared = shared;
+    b->ptr = more[i].base + (shared ? 0 : (size_t)c->world->rank * more[i].stride);
     return HVT_OK;
 }
 
-static hvt_status comm_alloc_shm(hvt_comm *c, size_t bytes, void **ret_ptr)
-{
-    hvt__segment *g;
-
-    HVT_TRY(open_segment(c, bytes, &g));
-    *ret_ptr = g->base + (size_t)c->world->rank * g->stride;
-    return HVT_OK;
-}
-
-/* Each rank brings its part of the pages. */
-static hvt_status comm_share_shm(hvt_comm *c, size_t bytes, void **ret_ptr)
-{
-    size_t size = (size_t)c->world->size;
-    hvt__segment *g;
-
-    HVT_TRY(open_segment(c, bytes / size + (bytes % size > 0), &g));
-    g->shared = true;
-    *ret_ptr = g->base;
-    return HVT_OK;
-}
-
-static bool is_shared(const comm_shm *st, const void *buf)
-{
-    uintptr_t p = (uintptr_t)buf;
-
-    for (int i = 0; i < st->segments; i++) {
-        const hvt__segment *g = &st->data[i];
-        uintptr_t base = (uintptr_t)g->base;
-
-        if (g->base && g->shared && p >= base && p - base < g->stride * (size_t)g->ranks)
-            return true;
-    }
-    return false;
-}
-
-/* The segment in whose part of mine these bytes lie, or -1. */
-static int find(const hvt_comm *c, const void *buf, size_t bytes, size_t *ret_offset)
+/* The segment that holds these bytes, in my part of it or, where it is shared, anywhere; NULL: none. */
+static hvt__segment *find(const hvt_comm *c, const void *buf, size_t bytes, size_t *ret_offset)
 {
     const comm_shm *st = c->state;
 
     for (int i = 0; i < st->segments; i++) {
-        const hvt__segment *g = &st->data[i];
-        uintptr_t mine = (uintptr_t)g->base + (size_t)c->world->rank * g->stride, p = (uintptr_t)buf;
+        hvt__segment *g = &st->data[i];
+        size_t room = g->shared ? g->stride * (size_t)g->ranks : g->stride;
+        size_t at = (size_t)((uintptr_t)buf - (uintptr_t)g->base) -
+                    (g->shared ? 0 : (size_t)c->world->rank * g->stride); /* wraps where it is not in there */
 
-        if (g->base && !g->shared && p >= mine && p - mine <= g->bytes && bytes <= g->bytes - (p - mine)) {
-            *ret_offset = p - mine;
-            return i;
+        if (g->base && at < room && bytes <= room - at) {
+            *ret_offset = at;
+            return g;
         }
     }
-    return -1;
+    return NULL;
 }
 
-static void comm_release_shm(hvt_comm *c, void *ptr)
+static void comm_release_shm(hvt_comm *c, hvt__block *b)
 {
-    comm_shm *st = c->state;
     size_t offset;
-    int i = find(c, ptr, 0, &offset);
+    hvt__segment *g = find(c, b->ptr, 0, &offset);
 
-    for (int k = 0; k < st->segments && i < 0; k++)
-        if (st->data[k].shared && st->data[k].base == (char *)ptr)
-            i = k;
-    if (i >= 0)
-        hvt__segment_close(&st->data[i]);
+    if (g)
+        hvt__segment_close(g);
 }
-
-/* ---- posting ------------------------------------------------------------------------------ */
 
 static hvt__post *posted(const comm_shm *st, int rank, uint64_t number)
 {
-    return &st->box[rank]->ring[number % HVT__SHM_RING];
+    return &hvt__shm_box(st, rank)->ring[number % HVT__SHM_RING];
 }
 
 /* How far have all ranks come? */
@@ -207,7 +145,7 @@ static void read_progress(hvt_comm *c)
     uint64_t least = UINT64_MAX;
 
     for (int r = 0; r < c->world->size; r++) {
-        uint64_t ran = atomic_load_explicit(&st->box[r]->ran.v, memory_order_acquire);
+        uint64_t ran = atomic_load_explicit(&hvt__shm_box(st, r)->ran.v, memory_order_acquire);
 
         least = ran < least ? ran : least;
     }
@@ -221,12 +159,14 @@ static hvt_status comm_post_shm(hvt_comm *c, const hvt__op *op, bool *ret_posted
     uint64_t number = st->posted + 1;
     hvt__post *p = posted(st, c->world->rank, number);
     size_t offset = 0;
+    hvt__segment *g;
 
     if (number > st->ran + HVT__SHM_RING)
         read_progress(c);
     if (number > st->ran + HVT__SHM_RING)
         return HVT_OK;
-    p->segment = find(c, op->buf, hvt__shm_bytes(op), &offset);
+    g = find(c, op->buf, op->count * hvt_dtype_size(op->type), &offset);
+    p->segment = g && !g->shared ? (int32_t)(g - st->data) : -1;
     p->offset = offset;
     p->count = op->count;
     p->kind = (int16_t)op->kind;
@@ -238,13 +178,8 @@ static hvt_status comm_post_shm(hvt_comm *c, const hvt__op *op, bool *ret_posted
     return HVT_OK;
 }
 
-static const char *kind_name(int kind)
-{
-    static const char *const names[] = {"allreduce", "reduce_scatter", "allgather", "broadcast",
+static const char *const kind_name[] = {"allreduce", "reduce_scatter", "allgather", "broadcast",
                                         "reduce_apply"};
-
-    return kind >= 0 && kind < (int)HVT_LEN(names) ? names[kind] : "?";
-}
 
 /* Did all ranks issue the same? All read the same descriptors, so all come to the same verdict. */
 static hvt_status match(hvt_comm *c, uint64_t number)
@@ -260,9 +195,9 @@ static hvt_status match(hvt_comm *c, uint64_t number)
         HVT_FAIL(E_MISMATCH,
                  "operation %llu: rank %d (%s) issued %s of %llu %s (root %d), rank %d (%s) %s of %llu %s "
                  "(root %d)",
-                 (unsigned long long)number, hvt__job_rank(w, 0), w->host[0], kind_name(a->kind),
+                 (unsigned long long)number, hvt__job_rank(w, 0), w->host[0], kind_name[a->kind],
                  (unsigned long long)a->count, hvt_dtype_name((hvt_dtype)a->type), hvt__job_rank(w, a->root),
-                 hvt__job_rank(w, r), w->host[r], kind_name(b->kind), (unsigned long long)b->count,
+                 hvt__job_rank(w, r), w->host[r], kind_name[b->kind], (unsigned long long)b->count,
                  hvt_dtype_name((hvt_dtype)b->type), hvt__job_rank(w, b->root));
         hvt__error_agreed(true);
         return HVT_E_MISMATCH;
@@ -287,8 +222,6 @@ static hvt_status rendezvous(hvt_comm *c, uint64_t number, const hvt__op *op)
     return match(c, number);
 }
 
-/* ---- operations --------------------------------------------------------------------------- */
-
 /* Where all ranks' buffers lie; whether all that others need of them is in segments. */
 static bool find_buffers(hvt_comm *c, uint64_t number, const hvt__op *op)
 {
@@ -311,6 +244,8 @@ static hvt_status comm_run_shm(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
     comm_shm *st = c->state;
     uint64_t number = st->run + 1;
+    const hvt__segment *g;
+    size_t offset;
     bool direct;
 
     if (c->world->size == 1)
@@ -321,9 +256,9 @@ static hvt_status comm_run_shm(hvt_comm *c, hvt_device *dev, const hvt__op *op)
     HVT_TRY(rendezvous(c, number, op));
     direct = find_buffers(c, number, op);
     st->run = number;
-    hvt__store_release(&st->box[c->world->rank]->ran.v, number);
-    if (!op->count ||
-        (op->kind == HVT__ALLGATHER && is_shared(st, op->buf))) /* all have written: it is there */
+    hvt__store_release(&hvt__shm_box(st, c->world->rank)->ran.v, number);
+    g = op->kind == HVT__ALLGATHER ? find(c, op->buf, op->count * hvt_dtype_size(op->type), &offset) : NULL;
+    if (!op->count || (g && g->shared)) /* shared: all have written, it is there */
         return HVT_OK;
     HVT_CHECK(direct || op->kind != HVT__REDUCE_APPLY, E_ARG,
               "operation %llu: some rank's buffer is not of hvt_comm_alloc(), so others cannot read it",
@@ -337,7 +272,6 @@ const hvt_comm_ops hvt_comm_shm = {
     .open = comm_open_shm,
     .close = comm_close_shm,
     .alloc = comm_alloc_shm,
-    .share = comm_share_shm,
     .release = comm_release_shm,
     .post = comm_post_shm,
     .run = comm_run_shm,

@@ -1,12 +1,11 @@
 /*
- * shm.h - what the files of the shm comm share; shm.c tells the protocol.
+ * shm.h - what the files of the shm comm share; shm.c describes the protocol.
  */
 #ifndef HVT_COMM_SHM_H
 #define HVT_COMM_SHM_H
 
 #include "comm_internal.h"
 
-#include <poll.h>
 #include <stdatomic.h>
 #include <stddef.h>
 
@@ -36,27 +35,35 @@ typedef struct hvt__mailbox {
     _Alignas(128) char slots[];
 } hvt__mailbox;
 
+typedef struct hvt__peer {
+    int life;        /* pidfd; -1: none */
+    int slice_index; /* see hvt__slice_index() */
+    hvt__span busy;  /* addresses that steps since the last fence touch, of the rank's memory */
+} hvt__peer;
+
 typedef struct comm_shm {
     hvt__segment control, *data; /* data: [segments] open ones have a base */
     int segments;
-    hvt__mailbox **box;   /* [size] */
-    struct pollfd *life;  /* [size] pidfds; -1: none */
     uint64_t posted, run; /* operations of this rank's, numbered from 1 */
     uint64_t ran;         /* all ranks are known to have run up to this one */
     uint64_t step;
-    uint64_t fenced; /* the last step that all ranks are known to be done with */
-    bool unfenced;   /* a rank may still be copying a staged sum into its buffer */
-    bool yield;      /* the thread that runs shares its processor */
-    /* [size] each */
-    int *slice_index; /* of the rank */
-    char **at;        /* the rank's buffer or slot in this step */
-    void **part;      /* the same, at my slice */
-    hvt__span *busy;  /* addresses that steps since the last fence touch, of the rank's memory */
+    bool unfenced;    /* a rank may still be copying a staged sum into its buffer */
+    bool yield;       /* the thread that runs shares its processor */
+    char **at;        /* [size] every rank's buffer or slot in this step */
+    void **part;      /* [size] the same, at my slice */
+    hvt__peer peer[]; /* [size] */
 } comm_shm;
 
-/* ---- shm_wait.c --------------------------------------------------------------------------- */
+static inline hvt__mailbox *hvt__shm_box(const comm_shm *st, int rank)
+{
+    return (hvt__mailbox *)(void *)(st->control.base + (size_t)rank * st->control.stride);
+}
 
-void hvt__store_release(_Atomic uint64_t *mine, uint64_t value);
+static inline void hvt__store_release(_Atomic uint64_t *mine, uint64_t value)
+{
+    atomic_store_explicit(mine, value, memory_order_release);
+}
+
 /* The others need not wait for this rank any more. */
 void hvt__shm_leave(hvt_comm *c, hvt__leaving why);
 hvt__leaving hvt__shm_left(hvt_comm *c, int rank);
@@ -67,9 +74,7 @@ hvt_status hvt__shm_await(hvt_comm *c, size_t which, uint64_t value, const char 
 #define HVT__SHM_AWAIT(c, which, value, what)                                                                \
     HVT_TRY(hvt__shm_await(c, offsetof(hvt__mailbox, which), value, what))
 
-/* ---- shm_run.c: operations that all ranks have posted, their buffers in st->at ---------------- */
-
-size_t hvt__shm_bytes(const hvt__op *op); /* of the whole vector */
+/* Of an operation that all ranks have posted, their buffers in st->at. */
 hvt_status hvt__shm_run_direct(hvt_comm *c, hvt_device *dev, const hvt__op *op);
 hvt_status hvt__shm_run_staged(hvt_comm *c, hvt_device *dev, const hvt__op *op);
 /* All ranks are done with all steps so far: my buffers are mine again. */

@@ -4,16 +4,9 @@
 #include "base_impl.h"
 #include "shm.h"
 
-#include <string.h>
-
 static char *slot(const comm_shm *st, int rank, uint64_t step)
 {
-    return st->box[rank]->slots + (step & 1) * HVT__SHM_SLOT;
-}
-
-static hvt_status copy(hvt_device *dev, void *dst, const void *src, size_t bytes)
-{
-    return bytes ? dev->ops->copy(dev, dst, src, bytes) : HVT_OK;
+    return hvt__shm_box(st, rank)->slots + (step & 1) * HVT__SHM_SLOT;
 }
 
 static hvt__span slice(const hvt_comm *c, size_t count, int rank)
@@ -21,13 +14,8 @@ static hvt__span slice(const hvt_comm *c, size_t count, int rank)
     const comm_shm *st = c->state;
     int size = c->world->size;
 
-    return (hvt__span){hvt__cut(count, st->slice_index[rank], size),
-                       hvt__cut(count, st->slice_index[rank] + 1, size)};
-}
-
-size_t hvt__shm_bytes(const hvt__op *op)
-{
-    return op->count * (op->kind == HVT__BROADCAST ? 1 : hvt_dtype_size(op->type));
+    return (hvt__span){hvt__cut(count, st->peer[rank].slice_index, size),
+                       hvt__cut(count, st->peer[rank].slice_index + 1, size)};
 }
 
 /* at[r] is where rank r's `count` elements lie. Add my slice of them and put the sum where it belongs:
@@ -42,8 +30,9 @@ static hvt_status add_slice(hvt_comm *c, hvt_device *dev, size_t count, hvt_dtyp
     for (int r = 0; r < size; r++)
         st->part[r] = st->at[r] + mine.first * hvt_dtype_size(t);
     if (everywhere)
-        return ops->reduce_all(dev, mine.end - mine.first, t, st->part, size);
-    return ops->reduce(dev, mine.end - mine.first, t, (const void *const *)st->part, size, st->part[me]);
+        return ops->host_only.reduce_all(dev, mine.end - mine.first, t, st->part, size);
+    return ops->vector.reduce(dev, mine.end - mine.first, t, (const void *const *)st->part, size,
+                              st->part[me]);
 }
 
 hvt_status hvt__shm_fence(hvt_comm *c)
@@ -51,44 +40,28 @@ hvt_status hvt__shm_fence(hvt_comm *c)
     comm_shm *st = c->state;
 
     HVT__SHM_AWAIT(c, done, st->step, "do its part of a sum");
-    st->fenced = st->step;
     st->unfenced = false;
-    memset(st->busy, 0, (size_t)c->world->size * sizeof *st->busy);
+    for (int r = 0; r < c->world->size; r++)
+        st->peer[r].busy = (hvt__span){0, 0};
     return HVT_OK;
 }
 
-/* Those of the elements [p.first, p.end) of my buffer that others will read. */
-static hvt__span given(const hvt_comm *c, const hvt__op *op, hvt__span p)
+/* Those of the elements [p.first, p.end) that a rank brings and others read. */
+static hvt__span given(const hvt_comm *c, const hvt__op *op, hvt__span p, int rank)
 {
-    int me = c->world->rank;
-
     if (op->kind == HVT__ALLGATHER)
-        return hvt__intersect(p, slice(c, op->count, me));
-    return op->kind == HVT__BROADCAST && me != op->root ? (hvt__span){p.first, p.first} : p;
+        return hvt__intersect(p, slice(c, op->count, rank));
+    return op->kind == HVT__BROADCAST && rank != op->root ? (hvt__span){0, 0} : p;
 }
 
-/* at[r] is where rank r's elements [p.first, p.end) lie: into my buffer what others have and I do not. */
-static hvt_status fetch(hvt_comm *c, hvt_device *dev, const hvt__op *op, size_t bytes, hvt__span p)
+/* The elements s of those from `first` on, which lie at `slot`: there from my buffer, or back. */
+static hvt_status stage(hvt_device *dev, const hvt__op *op, hvt__span s, size_t first, void *slot, bool in)
 {
-    comm_shm *st = c->state;
+    size_t bytes = hvt_dtype_size(op->type);
+    char *mine = (char *)op->buf + s.first * bytes, *there = (char *)slot + (s.first - first) * bytes;
 
-    for (int r = 0; r < c->world->size; r++) {
-        hvt__span s = {0, 0};
-
-        if (r == c->world->rank)
-            continue;
-        if (op->kind == HVT__ALLGATHER)
-            s = hvt__intersect(p, slice(c, op->count, r));
-        else if (r == op->root)
-            s = p;
-        if (s.first < s.end)
-            HVT_TRY(copy(dev, (char *)op->buf + s.first * bytes, st->at[r] + (s.first - p.first) * bytes,
-                         (s.end - s.first) * bytes));
-    }
-    return HVT_OK;
+    return dev->ops->memory.copy(dev, in ? there : mine, in ? mine : there, (s.end - s.first) * bytes);
 }
-
-/* ---- a step on buffers in segments -------------------------------------------------------- */
 
 /* Where rank r's buffer may be touched in this step, or an empty span. */
 static hvt__span touched(const hvt_comm *c, const hvt__op *op, int rank)
@@ -98,7 +71,7 @@ static hvt__span touched(const hvt_comm *c, const hvt__op *op, int rank)
 
     if (op->kind == HVT__BROADCAST && rank != op->root && rank != c->world->rank)
         return (hvt__span){0, 0};
-    return (hvt__span){first, first + hvt__shm_bytes(op)};
+    return (hvt__span){first, first + op->count * hvt_dtype_size(op->type)};
 }
 
 /* Steps may overlap in time as long as they do not in memory. */
@@ -110,12 +83,12 @@ static hvt_status keep_apart(hvt_comm *c, const hvt__op *op)
     for (int r = 0; r < c->world->size; r++) {
         hvt__span s = touched(c, op, r);
 
-        clash = clash || (s.first < st->busy[r].end && st->busy[r].first < s.end);
+        clash = clash || (s.first < st->peer[r].busy.end && st->peer[r].busy.first < s.end);
     }
     if (clash)
         HVT_TRY(hvt__shm_fence(c));
     for (int r = 0; r < c->world->size; r++) {
-        hvt__span s = touched(c, op, r), *b = &st->busy[r];
+        hvt__span s = touched(c, op, r), *b = &st->peer[r].busy;
 
         if (s.first == s.end)
             continue;
@@ -136,58 +109,49 @@ hvt_status hvt__shm_run_direct(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 
     HVT_TRY(keep_apart(c, op));
     st->step++;
-    switch (op->kind) {
-    case HVT__ALLREDUCE:
-    case HVT__REDUCE_SCATTER:
+    if (op->kind == HVT__ALLREDUCE || op->kind == HVT__REDUCE_SCATTER) {
         HVT_TRY(add_slice(c, dev, op->count, op->type, op->kind == HVT__ALLREDUCE));
-        break;
-    case HVT__ALLGATHER:
+    } else if (op->kind == HVT__BROADCAST && me != op->root) {
+        HVT_TRY(dev->ops->memory.copy(dev, op->buf, st->at[op->root], op->count));
+    } else if (op->kind == HVT__REDUCE_APPLY && mine.first < mine.end) {
+        HVT_TRY(op->apply(op->ctx, mine.first, mine.end, (const void *const *)st->at, size));
+    } else if (op->kind == HVT__ALLGATHER && mine.first < mine.end) {
         for (int k = 1; k < size; k++)
-            HVT_TRY(copy(dev, st->at[(me + k) % size] + mine.first * bytes, st->at[me] + mine.first * bytes,
-                         (mine.end - mine.first) * bytes));
-        break;
-    case HVT__BROADCAST:
-        if (me != op->root)
-            HVT_TRY(copy(dev, op->buf, st->at[op->root], op->count));
-        break;
-    case HVT__REDUCE_APPLY:
-        if (mine.first < mine.end)
-            HVT_TRY(op->apply(op->ctx, mine.first, mine.end, (const void *const *)st->at, size));
-        break;
-    case HVT__CALL:
-        break;
+            HVT_TRY(dev->ops->memory.copy(dev, st->at[(me + k) % size] + mine.first * bytes,
+                                          st->at[me] + mine.first * bytes, (mine.end - mine.first) * bytes));
     }
-    hvt__store_release(&st->box[me]->done.v, st->step);
+    hvt__store_release(&hvt__shm_box(st, me)->done.v, st->step);
     return HVT_OK;
 }
-
-/* ---- steps through the stage -------------------------------------------------------------- */
 
 /* Of the elements [p.first, p.end) of my buffer: into my slot what others will read. */
-static hvt_status stage_in(hvt_comm *c, hvt_device *dev, const hvt__op *op, size_t bytes, hvt__span p,
-                           uint64_t step)
+static hvt_status stage_in(hvt_comm *c, hvt_device *dev, const hvt__op *op, hvt__span p, uint64_t step)
 {
-    comm_shm *st = c->state;
+    const comm_shm *st = c->state;
     int me = c->world->rank;
-    hvt__span s = given(c, op, p);
+    hvt__span s = given(c, op, p, me);
 
     if (s.first < s.end)
-        HVT_TRY(copy(dev, slot(st, me, step) + (s.first - p.first) * bytes, (char *)op->buf + s.first * bytes,
-                     (s.end - s.first) * bytes));
-    hvt__store_release(&st->box[me]->staged.v, step);
+        HVT_TRY(stage(dev, op, s, p.first, slot(st, me, step), true));
+    hvt__store_release(&hvt__shm_box(st, me)->staged.v, step);
     return HVT_OK;
 }
 
-/* A sum is complete in everybody's slot: out of mine what the operation leaves here. */
-static hvt_status stage_out(hvt_comm *c, hvt_device *dev, const hvt__op *op, size_t bytes, hvt__span p)
+/* Into my buffer: what others brought, or of a sum, which is complete in everybody's slot, what the operation
+ * leaves here. */
+static hvt_status stage_out(hvt_comm *c, hvt_device *dev, const hvt__op *op, hvt__span p, bool sum)
 {
-    comm_shm *st = c->state;
+    const comm_shm *st = c->state;
     int me = c->world->rank;
-    hvt__span s = op->kind == HVT__ALLREDUCE ? p : hvt__intersect(p, slice(c, op->count, me));
 
-    if (s.first < s.end)
-        HVT_TRY(copy(dev, (char *)op->buf + s.first * bytes, st->at[me] + (s.first - p.first) * bytes,
-                     (s.end - s.first) * bytes));
+    for (int r = 0; r < c->world->size; r++) {
+        hvt__span s = !sum                         ? given(c, op, p, r)
+                      : op->kind == HVT__ALLREDUCE ? p
+                                                   : hvt__intersect(p, slice(c, op->count, me));
+
+        if ((r == me) == sum && s.first < s.end)
+            HVT_TRY(stage(dev, op, s, p.first, st->at[r], false));
+    }
     return HVT_OK;
 }
 
@@ -200,11 +164,12 @@ hvt_status hvt__shm_run_staged(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
     comm_shm *st = c->state;
     bool sums = op->kind == HVT__ALLREDUCE || op->kind == HVT__REDUCE_SCATTER;
-    size_t bytes = op->kind == HVT__BROADCAST ? 1 : hvt_dtype_size(op->type), most = HVT__SHM_SLOT / bytes;
+    size_t most = HVT__SHM_SLOT / hvt_dtype_size(op->type);
+    hvt__mailbox *mine = hvt__shm_box(st, c->world->rank);
     hvt__span whole = {0, op->count}, p = hvt__intersect(whole, (hvt__span){0, most});
 
     HVT_TRY(hvt__shm_fence(c));
-    HVT_TRY(stage_in(c, dev, op, bytes, p, st->step + 1));
+    HVT_TRY(stage_in(c, dev, op, p, st->step + 1));
     while (p.first < p.end) {
         hvt__span next = hvt__intersect(whole, (hvt__span){p.end, p.end + most});
         uint64_t step = ++st->step;
@@ -215,17 +180,17 @@ hvt_status hvt__shm_run_staged(hvt_comm *c, hvt_device *dev, const hvt__op *op)
         if (sums)
             HVT_TRY(add_slice(c, dev, p.end - p.first, op->type, true));
         else
-            HVT_TRY(fetch(c, dev, op, bytes, p));
-        hvt__store_release(&st->box[c->world->rank]->done.v, step);
+            HVT_TRY(stage_out(c, dev, op, p, false));
+        hvt__store_release(&mine->done.v, step);
         if (next.end)
-            HVT_TRY(stage_in(c, dev, op, bytes, next, step + 1));
+            HVT_TRY(stage_in(c, dev, op, next, step + 1));
         HVT__SHM_AWAIT(c, done, step, "do its part of a sum");
         if (sums)
-            HVT_TRY(stage_out(c, dev, op, bytes, p));
+            HVT_TRY(stage_out(c, dev, op, p, true));
         p = next;
     }
     if (sums) { /* a direct step may follow on the same buffer, and must not begin before this one is out */
-        hvt__store_release(&st->box[c->world->rank]->done.v, ++st->step);
+        hvt__store_release(&mine->done.v, ++st->step);
         st->unfenced = true;
     }
     return HVT_OK;

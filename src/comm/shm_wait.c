@@ -1,5 +1,5 @@
 /*
- * The shm comm's counters: how ranks tell one another how far they are, and wait for one another.
+ * The shm comm's counters: by which ranks learn how far the others are, and wait for one another.
  *
  * A rank that waits spins, then yields, then sleeps; ten times a second it asks the kernel whether its peers
  * still live. Who sleeps sees the news late, and then comes back to a core that has slowed down or that the
@@ -10,6 +10,7 @@
 #include "shm.h"
 #include "world/watch.h"
 
+#include <poll.h>
 #include <sched.h>
 #include <time.h>
 
@@ -21,13 +22,6 @@ enum {
     LIFE_CHECK_MS = 100,     /* between looks at the peers' processes */
 };
 
-/* ---- counters --------------------------------------------------------------------------------- */
-
-void hvt__store_release(_Atomic uint64_t *mine, uint64_t value)
-{
-    atomic_store_explicit(mine, value, memory_order_release);
-}
-
 static bool reached(const _Atomic uint64_t *theirs, uint64_t value)
 {
     return atomic_load_explicit(theirs, memory_order_acquire) >= value;
@@ -36,58 +30,34 @@ static bool reached(const _Atomic uint64_t *theirs, uint64_t value)
 void hvt__shm_leave(hvt_comm *c, hvt__leaving why)
 {
     comm_shm *st = c->state;
-    _Atomic uint64_t *left = &st->box[c->world->rank]->left.v;
+    _Atomic uint64_t *left = &hvt__shm_box(st, c->world->rank)->left.v;
 
-    if (!reached(left, HVT__BY_ITSELF))
+    if (!reached(left, 1))
         hvt__store_release(left, (uint64_t)why);
 }
 
-/* A process that has ended has left. */
 hvt__leaving hvt__shm_left(hvt_comm *c, int rank)
 {
-    comm_shm *st = c->state;
-    uint64_t left = atomic_load_explicit(&st->box[rank]->left.v, memory_order_acquire);
+    const comm_shm *st = c->state;
+    struct pollfd life = {st->peer[rank].life, POLLIN, 0};
+    uint64_t left = atomic_load_explicit(&hvt__shm_box(st, rank)->left.v, memory_order_acquire);
 
-    if (!left && st->life[rank].fd >= 0 && poll(&st->life[rank], 1, 0) > 0)
-        return HVT__BY_ITSELF;
+    if (!left && poll(&life, 1, 0) > 0) /* it looks past -1, and comes again where it was interrupted */
+        return HVT__ENDED;
     return (hvt__leaving)left;
 }
 
-/* ---- waiting ------------------------------------------------------------------------------ */
-
-/*
- * Will the others still come? Name the cause before its consequences: a rank whose process ended without a
- * word, then one that left by itself, then one that gave up as this one will.
- */
+/* Will the others still come? */
 static hvt_status find_lost(hvt_comm *c, const _Atomic uint64_t *theirs, int peer, uint64_t value,
                             const char *what)
 {
-    comm_shm *st = c->state;
-    const hvt_world *w = c->world;
-    int size = w->size, ended = -1, gone = -1, why = 0;
+    bool lost = false;
 
-    if (poll(st->life, (nfds_t)size, 0) < 0)
-        return HVT_OK; /* interrupted: ask next time */
-    for (int r = 0; r < size; r++) {
-        int left = (int)atomic_load_explicit(&st->box[r]->left.v, memory_order_acquire);
-
-        if (left && (gone < 0 || left < why)) {
-            gone = r;
-            why = left;
-        }
-        if (!left && st->life[r].revents && ended < 0)
-            ended = r;
-    }
-    if ((ended < 0 && gone < 0) || reached(theirs, value)) /* it went, but not before it was done */
+    for (int r = 0; r < c->world->size; r++)
+        lost = lost || (r != c->world->rank && hvt__shm_left(c, r) != HVT__HERE);
+    if (!lost || reached(theirs, value)) /* it went, but not before it was done */
         return HVT_OK;
-    hvt__shm_leave(c, HVT__AFTER_ANOTHER);
-    if (ended >= 0)
-        return HVT_FAIL(E_COMM, "rank %d (%s) has ended; rank %d was waiting for rank %d to %s",
-                        hvt__job_rank(w, ended), w->host[ended], hvt__job_rank(w, w->rank),
-                        hvt__job_rank(w, peer), what);
-    return HVT_FAIL(E_COMM, "rank %d (%s) has left the comm; rank %d was waiting for rank %d to %s",
-                    hvt__job_rank(w, gone), w->host[gone], hvt__job_rank(w, w->rank), hvt__job_rank(w, peer),
-                    what);
+    return c->party.lost(&c->party, peer, what);
 }
 
 /* The long way, off the hot path: yield, sleep, look after the peers. */
@@ -124,7 +94,7 @@ hvt_status hvt__shm_await(hvt_comm *c, size_t which, uint64_t value, const char 
     for (int i = 1; i < c->world->size; i++) {
         int peer = (c->world->rank + i) % c->world->size;
         const _Atomic uint64_t *theirs =
-            (const _Atomic uint64_t *)(const void *)((const char *)st->box[peer] + which);
+            (const _Atomic uint64_t *)(const void *)((const char *)hvt__shm_box(st, peer) + which);
 
         for (int n = st->yield ? 1 : SPINS; n && !reached(theirs, value); n--)
             hvt__relax();

@@ -13,13 +13,6 @@
 #include "base_impl.h"
 #include "comm_internal.h"
 
-hvt__cutoffs hvt__cutoffs_next = {
-    .mpi_short = 16384,
-    .mpi_packet = 48 << 10,
-    .mpi_window = 1 << 18,
-    .mpi_message = (size_t)1 << 30,
-};
-
 int hvt__slice_index(int rank, int size)
 {
     int left = 1, right, place, before = 0;

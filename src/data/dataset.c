@@ -1,34 +1,181 @@
 /*
- * The registry of data set formats, and what all of them share: checks, the limit, the fingerprint.
+ * The registry of data set formats, and what all of them share: checks, the limit, the split of a training
+ * set in two, the fingerprint.
  *
- * A data set is a source (count, shape, get, close) behind one set of checks, the same for built-in formats
- * and user-defined sources. Invariant: whatever a source does, an index passed to it is below its count, and
- * a label returned from here is below its classes.
+ * A data set is a source (count, shape, get or read, close) behind one set of checks, the same for built-in
+ * formats and user-defined sources. Invariant: whatever a source does, an index passed to it is below its
+ * count, and a label returned from here is below its classes, or -1 in a set without labels.
  */
 #include "data_impl.h"
+#include "image/image_impl.h"
 #include "base/users.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 struct hvt_dataset {
     hvt_source source;
-    hvt_dataset_info info; /* the source's with the limit applied; info.name is `name` */
+    hvt_dataset_info info; /* the source's with split and limit applied; info.name is `name` */
+    uint32_t *part;        /* [count before the limit] numbers of its images in the source; NULL: all */
     char name[64];
     hvt__users users;
 };
 
-static const hvt_format *const formats[] = {&hvt_format_synth, &hvt_format_cifar10};
+static const hvt_format *const formats[] = {&hvt_format_synth, &hvt_format_cifar10, &hvt_format_cifar100,
+                                            &hvt_format_stl10, &hvt_format_npy,     &hvt_format_tar,
+                                            &hvt_format_folder};
 
-static const char *known_names(char *buffer, size_t bytes)
+static hvt_status check_size(const hvt_source *s, const char *name)
 {
-    size_t used = 0;
+    const hvt_dataset_info *i = &s->info;
+    bool any = s->read && i->height == 0 && i->width == 0;
 
-    buffer[0] = '\0';
-    for (size_t i = 0; i < HVT_LEN(formats) && used < bytes; i++)
-        used += (size_t)snprintf(buffer + used, bytes - used, "%s%s", i ? ", " : "", formats[i]->name);
-    return buffer;
+    HVT_CHECK(any ||
+                  (i->height >= 1 && i->height <= HVT_SIDE_MAX && i->width >= 1 && i->width <= HVT_SIDE_MAX),
+              E_ARG, "data set '%s' has images of %d x %d pixels, expected sides of 1 to %d", name, i->height,
+              i->width, HVT_SIDE_MAX);
+    HVT_CHECK(i->channels >= 1 && i->channels <= 3, E_ARG,
+              "data set '%s' has images of %d channels, expected 1 to 3", name, i->channels);
+    HVT_CHECK(s->get || i->type == HVT_U8 || (i->type == HVT_F32 && !any), E_ARG,
+              "data set '%s' has images in %s, expected u8, or f32 of one size", name,
+              hvt_dtype_name(i->type));
+    return HVT_OK;
+}
+
+static hvt_status check_source(const hvt_source *s, const char *name)
+{
+    const hvt_dataset_info *i = &s->info;
+
+    HVT_CHECK(s->get || s->read, E_ARG, "data set '%s' has neither get() nor read()", name);
+    HVT_CHECK(!s->get || !s->read, E_ARG, "data set '%s' has both get() and read(), expected one of them",
+              name);
+    HVT_CHECK(i->count > 0, E_ARG, "data set '%s' has 0 images, at least 1 is needed", name);
+    HVT_CHECK(i->classes >= 2 || (i->unlabelled && i->classes >= 0), E_ARG,
+              "data set '%s' has %d classes, at least 2 are needed", name, i->classes);
+    return check_size(s, name);
+}
+
+/* All images of a source, which is the set's on success. */
+static hvt_status make_set(const hvt_source *source, hvt_dataset **ret_set)
+{
+    const char *name = source->info.name ? source->info.name : "user";
+    hvt_dataset *d;
+
+    HVT_TRY(check_source(source, name));
+    d = calloc(1, sizeof *d);
+    HVT_CHECK(d, E_MEM, "no memory for data set '%s' (%zu bytes)", name, sizeof *d);
+    d->source = *source;
+    d->info = source->info;
+    snprintf(d->name, sizeof d->name, "%s", name);
+    d->info.name = d->name;
+    if (source->get)
+        d->info.type = HVT_U8;
+    *ret_set = d;
+    return HVT_OK;
+}
+
+/* All images of a format. */
+static hvt_status open_format(const char *name, const hvt_dataset_opts *opts, hvt_dataset **ret_set)
+{
+    char known[128] = "";
+
+    for (size_t i = 0; i < HVT_LEN(formats); i++) {
+        hvt_source source = {0};
+        hvt_status s;
+
+        if (strcmp(name, formats[i]->name) != 0) {
+            snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "",
+                     formats[i]->name);
+            continue;
+        }
+        HVT_TRY(formats[i]->open(opts, &source));
+        s = make_set(&source, ret_set);
+        if (s != HVT_OK && source.close)
+            source.close(source.ctx);
+        return s;
+    }
+    return HVT_FAIL(E_ARG, "no data set is called '%s'; there are: %s", name, known);
+}
+
+static void apply_limit(hvt_dataset *d, uint32_t limit)
+{
+    if (limit && limit < d->info.count)
+        d->info.count = limit;
+    d->info.fingerprint = hvt__mix(d->info.fingerprint ^ hvt__mix(d->info.count));
+}
+
+/* Keep the images that --val-split holds out of a training set, or the others, in the set's order. Which ones
+ * these are follows from their number alone. */
+static hvt_status divide(hvt_dataset *d, double fraction, bool others)
+{
+    uint32_t all = d->info.count, held = (uint32_t)(all * fraction + 0.5), n = 0;
+    uint32_t *order = malloc(all * sizeof *order);
+    bool *is_held = calloc(all, sizeof *is_held);
+    hvt_status s = HVT_OK;
+
+    d->part = malloc(all * sizeof *d->part);
+    HVT_CHECK_OR(done, order && is_held && d->part, E_MEM, "no memory to split %u images", all);
+    HVT_CHECK_OR(done, held > 0 && held < all, E_ARG,
+                 "a split of %g takes %u of the %u training images of '%s', expected at least 1, and 1 left",
+                 fraction, held, all, d->name);
+    hvt_sampler_permutation(0, 0, all, order);
+    for (uint32_t i = 0; i < held; i++)
+        is_held[order[i]] = true;
+    for (uint32_t i = 0; i < all; i++)
+        if (is_held[i] != others)
+            d->part[n++] = i;
+    d->info.count = n;
+    d->info.fingerprint = hvt__mix(d->info.fingerprint ^ hvt__mix(2 * (uint64_t)held + others));
+done:
+    free(is_held);
+    free(order);
+    return s;
+}
+
+static hvt_status open_set(const char *name, const hvt_dataset_opts *opts, hvt_dataset **ret_set)
+{
+    hvt_dataset_opts whole = *opts;
+    hvt_dataset *set = NULL;
+    hvt_status s;
+
+    HVT_CHECK(opts->val_split >= 0 && opts->val_split < 1, E_ARG,
+              "val_split is %g, expected a fraction from 0 on, below 1", opts->val_split);
+    whole.train |= opts->val_split > 0;
+    HVT_TRY(open_format(name, &whole, &set));
+    if (opts->val_split > 0 &&
+        (opts->train || !set->info.unlabelled)) /* without labels it was no training set */
+        HVT_TRY_OR(fail, divide(set, opts->val_split, opts->train));
+    apply_limit(set, opts->limit);
+    *ret_set = set;
+    return HVT_OK;
+
+fail:
+    hvt_dataset_close(&set);
+    return s;
+}
+
+/* Name the hosts on which pictures get other pixels than on rank 0's, as other versions of the JPEG library
+ * may give them: results would depend on which rank reads what. */
+static hvt_status compare_pixels(hvt_world *w)
+{
+    int size = hvt_world_size(w), others = 0;
+    uint64_t mine = hvt__picture_digest(), *all = calloc((size_t)size, sizeof *all);
+    const char *last = "";
+    char hosts[400] = "";
+
+    HVT_TRY(hvt_world_agree(w, all ? HVT_OK : HVT_FAIL(E_MEM, "no memory to compare %d ranks", size)));
+    hvt_status s = hvt_world_allgather(w, &mine, sizeof mine, all);
+    for (int r = 0; s == HVT_OK && r < size; r++) {
+        size_t used = strlen(hosts);
+
+        if (all[r] == all[0] || !strcmp(last, hvt_world_host(w, r)))
+            continue;
+        last = hvt_world_host(w, r);
+        snprintf(hosts + used, sizeof hosts - used, "%s%s", others++ ? ", " : "", last);
+    }
+    free(all);
+    if (s == HVT_OK && others)
+        HVT_WARN("pictures have other pixels on %s than on %s, where another JPEG library decodes them: the "
+                 "results depend on which rank reads what",
+                 hosts, hvt_world_host(w, 0));
+    return s;
 }
 
 hvt_status hvt_dataset_open(const char *name, const hvt_dataset_opts *opts, hvt_dataset **ret_set)
@@ -37,22 +184,33 @@ hvt_status hvt_dataset_open(const char *name, const hvt_dataset_opts *opts, hvt_
     HVT_GIVEN(opts, "options");
     HVT_GIVEN(ret_set, "an output pointer for the data set");
 
-    char known[128];
+    hvt_dataset *set = NULL;
+    hvt_status s = open_set(name, opts, &set);
 
-    for (size_t i = 0; i < HVT_LEN(formats); i++) {
-        hvt_source source = {0};
-        hvt_status s;
+    if (opts->world)
+        s = hvt_world_agree(opts->world, s);
+    if (opts->world && s == HVT_OK && !set->info.height)
+        s = compare_pixels(opts->world);
+    if (s != HVT_OK)
+        hvt_dataset_close(&set); /* another rank's failure is ours */
+    else
+        *ret_set = set;
+    return s;
+}
 
-        if (strcmp(name, formats[i]->name) != 0)
-            continue;
-        HVT_TRY(formats[i]->open(opts, &source));
-        s = hvt_dataset_from(&source, opts->limit, ret_set);
-        if (s != HVT_OK && source.close)
-            source.close(source.ctx);
-        return s;
+hvt_status hvt_record_reserve(hvt_record *r, size_t bytes)
+{
+    HVT_GIVEN(r, "a record");
+    if (bytes > r->room) {
+        size_t room = bytes + bytes / 4; /* pictures differ: so it grows a few times only */
+
+        free(r->data);
+        r->data = malloc(room);
+        r->room = r->data ? room : 0;
+        HVT_CHECK(r->data, E_MEM, "no memory for an image of %zu bytes", bytes);
     }
-    return HVT_FAIL(E_ARG, "no data set is called '%s'; there are: %s", name,
-                    known_names(known, sizeof known));
+    r->bytes = bytes;
+    return HVT_OK;
 }
 
 hvt_status hvt_dataset_from(const hvt_source *source, uint32_t limit, hvt_dataset **ret_set)
@@ -60,30 +218,11 @@ hvt_status hvt_dataset_from(const hvt_source *source, uint32_t limit, hvt_datase
     HVT_GIVEN(source, "a source");
     HVT_GIVEN(ret_set, "an output pointer for the data set");
 
-    const hvt_dataset_info *i = &source->info;
-    const char *name = i->name ? i->name : "user";
-    hvt_dataset *d;
+    hvt_dataset *set;
 
-    HVT_CHECK(source->get, E_ARG, "data set '%s' has no get()", name);
-    HVT_CHECK(i->count > 0, E_ARG, "data set '%s' has 0 images, at least 1 is needed", name);
-    HVT_CHECK(i->classes >= 2, E_ARG, "data set '%s' has %d classes, at least 2 are needed", name,
-              i->classes);
-    HVT_CHECK(i->height >= 1 && i->height <= HVT_SIDE_MAX && i->width >= 1 && i->width <= HVT_SIDE_MAX, E_ARG,
-              "data set '%s' has images of %d x %d pixels, expected sides of 1 to %d", name, i->height,
-              i->width, HVT_SIDE_MAX);
-    HVT_CHECK(i->channels >= 1 && i->channels <= 3, E_ARG,
-              "data set '%s' has images of %d channels, expected 1 to 3", name, i->channels);
-
-    d = calloc(1, sizeof *d);
-    HVT_CHECK(d, E_MEM, "no memory for data set '%s' (%zu bytes)", name, sizeof *d);
-    d->source = *source;
-    d->info = source->info;
-    snprintf(d->name, sizeof d->name, "%s", name);
-    d->info.name = d->name;
-    if (limit && limit < d->info.count)
-        d->info.count = limit;
-    d->info.fingerprint = hvt__mix(d->info.fingerprint ^ hvt__mix(d->info.count));
-    *ret_set = d;
+    HVT_TRY(make_set(source, &set));
+    apply_limit(set, limit);
+    *ret_set = set;
     return HVT_OK;
 }
 
@@ -99,6 +238,7 @@ void hvt_dataset_close(hvt_dataset **set)
         return;
     if (d->source.close)
         d->source.close(d->source.ctx);
+    free(d->part);
     free(d);
     *set = NULL;
 }
@@ -108,9 +248,107 @@ void hvt__dataset_use(const hvt_dataset *set, int by)
     hvt__use(&((hvt_dataset *)(uintptr_t)set)->users, HVT__USER_LOADER, by); /* counting does not change it */
 }
 
+bool hvt__dataset_has_get(const hvt_dataset *set)
+{
+    return set->source.get;
+}
+
 const hvt_dataset_info *hvt_dataset_describe(const hvt_dataset *set)
 {
     return set ? &set->info : NULL;
+}
+
+static hvt_status check_index(const hvt_dataset *set, uint32_t index)
+{
+    HVT_CHECK(index < set->info.count, E_ARG, "data set '%s' has %u images, asked for number %u", set->name,
+              set->info.count, index);
+    return HVT_OK;
+}
+
+static hvt_status check_label(const hvt_dataset *set, uint32_t index, int label)
+{
+    if (set->info.unlabelled)
+        HVT_CHECK(label == -1, E_FORMAT, "data set '%s', image %u: label is %d, but the set is unlabelled",
+                  set->name, index, label);
+    else
+        HVT_CHECK(label >= 0 && label < set->info.classes, E_FORMAT,
+                  "data set '%s', image %u: label is %d, expected 0 to %d", set->name, index, label,
+                  set->info.classes - 1);
+    return HVT_OK;
+}
+
+/* The number of image `index` in the source. */
+static uint32_t in_source(const hvt_dataset *set, uint32_t index)
+{
+    return set->part ? set->part[index] : index;
+}
+
+/* Are a record's pixels what the set promises? */
+static hvt_status check_record(const hvt_dataset *set, uint32_t index, const hvt_record *r)
+{
+    const hvt_dataset_info *i = &set->info;
+    size_t bytes = r->encoding == HVT_IMAGE_F32 ? sizeof(float) : 1;
+
+    HVT_TRY(check_label(set, index, r->label));
+    if (r->encoding == HVT_IMAGE_FILE)
+        return HVT_OK;
+    HVT_CHECK((r->encoding == HVT_IMAGE_F32) == (i->type == HVT_F32), E_FORMAT,
+              "data set '%s', image %u: its pixels are not %s", set->name, index, hvt_dtype_name(i->type));
+    HVT_CHECK(i->height
+                  ? r->height == i->height && r->width == i->width
+                  : r->height >= 1 && r->height <= HVT_SIDE_MAX && r->width >= 1 && r->width <= HVT_SIDE_MAX,
+              E_FORMAT, "data set '%s', image %u: %d x %d pixels do not fit the set's %d x %d", set->name,
+              index, r->height, r->width, i->height, i->width);
+    bytes *= (size_t)r->height * (size_t)r->width * (size_t)i->channels;
+    HVT_CHECK(r->bytes == bytes, E_FORMAT, "data set '%s', image %u: %zu bytes, expected %zu", set->name,
+              index, r->bytes, bytes);
+    return HVT_OK;
+}
+
+/* Of a source with get(). */
+static hvt_status read_pixels(const hvt_dataset *set, uint32_t index, hvt_record *r)
+{
+    const hvt_dataset_info *i = &set->info;
+
+    HVT_TRY(hvt_record_reserve(r, (size_t)i->height * (size_t)i->width * (size_t)i->channels));
+    r->encoding = HVT_IMAGE_U8;
+    r->height = i->height;
+    r->width = i->width;
+    return set->source.get(set->source.ctx, in_source(set, index), r->data, &r->label);
+}
+
+hvt_status hvt_dataset_read(const hvt_dataset *set, uint32_t index, hvt_record *r)
+{
+    HVT_GIVEN(set, "a data set");
+    HVT_GIVEN(r, "a record");
+
+    HVT_TRY(check_index(set, index));
+    r->label = -1;
+    if (set->source.get)
+        HVT_TRY(read_pixels(set, index, r));
+    else
+        HVT_TRY(set->source.read(set->source.ctx, in_source(set, index), r));
+    return check_record(set, index, r);
+}
+
+/* Of a source with read(). */
+static hvt_status get_record(const hvt_dataset *set, uint32_t index, uint8_t *ret_pixels, int *ret_label)
+{
+    const hvt_dataset_info *i = &set->info;
+    hvt_record r = {0};
+    hvt_status s;
+
+    HVT_CHECK(i->height && i->type == HVT_U8, E_UNSUPPORTED,
+              "data set '%s' has images in %s%s: hvt_dataset_read() has them", set->name,
+              hvt_dtype_name(i->type), i->height ? "" : " and in sizes of their own");
+    HVT_TRY_OR(done, hvt_dataset_read(set, index, &r));
+    HVT_CHECK_OR(done, r.encoding == HVT_IMAGE_U8, E_UNSUPPORTED,
+                 "data set '%s' has picture files: hvt_dataset_read() has them", set->name);
+    memcpy(ret_pixels, r.data, r.bytes);
+    *ret_label = r.label;
+done:
+    free(r.data);
+    return s;
 }
 
 hvt_status hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8_t *ret_pixels, int *ret_label)
@@ -121,12 +359,36 @@ hvt_status hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8_t *ret_
 
     int label = -1;
 
-    HVT_CHECK(index < set->info.count, E_ARG, "data set '%s' has %u images, asked for number %u", set->name,
-              set->info.count, index);
-    HVT_TRY(set->source.get(set->source.ctx, index, ret_pixels, &label));
-    HVT_CHECK(label >= 0 && label < set->info.classes, E_FORMAT,
-              "data set '%s', image %u: label is %d, expected 0 to %d", set->name, index, label,
-              set->info.classes - 1);
+    HVT_TRY(check_index(set, index));
+    if (set->source.read)
+        return get_record(set, index, ret_pixels, ret_label);
+    HVT_TRY(set->source.get(set->source.ctx, in_source(set, index), ret_pixels, &label));
+    HVT_TRY(check_label(set, index, label));
     *ret_label = label;
     return HVT_OK;
+}
+
+void hvt__dataset_ahead(const hvt_dataset *set, uint32_t index)
+{
+    if (set->source.ahead)
+        set->source.ahead(set->source.ctx, in_source(set, index));
+}
+
+hvt_status hvt_dataset_name(const hvt_dataset *set, uint32_t index, char *ret_name, size_t room)
+{
+    HVT_GIVEN(set, "a data set");
+    HVT_CHECK(ret_name && room > 0, E_ARG, "%s() needs room for a name", __func__);
+
+    HVT_TRY(check_index(set, index));
+    if (set->source.name)
+        return set->source.name(set->source.ctx, in_source(set, index), ret_name, room);
+    snprintf(ret_name, room, "image %u", in_source(set, index));
+    return HVT_OK;
+}
+
+const char *hvt_dataset_class_name(const hvt_dataset *set, int label)
+{
+    bool known = set && set->source.class_name && label >= 0 && label < set->info.classes;
+
+    return known ? set->source.class_name(set->source.ctx, label) : NULL;
 }

@@ -1,68 +1,87 @@
 /*
- * Batches: the sampler's samples, fetched as bytes, cropped, mirrored and normalised by the device.
+ * Batches: the sampler's samples, fetched as bytes (fetch.c) by a ring of workers (ring.c), cropped, mirrored
+ * and normalised by the device.
  *
  * A step is one batch from each of S shards; a loader yields those of its own shards, one after the other.
  * Invariant: a batch is a pure function of (data set, seed, epoch, step, shard), and an image's augmentation
- * one of (seed, epoch, sample), so neither ranks nor threads nor the step at which a run began affect it.
- * Everything is allocated at open: twice on the host, so that the next batch is fetched while the device
- * still reads this one; once on the device, whose queue keeps batches apart.
+ * one of (seed, epoch, sample), so neither ranks nor threads nor the step at which a run began affect it: a
+ * batch's slot and each image's place in it are assigned before any work on it starts.
+ * Workers do not stop where an epoch ends: while its last batches are used they fetch the first ones of the
+ * next epoch, if opts.epochs says that there is one, and the seek to its start keeps what has been fetched.
+ * Everything is allocated at open: on the host as many batches as are fetched ahead, and those that the
+ * device may still read; once on the device, whose queue keeps batches apart.
  *
- * Images are fetched by the caller: two (cifar10) to twelve (synth) microseconds for one of 32 x 32 are less
- * than a percent of a training step. For slower sources (JPEG) a thread that calls fetch() for the next batch
- * would fit behind next(), invisible from outside.
+ * Without workers the caller fetches: two (cifar10) to twelve (synth) microseconds for an image of 32 x 32
+ * are less than a percent of a training step.
  */
 #include "hvt/data.h"
 #include "data_impl.h"
+#include "fetch.h"
+#include "ring.h"
 #include "base/trace.h"
 #include "device_impl.h"
 
 #include <math.h>
-#include <stdlib.h>
-
-/* The operations that draw. The numbers are private to this file and differ from those that the model's
- * initialisation uses with the same seed. */
-enum { DRAW_CROP_Y = 0x0d00, DRAW_CROP_X, DRAW_MIRROR };
 
 enum { CROP_MAX = 127 }; /* offsets are int8_t */
+enum { WORKERS_MAX = 256 };
+enum { AHEAD = 3, QUEUED = 2 }; /* batches that workers fetch; that a device with a queue may still read */
 
-/* A batch in host memory, which the device may still read while the next one is fetched. */
+/* A batch in host memory. */
 typedef struct slot {
     void *memory;    /* from the device's alloc_host; holds what follows */
     int32_t *labels; /* [batch] */
-    uint8_t *bytes;  /* [batch,H,W,C] */
-    int8_t *draws;   /* [batch,3] */
     uint32_t *ids;   /* [batch] */
-    hvt_mark read;   /* reached when the device has read them */
-    bool queued;     /* `read` was set */
+    uint8_t *pixels; /* [batch,H,W,C] bytes or floats */
+    int8_t *draws;   /* [batch,3]; NULL: images are neither cropped nor mirrored */
+    int epoch;
+    hvt_mark read; /* reached when the device has read them */
+    bool queued;   /* `read` was set */
 } slot;
 
-enum { SLOTS = 2 };
+/* An epoch, or what is left of it. */
+typedef struct part {
+    int epoch;
+    uint32_t first; /* place in the order at which step 0 begins */
+    uint32_t last;  /* steps from there to the end of the epoch */
+} part;
+
+typedef struct position {
+    part of;
+    uint32_t step;
+    int shard; /* of this loader's */
+} position;
 
 struct hvt_loader {
     const hvt_dataset *set; /* borrowed */
     hvt_device *dev;        /* borrowed */
     hvt_loader_opts opts;
-    hvt_dataset_info info;
-    size_t image_bytes;
+    hvt_dataset_info info; /* with the batches' size of images */
+    hvt__fetch fetch;
+    hvt__fetcher **fetcher; /* [fetchers] one per worker, or the caller's */
+    int fetchers;
+    hvt__ring *ring;
+    size_t slot_bytes;
     hvt_augment_args augment;
 
-    uint32_t *order;   /* [count] the epoch's permutation */
-    int order_epoch;   /* of which epoch; -1: none yet */
+    uint32_t *order;   /* [count] the permutation of the epoch of `ahead` */
+    int order_epoch;   /* which it is; -1: none yet */
     int *shard_counts; /* [S] of the current step */
-    slot slot[SLOTS];
-    int next_slot;       /* the slot to fill */
-    void *dev_images;    /* [batch,H,W,channels] in the loader's row order, device */
-    int32_t *dev_labels; /* [batch] device */
+    uint32_t *ids;     /* [batch] of the batch that was yielded last */
+    slot *slot;        /* [slots] batch n since the ring was last dropped is in slot n % slots */
+    int slots;
+    uint64_t posted, taken; /* batches since then */
+    void *dev_images;       /* [batch,H,W,channels] in the loader's row order, device */
+    int32_t *dev_labels;    /* [batch] device */
 
-    int epoch, shards_done; /* shards_done: shards of this step already yielded */
-    uint32_t step, steps;
+    position at, ahead; /* of the next batch to be yielded, and to be posted */
+    uint32_t steps;     /* of a whole epoch */
+    double waited;
 };
-
-/* ---- open and close ---------------------------------------------------------------------------------- */
 
 static hvt_status check_opts(const hvt_dataset_info *info, const hvt_loader_opts *o)
 {
-    int side = info->height < info->width ? info->height : info->width;
+    int h, w, side;
 
     HVT_CHECK(o->batch >= 1, E_ARG, "batch is %d, expected at least 1 image per shard", o->batch);
     HVT_CHECK(o->shards >= 1, E_ARG, "shards is %d, expected at least 1", o->shards);
@@ -77,9 +96,13 @@ static hvt_status check_opts(const hvt_dataset_info *info, const hvt_loader_opts
               "images in %s, expected f32, f16 or bf16", hvt_dtype_name(o->type));
     HVT_CHECK(!o->channels || o->channels >= info->channels, E_ARG,
               "images of %d channels are to be stored with %d", info->channels, o->channels);
+    HVT_CHECK(o->workers >= 0 && o->workers <= WORKERS_MAX, E_ARG, "%d workers, expected 0 to %d", o->workers,
+              WORKERS_MAX);
+    HVT_TRY(hvt__fetch_size(info, o, &h, &w));
+    side = h < w ? h : w;
     HVT_CHECK(o->crop >= 0 && o->crop <= CROP_MAX && o->crop < side, E_ARG,
               "crop pads by %d pixels, expected 0 to %d for images of %d x %d", o->crop,
-              side - 1 < CROP_MAX ? side - 1 : CROP_MAX, info->height, info->width);
+              side - 1 < CROP_MAX ? side - 1 : CROP_MAX, h, w);
     for (int c = 0; c < info->channels; c++) {
         HVT_CHECK(isfinite(o->mean[c]), E_ARG, "mean of channel %d is %g, expected a finite number", c,
                   (double)o->mean[c]);
@@ -89,25 +112,25 @@ static hvt_status check_opts(const hvt_dataset_info *info, const hvt_loader_opts
     return HVT_OK;
 }
 
-static uint32_t count_steps(uint32_t count, const hvt_loader_opts *o)
+/* Steps that so many images are dealt to. */
+static uint32_t steps_of(const hvt_loader_opts *o, uint32_t images)
 {
-    uint32_t most =
-        hvt_sampler_count(count, o->shards, 0, o->last_batch); /* no shard has more than shard 0 */
+    uint32_t most = hvt_sampler_count(images, o->shards, 0, o->last_batch); /* no shard has more */
     uint32_t batch = (uint32_t)o->batch;
 
-    return o->last_batch == HVT_LAST_BATCH_DROP ? most / batch : most / batch + (most % batch > 0);
+    return most / batch + (o->last_batch != HVT_LAST_BATCH_DROP && most % batch > 0);
 }
 
 static hvt_status allocate_slot(hvt_loader *l, slot *s)
 {
     size_t batch = (size_t)l->opts.batch;
 
-    s->ids = calloc(batch, sizeof *s->ids);
-    HVT_CHECK(s->ids, E_MEM, "no memory for the numbers of %zu images", batch);
-    HVT_TRY(l->dev->ops->alloc_host(l->dev, batch * (sizeof *s->labels + 3 + l->image_bytes), &s->memory));
+    HVT_TRY(l->dev->ops->memory.alloc_host(l->dev, l->slot_bytes, &s->memory));
     s->labels = s->memory;
-    s->bytes = (uint8_t *)(s->labels + batch);
-    s->draws = (int8_t *)(s->bytes + batch * l->image_bytes);
+    s->ids = (uint32_t *)(s->labels + batch);
+    s->pixels = (uint8_t *)(s->ids + batch);
+    if (l->opts.crop || l->opts.flip)
+        s->draws = (int8_t *)(s->pixels + batch * l->fetch.image_bytes);
     return HVT_OK;
 }
 
@@ -117,16 +140,86 @@ static hvt_status allocate(hvt_loader *l)
     size_t batch = (size_t)l->opts.batch, count = l->info.count;
     size_t pixels = batch * (size_t)l->info.height * (size_t)l->info.width;
 
+    l->slots = !l->opts.workers ? QUEUED : AHEAD + (ops->queue.mark ? QUEUED : 0);
+    l->slot_bytes = batch * (sizeof *l->slot->labels + sizeof *l->slot->ids + 3 + l->fetch.image_bytes);
     l->order = malloc(count * sizeof *l->order);
     l->shard_counts = calloc((size_t)l->opts.shards, sizeof *l->shard_counts);
-    HVT_CHECK(l->order && l->shard_counts, E_MEM, "no memory for the order of %zu images in %d shards", count,
-              l->opts.shards);
-    for (int i = 0; i < SLOTS; i++)
+    l->ids = calloc(batch, sizeof *l->ids);
+    l->slot = calloc((size_t)l->slots, sizeof *l->slot);
+    HVT_CHECK(l->order && l->shard_counts && l->ids && l->slot, E_MEM,
+              "no memory for the order of %zu images in %d shards", count, l->opts.shards);
+    for (int i = 0; i < l->slots; i++)
         HVT_TRY(allocate_slot(l, &l->slot[i]));
-    HVT_TRY(
-        ops->alloc(l->dev, pixels * (size_t)l->opts.channels * hvt_dtype_size(l->opts.type), &l->dev_images));
-    HVT_TRY(ops->alloc(l->dev, batch * sizeof *l->dev_labels, (void **)&l->dev_labels));
-    return HVT_OK;
+    HVT_TRY(ops->memory.alloc(l->dev, pixels * (size_t)l->opts.channels * hvt_dtype_size(l->opts.type),
+                              &l->dev_images));
+    return ops->memory.alloc(l->dev, batch * sizeof *l->dev_labels, (void **)&l->dev_labels);
+}
+
+/* An item of the ring: image i of a slot's batch. */
+static hvt_status fetch_item(void *ctx, int worker, int at, int i)
+{
+    hvt_loader *l = ctx;
+    const slot *s = &l->slot[at];
+    hvt__target to = {s->pixels + (size_t)i * l->fetch.image_bytes, &s->labels[i],
+                      s->draws ? s->draws + 3 * i : NULL};
+
+    return hvt__fetch_image(&l->fetch, l->fetcher[worker], s->ids[i], s->epoch, &to);
+}
+
+static uint32_t image_of_item(void *ctx, int at, int i)
+{
+    const hvt_loader *l = ctx;
+
+    return l->slot[at].ids[i];
+}
+
+static void announce_item(void *ctx, int worker, uint32_t image)
+{
+    hvt_loader *l = ctx;
+
+    hvt__fetch_ahead(&l->fetch, l->fetcher[worker], image);
+}
+
+static hvt_status open_ring(hvt_loader *l)
+{
+    hvt__ring_opts ring = {.slots = l->slots,
+                           .workers = l->opts.workers,
+                           .cpus = l->opts.cpus,
+                           .ncpus = l->opts.ncpus,
+                           .work = fetch_item,
+                           .image_of = image_of_item,
+                           .ahead = announce_item,
+                           .ctx = l};
+    int n = l->opts.workers ? l->opts.workers : 1;
+
+    l->fetcher = calloc((size_t)n, sizeof(hvt__fetcher *));
+    HVT_CHECK(l->fetcher, E_MEM, "no memory for %d workers", n);
+    for (; l->fetchers < n; l->fetchers++)
+        HVT_TRY(hvt__fetcher_open(&l->fetch, &l->fetcher[l->fetchers]));
+    return hvt__ring_open(&ring, &l->ring);
+}
+
+/* x = value * scale + shift; bytes are units of 1/255. */
+static hvt_augment_args augmentation(const hvt_loader *l)
+{
+    const hvt_loader_opts *o = &l->opts;
+    double unit = l->info.type == HVT_F32 ? 1.0 : 255.0;
+    hvt_augment_args a = {.order = o->order,
+                          .n = o->batch,
+                          .h = l->info.height,
+                          .w = l->info.width,
+                          .c = l->info.channels,
+                          .floats = l->info.type == HVT_F32,
+                          .type = o->type,
+                          .cx = o->channels,
+                          .dst = l->dev_images,
+                          .dst_labels = l->dev_labels};
+
+    for (int c = 0; c < l->info.channels; c++) {
+        a.scale[c] = (float)(1 / (unit * o->std[c]));
+        a.shift[c] = (float)(-(double)o->mean[c] / o->std[c]);
+    }
+    return a;
 }
 
 hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_loader_opts *opts,
@@ -138,12 +231,12 @@ hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_lo
     HVT_GIVEN(ret_loader, "an output pointer for the loader");
 
     const hvt_dataset_info *info = hvt_dataset_describe(set);
-    uint32_t steps;
     hvt_loader *l;
     hvt_status s;
 
     HVT_TRY(check_opts(info, opts));
-    steps = count_steps(info->count, opts);
+    uint32_t steps = steps_of(opts, info->count);
+
     HVT_CHECK(steps > 0, E_ARG, "%u images cannot fill a global batch of %d x %d", info->count, opts->shards,
               opts->batch);
 
@@ -155,26 +248,15 @@ hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_lo
     hvt__dataset_use(set, 1);
     l->opts = *opts;
     l->opts.channels = opts->channels ? opts->channels : info->channels;
-    l->info = *info;
     l->steps = steps;
-    l->image_bytes = (size_t)info->height * (size_t)info->width * (size_t)info->channels;
     l->order_epoch = -1;
+    HVT_TRY_OR(fail, hvt__fetch_open(set, &l->opts, &l->fetch));
+    l->info = l->fetch.info;
     HVT_TRY_OR(fail, allocate(l));
+    HVT_TRY_OR(fail, open_ring(l));
+    l->opts.cpus = NULL; /* the caller's */
     HVT_TRY_OR(fail, hvt_loader_rewind(l, 0, 0));
-
-    l->augment = (hvt_augment_args){.order = opts->order,
-                                    .n = opts->batch,
-                                    .h = info->height,
-                                    .w = info->width,
-                                    .c = info->channels,
-                                    .type = opts->type,
-                                    .cx = l->opts.channels,
-                                    .dst = l->dev_images,
-                                    .dst_labels = l->dev_labels};
-    for (int c = 0; c < info->channels; c++) {
-        l->augment.scale[c] = (float)(1 / (255.0 * opts->std[c]));
-        l->augment.shift[c] = (float)(-(double)opts->mean[c] / opts->std[c]);
-    }
+    l->augment = augmentation(l);
     *ret_loader = l;
     return HVT_OK;
 
@@ -183,21 +265,36 @@ fail:
     return s;
 }
 
+/* The device may still read the batch that was in the slot. */
+static hvt_status await_slot(const hvt_loader *l, slot *s)
+{
+    if (s->queued) {
+        hvt__trace_begin(HVT__DEVICE, -1);
+        HVT_TRY(hvt__traced(l->dev->ops->queue.await(l->dev, s->read)));
+    }
+    s->queued = false;
+    return HVT_OK;
+}
+
 void hvt_loader_close(hvt_loader **loader)
 {
-    hvt_loader *l;
+    hvt_loader *l = loader ? *loader : NULL;
 
-    if (!loader || !*loader)
+    if (!l)
         return;
-    l = *loader;
-    for (int i = 0; i < SLOTS; i++) {
-        if (l->slot[i].queued)
-            l->dev->ops->await(l->dev, l->slot[i].read);
-        l->dev->ops->release_host(l->dev, l->slot[i].memory);
-        free(l->slot[i].ids);
+    hvt__ring_close(&l->ring);
+    for (int i = 0; i < l->fetchers; i++)
+        hvt__fetcher_close(&l->fetcher[i]);
+    for (int i = 0; l->slot && i < l->slots; i++) {
+        await_slot(l, &l->slot[i]);
+        l->dev->ops->memory.release_host(l->dev, l->slot[i].memory);
     }
-    l->dev->ops->release(l->dev, l->dev_labels);
-    l->dev->ops->release(l->dev, l->dev_images);
+    l->dev->ops->memory.release(l->dev, l->dev_labels);
+    l->dev->ops->memory.release(l->dev, l->dev_images);
+    hvt__fetch_close(&l->fetch);
+    free(l->fetcher);
+    free(l->slot);
+    free(l->ids);
     free(l->shard_counts);
     free(l->order);
     hvt__use(&l->dev->users, HVT__USER_LOADER, -1);
@@ -206,13 +303,77 @@ void hvt_loader_close(hvt_loader **loader)
     *loader = NULL;
 }
 
-/* ---- an epoch ---------------------------------------------------------------------------------------- */
-
 uint32_t hvt_loader_steps(const hvt_loader *loader)
 {
-    if (!loader)
-        return 0;
-    return loader->steps;
+    return loader ? loader->steps : 0;
+}
+
+void hvt_loader_describe(const hvt_loader *l, hvt_loader_info *ret_info)
+{
+    if (!ret_info)
+        return;
+    *ret_info = (hvt_loader_info){0};
+    if (!l)
+        return;
+    ret_info->workers = l->opts.workers;
+    ret_info->slots = l->slots;
+    ret_info->bytes = (size_t)l->slots * l->slot_bytes;
+    ret_info->unlabelled = l->info.unlabelled;
+    ret_info->wait = l->waited;
+    hvt__fetch_count(&l->fetch, l->fetcher, l->fetchers, ret_info);
+}
+
+bool hvt_loader_damaged(hvt_loader *l, uint32_t index)
+{
+    return l && hvt__fetch_damaged(&l->fetch, index);
+}
+
+uint32_t hvt_loader_left(const hvt_loader *loader)
+{
+    return loader ? loader->at.of.last - loader->at.step : 0;
+}
+
+static part part_from(const hvt_loader *l, int epoch, uint32_t sample)
+{
+    return (part){epoch, sample, steps_of(&l->opts, l->info.count - sample)};
+}
+
+static void find_order(hvt_loader *l, int epoch)
+{
+    if (l->order_epoch >= 0 && (!l->opts.shuffle || l->order_epoch == epoch))
+        return;
+    if (l->opts.shuffle)
+        hvt_sampler_permutation(l->opts.seed, epoch, l->info.count, l->order);
+    else
+        for (uint32_t i = 0; i < l->info.count; i++)
+            l->order[i] = i;
+    l->order_epoch = epoch;
+}
+
+/* Go on at a step of a part. At the end of an epoch the next one's first batches may have been posted. */
+static void go_to(hvt_loader *l, part of, uint32_t step)
+{
+    bool follows = l->at.step == l->at.of.last && of.epoch == l->at.of.epoch + 1 && of.first == 0;
+
+    if (follows && step == 0 && l->ahead.of.epoch > l->at.of.epoch) {
+        l->at = (position){.of = of};
+        return;
+    }
+    hvt__ring_drop(l->ring);
+    find_order(l, of.epoch);
+    l->at = l->ahead = (position){.of = of, .step = step};
+    l->posted = l->taken = 0;
+}
+
+hvt_status hvt_loader_seek(hvt_loader *l, int epoch, uint32_t sample)
+{
+    HVT_GIVEN(l, "a loader");
+    HVT_CHECK(epoch >= 0, E_ARG, "epoch is %d, expected 0 or more", epoch);
+    HVT_CHECK(sample <= l->info.count, E_ARG, "image %u of the order asked for, an epoch has %u", sample,
+              l->info.count);
+
+    go_to(l, part_from(l, epoch, sample), 0);
+    return HVT_OK;
 }
 
 hvt_status hvt_loader_rewind(hvt_loader *l, int epoch, uint32_t step)
@@ -220,123 +381,143 @@ hvt_status hvt_loader_rewind(hvt_loader *l, int epoch, uint32_t step)
     HVT_GIVEN(l, "a loader");
     HVT_CHECK(epoch >= 0, E_ARG, "epoch is %d, expected 0 or more", epoch);
     HVT_CHECK(step <= l->steps, E_ARG, "step %u asked for, an epoch has %u", step, l->steps);
-
-    if (l->order_epoch < 0 || (l->opts.shuffle && l->order_epoch != epoch)) {
-        if (l->opts.shuffle)
-            hvt_sampler_permutation(l->opts.seed, epoch, l->info.count, l->order);
-        else
-            for (uint32_t i = 0; i < l->info.count; i++)
-                l->order[i] = i;
-        l->order_epoch = epoch;
-    }
-    l->epoch = epoch;
-    l->step = step;
-    l->shards_done = 0;
+    go_to(l, part_from(l, epoch, 0), step);
     return HVT_OK;
 }
 
-/* Valid images of each shard in the current step. */
-static void count_shards(hvt_loader *l)
+/* Valid images of a shard in a position's step. */
+static int count_at(const hvt_loader *l, const position *p, int shard)
 {
     const hvt_loader_opts *o = &l->opts;
-    uint64_t before = (uint64_t)l->step * (uint64_t)o->batch;
+    uint64_t before = (uint64_t)p->step * (uint64_t)o->batch;
+    uint64_t all = hvt_sampler_count(l->info.count - p->of.first, o->shards, shard, o->last_batch);
+    uint64_t left = all > before ? all - before : 0;
 
-    for (int s = 0; s < o->shards; s++) {
-        uint64_t all = hvt_sampler_count(l->info.count, o->shards, s, o->last_batch);
-        uint64_t left = all > before ? all - before : 0;
+    return left < (uint64_t)o->batch ? (int)left : o->batch;
+}
 
-        l->shard_counts[s] = left < (uint64_t)o->batch ? (int)left : o->batch;
+static void advance(const hvt_loader *l, position *p)
+{
+    if (++p->shard == l->opts.shard_count) {
+        p->shard = 0;
+        p->step++;
     }
 }
 
-static bool is_drawn(const hvt_loader *l)
+/* Is there a batch to post, in this epoch or in one that follows? */
+static bool goes_on(const hvt_loader *l)
 {
-    return l->opts.crop || l->opts.flip;
+    return l->ahead.step < l->ahead.of.last || (l->opts.workers && l->ahead.of.epoch + 1 < l->opts.epochs);
 }
 
-/* Draw how this sample is cropped and mirrored in this epoch. */
-static void draw(const hvt_loader *l, uint32_t id, int8_t ret_draw[3])
+/* What is posted next begins an epoch; batches that were posted know their images. */
+static void begin_epoch(hvt_loader *l)
 {
-    uint64_t seed = l->opts.seed, epoch = (uint64_t)l->epoch;
-    uint32_t places = 2 * (uint32_t)l->opts.crop + 1;
-
-    ret_draw[0] = (int8_t)((int)hvt__below(hvt__draw(seed, epoch, id, DRAW_CROP_Y), places) - l->opts.crop);
-    ret_draw[1] = (int8_t)((int)hvt__below(hvt__draw(seed, epoch, id, DRAW_CROP_X), places) - l->opts.crop);
-    ret_draw[2] = l->opts.flip && hvt__below(hvt__draw(seed, epoch, id, DRAW_MIRROR), 2);
+    l->ahead = (position){.of = part_from(l, l->ahead.of.epoch + 1, 0)};
+    find_order(l, l->ahead.of.epoch);
 }
 
-/* Fetch image i of the shard's batch of this step: id, bytes, label, draws. */
-static hvt_status fetch(const hvt_loader *l, slot *s, int shard, int i)
+/* Give the next batch to the ring: which images it has, and where each belongs. */
+static hvt_status post(hvt_loader *l)
 {
-    uint32_t nth = (uint32_t)((uint64_t)l->step * (uint64_t)l->opts.batch + (uint64_t)i);
-    uint32_t id = l->order[hvt_sampler_at(l->info.count, l->opts.shards, shard, nth)];
-    int label;
+    int at = (int)(l->posted % (uint64_t)l->slots), shard = l->opts.first_shard + l->ahead.shard;
+    int count = count_at(l, &l->ahead, shard);
+    uint64_t first = (uint64_t)l->ahead.step * (uint64_t)l->opts.batch;
+    slot *s = &l->slot[at];
 
-    HVT_TRY(hvt_dataset_get(l->set, id, s->bytes + (size_t)i * l->image_bytes, &label));
-    s->ids[i] = id;
-    s->labels[i] = label;
-    if (is_drawn(l))
-        draw(l, id, s->draws + 3 * i);
+    HVT_TRY(await_slot(l, s));
+    s->epoch = l->ahead.of.epoch;
+    for (int i = 0; i < count; i++) {
+        uint64_t nth = hvt_sampler_at(l->info.count, l->opts.shards, shard, (uint32_t)(first + (uint64_t)i));
+
+        s->ids[i] =
+            l->order[(l->ahead.of.first + nth) % l->info.count]; /* padding goes on at the beginning */
+    }
+    hvt__ring_post(l->ring, at, count);
+    l->posted++;
+    advance(l, &l->ahead);
     return HVT_OK;
 }
 
-static hvt_status fill(hvt_loader *l, slot *s, int shard, int count)
+/* Post what there is a free slot for. A device with a queue may still read the batch that was yielded last;
+ * without workers no slot but that of the next batch has a use. */
+static hvt_status post_ahead(hvt_loader *l)
+{
+    uint64_t most = !l->opts.workers ? 1 : (uint64_t)l->slots - (l->dev->ops->queue.mark ? 1 : 0);
+
+    while (goes_on(l) && l->posted < l->taken + most) {
+        if (l->ahead.step == l->ahead.of.last)
+            begin_epoch(l);
+        HVT_TRY(post(l));
+    }
+    return HVT_OK;
+}
+
+/* Wait for the slot's images, and let the device make a batch of them. */
+static hvt_status take(hvt_loader *l, int at, int count)
 {
     const hvt_device_ops *ops = l->dev->ops;
+    slot *s = &l->slot[at];
+    double began = hvt__now();
 
-    if (s->queued) /* the device may still read the batch before last */
-        HVT_TRY(ops->await(l->dev, s->read));
-    s->queued = false;
-    for (int i = 0; i < count; i++)
-        HVT_TRY(fetch(l, s, shard, i));
+    HVT_TRY(hvt__ring_take(l->ring, at));
+    if (l->opts.workers)
+        l->waited += hvt__now() - began;
     if (count == 0)
         return HVT_OK;
+    memcpy(l->ids, s->ids, (size_t)count * sizeof *l->ids);
     l->augment.real = count;
-    l->augment.src = s->bytes;
+    l->augment.src = s->pixels;
     l->augment.labels = s->labels;
-    l->augment.draws = is_drawn(l) ? s->draws : NULL;
+    l->augment.draws = s->draws;
     HVT_TRY(ops->augment(l->dev, &l->augment));
-    HVT_TRY(ops->mark(l->dev, &s->read));
-    s->queued = true;
+    if (ops->queue.mark)
+        HVT_TRY(ops->queue.mark(l->dev, &s->read));
+    s->queued = ops->queue.mark;
     return HVT_OK;
 }
 
-static void describe(const hvt_loader *l, const slot *filled, int shard, hvt_batch *ret_batch)
+static void describe(const hvt_loader *l, int shard, hvt_batch *ret_batch)
 {
     int n = l->opts.batch, h = l->info.height, w = l->info.width, c = l->opts.channels;
-    hvt_tensor images = {l->dev_images, l->opts.type, 4, {n, h, w, c}};
+    bool hwn = l->opts.order == HVT_ORDER_HWN;
 
-    if (l->opts.order == HVT_ORDER_HWN)
-        images = (hvt_tensor){l->dev_images, l->opts.type, 4, {h, w, n, c}};
-    *ret_batch = (hvt_batch){.images = images,
-                             .labels = {l->dev_labels, HVT_I32, 1, {n, 1, 1, 1}},
-                             .count = l->shard_counts[shard],
-                             .shard = shard,
-                             .shards = l->opts.shards,
-                             .shard_counts = l->shard_counts,
-                             .ids = filled->ids};
+    *ret_batch =
+        (hvt_batch){.images = {l->dev_images, l->opts.type, 4, {hwn ? h : n, hwn ? w : h, hwn ? n : w, c}},
+                    .labels = {l->dev_labels, HVT_I32, 1, {n, 1, 1, 1}},
+                    .count = l->shard_counts[shard],
+                    .shard = shard,
+                    .shards = l->opts.shards,
+                    .shard_counts = l->shard_counts,
+                    .ids = l->ids};
 }
 
 static hvt_status next(hvt_loader *l, hvt_batch *ret_batch, bool *ret_end)
 {
-    int shard = l->opts.first_shard + l->shards_done;
-    slot *s = &l->slot[l->next_slot];
+    int shard = l->opts.first_shard + l->at.shard;
 
-    if (l->step == l->steps) {
+    if (l->at.step == l->at.of.last) {
         *ret_end = true;
         return HVT_OK;
     }
-    if (l->shards_done == 0)
-        count_shards(l);
-    HVT_TRY(fill(l, s, shard, l->shard_counts[shard]));
-    describe(l, s, shard, ret_batch);
-    l->next_slot = (l->next_slot + 1) % SLOTS;
-    if (++l->shards_done == l->opts.shard_count) {
-        l->shards_done = 0;
-        l->step++;
-    }
+    for (int s = 0; l->at.shard == 0 && s < l->opts.shards; s++)
+        l->shard_counts[s] = count_at(l, &l->at, s);
+    HVT_TRY(post_ahead(l));
+    HVT_TRY(take(l, (int)(l->taken % (uint64_t)l->slots), l->shard_counts[shard]));
+    l->taken++;
+    advance(l, &l->at);
+    if (l->opts.workers && !l->dev->ops->queue.mark) /* the slot is free again */
+        HVT_TRY(post_ahead(l));
+    describe(l, shard, ret_batch);
     *ret_end = false;
     return HVT_OK;
+}
+
+static void about(void *ctx, char *ret_text, size_t room)
+{
+    hvt_loader *l = ctx;
+
+    hvt__fetch_about(&l->fetch, l->fetcher, l->fetchers, ret_text, room);
 }
 
 hvt_status hvt_loader_next(hvt_loader *l, hvt_batch *ret_batch, bool *ret_end)
@@ -345,6 +526,11 @@ hvt_status hvt_loader_next(hvt_loader *l, hvt_batch *ret_batch, bool *ret_end)
     HVT_GIVEN(ret_batch, "an output pointer for the batch");
     HVT_GIVEN(ret_end, "an output pointer for the end");
 
+    hvt_status s;
+
     hvt__trace_begin(HVT__DATA, -1);
-    return hvt__traced(next(l, ret_batch, ret_end));
+    hvt__trace_about(about, l);
+    s = next(l, ret_batch, ret_end);
+    hvt__trace_about(NULL, NULL);
+    return hvt__traced(s);
 }

@@ -51,24 +51,17 @@ static uint32_t mt_draw(mt19937 *g)
     return y ^ (y >> 18);
 }
 
-/* PyTorch's draw for large counts: the first one is the upper half. */
-static uint64_t mt_draw64(mt19937 *g)
-{
-    uint64_t high = mt_draw(g);
-
-    return high << 32 | mt_draw(g);
-}
-
 void hvt_sampler_permutation(uint64_t seed, int epoch, uint32_t count, uint32_t *ret_order)
 {
-    if (!ret_order)
-        return;
     mt19937 g;
 
+    if (!ret_order)
+        return;
     mt_seed(&g, (uint32_t)(seed + (uint64_t)epoch));
-    if (count >= UINT32_MAX / 20) { /* the inside-out shuffle */
+    if (count >= UINT32_MAX / 20) { /* the inside-out shuffle; the first draw is the upper half */
         for (uint32_t i = 0; i < count; i++) {
-            uint32_t z = (uint32_t)(mt_draw64(&g) % ((uint64_t)i + 1));
+            uint64_t high = mt_draw(&g);
+            uint32_t z = (uint32_t)((high << 32 | mt_draw(&g)) % ((uint64_t)i + 1));
 
             ret_order[i] = i;
             ret_order[i] = ret_order[z];
@@ -88,22 +81,14 @@ void hvt_sampler_permutation(uint64_t seed, int epoch, uint32_t count, uint32_t 
 
 uint32_t hvt_sampler_count(uint32_t count, int shards, int shard, hvt_last_batch last_batch)
 {
-    uint32_t each, left;
-
     if (shards < 1)
         return 0;
-    each = count / (uint32_t)shards;
-    left = count % (uint32_t)shards;
+    uint32_t each = count / (uint32_t)shards, left = count % (uint32_t)shards;
 
-    switch (last_batch) {
-    case HVT_LAST_BATCH_KEEP:
-        return each + ((uint32_t)shard < left);
-    case HVT_LAST_BATCH_PAD:
-        return each + (left > 0);
-    case HVT_LAST_BATCH_DROP:
-        break;
-    }
-    return each;
+    bool one_more = last_batch == HVT_LAST_BATCH_KEEP ? (uint32_t)shard < left
+                                                      : last_batch == HVT_LAST_BATCH_PAD && left > 0;
+
+    return each + one_more;
 }
 
 uint32_t hvt_sampler_at(uint32_t count, int shards, int shard, uint32_t i)

@@ -6,10 +6,6 @@
 #include "config.h"
 #include "device_impl.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 #endif
@@ -57,6 +53,8 @@ hvt_status hvt_device_open(const char *name, const hvt_device_opts *opts, hvt_de
               "device %s: %d processors, not 0 to %d", name, opts->ncpus, HVT_MAX_THREADS);
     HVT_CHECK(opts->cpus || !opts->ncpus, E_ARG, "device %s: %d processors, but no list of them", name,
               opts->ncpus);
+    HVT_CHECK((opts->conv_tile >= 0 && opts->conv_tile <= 2) || opts->conv_tile == 4, E_ARG,
+              "device %s: tiles of %d outputs, not 0, 1, 2 or 4", name, opts->conv_tile);
 
     d = calloc(1, sizeof *d);
     HVT_CHECK(d, E_MEM, "no memory for %zu bytes of device %s", sizeof *d, name);
@@ -66,7 +64,7 @@ hvt_status hvt_device_open(const char *name, const hvt_device_opts *opts, hvt_de
     d->share = opts->share;
     d->deterministic = opts->deterministic;
     d->tf32 = opts->tf32;
-    d->direct = opts->direct;
+    d->conv_tile = opts->conv_tile;
     HVT_TRY_OR(fail, ops->open(d, opts));
     *ret_dev = d;
     return HVT_OK;
@@ -85,39 +83,34 @@ void hvt_device_close(hvt_device **dev)
     snprintf(what, sizeof what, "device %s", d->ops->name);
     if (hvt__in_use(&d->users, what))
         return;
-    d->ops->close(d);
+    if (d->ops->close)
+        d->ops->close(d);
     free(d);
     *dev = NULL;
 }
 
 const char *hvt_device_name(const hvt_device *d)
 {
-    if (!d)
-        return "";
-    return d->ops->name;
+    return d ? d->ops->name : "";
 }
 
 const char *hvt_device_isa(const hvt_device *d)
 {
-    if (!d)
-        return "";
-    return d->isa;
+    return d ? d->isa : "";
 }
 
 int hvt_device_threads(const hvt_device *d)
 {
-    if (!d)
-        return 0;
-    return d->threads;
+    return d ? d->threads : 0;
 }
 
 void hvt_device_describe(const hvt_device *d, hvt_device_info *ret_info)
 {
-    if (ret_info)
-        *ret_info = (hvt_device_info){0};
-    if (!d || !ret_info)
+    if (!ret_info)
         return;
-    d->ops->describe(d, ret_info);
+    *ret_info = (hvt_device_info){0};
+    if (d && d->ops->describe)
+        d->ops->describe(d, ret_info);
 }
 
 int hvt_device_count(const char *name)
@@ -136,35 +129,28 @@ int hvt_device_count(const char *name)
 
 hvt_order hvt_device_order(const hvt_device *d, int batch, int height, int width)
 {
-    if (!d)
-        return HVT_ORDER_NHW;
-    return d->ops->order(d, batch, height, width);
+    return d && d->ops->order ? d->ops->order(d, batch, height, width) : HVT_ORDER_NHW;
 }
 
 hvt_status hvt_device_upload(hvt_device *d, void *dst, const void *host, size_t bytes)
 {
     HVT_GIVEN(d, "a device");
     HVT_CHECK(!bytes || (dst && host), E_ARG, "a copy of %zu bytes from %p to %p", bytes, host, dst);
-    HVT_TRY(d->ops->upload(d, dst, host, bytes));
-    return HVT_OK;
+    return d->ops->memory.upload(d, dst, host, bytes);
 }
 
 hvt_status hvt_device_download(hvt_device *d, void *host, const void *src, size_t bytes)
 {
     HVT_GIVEN(d, "a device");
     HVT_CHECK(!bytes || (src && host), E_ARG, "a copy of %zu bytes from %p to %p", bytes, src, host);
-    HVT_TRY(d->ops->download(d, host, src, bytes));
-    return HVT_OK;
+    return d->ops->memory.download(d, host, src, bytes);
 }
 
 hvt_status hvt_device_sync(hvt_device *d)
 {
     HVT_GIVEN(d, "a device");
-    HVT_TRY(d->ops->sync(d));
-    return HVT_OK;
+    return d->ops->queue.sync ? d->ops->queue.sync(d) : HVT_OK;
 }
-
-/* ---- floats ---- */
 
 #if defined(__SSE2__)
 
@@ -191,34 +177,21 @@ void hvt__floats_leave(const uint64_t *was)
 
 enum { FZ = 1 << 24 };
 
-static uint64_t fpcr(void)
-{
-    uint64_t now;
-
-    __asm__ volatile("mrs %0, fpcr" : "=r"(now));
-    return now;
-}
-
-static void set_fpcr(uint64_t to)
-{
-    __asm__ volatile("msr fpcr, %0" : : "r"(to) : "memory");
-}
-
-/* AArch64 keeps the exception flags in a register of their own. */
-static uint64_t fpsr(void)
-{
-    uint64_t now;
-
-    __asm__ volatile("mrs %0, fpsr" : "=r"(now));
-    return now;
-}
+/* AArch64 keeps the exception flags in a register of their own, FPSR. */
+#define WRITE(reg, to) __asm__ volatile("msr " #reg ", %0" : : "r"((uint64_t)(to)) : "memory")
+#define READ(reg)                                                                                            \
+    ({                                                                                                       \
+        uint64_t now_;                                                                                       \
+        __asm__ volatile("mrs %0, " #reg : "=r"(now_));                                                      \
+        now_;                                                                                                \
+    })
 
 uint64_t hvt__floats_enter(void)
 {
-    const uint64_t was = fpcr(), noted = fpsr();
+    const uint64_t was = READ(fpcr), noted = READ(fpsr);
 
     if (was != FZ)
-        set_fpcr(FZ);
+        WRITE(fpcr, FZ);
     __asm__ volatile("" : : : "memory");
     return was | noted << 32;
 }
@@ -228,10 +201,10 @@ void hvt__floats_leave(const uint64_t *was)
     const uint64_t control = (uint32_t)*was, noted = *was >> 32;
 
     __asm__ volatile("" : : : "memory");
-    if (fpcr() != control)
-        set_fpcr(control);
-    if (fpsr() != noted)
-        __asm__ volatile("msr fpsr, %0" : : "r"(noted) : "memory");
+    if (READ(fpcr) != control)
+        WRITE(fpcr, control);
+    if (READ(fpsr) != noted)
+        WRITE(fpsr, noted);
 }
 
 #else
@@ -243,22 +216,97 @@ uint64_t hvt__floats_enter(void)
 
 void hvt__floats_leave(const uint64_t *was)
 {
-    (void)was;
 }
 
 #endif
 
-/* ---- plans ---- */
-
-hvt_status hvt__pooling_check(const hvt_pooling_desc *p)
+static hvt_status check_type(hvt_dtype t)
 {
+    HVT_CHECK(t == HVT_F32 || t == HVT_F16 || t == HVT_BF16, E_UNSUPPORTED,
+              "activations are f32, f16 or bf16, not %s", hvt_dtype_name(t));
+    return HVT_OK;
+}
+
+hvt_status hvt__conv_check(const hvt_device *d, const hvt_conv_desc *c)
+{
+    HVT_TRY(check_type(c->type));
+    HVT_CHECK(c->cx == c->c || (d->ops->channels && c->cx > c->c), E_UNSUPPORTED,
+              "convolution of %d channels that are stored as %d; this device stores no more than there are",
+              c->c, c->cx);
+    HVT_CHECK(c->n >= 1 && c->h >= 1 && c->w >= 1 && c->c >= 1, E_SHAPE,
+              "convolution's input is %d images of %dx%d pixels with %d channels; each must be at least 1",
+              c->n, c->h, c->w, c->c);
+    HVT_CHECK(
+        c->k >= 1 && c->r >= 1 && c->s >= 1 && c->stride_h >= 1 && c->stride_w >= 1 && c->dilation_h >= 1 &&
+            c->dilation_w >= 1 && c->top >= 0 && c->left >= 0 && c->bottom >= 0 && c->right >= 0,
+        E_SHAPE,
+        "convolution has %d filters of %dx%d, stride %dx%d, dilation %dx%d, padding %d above, %d left, %d "
+        "below, %d right",
+        c->k, c->r, c->s, c->stride_h, c->stride_w, c->dilation_h, c->dilation_w, c->top, c->left, c->bottom,
+        c->right);
+    HVT_CHECK(c->groups >= 1 && c->c % c->groups == 0 && c->k % c->groups == 0, E_SHAPE,
+              "convolution of %d channels by %d filters in %d groups; both must be multiples of the groups",
+              c->c, c->k, c->groups);
+    HVT_CHECK(c->groups == 1 || c->cx == c->c, E_UNSUPPORTED,
+              "convolution in %d groups of %d channels that are stored as %d", c->groups, c->c, c->cx);
+    HVT_CHECK(
+        (long)c->h + c->top + c->bottom > (c->r - 1L) * c->dilation_h &&
+            (long)c->w + c->left + c->right > (c->s - 1L) * c->dilation_w,
+        E_SHAPE,
+        "a filter of %dx%d, dilation %dx%d, does not fit into %dx%d pixels with padding %d above, %d left, "
+        "%d below, %d right",
+        c->r, c->s, c->dilation_h, c->dilation_w, c->h, c->w, c->top, c->left, c->bottom, c->right);
+    return HVT_OK;
+}
+
+void hvt__conv_permute_krsc(const hvt_op *op, bool to_file, float *mine, float *kcrs)
+{
+    const hvt_conv_desc *d = &((const hvt_conv *)op)->d;
+    const int depth = d->c / d->groups;
+
+    for (int k = 0; k < d->k; k++)
+        for (int r = 0; r < d->r; r++)
+            for (int s = 0; s < d->s; s++)
+                for (int c = 0; c < hvt__conv_depth(d); c++, mine++) {
+                    float *file = c < depth ? kcrs + (((size_t)k * depth + c) * d->r + r) * d->s + s : NULL;
+
+                    if (to_file && file)
+                        *file = *mine;
+                    else if (!to_file)
+                        *mine = file ? *file : 0;
+                }
+}
+
+void hvt__op_free_plain(hvt_op *op)
+{
+    free(op);
+}
+
+hvt_status hvt__pooling_plan(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op, size_t *ret_saved)
+{
+    hvt_pooling_desc w = *p;
     bool fits = p->size > 0 && p->size <= HVT_POOLING_WINDOW && p->stride > 0 && p->pad >= 0 &&
                 p->pad * 2 <= p->size && p->h + 2 * p->pad >= p->size && p->w + 2 * p->pad >= p->size;
+    hvt_pooling *o;
 
-    HVT_CHECK(p->type == HVT_F32 || p->type == HVT_F16 || p->type == HVT_BF16, E_UNSUPPORTED,
-              "activations are f32, f16 or bf16, not %s", hvt_dtype_name(p->type));
-    HVT_CHECK(p->mean || fits, E_SHAPE,
+    HVT_TRY(check_type(p->type));
+    HVT_CHECK(!p->windows || d->ops->host, E_UNSUPPORTED,
+              "device %s pools square windows and whole images, not windows of %dx%d", d->ops->name,
+              p->rows.size, p->columns.size);
+    HVT_CHECK(p->mean || fits || p->windows, E_SHAPE,
               "no pooling: input %dx%dx%dx%d, window %d (1 to %d), stride %d, padding %d (at most half)",
               p->n, p->h, p->w, p->c, p->size, HVT_POOLING_WINDOW, p->stride, p->pad);
+    o = malloc(sizeof *o);
+    HVT_CHECK(o, E_MEM, "no memory for %zu bytes of a pooling's plan", sizeof *o);
+    if (!p->windows && !p->mean) {
+        w.rows = (hvt_window){p->size, p->stride, p->pad, hvt__conv_out(p->h, p->size, p->stride, p->pad)};
+        w.columns = (hvt_window){p->size, p->stride, p->pad, hvt__conv_out(p->w, p->size, p->stride, p->pad)};
+    }
+    *o = (hvt_pooling){{d, hvt__op_free_plain},
+                       w,
+                       p->mean && !p->windows ? 1 : w.rows.out,
+                       p->mean && !p->windows ? 1 : w.columns.out};
+    *ret_op = &o->op;
+    *ret_saved = p->mean ? 0 : (size_t)p->n * o->p * o->q * p->c; /* one byte each: the argmax */
     return HVT_OK;
 }

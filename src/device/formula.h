@@ -1,8 +1,8 @@
 /*
  * formula.h - the arithmetic of every elementwise op, defined once.
  *
- * A source for one type: the including file (scalar.h, cpu/elementwise.c) defines F, a float or a vector of
- * floats; M, integers of the same count, the result of comparing two F: nonzero where true; and
+ * A source for one type: the including file (scalar.h, cpu/kernels/elementwise_tmpl.c) defines F, a float or
+ * a vector of floats; M, integers of the same count, the result of comparing two F: nonzero where true; and
  *     f_fma(a, b, c)   a*b + c, rounded once where the processor can do that fast (ref: always)
  *     f_relu(x)        0 > x ? 0 : x, so that a NaN stays one
  *     f_keep(y, d)     y <= 0 ? 0 : d, so that d passes where y is NaN, as in PyTorch (threshold_backward)

@@ -1,6 +1,6 @@
 /*
- * Memory and synchronisation of the devices that compute on the host. Ops have completed when they return, so
- * every mark is already reached and waiting does nothing.
+ * What the devices that compute on the host share. Ops have completed when they return, so there is nothing
+ * to wait for.
  *
  * A block starts with a 64-byte header that says how to free it. Small blocks come from the heap. Blocks of a
  * huge page or more are mapped: the kernel's zero pages cost nothing until they are touched, and that is done
@@ -10,8 +10,6 @@
 #include "base_impl.h"
 #include "step.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
 enum { HEAD = 64, HUGE_PAGE = 2 << 20 };
@@ -21,44 +19,39 @@ typedef struct head {
     size_t mapped; /* bytes of the mapping; 0: from the heap */
 } head;
 
-/* Map `bytes` at the start of a huge page; NULL on failure. */
-static void *map(size_t bytes)
+/* Map `bytes` at the start of a huge page; NULL on failure. What is mapped around them is never touched. */
+static char *map(size_t bytes)
 {
-    size_t total = bytes + HUGE_PAGE;
-    char *p = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    size_t before, after;
+    size_t all = bytes + HUGE_PAGE;
+    char *base = mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *p;
 
-    if (p == MAP_FAILED)
+    if (base == MAP_FAILED)
         return NULL;
-    before = (HUGE_PAGE - (uintptr_t)p % HUGE_PAGE) % HUGE_PAGE;
-    after = total - before - bytes;
-    if (before)
-        munmap(p, before);
-    p += before;
-    if (after)
-        munmap(p + bytes, after);
+    p = base + (HUGE_PAGE - (uintptr_t)base % HUGE_PAGE) % HUGE_PAGE;
     madvise(p, bytes, MADV_HUGEPAGE); /* advisory; without it there are more page faults */
+    *(head *)p = (head){base, all};
+    return p;
+}
+
+static char *from_heap(size_t bytes)
+{
+    char *p = aligned_alloc(64, bytes);
+
+    if (p) {
+        memset(p, 0, bytes);
+        *(head *)p = (head){p, 0};
+    }
     return p;
 }
 
 hvt_status hvt__host_alloc(hvt_device *d, size_t bytes, void **ret_ptr)
 {
     size_t total = (bytes + HEAD + 4095) & ~(size_t)4095;
-    bool big = bytes >= HUGE_PAGE;
     char *p = NULL;
 
-    (void)d;
-    HVT_CHECK(bytes <= SIZE_MAX / 2, E_MEM, "no memory for %zu bytes", bytes);
-    if (big) {
-        p = map(total);
-    } else {
-        total = (bytes + HEAD + 63) & ~(size_t)63;
-        p = aligned_alloc(64, total);
-        if (p)
-            memset(p, 0, total);
-    }
+    if (bytes <= SIZE_MAX / 2)
+        p = bytes >= HUGE_PAGE ? map(total) : from_heap((bytes + HEAD + 63) & ~(size_t)63);
     HVT_CHECK(p, E_MEM, "no memory for %zu bytes", bytes);
-    *(head *)p = (head){p, big ? total : 0};
     *ret_ptr = p + HEAD;
     return HVT_OK;
 }
@@ -67,7 +60,6 @@ void hvt__host_release(hvt_device *d, void *ptr)
 {
     head h;
 
-    (void)d;
     if (!ptr)
         return;
     h = *(head *)((char *)ptr - HEAD);
@@ -79,50 +71,29 @@ void hvt__host_release(hvt_device *d, void *ptr)
 
 hvt_status hvt__host_copy(hvt_device *d, void *dst, const void *src, size_t bytes)
 {
-    (void)d;
     if (bytes)
         memcpy(dst, src, bytes);
     return HVT_OK;
 }
 
-hvt_status hvt__host_mark(hvt_device *d, hvt_mark *ret_mark)
+void hvt__host_xent_sums(const hvt_xent_args *a)
 {
-    (void)d;
-    *ret_mark = 0;
-    return HVT_OK;
-}
+    double sum = 0, top1 = 0, top5 = 0;
 
-hvt_status hvt__host_await(hvt_device *d, hvt_mark mark)
-{
-    (void)d;
-    (void)mark;
-    return HVT_OK;
-}
-
-hvt_status hvt__host_sync(hvt_device *d)
-{
-    (void)d;
-    return HVT_OK;
-}
-
-/* Images are stored with the channels that they have. */
-int hvt__host_channels(const hvt_device *d, hvt_dtype t, int c)
-{
-    (void)d;
-    (void)t;
-    return c;
-}
-
-void hvt__host_describe(const hvt_device *d, hvt_device_info *ret_info)
-{
-    (void)d;
-    *ret_info = (hvt_device_info){0};
+    for (size_t i = 0; i < (size_t)a->rows.blocks * a->rows.block; i++)
+        if (i % a->rows.block < (size_t)a->rows.real) {
+            sum += a->loss[i];
+            top1 += a->label_rank[i] < 1;
+            top5 += a->label_rank[i] < 5;
+        }
+    a->sums[0] = (float)sum;
+    a->sums[1] = (float)top1;
+    a->sums[2] = (float)top5;
 }
 
 hvt_status hvt__host_decide(hvt_device *d, hvt_step_state *step, const float *sums)
 {
     HVT_FLOATS;
-    (void)d;
     hvt__step_decide(step, sums);
     return HVT_OK;
 }

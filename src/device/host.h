@@ -1,5 +1,5 @@
 /*
- * host.h - what the host devices share: memory, synchronisation and the decision of a step.
+ * host.h - what the host devices share: memory, and the decision of a step.
  *
  * Included by src/device. Nothing else.
  */
@@ -8,25 +8,76 @@
 
 #include "device_impl.h"
 
-#define HVT_CHECK_ACTIVATIONS(t)                                                                             \
-    HVT_CHECK((t) == HVT_F32 || (t) == HVT_F16 || (t) == HVT_BF16, E_UNSUPPORTED,                            \
-              "activations are f32, f16 or bf16, not %s", hvt_dtype_name(t))
+/* The input that tap t of output o reads along one dimension, or -1. */
+static inline int hvt__input_index(int o, int t, int in, int stride, int pad)
+{
+    int i = o * stride + t - pad;
 
-/* Images are stored with the channels that they have. */
-#define HVT_CHECK_CHANNELS(conv)                                                                             \
-    HVT_CHECK((conv)->cx == (conv)->c, E_UNSUPPORTED,                                                        \
-              "convolution of %d channels that are stored as %d; this device stores no more than there are", \
-              (conv)->c, (conv)->cx)
+    return i >= 0 && i < in ? i : -1;
+}
+
+/* The output that reads input i with tap t, or -1. */
+static inline int hvt__output_index(int i, int t, int out, int stride, int pad)
+{
+    int o = i + pad - t;
+
+    return o >= 0 && o % stride == 0 && o / stride < out ? o / stride : -1;
+}
+
+/* The inputs [*ret_first, *ret_end) that output o of a pooling reads, of `in`; returns by how many a mean
+ * divides. */
+static inline int hvt__window_at(const hvt_window *w, int in, int o, bool count_pad, int *ret_first,
+                                 int *ret_end)
+{
+    int first = o * w->stride - w->pad, end = first + w->size, padded;
+
+    if (!w->stride) {
+        first = (int)((int64_t)o * in / w->out);
+        end = (int)(((int64_t)(o + 1) * in + w->out - 1) / w->out);
+    }
+    padded = (end < in + w->pad ? end : in + w->pad) - first;
+    *ret_first = first > 0 ? first : 0;
+    *ret_end = end < in ? end : in;
+    return count_pad ? padded : *ret_end - *ret_first;
+}
+
+/* The outputs [*ret_first, *ret_end) that read input i. */
+static inline void hvt__readers_of(const hvt_window *w, int in, int i, int *ret_first, int *ret_end)
+{
+    int first = w->stride ? (i + w->pad - w->size + w->stride) / w->stride : (int)((int64_t)i * w->out / in),
+        end, from, to;
+
+    first = i + w->pad < w->size && w->stride ? 0 : first;
+    while (first > 0 && (hvt__window_at(w, in, first - 1, false, &from, &to), to > i))
+        first--;
+    for (end = first; end < w->out; end++) {
+        hvt__window_at(w, in, end, false, &from, &to);
+        if (from > i)
+            break;
+    }
+    *ret_first = first;
+    *ret_end = end;
+}
+
+/* the row of pixel (h, w) of image n in a batch of `images` images of height x width */
+static inline size_t hvt__row_of(hvt_order o, int images, int height, int width, int n, int h, int w)
+{
+    return o == HVT_ORDER_HWN ? ((size_t)h * width + w) * images + n : ((size_t)n * height + h) * width + w;
+}
+
+/* a->sums from a->loss and a->label_rank */
+void hvt__host_xent_sums(const hvt_xent_args *a);
 
 /* entries of hvt_device_ref and hvt_device_cpu */
 hvt_status hvt__host_alloc(hvt_device *d, size_t bytes, void **ret_ptr);
 void hvt__host_release(hvt_device *d, void *ptr);
 hvt_status hvt__host_copy(hvt_device *d, void *dst, const void *src, size_t bytes);
-hvt_status hvt__host_mark(hvt_device *d, hvt_mark *ret_mark);
-hvt_status hvt__host_await(hvt_device *d, hvt_mark mark);
-hvt_status hvt__host_sync(hvt_device *d);
-int hvt__host_channels(const hvt_device *d, hvt_dtype t, int c);
-void hvt__host_describe(const hvt_device *d, hvt_device_info *ret_info);
 hvt_status hvt__host_decide(hvt_device *d, hvt_step_state *step, const float *sums);
+
+#define HVT_HOST_OPS                                                                                         \
+    .host = true, .memory.alloc = hvt__host_alloc, .memory.release = hvt__host_release,                      \
+    .memory.alloc_host = hvt__host_alloc, .memory.release_host = hvt__host_release,                          \
+    .memory.upload = hvt__host_copy, .memory.download = hvt__host_copy, .memory.put = hvt__host_copy,        \
+    .pooling.plan = hvt__pooling_plan, .step.decide = hvt__host_decide
 
 #endif /* HVT_HOST_H */

@@ -1,21 +1,18 @@
 /*
  * The reference device: every op in plain C, on one thread, in an obvious order. It is the specification, the
  * fallback and the oracle for the others: sums are taken in double, elementwise ops are formula.h on one
- * float at a time (so the cpu device must give the same bits), and sums read valid rows only.
+ * float at a time (so the cpu device must give the same bits), and sums read valid rows only. Weights are
+ * [K,R,S,C/groups], so that a convolution's innermost loop runs along both operands' channels. Offsets are in
+ * elements, since the type varies.
  */
 #include "base_impl.h"
 #include "host.h"
-#include "ref_impl.h"
+#include "ref.h"
+#include "scalar.h"
 
 #include <math.h>
-#include <string.h>
 
 /* ---- life ---- */
-
-static void close_ref(hvt_device *d)
-{
-    (void)d;
-}
 
 static hvt_status open_ref(hvt_device *d, const hvt_device_opts *opts)
 {
@@ -26,26 +23,333 @@ static hvt_status open_ref(hvt_device *d, const hvt_device_opts *opts)
     return HVT_OK;
 }
 
-static hvt_order order_ref(const hvt_device *d, int batch, int height, int width)
-{
-    (void)d;
-    (void)batch;
-    (void)height;
-    (void)width;
-    return HVT_ORDER_NHW;
-}
+/* ---- elements ---- */
 
-/* ---- rows ---- */
-
-/* the i-th valid row of a matrix */
-static size_t real_row(hvt_rows r, size_t i)
+/* element `col` of the i-th valid row of a matrix of c columns */
+static size_t at_row(hvt_rows r, size_t i, int c, int col)
 {
-    return i / r.real * r.block + i % r.real;
+    return (i / r.real * r.block + i % r.real) * c + col;
 }
 
 static size_t real_rows(hvt_rows r)
 {
     return (size_t)r.blocks * r.real;
+}
+
+/* ---- convolution ---- */
+
+static hvt_status conv_plan_ref(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
+                                size_t *ret_ws)
+{
+    size_t weights;
+    hvt_conv *o;
+
+    HVT_TRY(hvt__conv_check(d, c));
+    weights = (size_t)c->k * hvt__conv_depth(c) * c->r * c->s;
+    o = malloc(sizeof *o);
+    HVT_CHECK(o, E_MEM, "no memory for %zu bytes of a convolution's plan", sizeof *o);
+    *o = (hvt_conv){{d, hvt__op_free_plain}, *c, hvt__conv_height(c), hvt__conv_width(c)};
+    *ret_op = &o->op;
+    *ret_weights = weights;
+    *ret_ws = (weights > (size_t)c->c ? weights : (size_t)c->c) * sizeof(double);
+    return HVT_OK;
+}
+
+/* The first weight of a tap of filter k. */
+static size_t weight_at(const hvt_conv_desc *d, int k, int r, int s)
+{
+    return (((size_t)k * d->r + r) * d->s + s) * hvt__conv_depth(d);
+}
+
+enum { OUTSIDE = -1 };
+
+/* The first channel that filter k reads. */
+static int channel_of(const hvt_conv_desc *d, int k)
+{
+    return k / (d->k / d->groups) * hvt__conv_depth(d);
+}
+
+/* The first element of the input pixel that an output pixel reads with a tap, or OUTSIDE in the padding. */
+static ptrdiff_t input_at(const hvt_conv_desc *d, int n, int p, int q, int r, int s)
+{
+    int h = hvt__input_index(p, r * d->dilation_h, d->h, d->stride_h, d->top);
+    int w = hvt__input_index(q, s * d->dilation_w, d->w, d->stride_w, d->left);
+
+    return h < 0 || w < 0 ? OUTSIDE : (ptrdiff_t)hvt__row_of(d->order, d->n, d->h, d->w, n, h, w) * d->c;
+}
+
+static hvt_status conv_forward_ref(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws)
+{
+    HVT_FLOATS;
+    const hvt_conv *o = (const hvt_conv *)op;
+    const hvt_conv_desc *d = &o->d;
+
+    for (int n = 0; n < real; n++)
+        for (int p = 0; p < o->p; p++)
+            for (int q = 0; q < o->q; q++) {
+                size_t out = hvt__row_of(d->order, d->n, o->p, o->q, n, p, q) * d->k;
+
+                for (int k = 0; k < d->k; k++) {
+                    double sum = 0;
+
+                    for (int r = 0; r < d->r; r++)
+                        for (int s = 0; s < d->s; s++) {
+                            ptrdiff_t in = input_at(d, n, p, q, r, s);
+                            size_t wk = weight_at(d, k, r, s);
+
+                            in += in == OUTSIDE ? 0 : channel_of(d, k);
+                            for (int c = 0; in != OUTSIDE && c < hvt__conv_depth(d); c++)
+                                sum += (double)hvt__load(x, d->type, in + c) * hvt__load(w, d->type, wk + c);
+                        }
+                    hvt__store(y, d->type, out + k, (float)sum);
+                }
+            }
+    return HVT_OK;
+}
+
+static hvt_status conv_backward_x_ref(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
+                                      void *ws)
+{
+    HVT_FLOATS;
+    const hvt_conv *o = (const hvt_conv *)op;
+    const hvt_conv_desc *d = &o->d;
+    double *sum = ws; /* [C] */
+
+    for (int n = 0; n < real; n++)
+        for (int i = 0; i < d->h * d->w; i++) {
+            int h = i / d->w, v = i % d->w;
+            size_t out = hvt__row_of(d->order, d->n, d->h, d->w, n, h, v) * d->c;
+
+            memset(sum, 0, sizeof *sum * d->c);
+            for (int r = 0; r < d->r; r++)
+                for (int s = 0; s < d->s; s++) {
+                    int p = hvt__output_index(h, r * d->dilation_h, o->p, d->stride_h, d->top);
+                    int q = hvt__output_index(v, s * d->dilation_w, o->q, d->stride_w, d->left);
+
+                    for (int k = 0; p >= 0 && q >= 0 && k < d->k; k++) {
+                        size_t g = hvt__row_of(d->order, d->n, o->p, o->q, n, p, q) * d->k + k;
+                        double gk = hvt__load(dy, d->type, g), *to = sum + channel_of(d, k);
+
+                        for (int c = 0; c < hvt__conv_depth(d); c++)
+                            to[c] += gk * hvt__load(w, d->type, weight_at(d, k, r, s) + c);
+                    }
+                }
+            for (int c = 0; c < d->c; c++) {
+                double old = add ? hvt__load(dx, d->type, out + c) : 0;
+
+                hvt__store(dx, d->type, out + c, (float)(old + sum[c]));
+            }
+        }
+    return HVT_OK;
+}
+
+static hvt_status conv_backward_w_ref(hvt_op *op, int real, const void *x, const void *dy, float *dw,
+                                      void *ws)
+{
+    HVT_FLOATS;
+    const hvt_conv *o = (const hvt_conv *)op;
+    const hvt_conv_desc *d = &o->d;
+    size_t weights = (size_t)d->k * d->r * d->s * hvt__conv_depth(d);
+    double *sum = ws; /* [K,R,S,C/groups] */
+
+    memset(sum, 0, sizeof *sum * weights);
+    for (int n = 0; n < real; n++)
+        for (int p = 0; p < o->p; p++)
+            for (int q = 0; q < o->q; q++) {
+                size_t g = hvt__row_of(d->order, d->n, o->p, o->q, n, p, q) * d->k;
+
+                for (int r = 0; r < d->r; r++)
+                    for (int s = 0; s < d->s; s++) {
+                        ptrdiff_t in = input_at(d, n, p, q, r, s);
+
+                        for (int k = 0; in != OUTSIDE && k < d->k; k++) {
+                            double gk = hvt__load(dy, d->type, g + k), *to = sum + weight_at(d, k, r, s);
+                            size_t from = (size_t)in + channel_of(d, k);
+
+                            for (int c = 0; c < hvt__conv_depth(d); c++)
+                                to[c] += gk * hvt__load(x, d->type, from + c);
+                        }
+                    }
+            }
+    for (size_t i = 0; i < weights; i++)
+        dw[i] = (float)sum[i];
+    return HVT_OK;
+}
+
+/* ---- pooling ---- */
+
+/* element c of pixel (h, w) of the input */
+static size_t pooled_at(const hvt_pooling_desc *d, int n, int h, int w, int c)
+{
+    return hvt__row_of(d->order, d->n, d->h, d->w, n, h, w) * d->c + c;
+}
+
+static void mean_forward(const hvt_pooling_desc *d, int real, const void *x, void *y)
+{
+    for (int n = 0; n < real; n++)
+        for (int c = 0; c < d->c; c++) {
+            double sum = 0;
+
+            for (int h = 0; h < d->h; h++)
+                for (int w = 0; w < d->w; w++)
+                    sum += hvt__load(x, d->type, pooled_at(d, n, h, w, c));
+            hvt__store(y, d->type, (size_t)n * d->c + c, (float)(sum / (d->h * d->w)));
+        }
+}
+
+static void mean_backward(const hvt_pooling_desc *d, int real, const void *dy, void *dx, bool add)
+{
+    float part = 1.0f / (float)(d->h * d->w);
+
+    for (int n = 0; n < real; n++)
+        for (int h = 0; h < d->h; h++)
+            for (int w = 0; w < d->w; w++)
+                for (int c = 0; c < d->c; c++) {
+                    float g = hvt__load(dy, d->type, (size_t)n * d->c + c) * part;
+
+                    hvt__put_ref(dx, d->type, pooled_at(d, n, h, w, c), g, add);
+                }
+}
+
+/* One output: the mean, or the maximum and its place among the inputs that are read. */
+static void pool_window(const hvt_pooling *o, int n, int p, int q, int c, const void *x, void *y,
+                        uint8_t *saved)
+{
+    const hvt_pooling_desc *d = &o->d;
+    size_t to = hvt__row_of(d->order, d->n, o->p, o->q, n, p, q) * d->c + c;
+    int h0, h1, w0, w1, divisor = hvt__window_at(&d->rows, d->h, p, d->count_pad, &h0, &h1);
+    int argmax = -1;
+    float best = 0;
+    double sum = 0;
+
+    divisor *= hvt__window_at(&d->columns, d->w, q, d->count_pad, &w0, &w1);
+    for (int h = h0; h < h1; h++)
+        for (int w = w0; w < w1; w++) {
+            float v = hvt__load(x, d->type, pooled_at(d, n, h, w, c));
+
+            sum += v;
+            if (argmax < 0 || pooling_wins(v, best)) {
+                best = v;
+                argmax = (h - h0) * (w1 - w0) + w - w0;
+            }
+        }
+    hvt__store(y, d->type, to, d->mean ? (float)(sum / divisor) : best);
+    if (!d->mean)
+        saved[to] = (uint8_t)argmax;
+}
+
+static hvt_status pooling_forward_ref(hvt_op *op, int real, const void *x, void *y, void *saved)
+{
+    HVT_FLOATS;
+    const hvt_pooling *o = (const hvt_pooling *)op;
+    const hvt_pooling_desc *d = &o->d;
+
+    if (d->mean && !d->windows) {
+        mean_forward(d, real, x, y);
+        return HVT_OK;
+    }
+    for (int n = 0; n < real; n++)
+        for (int p = 0; p < o->p; p++)
+            for (int q = 0; q < o->q; q++)
+                for (int c = 0; c < d->c; c++)
+                    pool_window(o, n, p, q, c, x, y, saved);
+    return HVT_OK;
+}
+
+/* What input pixel (h, w) gets from the outputs that read it or, of a maximum, chose it, in their row-major
+ * order. */
+static float pooled_gradient(const hvt_pooling *o, int n, int h, int w, int c, const uint8_t *saved,
+                             const void *dy)
+{
+    const hvt_pooling_desc *d = &o->d;
+    int p0, p1, q0, q1, h0, h1, w0, w1;
+    float sum = 0;
+
+    hvt__readers_of(&d->rows, d->h, h, &p0, &p1);
+    hvt__readers_of(&d->columns, d->w, w, &q0, &q1);
+    for (int p = p0; p < p1; p++)
+        for (int q = q0; q < q1; q++) {
+            size_t from = hvt__row_of(d->order, d->n, o->p, o->q, n, p, q) * d->c + c;
+            int divisor = hvt__window_at(&d->rows, d->h, p, d->count_pad, &h0, &h1);
+
+            divisor *= hvt__window_at(&d->columns, d->w, q, d->count_pad, &w0, &w1);
+            if (h >= h1 || w >= w1) /* strides may be longer than windows */
+                continue;
+            if (d->mean)
+                sum += hvt__load(dy, d->type, from) * (1 / (float)divisor);
+            else if (saved[from] == (h - h0) * (w1 - w0) + w - w0)
+                sum += hvt__load(dy, d->type, from);
+        }
+    return sum;
+}
+
+static hvt_status pooling_backward_ref(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
+                                       bool add)
+{
+    HVT_FLOATS;
+    const hvt_pooling *o = (const hvt_pooling *)op;
+    const hvt_pooling_desc *d = &o->d;
+
+    if (d->mean && !d->windows) {
+        mean_backward(d, real, dy, dx, add);
+        return HVT_OK;
+    }
+    for (int n = 0; n < real; n++)
+        for (int h = 0; h < d->h; h++)
+            for (int w = 0; w < d->w; w++)
+                for (int c = 0; c < d->c; c++)
+                    hvt__put_ref(dx, d->type, pooled_at(d, n, h, w, c),
+                                 pooled_gradient(o, n, h, w, c, saved, dy), add);
+    return HVT_OK;
+}
+
+/* ---- subsampling ---- */
+
+/* elements before output (p, q) of image n, and before the pixel that it is a copy of */
+static size_t subsample_x(const hvt_subsample_desc *d, int n, int p, int q)
+{
+    return hvt__row_of(d->order, d->n, d->h, d->w, n, p * d->stride, q * d->stride) * d->c;
+}
+
+static size_t subsample_y(const hvt_subsample_desc *d, int n, int p, int q)
+{
+    int height = (d->h + d->stride - 1) / d->stride, width = (d->w + d->stride - 1) / d->stride;
+
+    return hvt__row_of(d->order, d->n, height, width, n, p, q) * d->k;
+}
+
+static hvt_status subsample_forward_ref(hvt_device *dev, const hvt_subsample_desc *d, const void *x, void *y)
+{
+    HVT_FLOATS;
+    int lead = (d->k - d->c) / 2;
+
+    for (int n = 0; n < d->n; n++)
+        for (int p = 0; p * d->stride < d->h; p++)
+            for (int q = 0; q * d->stride < d->w; q++)
+                for (int k = 0; k < d->k; k++) {
+                    bool has = k >= lead && k < lead + d->c;
+
+                    hvt__store(y, d->type, subsample_y(d, n, p, q) + k,
+                               has ? hvt__load(x, d->type, subsample_x(d, n, p, q) + k - lead) : 0);
+                }
+    return HVT_OK;
+}
+
+static hvt_status subsample_backward_ref(hvt_device *dev, const hvt_subsample_desc *d, const void *dy,
+                                         void *dx, bool add)
+{
+    HVT_FLOATS;
+    int lead = (d->k - d->c) / 2;
+
+    if (!add)
+        memset(dx, 0, (size_t)d->n * d->h * d->w * d->c * hvt_dtype_size(d->type));
+    for (int n = 0; n < d->n; n++)
+        for (int p = 0; p * d->stride < d->h; p++)
+            for (int q = 0; q * d->stride < d->w; q++)
+                for (int c = 0; c < d->c; c++)
+                    hvt__put_ref(dx, d->type, subsample_x(d, n, p, q) + c,
+                                 hvt__load(dy, d->type, subsample_y(d, n, p, q) + lead + c), add);
+    return HVT_OK;
 }
 
 /* ---- batch norm: Ioffe and Szegedy 2015, as torch.nn.BatchNorm2d computes it ---- */
@@ -55,7 +359,7 @@ static void normalise(const hvt_bn_args *a, int c, float mean, float rstd)
     float scale = a->gamma[c] * rstd;
 
     for (size_t i = 0; i < real_rows(a->rows); i++) {
-        size_t at = real_row(a->rows, i) * a->c + c;
+        size_t at = at_row(a->rows, i, a->c, c);
         float y = bn_value(hvt__load(a->x, a->type, at), mean, scale, a->beta[c]);
 
         if (a->residual)
@@ -69,15 +373,14 @@ static hvt_status bn_train_ref(hvt_device *d, const hvt_bn_args *a)
     HVT_FLOATS;
     size_t count = real_rows(a->rows);
 
-    (void)d;
     for (int c = 0; c < a->c; c++) {
         double mean = 0, m2 = 0;
 
         for (size_t i = 0; i < count; i++)
-            mean += hvt__load(a->x, a->type, real_row(a->rows, i) * a->c + c);
+            mean += hvt__load(a->x, a->type, at_row(a->rows, i, a->c, c));
         mean /= count ? (double)count : 1;
         for (size_t i = 0; i < count; i++) {
-            double off = hvt__load(a->x, a->type, real_row(a->rows, i) * a->c + c) - mean;
+            double off = hvt__load(a->x, a->type, at_row(a->rows, i, a->c, c)) - mean;
 
             m2 += off * off;
         }
@@ -93,18 +396,9 @@ static hvt_status bn_train_ref(hvt_device *d, const hvt_bn_args *a)
 static hvt_status bn_infer_ref(hvt_device *d, const hvt_bn_args *a)
 {
     HVT_FLOATS;
-    (void)d;
     for (int c = 0; c < a->c; c++)
-        normalise(a, c, a->mean[c], (float)(1 / sqrt((double)a->rstd[c] + a->eps)));
-    return HVT_OK;
-}
-
-static hvt_status bn_recompute_ref(hvt_device *d, const hvt_bn_args *a)
-{
-    HVT_FLOATS;
-    (void)d;
-    for (int c = 0; c < a->c; c++)
-        normalise(a, c, a->mean[c], a->rstd[c]);
+        normalise(a, c, a->mean[c],
+                  a->is_variance ? (float)(1 / sqrt((double)a->rstd[c] + a->eps)) : a->rstd[c]);
     return HVT_OK;
 }
 
@@ -121,13 +415,12 @@ static hvt_status bn_backward_ref(hvt_device *d, const hvt_bn_grad_args *a)
     HVT_FLOATS;
     size_t count = real_rows(a->rows);
 
-    (void)d;
     for (int c = 0; c < a->c; c++) {
         float mean = a->mean[c], rstd = a->rstd[c], scale = a->gamma[c] * rstd, share, slope;
         double sum = 0, dot = 0;
 
         for (size_t i = 0; i < count; i++) {
-            size_t at = real_row(a->rows, i) * a->c + c;
+            size_t at = at_row(a->rows, i, a->c, c);
             float dz = masked(a, at);
 
             sum += dz;
@@ -138,26 +431,24 @@ static hvt_status bn_backward_ref(hvt_device *d, const hvt_bn_grad_args *a)
         share = count ? (float)(sum / (double)count) : 0;
         slope = count ? (float)(dot * rstd * rstd / (double)count) : 0;
         for (size_t i = 0; i < count; i++) {
-            size_t at = real_row(a->rows, i) * a->c + c;
+            size_t at = at_row(a->rows, i, a->c, c);
             float dz = masked(a, at);
             float g = bn_dx(hvt__load(a->x, a->type, at), mean, scale, share, slope, dz);
 
             if (a->dresidual)
-                put(a->dresidual, a->type, at, dz, a->add_residual);
-            put(a->dx, a->type, at, g, a->add);
+                hvt__put_ref(a->dresidual, a->type, at, dz, a->add_residual);
+            hvt__put_ref(a->dx, a->type, at, g, a->add);
         }
     }
     return HVT_OK;
 }
 
-static hvt_status bn_update_ref(hvt_device *d, const hvt_step_state *step, int c, float rate, float scale,
-                                const float *moments, float *run_mean, float *run_var)
+static hvt_status bn_update_ref(hvt_device *d, const hvt_bn_update_args *a)
 {
     HVT_FLOATS;
-    (void)d;
-    for (int i = 0; i < c && !step->stop; i++) {
-        run_mean[i] = bn_running(run_mean[i], moments[i], rate, 1 - rate, scale);
-        run_var[i] = bn_running(run_var[i], moments[c + i], rate, 1 - rate, scale);
+    for (int i = 0; i < a->c && !a->step->stop; i++) {
+        a->mean[i] = bn_running(a->mean[i], a->moments[i], a->rate, 1 - a->rate, a->scale);
+        a->var[i] = bn_running(a->var[i], a->moments[a->c + i], a->rate, 1 - a->rate, a->scale);
     }
     return HVT_OK;
 }
@@ -167,10 +458,9 @@ static hvt_status bn_update_ref(hvt_device *d, const hvt_step_state *step, int c
 static hvt_status bias_forward_ref(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y)
 {
     HVT_FLOATS;
-    (void)d;
     for (size_t i = 0; i < real_rows(rows); i++)
         for (int k = 0; k < c; k++)
-            put(y, t, real_row(rows, i) * c + k, b[k], true);
+            hvt__put_ref(y, t, at_row(rows, i, c, k), b[k], true);
     return HVT_OK;
 }
 
@@ -178,12 +468,11 @@ static hvt_status bias_backward_ref(hvt_device *d, hvt_rows rows, int c, hvt_dty
                                     float *db)
 {
     HVT_FLOATS;
-    (void)d;
     for (int k = 0; k < c; k++) {
         double sum = 0;
 
         for (size_t i = 0; i < real_rows(rows); i++)
-            sum += hvt__load(dy, t, real_row(rows, i) * c + k);
+            sum += hvt__load(dy, t, at_row(rows, i, c, k));
         db[k] = (float)sum;
     }
     return HVT_OK;
@@ -221,24 +510,15 @@ static hvt_status xent_ref(hvt_device *d, const hvt_xent_args *a)
 {
     HVT_FLOATS;
     size_t rows = (size_t)a->rows.blocks * a->rows.block;
-    double sum = 0, top1 = 0, top5 = 0;
     float scale = a->scale ? *a->scale : 1;
 
-    (void)d;
-    for (size_t i = 0; i < rows; i++) {
-        if (i % a->rows.block >= (size_t)a->rows.real) {
+    for (size_t i = 0; i < rows; i++)
+        if (i % a->rows.block < (size_t)a->rows.real)
+            xent_row(a, i, scale);
+        else
             for (int k = 0; a->dlogits && k < a->classes; k++)
                 hvt__store(a->dlogits, a->type, i * a->classes + k, 0);
-            continue;
-        }
-        xent_row(a, i, scale);
-        sum += a->loss[i];
-        top1 += a->label_rank[i] < 1;
-        top5 += a->label_rank[i] < 5;
-    }
-    a->sums[0] = (float)sum;
-    a->sums[1] = (float)top1;
-    a->sums[2] = (float)top5;
+    hvt__host_xent_sums(a);
     return HVT_OK;
 }
 
@@ -247,7 +527,6 @@ static hvt_status xent_ref(hvt_device *d, const hvt_xent_args *a)
 static hvt_status relu_forward_ref(hvt_device *d, size_t n, hvt_dtype t, const void *x, void *y)
 {
     HVT_FLOATS;
-    (void)d;
     for (size_t i = 0; i < n; i++)
         hvt__store(y, t, i, f_relu(hvt__load(x, t, i)));
     return HVT_OK;
@@ -257,16 +536,14 @@ static hvt_status relu_backward_ref(hvt_device *d, size_t n, hvt_dtype t, const 
                                     void *dx, bool add)
 {
     HVT_FLOATS;
-    (void)d;
     for (size_t i = 0; i < n; i++)
-        put(dx, t, i, f_keep(hvt__load(y, t, i), hvt__load(dy, t, i)), add);
+        hvt__put_ref(dx, t, i, f_keep(hvt__load(y, t, i), hvt__load(dy, t, i)), add);
     return HVT_OK;
 }
 
 static hvt_status add_ref(hvt_device *d, size_t n, hvt_dtype t, const void *a, const void *b, void *y)
 {
     HVT_FLOATS;
-    (void)d;
     for (size_t i = 0; i < n; i++)
         hvt__store(y, t, i, hvt__load(a, t, i) + hvt__load(b, t, i));
     return HVT_OK;
@@ -274,7 +551,6 @@ static hvt_status add_ref(hvt_device *d, size_t n, hvt_dtype t, const void *a, c
 
 static hvt_status zero_ref(hvt_device *d, void *dst, size_t bytes)
 {
-    (void)d;
     if (bytes)
         memset(dst, 0, bytes);
     return HVT_OK;
@@ -284,7 +560,6 @@ static hvt_status cast_ref(hvt_device *d, size_t n, float s, const void *src, hv
                            hvt_dtype dt)
 {
     HVT_FLOATS;
-    (void)d;
     for (size_t i = 0; i < n; i++)
         hvt__store(dst, dt, i, hvt__load(src, st, i) * s);
     return HVT_OK;
@@ -307,7 +582,6 @@ static hvt_status reduce_ref(hvt_device *d, size_t n, hvt_dtype t, const void *c
                              void *out)
 {
     HVT_FLOATS;
-    (void)d;
     for (size_t i = 0; i < n; i++)
         hvt__store(out, t, i, tree(in, t, count, i));
     return HVT_OK;
@@ -316,7 +590,6 @@ static hvt_status reduce_ref(hvt_device *d, size_t n, hvt_dtype t, const void *c
 static hvt_status reduce_all_ref(hvt_device *d, size_t n, hvt_dtype t, void *const io[], int count)
 {
     HVT_FLOATS;
-    (void)d;
     for (size_t i = 0; i < n; i++) {
         float sum = tree((const void *const *)io, t, count, i);
 
@@ -334,7 +607,6 @@ static hvt_status sgd_ref(hvt_device *d, size_t n, const hvt_sgd_args *a, const 
     const hvt_step_state *s = a->step;
     sgd_consts k = {s->grad_scale, a->weight_decay, a->momentum, 1 - a->dampening, -s->lr};
 
-    (void)d;
     for (size_t i = 0; i < n && s->apply; i++) {
         float step = sgd_gradient(&k, tree((const void *const *)g, HVT_F32, ng, i), w[i]);
 
@@ -354,7 +626,6 @@ static hvt_status sgd_ref(hvt_device *d, size_t n, const hvt_sgd_args *a, const 
 static hvt_status factor_p_ref(hvt_device *d, const hvt_factor_args *a)
 {
     HVT_FLOATS;
-    (void)d;
     for (size_t i = 0; i < (size_t)a->k * (size_t)a->m; i++)
         a->e[i] += a->g[i];
     for (int t = 0; t < a->r; t++)
@@ -371,7 +642,6 @@ static hvt_status factor_p_ref(hvt_device *d, const hvt_factor_args *a)
 static hvt_status factor_q_ref(hvt_device *d, const hvt_factor_args *a)
 {
     HVT_FLOATS;
-    (void)d;
     for (int t = 0; t < a->r; t++)
         for (int j = 0; j < a->m; j++) {
             double sum = 0;
@@ -386,7 +656,6 @@ static hvt_status factor_q_ref(hvt_device *d, const hvt_factor_args *a)
 static hvt_status factor_join_ref(hvt_device *d, const hvt_factor_args *a)
 {
     HVT_FLOATS;
-    (void)d;
     for (int k = 0; k < a->k; k++)
         for (int j = 0; j < a->m; j++) {
             size_t i = (size_t)k * a->m + j;
@@ -403,7 +672,6 @@ static hvt_status factor_join_ref(hvt_device *d, const hvt_factor_args *a)
 static hvt_status check_ref(hvt_device *d, size_t n, const float *g, uint64_t base, hvt_step_state *step)
 {
     HVT_FLOATS;
-    (void)d;
     for (size_t i = 0; i < n && base + i < step->bad; i++)
         if (!isfinite(g[i]))
             step->bad = base + i;
@@ -416,7 +684,6 @@ static hvt_status check_ref(hvt_device *d, size_t n, const float *g, uint64_t ba
 static hvt_status augment_ref(hvt_device *d, const hvt_augment_args *a)
 {
     HVT_FLOATS;
-    (void)d;
     for (int n = 0; n < a->real; n++) {
         int dy = a->draws ? a->draws[n * 3] : 0, dx = a->draws ? a->draws[n * 3 + 1] : 0;
         bool mirror = a->draws && a->draws[n * 3 + 2];
@@ -425,12 +692,15 @@ static hvt_status augment_ref(hvt_device *d, const hvt_augment_args *a)
             for (int q = 0; q < a->w; q++) {
                 int h = p + dy, w = (mirror ? a->w - 1 - q : q) + dx;
                 bool inside = h >= 0 && h < a->h && w >= 0 && w < a->w;
-                size_t to = row_of(a->order, a->n, a->h, a->w, n, p, q) * a->cx;
+                size_t to = hvt__row_of(a->order, a->n, a->h, a->w, n, p, q) * a->cx;
 
                 for (int c = 0; c < a->c; c++) {
-                    uint8_t byte = inside ? a->src[(((size_t)n * a->h + h) * a->w + w) * a->c + c] : 0;
+                    size_t at = (((size_t)n * a->h + h) * a->w + w) * a->c + c;
+                    float x = !inside     ? 0
+                              : a->floats ? ((const float *)a->src)[at]
+                                          : ((const uint8_t *)a->src)[at];
 
-                    hvt__store(a->dst, a->type, to + c, f_fma(byte, a->scale[c], a->shift[c]));
+                    hvt__store(a->dst, a->type, to + c, f_fma(x, a->scale[c], a->shift[c]));
                 }
                 for (int c = a->c; c < a->cx; c++)
                     hvt__store(a->dst, a->type, to + c, 0);
@@ -440,56 +710,20 @@ static hvt_status augment_ref(hvt_device *d, const hvt_augment_args *a)
     return HVT_OK;
 }
 
+#define ENTRY(entry, op)   .entry = op##_ref,
+#define GENERAL(entry, op) .entry = hvt__##op##_ref,
+
 const hvt_device_ops hvt_device_ref = {
     .name = "ref",
     .open = open_ref,
-    .close = close_ref,
-    .order = order_ref,
-    .channels = hvt__host_channels,
-    .describe = hvt__host_describe,
-    .host = true,
-    .alloc = hvt__host_alloc,
-    .release = hvt__host_release,
-    .alloc_host = hvt__host_alloc,
-    .release_host = hvt__host_release,
-    .upload = hvt__host_copy,
-    .download = hvt__host_copy,
-    .put = hvt__host_copy,
-    .mark = hvt__host_mark,
-    .await = hvt__host_await,
-    .sync = hvt__host_sync,
-    .conv_plan = hvt__conv_plan_ref,
-    .conv_permute = hvt__conv_permute_ref,
-    .conv_pack_weights = hvt__conv_pack_weights_ref,
-    .conv_forward = hvt__conv_forward_ref,
-    .conv_backward_x = hvt__conv_backward_x_ref,
-    .conv_backward_w = hvt__conv_backward_w_ref,
-    .pooling_plan = hvt__pooling_plan_ref,
-    .pooling_forward = hvt__pooling_forward_ref,
-    .pooling_backward = hvt__pooling_backward_ref,
-    .bn_train = bn_train_ref,
-    .bn_infer = bn_infer_ref,
-    .bn_recompute = bn_recompute_ref,
-    .bn_backward = bn_backward_ref,
-    .bn_update = bn_update_ref,
-    .bias_forward = bias_forward_ref,
-    .bias_backward = bias_backward_ref,
-    .subsample_forward = hvt__subsample_forward_ref,
-    .subsample_backward = hvt__subsample_backward_ref,
-    .xent = xent_ref,
-    .relu_forward = relu_forward_ref,
-    .relu_backward = relu_backward_ref,
-    .add = add_ref,
-    .copy = hvt__host_copy,
-    .zero = zero_ref,
-    .cast = cast_ref,
-    .reduce = reduce_ref,
-    .reduce_all = reduce_all_ref,
-    .sgd = sgd_ref,
-    .factor_p = factor_p_ref,
-    .factor_q = factor_q_ref,
-    .factor_join = factor_join_ref,
-    .check = check_ref,
-    .decide = hvt__host_decide,
+    HVT__OPS(ENTRY) HVT__GENERAL_OPS(GENERAL) HVT_HOST_OPS,
+    .conv.permute = hvt__conv_permute_krsc,
+    .recomputes = true,
+    .memory.copy = hvt__host_copy,
+    .memory.zero = zero_ref,
+    .host_only.reduce_all = reduce_all_ref,
+    .host_only.factor_p = factor_p_ref,
+    .host_only.factor_q = factor_q_ref,
+    .host_only.factor_join = factor_join_ref,
     .augment = augment_ref,
 };

@@ -29,14 +29,6 @@ HVT_FN bool hvt__is_finite(float x)
     return x - x == 0;
 }
 
-HVT_FN void hvt__step_stop(hvt_step_state *s, hvt_stop why, float loss, uint64_t bad)
-{
-    s->stop = why;
-    s->stop_step = s->steps;
-    s->stop_loss = loss;
-    s->stop_bad = bad;
-}
-
 /* Gradients are not finite: lower the scale. False: the run cannot go on. */
 HVT_FN bool hvt__step_back_off(hvt_step_state *s)
 {
@@ -78,10 +70,12 @@ HVT_FN bool hvt__step_agrees(const float *agreement)
     return true;
 }
 
-/* sums [HVT__STEP_SUMS] over the global batch: loss in nats, top-1 and top-5 hits, agreement check. */
+/* sums [HVT__STEP_SUMS] over the global batch: loss in nats, top-1 and top-5 hits, agreement check,
+ * votes: 1 of each rank that wants something of all, 0 of the others. */
 HVT_FN void hvt__step_decide(hvt_step_state *s, const float *sums)
 {
     uint64_t bad = s->bad;
+    hvt_stop why = HVT_STOP_NOT;
 
     s->steps++;
     s->bad = UINT64_MAX;
@@ -91,27 +85,32 @@ HVT_FN void hvt__step_decide(hvt_step_state *s, const float *sums)
     if (s->stop)
         return;
     if (!hvt__step_agrees(sums + 3)) {
-        hvt__step_stop(s, HVT_STOP_DISAGREE, sums[0], bad);
-        return;
-    }
-    if (!hvt__is_finite(sums[0])) {
-        hvt__step_stop(s, HVT_STOP_LOSS, sums[0], bad);
-        return;
-    }
-    s->grad_scale = (float)(1 / (s->images * (double)s->loss_scale));
-    if (bad == UINT64_MAX) {
-        s->apply = 1;
-        hvt__step_grow(s);
-    } else if (hvt__step_back_off(s)) {
-        s->skipped++;
+        why = HVT_STOP_DISAGREE;
+    } else if (!hvt__is_finite(sums[0])) {
+        why = HVT_STOP_LOSS;
     } else {
-        hvt__step_stop(s, HVT_STOP_SCALE, sums[0], bad);
+        s->grad_scale = (float)(1 / (s->images * (double)s->loss_scale));
+        s->apply = bad == UINT64_MAX;
+        if (s->apply)
+            hvt__step_grow(s);
+        else if (hvt__step_back_off(s))
+            s->skipped++;
+        else
+            why = HVT_STOP_SCALE;
+    }
+    if (why != HVT_STOP_NOT) {
+        s->stop = why;
+        s->stop_step = s->steps;
+        s->stop_loss = sums[0];
+        s->stop_bad = bad;
         return;
     }
     s->loss += (double)sums[0];
     s->top1 += (int64_t)sums[1];
     s->top5 += (int64_t)sums[2];
     s->count += (int64_t)s->images;
+    for (int i = 0; i < HVT__STEP_VOTES; i++)
+        s->votes[i] += (int64_t)sums[3 + HVT__STEP_AGREEMENT + i];
 }
 
 #endif /* HVT_STEP_H */

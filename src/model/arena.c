@@ -7,11 +7,6 @@
 
 enum { ALIGN = 64, UNPLACED = -2, LAST = -1 };
 
-static bool intersect(const hvt_block *a, const hvt_block *b)
-{
-    return a->from <= b->to && b->from <= a->to;
-}
-
 /* Place block b in the first gap that is large enough between placed blocks whose lifetimes intersect its
  * own. `first` heads their list in order of offset, linked by `next`. */
 static void place(hvt_block *block, int b, int *first)
@@ -23,7 +18,7 @@ static void place(hvt_block *block, int b, int *first)
     for (int i = *first; i != LAST; i = block[i].next) {
         const hvt_block *other = &block[i];
 
-        if (!intersect(me, other))
+        if (me->from > other->to || other->from > me->to)
             continue;
         if (other->offset >= me->offset + me->bytes)
             break;

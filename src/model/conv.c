@@ -5,55 +5,126 @@
 #include "base_impl.h"
 #include "layers.h"
 
-#include <limits.h>
 #include <math.h>
-#include <stdlib.h>
 
-enum { FILTERS, SIZE, STRIDE, PAD };
-
-typedef struct conv {
-    uint64_t packed; /* version of the model that the device's packed weights were made from; 0: none yet */
-} conv;
-
-hvt_value hvt_conv2d(hvt_model *m, hvt_value x, int filters, int size, int stride, int pad)
+hvt_value hvt__window_end(hvt_model *m, hvt_layer *l, int size, int stride, int pad, int channels)
 {
-    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_conv, x, -1);
-    const int *d;
+    const int *d = l->y.dim;
 
-    if (!l)
-        return -1;
-    d = m->layer[x].y.dim;
-    HVT_EXPECT(
-        m, l,
-        filters > 0 && size > 0 && stride > 0 && pad >= 0 && filters <= HVT_MOST && size <= HVT_MOST &&
-            stride <= HVT_MOST && pad < size,
-        "%d filters of %dx%d, stride %d, padding %d: filters, size and stride must be 1 to %d, padding "
-        "0 to size-1",
-        filters, size, size, stride, pad, HVT_MOST);
     HVT_EXPECT(m, l, d[1] + 2 * pad >= size && d[2] + 2 * pad >= size,
                "input %dx%dx%d is smaller than the %dx%d window with padding %d; it must be at least %dx%d",
                d[1], d[2], d[3], size, size, pad, size - 2 * pad, size - 2 * pad);
-    HVT_EXPECT(m, l, (int64_t)size * size <= INT_MAX && (int64_t)size * size * d[3] <= INT_MAX / filters,
-               "%d filters of %dx%dx%d have more than %d weights", filters, size, size, d[3], INT_MAX);
-    l->arg[FILTERS] = filters;
-    l->arg[SIZE] = size;
-    l->arg[STRIDE] = stride;
-    l->arg[PAD] = pad;
+    l->size = size;
+    l->stride = stride;
+    l->pad = pad;
     return hvt__layer_end(m, l, hvt__conv_out(d[1], size, stride, pad),
-                          hvt__conv_out(d[2], size, stride, pad), filters);
+                          hvt__conv_out(d[2], size, stride, pad), channels);
 }
 
-hvt_status hvt__conv_plan(hvt_model *m, hvt_layer *l, const hvt_conv_desc *d, hvt_param p)
+/* Sizes are at most HVT_MOST, so sums and products of two do not overflow in 64 bits. */
+static bool is_size(int n, int least)
 {
-    conv *own = calloc(1, sizeof *own);
+    return n >= least && n <= HVT_MOST;
+}
 
-    HVT_CHECK(own, E_MEM, "no memory for %zu bytes of layer %s", sizeof *own, l->name);
-    l->own = own;
-    HVT_TRY(m->dev->ops->conv_plan(m->dev, d, &l->op, &p.count, &l->ws_bytes));
-    p.op = l->op;
-    l->saves_input = true;
-    HVT_TRY(hvt__param_add(m, l, 0, &p, "weight"));
-    return HVT_OK;
+hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts)
+{
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_conv, x, -1);
+    if (!l)
+        return -1;
+    const int *d = l->y.dim;
+
+    HVT_EXPECT(m, l, opts, "no hvt_conv2d_opts");
+    hvt_conv2d_opts o = *opts;
+
+    o.kernel_w = o.kernel_w ? o.kernel_w : o.kernel_h;
+    o.stride_h = o.stride_h ? o.stride_h : 1;
+    o.stride_w = o.stride_w ? o.stride_w : o.stride_h;
+    o.dilation_h = o.dilation_h ? o.dilation_h : 1;
+    o.dilation_w = o.dilation_w ? o.dilation_w : o.dilation_h;
+    o.groups = o.groups ? o.groups : 1;
+    HVT_EXPECT(
+        m, l,
+        is_size(o.filters, 1) && is_size(o.kernel_h, 1) && is_size(o.kernel_w, 1) && is_size(o.stride_h, 1) &&
+            is_size(o.stride_w, 1) && is_size(o.dilation_h, 1) && is_size(o.dilation_w, 1) &&
+            is_size(o.top, 0) && is_size(o.left, 0) && is_size(o.bottom, 0) && is_size(o.right, 0),
+        "%d filters of %dx%d, stride %dx%d, dilation %dx%d, padding %d above, %d left, %d below, %d right: "
+        "padding must be 0 to %d, all others 1 to %d",
+        o.filters, o.kernel_h, o.kernel_w, o.stride_h, o.stride_w, o.dilation_h, o.dilation_w, o.top, o.left,
+        o.bottom, o.right, HVT_MOST, HVT_MOST);
+    HVT_EXPECT(m, l, o.groups >= 1 && d[3] % o.groups == 0 && o.filters % o.groups == 0,
+               "%d channels and %d filters in %d groups: both must be multiples of the groups", d[3],
+               o.filters, o.groups);
+    HVT_EXPECT(m, l,
+               (int64_t)o.kernel_h * o.kernel_w <= INT_MAX &&
+                   (int64_t)o.kernel_h * o.kernel_w * (d[3] / o.groups) <= INT_MAX / o.filters,
+               "%d filters of %dx%dx%d have more than %d weights", o.filters, o.kernel_h, o.kernel_w,
+               d[3] / o.groups, INT_MAX);
+
+    const int64_t high = (o.kernel_h - 1) * (int64_t)o.dilation_h + 1,
+                  wide = (o.kernel_w - 1) * (int64_t)o.dilation_w + 1;
+    const int64_t rows = (int64_t)d[1] + o.top + o.bottom, columns = (int64_t)d[2] + o.left + o.right;
+
+    HVT_EXPECT(
+        m, l, rows >= high && columns >= wide,
+        "input %dx%dx%d with padding %d above, %d left, %d below, %d right is smaller than the %lldx%lld "
+        "window of %dx%d taps",
+        d[1], d[2], d[3], o.top, o.left, o.bottom, o.right, (long long)high, (long long)wide, o.kernel_h,
+        o.kernel_w);
+    l->conv = o;
+    return hvt__layer_end(m, l, (rows - high) / o.stride_h + 1, (columns - wide) / o.stride_w + 1, o.filters);
+}
+
+hvt_value hvt_conv2d(hvt_model *m, hvt_value x, int filters, int size, int stride, int pad)
+{
+    return hvt_conv2d_with(m, x,
+                           &(hvt_conv2d_opts){.filters = filters,
+                                              .kernel_h = size,
+                                              .stride_h = stride ? stride : -1, /* no default */
+                                              .top = pad,
+                                              .left = pad,
+                                              .bottom = pad,
+                                              .right = pad});
+}
+
+hvt_status hvt__conv_plan(hvt_model *m, hvt_layer *l, hvt_param weight, hvt_param bias)
+{
+    const hvt_layer *in = hvt__in(m, l, 0);
+    const hvt_conv2d_opts *o = &l->conv;
+    hvt_conv_desc d = {.order = m->order,
+                       .type = l->y.dtype,
+                       .n = m->batch,
+                       .h = in->y.dim[1],
+                       .w = in->y.dim[2],
+                       .c = in->y.dim[3],
+                       .cx = l->in[0] == m->input ? m->input_channels : in->y.dim[3],
+                       .k = o->filters,
+                       .r = o->kernel_h,
+                       .s = o->kernel_w,
+                       .stride_h = o->stride_h,
+                       .stride_w = o->stride_w,
+                       .top = o->top,
+                       .left = o->left,
+                       .bottom = o->bottom,
+                       .right = o->right,
+                       .dilation_h = o->dilation_h,
+                       .dilation_w = o->dilation_w,
+                       .groups = o->groups,
+                       .no_dx = !in->requires_grad};
+
+    HVT_TRY(m->dev->ops->conv.plan(m->dev, &d, &l->op, &weight.count, &l->ws_bytes));
+    weight.op = l->op;
+    weight.role = HVT_ROLE_WEIGHT;
+    HVT_TRY(hvt__param_add(m, l, 0, &weight, "weight"));
+    l->saves_input = !hvt__is_frozen(m, l, 0);
+    if (!o->bias)
+        return HVT_OK;
+    bias.ndim = 1;
+    bias.flat = 0;
+    bias.dim[0] = o->filters;
+    bias.count = (size_t)o->filters;
+    bias.role = HVT_ROLE_BIAS;
+    return hvt__param_add(m, l, 1, &bias, "bias");
 }
 
 /* The weight in the activations' type. */
@@ -66,58 +137,48 @@ static const void *filters(const hvt_model *m, const hvt_layer *l)
 
 hvt_status hvt__conv_forward(hvt_model *m, hvt_layer *l)
 {
-    return m->dev->ops->conv_forward(l->op, m->real, hvt__in(m, l, 0)->y.data, filters(m, l), l->y.data,
-                                     m->ws);
+    const hvt_device_ops *ops = m->dev->ops;
+
+    HVT_TRY(ops->conv.forward(l->op, m->real, hvt__in(m, l, 0)->y.data, filters(m, l), l->y.data, m->ws));
+    return l->conv.bias ? ops->matrix.bias_forward(m->dev, hvt__real_rows(m, l), l->y.dim[3], l->y.dtype,
+                                                   hvt__weight(m, l, 1), l->y.data)
+                        : HVT_OK;
 }
 
 hvt_status hvt__conv_backward(hvt_model *m, hvt_layer *l)
 {
     const hvt_device_ops *ops = m->dev->ops;
     const hvt_layer *in = hvt__in(m, l, 0);
-    conv *own = l->own;
 
+    if (l->conv.bias && !hvt__is_frozen(m, l, 1))
+        HVT_TRY(ops->matrix.bias_backward(m->dev, hvt__real_rows(m, l), l->y.dim[3], l->y.dtype, l->dy.data,
+                                          hvt__grad(m, l, 1)));
     if (in->dy.data) {
-        if (own->packed != m->version) {
-            HVT_TRY(ops->conv_pack_weights(l->op, filters(m, l)));
-            own->packed = m->version;
+        if (ops->conv.pack_weights && l->packed != m->version) {
+            HVT_TRY(ops->conv.pack_weights(l->op, filters(m, l)));
+            l->packed = m->version;
         }
         HVT_TRY(
-            ops->conv_backward_x(l->op, m->real, filters(m, l), l->dy.data, in->dy.data, l->add[0], m->ws));
+            ops->conv.backward_x(l->op, m->real, filters(m, l), l->dy.data, in->dy.data, l->add[0], m->ws));
     }
-    return ops->conv_backward_w(l->op, m->real, in->y.data, l->dy.data, hvt__grad(m, l, 0), m->ws);
+    if (hvt__is_frozen(m, l, 0))
+        return HVT_OK;
+    return ops->conv.backward_w(l->op, m->real, in->y.data, l->dy.data, hvt__grad(m, l, 0), m->ws);
 }
 
-/* torchvision: kaiming normal, fan out, for relu: the deviation is sqrt(2 / (size*size*filters)). */
+/* torchvision: kaiming normal, fan out, for relu: the deviation is sqrt(2 / (R*S*K)), in any number of
+ * groups; no bias. */
 static hvt_status conv_plan(hvt_model *m, hvt_layer *l)
 {
-    const hvt_layer *in = hvt__in(m, l, 0);
-    int k = l->arg[FILTERS], size = l->arg[SIZE], c = in->y.dim[3];
+    const hvt_conv2d_opts *o = &l->conv;
+    const int k = o->filters, r = o->kernel_h, s = o->kernel_w;
 
     return hvt__conv_plan(m, l,
-                          &(hvt_conv_desc){.order = m->order,
-                                           .type = l->y.dtype,
-                                           .n = m->batch,
-                                           .h = in->y.dim[1],
-                                           .w = in->y.dim[2],
-                                           .c = c,
-                                           .cx = l->in[0] == m->input ? m->input_channels : c,
-                                           .k = k,
-                                           .r = size,
-                                           .s = size,
-                                           .stride = l->arg[STRIDE],
-                                           .pad = l->arg[PAD],
-                                           .no_dx = !in->requires_grad},
                           (hvt_param){.ndim = 4,
-                                      .dim = {k, c, size, size},
-                                      .role = HVT_ROLE_WEIGHT,
+                                      .dim = {k, hvt__in(m, l, 0)->y.dim[3] / o->groups, r, s},
                                       .init = HVT_INIT_NORMAL,
-                                      .init_arg = (float)sqrt(2.0 / ((double)size * size * k))});
+                                      .init_arg = (float)sqrt(2.0 / ((double)r * s * k))},
+                          (hvt_param){.init = HVT_INIT_FILL});
 }
 
-static hvt_status conv_forward(hvt_model *m, hvt_layer *l, bool train)
-{
-    (void)train;
-    return hvt__conv_forward(m, l);
-}
-
-const hvt_layer_ops hvt_layer_conv = {"conv2d", conv_plan, conv_forward, hvt__conv_backward};
+const hvt_layer_ops hvt_layer_conv = {"conv2d", conv_plan, hvt__conv_forward, hvt__conv_backward};

@@ -10,7 +10,7 @@
 
 static bool is_open_norm(const hvt_layer *l)
 {
-    return l->ops == &hvt_layer_norm && !l->arg[HVT_NORM_RELU];
+    return l->ops == &hvt_layer_norm && !l->relu;
 }
 
 /* The batch norm into which layer l can be fused, or -1. l's inputs already name layers that are not fused;
@@ -36,19 +36,18 @@ static hvt_value fold_target(const hvt_model *m, const hvt_layer *l, const hvt_v
 void hvt__model_fold(hvt_model *m, const int *uses)
 {
     for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++) {
-        hvt_value as_built[HVT_LAYER_IN], into;
+        const hvt_value as_built[2] = {l->in[0], l->in[1]}; /* what is fused has at most two */
+        hvt_value into;
 
-        for (int i = 0; i < HVT_LAYER_IN; i++) {
-            as_built[i] = l->in[i];
-            if (as_built[i] >= 0 && m->layer[as_built[i]].folded)
-                l->in[i] = m->layer[as_built[i]]
-                               .in[0]; /* in[0] of a fused layer is the one that it was fused into */
-        }
+        for (int i = 0; i < l->nin; i++)
+            if (l->in[i] >= 0 && m->layer[l->in[i]].folded)
+                l->in[i] =
+                    m->layer[l->in[i]].in[0]; /* in[0] of a fused layer is the one that it was fused into */
         into = m->unfused ? -1 : fold_target(m, l, as_built, uses);
         if (into < 0)
             continue;
         if (l->ops == &hvt_layer_relu)
-            m->layer[into].arg[HVT_NORM_RELU] = true;
+            m->layer[into].relu = true;
         else
             m->layer[into].in[1] = l->in[0] == into ? l->in[1] : l->in[0];
         l->folded = true;

@@ -7,7 +7,6 @@
 #include "layers.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 /* Box and Muller 1958: one draw gives the pair of elements 2i and 2i+1. */
 static void fill_normal(uint64_t seed, uint64_t name, double deviation, float *x, size_t n)
@@ -43,31 +42,25 @@ static void fill(const hvt_param *p, uint64_t seed, float *x)
     }
 }
 
-static hvt_status init_stat(hvt_model *m, const hvt_stat *t, float *x)
-{
-    for (size_t i = 0; i < t->count; i++)
-        x[i] = t->fill;
-    HVT_TRY(hvt_device_upload(m->dev, m->stats + t->offset, x, t->count * sizeof *x));
-    return HVT_OK;
-}
-
 hvt_status hvt_model_init(hvt_model *m, uint64_t seed)
 {
-    hvt_status s = HVT_OK;
-    size_t most;
-    float *x;
-
     HVT_GIVEN(m, "a model");
     HVT_CHECK(m->batch, E_ARG, "initialisation before hvt_model_plan()");
-    most = hvt__model_largest(m);
-    x = malloc(most * sizeof *x);
+
+    hvt_status s = HVT_OK;
+    size_t most = hvt__model_largest(m);
+    float *x = malloc(most * sizeof *x);
+
     HVT_CHECK(x, E_MEM, "no memory for %zu floats of a parameter", most);
     for (int i = 0; i < m->nparam_tensors; i++) {
         fill(&m->param[i], seed, x);
         HVT_TRY_OR(done, hvt__model_import(m, &m->param[i], m->params, x));
     }
-    for (int i = 0; i < m->nstat; i++)
-        HVT_TRY_OR(done, init_stat(m, &m->stat[i], x));
+    for (const hvt_stat *t = m->stat; t < m->stat + m->nstat; t++) {
+        for (size_t i = 0; i < t->count; i++)
+            x[i] = t->fill;
+        HVT_TRY_OR(done, hvt_device_upload(m->dev, m->stats + t->offset, x, t->count * sizeof *x));
+    }
     m->tracked = 0;
     m->inits++;
     m->backward_pending = false;

@@ -5,45 +5,102 @@
 #include "base_impl.h"
 #include "layers.h"
 
-#include <stdlib.h>
+/* Each row of x [rows][a][b] becomes [b][a], in place: along the cycles of the permutation. */
+static void transpose(float *x, size_t rows, size_t a, size_t b)
+{
+    const size_t n = a * b; /* <= HVT_MOST */
+    uint64_t done[HVT_MOST / 64 + 1];
 
+    for (; rows; rows--, x += n) {
+        memset(done, 0, (n / 64 + 1) * sizeof *done);
+        for (size_t first = 0; first < n; first++) {
+            float carried = x[first];
+
+            for (size_t i = first; !(done[i / 64] >> i % 64 & 1);) {
+                size_t to = i % b * a + i / b;
+                float next = x[to];
+
+                done[i / 64] |= (uint64_t)1 << i % 64;
+                x[to] = carried;
+                carried = next;
+                i = to;
+            }
+        }
+    }
+}
+
+static size_t flat_rows(const hvt_param *p)
+{
+    return p->op ? (size_t)p->dim[0] : 1;
+}
+
+void hvt__param_to_file(const hvt_model *m, const hvt_param *p, const float *mine, float *canonical)
+{
+    if (p->op)
+        m->dev->ops->conv.permute(p->op, true, (float *)mine, canonical); /* only read in this direction */
+    else
+        memcpy(canonical, mine, p->count * sizeof *mine);
+    if (p->flat > 1)
+        transpose(canonical, flat_rows(p), (size_t)p->flat, p->elements / flat_rows(p) / (size_t)p->flat);
+}
+
+/* canonical as p->op and the arena expect it: itself or, if it meets a flattened value, a copy to be freed */
+static float *unflattened(const hvt_param *p, const float *canonical)
+{
+    float *copy;
+
+    if (p->flat <= 1)
+        return (float *)canonical;
+    copy = malloc(p->elements * sizeof *copy);
+    if (copy) {
+        memcpy(copy, canonical, p->elements * sizeof *copy);
+        transpose(copy, flat_rows(p), p->elements / flat_rows(p) / (size_t)p->flat, (size_t)p->flat);
+    }
+    return copy;
+}
+
+/* Device memory that is host memory is permuted where it lies. */
 hvt_status hvt__model_export(hvt_model *m, const hvt_param *p, const float *arena, float *canonical)
 {
-    const hvt_device_ops *ops = m->dev->ops;
+    const float *from = arena + p->offset;
+    float *copy = NULL;
     hvt_status s = HVT_OK;
-    float *mine;
 
-    if (!p->op) {
-        HVT_TRY(hvt_device_download(m->dev, canonical, arena + p->offset, p->count * sizeof *canonical));
-        return HVT_OK;
+    if (!p->op && p->flat <= 1)
+        return hvt_device_download(m->dev, canonical, from, p->count * sizeof *from);
+    if (!m->dev->ops->host) {
+        copy = malloc(p->count * sizeof *copy);
+        HVT_CHECK(copy, E_MEM, "no memory for a copy of %s (%zu floats)", p->name, p->count);
+        s = hvt_device_download(m->dev, copy, from, p->count * sizeof *copy);
     }
-    mine = malloc(p->count * sizeof *mine);
-    HVT_CHECK(mine, E_MEM, "no memory for a copy of %s (%zu floats)", p->name, p->count);
-    HVT_TRY_OR(done, hvt_device_download(m->dev, mine, arena + p->offset, p->count * sizeof *mine));
-    ops->conv_permute(p->op, true, mine, canonical);
-done:
-    free(mine);
+    if (s == HVT_OK)
+        hvt__param_to_file(m, p, copy ? copy : from, canonical);
+    free(copy);
     return s;
 }
 
 hvt_status hvt__model_import(hvt_model *m, const hvt_param *p, float *arena, const float *canonical)
 {
-    const hvt_device_ops *ops = m->dev->ops;
+    float *to = arena + p->offset, *from = unflattened(p, canonical), *copy = NULL;
     hvt_status s = HVT_OK;
-    float *mine;
 
+    HVT_CHECK(from, E_MEM, "no memory for a copy of %s (%zu floats)", p->name, p->elements);
     if (arena == m->params)
         hvt__model_changed(m);
     if (!p->op) {
-        HVT_TRY(hvt_device_upload(m->dev, arena + p->offset, canonical, p->count * sizeof *canonical));
-        return HVT_OK;
+        s = hvt_device_upload(m->dev, to, from, p->count * sizeof *to);
+    } else if (m->dev->ops->host) {
+        m->dev->ops->conv.permute(p->op, false, to, from); /* which is only read in this direction */
+    } else {
+        copy = calloc(p->count, sizeof *copy);
+        HVT_CHECK_OR(done, copy, E_MEM, "no memory for a copy of %s (%zu floats)", p->name, p->count);
+        m->dev->ops->conv.permute(p->op, false, copy, from);
+        s = hvt_device_upload(m->dev, to, copy, p->count * sizeof *copy);
     }
-    mine = calloc(p->count, sizeof *mine);
-    HVT_CHECK(mine, E_MEM, "no memory for a copy of %s (%zu floats)", p->name, p->count);
-    ops->conv_permute(p->op, false, mine, (float *)canonical); /* only read in this direction */
-    HVT_TRY_OR(done, hvt_device_upload(m->dev, arena + p->offset, mine, p->count * sizeof *mine));
 done:
-    free(mine);
+    if (from != canonical)
+        free(from);
+    free(copy);
     return s;
 }
 
@@ -51,12 +108,12 @@ hvt_status hvt__model_place(hvt_model *m, float *grads)
 {
     HVT_CHECK(m->batch, E_ARG, "gradients are placed before hvt_model_plan()");
     if (!m->grads_placed)
-        m->dev->ops->release(m->dev, m->grads);
+        m->dev->ops->memory.release(m->dev, m->grads);
     m->backward_pending = false; /* its step statistics are gone */
     m->grads_placed = grads != NULL;
     m->grads = grads;
     if (!grads)
-        HVT_TRY(m->dev->ops->alloc(m->dev, m->arena_count * sizeof *m->grads, (void **)&m->grads));
+        HVT_TRY(m->dev->ops->memory.alloc(m->dev, m->grad_count * sizeof *m->grads, (void **)&m->grads));
     return HVT_OK;
 }
 
@@ -68,11 +125,11 @@ hvt_status hvt__model_place_params(hvt_model *m, float *params)
 
     HVT_CHECK(m->batch, E_ARG, "parameters are placed before hvt_model_plan()");
     if (!params) {
-        HVT_TRY(ops->alloc(m->dev, bytes, &own));
-        HVT_TRY(ops->copy(m->dev, own, m->params, bytes));
+        HVT_TRY(ops->memory.alloc(m->dev, bytes, &own));
+        HVT_TRY(ops->memory.copy(m->dev, own, m->params, bytes));
     }
     if (!m->params_placed)
-        ops->release(m->dev, m->params);
+        ops->memory.release(m->dev, m->params);
     m->params_placed = params != NULL;
     m->params = params ? params : own;
     hvt__model_changed(m);
@@ -88,44 +145,114 @@ size_t hvt__model_largest(const hvt_model *m)
     return most;
 }
 
-/* ---- the fingerprint ---- */
-
-static hvt_status hash_param(hvt_model *m, const hvt_param *p, float *copy, uint64_t *h)
+/* In the order of building, as in a state_dict. */
+hvt_status hvt__model_hash_of(const hvt_model *m, hvt__tensor_fn *get, void *ctx, uint64_t *ret_hash)
 {
-    HVT_TRY(hvt__model_export(m, p, m->params, copy));
-    *h = hvt__hash(hvt__hash_text(*h, p->name), copy, p->elements * sizeof *copy);
+    uint64_t h = HVT_HASH_INIT;
+    const float *x;
+
+    for (const hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++) {
+        for (int i = 0; i < HVT_LAYER_PARAMS && l->param[i] >= 0 && l->shares < 0; i++) {
+            const hvt_param *p = &m->param[l->param[i]];
+            HVT_TRY(get(ctx, p, NULL, &x));
+            h = hvt__hash(hvt__hash_text(h, p->name), x, p->elements * sizeof *x);
+        }
+        for (int i = 0; i < 2 && l->stat >= 0; i++) {
+            const hvt_stat *t = &m->stat[l->stat + i];
+            HVT_TRY(get(ctx, NULL, t, &x));
+            h = hvt__hash(hvt__hash_text(h, t->name), x, t->count * sizeof *x);
+        }
+    }
+    *ret_hash = h;
     return HVT_OK;
 }
 
-static hvt_status hash_stat(hvt_model *m, const hvt_stat *t, float *copy, uint64_t *h)
+typedef struct copied {
+    hvt_model *m;
+    float *copy; /* with room for the largest tensor */
+} copied;
+
+static hvt_status copy_tensor(void *ctx, const hvt_param *p, const hvt_stat *t, const float **ret_x)
 {
-    HVT_TRY(hvt_device_download(m->dev, copy, m->stats + t->offset, t->count * sizeof *copy));
-    *h = hvt__hash(hvt__hash_text(*h, t->name), copy, t->count * sizeof *copy);
-    return HVT_OK;
+    const copied *x = ctx;
+
+    *ret_x = x->copy;
+    if (p)
+        return hvt__model_export(x->m, p, x->m->params, x->copy);
+    return hvt_device_download(x->m->dev, x->copy, x->m->stats + t->offset, t->count * sizeof *x->copy);
 }
 
 hvt_status hvt_model_hash(hvt_model *m, uint64_t *ret_hash)
 {
-    uint64_t h = HVT_HASH_INIT;
-    hvt_status s = HVT_OK;
-    size_t most;
-    float *copy;
-
     HVT_GIVEN(m, "a model");
     HVT_GIVEN(ret_hash, "an output pointer for the hash");
     HVT_CHECK(m->batch, E_ARG, "hash before hvt_model_plan()");
-    most = hvt__model_largest(m);
-    copy = malloc(most * sizeof *copy);
-    HVT_CHECK(copy, E_MEM, "no memory for a copy of %zu floats", most);
-    for (const hvt_layer *l = m->layer; l < m->layer + m->nlayer;
-         l++) { /* in the order of building, as in a state_dict */
-        for (int i = 0; i < HVT_LAYER_PARAMS && l->param[i] >= 0; i++)
-            HVT_TRY_OR(done, hash_param(m, &m->param[l->param[i]], copy, &h));
-        for (int i = 0; i < 2 && l->stat >= 0; i++)
-            HVT_TRY_OR(done, hash_stat(m, &m->stat[l->stat + i], copy, &h));
+
+    size_t most = hvt__model_largest(m);
+    copied x = {m, malloc(most * sizeof *x.copy)};
+    hvt_status s;
+
+    HVT_CHECK(x.copy, E_MEM, "no memory for a copy of %zu floats", most);
+    s = hvt__model_hash_of(m, copy_tensor, &x, ret_hash);
+    free(x.copy);
+    return s == HVT_OK ? s : hvt__pass(s, __FILE__, __LINE__, "hvt__model_hash_of");
+}
+
+bool hvt_model_named(const hvt_model *m, int i, hvt_named *ret_tensor)
+{
+    if (!m || !ret_tensor || !m->batch || i < 0 || i >= m->nparam_tensors + m->nstat)
+        return false;
+    if (i < m->nparam_tensors) {
+        const hvt_param *p = &m->param[i];
+
+        *ret_tensor = (hvt_named){.name = p->name, .ndim = p->ndim, .count = p->elements};
+        memcpy(ret_tensor->dim, p->dim, sizeof p->dim);
+    } else {
+        const hvt_stat *t = &m->stat[i - m->nparam_tensors];
+
+        *ret_tensor = (hvt_named){.name = t->name, .ndim = 1, .dim = {(int)t->count}, .count = t->count};
     }
-    *ret_hash = h;
-done:
-    free(copy);
-    return s;
+    return true;
+}
+
+/* ret_i: as hvt_model_named() counts */
+static hvt_status find_named(const hvt_model *m, const char *name, const void *values, size_t count,
+                             int *ret_i)
+{
+    hvt_named t;
+
+    HVT_GIVEN(m, "a model");
+    HVT_GIVEN(name, "a tensor's name");
+    HVT_GIVEN(values, "an array of floats");
+    HVT_CHECK(m->batch, E_ARG, "%s is read or written before hvt_model_plan()", name);
+    for (int i = 0; hvt_model_named(m, i, &t); i++) {
+        if (strcmp(t.name, name) != 0)
+            continue;
+        HVT_CHECK(t.count == count, E_SHAPE, "%s has %zu values, not %zu", name, t.count, count);
+        *ret_i = i;
+        return HVT_OK;
+    }
+    return HVT_FAIL(E_ARG, "the model has no parameter and no running statistics called '%s'", name);
+}
+
+hvt_status hvt_model_get(hvt_model *m, const char *name, float *ret_values, size_t count)
+{
+    int i = -1;
+
+    HVT_TRY(find_named(m, name, ret_values, count, &i));
+    if (i < m->nparam_tensors)
+        return hvt__model_export(m, &m->param[i], m->params, ret_values);
+    return hvt_device_download(m->dev, ret_values, m->stats + m->stat[i - m->nparam_tensors].offset,
+                               count * sizeof *ret_values);
+}
+
+hvt_status hvt_model_set(hvt_model *m, const char *name, const float *values, size_t count)
+{
+    int i = -1;
+
+    HVT_TRY(find_named(m, name, values, count, &i));
+    if (i < m->nparam_tensors)
+        return hvt__model_import(m, &m->param[i], m->params, values);
+    return hvt_device_upload(m->dev, m->stats + m->stat[i - m->nparam_tensors].offset, values,
+                             count * sizeof *values);
 }

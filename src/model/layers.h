@@ -14,18 +14,23 @@
 #include "model_impl.h"
 
 extern const hvt_layer_ops hvt_layer_input, hvt_layer_conv, hvt_layer_norm, hvt_layer_relu, hvt_layer_add,
-    hvt_layer_maxpool, hvt_layer_avgpool, hvt_layer_subsample, hvt_layer_linear, hvt_layer_loss;
+    hvt_layer_maxpool, hvt_layer_avgpool, hvt_layer_subsample, hvt_layer_linear, hvt_layer_loss,
+    hvt_layer_map[HVT_FUNCTIONS], hvt_layer_binary[HVT_DIV + 1], hvt_layer_concat, hvt_layer_slice,
+    hvt_layer_shuffle, hvt_layer_pad, hvt_layer_flatten, hvt_layer_layernorm, hvt_layer_groupnorm;
 
 /* characters of a layer's name, which leave space for the longest suffix */
 enum { HVT_LAYER_NAME_MOST = HVT_NAME_MAX - (int)sizeof ".num_batches_tracked" };
 
-enum { HVT_NORM_RELU }; /* index into a norm layer's arg: relu is fused into it; in[1] is a fused residual */
-
-/* ---- building ---- */
-
-/* Begin the next layer, which reads a and b (-1: nothing), and give it its name; NULL after a mistake, also
- * one in this call. Valid until hvt__layer_end(). */
+/* Begin the next layer, which reads in[0 .. count-1], and give it its name; its y has the shape of in[0].
+ * NULL after a mistake, also one in this call. Valid until hvt__layer_end(). */
+hvt_layer *hvt__layer_begin_many(hvt_model *m, const hvt_layer_ops *ops, const hvt_value *in, int count);
+/* The same for a layer that reads a and b, which is ignored if the layer is one of one input. */
 hvt_layer *hvt__layer_begin(hvt_model *m, const hvt_layer_ops *ops, hvt_value a, hvt_value b);
+/* At plan time: the device has this op. */
+#define HVT__COMPUTES(m, l, op)                                                                              \
+    HVT_CHECK((m)->dev->ops->op, E_UNSUPPORTED, "layer %s (%s): device %s does not compute it", (l)->name,   \
+              (l)->ops->name, (m)->dev->ops->name)
+
 /* Append the layer: its output has h x w pixels of c channels. */
 hvt_value hvt__layer_end(hvt_model *m, hvt_layer *l, int64_t h, int64_t w, int64_t c);
 /* Record the first mistake, in layer l (NULL: of no layer). Returns -1. */
@@ -40,18 +45,19 @@ hvt_value hvt__mistake(hvt_model *m, const hvt_layer *l, hvt_status code, const 
 
 enum { HVT_MOST = 1 << 20 }; /* maximum of any builder argument: sums and products of two do not overflow */
 
-/* ---- planning ---- */
-
-/* Add a trainable tensor to layer l in `slot`: its name is the layer's plus `suffix`. p->op converts its
- * layout, of `count` floats in the arena; NULL: it has the layout of files. */
+/* Add a trainable tensor to layer l in `slot`: its name is the layer's plus `suffix`, NULL: the layer's.
+ * p->op converts its layout, of `count` floats in the arena; NULL: it has the layout of files. */
 hvt_status hvt__param_add(hvt_model *m, hvt_layer *l, int slot, const hvt_param *p, const char *suffix);
 /* Add running statistics to layer l, `count` of each. */
 hvt_status hvt__stats_add(hvt_model *m, hvt_layer *l, int count);
 void hvt__model_fold(hvt_model *m, const int *uses); /* uses[nlayer]: number of readers of each value */
-hvt_status hvt__step_open(hvt_model *m);             /* allocate and initialise the step's state */
-hvt_status hvt__step_restart(hvt_model *m);          /* reinitialise it, except for its counters */
-/* Free what the plan allocated; the tape remains. */
-void hvt__model_unplan(hvt_model *m);
+bool hvt__freeze_fits(const hvt_model *m, const char *name); /* hvt_model_freeze() names this parameter */
+hvt_status hvt__freeze_check(const hvt_model *m);            /* does each prefix fit one, and is any left? */
+hvt_status hvt__step_open(hvt_model *m);                     /* allocate and initialise the step's state */
+hvt_status hvt__step_restart(hvt_model *m);                  /* reinitialise it, except for its counters */
+hvt_status hvt__inputs_copy(hvt_model *m);                   /* every layer gets an array of its own */
+void hvt__inputs_free(hvt_layer *layer, int n);
+void hvt__model_unplan(hvt_model *m); /* free what the plan allocated, without a change to m */
 
 /* A block of an arena that is live from time `from` to time `to`, both included. */
 typedef struct hvt_block {
@@ -64,8 +70,6 @@ typedef struct hvt_block {
 /* Give every block an offset such that blocks live at the same time do not overlap; returns the arena's
  * bytes. */
 size_t hvt__arena_fit(hvt_block *block, int n);
-
-/* ---- running ---- */
 
 static inline hvt_layer *hvt__in(hvt_model *m, const hvt_layer *l, int i)
 {
@@ -99,13 +103,33 @@ static inline float *hvt__weight(const hvt_model *m, const hvt_layer *l, int slo
     return m->params + m->param[l->param[slot]].offset;
 }
 
-static inline float *hvt__grad(const hvt_model *m, const hvt_layer *l, int slot)
+static inline bool hvt__is_frozen(const hvt_model *m, const hvt_layer *l, int slot)
 {
-    return m->grads + m->param[l->param[slot]].offset;
+    return m->param[l->param[slot]].frozen;
 }
 
-/* Convolution, shared with the linear layer, which is a convolution of 1x1 images. */
-hvt_status hvt__conv_plan(hvt_model *m, hvt_layer *l, const hvt_conv_desc *d, hvt_param p);
+/* Where backward of l writes, not of a frozen one: of a shared parameter's layers the last one, whose
+ * backward runs first, writes the gradient itself, and hvt_model_backward() adds what the others wrote. */
+static inline bool hvt__writes_part(const hvt_model *m, const hvt_layer *l, int slot)
+{
+    const hvt_param *p = &m->param[l->param[slot]];
+
+    return p->shared && l != &m->layer[p->first_writer];
+}
+
+static inline float *hvt__grad(const hvt_model *m, const hvt_layer *l, int slot)
+{
+    const hvt_param *p = &m->param[l->param[slot]];
+
+    return hvt__writes_part(m, l, slot) ? m->parts + p->part : m->grads + p->offset;
+}
+
+/* hvt__layer_end() of a layer with windows. */
+hvt_value hvt__window_end(hvt_model *m, hvt_layer *l, int size, int stride, int pad, int channels);
+
+/* Convolution, shared with the linear layer, which is a convolution of 1x1 images: as l->conv says. weight
+ * and bias: without their count, op and role. */
+hvt_status hvt__conv_plan(hvt_model *m, hvt_layer *l, hvt_param weight, hvt_param bias);
 hvt_status hvt__conv_forward(hvt_model *m, hvt_layer *l);
 hvt_status hvt__conv_backward(hvt_model *m, hvt_layer *l);
 

@@ -8,25 +8,18 @@
 #include "base/trace.h"
 #include "layers.h"
 
-#include <limits.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-/* ---- life ---- */
 
 hvt_status hvt_model_create(hvt_device *dev, hvt_model **ret_model)
 {
-    hvt_model *m;
-
     HVT_GIVEN(dev, "a device");
     HVT_GIVEN(ret_model, "an output pointer for the model");
-    m = calloc(1, sizeof *m);
+    hvt_model *m = calloc(1, sizeof *m);
+
     HVT_CHECK(m, E_MEM, "no memory for %zu bytes of a model", sizeof *m);
     m->dev = dev;
     hvt__use(&dev->users, HVT__USER_MODEL, 1);
-    m->input = -1;
+    m->input = m->next_shares = -1;
     m->real = -1;
     m->version = 1;
     *ret_model = m;
@@ -37,13 +30,13 @@ void hvt_model_free(hvt_model **model)
 {
     hvt_model *m = model ? *model : NULL;
 
-    if (!m)
-        return;
-    if (hvt__in_use(&m->users, "a model"))
+    if (!m || hvt__in_use(&m->users, "a model"))
         return;
     hvt__model_unplan(m);
     hvt__use(&m->dev->users, HVT__USER_MODEL, -1);
+    hvt__inputs_free(m->layer, m->nlayer);
     free(m->layer);
+    free(m->freeze);
     free(m);
     *model = NULL;
 }
@@ -57,8 +50,6 @@ hvt_status hvt_model_set_type(hvt_model *m, hvt_dtype t)
     m->type = t;
     return HVT_OK;
 }
-
-/* ---- appending ---- */
 
 hvt_value hvt__mistake(hvt_model *m, const hvt_layer *l, hvt_status code, const char *fmt, ...)
 {
@@ -74,6 +65,8 @@ hvt_value hvt__mistake(hvt_model *m, const hvt_layer *l, hvt_status code, const 
     va_start(args, fmt);
     vsnprintf(m->mistake_text + used, size - (size_t)used, fmt, args);
     va_end(args);
+    if (l && l == m->layer + m->nlayer) /* it will not be appended */
+        hvt__inputs_free(m->layer + m->nlayer, 1);
     return -1;
 }
 
@@ -90,6 +83,18 @@ void hvt_name(hvt_model *m, const char *fmt, ...)
     if (length < 1 || length > HVT_LAYER_NAME_MOST)
         hvt__mistake(m, NULL, HVT_E_SHAPE, "a layer's name has %d characters, not 1 to %d: '%.40s...'",
                      length, HVT_LAYER_NAME_MOST, m->next_name);
+}
+
+void hvt_share(hvt_model *m, hvt_value v)
+{
+    if (!m || m->mistake != HVT_OK || m->batch)
+        return;
+    if (v < 0 || v >= m->nlayer) {
+        hvt__mistake(m, NULL, HVT_E_SHAPE,
+                     "parameters of value %d are shared, but the model has %d values so far", v, m->nlayer);
+        return;
+    }
+    m->next_shares = m->layer[v].shares >= 0 ? m->layer[v].shares : v;
 }
 
 static bool reads(hvt_model *m, const hvt_layer *l, hvt_value v)
@@ -112,31 +117,99 @@ static bool name_it(hvt_model *m, hvt_layer *l)
     return m->mistake == HVT_OK;
 }
 
+/* The array of a layer's inputs, and what comes with it, in one block. */
+static bool inputs_room(hvt_layer *l, const hvt_value *in)
+{
+    int n = l->nin > 2 ? l->nin : 2;
+    char *room = calloc((size_t)n, sizeof *l->in + sizeof *l->add + sizeof *l->in_place);
+
+    l->in = (hvt_value *)room;
+    if (!room)
+        return false;
+    l->add = (bool *)(l->in + n);
+    l->in_place = l->add + n;
+    for (int i = 0; i < n; i++)
+        l->in[i] = i < l->nin ? in[i] : -1;
+    l->nin = n;
+    return true;
+}
+
+void hvt__inputs_free(hvt_layer *layer, int n)
+{
+    for (int i = 0; i < n; i++) {
+        free(layer[i].in);
+        layer[i].in = NULL;
+    }
+}
+
+hvt_status hvt__inputs_copy(hvt_model *m)
+{
+    int i = 0;
+
+    while (i < m->nlayer) {
+        hvt_layer *l = &m->layer[i], from = *l;
+
+        if (!inputs_room(l, from.in)) {
+            hvt__inputs_free(m->layer, i);
+            return HVT_FAIL(E_MEM, "no memory for the inputs of %d layers", m->nlayer);
+        }
+        memcpy(l->in_place, from.in_place, (size_t)l->nin * sizeof *l->in_place);
+        i++;
+    }
+    return HVT_OK;
+}
+
 hvt_layer *hvt__layer_begin(hvt_model *m, const hvt_layer_ops *ops, hvt_value a, hvt_value b)
 {
-    hvt_layer *l;
+    return hvt__layer_begin_many(m, ops, (hvt_value[]){a, b}, ops == &hvt_layer_add ? 2 : 1);
+}
 
+hvt_layer *hvt__layer_begin_many(hvt_model *m, const hvt_layer_ops *ops, const hvt_value *in, int count)
+{
     if (!m || m->mistake != HVT_OK || m->batch)
         return NULL;
     if (m->nlayer == m->cap) {
         int cap = m->cap ? m->cap * 2 : 64;
+        hvt_layer *more = realloc(m->layer, (size_t)cap * sizeof *more);
 
-        l = realloc(m->layer, (size_t)cap * sizeof *l);
-        if (!l) {
+        if (!more) {
             hvt__mistake(m, NULL, HVT_E_MEM, "no memory for %d layers", cap);
             return NULL;
         }
-        m->layer = l;
+        m->layer = more;
         m->cap = cap;
     }
-    l = &m->layer[m->nlayer];
-    *l = (hvt_layer){.ops = ops, .in = {a, b}, .param = {-1, -1}, .stat = -1};
+    hvt_layer *l = &m->layer[m->nlayer];
+
+    *l = (hvt_layer){
+        .ops = ops, .nin = count, .shares = m->next_shares, .flat = 1, .param = {-1, -1}, .stat = -1};
+    m->next_shares = -1;
+    if (!inputs_room(l, in)) {
+        hvt__mistake(m, NULL, HVT_E_MEM, "no memory for %d inputs", count);
+        return NULL;
+    }
     if (!name_it(m, l))
         return NULL;
-    if (ops != &hvt_layer_input && !reads(m, l, a))
+    if (ops == &hvt_layer_input)
+        return l;
+    for (int i = 0; i < count; i++)
+        if (!reads(m, l, in[i]))
+            return NULL;
+    if (l->shares >= 0 && m->layer[l->shares].ops != ops) {
+        hvt__mistake(m, l, HVT_E_SHAPE, "shares the parameters of %s, which is a %s",
+                     m->layer[l->shares].name, m->layer[l->shares].ops->name);
         return NULL;
-    if (ops == &hvt_layer_add && !reads(m, l, b))
-        return NULL;
+    }
+    l->flat = m->layer[in[0]].flat;
+    l->y = m->layer[in[0]].y;
+    for (int i = 0; i < count; i++)
+        if (m->layer[in[i]].flat != l->flat || (l->flat > 1 && !ops->takes_flattened)) {
+            hvt__mistake(m, l, HVT_E_SHAPE,
+                         "reads %s, a flattened value: its channels are in the order of files "
+                         "for hvt_linear() alone, also after functions and sums",
+                         m->layer[in[l->flat > 1 ? 0 : i]].name);
+            return NULL;
+        }
     return l;
 }
 
@@ -150,30 +223,28 @@ hvt_value hvt__layer_end(hvt_model *m, hvt_layer *l, int64_t h, int64_t w, int64
     return m->nlayer++;
 }
 
-/* ---- forward and backward ---- */
-
-static hvt_status check_batch(const hvt_model *m, const hvt_batch *b)
+static hvt_status check_batch(const hvt_model *m, const hvt_batch *b, bool train)
 {
-    const hvt_tensor *in = &m->layer[m->input].y, *x, *labels;
-    bool hwn = m->order == HVT_ORDER_HWN;
-    int want[4] = {m->batch, in->dim[1], in->dim[2], m->input_channels};
-
     HVT_CHECK(b, E_ARG, "a forward pass needs a batch");
-    x = &b->images;
-    labels = &b->labels;
-    if (hwn)
-        memcpy(want, (int[]){in->dim[1], in->dim[2], m->batch, m->input_channels}, sizeof want);
+
+    const hvt_tensor *in = &m->layer[m->input].y, *x = &b->images, *labels = &b->labels;
+    bool hwn = m->order == HVT_ORDER_HWN;
+    int n = m->batch, h = in->dim[1], w = in->dim[2];
+    const int want[4] = {hwn ? h : n, hwn ? w : h, hwn ? n : w, m->input_channels};
+
     HVT_CHECK(b->count >= 0 && b->count <= m->batch, E_SHAPE,
               "a batch holds %d images; the model is planned for 0 to %d", b->count, m->batch);
     HVT_CHECK(x->dtype == m->type && x->ndim == 4 && !memcmp(x->dim, want, sizeof want), E_SHAPE,
               "images are %s [%d,%d,%d,%d]; the plan expects %s [%d,%d,%d,%d] (%s)", hvt_dtype_name(x->dtype),
               x->dim[0], x->dim[1], x->dim[2], x->dim[3], hvt_dtype_name(m->type), want[0], want[1], want[2],
               want[3], hwn ? "H,W,N,C" : "N,H,W,C");
-    HVT_CHECK(labels->dtype == HVT_I32 && labels->ndim == 1 && labels->dim[0] == m->batch, E_SHAPE,
-              "labels are %s [%d] of %d dimensions; the plan expects i32 [%d]", hvt_dtype_name(labels->dtype),
-              labels->dim[0], labels->ndim, m->batch);
-    HVT_CHECK(!b->count || (x->data && labels->data), E_ARG, "a batch of %d images has no %s", b->count,
-              x->data ? "labels" : "images");
+    bool unlabelled = !train && !labels->data;
+
+    HVT_CHECK(unlabelled || (labels->dtype == HVT_I32 && labels->ndim == 1 && labels->dim[0] == m->batch),
+              E_SHAPE, "labels are %s [%d] of %d dimensions; the plan expects i32 [%d]",
+              hvt_dtype_name(labels->dtype), labels->dim[0], labels->ndim, m->batch);
+    HVT_CHECK(!b->count || (x->data && (labels->data || unlabelled)), E_ARG, "a batch of %d images has no %s",
+              b->count, x->data ? "labels" : "images");
     if (!b->shards) /* not part of a step */
         return HVT_OK;
     HVT_CHECK(b->shard >= 0 && b->shard < b->shards, E_ARG, "a batch of shard %d, expected 0 to %d", b->shard,
@@ -189,12 +260,12 @@ static hvt_status check_batch(const hvt_model *m, const hvt_batch *b)
 static hvt_status check_labels(const hvt_model *m, const hvt_batch *b)
 {
     const int32_t *label = b->labels.data;
-    int classes = hvt_model_classes(m), i = 0;
+    int classes = hvt_model_classes(m), count = m->dev->ops->host && label ? b->count : 0, i = 0;
     char which[48] = "";
 
-    while (m->dev->ops->host && i < b->count && label[i] >= 0 && label[i] < classes)
+    while (i < count && label[i] >= 0 && label[i] < classes)
         i++;
-    if (!m->dev->ops->host || i == b->count)
+    if (i == count)
         return HVT_OK;
     if (b->ids)
         snprintf(which, sizeof which, " (number %u of its data set)", b->ids[i]);
@@ -205,29 +276,43 @@ static hvt_status check_labels(const hvt_model *m, const hvt_batch *b)
 hvt_status hvt__model_refresh(hvt_model *m)
 {
     if (m->copy && m->copy_stale)
-        HVT_TRY(m->dev->ops->cast(m->dev, m->arena_count, 1, m->params, HVT_F32, m->copy, m->type));
+        HVT_TRY(m->dev->ops->vector.cast(m->dev, m->arena_count, 1, m->params, HVT_F32, m->copy, m->type));
     m->copy_stale = false;
     return HVT_OK;
+}
+
+/* Blocks whose lifetime ends with layer l's pass become NaN in every type. */
+static void poison(hvt_model *m, const hvt_layer *l, bool back)
+{
+    int i = (int)(l - m->layer), now = back ? 2 * m->nlayer - 1 - i : i;
+
+    for (const hvt_block *b = m->ending; b < m->ending + m->nending; b++)
+        if (b->to == now && b->bytes)
+            memset((char *)m->acts + b->offset, 0xff, b->bytes);
 }
 
 static hvt_status forward(hvt_model *m, const hvt_batch *batch, bool train)
 {
     HVT_CHECK(m->batch, E_ARG, "forward before hvt_model_plan()");
-    HVT_TRY(check_batch(m, batch));
+    HVT_TRY(check_batch(m, batch, train));
     HVT_TRY(check_labels(m, batch));
     HVT_CHECK(m->grads || !train, E_ARG, "a training pass, but the model has no gradient arena");
     m->real = batch->count;
     m->shard = batch->shards ? batch->shard : -1;
     m->labels = batch->labels.data;
     m->layer[m->input].y.data = batch->images.data;
+    m->training = train;
     m->backward_pending = false;
     HVT_TRY(hvt__model_refresh(m));
     if (m->real) {
-        for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
-            if (!l->folded)
-                HVT_TRY(l->ops->forward(m, l, train));
+        for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++) {
+            if (!l->folded && l->ops->forward)
+                HVT_TRY(l->ops->forward(m, l));
+            if (train)
+                poison(m, l, false);
+        }
     } else if (train) { /* an empty shard adds nothing to the sums */
-        HVT_TRY(m->dev->ops->zero(m->dev, m->grads, m->step_stats_count * sizeof *m->grads));
+        HVT_TRY(m->dev->ops->memory.zero(m->dev, m->grads, m->step_stats_count * sizeof *m->grads));
     }
     m->backward_pending = train;
     return HVT_OK;
@@ -241,16 +326,30 @@ hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train)
     return hvt__traced(forward(m, batch, train));
 }
 
-/* The end of layer l's span of the arena, padding included; `mark` if it has no parameters. */
+/* The end of layer l's span of the arena, padding included; `mark` if it finishes no gradients: those of
+ * shared parameters are finished by the layer that they are called after, the first of theirs. */
 static size_t span_end(const hvt_model *m, const hvt_layer *l, size_t mark)
 {
     int last = -1;
 
-    for (int i = 0; i < HVT_LAYER_PARAMS; i++)
-        last = l->param[i] > last ? l->param[i] : last;
+    for (int i = 0; i < HVT_LAYER_PARAMS && l->shares < 0; i++)
+        last = l->param[i] > last && l->param[i] < m->ntrained ? l->param[i] : last;
     if (last < 0)
         return mark;
-    return last + 1 < m->nparam_tensors ? m->param[last + 1].offset : m->arena_count;
+    return last + 1 < m->ntrained ? m->param[last + 1].offset : m->grad_count;
+}
+
+/* What layer l wrote of gradients that others wrote before. */
+static hvt_status add_parts(hvt_model *m, const hvt_layer *l)
+{
+    for (int i = 0; i < HVT_LAYER_PARAMS; i++) {
+        const hvt_param *p = l->param[i] >= 0 ? &m->param[l->param[i]] : NULL;
+
+        if (p && !p->frozen && hvt__writes_part(m, l, i))
+            HVT_TRY(m->dev->ops->vector.add(m->dev, p->count, HVT_F32, m->grads + p->offset,
+                                            m->parts + p->part, m->grads + p->offset));
+    }
+    return HVT_OK;
 }
 
 static hvt_status backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
@@ -260,7 +359,7 @@ static hvt_status backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
     HVT_CHECK(m->backward_pending, E_ARG, "backward needs a training forward pass of its own before it");
     m->backward_pending = false;
     if (!m->real)
-        HVT_TRY(m->dev->ops->zero(m->dev, m->grads + mark, (m->arena_count - mark) * sizeof *m->grads));
+        HVT_TRY(m->dev->ops->memory.zero(m->dev, m->grads + mark, (m->grad_count - mark) * sizeof *m->grads));
     if (on_grad)
         HVT_TRY(on_grad(ctx, 0, mark));
     for (hvt_layer *l = m->layer + m->nlayer - 1; l >= m->layer; l--) {
@@ -268,8 +367,11 @@ static hvt_status backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
 
         if (m->real && l->recomputes_input)
             HVT_TRY(hvt__norm_recompute(m, hvt__in(m, l, 0)));
-        if (m->real && l->requires_grad && !l->folded)
+        if (m->real && l->requires_grad && !l->folded && l->ops->backward)
             HVT_TRY(l->ops->backward(m, l));
+        if (m->real)
+            HVT_TRY(add_parts(m, l));
+        poison(m, l, true);
         if (on_grad && end > mark)
             HVT_TRY(on_grad(ctx, mark, end));
         mark = end;
@@ -279,12 +381,10 @@ static hvt_status backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
 
 hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
 {
-    hvt_status s;
-
     HVT_GIVEN(m, "a model");
     hvt__trace_begin(HVT__BACKWARD, -1);
     m->in_backward = true;
-    s = hvt__traced(backward(m, on_grad, ctx));
+    hvt_status s = hvt__traced(backward(m, on_grad, ctx));
     m->in_backward = false;
     return s;
 }
@@ -300,44 +400,40 @@ void hvt__model_updated(hvt_model *m)
     m->version++;
 }
 
-/* ---- queries ---- */
-
 hvt_order hvt_model_order(const hvt_model *m)
 {
-    if (!m)
-        return HVT_ORDER_NHW;
-    return m->order;
+    return m ? m->order : HVT_ORDER_NHW;
 }
 
 hvt_dtype hvt_model_input_type(const hvt_model *m)
 {
-    if (!m)
-        return HVT_F32;
-    return m->type;
+    return m ? m->type : HVT_F32;
 }
 
 int hvt_model_input_channels(const hvt_model *m)
 {
-    if (!m)
-        return 0;
-    return m->input_channels;
+    return m ? m->input_channels : 0;
 }
 
 int hvt_model_classes(const hvt_model *m)
 {
-    if (!m)
-        return 0;
-    return m->batch ? m->layer[m->logits].y.dim[3] : 0;
+    return m && m->batch ? m->layer[m->logits].y.dim[3] : 0;
 }
 
 size_t hvt_model_parameters(const hvt_model *m)
 {
-    if (!m)
-        return 0;
-
     size_t n = 0;
 
-    for (int i = 0; i < m->nparam_tensors; i++)
+    for (int i = 0; m && i < m->nparam_tensors; i++)
+        n += m->param[i].elements;
+    return n;
+}
+
+size_t hvt_model_frozen(const hvt_model *m)
+{
+    size_t n = 0;
+
+    for (int i = m ? m->ntrained : 0; m && i < m->nparam_tensors; i++)
         n += m->param[i].elements;
     return n;
 }
@@ -350,7 +446,7 @@ hvt_memory hvt_model_memory(const hvt_model *m)
     size_t copy = m->copy ? m->arena_count * sizeof *m->copy : 0;
 
     return (hvt_memory){.parameters = (m->arena_count + m->stats_count) * sizeof(float) + copy,
-                        .gradients = m->arena_count * sizeof(float),
+                        .gradients = (m->grad_count + m->parts_count) * sizeof(float),
                         .activations = m->acts_bytes,
                         .workspace = m->ws_bytes};
 }

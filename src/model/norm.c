@@ -1,5 +1,5 @@
 /*
- * Batch normalisation, torch.nn.BatchNorm2d: eps 1e-5, momentum 0.1; with what the plan fuses into it,
+ * Batch normalisation, torch.nn.BatchNorm2d; with what the plan fuses into it,
  *
  *     y = relu?(gamma * (x - mean) / sqrt(var + eps) + beta + residual?)
  *
@@ -11,94 +11,100 @@
 #include "base_impl.h"
 #include "layers.h"
 
-#include <stdlib.h>
-
-#define EPS  1e-5f
-#define RATE 0.1f
-
-typedef struct norm {
-    size_t moments; /* offset of [2,C] in the step statistics */
-} norm;
-
 hvt_value hvt_batchnorm(hvt_model *m, hvt_value x)
 {
+    return hvt_batchnorm_with(m, x, 1e-5f, 0.1f);
+}
+
+hvt_value hvt_batchnorm_with(hvt_model *m, hvt_value x, float eps, float momentum)
+{
     hvt_layer *l = hvt__layer_begin(m, &hvt_layer_norm, x, -1);
-    const int *d;
 
     if (!l)
         return -1;
-    d = m->layer[x].y.dim;
-    return hvt__layer_end(m, l, d[1], d[2], d[3]);
+    HVT_EXPECT(m, l, eps > 0 && eps <= 1 && momentum >= 0 && momentum <= 1,
+               "eps %g and momentum %g; expected eps above 0 and both at most 1", (double)eps,
+               (double)momentum);
+    l->is.batchnorm.eps = eps;
+    l->is.batchnorm.rate = momentum;
+    return hvt__layer_end(m, l, l->y.dim[1], l->y.dim[2], l->y.dim[3]);
 }
 
 static hvt_status norm_plan(hvt_model *m, hvt_layer *l)
 {
+    HVT_CHECK(l->shares < 0, E_SHAPE,
+              "layer %s (%s): its running statistics belong to one place; it cannot share those of %s",
+              l->name, l->ops->name, m->layer[l->shares].name);
+
     int c = l->y.dim[3];
     hvt_param p = {.ndim = 1, .dim = {c}, .count = (size_t)c, .role = HVT_ROLE_NORM, .init = HVT_INIT_FILL};
-    norm *own = calloc(1, sizeof *own);
 
-    HVT_CHECK(own, E_MEM, "no memory for %zu bytes of layer %s", sizeof *own, l->name);
-    l->own = own;
-    own->moments = m->step_stats_count;
+    l->moments = m->step_stats_count;
     m->step_stats_count += 2 * (size_t)c;
     l->saved_bytes = 2 * (size_t)c * sizeof(float); /* mean and 1/deviation */
     l->saves_input = true;
-    l->saves_output = l->arg[HVT_NORM_RELU];
+    l->saves_output = l->relu;
     l->in_place[0] = true;
     l->in_place[1] = hvt__in(m, l, 0)->requires_grad; /* else dx, which the op always writes, overwrites dy */
     p.init_arg = 1;
     HVT_TRY(hvt__param_add(m, l, 0, &p, "weight"));
     p.init_arg = 0;
     HVT_TRY(hvt__param_add(m, l, 1, &p, "bias"));
-    HVT_TRY(hvt__stats_add(m, l, c));
-    return HVT_OK;
+    if (hvt__is_frozen(m, l, 0) || hvt__is_frozen(m, l, 1))
+        l->saved_bytes *= 2; /* the op writes both gradients: these go nowhere */
+    return hvt__stats_add(m, l, c);
 }
 
+/* As for training. */
 static hvt_bn_args arguments(hvt_model *m, const hvt_layer *l)
 {
     return (hvt_bn_args){
         .rows = hvt__real_rows(m, l),
         .c = l->y.dim[3],
         .type = l->y.dtype,
-        .eps = EPS,
+        .eps = l->is.batchnorm.eps,
+        .mean = l->saved,
+        .rstd = (float *)l->saved + l->y.dim[3],
         .x = hvt__in(m, l, 0)->y.data,
         .gamma = hvt__weight(m, l, 0),
         .beta = hvt__weight(m, l, 1),
         .residual = l->in[1] < 0 ? NULL : hvt__in(m, l, 1)->y.data,
-        .relu = l->arg[HVT_NORM_RELU],
+        .relu = l->relu,
         .y = l->y.data,
     };
 }
 
-static hvt_status norm_forward(hvt_model *m, hvt_layer *l, bool train)
+static hvt_status norm_forward(hvt_model *m, hvt_layer *l)
 {
-    const norm *own = l->own;
-    hvt_bn_args a;
-
     if (l->recompute_y[0])
         l->y.data = l->recompute_y[0];
-    a = arguments(m, l);
-    if (!train) {
+
+    hvt_bn_args a = arguments(m, l);
+
+    if (!m->training) {
         a.mean = m->stats + m->stat[l->stat].offset;
         a.rstd = m->stats + m->stat[l->stat + 1].offset;
-        return m->dev->ops->bn_infer(m->dev, &a);
+        a.is_variance = true;
+        return m->dev->ops->matrix.bn_infer(m->dev, &a);
     }
-    a.mean = l->saved;
-    a.rstd = a.mean + a.c;
-    a.moments = m->grads + own->moments;
+    a.moments = m->grads + l->moments;
     a.weight = (float)m->real;
-    return m->dev->ops->bn_train(m->dev, &a);
+    return m->dev->ops->matrix.bn_train(m->dev, &a);
 }
 
 hvt_status hvt__norm_recompute(hvt_model *m, hvt_layer *l)
 {
-    hvt_bn_args a;
-
     l->y.data = l->recompute_y[1];
-    a = arguments(m, l);
-    a.mean = l->saved;
-    a.rstd = a.mean + a.c;
-    return m->dev->ops->bn_recompute(m->dev, &a);
+
+    hvt_bn_args a = arguments(m, l);
+
+    return m->dev->ops->matrix.bn_infer(m->dev, &a);
+}
+
+/* Where the gradient of gamma (0) or beta goes. */
+static float *gradient(const hvt_model *m, const hvt_layer *l, int slot)
+{
+    return hvt__is_frozen(m, l, slot) ? (float *)l->saved + (2 + slot) * l->y.dim[3] : hvt__grad(m, l, slot);
 }
 
 static hvt_status norm_backward(hvt_model *m, hvt_layer *l)
@@ -106,29 +112,28 @@ static hvt_status norm_backward(hvt_model *m, hvt_layer *l)
     const hvt_layer *in = hvt__in(m, l, 0), *residual = l->in[1] < 0 ? NULL : hvt__in(m, l, 1);
     const float *saved = l->saved;
 
-    return m->dev->ops->bn_backward(m->dev, &(hvt_bn_grad_args){
-                                                .rows = hvt__real_rows(m, l),
-                                                .c = l->y.dim[3],
-                                                .type = l->y.dtype,
-                                                .x = in->y.data,
-                                                .y = l->arg[HVT_NORM_RELU] ? l->y.data : NULL,
-                                                .dy = l->dy.data,
-                                                .gamma = hvt__weight(m, l, 0),
-                                                .mean = saved,
-                                                .rstd = saved + l->y.dim[3],
-                                                .beta = residual ? NULL : hvt__weight(m, l, 1),
-                                                .dx = in->dy.data ? in->dy.data : l->dy.data,
-                                                .add = l->add[0],
-                                                .dresidual = residual ? residual->dy.data : NULL,
-                                                .add_residual = l->add[1],
-                                                .dgamma = hvt__grad(m, l, 0),
-                                                .dbeta = hvt__grad(m, l, 1),
-                                            });
+    return m->dev->ops->matrix.bn_backward(m->dev, &(hvt_bn_grad_args){
+                                                       .rows = hvt__real_rows(m, l),
+                                                       .c = l->y.dim[3],
+                                                       .type = l->y.dtype,
+                                                       .x = in->y.data,
+                                                       .y = l->relu ? l->y.data : NULL,
+                                                       .dy = l->dy.data,
+                                                       .gamma = hvt__weight(m, l, 0),
+                                                       .mean = saved,
+                                                       .rstd = saved + l->y.dim[3],
+                                                       .beta = residual ? NULL : hvt__weight(m, l, 1),
+                                                       .dx = in->dy.data ? in->dy.data : l->dy.data,
+                                                       .add = l->add[0],
+                                                       .dresidual = residual ? residual->dy.data : NULL,
+                                                       .add_residual = l->add[1],
+                                                       .dgamma = gradient(m, l, 0),
+                                                       .dbeta = gradient(m, l, 1),
+                                                   });
 }
 
 hvt_status hvt__norm_end_step(hvt_model *m, hvt_layer *l, const int *counts, int shards)
 {
-    const norm *own = l->own;
     const hvt_stat *s = &m->stat[l->stat];
     int64_t images = 0;
 
@@ -137,8 +142,15 @@ hvt_status hvt__norm_end_step(hvt_model *m, hvt_layer *l, const int *counts, int
             images += counts[i];
     if (!images)
         return HVT_OK;
-    return m->dev->ops->bn_update(m->dev, m->step, l->y.dim[3], RATE, (float)(1.0 / (double)images),
-                                  m->grads + own->moments, m->stats + s[0].offset, m->stats + s[1].offset);
+    return m->dev->ops->matrix.bn_update(m->dev, &(hvt_bn_update_args){
+                                                     .step = m->step,
+                                                     .c = l->y.dim[3],
+                                                     .rate = l->is.batchnorm.rate,
+                                                     .scale = (float)(1.0 / (double)images),
+                                                     .moments = m->grads + l->moments,
+                                                     .mean = m->stats + s[0].offset,
+                                                     .var = m->stats + s[1].offset,
+                                                 });
 }
 
 const hvt_layer_ops hvt_layer_norm = {"batchnorm", norm_plan, norm_forward, norm_backward};

@@ -13,11 +13,6 @@
 #include "base_impl.h"
 #include "layers.h"
 
-#include <limits.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 /* What the arena of activations holds for a layer: y, y recomputed for backward, saved data, and the gradient
  * of y. */
 enum { Y, RECOMPUTED, SAVED, DY, LIFETIMES };
@@ -30,7 +25,26 @@ static size_t up16(size_t n)
     return (n + 15) / 16 * 16; /* 16 floats are 64 bytes */
 }
 
-/* ---- what layers declare ---- */
+/* Layers have the same kind, so they have the same slots. Where the device's layouts differ, so do counts. */
+static hvt_status share(hvt_model *m, hvt_layer *l, int slot, const hvt_param *p)
+{
+    const hvt_layer *owner = &m->layer[l->shares];
+    hvt_param *have = &m->param[owner->param[slot]];
+
+    HVT_CHECK(have->count == p->count && have->ndim == p->ndim && have->flat == p->flat &&
+                  !memcmp(have->dim, p->dim, sizeof p->dim),
+              E_SHAPE, "layer %s (%s) shares %s, which is [%d,%d,%d,%d], but needs [%d,%d,%d,%d]", l->name,
+              l->ops->name, have->name, have->dim[0], have->dim[1], have->dim[2], have->dim[3], p->dim[0],
+              p->dim[1], p->dim[2], p->dim[3]);
+    if (!have->shared) {
+        have->part = m->parts_count;
+        m->parts_count += up16(have->count);
+    }
+    have->shared = true;
+    have->first_writer = (int)(l - m->layer);
+    l->param[slot] = owner->param[slot];
+    return HVT_OK;
+}
 
 hvt_status hvt__param_add(hvt_model *m, hvt_layer *l, int slot, const hvt_param *p, const char *suffix)
 {
@@ -38,9 +52,14 @@ hvt_status hvt__param_add(hvt_model *m, hvt_layer *l, int slot, const hvt_param 
 
     HVT_CHECK(more, E_MEM, "no memory for %d parameters", m->nparam_tensors + 1);
     m->param = more;
+    if (l->shares >= 0)
+        return share(m, l, slot, p);
     more += m->nparam_tensors;
     *more = *p;
-    snprintf(more->name, sizeof more->name, "%.*s.%s", HVT_LAYER_NAME_MOST, l->name, suffix);
+    more->first_writer = (int)(l - m->layer);
+    snprintf(more->name, sizeof more->name, "%.*s%s%s", HVT_LAYER_NAME_MOST, l->name, suffix ? "." : "",
+             suffix ? suffix : "");
+    more->frozen = hvt__freeze_fits(m, more->name);
     more->elements = 1;
     for (int i = 0; i < p->ndim; i++)
         more->elements *= (size_t)p->dim[i];
@@ -87,7 +106,7 @@ static void count_uses(const hvt_model *m, int *uses)
 {
     memset(uses, 0, (size_t)m->nlayer * sizeof *uses);
     for (int l = m->nlayer - 1; l >= 0; l--)
-        for (int i = 0; i < HVT_LAYER_IN; i++)
+        for (int i = 0; i < m->layer[l].nin; i++)
             if (m->layer[l].in[i] >= 0 && (uses[l] || l == m->nlayer - 1))
                 uses[m->layer[l].in[i]]++;
 }
@@ -117,15 +136,16 @@ done:
 
 /* ---- 2. plan the layers ---- */
 
-/* Only a convolution can read pixels that are stored with more channels than they have. */
+/* Only a convolution of one group can read pixels that are stored with more channels than they have. */
 static int stored_channels(const hvt_model *m)
 {
     int c = m->layer[m->input].y.dim[3];
 
     for (const hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
-        if (!l->folded && (l->in[0] == m->input || l->in[1] == m->input) && l->ops != &hvt_layer_conv)
-            return c;
-    return m->dev->ops->channels(m->dev, m->type, c);
+        for (int i = 0; i < l->nin; i++)
+            if (!l->folded && l->in[i] == m->input && (l->ops != &hvt_layer_conv || l->conv.groups > 1))
+                return c;
+    return m->dev->ops->channels ? m->dev->ops->channels(m->dev, m->type, c) : c;
 }
 
 static hvt_status plan_layers(hvt_model *m)
@@ -138,9 +158,12 @@ static hvt_status plan_layers(hvt_model *m)
         HVT_CHECK(hvt__elements(l) <= INT_MAX, E_SHAPE,
                   "layer %s (%s): output [%d,%d,%d,%d] has more than %d elements", l->name, l->ops->name,
                   m->batch, l->y.dim[1], l->y.dim[2], l->y.dim[3], INT_MAX);
-        HVT_TRY(l->ops->plan(m, l));
-        l->requires_grad = l->param[0] >= 0;
-        for (int i = 0; i < HVT_LAYER_IN; i++)
+        if (l->ops->plan)
+            HVT_TRY(l->ops->plan(m, l));
+        l->requires_grad = false;
+        for (int i = 0; i < HVT_LAYER_PARAMS; i++)
+            l->requires_grad = l->requires_grad || (l->param[i] >= 0 && !hvt__is_frozen(m, l, i));
+        for (int i = 0; i < l->nin; i++)
             l->requires_grad = l->requires_grad || (l->in[i] >= 0 && m->layer[l->in[i]].requires_grad);
         if (l->ws_bytes > m->ws_bytes)
             m->ws_bytes = l->ws_bytes;
@@ -150,28 +173,42 @@ static hvt_status plan_layers(hvt_model *m)
 
 /* ---- 3. parameters and gradients ---- */
 
-/* Backward finishes the parameters in reverse order: reverse the list, and assign offsets after the step
- * statistics. */
-static void lay_out_parameters(hvt_model *m)
+/* Backward finishes the parameters in reverse order: so they lie, those that are frozen behind the others,
+ * and get their offsets after the step statistics. */
+static hvt_status lay_out_parameters(hvt_model *m)
 {
-    int n = m->nparam_tensors;
+    int n = m->nparam_tensors, *at = malloc((size_t)n * sizeof *at + 1), next = 0;
+    hvt_param *laid = malloc((size_t)n * sizeof *laid + 1);
 
+    if (!at || !laid) {
+        free(at);
+        free(laid);
+        return HVT_FAIL(E_MEM, "no memory to lay out %d parameters", n);
+    }
     m->step_stats_count = up16(m->step_stats_count + HVT__STEP_SUMS);
     m->arena_count = m->step_stats_count;
-    for (int i = 0; i < n / 2; i++) {
-        hvt_param p = m->param[i];
-
-        m->param[i] = m->param[n - 1 - i];
-        m->param[n - 1 - i] = p;
+    for (int frozen = 0; frozen <= 1; frozen++) {
+        for (int i = n - 1; i >= 0; i--) {
+            if (m->param[i].frozen != frozen)
+                continue;
+            at[i] = next;
+            laid[next] = m->param[i];
+            laid[next++].offset = m->arena_count;
+            m->arena_count += up16(m->param[i].count);
+        }
+        if (!frozen) {
+            m->ntrained = next;
+            m->grad_count = m->arena_count;
+        }
     }
-    for (int i = 0; i < n; i++) {
-        m->param[i].offset = m->arena_count;
-        m->arena_count += up16(m->param[i].count);
-    }
-    for (int l = 0; l < m->nlayer; l++)
+    for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
         for (int i = 0; i < HVT_LAYER_PARAMS; i++)
-            if (m->layer[l].param[i] >= 0)
-                m->layer[l].param[i] = n - 1 - m->layer[l].param[i];
+            if (l->param[i] >= 0)
+                l->param[i] = at[l->param[i]];
+    free(at);
+    free(m->param);
+    m->param = laid;
+    return hvt__freeze_check(m);
 }
 
 /* In backward the first writer of a gradient writes it, later ones add. A layer may overwrite its own dy,
@@ -187,7 +224,7 @@ static void share_gradients(hvt_model *m, lifetimes *block, int *storage)
         hvt_layer *me = &m->layer[l];
         bool dy_reused = storage[l] < 0; /* taken by another input; the loss has no dy */
 
-        for (int i = 0; i < HVT_LAYER_IN && !me->folded; i++) {
+        for (int i = 0; i < me->nin && !me->folded; i++) {
             int v = me->in[i];
 
             if (v < 0 || !m->layer[v].requires_grad)
@@ -222,8 +259,8 @@ static void activation_lifetimes(const hvt_model *m, lifetimes *block)
         block[v].of[Y] = (hvt_block){.bytes = has_y ? hvt__bytes(l) : 0, .from = v, .to = v};
         block[v].of[SAVED] =
             (hvt_block){.bytes = l->saved_bytes, .from = v, .to = v == n - 1 ? INT_MAX : back};
-        for (int i = 0; i < HVT_LAYER_IN && !l->folded; i++) {
-            int until = i == 0 && l->saves_input ? back : v;
+        for (int i = 0; i < l->nin && !l->folded; i++) {
+            int until = (i ? l->saves_others : l->saves_input) ? back : v;
 
             if (l->in[i] >= 0 && block[l->in[i]].of[Y].to < until)
                 block[l->in[i]].of[Y].to = until;
@@ -240,19 +277,21 @@ static void recompute_norms(hvt_model *m, lifetimes *block)
 {
     int n = m->nlayer;
 
-    for (int v = 0; v < n && m->dev->ops->bn_recompute; v++) {
+    for (int v = 0; v < n && m->dev->ops->recomputes; v++) {
         hvt_layer *me = &m->layer[v];
         int last = -1, saver = -1;
+        bool kept = false;
 
         if (me->ops != &hvt_layer_norm || me->folded || me->in[1] >= 0 || !me->requires_grad)
             continue;
         for (int l = v + 1; l < n; l++)
-            for (int i = 0; i < HVT_LAYER_IN && !m->layer[l].folded; i++)
+            for (int i = 0; i < m->layer[l].nin && !m->layer[l].folded; i++)
                 if (m->layer[l].in[i] == v) {
                     last = l;
                     saver = i == 0 && m->layer[l].saves_input ? l : saver;
+                    kept = kept || (i && m->layer[l].saves_others);
                 }
-        if (saver < 0)
+        if (saver < 0 || kept)
             continue;
         block[v].of[RECOMPUTED] =
             (hvt_block){.bytes = block[v].of[Y].bytes, .from = 2 * n - 1 - saver, .to = 2 * n - 1 - v};
@@ -261,32 +300,24 @@ static void recompute_norms(hvt_model *m, lifetimes *block)
     }
 }
 
-static hvt_status allocate(hvt_model *m, size_t bytes, void *ret_ptr)
-{
-    void *p = NULL;
-
-    if (bytes)
-        HVT_TRY(m->dev->ops->alloc(m->dev, bytes, &p));
-    *(void **)ret_ptr = p;
-    return HVT_OK;
-}
-
-static size_t copy_bytes(const hvt_model *m)
-{
-    return m->type == HVT_F32 ? 0 : m->arena_count * sizeof *m->copy;
-}
-
 static hvt_status allocate_arenas(hvt_model *m)
 {
-    HVT_TRY(allocate(m, m->arena_count * sizeof(float), &m->params));
-    HVT_TRY(allocate(m, m->arena_count * sizeof(float), &m->grads));
-    HVT_TRY(allocate(m, copy_bytes(m), &m->copy));
+    const struct {
+        void *arena;
+        size_t bytes;
+    } all[] = {{&m->params, m->arena_count * sizeof *m->params},
+               {&m->grads, m->grad_count * sizeof *m->grads},
+               {&m->copy, m->type == HVT_F32 ? 0 : m->arena_count * sizeof *m->copy},
+               {&m->parts, m->parts_count * sizeof *m->parts},
+               {&m->stats, m->stats_count * sizeof *m->stats},
+               {&m->acts, m->acts_bytes},
+               {&m->ws, m->ws_bytes}};
+
+    for (size_t i = 0; i < HVT_LEN(all); i++)
+        if (all[i].bytes)
+            HVT_TRY(m->dev->ops->memory.alloc(m->dev, all[i].bytes, all[i].arena));
     m->copy_stale = true;
-    HVT_TRY(allocate(m, m->stats_count * sizeof(float), &m->stats));
-    HVT_TRY(allocate(m, m->acts_bytes, &m->acts));
-    HVT_TRY(allocate(m, m->ws_bytes, &m->ws));
-    HVT_TRY(hvt__step_open(m));
-    return HVT_OK;
+    return hvt__step_open(m);
 }
 
 static hvt_status place_activations(hvt_model *m)
@@ -318,78 +349,88 @@ static hvt_status place_activations(hvt_model *m)
             l->dy.data = (char *)m->acts + block[storage[v]].of[DY].offset;
     }
 done:
+    if (s == HVT_OK && m->poisons) {
+        m->ending = (hvt_block *)block;
+        m->nending = LIFETIMES * n;
+        block = NULL;
+    }
     free(block);
     free(storage);
     return s;
 }
 
-/* ---- the whole plan ---- */
-
 void hvt__model_unplan(hvt_model *m)
 {
-    const hvt_device_ops *ops = m->dev->ops;
+    void *const owned[] = {m->params_placed ? NULL : m->params,
+                           m->grads_placed ? NULL : m->grads,
+                           m->copy,
+                           m->parts,
+                           m->stats,
+                           m->acts,
+                           m->ws,
+                           m->step,
+                           m->images,
+                           m->wide};
 
-    for (int l = 0; l < m->nlayer; l++) {
+    for (int l = 0; l < m->nlayer; l++)
         hvt__op_free(m->layer[l].op);
-        free(m->layer[l].own);
-        m->layer[l].op = NULL;
-        m->layer[l].own = NULL;
-    }
     free(m->param);
     free(m->stat);
-    ops->release(m->dev, m->params_placed ? NULL : m->params);
-    ops->release(m->dev, m->grads_placed ? NULL : m->grads);
-    ops->release(m->dev, m->copy);
-    ops->release(m->dev, m->stats);
-    ops->release(m->dev, m->acts);
-    ops->release(m->dev, m->ws);
-    ops->release(m->dev, m->step);
-    m->param = NULL;
-    m->stat = NULL;
-    m->nparam_tensors = m->nstat = m->batch = 0;
-    m->params = m->grads = m->stats = NULL;
-    m->acts = m->ws = NULL;
-    m->copy = NULL;
-    m->step = NULL;
-    m->arena_count = m->step_stats_count = m->stats_count = 0;
-    m->acts_bytes = m->ws_bytes = 0;
-    m->grads_placed = m->params_placed = false;
+    free(m->ending);
+    m->dev->ops->memory.release_host(m->dev, m->arranged);
+    m->dev->ops->memory.release_host(m->dev, m->rows);
+    for (size_t i = 0; i < HVT_LEN(owned); i++)
+        m->dev->ops->memory.release(m->dev, owned[i]);
+}
+
+static hvt_status plan(hvt_model *m, int batch, hvt_value logits)
+{
+    HVT_TRY(prepare_tape(m, logits));
+    const int *d = m->layer[m->input].y.dim;
+
+    m->batch = batch;
+    m->order = hvt_device_order(m->dev, batch, d[1], d[2]);
+    m->input_channels = stored_channels(m);
+    HVT_DEBUG("%s: a model of %d images of %dx%d, in order %s", m->dev->ops->name, batch, d[1], d[2],
+              m->order == HVT_ORDER_HWN ? "HWN" : "NHW");
+    HVT_TRY(plan_layers(m));
+    HVT_TRY(lay_out_parameters(m));
+    return place_activations(m);
 }
 
 hvt_status hvt_model_plan(hvt_model *m, int batch, hvt_value logits)
 {
     HVT_GIVEN(m, "a model");
 
-    hvt_layer *built;
-    int layers = m->nlayer;
-    hvt_status s = HVT_OK;
-
     HVT_CHECK(!m->batch, E_ARG, "the model is planned already, for a batch of %d", m->batch);
     if (m->mistake != HVT_OK)
         return hvt__fail(m->mistake, __FILE__, __LINE__, "%s", m->mistake_text);
     HVT_CHECK(batch > 0, E_ARG, "a batch of %d images; it must be at least 1", batch);
-    HVT_CHECK(logits >= 0 && logits < layers, E_ARG, "logits are value %d, but the model has %d values",
-              logits, layers);
-    built = malloc((size_t)layers * sizeof *built);
-    HVT_CHECK(built, E_MEM, "no memory to plan %d layers", layers);
-    memcpy(built, m->layer, (size_t)layers * sizeof *built);
+    HVT_CHECK(logits >= 0 && logits < m->nlayer, E_ARG, "logits are value %d, but the model has %d values",
+              logits, m->nlayer);
 
-    HVT_TRY_OR(fail, prepare_tape(m, logits));
-    m->batch = batch;
-    m->order = hvt_device_order(m->dev, batch, m->layer[m->input].y.dim[1], m->layer[m->input].y.dim[2]);
-    m->input_channels = stored_channels(m);
-    HVT_DEBUG("%s: a model of %d images of %dx%d, in order %s", m->dev->ops->name, batch,
-              m->layer[m->input].y.dim[1], m->layer[m->input].y.dim[2],
-              m->order == HVT_ORDER_HWN ? "HWN" : "NHW");
-    HVT_TRY_OR(fail, plan_layers(m));
-    lay_out_parameters(m);
-    HVT_TRY_OR(fail, place_activations(m));
-    free(built);
-    return HVT_OK;
-fail:
+    hvt_model built = *m;
+    hvt_status s;
+
+    built.cap = m->nlayer;
+    built.layer = malloc((size_t)m->nlayer * sizeof *m->layer);
+    HVT_CHECK(built.layer, E_MEM, "no memory to plan %d layers", m->nlayer);
+    memcpy(built.layer, m->layer, (size_t)m->nlayer * sizeof *m->layer);
+    s = hvt__inputs_copy(m);
+    if (s != HVT_OK) {
+        free(m->layer);
+        *m = built;
+        return s;
+    }
+    s = plan(m, batch, logits);
+    if (s == HVT_OK) {
+        hvt__inputs_free(built.layer, built.nlayer);
+        free(built.layer);
+        return HVT_OK;
+    }
     hvt__model_unplan(m);
-    memcpy(m->layer, built, (size_t)layers * sizeof *built);
-    m->nlayer = layers;
-    free(built);
-    return s;
+    hvt__inputs_free(m->layer, m->nlayer);
+    free(m->layer);
+    *m = built;
+    return hvt__pass(s, __FILE__, __LINE__, "plan");
 }

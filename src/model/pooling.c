@@ -4,66 +4,128 @@
 #include "base_impl.h"
 #include "layers.h"
 
-enum { SIZE, STRIDE, PAD };
-
 hvt_value hvt_maxpool(hvt_model *m, hvt_value x, int size, int stride, int pad)
 {
     hvt_layer *l = hvt__layer_begin(m, &hvt_layer_maxpool, x, -1);
-    const int *d;
 
     if (!l)
         return -1;
-    d = m->layer[x].y.dim;
     HVT_EXPECT(m, l,
                size > 0 && size <= HVT_POOLING_WINDOW && stride > 0 && stride <= HVT_MOST && pad >= 0 &&
                    pad * 2 <= size,
                "window %dx%d, stride %d, padding %d: the window must be 1 to %d wide, the padding at most "
                "half of it",
                size, size, stride, pad, HVT_POOLING_WINDOW);
-    HVT_EXPECT(m, l, d[1] + 2 * pad >= size && d[2] + 2 * pad >= size,
-               "input %dx%dx%d is smaller than the %dx%d window with padding %d; it must be at least %dx%d",
-               d[1], d[2], d[3], size, size, pad, size - 2 * pad, size - 2 * pad);
-    l->arg[SIZE] = size;
-    l->arg[STRIDE] = stride;
-    l->arg[PAD] = pad;
-    return hvt__layer_end(m, l, hvt__conv_out(d[1], size, stride, pad),
-                          hvt__conv_out(d[2], size, stride, pad), d[3]);
+    return hvt__window_end(m, l, size, stride, pad, l->y.dim[3]);
 }
 
 hvt_value hvt_avgpool(hvt_model *m, hvt_value x)
 {
     hvt_layer *l = hvt__layer_begin(m, &hvt_layer_avgpool, x, -1);
 
-    return l ? hvt__layer_end(m, l, 1, 1, m->layer[x].y.dim[3]) : -1;
+    return l ? hvt__layer_end(m, l, 1, 1, l->y.dim[3]) : -1;
+}
+
+/* How many windows there are along a dimension. ceil_mode: one that begins within the input or the padding
+ * before it may end past the padding behind it. */
+static int windows_in(int in, int size, int stride, int pad, bool ceil_mode)
+{
+    int out = (in + 2 * pad - size + (ceil_mode ? stride - 1 : 0)) / stride + 1;
+
+    return ceil_mode && (out - 1) * stride >= in + pad ? out - 1 : out;
+}
+
+/* Errors of a maximum alone: what the argmax can tell apart. */
+static bool too_many_taps(bool mean, int high, int wide)
+{
+    return !mean && (int64_t)high * wide > HVT_POOLING_TAPS;
+}
+
+hvt_value hvt_pool_with(hvt_model *m, hvt_value x, hvt_pooling_kind kind, const hvt_pool_opts *opts)
+{
+    const bool mean = kind == HVT_POOL_MEAN;
+    hvt_layer *l = hvt__layer_begin(m, mean ? &hvt_layer_avgpool : &hvt_layer_maxpool, x, -1);
+
+    if (!l)
+        return -1;
+    const int *d = l->y.dim;
+    const hvt_pool_opts k = opts ? *opts : (hvt_pool_opts){0};
+    bool fits = true;
+
+    for (int i = 0; i < 2; i++)
+        fits = fits && k.size[i] > 0 && k.size[i] <= HVT_POOLING_WINDOW && k.stride[i] > 0 &&
+               k.stride[i] <= HVT_MOST && k.pad[i] >= 0 && 2 * k.pad[i] <= k.size[i] &&
+               d[1 + i] + 2 * k.pad[i] >= k.size[i];
+    HVT_EXPECT(
+        m, l, fits,
+        "windows of %dx%d, stride %dx%d, padding %dx%d over %dx%dx%d: they must be 1 to %d long and fit, the "
+        "padding at most half of it",
+        k.size[0], k.size[1], k.stride[0], k.stride[1], k.pad[0], k.pad[1], d[1], d[2], d[3],
+        HVT_POOLING_WINDOW);
+    l->is.pooling =
+        (hvt_pooling_desc){.mean = mean,
+                           .windows = true,
+                           .count_pad = !k.exclude_pad,
+                           .rows = {k.size[0], k.stride[0], k.pad[0],
+                                    windows_in(d[1], k.size[0], k.stride[0], k.pad[0], k.ceil_mode)},
+                           .columns = {k.size[1], k.stride[1], k.pad[1],
+                                       windows_in(d[2], k.size[1], k.stride[1], k.pad[1], k.ceil_mode)}};
+    return hvt__layer_end(m, l, l->is.pooling.rows.out, l->is.pooling.columns.out, d[3]);
+}
+
+hvt_value hvt_adaptive_pool(hvt_model *m, hvt_value x, hvt_pooling_kind kind, int h, int w)
+{
+    const bool mean = kind == HVT_POOL_MEAN;
+    hvt_layer *l = hvt__layer_begin(m, mean ? &hvt_layer_avgpool : &hvt_layer_maxpool, x, -1);
+
+    if (!l)
+        return -1;
+    const int *d = l->y.dim;
+
+    HVT_EXPECT(m, l, h > 0 && w > 0 && h <= HVT_MOST && w <= HVT_MOST,
+               "%dx%d windows; each number must be 1 to %d", h, w, HVT_MOST);
+    HVT_EXPECT(m, l,
+               h <= HVT_POOLING_WINDOW * d[1] && w <= HVT_POOLING_WINDOW * d[2] &&
+                   (int64_t)(1 + (h - 1) / d[1] + 1) * (1 + (w - 1) / d[2] + 1) <= HVT_POOLING_TAPS,
+               "%dx%d windows over %dx%dx%d: a pixel would be in more than %d", h, w, d[1], d[2], d[3],
+               HVT_POOLING_TAPS);
+    HVT_EXPECT(m, l, !too_many_taps(mean, (d[1] + h - 1) / h + 1, (d[2] + w - 1) / w + 1),
+               "%dx%d maxima over %dx%dx%d: a window may have %d pixels", h, w, d[1], d[2], d[3],
+               HVT_POOLING_TAPS);
+    l->is.pooling =
+        (hvt_pooling_desc){.mean = mean, .windows = true, .rows = {.out = h}, .columns = {.out = w}};
+    return hvt__layer_end(m, l, h, w, d[3]);
 }
 
 static hvt_status pooling_plan(hvt_model *m, hvt_layer *l)
 {
     const int *d = hvt__in(m, l, 0)->y.dim;
 
-    return m->dev->ops->pooling_plan(m->dev,
-                                     &(hvt_pooling_desc){.order = m->order,
-                                                         .type = l->y.dtype,
-                                                         .n = m->batch,
-                                                         .h = d[1],
-                                                         .w = d[2],
-                                                         .c = d[3],
-                                                         .size = l->arg[SIZE],
-                                                         .stride = l->arg[STRIDE],
-                                                         .pad = l->arg[PAD],
-                                                         .mean = l->ops == &hvt_layer_avgpool},
-                                     &l->op, &l->saved_bytes);
+    hvt_pooling_desc k = l->is.pooling;
+
+    if (!k.windows) {
+        k.size = l->size;
+        k.stride = l->stride;
+        k.pad = l->pad;
+        k.mean = l->ops == &hvt_layer_avgpool;
+    }
+    k.order = m->order;
+    k.type = l->y.dtype;
+    k.n = m->batch;
+    k.h = d[1];
+    k.w = d[2];
+    k.c = d[3];
+    return m->dev->ops->pooling.plan(m->dev, &k, &l->op, &l->saved_bytes);
 }
 
-static hvt_status pooling_forward(hvt_model *m, hvt_layer *l, bool train)
+static hvt_status pooling_forward(hvt_model *m, hvt_layer *l)
 {
-    (void)train;
-    return m->dev->ops->pooling_forward(l->op, m->real, hvt__in(m, l, 0)->y.data, l->y.data, l->saved);
+    return m->dev->ops->pooling.forward(l->op, m->real, hvt__in(m, l, 0)->y.data, l->y.data, l->saved);
 }
 
 static hvt_status pooling_backward(hvt_model *m, hvt_layer *l)
 {
-    return m->dev->ops->pooling_backward(l->op, m->real, l->saved, l->dy.data, hvt__in(m, l, 0)->dy.data,
+    return m->dev->ops->pooling.backward(l->op, m->real, l->saved, l->dy.data, hvt__in(m, l, 0)->dy.data,
                                          l->add[0]);
 }
 

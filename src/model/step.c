@@ -7,37 +7,26 @@
 #include "layers.h"
 
 #include <math.h>
-#include <string.h>
 
 hvt_status hvt__step_open(hvt_model *m)
 {
-    const hvt_step_state fresh = {.images = 1,
-                                  .loss_scale = 1,
-                                  .growth = 2,
-                                  .backoff = 0.5f,
-                                  .grad_scale = 1,
-                                  .fresh = 1,
-                                  .bad = UINT64_MAX,
-                                  .stop_bad = UINT64_MAX};
-    void *p;
+    const hvt_step_state first = {.images = 1, .growth = 2, .backoff = 0.5f, .grad_scale = 1};
 
-    HVT_TRY(m->dev->ops->alloc(m->dev, sizeof fresh, &p));
-    m->step = p;
+    HVT_TRY(m->dev->ops->memory.alloc(m->dev, sizeof first, (void **)&m->step));
     m->taken = (hvt_loss){0};
     m->first_scale = 1;
-    return hvt__model_set_state(m, &fresh);
+    HVT_TRY(hvt__model_set_state(m, &first));
+    return hvt__step_restart(m);
 }
 
 hvt_status hvt__model_state(hvt_model *m, hvt_step_state *ret_state)
 {
-    HVT_TRY(hvt_device_download(m->dev, ret_state, m->step, sizeof *ret_state));
-    return HVT_OK;
+    return hvt_device_download(m->dev, ret_state, m->step, sizeof *ret_state);
 }
 
 hvt_status hvt__model_set_state(hvt_model *m, const hvt_step_state *state)
 {
-    HVT_TRY(hvt_device_upload(m->dev, m->step, state, sizeof *state));
-    return HVT_OK;
+    return hvt_device_upload(m->dev, m->step, state, sizeof *state);
 }
 
 hvt_status hvt__step_restart(hvt_model *m)
@@ -54,17 +43,13 @@ hvt_status hvt__step_restart(hvt_model *m)
     return hvt__model_set_state(m, &s);
 }
 
-/* ---- a step ---- */
-
-hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr,
-                                 const float agreement[HVT__STEP_AGREEMENT])
+hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr, const float told[HVT__STEP_TOLD])
 {
     hvt_step_state step = {.images = (double)images, .lr = (float)lr};
 
-    if (agreement)
-        memcpy(step.agreement, agreement, sizeof step.agreement);
-    HVT_TRY(m->dev->ops->put(m->dev, m->step, &step, HVT__STEP_PUT));
-    return HVT_OK;
+    if (told)
+        memcpy(step.told, told, sizeof step.told);
+    return m->dev->ops->memory.put(m->dev, m->step, &step, HVT__STEP_PUT);
 }
 
 hvt_status hvt__model_end_step(hvt_model *m, const int *counts, int shards)
@@ -72,7 +57,7 @@ hvt_status hvt__model_end_step(hvt_model *m, const int *counts, int shards)
     const hvt_device_ops *ops = m->dev->ops;
 
     HVT_CHECK(m->batch && m->grads, E_ARG, "a step ended without a plan or a gradient arena");
-    HVT_TRY(ops->decide(m->dev, m->step, m->grads + m->step_stats_count - HVT__STEP_SUMS));
+    HVT_TRY(ops->step.decide(m->dev, m->step, m->grads + m->step_stats_count - HVT__STEP_SUMS));
     if (ops->host && m->step->stop)
         return HVT_OK;
     for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
@@ -82,14 +67,13 @@ hvt_status hvt__model_end_step(hvt_model *m, const int *counts, int shards)
     return HVT_OK;
 }
 
-/* The parameter whose span of the arenas contains element `at`. */
-static const char *owner(const hvt_model *m, uint64_t at)
+int hvt__model_owner(const hvt_model *m, uint64_t at)
 {
     int i = m->nparam_tensors - 1;
 
     while (i > 0 && m->param[i].offset > at)
         i--;
-    return m->param[i].name;
+    return i;
 }
 
 hvt_status hvt__model_stopped(const hvt_model *m, const hvt_step_state *s)
@@ -103,11 +87,12 @@ hvt_status hvt__model_stopped(const hvt_model *m, const hvt_step_state *s)
                         (long long)s->stop_step);
     if (s->stop == HVT_STOP_SCALE && s->interval)
         return HVT_FAIL(E_DIVERGED, "gradients are not finite at the minimum loss scale, %g: %s is the first",
-                        (double)(s->loss_scale * (float)m->batch), owner(m, s->stop_bad));
+                        (double)(s->loss_scale * (float)m->batch),
+                        m->param[hvt__model_owner(m, s->stop_bad)].name);
     if (s->stop == HVT_STOP_SCALE)
         return HVT_FAIL(E_DIVERGED,
                         "gradients are not finite in %d updates one after the other: %s is the first",
-                        s->skips_in_row, owner(m, s->stop_bad));
+                        s->skips_in_row, m->param[hvt__model_owner(m, s->stop_bad)].name);
     if (s->stop_step < s->steps)
         return HVT_FAIL(E_DIVERGED, "the loss is %g", loss);
     return HVT_FAIL(E_DIVERGED, "the loss is %g over the %lld images of this step", loss,

@@ -13,8 +13,6 @@
 #include "dist.h"
 #include "base_impl.h"
 
-#include <stdlib.h>
-
 int hvt__bucket_cut(size_t start, const size_t *end, int layers, size_t first_bytes, size_t bytes,
                     size_t *ret_end)
 {
@@ -33,111 +31,70 @@ int hvt__bucket_cut(size_t start, const size_t *end, int layers, size_t first_by
 
 size_t hvt__bucket_least = 1 << 20; /* a smaller piece would cost more to start than it hides */
 
-int hvt__bucket_split(size_t start, const size_t *end, int n, size_t bytes, size_t *ret_end)
+int hvt__bucket_split(size_t first, size_t end, size_t bytes, size_t *ret_end)
 {
     enum { UNIT = 16 }; /* floats: 64 bytes */
     size_t limit = bytes > hvt__bucket_least ? bytes : hvt__bucket_least;
-    int pieces = 0;
+    size_t count = end - first, held = count * sizeof(float);
+    bool whole = !bytes || bytes == HVT_BUCKET_ALL || held / 2 <= limit;
+    int parts = whole ? 1 : (int)((held + limit - 1) / limit);
 
-    for (int i = 0; i < n; i++) {
-        size_t count = end[i] - start, held = count * sizeof(float);
-        bool whole = !bytes || bytes == HVT_BUCKET_ALL || held / 2 <= limit;
-        size_t parts = whole ? 1 : (held + limit - 1) / limit;
-
-        for (size_t p = 1; p < parts; p++, pieces++)
-            if (ret_end)
-                ret_end[pieces] = (start + count / parts * p) / UNIT * UNIT;
-        if (ret_end)
-            ret_end[pieces] = end[i];
-        pieces++;
-        start = end[i];
-    }
-    return pieces;
-}
-
-/* The layer that owns a parameter. */
-static int owner(const hvt_model *m, int param)
-{
-    for (int l = 0; l < m->nlayer; l++)
-        for (int i = 0; i < HVT_LAYER_PARAMS; i++)
-            if (m->layer[l].param[i] == param)
-                return l;
-    return -1;
+    for (int p = 1; p < parts; p++)
+        ret_end[p - 1] = (first + count / (size_t)parts * (size_t)p) / UNIT * UNIT;
+    ret_end[parts - 1] = end;
+    return parts;
 }
 
 int hvt__layer_ends(const hvt_model *m, size_t *ret_end)
 {
-    int n = 0, last = -1;
+    int n = 0;
 
-    for (int i = 0; i < m->nparam_tensors; i++) {
-        int l = owner(m, i);
+    for (const hvt_layer *l = m->layer + m->nlayer - 1; l >= m->layer; l--) {
+        int first = m->ntrained;
 
-        if (i && l != last)
-            ret_end[n++] = m->param[i].offset;
-        last = l;
+        for (int i = 0; i < HVT_LAYER_PARAMS && l->shares < 0; i++)
+            first = l->param[i] >= 0 && l->param[i] < first ? l->param[i] : first;
+        if (first > 0 && first < m->ntrained)
+            ret_end[n++] = m->param[first].offset; /* where it begins, the one after it ends */
     }
-    ret_end[n++] = m->arena_count;
+    ret_end[n++] = m->grad_count;
     return n;
-}
-
-/* Where the first layer's bucket begins. */
-static size_t layers_start(const hvt_model *m, bool stats_alone)
-{
-    return !stats_alone ? 0 : m->nparam_tensors ? m->param[0].offset : m->arena_count;
-}
-
-static const char *first_tensor(const hvt_model *m, size_t first, size_t end)
-{
-    for (int i = 0; i < m->nparam_tensors; i++)
-        if (m->param[i].offset < end && m->param[i].offset + m->param[i].count > first)
-            return m->param[i].name;
-    return "step statistics";
-}
-
-/* Buckets that end at end[n], of which those are cut that hold too much for `bytes`. */
-static hvt_status lay(const hvt_model *m, const size_t *end, int n, size_t bytes, const hvt__codec *codec,
-                      bool stats_alone, hvt_bucket **ret_bucket, int *ret_count)
-{
-    size_t start = layers_start(m, stats_alone), *piece;
-    int pieces = hvt__bucket_split(start, end, n, bytes, NULL), count = 0;
-    hvt_bucket *bucket = calloc((size_t)pieces + 1, sizeof *bucket);
-
-    piece = malloc((size_t)pieces * sizeof *piece);
-    if (!bucket || !piece) {
-        free(bucket);
-        free(piece);
-        return HVT_FAIL(E_MEM, "no memory for a plan of %d buckets", pieces);
-    }
-    hvt__bucket_split(start, end, n, bytes, piece);
-    if (stats_alone)
-        bucket[count++] = (hvt_bucket){.end = m->step_stats_count, .codec = &hvt__codec_f32};
-    for (int i = 0; i < pieces && start < m->arena_count; start = piece[i++])
-        bucket[count++] = (hvt_bucket){.first = start, .end = piece[i], .codec = codec};
-    free(piece);
-    for (hvt_bucket *b = bucket; b < bucket + count; b++) {
-        b->tensor = first_tensor(m, b->first, b->end);
-        b->own_first = b->own_at = b->first;
-        b->own_end = b->end;
-    }
-    *ret_bucket = bucket;
-    *ret_count = count;
-    return HVT_OK;
 }
 
 hvt_status hvt__bucket_plan(const hvt_model *m, const hvt_distopt_opts *opts, const hvt__codec *codec,
                             bool stats_alone, hvt_bucket **ret_bucket, int *ret_count)
 {
-    size_t most = (size_t)m->nparam_tensors + 1, start = layers_start(m, stats_alone);
-    size_t *layer = malloc(most * sizeof *layer), *end = malloc(most * sizeof *end);
-    size_t bytes = opts->bucket_bytes;
-    int n;
+    size_t start = !stats_alone ? 0 : m->ntrained ? m->param[0].offset : m->grad_count;
+    size_t most = (size_t)m->ntrained + m->grad_count * sizeof(float) / hvt__bucket_least + 2;
+    size_t *layer = malloc(most * sizeof *layer), *piece = malloc(most * sizeof *piece), *bytes;
+    hvt_bucket *bucket = calloc(most, sizeof *bucket + sizeof *bytes);
+    int n, pieces = 0, count = 0;
     hvt_status s = HVT_OK;
 
-    HVT_CHECK_OR(done, layer && end, E_MEM, "no memory for a plan of %zu buckets", most);
-    n = hvt__bucket_cut(start, layer, hvt__layer_ends(m, layer), opts->first_bytes, bytes, end);
-    s = lay(m, end, n, codec->whole ? HVT_BUCKET_ALL : bytes, codec, stats_alone, ret_bucket, ret_count);
+    HVT_CHECK_OR(done, layer && piece && bucket, E_MEM, "no memory for a plan of %zu buckets", most);
+    n = hvt__bucket_cut(start, layer, hvt__layer_ends(m, layer), opts->first_bytes, opts->bucket_bytes,
+                        layer);
+    for (int i = 0; i < n; i++)
+        pieces += hvt__bucket_split(i ? layer[i - 1] : start, layer[i],
+                                    codec->whole ? HVT_BUCKET_ALL : opts->bucket_bytes, piece + pieces);
+    if (stats_alone)
+        bucket[count++] = (hvt_bucket){.end = m->step_stats_count, .codec = &hvt__codec_f32};
+    for (int i = 0; i < pieces && start < m->grad_count; start = piece[i++])
+        bucket[count++] = (hvt_bucket){.first = start, .end = piece[i], .codec = codec};
+    bytes = (size_t *)(bucket + count);
+    for (hvt_bucket *b = bucket; b < bucket + count; b++) {
+        b->tensor =
+            b->end > m->step_stats_count ? m->param[hvt__model_owner(m, b->first)].name : "step statistics";
+        b->own_first = b->own_at = b->first;
+        b->own_end = b->end;
+        bytes[b - bucket] = (b->end - b->first) * sizeof(float);
+    }
+    *ret_bucket = bucket;
+    *ret_count = count;
+    bucket = NULL;
 done:
     free(layer);
-    free(end);
+    free(piece);
+    free(bucket);
     return s;
 }

@@ -8,8 +8,6 @@
 #include "dist.h"
 #include "base_impl.h"
 
-/* ---- f32: as they are ---- */
-
 static void *span_f32(const hvt_distopt *d, const hvt_bucket *b, size_t *ret_count)
 {
     *ret_count = b->end - b->first;
@@ -18,22 +16,16 @@ static void *span_f32(const hvt_distopt *d, const hvt_bucket *b, size_t *ret_cou
 
 const hvt__codec hvt__codec_f32 = {.wire = HVT_F32, .span = span_f32};
 
-/* ---- 16 bits: element i of the arena travels as wire[i] ---- */
-
-static size_t bytes_cast(const hvt_distopt *d)
+static hvt_status open_cast(hvt_distopt *d)
 {
-    return (d->optim->m->arena_count * sizeof(uint16_t) + 63) / 64 * 64;
-}
-
-static void place_cast(hvt_distopt *d, void *at)
-{
-    d->codec_state = at;
+    d->coded_bytes = (d->optim->m->grad_count * sizeof(uint16_t) + 63) / 64 * 64;
+    return HVT_OK;
 }
 
 static void *span_cast(const hvt_distopt *d, const hvt_bucket *b, size_t *ret_count)
 {
     *ret_count = b->end - b->first;
-    return (uint16_t *)d->codec_state + b->first;
+    return (uint16_t *)d->coded + b->first;
 }
 
 /* To a mean, nearly; a scaled loss is one over a shard's images already. */
@@ -54,26 +46,25 @@ static hvt_status encode_cast(hvt_distopt *d, const hvt_bucket *b)
     size_t n;
     void *wire = span_cast(d, b, &n);
 
-    return dev->ops->cast(dev, n, d->wire_scale, d->grads + b->first, HVT_F32, wire, d->codec->wire);
+    return dev->ops->vector.cast(dev, n, d->wire_scale, d->grads + b->first, HVT_F32, wire, d->codec->wire);
 }
 
 static hvt_status decode_cast(hvt_distopt *d, size_t first, size_t n)
 {
     hvt_device *dev = d->optim->m->dev;
-    const uint16_t *wire = d->codec_state;
+    const uint16_t *wire = d->coded;
 
-    return dev->ops->cast(dev, n, 1 / d->wire_scale, wire + first, d->codec->wire, d->grads + first, HVT_F32);
+    return dev->ops->vector.cast(dev, n, 1 / d->wire_scale, wire + first, d->codec->wire, d->grads + first,
+                                 HVT_F32);
 }
 
 #define CAST(type)                                                                                           \
     {                                                                                                        \
-        .wire = type, .bytes = bytes_cast, .place = place_cast, .span = span_cast, .begin = begin_cast,      \
-        .encode = encode_cast, .decode = decode_cast                                                         \
+        .wire = type, .open = open_cast, .span = span_cast, .begin = begin_cast, .encode = encode_cast,      \
+        .decode = decode_cast                                                                                \
     }
 
 static const hvt__codec codec_f16 = CAST(HVT_F16), codec_bf16 = CAST(HVT_BF16);
-
-/* ---- the table ---- */
 
 hvt_status hvt__codec_pick(const hvt_optim *o, const hvt_distopt_opts *opts, const hvt__codec **ret_codec)
 {

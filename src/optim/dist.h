@@ -7,20 +7,17 @@
 
 enum { HVT__DIST_LEVELS = 31 /* partials: more than shards have bits */ };
 
-/* Who updates what, and when: way_replicated.c, way_sliced.c, way_fused.c. */
+/* Who updates what, and when: way.c. */
 typedef struct hvt__way {
-    int first; /* bucket that leaves as soon as its gradients are final; 1: the step statistics wait */
     /* The bucket is final on this rank: let it travel, in the codec's first or second round. */
     hvt_status (*post)(hvt_distopt *d, hvt_bucket *b);
-    /* All sums have come: tell the others what this rank alone has seen of them. NULL: every rank sees all.
-     */
-    hvt_status (*exchange_flags)(hvt_distopt *d);
-    /* The step was decided: update what has come and what still comes, until all ranks have all parameters.
-     */
-    hvt_status (*finish)(hvt_distopt *d);
+    /* The step was decided, and the bucket's sums are here. NULL: whoever waits for the last bucket has then
+     * updated all of them. */
+    hvt_status (*update)(hvt_distopt *d, hvt_bucket *b);
+    bool gathers; /* what the last update has posted has to come back, too */
 } hvt__way;
 
-extern const hvt__way hvt__way_replicated, hvt__way_sliced, hvt__way_sliced_flagged, hvt__way_fused;
+extern const hvt__way hvt__way_replicated, hvt__way_sliced, hvt__way_fused;
 
 /*
  * How gradients travel: codec.c, powersgd.c. A step encodes a bucket, lets what span() names be summed, and
@@ -33,10 +30,8 @@ typedef struct hvt__codec {
 
     /* life */
     hvt_status (*check)(const hvt_optim *o, const hvt_distopt_opts *opts);
-    hvt_status (*open)(hvt_distopt *d); /* what fails is left to close */
+    hvt_status (*open)(hvt_distopt *d); /* what fails is left to close; sets coded_bytes */
     void (*close)(hvt_distopt *d);
-    size_t (*bytes)(const hvt_distopt *d); /* of the comm's memory */
-    void (*place)(hvt_distopt *d, void *at);
 
     /* a step */
     hvt_status (*begin)(hvt_distopt *d, int64_t images);
@@ -58,41 +53,45 @@ extern const hvt__codec hvt__codec_f32, hvt__codec_powersgd;
 struct hvt_distopt {
     hvt_optim *optim; /* borrowed */
     hvt_comm *comm;   /* borrowed */
+    hvt_world *world; /* the comm's */
+    int rank, ranks;
     hvt_distopt_opts opts;
     const hvt__way *way;
     const hvt__codec *codec;
     void *codec_state;
+    size_t coded_bytes; /* of the comm's memory that the codec takes */
     bool needs_all; /* the decision about a step needs every sum: one may not be finite though the loss is */
     bool stats_alone; /* in the first bucket: step statistics are always all-reduced as f32 */
 
     hvt_bucket *bucket; /* [nbucket] */
     int nbucket;
-    size_t *bucket_bytes;
 
     /* in the comm's memory, one block */
     float *grads; /* the model's gradient arena */
+    void *coded;  /* the codec's */
     float *flags; /* step statistics and a flag of every rank; NULL: none travel. See nonfinite.c */
 
     float *partial[HVT__DIST_LEVELS]; /* device memory, an arena each; NULL past the highest in use */
-    float *params;         /* one block for a node's ranks; NULL: the model's are this rank's own */
-    float *v;              /* state, one block for all ranks; NULL: this rank's own */
-    const float **g, **at; /* [ranks] a slice of the gradients of each */
+    float *params;   /* one block for a node's ranks; NULL: the model's are this rank's own */
+    float *v;        /* state, one block for all ranks; NULL: this rank's own */
+    const float **g; /* [ranks] a slice of the gradients of each */
 
     int shards;
-    int *counts; /* [shards] images of the step under way */
-    double lr;   /* its learning rate */
+    int *counts;          /* [shards] images of the step under way */
+    double lr;            /* its learning rate */
+    bool vote[HVT_VOTES]; /* of this rank, in each step from the next one on */
 
     /* where the step stands */
     bool begun;
-    bool decided;     /* sums that come are to be applied, not passed over; see way_fused.c */
+    bool decided;     /* sums that come are to be applied, not passed over; see way.c */
     float wire_scale; /* a power of two: 16-bit wires carry gradients times it */
     int pass;         /* local shards done */
     size_t mark;
     int launched, arrived; /* buckets sent, and waited for */
 
     double exposed;
-    double updating;          /* seconds of the wait under way that updates took */
-    int64_t skipped, stopped; /* as of the last check */
+    double updating;                            /* seconds of the wait under way that updates took */
+    int64_t skipped, stopped, votes[HVT_VOTES]; /* as of the last check */
     double loss_scale;
 };
 
@@ -100,9 +99,9 @@ struct hvt_distopt {
 
 void hvt__distopt_drop(hvt_distopt *d); /* the step that was begun: nothing of it is under way any more */
 void hvt__phase_begin(const hvt_distopt *d, hvt__phase phase, const hvt_bucket *b);
-hvt_status hvt__await(hvt_distopt *d, const hvt_bucket *b); /* what was posted of it last */
-/* The next bucket's sums, or this rank's slice of them, are in the gradient arena: are they finite? */
-hvt_status hvt__receive(hvt_distopt *d);
+/* Wait for what was posted of a bucket last. decodes: these are its sums; let them, or this rank's slice of
+ * them, come into the gradient arena, and look whether they are finite. */
+hvt_status hvt__await(hvt_distopt *d, const hvt_bucket *b, bool decodes);
 
 /* ---- codec.c ---- */
 
@@ -117,7 +116,6 @@ hvt_status hvt__slices_open(hvt_distopt *d);
 void hvt__slices_close(hvt_distopt *d, bool give_back);
 /* The same over these buckets, which are not d's yet. Collective, between steps. */
 hvt_status hvt__slices_replan(hvt_distopt *d, hvt_bucket *bucket, int n);
-size_t hvt__slices_state(const hvt_distopt *d); /* floats of state on this rank, its part of shared ones */
 /* Parameters and state of root to all; all of the state to root (-1: to every rank); forget what that left in
  * o->whole. The first two are collective; between steps. */
 hvt_status hvt__slices_broadcast(hvt_distopt *d, int root);

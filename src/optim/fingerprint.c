@@ -9,21 +9,18 @@
 #include "world/items.h"
 #include "config.h"
 
-#include <stdio.h>
-
-static void add_optimizer(hvt__items *l, const hvt_optim *o)
+static void add_options(hvt__items *l, const hvt_distopt *d)
 {
-    hvt__items_add(l, "optimizer\t%s", o->ops->name);
-    hvt__items_add(l, "momentum\t%.9g", (double)o->opts.momentum);
-    hvt__items_add(l, "dampening\t%.9g", (double)o->opts.dampening);
-    hvt__items_add(l, "weight decay\t%.9g", (double)o->opts.weight_decay);
-    hvt__items_add(l, "nesterov\t%s", o->opts.nesterov ? "on" : "off");
-    hvt__items_add(l, "no decay\tnorm %s, bias %s", o->opts.no_decay_norm ? "yes" : "no",
-                   o->opts.no_decay_bias ? "yes" : "no");
-}
+    const hvt_distopt_opts *opts = &d->opts;
+    const hvt_optim_opts *sgd = &d->optim->opts;
 
-static void add_exchange(hvt__items *l, const hvt_distopt_opts *opts, hvt_dtype activations)
-{
+    hvt__items_add(l, "momentum\t%.9g", (double)sgd->momentum);
+    hvt__items_add(l, "dampening\t%.9g", (double)sgd->dampening);
+    hvt__items_add(l, "weight decay\t%.9g", (double)sgd->weight_decay);
+    hvt__items_add(l, "nesterov\t%s", sgd->nesterov ? "on" : "off");
+    hvt__items_add(l, "no decay\tnorm %s, bias %s", sgd->no_decay_norm ? "yes" : "no",
+                   sgd->no_decay_bias ? "yes" : "no");
+    hvt__items_add(l, "frozen\t%s", d->optim->m->freeze ? d->optim->m->freeze : "none");
     hvt__items_add(l, "shards per rank\t%d", opts->local_shards);
     if (opts->powersgd) {
         hvt__items_add(l, "wire\tpowersgd:%d", opts->powersgd);
@@ -32,12 +29,12 @@ static void add_exchange(hvt__items *l, const hvt_distopt_opts *opts, hvt_dtype 
         hvt__items_add(l, "wire\t%s", hvt_dtype_name(opts->wire));
     }
     hvt__items_add(l, "update\t%s", opts->update == HVT_UPDATE_SHARDED ? "sharded" : "replicated");
-    hvt__items_add(l, "activations\t%s", hvt_dtype_name(activations));
+    hvt__items_add(l, "activations\t%s", hvt_dtype_name(d->optim->m->type));
     hvt__items_add(l, "loss scale\t%.17g, at least %.17g, doubled after %d", opts->scaling.scale,
                    opts->scaling.floor, opts->scaling.interval);
     hvt__items_add(l, "bucket bytes\t%zu", opts->bucket_bytes);
     hvt__items_add(l, "first bucket's bytes\t%zu", opts->first_bytes);
-    hvt__items_add(l, "updates between replica checks\t%d", opts->replica_check);
+    hvt__items_add(l, "updates between replica checks\t%d", opts->check_replicas);
 }
 
 static void add_tensors(hvt__items *l, const hvt_model *m)
@@ -65,12 +62,11 @@ hvt_status hvt__distopt_agree(const hvt_distopt *d, const hvt_item *items, int n
     hvt__items_add(&all, "device\t%s, %s", hvt_device_name(m->dev), hvt_device_isa(m->dev));
     for (int i = 0; i < n; i++)
         hvt__items_add(&all, "%s\t%s", items[i].name, items[i].value);
-    add_optimizer(&all, d->optim);
-    add_exchange(&all, &d->opts, m->type);
+    add_options(&all, d);
     add_tensors(&all, m);
     for (int i = 0; i < d->nbucket; i++)
         plan = hvt__hash(plan, &d->bucket[i].end, sizeof d->bucket[i].end);
     hvt__items_add(&all, "buckets\t%d over %zu floats, step statistics %zu, ends' hash %016llx", d->nbucket,
-                   m->arena_count, m->step_stats_count, (unsigned long long)plan);
-    return hvt__items_compare(&all, hvt_comm_world(d->comm));
+                   m->grad_count, m->step_stats_count, (unsigned long long)plan);
+    return hvt__items_compare(&all, d->world);
 }

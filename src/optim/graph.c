@@ -7,9 +7,6 @@
  */
 #include "dist.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 struct hvt_graph {
     hvt_op *op;
     hvt_device *dev;      /* borrowed */
@@ -23,7 +20,7 @@ const char *hvt_distopt_uncapturable(const hvt_distopt *d)
     if (!d)
         return "there is no distributed optimizer";
     dev = d->optim->m->dev;
-    if (!dev->ops->capture_begin)
+    if (!dev->ops->queue.capture_begin)
         return "this device runs what it is given at once";
     if (!(hvt_comm_can(d->comm) & HVT_COMM_CAPTURABLE))
         return "the host has a part in this exchange";
@@ -42,45 +39,37 @@ hvt_status hvt_distopt_capture(hvt_distopt *d)
     HVT_CHECK(!why, E_UNSUPPORTED, "steps cannot be captured: %s", why);
     HVT_CHECK(d->begun && !d->pass && !d->mark, E_ARG, "a capture begins right after hvt_distopt_begin()");
     HVT_TRY(hvt__model_refresh(d->optim->m));
-    HVT_TRY(dev->ops->capture_begin(dev));
-    return HVT_OK;
-}
-
-static hvt_status end(hvt_distopt *d, hvt_op *op, hvt_graph **ret_graph)
-{
-    hvt_graph *g;
-
-    HVT_CHECK(!d->begun, E_ARG, "a capture ends after hvt_distopt_step()");
-    g = malloc(sizeof *g + (size_t)d->shards * sizeof *g->counts);
-    HVT_CHECK(g, E_MEM, "no memory for a captured step of %d shards", d->shards);
-    *g = (hvt_graph){.op = op, .dev = d->optim->m->dev, .shards = d->shards};
-    hvt__use(&g->dev->users, HVT__USER_GRAPH, 1);
-    memcpy(g->counts, d->counts, (size_t)d->shards * sizeof *g->counts);
-    *ret_graph = g;
-    return d->optim->m->dev->ops->graph_launch(op);
+    return dev->ops->queue.capture_begin(dev);
 }
 
 hvt_status hvt_distopt_capture_end(hvt_distopt *d, hvt_graph **ret_graph)
 {
     hvt_device *dev;
     hvt_op *op = NULL;
+    hvt_graph *g;
+    size_t bytes;
     hvt_status s;
 
     HVT_GIVEN(d, "a distributed optimizer");
     dev = d->optim->m->dev;
-    HVT_CHECK(dev->ops->capture_begin, E_UNSUPPORTED, "steps cannot be captured: %s",
+    HVT_CHECK(dev->ops->queue.capture_begin, E_UNSUPPORTED, "steps cannot be captured: %s",
               hvt_distopt_uncapturable(d));
-    s = dev->ops->capture_end(dev, &op);
-    if (!ret_graph) { /* none of the step's operations ran */
-        hvt__op_free(op);
-        if (d->begun)
-            hvt__distopt_drop(d);
-        return s;
-    }
-    HVT_TRY(s);
-    s = end(d, op, ret_graph);
-    if (s != HVT_OK && !*ret_graph)
-        hvt__op_free(op);
+    s = dev->ops->queue.capture_end(dev, &op);
+    if (!ret_graph && d->begun) /* none of the step's operations ran */
+        hvt__distopt_drop(d);
+    if (!ret_graph || s != HVT_OK)
+        goto fail;
+    HVT_CHECK_OR(fail, !d->begun, E_ARG, "a capture ends after hvt_distopt_step()");
+    bytes = (size_t)d->shards * sizeof *g->counts;
+    g = malloc(sizeof *g + bytes);
+    HVT_CHECK_OR(fail, g, E_MEM, "no memory for a captured step of %d shards", d->shards);
+    *g = (hvt_graph){.op = op, .dev = dev, .shards = d->shards};
+    memcpy(g->counts, d->counts, bytes);
+    hvt__use(&dev->users, HVT__USER_GRAPH, 1);
+    *ret_graph = g;
+    return dev->ops->queue.graph_launch(op);
+fail:
+    hvt__op_free(op);
     return s;
 }
 
@@ -97,7 +86,7 @@ hvt_status hvt_distopt_replay(hvt_distopt *d, hvt_graph *g)
               E_ARG, "shards of other sizes than when the step was captured");
     HVT_TRY(hvt__model_refresh(m));
     hvt__trace_begin(HVT__LAUNCH, -1);
-    HVT_TRY(hvt__traced(m->dev->ops->graph_launch(g->op)));
+    HVT_TRY(hvt__traced(m->dev->ops->queue.graph_launch(g->op)));
     m->tracked++;
     m->backward_pending = false;
     hvt__model_updated(m);

@@ -8,28 +8,11 @@
  */
 #include "dist.h"
 
-#include <string.h>
-
-static int ranks_of(const hvt_distopt *d)
-{
-    return hvt_world_size(hvt_comm_world(d->comm));
-}
-
 size_t hvt__flags_bytes(const hvt_distopt *d)
 {
     if (!d->needs_all || d->opts.update != HVT_UPDATE_SHARDED)
         return 0;
-    return (d->optim->m->step_stats_count + (size_t)ranks_of(d)) * sizeof *d->flags;
-}
-
-/* The parameter that arena element `at` belongs to, counted from 1. */
-static int param_of(const hvt_model *m, uint64_t at)
-{
-    int i = m->nparam_tensors - 1;
-
-    while (i > 0 && m->param[i].offset > at)
-        i--;
-    return i + 1;
+    return (d->optim->m->step_stats_count + (size_t)d->ranks) * sizeof *d->flags;
 }
 
 static hvt_status post(hvt_distopt *d)
@@ -38,10 +21,10 @@ static hvt_status post(hvt_distopt *d)
     float *flag = d->flags + m->step_stats_count;
 
     memcpy(d->flags, d->grads, m->step_stats_count * sizeof *d->flags);
-    memset(flag, 0, (size_t)ranks_of(d) * sizeof *flag);
+    memset(flag, 0, (size_t)d->ranks * sizeof *flag);
     if (m->step->bad != UINT64_MAX)
-        flag[hvt_world_rank(hvt_comm_world(d->comm))] = (float)param_of(m, m->step->bad);
-    return hvt_comm_allreduce(d->comm, d->flags, m->step_stats_count + (size_t)ranks_of(d), HVT_F32,
+        flag[d->rank] = (float)(hvt__model_owner(m, m->step->bad) + 1);
+    return hvt_comm_allreduce(d->comm, d->flags, m->step_stats_count + (size_t)d->ranks, HVT_F32,
                               &d->bucket[0].ticket);
 }
 
@@ -51,7 +34,7 @@ static uint64_t least_bad(const hvt_distopt *d)
     const hvt_model *m = d->optim->m;
     int first = 0;
 
-    for (int r = 0; r < ranks_of(d); r++) {
+    for (int r = 0; r < d->ranks; r++) {
         int flag = (int)d->flags[m->step_stats_count + (size_t)r];
 
         first = flag && (!first || flag < first) ? flag : first;
@@ -65,7 +48,7 @@ hvt_status hvt__flags_exchange(hvt_distopt *d)
 
     hvt__phase_begin(d, HVT__LAUNCH, d->bucket);
     HVT_TRY(hvt__traced(post(d)));
-    HVT_TRY(hvt__await(d, d->bucket));
+    HVT_TRY(hvt__await(d, d->bucket, false));
     memcpy(d->grads, d->flags, m->step_stats_count * sizeof *d->grads);
     m->step->bad = least_bad(d);
     return HVT_OK;

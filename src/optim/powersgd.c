@@ -28,8 +28,6 @@
 #include "hvt/collective.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { UNIT = 16 /* floats: 64 bytes */ };
 
@@ -43,10 +41,9 @@ typedef struct tensor {
 typedef struct factors {
     hvt__powersgd_state saved; /* what checkpoints see */
     int n;
-    tensor *t; /* [n] in the arena's order */
-    size_t a_count, b_count;
-    float *a, *b;   /* in the comm's memory */
-    float *q;       /* [b_count] what this step's P is made with */
+    tensor *t;      /* [n + 1] in the arena's order; the last one is the end */
+    size_t a_count; /* of b: saved.q_count */
+    float *q;       /* [saved.q_count] what this step's P is made with */
     double *column; /* [largest k] */
 
     float *residual;       /* device memory, an arena: what factors did not carry */
@@ -60,7 +57,16 @@ static factors *of(const hvt_distopt *d)
     return d->codec_state;
 }
 
-/* ---- life ------------------------------------------------------------------------------------------ */
+/* In the comm's memory. */
+static float *a_of(const hvt_distopt *d)
+{
+    return d->coded;
+}
+
+static float *b_of(const hvt_distopt *d)
+{
+    return a_of(d) + of(d)->a_count;
+}
 
 static void draw_column(const hvt_distopt *d, const tensor *t, int column)
 {
@@ -80,40 +86,41 @@ static void draw(const hvt_distopt *d)
             draw_column(d, &w->t[i], c);
 }
 
-/* Factors of rank r, where these are fewer numbers. */
-static bool shrinks(const hvt_param *p, int r, int *ret_k, int *ret_m)
-{
-    int64_t k = p->dim[0], m = p->ndim > 1 && k ? (int64_t)p->elements / k : 0;
-
-    *ret_k = (int)k;
-    *ret_m = (int)m;
-    return p->op && p->ndim > 1 && (k + m) * r < k * m;
-}
-
 static size_t whole_units(size_t count)
 {
     return (count + UNIT - 1) / UNIT * UNIT;
 }
 
-static void lay(factors *w, const hvt_model *m, int r)
+/* Does a tensor lie as a matrix, with filters padded to whole panels if at all? The blocks of a convolution
+ * in narrow groups have padding between the groups, too. */
+static bool is_matrix(const hvt_param *p)
+{
+    const size_t rows = (size_t)p->dim[0], columns = p->elements / rows;
+
+    return p->op && p->ndim > 1 && (p->count == p->elements || p->count == (rows + 31) / 32 * 32 * columns);
+}
+
+/* Factors, where these are fewer numbers. */
+static void lay(factors *w, const hvt_model *m)
 {
     for (int i = 0; i < w->n; i++) {
         const hvt_param *p = &m->param[i];
+        const int64_t r = w->saved.r, rows = p->dim[0];
+        const int64_t columns = p->ndim > 1 && rows ? (int64_t)p->elements / rows : 0;
+        bool shrinks = is_matrix(p) && (rows + columns) * r < rows * columns;
         tensor *t = &w->t[i];
 
-        *t = (tensor){.first = p->offset, .count = p->count, .a_at = w->a_count, .b_at = w->b_count};
+        *t = (tensor){.first = p->offset, .count = p->count, .a_at = w->a_count, .b_at = w->saved.q_count};
+        w->a_count += whole_units(shrinks ? (size_t)(rows * r) : p->count);
+        if (!shrinks)
+            continue;
+        t->k = (int)rows;
+        t->m = (int)columns;
         t->name = hvt__hash_text(hvt__hash_text(HVT_HASH_INIT, "powersgd."), p->name);
-        if (shrinks(p, r, &t->k, &t->m)) {
-            w->saved.tensor[w->saved.n++] =
-                (hvt__powersgd_tensor){i, t->m, w->b_count, w->saved.residual_count};
-            w->saved.residual_count += p->count;
-            w->a_count += whole_units((size_t)t->k * (size_t)r);
-            w->b_count += whole_units((size_t)t->m * (size_t)r);
-        } else {
-            t->m = 0;
-            w->a_count += whole_units(p->count);
-        }
+        w->saved.tensor[w->saved.n++] = (hvt__powersgd_tensor){i, t->m, t->b_at};
+        w->saved.q_count += whole_units((size_t)(columns * r));
     }
+    w->t[w->n] = (tensor){.first = m->grad_count, .a_at = w->a_count, .b_at = w->saved.q_count};
 }
 
 static hvt_status check(const hvt_optim *o, const hvt_distopt_opts *opts)
@@ -122,8 +129,8 @@ static hvt_status check(const hvt_optim *o, const hvt_distopt_opts *opts)
               opts->powersgd);
     HVT_CHECK(opts->wire == HVT_F32, E_ARG, "PowerSGD's factors travel as f32, not as %s",
               hvt_dtype_name(opts->wire));
-    HVT_CHECK(o->m->dev->ops->factor_p, E_UNSUPPORTED, "PowerSGD is for devices of the host, not %s",
-              o->m->dev->ops->name);
+    HVT_CHECK(o->m->dev->ops->host_only.factor_p, E_UNSUPPORTED,
+              "PowerSGD is for devices of the host, not %s", o->m->dev->ops->name);
     HVT_CHECK(opts->update != HVT_UPDATE_SHARDED, E_ARG,
               "PowerSGD needs a replicated update: factors cannot be cut into slices of gradients");
     return HVT_OK;
@@ -133,38 +140,26 @@ static hvt_status open(hvt_distopt *d)
 {
     hvt_model *m = d->optim->m;
     factors *w = calloc(1, sizeof *w);
-    int n = m->nparam_tensors, r = d->opts.powersgd, most = 1;
+    int n = m->ntrained, most = 1;
 
     HVT_CHECK(w, E_MEM, "no memory for factors of %d tensors", n);
     d->codec_state = w;
-    w->inits = m->inits;
-    w->n = n;
-    w->saved.r = r;
+    *w = (factors){.saved.r = d->opts.powersgd, .n = n, .inits = m->inits};
     w->t = calloc((size_t)n + 1, sizeof *w->t);
     w->saved.tensor = calloc((size_t)n + 1, sizeof *w->saved.tensor);
     HVT_CHECK(w->t && w->saved.tensor, E_MEM, "no memory for factors of %d tensors", n);
-    lay(w, m, r);
-    w->saved.q_count = w->b_count;
+    lay(w, m);
+    w->saved.residual_count = m->grad_count;
     for (int i = 0; i < n; i++)
-        most = w->t[i].m && w->t[i].k > most ? w->t[i].k : most;
+        most = w->t[i].k > most ? w->t[i].k : most;
     w->column = malloc((size_t)most * sizeof *w->column);
     HVT_CHECK(w->column, E_MEM, "no memory for a factor of %d numbers", most);
-    HVT_TRY(m->dev->ops->alloc(m->dev, (w->b_count + 1) * sizeof *w->q, (void **)&w->q));
+    HVT_TRY(m->dev->ops->memory.alloc(m->dev, (w->saved.q_count + 1) * sizeof *w->q, (void **)&w->q));
+    d->coded_bytes = (w->a_count + w->saved.q_count) * sizeof(float);
     draw(d);
     w->saved.in_use = w->q;
     d->optim->powersgd = &w->saved;
-    return m->dev->ops->alloc(m->dev, m->arena_count * sizeof *w->residual, (void **)&w->residual);
-}
-
-static size_t bytes(const hvt_distopt *d)
-{
-    return (of(d)->a_count + of(d)->b_count) * sizeof(float);
-}
-
-static void place(hvt_distopt *d, void *at)
-{
-    of(d)->a = at;
-    of(d)->b = of(d)->a + of(d)->a_count;
+    return m->dev->ops->memory.alloc(m->dev, m->grad_count * sizeof *w->residual, (void **)&w->residual);
 }
 
 static void forget(factors *w)
@@ -183,16 +178,14 @@ static void close(hvt_distopt *d)
     if (!w)
         return;
     d->optim->powersgd = NULL;
-    d->optim->m->dev->ops->release(d->optim->m->dev, w->q);
-    d->optim->m->dev->ops->release(d->optim->m->dev, w->residual);
+    d->optim->m->dev->ops->memory.release(d->optim->m->dev, w->q);
+    d->optim->m->dev->ops->memory.release(d->optim->m->dev, w->residual);
     forget(w);
     free(w->saved.tensor);
     free(w->column);
     free(w->t);
     free(w);
 }
-
-/* ---- a step ---------------------------------------------------------------------------------------- */
 
 static void drop(hvt_distopt *d)
 {
@@ -211,11 +204,11 @@ static hvt_status scale_residual(hvt_distopt *d, int64_t images)
     w->residual_scale = scale;
     w->skipped = m->step->skipped;
     if (dropped)
-        return ops->zero(m->dev, w->residual, m->arena_count * sizeof *w->residual);
+        return ops->memory.zero(m->dev, w->residual, m->grad_count * sizeof *w->residual);
     if (scale == before)
         return HVT_OK;
-    return ops->cast(m->dev, m->arena_count, (float)(scale / before), w->residual, HVT_F32, w->residual,
-                     HVT_F32);
+    return ops->vector.cast(m->dev, m->grad_count, (float)(scale / before), w->residual, HVT_F32, w->residual,
+                            HVT_F32);
 }
 
 static hvt_status begin(hvt_distopt *d, int64_t images)
@@ -237,12 +230,11 @@ static hvt_status begin(hvt_distopt *d, int64_t images)
 /* Tensors of the arena's span [first, end), which holds whole ones. */
 static const tensor *tensors_of(const factors *w, size_t first, size_t end, const tensor **ret_end)
 {
-    const tensor *t = w->t, *last = w->t + w->n;
+    const tensor *t = w->t;
 
-    while (t < last && t->first < first)
+    while (t->first < first)
         t++;
-    *ret_end = t;
-    while (*ret_end < last && (*ret_end)->first < end)
+    for (*ret_end = t; (*ret_end)->first < end;)
         ++*ret_end;
     return t;
 }
@@ -250,15 +242,10 @@ static const tensor *tensors_of(const factors *w, size_t first, size_t end, cons
 static void *span(const hvt_distopt *d, const hvt_bucket *b, size_t *ret_count)
 {
     const factors *w = of(d);
-    const tensor *end, *t = tensors_of(w, b->first, b->end, &end), *last = w->t + w->n;
-    size_t first = b->second ? w->b_count : w->a_count, stop = first;
+    const tensor *end, *t = tensors_of(w, b->first, b->end, &end);
 
-    if (t < last)
-        first = b->second ? t->b_at : t->a_at;
-    if (end < last)
-        stop = b->second ? end->b_at : end->a_at;
-    *ret_count = stop - first;
-    return (b->second ? w->b : w->a) + first;
+    *ret_count = b->second ? end->b_at - t->b_at : end->a_at - t->a_at;
+    return b->second ? b_of(d) + t->b_at : a_of(d) + t->a_at;
 }
 
 static hvt_factor_args factors_of(const hvt_distopt *d, const tensor *t, float *q)
@@ -268,26 +255,39 @@ static hvt_factor_args factors_of(const hvt_distopt *d, const tensor *t, float *
                              .r = d->opts.powersgd,
                              .g = d->grads + t->first,
                              .e = of(d)->residual + t->first,
-                             .p = of(d)->a + t->a_at,
+                             .p = a_of(d) + t->a_at,
                              .q = q + t->b_at,
-                             .share = 1 / (float)hvt_world_size(hvt_comm_world(d->comm))};
+                             .share = 1 / (float)d->ranks};
 }
 
-static hvt_status encode(hvt_distopt *d, const hvt_bucket *b)
+/* What the device does with tensors that travel as factors; others go to `a`, or back to the arena. */
+static hvt_status work_through(hvt_distopt *d, size_t first, size_t stop, float *q, bool back,
+                               hvt_status (*work)(hvt_device *dev, const hvt_factor_args *a))
 {
     const factors *w = of(d);
     hvt_device *dev = d->optim->m->dev;
     const tensor *end;
 
-    for (const tensor *t = tensors_of(w, b->first, b->end, &end); t < end; t++) {
-        hvt_factor_args a = factors_of(d, t, w->q);
+    for (const tensor *t = tensors_of(w, first, stop, &end); t < end; t++) {
+        hvt_factor_args args = factors_of(d, t, q);
+        float *a = a_of(d) + t->a_at, *g = d->grads + t->first;
 
         if (t->m)
-            HVT_TRY(dev->ops->factor_p(dev, &a));
+            HVT_TRY(work(dev, &args));
         else
-            HVT_TRY(dev->ops->copy(dev, w->a + t->a_at, d->grads + t->first, t->count * sizeof *w->a));
+            HVT_TRY(dev->ops->memory.copy(dev, back ? g : a, back ? a : g, t->count * sizeof *g));
     }
     return HVT_OK;
+}
+
+static hvt_status encode(hvt_distopt *d, const hvt_bucket *b)
+{
+    return work_through(d, b->first, b->end, of(d)->q, false, d->optim->m->dev->ops->host_only.factor_p);
+}
+
+static hvt_status decode(hvt_distopt *d, size_t first, size_t n)
+{
+    return work_through(d, first, first + n, b_of(d), true, d->optim->m->dev->ops->host_only.factor_join);
 }
 
 /* In eight sums, which do not wait for one another. */
@@ -350,30 +350,12 @@ static hvt_status second(hvt_distopt *d, const hvt_bucket *b)
     const tensor *end;
 
     for (const tensor *t = tensors_of(w, b->first, b->end, &end); t < end; t++) {
-        hvt_factor_args a = factors_of(d, t, w->b);
+        hvt_factor_args a = factors_of(d, t, b_of(d));
 
         if (!t->m)
             continue;
         orthonormalise(a.p, t->k, a.r, w->column);
-        HVT_TRY(dev->ops->factor_q(dev, &a));
-    }
-    return HVT_OK;
-}
-
-/* Into the arena, where it came from. */
-static hvt_status decode(hvt_distopt *d, size_t first, size_t n)
-{
-    const factors *w = of(d);
-    hvt_device *dev = d->optim->m->dev;
-    const tensor *end;
-
-    for (const tensor *t = tensors_of(w, first, first + n, &end); t < end; t++) {
-        hvt_factor_args a = factors_of(d, t, w->b);
-
-        if (t->m)
-            HVT_TRY(dev->ops->factor_join(dev, &a));
-        else
-            HVT_TRY(dev->ops->copy(dev, d->grads + t->first, w->a + t->a_at, t->count * sizeof *w->a));
+        HVT_TRY(dev->ops->host_only.factor_q(dev, &a));
     }
     return HVT_OK;
 }
@@ -382,7 +364,8 @@ static hvt_status decode(hvt_distopt *d, size_t first, size_t n)
 static void end(hvt_distopt *d)
 {
     HVT_FLOATS;
-    factors *w = of(d);
+    const factors *w = of(d);
+    const float *b = b_of(d);
 
     if (d->optim->m->step->skipped != w->skipped)
         return;
@@ -392,28 +375,13 @@ static void end(hvt_distopt *d)
             double sum = 0, scale;
 
             for (int j = 0; j < t->m; j++)
-                sum += (double)w->b[at + j] * w->b[at + j];
+                sum += (double)b[at + j] * b[at + j];
             if (sum == 0)
                 draw_column(d, t, c);
             scale = 1 / sqrt(sum);
             for (int j = 0; j < t->m && sum != 0; j++)
-                w->q[at + j] = (float)(w->b[at + j] * scale);
+                w->q[at + j] = (float)(b[at + j] * scale);
         }
-}
-
-/* ---- to be saved, and loaded ----------------------------------------------------------------------- */
-
-/* One number after the other, without what lies between tensors; into: out of them. */
-static void pack(const hvt_distopt *d, float *residual, bool into)
-{
-    const hvt__powersgd_state *saved = &of(d)->saved;
-
-    for (const hvt__powersgd_tensor *f = saved->tensor; f < saved->tensor + saved->n; f++) {
-        const hvt_param *p = &d->optim->m->param[f->param];
-        float *there = of(d)->residual + p->offset, *here = residual + f->residual_at;
-
-        memcpy(into ? there : here, into ? here : there, p->count * sizeof *residual);
-    }
 }
 
 hvt_status hvt__powersgd_state_alloc(hvt__powersgd_state *saved, int ranks)
@@ -431,98 +399,53 @@ hvt_status hvt__powersgd_state_alloc(hvt__powersgd_state *saved, int ranks)
     return HVT_OK;
 }
 
-static hvt_status gather_residuals(hvt_distopt *d, int root, float *mine, const size_t *counts)
-{
-    hvt__powersgd_state *saved = &of(d)->saved;
-    hvt_ticket t = 0;
-
-    pack(d, mine, false);
-    if (root < 0)
-        HVT_TRY(hvt_allgather(d->comm, mine, saved->residual_count, saved->residual, counts, HVT_F32, &t));
-    else
-        HVT_TRY(hvt_gather(d->comm, mine, saved->residual_count, saved->residual, counts, HVT_F32, root, &t));
-    return hvt_comm_wait(d->comm, t);
-}
-
-/* A part of each rank, in one's own and in all of them. */
-static hvt_status make_room(const hvt_distopt *d, float **ret_mine, size_t **ret_counts)
-{
-    int ranks = hvt_world_size(hvt_comm_world(d->comm));
-    size_t count = of(d)->saved.residual_count;
-
-    *ret_mine = calloc(count + 1, sizeof **ret_mine);
-    *ret_counts = calloc((size_t)ranks, sizeof **ret_counts);
-    HVT_CHECK(*ret_mine && *ret_counts, E_MEM, "no memory for a residual (%zu bytes)",
-              count * sizeof **ret_mine);
-    for (int i = 0; i < ranks; i++)
-        (*ret_counts)[i] = count;
-    return HVT_OK;
-}
-
 static hvt_status gather(hvt_distopt *d, int root)
 {
-    hvt_world *world = hvt_comm_world(d->comm);
+    const factors *w = of(d);
     hvt__powersgd_state *saved = &of(d)->saved;
-    float *mine = NULL;
-    size_t *counts = NULL;
-    hvt_status s = make_room(d, &mine, &counts);
+    size_t count = saved->residual_count;
+    bool mine = root < 0 || root == d->rank;
 
-    if (s == HVT_OK && (root < 0 || root == hvt_world_rank(world)))
-        s = hvt__powersgd_state_alloc(saved, hvt_world_size(world));
-    s = hvt_world_agree(world, s);
-    saved->residual_scale = of(d)->skipped == d->optim->m->step->skipped ? of(d)->residual_scale : 0;
-    if (s == HVT_OK && saved->residual_scale != 0)
-        s = gather_residuals(d, root, mine, counts);
-    free(mine);
-    free(counts);
-    return s;
+    HVT_TRY(hvt_world_agree(d->world, mine ? hvt__powersgd_state_alloc(saved, d->ranks) : HVT_OK));
+    saved->residual_scale = w->skipped == d->optim->m->step->skipped ? w->residual_scale : 0;
+    if (saved->residual_scale == 0)
+        return HVT_OK;
+    if (root < 0)
+        return hvt_allgather(d->comm, w->residual, count, saved->residual, NULL, HVT_F32, NULL);
+    return hvt_gather(d->comm, w->residual, count, saved->residual, NULL, HVT_F32, root, NULL);
 }
 
 /* Ranks are as many as when it was saved: each gets its own. Else the first one gets the sum. */
-static hvt_status scatter(hvt_distopt *d, int root, int ranks, float *mine, const size_t *counts)
+static hvt_status scatter(hvt_distopt *d, int root, int64_t ranks)
 {
-    hvt__powersgd_state *saved = &of(d)->saved;
-    hvt_world *world = hvt_comm_world(d->comm);
-    hvt_ticket t = 0;
+    const factors *w = of(d);
+    size_t count = w->saved.residual_count;
 
-    if (ranks == hvt_world_size(world)) {
-        HVT_TRY(
-            hvt_scatter(d->comm, saved->residual, counts, mine, saved->residual_count, HVT_F32, root, &t));
-        HVT_TRY(hvt_comm_wait(d->comm, t));
-    } else if (hvt_world_rank(world) == root) {
-        for (int r = 0; r < ranks; r++)
-            for (size_t i = 0; i < saved->residual_count; i++)
-                mine[i] += saved->residual[(size_t)r * saved->residual_count + i];
-    }
-    pack(d, mine, true);
+    if (ranks == d->ranks)
+        return hvt_scatter(d->comm, w->saved.residual, NULL, w->residual, count, HVT_F32, root, NULL);
+    memset(w->residual, 0, count * sizeof *w->residual);
+    for (int64_t r = 0; r < ranks && d->rank == root; r++)
+        for (size_t i = 0; i < count; i++)
+            w->residual[i] += w->saved.residual[(size_t)r * count + i];
     return HVT_OK;
 }
 
 static hvt_status broadcast(hvt_distopt *d, int root)
 {
-    hvt_world *world = hvt_comm_world(d->comm);
     factors *w = of(d);
     struct {
         int64_t loaded, ranks;
         double residual_scale;
     } head = {w->saved.loaded, w->saved.ranks, w->saved.residual_scale};
-    float *mine = NULL;
-    size_t *counts = NULL;
-    hvt_status s;
 
-    HVT_TRY(hvt_world_broadcast(world, &head, sizeof head, root));
+    HVT_TRY(hvt_world_broadcast(d->world, &head, sizeof head, root));
     w->residual_scale = 0;
     if (head.loaded) {
-        s = hvt_world_agree(world, make_room(d, &mine, &counts));
-        if (s == HVT_OK && hvt_world_rank(world) == root)
-            memcpy(w->q, w->saved.q, w->b_count * sizeof *w->q);
-        if (s == HVT_OK && w->b_count)
-            s = hvt_comm_broadcast(d->comm, w->q, w->b_count * sizeof *w->q, root);
-        if (s == HVT_OK)
-            s = scatter(d, root, (int)head.ranks, mine, counts);
-        free(mine);
-        free(counts);
-        HVT_TRY(s);
+        if (d->rank == root)
+            memcpy(w->q, w->saved.q, w->saved.q_count * sizeof *w->q);
+        if (w->saved.q_count)
+            HVT_TRY(hvt_comm_broadcast(d->comm, w->q, w->saved.q_count * sizeof *w->q, root));
+        HVT_TRY(scatter(d, root, head.ranks));
         w->residual_scale = head.residual_scale;
         w->skipped = d->optim->m->step->skipped;
     }
@@ -536,8 +459,6 @@ const hvt__codec hvt__codec_powersgd = {
     .check = check,
     .open = open,
     .close = close,
-    .bytes = bytes,
-    .place = place,
     .begin = begin,
     .encode = encode,
     .span = span,

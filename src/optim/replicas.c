@@ -16,6 +16,7 @@ typedef struct replica {
     const char *what;
     const void *arena;
     size_t size; /* of an element */
+    size_t end;  /* of the arena, in elements */
     bool mine;   /* this rank's copy counts; of a node's page one rank speaks */
 } replica;
 
@@ -25,13 +26,13 @@ static void list_replicas(const hvt_distopt *d, replica ret_list[KINDS])
 {
     const hvt_optim *o = d->optim;
     const hvt_model *m = o->m;
-    bool paged = d->params && ((hvt_comm_can(d->comm) & HVT_COMM_REDUCE_APPLY) ||
-                               hvt_world_local_rank(hvt_comm_world(d->comm)));
+    bool paged =
+        d->params && ((hvt_comm_can(d->comm) & HVT_COMM_REDUCE_APPLY) || hvt_world_local_rank(d->world));
 
-    ret_list[0] = (replica){"parameters", m->params, sizeof *m->params, !paged};
-    ret_list[1] = (replica){"momentum", o->v, sizeof *o->v, o->v && !o->sliced && !d->v};
-    ret_list[2] =
-        (replica){"16-bit copies of parameters", m->copy, sizeof *m->copy, m->copy && !m->copy_stale};
+    ret_list[0] = (replica){"parameters", m->params, sizeof *m->params, m->arena_count, !paged};
+    ret_list[1] = (replica){"momentum", o->v, sizeof *o->v, m->grad_count, o->v && !o->sliced && !d->v};
+    ret_list[2] = (replica){"16-bit copies of parameters", m->copy, sizeof *m->copy, m->arena_count,
+                            m->copy && !m->copy_stale};
 }
 
 static uint64_t hash_span(const replica *r, size_t first, size_t count)
@@ -47,9 +48,10 @@ static hvt_status name_difference(const hvt_distopt *d, const replica *r)
     hvt_status s;
 
     for (int i = m->nparam_tensors - 1; i >= 0; i--) /* in the order of the forward pass */
-        hvt__items_add(&items, "%s\t%016" PRIx64, m->param[i].name,
-                       hash_span(r, m->param[i].offset, m->param[i].count));
-    s = hvt__items_compare(&items, hvt_comm_world(d->comm));
+        if (m->param[i].offset < r->end)
+            hvt__items_add(&items, "%s\t%016" PRIx64, m->param[i].name,
+                           hash_span(r, m->param[i].offset, m->param[i].count));
+    s = hvt__items_compare(&items, d->world);
     if (s != HVT_OK && s != HVT_E_MISMATCH)
         return s;
     s = HVT_FAIL(E_MISMATCH, "after %" PRId64 " updates ranks have different %s: %s", m->step->steps, r->what,
@@ -64,7 +66,7 @@ hvt_status hvt__replicas_check(const hvt_distopt *d)
     replica list[KINDS];
     int64_t least[2 * KINDS]; /* over all ranks: a hash, and the complement of the greatest one */
 
-    if (!d->opts.replica_check || m->step->steps % d->opts.replica_check)
+    if (!d->opts.check_replicas || m->step->steps % d->opts.check_replicas)
         return HVT_OK;
     list_replicas(d, list);
     for (int k = 0; k < KINDS; k++) {
@@ -72,10 +74,10 @@ hvt_status hvt__replicas_check(const hvt_distopt *d)
         if (!list[k].mine)
             continue;
         least[2 * k] =
-            (int64_t)(hash_span(&list[k], m->step_stats_count, m->arena_count - m->step_stats_count) >> 1);
+            (int64_t)(hash_span(&list[k], m->step_stats_count, list[k].end - m->step_stats_count) >> 1);
         least[2 * k + 1] = ~least[2 * k];
     }
-    HVT_TRY(hvt_world_allreduce_i64(hvt_comm_world(d->comm), HVT_MIN, least, 2 * KINDS));
+    HVT_TRY(hvt_world_allreduce_i64(d->world, HVT_MIN, least, 2 * KINDS));
     for (int k = 0; k < KINDS; k++)
         if (least[2 * k] < ~least[2 * k + 1])
             return name_difference(d, &list[k]);

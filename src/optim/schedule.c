@@ -6,8 +6,6 @@
 #include "base_impl.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { MILESTONES = 64, EPOCH_MAX = 1000000000 };
 
@@ -88,10 +86,11 @@ static hvt_status parse(hvt_schedule *c, const char *text)
         const char *name;
         shape shape;
         bool more; /* must be followed by ':' */
-    } kinds[] = {{"constant", CONSTANT, false},
-                 {"step", STEP, true},
-                 {"multistep", MULTISTEP, true},
-                 {"cosine", COSINE, false}};
+        hvt_status (*read)(hvt_schedule *c, const char *text, const char *at);
+    } kinds[] = {{"constant", CONSTANT, false, NULL},
+                 {"step", STEP, true, read_step},
+                 {"multistep", MULTISTEP, true, read_multistep},
+                 {"cosine", COSINE, false, read_cosine}};
     size_t n = strcspn(text, ":");
     const char *at = text + n;
 
@@ -104,17 +103,10 @@ static hvt_status parse(hvt_schedule *c, const char *text)
             at++;
             EXPECT(*at, "a value after ':'");
         }
-        switch (c->shape) {
-        case STEP:
-            return read_step(c, text, at);
-        case MULTISTEP:
-            return read_multistep(c, text, at);
-        case COSINE:
-            return read_cosine(c, text, at);
-        case CONSTANT:
-            EXPECT(!*at, "nothing more");
-            return HVT_OK;
-        }
+        if (kinds[i].read)
+            return kinds[i].read(c, text, at);
+        EXPECT(!*at, "nothing more");
+        return HVT_OK;
     }
     return HVT_FAIL(E_ARG,
                     "schedule '%s': expected constant, step:SIZE[,GAMMA], multistep:E1,E2,...[@GAMMA] or "

@@ -15,29 +15,27 @@
  */
 #include "dist.h"
 
-#include <stdlib.h>
-
-/* ---- life ---- */
-
-/* Put the state into this rank's own memory. Slices that were not gathered are lost, as are the other ranks'.
- */
-static hvt_status take_back_state(hvt_distopt *d)
+/* Copies of its own, which this rank may fail to get, before the shared memory goes. Slices that were not
+ * gathered are lost, as are the other ranks'. */
+static hvt_status take_back(hvt_distopt *d)
 {
     hvt_optim *o = d->optim;
-    hvt_model *m = o->m;
-    size_t bytes = m->arena_count * sizeof *o->v;
+    hvt_device *dev = o->m->dev;
+    size_t bytes = o->m->grad_count * sizeof *o->v;
     void *own = o->whole;
 
+    if (d->params && o->m->params == d->params)
+        HVT_TRY(hvt__model_place_params(o->m, NULL));
     if (!o->sliced && (!d->v || o->v != d->v))
         return HVT_OK;
     if (!own)
-        HVT_TRY(m->dev->ops->alloc(m->dev, bytes, &own));
+        HVT_TRY(dev->ops->memory.alloc(dev, bytes, &own));
     if (!o->sliced) {
-        HVT_TRY(m->dev->ops->copy(m->dev, own, d->v, bytes));
+        HVT_TRY(dev->ops->memory.copy(dev, own, d->v, bytes));
     } else {
         if (!o->whole)
             HVT_TRY(hvt__optim_set_fresh(o, true));
-        m->dev->ops->release(m->dev, o->v);
+        dev->ops->memory.release(dev, o->v);
     }
     o->v = own;
     o->v_at = 0;
@@ -46,52 +44,33 @@ static hvt_status take_back_state(hvt_distopt *d)
     return HVT_OK;
 }
 
-/* Copies of its own, which this rank may fail to get, before the shared memory goes. */
-static hvt_status take_back(hvt_distopt *d)
-{
-    hvt_model *m = d->optim->m;
-
-    if (d->params && m->params == d->params)
-        HVT_TRY(hvt__model_place_params(m, NULL));
-    return take_back_state(d);
-}
-
-/* The model and the optimizer are left without the shared ones. */
-static void let_go(hvt_distopt *d)
-{
-    if (d->params && d->optim->m->params == d->params)
-        d->optim->m->params = NULL;
-    if (d->v && d->optim->v == d->v)
-        d->optim->v = NULL;
-}
-
 void hvt__slices_close(hvt_distopt *d, bool give_back)
 {
-    if (!d->way) /* half built: what it would give back may be another one's */
+    hvt_optim *o = d->optim;
+
+    if (!d->grads || o->m->grads != d->grads) /* half built: what it would give back may be another one's */
         return;
-    if (give_back && take_back(d) != HVT_OK) {
+    if (give_back && take_back(d) != HVT_OK)
         HVT_WARN("the model is left without parameters: %s", hvt_last_error());
-        give_back = false;
-    }
-    if (!give_back)
-        let_go(d);
+    if (d->params && o->m->params == d->params)
+        o->m->params = NULL;
+    if (d->v && o->v == d->v)
+        o->v = NULL;
     hvt_comm_release(d->comm, d->v);
     hvt_comm_release(d->comm, d->params);
-    d->v = d->params = NULL;
 }
 
 /* A shared block with the values of the lowest of the ranks that share it. */
-static hvt_status share(hvt_distopt *d, const float *mine, float **ret_block)
+static hvt_status share(hvt_distopt *d, const float *mine, size_t count, float **ret_block)
 {
-    hvt_model *m = d->optim->m;
-    hvt_world *world = hvt_comm_world(d->comm);
-    size_t bytes = m->arena_count * sizeof *mine;
+    hvt_device *dev = d->optim->m->dev;
+    size_t bytes = count * sizeof *mine;
     void *block = NULL;
 
     HVT_TRY(hvt_comm_share(d->comm, bytes, &block));
     *ret_block = block;
     return hvt_world_agree(
-        world, hvt_world_local_rank(world) ? HVT_OK : m->dev->ops->copy(m->dev, block, mine, bytes));
+        d->world, hvt_world_local_rank(d->world) ? HVT_OK : dev->ops->memory.copy(dev, block, mine, bytes));
 }
 
 /* Does each rank keep the state of its slices alone? */
@@ -103,11 +82,10 @@ static bool slices_state(const hvt_distopt *d)
 /* This rank's slices, and how many elements they have. The first bucket has step statistics and no slices. */
 static size_t cut(const hvt_distopt *d, hvt_bucket *bucket, int n)
 {
-    int rank = hvt_world_rank(hvt_comm_world(d->comm));
     size_t at = 0;
 
     for (hvt_bucket *b = bucket + 1; b < bucket + n; b++) {
-        hvt_comm_slice(d->comm, b->end - b->first, rank, &b->own_first, &b->own_end);
+        hvt_comm_slice(d->comm, b->end - b->first, d->rank, &b->own_first, &b->own_end);
         b->own_first += b->first;
         b->own_end += b->first;
         b->own_at = slices_state(d) ? at : b->own_first;
@@ -116,20 +94,20 @@ static size_t cut(const hvt_distopt *d, hvt_bucket *bucket, int n)
     return at;
 }
 
-size_t hvt__slices_state(const hvt_distopt *d)
+size_t hvt_distopt_state_bytes(const hvt_distopt *d)
 {
-    const hvt_optim *o = d->optim;
     size_t count = 0;
 
-    if (!o->v)
+    if (!d || !d->optim->v)
         return 0;
     if (d->v)
-        return o->m->arena_count / (size_t)hvt_world_local_size(hvt_comm_world(d->comm));
-    if (!o->sliced)
-        return o->m->arena_count;
-    for (const hvt_bucket *b = d->bucket + 1; b < d->bucket + d->nbucket; b++)
-        count += b->own_end - b->own_first;
-    return count;
+        count = d->optim->m->grad_count / (size_t)hvt_world_local_size(d->world);
+    else if (!d->optim->sliced)
+        count = d->optim->m->grad_count;
+    else
+        for (const hvt_bucket *b = d->bucket + 1; b < d->bucket + d->nbucket; b++)
+            count += b->own_end - b->own_first;
+    return count * sizeof *d->v;
 }
 
 static hvt_status copy_slices(hvt_device *dev, const hvt_bucket *bucket, int n, float *slices,
@@ -137,8 +115,8 @@ static hvt_status copy_slices(hvt_device *dev, const hvt_bucket *bucket, int n, 
 {
     for (const hvt_bucket *b = bucket + 1; b < bucket + n; b++)
         if (b->own_first < b->own_end)
-            HVT_TRY(dev->ops->copy(dev, slices + b->own_at, whole + b->own_first,
-                                   (b->own_end - b->own_first) * sizeof *slices));
+            HVT_TRY(dev->ops->memory.copy(dev, slices + b->own_at, whole + b->own_first,
+                                          (b->own_end - b->own_first) * sizeof *slices));
     return HVT_OK;
 }
 
@@ -149,65 +127,57 @@ static hvt_status make_slices(hvt_device *dev, const hvt_bucket *bucket, int n, 
     void *slices;
     hvt_status s;
 
-    HVT_TRY(dev->ops->alloc(dev, (count ? count : 1) * sizeof *whole, &slices));
+    HVT_TRY(dev->ops->memory.alloc(dev, (count ? count : 1) * sizeof *whole, &slices));
     s = copy_slices(dev, bucket, n, slices, whole);
     if (s == HVT_OK)
         *ret_slices = slices;
     else
-        dev->ops->release(dev, slices);
+        dev->ops->memory.release(dev, slices);
     return s;
-}
-
-/* The whole state stays until the first broadcast or step says what the slices hold. */
-static hvt_status slice_state(hvt_distopt *d, size_t count)
-{
-    hvt_optim *o = d->optim;
-    float *slices;
-
-    HVT_TRY(make_slices(o->m->dev, d->bucket, d->nbucket, count, o->v, &slices));
-    o->whole = o->v;
-    o->v = slices;
-    o->sliced = true;
-    return HVT_OK;
 }
 
 hvt_status hvt__slices_open(hvt_distopt *d)
 {
     hvt_optim *o = d->optim;
-    hvt_world *world = hvt_comm_world(d->comm);
     size_t count = cut(d, d->bucket, d->nbucket);
+    float *slices;
+    hvt_status s;
 
     if (hvt_comm_can(d->comm) & HVT_COMM_SHARE)
-        HVT_TRY(share(d, o->m->params, &d->params));
-    if (slices_state(d))
-        HVT_TRY(hvt_world_agree(world, slice_state(d, count)));
-    else if (o->v)
-        HVT_TRY(share(d, o->v, &d->v));
+        HVT_TRY(share(d, o->m->params, o->m->arena_count, &d->params));
+    if (slices_state(d)) {
+        s = make_slices(o->m->dev, d->bucket, d->nbucket, count, o->v, &slices);
+        if (s == HVT_OK) { /* the whole stays until the first broadcast or step says what the slices hold */
+            o->whole = o->v;
+            o->v = slices;
+            o->sliced = true;
+        }
+        HVT_TRY(hvt_world_agree(d->world, s));
+    } else if (o->v) {
+        HVT_TRY(share(d, o->v, o->m->grad_count, &d->v));
+    }
     if (d->params)
-        HVT_TRY(hvt_world_agree(world, hvt__model_place_params(o->m, d->params)));
+        HVT_TRY(hvt_world_agree(d->world, hvt__model_place_params(o->m, d->params)));
     if (d->v) {
-        o->m->dev->ops->release(o->m->dev, o->v);
+        o->m->dev->ops->memory.release(o->m->dev, o->v);
         o->v = d->v;
     }
     return HVT_OK;
 }
 
-/* ---- parameters and state as a whole ---- */
-
-/* From root's gradient arena into all of them. */
-static hvt_status broadcast_grads(hvt_distopt *d, const float *from, int root)
+/* From root into all gradient arenas. */
+static hvt_status broadcast_grads(hvt_distopt *d, const float *from, size_t count, int root)
 {
     hvt_model *m = d->optim->m;
-    size_t bytes = m->arena_count * sizeof *m->grads;
+    size_t bytes = count * sizeof *m->grads;
 
-    if (hvt_world_rank(hvt_comm_world(d->comm)) == root)
-        HVT_TRY(m->dev->ops->copy(m->dev, m->grads, from, bytes));
+    if (d->rank == root)
+        HVT_TRY(m->dev->ops->memory.copy(m->dev, m->grads, from, bytes));
     return hvt_comm_broadcast(d->comm, m->grads, bytes, root);
 }
 
 static hvt_status broadcast_params(hvt_distopt *d, int root)
 {
-    hvt_world *world = hvt_comm_world(d->comm);
     hvt_model *m = d->optim->m;
     size_t bytes = m->arena_count * sizeof *m->params;
 
@@ -215,10 +185,14 @@ static hvt_status broadcast_params(hvt_distopt *d, int root)
         return hvt_comm_broadcast(d->comm, m->params, bytes, root);
     if (hvt_comm_can(d->comm) & HVT_COMM_REDUCE_APPLY)
         return HVT_OK; /* they are root's already, as of the broadcasts that follow */
-    HVT_TRY(broadcast_grads(d, m->params, root));
-    if (hvt_world_local_rank(world) == 0)
-        HVT_TRY(m->dev->ops->copy(m->dev, m->params, m->grads, bytes));
-    return hvt_world_barrier(world);
+    for (size_t at = 0, n; at < m->arena_count;
+         at += n) { /* frozen ones, too: in as many pieces as it takes */
+        n = m->arena_count - at < m->grad_count ? m->arena_count - at : m->grad_count;
+        HVT_TRY(broadcast_grads(d, m->params + at, n, root));
+        if (hvt_world_local_rank(d->world) == 0)
+            HVT_TRY(m->dev->ops->memory.copy(m->dev, m->params + at, m->grads, n * sizeof *m->params));
+    }
+    return hvt_world_barrier(d->world);
 }
 
 /* If root has no `whole`, each slice is already right at its owner. */
@@ -229,9 +203,9 @@ static hvt_status spread_state(hvt_distopt *d, int root)
 
     HVT_TRY(hvt__optim_fresh(o, &fresh));
     spread = o->whole && !fresh;
-    HVT_TRY(hvt_world_broadcast(hvt_comm_world(d->comm), &spread, sizeof spread, root));
+    HVT_TRY(hvt_world_broadcast(d->world, &spread, sizeof spread, root));
     if (spread) {
-        HVT_TRY(broadcast_grads(d, o->whole, root));
+        HVT_TRY(broadcast_grads(d, o->whole, o->m->grad_count, root));
         HVT_TRY(copy_slices(o->m->dev, d->bucket, d->nbucket, o->v, o->m->grads));
     }
     o->loaded = false;
@@ -245,7 +219,7 @@ hvt_status hvt__slices_broadcast(hvt_distopt *d, int root)
     HVT_TRY(broadcast_params(d, root));
     if (o->sliced)
         return spread_state(d, root);
-    return o->v && !d->v ? hvt_comm_broadcast(d->comm, o->v, o->m->arena_count * sizeof *o->v, root) : HVT_OK;
+    return o->v && !d->v ? hvt_comm_broadcast(d->comm, o->v, o->m->grad_count * sizeof *o->v, root) : HVT_OK;
 }
 
 /* All of the state into every rank's gradient arena. */
@@ -255,11 +229,11 @@ static hvt_status collect(hvt_distopt *d)
     hvt_model *m = o->m;
     hvt_ticket t = 0;
 
-    HVT_TRY(hvt_world_agree(hvt_comm_world(d->comm), hvt__slices_forget(d)));
+    HVT_TRY(hvt_world_agree(d->world, hvt__slices_forget(d)));
     for (const hvt_bucket *b = d->bucket + 1; b < d->bucket + d->nbucket; b++) {
         if (b->own_first < b->own_end)
-            HVT_TRY(m->dev->ops->copy(m->dev, m->grads + b->own_first, o->v + b->own_at,
-                                      (b->own_end - b->own_first) * sizeof *o->v));
+            HVT_TRY(m->dev->ops->memory.copy(m->dev, m->grads + b->own_first, o->v + b->own_at,
+                                             (b->own_end - b->own_first) * sizeof *o->v));
         HVT_TRY(hvt_comm_allgather(d->comm, m->grads + b->first, b->end - b->first, HVT_F32, &t));
     }
     return hvt_comm_wait(d->comm, t);
@@ -269,23 +243,21 @@ static hvt_status collect(hvt_distopt *d)
 static hvt_status keep_whole(hvt_optim *o)
 {
     hvt_model *m = o->m;
+    size_t first = m->step_stats_count;
     float *whole;
 
     HVT_TRY(hvt__optim_state(o, true, &whole));
     o->loaded = false;
-    return m->dev->ops->copy(m->dev, whole + m->step_stats_count, m->grads + m->step_stats_count,
-                             (m->arena_count - m->step_stats_count) * sizeof *whole);
+    return m->dev->ops->memory.copy(m->dev, whole + first, m->grads + first,
+                                    (m->grad_count - first) * sizeof *whole);
 }
 
 hvt_status hvt__slices_gather(hvt_distopt *d, int root)
 {
-    hvt_world *world = hvt_comm_world(d->comm);
-    bool mine = root < 0 || hvt_world_rank(world) == root;
-
     if (!d->optim->sliced)
         return HVT_OK;
     HVT_TRY(collect(d));
-    return hvt_world_agree(world, mine ? keep_whole(d->optim) : HVT_OK);
+    return hvt_world_agree(d->world, root < 0 || root == d->rank ? keep_whole(d->optim) : HVT_OK);
 }
 
 hvt_status hvt__slices_replan(hvt_distopt *d, hvt_bucket *bucket, int n)
@@ -303,8 +275,8 @@ hvt_status hvt__slices_replan(hvt_distopt *d, hvt_bucket *bucket, int n)
     count = cut(d, bucket, n);
     if (!o->sliced)
         return HVT_OK;
-    s = hvt_world_agree(hvt_comm_world(d->comm), make_slices(dev, bucket, n, count, o->m->grads, &slices));
-    dev->ops->release(dev, s == HVT_OK ? o->v : slices);
+    s = hvt_world_agree(d->world, make_slices(dev, bucket, n, count, o->m->grads, &slices));
+    dev->ops->memory.release(dev, s == HVT_OK ? o->v : slices);
     if (s == HVT_OK)
         o->v = slices;
     return s;
@@ -317,8 +289,7 @@ hvt_status hvt__slices_forget(hvt_distopt *d)
     HVT_CHECK(!o->loaded, E_ARG,
               "the optimizer's state was loaded on this rank; hvt_distopt_broadcast() "
               "brings it into the ranks' slices");
-    if (o->whole)
-        o->m->dev->ops->release(o->m->dev, o->whole);
+    o->m->dev->ops->memory.release(o->m->dev, o->whole);
     o->whole = NULL;
     return HVT_OK;
 }

@@ -7,12 +7,10 @@
 
 double hvt_distopt_take_exposed(hvt_distopt *d)
 {
-    if (!d)
-        return 0;
+    double seconds = d ? d->exposed : 0;
 
-    double seconds = d->exposed;
-
-    d->exposed = 0;
+    if (d)
+        d->exposed = 0;
     return seconds;
 }
 
@@ -41,14 +39,11 @@ static hvt_status name_arguments(hvt_distopt *d, hvt_step_state *now)
     hvt__items_add(&items, "learning rate\t%.9g", (double)(float)d->lr);
     for (int i = 0; i < d->shards; i++)
         hvt__items_add(&items, "images of shard %d\t%d", i, d->counts[i]);
-    s = hvt__items_compare(&items, hvt_comm_world(d->comm));
+    s = hvt__items_compare(&items, d->world);
     if (s != HVT_OK && s != HVT_E_MISMATCH)
         return s;
-    if (s == HVT_OK)
-        s = HVT_FAIL(E_MISMATCH, "step %lld was begun with different learning rates or shard counts",
-                     (long long)now->stop_step);
-    else
-        s = HVT_FAIL(E_MISMATCH, "step %lld: %s", (long long)now->stop_step, hvt_last_error());
+    s = HVT_FAIL(E_MISMATCH, "step %lld: %s", (long long)now->stop_step,
+                 s == HVT_OK ? "begun with different learning rates or shard counts" : hvt_last_error());
     hvt__error_agreed(true);
     now->stop = HVT_STOP_NOT;
     return hvt__model_set_state(d->optim->m, now) == HVT_OK ? s : HVT_E_DEVICE;
@@ -64,10 +59,11 @@ hvt_status hvt_distopt_check(hvt_distopt *d)
     m = d->optim->m;
     HVT_TRY(hvt__model_state(m, &now));
     d->loss_scale = d->opts.scaling.scale ? (float)(now.loss_scale * (float)m->batch) : 1;
-    if (now.skipped > d->skipped && hvt_world_rank(hvt_comm_world(d->comm)) == 0)
+    if (now.skipped > d->skipped && d->rank == 0)
         report_skips(d, now.skipped);
     d->skipped = now.skipped;
     d->stopped = now.stop_step;
+    memcpy(d->votes, now.votes, sizeof d->votes);
     s = hvt__model_stopped(m, &now);
     if (s == HVT_E_DIVERGED)
         hvt__error_agreed(true); /* every rank decides on the same sums */
@@ -82,6 +78,17 @@ hvt_update hvt_distopt_update(const hvt_distopt *d)
 int64_t hvt_distopt_stopped(const hvt_distopt *d)
 {
     return d ? d->stopped : 0;
+}
+
+void hvt_distopt_vote(hvt_distopt *d, hvt_vote vote, bool wants)
+{
+    if (d && vote >= 0 && vote < HVT_VOTES)
+        d->vote[vote] = wants;
+}
+
+int64_t hvt_distopt_votes(const hvt_distopt *d, hvt_vote vote)
+{
+    return d && vote >= 0 && vote < HVT_VOTES ? d->votes[vote] : 0;
 }
 
 double hvt_distopt_loss_scale(const hvt_distopt *d)
@@ -103,8 +110,8 @@ size_t hvt_distopt_bytes(const hvt_distopt *d)
     size_t stats = d->flags ? hvt__flags_bytes(d) : m->step_stats_count * sizeof *d->grads;
 
     if (d->codec->whole)
-        return stats + d->codec->bytes(d);
-    return stats + (m->arena_count - m->step_stats_count) * hvt_dtype_size(d->codec->wire);
+        return stats + d->coded_bytes;
+    return stats + (m->grad_count - m->step_stats_count) * hvt_dtype_size(d->codec->wire);
 }
 
 int hvt_distopt_buckets(const hvt_distopt *d, const size_t **ret_bytes)
@@ -112,6 +119,6 @@ int hvt_distopt_buckets(const hvt_distopt *d, const size_t **ret_bytes)
     if (!d)
         return 0;
     if (ret_bytes)
-        *ret_bytes = d->bucket_bytes;
+        *ret_bytes = (const size_t *)(d->bucket + d->nbucket);
     return d->nbucket;
 }

@@ -22,22 +22,20 @@
 #include "base_impl.h"
 
 #include <math.h>
-#include <string.h>
 
 enum { CHUNK = 1 << 17 /* elements that stay in a core's cache */ };
-
-/* ---- it begins ---- */
+_Static_assert((int)HVT_VOTES == (int)HVT__STEP_VOTES, "a word of the step statistics for each vote");
 
 /* This rank's arguments, as hvt__step_agrees() wants them: words of as many bits as their squares' sum
- * over all ranks leaves exact. */
-static void format_arguments(const hvt_distopt *d, float ret_words[HVT__STEP_AGREEMENT])
+ * over all ranks leaves exact. Then its votes. */
+static void format_told(const hvt_distopt *d, float ret_words[HVT__STEP_TOLD])
 {
-    int bits = 24, ranks = hvt_world_size(hvt_comm_world(d->comm));
+    int bits = 24;
     const float lr = (float)d->lr;
     uint64_t all = hvt__hash(HVT_HASH_INIT, &lr, sizeof lr);
 
     all = hvt__hash(all, d->counts, (size_t)d->shards * sizeof *d->counts);
-    for (int n = 1; n < ranks; n *= 2)
+    for (int n = 1; n < d->ranks; n *= 2)
         bits--;
     ret_words[0] = 1;
     for (int i = 0; i < HVT__STEP_WORDS; i++) {
@@ -46,12 +44,14 @@ static void format_arguments(const hvt_distopt *d, float ret_words[HVT__STEP_AGR
         ret_words[1 + 2 * i] = word;
         ret_words[2 + 2 * i] = word * word;
     }
+    for (int i = 0; i < HVT_VOTES; i++)
+        ret_words[HVT__STEP_AGREEMENT + i] = d->vote[i];
 }
 
 hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards, double lr)
 {
     int64_t images = 0;
-    float words[HVT__STEP_AGREEMENT];
+    float told[HVT__STEP_TOLD];
 
     HVT_GIVEN(d, "a distributed optimizer");
     HVT_GIVEN(shard_counts, "the shards' counts");
@@ -71,43 +71,31 @@ hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards
         HVT_TRY(d->codec->begin(d, images));
     memcpy(d->counts, shard_counts, (size_t)shards * sizeof *d->counts);
     d->lr = lr;
-    format_arguments(d, words);
-    HVT_TRY(hvt__model_begin_step(d->optim->m, images, lr, words));
+    format_told(d, told);
+    HVT_TRY(hvt__model_begin_step(d->optim->m, images, lr, told));
     d->pass = 0;
-    d->launched = d->arrived = d->way->first;
+    d->launched = d->arrived = d->flags != NULL; /* step statistics wait for the flags */
     d->mark = 0;
     d->begun = true;
     return HVT_OK;
 }
 
-/* ---- gradients come ---- */
-
-/* Carry: the span of pass i becomes part of the partial above i's trailing ones. */
-static hvt_status store_pass(hvt_distopt *d, size_t first, size_t n)
-{
-    hvt_device *dev = d->optim->m->dev;
-    float *g = d->grads + first;
-    int level = 0;
-
-    while (d->pass >> level & 1)
-        level++;
-    if (level == 0)
-        return dev->ops->copy(dev, d->partial[0] + first, g, n * sizeof *g);
-    for (int k = 0; k < level; k++)
-        HVT_TRY(dev->ops->add(dev, n, HVT_F32, g, d->partial[k] + first,
-                              k == level - 1 ? d->partial[level] + first : g));
-    return HVT_OK;
-}
-
-/* The last pass adds all partials that are left, lowest first. */
-static hvt_status finish_passes(hvt_distopt *d, size_t first, size_t n)
+/* Carry: the span of pass i becomes part of the partial above i's trailing ones; the last pass adds all
+ * partials that are left, lowest first. */
+static hvt_status add_pass(hvt_distopt *d, size_t first, size_t n, bool last)
 {
     hvt_device *dev = d->optim->m->dev;
     float *g = d->grads + first;
 
-    for (int k = 0; d->pass >> k; k++)
+    if (!last && !(d->pass & 1))
+        return dev->ops->memory.copy(dev, d->partial[0] + first, g, n * sizeof *g);
+    for (int k = 0; d->pass >> k && (last || d->pass >> k & 1); k++) {
+        bool carried = !last && !(d->pass >> (k + 1) & 1);
+
         if (d->pass >> k & 1)
-            HVT_TRY(dev->ops->add(dev, n, HVT_F32, g, d->partial[k] + first, g));
+            HVT_TRY(dev->ops->vector.add(dev, n, HVT_F32, g, d->partial[k] + first,
+                                         carried ? d->partial[k + 1] + first : g));
+    }
     return HVT_OK;
 }
 
@@ -136,7 +124,7 @@ static hvt_status launch(hvt_distopt *d, hvt_bucket *b)
 static hvt_status check_pass(const hvt_distopt *d)
 {
     const hvt_model *m = d->optim->m;
-    int shard = hvt_world_rank(hvt_comm_world(d->comm)) * d->opts.local_shards + d->pass;
+    int shard = d->rank * d->opts.local_shards + d->pass;
 
     if (!m->in_backward) /* gradients that were made elsewhere */
         return HVT_OK;
@@ -149,42 +137,33 @@ static hvt_status check_pass(const hvt_distopt *d)
     return HVT_OK;
 }
 
-/* This rank's arguments travel with the sums of losses. */
-static hvt_status add_arguments(const hvt_distopt *d)
-{
-    const hvt_model *m = d->optim->m;
-
-    return m->dev->ops->copy(m->dev, d->grads + m->step_stats_count - HVT__STEP_AGREEMENT, m->step->agreement,
-                             sizeof m->step->agreement);
-}
-
 hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end)
 {
     hvt_distopt *d = dist;
+    const hvt_model *m;
     size_t stats;
     bool last;
 
     HVT_GIVEN(d, "a distributed optimizer");
-    stats = d->optim->m->step_stats_count;
+    m = d->optim->m;
+    stats = m->step_stats_count;
     last = d->pass == d->opts.local_shards - 1;
     HVT_CHECK(d->begun, E_ARG, "gradients come before hvt_distopt_begin()");
     HVT_CHECK(d->pass < d->opts.local_shards, E_ARG, "more than %d backward passes in a step",
               d->opts.local_shards);
-    HVT_CHECK(first == d->mark && end >= first && end <= d->optim->m->arena_count, E_ARG,
+    HVT_CHECK(first == d->mark && end >= first && end <= m->grad_count, E_ARG,
               "gradients [%zu, %zu) come, expected them to go on at %zu of %zu", first, end, d->mark,
-              d->optim->m->arena_count);
+              m->grad_count);
     if (first == 0)
         HVT_TRY(check_pass(d));
-    if (last)
-        HVT_TRY(finish_passes(d, first, end - first));
-    else
-        HVT_TRY(store_pass(d, first, end - first));
-    if (last && first < stats && end >= stats)
-        HVT_TRY(add_arguments(d));
+    HVT_TRY(add_pass(d, first, end - first, last));
+    if (last && first < stats && end >= stats) /* what this rank tells travels with the sums of losses */
+        HVT_TRY(m->dev->ops->memory.copy(m->dev, d->grads + stats - HVT__STEP_TOLD, m->step->told,
+                                         sizeof m->step->told));
     d->mark = end;
     for (; last && d->launched < d->nbucket && d->bucket[d->launched].end <= d->mark; d->launched++)
         HVT_TRY(launch(d, &d->bucket[d->launched]));
-    if (d->mark == d->optim->m->arena_count) {
+    if (d->mark == m->grad_count) {
         d->pass++;
         d->mark = 0;
     }
@@ -196,20 +175,6 @@ static const char *bucket_name(const void *dist, int bucket)
     const hvt_distopt *d = dist;
 
     return bucket >= 0 && bucket < d->nbucket ? d->bucket[bucket].tensor : "";
-}
-
-hvt_status hvt__await(hvt_distopt *d, const hvt_bucket *b)
-{
-    double start = hvt__running();
-    hvt_status s;
-
-    d->updating = 0;
-    hvt__phase_begin(d, HVT__EXCHANGE, b);
-    hvt__trace_names(bucket_name, d);
-    s = hvt__traced(hvt_comm_wait(d->comm, b->ticket));
-    hvt__trace_names(NULL, NULL);
-    d->exposed += hvt__running() - start - d->updating;
-    return s;
 }
 
 /* Of a bucket, or of this rank's slice of it, from the wire back into the arena as it was before it was
@@ -225,29 +190,33 @@ static hvt_status decode(hvt_distopt *d, const hvt_bucket *b)
         if (b->codec->decode)
             HVT_TRY(b->codec->decode(d, at, n));
         if (d->needs_all)
-            HVT_TRY(m->dev->ops->check(m->dev, n, d->grads + at, at, m->step));
+            HVT_TRY(m->dev->ops->step.check(m->dev, n, d->grads + at, at, m->step));
     }
     return HVT_OK;
 }
 
-hvt_status hvt__receive(hvt_distopt *d)
+hvt_status hvt__await(hvt_distopt *d, const hvt_bucket *b, bool decodes)
 {
-    const hvt_bucket *b = &d->bucket[d->arrived++];
+    double start = hvt__running();
+    hvt_status s;
 
-    HVT_TRY(hvt__await(d, b));
-    if (!b->codec->decode && !d->needs_all)
-        return HVT_OK;
+    d->updating = 0;
+    hvt__phase_begin(d, HVT__EXCHANGE, b);
+    hvt__trace_names(bucket_name, d);
+    s = hvt__traced(hvt_comm_wait(d->comm, b->ticket));
+    hvt__trace_names(NULL, NULL);
+    d->exposed += hvt__running() - start - d->updating;
+    if (s != HVT_OK || !decodes || (!b->codec->decode && !d->needs_all))
+        return s;
     hvt__phase_begin(d, HVT__COMPRESS, b);
     return hvt__traced(decode(d, b));
 }
-
-/* ---- it ends ---- */
 
 /* As soon as a bucket's first sum has come, its second one is posted. */
 static hvt_status second_round(hvt_distopt *d)
 {
     for (hvt_bucket *b = d->bucket + 1; b < d->bucket + d->nbucket; b++) {
-        HVT_TRY(hvt__await(d, b));
+        HVT_TRY(hvt__await(d, b, false));
         b->second = true;
         hvt__phase_begin(d, HVT__COMPRESS, b);
         HVT_TRY(hvt__traced(b->codec->second(d, b)));
@@ -257,15 +226,11 @@ static hvt_status second_round(hvt_distopt *d)
     return HVT_OK;
 }
 
-/* Step statistics, which are in the first bucket, decide the step, after all sums that the decision needs. */
+/* By the step statistics, which are in the first bucket, after all sums that the decision needs. */
 static hvt_status decide(hvt_distopt *d)
 {
     hvt_model *m = d->optim->m;
 
-    while (d->arrived < d->nbucket && (d->arrived == 0 || d->needs_all))
-        HVT_TRY(hvt__receive(d));
-    if (d->way->exchange_flags)
-        HVT_TRY(d->way->exchange_flags(d));
     hvt__trace_begin(HVT__UPDATE, -1);
     HVT_TRY(hvt__traced(hvt__model_end_step(m, d->counts, d->shards)));
     return m->dev->ops->host ? hvt_distopt_check(d) : HVT_OK;
@@ -288,7 +253,7 @@ static hvt_status await_rest(hvt_distopt *d)
     hvt_status s = HVT_OK;
 
     while (s == HVT_OK && d->arrived < d->launched)
-        s = hvt__await(d, &d->bucket[d->arrived++]);
+        s = hvt__await(d, &d->bucket[d->arrived++], false);
     return s;
 }
 
@@ -296,22 +261,20 @@ static hvt_status await_rest(hvt_distopt *d)
  * operations everywhere; what the others send is whatever lies there, and nobody reads the sums. */
 hvt_status hvt_distopt_abandon(hvt_distopt *d)
 {
-    hvt_world *world;
     int64_t most;
     hvt_status s = HVT_OK;
 
     HVT_GIVEN(d, "a distributed optimizer");
-    world = hvt_comm_world(d->comm);
     if (!d->begun)
-        d->launched = d->arrived = d->way->first;
+        d->launched = d->arrived = d->flags != NULL;
     most = d->launched;
-    HVT_TRY(hvt_world_allreduce_i64(world, HVT_MAX, &most, 1));
+    HVT_TRY(hvt_world_allreduce_i64(d->world, HVT_MAX, &most, 1));
     for (; s == HVT_OK && d->launched < most; d->launched++)
         s = launch(d, &d->bucket[d->launched]);
     if (s == HVT_OK)
         s = await_rest(d);
     hvt__distopt_drop(d);
-    return hvt_world_agree(world, s);
+    return hvt_world_agree(d->world, s);
 }
 
 hvt_status hvt_distopt_step(hvt_distopt *d)
@@ -323,13 +286,34 @@ hvt_status hvt_distopt_step(hvt_distopt *d)
               "a step ends after %d of %d backward passes", d->begun ? d->pass : 0, d->opts.local_shards);
     if (d->codec->second)
         HVT_TRY(second_round(d));
+    while (d->arrived < d->nbucket && (d->arrived == 0 || d->needs_all))
+        HVT_TRY(hvt__await(d, &d->bucket[d->arrived++], true));
+    if (d->flags)
+        HVT_TRY(hvt__flags_exchange(d));
     s = decide(d);
     if (s == HVT_E_DIVERGED || s == HVT_E_MISMATCH) { /* all ranks know, and leave nothing under way */
         await_rest(d);
         hvt__distopt_drop(d);
     }
     HVT_TRY(s);
-    HVT_TRY(d->way->finish(d));
+    d->decided = true;
+    if (!d->way->update && d->arrived < d->nbucket)
+        d->arrived = d->nbucket - 1; /* the wait for the last one updates all */
+    for (hvt_bucket *b = d->bucket; b < d->bucket + d->nbucket; b++) {
+        if (b == d->bucket + d->arrived)
+            HVT_TRY(hvt__await(d, &d->bucket[d->arrived++], true));
+        if (!d->way->update || b->end <= d->optim->m->step_stats_count)
+            continue;
+        hvt__phase_begin(d, HVT__UPDATE, b);
+        HVT_TRY(hvt__traced(d->way->update(d, b)));
+    }
+    d->decided = false;
+    if (d->way->gathers)
+        HVT_TRY(hvt__await(d, d->bucket + d->nbucket - 1, false));
+    if (d->opts.update == HVT_UPDATE_SHARDED) /* of a 16-bit copy each rank has written its own slice */
+        hvt__model_changed(d->optim->m);
+    else
+        hvt__model_updated(d->optim->m);
     if (d->codec->end)
         d->codec->end(d);
     d->begun = false;

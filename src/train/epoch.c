@@ -1,17 +1,11 @@
 /*
- * An epoch: its updates, their records, and the accounting of its time.
- *
- * An error inside a step is one of this rank alone. The other ranks continue into the exchange, so nothing
- * collective may follow. Errors that all ranks find, such as a loss that is not finite, are returned on all
- * ranks.
+ * An epoch: its updates, their records, and the accounting of its time. Of errors: see train.c.
  */
 #include "run.h"
 #include "base/trace.h"
 
 #include <inttypes.h>
-#include <string.h>
-
-/* ---- one update ---- */
+#include <math.h>
 
 static int64_t images_of(const hvt_batch *b)
 {
@@ -20,18 +14,6 @@ static int64_t images_of(const hvt_batch *b)
     for (int i = 0; i < b->shards; i++)
         images += b->shard_counts[i];
     return images;
-}
-
-/* A step can be captured after a few others, in which devices choose algorithms, and if its shards are full.
- */
-static bool recordable(const run *t, const hvt_batch *b)
-{
-    enum { WARM_UP = 3 };
-
-    for (int i = 0; i < b->shards; i++)
-        if (b->shard_counts[i] != t->set.batch)
-            return false;
-    return t->record && t->steps - t->first_steps >= WARM_UP;
 }
 
 /* The part of a step after hvt_distopt_begin() as one launch: captured the first time, and replayed from then
@@ -43,13 +25,11 @@ static hvt_status launch(run *t, const hvt_batch *b)
     if (t->graph)
         return hvt_distopt_replay(t->dist, t->graph);
     HVT_TRY(hvt_distopt_capture(t->dist));
-    s = hvt_model_forward(t->model, b, true);
-    if (s == HVT_OK)
-        s = hvt_model_backward(t->model, hvt_distopt_on_grad, t->dist);
-    if (s == HVT_OK)
-        s = hvt_distopt_step(t->dist);
-    if (s == HVT_OK)
-        return hvt_distopt_capture_end(t->dist, &t->graph);
+    HVT_TRY_OR(fail, hvt_model_forward(t->model, b, true));
+    HVT_TRY_OR(fail, hvt_model_backward(t->model, hvt_distopt_on_grad, t->dist));
+    HVT_TRY_OR(fail, hvt_distopt_step(t->dist));
+    return hvt_distopt_capture_end(t->dist, &t->graph);
+fail:
     hvt_distopt_capture_end(t->dist, NULL);
     return s;
 }
@@ -57,6 +37,7 @@ static hvt_status launch(run *t, const hvt_batch *b)
 /* One step. Everything else in this program exists to make these lines true. */
 hvt_status hvt__step(run *t, double lr, bool *ret_end)
 {
+    enum { WARM_UP = 3 }; /* updates in which devices choose algorithms */
     hvt_batch b;
 
     for (int i = 0; i < t->set.local_shards; i++) {
@@ -66,15 +47,14 @@ hvt_status hvt__step(run *t, double lr, bool *ret_end)
         if (i == 0)
             HVT_TRY(hvt_distopt_begin(t->dist, b.shard_counts, b.shards, lr));
         t->step_images = images_of(&b);
-        if (recordable(t, &b))
+        if (t->record && t->steps - t->first_steps >= WARM_UP &&
+            t->step_images == (int64_t)b.shards * t->set.batch) /* its shards are full */
             return launch(t, &b);
         HVT_TRY(hvt_model_forward(t->model, &b, true));
         HVT_TRY(hvt_model_backward(t->model, hvt_distopt_on_grad, t->dist));
     }
     return hvt_distopt_step(t->dist);
 }
-
-/* ---- telling about it ---- */
 
 /* What a user can change to keep the numbers finite. */
 static void format_remedies(const run *t, char *text, size_t bytes)
@@ -109,13 +89,37 @@ static void format_checkpoint(const run *t, char *text, size_t bytes)
         snprintf(text, bytes, "there is no checkpoint (--save DIR keeps some)");
 }
 
-hvt_status hvt__name_diverged(const run *t, const char *when, hvt_status s)
+void hvt__saved(run *t)
+{
+    t->saving = false;
+    t->saved = t->being_saved.steps;
+    t->last_kept = t->being_saved;
+    if (t->being_saved_top1 > t->best) {
+        t->best = t->being_saved_top1;
+        t->best_kept = t->being_saved;
+    }
+}
+
+/* The run ends: is what is being saved a checkpoint to go on from? Only rank 0, which says so, waits for it.
+ */
+static void await_last_save(run *t)
+{
+    hvt__error why;
+
+    hvt__error_take(&why);
+    if (t->saving && (t->rank != 0 || hvt__folder_wait(&t->folder) == HVT_OK))
+        hvt__saved(t);
+    hvt__error_put(&why);
+}
+
+hvt_status hvt__name_diverged(run *t, const char *when, hvt_status s)
 {
     bool agreed = hvt_last_error_is_agreed();
     char remedies[200], checkpoint[HVT_OPTION_VALUE + 200];
 
     if (s != HVT_E_DIVERGED)
         return s;
+    await_last_save(t);
     format_remedies(t, remedies, sizeof remedies);
     format_checkpoint(t, checkpoint, sizeof checkpoint);
     s = HVT_FAIL(E_DIVERGED, "%s: %s; %s; %s", when, hvt_last_error(), remedies, checkpoint);
@@ -124,7 +128,7 @@ hvt_status hvt__name_diverged(const run *t, const char *when, hvt_status s)
 }
 
 /* Adds the number of the update. The distributed optimizer counts those of this job only. */
-static hvt_status name_step(const run *t, hvt_status s)
+static hvt_status name_step(run *t, hvt_status s)
 {
     int64_t nth = t->first_step + hvt_distopt_stopped(t->dist) -
                   1; /* counted from the beginning of this job's first epoch */
@@ -162,134 +166,319 @@ static int epochs_in_all(const run *t)
     return t->epoch + (int)((left + t->steps_per_epoch - 1) / t->steps_per_epoch);
 }
 
-/* Before the first evaluation its time is estimated: a forward pass takes about a third of an update. */
-static double seconds_left(const run *t)
-{
-    double img_s = (double)t->recent_images / t->recent_seconds;
-    double guess = hvt_dataset_describe(t->test_set)->count / img_s / 3;
+/* How far the run is: in updates where --steps ends it, else in epochs. */
+typedef struct position {
+    char line[80];             /* begins a line */
+    char name[40], counts[50]; /* before and behind a bar */
+    double part;
+} position;
 
-    return hvt__seconds_left(&(hvt__remaining){.epoch = t->epoch,
-                                               .done = t->step,
-                                               .left = t->end - t->steps,
-                                               .per_epoch = t->steps_per_epoch,
-                                               .eval_freq = t->opts->eval_freq,
-                                               .update_seconds = t->recent_seconds / (double)t->recent_steps,
-                                               .eval_seconds = t->eval_seconds < 0 ? guess : t->eval_seconds,
-                                               .save_seconds = t->save_seconds < 0 ? 0 : t->save_seconds});
+static bool is_ended_by_steps(const run *t)
+{
+    return t->set.by_steps && t->end == t->opts->steps;
 }
 
+static position position_of(const run *t)
+{
+    position p;
+
+    if (is_ended_by_steps(t)) {
+        snprintf(p.name, sizeof p.name, "step");
+        snprintf(p.counts, sizeof p.counts, "%" PRId64 "/%" PRId64, t->steps, t->end);
+        snprintf(p.line, sizeof p.line, "step %.50s  epoch %d", p.counts, t->epoch + 1);
+        p.part = (double)t->steps / (double)t->end;
+    } else {
+        snprintf(p.name, sizeof p.name, "epoch %d/%d", t->epoch + 1, epochs_in_all(t));
+        snprintf(p.counts, sizeof p.counts, "%u/%u", t->step, t->steps_per_epoch);
+        snprintf(p.line, sizeof p.line, "%.25s  step %.40s", p.name, p.counts);
+        p.part = (double)t->step / t->steps_per_epoch;
+    }
+    return p;
+}
+
+/* until epoch `end`, within which the run ends or not, and `training` seconds of updates; the last one
+ * included */
+static double saves_left(const run *t, int64_t end, bool within, double training)
+{
+    const hvt__every *e = &t->set.save_every;
+
+    if (e->seconds > 0)
+        return floor(training / e->seconds) + 1;
+    if (e->steps)
+        return (double)(t->end / e->steps - t->steps / e->steps + (t->end % e->steps != 0));
+    return (double)(end / e->epochs - t->epoch / e->epochs + (within || end % e->epochs != 0));
+}
+
+/* What is known of the speed of late. */
+static const hvt__speed *newest(const run *t)
+{
+    return t->speed.updates ? &t->speed : &t->shown_speed;
+}
+
+double hvt__seconds_left(const run *t)
+{
+    int64_t left = t->end - t->steps, updates = t->step + left; /* since the current epoch began */
+    int64_t end = t->epoch + updates / t->steps_per_epoch;
+    bool within = updates % t->steps_per_epoch != 0; /* the run ends in the middle of an epoch */
+    int freq = t->opts->eval_freq;
+    int64_t evals = (freq ? end / freq - t->epoch / freq : 0) +
+                    (within || !freq || end % freq != 0); /* a run always ends with one */
+    const hvt__speed *speed = newest(t);
+    double training = (double)left * hvt__speed_update(speed);
+    double saves = saves_left(t, end, within, training);
+    double eval = t->eval_seconds;
+
+    if (!(eval > 0)) /* a forward pass takes about a third of an update */
+        eval = hvt_dataset_describe(t->test_set)->count / hvt__speed_img_s(speed) / 3;
+    return training + (double)evals * eval + saves * t->save_seconds;
+}
+
+/* What the bar shows beside the number of the update: the updates since the last record, or those before it
+ * where the device would have to be waited for to know more. */
+static void show_bar(const run *t, const position *at, const char *left)
+{
+    const hvt__speed *speed = newest(t);
+    const hvt__figures x = hvt__figures_of(speed == &t->speed ? &t->recent : &t->shown_loss);
+    char rest[200];
+    int n = snprintf(rest, sizeof rest, "%s", at->counts);
+
+    if (speed->updates)
+        snprintf(rest + n, sizeof rest - (size_t)n, "  loss %.4f  top-1 %.2f %%  %.0f img/s  eta %s", x.loss,
+                 x.top1, hvt__speed_img_s(speed), left);
+    hvt__report_bar(t->rep, at->name, at->part, rest);
+}
+
+/* The bar, if it is due, and the record of the updates since the last one, if it is. */
+static hvt_status put_step(const run *t, double lr, bool record)
+{
+    const hvt__figures x = hvt__figures_of(&t->recent);
+    double img_s = hvt__speed_img_s(&t->speed);
+    const position at = position_of(t);
+    char left[32];
+
+    if (!t->rep)
+        return HVT_OK;
+    hvt__duration(hvt__seconds_left(t), left);
+    if (hvt__report_bar_due(t->rep))
+        show_bar(t, &at, left);
+    if (!record)
+        return HVT_OK;
+    HVT_TRY(hvt__report_put(t->rep, json_pack("{s:s, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:I}", "record",
+                                              "step", "epoch", t->epoch + 1, "step", (json_int_t)t->steps,
+                                              "loss", hvt__number(x.loss), "top1", hvt__number(x.top1), "lr",
+                                              hvt__number(lr), "img_s", hvt__number(img_s), "loss_scale",
+                                              hvt__number(hvt_distopt_loss_scale(t->dist)), "skipped",
+                                              (json_int_t)hvt_distopt_skipped(t->dist))));
+    if (!t->rep->bar)
+        hvt__report_print(t->rep, "%s  loss %.4f  top-1 %.2f %%  lr %g  %.0f img/s  eta %s", at.line, x.loss,
+                          x.top1, lr, img_s, left);
+    return HVT_OK;
+}
+
+/* Wait until the device has done the updates that it was given, whose time this is, and look at the last one.
+ */
+static hvt_status await_updates(run *t)
+{
+    double start = hvt__running(), took;
+    hvt_status s;
+
+    if (t->set.on_gpu)
+        hvt__trace_begin(HVT__DEVICE, -1);
+    s = hvt_distopt_check(t->dist);
+    if (t->set.on_gpu)
+        hvt__trace_end();
+    took = hvt__running() - start;
+    t->seconds += took;
+    hvt__speed_waited(&t->speed, took);
+    return name_step(t, s);
+}
+
+/* A bar alone is no reason to wait for a GPU. */
 static hvt_status report_step(run *t, double lr)
 {
     bool record = t->steps % t->opts->print_freq == 0;
-    hvt_step_report r = {.epoch = t->epoch + 1,
-                         .epochs = epochs_in_all(t),
-                         .in_epoch = t->step,
-                         .of = t->steps_per_epoch,
-                         .step = t->steps,
-                         .steps = t->end,
-                         .lr = lr};
 
     if (record)
-        HVT_TRY(name_step(t, hvt_distopt_check(t->dist)));
+        HVT_TRY(await_updates(t));
     else if (!hvt__report_bar_due(t->rep))
         return HVT_OK;
-    HVT_TRY(take_loss(t));
-    r.loss = t->recent;
-    r.loss_scale = hvt_distopt_loss_scale(t->dist);
-    r.skipped = hvt_distopt_skipped(t->dist);
-    r.img_s = (double)t->recent_images / t->recent_seconds;
-    r.left = seconds_left(t);
-    if (hvt__report_bar_due(t->rep))
-        hvt__report_bar(t->rep, &r);
-    if (!record)
-        return HVT_OK;
-    t->recent = (hvt_loss){0};
-    t->recent_seconds = 0;
-    t->recent_images = t->recent_steps = 0;
-    return hvt__report_step(t->rep, &r);
+    if (record || !t->set.on_gpu)
+        HVT_TRY(take_loss(t));
+    HVT_TRY(put_step(t, lr, record));
+    if (record) {
+        t->shown_loss = t->recent;
+        t->shown_speed = t->speed;
+        t->recent = (hvt_loss){0};
+        t->speed = (hvt__speed){0};
+    }
+    return HVT_OK;
 }
 
-/* ---- an epoch ---- */
+/* An epoch's time on this rank, as fractions of its seconds, and the slowest rank: it is the one that waits
+ * least for the others. Time in which all ranks were stopped is none of it; while some are, the others wait.
+ */
+typedef struct shares {
+    double seconds, compute, exposed, data, other;
+    double wait_skew; /* exposed, the most of a rank less the least */
+    int waited_for;   /* the rank with the least; -1: there is one rank */
+} shares;
 
-/* Fractions of the epoch's time, and the slowest rank: it is the one that waits least for the others. */
-static hvt_status account(const run *t, const double *before, double exposed, hvt_epoch_report *r)
+static hvt_status account(run *t, shares *r)
 {
-    static const hvt__phase work[] = {HVT__FORWARD, HVT__BACKWARD, HVT__COMPRESS, HVT__LAUNCH, HVT__UPDATE};
-    double now[HVT__PHASE_COUNT], least = exposed, most = exposed;
+    const hvt__spent spent = hvt__spent_take(t);
+    double least = spent.exposed, most = spent.exposed, all = INFINITY;
+    hvt__waits mine = {spent.exposed, hvt__paused(hvt__now()) - t->epoch_paused};
 
-    HVT_TRY(hvt_world_allgather(t->world, &exposed, sizeof exposed, t->exposed));
-    hvt__trace_seconds(now);
-    for (size_t i = 0; i < HVT_LEN(work); i++)
-        r->compute += (now[work[i]] - before[work[i]]) / r->seconds;
-    r->data_wait = (now[HVT__DATA] - before[HVT__DATA]) / r->seconds;
-    r->exposed_comm = exposed / r->seconds;
-    r->other = 1 - r->compute - r->data_wait - r->exposed_comm;
+    HVT_TRY(hvt_world_allgather(t->world, &mine, sizeof mine, t->waits));
+    for (int i = 0; i < t->size; i++)
+        all = fmin(all, t->waits[i].paused);
+    r->seconds += mine.paused - all;
+    t->seconds += mine.paused - all;
+    r->compute = spent.compute / r->seconds;
+    r->data = spent.data / r->seconds;
+    r->exposed = spent.exposed / r->seconds;
+    r->other = 1 - r->compute - r->data - r->exposed;
     r->waited_for = t->size > 1 ? t->rank : -1;
     for (int i = 0; i < t->size; i++) {
-        most = t->exposed[i] > most ? t->exposed[i] : most;
-        if (t->exposed[i] < least) {
-            least = t->exposed[i];
+        most = fmax(most, t->waits[i].exposed);
+        if (t->waits[i].exposed < least) {
+            least = t->waits[i].exposed;
             r->waited_for = i;
         }
     }
     r->wait_skew = (most - least) / r->seconds;
-    r->waited_host = hvt_world_host(t->world, r->waited_for);
     return HVT_OK;
+}
+
+/* "epoch 2/3"; where --steps ends the run "epoch 2", or "epoch 3, 5 of 40 updates". */
+static void format_epoch(const run *t, char *text, size_t bytes)
+{
+    int epoch = t->epoch + 1;
+
+    if (!is_ended_by_steps(t))
+        snprintf(text, bytes, "epoch %d/%d", epoch, epochs_in_all(t));
+    else if (t->step == t->steps_per_epoch)
+        snprintf(text, bytes, "epoch %d", epoch);
+    else
+        snprintf(text, bytes, "epoch %d, %u of %u updates", epoch, t->step, t->steps_per_epoch);
+}
+
+#define WORTH_PRINTING 0.01 /* fraction of the epoch */
+
+static hvt_status report_epoch(const run *t, double img_s, const shares *r)
+{
+    const hvt__figures x = hvt__figures_of(&t->epoch_loss);
+    char head[80];
+
+    if (!t->rep)
+        return HVT_OK;
+    HVT_TRY(hvt__report_put(
+        t->rep,
+        json_pack("{s:s, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I}",
+                  "record", "epoch", "epoch", t->epoch + 1, "steps", (json_int_t)t->epoch_steps, "train_loss",
+                  hvt__number(x.loss), "top1", hvt__number(x.top1), "top5", hvt__number(x.top5), "img_s",
+                  hvt__number(img_s), "seconds", hvt__number(r->seconds), "compute", hvt__number(r->compute),
+                  "exposed_comm", hvt__number(r->exposed), "data_wait", hvt__number(r->data), "other",
+                  hvt__number(r->other), "wait_skew", hvt__number(r->wait_skew), "waited_for",
+                  r->waited_for < 0 ? json_null() : json_integer(r->waited_for), "loss_scale",
+                  hvt__number(hvt_distopt_loss_scale(t->dist)), "skipped",
+                  (json_int_t)hvt_distopt_skipped(t->dist))));
+    format_epoch(t, head, sizeof head);
+    hvt__report_print(
+        t->rep,
+        "%s: loss %.4f, top-1 %.2f %%, top-5 %.2f %%; %.0f img/s, %.1f s (%.1f %% computing, %.1f %% waiting "
+        "for the exchange, %.1f %% for data)",
+        head, x.loss, x.top1, x.top5, img_s, r->seconds, 100 * r->compute, 100 * r->exposed, 100 * r->data);
+    if (r->waited_for >= 0 && r->wait_skew >= WORTH_PRINTING)
+        hvt__report_print(
+            t->rep, "  rank %d (%s) was the slowest: another waited %.1f %% of the time more than it did",
+            r->waited_for, hvt_world_host(t->world, r->waited_for), 100 * r->wait_skew);
+    return HVT_OK;
+}
+
+/* The epoch goes on where `sample` images of its order are behind. */
+static hvt_status begin_epoch(run *t)
+{
+    hvt__spent_begin(t);
+    t->epoch_paused = hvt__paused(hvt__now());
+    t->epoch_began = t->seconds;
+    t->epoch_images = t->images;
+    t->in_epoch = true;
+    return hvt_loader_seek(t->train_data, t->epoch, t->sample);
+}
+
+static hvt_status end_epoch(run *t)
+{
+    shares r = {0};
+
+    HVT_TRY(await_updates(t));
+    HVT_TRY(take_loss(t));
+    r.seconds = t->seconds - t->epoch_began;
+    HVT_TRY(account(t, &r));
+    HVT_TRY(report_epoch(t, (double)(t->images - t->epoch_images) / r.seconds, &r));
+    t->in_epoch = false;
+    if (t->step == t->steps_per_epoch) {
+        t->epoch++;
+        t->step = t->sample = 0;
+        t->epoch_steps = 0;
+        t->epoch_loss = (hvt_loss){0};
+    }
+    return hvt__timeline_flush(t->timeline);
+}
+
+/* Count an update that took so many seconds. */
+static void count_step(run *t, double took)
+{
+    hvt__speed_add(&t->speed, took, t->step_images);
+    if (!t->set.on_gpu)
+        hvt__speed_waited(&t->speed, 0);
+    t->images += t->step_images;
+    t->epoch_steps++;
+    t->sample += (uint32_t)(t->set.batch * t->set.shards); /* less in the last one, after which nobody asks */
+    t->step++;
+    t->steps++;
+    hvt__log_at(t->steps);
+    if (t->first_update < 0)
+        t->first_update = hvt__process_seconds();
+}
+
+static hvt_status update(run *t, bool *ret_end)
+{
+    double lr = hvt_schedule_lr(t->schedule, t->epoch, t->step, t->steps_per_epoch);
+    double start = hvt__running();
+    double took;
+    hvt_status s;
+
+    t->step_images = 0;
+    if (t->step < t->steps_per_epoch)
+        hvt__trace_step(t->steps + 1);
+    hvt__preempt_vote(t);
+    s = hvt__step(t, lr, ret_end);
+    if (s)
+        return name_step(t, s);
+    took = hvt__running() - start;
+    t->seconds += took;
+    if (*ret_end)
+        return HVT_OK;
+    count_step(t, took);
+    HVT_TRY(report_step(t, lr));
+    HVT_TRY(hvt__trial_step(t, took));
+    HVT_TRY(hvt__timeline_at(t->timeline, t->steps));
+    return name_step(t, hvt__preempt_look(t, took));
 }
 
 hvt_status hvt__train_epoch(run *t)
 {
-    hvt_epoch_report r = {.epoch = t->epoch + 1, .epochs = epochs_in_all(t)};
-    double began = t->seconds, before[HVT__PHASE_COUNT];
-    int64_t images = t->images;
-    uint32_t first = t->step;
     bool end = false;
 
-    t->epoch_loss = (hvt_loss){0};
-    hvt_distopt_take_exposed(t->dist);
-    hvt__trace_seconds(before);
-    HVT_TRY(hvt_loader_rewind(t->train_data, t->epoch, t->step));
-    while (t->steps < t->end) {
-        double lr = hvt_schedule_lr(t->schedule, t->epoch, t->step, t->steps_per_epoch);
-        double start = hvt__running();
-        double took;
-        hvt_status s;
-        t->step_images = 0;
-        if (t->step < t->steps_per_epoch)
-            hvt__trace_step(t->steps + 1);
-        s = hvt__step(t, lr, &end);
-        if (s)
-            return name_step(t, s);
-        took = hvt__running() - start;
-        t->seconds += took;
-        if (end)
-            break;
-        t->recent_seconds += took;
-        t->recent_images += t->step_images;
-        t->images += t->step_images;
-        t->recent_steps++;
-        t->step++;
-        t->steps++;
-        hvt__log_at(t->steps);
-        if (t->first_update < 0)
-            t->first_update = hvt__process_seconds();
-        HVT_TRY(report_step(t, lr));
-        HVT_TRY(hvt__trial_step(t, took));
-        HVT_TRY(hvt__timeline_at(t->timeline, t->steps));
+    if (!t->in_epoch)
+        HVT_TRY(begin_epoch(t));
+    while (t->steps < t->end && !end) {
+        HVT_TRY(update(t, &end));
+        if ((t->save_due || t->stopping) && !end && t->step < t->steps_per_epoch && t->steps < t->end) {
+            HVT_TRY(await_updates(t));
+            return take_loss(t);
+        }
     }
-    HVT_TRY(name_step(t, hvt_distopt_check(t->dist)));
-    HVT_TRY(take_loss(t));
-    r.steps = t->step - first;
-    r.loss = t->epoch_loss;
-    r.seconds = t->seconds - began;
-    r.img_s = (double)(t->images - images) / r.seconds;
-    HVT_TRY(account(t, before, hvt_distopt_take_exposed(t->dist), &r));
-    r.loss_scale = hvt_distopt_loss_scale(t->dist);
-    r.skipped = hvt_distopt_skipped(t->dist);
-    if (t->step == t->steps_per_epoch) {
-        t->epoch++;
-        t->step = 0;
-    }
-    HVT_TRY(hvt__report_epoch(t->rep, &r));
-    return hvt__timeline_flush(t->timeline);
+    return end_epoch(t);
 }

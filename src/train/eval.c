@@ -13,15 +13,24 @@
 #include "base_impl.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 enum { LIMB = 30, LIMBS = 7, UNIT = 24 /* a loss is counted in 2^-UNIT nats */ };
 #define LARGE 0x1p30f /* nats */
 
+enum {
+    TOP1,
+    TOP5,
+    COUNT,
+    OF_LARGE,
+    OF_INF,
+    OF_NAN,
+    STOPPED,
+    COUNTS
+}; /* of images; OF_: with such a loss; of ranks */
+
 typedef struct tally {
     int64_t limb[LIMBS]; /* the sum is that of limb[i] * 2^(LIMB * i) */
-    int64_t top1, top5, count;
-    int64_t large, inf, nan; /* images with such a loss */
+    int64_t n[COUNTS];
 } tally;
 
 /* Add units * 2^shift. |units| < 2^55 where shift is 0, else < 2^24. */
@@ -44,11 +53,9 @@ static void add_loss(tally *t, float loss)
         int64_t units = llrintf(ldexpf(frexpf(loss, &exponent), 24));
 
         add_units(t, units, exponent - 24 + UNIT);
-        t->large++;
-    } else if (loss > 0) {
-        t->inf++;
+        t->n[OF_LARGE]++;
     } else {
-        t->nan++;
+        t->n[loss > 0 ? OF_INF : OF_NAN]++;
     }
 }
 
@@ -56,9 +63,9 @@ static void add_loss(tally *t, float loss)
 static void add_row(tally *t, float loss, int32_t label_rank)
 {
     add_loss(t, loss);
-    t->top1 += !isnan(loss) && label_rank < 1;
-    t->top5 += !isnan(loss) && label_rank < 5;
-    t->count++;
+    t->n[TOP1] += !isnan(loss) && label_rank < 1;
+    t->n[TOP5] += !isnan(loss) && label_rank < 5;
+    t->n[COUNT]++;
 }
 
 /* In nats, rounded once. */
@@ -68,8 +75,8 @@ static double sum_of(tally *t)
     int scale = -UNIT;
     bool rest = false;
 
-    if (t->nan || t->inf)
-        return t->nan ? (double)NAN : (double)INFINITY;
+    if (t->n[OF_NAN] || t->n[OF_INF])
+        return t->n[OF_NAN] ? (double)NAN : (double)INFINITY;
     for (int i = 0; i + 1 < LIMBS; i++) { /* the last limb holds the sign */
         t->limb[i + 1] += t->limb[i] >> LIMB;
         t->limb[i] &= ((int64_t)1 << LIMB) - 1;
@@ -86,70 +93,105 @@ static double sum_of(tally *t)
     return ldexp((double)(rest ? v | 1 : v), scale);
 }
 
-/* This rank's images. */
-static hvt_status count_images(hvt_model *m, hvt_loader *loader, hvt__evaluated_fn *progress, void *ctx,
-                               tally *t)
-{
-    float *loss = NULL;
-    int32_t *label_rank = NULL;
-    bool end = false;
-    hvt_batch b;
-    hvt_status s;
+/* One evaluation on this rank. */
+typedef struct pass {
+    hvt_model *m;
+    hvt_loader *loader;
+    bool unlabelled;
+    float *loss; /* [batch] */
+    int32_t *label_rank;
+    tally t;
+} pass;
 
-    HVT_TRY_OR(done, hvt_loader_rewind(loader, 0, 0));
-    for (;;) {
-        HVT_TRY_OR(done, hvt_loader_next(loader, &b, &end));
-        if (end)
-            break;
-        if (!loss) { /* every batch has the planned size */
-            loss = malloc((size_t)b.labels.dim[0] * sizeof *loss);
-            label_rank = malloc((size_t)b.labels.dim[0] * sizeof *label_rank);
-            HVT_CHECK_OR(done, loss && label_rank, E_MEM, "no memory for %d losses", b.labels.dim[0]);
-        }
-        if (!b.count)
-            continue;
-        HVT_TRY_OR(done, hvt_model_forward(m, &b, false));
-        HVT_TRY_OR(done, hvt_model_rows(m, loss, label_rank));
-        for (int i = 0; i < b.count; i++)
-            add_row(t, loss[i], label_rank[i]);
-        if (progress)
-            progress(ctx, b.count);
-    }
-done:
-    free(loss);
-    free(label_rank);
-    return s;
+/* Every batch has the planned size. */
+static hvt_status make_room(pass *p, int batch)
+{
+    if (p->loss)
+        return HVT_OK;
+    p->loss = malloc((size_t)batch * sizeof *p->loss);
+    p->label_rank = malloc((size_t)batch * sizeof *p->label_rank);
+    HVT_CHECK(p->loss && p->label_rank, E_MEM, "no memory for %d losses", batch);
+    return HVT_OK;
 }
 
-hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt__evaluated_fn *progress,
-                         void *ctx, hvt_loss *ret_loss, hvt__odd_losses *ret_odd)
+static hvt_status count_batch(pass *p, const hvt_batch *b)
 {
-    tally t = {0};
-    int64_t counts[6];
+    hvt_batch images = *b;
 
-    HVT_TRY(hvt_world_agree(world, count_images(m, loader, progress, ctx, &t)));
-    counts[0] = t.top1;
-    counts[1] = t.top5;
-    counts[2] = t.count;
-    counts[3] = t.large;
-    counts[4] = t.inf;
-    counts[5] = t.nan;
-    HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, t.limb, LIMBS)); /* two calls, which need no memory */
-    HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, counts, 6));
-    t.inf = counts[4];
-    t.nan = counts[5];
-    *ret_loss = (hvt_loss){sum_of(&t), counts[0], counts[1], counts[2]};
-    *ret_odd = (hvt__odd_losses){counts[3], counts[4], counts[5]};
+    if (!b->count)
+        return HVT_OK;
+    if (p->unlabelled) {
+        images.labels.data = NULL;
+        p->t.n[COUNT] += b->count;
+        return hvt_model_forward(p->m, &images, false);
+    }
+    HVT_TRY(make_room(p, b->labels.dim[0]));
+    HVT_TRY(hvt_model_forward(p->m, b, false));
+    HVT_TRY(hvt_model_rows(p->m, p->loss, p->label_rank));
+    for (int i = 0; i < b->count; i++)
+        add_row(&p->t, p->loss[i], p->label_rank[i]);
+    return HVT_OK;
+}
+
+/* All ranks have the same number of batches. With predictions they come to each of them together, and none
+ * stops. */
+static hvt_status count_images(pass *p, hvt__predictions *predictions, bool show(run *t, int images), run *of)
+{
+    hvt_batch b = {0};
+
+    HVT_TRY(hvt_loader_rewind(p->loader, 0, 0));
+    while (!p->t.n[STOPPED]) {
+        bool end = false;
+        hvt_status s = hvt_loader_next(p->loader, &b, &end);
+
+        if (end)
+            break;
+        s = s ? s : count_batch(p, &b);
+        if (predictions)
+            s = hvt__predictions_add(predictions, p->m, p->loader, &b, s);
+        HVT_TRY(s);
+        p->t.n[STOPPED] = show && !show(of, b.count) && !predictions;
+    }
+    return predictions ? hvt__predictions_end(predictions) : HVT_OK;
+}
+
+hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, bool show(run *t, int images),
+                         run *of, hvt_loss *ret_loss, hvt__odd_losses *ret_odd, bool *ret_whole)
+{
+    pass p = {.m = m, .loader = loader};
+    tally *t = &p.t;
+    hvt_loader_info info;
+    hvt_status s;
+
+    hvt_loader_describe(loader, &info);
+    p.unlabelled = info.unlabelled;
+    s = count_images(&p, of ? of->predictions : NULL, show, of);
+    free(p.loss);
+    free(p.label_rank);
+    HVT_TRY(hvt_world_agree(world, s));
+    HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, t->limb, LIMBS)); /* two calls, which need no memory */
+    HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, t->n, COUNTS));
+    *ret_loss = (hvt_loss){p.unlabelled ? (double)NAN : sum_of(t), t->n[TOP1], t->n[TOP5], t->n[COUNT]};
+    *ret_odd = (hvt__odd_losses){t->n[OF_LARGE], t->n[OF_INF], t->n[OF_NAN]};
+    *ret_whole = !t->n[STOPPED];
     return HVT_OK;
 }
 
 hvt_status hvt_evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt_loss *ret_loss)
 {
+    hvt_loader_info info;
     hvt__odd_losses odd;
+    bool whole;
 
     HVT_GIVEN(m, "a model");
     HVT_GIVEN(loader, "a loader");
     HVT_GIVEN(world, "a world");
-    HVT_GIVEN(ret_loss, "a label_rank for the loss");
-    return hvt__evaluate(m, loader, world, NULL, NULL, ret_loss, &odd);
+    HVT_GIVEN(ret_loss, "a place for the loss");
+    hvt_loader_describe(loader, &info);
+    HVT_TRY(hvt_world_agree(world, !info.unlabelled
+                                       ? HVT_OK
+                                       : HVT_FAIL(E_ARG, "the images of this loader have no labels to "
+                                                         "evaluate with; hvt_model_predict() or "
+                                                         "hvt_model_logits() needs none")));
+    return hvt__evaluate(m, loader, world, NULL, NULL, ret_loss, &odd, &whole);
 }

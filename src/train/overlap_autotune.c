@@ -2,19 +2,14 @@
  * --overlap: whether a worker thread of the comm exchanges gradients during backward, or each step does so at
  * its end.
  *
- * auto is off where a worker has nothing to do (one rank, a GPU, an update that is itself the exchange).
- * Elsewhere the better way depends on the network, the model and the processors, so the first updates are a
- * trial: in each round one update each way, in alternating order. The medians on the slowest rank decide. The
- * expected way (a worker if each has a processor of its own, else off) stays unless the other one is faster
- * by a margin, so that noise does not decide. The results are bit-identical either way.
- *
- * A worker without a processor of its own shares those of its rank. It sleeps while messages are in flight,
- * and takes the time to move and add them; that pays where the network is slow.
+ * auto is off where a worker has nothing to do. Elsewhere the first updates are a trial: in each round one
+ * update each way, in alternating order. The medians on the slowest rank decide. The expected way (a worker
+ * if each has a processor of its own, else off) stays unless the other one is faster by a margin, so that
+ * noise does not decide. The results are bit-identical either way. A worker without a processor of its own
+ * pays where the network is slow, since it sleeps while messages are in flight.
  */
 #include "run.h"
 #include "base_impl.h"
-
-#include <string.h>
 
 enum { WARM_UP = 3 };
 
@@ -49,45 +44,47 @@ static hvt_status use(run *t, int way)
     return HVT_OK;
 }
 
-static const char *const names[] = {"off", "worker"};
-
 /* Is a worker possible? It is stopped again. */
-static hvt_status try_worker(run *t, bool *ret_can)
+static hvt_status try_worker(run *t)
 {
     hvt_status s = hvt_world_agree(t->world, use(t, HVT__WORKER));
 
     HVT_TRY(hvt_world_agree(t->world, use(t, HVT__OFF)));
-    *ret_can = s == HVT_OK;
+    if (s == HVT_E_UNSUPPORTED)
+        t->trial.why = "this MPI keeps a worker from calling it";
     return s == HVT_E_UNSUPPORTED ? HVT_OK : s;
-}
-
-static hvt_status open_auto(run *t)
-{
-    hvt__trial *trial = &t->trial;
-    const char *why = why_no_trial(t);
-    bool can = false;
-
-    if (!why)
-        HVT_TRY(try_worker(t, &can));
-    trial->why = why ? why : can ? "the first updates decide" : "this MPI keeps a worker from calling it";
-    if (!can)
-        trial->overlap = "off";
-    return HVT_OK;
 }
 
 hvt_status hvt__trial_open(run *t)
 {
     hvt__trial *trial = &t->trial;
+    bool automatic = !strcmp(t->opts->overlap, "auto");
 
     trial->overlap = t->opts->overlap;
     trial->after = t->steps + WARM_UP;
-    if (!strcmp(trial->overlap, "auto"))
-        return open_auto(t);
-    trial->why = "as asked for";
-    if (!t->train_set || t->size == 1) /* there is nothing to exchange */
+    trial->why = automatic ? why_no_trial(t) : "as asked for";
+    if (!trial->why)
+        HVT_TRY(try_worker(t));
+    if (t->size == 1 || !t->train_set || (automatic && trial->why))
         trial->overlap = "off";
-    if (!strcmp(trial->overlap, "worker"))
-        return hvt_world_agree(t->world, use(t, HVT__WORKER));
+    if (!trial->why)
+        trial->why = "the first updates decide";
+    return strcmp(trial->overlap, "worker") ? HVT_OK : hvt_world_agree(t->world, use(t, HVT__WORKER));
+}
+
+/* seconds: of an update, off and with a worker. */
+static hvt_status report_choice(const run *t, const double seconds[HVT__OVERLAPS])
+{
+    const char *overlap = t->trial.overlap;
+
+    if (!t->rep)
+        return HVT_OK;
+    HVT_TRY(hvt__report_put(t->rep, json_pack("{s:s, s:s, s:o, s:o}", "record", "overlap", "overlap", overlap,
+                                              "seconds_off", hvt__number(seconds[HVT__OFF]), "seconds_worker",
+                                              hvt__number(seconds[HVT__WORKER]))));
+    hvt__report_print(t->rep,
+                      "overlap %s: an update takes %.3g ms without, %.3g ms with a worker for the exchange",
+                      overlap, 1e3 * seconds[HVT__OFF], 1e3 * seconds[HVT__WORKER]);
     return HVT_OK;
 }
 
@@ -107,9 +104,9 @@ static hvt_status decide(run *t)
     }
     if (median[!best] < (1 - margin) * median[best])
         best = !best;
-    trial->overlap = names[best];
+    trial->overlap = best == HVT__WORKER ? "worker" : "off";
     HVT_TRY(use(t, best));
-    return hvt__report_overlap(t->rep, names[best], median);
+    return report_choice(t, median);
 }
 
 hvt_status hvt__trial_step(run *t, double seconds)

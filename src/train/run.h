@@ -3,8 +3,9 @@
 #define HVT_TRAIN_RUN_H
 
 #include "train/checkpoint/checkpoint_impl.h"
-#include "train/process/process_impl.h"
+#include "train/predict/predict_impl.h"
 #include "train/report/report_impl.h"
+#include "base/trace.h"
 
 /* Which is faster: the exchange in hvt_distopt_step(), or on a worker? */
 enum { HVT__TRIES = 9, HVT__OFF = 0, HVT__WORKER, HVT__OVERLAPS };
@@ -23,18 +24,63 @@ typedef struct hvt__kept {
     int64_t steps; /* updates */
 } hvt__kept;
 
+/* How both splits are loaded; shards, and what the model says, are not set. */
+typedef struct hvt__loading {
+    hvt_loader_opts train, test;
+} hvt__loading;
+
+/* data: either split. Borrows cores. Errors: E_ARG. */
+/* file: of the model, or NULL */
+hvt_status hvt__resolve_loading(const hvt_options *o, const hvt_resolved *set, const hvt_dataset_info *data,
+                                const hvt_pt2 *file, const hvt_cores *cores, hvt__loading *ret_loading);
+
+/* Seconds of this job on this rank. compute, exposed and data are those of its updates: computing, waiting
+ * for the exchange, waiting for data. startup is from the start of the process to the end of setting up. */
+typedef struct hvt__spent {
+    double compute, exposed, data, evaluate, save, startup;
+} hvt__spent;
+
+/* Updates and the training time that they took (speed.c). Those that the device has only been given are
+ * queued: what they take is known when it has been waited for. Begin with {0}. */
+typedef struct hvt__speed {
+    double seconds, done_seconds; /* of all; up to the last wait for the device */
+    int64_t images, updates;      /* until then */
+    int64_t queued_images, queued_updates;
+} hvt__speed;
+
+/* The host spent so many seconds on an update of so many images. */
+void hvt__speed_add(hvt__speed *s, double seconds, int64_t images);
+/* It then waited for the device for so long: all that was queued is done. */
+void hvt__speed_waited(hvt__speed *s, double seconds);
+/* NaN: no update is known to be done. */
+double hvt__speed_update(const hvt__speed *s); /* seconds of one */
+double hvt__speed_img_s(const hvt__speed *s);
+
+/* Seconds of an epoch in which a rank waited for the exchange, and in which it was stopped. */
+typedef struct hvt__waits {
+    double exposed, paused;
+} hvt__waits;
+
 typedef struct run {
     const hvt_options *opts; /* borrowed */
     hvt_world *world;        /* borrowed */
     int rank, size;
     hvt_resolved set;
     hvt_placement *placement; /* [size] */
-    double *exposed;          /* [size] seconds of the epoch that each rank waited for the exchange */
+    hvt__waits *waits;        /* [size] */
 
     hvt_device *dev;
-    hvt_dataset *train_set, *test_set; /* train_set NULL: evaluation only */
+    const hvt_dataset *train_set, *test_set; /* train_set NULL: evaluation only */
+    hvt_dataset *opened[2];                  /* those of them that are not the caller's */
+    hvt_pt2 *file;                           /* of the model; NULL: it is one of the zoo */
+    hvt__loading loading;
+    int classes; /* of the model */
+    /* rank 0: what these are called, an array of text; NULL: they have no names or, in an evaluation, those
+     * of test_set */
+    json_t *class_names;
     hvt_model *model;
     hvt_loader *train_data, *test_data;
+    hvt__predictions *predictions; /* NULL: none are wanted */
     hvt_optim *optim;
     hvt_schedule *schedule;
     hvt_comm *comm;
@@ -44,8 +90,8 @@ typedef struct run {
     bool record;       /* capture one */
     hvt_reporter *rep; /* rank 0 */
     hvt_timeline *timeline;
-    hvt__folder *folder; /* rank 0; NULL: nothing is saved */
-    uint64_t run;        /* rank 0: the identifier of the run in its checkpoints */
+    hvt__folder folder; /* rank 0 */
+    uint64_t run;       /* rank 0: the identifier of the run in its checkpoints */
     uint32_t steps_per_epoch;
 
     /* progress of the whole run */
@@ -55,62 +101,109 @@ typedef struct run {
     int64_t end;                                  /* stop after this many */
     int64_t first_epoch, first_step, first_steps; /* epoch, step and steps when this job began */
     double best;                                  /* top-1 in percent of `best` */
-    hvt_loss test;                                /* the last evaluation */
-    int64_t tested, saved;                        /* number of updates then; -1: not yet */
+    hvt_loss test;         /* the last evaluation; of an unlabelled set the sum is NaN */
+    int64_t tested, saved; /* number of updates then; -1: not yet */
     hvt__kept last_kept, best_kept;
+    bool saving; /* a checkpoint is being written, of this and with this top-1 */
+    hvt__kept being_saved;
+    double being_saved_top1;
     bool warned_large, warned_infinite; /* of losses in evaluation */
+    uint32_t sample;                    /* images of the epoch's order that are behind */
+    int64_t epoch_steps;                /* updates that epoch_loss is of */
+    bool untested;                      /* an evaluation is due before the next update */
+
+    /* when this job saves, and whether it ends early: preempt.c */
+    bool save_due, stopping;
+    double saved_at, deadline; /* hvt__now(); deadline INFINITY: none */
+    double slowest;            /* s: an update of late */
+    int64_t votes[HVT_VOTES];  /* when they were looked at last */
+
+    /* of the current epoch, since it began or was resumed */
+    bool in_epoch;
+    double epoch_began, epoch_paused, phases[HVT__PHASE_COUNT];
+    int64_t epoch_images;
+
+    hvt__spent spent; /* up to the end of the last epoch */
 
     /* of this job, training only */
     double seconds;
     int64_t images;
-    double eval_seconds, save_seconds; /* of the last one; < 0: none yet */
+    double eval_seconds, save_seconds; /* of the last one; 0: none yet; of saving that on this thread */
+    double write_seconds;              /* rank 0: that the rest of it took, on a thread of its own */
     int64_t evaluated;                 /* this rank's images in the current evaluation */
     double first_update;               /* after the process began; < 0: not yet */
 
     int64_t step_images; /* of the current update, on all ranks */
-    hvt_loss epoch_loss; /* of the current epoch */
+    hvt_loss epoch_loss; /* of the current epoch, earlier jobs included */
 
     /* since the last step record */
     hvt_loss recent;
-    double recent_seconds;
-    int64_t recent_images, recent_steps;
+    hvt__speed speed;
+
+    /* of the updates before the last step record: what the bar shows while nothing newer is known */
+    hvt_loss shown_loss;
+    hvt__speed shown_speed;
 } run;
 
-/* ---- eval.c ---- */
+/* Images whose loss is 2^30 nats or more, infinite, or NaN. */
+typedef struct hvt__odd_losses {
+    int64_t large, inf, nan;
+} hvt__odd_losses;
 
-/* hvt_evaluate() with a callback after each batch of this rank, and with counts of odd losses. */
-typedef void hvt__evaluated_fn(void *ctx, int images);
-hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt__evaluated_fn *progress,
-                         void *ctx, hvt_loss *ret_loss, hvt__odd_losses *ret_odd);
+/* hvt_evaluate() with counts of odd losses and, of a run, with its predictions and without losses where its
+ * images have no labels. show: to be called after each batch of this rank, or NULL; false: go no further. of:
+ * NULL without a run. *ret_whole: no rank has stopped before its end; else the result is of some images only.
+ */
+hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, bool show(run *t, int images),
+                         run *t, hvt_loss *ret_loss, hvt__odd_losses *ret_odd, bool *ret_whole);
 
-/* ---- setup.c ---- */
+/* A run of options that the ranks agree on, resolved in its `set`. Collective; its errors are agreed, and
+ * leave nothing to tear down. */
+hvt_status hvt__run_begin(const hvt_options *opts, hvt_world *world, run *ret_run);
+hvt_status hvt__setup(run *t); /* Collective. */
+void hvt__teardown(run *t);    /* Collective. */
+/* The options of scope RUN with the values that took effect, as a JSON object; malloc'ed. */
+char *hvt__effective_options(const run *t);
 
-hvt_status hvt__setup(run *t); /* Collective. t->set is given. */
-
-/* ---- epoch.c ---- */
-
+/* On rank 0, before predictions are opened: what classes are called; warns where the data call them otherwise
+ * than the weights that the run starts with. */
+hvt_status hvt__find_class_names(run *t);
+hvt_status hvt__report_start(const run *t);             /* summary.c */
 hvt_status hvt__step(run *t, double lr, bool *ret_end); /* *ret_end: the epoch has no more batches */
-hvt_status hvt__train_epoch(run *t); /* from update t->step to the end of the epoch or of the run */
+/* From update t->step to the end of the epoch or of the run, or to an update after which t->save_due or
+ * t->stopping; the epoch goes on with the next call. */
+hvt_status hvt__train_epoch(run *t);
 /* Adds to E_DIVERGED when it happened, what to try, and which checkpoint to resume; other errors pass. */
-hvt_status hvt__name_diverged(const run *t, const char *when, hvt_status s);
+hvt_status hvt__name_diverged(run *t, const char *when, hvt_status s);
+void hvt__saved(run *t); /* what was being saved is complete */
 
-/* ---- gpu.c, overlap_autotune.c ---- */
+/* To the end of the run. An update, an evaluation, a checkpoint each take as long as the last one did. */
+double hvt__seconds_left(const run *t);
+
+/* Before the run is set up; before and after each update: what this rank wants, and what all are to do. */
+void hvt__preempt_open(run *t);
+void hvt__preempt_vote(run *t);
+hvt_status hvt__preempt_look(run *t, double seconds); /* of the update */
+bool hvt__preempt_asked(run *t);                      /* this rank has reason to end early */
+double
+hvt__preempt_limit(const run *t); /* seconds until the job must have ended; INFINITY: there is no limit */
+double hvt__preempt_margin(const run *t); /* seconds before that at which it begins to end */
+bool hvt__save_due_after_epoch(const run *t);
+/* A run that ends early says so. */
+hvt_status hvt__report_preempted(run *t, uint64_t weights);
+
+/* Begin to count the time of an epoch's updates; what it was spent on since then, or since the last take,
+ * which is added to t->spent. */
+void hvt__spent_begin(run *t);
+hvt__spent hvt__spent_take(run *t);
+/* Adds the parts to a record, as fractions of so many seconds. */
+void hvt__spent_record(const hvt__spent *s, double seconds, json_t *record);
+/* "71.3 % computing, 12.0 % evaluating", without what rounds to 0.0 %. */
+enum { HVT__SPENT_TEXT = 300 };
+void hvt__spent_text(const hvt__spent *s, double seconds, char ret_text[HVT__SPENT_TEXT]);
 
 /* --overlap. Collective; hvt__trial_step() after each update, with its time. */
 hvt_status hvt__trial_open(run *t);
 hvt_status hvt__trial_step(run *t, double seconds);
-/* The GPU that this rank's options and placement ask for. */
-hvt_status hvt__open_gpu(run *t);
-/* Every rank's GPU into t->placement. Collective. E_ARG: two ranks have the same, on all ranks alike. */
-hvt_status hvt__gather_gpus(run *t);
-void hvt__teardown(run *t); /* Collective. */
-/* The options of scope RUN with the values that took effect, as a JSON object; malloc'ed. */
-char *hvt__effective_options(const run *t);
-
-/* ---- train.c, tune.c: hvt_train() and hvt_tune() of options that are resolved already ---- */
-
-hvt_status hvt__train(const hvt_options *opts, const hvt_resolved *set, hvt_world *world,
-                      hvt_report *ret_report);
-hvt_status hvt__tune(const hvt_options *opts, const hvt_resolved *set, hvt_world *world);
 
 #endif /* HVT_TRAIN_RUN_H */

@@ -10,14 +10,11 @@
 
 #include <sched.h>
 #include <inttypes.h>
-#include <stdlib.h>
-#include <string.h>
+#include <math.h>
 #include <unistd.h>
 
 /* All ranks return the error of any rank. */
 #define AGREE(t, call) HVT_TRY(hvt_world_agree((t)->world, (call)))
-
-/* ---- who and where ---- */
 
 /* The number of processors that the launcher may use, which is larger than ours if it bound us; 0: no
  * launcher. */
@@ -25,7 +22,7 @@ static int launchers_processors(void)
 {
     cpu_set_t set;
 
-    if (hvt__process_launched_rank() < 0 || getppid() <= 1 || sched_getaffinity(getppid(), sizeof set, &set))
+    if (hvt_world_launched_rank() < 0 || getppid() <= 1 || sched_getaffinity(getppid(), sizeof set, &set))
         return 0;
     return CPU_COUNT(&set);
 }
@@ -35,9 +32,9 @@ static hvt_status find_placements(run *t)
     hvt_placement mine = {.allowed = launchers_processors()};
 
     t->placement = calloc((size_t)t->size, sizeof *t->placement);
-    t->exposed = calloc((size_t)t->size, sizeof *t->exposed);
-    AGREE(t, t->placement && t->exposed ? HVT_OK
-                                        : HVT_FAIL(E_MEM, "no memory for the places of %d ranks", t->size));
+    t->waits = calloc((size_t)t->size, sizeof *t->waits);
+    AGREE(t, t->placement && t->waits ? HVT_OK
+                                      : HVT_FAIL(E_MEM, "no memory for the places of %d ranks", t->size));
     AGREE(t, hvt_world_cores(t->world, t->opts->threads, &mine.cores));
     return hvt_world_allgather(t->world, &mine, sizeof mine, t->placement);
 }
@@ -57,6 +54,22 @@ static hvt_status common_isa(run *t, const char **ret_isa)
     return HVT_OK;
 }
 
+/* A rank uses the GPU with the number of its local rank, modulo the number of GPUs that it sees. This is
+ * right both where the launcher bound each rank to one GPU and where all ranks see all GPUs, but only the
+ * latter can use NVLink. */
+static hvt_status open_gpu(run *t)
+{
+    char cache[PATH_MAX];
+    hvt_device_opts opts = {
+        .share = t->set.gpu >= 0, .deterministic = t->opts->deterministic, .tf32 = t->opts->tf32};
+    int count = hvt_device_count("cuda");
+
+    opts.index = t->set.gpu >= 0 ? t->set.gpu : count ? hvt_world_local_rank(t->world) % count : 0;
+    hvt__cache_path("plans", cache); /* the algorithms that were found fastest */
+    opts.plan_cache = *cache ? cache : NULL;
+    return hvt_device_open("cuda", &opts, &t->dev);
+}
+
 static hvt_status open_device(run *t)
 {
     const hvt_cores *cores = &t->placement[t->rank].cores;
@@ -67,7 +80,7 @@ static hvt_status open_device(run *t)
                             .yield = cores->crowded};
 
     if (t->set.on_gpu)
-        return hvt__open_gpu(t);
+        return open_gpu(t);
     if (strcmp(t->opts->isa, "auto"))
         opts.isa = t->opts->isa;
     else if (!strcmp(t->set.device, "cpu"))
@@ -75,7 +88,32 @@ static hvt_status open_device(run *t)
     return hvt_device_open(t->set.device, &opts, &t->dev);
 }
 
-/* ---- data and model ---- */
+/* Two ranks on one GPU are an error unless --device cuda:N asks for it. All ranks check the same placements.
+ */
+static hvt_status refuse_shared(const run *t)
+{
+    for (int b = 1; b < t->size && t->set.gpu < 0; b++)
+        for (int a = 0; a < b; a++)
+            HVT_CHECK(
+                !hvt__same_gpu(&t->placement[a], &t->placement[b]), E_ARG,
+                "ranks %d and %d (%s) would both use GPU %s (%s): start no more ranks on a host than it "
+                "has GPUs, or share one with --device cuda:N",
+                a, b, hvt_world_host(t->world, a), t->placement[a].gpu.bus, t->placement[a].gpu.name);
+    return HVT_OK;
+}
+
+/* Every rank's GPU into t->placement. */
+static hvt_status gather_gpus(run *t)
+{
+    hvt_placement mine = t->placement[t->rank];
+
+    if (!t->set.on_gpu)
+        return HVT_OK;
+    hvt_device_describe(t->dev, &mine.gpu);
+    mine.gpus = hvt_device_count("cuda");
+    HVT_TRY(hvt_world_allgather(t->world, &mine, sizeof mine, t->placement));
+    return hvt_world_agree(t->world, refuse_shared(t));
+}
 
 static hvt_status open_set(const run *t, bool train, hvt_dataset **ret_set)
 {
@@ -85,16 +123,80 @@ static hvt_status open_set(const run *t, bool train, hvt_dataset **ret_set)
                              .limit = (uint32_t)o->limit,
                              .image_size = o->size,
                              .classes = o->classes,
-                             .samples = (uint32_t)o->samples};
+                             .samples = (uint32_t)o->samples,
+                             .val_split = o->val_split,
+                             .world = t->world};
+    hvt_status s = hvt_dataset_open(o->data, &opts, ret_set);
 
-    return hvt_dataset_open(o->data, &opts, ret_set);
+    if (s == HVT_E_IO && o->evaluate && o->val_split > 0 && o->from[HVT__AT_val_split] == HVT_FROM_CHECKPOINT)
+        return hvt_world_agree(t->world, HVT_FAIL(E_IO,
+                                                  "%s (--val-split is %g in %s, a part of the training "
+                                                  "images; --val-split 0 takes those of the test split)",
+                                                  hvt_last_error(), o->val_split, o->resume));
+    return s;
 }
 
-static hvt_status open_data(run *t)
+static hvt_status open_model_file(run *t)
 {
+    hvt_pt2_info net;
+
+    if (!hvt__is_model_file(t->opts->model))
+        return HVT_OK;
+    HVT_TRY(hvt_pt2_open(t->opts->model, &t->file));
+    net = hvt_pt2_describe(t->file);
+    if (net.outputs > 1 && t->rank == 0)
+        HVT_WARN("%s has %d outputs; the first is trained, and what leads to the others alone, as auxiliary "
+                 "classifiers do, is left out",
+                 t->opts->model, net.outputs);
+    HVT_CHECK(t->opts->evaluate || net.dropout == 0, E_UNSUPPORTED,
+              "%s has dropout (p %g), which is not trained with yet: export it with p = 0, or --evaluate",
+              t->opts->model, net.dropout);
+    HVT_CHECK(net.weights || !t->opts->evaluate || *t->opts->init || *t->opts->resume, E_ARG,
+              "--evaluate: %s has no weights that are read without Python's pickle; give them by --init or "
+              "--resume",
+              t->opts->model);
+    return HVT_OK;
+}
+
+static hvt_status open_sets(run *t)
+{
+    if (t->opts->test_set) {
+        t->train_set = t->opts->evaluate ? NULL : t->opts->train_set;
+        t->test_set = t->opts->test_set;
+        return HVT_OK;
+    }
     if (!t->opts->evaluate)
-        HVT_TRY(open_set(t, true, &t->train_set));
-    return open_set(t, false, &t->test_set);
+        HVT_TRY(open_set(t, true, &t->opened[0]));
+    HVT_TRY(open_set(t, false, &t->opened[1]));
+    t->train_set = t->opened[0];
+    t->test_set = t->opened[1];
+    return HVT_OK;
+}
+
+/* Sets that share all of their images. */
+static bool same_images(const hvt_dataset_info *a, const hvt_dataset_info *b)
+{
+    return a->fingerprint == b->fingerprint && a->count == b->count;
+}
+
+/* What sets without labels, and without images apart from those of training, cannot do. */
+static hvt_status check_sets(const run *t)
+{
+    const hvt_dataset_info *test = hvt_dataset_describe(t->test_set);
+    const hvt_dataset_info *train = t->train_set ? hvt_dataset_describe(t->train_set) : NULL;
+
+    HVT_CHECK(!train || !train->unlabelled, E_ARG, "data set '%s' has no labels to train with", train->name);
+    HVT_CHECK(!test->unlabelled || t->opts->evaluate, E_ARG,
+              "data set '%s' has no labels to evaluate with: expected --evaluate with --predict FILE",
+              test->name);
+    HVT_CHECK(!test->unlabelled || *t->opts->predict || *t->opts->predict_logits, E_ARG,
+              "data set '%s' has no labels, so there is no loss to evaluate: expected --predict FILE or "
+              "--predict-logits FILE",
+              test->name);
+    if (train && same_images(train, test))
+        HVT_WARN("data set '%s': the test images are those of training; --val-split 0.1 holds some out",
+                 test->name);
+    return HVT_OK;
 }
 
 /* Checked before planning, which might run out of memory for such a batch. */
@@ -102,63 +204,111 @@ static hvt_status check_batch(const run *t)
 {
     const hvt_options *o = t->opts;
     int64_t images = (int64_t)t->set.batch * t->set.shards, count;
+    const char *name;
 
     if (!t->train_set)
         return HVT_OK;
     count = hvt_dataset_describe(t->train_set)->count;
+    name = hvt_dataset_describe(t->train_set)->name;
     HVT_CHECK(images <= count || !o->global_batch, E_ARG,
               "--global-batch %d images per update, but %s has %" PRId64 " training images", o->global_batch,
-              o->data, count);
+              name, count);
     HVT_CHECK(images <= count, E_ARG,
               "--batch %d x %d shard%s = %" PRId64 " images per update, but %s has %" PRId64
               " training images",
-              t->set.batch, t->set.shards, t->set.shards > 1 ? "s" : "", images, o->data, count);
+              t->set.batch, t->set.shards, t->set.shards > 1 ? "s" : "", images, name, count);
     return HVT_OK;
+}
+
+/* Sets whose files do not say how many classes there are count those of their labels, so that one split may
+ * have fewer than the other. */
+static int count_classes(const run *t)
+{
+    int test = hvt_dataset_describe(t->test_set)->classes;
+    int train = t->train_set ? hvt_dataset_describe(t->train_set)->classes : 0;
+
+    return train > test ? train : test;
+}
+
+/* On rank 0: those of weights that are evaluated, where the data has no labels or not every class. */
+static hvt_status classes_of_weights(run *t)
+{
+    int n = 0;
+    hvt_status s = hvt__weights_classes(*t->opts->init ? t->opts->init : t->opts->resume, &n);
+
+    if (t->classes && s) /* loading them tells what is wrong */
+        return HVT_OK;
+    t->classes = n > t->classes ? n : t->classes;
+    return s;
+}
+
+static hvt_status find_classes(run *t)
+{
+    const hvt_options *o = t->opts;
+
+    t->classes = o->classes ? o->classes : count_classes(t);
+    if (t->file && !o->classes) {
+        int classes = hvt_pt2_describe(t->file).classes;
+
+        HVT_CHECK(
+            classes >= t->classes, E_ARG,
+            "--model %s has %d outputs, but the data have %d classes: --classes %d gives it a new last layer",
+            o->model, classes, t->classes, t->classes);
+        t->classes = classes;
+        return HVT_OK;
+    }
+    if (o->classes || !o->evaluate || o->reset_head)
+        return HVT_OK;
+    AGREE(t, t->rank == 0 ? classes_of_weights(t) : HVT_OK);
+    return hvt_world_broadcast(t->world, &t->classes, sizeof t->classes, 0);
+}
+
+/* An evaluation has nothing to freeze. */
+static hvt_status plan_frozen(run *t, hvt_value logits)
+{
+    const char *freeze = t->opts->freeze;
+    bool freezes = !t->opts->evaluate && strcmp(freeze, "none") != 0;
+    hvt_status s = freezes ? hvt_model_freeze(t->model, freeze) : HVT_OK;
+
+    if (s == HVT_OK)
+        s = hvt_model_plan(t->model, t->set.batch, logits);
+    return s == HVT_E_ARG && freezes ? HVT_FAIL(E_ARG, "--freeze %s: %s", freeze, hvt_last_error()) : s;
 }
 
 static hvt_status plan_model(run *t)
 {
+    int classes = count_classes(t);
     const hvt_options *o = t->opts;
     const hvt_dataset_info *data = hvt_dataset_describe(t->test_set);
     hvt_zoo_opts zoo = {.imagenet_stem = !strcmp(o->stem, "imagenet"),
                         .projection = !strcmp(o->shortcut, "B")};
-    hvt_value images;
+    hvt_value images, logits;
 
-    HVT_CHECK(!o->classes || o->classes >= data->classes, E_ARG, "--classes %d: %s has labels up to %d",
-              o->classes, data->name, data->classes - 1);
+    HVT_CHECK(!o->classes || o->classes >= classes, E_ARG, "--classes %d: %s has labels up to %d", o->classes,
+              data->name, classes - 1);
     HVT_TRY(hvt_model_create(t->dev, &t->model));
     HVT_TRY(hvt_model_set_type(t->model, t->set.amp));
-    images = hvt_input(t->model, data->height, data->width, data->channels);
-    return hvt_model_plan(t->model, t->set.batch,
-                          hvt_zoo(t->model, o->model, images, o->classes ? o->classes : data->classes, &zoo));
+    images = hvt_input(t->model, t->loading.test.height, t->loading.test.width, data->channels);
+    if (t->file)
+        HVT_TRY(hvt_pt2_build(t->file, t->model, images, t->classes, &logits));
+    else
+        logits = hvt_zoo(t->model, o->model, images, t->classes, &zoo);
+    return plan_frozen(t, logits);
 }
 
 static hvt_status open_loaders(run *t)
 {
-    const hvt_options *o = t->opts;
-    hvt_loader_opts train = {.batch = t->set.batch,
-                             .shards = t->set.shards,
-                             .first_shard = t->rank * t->set.local_shards,
-                             .shard_count = t->set.local_shards,
-                             .shuffle = o->shuffle,
-                             .last_batch = t->set.last_batch,
-                             .seed = (uint64_t)o->seed,
-                             .crop = t->set.crop,
-                             .flip = t->set.flip,
-                             .order = hvt_model_order(t->model),
-                             .type = hvt_model_input_type(t->model),
-                             .channels = hvt_model_input_channels(t->model)};
-    hvt_loader_opts test;
+    hvt_loader_opts train = t->loading.train, test = t->loading.test;
 
-    memcpy(train.mean, o->mean.v, sizeof train.mean);
-    memcpy(train.std, o->std.v, sizeof train.std);
-    test = train;
+    train.order = test.order = hvt_model_order(t->model);
+    train.type = test.type = hvt_model_input_type(t->model);
+    train.channels = test.channels = hvt_model_input_channels(t->model);
+    train.shards = t->set.shards;
+    train.first_shard = t->rank * t->set.local_shards;
+    train.shard_count = t->set.local_shards;
     test.shards = t->size;
     test.first_shard = t->rank;
     test.shard_count = 1;
-    test.shuffle = test.flip = false;
-    test.crop = 0;
-    test.last_batch = HVT_LAST_BATCH_KEEP;
     HVT_TRY(hvt_loader_open(t->test_set, t->dev, &test, &t->test_data));
     if (!t->train_set)
         return HVT_OK;
@@ -167,7 +317,34 @@ static hvt_status open_loaders(run *t)
     return HVT_OK;
 }
 
-/* ---- optimizer and exchange ---- */
+static hvt_status check_output(const run *t, const char *flag, const char *path)
+{
+    return *path && strcmp(path, "-") != 0 ? hvt__report_check_path(t->opts, flag, path) : HVT_OK;
+}
+
+static hvt_status check_outputs(const run *t)
+{
+    HVT_TRY(check_output(t, "--predict", t->opts->predict));
+    return check_output(t, "--predict-logits", t->opts->predict_logits);
+}
+
+/* Before anything is computed: a file that cannot be written is known now. */
+static hvt_status open_predictions(run *t)
+{
+    const hvt__predictions_opts opts = {.csv = t->opts->predict,
+                                        .npy = t->opts->predict_logits,
+                                        .set = t->test_set,
+                                        .names = t->class_names,
+                                        .dev = t->dev,
+                                        .world = t->world,
+                                        .batch = t->set.batch,
+                                        .classes = t->classes};
+
+    if (!*opts.csv && !*opts.npy)
+        return HVT_OK;
+    AGREE(t, t->rank == 0 ? check_outputs(t) : HVT_OK);
+    return hvt__predictions_open(&opts, &t->predictions);
+}
 
 static hvt_status open_optim(run *t)
 {
@@ -191,7 +368,7 @@ static hvt_status open_distopt(run *t)
                              .wire = t->set.wire,
                              .powersgd = t->set.powersgd,
                              .seed = (uint64_t)t->opts->seed,
-                             .replica_check = t->opts->check_replicas,
+                             .check_replicas = t->opts->check_replicas,
                              .update = t->set.update,
                              .local_shards = t->set.local_shards,
                              .scaling = t->set.scaling};
@@ -214,68 +391,65 @@ static hvt_status open_distopt(run *t)
     return HVT_OK;
 }
 
-/* ---- weights ---- */
-
-char *hvt__effective_options(const run *t)
+static json_t *effective_options(const run *t)
 {
     hvt_options o = *t->opts;
     json_t *all;
-    char *text;
 
     o.shards = t->set.shards;
     o.batch = t->set.batch;
     o.global_batch = 0;
+    memcpy(o.mean.v, t->loading.train.mean, sizeof o.mean.v); /* floats have defaults of their own */
+    memcpy(o.std.v, t->loading.train.std, sizeof o.std.v);
     all = hvt__options_json(&o, HVT_SCOPE_RUN);
     json_object_set_new(all, "device", json_string(hvt_device_name(t->dev)));
     json_object_set_new(all, "isa", json_string(hvt_device_isa(t->dev)));
-    text = json_dumps(all, JSON_COMPACT);
+    return all;
+}
+
+char *hvt__effective_options(const run *t)
+{
+    json_t *all = effective_options(t);
+    char *text = json_dumps(all, JSON_COMPACT);
+
     json_decref(all);
     return text;
 }
 
-/* Calls `differs` for each saved option that has another value now; now NULL: the option does not exist any
- * more. */
-static hvt_status compare_options(const run *t, const char *saved, void *ctx,
-                                  void differs(void *ctx, const char *flag, const char *was, const char *now))
+static void warn_of_change(const run *t, const char *flag, const char *was, const char *now)
 {
-    char *text = hvt__effective_options(t);
-    json_t *was = json_loads(saved ? saved : "{}", 0, NULL), *now = text ? json_loads(text, 0, NULL) : NULL;
+    bool shards = !strcmp(flag, "shards");
+    char more[60] = "";
+
+    if (hvt__is_word_of("epochs|data-dir|eval-freq", flag) || /* they are harmless */
+        (t->opts->evaluate && shards))                        /* the result does not depend on it */
+        return;
+    if (shards)
+        snprintf(more, sizeof more, "; an update has %" PRId64 " images",
+                 (int64_t)t->set.batch * t->set.shards);
+    if (now)
+        HVT_WARN("--%s was %s in %s, is %s now%s", flag, was, t->opts->resume, now, more);
+    else
+        HVT_WARN("--%s was %s in %s; there is no such option any more", flag, was, t->opts->resume);
+}
+
+/* Warn of each saved option that has another value now, or does not exist any more. */
+static hvt_status warn_of_changes(const run *t, const char *saved)
+{
+    json_t *was = json_loads(saved, 0, NULL), *now = effective_options(t), *value;
     const char *flag;
-    json_t *value;
 
     json_object_foreach(was, flag, value)
     {
         const char *is = json_string_value(json_object_get(now, flag));
-        const char *it_was = json_string_value(value);
-        if (it_was && (!is || strcmp(is, it_was)))
-            differs(ctx, flag, it_was, is);
+        if (json_is_string(value) && (!is || strcmp(is, json_string_value(value))))
+            warn_of_change(t, flag, json_string_value(value), is);
     }
     hvt_status s = was && now ? HVT_OK : HVT_FAIL(E_MEM, "no memory to compare options");
 
-    free(text);
     json_decref(was);
     json_decref(now);
     return s;
-}
-
-static void warn_of_change(void *ctx, const char *flag, const char *was, const char *now)
-{
-    static const char *const harmless[] = {"epochs", "data-dir", "eval-freq"};
-    const run *t = ctx;
-    bool shards = !strcmp(flag, "shards");
-
-    for (size_t i = 0; i < HVT_LEN(harmless); i++)
-        if (!strcmp(flag, harmless[i]))
-            return;
-    if (t->opts->evaluate && shards) /* the result does not depend on it */
-        return;
-    if (!now)
-        HVT_WARN("--%s was %s in %s; there is no such option any more", flag, was, t->opts->resume);
-    else if (shards)
-        HVT_WARN("--%s was %s in %s, is %s now; an update has %" PRId64 " images", flag, was, t->opts->resume,
-                 now, (int64_t)t->set.batch * t->set.shards);
-    else
-        HVT_WARN("--%s was %s in %s, is %s now", flag, was, t->opts->resume, now);
 }
 
 /* The identifier of a new run. It depends on the command only, so that equal runs write equal files. */
@@ -292,41 +466,79 @@ static hvt_status name_run(run *t)
     return HVT_OK;
 }
 
-typedef struct shapes {
-    char saved[300], here[300];
-} shapes;
-
-/* Collects the options that determine the shapes of tensors. */
-static void add_shapes(void *ctx, const char *flag, const char *was, const char *now)
-{
-    static const char *const flags[] = {"model", "classes", "shortcut", "stem"};
-    shapes *x = ctx;
-
-    for (size_t i = 0; now && i < HVT_LEN(flags); i++)
-        if (!strcmp(flag, flags[i])) {
-            snprintf(x->saved + strlen(x->saved), sizeof x->saved - strlen(x->saved), " --%s %s", flag, was);
-            snprintf(x->here + strlen(x->here), sizeof x->here - strlen(x->here), " --%s %s", flag, now);
-        }
-}
-
 /* If weights do not fit the model, add the options with which they were saved, where these differ. */
 static hvt_status explain_shapes(const run *t, const char *path, hvt_status s)
 {
+    static const char *const flags[] = {"model", "stem", "shortcut", "classes"};
+    char saved[300] = "", here[300] = "";
     hvt_progress p = {0};
-    shapes x = {{0}};
     hvt__error why;
 
     if (s != HVT_E_SHAPE)
         return s;
     hvt__error_take(&why);
-    if (hvt_checkpoint_load(path, NULL, NULL, &p) == HVT_OK)
-        compare_options(t, p.options, &x, add_shapes);
-    free(p.options);
+    if (hvt_checkpoint_load(path, NULL, NULL, &p) == HVT_OK && p.options) {
+        json_t *was = json_loads(p.options, 0, NULL), *now = effective_options(t);
+        for (size_t i = 0; i < HVT_LEN(flags); i++) {
+            const char *a = json_string_value(json_object_get(was, flags[i]));
+            const char *b = json_string_value(json_object_get(now, flags[i]));
+            size_t na = strlen(saved), nb = strlen(here);
+            if (!a || !b || !strcmp(a, b))
+                continue;
+            snprintf(saved + na, sizeof saved - na, " --%s %s", flags[i], a);
+            snprintf(here + nb, sizeof here - nb, " --%s %s", flags[i], b);
+        }
+        json_decref(was);
+        json_decref(now);
+    }
+    hvt__progress_free(&p);
     hvt__error_put(&why);
-    if (!*x.saved)
-        return s;
-    return hvt__fail(s, __FILE__, __LINE__, "%s; it was saved with%s, this run has%s", why.text, x.saved,
-                     x.here);
+    return *saved ? hvt__fail(s, __FILE__, __LINE__, "%s; it was saved with%s, this run has%s", why.text,
+                              saved, here)
+                  : s;
+}
+
+/* Of the epoch that a checkpoint was left in. Older ones count updates; how large these were their options
+ * say.
+ */
+static uint32_t images_behind(const run *t, const hvt_progress *p)
+{
+    json_t *was = p->options ? json_loads(p->options, 0, NULL) : NULL;
+    const char *batch = json_string_value(json_object_get(was, "batch"));
+    const char *shards = json_string_value(json_object_get(was, "shards"));
+    int64_t images = (int64_t)(batch ? atoi(batch) : t->set.batch) * (shards ? atoi(shards) : t->set.shards);
+
+    json_decref(was);
+    images *= p->step;
+    return p->sample || !p->step ? p->sample : images < UINT32_MAX ? (uint32_t)images : UINT32_MAX;
+}
+
+/* The updates that these shards need for what is left of the epoch are its last ones. Collective. */
+static hvt_status find_step(run *t)
+{
+    uint32_t left;
+
+    t->step = 0;
+    if (!t->sample || !t->train_data)
+        return HVT_OK;
+    HVT_TRY(hvt_world_agree(t->world, hvt_loader_seek(t->train_data, t->epoch, t->sample)));
+    left = hvt_loader_left(t->train_data);
+    t->step = t->steps_per_epoch - left;
+    if (!left) { /* less than --last-batch drop leaves over */
+        t->epoch++;
+        t->step = t->sample = 0;
+    }
+    return HVT_OK;
+}
+
+static hvt_status load_file(run *t)
+{
+    if (hvt_pt2_describe(t->file).weights)
+        return hvt_pt2_load(t->file, t->model);
+    HVT_WARN("%s has no weights that are read without Python's pickle, so they are drawn anew. "
+             "safetensors.torch.save_file(model.state_dict(), \"net.safetensors\") writes them for --init",
+             t->opts->model);
+    return HVT_OK;
 }
 
 /* On rank 0: the initial weights and progress. */
@@ -334,26 +546,34 @@ static hvt_status first_weights(run *t)
 {
     const hvt_options *o = t->opts;
     hvt_progress p = {0};
+    char file[PATH_MAX];
     hvt_status s = HVT_OK;
 
     if (!*o->resume) {
         HVT_TRY(name_run(t));
         HVT_TRY(hvt_model_init(t->model, (uint64_t)o->seed));
+        if (t->file && !*o->init)
+            return load_file(t);
         return *o->init ? explain_shapes(t, o->init, hvt_weights_load(o->init, t->model, o->reset_head))
                         : HVT_OK;
     }
-    HVT_TRY(explain_shapes(t, o->resume, hvt_checkpoint_load(o->resume, t->model, t->optim, &p)));
+    HVT_TRY(explain_shapes(t, o->resume, hvt__resume(o->resume, t->model, t->optim, &p, file)));
+    hvt__folder_resumed(&t->folder, file, &p);
     t->run = p.run;
+    t->sample = images_behind(t, &p);
     if (p.options)
-        s = compare_options(t, p.options, t, warn_of_change);
-    free(p.options);
+        s = warn_of_changes(t, p.options);
+    hvt__progress_free(&p);
     HVT_TRY(s);
-    HVT_CHECK(!t->train_set || p.step < t->steps_per_epoch, E_ARG,
-              "%s was left after update %u of its epoch, but an epoch has %u updates now", o->resume, p.step,
-              t->steps_per_epoch);
+    HVT_CHECK(!t->train_set || t->sample < hvt_dataset_describe(t->train_set)->count, E_ARG,
+              "%s was left after %u images of its epoch, but an epoch has %u images now", o->resume,
+              t->sample, hvt_dataset_describe(t->train_set)->count);
     t->epoch = p.epoch;
-    t->step = p.step;
     t->steps = p.steps;
+    t->untested = p.untested;
+    t->epoch_steps = p.epoch_steps;
+    t->epoch_loss = p.epoch_loss;
+    t->recent = p.recent;
     bool by_steps = t->set.by_steps && p.steps >= o->steps;
     if (!o->evaluate && (by_steps || (t->set.by_epochs && p.epoch >= o->epochs)))
         HVT_INFO("note: %s has %d epochs and %" PRId64
@@ -364,83 +584,61 @@ static hvt_status first_weights(run *t)
 
 static hvt_status share_progress(run *t)
 {
-    struct {
-        int64_t epoch, step, steps, by_epochs, is_saved;
-        double best;
-    } now = {t->epoch,
-             t->step,
-             t->steps,
-             t->set.by_epochs,
-             hvt__folder_is_saved(t->folder),
-             hvt__folder_best(t->folder)};
-    int64_t end;
+    /* by_epochs, too: ranks do not compare which flags were given */
+    int64_t end, now[] = {t->epoch, t->sample, t->steps, t->set.by_epochs, t->folder.is_saved, t->untested};
 
-    HVT_TRY(hvt_world_broadcast(t->world, &now, sizeof now, 0));
-    t->epoch = (int)now.epoch;
-    t->step = (uint32_t)now.step;
-    t->steps = now.steps;
-    t->best = now.best;
-    t->saved = now.is_saved ? now.steps : -1;
-    t->first_epoch = now.epoch;
-    t->first_step = now.step;
-    t->first_steps = now.steps;
-    hvt__log_at(now.steps);
+    t->best = t->folder.best;
+    HVT_TRY(hvt_world_broadcast(t->world, now, sizeof now, 0));
+    HVT_TRY(hvt_world_broadcast(t->world, &t->best, sizeof t->best, 0));
+    t->epoch = (int)now[0];
+    t->sample = (uint32_t)now[1];
+    t->steps = t->first_steps = now[2];
+    t->saved = now[4] ? t->steps : -1;
+    t->untested = now[5];
+    HVT_TRY(find_step(t));
+    t->first_epoch = t->epoch;
+    t->first_step = t->step;
+    hvt__log_at(t->steps);
     /* by --epochs: the updates so far, and those of the remaining epochs */
     end = t->steps - t->step + ((int64_t)t->opts->epochs - t->epoch) * t->steps_per_epoch;
     t->end = t->set.by_steps ? t->opts->steps : end;
-    if (now.by_epochs && end < t->end) /* from rank 0, since ranks do not compare which flags were given */
+    if (now[3] && end < t->end)
         t->end = end;
     return HVT_OK;
 }
 
-/* ---- all of it ---- */
-
-static hvt_status announce(run *t)
+hvt_status hvt__run_begin(const hvt_options *opts, hvt_world *world, run *ret_run)
 {
-    const size_t *bucket_bytes;
-    hvt_device_info device;
-    hvt_start s = {.opts = t->opts,
-                   .set = &t->set,
-                   .world = t->world,
-                   .device = hvt_device_name(t->dev),
-                   .isa = hvt_device_isa(t->dev),
-                   .comm = hvt_comm_name(t->comm),
-                   .overlap = t->trial.overlap,
-                   .overlap_why = t->trial.why,
-                   .graph = t->record ? "on" : "off",
-                   .update = hvt_distopt_update(t->dist) == HVT_UPDATE_SHARDED ? "sharded" : "replicated",
-                   .exchange_bytes = hvt_distopt_bytes(t->dist),
-                   .threads = hvt_device_threads(t->dev),
-                   .classes = hvt_model_classes(t->model),
-                   .train = t->train_set ? hvt_dataset_describe(t->train_set) : NULL,
-                   .test = hvt_dataset_describe(t->test_set),
-                   .params = hvt_model_parameters(t->model),
-                   .bytes = hvt_model_bytes(t->model),
-                   .memory = hvt_model_memory(t->model),
-                   .optim_bytes = hvt_distopt_state_bytes(t->dist),
-                   .steps_per_epoch = t->steps_per_epoch,
-                   .steps = t->end,
-                   .done = t->steps,
-                   .placement = t->placement};
-
-    hvt_device_describe(t->dev, &device);
-    s.device_bytes = device.bytes;
-    s.buckets = hvt_distopt_buckets(t->dist, &bucket_bytes);
-    s.bucket_bytes = bucket_bytes;
-    return hvt__report_start(t->rep, &s);
+    *ret_run = (run){.opts = opts,
+                     .world = world,
+                     .rank = hvt_world_rank(world),
+                     .size = hvt_world_size(world),
+                     .tested = -1,
+                     .saved = -1,
+                     .first_update = -1,
+                     .deadline = INFINITY};
+    HVT_TRY(hvt_options_agree(opts, world));
+    return hvt_world_agree(world, hvt__resolve(opts, ret_run->size, &ret_run->set));
 }
 
 hvt_status hvt__setup(run *t)
 {
+    AGREE(t, t->rank == 0 ? hvt__folder_open(t->opts, &t->folder) : HVT_OK); /* the log may lie in it */
     AGREE(t, t->rank == 0 ? hvt__report_open(t->opts, &t->rep) : HVT_OK);
-    AGREE(t, t->rank == 0 ? hvt__folder_open(t->opts, &t->folder) : HVT_OK);
     HVT_TRY(find_placements(t));
     AGREE(t, open_device(t));
-    HVT_TRY(hvt__gather_gpus(t));
-    AGREE(t, open_data(t));
+    HVT_TRY(gather_gpus(t));
+    HVT_TRY(open_sets(t));
+    AGREE(t, check_sets(t));
+    AGREE(t, open_model_file(t));
+    AGREE(t, hvt__resolve_loading(t->opts, &t->set, hvt_dataset_describe(t->test_set), t->file,
+                                  &t->placement[t->rank].cores, &t->loading));
     AGREE(t, check_batch(t));
+    HVT_TRY(find_classes(t));
+    AGREE(t, t->rank == 0 ? hvt__find_class_names(t) : HVT_OK);
     AGREE(t, plan_model(t));
     AGREE(t, open_loaders(t));
+    HVT_TRY(open_predictions(t));
     AGREE(t, open_optim(t));
     AGREE(t, hvt_comm_set_cutoffs(t->opts->comm_cutoffs, false));
     AGREE(t, hvt_comm_open(t->opts->comm, t->world, t->dev, &t->comm));
@@ -448,15 +646,20 @@ hvt_status hvt__setup(run *t)
     AGREE(t, t->rank == 0 ? first_weights(t) : HVT_OK);
     AGREE(t, hvt_distopt_broadcast(t->dist, 0));
     HVT_TRY(share_progress(t));
+    t->deadline = t->train_set && t->rank == 0 && t->opts->ask == HVT_ASK_TRAIN
+                      ? hvt__now() + hvt__preempt_limit(t)
+                      : INFINITY;
     HVT_TRY(hvt__trial_open(t));
     HVT_TRY(hvt__timeline_open(t->opts, &t->set, t->world, &t->timeline));
-    AGREE(t, announce(t));
+    AGREE(t, hvt__report_start(t));
     return hvt__timeline_at(t->timeline, t->steps);
 }
 
 void hvt__teardown(run *t)
 {
+    hvt__folder_close(&t->folder); /* a save may be under way: of the model, and of the optimizer */
     hvt__timeline_close(&t->timeline);
+    hvt__predictions_close(&t->predictions);
     hvt_graph_free(&t->graph); /* before the comm, which would wait for it to be freed */
     hvt_distopt_discard(&t->dist);
     hvt_loader_close(&t->train_data);
@@ -465,11 +668,12 @@ void hvt__teardown(run *t)
     hvt_optim_free(&t->optim);
     hvt_comm_close(&t->comm);
     hvt_model_free(&t->model);
-    hvt_dataset_close(&t->train_set);
-    hvt_dataset_close(&t->test_set);
+    hvt_pt2_close(&t->file);
+    hvt_dataset_close(&t->opened[0]);
+    hvt_dataset_close(&t->opened[1]);
     hvt_device_close(&t->dev);
     hvt__report_close(&t->rep);
-    hvt__folder_close(&t->folder);
-    free(t->exposed);
+    json_decref(t->class_names);
+    free(t->waits);
     free(t->placement);
 }

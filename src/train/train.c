@@ -1,198 +1,336 @@
 /*
- * A run: epochs, each followed by evaluation and a checkpoint.
+ * A run: epochs, evaluations, checkpoints.
  *
  * There are two kinds of errors. Agreed ones (a training loss that is not finite, a checkpoint that rank 0
  * cannot write) are returned on all ranks, and everything is closed. An error inside a step is one of this
  * rank alone; the other ranks continue into the exchange, so nothing collective may follow, and the caller
- * ends the job.
- *
- * Training time, from which img/s and the fractions are computed, is kept apart from other time. Time in
- * which the process was stopped is not counted.
+ * ends the job. Time in which the process was stopped counts as no work.
  */
 #include "run.h"
 #include "base/trace.h"
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-/* ---- after an epoch ---- */
 
 /* Rank 0 has about as many images as any other. */
-static void show_evaluation(void *ctx, int images)
+static bool show_evaluation(run *t, int images)
 {
-    run *t = ctx;
     int64_t all = hvt_dataset_describe(t->test_set)->count, done;
+    char rest[80];
 
     t->evaluated += images;
     if (!hvt__report_bar_due(t->rep))
-        return;
-    done = t->evaluated * t->size;
-    hvt__report_eval_bar(t->rep, done < all ? done : all, all);
+        return !hvt__preempt_asked(t);
+    done = t->evaluated * t->size < all ? t->evaluated * t->size : all;
+    snprintf(rest, sizeof rest, "%" PRId64 "/%" PRId64 " images", done, all);
+    hvt__report_bar(t->rep, "test", (double)done / (double)all, rest);
+    return !hvt__preempt_asked(t);
 }
 
 /* Warns once per run: such losses are common and temporary while running statistics are young. */
 static void warn_of_losses(run *t, const hvt__odd_losses *odd)
 {
-    if (odd->nan + odd->inf && !t->warned_infinite && t->rank == 0)
+    if (odd->nan + odd->inf && !t->warned_infinite)
         HVT_WARN("evaluation after update %" PRId64 ": of %" PRId64 " losses %" PRId64 " are NaN and %" PRId64
                  " infinite; training continues (a lower --lr or --warmup-epochs may help)",
                  t->steps, t->test.count, odd->nan, odd->inf);
-    else if (odd->large && !t->warned_large && t->rank == 0)
-        HVT_WARN(
-            "evaluation after update %" PRId64 ": %" PRId64 " of %" PRId64
-            " losses are 2^30 or more; training continues (moving statistics may be young, or --lr is too "
-            "high)",
-            t->steps, odd->large, t->test.count);
-    t->warned_infinite = t->warned_infinite || odd->nan + odd->inf;
-    t->warned_large = t->warned_large || odd->large;
+    else if (odd->large && !t->warned_large)
+        HVT_WARN("evaluation after update %" PRId64 ": %" PRId64 " of %" PRId64
+                 " losses are 2^30 or more; training continues (moving statistics may be young, or --lr is "
+                 "too high)",
+                 t->steps, odd->large, t->test.count);
+    t->warned_infinite |= odd->nan + odd->inf > 0;
+    t->warned_large |= odd->large > 0;
+}
+
+/* One line: on stdout with --evaluate, unless predictions are there. */
+static hvt_status print_evaluation(const run *t, const char *text)
+{
+    const hvt_options *o = t->opts;
+
+    if (*o->predict)
+        hvt__report_print(t->rep, "predictions: %s", o->predict);
+    if (*o->predict_logits)
+        hvt__report_print(t->rep, "logits: %s", o->predict_logits);
+    if (o->evaluate && strcmp(o->predict, "-") != 0 && strcmp(o->predict_logits, "-") != 0)
+        return hvt__report_result(t->rep, text);
+    hvt__report_print(t->rep, "%s", text);
+    return HVT_OK;
+}
+
+static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
+{
+    hvt__figures x = hvt__figures_of(&t->test);
+    int epoch = t->epoch + (t->step > 0);
+    bool unlabelled = hvt_dataset_describe(t->test_set)->unlabelled;
+    char text[200], mean[32], when[40];
+
+    if (!t->rep)
+        return HVT_OK;
+    if (unlabelled)
+        x.top1 = x.top5 = NAN;
+    HVT_TRY(hvt__report_put(t->rep,
+                            json_pack("{s:s, s:i, s:o, s:o, s:o, s:I, s:I, s:I}", "record", "eval", "epoch",
+                                      epoch, "loss", hvt__number(x.loss), "top1", hvt__number(x.top1), "top5",
+                                      hvt__number(x.top5), "count", (json_int_t)t->test.count, "nan",
+                                      (json_int_t)odd->nan, "inf", (json_int_t)odd->inf)));
+    snprintf(mean, sizeof mean, fabs(x.loss) < 1e6 ? "%.4f" : "%g", x.loss);
+    if (t->sample > 0) /* within an epoch */
+        snprintf(when, sizeof when, "step %" PRId64, t->steps);
+    else
+        snprintf(when, sizeof when, "epoch %d", epoch);
+    snprintf(text, sizeof text, "test after %s: loss %s, top-1 %.2f %%, top-5 %.2f %% of %lld images", when,
+             mean, x.top1, x.top5, (long long)t->test.count);
+    if (unlabelled)
+        snprintf(text, sizeof text,
+                 "predictions after %s: %lld images without labels, so without loss and top-1", when,
+                 (long long)t->test.count);
+    return print_evaluation(t, text);
 }
 
 static hvt_status evaluate(run *t)
 {
-    double start = hvt__running();
+    double start = hvt__running(), took;
     hvt__odd_losses odd;
+    bool whole;
 
     if (t->tested == t->steps)
         return HVT_OK;
     t->evaluated = 0;
     hvt__trace_begin(HVT__EVALUATE, -1);
-    HVT_TRY(hvt__traced(hvt__evaluate(t->model, t->test_data, t->world, show_evaluation, t, &t->test, &odd)));
-    t->eval_seconds = hvt__running() - start;
+    HVT_TRY(hvt__traced(
+        hvt__evaluate(t->model, t->test_data, t->world, show_evaluation, t, &t->test, &odd, &whole)));
+    took = hvt__running() - start;
+    t->spent.evaluate += took;
+    t->untested = t->stopping = !whole; /* a rank was asked to end: the next job evaluates */
+    if (!whole)
+        return HVT_OK;
+    t->eval_seconds = took;
     t->tested = t->steps;
-    warn_of_losses(t, &odd);
-    return hvt__report_eval(t->rep, t->epoch + (t->step > 0), &t->test, &odd);
+    if (t->rank == 0)
+        warn_of_losses(t, &odd);
+    return report_evaluation(t, &odd);
 }
 
-static hvt_status name_last_step(const run *t, hvt_status s)
-{
-    char when[40];
-
-    snprintf(when, sizeof when, "after update %" PRId64, t->steps);
-    return hvt__name_diverged(t, when, s);
-}
-
-/* On rank 0: write `last`, and `best` if it is the best. */
-static hvt_status write_checkpoints(run *t, double top1)
+/* On rank 0: begin to write a generation. */
+static hvt_status write_checkpoint(run *t, double top1)
 {
     hvt_progress p = {.epoch = t->epoch,
                       .step = t->step,
                       .steps = t->steps,
                       .top1 = top1,
                       .run = t->run,
-                      .options = hvt__effective_options(t)};
+                      .options = hvt__effective_options(t),
+                      .class_names = t->class_names ? json_dumps(t->class_names, JSON_COMPACT) : NULL,
+                      .sample = t->sample,
+                      .untested = t->untested,
+                      .epoch_steps = t->epoch_steps,
+                      .epoch_loss = t->epoch_loss,
+                      .recent = t->recent};
     hvt_status s;
 
-    HVT_CHECK(p.options, E_MEM, "no memory to save options");
-    s = hvt__folder_save(t->folder, t->model, t->optim, &p);
-    free(p.options);
+    s = p.options && !p.class_names == !t->class_names
+            ? hvt__folder_save(&t->folder, t->model, t->optim, &p)
+            : HVT_FAIL(E_MEM, "no memory to save options and class names");
+    hvt__progress_free(&p);
     return s;
 }
 
-/* Weights whose loss is not finite are saved, but never as `best`. */
-static hvt_status save(run *t)
+/* In percent, of the present weights; -1: they were not evaluated, or their loss is not finite. */
+static double top1_of(const run *t)
 {
-    bool tested = t->tested == t->steps && t->test.count, good = !tested || isfinite(t->test.sum);
-    double top1 = tested && good ? 100.0 * (double)t->test.top1 / (double)t->test.count : -1;
+    if (t->tested != t->steps || !t->test.count || !isfinite(t->test.sum))
+        return -1;
+    return 100.0 * (double)t->test.top1 / (double)t->test.count;
+}
+
+/* The best so far, if what is being written becomes a checkpoint. */
+static double best_of(const run *t)
+{
+    return t->saving ? fmax(t->best, t->being_saved_top1) : t->best;
+}
+
+/* Wait for the save that is under way, if there is one, and learn on all ranks what came of it. */
+static hvt_status await_save(run *t)
+{
     double start = hvt__running();
+    char when[40];
     hvt_status s;
 
-    if (!*t->opts->save || (t->saved == t->steps && top1 <= t->best))
+    if (!t->saving)
+        return HVT_OK;
+    t->saving = false;
+    hvt__trace_begin(HVT__SAVE, -1);
+    s = hvt__traced(hvt_world_agree(t->world, t->rank == 0 ? hvt__folder_wait(&t->folder) : HVT_OK));
+    t->spent.save += hvt__running() - start;
+    t->write_seconds = t->folder.writer.seconds;
+    if (s == HVT_E_DIVERGED && t->being_saved.steps < t->end) {
+        /* the old files stay; only a training loss ends a run */
+        if (t->rank == 0)
+            HVT_WARN("after update %" PRId64 ": %s; training continues", t->being_saved.steps,
+                     hvt_last_error());
+        return HVT_OK;
+    }
+    snprintf(when, sizeof when, "after update %" PRId64, t->being_saved.steps);
+    HVT_TRY(hvt__name_diverged(t, when, s));
+    hvt__saved(t);
+    return HVT_OK;
+}
+
+/* Copy what is to be saved, and leave the writing to a thread; await_save() says what came of it. Weights
+ * whose loss is not finite are saved, but never as `best`. */
+static hvt_status save(run *t)
+{
+    bool good = t->tested != t->steps || !t->test.count || isfinite(t->test.sum);
+    double top1 = top1_of(t);
+    double start = hvt__running(), before = t->spent.save;
+
+    if (!*t->opts->save)
+        return HVT_OK;
+    HVT_TRY(await_save(t));
+    if (t->saved == t->steps && top1 <= t->best)
         return HVT_OK;
     hvt__trace_begin(HVT__SAVE, -1);
     HVT_TRY(hvt_distopt_gather(t->dist, 0));
-    s = hvt__traced(hvt_world_agree(t->world, t->rank == 0 ? write_checkpoints(t, top1) : HVT_OK));
-    if (s == HVT_E_DIVERGED && t->steps < t->end) { /* the old files stay; only a training loss ends a run */
-        if (t->rank == 0)
-            HVT_WARN("after update %" PRId64 ": %s; training continues", t->steps, hvt_last_error());
-        return HVT_OK;
-    }
-    HVT_TRY(name_last_step(t, s));
+    HVT_TRY(hvt__traced(hvt_world_agree(t->world, t->rank == 0 ? write_checkpoint(t, top1) : HVT_OK)));
     t->save_seconds = hvt__running() - start;
-    t->saved = t->steps;
-    t->last_kept = (hvt__kept){good, t->epoch + (t->step > 0), t->steps};
-    if (top1 > t->best) {
-        t->best = top1;
-        t->best_kept = t->last_kept;
-    }
+    t->spent.save = before + t->save_seconds; /* what await_save() counted is in it */
+    t->saved_at = hvt__now();
+    t->saving = true;
+    t->being_saved = (hvt__kept){good, t->epoch + (t->step > 0), t->steps};
+    t->being_saved_top1 = top1;
     return HVT_OK;
+}
+
+/* After an epoch, or the last update of a run that ends within one. The evaluation comes before the
+ * checkpoint, because its result decides about `best`; of a run that ends early the next job makes it. */
+static hvt_status end_epoch(run *t)
+{
+    t->untested =
+        t->steps == t->end || (t->opts->eval_freq && t->step == 0 && t->epoch % t->opts->eval_freq == 0);
+    if (t->untested && !t->stopping)
+        HVT_TRY(evaluate(t));
+    if (top1_of(t) > best_of(t) || hvt__save_due_after_epoch(t))
+        t->save_due = true;
+    return HVT_OK;
+}
+
+static hvt_status save_if_due(run *t)
+{
+    bool due = t->save_due || t->stopping;
+
+    t->save_due = false;
+    return due ? save(t) : HVT_OK;
 }
 
 static hvt_status train(run *t)
 {
-    while (t->steps < t->end) {
+    if (t->untested && t->steps < t->end) { /* what the job before was asked to leave */
+        HVT_TRY(end_epoch(t));
+        HVT_TRY(save_if_due(t));
+    }
+    while (t->steps < t->end && !t->stopping) {
         HVT_TRY(hvt__train_epoch(t));
-        /* before saving, because the result decides about `best` */
-        if (t->steps == t->end || (t->opts->eval_freq && t->step == 0 && t->epoch % t->opts->eval_freq == 0))
-            HVT_TRY(evaluate(t));
-        HVT_TRY(save(t));
+        if (!t->in_epoch)
+            HVT_TRY(end_epoch(t));
+        HVT_TRY(save_if_due(t));
     }
     return HVT_OK;
 }
 
-/* ---- the run ---- */
+/* Complete command lines that a user can copy. */
+static void print_next(const run *t)
+{
+    const hvt_options *opts = t->opts;
+    const char *program = hvt__process_program(), *device = strcmp(opts->device, "cpu") ? opts->device : "";
+    int length = t->set.by_epochs ? opts->epochs : opts->steps;
+    char best[HVT_OPTION_VALUE + 20], dir_word[HVT_SHELL_WORD], best_word[HVT_SHELL_WORD];
+
+    if (!*opts->save) {
+        hvt__report_print(t->rep,
+                          "next: nothing was saved; the same command with --save DIR keeps the weights");
+        return;
+    }
+    snprintf(best, sizeof best, "%s/best.safetensors", opts->save);
+    hvt__report_print(t->rep, "next: %s --resume %s --%s %d%s%s  # continues", program,
+                      hvt__shell_word(opts->save, dir_word), t->set.by_epochs ? "epochs" : "steps",
+                      length > INT_MAX / 2 ? INT_MAX : 2 * length, *device ? " --device " : "", device);
+    hvt__report_print(t->rep, "      %s --resume %s --evaluate%s%s  # tests the best weights", program,
+                      hvt__shell_word(best, best_word), *device ? " --device " : "", device);
+}
+
+/* bytes: the most of a rank; device_bytes: the same of GPU memory, 0 on host devices. */
+static hvt_status report_end(const run *t, const hvt_report *r, int64_t bytes, int64_t device_bytes)
+{
+    char hex[17], took[32], parts[HVT__SPENT_TEXT];
+    double mib = hvt__mib((double)bytes);
+    json_t *record;
+
+    if (!t->rep)
+        return HVT_OK;
+    snprintf(hex, sizeof hex, "%016" PRIx64, r->weights);
+    record = json_pack("{s:s, s:s, s:o, s:I, s:I, s:o, s:s, s:o, s:I, s:I, s:I}", "record", "end", "status",
+                       "done", "seconds", hvt__number(r->seconds), "steps", (json_int_t)t->steps, "skipped",
+                       (json_int_t)hvt_distopt_skipped(t->dist), "loss_scale",
+                       hvt__number(hvt_distopt_loss_scale(t->dist)), "weights", hex, "first_update_s",
+                       t->first_update < 0 ? json_null() : hvt__number(t->first_update), "peak_bytes",
+                       (json_int_t)bytes, "device_peak_bytes", (json_int_t)device_bytes, "missing",
+                       (json_int_t)t->rep->missing);
+    hvt__spent_record(&t->spent, r->seconds, record);
+    HVT_TRY(hvt__report_put(t->rep, record));
+    hvt__log_ended();
+    hvt__spent_text(&t->spent, r->seconds, parts);
+    hvt__report_print(t->rep, "where the time%s went: %s", t->size > 1 ? " of rank 0" : "", parts);
+    hvt__duration(r->seconds, took);
+    if (device_bytes)
+        hvt__report_print(t->rep, "GPU memory: at most %.0f MiB on a rank", hvt__mib((double)device_bytes));
+    if (t->first_update < 0) { /* nothing was trained */
+        hvt__report_print(t->rep, "done: %s; at most %.0f MiB on a rank; weights %s", took, mib, hex);
+        return HVT_OK;
+    }
+    hvt__report_print(
+        t->rep, "done: %lld updates, %s, the first after %.2f s; at most %.0f MiB on a rank; weights %s",
+        (long long)t->steps, took, t->first_update, mib, hex);
+    print_next(t);
+    return HVT_OK;
+}
 
 static hvt_status finish(run *t, hvt_report *ret_report)
 {
-    hvt_end_report r = {.first_update = t->first_update,
-                        .steps = t->steps,
-                        .skipped = hvt_distopt_skipped(t->dist),
-                        .loss_scale = hvt_distopt_loss_scale(t->dist),
-                        .peak_bytes = hvt__process_peak_bytes()};
+    hvt_report r = {.epochs = t->epoch + (t->step > 0),
+                    .steps = t->steps,
+                    .test = t->test,
+                    .img_s = t->seconds > 0 ? (double)t->images / t->seconds : 0};
     hvt_device_info device;
 
     hvt_device_describe(t->dev, &device);
-    r.device_peak_bytes = device.peak_bytes;
-    HVT_TRY(hvt_world_allreduce_i64(t->world, HVT_MAX, &r.peak_bytes, 1));
-    HVT_TRY(hvt_world_allreduce_i64(t->world, HVT_MAX, &r.device_peak_bytes, 1));
+    int64_t bytes[] = {hvt__process_peak_bytes(), device.peak_bytes};
+
+    HVT_TRY(hvt_world_allreduce_i64(t->world, HVT_MAX, bytes, 2));
     HVT_TRY(hvt_world_agree(t->world, hvt_model_hash(t->model, &r.weights)));
     r.seconds = hvt__process_seconds();
-    *ret_report = (hvt_report){.epochs = t->epoch + (t->step > 0),
-                               .steps = t->steps,
-                               .test = t->test,
-                               .img_s = t->seconds > 0 ? (double)t->images / t->seconds : 0,
-                               .seconds = r.seconds,
-                               .weights = r.weights};
-    return hvt_world_agree(t->world, hvt__report_end(t->rep, t->opts, &r));
+    HVT_TRY(hvt_world_agree(t->world, report_end(t, &r, bytes[0], bytes[1])));
+    *ret_report = r;
+    return HVT_OK;
 }
 
-hvt_status hvt__train(const hvt_options *opts, const hvt_resolved *set, hvt_world *world,
-                      hvt_report *ret_report)
+/* The run was asked to end early, and has saved. */
+static hvt_status leave(run *t, hvt_report *ret_report)
 {
-    run t = {.opts = opts,
-             .set = *set,
-             .world = world,
-             .rank = hvt_world_rank(world),
-             .size = hvt_world_size(world),
-             .tested = -1,
-             .saved = -1,
-             .first_update = -1,
-             .eval_seconds = -1,
-             .save_seconds = -1};
-    bool watched = hvt__pause_open();
-    hvt_report report = {0};
-    hvt_stall stall = {opts->stall_warn, opts->stall_abort};
-    hvt_status s;
+    hvt_report r = {.epochs = t->epoch + (t->step > 0),
+                    .steps = t->steps,
+                    .test = t->test,
+                    .img_s = t->seconds > 0 ? (double)t->images / t->seconds : 0,
+                    .seconds = hvt__process_seconds(),
+                    .preempted = true};
 
-    HVT_TRY_OR(done, hvt_world_watch(world, &stall));
-    hvt__trace_begin(HVT__SETUP, -1);
-    HVT_TRY_OR(done, hvt__traced(hvt__setup(&t)));
-    if (!opts->evaluate)
-        HVT_TRY_OR(done, train(&t));
-    HVT_TRY_OR(done, evaluate(&t));
-    if (!opts->evaluate)
-        HVT_TRY_OR(done, save(&t));
-    HVT_TRY_OR(done, finish(&t, &report));
-    *ret_report = report;
-done:
-    if (s)
-        hvt__report_failed(t.rep, t.steps);
-    if (s == HVT_OK || t.size == 1 || hvt_last_error_is_agreed())
-        hvt__teardown(&t); /* else the other ranks would not take part */
-    if (watched)
-        hvt__pause_close();
-    return s;
+    if (t->in_epoch)
+        hvt__spent_take(t);
+    hvt__signals_leave();
+    HVT_TRY(hvt_world_agree(t->world, hvt_model_hash(t->model, &r.weights)));
+    HVT_TRY(hvt_world_agree(t->world, hvt__report_preempted(t, r.weights)));
+    *ret_report = r;
+    return HVT_OK;
 }
 
 hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_report *ret_report)
@@ -201,8 +339,31 @@ hvt_status hvt_train(const hvt_options *opts, hvt_world *world, hvt_report *ret_
     HVT_GIVEN(world, "a world");
     HVT_GIVEN(ret_report, "a place for the report");
 
-    hvt_resolved set;
+    run t;
+    hvt_stall stall = {opts->stall_warn, opts->stall_abort};
+    hvt_status s;
 
-    HVT_TRY(hvt__resolve_alike(opts, world, &set));
-    return hvt__train(opts, &set, world, ret_report);
+    HVT_TRY(hvt__run_begin(opts, world, &t));
+    bool watched = hvt__pause_open();
+    HVT_TRY_OR(done, hvt_world_watch(world, &stall));
+    hvt__preempt_open(&t); /* a job makes one update at least, so that restarting it leads somewhere */
+    hvt__trace_begin(HVT__SETUP, -1);
+    HVT_TRY_OR(done, hvt__traced(hvt__setup(&t)));
+    t.spent.startup = hvt__process_seconds();
+    if (!opts->evaluate)
+        HVT_TRY_OR(done, train(&t));
+    if (!t.stopping)
+        HVT_TRY_OR(done, evaluate(&t));
+    if (!opts->evaluate)
+        HVT_TRY_OR(done, save(&t));
+    HVT_TRY_OR(done, await_save(&t));
+    HVT_TRY_OR(done, t.stopping ? leave(&t, ret_report) : finish(&t, ret_report));
+done:
+    if (s)
+        hvt__report_failed(t.rep, t.steps);
+    if (s == HVT_OK || t.size == 1 || hvt_last_error_is_agreed())
+        hvt__teardown(&t); /* else the other ranks would not take part */
+    if (watched)
+        hvt__pause_close();
+    return s;
 }

@@ -4,17 +4,16 @@
  * There are three parts: the time of sums over each comm, as a line (alpha + beta * bytes); the cutoffs of
  * the comm in use; and the bucket size, in whole training steps. Each round measures all candidates,
  * beginning with another one, so that slow changes of the machine affect all of them alike. A time is that of
- * the slowest rank after a barrier. The default stays unless another median is below its lower quartile, so
- * that noise changes nothing. All decisions depend on numbers that are equal on all ranks.
+ * the slowest rank after a barrier. The value in use stays unless another one is faster beyond the spread of
+ * their times (choice.h), and a line says which it was. All decisions depend on numbers that are equal on all
+ * ranks.
  */
 #include "run.h"
+#include "choice.h"
 #include "base_impl.h"
 
 #include <errno.h>
-#include <jansson.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,7 +25,6 @@ enum {
 };
 
 typedef struct candidate {
-    char name[24];
     size_t value;
     double seconds[ROUNDS_MOST]; /* of each round; sorted in the end */
     double exposed;              /* seconds over all rounds */
@@ -37,40 +35,52 @@ typedef struct candidate {
 typedef struct tuning {
     run t;
     double began;
-    candidate at[MANY];
-    int n, rounds;
+    candidate at[MANY];            /* the first one is in use */
+    hvt__timing timing[MANY];      /* their names and times */
+    int n, rounds, best;           /* best: the candidate that was chosen */
+    hvt_cutoff cutoff;             /* the one that is measured */
+    double scale[MANY];            /* the first candidate's seconds of each size */
     char cutoffs[200], bucket[24]; /* what was chosen; "": the default */
     FILE *out;                     /* on rank 0, at `path` until it is complete */
     char path[HVT_OPTION_VALUE];
 } tuning;
 
-static double quantile(const candidate *c, int rounds, int quarters)
+/* Measure the candidates as long as there is time within `part` of the total, by rank 0's clock, and choose
+ * one. */
+static hvt_status measure(tuning *u, double part, hvt_status time_one(tuning *u, candidate *c))
 {
-    return c->seconds[(rounds - 1) * quarters / 4];
-}
+    int64_t more = 1;
 
-/* Is there time for another round, within `part` of the total? Rank 0's clock decides. */
-static hvt_status another_round(tuning *u, double part, bool *ret_more)
-{
-    int64_t more =
-        u->rounds < ROUNDS_MOST && (u->rounds < 3 || hvt__now() - u->began < part * u->t.opts->tune_seconds);
-
-    HVT_TRY(hvt_world_broadcast(u->t.world, &more, sizeof more, 0));
-    *ret_more = more != 0;
+    for (u->rounds = 0;; u->rounds++) {
+        more = u->rounds < ROUNDS_MOST &&
+               (u->rounds < 3 || hvt__now() - u->began < part * u->t.opts->tune_seconds);
+        HVT_TRY(hvt_world_broadcast(u->t.world, &more, sizeof more, 0));
+        if (!more)
+            break;
+        for (int k = 0; k < u->n; k++)
+            HVT_TRY(time_one(u, &u->at[(k + u->rounds) % u->n]));
+    }
+    for (int i = 0; i < u->n; i++)
+        hvt__timing_of(u->at[i].seconds, u->rounds, &u->timing[i]);
+    u->best = hvt__choose(u->timing, u->n, u->rounds);
     return HVT_OK;
 }
 
-/* The candidate to choose: the first (the default) unless another one is clearly faster. Sorts the times. */
-static int fastest(tuning *u)
+/* in_use: what the first one is; scale: of a unit in a second. */
+static void print_candidates(const tuning *u, const char *in_use, double scale, const char *unit)
 {
-    int best = 0;
+    char text[HVT__CHOICE_TEXT];
 
-    for (int i = 0; i < u->n; i++)
-        hvt__sort(u->at[i].seconds, (size_t)u->rounds);
-    for (int i = 1; i < u->n; i++)
-        if (quantile(&u->at[i], u->rounds, 2) < quantile(&u->at[best], u->rounds, best ? 2 : 1))
-            best = i;
-    return best;
+    for (int i = 0; i < u->n; i++) {
+        const hvt__timing *k = &u->timing[i];
+
+        printf("  %-10s %10.3f %10.3f-%-10.3f", k->name, scale * k->median, scale * k->low, scale * k->high);
+        if (!u->at[i].comm) /* of whole steps */
+            printf(" %11.3f", scale * u->at[i].exposed / u->rounds);
+        printf("%s%s%s\n", i ? "" : "   ", i ? "" : in_use, i == u->best ? " <- chosen" : "");
+    }
+    hvt__choice_text(u->timing, u->n, u->rounds, in_use, scale, unit, text);
+    printf("%s%s", text, *text ? "\n" : "");
 }
 
 /* The slowest rank's seconds of one sum. Short sums are repeated, because they are shorter than a barrier. */
@@ -90,8 +100,6 @@ static hvt_status time_sum(tuning *u, hvt_comm *c, void *buf, size_t bytes, doub
     *ret_seconds = (hvt__now() - start) / times;
     return hvt_world_allreduce(u->t.world, HVT_MAX, ret_seconds, 1);
 }
-
-/* ---- lines ---- */
 
 static hvt_status line_of(tuning *u, hvt_comm *c)
 {
@@ -137,38 +145,39 @@ static hvt_status print_lines(tuning *u)
     return HVT_OK;
 }
 
-/* ---- cutoffs ---- */
-
-static hvt_status set_cutoff(const hvt_cutoff *h, size_t value)
+static hvt_status set_cutoff(const tuning *u, size_t value)
 {
-    char list[80];
+    char list[200] = "";
+    hvt_cutoff c;
 
-    snprintf(list, sizeof list, "%s=%zu", h->name, value);
+    for (int i = 0; hvt_comm_cutoff(i, &c); i++) { /* the others stay what they are */
+        size_t used = strlen(list);
+
+        snprintf(list + used, sizeof list - used, "%s%s=%zu", used ? "," : "", c.name,
+                 strcmp(c.name, u->cutoff.name) ? c.value : value);
+    }
     return hvt_comm_set_cutoffs(list, false);
 }
 
-/* The present value, and powers of two around it. */
-static void cutoff_candidates(tuning *u, const hvt_cutoff *h)
+/* The present value, and powers of two around it, each with a comm of its own. */
+static hvt_status open_candidates(tuning *u)
 {
+    const hvt_cutoff *h = &u->cutoff;
+
     u->n = 0;
     for (int i = 0; i < 7; i++) {
         static const int shift[] = {0, -3, -2, -1, 1, 2, 3};
         size_t value = shift[i] < 0 ? h->value >> -shift[i] : h->value << shift[i];
+        candidate *c = &u->at[u->n];
 
         if (value < h->least || value > h->most || (i && value == h->value))
             continue;
-        u->at[u->n] = (candidate){.value = value};
-        snprintf(u->at[u->n].name, sizeof u->at->name, "%zu", value);
+        *c = (candidate){.value = value};
+        snprintf(u->timing[u->n].name, sizeof u->timing->name, "%zu", value);
         u->n++;
-    }
-}
-
-static hvt_status open_candidates(tuning *u, const hvt_cutoff *h)
-{
-    for (int i = 0; i < u->n; i++) {
-        HVT_TRY(set_cutoff(h, u->at[i].value));
-        HVT_TRY(hvt_comm_open(hvt_comm_name(u->t.comm), u->t.world, u->t.dev, &u->at[i].comm));
-        HVT_TRY(hvt_comm_alloc(u->at[i].comm, h->to, &u->at[i].buf));
+        HVT_TRY(set_cutoff(u, value));
+        HVT_TRY(hvt_comm_open(hvt_comm_name(u->t.comm), u->t.world, u->t.dev, &c->comm));
+        HVT_TRY(hvt_comm_alloc(c->comm, h->to, &c->buf));
     }
     return HVT_OK;
 }
@@ -182,89 +191,56 @@ static void close_candidates(tuning *u)
     }
 }
 
-/* A candidate's time in a round: the mean over sizes in steps of four, relative to the first candidate, so
- * that long sums do not weigh more than short ones. */
-static hvt_status cutoff_round(tuning *u, const hvt_cutoff *h, double scale[MANY])
+/* The mean over sizes in steps of four, relative to the first candidate, so that long sums do not weigh more
+ * than short ones. */
+static hvt_status time_sums(tuning *u, candidate *c)
 {
-    for (int k = 0; k < u->n; k++) {
-        candidate *c = &u->at[(k + u->rounds) % u->n];
-        double sum = 0, seconds;
-        int sizes = 0;
+    double sum = 0, seconds;
+    int sizes = 0;
 
-        HVT_TRY(set_cutoff(h, c->value));
-        for (size_t bytes = h->from; bytes <= h->to; bytes *= 4, sizes++) {
-            HVT_TRY(time_sum(u, c->comm, c->buf, bytes,
-                             &seconds)); /* the first one absorbs effects of the barrier */
-            HVT_TRY(time_sum(u, c->comm, c->buf, bytes, &seconds));
-            if (u->rounds == 0 && k == 0)
-                scale[sizes] = seconds;
-            sum += seconds / scale[sizes];
-        }
-        c->seconds[u->rounds] = sum / sizes;
+    for (size_t bytes = u->cutoff.from; bytes <= u->cutoff.to; bytes *= 4, sizes++) {
+        /* the first one absorbs effects of the barrier */
+        HVT_TRY(time_sum(u, c->comm, c->buf, bytes, &seconds));
+        HVT_TRY(time_sum(u, c->comm, c->buf, bytes, &seconds));
+        if (u->rounds == 0 && c == u->at)
+            u->scale[sizes] = seconds;
+        sum += seconds / u->scale[sizes];
     }
+    c->seconds[u->rounds] = sum / sizes;
     return HVT_OK;
 }
 
-static hvt_status measure_cutoff(tuning *u, const hvt_cutoff *h, double part)
+static hvt_status tune_cutoff(tuning *u, double part)
 {
-    double scale[MANY];
-    bool more = true;
-
-    HVT_TRY(open_candidates(u, h));
-    for (u->rounds = 0;; u->rounds++) {
-        HVT_TRY(another_round(u, part, &more));
-        if (!more)
-            return HVT_OK;
-        HVT_TRY(cutoff_round(u, h, scale));
-    }
-}
-
-static hvt_status tune_cutoff(tuning *u, const hvt_cutoff *h, double part)
-{
+    const hvt_cutoff *h = &u->cutoff;
     size_t used = strlen(u->cutoffs);
-    hvt_status s;
-    int best;
+    hvt_status s = open_candidates(u);
 
-    cutoff_candidates(u, h);
-    s = measure_cutoff(u, h, part);
-    close_candidates(u);
-    set_cutoff(h, h->value);
-    HVT_TRY(s);
-    best = fastest(u);
-    if (u->t.rank == 0) {
-        printf("%s (%s): time of sums of %zu to %zu bytes, %d rounds\n  %-10s %8s %17s\n", h->name,
+    if (s == HVT_OK)
+        s = measure(u, part, time_sums);
+    if (s == HVT_OK && u->t.rank == 0) {
+        printf("%s (%s): time of sums of %zu to %zu bytes, %d rounds\n  %-10s %10s %21s\n", h->name,
                h->meaning, h->from, h->to, u->rounds, "value", "median", "quartiles");
-        for (int i = 0; i < u->n; i++)
-            printf("  %-10s %8.3f %8.3f-%-8.3f%s%s\n", u->at[i].name, quantile(&u->at[i], u->rounds, 2),
-                   quantile(&u->at[i], u->rounds, 1), quantile(&u->at[i], u->rounds, 3),
-                   i ? "" : " as it was", i == best ? " <- chosen" : "");
+        print_candidates(u, "the present value", 1, "");
     }
+    close_candidates(u);
+    set_cutoff(u, s == HVT_OK ? u->at[u->best].value : h->value);
     snprintf(u->cutoffs + used, sizeof u->cutoffs - used, "%s%s=%zu", used ? "," : "", h->name,
-             u->at[best].value);
-    return set_cutoff(h, u->at[best].value);
-}
-
-static bool matters(const tuning *u, const hvt_cutoff *h)
-{
-    const char *comm = hvt_comm_name(u->t.comm);
-
-    return (!strcmp(comm, "mpi") || !strcmp(comm, "hier")) && (!h->hosts || hvt_world_nodes(u->t.world) > 1);
+             u->at[u->best].value);
+    return s;
 }
 
 static hvt_status tune_cutoffs(tuning *u)
 {
-    hvt_cutoff h;
-    int all = 0, done = 0;
+    const char *comm = hvt_comm_name(u->t.comm);
 
-    for (int i = 0; hvt_comm_cutoff(i, &h); i++)
-        all += matters(u, &h);
-    for (int i = 0; hvt_comm_cutoff(i, &h); i++)
-        if (matters(u, &h))
-            HVT_TRY(tune_cutoff(u, &h, 0.4 * ++done / all));
+    if (strcmp(comm, "mpi") && strcmp(comm, "hier"))
+        return HVT_OK;
+    for (int i = 0; hvt_comm_cutoff(i, &u->cutoff); i++)
+        if (!u->cutoff.hosts || hvt_world_nodes(u->t.world) > 1)
+            HVT_TRY(tune_cutoff(u, 0.2 * (i + 1)));
     return HVT_OK;
 }
-
-/* ---- the fusion buffer ---- */
 
 /* The default, then the sizes that give a plan of their own. */
 static hvt_status bucket_candidates(tuning *u)
@@ -277,20 +253,18 @@ static hvt_status bucket_candidates(tuning *u)
     u->n = 0;
     for (size_t i = 0; i < HVT_LEN(names); i++) {
         const size_t *bytes;
-        uint64_t plan = HVT_HASH_INIT;
         int k = 0, buckets;
 
         HVT_TRY(hvt_options_set(&o, "bucket", names[i]));
         HVT_TRY(hvt_distopt_replan(u->t.dist, o.bucket, u->t.set.first_bucket));
         buckets = hvt_distopt_buckets(u->t.dist, &bytes);
-        plan = hvt__hash(plan, bytes, (size_t)buckets * sizeof *bytes);
-        while (k < u->n && seen[k] != plan)
+        seen[u->n] = hvt__hash(HVT_HASH_INIT, bytes, (size_t)buckets * sizeof *bytes);
+        while (seen[k] != seen[u->n])
             k++;
         if (k < u->n)
             continue;
-        seen[u->n] = plan;
         u->at[u->n] = (candidate){.value = o.bucket};
-        snprintf(u->at[u->n++].name, sizeof u->at->name, "%s", names[i]);
+        snprintf(u->timing[u->n++].name, sizeof u->timing->name, "%s", names[i]);
     }
     return HVT_OK;
 }
@@ -307,7 +281,7 @@ static hvt_status one_step(tuning *u)
     return hvt__step(t, 0, &end);
 }
 
-/* Time one step with this candidate's buckets. */
+/* One step with this candidate's buckets. */
 static hvt_status time_step(tuning *u, candidate *c)
 {
     run *t = &u->t;
@@ -327,46 +301,30 @@ static hvt_status time_step(tuning *u, candidate *c)
 static hvt_status tune_bucket(tuning *u)
 {
     run *t = &u->t;
-    bool more = true;
-    int best;
 
     HVT_TRY(hvt_loader_rewind(t->train_data, 0, 0));
     HVT_TRY(bucket_candidates(u));
     HVT_TRY(hvt_distopt_replan(t->dist, u->at[0].value, t->set.first_bucket));
     for (int i = 0; i < 2; i++) /* warm-up */
         HVT_TRY(one_step(u));
-    for (u->rounds = 0;; u->rounds++) {
-        HVT_TRY(another_round(u, 1, &more));
-        if (!more)
-            break;
-        for (int k = 0; k < u->n; k++)
-            HVT_TRY(time_step(u, &u->at[(k + u->rounds) % u->n]));
-    }
-    best = fastest(u);
-    if (t->rank == 0) {
-        printf("bucket: a step of %s, %d x %d images, over %s, wire %s, %d rounds; exposed: waiting for sums "
-               "on rank "
-               "0\n  %-8s %10s %21s %11s\n",
-               t->opts->model, t->set.shards, t->set.batch, hvt_comm_name(t->comm), t->opts->compression,
-               u->rounds, "size", "median ms", "quartiles ms", "exposed ms");
-        for (int i = 0; i < u->n; i++)
-            printf("  %-8s %10.3f %10.3f-%-10.3f %11.3f%s%s\n", u->at[i].name,
-                   1e3 * quantile(&u->at[i], u->rounds, 2), 1e3 * quantile(&u->at[i], u->rounds, 1),
-                   1e3 * quantile(&u->at[i], u->rounds, 3), 1e3 * u->at[i].exposed / u->rounds,
-                   i ? "" : "   default", i == best ? " <- chosen" : "");
-    }
-    snprintf(u->bucket, sizeof u->bucket, "%s", u->at[best].name);
+    HVT_TRY(measure(u, 1, time_step));
+    snprintf(u->bucket, sizeof u->bucket, "%s", u->timing[u->best].name);
+    if (t->rank)
+        return HVT_OK;
+    printf("bucket: a step of %s, %d x %d images, over %s, wire %s, %d rounds; exposed: waiting for sums on "
+           "rank 0\n  %-10s %10s %21s %11s\n",
+           t->opts->model, t->set.shards, t->set.batch, hvt_comm_name(t->comm), t->opts->compression,
+           u->rounds, "size", "median ms", "quartiles ms", "exposed ms");
+    print_candidates(u, "the default", 1e3, " ms");
     return HVT_OK;
 }
-
-/* ---- the file ---- */
 
 static hvt_status open_output(tuning *u)
 {
     const char *path = u->t.opts->tune_file;
     struct stat info;
 
-    HVT_CHECK(stat(path, &info) || S_ISREG(info.st_mode), E_IO, "tune %s: is no regular file", path);
+    HVT_CHECK(stat(path, &info) || S_ISREG(info.st_mode), E_IO, "tune %s: is not a regular file", path);
     HVT_CHECK((size_t)snprintf(u->path, sizeof u->path, "%.4000s.tmp", path) == strlen(path) + 4, E_IO,
               "tune %.60s...: the name is too long", path);
     u->out = fopen(u->path, "w");
@@ -395,7 +353,6 @@ static hvt_status write_output(tuning *u)
     u->out = NULL;
     HVT_CHECK(wrote && rename(u->path, t->opts->tune_file) == 0, E_IO, "tune %s: cannot write: %s",
               t->opts->tune_file, strerror(errno));
-    hvt__signals_tmp_path(NULL);
     printf("written: %s (hvtrain --config %s)\n", t->opts->tune_file, t->opts->tune_file);
     return HVT_OK;
 }
@@ -410,42 +367,26 @@ static void close_output(tuning *u)
     hvt__signals_tmp_path(NULL);
 }
 
-hvt_status hvt__tune(const hvt_options *opts, const hvt_resolved *set, hvt_world *world)
-{
-    tuning *u = calloc(1, sizeof *u);
-    hvt_status s;
-
-    HVT_TRY_OR(done, hvt_world_agree(world, u ? HVT_OK : HVT_FAIL(E_MEM, "no memory to tune")));
-    u->t = (run){.opts = opts,
-                 .set = *set,
-                 .world = world,
-                 .rank = hvt_world_rank(world),
-                 .size = hvt_world_size(world),
-                 .first_update = -1};
-    HVT_TRY_OR(done, hvt_world_agree(world, u->t.rank == 0 ? open_output(u) : HVT_OK));
-    HVT_TRY_OR(done, hvt__setup(&u->t));
-    u->t.record = false;
-    u->began = hvt__now();
-    HVT_TRY_OR(done, print_lines(u));
-    HVT_TRY_OR(done, tune_cutoffs(u));
-    HVT_TRY_OR(done, tune_bucket(u));
-    HVT_TRY_OR(done, hvt_world_agree(world, u->t.rank == 0 ? write_output(u) : HVT_OK));
-done:
-    if (u && (s == HVT_OK || hvt_last_error_is_agreed()))
-        hvt__teardown(&u->t); /* else the other ranks would not take part */
-    if (u)
-        close_output(u);
-    free(u);
-    return s;
-}
-
 hvt_status hvt_tune(const hvt_options *opts, hvt_world *world)
 {
     HVT_GIVEN(opts, "options");
     HVT_GIVEN(world, "a world");
 
-    hvt_resolved set;
+    tuning u = {.n = 0};
+    hvt_status s;
 
-    HVT_TRY(hvt__resolve_alike(opts, world, &set));
-    return hvt__tune(opts, &set, world);
+    HVT_TRY(hvt__run_begin(opts, world, &u.t));
+    HVT_TRY_OR(done, hvt_world_agree(world, u.t.rank == 0 ? open_output(&u) : HVT_OK));
+    HVT_TRY_OR(done, hvt__setup(&u.t));
+    u.t.record = false;
+    u.began = hvt__now();
+    HVT_TRY_OR(done, print_lines(&u));
+    HVT_TRY_OR(done, tune_cutoffs(&u));
+    HVT_TRY_OR(done, tune_bucket(&u));
+    HVT_TRY_OR(done, hvt_world_agree(world, u.t.rank == 0 ? write_output(&u) : HVT_OK));
+done:
+    if (s == HVT_OK || hvt_last_error_is_agreed())
+        hvt__teardown(&u.t); /* else the other ranks would not take part */
+    close_output(&u);
+    return s;
 }

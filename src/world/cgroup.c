@@ -5,76 +5,49 @@
 #include "base_impl.h"
 #include "world_internal.h"
 
-#include <stdio.h>
-#include <string.h>
-
 enum { PATH = 4096, LINE = 256 };
 
 /* A limit that stands in a group's folder; 0: none. */
 typedef double limit_fn(const char *folder, bool v2);
 
-static bool read_line(const char *folder, const char *file, char line[LINE])
+double hvt__file_number(const char *folder, const char *file, const char *key)
 {
-    char path[PATH + 64];
+    char path[PATH + 64], line[LINE];
+    double v = 0;
     FILE *f;
-    bool ok;
 
     snprintf(path, sizeof path, "%s/%s", folder, file);
     f = fopen(path, "re");
-    ok = f && fgets(line, LINE, f);
+    while (f && v <= 0 && fgets(line, sizeof line, f))
+        if (!strncmp(line, key, strlen(key)))
+            v = strtod(line + strlen(key), NULL);
     if (f)
         fclose(f);
-    return ok;
-}
-
-/* A number alone on its line; "max" and v1's -1 are none. */
-static double read_number(const char *folder, const char *file)
-{
-    char line[LINE];
-    double v = 0;
-
-    return read_line(folder, file, line) && sscanf(line, "%lf", &v) == 1 && v > 0 ? v : 0;
+    return v > 0 ? v : 0; /* "max" and v1's -1 are none */
 }
 
 static double cpus_of(const char *folder, bool v2)
 {
-    double quota = 0, period = 100000;
-    char line[LINE];
+    double quota = hvt__file_number(folder, v2 ? "cpu.max" : "cpu.cfs_quota_us", ""), period;
+    char key[32];
 
-    if (v2) {
-        if (!read_line(folder, "cpu.max", line) || sscanf(line, "%lf %lf", &quota, &period) < 1)
-            return 0;
-    } else {
-        quota = read_number(folder, "cpu.cfs_quota_us");
-        period = read_number(folder, "cpu.cfs_period_us");
-    }
-    return quota > 0 && period > 0 ? quota / period : 0;
-}
-
-/* Pages of files count as used, but are given up on demand. */
-static double file_pages(const char *folder)
-{
-    char path[PATH + 64], line[LINE];
-    double sum = 0, v;
-    FILE *f;
-
-    snprintf(path, sizeof path, "%s/memory.stat", folder);
-    f = fopen(path, "re");
-    while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "active_file %lf", &v) == 1 || sscanf(line, "inactive_file %lf", &v) == 1)
-            sum += v;
-    if (f)
-        fclose(f);
-    return sum;
+    if (quota == 0)
+        return 0;
+    snprintf(key, sizeof key, "%.0f ", quota);
+    period =
+        v2 ? hvt__file_number(folder, "cpu.max", key) : hvt__file_number(folder, "cpu.cfs_period_us", "");
+    return quota / (period > 0 ? period : 100000);
 }
 
 static double memory_of(const char *folder, bool v2)
 {
-    double limit = read_number(folder, v2 ? "memory.max" : "memory.limit_in_bytes"), room;
+    double limit = hvt__file_number(folder, v2 ? "memory.max" : "memory.limit_in_bytes", ""), room;
 
     if (limit == 0)
         return 0;
-    room = limit - read_number(folder, v2 ? "memory.current" : "memory.usage_in_bytes") + file_pages(folder);
+    room = limit - hvt__file_number(folder, v2 ? "memory.current" : "memory.usage_in_bytes", "");
+    for (int i = 0; i < 2; i++) /* pages of files count as used, but are given up on demand */
+        room += hvt__file_number(folder, "memory.stat", i ? "inactive_file " : "active_file ");
     return room > 1 ? room : 1;
 }
 
@@ -107,19 +80,20 @@ static double look(const char *root, const char *controller, limit_fn *limit)
     f = fopen(path, "re");
     /* number:controllers:/group; v2 names no controllers */
     while (f && fgets(line, sizeof line, f)) {
-        char *kinds = strchr(line, ':'), *group = kinds ? strchr(kinds + 1, ':') : NULL, *rest;
+        char *at = line, *kinds, *group;
 
-        if (!group || group[1] != '/')
+        strsep(&at, ":");
+        kinds = strsep(&at, ":");
+        group = strsep(&at, "\n");
+        if (!group || *group != '/')
             continue;
-        *kinds++ = *group++ = '\0';
-        group[strcspn(group, "\n")] = '\0';
         if (!*kinds) {
             least = smallest(root, "/sys/fs/cgroup", group, limit, true, least);
             least = smallest(root, "/sys/fs/cgroup/unified", group, limit, true, least);
             continue;
         }
         snprintf(path, sizeof path, "/sys/fs/cgroup/%s", kinds);
-        for (char *k = strtok_r(kinds, ",", &rest); k; k = strtok_r(NULL, ",", &rest))
+        for (char *k; (k = strsep(&kinds, ","));)
             if (!strcmp(k, controller))
                 least = smallest(root, path, group, limit, false, least);
     }

@@ -14,8 +14,6 @@
 
 #include <math.h>
 #include <sched.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { WORDS = HVT__MAX_CPUS / 64 };
 
@@ -41,7 +39,7 @@ static bool equal(const uint64_t *a, const uint64_t *b)
     return !memcmp(a, b, WORDS * sizeof *a);
 }
 
-static bool meet(const uint64_t *a, const uint64_t *b)
+static bool intersect(const uint64_t *a, const uint64_t *b)
 {
     for (int i = 0; i < WORDS; i++)
         if (a[i] & b[i])
@@ -62,41 +60,45 @@ static int granted(const uint64_t *mask, int all, double quota)
 /* One rank's part of its mask, in processors: [first, first + share) of the mask's order. */
 typedef struct part {
     int first, share, threads;
-    int group;  /* first rank with the same mask */
-    bool alone; /* no other rank has it */
-    int room;   /* processors that the group may count on */
+    int before, wanted; /* threads of the lower ranks with this mask, and of all of them */
+    bool alone;         /* no other rank has it */
+    bool spread;        /* no rank that has it wants more than its share */
 } part;
 
 static part part_of(const hvt__claim *claims, int n, int me, int all)
 {
-    part p = {.group = -1};
-    int members = 0, place = 0;
+    int64_t room = granted(claims[me].mask, all, claims[me].quota), members = 0, place = 0;
+    part p = {.spread = true};
 
+    for (int r = 0; r < n; r++)
+        members += equal(claims[r].mask, claims[me].mask);
+    p.alone = members == 1;
     for (int r = 0; r < n; r++) {
+        int first = (int)(room * place / members), share, threads;
+
         if (!equal(claims[r].mask, claims[me].mask))
             continue;
-        if (p.group < 0)
-            p.group = r;
-        place += r < me;
-        members++;
+        share = (int)(room * ++place / members) - first;
+        share = share < 1 ? 1 : share;
+        threads = claims[r].threads ? claims[r].threads : share < HVT_MAX_THREADS ? share : HVT_MAX_THREADS;
+        p.wanted += threads;
+        p.spread = p.spread && threads <= share;
+        if (r < me)
+            p.before += threads;
+        if (r == me) {
+            p.first = first;
+            p.share = share;
+            p.threads = threads;
+        }
     }
-    p.alone = members == 1;
-    p.room = granted(claims[me].mask, all, claims[me].quota);
-    p.first = (int)((int64_t)p.room * place / members);
-    p.share = (int)((int64_t)p.room * (place + 1) / members) - p.first;
-    if (p.share < 1)
-        p.share = 1;
-    p.threads = p.share < HVT_MAX_THREADS ? p.share : HVT_MAX_THREADS;
-    if (claims[me].threads)
-        p.threads = claims[me].threads;
     return p;
 }
 
 void hvt__cores_split(const hvt__claim *claims, int n, int me, hvt_cores *ret_cores)
 {
     uint64_t united[WORDS] = {0};
-    bool pinned = true, spread = true;
-    int all, most, threads = 0, before = 0;
+    int all, most, threads = 0;
+    bool pinned;
     part mine;
 
     for (int r = 0; r < n; r++)
@@ -105,28 +107,16 @@ void hvt__cores_split(const hvt__claim *claims, int n, int me, hvt_cores *ret_co
     all = count_bits(united);
     most = granted(united, all, claims[me].quota);
     mine = part_of(claims, n, me, all);
+    pinned = most == all && mine.threads <= (int)HVT_LEN(ret_cores->cpus) &&
+             (!mine.alone || mine.threads >= mine.share);
     for (int r = 0; r < n; r++) {
         part p = part_of(claims, n, r, all);
-        int wanted = 0; /* by the group of r, once */
 
         threads += p.threads;
-        for (int q = r; q < n && p.group == r; q++)
-            if (equal(claims[q].mask, claims[r].mask))
-                wanted += part_of(claims, n, q, all).threads;
-        if (wanted > count_bits(claims[r].mask))
-            pinned = false;
-        for (int q = 0; q < r; q++)
-            if (!equal(claims[q].mask, claims[r].mask) && meet(claims[q].mask, claims[r].mask))
-                pinned = false;
-        if (p.group == mine.group) {
-            spread = spread && p.threads <= p.share;
-            before += r < me ? p.threads : 0;
-        }
+        pinned = pinned && p.wanted <= count_bits(claims[r].mask);
+        for (int q = 0; q < r && pinned; q++)
+            pinned = equal(claims[q].mask, claims[r].mask) || !intersect(claims[q].mask, claims[r].mask);
     }
-    if (most < all || mine.threads > (int)HVT_LEN(ret_cores->cpus))
-        pinned = false;
-    if (mine.alone && mine.threads < mine.share)
-        pinned = false;
 
     *ret_cores = (hvt_cores){.threads = mine.threads,
                              .ncpus = pinned ? mine.threads : 0,
@@ -137,14 +127,11 @@ void hvt__cores_split(const hvt__claim *claims, int n, int me, hvt_cores *ret_co
     if (!pinned)
         return;
     /* from the rank's own part on, or, if some rank wants more than its part, one rank after the other */
-    for (int cpu = 0, skip = spread ? mine.first : before, got = 0; got < mine.threads; cpu++)
-        if (claims[me].mask[cpu / 64] >> (cpu % 64) & 1 && skip-- <= 0)
-            ret_cores->cpus[got++] = cpu;
-    if (spread && mine.threads < mine.share)
+    for (int i = 0; i < mine.threads; i++)
+        ret_cores->cpus[i] = nth_bit(claims[me].mask, (mine.spread ? mine.first : mine.before) + i);
+    if (mine.spread && mine.threads < mine.share)
         ret_cores->spare = nth_bit(claims[me].mask, mine.first + mine.threads);
 }
-
-/* ---- for this rank ------------------------------------------------------------------------ */
 
 hvt_status hvt_world_cores(hvt_world *world, int threads, hvt_cores *ret_cores)
 {
@@ -176,6 +163,7 @@ hvt_status hvt_world_cores(hvt_world *world, int threads, hvt_cores *ret_cores)
         all[n++] = all[r];
     }
     hvt__cores_split(all, n, me, ret_cores);
+    hvt__domains("", ret_cores->cpus, ret_cores->ncpus, &ret_cores->caches, &ret_cores->nodes);
 done:
     free(mine), free(all);
     return s;

@@ -10,22 +10,32 @@
 #include "base_impl.h"
 #include "world_internal.h"
 
-#include <stdlib.h>
+/* What launchers set: a process's rank, and how many processes there are. */
+static const struct {
+    const char *rank, *size;
+} launchers[] = {{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+                 {"PMIX_RANK", ""},
+                 {"PMI_RANK", "PMI_SIZE"},
+                 {"SLURM_PROCID", ""}};
 
 static int number(const char *text)
 {
     char *end;
-    long v;
+    long v = text ? strtol(text, &end, 10) : 0;
 
-    if (!text || !*text)
-        return 0;
-    v = strtol(text, &end, 10);
-    return *end || v < 0 || v > 1 << 30 ? 0 : (int)v;
+    return v <= 0 || v > 1 << 30 || *end ? 0 : (int)v;
+}
+
+int hvt_world_launched_rank(void)
+{
+    for (size_t i = 0; i < HVT_LEN(launchers); i++)
+        if (getenv(launchers[i].rank))
+            return number(getenv(launchers[i].rank));
+    return -1;
 }
 
 hvt_launch hvt__launch(char *(*get)(const char *name))
 {
-    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"};
     static const struct {
         const char *name, *mark, *size;
     } others[] = {{"torchrun", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"},
@@ -34,10 +44,10 @@ hvt_launch hvt__launch(char *(*get)(const char *name))
     bool pmix = get("PMIX_RANK"), pmi = get("PMI_RANK");
     hvt_launch l = {.started = pmix || pmi};
 
-    for (size_t i = 0; i < HVT_LEN(sizes) && !l.size; i++) {
-        l.size = number(get(sizes[i]));
+    for (size_t i = 0; i < HVT_LEN(launchers) && !l.size; i++) {
+        l.size = number(get(launchers[i].size));
         if (l.size)
-            l.var = sizes[i];
+            l.var = launchers[i].size;
     }
     if (l.size) {
         l.started = true;

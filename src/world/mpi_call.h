@@ -18,15 +18,33 @@ void hvt__mpi_leave(bool entered);
  * MPI_THREAD_MULTIPLE another thread is in such a call, which might never return then. */
 hvt_status hvt__mpi_enter_wait(bool *ret_entered);
 void hvt__mpi_leave_wait(bool entered);
-/* MPI was initialised and not finalised. */
+/* MPI was initialised and not finalised; E_COMM. */
 bool hvt__mpi_is_up(void);
-/* MPI_Waitall. peer[i] is the rank of w at the other end of request i, and is to do `what`: the watchdog is
- * told of those who have not. Where there is a worker, it lets the other thread in between. E_COMM where one
- * of them has left the party; then no request is left. */
-hvt_status hvt__mpi_await(const hvt_world *w, const hvt__party *party, int n, MPI_Request *request,
-                          const int *peer, const char *what);
+hvt_status hvt__mpi_check_up(void);
+/* MPI_Bcast in messages of at most `most` bytes. */
+hvt_status hvt__mpi_broadcast(const hvt_world *w, MPI_Comm comm, void *data, size_t bytes, size_t most,
+                              int root);
+
+/* Messages on their way. */
+typedef struct hvt__flight {
+    MPI_Comm comm;
+    MPI_Datatype type;
+    int tag;
+    int n, room;
+    MPI_Request *request; /* [room]; in one block with: */
+    int *peer;            /* [room] the rank at the other end of each */
+} hvt__flight;
+
+/* Room for so many at once; freed as f->request. */
+hvt_status hvt__mpi_reserve(hvt__flight *f, int room);
+/* One more of `count` elements: to the peer, or from it into `at`. */
+hvt_status hvt__mpi_post(hvt__flight *f, bool send, void *at, size_t count, int peer);
+/* Until all have arrived; peers are ranks of w. The watchdog is told of those who have not sent or taken
+ * theirs. Where there is a worker, it lets the other thread in between. E_COMM where one of them has left the
+ * party; then they are still under way. */
+hvt_status hvt__mpi_await(const hvt_world *w, const hvt__party *party, hvt__flight *f);
 /* Nobody waits for these any more. A send that has not been received may still be read by its receiver. */
-void hvt__mpi_drop(int n, MPI_Request *request);
+void hvt__mpi_drop(hvt__flight *f);
 
 #define HVT_TRY_MPI(call)                                                                                    \
     do {                                                                                                     \

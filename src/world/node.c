@@ -1,65 +1,74 @@
 /*
- * Memory of a node: the first rank's part of a segment, or, where a segment cannot be had or nobody else is
- * there, memory of one's own.
+ * Memory of a node: a segment, of which each rank brings a part of the pages, or, where a segment cannot be
+ * had or nobody else is there, memory of one's own.
  */
 #include "node.h"
 #include "base_impl.h"
-#include "world_internal.h"
+#include "world_impl.h"
 
-#include <stdlib.h>
-
-struct hvt__node {
-    hvt__segment segment;
-    void *own; /* instead of a segment */
-};
-
-static hvt_status allocate(size_t bytes, hvt__node **ret_node)
+static hvt_status allocate(size_t bytes, hvt__node *n)
 {
-    hvt__node *n = calloc(1, sizeof *n);
+    const size_t line = 128;
 
-    HVT_CHECK(n, E_MEM, "no memory for what a node has in common");
-    n->own = calloc(1, bytes);
-    if (!n->own) {
-        free(n);
-        return HVT_FAIL(E_MEM, "no memory for the %zu bytes that a node has in common", bytes);
-    }
-    *ret_node = n;
+    bytes = (bytes + line - 1) / line * line;
+    n->block = aligned_alloc(line, bytes);
+    HVT_CHECK(n->block, E_MEM, "no memory for the %zu bytes that a node has in common", bytes);
+    memset(n->block, 0, bytes);
     return HVT_OK;
 }
 
-hvt_status hvt__node_open(hvt_world *world, size_t bytes, hvt__node **ret_node)
+hvt_status hvt__node_open(hvt_world *world, size_t bytes, hvt__node *ret_node)
 {
     hvt_world *part = NULL;
-    hvt__node *n = NULL;
+    hvt__segment segment;
+    hvt__node n = {0};
     hvt_status s;
 
     HVT_TRY_OR(fail, hvt_world_agree(world, allocate(bytes, &n)));
     if (world->size > 1) {
         if (world->nodes > 1)
             HVT_TRY_OR(fail, hvt_world_split(world, world->node_of[world->rank], world->rank, &part));
-        s = hvt__segment_open(part ? part : world, bytes, &n->segment); /* on all ranks of the node alike */
+        s = hvt__segment_open(part ? part : world, bytes / (size_t)world->local_size + 1,
+                              &segment); /* on all ranks of the node alike */
         hvt_world_close(&part);
-        if (s)
+        if (s == HVT_OK) {
+            free(n.block);
+            n = (hvt__node){segment.base, segment.stride * (size_t)segment.ranks};
+        } else {
             HVT_DEBUG("the ranks of this node share no memory: %s", hvt_last_error());
+        }
     }
     *ret_node = n;
     return HVT_OK;
 fail:
-    hvt__node_close(&n);
+    free(n.block);
     return s;
 }
 
-void *hvt__node_block(const hvt__node *node)
+/* Sent to one rank of each node, or to each rank where a node shares no memory. */
+hvt_status hvt__node_fill(hvt_world *world, const hvt__node *node, const void *from, size_t bytes)
 {
-    return node->segment.base ? node->segment.base : node->own;
+    const size_t most = (size_t)1 << 30;
+    bool gets = !node->shared || world->local_rank == 0;
+    hvt_world *part = NULL;
+    hvt_status s = HVT_OK;
+
+    if (world->rank == 0)
+        memcpy(node->block, from, bytes);
+    if (world->size == 1)
+        return HVT_OK;
+    HVT_TRY(hvt_world_split(world, gets ? 0 : -1, world->rank, &part));
+    for (size_t at = 0; part && at < bytes && s == HVT_OK; at += most)
+        s = hvt_world_broadcast(part, (char *)node->block + at, bytes - at < most ? bytes - at : most, 0);
+    hvt_world_close(&part);
+    return hvt_world_agree(world, s); /* and everyone's block is filled by now */
 }
 
-void hvt__node_close(hvt__node **node)
+void hvt__node_close(hvt__node *node)
 {
-    if (!*node)
-        return;
-    hvt__segment_close(&(*node)->segment);
-    free((*node)->own);
-    free(*node);
-    *node = NULL;
+    if (node->shared)
+        hvt__shm_unmap(node->block, node->shared);
+    else
+        free(node->block);
+    *node = (hvt__node){0};
 }

@@ -11,8 +11,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -54,11 +52,6 @@ static void *map(int fd, size_t bytes)
     return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 }
 
-static void unmap(void *base, size_t bytes)
-{
-    munmap(base, bytes);
-}
-
 /*
  * Bytes [first, first + count) of a mapping; 0 or why not. Where the machine gives huge pages to those who
  * ask, they come when a page is touched, not by fallocate: so populate first. What fails there, or is not
@@ -79,21 +72,15 @@ static int reserve(int fd, char *base, size_t bytes, size_t first, size_t count)
 int (*hvt__shm_create)(size_t bytes) = create;
 int (*hvt__shm_attach)(int pid, int fd) = attach;
 void *(*hvt__shm_map)(int fd, size_t bytes) = map;
-void (*hvt__shm_unmap)(void *base, size_t bytes) = unmap;
+int (*hvt__shm_unmap)(void *base, size_t bytes) = munmap;
 
 /* What the machine and the control group still have; 0: they do not say. */
 static double available(void)
 {
-    double group = hvt__cgroup_memory(""), free_kib = 0;
-    FILE *f = fopen("/proc/meminfo", "re");
-    char line[128];
+    double group = hvt__cgroup_memory(""),
+           machine = 1024 * hvt__file_number("/proc", "meminfo", "MemAvailable:");
 
-    while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "MemAvailable: %lf", &free_kib) == 1)
-            break;
-    if (f)
-        fclose(f);
-    return group > 0 && (free_kib == 0 || group < 1024 * free_kib) ? group : 1024 * free_kib;
+    return group > 0 && (machine == 0 || group < machine) ? group : machine;
 }
 
 typedef struct offer {
@@ -146,7 +133,7 @@ static hvt_status join(const hvt_world *w, const offer *from, int *fd, hvt__segm
 hvt_status hvt__segment_open(hvt_world *w, size_t bytes, hvt__segment *ret_segment)
 {
     const size_t page = 4096;
-    hvt__segment seg = {.bytes = bytes, .stride = bytes / page * page + page, .ranks = w->size};
+    hvt__segment seg = {.stride = bytes / page * page + page, .ranks = w->size};
     offer mine = {.bytes = bytes, .pid = getpid(), .fd = -1}, first, *all = w->scratch;
     hvt_status s = HVT_OK;
 

@@ -5,8 +5,6 @@
 #include "base_impl.h"
 
 #include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
 
 void hvt__text_add(hvt__text *b, const char *fmt, ...)
 {

@@ -6,31 +6,16 @@
 #include "base_impl.h"
 #include "world_internal.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-static const char *const parameters[] = {"pml", "btl", "mtl"};
-
-static const char *skip_blanks(const char *p)
-{
-    return p + strspn(p, " \t\r\n");
-}
-
 /* "pml = ob1" chooses; "pml = ^ucx" and "# pml = ob1" do not. */
 static bool line_chooses(const char *line)
 {
-    line = skip_blanks(line);
-    for (size_t i = 0; i < HVT_LEN(parameters); i++) {
-        size_t n = strlen(parameters[i]);
-        const char *p = skip_blanks(line + (strncmp(line, parameters[i], n) ? 0 : n));
+    char name[4], value[256];
 
-        if (p == line || *p != '=')
-            continue;
-        p = skip_blanks(p + 1);
-        return *p && (*p != '^' || (i == 0 && strstr(p, "ob1")));
-    }
-    return false;
+    if (sscanf(line, " %3[a-z] = %255[^\n]", name, value) < 2)
+        return false;
+    if (!strcmp(name, "pml"))
+        return *value != '^' || strstr(value, "ob1");
+    return (!strcmp(name, "btl") || !strcmp(name, "mtl")) && *value != '^';
 }
 
 static bool file_chooses(const char *path)

@@ -1,9 +1,9 @@
 /*
- * watch.h - who waits for whom, and for how long: watch.c collects it, watch_text.c judges it and puts it
- * into words.
+ * watch.h - who waits for whom, and for how long: watch.c collects it, watch_text.c judges it and makes the
+ * text.
  *
  * Words. A *wait* is a stay in a call that cannot return before another rank has done something; that rank is
- * what it *waiting_on*. A *place* is what trace.h tells of a thread: update, phase, detail.
+ * what it is *waiting on*. A *position* is what trace.h knows of a thread: update, phase, detail.
  */
 #ifndef HVT_WORLD_WATCH_H
 #define HVT_WORLD_WATCH_H
@@ -11,39 +11,41 @@
 #include "base/trace.h"
 #include "world_impl.h"
 
-enum { HVT__WAITING_ON = 6, HVT__WAIT_TEXT = 32, HVT__TENSOR_TEXT = 64, HVT__ANYONE = -1, HVT__NOBODY = -2 };
-enum { HVT__WATCH_GRACE = 1 /* s, between those who give up with a word and those who do without */ };
-
-/* ---- watch.c: for whoever waits ------------------------------------------------------------ */
+enum {
+    HVT__WAITING_ON = 6,
+    HVT__WAIT_TEXT = 32,
+    HVT__TENSOR_TEXT = 64,
+    HVT__ABOUT_TEXT = 400,
+    HVT__ANYONE = -1,
+    HVT__NOBODY = -2
+};
+enum { HVT__WATCH_GRACE = 1 /* s, between those that give up and report it and those that only give up */ };
 
 /* A wait begins: for rank `peer` of w, or HVT__ANYONE, "to `what`". Returns its handle, -1 where nobody
  * watches. Cheap, but not free: for waits that are not over at once. Any thread, several at a time. */
 int hvt__wait_begin(const hvt_world *w, int peer, const char *what);
 /* Operations between the one that this thread works on and the one that it was asked to wait for: so many
- * buckets come before the one that its place tells of. */
+ * buckets come before the one in its position. */
 extern _Thread_local int64_t hvt__wait_behind;
-/* Has the watchdog looked since this was last asked? Then it is time to say whom the wait waiting_on. */
-bool hvt__wait_asked(int wait, uint64_t *asked);
-/* It waiting_on these ranks of w; more than HVT__WAITING_ON of them go unnamed. */
+/* It waits for these ranks of w; more than HVT__WAITING_ON of them go unnamed. */
 void hvt__wait_on(int wait, const hvt_world *w, const int *peer, int n);
 void hvt__wait_end(int wait);
 
 /* Stop watching w; NULL: whatever is watched. Needs nobody else. */
 void hvt__watch_close(const hvt_world *w);
 
-/* ---- watch_text.c: what a watchdog makes of what it sees -------------------------------------- */
-
 /* A rank of the node as it looks now. Ages in seconds. */
 typedef struct hvt__seen {
-    int rank;         /* of the job */
-    bool here;        /* its watchdog runs, and its process is neither stopped nor dead */
-    bool left;        /* it has closed its watch */
-    char life;        /* the letter in /proc/PID/stat; 0: cannot be told */
-    double silent;    /* since its watchdog was last heard of */
-    hvt__where place; /* of the thread that trains; its `since` does not count */
-    double place_age;
-    double wait_age; /* < 0: it waits for nobody */
-    hvt__where wait_place;
+    int rank;            /* of the job */
+    bool here;           /* its watchdog runs, and its process is neither stopped nor dead */
+    bool left;           /* it has closed its watch */
+    char life;           /* the letter in /proc/PID/stat; 0: cannot be told */
+    double silent;       /* since its watchdog was last heard of */
+    hvt__where position; /* of the thread that trains; its `since` does not count */
+    double position_age;
+    char about[HVT__ABOUT_TEXT]; /* "reading FILE", where it has been there for a while; "": nothing known */
+    double wait_age;             /* < 0: it waits for nobody */
+    hvt__where wait_position;
     char what[HVT__WAIT_TEXT];       /* they are to do */
     char tensor[HVT__TENSOR_TEXT];   /* with which the bucket begins; "": none is known */
     int waiting_on[HVT__WAITING_ON]; /* ranks of the job, HVT__NOBODY where there are fewer */

@@ -1,15 +1,16 @@
 /*
- * What a watchdog makes of what it sees: is something stuck, who says so, in which words.
+ * What a watchdog concludes from what it sees: whether something is stuck, which rank reports it, and the
+ * text.
  *
- * Where ranks wait, those are to blame whom they lack and who do not wait themselves: if 0 waits for 1, and 1
- * for 2, then it is 2. Where nobody waits, a place that has not changed for long speaks for itself: all ranks
- * may hang on the same file system.
+ * Where ranks wait, the ones to blame are those that they wait for and that do not wait themselves: if 0
+ * waits for 1, and 1 for 2, then it is 2. Where nobody waits, a position that has not changed for long is
+ * enough: all ranks may hang on the same file system.
  *
- * Where all ranks of a node wait, another node knows more, and has a moment to say so before this one gives
- * up.
+ * Where all ranks of a node wait, another node knows more, and has a moment to report it before this one
+ * gives up.
  *
- * One rank speaks for its node: of those that wait the lowest, else the lowest that is there at all. All see
- * the same page, so they agree on who it is but for a moment; watch.c keeps two from saying the same.
+ * One rank reports for its node: of those that wait the lowest, else the lowest that is there at all. All see
+ * the same page, so they nearly always agree on who it is; watch.c keeps two ranks from reporting the same.
  *
  * Nothing here looks at a clock, a process or shared memory.
  */
@@ -17,10 +18,7 @@
 #include "base_impl.h"
 #include "text.h"
 
-#include <stdio.h>
-#include <string.h>
-
-enum { DETAILED = 4 /* ranks whose place a line tells */ };
+enum { DETAILED = 4 /* ranks whose position a line shows */ };
 
 static bool waits(const hvt__seen *s)
 {
@@ -29,10 +27,8 @@ static bool waits(const hvt__seen *s)
 
 static bool busy(const hvt__seen *s)
 {
-    return s->here && !s->left && s->wait_age < 0 && s->place.phase != HVT__OTHER;
+    return s->here && !s->left && s->wait_age < 0 && s->position.phase != HVT__OTHER;
 }
-
-/* ---- the verdict ---------------------------------------------------------------------------- */
 
 hvt__verdict hvt__watch_judge(const hvt__seen *all, int n, const hvt_stall *stall, int said)
 {
@@ -46,7 +42,7 @@ hvt__verdict hvt__watch_judge(const hvt__seen *all, int n, const hvt_stall *stal
     }
     for (int i = 0; i < n; i++) {
         bool counts = waited ? waits(&all[i]) : busy(&all[i]);
-        double age = waited ? all[i].wait_age : all[i].place_age;
+        double age = waited ? all[i].wait_age : all[i].position_age;
 
         if (counts && age > v.age)
             v.age = age;
@@ -64,14 +60,12 @@ hvt__verdict hvt__watch_judge(const hvt__seen *all, int n, const hvt_stall *stal
     return v;
 }
 
-/* ---- the line ------------------------------------------------------------------------------- */
-
-static void say_seconds(hvt__text *b, double s)
+static void format_seconds(hvt__text *b, double s)
 {
     hvt__text_add(b, s < 10 ? "%.1f s" : "%.0f s", s);
 }
 
-static void say_place(hvt__text *b, const hvt__where *p)
+static void format_position(hvt__text *b, const hvt__where *p)
 {
     if (p->phase == HVT__OTHER)
         hvt__text_add(b, "between phases");
@@ -83,35 +77,53 @@ static void say_place(hvt__text *b, const hvt__where *p)
         hvt__text_add(b, " before the first update");
 }
 
-static void say_state(hvt__text *b, const hvt_world *w, const hvt__seen *s)
+static void format_state(hvt__text *b, const hvt_world *w, const hvt__seen *s)
 {
-    hvt__text_add(b, "rank %d (%s) ", s->rank, w->host[s->rank]);
-    if (s->left) {
-        hvt__text_add(b, "has left");
+    bool gone = s->left || s->life == 'Z' || s->life == 'X';
+
+    hvt__text_add(b, "rank %d (%s) %s", s->rank, w->host[s->rank],
+                  s->left          ? "has left"
+                  : gone           ? "has ended"
+                  : s->here        ? "has been "
+                  : s->life == 'T' ? "is stopped (SIGSTOP); "
+                  : s->life == 't' ? "is stopped by a debugger; "
+                                   : "is silent; ");
+    if (gone)
         return;
+    if (!s->here) {
+        format_seconds(b, s->silent);
+        hvt__text_add(b, " ago it was ");
     }
-    if (s->life == 'Z' || s->life == 'X') {
-        hvt__text_add(b, "has ended");
+    format_position(b, &s->position);
+    if (s->about[0])
+        hvt__text_add(b, " (%s)", s->about);
+    if (!s->here)
         return;
-    }
-    if (s->here) {
-        hvt__text_add(b, "is ");
-        say_place(b, &s->place);
-        hvt__text_add(b, " since ");
-        say_seconds(b, s->place_age);
-        if (s->life == 'D')
-            hvt__text_add(b, ", where it waits for a disk or a network file system");
-        return;
-    }
-    hvt__text_add(b, s->life == 'T'   ? "is stopped (SIGSTOP); "
-                     : s->life == 't' ? "is stopped by a debugger; "
-                                      : "is silent; ");
-    say_seconds(b, s->silent);
-    hvt__text_add(b, " ago it was ");
-    say_place(b, &s->place);
+    hvt__text_add(b, " for ");
+    format_seconds(b, s->position_age);
+    if (s->life == 'D')
+        hvt__text_add(b, ", where it waits for a disk or a network file system");
 }
 
-/* Whom do those that wait lack? Returns whether some of them lack ranks that they cannot name. */
+/* Those with named[rank], but not all of many. */
+static void format_states(hvt__text *b, const hvt_world *w, const hvt__seen *all, int n, const bool *named,
+                          const char *before)
+{
+    int shown = 0;
+
+    for (int i = 0; i < n && shown <= DETAILED; i++) {
+        if (!named[all[i].rank])
+            continue;
+        hvt__text_add(b, "%s", shown ? "; " : before);
+        if (shown++ == DETAILED)
+            hvt__text_add(b, "...");
+        else
+            format_state(b, w, &all[i]);
+    }
+}
+
+/* named: those that ranks wait for and that do not wait themselves. Returns whether some wait for ranks that
+ * they cannot name. */
 static bool name_absent(const hvt_world *w, const hvt__seen *all, int n, bool *named)
 {
     bool anyone = false;
@@ -128,38 +140,26 @@ static bool name_absent(const hvt_world *w, const hvt__seen *all, int n, bool *n
     return anyone;
 }
 
-static void say_absent(hvt__text *b, const hvt_world *w, bool anyone, int n, const bool *named)
-{
-    int count = 0;
-
-    for (int r = 0; r < w->size; r++)
-        count += named[r];
-    if (count)
-        hvt__text_add_ranks(b, w, named);
-    else
-        hvt__text_add(b, anyone && n < w->size ? "a rank of another host" : "one another");
-}
-
-static void say_waits(hvt__text *b, const hvt_world *w, const hvt__seen *all, int n, const hvt__verdict *v,
-                      bool *named)
+static void format_waits(hvt__text *b, const hvt_world *w, const hvt__seen *all, int n, const hvt__verdict *v,
+                         bool *named)
 {
     const hvt__seen *me = &all[v->speaker];
-    const hvt__where *p = &me->wait_place;
+    const hvt__where *p = &me->wait_position;
     bool anyone;
-    int told = 0, many = 0;
+    int many = 0;
 
     memset(named, 0, (size_t)w->size * sizeof *named);
     for (int i = 0; i < n; i++)
-        if (waits(&all[i])) {
-            named[all[i].rank] = true;
-            many++;
-        }
+        many += named[all[i].rank] = waits(&all[i]);
     hvt__text_add_ranks(b, w, named);
     hvt__text_add(b, many > 1 ? " have waited " : " has waited ");
-    say_seconds(b, v->age);
+    format_seconds(b, v->age);
     hvt__text_add(b, " for ");
     anyone = name_absent(w, all, n, named);
-    say_absent(b, w, anyone, n, named);
+    if (memchr(named, true, (size_t)w->size))
+        hvt__text_add_ranks(b, w, named);
+    else
+        hvt__text_add(b, anyone && n < w->size ? "a rank of another host" : "one another");
     hvt__text_add(b, " to %s, ", me->what);
     if (p->phase == HVT__EXCHANGE && p->detail >= 0) {
         hvt__text_add(b, "in bucket %d", p->detail);
@@ -167,34 +167,9 @@ static void say_waits(hvt__text *b, const hvt_world *w, const hvt__seen *all, in
             hvt__text_add(b, " (%s ...)", me->tensor);
         hvt__text_add(b, " of update %lld", (long long)p->step);
     } else {
-        say_place(b, p);
+        format_position(b, p);
     }
-    for (int i = 0; i < n; i++) {
-        if (!named[all[i].rank])
-            continue;
-        if (told++ == DETAILED) {
-            hvt__text_add(b, "; ...");
-            break;
-        }
-        hvt__text_add(b, "; ");
-        say_state(b, w, &all[i]);
-    }
-}
-
-static void say_busy(hvt__text *b, const hvt_world *w, const hvt__seen *all, int n, const hvt__verdict *v)
-{
-    int told = 0;
-
-    for (int i = 0; i < n; i++) {
-        if (!busy(&all[i]) || all[i].place_age < v->age / 2)
-            continue;
-        if (told++ == DETAILED) {
-            hvt__text_add(b, "; ...");
-            break;
-        }
-        hvt__text_add(b, told > 1 ? "; " : "");
-        say_state(b, w, &all[i]);
-    }
+    format_states(b, w, all, n, named, "; ");
 }
 
 void hvt__watch_line(const hvt_world *w, const hvt__seen *all, int n, const hvt__verdict *v, bool *named,
@@ -202,12 +177,15 @@ void hvt__watch_line(const hvt_world *w, const hvt__seen *all, int n, const hvt_
 {
     hvt__text b = {.used = 0};
 
-    if (v->finding == HVT__RECOVERED)
+    if (v->finding == HVT__RECOVERED) {
         hvt__text_add(&b, "the ranks of %s have recovered", w->host[all[v->speaker].rank]);
-    else if (waits(&all[v->speaker]))
-        say_waits(&b, w, all, n, v, named);
-    else
-        say_busy(&b, w, all, n, v);
+    } else if (waits(&all[v->speaker])) {
+        format_waits(&b, w, all, n, v, named);
+    } else {
+        for (int i = 0; i < n; i++)
+            named[all[i].rank] = busy(&all[i]) && all[i].position_age >= v->age / 2;
+        format_states(&b, w, all, n, named, "");
+    }
     if (v->finding == HVT__HOPELESS)
         hvt__text_add(&b, ": giving up");
     snprintf(text, bytes, "%s", b.at);

@@ -1,28 +1,21 @@
 /*
  * The world's table and its front door. What a world knows of itself is here; what ranks tell each other
- * (folds, agreement, comparison) is in agree.c.
+ * is in agree.c and items.c.
  */
 #include "base/trace.h"
 #include "config.h"
 #include "world_internal.h"
 #include "watch.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 size_t hvt__world_message = (size_t)1 << 30; /* longest message in bytes; MPI counts in int */
 
 #if HVT_HAVE_MPI
-#define MPI_WORLD (&hvt_world_mpi)
+static const hvt_world_ops *const mpi = &hvt_world_mpi;
 #else
-#define MPI_WORLD ((const hvt_world_ops *)NULL)
+static const hvt_world_ops *const mpi = NULL;
 #endif
-
-static const struct {
-    const char *name;
-    const hvt_world_ops *ops; /* NULL: not in this build */
-} worlds[] = {{"mpi", MPI_WORLD}, {"singleton", &hvt_world_singleton}};
 
 static hvt_status open_table(const hvt_world_ops *ops, const void *mpi_comm, hvt_world **ret_world)
 {
@@ -31,57 +24,39 @@ static hvt_status open_table(const hvt_world_ops *ops, const void *mpi_comm, hvt
 
     if (w)
         w->ops = ops;
-    HVT_TRY_OR(fail, ops->open(w, mpi_comm));
-    if (!w->scratch)
-        w->scratch = malloc((size_t)w->size * HVT__SCRATCH);
-    HVT_CHECK_OR(fail, w->scratch, E_MEM, "no memory for a world of %d ranks", w->size);
-    *ret_world = w;
-    return HVT_OK;
-fail:
-    hvt_world_close(&w);
+    s = ops->open(w, mpi_comm);
+    if (s == HVT_OK)
+        *ret_world = w;
+    else
+        hvt_world_close(&w);
     return s;
 }
 
 hvt_status hvt_world_open(const char *name, hvt_world **ret_world)
 {
     hvt_launch l = hvt__launch(getenv);
+    const hvt_world_ops *ops = &hvt_world_singleton;
 
     HVT_CHECK(ret_world, E_ARG, "no place for the world");
     if (!name) /* a launcher's only process needs no MPI where none is built in */
-        name = l.started && (worlds[0].ops || l.size != 1) ? "mpi" : "singleton";
-    for (size_t i = 0; i < HVT_LEN(worlds); i++) {
-        if (strcmp(name, worlds[i].name))
-            continue;
-        HVT_CHECK(
-            worlds[i].ops || !l.started, E_UNSUPPORTED,
-            "a launcher started %d processes (%s), but this build has no MPI: install one and build again",
-            l.size, l.var ? l.var : "PMIX_RANK");
-        HVT_CHECK(worlds[i].ops, E_UNSUPPORTED, "world '%s' is not in this build", name);
-        return open_table(worlds[i].ops, NULL, ret_world);
-    }
-    return HVT_FAIL(E_ARG, "world '%s' is unknown; known are mpi and singleton", name);
+        name = l.started && (mpi || l.size != 1) ? "mpi" : "singleton";
+    if (!strcmp(name, "mpi"))
+        ops = mpi;
+    else
+        HVT_CHECK(!strcmp(name, "singleton"), E_ARG, "world '%s' is unknown; known are mpi and singleton",
+                  name);
+    HVT_CHECK(ops || !l.started, E_UNSUPPORTED,
+              "a launcher started %d processes (%s), but this build has no MPI: install one and build again",
+              l.size, l.var ? l.var : "PMIX_RANK");
+    HVT_CHECK(ops, E_UNSUPPORTED, "world '%s' is not in this build", name);
+    return open_table(ops, NULL, ret_world);
 }
 
 hvt_status hvt_world_wrap(const void *mpi_comm, hvt_world **ret_world)
 {
-    const hvt_world_ops *ops = MPI_WORLD;
-
     HVT_CHECK(mpi_comm && ret_world, E_ARG, "no communicator to wrap");
-    HVT_CHECK(ops, E_UNSUPPORTED, "this build has no MPI whose communicator it could wrap");
-    return open_table(ops, mpi_comm, ret_world);
-}
-
-hvt_status hvt__world_set_job_ranks(hvt_world *part, const hvt_world *of)
-{
-    int32_t *all = part->scratch;
-
-    HVT_TRY(part->ops->allgather(part, &(int32_t){hvt__job_rank(of, of->rank)}, sizeof *all, all));
-    part->job_rank = malloc((size_t)part->size * sizeof *part->job_rank);
-    HVT_CHECK(part->job_rank, E_MEM, "no memory for the numbers of %d ranks", part->size);
-    for (int r = 0; r < part->size; r++)
-        part->job_rank[r] = all[r];
-    part->job = of->job ? of->job : of;
-    return HVT_OK;
+    HVT_CHECK(mpi, E_UNSUPPORTED, "this build has no MPI whose communicator it could wrap");
+    return open_table(mpi, mpi_comm, ret_world);
 }
 
 hvt_status hvt_world_split(hvt_world *world, int color, int key, hvt_world **ret_world)
@@ -97,18 +72,13 @@ hvt_status hvt_world_split(hvt_world *world, int color, int key, hvt_world **ret
         s = HVT_FAIL(E_ARG, "no place for a group's world");
     HVT_TRY_OR(fail, hvt_world_agree(world, s));
     w->ops = world->ops;
-    s = world->ops->split(world, color, key, w);
-    if (s == HVT_OK && color >= 0 && !w->scratch)
-        w->scratch = malloc((size_t)w->size * HVT__SCRATCH);
-    if (s == HVT_OK && color >= 0 && !w->scratch)
-        s = HVT_FAIL(E_MEM, "no memory for a world of %d ranks", w->size);
-    HVT_TRY_OR(fail, hvt_world_agree(world, s));
-    HVT_TRY_OR(fail, hvt_world_agree(world, color < 0 ? HVT_OK : hvt__world_set_job_ranks(w, world)));
+    HVT_TRY_OR(fail, hvt_world_agree(world, world->ops->split(world, color, key, w)));
     if (color < 0) {
         hvt_world_close(&w);
         *ret_world = NULL;
         return HVT_OK;
     }
+    w->job = world->job ? world->job : world;
     w->parent = world;
     world->groups++;
     *ret_world = w;
@@ -125,15 +95,14 @@ void hvt_world_close(hvt_world **world)
     if (!w)
         return;
     if (w->comms || w->groups) {
-        hvt__log(HVT_LOG_ERROR,
-                 "world %s is not closed: %d comms and %d groups of it are still open; close "
-                 "those first",
-                 w->ops->name, w->comms, w->groups);
+        HVT_ERROR("world %s is not closed: %d comms and %d groups of it are still open; close "
+                  "those first",
+                  w->ops->name, w->comms, w->groups);
         return;
     }
     if (w->parent)
         w->parent->groups--;
-    if (w->ops)
+    if (w->ops && w->ops->close)
         w->ops->close(w);
     hvt__watch_close(w); /* until then it watches over how MPI ends */
     free(w->job_rank);
@@ -187,6 +156,16 @@ hvt_status hvt_world_allgather(hvt_world *world, const void *mine, size_t bytes,
     return hvt__traced(world->ops->allgather(world, mine, bytes, all));
 }
 
+hvt_status hvt_world_gather(hvt_world *world, const void *mine, size_t bytes, void *all, int root)
+{
+    HVT_CHECK(world && (mine || !bytes), E_ARG, "a gather of %zu bytes: no world or no buffer", bytes);
+    HVT_CHECK(root >= 0 && root < world->size, E_ARG, "root %d is not one of %d ranks", root, world->size);
+    HVT_CHECK(all || !bytes || root != world->rank, E_ARG, "a gather of %zu bytes: no buffer on its root",
+              bytes);
+    hvt__trace_begin(HVT__AGREE, -1);
+    return hvt__traced(world->ops->gather(world, mine, bytes, all, root));
+}
+
 hvt_status hvt_world_broadcast(hvt_world *world, void *data, size_t bytes, int root)
 {
     HVT_CHECK(world && (data || !bytes), E_ARG, "a broadcast of %zu bytes: no world or no buffer", bytes);
@@ -199,12 +178,12 @@ hvt_status hvt_world_barrier(hvt_world *world)
 {
     HVT_CHECK(world, E_ARG, "a barrier: no world");
     hvt__trace_begin(HVT__AGREE, -1);
-    return hvt__traced(world->ops->barrier(world));
+    return hvt__traced(world->ops->barrier ? world->ops->barrier(world) : HVT_OK);
 }
 
 void hvt_world_abort(hvt_world *world, int exit_code)
 {
-    if (world)
+    if (world && world->ops->abort)
         world->ops->abort(world, exit_code);
     _exit(exit_code);
 }

@@ -7,8 +7,6 @@
 
 #include "world_impl.h"
 
-/* ---- launch.c: what the environment says of the job, before MPI is asked ------------------- */
-
 typedef struct hvt_launch {
     bool started;    /* a launcher started this process */
     int size;        /* processes it started; 0: it does not say */
@@ -24,14 +22,10 @@ hvt_launch hvt__launch(char *(*get)(const char *name));
 /* E_COMM with the remedy if the world that MPI sees is not the one that was started. */
 hvt_status hvt__launch_check(const hvt_launch *l, int mpi_size);
 
-/* ---- transport.c: may Open MPI be told its transport, or did the user say? ------------------- */
-
 /* Did somebody choose pml, btl or mtl: in a variable (so does mpirun --mca), or in one of `files`, NULL at
  * their end, which name parameters as `pml = ucx`? An exclusion in a file, `pml = ^ucx`, chooses nothing
  * unless it excludes ob1. */
 bool hvt__transport_chosen(char *(*get)(const char *name), const char *const *files);
-
-/* ---- cores.c ------------------------------------------------------------------------------ */
 
 enum { HVT__MAX_CPUS = 4096 };
 
@@ -46,9 +40,13 @@ typedef struct hvt__claim {
 /* The share of rank `me` among the n ranks of a node, in local-rank order. */
 void hvt__cores_split(const hvt__claim *claims, int n, int me, hvt_cores *ret_cores);
 
-/* ---- cgroup.c: the control group's limits; files below `root`, which is "" but in tests ----- */
+/* In how many caches of the third level and NUMA nodes processors lie; 0: unknown. Files as below. */
+void hvt__domains(const char *root, const int *cpus, int count, int *ret_caches, int *ret_nodes);
 
+/* Limits of the control group; its files lie below `root`, which is "" but in tests. */
 double hvt__cgroup_cpus(const char *root);   /* processors' worth of time; 0: no limit */
 double hvt__cgroup_memory(const char *root); /* bytes that can still be had; 0: no limit */
+/* The positive number behind `key` at the beginning of a line; 0: there is none. */
+double hvt__file_number(const char *folder, const char *file, const char *key);
 
 #endif /* HVT_WORLD_INTERNAL_H */

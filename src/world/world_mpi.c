@@ -15,25 +15,19 @@
 #include "mpi_call.h"
 #include "world_internal.h"
 
-#include <limits.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 typedef struct world_mpi {
     MPI_Comm comm;
-    bool started;         /* MPI, by us */
-    MPI_Request *request; /* [requests] of messages on their way */
-    int *peer;            /* [requests] */
-    int requests;
+    bool started; /* MPI, by us */
+    hvt__flight flight;
 } world_mpi;
 
-/* ---- one thread at a time ------------------------------------------------------------------ */
+static const char TO_DO[] = "send and take its part";
 
 static pthread_mutex_t mpi_lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_int wanting; /* threads that wait for the lock */
@@ -67,9 +61,15 @@ bool hvt__mpi_is_up(void)
     return MPI_Initialized(&up) == MPI_SUCCESS && up && MPI_Finalized(&down) == MPI_SUCCESS && !down;
 }
 
-hvt_status hvt__mpi_enter_wait(bool *ret_entered)
+hvt_status hvt__mpi_check_up(void)
 {
     HVT_CHECK(hvt__mpi_is_up(), E_COMM, "MPI has been finalised: no rank can be reached any more");
+    return HVT_OK;
+}
+
+hvt_status hvt__mpi_enter_wait(bool *ret_entered)
+{
+    HVT_TRY(hvt__mpi_check_up());
     *ret_entered = false;
     if (atomic_load(&multiple))
         return HVT_OK;
@@ -85,16 +85,6 @@ void hvt__mpi_leave_wait(bool entered)
     hvt__mpi_leave(entered);
     if (entered)
         atomic_store(&collective, false);
-}
-
-/* How many threads this MPI takes. */
-static hvt_status ask_threads(void)
-{
-    int level;
-
-    HVT_TRY_MPI(MPI_Query_thread(&level));
-    atomic_store(&multiple, level == MPI_THREAD_MULTIPLE);
-    return HVT_OK;
 }
 
 /* A mutex is not fair: whoever asks again and again steps aside. */
@@ -113,7 +103,6 @@ static hvt_status world_another_thread_mpi(hvt_world *w, bool comes)
 {
     int level;
 
-    (void)w;
     if (!comes) {
         atomic_fetch_sub(&workers, 1);
         return HVT_OK;
@@ -126,8 +115,6 @@ static hvt_status world_another_thread_mpi(hvt_world *w, bool comes)
     atomic_fetch_add(&workers, 1);
     return HVT_OK;
 }
-
-/* ---- errors -------------------------------------------------------------------------------- */
 
 hvt_status hvt__mpi_fail(int rc, const char *file, int line, const char *call)
 {
@@ -162,8 +149,6 @@ static int initialise(const hvt_launch *l, int *provided)
     hint = l->one_node && !hvt__transport_chosen(getenv, files);
     if (hint)
         setenv("OMPI_MCA_pml", "ob1", 1);
-#else
-    (void)l;
 #endif
     rc = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, provided);
     if (hint)
@@ -196,12 +181,6 @@ static hvt_status start(bool *started)
     return up ? HVT_OK : hvt__launch_check(&l, size);
 }
 
-static hvt_status size_of(MPI_Comm comm, int *ret_size)
-{
-    HVT_TRY_MPI(MPI_Comm_size(comm, ret_size));
-    return HVT_OK;
-}
-
 /* What a host program lends must be there: MPI would end the process. */
 static hvt_status check_lent(MPI_Comm comm)
 {
@@ -217,103 +196,112 @@ static hvt_status check_lent(MPI_Comm comm)
     return HVT_OK;
 }
 
-/* ---- waiting for other ranks --------------------------------------------------------------- */
+hvt_status hvt__mpi_reserve(hvt__flight *f, int room)
+{
+    MPI_Request *request;
 
-static hvt_status test_all(int n, MPI_Request *request, bool *ret_done)
+    if (room <= f->room)
+        return HVT_OK;
+    request = malloc((size_t)room * (sizeof *request + sizeof *f->peer));
+    HVT_CHECK(request, E_MEM, "no memory for %d messages on their way", room);
+    free(f->request);
+    f->request = request;
+    f->peer = (int *)(void *)(request + room);
+    f->room = room;
+    return HVT_OK;
+}
+
+hvt_status hvt__mpi_post(hvt__flight *f, bool send, void *at, size_t count, int peer)
+{
+    MPI_Request *r = &f->request[f->n];
+
+    if (send)
+        HVT_TRY_MPI(MPI_Isend(at, (int)count, f->type, peer, f->tag, f->comm, r));
+    else
+        HVT_TRY_MPI(MPI_Irecv(at, (int)count, f->type, peer, f->tag, f->comm, r));
+    f->peer[f->n++] = peer;
+    return HVT_OK;
+}
+
+static hvt_status test_all(hvt__flight *f, bool *ret_done)
 {
     int done;
 
-    HVT_TRY_MPI(MPI_Testall(n, request, &done, MPI_STATUSES_IGNORE));
+    HVT_TRY_MPI(MPI_Testall(f->n, f->request, &done, MPI_STATUSES_IGNORE));
     *ret_done = done;
     return HVT_OK;
 }
 
-static hvt_status report_waiting(const hvt_world *w, int wait, int n, const MPI_Request *request,
-                                 const int *peer)
+/* Tell the watchdog who has not sent or taken these. Has one of them left the comm? What it sent before may
+ * still be under way: so only when it was gone at the last look, too, is it lost. */
+static hvt_status look_at_peers(const hvt_world *w, int wait, const hvt__party *party, const hvt__flight *f,
+                                bool *gone)
 {
     int waiting_on[HVT__WAITING_ON], m = 0, done;
+    bool was_gone = *gone;
 
-    for (int i = 0; i < n && m < HVT__WAITING_ON; i++) {
-        bool told = false;
+    *gone = false;
+    for (int i = 0; i < f->n; i++) {
+        bool told = m == HVT__WAITING_ON;
 
-        HVT_TRY_MPI(MPI_Request_get_status(request[i], &done, MPI_STATUS_IGNORE));
+        HVT_TRY_MPI(MPI_Request_get_status(f->request[i], &done, MPI_STATUS_IGNORE));
+        if (done)
+            continue;
         for (int k = 0; k < m; k++)
-            told = told || waiting_on[k] == peer[i];
-        if (!done && !told)
-            waiting_on[m++] = peer[i];
+            told = told || waiting_on[k] == f->peer[i];
+        if (!told)
+            waiting_on[m++] = f->peer[i];
+        if (party->left(party, f->peer[i]) == HVT__HERE)
+            continue;
+        *gone = true;
+        if (was_gone)
+            HVT_TRY(party->lost(party, f->peer[i], TO_DO));
     }
     if (m)
         hvt__wait_on(wait, w, waiting_on, m);
     return HVT_OK;
 }
 
-/* Has a rank that one of these requests waits for left the comm? What it sent before may still be under way:
- * so only when it was gone at the last look, too, is it lost. */
-static hvt_status look_for_lost(const hvt__party *party, int n, const MPI_Request *request, const int *peer,
-                                const char *what, bool *gone)
-{
-    bool was_gone = *gone;
-    int done;
-
-    *gone = false;
-    for (int i = 0; i < n && party->left; i++) {
-        HVT_TRY_MPI(MPI_Request_get_status(request[i], &done, MPI_STATUS_IGNORE));
-        if (done || party->left(party, peer[i]) == HVT__HERE)
-            continue;
-        *gone = true;
-        if (was_gone)
-            HVT_TRY(party->lost(party, peer[i], what));
-    }
-    return HVT_OK;
-}
-
-void hvt__mpi_drop(int n, MPI_Request *request)
+void hvt__mpi_drop(hvt__flight *f)
 {
     bool entered = hvt__mpi_enter();
     int done;
 
-    for (int i = 0; i < n; i++) {
-        if (request[i] == MPI_REQUEST_NULL)
+    for (int i = 0; i < f->n; i++) {
+        if (f->request[i] == MPI_REQUEST_NULL)
             continue;
-        MPI_Cancel(&request[i]);
-        MPI_Test(&request[i], &done, MPI_STATUS_IGNORE);
+        MPI_Cancel(&f->request[i]);
+        MPI_Test(&f->request[i], &done, MPI_STATUS_IGNORE);
         if (!done)
-            MPI_Request_free(&request[i]);
+            MPI_Request_free(&f->request[i]);
     }
+    f->n = 0;
     hvt__mpi_leave(entered);
 }
 
-hvt_status hvt__mpi_await(const hvt_world *w, const hvt__party *party, int n, MPI_Request *request,
-                          const int *peer, const char *what)
+hvt_status hvt__mpi_await(const hvt_world *w, const hvt__party *party, hvt__flight *f)
 {
-    const double pause = 0.1; /* s, between looks for ranks that have left */
+    const double pause = 0.1; /* s, between looks */
     hvt_status s = HVT_OK;
-    uint64_t asked = 0;
     bool done = false, gone = false;
-    double looked;
-    int wait;
+    double looked = hvt__now();
+    int wait = -1;
 
-    HVT_TRY(test_all(n, request, &done));
-    if (done)
-        return HVT_OK;
-    wait = hvt__wait_begin(w, HVT__ANYONE, what);
-    looked = hvt__now();
-    while (s == HVT_OK && !done) {
+    HVT_TRY(test_all(f, &done));
+    if (!done)
+        wait = hvt__wait_begin(w, HVT__ANYONE, TO_DO);
+    while (!done) {
         if (atomic_load(&workers))
             step_aside();
-        s = test_all(n, request, &done);
-        if (s != HVT_OK || done)
-            break;
-        if (hvt__wait_asked(wait, &asked))
-            s = report_waiting(w, wait, n, request, peer);
-        if (s == HVT_OK && hvt__now() - looked >= pause) {
-            s = look_for_lost(party, n, request, peer, what, &gone);
+        HVT_TRY_OR(end, test_all(f, &done));
+        if (!done && hvt__now() - looked >= pause) {
+            HVT_TRY_OR(end, look_at_peers(w, wait, party, f, &gone));
             looked = hvt__now();
         }
     }
+    f->n = 0;
+end:
     hvt__wait_end(wait);
-    if (s != HVT_OK)
-        hvt__mpi_drop(n, request);
     return s;
 }
 
@@ -326,11 +314,23 @@ static hvt_status world_allgather_mpi(hvt_world *w, const void *mine, size_t byt
     return HVT_OK;
 }
 
-/* What one rank lacks, none can go on without. */
-static hvt_status all_have(MPI_Comm comm, bool mine, int size)
+static hvt_status world_gather_mpi(hvt_world *w, const void *mine, size_t bytes, void *all, int root)
 {
-    int all = mine;
+    HVT_CHECK(bytes <= INT_MAX, E_ARG, "a gather of %zu bytes a rank; at most %d", bytes, INT_MAX);
+    HVT_TRY_MPI_WAIT(
+        w, w->rank == root ? HVT__ANYONE : root, "take part in a gather",
+        MPI_Gather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, root, hvt__world_mpi_comm(w)));
+    return HVT_OK;
+}
 
+/* If any rank lacks something, none continues. Also looks how many threads this MPI takes. */
+static hvt_status all_have(MPI_Comm comm, bool mine)
+{
+    int all = mine, size, level;
+
+    HVT_TRY_MPI(MPI_Comm_size(comm, &size));
+    HVT_TRY_MPI(MPI_Query_thread(&level));
+    atomic_store(&multiple, level == MPI_THREAD_MULTIPLE);
     HVT_TRY_MPI_WAIT(NULL, HVT__ANYONE, "open a world",
                      MPI_Allreduce(MPI_IN_PLACE, &all, 1, MPI_INT, MPI_MIN, comm));
     if (all)
@@ -340,11 +340,13 @@ static hvt_status all_have(MPI_Comm comm, bool mine, int size)
     return HVT_E_MEM;
 }
 
-/* Which ranks share a node, and how the hosts are called. */
-static hvt_status look_around(hvt_world *w)
+/* Which ranks share a node, how the hosts are called, and the ranks in the whole job, of which a part is
+ * `of`; NULL: of none. */
+static hvt_status look_around(hvt_world *w, const hvt_world *of)
 {
     struct place {
         int leader; /* lowest rank on the node */
+        int job_rank;
         char host[sizeof *w->host];
     } mine = {0}, *all = NULL;
     world_mpi *st = w->state;
@@ -352,6 +354,7 @@ static hvt_status look_around(hvt_world *w)
     bool ready;
     hvt_status s;
 
+    HVT_TRY_MPI(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN));
     HVT_TRY_MPI(MPI_Comm_rank(comm, &w->rank));
     HVT_TRY_MPI(MPI_Comm_size(comm, &w->size));
     HVT_TRY_MPI(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, w->rank, MPI_INFO_NULL, &node));
@@ -360,20 +363,21 @@ static hvt_status look_around(hvt_world *w)
     mine.leader = w->rank;
     HVT_TRY_MPI(MPI_Bcast(&mine.leader, 1, MPI_INT, 0, node));
     HVT_TRY_MPI(MPI_Comm_free(&node));
+    mine.job_rank = of ? hvt__job_rank(of, of->rank) : w->rank;
     gethostname(mine.host, sizeof mine.host - 1);
 
     all = calloc((size_t)w->size, sizeof *all);
     w->node_of = calloc((size_t)w->size, sizeof *w->node_of);
     w->host = calloc((size_t)w->size, sizeof *w->host);
+    w->job_rank = calloc((size_t)w->size, sizeof *w->job_rank);
     w->scratch = malloc((size_t)w->size * HVT__SCRATCH);
-    st->requests = 2 * w->size;
-    st->request = malloc((size_t)st->requests * sizeof *st->request);
-    st->peer = malloc((size_t)st->requests * sizeof *st->peer);
-    ready = all && w->node_of && w->host && w->scratch && st->request && st->peer;
-    HVT_TRY_OR(done, all_have(comm, ready, w->size));
+    ready = all && w->node_of && w->host && w->job_rank && w->scratch &&
+            hvt__mpi_reserve(&st->flight, 2 * w->size) == HVT_OK;
+    HVT_TRY_OR(done, all_have(comm, ready));
     HVT_TRY_OR(done, world_allgather_mpi(w, &mine, sizeof mine, all));
     for (int r = 0; r < w->size; r++) {
         memcpy(w->host[r], all[r].host, sizeof *w->host);
+        w->job_rank[r] = all[r].job_rank;
         w->node_of[r] = all[r].leader == r ? w->nodes++ : w->node_of[all[r].leader];
     }
     s = HVT_OK;
@@ -387,19 +391,15 @@ static hvt_status world_open_mpi(hvt_world *w, const void *mpi_comm)
     world_mpi *st = calloc(1, sizeof *st);
     bool started = false;
     MPI_Comm from;
-    int size;
     hvt_status s = HVT_OK;
 
     from = mpi_comm ? *(const MPI_Comm *)mpi_comm : MPI_COMM_WORLD;
     HVT_TRY_OR(fail, mpi_comm ? check_lent(from) : start(&started));
-    HVT_TRY_OR(fail, ask_threads());
-    HVT_TRY_OR(fail, size_of(from, &size));
-    HVT_TRY_OR(fail, all_have(from, w && st, size));
+    HVT_TRY_OR(fail, all_have(from, w && st));
     *st = (world_mpi){.comm = MPI_COMM_NULL, .started = started};
     w->state = st;
     HVT_TRY_MPI(MPI_Comm_dup(from, &st->comm));
-    HVT_TRY_MPI(MPI_Comm_set_errhandler(st->comm, MPI_ERRORS_RETURN));
-    return look_around(w);
+    return look_around(w, NULL);
 fail:
     free(st);
     if (started)
@@ -412,16 +412,13 @@ static hvt_status world_split_mpi(hvt_world *w, int color, int key, hvt_world *f
     world_mpi *st = calloc(1, sizeof *st);
     hvt_status s;
 
-    HVT_TRY_OR(fail, all_have(hvt__world_mpi_comm(w), st, w->size));
+    HVT_TRY_OR(fail, all_have(hvt__world_mpi_comm(w), st));
     st->comm = MPI_COMM_NULL;
     fresh->state = st;
     HVT_TRY_MPI_WAIT(
         w, HVT__ANYONE, "take part in a split",
         MPI_Comm_split(hvt__world_mpi_comm(w), color < 0 ? MPI_UNDEFINED : color, key, &st->comm));
-    if (st->comm == MPI_COMM_NULL)
-        return HVT_OK;
-    HVT_TRY_MPI(MPI_Comm_set_errhandler(st->comm, MPI_ERRORS_RETURN));
-    return look_around(fresh);
+    return st->comm == MPI_COMM_NULL ? HVT_OK : look_around(fresh, w);
 fail:
     free(st);
     return s;
@@ -447,42 +444,28 @@ static void world_close_mpi(hvt_world *w)
     } else {
         HVT_WARN("a world is closed after MPI_Finalize(): close it before, or its communicator stays behind");
     }
-    free(st->request);
-    free(st->peer);
+    free(st->flight.request);
     free(st);
+}
+
+hvt_status hvt__mpi_broadcast(const hvt_world *w, MPI_Comm comm, void *data, size_t bytes, size_t most,
+                              int root)
+{
+    for (size_t at = 0, part; at < bytes; at += part) {
+        part = bytes - at < most ? bytes - at : most;
+        HVT_TRY_MPI_WAIT(w, root, "broadcast", MPI_Bcast((char *)data + at, (int)part, MPI_BYTE, root, comm));
+    }
+    return HVT_OK;
 }
 
 static hvt_status world_broadcast_mpi(hvt_world *w, void *data, size_t bytes, int root)
 {
-    for (size_t at = 0; at < bytes;) {
-        size_t part = bytes - at < INT_MAX ? bytes - at : INT_MAX;
-
-        HVT_TRY_MPI_WAIT(w, root, "broadcast",
-                         MPI_Bcast((char *)data + at, (int)part, MPI_BYTE, root, hvt__world_mpi_comm(w)));
-        at += part;
-    }
-    return HVT_OK;
+    return hvt__mpi_broadcast(w, hvt__world_mpi_comm(w), data, bytes, INT_MAX, root);
 }
 
 static hvt_status world_barrier_mpi(hvt_world *w)
 {
     HVT_TRY_MPI_WAIT(w, HVT__ANYONE, "take part in a barrier", MPI_Barrier(hvt__world_mpi_comm(w)));
-    return HVT_OK;
-}
-
-static hvt_status reserve(world_mpi *st, int requests)
-{
-    MPI_Request *grown;
-    int *peers;
-
-    if (requests <= st->requests)
-        return HVT_OK;
-    grown = realloc(st->request, (size_t)requests * sizeof *grown);
-    st->request = grown ? grown : st->request;
-    peers = realloc(st->peer, (size_t)requests * sizeof *peers);
-    st->peer = peers ? peers : st->peer;
-    HVT_CHECK(grown && peers, E_MEM, "no memory for %d messages on their way", requests);
-    st->requests = requests;
     return HVT_OK;
 }
 
@@ -493,34 +476,33 @@ static hvt_status reserve(world_mpi *st, int requests)
 static hvt_status world_exchange_mpi(hvt_world *w, const hvt__party *party, const hvt__message *messages,
                                      int recvs, int sends)
 {
-    world_mpi *st = w->state;
+    hvt__flight *f = &((world_mpi *)w->state)->flight;
     bool more = true;
+    hvt_status s;
 
-    HVT_CHECK(hvt__mpi_is_up(), E_COMM, "MPI has been finalised: no rank can be reached any more");
-    HVT_TRY(reserve(st, recvs + sends));
+    HVT_TRY(hvt__mpi_check_up());
+    HVT_TRY(hvt__mpi_reserve(f, recvs + sends));
+    f->comm = hvt__world_mpi_comm(w);
+    f->type = MPI_BYTE;
     for (size_t at = 0; more; at += hvt__world_message) {
-        int n = 0;
-
         more = false;
         for (int i = 0; i < recvs + sends; i++) {
             const hvt__message *p = &messages[i];
             size_t rest = p->bytes > at ? p->bytes - at : 0;
-            int part = (int)(rest < hvt__world_message ? rest : hvt__world_message);
-            int tag = party->channel % 16384 * 2 + p->answer; /* every MPI has tags up to 32767 */
-            char *bytes = (char *)(uintptr_t)p->at + at;
 
-            if (!part)
+            if (!rest)
                 continue;
-            if (i < recvs)
-                HVT_TRY_MPI(MPI_Irecv(bytes, part, MPI_BYTE, p->rank, tag, st->comm, &st->request[n]));
-            else
-                HVT_TRY_MPI(MPI_Isend(bytes, part, MPI_BYTE, p->rank, tag, st->comm, &st->request[n]));
-            st->peer[n++] = p->rank;
+            f->tag = party->channel % 16384 * 2 + p->answer; /* every MPI has tags up to 32767 */
+            HVT_TRY_OR(fail, hvt__mpi_post(f, i >= recvs, (char *)(uintptr_t)p->at + at,
+                                           rest < hvt__world_message ? rest : hvt__world_message, p->rank));
             more = more || rest > hvt__world_message;
         }
-        HVT_TRY(hvt__mpi_await(w, party, n, st->request, st->peer, "send and take its part"));
+        HVT_TRY_OR(fail, hvt__mpi_await(w, party, f));
     }
     return HVT_OK;
+fail:
+    hvt__mpi_drop(f);
+    return s;
 }
 
 static void world_abort_mpi(hvt_world *w, int exit_code)
@@ -542,6 +524,7 @@ const hvt_world_ops hvt_world_mpi = {
     .close = world_close_mpi,
     .allgather = world_allgather_mpi,
     .broadcast = world_broadcast_mpi,
+    .gather = world_gather_mpi,
     .barrier = world_barrier_mpi,
     .abort = world_abort_mpi,
     .split = world_split_mpi,

@@ -1,9 +1,11 @@
 /* base: errors keep their first line and their trace, draws are uniform, hashes see every byte, pauses
  * are no work. */
+#define _GNU_SOURCE /* SCHED_IDLE */
 #include "base_impl.h"
 #include "check.h"
 
 #include <math.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -96,10 +98,19 @@ static void pass(double seconds)
         nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
 }
 
+/* An emulator's threads wait for each other's translations, which looks like a stop where one of them does
+ * not get a processor. */
+static bool is_emulated(void)
+{
+    return CHECK_EMULATED || getenv("HVT_TEST_EMULATED");
+}
+
 TEST(time_in_which_the_process_was_stopped_is_not_running_time)
 {
     double now = hvt__now(), began;
 
+    if (is_emulated())
+        SKIP("under an emulator");
     CHECK(hvt__paused(now) == 0 && hvt__running() >= now, "a pause that was none");
     CHECK(hvt__pause_open() && hvt__pause_open(), "no thread");
     hvt__pause_close(); /* another one still watches */
@@ -119,6 +130,91 @@ TEST(time_in_which_the_process_was_stopped_is_not_running_time)
     CHECK(hvt__paused(hvt__now()) == now, "nobody watches, and yet");
 }
 
+static void spin_on(const cpu_set_t *cpu, pid_t parent)
+{
+    double end = hvt__now() + 4;
+
+    sched_setaffinity(0, sizeof *cpu, cpu);
+    while (hvt__now() < end && getppid() == parent)
+        ;
+    _exit(0);
+}
+
+/* A process that gets what two others leave of a processor. What counts as a pause is its exit code, in
+ * tenths of a second. */
+static int pause_under_load(void)
+{
+    const struct sched_param none = {0};
+    pid_t me = getpid(), child[2];
+    double before = hvt__paused(hvt__now());
+    cpu_set_t cpu;
+    int tenths;
+
+    CPU_ZERO(&cpu);
+    CPU_SET((size_t)sched_getcpu(), &cpu);
+    for (int i = 0; i < 2; i++)
+        if ((child[i] = fork()) == 0)
+            spin_on(&cpu, me);
+    sched_setaffinity(0, sizeof cpu, &cpu);
+    sched_setscheduler(0, SCHED_IDLE, &none);
+    hvt__pause_open();
+    for (double end = hvt__now() + 4; hvt__now() < end;)
+        hvt__running();
+    tenths = (int)(10 * (hvt__paused(hvt__now()) - before));
+    hvt__pause_close();
+    for (int i = 0; i < 2; i++)
+        waitpid(child[i], NULL, 0);
+    return tenths;
+}
+
+TEST(load_is_not_taken_for_a_stop)
+{
+    pid_t child;
+    int status = 0;
+
+    if (is_emulated())
+        SKIP("under an emulator");
+    child = fork();
+    if (child == 0)
+        _exit(pause_under_load());
+    waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) < 5, "a pause of %g s", WEXITSTATUS(status) / 10.0);
+}
+
+TEST(the_cache_folder_is_made_where_its_variables_say_and_is_none_without)
+{
+    char dir[] = "/tmp/hvt-test-XXXXXX", path[PATH_MAX], wanted[PATH_MAX], deep[PATH_MAX];
+
+    CHECK(mkdtemp(dir), "no folder to test in");
+    setenv("HOME", dir, 1);
+    setenv("XDG_CACHE_HOME", "relative", 1); /* such a path is to be ignored */
+    hvt__cache_path("plans", path);
+    snprintf(wanted, sizeof wanted, "%s/.cache/hvtrain/plans", dir);
+    CHECK(!strcmp(path, wanted), "%s", path);
+    snprintf(wanted, sizeof wanted, "%s/other", dir);
+    setenv("XDG_CACHE_HOME", wanted, 1);
+    hvt__cache_path("plans", path);
+    CHECK(!strncmp(path, wanted, strlen(wanted)) && !strcmp(path + strlen(wanted), "/hvtrain/plans"), "%s",
+          path);
+    *strrchr(path, '/') = 0;
+    CHECK(rmdir(path) == 0 && rmdir(wanted) == 0, "%s was not made", path);
+    memset(deep, 'd', sizeof deep);
+    deep[0] = '/';
+    deep[sizeof deep - 10] = 0;
+    setenv("XDG_CACHE_HOME", deep, 1);
+    hvt__cache_path("plans", path);
+    CHECK(!*path, "a path of %zu bytes", strlen(path));
+    unsetenv("XDG_CACHE_HOME");
+    unsetenv("HOME");
+    hvt__cache_path("plans", path);
+    CHECK(!*path, "%s", path);
+    snprintf(path, sizeof path, "%s/.cache/hvtrain", dir);
+    CHECK(rmdir(path) == 0, "%s was not made", path);
+    *strrchr(path, '/') = 0;
+    rmdir(path);
+    rmdir(dir);
+}
+
 int main(void)
 {
     RUN(an_error_names_its_cause_and_its_callers);
@@ -127,5 +223,7 @@ int main(void)
     RUN(a_hash_sees_every_byte_and_its_place);
     RUN(draws_are_uniform);
     RUN(time_in_which_the_process_was_stopped_is_not_running_time);
+    RUN(load_is_not_taken_for_a_stop);
+    RUN(the_cache_folder_is_made_where_its_variables_say_and_is_none_without);
     return check_done();
 }

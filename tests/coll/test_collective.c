@@ -456,12 +456,8 @@ TEST(many_operations_are_in_flight_and_awaited_in_any_order)
     CHECK_FAILS(hvt_comm_wait(c, t[EACH - 1][2] + 1), E_ARG, "never issued");
 }
 
-static void run_all(const char *name)
+static void truths(void)
 {
-    printf("comm %s\n", name);
-    CHECK_OK(hvt_comm_open(name, world, dev, &c));
-    if (!c)
-        return;
     RUN(every_reduction_of_every_type_is_exact);
     RUN(reductions_may_be_cut_into_windows_and_messages_anywhere);
     RUN(doubles_are_added_along_the_tree);
@@ -477,15 +473,9 @@ static void run_all(const char *name)
     RUN(messages_may_be_cut_anywhere);
     RUN(nobody_leaves_a_barrier_before_all_have_come);
     RUN(many_operations_are_in_flight_and_awaited_in_any_order);
-    hvt_comm_close(&c);
 }
 
 int main(void)
 {
-    if (!ranks_open())
-        return 1;
-    for (size_t i = 0; i < HVT_LEN(comms); i++)
-        if (comm_is_here(comms[i]))
-            run_all(comms[i]);
-    return ranks_done();
+    return on_every_comm(truths);
 }

@@ -172,21 +172,16 @@ TEST(operations_in_flight_outlive_a_refused_one)
     goes_on();
 }
 
+static void truths(void)
+{
+    RUN(what_differs_is_named_on_every_rank);
+    RUN(counts_that_only_two_ranks_know_are_compared_too);
+    RUN(one_ranks_bad_arguments_are_told_to_all);
+    RUN(a_send_and_its_receive_are_told_of_each_other);
+    RUN(operations_in_flight_outlive_a_refused_one);
+}
+
 int main(void)
 {
-    if (!ranks_open())
-        return 1;
-    for (size_t i = 0; i < HVT_LEN(comms); i++) {
-        if (!comm_is_here(comms[i]))
-            continue;
-        printf("comm %s\n", comms[i]);
-        CHECK_OK(hvt_comm_open(comms[i], world, dev, &c));
-        RUN(what_differs_is_named_on_every_rank);
-        RUN(counts_that_only_two_ranks_know_are_compared_too);
-        RUN(one_ranks_bad_arguments_are_told_to_all);
-        RUN(a_send_and_its_receive_are_told_of_each_other);
-        RUN(operations_in_flight_outlive_a_refused_one);
-        hvt_comm_close(&c);
-    }
-    return ranks_done();
+    return on_every_comm(truths);
 }

@@ -129,19 +129,14 @@ TEST(what_cannot_be_fused_is_told)
     CHECK(!f && hvt_last_error_is_agreed(), "something was made");
 }
 
+static void truths(void)
+{
+    RUN(fused_sums_equal_sums_of_their_own);
+    RUN(fused_means_are_means);
+    RUN(what_cannot_be_fused_is_told);
+}
+
 int main(void)
 {
-    if (!ranks_open())
-        return 1;
-    for (size_t i = 0; i < HVT_LEN(comms); i++) {
-        if (!comm_is_here(comms[i]))
-            continue;
-        printf("comm %s\n", comms[i]);
-        CHECK_OK(hvt_comm_open(comms[i], world, dev, &c));
-        RUN(fused_sums_equal_sums_of_their_own);
-        RUN(fused_means_are_means);
-        RUN(what_cannot_be_fused_is_told);
-        hvt_comm_close(&c);
-    }
-    return ranks_done();
+    return on_every_comm(truths);
 }

@@ -103,6 +103,8 @@ TEST(cutoffs_are_set_by_name)
     CHECK(hvt__cutoffs_next.mpi_short == before.mpi_short, "a list with a mistake has set something");
     CHECK_OK(hvt_comm_set_cutoffs("mpi-short=4096,mpi-packet=65536", false));
     CHECK(hvt__cutoffs_next.mpi_short == 4096 && hvt__cutoffs_next.mpi_packet == 65536, "not both are set");
+    CHECK_OK(hvt_comm_set_cutoffs("mpi-packet=65536", false));
+    CHECK(hvt__cutoffs_next.mpi_short == before.mpi_short, "a cutoff that is not named is not the default");
     hvt__cutoffs_next = before;
 }
 

@@ -23,7 +23,7 @@ static struct mapping {
     int users;
 } mappings[16];
 static void *(*real_map)(int fd, size_t bytes);
-static void (*real_unmap)(void *base, size_t bytes);
+static int (*real_unmap)(void *base, size_t bytes);
 
 static void *map_once(int fd, size_t bytes)
 {
@@ -45,13 +45,16 @@ static void *map_once(int fd, size_t bytes)
     return m->base;
 }
 
-static void unmap_last(void *base, size_t bytes)
+static int unmap_last(void *base, size_t bytes)
 {
+    int failed = 0;
+
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < HVT_LEN(mappings); i++)
         if (mappings[i].users && mappings[i].base == base && !--mappings[i].users)
-            real_unmap(base, bytes);
+            failed = real_unmap(base, bytes);
     pthread_mutex_unlock(&lock);
+    return failed;
 }
 
 /* ---- a world of threads ------------------------------------------------------------------------- */

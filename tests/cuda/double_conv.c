@@ -1,8 +1,8 @@
 /*
  * The arithmetic behind the double of cuDNN: sums in double, one rounding where the result is stored.
  * Operands are gathered into dense arrays first (x: N H W C, w: R S C K, or R S K C for the gradient of x, y:
- * N P Q K), so that the strides of the caller are read in one place and the innermost loop runs over
- * channels.
+ * N P Q K; C of w are a group's), so that the strides of the caller are read in one place and the innermost
+ * loop runs over channels.
  */
 #include "double_conv.h"
 
@@ -14,7 +14,14 @@
 
 typedef struct extent {
     int64_t n, h, w, c, k, r, s, p, q;
+    int64_t depth; /* channels of a group */
 } extent;
+
+/* The first channel that filter k reads. */
+static int64_t channel_of(const extent *e, int64_t k)
+{
+    return k / (e->k / (e->c / e->depth)) * e->depth;
+}
 
 static double load(const double_tensor *t, int64_t at)
 {
@@ -93,25 +100,25 @@ static void scatter(const double_conv *j, const double_tensor *t, const int orde
 /* y[k] += x[c] * w[c][k] */
 static void forward(const extent *e, const double *x, const double *w, double *y)
 {
-    for (int64_t c = 0; c < e->c; c++)
+    for (int64_t c = 0; c < e->depth; c++)
         for (int64_t k = 0; k < e->k; k++)
-            y[k] += x[c] * w[c * e->k + k];
+            y[k] += x[channel_of(e, k) + c] * w[c * e->k + k];
 }
 
 /* x[c] += w[k][c] * y[k] */
 static void backward_x(const extent *e, double *x, const double *w, const double *y)
 {
     for (int64_t k = 0; k < e->k; k++)
-        for (int64_t c = 0; c < e->c; c++)
-            x[c] += w[k * e->c + c] * y[k];
+        for (int64_t c = 0; c < e->depth; c++)
+            x[channel_of(e, k) + c] += w[k * e->depth + c] * y[k];
 }
 
 /* w[c][k] += x[c] * y[k] */
 static void backward_w(const extent *e, const double *x, double *w, const double *y)
 {
-    for (int64_t c = 0; c < e->c; c++)
+    for (int64_t c = 0; c < e->depth; c++)
         for (int64_t k = 0; k < e->k; k++)
-            w[c * e->k + k] += x[c] * y[k];
+            w[c * e->k + k] += x[channel_of(e, k) + c] * y[k];
 }
 
 static void sum(const double_conv *j, const extent *e, double *x, double *w, double *y)
@@ -122,7 +129,7 @@ static void sum(const double_conv *j, const extent *e, double *x, double *w, dou
             int64_t h = p * j->stride[0] - j->pad[0] + tap / e->s * j->dilation[0];
             int64_t i = q * j->stride[1] - j->pad[1] + tap % e->s * j->dilation[1];
             double *px = x + ((n * e->h + h) * e->w + i) * e->c;
-            double *pw = w + tap * e->c * e->k, *py = y + at * e->k;
+            double *pw = w + tap * e->depth * e->k, *py = y + at * e->k;
 
             if (h < 0 || h >= e->h || i < 0 || i >= e->w)
                 continue;
@@ -154,7 +161,7 @@ void hvt__double_conv_run(void *ctx)
                      taps_first[4] = {2, 3, 0, 1};
     const double_conv *j = ctx;
     const extent e = {j->x.dim[0], j->x.dim[2], j->x.dim[3], j->x.dim[1], j->w.dim[0],
-                      j->w.dim[2], j->w.dim[3], j->y.dim[2], j->y.dim[3]};
+                      j->w.dim[2], j->w.dim[3], j->y.dim[2], j->y.dim[3], j->w.dim[1]};
     double *x = zeros(elements(&j->x)), *w = zeros(elements(&j->w)), *y = zeros(elements(&j->y));
 
     if (j->workspace_bytes)

@@ -2,10 +2,11 @@
  * The double of cuBLASLt: matrix products of column-major matrices, as far as linear_cublas.c uses them. It
  * is compiled against cublasLt.h and linked in its place.
  *
- * A mistake gives the code that cuBLASLt gives, and a line on stderr says which one it was. Stricter than the
- * library: addresses must be as aligned as the preference said when the algorithm was chosen (256 bytes
- * if it said nothing), an algorithm runs only the product it was chosen for, C is D, and nothing
- * else may overlap D or the workspace, which is filled with NaNs.
+ * A mistake gives the code that cuBLASLt gives (test_mistakes_cublaslt.c), and a line on stderr says which
+ * one it was: descriptors and layouts take what they are told, and a product refuses it. Stricter than the
+ * library: addresses must be as aligned as the preference said when the algorithm was chosen (256 bytes if it
+ * said nothing), an algorithm runs only the product it was chosen for, C is D, and nothing else may overlap D
+ * or the workspace, which is filled with NaNs.
  *
  * The heuristics' first answer splits the sum if there is workspace for that and the preference's mask of
  * reduction schemes allows it, so it rounds otherwise than the next; one answer has a state that says that it
@@ -14,8 +15,6 @@
 #include "double.h"
 
 #include "device/half.h"
-
-#include "../../cuda/vendor_names.h"
 
 #include <cublasLt.h>
 #include <stdarg.h>
@@ -31,6 +30,7 @@ typedef struct matrix {
 
 typedef struct product {
     cublasComputeType_t compute;
+    cudaDataType scale;
     int32_t trans[2]; /* cublasOperation_t of A and B */
     matrix a, b, d;
 } product;
@@ -114,6 +114,7 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
 
     ENTER("cublasLtCreate");
     REQUIRE(cudaGetDeviceCount(&count) == cudaSuccess && count, NOT_INITIALIZED, "no GPU for a handle");
+    REQUIRE(handle, INVALID_VALUE, "no place for a handle");
     *handle = calloc(1, sizeof **handle);
     REQUIRE(*handle, ALLOC_FAILED, "no memory for a handle");
     return CUBLAS_STATUS_SUCCESS;
@@ -121,6 +122,7 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle)
 
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle)
 {
+    REQUIRE(handle, INVALID_VALUE, "no handle");
     free(handle);
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -131,12 +133,10 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *ret, cublasCompute
     product *p;
 
     ENTER("cublasLtMatmulDescCreate");
-    REQUIRE(compute == CUBLAS_COMPUTE_32F || compute == CUBLAS_COMPUTE_32F_FAST_TF32, NOT_SUPPORTED,
-            "compute type %d", (int)compute);
-    REQUIRE(scale == CUDA_R_32F, NOT_SUPPORTED, "alpha and beta of type %d", (int)scale);
     p = calloc(1, sizeof *p);
     REQUIRE(p, ALLOC_FAILED, "no memory for a descriptor");
     p->compute = compute;
+    p->scale = scale;
     *ret = (void *)p;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -155,12 +155,11 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
 
     ENTER("cublasLtMatmulDescSetAttribute");
     REQUIRE(p && buf, INVALID_VALUE, "no descriptor or no value");
-    REQUIRE(attr == CUBLASLT_MATMUL_DESC_TRANSA || attr == CUBLASLT_MATMUL_DESC_TRANSB, NOT_SUPPORTED,
+    REQUIRE(attr == CUBLASLT_MATMUL_DESC_TRANSA || attr == CUBLASLT_MATMUL_DESC_TRANSB, INVALID_VALUE,
             "the double has no attribute %d of a product", (int)attr);
     REQUIRE(bytes == sizeof op, INVALID_VALUE, "attribute %d has %zu bytes, not %zu", (int)attr, sizeof op,
             bytes);
     memcpy(&op, buf, sizeof op);
-    REQUIRE(op == CUBLAS_OP_N || op == CUBLAS_OP_T, INVALID_VALUE, "%d is neither N nor T", op);
     p->trans[attr == CUBLASLT_MATMUL_DESC_TRANSB] = op;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -171,10 +170,6 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *ret, cudaDataT
     matrix *m;
 
     ENTER("cublasLtMatrixLayoutCreate");
-    REQUIRE(type == CUDA_R_32F || type == CUDA_R_16F || type == CUDA_R_16BF, NOT_SUPPORTED, "data type %d",
-            (int)type);
-    REQUIRE(rows && cols && ld >= (int64_t)rows, INVALID_VALUE, "%llu x %llu with columns %lld apart",
-            (unsigned long long)rows, (unsigned long long)cols, (long long)ld);
     m = calloc(1, sizeof *m);
     REQUIRE(m, ALLOC_FAILED, "no memory for a layout");
     *m = (matrix){type, rows, cols, ld};
@@ -231,7 +226,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
         at = &p->alignment[attr - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES];
         break;
     default:
-        return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "the double has no attribute %d of a preference",
+        return refuse(CUBLAS_STATUS_INVALID_VALUE, "the double has no attribute %d of a preference",
                       (int)attr);
     }
     REQUIRE(bytes == size, INVALID_VALUE, "attribute %d has %zu bytes, not %zu", (int)attr, size, bytes);
@@ -246,12 +241,49 @@ static size_t element(cudaDataType type)
     return type == CUDA_R_32F ? 4 : 2;
 }
 
+static cublasStatus_t check_layout(const matrix *m)
+{
+    REQUIRE(m->rows && m->cols && m->ld >= (int64_t)m->rows, INVALID_VALUE,
+            "%llu x %llu with columns %lld apart", (unsigned long long)m->rows, (unsigned long long)m->cols,
+            (long long)m->ld);
+    REQUIRE(m->type == CUDA_R_32F || m->type == CUDA_R_16F || m->type == CUDA_R_16BF, NOT_SUPPORTED,
+            "data type %d", (int)m->type);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* The document's table of types, as far as the double goes: f32 for alpha, beta and sums; TF32 is of f32
+ * alone. */
+static cublasStatus_t check_types(const product *p, const matrix *a, const matrix *b, const matrix *d)
+{
+    REQUIRE(p->compute == CUBLAS_COMPUTE_32F || p->compute == CUBLAS_COMPUTE_32F_FAST_TF32, NOT_SUPPORTED,
+            "compute type %d", (int)p->compute);
+    REQUIRE(p->scale == CUDA_R_32F, NOT_SUPPORTED, "alpha and beta of type %d", (int)p->scale);
+    REQUIRE(a->type == b->type && (d->type == a->type || d->type == CUDA_R_32F), NOT_SUPPORTED,
+            "types %d and %d do not give %d", (int)a->type, (int)b->type, (int)d->type);
+    REQUIRE(p->compute == CUBLAS_COMPUTE_32F || a->type == CUDA_R_32F, NOT_SUPPORTED, "TF32 of type %d",
+            (int)a->type);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+#define TRY(call)                                                                                            \
+    do {                                                                                                     \
+        cublasStatus_t s_ = (call);                                                                          \
+        if (s_ != CUBLAS_STATUS_SUCCESS)                                                                     \
+            return s_;                                                                                       \
+    } while (0)
+
 /* Fill in the matrices of p and check that they can be multiplied. */
 static cublasStatus_t complete(product *p, const matrix *a, const matrix *b, const matrix *c, const matrix *d)
 {
+    const matrix *const all[] = {a, b, c, d};
     uint64_t m, k, k2, n;
 
     REQUIRE(a && b && c && d, INVALID_VALUE, "a layout is missing");
+    for (int i = 0; i < 4; i++)
+        TRY(check_layout(all[i]));
+    for (int i = 0; i < 2; i++)
+        REQUIRE(p->trans[i] == CUBLAS_OP_N || p->trans[i] == CUBLAS_OP_T, INVALID_VALUE,
+                "%d is neither N nor T", p->trans[i]);
     m = p->trans[0] == CUBLAS_OP_N ? a->rows : a->cols;
     k = p->trans[0] == CUBLAS_OP_N ? a->cols : a->rows;
     k2 = p->trans[1] == CUBLAS_OP_N ? b->rows : b->cols;
@@ -261,8 +293,7 @@ static cublasStatus_t complete(product *p, const matrix *a, const matrix *b, con
             (unsigned long long)k, (unsigned long long)k2, (unsigned long long)n, (unsigned long long)d->rows,
             (unsigned long long)d->cols);
     REQUIRE(!memcmp(c, d, sizeof *c), INVALID_VALUE, "C and D have different layouts");
-    REQUIRE(a->type == b->type && (d->type == a->type || d->type == CUDA_R_32F), NOT_SUPPORTED,
-            "types %d and %d do not give %d", (int)a->type, (int)b->type, (int)d->type);
+    TRY(check_types(p, a, b, d));
     p->a = *a;
     p->b = *b;
     p->d = *d;
@@ -297,11 +328,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     int n = 0;
 
     ENTER("cublasLtMatmulAlgoGetHeuristic");
-    REQUIRE(handle && desc && wish && results && ret_count && most > 0, INVALID_VALUE,
-            "no handle, descriptor, preference or place for results");
+    REQUIRE(handle, NOT_INITIALIZED, "no handle");
+    REQUIRE(desc && wish && results && ret_count && most > 0, INVALID_VALUE,
+            "no descriptor, preference or place for results");
     p = *(product *)(void *)desc;
-    if (complete(&p, (void *)a, (void *)b, (void *)c, (void *)d))
-        return CUBLAS_STATUS_INVALID_VALUE;
+    TRY(complete(&p, (void *)a, (void *)b, (void *)c, (void *)d));
     algo.of = checksum(&p);
     memcpy(algo.alignment, wish->alignment, sizeof algo.alignment);
     for (int i = 0; i < 3 && n < most; i++) {
@@ -425,13 +456,13 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     job *j, fresh;
 
     ENTER("cublasLtMatmul");
-    REQUIRE(handle && desc && alpha && beta && a && b && c && d && algo, INVALID_VALUE,
-            "a handle, descriptor, factor, matrix or algorithm is missing");
+    REQUIRE(handle, NOT_INITIALIZED, "no handle");
+    REQUIRE(desc && alpha && beta && a && b && c && d && algo, INVALID_VALUE,
+            "a descriptor, factor, matrix or algorithm is missing");
     fresh =
         (job){.p = *(product *)(void *)desc, .alpha = *(float *)alpha, .beta = *(float *)beta, a, b, d, ws};
     memcpy(&fresh.algo, algo, sizeof fresh.algo);
-    if (complete(&fresh.p, (void *)la, (void *)lb, (void *)lc, (void *)ld))
-        return CUBLAS_STATUS_INVALID_VALUE;
+    TRY(complete(&fresh.p, (void *)la, (void *)lb, (void *)lc, (void *)ld));
     REQUIRE(c == d, NOT_SUPPORTED, "the double writes to C");
     REQUIRE(fresh.algo.of == checksum(&fresh.p), INVALID_VALUE, "the algorithm is that of another product");
     for (int i = 0; i < 4; i++)
@@ -440,6 +471,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                 (unsigned)fresh.algo.alignment[i]);
     REQUIRE(ws_bytes >= fresh.algo.workspace && (ws || !fresh.algo.workspace), INVALID_VALUE,
             "workspace of %zu bytes at %p, not %llu", ws_bytes, ws, (unsigned long long)fresh.algo.workspace);
+    REQUIRE((uintptr_t)ws % 256 == 0, INVALID_VALUE, "the workspace at %p is not aligned to 256 bytes", ws);
     if (!is_sound(&fresh))
         return CUBLAS_STATUS_SUCCESS; /* the fault shows at the next call of the runtime */
     j = malloc(sizeof *j);

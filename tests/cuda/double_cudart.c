@@ -135,6 +135,7 @@ static cudaError_t open_stream(cudaStream_t *ret, unsigned flags)
 {
     struct CUstream_st *s;
 
+    REFUSE(!ret || flags > cudaStreamNonBlocking, cudaErrorInvalidValue);
     REFUSE(flags != cudaStreamNonBlocking,
            hvt__double_refuse(cudaErrorInvalidValue, "a stream that waits for the default stream"));
     s = calloc(1, sizeof *s);
@@ -154,8 +155,8 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *ret, unsigned flags)
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *ret, unsigned flags, int priority)
 {
+    (void)priority; /* one outside of the range is clamped to it */
     ENTER();
-    REFUSE(priority < -5 || priority > 0, cudaErrorInvalidValue);
     return open_stream(ret, flags);
 }
 
@@ -265,8 +266,11 @@ static cudaError_t copy_async(const char *name, void *dst, const void *src, size
     cudaError_t e = check_copy(name, dst, src, n, kind);
     bool pageable_src = !hvt__double_in_block(src), pageable_dst = !hvt__double_in_block(dst);
 
+    REFUSE(kind > cudaMemcpyDefault, cudaErrorInvalidMemcpyDirection);
     REFUSE(!n, cudaSuccess);
     REFUSE(e != cudaSuccess, e);
+    if ((const char *)dst < (const char *)src + n && (const char *)src < (const char *)dst + n)
+        hvt_double_fault("%s: %p and %p overlap within %zu bytes", name, dst, src, n);
     REFUSE(s->capture && (pageable_src || pageable_dst),
            hvt__double_refuse(cudaErrorStreamCaptureUnsupported, "%s: pageable memory under capture", name));
     e = submit(s, (work){.fn = run_copy, .ctx = new_copy(dst, src, n, pageable_src), .drop = free});
@@ -287,6 +291,7 @@ cudaError_t cudaMemcpy(void *dst, const void *src, size_t n, enum cudaMemcpyKind
     cudaError_t e;
 
     ENTER_UNSAFE();
+    REFUSE(kind > cudaMemcpyDefault, cudaErrorInvalidMemcpyDirection);
     REFUSE(!n, cudaSuccess);
     e = check_copy(__func__, dst, src, n, kind);
     REFUSE(e != cudaSuccess, e);
@@ -328,9 +333,12 @@ cudaError_t cudaMemset(void *dst, int value, size_t n)
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *ret, unsigned flags)
 {
+    const unsigned known = cudaEventBlockingSync | cudaEventDisableTiming | cudaEventInterprocess;
     struct CUevent_st *e;
 
     ENTER();
+    REFUSE(!ret || flags & ~known || (flags & cudaEventInterprocess && !(flags & cudaEventDisableTiming)),
+           cudaErrorInvalidValue);
     e = calloc(1, sizeof *e);
     assert(e);
     e->timed = !(flags & cudaEventDisableTiming);
@@ -352,9 +360,12 @@ static void clear_event(struct CUevent_st *e)
     *e = (struct CUevent_st){.timed = e->timed};
 }
 
+#define NEED_EVENT(e) REFUSE(!(e), cudaErrorInvalidResourceHandle)
+
 cudaError_t cudaEventDestroy(cudaEvent_t e)
 {
     ENTER();
+    NEED_EVENT(e);
     clear_event(e);
     free(e);
     hvt__double_live.events--;
@@ -365,6 +376,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
     ENTER();
     NEED_STREAM(s);
+    NEED_EVENT(e);
     clear_event(e);
     if (s->capture) {
         REFUSE(s->capture->broken, cudaErrorStreamCaptureInvalidated);
@@ -380,12 +392,16 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 /* An event of a capture leads the stream into it. */
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
 {
-    (void)flags;
     ENTER();
     NEED_STREAM(s);
+    NEED_EVENT(e);
+    REFUSE(flags & ~(unsigned)cudaEventWaitExternal, cudaErrorInvalidValue);
     if (e->capture) {
         REFUSE(e->capture->ended, cudaErrorCapturedEvent);
-        REFUSE(s->capture && s->capture != e->capture, cudaErrorStreamCaptureIsolation);
+        if (s->capture && s->capture != e->capture) {
+            s->capture->broken = e->capture->broken = true;
+            return hvt__double_give(cudaErrorStreamCaptureMerge);
+        }
         if (!s->capture) {
             s->capture = e->capture;
             s->capture->refs++;
@@ -406,6 +422,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
 cudaError_t cudaEventQuery(cudaEvent_t e)
 {
     ENTER_UNSAFE();
+    NEED_EVENT(e);
     REFUSE(e->capture, cudaErrorCapturedEvent);
     REFUSE(e->point && !hvt__double_run(NULL, e->point, false), cudaErrorNotReady);
     return hvt__double_give(hvt__double_sticky);
@@ -414,6 +431,7 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
     ENTER_UNSAFE();
+    NEED_EVENT(e);
     REFUSE(e->capture, cudaErrorCapturedEvent);
     if (e->point)
         hvt__double_run(NULL, e->point, true);
@@ -423,6 +441,9 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e)
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
 {
     ENTER();
+    REFUSE(!ms, cudaErrorInvalidValue);
+    NEED_EVENT(from);
+    NEED_EVENT(to);
     REFUSE(!from->timed || !to->timed || !from->point || !to->point, cudaErrorInvalidResourceHandle);
     REFUSE(!from->point->done || !to->point->done, cudaErrorNotReady);
     *ms = (float)(1e3 * (to->point->time - from->point->time));
@@ -436,6 +457,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode
     enum cudaStreamCaptureMode before = thread_mode;
 
     ENTER();
+    REFUSE(!mode || *mode > cudaStreamCaptureModeRelaxed, cudaErrorInvalidValue);
     thread_mode = *mode;
     *mode = before;
     return hvt__double_give(cudaSuccess);
@@ -445,6 +467,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t s, enum cudaStreamCaptureStatus *
 {
     ENTER();
     NEED_STREAM(s);
+    REFUSE(!ret, cudaErrorInvalidValue);
     *ret = !s->capture          ? cudaStreamCaptureStatusNone
            : s->capture->broken ? cudaStreamCaptureStatusInvalidated
                                 : cudaStreamCaptureStatusActive;
@@ -457,6 +480,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mo
 
     ENTER();
     NEED_STREAM(s);
+    REFUSE(mode > cudaStreamCaptureModeRelaxed, cudaErrorInvalidValue);
     REFUSE(s->capture, cudaErrorIllegalState);
     c = calloc(1, sizeof *c);
     assert(c);
@@ -527,6 +551,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ret, cudaGraph_t g, unsigned l
 {
     (void)flags;
     ENTER();
+    REFUSE(!ret || !g, cudaErrorInvalidValue);
     *ret = calloc(1, sizeof **ret);
     assert(*ret);
     (*ret)->graph = g->graph;
@@ -539,6 +564,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t s)
 {
     ENTER();
     NEED_STREAM(s);
+    REFUSE(!x, cudaErrorInvalidValue);
     REFUSE(s->capture, hvt__double_refuse(cudaErrorStreamCaptureUnsupported, "a graph in a graph"));
     hvt__double_queue_graph(s->queue, x->graph);
     return hvt__double_give(cudaSuccess);
@@ -547,6 +573,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t x, cudaStream_t s)
 cudaError_t cudaGraphDestroy(cudaGraph_t g)
 {
     ENTER();
+    REFUSE(!g, cudaErrorInvalidValue);
     hvt__double_graph_drop(g->graph);
     free(g);
     hvt__double_live.graphs--;
@@ -556,6 +583,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t g)
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t x)
 {
     ENTER();
+    REFUSE(!x, cudaErrorInvalidValue);
     hvt__double_graph_drop(x->graph);
     free(x);
     hvt__double_live.execs--;

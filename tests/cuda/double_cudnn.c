@@ -2,13 +2,12 @@
  * The double of cuDNN's backend API: what finalizing checks, engines, plans and their execution, as far as
  * conv_cudnn.c uses them. It is compiled against cudnn.h and linked in its place.
  *
- * What cuDNN 9.19 refuses is refused with the same code (test_vendors.c runs one table of mistakes against
- * both); beyond it these are refused, which cuDNN lets pass or answers with a crash: a tensor without type or
- * unique id, strides by which elements share memory, attributes that are not finalized or of the wrong kind,
- * one unique id for two tensors, operands that overlap, lie outside of device memory or are less aligned than
- * they were said to be.
+ * What cuDNN refuses is refused with the same code: test_mistakes_cudnn.c runs one table of mistakes against
+ * both. Beyond it are refused what its documents forbid and cuDNN does not look at, which that table marks,
+ * and operands that overlap, lie outside of device memory or are less aligned than they were said to be.
  *
- * The heuristics know the engines of the table below. They are ranked so that whoever takes the first gets
+ * The heuristics know the engines of the table below, and list one that has a knob once for each of its
+ * settings. They are ranked so that whoever takes the first gets
  * one that cannot be had, and whoever does not read the notes gets one that is not deterministic, or rounds
  * f32 to TF32, or wants more workspace than any GPU has.
  */
@@ -27,6 +26,7 @@ static const struct engine {
     bool no_plan;  /* fails when the plan is finalized */
     bool eights;   /* 16-bit types: channels in multiples of 8 */
     bool fallback; /* the only one of CUDNN_HEUR_MODE_FALLBACK, and no other mode knows it */
+    int settings;  /* of its one knob; 0: it has none */
 } engines[] = {
 #define BIT(note) (1u << CUDNN_##note)
     {BIT(NUMERICAL_NOTE_TENSOR_CORE), BIT(BEHAVIOR_NOTE_RUNTIME_COMPILATION), NONE, .no_plan = true},
@@ -34,7 +34,7 @@ static const struct engine {
     {BIT(NUMERICAL_NOTE_TENSOR_CORE), 0, TOO_LARGE},
     {BIT(NUMERICAL_NOTE_TENSOR_CORE), 0, LARGE, .eights = true},
     {BIT(NUMERICAL_NOTE_DOWN_CONVERT_INPUTS), 0, SMALL},
-    {0, 0, SMALL},
+    {0, 0, SMALL, .settings = 2},
     {0, 0, NONE, .fallback = true},
 };
 enum { ENGINES = sizeof engines / sizeof *engines };
@@ -49,6 +49,7 @@ cudnnStatus_t cudnnCreate(cudnnHandle_t *handle)
     int count = 0;
 
     ENTER("cudnnCreate");
+    REQUIRE(handle, BAD_PARAM, "no place for a handle");
     REQUIRE(cudaGetDeviceCount(&count) == cudaSuccess && count, NOT_INITIALIZED, "no GPU for a handle");
     *handle = calloc(1, sizeof **handle);
     REQUIRE(*handle, INTERNAL_ERROR_HOST_ALLOCATION_FAILED, "no memory for a handle");
@@ -64,14 +65,14 @@ cudnnStatus_t cudnnDestroy(cudnnHandle_t handle)
 cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream)
 {
     ENTER("cudnnSetStream");
-    REQUIRE(handle, BAD_PARAM_NULL_POINTER, "no handle");
+    REQUIRE(handle, BAD_PARAM, "no handle");
     handle->stream = stream;
     return CUDNN_STATUS_SUCCESS;
 }
 
 cudnnStatus_t cudnnGetStream(cudnnHandle_t handle, cudaStream_t *stream)
 {
-    REQUIRE(handle && stream, BAD_PARAM_NULL_POINTER, "no handle or no place for its stream");
+    REQUIRE(handle && stream, BAD_PARAM, "no handle or no place for its stream");
     *stream = handle->stream;
     return CUDNN_STATUS_SUCCESS;
 }
@@ -201,7 +202,7 @@ static cudnnStatus_t finalize_operation(const descriptor *d)
     x = dims(operand(d, 0));
     w = dims(operand(d, 1));
     y = dims(operand(d, 2));
-    REQUIRE(x[0] == y[0] && x[1] == w[1] && w[0] == y[1], BAD_PARAM,
+    REQUIRE(x[0] == y[0] && x[1] % w[1] == 0 && w[0] % (x[1] / w[1]) == 0 && w[0] == y[1], BAD_PARAM,
             "%lld images of %lld channels become %lld of %lld by %lld filters of %lld", (long long)x[0],
             (long long)x[1], (long long)y[0], (long long)y[1], (long long)w[0], (long long)w[1]);
     for (int i = 0; i < 2; i++) {
@@ -253,11 +254,20 @@ static const struct engine *engine_of(const descriptor *plan)
     return &engines[GET(int64_t, GET(descriptor *, config, ENGINECFG_ENGINE), ENGINE_GLOBAL_INDEX)];
 }
 
+static cudnnStatus_t finalize_heuristics(const descriptor *d)
+{
+    cudnnBackendHeurMode_t mode = GET(cudnnBackendHeurMode_t, d, ENGINEHEUR_MODE);
+
+    REQUIRE(mode >= CUDNN_HEUR_MODE_INSTANT && mode < CUDNN_HEUR_MODES_COUNT, BAD_PARAM,
+            "heuristics of mode %d", (int)mode);
+    return CUDNN_STATUS_SUCCESS;
+}
+
 static cudnnStatus_t finalize_engine(const descriptor *d)
 {
     int64_t index = GET(int64_t, d, ENGINE_GLOBAL_INDEX);
 
-    REQUIRE(index >= 0 && index < ENGINES, BAD_PARAM, "engine %lld is not one of %d", (long long)index,
+    REQUIRE(index >= 0 && index < ENGINES, NOT_SUPPORTED, "engine %lld is not one of %d", (long long)index,
             (int)ENGINES);
     REQUIRE(has_engines(operation_of(d)), NOT_SUPPORTED_DATA_TYPE, "no engine mixes types");
     return CUDNN_STATUS_SUCCESS;
@@ -268,6 +278,9 @@ static cudnnStatus_t finalize_plan(const descriptor *d)
     const struct engine *e = engine_of(d);
     const int64_t *w = dims(operand(operation_of(d), 1));
 
+    REQUIRE(hvt__dnn_value(d, CUDNN_ATTR_EXECUTION_PLAN_HANDLE) ||
+                hvt__dnn_value(d, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP),
+            BAD_PARAM, "a plan is for a handle's GPU, or for one that is described");
     REQUIRE(!e->no_plan, NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING, "this engine is compiled at run time");
     REQUIRE(!e->eights || operand_type(operation_of(d), 0) == CUDNN_DATA_FLOAT || (w[0] | w[1]) % 8 == 0,
             NOT_SUPPORTED_SHAPE, "this engine takes channels in multiples of 8, not %lld and %lld",
@@ -304,6 +317,8 @@ cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor_)
         TRY(finalize_convolution(d));
     else if (hvt__dnn_is_operation(d))
         TRY(finalize_operation(d));
+    else if (d->type == CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)
+        TRY(finalize_heuristics(d));
     else if (d->type == CUDNN_BACKEND_ENGINE_DESCRIPTOR)
         TRY(finalize_engine(d));
     else if (d->type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)
@@ -333,18 +348,33 @@ static int64_t workspace_of(const descriptor *plan)
 }
 
 /* The k-th engine that heuristics of this mode name; -1: there are no more. */
-static int64_t ranked(const descriptor *heuristics, int64_t k)
+static int64_t ranked(const descriptor *heuristics, int64_t k, int64_t *ret_setting)
 {
     bool fallback = GET(cudnnBackendHeurMode_t, heuristics, ENGINEHEUR_MODE) == CUDNN_HEUR_MODE_FALLBACK;
 
     for (int i = 0; has_engines(operation_of(heuristics)) && i < ENGINES; i++)
-        if (engines[i].fallback == fallback && k-- == 0)
-            return i;
+        for (*ret_setting = 0; *ret_setting < engines[i].settings + !engines[i].settings; ++*ret_setting)
+            if (engines[i].fallback == fallback && k-- == 0)
+                return i;
     return -1;
 }
 
+/* Add the choice of an engine's one knob to its configuration. */
+static cudnnStatus_t turn_knob(descriptor *config, int64_t setting)
+{
+    cudnnBackendKnobType_t type = CUDNN_KNOB_TYPE_TILE_SIZE;
+    descriptor *k = calloc(1, sizeof *k);
+
+    REQUIRE(k, INTERNAL_ERROR_HOST_ALLOCATION_FAILED, "no memory for a knob");
+    *k = (descriptor){.type = CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR, .final = true, .gone = true};
+    TRY(hvt__dnn_keep(k, hvt__dnn_rule(k, CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE), 1, &type));
+    TRY(hvt__dnn_keep(k, hvt__dnn_rule(k, CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE), 1, &setting));
+    return hvt__dnn_keep(config, hvt__dnn_rule(config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES), 1, &k);
+}
+
 /* Make the caller's new descriptor the configuration of this engine for the heuristics' graph. */
-static cudnnStatus_t configure(const descriptor *heuristics, int64_t index, descriptor *config)
+static cudnnStatus_t configure(const descriptor *heuristics, int64_t index, int64_t setting,
+                               descriptor *config)
 {
     const descriptor *graph = GET(descriptor *, heuristics, ENGINEHEUR_OPERATION_GRAPH);
     descriptor engine = {.type = CUDNN_BACKEND_ENGINE_DESCRIPTOR};
@@ -356,24 +386,28 @@ static cudnnStatus_t configure(const descriptor *heuristics, int64_t index, desc
     TRY(hvt__dnn_keep(e, hvt__dnn_rule(e, CUDNN_ATTR_ENGINE_OPERATION_GRAPH), 1, &graph));
     TRY(hvt__dnn_keep(e, hvt__dnn_rule(e, CUDNN_ATTR_ENGINE_GLOBAL_INDEX), 1, &index));
     TRY(hvt__dnn_keep(config, hvt__dnn_rule(config, CUDNN_ATTR_ENGINECFG_ENGINE), 1, &e));
+    if (engines[index].settings)
+        TRY(turn_knob(config, setting));
     config->final = true;
     return CUDNN_STATUS_SUCCESS;
 }
 
 static cudnnStatus_t get_results(const descriptor *d, int64_t most, int64_t *ret_count, descriptor **into)
 {
-    int64_t n = 0;
+    int64_t n = 0, setting;
 
     if (!into) { /* how many are there? */
-        while (ranked(d, n) >= 0)
+        while (ranked(d, n, &setting) >= 0)
             n++;
         *ret_count = n;
         return CUDNN_STATUS_SUCCESS;
     }
-    for (; n < most && ranked(d, n) >= 0 && into[n] && !into[n]->final; n++) {
+    for (; n < most && ranked(d, n, &setting) >= 0 && into[n] && !into[n]->final; n++) {
+        int64_t index = ranked(d, n, &setting);
+
         REQUIRE(into[n]->type == CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, BAD_PARAM,
                 "results are engine configurations");
-        TRY(configure(d, ranked(d, n), into[n]));
+        TRY(configure(d, index, setting, into[n]));
     }
     *ret_count = n;
     return CUDNN_STATUS_SUCCESS;
@@ -422,7 +456,7 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor
     const rule *r;
 
     ENTER("cudnnBackendGetAttribute");
-    REQUIRE(d && !d->gone, BAD_PARAM_NULL_POINTER, "no descriptor");
+    REQUIRE(d && !d->gone && most >= 0, BAD_PARAM, "no descriptor, or room for less than nothing");
     REQUIRE(d->final, NOT_INITIALIZED, "attribute %d of a descriptor that is not finalized", (int)name);
     r = hvt__dnn_rule(d, name);
     REQUIRE(r, BAD_PARAM, "a descriptor of type %d has no attribute %d", (int)d->type, (int)name);
@@ -510,7 +544,7 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     double_conv job = {0}, *queued;
 
     ENTER("cudnnBackendExecute");
-    REQUIRE(handle && plan && pack, BAD_PARAM_NULL_POINTER, "no handle, plan or variant pack");
+    REQUIRE(handle && plan && pack, BAD_PARAM, "no handle, plan or variant pack");
     REQUIRE(!plan->gone && plan->final && plan->type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR &&
                 !pack->gone && pack->final && pack->type == CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR,
             BAD_PARAM_NOT_FINALIZED, "a plan and a variant pack that are finalized are executed");

@@ -53,18 +53,25 @@ static const rule rules[] = {
     }
 #define LINK(of, name, use, target)                                                                          \
     OTHER(of, name, BACKEND_DESCRIPTOR, 1, use, CUDNN_BACKEND_##target##_DESCRIPTOR)
+    OTHER(DEVICEPROP, JSON_REPRESENTATION, CHAR, 1 << 16, NEEDED, 0),
     OTHER(OPERATIONGRAPH, HANDLE, HANDLE, 1, OPTIONAL, 0),
     OTHER(OPERATIONGRAPH, OPS, BACKEND_DESCRIPTOR, 1, NEEDED, ANY_OPERATION),
     OTHER(OPERATIONGRAPH, ENGINE_GLOBAL_COUNT, INT64, 1, READ, 0),
     OTHER(ENGINEHEUR, MODE, HEUR_MODE, 1, NEEDED, 0),
     LINK(ENGINEHEUR, OPERATION_GRAPH, NEEDED, OPERATIONGRAPH),
+    LINK(ENGINEHEUR, DEVICEPROP, OPTIONAL, DEVICEPROP),
     LINK(ENGINEHEUR, RESULTS, READ, ENGINECFG),
     LINK(ENGINE, OPERATION_GRAPH, NEEDED, OPERATIONGRAPH),
     OTHER(ENGINE, GLOBAL_INDEX, INT64, 1, NEEDED, 0),
+    LINK(ENGINE, DEVICEPROP, OPTIONAL, DEVICEPROP),
     OTHER(ENGINE, NUMERICAL_NOTE, NUMERICAL_NOTE, 1, READ, 0),
     OTHER(ENGINE, BEHAVIOR_NOTE, BEHAVIOR_NOTE, 1, READ, 0),
     LINK(ENGINECFG, ENGINE, NEEDED, ENGINE),
-    OTHER(EXECUTION_PLAN, HANDLE, HANDLE, 1, NEEDED, 0),
+    LINK(ENGINECFG, KNOB_CHOICES, OPTIONAL, KNOB_CHOICE),
+    OTHER(KNOB_CHOICE, KNOB_TYPE, KNOB_TYPE, 1, NEEDED, 0),
+    OTHER(KNOB_CHOICE, KNOB_VALUE, INT64, 1, NEEDED, 0),
+    OTHER(EXECUTION_PLAN, HANDLE, HANDLE, 1, OPTIONAL, 0),
+    LINK(EXECUTION_PLAN, DEVICEPROP, OPTIONAL, DEVICEPROP),
     LINK(EXECUTION_PLAN, ENGINE_CONFIG, NEEDED, ENGINECFG),
     OTHER(EXECUTION_PLAN, WORKSPACE_SIZE, INT64, 1, READ, 0),
     OTHER(VARIANT_PACK, UNIQUE_IDS, INT64, 64, NEEDED, 0),
@@ -121,6 +128,8 @@ size_t hvt__dnn_element(cudnnBackendAttributeType_t type)
     switch (type) {
     case CUDNN_TYPE_BOOLEAN:
         return sizeof(bool);
+    case CUDNN_TYPE_CHAR:
+        return sizeof(char);
     case CUDNN_TYPE_INT64:
         return sizeof(int64_t);
     case CUDNN_TYPE_FLOAT:
@@ -205,12 +214,49 @@ bool hvt__dnn_is_operation(const descriptor *d)
            d->type == CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR;
 }
 
+/* cuDNN's own words for what is missing; the documents know BAD_PARAM alone. */
+static cudnnStatus_t lacking(cudnnBackendAttributeName_t name)
+{
+    switch (name) {
+    case CUDNN_ATTR_ENGINE_OPERATION_GRAPH:
+        return CUDNN_STATUS_BAD_PARAM_NULL_POINTER;
+    case CUDNN_ATTR_ENGINE_GLOBAL_INDEX:
+        return CUDNN_STATUS_NOT_SUPPORTED;
+    case CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG:
+        return CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED;
+    default:
+        return CUDNN_STATUS_BAD_PARAM;
+    }
+}
+
 cudnnStatus_t hvt__dnn_complete(const descriptor *d)
 {
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
-        REQUIRE(rules[i].of != d->type || rules[i].use != NEEDED || hvt__dnn_value(d, rules[i].name),
-                BAD_PARAM, "a descriptor of type %d lacks attribute %d", (int)d->type, (int)rules[i].name);
+        if (rules[i].of == d->type && rules[i].use == NEEDED && !hvt__dnn_value(d, rules[i].name))
+            return hvt__dnn_refuse(lacking(rules[i].name), "a descriptor of type %d lacks attribute %d",
+                                   (int)d->type, (int)rules[i].name);
     return CUDNN_STATUS_SUCCESS;
+}
+
+/* Of an attribute that a descriptor does not have, or is not told. */
+static cudnnStatus_t unknown(const descriptor *d)
+{
+    switch (d->type) {
+    case CUDNN_BACKEND_ENGINE_DESCRIPTOR:
+    case CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR:
+    case CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR:
+        return CUDNN_STATUS_NOT_SUPPORTED;
+    default:
+        return CUDNN_STATUS_BAD_PARAM;
+    }
+}
+
+static cudnnStatus_t of_another_type(const rule *r)
+{
+    return r->type == CUDNN_TYPE_VOID_PTR ? CUDNN_STATUS_NOT_SUPPORTED
+           : r->type == CUDNN_TYPE_FLOAT || r->type == CUDNN_TYPE_BACKEND_DESCRIPTOR
+               ? CUDNN_STATUS_BAD_PARAM
+               : CUDNN_STATUS_BAD_PARAM_ATTRIBUTE_TYPE;
 }
 
 cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type, cudnnBackendDescriptor_t *ret)
@@ -219,6 +265,7 @@ cudnnStatus_t cudnnBackendCreateDescriptor(cudnnBackendDescriptorType_t type, cu
     bool known = false;
 
     ENTER("cudnnBackendCreateDescriptor");
+    REQUIRE(ret, BAD_PARAM_NULL_POINTER, "no place for a descriptor");
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
         known = known || rules[i].of == type;
     REQUIRE(known, NOT_SUPPORTED, "the double has no descriptors of type %d", (int)type);
@@ -247,15 +294,16 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor_, cud
     const rule *r;
 
     ENTER("cudnnBackendSetAttribute");
-    REQUIRE(d && data, BAD_PARAM_NULL_POINTER, "no descriptor, or no value for attribute %d", (int)name);
+    REQUIRE(d, BAD_PARAM_NULL_POINTER, "no descriptor");
+    REQUIRE(data, BAD_PARAM, "no value for attribute %d", (int)name);
     REQUIRE(!d->gone && !d->final, BAD_PARAM, "attribute %d of a descriptor that is finalized", (int)name);
     r = hvt__dnn_rule(d, name);
-    REQUIRE(r && r->use != READ, BAD_PARAM, "a descriptor of type %d is not told attribute %d", (int)d->type,
-            (int)name);
-    if (r->type == CUDNN_TYPE_BACKEND_DESCRIPTOR)
-        REQUIRE(type == r->type && count > 0, BAD_PARAM, "attribute %d takes a descriptor", (int)name);
-    REQUIRE(type == r->type, BAD_PARAM_ATTRIBUTE_TYPE, "attribute %d has type %d, not %d", (int)name,
-            (int)r->type, (int)type);
+    if (!r || r->use == READ)
+        return hvt__dnn_refuse(unknown(d), "a descriptor of type %d is not told attribute %d", (int)d->type,
+                               (int)name);
+    if (type != r->type)
+        return hvt__dnn_refuse(of_another_type(r), "attribute %d has type %d, not %d", (int)name,
+                               (int)r->type, (int)type);
     REQUIRE(count >= 1 && count <= r->most, BAD_PARAM, "attribute %d takes up to %lld elements, not %lld",
             (int)name, (long long)r->most, (long long)count);
     for (int64_t i = 0; r->type == CUDNN_TYPE_BACKEND_DESCRIPTOR && i < count; i++) {

@@ -8,8 +8,6 @@
 
 #include "double.h"
 
-#include "../../cuda/vendor_names.h"
-
 #include <cudnn.h>
 
 typedef enum use { NEEDED, OPTIONAL, READ } use;

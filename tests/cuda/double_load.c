@@ -6,6 +6,10 @@
 
 #include "../../cuda/cuda_impl.h"
 
+#define SET(name) .name = name,
+
+cuda_vendors hvt__nv = {CUBLASLT_CALLS(SET) CUDNN_CALLS(SET) NCCL_CALLS(SET)};
+
 hvt_status hvt__cuda_load(cuda_library which)
 {
     static const char *const name[CUDA_LIBRARIES] = {"cuBLASLt", "cuDNN", "NCCL"};

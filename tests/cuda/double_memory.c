@@ -326,6 +326,7 @@ cudaError_t cudaMalloc(void **ret, size_t bytes)
     void *p;
 
     ENTER_UNSAFE();
+    REFUSE(!ret, cudaErrorInvalidValue);
     p = hvt_double_block(bytes);
     REFUSE(!p, cudaErrorMemoryAllocation);
     *ret = p;
@@ -347,6 +348,7 @@ cudaError_t cudaMallocHost(void **ret, size_t bytes)
     char *p;
 
     ENTER_UNSAFE();
+    REFUSE(!ret, cudaErrorInvalidValue);
     p = aligned_alloc(4096, (bytes + 4096) / 4096 * 4096);
     REFUSE(!p, cudaErrorMemoryAllocation);
     add_block((block){p, NULL, bytes ? bytes : 1, 0});
@@ -384,6 +386,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void
     const block *b;
 
     ENTER();
+    REFUSE(!a, cudaErrorInvalidValue);
     b = block_of(ptr);
     *a = (struct cudaPointerAttributes){.type = !b          ? cudaMemoryTypeUnregistered
                                                 : b->mapped ? cudaMemoryTypeDevice
@@ -398,8 +401,10 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *a, const void
 
 cudaError_t cudaGetDeviceCount(int *ret)
 {
-    *ret = 0;
+    if (ret)
+        *ret = 0;
     ENTER();
+    REFUSE(!ret, cudaErrorInvalidValue);
     REFUSE(!gpu_count, cudaErrorNoDevice);
     *ret = gpu_count;
     return hvt__double_give(cudaSuccess);
@@ -416,6 +421,7 @@ cudaError_t cudaSetDevice(int index)
 cudaError_t cudaGetDevice(int *ret)
 {
     ENTER();
+    REFUSE(!ret, cudaErrorInvalidValue);
     *ret = gpu_now;
     return hvt__double_give(cudaSuccess);
 }
@@ -451,12 +457,16 @@ cudaError_t cudaDeviceGetPCIBusId(char *ret, int room, int index)
 
 cudaError_t cudaDriverGetVersion(int *ret)
 {
+    if (!ret)
+        return cudaErrorInvalidValue;
     *ret = driverless ? 0 : CUDART_VERSION;
     return cudaSuccess;
 }
 
 cudaError_t cudaRuntimeGetVersion(int *ret)
 {
+    if (!ret)
+        return cudaErrorInvalidValue;
     *ret = CUDART_VERSION;
     return cudaSuccess;
 }
@@ -479,11 +489,14 @@ cudaError_t cudaDeviceSynchronize(void)
     X(cudaErrorNoDevice)                                                                                     \
     X(cudaErrorInvalidDevice)                                                                                \
     X(cudaErrorInvalidResourceHandle)                                                                        \
+    X(cudaErrorInvalidMemcpyDirection)                                                                       \
+    X(cudaErrorIllegalState)                                                                                 \
     X(cudaErrorNotReady)                                                                                     \
     X(cudaErrorIllegalAddress)                                                                               \
     X(cudaErrorLaunchFailure)                                                                                \
     X(cudaErrorStreamCaptureUnsupported)                                                                     \
     X(cudaErrorStreamCaptureInvalidated)                                                                     \
+    X(cudaErrorStreamCaptureMerge)                                                                           \
     X(cudaErrorStreamCaptureUnmatched)                                                                       \
     X(cudaErrorStreamCaptureUnjoined)                                                                        \
     X(cudaErrorStreamCaptureIsolation)                                                                       \

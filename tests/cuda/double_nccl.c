@@ -3,27 +3,24 @@
  *
  * Ranks meet in a piece of shared memory with a seat for each. An operation is work in its stream, as a
  * kernel of NCCL is: when the stream comes to it, it goes round by round; in a round every rank lays a part
- * of its data on its seat and reads the others'. Until all have, the answer is "not yet", and other streams
- * go on; after ncclCommAbort it just leaves.
+ * of its data on its seat and reads the others'. Until all have (double_nccl_round.c), the answer is "not
+ * yet", and other streams go on; after ncclCommAbort it just leaves.
  *
  * As in the original, communicators are nonblocking: the first operation of each kind connects the ranks, so
- * it is not yet in its stream when the call returns; 16-bit sums are rounded at every addition; a
- * communicator does not end while a graph holds its operations; ranks with the same GPU and the same host
- * are refused. Stricter: ranks whose operations differ, memory that is not the device's, use after the end,
- * and memory freed while it is registered are faults.
+ * it is not yet in its stream when the call returns, and no other may follow before ncclCommGetAsyncError
+ * says that it is; 16-bit sums are rounded at every addition; a communicator does not end while a graph holds
+ * its operations; ranks with the same GPU and the same host are refused, and so are arguments, with NCCL's
+ * statuses (test_mistakes_nccl.c). What NCCL leaves undefined is a fault: ranks whose operations differ,
+ * memory that is not the device's, buffers that overlap otherwise than in place, use after the end or before
+ * ncclCommFinalize has ended, and memory that is freed while it is registered or deregistered while an
+ * operation has it.
  */
 #define _GNU_SOURCE
 #include "double_nccl.h"
-#include "double.h"
-#include "device/half.h"
-
-#include "../../cuda/vendor_names.h"
+#include "double_nccl_impl.h"
 
 #include <assert.h>
 #include <fcntl.h>
-#include <nccl.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,62 +28,14 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SEATS = 16, PART = 1 << 16, KINDS = 4, GROUP = 16 };
-
-typedef struct seat {
-    _Atomic uint64_t laid, read; /* rounds: data is there; the others' was taken */
-    _Atomic bool sits, left;
-    char gpu[160];  /* what tells GPUs of hosts apart */
-    char asks[160]; /* the operation under way */
-    char data[PART];
-} seat;
-
-typedef struct board {
-    seat seat[SEATS];
-} board;
-
-typedef enum kind { ALLREDUCE, REDUCE_SCATTER, ALLGATHER, BROADCAST } kind;
-static const char *const kind_names[] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather",
-                                         "ncclBroadcast"};
-
-typedef struct task {
-    ncclComm_t comm;
-    kind kind;
-    const char *in;
-    char *out;
-    size_t count; /* elements of `in` on the receiving side of a scatter, else as the call says */
-    size_t bytes; /* of one */
-    ncclDataType_t type;
-    int root;
-    cudaStream_t stream;
-    bool captured;
-    size_t done; /* bytes of the way */
-    bool laid;   /* this round's part */
-} task;
-
-struct ncclComm {
-    int rank, size, fd;
-    board *board;
-    int waits; /* polls until what goes on in the background has come */
-    bool joined, finalizing, closed;
-    _Atomic bool aborted;
-    bool connected[KINDS];
-    task *later[GROUP]; /* tasks that wait for the connection */
-    int nlater;
-    _Atomic int captured; /* tasks that graphs hold */
-    _Atomic int refs;     /* the caller's and the tasks' */
-    uint64_t round;
-};
-
 typedef struct registration {
     ncclComm_t comm;
-    void *ptr;
+    char *ptr;
+    size_t bytes;
 } registration;
 
 static _Atomic int async_error, comms, registered;
 static _Atomic bool stuck;
-static pthread_mutex_t desk =
-    PTHREAD_MUTEX_INITIALIZER; /* for registrations: a helper may end a communicator */
 static int depth, ngroup;
 static task *group[GROUP];
 static registration *registrations[64];
@@ -113,7 +62,7 @@ int hvt_double_nccl_registered(void)
 
 #define ENTER()                                                                                              \
     do {                                                                                                     \
-        int e_ = hvt_double_enter(__func__ + sizeof "hvt__" - 1); /* the vendor's name */                    \
+        int e_ = hvt_double_enter(__func__);                                                                 \
         if (e_)                                                                                              \
             return (ncclResult_t)e_;                                                                         \
     } while (0)
@@ -124,146 +73,33 @@ static ncclResult_t fault(const char *text)
     return ncclInvalidUsage;
 }
 
-/* ---- what the ranks do together ----------------------------------------------------------------- */
-
-static float load(const char *p, ncclDataType_t t)
+/* What NCCL itself looks at, and gives this status for. */
+static ncclResult_t refuse(ncclResult_t r, const char *text)
 {
-    uint16_t half;
-    float f;
-
-    if (t == ncclFloat32) {
-        memcpy(&f, p, sizeof f);
-        return f;
-    }
-    memcpy(&half, p, sizeof half);
-    return t == ncclFloat16 ? hvt__from_f16(half) : hvt__from_bf16(half);
+    fprintf(stderr, "double of NCCL: %s\n", text);
+    return r;
 }
 
-static void store(char *p, ncclDataType_t t, float f)
+#define REQUIRE(cond, code, text)                                                                            \
+    do {                                                                                                     \
+        if (!(cond))                                                                                         \
+            return refuse(nccl##code, text);                                                                 \
+    } while (0)
+
+/* May c be given work, or its end? As the state that ncclCommGetAsyncError tells. */
+static ncclResult_t ready(const struct ncclComm *c)
 {
-    uint16_t half = t == ncclFloat16 ? hvt__to_f16(f) : hvt__to_bf16(f);
-
-    if (t == ncclFloat32)
-        memcpy(p, &f, sizeof f);
-    else
-        memcpy(p, &half, sizeof half);
-}
-
-/* The sum over ranks of the bytes [at, at + n) of the round, rounded at every addition. */
-static void sum(const task *t, size_t at, size_t n, char *out)
-{
-    const struct ncclComm *c = t->comm;
-
-    for (size_t i = 0; i < n; i += t->bytes) {
-        store(out + i, t->type, load(c->board->seat[0].data + at + i, t->type));
-        for (int r = 1; r < c->size; r++)
-            store(out + i, t->type, load(out + i, t->type) + load(c->board->seat[r].data + at + i, t->type));
-    }
-}
-
-/* Bytes that a rank lays down in all rounds. */
-static size_t way(const task *t)
-{
-    return t->count * t->bytes * (t->kind == REDUCE_SCATTER ? (size_t)t->comm->size : 1);
-}
-
-/* Take what this round brought: bytes [done, done + n) of the way. */
-static void take(const task *t, size_t n)
-{
-    const struct ncclComm *c = t->comm;
-    size_t mine = t->count * t->bytes, first = mine * (size_t)c->rank, end = first + mine;
-
-    switch (t->kind) {
-    case ALLREDUCE:
-        sum(t, 0, n, t->out + t->done);
-        break;
-    case REDUCE_SCATTER:
-        first = first > t->done ? first : t->done;
-        end = end < t->done + n ? end : t->done + n;
-        if (first < end)
-            sum(t, first - t->done, end - first, t->out + first - mine * (size_t)c->rank);
-        break;
-    case ALLGATHER:
-        for (int r = 0; r < c->size; r++)
-            memcpy(t->out + mine * (size_t)r + t->done, c->board->seat[r].data, n);
-        break;
-    case BROADCAST:
-        memcpy(t->out + t->done, c->board->seat[t->root].data, n);
-        break;
-    }
-}
-
-static void describe(const task *t, char *text, size_t room)
-{
-    snprintf(text, room, "%s of %zu of type %d, root %d", kind_names[t->kind], t->count, (int)t->type,
-             t->root);
-}
-
-/* One round, or not yet. */
-static bool play(task *t)
-{
-    struct ncclComm *c = t->comm;
-    seat *me = &c->board->seat[c->rank];
-    size_t left = way(t) - t->done, n = left < PART ? left : PART;
-
-    if (!t->laid) {
-        for (int r = 0; r < c->size; r++)
-            if (c->board->seat[r].read < c->round)
-                return false;
-        describe(t, me->asks, sizeof me->asks);
-        memcpy(me->data, t->in + t->done, n);
-        me->laid = c->round + 1;
-        t->laid = true;
-    }
-    for (int r = 0; r < c->size; r++)
-        if (c->board->seat[r].laid <= c->round)
-            return false;
-    for (int r = 0; r < c->size; r++)
-        if (strcmp(c->board->seat[r].asks, me->asks))
-            hvt_double_fault("nccl: rank %d asks for %s, rank %d for %s", c->rank, me->asks, r,
-                             c->board->seat[r].asks);
-    take(t, n);
-    me->read = ++c->round;
-    t->done += n;
-    t->laid = false;
-    return true;
-}
-
-static bool run(void *ctx)
-{
-    task *t = ctx;
-
-    if (t->comm->aborted)
-        return true;
-    while (t->done < way(t))
-        if (!play(t))
-            return false;
-    t->done = 0; /* for the next launch of a graph */
-    return true;
-}
-
-static void unref(ncclComm_t c)
-{
-    if (--c->refs)
-        return;
-    munmap(c->board, sizeof *c->board);
-    close(c->fd);
-    free(c);
-}
-
-static void drop(void *ctx)
-{
-    task *t = ctx;
-
-    t->comm->captured -= t->captured;
-    unref(t->comm);
-    free(t);
+    if (async_error)
+        return refuse((ncclResult_t)async_error, "a communicator is used after its error");
+    REQUIRE(!c->busy, InvalidArgument, "a communicator is used before its last call has ended");
+    return ncclSuccess;
 }
 
 /* ---- life --------------------------------------------------------------------------------------- */
 
 ncclResult_t ncclGetVersion(int *ret)
 {
+    REQUIRE(ret, InvalidArgument, "no place for the version");
     *ret = NCCL_VERSION_CODE;
     return ncclSuccess;
 }
@@ -289,10 +125,41 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *ret)
     int fd;
 
     ENTER();
+    REQUIRE(ret, InvalidArgument, "no place for a unique id");
     fd = memfd_create("double-nccl", MFD_CLOEXEC);
     assert(fd >= 0 && ftruncate(fd, sizeof(board)) == 0);
     memset(ret, 0, sizeof *ret);
     snprintf(ret->internal, sizeof ret->internal, "/proc/%d/fd/%d", (int)getpid(), fd);
+    return ncclSuccess;
+}
+
+#define TRY(call)                                                                                            \
+    do {                                                                                                     \
+        ncclResult_t r_ = (call);                                                                            \
+        if (r_ != ncclSuccess)                                                                               \
+            return r_;                                                                                       \
+    } while (0)
+
+static bool is_set(int value)
+{
+    return value != NCCL_CONFIG_UNDEF_INT;
+}
+
+/* A configuration begins as NCCL_CONFIG_INITIALIZER. */
+static ncclResult_t check_config(const ncclConfig_t *c)
+{
+    const ncclConfig_t fresh = NCCL_CONFIG_INITIALIZER;
+
+    if (!c)
+        return ncclSuccess;
+    REQUIRE(c->magic == fresh.magic, InvalidArgument, "a configuration that was not initialized");
+    REQUIRE(!is_set(c->blocking) || c->blocking == 0 || c->blocking == 1, InvalidArgument,
+            "blocking is neither 0 nor 1");
+    REQUIRE((!is_set(c->minCTAs) || c->minCTAs > 0) && (!is_set(c->maxCTAs) || c->maxCTAs > 0) &&
+                (!is_set(c->minCTAs) || !is_set(c->maxCTAs) || c->minCTAs <= c->maxCTAs),
+            InvalidArgument, "minCTAs and maxCTAs are at least 1 and in order");
+    REQUIRE(!is_set(c->cgaClusterSize) || (c->cgaClusterSize >= 0 && c->cgaClusterSize <= 8), InvalidArgument,
+            "cgaClusterSize is 0 to 8");
     return ncclSuccess;
 }
 
@@ -306,17 +173,20 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *ret, int size, ncclUniqueId id, 
     ncclComm_t c;
 
     ENTER();
-    if (config->blocking != 0 || size > SEATS)
+    if (cudaGetDevice(&index) != cudaSuccess || cudaDeviceGetPCIBusId(bus, sizeof bus, index) != cudaSuccess)
+        return ncclUnhandledCudaError;
+    REQUIRE(ret, InvalidArgument, "no place for a communicator");
+    REQUIRE(size > 0 && rank >= 0 && rank < size, InvalidArgument, "a rank is one of 0 to nranks - 1");
+    TRY(check_config(config));
+    if (!config || config->blocking != 0 || size > SEATS)
         return fault("a communicator that blocks, or has more ranks than seats");
     c = calloc(1, sizeof *c);
     assert(c);
-    *c = (struct ncclComm){.rank = rank, .size = size, .waits = 3, .refs = 1};
+    *c = (struct ncclComm){.rank = rank, .size = size, .waits = 3, .refs = 1, .busy = true};
     c->fd = open(id.internal, O_RDWR | O_CLOEXEC);
     assert(c->fd >= 0);
     c->board = mmap(NULL, sizeof *c->board, PROT_READ | PROT_WRITE, MAP_SHARED, c->fd, 0);
     assert(c->board != MAP_FAILED);
-    if (cudaGetDevice(&index) != cudaSuccess || cudaDeviceGetPCIBusId(bus, sizeof bus, index) != cudaSuccess)
-        return ncclUnhandledCudaError;
     me = &c->board->seat[rank];
     snprintf(me->gpu, sizeof me->gpu, "%s %s", host ? host : "this host", bus);
     me->sits = true;
@@ -339,12 +209,13 @@ static ncclResult_t join(ncclComm_t c)
 
 static void submit(task *t)
 {
-    hvt_double_launch_poll(t->stream, run, t, drop);
+    hvt_double_launch_poll(t->stream, hvt__nccl_run, t, hvt__nccl_drop);
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *ret)
 {
     ENTER();
+    REQUIRE(c && ret, InvalidArgument, "no communicator, or no place for its state");
     if (c->closed)
         return fault("ncclCommGetAsyncError after the end");
     *ret = (ncclResult_t)async_error;
@@ -355,6 +226,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *ret)
         return ncclSuccess;
     if (!c->joined) {
         *ret = join(c);
+        c->busy = *ret == ncclInProgress;
         return ncclSuccess;
     }
     for (int i = 0; i < c->nlater; i++)
@@ -364,12 +236,18 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *ret)
         if (!c->board->seat[r].left)
             return ncclSuccess;
     *ret = ncclSuccess;
+    c->busy = false;
     return ncclSuccess;
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t c)
 {
     ENTER();
+    if (!c)
+        return ncclSuccess;
+    TRY(ready(c));
+    REQUIRE(!c->finalizing, InvalidArgument, "a communicator is finalized once");
+    c->busy = true;
     c->finalizing = true;
     c->board->seat[c->rank].left = true;
     c->waits = 2;
@@ -381,7 +259,7 @@ static int find(ncclComm_t c, const void *ptr, bool forget)
 {
     int found = 0;
 
-    pthread_mutex_lock(&desk);
+    pthread_mutex_lock(&hvt__nccl_desk);
     for (int i = 0; i < registered; i++) {
         registration *r = registrations[i];
 
@@ -390,11 +268,11 @@ static int find(ncclComm_t c, const void *ptr, bool forget)
         found++;
         if (forget) {
             registrations[i--] = registrations[--registered];
-            unref(r->comm);
+            hvt__nccl_unref(r->comm);
             free(r);
         }
     }
-    pthread_mutex_unlock(&desk);
+    pthread_mutex_unlock(&hvt__nccl_desk);
     return found;
 }
 
@@ -404,21 +282,25 @@ static ncclResult_t end(ncclComm_t c)
     while (c->captured || (c->aborted && stuck))
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     for (int i = 0; i < c->nlater; i++)
-        drop(c->later[i]);
+        hvt__nccl_drop(c->later[i]);
     c->nlater = 0;
     find(c, NULL, true);
     c->closed = true;
     c->board->seat[c->rank].left = true;
     comms--;
-    unref(c);
+    hvt__nccl_unref(c);
     return ncclSuccess;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t c)
 {
     ENTER();
+    if (!c)
+        return ncclSuccess;
     if (!c->finalizing)
         return fault("ncclCommDestroy before ncclCommFinalize");
+    if (c->busy)
+        return fault("ncclCommDestroy before ncclCommFinalize has ended");
     if (find(c, NULL, false))
         fault("ncclCommDestroy while memory is registered");
     return end(c);
@@ -427,6 +309,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t c)
 ncclResult_t ncclCommAbort(ncclComm_t c)
 {
     ENTER();
+    if (!c)
+        return ncclSuccess;
     c->aborted = true;
     return end(c);
 }
@@ -436,8 +320,11 @@ ncclResult_t ncclCommAbort(ncclComm_t c)
 ncclResult_t ncclMemAlloc(void **ret, size_t bytes)
 {
     void *p;
+    int index;
 
     ENTER();
+    if (cudaGetDevice(&index) != cudaSuccess)
+        return ncclUnhandledCudaError;
     p = hvt_double_block(bytes);
     if (!p)
         return ncclUnhandledCudaError;
@@ -460,17 +347,39 @@ ncclResult_t ncclCommRegister(const ncclComm_t c, void *ptr, size_t bytes, void 
     registration *r;
 
     ENTER();
+    REQUIRE(c, InvalidArgument, "no communicator to register with");
     if (!hvt_double_need_device("ncclCommRegister", ptr, bytes))
         return ncclInvalidArgument;
     r = malloc(sizeof *r);
     assert(r && registered < 64);
-    *r = (registration){c, ptr};
+    *r = (registration){c, ptr, bytes};
     c->refs++;
-    pthread_mutex_lock(&desk);
+    pthread_mutex_lock(&hvt__nccl_desk);
     registrations[registered++] = r;
-    pthread_mutex_unlock(&desk);
+    pthread_mutex_unlock(&hvt__nccl_desk);
     *ret = r;
     return ncclSuccess;
+}
+
+static bool overlap(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
+{
+    return a < b + b_bytes && b < a + a_bytes;
+}
+
+/* Has an operation, queued or in a graph, this registration's memory? */
+static bool is_used(ncclComm_t c, const void *handle)
+{
+    const registration *r = handle;
+    bool used = false, known = false;
+
+    pthread_mutex_lock(&hvt__nccl_desk);
+    for (int i = 0; i < registered; i++)
+        known = known || registrations[i] == handle;
+    for (const task *t = c->tasks; known && t; t = t->next)
+        used = used || overlap(r->ptr, r->bytes, t->in, hvt__nccl_in_bytes(t)) ||
+               overlap(r->ptr, r->bytes, t->out, hvt__nccl_out_bytes(t));
+    pthread_mutex_unlock(&hvt__nccl_desk);
+    return used && !c->aborted;
 }
 
 ncclResult_t ncclCommDeregister(const ncclComm_t c, void *handle)
@@ -478,18 +387,21 @@ ncclResult_t ncclCommDeregister(const ncclComm_t c, void *handle)
     bool found = false;
 
     ENTER();
+    REQUIRE(c, InvalidArgument, "no communicator to deregister with");
+    if (is_used(c, handle))
+        return fault("ncclCommDeregister of memory that an operation is still to use");
     if (c->closed || c->aborted)
         return fault("ncclCommDeregister after the end");
-    pthread_mutex_lock(&desk);
+    pthread_mutex_lock(&hvt__nccl_desk);
     for (int i = 0; i < registered && !found; i++)
         if (registrations[i] == handle && registrations[i]->comm == c) {
             registrations[i] = registrations[--registered];
             found = true;
         }
-    pthread_mutex_unlock(&desk);
+    pthread_mutex_unlock(&hvt__nccl_desk);
     if (found) {
         free(handle);
-        unref(c);
+        hvt__nccl_unref(c);
         return ncclSuccess;
     }
     return fault("ncclCommDeregister of what was not registered");
@@ -508,6 +420,7 @@ static ncclResult_t launch(task *t)
     c->connected[t->kind] = true;
     assert(c->nlater < GROUP);
     c->later[c->nlater++] = t;
+    c->busy = true;
     c->waits = 2;
     return ncclInProgress;
 }
@@ -517,26 +430,49 @@ static size_t size_of(ncclDataType_t t)
     return t == ncclUint8 ? 1 : t == ncclFloat16 || t == ncclBfloat16 ? 2 : t == ncclFloat32 ? 4 : 0;
 }
 
-static ncclResult_t ask(task want)
+/* In place is the same memory, or this rank's part of it; every other overlap is undefined. */
+static bool in_place_or_apart(const task *t)
+{
+    const size_t part = t->count * t->bytes * (size_t)t->comm->rank;
+    const char *in = t->in, *out = t->out;
+
+    return !t->count || !overlap(in, hvt__nccl_in_bytes(t), out, hvt__nccl_out_bytes(t)) ||
+           (t->kind == ALLGATHER        ? in == out + part
+            : t->kind == REDUCE_SCATTER ? out == in + part
+                                        : in == out);
+}
+
+/* The arguments, in the order in which NCCL looks at them. */
+static ncclResult_t check(const task *t, ncclRedOp_t op)
+{
+    REQUIRE(t->comm, InvalidArgument, "no communicator");
+    if (t->comm->closed || t->comm->aborted)
+        return fault("an operation after the communicator's end");
+    REQUIRE(t->root >= 0 && t->root < t->comm->size, InvalidArgument, "the root is no rank");
+    REQUIRE((int)t->type >= 0 && t->type < ncclNumTypes, InvalidArgument, "no type of this number");
+    REQUIRE((int)op >= 0 && op < ncclNumOps, InvalidArgument, "no operation of this number");
+    TRY(ready(t->comm));
+    REQUIRE(!t->comm->finalizing, InvalidUsage, "an operation after ncclCommFinalize");
+    if (op != ncclSum)
+        return fault("an operation other than a sum");
+    return ncclSuccess;
+}
+
+static ncclResult_t ask(task want, ncclRedOp_t op)
 {
     ncclComm_t c = want.comm;
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    size_t in, out;
     task *t;
 
+    TRY(check(&want, op));
     want.bytes = size_of(want.type);
-    in = out = want.count * want.bytes;
-    if (c->closed || c->aborted || !c->joined || c->finalizing)
-        return fault("an operation outside the communicator's life");
     if (!want.bytes || (want.type == ncclUint8 && want.kind != BROADCAST))
         return fault("a type that this double does not know");
-    if (want.kind == REDUCE_SCATTER)
-        in *= (size_t)c->size;
-    if (want.kind == ALLGATHER)
-        out *= (size_t)c->size;
-    if (!hvt_double_need_device(kind_names[want.kind], want.in, in) ||
-        !hvt_double_need_device(kind_names[want.kind], want.out, out))
+    if (!hvt_double_need_device(hvt__nccl_names[want.kind], want.in, hvt__nccl_in_bytes(&want)) ||
+        !hvt_double_need_device(hvt__nccl_names[want.kind], want.out, hvt__nccl_out_bytes(&want)))
         return ncclInvalidArgument;
+    if (!in_place_or_apart(&want))
+        return fault("an operation whose buffers overlap, but not as one in place");
     if (cudaStreamIsCapturing(want.stream, &capture) != cudaSuccess)
         return ncclUnhandledCudaError;
     want.captured = capture != cudaStreamCaptureStatusNone;
@@ -545,6 +481,10 @@ static ncclResult_t ask(task want)
     *t = want;
     c->captured += t->captured;
     c->refs++;
+    pthread_mutex_lock(&hvt__nccl_desk);
+    t->next = c->tasks;
+    c->tasks = t;
+    pthread_mutex_unlock(&hvt__nccl_desk);
     if (!depth)
         return launch(t);
     assert(ngroup < GROUP);
@@ -567,6 +507,7 @@ ncclResult_t ncclGroupEnd(void)
     ncclResult_t r = ncclSuccess;
 
     ENTER();
+    REQUIRE(depth, InvalidUsage, "ncclGroupEnd outside of a group");
     if (--depth)
         return ncclSuccess;
     for (int i = 0; i < ngroup; i++)
@@ -580,28 +521,25 @@ ncclResult_t ncclAllReduce(const void *in, void *out, size_t n, ncclDataType_t t
                            ncclComm_t c, cudaStream_t s)
 {
     ENTER();
-    if (op != ncclSum)
-        return fault("an operation other than a sum");
-    return ask(
-        (task){.comm = c, .kind = ALLREDUCE, .in = in, .out = out, .count = n, .type = t, .stream = s});
+    return ask((task){.comm = c, .kind = ALLREDUCE, .in = in, .out = out, .count = n, .type = t, .stream = s},
+               op);
 }
 
 ncclResult_t ncclReduceScatter(const void *in, void *out, size_t n, ncclDataType_t t, ncclRedOp_t op,
                                ncclComm_t c, cudaStream_t s)
 {
     ENTER();
-    if (op != ncclSum)
-        return fault("an operation other than a sum");
     return ask(
-        (task){.comm = c, .kind = REDUCE_SCATTER, .in = in, .out = out, .count = n, .type = t, .stream = s});
+        (task){.comm = c, .kind = REDUCE_SCATTER, .in = in, .out = out, .count = n, .type = t, .stream = s},
+        op);
 }
 
 ncclResult_t ncclAllGather(const void *in, void *out, size_t n, ncclDataType_t t, ncclComm_t c,
                            cudaStream_t s)
 {
     ENTER();
-    return ask(
-        (task){.comm = c, .kind = ALLGATHER, .in = in, .out = out, .count = n, .type = t, .stream = s});
+    return ask((task){.comm = c, .kind = ALLGATHER, .in = in, .out = out, .count = n, .type = t, .stream = s},
+               ncclSum);
 }
 
 ncclResult_t ncclBroadcast(const void *in, void *out, size_t n, ncclDataType_t t, int root, ncclComm_t c,
@@ -615,5 +553,6 @@ ncclResult_t ncclBroadcast(const void *in, void *out, size_t n, ncclDataType_t t
                       .count = n,
                       .type = t,
                       .root = root,
-                      .stream = s});
+                      .stream = s},
+               ncclSum);
 }

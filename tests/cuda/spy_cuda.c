@@ -24,6 +24,10 @@ void hvt__cuda_account(hvt_device *d, int64_t bytes)
     cuda_of(d)->info.bytes += bytes;
 }
 
+#define SET(name) .name = name,
+
+cuda_vendors hvt__nv = {NCCL_CALLS(SET)};
+
 hvt_status hvt__cuda_load(cuda_library which)
 {
     (void)which;
@@ -151,14 +155,14 @@ const hvt_device_ops hvt_device_cuda = {
     .open = open_spy,
     .close = close_spy,
     .describe = describe_spy,
-    .alloc = alloc_spy,
-    .release = release_spy,
-    .alloc_host = alloc_host_spy,
-    .release_host = release_host_spy,
-    .upload = upload_spy,
-    .download = download_spy,
-    .sync = sync_spy,
-    .capture_begin = capture_begin_spy,
-    .capture_end = capture_end_spy,
-    .graph_launch = graph_launch_spy,
+    .memory.alloc = alloc_spy,
+    .memory.release = release_spy,
+    .memory.alloc_host = alloc_host_spy,
+    .memory.release_host = release_host_spy,
+    .memory.upload = upload_spy,
+    .memory.download = download_spy,
+    .queue.sync = sync_spy,
+    .queue.capture_begin = capture_begin_spy,
+    .queue.capture_end = capture_end_spy,
+    .queue.graph_launch = graph_launch_spy,
 };

@@ -6,17 +6,13 @@
 #include "check.h"
 #include "folder.h"
 #include "logged.h"
+#include "../../cuda/conv_impl.h"
 #include "../../cuda/cuda_impl.h"
 #include "model_impl.h"
-#include "../../cuda/plan_cudnn.h"
 
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#ifndef HVT_TESTS
-#define HVT_TESTS "tests" /* where cuda/ is; Meson says so */
-#endif
 
 enum { BATCH = 128, MOST_CONVS = 256 };
 
@@ -28,7 +24,7 @@ static int conv_count;
 static bool same(const hvt_conv_desc *a, const hvt_conv_desc *b)
 {
     return a->h == b->h && a->w == b->w && a->c == b->c && a->k == b->k && a->r == b->r && a->s == b->s &&
-           a->stride == b->stride && a->pad == b->pad && a->no_dx == b->no_dx;
+           a->stride_h == b->stride_h && a->top == b->top && a->groups == b->groups && a->no_dx == b->no_dx;
 }
 
 /* A device on which models can be planned, and that is all: it takes down what they ask for. */
@@ -49,7 +45,7 @@ static hvt_status note_conv(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_
     if (!known && conv_count < MOST_CONVS)
         convs[conv_count++] = *c;
     *ret_op = &op;
-    *ret_weights = (size_t)c->k * (size_t)c->r * (size_t)c->s * (size_t)c->c;
+    *ret_weights = (size_t)c->k * (size_t)c->r * (size_t)c->s * (size_t)(c->c / c->groups);
     *ret_ws = 0;
     return HVT_OK;
 }
@@ -98,15 +94,6 @@ static hvt_status zero_nothing(hvt_device *d, void *dst, size_t bytes)
     return HVT_OK;
 }
 
-static hvt_order order_nhw(const hvt_device *d, int batch, int height, int width)
-{
-    (void)d;
-    (void)batch;
-    (void)height;
-    (void)width;
-    return HVT_ORDER_NHW;
-}
-
 static int channels_as_are(const hvt_device *d, hvt_dtype t, int c)
 {
     (void)d;
@@ -117,15 +104,16 @@ static int channels_as_are(const hvt_device *d, hvt_dtype t, int c)
 static void note_model(const char *name, int side, int classes, hvt_zoo_opts opts)
 {
     static const hvt_device_ops ops = {.name = "notes",
-                                       .order = order_nhw,
                                        .channels = channels_as_are,
-                                       .alloc = alloc_nothing,
-                                       .release = release_nothing,
-                                       .upload = move_nothing,
-                                       .put = move_nothing,
-                                       .zero = zero_nothing,
-                                       .conv_plan = note_conv,
-                                       .pooling_plan = note_pool};
+                                       .memory.alloc = alloc_nothing,
+                                       .memory.release = release_nothing,
+                                       .memory.release_host = release_nothing,
+                                       .memory.upload = move_nothing,
+                                       .memory.download = move_nothing,
+                                       .memory.put = move_nothing,
+                                       .memory.zero = zero_nothing,
+                                       .conv.plan = note_conv,
+                                       .pooling.plan = note_pool};
     hvt_device d = {.ops = &ops};
     hvt_model *m = NULL;
 
@@ -152,43 +140,43 @@ static const char *const gpus[] = {"sm_80", "sm_90", "sm_100"};
 static bool describe_gpu(const char *name, plan_target *ret_on)
 {
     static char json[4096];
-    char path[512];
+    char path[64];
     FILE *f;
 
-    snprintf(path, sizeof path, "%s/cuda/%s.json", HVT_TESTS, name);
-    f = fopen(path, "r");
-    CHECK(f, "%s cannot be read", path);
+    snprintf(path, sizeof path, "cuda/%s.json", name);
+    f = fopen(check_file(path), "r");
+    CHECK(f, "%s cannot be read", check_file(path));
     if (!f)
         return false;
     json[fread(json, 1, sizeof json - 1, f)] = '\0';
     fclose(f);
     *ret_on = (plan_target){0};
-    CHECK_OK(hvt__cudnn_describe(json, &ret_on->gpu));
-    return ret_on->gpu;
+    CHECK_OK(CUDNN(NULL, cudnnBackendCreateDescriptor(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, &ret_on->gpu)));
+    if (!ret_on->gpu)
+        return false;
+    CHECK_OK(CUDNN(NULL, cudnnBackendSetAttribute(ret_on->gpu, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION,
+                                                  CUDNN_TYPE_CHAR, (int64_t)strlen(json) + 1, json)));
+    CHECK_OK(CUDNN(NULL, cudnnBackendFinalize(ret_on->gpu)));
+    return true;
 }
 
 static conv_request wish(const hvt_conv_desc *c, hvt_dtype t, conv_pass pass)
 {
-    return (conv_request){.pass = pass,
-                          .n = BATCH,
-                          .h = c->h,
-                          .w = c->w,
-                          .c = hvt_device_cuda.channels(NULL, t, c->c),
-                          .k = c->k,
-                          .r = c->r,
-                          .s = c->s,
-                          .stride = c->stride,
-                          .pad = c->pad,
-                          .type = t,
-                          .out = t,
-                          .ws_most = CUDNN_WORKSPACE_MOST};
+    conv_request w = {.pass = pass, .conv = *c, .out = t, .ws_most = CUDNN_WORKSPACE_MOST};
+
+    w.conv.n = BATCH;
+    w.conv.cx = c->groups > 1 ? c->c : hvt_device_cuda.channels(NULL, t, c->c);
+    w.conv.type = t;
+    return w;
 }
 
 static const char *text_of(const conv_request *w, char *text, size_t size)
 {
+    const hvt_conv_desc *c = &w->conv;
+
     snprintf(text, size, "pass %d%s of %s%s %dx%dx%d, %d filters %dx%d, stride %d%s", w->pass,
-             w->add ? " add" : "", hvt_dtype_name(w->type), w->tf32 ? " (tf32)" : "", w->h, w->w, w->c, w->k,
-             w->r, w->s, w->stride, w->deterministic ? ", deterministic" : "");
+             w->add ? " add" : "", hvt_dtype_name(c->type), w->tf32 ? " (tf32)" : "", c->h, c->w, c->cx, c->k,
+             c->r, c->s, c->stride_h, w->deterministic ? ", deterministic" : "");
     return text;
 }
 
@@ -243,13 +231,13 @@ TEST(every_convolution_of_the_zoo_has_precompiled_plans_deterministic_ones_too)
                             if (pass != CONV_BACKWARD_X || !convs[i].no_dx)
                                 must_have_plan(gpus[g], &on, &w);
                         }
-        cudnnBackendDestroyDescriptor(on.gpu);
+        hvt__nv.cudnnBackendDestroyDescriptor(on.gpu);
     }
 }
 
-static const hvt_conv_desc
-    stem = {.h = 224, .w = 224, .c = 3, .k = 64, .r = 7, .s = 7, .stride = 2, .pad = 3},
-    middle = {.h = 28, .w = 28, .c = 128, .k = 128, .r = 3, .s = 3, .stride = 1, .pad = 1};
+static const hvt_conv_desc stem = {.h = 224, .w = 224, .c = 3, .k = 64, .r = 7, .s = 7, HVT_CONV_EVEN(2, 3)},
+                           middle = {
+                               .h = 28, .w = 28, .c = 128, .k = 128, .r = 3, .s = 3, HVT_CONV_EVEN(1, 1)};
 
 TEST(strict_f32_and_tf32_are_different_engines)
 {
@@ -269,7 +257,7 @@ TEST(strict_f32_and_tf32_are_different_engines)
                   gpus[g], pass, (long long)fast.engine);
             hvt__cudnn_plan_free(&strict);
             hvt__cudnn_plan_free(&fast);
-            cudnnBackendDestroyDescriptor(on.gpu);
+            hvt__nv.cudnnBackendDestroyDescriptor(on.gpu);
         }
 }
 
@@ -294,7 +282,7 @@ TEST(a_deterministic_wish_leaves_engines_out)
             break;
     }
     CHECK(loose > 0, "there was nothing to leave out");
-    cudnnBackendDestroyDescriptor(on.gpu);
+    hvt__nv.cudnnBackendDestroyDescriptor(on.gpu);
 }
 
 TEST(workspace_has_its_cap_and_what_cannot_be_is_no_error)
@@ -315,7 +303,46 @@ TEST(workspace_has_its_cap_and_what_cannot_be_is_no_error)
     p = first(&on, &w, &count);
     CHECK(count == 0 || p.plan, "half a plan");
     hvt__cudnn_plan_free(&p);
-    cudnnBackendDestroyDescriptor(on.gpu);
+    hvt__nv.cudnnBackendDestroyDescriptor(on.gpu);
+}
+
+static void free_plans(conv_plan p[], int count)
+{
+    for (int i = 0; i < count; i++)
+        hvt__cudnn_plan_free(&p[i]);
+}
+
+TEST(every_candidate_has_a_name_of_its_own_and_is_found_by_it)
+{
+    for (int pass = 0; pass < CONV_PASSES; pass++) {
+        conv_request w = wish(&middle, HVT_F16, (conv_pass)pass);
+        conv_plan p[CUDNN_PLANS_MOST], again;
+        plan_target on;
+        int count = 0, n = 0, twins = 0;
+
+        if (!describe_gpu("sm_90", &on))
+            return;
+        CHECK_OK(hvt__cudnn_plan(&on, &w, CUDNN_PLANS_MOST, p, &count));
+        CHECK(count == CUDNN_PLANS_MOST, "pass %d: %d candidates", pass, count);
+        for (int i = 0; i < count; i++) {
+            for (int j = 0; j < i; j++) {
+                CHECK(strcmp(p[i].name, p[j].name), "pass %d: candidates %d and %d are both %s", pass, j, i,
+                      p[i].name);
+                twins += p[i].engine == p[j].engine;
+            }
+            w.name = p[i].name;
+            CHECK_OK(hvt__cudnn_plan(&on, &w, 1, &again, &n));
+            CHECK(n == 1 && !strcmp(again.name, p[i].name) && again.ws == p[i].ws, "pass %d: %s is not found",
+                  pass, p[i].name);
+            free_plans(&again, n);
+        }
+        CHECK(twins > 0, "pass %d: every candidate is another engine", pass);
+        w.name = "999:1=1";
+        CHECK_OK(hvt__cudnn_plan(&on, &w, 1, &again, &n));
+        CHECK(n == 0, "pass %d: a configuration that cuDNN does not list is found", pass);
+        free_plans(p, count);
+        hvt__nv.cudnnBackendDestroyDescriptor(on.gpu);
+    }
 }
 
 /* With fewer channels than engines read the first layer's images are copied into padded ones. */
@@ -331,15 +358,26 @@ TEST(padded_channels_save_the_first_layers_workspace)
             if (!describe_gpu(gpus[g], &on))
                 continue;
             padded = first(&on, &w, &n);
-            w.c = stem.c;
+            w.conv.cx = stem.c;
             plain = first(&on, &w, &m);
             CHECK(n == 1 && m == 1 && padded.ws < 16 << 20 && plain.ws > 64 << 20,
                   "%s, %s: %zu bytes of workspace, %zu without padding", gpus[g], hvt_dtype_name(t),
                   padded.ws, plain.ws);
             hvt__cudnn_plan_free(&padded);
             hvt__cudnn_plan_free(&plain);
-            cudnnBackendDestroyDescriptor(on.gpu);
+            hvt__nv.cudnnBackendDestroyDescriptor(on.gpu);
         }
+}
+
+/* ---- the vendors' libraries ---- */
+
+/* What is loaded when a device is opened, by a name that headers alone do not prove. */
+TEST(the_libraries_found_at_build_time_have_every_symbol)
+{
+    static const char *const name[CUDA_LIBRARIES] = {"cuBLASLt", "cuDNN", "NCCL"};
+
+    for (int i = 0; i < CUDA_LIBRARIES; i++)
+        CHECK(hvt__cuda_load((cuda_library)i) == HVT_OK, "%s: %s", name[i], hvt_last_error());
 }
 
 /* ---- without a GPU ---- */
@@ -372,59 +410,66 @@ static void write_text(const char *text)
     CHECK(f && fputs(text, f) >= 0 && fclose(f) == 0, "%s cannot be written", path);
 }
 
-static int place_of(const plan_cache *c, const char *key)
+/* The name of the configuration that was chosen; "": none was. */
+static const char *choice_of(const plan_cache *c, const char *key)
 {
-    plan_choice p = {.index = -1};
+    static plan_choice p;
 
-    hvt__plan_cache_find(c, key, &p);
-    return p.index;
+    if (!hvt__plan_cache_find(c, key, &p))
+        return "";
+    return p.name;
+}
+
+static bool has_choice(const plan_cache *c, const char *key, const char *name)
+{
+    return !strcmp(choice_of(c, key), name);
 }
 
 TEST(what_was_measured_is_found_in_the_next_run)
 {
-    plan_choice in = {.index = 3, .engine = 47, .us = 12.5f}, out = {0};
+    plan_choice in = {"47:2=6,14=3", 12.5f}, out = {0};
     plan_cache *c;
 
     unlink(path);
     c = cache_of(path);
     CHECK(!hvt__plan_cache_find(c, "NVIDIA X, forward", &out), "found in an empty cache");
     CHECK_OK(hvt__plan_cache_put(c, "NVIDIA X, forward", in));
-    CHECK_OK(hvt__plan_cache_put(c, "NVIDIA X, forward add", (plan_choice){1, 2, 3}));
-    CHECK_OK(hvt__plan_cache_put(c, "NVIDIA X, forward add", (plan_choice){4, 2, 3})); /* measured again */
+    CHECK_OK(hvt__plan_cache_put(c, "NVIDIA X, forward add", (plan_choice){"2", 3}));
+    CHECK_OK(hvt__plan_cache_put(c, "NVIDIA X, forward add", (plan_choice){"4", 3})); /* measured again */
     hvt__plan_cache_close(&c);
     c = cache_of(path);
-    CHECK(hvt__plan_cache_find(c, "NVIDIA X, forward", &out) && out.index == 3 && out.engine == 47 &&
-              out.us == 12.5f,
-          "index %d, engine %lld, %g us", out.index, (long long)out.engine, (double)out.us);
-    CHECK(place_of(c, "NVIDIA X, forward add") == 4, "place %d", place_of(c, "NVIDIA X, forward add"));
+    CHECK(hvt__plan_cache_find(c, "NVIDIA X, forward", &out) && !strcmp(out.name, in.name) && out.us == 12.5f,
+          "%s, %g us", out.name, (double)out.us);
+    CHECK(has_choice(c, "NVIDIA X, forward add", "4"), "%s", choice_of(c, "NVIDIA X, forward add"));
     hvt__plan_cache_close(&c);
 }
 
 TEST(a_damaged_cache_gives_what_is_left_of_it)
 {
-    char *longer = malloc(2 * PLAN_KEY_MOST + 100);
+    enum { LONG = 2 * (PLAN_KEY_MOST + PLAN_NAME_MOST) };
+    char *longer = malloc(LONG + 100);
     plan_cache *c;
 
-    write_text("hvt plans 2\n1 2 3.0 whole\nnonsense\n4 5\n\n-1 5 6.0 negative\n7 8 9.0 \n7 8 9.0 cut");
+    write_text("hvt plans 3\n1:2=6 3.0 whole\nnonsense\n4 5\n\n5 -6.0 negative\n7 9.0 \n7 9.0 cut");
     c = cache_of(path);
-    CHECK(place_of(c, "whole") == 1, "a whole line is lost");
-    CHECK(place_of(c, "cut") == -1, "a line that was cut is taken");
-    CHECK(place_of(c, "negative") == -1 && place_of(c, "") == -1, "a line without sense is taken");
+    CHECK(has_choice(c, "whole", "1:2=6"), "a whole line is lost");
+    CHECK(has_choice(c, "cut", ""), "a line that was cut is taken");
+    CHECK(has_choice(c, "negative", "") && has_choice(c, "", ""), "a line without sense is taken");
     hvt__plan_cache_close(&c);
-    write_text("something else\n1 2 3.0 whole\n");
+    write_text("hvt plans 2\n1 2 3.0 whole\n"); /* of an earlier version, which knew engines alone */
     c = cache_of(path);
-    CHECK(place_of(c, "whole") == -1, "a file of another kind is read");
-    CHECK_OK(hvt__plan_cache_put(c, "new", (plan_choice){5, 6, 7}));
+    CHECK(has_choice(c, "whole", "") && has_choice(c, "3.0 whole", ""), "a file of another kind is read");
+    CHECK_OK(hvt__plan_cache_put(c, "new", (plan_choice){"5", 7}));
     hvt__plan_cache_close(&c);
     c = cache_of(path);
-    CHECK(place_of(c, "new") == 5, "it is not replaced");
+    CHECK(has_choice(c, "new", "5"), "it is not replaced");
     hvt__plan_cache_close(&c);
-    memset(longer, 'x', 2 * PLAN_KEY_MOST + 99);
-    memcpy(longer, "hvt plans 2\n1 2 3.0 ", 20);
-    memcpy(longer + 2 * PLAN_KEY_MOST + 80, "\n4 5 6.0 behind\n", 17);
+    memset(longer, 'x', LONG + 99);
+    memcpy(longer, "hvt plans 3\n1 3.0 ", 18);
+    memcpy(longer + LONG + 80, "\n4 6.0 behind\n", 15);
     write_text(longer);
     c = cache_of(path);
-    CHECK(place_of(c, "behind") == 4, "a line too long hides the next");
+    CHECK(has_choice(c, "behind", "4"), "a line too long hides the next");
     hvt__plan_cache_close(&c);
     free(longer);
 }
@@ -437,9 +482,9 @@ TEST(several_writers_keep_each_others_lines)
     unlink(path);
     a = cache_of(path);
     b = cache_of(path);
-    CHECK_OK(hvt__plan_cache_put(a, "of a", (plan_choice){1, 0, 0}));
-    CHECK_OK(hvt__plan_cache_put(b, "of b", (plan_choice){2, 0, 0}));
-    CHECK(place_of(b, "of a") == 1, "b does not see what a wrote");
+    CHECK_OK(hvt__plan_cache_put(a, "of a", (plan_choice){"1", 0}));
+    CHECK_OK(hvt__plan_cache_put(b, "of b", (plan_choice){"2", 0}));
+    CHECK(has_choice(b, "of a", "1"), "b does not see what a wrote");
     hvt__plan_cache_close(&a);
     hvt__plan_cache_close(&b);
     for (int p = 0; p < 4; p++) /* at the same time: whatever is lost, the file stays whole */
@@ -447,7 +492,7 @@ TEST(several_writers_keep_each_others_lines)
             a = cache_of(path);
             for (int i = 0; i < 50; i++) {
                 snprintf(key, sizeof key, "%d of %d", i, p);
-                if (hvt__plan_cache_put(a, key, (plan_choice){i, p, 0}) != HVT_OK)
+                if (hvt__plan_cache_put(a, key, (plan_choice){"9", (float)p}) != HVT_OK)
                     _exit(1);
             }
             hvt__plan_cache_close(&a);
@@ -459,7 +504,7 @@ TEST(several_writers_keep_each_others_lines)
         CHECK(wait(&how) > 0 && how == 0, "a writer failed");
     }
     a = cache_of(path);
-    CHECK(place_of(a, "of a") == 1 && place_of(a, "of b") == 2, "earlier lines are lost");
+    CHECK(has_choice(a, "of a", "1") && has_choice(a, "of b", "2"), "earlier lines are lost");
     hvt__plan_cache_close(&a);
 }
 
@@ -468,11 +513,11 @@ TEST(a_cache_that_cannot_be_written_warns_once_and_works)
     plan_cache *c = cache_of("/nowhere/at/all");
 
     log_keep(HVT_LOG_WARN);
-    CHECK_OK(hvt__plan_cache_put(c, "one", (plan_choice){1, 0, 0}));
-    CHECK_OK(hvt__plan_cache_put(c, "two", (plan_choice){2, 0, 0}));
+    CHECK_OK(hvt__plan_cache_put(c, "one", (plan_choice){"1", 0}));
+    CHECK_OK(hvt__plan_cache_put(c, "two", (plan_choice){"2", 0}));
     log_release();
     CHECK(logged_lines == 1, "%d warnings", logged_lines);
-    CHECK(place_of(c, "one") == 1 && place_of(c, "two") == 2, "nothing is kept in memory");
+    CHECK(has_choice(c, "one", "1") && has_choice(c, "two", "2"), "nothing is kept in memory");
     hvt__plan_cache_close(&c);
 }
 
@@ -493,6 +538,7 @@ int main(void)
     else
         RUN(without_a_gpu_the_device_says_so_in_one_line);
 
+    RUN(the_libraries_found_at_build_time_have_every_symbol);
     if (hvt__cuda_load(CUDA_CUBLASLT) != HVT_OK || hvt__cuda_load(CUDA_CUDNN) != HVT_OK) {
         check_skip("plans", hvt_last_error());
         return check_done();
@@ -500,6 +546,7 @@ int main(void)
     RUN(every_convolution_of_the_zoo_has_precompiled_plans_deterministic_ones_too);
     RUN(strict_f32_and_tf32_are_different_engines);
     RUN(a_deterministic_wish_leaves_engines_out);
+    RUN(every_candidate_has_a_name_of_its_own_and_is_found_by_it);
     RUN(workspace_has_its_cap_and_what_cannot_be_is_no_error);
     RUN(padded_channels_save_the_first_layers_workspace);
     return check_done();

@@ -1,45 +1,18 @@
 /*
- * The doubles of cuDNN and cuBLASLt refuse what callers must not do. The table of mistakes is compiled twice:
- * against the double, and, with HVT_REAL_CUDNN, against cuDNN itself, which builds descriptors without a GPU;
- * both must give the same code. What only the double refuses, and how it computes, is checked with the double
- * alone: engines, plans and execution need a GPU.
+ * The doubles of cuDNN and cuBLASLt compute as their engines say, and take no operands that a GPU would die
+ * of. What they refuse before that is test_mistakes_cudnn.c's and test_mistakes_cublaslt.c's.
  */
 #include "check.h"
-
-#include "../../cuda/vendor_names.h"
-
-#include <cudnn.h>
-#include <math.h>
-
-#ifdef HVT_REAL_CUDNN
-enum { REAL = 1 };
-#include "../../cuda/cuda_impl.h"
-#else
-enum { REAL = 0 };
 #include "double.h"
 
 #include <cublasLt.h>
-#endif
+#include <cudnn.h>
+#include <math.h>
 
 typedef cudnnBackendDescriptor_t descriptor;
 
-/* ---- one convolution, forward, with one mistake ------------------------------------------------- */
+enum { X, W, Y }; /* unique ids, less 1 */
 
-typedef enum object { X, W, Y, CONV, OP, GRAPH, PACK, OBJECTS } object;
-
-/* Attribute `name` of one object is told otherwise: another type, count or value, or not at all. */
-typedef struct mistake {
-    const char *what;
-    cudnnStatus_t code;
-    bool only_double;
-    object on;
-    cudnnBackendAttributeName_t name;
-    enum { LEAVE_OUT = 1, TYPE, COUNT, VALUE, ADD } how;
-    cudnnBackendAttributeType_t type;
-    int64_t count, value[4];
-} mistake;
-
-static const mistake *now; /* NULL: none */
 static descriptor made[256];
 static int nmade;
 static cudnnStatus_t status; /* the first that is no success */
@@ -65,45 +38,23 @@ static void destroy_all(void)
             cudnnBackendDestroyDescriptor(made[nmade]);
 }
 
-static void set(object on, descriptor d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+static void set(descriptor d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
                 int64_t count, const void *value)
 {
-    if (status != CUDNN_STATUS_SUCCESS)
-        return;
-    if (now && now->on == on && now->name == name) {
-        if (now->how == LEAVE_OUT)
-            return;
-        if (now->how == TYPE)
-            type = now->type;
-        if (now->how == COUNT || now->how == VALUE)
-            count = now->count;
-        if (now->how == VALUE)
-            value = now->value;
-    }
     note(cudnnBackendSetAttribute(d, name, type, count, value));
 }
 
-static void finish(object on, descriptor d)
-{
-    if (status == CUDNN_STATUS_SUCCESS && now && now->on == on && now->how == ADD)
-        note(cudnnBackendSetAttribute(d, now->name, now->type, now->count, now->value));
-    if (status == CUDNN_STATUS_SUCCESS)
-        note(cudnnBackendFinalize(d));
-}
-
-static descriptor tensor(object on, cudnnDataType_t type, int64_t n, int64_t c, int64_t h, int64_t w)
+static descriptor tensor(int id, cudnnDataType_t type, int64_t n, int64_t c, int64_t h, int64_t w)
 {
     descriptor d = make(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
-    /* one element of each list more than is told, for a count that is one too high */
-    int64_t dim[9] = {n, c, h, w}, stride[9] = {c * h * w, 1, c * w, c}, uid = on + 1, align = 16;
-    cudnnDataType_t types[2] = {type, type};
+    int64_t dim[4] = {n, c, h, w}, stride[4] = {c * h * w, 1, c * w, c}, uid = id + 1, align = 16;
 
-    set(on, d, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, types);
-    set(on, d, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, dim);
-    set(on, d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, stride);
-    set(on, d, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &uid);
-    set(on, d, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &align);
-    finish(on, d);
+    set(d, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
+    set(d, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, dim);
+    set(d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, stride);
+    set(d, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &uid);
+    set(d, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &align);
+    note(cudnnBackendFinalize(d));
     return d;
 }
 
@@ -114,14 +65,14 @@ static descriptor convolution(int64_t stride, int64_t pad)
     cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
     cudnnDataType_t type = CUDNN_DATA_FLOAT;
 
-    set(CONV, d, CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
-    set(CONV, d, CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode);
-    set(CONV, d, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, 1, &dims);
-    set(CONV, d, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, 2, one);
-    set(CONV, d, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, 2, strides);
-    set(CONV, d, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, 2, pads);
-    set(CONV, d, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, 2, pads);
-    finish(CONV, d);
+    set(d, CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
+    set(d, CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode);
+    set(d, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, 1, &dims);
+    set(d, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, 2, one);
+    set(d, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, 2, strides);
+    set(d, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, 2, pads);
+    set(d, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, 2, pads);
+    note(cudnnBackendFinalize(d));
     return d;
 }
 
@@ -130,13 +81,13 @@ static descriptor operation(descriptor x, descriptor w, descriptor y, descriptor
 {
     descriptor d = make(CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR);
 
-    set(OP, d, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &x);
-    set(OP, d, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &w);
-    set(OP, d, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &y);
-    set(OP, d, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &conv);
-    set(OP, d, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, CUDNN_TYPE_FLOAT, 1, &alpha);
-    set(OP, d, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA, CUDNN_TYPE_FLOAT, 1, &beta);
-    finish(OP, d);
+    set(d, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &x);
+    set(d, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &w);
+    set(d, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &y);
+    set(d, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &conv);
+    set(d, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, CUDNN_TYPE_FLOAT, 1, &alpha);
+    set(d, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA, CUDNN_TYPE_FLOAT, 1, &beta);
+    note(cudnnBackendFinalize(d));
     return d;
 }
 
@@ -144,8 +95,8 @@ static descriptor graph_of(descriptor op)
 {
     descriptor d = make(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
 
-    set(GRAPH, d, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &op);
-    finish(GRAPH, d);
+    set(d, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &op);
+    note(cudnnBackendFinalize(d));
     return d;
 }
 
@@ -155,127 +106,12 @@ static descriptor pack_of(void *x, void *w, void *y, void *workspace)
     int64_t uid[3] = {X + 1, W + 1, Y + 1};
     void *pointer[3] = {x, w, y};
 
-    set(PACK, d, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, uid);
-    set(PACK, d, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, pointer);
-    set(PACK, d, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
-    finish(PACK, d);
+    set(d, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, uid);
+    set(d, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, pointer);
+    set(d, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
+    note(cudnnBackendFinalize(d));
     return d;
 }
-
-static cudnnStatus_t build(const mistake *m)
-{
-    const cudnnDataType_t f32 = CUDNN_DATA_FLOAT;
-    static char memory[64];
-
-    now = m;
-    status = CUDNN_STATUS_SUCCESS;
-    graph_of(operation(tensor(X, f32, 2, 8, 6, 6), tensor(W, f32, 16, 8, 3, 3), tensor(Y, f32, 2, 16, 6, 6),
-                       convolution(1, 1), 1, 0));
-    pack_of(memory, memory + 16, memory + 32, NULL);
-    destroy_all();
-    now = NULL;
-    return status;
-}
-
-#define BAD        CUDNN_STATUS_BAD_PARAM
-#define BAD_TYPE   CUDNN_STATUS_BAD_PARAM_ATTRIBUTE_TYPE
-#define TENSOR(a)  CUDNN_ATTR_TENSOR_##a
-#define CONVOL(a)  CUDNN_ATTR_CONVOLUTION_##a
-#define FORWARD(a) CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_##a
-#define VARIANT(a) CUDNN_ATTR_VARIANT_PACK_##a
-static const mistake mistakes[] = {
-    {"no dimensions", BAD, 0, X, TENSOR(DIMENSIONS), LEAVE_OUT},
-    {"no strides", BAD, 0, X, TENSOR(STRIDES), LEAVE_OUT},
-    {"no alignment", BAD, 0, X, TENSOR(BYTE_ALIGNMENT), LEAVE_OUT},
-    {"3 strides of 4", BAD, 0, X, TENSOR(STRIDES), COUNT, .count = 3},
-    {"9 dimensions", BAD, 0, X, TENSOR(DIMENSIONS), COUNT, .count = 9},
-    {"2 types", BAD, 0, X, TENSOR(DATA_TYPE), COUNT, .count = 2},
-    {"type by int64", BAD_TYPE, 0, X, TENSOR(DATA_TYPE), TYPE, CUDNN_TYPE_INT64},
-    {"dimensions by int32", BAD_TYPE, 0, X, TENSOR(DIMENSIONS), TYPE, CUDNN_TYPE_INT32},
-    {"virtual by int64", BAD_TYPE, 0, X, TENSOR(IS_VIRTUAL), ADD, CUDNN_TYPE_INT64, 1, {0}},
-    {"a convolution's type", BAD, 0, X, CONVOL(COMP_TYPE), ADD, CUDNN_TYPE_DATA_TYPE, 1, {0}},
-    {"negative dimension", BAD, 0, X, TENSOR(DIMENSIONS), VALUE, .count = 4, .value = {-2, 8, 6, 6}},
-    {"negative stride", BAD, 0, X, TENSOR(STRIDES), VALUE, .count = 4, .value = {288, -1, 48, 8}},
-    {"alignment 0", BAD, 0, X, TENSOR(BYTE_ALIGNMENT), VALUE, .count = 1, .value = {0}},
-    {"alignment 2 of f32", BAD, 0, X, TENSOR(BYTE_ALIGNMENT), VALUE, .count = 1, .value = {2}},
-    {"no spatial dimensions", BAD, 0, CONV, CONVOL(SPATIAL_DIMS), LEAVE_OUT},
-    {"no dilations", BAD, 0, CONV, CONVOL(DILATIONS), LEAVE_OUT},
-    {"no strides of windows", BAD, 0, CONV, CONVOL(FILTER_STRIDES), LEAVE_OUT},
-    {"3 spatial dimensions, lists of 2", BAD, 0, CONV, CONVOL(SPATIAL_DIMS), VALUE, .count = 1, .value = {3}},
-    {"window stride 0", BAD, 0, CONV, CONVOL(FILTER_STRIDES), VALUE, .count = 2, .value = {0, 1}},
-    {"dilation 0", BAD, 0, CONV, CONVOL(DILATIONS), VALUE, .count = 2, .value = {0, 1}},
-    {"padding -1", BAD, 0, CONV, CONVOL(PRE_PADDINGS), VALUE, .count = 2, .value = {-1, 1}},
-    {"padding that changes y", BAD, 0, CONV, CONVOL(PRE_PADDINGS), VALUE, .count = 2, .value = {2, 1}},
-    {"no x", BAD, 0, OP, FORWARD(X), LEAVE_OUT},
-    {"no w", BAD, 0, OP, FORWARD(W), LEAVE_OUT},
-    {"no y", BAD, 0, OP, FORWARD(Y), LEAVE_OUT},
-    {"no convolution", BAD, 0, OP, FORWARD(CONV_DESC), LEAVE_OUT},
-    {"x by pointer", BAD, 0, OP, FORWARD(X), TYPE, CUDNN_TYPE_VOID_PTR},
-    {"another operation's factor",
-     BAD,
-     0,
-     OP,
-     CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
-     ADD,
-     CUDNN_TYPE_FLOAT,
-     1,
-     {0}},
-    {"y of another height", BAD, 0, Y, TENSOR(DIMENSIONS), VALUE, .count = 4, .value = {2, 16, 5, 6}},
-    {"y of other channels", BAD, 0, Y, TENSOR(DIMENSIONS), VALUE, .count = 4, .value = {2, 15, 6, 6}},
-    {"y of other images", BAD, 0, Y, TENSOR(DIMENSIONS), VALUE, .count = 4, .value = {1, 16, 6, 6}},
-    {"w of other channels", BAD, 0, W, TENSOR(DIMENSIONS), VALUE, .count = 4, .value = {16, 7, 3, 3}},
-    {"a graph without operation", BAD, 0, GRAPH, CUDNN_ATTR_OPERATIONGRAPH_OPS, LEAVE_OUT},
-    {"unique ids without pointers", BAD, 0, PACK, VARIANT(DATA_POINTERS), LEAVE_OUT},
-    {"2 pointers for 3 unique ids", BAD, 0, PACK, VARIANT(DATA_POINTERS), COUNT, .count = 2},
-    {"no type", BAD, 1, X, TENSOR(DATA_TYPE), LEAVE_OUT},
-    {"no unique id", BAD, 1, X, TENSOR(UNIQUE_ID), LEAVE_OUT},
-    {"dimension 0", BAD, 1, X, TENSOR(DIMENSIONS), VALUE, .count = 4, .value = {0, 8, 6, 6}},
-    {"stride 0", BAD, 1, X, TENSOR(STRIDES), VALUE, .count = 4, .value = {0, 1, 48, 8}},
-    {"images that overlap", BAD, 1, X, TENSOR(STRIDES), VALUE, .count = 4, .value = {287, 1, 48, 8}},
-    {"one unique id for x and w", CUDNN_STATUS_BAD_PARAM_DUPLICATED_ENTRIES, 1, W, TENSOR(UNIQUE_ID), VALUE,
-     .count = 1, .value = {X + 1}},
-    {"no padding", BAD, 1, CONV, CONVOL(POST_PADDINGS), LEAVE_OUT},
-    {"no alpha", BAD, 1, OP, FORWARD(ALPHA), LEAVE_OUT},
-    {"no beta", BAD, 1, OP, FORWARD(BETA), LEAVE_OUT},
-    {"no workspace named", BAD, 1, PACK, VARIANT(WORKSPACE), LEAVE_OUT},
-    {"a unique id twice", CUDNN_STATUS_BAD_PARAM_DUPLICATED_ENTRIES, 1, PACK, VARIANT(UNIQUE_IDS), VALUE,
-     .count = 3, .value = {1, 2, 2}},
-};
-
-TEST(every_mistake_gives_its_code)
-{
-    CHECK(build(NULL) == CUDNN_STATUS_SUCCESS, "no mistake gives %d", (int)status);
-    for (size_t i = 0; i < sizeof mistakes / sizeof *mistakes; i++)
-        if (!REAL || !mistakes[i].only_double)
-            CHECK(build(&mistakes[i]) == mistakes[i].code, "%s gives %d, not %d", mistakes[i].what,
-                  (int)status, (int)mistakes[i].code);
-}
-
-TEST(a_descriptor_is_finalized_once_and_before_it_is_used)
-{
-    int64_t value = 1, count;
-    descriptor t, raw = make(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
-    descriptor graph = make(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
-    descriptor op = make(CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR);
-    cudnnStatus_t s;
-
-    status = CUDNN_STATUS_SUCCESS;
-    t = tensor(X, CUDNN_DATA_FLOAT, 1, 1, 1, 1);
-    CHECK(status == CUDNN_STATUS_SUCCESS, "%d", (int)status);
-    s = cudnnBackendFinalize(t);
-    CHECK(s == BAD, "finalized twice gives %d", (int)s);
-    s = cudnnBackendSetAttribute(t, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &value);
-    CHECK(s == BAD, "told after its end gives %d", (int)s);
-    s = cudnnBackendGetAttribute(raw, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &count, &value);
-    CHECK(s == CUDNN_STATUS_NOT_INITIALIZED, "asked before its end gives %d", (int)s);
-    s = cudnnBackendSetAttribute(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &op);
-    CHECK(s == CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED, "an open operation in a graph gives %d", (int)s);
-    s = cudnnBackendSetAttribute(NULL, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &value);
-    CHECK(s == CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "no descriptor gives %d", (int)s);
-    destroy_all();
-}
-
-#ifndef HVT_REAL_CUDNN
 
 /* ---- engines, plans, execution ------------------------------------------------------------------ */
 
@@ -367,7 +203,8 @@ static double error_of(int choice)
     float y[NY];
     double most = 0;
     descriptor p = plan(CUDNN_DATA_FLOAT, choice, 2, 3);
-    cudnnStatus_t s = p ? cudnnBackendExecute(handle, p, pack_of(dev_x, dev_w, dev_y, dev_ws)) : BAD;
+    cudnnStatus_t s =
+        p ? cudnnBackendExecute(handle, p, pack_of(dev_x, dev_w, dev_y, dev_ws)) : CUDNN_STATUS_BAD_PARAM;
 
     CHECK(s == CUDNN_STATUS_SUCCESS, "choice %d gives %d", choice, (int)s);
     destroy_all(); /* what is queued needs them no more */
@@ -435,8 +272,6 @@ TEST(execution_refuses_bad_pointers)
     CHECK(s == CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER, "4 bytes past 16 give %d", (int)s);
     s = cudnnBackendExecute(handle, p, pack_of(dev_x, NULL, dev_y, dev_ws));
     CHECK(s == CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "no filters give %d", (int)s);
-    s = cudnnBackendExecute(NULL, p, pack_of(dev_x, dev_w, dev_y, dev_ws));
-    CHECK(s == CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "no handle gives %d", (int)s);
     destroy_all();
 }
 
@@ -515,7 +350,7 @@ TEST(execution_on_memory_that_is_not_the_gpus_is_a_fault)
     destroy_all();
 }
 
-static void run_on_the_double(void)
+int main(void)
 {
     CHECK(!cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) &&
               !cudaMalloc((void **)&dev_x, sizeof host_x) && !cudaMalloc((void **)&dev_w, sizeof host_w) &&
@@ -529,22 +364,5 @@ static void run_on_the_double(void)
     RUN(a_product_runs_by_the_algorithm_that_was_chosen_for_it);
     RUN(execution_on_memory_that_is_not_the_gpus_is_a_fault);
     cudnnDestroy(handle);
-}
-
-#endif
-
-int main(void)
-{
-#ifdef HVT_REAL_CUDNN
-    if (hvt__cuda_load(CUDA_CUDNN) != HVT_OK) {
-        check_skip("cuDNN", hvt_last_error());
-        return check_done();
-    }
-#endif
-    RUN(every_mistake_gives_its_code);
-    RUN(a_descriptor_is_finalized_once_and_before_it_is_used);
-#ifndef HVT_REAL_CUDNN
-    run_on_the_double();
-#endif
     return check_done();
 }

@@ -367,6 +367,81 @@ TEST(epochs_differ_and_repeat)
     hvt_dataset_close(&set);
 }
 
+TEST(what_is_left_of_an_epoch_is_dealt_to_other_shards)
+{
+    const struct {
+        uint32_t count;
+        int shards, batch;
+        uint32_t steps; /* of these shards, before the others take over */
+        int then_shards, then_batch;
+    } all[] = {{100, 4, 5, 3, 2, 7}, {100, 4, 5, 3, 3, 5},  {97, 2, 8, 1, 8, 4}, {65, 8, 2, 4, 1, 1},
+               {64, 1, 3, 7, 7, 3},  {100, 4, 5, 4, 16, 9}, {31, 3, 5, 2, 4, 5}};
+    own o = {2, 3, 3};
+
+    for (size_t t = 0; t < HVT_LEN(all); t++) {
+        hvt_dataset *set = own_set(&o, all[t].count);
+        hvt_loader_opts opts = loader_opts(all[t].batch, all[t].shards);
+        hvt_loader_opts then = loader_opts(all[t].then_batch, all[t].then_shards);
+        hvt_loader *one = loader(set, &opts), *other = loader(set, &then);
+        uint32_t behind = all[t].steps * (uint32_t)(all[t].shards * all[t].batch), left, took = 0;
+        int seen[128] = {0};
+        bool end = false;
+        hvt_batch b;
+
+        CHECK_OK(hvt_loader_rewind(one, 3, 0));
+        for (int i = 0; i < (int)all[t].steps * all[t].shards; i++) {
+            CHECK_OK(hvt_loader_next(one, &b, &end));
+            for (int n = 0; n < b.count; n++)
+                seen[b.ids[n]]++;
+        }
+        CHECK_OK(hvt_loader_seek(other, 3, behind));
+        left = hvt_loader_left(other);
+        for (int i = 0;; i++) {
+            CHECK_OK(hvt_loader_next(other, &b, &end));
+            if (end)
+                break;
+            took += i % all[t].then_shards == 0;
+            for (int n = 0; n < b.count; n++)
+                seen[b.ids[n]]++;
+        }
+        CHECK(took == left, "case %zu: %u steps, announced were %u", t, took, left);
+        for (uint32_t n = 0; n < all[t].count; n++)
+            CHECK(seen[n] == 1, "case %zu: sample %u came %d times", t, n, seen[n]);
+        hvt_loader_close(&one);
+        hvt_loader_close(&other);
+        hvt_dataset_close(&set);
+    }
+}
+
+TEST(seeking_is_rewinding_where_the_shards_are_the_same)
+{
+    const hvt_last_batch how[] = {HVT_LAST_BATCH_KEEP, HVT_LAST_BATCH_PAD, HVT_LAST_BATCH_DROP};
+    own o = {2, 3, 3};
+    hvt_dataset *set = own_set(&o, 67);
+
+    for (size_t t = 0; t < HVT_LEN(how); t++) {
+        hvt_loader_opts opts = loader_opts(4, 3);
+        hvt_loader *l;
+
+        opts.last_batch = how[t];
+        l = loader(set, &opts);
+        for (uint32_t step = 0; step < hvt_loader_steps(l); step++) {
+            uint64_t want, got;
+
+            CHECK_OK(hvt_loader_rewind(l, 2, step));
+            CHECK(hvt_loader_left(l) == hvt_loader_steps(l) - step, "%u steps left", hvt_loader_left(l));
+            want = hash_epoch(l, 2, 3, 3);
+            CHECK_OK(hvt_loader_seek(l, 2, step * 12));
+            CHECK(hvt_loader_left(l) == hvt_loader_steps(l) - step, "%u steps left", hvt_loader_left(l));
+            got = hash_epoch(l, 2, 3, 3);
+            CHECK(got == want, "last batch %d, step %u: other batches", (int)how[t], step);
+        }
+        CHECK_FAILS(hvt_loader_seek(l, 2, 68), E_ARG, "image 68");
+        hvt_loader_close(&l);
+    }
+    hvt_dataset_close(&set);
+}
+
 TEST(rewinding_to_a_step_continues_the_epoch)
 {
     own o = {4, 4, 3};
@@ -586,7 +661,7 @@ static int allocations_left;
 static hvt_status alloc_some(hvt_device *d, size_t bytes, void **ret_ptr)
 {
     HVT_CHECK(allocations_left-- > 0, E_MEM, "no device memory for %zu bytes", bytes);
-    return hvt_device_ref.alloc(d, bytes, ret_ptr);
+    return hvt_device_ref.memory.alloc(d, bytes, ret_ptr);
 }
 
 TEST(a_loader_without_device_memory_says_so_and_leaks_nothing)
@@ -597,7 +672,7 @@ TEST(a_loader_without_device_memory_says_so_and_leaks_nothing)
     hvt_device_ops ops = hvt_device_ref;
     hvt_device small = *ref;
 
-    ops.alloc = ops.alloc_host = alloc_some;
+    ops.memory.alloc = ops.memory.alloc_host = alloc_some;
     small.ops = &ops;
     for (int n = 0; n < 3; n++) {
         hvt_loader *l = NULL;
@@ -623,6 +698,8 @@ int main(void)
     RUN(ranks_share_the_shards_of_a_step);
     RUN(a_sample_is_augmented_alike_whatever_the_shards_batch_and_order);
     RUN(epochs_differ_and_repeat);
+    RUN(what_is_left_of_an_epoch_is_dealt_to_other_shards);
+    RUN(seeking_is_rewinding_where_the_shards_are_the_same);
     RUN(rewinding_to_a_step_continues_the_epoch);
     RUN(plain_images_are_normalised_bytes);
     RUN(images_are_mirrored_half_of_the_time);

@@ -43,7 +43,7 @@ TEST(a_refused_source_stays_with_its_owner)
     bad = good, bad.info.channels = 4;
     CHECK_FAILS(hvt_dataset_from(&bad, 0, &set), E_ARG, "4 channels");
     bad = good, bad.get = NULL;
-    CHECK_FAILS(hvt_dataset_from(&bad, 0, &set), E_ARG, "no get()");
+    CHECK_FAILS(hvt_dataset_from(&bad, 0, &set), E_ARG, "neither get() nor read()");
     CHECK(!set && o.closed == 0, "closed %d times", o.closed);
 }
 
@@ -249,7 +249,7 @@ TEST(an_unknown_data_set_lists_the_known_ones)
     hvt_dataset *set = NULL;
 
     CHECK_FAILS(hvt_dataset_open("imagenet", &(hvt_dataset_opts){0}, &set), E_ARG,
-                "'imagenet'; there are: synth, cifar10");
+                "'imagenet'; there are: synth, cifar10, ");
 }
 
 TEST(a_cifar_file_that_becomes_shorter_is_an_error_that_names_it)

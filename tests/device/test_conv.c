@@ -12,12 +12,12 @@
 #include "device/cpu/cpu_impl.h"
 
 static const hvt_device_ops cpu_ops = {.name = "cpu",
-                                       .conv_plan = hvt__conv_plan_cpu,
-                                       .conv_permute = hvt__conv_permute_cpu,
-                                       .conv_pack_weights = hvt__conv_pack_weights_cpu,
-                                       .conv_forward = hvt__conv_forward_cpu,
-                                       .conv_backward_x = hvt__conv_backward_x_cpu,
-                                       .conv_backward_w = hvt__conv_backward_w_cpu};
+                                       .conv.plan = hvt__conv_plan_cpu,
+                                       .conv.permute = hvt__conv_permute_cpu,
+                                       .conv.pack_weights = hvt__conv_pack_weights_cpu,
+                                       .conv.forward = hvt__conv_forward_cpu,
+                                       .conv.backward_x = hvt__conv_backward_x_cpu,
+                                       .conv.backward_w = hvt__conv_backward_w_cpu};
 
 #if CHECK_EMULATED
 static hvt_isa emulated[1];
@@ -40,7 +40,26 @@ static int isas;
 
 static double products(const hvt_conv_desc *d)
 {
-    return (double)d->n * d->h * d->w * d->c * d->k * d->r * d->s;
+    return (double)d->n * d->h * d->w * d->c * d->k * d->r * d->s / d->groups;
+}
+
+#define EVEN(order_, type_, n_, h_, w_, c_, k_, r_, s_, stride, pad, no_dx_)                                 \
+    {                                                                                                        \
+        .order = order_, .type = type_, .n = n_, .h = h_, .w = w_, .c = c_, .cx = c_, .k = k_, .r = r_,      \
+        .s = s_, HVT_CONV_EVEN(stride, pad), .no_dx = no_dx_                                                 \
+    }
+
+static void set_even(hvt_conv_desc *d, int stride, int pad)
+{
+    d->stride_h = d->stride_w = stride;
+    d->top = d->left = d->bottom = d->right = pad;
+    d->dilation_h = d->dilation_w = d->groups = 1;
+}
+
+static bool fits(const hvt_conv_desc *d)
+{
+    return d->h + d->top + d->bottom > (d->r - 1) * d->dilation_h &&
+           d->w + d->left + d->right > (d->s - 1) * d->dilation_w;
 }
 
 /* Emulated sets are slow: they do only what no other set has shown, and no large shapes. */
@@ -100,12 +119,12 @@ static conv_case make_case(hvt_conv_desc d, int real)
     size_t in = (size_t)d.h * d.w, out;
 
     c.d.cx = d.c;
-    c.p = hvt__conv_out(d.h, d.r, d.stride, d.pad);
-    c.q = hvt__conv_out(d.w, d.s, d.stride, d.pad);
+    c.p = hvt__conv_height(&d);
+    c.q = hvt__conv_width(&d);
     out = (size_t)c.p * c.q;
     c.nx = in * d.n * d.c;
     c.ny = out * d.n * d.k;
-    c.nw = (size_t)d.k * d.c * d.r * d.s;
+    c.nw = (size_t)d.k * (d.c / d.groups) * d.r * d.s;
     c.x = exactly(c.nx);
     c.dx0 = exactly(c.nx);
     c.dy = exactly(c.ny);
@@ -150,7 +169,7 @@ static conv_result run(hvt_device *dev, const conv_case *c)
     float *wide, *dw, *ones;
     int shift = runs++ % 2 * 8; /* 32 bytes are promised, but large gradients take another way at 64 */
 
-    CHECK_OK(ops->conv_plan(dev, &c->d, &op, &r.weights, &ws_bytes));
+    CHECK_OK(ops->conv.plan(dev, &c->d, &op, &r.weights, &ws_bytes));
     if (!op)
         abort();
     ws = room(ws_bytes);
@@ -165,20 +184,21 @@ static conv_result run(hvt_device *dev, const conv_case *c)
     for (size_t i = 0; i < c->nw; i++)
         ones[i] = 1;
 
-    ops->conv_permute(op, false, r.mask, ones);
-    ops->conv_permute(op, false, wide, c->w);
+    ops->conv.permute(op, false, r.mask, ones);
+    ops->conv.permute(op, false, wide, c->w);
     for (size_t i = 0; i < r.weights; i++)
         hvt__store(w, t, i + shift, wide[i]);
-    CHECK_OK(ops->conv_pack_weights(op, at(w, t, shift)));
-    CHECK_OK(ops->conv_forward(op, c->real, x, at(w, t, shift), y, ws));
+    if (ops->conv.pack_weights)
+        CHECK_OK(ops->conv.pack_weights(op, at(w, t, shift)));
+    CHECK_OK(ops->conv.forward(op, c->real, x, at(w, t, shift), y, ws));
     heap_spoil(ws, ws_bytes);
-    CHECK_OK(ops->conv_backward_w(op, c->real, x, dy, dw + shift, ws));
+    CHECK_OK(ops->conv.backward_w(op, c->real, x, dy, dw + shift, ws));
     if (!c->d.no_dx) {
         heap_spoil(ws, ws_bytes);
-        CHECK_OK(ops->conv_backward_x(op, c->real, at(w, t, shift), dy, dx, false, ws));
-        CHECK_OK(ops->conv_backward_x(op, c->real, at(w, t, shift), dy, dx_added, true, ws));
+        CHECK_OK(ops->conv.backward_x(op, c->real, at(w, t, shift), dy, dx, false, ws));
+        CHECK_OK(ops->conv.backward_x(op, c->real, at(w, t, shift), dy, dx_added, true, ws));
     }
-    ops->conv_permute(op, true, dw + shift, r.dw);
+    ops->conv.permute(op, true, dw + shift, r.dw);
     r.raw_dw = exactly(r.weights);
     memcpy(r.raw_dw, dw + shift, r.weights * sizeof *dw);
     r.y = unpacked(t, y, c->ny);
@@ -217,65 +237,94 @@ static void accumulate(exact *e, float a, float b)
     e->size += fabs((double)a * b);
 }
 
+/* Channels that a filter reads; of dw's, `ch` counts them. */
+static int depth(const conv_case *c)
+{
+    return c->d.c / c->d.groups;
+}
+
+static int filters(const conv_case *c) /* of a group */
+{
+    return c->d.k / c->d.groups;
+}
+
 static float weight(const conv_case *c, int k, int ch, int r, int s)
 {
-    return c->w[(((size_t)k * c->d.c + ch) * c->d.r + r) * c->d.s + s];
+    return c->w[(((size_t)k * depth(c) + ch) * c->d.r + r) * c->d.s + s];
+}
+
+/* The input pixel of an output pixel and a tap; false: it is padding. */
+static bool input_of(const conv_case *c, int p, int q, int r, int s, int *h, int *w)
+{
+    *h = p * c->d.stride_h + r * c->d.dilation_h - c->d.top;
+    *w = q * c->d.stride_w + s * c->d.dilation_w - c->d.left;
+    return *h >= 0 && *w >= 0 && *h < c->d.h && *w < c->d.w;
 }
 
 static exact exact_y(const conv_case *c, int n, int p, int q, int k)
 {
+    const int first = k / filters(c) * depth(c);
     exact e = {0};
+    int h, w;
 
     for (int r = 0; r < c->d.r; r++)
-        for (int s = 0; s < c->d.s; s++) {
-            int h = p * c->d.stride + r - c->d.pad, w = q * c->d.stride + s - c->d.pad;
-
-            if (h >= 0 && w >= 0 && h < c->d.h && w < c->d.w)
-                for (int ch = 0; ch < c->d.c; ch++)
-                    accumulate(&e, x_at(c, c->x, n, h, w)[ch], weight(c, k, ch, r, s));
-        }
+        for (int s = 0; s < c->d.s; s++)
+            for (int ch = 0; ch < depth(c) && input_of(c, p, q, r, s, &h, &w); ch++)
+                accumulate(&e, x_at(c, c->x, n, h, w)[first + ch], weight(c, k, ch, r, s));
     return e;
 }
 
 static exact exact_dx(const conv_case *c, int n, int h, int w, int ch)
 {
+    const int group = ch / depth(c);
     exact e = {0};
 
-    for (int p = 0; p < c->p; p++)
-        for (int q = 0; q < c->q; q++) {
-            int r = h + c->d.pad - p * c->d.stride, s = w + c->d.pad - q * c->d.stride;
+    for (int r = 0; r < c->d.r; r++)
+        for (int s = 0; s < c->d.s; s++) {
+            int p = h + c->d.top - r * c->d.dilation_h, q = w + c->d.left - s * c->d.dilation_w;
 
-            if (r >= 0 && s >= 0 && r < c->d.r && s < c->d.s)
-                for (int k = 0; k < c->d.k; k++)
-                    accumulate(&e, y_at(c, c->dy, n, p, q)[k], weight(c, k, ch, r, s));
+            if (p < 0 || q < 0 || p % c->d.stride_h || q % c->d.stride_w || p / c->d.stride_h >= c->p ||
+                q / c->d.stride_w >= c->q)
+                continue;
+            for (int k = group * filters(c); k < (group + 1) * filters(c); k++)
+                accumulate(&e, y_at(c, c->dy, n, p / c->d.stride_h, q / c->d.stride_w)[k],
+                           weight(c, k, ch % depth(c), r, s));
         }
     return e;
 }
 
 static exact exact_dw(const conv_case *c, int k, int ch, int r, int s)
 {
+    const int first = k / filters(c) * depth(c);
     exact e = {0};
+    int h, w;
 
     for (int n = 0; n < c->real; n++)
         for (int p = 0; p < c->p; p++)
-            for (int q = 0; q < c->q; q++) {
-                int h = p * c->d.stride + r - c->d.pad, w = q * c->d.stride + s - c->d.pad;
-
-                if (h >= 0 && w >= 0 && h < c->d.h && w < c->d.w)
-                    accumulate(&e, x_at(c, c->x, n, h, w)[ch], y_at(c, c->dy, n, p, q)[k]);
-            }
+            for (int q = 0; q < c->q; q++)
+                if (input_of(c, p, q, r, s, &h, &w))
+                    accumulate(&e, x_at(c, c->x, n, h, w)[first + ch], y_at(c, c->dy, n, p, q)[k]);
     return e;
+}
+
+enum { TEXT = 160 };
+static const char *text_of(const hvt_conv_desc *d, char *text)
+{
+    snprintf(
+        text, TEXT,
+        "%dx%dx%d -> %d, window %dx%d stride %dx%d dilation %dx%d padding %d,%d,%d,%d groups %d order %d",
+        d->h, d->w, d->c, d->k, d->r, d->s, d->stride_h, d->stride_w, d->dilation_h, d->dilation_w, d->top,
+        d->left, d->bottom, d->right, d->groups, d->order);
+    return text;
 }
 
 static void near(const conv_case *c, const char *what, hvt_dtype t, float got, exact want)
 {
-    const hvt_conv_desc *d = &c->d;
+    char text[TEXT];
     double rounding = t == HVT_F32 ? 0 : unit(t) * fabs(want.sum) + (t == HVT_F16 ? 0x1p-25 : 0);
 
-    CHECK(fabs(got - want.sum) <= 1e-5 * want.size + rounding,
-          "%s in %s: %g, not %g; n %d real %d %dx%dx%d -> %d, window %dx%d stride %d pad %d order %d", what,
-          hvt_dtype_name(d->type), got, want.sum, d->n, c->real, d->h, d->w, d->c, d->k, d->r, d->s,
-          d->stride, d->pad, d->order);
+    CHECK(fabs(got - want.sum) <= 1e-5 * want.size + rounding, "%s in %s: %g, not %g; n %d real %d %s", what,
+          hvt_dtype_name(c->d.type), got, want.sum, c->d.n, c->real, text_of(&c->d, text));
 }
 
 static exact plus(exact e, float x)
@@ -307,9 +356,9 @@ static void check_result(const conv_case *c, const conv_result *got, int samples
         near(c, "dx +=", d->type, x_at(c, got->dx_added, n, h, w)[ch], plus(e, x_at(c, c->dx0, n, h, w)[ch]));
     }
     for (i = 0; i < all[2]; i += step[2]) {
-        int s = (int)(i % d->s), r = (int)(i / d->s % d->r), ch = (int)(i / d->s / d->r % d->c);
+        int s = (int)(i % d->s), r = (int)(i / d->s % d->r), ch = (int)(i / d->s / d->r % depth(c));
 
-        near(c, "dw", HVT_F32, got->dw[i], exact_dw(c, (int)(i / d->s / d->r / d->c), ch, r, s));
+        near(c, "dw", HVT_F32, got->dw[i], exact_dw(c, (int)(i / d->s / d->r / depth(c)), ch, r, s));
     }
     for (i = 0; i < got->weights; i++)
         CHECK(got->mask[i] == 1 || (got->mask[i] == 0 && got->raw_dw[i] == 0), "padding of dw holds %g",
@@ -335,12 +384,12 @@ static bool same_bits(const conv_case *c, const conv_result *a, const conv_resul
     return same;
 }
 
-/* 3x3 by their definition, or as it pays. */
-static void go_direct(bool direct)
+/* 3x3 with tiles of at most n x n outputs; 1: direct; 0: as it pays. */
+static void set_tile(int n)
 {
     for (int i = 0; i < isas; i++)
         for (int t = 0; t < MOST_THREADS; t++)
-            devices[i][t].direct = direct;
+            devices[i][t].conv_tile = n;
 }
 
 static void check_case(hvt_conv_desc d, int real, int samples)
@@ -357,10 +406,10 @@ static void check_case(hvt_conv_desc d, int real, int samples)
         for (int t = 1; t < MOST_THREADS; t++) {
             conv_result got = run(&devices[i][t], &c);
 
-            CHECK(
-                same_bits(&c, &alone, &got),
-                "%s: %d threads give other bits; n %d real %d %dx%dx%d -> %d, window %dx%d stride %d pad %d",
-                devices[i][t].isa, t + 1, d.n, real, d.h, d.w, d.c, d.k, d.r, d.s, d.stride, d.pad);
+            char text[TEXT];
+
+            CHECK(same_bits(&c, &alone, &got), "%s: %d threads give other bits; n %d real %d %s",
+                  devices[i][t].isa, t + 1, d.n, real, text_of(&d, text));
             free_result(&got);
         }
         free_result(&alone);
@@ -388,22 +437,22 @@ TEST(random_shapes_equal_the_loop_in_double)
                            .k = channels[between(0, HVT_LEN(channels) - 1)],
                            .r = between(1, 4),
                            .s = between(1, 4),
-                           .stride = between(1, 3),
-                           .pad = between(0, 3),
                            .no_dx = between(0, 9) == 0};
+        int stride = between(1, 3), pad = between(0, 3);
 
         if (between(0, 3) == 0)
-            d.r = d.s = 1, d.pad = 0;
+            d.r = d.s = 1, pad = 0;
         if (between(0, 9) == 0)
-            d.r = d.s = 7, d.pad = 3;
-        if (d.h + 2 * d.pad < d.r || d.w + 2 * d.pad < d.s || products(&d) > (heap_memcheck() ? 2e5 : 2e6))
+            d.r = d.s = 7, pad = 3;
+        set_even(&d, stride, pad);
+        if (!fits(&d) || products(&d) > (heap_memcheck() ? 2e5 : 2e6))
             continue;
         check_case(d, between(0, 2) ? d.n : between(0, d.n), 0);
         done++;
     }
 }
 
-/* 3x3, stride 1, with channels enough for Winograd's way, and by definition. */
+/* 3x3, stride 1, with channels enough for Winograd's tiles of both sizes, and by definition. */
 TEST(tiles_of_3x3_equal_the_loop_in_double)
 {
     int done = 0;
@@ -411,25 +460,77 @@ TEST(tiles_of_3x3_equal_the_loop_in_double)
     draws = 7;
     while (done < cases(CHECK_EMULATED ? 12 : CHECK_SANITIZED ? 30 : 150) && !check_now) {
         hvt_conv_desc d = {.order = between(0, 1) ? HVT_ORDER_HWN : HVT_ORDER_NHW,
-                           .type = (hvt_dtype)(done % 4 ? HVT_F32 : between(1, 2)),
+                           .type = (hvt_dtype)(done % 5 ? HVT_F32 : between(1, 2)),
                            .n = between(1, 3) == 1 ? between(1, 20) : between(1, 5),
                            .h = between(2, 16),
                            .w = between(2, 16),
                            .c = between(16, between(0, 1) ? 20 : 70),
                            .k = between(16, between(0, 1) ? 20 : 70),
                            .r = 3,
-                           .s = 3,
-                           .stride = 1,
-                           .pad = between(0, 2)};
+                           .s = 3};
 
-        if (d.h + 2 * d.pad < 3 || d.w + 2 * d.pad < 3 ||
-            products(&d) > (CHECK_EMULATED || heap_memcheck() ? 4e5 : 3e6))
+        set_even(&d, 1, between(0, 2));
+        if (!fits(&d) || products(&d) > (CHECK_EMULATED || heap_memcheck() ? 4e5 : 3e6))
             continue;
-        go_direct(done % 3 == 2);
+        set_tile((int[]){4, 2, 4, 1}[done % 4]);
         check_case(d, between(0, 2) ? d.n : between(0, d.n), products(&d) > 1e6 ? 2000 : 0);
         done++;
     }
-    go_direct(false);
+    set_tile(0);
+}
+
+/* What PyTorch's Conv2d can be asked for: rectangles, uneven padding, dilation, groups. */
+static hvt_conv_desc random_general(void)
+{
+    static const int channels[] = {1, 3, 16, 24, 33, 64},
+                     windows[][2] = {{1, 7}, {7, 1}, {1, 1}, {3, 3}, {5, 5}};
+    hvt_conv_desc d = {.order = between(0, 1) ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+                       .type = (hvt_dtype)between(0, TYPES - 1),
+                       .n = between(1, 3) == 1 ? between(1, 20) : between(1, 6),
+                       .h = between(1, 12),
+                       .w = between(1, 12),
+                       .c = channels[between(0, HVT_LEN(channels) - 1)],
+                       .r = between(1, 7),
+                       .s = between(1, 7),
+                       .stride_h = between(1, 3),
+                       .stride_w = between(1, 3),
+                       .top = between(0, 3),
+                       .left = between(0, 3),
+                       .bottom = between(0, 3),
+                       .right = between(0, 3),
+                       .dilation_h = between(1, 3),
+                       .dilation_w = between(1, 3),
+                       .no_dx = between(0, 9) == 0};
+    const int groups[] = {1, 2, 3, d.c};
+
+    if (between(0, 1)) {
+        const int *window = windows[between(0, HVT_LEN(windows) - 1)];
+
+        d.r = window[0], d.s = window[1];
+    }
+    do
+        d.groups = groups[between(0, 3)];
+    while (d.c % d.groups);
+    d.k = d.groups == d.c && between(0, 1) ? d.c
+                                           : d.groups * between(1, between(0, 1)       ? 3
+                                                                   : 70 / d.groups > 3 ? 70 / d.groups
+                                                                                       : 3);
+    return d;
+}
+
+TEST(rectangles_dilation_and_groups_equal_the_loop_in_double)
+{
+    int done = 0;
+
+    draws = 11;
+    while (done < cases(CHECK_EMULATED ? 60 : CHECK_SANITIZED ? 120 : 600) && !check_now) {
+        hvt_conv_desc d = random_general();
+
+        if (!fits(&d) || products(&d) > (heap_memcheck() ? 1e5 : 5e5))
+            continue;
+        check_case(d, between(0, 2) ? d.n : between(0, d.n), 300);
+        done++;
+    }
 }
 
 /* Root of the mean square of y's, dx's and dw's errors, each as a part of its sum of absolute products. */
@@ -458,25 +559,19 @@ static void errors(hvt_device *dev, const conv_case *c, double ret[3])
     free_result(&got);
 }
 
-/* What winograd.c says of its rounding. */
-TEST(winograd_rounds_no_more_than_the_definition)
+/* What winograd.c says of its rounding. TF32 keeps 11 bits of each factor. */
+TEST(winograd_rounds_as_its_file_says)
 {
     static const char *const what[] = {"y", "dx", "dw"};
     static const int channels[] = {16, 64, 256};
+    static const double most[2][3] = {{1.5, 1.5, 1.5}, {4, 4, 7}}; /* F(2x2), F(4x4): of direct's error */
 
     if (CHECK_EMULATED)
         SKIP("it takes minutes under emulation");
     draws = 8;
     for (size_t i = 0; i < (heap_memcheck() ? 1 : HVT_LEN(channels)); i++) {
-        hvt_conv_desc d = {.n = 2,
-                           .h = 8,
-                           .w = 8,
-                           .c = channels[i],
-                           .k = channels[i],
-                           .r = 3,
-                           .s = 3,
-                           .stride = 1,
-                           .pad = 1};
+        hvt_conv_desc d = {
+            .n = 2, .h = 8, .w = 8, .c = channels[i], .k = channels[i], .r = 3, .s = 3, HVT_CONV_EVEN(1, 1)};
         conv_case c = make_case(d, d.n);
 
         for (int set = 0; set < isas; set++) {
@@ -484,18 +579,66 @@ TEST(winograd_rounds_no_more_than_the_definition)
 
             if (!takes(set, &d))
                 continue;
-            go_direct(true);
+            set_tile(1);
             errors(&devices[set][0], &c, direct);
-            go_direct(false);
-            errors(&devices[set][0], &c, winograd);
-            for (int j = 0; j < 3; j++) {
-                CHECK(winograd[j] < 1.5 * direct[j] && winograd[j] != direct[j],
-                      "%s, %d channels, %s: error %g, by definition %g", devices[set][0].isa, channels[i],
-                      what[j], winograd[j], direct[j]);
+            for (int tile = 2; tile <= 4; tile += 2) {
+                set_tile(tile);
+                errors(&devices[set][0], &c, winograd);
+                for (int j = 0; j < 3; j++)
+                    CHECK(winograd[j] < most[tile / 2 - 1][j] * direct[j] && winograd[j] != direct[j] &&
+                              winograd[j] < 0x1p-11 / 100,
+                          "%s, %d channels, tile %d, %s: error %g, by definition %g", devices[set][0].isa,
+                          channels[i], tile, what[j], winograd[j], direct[j]);
             }
         }
         free_case(&c);
     }
+    set_tile(0);
+}
+
+/* Every algorithm, with more threads than jobs and than cores. */
+TEST(sixty_four_threads_give_the_bits_of_one)
+{
+    static const struct {
+        int tile;
+        hvt_conv_desc d;
+    } shapes[] = {
+        {4, {HVT_ORDER_HWN, HVT_F32, 16, 16, 16, 32, 32, 48, 3, 3, HVT_CONV_EVEN(1, 1)}},
+        {4, {HVT_ORDER_NHW, HVT_F32, 3, 17, 14, 64, 64, 70, 3, 3, HVT_CONV_EVEN(1, 1)}},
+        {2, {HVT_ORDER_HWN, HVT_F32, 16, 16, 16, 32, 32, 48, 3, 3, HVT_CONV_EVEN(1, 1)}},
+        {1, {HVT_ORDER_HWN, HVT_F32, 16, 16, 16, 32, 32, 48, 3, 3, HVT_CONV_EVEN(1, 1)}},
+        {4, {HVT_ORDER_HWN, HVT_F32, 16, 16, 16, 3, 3, 64, 7, 7, HVT_CONV_EVEN(2, 3), .no_dx = true}},
+        {4, {HVT_ORDER_HWN, HVT_F32, 32, 8, 8, 64, 64, 96, 1, 1, HVT_CONV_EVEN(1, 0)}},
+        {4, {HVT_ORDER_HWN, HVT_BF16, 32, 8, 8, 16, 16, 16, 3, 3, HVT_CONV_EVEN(1, 1)}},
+        {4, {HVT_ORDER_HWN, HVT_BF16, 32, 8, 8, 64, 64, 96, 3, 3, HVT_CONV_EVEN(2, 1)}},
+    };
+    hvt_thread_pool *pool = NULL;
+    hvt_cpu many;
+    hvt_device dev;
+
+    if (CHECK_EMULATED || heap_memcheck())
+        SKIP("64 threads take minutes there");
+    many = cpus[isas - EMULATED - 1][0];
+    for (int threads = 7; threads <= 64; threads += 57) {
+        CHECK_OK(hvt__thread_pool_open(threads, NULL, 0, true, &pool));
+        many.pool = pool;
+        dev = (hvt_device){.ops = &cpu_ops, .state = &many, .isa = many.isa->name, .threads = threads};
+        for (size_t i = 0; i < HVT_LEN(shapes); i++) {
+            conv_case c = make_case(shapes[i].d, shapes[i].d.n);
+            conv_result alone, got;
+
+            set_tile(shapes[i].tile);
+            dev.conv_tile = shapes[i].tile;
+            alone = run(&devices[isas - EMULATED - 1][0], &c);
+            got = run(&dev, &c);
+            CHECK(same_bits(&c, &alone, &got), "shape %zu: %d threads give other bits than one", i, threads);
+            free_result(&alone);
+            free_result(&got);
+            free_case(&c);
+        }
+        hvt__thread_pool_close(&pool);
+    }
+    set_tile(0);
 }
 
 /* Odd channels, odd batches: what fills no pair, no vector and no tile. */
@@ -513,42 +656,75 @@ TEST(bf16_of_odd_sizes_equals_the_loop_in_double)
                            .c = between(1, between(0, 1) ? 130 : 40),
                            .k = between(1, between(0, 1) ? 130 : 40),
                            .r = between(1, 3),
-                           .s = between(1, 3),
-                           .stride = between(1, 2),
-                           .pad = between(0, 1)};
+                           .s = between(1, 3)};
 
-        if (d.h + 2 * d.pad < d.r || d.w + 2 * d.pad < d.s || products(&d) > most_emulated)
+        set_even(&d, between(1, 2), between(0, 1));
+        if (!fits(&d) || products(&d) > most_emulated)
             continue;
         check_case(d, between(0, 2) ? d.n : between(0, d.n), 400);
         done++;
     }
     most_emulated = heap_memcheck() ? most_emulated : 1e8; /* two blocks, and two chunks of images in each */
-    check_case((hvt_conv_desc){HVT_ORDER_HWN, HVT_BF16, 67, 2, 64, 66, 66, 65, 1, 1, 1, 0, false}, 67,
+    check_case((hvt_conv_desc)EVEN(HVT_ORDER_HWN, HVT_BF16, 67, 2, 64, 66, 65, 1, 1, 1, 0, false), 67,
                heap_memcheck() ? 4 : 200);
     most_emulated = CHECK_SANITIZED ? 1e5 : 4e5;
 }
 
 /* Shapes that need several blocks, several chunks of images, a ring that wraps, many panels. */
 static const hvt_conv_desc large[] = {
-    {HVT_ORDER_HWN, HVT_F32, 64, 16, 16, 64, 64, 64, 3, 3, 1, 1, false},
-    {HVT_ORDER_NHW, HVT_F32, 64, 16, 16, 64, 64, 64, 3, 3, 1, 1, false},
-    {HVT_ORDER_HWN, HVT_F32, 128, 32, 32, 16, 16, 16, 3, 3, 1, 1, false},
-    {HVT_ORDER_HWN, HVT_F32, 128, 32, 32, 16, 16, 32, 3, 3, 2, 1, false},
-    {HVT_ORDER_HWN, HVT_F32, 64, 32, 32, 3, 3, 64, 7, 7, 2, 3, true},
-    {HVT_ORDER_NHW, HVT_F32, 3, 61, 67, 3, 3, 64, 7, 7, 2, 3, false},
-    {HVT_ORDER_HWN, HVT_F32, 2, 33, 31, 40, 40, 72, 3, 3, 1, 1, false},
-    {HVT_ORDER_HWN, HVT_F32, 1, 33, 31, 40, 40, 72, 3, 3, 2, 1, false},
-    {HVT_ORDER_HWN, HVT_F32, 64, 8, 8, 256, 256, 512, 1, 1, 2, 0, false},
-    {HVT_ORDER_NHW, HVT_F32, 64, 8, 8, 256, 256, 200, 1, 1, 1, 0, false},
-    {HVT_ORDER_HWN, HVT_F32, 256, 2, 2, 512, 512, 512, 3, 3, 2, 1, false},
-    {HVT_ORDER_HWN, HVT_F32, 256, 1, 1, 2048, 2048, 10, 1, 1, 1, 0, false},
-    {HVT_ORDER_NHW, HVT_F32, 256, 1, 1, 512, 512, 1000, 1, 1, 1, 0, false},
-    {HVT_ORDER_NHW, HVT_F32, 2, 1, 1, 16, 16, 16, 1, 1, 1, 1, false}, /* one pixel in, more than one out */
-    {HVT_ORDER_NHW, HVT_F32, 2, 1, 1, 16, 16, 16, 1, 2, 1, 1, false},
-    {HVT_ORDER_HWN, HVT_F32, 75, 30, 29, 37, 37, 13, 3, 3, 1, 1, false},
-    {HVT_ORDER_NHW, HVT_F32, 40, 17, 2, 5, 5, 9, 3, 3, 1, 1, false},
-    {HVT_ORDER_HWN, HVT_F32, 65, 9, 2, 70, 70, 16, 3, 3, 1, 1, false},
+    EVEN(HVT_ORDER_HWN, HVT_F32, 64, 16, 16, 64, 64, 3, 3, 1, 1, false),
+    EVEN(HVT_ORDER_NHW, HVT_F32, 64, 16, 16, 64, 64, 3, 3, 1, 1, false),
+    EVEN(HVT_ORDER_HWN, HVT_F32, 128, 32, 32, 16, 16, 3, 3, 1, 1, false),
+    EVEN(HVT_ORDER_HWN, HVT_F32, 128, 32, 32, 16, 32, 3, 3, 2, 1, false),
+    EVEN(HVT_ORDER_HWN, HVT_F32, 64, 32, 32, 3, 64, 7, 7, 2, 3, true),
+    EVEN(HVT_ORDER_NHW, HVT_F32, 3, 61, 67, 3, 64, 7, 7, 2, 3, false),
+    EVEN(HVT_ORDER_HWN, HVT_F32, 2, 33, 31, 40, 72, 3, 3, 1, 1, false),
+    EVEN(HVT_ORDER_HWN, HVT_F32, 1, 33, 31, 40, 72, 3, 3, 2, 1, false),
+    EVEN(HVT_ORDER_HWN, HVT_F32, 64, 8, 8, 256, 512, 1, 1, 2, 0, false),
+    EVEN(HVT_ORDER_NHW, HVT_F32, 64, 8, 8, 256, 200, 1, 1, 1, 0, false),
+    EVEN(HVT_ORDER_HWN, HVT_F32, 256, 2, 2, 512, 512, 3, 3, 2, 1, false),
+    EVEN(HVT_ORDER_HWN, HVT_F32, 256, 1, 1, 2048, 10, 1, 1, 1, 0, false),
+    EVEN(HVT_ORDER_NHW, HVT_F32, 256, 1, 1, 512, 1000, 1, 1, 1, 0, false),
+    EVEN(HVT_ORDER_NHW, HVT_F32, 2, 1, 1, 16, 16, 1, 1, 1, 1, false), /* one pixel in, more than one out */
+    EVEN(HVT_ORDER_NHW, HVT_F32, 2, 1, 1, 16, 16, 1, 2, 1, 1, false),
+    EVEN(HVT_ORDER_HWN, HVT_F32, 75, 30, 29, 37, 13, 3, 3, 1, 1, false),
+    EVEN(HVT_ORDER_NHW, HVT_F32, 40, 17, 2, 5, 9, 3, 3, 1, 1, false),
+    EVEN(HVT_ORDER_HWN, HVT_F32, 65, 9, 2, 70, 16, 3, 3, 1, 1, false),
+    /* backward weights in several parts, with columns past the last panel */
+    EVEN(HVT_ORDER_HWN, HVT_F32, 64, 16, 16, 48, 40, 3, 3, 1, 1, false),
+    EVEN(HVT_ORDER_NHW, HVT_F32, 9, 31, 30, 20, 72, 3, 3, 1, 1, false),
+    EVEN(HVT_ORDER_HWN, HVT_F32, 96, 12, 12, 24, 40, 3, 3, 2, 1, false),
 };
+
+/* Slices of channels and of images, and backward weights in several parts: c, filters of a channel, h, w,
+ * window, stride, images. */
+static const int large_depthwise[][7] = {{144, 1, 17, 18, 3, 1, 33},
+                                         {70, 2, 15, 14, 5, 2, 40},
+                                         {40, 1, 56, 55, 3, 2, 3},
+                                         {300, 1, 13, 13, 7, 1, 64}};
+
+TEST(large_depthwise_shapes_equal_the_loop_in_double)
+{
+    for (size_t i = 0; i < 2 * HVT_LEN(large_depthwise); i++) {
+        const int *l = large_depthwise[i / 2];
+        hvt_conv_desc d = {.order = i % 2 ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+                           .n = l[6],
+                           .h = l[2],
+                           .w = l[3],
+                           .c = l[0],
+                           .k = l[0] * l[1],
+                           .r = l[4],
+                           .s = l[4]};
+
+        set_even(&d, l[5], l[4] / 2);
+        d.groups = d.c;
+        if (products(&d) > (heap_memcheck() || CHECK_EMULATED ? 4e6 : CHECK_SANITIZED ? 2e7 : 1e12))
+            continue;
+        check_case(d, d.n, 60);
+        d.type = i % 4 < 2 ? HVT_F16 : HVT_BF16;
+        check_case(d, d.n * 5 / 8, 60);
+    }
+}
 
 TEST(large_shapes_equal_the_loop_in_double)
 {
@@ -577,13 +753,16 @@ TEST(the_reference_agrees)
                            .c = between(1, 40),
                            .k = between(1, 40),
                            .r = 3,
-                           .s = 3,
-                           .stride = between(1, 2),
-                           .pad = 1};
+                           .s = 3};
         conv_case c;
         conv_result r;
 
-        c = make_case(d, d.n - i % 2);
+        set_even(&d, between(1, 2), 1);
+        if (i % 3) /* as general as it gets */
+            do
+                d = random_general();
+            while (!fits(&d) || products(&d) > 1e6);
+        c = make_case(d, d.n - (d.n > 1 && i % 2));
         r = run(ref, &c);
 
         check_result(&c, &r, 0);
@@ -605,13 +784,12 @@ TEST(an_image_does_not_notice_its_batch)
                                .c = between(1, 40),
                                .k = between(1, 70),
                                .r = trial % 4 < 2 ? 3 : 1,
-                               .s = trial % 4 < 2 ? 3 : 1,
-                               .stride = between(1, 2),
-                               .pad = trial % 4 < 2};
+                               .s = trial % 4 < 2 ? 3 : 1};
             conv_case a, b;
             conv_result ra, rb;
             int from = between(0, d.n - 1), to;
 
+            set_even(&d, between(1, 2), trial % 4 < 2);
             if (!takes(i, &d))
                 continue;
             a = make_case(d, d.n);
@@ -653,7 +831,7 @@ TEST(permute_returns_what_it_took_and_pads_with_zeros)
                                .k = shapes[j][0],
                                .r = shapes[j][2],
                                .s = shapes[j][3],
-                               .stride = 1};
+                               HVT_CONV_EVEN(1, 0)};
             size_t count = (size_t)d.k * d.c * d.r * d.s, weights = 0, ws, filled = 0;
             float *file = exactly(count), *back = exactly(count), *mine;
             hvt_op *op = NULL;
@@ -680,7 +858,7 @@ TEST(permute_returns_what_it_took_and_pads_with_zeros)
 
 TEST(impossible_convolutions_are_refused)
 {
-    const hvt_conv_desc good = {HVT_ORDER_HWN, HVT_F32, 2, 5, 5, 4, 4, 8, 3, 3, 1, 1, false};
+    const hvt_conv_desc good = EVEN(HVT_ORDER_HWN, HVT_F32, 2, 5, 5, 4, 8, 3, 3, 1, 1, false);
     hvt_device *dev = &devices[0][0];
     size_t weights = 123, ws = 123;
     hvt_conv_desc bad;
@@ -693,8 +871,17 @@ TEST(impossible_convolutions_are_refused)
                 "4 channels that are stored as 8");
     bad = good, bad.n = 0;
     CHECK_FAILS(hvt__conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_SHAPE, "0 images");
-    bad = good, bad.stride = 0;
-    CHECK_FAILS(hvt__conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_SHAPE, "stride 0");
+    bad = good, bad.stride_w = 0;
+    CHECK_FAILS(hvt__conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_SHAPE, "stride 1x0");
+    bad = good, bad.dilation_h = 0;
+    CHECK_FAILS(hvt__conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_SHAPE, "dilation 0x1");
+    bad = good, bad.bottom = -1;
+    CHECK_FAILS(hvt__conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_SHAPE, "-1 below");
+    bad = good, bad.groups = 3;
+    CHECK_FAILS(hvt__conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_SHAPE,
+                "4 channels by 8 filters in 3 groups");
+    bad = good, bad.dilation_w = 4;
+    CHECK_FAILS(hvt__conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_SHAPE, "dilation 1x4, does not fit");
     bad = good, bad.r = 9;
     CHECK_FAILS(hvt__conv_plan_cpu(dev, &bad, &op, &weights, &ws), E_SHAPE, "9x3");
     bad = good, bad.h = bad.w = 1 << 20;
@@ -727,9 +914,12 @@ int main(void)
     CHECK_OK(hvt_device_open("ref", NULL, &ref));
     RUN(random_shapes_equal_the_loop_in_double);
     RUN(tiles_of_3x3_equal_the_loop_in_double);
-    RUN(winograd_rounds_no_more_than_the_definition);
+    RUN(rectangles_dilation_and_groups_equal_the_loop_in_double);
+    RUN(winograd_rounds_as_its_file_says);
+    RUN(sixty_four_threads_give_the_bits_of_one);
     RUN(bf16_of_odd_sizes_equals_the_loop_in_double);
     RUN(large_shapes_equal_the_loop_in_double);
+    RUN(large_depthwise_shapes_equal_the_loop_in_double);
     RUN(the_reference_agrees);
     RUN(an_image_does_not_notice_its_batch);
     RUN(permute_returns_what_it_took_and_pads_with_zeros);

@@ -22,6 +22,7 @@ TEST(a_wrong_device_is_refused_with_the_known_ones)
     CHECK_FAILS(hvt_device_open("ref", &(hvt_device_opts){.threads = -1}, &d), E_ARG, "-1");
     CHECK_FAILS(hvt_device_open("ref", &(hvt_device_opts){.threads = 257}, &d), E_ARG, "257");
     CHECK_FAILS(hvt_device_open("ref", &(hvt_device_opts){.ncpus = 1}, &d), E_ARG, "1");
+    CHECK_FAILS(hvt_device_open("cpu", &(hvt_device_opts){.conv_tile = 3}, &d), E_ARG, "3");
     CHECK_FAILS(hvt_device_open("ref", &(hvt_device_opts){.cpus = &cpu, .ncpus = -2}, &d), E_ARG, "-2");
     CHECK_FAILS(hvt_device_open("ref", &(hvt_device_opts){.isa = "avx2"}, &d), E_ARG, "avx2");
     CHECK_FAILS(hvt_device_open("cpu", &(hvt_device_opts){.isa = "sse9"}, &d), E_ARG, "portable");
@@ -35,17 +36,17 @@ TEST(memory_comes_zeroed_and_aligned)
         char *p;
         size_t bad = 0;
 
-        CHECK_OK(ref->ops->alloc(ref, bytes, (void **)&p));
+        CHECK_OK(ref->ops->memory.alloc(ref, bytes, (void **)&p));
         CHECK((uintptr_t)p % 64 == 0, "%zu bytes at %p", bytes, (void *)p);
         for (size_t i = 0; i < bytes; i++)
             bad += p[i] != 0;
         CHECK(!bad, "%zu of %zu bytes are not zero", bad, bytes);
         memset(p, 1, bytes);
-        ref->ops->release(ref, p);
+        ref->ops->memory.release(ref, p);
     }
     void *p = NULL;
-    CHECK_FAILS(ref->ops->alloc(ref, SIZE_MAX - 3, &p), E_MEM, "18446744073709551612");
-    CHECK_FAILS(ref->ops->alloc(ref, (size_t)1 << 60, &p), E_MEM, "1152921504606846976");
+    CHECK_FAILS(ref->ops->memory.alloc(ref, SIZE_MAX - 3, &p), E_MEM, "18446744073709551612");
+    CHECK_FAILS(ref->ops->memory.alloc(ref, (size_t)1 << 60, &p), E_MEM, "1152921504606846976");
 }
 
 /* p = 1, gradient 0.5, lr 0.1, momentum 0.9, four steps of torch.optim.SGD */
@@ -72,7 +73,7 @@ TEST(sgd_takes_pytorch_s_steps)
         a.step = &step;
         for (int t = 0; t < 4; t++) {
             step.fresh = t == 0;
-            CHECK_OK(d->ops->sgd(d, 1, &a, gs, 4, &w, a.momentum != 0 ? &v : NULL));
+            CHECK_OK(d->ops->vector.sgd(d, 1, &a, gs, 4, &w, a.momentum != 0 ? &v : NULL));
             CHECK(fabs(w - cases[i % HVT_LEN(cases)].want[t]) < 2e-7, "case %zu step %d: %.9g, not %.9g", i,
                   t, w, cases[i % HVT_LEN(cases)].want[t]);
         }
@@ -142,7 +143,7 @@ static void op_relu(hvt_device *d, const arrays *x, size_t first, size_t n)
 {
     void *a = packed(x->type, x->a + first, n), *y = packed(x->type, x->y + first, n);
 
-    CHECK_OK(d->ops->relu_forward(d, n, x->type, a, y));
+    CHECK_OK(d->ops->vector.relu_forward(d, n, x->type, a, y));
     unpack_span(x, y, x->y, first, n);
     free(a);
 }
@@ -152,8 +153,8 @@ static void op_relu_grad(hvt_device *d, const arrays *x, size_t first, size_t n)
     void *a = packed(x->type, x->a + first, n), *b = packed(x->type, x->b + first, n),
          *c = packed(x->type, x->c + first, n), *y = packed(x->type, x->y + first, n);
 
-    CHECK_OK(d->ops->relu_backward(d, n, x->type, a, b, y, false));
-    CHECK_OK(d->ops->relu_backward(d, n, x->type, b, c, y, true));
+    CHECK_OK(d->ops->vector.relu_backward(d, n, x->type, a, b, y, false));
+    CHECK_OK(d->ops->vector.relu_backward(d, n, x->type, b, c, y, true));
     unpack_span(x, y, x->y, first, n);
     free(a);
     free(b);
@@ -165,9 +166,9 @@ static void op_add(hvt_device *d, const arrays *x, size_t first, size_t n)
     void *a = packed(x->type, x->a + first, n), *b = packed(x->type, x->b + first, n),
          *y = packed(x->type, x->y + first, n), *v = packed(x->type, x->v + first, n);
 
-    CHECK_OK(d->ops->add(d, n, x->type, a, b, v));
-    CHECK_OK(d->ops->add(d, n, x->type, y, b, y));
-    CHECK_OK(d->ops->add(d, n, x->type, a, v, v));
+    CHECK_OK(d->ops->vector.add(d, n, x->type, a, b, v));
+    CHECK_OK(d->ops->vector.add(d, n, x->type, y, b, y));
+    CHECK_OK(d->ops->vector.add(d, n, x->type, a, v, v));
     unpack_span(x, y, x->y, first, n);
     unpack_span(x, v, x->v, first, n);
     free(a);
@@ -176,15 +177,15 @@ static void op_add(hvt_device *d, const arrays *x, size_t first, size_t n)
 
 static void op_cast_f16(hvt_device *d, const arrays *x, size_t first, size_t n)
 {
-    CHECK_OK(d->ops->cast(d, n, 0.7f, x->a + first, HVT_F32, x->h + first, HVT_F16));
-    CHECK_OK(d->ops->cast(d, n, 1.3f, x->h + first, HVT_F16, x->y + first, HVT_F32));
+    CHECK_OK(d->ops->vector.cast(d, n, 0.7f, x->a + first, HVT_F32, x->h + first, HVT_F16));
+    CHECK_OK(d->ops->vector.cast(d, n, 1.3f, x->h + first, HVT_F16, x->y + first, HVT_F32));
 }
 
 static void op_cast_bf16(hvt_device *d, const arrays *x, size_t first, size_t n)
 {
-    CHECK_OK(d->ops->cast(d, n, 0.7f, x->a + first, HVT_F32, x->h + first, HVT_BF16));
-    CHECK_OK(d->ops->cast(d, n, 1.3f, x->h + first, HVT_BF16, x->y + first, HVT_F32));
-    CHECK_OK(d->ops->cast(d, n, 0.3f, x->b + first, HVT_F32, x->v + first, HVT_F32));
+    CHECK_OK(d->ops->vector.cast(d, n, 0.7f, x->a + first, HVT_F32, x->h + first, HVT_BF16));
+    CHECK_OK(d->ops->vector.cast(d, n, 1.3f, x->h + first, HVT_BF16, x->y + first, HVT_F32));
+    CHECK_OK(d->ops->vector.cast(d, n, 0.3f, x->b + first, HVT_F32, x->v + first, HVT_F32));
 }
 
 static void op_reduce(hvt_device *d, const arrays *x, size_t first, size_t n)
@@ -193,7 +194,7 @@ static void op_reduce(hvt_device *d, const arrays *x, size_t first, size_t n)
                         x->a + first, x->v + first, x->c + first};
 
     for (int count = 1; count <= (int)HVT_LEN(in); count++)
-        CHECK_OK(d->ops->reduce(d, n, HVT_F32, in, count, count % 2 ? x->y + first : x->v + first));
+        CHECK_OK(d->ops->vector.reduce(d, n, HVT_F32, in, count, count % 2 ? x->y + first : x->v + first));
 }
 
 static void op_reduce_all(hvt_device *d, const arrays *x, size_t first, size_t n)
@@ -202,7 +203,7 @@ static void op_reduce_all(hvt_device *d, const arrays *x, size_t first, size_t n
     void *io[] = {x->y + first, third, x->v + first};
 
     for (int count = 1; count <= (int)HVT_LEN(io); count++) {
-        CHECK_OK(d->ops->reduce_all(d, n, HVT_F32, io, count));
+        CHECK_OK(d->ops->host_only.reduce_all(d, n, HVT_F32, io, count));
         CHECK(!memcmp(third, count > 1 ? x->y + first : x->a + first, n * sizeof *third), "%d of them",
               count);
     }
@@ -218,11 +219,11 @@ static void op_sgd(hvt_device *d, const arrays *x, size_t first, size_t n)
     for (int ng = 1; ng <= 3; ng++) {
         a.nesterov = ng == 2;
         a.dampening = ng == 3 ? 0.25f : 0;
-        CHECK_OK(d->ops->sgd(d, n, &a, g, ng, x->y + first, x->v + first));
+        CHECK_OK(d->ops->vector.sgd(d, n, &a, g, ng, x->y + first, x->v + first));
         step.fresh = 0;
     }
     a.momentum = 0;
-    CHECK_OK(d->ops->sgd(d, n, &a, g, 1, x->y + first, NULL));
+    CHECK_OK(d->ops->vector.sgd(d, n, &a, g, 1, x->y + first, NULL));
 }
 
 static const struct {
@@ -324,9 +325,9 @@ TEST(sums_are_taken_along_the_tree)
     for (int i = 0; i < 7; i++)
         in[i] = &v[i];
     for (int dev = 0; dev < ndevs; dev++) {
-        CHECK_OK(devs[dev]->ops->reduce(devs[dev], 1, HVT_F32, in, 7, &out));
+        CHECK_OK(devs[dev]->ops->vector.reduce(devs[dev], 1, HVT_F32, in, 7, &out));
         CHECK(out == ab + cd, "%.9g, not %.9g", out, ab + cd);
-        CHECK_OK(devs[dev]->ops->reduce(devs[dev], 1, HVT_F32, in, 5, &out));
+        CHECK_OK(devs[dev]->ops->vector.reduce(devs[dev], 1, HVT_F32, in, 5, &out));
         CHECK(out == ab + v[4], "%.9g, not %.9g", out, ab + v[4]);
     }
     for (int count = 1; count <= 70; count++) {
@@ -335,9 +336,9 @@ TEST(sums_are_taken_along_the_tree)
 
         for (int i = 0; i < 70; i++)
             p[i] = values + i;
-        CHECK_OK(ref->ops->reduce(ref, 1, HVT_F32, p, count, &want));
+        CHECK_OK(ref->ops->vector.reduce(ref, 1, HVT_F32, p, count, &want));
         for (int dev = 1; dev < ndevs; dev++) {
-            CHECK_OK(devs[dev]->ops->reduce(devs[dev], 1, HVT_F32, p, count, &out));
+            CHECK_OK(devs[dev]->ops->vector.reduce(devs[dev], 1, HVT_F32, p, count, &out));
             CHECK(out == want, "%d leaves: %.9g, not %.9g", count, out, want);
         }
         free(values);
@@ -356,7 +357,7 @@ static float tiny_sum(hvt_device *d)
         a[i] = from_pattern(i % 2 ? 5 : 0x00800000); /* a subnormal; the smallest normal number */
         b[i] = from_pattern(i % 2 ? 0 : 0x80800001); /* their sum is subnormal either way */
     }
-    CHECK_OK(d->ops->add(d, N, HVT_F32, a, b, a));
+    CHECK_OK(d->ops->vector.add(d, N, HVT_F32, a, b, a));
     for (int i = 0; i < N; i++)
         worst = bits_of(a[i]) & 0x7fffffff ? 1 : worst;
     free(a);
@@ -434,12 +435,12 @@ TEST(a_host_program_s_rounding_and_traps_change_no_bits)
     }
     a[64] = -INFINITY; /* infinity minus infinity is invalid */
     for (int dev = 0; dev < ndevs; dev++) {
-        CHECK_OK(devs[dev]->ops->add(devs[dev], N, HVT_F32, a, b, want));
+        CHECK_OK(devs[dev]->ops->vector.add(devs[dev], N, HVT_F32, a, b, want));
         fegetenv(&before);
         feclearexcept(FE_ALL_EXCEPT);
         feenableexcept(FE_INVALID);
         fesetround(FE_UPWARD);
-        CHECK_OK(devs[dev]->ops->add(devs[dev], N, HVT_F32, a, b, got));
+        CHECK_OK(devs[dev]->ops->vector.add(devs[dev], N, HVT_F32, a, b, got));
         CHECK(fegetround() == FE_UPWARD && !fetestexcept(FE_INVALID), "%s leaves the thread another",
               hvt_device_isa(devs[dev]));
 #if defined(__x86_64__) /* others cannot trap */

@@ -73,7 +73,7 @@ static void bn_forward(void *ctx, const float *in, float *y)
         a.residual = in;
     a.y = y;
     a.relu = false;
-    CHECK_OK(ref->ops->bn_train(ref, &a));
+    CHECK_OK(ref->ops->matrix.bn_train(ref, &a));
     for (size_t i = 0; i < b->s.all; i++)
         y[i] = is_real(&b->s, i) && b->mask[i] > 0 ? y[i] : 0;
 }
@@ -114,8 +114,8 @@ TEST(ref_batch_norm_gradients_equal_differences)
         memset(dx, 0, s.all * 4);
         memset(dres, 0, s.all * 4);
         memset(y, 0, s.all * 4);
-        CHECK_OK(ref->ops->bn_train(ref, &a));
-        CHECK_OK(ref->ops->bn_backward(ref, &g));
+        CHECK_OK(ref->ops->matrix.bn_train(ref, &a));
+        CHECK_OK(ref->ops->matrix.bn_backward(ref, &g));
         for (size_t i = 0; i < s.all; i++) /* what is not real takes no part below */
             if (!is_real(&s, i))
                 dy[i] = x[i] = res[i] = dx[i] = dres[i] = 0;
@@ -157,24 +157,32 @@ static void conv_forward(void *ctx, const float *in, float *y)
 {
     conv_ctx *c = ctx;
 
-    CHECK_OK(ref->ops->conv_forward(c->op, c->real, c->vary_w ? c->x : in, c->vary_w ? in : c->w, y, c->ws));
+    CHECK_OK(ref->ops->conv.forward(c->op, c->real, c->vary_w ? c->x : in, c->vary_w ? in : c->w, y, c->ws));
 }
 
 TEST(ref_convolution_gradients_equal_differences)
 {
-    for (int t = 0; t < 20; t++) {
+    for (int t = 0; t < 40; t++) {
+        const int groups = between(0, 1) ? 1 : between(2, 3);
         hvt_conv_desc d = {.order = t % 2 ? HVT_ORDER_HWN : HVT_ORDER_NHW,
                            .n = between(1, 4),
                            .h = between(3, 7),
                            .w = between(3, 7),
-                           .c = between(1, 5),
-                           .k = between(1, 5),
+                           .c = groups * between(1, groups > 1 ? 2 : 5),
+                           .k = groups * between(1, groups > 1 ? 2 : 5),
                            .r = between(1, 3),
                            .s = between(1, 3),
-                           .stride = between(1, 3),
-                           .pad = between(0, 2)};
+                           .stride_h = between(1, 3),
+                           .stride_w = between(1, 3),
+                           .top = between(1, 2),
+                           .left = between(0, 2),
+                           .bottom = between(1, 2),
+                           .right = between(2, 3),
+                           .dilation_h = between(1, 2),
+                           .dilation_w = between(1, 2),
+                           .groups = groups};
         d.cx = d.c;
-        int p = hvt__conv_out(d.h, d.r, d.stride, d.pad), q = hvt__conv_out(d.w, d.s, d.stride, d.pad);
+        int p = hvt__conv_height(&d), q = hvt__conv_width(&d);
         conv_ctx c = {.real = between(1, d.n)};
         shape in = make_shape(d.order, d.h * d.w, d.n, c.real, d.c),
               out = make_shape(d.order, p * q, d.n, c.real, d.k);
@@ -182,17 +190,16 @@ TEST(ref_convolution_gradients_equal_differences)
               *dw;
         size_t weights, bytes;
 
-        CHECK_OK(ref->ops->conv_plan(ref, &d, &c.op, &weights, &bytes));
-        CHECK(weights == (size_t)d.k * d.c * d.r * d.s, "%zu weights", weights);
+        CHECK_OK(ref->ops->conv.plan(ref, &d, &c.op, &weights, &bytes));
+        CHECK(weights == (size_t)d.k * (d.c / groups) * d.r * d.s, "%zu weights", weights);
         c.ws = room(bytes);
         w = floats(weights);
         dw = room(weights * 4);
-        CHECK_OK(ref->ops->conv_pack_weights(c.op, w));
-        CHECK_OK(ref->ops->conv_backward_x(c.op, c.real, w, dy, dx2, true, c.ws));
+        CHECK_OK(ref->ops->conv.backward_x(c.op, c.real, w, dy, dx2, true, c.ws));
         for (size_t i = 0; i < in.all; i++)
             dx2[i] -= dx[i];
-        CHECK_OK(ref->ops->conv_backward_x(c.op, c.real, w, dy, dx, false, c.ws));
-        CHECK_OK(ref->ops->conv_backward_w(c.op, c.real, x, dy, dw, c.ws));
+        CHECK_OK(ref->ops->conv.backward_x(c.op, c.real, w, dy, dx, false, c.ws));
+        CHECK_OK(ref->ops->conv.backward_w(c.op, c.real, x, dy, dw, c.ws));
         check_near("dx added", 0, &in, in.all, dx2, dx, 1e-6);
         for (size_t i = 0; i < in.all; i++)
             if (!is_real(&in, i))
@@ -226,7 +233,7 @@ static void pooling_forward(void *ctx, const float *x, float *y)
 {
     pool_ctx *p = ctx;
 
-    CHECK_OK(ref->ops->pooling_forward(p->op, p->n, x, y, p->saved));
+    CHECK_OK(ref->ops->pooling.forward(p->op, p->n, x, y, p->saved));
 }
 
 TEST(ref_pooling_gradients_equal_differences)
@@ -255,12 +262,12 @@ TEST(ref_pooling_gradients_equal_differences)
             x[i] = x[j];
             x[j] = swap;
         }
-        CHECK_OK(ref->ops->pooling_plan(ref, &d, &c.op, &bytes));
+        CHECK_OK(ref->ops->pooling.plan(ref, &d, &c.op, &bytes));
         c.saved = room(bytes);
         pooling_forward(&c, x, dy);
         free(dy);
         dy = floats(ny);
-        CHECK_OK(ref->ops->pooling_backward(c.op, d.n, c.saved, dy, dx, false));
+        CHECK_OK(ref->ops->pooling.backward(c.op, d.n, c.saved, dy, dx, false));
         check_gradient("pool", pooling_forward, &c, x, nx, dy, ny, dx, 0.25f, d.mean ? 5e-3 : 1e-6);
         hvt__op_free(c.op);
         free(c.saved);
@@ -284,7 +291,7 @@ static void bias_forward(void *ctx, const float *b, float *y)
     small_ctx *c = ctx;
 
     memcpy(y, c->y0, (size_t)c->rows.blocks * c->rows.block * c->c * 4);
-    CHECK_OK(ref->ops->bias_forward(ref, c->rows, c->c, HVT_F32, b, y));
+    CHECK_OK(ref->ops->matrix.bias_forward(ref, c->rows, c->c, HVT_F32, b, y));
 }
 
 static void xent_forward(void *ctx, const float *x, float *loss)
@@ -301,14 +308,15 @@ static void xent_forward(void *ctx, const float *x, float *loss)
                        .label_rank = place,
                        .sums = sums};
 
-    CHECK_OK(ref->ops->xent(ref, &a));
+    CHECK_OK(ref->ops->matrix.xent(ref, &a));
 }
 
 static void subsample_forward(void *ctx, const float *x, float *y)
 {
     small_ctx *c = ctx;
 
-    CHECK_OK(ref->ops->subsample_forward(ref, c->order, HVT_F32, 3, 5, 4, 2, 2, 7, x, y));
+    CHECK_OK(ref->ops->matrix.subsample_forward(
+        ref, &(hvt_subsample_desc){c->order, HVT_F32, 3, 5, 4, 2, 2, 7}, x, y));
 }
 
 TEST(ref_bias_loss_and_subsampling_gradients_equal_differences)
@@ -322,7 +330,7 @@ TEST(ref_bias_loss_and_subsampling_gradients_equal_differences)
     xent_forward(&c, x, loss);
     c.dlogits = NULL;
     check_gradient("loss", xent_forward, &c, x, 35, ones, 5, dlogits, 0x1p-5f, 2e-3);
-    CHECK_OK(ref->ops->bias_backward(ref, c.rows, 7, HVT_F32, dy, db));
+    CHECK_OK(ref->ops->matrix.bias_backward(ref, c.rows, 7, HVT_F32, dy, db));
     check_gradient("bias", bias_forward, &c, x, 7, dy, 35, db, 0.25f, 1e-5);
     free(x);
     free(dy);
@@ -332,11 +340,161 @@ TEST(ref_bias_loss_and_subsampling_gradients_equal_differences)
         x = floats(3 * 5 * 4 * 2);
         dy = floats(3 * 3 * 2 * 7);
         dx = floats(3 * 5 * 4 * 2);
-        CHECK_OK(ref->ops->subsample_backward(ref, c.order, HVT_F32, 3, 5, 4, 2, 2, 7, dy, dx, false));
+        CHECK_OK(ref->ops->matrix.subsample_backward(
+            ref, &(hvt_subsample_desc){c.order, HVT_F32, 3, 5, 4, 2, 2, 7}, dy, dx, false));
         check_gradient("subsample", subsample_forward, &c, x, 120, dy, 126, dx, 0.25f, 1e-5);
         free(x);
         free(dy);
         free(dx);
+    }
+}
+
+/* ---- layers of one's own ---- */
+
+typedef struct general_ctx {
+    hvt_map map;
+    size_t n;
+    hvt_binary_args binary;
+    hvt_norm_args norm;
+    int vary;
+} general_ctx;
+
+static void map_forward(void *ctx, const float *x, float *y)
+{
+    general_ctx *c = ctx;
+
+    CHECK_OK(ref->ops->general.map_forward(ref, c->n, HVT_F32, &c->map, x, y));
+}
+
+TEST(ref_function_gradients_equal_differences)
+{
+    static const bool from_x[] = {
+#define FROM_X(constant, name, from_x) from_x,
+        HVT__MAPS(FROM_X)
+#undef FROM_X
+    };
+    enum { N = 90 };
+
+    for (int f = 0; f < HVT_FUNCTIONS; f++) {
+        general_ctx c = {.map = {(hvt_function)f, f == HVT_HARDTANH ? -1.5f : 0.75f, 2}, .n = N};
+        float x[N], y[N], dx[N], *dy = floats(N);
+
+        for (int i = 0; i < N; i++) /* no kink is nearer than the step */
+            x[i] = (float)(i - N / 2) / 8 + 0.0625f;
+        map_forward(&c, x, y);
+        CHECK_OK(ref->ops->general.map_backward(ref, N, HVT_F32, &c.map, from_x[f] ? x : y, dy, dx, false));
+        check_gradient("function", map_forward, &c, x, N, dy, N, dx, 0x1p-7f, 2e-4);
+        free(dy);
+    }
+}
+
+static void binary_forward(void *ctx, const float *in, float *y)
+{
+    general_ctx *c = ctx;
+    hvt_binary_args a = c->binary;
+
+    *(c->vary ? &a.b : &a.a) = in;
+    a.y = y;
+    CHECK_OK(ref->ops->general.binary_forward(ref, &a));
+}
+
+TEST(ref_binary_gradients_equal_differences)
+{
+    enum { IMAGES = 3, PIXELS = 6, C = 4, N = IMAGES * PIXELS * C };
+    static const int elements[] = {N, IMAGES * C, IMAGES * PIXELS, C, 1};
+
+    for (int t = 0; t < 4 * 2 * 5 * 2; t++) {
+        general_ctx c = {.binary = {.order = t / 40 ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+                                    .n = IMAGES,
+                                    .real = IMAGES,
+                                    .pixels = PIXELS,
+                                    .c = C,
+                                    .op = (hvt_binary)(t % 4),
+                                    .swapped = t / 4 % 2,
+                                    .across = (hvt_across)(t / 8 % 5)}};
+        int nb = elements[c.binary.across];
+        float *a = floats(N), *b = floats(nb), *dy = floats(N), da[N], db[N];
+        hvt_binary_args k;
+
+        for (int i = 0; i < N; i++)
+            a[i] += 2;
+        for (int i = 0; i < nb; i++)
+            b[i] += 2;
+        c.binary.a = a;
+        c.binary.b = b;
+        k = c.binary;
+        k.dy = dy;
+        k.da = da;
+        k.db = db;
+        CHECK_OK(ref->ops->general.binary_backward(ref, &k));
+        check_gradient("first operand", binary_forward, &c, a, N, dy, N, da, 0x1p-6f, 1e-3);
+        c.vary = 1;
+        check_gradient("second operand", binary_forward, &c, b, nb, dy, N, db, 0x1p-6f, 1e-3);
+        free(a);
+        free(b);
+        free(dy);
+    }
+}
+
+static void norm_forward(void *ctx, const float *in, float *y)
+{
+    general_ctx *c = ctx;
+    hvt_norm_args a = c->norm;
+
+    if (c->vary == 0)
+        a.x = in;
+    else
+        *(c->vary == 1 ? &a.gamma : &a.beta) = in;
+    a.y = y;
+    CHECK_OK(ref->ops->general.norm_forward(ref, &a));
+}
+
+TEST(ref_norm_gradients_equal_differences)
+{
+    enum { IMAGES = 3, PIXELS = 5, C = 6, N = IMAGES * PIXELS * C };
+
+    for (int t = 0; t < 8; t++) {
+        const int kind = t % 4; /* layer norm of pixels, of images; group norm of 2 and of 6 groups */
+        const size_t params = kind == 1 ? PIXELS * C : C;
+        float *x = floats(N), *gamma = floats(params), *beta = floats(params), *dy = floats(N), dx[N],
+              dgamma[N], dbeta[N], mean[N], rstd[N], scratch[2][N];
+        general_ctx c = {.norm = {.order = t / 4 ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+                                  .n = IMAGES,
+                                  .real = IMAGES,
+                                  .pixels = PIXELS,
+                                  .c = C,
+                                  .groups = kind < 2    ? 1
+                                            : kind == 2 ? 2
+                                                        : 6,
+                                  .per_pixel = kind == 0,
+                                  .per_element = kind == 1,
+                                  .eps = 0.1f,
+                                  .x = x,
+                                  .gamma = gamma,
+                                  .beta = beta,
+                                  .mean = mean,
+                                  .rstd = rstd}};
+        float y[N];
+        hvt_norm_args k = c.norm;
+
+        k.y = y;
+        CHECK_OK(ref->ops->general.norm_forward(ref, &k));
+        k.dy = dy;
+        k.dx = dx;
+        k.dgamma = dgamma;
+        k.dbeta = dbeta;
+        CHECK_OK(ref->ops->general.norm_backward(ref, &k));
+        c.norm.mean = scratch[0]; /* the differences overwrite them */
+        c.norm.rstd = scratch[1];
+        check_gradient("norm x", norm_forward, &c, x, N, dy, N, dx, 0x1p-7f, 2e-3);
+        c.vary = 1;
+        check_gradient("norm weight", norm_forward, &c, gamma, params, dy, N, dgamma, 0x1p-3f, 1e-5);
+        c.vary = 2;
+        check_gradient("norm bias", norm_forward, &c, beta, params, dy, N, dbeta, 0x1p-3f, 1e-5);
+        free(x);
+        free(gamma);
+        free(beta);
+        free(dy);
     }
 }
 
@@ -346,6 +504,9 @@ int main(void)
     RUN(ref_batch_norm_gradients_equal_differences);
     RUN(ref_convolution_gradients_equal_differences);
     RUN(ref_pooling_gradients_equal_differences);
+    RUN(ref_function_gradients_equal_differences);
+    RUN(ref_binary_gradients_equal_differences);
+    RUN(ref_norm_gradients_equal_differences);
     RUN(ref_bias_loss_and_subsampling_gradients_equal_differences);
     hvt_device_close(&ref);
     return check_done();

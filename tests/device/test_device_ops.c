@@ -16,15 +16,15 @@ TEST(bias_equals_ref)
               *first = room(s.c * 4), *got_db = room(s.c * 4);
         void *dy = packed(s.type, y0, s.all);
 
-        CHECK_OK(ref->ops->bias_forward(ref, s.rows, s.c, HVT_F32, b, want));
-        CHECK_OK(ref->ops->bias_backward(ref, s.rows, s.c, HVT_F32, y0, db));
+        CHECK_OK(ref->ops->matrix.bias_forward(ref, s.rows, s.c, HVT_F32, b, want));
+        CHECK_OK(ref->ops->matrix.bias_backward(ref, s.rows, s.c, HVT_F32, y0, db));
         round_all(s.type, want, s.all);
         for (int dev = 0; dev < ndevs; dev++) {
             void *y = packed(s.type, y0, s.all);
             float *got;
 
-            CHECK_OK(devs[dev]->ops->bias_forward(devs[dev], s.rows, s.c, s.type, b, y));
-            CHECK_OK(devs[dev]->ops->bias_backward(devs[dev], s.rows, s.c, s.type, dy, got_db));
+            CHECK_OK(devs[dev]->ops->matrix.bias_forward(devs[dev], s.rows, s.c, s.type, b, y));
+            CHECK_OK(devs[dev]->ops->matrix.bias_backward(devs[dev], s.rows, s.c, s.type, dy, got_db));
             got = unpacked(s.type, y, s.all);
             check_same("bias", dev, &s, s.all, got, want);
             check_near("db", dev, NULL, s.c, got_db, db, 1e-6 * (4 + sqrt((double)s.pixels * s.real)));
@@ -68,7 +68,7 @@ static xent_result run_xent(hvt_device *d, hvt_dtype t, int n, int real, int cla
                        .sums = r.sums,
                        .scale = scale};
 
-    CHECK_OK(d->ops->xent(d, &a));
+    CHECK_OK(d->ops->matrix.xent(d, &a));
     memcpy(r.sums, a.sums, sizeof r.sums);
     r.dx = unpacked(t, dx, all);
     for (size_t i = 0; scale && i < all; i++)
@@ -215,11 +215,11 @@ static pool_result run_pool(hvt_device *d, hvt_pooling_desc p, const shape *in, 
     size_t bytes = 0;
     hvt_op *op = NULL;
 
-    CHECK_OK(d->ops->pooling_plan(d, &p, &op, &bytes));
+    CHECK_OK(d->ops->pooling.plan(d, &p, &op, &bytes));
     CHECK(bytes == (p.mean ? 0 : out->all), "%zu bytes are kept", bytes);
     r.saved = room(bytes);
-    CHECK_OK(d->ops->pooling_forward(op, in->real, x, y, r.saved));
-    CHECK_OK(d->ops->pooling_backward(op, in->real, r.saved, dy, dx, add));
+    CHECK_OK(d->ops->pooling.forward(op, in->real, x, y, r.saved));
+    CHECK_OK(d->ops->pooling.backward(op, in->real, r.saved, dy, dx, add));
     hvt__op_free(op);
     r.y = unpacked(p.type, y, out->all);
     r.dx = unpacked(p.type, dx, in->all);
@@ -254,15 +254,12 @@ TEST(pooling_equals_ref)
         round_all(p.type, want.dx, in.all);
         for (int dev = 0; dev < ndevs; dev++) {
             pool_result got = run_pool(devs[dev], p, &in, &out, x, dy, dx0, add);
-            size_t bad = 0;
 
             if (p.mean)
                 check_near("mean", dev, &out, out.all, got.y, want.y, 1e-6);
             else
                 check_same("maximum", dev, &out, out.all, got.y, want.y);
-            for (size_t i = 0; !p.mean && i < out.all; i++)
-                bad += is_real(&out, i) && got.saved[i] != want.saved[i];
-            CHECK(!bad, "%zu places differ on %s", bad, hvt_device_isa(devs[dev]));
+            /* how a device notes the places of maxima is its own affair; dx shows where they were */
             check_same("dx", dev, &in, in.all, got.dx, want.dx);
             free_pool(&got);
         }
@@ -302,7 +299,7 @@ TEST(what_is_not_finite_goes_on)
 
         x[7 * C + 2] = bad;
         px = packed(type, x, s.all);
-        CHECK_OK(ops->relu_forward(devs[dev], s.all, type, px, py));
+        CHECK_OK(ops->vector.relu_forward(devs[dev], s.all, type, px, py));
         y = unpacked(type, py, s.all);
         CHECK(same_kind(y[7 * C + 2], bad < 0 ? 0 : bad), "relu of %g in %s on %s is %g", bad,
               hvt_dtype_name(type), hvt_device_isa(devs[dev]), y[7 * C + 2]);
@@ -329,16 +326,16 @@ TEST(a_window_that_cannot_be_is_refused)
         hvt_op *op = NULL;
         size_t bytes;
 
-        CHECK_FAILS(devs[dev]->ops->pooling_plan(devs[dev], &p, &op, &bytes), E_SHAPE, "16");
+        CHECK_FAILS(devs[dev]->ops->pooling.plan(devs[dev], &p, &op, &bytes), E_SHAPE, "16");
         p.size = 3;
         p.pad = 2;
-        CHECK_FAILS(devs[dev]->ops->pooling_plan(devs[dev], &p, &op, &bytes), E_SHAPE, "padding 2");
+        CHECK_FAILS(devs[dev]->ops->pooling.plan(devs[dev], &p, &op, &bytes), E_SHAPE, "padding 2");
         p.pad = 0;
         p.h = 2;
-        CHECK_FAILS(devs[dev]->ops->pooling_plan(devs[dev], &p, &op, &bytes), E_SHAPE, "1x2x20x4");
+        CHECK_FAILS(devs[dev]->ops->pooling.plan(devs[dev], &p, &op, &bytes), E_SHAPE, "1x2x20x4");
         p.h = 3;
         p.type = HVT_I32;
-        CHECK_FAILS(devs[dev]->ops->pooling_plan(devs[dev], &p, &op, &bytes), E_UNSUPPORTED, "i32");
+        CHECK_FAILS(devs[dev]->ops->pooling.plan(devs[dev], &p, &op, &bytes), E_UNSUPPORTED, "i32");
         CHECK(!op, "a plan was made");
     }
 }
@@ -358,10 +355,11 @@ TEST(subsampling_equals_ref)
         float *x = matrix(&in, 0), *dy = matrix(&out, 0), *want = copied(dy, out.all),
               *want_dx = copied(x, in.all);
         bool add = between(0, 1);
+        hvt_subsample_desc d = {o, t, n, h, w, c, stride, channels}, plain = d;
 
-        CHECK_OK(ref->ops->subsample_forward(ref, o, HVT_F32, n, h, w, c, stride, channels, x, want));
-        CHECK_OK(
-            ref->ops->subsample_backward(ref, o, HVT_F32, n, h, w, c, stride, channels, dy, want_dx, add));
+        plain.type = HVT_F32;
+        CHECK_OK(ref->ops->matrix.subsample_forward(ref, &plain, x, want));
+        CHECK_OK(ref->ops->matrix.subsample_backward(ref, &plain, dy, want_dx, add));
         round_all(t, want_dx, in.all);
         for (int dev = 0; dev < ndevs; dev++) {
             const hvt_device_ops *ops = devs[dev]->ops;
@@ -369,8 +367,8 @@ TEST(subsampling_equals_ref)
                  *pdx = packed(t, x, in.all);
             float *y, *dx;
 
-            CHECK_OK(ops->subsample_forward(devs[dev], o, t, n, h, w, c, stride, channels, px, py));
-            CHECK_OK(ops->subsample_backward(devs[dev], o, t, n, h, w, c, stride, channels, pdy, pdx, add));
+            CHECK_OK(ops->matrix.subsample_forward(devs[dev], &d, px, py));
+            CHECK_OK(ops->matrix.subsample_backward(devs[dev], &d, pdy, pdx, add));
             y = unpacked(t, py, out.all);
             dx = unpacked(t, pdx, in.all);
             check_same("subsample", dev, &out, out.all, y, want);
@@ -404,11 +402,11 @@ static void check_stored(int dev, hvt_augment_args a, size_t count)
             a.cx = a.c + more;
             a.dst = got;
             CHECK_OK(devs[dev]->ops->augment(devs[dev], &a));
-            CHECK_OK(ref->ops->cast(ref, all, 1, got, type, read, HVT_F32));
-            CHECK_OK(
-                ref->ops->cast(ref, count, 1, f32, HVT_F32, type == HVT_F32 ? (void *)want : rounded, type));
+            CHECK_OK(ref->ops->vector.cast(ref, all, 1, got, type, read, HVT_F32));
+            CHECK_OK(ref->ops->vector.cast(ref, count, 1, f32, HVT_F32,
+                                           type == HVT_F32 ? (void *)want : rounded, type));
             if (type != HVT_F32)
-                CHECK_OK(ref->ops->cast(ref, count, 1, rounded, type, want, HVT_F32));
+                CHECK_OK(ref->ops->vector.cast(ref, count, 1, rounded, type, want, HVT_F32));
             for (size_t i = 0; i < all; i++) {
                 size_t pixel = i / a.cx, c = i % a.cx;
 
@@ -429,7 +427,8 @@ TEST(images_equal_ref)
         int n = between(1, 40), real = between(0, n), h = between(1, 20),
             w = between(0, 3) ? between(1, 40) : 150, c = between(1, 4), pad = between(0, 4);
         size_t count = (size_t)n * h * w * c;
-        uint8_t *bytes = room((size_t)real * h * w * c);
+        bool floats = between(0, 1);
+        uint8_t *bytes = room((size_t)real * h * w * c * (floats ? sizeof(float) : 1));
         int8_t *drawn = room((size_t)real * 3);
         shape s = make_shape(between(0, 1) ? HVT_ORDER_HWN : HVT_ORDER_NHW, h * w, n, real, c);
         int32_t *labels = room((size_t)real * sizeof *labels), *got_labels = room((size_t)n * sizeof *labels);
@@ -439,6 +438,7 @@ TEST(images_equal_ref)
                               .h = h,
                               .w = w,
                               .c = c,
+                              .floats = floats,
                               .src = bytes,
                               .draws = between(0, 2) ? drawn : NULL,
                               .labels = labels,
@@ -447,7 +447,10 @@ TEST(images_equal_ref)
         float *want = NULL;
 
         for (size_t i = 0; i < (size_t)real * h * w * c; i++)
-            bytes[i] = (uint8_t)draw();
+            if (floats)
+                ((float *)bytes)[i] = value();
+            else
+                bytes[i] = (uint8_t)draw();
         for (int i = 0; i < real * 3; i++)
             drawn[i] = (int8_t)(i % 3 == 2 ? between(0, 1) : between(-pad, pad));
         for (int i = 0; i < c; i++) {
@@ -481,6 +484,47 @@ TEST(images_equal_ref)
         free(got_labels);
         free(want);
     }
+}
+
+/* Devices may write such a batch past the caches. */
+TEST(a_batch_larger_than_caches_equals_ref)
+{
+    enum { N = 28, SIDE = 224, COUNT = N * SIDE * SIDE * 3 };
+    uint8_t *bytes = room(COUNT);
+    int8_t drawn[N * 3];
+    int32_t labels[N] = {0}, got_labels[N];
+    shape s = make_shape(HVT_ORDER_NHW, SIDE * SIDE, N, N, 3);
+    float *want = room((size_t)COUNT * 4), *got = room((size_t)COUNT * 4);
+
+    for (int i = 0; i < COUNT; i++)
+        bytes[i] = (uint8_t)(i * 7 + i / 672);
+    for (int i = 0; i < N * 3; i++)
+        drawn[i] = (int8_t)(i % 3 == 2 ? i & 1 : between(-3, 3));
+    for (int dev = 0; dev < ndevs; dev++) {
+        hvt_augment_args a = {.order = s.order,
+                              .n = N,
+                              .real = N,
+                              .h = SIDE,
+                              .w = SIDE,
+                              .c = 3,
+                              .cx = 3,
+                              .src = bytes,
+                              .draws = drawn,
+                              .labels = labels,
+                              .scale = {.017f, .0175f, .0174f},
+                              .shift = {-2.1f, -2.03f, -1.8f},
+                              .dst = dev ? got : want,
+                              .dst_labels = got_labels};
+
+        CHECK_OK(devs[dev]->ops->augment(devs[dev], &a));
+        if (dev && has_fma(dev))
+            check_same("large batch", dev, &s, COUNT, got, want);
+        else if (dev)
+            check_near("large batch", dev, &s, COUNT, got, want, 1e-5);
+    }
+    free(bytes);
+    free(want);
+    free(got);
 }
 
 /* A 2x2 image of one channel: crop by one, then mirror. */
@@ -529,6 +573,7 @@ int main(void)
     RUN(a_window_that_cannot_be_is_refused);
     RUN(subsampling_equals_ref);
     RUN(images_equal_ref);
+    RUN(a_batch_larger_than_caches_equals_ref);
     RUN(an_image_is_cropped_then_mirrored);
     close_devices();
     return check_done();

@@ -41,7 +41,7 @@ TEST(all_16_bit_values_widen_exactly)
         for (int t = HVT_F16; t <= HVT_BF16; t++) {
             int bad = 0;
 
-            CHECK_OK(devs[dev]->ops->cast(devs[dev], 65536, 1, h, (hvt_dtype)t, x, HVT_F32));
+            CHECK_OK(devs[dev]->ops->vector.cast(devs[dev], 65536, 1, h, (hvt_dtype)t, x, HVT_F32));
             for (int i = 0; i < 65536; i++) {
                 double want = meaning((hvt_dtype)t, i);
 
@@ -92,13 +92,13 @@ TEST(all_16_bit_values_round_to_nearest_even)
             static const float odd[] = {INFINITY, -INFINITY, 3.4e38f, -3.4e38f, NAN};
             int bad = 0, at = 0, inf = t == HVT_F16 ? 0x7c00 : 0x7f80;
 
-            CHECK_OK(devs[dev]->ops->cast(devs[dev], (size_t)n, 1, x, HVT_F32, got, (hvt_dtype)t));
+            CHECK_OK(devs[dev]->ops->vector.cast(devs[dev], (size_t)n, 1, x, HVT_F32, got, (hvt_dtype)t));
             for (int i = 0; i < n; i++)
                 if (got[i] != want[i] && !bad++)
                     at = i;
             CHECK(!bad, "%d of %d to %s on %s, first %.9g gave %04x, not %04x", bad, n,
                   hvt_dtype_name((hvt_dtype)t), hvt_device_isa(devs[dev]), x[at], got[at], want[at]);
-            CHECK_OK(devs[dev]->ops->cast(devs[dev], 5, 1, odd, HVT_F32, got, (hvt_dtype)t));
+            CHECK_OK(devs[dev]->ops->vector.cast(devs[dev], 5, 1, odd, HVT_F32, got, (hvt_dtype)t));
             CHECK(got[0] == inf && got[1] == (inf | 0x8000), "infinity became %04x %04x", got[0], got[1]);
             CHECK(t == HVT_BF16 || (got[2] == inf && got[3] == (inf | 0x8000)), "3.4e38 became %04x", got[2]);
             CHECK((got[4] & inf) == inf && (got[4] & ~inf & 0x7fff), "NaN became %04x", got[4]);
@@ -122,22 +122,22 @@ TEST(sums_in_16_bits_are_rounded_once)
 
             in[k] = room(N * 2);
             p[k] = in[k];
-            CHECK_OK(ref->ops->cast(ref, N, 1, x, HVT_F32, in[k], (hvt_dtype)t));
+            CHECK_OK(ref->ops->vector.cast(ref, N, 1, x, HVT_F32, in[k], (hvt_dtype)t));
             free(x);
         }
         for (int count = 1; count <= MOST; count++) {
-            CHECK_OK(ref->ops->reduce(ref, N, (hvt_dtype)t, p, count, want));
+            CHECK_OK(ref->ops->vector.reduce(ref, N, (hvt_dtype)t, p, count, want));
             for (int dev = 1; dev < ndevs; dev++) {
                 int bad = 0;
 
-                CHECK_OK(devs[dev]->ops->reduce(devs[dev], N, (hvt_dtype)t, p, count, got));
+                CHECK_OK(devs[dev]->ops->vector.reduce(devs[dev], N, (hvt_dtype)t, p, count, got));
                 for (int i = 0; i < N; i++)
                     bad += got[i] != want[i];
                 CHECK(!bad, "%d of %d: %s, %d inputs, %s", bad, N, hvt_dtype_name((hvt_dtype)t), count,
                       hvt_device_isa(devs[dev]));
                 for (int k = 0; k < count; k++)
                     memcpy(io[k] = room(N * 2), in[k], N * 2);
-                CHECK_OK(devs[dev]->ops->reduce_all(devs[dev], N, (hvt_dtype)t, io, count));
+                CHECK_OK(devs[dev]->ops->host_only.reduce_all(devs[dev], N, (hvt_dtype)t, io, count));
                 for (int k = 0; k < count; k++) {
                     CHECK(!memcmp(io[k], want, N * 2), "%s, %d of %d, %s", hvt_dtype_name((hvt_dtype)t), k,
                           count, hvt_device_isa(devs[dev]));
@@ -152,11 +152,11 @@ TEST(sums_in_16_bits_are_rounded_once)
             const void *three[3] = {&h[0], &h[1], &h[2]};
 
             for (int dev = 0; dev < ndevs; dev++) {
-                CHECK_OK(devs[dev]->ops->cast(devs[dev], 1, 1, &one, HVT_F32, &h[0], (hvt_dtype)t));
-                CHECK_OK(devs[dev]->ops->cast(devs[dev], 1, 1, &small, HVT_F32, &h[1], (hvt_dtype)t));
+                CHECK_OK(devs[dev]->ops->vector.cast(devs[dev], 1, 1, &one, HVT_F32, &h[0], (hvt_dtype)t));
+                CHECK_OK(devs[dev]->ops->vector.cast(devs[dev], 1, 1, &small, HVT_F32, &h[1], (hvt_dtype)t));
                 h[2] = h[1];
-                CHECK_OK(devs[dev]->ops->reduce(devs[dev], 1, (hvt_dtype)t, three, 3, &h[0]));
-                CHECK_OK(devs[dev]->ops->cast(devs[dev], 1, 1, &h[0], (hvt_dtype)t, &sum, HVT_F32));
+                CHECK_OK(devs[dev]->ops->vector.reduce(devs[dev], 1, (hvt_dtype)t, three, 3, &h[0]));
+                CHECK_OK(devs[dev]->ops->vector.cast(devs[dev], 1, 1, &h[0], (hvt_dtype)t, &sum, HVT_F32));
                 CHECK(sum == 1 + 2 * small, "%.9g on %s", sum, hvt_device_isa(devs[dev]));
             }
         }
@@ -176,9 +176,9 @@ TEST(bytes_are_copied_and_zeroed)
 
             for (size_t i = 0; i < n; i++)
                 a[i] = (char)draw();
-            CHECK_OK(devs[dev]->ops->copy(devs[dev], b, a, n));
+            CHECK_OK(devs[dev]->ops->memory.copy(devs[dev], b, a, n));
             CHECK(!memcmp(a, b, n), "%zu bytes", n);
-            CHECK_OK(devs[dev]->ops->zero(devs[dev], b, n));
+            CHECK_OK(devs[dev]->ops->memory.zero(devs[dev], b, n));
             for (size_t i = 0; i < n; i++)
                 bad += b[i] != 0;
             CHECK(!bad, "%zu of %zu bytes", bad, n);

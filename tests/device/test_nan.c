@@ -25,7 +25,7 @@ TEST(relu_passes_a_gradient_where_its_output_is_nan)
         py = packed(type, y, ROWS * C);
         pdy = packed(type, dy, ROWS * C);
         pdx = packed(type, before, ROWS * C);
-        CHECK_OK(devs[dev]->ops->relu_backward(devs[dev], ROWS * C, type, py, pdy, pdx, add));
+        CHECK_OK(devs[dev]->ops->vector.relu_backward(devs[dev], ROWS * C, type, py, pdy, pdx, add));
         dx = unpacked(type, pdx, ROWS * C);
         for (int i = 0; i < ROWS * C; i++)
             wrong += dx[i] != (y[i] <= 0 ? 0 : dy[i]) + (add ? before[i] : 0);
@@ -58,19 +58,20 @@ static void sum_is_whole(int dev, hvt_dtype type, bool mask_from_x)
     px = packed(type, x, ROWS * C);
     py = packed(type, y, ROWS * C);
     pdy = packed(type, dy, ROWS * C);
-    CHECK_OK(devs[dev]->ops->bn_backward(devs[dev], &(hvt_bn_grad_args){.rows = {1, ROWS, ROWS},
-                                                                        .c = C,
-                                                                        .type = type,
-                                                                        .x = px,
-                                                                        .y = py,
-                                                                        .dy = pdy,
-                                                                        .gamma = gamma,
-                                                                        .mean = mean,
-                                                                        .rstd = rstd,
-                                                                        .beta = mask_from_x ? beta : NULL,
-                                                                        .dx = pdx,
-                                                                        .dgamma = dgamma,
-                                                                        .dbeta = dbeta}));
+    CHECK_OK(
+        devs[dev]->ops->matrix.bn_backward(devs[dev], &(hvt_bn_grad_args){.rows = {1, ROWS, ROWS},
+                                                                          .c = C,
+                                                                          .type = type,
+                                                                          .x = px,
+                                                                          .y = py,
+                                                                          .dy = pdy,
+                                                                          .gamma = gamma,
+                                                                          .mean = mean,
+                                                                          .rstd = rstd,
+                                                                          .beta = mask_from_x ? beta : NULL,
+                                                                          .dx = pdx,
+                                                                          .dgamma = dgamma,
+                                                                          .dbeta = dbeta}));
     dx = unpacked(type, pdx, ROWS * C);
     for (int c = 0; c < C; c++) {
         CHECK(dbeta[c] == want[c], "in %s on %s, mask from %s: channel %d has dbeta %g, not %g",

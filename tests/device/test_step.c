@@ -5,10 +5,6 @@
 #include "devices.h"
 #include "device/step.h"
 
-#ifndef HVT_TESTS
-#define HVT_TESTS "tests" /* where golden/ is; Meson says so */
-#endif
-
 static hvt_step_state begun(float loss_scale, int interval)
 {
     return (hvt_step_state){.images = 8,
@@ -26,15 +22,15 @@ static void decide(hvt_device *d, hvt_step_state *s, bool finite, float loss)
 {
     const float g = finite ? 1 : INFINITY, sums[HVT__STEP_SUMS] = {loss, 3, 5};
 
-    CHECK_OK(d->ops->check(d, 1, &g, 77, s));
-    CHECK_OK(d->ops->decide(d, s, sums));
+    CHECK_OK(d->ops->step.check(d, 1, &g, 77, s));
+    CHECK_OK(d->ops->step.decide(d, s, sums));
 }
 
 /* Source: golden/scaler.txt by torch.amp.GradScaler. */
 TEST(the_loss_scale_moves_as_in_pytorch)
 {
     for (int dev = 0; dev < ndevs; dev++) {
-        FILE *f = fopen(HVT_TESTS "/golden/scaler.txt", "r");
+        FILE *f = fopen(check_file("golden/scaler.txt"), "r");
         int interval, steps, lines = 0;
         float scale;
 
@@ -159,11 +155,11 @@ TEST(the_first_gradient_that_is_not_finite_is_found)
             hvt_step_state s = begun(1, 0);
             uint64_t want = first < n ? base + first : UINT64_MAX;
 
-            CHECK_OK(devs[dev]->ops->check(devs[dev], n, g, base, &s));
+            CHECK_OK(devs[dev]->ops->step.check(devs[dev], n, g, base, &s));
             CHECK(s.bad == want, "device %d, %zu elements: %llu, expected %llu", dev, n,
                   (unsigned long long)s.bad, (unsigned long long)want);
             s.bad = 5; /* what was found before is lower */
-            CHECK_OK(devs[dev]->ops->check(devs[dev], n, g, base + 6, &s));
+            CHECK_OK(devs[dev]->ops->step.check(devs[dev], n, g, base + 6, &s));
             CHECK(s.bad == 5, "a higher index took its place");
         }
         free(g);
@@ -188,10 +184,10 @@ TEST(sgd_obeys_the_step_and_writes_a_rounded_copy)
                 b.copy = NULL;
                 memset(copy, 0xab, n * 2);
                 memset(want, 0xab, n * 2);
-                CHECK_OK(devs[dev]->ops->sgd(devs[dev], n, &a, gs, 1, w, v));
-                CHECK_OK(devs[dev]->ops->sgd(devs[dev], n, &b, gs, 1, plain, v2));
+                CHECK_OK(devs[dev]->ops->vector.sgd(devs[dev], n, &a, gs, 1, w, v));
+                CHECK_OK(devs[dev]->ops->vector.sgd(devs[dev], n, &b, gs, 1, plain, v2));
                 if (apply)
-                    CHECK_OK(ref->ops->cast(ref, n, 1, plain, HVT_F32, want, type));
+                    CHECK_OK(ref->ops->vector.cast(ref, n, 1, plain, HVT_F32, want, type));
                 CHECK(!memcmp(w, plain, n * 4) && !memcmp(v, v2, n * 4), "the copy changes the update");
                 CHECK(!memcmp(copy, want, n * 2), "device %d: the copy is not the rounded weight", dev);
                 CHECK(apply == (memcmp(w, w0, n * 4) != 0) && apply == (memcmp(v, v0, n * 4) != 0),
@@ -230,7 +226,7 @@ TEST(the_loss_scale_multiplies_gradients_alone)
                                .sums = sums[k],
                                .scale = k ? &scale : NULL};
 
-            CHECK_OK(devs[dev]->ops->xent(devs[dev], &a));
+            CHECK_OK(devs[dev]->ops->matrix.xent(devs[dev], &a));
         }
         for (int i = 0; i < ROWS * CLASSES; i++)
             CHECK(dx[1][i] == 512 * dx[0][i], "device %d: %g is not 512 times %g", dev, dx[1][i], dx[0][i]);

@@ -16,6 +16,7 @@ MODELS = [
     ("resnet18", torchvision.models.resnet18()),
     ("resnet50", torchvision.models.resnet50()),
     ("resnet20", ResNet20()),
+    ("resnext50_32x4d", torchvision.models.resnext50_32x4d()),
 ]
 
 print(f"# By make_names.py: Python {platform.python_version()}, torch {torch.__version__}, "

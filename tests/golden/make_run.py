@@ -11,9 +11,10 @@ them where PyTorch is not installed. 41 images on two shards are 21 and 20, in b
 epoch has 5 and 4.
 
 The run is made in f32 and in f64, which must agree to 1e-5; the numbers of f64 are the golden ones. With "f64" it
-is made in f64 alone, in half the time.
+is made in f64 alone, in half the time; with "frozen" some parameters are frozen by requires_grad_(False).
 
     python3 tests/golden/make_run.py > tests/golden/run.txt
+    python3 tests/golden/make_run.py frozen > tests/golden/frozen.txt
 """
 import math
 import os
@@ -23,6 +24,7 @@ import sys
 SEED = 1
 EPOCHS, STEPS, BATCH, SHARDS = 4, 10, 8, 2
 LR, MOMENTUM, DECAY, CROP = 0.001, 0.9, 1.0, 4  # at larger rates the losses depend on rounding too much
+FREEZE = ("conv1", "bn1", "layer1", "layer2.1.conv1", "layer3.2.bn2.weight", "fc.bias")
 TRAIN, TEST, SIDE, CLASSES = (9, 8, 8, 8, 8), 37, 32, 10  # images of each file
 ARGS = (f"--model resnet20 --data cifar10 --epochs {EPOCHS} --steps {STEPS} --shards {SHARDS} --batch {BATCH} "
         f"--lr {LR} --schedule cosine --momentum {MOMENTUM} --weight-decay {DECAY} --augment crop:{CROP},flip "
@@ -160,8 +162,8 @@ def update(model, optimizer, shards):
     return loss
 
 
-def train(dtype):
-    """The training losses; and of the test images loss, top-1 and top-5 hits."""
+def train(dtype, freeze):
+    """The training losses; and of the test images loss, top-1 and top-5 hits. freeze: prefixes of parameters."""
     import torch
     from make_losses import ResNet20
     data = [(torch.stack([torch.frombuffer(bytearray(pixels), dtype=torch.uint8).reshape(3, SIDE, SIDE).to(dtype)
@@ -169,6 +171,8 @@ def train(dtype):
     (images, labels), (test_images, test_labels) = data
     model = ResNet20()
     fill(model)
+    for name, p in model.named_parameters():
+        p.requires_grad_(not name.startswith(freeze))
     model.to(dtype).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
@@ -193,9 +197,10 @@ def main():
 
     import torch
     torch.set_num_threads(1)
-    double = train(torch.float64)
-    if sys.argv[1:] != ["f64"]:
-        single = train(torch.float32)
+    freeze = FREEZE if "frozen" in sys.argv else ()
+    double = train(torch.float64, freeze)
+    if "f64" not in sys.argv:
+        single = train(torch.float32, freeze)
         apart = max(abs(s - d) / d for s, d in zip(single[0] + [single[1]], double[0] + [double[1]]))
         print(f"f32 and f64 are at most {apart:.1e} apart", file=sys.stderr)
         if apart > 1e-5 or single[2:] != double[2:]:

@@ -57,6 +57,13 @@ both() { # RANKS ARG...
         --hostfile "$root/hostfiles/two-nodes.example" -np "$ranks" "$hvtrain" "$@"
 }
 
+rank_of_node2() { # the process of one
+    for process in /proc/[0-9]*; do
+        [ "$(readlink "$process/exe")" = "$hvtrain" ] &&
+            [ "$(readlink "$process/ns/net")" = "$(readlink "/proc/$other/ns/net")" ] && echo "${process#/proc/}"
+    done | tail -n 1
+}
+
 # ---- what must be true ------------------------------------------------------------------------------------
 "$hvtrain" $train_args --log alone.log >alone.out 2>&1 || {
     fail a_process_alone_trains "exit $?: $(cat alone.out)"
@@ -98,11 +105,7 @@ for _ in $(seq 300); do
     sleep 0.1
 done
 began=$(date +%s)
-victim=
-for process in /proc/[0-9]*; do
-    [ "$(readlink "$process/exe")" = "$hvtrain" ] &&
-        [ "$(readlink "$process/ns/net")" = "$(readlink "/proc/$other/ns/net")" ] && victim=${process#/proc/}
-done
+victim=$(rank_of_node2)
 if [ -n "$victim" ]; then
     kill -9 "$victim"
     wait $job
@@ -116,6 +119,47 @@ if [ -n "$victim" ]; then
 else
     fail a_rank_killed_on_the_other_host_ends_the_job "it never trained: $(cat killed.out)"
     kill $job
+fi
+
+# ---- from photographs to predictions ----------------------------------------------------------------------
+# docs/guide.md tells this story: pictures in folders, pretrained weights with a new head, ended in the middle of
+# an epoch, on other ranks to the end, predictions of pictures without labels.
+picture() { { printf 'P6 40 30 255\n' && head -c 3600 /dev/urandom; } >"$1"; }
+mkdir -p photos/ant photos/bee photos/cat new
+for i in $(seq 17); do
+    picture photos/ant/$i.ppm && picture photos/bee/$i.ppm && picture photos/cat/$i.ppm && picture new/$i.ppm
+done
+"$hvtrain" --model resnet18 --size 32 --samples 64 --batch 8 --steps 1 --threads 1 --save pre >pre.out 2>&1
+tune="--data folder --data-dir photos --val-split 0.1 --size 32 --augment rrc,flip --model resnet18 --classes 3
+      --init pre/last.safetensors --reset-head --freeze conv1,bn1,layer1,layer2,layer3 --batch 3 --shards 4 --epochs 8
+      --threads 1 --eval-freq 4 --print-freq 1 --save-every 5steps"
+"$hvtrain" $tune --save straight --log straight.log >straight.out 2>&1
+both 4 $tune --save tuned --resume auto --log tuned.log >first.out 2>&1 &
+job=$!
+for _ in $(seq 600); do
+    [ "$(grep -c '"step"' tuned.log 2>/dev/null)" -ge 6 ] 2>/dev/null && break
+    sleep 0.05
+done
+kill -TERM "$(rank_of_node2)"
+wait $job
+if grep '"record": *"end"' tuned.log | grep -q '"status": *"preempted"'; then
+    ok sigterm_to_one_rank_saves_on_two_hosts
+else
+    fail sigterm_to_one_rank_saves_on_two_hosts "$(tail -n 2 tuned.log) $(cat first.out)"
+fi
+(
+    export OMPI_MCA_rmaps_base_mapping_policy=node
+    both 2 $tune --save tuned --resume auto --log tuned.log >second.out 2>&1
+)
+same_weights a_rank_on_each_host_goes_on_to_the_same_weights "$(weights_of straight.log)" tuned.log second.out
+both 4 --evaluate --resume tuned --data-dir new --predict four.csv >predict.out 2>&1
+"$hvtrain" --evaluate --resume straight --data-dir new --predict one.csv >>predict.out 2>&1
+if cmp -s four.csv one.csv && [ "$(wc -l <one.csv)" = 18 ] &&
+    [ "$(awk -F, 'NR > 1 && $6 ~ /^(ant|bee|cat)$/' one.csv | wc -l)" = 17 ]
+then
+    ok new_pictures_get_the_names_of_classes
+else
+    fail new_pictures_get_the_names_of_classes "$(head -n 3 one.csv) $(tail -n 5 predict.out)"
 fi
 kill "$other"
 finish

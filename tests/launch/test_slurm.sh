@@ -1,7 +1,8 @@
 #!/bin/sh
 # test_slurm.sh HVTRAIN ROOT: a real SLURM of one node, made of Debian's packages, with keys, sockets, ports
 # and state of its own in a temporary folder: srun, the wrong --mpi, a run alone inside an allocation,
-# mpirun inside one, and sbatch with hostfiles/slurm.sbatch. Its daemons stop when the test does.
+# mpirun inside one, and sbatch with hostfiles/slurm.sbatch, requeued, asked to end, cancelled. Its daemons stop when the
+# test does.
 set -u
 hvtrain=$(readlink -f "$1") root=$2
 . "$root/tests/support/launch.sh"
@@ -178,26 +179,116 @@ timeout 120 sbatch --wait --nodes=1 --ntasks-per-node=4 --cpus-per-task=1 --outp
 same_weights the_batch_script_ends_with_the_same_weights "$alone" sbatch.log sbatch.out
 
 # SLURM takes the job off its node after its first checkpoint, and starts the same script again: it goes on.
-long="$train_args --size 8 --epochs 60"
+long="$train_args --size 8 --epochs 90"
 "$hvtrain" $long --log long.log >long.out 2>&1
 job=$(sbatch --parsable --nodes=1 --ntasks-per-node=4 --cpus-per-task=1 --output=requeued.out \
     "$root/hostfiles/slurm.sbatch" $long --log requeued.log)
-for _ in $(seq 600); do
-    [ -f "hvtrain-$job/last.safetensors" ] && break
-    sleep 0.1
-done
+until_saved() {
+    for _ in $(seq 600); do
+        [ -f "hvtrain-$job/last.safetensors" ] && break
+        sleep 0.1
+    done
+}
+# SLURM lets a requeued job wait for two minutes; here for a moment, in which what is left of it before comes to its end.
+start_pending() {
+    if [ "$(squeue -h -j "$job" -o %T 2>/dev/null)" = PENDING ]; then
+        sleep 7
+        scontrol update JobId="$job" StartTime=now 2>/dev/null
+        for _ in $(seq 100); do
+            [ "$(squeue -h -j "$job" -o %T 2>/dev/null)" = PENDING ] || break
+            sleep 0.1
+        done
+    fi
+}
+until_over() {
+    for _ in $(seq 900); do
+        start_pending
+        [ -n "$(squeue -h -j "$job" -o %T 2>/dev/null)" ] || break
+        sleep 0.1
+    done
+}
+until_saved
 scontrol requeue "$job"
-for _ in $(seq 900); do
-    case $(squeue -h -j "$job" -o %T 2>/dev/null) in
-    PENDING) scontrol update JobId="$job" StartTime=now 2>/dev/null ;; # it would wait for two minutes
-    '') break ;;
-    esac
-    sleep 0.1
-done
+until_over
 same_weights a_job_that_is_requeued_goes_on "$(weights_of long.log)" requeued.log requeued.out
 if [ "$(grep -c '"record": *"start"' requeued.log)" = 2 ]; then
     ok its_log_has_both_starts
 else
     fail its_log_has_both_starts "$(grep -c '"record": *"start"' requeued.log) records"
+fi
+
+# SIGUSR1 to all tasks, as --signal sends it before the time limit: they save within an epoch, and the script has the
+# job requeued. The second time SIGTERM reaches one task alone, and the third time srun's step.
+job=$(sbatch --parsable --nodes=1 --ntasks-per-node=4 --cpus-per-task=1 --output=asked.out \
+    "$root/hostfiles/slurm.sbatch" $long --log asked.log)
+until_started() { # N: for the Nth time
+    for _ in $(seq 600); do
+        [ "$(grep -c '"record": *"start"' asked.log)" = "$1" ] && break
+        start_pending
+        sleep 0.1
+    done
+}
+our_processes() { # hvtrain's, of this cluster
+    for process in /proc/[0-9]*; do
+        read -r comm 2>/dev/null <"$process/comm" && [ "$comm" = hvtrain ] &&
+            [ "$(readlink "$process/exe")" = "$hvtrain" ] && [ "$(readlink "$process/cwd")" = "$tmp" ] &&
+            echo "${process#/proc/}"
+    done
+}
+until_saved
+scancel --signal=USR1 "$job"
+until_started 2
+one=
+for _ in $(seq 100); do
+    for process in $(our_processes); do
+        tr '\0' '\n' <"/proc/$process/environ" 2>/dev/null | grep -q '^SLURM_PROCID=2$' && one=$process
+    done
+    [ -z "$one" ] || break
+    sleep 0.05
+done
+[ -z "$one" ] || kill -TERM "$one"
+until_started 3
+scancel --signal=TERM "$(squeue -h -s -j "$job" -o %i | grep '[.][0-9]*$')"
+until_over
+same_weights a_job_that_is_asked_to_end_requeues_itself_and_goes_on "$(weights_of long.log)" asked.log asked.out
+if [ "$(grep -c '"status": *"preempted"' asked.log)" = 3 ] && grep -q '"signal": *"SIGUSR1"' asked.log &&
+    [ "$(grep -c '"signal": *"SIGTERM"' asked.log)" = 2 ] && [ "$(grep -c '"record": *"start"' asked.log)" = 4 ]
+then
+    ok each_time_it_saved_and_said_so
+else
+    fail each_time_it_saved_and_said_so "$(grep -e '"record": *"start"' -e '"record": *"end"' asked.log | cut -c1-150)"
+fi
+left="$(our_processes) $(ls "hvtrain-$job" | grep -v -E '^(gen-[0-9]{6}(\.momentum)?|last|best)\.safetensors$')"
+if [ "$left" = " " ]; then
+    ok and_left_nothing_behind
+else
+    fail and_left_nothing_behind "$left"
+fi
+
+# A job that is cancelled saves, and stays cancelled.
+job=$(sbatch --parsable --nodes=1 --ntasks-per-node=4 --cpus-per-task=1 --output=cancelled.out \
+    "$root/hostfiles/slurm.sbatch" $long --epochs 100000 --log cancelled.log)
+until_saved
+scancel "$job"
+for _ in $(seq 300); do
+    [ -z "$(squeue -h -j "$job" -o %T 2>/dev/null)" ] && break
+    sleep 0.1
+done
+if [ -z "$(squeue -h -j "$job" -o %T 2>/dev/null)" ] && grep -q '"status": *"preempted"' cancelled.log; then
+    ok a_job_that_is_cancelled_saves_and_stays_cancelled
+else
+    fail a_job_that_is_cancelled_saves_and_stays_cancelled "$(squeue -h -j "$job"; tail -n 1 cancelled.log; cat cancelled.out)"
+fi
+
+# SLURM's own limit, a minute: hvtrain ends before it by itself.
+timeout 120 srun --mpi=pmix --time=1 -n 2 "$hvtrain" $train_args --shards 2 --epochs 100000 --save limit \
+    --log limit.log >limit.out 2>&1
+code=$?
+if [ $code = 143 ] && grep -q '"status": *"preempted"' limit.log && grep -q "SLURM's limit" limit.out; then
+    ok a_run_ends_before_slurms_limit
+elif ! timeout 60 srun -n 1 printenv SLURM_JOB_END_TIME >/dev/null 2>&1; then
+    echo "skip a_run_ends_before_slurms_limit: this SLURM does not tell it"
+else
+    fail a_run_ends_before_slurms_limit "exit $code: $(tail -n 3 limit.out)"
 fi
 finish

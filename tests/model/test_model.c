@@ -53,11 +53,12 @@ TEST(gradients_equal_differences_of_the_loss)
     check_gradients(odd_net, (shape){3, 5, 7, 2}, ref);
     check_gradients(early_norm_net, (shape){3, 5, 7, 3}, ref);
     check_gradients(plain_net, (shape){3, 9, 7, 3}, ref);
+    check_gradients(general_net, (shape){3, 6, 7, 3}, ref);
 }
 
 TEST(every_device_set_and_order_gives_the_gradients_of_ref)
 {
-    static build_fn *const nets[] = {small_net, odd_net, plain_net};
+    static build_fn *const nets[] = {small_net, odd_net, plain_net, general_net};
     static const shape shapes[] = {{1, 8, 8, 3}, {5, 9, 11, 3}, {17, 7, 5, 4}, {33, 12, 4, 1}};
     how by;
 
@@ -91,6 +92,7 @@ TEST(threads_change_no_bit)
 
     check_same(small_net, (shape){19, 16, 15, 3}, 19, one, two, 0);
     check_same(odd_net, (shape){19, 16, 15, 3}, 11, one, two, 0);
+    check_same(general_net, (shape){19, 16, 15, 3}, 11, one, two, 0);
 }
 
 /* ---- short batches ---------------------------------------------------------------------------------- */
@@ -306,10 +308,10 @@ TEST(weights_are_packed_once_per_update_and_nothing_is_allocated)
 
         for (int i = 0; i < n.m->nlayer; i++)
             convs += n.m->layer[i].op && strstr(n.m->layer[i].ops->name, "pool") == NULL;
-        pack_of_device = n.ops->conv_pack_weights;
-        alloc_of_device = n.ops->alloc;
-        n.spy.conv_pack_weights = count_pack;
-        n.spy.alloc = count_alloc;
+        pack_of_device = n.ops->conv.pack_weights;
+        alloc_of_device = n.ops->memory.alloc;
+        n.spy.conv.pack_weights = count_pack;
+        n.spy.memory.alloc = count_alloc;
         packs = allocations = 0;
         for (int update = 1; update <= 3; update++) {
             for (int shard = 0; shard < 3; shard++) {

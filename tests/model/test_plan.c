@@ -52,6 +52,27 @@ static hvt_value wrong_outputs(hvt_model *m, hvt_value x)
     return hvt_linear(m, hvt_avgpool(m, x), 0);
 }
 
+static hvt_value wrong_groups(hvt_model *m, hvt_value x)
+{
+    return hvt_conv2d_with(m, x, &(hvt_conv2d_opts){.filters = 4, .kernel_h = 3, .groups = 3});
+}
+
+static hvt_value wrong_dilation(hvt_model *m, hvt_value x)
+{
+    return hvt_conv2d_with(m, x,
+                           &(hvt_conv2d_opts){.filters = 4, .kernel_h = 3, .kernel_w = 5, .dilation_w = 3});
+}
+
+static hvt_value no_kernel(hvt_model *m, hvt_value x)
+{
+    return hvt_conv2d_with(m, x, &(hvt_conv2d_opts){.filters = 4});
+}
+
+static hvt_value no_opts(hvt_model *m, hvt_value x)
+{
+    return hvt_conv2d_with(m, x, NULL);
+}
+
 static hvt_value wrong_padding(hvt_model *m, hvt_value x)
 {
     return hvt_subsample(m, x, 2, 6);
@@ -125,14 +146,21 @@ TEST(the_first_mistake_is_reported_with_layer_and_shapes)
         const char *part;
     } bad[] = {
         {wrong_add, "layer sum (add): adds conv2d1, which is 4x4x4, and conv2d2, which is 4x4x5"},
-        {wrong_window, "layer stem (conv2d): input 8x8x3 is smaller than the 11x11 window with padding 1; it "
-                       "must be at least 9x9"},
+        {wrong_window, "layer stem (conv2d): input 8x8x3 with padding 1 above, 1 left, 1 below, 1 right is "
+                       "smaller than the 11x11 window of 11x11 taps"},
         {wrong_pool, "layer maxpool1 (maxpool): window 3x3, stride 2, padding 2"},
         {wrong_pool_window,
          "layer maxpool1 (maxpool): input 8x8x3 is smaller than the 15x15 window with padding "
          "1; it must be at least 13x13"},
         {wrong_filters, "layer conv2d1 (conv2d): 0 filters"},
         {wrong_stride, "layer conv2d1 (conv2d): 4 filters of 3x3, stride -1"},
+        {wrong_groups,
+         "layer conv2d1 (conv2d): 3 channels and 4 filters in 3 groups: both must be multiples"},
+        {wrong_dilation,
+         "layer conv2d1 (conv2d): input 8x8x3 with padding 0 above, 0 left, 0 below, 0 right is "
+         "smaller than the 3x13 window of 3x5 taps"},
+        {no_kernel, "layer conv2d1 (conv2d): 4 filters of 0x0"},
+        {no_opts, "layer conv2d1 (conv2d): no hvt_conv2d_opts"},
         {wrong_linear, "layer fc (linear): input is 8x8x3; it must be 1x1xC"},
         {wrong_outputs, "layer linear2 (linear): 0 outputs"},
         {wrong_padding, "layer subsample1 (subsample): input 8x8x3 cannot be padded evenly to 6 channels"},
@@ -212,8 +240,8 @@ TEST(a_plan_that_fails_leaves_the_tape_as_it_was)
         uint64_t want, got = 0;
         int tries = 0;
 
-        alloc_of_device = whole.ops->alloc;
-        scarce.alloc = scarce_alloc;
+        alloc_of_device = whole.ops->memory.alloc;
+        scarce.memory.alloc = scarce_alloc;
         whole.dev->ops = &scarce;
         CHECK_OK(hvt_model_create(whole.dev, &m));
         x = small_net(m, hvt_input(m, 9, 11, 3));

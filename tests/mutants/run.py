@@ -32,8 +32,8 @@ def mutant(name, fault, tests, *changes):
 
 mutant("divisor-planned", "gradients are divided by the planned batch, not by the images that came",
        "distopt golden",
-       ("src/optim/step.c", "hvt__model_begin_step(d->optim->m, images, lr, words)",
-        "hvt__model_begin_step(d->optim->m, (int64_t)shards * d->optim->m->batch, lr, words)"))
+       ("src/optim/step.c", "hvt__model_begin_step(d->optim->m, images, lr, told)",
+        "hvt__model_begin_step(d->optim->m, (int64_t)shards * d->optim->m->batch, lr, told)"))
 mutant("divisor-of-one-shard", "gradients are divided by the images of the largest shard alone",
        "distopt golden",
        ("src/optim/step.c", "images += shard_counts[i];",
@@ -51,22 +51,22 @@ mutant("permutation-repeats", "a shuffle overwrites instead of swapping: images 
         "ret_order[i] = ret_order[z];\n        (void)t;"))
 mutant("training-pads", "training pads uneven shards by repeating images, whatever --last-batch says",
        "golden program",
-       ("src/train/setup.c", ".last_batch = t->set.last_batch,", ".last_batch = HVT_LAST_BATCH_PAD,"))
+       ("src/train/loading.c", ".last_batch = set->last_batch,", ".last_batch = HVT_LAST_BATCH_PAD,"))
 mutant("evaluation-pads", "an evaluation gives every rank the same number of images",
        "conform-np2 golden program",
-       ("src/train/setup.c", "test.last_batch = HVT_LAST_BATCH_KEEP;", "test.last_batch = HVT_LAST_BATCH_PAD;"))
+       ("src/train/loading.c", "test.last_batch = HVT_LAST_BATCH_KEEP;", "test.last_batch = HVT_LAST_BATCH_PAD;"))
 mutant("evaluation-counts-padding", "an evaluation counts the rows of the last batch that hold no image",
        "golden program",
-       ("src/train/eval.c", "for (int i = 0; i < b.count; i++)\n            add_row",
-        "for (int i = 0; i < b.labels.dim[0]; i++)\n            add_row"))
+       ("src/train/eval.c", "for (int i = 0; i < b->count; i++)\n        add_row",
+        "for (int i = 0; i < b->labels.dim[0]; i++)\n        add_row"))
 mutant("rows-transposed", "the pixels of an image in 16 bits or in H,W,N order are written column by column",
        "device_ops data golden",
        ("src/device/cpu/images.c", "size_t pixel = (size_t)p * a->w + first + q;",
         "size_t pixel = (size_t)(first + q) * a->h + p;"))
 mutant("rows-of-another-order", "the loader writes rows in N,H,W order and says H,W,N",
        "data golden",
-       ("src/data/loader.c", "(hvt_augment_args){.order = opts->order,",
-        "(hvt_augment_args){.order = HVT_ORDER_NHW,"))
+       ("src/data/loader.c", "hvt_augment_args a = {.order = o->order,",
+        "hvt_augment_args a = {.order = HVT_ORDER_NHW,"))
 
 # ---- the update ----------------------------------------------------------------------------------------------
 
@@ -76,21 +76,23 @@ mutant("momentum-twice-in-the-formula", "every device multiplies by momentum twi
         "return f_fma(k->momentum * k->momentum, v, k->keep * g);"))
 mutant("momentum-twice-in-the-kernel", "the cpu's kernel applies momentum to what has it already",
        "device_ops optim golden",
-       ("src/device/cpu/elementwise.c", "step = a->nesterov ? sgd_nesterov(k, step, u) : u;",
+       ("src/device/cpu/kernels/elementwise_tmpl.c", "step = a->nesterov ? sgd_nesterov(k, step, u) : u;",
         "step = a->nesterov ? sgd_nesterov(k, step, u) : sgd_velocity(k, step, u);"))
 mutant("momentum-twice-in-the-replicated-update", "the last bucket of a replicated update is applied twice",
        "distopt-np2 golden",
-       ("src/optim/way_replicated.c",
-        "HVT_TRY(hvt__traced(hvt__optim_span(d->optim, d->g, 1, d->at, b->first, b->end)));",
-        "HVT_TRY(hvt__traced(hvt__optim_span(d->optim, d->g, 1, d->at, b->first, b->end)));\n"
-        "        if (b == d->bucket + d->nbucket - 1)\n"
-        "            HVT_TRY(hvt__optim_span(d->optim, d->g, 1, d->at, b->first, b->end));"))
+       ("src/optim/step.c",
+        "HVT_TRY(hvt__traced(d->way->update(d, b)));",
+        "HVT_TRY(hvt__traced(d->way->update(d, b)));\n"
+        "        if (d->way == &hvt__way_replicated && b == d->bucket + d->nbucket - 1)\n"
+        "            HVT_TRY(d->way->update(d, b));"))
 mutant("momentum-twice-in-the-sharded-update", "a slice is updated twice where ranks share parameters",
        "sharded-np2 golden",
-       ("src/optim/way_fused.c",
+       ("src/optim/way.c",
         "    d->updating += hvt__running() - start;\n    return s;",
+        "    for (int r = 0; r < ranks; r++)\n"
+        "        d->g[r] = (const float *)in[r] + first;\n"
         "    if (s == HVT_OK)\n"
-        "        s = hvt__optim_span(d->optim, d->g, ranks, d->at, bucket + first, bucket + end);\n"
+        "        s = hvt__optim_span(d->optim, d->g, ranks, bucket + first, bucket + end);\n"
         "    d->updating += hvt__running() - start;\n    return s;"))
 mutant("stale-packed-weight", "an update does not tell that packed copies of weights are stale",
        "model step golden",
@@ -101,20 +103,20 @@ mutant("stale-16-bit-copy", "parameters that were broadcast or read leave the 16
        ("src/model/model.c", "m->copy_stale = true;", "(void)m->copy_stale;"))
 mutant("bf16-masters", "the cpu's update rounds the parameters themselves to 16 bits, not only their copy",
        "device_ops optim precision",
-       ("src/device/cpu/elementwise.c", "f_store_as(copy, a->copy, at, step, lanes);",
+       ("src/device/cpu/kernels/elementwise_tmpl.c", "f_store_as(copy, a->copy, at, step, lanes);",
         "f_store_as(copy, a->copy, at, step, lanes), f_store(w + at, f_load_as(copy, a->copy, at, lanes), lanes);"))
 
 # ---- the exchange --------------------------------------------------------------------------------------------
 
 mutant("bucket-never-sent-replicated", "the last bucket of a replicated update is never sent",
        "distopt-np2 golden",
-       ("src/optim/way_replicated.c", "    if (n)\n        return hvt_comm_allreduce",
+       ("src/optim/way.c", "    if (n)\n        return hvt_comm_allreduce",
         "    if (d->nbucket > 1 && b == d->bucket + d->nbucket - 1) {\n"
         "        b->ticket = b[-1].ticket;\n        return HVT_OK;\n    }\n"
         "    if (n)\n        return hvt_comm_allreduce"))
 mutant("bucket-never-sent-sharded", "the last bucket of a sharded update is never sent",
        "sharded-np2 golden",
-       ("src/optim/way_fused.c", "    return hvt_comm_reduce_apply",
+       ("src/optim/way.c", "    return hvt_comm_reduce_apply",
         "    if (d->nbucket > 2 && b == d->bucket + d->nbucket - 1) {\n"
         "        b->ticket = b[-1].ticket;\n        return HVT_OK;\n    }\n"
         "    return hvt_comm_reduce_apply"))
@@ -123,14 +125,14 @@ mutant("broadcast-without-parameters", "ranks begin with parameters of their own
        ("src/optim/slices.c",
         "    if (!d->params)\n        return hvt_comm_broadcast(d->comm, m->params, bytes, root);",
         "    if (!d->params)\n        return d->way == &hvt__way_replicated\n"
-        "                   ? hvt_world_barrier(world)\n"
+        "                   ? hvt_world_barrier(d->world)\n"
         "                   : hvt_comm_broadcast(d->comm, m->params, bytes, root);"))
 mutant("broadcast-without-parameters-sharded", "ranks that cannot share them begin with parameters of their own",
        "sharded-np2 sharded-np3 program",
        ("src/optim/slices.c",
         "    if (!d->params)\n        return hvt_comm_broadcast(d->comm, m->params, bytes, root);",
         "    if (!d->params)\n        return d->way != &hvt__way_replicated\n"
-        "                   ? hvt_world_barrier(world)\n"
+        "                   ? hvt_world_barrier(d->world)\n"
         "                   : hvt_comm_broadcast(d->comm, m->params, bytes, root);"))
 mutant("broadcast-without-momentum", "ranks go on with momentum of their own",
        "distopt-np2 distopt-np3 program",
@@ -145,13 +147,14 @@ mutant("broadcast-without-statistics", "ranks go on with moving statistics of th
 
 mutant("blocks-never-written", "blocks of a convolution that copies no pixel are read as malloc left them, and "
        "divided by", "nan device_grad step golden device_ops conv",
-       ("src/device/cpu/conv_plan.c", "op->block = calloc(out, sizeof *op->block);",
-        "op->block = malloc(out * sizeof *op->block);"),
-       ("src/device/cpu/gemm_tn.c",
-        "    if (!op->slots || !op->pack_y || op->x_image != op->c || images <= 0)\n        return a;\n", ""),
-       ("src/device/cpu/gemm_tn.c", "    if (slice >= slices)\n        return a;",
-        "    if (!op->slots || !op->pack_y || op->x_image != op->c || images <= 0 || slice >= slices)\n"
-        "        return a;"))
+       ("src/device/cpu/conv/direct_plan.c", "d->block = calloc(out, sizeof *d->block);",
+        "d->block = malloc(out * sizeof *d->block);"),
+       ("src/device/cpu/conv/gemm_tn.c",
+        "    if (!d->slots || !d->pack_y || op->x_image != op->c || images <= 0 ||"
+        " (g->alone && g->unit + 1 == g->end))\n        return a;\n", ""),
+       ("src/device/cpu/conv/gemm_tn.c", "    if (slice >= slices)\n        return a;",
+        "    if (!d->slots || !d->pack_y || op->x_image != op->c || images <= 0 ||\n"
+        "        (g->alone && g->unit + 1 == g->end) || slice >= slices)\n        return a;"))
 
 # ---- the run -------------------------------------------------------------------------------------------------
 

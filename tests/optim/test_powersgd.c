@@ -48,8 +48,8 @@ static factors product_on(const char *device, const char *isa, int threads, cons
     float *g, *e;
 
     CHECK_OK(hvt_device_open(device, &opts, &dev));
-    CHECK_OK(dev->ops->conv_plan(dev,
-                                 &(hvt_conv_desc){.order = dev->ops->order(dev, 2, 6, 6),
+    CHECK_OK(dev->ops->conv.plan(dev,
+                                 &(hvt_conv_desc){.order = hvt_device_order(dev, 2, 6, 6),
                                                   .n = 2,
                                                   .h = 6,
                                                   .w = 6,
@@ -58,26 +58,26 @@ static factors product_on(const char *device, const char *isa, int threads, cons
                                                   .k = x->k,
                                                   .r = x->taps,
                                                   .s = x->taps,
-                                                  .stride = 1},
+                                                  HVT_CONV_EVEN(1, 0)},
                                  &op, &count, &ws));
-    CHECK_OK(dev->ops->alloc(dev, count * 4, (void **)&g));
-    CHECK_OK(dev->ops->alloc(dev, count * 4, (void **)&e));
+    CHECK_OK(dev->ops->memory.alloc(dev, count * 4, (void **)&g));
+    CHECK_OK(dev->ops->memory.alloc(dev, count * 4, (void **)&e));
     for (size_t i = 0; i < elements; i++) {
         f.g[i] = draw(1, i, 0);
         f.e[i] = draw(2, i, 0);
     }
     for (int i = 0; i < m * x->r; i++)
         f.q[i] = draw(3, (uint64_t)i, 0);
-    dev->ops->conv_permute(op, false, g, f.g);
-    dev->ops->conv_permute(op, false, e, f.e);
+    dev->ops->conv.permute(op, false, g, f.g);
+    dev->ops->conv.permute(op, false, e, f.e);
     hvt_factor_args a = {x->k, m, x->r, g, e, f.p, f.q, .25f};
-    CHECK_OK(dev->ops->factor_p(dev, &a));
-    CHECK_OK(dev->ops->factor_q(dev, &a));
-    CHECK_OK(dev->ops->factor_join(dev, &a));
-    dev->ops->conv_permute(op, true, g, f.g);
-    dev->ops->conv_permute(op, true, e, f.e);
-    dev->ops->release(dev, g);
-    dev->ops->release(dev, e);
+    CHECK_OK(dev->ops->host_only.factor_p(dev, &a));
+    CHECK_OK(dev->ops->host_only.factor_q(dev, &a));
+    CHECK_OK(dev->ops->host_only.factor_join(dev, &a));
+    dev->ops->conv.permute(op, true, g, f.g);
+    dev->ops->conv.permute(op, true, e, f.e);
+    dev->ops->memory.release(dev, g);
+    dev->ops->memory.release(dev, e);
     hvt__op_free(op);
     hvt_device_close(&dev);
     return f;
@@ -419,7 +419,7 @@ static void step_of_linear(rig *r, int step, float ret_g[ROWS * COLUMNS])
         g[i] = torch_s_gradient(step, i);
     CHECK_OK(hvt__model_export(r->m, p, r->m->params, before));
     CHECK_OK(hvt_distopt_begin(r->d, (int[]){1, 1}, 2, 1));
-    CHECK_OK(r->dev->ops->zero(r->dev, r->m->grads, r->m->arena_count * sizeof *g));
+    CHECK_OK(r->dev->ops->memory.zero(r->dev, r->m->grads, r->m->arena_count * sizeof *g));
     CHECK_OK(hvt__model_import(r->m, p, r->m->grads, g));
     CHECK_OK(hvt_distopt_on_grad(r->d, 0, r->m->arena_count));
     CHECK_OK(hvt_distopt_step(r->d));
@@ -457,7 +457,7 @@ static void check_torch(FILE *f, const char *device)
 
 TEST(torch_s_hook_makes_the_same)
 {
-    FILE *f = fopen(HVT_TESTS "/golden/powersgd.txt", "r");
+    FILE *f = fopen(check_file("golden/powersgd.txt"), "r");
 
     CHECK(f, "golden/powersgd.txt cannot be read");
     if (!f)
@@ -546,9 +546,8 @@ TEST(what_factors_cannot_carry_is_sent_later)
                    given = 0;
 
             for (int n = 0; n < size; n++)
-                held += x.o->powersgd->residual[(size_t)n * x.o->powersgd->residual_count +
-                                                x.o->powersgd->tensor[f].residual_at + j] /
-                        last;
+                held +=
+                    x.o->powersgd->residual[(size_t)n * x.o->powersgd->residual_count + p->offset + j] / last;
             for (step_now = 0; step_now < STEPS; step_now++)
                 for (int n = 0; n < size; n++)
                     given += any_gradient(n, p->offset + j) / ((1 + step_now % 4) * size);

@@ -70,7 +70,7 @@ static void check_copy(rig *r, const char *when)
     uint16_t *want = calloc(n, sizeof *want);
 
     CHECK_OK(hvt__model_refresh(r->m));
-    CHECK_OK(r->dev->ops->cast(r->dev, n, 1, r->m->params, HVT_F32, want, r->m->type));
+    CHECK_OK(r->dev->ops->vector.cast(r->dev, n, 1, r->m->params, HVT_F32, want, r->m->type));
     CHECK(!memcmp(want, r->m->copy, n * sizeof *want), "the copy is stale %s", when);
     free(want);
 }

@@ -71,6 +71,39 @@ static hvt_status forward_of(rig *r, int shard, const int *counts)
     return hvt_model_forward(r->m, &b, true);
 }
 
+/* ---- votes ---- */
+
+/* In step t rank t % ranks wants to save; in the last one all want to stop. */
+static void vote(const setup *u, const char *what)
+{
+    enum { STEPS = 5 };
+    int rank = hvt_world_rank(job), ranks = hvt_world_size(job);
+    result want = train(u, STEPS), got = {0};
+    rig r;
+
+    CHECK_OK(rig_open(&r, u));
+    for (int t = 0; t < STEPS; t++) {
+        int64_t save, stop;
+
+        hvt_distopt_vote(r.d, HVT_VOTE_SAVE, t % ranks == rank);
+        hvt_distopt_vote(r.d, HVT_VOTE_STOP, t == STEPS - 1);
+        CHECK_OK(rig_step(&r, t));
+        save = hvt_distopt_votes(r.d, HVT_VOTE_SAVE);
+        stop = hvt_distopt_votes(r.d, HVT_VOTE_STOP);
+        CHECK(save == t + 1 && stop == (t == STEPS - 1 ? ranks : 0), "%s: after step %d %lld and %lld votes",
+              what, t + 1, (long long)save, (long long)stop);
+    }
+    CHECK_OK(rig_result(&r, &got));
+    CHECK_SAME(want, got, "%s: votes have changed the weights from %016llx to %016llx", what,
+               (unsigned long long)want.weights, (unsigned long long)got.weights);
+    rig_close(&r);
+}
+
+TEST(every_rank_counts_the_same_votes_after_the_same_step)
+{
+    for_all_ways(vote);
+}
+
 /* ---- after it diverged ---- */
 
 static void restart(const setup *u, const char *what)
@@ -275,6 +308,7 @@ int main(void)
 {
     if (!rig_begin())
         return 1;
+    RUN(every_rank_counts_the_same_votes_after_the_same_step);
     RUN(after_a_run_diverged_initialising_the_model_is_enough);
     RUN(a_loss_scale_begins_anew_with_the_model);
     RUN(a_step_may_be_given_up_wherever_each_rank_stands);

@@ -56,6 +56,16 @@ static void leave(void)
     job = whole;
 }
 
+/* The next way that these ranks can take, entered; NULL: no more. */
+static const way *next_way(const way *w)
+{
+    leave();
+    for (w = w ? w + 1 : ways; w < ways + HVT_LEN(ways); w++)
+        if (enter(w))
+            return w;
+    return NULL;
+}
+
 static setup on_way(const way *w)
 {
     setup u = usual(job, SHARDS);
@@ -70,9 +80,7 @@ TEST(sharded_and_replicated_updates_give_the_same_bits)
     setup alone = usual(lone, SHARDS);
     result want = train(&alone, 4);
 
-    for (const way *w = ways; w < ways + HVT_LEN(ways); w++) {
-        if (!enter(w))
-            continue;
+    for (const way *w = NULL; (w = next_way(w));) {
         for (int k = 0; k < 6; k++) {
             setup u = on_way(w), v;
             result own, shared;
@@ -93,7 +101,6 @@ TEST(sharded_and_replicated_updates_give_the_same_bits)
                 CHECK_SAME(want, shared, "%s: %016llx, on one rank %016llx", w->comm,
                            (unsigned long long)shared.weights, (unsigned long long)want.weights);
         }
-        leave();
     }
 }
 
@@ -150,14 +157,11 @@ TEST(a_sharded_update_keeps_one_copy_for_all_ranks)
 
 TEST(what_is_discarded_gives_nothing_back)
 {
-    for (const way *w = ways; w < ways + HVT_LEN(ways); w++) {
-        setup u;
+    for (const way *w = NULL; (w = next_way(w));) {
+        setup u = on_way(w);
         size_t state;
         rig r;
 
-        if (!enter(w))
-            continue;
-        u = on_way(w);
         u.dist.update = HVT_UPDATE_SHARDED;
         CHECK_OK(rig_open(&r, &u));
         state = hvt_distopt_state_bytes(r.d);
@@ -167,7 +171,6 @@ TEST(what_is_discarded_gives_nothing_back)
         hvt_distopt_discard(&r.d);
         CHECK(!r.d && !r.m->grads && (!r.m->params_placed || !r.m->params), "%s", w->comm);
         rig_close(&r); /* frees what is left */
-        leave();
     }
 }
 
@@ -181,9 +184,7 @@ TEST(auto_shards_where_it_pays)
                  {"mpi", HVT_F16, false},  {"hier", HVT_F32, true}, {"hier", HVT_BF16, false},
                  {"self", HVT_F32, false}, {"self", HVT_F16, false}};
 
-    for (const way *w = ways; w < ways + HVT_LEN(ways); w++) {
-        if (!enter(w))
-            continue;
+    for (const way *w = NULL; (w = next_way(w));) {
         for (size_t i = 0; i < HVT_LEN(table); i++) {
             setup u = on_way(w);
             hvt_update update;
@@ -198,20 +199,16 @@ TEST(auto_shards_where_it_pays)
                   "%s, wire %s: update %d", w->comm, hvt_dtype_name(u.dist.wire), (int)update);
             rig_close(&r);
         }
-        leave();
     }
 }
 
 TEST(across_nodes_a_rank_keeps_the_state_of_its_slices_alone)
 {
-    for (const way *w = ways; w < ways + HVT_LEN(ways); w++) {
+    for (const way *w = NULL; (w = next_way(w));) {
         int64_t held = 0;
-        setup u;
+        setup u = on_way(w);
         rig r;
 
-        if (!enter(w))
-            continue;
-        u = on_way(w);
         u.dist.update = HVT_UPDATE_SHARDED;
         CHECK_OK(rig_open(&r, &u));
         CHECK_OK(rig_step(&r, 0));
@@ -229,7 +226,6 @@ TEST(across_nodes_a_rank_keeps_the_state_of_its_slices_alone)
         CHECK(held == (int64_t)(r.m->arena_count - r.m->step_stats_count), "%lld elements of state for %zu",
               (long long)held, r.m->arena_count);
         rig_close(&r);
-        leave();
     }
 }
 
@@ -254,14 +250,11 @@ static uint64_t hash_params(const rig *r)
 TEST(an_overflow_in_any_slice_is_seen_by_all_ranks)
 {
     hvt_log_to(NULL, NULL, HVT_LOG_ERROR);
-    for (const way *w = ways; w < ways + HVT_LEN(ways); w++) {
+    for (const way *w = NULL; (w = next_way(w));) {
         result before, after;
-        setup u;
+        setup u = on_way(w);
         rig r;
 
-        if (!enter(w))
-            continue;
-        u = on_way(w);
         u.dist.wire = HVT_F16;
         u.dist.update = HVT_UPDATE_SHARDED;
         CHECK_OK(rig_open(&r, &u));
@@ -283,7 +276,6 @@ TEST(an_overflow_in_any_slice_is_seen_by_all_ranks)
               "a clean step was skipped");
         check_replicas("after overflows", after);
         rig_close(&r);
-        leave();
     }
     hvt_log_to(NULL, NULL, HVT_LOG_INFO);
 }
@@ -291,14 +283,11 @@ TEST(an_overflow_in_any_slice_is_seen_by_all_ranks)
 /* At the least scale the run ends: the parameter is one that only the rank of its slice has seen. */
 TEST(the_first_parameter_that_is_not_finite_is_named_on_all_ranks)
 {
-    for (const way *w = ways; w < ways + HVT_LEN(ways); w++) {
+    for (const way *w = NULL; (w = next_way(w));) {
         int last;
-        setup u;
+        setup u = on_way(w);
         rig r;
 
-        if (!enter(w))
-            continue;
-        u = on_way(w);
         u.dist.scaling = (hvt_scaling){.scale = 4, .interval = 1000, .floor = 4};
         u.dist.update = HVT_UPDATE_SHARDED;
         CHECK_OK(rig_open(&r, &u));
@@ -307,7 +296,6 @@ TEST(the_first_parameter_that_is_not_finite_is_named_on_all_ranks)
         CHECK_FAILS(step_by_hand(&r, one_infinite, 2, .1), E_DIVERGED, r.m->param[last].name);
         CHECK(hvt_last_error_is_agreed(), "each rank would print it");
         rig_close(&r);
-        leave();
     }
 }
 
@@ -362,12 +350,9 @@ TEST(checkpoints_know_nothing_of_slices)
     if (hvt_world_rank(whole) == 0)
         CHECK(folder_make(), "no folder");
     CHECK_OK(hvt_world_broadcast(whole, folder, sizeof folder, 0));
-    for (const way *w = ways; w < ways + HVT_LEN(ways); w++) {
-        setup u;
+    for (const way *w = NULL; (w = next_way(w));) {
+        setup u = on_way(w);
 
-        if (!enter(w))
-            continue;
-        u = on_way(w);
         u.dist.update = HVT_UPDATE_SHARDED;
         half_a_run(&u, hvt_world_rank(job) == 0);
         got = other_half(&alone);
@@ -383,7 +368,6 @@ TEST(checkpoints_know_nothing_of_slices)
         CHECK(got.weights == straight.weights && got.momentum == straight.momentum,
               "one rank, then %s, sharded: %016llx, expected %016llx", w->comm,
               (unsigned long long)got.weights, (unsigned long long)straight.weights);
-        leave();
     }
     CHECK_OK(hvt_world_barrier(whole));
     if (hvt_world_rank(whole) == 0)
@@ -392,15 +376,12 @@ TEST(checkpoints_know_nothing_of_slices)
 
 TEST(state_that_was_gathered_outlives_its_slices)
 {
-    for (const way *w = ways; w < ways + HVT_LEN(ways); w++) {
+    for (const way *w = NULL; (w = next_way(w));) {
         int root = hvt_world_size(whole) - 1;
         result before, after;
-        setup u;
+        setup u = on_way(w);
         rig r;
 
-        if (!enter(w))
-            continue;
-        u = on_way(w);
         u.dist.update = HVT_UPDATE_SHARDED;
         before = train(&u, 5);
         CHECK_OK(rig_open(&r, &u));
@@ -418,20 +399,16 @@ TEST(state_that_was_gathered_outlives_its_slices)
               "%s: %016llx, not %016llx", w->comm, (unsigned long long)after.weights,
               (unsigned long long)before.weights);
         rig_close(&r);
-        leave();
     }
 }
 
 TEST(new_buckets_are_new_slices_of_the_same_state)
 {
-    for (const way *w = ways; w < ways + HVT_LEN(ways); w++) {
+    for (const way *w = NULL; (w = next_way(w));) {
         result before, after;
-        setup u;
+        setup u = on_way(w);
         rig r;
 
-        if (!enter(w))
-            continue;
-        u = on_way(w);
         u.dist.update = HVT_UPDATE_SHARDED;
         before = train(&u, 5);
         CHECK_OK(rig_open(&r, &u));
@@ -443,7 +420,6 @@ TEST(new_buckets_are_new_slices_of_the_same_state)
         CHECK_SAME(before, after, "%s: %016llx, not %016llx", w->comm, (unsigned long long)after.weights,
                    (unsigned long long)before.weights);
         rig_close(&r);
-        leave();
     }
 }
 
@@ -472,21 +448,20 @@ TEST(replicas_that_differ_in_a_bit_are_named_on_every_rank)
 
     if (hvt_world_size(whole) == 1)
         SKIP("it takes two ranks");
-    for (const way *w = ways; w < ways + HVT_LEN(ways); w++)
+    for (const way *w = NULL; (w = next_way(w));)
         for (int k = 0; k < 8; k++) {
             bool sharded = k % 4 == 1, copies = k % 4 == 2, state = k % 4 == 3, last;
             int odd = hvt_world_size(whole) - 1;
             const hvt_param *p;
-            setup u;
+            setup u = on_way(w);
             rig r;
 
-            if (!enter(w) || hvt_world_size(job) == 1)
+            if (hvt_world_size(job) == 1)
                 continue;
-            u = on_way(w);
             u.dist.update = sharded ? HVT_UPDATE_SHARDED : HVT_UPDATE_REPLICATED;
             u.dist.wire = k / 4 ? HVT_BF16 : HVT_F32;
             u.type = copies ? HVT_BF16 : HVT_F32;
-            u.dist.replica_check = 2;
+            u.dist.check_replicas = 2;
             last = hvt_world_rank(job) == hvt_world_size(job) - 1;
             CHECK_OK(rig_open(&r, &u));
             while (sharded && (hvt_comm_can(r.comm) & HVT_COMM_SHARE) && odd > 0 &&
@@ -510,7 +485,6 @@ TEST(replicas_that_differ_in_a_bit_are_named_on_every_rank)
                 check_refusal(rig_step(&r, 5), w->comm, "after 6 updates", p->name, odd);
             }
             rig_close(&r);
-            leave();
         }
 }
 
@@ -520,14 +494,13 @@ TEST(slices_that_one_rank_has_no_memory_for_fail_all_ranks_alike)
 {
     if (hvt_world_size(whole) == 1)
         SKIP("it takes two ranks");
-    for (const way *w = ways; w < ways + HVT_LEN(ways); w++) {
+    for (const way *w = NULL; (w = next_way(w));) {
         result got, want;
-        setup u;
+        setup u = on_way(w);
         rig r;
 
-        if (!enter(w) || hvt_world_size(job) == 1)
+        if (hvt_world_size(job) == 1)
             continue;
-        u = on_way(w);
         u.dist.update = HVT_UPDATE_SHARDED;
         want = train(&u, 2);
         CHECK_OK(rig_prepare(&r, &u));
@@ -538,7 +511,6 @@ TEST(slices_that_one_rank_has_no_memory_for_fail_all_ranks_alike)
         CHECK(got.weights == want.weights, "%s: %016llx, not %016llx", w->comm,
               (unsigned long long)got.weights, (unsigned long long)want.weights);
         rig_close(&r);
-        leave();
     }
 }
 

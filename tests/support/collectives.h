@@ -26,6 +26,23 @@ static inline bool comm_is_here(const char *name)
     return HVT_HAVE_MPI || strcmp(name, "mpi");
 }
 
+/* A main(): the truths on every comm that there is. */
+static inline int on_every_comm(void (*truths)(void))
+{
+    if (!ranks_open())
+        return 1;
+    for (size_t i = 0; i < HVT_LEN(comms); i++) {
+        if (!comm_is_here(comms[i]))
+            continue;
+        printf("comm %s\n", comms[i]);
+        CHECK_OK(hvt_comm_open(comms[i], world, dev, &c));
+        if (c)
+            truths();
+        hvt_comm_close(&c);
+    }
+    return ranks_done();
+}
+
 static const hvt_dtype types[] = {HVT_F32, HVT_F16, HVT_BF16, HVT_F64, HVT_I8, HVT_U8, HVT_I32, HVT_I64};
 enum { TYPES = HVT_LEN(types) };
 
@@ -55,7 +72,7 @@ static inline void put(hvt_dtype t, void *buf, size_t i, double v)
         ((int64_t *)buf)[i] = (int64_t)v;
         break;
     default:
-        dev->ops->cast(dev, 1, 1, &f, HVT_F32, (char *)buf + i * hvt_dtype_size(t), t);
+        dev->ops->vector.cast(dev, 1, 1, &f, HVT_F32, (char *)buf + i * hvt_dtype_size(t), t);
     }
 }
 
@@ -75,7 +92,7 @@ static inline double get(hvt_dtype t, const void *buf, size_t i)
     case HVT_I64:
         return (double)((const int64_t *)buf)[i];
     default:
-        dev->ops->cast(dev, 1, 1, (const char *)buf + i * hvt_dtype_size(t), t, &f, HVT_F32);
+        dev->ops->vector.cast(dev, 1, 1, (const char *)buf + i * hvt_dtype_size(t), t, &f, HVT_F32);
         return (double)f;
     }
 }

@@ -82,13 +82,13 @@ static inline int between(int low, int high)
     return low + (int)hvt__below(draw(), (uint32_t)(high - low + 1));
 }
 
-/* Of n random cases as many as do not take long: a few under memcheck and under the thread sanitizer. */
+/* Of n random cases as many as do not take long: a few under memcheck, the thread sanitizer and emulation. */
 static inline int cases(int n)
 {
 #ifdef __SANITIZE_THREAD__
     return (n + 7) / 8;
 #else
-    return heap_memcheck() ? (n + 15) / 16 : n;
+    return heap_memcheck() ? (n + 15) / 16 : CHECK_EMULATED ? (n + 3) / 4 : n;
 #endif
 }
 

@@ -3,10 +3,12 @@ path, or "none"."""
 import json
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 
 from truths import Skip, check, on_ranks
 
@@ -66,13 +68,14 @@ def records(name):
 
 
 def train(args, ranks=0, log="log", timeout=120):
-    """A run that must succeed; its records by kind."""
+    """A run that must succeed; its records by kind, without the time of day, in which all runs differ."""
     rc, _, err = run(TINY + ["--log", log] + args, ranks, timeout)
     check(rc == 0, "exit", rc, "of", " ".join(args), "on", ranks, "ranks:", err[-3:])
     kinds = {}
     for r in records(log) if rc == 0 else []:
         if r["record"] == "start":  # those before are of the run that this one goes on with
             kinds = {}
+        r.pop("time", None)  # a line of the user's has none
         kinds.setdefault(r["record"], []).append(r)
     return kinds
 
@@ -94,14 +97,40 @@ def metadata(header):
 
 
 def change_metadata(header, **values):
-    header["__metadata__"]["hvtrain"] = json.dumps({**metadata(header), **values})
+    """What a file says of itself, without the hashes that would show the change."""
+    about = {**metadata(header), **values}
+    about.pop("sealed", None)
+    header["__metadata__"].pop("seal", None)
+    header["__metadata__"]["hvtrain"] = json.dumps(about)
 
 
 def write_safetensors(name, header, data):
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    if os.path.islink(path(name)):  # and not what it leads to
+        os.unlink(path(name))
     with open(path(name), "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def generations(folder):
+    """The files with the weights, oldest first."""
+    return sorted(os.path.join(folder, name) for name in os.listdir(path(folder))
+                  if name.startswith("gen-") and name.endswith(".safetensors") and name.count(".") == 1)
+
+
+def make_old(folder):
+    """The folder as earlier releases wrote it: last and best are files, with sidecar files of their own."""
+    for name in ["last", "best"]:
+        weights = f"{folder}/{name}.safetensors"
+        header, data = read_safetensors(weights)
+        momentum = f"{name}-0123456789abcdef.momentum.safetensors"
+        shutil.copy(path(f"{folder}/{metadata(header)['momentum']}"), path(f"{folder}/{momentum}"))
+        change_metadata(header, momentum=momentum)
+        write_safetensors(weights, header, data)
+    for name in os.listdir(path(folder)):
+        if name.startswith("gen-"):
+            os.unlink(path(f"{folder}/{name}"))
 
 
 def python_with(modules):
@@ -113,3 +142,45 @@ def python_with(modules):
                 [python, "-c", "import " + modules], stderr=subprocess.DEVNULL).returncode == 0:
             return python
     raise Skip(f"no {modules}")
+
+
+def children(pid):
+    """mpirun's are its ranks."""
+    found = []
+    for child in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{child}/stat") as f:
+                if int(f.read().rsplit(")", 1)[1].split()[1]) == pid:
+                    found.append(int(child))
+        except (OSError, ValueError):
+            pass
+    return found
+
+
+def rank_of(p, rank):
+    """The process of a rank below mpirun."""
+    end = time.time() + 120
+    while time.time() < end:
+        for child in children(p.pid):
+            try:
+                with open(f"/proc/{child}/environ", "rb") as f:
+                    if f"OMPI_COMM_WORLD_RANK={rank}".encode() in f.read().split(b"\0"):
+                        return child
+            except OSError:
+                pass
+        time.sleep(0.01)
+    raise AssertionError(f"rank {rank} does not come")
+
+
+def kill(p):
+    """All of a job at once, as a node that fails does; until nothing of it runs."""
+    pids = [p.pid] + children(p.pid)
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+    p.communicate()
+    end = time.time() + 30
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.time() < end:
+        time.sleep(0.01)

@@ -18,7 +18,7 @@ train_args="--model resnet20 --data synth --samples 200 --batch 16 --shards 4 --
 
 # The hash in a log's "end" record; nothing when the run did not come to its end.
 weights_of() {
-    sed -n '/"record": *"end"/s/.*"weights": *"\([0-9a-f]\{16\}\)".*/\1/p' "$1" 2>/dev/null
+    sed -n '/"record": *"end", *"status": *"done"/s/.*"weights": *"\([0-9a-f]\{16\}\)".*/\1/p' "$1" 2>/dev/null
 }
 # A string or number of a log's "start" record.
 start_of() { # LOG FIELD

@@ -26,7 +26,7 @@ list() {
 0 resnet20-bf16-portable hvtrain $once --isa portable --amp bf16 --size 8
 2 resnet20-np2 hvtrain $once --isa avx2 --amp bf16 --size 8
 END
-    for name in device device_ops device_grad half step plan statistics optim options checkpoint train; do
+    for name in device device_ops device_grad half step plan statistics optim options checkpoint train image; do
         echo "0 $name tests/test_$name"
     done
     echo "0 powersgd tests/test_powersgd"

@@ -19,9 +19,11 @@ typedef hvt_value build_fn(hvt_model *m, hvt_value x);
 typedef struct how {
     const char *device, *isa;
     int threads;
-    bool other_order; /* rows in the order that the device does not like best */
-    bool unfused;     /* nothing is folded */
-    bool keeps;       /* every y is kept that backward reads */
+    bool other_order;   /* rows in the order that the device does not like best */
+    bool unfused;       /* nothing is folded */
+    bool keeps;         /* every y is kept that backward reads */
+    bool poisons;       /* activations become NaN where their lifetime ends */
+    const char *freeze; /* prefixes; NULL: none */
 } how;
 
 typedef struct net {
@@ -43,8 +45,8 @@ static inline void close_net(net *n)
 {
     if (n->dev) {
         n->dev->ops = n->ops;
-        n->ops->release(n->dev, n->batch.images.data);
-        n->ops->release(n->dev, n->batch.labels.data);
+        n->ops->memory.release(n->dev, n->batch.images.data);
+        n->ops->memory.release(n->dev, n->batch.labels.data);
     }
     hvt_model_free(&n->m);
     hvt_device_close(&n->dev);
@@ -112,13 +114,15 @@ static inline bool open_net(net *n, how by, build_fn *build, shape s)
     n->ops = n->dev->ops;
     n->spy = *n->ops;
     if (by.other_order)
-        n->spy.order = n->ops->order(n->dev, s.batch, s.h, s.w) == HVT_ORDER_HWN ? nhw : hwn;
+        n->spy.order = hvt_device_order(n->dev, s.batch, s.h, s.w) == HVT_ORDER_HWN ? nhw : hwn;
     if (by.keeps)
-        n->spy.bn_recompute = NULL;
+        n->spy.recomputes = false;
     n->dev->ops = &n->spy;
     CHECK_OK(hvt_model_create(n->dev, &n->m));
     n->m->unfused = by.unfused;
+    n->m->poisons = by.poisons;
     x = build(n->m, hvt_input(n->m, s.h, s.w, s.c));
+    CHECK_OK(hvt_model_freeze(n->m, by.freeze));
     CHECK_OK(hvt_model_plan(n->m, s.batch, x));
     if (!n->m->batch)
         return false;
@@ -129,9 +133,9 @@ static inline bool open_net(net *n, how by, build_fn *build, shape s)
     n->batch.images = (hvt_tensor){.dtype = HVT_F32, .ndim = 4, .dim = {rows[0], rows[1], rows[2], rows[3]}};
     n->batch.labels = (hvt_tensor){.dtype = HVT_I32, .ndim = 1, .dim = {s.batch, 1, 1, 1}};
     n->batch.shards = 1;
-    CHECK_OK(
-        n->ops->alloc(n->dev, hvt_tensor_count(&n->batch.images) * sizeof(float), &n->batch.images.data));
-    CHECK_OK(n->ops->alloc(n->dev, (size_t)s.batch * sizeof(int32_t), &n->batch.labels.data));
+    CHECK_OK(n->ops->memory.alloc(n->dev, hvt_tensor_count(&n->batch.images) * sizeof(float),
+                                  &n->batch.images.data));
+    CHECK_OK(n->ops->memory.alloc(n->dev, (size_t)s.batch * sizeof(int32_t), &n->batch.labels.data));
     feed(n, 0, s.batch);
     return true;
 }

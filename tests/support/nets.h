@@ -63,18 +63,55 @@ static inline hvt_value plain_net(hvt_model *m, hvt_value x)
     return hvt_linear(m, hvt_avgpool(m, x), 5);
 }
 
+/* Every kind of convolution: rectangles, uneven padding, dilation, groups, depthwise with one filter to a
+ * channel and with two, bias. */
+static inline hvt_value general_net(hvt_model *m, hvt_value x)
+{
+    const hvt_conv2d_opts rectangle = {.filters = 6,
+                                       .kernel_h = 1,
+                                       .kernel_w = 4,
+                                       .left = 2,
+                                       .right = 1,
+                                       .bias = true},
+                          grouped = {.filters = 9,
+                                     .kernel_h = 3,
+                                     .dilation_h = 2,
+                                     .top = 2,
+                                     .left = 2,
+                                     .bottom = 2,
+                                     .right = 2,
+                                     .groups = 3},
+                          depthwise = {.filters = 9,
+                                       .kernel_h = 3,
+                                       .stride_h = 1,
+                                       .stride_w = 2,
+                                       .top = 1,
+                                       .left = 1,
+                                       .bottom = 1,
+                                       .right = 1,
+                                       .groups = 9,
+                                       .bias = true},
+                          twice = {.filters = 18, .kernel_h = 2, .bottom = 1, .right = 1, .groups = 9};
+
+    x = hvt_relu(m,
+                 hvt_conv2d_with(m, x, &rectangle)); /* before a batch norm a bias would have no gradient */
+    x = hvt_relu(m, hvt_batchnorm(m, hvt_conv2d_with(m, x, &grouped)));
+    x = hvt_conv2d_with(m, hvt_conv2d_with(m, x, &depthwise), &twice);
+    return hvt_linear(m, hvt_avgpool(m, x), 4);
+}
+
 /* ---- one pass, and how two differ ------------------------------------------------------------------- */
 
 /* A forward and a backward pass; each parameter's gradient in canonical order, one after the other, and the
- * loss behind them. free() it. */
+ * loss behind them; frozen ones have none. free() it. */
 static inline float *pass(net *n, size_t *ret_count)
 {
-    size_t count = hvt_model_parameters(n->m), at = 0;
+    size_t count = hvt_model_parameters(n->m) - hvt_model_frozen(n->m), at = 0;
     float *g = malloc((count + 1) * sizeof *g);
 
     CHECK_OK(hvt_model_forward(n->m, &n->batch, true));
     CHECK_OK(hvt_model_backward(n->m, NULL, NULL));
-    for (int i = 0; i < n->m->nparam_tensors; i++) {
+    for (int i = 0; i < n->m->ntrained; i++) {
         CHECK_OK(hvt__model_export(n->m, &n->m->param[i], n->m->grads, g + at));
         at += n->m->param[i].elements;
     }
@@ -88,8 +125,8 @@ static inline double apart(const net *n, const float *a, const float *b)
 {
     double worst = 0;
 
-    for (int i = 0; i <= n->m->nparam_tensors; i++) {
-        size_t count = i < n->m->nparam_tensors ? n->m->param[i].elements : 1;
+    for (int i = 0; i <= n->m->ntrained; i++) {
+        size_t count = i < n->m->ntrained ? n->m->param[i].elements : 1;
         double most = 1e-6, off = 0;
 
         for (size_t k = 0; k < count; k++) {

@@ -38,7 +38,10 @@ static void own_close(void *ctx)
 
 static inline hvt_source own_source(own *o, uint32_t count)
 {
-    return (hvt_source){{"own", count, 7, o->h, o->w, o->c, 5}, own_get, own_close, o};
+    return (hvt_source){.info = {"own", count, 7, o->h, o->w, o->c, 5, .type = HVT_U8},
+                        .get = own_get,
+                        .close = own_close,
+                        .ctx = o};
 }
 
 static inline hvt_dataset *own_set(own *o, uint32_t count)

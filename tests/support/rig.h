@@ -26,6 +26,7 @@ typedef struct setup {
     bool norm;                  /* with batch norm */
     int classes;
     uint64_t seed;
+    const char *freeze; /* prefixes; NULL: none */
     hvt_optim_opts sgd;
     hvt_distopt_opts dist; /* local_shards follows from shards */
 } setup;
@@ -99,9 +100,9 @@ static inline void rig_close(rig *r)
     hvt_optim_free(&r->o);
     hvt_model_free(&r->m);
     if (r->dev) {
-        r->dev->ops->release(r->dev, r->images);
-        r->dev->ops->release(r->dev, r->typed);
-        r->dev->ops->release(r->dev, r->labels);
+        r->dev->ops->memory.release(r->dev, r->images);
+        r->dev->ops->memory.release(r->dev, r->typed);
+        r->dev->ops->memory.release(r->dev, r->labels);
     }
     hvt_comm_close(&r->comm);
     hvt_device_close(&r->dev);
@@ -118,11 +119,13 @@ static inline hvt_status rig_prepare(rig *r, const setup *u)
     HVT_TRY(hvt_comm_open(u->comm, u->world, r->dev, &r->comm));
     HVT_TRY(hvt_model_create(r->dev, &r->m));
     HVT_TRY(hvt_model_set_type(r->m, u->type));
+    HVT_TRY(hvt_model_freeze(r->m, u->freeze));
     HVT_TRY(hvt_model_plan(r->m, u->batch, small_resnet(r->m, u)));
     HVT_TRY(hvt_model_init(r->m, u->seed));
-    HVT_TRY(r->dev->ops->alloc(r->dev, (size_t)u->batch * PIXELS * sizeof(float), (void **)&r->images));
-    HVT_TRY(r->dev->ops->alloc(r->dev, (size_t)u->batch * PIXELS * sizeof(float), &r->typed));
-    HVT_TRY(r->dev->ops->alloc(r->dev, (size_t)u->batch * sizeof(int32_t), (void **)&r->labels));
+    HVT_TRY(
+        r->dev->ops->memory.alloc(r->dev, (size_t)u->batch * PIXELS * sizeof(float), (void **)&r->images));
+    HVT_TRY(r->dev->ops->memory.alloc(r->dev, (size_t)u->batch * PIXELS * sizeof(float), &r->typed));
+    HVT_TRY(r->dev->ops->memory.alloc(r->dev, (size_t)u->batch * sizeof(int32_t), (void **)&r->labels));
     return hvt_optim_create(r->m, &u->sgd, &r->o);
 }
 
@@ -152,7 +155,7 @@ static inline hvt_status fill_batch(rig *r, int first, int count, hvt_batch *ret
         }
     s = hvt_device_upload(r->dev, r->images, x, (size_t)n * PIXELS * sizeof *x);
     if (s == HVT_OK)
-        s = r->dev->ops->cast(r->dev, (size_t)n * PIXELS, 1, r->images, HVT_F32, r->typed, r->u.type);
+        s = r->dev->ops->vector.cast(r->dev, (size_t)n * PIXELS, 1, r->images, HVT_F32, r->typed, r->u.type);
     if (s == HVT_OK)
         s = hvt_device_upload(r->dev, r->labels, labels, (size_t)n * sizeof *labels);
     free(x);
@@ -196,7 +199,7 @@ static inline float leaf(int shard, size_t i)
 static inline hvt_status step_by_hand(rig *r, float (*gradient)(int shard, size_t i), int each, double lr)
 {
     int local = r->u.dist.local_shards, first = hvt_world_rank(r->u.world) * local, counts[SHARDS_MAX];
-    size_t n = r->m->arena_count;
+    size_t n = r->m->grad_count;
     float *g = malloc(n * sizeof *g);
 
     for (int s = 0; s < r->u.shards; s++)
@@ -235,7 +238,7 @@ static inline hvt_status rig_result(rig *r, result *ret)
     HVT_TRY(hvt_model_hash(r->m, &ret->weights));
     HVT_TRY(hvt_distopt_gather(r->d, -1));
     HVT_TRY(hvt__optim_state(r->o, false, &state));
-    for (int i = 0; state && i < r->m->nparam_tensors; i++) {
+    for (int i = 0; state && i < r->m->ntrained; i++) {
         const hvt_param *p = &r->m->param[i];
         float *v = malloc(p->elements * sizeof *v);
 
@@ -397,7 +400,7 @@ static inline hvt_status scarce_alloc(hvt_device *d, size_t bytes, void **ret_pt
 {
     if (allocations_left-- <= 0)
         return HVT_FAIL(E_MEM, "no memory for %zu bytes (a test)", bytes);
-    return ops_of_device->alloc(d, bytes, ret_ptr);
+    return ops_of_device->memory.alloc(d, bytes, ret_ptr);
 }
 
 /* On the last rank the k-th allocation of hvt_distopt_create() fails, for every k, until there are enough:
@@ -409,7 +412,7 @@ static inline int rig_create_scarcely(rig *r)
 
     ops_of_device = r->dev->ops;
     ops = *ops_of_device;
-    ops.alloc = scarce_alloc;
+    ops.memory.alloc = scarce_alloc;
     for (; k < 20 && !r->d; k++) {
         hvt_status s;
 

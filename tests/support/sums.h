@@ -36,7 +36,7 @@ static inline void fill(int r, size_t first, size_t count, uint64_t seed, hvt_dt
 {
     for (size_t i = 0; i < count; i++)
         f[i] = leaf(r, first + i, seed);
-    dev->ops->cast(dev, count, 1, f, HVT_F32, out, t);
+    dev->ops->vector.cast(dev, count, 1, f, HVT_F32, out, t);
 }
 
 /* The tree by its definition, level by level, over one block of elements of all ranks. Above the lowest
@@ -50,7 +50,7 @@ static inline void plain_sum(size_t first, size_t count, uint64_t seed, hvt_dtyp
     for (int r = 0; r < n; r++) {
         fill(r, first, count, seed, t, t == HVT_F32 ? (void *)level[r] : half, f);
         if (t != HVT_F32)
-            dev->ops->cast(dev, count, 1, half, t, level[r], HVT_F32);
+            dev->ops->vector.cast(dev, count, 1, half, t, level[r], HVT_F32);
     }
     for (int above = 1 - inside; n > 1; n = (n + 1) / 2, above++) {
         for (int i = 0; 2 * i < n; i++) {
@@ -59,12 +59,12 @@ static inline void plain_sum(size_t first, size_t count, uint64_t seed, hvt_dtyp
             for (size_t k = 0; k < count; k++)
                 level[i][k] = pair ? level[2 * i][k] + level[2 * i + 1][k] : level[2 * i][k];
             if (above >= 0 && t != HVT_F32) {
-                dev->ops->cast(dev, count, 1, level[i], HVT_F32, half, t);
-                dev->ops->cast(dev, count, 1, half, t, level[i], HVT_F32);
+                dev->ops->vector.cast(dev, count, 1, level[i], HVT_F32, half, t);
+                dev->ops->vector.cast(dev, count, 1, half, t, level[i], HVT_F32);
             }
         }
     }
-    dev->ops->cast(dev, count, 1, level[0], HVT_F32, out, t);
+    dev->ops->vector.cast(dev, count, 1, level[0], HVT_F32, out, t);
 }
 
 static inline bool equals_plain_sum(const hvt_comm *c, const void *buf, size_t first, size_t end,

@@ -1,32 +1,39 @@
 /*
- * hvtrain with a place to get stuck in, for test_stall.py. HVT_TEST_STUCK=PHASE:RANK:FIFO: in that phase
- * (data or save) this rank opens the FIFO to read, which takes until somebody opens it to write.
+ * hvtrain with a place to get stuck in, for test_stall.py and test_preempt.py.
+ * HVT_TEST_STUCK=PHASE:RANK:FIFO: in that phase (data or save), once there is such a FIFO, this rank says so
+ * by a file FIFO.in and opens the FIFO to read, which takes until somebody opens it to write.
  */
-#include "hvt/train.h"
+#include "train/checkpoint/checkpoint_impl.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 hvt_status __real_hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8_t *ret_pixels,
                                   int *ret_label);
-hvt_status __real_hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, hvt_optim *o,
-                                      const hvt_progress *progress);
+hvt_status __real_hvt__checkpoint_write(const char *dir, const char *name, const char *stem,
+                                        hvt__snapshot *snapshot);
 hvt_status __wrap_hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8_t *ret_pixels,
                                   int *ret_label);
-hvt_status __wrap_hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, hvt_optim *o,
-                                      const hvt_progress *progress);
+hvt_status __wrap_hvt__checkpoint_write(const char *dir, const char *name, const char *stem,
+                                        hvt__snapshot *snapshot);
 
 static void get_stuck(const char *phase)
 {
     const char *place = getenv("HVT_TEST_STUCK"), *rank = getenv("OMPI_COMM_WORLD_RANK"), *fifo;
     size_t n = strlen(phase);
+    char in[4096];
 
-    if (!place || !rank || strncmp(place, phase, n) ||
-        strtol(place + n + 1, NULL, 10) != strtol(rank, NULL, 10))
+    if (!place || strncmp(place, phase, n) ||
+        strtol(place + n + 1, NULL, 10) != strtol(rank ? rank : "0", NULL, 10))
         return;
     fifo = strchr(place + n + 1, ':') + 1;
+    if (access(fifo, F_OK))
+        return;
+    snprintf(in, sizeof in, "%s.in", fifo);
+    close(open(in, O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
     close(open(fifo, O_RDONLY | O_CLOEXEC));
     unsetenv("HVT_TEST_STUCK");
 }
@@ -37,9 +44,9 @@ hvt_status __wrap_hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8_
     return __real_hvt_dataset_get(set, index, ret_pixels, ret_label);
 }
 
-hvt_status __wrap_hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, hvt_optim *o,
-                                      const hvt_progress *progress)
+hvt_status __wrap_hvt__checkpoint_write(const char *dir, const char *name, const char *stem,
+                                        hvt__snapshot *snapshot)
 {
     get_stuck("save");
-    return __real_hvt_checkpoint_save(dir, name, m, o, progress);
+    return __real_hvt__checkpoint_write(dir, name, stem, snapshot);
 }

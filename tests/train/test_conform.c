@@ -7,8 +7,8 @@
 #include "optim/dist.h"
 #include "own_set.h"
 #include "rig.h"
+#include "train/run.h"
 #include "hvt/collective.h"
-#include "hvt/train.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -47,7 +47,7 @@ static size_t wrong_sums(const void *buf, size_t count, hvt_dtype t, float *f)
 {
     size_t wrong = 0;
 
-    dev->ops->cast(dev, count + 1, 1, buf, t, f, HVT_F32);
+    dev->ops->vector.cast(dev, count + 1, 1, buf, t, f, HVT_F32);
     for (size_t i = 0; i < count; i++)
         wrong += f[i] != brought_by_all(i);
     return wrong + (f[count] != 99);
@@ -58,7 +58,7 @@ static void bring(void *buf, size_t count, hvt_dtype t, float *f)
     for (size_t i = 0; i < count; i++)
         f[i] = brought(rank, i);
     f[count] = 99;
-    dev->ops->cast(dev, count + 1, 1, f, HVT_F32, buf, t);
+    dev->ops->vector.cast(dev, count + 1, 1, f, HVT_F32, buf, t);
 }
 
 /* One element fewer, as many, one more; by one rank and by all. */
@@ -349,6 +349,43 @@ TEST(an_evaluation_is_that_of_one_rank_to_the_last_image)
     rig_close(&r);
 }
 
+static bool all_but_the_last_rank(run *t, int images)
+{
+    (void)t, (void)images;
+    return hvt_world_rank(job) != size - 1;
+}
+
+/* As a signal to one of several hosts makes it. */
+TEST(an_evaluation_that_one_rank_leaves_counts_for_none)
+{
+    own o = {SIDE, SIDE, 3, .closed = 0};
+    setup u = usual(job, size);
+    hvt_dataset *set = own_set(&o, 53);
+    hvt_loader_opts opts = {.batch = BATCH,
+                            .shards = size,
+                            .first_shard = hvt_world_rank(job),
+                            .shard_count = 1,
+                            .mean = {.5f, .5f, .5f},
+                            .std = {.5f, .5f, .5f}};
+    hvt_loader *l = NULL;
+    hvt__odd_losses odd;
+    hvt_loss loss;
+    bool whole = true;
+    rig r;
+
+    u.classes = 7;
+    CHECK_OK(rig_prepare(&r, &u));
+    opts.order = hvt_model_order(r.m);
+    CHECK_OK(hvt_loader_open(set, r.dev, &opts, &l));
+    CHECK_OK(hvt__evaluate(r.m, l, job, all_but_the_last_rank, NULL, &loss, &odd, &whole));
+    CHECK(!whole, "%lld images count", (long long)loss.count);
+    CHECK_OK(hvt__evaluate(r.m, l, job, NULL, NULL, &loss, &odd, &whole));
+    CHECK(whole && loss.count == 53, "then %lld", (long long)loss.count);
+    hvt_loader_close(&l);
+    hvt_dataset_close(&set);
+    rig_close(&r);
+}
+
 /* The head's weights become 0: its outputs are its biases, and the loss of an image is that of its label. */
 static void set_outputs(rig *r, const float *bias)
 {
@@ -552,6 +589,7 @@ int main(void)
     RUN(uneven_batches_are_weighted_by_their_true_counts);
     RUN(weights_after_many_steps_are_equal_on_all_ranks_and_in_every_run);
     RUN(an_evaluation_is_that_of_one_rank_to_the_last_image);
+    RUN(an_evaluation_that_one_rank_leaves_counts_for_none);
     RUN(losses_of_any_size_are_summed_exactly_and_what_is_not_finite_is_counted);
     RUN(what_is_missing_is_an_argument_error);
     RUN(buckets_that_ranks_disagree_about_stay_as_they_were);

@@ -76,7 +76,8 @@ TEST(what_needs_data_refuses_null)
     REFUSES(hvt_loader_open(set, dev, &opts, NULL));
     hvt_loader_close(NULL);
     hvt_loader_close(&loader);
-    CHECK(!hvt_loader_steps(NULL), "NULL has steps");
+    CHECK(!hvt_loader_steps(NULL) && !hvt_loader_copies(NULL, &opts), "NULL has steps");
+    CHECK(!hvt_loader_copies(hvt_dataset_describe(set), NULL), "images for nobody");
     REFUSES(hvt_loader_rewind(NULL, 0, 0));
     CHECK_OK(hvt_loader_open(set, dev, &opts, &loader));
     REFUSES(hvt_loader_next(NULL, &batch, &end));

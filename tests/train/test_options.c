@@ -4,7 +4,7 @@
  */
 #include "base_impl.h"
 #include "check.h"
-#include "train/cli/options.h"
+#include "train/cli/cli_impl.h"
 
 #include <math.h>
 
@@ -23,7 +23,7 @@ static hvt_status parse(hvt_options *opts, const char *line)
 static int option_index(const char *flag)
 {
     for (int i = 0; i < HVT_OPTION_COUNT; i++)
-        if (!strcmp(hvt__option_flag(i).text, flag))
+        if (!strcmp(hvt__flag_of(&hvt__option_table[i]).text, flag))
             return i;
     CHECK(false, "no option %s", flag);
     return 0;
@@ -188,13 +188,14 @@ TEST(unknown_flags_name_the_nearest)
                {"--mean=0.5 0.5 0.5", "a list has commas and no blanks: --mean X[,X,X]"},
                {"--MODEL resnet50", "nearest is --model"},
                {"\xe2\x80\x93lr 0.1", "it begins with a long dash"},
-               {"-j4", "two dashes; here: nothing, images"},
+               {"-j4", "two dashes; here: --workers"},
                {"--", "'--' is not a flag"},
                {"-q 3", "(see --help)"},
                {"-lr 0.1", "nearest is --lr"},
                {"-lr=0.1", "nearest is --lr"},
                {"---weight_decay=1", "nearest is --weight-decay"},
                {"-", "'-' is not a flag"},
+               {"/dev", "did you mean --data folder --data-dir /dev?"},
                {"--help=html", "--help: expected nothing, =markdown or =man, got 'html'"},
                {"--version=1", "--version takes no value, got '1'"}};
     hvt_options o;
@@ -223,7 +224,7 @@ TEST(flags_of_other_trainers_name_what_stands_for_them)
                {"--fusion-threshold-mb 64", "here: --bucket"},
                {"--error-feedback", "here: --compression powersgd:R keeps its residual"},
                {"--no-error-feedback", "here: --compression powersgd:R keeps its residual"},
-               {"--workers 4", "here: nothing"},
+               {"--num-workers 4", "here: --workers"},
                {"--wire f16", "there is no flag --wire; here: --compression"},
                {"--tail=exact", "here: --last-batch"},
                {"--update sharded", "here: --optimizer-state"},
@@ -235,16 +236,14 @@ TEST(flags_of_other_trainers_name_what_stands_for_them)
                {"--share-gpu", "here: --device cuda:N"},
                {"--loss-scale-min 2", "here: nothing, a dynamic loss scale falls to 1 at least"},
                {"--verbose", "here: HVT_LOG=debug"},
-               {"tune f.json --output f", "here: hvtrain tune FILE"},
                {"tune f.json --budget 5", "here: hvtrain tune FILE SECONDS"}};
     hvt_options o;
-    char text[200];
 
     for (size_t i = 0; i < HVT_LEN(bad); i++)
         CHECK_FAILS(parse(&o, bad[i].line), E_ARG, bad[i].here);
     for (int i = 0; i < HVT_OPTION_COUNT; i++) /* else that line could never be said */
-        CHECK(!hvt__foreign_flag(hvt__option_flag(i).text + 2, NULL, text, sizeof text),
-              "%s is a flag of ours", hvt__option_flag(i).text);
+        CHECK(!hvt__foreign(HVT__FLAG, hvt__flag_of(&hvt__option_table[i]).text + 2), "%s is a flag of ours",
+              hvt__flag_of(&hvt__option_table[i]).text);
 }
 
 TEST(words_that_are_none_name_the_one_that_was_meant)
@@ -265,7 +264,7 @@ TEST(words_that_are_none_name_the_one_that_was_meant)
                {"--amp float32", "did you mean f32?"},
                {"--amp o1", "did you mean O1?"},
                {"--compression fp16", "did you mean f16?"},
-               {"--compression PowerSGD:2", "did you mean powersgd:R?"},
+               {"--compression PowerSGD:2", "did you mean powersgd:2?"},
                {"--compression f64", NULL},
                {"--compression powersgd:R", NULL},
                {"--comm NCCL", "did you mean nccl?"},
@@ -284,9 +283,25 @@ TEST(words_that_are_none_name_the_one_that_was_meant)
                {"--overlap layers", "here: --overlap worker"},
                {"--lr 0,1", "did you mean 0.1?"},
                {"--lr 0.1x", NULL},
-               {"--data cifar100", NULL},
+               {"--data CIFAR-100", "did you mean cifar100?"},
+               {"--data STL", "did you mean stl10?"},
+               {"--data ImageFolder", "did you mean folder?"},
+               {"--data webdataset", "did you mean tar?"},
+               {"--data numpy", "did you mean npy?"},
+               {"--data mnist", NULL},
                {"--amp tf32", "--tf32 is a flag of its own"},
-               {"--data-dir=~/cifar", "write --data-dir ~/cifar"}};
+               {"--data-dir=~/cifar", "write --data-dir ~/cifar"},
+               {"--data .", "did you mean --data folder --data-dir .?"},
+               {"--data /no/such/pictures", "did you mean --data folder --data-dir /no/such/pictures?"},
+               {"--samples 10k", "did you mean 10000?"},
+               {"--samples 10_000", "did you mean 10000?"},
+               {"--samples 10,000", "did you mean 10000?"},
+               {"--samples 1e4", "did you mean 10000?"},
+               {"--limit 1.5M", "did you mean 1500000?"},
+               {"--samples 10q", NULL},
+               {"--samples 1.5", NULL},
+               {"--samples 9999M", NULL},
+               {"--samples 0,5", NULL}};
     hvt_options o;
 
     for (size_t i = 0; i < HVT_LEN(bad); i++) {
@@ -334,6 +349,36 @@ TEST(a_run_ends_by_what_was_given_and_by_both_whichever_comes_first)
     CHECK(t.by_steps && t.by_epochs, "the file's epochs do not count");
 }
 
+TEST(pack_takes_a_folder_in_front)
+{
+    static const struct {
+        const char *line, *part;
+    } bad[] = {{"pack", "pack needs a folder of pictures"},
+               {"pack pics", "pack needs --output"},
+               {"pack pics --output x.tar", "--output: expected DIR/train-%06d.tar or"},
+               {"pack pics --output t/train-%06d.tar --save d", "pack neither trains"},
+               {"--output t/train-%06d.tar", "--output is for hvtrain pack"},
+               {"--resize 256", "--resize is for hvtrain pack"},
+               {"--raw", "--raw is for hvtrain pack"},
+               {"--shard-images 7", "--shard-images is for hvtrain pack"}};
+    hvt_options o;
+
+    CHECK_OK(parse(&o, "pack pics --output t/val-%03d.tar --resize 256 --raw"));
+    CHECK(o.ask == HVT_ASK_PACK && !strcmp(o.data, "folder") && !strcmp(o.data_dir, "pics") && o.raw &&
+              o.resize == 256 && o.shard_images == 5000,
+          "%s %s %d", o.data, o.data_dir, o.resize);
+    CHECK_OK(hvt_options_check(&o, 1));
+    CHECK_OK(hvt_options_check(&o, 5));
+    CHECK_OK(parse(&o, "pack --data cifar10 --data-dir d --output t/train-%03d.tar"));
+    CHECK(!strcmp(o.data, "cifar10") && !strcmp(o.data_dir, "d"), "%s %s", o.data, o.data_dir);
+    CHECK_OK(hvt_options_check(&o, 1));
+    CHECK_FAILS(parse(&o, "--batch 3 pack pics"), E_ARG, "pack stands in front");
+    for (size_t i = 0; i < HVT_LEN(bad); i++) {
+        CHECK_OK(parse(&o, bad[i].line));
+        CHECK_FAILS(hvt_options_check(&o, 1), E_ARG, bad[i].part);
+    }
+}
+
 TEST(tune_takes_a_file_and_seconds_in_front)
 {
     hvt_options o;
@@ -372,9 +417,10 @@ TEST(every_value_reads_back_from_its_text)
     hvt_options_default(&again);
     for (int i = 0; i < HVT_OPTION_COUNT; i++) {
         hvt__option_text(&o, i, text[i]);
-        CHECK_OK(hvt_options_set(&again, hvt__option_flag(i).text + 2, text[i]));
+        CHECK_OK(hvt_options_set(&again, hvt__flag_of(&hvt__option_table[i]).text + 2, text[i]));
         hvt__option_text(&again, i, twice);
-        CHECK(!strcmp(text[i], twice), "%s: %s became %s", hvt__option_flag(i).text, text[i], twice);
+        CHECK(!strcmp(text[i], twice), "%s: %s became %s", hvt__flag_of(&hvt__option_table[i]).text, text[i],
+              twice);
     }
     CHECK(again.lr == o.lr && again.bucket == o.bucket && !memcmp(&again.mean, &o.mean, sizeof o.mean),
           "a number changed");
@@ -396,6 +442,12 @@ TEST(options_are_checked_together)
         {"--augment crop:0", 1, "crop:PIXELS"},
         {"--augment crop:4x", 1, "crop:PIXELS"},
         {"--augment crop:128", 1, "--augment: expected none, flip, crop:PIXELS (1 to 127)"},
+        {"--augment rrc:0-1", 1, "0 < LEAST <= MOST <= 1"},
+        {"--augment rrc:0.5-0.25", 1, "0 < LEAST <= MOST <= 1"},
+        {"--augment rrc:0.25", 1, "rrc:LEAST-MOST"},
+        {"--augment rrcx", 1, "rrc:LEAST-MOST"},
+        {"--augment rrc,crop:4", 1, "expected one"},
+        {"--size 64 --eval-size 63", 1, "expected 64 or more, or 0"},
         {"--threads 257", 1, "--threads: expected 1 to 256"},
         {"--schedule warm", 1, "--schedule warm"},
         {"--schedule cosine --warmup-epochs 20", 1, "--warmup-epochs 20, --epochs 10: "},
@@ -417,14 +469,13 @@ TEST(options_are_checked_together)
         {"--compression powersgd:2 --optimizer-state sharded", 2, "needs --optimizer-state replicated"},
         {"--compression powersgd:2 --device cuda", 2, "for --device cpu or ref"},
         {"--data cifar10", 1, "needs --data-dir"},
-        {"--data-dir d", 1, "--data-dir d is for --data cifar10"},
-        {"--data cifar10 --data-dir d --size 64", 1, "--size 64"},
+        {"--data-dir d", 1, "--data-dir d: synth draws its images"},
         {"--data cifar10 --data-dir d --samples 5", 1, "--samples 5"},
         {"--stem cifar", 1, "--stem cifar"},
         {"--model resnet50 --shortcut B", 1, "--shortcut B"},
         {"--device ref --isa avx2", 1, "--isa avx2"},
         {"--stall-abort 10s", 2, "--stall-abort 10s comes before --stall-warn 30s"},
-        {"--device gpu", 1, "--device: expected ref, cpu, cuda or cuda:N, got 'gpu'"},
+        {"--device gpu", 1, "--device: expected one of ref cpu cuda cuda:N, got 'gpu'"},
         {"--device cud", 1, "got 'cud'"},
         {"--device cpu:0", 1, "got 'cpu:0'"},
         {"--device cuda:", 1, "got 'cuda:'"},
@@ -493,7 +544,8 @@ TEST(help_names_every_flag_and_fits_a_terminal)
         char *help = hvt_options_help(markdown ? HVT_ASK_MARKDOWN : HVT_ASK_HELP);
         size_t widest = 0;
         for (int i = 0; i < HVT_OPTION_COUNT; i++)
-            CHECK(strstr(help, hvt__option_flag(i).text), "%s is missing", hvt__option_flag(i).text);
+            CHECK(strstr(help, hvt__flag_of(&hvt__option_table[i]).text), "%s is missing",
+                  hvt__flag_of(&hvt__option_table[i]).text);
         for (const char *p = help; !markdown && *p; p += strcspn(p, "\n") + 1)
             widest = strcspn(p, "\n") > widest ? strcspn(p, "\n") : widest;
         CHECK(widest <= 100, "a line has %zu columns", widest);
@@ -512,6 +564,7 @@ int main(void)
     RUN(unknown_flags_name_the_nearest);
     RUN(flags_of_other_trainers_name_what_stands_for_them);
     RUN(words_that_are_none_name_the_one_that_was_meant);
+    RUN(pack_takes_a_folder_in_front);
     RUN(tune_takes_a_file_and_seconds_in_front);
     RUN(a_failed_parse_leaves_the_result_alone);
     RUN(every_value_reads_back_from_its_text);

@@ -14,8 +14,8 @@ import sys
 import time
 
 sys.path.append(os.path.join(sys.path[0], "../support"))
-from hvtrain import (HERE, HVTRAIN, MPIRUN, TINY, change_metadata, command, environment, metadata, path, python_with,
-                     read_safetensors, records, run, train, weights, write_safetensors)
+from hvtrain import (HERE, HVTRAIN, MPIRUN, TINY, change_metadata, children, command, environment, generations, kill, make_old,
+                     metadata, path, python_with, read_safetensors, records, run, train, weights, write_safetensors)
 from truths import check, run_all
 
 BOTH = [0, 2] if MPIRUN else [0]
@@ -66,10 +66,12 @@ def the_same_command_again_replaces_nothing():
             for part in ["--save again", "resnet20, 3 epochs, 12 updates", "--resume again", "--overwrite", "another folder"]:
                 check(part in line, part, "is not in", line)
         check(files("again") == before, ranks, "ranks: files were changed")
-        check(os.path.getsize(path("again-log")) == 0, "a record was written")
+        check(not os.path.exists(path("again-log")), "a log was begun")
+    make_old("again")
+    check("again/last.safetensors" in one_line(BASE + "--save again".split()), "of an earlier release")
     os.unlink(path("again/last.safetensors"))
     check("again/best.safetensors" in one_line(BASE + "--save again".split()), "only a best is there")
-    shutil.copy(path("again/best.safetensors"), path("again/last.safetensors"))
+    os.rename(path("again/best.safetensors"), path("again/last.safetensors"))
     with open(path("again/last.safetensors"), "r+b") as f:
         f.write(b"not ours")
     line = one_line(BASE + "--save again".split())
@@ -79,12 +81,17 @@ def the_same_command_again_replaces_nothing():
 def leftovers_of_a_kill_do_not_keep_a_run_out():
     fresh("leftovers")
     os.mkdir(path("leftovers"))
-    left = ["last.safetensors.tmp", "last-0123456789abcdef.momentum.safetensors", "best-0123456789abcdef.momentum.safetensors.tmp"]
-    for name in left:
+    left = ["last.safetensors.tmp", "last-0123456789abcdef.momentum.safetensors", "best-0123456789abcdef.momentum.safetensors.tmp",
+            "gen-000001.momentum.safetensors", "gen-000002.safetensors.tmp", "gen-000002.powersgd.safetensors.tmp"]
+    users = ["notes.tmp", "my.safetensors.tmp", "gen-7.safetensors", "gen-000007.txt", "gen-000007.safetensors.bak", "last-1.safetensors",
+             "last-0123456789abcdef.other.safetensors", "best-0123456789ABCDEF.momentum.safetensors"]
+    for name in left + users:
         with open(path("leftovers/" + name), "w") as f:
             f.write("half")
+    run(TINY + "--lr 1e30 --save leftovers --epochs 1".split())  # it saves nothing
+    check(not set(left) & set(files("leftovers")), "at the start:", sorted(files("leftovers")))
     train("--epochs 1 --save leftovers".split())
-    check(not set(left) & set(files("leftovers")), sorted(files("leftovers")))
+    check(set(users) < set(files("leftovers")), "what is not ours:", sorted(files("leftovers")))
 
 
 def overwriting_replaces_last_and_best_once_there_is_something_to_save():
@@ -117,20 +124,14 @@ def a_best_of_another_run_does_not_count():
 
 def going_back_in_a_run_needs_overwrite():
     saved("back")
-    first = path("back/first.safetensors")
-    fresh("one")
-    train("--shards 2 --batch 8 --epochs 1 --save one".split())
-    for name in glob.glob(path("one/last*")):  # an earlier state of the same run
-        shutil.copy(name, first if name.endswith("last.safetensors") else path("back"))
-    header, data = read_safetensors("back/first.safetensors")
-    change_metadata(header, run=meta("back/last.safetensors")["run"])
-    write_safetensors("back/first.safetensors", header, data)
     before = files("back")
-    line = one_line(BASE + "--resume back/first.safetensors --save back --epochs 2".split())
-    check("further (resnet20, 3 epochs, 12 updates) than back/first.safetensors" in line, line)
+    first = generations("back")[0]
+    line = one_line(BASE + f"--resume {first} --save back --epochs 2".split())
+    check(f"further (resnet20, 3 epochs, 12 updates) than {first}" in line, line)
     check(files("back") == before, "files were changed")
-    train("--resume back/first.safetensors --save back --epochs 2 --overwrite".split())
-    check(meta("back/last.safetensors")["epoch"] == 2, meta("back/last.safetensors"))
+    train(f"--resume {first} --save back --epochs 2 --overwrite".split())
+    check([meta(g)["epoch"] for g in generations("back")] == [1, 2] and meta("back/last.safetensors")["epoch"] == 2,
+          [meta(g) for g in generations("back")])
 
 
 # ---- --resume auto ----
@@ -149,9 +150,10 @@ def resume_auto_begins_or_goes_on():
         with_init = "--shards 2 --batch 8 --save auto-init --resume auto --init auto".split()
         train(with_init + "--epochs 1".split(), ranks)
         check(weights(train(with_init + "--epochs 2".split(), ranks)), "--init has no meaning when it goes on")
-        for name in glob.glob(path("auto/last*")):
-            os.unlink(name)
         best = int(meta("auto/best.safetensors")["steps"])
+        for name in glob.glob(path("auto/gen-*")):
+            if not os.path.basename(name).startswith(os.readlink(path("auto/best.safetensors"))[:10]):
+                os.unlink(name)
         kinds = train(line[:4] + "--epochs 5 --save auto --resume auto".split(), ranks)
         check(kinds["end"][0]["steps"] == 20 and len(kinds["epoch"]) == 5 - best // 4, "with best alone", kinds["epoch"])
     check("--save DIR" in one_line(BASE + "--resume auto".split(), rc=2), "--save is not named")
@@ -172,40 +174,13 @@ def start(args, ranks=0, **env):
     return p
 
 
-def processes(p):
-    """Those of a job; mpirun's ranks are its children."""
-    found = [p.pid]
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/stat") as f:
-                if int(f.read().rsplit(")", 1)[1].split()[1]) == p.pid:
-                    found.append(int(pid))
-        except (OSError, ValueError):
-            pass
-    return found
-
-
-def kill(p):
-    """All of it at once, as a node that fails does; until nothing of it runs."""
-    all_of_it = processes(p)
-    for pid in all_of_it:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except OSError:
-            pass
-    p.wait()
-    end = time.time() + 30
-    while any(os.path.exists(f"/proc/{pid}") for pid in all_of_it) and time.time() < end:
-        time.sleep(0.01)
-
-
 def a_requeued_command_line_goes_on():
     straight = weights(train("--shards 2 --batch 8 --epochs 12".split()))
     for ranks in BOTH:
         fresh("requeued", "requeued-log")
         line = BASE + "--epochs 12 --print-freq 1 --save requeued --resume auto --log requeued-log".split()
         kill(start(line, ranks))
-        steps = int(meta("requeued/last.safetensors")["steps"])
+        steps = int(meta(generations("requeued")[-1])["steps"])
         rc, _, err = run(line, ranks)
         log = records("requeued-log")  # each line is JSON
         starts = [i for i, r in enumerate(log) if r["record"] == "start"]
@@ -237,18 +212,83 @@ def resume_saves_where_it_goes_on_unless_told_otherwise():
         check(not os.path.exists(path("none")), "a folder called none")
 
 
-def a_last_that_cannot_be_read_leads_to_the_best():
-    best = "--resume hurt/best.safetensors --save hurt --overwrite"
-    for hurt in [b"\xff" * 8, None]:  # a header that is no header; data that are not those of the hash
-        saved("hurt")
-        with open(path("hurt/last.safetensors"), "r+b") as f:
-            f.seek(0 if hurt else -8, 0 if hurt else 2)
-            f.write(hurt or b"damaged!")
-        for ranks in BOTH:
-            line = one_line(BASE + "--resume hurt --epochs 4".split(), ranks)
-            check(best in line and "hurt/last.safetensors" in line, line)
-        kinds = train(best.split() + "--epochs 4".split())
-        check(meta("hurt/last.safetensors")["weights"] == weights(kinds), "not saved over the damaged one")
+def damage(name, at, cut=False):
+    with open(path(name), "r+b") as f:
+        size = f.seek(0, 2)
+        if cut:
+            f.truncate(at % size)
+            return
+        f.seek(at % size)
+        byte = f.read(1)[0]
+        f.seek(at % size)
+        f.write(bytes([byte ^ 1 << at % 7]))
+
+
+def warnings_of(args, ranks=0):
+    rc, _, err = run(args, ranks)
+    return rc, [line for line in err if line.startswith("hvtrain: ")]
+
+
+def what_is_damaged_is_named_and_the_one_before_taken():
+    """A cut and a flip in every file of the newest generation, in header and data."""
+    saved("whole", "--compression", "powersgd:2")
+    straight = weights(train("--shards 2 --batch 8 --epochs 4 --compression powersgd:2".split()))
+    newest = sorted(n for n in os.listdir(path("whole")) if n.startswith("gen-000003."))
+    check(len(newest) == 3, newest)
+    for i, name in enumerate(n for n in newest for _ in range(4)):
+        fresh("hurt")
+        shutil.copytree(path("whole"), path("hurt"), symlinks=True)
+        damage("hurt/" + name, [2, -5, 300, 5000][i % 4], cut=i % 4 in (1, 2))
+        rc, said = warnings_of(BASE + "--resume hurt --epochs 4 --log log".split(), BOTH[i % len(BOTH)])
+        check(rc == 0 and len(said) == 1 and "warning:" in said[0], rc, said)
+        check(said and "hurt/" + name in said[0] and "continuing from hurt/gen-000002.safetensors (epoch 2, update 8)" in said[0], said)
+        if not BOTH[i % len(BOTH)]:  # what factors leave depends on the ranks
+            check(records("log")[-1]["weights"] == straight, "other weights than without damage")
+        check([meta(g)["epoch"] for g in generations("hurt")] == [2, 3, 4], "the damaged one stays", os.listdir(path("hurt")))
+        check(meta("hurt/last.safetensors")["epoch"] == 4, "last")
+    fresh("hurt")
+    shutil.copytree(path("whole"), path("hurt"), symlinks=True)
+    for name in generations("hurt"):
+        damage(name, -9)
+    for ranks in BOTH:
+        line = one_line(BASE + "--resume hurt --epochs 4".split(), ranks)
+        check(all(f"hurt/gen-00000{i}.safetensors: damaged" in line for i in (1, 2, 3)), line)
+
+
+def folders_of_earlier_releases_go_on():
+    straight = weights(train("--shards 2 --batch 8 --epochs 4".split()))
+    for hurt in [None, b"\xff" * 8, b"damaged!"]:  # a header that is no header; data that are not those of the hash
+        saved("older")
+        make_old("older")
+        best = meta("older/best.safetensors")["epoch"]
+        if hurt:
+            with open(path("older/last.safetensors"), "r+b") as f:
+                f.seek(0 if hurt[0] == 255 else -8, 0 if hurt[0] == 255 else 2)
+                f.write(hurt)
+        rc, said = warnings_of(BASE + "--resume older --epochs 4 --log log".split())
+        check(rc == 0 and len(said) == bool(hurt), rc, said)
+        check(not hurt or f"continuing from older/best.safetensors (epoch {best}," in said[0], said)
+        check(records("log")[-1]["weights"] == straight, "other weights")
+        check(meta("older/last.safetensors")["weights"] == straight and generations("older"), "not saved")
+        left = [n for n in os.listdir(path("older")) if n.startswith("last-") or (n.startswith("best-") and best == 4)]
+        check(not left and not os.path.exists(path("older/last.safetensors.tmp")), "left over:", os.listdir(path("older")))
+
+
+def so_many_are_kept_and_the_best():
+    for keep in [1, 2, 3]:
+        fresh("kept")
+        kinds = train(f"--shards 2 --batch 8 --epochs 6 --save kept --keep {keep} --lr 0.3".split())
+        top1 = [r["top1"] for r in kinds["eval"]]
+        best = top1.index(max(top1)) + 1
+        want = sorted({best} | set(range(7 - keep, 7)))
+        check([meta(g)["epoch"] for g in generations("kept")] == want, keep, top1, os.listdir(path("kept")))
+        check(meta("kept/best.safetensors")["epoch"] == best and meta("kept/last.safetensors")["epoch"] == 6, "links")
+        check(len(files("kept")) == 2 * len(want) + 2, sorted(files("kept")))
+        check(os.path.islink(path("kept/last.safetensors")) and not os.path.isabs(os.readlink(path("kept/last.safetensors"))), "a link")
+        os.rename(path("kept"), path("kept-moved"))
+        check("end" in train("--resume kept-moved --epochs 7".split()), "a folder that was moved")
+        fresh("kept-moved")
+    check("--keep" in one_line(TINY + "--keep 0".split(), rc=2), "keeps nothing")
 
 
 def a_save_that_fails_names_what_is_complete():
@@ -262,7 +302,7 @@ def a_save_that_fails_names_what_is_complete():
         before = meta("small/last.safetensors")["weights"]
         rc, _, err = run(BASE + "--resume small --epochs 4".split(), ranks, file_limit=9216)
         ours = [line for line in err if line.startswith("hvtrain") and "warning:" not in line]
-        check(rc == 1 and len(ours) == 1 and "small/last.safetensors of epoch 3 is complete" in ours[0], rc, err[-3:])
+        check(rc == 1 and len(ours) == 1 and "small/gen-000003.safetensors of epoch 3 (update 12) is complete" in ours[0], rc, err[-3:])
         check(meta("small/last.safetensors")["weights"] == before, "it is not what it was")
 
 
@@ -317,7 +357,7 @@ def two_jobs_do_not_save_in_one_folder():
             for more in ["--save shared", "--save shared --overwrite", "--resume shared", "--save shared --resume auto"]:
                 line = one_line(BASE + more.split(), ranks)
                 check(re.search(r"shared: another job saves there: process \d+ on \S+ \(SLURM job 17\)", line), more, line)
-                check(int((re.findall(r"process (\d+)", line) + [0])[0]) in processes(first), "another process is named")
+                check(int((re.findall(r"process (\d+)", line) + [0])[0]) in [first.pid] + children(first.pid), "another process is named")
             rc, _, err = run("--evaluate --resume shared --quiet --threads 1".split(), ranks)
             check(rc == 0, "what is saved there is not evaluated meanwhile:", err)
             check(first.poll() is None, "the first job ended with", first.returncode)
@@ -395,8 +435,8 @@ def what_a_file_holds_is_said_where_it_does_not_fit():
     fresh("small", "large")
     train("--shards 4 --batch 4 --epochs 1 --save small".split())
     train("--model resnet18 --stem cifar --limit 16 --epochs 1 --save large".split())
-    for more, parts in [("--evaluate --init large", ["large/last.safetensors", "saved with --model resnet18 --stem cifar", "has --model resnet20"]),
-                        ("--resume small --model resnet32", ["small/last.safetensors", "saved with --model resnet20", "has --model resnet32"]),
+    for more, parts in [("--evaluate --init large", ["large/gen-000001.safetensors", "saved with --model resnet18 --stem cifar", "has --model resnet20"]),
+                        ("--resume small --model resnet32", ["small/gen-000001.safetensors", "saved with --model resnet20", "has --model resnet32"]),
                         ("--resume small --shortcut B --model resnet56", ["--model resnet20 --shortcut A", "--model resnet56 --shortcut B"])]:
         line = one_line(TINY + more.split())
         check(all(p in line for p in parts), more, line)
@@ -446,7 +486,18 @@ def files_of_torch_save_are_told_how_to_become_safetensors():
         check(weights(train(["--evaluate", "--init", name + ".safetensors"])) == want, name, "gives other weights")
 
 
+def an_evaluation_adds_to_a_log():
+    run(TINY + "--epochs 1 --save seen --overwrite --log seen/log".split())  # the folder is made first
+    before = open(path("seen/log")).read()
+    run("--resume seen --evaluate --quiet --threads 1 --log seen/log".split())
+    after = open(path("seen/log")).read()
+    check(after.startswith(before) and len(after) > len(before), "the log of training is gone")
+    os.makedirs(path("hollow"), exist_ok=True)
+    check("--save hollow --resume auto" in one_line(TINY + "--resume hollow".split()), "no hint")
+
+
 TESTS = [
+    an_evaluation_adds_to_a_log,
     the_same_command_again_replaces_nothing,
     leftovers_of_a_kill_do_not_keep_a_run_out,
     overwriting_replaces_last_and_best_once_there_is_something_to_save,
@@ -455,7 +506,9 @@ TESTS = [
     resume_auto_begins_or_goes_on,
     a_requeued_command_line_goes_on,
     resume_saves_where_it_goes_on_unless_told_otherwise,
-    a_last_that_cannot_be_read_leads_to_the_best,
+    what_is_damaged_is_named_and_the_one_before_taken,
+    folders_of_earlier_releases_go_on,
+    so_many_are_kept_and_the_best,
     a_save_that_fails_names_what_is_complete,
     evaluation_never_saves,
     a_run_that_keeps_nothing_says_so_at_its_start,

@@ -131,7 +131,7 @@ def a_stuck_rank_that_goes_on_costs_a_warning_and_no_bit():
     for comm in ["shm", "mpi"]:
         fifo, job = stuck_in("data", 2, 1, "--comm", comm, "--stall-warn", "300ms", "--stall-abort", "0")
         # a slow rank may first be told of for a pass that takes as long
-        job.until(r"hvtrain: warning: rank 0 \(.* for rank 1 \(.*bucket 0 \(\w.* \.\.\.\) of update 1; rank 1 \(.*is in phase data")
+        job.until(r"hvtrain: warning: rank 0 \(.* for rank 1 \(.*bucket 0 \(\w.* \.\.\.\) of update 1; rank 1 \(.*has been in phase data of update 1 \(reading image \d+\)")
         with open(fifo, "w"):
             pass
         code, lines = job.end()
@@ -143,12 +143,12 @@ def a_stuck_save_is_given_up_in_the_end():
     _, job = stuck_in("save", 2, 0, "--save", "saved", "--stall-warn", "300ms", "--stall-abort", "5s")
     code, lines = job.end()
     check(code == 3, "exit", code, lines)
-    check(lines and "giving up" in lines[-1] and "for rank 0 (" in lines[-1] and "is in phase save" in lines[-1], lines)
+    check(lines and "giving up" in lines[-1] and "for rank 0 (" in lines[-1] and "has been in phase save" in lines[-1], lines)
 
 
 def a_process_alone_says_where_it_is_stuck():
     fifo, job = stuck_in("data", 1, 0, "--stall-warn", "300ms", "--stall-abort", "300ms")
-    job.until(r"rank 0 \(.*\) is in phase data of update 1 since")
+    job.until(r"rank 0 \(.*\) has been in phase data of update 1 \(reading image \d+\) for")
     with open(fifo, "w"):
         pass
     code, lines = job.end()

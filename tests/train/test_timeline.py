@@ -9,7 +9,7 @@ import sys
 import time
 
 sys.path.append(os.path.join(sys.path[0], "../support"))
-from hvtrain import HERE, TINY, command, environment, path, records, run, train
+from hvtrain import HERE, TINY, command, environment, path, rank_of, records, run, train
 from truths import check, run_all
 
 LIMIT = 120  # s that anything may take
@@ -87,24 +87,6 @@ def a_window_is_respected():
     check(not events("t.json"), "updates that never come are seen")
 
 
-def find_rank(rank, parent):
-    """The process of a rank below mpirun."""
-    deadline = time.time() + LIMIT
-    while time.time() < deadline:
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                with open(f"/proc/{pid}/stat") as f:
-                    if int(f.read().rsplit(")", 1)[1].split()[1]) != parent:
-                        continue
-                with open(f"/proc/{pid}/environ", "rb") as f:
-                    if f"OMPI_COMM_WORLD_RANK={rank}".encode() in f.read().split(b"\0"):
-                        return int(pid)
-            except (OSError, ValueError):
-                continue
-        time.sleep(0.01)
-    raise AssertionError(f"rank {rank} does not come")
-
-
 def start(args, ranks):
     return subprocess.Popen(command(TINY + args, ranks), cwd=HERE, stdin=subprocess.DEVNULL,
                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(ranks))
@@ -116,11 +98,11 @@ def a_killed_run_leaves_a_timeline_that_can_be_read():
             os.unlink(path("t.json"))
         p = start("--epochs 1000 --batch 8 --bucket 0 --timeline t.json".split(), ranks)
         try:
-            victim = find_rank(0, p.pid) if ranks else p.pid
+            victim = rank_of(p, 0) if ranks else p.pid
             seen = 0
             deadline = time.time() + LIMIT
             while seen < wanted and time.time() < deadline and p.poll() is None:
-                if os.path.exists(path("t.json")):
+                if os.path.exists(path("t.json")) and os.path.getsize(path("t.json")):
                     seen = len(read_timeline("t.json"))  # at every moment before, too
             os.kill(victim, signal.SIGKILL)
             p.wait(LIMIT)
@@ -137,8 +119,8 @@ def a_killed_run_leaves_a_timeline_that_can_be_read():
 
 def a_bad_timeline_is_one_line_before_training():
     os.makedirs(path("folder"), exist_ok=True)
-    for name, part in ("none/t.json", "No such file"), ("folder", "no regular file"), ("log", "is the same file"), \
-            ("/dev/full", "no regular file"):
+    for name, part in ("none/t.json", "No such file"), ("folder", "not a regular file"), ("log", "is the same file"), \
+            ("/dev/full", "not a regular file"):
         rc, _, err = run(TINY + ["--log", "log", "--timeline", name], 2 if name == "folder" else 0)
         ours = [line for line in err if line.startswith("hvtrain:")]
         check(rc != 0 and len(ours) == 1 and part in ours[0] and name in ours[0], rc, ours)
@@ -168,15 +150,15 @@ def parts_of_the_time_add_up():
 def a_slow_rank_is_named():
     p = start("--epochs 1 --limit 256 --log log".split(), 2)
     try:
-        pid = find_rank(1, p.pid)
-        while p.poll() is None:  # it gets a fifth of the time
+        pid = rank_of(p, 1)
+        while p.poll() is None:  # it gets a tenth of the time, less than on any busy machine
             try:
                 os.kill(pid, signal.SIGSTOP)
-                time.sleep(0.04)
+                time.sleep(0.2)
                 os.kill(pid, signal.SIGCONT)
             except ProcessLookupError:
                 break
-            time.sleep(0.01)
+            time.sleep(0.02)
         check(p.wait(LIMIT) == 0, "exit", p.returncode)
     finally:
         if p.poll() is None:
@@ -184,6 +166,38 @@ def a_slow_rank_is_named():
             p.wait()
     e = [r for r in records("log") if r["record"] == "epoch"][0]
     check(e["waited_for"] == 1 and e["wait_skew"] > 0.02, e)
+
+
+def a_rank_that_was_stopped_is_waited_for():
+    """Only a stop of all ranks is none of the time, whichever rank it is."""
+    for rank in 0, 1:
+        p = start("--epochs 1 --samples 1000 --limit 1000 --print-freq 1 --log log".split(), 2)
+        try:
+            pid = rank_of(p, rank)
+            deadline = time.time() + LIMIT
+            while time.time() < deadline and p.poll() is None and not (
+                    os.path.exists(path("log")) and '"step"' in open(path("log")).read()):
+                time.sleep(0.01)
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(2.5)
+            os.kill(pid, signal.SIGCONT)
+            check(p.wait(LIMIT) == 0, "exit", p.returncode)
+        finally:
+            if p.poll() is None:
+                p.terminate()
+                p.wait()
+        e = [r for r in records("log") if r["record"] == "epoch"][0]
+        check(e["seconds"] > 2 and e["wait_skew"] <= 1 and e["waited_for"] == rank, rank, e)
+        os.unlink(path("log"))
+
+
+def a_run_that_goes_on_keeps_the_earlier_timeline():
+    run(TINY + "--epochs 1 --save kept --overwrite --timeline k.json".split())
+    first = open(path("k.json")).read()
+    for n in 1, 2:
+        rc, _, err = run(TINY + f"--epochs {n + 1} --resume kept --timeline k.json".split())
+        check(rc == 0 and os.path.exists(path(f"k.json.{n}")), rc, err)
+    check(open(path("k.json.1")).read() == first and len(read_timeline("k.json.2")), "another file")
 
 
 TESTS = [
@@ -194,6 +208,8 @@ TESTS = [
     the_timeline_changes_no_bit,
     parts_of_the_time_add_up,
     a_slow_rank_is_named,
+    a_rank_that_was_stopped_is_waited_for,
+    a_run_that_goes_on_keeps_the_earlier_timeline,
 ]
 
 if __name__ == "__main__":

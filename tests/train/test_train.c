@@ -1,8 +1,8 @@
 /*
- * train: what a run warns of before it begins, and how the clocks of a timeline are compared; and, for
- * test_program.py, ranks that fail.
+ * train: what a run warns of before it begins, how the clocks of a timeline are compared, runs one after
+ * another and on the caller's data; and, for test_program.py, ranks that fail.
  */
-#include "train/report/report_impl.h"
+#include "train/run.h"
 #include "train/process/process_impl.h"
 #include "base_impl.h"
 #include "check.h"
@@ -45,6 +45,27 @@ TEST(a_warning_where_binding_leaves_most_processors_unused)
     CHECK(!strncmp(text, "a: 4 threads of 2 ranks share fewer processors", 46), "%s", text);
 }
 
+TEST(advice_where_the_threads_of_a_rank_are_far_from_each_other)
+{
+    static const char *const host[] = {"a", "b"};
+    hvt_placement placement[2] = {{.cores = {.threads = 16, .ncpus = 16, .caches = 1, .nodes = 1}},
+                                  {.cores = {.threads = 16, .ncpus = 16, .caches = 0, .nodes = 0}}};
+    char text[HVT_PLACEMENT_TEXT];
+
+    hvt__domains_advice(2, host, placement, text);
+    CHECK(!*text, "one cache, one node: %s", text);
+    placement[1].cores.caches = 4;
+    hvt__domains_advice(2, host, placement, text);
+    CHECK(!strncmp(text, "rank 1 (b) has threads on 4 third-level caches;", 47) &&
+              strstr(text, "ppr:1:l3cache --bind-to l3cache, with --batch divided by 4"),
+          "%s", text);
+    placement[1].cores.nodes = 2;
+    hvt__domains_advice(2, host, placement, text);
+    CHECK(!strncmp(text, "rank 1 (b) has threads on 2 NUMA nodes;", 39) &&
+              strstr(text, "ppr:1:numa --bind-to numa, with --batch divided by 2"),
+          "%s", text);
+}
+
 TEST(a_warning_where_ranks_of_a_host_cannot_see_each_others_gpus)
 {
     static const char *const host[] = {"a", "b", "a", "b"};
@@ -63,6 +84,25 @@ TEST(a_warning_where_ranks_of_a_host_cannot_see_each_others_gpus)
     CHECK(!strncmp(text, "b: ranks 1 and 3", 16), "%s", text);
     placement[3] = placement[1]; /* shared, as was asked for */
     hvt__gpu_warning(4, host, placement, text);
+    CHECK(!*text, "%s", text);
+}
+
+TEST(a_warning_where_sums_in_16_bits_lose_what_is_added)
+{
+    char text[HVT_PLACEMENT_TEXT];
+
+    hvt__sums_warning("nccl", HVT_BF16, 64, text);
+    CHECK(!*text, "%s", text);
+    hvt__sums_warning("nccl", HVT_BF16, 128, text);
+    CHECK(!strncmp(text, "NCCL adds bf16 in bf16", 22) && strstr(text, "128 ranks") && strstr(text, "f16 or"),
+          "%s", text);
+    hvt__sums_warning("nccl", HVT_F16, 128, text);
+    CHECK(!*text, "%s", text);
+    hvt__sums_warning("nccl", HVT_F16, 4096, text);
+    CHECK(strstr(text, "4096 ranks") && !strstr(text, "--compression f16"), "%s", text);
+    hvt__sums_warning("nccl", HVT_F32, 4096, text);
+    CHECK(!*text, "%s", text);
+    hvt__sums_warning("mpi", HVT_BF16, 4096, text);
     CHECK(!*text, "%s", text);
 }
 
@@ -172,6 +212,67 @@ TEST(runs_in_one_process_are_independent)
     CHECK(system(command) == 0, "%s", command);
 }
 
+/* ---- data sets of the caller ---- */
+
+static hvt_status get_of_set(void *ctx, uint32_t index, uint8_t *ret_pixels, int *ret_label)
+{
+    return hvt_dataset_get(ctx, index, ret_pixels, ret_label);
+}
+
+/* A split of synth behind a callback. */
+static void open_own(bool train, hvt_dataset **ret_synth, hvt_dataset **ret_own)
+{
+    hvt_source source = {.get = get_of_set};
+
+    CHECK_OK(hvt_dataset_open("synth", &(hvt_dataset_opts){.train = train, .image_size = 8, .samples = 32},
+                              ret_synth));
+    source.info = *hvt_dataset_describe(*ret_synth);
+    source.info.name = "mine";
+    source.ctx = *ret_synth;
+    CHECK_OK(hvt_dataset_from(&source, 0, ret_own));
+}
+
+TEST(data_sets_of_the_caller_are_trained_on_as_those_of_data)
+{
+    static const char *const flags[][2] = {{"samples", "32"}, {"size", "8"},    {"batch", "8"},
+                                           {"epochs", "1"},   {"threads", "1"}, {"quiet", "on"}};
+    hvt_dataset *synth[2] = {NULL}, *own[2] = {NULL};
+    hvt_world *world = NULL;
+    hvt_report of_data, of_caller;
+    hvt_options o;
+
+    hvt_options_default(&o);
+    for (size_t i = 0; i < HVT_LEN(flags); i++)
+        CHECK_OK(hvt_options_set(&o, flags[i][0], flags[i][1]));
+    CHECK_OK(hvt_world_open(NULL, &world));
+    CHECK_OK(hvt_train(&o, world, &of_data));
+    for (int train = 0; train < 2; train++)
+        open_own(train, &synth[train], &own[train]);
+    hvt_options_default(&o);
+    for (size_t i = 2; i < HVT_LEN(flags); i++) /* the size is the set's */
+        CHECK_OK(hvt_options_set(&o, flags[i][0], flags[i][1]));
+    o.train_set = own[1];
+    CHECK_FAILS(hvt_train(&o, world, &of_caller), E_ARG, "needs a test_set beside it");
+    o.test_set = own[0];
+    o.val_split = 0.5;
+    CHECK_FAILS(hvt_train(&o, world, &of_caller), E_ARG, "--val-split have no use");
+    o.val_split = 0;
+    for (int again = 0; again < 2; again++) { /* they stay open */
+        CHECK_OK(hvt_train(&o, world, &of_caller));
+        CHECK(of_caller.weights == of_data.weights && of_caller.test.sum == of_data.test.sum,
+              "other weights %016llx, not %016llx", (unsigned long long)of_caller.weights,
+              (unsigned long long)of_data.weights);
+    }
+    o.train_set = NULL;
+    CHECK_FAILS(hvt_train(&o, world, &of_caller), E_ARG, "needs a train_set beside it");
+    for (int train = 0; train < 2; train++) {
+        hvt_dataset_close(&own[train]);
+        hvt_dataset_close(&synth[train]);
+        CHECK(!own[train] && !synth[train], "still in use");
+    }
+    hvt_world_close(&world);
+}
+
 /* ---- what is left ---- */
 
 TEST(the_time_that_is_left_counts_evaluations_and_checkpoints)
@@ -191,17 +292,74 @@ TEST(the_time_that_is_left_counts_evaluations_and_checkpoints)
                {9, 10, 0, 1, 0 + 1 * 100 + 1 * 10000.}};     /* after the last update */
 
     for (size_t i = 0; i < HVT_LEN(all); i++) {
-        hvt__remaining r = {.epoch = all[i].epoch,
-                            .done = all[i].done,
-                            .left = all[i].left,
-                            .per_epoch = 10,
-                            .eval_freq = all[i].freq,
-                            .update_seconds = 1,
-                            .eval_seconds = 100,
-                            .save_seconds = 10000};
+        hvt_options o = {.eval_freq = all[i].freq};
+        run r = {.opts = &o,
+                 .set.save_every.epochs = 1,
+                 .epoch = (int)all[i].epoch,
+                 .step = (uint32_t)all[i].done,
+                 .end = all[i].left,
+                 .steps_per_epoch = 10,
+                 .speed = {.done_seconds = 1, .updates = 1},
+                 .eval_seconds = 100,
+                 .save_seconds = 10000};
         double left = hvt__seconds_left(&r);
         CHECK(left == all[i].want, "case %zu: %g s, not %g", i, left, all[i].want);
     }
+}
+
+/* ---- workers ---- */
+
+TEST(a_gpu_does_not_wait_for_images_to_be_drawn)
+{
+    static const struct {
+        const char *set;
+        int side, workers; /* asked for; -1: auto */
+        bool on_gpu;
+        int want;
+    } all[] = {{"synth", 32, -1, false, 0}, {"synth", 224, -1, false, 0}, {"synth", 32, -1, true, 5},
+               {"synth", 224, -1, true, 5}, {"synth", 224, 0, true, 0},   {"cifar10", 32, -1, true, 0},
+               {"stl10", 96, -1, false, 0}};
+    const hvt_cores cores = {.threads = 5, .share = 5};
+
+    for (size_t i = 0; i < HVT_LEN(all); i++) {
+        hvt_dataset_info info = {.name = all[i].set,
+                                 .count = 10,
+                                 .classes = 10,
+                                 .height = all[i].side,
+                                 .width = all[i].side,
+                                 .channels = 3,
+                                 .type = HVT_U8};
+        hvt_resolved set = {.batch = 4, .shards = 1, .on_gpu = all[i].on_gpu};
+        hvt__loading loading;
+        hvt_options o;
+
+        hvt_options_default(&o);
+        o.workers = all[i].workers;
+        CHECK_OK(hvt__resolve_loading(&o, &set, &info, NULL, &cores, &loading));
+        CHECK(loading.train.workers == all[i].want && loading.test.workers == all[i].want,
+              "case %zu: %d workers in training, %d in evaluation, not %d", i, loading.train.workers,
+              loading.test.workers, all[i].want);
+    }
+}
+
+/* ---- images per second ---- */
+
+TEST(time_counts_between_two_waits_for_the_device)
+{
+    hvt__speed s = {0};
+
+    for (int i = 0; i < 10; i++) { /* a GPU is given ten updates of 64 images in 10 ms, and takes a second */
+        hvt__speed_add(&s, 0.001, 64);
+        CHECK(isnan(hvt__speed_img_s(&s)) && isnan(hvt__speed_update(&s)), "%d updates count, none is done",
+              i + 1);
+    }
+    hvt__speed_waited(&s, 0.99);
+    CHECK(fabs(hvt__speed_img_s(&s) - 640) < 1e-9, "%g img/s, not 640", hvt__speed_img_s(&s));
+    CHECK(fabs(hvt__speed_update(&s) - 0.1) < 1e-12, "%g s an update, not 0.1", hvt__speed_update(&s));
+    hvt__speed_add(&s, 0.001, 64); /* not done yet: neither its images nor its time count */
+    CHECK(fabs(hvt__speed_img_s(&s) - 640) < 1e-9, "%g img/s, not 640", hvt__speed_img_s(&s));
+    hvt__speed_waited(&s, 0.099);
+    CHECK(fabs(hvt__speed_img_s(&s) - 640) < 1e-9, "%g img/s, not 640", hvt__speed_img_s(&s));
 }
 
 int main(int argc, char **argv)
@@ -209,9 +367,14 @@ int main(int argc, char **argv)
     if (argc > 1 && !strncmp(argv[1], "abort", 5))
         return abort_ranks(!strcmp(argv[1], "abort-all"));
     RUN(a_warning_where_binding_leaves_most_processors_unused);
+    RUN(advice_where_the_threads_of_a_rank_are_far_from_each_other);
     RUN(a_warning_where_ranks_of_a_host_cannot_see_each_others_gpus);
+    RUN(a_warning_where_sums_in_16_bits_lose_what_is_added);
     RUN(clocks_are_compared_within_what_is_told);
     RUN(runs_in_one_process_are_independent);
+    RUN(data_sets_of_the_caller_are_trained_on_as_those_of_data);
     RUN(the_time_that_is_left_counts_evaluations_and_checkpoints);
+    RUN(a_gpu_does_not_wait_for_images_to_be_drawn);
+    RUN(time_counts_between_two_waits_for_the_device);
     return check_done();
 }

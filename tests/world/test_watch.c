@@ -1,5 +1,5 @@
 /*
- * The watchdog: what it makes of what it sees, on a clock that the test turns; and live, where ranks wait for
+ * The watchdog: what it makes of what it sees, on a clock that the test sets; and live, where ranks wait for
  * one that comes late because it first waits for the line that names it.
  *
  * test_watch stop|kill COMM [worker]: what test_stall.py starts; rank 1 goes in the middle of a sum.
@@ -25,15 +25,15 @@ static hvt_world two = {.size = 6, .nodes = 2, .node_of = nodes, .host = hosts};
 static hvt__seen at_work(int r, hvt__phase phase, double age)
 {
     return (hvt__seen){
-        .rank = r, .here = true, .place = {120, phase, -1, 0}, .place_age = age, .wait_age = -1};
+        .rank = r, .here = true, .position = {120, phase, -1, 0}, .position_age = age, .wait_age = -1};
 }
 
 static hvt__seen waiting(int r, double age, int waiting_on)
 {
     hvt__seen s = at_work(r, HVT__EXCHANGE, age);
 
-    s.place.detail = 7;
-    s.wait_place = s.place;
+    s.position.detail = 7;
+    s.wait_position = s.position;
     s.wait_age = age;
     snprintf(s.what, sizeof s.what, "issue the operation");
     for (int i = 0; i < HVT__WAITING_ON; i++)
@@ -123,11 +123,11 @@ TEST(the_line_names_those_who_are_lacked_and_do_not_wait)
         {{waiting(0, 31, 1), waiting(1, 30, 2), at_work(2, HVT__DATA, 31)},
          "ranks 0-1 (a) have waited 31 s for rank 2 (a) to issue the operation, in bucket 7 of update 120; "
          "rank 2 "
-         "(a) is in phase data of update 120 since 31 s"},
+         "(a) has been in phase data of update 120 for 31 s"},
         {{waiting(0, 31, 1), with_life(at_work(1, HVT__DATA, 40), 'D'), at_work(2, HVT__FORWARD, 0.5)},
          "rank 0 (a) has waited 31 s for rank 1 (a) to issue the operation, in bucket 7 of update 120; rank "
          "1 (a) "
-         "is in phase data of update 120 since 40 s, where it waits for a disk or a network file system"},
+         "has been in phase data of update 120 for 40 s, where it waits for a disk or a network file system"},
         {{waiting(0, 31, 1), with_life(waiting(1, 40, 2), 'T'), waiting(2, 31, 0)},
          "ranks 0, 2 (a) have waited 31 s for rank 1 (a) to issue the operation, in bucket 7 of update 120; "
          "rank 1 "
@@ -148,17 +148,18 @@ TEST(the_line_names_those_who_are_lacked_and_do_not_wait)
         {{waiting(0, 31, HVT__ANYONE), waiting(1, 31, HVT__ANYONE), at_work(2, HVT__SAVE, 9)},
          "ranks 0-1 (a) have waited 31 s for rank 2 (a) to issue the operation, in bucket 7 of update 120; "
          "rank 2 "
-         "(a) is in phase save of update 120 since 9.0 s"},
+         "(a) has been in phase save of update 120 for 9.0 s"},
         {{waiting(0, 31, 1), waiting(1, 31, 2), waiting(2, 31, 0)},
          "ranks 0-2 (a) have waited 31 s for one another to issue the operation, in bucket 7 of update 120"},
         {{at_work(0, HVT__DATA, 31), at_work(1, HVT__DATA, 30), at_work(2, HVT__DATA, 1)},
-         "rank 0 (a) is in phase data of update 120 since 31 s; rank 1 (a) is in phase data of update 120 "
-         "since 30 "
+         "rank 0 (a) has been in phase data of update 120 for 31 s; rank 1 (a) has been in phase data of "
+         "update 120 "
+         "for 30 "
          "s"},
         {{waiting(0, 333, 1), at_work(1, HVT__SETUP, 333), waiting(2, 31, 0)},
          "ranks 0, 2 (a) have waited 333 s for rank 1 (a) to issue the operation, in bucket 7 of update 120; "
          "rank 1 "
-         "(a) is in phase setup of update 120 since 333 s: giving up"},
+         "(a) has been in phase setup of update 120 for 333 s: giving up"},
         {{with_tensor(waiting(0, 31, 4), "layer3.0.conv2.weight"), at_work(1, HVT__DATA, 1),
           waiting(2, 1, 0)},
          "ranks 0, 2 (a) have waited 31 s for rank 4 (b) to issue the operation, in bucket 7 "
@@ -223,7 +224,7 @@ static void until_heard(const char *part)
     pthread_mutex_unlock(&heard.lock);
 }
 
-TEST(a_place_that_does_not_change_is_told_and_so_is_a_wait_of_another_thread)
+TEST(a_position_that_does_not_change_is_reported_and_so_is_a_wait_of_another_thread)
 {
     const hvt_stall quick = {0.1, 0};
     int wait;
@@ -233,7 +234,7 @@ TEST(a_place_that_does_not_change_is_told_and_so_is_a_wait_of_another_thread)
     CHECK_OK(hvt_world_watch(world, &quick));
     hvt__trace_step(5);
     hvt__trace_begin(HVT__DATA, -1);
-    until_heard("in phase data of update 5 since ");
+    until_heard("in phase data of update 5 for ");
     hvt__trace_end();
     until_heard("have recovered");
     wait = hvt__wait_begin(world, HVT__ANYONE, "be watched");
@@ -252,11 +253,9 @@ static void *wait_often(void *arg)
 {
     for (int i = 0; i < 20000; i++) {
         int wait = hvt__wait_begin(world, HVT__ANYONE, arg);
-        uint64_t asked = 0;
 
         hvt__trace_begin(HVT__EXCHANGE, i);
-        if (hvt__wait_asked(wait, &asked))
-            hvt__wait_on(wait, world, (int[]){0}, 1);
+        hvt__wait_on(wait, world, (int[]){0}, 1);
         hvt__trace_end();
         hvt__wait_end(wait);
     }
@@ -353,7 +352,7 @@ static void one_comes_late(const char *name, void (*meet)(hvt_comm *c), hvt_comm
     }
     meet(c);
     snprintf(part, sizeof part, "for rank 1 (%s) to %s", hvt_world_host(world, 1), what);
-    heard_here = was_heard(part) && was_heard("is in phase data of update 9 since ");
+    heard_here = was_heard(part) && was_heard("has been in phase data of update 9 for ");
     CHECK_OK(hvt_world_allreduce(world, HVT_SUM, &heard_here, 1));
     CHECK(heard_here == 1, "%s: %g ranks said '%s'; last line here: %s", name, heard_here, part, heard.last);
 }
@@ -451,7 +450,8 @@ static hvt_world on_two_hosts(void)
     static int node[4] = {0, 0, 1, 1};
     hvt_world w = *world;
 
-    w.nodes = 2;
+    w.nodes = w.local_size = 2;
+    w.local_rank = w.rank % 2;
     w.node_of = node;
     w.host = name;
     return w;
@@ -498,7 +498,7 @@ int main(int argc, char **argv)
     RUN(times_that_make_no_sense_are_refused_by_all);
     RUN(a_watch_is_closed_while_threads_wait);
     if (size == 1) {
-        RUN(a_place_that_does_not_change_is_told_and_so_is_a_wait_of_another_thread);
+        RUN(a_position_that_does_not_change_is_reported_and_so_is_a_wait_of_another_thread);
         RUN(threads_wait_and_move_while_the_watchdog_looks);
         RUN(a_wait_that_began_under_one_watch_ends_none_of_the_next);
     } else {

@@ -192,7 +192,15 @@ TEST(broadcast_and_gather_carry_bytes)
         CHECK_OK(hvt_world_allgather(world, &(int){rank * root}, sizeof(int), all));
         for (int r = 0; r < size; r++)
             CHECK(all[r] == r * root, "rank %d gave %d", r, all[r]);
+        memset(all, 0, sizeof all);
+        CHECK_OK(hvt_world_gather(world, &(int){rank + root}, sizeof(int), rank == root ? all : NULL, root));
+        for (int r = 0; r < size; r++)
+            CHECK(all[r] == (rank == root ? r + root : 0), "rank %d gave %d to %d", r, all[r], root);
     }
+    CHECK_OK(hvt_world_gather(world, NULL, 0, NULL, 0));
+    CHECK_FAILS(hvt_world_gather(world, NULL, 0, NULL, size), E_ARG, "root");
+    CHECK_FAILS(hvt_world_gather(world, NULL, 1, NULL, 0), E_ARG, "no buffer");
+    CHECK_FAILS(hvt_world_gather(world, "x", 1, NULL, rank), E_ARG, "no buffer on its root");
     CHECK_FAILS(hvt_world_broadcast(world, NULL, 0, size), E_ARG, "root");
     CHECK_OK(hvt_world_barrier(world));
 }
@@ -464,6 +472,37 @@ TEST(quotas_of_both_control_groups_are_read)
     CHECK(!system(cmd), "%s", cmd);
 }
 
+TEST(caches_and_nodes_of_processors_are_counted)
+{
+    static const char *const level[] = {"1\n", "2\n", "3\n"};
+    char root[] = "/tmp/hvt-test-XXXXXX", cmd[64], path[128], shared[16];
+    const int cpus[] = {0, 1, 2, 3, 4};
+    int caches, nodes;
+
+    CHECK(mkdtemp(root), "no folder");
+    hvt__domains(root, cpus, 5, &caches, &nodes);
+    CHECK(caches == 0 && nodes == 0, "%d and %d where nobody says", caches, nodes);
+    for (int cpu = 0; cpu < 4; cpu++) { /* two with each cache; all but the last in node 10 */
+        for (int i = 0; i < 3; i++) {
+            snprintf(path, sizeof path, "sys/devices/system/cpu/cpu%d/cache/index%d/level", cpu, i);
+            put(root, path, level[i]);
+        }
+        snprintf(path, sizeof path, "sys/devices/system/cpu/cpu%d/cache/index2/shared_cpu_list", cpu);
+        snprintf(shared, sizeof shared, "%d-%d\n", cpu / 2 * 2, cpu / 2 * 2 + 1);
+        put(root, path, shared);
+        snprintf(path, sizeof path, "sys/devices/system/cpu/cpu%d/node%d/cpulist", cpu, cpu < 3 ? 10 : 11);
+        put(root, path, shared);
+    }
+    hvt__domains(root, cpus, 2, &caches, &nodes);
+    CHECK(caches == 1 && nodes == 1, "%d caches, %d nodes of the first two", caches, nodes);
+    hvt__domains(root, cpus, 3, &caches, &nodes);
+    CHECK(caches == 2 && nodes == 1, "%d caches, %d nodes of the first three", caches, nodes);
+    hvt__domains(root, cpus, 5, &caches, &nodes); /* of the fifth nothing is known */
+    CHECK(caches == 2 && nodes == 2, "%d caches, %d nodes of all", caches, nodes);
+    snprintf(cmd, sizeof cmd, "rm -r %s", root);
+    CHECK(!system(cmd), "%s", cmd);
+}
+
 TEST(this_ranks_cores_are_within_its_mask)
 {
     hvt_cores k;
@@ -553,6 +592,7 @@ int main(void)
         RUN(masks_that_overlap_in_part_are_not_pinned);
         RUN(a_quota_counts_as_fewer_processors);
         RUN(quotas_of_both_control_groups_are_read);
+        RUN(caches_and_nodes_of_processors_are_counted);
     }
     RUN(the_world_knows_its_ranks);
     RUN(reductions_give_every_rank_the_same_bits);

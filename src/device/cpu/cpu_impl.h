@@ -16,6 +16,16 @@
 #define UNROLL _Pragma("GCC unroll 32")
 #endif
 
+/* Of the instruction set HVT_ISA that is compiled: the name of a table, and the header of its vectors. */
+#define HVT_NAME_OF(isa, what) hvt__##what##_##isa
+#define HVT_NAME(isa, what)    HVT_NAME_OF(isa, what)
+#define HVT_OF_ISA(what)       HVT_NAME(HVT_ISA, what)
+#define HVT_TEXT_OF(text)      #text
+#define HVT_TEXT(text)         HVT_TEXT_OF(text)
+#define HVT_HEADER_OF(isa)     HVT_TEXT_OF(vec_##isa.h)
+#define HVT_HEADER(isa)        HVT_HEADER_OF(isa)
+#define HVT_VECTORS            HVT_HEADER(HVT_ISA)
+
 /* ---- parallel.c: parallel_for returns when all jobs are done; the caller works too ---- */
 typedef struct hvt_thread_pool hvt_thread_pool;
 typedef void hvt_job_fn(void *ctx, int job, int thread); /* thread: 0 .. size-1, for private scratch */
@@ -27,7 +37,21 @@ void hvt__thread_pool_close(hvt_thread_pool **pool);
 int hvt__thread_pool_size(const hvt_thread_pool *pool);
 void hvt__parallel_for(hvt_thread_pool *pool, int jobs, hvt_job_fn *fn, void *ctx);
 
-/* ---- convolution kernels: kern_<isa>.c ---- */
+/* For benches and tests: from now on the pool says that it has `threads`, whatever it was opened with, and
+ * every run is given to `run`, which calls fn(fn_ctx, job, 0) for all of its jobs while the pool's own
+ * threads wait. NULL: as before. To be called by the thread that uses the pool, between two runs. */
+typedef void hvt_run_fn(void *ctx, int jobs, hvt_job_fn *fn, void *fn_ctx);
+void hvt__thread_pool_rehearse(hvt_thread_pool *pool, int threads, hvt_run_fn *run, void *ctx);
+
+/* Non-temporal stores are not ordered by the thread pool's atomics. */
+static inline void hvt__fence(void)
+{
+#ifdef __x86_64__
+    __builtin_ia32_sfence();
+#endif
+}
+
+/* ---- convolution kernels: kernels/gemm_tmpl.c, gemm_amx.c ---- */
 
 static inline void hvt__prefetch(const void *p, size_t bytes)
 {
@@ -110,7 +134,7 @@ typedef struct hvt_conv_kernels {
      * [k][32] in each of the panels along c, `panel` floats apart */
     void (*pack_weights)(const float *w, int c, int k, float *out, long panel, bool stream);
     /* For vnni2, else NULL: gemm_tn's A in panels of w columns; B and weights in panels of 32, each
-     * [len][32]. For floats typed.h does it. */
+     * [len][32]. For floats typed_tmpl.c does it. */
     hvt_pack_fn *pack_a, *pack_b;
     /* For sets whose tile registers are configured before use, else NULL: begin configures them for tiles of
      * up to `high` rows, end releases them. Tiles of gemm_nn then have exactly `high` rows and are written,
@@ -120,10 +144,9 @@ typedef struct hvt_conv_kernels {
     bool stores_bf16; /* gemm_nn can store C as bf16 */
 } hvt_conv_kernels;
 
-/* ---- elementwise.c: compiled once per set; each call works on a span that belongs to one thread ---- */
 typedef struct hvt_elementwise hvt_elementwise; /* see elementwise.h */
 
-/* ---- isa.c: the table, weakest first; kern_<isa>.c defines the entry ---- */
+/* ---- isa.c: the table, weakest first ---- */
 
 /* What a set requires of the processor, as data: a function compiled for the set might itself use the
  * instructions that it tests for. */
@@ -132,7 +155,6 @@ typedef struct hvt_needs {
      * component for which permission must be requested (0: none) */
     uint32_t ecx1, ebx7, edx7, eax7_1, xcr0;
     int ask;
-    uint32_t hwcap, hwcap2; /* elsewhere: getauxval(AT_HWCAP), AT_HWCAP2 */
 } hvt_needs;
 
 typedef struct hvt_isa {
@@ -147,8 +169,6 @@ typedef struct hvt_isa {
 extern const hvt_isa *const hvt__isas[];
 extern const int hvt__isa_count;
 
-bool hvt__isa_supported(const hvt_isa *isa);
-
 /* Scratch of a matrix op between its passes. The rows are split into at most HVT_PARTS parts, fewer with many
  * channels, depending on the shape alone. */
 enum { HVT_PARTS = 256, HVT_CHANNELS = 1 << 16, HVT_PART_FLOATS = 1 << 18 };
@@ -162,42 +182,20 @@ typedef struct hvt_cpu {
     hvt_thread_pool *pool;
     const hvt_isa *isa;
     hvt_scratch *scratch;
-} hvt_cpu; /* d->state */
+} hvt_cpu;
 
-/* ---- conv: conv_plan.c gemm_nn.c gemm_tn.c weights.c; entries of hvt_device_cpu ---- */
-hvt_status hvt__conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **ret_op, size_t *ret_weights,
-                              size_t *ret_ws);
-void hvt__conv_permute_cpu(const hvt_op *op, bool to_file, float *mine, float *kcrs);
-hvt_status hvt__conv_pack_weights_cpu(hvt_op *op, const void *w);
-hvt_status hvt__conv_forward_cpu(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws);
-hvt_status hvt__conv_backward_x_cpu(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
-                                    void *ws);
-hvt_status hvt__conv_backward_w_cpu(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
+static inline const hvt_cpu *hvt__cpu(const hvt_device *d)
+{
+    return d->state;
+}
 
-/* ---- matrix.c ---- */
-hvt_status hvt__bn_train_cpu(hvt_device *d, const hvt_bn_args *a);
-hvt_status hvt__bn_infer_cpu(hvt_device *d, const hvt_bn_args *a);
-hvt_status hvt__bn_recompute_cpu(hvt_device *d, const hvt_bn_args *a);
-hvt_status hvt__bn_backward_cpu(hvt_device *d, const hvt_bn_grad_args *a);
-hvt_status hvt__bn_update_cpu(hvt_device *d, const hvt_step_state *step, int c, float rate, float scale,
-                              const float *moments, float *run_mean, float *run_var);
-hvt_status hvt__bias_forward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y);
-hvt_status hvt__bias_backward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy,
-                                  float *db);
-hvt_status hvt__xent_cpu(hvt_device *d, const hvt_xent_args *a);
-
-/* ---- pooling.c ---- */
-hvt_status hvt__pooling_plan_cpu(hvt_device *d, const hvt_pooling_desc *p, hvt_op **ret_op,
-                                 size_t *ret_saved);
-hvt_status hvt__pooling_forward_cpu(hvt_op *op, int real, const void *x, void *y, void *saved);
-hvt_status hvt__pooling_backward_cpu(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
-                                     bool add);
-
-/* ---- images.c ---- */
-hvt_status hvt__subsample_forward_cpu(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
-                                      int stride, int channels, const void *x, void *y);
-hvt_status hvt__subsample_backward_cpu(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
-                                       int stride, int channels, const void *dy, void *dx, bool add);
-hvt_status hvt__augment_cpu(hvt_device *d, const hvt_augment_args *a);
+/* ---- entries of hvt_device_cpu ---- */
+#define DECLARE(entry, op) HVT__OP_TYPE(entry) hvt__##op##_cpu;
+HVT__OPS(DECLARE)
+HVT__GENERAL_OPS(DECLARE)
+#undef DECLARE
+HVT__OP_TYPE(conv.permute) hvt__conv_permute_cpu;
+HVT__OP_TYPE(conv.pack_weights) hvt__conv_pack_weights_cpu;
+HVT__OP_TYPE(augment) hvt__augment_cpu;
 
 #endif /* HVT_CPU_IMPL_H */

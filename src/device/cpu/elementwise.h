@@ -1,7 +1,7 @@
 /*
  * elementwise.h - what the cpu device does besides the GEMMs of convolutions, on a part that one thread owns:
- * compiled once per instruction set from elementwise.c and typed.h, and combined to whole ops by cpu.c,
- * matrix.c, pooling.c and images.c.
+ * compiled once per instruction set from elementwise_tmpl.c and typed_tmpl.c, and combined to whole ops by
+ * cpu.c, matrix.c, pooling.c and images.c.
  *
  * A *span* is n contiguous elements. A *part* of a matrix is some of its valid rows, counted without the
  * padding, and some of its columns. Nothing here allocates, waits or fails.
@@ -29,10 +29,10 @@ typedef struct hvt_bn_consts {
  * each of the pixels, become panels of w columns, each [rows][pitch], `panel` floats apart; one such matrix
  * per point, `next` floats apart. */
 typedef struct hvt_tiles {
-    const void *from[16]; /* the pixels of a tile, line by line; NULL: zeros */
-    int rows, c;          /* c <= HVT_TILE_SPAN */
-    long row, prefetch;   /* prefetch: distance from two columns of a tile to the next two, which are
-                             prefetched; 0: none */
+    void *from[36];     /* the pixels of a tile, line by line, read only; NULL: zeros */
+    int rows, c;        /* c <= HVT_TILE_SPAN */
+    long row, prefetch; /* prefetch: distance from a tile's last m columns to the next m, which are
+                           prefetched; 0: none */
     int w, pitch;
     float *out;
     long panel, next;
@@ -40,12 +40,51 @@ typedef struct hvt_tiles {
 
 enum { HVT_TILE_SPAN = 1024 };
 
-/* Functions on activations of one type, passed as void pointers. See typed.h. */
+typedef void hvt_pointwise_fn(size_t n, const void *a, const void *b, void *y, bool add);
+
+/* Targets of a depthwise convolution, rows of `channels` elements `to_step` apart, which read the same taps:
+ * target t reads, for each pair of an entry of `row` and one of `col`, the source at row.from + col.from +
+ * from_step * t, with the weights at row.w + col.w. Offsets in elements. Weights are [panel][tap][HVT_PANEL].
+ */
+typedef struct hvt_depthwise_entry {
+    long from, w;
+} hvt_depthwise_entry;
+
+typedef struct hvt_depthwise {
+    int channels, count;
+    int rows, cols;
+    const hvt_depthwise_entry *row, *col;
+    long panel;               /* of weights */
+    long from_step, to_step;  /* of targets */
+    int planes;               /* sources that are added up, each with weights of its own: */
+    long from_plane, w_plane; /* from one to the next */
+    long ahead_from,
+        ahead_to; /* where a later run's new source and its target lie: to be prefetched; 0: unknown */
+} hvt_depthwise;
+
+/* What meets a vector of activations in a binary operation: a vector of their type, one of floats, a number.
+ */
+typedef enum hvt_operand_kind { HVT_OPERAND_TYPED, HVT_OPERAND_FLOATS, HVT_OPERAND_NUMBER } hvt_operand_kind;
+typedef struct hvt_operand {
+    hvt_operand_kind kind;
+    const void *p;
+    float x;
+} hvt_operand;
+
+/* What hvt_norm_args calls a group: element `at` of x, and pixels `step` elements apart; the first of its
+ * elements of gamma, and the distance from one pixel's to the next; where its mean is. */
+typedef struct hvt_group {
+    size_t at, step, first, gamma_step, index;
+    int pixels;
+} hvt_group;
+
+/* Functions on activations of one type, passed as void pointers. See typed_tmpl.c. */
 typedef struct hvt_typed {
-    void (*relu)(size_t n, const void *x, void *y);
-    void (*relu_grad)(size_t n, const void *y, const void *dy, void *dx, bool add);
-    void (*add)(size_t n, const void *a, const void *b, void *y);
+    hvt_pointwise_fn *relu, *relu_grad, *add; /* relu(a); b where a, relu's output, is positive; a + b */
     void (*scale)(size_t n, float s, const void *x, void *y, bool add); /* y (+)= s*x */
+    void (*cast)(size_t n, float s, const void *x, void *y, hvt_dtype to);
+    /* the sum of elements [first, first + n) of all `in` to each of `out` */
+    void (*reduce)(size_t first, size_t n, const void *const in[], int count, void *const out[], int outs);
 
     /* rows are split between threads at multiples of this, so that narrow rows fill vectors */
     int (*row_step)(int c);
@@ -70,6 +109,33 @@ typedef struct hvt_typed {
                          int count, void *dx, bool add);
     /* y[i] = part * sum over k of x[k*step + i] */
     void (*mean_forward)(size_t n, const void *x, size_t step, int count, float part, void *y);
+    /* the same over `high` lines of `wide` pixels, `step` and `line` elements apart; dx[i] (+)= the sum over
+     * k of part[k] * dy[k][i] */
+    void (*window_mean)(size_t n, const void *x, size_t step, int wide, size_t line, int high, float part,
+                        void *y);
+    void (*window_spread)(size_t n, const void *const dy[], const float part[], int count, void *dx,
+                          bool add);
+
+    /* by hvt_function: y = f(x); dx (+)= dy * f', from x or y */
+    void (*map[HVT_FUNCTIONS])(size_t n, const hvt_map *f, const void *x, void *y);
+    void (*slope[HVT_FUNCTIONS])(size_t n, const hvt_map *f, const void *saved, const void *dy, void *dx,
+                                 bool add);
+
+    /* y = a op b; da (+)= dy times its derivative after a, for `swapped` as given */
+    void (*binary)(const hvt_binary_args *k, size_t n, const void *a, const hvt_operand *b, void *y);
+    void (*binary_slope)(const hvt_binary_args *k, bool swapped, size_t n, const void *dy, const void *a,
+                         const hvt_operand *b, void *da, bool add);
+    /* the derivative after b, a vector: sum[i] += over `count` rows, `step` elements apart; a number:
+     * returned */
+    void (*binary_columns)(const hvt_binary_args *k, size_t n, int count, size_t step, const void *dy,
+                           const void *a, const hvt_operand *b, float *sum);
+    float (*binary_dot)(const hvt_binary_args *k, size_t n, const void *dy, const void *a, float b);
+    /* to (+)= from: [rows, cols], with these distances between rows */
+    void (*move_rows)(size_t rows, int cols, const void *from, size_t from_step, void *to, size_t to_step,
+                      bool add);
+    void (*shuffle)(size_t rows, int c, int groups, const void *x, void *y, bool add);
+    void (*group_forward)(const hvt_norm_args *a, const hvt_group *g);
+    void (*group_backward)(const hvt_norm_args *a, const hvt_group *g, float *dgamma, float *dbeta);
 
     /* for convolutions: to f32 */
     void (*widen)(size_t n, const void *x, float *out);
@@ -79,23 +145,30 @@ typedef struct hvt_typed {
     /* to (+)= [rows][cols], with strides `row` and `tile_row` */
     void (*store_tile)(int rows, int cols, const float *tile, long tile_row, void *to, long row, bool add);
 
-    /* Winograd's F(2x2, 3x3), see winograd.c. The matrices of points are `next` floats apart. */
-    void (*tile_input)(const hvt_tiles *g); /* 4x4 pixels: B'dB */
-    void (*tile_dy)(const hvt_tiles *g);    /* 2x2 pixels: AdA' */
-    /* A'mA, rows of `cols` columns, to (+)= 2x2 pixels with stride `row`; NULL: outside the image */
-    void (*tile_output)(const float *m, long next, int rows, int cols, void *const to[4], long row, bool add);
-    /* of n weights whose taps are `tap` elements apart: GgG'; and of their gradients: G'uG */
-    void (*tile_filter)(size_t n, const void *w, long tap, float *out, long next);
-    void (*tile_dw)(size_t n, const float *u, long next, float *dw, long tap);
+    /* to (+)= sum over taps of from * w; and dw += the sum over targets of from * to */
+    void (*depthwise)(const hvt_depthwise *g, const void *from, const float *w, void *to, bool add);
+    void (*depthwise_dw)(const hvt_depthwise *g, const void *from, const void *to, float *dw);
+
+    /* Winograd's F(m x m, 3x3), m = 2 or 4, see winograd.c. The matrices of points are `next` floats apart.
+     * B'dB of (m+2)x(m+2) pixels or, grad, AdA' of mxm: all points or, line >= 0, those of a line */
+    void (*tile)(const hvt_tiles *g, int m, bool grad, int line);
+    /* A'uA, rows of `cols` columns, to (+)= mxm pixels with stride `row`; NULL: outside the image */
+    void (*tile_output)(int m, const float *u, long next, int rows, int cols, void *const to[], long row,
+                        bool add);
+    /* of n weights whose taps are `tap` elements apart: GgG', of g or g rotated by 180 degrees; and of their
+     * gradients: G'uG */
+    void (*tile_filter)(int m, size_t n, const void *w, long tap, bool rotated, float *out, long next);
+    void (*tile_dw)(int m, size_t n, const float *u, long next, float *dw, long tap);
 } hvt_typed;
 
 /* Factors of a gradient in panels of HVT_PANEL filters, [ceil(k/HVT_PANEL)][m][HVT_PANEL]; see device_impl.h
- * and factors.c. */
+ * and factors_tmpl.c. */
 enum { HVT_PANEL = 32, HVT_FACTOR_ROWS = 64 };
+typedef void hvt_factor_fn(const hvt_factor_args *a, int panel, int first, int rows);
 typedef struct hvt_factors {
-    void (*p)(const hvt_factor_args *a, int panel);                         /* of a panel's filters */
-    void (*q)(const hvt_factor_args *a, int first, int rows);               /* rows <= HVT_FACTOR_ROWS of m */
-    void (*join)(const hvt_factor_args *a, int panel, int first, int rows); /* the same in one panel */
+    hvt_factor_fn *p;    /* of a panel's filters */
+    hvt_factor_fn *q;    /* of rows [first, first + rows) of m, rows <= HVT_FACTOR_ROWS */
+    hvt_factor_fn *join; /* of these rows in a panel */
 } hvt_factors;
 
 struct hvt_elementwise {
@@ -103,16 +176,14 @@ struct hvt_elementwise {
     const hvt_typed *in[3]; /* by hvt_dtype: f32, f16, bf16 */
     const hvt_factors *factors;
 
-    void (*cast)(size_t n, float s, const void *src, hvt_dtype st, void *dst, hvt_dtype dt);
     /* on elements [first, first + n) of every array */
-    void (*reduce)(size_t first, size_t n, hvt_dtype t, const void *const in[], int count, void *out);
-    void (*reduce_all)(size_t first, size_t n, hvt_dtype t, void *const io[], int count);
     void (*sgd)(size_t first, size_t n, const hvt_sgd_args *a, const float *const g[], int ng, float *w,
                 float *v);
     size_t (*first_bad)(size_t n, const float *g); /* index of the first that is not finite; n: none */
 
-    /* Chan, Golub and LeVeque 1979: merge the statistics of parts, stored one after the other, in order */
-    void (*bn_join)(int parts, const size_t *count, int cols, const float *mean, const float *m2,
+    /* Chan, Golub and LeVeque 1979: merge the statistics of parts, stored one after the other, in order:
+     * `step` rows each, and the last one what is left of `rows` */
+    void (*bn_join)(int parts, size_t step, size_t rows, int cols, const float *mean, const float *m2,
                     double *ret_mean, double *ret_m2);
     /* from the merged statistics of `rows` rows: a's mean, rstd and moments, k's scale */
     void (*bn_finish)(const hvt_bn_args *a, size_t rows, const double *mean, const double *m2, int col,
@@ -122,9 +193,14 @@ struct hvt_elementwise {
                            const float *dot, int col, int cols, hvt_bn_consts k);
     void (*bn_running)(size_t n, float rate, float scale, const float *moments, float *run);
 
-    /* out[i] = fma(bytes[i], scale[i % (c*vl)], shift[i % (c*vl)]) */
+    /* `count` pixels of three bytes, the last one first */
+    void (*mirror)(int count, const uint8_t *in, uint8_t *out);
+    /* out[i] = fma(bytes[i], scale[i % (c*vl)], shift[i % (c*vl)]); stream: past the caches if out is
+     * aligned; hvt__fence() is the caller's */
     void (*normalise)(size_t n, const uint8_t *bytes, int c, const float *scale, const float *shift,
-                      float *out);
+                      float *out, bool stream);
+    void (*normalise_floats)(size_t n, const float *x, int c, const float *scale, const float *shift,
+                             float *out); /* the same */
 };
 
 /* element i of an array of type t */

@@ -1,53 +1,83 @@
 /*
- * Bytes to normalised floats (crop, mirror, normalise), and the option A shortcut of He et al.
+ * Bytes or floats to normalised floats (crop, mirror, normalise), and the option A shortcut of He et al.
  *
  * In HWN order the floats of one image are n*c apart, 12 bytes for three channels. So a group of images is
- * written together, pixel by pixel, and writes are contiguous.
+ * written together, pixel by pixel, and writes are contiguous. In NHW order a row of an image is contiguous,
+ * and floats go straight to where they belong.
  */
 #include "base_impl.h"
 #include "cpu_impl.h"
 #include "device/host.h"
 #include "elementwise.h"
 
-#include <string.h>
-
-/* ---- augment ---- */
-
-enum { GROUP = 16, TILE = 64, MOST_CHANNELS = 4, MOST_VECTOR = 16 };
+enum { GROUP = 16, TILE = 64, LINE = 512 /* pixels */, MOST_CHANNELS = 4, MOST_VECTOR = 16 };
+enum { STREAMED = 16 << 20 /* bytes */ };
 
 typedef struct augment {
     const hvt_elementwise *el;
     const hvt_augment_args *a;
-    float scale[MOST_CHANNELS * MOST_VECTOR], shift[MOST_CHANNELS * MOST_VECTOR]; /* repeated to c vectors */
+    bool stream;                                           /* a batch that no cache would keep */
+    int bands;                                             /* of rows, each a job of a group of images */
+    _Alignas(64) float scale[MOST_CHANNELS * MOST_VECTOR]; /* repeated to c vectors */
+    _Alignas(64) float shift[MOST_CHANNELS * MOST_VECTOR];
 } augment;
 
-/* Bytes of output pixels [first, first+count) of row p of image n, as crop and mirror choose them; 0
- * outside. */
-static void choose(const hvt_augment_args *a, int n, int p, int first, int count, uint8_t *out)
+static void copy_pixels(const augment *g, bool mirror, int count, const char *from, size_t pixel, char *to)
 {
+    if (!mirror)
+        memcpy(to, from, count * pixel);
+    else if (pixel == 3)
+        g->el->mirror(count, (const uint8_t *)from, (uint8_t *)to);
+    else
+        for (int i = count; i-- > 0; to += pixel)
+            memcpy(to, from + i * pixel, pixel);
+}
+
+/* Output pixels [first, first+count) of row p of image n, as crop and mirror choose them, in the type that
+ * they have: where they lie, or copied to `room`. They are 0 outside the image. */
+static const void *choose(const augment *g, int n, int p, int first, int count, char *room)
+{
+    const hvt_augment_args *a = g->a;
     const int8_t *draw = a->draws ? a->draws + n * 3 : (const int8_t[3]){0};
-    const int c = a->c, h = p + draw[0];
-    const uint8_t *row;
+    const bool mirror = draw[2];
+    const size_t pixel = a->c * (a->floats ? sizeof(float) : 1);
+    const int h = p + draw[0], from = (mirror ? a->w - first - count : first) + draw[1]; /* count columns */
+    const int left = from < 0 ? -from : 0,
+              right = from + count > a->w ? from + count - a->w : 0; /* outside */
+    const int inside = count - left - right, before = mirror ? right : left;
+    const char *row;
 
-    if (h < 0 || h >= a->h) {
-        memset(out, 0, (size_t)count * c);
-        return;
+    if (h < 0 || h >= a->h || inside <= 0) {
+        memset(room, 0, count * pixel);
+        return room;
     }
-    row = a->src + ((size_t)n * a->h + h) * a->w * c;
-    if (!draw[2] && first + draw[1] >= 0 && first + draw[1] + count <= a->w) {
-        memcpy(out, row + (first + draw[1]) * c, (size_t)count * c);
-        return;
-    }
-    for (int q = first; q < first + count; q++, out += c) {
-        int w = (draw[2] ? a->w - 1 - q : q) + draw[1];
+    row = (const char *)a->src + (((size_t)n * a->h + h) * a->w + from + left) * pixel;
+    if (inside == count && !mirror)
+        return row;
+    if (mirror) /* processors prefetch less where addresses fall */
+        for (size_t i = 0; i < inside * pixel; i += 64)
+            __builtin_prefetch(row + a->w * pixel + i);
+    memset(room, 0, before * pixel);
+    copy_pixels(g, mirror, inside, row, pixel, room + before * pixel);
+    memset(room + (before + inside) * pixel, 0, (count - inside - before) * pixel);
+    return room;
+}
 
-        for (int i = 0; i < c; i++)
-            out[i] = w >= 0 && w < a->w ? row[w * c + i] : 0;
-    }
+/* The same, as normalised floats. */
+static void normalise(const augment *g, int n, int p, int first, int count, float *out)
+{
+    const hvt_augment_args *a = g->a;
+    float room[LINE * MOST_CHANNELS];
+    const void *chosen = choose(g, n, p, first, count, (char *)room);
+
+    if (a->floats)
+        g->el->normalise_floats((size_t)count * a->c, chosen, a->c, g->scale, g->shift, out);
+    else
+        g->el->normalise((size_t)count * a->c, chosen, a->c, g->scale, g->shift, out, g->stream);
 }
 
 /* Store a pixel's c elements, and zeros up to cx. */
-static inline void put_pixel(bool wide, void *dst, const void *src, int c, int cx)
+INLINE void put_pixel(bool wide, void *dst, const void *src, int c, int cx)
 {
     for (int k = 0; wide && k < cx; k++)
         ((float *)dst)[k] = k < c ? ((const float *)src)[k] : 0;
@@ -57,8 +87,8 @@ static inline void put_pixel(bool wide, void *dst, const void *src, int c, int c
 
 /* Copy pixels [first, first+count) of row p of `images` images, from `start` on, from tiles with c elements
  * per pixel to the batch. */
-static inline void put_tiles(bool wide, const hvt_augment_args *a, int start, int images, int p, int first,
-                             int count, const void *tiles, size_t tile)
+INLINE void put_tiles(bool wide, const hvt_augment_args *a, int c, int cx, int start, int images, int p,
+                      int first, int count, const void *tiles, size_t tile)
 {
     const size_t size = wide ? sizeof(float) : sizeof(uint16_t);
     const bool hwn = a->order == HVT_ORDER_HWN;
@@ -68,159 +98,150 @@ static inline void put_tiles(bool wide, const hvt_augment_args *a, int start, in
             size_t pixel = (size_t)p * a->w + first + q;
             size_t row = hwn ? pixel * a->n + start + i : (size_t)(start + i) * a->h * a->w + pixel;
 
-            put_pixel(wide, (char *)a->dst + row * a->cx * size,
-                      (const char *)tiles + i * tile + (size_t)q * a->c * size, a->c, a->cx);
+            put_pixel(wide, (char *)a->dst + row * cx * size,
+                      (const char *)tiles + i * tile + (size_t)q * c * size, c, cx);
         }
 }
 
+/* Some rows of a group of images, tile by tile. */
 static void group_job(void *ctx, int job, int thread)
 {
     const augment *g = ctx;
     const hvt_augment_args *a = g->a;
-    const int c = a->c, start = job * GROUP, images = a->real - start < GROUP ? a->real - start : GROUP;
-    const bool wide = a->type == HVT_F32, as_is = wide && a->order == HVT_ORDER_NHW && a->cx == c;
-    uint8_t bytes[TILE * MOST_CHANNELS];
+    const int band = job % g->bands, end = a->h * (band + 1) / g->bands;
+    const int start = job / g->bands * GROUP, images = a->real - start < GROUP ? a->real - start : GROUP;
     float floats[GROUP][TILE * MOST_CHANNELS];
     uint16_t halves[GROUP][TILE * MOST_CHANNELS];
 
-    (void)thread;
-    for (int i = start; i < start + images; i++)
-        a->dst_labels[i] = a->labels[i];
-    for (int p = 0; p < a->h; p++)
+    for (int p = a->h * band / g->bands; p < end; p++)
         for (int first = 0; first < a->w; first += TILE) {
             const int count = a->w - first < TILE ? a->w - first : TILE;
-            const size_t n = (size_t)count * c;
 
             for (int i = 0; i < images; i++) {
-                const size_t pixel = ((size_t)(start + i) * a->h + p) * a->w + first;
-                float *to = as_is ? (float *)a->dst + pixel * c : floats[i];
-
-                choose(a, start + i, p, first, count, bytes);
-                g->el->normalise(n, bytes, c, g->scale, g->shift, to);
-                if (!wide)
-                    g->el->cast(n, 1, to, HVT_F32, halves[i], a->type);
+                normalise(g, start + i, p, first, count, floats[i]);
+                if (a->type != HVT_F32)
+                    g->el->in[HVT_F32]->cast((size_t)count * a->c, 1, floats[i], halves[i], a->type);
             }
-            if (wide && !as_is)
-                put_tiles(true, a, start, images, p, first, count, floats, sizeof *floats);
-            else if (!wide)
-                put_tiles(false, a, start, images, p, first, count, halves, sizeof *halves);
+            if (a->type != HVT_F32)
+                put_tiles(false, a, a->c, a->cx, start, images, p, first, count, halves, sizeof *halves);
+            else if (a->c == 3 && a->cx == 3) /* numbers that the compiler knows */
+                put_tiles(true, a, 3, 3, start, images, p, first, count, floats, sizeof *floats);
+            else
+                put_tiles(true, a, a->c, a->cx, start, images, p, first, count, floats, sizeof *floats);
         }
+}
+
+/* An image whose rows of floats are contiguous in the batch. */
+static void image_job(void *ctx, int n, int thread)
+{
+    const augment *g = ctx;
+    const hvt_augment_args *a = g->a;
+
+    for (int p = 0; p < a->h; p++)
+        for (int first = 0; first < a->w; first += LINE)
+            normalise(g, n, p, first, a->w - first < LINE ? a->w - first : LINE,
+                      (float *)a->dst + (((size_t)n * a->h + p) * a->w + first) * a->c);
+    hvt__fence();
 }
 
 hvt_status hvt__augment_cpu(hvt_device *d, const hvt_augment_args *a)
 {
-    const hvt_cpu *cpu = d->state;
-    augment g = {.el = cpu->isa->el, .a = a};
+    augment g = {.el = hvt__cpu(d)->isa->el, .a = a};
+    const bool as_is = a->type == HVT_F32 && a->order == HVT_ORDER_NHW && a->cx == a->c;
+    const int groups = (a->real + GROUP - 1) / GROUP;
 
+    g.stream = as_is && (size_t)a->real * a->h * a->w * a->c * sizeof(float) > STREAMED;
+    g.bands = d->threads > 1 && groups ? (2 * d->threads + groups - 1) / groups : 1;
+    g.bands = g.bands < a->h ? g.bands : a->h;
     HVT_CHECK(a->c >= 1 && a->c <= MOST_CHANNELS, E_UNSUPPORTED, "images have 1 to %d channels, not %d",
               MOST_CHANNELS, a->c);
     for (int i = 0; i < a->c * g.el->vl; i++) {
         g.scale[i] = a->scale[i % a->c];
         g.shift[i] = a->shift[i % a->c];
     }
-    hvt__parallel_for(cpu->pool, (a->real + GROUP - 1) / GROUP, group_job, &g);
+    for (int n = 0; n < a->real; n++)
+        a->dst_labels[n] = a->labels[n];
+    if (as_is)
+        hvt__parallel_for(hvt__cpu(d)->pool, a->real, image_job, &g);
+    else
+        hvt__parallel_for(hvt__cpu(d)->pool, groups * g.bands, group_job, &g);
     return HVT_OK;
 }
 
-/* ---- subsampling ---- */
-
 typedef struct subsample {
+    hvt_subsample_desc d;
     const hvt_typed *in;
-    hvt_order order;
-    hvt_dtype type;
-    int n, h, w, c, p, q, stride, channels, lead;
     const void *from;
     void *to;
     bool add;
 } subsample;
 
-static subsample make_subsample(const hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
-                                int stride, int channels)
+/* first elements of a pixel of x, and of y */
+static size_t x_at(const hvt_subsample_desc *d, int n, int h, int w)
 {
-    const hvt_cpu *cpu = d->state;
-
-    return (subsample){.in = cpu->isa->el->in[t],
-                       .order = o,
-                       .type = t,
-                       .n = n,
-                       .h = h,
-                       .w = w,
-                       .c = c,
-                       .p = (h + stride - 1) / stride,
-                       .q = (w + stride - 1) / stride,
-                       .stride = stride,
-                       .channels = channels,
-                       .lead = (channels - c) / 2};
+    return hvt__row_of(d->order, d->n, d->h, d->w, n, h, w) * d->c;
 }
 
-/* Row of a matrix for pixel (h, w) of image n. */
-static size_t row_of(const subsample *s, int height, int width, int n, int h, int w)
+static size_t y_at(const hvt_subsample_desc *d, int n, int p, int q)
 {
-    return s->order == HVT_ORDER_HWN ? ((size_t)h * width + w) * s->n + n
-                                     : ((size_t)n * height + h) * width + w;
+    int height = (d->h + d->stride - 1) / d->stride, width = (d->w + d->stride - 1) / d->stride;
+
+    return hvt__row_of(d->order, d->n, height, width, n, p, q) * d->k;
 }
 
 /* One row of output pixels of all images. */
 static void subsample_forward_job(void *ctx, int p, int thread)
 {
     const subsample *s = ctx;
+    const hvt_subsample_desc *d = &s->d;
+    const size_t size = hvt_dtype_size(d->type);
 
-    (void)thread;
-    for (int q = 0; q < s->q; q++)
-        for (int n = 0; n < s->n; n++) {
-            size_t x = row_of(s, s->h, s->w, n, p * s->stride, q * s->stride) * s->c;
-            size_t y = row_of(s, s->p, s->q, n, p, q) * s->channels;
+    for (int w = 0; w < d->w; w += d->stride)
+        for (int n = 0; n < d->n; n++) {
+            char *y = hvt__at(s->to, d->type, y_at(d, n, p, w / d->stride));
 
-            memset(hvt__at(s->to, s->type, y), 0, s->channels * hvt_dtype_size(s->type));
-            memcpy(hvt__at(s->to, s->type, y + s->lead), hvt__at(s->from, s->type, x),
-                   s->c * hvt_dtype_size(s->type));
+            memset(y, 0, d->k * size);
+            memcpy(y + (d->k - d->c) / 2 * size, hvt__at(s->from, d->type, x_at(d, n, p * d->stride, w)),
+                   d->c * size);
         }
-}
-
-hvt_status hvt__subsample_forward_cpu(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
-                                      int stride, int channels, const void *x, void *y)
-{
-    const hvt_cpu *cpu = d->state;
-    subsample s = make_subsample(d, o, t, n, h, w, c, stride, channels);
-
-    s.from = x;
-    s.to = y;
-    hvt__parallel_for(cpu->pool, s.p, subsample_forward_job, &s);
-    return HVT_OK;
 }
 
 /* One row of input pixels of all images. */
 static void subsample_backward_job(void *ctx, int h, int thread)
 {
     const subsample *s = ctx;
+    const hvt_subsample_desc *d = &s->d;
+    const size_t bytes = d->c * hvt_dtype_size(d->type);
 
-    (void)thread;
-    for (int w = 0; w < s->w; w++)
-        for (int n = 0; n < s->n; n++) {
-            void *dx = hvt__at(s->to, s->type, row_of(s, s->h, s->w, n, h, w) * s->c);
+    for (int w = 0; w < d->w; w++)
+        for (int n = 0; n < d->n; n++) {
+            bool read = h % d->stride == 0 && w % d->stride == 0;
+            void *dx = hvt__at(s->to, d->type, x_at(d, n, h, w));
             const void *dy =
-                hvt__at(s->from, s->type,
-                        row_of(s, s->p, s->q, n, h / s->stride, w / s->stride) * s->channels + s->lead);
-            bool read = h % s->stride == 0 && w % s->stride == 0;
+                hvt__at(s->from, d->type, y_at(d, n, h / d->stride, w / d->stride) + (d->k - d->c) / 2);
 
             if (read && s->add)
-                s->in->add(s->c, dx, dy, dx);
+                s->in->add(d->c, dx, dy, dx, false);
             else if (read)
-                memcpy(dx, dy, s->c * hvt_dtype_size(s->type));
+                memcpy(dx, dy, bytes);
             else if (!s->add)
-                memset(dx, 0, s->c * hvt_dtype_size(s->type));
+                memset(dx, 0, bytes);
         }
 }
 
-hvt_status hvt__subsample_backward_cpu(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w, int c,
-                                       int stride, int channels, const void *dy, void *dx, bool add)
+hvt_status hvt__subsample_forward_cpu(hvt_device *dev, const hvt_subsample_desc *d, const void *x, void *y)
 {
-    const hvt_cpu *cpu = d->state;
-    subsample s = make_subsample(d, o, t, n, h, w, c, stride, channels);
+    subsample s = {*d, .from = x, .to = y};
 
-    s.from = dy;
-    s.to = dx;
-    s.add = add;
-    hvt__parallel_for(cpu->pool, h, subsample_backward_job, &s);
+    hvt__parallel_for(hvt__cpu(dev)->pool, (d->h + d->stride - 1) / d->stride, subsample_forward_job, &s);
+    return HVT_OK;
+}
+
+hvt_status hvt__subsample_backward_cpu(hvt_device *dev, const hvt_subsample_desc *d, const void *dy, void *dx,
+                                       bool add)
+{
+    subsample s = {*d, hvt__cpu(dev)->isa->el->in[d->type], dy, dx, add};
+
+    hvt__parallel_for(hvt__cpu(dev)->pool, d->h, subsample_backward_job, &s);
     return HVT_OK;
 }

@@ -5,28 +5,21 @@
  * processes of a machine decide alike; ranks on different processors agree on the strongest set that all of
  * them would take.
  *
- * meson.build lists the sets, and kern_<isa>.c defines the entry.
+ * meson.build lists the sets, kernels/vec_<isa>.h says what an entry is, and kernels/gemm_tmpl.c defines it.
  */
 #include "base_impl.h"
 #include "config.h"
 #include "cpu_impl.h"
 
-#include <string.h>
-
 #ifdef __x86_64__
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#else
-#include <sys/auxv.h>
-#endif
 
 static bool all(uint32_t have, uint32_t need)
 {
     return (have & need) == need;
 }
-
-#ifdef __x86_64__
 
 /* Whether the system saves these registers at a context switch; CPUID alone does not tell. */
 static bool saved_by_system(uint32_t parts)
@@ -75,16 +68,9 @@ static bool made_by(const char *vendor)
 
 #else
 
-static bool made_by(const char *vendor)
-{
-    (void)vendor;
-    return false;
-}
-
-static bool has(const hvt_needs *n)
-{
-    return all((uint32_t)getauxval(AT_HWCAP), n->hwcap) && all((uint32_t)getauxval(AT_HWCAP2), n->hwcap2);
-}
+/* Sets of other processors need what their architecture always has. */
+#define has(needs)      true
+#define made_by(vendor) false
 
 #endif
 
@@ -96,11 +82,6 @@ HVT_ISAS(DECLARE)
 const hvt_isa *const hvt__isas[] = {HVT_ISAS(ADDRESS)};
 
 const int hvt__isa_count = HVT_LEN(hvt__isas);
-
-bool hvt__isa_supported(const hvt_isa *isa)
-{
-    return has(&isa->needs);
-}
 
 int hvt_cpu_isa_count(void)
 {
@@ -114,12 +95,10 @@ const char *hvt_cpu_isa_name(int i)
 
 bool hvt_cpu_isa_supported(int i)
 {
-    return i >= 0 && i < hvt__isa_count && hvt__isa_supported(hvt__isas[i]);
+    return i >= 0 && i < hvt__isa_count && has(&hvt__isas[i]->needs);
 }
 
 bool hvt_cpu_isa_auto(int i)
 {
-    const hvt_isa *isa = i >= 0 && i < hvt__isa_count ? hvt__isas[i] : NULL;
-
-    return isa && hvt__isa_supported(isa) && (!isa->vendor || made_by(isa->vendor));
+    return hvt_cpu_isa_supported(i) && (!hvt__isas[i]->vendor || made_by(hvt__isas[i]->vendor));
 }

@@ -1,13 +1,12 @@
 /*
  * The cpu device's ops on a matrix [rows, c]: batch norm, bias, loss.
  *
- * A matrix is split into *parts*, depending on its shape alone, in one of two ways.
- *   By rows: a sum is taken part by part, each by whichever thread is free, and the partial sums are merged
- *   in part order in double. A second pass visits the parts in reverse order, since the last ones are still
- *   in the cache.
- *   By columns, if rows are few and wide: each part has all rows of some channels and goes through both
- *   passes while it is in the cache, so that nothing is left to merge.
- * Either way the bits do not depend on threads.
+ * A matrix is split into *parts*, rows x columns, depending on its shape alone. A sum is taken part by part,
+ * each by whichever thread is free, and the partial sums of a *segment*, the parts of the same columns, are
+ * merged in their order in double, so the bits do not depend on threads. Wide rows have several segments; who
+ * does the last part of one merges it, while others still do theirs. In a second pass each thread visits its
+ * parts in reverse order, since the last ones are still in its cache. If rows are few and wide, a segment is
+ * one part, and goes through both passes while it is in the cache.
  */
 #include "base_impl.h"
 #include "cpu_impl.h"
@@ -15,25 +14,36 @@
 #include "elementwise.h"
 
 #include <math.h>
-#include <string.h>
+#include <stdatomic.h>
+
+enum { MOST_SEGMENTS = 256 };
 
 typedef struct cut {
-    size_t rows; /* real rows */
-    size_t step; /* rows of a part; all rows: split by columns */
-    int c, cols; /* columns; of a part */
+    size_t rows;   /* real rows */
+    size_t step;   /* rows of a part */
+    int c, cols;   /* columns; of a part */
+    int row_parts; /* of a segment */
     int parts;
 } cut;
 
-static cut by_rows(const hvt_typed *el, hvt_rows r, int c)
+/* Parts of `cols` columns and as many rows as suit all of them. */
+static cut cut_into(const hvt_typed *el, hvt_rows r, int c, int cols)
 {
-    enum { LEAST = 64, ELEMENTS = 32768 };
-    const size_t rows = (size_t)r.blocks * r.real, unit = 8 * (size_t)el->row_step(c);
+    enum { LEAST = 64, FEW = 8192, MANY = 32768 /* elements of a part */, PARTS = 64 };
+    const size_t rows = (size_t)r.blocks * r.real, unit = 8 * (size_t)el->row_step(c),
+                 share = rows * (size_t)c / PARTS,
+                 elements = share < FEW    ? FEW
+                            : share < MANY ? share
+                                           : MANY;
     const size_t most = HVT_PART_FLOATS / c < HVT_PARTS ? HVT_PART_FLOATS / c : HVT_PARTS;
-    size_t step = ELEMENTS / c > LEAST ? ELEMENTS / c : LEAST;
+    size_t step = elements / cols > LEAST ? elements / cols : LEAST;
+    cut k = {.rows = rows, .c = c, .cols = cols};
 
     step = (rows + most - 1) / most > step ? (rows + most - 1) / most : step;
-    step = (step + unit - 1) / unit * unit;
-    return (cut){rows, step, c, c, (int)((rows + step - 1) / step)};
+    k.step = (step + unit - 1) / unit * unit;
+    k.row_parts = rows ? (int)((rows + k.step - 1) / k.step) : 1;
+    k.parts = k.row_parts * ((c + cols - 1) / cols);
+    return k;
 }
 
 static cut cut_matrix(const hvt_typed *el, hvt_rows r, int c)
@@ -42,28 +52,32 @@ static cut cut_matrix(const hvt_typed *el, hvt_rows r, int c)
     const size_t rows = (size_t)r.blocks * r.real;
     int cols;
 
-    if (rows > FEW || c < MANY || !rows)
-        return by_rows(el, r, c);
+    if (rows > FEW || c < MANY || !rows) {
+        cols = c < 2 * MANY ? c : MANY;
+        return cut_into(el, r, c, c / cols < MOST_SEGMENTS ? cols : c);
+    }
     cols = (int)(ELEMENTS / rows) < c / PARTS ? (int)(ELEMENTS / rows) : c / PARTS;
     cols = cols < LEAST ? LEAST : cols / LEAST * LEAST;
-    return (cut){rows, rows, c, cols, (c + cols - 1) / cols};
-}
-
-static bool is_by_columns(const cut *k)
-{
-    return k->cols < k->c;
+    return (cut){rows, rows, c, cols, 1, (c + cols - 1) / cols};
 }
 
 static hvt_part part_at(const cut *k, int i)
 {
-    if (is_by_columns(k)) {
-        int col = i * k->cols;
+    const int col = i / k->row_parts * k->cols;
+    const size_t first = (size_t)(i % k->row_parts) * k->step;
 
-        return (hvt_part){0, k->rows, col, k->c - col < k->cols ? k->c - col : k->cols};
-    }
-    size_t first = (size_t)i * k->step;
+    return (hvt_part){first, k->rows - first < k->step ? k->rows : first + k->step, col,
+                      k->c - col < k->cols ? k->c - col : k->cols};
+}
 
-    return (hvt_part){first, k->rows - first < k->step ? k->rows : first + k->step, 0, k->c};
+/* The part that is job number `job` of a second pass: each thread does those that it did in the first one,
+ * the last one first. */
+static int second_visit(const cut *k, const hvt_thread_pool *pool, int job)
+{
+    const int64_t threads = hvt__thread_pool_size(pool), parts = k->parts,
+                  owner = (threads * (job + 1) + parts - 1) / parts - 1;
+
+    return (int)(parts * owner / threads + parts * (owner + 1) / threads) - 1 - job;
 }
 
 static hvt_status check_channels(int c, int most)
@@ -77,155 +91,147 @@ static hvt_status check_channels(int c, int most)
 typedef struct bn {
     const hvt_elementwise *el;
     const hvt_typed *in; /* the type of x */
+    hvt_thread_pool *pool;
     hvt_scratch *s;
     cut k;
     hvt_bn_consts consts;
     const hvt_bn_args *fwd;
     const hvt_bn_grad_args *sums, *bwd; /* arguments of backward's first and second pass */
     bool keep;                          /* the first pass stores dz in dresidual */
+    atomic_int left[MOST_SEGMENTS];     /* parts of a segment whose sums are not there yet */
 } bn;
 
-static bn make_bn(hvt_device *d, hvt_dtype t, hvt_rows rows, int c)
+static hvt_status begin(hvt_device *d, hvt_dtype t, hvt_rows rows, int c, bn *ret_bn)
 {
-    const hvt_cpu *cpu = d->state;
+    const hvt_cpu *cpu = hvt__cpu(d);
+    const hvt_typed *in = cpu->isa->el->in[t];
     hvt_scratch *s = cpu->scratch;
 
-    return (bn){.el = cpu->isa->el,
-                .in = cpu->isa->el->in[t],
-                .s = s,
-                .k = cut_matrix(cpu->isa->el->in[t], rows, c),
-                .consts = {s->consts[0], s->consts[1], s->consts[2]}};
+    HVT_TRY(check_channels(c, HVT_CHANNELS));
+    *ret_bn = (bn){.el = cpu->isa->el,
+                   .in = in,
+                   .pool = cpu->pool,
+                   .s = s,
+                   .k = cut_matrix(in, rows, c),
+                   .consts = {s->consts[0], s->consts[1], s->consts[2]}};
+    for (int i = 0; i < ret_bn->k.parts / ret_bn->k.row_parts; i++)
+        ret_bn->left[i] = ret_bn->k.row_parts;
+    return HVT_OK;
 }
 
-/* where part i stores its sums */
+/* Where part i stores its sums: one part of a segment after the other. */
 static float *sums_of(const bn *b, int which, int i)
 {
-    return b->s->part[which] + (size_t)i * b->k.cols;
+    const hvt_part p = part_at(&b->k, i);
+
+    return b->s->part[which] + (size_t)b->k.row_parts * p.col + (size_t)(i % b->k.row_parts) * p.cols;
+}
+
+/* The first part of the segment that part i was the last one of; -1: others are not done. */
+static int complete(bn *b, int i)
+{
+    const int segment = i / b->k.row_parts;
+
+    return atomic_fetch_sub(&b->left[segment], 1) == 1 ? segment * b->k.row_parts : -1;
+}
+
+/* Merge the statistics of the segment that begins with part i. */
+static void finish(const bn *b, int i)
+{
+    const hvt_part p = part_at(&b->k, i);
+    double *mean = b->s->sum + p.col, *m2 = b->s->sum + b->k.c + p.col;
+
+    b->el->bn_join(b->k.rows ? b->k.row_parts : 0, b->k.step, b->k.rows, p.cols, sums_of(b, 0, i),
+                   sums_of(b, 1, i), mean, m2);
+    b->el->bn_finish(b->fwd, b->k.rows, mean, m2, p.col, p.cols, b->consts);
 }
 
 static void stats_job(void *ctx, int i, int thread)
 {
-    const bn *b = ctx;
+    bn *b = ctx;
+    int first;
 
-    (void)thread;
     b->in->bn_stats(b->fwd->rows, b->k.c, b->fwd->x, part_at(&b->k, i), sums_of(b, 0, i), sums_of(b, 1, i));
+    if ((first = complete(b, i)) >= 0)
+        finish(b, first);
 }
 
 static void apply_job(void *ctx, int job, int thread)
 {
     const bn *b = ctx;
 
-    (void)thread;
-    b->in->bn_apply(b->fwd, b->consts, part_at(&b->k, b->k.parts - 1 - job));
-}
-
-/* Merge the statistics of `parts` parts from part i on, for columns [col, col + cols). */
-static void finish(const bn *b, int parts, const size_t *count, int i, int col, int cols)
-{
-    double *mean = b->s->sum + col, *m2 = b->s->sum + b->k.c + col;
-
-    b->el->bn_join(parts, count, cols, sums_of(b, 0, i), sums_of(b, 1, i), mean, m2);
-    b->el->bn_finish(b->fwd, b->k.rows, mean, m2, col, cols, b->consts);
+    b->in->bn_apply(b->fwd, b->consts, part_at(&b->k, second_visit(&b->k, b->pool, job)));
 }
 
 static void train_columns_job(void *ctx, int i, int thread)
 {
     const bn *b = ctx;
-    const hvt_part p = part_at(&b->k, i);
 
     stats_job(ctx, i, thread);
-    finish(b, 1, &b->k.rows, i, p.col, p.cols);
-    b->in->bn_apply(b->fwd, b->consts, p);
+    b->in->bn_apply(b->fwd, b->consts, part_at(&b->k, i));
 }
 
 hvt_status hvt__bn_train_cpu(hvt_device *d, const hvt_bn_args *a)
 {
-    const hvt_cpu *cpu = d->state;
-    size_t count[HVT_PARTS];
+    HVT_FLOATS;
     bn b;
 
-    HVT_TRY(check_channels(a->c, HVT_CHANNELS));
-    b = make_bn(d, a->type, a->rows, a->c);
+    HVT_TRY(begin(d, a->type, a->rows, a->c, &b));
     b.fwd = a;
-    if (is_by_columns(&b.k)) {
-        hvt__parallel_for(cpu->pool, b.k.parts, train_columns_job, &b);
-        return HVT_OK;
-    }
-    hvt__parallel_for(cpu->pool, b.k.parts, stats_job, &b);
-    for (int i = 0; i < b.k.parts; i++) {
-        hvt_part p = part_at(&b.k, i);
-
-        count[i] = p.end - p.first;
-    }
-    finish(&b, b.k.parts, count, 0, 0, a->c);
-    hvt__parallel_for(cpu->pool, b.k.parts, apply_job, &b);
+    hvt__parallel_for(b.pool, b.k.parts, b.k.row_parts == 1 ? train_columns_job : stats_job, &b);
+    if (b.k.row_parts > 1)
+        hvt__parallel_for(b.pool, b.k.parts, apply_job, &b);
     return HVT_OK;
 }
 
 hvt_status hvt__bn_infer_cpu(hvt_device *d, const hvt_bn_args *a)
 {
     HVT_FLOATS;
-    const hvt_cpu *cpu = d->state;
     bn b;
 
-    HVT_TRY(check_channels(a->c, HVT_CHANNELS));
-    b = make_bn(d, a->type, a->rows, a->c);
+    HVT_TRY(begin(d, a->type, a->rows, a->c, &b));
     b.fwd = a;
     for (int c = 0; c < a->c; c++)
-        b.consts.scale[c] = a->gamma[c] * (float)(1 / sqrt((double)a->rstd[c] + a->eps));
-    hvt__parallel_for(cpu->pool, b.k.parts, apply_job, &b);
-    return HVT_OK;
-}
-
-hvt_status hvt__bn_recompute_cpu(hvt_device *d, const hvt_bn_args *a)
-{
-    const hvt_cpu *cpu = d->state;
-    bn b;
-
-    HVT_TRY(check_channels(a->c, HVT_CHANNELS));
-    b = make_bn(d, a->type, a->rows, a->c);
-    b.fwd = a;
-    for (int c = 0; c < a->c; c++)
-        b.consts.scale[c] = a->gamma[c] * a->rstd[c];
-    hvt__parallel_for(cpu->pool, b.k.parts, apply_job, &b);
+        b.consts.scale[c] =
+            a->gamma[c] * (a->is_variance ? (float)(1 / sqrt((double)a->rstd[c] + a->eps)) : a->rstd[c]);
+    hvt__parallel_for(b.pool, b.k.parts, apply_job, &b);
     return HVT_OK;
 }
 
 static void sums_job(void *ctx, int i, int thread)
 {
-    const bn *b = ctx;
+    bn *b = ctx;
+    const hvt_part p = part_at(&b->k, i);
+    int first;
 
-    (void)thread;
-    b->in->bn_sums(b->sums, b->consts, part_at(&b->k, i), b->keep, sums_of(b, 0, i), sums_of(b, 1, i));
+    b->in->bn_sums(b->sums, b->consts, p, b->keep, sums_of(b, 0, i), sums_of(b, 1, i));
+    if ((first = complete(b, i)) >= 0)
+        b->el->bn_grad_finish(b->sums, b->k.rows, b->k.row_parts, sums_of(b, 0, first), sums_of(b, 1, first),
+                              p.col, p.cols, b->consts);
 }
 
 static void dx_job(void *ctx, int job, int thread)
 {
     const bn *b = ctx;
 
-    (void)thread;
-    b->in->bn_dx(b->bwd, b->consts, part_at(&b->k, b->k.parts - 1 - job));
+    b->in->bn_dx(b->bwd, b->consts, part_at(&b->k, second_visit(&b->k, b->pool, job)));
 }
 
 static void backward_columns_job(void *ctx, int i, int thread)
 {
     const bn *b = ctx;
-    const hvt_part p = part_at(&b->k, i);
 
     sums_job(ctx, i, thread);
-    b->el->bn_grad_finish(b->sums, b->k.rows, 1, sums_of(b, 0, i), sums_of(b, 1, i), p.col, p.cols,
-                          b->consts);
-    b->in->bn_dx(b->bwd, b->consts, p);
+    b->in->bn_dx(b->bwd, b->consts, part_at(&b->k, i));
 }
 
 hvt_status hvt__bn_backward_cpu(hvt_device *d, const hvt_bn_grad_args *a)
 {
-    const hvt_cpu *cpu = d->state;
+    HVT_FLOATS;
     hvt_bn_grad_args second = *a;
     bn b;
 
-    HVT_TRY(check_channels(a->c, HVT_CHANNELS));
-    b = make_bn(d, a->type, a->rows, a->c);
+    HVT_TRY(begin(d, a->type, a->rows, a->c, &b));
     b.sums = a;
     b.bwd = &second;
     b.keep = a->y && a->dresidual && !a->add_residual;
@@ -236,25 +242,20 @@ hvt_status hvt__bn_backward_cpu(hvt_device *d, const hvt_bn_grad_args *a)
     }
     for (int c = 0; c < a->c; c++)
         b.consts.scale[c] = a->gamma[c] * a->rstd[c];
-    if (is_by_columns(&b.k)) {
-        hvt__parallel_for(cpu->pool, b.k.parts, backward_columns_job, &b);
-        return HVT_OK;
-    }
-    hvt__parallel_for(cpu->pool, b.k.parts, sums_job, &b);
-    b.el->bn_grad_finish(a, b.k.rows, b.k.parts, sums_of(&b, 0, 0), sums_of(&b, 1, 0), 0, a->c, b.consts);
-    hvt__parallel_for(cpu->pool, b.k.parts, dx_job, &b);
+    hvt__parallel_for(b.pool, b.k.parts, b.k.row_parts == 1 ? backward_columns_job : sums_job, &b);
+    if (b.k.row_parts > 1)
+        hvt__parallel_for(b.pool, b.k.parts, dx_job, &b);
     return HVT_OK;
 }
 
-hvt_status hvt__bn_update_cpu(hvt_device *d, const hvt_step_state *step, int c, float rate, float scale,
-                              const float *moments, float *run_mean, float *run_var)
+hvt_status hvt__bn_update_cpu(hvt_device *d, const hvt_bn_update_args *a)
 {
-    const hvt_cpu *cpu = d->state;
+    const hvt_elementwise *el = hvt__cpu(d)->isa->el;
 
-    if (step->stop)
+    if (a->step->stop)
         return HVT_OK;
-    cpu->isa->el->bn_running((size_t)c, rate, scale, moments, run_mean);
-    cpu->isa->el->bn_running((size_t)c, rate, scale, moments + c, run_var);
+    el->bn_running((size_t)a->c, a->rate, a->scale, a->moments, a->mean);
+    el->bn_running((size_t)a->c, a->rate, a->scale, a->moments + a->c, a->var);
     return HVT_OK;
 }
 
@@ -274,17 +275,16 @@ static void bias_forward_job(void *ctx, int i, int thread)
 {
     const bias *b = ctx;
 
-    (void)thread;
     b->in->bias(b->rows, b->k.c, b->b, b->y, part_at(&b->k, i));
 }
 
 hvt_status hvt__bias_forward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y)
 {
-    const hvt_cpu *cpu = d->state;
+    const hvt_cpu *cpu = hvt__cpu(d);
     bias job = {.in = cpu->isa->el->in[t], .rows = rows, .b = b, .y = y};
 
     HVT_TRY(check_channels(c, HVT_PART_FLOATS));
-    job.k = by_rows(job.in, rows, c);
+    job.k = cut_into(job.in, rows, c, c);
     hvt__parallel_for(cpu->pool, job.k.parts, bias_forward_job, &job);
     return HVT_OK;
 }
@@ -293,18 +293,17 @@ static void bias_backward_job(void *ctx, int i, int thread)
 {
     const bias *b = ctx;
 
-    (void)thread;
     b->in->sums(b->rows, b->k.c, b->dy, part_at(&b->k, i), b->part + (size_t)i * b->k.c);
 }
 
 hvt_status hvt__bias_backward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy, float *db)
 {
     HVT_FLOATS;
-    const hvt_cpu *cpu = d->state;
+    const hvt_cpu *cpu = hvt__cpu(d);
     bias job = {.in = cpu->isa->el->in[t], .rows = rows, .dy = dy, .part = cpu->scratch->part[0]};
 
     HVT_TRY(check_channels(c, HVT_PART_FLOATS));
-    job.k = by_rows(job.in, rows, c);
+    job.k = cut_into(job.in, rows, c, c);
     hvt__parallel_for(cpu->pool, job.k.parts, bias_backward_job, &job);
     for (int i = 0; i < c; i++) {
         double sum = 0;
@@ -331,7 +330,6 @@ static void xent_job(void *ctx, int job, int thread)
     const hvt_xent_args *a = x->a;
     size_t first = (size_t)job * x->step, end = first + x->step < x->rows ? first + x->step : x->rows;
 
-    (void)thread;
     for (size_t i = first; i < end; i++)
         if (i % a->rows.block < (size_t)a->rows.real)
             x->in->xent_row(a, i, x->scale);
@@ -342,24 +340,14 @@ static void xent_job(void *ctx, int job, int thread)
 hvt_status hvt__xent_cpu(hvt_device *d, const hvt_xent_args *a)
 {
     HVT_FLOATS;
-    const hvt_cpu *cpu = d->state;
+    const hvt_cpu *cpu = hvt__cpu(d);
     xent x = {.in = cpu->isa->el->in[a->type],
               .a = a,
               .rows = (size_t)a->rows.blocks * a->rows.block,
               .step = 1 + 2048 / (size_t)a->classes,
               .scale = a->scale ? *a->scale : 1};
-    double sum = 0, top1 = 0, top5 = 0;
 
     hvt__parallel_for(cpu->pool, (int)((x.rows + x.step - 1) / x.step), xent_job, &x);
-    for (size_t i = 0; i < x.rows; i++) {
-        if (i % a->rows.block >= (size_t)a->rows.real)
-            continue;
-        sum += a->loss[i];
-        top1 += a->label_rank[i] < 1;
-        top5 += a->label_rank[i] < 5;
-    }
-    a->sums[0] = (float)sum;
-    a->sums[1] = (float)top1;
-    a->sums[2] = (float)top5;
+    hvt__host_xent_sums(a);
     return HVT_OK;
 }

@@ -3,11 +3,14 @@
  * 0 and works too. Which thread runs which job never changes a result: jobs write disjoint outputs.
  *
  * Each thread owns a *queue*, an equal and contiguous range of the jobs (so that the same rows meet the same
- * cache in every run), and steals from the other queues when its own is empty. A queue is one 64-bit word
- * with the next job and the end. A job is claimed by a compare-and-swap of that word while a job is left; the
- * run cannot end before the claimed job is done, so the thread that claimed it may read the run's function
- * and context. A thread that sleeps or was preempted therefore blocks nobody: the caller waits for jobs, not
- * for threads.
+ * cache in every run), and steals from the other queues when its own is empty. A job is claimed by a
+ * compare-and-swap while one is left; the run cannot end before the claimed job is done. A thread that sleeps
+ * or was preempted therefore blocks nobody: the caller waits for jobs, not for threads.
+ *
+ * Runs are short and threads many, so a run moves few cache lines between cores: the caller writes one line,
+ * which all threads read; a thread claims jobs in a line of its own, which nobody fills for it, and counts
+ * those that it has done in another, which only it writes and the caller reads. Both counts begin at the
+ * run's *base*, so that what an earlier run left there is less than that and needs no clearing.
  *
  * Between runs the threads spin for about as long as the usual gap between two ops, then sleep; with `yield`
  * they sleep at once.
@@ -16,147 +19,219 @@
 #include "cpu_impl.h"
 #include "base_impl.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #define SPIN_SECONDS 100e-6
+#define RUN_BITS     24 /* a run has fewer than 2^24 jobs */
 
 typedef struct queue {
-    _Alignas(64) _Atomic uint64_t range; /* next job | end << 32 */
+    _Alignas(64) _Atomic uint64_t next; /* base + the next job, once one was claimed in the run */
     hvt_thread_pool *pool;
     int thread;
     pthread_t handle;
+    _Alignas(
+        64) _Atomic uint64_t done; /* base + jobs that the thread did in the last run in which it did any */
 } queue;
+
+/* What the threads must know of a run. */
+typedef struct run {
+    uint64_t base; /* the run's number << RUN_BITS */
+    hvt_job_fn *fn;
+    void *ctx;
+    int jobs;
+} run;
 
 struct hvt_thread_pool {
     int size, started; /* started: running threads besides the caller */
     bool yield;
 
+    hvt_run_fn *rehearse; /* what is given the runs instead of the threads; NULL: nothing */
+    void *rehearse_ctx;
+    int rehearse_size; /* how many threads the pool then says it has */
+
     /* the caller, while it is pinned */
     bool pinned;
     pid_t caller;
-    cpu_set_t mask_before; /* its affinity before any pool pinned it */
-    hvt_thread_pool *next; /* next pool that has pinned its caller */
+    cpu_set_t mask_before; /* its affinity before */
 
-    hvt_job_fn *fn; /* of the run in progress */
-    void *ctx;
-    _Alignas(64) atomic_int left; /* jobs that are not done */
+    /* The run in progress or the last one; the threads wait for its base to change. Those of odd and even
+     * runs lie in two places, so that a thread that comes late reads one while the next one is written. */
+    _Alignas(64) _Atomic uint64_t base;
+    struct {
+        hvt_job_fn *_Atomic fn;
+        void *_Atomic ctx;
+        atomic_int jobs;
+    } of[2];
 
-    _Alignas(64) atomic_uint run; /* run counter; the threads wait for it to change */
-    atomic_int sleepers;
+    _Alignas(64) atomic_int sleepers;
     atomic_bool quit;
     pthread_mutex_t mutex;
     pthread_cond_t wake;
 
-    queue *queues; /* [threads] */
+    queue queues[]; /* [size] */
 };
 
-/* Claim the next job of a queue; -1: it is empty. */
-static int claim(queue *l)
+/* How far a count of jobs is past the run's base; negative: it is an earlier run's. */
+static int64_t past(const _Atomic uint64_t *count, const run *r)
 {
-    uint64_t range = atomic_load_explicit(&l->range, memory_order_acquire);
-
-    while ((uint32_t)range < range >> 32)
-        if (atomic_compare_exchange_weak_explicit(&l->range, &range, range + 1, memory_order_acq_rel,
-                                                  memory_order_acquire))
-            return (int)(uint32_t)range;
-    return -1;
+    return (int64_t)(atomic_load_explicit(count, memory_order_acquire) - r->base);
 }
 
-/* Run jobs until none is left to claim. */
-static void work(hvt_thread_pool *pool, int thread)
+/* The run in progress, or the last one. */
+static run read_run(const hvt_thread_pool *pool)
 {
-    int job, done = 0;
+    run r = {.base = atomic_load_explicit(&pool->base, memory_order_acquire)};
 
-    for (int i = 0; i < pool->size; i++) {
-        queue *l = &pool->queues[(thread + i) % pool->size];
+    for (;;) {
+        const int odd = r.base >> RUN_BITS & 1;
+        uint64_t now;
 
-        while ((job = claim(l)) >= 0) {
-            pool->fn(pool->ctx, job, thread);
-            done++;
-        }
+        r.fn = atomic_load_explicit(&pool->of[odd].fn, memory_order_relaxed);
+        r.ctx = atomic_load_explicit(&pool->of[odd].ctx, memory_order_relaxed);
+        r.jobs = atomic_load_explicit(&pool->of[odd].jobs, memory_order_relaxed);
+        atomic_thread_fence(memory_order_acquire);
+        now = atomic_load_explicit(&pool->base, memory_order_relaxed);
+        if (now == r.base)
+            return r;
+        r.base = now;
     }
-    if (done)
-        atomic_fetch_sub_explicit(&pool->left, done, memory_order_release);
 }
 
-/* Wait until a run other than `seen` has begun; returns it. */
-static unsigned await_run(hvt_thread_pool *pool, unsigned seen)
+/* Claim the next job of a thread's queue; -1: it is empty, or another run has begun. */
+static int claim(hvt_thread_pool *pool, const run *r, int thread)
 {
-    unsigned now = atomic_load(&pool->run);
+    const int64_t first = (int64_t)r->jobs * thread / pool->size,
+                  end = (int64_t)r->jobs * (thread + 1) / pool->size;
+    _Atomic uint64_t *next = &pool->queues[thread].next;
+    uint64_t at = atomic_load_explicit(next, memory_order_relaxed);
+
+    for (;;) {
+        int64_t job = (int64_t)(at - r->base);
+
+        job = job < first ? first : job;
+        if (job >= end)
+            return -1;
+        if (atomic_compare_exchange_weak_explicit(next, &at, r->base + (uint64_t)job + 1,
+                                                  memory_order_acq_rel, memory_order_relaxed))
+            return (int)job;
+    }
+}
+
+/* Do jobs of a run until none is left to claim. */
+static void work(hvt_thread_pool *pool, const run *r, int thread)
+{
+    uint64_t done = r->base;
+
+    for (int i = 0; i < pool->size && past(&pool->base, r) == 0; i++) {
+        const uint64_t before = done;
+        int job;
+
+        for (; (job = claim(pool, r, (thread + i) % pool->size)) >= 0; done++)
+            r->fn(r->ctx, job, thread);
+        if (done != before)
+            atomic_store_explicit(&pool->queues[thread].done, done, memory_order_release);
+    }
+}
+
+/* Wait until a run other than the one of base `seen` has begun. */
+static void await_run(hvt_thread_pool *pool, uint64_t seen)
+{
+    uint64_t now = atomic_load(&pool->base);
     double end = pool->yield ? 0 : hvt__now() + SPIN_SECONDS;
 
     while (now == seen && end != 0) {
         for (int i = 0; i < 32 && now == seen; i++) {
             hvt__relax();
-            now = atomic_load_explicit(&pool->run, memory_order_acquire);
+            now = atomic_load_explicit(&pool->base, memory_order_acquire);
         }
         if (hvt__now() > end)
             break;
     }
     if (now != seen)
-        return now;
-    /* Announce the sleep, then check again: the caller first increments `run`, then checks for sleepers. */
+        return;
+    /* Announce the sleep, then check again: the caller first changes `base`, then checks for sleepers. */
     pthread_mutex_lock(&pool->mutex);
     atomic_fetch_add(&pool->sleepers, 1);
-    while ((now = atomic_load(&pool->run)) == seen)
+    while (atomic_load(&pool->base) == seen)
         pthread_cond_wait(&pool->wake, &pool->mutex);
     atomic_fetch_sub(&pool->sleepers, 1);
     pthread_mutex_unlock(&pool->mutex);
-    return now;
 }
 
 static void *thread_main(void *arg)
 {
-    queue *l = arg;
-    hvt_thread_pool *pool = l->pool;
-    unsigned seen = 0;
+    queue *q = arg;
+    hvt_thread_pool *pool = q->pool;
+    uint64_t seen = 0;
 
     hvt__floats_enter();
     for (;;) {
-        seen = await_run(pool, seen);
+        run r;
+
+        await_run(pool, seen);
         if (atomic_load(&pool->quit))
             return NULL;
-        work(pool, l->thread);
+        r = read_run(pool);
+        seen = r.base;
+        work(pool, &r, q->thread);
     }
 }
 
-static void begin_run(hvt_thread_pool *pool)
+static run begin_run(hvt_thread_pool *pool, int jobs, hvt_job_fn *fn, void *ctx)
 {
-    atomic_fetch_add(&pool->run, 1);
+    const uint64_t base = atomic_load_explicit(&pool->base, memory_order_relaxed) + ((uint64_t)1 << RUN_BITS);
+    const int odd = base >> RUN_BITS & 1;
+
+    atomic_thread_fence(memory_order_release); /* who reads what follows sees that its own run is over */
+    atomic_store_explicit(&pool->of[odd].fn, fn, memory_order_relaxed);
+    atomic_store_explicit(&pool->of[odd].ctx, ctx, memory_order_relaxed);
+    atomic_store_explicit(&pool->of[odd].jobs, jobs, memory_order_relaxed);
+    atomic_store(&pool->base, base);
     if (atomic_load(&pool->sleepers)) {
         pthread_mutex_lock(&pool->mutex);
         pthread_cond_broadcast(&pool->wake);
         pthread_mutex_unlock(&pool->mutex);
     }
+    return (run){base, fn, ctx, jobs};
+}
+
+/* Jobs of a run that are done. */
+static int count_done(const hvt_thread_pool *pool, const run *r)
+{
+    int sum = 0;
+
+    for (int t = 0; t < pool->size; t++) {
+        const int64_t done = past(&pool->queues[t].done, r);
+
+        sum += done > 0 ? (int)done : 0;
+    }
+    return sum;
 }
 
 void hvt__parallel_for(hvt_thread_pool *pool, int jobs, hvt_job_fn *fn, void *ctx)
 {
     HVT_FLOATS; /* the calling thread may be the host program's or a comm's worker */
+    run r;
 
+    if (pool->rehearse) {
+        pool->rehearse(pool->rehearse_ctx, jobs, fn, ctx);
+        return;
+    }
     if (pool->size == 1 || jobs <= 1) {
         for (int i = 0; i < jobs; i++)
             fn(ctx, i, 0);
         return;
     }
-    pool->fn = fn;
-    pool->ctx = ctx;
-    atomic_store_explicit(&pool->left, jobs, memory_order_relaxed);
-    for (int t = 0; t < pool->size; t++) {
-        uint64_t first = (uint64_t)jobs * t / pool->size, end = (uint64_t)jobs * (t + 1) / pool->size;
-
-        atomic_store_explicit(&pool->queues[t].range, first | end << 32, memory_order_release);
-    }
-    begin_run(pool);
-    work(pool, 0);
-    for (unsigned spins = 0; atomic_load_explicit(&pool->left, memory_order_acquire); spins++) {
+    assert(jobs < 1 << RUN_BITS);
+    r = begin_run(pool, jobs, fn, ctx);
+    work(pool, &r, 0);
+    for (unsigned spins = 0; count_done(pool, &r) < jobs; spins++) {
         if (pool->yield || spins > 10000)
             sched_yield();
         else
@@ -166,7 +241,14 @@ void hvt__parallel_for(hvt_thread_pool *pool, int jobs, hvt_job_fn *fn, void *ct
 
 int hvt__thread_pool_size(const hvt_thread_pool *pool)
 {
-    return pool->size;
+    return pool->rehearse ? pool->rehearse_size : pool->size;
+}
+
+void hvt__thread_pool_rehearse(hvt_thread_pool *pool, int threads, hvt_run_fn *fn, void *ctx)
+{
+    pool->rehearse = fn;
+    pool->rehearse_ctx = ctx;
+    pool->rehearse_size = threads;
 }
 
 /* Pin a thread to a processor. If that is not allowed, the scheduler decides as before. */
@@ -184,52 +266,15 @@ static void pin(pthread_t thread, int number, int cpu)
         HVT_WARN("thread %d is not pinned to processor %d: %s", number, cpu, strerror(error));
 }
 
-/* Pools that have pinned the thread that opened them. A thread may have several, and they may be closed in
- * any order: it gets back the affinity that it had before the first when the last one is closed. */
-static pthread_mutex_t pins_lock = PTHREAD_MUTEX_INITIALIZER;
-static hvt_thread_pool *pins;
-
-static hvt_thread_pool *other_pin(const hvt_thread_pool *pool)
-{
-    hvt_thread_pool *p = pins;
-
-    while (p && (p == pool || p->caller != pool->caller))
-        p = p->next;
-    return p;
-}
-
+/* A thread that may use one processor only, perhaps since another pool has pinned it, is left as it is. */
 void hvt__thread_pool_pin_caller(hvt_thread_pool *pool, int cpu)
 {
-    const hvt_thread_pool *other;
-
     pool->caller = gettid();
-    pthread_mutex_lock(&pins_lock);
-    other = other_pin(pool);
-    if (other)
-        pool->mask_before = other->mask_before;
-    if (other || !sched_getaffinity(pool->caller, sizeof pool->mask_before, &pool->mask_before)) {
-        pool->pinned = true;
-        pool->next = pins;
-        pins = pool;
-        pin(pthread_self(), 0, cpu);
-    }
-    pthread_mutex_unlock(&pins_lock);
-}
-
-/* Called by whichever thread closes the pool; the one that opened it may have exited. */
-static void unpin_caller(hvt_thread_pool *pool)
-{
-    hvt_thread_pool **link = &pins;
-
-    if (!pool->pinned)
+    if (sched_getaffinity(pool->caller, sizeof pool->mask_before, &pool->mask_before) ||
+        CPU_COUNT(&pool->mask_before) == 1)
         return;
-    pthread_mutex_lock(&pins_lock);
-    while (*link != pool)
-        link = &(*link)->next;
-    *link = pool->next;
-    if (!other_pin(pool))
-        sched_setaffinity(pool->caller, sizeof pool->mask_before, &pool->mask_before);
-    pthread_mutex_unlock(&pins_lock);
+    pool->pinned = true;
+    pin(pthread_self(), 0, cpu);
 }
 
 /* Signals belong to the main program: the pool's threads block all of them. */
@@ -257,19 +302,16 @@ static hvt_status start(hvt_thread_pool *pool, const int *cpus, int ncpus)
 hvt_status hvt__thread_pool_open(int threads, const int *cpus, int ncpus, bool yield,
                                  hvt_thread_pool **ret_pool)
 {
-    size_t bytes = sizeof(hvt_thread_pool), queues = (size_t)threads * sizeof(queue);
+    size_t bytes = sizeof(hvt_thread_pool) + (size_t)threads * sizeof(queue);
     hvt_thread_pool *pool = aligned_alloc(64, bytes);
     hvt_status s;
 
-    HVT_CHECK(pool, E_MEM, "no memory for %zu bytes of a thread pool", bytes);
+    HVT_CHECK(pool, E_MEM, "no memory for %zu bytes of a pool of %d threads", bytes, threads);
     memset(pool, 0, bytes);
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->wake, NULL);
     pool->size = threads;
     pool->yield = yield;
-    pool->queues = aligned_alloc(64, queues);
-    HVT_CHECK_OR(fail, pool->queues, E_MEM, "no memory for %zu bytes of %d threads", queues, threads);
-    memset(pool->queues, 0, queues);
     for (int t = 0; t < threads; t++) {
         pool->queues[t].pool = pool;
         pool->queues[t].thread = t;
@@ -289,13 +331,13 @@ void hvt__thread_pool_close(hvt_thread_pool **pool)
     if (!p)
         return;
     atomic_store(&p->quit, true);
-    begin_run(p);
+    begin_run(p, 0, NULL, NULL);
     for (int t = 1; t <= p->started; t++)
         pthread_join(p->queues[t].handle, NULL);
-    unpin_caller(p);
+    if (p->pinned) /* by whichever thread closes the pool; the one that opened it may have exited */
+        sched_setaffinity(p->caller, sizeof p->mask_before, &p->mask_before);
     pthread_cond_destroy(&p->wake);
     pthread_mutex_destroy(&p->mutex);
-    free(p->queues);
     free(p);
     *pool = NULL;
 }

@@ -1,60 +1,42 @@
 /*
- * Saving and loading checkpoints.
- *
- * The file with the weights is the checkpoint. Its metadata names its *sidecar files* (momentum, PowerSGD
+ * One checkpoint: a file with the weights, whose metadata names its *sidecar files* (momentum, PowerSGD
  * state), and theirs contains the hash of the weights that they belong to. train.h explains the order of
  * writes.
  */
-#include "powersgd_state.h"
-#include "weights.h"
-#include "train/process/process_impl.h"
+#include "snapshot.h"
 #include "base_impl.h"
 
 #include "config.h"
 
 #include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <limits.h>
+#include <libgen.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#define FILE_END     ".safetensors"
-#define MOMENTUM_END ".momentum.safetensors"
-#define POWERSGD_END ".powersgd.safetensors"
+const char *const hvt__sidecar_end[HVT__SIDECARS] = {".momentum" HVT_CHECKPOINT_END,
+                                                     ".powersgd" HVT_CHECKPOINT_END};
 
-/* ---- the loss scale, as metadata ---- */
+static const struct {
+    const char *key, *what; /* in the metadata of the weights; in messages */
+} sidecars[HVT__SIDECARS] = {{"momentum", "momentum"}, {"powersgd", "PowerSGD state"}};
 
-/* [SCALE, GOOD, SKIPS]: the dynamic loss scale or 0, the updates since it changed, and the steps skipped in a
- * row. SCALE applies to the mean loss, so that it does not depend on the batch. */
-static hvt_status scaler_of(hvt_model *m, json_t **ret_scaler)
-{
-    hvt_step_state s;
-
-    HVT_TRY(hvt__model_state(m, &s));
-    *ret_scaler = json_pack("[f, i, i]", s.interval ? (double)s.loss_scale * m->batch : 0, (int)s.good,
-                            (int)s.skips_in_row);
-    return HVT_OK;
-}
-
-/* Restore a dynamic scale; a fixed one comes from the options. Files from before loss scaling have none. */
+/* Metadata has the loss scale as [SCALE, GOOD, SKIPS]: the dynamic scale or 0, the updates since it changed,
+ * and the steps skipped in a row. SCALE applies to the mean loss, so that it does not depend on the batch.
+ * Restored is a dynamic scale; a fixed one comes from the options. Files from before loss scaling have none.
+ */
 static hvt_status load_scaler(const hvt_st *st, const json_t *meta, hvt_model *m)
 {
     json_t *scaler = json_object_get(meta, "scaler");
-    double scale = json_number_value(json_array_get(scaler, 0));
-    json_int_t good = json_integer_value(json_array_get(scaler, 1));
-    json_int_t skips = json_integer_value(json_array_get(scaler, 2));
+    double scale;
+    json_int_t good, skips;
     hvt_step_state s;
 
     if (!scaler)
         return HVT_OK;
-    HVT_CHECK(json_array_size(scaler) == 3 && scale >= 0 && good >= 0 && good <= INT_MAX && skips >= 0 &&
-                  skips <= INT_MAX,
-              E_FORMAT, "%s: metadata scaler: expected a scale and two counts", hvt__st_path(st));
+    HVT_CHECK(json_unpack(scaler, "[F, I, I!]", &scale, &good, &skips) == 0 && scale >= 0 && good >= 0 &&
+                  good <= INT_MAX && skips >= 0 && skips <= INT_MAX,
+              E_FORMAT, "%s: metadata scaler: expected a scale and two counts", st->path);
     HVT_TRY(hvt__model_state(m, &s));
     s.skips_in_row = (int32_t)skips;
     if (s.interval && scale > 0) {
@@ -64,96 +46,117 @@ static hvt_status load_scaler(const hvt_st *st, const json_t *meta, hvt_model *m
     return hvt__model_set_state(m, &s);
 }
 
-/* ---- saving ---- */
+/* ---- writing ---- */
 
-static hvt_status save_weights(const char *path, hvt_model *m, const hvt_progress *p, const char *weights,
-                               const char *momentum, const char *powersgd)
-{
-    json_t *meta, *scaler = NULL, *options = p->options ? json_loads(p->options, 0, NULL) : NULL;
-    char run[17];
-    hvt_status s;
-
-    HVT_TRY(scaler_of(m, &scaler));
-    snprintf(run, sizeof run, "%016" PRIx64, p->run);
-    meta = json_pack("{s:s, s:s, s:s, s:s, s:i, s:I, s:I, s:f, s:s, s:o, s:s, s:s, s:s, s:o}", "version",
-                     HVT_VERSION, "build", HVT_COMPILER, "device", hvt_device_name(m->dev), "isa",
-                     hvt_device_isa(m->dev), "epoch", p->epoch, "step", (json_int_t)p->step, "steps",
-                     (json_int_t)p->steps, "top1", p->top1, "run", run, "options",
-                     options ? options : json_object(), "weights", weights, "momentum", momentum, "powersgd",
-                     powersgd, "scaler", scaler);
-    s = hvt__weights_save(path, m, meta);
-    json_decref(meta);
-    return s;
-}
-
-/* A file that the metadata of the weights names. */
 typedef struct sidecar {
-    const char *end;
     char name[128], path[PATH_MAX]; /* "": none */
     bool was_there;
 } sidecar;
 
-static hvt_status name_sidecar(const char *dir, const char *name, uint64_t id, sidecar *ret_sidecar)
+static json_t *pack_loss(const hvt_loss *l)
 {
-    snprintf(ret_sidecar->name, sizeof ret_sidecar->name, "%.80s-%016" PRIx64 "%s", name, id,
-             ret_sidecar->end);
-    HVT_CHECK((size_t)snprintf(ret_sidecar->path, sizeof ret_sidecar->path, "%s/%s", dir, ret_sidecar->name) <
-                  sizeof ret_sidecar->path - 8,
-              E_IO, "%s: the name is too long", dir);
-    ret_sidecar->was_there = access(ret_sidecar->path, F_OK) == 0;
-    return HVT_OK;
+    return json_pack("[f, I, I, I]", l->sum, (json_int_t)l->top1, (json_int_t)l->top5, (json_int_t)l->count);
+}
+
+/* What metadata says of an epoch that is under way. */
+static json_t *pack_position(const hvt_progress *p)
+{
+    return json_pack("{s:I, s:b, s:I, s:o, s:o}", "sample", (json_int_t)p->sample, "untested", p->untested,
+                     "updates", (json_int_t)p->epoch_steps, "loss", pack_loss(&p->epoch_loss), "recent",
+                     pack_loss(&p->recent));
+}
+
+static json_t *describe(const hvt__snapshot *s, const sidecar file[HVT__SIDECARS])
+{
+    const hvt_progress *p = &s->progress;
+    json_t *options = p->options ? json_loads(p->options, 0, NULL) : NULL;
+    json_t *names = p->class_names ? json_loads(p->class_names, 0, NULL) : NULL, *meta;
+    char run[17], weights[17];
+
+    snprintf(run, sizeof run, "%016" PRIx64, p->run);
+    snprintf(weights, sizeof weights, "%016" PRIx64, s->hash);
+    meta =
+        json_pack("{s:s, s:b, s:s, s:s, s:s, s:i, s:I, s:I, s:f, s:s, s:o, s:s, s:s, s:s, s:[f, i, i], s:o}",
+                  "version", HVT_VERSION, HVT_SEALED, 1, "build", HVT_COMPILER, "device",
+                  hvt_device_name(s->m->dev), "isa", hvt_device_isa(s->m->dev), "epoch", p->epoch, "step",
+                  (json_int_t)p->step, "steps", (json_int_t)p->steps, "top1", p->top1, "run", run, "options",
+                  options ? options : json_object(), "weights", weights, sidecars[HVT__MOMENTUM].key,
+                  file[HVT__MOMENTUM].name, sidecars[HVT__POWERSGD].key, file[HVT__POWERSGD].name, "scaler",
+                  s->step.interval ? (double)s->step.loss_scale * s->m->batch : 0, (int)s->step.good,
+                  (int)s->step.skips_in_row, "position", pack_position(p));
+    if (names)
+        json_object_set_new(meta, "class_names", names);
+    return meta;
+}
+
+/* Of a sidecar file. */
+static json_t *describe_sidecar(const hvt__snapshot *s)
+{
+    char weights[17];
+
+    snprintf(weights, sizeof weights, "%016" PRIx64, s->hash);
+    return json_pack("{s:s, s:b, s:s}", "version", HVT_VERSION, HVT_SEALED, 1, "weights", weights);
 }
 
 /* Remove sidecar files of earlier checkpoints: NAME-<16 hex digits>END. */
-static void remove_old(const char *dir, const char *name, const sidecar *keep)
+static void remove_old(const char *dir, const char *name, const char *end, const char *keep)
 {
     DIR *d = opendir(dir);
     struct dirent *e;
     size_t len = strlen(name);
 
     while (d && (e = readdir(d))) {
-        char path[PATH_MAX];
         const char *hex = e->d_name + len + 1;
-        if (strncmp(e->d_name, name, len) || e->d_name[len] != '-' || strspn(hex, "0123456789abcdef") != 16 ||
-            strncmp(hex + 16, keep->end, strlen(keep->end)) || !strcmp(e->d_name, keep->name))
-            continue;
-        if ((size_t)snprintf(path, sizeof path, "%s/%s", dir, e->d_name) < sizeof path)
-            unlink(path);
+        if (!strncmp(e->d_name, name, len) && e->d_name[len] == '-' &&
+            strspn(hex, "0123456789abcdef") == 16 && !strncmp(hex + 16, end, strlen(end)) &&
+            strcmp(e->d_name, keep))
+            unlinkat(dirfd(d), e->d_name, 0);
     }
     if (d)
         closedir(d);
 }
 
-void hvt__checkpoint_remove(const char *dir, const char *name)
+/* A process that is killed in here leaves sidecar files behind, since the weights may name them already. */
+static hvt_status write_files(const char *path, hvt__snapshot *of, const sidecar file[HVT__SIDECARS])
 {
-    const sidecar none[] = {{.end = MOMENTUM_END}, {.end = POWERSGD_END}};
-    char path[PATH_MAX];
+    json_t *meta[HVT__SIDECARS + 1] = {describe_sidecar(of), describe_sidecar(of), describe(of, file)};
+    hvt_status s = HVT_OK;
 
-    if ((size_t)snprintf(path, sizeof path, "%s/%s" FILE_END, dir, name) < sizeof path)
-        unlink(path);
-    for (size_t i = 0; i < HVT_LEN(none); i++)
-        remove_old(dir, name, &none[i]);
+    if (*file[HVT__POWERSGD].name)
+        s = hvt__powersgd_state_save(file[HVT__POWERSGD].path, of, meta[HVT__POWERSGD]);
+    if (s == HVT_OK && *file[HVT__MOMENTUM].name)
+        s = hvt__weights_save(file[HVT__MOMENTUM].path, of, true, meta[HVT__MOMENTUM]);
+    if (s == HVT_OK)
+        s = hvt__weights_save(path, of, false, meta[HVT__SIDECARS]);
+    for (size_t i = 0; i < HVT_LEN(meta); i++)
+        json_decref(meta[i]);
+    return s;
 }
 
-/* A process that is killed in here leaves sidecar files behind, since the weights may name them already. The
- * next save removes them. */
-static hvt_status save_all(const char *path, hvt_model *m, hvt_optim *o, const hvt_progress *progress,
-                           const char *weights, const sidecar *momentum, const sidecar *powersgd)
+hvt_status hvt__checkpoint_write(const char *dir, const char *name, const char *stem, hvt__snapshot *of)
 {
-    json_t *meta;
-    float *v;
+    sidecar file[HVT__SIDECARS] = {0};
+    char path[PATH_MAX], hashed[128];
     hvt_status s;
 
-    if (*powersgd->name)
-        HVT_TRY(hvt__powersgd_state_save(powersgd->path, m, o->powersgd, weights));
-    if (*momentum->name) {
-        HVT_TRY(hvt__optim_state(o, false, &v));
-        meta = json_pack("{s:s, s:s}", "version", HVT_VERSION, "weights", weights);
-        s = hvt__momentum_save(momentum->path, m, v, meta);
-        json_decref(meta);
-        HVT_TRY(s);
-    }
-    return save_weights(path, m, progress, weights, momentum->name, powersgd->name);
+    HVT_TRY(hvt__path(path, "%s/%s" HVT_CHECKPOINT_END, dir, name));
+    hvt__snapshot_arrange(of);
+    snprintf(hashed, sizeof hashed, "%.80s-%016" PRIx64, name,
+             hvt__hash(of->hash, &of->progress.steps, sizeof of->progress.steps));
+    for (int k = 0; k < HVT__SIDECARS; k++)
+        if (k == HVT__MOMENTUM ? of->momentum != NULL : of->powersgd.q != NULL) {
+            snprintf(file[k].name, sizeof file[k].name, "%.100s%s", stem ? stem : hashed,
+                     hvt__sidecar_end[k]);
+            HVT_TRY(hvt__path(file[k].path, "%s/%s", dir, file[k].name));
+            file[k].was_there = access(file[k].path, F_OK) == 0;
+        }
+    s = write_files(path, of, file);
+    for (int k = 0; k < HVT__SIDECARS; k++)
+        if (s == HVT_OK && !stem)
+            remove_old(dir, name, hvt__sidecar_end[k], file[k].name);
+        else if (s && *file[k].name && !file[k].was_there) /* the old weights, still in place, name others */
+            unlink(file[k].path);
+    return s;
 }
 
 hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, hvt_optim *o,
@@ -163,63 +166,47 @@ hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, 
     HVT_GIVEN(name, "a name");
     HVT_GIVEN(m, "a model");
     HVT_GIVEN(progress, "what to go on with");
-    sidecar sidecars[2] = {{.end = MOMENTUM_END}, {.end = POWERSGD_END}}, *momentum = sidecars,
-            *powersgd = sidecars + 1;
-    char path[PATH_MAX], weights[17];
-    bool has_momentum = o && o->v, fresh = false;
-    uint64_t hash, id;
-    float *v;
+
+    hvt__snapshot *snapshot = NULL;
     hvt_status s;
 
-    if (has_momentum)
-        HVT_TRY(hvt__optim_fresh(o, &fresh));
-    has_momentum = has_momentum && !fresh;
-    if (has_momentum)
-        HVT_TRY(hvt__optim_state(o, false, &v));
-    HVT_CHECK(
-        !o || !o->powersgd || o->powersgd->q, E_ARG,
-        "what gradients leave from step to step lies on the ranks; hvt_distopt_gather() brings it here");
-    HVT_TRY(hvt_model_hash(m, &hash));
-    id = hvt__hash(hash, &progress->steps, sizeof progress->steps);
-    snprintf(weights, sizeof weights, "%016" PRIx64, hash);
-    HVT_CHECK((size_t)snprintf(path, sizeof path, "%s/%s" FILE_END, dir, name) < sizeof path - 8, E_IO,
-              "%s: the name is too long", dir);
-    if (has_momentum)
-        HVT_TRY(name_sidecar(dir, name, id, momentum));
-    if (o && o->powersgd)
-        HVT_TRY(name_sidecar(dir, name, id, powersgd));
-    s = save_all(path, m, o, progress, weights, momentum, powersgd);
-    for (sidecar *x = sidecars; s && x < sidecars + 2; x++)
-        if (*x->name && !x->was_there) /* the old weights, which are still in place, name other files */
-            unlink(x->path);
-    if (s)
-        return hvt__pass(s, __FILE__, __LINE__, "save_all");
-    remove_old(dir, name, momentum);
-    remove_old(dir, name, powersgd);
-    return HVT_OK;
+    HVT_TRY_OR(done, hvt__snapshot_take(&snapshot, m, o, progress));
+    HVT_TRY_OR(done, hvt__checkpoint_write(dir, name, NULL, snapshot));
+done:
+    hvt__snapshot_free(&snapshot);
+    return s;
 }
 
-hvt_status hvt__checkpoint_folder(const char *dir)
+/* ---- reading ---- */
+
+static bool unpack_loss(const json_t *from, hvt_loss *l)
 {
-    char path[PATH_MAX];
-    struct stat info;
-    int fd;
+    json_int_t top1, top5, count;
 
-    if (stat(dir, &info) && errno == ENOENT)
-        HVT_CHECK(mkdir(dir, 0777) == 0, E_IO, "--save %s: cannot make this folder: %s", dir,
-                  strerror(errno));
-    HVT_CHECK(stat(dir, &info) == 0, E_IO, "--save %s: %s", dir, strerror(errno));
-    HVT_CHECK(S_ISDIR(info.st_mode), E_IO, "--save %s: is a file, expected a folder", dir);
-    HVT_CHECK((size_t)snprintf(path, sizeof path, "%s/write-test.tmp", dir) < sizeof path, E_IO,
-              "--save %s: the name is too long", dir);
-    fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    HVT_CHECK(fd >= 0, E_IO, "--save %s: cannot write there: %s", dir, strerror(errno));
-    close(fd);
-    unlink(path);
-    return HVT_OK;
+    if (json_unpack((json_t *)from, "[F, I, I, I!]", &l->sum, &top1, &top5, &count))
+        return false;
+    *l = (hvt_loss){l->sum, top1, top5, count};
+    return true;
 }
 
-/* ---- going on ---- */
+static hvt_status read_position(const hvt_st *st, json_t *from, hvt_progress *p)
+{
+    json_int_t sample = 0, updates = 0;
+    int untested = 0;
+
+    if (!from)
+        return HVT_OK;
+    HVT_CHECK(json_unpack(from, "{s:I, s:b, s:I}", "sample", &sample, "untested", &untested, "updates",
+                          &updates) == 0 &&
+                  sample >= 0 && sample <= UINT32_MAX && updates >= 0 &&
+                  unpack_loss(json_object_get(from, "loss"), &p->epoch_loss) &&
+                  unpack_loss(json_object_get(from, "recent"), &p->recent),
+              E_FORMAT, "%s: metadata position: expected where an epoch stands", st->path);
+    p->sample = (uint32_t)sample;
+    p->untested = untested;
+    p->epoch_steps = updates;
+    return HVT_OK;
+}
 
 static hvt_status read_progress(const hvt_st *st, const json_t *meta, hvt_progress *p)
 {
@@ -230,69 +217,44 @@ static hvt_status read_progress(const hvt_st *st, const json_t *meta, hvt_progre
     HVT_TRY(hvt__metadata_number(st, meta, "steps", 0x1p53, &steps));
     HVT_TRY(hvt__metadata_number(st, meta, "top1", 100, &p->top1));
     HVT_CHECK(epoch >= 0 && step >= 0 && steps >= 0, E_FORMAT,
-              "%s: epoch %g, step %g, steps %g: expected numbers from 0 on", hvt__st_path(st), epoch, step,
-              steps);
+              "%s: epoch %g, step %g, steps %g: expected numbers from 0 on", st->path, epoch, step, steps);
     p->run = strtoull(hvt__metadata_text(meta, "run"), NULL, 16);
     p->epoch = (int)epoch;
     p->step = (uint32_t)step;
     p->steps = (int64_t)steps;
-    return HVT_OK;
+    return read_position(st, json_object_get(meta, "position"), p);
 }
 
-/* The path of a sidecar file. */
-static hvt_status sidecar_path(const char *weights_path, const char *name, char ret_path[PATH_MAX])
+/* The sidecar file that the metadata of the weights names, if any. */
+static hvt_status load_sidecar(const char *path, const json_t *meta, int k, hvt_model *m, hvt_optim *o)
 {
-    const char *slash = strrchr(weights_path, '/');
-    int dir = slash ? (int)(slash - weights_path + 1) : 0;
-
-    HVT_CHECK(!strchr(name, '/'), E_FORMAT, "%s: names the file '%.100s', which is no file name",
-              weights_path, name);
-    HVT_CHECK((size_t)snprintf(ret_path, PATH_MAX, "%.*s%s", dir, weights_path, name) < PATH_MAX, E_IO,
-              "%s: the name is too long", weights_path);
-    return HVT_OK;
-}
-
-/* Open a sidecar file, and check that it belongs to these weights. */
-static hvt_status open_sidecar(const char *weights_path, const char *name, const char *weights,
-                               const char *what, hvt_st **ret_st, json_t **ret_meta)
-{
-    char path[PATH_MAX];
-    const char *belongs;
-
-    HVT_TRY(sidecar_path(weights_path, name, path));
-    if (hvt__st_open(path, ret_st))
-        return HVT_FAIL(E_IO, "%s needs its %s: %s (--init %s starts with its weights alone)", weights_path,
-                        what, hvt_last_error(), weights_path);
-    HVT_TRY(hvt__metadata_read(*ret_st, ret_meta));
-    belongs = hvt__metadata_text(*ret_meta, "weights");
-    HVT_CHECK(!strcmp(belongs, weights), E_FORMAT, "%s belongs to the weights %.20s, %s has %.20s", path,
-              *belongs ? belongs : "?", weights_path, weights);
-    return hvt__st_verify(*ret_st);
-}
-
-/* The sidecar files that the metadata names. */
-static hvt_status load_sidecars(const char *path, const json_t *meta, hvt_model *m, hvt_optim *o)
-{
-    const char *momentum = hvt__metadata_text(meta, "momentum"),
-               *weights = hvt__metadata_text(meta, "weights");
-    const char *powersgd = hvt__metadata_text(meta, "powersgd");
+    const char *name = hvt__metadata_text(meta, sidecars[k].key), *belongs;
+    const char *weights = hvt__metadata_text(meta, "weights");
+    char dir[PATH_MAX], file[PATH_MAX];
     json_t *its = NULL;
     hvt_st *st = NULL;
     float *v;
-    hvt_status s = HVT_OK;
+    hvt_status s;
 
-    if (o->v && *momentum) {
-        HVT_TRY_OR(done, open_sidecar(path, momentum, weights, "momentum", &st, &its));
+    if (!*name)
+        return HVT_OK;
+    HVT_CHECK(!strchr(name, '/'), E_FORMAT, "%s: names the file '%.100s', which is no file name", path, name);
+    snprintf(dir, sizeof dir, "%s", path);
+    HVT_TRY(hvt__path(file, "%s/%s", dirname(dir), name));
+    if (hvt__st_open(file, &st))
+        return HVT_FAIL(E_IO, "%s needs its %s: %s (--init %s starts with its weights alone)", path,
+                        sidecars[k].what, hvt_last_error(), path);
+    HVT_TRY_OR(done, hvt__metadata_read(st, &its));
+    belongs = hvt__metadata_text(its, "weights");
+    HVT_CHECK_OR(done, !strcmp(belongs, weights), E_FORMAT, "%s belongs to the weights %.20s, %s has %.20s",
+                 file, *belongs ? belongs : "?", path, weights);
+    if (k == HVT__MOMENTUM) {
         HVT_TRY_OR(done, hvt__optim_state(o, true, &v));
-        HVT_TRY_OR(done, hvt__momentum_load(st, m, v));
+        HVT_TRY_OR(done, hvt__weights_load(st, m, v, false, NULL));
         HVT_TRY_OR(done, hvt__optim_set_fresh(o, false));
-        json_decref(its);
-        its = NULL;
-        hvt__st_close(&st);
-    }
-    if (o->powersgd && *powersgd) {
-        HVT_TRY_OR(done, open_sidecar(path, powersgd, weights, "PowerSGD state", &st, &its));
-        HVT_TRY_OR(done, hvt__powersgd_state_load(st, its, m, o->powersgd));
+    } else {
+        HVT_TRY_OR(done, hvt__st_verify(st));
+        HVT_TRY_OR(done, hvt__powersgd_state_load(st, its, o));
     }
 done:
     json_decref(its);
@@ -302,73 +264,69 @@ done:
 
 static hvt_status load_model(hvt_st *st, const json_t *meta, hvt_model *m, hvt_optim *o)
 {
-    const char *path = hvt__st_path(st), *weights = hvt__metadata_text(meta, "weights");
-    char found[17];
-    uint64_t hash;
+    const char *path = st->path;
 
-    HVT_TRY(hvt__weights_load(st, m, false));
-    HVT_TRY(hvt_model_hash(m, &hash));
-    snprintf(found, sizeof found, "%016" PRIx64, hash);
-    HVT_CHECK(!strcmp(weights, found), E_FORMAT,
-              "%s: damaged: its weights hash to %s, its metadata says %.20s", path, found,
-              *weights ? weights : "nothing");
+    HVT_TRY(hvt__weights_load(st, m, NULL, false, hvt__metadata_text(meta, "weights")));
     if (!o)
         return HVT_OK;
-    HVT_TRY(load_sidecars(path, meta, m, o));
+    HVT_TRY(hvt__optim_set_fresh(o, true)); /* unless the file has momentum */
+    if (o->v)
+        HVT_TRY(load_sidecar(path, meta, HVT__MOMENTUM, m, o));
+    if (o->powersgd)
+        HVT_TRY(load_sidecar(path, meta, HVT__POWERSGD, m, o));
     return load_scaler(st, meta, m);
 }
 
-static hvt_status load_file(const char *file, hvt_model *m, hvt_optim *o, hvt_progress *ret_progress)
+void hvt__progress_free(hvt_progress *p)
+{
+    free(p->options);
+    free(p->class_names);
+    p->options = p->class_names = NULL;
+}
+
+static hvt_status dump(const char *file, const json_t *value, char **ret_text)
+{
+    *ret_text = value ? json_dumps(value, JSON_COMPACT) : NULL;
+    HVT_CHECK(!value || *ret_text, E_MEM, "no memory for options and class names of %s", file);
+    return HVT_OK;
+}
+
+hvt_status hvt__checkpoint_read(const char *file, hvt_model *m, hvt_optim *o, hvt_progress *ret_progress)
 {
     hvt_progress p = {0};
     hvt_st *st = NULL;
-    json_t *meta = NULL, *options;
+    json_t *meta = NULL, *names;
     hvt_status s;
 
     HVT_TRY(hvt__st_open(file, &st));
     HVT_TRY_OR(done, hvt__metadata_read(st, &meta));
     HVT_TRY_OR(done, read_progress(st, meta, &p));
+    HVT_TRY_OR(done, hvt__metadata_class_names(st, meta, &names));
     if (m)
         HVT_TRY_OR(done, load_model(st, meta, m, o));
-    options = json_object_get(meta, "options");
-    p.options = options ? json_dumps(options, JSON_COMPACT) : NULL;
-    HVT_CHECK_OR(done, !options || p.options, E_MEM, "no memory for the options of %s", file);
+    HVT_TRY_OR(done, dump(file, json_object_get(meta, "options"), &p.options));
+    HVT_TRY_OR(done, dump(file, names, &p.class_names));
     *ret_progress = p;
+    p = (hvt_progress){0};
 done:
+    hvt__progress_free(&p);
     json_decref(meta);
     hvt__st_close(&st);
     return s;
 }
 
-/* The folder's `last` cannot be loaded: can its `best`? */
-static hvt_status suggest_best(const char *dir, hvt_status s)
+hvt_status hvt__checkpoint_sidecars(const char *file, char ret_name[HVT__SIDECARS][128])
 {
-    char best[PATH_MAX], why[1024], file[HVT_SHELL_WORD], folder[HVT_SHELL_WORD];
-    hvt_progress p;
-
-    snprintf(why, sizeof why, "%s", hvt_last_error());
-    if ((size_t)snprintf(best, sizeof best, "%s/best" FILE_END, dir) >= sizeof best ||
-        load_file(best, NULL, NULL, &p) != HVT_OK)
-        return hvt__fail(s, __FILE__, __LINE__, "%s", why);
-    free(p.options);
-    return hvt__fail(s, __FILE__, __LINE__,
-                     "%s; its best can be read (epoch %d, update %" PRId64
-                     "): --resume %s --save %s --overwrite continues from there",
-                     why, p.epoch, p.steps, hvt__shell_word(best, file), hvt__shell_word(dir, folder));
-}
-
-hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o, hvt_progress *ret_progress)
-{
-    HVT_GIVEN(path, "a path");
-    HVT_GIVEN(ret_progress, "a place for progress");
-
-    char file[PATH_MAX];
-    struct stat info;
+    hvt_st *st = NULL;
+    json_t *meta = NULL;
     hvt_status s;
 
-    HVT_TRY(hvt__weights_file(path, file, sizeof file));
-    s = load_file(file, m, o, ret_progress);
-    if ((s == HVT_E_IO || s == HVT_E_FORMAT) && stat(path, &info) == 0 && S_ISDIR(info.st_mode))
-        return suggest_best(path, s);
-    return s == HVT_OK ? s : hvt__pass(s, __FILE__, __LINE__, "load");
+    HVT_TRY(hvt__st_open(file, &st));
+    HVT_TRY_OR(done, hvt__metadata_read(st, &meta));
+    for (int k = 0; k < HVT__SIDECARS; k++)
+        snprintf(ret_name[k], 128, "%s", hvt__metadata_text(meta, sidecars[k].key));
+done:
+    json_decref(meta);
+    hvt__st_close(&st);
+    return s;
 }

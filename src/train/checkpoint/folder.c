@@ -1,17 +1,18 @@
 /*
- * The folder of --save: which job may write to it, and which of its files belong to this run.
+ * The folder of --save: which job may write to it, which of its files belong to this run, and saving.
  *
  * A job holds a lock on DIR/.hvtrain.lock while it runs. The file contains who holds the lock, and is not
  * removed.
  *
  * Only a run that resumes the checkpoint in a folder, or one with --overwrite, may write to that folder.
- * Files of another run are *foreign*. Metadata contains an identifier of the run, so that a `best` of another
- * run beside a new `last` is recognised.
+ * Metadata contains an identifier of the run, by which the run's *own* generations are told from those of
+ * another run, and from those that it has gone back behind. These stay until the run has saved for the first
+ * time: the new generation has the highest number, so that the folder belongs to the run from the one rename
+ * on that makes it visible. Then `best` is led to it if it is the best, then `last`, and then whatever is not
+ * to be kept is removed. A run that goes on after a kill between these finds them by number, and leads both
+ * names where they belong.
  *
- * `best` is written before `last`. After a kill between the two the folder has the new `best` and the old
- * `last`, and a run resumed from these arrives at the same best. Over foreign files `last` is written first,
- * so that the folder belongs to the new run as soon as it has one complete file; then the foreign `best` is
- * replaced or removed. Files of the old run stay until the new run saves for the first time.
+ * Writing is the work of a thread, to which the folder belongs from hvt__folder_save() to hvt__folder_wait().
  */
 #include "checkpoint_impl.h"
 #include "train/cli/cli_impl.h"
@@ -21,46 +22,37 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <limits.h>
-#include <stdlib.h>
-#include <string.h>
+#include <libgen.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define LOCK_FILE "/.hvtrain.lock"
-
-struct hvt__folder {
-    const char *dir; /* borrowed */
-    int lock;
-    bool foreign;  /* the folder has files of another run, and this run has not saved yet */
-    bool is_saved; /* `last` is what the run resumes */
-    int epoch;     /* of `last`, if it is this run's; -1: it is not */
-    double best;   /* top-1 in percent of this run's `best`; -1: none */
-};
-
-/* ---- the lock ---- */
-
-static void read_holder(int fd, char *ret_text, size_t bytes)
+/* Create it if needed. */
+static hvt_status make_folder(const char *dir)
 {
-    ssize_t n = pread(fd, ret_text, bytes - 1, 0);
+    struct stat info;
 
-    ret_text[n > 0 ? n : 0] = 0;
-    ret_text[strcspn(ret_text, "\n")] = 0;
+    if (stat(dir, &info) && errno == ENOENT)
+        HVT_CHECK(mkdir(dir, 0777) == 0, E_IO, "--save %s: cannot make this folder: %s", dir,
+                  strerror(errno));
+    HVT_CHECK(stat(dir, &info) == 0, E_IO, "--save %s: %s", dir, strerror(errno));
+    HVT_CHECK(S_ISDIR(info.st_mode), E_IO, "--save %s: is a file, expected a folder", dir);
+    HVT_CHECK(access(dir, W_OK | X_OK) == 0, E_IO, "--save %s: cannot write there: %s", dir, strerror(errno));
+    return HVT_OK;
 }
 
 static hvt_status lock(hvt__folder *f, const char *flag)
 {
-    char path[PATH_MAX], holder[400];
+    char path[PATH_MAX], holder[400] = "";
     ssize_t ignored;
 
-    HVT_CHECK((size_t)snprintf(path, sizeof path, "%s" LOCK_FILE, f->dir) < sizeof path, E_IO,
-              "%s %s: the name is too long", flag, f->dir);
+    HVT_TRY(hvt__path(path, "%s/.hvtrain.lock", f->dir));
     f->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
     if (f->lock < 0 && errno == EACCES) /* it belongs to another user */
         f->lock = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     HVT_CHECK(f->lock >= 0, E_IO, "%s %s: cannot open %s: %s", flag, f->dir, path, strerror(errno));
     if (!hvt__file_lock(f->lock, flag, f->dir)) {
-        read_holder(f->lock, holder, sizeof holder);
+        ignored = pread(f->lock, holder, sizeof holder - 1, 0);
+        holder[strcspn(holder, "\n")] = 0;
         return HVT_FAIL(E_IO, "%s %s: another job saves there: %s; expected a folder for each job", flag,
                         f->dir, *holder ? holder : "unknown");
     }
@@ -69,43 +61,6 @@ static hvt_status lock(hvt__folder *f, const char *flag)
     ignored = pwrite(f->lock, holder, strlen(holder), 0); /* the lock works without its text */
     (void)ignored;
     return HVT_OK;
-}
-
-/* ---- what is there ---- */
-
-typedef struct found {
-    char path[PATH_MAX];
-    bool is_there, is_readable;
-    hvt_progress p;
-    char why[600]; /* why it cannot be read */
-} found;
-
-static hvt_status look(const char *path, found *ret_found)
-{
-    hvt_status s;
-
-    *ret_found = (found){.p.top1 = -1};
-    HVT_CHECK((size_t)snprintf(ret_found->path, sizeof ret_found->path, "%s", path) < sizeof ret_found->path,
-              E_IO, "%s: the name is too long", path);
-    ret_found->is_there = access(path, F_OK) == 0;
-    if (!ret_found->is_there)
-        return HVT_OK;
-    s = hvt_checkpoint_load(path, NULL, NULL, &ret_found->p);
-    if (s == HVT_E_MEM)
-        return hvt__pass(s, __FILE__, __LINE__, "hvt_checkpoint_load");
-    ret_found->is_readable = s == HVT_OK;
-    if (s)
-        snprintf(ret_found->why, sizeof ret_found->why, "%s", hvt_last_error());
-    return HVT_OK;
-}
-
-static hvt_status look_at(const char *dir, const char *name, found *ret_found)
-{
-    char path[PATH_MAX];
-
-    HVT_CHECK((size_t)snprintf(path, sizeof path, "%s/%s.safetensors", dir, name) < sizeof path, E_IO,
-              "%s: the name is too long", dir);
-    return look(path, ret_found);
 }
 
 /* "resnet20, 3 epochs, 12 updates" */
@@ -119,7 +74,7 @@ static void describe(const hvt_progress *p, char *ret_text, size_t bytes)
     json_decref(options);
 }
 
-static bool is_same_file(const char *one, const char *other)
+bool hvt__is_same_file(const char *one, const char *other)
 {
     struct stat a, b;
 
@@ -128,19 +83,13 @@ static bool is_same_file(const char *one, const char *other)
 
 static bool is_in_folder(const char *file, const char *dir)
 {
-    char folder[PATH_MAX];
-    char *slash;
+    char copy[PATH_MAX];
 
-    snprintf(folder, sizeof folder, "%s", file);
-    slash = strrchr(folder, '/');
-    if (slash)
-        slash[slash == folder] = 0;
-    return is_same_file(slash ? folder : ".", dir);
+    snprintf(copy, sizeof copy, "%s", file);
+    return hvt__is_same_file(dirname(copy), dir);
 }
 
-/* ---- may this run write there? ---- */
-
-static hvt_status refuse(const hvt_options *o, const found *there, const found *from, bool same_run)
+static hvt_status refuse(const hvt_options *o, const hvt__generation *there, const char *from, bool same_run)
 {
     char what[200], word[HVT_SHELL_WORD];
     const char *dir = hvt__shell_word(o->save, word);
@@ -156,135 +105,248 @@ static hvt_status refuse(const hvt_options *o, const found *there, const found *
             E_ARG,
             "--save %s: %s is further (%s) than %s, which this run continues; --resume %s continues "
             "from there, another folder leaves it alone, --overwrite replaces it",
-            o->save, there->path, what, from->path, dir);
+            o->save, there->path, what, from, dir);
     return HVT_FAIL(E_ARG,
                     "--save %s: %s is there, of another run (%s); --resume %s continues it, another folder "
                     "leaves it alone, --overwrite replaces it",
                     o->save, there->path, what, dir);
 }
 
-/* Which files belong to this run, and may it replace the others? */
-static hvt_status judge(hvt__folder *f, const hvt_options *o, const found *last, const found *best,
-                        const found *from)
-{
-    const found *there = last->is_there ? last : best;
-    bool in_place = from->is_readable && is_in_folder(from->path, o->save);
-    bool last_is_ours = in_place && last->is_readable && last->p.run == from->p.run;
-    bool best_is_ours = in_place && best->is_readable && best->p.run == from->p.run;
-    bool goes_on = last->is_there ? last_is_ours && last->p.steps <= from->p.steps : best_is_ours;
+/* ---- the run's own generations ---- */
 
-    f->best = best_is_ours ? best->p.top1 : -1;
-    f->is_saved = in_place && is_same_file(from->path, last->path);
-    f->epoch = last_is_ours ? last->p.epoch : -1;
-    if (!there->is_there)
-        return HVT_OK;
-    if (!goes_on && !o->overwrite)
-        return refuse(o, there, from, last_is_ours);
-    f->foreign = !goes_on || (best->is_there && !best_is_ours);
+static hvt_status add_own(hvt__folder *f, hvt__own own)
+{
+    hvt__own *at = realloc(f->own, (size_t)(f->nown + 1) * sizeof *at);
+
+    HVT_CHECK(at, E_MEM, "no memory to list the checkpoints in %s", f->dir);
+    f->own = at;
+    at[f->nown++] = own;
     return HVT_OK;
+}
+
+/* The best of those that are left; the first of equals. */
+static void find_best(hvt__folder *f)
+{
+    f->best = f->best_file;
+    f->best_number = -1;
+    for (const hvt__own *g = f->own; g < f->own + f->nown; g++)
+        if (g->top1 > f->best || (g->top1 == f->best && g->top1 >= 0 && f->best_number < 0)) {
+            f->best = g->top1;
+            f->best_number = g->number;
+        }
+}
+
+/* Is it one that a run does not leave behind which goes on from `from`? */
+static bool is_own(const hvt__generation *g, const hvt_progress *from)
+{
+    return g->is_readable && g->p.run == from->run && g->p.steps <= from->steps;
+}
+
+static hvt_status find_own(hvt__folder *f, const hvt__generations *all, const hvt_progress *from)
+{
+    for (int i = all->n - 1; i >= 0; i--) {
+        const hvt__generation *g = &all->at[i];
+        if (!is_own(g, from))
+            continue;
+        if (g->is_best)
+            f->best_file = g->p.top1;
+        if (g->number >= 0)
+            HVT_TRY(add_own(f, (hvt__own){g->number, g->p.steps, g->p.top1}));
+        f->epoch = g->p.epoch;
+        f->steps = g->p.steps;
+    }
+    find_best(f);
+    return HVT_OK;
+}
+
+/* May this run replace what is there? from: the file that it resumes; "": none. */
+static hvt_status judge(hvt__folder *f, const hvt_options *o, const hvt__generations *all, const char *from)
+{
+    const hvt__generation *there = hvt__generations_first(all);
+    hvt_progress p = {0};
+    hvt_status s = is_in_folder(from, o->save) ? hvt__checkpoint_read(from, NULL, NULL, &p) : HVT_E_ARG;
+    bool in_place = s == HVT_OK, same_run = in_place && there && there->p.run == p.run;
+
+    if (s == HVT_E_MEM)
+        return hvt__pass(s, __FILE__, __LINE__, "hvt__checkpoint_read");
+    hvt__progress_free(&p);
+    if (all->n && !(same_run && there->p.steps <= p.steps) && !o->overwrite)
+        return refuse(o, there ? there : all->at, from, same_run);
+    f->is_saved = in_place && there && hvt__is_same_file(from, there->path);
+    return in_place ? find_own(f, all, &p) : HVT_OK;
 }
 
 static hvt_status survey(hvt__folder *f, const hvt_options *o)
 {
-    found *files = calloc(3, sizeof *files), *last = files, *best = files + 1, *from = files + 2;
-    char path[PATH_MAX];
+    hvt__generations all;
+    char from[PATH_MAX];
     hvt_status s;
 
-    HVT_CHECK(files, E_MEM, "no memory to look at --save %s", o->save);
-    HVT_TRY_OR(done, look_at(o->save, "last", last));
-    HVT_TRY_OR(done, look_at(o->save, "best", best));
-    if (*o->resume) {
-        HVT_TRY_OR(done, hvt__weights_file(o->resume, path, sizeof path));
-        HVT_TRY_OR(done, look(path, from));
-    }
-    HVT_TRY_OR(done, judge(f, o, last, best, from));
+    HVT_TRY(hvt__generations_open(o->save, &all));
+    HVT_TRY_OR(done, hvt__weights_file(o->resume, from));
+    HVT_TRY_OR(done, judge(f, o, &all, from));
+    f->newest = hvt__newest_number(o->save);
+    hvt__sweep_folder(o->save);
 done:
-    for (int i = 0; i < 3; i++)
-        free(files[i].p.options);
-    free(files);
+    hvt__generations_close(&all);
     return s;
 }
 
-hvt_status hvt__folder_open(const hvt_options *o, hvt__folder **ret_folder)
+hvt_status hvt__folder_open(const hvt_options *o, hvt__folder *f)
 {
-    bool chosen = *o->save && o->from[HVT__AT_save] == HVT_FROM_DEFAULT; /* --resume chose it */
-    hvt__folder *f;
+    bool chosen = o->from[HVT__AT_save] == HVT_FROM_DEFAULT; /* --resume chose it */
     hvt_status s;
 
+    *f = (hvt__folder){.dir = o->save,
+                       .lock = -1,
+                       .keep = o->keep,
+                       .epoch = -1,
+                       .best = -1,
+                       .best_file = -1,
+                       .best_number = -1};
     if (!*o->save)
         return HVT_OK;
-    f = calloc(1, sizeof *f);
-    HVT_CHECK(f, E_MEM, "no memory for --save %s", o->save);
-    f->dir = o->save;
-    f->lock = -1;
-    f->best = -1;
-    f->epoch = -1;
-    s = hvt__checkpoint_folder(o->save);
-    if (s && chosen)
-        s = hvt__fail(
-            s, __FILE__, __LINE__,
-            "%s (--resume saves to the folder that it continues; --save names another folder, or none)",
-            hvt_last_error());
+    s = make_folder(o->save);
+    HVT_CHECK_OR(fail, !s || !chosen, E_IO,
+                 "%s (--resume saves to the folder that it continues; --save names another folder, or none)",
+                 hvt_last_error());
     HVT_TRY_OR(fail, s);
     HVT_TRY_OR(fail, lock(f, chosen ? "--resume" : "--save"));
     HVT_TRY_OR(fail, survey(f, o));
-    *ret_folder = f;
     return HVT_OK;
 fail:
-    hvt__folder_close(&f);
+    hvt__folder_close(f);
     return s;
 }
 
-void hvt__folder_close(hvt__folder **folder)
+void hvt__folder_close(hvt__folder *f)
 {
-    if (!*folder)
+    hvt__error why;
+
+    if (!f->dir)
         return;
-    if ((*folder)->lock >= 0)
-        close((*folder)->lock);
-    free(*folder);
-    *folder = NULL;
+    hvt__error_take(&why);
+    if (hvt__folder_wait(f))
+        HVT_WARN("%s", hvt_last_error());
+    hvt__error_put(&why);
+    if (f->lock >= 0)
+        close(f->lock);
+    hvt__snapshot_free(&f->snapshot);
+    free(f->own);
+    *f = (hvt__folder){0};
 }
 
-double hvt__folder_best(const hvt__folder *f)
+/* Lead `best` and `last` where they belong. */
+static hvt_status link_names(hvt__folder *f)
 {
-    return f ? f->best : -1;
+    char path[PATH_MAX];
+
+    if (f->best_number >= 0)
+        HVT_TRY(hvt__link_generation(f->dir, "best", f->best_number));
+    else if (f->best < 0 && hvt__path(path, "%s/best" HVT_CHECKPOINT_END, f->dir) == HVT_OK)
+        unlink(path); /* another run's */
+    return hvt__link_generation(f->dir, "last", f->own[f->nown - 1].number);
 }
 
-bool hvt__folder_is_saved(const hvt__folder *f)
+void hvt__folder_resumed(hvt__folder *f, const char *file, const hvt_progress *p)
 {
-    return f && f->is_saved;
+    const char *slash = strrchr(file, '/'), *end;
+    int64_t number = hvt__generation_number(slash ? slash + 1 : file, &end);
+    int before = f->nown;
+
+    if (!f->dir || !*f->dir || !is_in_folder(file, f->dir))
+        return;
+    while (f->nown &&
+           (f->own[f->nown - 1].steps > p->steps || (number >= 0 && f->own[f->nown - 1].number > number)))
+        f->nown--;
+    if (f->nown < before) {
+        f->is_saved = false;
+        f->epoch = p->epoch;
+        f->steps = p->steps;
+        find_best(f);
+    } else if (number >= 0 && f->is_saved && link_names(f)) {
+        HVT_WARN("%s", hvt_last_error());
+    }
 }
 
 /* ---- saving ---- */
 
-static hvt_status save(hvt__folder *f, hvt_model *m, hvt_optim *o, const hvt_progress *p)
+static bool keeps(void *ctx, int64_t number)
 {
-    bool better = p->top1 > f->best;
+    const hvt__folder *f = ctx;
 
-    if (better && !f->foreign)
-        HVT_TRY(hvt_checkpoint_save(f->dir, "best", m, o, p));
-    HVT_TRY(hvt_checkpoint_save(f->dir, "last", m, o, p));
-    if (better && f->foreign)
-        HVT_TRY(hvt_checkpoint_save(f->dir, "best", m, o, p));
-    else if (f->foreign && f->best < 0)
-        hvt__checkpoint_remove(f->dir, "best");
-    f->foreign = false;
-    f->best = better ? p->top1 : f->best;
+    for (int i = 0; i < f->nown; i++)
+        if (f->own[i].number == number)
+            return true;
+    return number == f->best_number;
+}
+
+/* Drop the oldest from the list, and one that holds the same weights as the newest. */
+static void drop_old(hvt__folder *f)
+{
+    hvt__own *newest = &f->own[f->nown - 1];
+
+    if (f->nown > 1 && newest[-1].steps == newest->steps) {
+        newest[-1] = *newest;
+        f->nown--;
+    }
+    if (f->nown > f->keep) {
+        memmove(f->own, f->own + f->nown - f->keep, (size_t)f->keep * sizeof *f->own);
+        f->nown = f->keep;
+    }
+}
+
+static hvt_status write_generation(hvt__folder *f)
+{
+    const hvt_progress *p = hvt__snapshot_progress(f->snapshot);
+    int64_t number = f->newest + 1;
+    char stem[32];
+
+    HVT_CHECK(number < HVT__GENERATIONS_MOST, E_IO,
+              "%s: a file has the number %" PRId64 " in its name, after which there is none; rename it",
+              f->dir, f->newest);
+    hvt__generation_name(number, stem);
+    HVT_TRY(hvt__checkpoint_write(f->dir, stem, stem, f->snapshot));
+    f->newest = number;
+    f->epoch = p->epoch;
+    f->steps = p->steps;
+    HVT_TRY(add_own(f, (hvt__own){number, p->steps, p->top1}));
+    if (p->top1 > f->best) {
+        f->best = p->top1;
+        f->best_number = number;
+    }
+    drop_old(f);
+    HVT_TRY(link_names(f));
+    hvt__prune_generations(f->dir, keeps, f);
+    hvt__sweep_folder(f->dir);
     return HVT_OK;
 }
 
 /* What fails says what there is to continue from. */
-hvt_status hvt__folder_save(hvt__folder *f, hvt_model *m, hvt_optim *o, const hvt_progress *p)
+static hvt_status write_and_explain(void *ctx)
 {
-    char path[PATH_MAX];
-    hvt_status s = save(f, m, o, p);
+    hvt__folder *f = ctx;
+    hvt_status s = write_generation(f);
+    char name[32] = "last"; /* of an earlier release */
 
-    if (s == HVT_OK)
-        f->epoch = p->epoch;
     if (s != HVT_E_IO)
         return s;
-    snprintf(path, sizeof path, "%s/last.safetensors", f->dir);
-    if (f->epoch >= 0 && access(path, F_OK) == 0)
-        return HVT_FAIL(E_IO, "%s; %s of epoch %d is complete", hvt_last_error(), path, f->epoch);
+    if (f->nown)
+        hvt__generation_name(f->own[f->nown - 1].number, name);
+    if (f->epoch >= 0)
+        return HVT_FAIL(E_IO, "%s; %s/%s" HVT_CHECKPOINT_END " of epoch %d (update %" PRId64 ") is complete",
+                        hvt_last_error(), f->dir, name, f->epoch, f->steps);
     return HVT_FAIL(E_IO, "%s; there is no checkpoint of this run to continue from", hvt_last_error());
+}
+
+hvt_status hvt__folder_save(hvt__folder *f, hvt_model *m, hvt_optim *o, const hvt_progress *p)
+{
+    HVT_TRY(hvt__snapshot_take(&f->snapshot, m, o, p));
+    hvt__writer_start(&f->writer, write_and_explain, f);
+    return HVT_OK;
+}
+
+hvt_status hvt__folder_wait(hvt__folder *f)
+{
+    return hvt__writer_wait(&f->writer);
 }

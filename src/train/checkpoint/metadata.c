@@ -1,5 +1,6 @@
 /*
- * The metadata of our files: one JSON object, as text under the key "hvtrain" of safetensors' metadata.
+ * The metadata of our files: one JSON object, as text under the key "hvtrain" of safetensors' metadata. It
+ * says that the file has a digest and a seal, so that damage to the name of one of these does not hide it.
  *
  * hvtrain 0.1.0 had a key for each value, and the options as lines "--flag=value" with the names of that
  * version. Such metadata is converted to the present form when it is read.
@@ -8,12 +9,8 @@
 #include "base_impl.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define KEY "hvtrain" /* in old files its value is the version */
-
-/* ---- the old form ---- */
 
 /* Options with other names or values than now. value NULL: unchanged; name NULL: the option is gone, and this
  * was the value that now always applies. */
@@ -64,20 +61,19 @@ static json_t *read_option_lines(const char *lines)
 /* The old keys that are present. */
 static json_t *gather_keys(const hvt_st *st)
 {
-    static const char *const texts[] = {"build", "device", "isa", "run", "weights", "momentum", "powersgd"};
     static const char *const numbers[] = {"epoch", "step", "steps", "top1", "ranks", "unit"};
-    const char *options = hvt__st_meta(st, "options"), *scaler = hvt__st_meta(st, "scaler");
+    static const char *const texts[] = {"build", "device", "isa", "run", "weights", "momentum", "powersgd"};
+    const char *options = hvt__st_meta(st, "options"), *scaler = hvt__st_meta(st, "scaler"), *value;
     json_t *meta = json_object();
     double scale;
     int good, skips;
 
     for (size_t i = 0; i < HVT_LEN(texts); i++)
-        if (hvt__st_meta(st, texts[i]))
-            json_object_set_new(meta, texts[i], json_string(hvt__st_meta(st, texts[i])));
+        if ((value = hvt__st_meta(st, texts[i])))
+            json_object_set_new(meta, texts[i], json_string(value));
     for (size_t i = 0; i < HVT_LEN(numbers); i++)
-        if (hvt__st_meta(st, numbers[i]))
-            json_object_set_new(meta, numbers[i],
-                                json_loads(hvt__st_meta(st, numbers[i]), JSON_DECODE_ANY, NULL));
+        if ((value = hvt__st_meta(st, numbers[i])))
+            json_object_set_new(meta, numbers[i], json_loads(value, JSON_DECODE_ANY, NULL));
     if (scaler && sscanf(scaler, "%lf %d %d", &scale, &good, &skips) == 3)
         json_object_set_new(meta, "scaler", json_pack("[f, i, i]", scale, good, skips));
     if (options)
@@ -85,7 +81,10 @@ static json_t *gather_keys(const hvt_st *st)
     return meta;
 }
 
-/* ---- reading and writing ---- */
+bool hvt__metadata_is_ours(const hvt_st *st)
+{
+    return hvt__st_meta(st, KEY);
+}
 
 hvt_status hvt__metadata_read(const hvt_st *st, json_t **ret_meta)
 {
@@ -94,9 +93,14 @@ hvt_status hvt__metadata_read(const hvt_st *st, json_t **ret_meta)
 
     HVT_CHECK(text, E_FORMAT,
               "%s: no checkpoint of hvtrain: its metadata lacks '" KEY "' (--init takes weights alone)",
-              hvt__st_path(st));
+              st->path);
     meta = *text == '{' ? json_loads(text, JSON_REJECT_DUPLICATES, NULL) : gather_keys(st);
-    HVT_CHECK(meta, E_FORMAT, "%s: its metadata '" KEY "' is no JSON object", hvt__st_path(st));
+    HVT_CHECK(meta, E_FORMAT, "%s: its metadata '" KEY "' is no JSON object", st->path);
+    if (json_object_get(meta, HVT_SEALED) &&
+        !(hvt__st_meta(st, HVT_ST_SEAL) && hvt__st_meta(st, HVT_ST_DIGEST))) {
+        json_decref(meta);
+        return HVT_FAIL(E_FORMAT, "%s: damaged: its header was written with hashes and lacks one", st->path);
+    }
     *ret_meta = meta;
     return HVT_OK;
 }
@@ -108,16 +112,29 @@ hvt_status hvt__metadata_number(const hvt_st *st, const json_t *meta, const char
     char *text;
 
     HVT_CHECK(value, E_FORMAT,
-              "%s: no checkpoint of hvtrain: its metadata lacks '%s' (--init takes weights alone)",
-              hvt__st_path(st), key);
+              "%s: no checkpoint of hvtrain: its metadata lacks '%s' (--init takes weights alone)", st->path,
+              key);
     *ret = json_number_value(value);
     if (json_is_number(value) && *ret <= most)
         return HVT_OK;
     text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY);
     hvt__fail(HVT_E_FORMAT, __FILE__, __LINE__, "%s: metadata %s is %.40s, expected a number up to %g",
-              hvt__st_path(st), key, text ? text : "?", most);
+              st->path, key, text ? text : "?", most);
     free(text);
     return HVT_E_FORMAT;
+}
+
+hvt_status hvt__metadata_class_names(const hvt_st *st, const json_t *meta, json_t **ret_names)
+{
+    json_t *names = json_object_get(meta, "class_names"), *name;
+    size_t i;
+
+    HVT_CHECK(!names || json_is_array(names), E_FORMAT, "%s: metadata class_names: expected a list",
+              st->path);
+    json_array_foreach(names, i, name) HVT_CHECK(
+        json_is_string(name), E_FORMAT, "%s: metadata class_names: number %zu is no text", st->path, i);
+    *ret_names = names;
+    return HVT_OK;
 }
 
 const char *hvt__metadata_text(const json_t *meta, const char *key)

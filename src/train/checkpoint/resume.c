@@ -6,13 +6,11 @@
 #include "train/cli/cli_impl.h"
 #include "base_impl.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 /* On rank 0: a JSON object, malloc'ed. */
-static hvt_status read_options(const char *path, char **ret_text, size_t *ret_bytes)
+static hvt_status read_options(const char *path, char **ret_text)
 {
     hvt_progress p = {0};
 
@@ -22,7 +20,8 @@ static hvt_status read_options(const char *path, char **ret_text, size_t *ret_by
         p.options = strdup("{}");
     HVT_CHECK(p.options, E_MEM, "no memory for the options of %s", path);
     *ret_text = p.options;
-    *ret_bytes = strlen(p.options);
+    p.options = NULL;
+    hvt__progress_free(&p);
     return HVT_OK;
 }
 
@@ -31,13 +30,13 @@ enum { FOUND = 1, IS_FOLDER = 2 };
 
 static int64_t look(const char *path)
 {
-    char file[HVT_OPTION_VALUE];
+    char file[PATH_MAX];
     struct stat info;
     int64_t found = 0;
 
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
         found |= IS_FOLDER;
-    if (hvt__weights_file(path, file, sizeof file) == HVT_OK && access(file, F_OK) == 0)
+    if (hvt__weights_file(path, file) == HVT_OK && access(file, F_OK) == 0)
         found |= FOUND;
     return found;
 }
@@ -58,6 +57,9 @@ static hvt_status resolve_folders(hvt_options *o, hvt_world *world, bool saves)
         o->init = "";                                             /* used at the beginning only */
         o->reset_head = false;
         HVT_INFO("note: --resume auto: the run continues with %s", o->save);
+    } else if (found == IS_FOLDER) {
+        return HVT_FAIL(E_IO, "--resume %s: holds no checkpoint; --save %s --resume auto starts a run there",
+                        path, path);
     } else if ((found & IS_FOLDER) && saves) {
         o->save = o->resume;
     }
@@ -72,8 +74,7 @@ hvt_status hvt_options_resume(hvt_options *opts, hvt_world *world, void **ret_me
 
     bool none = !strcmp(opts->save, "none"), automatic = !strcmp(opts->resume, "auto");
     hvt_options filled = *opts;
-    char *text = NULL, what[HVT_OPTION_VALUE];
-    size_t bytes = 0;
+    char what[HVT_OPTION_VALUE + 60], *text = NULL;
     hvt_status s = HVT_OK;
 
     if (none)
@@ -87,17 +88,9 @@ hvt_status hvt_options_resume(hvt_options *opts, hvt_world *world, void **ret_me
         return HVT_OK;
     }
     if (hvt_world_rank(world) == 0)
-        s = read_options(filled.resume, &text, &bytes);
-    snprintf(what, sizeof what, "the options of %.4000s", filled.resume);
-    HVT_TRY(hvt__share_text(world, s, what, &text, &bytes));
-    s = hvt__options_fill(&filled, HVT_FROM_CHECKPOINT, text, ret_memory);
-    free(text);
-    if (s) {
-        s = HVT_FAIL(E_FORMAT, "%s was saved with an option that is not valid: %s", filled.resume,
-                     hvt_last_error());
-        hvt__error_agreed(true); /* every rank read the same text */
-        return s;
-    }
+        s = read_options(filled.resume, &text);
+    snprintf(what, sizeof what, "%s was saved with an option that is not valid", filled.resume);
+    HVT_TRY(hvt__options_share(&filled, HVT_FROM_CHECKPOINT, world, s, text, what, ret_memory));
     *opts = filled;
     return HVT_OK;
 }

@@ -6,59 +6,36 @@
  *
  * The writer uses the reference writer's layout: types of wide alignment first, then by name; the header
  * padded with spaces to 8 bytes; "__metadata__" first. In our files it contains a hash of the data section,
- * DIGEST, against which loading checks the data.
+ * DIGEST, against which loading checks the data, and one of the header itself, SEAL, which is checked when
+ * the file is opened.
  */
+#define _GNU_SOURCE /* memmem */
+
 #include "checkpoint_impl.h"
 #include "train/process/process_impl.h"
 #include "device/half.h"
 #include "base_impl.h"
 
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <limits.h>
+#include <libgen.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum { HEADER_MOST = 100000000 };
 
-struct hvt_st {
-    char *path;
-    int fd;
-    json_t *header; /* owns names and metadata */
-    json_t *meta;   /* part of header, or NULL */
-    hvt_st_tensor *tensor;
-    int n;
-    uint64_t data; /* offset of the data section */
-};
-
+/* The first ones have the numbers of hvt_st_type, all others are HVT_ST_OTHER. */
 static const struct {
     const char *name;
-    hvt_st_type type;
     int bits;
 } types[] = {
-    {"F32", HVT_ST_F32, 32},          {"F16", HVT_ST_F16, 16},      {"BF16", HVT_ST_BF16, 16},
-    {"I64", HVT_ST_I64, 64},          {"F64", HVT_ST_OTHER, 64},    {"U64", HVT_ST_OTHER, 64},
-    {"C64", HVT_ST_OTHER, 64},        {"I32", HVT_ST_OTHER, 32},    {"U32", HVT_ST_OTHER, 32},
-    {"I16", HVT_ST_OTHER, 16},        {"U16", HVT_ST_OTHER, 16},    {"I8", HVT_ST_OTHER, 8},
-    {"U8", HVT_ST_OTHER, 8},          {"BOOL", HVT_ST_OTHER, 8},    {"F8_E4M3", HVT_ST_OTHER, 8},
-    {"F8_E5M2", HVT_ST_OTHER, 8},     {"F8_E8M0", HVT_ST_OTHER, 8}, {"F8_E4M3FNUZ", HVT_ST_OTHER, 8},
-    {"F8_E5M2FNUZ", HVT_ST_OTHER, 8}, {"F6_E2M3", HVT_ST_OTHER, 6}, {"F6_E3M2", HVT_ST_OTHER, 6},
-    {"F4", HVT_ST_OTHER, 4},
+    {"I64", 64},        {"F32", 32},    {"BF16", 16},   {"F16", 16},    {"F64", 64},    {"U64", 64},
+    {"C64", 64},        {"I32", 32},    {"U32", 32},    {"I16", 16},    {"U16", 16},    {"I8", 8},
+    {"U8", 8},          {"BOOL", 8},    {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
+    {"F8_E5M2FNUZ", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"F4", 4},
 };
-
-void hvt__st_shape(const int64_t *dim, int ndim, char *ret_text, size_t bytes)
-{
-    size_t n = (size_t)snprintf(ret_text, bytes, "[");
-
-    for (int i = 0; i < ndim && n < bytes; i++)
-        n += (size_t)snprintf(ret_text + n, bytes - n, "%s%" PRId64, i ? ", " : "", dim[i]);
-    if (n < bytes)
-        snprintf(ret_text + n, bytes - n, "]");
-}
 
 /* ---- reading ---- */
 
@@ -81,35 +58,34 @@ static hvt_status read_at(hvt_st *st, void *buf, size_t bytes, uint64_t at)
 }
 
 /* One entry of the header: {"dtype": ..., "shape": [...], "data_offsets": [first, end]}. */
-static hvt_status read_entry(const hvt_st *st, const char *name, json_t *entry, uint64_t data_bytes,
-                             hvt_st_tensor *t)
+static hvt_status read_entry(const hvt_st *st, const char *name, json_t *entry, hvt_st_tensor *t)
 {
-    const char *dtype = json_string_value(json_object_get(entry, "dtype"));
-    json_t *shape = json_object_get(entry, "shape"), *span = json_object_get(entry, "data_offsets");
-    json_int_t first = json_integer_value(json_array_get(span, 0));
-    json_int_t end = json_integer_value(json_array_get(span, 1));
+    const char *dtype;
+    json_t *shape;
+    json_int_t first, end;
     uint64_t count = 1, bits;
-    size_t k = 0;
+    size_t k;
 
-    HVT_CHECK(json_is_object(entry) && dtype && json_is_array(shape) && json_array_size(span) == 2 &&
-                  json_is_integer(json_array_get(span, 0)) && json_is_integer(json_array_get(span, 1)),
+    HVT_CHECK(json_unpack(entry, "{s:s, s:o, s:[I, I!]}", "dtype", &dtype, "shape", &shape, "data_offsets",
+                          &first, &end) == 0 &&
+                  json_is_array(shape),
               E_FORMAT, "%s: tensor %s needs dtype, shape and two data_offsets", st->path, name);
     HVT_CHECK(json_array_size(shape) <= HVT_ST_DIMS, E_FORMAT,
               "%s: tensor %s has %zu dimensions, at most %d are read", st->path, name, json_array_size(shape),
               HVT_ST_DIMS);
-    HVT_CHECK(0 <= first && first <= end && (uint64_t)end <= data_bytes, E_FORMAT,
+    HVT_CHECK(0 <= first && first <= end && (uint64_t)end <= st->bytes, E_FORMAT,
               "%s: tensor %s has the bytes %lld to %lld of %" PRIu64, st->path, name, (long long)first,
-              (long long)end, data_bytes);
+              (long long)end, st->bytes);
     for (k = 0; k < HVT_LEN(types) && strcmp(types[k].name, dtype); k++)
         ;
     HVT_CHECK(k < HVT_LEN(types), E_FORMAT, "%s: tensor %s has the unknown dtype '%.20s'", st->path, name,
               dtype);
     *t = (hvt_st_tensor){.name = name,
-                         .type = types[k].type,
+                         .type = k < HVT_ST_OTHER ? (hvt_st_type)k : HVT_ST_OTHER,
+                         .type_name = types[k].name,
                          .ndim = (int)json_array_size(shape),
                          .first = (uint64_t)first,
                          .end = (uint64_t)end};
-    snprintf(t->type_name, sizeof t->type_name, "%s", types[k].name);
     for (int i = 0; i < t->ndim; i++) {
         json_t *d = json_array_get(shape, (size_t)i);
         t->dim[i] = json_integer_value(d);
@@ -140,7 +116,7 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const hvt_st_tensor *)a)->name, ((const hvt_st_tensor *)b)->name);
 }
 
-static hvt_status read_entries(hvt_st *st, uint64_t data_bytes)
+static hvt_status read_entries(hvt_st *st)
 {
     const char *name;
     json_t *entry;
@@ -159,8 +135,7 @@ static hvt_status read_entries(hvt_st *st, uint64_t data_bytes)
             st->meta = entry;
             continue;
         }
-        HVT_TRY(read_entry(st, name, entry, data_bytes, &st->tensor[st->n]));
-        st->n++;
+        HVT_TRY(read_entry(st, name, entry, &st->tensor[st->n++]));
     }
     qsort(st->tensor, (size_t)st->n, sizeof *st->tensor, by_offset);
     for (int i = 0; i < st->n; i++) {
@@ -169,16 +144,19 @@ static hvt_status read_entries(hvt_st *st, uint64_t data_bytes)
                   st->tensor[i].name, st->tensor[i].first, at);
         at = st->tensor[i].end;
     }
-    HVT_CHECK(at == data_bytes, E_FORMAT, "%s: the tensors have %" PRIu64 " bytes, the file has %" PRIu64,
-              st->path, at, data_bytes);
+    HVT_CHECK(at == st->bytes, E_FORMAT, "%s: the tensors have %" PRIu64 " bytes, the file has %" PRIu64,
+              st->path, at, st->bytes);
     qsort(st->tensor, (size_t)st->n, sizeof *st->tensor, by_name);
     return HVT_OK;
 }
 
 /* A file of torch.save() begins as a zip archive, or before PyTorch 1.6 as a pickle. */
-static bool is_pickled(const unsigned char head[8])
+static bool is_pickled(uint64_t head)
 {
-    return !memcmp(head, "PK\3\4", 4) || (head[0] == 0x80 && head[1] >= 2 && head[1] <= 5);
+    uint8_t version = (uint8_t)(head >> 8);
+
+    return (uint32_t)head == 0x04034b50 /* "PK\3\4" */ ||
+           ((uint8_t)head == 0x80 && version >= 2 && version <= 5);
 }
 
 static hvt_status refuse_pickled(const hvt_st *st)
@@ -197,33 +175,108 @@ static hvt_status refuse_pickled(const hvt_st *st)
         st->path, hvt__shell_word(st->path, from_word), hvt__shell_word(to, to_word));
 }
 
+/* What a file that begins so is; NULL: who knows. */
+static const char *guess(const uint8_t *head, size_t bytes)
+{
+    static const struct {
+        const char *what, *magic;
+        size_t bytes;
+    } kinds[] = {{"a JPEG picture", "\xff\xd8\xff", 3},
+                 {"a PNG picture", "\x89PNG", 4},
+                 {"a NumPy array", "\x93NUMPY", 6},
+                 {"an HDF5 file, as Keras writes", "\x89HDF", 4},
+                 {"a GGUF file", "GGUF", 4},
+                 {"a gzip archive", "\x1f\x8b", 2},
+                 {"JSON", "{", 1},
+                 {"a web page", "<!DOCTYPE", 9},
+                 {"a web page", "<html", 5},
+                 {"a pointer of Git LFS, and git lfs pull fetches the file", "version https://", 16}};
+
+    for (size_t i = 0; i < HVT_LEN(kinds); i++)
+        if (bytes >= kinds[i].bytes && !memcmp(head, kinds[i].magic, kinds[i].bytes))
+            return kinds[i].what;
+    return NULL;
+}
+
+/* Its first bytes are no size of a header. */
+static hvt_status refuse_foreign(hvt_st *st, uint64_t file)
+{
+    uint8_t head[16] = {0};
+    size_t n = file < sizeof head ? file : sizeof head;
+    const char *what;
+    char hex[40] = "";
+
+    HVT_TRY(read_at(st, head, n, 0));
+    what = guess(head, n);
+    HVT_CHECK(!what, E_FORMAT, "%s is no safetensors file: it seems to be %s", st->path, what);
+    for (size_t i = 0; i < n && i < 8; i++)
+        snprintf(hex + 3 * i, sizeof hex - 3 * i, " %02x", head[i]);
+    return HVT_FAIL(E_FORMAT, "%s is no safetensors file: it begins with%s, which is no size of a header",
+                    st->path, hex);
+}
+
+/* The value of the seal in the text of a header, 16 hex digits; NULL: there is none. */
+static char *find_seal(char *text, size_t bytes)
+{
+    static const char key[] = "\"" HVT_ST_SEAL "\":\"";
+    char *at = memmem(text, bytes, key, sizeof key - 1);
+    size_t end = at ? (size_t)(at - text) + sizeof key - 1 : 0;
+
+    return at && end + 16 <= bytes ? text + end : NULL;
+}
+
+/* The hash of a header whose seal is not there yet; hex: where it goes. */
+static uint64_t seal_of(const char *text, size_t bytes, char *hex)
+{
+    memset(hex, '0', 16);
+    return hvt__hash(HVT_HASH_INIT, text, bytes);
+}
+
+/* Is the header what was written? Those of other programs, and of earlier releases, have no seal. */
+static hvt_status check_seal(const hvt_st *st, char *text, size_t bytes)
+{
+    char *hex = find_seal(text, bytes), said[17] = "", now[17];
+
+    if (!hex)
+        return HVT_OK;
+    memcpy(said, hex, 16);
+    snprintf(now, sizeof now, "%016" PRIx64, seal_of(text, bytes, hex));
+    HVT_CHECK(!strcmp(said, now), E_FORMAT, "%s: damaged: its header hashes to %s, and says %s", st->path,
+              now, said);
+    return HVT_OK;
+}
+
 static hvt_status read_header(hvt_st *st, uint64_t file)
 {
-    unsigned char head[8];
-    uint64_t bytes = 0;
+    uint64_t bytes;
     char *text = NULL;
     json_error_t why;
     hvt_status s = HVT_OK;
 
+    HVT_CHECK(file, E_FORMAT, "%s is empty, expected a safetensors file", st->path);
     HVT_CHECK(file >= 8, E_FORMAT, "%s: %" PRIu64 " bytes are too few for a safetensors file", st->path,
               file);
-    HVT_TRY(read_at(st, head, 8, 0));
-    for (int i = 7; i >= 0; i--)
-        bytes = bytes << 8 | head[i];
-    if (bytes > file - 8 && is_pickled(head))
+    HVT_TRY(read_at(st, &bytes, 8, 0));
+    bytes = le64toh(bytes);
+    if (bytes > file - 8 && is_pickled(bytes))
         return hvt__pass(refuse_pickled(st), __FILE__, __LINE__, "refuse_pickled");
-    HVT_CHECK(bytes <= HEADER_MOST && bytes <= file - 8 && bytes >= 2, E_FORMAT,
-              "%s: no safetensors file, or truncated: a header of %" PRIu64 " bytes in a file of %" PRIu64,
-              st->path, bytes, file);
+    if (bytes > HEADER_MOST || bytes < 2)
+        return hvt__pass(refuse_foreign(st, file), __FILE__, __LINE__, "refuse_foreign");
+    HVT_CHECK(bytes <= file - 8, E_FORMAT,
+              "%s: truncated: a header of %" PRIu64 " bytes in a file of %" PRIu64, st->path, bytes, file);
     text = malloc(bytes);
     HVT_CHECK(text, E_MEM, "%s: no memory for a header of %" PRIu64 " bytes", st->path, bytes);
     HVT_TRY_OR(done, read_at(st, text, bytes, 8));
     HVT_CHECK_OR(done, text[0] == '{', E_FORMAT,
                  "%s: no safetensors file: the header does not begin with '{'", st->path);
     st->header = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &why);
+    for (char *c = why.text; !st->header && *c; c++) /* it shows what is there */
+        *c = *c < ' ' || *c > '~' ? '?' : *c;
     HVT_CHECK_OR(done, st->header, E_FORMAT, "%s: header: %s at byte %d", st->path, why.text, why.position);
+    HVT_TRY_OR(done, check_seal(st, text, bytes));
     st->data = 8 + bytes;
-    HVT_TRY_OR(done, read_entries(st, file - st->data));
+    st->bytes = file - st->data;
+    HVT_TRY_OR(done, read_entries(st));
 done:
     free(text);
     return s;
@@ -261,24 +314,9 @@ void hvt__st_close(hvt_st **st)
     *st = NULL;
 }
 
-const char *hvt__st_path(const hvt_st *st)
-{
-    return st->path;
-}
-
 const char *hvt__st_meta(const hvt_st *st, const char *key)
 {
     return json_string_value(json_object_get(st->meta, key));
-}
-
-int hvt__st_count(const hvt_st *st)
-{
-    return st->n;
-}
-
-const hvt_st_tensor *hvt__st_at(const hvt_st *st, int i)
-{
-    return &st->tensor[i];
 }
 
 const hvt_st_tensor *hvt__st_find(const hvt_st *st, const char *name)
@@ -288,17 +326,26 @@ const hvt_st_tensor *hvt__st_find(const hvt_st *st, const char *name)
     return bsearch(&key, st->tensor, (size_t)st->n, sizeof *st->tensor, by_name);
 }
 
+/* Bytes of the data section, once they are read from memory. */
+static hvt_status read_data(hvt_st *st, void *buf, size_t bytes, uint64_t at)
+{
+    if (!st->content)
+        return read_at(st, buf, bytes, st->data + at);
+    memcpy(buf, st->content + at, bytes);
+    return HVT_OK;
+}
+
 hvt_status hvt__st_f32(hvt_st *st, const hvt_st_tensor *t, float *ret)
 {
     uint16_t half[4096];
 
     if (t->type == HVT_ST_F32)
-        return read_at(st, ret, t->count * 4, st->data + t->first);
+        return read_data(st, ret, t->count * 4, t->first);
     HVT_CHECK(t->type == HVT_ST_F16 || t->type == HVT_ST_BF16, E_FORMAT,
               "%s: tensor %s is %s, expected F32, F16 or BF16", st->path, t->name, t->type_name);
     for (size_t i = 0; i < t->count;) {
         size_t n = t->count - i < HVT_LEN(half) ? t->count - i : HVT_LEN(half);
-        HVT_TRY(read_at(st, half, n * 2, st->data + t->first + i * 2));
+        HVT_TRY(read_data(st, half, n * 2, t->first + i * 2));
         for (size_t k = 0; k < n; k++)
             ret[i + k] = t->type == HVT_ST_F16 ? hvt__from_f16(half[k]) : hvt__from_bf16(half[k]);
         i += n;
@@ -306,38 +353,61 @@ hvt_status hvt__st_f32(hvt_st *st, const hvt_st_tensor *t, float *ret)
     return HVT_OK;
 }
 
+hvt_status hvt__st_floats(hvt_st *st, const hvt_st_tensor *t, float *buf, const float **ret)
+{
+    const char *at = st->content ? st->content + t->first : NULL;
+
+    if (at && t->type == HVT_ST_F32 && (uintptr_t)at % _Alignof(float) == 0) {
+        *ret = (const void *)at;
+        return HVT_OK;
+    }
+    *ret = buf;
+    return hvt__st_f32(st, t, buf);
+}
+
 hvt_status hvt__st_i64(hvt_st *st, const hvt_st_tensor *t, int64_t *ret)
 {
     HVT_CHECK(t->type == HVT_ST_I64, E_FORMAT, "%s: tensor %s is %s, expected I64", st->path, t->name,
               t->type_name);
-    return read_at(st, ret, t->count * 8, st->data + t->first);
+    return read_data(st, ret, t->count * 8, t->first);
+}
+
+/* The data section, hashed block by block while it is in the caches: to data + at * step. */
+static hvt_status read_and_check(hvt_st *st, char *data, uint64_t step)
+{
+    const char *said = hvt__st_meta(st, HVT_ST_DIGEST);
+    uint64_t h = HVT_HASH_INIT;
+
+    for (uint64_t at = 0; at < st->bytes; at += HVT_ST_BLOCK) {
+        size_t n = st->bytes - at < HVT_ST_BLOCK ? (size_t)(st->bytes - at) : HVT_ST_BLOCK;
+        HVT_TRY(read_at(st, data + at * step, n, st->data + at));
+        if (said)
+            h = hvt__hash(h, data + at * step, n);
+    }
+    HVT_CHECK(!said || strtoull(said, NULL, 16) == h, E_FORMAT,
+              "%s: damaged: its data hashes to %016" PRIx64 ", its header says %.20s", st->path, h, said);
+    return HVT_OK;
 }
 
 hvt_status hvt__st_verify(hvt_st *st)
 {
-    const char *said = hvt__st_meta(st, HVT_ST_DIGEST);
-    uint64_t h = HVT_HASH_INIT, bytes = 0;
-    char found[17];
-    char *buf;
-    hvt_status s = HVT_OK;
+    char *block;
+    hvt_status s;
 
-    if (!said)
+    if (!hvt__st_meta(st, HVT_ST_DIGEST))
         return HVT_OK;
-    for (int i = 0; i < st->n; i++)
-        bytes = st->tensor[i].end > bytes ? st->tensor[i].end : bytes;
-    buf = malloc(HVT_ST_BLOCK);
-    HVT_CHECK(buf, E_MEM, "%s: no memory to check it", st->path);
-    for (uint64_t at = 0; at < bytes; at += HVT_ST_BLOCK) {
-        size_t n = bytes - at < HVT_ST_BLOCK ? (size_t)(bytes - at) : HVT_ST_BLOCK;
-        HVT_TRY_OR(done, read_at(st, buf, n, st->data + at));
-        h = hvt__hash(h, buf, n);
-    }
-    snprintf(found, sizeof found, "%016" PRIx64, h);
-    HVT_CHECK_OR(done, !strcmp(found, said), E_FORMAT,
-                 "%s: damaged: its data hashes to %s, its header says %.20s", st->path, found, said);
-done:
-    free(buf);
+    block = malloc(HVT_ST_BLOCK);
+    HVT_CHECK(block, E_MEM, "%s: no memory to check it", st->path);
+    s = read_and_check(st, block, 0);
+    free(block);
     return s;
+}
+
+hvt_status hvt__st_read(hvt_st *st, void *data)
+{
+    HVT_TRY(read_and_check(st, data, 1));
+    st->content = data;
+    return HVT_OK;
 }
 
 /* ---- writing ---- */
@@ -360,21 +430,19 @@ static size_t item_bytes(const hvt_st_item *item)
     return bytes;
 }
 
-/* The header as text, padded so that data begins at a multiple of 8. */
+/* The length and the header, padded so that data begins at a multiple of 8; malloc'ed. Digest and seal come
+ * later. */
 static hvt_status make_header(const char *path, const hvt_st_item *items, int n, const char *meta,
-                              uint64_t digest, char **ret_text, size_t *ret_bytes)
+                              char **ret_header, size_t *ret_bytes)
 {
-    json_t *root = json_object(), *m = json_object();
-    char hex[17], *text, *padded;
+    char *text, *header;
+    json_t *root;
     json_int_t at = 0;
-    size_t bytes, full;
+    size_t bytes;
     int bad = 0;
 
-    snprintf(hex, sizeof hex, "%016" PRIx64, digest);
-    bad |= json_object_set_new(m, "format", json_string("pt"));
-    bad |= json_object_set_new(m, "hvtrain", json_string(meta));
-    bad |= json_object_set_new(m, HVT_ST_DIGEST, json_string(hex));
-    bad |= json_object_set_new(root, "__metadata__", m);
+    root = json_pack("{s:{s:s, s:s, s:s, s:s}}", "__metadata__", "format", "pt", HVT_ST_DIGEST,
+                     "0123456789abcdef", HVT_ST_SEAL, "0123456789abcdef", "hvtrain", meta);
     for (int i = 0; i < n; i++) {
         json_t *shape = json_array();
         json_int_t end = at + (json_int_t)item_bytes(&items[i]);
@@ -389,162 +457,170 @@ static hvt_status make_header(const char *path, const hvt_st_item *items, int n,
     text = bad ? NULL : json_dumps(root, JSON_COMPACT);
     json_decref(root);
     HVT_CHECK(text, E_FORMAT, "%s: no header can be made: no memory, or a text that is not UTF-8", path);
-    bytes = strlen(text);
-    full = (bytes + 7) / 8 * 8;
-    padded = realloc(text, full);
-    if (!padded) {
-        free(text);
-        return HVT_FAIL(E_MEM, "%s: no memory for its header", path);
-    }
-    memset(padded + bytes, ' ', full - bytes);
-    *ret_text = padded;
-    *ret_bytes = full;
+    bytes = (strlen(text) + 7) / 8 * 8;
+    header = malloc(8 + bytes + 1);
+    if (header)
+        snprintf(header, 8 + bytes + 1, "%8s%-*s", "", (int)bytes, text);
+    free(text);
+    HVT_CHECK(header, E_MEM, "%s: no memory for its header", path);
+    memcpy(header, &(uint64_t){htole64(bytes)}, 8);
+    *ret_header = header;
+    *ret_bytes = 8 + bytes;
     return HVT_OK;
 }
 
-static hvt_status write_all(int fd, const char *path, const void *data, size_t bytes)
+static hvt_status write_all(int fd, const char *path, const char *data, size_t bytes)
 {
-    const char *p = data;
-
     while (bytes) {
-        ssize_t done = write(fd, p, bytes);
+        ssize_t done = write(fd, data, bytes);
         if (done < 0 && errno == EINTR)
             continue;
         HVT_CHECK(done >= 0, E_IO, "%s: cannot write: %s", path, strerror(errno));
-        p += done;
+        data += done;
         bytes -= (size_t)done;
     }
     return HVT_OK;
 }
 
-/* The hash is over blocks of the data section, independent of the boundaries of tensors. */
-typedef struct digest {
-    uint64_t h;
-    char *block;
-    size_t used;
-} digest;
-
-static void digest_add(digest *d, const char *data, size_t bytes)
+/* Without a branch in the loop, so that it is one of vectors. */
+static bool is_finite(const float *x, size_t n)
 {
-    while (bytes) {
-        size_t n = HVT_ST_BLOCK - d->used < bytes ? HVT_ST_BLOCK - d->used : bytes;
-        memcpy(d->block + d->used, data, n);
-        d->used += n;
-        data += n;
-        bytes -= n;
-        if (d->used == HVT_ST_BLOCK) {
-            d->h = hvt__hash(d->h, d->block, d->used);
-            d->used = 0;
-        }
+    uint32_t odd = 0, bits;
+
+    for (size_t i = 0; i < n; i++) {
+        memcpy(&bits, x + i, sizeof bits);
+        odd |= (bits & 0x7f800000u) == 0x7f800000u;
     }
+    return !odd;
 }
 
-static uint64_t digest_end(digest *d)
-{
-    if (d->used)
-        d->h = hvt__hash(d->h, d->block, d->used);
-    d->used = 0;
-    return d->h;
-}
-
-static hvt_status check_finite(const hvt_st_item *item, const void *data)
+static hvt_status check_finite(const hvt_st_item *item, const void *data, size_t bytes)
 {
     const float *x = data;
+    size_t n = item->type == HVT_ST_F32 ? bytes / sizeof *x : 0;
 
-    for (size_t i = 0; item->type == HVT_ST_F32 && i < item_bytes(item) / sizeof *x; i++)
+    for (size_t i = is_finite(x, n) ? n : 0; i < n; i++)
         HVT_CHECK(isfinite(x[i]), E_DIVERGED, "not saved: %s holds %g, expected finite numbers", item->name,
                   isnan(x[i]) ? (double)NAN : (double)x[i]);
     return HVT_OK;
 }
 
-static hvt_status write_file(int fd, const char *path, const hvt_st_item *items, int n, const char *meta,
-                             hvt_st_fetch *fetch, void *ctx)
+/* The data section on its way to the file: in blocks, which are what is hashed; tensors may end anywhere. */
+typedef struct blocks {
+    int fd;
+    const char *path;
+    char *block; /* [HVT_ST_BLOCK] */
+    size_t used;
+    uint64_t hash;
+} blocks;
+
+static hvt_status write_block(blocks *to)
 {
-    char *header = NULL, *data = NULL;
-    digest d = {.h = HVT_HASH_INIT};
-    size_t bytes, most = 1;
-    unsigned char head[8];
+    to->hash = hvt__hash(to->hash, to->block, to->used);
+    HVT_TRY(write_all(to->fd, to->path, to->block, to->used));
+    to->used = 0;
+    return HVT_OK;
+}
+
+/* In pieces that come from memory once, and are then checked and copied in the caches. */
+static hvt_status add_tensor(blocks *to, const hvt_st_item *item, const char *data)
+{
+    enum { PIECE = 1 << 16 };
+
+    for (size_t left = item_bytes(item), n; left; left -= n, data += n) {
+        n = left < PIECE ? left : PIECE;
+        n = n < HVT_ST_BLOCK - to->used ? n : HVT_ST_BLOCK - to->used;
+        HVT_TRY(check_finite(item, data, n));
+        memcpy(to->block + to->used, data, n);
+        to->used += n;
+        if (to->used == HVT_ST_BLOCK)
+            HVT_TRY(write_block(to));
+    }
+    return HVT_OK;
+}
+
+static hvt_status write_data(int fd, const char *path, const hvt_st_item *items, int n, hvt_st_fetch *fetch,
+                             void *ctx, uint64_t *ret_digest)
+{
+    blocks to = {fd, path, malloc(HVT_ST_BLOCK), 0, HVT_HASH_INIT};
+    const void *data;
+    hvt_status s = HVT_OK;
+
+    HVT_CHECK(to.block, E_MEM, "%s: no memory to write it", path);
+    for (int i = 0; i < n; i++) {
+        HVT_TRY_OR(done, fetch(ctx, &items[i], &data));
+        HVT_TRY_OR(done, add_tensor(&to, &items[i], data));
+    }
+    if (to.used)
+        HVT_TRY_OR(done, write_block(&to));
+    *ret_digest = to.hash;
+done:
+    free(to.block);
+    return s;
+}
+
+static hvt_status write_file(const char *temp, const char *path, const hvt_st_item *items, int n,
+                             const char *meta, hvt_st_fetch *fetch, void *ctx)
+{
+    int fd = open(temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    char *header = NULL, *seal, hex[17];
+    size_t bytes = 0;
+    uint64_t digest = 0;
     hvt_status s;
 
-    for (int i = 0; i < n; i++)
-        most = item_bytes(&items[i]) > most ? item_bytes(&items[i]) : most;
-    data = malloc(most);
-    d.block = malloc(HVT_ST_BLOCK);
-    HVT_CHECK_OR(done, data && d.block, E_MEM, "%s: no memory for a tensor of %zu bytes", path, most);
-    HVT_TRY_OR(done, make_header(path, items, n, meta, 0, &header, &bytes));
-    for (int i = 0; i < 8; i++)
-        head[i] = (unsigned char)((uint64_t)bytes >> 8 * i);
-    HVT_TRY_OR(done, write_all(fd, path, head, 8));
+    HVT_CHECK(fd >= 0, E_IO, "%s: cannot create: %s", temp, strerror(errno));
+    HVT_TRY_OR(done, make_header(path, items, n, meta, &header, &bytes));
     HVT_TRY_OR(done, write_all(fd, path, header, bytes));
-    for (int i = 0; i < n; i++) {
-        HVT_TRY_OR(done, fetch(ctx, &items[i], data));
-        HVT_TRY_OR(done, check_finite(&items[i], data));
-        digest_add(&d, data, item_bytes(&items[i]));
-        HVT_TRY_OR(done, write_all(fd, path, data, item_bytes(&items[i])));
-    }
-    free(header); /* write it again, with the digest; its length is the same */
-    header = NULL;
-    HVT_TRY_OR(done, make_header(path, items, n, meta, digest_end(&d), &header, &bytes));
-    HVT_CHECK_OR(done, lseek(fd, 8, SEEK_SET) == 8, E_IO, "%s: cannot write: %s", path, strerror(errno));
+    HVT_TRY_OR(done, write_data(fd, path, items, n, fetch, ctx, &digest));
+    snprintf(hex, sizeof hex, "%016" PRIx64, digest);
+    memcpy(strstr(header + 8, "\"" HVT_ST_DIGEST "\":\"") + sizeof HVT_ST_DIGEST + 3, hex, 16);
+    seal = find_seal(header + 8, bytes - 8);
+    snprintf(hex, sizeof hex, "%016" PRIx64, seal_of(header + 8, bytes - 8, seal));
+    memcpy(seal, hex, 16);
+    HVT_CHECK_OR(done, lseek(fd, 0, SEEK_SET) == 0, E_IO, "%s: cannot write: %s", path, strerror(errno));
     HVT_TRY_OR(done, write_all(fd, path, header, bytes));
     HVT_CHECK_OR(done, fsync(fd) == 0, E_IO, "%s: cannot write: %s", path, strerror(errno));
 done:
     free(header);
-    free(data);
-    free(d.block);
+    if (close(fd) && s == HVT_OK)
+        s = HVT_FAIL(E_IO, "%s: cannot write: %s", path, strerror(errno));
     return s;
 }
 
-/* The file is complete and in place already, so an error here is only a warning. */
+/* What was renamed is complete and in place already, so an error here is only a warning. Some file systems
+ * cannot sync a folder, which is EINVAL; the rename itself was atomic. */
 static void sync_folder(const char *path)
 {
-    char folder[PATH_MAX];
-    char *slash;
+    char copy[PATH_MAX];
     int fd;
 
-    snprintf(folder, sizeof folder, "%s", path);
-    slash = strrchr(folder, '/');
-    if (slash)
-        slash[slash == folder] = 0;
-    fd = open(slash ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) {
-        HVT_WARN("%s: written, but its folder cannot be opened to sync it: %s", path, strerror(errno));
-        return;
-    }
-    (void)fsync(fd); /* some file systems cannot; the rename itself was atomic */
-    close(fd);
+    snprintf(copy, sizeof copy, "%s", path);
+    fd = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || (fsync(fd) && errno != EINVAL))
+        HVT_WARN("%s: written, but its folder cannot be synced: %s", path, strerror(errno));
+    if (fd >= 0)
+        close(fd);
 }
 
 hvt_status hvt__st_write(const char *path, hvt_st_item *items, int n, const json_t *meta, hvt_st_fetch *fetch,
                          void *ctx)
 {
-    char temp[PATH_MAX], *text = json_dumps(meta, JSON_COMPACT);
-    int fd = -1;
+    char temp[PATH_MAX], *text;
     hvt_status s;
 
+    HVT_TRY(hvt__path(temp, "%s.tmp", path));
+    text = json_dumps(meta, JSON_COMPACT);
     HVT_CHECK(text, E_MEM, "%s: no memory for its metadata", path);
-    HVT_CHECK_OR(done, (size_t)snprintf(temp, sizeof temp, "%s.tmp", path) < sizeof temp, E_IO,
-                 "%s: the name is too long", path);
     qsort(items, (size_t)n, sizeof *items, as_laid_out);
     hvt__signals_tmp_path(temp);
-    fd = open(temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    HVT_CHECK_OR(fail, fd >= 0, E_IO, "%s: cannot create: %s", temp, strerror(errno));
-    HVT_TRY_OR(fail, write_file(fd, path, items, n, text, fetch, ctx));
-    s = close(fd) == 0 ? HVT_OK : HVT_FAIL(E_IO, "%s: cannot write: %s", path, strerror(errno));
-    fd = -1;
-    if (s)
-        goto fail;
-    HVT_CHECK_OR(fail, rename(temp, path) == 0, E_IO, "%s: cannot rename %s to it: %s", path, temp,
-                 strerror(errno));
-    hvt__signals_tmp_path(NULL);
-    sync_folder(path);
-    goto done;
-fail:
-    if (fd >= 0)
-        close(fd);
-    unlink(temp);
-    hvt__signals_tmp_path(NULL);
-done:
+    s = write_file(temp, path, items, n, text, fetch, ctx);
     free(text);
+    if (s == HVT_OK && rename(temp, path))
+        s = HVT_FAIL(E_IO, "%s: cannot rename %s to it: %s", path, temp, strerror(errno));
+    if (s)
+        unlink(temp);
+    hvt__signals_tmp_path(NULL);
+    if (s == HVT_OK)
+        sync_folder(path);
     return s;
 }

@@ -3,67 +3,46 @@
  * for each batch norm num_batches_tracked, as in torchvision's state_dict(). All tensors are compared with
  * the model before the first one is loaded, so a file that does not fit leaves the model unchanged.
  */
-#include "weights.h"
+#include "snapshot.h"
 #include "base_impl.h"
 
-#include <limits.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include <inttypes.h>
 
-#define FILE_END     ".safetensors"
-#define MOMENTUM_OF  "optim.momentum_buffer."
-#define RUNNING_MEAN ".running_mean"
-
-/* ---- the model's tensors as a list ---- */
+#define MOMENTUM_OF "optim.momentum_buffer."
 
 enum { ID_STAT = 1 << 20, ID_TRACKED = 1 << 21 }; /* item.id: a parameter's index, or these plus a stat's */
 
-static bool ends_with(const char *text, const char *end)
+/* The tensors of a state_dict, or of the momentum, which frozen parameters have none of, malloc'ed;
+ * parameters are in forward order, so that messages name the first layers first. */
+static hvt_status list_tensors(const hvt_model *m, bool momentum, hvt_st_item **ret_items, int *ret_n)
 {
-    size_t n = strlen(text), k = strlen(end);
+    int stats = momentum ? 0 : m->nstat, most = m->nparam_tensors + 2 * stats;
+    hvt_st_item *items = calloc((size_t)most + 1, sizeof *items), *t = items;
 
-    return n >= k && !strcmp(text + n - k, end);
-}
-
-/* The tensors of a state_dict, malloc'ed; parameters are in forward order, so that messages name the first
- * layers first. */
-static hvt_status list_tensors(const hvt_model *m, hvt_st_item **ret_items, int *ret_n)
-{
-    hvt_st_item *items = calloc((size_t)(m->nparam_tensors + 2 * m->nstat + 1), sizeof *items), *t = items;
-
-    HVT_CHECK(items, E_MEM, "no memory to list %d tensors", m->nparam_tensors + 2 * m->nstat);
-    for (int i = m->nparam_tensors - 1; i >= 0; i--, t++) {
-        snprintf(t->name, sizeof t->name, "%s", m->param[i].name);
-        t->type = HVT_ST_F32;
-        t->ndim = m->param[i].ndim;
-        for (int d = 0; d < t->ndim; d++)
-            t->dim[d] = m->param[i].dim[d];
-        t->id = i;
+    HVT_CHECK(items, E_MEM, "no memory to list %d tensors", most);
+    for (int i = (momentum ? m->ntrained : m->nparam_tensors) - 1; i >= 0; i--, t++) {
+        const hvt_param *p = &m->param[i];
+        *t = (hvt_st_item){.type = HVT_ST_F32, .ndim = p->ndim, .id = i};
+        snprintf(t->name, sizeof t->name, "%s%s", momentum ? MOMENTUM_OF : "", p->name);
+        for (int d = 0; d < p->ndim; d++)
+            t->dim[d] = p->dim[d];
     }
-    for (int i = 0; i < m->nstat; i++) {
-        const char *name = m->stat[i].name;
+    for (int i = 0; i < stats; i++) {
+        const char *name = m->stat[i].name, *dot = strrchr(name, '.');
+        *t = (hvt_st_item){
+            .type = HVT_ST_F32, .ndim = 1, .dim = {(int64_t)m->stat[i].count}, .id = ID_STAT + i};
         snprintf(t->name, sizeof t->name, "%s", name);
-        t->type = HVT_ST_F32;
-        t->ndim = 1;
-        t->dim[0] = (int64_t)m->stat[i].count;
-        t->id = ID_STAT + i;
         t++;
-        if (!ends_with(name, RUNNING_MEAN))
+        if (strcmp(dot, ".running_mean"))
             continue;
-        snprintf(t->name, sizeof t->name, "%.*s.num_batches_tracked",
-                 (int)(strlen(name) - strlen(RUNNING_MEAN)), name);
-        t->type = HVT_ST_I64;
-        t->id = ID_TRACKED + i;
+        *t = (hvt_st_item){.type = HVT_ST_I64, .id = ID_TRACKED + i};
+        snprintf(t->name, sizeof t->name, "%.*s.num_batches_tracked", (int)(dot - name), name);
         t++;
     }
     *ret_items = items;
     *ret_n = (int)(t - items);
     return HVT_OK;
 }
-
-/* ---- loading weights ---- */
 
 /* Differences of one kind between a file and a model, for one line. */
 typedef struct misfit {
@@ -75,21 +54,26 @@ static void misfit_add(misfit *f, const char *name)
 {
     size_t used = strlen(f->names);
 
-    if (f->n < 3)
-        snprintf(f->names + used, sizeof f->names - used, "%s%s", f->n ? ", " : "", name);
-    else if (f->n == 3)
-        snprintf(f->names + used, sizeof f->names - used, ", ...");
+    if (f->n < 4)
+        snprintf(f->names + used, sizeof f->names - used, "%s%s", f->n ? ", " : "", f->n < 3 ? name : "...");
     f->n++;
 }
 
 static bool same_shape(const hvt_st_item *want, const hvt_st_tensor *t)
 {
-    if (want->ndim != t->ndim)
-        return false;
-    for (int d = 0; d < t->ndim; d++)
-        if (want->dim[d] != t->dim[d])
-            return false;
-    return true;
+    return want->ndim == t->ndim && !memcmp(want->dim, t->dim, (size_t)t->ndim * sizeof *t->dim);
+}
+
+/* "[64, 3, 7, 7]" */
+static const char *shape_text(const int64_t *dim, int ndim, char ret_text[100])
+{
+    size_t n = (size_t)snprintf(ret_text, 100, "[");
+
+    for (int i = 0; i < ndim && n < 100; i++)
+        n += (size_t)snprintf(ret_text + n, 100 - n, "%s%" PRId64, i ? ", " : "", dim[i]);
+    if (n < 100)
+        snprintf(ret_text + n, 100 - n, "]");
+    return ret_text;
 }
 
 /* DataParallel and DistributedDataParallel add the prefix "module." */
@@ -123,204 +107,217 @@ static bool is_head(const hvt_model *m, const char *name)
     return !strncmp(name, head, len) && name[len] == '.';
 }
 
-static hvt_status compare(const hvt_st *st, const hvt_model *m, bool skip_head, const hvt_st_item *items,
-                          int n)
+/* part: a file may have other tensors than these (momentum, of a run that froze other parameters). */
+static hvt_status compare(const hvt_st *st, const hvt_model *m, bool skip_head, bool part,
+                          const hvt_st_item *items, int n)
 {
     misfit missing = {0}, unknown = {0}, shape = {0}, type = {0};
     bool head_only = true;
     const char *advice;
 
     for (int i = 0; i < n; i++) {
-        const hvt_st_tensor *t = find_tensor(st, items[i].name);
-        bool head = is_head(m, items[i].name);
+        const char *name = items[i].name;
+        const hvt_st_tensor *t = find_tensor(st, name);
+        bool head = is_head(m, name), counts = items[i].type == HVT_ST_I64;
         char has[100], wants[100], line[400];
         if (head && skip_head)
             continue;
+        if (!t && part)
+            continue;
+        if (!t && counts) /* files older than PyTorch 0.4.1 lack the counters */
+            continue;
         if (!t) {
-            if (items[i].id < ID_TRACKED) { /* files older than PyTorch 0.4.1 lack the counters */
-                misfit_add(&missing, items[i].name);
-                head_only &= head;
-            }
+            misfit_add(&missing, name);
+        } else if (!same_shape(&items[i], t)) {
+            snprintf(line, sizeof line, "%s is %s, the model's is %s", name, shape_text(t->dim, t->ndim, has),
+                     shape_text(items[i].dim, items[i].ndim, wants));
+            misfit_add(&shape, line);
+        } else if (t->type == HVT_ST_OTHER || (t->type == HVT_ST_I64) != counts) {
+            snprintf(line, sizeof line, "%s is %s, expected %s", name, t->type_name,
+                     counts ? "I64" : "F32, F16 or BF16");
+            misfit_add(&type, line);
+        } else {
             continue;
         }
-        if (!same_shape(&items[i], t)) {
-            hvt__st_shape(t->dim, t->ndim, has, sizeof has);
-            hvt__st_shape(items[i].dim, items[i].ndim, wants, sizeof wants);
-            snprintf(line, sizeof line, "%s is %s, the model's is %s", items[i].name, has, wants);
-            misfit_add(&shape, line);
-            head_only &= head;
-        } else if (items[i].type == HVT_ST_I64
-                       ? t->type != HVT_ST_I64
-                       : t->type != HVT_ST_F32 && t->type != HVT_ST_F16 && t->type != HVT_ST_BF16) {
-            snprintf(line, sizeof line, "%s is %s, expected %s", items[i].name, t->type_name,
-                     items[i].type == HVT_ST_I64 ? "I64" : "F32, F16 or BF16");
-            misfit_add(&type, line);
+        head_only = head_only && head && !type.n;
+    }
+    for (int i = 0; i < st->n && !part; i++)
+        if (!is_item(items, n, st->tensor[i].name)) {
+            misfit_add(&unknown, st->tensor[i].name);
             head_only = false;
         }
-    }
-    for (int i = 0; i < hvt__st_count(st); i++) {
-        const char *name = hvt__st_at(st, i)->name;
-        if (!is_item(items, n, name)) {
-            misfit_add(&unknown, name);
-            head_only = false;
-        }
-    }
     if (!missing.n && !unknown.n && !shape.n && !type.n)
         return HVT_OK;
     advice = head_only && !skip_head ? " (--init with --reset-head starts the head anew)" : "";
     if (shape.n)
         return HVT_FAIL(
             E_SHAPE, "%s does not fit the model: %d shapes differ (%s), %d tensors are missing, %d unknown%s",
-            hvt__st_path(st), shape.n, shape.names, missing.n, unknown.n, advice);
+            st->path, shape.n, shape.names, missing.n, unknown.n, advice);
     if (type.n)
-        return HVT_FAIL(E_FORMAT, "%s: %d tensors have another type (%s)", hvt__st_path(st), type.n,
-                        type.names);
+        return HVT_FAIL(E_FORMAT, "%s: %d tensors have another type (%s)", st->path, type.n, type.names);
     return HVT_FAIL(E_SHAPE, "%s does not fit the model: %d tensors are missing%s%s%s, %d unknown%s%s%s%s",
-                    hvt__st_path(st), missing.n, missing.n ? " (" : "", missing.names, missing.n ? ")" : "",
+                    st->path, missing.n, missing.n ? " (" : "", missing.names, missing.n ? ")" : "",
                     unknown.n, unknown.n ? " (" : "", unknown.names, unknown.n ? ")" : "", advice);
 }
 
-static hvt_status load_item(hvt_st *st, hvt_model *m, const hvt_st_item *item, const hvt_st_tensor *t,
-                            float *buf)
+/* A file with other tensors than these is no momentum: what of it is missing is taken for 0. */
+static hvt_status check_momentum(const hvt_st *st)
 {
-    if (item->id >= ID_TRACKED)
-        return hvt__st_i64(st, t, &m->tracked);
-    HVT_TRY(hvt__st_f32(st, t, buf));
-    if (item->id >= ID_STAT) {
-        const hvt_stat *stat = &m->stat[item->id - ID_STAT];
-        return hvt_device_upload(m->dev, m->stats + stat->offset, buf, stat->count * sizeof *buf);
-    }
-    return hvt__model_import(m, &m->param[item->id], m->params, buf);
-}
-
-hvt_status hvt__weights_load(hvt_st *st, hvt_model *m, bool skip_head)
-{
-    hvt_st_item *items = NULL;
-    float *buf = malloc(hvt__model_largest(m) * sizeof *buf);
-    int n = 0;
-    hvt_status s;
-
-    HVT_CHECK_OR(done, buf, E_MEM, "no memory to read %s", hvt__st_path(st));
-    HVT_TRY_OR(done, list_tensors(m, &items, &n));
-    HVT_TRY_OR(done, compare(st, m, skip_head, items, n));
-    HVT_TRY_OR(done, hvt__st_verify(st));
-    for (int i = 0; i < n; i++) {
-        const hvt_st_tensor *t = find_tensor(st, items[i].name);
-        if (t && !(skip_head && is_head(m, items[i].name)))
-            HVT_TRY_OR(done, load_item(st, m, &items[i], t, buf));
-    }
-    hvt__model_changed(m);
-done:
-    free(items);
-    free(buf);
-    return s;
-}
-
-hvt_status hvt__weights_file(const char *path, char *ret_path, size_t bytes)
-{
-    struct stat info;
-    bool folder = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
-    char best[PATH_MAX];
-
-    HVT_CHECK((size_t)snprintf(ret_path, bytes, "%s%s", path, folder ? "/last" FILE_END : "") < bytes, E_IO,
-              "%s: the name is too long", path);
-    if (folder && access(ret_path, F_OK)) { /* if there is neither, messages name `last` */
-        snprintf(best, sizeof best, "%s/best" FILE_END, path);
-        if (access(best, F_OK) == 0)
-            snprintf(ret_path, bytes, "%s", best);
-    }
+    for (int i = 0; i < st->n; i++)
+        HVT_CHECK(!strncmp(st->tensor[i].name, MOMENTUM_OF, sizeof MOMENTUM_OF - 1), E_FORMAT,
+                  "%s holds %.100s, expected the momentum of parameters alone", st->path, st->tensor[i].name);
     return HVT_OK;
 }
 
-hvt_status hvt_weights_load(const char *file, hvt_model *m, bool skip_head)
-{
-    HVT_GIVEN(file, "a file");
-    HVT_GIVEN(m, "a model");
+/* What a file holds, read once. */
+typedef struct loading {
+    hvt_st *st;
+    hvt_model *m;
+    float *buf; /* for the largest tensor, where it has another type */
+} loading;
 
-    char path[PATH_MAX];
-    hvt_st *st = NULL;
+static hvt_status load_item(const loading *from, float *arena, const hvt_st_item *item,
+                            const hvt_st_tensor *t)
+{
+    hvt_model *m = from->m;
+    const float *x;
+
+    if (item->id >= ID_TRACKED)
+        return hvt__st_i64(from->st, t, &m->tracked);
+    HVT_TRY(hvt__st_floats(from->st, t, from->buf, &x));
+    if (item->id >= ID_STAT) {
+        const hvt_stat *stat = &m->stat[item->id - ID_STAT];
+        return hvt_device_upload(m->dev, m->stats + stat->offset, x, stat->count * sizeof *x);
+    }
+    return hvt__model_import(m, &m->param[item->id], arena, x);
+}
+
+static hvt_status clear(hvt_model *m, const hvt_param *p, float *arena, float *buf)
+{
+    memset(buf, 0, p->elements * sizeof *buf);
+    return hvt__model_import(m, p, arena, buf);
+}
+
+static hvt_status get_tensor(void *ctx, const hvt_param *p, const hvt_stat *stat, const float **ret_x)
+{
+    const loading *from = ctx;
+
+    return hvt__st_floats(from->st, find_tensor(from->st, p ? p->name : stat->name), from->buf, ret_x);
+}
+
+/* Is it what the metadata of the file says? */
+static hvt_status check_weights(loading *from, const char *weights)
+{
+    uint64_t hash;
+
+    HVT_TRY(hvt__model_hash_of(from->m, get_tensor, from, &hash));
+    HVT_CHECK(strtoull(weights, NULL, 16) == hash, E_FORMAT,
+              "%s: damaged: its weights hash to %016" PRIx64 ", its metadata says %.20s", from->st->path,
+              hash, *weights ? weights : "nothing");
+    return HVT_OK;
+}
+
+hvt_status hvt__weights_load(hvt_st *st, hvt_model *m, float *momentum, bool skip_head, const char *weights)
+{
+    loading from = {st, m, malloc(hvt__model_largest(m) * sizeof *from.buf)};
+    hvt_st_item *items = NULL;
+    void *data = NULL;
+    int n = 0;
     hvt_status s;
 
-    HVT_TRY(hvt__weights_file(file, path, sizeof path));
-    HVT_TRY(hvt__st_open(path, &st));
-    s = hvt__weights_load(st, m, skip_head);
+    HVT_CHECK_OR(done, from.buf, E_MEM, "no memory to read %s", st->path);
+    HVT_TRY_OR(done, list_tensors(m, momentum != NULL, &items, &n));
+    HVT_TRY_OR(done, compare(st, m, skip_head, momentum != NULL, items, n));
+    if (momentum)
+        HVT_TRY_OR(done, check_momentum(st));
+    HVT_TRY_OR(done, m->dev->ops->memory.alloc_host(m->dev, st->bytes + 1, &data));
+    HVT_TRY_OR(done, hvt__st_read(st, data));
+    if (weights)
+        HVT_TRY_OR(done, check_weights(&from, weights));
+    for (int i = 0; i < n; i++) {
+        const hvt_st_tensor *t = find_tensor(st, items[i].name);
+        if (t && !(skip_head && is_head(m, items[i].name)))
+            HVT_TRY_OR(done, load_item(&from, momentum ? momentum : m->params, &items[i], t));
+        else if (momentum) /* it was frozen: torch.optim.SGD begins with a gradient then, as with 0 */
+            HVT_TRY_OR(done, clear(m, &m->param[items[i].id], momentum, from.buf));
+    }
+    hvt__model_changed(m);
+done:
+    st->content = NULL;
+    m->dev->ops->memory.release_host(m->dev, data);
+    free(items);
+    free(from.buf);
+    return s;
+}
+
+hvt_status hvt__weights_classes(const char *path, int *ret_classes)
+{
+    char file[PATH_MAX];
+    hvt_st *st = NULL;
+    const hvt_st_tensor *t;
+    hvt_status s;
+
+    HVT_TRY(hvt__weights_file(path, file));
+    HVT_TRY(hvt__st_open(file, &st));
+    t = find_tensor(st, "fc.bias");
+    HVT_CHECK_OR(done, t && t->ndim == 1 && t->dim[0] > 0 && t->dim[0] <= INT_MAX, E_FORMAT,
+                 "%s has no fc.bias, which would tell how many classes the model has: expected --classes N",
+                 file);
+    *ret_classes = (int)t->dim[0];
+    s = HVT_OK;
+done:
     hvt__st_close(&st);
     return s;
 }
 
-/* ---- saving ---- */
-
-typedef struct source {
-    hvt_model *m;
-    const float *arena; /* parameters or momentum */
-} source;
-
-static hvt_status fetch(void *ctx, const hvt_st_item *item, void *data)
+hvt_status hvt__weights_class_names(const char *path, json_t **ret_names)
 {
-    const source *from = ctx;
-    hvt_model *m = from->m;
+    char file[PATH_MAX];
+    hvt_st *st = NULL;
+    json_t *meta = NULL, *names = NULL;
+    hvt_status s;
 
-    if (item->id >= ID_TRACKED) {
-        memcpy(data, &m->tracked, sizeof m->tracked);
-        return HVT_OK;
-    }
-    if (item->id >= ID_STAT) {
-        const hvt_stat *stat = &m->stat[item->id - ID_STAT];
-        return hvt_device_download(m->dev, data, m->stats + stat->offset, stat->count * sizeof(float));
-    }
-    return hvt__model_export(m, &m->param[item->id], from->arena, data);
+    HVT_TRY(hvt__weights_file(path, file));
+    HVT_TRY(hvt__st_open(file, &st));
+    s = hvt__metadata_is_ours(st) ? hvt__metadata_read(st, &meta) : HVT_OK;
+    if (s == HVT_OK)
+        s = hvt__metadata_class_names(st, meta, &names);
+    *ret_names = json_incref(names);
+    json_decref(meta);
+    hvt__st_close(&st);
+    return s;
 }
 
-hvt_status hvt__weights_save(const char *path, hvt_model *m, const json_t *meta)
+typedef struct source {
+    const hvt__snapshot *of;
+    bool momentum; /* not the weights */
+} source;
+
+static hvt_status fetch(void *ctx, const hvt_st_item *item, const void **ret_data)
 {
-    source from = {m, m->params};
+    const source *from = ctx;
+    const hvt__snapshot *of = from->of;
+
+    if (item->id >= ID_TRACKED)
+        *ret_data = &of->tracked;
+    else if (item->id >= ID_STAT)
+        *ret_data = of->stats + of->m->stat[item->id - ID_STAT].offset;
+    else if (from->momentum)
+        *ret_data = hvt__snapshot_tensor(of, of->momentum, &of->m->param[item->id]);
+    else
+        *ret_data = of->params + of->m->param[item->id].offset;
+    return HVT_OK;
+}
+
+hvt_status hvt__weights_save(const char *path, const hvt__snapshot *of, bool momentum, const json_t *meta)
+{
+    source from = {of, momentum};
     hvt_st_item *items;
     int n;
     hvt_status s;
 
-    HVT_TRY(list_tensors(m, &items, &n));
+    HVT_TRY(list_tensors(of->m, momentum, &items, &n));
     s = hvt__st_write(path, items, n, meta, fetch, &from);
     free(items);
-    return s;
-}
-
-/* ---- momentum: an arena like that of the parameters ---- */
-
-hvt_status hvt__momentum_save(const char *path, hvt_model *m, const float *v, const json_t *meta)
-{
-    source from = {m, v};
-    hvt_st_item *items;
-    int n, kept = 0;
-    hvt_status s;
-
-    HVT_TRY(list_tensors(m, &items, &n));
-    for (int i = 0; i < n; i++)
-        if (items[i].id < ID_STAT) {
-            items[kept] = items[i];
-            snprintf(items[kept++].name, sizeof items->name, MOMENTUM_OF "%s", m->param[items[i].id].name);
-        }
-    s = hvt__st_write(path, items, kept, meta, fetch, &from);
-    free(items);
-    return s;
-}
-
-hvt_status hvt__momentum_load(hvt_st *st, hvt_model *m, float *v)
-{
-    float *buf = malloc(hvt__model_largest(m) * sizeof *buf);
-    hvt_status s = HVT_OK;
-
-    HVT_CHECK(buf, E_MEM, "no memory to read %s", hvt__st_path(st));
-    for (int i = 0; i < m->nparam_tensors; i++) {
-        char full[200];
-        const hvt_st_tensor *t;
-        snprintf(full, sizeof full, MOMENTUM_OF "%s", m->param[i].name);
-        t = hvt__st_find(st, full);
-        HVT_CHECK_OR(done, t && t->count == m->param[i].elements, E_SHAPE,
-                     "%s: %s is missing or has another size", hvt__st_path(st), full);
-        HVT_TRY_OR(done, hvt__st_f32(st, t, buf));
-        HVT_TRY_OR(done, hvt__model_import(m, &m->param[i], v, buf));
-    }
-done:
-    free(buf);
     return s;
 }

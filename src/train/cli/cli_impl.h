@@ -1,12 +1,13 @@
-/* cli_impl.h - the options, for the other rooms. */
+/* cli_impl.h - the options: their table, reading, explaining and resolving them. */
 #ifndef HVT_TRAIN_CLI_IMPL_H
 #define HVT_TRAIN_CLI_IMPL_H
 
 #include "hvt/train.h"
 
 #include <jansson.h>
+#include <stddef.h>
 
-/* ---- options.c, option_table.c ---- */
+/* ---- option_value.c: the table ---- */
 
 typedef enum hvt_scope { HVT_SCOPE_RANK, HVT_SCOPE_JOB, HVT_SCOPE_RUN } hvt_scope;
 enum { HVT_OPTION_VALUE = 4200 }; /* bytes of the longest value as text, a path */
@@ -16,14 +17,39 @@ enum { HVT_OPTION_VALUE = 4200 }; /* bytes of the longest value as text, a path 
 enum hvt__option_at { HVT_OPTIONS(HVT_OPT_NO_GROUP, HVT__OPTION_AT) };
 #undef HVT__OPTION_AT
 
+enum hvt__kind { OPT_str, OPT_pick, OPT_int, OPT_word, OPT_num, OPT_bool, OPT_size, OPT_time, OPT_rgb };
+
+typedef struct hvt__option {
+    const char *group; /* a group's title; the other fields are not set then */
+    enum hvt__kind kind;
+    const char *field;
+    size_t offset;
+    const char *preset;
+    double low;
+    hvt_scope scope;
+    const char *form, *help;
+} hvt__option;
+
+/* A row of HVT_OPTIONS. */
+#define HVT__OPTION(kind_, f, preset, low, s, form, help)                                                    \
+    {NULL, OPT_##kind_, #f, offsetof(hvt_options, f), preset, low, HVT_SCOPE_##s, form, help},
+
 typedef struct hvt__flag {
     char text[48]; /* "--weight-decay" */
 } hvt__flag;
 
-hvt__flag hvt__option_flag(int i);
-int hvt__option_find(const char *name); /* without "--", with '-' or '_'; -1: there is none */
-hvt_scope hvt__option_scope(int i);
-void hvt__option_text(const hvt_options *opts, int i, char ret_text[HVT_OPTION_VALUE]);
+extern const hvt__option hvt__option_table[HVT_OPTION_COUNT];
+const hvt__option *hvt__option_named(const char *name, size_t len); /* without dashes; NULL: there is none */
+hvt__flag hvt__flag_of(const hvt__option *o);
+void hvt__replace(char *text, char from, char to); /* every such letter */
+
+bool hvt__is_word_of(const char *form, const char *value); /* one of those between '|' */
+/* False: the value is not valid, and opts is unchanged. */
+bool hvt__value_read(hvt_options *opts, const hvt__option *o, const char *value);
+bool hvt__time_read(const char *value, double *ret_seconds);                           /* "1h30m", or 0 */
+int hvt__option_text(const hvt_options *opts, int i, char ret_text[HVT_OPTION_VALUE]); /* its length */
+/* A description of valid values, for messages. Returns its length. */
+int hvt__value_expected(const hvt__option *o, char *ret_text, size_t bytes);
 
 /* ---- options_json.c ---- */
 
@@ -31,23 +57,46 @@ json_t *hvt__json_text(const char *text); /* bytes that are not UTF-8 become '?'
 /* {"flag without dashes": "value"} of the options with at least this scope. json_decref() it. */
 json_t *hvt__options_json(const hvt_options *opts, hvt_scope least);
 /* Set the options that such an object gives, except those that a stronger source than `from` has set. A
- * checkpoint may contain unknown options, which are ignored. opts refers to texts in *ret_memory: free() it
- * after opts. Errors: E_FORMAT, E_ARG naming the option, E_MEM; opts is unchanged then. */
-hvt_status hvt__options_fill(hvt_options *opts, hvt_from from, const char *text, void **ret_memory);
+ * checkpoint may contain unknown options, which are ignored. Rank 0 has `text`, malloc'ed, read with this
+ * status; it is shared, and freed. opts refers to texts in *ret_memory: free() it after opts. Collective;
+ * errors are agreed: that of `read`, E_FORMAT, "WHAT: " and naming the option, E_MEM; opts is unchanged then.
+ */
+hvt_status hvt__options_share(hvt_options *opts, hvt_from from, hvt_world *world, hvt_status read, char *text,
+                              const char *what, void **ret_memory);
 
-/* ---- share.c ---- */
+/* ---- foreign.c ---- */
 
-/* Broadcast rank 0's status `read` and its *text of *bytes; on the other ranks the text is malloc'ed, and
- * ends with a 0. On failure no rank has a text. `what` names the text if memory is short. Collective. */
-hvt_status hvt__share_text(hvt_world *world, hvt_status read, const char *what, char **text, size_t *bytes);
+enum hvt__foreign { HVT__FLAG, HVT__COMMAND, HVT__WORD, HVT__SIZE, HVT__TIME };
+
+/* What to write, or a hint, instead of such a word of another program, or of one that hvtrain once had; NULL:
+ * unknown. Flags are without dashes, with '-' for '_', all others lower-case letters and digits only. In what
+ * stands for a flag, #N is to be replaced by the number that was given to it, or by N. */
+const char *hvt__foreign(enum hvt__foreign of, const char *word);
+
+/* ---- hints.c: suggestions that error messages add; "": none ---- */
+
+enum { HVT_HINT = 200 };
+/* For an unknown flag, the first len letters of arg. value: what was given to it, or NULL. */
+void hvt__hint_flag(const char *arg, size_t len, const char *value, char ret_text[HVT_HINT]);
+/* For argv[at], which does not begin with two dashes. Never "". */
+void hvt__hint_stray(char **argv, int at, const char *value, char ret_text[HVT_HINT]);
+/* For an invalid value; begins with "; ". */
+void hvt__hint_value(const hvt__option *o, const char *value, char ret_text[HVT_HINT]);
+/* The word of form (separated by '|') that was probably meant; false: none is similar, and the word is "". */
+bool hvt__suggest(const char *form, const char *value, char *ret_word, size_t bytes);
 
 /* ---- resolve.c ---- */
 
-enum { HVT_MAX_GPUS = 1024 };
+/* --save-every: one of them is set. */
+typedef struct hvt__every {
+    int64_t epochs, steps;
+    double seconds;
+} hvt__every;
 
 typedef struct hvt_resolved {
     int shards, local_shards, batch; /* batch: images per shard */
     double lr;                       /* after the scaling rule */
+    hvt_rrc rrc;
     int crop;
     bool flip, no_decay_norm, no_decay_bias;
     hvt_last_batch last_batch;
@@ -61,12 +110,14 @@ typedef struct hvt_resolved {
     int gpu;                         /* --device cuda:N; -1: that of the local rank */
     bool by_steps, by_epochs;        /* what ends the run; both: whichever comes first */
     int64_t first_shown, last_shown; /* updates in --timeline */
+    hvt__every save_every;
+    bool slurms_limit;  /* --max-time auto */
+    double max_seconds; /* --max-time; 0: no limit, or SLURM's */
 } hvt_resolved;
 
-bool hvt__has_stem(const char *model); /* --stem applies to it */
+bool hvt__has_stem(const char *model);      /* --stem applies to it */
+bool hvt__is_model_file(const char *model); /* FILE.pt2, not a name of the zoo */
 /* Errors: E_ARG. */
 hvt_status hvt__resolve(const hvt_options *opts, int ranks, hvt_resolved *ret_resolved);
-/* Collective. Errors: as hvt_options_agree() and hvt_options_check(), on all ranks alike. */
-hvt_status hvt__resolve_alike(const hvt_options *opts, hvt_world *world, hvt_resolved *ret_resolved);
 
 #endif /* HVT_TRAIN_CLI_IMPL_H */

@@ -1,11 +1,8 @@
 /*
  * --help: the table of options in plain text, in Markdown for docs/options.md, and as a manual page.
  */
-#include "options.h"
+#include "cli_impl.h"
 #include "base_impl.h"
-
-#include <stdlib.h>
-#include <string.h>
 
 #define GROUP(title) {.group = title},
 static const hvt__option grouped[] = {HVT_OPTIONS(GROUP, HVT__OPTION)};
@@ -17,26 +14,23 @@ static const char *const examples[] = {
     "hvtrain --resume out --evaluate",
     "mpirun -np 4 hvtrain tune fast.json --model resnet50",
     "mpirun -np 4 hvtrain --config fast.json --model resnet50",
+    "mpirun -np 4 hvtrain pack DIR --output TO/train-%06d.tar --resize 256",
 };
 
 /* Print `text`, wrapped between the columns `at` and `width`. The cursor is at column `at`. */
 static void wrap(FILE *f, const char *text, int at, int width)
 {
-    int col = at;
-
-    while (*text) {
+    for (int col = at; *text; text += *text == ' ') {
         int len = (int)strcspn(text, " ");
-        if (col > at && col + 1 + len > width) {
+        bool breaks = col > at && col + 1 + len > width;
+
+        if (breaks)
             fprintf(f, "\n%*s", at, "");
-            col = at;
-        } else if (col > at) {
+        else if (col > at)
             fputc(' ', f);
-            col++;
-        }
         fprintf(f, "%.*s", len, text);
-        col += len;
+        col = (breaks ? at : col > at ? col + 1 : at) + len;
         text += len;
-        text += *text == ' ';
     }
     fputc('\n', f);
 }
@@ -47,59 +41,54 @@ static void help_plain(FILE *f)
             hvt_version());
     for (size_t i = 0; i < HVT_LEN(examples); i++)
         fprintf(f, "    %s\n", examples[i]);
-    fprintf(
-        f, "\ntune FILE [SECONDS] measures which bucket sizes and message cutoffs are fastest, for about 60\n"
-           "seconds or as many as given, and writes them to FILE for --config.\n\n"
-           "Options are --name value or --name=value; a repeated one: the last wins. Defaults stand in "
-           "brackets.\n");
-    for (size_t i = 0; i < HVT_LEN(grouped); i++) {
-        const hvt__option *o = &grouped[i];
+    fputs("\ntune FILE [SECONDS] measures which bucket sizes and message cutoffs are fastest, for about 60\n"
+          "seconds or as many as given, and writes them to FILE for --config.\n\n"
+          "pack DIR writes the pictures of a folder, or the data set of --data, as tar shards for --data "
+          "tar.\n\n"
+          "Options are --name value or --name=value; a repeated one: the last wins. Defaults stand in "
+          "brackets.\n",
+          f);
+    for (const hvt__option *o = grouped; o < grouped + HVT_LEN(grouped); o++) {
         char left[256], right[512], form[256];
-        int n;
 
         if (o->group) {
             fprintf(f, "\n%s\n", o->group);
             continue;
         }
         snprintf(form, sizeof form, "%s", o->form);
-        n = snprintf(left, sizeof left, "  %s %s", hvt__flag_of(o).text, form);
-        if (n > 30) { /* too long to stand beside the help */
+        *right = 0;
+        if (snprintf(left, sizeof left, "  %s %s", hvt__flag_of(o).text, form) > 30) { /* too long */
             snprintf(left, sizeof left, "  %s", hvt__flag_of(o).text);
-            for (char *p = form; *p; p++)
-                *p = *p == '|' && o->kind == KIND_pick ? ' ' : *p;
-            snprintf(right, sizeof right, "%s%s%s%s[%s]", form, *o->help ? ": " : " ", o->help,
-                     *o->help ? " " : "", o->preset);
-        } else {
-            snprintf(right, sizeof right, "%s%s%s%s%s", o->help, *o->help ? " " : "", *o->preset ? "[" : "",
-                     o->preset, *o->preset ? "]" : "");
+            if (o->kind == OPT_pick)
+                hvt__replace(form, '|', ' ');
+            snprintf(right, sizeof right, "%s%s", form, *o->help ? ": " : " ");
         }
+        size_t n = strlen(right);
+        snprintf(right + n, sizeof right - n, *o->preset ? "%s%s[%s]" : "%s", o->help, *o->help ? " " : "",
+                 o->preset);
         fprintf(f, "%-32s", left);
         wrap(f, right, 32, 100);
     }
-    fprintf(f, "\n  --help, --help=markdown, --help=man, --version\n\n"
-               "Exit: 0 done, 1 failed, 2 bad command line or --config, 3 a rank was unresponsive, "
-               "130 interrupted.\n");
+    fputs("\n  --help, --help=markdown, --help=man, --version\n\n"
+          "Exit: 0 done, 1 failed, 2 bad command line or --config, 3 a rank was unresponsive, "
+          "130 interrupted,\n      --preempt-exit saved and ended early.\n",
+          f);
 }
 
 static void help_markdown(FILE *f)
 {
-    fprintf(f, "| flag | default | meaning |\n|---|---|---|\n");
-    for (size_t i = 0; i < HVT_LEN(grouped); i++) {
-        const hvt__option *o = &grouped[i];
-
+    fputs("| flag | default | meaning |\n|---|---|---|\n", f);
+    for (const hvt__option *o = grouped; o < grouped + HVT_LEN(grouped); o++) {
         if (o->group) {
             fprintf(f, "| **%s** | | |\n", o->group);
             continue;
         }
-        fprintf(f, "| `%s", hvt__flag_of(o).text);
-        fputc(' ', f);
+        fprintf(f, "| `%s ", hvt__flag_of(o).text);
         for (const char *p = o->form; *p; p++)
             fprintf(f, *p == '|' ? "\\|" : "%c", *p);
-        fprintf(f, "` | %s%s%s | %s |\n", *o->preset ? "`" : "", o->preset, *o->preset ? "`" : "", o->help);
+        fprintf(f, *o->preset ? "` | `%s` | %s |\n" : "` | %s | %s |\n", o->preset, o->help);
     }
 }
-
-/* ---- the manual page ---- */
 
 /* Text for troff, with its special characters escaped; a line may also break after '|'. */
 static void troff(FILE *f, const char *text)
@@ -133,26 +122,6 @@ static void man_option(FILE *f, const hvt__option *o)
     fputc('\n', f);
 }
 
-static void man_options(FILE *f)
-{
-    fputs(".SH OPTIONS\n"
-          "An option is \\fB\\-\\-name\\fR \\fIvalue\\fR or \\fB\\-\\-name=\\fIvalue\\fR; of a repeated "
-          "option the last one counts. An option that is on or off may also be given alone (on) or as "
-          "\\fB\\-\\-no\\-name\\fR (off).\n",
-          f);
-    for (size_t i = 0; i < HVT_LEN(grouped); i++) {
-        if (grouped[i].group)
-            fprintf(f, ".SS %s\n", grouped[i].group);
-        else
-            man_option(f, &grouped[i]);
-    }
-    fputs(".SS Other\n"
-          ".TP\n\\fB\\-\\-help\\fR, \\fB\\-\\-help=markdown\\fR, \\fB\\-\\-help=man\\fR\n"
-          "Print this list as text, as a Markdown table, or as this page.\n"
-          ".TP\n\\fB\\-\\-version\\fR\nPrint the version.\n",
-          f);
-}
-
 static void help_man(FILE *f)
 {
     fprintf(
@@ -166,22 +135,44 @@ static void help_man(FILE *f)
         ".br\n"
         "\\fBmpirun \\-np\\fR \\fIN\\fR \\fBhvtrain\\fR [\\fBtune\\fR \\fIfile\\fR [\\fIseconds\\fR]] "
         "[\\fIoption\\fR ...]\n"
+        ".br\n"
+        "\\fBmpirun \\-np\\fR \\fIN\\fR \\fBhvtrain pack\\fR \\fIfolder\\fR \\fB\\-\\-output\\fR "
+        "\\fIshards\\fR "
+        "[\\fIoption\\fR ...]\n"
         ".SH DESCRIPTION\n"
         "\\fBhvtrain\\fR trains a network on one process, or on \\fIN\\fR processes (ranks) that "
         "\\fBmpirun\\fR or \\fBsrun\\fR starts. Each rank works through its part of every batch; the "
         "gradients are summed over the ranks, and all ranks make the same update.\n"
         ".P\n"
         "\\fBhvtrain tune\\fR measures bucket sizes and message-size cutoffs of the gradient exchange for a "
-        "model on this machine, for 60 or \\fIseconds\\fR seconds, and writes the fastest ones to "
-        "\\fIfile\\fR for \\fB\\-\\-config\\fR.\n",
+        "model on this machine, for 60 or \\fIseconds\\fR seconds, and writes the faster ones, or else the "
+        "defaults, to \\fIfile\\fR for \\fB\\-\\-config\\fR.\n"
+        ".P\n"
+        "\\fBhvtrain pack\\fR writes the pictures of a folder, or the data set of \\fB\\-\\-data\\fR, as tar "
+        "shards for "
+        "\\fB\\-\\-data tar\\fR.\n"
+        ".SH OPTIONS\n"
+        "An option is \\fB\\-\\-name\\fR \\fIvalue\\fR or \\fB\\-\\-name=\\fIvalue\\fR; of a repeated "
+        "option the last one counts. An option that is on or off may also be given alone (on) or as "
+        "\\fB\\-\\-no\\-name\\fR (off).\n",
         hvt_version());
-    man_options(f);
-    fputs(".SH EXIT STATUS\n"
+    for (const hvt__option *o = grouped; o < grouped + HVT_LEN(grouped); o++)
+        if (o->group)
+            fprintf(f, ".SS %s\n", o->group);
+        else
+            man_option(f, o);
+    fputs(".SS Other\n"
+          ".TP\n\\fB\\-\\-help\\fR, \\fB\\-\\-help=markdown\\fR, \\fB\\-\\-help=man\\fR\n"
+          "Print this list as text, as a Markdown table, or as this page.\n"
+          ".TP\n\\fB\\-\\-version\\fR\nPrint the version.\n"
+          ".SH EXIT STATUS\n"
           ".TP\n0\nThe run is done.\n"
           ".TP\n1\nThe run failed; the message is on standard error.\n"
           ".TP\n2\nThe command line or the file of \\fB\\-\\-config\\fR is wrong.\n"
           ".TP\n3\nA rank was unresponsive for the time of \\fB\\-\\-stall\\-abort\\fR.\n"
-          ".TP\n130\nThe run was interrupted by SIGINT or SIGTERM.\n"
+          ".TP\n130\nThe run was interrupted by SIGINT.\n"
+          ".TP\n143, or that of \\fB\\-\\-preempt\\-exit\\fR\nThe run was told to end early: by SIGTERM, "
+          "SIGUSR1, SIGUSR2 or \\fB\\-\\-max\\-time\\fR. With \\fB\\-\\-save\\fR it has saved.\n"
           ".P\nUnder \\fBmpirun\\fR and \\fBsrun\\fR the launcher has an exit status of its own.\n"
           ".SH EXAMPLES\n.nf\n",
           f);
@@ -204,6 +195,8 @@ char *hvt_options_help(hvt_ask form)
         help_markdown(f);
     else if (form == HVT_ASK_MAN)
         help_man(f);
+    else if (form == HVT_ASK_VERSION)
+        fprintf(f, "hvtrain %s\n", hvt_version());
     else
         help_plain(f);
     if (fclose(f)) {

@@ -1,64 +1,153 @@
 /*
  * Suggestions for a command line that is refused. The error says what was expected and what came; a hint says
- * what the user probably meant.
+ * what the user probably meant. Words are compared without case and punctuation (ResNet-50, cifar-10), then
+ * by the names that other programs use (fp16), then by edit distance.
  */
-#include "options.h"
+#include "cli_impl.h"
 #include "base_impl.h"
 
 #include <ctype.h>
-#include <limits.h>
-#include <stdlib.h>
-#include <string.h>
+#include <dirent.h>
+#include <math.h>
 #include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-/* ---- flags ---- */
+enum { WORD = 40 };
 
-/* The i-th known flag; false: there are no more. */
-static bool known_flag(int i, hvt__flag *ret_flag)
+static int least(int a, int b)
 {
-    static const hvt__flag others[] = {{"--help"}, {"--version"}};
-    const hvt__option *o;
+    return a < b ? a : b;
+}
 
-    if (i >= 2 * HVT_OPTION_COUNT + (int)HVT_LEN(others))
-        return false;
-    if (i >= 2 * HVT_OPTION_COUNT) {
-        *ret_flag = others[i - 2 * HVT_OPTION_COUNT];
-        return true;
-    }
-    o = &hvt__option_table[i / 2];
-    *ret_flag = hvt__flag_of(o);
-    if (i % 2 && o->kind == KIND_bool) /* and its negation */
-        snprintf(ret_flag->text, sizeof ret_flag->text, "--no-%.40s", hvt__flag_of(o).text + 2);
+/* Edit distance: letters inserted, deleted, replaced, or two swapped. */
+static int distance(const char *a, const char *b)
+{
+    int d[WORD + 1][WORD + 1], la = (int)strnlen(a, WORD), lb = (int)strnlen(b, WORD);
+
+    for (int i = 0; i <= WORD; i++)
+        d[i][0] = d[0][i] = i;
+    for (int i = 1; i <= la; i++)
+        for (int j = 1; j <= lb; j++) {
+            d[i][j] = least(least(d[i - 1][j], d[i][j - 1]) + 1, d[i - 1][j - 1] + (a[i - 1] != b[j - 1]));
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                d[i][j] = least(d[i][j], d[i - 2][j - 2] + 1);
+        }
+    return d[la][lb];
+}
+
+/* Lower-case letters and digits only. */
+static const char *plain(const char *text, size_t len, char ret[WORD + 1])
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < len && text[i] && n < WORD; i++)
+        if (isalnum((unsigned char)text[i]))
+            ret[n++] = (char)tolower((unsigned char)text[i]);
+    ret[n] = 0;
+    return ret;
+}
+
+static bool same_digits(const char *a, const char *b)
+{
+    do {
+        a += strcspn(a, "0123456789");
+        b += strcspn(b, "0123456789");
+        if (*a != *b)
+            return false;
+    } while (*a++ && *b++);
     return true;
 }
 
-/* The known flag at the smallest edit distance, or one with the same beginning (--batch-size); case is
- * ignored. A flag of which every letter would change is not near. */
-static bool nearest(const hvt__flag *flag, hvt__flag *ret_flag)
+/* The edit distance; INT_MAX: too large for a suggestion. `parameter`: the word continues with a number. */
+static int unlike(const char *word, const char *value, bool parameter)
 {
-    int best = INT_MAX;
-    size_t len = strlen(flag->text);
-    hvt__flag known, small = *flag;
+    char wanted[WORD + 1];
+    size_t len = strlen(value);
+    const char *ours;
+    int d;
 
-    for (char *p = small.text; *p; p++)
-        *p = (char)tolower((unsigned char)*p);
-    for (int i = 0; known_flag(i, &known); i++) {
-        size_t known_len = strlen(known.text);
-        int score = hvt__distance(small.text, known.text);
-        bool begins = !strncmp(small.text, known.text, len < known_len ? len : known_len) && len > 3;
-        if (begins && score > 2)
-            score = 2;
-        if (score < best && score < (int)len - 2 && (score <= 2 || score <= (int)len / 3)) {
-            best = score;
-            *ret_flag = known;
+    snprintf(wanted, sizeof wanted, "%s", value);
+    while (parameter && len && isdigit((unsigned char)wanted[len - 1]))
+        wanted[--len] = 0;
+    ours = hvt__foreign(HVT__WORD, wanted);
+    if (!strcmp(word, wanted) || (ours && !strcmp(word, ours)))
+        return 0;
+    if (!same_digits(word, wanted)) /* cifar100 is not a misspelled cifar10 */
+        return INT_MAX;
+    d = distance(word, wanted);
+    return d <= 2 && d <= (int)len / 3 ? d : INT_MAX;
+}
+
+bool hvt__suggest(const char *form, const char *value, char *ret_word, size_t bytes)
+{
+    char wanted[WORD + 1], word[WORD + 1];
+    int best = INT_MAX;
+    const char *digits = value + strlen(value);
+
+    while (digits > value && isdigit((unsigned char)digits[-1]))
+        digits--;
+    *ret_word = 0;
+    plain(value, strlen(value), wanted);
+    for (const char *p = form; p; p = strchr(p, '|'), p = p ? p + 1 : NULL) {
+        size_t len = strcspn(p, "|"), name = strcspn(p, "|:");
+
+        plain(p, name, word);
+        int d = unlike(word, wanted, name < len);
+        bool numbered = name < len && *digits && strlen(digits) < 4;
+        snprintf(word, sizeof word, "%.*s%s", (int)(numbered ? name + 1 : len), p, numbered ? digits : "");
+        if (d < best && strcmp(word, value)) {
+            best = d;
+            snprintf(ret_word, bytes, "%s", word);
         }
     }
     return best < INT_MAX;
 }
 
+typedef struct nearest {
+    hvt__flag flag, near; /* near: the best so far */
+    int score;
+} nearest;
+
+/* A flag at a small edit distance, or with the same beginning (--batch-size), is near; one of which every
+ * letter would change is not. */
+static void try_flag(nearest *n, const char *known)
+{
+    size_t len = strlen(n->flag.text), shorter = len < strlen(known) ? len : strlen(known);
+    int score = distance(n->flag.text, known);
+
+    if (len > 3 && !strncmp(n->flag.text, known, shorter))
+        score = least(score, 2);
+    if (score < n->score && score < (int)len - 2 && (score <= 2 || score <= (int)len / 3)) {
+        n->score = score;
+        snprintf(n->near.text, sizeof n->near.text, "%s", known);
+    }
+}
+
+/* The nearest of the known flags, without case; "": none is near. */
+static hvt__flag nearest_flag(const hvt__flag *flag)
+{
+    nearest n = {.flag = *flag, .score = INT_MAX};
+
+    for (char *p = n.flag.text; *p; p++)
+        *p = (char)tolower((unsigned char)*p);
+    for (int i = 0; i < HVT_OPTION_COUNT; i++) {
+        hvt__flag known = hvt__flag_of(&hvt__option_table[i]), no;
+        try_flag(&n, known.text);
+        snprintf(no.text, sizeof no.text, "--no-%.40s", known.text + 2);
+        if (hvt__option_table[i].kind == OPT_bool)
+            try_flag(&n, no.text);
+    }
+    try_flag(&n, "--help");
+    try_flag(&n, "--version");
+    return n.near;
+}
+
 void hvt__hint_flag(const char *arg, size_t len, const char *value, char ret_text[HVT_HINT])
 {
     size_t dashes = strspn(arg, "-"), word = strcspn(arg, " \t");
+    size_t digits = value ? strspn(value, "0123456789") : 0;
+    const char *here, *n;
     hvt__flag flag, near;
 
     *ret_text = 0;
@@ -71,19 +160,19 @@ void hvt__hint_flag(const char *arg, size_t len, const char *value, char ret_tex
         return;
     }
     snprintf(flag.text, sizeof flag.text, "--%.*s", (int)(len - dashes), arg + dashes);
-    for (char *p = flag.text; *p; p++)
-        *p = *p == '_' ? '-' : *p;
-    memcpy(ret_text, "here: ", 7);
-    if (hvt__foreign_flag(flag.text + 2, value, ret_text + 6, HVT_HINT - 6) ||
-        (!strncmp(flag.text, "--no-", 5) &&
-         hvt__foreign_flag(flag.text + 5, value, ret_text + 6, HVT_HINT - 6)))
-        return;
-    *ret_text = 0;
-    if (nearest(&flag, &near))
+    hvt__replace(flag.text, '_', '-');
+    near = nearest_flag(&flag);
+    here = hvt__foreign(HVT__FLAG, flag.text + 2);
+    if (!here && !strncmp(flag.text, "--no-", 5))
+        here = hvt__foreign(HVT__FLAG, flag.text + 5);
+    if (here && (n = strstr(here, "#N")))
+        snprintf(ret_text, HVT_HINT, "here: %.*s%s%s", (int)(n - here), here,
+                 digits && digits <= 6 && !value[digits] ? value : "N", n + 2);
+    else if (here)
+        snprintf(ret_text, HVT_HINT, "here: %s", here);
+    else if (*near.text)
         snprintf(ret_text, HVT_HINT, "the nearest is %s", near.text);
 }
-
-/* ---- words that stand alone ---- */
 
 /* A typographic dash, as word processors make it of two hyphens: U+2010 to U+2015, U+2212. */
 static bool is_long_dash(const char *arg)
@@ -93,144 +182,167 @@ static bool is_long_dash(const char *arg)
     return c[0] == 0xe2 && ((c[1] == 0x80 && c[2] >= 0x90 && c[2] <= 0x95) || (c[1] == 0x88 && c[2] == 0x92));
 }
 
-/* Subcommands of similar programs. */
-static const char *command(const char *word)
-{
-    static const char *const commands[][2] = {
-        {"train", "hvtrain trains without being told: leave the word out"},
-        {"fit", "hvtrain trains without being told: leave the word out"},
-        {"run", "hvtrain trains without being told: leave the word out"},
-        {"eval", "here: --evaluate --resume DIR"},
-        {"evaluate", "here: --evaluate --resume DIR"},
-        {"test", "here: --evaluate --resume DIR"},
-        {"resume", "here: --resume DIR"},
-        {"help", "here: --help"},
-        {"version", "here: --version"},
-        {"tune", "tune stands in front of all options"},
-    };
-
-    for (size_t i = 0; i < HVT_LEN(commands); i++)
-        if (!strcasecmp(word, commands[i][0]))
-            return commands[i][1];
-    return NULL;
-}
-
-/* The option whose value is argv[at - 1], if its value is a list with commas. */
+/* The option whose value ends with argv[at - 1], if its value is a list with commas. */
 static const hvt__option *takes_parts(char **argv, int at)
 {
-    const char *flag = at >= 2 ? argv[at - 2] : "", *joined = at >= 1 ? strchr(argv[at - 1], '=') : NULL;
-    const hvt__option *o = NULL;
+    const char *flag = argv[at >= 2 && strncmp(argv[at - 1], "--", 2) ? at - 2 : at - 1];
+    const hvt__option *o =
+        strncmp(flag, "--", 2) ? NULL : hvt__option_named(flag + 2, strcspn(flag, "=") - 2);
 
-    if (joined && !strncmp(argv[at - 1], "--", 2))
-        o = hvt__option_named(argv[at - 1] + 2, (size_t)(joined - argv[at - 1] - 2));
-    else if (!strncmp(flag, "--", 2))
-        o = hvt__option_named(flag + 2, strlen(flag + 2));
     return o && strchr(o->form, ',') ? o : NULL;
+}
+
+/* The flag of which arg, or a word like it, is a value: "--model resnet50"; false: there is none. */
+static bool lacks_flag(const char *arg, char ret_text[HVT_HINT])
+{
+    char word[WORD];
+
+    for (const hvt__option *o = hvt__option_table; o < hvt__option_table + HVT_OPTION_COUNT; o++) {
+        bool exact = o->kind == OPT_pick && hvt__is_word_of(o->form, arg);
+        if (exact || (o->kind == OPT_pick && strlen(arg) >= 5 && hvt__suggest(o->form, arg, word, WORD))) {
+            snprintf(ret_text, HVT_HINT, "did you mean %s %.39s?", hvt__flag_of(o).text, exact ? arg : word);
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool is_folder(const char *path)
+{
+    struct stat info;
+
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+/* The word of --data for the files in a folder, as far as their names tell. */
+static const char *data_in(const char *dir)
+{
+    static const struct {
+        const char *file, *data;
+    } known[] = {{"train_images.npy", "npy"},      {"test_images.npy", "npy"},
+                 {"data_batch_1.bin", "cifar10"},  {"cifar-10-batches-bin", "cifar10"},
+                 {"cifar-100-binary", "cifar100"}, {"train_X.bin", "stl10"},
+                 {"stl10_binary", "stl10"}};
+    char path[PATH_MAX];
+    DIR *d = opendir(dir);
+    struct dirent *e;
+    bool shards = false;
+
+    for (int i = 0; d && !shards && i < 1000 && (e = readdir(d)); i++) /* enough of a million pictures */
+        shards = strlen(e->d_name) > 4 && !strcmp(e->d_name + strlen(e->d_name) - 4, ".tar");
+    if (d)
+        closedir(d);
+    for (size_t i = 0; i < HVT_LEN(known); i++)
+        if (snprintf(path, sizeof path, "%s/%s", dir, known[i].file) < PATH_MAX && access(path, F_OK) == 0)
+            return known[i].data;
+    return shards ? "tar" : "folder";
+}
+
+/* The value is a path, where a word was expected. */
+static void hint_folder(const char *dir, char ret_text[HVT_HINT])
+{
+    enum { SHOWN = 120 };
+
+    snprintf(ret_text, HVT_HINT, "did you mean --data %s --data-dir %s?", data_in(dir),
+             strlen(dir) <= SHOWN ? dir : "DIR");
+}
+
+static void hint_dashed(const char *arg, size_t len, const char *value, char ret_text[HVT_HINT])
+{
+    char more[HVT_HINT];
+
+    hvt__hint_flag(arg, len, value, more);
+    if (!*more && isalpha((unsigned char)arg[1]) && isdigit((unsigned char)arg[2])) /* -j4 */
+        hvt__hint_flag(arg, 2, arg + 2, more);
+    if (*more)
+        snprintf(ret_text, HVT_HINT, "options begin with two dashes; %.160s", more);
 }
 
 void hvt__hint_stray(char **argv, int at, const char *value, char ret_text[HVT_HINT])
 {
-    const char *arg = argv[at], *equals = strchr(arg, '='), *whole = command(arg);
-    char word[40], more[HVT_HINT] = "";
-    const hvt__option *o = takes_parts(argv, at);
-    size_t len = equals ? (size_t)(equals - arg) : strlen(arg);
+    char small[WORD + 1];
+    const char *arg = argv[at], *whole = hvt__foreign(HVT__COMMAND, plain(arg, strlen(arg), small));
+    const hvt__option *list = takes_parts(argv, at);
+    size_t len = strcspn(arg, "=");
 
     snprintf(ret_text, HVT_HINT, "options are --name value or --name=value (see --help)");
-    if (*arg == '-') {
-        hvt__hint_flag(arg, len, value, more);
-        if (!*more && isalpha((unsigned char)arg[1]) && isdigit((unsigned char)arg[2])) /* -j4 */
-            hvt__hint_flag(arg, 2, arg + 2, more);
-        if (*more)
-            snprintf(ret_text, HVT_HINT, "options begin with two dashes; %.160s", more);
-        return;
-    }
-    if (is_long_dash(arg)) {
+    if (*arg == '-')
+        hint_dashed(arg, len, value, ret_text);
+    else if (is_long_dash(arg))
         snprintf(ret_text, HVT_HINT,
-                 "it begins with a long dash, as text that was copied may; type two short "
-                 "ones, --");
-        return;
-    }
-    if (whole) {
+                 "it begins with a long dash, as text that was copied may; type two short ones, --");
+    else if (whole)
         snprintf(ret_text, HVT_HINT, "%s", whole);
-        return;
-    }
-    if (o) {
-        snprintf(ret_text, HVT_HINT, "a list has commas and no blanks: %s %s", hvt__flag_of(o).text, o->form);
-        return;
-    }
-    if (equals && hvt__option_named(arg, len)) { /* lr=0.1 */
+    else if (list)
+        snprintf(ret_text, HVT_HINT, "a list has commas and no blanks: %s %s", hvt__flag_of(list).text,
+                 list->form);
+    else if (arg[len] && hvt__option_named(arg, len)) /* lr=0.1 */
         snprintf(ret_text, HVT_HINT, "options begin with two dashes; did you mean --%.100s?", arg);
-        return;
-    }
-    for (int i = 0; i < HVT_OPTION_COUNT; i++) {
-        o = &hvt__option_table[i];
-        if (o->kind != KIND_pick)
-            continue;
-        if (hvt__is_word_of(o->form, arg))
-            snprintf(word, sizeof word, "%.39s", arg);
-        else if (strlen(arg) < 5 || !hvt__suggest(o->form, arg, word, sizeof word))
-            continue;
-        snprintf(ret_text, HVT_HINT, "did you mean %s %s?", hvt__flag_of(o).text, word);
-        return;
-    }
+    else if (!lacks_flag(arg, ret_text) && is_folder(arg))
+        hint_folder(arg, ret_text);
 }
 
-/* ---- values ---- */
-
-/* The unit for a missing or misspelled one; NULL: there is none. */
-static const char *meant_unit(hvt__kind kind, const char *unit)
+/* 10k, 1.5M, 1e4, 10_000 and 10,000 in digits. */
+static bool in_digits(const char *value, char ret_text[WORD])
 {
-    static const struct {
-        hvt__kind kind;
-        const char *came, *meant;
-    } all[] = {{KIND_size, "", "MiB"},    {KIND_size, "k", "KiB"},     {KIND_size, "m", "MiB"},
-               {KIND_size, "g", "GiB"},   {KIND_size, "kb", "KB"},     {KIND_size, "mb", "MB"},
-               {KIND_size, "gb", "GB"},   {KIND_size, "kib", "KiB"},   {KIND_size, "mib", "MiB"},
-               {KIND_size, "gib", "GiB"}, {KIND_size, "b", "B"},       {KIND_size, "bytes", "B"},
-               {KIND_time, "", "s"},      {KIND_time, "s", "s"},       {KIND_time, "sec", "s"},
-               {KIND_time, "secs", "s"},  {KIND_time, "seconds", "s"}, {KIND_time, "min", "m"},
-               {KIND_time, "mins", "m"},  {KIND_time, "minutes", "m"}, {KIND_time, "m", "m"},
-               {KIND_time, "h", "h"},     {KIND_time, "hours", "h"},   {KIND_time, "hour", "h"},
-               {KIND_time, "ms", "ms"},   {KIND_time, "msec", "ms"}};
+    char plain_number[WORD + 1];
+    const char *at = plain_number;
+    size_t n = 0;
+    double v, unit;
 
-    for (size_t i = 0; i < HVT_LEN(all); i++)
-        if (all[i].kind == kind && !strcasecmp(unit, all[i].came))
-            return all[i].meant;
-    return NULL;
+    for (const char *p = value; *p && n < WORD; p++)
+        if (!strchr(",_'", *p) || strspn(p + 1, "0123456789") != 3)
+            plain_number[n++] = *p;
+    plain_number[n] = 0;
+    if (!hvt__scan_number(&at, &v))
+        return false;
+    unit = !strcasecmp(at, "k") ? 1e3 : !strcasecmp(at, "m") ? 1e6 : *at ? 0 : 1;
+    if (!unit || v * unit != floor(v * unit) || fabs(v * unit) > INT_MAX)
+        return false;
+    snprintf(ret_text, WORD, "%.0f", v * unit);
+    return true;
 }
 
 /* A correction of the value that would be accepted; false: none. */
-static bool mended(const hvt__option *o, const char *value, char ret_text[40])
+static bool mended(const hvt__option *o, const char *value, char ret_text[WORD])
 {
     hvt_options ignored = {0};
     size_t digits = strspn(value, "0123456789.");
-    const char *unit = meant_unit(o->kind, value + digits + strspn(value + digits, " "));
-    char *comma;
+    const char *unit = NULL;
+    char small[WORD + 1];
 
     if (strlen(value) > 30)
         return false;
-    if (o->kind == KIND_pick)
-        return hvt__suggest(o->form, value, ret_text, 40);
-    snprintf(ret_text, 40, "%s", value);
-    comma = strchr(ret_text, ',');
-    if (o->kind == KIND_num && comma) /* 0,1 */
-        *comma = '.';
-    else if (unit && digits)
-        snprintf(ret_text, 40, "%.*s%s", (int)digits, value, unit);
+    if (o->kind == OPT_pick)
+        return hvt__suggest(o->form, value, ret_text, WORD);
+    if (o->kind == OPT_int || o->kind == OPT_word)
+        return in_digits(value, ret_text) && hvt__value_read(&ignored, o, ret_text);
+    if (digits && (o->kind == OPT_size || o->kind == OPT_time))
+        unit = hvt__foreign(o->kind == OPT_size ? HVT__SIZE : HVT__TIME, plain(value + digits, WORD, small));
+    snprintf(ret_text, WORD, "%.*s%s", unit ? (int)digits : WORD, value, unit ? unit : "");
+    if (o->kind == OPT_num) /* 0,1 */
+        hvt__replace(ret_text, ',', '.');
     return hvt__value_read(&ignored, o, ret_text);
 }
 
 void hvt__hint_value(const hvt__option *o, const char *value, char ret_text[HVT_HINT])
 {
-    char word[40];
+    static const struct {
+        const char *field, *value, *hint;
+    } known[] = {{"bucket", "auto", "here: hvtrain tune FILE finds the fastest size"},
+                 {"overlap", "layers", "here: --overlap worker"},
+                 {"amp", "tf32", "--tf32 is a flag of its own, for --device cuda"}};
+    bool data = !strcmp(o->field, "data");
+    char word[WORD], folder[HVT_HINT];
 
     *ret_text = 0;
-    if (!strcmp(o->field, "bucket") && !strcmp(value, "auto"))
-        snprintf(ret_text, HVT_HINT, "; here: hvtrain tune FILE finds the fastest size");
-    else if (!strcmp(o->field, "overlap") && !strcmp(value, "layers"))
-        snprintf(ret_text, HVT_HINT, "; here: --overlap worker");
-    else if (!strcmp(o->field, "amp") && !strcasecmp(value, "tf32"))
-        snprintf(ret_text, HVT_HINT, "; --tf32 is a flag of its own, for --device cuda");
-    else if (mended(o, value, word))
+    if (!(data && strchr(value, '/')) && mended(o, value, word)) {
         snprintf(ret_text, HVT_HINT, "; did you mean %s?", word);
+    } else if (data && (strchr(value, '/') || is_folder(value))) {
+        hint_folder(value, folder);
+        snprintf(ret_text, HVT_HINT, "; %.190s", folder);
+    }
+    for (size_t i = 0; i < HVT_LEN(known); i++)
+        if (!strcmp(o->field, known[i].field) && !strcasecmp(value, known[i].value))
+            snprintf(ret_text, HVT_HINT, "; %s", known[i].hint);
 }

@@ -1,32 +1,67 @@
 /*
- * Values of options: reading them from text, writing them, and describing what is accepted. A value that was
- * written reads back as the same value; checkpoints rely on this.
+ * The table of options, made from HVT_OPTIONS, and their values: reading them from text, writing them, and
+ * describing what is accepted. A value that was written reads back as the same value; checkpoints rely on
+ * this. A flag is an option's field with '-' for '_'.
  */
-#include "options.h"
+#include "cli_impl.h"
 #include "base_impl.h"
 
-#include <limits.h>
+#include <float.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 #include <strings.h>
 
-#define FIELD(opts, o, type)       ((type *)(void *)((char *)(opts) + (o)->offset))
-#define CONST_FIELD(opts, o, type) ((const type *)(const void *)((const char *)(opts) + (o)->offset))
+const hvt__option hvt__option_table[HVT_OPTION_COUNT] = {HVT_OPTIONS(HVT_OPT_NO_GROUP, HVT__OPTION)};
 
-/* ---- reading ---- */
+const hvt__option *hvt__option_named(const char *name, size_t len)
+{
+    for (int i = 0; i < HVT_OPTION_COUNT; i++) {
+        const char *field = hvt__option_table[i].field;
+        size_t k = 0;
+        while (k < len && field[k] && field[k] == (name[k] == '-' ? '_' : name[k]))
+            k++;
+        if (k == len && !field[k])
+            return &hvt__option_table[i];
+    }
+    return NULL;
+}
 
-/* Is value this word? A final ":R" of the word stands for a number from 1 to 9999. */
+void hvt__replace(char *text, char from, char to)
+{
+    for (; *text; text++)
+        if (*text == from)
+            *text = to;
+}
+
+hvt__flag hvt__flag_of(const hvt__option *o)
+{
+    hvt__flag flag;
+
+    snprintf(flag.text, sizeof flag.text, "--%s", o->field);
+    hvt__replace(flag.text, '_', '-');
+    return flag;
+}
+
+/* Is value this word? A final ":R" of the word stands for a number from 1 to 9999, ":N" for one from 0 to
+ * 1023; "FILE.pt2" for any path that ends so. */
 static bool is_word(const char *word, size_t len, const char *value)
 {
-    int64_t r;
+    static const char file[] = "FILE.";
+    bool rank = len > 2 && !strncmp(word + len - 2, ":R", 2);
+    int64_t n;
 
-    if (len < 2 || strncmp(word + len - 2, ":R", 2) != 0)
+    if (!strncmp(word, file, sizeof file - 1)) {
+        const char *dot = strrchr(value, '.');
+
+        word += sizeof file - 2;
+        return dot && dot > value && strlen(dot) == len - (sizeof file - 2) &&
+               !strncmp(word, dot, strlen(dot));
+    }
+    if (!rank && (len < 2 || strncmp(word + len - 2, ":N", 2)))
         return strlen(value) == len && !strncmp(word, value, len);
-    if (strncmp(word, value, len - 1) != 0 || value[len - 1] == '0')
+    if (strncmp(word, value, len - 1) || (rank && value[len - 1] == '0'))
         return false;
     value += len - 1;
-    return hvt__scan_whole(&value, 9999, &r) && !*value;
+    return hvt__scan_whole(&value, rank ? 9999 : 1023, &n) && !*value;
 }
 
 bool hvt__is_word_of(const char *form, const char *value)
@@ -37,11 +72,19 @@ bool hvt__is_word_of(const char *form, const char *value)
     return false;
 }
 
-static bool read_int(const char *value, int *ret)
+/* What an option's word reads as: a number that it does not accept. */
+static int value_of_word(const hvt__option *o)
 {
-    int64_t v;
+    return o->low > 0 ? 0 : -1;
+}
 
-    if (!hvt__scan_whole(&value, INT_MAX, &v) || *value)
+/* A whole number; of an option of kind word also its preset. */
+static bool read_int(const hvt__option *o, const char *value, int *ret)
+{
+    bool word = o->kind == OPT_word && !strcasecmp(value, o->preset);
+    int64_t v = value_of_word(o);
+
+    if (!word && (!hvt__scan_whole(&value, INT_MAX, &v) || *value || (double)v < o->low))
         return false;
     *ret = (int)v;
     return true;
@@ -49,11 +92,11 @@ static bool read_int(const char *value, int *ret)
 
 static bool read_bool(const char *value, bool *ret)
 {
-    static const char *const on[] = {"on", "yes", "true", "1"}, *const off[] = {"off", "no", "false", "0"};
+    static const char *const words[] = {"off", "on", "no", "yes", "false", "true", "0", "1"};
 
-    for (size_t i = 0; i < HVT_LEN(on); i++)
-        if (!strcasecmp(value, on[i]) || !strcasecmp(value, off[i])) {
-            *ret = !strcasecmp(value, on[i]);
+    for (size_t i = 0; i < HVT_LEN(words); i++)
+        if (!strcasecmp(value, words[i])) {
+            *ret = i % 2;
             return true;
         }
     return false;
@@ -64,55 +107,79 @@ typedef struct unit {
     double value;
 } unit;
 
-static const unit sizes[] = {{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"GB", 1e9}, {"MB", 1e6},
-                             {"KB", 1e3},      {"kB", 1e3},      {"B", 1},         {0}};
-static const unit times[] = {{"ms", 1e-3}, {"s", 1}, {"m", 60}, {"h", 3600}, {0}};
+/* Binary sizes come first: size_text() takes the first that divides a size. */
+static const unit sizes[] = {{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}, {"GB", 1e9},
+                             {"MB", 1e6},      {"KB", 1e3},      {"kB", 1e3},      {0}};
+static const unit none[] = {{"", 1}, {0}};
+static const unit times[] = {{"d", 86400}, {"h", 3600}, {"m", 60}, {"s", 1}, {"ms", 1e-3}};
 
-/* A number >= 0 with a unit, in the smallest one. */
-static bool read_amount(const char *value, const unit *units, double *ret)
+/* A number with a unit, from `least` to `most` in the smallest one, or 0. */
+static bool read_amount(const char *value, const unit *units, double least, double most, double *ret)
 {
-    if (!hvt__scan_number(&value, ret) || *ret < 0)
+    double v;
+
+    if (!hvt__scan_number(&value, &v))
         return false;
-    for (; units->name; units++)
-        if (!strcmp(value, units->name)) {
-            *ret *= units->value;
-            return true;
-        }
-    return !*value && *ret == 0;
+    while (units->name && strcmp(value, units->name))
+        units++;
+    if (!units->name && (*value || v != 0))
+        return false;
+    v *= units->value;
+    if (v != 0 && (v < least || v > most))
+        return false;
+    *ret = v;
+    return true;
+}
+
+/* Numbers with units, the larger ones first, from a millisecond to 1e9 s; or 0. */
+bool hvt__time_read(const char *value, double *ret_seconds)
+{
+    size_t at = 0, len = 0;
+    double v, sum = 0;
+
+    do {
+        if (!hvt__scan_number(&value, &v) || v < 0)
+            return false;
+        len = strspn(value, "dhms");
+        while (at < HVT_LEN(times) && (strlen(times[at].name) != len || strncmp(times[at].name, value, len)))
+            at++;
+        if (at == HVT_LEN(times) && (*value || v != 0))
+            return false;
+        if (at < HVT_LEN(times))
+            sum += v * times[at++].value;
+        value += len;
+    } while (*value);
+    if (sum != 0 && (sum < 1e-3 || sum > 1e9))
+        return false;
+    *ret_seconds = sum;
+    return true;
 }
 
 static bool read_size(const char *value, size_t *ret)
 {
-    double bytes;
+    double bytes = 0;
+    bool all = !strcmp(value, "all");
 
-    if (!strcmp(value, "all")) {
-        *ret = HVT_BUCKET_ALL;
-        return true;
-    }
-    if (!read_amount(value, sizes, &bytes) || bytes >= 0x1p52 || (bytes > 0 && bytes < 1))
+    if (!all && !read_amount(value, sizes, 1, 0x1p52, &bytes))
         return false; /* a fraction of a byte must not become 0, which has a meaning of its own */
-    *ret = (size_t)bytes;
+    *ret = all ? HVT_BUCKET_ALL : (size_t)bytes;
     return true;
 }
 
-static bool read_time(const char *value, double *ret)
+static bool read_rgb(const hvt__option *o, const char *value, hvt_rgb *ret)
 {
-    double seconds;
-
-    if (!read_amount(value, times, &seconds) || (seconds != 0 && (seconds < 1e-3 || seconds > 1e9)))
-        return false;
-    *ret = seconds;
-    return true;
-}
-
-static bool read_rgb(const char *value, double low, hvt_rgb *ret)
-{
+    static const hvt_rgb imagenet[2] = {{{0.485f, 0.456f, 0.406f}}, {{0.229f, 0.224f, 0.225f}}};
+    bool deviation = o->offset == offsetof(hvt_options, std);
     hvt_rgb rgb;
     int n = 0;
 
+    if (!strcasecmp(value, "imagenet")) { /* torchvision's numbers */
+        *ret = imagenet[deviation];
+        return true;
+    }
     do {
         double v;
-        if (n == 3 || !hvt__scan_number(&value, &v) || v < low || fabs(v) > 1e30)
+        if (n == 3 || !hvt__scan_number(&value, &v) || v < o->low || fabs(v) > 1e30)
             return false;
         rgb.v[n++] = (float)v;
     } while (hvt__scan_text(&value, ","));
@@ -124,155 +191,114 @@ static bool read_rgb(const char *value, double low, hvt_rgb *ret)
     return true;
 }
 
-void hvt__value_expected(const hvt__option *o, char *ret_text, size_t bytes)
-{
-    switch (o->kind) {
-    case KIND_str:
-        snprintf(ret_text, bytes, "text (%s)", o->form);
-        break;
-    case KIND_pick: {
-        size_t n = 0;
-        snprintf(ret_text, bytes, "one of %s", o->form);
-        for (; ret_text[n]; n++)
-            if (ret_text[n] == '|')
-                ret_text[n] = ' ';
-        break;
-    }
-    case KIND_int:
-        snprintf(ret_text, bytes, "a whole number from %.0f to %d", o->low, INT_MAX);
-        break;
-    case KIND_word:
-        snprintf(ret_text, bytes, "a whole number from %.0f to %d, or '%s'", o->low, INT_MAX, o->preset);
-        break;
-    case KIND_num:
-        snprintf(ret_text, bytes, "a number >= %g", o->low);
-        break;
-    case KIND_bool:
-        snprintf(ret_text, bytes, "on or off");
-        break;
-    case KIND_size:
-        snprintf(ret_text, bytes, "a size with its unit (25MiB, 64KiB, 1MB)%s",
-                 strstr(o->form, "all") ? ", 0 or all" : " or 0");
-        break;
-    case KIND_time:
-        snprintf(ret_text, bytes, "a time with its unit (500ms, 30s, 5m, 1h) or 0");
-        break;
-    case KIND_rgb:
-        snprintf(ret_text, bytes, "one number or three with commas%s", o->low > 0 ? ", each > 0" : "");
-        break;
-    }
-}
-
 bool hvt__value_read(hvt_options *opts, const hvt__option *o, const char *value)
 {
-    int i;
-    double d;
-    size_t bytes;
+    void *at = (char *)opts + o->offset;
 
     switch (o->kind) {
-    case KIND_pick:
-        if (!hvt__is_word_of(o->form, value))
+    case OPT_str:
+    case OPT_pick:
+        if (o->kind == OPT_pick && !hvt__is_word_of(o->form, value))
             return false;
-        /* fall through */
-    case KIND_str:
-        *FIELD(opts, o, hvt_opt_str) = value;
+        *(hvt_opt_str *)at = value;
         return true;
-    case KIND_word:
-        if (!strcasecmp(value, o->preset)) {
-            *FIELD(opts, o, hvt_opt_word) = 0;
-            return true;
-        }
-        /* fall through */
-    case KIND_int:
-        if (!read_int(value, &i) || i < o->low)
-            return false;
-        *FIELD(opts, o, hvt_opt_int) = i;
-        return true;
-    case KIND_num:
-        if (!hvt__scan_number(&value, &d) || *value || d < o->low)
-            return false;
-        *FIELD(opts, o, hvt_opt_num) = d;
-        return true;
-    case KIND_bool:
-        return read_bool(value, FIELD(opts, o, hvt_opt_bool));
-    case KIND_size:
-        if (!read_size(value, &bytes) || (bytes == HVT_BUCKET_ALL && !strstr(o->form, "all")))
-            return false;
-        *FIELD(opts, o, hvt_opt_size) = bytes;
-        return true;
-    case KIND_time:
-        return read_time(value, FIELD(opts, o, hvt_opt_time));
-    case KIND_rgb:
-        return read_rgb(value, o->low, FIELD(opts, o, hvt_opt_rgb));
+    case OPT_int:
+    case OPT_word:
+        return read_int(o, value, at);
+    case OPT_num:
+        return read_amount(value, none, o->low, DBL_MAX, at);
+    case OPT_bool:
+        return read_bool(value, at);
+    case OPT_size:
+        return read_size(value, at);
+    case OPT_time:
+        return hvt__time_read(value, at);
+    case OPT_rgb:
+        return read_rgb(o, value, at);
     }
     return false;
 }
 
-/* ---- writing ---- */
-
-static void num_text(double v, char *ret_text, size_t bytes)
+int hvt__value_expected(const hvt__option *o, char *ret_text, size_t bytes)
 {
-    for (int digits = 6; digits <= 17; digits++) {
-        snprintf(ret_text, bytes, "%.*g", digits, v);
-        if (strtod(ret_text, NULL) == v)
-            return;
-    }
-}
+    char words[HVT_HINT];
 
-static void size_text(size_t v, char *ret_text, size_t bytes)
-{
-    static const struct {
-        const char *name;
-        size_t bytes;
-    } exact[] = {{"GiB", 1u << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}};
-
-    if (v == 0 || v == HVT_BUCKET_ALL) {
-        snprintf(ret_text, bytes, "%s", v == 0 ? "0" : "all");
-        return;
-    }
-    for (size_t i = 0; i < HVT_LEN(exact); i++)
-        if (v % exact[i].bytes == 0) {
-            snprintf(ret_text, bytes, "%zu%s", v / exact[i].bytes, exact[i].name);
-            return;
-        }
-}
-
-void hvt__value_write(const hvt_options *opts, const hvt__option *o, char *ret_text, size_t bytes)
-{
     switch (o->kind) {
-    case KIND_str:
-    case KIND_pick:
-        snprintf(ret_text, bytes, "%s", *CONST_FIELD(opts, o, hvt_opt_str));
-        break;
-    case KIND_word:
-        if (*CONST_FIELD(opts, o, hvt_opt_word) == 0) {
-            snprintf(ret_text, bytes, "%s", o->preset);
-            break;
-        }
-        /* fall through */
-    case KIND_int:
-        snprintf(ret_text, bytes, "%d", *CONST_FIELD(opts, o, hvt_opt_int));
-        break;
-    case KIND_num:
-        num_text(*CONST_FIELD(opts, o, hvt_opt_num), ret_text, bytes);
-        break;
-    case KIND_bool:
-        snprintf(ret_text, bytes, "%s", *CONST_FIELD(opts, o, hvt_opt_bool) ? "on" : "off");
-        break;
-    case KIND_size:
-        size_text(*CONST_FIELD(opts, o, hvt_opt_size), ret_text, bytes);
-        break;
-    case KIND_time:
-        num_text(*CONST_FIELD(opts, o, hvt_opt_time), ret_text, bytes - 1);
-        strcat(ret_text, "s");
-        break;
-    case KIND_rgb: {
-        const float *v = CONST_FIELD(opts, o, hvt_opt_rgb)->v;
-        if (v[0] == v[1] && v[0] == v[2])
-            snprintf(ret_text, bytes, "%.9g", (double)v[0]);
-        else
-            snprintf(ret_text, bytes, "%.9g,%.9g,%.9g", (double)v[0], (double)v[1], (double)v[2]);
-        break;
+    case OPT_str:
+        return snprintf(ret_text, bytes, "text (%s)", o->form);
+    case OPT_pick:
+        snprintf(words, sizeof words, "%s", o->form);
+        hvt__replace(words, '|', ' ');
+        return snprintf(ret_text, bytes, "one of %s", words);
+    case OPT_int:
+        return snprintf(ret_text, bytes, "a whole number from %.0f to %d", o->low, INT_MAX);
+    case OPT_word:
+        return snprintf(ret_text, bytes, "a whole number from %.0f to %d, or '%s'", o->low, INT_MAX,
+                        o->preset);
+    case OPT_num:
+        return snprintf(ret_text, bytes, "a number >= %g", o->low);
+    case OPT_bool:
+        return snprintf(ret_text, bytes, "on or off");
+    case OPT_size:
+        return snprintf(ret_text, bytes, "a size with its unit (25MiB, 64KiB, 1MB), 0 or all");
+    case OPT_time:
+        return snprintf(ret_text, bytes, "a time with its unit (500ms, 30s, 5m, 1h30m) or 0");
+    case OPT_rgb:
+        return snprintf(ret_text, bytes, "one number or three with commas%s, or imagenet",
+                        o->low > 0 ? ", each > 0" : "");
     }
+    return 0;
+}
+
+static int num_text(double v, char ret_text[HVT_OPTION_VALUE])
+{
+    int n = 0;
+
+    for (int digits = 6; digits <= 17 && (!n || strtod(ret_text, NULL) != v); digits++)
+        n = snprintf(ret_text, HVT_OPTION_VALUE, "%.*g", digits, v);
+    return n;
+}
+
+static int size_text(size_t v, char ret_text[HVT_OPTION_VALUE])
+{
+    const unit *u = sizes;
+
+    if (v == 0 || v == HVT_BUCKET_ALL)
+        return snprintf(ret_text, HVT_OPTION_VALUE, "%s", v == 0 ? "0" : "all");
+    while (v % (size_t)u->value)
+        u++;
+    return snprintf(ret_text, HVT_OPTION_VALUE, "%zu%s", v / (size_t)u->value, u->name);
+}
+
+int hvt__option_text(const hvt_options *opts, int i, char ret_text[HVT_OPTION_VALUE])
+{
+    const hvt__option *o = &hvt__option_table[i];
+    const void *at = (const char *)opts + o->offset;
+    const float *v = at;
+    int n;
+
+    switch (o->kind) {
+    case OPT_str:
+    case OPT_pick:
+        return snprintf(ret_text, HVT_OPTION_VALUE, "%s", *(const hvt_opt_str *)at);
+    case OPT_int:
+    case OPT_word:
+        n = *(const int *)at;
+        return o->kind == OPT_int || n != value_of_word(o)
+                   ? snprintf(ret_text, HVT_OPTION_VALUE, "%d", n)
+                   : snprintf(ret_text, HVT_OPTION_VALUE, "%s", o->preset);
+    case OPT_num:
+        return num_text(*(const double *)at, ret_text);
+    case OPT_bool:
+        return snprintf(ret_text, HVT_OPTION_VALUE, "%s", *(const bool *)at ? "on" : "off");
+    case OPT_size:
+        return size_text(*(const size_t *)at, ret_text);
+    case OPT_time:
+        n = num_text(*(const double *)at, ret_text);
+        return n + snprintf(ret_text + n, HVT_OPTION_VALUE - (size_t)n, "s");
+    case OPT_rgb:
+        return snprintf(ret_text, HVT_OPTION_VALUE, v[0] == v[1] && v[0] == v[2] ? "%.9g" : "%.9g,%.9g,%.9g",
+                        (double)v[0], (double)v[1], (double)v[2]);
     }
+    return 0;
 }

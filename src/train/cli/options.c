@@ -2,15 +2,11 @@
  * Loops over the table of options: defaults, the command line, the comparison between ranks. The source of
  * each value is kept beside it, because a file must not override a flag.
  */
-#include "options.h"
+#include "cli_impl.h"
 #include "base_impl.h"
+#include "world/items.h"
 
 #include "config.h"
-
-#include <stdlib.h>
-#include <string.h>
-
-/* ---- values ---- */
 
 static hvt_status set(hvt_options *opts, const hvt__option *o, const char *value)
 {
@@ -41,20 +37,11 @@ void hvt_options_default(hvt_options *ret_opts)
 {
     if (!ret_opts)
         return;
-    memset(ret_opts, 0, sizeof *ret_opts);
+    *ret_opts = (hvt_options){.tune_file = "", .tune_seconds = 60};
     for (int i = 0; i < HVT_OPTION_COUNT; i++)
         if (!hvt__value_read(ret_opts, &hvt__option_table[i], hvt__option_table[i].preset))
             abort(); /* the table contradicts itself */
-    ret_opts->tune_file = "";
-    ret_opts->tune_seconds = 60;
 }
-
-void hvt__option_text(const hvt_options *opts, int i, char ret_text[HVT_OPTION_VALUE])
-{
-    hvt__value_write(opts, &hvt__option_table[i], ret_text, HVT_OPTION_VALUE);
-}
-
-/* ---- the command line ---- */
 
 /* argv[at] is not a flag of ours. */
 static hvt_status refuse(char **argv, int at, size_t len, const char *value)
@@ -71,72 +58,81 @@ static hvt_status refuse(char **argv, int at, size_t len, const char *value)
                     (int)len, arg, more);
 }
 
-/* The value of the flag at argv[*i], which may be the next argument. */
-static hvt_status find_value(const hvt__option *o, int argc, char **argv, int *i, const char **value)
+/* The value of the flag argv[*i], which may be `next`. */
+static hvt_status find_value(const hvt__option *o, char **argv, int *i, const char *next, const char **value)
 {
-    const char *arg = argv[*i], *next = *i + 1 < argc ? argv[*i + 1] : NULL;
+    hvt__flag flag = hvt__flag_of(o);
     hvt_options ignored;
     char what[256];
 
     hvt__value_expected(o, what, sizeof what);
-    if (!*value && o->kind == KIND_bool && (!next || !hvt__value_read(&ignored, o, next))) {
+    if (*value) {
+        HVT_CHECK(o->kind != OPT_str || strncmp(*value, "~/", 2), E_ARG,
+                  "%s: the shell leaves '~' as it is behind '='; write %s %s", argv[*i], flag.text, *value);
+    } else if (o->kind == OPT_bool && (!next || !hvt__value_read(&ignored, o, next))) {
         *value = "on";
-    } else if (!*value) {
-        HVT_CHECK(next, E_ARG, "%s: expected %s, got the end of the command line", hvt__flag_of(o).text,
-                  what);
-        HVT_CHECK(strncmp(next, "--", 2), E_ARG, "%s: expected %s, got the flag %s", hvt__flag_of(o).text,
-                  what, next);
-        *value = argv[++*i];
     } else {
-        HVT_CHECK(o->kind != KIND_str || strncmp(*value, "~/", 2), E_ARG,
-                  "%s: the shell leaves '~' as it is behind '='; write %s %s", arg, hvt__flag_of(o).text,
-                  *value);
+        HVT_CHECK(next, E_ARG, "%s: expected %s, got the end of the command line", flag.text, what);
+        HVT_CHECK(strncmp(next, "--", 2), E_ARG, "%s: expected %s, got the flag %s", flag.text, what, next);
+        *value = argv[++*i];
     }
     /* --save "$DIR" of a variable that is not set */
-    HVT_CHECK(o->kind != KIND_str || **value, E_ARG, "%s: expected %s, got ''", hvt__flag_of(o).text, what);
+    HVT_CHECK(o->kind != OPT_str || **value, E_ARG, "%s: expected %s, got ''", flag.text, what);
     return HVT_OK;
 }
 
 static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
 {
-    const char *arg = argv[*i], *equals = strchr(arg, '='), *value = equals ? equals + 1 : NULL;
-    size_t len = equals ? (size_t)(equals - arg) : strlen(arg);
-    bool dashed = len > 2 && !strncmp(arg, "--", 2);
-    bool no = len > 5 && (!strncmp(arg, "--no-", 5) || !strncmp(arg, "--no_", 5));
-    const hvt__option *o = dashed ? hvt__option_named(arg + 2, len - 2) : NULL;
+    const char *arg = argv[*i], *next = *i + 1 < argc ? argv[*i + 1] : NULL;
+    size_t len = strcspn(arg, "=");
+    const char *value = arg[len] ? arg + len + 1 : NULL;
+    bool no = !strncmp(arg, "--no-", 5) || !strncmp(arg, "--no_", 5);
+    const hvt__option *o = strncmp(arg, "--", 2) ? NULL : hvt__option_named(arg + 2, len - 2);
+    const hvt__option *off = no && !o ? hvt__option_named(arg + 5, len - 5) : NULL;
 
-    if (!o && no) {
-        o = hvt__option_named(arg + 5, len - 5);
-        if (o && o->kind == KIND_bool) {
-            HVT_CHECK(!value, E_ARG, "%.*s takes no value, got '%s'", (int)len, arg, value);
-            return set(opts, o, "off");
-        }
-        o = NULL;
+    if (off && off->kind == OPT_bool) {
+        HVT_CHECK(!value, E_ARG, "%.*s takes no value, got '%s'", (int)len, arg, value);
+        return set(opts, off, "off");
     }
     if (!o)
-        return refuse(argv, *i, len,
-                      value                                   ? value
-                      : *i + 1 < argc && *argv[*i + 1] != '-' ? argv[*i + 1]
-                                                              : NULL);
-    HVT_TRY(find_value(o, argc, argv, i, &value));
+        return refuse(argv, *i, len, value ? value : next && *next != '-' ? next : NULL);
+    HVT_TRY(find_value(o, argv, i, next, &value));
     return set(opts, o, value);
 }
 
 /* "tune FILE [SECONDS]" in front. */
 static hvt_status parse_tune(hvt_options *opts, int argc, char **argv, int *i)
 {
-    const char *seconds;
-
     opts->ask = HVT_ASK_TUNE;
     if (*i + 1 < argc && *argv[*i + 1] != '-')
         opts->tune_file = argv[++*i];
     if (*i + 1 < argc && *opts->tune_file && *argv[*i + 1] != '-') {
-        seconds = argv[++*i];
+        const char *seconds = argv[++*i];
         HVT_CHECK(hvt__scan_number(&seconds, &opts->tune_seconds) && !*seconds && opts->tune_seconds >= 1,
                   E_ARG, "tune %s: expected a number of seconds >= 1 or an option, got '%s'", opts->tune_file,
                   argv[*i]);
     }
     return HVT_OK;
+}
+
+/* "pack DIR" in front; what is packed is a folder of pictures unless --data says otherwise. */
+static hvt_status parse_pack(hvt_options *opts, int argc, char **argv, int *i)
+{
+    opts->ask = HVT_ASK_PACK;
+    opts->data = "folder";
+    if (*i + 1 < argc && *argv[*i + 1] != '-')
+        return hvt_options_set(opts, "data-dir", argv[++*i]);
+    return HVT_OK;
+}
+
+/* argv[*i], where the first may be a command. */
+static hvt_status parse_word(hvt_options *opts, int argc, char **argv, int *i)
+{
+    if (*i == 1 && !strcmp(argv[*i], "tune"))
+        return parse_tune(opts, argc, argv, i);
+    if (*i == 1 && !strcmp(argv[*i], "pack"))
+        return parse_pack(opts, argc, argv, i);
+    return parse_one(opts, argc, argv, i);
 }
 
 hvt_status hvt_options_parse(int argc, char **argv, hvt_options *ret_opts)
@@ -148,48 +144,40 @@ hvt_status hvt_options_parse(int argc, char **argv, hvt_options *ret_opts)
 
     hvt_options_default(&opts);
     for (int i = 1; i < argc; i++) {
-        if (i == 1 && !strcmp(argv[i], "tune"))
-            HVT_TRY(parse_tune(&opts, argc, argv, &i));
-        else if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h"))
+        const char *arg = argv[i];
+        if (!strcmp(arg, "--help") || !strcmp(arg, "-h"))
             opts.ask = HVT_ASK_HELP;
-        else if (!strcmp(argv[i], "--help=markdown"))
+        else if (!strcmp(arg, "--help=markdown"))
             opts.ask = HVT_ASK_MARKDOWN;
-        else if (!strcmp(argv[i], "--help=man"))
+        else if (!strcmp(arg, "--help=man"))
             opts.ask = HVT_ASK_MAN;
-        else if (!strcmp(argv[i], "--version"))
+        else if (!strcmp(arg, "--version"))
             opts.ask = HVT_ASK_VERSION;
-        else if (!strncmp(argv[i], "--help=", 7))
-            return HVT_FAIL(E_ARG, "--help: expected nothing, =markdown or =man, got '%s'", argv[i] + 7);
-        else if (!strncmp(argv[i], "--version=", 10))
-            return HVT_FAIL(E_ARG, "--version takes no value, got '%s'", argv[i] + 10);
+        else if (!strncmp(arg, "--help=", 7))
+            return HVT_FAIL(E_ARG, "--help: expected nothing, =markdown or =man, got '%s'", arg + 7);
+        else if (!strncmp(arg, "--version=", 10))
+            return HVT_FAIL(E_ARG, "--version takes no value, got '%s'", arg + 10);
         else
-            HVT_TRY(parse_one(&opts, argc, argv, &i));
+            HVT_TRY(parse_word(&opts, argc, argv, &i));
     }
     *ret_opts = opts;
     return HVT_OK;
 }
 
-/* ---- all ranks ---- */
-
 hvt_status hvt_options_agree(const hvt_options *opts, hvt_world *world)
 {
     HVT_GIVEN(opts, "options");
     HVT_GIVEN(world, "a world");
-    char(*text)[HVT_OPTION_VALUE] = calloc(HVT_OPTION_COUNT, sizeof *text);
-    hvt__flag flag[HVT_OPTION_COUNT];
-    hvt_item items[HVT_OPTION_COUNT + 1] = {{"build", HVT_VERSION " by " HVT_COMPILER}};
-    int n = 1;
-    hvt_status s = text ? HVT_OK : HVT_FAIL(E_MEM, "no memory to compare %d options", HVT_OPTION_COUNT);
 
-    HVT_TRY_OR(done, hvt_world_agree(world, s));
+    char text[HVT_OPTION_VALUE];
+    hvt__items items = {0};
+
+    hvt__items_add(&items, "build\t%s by %s", HVT_VERSION, HVT_COMPILER);
+    hvt__items_add(&items, "data sets\t%s", opts->test_set ? "the caller's" : "of --data");
     for (int i = 0; i < HVT_OPTION_COUNT; i++)
         if (hvt__option_table[i].scope != HVT_SCOPE_RANK) {
-            hvt__option_text(opts, i, text[i]);
-            flag[i] = hvt__option_flag(i);
-            items[n++] = (hvt_item){flag[i].text, text[i]};
+            hvt__option_text(opts, i, text);
+            hvt__items_add(&items, "%s\t%s", hvt__flag_of(&hvt__option_table[i]).text, text);
         }
-    HVT_TRY_OR(done, hvt_world_compare(world, items, n));
-done:
-    free(text);
-    return s;
+    return hvt__items_compare(&items, world);
 }

@@ -1,11 +1,13 @@
 /*
- * Options to and from a JSON object, {"flag without dashes": "value"}: in logs, checkpoints and --config.
+ * Options to and from a JSON object, {"flag without dashes": "value"}: in logs, checkpoints and the file of
+ * --config. That is below the command line and above a checkpoint; its key "note" is a comment. Rank 0 reads
+ * files and broadcasts their text.
  */
-#include "options.h"
+#include "cli_impl.h"
 #include "base_impl.h"
 
-#include <stdlib.h>
-#include <string.h>
+#include <errno.h>
+#include <sys/stat.h>
 
 json_t *hvt__json_text(const char *text)
 {
@@ -28,12 +30,10 @@ json_t *hvt__options_json(const hvt_options *opts, hvt_scope least)
     for (int i = 0; i < HVT_OPTION_COUNT; i++)
         if (hvt__option_table[i].scope >= least) {
             hvt__option_text(opts, i, text);
-            json_object_set_new(all, hvt__option_flag(i).text + 2, hvt__json_text(text));
+            json_object_set_new(all, hvt__flag_of(&hvt__option_table[i]).text + 2, hvt__json_text(text));
         }
     return all;
 }
-
-/* ---- reading ---- */
 
 static const char *kind_of(const json_t *value)
 {
@@ -49,35 +49,25 @@ static const char *kind_of(const json_t *value)
 static hvt_status as_text(const char *key, const hvt__option *o, const json_t *value,
                           char ret_text[HVT_OPTION_VALUE])
 {
-    bool text = o->kind == KIND_str || o->kind == KIND_pick, on_off = o->kind == KIND_bool;
-    bool fits = json_is_string(value) || (json_is_number(value) && !text && !on_off) ||
-                (json_is_boolean(value) && on_off);
+    bool text = o->kind == OPT_str || o->kind == OPT_pick, on_off = o->kind == OPT_bool;
 
-    HVT_CHECK(fits, E_FORMAT, "%s: expected %s, got %s", key,
-              text     ? "text"
-              : on_off ? "true or false"
-                       : "a number or text",
-              kind_of(value));
-    HVT_CHECK(!json_is_string(value) || (json_string_length(value) < HVT_OPTION_VALUE &&
-                                         strlen(json_string_value(value)) == json_string_length(value)),
-              E_FORMAT, "%s: expected at most %d bytes of text, none of them 0", key, HVT_OPTION_VALUE - 1);
+    HVT_CHECK(json_string_length(value) < HVT_OPTION_VALUE, E_FORMAT, "%s: expected at most %d bytes of text",
+              key, HVT_OPTION_VALUE - 1);
     if (json_is_string(value))
         snprintf(ret_text, HVT_OPTION_VALUE, "%s", json_string_value(value));
-    else if (json_is_integer(value))
+    else if (json_is_boolean(value) && on_off)
+        snprintf(ret_text, HVT_OPTION_VALUE, "%s", json_is_true(value) ? "on" : "off");
+    else if (json_is_integer(value) && !text && !on_off)
         snprintf(ret_text, HVT_OPTION_VALUE, "%lld", (long long)json_integer_value(value));
-    else if (json_is_real(value))
+    else if (json_is_real(value) && !text && !on_off)
         snprintf(ret_text, HVT_OPTION_VALUE, "%.17g", json_real_value(value));
     else
-        snprintf(ret_text, HVT_OPTION_VALUE, "%s", json_is_true(value) ? "on" : "off");
+        return HVT_FAIL(E_FORMAT, "%s: expected %s, got %s", key,
+                        text     ? "text"
+                        : on_off ? "true or false"
+                                 : "a number or text",
+                        kind_of(value));
     return HVT_OK;
-}
-
-static hvt_status refuse(const char *key)
-{
-    char more[HVT_HINT];
-
-    hvt__hint_flag(key, strlen(key), NULL, more);
-    return HVT_FAIL(E_FORMAT, "there is no option '%s'; %s", key, *more ? more : "hvtrain --help lists them");
 }
 
 /* Does opts hold a value of a stronger source? --batch and --global-batch set the same thing, so either of
@@ -90,27 +80,31 @@ static bool is_taken(const hvt_options *opts, int i, hvt_from from)
 }
 
 /* text: memory for the value, which opts refers to afterwards. */
-static hvt_status fill_one(hvt_options *opts, const hvt_options *before, hvt_from from, const char *key,
-                           const json_t *value, char text[HVT_OPTION_VALUE])
+static hvt_status fill_one(hvt_options *opts, hvt_from from, const char *key, const json_t *value,
+                           char text[HVT_OPTION_VALUE])
 {
     const hvt__option *o = hvt__option_named(key, strlen(key));
     hvt_options tried = *opts;
     int i = o ? (int)(o - hvt__option_table) : -1;
+    char more[HVT_HINT];
 
-    if (from == HVT_FROM_CHECKPOINT && (!o || o->scope != HVT_SCOPE_RUN || is_taken(before, i, from)))
+    if (from == HVT_FROM_CHECKPOINT && (!o || o->scope != HVT_SCOPE_RUN || is_taken(opts, i, from)))
         return HVT_OK; /* options that only another version has are ignored */
-    if (!o)
-        return hvt__pass(refuse(key), __FILE__, __LINE__, "refuse");
+    if (!o) {
+        hvt__hint_flag(key, strlen(key), NULL, more);
+        return HVT_FAIL(E_FORMAT, "there is no option '%s'; %s", key,
+                        *more ? more : "hvtrain --help lists them");
+    }
     HVT_CHECK(i != HVT__AT_config, E_FORMAT, "%s: one file of options cannot name another", key);
     HVT_TRY(as_text(key, o, value, text));
     HVT_TRY(hvt_options_set(&tried, key, text));
     tried.from[i] = from;
-    if (!is_taken(before, i, from)) /* a value that is overridden must be valid, too */
+    if (!is_taken(opts, i, from)) /* a value that is overridden must be valid, too */
         *opts = tried;
     return HVT_OK;
 }
 
-hvt_status hvt__options_fill(hvt_options *opts, hvt_from from, const char *text, void **ret_memory)
+static hvt_status fill(hvt_options *opts, hvt_from from, const char *text, void **ret_memory)
 {
     json_error_t where;
     json_t *all = json_loads(text, JSON_REJECT_DUPLICATES, &where), *value;
@@ -126,7 +120,7 @@ hvt_status hvt__options_fill(hvt_options *opts, hvt_from from, const char *text,
     texts = calloc(json_object_size(all) + 1, sizeof *texts);
     HVT_CHECK_OR(done, texts, E_MEM, "no memory for %zu options", json_object_size(all));
     json_object_foreach(all, key, value) if (strcmp(key, "note"))
-        HVT_TRY_OR(done, fill_one(&filled, opts, from, key, value, texts[n++]));
+        HVT_TRY_OR(done, fill_one(&filled, from, key, value, texts[n++]));
     *opts = filled;
     *ret_memory = texts;
     texts = NULL;
@@ -134,4 +128,72 @@ done:
     free(texts);
     json_decref(all);
     return s;
+}
+
+enum { MOST_BYTES = 1 << 20 };
+
+static hvt_status read_file(const char *path, char **ret_text)
+{
+    FILE *f = hvt__open_stream(path, false);
+    struct stat info;
+    char *text = NULL;
+    size_t bytes;
+    hvt_status s = HVT_OK;
+
+    HVT_CHECK(f, E_IO, "--config %s: cannot read: %s", path, strerror(errno));
+    HVT_CHECK_OR(done, fstat(fileno(f), &info) == 0 && !S_ISDIR(info.st_mode), E_IO,
+                 "--config %s: expected a file, got a folder", path);
+    text = malloc(MOST_BYTES + 1);
+    HVT_CHECK_OR(done, text, E_MEM, "--config %s: no memory to read it", path);
+    bytes = fread(text, 1, MOST_BYTES + 1, f);
+    HVT_CHECK_OR(done, !ferror(f), E_IO, "--config %s: cannot read: %s", path, strerror(errno));
+    HVT_CHECK_OR(done, bytes || !S_ISFIFO(info.st_mode), E_FORMAT,
+                 "--config %s: an empty pipe: nobody writes to it", path);
+    HVT_CHECK_OR(done, bytes <= MOST_BYTES, E_FORMAT, "--config %s: longer than %d bytes: no file of options",
+                 path, MOST_BYTES);
+    text[bytes] = 0;
+    HVT_CHECK_OR(done, strlen(text) == bytes, E_FORMAT,
+                 "--config %s: expected JSON, got a byte 0 after %zu others", path, strlen(text));
+    *ret_text = text;
+    text = NULL;
+done:
+    free(text);
+    fclose(f);
+    return s;
+}
+
+hvt_status hvt__options_share(hvt_options *opts, hvt_from from, hvt_world *world, hvt_status read, char *text,
+                              const char *what, void **ret_memory)
+{
+    int64_t bytes = text ? (int64_t)strlen(text) + 1 : 0;
+    hvt_status s;
+
+    HVT_TRY_OR(done, hvt_world_agree(world, read));
+    HVT_TRY_OR(done, hvt_world_broadcast(world, &bytes, sizeof bytes, 0));
+    if (!text)
+        text = malloc((size_t)bytes);
+    s = text ? HVT_OK : HVT_FAIL(E_MEM, "no memory for %d bytes of options", (int)bytes);
+    HVT_TRY_OR(done, hvt_world_agree(world, s));
+    HVT_TRY_OR(done, hvt_world_broadcast(world, text, (size_t)bytes, 0));
+    s = fill(opts, from, text, ret_memory);
+    if (s)
+        s = hvt__fail(s == HVT_E_ARG ? HVT_E_FORMAT : s, __FILE__, __LINE__, "%s: %s", what,
+                      hvt_last_error());
+    s = hvt_world_agree(world, s);
+done:
+    free(text);
+    return s;
+}
+
+hvt_status hvt_options_config(hvt_options *opts, hvt_world *world, void **ret_memory)
+{
+    HVT_GIVEN(opts, "options");
+    HVT_GIVEN(world, "a world");
+    HVT_GIVEN(ret_memory, "a place for the memory");
+
+    char what[HVT_OPTION_VALUE + 16], *text = NULL;
+    hvt_status s = hvt_world_rank(world) == 0 ? read_file(opts->config, &text) : HVT_OK;
+
+    snprintf(what, sizeof what, "--config %s", opts->config);
+    return hvt__options_share(opts, HVT_FROM_CONFIG, world, s, text, what, ret_memory);
 }

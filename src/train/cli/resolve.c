@@ -2,17 +2,14 @@
  * Resolving the options: values that follow from several of them, and combinations that are refused. This
  * depends only on the options and the number of ranks, so every error is one of the command line.
  */
-#include "options.h"
+#include "cli_impl.h"
 #include "base_impl.h"
 
 #include <float.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
-enum { CROP_MAX = 127 }; /* as the loader; the message here names the flag */
+enum { CROP_MAX = 127 /* as the loader; the message here names the flag */ };
 
 /* Was it given by a flag or --config? Values from a checkpoint are not refused as if a user had given them.
  */
@@ -21,38 +18,27 @@ static bool given(const hvt_options *o, enum hvt__option_at i)
     return o->from[i] >= HVT_FROM_CONFIG;
 }
 
-/* "; did you mean ...?" or "". */
-static const char *meant(const char *device, char ret_text[48])
+static hvt_status check_word(const char *flag, const char *form, const char *value)
 {
-    size_t name = strcspn(device, "0123456789"), digits = strspn(device + name, "0123456789");
-    char word[16];
+    char words[200], near[40];
 
-    *ret_text = 0;
-    if (!hvt__suggest("ref|cpu|cuda:R", device, word, sizeof word))
-        return ret_text;
-    if (*word == 'c' && word[1] == 'u') /* cuda0, GPU:1 */
-        snprintf(word, sizeof word, digits && digits < 4 ? "cuda:%.*s" : "cuda", (int)digits, device + name);
-    if (strcmp(word, device))
-        snprintf(ret_text, 48, "; did you mean %s?", word);
-    return ret_text;
+    if (hvt__is_word_of(form, value))
+        return HVT_OK;
+    hvt__suggest(form, value, near, sizeof near);
+    snprintf(words, sizeof words, "%s", form);
+    hvt__replace(words, '|', ' ');
+    return HVT_FAIL(E_ARG, "%s: expected one of %s, got '%s'%s%s%s", flag, words, value,
+                    *near ? "; did you mean " : "", near, *near ? "?" : "");
 }
 
 static hvt_status resolve_device(const hvt_options *o, hvt_resolved *t)
 {
-    static const char *const names[] = {"ref", "cpu", "cuda"};
-    const char *rest = o->device;
-    int64_t gpu = -1;
-    char near[48];
+    const char *number = strchr(o->device, ':');
 
-    for (size_t i = 0; i < HVT_LEN(names) && !t->device; i++)
-        if (hvt__scan_text(&rest, names[i]))
-            t->device = names[i];
-    t->on_gpu = t->device && !strcmp(t->device, "cuda");
-    if (t->on_gpu && hvt__scan_text(&rest, ":") && !hvt__scan_whole(&rest, HVT_MAX_GPUS - 1, &gpu))
-        t->device = NULL;
-    HVT_CHECK(t->device && !*rest, E_ARG, "--device: expected ref, cpu, cuda or cuda:N, got '%s'%s",
-              o->device, meant(o->device, near));
-    t->gpu = (int)gpu;
+    HVT_TRY(check_word("--device", "ref|cpu|cuda|cuda:N", o->device));
+    t->on_gpu = !strncmp(o->device, "cuda", 4);
+    t->device = t->on_gpu ? "cuda" : o->device;
+    t->gpu = number ? atoi(number + 1) : -1;
     HVT_CHECK(t->on_gpu || !o->tf32, E_ARG, "--tf32 is for --device cuda, not %s", t->device);
     return HVT_OK;
 }
@@ -74,6 +60,30 @@ static hvt_status resolve_timeline(const hvt_options *o, hvt_resolved *t)
     return HVT_OK;
 }
 
+/* 1epoch, 500steps, 10m: epochs, updates, or a time between saves. */
+static hvt_status resolve_saving(const hvt_options *o, hvt_resolved *t)
+{
+    const char *at = o->save_every;
+    int64_t n = 0;
+
+    if (hvt__scan_whole(&at, INT_MAX, &n) && n > 0 && hvt__is_word_of("epoch|epochs", at))
+        t->save_every.epochs = n;
+    else if (n > 0 && hvt__is_word_of("step|steps", at))
+        t->save_every.steps = n;
+    else
+        HVT_CHECK(hvt__time_read(o->save_every, &t->save_every.seconds) && t->save_every.seconds > 0, E_ARG,
+                  "--save-every: expected a number of epochs or updates, or a time (1epoch, 500steps, 10m), "
+                  "got '%s'",
+                  o->save_every);
+    t->slurms_limit = !strcmp(o->max_time, "auto");
+    HVT_CHECK(t->slurms_limit || !strcmp(o->max_time, "none") || hvt__time_read(o->max_time, &t->max_seconds),
+              E_ARG, "--max-time: expected a time with its units (23h50m), auto or none, got '%s'",
+              o->max_time);
+    HVT_CHECK(o->preempt_exit <= 255, E_ARG, "--preempt-exit: expected an exit code from 0 to 255, got %d",
+              o->preempt_exit);
+    return HVT_OK;
+}
+
 /* If the list at *at begins with the item `word`, move *at behind it and its comma. */
 static bool next_is(const char **at, const char *word)
 {
@@ -85,20 +95,43 @@ static bool next_is(const char **at, const char *word)
     return true;
 }
 
+/* rrc or rrc:LEAST-MOST: torchvision's RandomResizedCrop with this scale, and its ratio. */
+static bool next_is_rrc(const char **at, hvt_rrc *ret_rrc)
+{
+    double least = 0.08, most = 1;
+    const char *p = *at;
+
+    if (!hvt__scan_text(&p, "rrc"))
+        return false;
+    if (hvt__scan_text(&p, ":") &&
+        !(hvt__scan_number(&p, &least) && hvt__scan_text(&p, "-") && hvt__scan_number(&p, &most)))
+        return false;
+    if ((*p && !hvt__scan_text(&p, ",")) || !((float)least > 0 && least <= most && most <= 1))
+        return false;
+    *ret_rrc = (hvt_rrc){true, (float)least, (float)most, 3.0f / 4, 4.0f / 3};
+    *at = p;
+    return true;
+}
+
 static hvt_status resolve_augment(const hvt_options *o, hvt_resolved *t)
 {
     int64_t pixels = 0;
 
     for (const char *at = o->augment; *at;) {
-        bool flip = next_is(&at, "flip");
-        bool crop = !flip && hvt__scan_text(&at, "crop:") && hvt__scan_whole(&at, CROP_MAX, &pixels) &&
-                    pixels > 0 && (!*at || hvt__scan_text(&at, ","));
-        HVT_CHECK(flip || crop || next_is(&at, "none"), E_ARG,
-                  "--augment: expected none, flip, crop:PIXELS (1 to %d) or several with commas, got '%s'",
+        bool flip = next_is(&at, "flip"), rrc = !flip && next_is_rrc(&at, &t->rrc);
+        bool crop = !flip && !rrc && hvt__scan_text(&at, "crop:") &&
+                    hvt__scan_whole(&at, CROP_MAX, &pixels) && pixels > 0 &&
+                    (!*at || hvt__scan_text(&at, ","));
+        HVT_CHECK(flip || rrc || crop || next_is(&at, "none"), E_ARG,
+                  "--augment: expected none, flip, crop:PIXELS (1 to %d), rrc, rrc:LEAST-MOST (parts of the "
+                  "area, 0 < LEAST <= MOST <= 1) or several with commas, got '%s'",
                   CROP_MAX, o->augment);
         t->flip |= flip;
     }
     t->crop = (int)pixels;
+    HVT_CHECK(!t->rrc.on || !t->crop, E_ARG,
+              "--augment %s: rrc and crop:PIXELS both choose what part of an image is seen; expected one",
+              o->augment);
     return HVT_OK;
 }
 
@@ -160,53 +193,66 @@ static hvt_status resolve_shards(const hvt_options *o, int ranks, hvt_resolved *
     return HVT_OK;
 }
 
+bool hvt__is_model_file(const char *model)
+{
+    return strchr(model, '.') != NULL;
+}
+
 /* He's ResNets for CIFAR have a stem of their own; torchvision's have shortcuts of their own. */
 bool hvt__has_stem(const char *model)
 {
-    static const char *const he[] = {"resnet20", "resnet32", "resnet44", "resnet56", "resnet110"};
-
-    for (size_t i = 0; i < HVT_LEN(he); i++)
-        if (!strcmp(model, he[i]))
-            return false;
-    return true;
+    return !hvt__is_model_file(model) &&
+           !hvt__is_word_of("resnet20|resnet32|resnet44|resnet56|resnet110", model);
 }
 
 static hvt_status check_isa(const hvt_options *o)
 {
-    char known[200] = "auto", near[40];
+    char known[200] = "auto";
 
     HVT_CHECK(!strcmp(o->device, "cpu") || !strcmp(o->isa, "auto"), E_ARG,
               "--isa %s is for --device cpu, not %s", o->isa, o->device);
     for (int i = 0; i < hvt_cpu_isa_count(); i++) {
         size_t used = strlen(known);
-        if (!strcmp(o->isa, hvt_cpu_isa_name(i)))
-            return HVT_OK;
         snprintf(known + used, sizeof known - used, "|%s", hvt_cpu_isa_name(i));
     }
-    if (!hvt__suggest(known, o->isa, near, sizeof near))
-        *near = 0;
-    for (char *p = known; *p; p++)
-        *p = *p == '|' ? ' ' : *p;
-    HVT_CHECK(!strcmp(o->isa, "auto"), E_ARG, "--isa: expected one of %s, got '%s'%s%s%s", known, o->isa,
-              *near ? "; did you mean " : "", near, *near ? "?" : "");
+    return check_word("--isa", known, o->isa);
+}
+
+/* Data sets of a program that calls the library. */
+static hvt_status check_own_sets(const hvt_options *o)
+{
+    HVT_CHECK(o->test_set, E_ARG, "a train_set of the caller's needs a test_set beside it");
+    HVT_CHECK(o->train_set || o->evaluate, E_ARG,
+              "a test_set of the caller's needs a train_set beside it, or --evaluate");
+    HVT_CHECK(!o->limit && !(o->val_split > 0), E_ARG,
+              "--limit and --val-split have no use: the data sets are the caller's");
     return HVT_OK;
 }
 
 static hvt_status check_model_and_data(const hvt_options *o)
 {
-    bool synth = !strcmp(o->data, "synth"), stem = hvt__has_stem(o->model);
+    bool own = o->train_set || o->test_set;
+    bool synth = own || !strcmp(o->data, "synth"), stem = hvt__has_stem(o->model);
 
+    if (own)
+        HVT_TRY(check_own_sets(o));
     HVT_CHECK(synth || *o->data_dir, E_ARG, "--data %s needs --data-dir, the folder with its files", o->data);
     HVT_CHECK(!synth || !given(o, HVT__AT_data_dir), E_ARG,
-              "--data-dir %s is for --data cifar10; synth draws its images", o->data_dir);
-    HVT_CHECK(synth || !given(o, HVT__AT_size), E_ARG,
-              "--size %d is for --data synth; the images of %s have a size", o->size, o->data);
+              "--data-dir %s: synth draws its images; other --data has files, as folder, of pictures",
+              o->data_dir);
+    HVT_CHECK(
+        o->eval_size <= 0 || o->eval_size >= o->size, E_ARG,
+        "--eval-size %d is the shorter side out of which the centre of --size %d is cut: expected %d or "
+        "more, or 0",
+        o->eval_size, o->size, o->size);
     HVT_CHECK(synth || !given(o, HVT__AT_samples), E_ARG,
               "--samples %d is for --data synth; --limit takes the first images of %s", o->samples, o->data);
+    HVT_CHECK(o->val_split < 1, E_ARG, "--val-split: expected a number from 0 on, below 1, got %g",
+              o->val_split);
     HVT_CHECK(stem || !given(o, HVT__AT_stem), E_ARG, "--stem %s: %s has a stem of its own", o->stem,
               o->model);
-    HVT_CHECK(!stem || !given(o, HVT__AT_shortcut), E_ARG, "--shortcut %s: %s has torchvision's shortcuts",
-              o->shortcut, o->model);
+    HVT_CHECK(!(stem || hvt__is_model_file(o->model)) || !given(o, HVT__AT_shortcut), E_ARG,
+              "--shortcut %s: %s has torchvision's shortcuts", o->shortcut, o->model);
     HVT_CHECK(!(given(o, HVT__AT_batch) && given(o, HVT__AT_global_batch)), E_ARG,
               "--batch %d and --global-batch %d: one of them, not both", o->batch, o->global_batch);
     return HVT_OK;
@@ -252,13 +298,21 @@ static hvt_status check_files(const hvt_options *o)
     HVT_CHECK(!automatic || o->evaluate, E_ARG,
               "--resume auto: hvt_options_resume() comes first, which looks into --save %s", o->save);
     HVT_CHECK(!o->overwrite || *o->save, E_ARG, "--overwrite needs --save DIR");
+    HVT_CHECK(*o->save || !given(o, HVT__AT_save_every), E_ARG, "--save-every %s needs --save DIR",
+              o->save_every);
     HVT_CHECK(!(*o->init && *o->resume), E_ARG, "--init %s and --resume %s: one of them, not both", o->init,
               o->resume);
     HVT_CHECK(!o->reset_head || *o->init, E_ARG, "--reset-head needs --init FILE");
-    HVT_CHECK(!o->evaluate || *o->init || *o->resume, E_ARG,
+    HVT_CHECK(!o->evaluate || *o->init || *o->resume || hvt__is_model_file(o->model), E_ARG,
               "--evaluate needs weights: --init FILE or --resume DIR");
     HVT_CHECK(!o->evaluate || !*o->save, E_ARG, "--evaluate changes no weights, so --save %s has no use",
               o->save);
+    HVT_CHECK(o->evaluate || !*o->predict, E_ARG,
+              "--predict %s needs --evaluate, and --init FILE or --resume DIR", o->predict);
+    HVT_CHECK(o->evaluate || !*o->predict_logits, E_ARG,
+              "--predict-logits %s needs --evaluate, and --init FILE or --resume DIR", o->predict_logits);
+    HVT_CHECK(!*o->predict || strcmp(o->predict, o->predict_logits) != 0, E_ARG,
+              "--predict and --predict-logits: both are %s, expected two files", o->predict);
     HVT_CHECK(*o->timeline || !given(o, HVT__AT_timeline_steps), E_ARG,
               "--timeline-steps %s needs --timeline FILE", o->timeline_steps);
     return HVT_OK;
@@ -268,28 +322,27 @@ static hvt_status check_training(const hvt_options *o, const hvt_resolved *t)
 {
     const struct {
         const char *flag;
-        double value;
-    } f32[] = {{"--momentum", o->momentum}, {"--weight-decay", o->weight_decay}};
+        double value, most;
+    } all[] = {{"--momentum", o->momentum, FLT_MAX},
+               {"--weight-decay", o->weight_decay, FLT_MAX},
+               {"--warmup-from", o->warmup_from, 1}};
     hvt_schedule *schedule = NULL;
     hvt_schedule_opts opts = {o->schedule, t->lr, o->epochs, o->warmup_epochs, o->warmup_from};
     hvt_status s;
 
-    for (size_t i = 0; i < HVT_LEN(f32); i++)
-        HVT_CHECK(f32[i].value <= FLT_MAX, E_ARG, "%s: expected a number from 0 to %g, got %g", f32[i].flag,
-                  (double)FLT_MAX, f32[i].value);
-    HVT_CHECK(o->warmup_from <= 1, E_ARG, "--warmup-from: expected a number from 0 to 1, got %g",
-              o->warmup_from);
-    HVT_CHECK(isfinite(t->lr), E_ARG, "--lr %g x %d shards (--lr-scale %s) is no number", o->lr, t->shards,
-              o->lr_scale);
+    for (size_t i = 0; i < HVT_LEN(all); i++)
+        HVT_CHECK(all[i].value <= all[i].most, E_ARG, "%s: expected a number from 0 to %g, got %g",
+                  all[i].flag, all[i].most, all[i].value);
+    HVT_CHECK(isfinite(t->lr), E_ARG, "--lr %g x %d shards (--lr-scale %s) is not a finite number", o->lr,
+              t->shards, o->lr_scale);
     HVT_CHECK(!o->nesterov || o->momentum > 0, E_ARG, "--nesterov needs --momentum > 0, got %g", o->momentum);
     s = hvt_schedule_create(&opts, &schedule);
-    if (s == HVT_E_ARG) {
-        if (o->warmup_epochs > o->epochs)
-            return HVT_FAIL(E_ARG, "--schedule %s, --warmup-epochs %g, --epochs %d: %s", o->schedule,
-                            o->warmup_epochs, o->epochs, hvt_last_error());
-        return HVT_FAIL(E_ARG, "--schedule %s: %s", o->schedule, hvt_last_error());
-    }
     hvt_schedule_free(&schedule);
+    if (s == HVT_E_ARG && o->warmup_epochs > o->epochs)
+        return HVT_FAIL(E_ARG, "--schedule %s, --warmup-epochs %g, --epochs %d: %s", o->schedule,
+                        o->warmup_epochs, o->epochs, hvt_last_error());
+    if (s == HVT_E_ARG)
+        return HVT_FAIL(E_ARG, "--schedule %s: %s", o->schedule, hvt_last_error());
     return s;
 }
 
@@ -305,14 +358,37 @@ static hvt_status check_tuning(const hvt_options *o, int ranks)
     return HVT_OK;
 }
 
+static hvt_status check_packing(const hvt_options *o)
+{
+    static const enum hvt__option_at own[] = {HVT__AT_output, HVT__AT_resize, HVT__AT_raw,
+                                              HVT__AT_shard_images};
+    bool pack = o->ask == HVT_ASK_PACK;
+    const char *slash = strrchr(o->output, '/'), *base = slash ? slash + 1 : o->output;
+
+    HVT_CHECK(!pack || *o->data_dir || !strcmp(o->data, "synth"), E_ARG,
+              "pack needs a folder of pictures: hvtrain pack DIR --output TO/train-%%06d.tar");
+    HVT_CHECK(!pack || *o->output, E_ARG,
+              "pack needs --output TO/train-%%06d.tar (or val-%%06d.tar), the names of its shards");
+    HVT_CHECK(!pack || !strncmp(base, "train-", 6) || !strncmp(base, "val-", 4), E_ARG,
+              "--output: expected DIR/train-%%06d.tar or DIR/val-%%06d.tar, got '%s'", o->output);
+    HVT_CHECK(!pack || (!*o->save && !o->evaluate), E_ARG,
+              "pack neither trains nor evaluates: --save and --evaluate have no use");
+    for (size_t i = 0; i < HVT_LEN(own) && !pack; i++)
+        HVT_CHECK(!given(o, own[i]), E_ARG, "%s is for hvtrain pack DIR",
+                  hvt__flag_of(&hvt__option_table[own[i]]).text);
+    return HVT_OK;
+}
+
 hvt_status hvt__resolve(const hvt_options *o, int ranks, hvt_resolved *ret_resolved)
 {
     hvt_resolved t = {0};
 
     HVT_TRY(resolve_device(o, &t));
+    HVT_TRY(check_packing(o));
     HVT_TRY(check_model_and_data(o));
     HVT_TRY(check_files(o));
     HVT_TRY(resolve_timeline(o, &t));
+    HVT_TRY(resolve_saving(o, &t));
     HVT_TRY(resolve_augment(o, &t));
     HVT_TRY(resolve_decay(o, &t));
     HVT_TRY(resolve_precision(o, &t));
@@ -338,10 +414,4 @@ hvt_status hvt_options_check(const hvt_options *opts, int ranks)
     hvt_resolved ignored;
 
     return hvt__resolve(opts, ranks, &ignored);
-}
-
-hvt_status hvt__resolve_alike(const hvt_options *o, hvt_world *world, hvt_resolved *ret_resolved)
-{
-    HVT_TRY(hvt_options_agree(o, world));
-    return hvt_world_agree(world, hvt__resolve(o, hvt_world_size(world), ret_resolved));
 }

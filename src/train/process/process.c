@@ -1,6 +1,6 @@
 /*
- * This process: its age and peak memory from /proc/self, its rank by the launcher, and its names in messages
- * to other jobs and in command lines that a user can copy.
+ * This process: its age and peak memory from /proc/self, and its names in messages to other jobs and in
+ * command lines that a user can copy.
  */
 #define _GNU_SOURCE /* program_invocation_name */
 
@@ -8,20 +8,8 @@
 #include "base_impl.h"
 
 #include <errno.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-int hvt__process_launched_rank(void)
-{
-    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
-
-    for (size_t i = 0; i < HVT_LEN(names); i++)
-        if (getenv(names[i]))
-            return atoi(getenv(names[i]));
-    return -1;
-}
 
 double hvt__process_seconds(void)
 {
@@ -47,6 +35,14 @@ double hvt__process_seconds(void)
                               : (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
     }
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec - began;
+}
+
+int64_t hvt__process_clock(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
 int64_t hvt__process_peak_bytes(void)

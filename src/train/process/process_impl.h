@@ -6,8 +6,8 @@
 
 /* ---- process.c ---- */
 
-int hvt__process_launched_rank(void);  /* from the launcher, before or without MPI; -1: no launcher */
 double hvt__process_seconds(void);     /* since this process began */
+int64_t hvt__process_clock(void);      /* milliseconds since 1970, UTC; signal handlers may call it */
 int64_t hvt__process_peak_bytes(void); /* most resident memory so far */
 /* "process 4711 on node1 (SLURM job 17)" */
 void hvt__process_name(char *ret_text, size_t bytes);
@@ -16,15 +16,24 @@ const char *hvt__process_program(void); /* hvtrain as it was called, for hints *
 enum { HVT_SHELL_WORD = 4 * 4200 + 3 }; /* of any option's value */
 const char *hvt__shell_word(const char *text, char ret_word[HVT_SHELL_WORD]);
 
-/* ---- signals.c: SIGINT and SIGTERM ---- */
+/* ---- signals.c: SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 ---- */
 
 hvt_status hvt__signals_open(hvt_world *world); /* Collective. */
 void hvt__signals_close(void);
+void hvt__signals_exit_code(int code); /* of a process that SIGTERM, SIGUSR1 or SIGUSR2 ends */
+/* From now on they only ask the run to save and end; a second one still ends the process. */
+void hvt__signals_defer(void);
+/* Has a rank of this host been asked to? ret_name: the signal, or NULL where time is up; may be NULL. */
+bool hvt__signals_asked(const char **ret_name);
+void hvt__signals_leave(void); /* it ends as it was asked to: from now on signals do nothing */
+enum { HVT__TIME_IS_UP = -1 };
+void hvt__signals_time_is_up(void); /* asks the ranks of this host, as a signal does */
 /* This rank is about to abort: may it print `why`? True for the first rank of its host that asks; the others
  * print nothing from then on, and get false after a moment. Rank 0 ends its log with `why`. */
 bool hvt__signals_claim_report(const char *why);
 void hvt__signals_tmp_path(const char *path); /* borrowed: remove this file on a signal; NULL: no more */
-void hvt__signals_bar(bool shown);            /* a progress bar is on stderr's last line */
+void hvt__signals_output(int which, const char *path); /* the same of two more files, 0 and 1 */
+void hvt__signals_bar(bool shown);                     /* a progress bar is on stderr's last line */
 
 /* ---- log_file.c ---- */
 

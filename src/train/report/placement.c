@@ -2,10 +2,8 @@
  * Where the ranks run: their hosts, processors and GPUs in the table at the start, and warnings about
  * bindings that are probably mistakes.
  */
-#include "reporter.h"
-
-#include <stdlib.h>
-#include <string.h>
+#include "report_impl.h"
+#include "base_impl.h"
 
 bool hvt__same_gpu(const hvt_placement *a, const hvt_placement *b)
 {
@@ -50,37 +48,34 @@ void hvt__report_ranks(hvt_reporter *rep, int ranks, const char *const *host, co
 
     for (int r = 0; r < ranks; r++) {
         const hvt_cores *c = &placement[r].cores;
+        const hvt_device_info *gpu = &placement[r].gpu;
+        const char *threads = c->threads > 1 ? "threads" : "thread";
         char cpus[200], who[64];
         int count = 0, last = r;
-        if (ranks <= SMALL) {
-            if (*placement[r].gpu.name)
-                hvt__report_print(rep, "  rank %-5d %s: %s, %s, %s, %.1f GiB", r, host[r],
-                                  placement[r].gpu.name, placement[r].gpu.bus, placement[r].gpu.uuid,
-                                  hvt__mib((double)placement[r].gpu.total_bytes) / 1024);
-            else if (cpu_list(c, cpus, sizeof cpus))
-                hvt__report_print(rep, "  rank %-5d %s: %d thread%s on core%s %s", r, host[r], c->threads,
-                                  c->threads > 1 ? "s" : "", c->ncpus > 1 ? "s" : "", cpus);
-            else
-                hvt__report_print(rep, "  rank %-5d %s: %d thread%s, not pinned, %d processors allowed", r,
-                                  host[r], c->threads, c->threads > 1 ? "s" : "", c->mask);
+
+        if (ranks > SMALL && !ranks_of_host(ranks, host, r, &count, &last))
             continue;
-        }
-        if (!ranks_of_host(ranks, host, r, &count, &last))
-            continue;
-        if (count == 1)
+        if (count <= 1)
             snprintf(who, sizeof who, "rank %d", r);
         else if (count == last - r + 1)
             snprintf(who, sizeof who, "ranks %d-%d", r, last);
         else
             snprintf(who, sizeof who, "%d ranks from %d to %d", count, r, last);
-        if (*placement[r].gpu.name) {
+        if (count && *gpu->name)
             hvt__report_print(rep, "  %s on %s: %s%s", who, host[r], count > 1 ? "a GPU each, " : "",
-                              placement[r].gpu.name);
-            continue;
-        }
-        hvt__report_print(rep, "  %s on %s: %d thread%s%s, %s", who, host[r], c->threads,
-                          c->threads > 1 ? "s" : "", count > 1 ? " each" : "",
-                          c->ncpus ? "pinned" : "not pinned");
+                              gpu->name);
+        else if (count)
+            hvt__report_print(rep, "  %s on %s: %d %s%s, %s", who, host[r], c->threads, threads,
+                              count > 1 ? " each" : "", c->ncpus ? "pinned" : "not pinned");
+        else if (*gpu->name)
+            hvt__report_print(rep, "  %-10s %s: %s, %s, %s, %.1f GiB", who, host[r], gpu->name, gpu->bus,
+                              gpu->uuid, hvt__mib((double)gpu->total_bytes) / 1024);
+        else if (cpu_list(c, cpus, sizeof cpus))
+            hvt__report_print(rep, "  %-10s %s: %d %s on core%s %s", who, host[r], c->threads, threads,
+                              c->ncpus > 1 ? "s" : "", cpus);
+        else
+            hvt__report_print(rep, "  %-10s %s: %d %s, not pinned, %d processor%s allowed", who, host[r],
+                              c->threads, threads, c->mask, c->mask == 1 ? "" : "s");
     }
 }
 
@@ -122,6 +117,24 @@ void hvt__placement_warning(int ranks, const char *const *host, const hvt_placem
     }
 }
 
+void hvt__domains_advice(int ranks, const char *const *host, const hvt_placement *placement,
+                         char ret_text[HVT_PLACEMENT_TEXT])
+{
+    *ret_text = 0;
+    for (int r = 0; r < ranks && !*ret_text; r++) {
+        const hvt_cores *c = &placement[r].cores;
+        const bool far = c->nodes > 1;
+
+        if (far || c->caches > 1)
+            snprintf(
+                ret_text, HVT_PLACEMENT_TEXT,
+                "rank %d (%.255s) has threads on %d %s; a rank on each is usually faster: mpirun --map-by "
+                "ppr:1:%s --bind-to %s, with --batch divided by %d",
+                r, host[r], far ? c->nodes : c->caches, far ? "NUMA nodes" : "third-level caches",
+                far ? "numa" : "l3cache", far ? "numa" : "l3cache", far ? c->nodes : c->caches);
+    }
+}
+
 void hvt__gpu_warning(int ranks, const char *const *host, const hvt_placement *placement,
                       char ret_text[HVT_PLACEMENT_TEXT])
 {
@@ -134,4 +147,22 @@ void hvt__gpu_warning(int ranks, const char *const *host, const hvt_placement *p
                          "%.255s: ranks %d and %d each see one GPU, not each other's, so gradients go round "
                          "NVLink; srun --gpus-per-node=N --gpu-bind=none shows all GPUs to every rank",
                          host[a], a, b);
+}
+
+void hvt__sums_warning(const char *comm, hvt_dtype wire, int ranks, char ret_text[HVT_PLACEMENT_TEXT])
+{
+    enum {
+        MOST_BF16 = 64,
+        MOST_F16 = 512
+    }; /* beyond them more than a percent may be lost: bench/wire_sums.py */
+    bool many = ranks > (wire == HVT_BF16 ? MOST_BF16 : MOST_F16);
+
+    *ret_text = 0;
+    if (wire != HVT_F32 && many && !strcmp(comm, "nccl"))
+        snprintf(ret_text, HVT_PLACEMENT_TEXT,
+                 "NCCL adds %s in %s, in rings one rank after the other: of a sum over %d ranks a part may "
+                 "be lost; "
+                 "--compression f32%s or NCCL_ALGO=Tree keeps it (docs/gpu.md)",
+                 hvt_dtype_name(wire), hvt_dtype_name(wire), ranks,
+                 wire == HVT_BF16 && ranks <= MOST_F16 ? ", --compression f16" : "");
 }

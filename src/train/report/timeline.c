@@ -10,29 +10,24 @@
  * file of a run that was killed can be read up to the events that were flushed last.
  */
 #include "report_impl.h"
-#include "train/process/process_impl.h"
 #include "base/trace.h"
 
 #include <errno.h>
 #include <inttypes.h>
-#include <limits.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 enum {
-    ROOM = 1 << 15,        /* events that a rank keeps */
-    OFTEN = 10,            /* updates between two batches */
-    BATCH_BYTES = 1 << 22, /* of the events of all ranks in one gather, but at least LEAST per rank */
-    LEAST = 16,
-    MOST = 4096,
-    ROUNDS = 16 /* of comparing clocks */
+    ROOM = 1 << 15, /* events that a rank keeps */
+    OFTEN = 10,     /* updates between two batches */
+    MOST = 256,     /* events in a batch */
+    ROUNDS = 16     /* of comparing clocks */
 };
 
 /* What a rank contributes to one gather. */
 typedef struct batch {
     int64_t count, left, lost;
-    hvt__event event[];
+    hvt__event event[MOST];
 } batch;
 
 struct hvt_timeline {
@@ -43,18 +38,9 @@ struct hvt_timeline {
     double *ahead;    /* [ranks] s */
     const char *path; /* borrowed */
     FILE *file;       /* rank 0; NULL: given up */
-    size_t most;      /* events in a batch */
-    batch *mine;
-    char *all; /* [ranks] batches */
+    batch mine, *all; /* [ranks] */
     int64_t lost;
 };
-
-static size_t batch_bytes(const hvt_timeline *t)
-{
-    return sizeof(batch) + t->most * sizeof(hvt__event);
-}
-
-/* ---- clocks ---- */
 
 void hvt__clock_offset(const double *began, const double *ended, int rounds, int ranks, int r,
                        double *ret_ahead, double *ret_error)
@@ -72,54 +58,65 @@ void hvt__clock_offset(const double *began, const double *ended, int rounds, int
 }
 
 /* Ranks on the host of rank 0 share its clock. */
-static hvt_status compare_clocks(hvt_timeline *t, double *began, double *ended)
+static hvt_status compare_clocks(hvt_timeline *t)
 {
     hvt_world *w = t->world;
-    int size = hvt_world_size(w);
+    size_t size = (size_t)hvt_world_size(w);
+    double *began, *ended, now, error;
+    hvt_status s;
 
-    for (int k = 0; k < ROUNDS && hvt_world_nodes(w) > 1; k++) {
-        double now = hvt__now();
-        HVT_TRY(hvt_world_allgather(w, &now, sizeof now, began + (size_t)k * (size_t)size));
+    if (hvt_world_nodes(w) == 1)
+        return HVT_OK;
+    began = calloc(2 * ROUNDS * size, sizeof *began);
+    s = began ? HVT_OK : HVT_FAIL(E_MEM, "no memory to compare clocks");
+    HVT_TRY_OR(done, hvt_world_agree(w, s));
+    ended = began + ROUNDS * size;
+    for (size_t k = 0; k < ROUNDS; k++) {
         now = hvt__now();
-        HVT_TRY(hvt_world_allgather(w, &now, sizeof now, ended + (size_t)k * (size_t)size));
+        HVT_TRY_OR(done, hvt_world_allgather(w, &now, sizeof now, began + k * size));
+        now = hvt__now();
+        HVT_TRY_OR(done, hvt_world_allgather(w, &now, sizeof now, ended + k * size));
     }
-    for (int r = 0; r < size; r++) {
-        double error;
+    for (int r = 0; r < (int)size; r++) {
         if (!strcmp(hvt_world_host(w, r), hvt_world_host(w, 0)))
             continue;
-        hvt__clock_offset(began, ended, ROUNDS, size, r, &t->ahead[r], &error);
+        hvt__clock_offset(began, ended, ROUNDS, (int)size, r, &t->ahead[r], &error);
         if (hvt_world_rank(w) == 0)
             HVT_DEBUG("timeline: the clock of rank %d (%s) is %.6f s ahead of rank 0's, give or take %.0f us",
                       r, hvt_world_host(w, r), t->ahead[r], 1e6 * error);
     }
-    return HVT_OK;
-}
-
-static hvt_status set_clocks(hvt_timeline *t)
-{
-    size_t n = (size_t)ROUNDS * (size_t)hvt_world_size(t->world);
-    double *began = malloc(n * sizeof *began), *ended = malloc(n * sizeof *ended);
-    hvt_status s = began && ended ? HVT_OK : HVT_FAIL(E_MEM, "no memory to compare clocks");
-
-    s = hvt_world_agree(t->world, s);
-    if (s == HVT_OK)
-        s = compare_clocks(t, began, ended);
+done:
     free(began);
-    free(ended);
     return s;
 }
 
-/* ---- the file, on rank 0 ---- */
+/* A run that goes on writes a trace of its own: the earlier one becomes PATH.1, or has the next free number.
+ */
+static hvt_status keep_earlier(const char *path)
+{
+    char kept[PATH_MAX];
+    int n = 0;
+
+    if (access(path, F_OK))
+        return HVT_OK;
+    do
+        HVT_TRY(hvt__path(kept, "%s.%d", path, ++n));
+    while (access(kept, F_OK) == 0);
+    HVT_CHECK(rename(path, kept) == 0, E_IO, "--timeline %s: cannot rename the earlier one to %s: %s", path,
+              kept, strerror(errno));
+    HVT_INFO("note: --timeline %s: the earlier one is %s now", path, kept);
+    return HVT_OK;
+}
 
 static hvt_status open_file(hvt_timeline *t, const hvt_options *opts)
 {
     const char *path = opts->timeline;
     struct stat info;
 
-    if (stat(path, &info) == 0) {
-        HVT_CHECK(S_ISREG(info.st_mode), E_IO, "--timeline %s: is no regular file", path);
-        HVT_TRY(hvt__report_check_path(opts, "--timeline", path, &info));
-    }
+    HVT_CHECK(stat(path, &info) || S_ISREG(info.st_mode), E_IO, "--timeline %s: is not a regular file", path);
+    HVT_TRY(hvt__report_check_path(opts, "--timeline", path));
+    if (*opts->resume)
+        HVT_TRY(keep_earlier(path));
     t->path = path;
     t->file = fopen(path, "we");
     HVT_CHECK(t->file, E_IO, "--timeline %s: cannot write: %s", path, strerror(errno));
@@ -175,12 +172,9 @@ static void write_event(hvt_timeline *t, int r, const hvt__event *e)
 
 static hvt_status write_batches(hvt_timeline *t)
 {
-    for (int r = 0; r < hvt_world_size(t->world); r++) {
-        const batch *b = (const batch *)(const void *)(t->all + (size_t)r * batch_bytes(t));
-
-        for (int64_t i = 0; i < b->count; i++)
-            write_event(t, r, &b->event[i]);
-    }
+    for (int r = 0; r < hvt_world_size(t->world); r++)
+        for (int64_t i = 0; i < t->all[r].count; i++)
+            write_event(t, r, &t->all[r].event[i]);
     return flush_file(t);
 }
 
@@ -194,19 +188,17 @@ static void give_up(hvt_timeline *t, hvt_status s)
     t->file = NULL;
 }
 
-/* ---- life ---- */
-
 /* The part that can fail on one rank alone. */
-static hvt_status prepare(hvt_timeline *t, const hvt_options *opts)
+static hvt_status prepare(hvt_timeline *t, const hvt_options *opts, const hvt_resolved *set, hvt_world *world)
 {
-    size_t size = (size_t)hvt_world_size(t->world);
+    size_t size = (size_t)hvt_world_size(world);
 
-    t->most = BATCH_BYTES / sizeof(hvt__event) / size;
-    t->most = t->most < LEAST ? LEAST : t->most > MOST ? MOST : t->most;
+    t->world = world;
+    t->first = set->first_shown;
+    t->last = set->last_shown;
     t->ahead = calloc(size, sizeof *t->ahead);
-    t->mine = calloc(1, batch_bytes(t));
-    t->all = malloc(size * batch_bytes(t));
-    HVT_CHECK(t->ahead && t->mine && t->all, E_MEM, "no memory for a timeline of %zu ranks", size);
+    t->all = malloc(size * sizeof *t->all);
+    HVT_CHECK(t->ahead && t->all, E_MEM, "no memory for a timeline of %zu ranks", size);
     HVT_TRY(hvt__trace_open(ROOM));
     if (hvt_world_rank(t->world))
         return HVT_OK;
@@ -223,7 +215,6 @@ static void drop(hvt_timeline *t)
     if (t->file && (fputs("\n]\n", t->file) < 0 || fclose(t->file)))
         HVT_WARN("--timeline %s: cannot write its end: %s", t->path, strerror(errno));
     free(t->ahead);
-    free(t->mine);
     free(t->all);
     free(t);
 }
@@ -237,17 +228,10 @@ hvt_status hvt__timeline_open(const hvt_options *opts, const hvt_resolved *set, 
     if (!*opts->timeline)
         return HVT_OK;
     t = calloc(1, sizeof *t);
-    if (t) {
-        t->world = world;
-        t->first = set->first_shown;
-        t->last = set->last_shown;
-        s = prepare(t, opts);
-    } else {
-        s = HVT_FAIL(E_MEM, "no memory for a timeline");
-    }
+    s = t ? prepare(t, opts, set, world) : HVT_FAIL(E_MEM, "no memory for a timeline");
     s = hvt_world_agree(world, s);
     if (s == HVT_OK)
-        s = set_clocks(t);
+        s = compare_clocks(t);
     if (s != HVT_OK) {
         drop(t);
         return s;
@@ -271,30 +255,20 @@ void hvt__timeline_close(hvt_timeline **timeline)
     *timeline = NULL;
 }
 
-/* ---- while it runs ---- */
-
 /* Repeats gathers until the rank with the most events has sent all of them. */
 hvt_status hvt__timeline_flush(hvt_timeline *t)
 {
-    int64_t left, lost = 0;
-    int size;
+    int64_t left, lost;
 
     if (!t)
         return HVT_OK;
-    size = hvt_world_size(t->world);
-    t->mine->left =
-        (int64_t)hvt__trace_count(); /* gathering adds events, too: they wait for the next flush */
-    do {
-        size_t most = t->mine->left < (int64_t)t->most ? (size_t)t->mine->left : t->most;
-        t->mine->count = (int64_t)hvt__trace_take(t->mine->event, most);
-        t->mine->left -= t->mine->count;
-        t->mine->lost = hvt__trace_lost();
-        HVT_TRY(hvt_world_allgather(t->world, t->mine, batch_bytes(t), t->all));
+    do { /* a gather adds an event, too, which the next one takes, or the next flush */
+        t->mine.count = (int64_t)hvt__trace_take(t->mine.event, MOST, &t->mine.left, &t->mine.lost);
+        HVT_TRY(hvt_world_allgather(t->world, &t->mine, sizeof t->mine, t->all));
         left = lost = 0;
-        for (int r = 0; r < size; r++) {
-            const batch *b = (const batch *)(const void *)(t->all + (size_t)r * batch_bytes(t));
-            left = b->left > left ? b->left : left;
-            lost += b->lost;
+        for (int r = 0; r < hvt_world_size(t->world); r++) {
+            left = t->all[r].left > left ? t->all[r].left : left;
+            lost += t->all[r].lost;
         }
         if (t->file)
             give_up(t, write_batches(t));

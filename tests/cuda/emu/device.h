@@ -14,6 +14,7 @@
 #define __grid_constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __threadfence() hvt_emu::fence()
 #define __syncthreads() hvt_emu::barrier(__FILE__, __LINE__)
 
 struct dim3 {
@@ -53,6 +54,7 @@ template <class... P> struct call : kernel {
 bool can_launch(dim3 grid, dim3 block, size_t bytes); /* bytes of arguments */
 void queue(cudaStream_t stream, kernel *k);
 void barrier(const char *file, int line);
+void fence();
 void *shared(const void *key, size_t bytes); /* the same for all threads of a block that give this key */
 
 template <class... P, class... A>
@@ -68,17 +70,28 @@ cudaError_t launch(void (*function)(P...), dim3 grid, dim3 block, cudaStream_t s
 
 extern __thread hvt_emu::place threadIdx, blockIdx, blockDim, gridDim;
 
-#define HVT_LAUNCH(kernel, grid, block, stream, ...) hvt_emu::launch(kernel, grid, block, stream, __VA_ARGS__)
+#define HVT_LAUNCH(d, kernel, grid, block, ...)                                                              \
+    hvt__cuda_launched(d, hvt_emu::launch(kernel, grid, block, hvt__cuda_stream(d), __VA_ARGS__), __FILE__,  \
+                       __LINE__, #kernel)
 
 #define HVT_SHARED(type, name)                                                                               \
     static const char name##_key = 0;                                                                        \
     type &name = *(type *)hvt_emu::shared(&name##_key, sizeof(type))
 
+/* As CUDA's, atomics order nothing but themselves: what else a thread has written needs a fence. */
+static inline unsigned atomicInc(unsigned *at, unsigned most)
+{
+    const unsigned was = __atomic_load_n(at, __ATOMIC_RELAXED);
+
+    __atomic_store_n(at, was >= most ? 0 : was + 1, __ATOMIC_RELAXED);
+    return was;
+}
+
 static inline unsigned long long atomicMin(unsigned long long *at, unsigned long long x)
 {
-    const unsigned long long was = *at;
+    const unsigned long long was = __atomic_load_n(at, __ATOMIC_RELAXED);
 
-    *at = x < was ? x : was;
+    __atomic_store_n(at, x < was ? x : was, __ATOMIC_RELAXED);
     return was;
 }
 

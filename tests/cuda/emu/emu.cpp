@@ -5,6 +5,13 @@
  * the next thread that has not begun, so kernels without barriers need one fiber. At a barrier the fiber
  * keeps the thread and gives the CPU back to the block, which lets the next thread in this interval's order
  * have it. An interval ends when every thread has come to a barrier, or to its end.
+ *
+ * With HVT_EMU_TSAN kernels are compiled for the thread sanitizer, and this file is not. A thread then has a
+ * fiber that no other of its block has, nor any of the three blocks before and after, and that the sanitizer
+ * takes for a thread: so it sees races between blocks that are at most three apart. That one runs after the
+ * other orders nothing. What does: a launch comes after those before it, a thread's part behind a barrier after
+ * all threads' parts before it, and what follows a fence after what stood before other fences that have run.
+ * The sanitizer is told to ignore what the emulator does for itself.
  */
 #include "device.h"
 #include "emu.h"
@@ -29,6 +36,14 @@
 #endif
 #ifdef HVT_EMU_ASAN
 #include <sanitizer/common_interface_defs.h>
+#endif
+#ifdef HVT_EMU_TSAN
+#include <sanitizer/tsan_interface.h>
+
+extern "C" void AnnotateIgnoreReadsBegin(const char *file, int line);
+extern "C" void AnnotateIgnoreReadsEnd(const char *file, int line);
+extern "C" void AnnotateIgnoreWritesBegin(const char *file, int line);
+extern "C" void AnnotateIgnoreWritesEnd(const char *file, int line);
 #endif
 
 __thread hvt_emu::place threadIdx, blockIdx, blockDim, gridDim;
@@ -96,6 +111,94 @@ extern "C" void hvt__floats_leave(const uint64_t *was);
 namespace
 {
 
+/* ---- what the thread sanitizer is told ---- */
+
+#ifdef HVT_EMU_TSAN
+constexpr bool ONE_FIBER_EACH = true;
+
+void *this_fiber()
+{
+    return __tsan_get_current_fiber();
+}
+
+void *new_fiber()
+{
+    return __tsan_create_fiber(0);
+}
+
+void old_fiber(void *fiber)
+{
+    __tsan_destroy_fiber(fiber);
+}
+
+void to_fiber(void *fiber)
+{
+    __tsan_switch_to_fiber(fiber, __tsan_switch_to_fiber_no_sync);
+}
+
+/* All before a `before` comes before what follows a later `after` of the same address. */
+void before(void *what)
+{
+    __tsan_release(what);
+}
+
+void after(void *what)
+{
+    __tsan_acquire(what);
+}
+
+/* While it lives, this thread does what is the emulator's own. */
+struct own_work {
+    own_work()
+    {
+        AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+        AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+    }
+
+    ~own_work()
+    {
+        AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+        AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+    }
+};
+#else
+constexpr bool ONE_FIBER_EACH = false;
+
+void *this_fiber()
+{
+    return nullptr;
+}
+
+void *new_fiber()
+{
+    return nullptr;
+}
+
+void old_fiber(void *)
+{
+}
+
+void to_fiber(void *)
+{
+}
+
+void before(void *)
+{
+}
+
+void after(void *)
+{
+}
+
+struct own_work {
+    ~own_work()
+    {
+    }
+};
+#endif
+
+char launched, ended, fenced; /* addresses: launches, ends of threads, fences */
+
 /* ---- orders ---- */
 
 uint64_t order_seed;
@@ -124,11 +227,18 @@ void make_order(std::vector<unsigned> &order, unsigned n, random_draws &draws)
 
 constexpr size_t STACK = 64 << 10;
 constexpr unsigned NOBODY = ~0u;
+constexpr unsigned SETS = ONE_FIBER_EACH ? 4 : 1; /* of fibers; one serves every fourth block */
 
 struct fiber {
     context where;
     std::unique_ptr<char[]> stack;
     unsigned thread = NOBODY;
+    void *tsan = new_fiber();
+
+    ~fiber()
+    {
+        old_fiber(tsan);
+    }
 };
 
 enum progress { NEW, WAITS, DONE };
@@ -144,13 +254,17 @@ struct block {
     const char *file; /* the barrier of this interval */
     int line;
     std::vector<std::pair<const void *, std::vector<unsigned char>>> memory;
+    std::vector<fiber *> spent;     /* they have ended, and serve no other thread of this block */
+    std::unique_ptr<char> barriers; /* its address */
 };
 
 thread_local std::vector<std::unique_ptr<fiber>> fibers;
-thread_local std::vector<fiber *> idle;
+thread_local std::vector<fiber *> idle[SETS];
+thread_local unsigned set; /* whose turn it is */
 thread_local block *now;
 thread_local const void *main_bottom; /* the stack that blocks run on, as the address sanitizer asks */
 thread_local size_t main_size;
+thread_local void *main_fiber; /* as the thread sanitizer asks */
 
 [[noreturn]] void die(const char *what, const char *file, int line)
 {
@@ -165,8 +279,9 @@ void become(unsigned thread)
 }
 
 /* Leave the running stack for another one, whose bottom and size these are. */
-void change(context *from, const context *to, const void *bottom, size_t size)
+void change(context *from, const context *to, const void *bottom, size_t size, void *tsan)
 {
+    to_fiber(tsan);
 #ifdef HVT_EMU_ASAN
     void *fake;
 
@@ -182,7 +297,7 @@ void change(context *from, const context *to, const void *bottom, size_t size)
 
 void to_block(fiber *f)
 {
-    change(&f->where, &now->main, main_bottom, main_size);
+    change(&f->where, &now->main, main_bottom, main_size, main_fiber);
 }
 
 /* A fiber's life: threads that have not begun, as long as they come one after another; then it is idle. */
@@ -196,14 +311,19 @@ void live()
 
         for (;;) {
             become(me->thread);
+            after(&launched);
             now->kernel->thread(now->kernel);
+            before(&ended);
             now->state[me->thread] = DONE;
-            if (now->next == now->order.size() || now->state[now->order[now->next]] != NEW)
+            if (ONE_FIBER_EACH || now->next == now->order.size() || now->state[now->order[now->next]] != NEW)
                 break;
             me->thread = now->order[now->next++];
         }
         me->thread = NOBODY;
-        idle.push_back(me);
+        {
+            own_work own;
+            (ONE_FIBER_EACH ? now->spent : idle[0]).push_back(me);
+        }
         to_block(me);
     }
 }
@@ -212,15 +332,15 @@ fiber *idle_fiber()
 {
     fiber *f;
 
-    if (idle.empty()) {
+    if (idle[set].empty()) {
         fibers.push_back(std::make_unique<fiber>());
         f = fibers.back().get();
         f->stack.reset(new char[STACK]);
         begin(&f->where, f->stack.get(), STACK, live);
         return f;
     }
-    f = idle.back();
-    idle.pop_back();
+    f = idle[set].back();
+    idle[set].pop_back();
     return f;
 }
 
@@ -235,7 +355,7 @@ void resume(unsigned thread)
     }
     become(thread);
     now->running = f;
-    change(&now->main, &f->where, f->stack.get(), STACK);
+    change(&now->main, &f->where, f->stack.get(), STACK, f->tsan);
 }
 
 /* From barrier to barrier. False: all threads have ended. */
@@ -265,26 +385,33 @@ void run_block(const hvt_emu::kernel *k, unsigned index, random_draws &draws)
     b.kernel = k;
     b.state.assign((size_t)k->block.x * k->block.y * k->block.z, NEW);
     b.on.assign(b.state.size(), nullptr);
+    b.barriers.reset(new char);
+    set = (set + 1) % SETS;
     blockIdx = {index % k->grid.x, index / k->grid.x % k->grid.y, index / k->grid.x / k->grid.y};
     now = &b;
     while (run_interval(draws)) {
     }
+    idle[set].insert(idle[set].end(), b.spent.begin(), b.spent.end());
     now = nullptr;
 }
 
 void run(void *ctx)
 {
     const hvt_emu::kernel *k = (const hvt_emu::kernel *)ctx;
-    const uint64_t before = hvt__floats_enter(); /* as nvcc was told, and not as this thread computes */
+    const uint64_t floats = hvt__floats_enter(); /* as nvcc was told, and not as this thread computes */
     random_draws draws = {order_seed};
+    own_work own;
     std::vector<unsigned> order;
 
+    before(&launched);
+    main_fiber = this_fiber();
     blockDim = {k->block.x, k->block.y, k->block.z};
     gridDim = {k->grid.x, k->grid.y, k->grid.z};
     make_order(order, k->grid.x * k->grid.y * k->grid.z, draws);
     for (unsigned index : order)
         run_block(k, index, draws);
-    hvt__floats_leave(&before);
+    after(&ended);
+    hvt__floats_leave(&floats);
 }
 
 void drop(void *ctx)
@@ -333,12 +460,24 @@ void hvt_emu::barrier(const char *file, int line)
     now->line = line;
     now->state[thread] = WAITS;
     now->on[thread] = me;
+    before(now->barriers.get());
     to_block(me);
+    after(now->barriers.get());
     now->on[thread] = nullptr;
+}
+
+/* Stronger than a GPU's, which orders nothing unless an atomic, too, leads from one fence to the other: a
+ * missing fence shows all the same. */
+void hvt_emu::fence()
+{
+    after(&fenced);
+    before(&fenced);
 }
 
 void *hvt_emu::shared(const void *key, size_t bytes)
 {
+    own_work own;
+
     for (auto &m : now->memory)
         if (m.first == key)
             return m.second.data();

@@ -21,6 +21,19 @@ typedef enum emu_fault {
 /* ret_word: what thread 0 read */
 cudaError_t hvt_emu_faulty(emu_fault which, unsigned *ret_word);
 
+typedef enum emu_race {
+    RACE_NONE,    /* the last block to come adds what all have written, and everything is in order */
+    RACE_BARRIER, /* without the barrier between threads that write and the one that reads */
+    RACE_BLOCKS,  /* all blocks write one word */
+    RACE_FENCE,   /* without the fence between what a block has written and that it has come */
+    RACES
+} emu_race;
+
+enum { RACE_WORDS = 8 }; /* all 0 before */
+
+/* word[0] becomes the sum of the numbers of all threads of all blocks, and of the blocks. */
+cudaError_t hvt_emu_race(emu_race which, unsigned *word);
+
 #ifdef __cplusplus
 }
 #endif

@@ -125,13 +125,13 @@ static hvt_status make_room(hosted *h, size_t bytes)
 
     if (bytes <= h->room)
         return HVT_OK;
-    ops->release(h->inner, h->dev);
+    ops->memory.release(h->inner, h->dev);
     free(h->host);
     h->dev = NULL;
     h->room = 0;
     h->host = malloc(bytes * 2);
     HVT_CHECK(h->host, E_MEM, "no memory for %zu bytes of spans", bytes * 2);
-    HVT_TRY(ops->alloc(h->inner, bytes * 2, &h->dev));
+    HVT_TRY(ops->memory.alloc(h->inner, bytes * 2, &h->dev));
     h->room = bytes * 2;
     return HVT_OK;
 }
@@ -149,7 +149,7 @@ static bool go(stage *s)
     memset(h->host, POISON, s->bytes);
     for (int i = 0; i < s->count; i++)
         pack(&s->span[i], h->host + s->span[i].at);
-    s->status = h->inner->ops->upload(h->inner, h->dev, h->host, s->bytes);
+    s->status = h->inner->ops->memory.upload(h->inner, h->dev, h->host, s->bytes);
     return s->status == HVT_OK;
 }
 
@@ -189,7 +189,7 @@ static hvt_status end(stage *s, hvt_status ran)
     if (s->status == HVT_OK)
         s->status = ran;
     if (s->status == HVT_OK)
-        s->status = inner->ops->download(inner, s->h->host, s->h->dev, s->bytes);
+        s->status = inner->ops->memory.download(inner, s->h->host, s->h->dev, s->bytes);
     if (s->status == HVT_OK)
         s->status = check_rest(s);
     for (int i = 0; i < s->count && s->status == HVT_OK; i++)
@@ -250,18 +250,13 @@ static void close_hosted(hvt_device *d)
         return;
     if (h->inner) {
         if (h->inner->state)
-            h->inner->ops->release(h->inner, h->dev);
+            h->inner->ops->memory.release(h->inner, h->dev);
         h->inner->ops->close(h->inner);
     }
     free(h->inner);
     free(h->host);
     free(h);
     d->state = NULL;
-}
-
-static hvt_order order_hosted(const hvt_device *d, int batch, int height, int width)
-{
-    return inner_of(d)->ops->order(inner_of(d), batch, height, width);
 }
 
 static int channels_hosted(const hvt_device *d, hvt_dtype t, int c)
@@ -323,7 +318,7 @@ static hvt_status await_hosted(hvt_device *d, hvt_mark mark)
 
 static hvt_status sync_hosted(hvt_device *d)
 {
-    return inner_of(d)->ops->sync(inner_of(d));
+    return inner_of(d)->ops->queue.sync(inner_of(d));
 }
 
 /* ---- convolutions ------------------------------------------------------------------------------- */
@@ -343,8 +338,8 @@ static int image_x(stage *s, const conv *o, const void *x, bool written)
 
 static int image_y(stage *s, const conv *o, const void *y, bool written)
 {
-    return images(s, y, o->d.order, o->d.type, o->d.n, hvt__conv_out(o->d.h, o->d.r, o->d.stride, o->d.pad),
-                  hvt__conv_out(o->d.w, o->d.s, o->d.stride, o->d.pad), o->d.k, written);
+    return images(s, y, o->d.order, o->d.type, o->d.n, hvt__conv_height(&o->d), hvt__conv_width(&o->d),
+                  o->d.k, written);
 }
 
 static int filters(stage *s, const conv *o, const void *w)
@@ -357,7 +352,7 @@ static void free_conv(hvt_op *op)
     conv *o = (conv *)op;
 
     hvt__op_free(o->inner);
-    inner_of(op->dev)->ops->release(inner_of(op->dev), o->ws);
+    inner_of(op->dev)->ops->memory.release(inner_of(op->dev), o->ws);
     free(o);
 }
 
@@ -374,8 +369,8 @@ static hvt_status conv_plan_hosted(hvt_device *d, const hvt_conv_desc *c, hvt_op
     o->op = (hvt_op){d, free_conv};
     o->d = *c;
     images_first.order = HVT_ORDER_NHW;
-    HVT_TRY_OR(fail, i->ops->conv_plan(i, &images_first, &o->inner, &o->weights, &bytes));
-    HVT_TRY_OR(fail, i->ops->alloc(i, bytes, &o->ws));
+    HVT_TRY_OR(fail, i->ops->conv.plan(i, &images_first, &o->inner, &o->weights, &bytes));
+    HVT_TRY_OR(fail, i->ops->memory.alloc(i, bytes, &o->ws));
     *ret_op = &o->op;
     *ret_weights = o->weights;
     *ret_ws = 0;
@@ -387,16 +382,7 @@ fail:
 
 static void conv_permute_hosted(const hvt_op *op, bool to_file, float *mine, float *kcrs)
 {
-    inner_of(op->dev)->ops->conv_permute(((const conv *)op)->inner, to_file, mine, kcrs);
-}
-
-static hvt_status conv_pack_hosted(hvt_op *op, const void *w)
-{
-    conv *o = (conv *)op;
-    stage s = begin(op->dev);
-    int at = filters(&s, o, w);
-
-    return RUN(s, s.h->inner->ops->conv_pack_weights(o->inner, dev(&s, at)));
+    inner_of(op->dev)->ops->conv.permute(((const conv *)op)->inner, to_file, mine, kcrs);
 }
 
 static hvt_status conv_forward_hosted(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws)
@@ -407,7 +393,7 @@ static hvt_status conv_forward_hosted(hvt_op *op, int real, const void *x, const
 
     (void)ws;
     return RUN(s,
-               s.h->inner->ops->conv_forward(o->inner, real, dev(&s, ax), dev(&s, aw), dev(&s, ay), o->ws));
+               s.h->inner->ops->conv.forward(o->inner, real, dev(&s, ax), dev(&s, aw), dev(&s, ay), o->ws));
 }
 
 static hvt_status conv_backward_x_hosted(hvt_op *op, int real, const void *w, const void *dy, void *dx,
@@ -418,7 +404,7 @@ static hvt_status conv_backward_x_hosted(hvt_op *op, int real, const void *w, co
     int aw = filters(&s, o, w), ay = image_y(&s, o, dy, false), ax = image_x(&s, o, dx, true);
 
     (void)ws;
-    return RUN(s, s.h->inner->ops->conv_backward_x(o->inner, real, dev(&s, aw), dev(&s, ay), dev(&s, ax), add,
+    return RUN(s, s.h->inner->ops->conv.backward_x(o->inner, real, dev(&s, aw), dev(&s, ay), dev(&s, ax), add,
                                                    o->ws));
 }
 
@@ -433,7 +419,7 @@ static hvt_status conv_backward_w_hosted(hvt_op *op, int real, const void *x, co
     (void)ws;
     s.sloppy = true; /* images past `real` are cleared */
     return RUN(
-        s, s.h->inner->ops->conv_backward_w(o->inner, real, dev(&s, ax), dev(&s, ay), dev(&s, aw), o->ws));
+        s, s.h->inner->ops->conv.backward_w(o->inner, real, dev(&s, ax), dev(&s, ay), dev(&s, aw), o->ws));
 }
 
 /* ---- pooling ------------------------------------------------------------------------------------ */
@@ -481,7 +467,7 @@ static hvt_status pool_plan_hosted(hvt_device *d, const hvt_pooling_desc *p, hvt
     o->op = (hvt_op){d, free_pool};
     o->d = *p;
     images_first.order = HVT_ORDER_NHW;
-    HVT_TRY_OR(fail, i->ops->pooling_plan(i, &images_first, &o->inner, &o->saved));
+    HVT_TRY_OR(fail, i->ops->pooling.plan(i, &images_first, &o->inner, &o->saved));
     *ret_op = &o->op;
     *ret_saved = o->saved;
     return HVT_OK;
@@ -497,7 +483,7 @@ static hvt_status pool_forward_hosted(hvt_op *op, int real, const void *x, void 
     int ax = images(&s, x, o->d.order, o->d.type, o->d.n, o->d.h, o->d.w, o->d.c, false),
         ay = pooled(&s, o, y, true), as = places(&s, o, saved, true);
 
-    return RUN(s, s.h->inner->ops->pooling_forward(o->inner, real, dev(&s, ax), dev(&s, ay), dev(&s, as)));
+    return RUN(s, s.h->inner->ops->pooling.forward(o->inner, real, dev(&s, ax), dev(&s, ay), dev(&s, as)));
 }
 
 static hvt_status pool_backward_hosted(hvt_op *op, int real, const void *saved, const void *dy, void *dx,
@@ -509,7 +495,7 @@ static hvt_status pool_backward_hosted(hvt_op *op, int real, const void *saved, 
         ax = images(&s, dx, o->d.order, o->d.type, o->d.n, o->d.h, o->d.w, o->d.c, true);
 
     return RUN(s,
-               s.h->inner->ops->pooling_backward(o->inner, real, dev(&s, as), dev(&s, ay), dev(&s, ax), add));
+               s.h->inner->ops->pooling.backward(o->inner, real, dev(&s, as), dev(&s, ay), dev(&s, ax), add));
 }
 
 /* ---- matrices ----------------------------------------------------------------------------------- */
@@ -536,8 +522,8 @@ static hvt_status bn_forward(hvt_device *d, const hvt_bn_args *a, bool train)
     b.moments = dev(&s, moments);
     if (!ready)
         return end(&s, HVT_OK);
-    return end(&s,
-               train ? s.h->inner->ops->bn_train(s.h->inner, &b) : s.h->inner->ops->bn_infer(s.h->inner, &b));
+    return end(&s, train ? s.h->inner->ops->matrix.bn_train(s.h->inner, &b)
+                         : s.h->inner->ops->matrix.bn_infer(s.h->inner, &b));
 }
 
 static hvt_status bn_train_hosted(hvt_device *d, const hvt_bn_args *a)
@@ -574,19 +560,23 @@ static hvt_status bn_backward_hosted(hvt_device *d, const hvt_bn_grad_args *a)
     b.dresidual = dev(&s, dresidual);
     b.dgamma = dev(&s, dgamma);
     b.dbeta = dev(&s, dbeta);
-    return end(&s, ready ? s.h->inner->ops->bn_backward(s.h->inner, &b) : HVT_OK);
+    return end(&s, ready ? s.h->inner->ops->matrix.bn_backward(s.h->inner, &b) : HVT_OK);
 }
 
-static hvt_status bn_update_hosted(hvt_device *d, const hvt_step_state *step, int c, float rate, float scale,
-                                   const float *moments, float *run_mean, float *run_var)
+static hvt_status bn_update_hosted(hvt_device *d, const hvt_bn_update_args *a)
 {
     stage s = begin(d);
-    size_t one = (size_t)c * sizeof(float);
-    int st = in(&s, step, sizeof *step), m = in(&s, moments, 2 * one), mean = out(&s, run_mean, one),
-        var = out(&s, run_var, one);
+    size_t one = (size_t)a->c * sizeof(float);
+    int st = in(&s, a->step, sizeof *a->step), m = in(&s, a->moments, 2 * one), mean = out(&s, a->mean, one),
+        var = out(&s, a->var, one);
+    hvt_bn_update_args b = *a;
+    bool ready = go(&s);
 
-    return RUN(s, s.h->inner->ops->bn_update(s.h->inner, dev(&s, st), c, rate, scale, dev(&s, m),
-                                             dev(&s, mean), dev(&s, var)));
+    b.step = dev(&s, st);
+    b.moments = dev(&s, m);
+    b.mean = dev(&s, mean);
+    b.var = dev(&s, var);
+    return end(&s, ready ? s.h->inner->ops->matrix.bn_update(s.h->inner, &b) : HVT_OK);
 }
 
 static hvt_status bias_forward_hosted(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b,
@@ -595,7 +585,8 @@ static hvt_status bias_forward_hosted(hvt_device *d, hvt_rows rows, int c, hvt_d
     stage s = begin(d);
     int ab = in(&s, b, (size_t)c * sizeof *b), ay = matrix(&s, y, rows, (size_t)c * hvt_dtype_size(t), true);
 
-    return RUN(s, s.h->inner->ops->bias_forward(s.h->inner, one_block(rows), c, t, dev(&s, ab), dev(&s, ay)));
+    return RUN(
+        s, s.h->inner->ops->matrix.bias_forward(s.h->inner, one_block(rows), c, t, dev(&s, ab), dev(&s, ay)));
 }
 
 static hvt_status bias_backward_hosted(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy,
@@ -605,31 +596,40 @@ static hvt_status bias_backward_hosted(hvt_device *d, hvt_rows rows, int c, hvt_
     int ay = matrix(&s, dy, rows, (size_t)c * hvt_dtype_size(t), false),
         ab = out(&s, db, (size_t)c * sizeof *db);
 
-    return RUN(s,
-               s.h->inner->ops->bias_backward(s.h->inner, one_block(rows), c, t, dev(&s, ay), dev(&s, ab)));
+    return RUN(s, s.h->inner->ops->matrix.bias_backward(s.h->inner, one_block(rows), c, t, dev(&s, ay),
+                                                        dev(&s, ab)));
 }
 
-static hvt_status subsample_forward_hosted(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w,
-                                           int c, int stride, int channels, const void *x, void *y)
+/* the spans of its x and y, and the same in the GPU's order */
+static hvt_subsample_desc subsample_spans(stage *s, const hvt_subsample_desc *d, const void *x, const void *y,
+                                          bool forward, int *ret_x, int *ret_y)
 {
-    stage s = begin(d);
-    int p = (h + stride - 1) / stride, q = (w + stride - 1) / stride;
-    int ax = images(&s, x, o, t, n, h, w, c, false), ay = images(&s, y, o, t, n, p, q, channels, true);
+    int p = (d->h + d->stride - 1) / d->stride, q = (d->w + d->stride - 1) / d->stride;
+    hvt_subsample_desc b = *d;
 
-    return RUN(s, s.h->inner->ops->subsample_forward(s.h->inner, HVT_ORDER_NHW, t, n, h, w, c, stride,
-                                                     channels, dev(&s, ax), dev(&s, ay)));
+    *ret_x = images(s, (void *)x, d->order, d->type, d->n, d->h, d->w, d->c, !forward);
+    *ret_y = images(s, (void *)y, d->order, d->type, d->n, p, q, d->k, forward);
+    b.order = HVT_ORDER_NHW;
+    return b;
 }
 
-static hvt_status subsample_backward_hosted(hvt_device *d, hvt_order o, hvt_dtype t, int n, int h, int w,
-                                            int c, int stride, int channels, const void *dy, void *dx,
-                                            bool add)
+static hvt_status subsample_forward_hosted(hvt_device *d, const hvt_subsample_desc *a, const void *x, void *y)
 {
     stage s = begin(d);
-    int p = (h + stride - 1) / stride, q = (w + stride - 1) / stride;
-    int ay = images(&s, dy, o, t, n, p, q, channels, false), ax = images(&s, dx, o, t, n, h, w, c, true);
+    int ax, ay;
+    hvt_subsample_desc b = subsample_spans(&s, a, x, y, true, &ax, &ay);
 
-    return RUN(s, s.h->inner->ops->subsample_backward(s.h->inner, HVT_ORDER_NHW, t, n, h, w, c, stride,
-                                                      channels, dev(&s, ay), dev(&s, ax), add));
+    return RUN(s, s.h->inner->ops->matrix.subsample_forward(s.h->inner, &b, dev(&s, ax), dev(&s, ay)));
+}
+
+static hvt_status subsample_backward_hosted(hvt_device *d, const hvt_subsample_desc *a, const void *dy,
+                                            void *dx, bool add)
+{
+    stage s = begin(d);
+    int ax, ay;
+    hvt_subsample_desc b = subsample_spans(&s, a, dx, dy, false, &ax, &ay);
+
+    return RUN(s, s.h->inner->ops->matrix.subsample_backward(s.h->inner, &b, dev(&s, ay), dev(&s, ax), add));
 }
 
 static hvt_status xent_hosted(hvt_device *d, const hvt_xent_args *a)
@@ -651,7 +651,7 @@ static hvt_status xent_hosted(hvt_device *d, const hvt_xent_args *a)
     b.label_rank = dev(&s, place);
     b.sums = dev(&s, sums);
     b.scale = dev(&s, scale);
-    return end(&s, ready ? s.h->inner->ops->xent(s.h->inner, &b) : HVT_OK);
+    return end(&s, ready ? s.h->inner->ops->matrix.xent(s.h->inner, &b) : HVT_OK);
 }
 
 /* ---- elements ----------------------------------------------------------------------------------- */
@@ -662,7 +662,7 @@ static hvt_status relu_forward_hosted(hvt_device *d, size_t n, hvt_dtype t, cons
     size_t all = n * hvt_dtype_size(t);
     int ax = in(&s, x, all), ay = out(&s, y, all);
 
-    return RUN(s, s.h->inner->ops->relu_forward(s.h->inner, n, t, dev(&s, ax), dev(&s, ay)));
+    return RUN(s, s.h->inner->ops->vector.relu_forward(s.h->inner, n, t, dev(&s, ax), dev(&s, ay)));
 }
 
 static hvt_status relu_backward_hosted(hvt_device *d, size_t n, hvt_dtype t, const void *y, const void *dy,
@@ -672,8 +672,8 @@ static hvt_status relu_backward_hosted(hvt_device *d, size_t n, hvt_dtype t, con
     size_t all = n * hvt_dtype_size(t);
     int ay = in(&s, y, all), ag = in(&s, dy, all), ax = out(&s, dx, all);
 
-    return RUN(s,
-               s.h->inner->ops->relu_backward(s.h->inner, n, t, dev(&s, ay), dev(&s, ag), dev(&s, ax), add));
+    return RUN(s, s.h->inner->ops->vector.relu_backward(s.h->inner, n, t, dev(&s, ay), dev(&s, ag),
+                                                        dev(&s, ax), add));
 }
 
 static hvt_status add_hosted(hvt_device *d, size_t n, hvt_dtype t, const void *a, const void *b, void *y)
@@ -682,7 +682,7 @@ static hvt_status add_hosted(hvt_device *d, size_t n, hvt_dtype t, const void *a
     size_t all = n * hvt_dtype_size(t);
     int aa = in(&s, a, all), ab = in(&s, b, all), ay = out(&s, y, all);
 
-    return RUN(s, s.h->inner->ops->add(s.h->inner, n, t, dev(&s, aa), dev(&s, ab), dev(&s, ay)));
+    return RUN(s, s.h->inner->ops->vector.add(s.h->inner, n, t, dev(&s, aa), dev(&s, ab), dev(&s, ay)));
 }
 
 static hvt_status cast_hosted(hvt_device *d, size_t n, float by, const void *src, hvt_dtype st, void *dst,
@@ -691,7 +691,7 @@ static hvt_status cast_hosted(hvt_device *d, size_t n, float by, const void *src
     stage s = begin(d);
     int from = in(&s, src, n * hvt_dtype_size(st)), to = out(&s, dst, n * hvt_dtype_size(dt));
 
-    return RUN(s, s.h->inner->ops->cast(s.h->inner, n, by, dev(&s, from), st, dev(&s, to), dt));
+    return RUN(s, s.h->inner->ops->vector.cast(s.h->inner, n, by, dev(&s, from), st, dev(&s, to), dt));
 }
 
 static hvt_status reduce_hosted(hvt_device *d, size_t n, hvt_dtype t, const void *const inputs[], int count,
@@ -708,7 +708,8 @@ static hvt_status reduce_hosted(hvt_device *d, size_t n, hvt_dtype t, const void
     ready = go(&s);
     for (int i = 0; i < count; i++)
         on_gpu[i] = dev(&s, at[i]);
-    return end(&s, ready ? s.h->inner->ops->reduce(s.h->inner, n, t, on_gpu, count, dev(&s, to)) : HVT_OK);
+    return end(&s,
+               ready ? s.h->inner->ops->vector.reduce(s.h->inner, n, t, on_gpu, count, dev(&s, to)) : HVT_OK);
 }
 
 /* A host's op, that no GPU has. */
@@ -738,8 +739,9 @@ static hvt_status sgd_hosted(hvt_device *d, size_t n, const hvt_sgd_args *a, con
         on_gpu[i] = dev(&s, at[i]);
     b.step = dev(&s, step);
     b.copy = dev(&s, copy);
-    return end(&s, ready ? s.h->inner->ops->sgd(s.h->inner, n, &b, on_gpu, ng, dev(&s, aw), dev(&s, av))
-                         : HVT_OK);
+    return end(&s, ready
+                       ? s.h->inner->ops->vector.sgd(s.h->inner, n, &b, on_gpu, ng, dev(&s, aw), dev(&s, av))
+                       : HVT_OK);
 }
 
 static hvt_status check_hosted(hvt_device *d, size_t n, const float *g, uint64_t base, hvt_step_state *step)
@@ -747,7 +749,7 @@ static hvt_status check_hosted(hvt_device *d, size_t n, const float *g, uint64_t
     stage s = begin(d);
     int ag = in(&s, g, n * sizeof *g), st = out(&s, step, sizeof *step);
 
-    return RUN(s, s.h->inner->ops->check(s.h->inner, n, dev(&s, ag), base, dev(&s, st)));
+    return RUN(s, s.h->inner->ops->step.check(s.h->inner, n, dev(&s, ag), base, dev(&s, st)));
 }
 
 static hvt_status decide_hosted(hvt_device *d, hvt_step_state *step, const float *sums)
@@ -755,7 +757,7 @@ static hvt_status decide_hosted(hvt_device *d, hvt_step_state *step, const float
     stage s = begin(d);
     int st = out(&s, step, sizeof *step), at = in(&s, sums, HVT__STEP_SUMS * sizeof *sums);
 
-    return RUN(s, s.h->inner->ops->decide(s.h->inner, dev(&s, st), dev(&s, at)));
+    return RUN(s, s.h->inner->ops->step.decide(s.h->inner, dev(&s, st), dev(&s, at)));
 }
 
 /* ---- images ------------------------------------------------------------------------------------- */
@@ -778,48 +780,46 @@ const hvt_device_ops __wrap_hvt_device_cuda = {
     .name = "cuda",
     .open = open_hosted,
     .close = close_hosted,
-    .order = order_hosted,
     .channels = channels_hosted,
     .describe = describe_hosted,
     .host = true,
-    .alloc = alloc_hosted,
-    .release = release_hosted,
-    .alloc_host = alloc_hosted,
-    .release_host = release_hosted,
-    .upload = move_hosted,
-    .download = move_hosted,
-    .put = move_hosted,
-    .mark = mark_hosted,
-    .await = await_hosted,
-    .sync = sync_hosted,
-    .conv_plan = conv_plan_hosted,
-    .conv_permute = conv_permute_hosted,
-    .conv_pack_weights = conv_pack_hosted,
-    .conv_forward = conv_forward_hosted,
-    .conv_backward_x = conv_backward_x_hosted,
-    .conv_backward_w = conv_backward_w_hosted,
-    .pooling_plan = pool_plan_hosted,
-    .pooling_forward = pool_forward_hosted,
-    .pooling_backward = pool_backward_hosted,
-    .bn_train = bn_train_hosted,
-    .bn_infer = bn_infer_hosted,
-    .bn_backward = bn_backward_hosted,
-    .bn_update = bn_update_hosted,
-    .bias_forward = bias_forward_hosted,
-    .bias_backward = bias_backward_hosted,
-    .subsample_forward = subsample_forward_hosted,
-    .subsample_backward = subsample_backward_hosted,
-    .xent = xent_hosted,
-    .relu_forward = relu_forward_hosted,
-    .relu_backward = relu_backward_hosted,
-    .add = add_hosted,
-    .copy = move_hosted,
-    .zero = zero_hosted,
-    .cast = cast_hosted,
-    .reduce = reduce_hosted,
-    .reduce_all = reduce_all_hosted,
-    .sgd = sgd_hosted,
-    .check = check_hosted,
-    .decide = decide_hosted,
+    .memory.alloc = alloc_hosted,
+    .memory.release = release_hosted,
+    .memory.alloc_host = alloc_hosted,
+    .memory.release_host = release_hosted,
+    .memory.upload = move_hosted,
+    .memory.download = move_hosted,
+    .memory.put = move_hosted,
+    .queue.mark = mark_hosted,
+    .queue.await = await_hosted,
+    .queue.sync = sync_hosted,
+    .conv.plan = conv_plan_hosted,
+    .conv.permute = conv_permute_hosted,
+    .conv.forward = conv_forward_hosted,
+    .conv.backward_x = conv_backward_x_hosted,
+    .conv.backward_w = conv_backward_w_hosted,
+    .pooling.plan = pool_plan_hosted,
+    .pooling.forward = pool_forward_hosted,
+    .pooling.backward = pool_backward_hosted,
+    .matrix.bn_train = bn_train_hosted,
+    .matrix.bn_infer = bn_infer_hosted,
+    .matrix.bn_backward = bn_backward_hosted,
+    .matrix.bn_update = bn_update_hosted,
+    .matrix.bias_forward = bias_forward_hosted,
+    .matrix.bias_backward = bias_backward_hosted,
+    .matrix.subsample_forward = subsample_forward_hosted,
+    .matrix.subsample_backward = subsample_backward_hosted,
+    .matrix.xent = xent_hosted,
+    .vector.relu_forward = relu_forward_hosted,
+    .vector.relu_backward = relu_backward_hosted,
+    .vector.add = add_hosted,
+    .memory.copy = move_hosted,
+    .memory.zero = zero_hosted,
+    .vector.cast = cast_hosted,
+    .vector.reduce = reduce_hosted,
+    .host_only.reduce_all = reduce_all_hosted,
+    .vector.sgd = sgd_hosted,
+    .step.check = check_hosted,
+    .step.decide = decide_hosted,
     .augment = augment_hosted,
 };

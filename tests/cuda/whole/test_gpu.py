@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""The whole program on device cuda, against itself on device ref: test_gpu.py HVTRAIN MPIRUN|none.
+"""The whole program on device cuda, against itself on device ref: test_gpu.py HVTRAIN MPIRUN|none [CLASS...].
+
+Classes of tests: Gpu, and SharedGpu, where NCCL's ranks have one GPU, which NCCL does not support; default both.
 
 Runs on a GPU, and on doubles of NVIDIA's libraries (hvtrain-double), where every stream runs as late as it
 may, engines of cuDNN need what they promise, and sums are taken in double before they are rounded. So bounds
@@ -10,13 +12,15 @@ wrong. Choices by timing are switched off by --deterministic, so that bits can b
 """
 import json
 import os
+import pty
+import re
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
 
-HVTRAIN, MPIRUN = sys.argv[1], sys.argv[2]
+HVTRAIN, MPIRUN, CLASSES = sys.argv[1], sys.argv[2], sys.argv[3:]
 NET = ["--model", "resnet20", "--data", "synth", "--samples", "24", "--steps", "3", "--print-freq", "1",
        "--eval-freq", "0", "--lr", "0.02", "--quiet", "on"]
 CUDA = ["--device", "cuda", "--deterministic", "on"]
@@ -49,12 +53,38 @@ def has(flag):
     return flag in subprocess.run([HVTRAIN, "--help"], capture_output=True, text=True).stdout
 
 
-class Gpu(unittest.TestCase):
+def on_a_terminal(args):
+    """What a run that must succeed writes to a terminal."""
+    screen, stderr = pty.openpty()
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, "XDG_CACHE_HOME": folder}
+        program = subprocess.Popen([HVTRAIN, *args], stdout=subprocess.DEVNULL, stderr=stderr, env=env)
+        os.close(stderr)
+        text = b""
+        try:
+            while more := os.read(screen, 4096):
+                text += more
+        except OSError:  # the other end is closed
+            pass
+        if program.wait(timeout=300):
+            raise AssertionError(text.decode(errors="replace")[-2000:])
+    os.close(screen)
+    return text.decode(errors="replace")
+
+
+class Case(unittest.TestCase):
     def near(self, got, want, bound):
         self.assertEqual(len(got), len(want))
         for a, b in zip(got, want):
             self.assertLess(abs(a - b), bound, f"{got} against {want}")
 
+    def graph_equals_eager(self, ranks, more):
+        a, b = (run(NET + ["--batch", "4"] + CUDA + more + ["--graph", on], ranks) for on in ("on", "off"))
+        self.assertEqual(losses(a), losses(b))
+        self.assertEqual(weights(a), weights(b))
+
+
+class Gpu(Case):
     def test_losses_equal_ref_s(self):
         batch = ["--batch", "8"]
         ref, got = run(NET + batch + ["--device", "ref"]), run(NET + batch + CUDA)
@@ -75,25 +105,27 @@ class Gpu(unittest.TestCase):
 
     @unittest.skipUnless(has("--graph"), "no --graph in this build")
     def test_a_graph_gives_the_eager_bits(self):
-        shared = ONE_GPU + ["--comm", "nccl"]
-        for ranks, more in ((0, []), (0, ["--amp", "f16"]), (2, shared)):
-            if ranks and MPIRUN == "none":
-                continue
-            with self.subTest(ranks=ranks, more=more):
-                a, b = (run(NET + ["--batch", "4"] + CUDA + more + ["--graph", on], ranks) for on in ("on", "off"))
-                self.assertEqual(losses(a), losses(b))
-                self.assertEqual(weights(a), weights(b))
+        for more in ([], ["--amp", "f16"]):
+            with self.subTest(more=more):
+                self.graph_equals_eager(0, more)
 
     @unittest.skipIf(MPIRUN == "none", "no mpirun")
     def test_ranks_equal_one_rank(self):
         one = run(NET + ["--shards", "4", "--batch", "2"] + CUDA)
         for ranks in (2, 4):
-            for comm in ("nccl", "mpi"):
-                with self.subTest(ranks=ranks, comm=comm):
-                    many = run(NET + ["--shards", "4", "--batch", "2", "--comm", comm] + CUDA + ONE_GPU, ranks)
-                    self.near(losses(many), losses(one), 1e-3)
-                    if comm == "mpi":  # adds along the shards' tree, as one rank does
-                        self.assertEqual(weights(many), weights(one))
+            with self.subTest(ranks=ranks):
+                many = run(NET + ["--shards", "4", "--batch", "2", "--comm", "mpi"] + CUDA + ONE_GPU, ranks)
+                self.near(losses(many), losses(one), 1e-3)
+                self.assertEqual(weights(many), weights(one))  # added along the shards' tree, as one rank does
+
+    def test_the_bar_does_not_wait_for_the_gpu(self):
+        net = [a for a in NET if a not in ("--quiet", "on", "--print-freq", "1")]
+        for freq, known in ("1", True), ("100", False):  # what a record says is known afterwards
+            with self.subTest(freq=freq):
+                text = on_a_terminal(net + ["--batch", "8", "--print-freq", freq] + CUDA)
+                bars = re.findall(r"step \[[=> ]*\] [^\r\n]*", text)
+                self.assertTrue(bars, text)
+                self.assertEqual(any("loss" in bar for bar in bars), known, bars)
 
     def test_checkpoints_change_devices(self):
         for first, then in ((CUDA, ["--device", "cpu"]), (["--device", "cpu"], CUDA)):
@@ -103,6 +135,20 @@ class Gpu(unittest.TestCase):
                 run(NET + ["--batch", "8", "--save", folder] + first)
                 on = run(args + ["--resume", folder] + then)
                 self.near(losses(on), losses(straight)[3:], 2e-2)
+
+
+@unittest.skipIf(MPIRUN == "none", "no mpirun")
+class SharedGpu(Case):
+    @unittest.skipUnless(has("--graph"), "no --graph in this build")
+    def test_a_graph_gives_the_eager_bits(self):
+        self.graph_equals_eager(2, ONE_GPU + ["--comm", "nccl"])
+
+    def test_ranks_equal_one_rank(self):
+        one = run(NET + ["--shards", "4", "--batch", "2"] + CUDA)
+        for ranks in (2, 4):
+            with self.subTest(ranks=ranks):
+                many = run(NET + ["--shards", "4", "--batch", "2", "--comm", "nccl"] + CUDA + ONE_GPU, ranks)
+                self.near(losses(many), losses(one), 1e-3)
 
 
 def gpu_is_there():
@@ -116,4 +162,4 @@ def gpu_is_there():
 if __name__ == "__main__":
     if not gpu_is_there():
         sys.exit(77)
-    unittest.main(argv=sys.argv[:1], verbosity=2)
+    unittest.main(argv=sys.argv[:1] + CLASSES, verbosity=2)

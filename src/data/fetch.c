@@ -1,0 +1,338 @@
+/*
+ * Fetching an image. Sets of bytes of one size that are neither resampled nor cut are copied by their source
+ * to where they belong; all others go through a record of the fetching thread, and pictures through its
+ * decoder.
+ *
+ * Draws are keyed by (seed, epoch, sample, operation). A damaged image is one whose source or decoder says
+ * E_FORMAT or E_UNSUPPORTED. The image after it takes its place, as if the sampler had named that one; this
+ * depends on the set's files alone, so that ranks and workers need not tell one another. Where each image
+ * must count once, it is black instead.
+ */
+#include "fetch.h"
+#include "data_impl.h"
+#include "image/image_impl.h"
+
+/* The operations that draw. The numbers differ from those that the model's initialisation and
+ * hvt__view_rrc() use with the same seed. */
+enum { DRAW_CROP_Y = 0x0d00, DRAW_CROP_X, DRAW_MIRROR };
+
+/* What comes out of the page cache takes tens of microseconds. */
+static const double slow_read = 300e-6; /* s */
+enum { SLOW = 100 /* images */ };
+
+typedef enum part { IDLE, READING, DECODING } part;
+
+struct hvt__fetcher {
+    hvt_record record;
+    hvt__picture *picture; /* NULL: there are none */
+
+    int slow; /* announce so many images, because a read took long */
+
+    /* for other threads */
+    _Atomic int part;
+    _Atomic uint32_t index;
+    _Atomic double since, read, decode, resample; /* since: hvt__now(); resample: a part of decode */
+    _Atomic uint64_t images;
+};
+
+#define GET(v)    atomic_load_explicit(&(v), memory_order_relaxed)
+#define PUT(v, x) atomic_store_explicit(&(v), (x), memory_order_relaxed)
+
+static hvt_status check_rrc(const hvt_rrc *r)
+{
+    HVT_CHECK(!r->on || (r->least > 0 && r->least <= r->most && r->most <= 1), E_ARG,
+              "random boxes of %g to %g of an image's area, expected 0 < least <= most <= 1",
+              (double)r->least, (double)r->most);
+    HVT_CHECK(!r->on || (r->narrow > 0 && r->narrow <= r->wide), E_ARG,
+              "random boxes of ratio %g to %g, expected 0 < narrow <= wide", (double)r->narrow,
+              (double)r->wide);
+    return HVT_OK;
+}
+
+bool hvt_loader_copies(const hvt_dataset_info *data, const hvt_loader_opts *o)
+{
+    if (!data || !o || !data->height || o->rrc.on || o->resize)
+        return false;
+    return (!o->height || o->height == data->height) && (!o->width || o->width == data->width);
+}
+
+hvt_status hvt__fetch_size(const hvt_dataset_info *info, const hvt_loader_opts *o, int *ret_h, int *ret_w)
+{
+    int h = o->height ? o->height : info->height, w = o->width ? o->width : info->width;
+
+    HVT_CHECK(!o->height == !o->width && o->height >= 0 && o->width >= 0 && h <= HVT_SIDE_MAX &&
+                  w <= HVT_SIDE_MAX,
+              E_ARG, "batches of %d x %d pixels, expected sides of 1 to %d, or 0 x 0 for the data's",
+              o->height, o->width, HVT_SIDE_MAX);
+    HVT_CHECK(h, E_ARG,
+              "the images of data set '%s' have sizes of their own, so that of the batches' is needed",
+              info->name);
+    HVT_CHECK(!o->resize || (o->resize >= h && o->resize >= w), E_ARG,
+              "a shorter side of %d pixels cannot hold a centre of %d x %d", o->resize, h, w);
+    HVT_TRY(check_rrc(&o->rrc));
+    if (!hvt_loader_copies(info, o))
+        HVT_CHECK(
+            info->type == HVT_U8 && info->channels == 3, E_UNSUPPORTED,
+            "the images of data set '%s' have %d channel%s in %s: only three channels in u8 are resized "
+            "or cut to another size",
+            info->name, info->channels, info->channels > 1 ? "s" : "", hvt_dtype_name(info->type));
+    *ret_h = h;
+    *ret_w = w;
+    return HVT_OK;
+}
+
+hvt_status hvt__fetch_open(const hvt_dataset *set, const hvt_loader_opts *opts, hvt__fetch *ret_fetch)
+{
+    const hvt_dataset_info *info = hvt_dataset_describe(set);
+    hvt__fetch f = {.set = set, .opts = opts, .info = *info};
+
+    HVT_TRY(hvt__fetch_size(info, opts, &f.info.height, &f.info.width));
+    HVT_CHECK(opts->skip_damaged >= 0, E_ARG, "%d damaged images to skip, expected 0 or more",
+              opts->skip_damaged);
+    f.image_bytes =
+        (size_t)f.info.height * (size_t)f.info.width * (size_t)info->channels * hvt_dtype_size(info->type);
+    f.pictures = !hvt_loader_copies(info, opts);
+    f.reads = f.pictures || !hvt__dataset_has_get(set);
+    f.damaged = calloc((size_t)opts->skip_damaged + 1, sizeof *f.damaged);
+    HVT_CHECK(f.damaged, E_MEM, "no memory to remember %d damaged images", opts->skip_damaged);
+    *ret_fetch = f;
+    pthread_mutex_init(&ret_fetch->lock, NULL);
+    return HVT_OK;
+}
+
+void hvt__fetch_close(hvt__fetch *f)
+{
+    if (!f->damaged)
+        return;
+    pthread_mutex_destroy(&f->lock);
+    free(f->damaged);
+    f->damaged = NULL;
+}
+
+hvt_status hvt__fetcher_open(const hvt__fetch *f, hvt__fetcher **ret_fetcher)
+{
+    hvt__fetcher *w = calloc(1, sizeof *w);
+    hvt_status s;
+
+    HVT_CHECK(w, E_MEM, "no memory to fetch images");
+    if (f->reads)
+        HVT_TRY_OR(fail, hvt__picture_open(&w->picture));
+    *ret_fetcher = w;
+    return HVT_OK;
+fail:
+    hvt__fetcher_close(&w);
+    return s;
+}
+
+void hvt__fetcher_close(hvt__fetcher **fetcher)
+{
+    hvt__fetcher *w = *fetcher;
+
+    if (!w)
+        return;
+    hvt__picture_close(&w->picture);
+    free(w->record.data);
+    free(w);
+    *fetcher = NULL;
+}
+
+/* This thread goes on to another part; what it did until now is counted. */
+static void enter(hvt__fetcher *w, part to)
+{
+    double now = hvt__now(), took = now - GET(w->since);
+
+    if (GET(w->part) == READING) {
+        PUT(w->read, GET(w->read) + took);
+        w->slow = took > slow_read ? SLOW : w->slow - (w->slow > 0);
+    } else if (GET(w->part) == DECODING)
+        PUT(w->decode, GET(w->decode) + took);
+    PUT(w->since, now);
+    PUT(w->part, to);
+}
+
+static hvt_status decode(const hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch, uint8_t *pixels)
+{
+    const hvt_loader_opts *o = f->opts;
+    int h, wide, out_h = f->info.height, out_w = f->info.width;
+    char path[PATH_MAX];
+    hvt__view view;
+
+    HVT_TRY(hvt_dataset_name(f->set, index, path, sizeof path));
+    HVT_TRY(hvt__picture_begin(w->picture, &w->record, path, &h, &wide));
+    view = o->rrc.on ? hvt__view_rrc(h, wide, &o->rrc, o->seed, epoch, index, out_h, out_w)
+                     : hvt__view_centre(h, wide, o->resize, out_h, out_w);
+    HVT_TRY(hvt__picture_finish(w->picture, &view, pixels));
+    PUT(w->resample, hvt__picture_resampling(w->picture));
+    return HVT_OK;
+}
+
+static hvt_status read_image(const hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch,
+                             const hvt__target *to)
+{
+    HVT_TRY(hvt_dataset_read(f->set, index, &w->record));
+    *to->label = w->record.label;
+    if (!f->pictures && w->record.encoding != HVT_IMAGE_FILE) {
+        memcpy(to->pixels, w->record.data, f->image_bytes);
+        return HVT_OK;
+    }
+    enter(w, DECODING);
+    return decode(f, w, index, epoch, to->pixels);
+}
+
+/* How this sample is cropped and mirrored in this epoch. */
+static void draw(const hvt__fetch *f, int epoch, uint32_t index, int8_t ret_draw[3])
+{
+    uint64_t seed = f->opts->seed, e = (uint64_t)epoch;
+    int crop = f->opts->crop;
+    uint32_t places = 2 * (uint32_t)crop + 1;
+
+    ret_draw[0] = (int8_t)((int)hvt__below(hvt__draw(seed, e, index, DRAW_CROP_Y), places) - crop);
+    ret_draw[1] = (int8_t)((int)hvt__below(hvt__draw(seed, e, index, DRAW_CROP_X), places) - crop);
+    ret_draw[2] = f->opts->flip && hvt__below(hvt__draw(seed, e, index, DRAW_MIRROR), 2);
+}
+
+static hvt_status fetch_one(const hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch,
+                            const hvt__target *to)
+{
+    int label;
+
+    if (to->draw)
+        draw(f, epoch, index, to->draw);
+    if (f->reads)
+        return read_image(f, w, index, epoch, to);
+    HVT_TRY(hvt_dataset_get(f->set, index, to->pixels, &label));
+    *to->label = label;
+    return HVT_OK;
+}
+
+/* With the lock. */
+static bool listed(const hvt__fetch *f, uint32_t index)
+{
+    for (int i = 0; i < GET(f->ndamaged); i++)
+        if (f->damaged[i] == index)
+            return true;
+    return false;
+}
+
+bool hvt__fetch_damaged(hvt__fetch *f, uint32_t index)
+{
+    bool known;
+
+    if (!GET(f->ndamaged))
+        return false;
+    pthread_mutex_lock(&f->lock);
+    known = listed(f, index);
+    pthread_mutex_unlock(&f->lock);
+    return known;
+}
+
+/* The last error is an image's, which is to be skipped: count and name it, once. */
+static hvt_status skip(hvt__fetch *f, uint32_t index, hvt_status s)
+{
+    int most = f->opts->skip_damaged, n;
+    char line[2300];
+    bool known;
+
+    pthread_mutex_lock(&f->lock);
+    known = listed(f, index);
+    n = GET(f->ndamaged);
+    if (!known && n < most) {
+        f->damaged[n] = index;
+        PUT(f->ndamaged, n + 1);
+    }
+    pthread_mutex_unlock(&f->lock);
+    if (known)
+        return HVT_OK;
+    if (n == most)
+        return hvt__fail(s, __FILE__, __LINE__,
+                         "%s; %d damaged image%s been skipped before, which is the most", hvt_last_error(), n,
+                         n > 1 ? "s have" : " has");
+    snprintf(line, sizeof line, "%s; skipped: %s (%d of at most %d damaged images)", hvt_last_error(),
+             f->opts->blank_damaged ? "it is black" : "the next one takes its place", n + 1, most);
+    hvt__log_always(HVT_LOG_WARN, line); /* whichever rank reads it */
+    return HVT_OK;
+}
+
+/* Is it to be skipped? */
+static bool is_damage(const hvt__fetch *f, hvt_status s)
+{
+    return f->opts->skip_damaged && hvt__is_damage(s);
+}
+
+/* Of index, or of the first one after it that is not damaged. */
+static hvt_status fetch_next_good(hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch,
+                                  const hvt__target *to)
+{
+    uint32_t count = f->info.count;
+
+    for (uint32_t tried = 0; tried < count; tried++, index = (index + 1) % count) {
+        hvt_status s;
+
+        if (hvt__fetch_damaged(f, index))
+            continue;
+        PUT(w->index, index);
+        enter(w, READING);
+        s = fetch_one(f, w, index, epoch, to);
+        if (!is_damage(f, s))
+            return s;
+        HVT_TRY(skip(f, index, s));
+    }
+    return HVT_FAIL(E_FORMAT, "all %u images of data set '%s' are damaged", count, f->info.name);
+}
+
+/* Of index; black if it is damaged. A source that cannot even tell its label is not tolerated. */
+static hvt_status fetch_or_blank(hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch,
+                                 const hvt__target *to)
+{
+    hvt_status s;
+
+    PUT(w->index, index);
+    enter(w, READING);
+    s = fetch_one(f, w, index, epoch, to);
+    if (!is_damage(f, s) || !f->reads || (w->record.label < 0 && !f->info.unlabelled))
+        return s;
+    HVT_TRY(skip(f, index, s));
+    memset(to->pixels, 0, f->image_bytes);
+    *to->label = w->record.label;
+    return HVT_OK;
+}
+
+hvt_status hvt__fetch_image(hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch, const hvt__target *to)
+{
+    hvt_status s = f->opts->blank_damaged ? fetch_or_blank(f, w, index, epoch, to)
+                                          : fetch_next_good(f, w, index, epoch, to);
+
+    enter(w, IDLE);
+    PUT(w->images, GET(w->images) + 1);
+    return s;
+}
+
+void hvt__fetch_ahead(const hvt__fetch *f, hvt__fetcher *w, uint32_t index)
+{
+    if (w->slow)
+        hvt__dataset_ahead(f->set, index);
+}
+
+void hvt__fetch_count(const hvt__fetch *f, hvt__fetcher *const w[], int n, hvt_loader_info *ret_info)
+{
+    ret_info->damaged += GET(f->ndamaged);
+    for (int i = 0; i < n; i++) {
+        ret_info->images += GET(w[i]->images);
+        ret_info->read += GET(w[i]->read);
+        ret_info->decode += GET(w[i]->decode) - GET(w[i]->resample);
+        ret_info->resample += GET(w[i]->resample);
+    }
+}
+
+void hvt__fetch_about(const hvt__fetch *f, hvt__fetcher *const w[], int n, char *ret_text, size_t room)
+{
+    const hvt__fetcher *oldest = NULL;
+    char path[PATH_MAX];
+
+    *ret_text = 0;
+    for (int i = 0; i < n; i++)
+        if (GET(w[i]->part) != IDLE && (!oldest || GET(w[i]->since) < GET(oldest->since)))
+            oldest = w[i];
+    if (oldest && hvt_dataset_name(f->set, GET(oldest->index), path, sizeof path) == HVT_OK)
+        snprintf(ret_text, room, "%s %s", GET(oldest->part) == DECODING ? "decoding" : "reading", path);
+}

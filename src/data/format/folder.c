@@ -1,0 +1,206 @@
+/*
+ * A folder of picture files: DIR/train/CLASS/... and DIR/val/CLASS/..., as torchvision's ImageFolder is used
+ * for ImageNet, or DIR/CLASS/... alone. Labels are those of the sorted classes of training. A folder in which
+ * pictures lie directly is unlabelled.
+ *
+ * Paths come from a listing (listing.h), which the ranks of a host share. A file is opened, read whole and
+ * closed. How big it is and when it was changed is remembered when it is first read, by any rank of the host:
+ * a file that differs later is an error, because the run could not be repeated.
+ */
+#include "data/data_impl.h"
+#include "listing.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { FILE_MAX = 1 << 30 };
+
+typedef struct folder {
+    char root[PATH_MAX];
+    hvt__listing list;
+} folder;
+
+static void close_folder(void *ctx)
+{
+    folder *f = ctx;
+
+    hvt__listing_close(&f->list);
+    free(f);
+}
+
+static hvt_status name_folder(void *ctx, uint32_t index, char *ret_name, size_t room)
+{
+    const folder *f = ctx;
+    const hvt__listing *l = &f->list;
+    const char *inside = l->text + l->folder_name[hvt__listing_folder(l, index)];
+
+    if (snprintf(ret_name, room, "%s/%s%s%s", f->root, inside, *inside ? "/" : "",
+                 l->text + l->file_name[index]) >= (int)room)
+        memcpy(ret_name + room - 4, "...", 4); /* room is for more than that */
+    return HVT_OK;
+}
+
+static const char *class_of_folder(void *ctx, int label)
+{
+    const folder *f = ctx;
+
+    return f->list.text + f->list.class_name[label];
+}
+
+static hvt_status open_picture(const char *path, int *ret_fd, struct stat *ret_info)
+{
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    hvt_status s = HVT_OK;
+
+    HVT_CHECK(fd >= 0 || errno != ENOENT, E_IO, "%s: it has vanished since the folder was listed", path);
+    HVT_CHECK(fd >= 0, E_IO, "%s: %s", path, strerror(errno));
+    HVT_CHECK_OR(fail, fstat(fd, ret_info) == 0, E_IO, "%s: %s", path, strerror(errno));
+    HVT_CHECK_OR(fail, S_ISREG(ret_info->st_mode), E_FORMAT, "%s is no regular file", path);
+    HVT_CHECK_OR(fail, ret_info->st_size > 0, E_FORMAT, "%s is empty", path);
+    HVT_CHECK_OR(fail, ret_info->st_size <= FILE_MAX, E_FORMAT, "%s holds %lld bytes, expected at most %d",
+                 path, (long long)ret_info->st_size, FILE_MAX);
+    *ret_fd = fd;
+    return HVT_OK;
+fail:
+    close(fd);
+    return s;
+}
+
+/* Is it the file that was read before? */
+static hvt_status check_same(const folder *f, uint32_t index, const char *path, const struct stat *info)
+{
+    uint64_t changed = (uint64_t)info->st_mtim.tv_sec * 1000000000 + (uint64_t)info->st_mtim.tv_nsec;
+    uint32_t now = (uint32_t)hvt__mix(changed ^ hvt__mix((uint64_t)info->st_size)) | 1, was = 0;
+
+    if (atomic_compare_exchange_strong_explicit(&f->list.seen[index], &was, now, memory_order_relaxed,
+                                                memory_order_relaxed))
+        return HVT_OK;
+    HVT_CHECK(was == now, E_IO, "%s: it has changed since this run first read it", path);
+    return HVT_OK;
+}
+
+static hvt_status read_whole(const char *path, int fd, hvt_record *r)
+{
+    size_t got = 0;
+
+    while (got < r->bytes) {
+        ssize_t n = pread(fd, r->data + got, r->bytes - got, (off_t)got);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        HVT_CHECK(n >= 0, E_IO, "%s: %s", path, strerror(errno));
+        HVT_CHECK(n > 0, E_IO, "%s: ends after %zu of %zu bytes: it was cut while it was read", path, got,
+                  r->bytes);
+        got += (size_t)n;
+    }
+    return HVT_OK;
+}
+
+static hvt_status read_folder(void *ctx, uint32_t index, hvt_record *r)
+{
+    const folder *f = ctx;
+    const hvt__listing *l = &f->list;
+    char path[PATH_MAX];
+    struct stat info;
+    hvt_status s;
+    int fd = -1;
+
+    name_folder(ctx, index, path, sizeof path);
+    r->label = l->classes ? (int)l->folder_class[hvt__listing_folder(l, index)] : -1;
+    r->encoding = HVT_IMAGE_FILE;
+    HVT_TRY(open_picture(path, &fd, &info));
+    HVT_TRY_OR(done, check_same(f, index, path, &info));
+    HVT_TRY_OR(done, hvt_record_reserve(r, (size_t)info.st_size));
+    HVT_TRY_OR(done, read_whole(path, fd, r));
+done:
+    close(fd);
+    return s;
+}
+
+static void ahead_folder(void *ctx, uint32_t index)
+{
+    char path[PATH_MAX];
+    int fd;
+
+    name_folder(ctx, index, path, sizeof path);
+    fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return; /* reading it will fail, and say why */
+    posix_fadvise(fd, 0, 0, POSIX_FADV_WILLNEED);
+    close(fd);
+}
+
+static bool is_dir(const char *dir, const char *name)
+{
+    char path[PATH_MAX];
+    struct stat info;
+
+    return !hvt__path(path, "%s/%s", dir, name) && stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+/* The folder of a split, and that whose classes count. Without train/ and val/ the whole folder is both
+ * splits. */
+static hvt_status find_roots(const hvt_dataset_opts *opts, char ret_root[PATH_MAX],
+                             char ret_classes[PATH_MAX])
+{
+    const char *dir = opts->dir;
+    bool train, val;
+
+    HVT_CHECK(dir && *dir, E_ARG,
+              "folder needs --data-dir, with train/CLASS/... and val/CLASS/..., or CLASS/...");
+    train = is_dir(dir, "train");
+    val = is_dir(dir, "val");
+    HVT_CHECK(train || !val || !opts->train, E_IO, "%s has val/, but no train/", dir);
+    HVT_TRY(hvt__path(ret_classes, train ? "%s/train" : val ? "%s/val" : "%s", dir));
+    return hvt__path(ret_root, val && !opts->train ? "%s/val" : train ? "%s/train" : "%s", dir);
+}
+
+static hvt_status check_classes(const folder *f, bool train)
+{
+    uint32_t n = f->list.classes;
+
+    HVT_CHECK(n || !train, E_FORMAT,
+              "%s: pictures, but no folders of classes to train with: unlabelled pictures are for --evaluate "
+              "--predict",
+              f->root);
+    HVT_CHECK(n != 1, E_FORMAT, "%s: 1 class (%s), at least 2 are needed", f->root,
+              f->list.text + f->list.class_name[0]);
+    HVT_CHECK(n <= INT_MAX, E_FORMAT, "%s: %u classes are too many", f->root, n);
+    return HVT_OK;
+}
+
+static hvt_status open_folder(const hvt_dataset_opts *opts, hvt_source *ret_source)
+{
+    char classes[PATH_MAX];
+    hvt_dataset_info info = {"folder", .channels = 3, .type = HVT_U8};
+    folder *f = calloc(1, sizeof *f);
+    hvt_status s = f ? HVT_OK : HVT_FAIL(E_MEM, "no memory for data set 'folder' (%zu bytes)", sizeof *f);
+
+    if (s == HVT_OK)
+        s = find_roots(opts, f->root, classes);
+    if (opts->world)
+        s = hvt_world_agree(opts->world, s);
+    HVT_TRY_OR(fail, s);
+    HVT_TRY_OR(fail, hvt__listing_open(f->root, classes, opts->world, &f->list));
+    HVT_TRY_OR(fail, check_classes(f, opts->train && !(opts->val_split > 0)));
+    info.count = f->list.files;
+    info.classes = (int)f->list.classes;
+    info.unlabelled = !f->list.classes;
+    info.fingerprint = f->list.fingerprint;
+    *ret_source = (hvt_source){.info = info,
+                               .read = read_folder,
+                               .name = name_folder,
+                               .ahead = ahead_folder,
+                               .class_name = class_of_folder,
+                               .close = close_folder,
+                               .ctx = f};
+    return HVT_OK;
+fail:
+    if (f)
+        close_folder(f);
+    return s;
+}
+
+const hvt_format hvt_format_folder = {"folder", open_folder};

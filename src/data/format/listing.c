@@ -1,0 +1,273 @@
+/*
+ * Listings: rank 0 scans the folders or takes the list that it kept, and each host gets it once.
+ *
+ * A list is kept beside what it lists, or, where nothing may be written there, in the cache folder. It holds
+ * as long as the root has the same classes and no folder below has changed, as the folders' times tell. A
+ * folder that changed within the last seconds may change again without another time, so such a list is not
+ * kept; nor is one that is made in a moment.
+ */
+#include "listing.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+uint32_t hvt__listing_kept_from = 10000;
+
+static const char kept_name[] = ".hvtrain-index";
+enum { STEADY = 2 /* s without a change */ };
+
+uint32_t hvt__listing_folder(const hvt__listing *l, uint32_t file)
+{
+    uint32_t low = 0, high = l->folders;
+
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+
+        if (l->folder_first[middle] <= file)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* ---- where it is kept ---- */
+
+/* In the cache folder, by the root's real path; "": there is none. */
+static void cache_path(const char *root, char ret_path[PATH_MAX])
+{
+    char real[PATH_MAX], name[40];
+
+    *ret_path = 0;
+    if (!realpath(root, real))
+        return;
+    snprintf(name, sizeof name, "index-%016llx", (unsigned long long)hvt__hash_text(HVT_HASH_INIT, real));
+    hvt__cache_path(name, ret_path);
+}
+
+static bool write_all(int fd, const char *at, size_t bytes)
+{
+    while (bytes > 0) {
+        ssize_t n = write(fd, at, bytes);
+
+        if (n < 0 && errno != EINTR)
+            return false;
+        at += n > 0 ? n : 0;
+        bytes -= n > 0 ? (size_t)n : 0;
+    }
+    return true;
+}
+
+static bool write_file(const char *path, const char *block, size_t bytes)
+{
+    char fresh[PATH_MAX];
+    int fd;
+    bool good;
+
+    if (!*path || hvt__path(fresh, "%s.%d", path, (int)getpid()))
+        return false;
+    fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return false;
+    good = write_all(fd, block, bytes);
+    good = close(fd) == 0 && good && rename(fresh, path) == 0;
+    if (!good)
+        unlink(fresh);
+    return good;
+}
+
+/* A whole file; NULL: there is none, or it cannot be read. */
+static char *read_file(const char *path, size_t *ret_bytes)
+{
+    uint64_t bytes;
+    size_t got = 0;
+    ssize_t n = 1;
+    char *block;
+    int fd;
+
+    if (!*path || access(path, F_OK) || hvt__open_regular(path, &fd, &bytes))
+        return NULL;
+    block = bytes ? malloc(bytes) : NULL;
+    while (block && got < bytes && (n > 0 || (n < 0 && errno == EINTR))) {
+        n = pread(fd, block + got, bytes - got, (off_t)got);
+        got += n > 0 ? (size_t)n : 0;
+    }
+    close(fd);
+    if (got < bytes) {
+        free(block);
+        return NULL;
+    }
+    *ret_bytes = bytes;
+    return block;
+}
+
+static hvt_status folder_path(const hvt__listing *l, const char *root, uint32_t folder,
+                              char ret_path[PATH_MAX])
+{
+    const char *name = l->text + l->folder_name[folder];
+
+    return hvt__path(ret_path, *name ? "%s/%s" : "%s", root, name);
+}
+
+/* Does the list still hold? */
+static bool holds(const hvt__listing *l, const char *root, const char *classes_of)
+{
+    hvt__names mine = {0}, classes = {0};
+    bool ignored, good;
+    uint32_t given = 0;
+    struct stat info;
+    char path[PATH_MAX];
+
+    good = !hvt__listing_classes(root, &mine, &ignored) &&
+           !hvt__listing_classes(classes_of, &classes, &ignored) && l->classes == (mine.n ? classes.n : 0);
+    for (uint32_t i = 0; good && i < l->classes; i++)
+        good = !strcmp(l->text + l->class_name[i], hvt__name_at(&classes, i));
+    for (uint32_t i = 0; good && i < l->folders; i++) {
+        const char *name = l->text + l->folder_name[i];
+
+        good = !folder_path(l, root, i, path) && stat(path, &info) == 0 &&
+               l->mtime[i] == (int64_t)info.st_mtim.tv_sec * 1000000000 + info.st_mtim.tv_nsec;
+        given += !strchr(name, '/');
+    }
+    good = good && given == (mine.n ? mine.n : 1);
+    hvt__names_free(&mine);
+    hvt__names_free(&classes);
+    return good;
+}
+
+static bool load(const char *path, const char *root, const char *classes_of, char **ret_block,
+                 size_t *ret_bytes)
+{
+    hvt__listing l;
+    size_t bytes = 0;
+    char *block = read_file(path, &bytes);
+
+    if (block && !hvt__listing_attach(block, bytes, &l))
+        HVT_WARN("%s: it is damaged, or of another version; the folder is listed again", path);
+    else if (block && holds(&l, root, classes_of)) {
+        *ret_block = block;
+        *ret_bytes = bytes;
+        return true;
+    }
+    free(block);
+    return false;
+}
+
+/* Have all folders been left alone for a while? */
+static bool is_steady(const hvt__listing *l)
+{
+    int64_t now = (int64_t)time(NULL) * 1000000000;
+
+    for (uint32_t i = 0; i < l->folders; i++)
+        if (l->mtime[i] > now - STEADY * INT64_C(1000000000))
+            return false;
+    return true;
+}
+
+/* Returns where; "": nowhere. The root's own time is that of a set without classes, so nothing is written
+ * there. */
+static const char *keep(const hvt__listing *l, const char *beside, const char *cache)
+{
+    if (l->files < hvt__listing_kept_from || !is_steady(l))
+        return "";
+    if (l->classes && write_file(beside, l->block, l->bytes))
+        return beside;
+    return write_file(cache, l->block, l->bytes) ? cache : "";
+}
+
+/* On rank 0. */
+static hvt_status make(const char *root, const char *classes_of, char **ret_block, size_t *ret_bytes)
+{
+    char beside[PATH_MAX], cache[PATH_MAX];
+    double began = hvt__now();
+    hvt__listing l;
+    const char *kept;
+
+    HVT_TRY(hvt__path(beside, "%s/%s", root, kept_name));
+    cache_path(root, cache);
+    if (load(beside, root, classes_of, ret_block, ret_bytes) ||
+        load(cache, root, classes_of, ret_block, ret_bytes))
+        return HVT_OK;
+    HVT_TRY(hvt__listing_scan(root, classes_of, ret_block, ret_bytes));
+    HVT_CHECK(hvt__listing_attach(*ret_block, *ret_bytes, &l), E_FORMAT, "%s: it cannot be listed", root);
+    kept = keep(&l, beside, cache);
+    if (l.files >= hvt__listing_kept_from)
+        HVT_INFO("%s: %u pictures listed in %.1f s; %s%s", root, l.files, hvt__now() - began,
+                 *kept ? "the list is kept in "
+                       : "the list is not kept, as the folder has just been changed or "
+                         "cannot be written to",
+                 kept);
+    return HVT_OK;
+}
+
+/* ---- sharing ---- */
+
+/* Rank 0's block becomes everyone's. What has been opened is in *l also after an error. */
+static hvt_status share(hvt_world *world, const char *block, size_t bytes, hvt__listing *l)
+{
+    int64_t sizes[2] = {(int64_t)bytes, 0};
+    hvt__node node = {0};
+    bool good;
+
+    if (block && hvt__listing_attach(block, bytes, l))
+        sizes[1] = l->files;
+    HVT_TRY(hvt_world_broadcast(world, sizes, sizeof sizes, 0));
+    bytes = (size_t)sizes[0];
+    HVT_TRY(hvt__node_open(world, (bytes + 3) / 4 * 4 + 4 * (size_t)sizes[1], &node));
+    l->node = node;
+    HVT_TRY(hvt__node_fill(world, &node, block, bytes));
+    good = hvt__listing_attach(node.block, bytes, l);
+    l->node = node;
+    l->seen = (void *)((char *)node.block + (bytes + 3) / 4 * 4);
+    return hvt_world_agree(world, good ? HVT_OK : HVT_FAIL(E_COMM, "the list of pictures arrived damaged"));
+}
+
+static hvt_status take_alone(char *block, size_t bytes, hvt__listing *l)
+{
+    bool good = hvt__listing_attach(block, bytes, l);
+
+    l->block = block;
+    HVT_CHECK(good, E_FORMAT, "the list of pictures is damaged");
+    l->seen = calloc(l->files, sizeof *l->seen);
+    HVT_CHECK(l->seen, E_MEM, "no memory to remember %u files", l->files);
+    return HVT_OK;
+}
+
+hvt_status hvt__listing_open(const char *root, const char *classes_of, hvt_world *world,
+                             hvt__listing *ret_listing)
+{
+    hvt__listing l = {0};
+    char *block = NULL;
+    size_t bytes = 0;
+    hvt_status s = HVT_OK;
+
+    if (hvt_world_rank(world) == 0)
+        s = make(root, classes_of, &block, &bytes);
+    if (world)
+        s = hvt_world_agree(world, s);
+    if (s == HVT_OK)
+        s = world ? share(world, block, bytes, &l) : take_alone(block, bytes, &l);
+    if (world || s != HVT_OK)
+        free(block);
+    if (s != HVT_OK) {
+        l.block = NULL; /* it was the block */
+        hvt__listing_close(&l);
+        return hvt__pass(s, __FILE__, __LINE__, root);
+    }
+    *ret_listing = l;
+    return HVT_OK;
+}
+
+void hvt__listing_close(hvt__listing *l)
+{
+    if (l->node.block) {
+        hvt__node_close(&l->node);
+    } else {
+        free((char *)(uintptr_t)l->block);
+        free(l->seen);
+    }
+    *l = (hvt__listing){0};
+}

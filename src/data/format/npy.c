@@ -1,0 +1,290 @@
+/*
+ * Arrays of NumPy: {train,test}_images.npy and {train,test}_labels.npy.
+ *
+ * Images are uint8, float32 or float64, [N,H,W,C], [N,C,H,W] or [N,H,W] (one channel). The axis of 1 to 3
+ * values is that of channels; where both the second and the last may be it, the file is refused. Floats are
+ * taken as they are and must be finite; float64 is rounded to float32. Labels are integers from 0 on, [N] or
+ * [N,1]; there are as many classes as the largest label says, and more if the options say so. A test split
+ * without labels is unlabelled.
+ */
+#include "npy.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <float.h>
+#include <inttypes.h>
+#include <math.h>
+#include <unistd.h>
+
+enum { PART = 1 << 14 /* bytes of a file that are looked at at once */ };
+
+typedef struct npy {
+    hvt__data_file images;
+    hvt__npy form;   /* of images */
+    bool planes;     /* [N,C,H,W] */
+    size_t h, w, c;  /* of an image */
+    uint32_t count;  /* images */
+    int32_t *labels; /* [count]; NULL: none */
+} npy;
+
+static void close_npy(void *ctx)
+{
+    npy *d = ctx;
+
+    hvt__data_close(&d->images);
+    free(d->labels);
+    free(d);
+}
+
+/* ---- images ---- */
+
+/* A float as the file has it. */
+static double float_at(const uint8_t *from, int size)
+{
+    uint32_t half;
+    uint64_t whole;
+    float single;
+    double twice;
+
+    if (size == sizeof single) {
+        memcpy(&half, from, sizeof half);
+        half = le32toh(half);
+        memcpy(&single, &half, sizeof single);
+        return (double)single;
+    }
+    memcpy(&whole, from, sizeof whole);
+    whole = le64toh(whole);
+    memcpy(&twice, &whole, sizeof twice);
+    return twice;
+}
+
+/* Put values first ... first + n - 1 of an image, in the file's order, where they belong in [h,w,c]. */
+static hvt_status put_values(const npy *d, uint32_t index, size_t first, size_t n, const uint8_t *from,
+                             void *ret_pixels)
+{
+    size_t area = d->h * d->w, size = (size_t)d->form.size;
+    size_t step = d->planes ? d->c : 1, end = d->planes ? area : SIZE_MAX; /* of a plane */
+    size_t channel = d->planes ? first / area : 0, pixel = d->planes ? first % area : first;
+
+    for (size_t i = 0; i < n; i++, pixel++) {
+        if (pixel == end) {
+            pixel = 0;
+            channel++;
+        }
+        size_t to = pixel * step + channel;
+        if (size == 1) {
+            ((uint8_t *)ret_pixels)[to] = from[i];
+            continue;
+        }
+        double value = float_at(from + i * size, d->form.size);
+        HVT_CHECK(fabs(value) <= FLT_MAX, E_FORMAT,
+                  "%s, image %u: value %zu is %g, expected a finite float32", d->images.path, index,
+                  first + i, value);
+        ((float *)ret_pixels)[to] = (float)value;
+    }
+    return HVT_OK;
+}
+
+static hvt_status read_pixels(const npy *d, uint32_t index, void *ret_pixels)
+{
+    size_t size = (size_t)d->form.size, values = d->h * d->w * d->c;
+    uint64_t at = d->form.header + (uint64_t)index * values * size;
+    hvt__data_unit unit = {"image", index, d->count};
+    uint8_t part[PART];
+
+    if (size == 1 && !d->planes)
+        return hvt__data_read(&d->images, at, values, ret_pixels, unit);
+    for (size_t first = 0; first < values;) {
+        size_t left = values - first, n = left < PART / size ? left : PART / size;
+        HVT_TRY(hvt__data_read(&d->images, at + first * size, n * size, part, unit));
+        HVT_TRY(put_values(d, index, first, n, part, ret_pixels));
+        first += n;
+    }
+    return HVT_OK;
+}
+
+static hvt_status get_npy(void *ctx, uint32_t index, uint8_t *ret_pixels, int *ret_label)
+{
+    const npy *d = ctx;
+
+    *ret_label = d->labels ? d->labels[index] : -1;
+    return read_pixels(d, index, ret_pixels);
+}
+
+static hvt_status read_npy(void *ctx, uint32_t index, hvt_record *r)
+{
+    const npy *d = ctx;
+
+    HVT_TRY(hvt_record_reserve(r, d->h * d->w * d->c * sizeof(float)));
+    r->encoding = HVT_IMAGE_F32;
+    r->height = (int)d->h;
+    r->width = (int)d->w;
+    r->label = d->labels ? d->labels[index] : -1;
+    return read_pixels(d, index, r->data);
+}
+
+/* Which axis holds the channels? */
+static hvt_status find_axes(npy *d)
+{
+    const char *path = d->images.path;
+    const uint64_t *shape = d->form.shape;
+    bool first, last;
+    char text[100];
+
+    HVT_CHECK(d->form.dims == 3 || d->form.dims == 4, E_FORMAT,
+              "%s has %d dimensions, expected [N,H,W,C], [N,C,H,W] or [N,H,W]", path, d->form.dims);
+    first = d->form.dims == 4 && shape[1] >= 1 && shape[1] <= 3;
+    last = d->form.dims == 3 || (shape[3] >= 1 && shape[3] <= 3);
+    snprintf(text, sizeof text, "%" PRIu64 ",%" PRIu64 ",%" PRIu64 ",%" PRIu64, shape[0], shape[1], shape[2],
+             d->form.dims == 3 ? 1 : shape[3]);
+    HVT_CHECK(first || last, E_FORMAT,
+              "%s has the shape [%s], expected [N,H,W,C] or [N,C,H,W] with 1 to 3 channels", path, text);
+    HVT_CHECK(
+        !first || !last, E_FORMAT,
+        "%s has the shape [%s], which may be [N,H,W,C] or [N,C,H,W]: pad the images to more than 3 rows "
+        "and columns",
+        path, text);
+    d->planes = first;
+    for (int i = 0; i < d->form.dims; i++) /* then sizes are ints, too */
+        HVT_CHECK(shape[i] >= 1 && shape[i] <= (i ? HVT_SIDE_MAX : UINT32_MAX), E_FORMAT,
+                  "%s has the shape [%s], expected 1 to %u images and sides of 1 to %d", path, text,
+                  UINT32_MAX, HVT_SIDE_MAX);
+    d->count = (uint32_t)shape[0];
+    d->h = (size_t)shape[first ? 2 : 1];
+    d->w = (size_t)shape[first ? 3 : 2];
+    d->c = first ? (size_t)shape[1] : d->form.dims == 3 ? 1 : (size_t)shape[3];
+    return HVT_OK;
+}
+
+static hvt_status open_images(npy *d, const char *dir, const char *split)
+{
+    HVT_TRY(hvt__data_open(&d->images, "%s/%s_images.npy", dir, split));
+    HVT_TRY(hvt__npy_open(&d->images, &d->form));
+    HVT_CHECK((d->form.kind == 'u' && d->form.size == 1) ||
+                  (d->form.kind == 'f' && (d->form.size == 4 || d->form.size == 8)),
+              E_FORMAT, "%s holds '%s', expected uint8, float32 or float64", d->images.path, d->form.type);
+    HVT_TRY(find_axes(d));
+    return hvt__npy_check_size(&d->images, &d->form);
+}
+
+/* ---- labels ---- */
+
+/* An integer as the file has it; UINT64_MAX: it is negative. */
+static uint64_t integer_at(const uint8_t *from, const hvt__npy *form)
+{
+    uint64_t value = 0;
+
+    for (int i = form->size; i-- > 0;)
+        value = value << 8 | from[i];
+    return form->kind == 'i' && value >> (8 * form->size - 1) ? UINT64_MAX : value;
+}
+
+static hvt_status read_labels(npy *d, const hvt__data_file *f, const hvt__npy *form, int *ret_classes)
+{
+    size_t size = (size_t)form->size;
+    uint8_t part[PART];
+
+    for (uint32_t first = 0; first < d->count;) {
+        size_t left = d->count - first, n = left < PART / size ? left : PART / size;
+        HVT_TRY(hvt__data_read(f, form->header + first * size, n * size, part,
+                               (hvt__data_unit){"label", first, d->count}));
+        for (size_t i = 0; i < n; i++) {
+            uint64_t label = integer_at(part + i * size, form);
+            HVT_CHECK(label < INT_MAX, E_FORMAT, "%s: label %zu is %s, expected 0 to %d", f->path, first + i,
+                      label == UINT64_MAX ? "negative" : "too large", INT_MAX - 1);
+            d->labels[first + i] = (int32_t)label;
+            if ((int)label >= *ret_classes)
+                *ret_classes = (int)label + 1;
+        }
+        first += (uint32_t)n;
+    }
+    return HVT_OK;
+}
+
+static hvt_status open_labels(npy *d, const char *dir, const char *split, int *ret_classes)
+{
+    hvt__data_file f;
+    hvt__npy form;
+    hvt_status s;
+
+    HVT_TRY(hvt__data_open(&f, "%s/%s_labels.npy", dir, split));
+    HVT_TRY_OR(done, hvt__npy_open(&f, &form));
+    HVT_CHECK_OR(done, (form.kind == 'i' || form.kind == 'u') && form.size <= 8, E_FORMAT,
+                 "%s holds '%s', expected integers: np.save(FILE, np.load(FILE).astype(np.int64))", f.path,
+                 form.type);
+    HVT_CHECK_OR(done, form.dims == 1 || (form.dims == 2 && form.shape[1] == 1), E_FORMAT,
+                 "%s has %d dimensions, expected one label for each image, [N] or [N,1]", f.path, form.dims);
+    HVT_CHECK_OR(done, form.shape[0] == d->count, E_FORMAT, "%s holds %" PRIu64 " labels, but %s %u images",
+                 f.path, form.shape[0], d->images.path, d->count);
+    HVT_TRY_OR(done, hvt__npy_check_size(&f, &form));
+    d->labels = malloc(d->count * sizeof *d->labels);
+    HVT_CHECK_OR(done, d->labels, E_MEM, "no memory for %u labels", d->count);
+    HVT_TRY_OR(done, read_labels(d, &f, &form, ret_classes));
+done:
+    hvt__data_close(&f);
+    return s;
+}
+
+/* ---- the data set ---- */
+
+static bool is_missing(const char *dir, const char *name)
+{
+    char path[PATH_MAX];
+
+    return hvt__path(path, "%s/%s", dir, name) == HVT_OK && access(path, F_OK) != 0 && errno == ENOENT;
+}
+
+/* Images and labels of a split; how many classes the labels make. */
+static hvt_status open_split(npy *d, const hvt_dataset_opts *opts, int *ret_classes)
+{
+    const char *split = opts->train ? "train" : "test";
+
+    HVT_TRY(open_images(d, opts->dir, split));
+    if (!opts->train && is_missing(opts->dir, "test_labels.npy"))
+        return HVT_OK;
+    *ret_classes = opts->classes;
+    return open_labels(d, opts->dir, split, ret_classes);
+}
+
+static uint64_t fingerprint(const npy *d)
+{
+    uint64_t shape[] = {d->count, d->h, d->w, d->c, (uint64_t)d->form.size};
+    uint64_t h = hvt__hash(HVT_HASH_INIT, shape, sizeof shape);
+
+    return d->labels ? hvt__hash(h, d->labels, d->count * sizeof *d->labels) : h;
+}
+
+static hvt_status open_npy(const hvt_dataset_opts *opts, hvt_source *ret_source)
+{
+    hvt_source source = {.info = {"npy"}, .close = close_npy};
+    npy *d;
+    hvt_status s;
+
+    HVT_CHECK(opts->dir && *opts->dir, E_ARG,
+              "npy needs the folder of its files (--data-dir), the one with %s_images.npy",
+              opts->train ? "train" : "test");
+    d = calloc(1, sizeof *d);
+    HVT_CHECK(d, E_MEM, "no memory for data set 'npy' (%zu bytes)", sizeof *d);
+    d->images.fd = -1;
+    HVT_TRY_OR(fail, open_split(d, opts, &source.info.classes));
+    source.info.count = d->count;
+    source.info.height = (int)d->h;
+    source.info.width = (int)d->w;
+    source.info.channels = (int)d->c;
+    source.info.fingerprint = fingerprint(d);
+    source.info.type = d->form.kind == 'f' ? HVT_F32 : HVT_U8;
+    source.info.unlabelled = !d->labels;
+    if (d->form.kind == 'f')
+        source.read = read_npy;
+    else
+        source.get = get_npy;
+    source.ctx = d;
+    *ret_source = source;
+    return HVT_OK;
+
+fail:
+    close_npy(d);
+    return s;
+}
+
+const hvt_format hvt_format_npy = {"npy", open_npy};

@@ -1,0 +1,459 @@
+/*
+ * Reading the members of a tar file, and making samples of them.
+ *
+ * Known are ustar, GNU's long names and pax headers; a file that is damaged, cut, sparse or a link where an
+ * image is expected is an error that names the member. Members of other kinds (.json, .txt) are skipped.
+ * Blocks of zeros may stand between members, as in files put together by cat, but must stand at the end: so
+ * that a file that was cut between two members is noticed. Sources: POSIX pax, "ustar Interchange Format";
+ * GNU tar, "Basic Tar Format"; webdataset/tariterators.py for how members make samples.
+ */
+#include "tar_index.h"
+
+#include <inttypes.h>
+#include <strings.h>
+
+enum { WINDOW = 8 * HVT__TAR_BLOCK, EXTENSION_MOST = 1 << 16, LABEL_MOST = 20 };
+
+typedef enum kind { OTHER, PICTURE, PIXELS, LABEL, DOTTED_LABEL } kind;
+
+/* What a header says. */
+typedef struct member {
+    char name[PATH_MAX];
+    char type;
+    bool sparse;
+    uint64_t at, bytes; /* of its contents */
+} member;
+
+typedef struct sample {
+    hvt__tar_sample s; /* .bytes is 0 as long as it has no image */
+    uint32_t key_bytes;
+} sample;
+
+typedef struct scan {
+    const hvt__data_file *file;
+    uint64_t at; /* of the next header */
+    uint8_t window[WINDOW];
+    uint64_t window_at;
+    size_t window_bytes;
+
+    /* what headers say of the member that follows them */
+    char long_name[PATH_MAX];
+    bool has_name, has_size, sparse;
+    uint64_t size;
+
+    sample *samples;
+    uint32_t count, room;
+    char *names;
+    size_t name_bytes, name_room;
+    uint32_t *table; /* [slots] number of a sample + 1, found by its key; 0: none */
+    uint32_t slots;
+} scan;
+
+/* ---- the file ---- */
+
+/* Bytes of the file, which must be there; up to WINDOW. */
+static hvt_status look_at(scan *s, uint64_t at, size_t bytes, const uint8_t **ret_bytes)
+{
+    uint64_t left = s->file->bytes - at;
+
+    if (at < s->window_at || at + bytes > s->window_at + s->window_bytes) {
+        s->window_at = at;
+        s->window_bytes = left < WINDOW ? (size_t)left : WINDOW;
+        HVT_TRY(hvt__data_read(s->file, at, s->window_bytes, s->window,
+                               (hvt__data_unit){"byte", at, s->file->bytes}));
+    }
+    *ret_bytes = s->window + (at - s->window_at);
+    return HVT_OK;
+}
+
+/* Octal digits after blanks, up to a blank or the end; or GNU's big-endian binary. False: neither. */
+static bool read_number(const uint8_t *field, size_t n, uint64_t *ret)
+{
+    uint64_t value = 0;
+    size_t i = 0;
+
+    if (field[0] & 0x80) {
+        value = field[0] & 0x7f;
+        for (i = 1; i < n; i++) {
+            if (value >> 55)
+                return false;
+            value = value << 8 | field[i];
+        }
+        *ret = value;
+        return true;
+    }
+    while (i < n && field[i] == ' ')
+        i++;
+    for (; i < n && field[i] >= '0' && field[i] <= '7'; i++)
+        value = value << 3 | (uint64_t)(field[i] - '0');
+    *ret = value;
+    return i == n || field[i] == 0 || field[i] == ' ';
+}
+
+/* The sum of a header's bytes with its own field as blanks; old programs took the bytes as signed. */
+static bool sum_is_right(const uint8_t *h)
+{
+    uint64_t want, sum = 0;
+    int64_t sum_of_signed = 0;
+
+    for (int i = 0; i < HVT__TAR_BLOCK; i++) {
+        uint8_t byte = i >= 148 && i < 156 ? ' ' : h[i];
+        sum += byte;
+        sum_of_signed += (int8_t)byte;
+    }
+    return read_number(h + 148, 8, &want) && (want == sum || (int64_t)want == sum_of_signed);
+}
+
+static bool is_zero(const uint8_t *block)
+{
+    return block[0] == 0 && !memcmp(block, block + 1, HVT__TAR_BLOCK - 1);
+}
+
+/* ---- headers ---- */
+
+static hvt_status set_long_name(scan *s, const char *name, size_t bytes)
+{
+    bytes = strnlen(name, bytes);
+    HVT_CHECK(bytes < sizeof s->long_name, E_FORMAT,
+              "%s: a name of %zu bytes at byte %" PRIu64 " is too long", s->file->path, bytes, s->at);
+    memcpy(s->long_name, name, bytes);
+    s->long_name[bytes] = 0;
+    s->has_name = true;
+    return HVT_OK;
+}
+
+/* "27 path=some/long/name.jpg\n" */
+static hvt_status read_pax_record(scan *s, const char *key, const char *value, size_t bytes)
+{
+    const char *at = value;
+    int64_t size;
+
+    if (!strcmp(key, "path"))
+        return set_long_name(s, value, bytes);
+    s->sparse |= !strncmp(key, "GNU.sparse.", 11);
+    if (strcmp(key, "size"))
+        return HVT_OK;
+    HVT_CHECK(hvt__scan_whole(&at, INT64_MAX, &size) && at == value + bytes, E_FORMAT,
+              "%s: the pax header at byte %" PRIu64 " has the size '%.20s'", s->file->path, s->at, value);
+    s->size = (uint64_t)size;
+    s->has_size = true;
+    return HVT_OK;
+}
+
+/* text[bytes] is followed by a zero. */
+static hvt_status read_pax(scan *s, char *text, size_t bytes)
+{
+    char *end = text + bytes;
+
+    while (text < end) {
+        const char *at = text;
+        int64_t length;
+        bool good = hvt__scan_whole(&at, end - text, &length) && *at == ' ' && length > at - text;
+        char *last = text + (good ? length : 1) - 1,
+             *equals = good ? memchr(at, '=', (size_t)(last - at)) : NULL;
+
+        HVT_CHECK(good && *last == '\n' && equals, E_FORMAT,
+                  "%s: the pax header at byte %" PRIu64 " is damaged", s->file->path, s->at);
+        *last = *equals = 0;
+        HVT_TRY(read_pax_record(s, at + 1, equals + 1, (size_t)(last - equals) - 1));
+        text = last + 1;
+    }
+    return HVT_OK;
+}
+
+/* A header that says something of the next member: its contents. */
+static hvt_status read_extension(scan *s, const member *m)
+{
+    char text[EXTENSION_MOST + 1];
+    size_t bytes = (size_t)m->bytes;
+
+    HVT_CHECK(m->bytes <= EXTENSION_MOST, E_FORMAT,
+              "%s: a header of %" PRIu64 " bytes at byte %" PRIu64 ", expected at most %d", s->file->path,
+              m->bytes, s->at, EXTENSION_MOST);
+    HVT_TRY(hvt__data_read(s->file, m->at, bytes, text, (hvt__data_unit){"byte", m->at, s->file->bytes}));
+    text[bytes] = 0;
+    return m->type == 'L' ? set_long_name(s, text, bytes) : read_pax(s, text, bytes);
+}
+
+static void read_name(const scan *s, const uint8_t *h, char ret_name[PATH_MAX])
+{
+    const char *name = (const char *)h, *prefix = (const char *)h + 345;
+    bool has_prefix = !memcmp(h + 257, "ustar", 6) && *prefix;
+
+    if (s->has_name)
+        snprintf(ret_name, PATH_MAX, "%s", s->long_name);
+    else
+        snprintf(ret_name, PATH_MAX, "%.*s%s%.100s", has_prefix ? 155 : 0, prefix, has_prefix ? "/" : "",
+                 name);
+}
+
+/* The header at s->at. Behind it s->at is that of the next one. */
+static hvt_status read_member(scan *s, const uint8_t *h, member *ret_member)
+{
+    bool has_contents = h[156] < '1' || h[156] > '6'; /* links, devices and folders have none */
+    uint64_t left;
+
+    HVT_CHECK(sum_is_right(h) && read_number(h + 124, 12, &ret_member->bytes), E_FORMAT,
+              "%s: no tar header at byte %" PRIu64 ": it is damaged, compressed or no tar file",
+              s->file->path, s->at);
+    ret_member->type = (char)h[156];
+    ret_member->sparse = s->sparse || h[156] == 'S';
+    ret_member->at = s->at + HVT__TAR_BLOCK;
+    read_name(s, h, ret_member->name);
+    if (s->has_size && !strchr("xgLK", h[156] ? h[156] : '0'))
+        ret_member->bytes = s->size;
+    if (!has_contents)
+        ret_member->bytes = 0;
+    left = s->file->bytes - ret_member->at;
+    HVT_CHECK(ret_member->bytes <= left, E_FORMAT,
+              "%s: is cut in '%s': %" PRIu64 " of its %" PRIu64 " bytes are there", s->file->path,
+              ret_member->name, left, ret_member->bytes);
+    return HVT_OK;
+}
+
+/* ---- samples ---- */
+
+/* The kind of a member, and the length of the name that it shares with its sample's other members. */
+static kind kind_of(const char *name, uint32_t *ret_key_bytes)
+{
+    const char *slash = strrchr(name, '/'), *base = slash ? slash + 1 : name, *dot = strchr(base, '.');
+    const char *last = strrchr(base, '.');
+
+    if (!dot || dot == base) /* no ending; or a hidden file, as macOS puts beside others */
+        return OTHER;
+    *ret_key_bytes = (uint32_t)(dot - name);
+    if (!strcasecmp(dot, ".cls"))
+        return LABEL;
+    if (!strcasecmp(dot, ".npy"))
+        return PIXELS;
+    if (!strcasecmp(dot, ".jpg") || !strcasecmp(dot, ".jpeg") || !strcasecmp(dot, ".png") ||
+        !strcasecmp(dot, ".ppm"))
+        return PICTURE;
+    return strcasecmp(last, ".cls") ? OTHER : DOTTED_LABEL;
+}
+
+/* Where the table has this key, or would have it. */
+static uint32_t slot_of(const scan *s, const char *key, uint32_t bytes)
+{
+    uint32_t slot = (uint32_t)hvt__hash(HVT_HASH_INIT, key, bytes) & (s->slots - 1);
+
+    for (;; slot = (slot + 1) & (s->slots - 1)) {
+        const sample *have = s->table[slot] ? &s->samples[s->table[slot] - 1] : NULL;
+        if (!have || (have->key_bytes == bytes && !memcmp(s->names + have->s.name, key, bytes)))
+            return slot;
+    }
+}
+
+static hvt_status grow(scan *s)
+{
+    uint32_t room = s->room ? 2 * s->room : 1024;
+    sample *samples = realloc(s->samples, room * sizeof *samples);
+    uint32_t *table = calloc(2 * (size_t)room, sizeof *table);
+
+    s->samples = samples ? samples : s->samples;
+    if (!samples || !table || room > UINT32_MAX / 4) {
+        free(table);
+        return HVT_FAIL(E_MEM, "no memory for an index of %u samples", room);
+    }
+    free(s->table);
+    s->table = table;
+    s->slots = 2 * room;
+    s->room = room;
+    for (uint32_t i = 0; i < s->count; i++)
+        s->table[slot_of(s, s->names + s->samples[i].s.name, s->samples[i].key_bytes)] = i + 1;
+    return HVT_OK;
+}
+
+static hvt_status keep_name(scan *s, const char *name, uint32_t *ret_at)
+{
+    size_t bytes = strlen(name) + 1, room = 2 * (s->name_bytes + bytes);
+
+    if (s->name_bytes + bytes > s->name_room) {
+        char *names = realloc(s->names, room);
+        HVT_CHECK(names && room <= UINT32_MAX, E_MEM, "no memory for %zu bytes of names", room);
+        s->names = names;
+        s->name_room = room;
+    }
+    memcpy(s->names + s->name_bytes, name, bytes);
+    *ret_at = (uint32_t)s->name_bytes;
+    s->name_bytes += bytes;
+    return HVT_OK;
+}
+
+/* The sample that a member belongs to. */
+static hvt_status find_sample(scan *s, const member *m, uint32_t key_bytes, sample **ret_sample)
+{
+    uint32_t slot, name;
+
+    if (s->count == s->room)
+        HVT_TRY(grow(s));
+    slot = slot_of(s, m->name, key_bytes);
+    if (!s->table[slot]) {
+        HVT_TRY(keep_name(s, m->name, &name));
+        s->samples[s->count] = (sample){.s = {.label = -1, .name = name}, .key_bytes = key_bytes};
+        s->table[slot] = ++s->count;
+    }
+    *ret_sample = &s->samples[s->table[slot] - 1];
+    return HVT_OK;
+}
+
+static hvt_status add_image(scan *s, const member *m, kind k, sample *to)
+{
+    HVT_CHECK(!to->s.bytes, E_FORMAT, "%s: sample '%.*s' has two images, one of them '%s'", s->file->path,
+              (int)to->key_bytes, m->name, m->name);
+    HVT_CHECK(m->bytes > 0 && m->bytes <= UINT32_MAX, E_FORMAT,
+              "%s: image '%s' has %" PRIu64 " bytes, expected 1 to %u", s->file->path, m->name, m->bytes,
+              UINT32_MAX);
+    HVT_TRY(keep_name(s, m->name, &to->s.name)); /* it begins with the same key */
+    to->s.at = m->at;
+    to->s.bytes = (uint32_t)m->bytes;
+    to->s.pixels = k == PIXELS;
+    return HVT_OK;
+}
+
+static hvt_status add_label(scan *s, const member *m, sample *to)
+{
+    char text[LABEL_MOST + 1] = "";
+    const char *at = text;
+    const uint8_t *bytes = NULL;
+    int64_t label;
+
+    HVT_CHECK(to->s.label < 0, E_FORMAT, "%s: '%s' is there twice", s->file->path, m->name);
+    if (m->bytes <= LABEL_MOST) {
+        HVT_TRY(look_at(s, m->at, (size_t)m->bytes, &bytes));
+        memcpy(text, bytes, (size_t)m->bytes);
+    }
+    at += strspn(at, " \t\r\n");
+    HVT_CHECK(hvt__scan_whole(&at, INT_MAX - 1, &label) && !at[strspn(at, " \t\r\n")], E_FORMAT,
+              "%s: '%s' holds '%s', expected a label's number from 0 on", s->file->path, m->name, text);
+    to->s.label = (int32_t)label;
+    return HVT_OK;
+}
+
+static hvt_status add_member(scan *s, const member *m)
+{
+    uint32_t key_bytes = 0;
+    kind k = kind_of(m->name, &key_bytes);
+    sample *to = NULL;
+
+    if (k == OTHER || m->type == '5' || m->name[strlen(m->name) - 1] == '/')
+        return HVT_OK;
+    HVT_CHECK(k != DOTTED_LABEL, E_FORMAT,
+              "%s: '%s': a sample's name ends at the first dot of its file's name, expected no other",
+              s->file->path, m->name);
+    HVT_CHECK(!m->sparse && (m->type == '0' || m->type == '7' || m->type == 0), E_FORMAT,
+              "%s: '%s' is %s, expected a plain file", s->file->path, m->name,
+              m->sparse                          ? "sparse"
+              : m->type == '1' || m->type == '2' ? "a link"
+                                                 : "no file");
+    HVT_TRY(find_sample(s, m, key_bytes, &to));
+    return k == LABEL ? add_label(s, m, to) : add_image(s, m, k, to);
+}
+
+static hvt_status read_members(scan *s)
+{
+    const uint64_t end = s->file->bytes;
+    bool ended = false; /* by a block of zeros */
+
+    while (s->at + HVT__TAR_BLOCK <= end) {
+        const uint8_t *h = NULL;
+        member m;
+
+        HVT_TRY(look_at(s, s->at, HVT__TAR_BLOCK, &h));
+        ended = is_zero(h);
+        if (ended) {
+            s->at += HVT__TAR_BLOCK;
+            continue;
+        }
+        HVT_TRY(read_member(s, h, &m));
+        if (m.type == 'x' || m.type == 'L') {
+            HVT_TRY(read_extension(s, &m));
+        } else if (m.type != 'g' && m.type != 'K') {
+            HVT_TRY(add_member(s, &m));
+            s->has_name = s->has_size = s->sparse = false;
+        }
+        s->at = m.at + (m.bytes + HVT__TAR_BLOCK - 1) / HVT__TAR_BLOCK * HVT__TAR_BLOCK;
+    }
+    HVT_CHECK(ended && s->at == end, E_FORMAT,
+              "%s: ends at byte %" PRIu64 " without the blocks of zeros that end a tar file: it was cut",
+              s->file->path, end);
+    return HVT_OK;
+}
+
+/* ---- the index ---- */
+
+static int by_place(const void *a, const void *b)
+{
+    const sample *x = a, *y = b;
+
+    return (x->s.at > y->s.at) - (x->s.at < y->s.at);
+}
+
+static hvt_status check_samples(const scan *s, uint32_t *ret_labelled)
+{
+    uint32_t labelled = 0;
+    const sample *odd = NULL;
+
+    HVT_CHECK(s->count, E_FORMAT, "%s: holds no image: expected NAME.jpg, .jpeg, .png, .ppm or .npy",
+              s->file->path);
+    for (uint32_t i = 0; i < s->count; i++) {
+        const sample *x = &s->samples[i];
+        HVT_CHECK(x->s.bytes, E_FORMAT, "%s: '%s' has no image beside it: .jpg, .jpeg, .png, .ppm or .npy",
+                  s->file->path, s->names + x->s.name);
+        labelled += x->s.label >= 0;
+        if (x->s.label < 0)
+            odd = x;
+    }
+    HVT_CHECK(!labelled || !odd, E_FORMAT, "%s: '%s' has no label beside it, '%.*s.cls'", s->file->path,
+              s->names + odd->s.name, (int)odd->key_bytes, s->names + odd->s.name);
+    *ret_labelled = labelled;
+    return HVT_OK;
+}
+
+/* Samples and names as they are kept: in order, and without the names of labels. */
+static hvt_status make_index(scan *s, hvt__tar_index **ret_index)
+{
+    hvt__tar_index head = {.count = s->count}, *x;
+    hvt__tar_sample *to;
+    char *names;
+
+    HVT_TRY(check_samples(s, &head.labelled));
+    qsort(s->samples, s->count, sizeof *s->samples, by_place);
+    for (uint32_t i = 0; i < s->count; i++) {
+        head.name_bytes += (uint32_t)strlen(s->names + s->samples[i].s.name) + 1;
+        if (s->samples[i].s.label >= (int32_t)head.classes)
+            head.classes = (uint32_t)s->samples[i].s.label + 1;
+    }
+    x = malloc(hvt__tar_index_bytes(&head));
+    HVT_CHECK(x, E_MEM, "no memory for an index of %u samples", s->count);
+    *x = head;
+    to = (hvt__tar_sample *)(x + 1);
+    names = (char *)(to + x->count);
+    head.name_bytes = 0;
+    for (uint32_t i = 0; i < s->count; i++) {
+        const char *name = s->names + s->samples[i].s.name;
+        to[i] = s->samples[i].s;
+        to[i].name = head.name_bytes;
+        memcpy(names + head.name_bytes, name, strlen(name) + 1);
+        head.name_bytes += (uint32_t)strlen(name) + 1;
+    }
+    *ret_index = x;
+    return HVT_OK;
+}
+
+hvt_status hvt__tar_scan(const hvt__data_file *f, hvt__tar_index **ret_index)
+{
+    scan *s = calloc(1, sizeof *s);
+    hvt_status st;
+
+    HVT_CHECK(s, E_MEM, "no memory to read %s", f->path);
+    s->file = f;
+    st = read_members(s);
+    if (st == HVT_OK)
+        st = make_index(s, ret_index);
+    free(s->samples);
+    free(s->names);
+    free(s->table);
+    free(s);
+    return st;
+}

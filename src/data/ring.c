@@ -1,0 +1,251 @@
+/*
+ * The ring of a loader: who does which item when.
+ *
+ * One lock guards everything; it is taken twice per item, which takes a tenth of a millisecond or more.
+ * Invariant: items are handed out in the order of the posts, and within a slot by number, so that the batch
+ * that is needed next is finished first. `cursor` is the post whose items are handed out; it is at most
+ * `posted`. A failed item does not stop the others of its slot: the error that is reported is that of the
+ * lowest number, whoever was faster.
+ *
+ * Workers run ten nice levels below the rest: while all processors compute they take little, and while the
+ * training thread waits for them they have all.
+ */
+#define _GNU_SOURCE
+#include "ring.h"
+#include "base/thread.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum { NICER = 10, ANNOUNCED = 2 /* items for each that is done */ };
+
+typedef struct slot {
+    int items, begun, done, announced;
+    int failed; /* lowest item that failed; -1: none */
+    hvt_status status;
+    hvt__error error;
+} slot;
+
+typedef struct worker {
+    hvt__ring *ring;
+    int number;
+    pthread_t thread;
+} worker;
+
+struct hvt__ring {
+    hvt__ring_opts opts;
+    cpu_set_t cpus;
+
+    pthread_mutex_t lock;
+    pthread_cond_t work, done;
+    uint64_t posted, cursor, horizon; /* horizon: the post whose items are announced */
+    int busy;                         /* items that have begun and are not done */
+    bool stop;
+
+    int started; /* workers */
+    worker *worker;
+    slot slot[];
+};
+
+static slot *slot_at(hvt__ring *r, uint64_t post)
+{
+    return &r->slot[post % (uint64_t)r->opts.slots];
+}
+
+/* With the lock: the next item in *ret_slot; -1: there is none. */
+static int next_item(hvt__ring *r, int *ret_slot)
+{
+    while (r->cursor < r->posted) {
+        slot *s = slot_at(r, r->cursor);
+
+        if (s->begun < s->items) {
+            *ret_slot = (int)(s - r->slot);
+            return s->begun++;
+        }
+        r->cursor++;
+    }
+    return -1;
+}
+
+/* With the lock: announce up to `most` items, which are further ahead each time until all that is posted has
+ * been announced. */
+static int announce(hvt__ring *r, int most, uint32_t ret_images[])
+{
+    int n = 0;
+
+    if (r->horizon < r->cursor)
+        r->horizon = r->cursor;
+    while (r->opts.ahead && n < most && r->horizon < r->posted) {
+        slot *s = slot_at(r, r->horizon);
+
+        if (s->announced < s->begun)
+            s->announced = s->begun;
+        if (s->announced < s->items)
+            ret_images[n++] = r->opts.image_of(r->opts.ctx, (int)(s - r->slot), s->announced++);
+        else
+            r->horizon++;
+    }
+    return n;
+}
+
+/* With the lock. */
+static void finish_item(slot *s, int item, hvt_status status)
+{
+    s->done++;
+    if (status == HVT_OK || (s->failed >= 0 && s->failed < item))
+        return;
+    s->failed = item;
+    s->status = status;
+    hvt__error_take(&s->error);
+}
+
+/* Without the lock. */
+static hvt_status do_item(const worker *w, int at, int item, const uint32_t images[], int n)
+{
+    const hvt__ring_opts *o = &w->ring->opts;
+
+    for (int i = 0; i < n; i++)
+        o->ahead(o->ctx, w->number, images[i]);
+    return o->work(o->ctx, w->number, at, item);
+}
+
+static void *run(void *arg)
+{
+    const worker *w = arg;
+    hvt__ring *r = w->ring;
+    uint32_t images[ANNOUNCED];
+    int at = 0, item, n;
+
+    if (r->opts.ncpus)
+        sched_setaffinity(0, sizeof r->cpus, &r->cpus); /* else it runs where its creator was pinned */
+    setpriority(PRIO_PROCESS, (id_t)gettid(), getpriority(PRIO_PROCESS, (id_t)gettid()) + NICER);
+    pthread_mutex_lock(&r->lock);
+    while (!r->stop) {
+        hvt_status status;
+
+        item = next_item(r, &at);
+        if (item < 0) {
+            pthread_cond_wait(&r->work, &r->lock);
+            continue;
+        }
+        n = announce(r, ANNOUNCED, images);
+        r->busy++;
+        pthread_mutex_unlock(&r->lock);
+        status = do_item(w, at, item, images, n);
+        pthread_mutex_lock(&r->lock);
+        r->busy--;
+        finish_item(&r->slot[at], item, status);
+        if (r->slot[at].done == r->slot[at].items || r->busy == 0)
+            pthread_cond_broadcast(&r->done);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return NULL;
+}
+
+static hvt_status start(hvt__ring *r)
+{
+    CPU_ZERO(&r->cpus);
+    for (int i = 0; i < r->opts.ncpus; i++)
+        CPU_SET((size_t)r->opts.cpus[i], &r->cpus);
+    for (int i = 0; i < r->opts.workers; i++) {
+        int error;
+
+        r->worker[i] = (worker){.ring = r, .number = i};
+        error = hvt__thread_start(&r->worker[i].thread, run, &r->worker[i]);
+        HVT_CHECK(!error, E_MEM, "no thread to fetch images, the %d. of %d: %s", i + 1, r->opts.workers,
+                  strerror(error));
+        r->started++;
+    }
+    return HVT_OK;
+}
+
+hvt_status hvt__ring_open(const hvt__ring_opts *opts, hvt__ring **ret_ring)
+{
+    hvt__ring *r = calloc(1, sizeof *r + (size_t)opts->slots * sizeof *r->slot);
+    hvt_status s;
+
+    HVT_CHECK(r, E_MEM, "no memory for a ring of %d batches", opts->slots);
+    r->opts = *opts;
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_cond_init(&r->work, NULL);
+    pthread_cond_init(&r->done, NULL);
+    r->worker = calloc((size_t)opts->workers + 1, sizeof *r->worker);
+    HVT_CHECK_OR(fail, r->worker, E_MEM, "no memory for %d workers", opts->workers);
+    HVT_TRY_OR(fail, start(r));
+    *ret_ring = r;
+    return HVT_OK;
+fail:
+    hvt__ring_close(&r);
+    return s;
+}
+
+void hvt__ring_close(hvt__ring **ring)
+{
+    hvt__ring *r = *ring;
+
+    if (!r)
+        return;
+    pthread_mutex_lock(&r->lock);
+    r->stop = true;
+    pthread_cond_broadcast(&r->work);
+    pthread_mutex_unlock(&r->lock);
+    for (int i = 0; i < r->started; i++)
+        pthread_join(r->worker[i].thread, NULL);
+    pthread_cond_destroy(&r->done);
+    pthread_cond_destroy(&r->work);
+    pthread_mutex_destroy(&r->lock);
+    free(r->worker);
+    free(r);
+    *ring = NULL;
+}
+
+void hvt__ring_post(hvt__ring *r, int at, int items)
+{
+    slot *s = &r->slot[at];
+
+    pthread_mutex_lock(&r->lock);
+    s->items = items;
+    s->begun = s->done = s->announced = 0;
+    s->failed = -1;
+    s->status = HVT_OK;
+    r->posted++;
+    pthread_cond_broadcast(&r->work);
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* Without workers. */
+static hvt_status do_items(hvt__ring *r, int at)
+{
+    slot *s = &r->slot[at];
+
+    for (; s->done < s->items; s->done++)
+        HVT_TRY(r->opts.work(r->opts.ctx, 0, at, s->done));
+    return HVT_OK;
+}
+
+hvt_status hvt__ring_take(hvt__ring *r, int at)
+{
+    slot *s = &r->slot[at];
+
+    if (!r->opts.workers)
+        return do_items(r, at);
+    pthread_mutex_lock(&r->lock);
+    while (s->done < s->items)
+        pthread_cond_wait(&r->done, &r->lock);
+    pthread_mutex_unlock(&r->lock);
+    if (s->status != HVT_OK)
+        hvt__error_put(&s->error);
+    return s->status;
+}
+
+void hvt__ring_drop(hvt__ring *r)
+{
+    pthread_mutex_lock(&r->lock);
+    r->cursor = r->posted;
+    while (r->busy)
+        pthread_cond_wait(&r->done, &r->lock);
+    r->posted = r->cursor = r->horizon = 0;
+    pthread_mutex_unlock(&r->lock);
+}

@@ -1,0 +1,115 @@
+/*
+ * direct_impl.h - a convolution by its definition. Included by direct_plan.c, gemm_nn.c, gemm_tn.c and
+ * weights.c.
+ *
+ * A convolution is a set of triples (input pixel, tap, output pixel). Forward groups them by output pixel,
+ * backward data by input pixel, backward weights by tap. Each group is a short list of (A, B) pairs made once
+ * at plan time, and one kernel computes C += sum A[e.a] * B[e.b] over it. Stride, padding, 1x1 images and 7x7
+ * filters only change the lists.
+ *
+ * Kernels compute on f32 or on bf16 in the vnni2 layout. With 16-bit activations, x, w and dy are widened, or
+ * packed to vnni2, into the workspace, and each tile is rounded on its way from a small buffer to y or dx.
+ */
+#ifndef HVT_DIRECT_IMPL_H
+#define HVT_DIRECT_IMPL_H
+
+#include "conv_impl.h"
+
+/* Targets (output pixels forward, input pixels backward) that share one list: `count` pixels of a line, the
+ * list's `step` apart, each of which reads `shift` source pixels further on than the one before. */
+typedef struct conv_run {
+    int entry; /* first one; the next run's is the end */
+    int pixel, count;
+    int own, shared; /* two_pixels, if shared > 0: `pixel` and the one after it. Entries for the first alone
+                        and for both, with the first's taps; then those for the second alone. Else 0. */
+} conv_run;
+
+/* What the rows of a tile are. */
+typedef enum conv_rows {
+    CONV_IMAGES, /* the images of one pixel */
+    CONV_WIDTH,  /* the pixels of one run, image by image: few images, or images far apart in memory */
+    CONV_BOTH    /* pixels and images of one run, which are adjacent: HWN, stride 1, few images */
+} conv_rows;
+
+typedef struct conv_list {
+    conv_rows rows;
+    int pixels, step, shift;
+    int runs;
+    int next_tap;  /* from the tap with which a target reads a source to the next target's tap for it */
+    conv_run *run; /* [runs+1] */
+    hvt_entry *e;  /* a: source pixel, b: tap */
+
+    int len, depth;  /* k-groups of a source row (inner dimension); how many an instruction consumes */
+    int sources;     /* source pixels */
+    int pitch;       /* > 0: source rows are first copied to ws with this pitch in k-groups */
+    bool *is_source; /* [sources] with a pitch: any entry reads it */
+} conv_list;
+
+/* A block of backward weights: output pixels whose packed rows stay in the cache while all taps are
+ * computed. */
+typedef struct conv_block {
+    int pixel, end;           /* output pixels */
+    int reads;                /* first in used that it reads */
+    int pack_first, pack_end; /* range in used: input pixels that no earlier block has packed */
+} conv_block;
+
+typedef struct direct {
+    conv_op op;
+
+    conv_list out, in; /* forward; backward data */
+    float *packed_w; /* weights packed for backward data, in panels along c: [ceil(C/32)][tap][in.len][32] */
+    size_t packed_block; /* floats of it for a block */
+    bool stream;    /* large weights: their gradient and packed copy are written with non-temporal stores */
+    size_t w_bytes; /* of ws for weights widened or in vnni2; 0: w is read in place */
+    bool *tap_used; /* [taps] any triple uses it; with small images and much padding some are unused */
+
+    /* backward weights */
+    int blocks;
+    conv_block *block;
+    int *first; /* [blocks*taps+1] into e: the entries of a block and tap; or, with three taps per tile, those
+                   for the first two taps, for all three, for the last two */
+    hvt_entry *e; /* a: slot of the input pixel, b: output pixel within its block */
+    int *used;    /* input pixels that any tap reads, ascending; the i-th is packed to slot i % slots */
+    int slots;    /* 0: x is read in place, and a is the pixel itself */
+    bool pack_y;  /* else dy is read in place, and b is the pixel itself */
+    int chunk;    /* images at a time */
+    int a_tiles, a_rows; /* c is cut into a_tiles tiles of a_rows rows */
+    int a_panel;     /* channels in a panel of packed x; all tiles of a panel but its last have a_rows rows */
+    int panel_tiles; /* tiles in a panel */
+    int a_pitch, b_pitch;    /* k-groups per inner step in a panel of packed x, of packed dy */
+    int taps_per_tile;       /* 1, or the 3 of a filter row, one vector each */
+    long a_slot, b_slot;     /* k-groups of one packed pixel */
+    size_t x_bytes, y_bytes; /* of ws for packed x; for packed dy, which follows */
+} direct;
+
+static inline const direct *direct_of(const conv_op *op)
+{
+    return (const direct *)op;
+}
+
+/* k-groups of an inner dimension of `count` elements, and how many of them one instruction consumes. Every
+ * instruction consumes equally many, so the last k-groups may be zero padding. */
+static inline int conv_k_groups(const hvt_conv_kernels *kern, int count, int *ret_depth)
+{
+    int k_groups = kern->pack_b ? (count + 1) / 2 : count, steps = conv_tiles(k_groups, kern->depth);
+
+    *ret_depth = conv_tiles(k_groups, steps);
+    return steps * *ret_depth;
+}
+
+/* gemm_nn.c */
+void hvt__direct_forward(const conv_op *op, int real, const void *x, const void *w, void *y, void *ws);
+void hvt__direct_backward_x(const conv_op *op, int real, const void *w, const void *dy, void *dx, bool add,
+                            void *ws);
+/* gemm_tn.c */
+size_t hvt__direct_backward_w_bytes(const conv_op *op);
+void hvt__direct_backward_w(const conv_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
+
+/* weights.c. For forward, widened or as vnni2, into the first w_bytes of ws; for backward data, into
+ * packed_w. */
+void hvt__direct_pack_forward(const direct *d, const void *w, float *ws);
+void hvt__direct_pack(const conv_op *op, const void *w);
+/* Zero what backward weights left between the groups of each block. */
+void hvt__conv_clear_between_groups(const conv_op *op, float *dw);
+
+#endif /* HVT_DIRECT_IMPL_H */

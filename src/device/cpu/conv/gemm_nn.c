@@ -1,0 +1,270 @@
+/*
+ * Direct convolution, forward and backward data: for every target pixel, the sum over its list of (source
+ * pixel, tap) of rows * weights, computed by the gemm_nn kernels. One function does both passes; they differ
+ * in the list, the packed weights and the strides.
+ *
+ * The loops, from the outside: blocks of pixels, panels of weights, pixels, tiles. The source rows of a block
+ * stay in the cache while the panels stream past. Threads split this space. Each target element is computed
+ * by one thread from start to end, and its chain of multiply-adds is the same in every tile, so the bits
+ * depend neither on threads nor on the batch or the position in it.
+ */
+#include "direct_impl.h"
+
+/* Source bytes of a block. Small weights are in the cache anyway, and the block should not evict them; large
+ * weights stream through, less often with a larger block. */
+#define SMALL_BLOCK   (64 << 10)
+#define LARGE_BLOCK   (1 << 20)
+#define MANY_WEIGHTS  (256 << 10)
+#define JOBS_A_THREAD 4
+#define NARROW_ROW    32 /* k-groups */
+
+typedef struct pass {
+    const conv_op *op;
+    const conv_list *list;
+    const void *source; /* of op->type until it is packed */
+    const float *weights;
+    void *target;
+    long s_pixel, s_image;         /* strides in elements, in k-groups once packed */
+    long t_pixel, t_image;         /* elements */
+    int channels, columns, images; /* of the source; columns and images of the target */
+    bool add;
+    int blocks, column_parts, row_parts; /* jobs are the product */
+    float *copy;                         /* of the source, with these strides in k-groups */
+    long c_pixel, c_image;
+} pass;
+
+/* Computes a tile whose first element in the target is `to`, and whose rows are `row` apart. The first `skip`
+ * rows belong to another tile as well and are not stored; kernels that store directly to the target never get
+ * any. */
+static void run_tile(const pass *g, hvt_tile *t, hvt_kernel *kernel, int skip, long to, long row)
+{
+    _Alignas(64) float tile[CONV_TILE_ROWS * CONV_PANEL];
+
+    if (g->op->type == HVT_F32 || (g->op->vnni2 && g->op->kern->stores_bf16)) {
+        t->c = hvt__at(g->target, g->op->type, (size_t)to);
+        t->c_row = row;
+        t->c_next = g->t_pixel;
+        t->add = g->add;
+        t->c_bf16 = g->op->vnni2;
+        kernel(t);
+        return;
+    }
+    t->c = tile;
+    t->c_row = CONV_PANEL;
+    t->c_next = CONV_PANEL / 2;
+    kernel(t);
+    for (int i = 0; i < (t->shared ? 2 : 1); i++)
+        g->op->typed->store_tile(t->rows - skip, t->nc, tile + skip * CONV_PANEL + i * t->c_next, CONV_PANEL,
+                                 hvt__at(g->target, g->op->type, (size_t)(to + i * g->t_pixel + skip * row)),
+                                 row, g->add);
+}
+
+/* Narrow rows take less time to multiply than to load from memory, so prefetch the next tile's: rows of the
+ * last entry, the only source pixel that is new to it, and with two_pixels also of the last shared one. After
+ * the last tile this is the next pixel's first. (16 -> 16, 3x3 at 32x32, 128 images on Zen 5: 120 GF/s
+ * without, 170 with it while other processes use the memory, else 175 either way. No gain with rows of 64
+ * k-groups or more.) */
+static void prefetch_next(const hvt_tile *t, int entry, int high)
+{
+    const float *a = t->a + t->e[entry].a * t->a_entry + high * t->a_row;
+
+    for (int i = 0; i < high; i++, a += t->a_row)
+        for (int k = 0; k < t->len; k += 16)
+            __builtin_prefetch(a + k, 0, 2);
+}
+
+/* Part i of `parts` of the tiles of one run, for the columns from `column` on, at which `t` points. */
+static void run_tiles(const pass *g, const conv_run *run, hvt_tile *t, int column, int i, int parts)
+{
+    const conv_rows kind = g->list->rows;
+    const hvt_conv_kernels *kern = g->op->kern;
+    int rows = kind == CONV_IMAGES ? g->images : kind == CONV_WIDTH ? run->count : run->count * g->op->n;
+    int repeats = kind == CONV_WIDTH ? g->images : 1, vectors = t->nc > kern->vl || run->shared ? 2 : 1;
+    hvt_kernel *const *kernels = run->shared ? kern->two_pixels : kern->gemm_nn[vectors - 1];
+    int tiles = conv_tiles(rows, kern->rows[vectors - 1]);
+    int high = conv_tiles(rows, tiles);
+    const float *source = t->a;
+    long target = run->pixel * g->t_pixel + column;
+    long t_row = kind == CONV_WIDTH ? g->t_pixel * g->list->step : g->t_image;
+
+    if (kern->begin && t->high != high) {
+        t->high = high;
+        kern->begin(high, t->depth);
+    }
+    for (int n = conv_part(tiles * repeats, i, parts), end = conv_part(tiles * repeats, i + 1, parts);
+         n < end; n++) {
+        int image = n / tiles, row = (n % tiles) * high;
+        int count = rows - row < high ? rows - row : high, skip = kern->begin ? high - count : 0;
+
+        if (count <= 0) /* 9 rows in 4 tiles of 3: one tile is empty */
+            continue;
+        t->rows = count + skip;
+        t->a = source + image * g->s_image + (row - skip) * t->a_row;
+        if (kind == CONV_IMAGES && t->len <= NARROW_ROW && t->entries > 0) {
+            prefetch_next(t, t->entries - 1, high);
+            if (t->shared)
+                prefetch_next(t, t->own + t->shared - 1, high);
+        }
+        run_tile(g, t, kernels[t->rows - 1], skip, target + image * g->t_image + (row - skip) * t_row, t_row);
+    }
+}
+
+static void pass_job(void *ctx, int job, int thread)
+{
+    const pass *g = ctx;
+    const conv_list *l = g->list;
+    const int width = 2 * g->op->kern->vl, steps = conv_tiles(g->columns, width);
+    const int rows = job % g->row_parts, columns = job / g->row_parts % g->column_parts;
+    const int block = job / g->row_parts / g->column_parts;
+    const int first = conv_part(l->runs, block, g->blocks), end = conv_part(l->runs, block + 1, g->blocks);
+    hvt_tile t = {.len = l->len,
+                  .depth = l->depth,
+                  .a_entry = g->s_pixel,
+                  .b_entry = (long)l->len * CONV_PANEL,
+                  .b_row = CONV_PANEL};
+
+    t.b_next = l->next_tap * t.b_entry;
+    t.a_row = l->rows == CONV_WIDTH ? g->s_pixel * l->shift : g->s_image;
+    for (int i = conv_part(steps, columns, g->column_parts);
+         i < conv_part(steps, columns + 1, g->column_parts); i++) {
+        int column = i * width;
+        int count = g->columns - column < width ? g->columns - column : width;
+
+        t.b = g->weights + conv_weight(g->op->taps, l->len, 0, 0, column);
+        t.nc = count;
+        for (const conv_run *run = l->run + first; run < l->run + end; run++) {
+            t.e = l->e + run->entry;
+            t.entries = run[1].entry - run->entry;
+            t.own = run->own;
+            t.shared = run->shared;
+            if (t.entries == 0 && g->add)
+                continue;
+            t.a = g->source;
+            run_tiles(g, run, &t, column, rows, g->row_parts);
+        }
+    }
+    if (t.high)
+        g->op->kern->end();
+}
+
+/* ---- copying the source: to a pitch without conflict misses, to f32, or to whole k-groups ---- */
+
+enum { COPY_ROWS = 64 };
+
+/* Rows of bf16, zero-padded to whole k-groups: adjacent channels already form vnni2 k-groups. */
+static void copy_padded(const pass *g, int images, const uint16_t *from, float *to, long to_image)
+{
+    size_t bytes = sizeof *from * (size_t)g->channels, padding = sizeof *to * (size_t)g->list->len - bytes;
+
+    for (int i = 0; i < images; i++, from += g->s_image, to += to_image) {
+        memcpy(to, from, bytes);
+        memset((char *)to + bytes, 0, padding);
+    }
+}
+
+/* job = up to COPY_ROWS images of one source pixel */
+static void copy_job(void *ctx, int job, int thread)
+{
+    const pass *g = ctx;
+    int parts = conv_tiles(g->images, COPY_ROWS), pixel = job / parts, image = job % parts * COPY_ROWS;
+    int images = g->images - image < COPY_ROWS ? g->images - image : COPY_ROWS;
+    bool dense = g->s_image == g->channels && g->c_image == g->channels;
+    int rows = dense ? 1 : images;
+    size_t from = (size_t)(pixel * g->s_pixel + image * g->s_image);
+    float *to = g->copy + pixel * g->c_pixel + image * g->c_image;
+
+    if (!g->list->is_source[pixel])
+        return;
+    if (g->op->vnni2) {
+        copy_padded(g, images, (const uint16_t *)g->source + from, to, g->c_image);
+        return;
+    }
+    for (int i = 0; i < rows; i++)
+        g->op->typed->widen((size_t)g->channels * (dense ? images : 1),
+                            hvt__at(g->source, g->op->type, from + (size_t)(i * g->s_image)),
+                            to + i * g->c_image);
+}
+
+static void copy_source(pass *g, void *ws)
+{
+    const conv_list *l = g->list;
+    bool by_image = l->rows == CONV_WIDTH;
+
+    g->copy = ws;
+    g->c_pixel = by_image ? l->pitch : (long)g->op->n * l->pitch;
+    g->c_image = by_image ? (long)l->sources * l->pitch : l->pitch;
+    hvt__parallel_for(g->op->pool, l->sources * conv_tiles(g->images, COPY_ROWS), copy_job, g);
+    g->source = ws;
+    g->s_pixel = g->c_pixel;
+    g->s_image = g->c_image;
+}
+
+/* ---- a pass ---- */
+
+static void run_pass(const conv_op *op, bool back, int real, const void *source, const float *weights,
+                     void *target, bool add, void *ws)
+{
+    const direct *d = direct_of(op);
+    const conv_list *l = back ? &d->in : &d->out;
+    const int columns = back ? op->c : op->k, steps = conv_tiles(columns, 2 * op->kern->vl);
+    const int threads = hvt__thread_pool_size(op->pool), jobs = threads > 1 ? threads * JOBS_A_THREAD : 1;
+    const size_t bytes = sizeof(float) * (size_t)op->taps * (size_t)l->len * (size_t)columns; /* weights */
+    const size_t pixel = sizeof(float) * (size_t)op->n * (size_t)l->len;
+    const size_t fit = (bytes > MANY_WEIGHTS ? LARGE_BLOCK : SMALL_BLOCK) / pixel;
+    const int each = fit < 1 ? 1 : fit < (size_t)l->pixels ? (int)fit : l->pixels; /* pixels in a block */
+    pass g = {.op = op,
+              .list = l,
+              .source = source,
+              .weights = weights,
+              .target = target,
+              .s_pixel = back ? op->y_pixel : op->x_pixel,
+              .s_image = back ? op->y_image : op->x_image,
+              .t_pixel = back ? op->x_pixel : op->y_pixel,
+              .t_image = back ? op->x_image : op->y_image,
+              .channels = back ? op->k : op->c,
+              .columns = columns,
+              .images = real * op->rows_per_image,
+              .add = add};
+
+    if (l->rows == CONV_BOTH) /* its tiles include images past the real ones, so they must be copied too */
+        g.images = op->n;
+    if (l->pitch) {
+        copy_source(&g, ws);
+    } else if (op->vnni2) {
+        g.s_pixel /= 2;
+        g.s_image /= 2;
+    }
+    g.blocks = conv_tiles(l->pixels, each);
+    if (g.blocks > l->runs)
+        g.blocks = l->runs;
+    g.column_parts = g.blocks >= jobs ? 1 : conv_tiles(jobs, g.blocks);
+    if (g.column_parts > steps)
+        g.column_parts = steps;
+    g.row_parts = g.blocks * g.column_parts >= jobs ? 1 : conv_tiles(jobs, g.blocks * g.column_parts);
+    hvt__parallel_for(op->pool, g.blocks * g.column_parts * g.row_parts, pass_job, &g);
+}
+
+void hvt__direct_forward(const conv_op *op, int real, const void *x, const void *w, void *y, void *ws)
+{
+    const direct *d = direct_of(op);
+
+    for (int b = 0; b < op->blocks; b++) {
+        const void *mine = hvt__at(w, op->type, (size_t)b * conv_block_weights(op));
+
+        if (d->w_bytes)
+            hvt__direct_pack_forward(d, mine, ws);
+        run_pass(op, false, real, hvt__at(x, op->type, (size_t)b * (size_t)op->c), d->w_bytes ? ws : mine,
+                 hvt__at(y, op->type, (size_t)b * (size_t)op->k), false, (char *)ws + d->w_bytes);
+    }
+}
+
+void hvt__direct_backward_x(const conv_op *op, int real, const void *w, const void *dy, void *dx, bool add,
+                            void *ws)
+{
+    const direct *d = direct_of(op);
+
+    for (int b = 0; b < op->blocks; b++)
+        run_pass(op, true, real, hvt__at(dy, op->type, (size_t)b * (size_t)op->k),
+                 d->packed_w + (size_t)b * d->packed_block, hvt__at(dx, op->type, (size_t)b * (size_t)op->c),
+                 add, ws);
+}

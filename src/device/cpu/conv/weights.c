@@ -1,0 +1,153 @@
+/*
+ * Layouts of weights. The master copy has panels of 32 filters, [ceil(K/32)][tap][C][32]. Derived from it:
+ * canonical [K,C,R,S] for files; packed panels along c, [ceil(C/32)][tap][K][32], for backward data; and,
+ * with 16-bit activations, what forward reads: widened to f32, or vnni2 along c. Momentum and gradients have
+ * the layout of the master copy, which is the same for every instruction set; padding columns are zero.
+ */
+#include "direct_impl.h"
+
+/* Channels [c, end) of filter k of a block: in the file the taps of a channel follow each other, in the
+ * master copy they lie in lines that a panel's filters share. */
+static void permute_filter(const conv_op *op, bool to_file, int block, float *mine, float *kcrs, int k, int c,
+                           int end)
+{
+    const int taps = op->taps, group = op->depthwise ? 0 : k / op->filters * op->depth;
+    const int first = k < op->k && group > c ? group : c, past = group + op->depth,
+              last = k >= op->k   ? first
+                     : past < end ? past
+                                  : end; /* of them, those that k reads */
+    const long file_k = op->depthwise ? (long)k * op->blocks + block : (long)block * op->k + k;
+
+    for (int t = 0; t < taps; t++) {
+        float *at = mine + conv_weight(taps, op->c, t, 0, k);
+        float *file = kcrs + (file_k * op->depth - group) * taps + t;
+        for (int i = first; i < last && to_file; i++)
+            file[(long)i * taps] = at[(long)i * CONV_PANEL];
+        for (int i = c; i < end && !to_file; i++)
+            at[(long)i * CONV_PANEL] = i >= first && i < last ? file[(long)i * taps] : 0;
+    }
+}
+
+void hvt__conv_permute_cpu(const hvt_op *head, bool to_file, float *mine, float *kcrs)
+{
+    enum { BLOCK = 16 }; /* channels whose lines stay in the cache for all filters of a panel */
+    const conv_op *op = (const conv_op *)head;
+    const int padded = conv_panels(op->k) * CONV_PANEL;
+
+    for (int block = 0; block < op->blocks; block++, mine += conv_block_weights(op))
+        for (int panel = 0; panel < padded; panel += CONV_PANEL)
+            for (int c = 0; c < op->c; c += BLOCK)
+                for (int k = panel; k < panel + CONV_PANEL && (k < op->k || !to_file); k++)
+                    permute_filter(op, to_file, block, mine, kcrs, k, c,
+                                   op->c - c < BLOCK ? op->c : c + BLOCK);
+}
+
+void hvt__conv_clear_between_groups(const conv_op *op, float *dw)
+{
+    for (int block = 0; block < op->blocks; block++, dw += conv_block_weights(op))
+        for (int k = 0; k < op->k; k++)
+            for (int t = 0; t < op->taps; t++)
+                for (int c = 0; c < op->c; c++)
+                    if (c / op->depth != k / op->filters)
+                        dw[conv_weight(op->taps, op->c, t, c, k)] = 0;
+}
+
+typedef struct packing {
+    const direct *d;
+    const void *w; /* a block's, of op->type */
+    float *to;
+} packing;
+
+/* Packs a tap of a panel of 16-bit weights, widening CONV_PANEL channels, [CONV_PANEL][CONV_PANEL], at a
+ * time. */
+static void pack_widened(const direct *d, const void *w, int k, float *out, long panel)
+{
+    const conv_op *op = &d->op;
+    _Alignas(64) float wide[CONV_PANEL * CONV_PANEL];
+
+    for (int c = 0; c < op->c; c += CONV_PANEL, out += panel) {
+        int count = op->c - c < CONV_PANEL ? op->c - c : CONV_PANEL;
+
+        op->typed->widen((size_t)count * CONV_PANEL, hvt__at(w, op->type, (size_t)c * CONV_PANEL), wide);
+        op->kern->pack_weights(wide, count, k, out, panel, d->stream);
+    }
+}
+
+/* job = one tap of one panel */
+static void pack_job(void *ctx, int job, int thread)
+{
+    const packing *g = ctx;
+    const direct *d = g->d;
+    const conv_op *op = &d->op;
+    int panel = job / op->taps, tap = job % op->taps, column = panel * CONV_PANEL;
+    int k = op->k - column < CONV_PANEL ? op->k - column : CONV_PANEL;
+
+    if (!d->tap_used[tap])
+        return;
+    const void *w = hvt__at(g->w, op->type, (size_t)conv_weight(op->taps, op->c, tap, 0, column));
+    float *out = g->to + conv_weight(op->taps, d->in.len, tap, op->vnni2 ? column / 2 : column, 0);
+    long next = (long)op->taps * d->in.len * CONV_PANEL;
+
+    if (op->vnni2) /* adjacent columns k already form k-groups */
+        op->kern->pack_weights(w, op->c, (k + 1) / 2, out, next, d->stream);
+    else if (op->type == HVT_F32)
+        op->kern->pack_weights(w, op->c, k, out, next, d->stream);
+    else
+        pack_widened(d, w, k, out, next);
+    if (d->stream)
+        hvt__fence();
+}
+
+void hvt__direct_pack(const conv_op *op, const void *w)
+{
+    const direct *d = direct_of(op);
+
+    for (int b = 0; b < op->blocks && d->packed_w; b++) {
+        packing g = {d, hvt__at(w, op->type, (size_t)b * conv_block_weights(op)),
+                     d->packed_w + (size_t)b * d->packed_block};
+
+        hvt__parallel_for(op->pool, conv_panels(op->k) * op->taps, pack_job, &g);
+    }
+}
+
+enum { WIDEN = 8192 }; /* weights of a job */
+
+static void widen_job(void *ctx, int job, int thread)
+{
+    const packing *g = ctx;
+    size_t first = (size_t)job * WIDEN, all = g->d->w_bytes / sizeof(float);
+
+    g->d->op.typed->widen(all - first < WIDEN ? all - first : WIDEN, hvt__at(g->w, g->d->op.type, first),
+                          g->to + first);
+}
+
+/* job = one tap of one panel */
+static void vnni2_job(void *ctx, int job, int thread)
+{
+    const packing *g = ctx;
+    const direct *d = g->d;
+    const conv_op *op = &d->op;
+    const conv_list *l = &d->out;
+    int tap = job % op->taps, column = job / op->taps * CONV_PANEL;
+    hvt_vnni2 p = {.x = (const uint16_t *)g->w + conv_weight(op->taps, op->c, tap, 0, column),
+                   .ld = CONV_PANEL,
+                   .n = op->c,
+                   .c = CONV_PANEL,
+                   .len = l->len,
+                   .depth = l->depth,
+                   .pitch = CONV_PANEL};
+
+    if (d->tap_used[tap])
+        op->kern->pack_b(&p, CONV_PANEL, g->to + conv_weight(op->taps, l->len, tap, 0, column));
+}
+
+void hvt__direct_pack_forward(const direct *d, const void *w, float *ws)
+{
+    const conv_op *op = &d->op;
+    packing g = {d, w, ws};
+
+    if (op->vnni2)
+        hvt__parallel_for(op->pool, conv_panels(op->k) * op->taps, vnni2_job, &g);
+    else
+        hvt__parallel_for(op->pool, (int)((d->w_bytes / sizeof(float) + WIDEN - 1) / WIDEN), widen_job, &g);
+}

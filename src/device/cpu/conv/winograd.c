@@ -1,0 +1,589 @@
+/*
+ * Convolutions of 3x3, stride 1, in f32, by Winograd's minimal filtering F(m x m, 3x3), after Lavin and Gray,
+ * "Fast Algorithms for Convolutional Neural Networks", 2015: with 4 multiplications per output for m = 2, and
+ * 2.25 for m = 4, instead of 9. With A, B and G of typed_winograd.h, a tile of m x m outputs y is computed
+ * from (m+2) x (m+2) inputs d and the filter g by
+ *
+ *     y = A' [sum over channels (G g G') * (B' d B)] A            (*: element by element)
+ *
+ * that is by 16 or 36 matrix products, one for each point of the transformed tile, [tiles x C] * [C x K].
+ * Backward data does the same to dy with the filter rotated by 180 degrees. Backward weights is the
+ * derivative, term by term:
+ *
+ *     dg = G' [sum over tiles (B' d B) * (A dy A')] G
+ *
+ * Rows of these matrices are (tile, image) in the row order of the activations; a *block* of rows goes
+ * through all steps while it is in the cache. Every row is computed in the same way wherever it is, so the
+ * bits depend neither on the batch nor on blocks or threads. Backward weights cuts the rows into parts by the
+ * shape alone, adds up the blocks of a part in their order, and the parts along the tree.
+ *
+ * Rounding: for m = 2, B, A and G contain only 0, 1 and 1/2, and sums are a ninth as long, so the error is no
+ * larger than that of the direct convolution: its root mean square is 0.7 to 0.9 times that for y and dx, 1.0
+ * to 1.2 times for dw. For m = 4 it is 2 to 3 times that for y and dx, 0.6 to 3 times for dw (7 times for dw
+ * of two images), an 80th or less of what TF32 costs (tests/device/test_conv.c, bench/conv_error.py). An
+ * infinite input makes its whole tile NaN.
+ */
+#include "conv_impl.h"
+
+enum { MOST_PARTS = 16 };
+
+static const hvt_entry one_entry = {0, 0}; /* a plain GEMM is a batch of one entry */
+
+/* Minimum ratio of the direct convolution's multiplications, without those by padding, to the ones done here,
+ * and of those for m = 2 to those for m = 4. Planes of 4x4 pixels have 1.56 for m = 2 and 1.78 from there to
+ * m = 4, of 7x7 1.41 and 1.78, of 5x5 1.17 and 1, of 2x2 1 and 0.44. */
+#define LEAST_GAIN     1.25
+#define LEAST_CHANNELS 16 /* with fewer the transforms cost as much as they save */
+#define MOST_CHANNELS  (HVT_TILE_SPAN / 2)
+#define BLOCK_BYTES    (256 << 10) /* of a block's transformed inputs and products */
+#define DW_BYTES       (512 << 10) /* of both factors of backward weights */
+#define PARTS_BYTES    (4u << 20)  /* of the sums of all parts */
+#define LEAST_BLOCKS   4           /* of a part */
+#define JOBS_A_THREAD  4
+#define LEAST_ROWS     56  /* whole tiles of 14 */
+#define NEAR_A         128 /* floats of a row */
+#define NEAR_B         64
+
+/* An odd number of lines of 16 floats: else the matrices of different points would map to the same sets. */
+static size_t lines(size_t floats)
+{
+    return ((floats + 15) / 16 | 1) * 16;
+}
+
+/* Tiles of mxm outputs: points of a tile, which are as many lines of as many, and tiles of an image. */
+static int side(const conv_op *op)
+{
+    return op->algorithm->tile + 2;
+}
+
+static int points(const conv_op *op)
+{
+    return side(op) * side(op);
+}
+
+static double multiplications(const conv_op *op, int m)
+{
+    return (double)((m + 2) * (m + 2)) * conv_tiles(op->oh, m) * conv_tiles(op->ow, m);
+}
+
+static bool suits(const conv_op *op, int m)
+{
+    const double each = multiplications(op, m);
+
+    return !op->vnni2 && op->even && op->r == 3 && op->s == 3 && op->stride_w == 1 && op->left <= 2 &&
+           op->c >= LEAST_CHANNELS && op->k >= LEAST_CHANNELS && op->c <= MOST_CHANNELS &&
+           op->k <= MOST_CHANNELS && (double)op->products >= LEAST_GAIN * each &&
+           (m == 2 || multiplications(op, 2) >= LEAST_GAIN * each);
+}
+
+static bool suits_2(const conv_op *op)
+{
+    return suits(op, 2);
+}
+
+static bool suits_4(const conv_op *op)
+{
+    return suits(op, 4);
+}
+
+/* ---- a pass from planes of one size to planes of another ---- */
+
+typedef struct plane {
+    const void *at;
+    long pixel, image; /* elements from one to the next */
+    int h, w, c;
+} plane;
+
+typedef struct pass {
+    const conv_op *op;
+    plane from, to;
+    int m, points, pad, images, across, tiles, rows; /* tiles per line; tiles per image; tiles * images */
+    bool by_tile; /* order of rows: the images of each tile; else the tiles of each image */
+    bool back, add;
+
+    const void *w;
+    float *u;       /* w transformed */
+    float *scratch; /* scratch_floats for each thread */
+    long scratch_floats;
+    int block; /* rows */
+    long v_next, m_next;
+} pass;
+
+/* Rows at a constant stride: the images of a tile, or neighbouring tiles of a line. */
+typedef struct run {
+    int y, x, image, count; /* y, x: of the outputs; image: of the first row */
+} run;
+
+static pass make_pass(const conv_op *op, bool back, int real, const void *from, const void *to)
+{
+    const plane x = {back ? to : from, op->x_pixel, op->x_image, op->h, op->w, op->c};
+    const plane y = {back ? from : to, op->y_pixel, op->y_image, op->oh, op->ow, op->k};
+    pass g = {.op = op,
+              .from = back ? y : x,
+              .to = back ? x : y,
+              .m = op->algorithm->tile,
+              .points = points(op),
+              .images = real,
+              .back = back};
+
+    g.pad = back ? 2 - op->left : op->left;
+    g.across = conv_tiles(g.to.w, g.m);
+    g.tiles = g.across * conv_tiles(g.to.h, g.m);
+    g.rows = g.tiles * real;
+    g.by_tile = op->n > 1 && op->x_image == op->c;
+    return g;
+}
+
+static run run_at(const pass *g, int row, int end)
+{
+    const int tile = g->by_tile ? row / g->images : row % g->tiles;
+    run r = {.y = g->m * (tile / g->across), .x = g->m * (tile % g->across), .count = 1};
+
+    if (g->by_tile) {
+        const int most = HVT_TILE_SPAN / (g->from.c > g->to.c ? g->from.c : g->to.c);
+
+        r.image = row % g->images;
+        r.count = end - row < g->images - r.image ? end - row : g->images - r.image;
+        r.count = r.count < most ? r.count : most;
+        return r;
+    }
+    r.image = row / g->tiles;
+    if (r.x >= g->pad) /* up to the last tile that needs no padding */
+        for (int x = r.x + g->m;
+             r.count < end - row && x + g->m <= g->to.w && x - g->pad + g->m + 2 <= g->from.w; x += g->m)
+            r.count++;
+    return r;
+}
+
+/* Addresses of the first row's size x size pixels at (y, x); NULL outside the image. */
+static void pixels_at(const conv_op *op, const plane *p, int image, int y, int x, int size, void **out)
+{
+    for (int i = 0; i < size; i++)
+        for (int j = 0; j < size; j++) {
+            const bool inside = y + i >= 0 && y + i < p->h && x + j >= 0 && x + j < p->w;
+            const long at = ((y + i) * (long)p->w + x + j) * p->pixel + image * p->image;
+
+            out[i * size + j] = inside ? hvt__at(p->at, op->type, (size_t)at) : NULL;
+        }
+}
+
+static long row_step(const pass *g, const plane *p)
+{
+    return g->by_tile ? p->image : g->m * p->pixel;
+}
+
+/* A GEMM operand that rows are transformed into, in panels of w columns. */
+typedef struct matrix {
+    float *at;
+    int w, pitch;
+    long panel, next;
+} matrix;
+
+/* Some columns of a plane. */
+static plane columns_of(const plane *p, hvt_dtype type, int column, int end)
+{
+    plane part = *p;
+
+    part.at = hvt__at(p->at, type, (size_t)column);
+    part.c = end - column;
+    return part;
+}
+
+/* Transform rows [row, end) of a plane, of inputs or of gradients of outputs, into the matrices `to`, one for
+ * each point or for each of a line, whose row 0 is `row`. */
+static void transform_rows(const pass *g, const plane *p, bool grad, int line, int row, int end, matrix to)
+{
+    const long step = row_step(g, p);
+
+    while (row < end) {
+        const run r = run_at(g, row, end);
+        hvt_tiles t = {.rows = r.count,
+                       .c = p->c,
+                       .row = step,
+                       .w = to.w,
+                       .pitch = to.pitch,
+                       .out = to.at,
+                       .panel = to.panel,
+                       .next = to.next};
+
+        if (to.w == p->c && to.pitch == p->c && step == p->c) { /* as one long row */
+            t.c = t.w = r.count * p->c;
+            t.rows = 1;
+        }
+        if (g->by_tile && r.x - g->pad + 2 * g->m + 1 < p->w)
+            t.prefetch = g->m * p->pixel;
+        if (grad)
+            pixels_at(g->op, p, r.image, r.y, r.x, g->m, t.from);
+        else
+            pixels_at(g->op, p, r.image, r.y - g->pad, r.x - g->pad, g->m + 2, t.from);
+        g->op->typed->tile(&t, g->m, grad, line);
+        to.at += (long)r.count * to.pitch;
+        row += r.count;
+    }
+}
+
+/* ---- forward and backward data ---- */
+
+/* m = v * u: transformed inputs times transformed filters */
+static void multiply(const pass *g, const float *v, int rows, float *m)
+{
+    const hvt_conv_kernels *kern = g->op->kern;
+    const int c = g->from.c, k = g->to.c, width = 2 * kern->vl;
+    hvt_tile t = {
+        .e = &one_entry, .entries = 1, .len = c, .depth = 1, .a_row = c, .b_row = CONV_PANEL, .c_row = k};
+
+    for (int point = 0; point < g->points; point++)
+        for (int column = 0; column < k; column += width) {
+            const int vectors = k - column > kern->vl ? 2 : 1,
+                      tiles = conv_tiles(rows, kern->rows[vectors - 1]);
+            const int high = conv_tiles(rows, tiles);
+
+            t.nc = k - column < width ? k - column : width;
+            t.b = g->u + conv_weight(g->points, c, point, 0, column);
+            for (int row = 0; row < rows; row += high) {
+                t.rows = rows - row < high ? rows - row : high;
+                t.a = v + point * g->v_next + (long)row * c;
+                t.c = m + point * g->m_next + (long)row * k + column;
+                kern->gemm_nn[vectors - 1][t.rows - 1](&t);
+            }
+        }
+}
+
+/* Transform rows [row, end) of m to the outputs. */
+static void store_outputs(const pass *g, int row, int end, const float *m)
+{
+    const long step = row_step(g, &g->to);
+
+    while (row < end) {
+        const run r = run_at(g, row, end);
+        const bool dense = step == g->to.c;
+        void *to[16];
+
+        pixels_at(g->op, &g->to, r.image, r.y, r.x, g->m, to);
+        g->op->typed->tile_output(g->m, m, g->m_next, dense ? 1 : r.count, g->to.c * (dense ? r.count : 1),
+                                  to, step, g->add);
+        m += (long)r.count * g->to.c;
+        row += r.count;
+    }
+}
+
+static void block_job(void *ctx, int job, int thread)
+{
+    const pass *g = ctx;
+    const int row = job * g->block, end = g->rows - row < g->block ? g->rows : row + g->block;
+    float *v = g->scratch + thread * g->scratch_floats, *m = v + g->points * g->v_next;
+
+    transform_rows(g, &g->from, false, -1, row, end, (matrix){v, g->from.c, g->from.c, 0, g->v_next});
+    multiply(g, v, end - row, m);
+    store_outputs(g, row, end, m);
+}
+
+/* ---- weights ---- */
+
+/* job = 32 channels of a panel. Forward transforms in place; backward data into scratch, and packs that. */
+static void filter_job(void *ctx, int job, int thread)
+{
+    const pass *g = ctx;
+    const conv_op *op = g->op;
+    const int parts = conv_panels(op->c), column = job / parts * CONV_PANEL, c = job % parts * CONV_PANEL;
+    const int count = op->c - c < CONV_PANEL ? op->c - c : CONV_PANEL;
+    const int k = op->k - column < CONV_PANEL ? op->k - column : CONV_PANEL;
+    const size_t at = (size_t)conv_weight(op->taps, op->c, 0, c, column);
+    const long tap = (long)op->c * CONV_PANEL, next = g->back ? CONV_PANEL * CONV_PANEL : tap;
+    float *out = g->back ? g->scratch + thread * g->scratch_floats
+                         : g->u + conv_weight(g->points, op->c, 0, c, column);
+
+    op->typed->tile_filter(g->m, (size_t)count * CONV_PANEL, hvt__at(g->w, op->type, at), tap, g->back, out,
+                           next);
+    for (int point = 0; g->back && point < g->points; point++)
+        op->kern->pack_weights(out + point * next, count, k,
+                               g->u + conv_weight(g->points, op->k, point, column, c), 0, false);
+}
+
+/* ---- sizes ---- */
+
+static size_t u_floats(const conv_op *op, int channels, int columns)
+{
+    return (size_t)(conv_panels(columns) * points(op)) * (size_t)channels * CONV_PANEL;
+}
+
+/* Lay out a block of `rows`; returns the floats of scratch per thread. */
+static size_t lay_out(pass *g, int rows)
+{
+    size_t each, packing = (size_t)g->points * CONV_PANEL * CONV_PANEL;
+
+    g->block = rows;
+    g->v_next = (long)lines((size_t)rows * (size_t)g->from.c);
+    g->m_next = (long)lines((size_t)rows * (size_t)g->to.c);
+    each = (size_t)g->points * (size_t)(g->v_next + g->m_next);
+    return each > packing ? each : packing;
+}
+
+/* Rows of a block, in whole tiles. Each block reads all filters once more: with large filters blocks should
+ * be large. */
+static int block_rows(const pass *g)
+{
+    const hvt_conv_kernels *kern = g->op->kern;
+    const int row = g->points * (int)sizeof(float) * (g->from.c + g->to.c),
+              high = kern->rows[g->to.c > kern->vl];
+    const int u = (int)(u_floats(g->op, g->from.c, g->to.c) * sizeof(float));
+    int fit = (u / 2 > BLOCK_BYTES ? u / 2 : BLOCK_BYTES) / row / high * high;
+
+    fit = fit < LEAST_ROWS ? LEAST_ROWS : fit;
+    return fit < g->rows ? fit : g->rows;
+}
+
+static size_t pass_bytes(const conv_op *op, bool back)
+{
+    pass g = make_pass(op, back, op->n, NULL, NULL);
+    const size_t each = lay_out(&g, block_rows(&g));
+
+    return sizeof(float) * (u_floats(op, g.from.c, g.to.c) + each * (size_t)hvt__thread_pool_size(op->pool));
+}
+
+/* forward: y = x * w; back: x = y * w rotated */
+static void run_pass(const conv_op *op, bool back, int real, const void *from, const void *w, void *to,
+                     bool add, void *ws)
+{
+    pass g = make_pass(op, back, real, from, to);
+    const int threads = hvt__thread_pool_size(op->pool), rows = block_rows(&g);
+    const int blocks = conv_tiles(conv_tiles(g.rows, rows), threads) * threads;
+
+    g.add = add;
+    g.w = w;
+    g.u = ws;
+    g.scratch = g.u + u_floats(op, g.from.c, g.to.c);
+    g.scratch_floats = (long)lay_out(&g, rows);
+    hvt__parallel_for(op->pool, conv_panels(op->k) * conv_panels(op->c), filter_job, &g);
+    lay_out(&g, conv_tiles(g.rows, blocks));
+    hvt__parallel_for(op->pool, conv_tiles(g.rows, g.block), block_job, &g);
+}
+
+static void forward(const conv_op *op, int real, const void *x, const void *w, void *y, void *ws)
+{
+    run_pass(op, false, real, x, w, y, false, ws);
+}
+
+static void backward_x(const conv_op *op, int real, const void *w, const void *dy, void *dx, bool add,
+                       void *ws)
+{
+    run_pass(op, true, real, dy, w, dx, add, ws);
+}
+
+/* ---- backward weights ---- */
+
+typedef struct wgrad {
+    pass g;
+    matrix v, m; /* of a block: transformed inputs and gradients of the outputs */
+    float *u;    /* [parts] sums over the rows of a part: [ceil(K/32)][point][C][32] */
+    float *dw;
+    float *scratch; /* scratch_floats for each thread: v, then m */
+    long scratch_floats;
+    int a_rows, a_tiles, vectors;
+    int most, block, blocks, parts;  /* rows of a block, at most and of each; a part has whole blocks */
+    int line_parts, column_parts;    /* jobs are parts x line_parts x column_parts */
+    int points;                      /* that are transformed at a time: all, or a line of them */
+    const void *partial[MOST_PARTS]; /* u of each part */
+} wgrad;
+
+/* Narrow rows are stored side by side; wide ones go to panels as narrow as a tile. */
+static matrix layout_of(int channels, int rows, int near, int w, int pitch)
+{
+    const long panel = (long)rows * pitch;
+
+    if (channels <= near)
+        return (matrix){NULL, channels, channels, 0, (long)lines((size_t)rows * (size_t)channels)};
+    return (matrix){NULL, w, pitch, panel, (long)lines((size_t)(panel * conv_tiles(channels, w)))};
+}
+
+/* Blocks and parts, by the shape alone. The sums of a part are read and written once for each of its blocks,
+ * and all of them once more at the end. */
+static void cut_rows(wgrad *w, size_t u)
+{
+    const conv_op *op = w->g.op;
+    const size_t row = (size_t)points(op) * (size_t)(op->c + op->k) * sizeof(float);
+    const size_t budget = u > DW_BYTES ? u : DW_BYTES;
+    int rows = (int)(budget / row), parts = (int)(PARTS_BYTES / u);
+
+    rows = rows < LEAST_ROWS ? LEAST_ROWS : rows;
+    w->most = rows < w->g.rows ? rows : w->g.rows;
+    w->block = conv_tiles(w->g.rows, conv_tiles(w->g.rows, w->most));
+    w->blocks = conv_tiles(w->g.rows, w->block);
+    parts = parts < w->blocks / LEAST_BLOCKS ? parts : w->blocks / LEAST_BLOCKS;
+    w->parts = parts < 1 ? 1 : parts > MOST_PARTS ? MOST_PARTS : parts;
+}
+
+/* Jobs, by the number of threads: which of them adds up a part's sums does not change them. */
+static void cut_jobs(wgrad *w)
+{
+    const conv_op *op = w->g.op;
+    const int threads = hvt__thread_pool_size(op->pool), jobs = threads > 1 ? threads * JOBS_A_THREAD : 1;
+    const int steps = conv_tiles(op->k, w->vectors * op->kern->vl), lines = side(op);
+
+    w->line_parts = w->parts >= jobs ? 1 : w->parts * 2 >= jobs ? 2 : lines;
+    w->column_parts = w->parts * lines >= jobs ? 1 : conv_tiles(jobs, w->parts * lines);
+    w->column_parts = w->column_parts < steps ? w->column_parts : steps;
+    w->points = w->line_parts == 1 ? w->g.points : lines;
+}
+
+static wgrad make_wgrad(const conv_op *op, int real, const void *x, const void *dy)
+{
+    const hvt_conv_kernels *kern = op->kern;
+    wgrad w = {.g = make_pass(op, false, real, x, dy), .vectors = op->k > kern->vl ? 2 : 1};
+
+    w.a_tiles = conv_tiles(op->c, kern->rows[w.vectors - 1]);
+    w.a_rows = conv_tiles(op->c, w.a_tiles);
+    cut_rows(&w, u_floats(op, op->c, op->k) * sizeof(float));
+    cut_jobs(&w);
+    w.v = layout_of(op->c, w.most, NEAR_A, w.a_rows, kern->pitch);
+    w.m = layout_of(op->k, w.most, op->k % kern->vl ? 0 : NEAR_B, CONV_PANEL, CONV_PANEL);
+    w.scratch_floats = w.points * (w.v.next + w.m.next);
+    return w;
+}
+
+/* Column `at` of row 0. */
+static const float *column_at(const matrix *m, int at)
+{
+    return m->at + at / m->w * m->panel + at % m->w;
+}
+
+/* A part of the columns of dy, and the matrices that a thread transforms a block into. */
+typedef struct work {
+    const wgrad *w;
+    matrix v, m;
+    float *u; /* of this part */
+    int column, end;
+    int rows; /* of this block */
+    bool add;
+} work;
+
+/* Multiply the points from `first` on: u (+)= v' * m. */
+static void multiply_points(const work *a, int first)
+{
+    const wgrad *w = a->w;
+    const conv_op *op = w->g.op;
+    const int width = w->vectors * op->kern->vl;
+    hvt_tile t = {.e = &one_entry,
+                  .entries = 1,
+                  .len = a->rows,
+                  .depth = 1,
+                  .a_row = a->v.pitch,
+                  .b_row = a->m.pitch,
+                  .c_row = CONV_PANEL,
+                  .add = a->add};
+
+    for (int i = 0; i < w->points; i++)
+        for (int column = a->column; column < a->end; column += width)
+            for (int channel = 0; channel < op->c; channel += w->a_rows) {
+                t.nc = op->k - column < width ? op->k - column : width;
+                t.rows = op->c - channel < w->a_rows ? op->c - channel : w->a_rows;
+                t.b = column_at(&a->m, column - a->column) + i * a->m.next;
+                t.a = column_at(&a->v, channel) + i * a->v.next;
+                t.c = a->u + conv_weight(w->g.points, op->c, first + i, channel, column);
+                if (t.add)
+                    hvt__prefetch(t.c, sizeof *t.c * CONV_PANEL * (size_t)t.rows);
+                op->kern->gemm_tn[t.nc > op->kern->vl][t.rows - 1](&t);
+            }
+}
+
+/* job = a part, a part of the lines of points, a part of the columns */
+static void wgrad_job(void *ctx, int job, int thread)
+{
+    const wgrad *w = ctx;
+    const conv_op *op = w->g.op;
+    const int columns = job % w->column_parts, lines = job / w->column_parts % w->line_parts, line = side(op);
+    const int part = job / w->column_parts / w->line_parts, width = w->vectors * op->kern->vl;
+    const int steps = conv_tiles(op->k, width), first = conv_part(w->blocks, part, w->parts);
+    const int first_point = conv_part(line, lines, w->line_parts) * line,
+              end_point = conv_part(line, lines + 1, w->line_parts) * line;
+    work a = {.w = w, .v = w->v, .m = w->m, .u = w->u + part * (long)u_floats(op, op->c, op->k)};
+
+    a.column = conv_part(steps, columns, w->column_parts) * width;
+    a.end = conv_part(steps, columns + 1, w->column_parts) * width;
+    a.end = a.end < op->k ? a.end : op->k;
+    const plane dy = columns_of(&w->g.to, op->type, a.column, a.end);
+
+    a.v.at = w->scratch + thread * w->scratch_floats;
+    a.m.at = a.v.at + w->points * w->v.next;
+    for (int block = first; block < conv_part(w->blocks, part + 1, w->parts); block++) {
+        const int row = block * w->block, end = w->g.rows - row < w->block ? w->g.rows : row + w->block;
+
+        a.rows = end - row;
+        a.add = block > first;
+        for (int i = first_point; i < end_point; i += w->points) {
+            const int only = w->points == line ? i / line : -1;
+
+            transform_rows(&w->g, &w->g.from, false, only, row, end, a.v);
+            transform_rows(&w->g, &dy, true, only, row, end, a.m);
+            multiply_points(&a, i);
+        }
+    }
+}
+
+/* job = 32 channels of a panel */
+static void dw_job(void *ctx, int job, int thread)
+{
+    const wgrad *w = ctx;
+    const conv_op *op = w->g.op;
+    const hvt_typed *f32 = hvt__cpu(op->head.dev)->isa->el->in[HVT_F32];
+    const int parts = conv_panels(op->c), column = job / parts * CONV_PANEL, c = job % parts * CONV_PANEL;
+    const int count = op->c - c < CONV_PANEL ? op->c - c : CONV_PANEL;
+    const long point = (long)op->c * CONV_PANEL, at = conv_weight(w->g.points, op->c, 0, c, column);
+    void *const sum = w->u;
+
+    for (int i = 0; w->parts > 1 && i < w->g.points; i++)
+        f32->reduce((size_t)(at + i * point), (size_t)count * CONV_PANEL, w->partial, w->parts, &sum, 1);
+    op->typed->tile_dw(w->g.m, (size_t)count * CONV_PANEL, w->u + at, point,
+                       w->dw + conv_weight(op->taps, op->c, 0, c, column), point);
+}
+
+/* The padding of the last panel, which no job writes. */
+static void zero_padding(float *u, const conv_op *op)
+{
+    memset(u + conv_weight(points(op), op->c, 0, 0, op->k / CONV_PANEL * CONV_PANEL), 0,
+           sizeof *u * (size_t)(points(op) * op->c) * CONV_PANEL);
+}
+
+static void backward_w(const conv_op *op, int real, const void *x, const void *dy, float *dw, void *ws)
+{
+    wgrad w = make_wgrad(op, real, x, dy);
+
+    w.u = ws;
+    w.dw = dw;
+    w.scratch = w.u + (size_t)w.parts * u_floats(op, op->c, op->k);
+    for (int i = 0; i < w.parts; i++) {
+        float *u = w.u + (size_t)i * u_floats(op, op->c, op->k);
+
+        w.partial[i] = u;
+        if (op->k % CONV_PANEL)
+            zero_padding(u, op);
+    }
+    hvt__parallel_for(op->pool, w.parts * w.line_parts * w.column_parts, wgrad_job, &w);
+    hvt__parallel_for(op->pool, conv_panels(op->k) * conv_panels(op->c), dw_job, &w);
+}
+
+/* ---- the algorithm ---- */
+
+static size_t bytes(const conv_op *op)
+{
+    const wgrad w = make_wgrad(op, op->n, NULL, NULL);
+    const size_t threads = (size_t)hvt__thread_pool_size(op->pool);
+    const size_t dw =
+        sizeof(float) * ((size_t)w.parts * u_floats(op, op->c, op->k) + threads * (size_t)w.scratch_floats);
+    const size_t out = pass_bytes(op, false), in = op->no_dx ? 0 : pass_bytes(op, true);
+    const size_t most = out > in ? out : in;
+
+    return dw > most ? dw : most;
+}
+
+static void describe(const conv_op *op, char *ret_text, size_t room)
+{
+    snprintf(ret_text, room, "Winograd, F(%dx%d, 3x3)", op->algorithm->tile, op->algorithm->tile);
+}
+
+#define WINOGRAD(m)                                                                                          \
+    {                                                                                                        \
+        .size = sizeof(conv_op), .tile = m, .suits = suits_##m, .bytes = bytes, .describe = describe,        \
+        .forward = forward, .backward_x = backward_x, .backward_w = backward_w,                              \
+    }
+const conv_algorithm hvt__conv_winograd_2 = WINOGRAD(2), hvt__conv_winograd_4 = WINOGRAD(4);

@@ -1,0 +1,215 @@
+/*
+ * What the cpu device does with floats, bytes and several types at once, on a part that one thread owns; what
+ * it does with activations is in typed_tmpl.c. One source, compiled once per instruction set with
+ * -DHVT_ISA=name and that set's flags; the arithmetic of the elementwise ops is formula.h's.
+ */
+#include "device/cpu/cpu_impl.h"
+#include "device/cpu/elementwise.h"
+#include "vec.h"
+
+#include "device/formula.h"
+
+#include <math.h>
+
+INLINE void sgd_at(const sgd_consts *k, const hvt_sgd_args *a, bool fresh, const float *const g[], int ng,
+                   size_t at, float *w, float *v, hvt_dtype copy, int lanes)
+{
+    const F old = f_load(w + at, lanes);
+    F step = sgd_gradient(k, tree(HVT_F32, (const void *const *)g, ng, at, lanes), old);
+
+    if (a->momentum != 0) {
+        const F u = fresh ? step : sgd_velocity(k, step, f_load(v + at, lanes));
+
+        f_store(v + at, u, lanes);
+        step = a->nesterov ? sgd_nesterov(k, step, u) : u;
+    }
+    step = sgd_step(k, old, step);
+    f_store(w + at, step, lanes);
+    if (copy != HVT_F32)
+        f_store_as(copy, a->copy, at, step, lanes);
+}
+
+static void sgd(size_t first, size_t n, const hvt_sgd_args *args, const float *const g[], int ng, float *w,
+                float *v)
+{
+    const hvt_sgd_args a = *args; /* copies, which stores to w and v cannot alias */
+    const bool fresh = a.step->fresh;
+    const sgd_consts k = {f_splat(a.step->grad_scale), f_splat(a.weight_decay), f_splat(a.momentum),
+                          f_splat(1 - a.dampening), f_splat(-a.step->lr)};
+
+    if (!a.copy)
+        SPAN(n, sgd_at(&k, &a, fresh, g, ng, first + i, w, v, HVT_F32, lanes););
+    else if (a.copy_type == HVT_F16)
+        SPAN(n, sgd_at(&k, &a, fresh, g, ng, first + i, w, v, HVT_F16, lanes););
+    else
+        SPAN(n, sgd_at(&k, &a, fresh, g, ng, first + i, w, v, HVT_BF16, lanes););
+}
+
+/* Block by block: x * 0 is nonzero (NaN) exactly if x is not finite, and a sum propagates it. */
+static size_t first_bad(size_t n, const float *g)
+{
+    enum { STEP = 4096 };
+
+    for (size_t at = 0; at < n; at += STEP) {
+        const size_t m = n - at < STEP ? n - at : STEP;
+        F poison = f_zero();
+        float sum = 0;
+
+        SPAN(m, poison = poison + f_load(g + at + i, lanes) * 0;);
+        for (int l = 0; l < VL; l++)
+            sum += poison[l];
+        for (size_t i = at; sum != 0 && i < at + m; i++)
+            if (g[i] * 0 != 0)
+                return i;
+    }
+    return n;
+}
+
+static void bn_join(int parts, size_t step, size_t rows, int cols, const float *mean, const float *m2,
+                    double *ret_mean, double *ret_m2)
+{
+    double n = 0;
+
+    for (int i = 0; i < cols; i++)
+        ret_mean[i] = ret_m2[i] = 0;
+    for (int p = 0; p < parts; p++, mean += cols, m2 += cols) {
+        double k = (double)(p < parts - 1 ? step : rows - p * step), all = n + k, to_mean = k / all,
+               to_m2 = n * k / all;
+
+        for (int i = 0; i < cols; i++) {
+            double off = mean[i] - ret_mean[i];
+
+            ret_mean[i] += off * to_mean;
+            ret_m2[i] += m2[i] + off * off * to_m2;
+        }
+        n = all;
+    }
+}
+
+static void bn_finish(const hvt_bn_args *a, size_t rows, const double *mean, const double *m2, int col,
+                      int cols, hvt_bn_consts k)
+{
+    const double part = 1 / (rows ? (double)rows : 1), part2 = 1 / (rows > 1 ? (double)rows - 1 : 1),
+                 eps = a->eps;
+    const float weight = rows < 2 ? 0 : a->weight, *restrict gamma = a->gamma + col;
+    float *restrict to_mean = a->mean + col, *restrict to_rstd = a->rstd + col,
+                    *restrict moment = a->moments + col, *restrict moment2 = moment + a->c,
+                    *restrict scaled = k.scale + col;
+
+    for (int i = 0; i < cols; i++) {
+        float rstd = (float)(1 / sqrt(m2[i] * part + eps));
+
+        to_mean[i] = (float)mean[i];
+        to_rstd[i] = rstd;
+        scaled[i] = gamma[i] * rstd;
+        moment[i] = weight * (float)mean[i];
+        moment2[i] = weight * (float)(m2[i] * part2);
+    }
+}
+
+static void bn_grad_finish(const hvt_bn_grad_args *a, size_t rows, int parts, const float *sum,
+                           const float *dot, int col, int cols, hvt_bn_consts k)
+{
+    enum { SOME = 64 }; /* channels at a time: their sums stay in registers or close */
+    const double part = 1 / (rows ? (double)rows : 1);
+
+    for (int first = 0; first < cols; first += SOME) {
+        const int count = cols - first < SOME ? cols - first : SOME;
+        double s[SOME] = {0}, d[SOME] = {0};
+
+        for (int p = 0; p < parts; p++)
+            for (int i = 0; i < count; i++) {
+                s[i] += sum[(size_t)p * cols + first + i];
+                d[i] += dot[(size_t)p * cols + first + i];
+            }
+        for (int i = 0; i < count; i++) {
+            const int c = col + first + i;
+            const double rstd = a->rstd[c];
+
+            a->dbeta[c] = (float)s[i];
+            a->dgamma[c] = (float)(d[i] * rstd);
+            k.share[c] = (float)(s[i] * part);
+            k.slope[c] = (float)(d[i] * rstd * rstd * part);
+        }
+    }
+}
+
+static void bn_running_part(size_t n, float rate, float scaled, const float *moments, float *run)
+{
+    SPAN(n, f_store(run + i,
+                    bn_running(f_load(run + i, lanes), f_load(moments + i, lanes), f_splat(rate),
+                               f_splat(1 - rate), f_splat(scaled)),
+                    lanes););
+}
+
+INLINE void normalise_at(const uint8_t *bytes, const float *sc, const float *shift, float *out, int lanes,
+                         bool stream)
+{
+    const F x = f_fma(f_from_int(i_load_bytes(bytes, lanes)), f_load(sc, VL), f_load(shift, VL));
+
+    if (stream && lanes == VL)
+        f_stream(out, x);
+    else
+        f_store(out, x, lanes);
+}
+
+static void normalise(size_t n, const uint8_t *bytes, int c, const float *sc, const float *shift, float *out,
+                      bool stream)
+{
+    int at = 0;
+
+    if (stream && (uintptr_t)out % sizeof(F) == 0)
+        SPAN(n, normalise_at(bytes + i, sc + at, shift + at, out + i, lanes, true);
+             at = at + VL < c * VL ? at + VL : 0;);
+    else
+        SPAN(n, normalise_at(bytes + i, sc + at, shift + at, out + i, lanes, false);
+             at = at + VL < c * VL ? at + VL : 0;);
+}
+
+static void normalise_floats(size_t n, const float *x, int c, const float *sc, const float *shift, float *out)
+{
+    int at = 0;
+
+    SPAN(n, f_store(out + i, f_fma(f_load(x + i, lanes), f_load(sc + at, VL), f_load(shift + at, VL)), lanes);
+         at = at + VL < c * VL ? at + VL : 0;);
+}
+
+#ifdef __clang__
+#define MIRROR(x, ...) __builtin_shufflevector(x, x, __VA_ARGS__)
+#else
+#define MIRROR(x, ...) __builtin_shuffle(x, (bytes_16){__VA_ARGS__})
+#endif
+typedef uint8_t bytes_16 __attribute__((vector_size(16)));
+
+/* Five pixels at a time, with a byte of the one in front of them; that is written, and then written over. */
+static void mirror(int count, const uint8_t *in, uint8_t *out)
+{
+    bytes_16 x;
+
+    for (; count > 5; count -= 5, out += 15) {
+        memcpy(&x, in + 3 * (count - 5) - 1, sizeof x);
+        x = MIRROR(x, 13, 14, 15, 10, 11, 12, 7, 8, 9, 4, 5, 6, 1, 2, 3, 0);
+        memcpy(out, &x, sizeof x);
+    }
+    while (count-- > 0)
+        for (int c = 0; c < 3; c++)
+            *out++ = in[3 * count + c];
+}
+
+extern const hvt_factors HVT_OF_ISA(factors);
+extern const hvt_typed HVT_OF_ISA(f32), HVT_OF_ISA(f16), HVT_OF_ISA(bf16);
+
+const hvt_elementwise HVT_OF_ISA(elementwise) = {
+    .vl = VL,
+    .in = {[HVT_F32] = &HVT_OF_ISA(f32), [HVT_F16] = &HVT_OF_ISA(f16), [HVT_BF16] = &HVT_OF_ISA(bf16)},
+    .factors = &HVT_OF_ISA(factors),
+    .sgd = sgd,
+    .first_bad = first_bad,
+    .bn_join = bn_join,
+    .bn_finish = bn_finish,
+    .bn_grad_finish = bn_grad_finish,
+    .bn_running = bn_running_part,
+    .mirror = mirror,
+    .normalise = normalise,
+    .normalise_floats = normalise_floats,
+};

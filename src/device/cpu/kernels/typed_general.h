@@ -1,0 +1,269 @@
+/*
+ * typed_general.h - a part of typed_tmpl.c: binary operations, moves and norms over a shape.
+ */
+
+/* ---- binary operations ---- */
+
+/* What meets a: a vector of this type, a vector of floats, or one number. */
+INLINE F other(const hvt_operand *b, size_t i, hvt_operand_kind kind, int lanes)
+{
+    return kind == HVT_OPERAND_TYPED    ? get(b->p, i, lanes)
+           : kind == HVT_OPERAND_FLOATS ? f_load((const float *)b->p + i, lanes)
+                                        : f_splat(b->x);
+}
+
+INLINE F combine(hvt_binary op, bool swapped, F a, F b)
+{
+    const F u = swapped ? b : a, v = swapped ? a : b;
+
+    return op == HVT_ADD ? u + v : op == HVT_SUB ? u - v : op == HVT_MUL ? u * v : u / v;
+}
+
+/* dy times the derivative of the operation after u; `first`: u is its first operand */
+INLINE F pulled(hvt_binary op, bool first, F dy, F u, F v)
+{
+    return op == HVT_ADD   ? dy
+           : op == HVT_SUB ? (first ? dy : -dy)
+           : op == HVT_MUL ? dy * v
+           : first         ? dy / v
+                           : -dy * v / (u * u);
+}
+
+INLINE void value_span(hvt_binary op, bool swapped, size_t n, const void *a, const hvt_operand *b,
+                       hvt_operand_kind kind, void *y)
+{
+    const hvt_operand k = *b;
+
+    SPAN(n, put(y, i, combine(op, swapped, get(a, i, lanes), other(&k, i, kind, lanes)), lanes););
+}
+
+INLINE void slope_span(hvt_binary op, bool swapped, size_t n, const void *dy, const void *a,
+                       const hvt_operand *b, hvt_operand_kind kind, void *da, bool add)
+{
+    const hvt_operand k = *b;
+
+    SPAN(n, put_or_add(da, i,
+                       pulled(op, !swapped, get(dy, i, lanes), get(a, i, lanes), other(&k, i, kind, lanes)),
+                       add, lanes););
+}
+
+/* Run a function with the operation as a constant, and with the kind of operand as one. */
+#define BY_OP(op, swapped, RUN)                                                                              \
+    switch ((op)*2 + (swapped)) {                                                                            \
+    case HVT_ADD * 2:                                                                                        \
+    case HVT_ADD * 2 + 1:                                                                                    \
+        RUN(HVT_ADD, false);                                                                                 \
+        break;                                                                                               \
+    case HVT_SUB * 2:                                                                                        \
+        RUN(HVT_SUB, false);                                                                                 \
+        break;                                                                                               \
+    case HVT_SUB * 2 + 1:                                                                                    \
+        RUN(HVT_SUB, true);                                                                                  \
+        break;                                                                                               \
+    case HVT_MUL * 2:                                                                                        \
+    case HVT_MUL * 2 + 1:                                                                                    \
+        RUN(HVT_MUL, false);                                                                                 \
+        break;                                                                                               \
+    case HVT_DIV * 2:                                                                                        \
+        RUN(HVT_DIV, false);                                                                                 \
+        break;                                                                                               \
+    case HVT_DIV * 2 + 1:                                                                                    \
+        RUN(HVT_DIV, true);                                                                                  \
+        break;                                                                                               \
+    }
+
+static void binary(const hvt_binary_args *k, size_t n, const void *a, const hvt_operand *b, void *y)
+{
+#define RUN(op, swapped)                                                                                     \
+    b->kind == HVT_OPERAND_TYPED    ? value_span(op, swapped, n, a, b, HVT_OPERAND_TYPED, y)                 \
+    : b->kind == HVT_OPERAND_FLOATS ? value_span(op, swapped, n, a, b, HVT_OPERAND_FLOATS, y)                \
+                                    : value_span(op, swapped, n, a, b, HVT_OPERAND_NUMBER, y)
+    BY_OP(k->op, k->swapped, RUN)
+#undef RUN
+}
+
+static void binary_slope(const hvt_binary_args *k, bool swapped_, size_t n, const void *dy, const void *a,
+                         const hvt_operand *b, void *da, bool add){
+#define RUN(op, swapped)                                                                                     \
+    b->kind == HVT_OPERAND_TYPED    ? slope_span(op, swapped, n, dy, a, b, HVT_OPERAND_TYPED, da, add)       \
+    : b->kind == HVT_OPERAND_FLOATS ? slope_span(op, swapped, n, dy, a, b, HVT_OPERAND_FLOATS, da, add)      \
+                                    : slope_span(op, swapped, n, dy, a, b, HVT_OPERAND_NUMBER, da, add)
+    BY_OP(k->op, swapped_, RUN)
+#undef RUN
+}
+
+/* Sixteen rows at a time, so that a long sum keeps its precision. */
+INLINE F column(hvt_binary op, bool swapped, int count, size_t step, size_t i, const void *dy, const void *a,
+                F b, int lanes)
+{
+    F sum = f_zero();
+
+    for (int first = 0; first < count; first += 16) {
+        const int end = count - first < 16 ? count : first + 16;
+        F some = f_zero();
+
+        for (int k = first; k < end; k++)
+            some = some + pulled(op, swapped, get(dy, i + k * step, lanes), b, get(a, i + k * step, lanes));
+        sum = sum + some;
+    }
+    return sum;
+}
+
+INLINE void columns_of(hvt_binary op, bool swapped, size_t n, int count, size_t step, const void *dy,
+                       const void *a, const hvt_operand *b, float *sum)
+{
+    SPAN(n, f_store(sum + i,
+                    f_load(sum + i, lanes) + column(op, swapped, count, step, i, dy, a,
+                                                    b->kind == HVT_OPERAND_TYPED
+                                                        ? get(b->p, i, lanes)
+                                                        : f_load((const float *)b->p + i, lanes),
+                                                    lanes),
+                    lanes););
+}
+
+static void binary_columns(const hvt_binary_args *k, size_t n, int count, size_t step, const void *dy,
+                           const void *a, const hvt_operand *b, float *sum){
+#define RUN(op, swapped) columns_of(op, swapped, n, count, step, dy, a, b, sum)
+    BY_OP(k->op, k->swapped, RUN)
+#undef RUN
+}
+
+INLINE float join(F x)
+{
+    float sum = 0;
+
+    for (int l = 0; l < VL; l++)
+        sum += x[l];
+    return sum;
+}
+
+INLINE float dot_of(hvt_binary op, bool swapped, size_t n, const void *dy, const void *a, float b)
+{
+    F sum = f_zero();
+
+    SPAN(n, F t = pulled(op, swapped, get(dy, i, lanes), f_splat(b), get(a, i, lanes));
+         if ((int)lanes < VL) for (int l = lanes; l < VL; l++) t[l] = 0; sum = sum + t;);
+    return join(sum);
+}
+
+static float binary_dot(const hvt_binary_args *k, size_t n, const void *dy, const void *a, float b)
+{
+    float sum = 0;
+
+#define RUN(op, swapped) sum = dot_of(op, swapped, n, dy, a, b)
+    BY_OP(k->op, k->swapped, RUN)
+#undef RUN
+    return sum;
+}
+
+/* ---- moves ---- */
+
+static void move_rows(size_t rows, int cols, const void *from, size_t from_step, void *to, size_t to_step,
+                      bool add)
+{
+    if (from_step == (size_t)cols && to_step == (size_t)cols) {
+        cols = (int)(rows * (size_t)cols);
+        rows = 1;
+    }
+    for (size_t r = 0; r < rows; r++) {
+        const void *x = hvt__at(from, TYPE, r * from_step);
+        void *y = hvt__at(to, TYPE, r * to_step);
+
+        if (add)
+            SPAN(cols, put(y, i, get(y, i, lanes) + get(x, i, lanes), lanes););
+        else
+            memcpy(y, x, (size_t)cols * hvt_dtype_size(TYPE));
+    }
+}
+
+INLINE void shuffle_row(int outer, int inner, const void *x, void *y, bool add)
+{
+    for (int k = 0, j = 0; k < inner; k++)
+        for (int g = 0; g < outer; g++, j++) {
+            const size_t from = (size_t)g * (size_t)inner + (size_t)k;
+
+            if (add)
+                hvt__store(y, TYPE, (size_t)j, hvt__load(y, TYPE, (size_t)j) + hvt__load(x, TYPE, from));
+            else if (TYPE == HVT_F32)
+                ((float *)y)[j] = ((const float *)x)[from];
+            else
+                ((uint16_t *)y)[j] = ((const uint16_t *)x)[from];
+        }
+}
+
+static void shuffle(size_t rows, int c, int groups, const void *x, void *y, bool add)
+{
+    for (size_t r = 0; r < rows; r++) {
+        const void *from = hvt__at(x, TYPE, r * (size_t)c);
+        void *to = hvt__at(y, TYPE, r * (size_t)c);
+
+        if (groups == 2)
+            shuffle_row(2, c / 2, from, to, add);
+        else if (groups * 2 == c)
+            shuffle_row(groups, 2, from, to, add);
+        else
+            shuffle_row(groups, c / groups, from, to, add);
+    }
+}
+
+/* ---- norms over a shape: one group of one image, or pixel ---- */
+
+/* Run the statements for every vector of a group: they see `at` (element of x) and `k` (of gamma). */
+#define GROUP(a, g, ...)                                                                                     \
+    for (int p_ = 0; p_ < (g)->pixels; p_++)                                                                 \
+    SPAN((a)->c / (a)->groups, const size_t at = (g)->at + p_ * (g)->step + i;                               \
+         const size_t k = (g)->first + p_ * (g)->gamma_step + i; (void)k; __VA_ARGS__)
+
+/* x with lanes that were not loaded made zero */
+INLINE F only(F x, int lanes)
+{
+    for (int l = lanes; (int)lanes < VL && l < VL; l++)
+        x[l] = 0;
+    return x;
+}
+
+static void group_forward(const hvt_norm_args *args, const hvt_group *g)
+{
+    const hvt_norm_args a = *args;
+    const float part = 1 / ((float)g->pixels * (float)(a.c / a.groups));
+    F sum = f_zero(), square = f_zero(), mean, rstd;
+
+    GROUP(&a, g, sum = sum + get(a.x, at, lanes););
+    mean = f_splat(join(sum) * part);
+    GROUP(&a, g, const F off = only(get(a.x, at, lanes) - mean, lanes); square = f_fma(off, off, square););
+    rstd = f_splat((float)(1 / sqrt((double)join(square) * part + a.eps)));
+    a.mean[g->index] = mean[0];
+    a.rstd[g->index] = rstd[0];
+    if (a.gamma)
+        GROUP(&a, g,
+              put(a.y, at,
+                  f_fma((get(a.x, at, lanes) - mean) * rstd, f_load(a.gamma + k, lanes),
+                        f_load(a.beta + k, lanes)),
+                  lanes););
+    else
+        GROUP(&a, g, put(a.y, at, (get(a.x, at, lanes) - mean) * rstd, lanes););
+}
+
+/* dgamma, dbeta: sums that the group's are added to */
+static void group_backward(const hvt_norm_args *args, const hvt_group *g, float *dgamma, float *dbeta)
+{
+    const hvt_norm_args a = *args;
+    const float part = 1 / ((float)g->pixels * (float)(a.c / a.groups));
+    const F mean = f_splat(a.mean[g->index]), rstd = f_splat(a.rstd[g->index]);
+    F share = f_zero(), dot = f_zero();
+
+    GROUP(
+        &a, g, const F dy = get(a.dy, at, lanes); const F xhat = (get(a.x, at, lanes) - mean) * rstd;
+        const F dz = a.gamma ? dy * f_load(a.gamma + k, lanes) : dy; share = share + dz;
+        dot = f_fma(dz, xhat, dot); if (a.gamma) {
+            f_store(dgamma + k, f_fma(dy, xhat, f_load(dgamma + k, lanes)), lanes);
+            f_store(dbeta + k, f_load(dbeta + k, lanes) + dy, lanes);
+        });
+    if (!a.dx)
+        return;
+    share = f_splat(join(share) * part);
+    dot = f_splat(join(dot) * part);
+    GROUP(&a, g, const F dy = get(a.dy, at, lanes); const F xhat = (get(a.x, at, lanes) - mean) * rstd;
+          const F dz = a.gamma ? dy * f_load(a.gamma + k, lanes) : dy;
+          put_or_add(a.dx, at, rstd * (dz - f_fma(xhat, dot, share)), a.add, lanes););
+}

@@ -1,0 +1,394 @@
+/*
+ * typed_matrix.h - a part of typed_tmpl.c: batch norm and bias, on a part of a matrix that one thread owns.
+ *
+ * Matrices are walked in *wide rows*: a few matrix rows side by side, so that narrow or odd rows (16, 37, 3
+ * channels) fill whole vectors; column i of a wide row is channel i % c. Per-channel constants are repeated
+ * to that width once per part, and sums per wide column are reduced to channels at its end. Rows that are
+ * wide enough are used as they are and end in a masked vector.
+ *
+ * Sums add whole blocks of rows first, then blocks, in an order that depends on the shape alone.
+ */
+
+enum {
+    WIDE = 4 * VL,              /* narrower rows are joined */
+    WIDE_MAX = (WIDE - 1) * VL, /* the widest result */
+    BLOCK = 8                   /* wide rows summed before they are added to the total */
+};
+
+/* ---- walking a matrix ---- */
+
+/* Matrix rows per wide row, which is a whole number of vectors. */
+static int row_step(int c)
+{
+    const int factor = c & -c, step = factor < VL ? VL / factor : 1; /* factor: the largest power of two */
+
+    return c >= WIDE ? 1 : step * ((WIDE + c * step - 1) / (c * step));
+}
+
+/* The longest run of valid rows from `first` that is contiguous: its first row in the matrix, and its
+ * length. */
+INLINE size_t next_run(hvt_rows r, size_t first, size_t end, size_t *ret_row)
+{
+    size_t block = first / r.real, within = first % r.real, rows = end - first;
+
+    if (r.real == r.block) {
+        *ret_row = first;
+        return rows;
+    }
+    *ret_row = block * r.block + within;
+    return rows < r.real - within ? rows : r.real - within;
+}
+
+/* x[c] repeated to the width of a wide row; x itself if that is the same */
+INLINE const float *widen(const float *x, int c, int width, float *scratch)
+{
+    if (width <= c || !x)
+        return x;
+    for (int i = 0; i < width; i += c)
+        memcpy(scratch + i, x, (size_t)c * sizeof *x);
+    return scratch;
+}
+
+/* A piece of a part: `rows` rows of `width` elements, `ld` apart, from element `at` on. wide: wide rows. */
+typedef struct piece {
+    size_t at, rows, ld, width;
+    bool wide;
+} piece;
+
+/* Split a part into pieces: for each contiguous run the whole wide rows, and the remaining rows, too few for
+ * a wide one. Statements see the piece as `p`. */
+#define PIECES(r, c, part, step, ...)                                                                        \
+    for (size_t row_ = (part).first, start_, run_; row_ < (part).end; row_ += run_) {                        \
+        run_ = next_run(r, row_, (part).end, &start_);                                                       \
+        if (run_ >= (size_t)(step)) {                                                                        \
+            const size_t w_ = (step) > 1 ? (size_t)(step) * (c) : (size_t)(part).cols;                       \
+            const piece p = {start_ * (c) + (part).col, run_ / (step), (size_t)(step) * (c), w_, true};      \
+            __VA_ARGS__                                                                                      \
+        }                                                                                                    \
+        if (run_ % (step)) {                                                                                 \
+            const piece p = {(start_ + run_ / (step) * (step)) * (c), run_ % (step), (c), (c), false};       \
+            __VA_ARGS__                                                                                      \
+        }                                                                                                    \
+    }
+
+/* Run a statement for every vector of a piece: it sees `i` (column), `at` (element), `lanes`. */
+#define WALK(p, ...)                                                                                         \
+    for (size_t from_ = (p).at, end_ = from_ + (p).rows * (p).ld; from_ < end_; from_ += (p).ld)             \
+    SPAN((p).width, const size_t at = from_ + i; __VA_ARGS__)
+
+/* Blocks are read column by column, which defeats the hardware prefetcher: prefetch the block after next.
+ * `from` is the first element of the block at row `first`. */
+INLINE void fetch_block(const void *x, piece p, size_t first, size_t from)
+{
+    if (p.width == p.ld && first + 3 * BLOCK <= p.rows)
+        hvt__prefetch(hvt__at(x, TYPE, from + 2 * BLOCK * p.ld), BLOCK * p.ld * hvt_dtype_size(TYPE));
+}
+
+/* ---- batch norm ---- */
+
+/* Merge `rows` <= BLOCK rows into a running mean and sum of squared deviations. The block's own mean is
+ * computed first, so no precision is lost if the mean is large against the deviation. */
+INLINE void absorb_at(const void *x, size_t at, size_t rows, size_t ld, F part, F to_mean, F to_m2,
+                      float *mean, float *m2, int lanes)
+{
+    const F old = f_load(mean, lanes);
+    F sum = f_zero(), square = f_zero(), off;
+
+    if (rows == BLOCK) {
+        F v[BLOCK];
+
+        for (int r = 0; r < BLOCK; r++)
+            v[r] = get(x, at + (size_t)r * ld, lanes);
+        sum = ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+        sum = sum * part;
+        for (int r = 0; r < BLOCK; r++) {
+            off = v[r] - sum;
+            square = f_fma(off, off, square);
+        }
+    } else {
+        for (size_t r = 0; r < rows; r++)
+            sum = sum + get(x, at + r * ld, lanes);
+        sum = sum * part;
+        for (size_t r = 0; r < rows; r++) {
+            off = get(x, at + r * ld, lanes) - sum;
+            square = f_fma(off, off, square);
+        }
+    }
+    off = sum - old;
+    f_store(mean, f_fma(off, to_mean, old), lanes);
+    f_store(m2, f_load(m2, lanes) + f_fma(off * off, to_m2, square), lanes);
+}
+
+/* Merge a piece into the statistics of `before` rows. */
+INLINE void absorb(const void *x, piece p, size_t before, float *mean, float *m2)
+{
+    for (size_t first = 0; first < p.rows; first += BLOCK) {
+        const size_t rows = p.rows - first < BLOCK ? p.rows - first : BLOCK;
+        const size_t from = p.at + first * p.ld;
+        const float n = (float)(before + first), all = n + (float)rows;
+        const F part = f_splat(1 / (float)rows), to_mean = f_splat((float)rows / all),
+                to_m2 = f_splat(n * (float)rows / all);
+
+        fetch_block(x, p, first, from);
+        SPAN(p.width, absorb_at(x, from + i, rows, p.ld, part, to_mean, to_m2, mean + i, m2 + i, lanes););
+    }
+}
+
+static void clear(float *x, int n)
+{
+    memset(x, 0, (size_t)n * sizeof *x);
+}
+
+static void bn_stats(hvt_rows rows, int c, const void *x, hvt_part part, float *mean, float *m2)
+{
+    const int step = row_step(c);
+    float wide_mean[WIDE_MAX], wide_m2[WIDE_MAX];
+    float *wm = step > 1 ? wide_mean : mean, *w2 = step > 1 ? wide_m2 : m2;
+    size_t taken = 0, narrow = 0; /* rows taken so far, wide and narrow */
+
+    clear(mean, part.cols);
+    clear(m2, part.cols);
+    if (step > 1) {
+        clear(wm, step * c);
+        clear(w2, step * c);
+    }
+    PIECES(rows, c, part, step, {
+        if (p.wide) {
+            absorb(x, p, taken, wm, w2);
+            taken += p.rows;
+        } else {
+            absorb(x, p, narrow, mean, m2);
+            narrow += p.rows;
+        }
+    })
+    /* merge the wide columns into the channels: each stands for `taken` rows */
+    for (int s = 0; step > 1 && taken && s < step; s++) {
+        float n = (float)(narrow + s * taken), all = n + (float)taken;
+
+        for (int i = 0; i < c; i++) {
+            float off = wm[s * c + i] - mean[i];
+
+            mean[i] += off * ((float)taken / all);
+            m2[i] += w2[s * c + i] + off * off * (n * (float)taken / all);
+        }
+    }
+}
+
+INLINE void apply_at(const hvt_bn_args *a, size_t at, F mean, F sc, F beta, bool residual, bool rectify,
+                     int lanes)
+{
+    F v = bn_value(get(a->x, at, lanes), mean, sc, beta);
+
+    if (residual)
+        v = v + get(a->residual, at, lanes);
+    put(a->y, at, rectify ? f_relu(v) : v, lanes);
+}
+
+INLINE void apply(const hvt_bn_args *a, const float *mean, const float *sc, const float *beta, piece p,
+                  bool residual, bool rectify)
+{
+    const hvt_bn_args k = *a; /* a copy, which stores to y cannot alias */
+
+    WALK(p, apply_at(&k, at, f_load(mean + i, lanes), f_load(sc + i, lanes), f_load(beta + i, lanes),
+                     residual, rectify, lanes););
+}
+
+static void bn_apply(const hvt_bn_args *a, hvt_bn_consts k, hvt_part part)
+{
+    const int step = row_step(a->c), width = step * a->c;
+    float scratch[3][WIDE_MAX];
+    const float *mean = widen(a->mean + part.col, a->c, width, scratch[0]),
+                *sc = widen(k.scale + part.col, a->c, width, scratch[1]),
+                *beta = widen(a->beta + part.col, a->c, width, scratch[2]);
+
+    PIECES(a->rows, a->c, part, step, {
+        if (a->residual && a->relu)
+            apply(a, mean, sc, beta, p, true, true);
+        else if (a->residual)
+            apply(a, mean, sc, beta, p, true, false);
+        else if (a->relu)
+            apply(a, mean, sc, beta, p, false, true);
+        else
+            apply(a, mean, sc, beta, p, false, false);
+    })
+}
+
+/* Source of relu's mask: none needed; forward's output; or recomputed from x, which saves reading y (the same
+ * arithmetic gives the same sign). */
+typedef enum mask { MASK_NONE, MASK_Y, MASK_X } mask;
+
+static mask mask_of(const hvt_bn_grad_args *a)
+{
+    return !a->y ? MASK_NONE : a->beta ? MASK_X : MASK_Y;
+}
+
+/* What backward reads and writes; unused members are NULL. */
+typedef struct grad {
+    const void *x, *y, *dy;
+    void *keep, *dx, *res;
+    const float *mean, *scale, *beta, *share, *slope; /* per column */
+} grad;
+
+/* The sign of forward's output before rounding is the same, unless f16 rounded it to zero. */
+INLINE F as_stored(F y)
+{
+    return TYPE == HVT_F16 ? f_from_f16(f_to_f16(y)) : y;
+}
+
+/* dz: dy masked by relu */
+INLINE F masked(const grad *g, size_t i, size_t at, F x, mask how, int lanes)
+{
+    const F dz = get(g->dy, at, lanes);
+
+    if (how == MASK_Y)
+        return f_keep(get(g->y, at, lanes), dz);
+    if (how == MASK_X)
+        return f_keep(as_stored(bn_value(x, f_load(g->mean + i, lanes), f_load(g->scale + i, lanes),
+                                         f_load(g->beta + i, lanes))),
+                      dz);
+    return dz;
+}
+
+/* sum += dz, dot += dz * (x - mean) over `rows` rows; without x only the sum. */
+INLINE void sums_at(const grad *g, size_t rows, size_t ld, size_t i, size_t at, float *sum, float *dot,
+                    mask how, bool with_x, int lanes)
+{
+    const F mean = with_x ? f_load(g->mean + i, lanes) : f_zero();
+    F s = f_zero(), d = f_zero();
+
+    for (size_t r = 0; r < rows; r++, at += ld) {
+        const F x = with_x ? get(g->x, at, lanes) : f_zero(), dz = masked(g, i, at, x, how, lanes);
+
+        if (g->keep)
+            put(g->keep, at, dz, lanes);
+        s = s + dz;
+        if (with_x)
+            d = f_fma(dz, x - mean, d);
+    }
+    f_store(sum + i, f_load(sum + i, lanes) + s, lanes);
+    if (with_x)
+        f_store(dot + i, f_load(dot + i, lanes) + d, lanes);
+}
+
+INLINE void accumulate_sums(const grad *g, piece p, float *sum, float *dot, mask how, bool with_x)
+{
+    for (size_t first = 0; first < p.rows; first += BLOCK) {
+        const size_t rows = p.rows - first < BLOCK ? p.rows - first : BLOCK, from = p.at + first * p.ld;
+
+        if (with_x)
+            fetch_block(g->x, p, first, from);
+        fetch_block(g->dy, p, first, from);
+
+        SPAN(p.width, sums_at(g, rows, p.ld, i, from + i, sum, dot, how, with_x, lanes););
+    }
+}
+
+INLINE void part_sums(hvt_rows rows, int c, const grad *whole, hvt_part part, float *sum, float *dot,
+                      mask how, bool with_x)
+{
+    const int step = row_step(c), width = step * c;
+    float wide_sum[WIDE_MAX], wide_dot[WIDE_MAX], scratch[3][WIDE_MAX];
+    float *ws = step > 1 ? wide_sum : sum, *wd = step > 1 ? wide_dot : dot;
+    grad g = *whole;
+
+    if (with_x)
+        g.mean = widen(g.mean + part.col, c, width, scratch[0]);
+    if (how == MASK_X) {
+        g.scale = widen(g.scale + part.col, c, width, scratch[1]);
+        g.beta = widen(g.beta + part.col, c, width, scratch[2]);
+    }
+    clear(sum, part.cols);
+    if (with_x)
+        clear(dot, part.cols);
+    if (step > 1) {
+        clear(ws, width);
+        clear(wd, width);
+    }
+    PIECES(rows, c, part, step, accumulate_sums(&g, p, p.wide ? ws : sum, p.wide ? wd : dot, how, with_x);)
+    for (int s = 0; step > 1 && s < step; s++)
+        for (int i = 0; i < c; i++) {
+            sum[i] += ws[s * c + i];
+            if (with_x)
+                dot[i] += wd[s * c + i];
+        }
+}
+
+static void bn_sums(const hvt_bn_grad_args *a, hvt_bn_consts k, hvt_part part, bool keep, float *sum,
+                    float *dot)
+{
+    const mask how = mask_of(a);
+    const grad g = {.x = a->x,
+                    .y = a->y,
+                    .dy = a->dy,
+                    .keep = keep ? a->dresidual : NULL,
+                    .mean = a->mean,
+                    .scale = k.scale,
+                    .beta = a->beta};
+
+    if (how == MASK_NONE)
+        part_sums(a->rows, a->c, &g, part, sum, dot, MASK_NONE, true);
+    else if (how == MASK_Y)
+        part_sums(a->rows, a->c, &g, part, sum, dot, MASK_Y, true);
+    else
+        part_sums(a->rows, a->c, &g, part, sum, dot, MASK_X, true);
+}
+
+static void sums(hvt_rows rows, int c, const void *dy, hvt_part part, float *sum)
+{
+    const grad g = {.dy = dy};
+
+    part_sums(rows, c, &g, part, sum, NULL, MASK_NONE, false);
+}
+
+INLINE void dx_at(const grad *g, size_t i, size_t at, mask how, bool add, bool add_res, int lanes)
+{
+    const F x = get(g->x, at, lanes), dz = masked(g, i, at, x, how, lanes);
+    const F dx = bn_dx(x, f_load(g->mean + i, lanes), f_load(g->scale + i, lanes),
+                       f_load(g->share + i, lanes), f_load(g->slope + i, lanes), dz);
+
+    if (g->res)
+        put_or_add(g->res, at, dz, add_res, lanes);
+    put_or_add(g->dx, at, dx, add, lanes);
+}
+
+INLINE void dx_piece(const grad *g, piece p, mask how, bool add, bool add_res)
+{
+    WALK(p, dx_at(g, i, at, how, add, add_res, lanes););
+}
+
+static void bn_dx_part(const hvt_bn_grad_args *a, hvt_bn_consts k, hvt_part part)
+{
+    const int step = row_step(a->c), width = step * a->c, col = part.col;
+    const mask how = mask_of(a);
+    float scratch[5][WIDE_MAX];
+    const grad g = {.x = a->x,
+                    .y = a->y,
+                    .dy = a->dy,
+                    .dx = a->dx,
+                    .res = a->dresidual,
+                    .mean = widen(a->mean + col, a->c, width, scratch[0]),
+                    .scale = widen(k.scale + col, a->c, width, scratch[1]),
+                    .beta = how == MASK_X ? widen(a->beta + col, a->c, width, scratch[2]) : NULL,
+                    .share = widen(k.share + col, a->c, width, scratch[3]),
+                    .slope = widen(k.slope + col, a->c, width, scratch[4])};
+
+    PIECES(a->rows, a->c, part, step, {
+        if (how == MASK_NONE)
+            dx_piece(&g, p, MASK_NONE, a->add, a->add_residual);
+        else if (how == MASK_Y)
+            dx_piece(&g, p, MASK_Y, a->add, a->add_residual);
+        else
+            dx_piece(&g, p, MASK_X, a->add, a->add_residual);
+    })
+}
+
+/* ---- bias ---- */
+
+static void bias(hvt_rows rows, int c, const float *b, void *y, hvt_part part)
+{
+    const int step = row_step(c);
+    float scratch[WIDE_MAX];
+    const float *each = widen(b + part.col, c, step * c, scratch);
+
+    PIECES(rows, c, part, step, WALK(p, put_or_add(y, at, f_load(each + i, lanes), true, lanes););)
+}

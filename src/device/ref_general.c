@@ -1,0 +1,354 @@
+/*
+ * The reference device's ops for layers of one's own: functions, binary operations, moves, norms over a
+ * shape. In double, rounded once.
+ */
+#include "base_impl.h"
+#include "host.h"
+#include "ref.h"
+
+#include <math.h>
+
+/* ---- functions of one number ---- */
+
+static double sigmoid(double x)
+{
+    return 1 / (1 + exp(-x));
+}
+
+/* of the standard normal distribution */
+static double cumulative(double x)
+{
+    return 0.5 * erfc(-x * M_SQRT1_2);
+}
+
+static double density(double x)
+{
+    return 0.5 * M_SQRT1_2 * M_2_SQRTPI * exp(-0.5 * x * x);
+}
+
+static double gelu_inner(double x)
+{
+    return M_SQRT1_2 * M_2_SQRTPI * (x + 0.044715 * x * x * x);
+}
+
+static double clamp(double x, double low, double high)
+{
+    return x < low ? low : x > high ? high : x;
+}
+
+static double value(const hvt_map *f, double x)
+{
+    const double a = f->a, b = f->b;
+
+    switch (f->f) {
+    case HVT_RELU:
+        return 0 > x ? 0 : x;
+    case HVT_HARDTANH:
+        return clamp(x, a, b);
+    case HVT_LEAKY_RELU:
+        return x > 0 ? x : a * x;
+    case HVT_ELU:
+        return x > 0 ? x : a * expm1(x);
+    case HVT_SIGMOID:
+        return sigmoid(x);
+    case HVT_HARDSIGMOID:
+        return clamp(x + 3, 0, 6) / 6;
+    case HVT_HARDSWISH:
+        return x * clamp(x + 3, 0, 6) / 6;
+    case HVT_SILU:
+        return x * sigmoid(x);
+    case HVT_GELU:
+        return x * cumulative(x);
+    case HVT_GELU_TANH:
+        return 0.5 * x * (1 + tanh(gelu_inner(x)));
+    case HVT_TANH:
+        return tanh(x);
+    case HVT_SOFTPLUS:
+        return a * x > b ? x : log1p(exp(a * x)) / a;
+    case HVT_AFFINE:
+    case HVT_FUNCTIONS:
+        break;
+    }
+    return a * x + b;
+}
+
+/* f'; v is x or y, as HVT__MAPS says. */
+static double slope(const hvt_map *f, double v)
+{
+    const double a = f->a, b = f->b;
+
+    switch (f->f) {
+    case HVT_RELU:
+        return v <= 0 ? 0 : 1;
+    case HVT_HARDTANH:
+        return v <= a || v >= b ? 0 : 1;
+    case HVT_LEAKY_RELU:
+        return v > 0 ? 1 : a;
+    case HVT_ELU:
+        return v > 0 ? 1 : v + a;
+    case HVT_SIGMOID:
+        return v * (1 - v);
+    case HVT_HARDSIGMOID:
+        return v > -3 && v < 3 ? 1.0 / 6 : 0;
+    case HVT_HARDSWISH:
+        return v <= -3 ? 0 : v < 3 ? v / 3 + 0.5 : 1;
+    case HVT_SILU:
+        return sigmoid(v) * (1 + v * (1 - sigmoid(v)));
+    case HVT_GELU:
+        return cumulative(v) + v * density(v);
+    case HVT_GELU_TANH: {
+        double t = tanh(gelu_inner(v));
+
+        return 0.5 * (1 + t) + 0.5 * v * (1 - t * t) * M_SQRT1_2 * M_2_SQRTPI * (1 + 3 * 0.044715 * v * v);
+    }
+    case HVT_TANH:
+        return 1 - v * v;
+    case HVT_SOFTPLUS:
+        return a * v > b ? 1 : sigmoid(a * v);
+    case HVT_AFFINE:
+    case HVT_FUNCTIONS:
+        break;
+    }
+    return a;
+}
+
+hvt_status hvt__map_forward_ref(hvt_device *d, size_t n, hvt_dtype t, const hvt_map *f, const void *x,
+                                void *y)
+{
+    HVT_FLOATS;
+    for (size_t i = 0; i < n; i++)
+        hvt__store(y, t, i, (float)value(f, hvt__load(x, t, i)));
+    return HVT_OK;
+}
+
+hvt_status hvt__map_backward_ref(hvt_device *d, size_t n, hvt_dtype t, const hvt_map *f, const void *saved,
+                                 const void *dy, void *dx, bool add)
+{
+    HVT_FLOATS;
+    for (size_t i = 0; i < n; i++)
+        hvt__put_ref(dx, t, i, (float)(hvt__load(dy, t, i) * slope(f, hvt__load(saved, t, i))), add);
+    return HVT_OK;
+}
+
+/* ---- binary operations ---- */
+
+/* Where an element of b lies that meets channel c of pixel p of image n. */
+static size_t b_at(const hvt_binary_args *a, int n, int p, int c)
+{
+    size_t row = hvt__row_of(a->order, a->n, 1, a->pixels, n, 0, p);
+
+    switch (a->across) {
+    case HVT_SAME:
+        return row * a->c + c;
+    case HVT_PER_IMAGE:
+        return (size_t)n * a->c + c;
+    case HVT_PER_PIXEL:
+        return row;
+    case HVT_PER_CHANNEL:
+        return c;
+    case HVT_ONE_NUMBER:
+        break;
+    }
+    return 0;
+}
+
+static hvt_dtype b_type(const hvt_binary_args *a)
+{
+    return a->across < HVT_PER_CHANNEL ? a->type : HVT_F32;
+}
+
+static double b_of(const hvt_binary_args *a, int n, int p, int c)
+{
+    return hvt__load(a->b, b_type(a), b_at(a, n, p, c));
+}
+
+static double apply(const hvt_binary_args *a, double u, double v)
+{
+    double x = a->swapped ? v : u, y = a->swapped ? u : v;
+
+    return a->op == HVT_ADD ? x + y : a->op == HVT_SUB ? x - y : a->op == HVT_MUL ? x * y : x / y;
+}
+
+/* of u op v after u; `first`: u is the first operand */
+static double partial(hvt_binary op, bool first, double u, double v)
+{
+    return op == HVT_ADD   ? 1
+           : op == HVT_SUB ? (first ? 1 : -1)
+           : op == HVT_MUL ? v
+           : first         ? 1 / v
+                           : -v / (u * u);
+}
+
+/* Run the statements for every element of valid images; they see n, p, c, and `at`, its place in a. */
+#define EACH(args, ...)                                                                                      \
+    for (int n = 0; n < (args)->real; n++)                                                                   \
+        for (int p = 0; p < (args)->pixels; p++)                                                             \
+            for (int c = 0; c < (args)->c; c++) {                                                            \
+                const size_t at =                                                                            \
+                    hvt__row_of((args)->order, (args)->n, 1, (args)->pixels, n, 0, p) * (args)->c + c;       \
+                __VA_ARGS__                                                                                  \
+            }
+
+hvt_status hvt__binary_forward_ref(hvt_device *d, const hvt_binary_args *a)
+{
+    HVT_FLOATS;
+    EACH(a, hvt__store(a->y, a->type, at, (float)apply(a, hvt__load(a->a, a->type, at), b_of(a, n, p, c)));)
+    return HVT_OK;
+}
+
+hvt_status hvt__binary_backward_ref(hvt_device *d, const hvt_binary_args *a)
+{
+    HVT_FLOATS;
+    size_t elements = a->across == HVT_SAME          ? (size_t)a->n * a->pixels * a->c
+                      : a->across == HVT_PER_IMAGE   ? (size_t)a->n * a->c
+                      : a->across == HVT_PER_PIXEL   ? (size_t)a->n * a->pixels
+                      : a->across == HVT_PER_CHANNEL ? (size_t)a->c
+                                                     : 1;
+    double *sum = a->db ? calloc(elements, sizeof *sum) : NULL;
+
+    HVT_CHECK(sum || !a->db, E_MEM, "no memory for %zu sums", elements);
+    if (sum)
+        EACH(a, sum[b_at(a, n, p, c)] +=
+                hvt__load(a->dy, a->type, at) *
+                partial(a->op, a->swapped, b_of(a, n, p, c), hvt__load(a->a, a->type, at));)
+    for (size_t i = 0; sum && i < elements; i++)
+        hvt__put_ref(a->db, b_type(a), i, (float)sum[i],
+                     a->add_b && b_type(a) == a->type && a->across < HVT_PER_CHANNEL);
+    free(sum);
+    if (a->da)
+        EACH(a, hvt__put_ref(
+                    a->da, a->type, at,
+                    (float)(hvt__load(a->dy, a->type, at) *
+                            partial(a->op, !a->swapped, hvt__load(a->a, a->type, at), b_of(a, n, p, c))),
+                    a->add_a);)
+    return HVT_OK;
+}
+
+/* ---- moves ---- */
+
+hvt_status hvt__move_ref(hvt_device *d, const hvt_move_args *a)
+{
+    HVT_FLOATS;
+    const hvt_box *s = &a->src, *t = &a->dst;
+
+    for (int n = 0; n < a->n; n++)
+        for (int y = 0; y < a->h; y++)
+            for (int x = 0; x < a->w; x++) {
+                size_t from =
+                    hvt__row_of(a->order, a->n, s->h, s->w, n, s->y + y, s->x + x) * s->c + s->first;
+                size_t to = hvt__row_of(a->order, a->n, t->h, t->w, n, t->y + y, t->x + x) * t->c + t->first;
+
+                for (int c = 0; c < a->c; c++)
+                    hvt__put_ref(a->to, a->type, to + c, hvt__load(a->from, a->type, from + c), a->add);
+            }
+    return HVT_OK;
+}
+
+hvt_status hvt__shuffle_ref(hvt_device *d, size_t rows, hvt_dtype t, int c, int groups, const void *x,
+                            void *y, bool add)
+{
+    HVT_FLOATS;
+    for (size_t i = 0; i < rows; i++)
+        for (int j = 0; j < c; j++)
+            hvt__put_ref(y, t, i * c + j, hvt__load(x, t, i * c + j % groups * (c / groups) + j / groups),
+                         add);
+    return HVT_OK;
+}
+
+/* ---- norms over a shape ---- */
+
+/* One group of one image, or pixel: its elements are [pixels, count]. */
+typedef struct group {
+    int n, p, pixels, first, count;
+    size_t index; /* of its mean */
+} group;
+
+static group group_at(const hvt_norm_args *a, int n, int p, int g)
+{
+    size_t sample = a->per_pixel ? hvt__row_of(a->order, a->n, 1, a->pixels, n, 0, p) : (size_t)n;
+
+    return (group){
+        n, p, a->per_pixel ? 1 : a->pixels, g * (a->c / a->groups), a->c / a->groups, sample * a->groups + g};
+}
+
+/* Run the statements for every group: they see it as `g`. */
+#define GROUPS(a, ...)                                                                                       \
+    for (int n_ = 0; n_ < (a)->real; n_++)                                                                   \
+        for (int p_ = 0; p_ < ((a)->per_pixel ? (a)->pixels : 1); p_++)                                      \
+            for (int g_ = 0; g_ < (a)->groups; g_++) {                                                       \
+                const group g = group_at(a, n_, p_, g_);                                                     \
+                __VA_ARGS__                                                                                  \
+            }
+
+/* And for every element of a group: `at` in x, `k` in gamma. */
+#define ELEMENTS(a, g, ...)                                                                                  \
+    for (int i_ = 0; i_ < (g).pixels; i_++)                                                                  \
+        for (int c_ = (g).first; c_ < (g).first + (g).count; c_++) {                                         \
+            const size_t at =                                                                                \
+                hvt__row_of((a)->order, (a)->n, 1, (a)->pixels, (g).n, 0, (g).p + i_) * (a)->c + c_;         \
+            const size_t k = (a)->per_element ? (size_t)((g).p + i_) * (a)->c + c_ : (size_t)c_;             \
+            __VA_ARGS__                                                                                      \
+        }
+
+static double gamma_at(const hvt_norm_args *a, size_t k)
+{
+    return a->gamma ? a->gamma[k] : 1;
+}
+
+hvt_status hvt__norm_forward_ref(hvt_device *d, const hvt_norm_args *a)
+{
+    HVT_FLOATS;
+    GROUPS(a, {
+        double mean = 0, square = 0, count = (double)g.pixels * g.count, rstd;
+
+        ELEMENTS(a, g, (void)k; mean += hvt__load(a->x, a->type, at);)
+        mean /= count;
+        ELEMENTS(a, g, (void)k; square += pow(hvt__load(a->x, a->type, at) - mean, 2);)
+        rstd = 1 / sqrt(square / count + a->eps);
+        a->mean[g.index] = (float)mean;
+        a->rstd[g.index] = (float)rstd;
+        ELEMENTS(a, g,
+                 hvt__store(a->y, a->type, at,
+                            (float)((hvt__load(a->x, a->type, at) - mean) * rstd * gamma_at(a, k) +
+                                    (a->beta ? a->beta[k] : 0)));)
+    })
+    return HVT_OK;
+}
+
+hvt_status hvt__norm_backward_ref(hvt_device *d, const hvt_norm_args *a)
+{
+    HVT_FLOATS;
+    const size_t params = (size_t)(a->per_element ? a->pixels : 1) * a->c;
+    double *sum = calloc(2 * params, sizeof *sum);
+
+    HVT_CHECK(sum, E_MEM, "no memory for %zu sums", 2 * params);
+    GROUPS(a, {
+        const double mean = a->mean[g.index], rstd = a->rstd[g.index], count = (double)g.pixels * g.count;
+        double share = 0, dot = 0;
+
+        ELEMENTS(a, g, {
+            double dy = hvt__load(a->dy, a->type, at), xhat = (hvt__load(a->x, a->type, at) - mean) * rstd;
+
+            sum[k] += dy * xhat;
+            sum[params + k] += dy;
+            share += dy * gamma_at(a, k);
+            dot += dy * gamma_at(a, k) * xhat;
+        })
+        if (a->dx)
+            ELEMENTS(a, g, {
+                double dy = hvt__load(a->dy, a->type, at),
+                       xhat = (hvt__load(a->x, a->type, at) - mean) * rstd;
+
+                hvt__put_ref(a->dx, a->type, at,
+                             (float)(rstd * (dy * gamma_at(a, k) - (share + xhat * dot) / count)), a->add);
+            })
+    })
+    for (size_t k = 0; k < params; k++) {
+        if (a->dgamma)
+            a->dgamma[k] = (float)sum[k];
+        if (a->dbeta)
+            a->dbeta[k] = (float)sum[params + k];
+    }
+    free(sum);
+    return HVT_OK;
+}

@@ -1,0 +1,159 @@
+/*
+ * Two values, or a value and a parameter, combined element by element, one of them repeated. A sum of two
+ * values of one shape is hvt_layer_add (pointwise.c), which norms fuse.
+ */
+#include "base_impl.h"
+#include "layers.h"
+
+static bool same_shape(const hvt_layer *a, const hvt_layer *b)
+{
+    return !memcmp(a->y.dim + 1, b->y.dim + 1, 3 * sizeof *a->y.dim);
+}
+
+/* How b is repeated to be of a's shape; false: it cannot be. */
+static bool repeats(const hvt_layer *a, const hvt_layer *b, hvt_across *ret_across)
+{
+    const int *p = a->y.dim, *q = b->y.dim;
+
+    *ret_across = same_shape(a, b) ? HVT_SAME : q[3] == p[3] ? HVT_PER_IMAGE : HVT_PER_PIXEL;
+    return *ret_across == HVT_SAME        ? true
+           : *ret_across == HVT_PER_IMAGE ? q[1] == 1 && q[2] == 1
+                                          : q[1] == p[1] && q[2] == p[2] && q[3] == 1;
+}
+
+hvt_value hvt_combine(hvt_model *m, hvt_binary op, hvt_value a, hvt_value b)
+{
+    hvt_across across;
+    hvt_layer *l;
+    bool swapped;
+
+    if (!m)
+        return -1;
+    if ((unsigned)op > HVT_DIV)
+        return hvt__mistake(m, NULL, HVT_E_SHAPE, "operation %d is unknown; there are 0 to %d", (int)op,
+                            HVT_DIV);
+    if (op == HVT_ADD && a >= 0 && b >= 0 && a < m->nlayer && b < m->nlayer &&
+        same_shape(&m->layer[a], &m->layer[b]))
+        return hvt_add(m, a, b);
+    l = hvt__layer_begin_many(m, &hvt_layer_binary[op], (hvt_value[]){a, b}, 2);
+    if (!l)
+        return -1;
+    swapped = !repeats(&m->layer[a], &m->layer[b], &across);
+
+    const int *p = m->layer[a].y.dim, *q = m->layer[b].y.dim;
+
+    HVT_EXPECT(m, l, !swapped || repeats(&m->layer[b], &m->layer[a], &across),
+               "%s is %dx%dx%d, %s is %dx%dx%d: neither can be repeated to the other's shape",
+               m->layer[a].name, p[1], p[2], p[3], m->layer[b].name, q[1], q[2], q[3]);
+    l->in[0] = swapped ? b : a;
+    l->in[1] = swapped ? a : b;
+    l->is.binary = (hvt_binary_args){.op = op, .swapped = swapped, .across = across};
+    l->in_place[0] = a != b;
+    p = m->layer[l->in[0]].y.dim;
+    return hvt__layer_end(m, l, p[1], p[2], p[3]);
+}
+
+hvt_value hvt_combine_parameter(hvt_model *m, hvt_binary op, hvt_value x, int ndim, const int *dim,
+                                float init)
+{
+    int64_t elements = 1;
+    hvt_layer *l;
+
+    if (!m)
+        return -1;
+    if ((unsigned)op > HVT_DIV)
+        return hvt__mistake(m, NULL, HVT_E_SHAPE, "operation %d is unknown; there are 0 to %d", (int)op,
+                            HVT_DIV);
+    l = hvt__layer_begin(m, &hvt_layer_binary[op], x, -1);
+    if (!l)
+        return -1;
+    HVT_EXPECT(m, l, ndim > 0 && ndim <= 4 && dim, "a parameter of %d dimensions, expected 1 to 4", ndim);
+    for (int i = 0; i < ndim; i++) {
+        HVT_EXPECT(m, l, dim[i] > 0 && dim[i] <= HVT_MOST, "a parameter's dimension %d is %d, not 1 to %d", i,
+                   dim[i], HVT_MOST);
+        elements = elements > HVT_MOST ? elements : elements * dim[i];
+        l->dim[i] = dim[i];
+    }
+    HVT_EXPECT(m, l, (elements == 1 || elements == l->y.dim[3]) && l->flat == 1,
+               "a parameter of %lld elements and an input of %dx%dx%d; expected 1 element, or %d",
+               (long long)elements, l->y.dim[1], l->y.dim[2], l->y.dim[3], l->y.dim[3]);
+    l->ndim = ndim;
+    l->is.binary = (hvt_binary_args){.op = op, .across = elements == 1 ? HVT_ONE_NUMBER : HVT_PER_CHANNEL};
+    l->init = init;
+    l->in_place[0] = true;
+    return hvt__layer_end(m, l, l->y.dim[1], l->y.dim[2], l->y.dim[3]);
+}
+
+static hvt_status binary_plan(hvt_model *m, hvt_layer *l)
+{
+    const hvt_layer *a = hvt__in(m, l, 0), *b = l->ndim ? NULL : hvt__in(m, l, 1);
+    hvt_binary_args *k = &l->is.binary;
+    bool wants_b = b && b->requires_grad;
+
+    HVT__COMPUTES(m, l, general.binary_forward);
+    k->order = m->order;
+    k->type = l->y.dtype;
+    k->n = m->batch;
+    k->pixels = hvt__pixels(l);
+    k->c = l->y.dim[3];
+    if (!b) {
+        hvt_param p = {.ndim = l->ndim,
+                       .count = k->across == HVT_ONE_NUMBER ? 1 : (size_t)k->c,
+                       .role = HVT_ROLE_NORM,
+                       .init = HVT_INIT_FILL,
+                       .init_arg = l->init};
+
+        memcpy(p.dim, l->dim, sizeof p.dim);
+        HVT_TRY(hvt__param_add(m, l, 0, &p, NULL));
+        wants_b = !hvt__is_frozen(m, l, 0);
+    }
+    l->saves_input = k->op == HVT_DIV || (k->op == HVT_MUL && wants_b);
+    l->saves_others = b && (k->op == HVT_DIV || (k->op == HVT_MUL && a->requires_grad));
+    return HVT_OK;
+}
+
+static hvt_binary_args arguments(hvt_model *m, const hvt_layer *l)
+{
+    hvt_binary_args a = l->is.binary;
+
+    a.real = m->real;
+    a.a = hvt__in(m, l, 0)->y.data;
+    a.b = l->ndim ? hvt__weight(m, l, 0) : hvt__in(m, l, 1)->y.data;
+    return a;
+}
+
+static hvt_status binary_forward(hvt_model *m, hvt_layer *l)
+{
+    hvt_binary_args a = arguments(m, l);
+
+    a.y = l->y.data;
+    return m->dev->ops->general.binary_forward(m->dev, &a);
+}
+
+static hvt_status binary_backward(hvt_model *m, hvt_layer *l)
+{
+    hvt_binary_args a = arguments(m, l);
+
+    a.dy = l->dy.data;
+    a.da = hvt__in(m, l, 0)->dy.data;
+    a.add_a = l->add[0];
+    if (!l->ndim &&
+        l->in[0] == l->in[1]) { /* the first operand's gradient comes first: the other adds to it */
+        HVT_TRY(m->dev->ops->general.binary_backward(m->dev, &a));
+        a.da = NULL;
+    }
+    if (!l->ndim) {
+        a.db = hvt__in(m, l, 1)->dy.data;
+        a.add_b = l->add[1];
+    } else if (!hvt__is_frozen(m, l, 0)) {
+        a.db = hvt__grad(m, l, 0);
+    }
+    return m->dev->ops->general.binary_backward(m->dev, &a);
+}
+
+const hvt_layer_ops hvt_layer_binary[] = {
+    [HVT_ADD] = {"add", binary_plan, binary_forward, binary_backward, true},
+    [HVT_SUB] = {"sub", binary_plan, binary_forward, binary_backward, true},
+    [HVT_MUL] = {"mul", binary_plan, binary_forward, binary_backward, true},
+    [HVT_DIV] = {"div", binary_plan, binary_forward, binary_backward, true},
+};

@@ -1,0 +1,87 @@
+/*
+ * Frozen parameters: which names a list of prefixes fits.
+ */
+#include "base_impl.h"
+#include "layers.h"
+
+/* The prefix at *at, of ret_len letters, and past it and its comma; NULL: there is none left. */
+static const char *next_prefix(const char **at, size_t *ret_len)
+{
+    const char *prefix = *at;
+
+    if (!prefix)
+        return NULL;
+    *ret_len = strcspn(prefix, ",");
+    *at = prefix[*ret_len] ? prefix + *ret_len + 1 : NULL;
+    return prefix;
+}
+
+hvt_status hvt_model_freeze(hvt_model *m, const char *prefixes)
+{
+    HVT_GIVEN(m, "a model");
+    HVT_CHECK(!m->batch, E_ARG, "parameters are frozen after hvt_model_plan()");
+
+    const char *at = prefixes && *prefixes ? prefixes : NULL;
+    char *copy = at ? strdup(at) : NULL;
+    size_t len;
+
+    HVT_CHECK(copy || !at, E_MEM, "no memory for the names of frozen parameters");
+    while (next_prefix(&at, &len))
+        if (!len) {
+            free(copy);
+            return HVT_FAIL(E_ARG, "frozen are '%s': expected names with a comma between two", prefixes);
+        }
+    free(m->freeze);
+    m->freeze = copy;
+    return HVT_OK;
+}
+
+bool hvt__freeze_fits(const hvt_model *m, const char *name)
+{
+    const char *at = m->freeze, *prefix;
+    size_t len;
+
+    while ((prefix = next_prefix(&at, &len)))
+        if (!strncmp(name, prefix, len))
+            return true;
+    return false;
+}
+
+/* What the parameters' names begin with, up to the first dot, each once. */
+static void list_names(const hvt_model *m, char *ret_text, size_t room)
+{
+    size_t used = 0;
+    const char *last = "";
+
+    *ret_text = 0;
+    for (const hvt_layer *l = m->layer; l < m->layer + m->nlayer && used < room; l++) {
+        size_t len = strcspn(l->name, ".");
+        bool listed = strlen(last) >= len && !strncmp(last, l->name, len) && strcspn(last, ".") == len;
+
+        if (l->param[0] < 0 || listed)
+            continue;
+        used += (size_t)snprintf(ret_text + used, room - used, "%s%.*s", used ? ", " : "", (int)len, l->name);
+        last = l->name;
+    }
+}
+
+hvt_status hvt__freeze_check(const hvt_model *m)
+{
+    const char *at = m->freeze, *prefix;
+    char names[600];
+    size_t len;
+
+    while ((prefix = next_prefix(&at, &len))) {
+        bool fits = false;
+
+        for (int i = 0; i < m->nparam_tensors; i++)
+            fits = fits || !strncmp(m->param[i].name, prefix, len);
+        if (!fits)
+            list_names(m, names, sizeof names);
+        HVT_CHECK(fits, E_ARG, "no parameter's name begins with '%.*s'; they begin with %s", (int)len, prefix,
+                  names);
+    }
+    HVT_CHECK(!m->freeze || m->ntrained, E_ARG, "'%s' freezes all parameters: nothing is left to train",
+              m->freeze);
+    return HVT_OK;
+}

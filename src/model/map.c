@@ -1,0 +1,68 @@
+/*
+ * Functions of one number, applied to every element. relu has a layer of its own (pointwise.c), which norms
+ * fuse.
+ */
+#include "base_impl.h"
+#include "layers.h"
+
+#include <math.h>
+
+#define FROM_X(constant, name, from_x) [HVT_##constant] = from_x,
+static const bool from_x[] = {HVT__MAPS(FROM_X)}; /* what backward reads */
+
+hvt_value hvt_apply(hvt_model *m, hvt_value x, hvt_function f, float a, float b)
+{
+    hvt_layer *l;
+
+    if (!m)
+        return -1;
+    if ((unsigned)f >= HVT_FUNCTIONS)
+        return hvt__mistake(m, NULL, HVT_E_SHAPE, "function %d is unknown; there are 0 to %d", (int)f,
+                            HVT_FUNCTIONS - 1);
+    if (f == HVT_RELU)
+        return hvt_relu(m, x);
+    l = hvt__layer_begin(m, &hvt_layer_map[f], x, -1);
+    if (!l)
+        return -1;
+    HVT_EXPECT(m, l, f != HVT_HARDTANH || a < b, "from %g to %g; expected the lower one first", (double)a,
+               (double)b);
+    HVT_EXPECT(m, l, (f != HVT_LEAKY_RELU && f != HVT_ELU) || a >= 0, "a is %g; it must not be negative",
+               (double)a);
+    HVT_EXPECT(m, l, f != HVT_SOFTPLUS || a > 0, "a is %g; it must be above 0", (double)a);
+    HVT_EXPECT(m, l, f != HVT_AFFINE || (isfinite(a) && isfinite(b)), "%g*x + %g", (double)a, (double)b);
+    l->is.map = (hvt_map){f, a, b};
+    l->saves_input = from_x[f];
+    l->saves_output = !from_x[f] && f != HVT_AFFINE;
+    l->in_place[0] = true;
+    return hvt__layer_end(m, l, l->y.dim[1], l->y.dim[2], l->y.dim[3]);
+}
+
+static hvt_status map_plan(hvt_model *m, hvt_layer *l)
+{
+    HVT__COMPUTES(m, l, general.map_forward);
+    return HVT_OK;
+}
+
+static hvt_status map_forward(hvt_model *m, hvt_layer *l)
+{
+    return m->dev->ops->general.map_forward(m->dev, hvt__elements(l), l->y.dtype, &l->is.map,
+                                            hvt__in(m, l, 0)->y.data, l->y.data);
+}
+
+static hvt_status map_backward(hvt_model *m, hvt_layer *l)
+{
+    const hvt_layer *in = hvt__in(m, l, 0);
+
+    if (l->is.map.f == HVT_AFFINE && !l->add[0]) /* reads neither x nor y */
+        return m->dev->ops->general.map_forward(m->dev, hvt__elements(l), l->y.dtype,
+                                                &(hvt_map){HVT_AFFINE, l->is.map.a, 0}, l->dy.data,
+                                                in->dy.data);
+    return m->dev->ops->general.map_backward(m->dev, hvt__elements(l), l->y.dtype, &l->is.map,
+                                             l->is.map.f == HVT_AFFINE ? l->dy.data
+                                             : l->saves_input          ? in->y.data
+                                                                       : l->y.data,
+                                             l->dy.data, in->dy.data, l->add[0]);
+}
+
+#define LAYER(constant, name, from_x) [HVT_##constant] = {#name, map_plan, map_forward, map_backward, true},
+const hvt_layer_ops hvt_layer_map[] = {HVT__MAPS(LAYER)};

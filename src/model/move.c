@@ -1,0 +1,269 @@
+/*
+ * Layers without arithmetic: concatenation, slices, channel shuffle, padding, flattening. All but the shuffle
+ * are moves of boxes.
+ */
+#include "base_impl.h"
+#include "layers.h"
+
+static hvt_box whole(const hvt_layer *l)
+{
+    return (hvt_box){l->y.dim[1], l->y.dim[2], l->y.dim[3], 0, 0, 0};
+}
+
+static hvt_status move_plan(hvt_model *m, hvt_layer *l)
+{
+    HVT__COMPUTES(m, l, general.move);
+    return HVT_OK;
+}
+
+/* h x w x c of `from` at `src` to `dst` of `to` */
+static hvt_status move(hvt_model *m, const hvt_layer *l, int h, int w, int c, hvt_box src, const void *from,
+                       hvt_box dst, void *to, bool add)
+{
+    return m->dev->ops->general.move(m->dev, &(hvt_move_args){.order = m->order,
+                                                              .type = l->y.dtype,
+                                                              .n = m->batch,
+                                                              .h = h,
+                                                              .w = w,
+                                                              .c = c,
+                                                              .src = src,
+                                                              .dst = dst,
+                                                              .from = from,
+                                                              .to = to,
+                                                              .add = add});
+}
+
+/* ---- concatenation ---- */
+
+hvt_value hvt_concat(hvt_model *m, const hvt_value *in, int count)
+{
+    hvt_layer *l;
+    int64_t c = 0;
+
+    if (!m)
+        return -1;
+    if (count < 1 || !in)
+        return hvt__mistake(m, NULL, HVT_E_SHAPE, "%d values are concatenated, expected 1 or more", count);
+    l = hvt__layer_begin_many(m, &hvt_layer_concat, in, count);
+    if (!l)
+        return -1;
+    for (int i = 0; i < count; i++) {
+        const int *p = m->layer[in[0]].y.dim, *q = m->layer[in[i]].y.dim;
+
+        HVT_EXPECT(m, l, p[1] == q[1] && p[2] == q[2],
+                   "%s is %dx%dx%d, %s is %dx%dx%d: expected one height and width", m->layer[in[0]].name,
+                   p[1], p[2], p[3], m->layer[in[i]].name, q[1], q[2], q[3]);
+        c += q[3];
+    }
+    return hvt__layer_end(m, l, l->y.dim[1], l->y.dim[2], c);
+}
+
+static hvt_status concat_forward(hvt_model *m, hvt_layer *l)
+{
+    hvt_box to = whole(l);
+
+    for (int i = 0; i < l->nin && l->in[i] >= 0; i++) {
+        const hvt_layer *in = hvt__in(m, l, i);
+        const int *d = in->y.dim;
+
+        HVT_TRY(move(m, l, d[1], d[2], d[3], whole(in), in->y.data, to, l->y.data, false));
+        to.first += d[3];
+    }
+    return HVT_OK;
+}
+
+static hvt_status concat_backward(hvt_model *m, hvt_layer *l)
+{
+    hvt_box from = whole(l);
+
+    for (int i = 0; i < l->nin && l->in[i] >= 0; i++) {
+        const hvt_layer *in = hvt__in(m, l, i);
+        const int *d = in->y.dim;
+
+        if (in->dy.data)
+            HVT_TRY(move(m, l, d[1], d[2], d[3], from, l->dy.data, whole(in), in->dy.data, l->add[i]));
+        from.first += d[3];
+    }
+    return HVT_OK;
+}
+
+/* ---- slices of channels ---- */
+
+hvt_value hvt_slice(hvt_model *m, hvt_value x, int first, int count)
+{
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_slice, x, -1);
+
+    if (!l)
+        return -1;
+    HVT_EXPECT(m, l, first >= 0 && count > 0 && first < l->y.dim[3] && count <= l->y.dim[3] - first,
+               "%d channels from %d on of %d", count, first, l->y.dim[3]);
+    l->is.box = (hvt_box){l->y.dim[1], l->y.dim[2], l->y.dim[3], 0, 0, first};
+    return hvt__layer_end(m, l, l->y.dim[1], l->y.dim[2], count);
+}
+
+static hvt_status slice_forward(hvt_model *m, hvt_layer *l)
+{
+    const int *d = l->y.dim;
+
+    return move(m, l, d[1], d[2], d[3], l->is.box, hvt__in(m, l, 0)->y.data, whole(l), l->y.data, false);
+}
+
+static hvt_status slice_backward(hvt_model *m, hvt_layer *l)
+{
+    const hvt_layer *in = hvt__in(m, l, 0);
+    const int *d = l->y.dim;
+
+    if (!l->add[0])
+        HVT_TRY(m->dev->ops->memory.zero(m->dev, in->dy.data, hvt__bytes(in)));
+    return move(m, l, d[1], d[2], d[3], whole(l), l->dy.data, l->is.box, in->dy.data, l->add[0]);
+}
+
+/* ---- channel shuffle ---- */
+
+hvt_value hvt_shuffle(hvt_model *m, hvt_value x, int groups)
+{
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_shuffle, x, -1);
+
+    if (!l)
+        return -1;
+    HVT_EXPECT(m, l, groups > 0 && l->y.dim[3] % groups == 0, "%d channels in %d groups", l->y.dim[3],
+               groups);
+    l->is.groups = groups;
+    return hvt__layer_end(m, l, l->y.dim[1], l->y.dim[2], l->y.dim[3]);
+}
+
+static hvt_status shuffle_plan(hvt_model *m, hvt_layer *l)
+{
+    HVT__COMPUTES(m, l, general.shuffle);
+    return HVT_OK;
+}
+
+static hvt_status shuffle_forward(hvt_model *m, hvt_layer *l)
+{
+    return m->dev->ops->general.shuffle(m->dev, (size_t)m->batch * (size_t)hvt__pixels(l), l->y.dtype,
+                                        l->y.dim[3], l->is.groups, hvt__in(m, l, 0)->y.data, l->y.data,
+                                        false);
+}
+
+static hvt_status shuffle_backward(hvt_model *m, hvt_layer *l)
+{
+    return m->dev->ops->general.shuffle(m->dev, (size_t)m->batch * (size_t)hvt__pixels(l), l->y.dtype,
+                                        l->y.dim[3], l->y.dim[3] / l->is.groups, l->dy.data,
+                                        hvt__in(m, l, 0)->dy.data, l->add[0]);
+}
+
+/* ---- padding and cutting ---- */
+
+hvt_value hvt_pad(hvt_model *m, hvt_value x, int top, int bottom, int left, int right)
+{
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_pad, x, -1);
+
+    if (!l)
+        return -1;
+    const int *d = l->y.dim, all[] = {top, bottom, left, right};
+    bool fits = true;
+
+    for (int i = 0; i < 4; i++)
+        fits = fits && all[i] <= HVT_MOST && all[i] >= -HVT_MOST;
+    /* what is cut off, too, leaves something */
+    fits = fits && d[1] + (top < 0 ? top : 0) + (bottom < 0 ? bottom : 0) > 0 &&
+           d[2] + (left < 0 ? left : 0) + (right < 0 ? right : 0) > 0;
+    HVT_EXPECT(m, l, fits, "%d, %d rows and %d, %d columns around %dx%dx%d: nothing is left, or more than %d",
+               top, bottom, left, right, d[1], d[2], d[3], HVT_MOST);
+    l->is.box = (hvt_box){.y = top, .x = left}; /* of the input within the output */
+    return hvt__layer_end(m, l, d[1] + top + bottom, d[2] + left + right, d[3]);
+}
+
+/* What input and output have in common: its size, and where it is in either. */
+static void common(const hvt_layer *in, const hvt_layer *l, int *ret_h, int *ret_w, hvt_box *ret_in,
+                   hvt_box *ret_out)
+{
+    const int y = l->is.box.y, x = l->is.box.x;
+
+    *ret_in = whole(in);
+    *ret_out = whole(l);
+    ret_in->y = y < 0 ? -y : 0;
+    ret_in->x = x < 0 ? -x : 0;
+    ret_out->y = y > 0 ? y : 0;
+    ret_out->x = x > 0 ? x : 0;
+    *ret_h = in->y.dim[1] - ret_in->y < l->y.dim[1] - ret_out->y ? in->y.dim[1] - ret_in->y
+                                                                 : l->y.dim[1] - ret_out->y;
+    *ret_w = in->y.dim[2] - ret_in->x < l->y.dim[2] - ret_out->x ? in->y.dim[2] - ret_in->x
+                                                                 : l->y.dim[2] - ret_out->x;
+}
+
+static hvt_status pad_forward(hvt_model *m, hvt_layer *l)
+{
+    const hvt_layer *in = hvt__in(m, l, 0);
+    hvt_box src, dst;
+    int h, w;
+
+    common(in, l, &h, &w, &src, &dst);
+    if (h < l->y.dim[1] || w < l->y.dim[2])
+        HVT_TRY(m->dev->ops->memory.zero(m->dev, l->y.data, hvt__bytes(l)));
+    return move(m, l, h, w, l->y.dim[3], src, in->y.data, dst, l->y.data, false);
+}
+
+static hvt_status pad_backward(hvt_model *m, hvt_layer *l)
+{
+    const hvt_layer *in = hvt__in(m, l, 0);
+    hvt_box src, dst;
+    int h, w;
+
+    common(in, l, &h, &w, &src, &dst);
+    if (!l->add[0] && (h < in->y.dim[1] || w < in->y.dim[2]))
+        HVT_TRY(m->dev->ops->memory.zero(m->dev, in->dy.data, hvt__bytes(in)));
+    return move(m, l, h, w, l->y.dim[3], dst, l->dy.data, src, in->dy.data, l->add[0]);
+}
+
+/* ---- flattening ---- */
+
+hvt_value hvt_flatten(hvt_model *m, hvt_value x)
+{
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_flatten, x, -1);
+
+    if (!l)
+        return -1;
+    int64_t pixels = (int64_t)l->y.dim[1] * l->y.dim[2];
+
+    HVT_EXPECT(m, l, pixels * l->y.dim[3] <= HVT_MOST, "%dx%dx%d are more than %d channels", l->y.dim[1],
+               l->y.dim[2], l->y.dim[3], HVT_MOST);
+    l->flat = (int)pixels;
+    return hvt__layer_end(m, l, 1, 1, pixels * l->y.dim[3]);
+}
+
+/* From pixel to pixel: their channels lie side by side in the output. */
+static hvt_status flatten_move(hvt_model *m, hvt_layer *l, bool back)
+{
+    const hvt_layer *in = hvt__in(m, l, 0);
+    const int w = in->y.dim[2], c = in->y.dim[3];
+
+    for (int p = 0; p < l->flat; p++) {
+        hvt_box pixel = whole(in), flat = whole(l);
+
+        pixel.y = p / w;
+        pixel.x = p % w;
+        flat.first = p * c;
+        if (back)
+            HVT_TRY(move(m, l, 1, 1, c, flat, l->dy.data, pixel, in->dy.data, l->add[0]));
+        else
+            HVT_TRY(move(m, l, 1, 1, c, pixel, in->y.data, flat, l->y.data, false));
+    }
+    return HVT_OK;
+}
+
+static hvt_status flatten_forward(hvt_model *m, hvt_layer *l)
+{
+    return flatten_move(m, l, false);
+}
+
+static hvt_status flatten_backward(hvt_model *m, hvt_layer *l)
+{
+    return flatten_move(m, l, true);
+}
+
+const hvt_layer_ops hvt_layer_concat = {"concat", move_plan, concat_forward, concat_backward};
+const hvt_layer_ops hvt_layer_slice = {"slice", move_plan, slice_forward, slice_backward};
+const hvt_layer_ops hvt_layer_shuffle = {"shuffle", shuffle_plan, shuffle_forward, shuffle_backward};
+const hvt_layer_ops hvt_layer_pad = {"pad", move_plan, pad_forward, pad_backward};
+const hvt_layer_ops hvt_layer_flatten = {"flatten", move_plan, flatten_forward, flatten_backward};

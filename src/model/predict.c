@@ -1,0 +1,106 @@
+/*
+ * Predictions: the logits of an inference pass, and such passes over images in host memory, which are brought
+ * into the input's row order, type and stored channels as a loader's batches are.
+ */
+#include "base_impl.h"
+#include "layers.h"
+
+/* Elements of a batch in the input's layout. */
+static size_t stored_elements(const hvt_model *m)
+{
+    const int *d = m->layer[m->input].y.dim;
+
+    return (size_t)m->batch * (size_t)d[1] * (size_t)d[2] * (size_t)m->input_channels;
+}
+
+/* Room for f32 images or logits of one batch, where the device holds them in 16 bits. */
+static hvt_status open_wide(hvt_model *m)
+{
+    size_t images = stored_elements(m), logits = hvt__elements(&m->layer[m->logits]);
+
+    if (m->wide || m->type == HVT_F32)
+        return HVT_OK;
+    return m->dev->ops->memory.alloc(m->dev, (images > logits ? images : logits) * sizeof *m->wide,
+                                     (void **)&m->wide);
+}
+
+hvt_status hvt_model_logits(hvt_model *m, float *ret_logits)
+{
+    HVT_GIVEN(m, "a model");
+    HVT_CHECK(m->batch && m->real >= 0 && !m->training, E_ARG,
+              "logits were requested, but the last pass was none of inference");
+    HVT_CHECK(!m->real || ret_logits, E_ARG, "logits of %d images were requested, but the output is NULL",
+              m->real);
+
+    const hvt_layer *l = &m->layer[m->logits];
+    size_t count = (size_t)m->real * (size_t)l->y.dim[3];
+    const void *from = l->y.data;
+
+    if (!count)
+        return HVT_OK;
+    if (m->type != HVT_F32) {
+        HVT_TRY(open_wide(m));
+        HVT_TRY(m->dev->ops->vector.cast(m->dev, count, 1, l->y.data, m->type, m->wide, HVT_F32));
+        from = m->wide;
+    }
+    return hvt_device_download(m->dev, ret_logits, from, count * sizeof *ret_logits);
+}
+
+static hvt_status open_input(hvt_model *m)
+{
+    const hvt_device_ops *ops = m->dev->ops;
+    size_t count = stored_elements(m);
+
+    HVT_TRY(open_wide(m));
+    if (!m->arranged) /* zeros behind each pixel's own channels stay; so do images of an earlier batch */
+        HVT_TRY(ops->memory.alloc_host(m->dev, count * sizeof *m->arranged, (void **)&m->arranged));
+    if (m->images)
+        return HVT_OK;
+    memset(m->arranged, 0, count * sizeof *m->arranged);
+    return ops->memory.alloc(m->dev, count * hvt_dtype_size(m->type), &m->images);
+}
+
+/* From [count,h,w,c] into m->images. */
+static hvt_status bring(hvt_model *m, const float *from, int count)
+{
+    const int *d = m->layer[m->input].y.dim;
+    size_t pixels = (size_t)d[1] * (size_t)d[2], c = (size_t)d[3], cx = (size_t)m->input_channels;
+    bool hwn = m->order == HVT_ORDER_HWN;
+    size_t next_image = hwn ? 1 : pixels, next_pixel = hwn ? (size_t)m->batch : 1; /* in rows */
+    bool wide = m->type != HVT_F32;
+
+    for (size_t i = 0; i < (size_t)count; i++)
+        for (size_t p = 0; p < pixels; p++, from += c)
+            memcpy(m->arranged + (i * next_image + p * next_pixel) * cx, from, c * sizeof *from);
+    HVT_TRY(hvt_device_upload(m->dev, wide ? (void *)m->wide : m->images, m->arranged,
+                              stored_elements(m) * sizeof *m->arranged));
+    return wide
+               ? m->dev->ops->vector.cast(m->dev, stored_elements(m), 1, m->wide, HVT_F32, m->images, m->type)
+               : HVT_OK;
+}
+
+hvt_status hvt_model_predict(hvt_model *m, const float *images, int64_t n, float *ret_logits)
+{
+    HVT_GIVEN(m, "a model");
+    HVT_CHECK(m->batch, E_ARG, "predictions before hvt_model_plan()");
+    HVT_CHECK(n >= 0 && (!n || (images && ret_logits)), E_ARG,
+              "predictions of %lld images: expected 0 or more, images and an output", (long long)n);
+
+    const int *d = m->layer[m->input].y.dim;
+    bool hwn = m->order == HVT_ORDER_HWN;
+    size_t image = (size_t)d[1] * (size_t)d[2] * (size_t)d[3], classes = (size_t)hvt_model_classes(m);
+    hvt_batch b = {.images = {.dtype = m->type,
+                              .ndim = 4,
+                              .dim = {hwn ? d[1] : m->batch, hwn ? d[2] : d[1], hwn ? m->batch : d[2],
+                                      m->input_channels}}};
+
+    HVT_TRY(open_input(m));
+    b.images.data = m->images;
+    for (int64_t at = 0; at < n; at += b.count) {
+        b.count = n - at < m->batch ? (int)(n - at) : m->batch;
+        HVT_TRY(bring(m, images + (size_t)at * image, b.count));
+        HVT_TRY(hvt_model_forward(m, &b, false));
+        HVT_TRY(hvt_model_logits(m, ret_logits + (size_t)at * classes));
+    }
+    return HVT_OK;
+}

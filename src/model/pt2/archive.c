@@ -1,0 +1,131 @@
+/*
+ * The entries of a .pt2 file. Sizes that the zip's directory claims are believed only up to what a program or
+ * a tensor needs, and an entry that unpacks to more than it claims is an error, so a small file cannot make a
+ * large allocation.
+ */
+#include "pt2_impl.h"
+
+#include <errno.h>
+
+enum { PROGRAM_MOST = 256 << 20 }; /* bytes of JSON; ResNet-152 has 1.3 MB */
+
+/* PyTorch 2.6 writes its entries without a folder; 2.8 and later below one, named as the file was. */
+static hvt_status find_top(hvt_pt2 *p)
+{
+    static const char flat[] = "serialized_exported_program.json", program[] = "models/model.json";
+    zip_int64_t n = zip_get_num_entries(p->zip, 0);
+
+    for (zip_int64_t i = 0; i < n; i++) {
+        const char *name = zip_get_name(p->zip, (zip_uint64_t)i, ZIP_FL_ENC_RAW);
+        const char *slash = name ? strchr(name, '/') : NULL;
+
+        if (name && (!strcmp(name, flat) || (slash && !strcmp(slash + 1, program)))) {
+            p->top = strndup(name, slash ? (size_t)(slash + 1 - name) : 0);
+            HVT_CHECK(p->top, E_MEM, "%s: no memory", p->path);
+            return HVT_OK;
+        }
+    }
+    return HVT_FAIL(E_FORMAT,
+                    "%s: a zip, but no program of torch.export.save(): it has neither TOP/%s nor %s "
+                    "(torch.save() and torch.jit.save() write other files)",
+                    p->path, program, flat);
+}
+
+hvt_status hvt__pt2_archive_open(hvt_pt2 *p)
+{
+    int code = 0;
+
+    p->zip = zip_open(p->path, ZIP_RDONLY, &code);
+    if (!p->zip) {
+        zip_error_t e;
+        hvt_status s;
+
+        zip_error_init_with_code(&e, code);
+        s = code == ZIP_ER_NOENT || code == ZIP_ER_OPEN || code == ZIP_ER_READ
+                ? HVT_FAIL(E_IO, "%s: %s", p->path, strerror(errno))
+                : HVT_FAIL(E_FORMAT, "%s: no zip file, so no model of torch.export.save(): %s", p->path,
+                           zip_error_strerror(&e));
+        zip_error_fini(&e);
+        return s;
+    }
+    return find_top(p);
+}
+
+/* bytes: its size; *ret_bytes < 0: there is no such entry. */
+static hvt_status entry_size(const hvt_pt2 *p, const char *name, int64_t *ret_bytes)
+{
+    zip_stat_t st;
+
+    *ret_bytes = -1;
+    if (zip_stat(p->zip, name, 0, &st) != 0)
+        return HVT_OK;
+    HVT_CHECK(st.valid & ZIP_STAT_SIZE && st.size <= INT64_MAX, E_FORMAT, "%s: %s has no size", p->path,
+              name);
+    *ret_bytes = (int64_t)st.size;
+    return HVT_OK;
+}
+
+static hvt_status read_entry(const hvt_pt2 *p, const char *name, char *data, size_t bytes)
+{
+    zip_file_t *f = zip_fopen(p->zip, name, 0);
+    zip_int64_t got = 0;
+    hvt_status s = HVT_OK;
+    size_t at = 0;
+    char more;
+
+    HVT_CHECK(f, E_FORMAT, "%s: %s cannot be read: %s", p->path, name, zip_strerror(p->zip));
+    while (at < bytes && (got = zip_fread(f, data + at, bytes - at)) > 0)
+        at += (size_t)got;
+    if (got >= 0 && at == bytes)
+        got = zip_fread(f, &more, 1); /* compares the CRC at the end, too */
+    if (got < 0)
+        s = HVT_FAIL(E_FORMAT, "%s: %s is damaged: %s", p->path, name, zip_file_strerror(f));
+    else if (at < bytes || got > 0)
+        s = HVT_FAIL(E_FORMAT, "%s: %s has %s than the %zu bytes that the zip's directory promises", p->path,
+                     name, got > 0 ? "more" : "less", bytes);
+    zip_fclose(f);
+    return s;
+}
+
+hvt_status hvt__pt2_archive_read(const hvt_pt2 *p, const char *entry, void *data, size_t bytes)
+{
+    char name[512];
+    int64_t is;
+
+    snprintf(name, sizeof name, "%s%s", p->top, entry);
+    HVT_TRY(entry_size(p, name, &is));
+    HVT_CHECK(is == (int64_t)bytes, E_FORMAT,
+              is < 0 ? "%s: %s is missing" : "%s: %s has %lld bytes, expected %zu", p->path, name,
+              (long long)is, bytes);
+    return read_entry(p, name, data, bytes);
+}
+
+hvt_status hvt__pt2_archive_json(const hvt_pt2 *p, const char *entry, json_t **ret_json)
+{
+    char name[512], *text;
+    json_error_t e;
+    int64_t bytes;
+    hvt_status s;
+
+    *ret_json = NULL;
+    snprintf(name, sizeof name, "%s%s", p->top, entry);
+    HVT_TRY(entry_size(p, name, &bytes));
+    if (bytes < 0)
+        return HVT_OK;
+    HVT_CHECK(bytes <= PROGRAM_MOST, E_FORMAT, "%s: %s claims %lld bytes; at most %d are read", p->path, name,
+              (long long)bytes, PROGRAM_MOST);
+    text = malloc((size_t)bytes + 1);
+    HVT_CHECK(text, E_MEM, "%s: no memory for %lld bytes of %s", p->path, (long long)bytes, name);
+    s = read_entry(p, name, text, (size_t)bytes);
+    if (s == HVT_OK) {
+        *ret_json = json_loadb(text, (size_t)bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &e);
+        if (!json_is_object(*ret_json)) {
+            s = *ret_json ? HVT_FAIL(E_FORMAT, "%s: %s is no JSON object", p->path, name)
+                          : HVT_FAIL(E_FORMAT, "%s: %s, line %d: %s", p->path, name, e.line, e.text);
+            json_decref(*ret_json);
+            *ret_json = NULL;
+        }
+    }
+    free(text);
+    return s;
+}

@@ -1,0 +1,139 @@
+/*
+ * Views without copies. PyTorch's view, flatten, permute, transpose, squeeze and unsqueeze move no element of
+ * a tape's value: they only say anew which of its axes a dimension walks along. So they cost nothing, and
+ * what reads the result looks whether it lies as it needs it.
+ */
+#include "pt2_impl.h"
+
+static int begin(const hvt__pt2_axes *x, int i)
+{
+    return i ? x->end[i - 1] : 0;
+}
+
+hvt__pt2_axes hvt__pt2_axes_of(int ndim, const int64_t *size)
+{
+    hvt__pt2_axes x = {.ndim = ndim};
+    int atoms = 0;
+
+    for (int i = 0; i < ndim; i++) {
+        if (size[i] != 1 || i == 0) /* the batch may be 1 */
+            x.atom[atoms++] = (hvt__pt2_atom){"NCHW"[i], size[i], 1};
+        x.end[i] = atoms;
+    }
+    return x;
+}
+
+static bool continues(const hvt__pt2_atom *outer, const hvt__pt2_atom *inner)
+{
+    return outer->axis == inner->axis && outer->stride == inner->extent * inner->stride;
+}
+
+bool hvt__pt2_view(hvt__pt2_axes *x, int ndim, const int64_t *size)
+{
+    hvt__pt2_axes y = {.ndim = ndim};
+    int from = 0, atoms = x->ndim ? x->end[x->ndim - 1] : 0, to = 0;
+    hvt__pt2_atom rest = {0}; /* of an atom that a dimension before has taken a part of */
+
+    if (ndim > HVT__PT2_DIMS)
+        return false;
+    for (int i = 0; i < ndim; i++) {
+        int64_t left = size[i];
+        bool batch = i == 0;
+
+        while (left > 1 || batch) {
+            hvt__pt2_atom a = rest.extent ? rest : from < atoms ? x->atom[from++] : rest;
+
+            rest.extent = 0;
+            if (a.extent == 1 && !batch)
+                continue;
+            if (!a.extent || to == HVT__PT2_ATOMS || (batch && a.extent != left))
+                return false;
+            if (a.extent > left) {
+                if (a.extent % left)
+                    return false;
+                rest = (hvt__pt2_atom){a.axis, a.extent / left, a.stride};
+                a = (hvt__pt2_atom){a.axis, left, a.stride * rest.extent};
+            } else if (left % a.extent) {
+                return false;
+            }
+            left /= a.extent;
+            batch = false;
+            if (to > begin(&y, i) && continues(&y.atom[to - 1], &a)) {
+                y.atom[to - 1].extent *= a.extent;
+                y.atom[to - 1].stride = a.stride;
+            } else {
+                y.atom[to++] = a;
+            }
+        }
+        y.end[i] = to;
+    }
+    while (from < atoms && x->atom[from].extent == 1)
+        from++;
+    if (from < atoms || rest.extent)
+        return false;
+    *x = y;
+    return true;
+}
+
+void hvt__pt2_permute(hvt__pt2_axes *x, const int *from)
+{
+    hvt__pt2_axes y = {.ndim = x->ndim};
+    int to = 0;
+
+    for (int i = 0; i < x->ndim; i++) {
+        for (int a = begin(x, from[i]); a < x->end[from[i]]; a++)
+            y.atom[to++] = x->atom[a];
+        y.end[i] = to;
+    }
+    *x = y;
+}
+
+bool hvt__pt2_is(const hvt__pt2_axes *x, int i, char axis)
+{
+    const hvt__pt2_atom *a = &x->atom[begin(x, i)];
+    int n = x->end[i] - begin(x, i), parts = 0;
+
+    for (int k = 0; k < x->end[x->ndim - 1]; k++)
+        parts += x->atom[k].axis == axis;
+    return n == parts && (n == 0 || (n == 1 && a->axis == axis && a->stride == 1));
+}
+
+bool hvt__pt2_has(const hvt__pt2_axes *x, int i, char axis)
+{
+    for (int a = begin(x, i); a < x->end[i]; a++)
+        if (x->atom[a].axis == axis)
+            return true;
+    return false;
+}
+
+bool hvt__pt2_plain(const hvt__pt2_axes *x)
+{
+    for (int i = 0; i < x->ndim; i++)
+        if (x->end[i] > begin(x, i) && !hvt__pt2_is(x, i, x->atom[begin(x, i)].axis))
+            return false;
+    return true;
+}
+
+bool hvt__pt2_resize(hvt__pt2_axes *x, const int64_t *size)
+{
+    for (int i = 0; i < x->ndim; i++) {
+        if (x->end[i] > begin(x, i))
+            x->atom[begin(x, i)].extent = size[i];
+        else if (size[i] != 1)
+            return false;
+    }
+    return hvt__pt2_plain(x);
+}
+
+bool hvt__pt2_same(const hvt__pt2_axes *x, const hvt__pt2_axes *y)
+{
+    bool same = x->ndim == y->ndim;
+
+    for (int i = 0; same && i < x->ndim; i++) {
+        same = x->end[i] == y->end[i];
+        for (int a = begin(x, i); same && a < x->end[i]; a++)
+            same = x->atom[a].axis == y->atom[a].axis && x->atom[a].extent == y->atom[a].extent &&
+                   x->atom[a].stride == y->atom[a].stride;
+    }
+    return same;
+}

@@ -1,0 +1,391 @@
+/*
+ * The graph of a .pt2 file: torch/_export/serde/schema.py, major version 8. A name is defined once, by an
+ * input or a node, and used only afterwards, so there is no cycle. Argument kinds that no operation of ours
+ * takes are looked at by nobody.
+ */
+#define _GNU_SOURCE /* memmem */
+#include "pt2_impl.h"
+
+enum { SCHEMA = 8 };
+
+const json_t *hvt__pt2_arg(const json_t *node, const char *name, const char **ret_kind)
+{
+    const json_t *inputs = json_object_get(node, "inputs");
+
+    for (size_t i = 0; i < json_array_size(inputs); i++) {
+        const json_t *in = json_array_get(inputs, i);
+        const char *is = json_string_value(json_object_get(in, "name"));
+        json_t *arg = json_object_get(in, "arg");
+        void *only = json_object_iter(arg);
+
+        if (!is || strcmp(is, name) != 0 || !only || !strcmp(json_object_iter_key(only), "as_none"))
+            continue;
+        *ret_kind = json_object_iter_key(only);
+        return json_object_iter_value(only);
+    }
+    *ret_kind = "";
+    return NULL;
+}
+
+const char *hvt__pt2_target(const json_t *node)
+{
+    const char *t = json_string_value(json_object_get(node, "target"));
+    static const char all[] = "torch.ops.";
+
+    return !t ? "?" : !strncmp(t, all, sizeof all - 1) ? t + sizeof all - 1 : t;
+}
+
+/* The innermost layer and, of the frames that called it, the last that is not torch's own. */
+void hvt__pt2_where(const json_t *node, char *text, size_t size)
+{
+    const json_t *meta = json_object_get(node, "metadata");
+    const char *stack = json_string_value(json_object_get(meta, "nn_module_stack"));
+    const char *trace = json_string_value(json_object_get(meta, "stack_trace"));
+    const char *last = stack ? strrchr(stack, ';') : NULL, *layer, *file = NULL;
+    int length = 0, line = 0, name = 0;
+
+    last = last ? last + 1 : stack;
+    layer = last ? strchr(last, ',') : NULL;
+    layer = layer ? layer + 1 : NULL;
+    length = layer ? (int)strcspn(layer, ",") : 0;
+    for (const char *f = trace; f && (f = strstr(f, "File \"")); f++) {
+        const char *path = f + 6, *end = strchr(path, '"'), *base = end;
+        int at;
+
+        if (!end || sscanf(end, "\", line %d", &at) != 1)
+            break;
+        while (base > path && base[-1] != '/')
+            base--;
+        if (memmem(path, (size_t)(end - path), "/torch/", 7) && file)
+            continue;
+        file = base;
+        name = (int)(end - base);
+        line = at;
+    }
+    snprintf(text, size, "%s%.*s%s%.*s%s%.0d", length ? "layer " : "", length, length ? layer : "",
+             length && file ? ", " : "", name, file ? file : "", file ? " line " : "", line);
+}
+
+bool hvt__pt2_in_place(const json_t *node)
+{
+    const char *t = hvt__pt2_target(node), *overload = strrchr(t, '.');
+
+    return overload && overload > t && overload[-1] == '_';
+}
+
+const char *hvt__pt2_changed(const json_t *node)
+{
+    const json_t *first = json_array_get(json_object_get(node, "inputs"), 0),
+                 *t = json_object_get(json_object_get(first, "arg"), "as_tensor");
+
+    return json_string_value(json_object_get(t, "name"));
+}
+
+/* A size is {"as_int": 64} or, where it is symbolic, {"as_expr": {..., "hint": {"as_int": 4}}}. */
+static bool read_size(const json_t *size, int64_t *ret_size)
+{
+    const json_t *hint = json_object_get(json_object_get(size, "as_expr"), "hint");
+    const json_t *n = json_object_get(hint ? hint : size, "as_int");
+
+    *ret_size = json_integer_value(n);
+    return json_is_integer(n) && *ret_size >= 0;
+}
+
+int hvt__pt2_sizes(const hvt_pt2 *p, const char *tensor, int most, int64_t *ret_size)
+{
+    const json_t *sizes = json_object_get(json_object_get(p->tensors, tensor), "sizes");
+    size_t n = json_array_size(sizes);
+
+    if (!sizes || n > (size_t)most)
+        return -1;
+    for (size_t i = 0; i < n; i++)
+        if (!read_size(json_array_get(sizes, i), &ret_size[i]))
+            return -1;
+    return (int)n;
+}
+
+/* {"arg": {"name": "p_fc_weight"}, "parameter_name": "fc.weight"} */
+static hvt_status add_input(hvt_pt2 *p, const json_t *spec, const char *field)
+{
+    const char *name = json_string_value(json_object_get(json_object_get(spec, "arg"), "name"));
+    const char *state = json_string_value(json_object_get(spec, field));
+
+    HVT_CHECK(name && state, E_FORMAT, "%s: a parameter or buffer without a name", p->path);
+    HVT_CHECK(!json_object_get(p->inputs, name), E_FORMAT, "%s: input %s is defined twice", p->path, name);
+    HVT_CHECK(json_object_set_new(p->inputs, name, json_string(state)) == 0, E_MEM, "%s: no memory", p->path);
+    return HVT_OK;
+}
+
+static hvt_status find_inputs(hvt_pt2 *p, const json_t *specs)
+{
+    static const struct {
+        const char *kind, *field;
+    } kinds[] = {{"parameter", "parameter_name"},
+                 {"buffer", "buffer_name"},
+                 {"tensor_constant", "tensor_constant_name"}};
+
+    for (size_t i = 0; i < json_array_size(specs); i++) {
+        const json_t *spec = json_array_get(specs, i);
+        const json_t *user = json_object_get(spec, "user_input");
+
+        for (size_t k = 0; k < HVT_LEN(kinds); k++)
+            if (json_object_get(spec, kinds[k].kind))
+                HVT_TRY(add_input(p, json_object_get(spec, kinds[k].kind), kinds[k].field));
+        if (!user)
+            continue;
+        HVT_CHECK(!p->image, E_UNSUPPORTED, "%s: the model has more than one input; expected one of images",
+                  p->path);
+        p->image = json_string_value(
+            json_object_get(json_object_get(json_object_get(user, "arg"), "as_tensor"), "name"));
+    }
+    HVT_CHECK(p->image, E_UNSUPPORTED, "%s: the model has no input of images", p->path);
+    return HVT_OK;
+}
+
+static hvt_status find_outputs(hvt_pt2 *p, const json_t *specs)
+{
+    for (size_t i = 0; i < json_array_size(specs); i++) {
+        const json_t *user = json_object_get(json_array_get(specs, i), "user_output");
+        const char *name = json_string_value(
+            json_object_get(json_object_get(json_object_get(user, "arg"), "as_tensor"), "name"));
+
+        p->outputs += name != NULL;
+        p->logits = p->logits ? p->logits : name;
+    }
+    HVT_CHECK(p->logits, E_UNSUPPORTED, "%s: the model has no output", p->path);
+    return HVT_OK;
+}
+
+static hvt_status read_image(hvt_pt2 *p)
+{
+    int64_t size[4];
+    int n = hvt__pt2_sizes(p, p->image, 4, size);
+
+    HVT_CHECK(n == 4, E_UNSUPPORTED, "%s: its input is no batch of images: expected 4 dimensions, [N,C,H,W]",
+              p->path);
+    for (int i = 0; i < 4; i++)
+        HVT_CHECK(size[i] > 0 && size[i] <= 1 << 20, E_FORMAT, "%s: dimension %d of its input is %lld",
+                  p->path, i, (long long)size[i]);
+    p->batch = (int)size[0];
+    p->channels = (int)size[1];
+    p->height = (int)size[2];
+    p->width = (int)size[3];
+    return HVT_OK;
+}
+
+typedef hvt_status name_fn(const hvt_pt2 *p, json_t *defined, const char *name);
+
+static hvt_status define(const hvt_pt2 *p, json_t *defined, const char *name)
+{
+    HVT_CHECK(!json_object_get(defined, name), E_FORMAT, "%s: %s is defined twice", p->path, name);
+    HVT_CHECK(json_object_set_new(defined, name, json_true()) == 0, E_MEM, "%s: no memory", p->path);
+    return HVT_OK;
+}
+
+static hvt_status use(const hvt_pt2 *p, json_t *defined, const char *name)
+{
+    HVT_CHECK(json_object_get(defined, name), E_FORMAT, "%s: %s is used before it is defined", p->path, name);
+    return HVT_OK;
+}
+
+/* An argument's tensors: {"as_tensor": {"name": ...}} or {"as_tensors": [{"name": ...}]}. */
+static size_t tensors_in(const json_t *arg)
+{
+    return json_object_get(arg, "as_tensor") ? 1 : json_array_size(json_object_get(arg, "as_tensors"));
+}
+
+static const char *tensor_in(const json_t *arg, size_t i)
+{
+    const json_t *one = json_object_get(arg, "as_tensor");
+
+    return json_string_value(
+        json_object_get(one ? one : json_array_get(json_object_get(arg, "as_tensors"), i), "name"));
+}
+
+static hvt_status each_tensor(const hvt_pt2 *p, json_t *defined, const json_t *arg, name_fn *fn)
+{
+    for (size_t i = 0; i < tensors_in(arg); i++) {
+        const char *name = tensor_in(arg, i);
+
+        HVT_CHECK(name, E_FORMAT, "%s: a tensor without a name", p->path);
+        HVT_TRY(fn(p, defined, name));
+    }
+    return HVT_OK;
+}
+
+static hvt_status check_names(const hvt_pt2 *p, json_t *defined)
+{
+    const char *name;
+    json_t *state;
+
+    json_object_foreach(p->inputs, name, state) HVT_TRY(define(p, defined, name));
+    HVT_TRY(define(p, defined, p->image));
+    for (size_t i = 0; i < json_array_size(p->nodes); i++) {
+        const json_t *node = json_array_get(p->nodes, i), *in = json_object_get(node, "inputs"),
+                     *out = json_object_get(node, "outputs");
+
+        for (size_t k = 0; k < json_array_size(in); k++)
+            HVT_TRY(each_tensor(p, defined, json_object_get(json_array_get(in, k), "arg"), use));
+        for (size_t k = 0; k < json_array_size(out); k++)
+            HVT_TRY(each_tensor(p, defined, json_array_get(out, k), define));
+    }
+    return use(p, defined, p->logits);
+}
+
+/* ---- what leads to the logits ---- */
+
+enum { SHOWN = 20 };
+
+static bool any_tensor(const json_t *arg, const json_t *set)
+{
+    bool found = false;
+
+    for (size_t i = 0; i < tensors_in(arg) && !found; i++)
+        found = json_object_get(set, tensor_in(arg, i));
+    return found;
+}
+
+static int add_tensors(const json_t *arg, json_t *set)
+{
+    int failed = 0;
+
+    for (size_t i = 0; i < tensors_in(arg) && !failed; i++)
+        failed = json_object_set_new(set, tensor_in(arg, i), json_true());
+    return failed;
+}
+
+/* Walks from the last node to the first. An operation in place whose result nobody reads counts as needed
+ * where what it changed is needed: importing it then says that it cannot be. */
+static hvt_status find_needed(hvt_pt2 *f)
+{
+    size_t n = json_array_size(f->nodes), at = n;
+    json_t *needed = json_object();
+    int failed = !needed || json_object_set_new(needed, f->logits, json_true());
+
+    f->needed = malloc((n + 1) * sizeof(json_t *));
+    f->names = json_object_size(f->inputs) + 1;
+    for (size_t i = n; i-- > 0 && !failed && f->needed;) {
+        const json_t *node = json_array_get(f->nodes, i), *in = json_object_get(node, "inputs"),
+                     *out = json_object_get(node, "outputs");
+        const char *old = hvt__pt2_in_place(node) ? hvt__pt2_changed(node) : NULL;
+        bool needs = old && json_object_get(needed, old);
+
+        for (size_t k = 0; k < json_array_size(out); k++) {
+            const json_t *list = json_object_get(json_array_get(out, k), "as_tensors");
+
+            needs = needs || any_tensor(json_array_get(out, k), needed);
+            f->names += list ? json_array_size(list) : 1;
+        }
+        if (!needs)
+            continue;
+        f->needed[--at] = node;
+        for (size_t k = 0; k < json_array_size(in) && !failed; k++)
+            failed = add_tensors(json_object_get(json_array_get(in, k), "arg"), needed);
+    }
+    json_decref(needed);
+    HVT_CHECK(!failed && f->needed, E_MEM, "%s: no memory for %zu operations", f->path, n);
+    f->nneeded = n - at;
+    memmove(f->needed, f->needed + at, f->nneeded * sizeof(json_t *));
+    return HVT_OK;
+}
+
+/* All that are not known, in one message; each kind once, with the first place where it is used. */
+static hvt_status check_operations(const hvt_pt2 *f)
+{
+    char text[SHOWN * 128] = "";
+    int unknown = 0;
+
+    for (size_t i = 0; i < f->nneeded; i++) {
+        const char *target = hvt__pt2_target(f->needed[i]);
+        char where[256];
+        size_t k = 0;
+
+        if (hvt__pt2_knows(target))
+            continue;
+        while (k < i && strcmp(target, hvt__pt2_target(f->needed[k])) != 0)
+            k++;
+        if (k < i || unknown++ >= SHOWN)
+            continue;
+        hvt__pt2_where(f->needed[i], where, sizeof where);
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%.60s (%.100s)", *text ? ", " : "",
+                 target, where);
+    }
+    HVT_CHECK(!unknown, E_UNSUPPORTED, "%s: %d %s unknown: %s%s", f->path, unknown,
+              unknown == 1 ? "operation is" : "operations are", text, unknown > SHOWN ? ", ..." : "");
+    return HVT_OK;
+}
+
+/* The last layer with weights that leads to the logits has the classes as outputs. */
+static hvt_status find_head(hvt_pt2 *f)
+{
+    for (size_t i = f->nneeded; i-- > 0 && !f->head;) {
+        const char *t = hvt__pt2_target(f->needed[i]);
+
+        if (!strncmp(t, "aten.linear.", 12) || !strncmp(t, "aten.conv2d.", 12))
+            f->head = f->needed[i];
+    }
+    if (f->head) {
+        const char *kind,
+            *name = json_string_value(json_object_get(hvt__pt2_arg(f->head, "weight", &kind), "name")),
+            *state = name ? json_string_value(json_object_get(f->inputs, name)) : NULL,
+            *dot = state ? strrchr(state, '.') : NULL;
+
+        f->head_name = dot ? strndup(state, (size_t)(dot - state)) : strdup("");
+        HVT_CHECK(f->head_name, E_MEM, "%s: no memory", f->path);
+    }
+    return HVT_OK;
+}
+
+static double find_dropout(const hvt_pt2 *f)
+{
+    double most = 0;
+
+    for (size_t i = 0; i < f->nneeded; i++) {
+        const char *kind;
+        const json_t *p = hvt__pt2_arg(f->needed[i], "p", &kind);
+
+        const char *t = hvt__pt2_target(f->needed[i]);
+        double drops = !strncmp(t, "aten.dropout", 12)     ? json_number_value(p)
+                       : !strncmp(t, "aten.bernoulli", 14) ? 1 - json_number_value(p)
+                                                           : 0;
+
+        most = drops > most ? drops : most;
+    }
+    return most;
+}
+
+hvt_status hvt__pt2_graph(hvt_pt2 *p)
+{
+    const json_t *module = json_object_get(p->program, "graph_module"),
+                 *version = json_object_get(json_object_get(p->program, "schema_version"), "major"),
+                 *graph = json_object_get(module, "graph"), *signature = json_object_get(module, "signature");
+    json_t *defined;
+    hvt_status s;
+
+    HVT_CHECK(json_is_integer(version), E_FORMAT, "%s: the program has no schema_version", p->path);
+    HVT_CHECK(json_integer_value(version) == SCHEMA, E_UNSUPPORTED,
+              "%s: written in version %lld of torch.export's schema; %d is read (PyTorch 2.6 and later)",
+              p->path, (long long)json_integer_value(version), SCHEMA);
+    p->nodes = json_object_get(graph, "nodes");
+    p->tensors = json_object_get(graph, "tensor_values");
+    p->inputs = json_object();
+    defined = json_object();
+    HVT_CHECK(p->inputs && defined, E_MEM, "%s: no memory", p->path);
+    s = find_inputs(p, json_object_get(signature, "input_specs"));
+    if (s == HVT_OK)
+        s = find_outputs(p, json_object_get(signature, "output_specs"));
+    if (s == HVT_OK)
+        s = read_image(p);
+    if (s == HVT_OK)
+        s = check_names(p, defined);
+    json_decref(defined);
+    if (s == HVT_OK)
+        s = find_needed(p);
+    if (s == HVT_OK)
+        s = check_operations(p);
+    if (s == HVT_OK)
+        s = find_head(p);
+    if (s == HVT_OK)
+        p->dropout = find_dropout(p);
+    return s;
+}

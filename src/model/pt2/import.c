@@ -1,0 +1,256 @@
+/*
+ * From a .pt2 file to a tape. Only what leads to the logits is imported: bookkeeping (num_batches_tracked)
+ * and the auxiliary classifiers of GoogLeNet and Inception are not. The run decides whether it trains or
+ * evaluates, not the mode in which the file was exported.
+ *
+ * PyTorch changes tensors in place (relu_); on the tape each value is written once. As the graph is in order,
+ * taking such an operation as one that makes a new value is right if nobody reads the old one, or a view of
+ * it, afterwards, which hvt__pt2_tensor() checks.
+ */
+#include "import.h"
+
+#include <stdarg.h>
+
+void hvt__pt2_refuse(importer *p, const char *fmt, ...)
+{
+    char why[512], where[256];
+    va_list ap;
+
+    if (p->failed)
+        return;
+    va_start(ap, fmt);
+    vsnprintf(why, sizeof why, fmt, ap);
+    va_end(ap);
+    hvt__pt2_where(p->node, where, sizeof where);
+    (void)HVT_FAIL(E_UNSUPPORTED, "%s: %s (%s): %s", p->file->path, hvt__pt2_target(p->node), where, why);
+    p->failed = true;
+}
+
+/* ---- arguments ---- */
+
+bool hvt__pt2_given(const importer *p, const char *name)
+{
+    const char *kind;
+
+    return hvt__pt2_arg(p->node, name, &kind) != NULL;
+}
+
+static const json_t *argument(importer *p, const char *name, const char *kind, const char *or_kind)
+{
+    const char *is;
+    const json_t *x = hvt__pt2_arg(p->node, name, &is);
+
+    if (x && strcmp(is, kind) != 0 && strcmp(is, or_kind) != 0) {
+        hvt__pt2_refuse(p, "its argument %s is %s, not %s", name, is, kind);
+        return NULL;
+    }
+    return x;
+}
+
+int64_t hvt__pt2_int(importer *p, const char *name, int64_t otherwise)
+{
+    const json_t *x = argument(p, name, "as_int", "as_int");
+
+    return x ? json_integer_value(x) : otherwise;
+}
+
+double hvt__pt2_float(importer *p, const char *name, double otherwise)
+{
+    const json_t *x = argument(p, name, "as_float", "as_int");
+
+    return x ? json_number_value(x) : otherwise;
+}
+
+bool hvt__pt2_bool(importer *p, const char *name, bool otherwise)
+{
+    const json_t *x = argument(p, name, "as_bool", "as_bool");
+
+    return x ? json_is_true(x) : otherwise;
+}
+
+const char *hvt__pt2_string(importer *p, const char *name, const char *otherwise)
+{
+    const char *x = json_string_value(argument(p, name, "as_string", "as_string"));
+
+    return x ? x : otherwise;
+}
+
+void hvt__pt2_ints(importer *p, const char *name, int n, int *ret_x)
+{
+    const json_t *x = argument(p, name, "as_ints", "as_int");
+    size_t given = json_array_size(x);
+
+    if (given && given != 1 && given != (size_t)n) {
+        hvt__pt2_refuse(p, "its argument %s has %zu numbers, not %d", name, given, n);
+        return;
+    }
+    for (int i = 0; i < n && (given || json_is_integer(x)); i++) {
+        json_int_t k = json_integer_value(given ? json_array_get(x, given == 1 ? 0 : (size_t)i) : x);
+
+        if (k < INT_MIN || k > INT_MAX)
+            hvt__pt2_refuse(p, "its argument %s is %lld", name, (long long)k);
+        ret_x[i] = (int)k;
+    }
+}
+
+static const tensor *find(importer *p, const char *name)
+{
+    const json_t *i = name ? json_object_get(p->index, name) : NULL;
+    const tensor *t = i ? &p->tensor[json_integer_value(i)] : NULL;
+
+    if (!t)
+        hvt__pt2_refuse(p, "it reads %s, which is no result of an operation that is imported",
+                        name ? name : "(nothing)");
+    else if (!t->state && t->version != p->tensor[t->storage].newest)
+        hvt__pt2_refuse(p, "it reads %s after an operation has changed that, or a part of it, in place",
+                        name);
+    else
+        return t;
+    return NULL;
+}
+
+const tensor *hvt__pt2_tensor(importer *p, const char *name)
+{
+    const json_t *x = argument(p, name, "as_tensor", "as_tensor");
+
+    return x ? find(p, json_string_value(json_object_get(x, "name"))) : NULL;
+}
+
+int hvt__pt2_tensors(importer *p, const char *name, int most, const tensor **ret_t)
+{
+    const json_t *x = argument(p, name, "as_tensors", "as_tensors");
+    int n = (int)json_array_size(x);
+
+    if (n > most) {
+        hvt__pt2_refuse(p, "it takes %d tensors; at most %d are imported", n, most);
+        return 0;
+    }
+    for (int i = 0; i < n; i++)
+        ret_t[i] = find(p, json_string_value(json_object_get(json_array_get(x, (size_t)i), "name")));
+    return n;
+}
+
+/* ---- outputs ---- */
+
+static const char *out_name(const importer *p, int i)
+{
+    const json_t *out = json_object_get(p->node, "outputs"),
+                 *list = json_object_get(json_array_get(out, 0), "as_tensors"),
+                 *t = list ? json_array_get(list, (size_t)i)
+                           : json_object_get(json_array_get(out, (size_t)i), "as_tensor");
+
+    return json_string_value(json_object_get(t, "name"));
+}
+
+int hvt__pt2_out_sizes(importer *p, int i, int64_t *ret_size)
+{
+    const char *name = out_name(p, i);
+    int n = name ? hvt__pt2_sizes(p->file, name, HVT__PT2_DIMS, ret_size) : -1;
+
+    if (n < 1)
+        hvt__pt2_refuse(p, "output %d has no sizes, or more than %d dimensions", i, HVT__PT2_DIMS);
+    else if (ret_size[0] != p->file->batch)
+        hvt__pt2_refuse(p,
+                        "its output has %lld rows where the example has %d images: dimensions of the batch "
+                        "and of an image are mixed",
+                        (long long)ret_size[0], p->file->batch);
+    return n;
+}
+
+/* There is room for every name of the graph. */
+static void define(importer *p, const char *name, tensor t, int storage)
+{
+    int i = p->ntensor++;
+
+    t.storage = storage < 0 ? i : storage;
+    t.newest = 0;
+    p->tensor[i] = t;
+    p->tensor[i].version = p->tensor[t.storage].newest;
+    if (!name || json_object_set_new(p->index, name, json_integer(i)) != 0)
+        hvt__pt2_refuse(p, "no memory for its output, or it has none");
+}
+
+void hvt__pt2_out(importer *p, int i, tensor t, const tensor *x)
+{
+    int storage = x ? x->storage : -1;
+
+    if (p->failed)
+        return;
+    p->mistaken = t.v < 0 && !t.noise;
+    if (hvt__pt2_in_place(p->node)) {
+        const tensor *old = find(p, hvt__pt2_changed(p->node));
+
+        if (!old)
+            return;
+        storage = old->storage;
+        p->tensor[storage].newest++;
+    }
+    define(p, out_name(p, i), t, storage);
+}
+
+void hvt__pt2_out_value(importer *p, hvt_value v)
+{
+    int64_t size[HVT__PT2_DIMS];
+    int n = hvt__pt2_out_sizes(p, 0, size);
+
+    if (n != 4 && n != 2)
+        hvt__pt2_refuse(p, "its output has %d dimensions", n);
+    hvt__pt2_out(p, 0, (tensor){.v = v, .axes = hvt__pt2_axes_of(n, size)}, NULL);
+}
+
+/* ---- the walk ---- */
+
+static void begin(importer *p, hvt_value images)
+{
+    const hvt_pt2 *f = p->file;
+    const int64_t size[] = {f->batch, f->channels, f->height, f->width};
+    const char *name;
+    json_t *state;
+
+    json_object_foreach(f->inputs, name, state)
+        define(p, name, (tensor){.state = json_string_value(state), .v = -1}, -1);
+    define(p, f->image, (tensor){.v = images, .axes = hvt__pt2_axes_of(4, size)}, -1);
+}
+
+static hvt_status import(importer *p, hvt_value images, hvt_value *ret_logits)
+{
+    const tensor *logits;
+
+    p->index = json_object();
+    p->layers = json_object();
+    p->tensor = malloc(p->file->names * sizeof *p->tensor);
+    HVT_CHECK(p->index && p->layers && p->tensor, E_MEM, "%s: no memory", p->file->path);
+    begin(p, images);
+    for (size_t i = 0; i < p->file->nneeded && !p->failed && !p->mistaken; i++) {
+        p->node = p->file->needed[i];
+        hvt__pt2_operation(hvt__pt2_target(p->node))->build(p);
+    }
+    if (p->mistaken) { /* hvt_model_plan() tells */
+        *ret_logits = -1;
+        return HVT_OK;
+    }
+    logits = p->failed ? NULL : find(p, p->file->logits);
+    if (!p->failed && (logits->axes.ndim != 2 || !hvt__pt2_is(&logits->axes, 1, 'C')))
+        hvt__pt2_refuse(p, "the model's output is not [N, classes]");
+    if (p->failed)
+        return hvt__pass(HVT_E_UNSUPPORTED, __FILE__, __LINE__, "import");
+    *ret_logits = logits->v;
+    return HVT_OK;
+}
+
+hvt_status hvt_pt2_build(const hvt_pt2 *file, hvt_model *m, hvt_value images, int classes,
+                         hvt_value *ret_logits)
+{
+    HVT_GIVEN(file, "a .pt2 file");
+    HVT_GIVEN(m, "a model");
+    HVT_GIVEN(ret_logits, "an output pointer for the logits");
+    HVT_CHECK(classes >= 0, E_ARG, "%d classes; 0 keeps those of the file", classes);
+
+    importer p = {.file = file, .m = m, .classes = classes};
+    hvt_status s = import(&p, images, ret_logits);
+
+    free(p.tensor);
+    json_decref(p.index);
+    json_decref(p.layers);
+    return s;
+}

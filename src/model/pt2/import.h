@@ -1,0 +1,67 @@
+/*
+ * import.h - a graph on its way onto a tape, shared by import.c, which walks it, and ops.c, which has a
+ * function for each operation. Nothing else includes it.
+ */
+#ifndef HVT_PT2_IMPORT_H
+#define HVT_PT2_IMPORT_H
+
+#include "pt2_impl.h"
+
+/* What a name of the graph stands for. */
+typedef struct tensor {
+    const char *state;  /* a parameter or buffer: its name in the state_dict; NULL: computed */
+    hvt_value v;        /* on the tape; -1: a parameter or buffer */
+    bool noise;         /* random numbers of stochastic depth */
+    hvt__pt2_axes axes; /* of v */
+    int storage;        /* tensors that are views of each other have the same */
+    int version;        /* of its storage when it was made: each operation in place makes a new one */
+    int newest;         /* version, where the storage is its own */
+} tensor;
+
+typedef struct importer {
+    const hvt_pt2 *file;
+    hvt_model *m;
+    json_t *index; /* name in the graph -> number in `tensor` */
+    tensor *tensor;
+    int ntensor;
+    json_t *layers;     /* name of a layer -> its value on the tape */
+    int classes;        /* that file->head shall have; 0: as it has */
+    const json_t *node; /* at hand */
+    bool failed;        /* the last error says why */
+    bool mistaken;      /* a builder has refused, as the model knows */
+} importer;
+
+typedef struct operation {
+    const char *target;
+    void (*build)(importer *p);
+} operation;
+/* NULL: there is none */
+const operation *hvt__pt2_operation(const char *target);
+
+/* The node at hand cannot be imported. The message gets the file, the operation and where the user wrote it.
+ */
+void hvt__pt2_refuse(importer *p, const char *fmt, ...) HVT_PRINTF(2, 3);
+
+/* ---- the arguments of the node at hand ---- */
+
+bool hvt__pt2_given(const importer *p, const char *name);
+int64_t hvt__pt2_int(importer *p, const char *name, int64_t otherwise);
+double hvt__pt2_float(importer *p, const char *name, double otherwise); /* also of whole numbers */
+bool hvt__pt2_bool(importer *p, const char *name, bool otherwise);
+const char *hvt__pt2_string(importer *p, const char *name, const char *otherwise);
+/* n of them; one stands for all. Left out or empty: ret_x is not changed. */
+void hvt__pt2_ints(importer *p, const char *name, int n, int *ret_x);
+/* A tensor; NULL: left out. A computed one must not have been changed in place since. */
+const tensor *hvt__pt2_tensor(importer *p, const char *name);
+/* The number of a list of at most `most` tensors. */
+int hvt__pt2_tensors(importer *p, const char *name, int most, const tensor **ret_t);
+
+/* ---- its outputs ---- */
+
+int hvt__pt2_out_sizes(importer *p, int i, int64_t *ret_size); /* in the example: how many */
+/* Output i is t, a view of x; x NULL: it has storage of its own, unless the operation works in place. */
+void hvt__pt2_out(importer *p, int i, tensor t, const tensor *x);
+/* Output 0 is v, of [N,C,H,W] or [N,C] as the file says. */
+void hvt__pt2_out_value(importer *p, hvt_value v);
+
+#endif /* HVT_PT2_IMPORT_H */

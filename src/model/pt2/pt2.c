@@ -1,0 +1,192 @@
+/*
+ * A .pt2 file: opened, described, its values read. See pt2_impl.h.
+ */
+#include "pt2_impl.h"
+
+void hvt_pt2_close(hvt_pt2 **file)
+{
+    hvt_pt2 *p = file ? *file : NULL;
+
+    if (!p)
+        return;
+    if (p->zip)
+        zip_discard(p->zip);
+    free(p->needed);
+    free(p->head_name);
+    json_decref(p->program);
+    json_decref(p->weights);
+    json_decref(p->inputs);
+    free(p->top);
+    free(p->path);
+    free(p);
+    *file = NULL;
+}
+
+static hvt_status read_program(hvt_pt2 *p)
+{
+    json_t *config;
+
+    HVT_TRY(hvt__pt2_archive_json(p, *p->top ? "models/model.json" : "serialized_exported_program.json",
+                                  &p->program));
+    HVT_TRY(hvt__pt2_graph(p));
+    HVT_TRY(hvt__pt2_archive_json(p, "data/weights/model_weights_config.json", &config));
+    p->weights = json_incref(json_object_get(config, "config"));
+    json_decref(config);
+    return HVT_OK;
+}
+
+hvt_status hvt_pt2_open(const char *path, hvt_pt2 **ret_file)
+{
+    HVT_GIVEN(path, "the path of a .pt2 file");
+    HVT_GIVEN(ret_file, "an output pointer for the file");
+
+    hvt_pt2 *p = calloc(1, sizeof *p);
+    hvt_status s = HVT_OK;
+
+    HVT_CHECK(p, E_MEM, "no memory");
+    p->path = strdup(path);
+    HVT_CHECK_OR(fail, p->path, E_MEM, "no memory");
+    HVT_TRY_OR(fail, hvt__pt2_archive_open(p));
+    HVT_TRY_OR(fail, read_program(p));
+    *ret_file = p;
+    return HVT_OK;
+fail:
+    hvt_pt2_close(&p);
+    return s;
+}
+
+hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *p)
+{
+    int64_t size[HVT__PT2_DIMS];
+    int n = hvt__pt2_sizes(p, p->logits, HVT__PT2_DIMS, size);
+
+    return (hvt_pt2_info){.height = p->height,
+                          .width = p->width,
+                          .channels = p->channels,
+                          .classes = n == 2 && size[1] <= INT_MAX ? (int)size[1] : 0,
+                          .outputs = p->outputs,
+                          .weights = p->weights != NULL,
+                          .head = p->head_name,
+                          .dropout = p->dropout};
+}
+
+/* ---- values ---- */
+
+enum { F32 = 7 }; /* of torch/_export/serde/schema.py */
+
+/* Where the elements of a tensor lie in its entry. */
+typedef struct layout {
+    int ndim;
+    int64_t size[4], stride[4];
+    size_t count;
+} layout;
+
+static hvt_status read_layout(const hvt_pt2 *p, const char *name, const json_t *meta, layout *ret_layout)
+{
+    const json_t *sizes = json_object_get(meta, "sizes"), *strides = json_object_get(meta, "strides"),
+                 *offset = json_object_get(json_object_get(meta, "storage_offset"), "as_int"),
+                 *type = json_object_get(meta, "dtype");
+    layout l = {.ndim = (int)json_array_size(sizes), .count = 1};
+    int64_t reach = 0;
+
+    HVT_CHECK(json_integer_value(type) == F32, E_UNSUPPORTED,
+              "%s: %s has values of dtype %lld of torch.export's schema; only f32 (%d) is read: export "
+              "model.float()",
+              p->path, name, (long long)json_integer_value(type), F32);
+    HVT_CHECK(json_array_size(sizes) <= 4 && json_array_size(strides) == json_array_size(sizes) &&
+                  json_integer_value(offset) == 0,
+              E_FORMAT, "%s: %s has no sizes and strides of at most 4 dimensions, or an offset", p->path,
+              name);
+    for (int i = 0; i < l.ndim; i++) {
+        l.size[i] = json_integer_value(json_object_get(json_array_get(sizes, (size_t)i), "as_int"));
+        l.stride[i] = json_integer_value(json_object_get(json_array_get(strides, (size_t)i), "as_int"));
+        HVT_CHECK(l.size[i] > 0 && l.size[i] <= INT_MAX && l.stride[i] >= 0 && l.stride[i] <= INT_MAX,
+                  E_FORMAT, "%s: dimension %d of %s has size %lld and stride %lld", p->path, i, name,
+                  (long long)l.size[i], (long long)l.stride[i]);
+        HVT_CHECK(!__builtin_mul_overflow(l.count, (size_t)l.size[i], &l.count) && l.count <= INT_MAX,
+                  E_FORMAT, "%s: %s has too many values", p->path, name);
+        reach += (l.size[i] - 1) * l.stride[i];
+    }
+    HVT_CHECK(reach == (int64_t)l.count - 1, E_UNSUPPORTED, "%s: the values of %s are not dense", p->path,
+              name);
+    *ret_layout = l;
+    return HVT_OK;
+}
+
+/* Canonical order from that of the strides: weights of a model in channels_last are [K,R,S,C]. */
+static void order(const layout *l, const float *stored, float *ret_values)
+{
+    int64_t at[4] = {0};
+
+    for (size_t i = 0; i < l->count; i++) {
+        int64_t from = 0;
+
+        for (int d = 0; d < l->ndim; d++)
+            from += at[d] * l->stride[d];
+        ret_values[i] = stored[from];
+        for (int d = l->ndim - 1; d >= 0 && ++at[d] == l->size[d]; d--)
+            at[d] = 0;
+    }
+}
+
+static bool fits(const layout *l, const hvt_named *t)
+{
+    bool same = l->count == t->count && l->ndim == t->ndim;
+
+    for (int i = 0; same && i < l->ndim; i++)
+        same = l->size[i] == t->dim[i];
+    return same;
+}
+
+static bool is_head(const hvt_pt2 *p, const char *tensor)
+{
+    size_t n = p->head_name ? strlen(p->head_name) : 0;
+
+    return n && !strncmp(tensor, p->head_name, n) && tensor[n] == '.' && !strchr(tensor + n + 1, '.');
+}
+
+static hvt_status load(const hvt_pt2 *p, hvt_model *m, const hvt_named *t)
+{
+    const json_t *entry = json_object_get(p->weights, t->name);
+    const char *path = json_string_value(json_object_get(entry, "path_name"));
+    char name[512];
+    layout l = {0};
+    float *stored, *values;
+    hvt_status s;
+
+    HVT_CHECK(path && !json_is_true(json_object_get(entry, "use_pickle")), E_FORMAT,
+              "%s: it holds no values of %s", p->path, t->name);
+    HVT_TRY(read_layout(p, t->name, json_object_get(entry, "tensor_meta"), &l));
+    if (!fits(&l, t)) {
+        HVT_CHECK(is_head(p, t->name), E_FORMAT, "%s: %s has other sizes in the weights than in the graph",
+                  p->path, t->name);
+        return HVT_OK;
+    }
+    stored = malloc(2 * l.count * sizeof *stored);
+    HVT_CHECK(stored, E_MEM, "%s: no memory for %zu values of %s", p->path, l.count, t->name);
+    values = stored + l.count;
+    snprintf(name, sizeof name, "data/weights/%s", path);
+    s = hvt__pt2_archive_read(p, name, stored, l.count * sizeof *stored);
+    if (s == HVT_OK) {
+        order(&l, stored, values);
+        s = hvt_model_set(m, t->name, values, l.count);
+    }
+    free(stored);
+    return s;
+}
+
+hvt_status hvt_pt2_load(const hvt_pt2 *p, hvt_model *m)
+{
+    hvt_named t;
+
+    HVT_GIVEN(p, "a .pt2 file");
+    HVT_GIVEN(m, "a model");
+    HVT_CHECK(
+        p->weights, E_UNSUPPORTED,
+        "%s: its weights are pickled, as PyTorch 2.8 and older write them, and are not read. Write them by "
+        "safetensors.torch.save_file(model.state_dict(), \"net.safetensors\") and give them by --init",
+        p->path);
+    for (int i = 0; hvt_model_named(m, i, &t); i++)
+        HVT_TRY(load(p, m, &t));
+    return HVT_OK;
+}

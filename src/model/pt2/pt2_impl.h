@@ -1,0 +1,99 @@
+/*
+ * pt2_impl.h - a PyTorch model in a .pt2 file, shared by the files that read it.
+ *
+ * Included by src/model/pt2. Nothing else.
+ *
+ * The file is a zip: a graph of operations in JSON, which is kept as jansson parsed it, and the values of the
+ * parameters. Nothing in it is unpickled, and nothing is written to disk.
+ */
+#ifndef HVT_PT2_IMPL_H
+#define HVT_PT2_IMPL_H
+
+#include "base_impl.h"
+#include "hvt/model.h"
+
+#include <jansson.h>
+#include <zip.h>
+
+struct hvt_pt2 {
+    char *path;
+    zip_t *zip;
+    char *top;       /* what the names of all entries begin with: "net/", or "" in files of PyTorch 2.6 */
+    json_t *program; /* the graph and what describes it */
+    json_t *weights; /* name in the state_dict -> where its values are; NULL: pickled, hence not read */
+    json_t *inputs;  /* name in the graph -> name in the state_dict, of parameters and buffers */
+    const json_t *nodes, *tensors; /* of the graph, borrowed */
+    const json_t **needed;         /* [nneeded] the nodes that lead to the logits, in order */
+    size_t nneeded, names;         /* names: at most so many has the graph */
+    const json_t *head;            /* the last layer with weights: its outputs are the classes; or NULL */
+    double dropout;                /* the largest probability of any dropout */
+    char *head_name;               /* without ".weight" */
+    const char *image, *logits;    /* names in the graph of the input and the first output */
+    int outputs;
+    int batch, channels, height, width; /* of the example that it was exported with */
+};
+
+/* ---- archive.c ---- */
+
+hvt_status hvt__pt2_archive_open(hvt_pt2 *p);
+/* Parse an entry; *ret_json is NULL if there is none of this name below the top folder. */
+hvt_status hvt__pt2_archive_json(const hvt_pt2 *p, const char *entry, json_t **ret_json);
+/* Read an entry of exactly this many bytes. */
+hvt_status hvt__pt2_archive_read(const hvt_pt2 *p, const char *entry, void *data, size_t bytes);
+
+/* ---- graph.c ---- */
+
+/* Find inputs, outputs and nodes of p->program; check that each name is defined once and before its use, and
+ * that all operations that are needed are known. */
+hvt_status hvt__pt2_graph(hvt_pt2 *p);
+/* The value of a node's argument and its kind ("as_int"); NULL: it was left out, or is None. */
+const json_t *hvt__pt2_arg(const json_t *node, const char *name, const char **ret_kind);
+/* The number of a tensor's dimensions, at most `most`, and its sizes in the example; -1: there are more, or
+ * the file does not say. */
+int hvt__pt2_sizes(const hvt_pt2 *p, const char *tensor, int most, int64_t *ret_size);
+/* "aten.conv2d.default" */
+const char *hvt__pt2_target(const json_t *node);
+/* An operation whose name ends in _: it changes the tensor of this name. */
+bool hvt__pt2_in_place(const json_t *node);
+const char *hvt__pt2_changed(const json_t *node);
+/* Where the user wrote it: "layer features.3, net.py line 71". */
+void hvt__pt2_where(const json_t *node, char *text, size_t size);
+
+/* ---- axes.c: how the dimensions of a tensor in PyTorch lie in a value of the tape ---- */
+
+enum { HVT__PT2_DIMS = 6, HVT__PT2_ATOMS = 8 };
+
+/* `extent` steps of `stride` along one axis of the tape's [N,H,W,C]; one of extent 1 is left out. */
+typedef struct hvt__pt2_atom {
+    char axis;
+    int64_t extent, stride;
+} hvt__pt2_atom;
+
+/* Dimension i consists of atoms end[i-1] to end[i]-1, the outermost first. [N,C,H,W] and its transpose, a
+ * flattened [N,C*H*W] and a channel shuffle's [N,2,C/2,H,W] are all of this form. */
+typedef struct hvt__pt2_axes {
+    int ndim, end[HVT__PT2_DIMS];
+    hvt__pt2_atom atom[HVT__PT2_ATOMS];
+} hvt__pt2_axes;
+
+/* Those of a value as the tape's builders return it: [N,C,H,W], or [N,C]. */
+hvt__pt2_axes hvt__pt2_axes_of(int ndim, const int64_t *size);
+/* The same elements in dimensions of other sizes; false: dimensions would mix axes. */
+bool hvt__pt2_view(hvt__pt2_axes *x, int ndim, const int64_t *size);
+/* Dimension i is dimension from[i] of before. */
+void hvt__pt2_permute(hvt__pt2_axes *x, const int *from);
+/* Does dimension i hold all of one axis, in its order, or nothing, its size being 1? */
+bool hvt__pt2_is(const hvt__pt2_axes *x, int i, char axis);
+/* Is some of this axis in dimension i? */
+bool hvt__pt2_has(const hvt__pt2_axes *x, int i, char axis);
+/* Each dimension is one whole axis, or nothing. */
+bool hvt__pt2_plain(const hvt__pt2_axes *x);
+/* Sizes of dimensions that are plain; false: there are others. */
+bool hvt__pt2_resize(hvt__pt2_axes *x, const int64_t *size);
+bool hvt__pt2_same(const hvt__pt2_axes *x, const hvt__pt2_axes *y);
+
+/* ---- ops.c ---- */
+
+bool hvt__pt2_knows(const char *target);
+
+#endif /* HVT_PT2_IMPL_H */

@@ -1,0 +1,90 @@
+/*
+ * The three ways of an update: how a bucket travels, and what becomes of its sums.
+ *
+ * *Replicated*: every rank gets all sums and updates all of its parameters.
+ *
+ * *Sliced*: reduce_scatter leaves each rank its slice of a bucket's sum, the rank updates this slice for all
+ * ranks, and allgather distributes the new parameters, those of early buckets while sums of late ones still
+ * travel. Where the decision about a step needs all sums, flags travel, too (nonfinite.c).
+ *
+ * *Fused*, where all ranks see each other's memory and share one copy of parameters and state: a rank reads
+ * its slice of all ranks' gradients, adds them along the tree and updates the shared parameters, in one pass
+ * of the device. No sum is ever written, and nothing has to be gathered. Invariant: a rank writes parameters
+ * only inside the comm's operation on them, which starts after every rank has finished its backward pass over
+ * them, and which no rank leaves before all have written. So nobody reads them meanwhile, and the update
+ * needs no synchronization of its own.
+ */
+#include "dist.h"
+#include "base_impl.h"
+
+/* What a codec sends nothing of in a round is over with the bucket before. */
+static hvt_status post_replicated(hvt_distopt *d, hvt_bucket *b)
+{
+    size_t n;
+    void *span = b->codec->span(d, b, &n);
+
+    if (n)
+        return hvt_comm_allreduce(d->comm, span, n, b->codec->wire, &b->ticket);
+    if (!b->second)
+        b->ticket = b[-1].ticket;
+    return HVT_OK;
+}
+
+/* The rank's slice, which is all of a bucket where updates are replicated. */
+static hvt_status update(hvt_distopt *d, hvt_bucket *b)
+{
+    d->g[0] = d->grads + b->own_first;
+    d->optim->v_at = b->own_first - b->own_at;
+    return hvt__optim_span(d->optim, d->g, 1, b->own_first, b->own_end);
+}
+
+static hvt_status post_sliced(hvt_distopt *d, hvt_bucket *b)
+{
+    size_t n;
+    void *span = b->codec->span(d, b, &n);
+
+    if (b == d->bucket)
+        return hvt_comm_allreduce(d->comm, span, n, b->codec->wire, &b->ticket);
+    return hvt_comm_reduce_scatter(d->comm, span, n, b->codec->wire, &b->ticket);
+}
+
+static hvt_status update_and_gather(hvt_distopt *d, hvt_bucket *b)
+{
+    HVT_TRY(update(d, b));
+    return hvt_comm_allgather(d->comm, d->optim->m->params + b->first, b->end - b->first, HVT_F32,
+                              &b->ticket);
+}
+
+/* This rank's slice of a bucket; in[r]: the bucket in rank r's gradients. Called by hvt_comm_wait(); in a
+ * step that is given up there is nothing to do. */
+static hvt_status reduce_and_update(void *ctx, size_t first, size_t end, const void *const in[], int ranks)
+{
+    hvt_distopt *d = ctx;
+    size_t bucket = (size_t)((const float *)in[d->rank] - d->grads);
+    double start = hvt__running();
+    hvt_status s;
+
+    if (!d->decided)
+        return HVT_OK;
+    for (int r = 0; r < ranks; r++)
+        d->g[r] = (const float *)in[r] + first;
+    hvt__trace_begin(HVT__UPDATE, -1);
+    hvt__trace_bytes((end - first) * sizeof(float));
+    s = hvt__traced(hvt__optim_span(d->optim, d->g, ranks, bucket + first, bucket + end));
+    d->updating += hvt__running() - start;
+    return s;
+}
+
+static hvt_status post_fused(hvt_distopt *d, hvt_bucket *b)
+{
+    float *span = d->grads + b->first;
+    size_t n = b->end - b->first;
+
+    if (b == d->bucket)
+        return hvt_comm_allreduce(d->comm, span, n, HVT_F32, &b->ticket);
+    return hvt_comm_reduce_apply(d->comm, span, n, HVT_F32, reduce_and_update, d, &b->ticket);
+}
+
+const hvt__way hvt__way_replicated = {.post = post_replicated, .update = update};
+const hvt__way hvt__way_sliced = {.post = post_sliced, .update = update_and_gather, .gathers = true};
+const hvt__way hvt__way_fused = {.post = post_fused};

@@ -1,0 +1,276 @@
+/*
+ * The checkpoints of a folder: its *generations*, and which of them a run goes on from.
+ *
+ * A generation is DIR/gen-000012.safetensors with its sidecar files; the newest has the highest number.
+ * `last.safetensors` and `best.safetensors` are symbolic links to generations. In folders of earlier
+ * releases, and where a file system has no such links, they are files of their own, and are read as
+ * generations.
+ */
+#include "checkpoint_impl.h"
+#include "base_impl.h"
+
+#include <dirent.h>
+#include <inttypes.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PREFIX "gen-"
+
+enum { DIGITS_MOST = 18, LISTINGS_MOST = 20 };
+
+void hvt__generation_name(int64_t number, char ret_name[32])
+{
+    snprintf(ret_name, 32, PREFIX "%06" PRId64, number);
+}
+
+int64_t hvt__generation_number(const char *name, const char **ret_end)
+{
+    const char *digits = name + sizeof PREFIX - 1;
+    size_t n;
+
+    if (strncmp(name, PREFIX, sizeof PREFIX - 1))
+        return -1;
+    n = strspn(digits, "0123456789");
+    *ret_end = digits + n;
+    return n >= 6 && n <= DIGITS_MOST && **ret_end == '.' ? strtoll(digits, NULL, 10) : -1;
+}
+
+/* Is DIR/NAME a link to a generation? That is in the folder, too, or it is gone. */
+static bool leads_to_generation(const char *path)
+{
+    char target[64] = "";
+    const char *end;
+
+    return readlink(path, target, sizeof target - 1) > 0 && hvt__generation_number(target, &end) >= 0;
+}
+
+/* The header of g->path. */
+static hvt_status look(hvt__generation *g)
+{
+    hvt_status s = hvt__checkpoint_read(g->path, NULL, NULL, &g->p);
+
+    g->is_readable = s == HVT_OK;
+    if (s == HVT_E_MEM)
+        return hvt__pass(s, __FILE__, __LINE__, "hvt__checkpoint_read");
+    if (s)
+        snprintf(g->why, sizeof g->why, "%s", hvt_last_error());
+    return HVT_OK;
+}
+
+static hvt_status add(hvt__generations *g, const char *dir, const char *name, int64_t number)
+{
+    hvt__generation *at = realloc(g->at, (size_t)(g->n + 1) * sizeof *at);
+
+    HVT_CHECK(at, E_MEM, "no memory to list the checkpoints in %s", dir);
+    g->at = at;
+    at[g->n] = (hvt__generation){.number = number,
+                                 .is_best = number < 0 && !strcmp(name, "best" HVT_CHECKPOINT_END)};
+    HVT_TRY(hvt__path(at[g->n].path, "%s/%s", dir, name));
+    return look(&at[g->n++]);
+}
+
+static hvt_status add_numbered(hvt__generations *g, const char *dir)
+{
+    DIR *d = opendir(dir);
+    struct dirent *e;
+    hvt_status s = HVT_OK;
+
+    while (d && s == HVT_OK && (e = readdir(d))) {
+        const char *end;
+        int64_t number = hvt__generation_number(e->d_name, &end);
+        if (number >= 0 && !strcmp(end, HVT_CHECKPOINT_END))
+            s = add(g, dir, e->d_name, number);
+    }
+    if (d)
+        closedir(d);
+    return s;
+}
+
+/* `last` or `best`, where that is a file of its own. */
+static hvt_status add_named(hvt__generations *g, const char *dir, const char *name)
+{
+    char path[PATH_MAX];
+
+    HVT_TRY(hvt__path(path, "%s/%s", dir, name));
+    return access(path, F_OK) == 0 && !leads_to_generation(path) ? add(g, dir, name, -1) : HVT_OK;
+}
+
+/* By number; then `last`, then `best`. */
+static int newest_first(const void *a, const void *b)
+{
+    const hvt__generation *x = a, *y = b;
+
+    return x->number != y->number ? (x->number < y->number) - (x->number > y->number)
+                                  : x->is_best - y->is_best;
+}
+
+/* An earlier release goes on in this folder and writes a `last` of its own: then that is the newest. */
+static void put_further_last_first(hvt__generations *g)
+{
+    const hvt__generation *first = hvt__generations_first(g);
+    hvt__generation last;
+
+    for (int i = 1; first && i < g->n; i++) {
+        last = g->at[i];
+        if (last.number >= 0 || last.is_best || !last.is_readable || last.p.run != first->p.run ||
+            last.p.steps <= first->p.steps)
+            continue;
+        memmove(g->at + 1, g->at, (size_t)i * sizeof last);
+        g->at[0] = last;
+        return;
+    }
+}
+
+hvt_status hvt__generations_open(const char *dir, hvt__generations *ret)
+{
+    hvt__generations g = {0};
+    hvt_status s;
+
+    HVT_TRY_OR(fail, add_numbered(&g, dir));
+    HVT_TRY_OR(fail, add_named(&g, dir, "last" HVT_CHECKPOINT_END));
+    HVT_TRY_OR(fail, add_named(&g, dir, "best" HVT_CHECKPOINT_END));
+    if (g.n)
+        qsort(g.at, (size_t)g.n, sizeof *g.at, newest_first);
+    put_further_last_first(&g);
+    *ret = g;
+    return HVT_OK;
+fail:
+    hvt__generations_close(&g);
+    return s;
+}
+
+void hvt__generations_close(hvt__generations *g)
+{
+    for (int i = 0; i < g->n; i++)
+        hvt__progress_free(&g->at[i].p);
+    free(g->at);
+    *g = (hvt__generations){0};
+}
+
+const hvt__generation *hvt__generations_first(const hvt__generations *g)
+{
+    for (int i = 0; i < g->n; i++)
+        if (g->at[i].is_readable)
+            return &g->at[i];
+    return NULL;
+}
+
+static bool is_folder(const char *path)
+{
+    struct stat info;
+
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+hvt_status hvt__weights_file(const char *path, char ret_path[PATH_MAX])
+{
+    hvt__generations g;
+    const hvt__generation *first;
+    hvt_status s;
+
+    if (!is_folder(path))
+        return hvt__path(ret_path, "%s", path);
+    HVT_TRY(hvt__generations_open(path, &g));
+    first = hvt__generations_first(&g);
+    if (!first && g.n)
+        first = g.at;
+    s = first ? hvt__path(ret_path, "%s", first->path)
+              : hvt__path(ret_path, "%s/last" HVT_CHECKPOINT_END, path);
+    hvt__generations_close(&g);
+    return s;
+}
+
+hvt_status hvt_weights_load(const char *file, hvt_model *m, bool skip_head)
+{
+    HVT_GIVEN(file, "a file");
+    HVT_GIVEN(m, "a model");
+
+    char path[PATH_MAX];
+    hvt_st *st = NULL;
+    hvt_status s;
+
+    HVT_TRY(hvt__weights_file(file, path));
+    HVT_TRY(hvt__st_open(path, &st));
+    s = hvt__weights_load(st, m, NULL, skip_head, NULL);
+    hvt__st_close(&st);
+    return s;
+}
+
+/* ---- resuming ---- */
+
+/* Why generations were passed over, for one line. */
+typedef struct damaged {
+    int n;
+    char why[1200];
+    hvt_status s; /* of the first */
+} damaged;
+
+static void add_damaged(damaged *d, hvt_status s, const char *why)
+{
+    size_t used = strlen(d->why);
+
+    snprintf(d->why + used, sizeof d->why - used, "%s%s", d->n ? "; " : "", why);
+    if (d->n++ == 0)
+        d->s = s;
+}
+
+/* The first that is whole. */
+static hvt_status resume_newest(hvt__generations *g, hvt_model *m, hvt_optim *o, hvt_progress *ret_progress,
+                                char ret_file[PATH_MAX])
+{
+    damaged d = {0};
+
+    for (int i = 0; i < g->n; i++) {
+        const hvt__generation *at = &g->at[i];
+        hvt_status s = at->is_readable ? hvt__checkpoint_read(at->path, m, o, ret_progress) : HVT_E_FORMAT;
+        if (s == HVT_E_IO || s == HVT_E_FORMAT) {
+            add_damaged(&d, s, at->is_readable ? hvt_last_error() : at->why);
+            continue;
+        }
+        HVT_TRY(s);
+        memcpy(ret_file, at->path, sizeof at->path);
+        if (d.n && m)
+            HVT_WARN("%s; continuing from %s (epoch %d, update %" PRId64 ")", d.why, at->path,
+                     ret_progress->epoch, ret_progress->steps);
+        return HVT_OK;
+    }
+    return hvt__fail(d.s, __FILE__, __LINE__, "%s%s", d.why, d.n > 1 ? "; no other checkpoint is there" : "");
+}
+
+/* Has a job that saves in this folder removed any of them meanwhile? */
+static bool has_lost(const hvt__generations *g)
+{
+    for (int i = 0; i < g->n; i++)
+        if (access(g->at[i].path, F_OK))
+            return true;
+    return false;
+}
+
+hvt_status hvt__resume(const char *path, hvt_model *m, hvt_optim *o, hvt_progress *ret_progress,
+                       char ret_file[PATH_MAX])
+{
+    hvt__generations g = {0};
+
+    for (int listings = LISTINGS_MOST; is_folder(path); listings--) {
+        HVT_TRY(hvt__generations_open(path, &g));
+        if (!g.n)
+            break;
+        hvt_status s = resume_newest(&g, m, o, ret_progress, ret_file);
+        bool again = s != HVT_OK && listings > 1 && has_lost(&g);
+        hvt__generations_close(&g);
+        if (!again)
+            return s;
+    }
+    HVT_TRY(hvt__weights_file(path, ret_file));
+    return hvt__checkpoint_read(ret_file, m, o, ret_progress);
+}
+
+hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o, hvt_progress *ret_progress)
+{
+    HVT_GIVEN(path, "a path");
+    HVT_GIVEN(ret_progress, "a place for progress");
+
+    char file[PATH_MAX];
+
+    return hvt__resume(path, m, o, ret_progress, file);
+}

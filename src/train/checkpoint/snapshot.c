@@ -1,0 +1,184 @@
+/*
+ * What a checkpoint holds, as it was between two updates: a copy in host memory, so that training goes on
+ * while it is written.
+ *
+ * The copy is taken as fast as memory allows, in the device's own layouts. Its memory is kept from save to
+ * save: fresh memory would cost a step its page faults each time. Whoever writes it, on a thread of its own,
+ * brings it into canonical layout: the parameters at once, because they are hashed before they are written,
+ * and everything else tensor by tensor while it is written, which spares it a way to memory and back.
+ */
+#include "snapshot.h"
+#include "base_impl.h"
+
+/* A part of the block of so many floats, at *at, which moves on. Without a block: only that. */
+static float *part(const hvt__snapshot *s, size_t *at, size_t count)
+{
+    float *here = s->block ? s->block + *at : NULL;
+
+    *at += (count + 15) / 16 * 16;
+    return here;
+}
+
+static size_t largest_span(const hvt_model *m)
+{
+    size_t most = 1;
+
+    for (int i = 0; i < m->nparam_tensors; i++)
+        most = m->param[i].count > most ? m->param[i].count : most;
+    return most;
+}
+
+/* Cut the block into its parts; returns the floats that they need. */
+static size_t cut(hvt__snapshot *s, const hvt_optim *o, bool momentum)
+{
+    const hvt__powersgd_state *p = o ? o->powersgd : NULL;
+    size_t at = 0, arena = s->m->arena_count;
+    float *v;
+
+    s->room = part(s, &at, largest_span(s->m));
+    s->params = part(s, &at, arena);
+    s->stats = part(s, &at, s->m->stats_count);
+    v = part(s, &at, o && o->v ? s->m->grad_count : 0); /* room is there before it holds anything */
+    s->momentum = momentum ? v : NULL;
+    s->powersgd = p ? *p : (hvt__powersgd_state){0};
+    if (p) {
+        s->powersgd.q = part(s, &at, p->q_count);
+        s->powersgd.residual = part(s, &at, (size_t)p->ranks * p->residual_count);
+    }
+    return at;
+}
+
+static void free_block(hvt__snapshot *s)
+{
+    if (s->block)
+        s->dev->ops->memory.release_host(s->dev, s->block);
+    s->block = NULL;
+    s->count = 0;
+}
+
+static hvt_status make_room(hvt__snapshot *s, const hvt_optim *o, bool momentum)
+{
+    size_t count = cut(s, o, momentum);
+
+    if (count > s->count) {
+        free_block(s);
+        HVT_TRY(s->dev->ops->memory.alloc_host(s->dev, count * sizeof *s->block, (void **)&s->block));
+        s->count = count;
+    }
+    cut(s, o, momentum);
+    return HVT_OK;
+}
+
+/* An arena of so many floats: that of momentum ends before frozen parameters. */
+static hvt_status copy_arena(const hvt_model *m, float *to, const float *from, size_t count)
+{
+    size_t first = m->step_stats_count;
+
+    return hvt_device_download(m->dev, to + first, from + first, (count - first) * sizeof *to);
+}
+
+static hvt_status copy_progress(hvt__snapshot *s, const hvt_progress *p)
+{
+    char *options = p->options ? strdup(p->options) : NULL;
+    char *names = p->class_names ? strdup(p->class_names) : NULL;
+
+    hvt__progress_free(&s->progress);
+    s->progress = *p;
+    s->progress.options = options;
+    s->progress.class_names = names;
+    HVT_CHECK((options || !p->options) && (names || !p->class_names), E_MEM,
+              "no memory for a copy of options and class names");
+    return HVT_OK;
+}
+
+static hvt_status copy_all(hvt__snapshot *s, hvt_model *m, hvt_optim *o, const hvt_progress *progress)
+{
+    bool fresh = true;
+    float *v = NULL;
+
+    HVT_CHECK(
+        !o || !o->powersgd || o->powersgd->q, E_ARG,
+        "what gradients leave from step to step lies on the ranks; hvt_distopt_gather() brings it here");
+    if (o && o->v)
+        HVT_TRY(hvt__optim_fresh(o, &fresh));
+    if (!fresh)
+        HVT_TRY(hvt__optim_state(o, false, &v));
+    if (s->dev != m->dev)
+        free_block(s);
+    s->m = m;
+    s->dev = m->dev;
+    HVT_TRY(make_room(s, o, !fresh));
+    HVT_TRY(copy_progress(s, progress));
+    HVT_TRY(hvt__model_state(m, &s->step));
+    HVT_TRY(copy_arena(m, s->params, m->params, m->arena_count));
+    HVT_TRY(hvt_device_download(m->dev, s->stats, m->stats, m->stats_count * sizeof *s->stats));
+    if (s->momentum)
+        HVT_TRY(copy_arena(m, s->momentum, v, m->grad_count));
+    if (s->powersgd.q) {
+        memcpy(s->powersgd.q, o->powersgd->q, s->powersgd.q_count * sizeof(float));
+        memcpy(s->powersgd.residual, o->powersgd->residual,
+               (size_t)s->powersgd.ranks * s->powersgd.residual_count * sizeof(float));
+    }
+    s->tracked = m->tracked;
+    return HVT_OK;
+}
+
+hvt_status hvt__snapshot_take(hvt__snapshot **snapshot, hvt_model *m, hvt_optim *o,
+                              const hvt_progress *progress)
+{
+    if (!*snapshot)
+        *snapshot = calloc(1, sizeof **snapshot);
+    HVT_CHECK(*snapshot, E_MEM, "no memory for a copy of weights and optimizer state");
+    return copy_all(*snapshot, m, o, progress);
+}
+
+const float *hvt__snapshot_tensor(const hvt__snapshot *s, const float *arena, const hvt_param *p)
+{
+    if (!p->op && p->flat <= 1)
+        return arena + p->offset;
+    hvt__param_to_file(s->m, p, arena + p->offset, s->room);
+    return s->room;
+}
+
+/* One tensor after the other moves down by the room, which is as long as the longest: so none of them meets
+ * itself, or one that has not moved yet. Then the room lies behind them. */
+static void arrange_params(hvt__snapshot *s)
+{
+    float *from = s->params, *to = s->room;
+
+    for (const hvt_param *p = s->m->param; p < s->m->param + s->m->nparam_tensors; p++)
+        hvt__param_to_file(s->m, p, from + p->offset, to + p->offset);
+    s->params = to;
+    s->room = s->stats - (from - to);
+}
+
+static hvt_status get_arranged(void *ctx, const hvt_param *p, const hvt_stat *t, const float **ret_x)
+{
+    const hvt__snapshot *s = ctx;
+
+    *ret_x = p ? s->params + p->offset : s->stats + t->offset;
+    return HVT_OK;
+}
+
+void hvt__snapshot_arrange(hvt__snapshot *s)
+{
+    arrange_params(s);
+    hvt__model_hash_of(s->m, get_arranged, s, &s->hash); /* there is nothing to fail */
+}
+
+const hvt_progress *hvt__snapshot_progress(const hvt__snapshot *s)
+{
+    return &s->progress;
+}
+
+void hvt__snapshot_free(hvt__snapshot **snapshot)
+{
+    hvt__snapshot *s = *snapshot;
+
+    if (!s)
+        return;
+    hvt__progress_free(&s->progress);
+    free_block(s);
+    free(s);
+    *snapshot = NULL;
+}

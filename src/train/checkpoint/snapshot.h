@@ -1,0 +1,34 @@
+/* snapshot.h - the parts of a snapshot, for the files that write them. */
+#ifndef HVT_TRAIN_CHECKPOINT_SNAPSHOT_H
+#define HVT_TRAIN_CHECKPOINT_SNAPSHOT_H
+
+#include "checkpoint_impl.h"
+#include "optim_impl.h"
+
+struct hvt__snapshot {
+    hvt_model *m;    /* borrowed: names, shapes and layouts are read of it, which do not change */
+    hvt_device *dev; /* borrowed, that the block is of */
+    float *block;    /* [count] of host memory, which the parts below lie in */
+    size_t count;
+    float *room;     /* for the largest tensor */
+    float *params;   /* at the arenas' offsets, as is: */
+    float *momentum; /* NULL: there was no update yet, or it has none */
+    float *stats;
+    hvt__powersgd_state powersgd; /* q NULL: gradients travel whole */
+    int64_t tracked;
+    hvt_step_state step;
+    hvt_progress progress; /* with texts of its own */
+    uint64_t hash;         /* hvt_model_hash(); after hvt__snapshot_arrange() */
+};
+
+/* Bring the parameters into canonical layout, once, and hash the weights. Touches no device. */
+void hvt__snapshot_arrange(hvt__snapshot *s);
+/* A tensor of another arena in canonical layout: where it lies, or in the room until the next call. */
+const float *hvt__snapshot_tensor(const hvt__snapshot *s, const float *arena, const hvt_param *p);
+
+/* Save momentum, or the weights. E_DIVERGED: a number is not finite; the file at `path` is unchanged. */
+hvt_status hvt__weights_save(const char *path, const hvt__snapshot *of, bool momentum, const json_t *meta);
+/* Adds to meta what goes with it. */
+hvt_status hvt__powersgd_state_save(const char *path, hvt__snapshot *of, json_t *meta);
+
+#endif /* HVT_TRAIN_CHECKPOINT_SNAPSHOT_H */

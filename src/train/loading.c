@@ -1,0 +1,96 @@
+/*
+ * What the options say of how images are read: sizes, transforms, units, workers. A transform belongs to its
+ * split: training has random ones, evaluation the centre of each image.
+ */
+#include "run.h"
+#include "base_impl.h"
+
+/* The size of the model's images, and the shorter side before their centre is cut out. Pictures have sizes of
+ * their own; other images keep theirs unless --size says otherwise. A model's file is for images of one size.
+ */
+static hvt_status resolve_sizes(const hvt_options *o, const hvt_dataset_info *data, const hvt_pt2 *file,
+                                hvt_loader_opts *l)
+{
+    enum { SIZE = 224, EVAL_SIZE = 256 }; /* of torchvision's recipes */
+    int size = o->size ? o->size : data->height ? 0 : SIZE, most;
+    bool fits;
+
+    l->height = size ? size : data->height;
+    l->width = size ? size : data->width;
+    if (file) {
+        hvt_pt2_info net = hvt_pt2_describe(file);
+
+        HVT_CHECK(net.channels == data->channels, E_ARG,
+                  "--model %s is for images of %d channels, but %s has %d", o->model, net.channels,
+                  data->name, data->channels);
+        HVT_CHECK(!o->size || (o->size == net.height && o->size == net.width), E_ARG,
+                  "--size %d: %s was exported for images of %d x %d", o->size, o->model, net.height,
+                  net.width);
+        l->height = net.height;
+        l->width = net.width;
+    }
+    most = l->height > l->width ? l->height : l->width;
+    fits = data->height == l->height && data->width == l->width;
+    l->resize = o->eval_size >= 0 ? o->eval_size : fits ? 0 : (most * EVAL_SIZE + SIZE / 2) / SIZE;
+    HVT_CHECK(!l->resize || l->resize >= most, E_ARG,
+              "--eval-size %d: expected %d or more, as images are %d x %d, or 0", l->resize, most, l->height,
+              l->width);
+    return HVT_OK;
+}
+
+/* Floats are taken as they are unless --mean and --std say otherwise. */
+static void set_units(const hvt_options *o, const hvt_dataset_info *data, hvt_loader_opts *l)
+{
+    bool floats = data->type == HVT_F32;
+
+    for (int c = 0; c < 3; c++) {
+        l->mean[c] = floats && o->from[HVT__AT_mean] == HVT_FROM_DEFAULT ? 0 : o->mean.v[c];
+        l->std[c] = floats && o->from[HVT__AT_std] == HVT_FROM_DEFAULT ? 1 : o->std.v[c];
+    }
+}
+
+/* Threads that fetch ahead: as many as there are cores for pictures, each of which takes a thousand times as
+ * long as a small image of bytes, and for images of synth on a GPU: drawing one takes 12 us at 32 x 32 and
+ * 400 us at 224 x 224, which is nothing beside training on a CPU, and more than a GPU takes for all the rest.
+ */
+static int workers_of(const hvt_options *o, const hvt_resolved *set, const hvt_dataset_info *data,
+                      const hvt_loader_opts *l, int cores)
+{
+    enum { MOST = 64 };
+
+    if (o->workers >= 0)
+        return o->workers;
+    if (hvt_loader_copies(data, l) && !(set->on_gpu && !strcmp(data->name, "synth")))
+        return 0;
+    return cores < 1 ? 1 : cores > MOST ? MOST : cores;
+}
+
+hvt_status hvt__resolve_loading(const hvt_options *o, const hvt_resolved *set, const hvt_dataset_info *data,
+                                const hvt_pt2 *file, const hvt_cores *cores, hvt__loading *ret_loading)
+{
+    hvt_loader_opts train = {.batch = set->batch,
+                             .shuffle = o->shuffle,
+                             .last_batch = set->last_batch,
+                             .seed = (uint64_t)o->seed,
+                             .rrc = set->rrc,
+                             .crop = set->crop,
+                             .flip = set->flip,
+                             .epochs = set->by_epochs ? o->epochs : INT_MAX,
+                             .cpus = cores->cpus,
+                             .ncpus = set->on_gpu ? 0 : cores->ncpus, /* where a GPU is, nobody is pinned */
+                             .skip_damaged = o->skip_damaged};
+    hvt_loader_opts test;
+
+    HVT_TRY(resolve_sizes(o, data, file, &train));
+    set_units(o, data, &train);
+    train.workers = workers_of(o, set, data, &train, cores->share);
+    test = train;
+    test.shuffle = test.flip = test.rrc.on = false;
+    test.crop = test.epochs = 0;
+    test.last_batch = HVT_LAST_BATCH_KEEP;
+    test.blank_damaged = true;
+    if (train.rrc.on)
+        train.resize = 0;
+    *ret_loading = (hvt__loading){train, test};
+    return HVT_OK;
+}

@@ -1,0 +1,226 @@
+/*
+ * Predictions of a whole data set in its order, on any number of ranks.
+ *
+ * An evaluation's loader gives image r + i*ranks to rank r as its i-th. So what the ranks' batches number k
+ * hold together is one span of the data set, and so is what any of their rows hold: each rank puts what it
+ * has found into its slots, rows of fixed size, and rank 0 gathers them, a span at a time, and writes. Rank 0
+ * needs memory for such a span, SPAN bytes or one row of every rank, and the others for a batch, whatever the
+ * size of the set.
+ *
+ * A damaged image that was skipped, and is black in its batch, has its row nevertheless: without class and
+ * probability in the CSV, of NaN in the array.
+ */
+#include "predict_impl.h"
+#include "base_impl.h"
+
+#include <math.h>
+
+enum { SPAN = 16 << 20 };
+
+struct hvt__predictions {
+    hvt__predictions_opts opts;
+    int rank, ranks;
+    uint32_t count;
+    uint32_t first;       /* slot that the next batch begins with: how many came before it on this rank */
+    size_t row;           /* bytes: an hvt__prediction and, if they are wanted, the logits */
+    char *mine, *all;     /* [batch] rows; rank 0: [ranks][chunk] rows */
+    int chunk;            /* slots that are gathered at once */
+    float *logits;        /* [batch,classes] */
+    int32_t *labels;      /* [batch] */
+    hvt__output csv, npy; /* rank 0; file NULL: none */
+    hvt_status failed;    /* rank 0 could not write; the next agreement tells the others */
+    hvt__error why;
+};
+
+static hvt_status open_files(hvt__predictions *p)
+{
+    const hvt__predictions_opts *o = &p->opts;
+
+    if (*o->csv) {
+        HVT_TRY(hvt__output_open(&p->csv, "--predict", o->csv, 0));
+        HVT_TRY(hvt__csv_begin(&p->csv, &(hvt__table){o->set, o->classes, o->names}));
+    }
+    if (*o->npy) {
+        HVT_TRY(hvt__output_open(&p->npy, "--predict-logits", o->npy, 1));
+        HVT_TRY(hvt__npy_begin(&p->npy, p->count, o->classes));
+    }
+    return HVT_OK;
+}
+
+static hvt_status open_local(hvt__predictions *p)
+{
+    size_t batch = (size_t)p->opts.batch, classes = (size_t)p->opts.classes, ranks = (size_t)p->ranks;
+    size_t logits = *p->opts.npy ? classes * sizeof(float) : 0, unit = _Alignof(hvt__prediction);
+
+    p->row = sizeof(hvt__prediction) + (logits + unit - 1) / unit * unit;
+    p->chunk = SPAN / (ranks * p->row) < batch ? (int)(SPAN / (ranks * p->row)) : p->opts.batch;
+    p->chunk += !p->chunk;
+    p->mine = calloc(batch, p->row);
+    p->logits = malloc(batch * classes * sizeof *p->logits);
+    p->labels = malloc(batch * sizeof *p->labels);
+    p->all = p->rank ? NULL : malloc(ranks * (size_t)p->chunk * p->row);
+    HVT_CHECK(p->mine && p->logits && p->labels && (p->all || p->rank), E_MEM,
+              "no memory for predictions of %d images of %d classes on %d ranks", p->opts.batch,
+              p->opts.classes, p->ranks);
+    return p->rank ? HVT_OK : open_files(p);
+}
+
+hvt_status hvt__predictions_open(const hvt__predictions_opts *opts, hvt__predictions **ret)
+{
+    hvt__predictions *p = calloc(1, sizeof *p);
+    hvt_status s;
+
+    if (p) {
+        *p = (hvt__predictions){.opts = *opts,
+                                .rank = hvt_world_rank(opts->world),
+                                .ranks = hvt_world_size(opts->world),
+                                .count = hvt_dataset_describe(opts->set)->count};
+        s = open_local(p);
+    } else {
+        s = HVT_FAIL(E_MEM, "no memory for predictions");
+    }
+    s = hvt_world_agree(opts->world, s);
+    if (s)
+        hvt__predictions_close(&p);
+    else
+        *ret = p;
+    return s;
+}
+
+void hvt__predictions_close(hvt__predictions **predictions)
+{
+    hvt__predictions *p = *predictions;
+
+    if (!p)
+        return;
+    hvt__output_drop(&p->csv);
+    hvt__output_drop(&p->npy);
+    free(p->mine);
+    free(p->all);
+    free(p->logits);
+    free(p->labels);
+    free(p);
+    *predictions = NULL;
+}
+
+static hvt__prediction *row_of(const hvt__predictions *p, char *rows, size_t i)
+{
+    return (hvt__prediction *)(void *)(rows + i * p->row);
+}
+
+/* What the model has found in the batch, into the slots of its images. */
+static hvt_status fill(hvt__predictions *p, hvt_model *m, hvt_loader *loader, const hvt_batch *b)
+{
+    int classes = p->opts.classes;
+
+    for (int i = 0; i < p->opts.batch; i++)
+        row_of(p, p->mine, (size_t)i)->there = false;
+    if (!b->count)
+        return HVT_OK;
+    HVT_TRY(hvt_model_logits(m, p->logits));
+    HVT_TRY(
+        hvt_device_download(p->opts.dev, p->labels, b->labels.data, (size_t)b->count * sizeof *p->labels));
+    for (int i = 0; i < b->count; i++) {
+        const float *logits = p->logits + (size_t)i * (size_t)classes;
+        uint32_t slot = b->ids[i] / (uint32_t)p->ranks - p->first;
+
+        HVT_CHECK(b->ids[i] % (uint32_t)p->ranks == (uint32_t)p->rank && slot < (uint32_t)p->opts.batch,
+                  E_ARG, "image %u comes in a batch of rank %d that begins with its number %u", b->ids[i],
+                  p->rank, p->first);
+        hvt__prediction *row = row_of(p, p->mine, slot);
+
+        row->id = b->ids[i];
+        row->there = !hvt_loader_damaged(loader, b->ids[i]);
+        row->label = p->labels[i];
+        hvt__predict(logits, classes, row);
+        if (*p->opts.npy)
+            memcpy(row + 1, logits, (size_t)classes * sizeof *logits);
+    }
+    return HVT_OK;
+}
+
+static hvt_status write_row(hvt__predictions *p, hvt__prediction *row)
+{
+    float *logits = (float *)(void *)(row + 1);
+    const hvt__table table = {p->opts.set, p->opts.classes, p->opts.names};
+    size_t classes = (size_t)p->opts.classes;
+
+    if (p->csv.file)
+        HVT_TRY(hvt__csv_put(&p->csv, &table, row));
+    if (!p->npy.file)
+        return HVT_OK;
+    for (size_t c = 0; c < classes && !row->there; c++)
+        logits[c] = NAN;
+    return hvt__output_put(&p->npy, logits, classes * sizeof *logits);
+}
+
+/* The images of all ranks' slots [first, first + n), which are in p->all. */
+static hvt_status write_span(hvt__predictions *p, uint32_t first, int n)
+{
+    for (int i = 0; i < n; i++)
+        for (int r = 0; r < p->ranks; r++) {
+            hvt__prediction *row = row_of(p, p->all, (size_t)r * (size_t)n + (size_t)i);
+            uint64_t id = ((uint64_t)first + (uint64_t)i) * (uint64_t)p->ranks + (uint64_t)r;
+
+            if (id >= p->count)
+                return HVT_OK;
+            row->id = (uint32_t)id;
+            HVT_TRY(write_row(p, row));
+        }
+    return HVT_OK;
+}
+
+/* All ranks' batches, span by span; rank 0's failure is kept until ranks agree again. */
+static hvt_status gather(hvt__predictions *p)
+{
+    for (int at = 0; at < p->opts.batch; at += p->chunk) {
+        int n = p->opts.batch - at < p->chunk ? p->opts.batch - at : p->chunk;
+
+        HVT_TRY(
+            hvt_world_gather(p->opts.world, p->mine + (size_t)at * p->row, (size_t)n * p->row, p->all, 0));
+        if (p->rank || p->failed)
+            continue;
+        p->failed = write_span(p, p->first + (uint32_t)at, n);
+        if (p->failed)
+            hvt__error_take(&p->why);
+    }
+    return HVT_OK;
+}
+
+/* s, or what has failed before. */
+static hvt_status agree(hvt__predictions *p, hvt_status s)
+{
+    if (p->failed) {
+        hvt__error_put(&p->why);
+        s = p->failed;
+    }
+    return hvt_world_agree(p->opts.world, s);
+}
+
+hvt_status hvt__predictions_add(hvt__predictions *p, hvt_model *m, hvt_loader *loader, const hvt_batch *b,
+                                hvt_status s)
+{
+    HVT_TRY(agree(p, s ? s : fill(p, m, loader, b)));
+    HVT_TRY(gather(p));
+    p->first += (uint32_t)p->opts.batch;
+    return HVT_OK;
+}
+
+/* Both files or none: a full disk shows before the first of them is in its place. */
+static hvt_status commit(hvt__predictions *p)
+{
+    bool csv = p->csv.file, npy = p->npy.file;
+
+    if (csv)
+        HVT_TRY(hvt__output_finish(&p->csv));
+    if (npy)
+        HVT_TRY(hvt__output_finish(&p->npy));
+    if (csv)
+        HVT_TRY(hvt__output_replace(&p->csv));
+    return npy ? hvt__output_replace(&p->npy) : HVT_OK;
+}
+
+hvt_status hvt__predictions_end(hvt__predictions *p)
+{
+    return agree(p, p->failed ? HVT_OK : commit(p));
+}

@@ -1,0 +1,143 @@
+/*
+ * When a run saves, and when it ends before its end: asked by a signal, or because its time is up.
+ *
+ * All ranks must do so after the same update, though a signal may reach one of them only, and clocks differ.
+ * So each rank *votes* with the step statistics, which travel anyway, and every rank sees the same sum. Rank
+ * 0 alone reads the clock, for all. On a device that queues, the host looks at the votes at every LOOKS-th
+ * update, where it waits for the device.
+ *
+ * In an evaluation there are no votes, as it sends nothing before its end: a rank that was asked, or whose
+ * host was, stops at once and waits there for ranks of other hosts, which do their part to its end. Its
+ * result is dropped on all ranks; the next job makes it again.
+ */
+#include "run.h"
+#include "base_impl.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <time.h>
+
+enum { LOOKS = 10 /* updates */ };
+
+/* Seconds on rank 0 to the end of the job that SLURM tells of (22.05 and newer); INFINITY: it tells of none.
+ */
+static double slurms_limit(void)
+{
+    const char *end = getenv("SLURM_JOB_END_TIME");
+    int64_t at = 0;
+
+    if (!end || !hvt__scan_whole(&end, INT64_MAX, &at) || *end || at <= 0)
+        return INFINITY;
+    return (double)(at - (int64_t)time(NULL));
+}
+
+/* What copying and writing a checkpoint takes, twice, and an update, twice, and 5 s to end. */
+double hvt__preempt_margin(const run *t)
+{
+    double save = t->write_seconds > 0 ? t->save_seconds + t->write_seconds : 5;
+
+    return 5 + 2 * (*t->opts->save ? save : 0) + 2 * t->slowest;
+}
+
+void hvt__preempt_open(run *t)
+{
+    if (!*t->opts->save || t->opts->evaluate)
+        return;
+    hvt__signals_defer();
+    t->saved_at = hvt__now();
+}
+
+double hvt__preempt_limit(const run *t)
+{
+    if (t->set.max_seconds > 0)
+        return t->set.max_seconds - hvt__process_seconds();
+    return t->set.slurms_limit && *t->opts->save ? slurms_limit() : INFINITY;
+}
+
+bool hvt__preempt_asked(run *t)
+{
+    if (t->rank == 0 && t->deadline < INFINITY && hvt__now() + hvt__preempt_margin(t) >= t->deadline)
+        hvt__signals_time_is_up();
+    else
+        return hvt__signals_asked(NULL);
+    return true;
+}
+
+static bool save_is_due(const run *t)
+{
+    double every = t->set.save_every.seconds;
+
+    return t->rank == 0 && every > 0 && *t->opts->save && hvt__now() - t->saved_at >= every;
+}
+
+void hvt__preempt_vote(run *t)
+{
+    hvt_distopt_vote(t->dist, HVT_VOTE_STOP, hvt__preempt_asked(t));
+    hvt_distopt_vote(t->dist, HVT_VOTE_SAVE, save_is_due(t));
+}
+
+/* Was it voted for since the last look? */
+static bool voted(run *t, hvt_vote what)
+{
+    int64_t now = hvt_distopt_votes(t->dist, what);
+    bool more = now > t->votes[what];
+
+    t->votes[what] = now;
+    return more;
+}
+
+hvt_status hvt__preempt_look(run *t, double seconds)
+{
+    int64_t steps = t->set.save_every.steps;
+
+    t->slowest = fmax(seconds, 0.9 * t->slowest);
+    t->save_due = steps && t->steps % steps == 0;
+    if (t->set.on_gpu && (t->steps % LOOKS || !(*t->opts->save || t->set.max_seconds > 0)))
+        return HVT_OK;
+    if (t->set.on_gpu)
+        HVT_TRY(hvt_distopt_check(t->dist));
+    if (voted(t, HVT_VOTE_SAVE))
+        t->save_due = true;
+    if (voted(t, HVT_VOTE_STOP))
+        t->stopping = true;
+    return HVT_OK;
+}
+
+bool hvt__save_due_after_epoch(const run *t)
+{
+    int64_t epochs = t->set.save_every.epochs;
+
+    return epochs && t->step == 0 && t->epoch % epochs == 0;
+}
+
+hvt_status hvt__report_preempted(run *t, uint64_t weights)
+{
+    const char *name, *dir = t->opts->save;
+    char hex[17], line[HVT_SHELL_WORD + 300], word[HVT_SHELL_WORD],
+        kept[HVT_SHELL_WORD + 60] = "nothing was saved";
+    bool asked = hvt__preempt_asked(t);
+    double seconds = hvt__process_seconds();
+    json_t *record;
+
+    hvt__signals_asked(&name);
+    if (!t->rep)
+        return HVT_OK;
+    snprintf(hex, sizeof hex, "%016" PRIx64, weights);
+    record = json_pack("{s:s, s:s, s:o, s:n, s:o, s:I, s:s}", "record", "end", "status", "preempted",
+                       "signal", name ? json_string(name) : json_null(), "error", "seconds",
+                       hvt__number(seconds), "steps", (json_int_t)t->steps, "weights", hex);
+    hvt__spent_record(&t->spent, seconds, record);
+    HVT_TRY(hvt__report_put(t->rep, record));
+    hvt__log_ended();
+    if (t->saved == t->steps)
+        snprintf(kept, sizeof kept, "--resume %s goes on from there", hvt__shell_word(dir, word));
+    else if (t->saved >= 0)
+        snprintf(kept, sizeof kept, "the checkpoint of update %" PRId64 " stays", t->saved);
+    snprintf(line, sizeof line, "preempted (%s) after update %" PRId64 " (%u of %u of epoch %d): %s",
+             name    ? name
+             : asked ? "time is up"
+                     : "a rank of another host was asked to end",
+             t->steps, t->step, t->steps_per_epoch, t->epoch + 1, kept);
+    hvt__log_always(HVT_LOG_INFO, line);
+    return HVT_OK;
+}

@@ -1,0 +1,78 @@
+/*
+ * Where a job's time went, on this rank: the sums of its phases (base/trace.h) over its updates, and the time
+ * that setting up, evaluations and saves took. An epoch reads the sums when it begins and when it ends;
+ * nothing is measured for this within an update.
+ */
+#include "run.h"
+#include "base/trace.h"
+
+void hvt__spent_begin(run *t)
+{
+    hvt_distopt_take_exposed(t->dist);
+    hvt__trace_seconds(t->phases);
+}
+
+hvt__spent hvt__spent_take(run *t)
+{
+    static const hvt__phase work[] = {HVT__FORWARD,  HVT__BACKWARD, HVT__DEVICE,
+                                      HVT__COMPRESS, HVT__LAUNCH,   HVT__UPDATE};
+    double now[HVT__PHASE_COUNT];
+    hvt__spent s = {.exposed = hvt_distopt_take_exposed(t->dist)};
+
+    hvt__trace_seconds(now);
+    for (size_t i = 0; i < HVT_LEN(work); i++)
+        s.compute += now[work[i]] - t->phases[work[i]];
+    s.data = now[HVT__DATA] - t->phases[HVT__DATA];
+    memcpy(t->phases, now, sizeof t->phases);
+    t->spent.compute += s.compute;
+    t->spent.exposed += s.exposed;
+    t->spent.data += s.data;
+    return s;
+}
+
+typedef struct part {
+    const char *field, *name; /* in the log, on stderr */
+    double fraction;
+} part;
+
+enum { PARTS = 7 };
+
+/* Fractions of so many seconds, whose sum is 1. */
+static void parts_of(const hvt__spent *s, double seconds, part ret_part[PARTS])
+{
+    const part known[PARTS - 1] = {{"compute", "computing", s->compute},
+                                   {"exposed_comm", "waiting for the exchange", s->exposed},
+                                   {"data_wait", "waiting for data", s->data},
+                                   {"evaluate", "evaluating", s->evaluate},
+                                   {"save", "saving", s->save},
+                                   {"startup", "starting up", s->startup}};
+
+    ret_part[PARTS - 1] = (part){"other", "other", 1};
+    for (int i = 0; i < PARTS - 1; i++) {
+        ret_part[i] = known[i];
+        ret_part[i].fraction /= seconds;
+        ret_part[PARTS - 1].fraction -= ret_part[i].fraction;
+    }
+}
+
+void hvt__spent_record(const hvt__spent *s, double seconds, json_t *record)
+{
+    part p[PARTS];
+
+    parts_of(s, seconds, p);
+    for (int i = 0; i < PARTS; i++)
+        json_object_set_new(record, p[i].field, hvt__number(p[i].fraction));
+}
+
+void hvt__spent_text(const hvt__spent *s, double seconds, char ret_text[HVT__SPENT_TEXT])
+{
+    part p[PARTS];
+    size_t n = 0;
+
+    parts_of(s, seconds, p);
+    *ret_text = 0;
+    for (int i = 0; i < PARTS; i++)
+        if (p[i].fraction >= 0.0005) /* else it would be 0.0 % */
+            n += (size_t)snprintf(ret_text + n, HVT__SPENT_TEXT - n, "%s%.1f %% %s", n ? ", " : "",
+                                  100 * p[i].fraction, p[i].name);
+}

@@ -1,0 +1,351 @@
+/*
+ * What a run reports before its first update: the log's `start` record, the table on stderr (model, memory,
+ * data, exchange, ranks and their cores, options and their sources), and warnings about values that are
+ * probably mistakes.
+ */
+#include "run.h"
+#include "base_impl.h"
+
+#include "config.h"
+
+#include <math.h>
+
+/* The source of each option that does not have its default. */
+static json_t *origins_record(const hvt_options *opts)
+{
+    static const char *const source[] = {NULL, "checkpoint", "config", "flag"};
+    json_t *all = json_object();
+
+    for (int i = 0; i < HVT_OPTION_COUNT; i++)
+        if (opts->from[i] != HVT_FROM_DEFAULT)
+            json_object_set_new(all, hvt__flag_of(&hvt__option_table[i]).text + 2,
+                                json_string(source[opts->from[i]]));
+    return all;
+}
+
+/* One entry per rank; empty on host devices. */
+static json_t *gpus_record(const run *t)
+{
+    json_t *all = json_array();
+
+    for (int r = 0; t->set.on_gpu && r < t->size; r++) {
+        const hvt_device_info *g = &t->placement[r].gpu;
+
+        json_array_append_new(all, json_pack("{s:s, s:s, s:s, s:s, s:I}", "host", hvt_world_host(t->world, r),
+                                             "name", g->name, "uuid", g->uuid, "bus", g->bus, "total_bytes",
+                                             (json_int_t)g->total_bytes));
+    }
+    return all;
+}
+
+/* The memory that this rank has planned, in bytes. */
+static json_t *memory_record(const run *t)
+{
+    hvt_memory m = hvt_model_memory(t->model);
+
+    return json_pack("{s:I, s:I, s:I, s:I, s:I}", "parameters", (json_int_t)m.parameters, "gradients",
+                     (json_int_t)m.gradients, "optimizer", (json_int_t)hvt_distopt_state_bytes(t->dist),
+                     "activations", (json_int_t)m.activations, "workspace", (json_int_t)m.workspace);
+}
+
+static const char *update_name(const run *t)
+{
+    return hvt_distopt_update(t->dist) == HVT_UPDATE_SHARDED ? "sharded" : "replicated";
+}
+
+static hvt_status start_record(const run *t)
+{
+    const size_t *bytes;
+    hvt_device_info device;
+    const hvt_dataset_info *train = hvt_dataset_describe(t->train_set);
+    json_t *buckets = json_array();
+
+    for (int i = 0; i < hvt_distopt_buckets(t->dist, &bytes); i++)
+        json_array_append_new(buckets, json_integer((json_int_t)bytes[i]));
+    hvt_device_describe(t->dev, &device);
+    return hvt__report_put(
+        t->rep,
+        json_pack(
+            "{s:s, s:I, s:s, s:s, s:i, s:i, s:i, s:s, s:s, s:i, s:s, s:s, s:I, s:i, s:i, s:I, s:I, s:o, "
+            "s:s, s:s, s:s, s:s, s:I, s:i, s:o, s:s, s:I, s:I, s:I, s:o, s:I, s:o, s:s, s:o, s:o, s:o}",
+            "record", "start", "resumed_steps", (json_int_t)t->steps, "version", hvt_version(), "compiler",
+            HVT_COMPILER, "ranks", t->size, "nodes", hvt_world_nodes(t->world), "shards", t->set.shards,
+            "device", hvt_device_name(t->dev), "isa", hvt_device_isa(t->dev), "threads",
+            hvt_device_threads(t->dev), "comm", hvt_comm_name(t->comm), "model", t->opts->model, "params",
+            (json_int_t)hvt_model_parameters(t->model), "classes", hvt_model_classes(t->model), "batch",
+            t->set.batch, "global_batch", (json_int_t)t->set.batch * t->set.shards, "steps_per_epoch",
+            (json_int_t)t->steps_per_epoch, "buckets", buckets, "update", update_name(t), "overlap",
+            t->trial.overlap, "graph", t->record ? "on" : "off", "wire", t->opts->compression,
+            "exchange_bytes", (json_int_t)hvt_distopt_bytes(t->dist), "seed", t->opts->seed, "lr",
+            hvt__number(t->set.lr), "data", hvt_dataset_describe(t->test_set)->name, "train_images",
+            (json_int_t)(train ? train->count : 0), "test_images",
+            (json_int_t)hvt_dataset_describe(t->test_set)->count, "planned_bytes",
+            (json_int_t)hvt_model_bytes(t->model), "memory", memory_record(t), "device_bytes",
+            (json_int_t)device.bytes, "gpus", gpus_record(t), "amp", hvt_dtype_name(t->set.amp), "loss_scale",
+            t->set.scaling.scale ? json_real(t->set.scaling.scale) : json_null(), "options",
+            hvt__options_json(t->opts, HVT_SCOPE_RANK), "options_from", origins_record(t->opts)));
+}
+
+/* An option's source as the table shows it: CHOSEN where the program replaced auto, none and the like by a
+ * value of its own. */
+enum { CHOSEN = HVT_FROM_FLAG + 1 };
+
+/* The options of one source as "name value", wrapped before column 100. */
+static void print_options_from(const hvt_options *given, const hvt_options *opts, int from)
+{
+    char was[HVT_OPTION_VALUE], value[HVT_OPTION_VALUE];
+    static const char *const source[] = {"defaults", "checkpoint", "config", "flags", "chosen"};
+    int col = 0;
+
+    for (int i = 0; i < HVT_OPTION_COUNT; i++) {
+        hvt__flag flag = hvt__flag_of(&hvt__option_table[i]);
+        int len;
+
+        hvt__option_text(given, i, was);
+        hvt__option_text(opts, i, value);
+        if (!*value || from != (strcmp(was, value) ? CHOSEN : (int)given->from[i]))
+            continue;
+        len = (int)(strlen(flag.text + 2) + strlen(value)) + 4;
+        if (!col)
+            col = fprintf(stderr, "  %-10s", source[from]);
+        else
+            fputc(',', stderr);
+        if (col + len > 100)
+            col = fprintf(stderr, "\n%12s", "") - 1;
+        col += fprintf(stderr, " %s %s", flag.text + 2, value) + 1;
+    }
+    if (col)
+        fputc('\n', stderr);
+}
+
+/* All options with the values that took effect, by source. */
+static void print_options(const run *t)
+{
+    hvt_options opts = *t->opts;
+    hvt_loader_info loader;
+
+    hvt_loader_describe(t->test_data, &loader);
+    opts.shards = t->set.shards;
+    opts.batch = t->set.batch;
+    opts.threads = hvt_device_threads(t->dev);
+    opts.classes = hvt_model_classes(t->model);
+    opts.size = t->loading.test.height;
+    opts.eval_size = t->loading.test.resize;
+    memcpy(opts.mean.v, t->loading.train.mean, sizeof opts.mean.v);
+    memcpy(opts.std.v, t->loading.train.std, sizeof opts.std.v);
+    opts.workers = loader.workers;
+    opts.isa = hvt_device_isa(t->dev);
+    opts.comm = hvt_comm_name(t->comm);
+    opts.optimizer_state = update_name(t);
+    opts.graph = t->record ? "on" : "off";
+    opts.overlap = t->trial.overlap;
+
+    for (int from = HVT_FROM_FLAG; from > HVT_FROM_DEFAULT; from--)
+        print_options_from(t->opts, &opts, from);
+    print_options_from(t->opts, &opts, CHOSEN);
+    print_options_from(t->opts, &opts, HVT_FROM_DEFAULT);
+}
+
+/* --mean and --std are fractions of the brightest byte; larger numbers were probably meant for bytes. */
+static void warn_of_units(const char *flag, const hvt_rgb *rgb)
+{
+    const float *v = rgb->v;
+    float most = fmaxf(v[0], fmaxf(v[1], v[2])), least = fminf(v[0], fminf(v[1], v[2]));
+    char was[80], meant[80], hint[200] = "";
+
+    snprintf(was, sizeof was, v[0] == v[1] && v[0] == v[2] ? "%g" : "%g,%g,%g", (double)v[0], (double)v[1],
+             (double)v[2]);
+    snprintf(meant, sizeof meant, v[0] == v[1] && v[0] == v[2] ? "%.4g" : "%.4g,%.4g,%.4g",
+             (double)v[0] / 255, (double)v[1] / 255, (double)v[2] / 255);
+    if (most <= 255 && least >= 0)
+        snprintf(hint, sizeof hint, "; if these are units of 0..255, %s %s is meant", flag, meant);
+    if (most > 1 || least < 0)
+        HVT_WARN("%s %s: expected units of 0..1 (x = (byte/255 - mean) / std)%s", flag, was, hint);
+}
+
+static void warn_of_numbers(const run *t)
+{
+    int local = t->set.local_shards;
+
+    warn_of_units("--mean", &t->opts->mean);
+    warn_of_units("--std", &t->opts->std);
+    if (t->train_set && t->opts->momentum >= 1)
+        HVT_WARN(
+            "--momentum %g: expected less than 1: no gradient is ever forgotten, so the weights run away",
+            t->opts->momentum);
+    if (t->size > 1 && (local & (local - 1)))
+        HVT_WARN("%d shards on each of %d ranks are not a power of two: the results are not bit-identical "
+                 "to those on another number of ranks",
+                 local, t->size);
+    if (t->train_set && t->end < 100 && !t->opts->steps && !*t->opts->resume && t->opts->ask == HVT_ASK_TRAIN)
+        HVT_WARN("only %lld updates in all: more --epochs or a smaller --batch train further",
+                 (long long)t->end);
+    if (hvt__has_stem(t->opts->model) && !strcmp(t->opts->stem, "imagenet") && t->loading.test.height < 64)
+        HVT_INFO("note: --stem imagenet leaves little of %dx%d images; --stem cifar usually learns better",
+                 t->loading.test.height, t->loading.test.width);
+}
+
+static bool lr_is_scaled(const run *t)
+{
+    return t->train_set && t->set.lr != t->opts->lr;
+}
+
+static void print_precision(const run *t)
+{
+    const hvt_scaling *k = &t->set.scaling;
+    char scale[100] = "no loss scaling";
+
+    if (k->scale && k->interval)
+        snprintf(scale, sizeof scale, "loss scale %g, doubled after %d updates, at least %g", k->scale,
+                 k->interval, k->floor);
+    else if (k->scale)
+        snprintf(scale, sizeof scale, "loss scale %g", k->scale);
+    hvt__report_print(t->rep, "  precision  %s activations, f32 parameters; %s", hvt_dtype_name(t->set.amp),
+                      scale);
+}
+
+static void print_saving(const run *t)
+{
+    const hvt_options *o = t->opts;
+
+    if (!*o->save)
+        hvt__report_print(t->rep, "  save       nothing: --save DIR keeps the weights");
+    else if (o->from[HVT__AT_save] == HVT_FROM_DEFAULT)
+        hvt__report_print(t->rep,
+                          "  save       %s, which the run continues (--save names another folder, or none)",
+                          o->save);
+    else
+        hvt__report_print(t->rep, "  save       %s, every %s", o->save, o->save_every);
+}
+
+static void print_limit(const run *t)
+{
+    double left = t->deadline - hvt__now();
+    char text[32];
+
+    if (left == INFINITY)
+        return;
+    hvt__duration(left > 0 ? left : 0, text);
+    hvt__report_print(t->rep, "  limit      ends in time for %s, in %s",
+                      t->set.max_seconds > 0 ? "--max-time" : "SLURM's limit", text);
+}
+
+/* What fetches images ahead, and the memory that this takes. */
+static void print_workers(const run *t)
+{
+    hvt_loader_info train, test;
+
+    hvt_loader_describe(t->train_data, &train);
+    hvt_loader_describe(t->test_data, &test);
+    if (test.workers)
+        hvt__report_print(
+            t->rep, "  workers    %d of a rank fetch images ahead, into %.1f MiB for %d batches%s",
+            test.workers, hvt__mib((double)(train.bytes + test.bytes)), train.slots + test.slots,
+            t->train_set ? ", those of the evaluation among them" : "");
+}
+
+/* "3 classes: ant, bee, cat", or the first ones of more. */
+static void describe_classes(const hvt_dataset *set, char *ret_text, size_t room)
+{
+    enum { SHOWN = 4, LETTERS = 20 };
+    int n = hvt_dataset_describe(set)->classes;
+    size_t used = (size_t)snprintf(ret_text, room, "%d classes", n);
+
+    for (int i = 0; i < n && i < SHOWN && hvt_dataset_class_name(set, i) && used < room; i++)
+        used += (size_t)snprintf(ret_text + used, room - used, "%s %.*s", i ? "," : ":", LETTERS,
+                                 hvt_dataset_class_name(set, i));
+    if (n > SHOWN && hvt_dataset_class_name(set, 0) && used < room)
+        snprintf(ret_text + used, room - used, ", ...");
+}
+
+static void print_start(const run *t, const char *const *host)
+{
+    const hvt_dataset_info *test = hvt_dataset_describe(t->test_set);
+    const hvt_memory m = hvt_model_memory(t->model);
+    const size_t *bytes;
+    size_t least = SIZE_MAX, most = 0;
+    int buckets = hvt_distopt_buckets(t->dist, &bytes);
+    char training[40] = "", classes[160] = "no labels", frozen[40] = "";
+
+    if (!test->unlabelled)
+        describe_classes(t->test_set, classes, sizeof classes);
+    for (int i = 0; i < buckets; i++) {
+        least = bytes[i] < least ? bytes[i] : least;
+        most = bytes[i] > most ? bytes[i] : most;
+    }
+    hvt__report_print(t->rep, "hvtrain %s (%s)", hvt_version(), HVT_COMPILER);
+    if (hvt_model_frozen(t->model))
+        snprintf(frozen, sizeof frozen, ", %zu of them frozen", hvt_model_frozen(t->model));
+    hvt__report_print(t->rep, "  model      %s, %d classes, %zu parameters%s", t->opts->model,
+                      hvt_model_classes(t->model), hvt_model_parameters(t->model), frozen);
+    hvt__report_print(
+        t->rep,
+        "  memory     of a rank, MiB: %.1f activations, %.1f parameters, %.1f gradients, %.1f optimizer, "
+        "%.1f workspace",
+        hvt__mib((double)m.activations), hvt__mib((double)m.parameters), hvt__mib((double)m.gradients),
+        hvt__mib((double)hvt_distopt_state_bytes(t->dist)), hvt__mib((double)m.workspace));
+    if (t->train_set)
+        snprintf(training, sizeof training, "%u training and ", hvt_dataset_describe(t->train_set)->count);
+    hvt__report_print(t->rep, "  data       %s, %s%u test images of %dx%dx%d, %s", test->name, training,
+                      test->count, t->loading.test.height, t->loading.test.width, test->channels, classes);
+    print_workers(t);
+    if (t->train_set)
+        hvt__report_print(
+            t->rep,
+            "  batch      %d images x %d shard%s = %lld per update; %u updates per epoch, %lld in all",
+            t->set.batch, t->set.shards, t->set.shards > 1 ? "s" : "",
+            (long long)t->set.batch * t->set.shards, t->steps_per_epoch, (long long)t->end);
+    if (t->train_set && t->opts->ask == HVT_ASK_TRAIN)
+        print_saving(t);
+    print_limit(t);
+    if (t->set.amp != HVT_F32)
+        print_precision(t);
+    if (lr_is_scaled(t))
+        hvt__report_print(t->rep, "  lr         %g = --lr %g x %d shards (--lr-scale linear)", t->set.lr,
+                          t->opts->lr, t->set.shards);
+    hvt__report_print(
+        t->rep, "  exchange   %s, wire %s, %.2f MiB an update, %s update, %d bucket%s of %.2f to %.2f MiB",
+        hvt_comm_name(t->comm), t->opts->compression, hvt__mib((double)hvt_distopt_bytes(t->dist)),
+        update_name(t), buckets, buckets > 1 ? "s" : "", hvt__mib((double)least), hvt__mib((double)most));
+    if (t->train_set && t->size > 1)
+        hvt__report_print(t->rep, "  overlap    %s: %s", t->trial.overlap, t->trial.why);
+    hvt__report_print(t->rep, "  device     %s (%s), %d rank%s on %d host%s", hvt_device_name(t->dev),
+                      hvt_device_isa(t->dev), t->size, t->size > 1 ? "s" : "", hvt_world_nodes(t->world),
+                      hvt_world_nodes(t->world) > 1 ? "s" : "");
+    hvt__report_ranks(t->rep, t->size, host, t->placement);
+    print_options(t);
+}
+
+hvt_status hvt__report_start(const run *t)
+{
+    const char **host;
+    char text[HVT_PLACEMENT_TEXT];
+
+    if (!t->rep)
+        return HVT_OK;
+    HVT_TRY(start_record(t));
+    host = malloc((size_t)t->size * sizeof *host);
+    HVT_CHECK(host, E_MEM, "no memory for the names of %d hosts", t->size);
+    for (int r = 0; r < t->size; r++)
+        host[r] = hvt_world_host(t->world, r);
+    if (!t->opts->quiet)
+        print_start(t, host);
+    else if (lr_is_scaled(t)) /* even then: the rate is not the one that was given */
+        fprintf(stderr, "hvtrain: lr %g = --lr %g x %d shards (--lr-scale linear)\n", t->set.lr, t->opts->lr,
+                t->set.shards);
+    if (t->set.on_gpu)
+        hvt__gpu_warning(t->size, host, t->placement, text);
+    else
+        hvt__placement_warning(t->size, host, t->placement, text);
+    if (*text)
+        HVT_WARN("%s", text);
+    hvt__domains_advice(t->size, host, t->placement, text);
+    if (*text && !t->set.on_gpu)
+        HVT_INFO("note: %s", text);
+    free(host);
+    hvt__sums_warning(hvt_comm_name(t->comm), t->set.wire, t->size, text);
+    if (*text)
+        HVT_WARN("%s", text);
+    warn_of_numbers(t);
+    return HVT_OK;
+}

@@ -1,0 +1,321 @@
+/*
+ * Folders of pictures: layouts, what is refused, the kept index, files that change. On several ranks each of
+ * them sees what rank 0 has listed.
+ */
+#include "data/format/listing.h"
+#include "folder.h"
+#include "hvt/data.h"
+#include "logged.h"
+#include "ranks.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* All ranks have the same folder, which rank 0 makes and changes. */
+static void barrier(void)
+{
+    CHECK_OK(hvt_world_barrier(world));
+}
+
+static void shell(const char *command)
+{
+    char line[1400];
+
+    barrier();
+    snprintf(line, sizeof line, "cd %s && { %s; }", folder, command);
+    if (rank == 0)
+        CHECK(system(line) == 0, "failed: %s", line);
+    barrier();
+}
+
+/* Pictures of one pixel, with blanks between; their folders are made. Rank 0. */
+static void write_pictures(const char *paths)
+{
+    char line[1200];
+
+    snprintf(line, sizeof line,
+             "for f in %s; do mkdir -p \"$(dirname $f)\" && printf 'P6\\n1 1\\n255\\nabc' > $f; done", paths);
+    shell(line);
+}
+
+static void make_two_splits(void)
+{
+    shell("rm -rf set");
+    write_pictures("set/train/bee/2.jpg set/train/bee/10.PNG set/train/ant/a.JPEG set/train/ant/b.ppm "
+                   "set/train/ant/deep/c.png set/train/Cat/x.jpg set/val/bee/v.jpg set/val/ant/v.jpg "
+                   "set/val/Cat/v.jpg");
+}
+
+static hvt_status open_set(const char *name, bool train, hvt_dataset **ret_set)
+{
+    char path[400];
+
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return hvt_dataset_open("folder", &(hvt_dataset_opts){.dir = path, .train = train, .world = world},
+                            ret_set);
+}
+
+static hvt_dataset *must_open(const char *name, bool train)
+{
+    hvt_dataset *set = NULL;
+
+    CHECK_OK(open_set(name, train, &set));
+    if (!set)
+        exit(1);
+    return set;
+}
+
+/* "label:name" of each image, below `name`. */
+static const char *images_of(const hvt_dataset *set, const char *name)
+{
+    static char text[2000];
+    char path[500];
+    size_t used = 0, skip = strlen(folder) + strlen(name) + 2;
+    hvt_record r = {0};
+
+    *text = 0;
+    for (uint32_t i = 0; i < hvt_dataset_describe(set)->count; i++) {
+        CHECK_OK(hvt_dataset_name(set, i, path, sizeof path));
+        CHECK_OK(hvt_dataset_read(set, i, &r));
+        CHECK(r.encoding == HVT_IMAGE_FILE && r.bytes == 14, "%zu bytes", r.bytes);
+        used +=
+            (size_t)snprintf(text + used, sizeof text - used, "%s%d:%s", i ? " " : "", r.label, path + skip);
+    }
+    free(r.data);
+    return text;
+}
+
+static void check_images(const char *name, bool train, const char *want)
+{
+    hvt_dataset *set = must_open(name, train);
+    const char *got = images_of(set, name);
+
+    CHECK(!strcmp(got, want), "expected %s, got %s", want, got);
+    hvt_dataset_close(&set);
+}
+
+TEST(classes_and_files_are_sorted_as_image_folder_does)
+{
+    hvt_dataset *set;
+
+    make_two_splits();
+    shell("echo 1 > set/train/ant/notes.txt; echo 1 > set/train/readme.jpg; mkdir -p set/train/.trash; "
+          "ln -s ../bee/2.jpg set/train/Cat/link.jpg");
+    check_images("set", true,
+                 "0:train/Cat/link.jpg 0:train/Cat/x.jpg 1:train/ant/a.JPEG 1:train/ant/b.ppm "
+                 "1:train/ant/deep/c.png 2:train/bee/10.PNG 2:train/bee/2.jpg");
+    check_images("set", false, "0:val/Cat/v.jpg 1:val/ant/v.jpg 2:val/bee/v.jpg");
+    set = must_open("set", true);
+    CHECK(hvt_dataset_describe(set)->classes == 3 && !hvt_dataset_describe(set)->height, "%d classes",
+          hvt_dataset_describe(set)->classes);
+    CHECK(!strcmp(hvt_dataset_class_name(set, 0), "Cat") && !strcmp(hvt_dataset_class_name(set, 2), "bee"),
+          "classes %s %s", hvt_dataset_class_name(set, 0), hvt_dataset_class_name(set, 2));
+    CHECK(!hvt_dataset_class_name(set, 3) && !hvt_dataset_class_name(set, -1), "a class that is not there");
+    hvt_dataset_close(&set);
+}
+
+TEST(files_that_are_no_pictures_are_told_of)
+{
+    hvt_dataset *set;
+
+    make_two_splits();
+    shell("echo 1 > set/train/ant/notes.txt");
+    log_keep(HVT_LOG_INFO);
+    set = must_open("set", true);
+    log_release();
+    CHECK(rank ? !logged_lines : strstr(logged, "1 file is left out") && strstr(logged, "notes.txt in ant"),
+          "%s", logged);
+    hvt_dataset_close(&set);
+}
+
+TEST(a_folder_without_splits_is_both)
+{
+    static const char want[] = "0:ant/a.jpg 1:bee/b.jpg 1:bee/c.jpg";
+
+    shell("rm -rf set");
+    write_pictures("set/ant/a.jpg set/bee/b.jpg set/bee/c.jpg");
+    check_images("set", true, want);
+    check_images("set", false, want);
+    shell("mkdir set/train && mv set/ant set/bee set/train");
+    check_images("set", false, "0:train/ant/a.jpg 1:train/bee/b.jpg 1:train/bee/c.jpg");
+}
+
+TEST(pictures_without_folders_have_no_labels)
+{
+    hvt_dataset *set = NULL;
+
+    shell("rm -rf set");
+    write_pictures("set/b.jpg set/a.jpg");
+    check_images("set", false, "-1:a.jpg -1:b.jpg");
+    CHECK_FAILS(open_set("set", true, &set), E_FORMAT, "unlabelled pictures are for --evaluate --predict");
+    set = must_open("set", false);
+    CHECK(hvt_dataset_describe(set)->unlabelled && hvt_dataset_describe(set)->classes == 0, "%d classes",
+          hvt_dataset_describe(set)->classes);
+    hvt_dataset_close(&set);
+    CHECK_OK(hvt_dataset_open(/* of a run that held a part of its training images out */
+                              "folder",
+                              &(hvt_dataset_opts){.dir = in_folder("set"), .val_split = 0.5, .world = world},
+                              &set));
+    CHECK(set && hvt_dataset_describe(set)->count == 2, "a part of images without labels");
+    hvt_dataset_close(&set);
+}
+
+TEST(folders_that_cannot_be_labelled_are_refused_in_a_line)
+{
+    hvt_dataset *set = NULL;
+
+    make_two_splits();
+    write_pictures("set/val/dog/1.jpg set/val/eel/1.jpg");
+    CHECK_FAILS(open_set("set", false, &set), E_FORMAT, "classes that ");
+    CHECK(strstr(hvt_last_error(), "does not have: dog, eel"), "%s", hvt_last_error());
+    make_two_splits();
+    shell("rm set/train/bee/*; mkdir set/train/dog");
+    CHECK_FAILS(open_set("set", true, &set), E_FORMAT, ": bee, dog");
+    make_two_splits();
+    shell("rm -r set/val/bee");
+    log_keep(HVT_LOG_WARN);
+    check_images("set", false, "0:val/Cat/v.jpg 1:val/ant/v.jpg");
+    log_release();
+    CHECK(rank || strstr(logged, "1 of 3 classes have no images here"), "%s", logged);
+    shell("rm -r set/train");
+    CHECK_FAILS(open_set("set", true, &set), E_IO, "has val/, but no train/");
+    check_images("set", false, "0:val/Cat/v.jpg 1:val/ant/v.jpg");
+    shell("rm -rf set; mkdir set");
+    CHECK_FAILS(open_set("set", true, &set), E_FORMAT, "neither folders of classes nor pictures");
+    write_pictures("set/only/1.jpg");
+    CHECK_FAILS(open_set("set", true, &set), E_FORMAT, "1 class (only)");
+    CHECK_FAILS(open_set("nowhere", true, &set), E_IO, "nowhere: No such file");
+    shell("ln -s .. set/only/up; mkdir set/other; ln -s ../only set/other/x");
+    CHECK_FAILS(open_set("set", true, &set), E_FORMAT, "perhaps by a link in a circle");
+    CHECK(!set, "a refused set is open");
+}
+
+TEST(a_file_that_changes_during_the_run_is_named)
+{
+    hvt_dataset *set;
+    hvt_record r = {0};
+
+    shell("rm -rf set");
+    write_pictures("set/ant/a.jpg set/ant/b.jpg set/bee/c.jpg set/bee/d.jpg set/bee/e.jpg");
+    set = must_open("set", true);
+    CHECK_OK(hvt_dataset_read(set, 0, &r));
+    CHECK_OK(hvt_dataset_read(set, 0, &r));
+    shell("echo more >> set/ant/a.jpg; rm set/ant/b.jpg; : > set/bee/c.jpg; rm set/bee/d.jpg; mkdir "
+          "set/bee/d.jpg");
+    CHECK_FAILS(hvt_dataset_read(set, 0, &r), E_IO, "ant/a.jpg: it has changed since this run first read it");
+    CHECK_FAILS(hvt_dataset_read(set, 1, &r), E_IO, "ant/b.jpg: it has vanished");
+    CHECK_FAILS(hvt_dataset_read(set, 2, &r), E_FORMAT, "bee/c.jpg is empty");
+    CHECK_FAILS(hvt_dataset_read(set, 3, &r), E_FORMAT, "bee/d.jpg is no regular file");
+    CHECK_OK(hvt_dataset_read(set, 4, &r));
+    CHECK(r.label == 1, "label %d", r.label);
+    barrier();
+    free(r.data);
+    hvt_dataset_close(&set);
+}
+
+/* As if nothing had changed for a while. */
+static void let_time_pass(void)
+{
+    shell("find set -exec touch -h -d '1 hour ago' {} +");
+}
+
+/* Open, and tell whether rank 0 has listed the folder. */
+static bool lists(const char *want)
+{
+    double listed;
+
+    log_keep(HVT_LOG_INFO);
+    check_images("set", true, want);
+    log_release();
+    listed = strstr(logged, "pictures listed in") ? 1 : 0;
+    CHECK_OK(hvt_world_broadcast(world, &listed, sizeof listed, 0));
+    return listed > 0;
+}
+
+TEST(the_list_is_kept_until_a_folder_changes)
+{
+    static const char want[] = "0:ant/a.jpg 1:bee/b.jpg 1:bee/c.jpg";
+    const char *kept = "set/.hvtrain-index";
+    struct stat info;
+    int first;
+
+    shell("rm -rf set cache; mkdir cache");
+    setenv("XDG_CACHE_HOME", in_folder("cache"), 1);
+    hvt__listing_kept_from = 1;
+    write_pictures("set/ant/a.jpg set/bee/b.jpg set/bee/c.jpg");
+    CHECK(lists(want) && lists(want), "a list of folders that have just changed is kept");
+    let_time_pass();
+    CHECK(lists(want), "a list that was not kept is used");
+    CHECK(!lists(want) && !stat(in_folder(kept), &info), "the list is not kept");
+    write_pictures("set/ant/b.jpg");
+    CHECK(lists("0:ant/a.jpg 0:ant/b.jpg 1:bee/b.jpg 1:bee/c.jpg"), "another file is overlooked");
+    shell("rm set/ant/b.jpg");
+    let_time_pass();
+    CHECK(lists(want) && !lists(want), "the list is not kept again");
+    write_pictures("set/cat/x.jpg");
+    CHECK(lists("0:ant/a.jpg 1:bee/b.jpg 1:bee/c.jpg 2:cat/x.jpg"), "another class is overlooked");
+    shell("rm -r set/cat");
+
+    CHECK(!stat(in_folder(kept), &info), "no list");
+    for (first = 0; first < info.st_size; first += 7) { /* damage of any part */
+        char line[200];
+
+        snprintf(line, sizeof line,
+                 "cp %s keep; printf '\\377\\001' | dd of=%s bs=1 seek=%d conv=notrunc 2>&1 | cat > log",
+                 kept, kept, first);
+        shell(line);
+        lists(want); /* which checks the images */
+        shell("mv keep set/.hvtrain-index");
+    }
+    shell("truncate -s 30 set/.hvtrain-index");
+    CHECK(lists(want), "a cut list is used");
+
+    /* where nothing can be written beside it */
+    shell("rm -f set/.hvtrain-index; mkdir set/.hvtrain-index");
+    let_time_pass();
+    CHECK(lists(want) && !lists(want), "the list is not kept in the cache folder");
+    shell("ls cache/hvtrain/index-* > log");
+    hvt__listing_kept_from = 10000;
+}
+
+TEST(ranks_of_a_host_share_the_list)
+{
+    hvt__listing l;
+    char path[400];
+
+    make_two_splits();
+    snprintf(path, sizeof path, "%s/set/train", folder);
+    CHECK_OK(hvt__listing_open(path, path, world, &l));
+    CHECK(l.files == 6, "%u files", l.files);
+    if (rank == 0)
+        atomic_store(&l.seen[2], 77);
+    barrier();
+    CHECK(!l.node.shared || atomic_load(&l.seen[2]) == 77, "this rank has a list of its own");
+    barrier();
+    hvt__listing_close(&l);
+}
+
+int main(void)
+{
+    bool made;
+
+    if (!ranks_open())
+        return 1;
+    made = rank > 0 || folder_make();
+    hvt_world_broadcast(world, folder, sizeof folder, 0);
+    if (!made)
+        return 1;
+    RUN(classes_and_files_are_sorted_as_image_folder_does);
+    RUN(files_that_are_no_pictures_are_told_of);
+    RUN(a_folder_without_splits_is_both);
+    RUN(pictures_without_folders_have_no_labels);
+    RUN(folders_that_cannot_be_labelled_are_refused_in_a_line);
+    RUN(a_file_that_changes_during_the_run_is_named);
+    RUN(the_list_is_kept_until_a_folder_changes);
+    RUN(ranks_of_a_host_share_the_list);
+    barrier();
+    if (rank == 0)
+        CHECK(folder_remove(), "%s is left", folder);
+    return ranks_done();
+}

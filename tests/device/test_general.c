@@ -1,0 +1,502 @@
+/*
+ * general: the ops for layers of one's own, functions, binary operations, moves, norms over a shape, of every
+ * device equal ref's, over random shapes, both row orders and short batches whose padding holds NaN.
+ */
+#include "devices.h"
+
+enum { CASES = 40 };
+
+static const char *const names[] = {
+#define NAME(constant, name, from_x) #name,
+    HVT__MAPS(NAME)
+#undef NAME
+};
+
+static hvt_map random_map(hvt_function f)
+{
+    return (hvt_map){f, f == HVT_HARDTANH ? -0.75f : 0.5f + 0.25f * (float)between(0, 4),
+                     f == HVT_SOFTPLUS ? 3 : 1.5f};
+}
+
+TEST(functions_equal_ref)
+{
+    for (int t = 0; t < cases(2 * HVT_FUNCTIONS); t++) {
+        hvt_map f = random_map((hvt_function)(t % HVT_FUNCTIONS));
+        shape s = random_shape();
+        float *x = matrix(&s, 0), *dy = matrix(&s, 0), *old = matrix(&s, 0), *y, *dx = room(s.all * 4), *sum,
+              *first[3] = {0};
+
+        for (size_t i = 0; i < s.all; i++)
+            x[i] *= (float)between(1, 12);
+        round_all(s.type, x, s.all);
+        y = room(s.all * 4);
+        CHECK_OK(ref->ops->general.map_forward(ref, s.all, HVT_F32, &f, x, y));
+        for (int dev = 0; dev < ndevs; dev++) {
+            const hvt_device_ops *ops = devs[dev]->ops;
+            void *in = packed(s.type, x, s.all), *in_dy = packed(s.type, dy, s.all),
+                 *out = unwritten(s.type, s.all), *out_dx = unwritten(s.type, s.all),
+                 *out_sum = packed(s.type, old, s.all), *kept;
+            float *got[3], *saved;
+
+            CHECK_OK(ops->general.map_forward(devs[dev], s.all, s.type, &f, in, out));
+            kept = f.f == HVT_HARDSIGMOID || f.f == HVT_HARDSWISH || f.f == HVT_SILU || f.f == HVT_GELU ||
+                           f.f == HVT_GELU_TANH || f.f == HVT_SOFTPLUS
+                       ? in
+                       : out;
+            CHECK_OK(ops->general.map_backward(devs[dev], s.all, s.type, &f, kept, in_dy, out_dx, false));
+            CHECK_OK(ops->general.map_backward(devs[dev], s.all, s.type, &f, kept, in_dy, out_sum, true));
+            saved = room(s.all * 4);
+            for (size_t i = 0; i < s.all; i++)
+                saved[i] = hvt__load(kept, s.type, i);
+            CHECK_OK(ref->ops->general.map_backward(ref, s.all, HVT_F32, &f, saved, dy, dx, false));
+            sum = copied(old, s.all);
+            CHECK_OK(ref->ops->general.map_backward(ref, s.all, HVT_F32, &f, saved, dy, sum, true));
+            free(saved);
+            if (kept != in)
+                free(in);
+            got[0] = unpacked(s.type, out, s.all);
+            if (kept == in)
+                free(in);
+            got[1] = unpacked(s.type, out_dx, s.all);
+            got[2] = unpacked(s.type, out_sum, s.all);
+            free(in_dy);
+            check_near(names[f.f], dev, &s, s.all, got[0], y, 1e-6);
+            check_near(names[f.f], dev, &s, s.all, got[1], dx, 1e-6);
+            check_near(names[f.f], dev, &s, s.all, got[2], sum, 2e-6);
+            free(sum);
+            for (int k = 0; k < 3; k++) {
+                if (dev == one_thread(dev)) {
+                    free(first[k]);
+                    first[k] = copied(got[k], s.all);
+                }
+                check_same(names[f.f], dev, &s, s.all, got[k], first[k]);
+                free(got[k]);
+            }
+        }
+        for (int k = 0; k < 3; k++)
+            free(first[k]);
+        free(x);
+        free(y);
+        free(dy);
+        free(dx);
+        free(old);
+    }
+}
+
+/* What no number may break: both infinities and NaN, as in PyTorch. */
+TEST(functions_of_infinity_and_nan)
+{
+    static const float special[3] = {INFINITY, -INFINITY, NAN};
+    static const float want[][2] = {
+        [HVT_RELU] = {INFINITY, 0},
+        [HVT_HARDTANH] = {1.5f, -0.75f},
+        [HVT_LEAKY_RELU] = {INFINITY, -INFINITY},
+        [HVT_ELU] = {INFINITY, -1},
+        [HVT_SIGMOID] = {1, 0},
+        [HVT_HARDSIGMOID] = {1, 0},
+        [HVT_HARDSWISH] = {INFINITY, NAN},
+        [HVT_SILU] = {INFINITY, NAN},
+        [HVT_GELU] = {INFINITY, NAN},
+        [HVT_GELU_TANH] = {INFINITY, NAN},
+        [HVT_TANH] = {1, -1},
+        [HVT_SOFTPLUS] = {INFINITY, 0},
+        [HVT_AFFINE] = {INFINITY, -INFINITY},
+    };
+
+    for (int f = 0; f < HVT_FUNCTIONS; f++)
+        for (int dev = 0; dev < ndevs; dev++) {
+            hvt_map k = {(hvt_function)f, f == HVT_HARDTANH ? -0.75f : 1, f == HVT_SOFTPLUS ? 3 : 1.5f};
+            float y[3];
+
+            CHECK_OK(devs[dev]->ops->general.map_forward(devs[dev], 3, HVT_F32, &k, special, y));
+            for (int i = 0; i < 3; i++) {
+                float expected = i < 2 ? want[f][i] : NAN;
+
+                CHECK(same_kind(y[i], expected), "%s(%g) is %g on %s, expected %g", names[f],
+                      (double)special[i], (double)y[i], hvt_device_isa(devs[dev]), (double)expected);
+            }
+        }
+}
+
+/* ---- binary operations ---- */
+
+static shape shape_of_b(const shape *s, hvt_across across)
+{
+    shape b = *s;
+
+    if (across == HVT_PER_IMAGE || across >= HVT_PER_CHANNEL)
+        b = make_shape(HVT_ORDER_NHW, 1, s->n, s->real, s->c);
+    if (across >= HVT_PER_CHANNEL)
+        b = make_shape(HVT_ORDER_NHW, 1, 1, 1, across == HVT_ONE_NUMBER ? 1 : s->c);
+    if (across == HVT_PER_PIXEL)
+        b = make_shape(s->order, s->pixels, s->n, s->real, 1);
+    b.type = across >= HVT_PER_CHANNEL ? HVT_F32 : s->type;
+    return b;
+}
+
+/* far from 0, for divisions */
+static float *operand(const shape *s)
+{
+    float *x = matrix(s, 0);
+
+    for (size_t i = 0; i < s->all; i++)
+        x[i] += x[i] < 0 ? -0.5f : 0.5f;
+    round_all(s->type, x, s->all);
+    return x;
+}
+
+/* y, da, db; what is added to must be given */
+static void run_binary(hvt_device *d, const hvt_binary_args *like, hvt_dtype t, const shape *s,
+                       const shape *sb, const float *a, const float *b, const float *dy, const float *da,
+                       const float *db, float *ret[3])
+{
+    hvt_binary_args k = *like;
+    const hvt_dtype of_b = k.across >= HVT_PER_CHANNEL ? HVT_F32 : t;
+    void *y = unwritten(t, s->all), *pa = packed(t, a, s->all), *pb = packed(of_b, b, sb->all),
+         *pdy = packed(t, dy, s->all), *pda = packed(t, da, s->all), *pdb = packed(of_b, db, sb->all);
+
+    k.type = t;
+    k.a = pa;
+    k.b = pb;
+    k.y = y;
+    CHECK_OK(d->ops->general.binary_forward(d, &k));
+    k.dy = pdy;
+    k.da = pda;
+    k.db = pdb;
+    CHECK_OK(d->ops->general.binary_backward(d, &k));
+    free(pa);
+    free(pb);
+    free(pdy);
+    ret[0] = unpacked(t, y, s->all);
+    ret[1] = unpacked(t, pda, s->all);
+    ret[2] = unpacked(of_b, pdb, sb->all);
+}
+
+TEST(binary_operations_equal_ref)
+{
+    static const char *const what[] = {"y", "da", "db"};
+
+    for (int t = 0; t < cases(2 * CASES); t++) {
+        shape s = random_shape();
+        hvt_binary_args k = {.order = s.order,
+                             .n = s.n,
+                             .real = s.real,
+                             .pixels = s.pixels,
+                             .c = s.c,
+                             .op = (hvt_binary)(t % 4),
+                             .swapped = between(0, 1),
+                             .across = (hvt_across)(t / 4 % 5),
+                             .add_a = between(0, 1),
+                             .add_b = between(0, 1)};
+        shape sb = shape_of_b(&s, k.across);
+        float *a = operand(&s), *b = operand(&sb), *dy = matrix(&s, 0), *da = matrix(&s, 0),
+              *db = matrix(&sb, 0), *want[3], *first[3] = {0};
+
+        run_binary(ref, &k, HVT_F32, &s, &sb, a, b, dy, da, db, want);
+        for (int dev = 0; dev < ndevs; dev++) {
+            float *got[3];
+
+            run_binary(devs[dev], &k, s.type, &s, &sb, a, b, dy, da, db, got);
+            for (int i = 0; i < 3; i++) {
+                const shape *of = i < 2 ? &s : &sb;
+                double terms = i < 2 || k.across == HVT_SAME ? 1 : (double)s.pixels * s.real * s.c;
+
+                check_near(what[i], dev, of, of->all, got[i], want[i], 4e-6 * (4 + sqrt(terms)));
+                if (dev == one_thread(dev)) {
+                    free(first[i]);
+                    first[i] = copied(got[i], of->all);
+                }
+                check_same(what[i], dev, of, of->all, got[i], first[i]);
+                free(got[i]);
+            }
+        }
+        for (int i = 0; i < 3; i++) {
+            free(want[i]);
+            free(first[i]);
+        }
+        free(a);
+        free(b);
+        free(dy);
+        free(da);
+        free(db);
+    }
+}
+
+/* ---- moves ---- */
+
+TEST(moves_equal_ref)
+{
+    for (int t = 0; t < cases(2 * CASES); t++) {
+        hvt_move_args k = {.order = between(0, 1) ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+                           .type = (hvt_dtype)(t % TYPES),
+                           .n = between(1, 5),
+                           .h = between(1, 5),
+                           .w = between(1, 5),
+                           .c = between(1, 40),
+                           .add = between(0, 1)};
+        hvt_box *box[2] = {&k.src, &k.dst};
+        size_t n[2];
+        float *from, *to, *want;
+
+        for (int i = 0; i < 2; i++) {
+            *box[i] =
+                (hvt_box){.y = between(0, 2), .x = between(0, 2), .first = between(0, 1) * between(0, 20)};
+            box[i]->h = box[i]->y + k.h + between(0, 2);
+            box[i]->w = box[i]->x + k.w + between(0, 2);
+            box[i]->c = box[i]->first + k.c + between(0, 1) * between(0, 9);
+            n[i] = (size_t)k.n * box[i]->h * box[i]->w * box[i]->c;
+        }
+        from = floats(n[0]);
+        to = floats(n[1]);
+        round_all(k.type, from, n[0]);
+        round_all(k.type, to, n[1]);
+        want = copied(to, n[1]);
+        for (int dev = 0; dev < ndevs; dev++) {
+            hvt_move_args of = k;
+            void *src = packed(k.type, from, n[0]), *dst = packed(k.type, to, n[1]);
+            float *got;
+
+            of.from = src;
+            of.to = dst;
+            if (!dev) {
+                of.type = HVT_F32;
+                of.from = from;
+                of.to = want;
+                CHECK_OK(ref->ops->general.move(ref, &of));
+                round_all(k.type, want, n[1]);
+                of = k;
+                of.from = src;
+                of.to = dst;
+            }
+            CHECK_OK(devs[dev]->ops->general.move(devs[dev], &of));
+            got = unpacked(k.type, dst, n[1]);
+            check_same("move", dev, NULL, n[1], got, want);
+            free(got);
+            free(src);
+        }
+        free(from);
+        free(to);
+        free(want);
+    }
+}
+
+TEST(shuffles_equal_ref_and_come_back)
+{
+    static const int groups[] = {1, 2, 3, 4, 8};
+
+    for (int t = 0; t < cases(CASES); t++) {
+        int g = groups[t % 5], c = g * between(1, 60), rows = between(1, 300);
+        shape s = typed_shape((hvt_dtype)(t % TYPES), make_shape(HVT_ORDER_NHW, 1, rows, rows, c));
+        float *x = matrix(&s, 0), *old = matrix(&s, 0), *want = room(s.all * 4), *sum = copied(old, s.all);
+
+        for (size_t i = 0; i < s.all; i++)
+            want[i] = x[i / c * c + i % c % g * (c / g) + i % c / g];
+        CHECK_OK(ref->ops->general.shuffle(ref, rows, HVT_F32, c, g, x, sum, true));
+        for (int dev = 0; dev < ndevs; dev++) {
+            void *in = packed(s.type, x, s.all), *y = unwritten(s.type, s.all),
+                 *back = unwritten(s.type, s.all), *y2 = packed(s.type, old, s.all);
+            float *got;
+
+            CHECK_OK(devs[dev]->ops->general.shuffle(devs[dev], rows, s.type, c, g, in, y, false));
+            CHECK_OK(devs[dev]->ops->general.shuffle(devs[dev], rows, s.type, c, c / g, y, back, false));
+            CHECK_OK(devs[dev]->ops->general.shuffle(devs[dev], rows, s.type, c, g, in, y2, true));
+            free(in);
+            check_same("shuffle", dev, &s, s.all, got = unpacked(s.type, y, s.all), want);
+            free(got);
+            check_same("shuffled back", dev, &s, s.all, got = unpacked(s.type, back, s.all), x);
+            free(got);
+            check_near("shuffle added", dev, &s, s.all, got = unpacked(s.type, y2, s.all), sum, 1e-7);
+            free(got);
+        }
+        free(x);
+        free(old);
+        free(want);
+        free(sum);
+    }
+}
+
+/* ---- norms over a shape ---- */
+
+TEST(norms_over_a_shape_equal_ref)
+{
+    static const char *const what[] = {"y", "dx", "dgamma", "dbeta"};
+
+    for (int t = 0; t < cases(2 * CASES); t++) {
+        shape s = random_shape();
+        int kind = t % 4, groups = 1; /* of each pixel, of each image, with weights of each pixel, group */
+        size_t params, samples;
+        float *x, *dy, *old, *gamma, *beta, *want[4], *first[4] = {0};
+        bool affine = between(0, 3) != 0;
+
+        for (int i = 2; kind == 3 && i <= s.c; i++)
+            if (s.c % i == 0 && (groups == 1 || between(0, 1)))
+                groups = i;
+        if (kind == 2 && s.c > 300)
+            continue;
+        hvt_norm_args k = {.order = s.order,
+                           .n = s.n,
+                           .real = s.real,
+                           .pixels = s.pixels,
+                           .c = s.c,
+                           .groups = groups,
+                           .per_pixel = kind == 0,
+                           .per_element = kind == 2,
+                           .eps = 1e-3f,
+                           .add = between(0, 1)};
+
+        params = (size_t)(k.per_element ? s.pixels : 1) * s.c;
+        samples = (size_t)s.n * (k.per_pixel ? s.pixels : 1) * groups;
+        x = matrix(&s, 3);
+        dy = matrix(&s, 0);
+        old = matrix(&s, 0);
+        gamma = floats(params);
+        beta = floats(params);
+        for (int dev = -1; dev < ndevs; dev++) { /* -1: ref in f32 */
+            hvt_device *d = devs[dev < 0 ? 0 : dev];
+            hvt_dtype type = dev < 0 ? HVT_F32 : s.type;
+            hvt_norm_args a = k;
+            void *in = packed(type, x, s.all), *y = unwritten(type, s.all), *pdy = packed(type, dy, s.all),
+                 *dx = packed(type, old, s.all);
+            float *got[4];
+
+            a.type = type;
+            a.x = in;
+            a.gamma = affine ? gamma : NULL;
+            a.beta = affine ? beta : NULL;
+            a.mean = room(samples * 4);
+            a.rstd = room(samples * 4);
+            a.y = y;
+            CHECK_OK(d->ops->general.norm_forward(d, &a));
+            a.dy = pdy;
+            a.dx = dx;
+            a.dgamma = affine ? room(params * 4) : NULL;
+            a.dbeta = affine ? room(params * 4) : NULL;
+            CHECK_OK(d->ops->general.norm_backward(d, &a));
+            free(in);
+            free(pdy);
+            got[0] = unpacked(type, y, s.all);
+            got[1] = unpacked(type, dx, s.all);
+            got[2] = a.dgamma;
+            got[3] = a.dbeta;
+            for (int i = 0; i < (affine ? 4 : 2); i++) {
+                const shape *of = i < 2 ? &s : NULL;
+                size_t n = of ? s.all : params;
+
+                if (dev < 0) {
+                    want[i] = got[i];
+                    continue;
+                }
+                check_near(what[i], dev, of, n, got[i], want[i],
+                           i < 2 ? 4e-5 : 4e-6 * (8 + sqrt((double)s.all / s.c)));
+                if (dev == one_thread(dev)) {
+                    free(first[i]);
+                    first[i] = copied(got[i], n);
+                }
+                check_same(what[i], dev, of, n, got[i], first[i]);
+                free(got[i]);
+            }
+            free(a.mean);
+            free(a.rstd);
+        }
+        for (int i = 0; i < (affine ? 4 : 2); i++) {
+            free(want[i]);
+            free(first[i]);
+        }
+        free(x);
+        free(dy);
+        free(old);
+        free(gamma);
+        free(beta);
+    }
+}
+
+/* ---- windows ---- */
+
+static hvt_window random_window(int in, bool adaptive)
+{
+    hvt_window w = {.size = between(1, in < 6 ? in : 6), .stride = between(1, 4), .out = between(1, 9)};
+
+    if (adaptive)
+        return (hvt_window){.out = w.out};
+    w.pad = between(0, w.size / 2);
+    w.out = (in + 2 * w.pad - w.size) / w.stride + 1;
+    w.out += between(0, 1) && w.out * w.stride < in + w.pad; /* ceil_mode */
+    return w;
+}
+
+TEST(windows_equal_ref)
+{
+    for (int t = 0; t < cases(2 * CASES); t++) {
+        bool adaptive = between(0, 1);
+        hvt_pooling_desc d = {.order = between(0, 1) ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+                              .type = (hvt_dtype)(t % TYPES),
+                              .n = between(1, 5),
+                              .h = between(1, 13),
+                              .w = between(1, 13),
+                              .c = between(1, 40),
+                              .mean = between(0, 1),
+                              .windows = true,
+                              .count_pad = !adaptive && between(0, 1)};
+        int real = between(1, d.n);
+        shape in = typed_shape(d.type, make_shape(d.order, d.h * d.w, d.n, real, d.c)), out;
+        float *x = matrix(&in, 0), *old = matrix(&in, 0), *dy, *want[2];
+
+        d.rows = random_window(d.h, adaptive);
+        d.columns = random_window(d.w, adaptive);
+        out = typed_shape(d.type, make_shape(d.order, d.rows.out * d.columns.out, d.n, real, d.c));
+        dy = matrix(&out, 0);
+        for (int dev = -1; dev < ndevs; dev++) { /* -1: ref in f32 */
+            hvt_device *on = devs[dev < 0 ? 0 : dev];
+            hvt_pooling_desc k = d;
+            hvt_op *op = NULL;
+            size_t bytes;
+            void *px, *py, *pdy, *pdx, *saved;
+            float *got[2];
+
+            k.type = dev < 0 ? HVT_F32 : d.type;
+            px = packed(k.type, x, in.all);
+            py = unwritten(k.type, out.all);
+            pdy = packed(k.type, dy, out.all);
+            pdx = packed(k.type, old, in.all);
+            CHECK_OK(on->ops->pooling.plan(on, &k, &op, &bytes));
+            saved = room(bytes);
+            CHECK_OK(on->ops->pooling.forward(op, real, px, py, saved));
+            CHECK_OK(on->ops->pooling.backward(op, real, saved, pdy, pdx, true));
+            hvt__op_free(op);
+            free(px);
+            free(pdy);
+            free(saved);
+            got[0] = unpacked(k.type, py, out.all);
+            got[1] = unpacked(k.type, pdx, in.all);
+            for (int i = 0; i < 2; i++) {
+                const shape *of = i ? &in : &out;
+
+                if (dev < 0) {
+                    want[i] = got[i];
+                    continue;
+                }
+                check_near(i ? "window dx" : "window y", dev, of, of->all, got[i], want[i], 4e-6);
+                free(got[i]);
+            }
+        }
+        free(x);
+        free(old);
+        free(dy);
+        free(want[0]);
+        free(want[1]);
+    }
+}
+
+int main(void)
+{
+    open_devices();
+    RUN(functions_equal_ref);
+    RUN(functions_of_infinity_and_nan);
+    RUN(binary_operations_equal_ref);
+    RUN(moves_equal_ref);
+    RUN(shuffles_equal_ref_and_come_back);
+    RUN(norms_over_a_shape_equal_ref);
+    RUN(windows_equal_ref);
+    close_devices();
+    return check_done();
+}

@@ -1,0 +1,195 @@
+#!/usr/bin/env python3
+"""Losses and gradients of small nets of every layer by PyTorch, in f64, for tests/model/test_own.c, which builds
+the same nets under the same names.
+
+    python3 tests/golden/make_layers.py > tests/golden/layers.txt
+"""
+import platform
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from make_losses import MOMENTUM, SEED, draw, signed_unit
+
+STEPS, BATCH, RATE = 10, 5, 0.02
+HEIGHT, WIDTH, CLASSES = 9, 11, 4
+
+
+def key(name):
+    return sum((i + 1) * byte for i, byte in enumerate(name.encode()))
+
+
+def image(number):
+    return signed_unit(SEED, 1, number, HEIGHT * WIDTH * 3).reshape(HEIGHT, WIDTH, 3).transpose(2, 0, 1)
+
+
+def label(number):
+    return int(((int(draw(SEED, 2, number, 0)) >> 32) * CLASSES) >> 32)
+
+
+def fill(net):
+    """Weights of convolutions and linear layers +-1/sqrt(fan in), biases +-0.3, what scales 1 +- 0.3."""
+    for name, p in net.named_parameters():
+        u = signed_unit(SEED, 3, key(name), p.numel())
+        if p.dim() in (2, 4):
+            u = u * np.float32(1 / np.sqrt(p.numel() // p.shape[0]))
+        else:
+            u = np.float32(0.3) * u + np.float32(not name.endswith("bias"))
+        p.data.copy_(torch.from_numpy(u.reshape(tuple(p.shape))))
+
+
+def conv(inputs, filters, size, stride=1, pad=None):
+    return nn.Conv2d(inputs, filters, size, stride, size // 2 if pad is None else pad, bias=False)
+
+
+class Functions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = conv(3, 8, 3)
+        self.fc = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        x = 4 * self.conv(x) + 0.1
+        y = F.relu(x) + F.hardtanh(x, -1.5, 2) + F.leaky_relu(x, 0.2) + F.elu(x, 0.7) + torch.sigmoid(x)
+        y = y + F.hardsigmoid(x) + F.hardswish(x) + F.silu(x) + F.gelu(x) + F.gelu(x, approximate="tanh")
+        y = y + torch.tanh(x) + F.softplus(x, 1.5, 4)
+        return self.fc(y.mean((2, 3)))
+
+
+class Binary(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = conv(3, 8, 3)
+        self.se = nn.Linear(8, 8)
+        self.gate = conv(8, 1, 3)
+        self.scale = nn.Parameter(torch.empty(8, 1, 1))
+        self.shift = nn.Parameter(torch.empty(1))
+        self.inverse = nn.Parameter(torch.empty(8, 1, 1))
+        self.fc = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        first = self.conv(x)
+        s = torch.sigmoid(self.se(first.mean((2, 3))))[:, :, None, None]
+        x = s * first
+        g = torch.sigmoid(self.gate(x))
+        x = (x - g) / (s + 1.5)
+        x = (g + 2) / (x * x + 1)
+        x = x + first - torch.tanh(first)
+        x = (x * self.scale + self.shift) / self.inverse
+        return self.fc(x.mean((2, 3)))
+
+
+class Moves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = conv(3, 12, 3)
+        self.conv2 = conv(22, 6, 3, 2)
+        self.fc1 = nn.Linear(144, 7)
+        self.fc = nn.Linear(7, CLASSES)
+
+    def forward(self, x):
+        x = self.conv(x)
+        a, b = x[:, :5], x[:, 5:]
+        x = F.pad(torch.cat([b, a, F.relu(a), a], 1), (-1, 2, 1, -2))
+        x = self.conv2(F.channel_shuffle(x, 2))
+        return self.fc(F.relu(self.fc1(F.silu(torch.flatten(x, 1)))))
+
+
+class Norms(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = conv(3, 12, 3)
+        self.ln1 = nn.LayerNorm(12, 1e-6)
+        self.ln2 = nn.LayerNorm([12, HEIGHT, WIDTH])
+        self.gn = nn.GroupNorm(3, 12)
+        self.bn = nn.BatchNorm2d(12, 1e-3, 0.01)
+        self.fc = nn.Linear(12, CLASSES)
+
+    def forward(self, x):
+        x = self.ln1(self.conv(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        x = self.gn(self.ln2(F.relu(x)))
+        x = x + 0.5
+        x = self.bn(F.instance_norm(x * x))
+        return self.fc(F.hardswish(x).mean((2, 3)))
+
+
+class Pools(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = conv(3, 7, 3)
+        self.fc = nn.Linear(10 * 7, CLASSES)
+
+    def forward(self, x):
+        x = self.conv(x)
+        x = F.max_pool2d(x, (3, 2), (2, 1), (1, 0), ceil_mode=True) + F.avg_pool2d(x, (1, 2), (2, 1))
+        x = F.avg_pool2d(x, (3, 2), (1, 2), (1, 1), ceil_mode=True) + F.avg_pool2d(
+            x, (3, 2), (1, 2), (1, 1), ceil_mode=True, count_include_pad=False)
+        x = F.adaptive_avg_pool2d(x, (3, 7)) + F.adaptive_max_pool2d(x, (3, 7))
+        return self.fc(torch.flatten(F.adaptive_avg_pool2d(x, (5, 2)), 1))
+
+
+class Mixed(nn.Module):
+    """Two branches, concatenation, shuffle, squeeze and excitation, layer norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = conv(3, 8, 3)
+        self.bn1 = nn.BatchNorm2d(8)
+        self.right = conv(4, 8, 1)
+        self.bn2 = nn.BatchNorm2d(8)
+        self.squeeze = nn.Linear(12, 4)
+        self.excite = nn.Linear(4, 12)
+        self.ln = nn.LayerNorm(12, 1e-6)
+        self.mix = conv(12, 12, 1)
+        self.layer_scale = nn.Parameter(torch.empty(12, 1, 1))
+        self.fc = nn.Linear(12, CLASSES)
+
+    def forward(self, x):
+        x = F.relu6(self.bn1(self.stem(x)))
+        left, right = x.chunk(2, 1)
+        x = F.channel_shuffle(torch.cat([left, F.silu(self.bn2(self.right(right)))], 1), 2)
+        s = F.hardsigmoid(self.excite(F.relu(self.squeeze(x.mean((2, 3))))))
+        x = x * s[:, :, None, None]
+        y = self.ln(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        x = x + F.gelu(self.mix(y)) * self.layer_scale
+        return self.fc(x.mean((2, 3)))
+
+
+def run(make):
+    net = make()
+    fill(net)
+    net.double()
+    sgd = torch.optim.SGD(net.parameters(), RATE, momentum=MOMENTUM)
+    losses, grads = [], []
+    for step in range(STEPS):
+        numbers = range(step * BATCH, (step + 1) * BATCH)
+        x = torch.from_numpy(np.stack([image(n) for n in numbers])).double()
+        loss = F.cross_entropy(net(x), torch.tensor([label(n) for n in numbers]))
+        sgd.zero_grad()
+        loss.backward()
+        losses.append(loss.item())
+        if step == 0:
+            for name, p in net.named_parameters():
+                g = p.grad.numpy().reshape(-1) * BATCH
+                along = signed_unit(SEED, 4, key(name), g.size).astype(np.float64)
+                grads.append((name, float(g @ along), float(np.linalg.norm(g))))
+        sgd.step()
+    return losses, grads
+
+
+def main():
+    np.seterr(over="ignore")
+    print(f"# By make_layers.py: Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}")
+    print(f"# net, losses of {STEPS} steps; parameter, its first gradient (of the sum over the batch) along a vector of "
+          "numbers in [-1, 1), its length")
+    for make in (Functions, Binary, Moves, Norms, Pools, Mixed):
+        losses, grads = run(make)
+        print("net", make.__name__, *(f"{x:.8f}" for x in losses))
+        for name, dot, length in grads:
+            print("grad", name, f"{dot:.8g}", f"{length:.8g}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+/*
+ * Frozen parameters: the others' gradients are those of a model that freezes nothing, to the bit, backward
+ * ends early, and what is frozen costs no memory.
+ */
+#include "nets.h"
+
+static build_fn *const nets[] = {small_net, odd_net, early_norm_net, plain_net};
+static const shape size = {3, 9, 11, 3};
+
+/* Gradients of this name; NULL: it is frozen. */
+static const float *gradient_of(const net *n, const float *g, const char *name)
+{
+    for (int i = 0; i < n->m->ntrained; g += n->m->param[i++].elements)
+        if (!strcmp(n->m->param[i].name, name))
+            return g;
+    return NULL;
+}
+
+/* The spans that backward reports tile the gradients. */
+static hvt_status next_span(void *ctx, size_t first, size_t end)
+{
+    size_t *mark = ctx;
+
+    CHECK(first == *mark && end > first, "[%zu, %zu) after %zu", first, end, *mark);
+    *mark = end;
+    return HVT_OK;
+}
+
+/* a: nothing is frozen. */
+static void compare(net *a, const float *x, how by, build_fn *build)
+{
+    net b;
+
+    if (open_net(&b, by, build, size)) {
+        size_t n, mark = 0, frozen = 0;
+        float *y = pass(&b, &n);
+
+        for (int i = 0; i < a->m->nparam_tensors; i++) {
+            const hvt_param *p = &a->m->param[i];
+            const float *want = gradient_of(a, x, p->name), *got = gradient_of(&b, y, p->name);
+
+            CHECK(!got == hvt__freeze_fits(b.m, p->name), "%s: %s", by.freeze, p->name);
+            CHECK(!got || !memcmp(got, want, p->elements * sizeof *got), "%s, --freeze %s: %s differs",
+                  way_name(by), by.freeze, p->name);
+            frozen += got ? 0 : p->elements;
+        }
+        CHECK(frozen && frozen == hvt_model_frozen(b.m), "%zu frozen, %zu said", frozen,
+              hvt_model_frozen(b.m));
+        CHECK(hvt_model_parameters(b.m) == hvt_model_parameters(a->m), "other parameters");
+        CHECK(hvt_model_memory(b.m).gradients < hvt_model_memory(a->m).gradients, "gradients of all");
+        CHECK(!memcmp(a->m->grads, b.m->grads, a->m->step_stats_count * sizeof *x), "other statistics");
+        CHECK_OK(hvt_model_forward(b.m, &b.batch, true));
+        CHECK_OK(hvt_model_backward(b.m, next_span, &mark));
+        CHECK(mark == b.m->grad_count, "spans end at %zu of %zu", mark, b.m->grad_count);
+        feed(&b, 0, 0);
+        mark = 0;
+        CHECK_OK(hvt_model_forward(b.m, &b.batch, true));
+        CHECK_OK(hvt_model_backward(b.m, next_span, &mark));
+        CHECK(mark == b.m->grad_count, "an empty batch's spans end at %zu", mark);
+        free(y);
+    }
+    close_net(&b);
+}
+
+/* Each layer alone, all before it, and all behind it. */
+TEST(the_others_gradients_keep_their_bits)
+{
+    how by = ref;
+
+    for (int i = 0; i == 0 || way(i - 1, &by); i++)
+        for (size_t k = 0; k < HVT_LEN(nets); k++) {
+            char before[1000] = "", behind[1000];
+            net a;
+
+            by.freeze = NULL;
+            if (open_net(&a, by, nets[k], size)) {
+                size_t n;
+                float *x = pass(&a, &n);
+
+                for (int l = 0; l < a.m->logits; l++) {
+                    if (a.m->layer[l].param[0] < 0)
+                        continue;
+                    by.freeze = a.m->layer[l].name;
+                    compare(&a, x, by, nets[k]);
+                    snprintf(before + strlen(before), sizeof before - strlen(before), "%s%s.",
+                             *before ? "," : "", by.freeze);
+                    by.freeze = before;
+                    compare(&a, x, by, nets[k]);
+                    *behind = 0;
+                    for (int j = l + 1; j <= a.m->logits; j++)
+                        if (a.m->layer[j].param[0] >= 0)
+                            snprintf(behind + strlen(behind), sizeof behind - strlen(behind), "%s%s",
+                                     *behind ? "," : "", a.m->layer[j].name);
+                    by.freeze = behind;
+                    compare(&a, x, by, nets[k]);
+                }
+                by.freeze = "linear";
+                compare(&a, x, by, nets[k]);
+                free(x);
+            }
+            close_net(&a);
+        }
+}
+
+TEST(one_of_a_layers_two_parameters_may_be_frozen)
+{
+    static const char *const half[] = {"batchnorm2.weight", "batchnorm2.bias", "batchnorm6.b",
+                                       "conv2d1",           "linear",          "batchnorm,conv2d"};
+    net a;
+    how by = {.device = "cpu", .threads = 1};
+
+    if (open_net(&a, by, small_net, size)) {
+        size_t n;
+        float *x = pass(&a, &n);
+        char name[HVT_NAME_MAX + 8];
+
+        for (size_t i = 0; i < HVT_LEN(half); i++) {
+            by.freeze = half[i];
+            compare(&a, x, by, small_net);
+        }
+        for (int k = 0; k < 2; k++) {
+            snprintf(name, sizeof name, "%s.%s", a.m->layer[a.m->logits].name, k ? "bias" : "weight");
+            by.freeze = name;
+            compare(&a, x, by, small_net);
+        }
+        free(x);
+    }
+    close_net(&a);
+}
+
+static int backwards;
+static hvt_status (*of_device)(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
+static hvt_status (*x_of_device)(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
+                                 void *ws);
+
+static hvt_status count_w(hvt_op *op, int real, const void *x, const void *dy, float *dw, void *ws)
+{
+    backwards++;
+    return of_device(op, real, x, dy, dw, ws);
+}
+
+static hvt_status count_x(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add, void *ws)
+{
+    backwards++;
+    return x_of_device(op, real, w, dy, dx, add, ws);
+}
+
+TEST(backward_ends_where_nothing_is_left_to_train)
+{
+    how by = {.device = "cpu", .threads = 1, .freeze = "conv2d,batchnorm"};
+    size_t bytes[2] = {0};
+
+    for (int k = 0; k < 2; k++) {
+        net n;
+
+        by.freeze = k ? NULL : "conv2d,batchnorm";
+        if (open_net(&n, by, small_net, (shape){16, 9, 11, 3})) {
+            of_device = n.ops->conv.backward_w;
+            x_of_device = n.ops->conv.backward_x;
+            n.spy.conv.backward_w = count_w;
+            n.spy.conv.backward_x = count_x;
+            backwards = 0;
+            CHECK_OK(hvt_model_forward(n.m, &n.batch, true));
+            CHECK_OK(hvt_model_backward(n.m, NULL, NULL));
+            CHECK(k ? backwards > 10 : backwards == 1, "%d convolutions in backward", backwards);
+            bytes[k] = hvt_model_memory(n.m).activations;
+        }
+        close_net(&n);
+    }
+    CHECK(bytes[0] < bytes[1] / 2, "%zu bytes of activations, %zu if all are trained", bytes[0], bytes[1]);
+}
+
+TEST(prefixes_that_cannot_be_are_refused)
+{
+    static const struct {
+        const char *freeze, *why;
+    } bad[] = {
+        {"conv2d1,layer9", "no parameter's name begins with 'layer9'; they begin with conv2d1, batchnorm2, "},
+        {"conv2d,batchnorm,linear", "nothing is left to train"}};
+    static const char *const malformed[] = {",", "a,", ",a", "a,,b"};
+    hvt_device *dev = NULL;
+    hvt_model *m = NULL;
+    hvt_value x;
+
+    CHECK_OK(hvt_device_open("ref", NULL, &dev));
+    CHECK_OK(hvt_model_create(dev, &m));
+    x = small_net(m, hvt_input(m, 9, 11, 3));
+    for (size_t i = 0; i < HVT_LEN(malformed); i++)
+        CHECK_FAILS(hvt_model_freeze(m, malformed[i]), E_ARG, "a comma between two");
+    CHECK_FAILS(hvt_model_freeze(NULL, "a"), E_ARG, "a model");
+    for (size_t i = 0; i < HVT_LEN(bad); i++) {
+        CHECK_OK(hvt_model_freeze(m, bad[i].freeze));
+        CHECK_FAILS(hvt_model_plan(m, 2, x), E_ARG, bad[i].why);
+    }
+    CHECK_OK(hvt_model_freeze(m, "conv2d1"));
+    CHECK_OK(hvt_model_freeze(m, "")); /* the last one holds */
+    CHECK_OK(hvt_model_plan(m, 2, x));
+    CHECK(!hvt_model_frozen(m), "%zu frozen", hvt_model_frozen(m));
+    CHECK_FAILS(hvt_model_freeze(m, "conv2d1"), E_ARG, "after hvt_model_plan");
+    hvt_model_free(&m);
+    hvt_device_close(&dev);
+}
+
+int main(void)
+{
+#ifdef HVT_HOSTED
+    check_gpu(hvt_device_count("cuda"));
+#endif
+    RUN(the_others_gradients_keep_their_bits);
+    RUN(one_of_a_layers_two_parameters_may_be_frozen);
+    RUN(backward_ends_where_nothing_is_left_to_train);
+    RUN(prefixes_that_cannot_be_are_refused);
+    return check_done();
+}

@@ -1,0 +1,471 @@
+/*
+ * Nets of one's own: every layer that the zoo does not have, against PyTorch's losses and gradients, on every
+ * device, in both row orders; what may not be built is refused.
+ */
+#ifndef HVT_TESTS
+#define HVT_TESTS "tests" /* where golden/ is; Meson says so */
+#endif
+
+#include "nets.h"
+
+enum { STEPS = 10, BATCH = 5, HEIGHT = 9, WIDTH = 11, CLASSES = 4 };
+
+/* ---- the nets of golden/make_layers.py -------------------------------------------------------------- */
+
+static hvt_value conv(hvt_model *m, const char *name, hvt_value x, int filters, int size, int stride)
+{
+    hvt_name(m, "%s", name);
+    return hvt_conv2d(m, x, filters, size, stride, size / 2);
+}
+
+static hvt_value linear(hvt_model *m, const char *name, hvt_value x, int outputs)
+{
+    hvt_name(m, "%s", name);
+    return hvt_linear(m, x, outputs);
+}
+
+static hvt_value head(hvt_model *m, hvt_value x)
+{
+    return linear(m, "fc", hvt_avgpool(m, x), CLASSES);
+}
+
+static hvt_value functions(hvt_model *m, hvt_value x)
+{
+    static const hvt_map all[] = {{HVT_RELU, 0, 0},      {HVT_HARDTANH, -1.5f, 2}, {HVT_LEAKY_RELU, 0.2f, 0},
+                                  {HVT_ELU, 0.7f, 0},    {HVT_SIGMOID, 0, 0},      {HVT_HARDSIGMOID, 0, 0},
+                                  {HVT_HARDSWISH, 0, 0}, {HVT_SILU, 0, 0},         {HVT_GELU, 0, 0},
+                                  {HVT_GELU_TANH, 0, 0}, {HVT_TANH, 0, 0},         {HVT_SOFTPLUS, 1.5f, 4}};
+    hvt_value y;
+
+    x = hvt_apply(m, conv(m, "conv", x, 8, 3, 1), HVT_AFFINE, 4, 0.1f);
+    y = hvt_apply(m, x, all[0].f, 0, 0);
+    for (size_t i = 1; i < HVT_LEN(all); i++)
+        y = hvt_add(m, y, hvt_apply(m, x, all[i].f, all[i].a, all[i].b));
+    return head(m, y);
+}
+
+static hvt_value parameter(hvt_model *m, const char *name, hvt_binary op, hvt_value x, int c)
+{
+    hvt_name(m, "%s", name);
+    return hvt_combine_parameter(m, op, x, c > 1 ? 3 : 1, (int[]){c, 1, 1}, 1);
+}
+
+static hvt_value binary(hvt_model *m, hvt_value x)
+{
+    hvt_value first = conv(m, "conv", x, 8, 3, 1), s, g;
+
+    s = hvt_apply(m, linear(m, "se", hvt_avgpool(m, first), 8), HVT_SIGMOID, 0, 0);
+    x = hvt_combine(m, HVT_MUL, s, first);
+    g = hvt_apply(m, conv(m, "gate", x, 1, 3, 1), HVT_SIGMOID, 0, 0);
+    x = hvt_combine(m, HVT_DIV, hvt_combine(m, HVT_SUB, x, g), hvt_apply(m, s, HVT_AFFINE, 1, 1.5f));
+    x = hvt_apply(m, hvt_combine(m, HVT_MUL, x, x), HVT_AFFINE, 1, 1);
+    x = hvt_combine(m, HVT_DIV, hvt_apply(m, g, HVT_AFFINE, 1, 2), x);
+    x = hvt_combine(m, HVT_ADD, x, first);
+    x = hvt_combine(m, HVT_SUB, x, hvt_apply(m, first, HVT_TANH, 0, 0));
+    x = parameter(m, "shift", HVT_ADD, parameter(m, "scale", HVT_MUL, x, 8), 1);
+    return head(m, parameter(m, "inverse", HVT_DIV, x, 8));
+}
+
+static hvt_value moves(hvt_model *m, hvt_value x)
+{
+    hvt_value a, b;
+
+    x = conv(m, "conv", x, 12, 3, 1);
+    a = hvt_slice(m, x, 0, 5);
+    b = hvt_slice(m, x, 5, 7);
+    x = hvt_pad(m, hvt_concat(m, (hvt_value[]){b, a, hvt_relu(m, a), a}, 4), 1, -2, -1, 2);
+    x = conv(m, "conv2", hvt_shuffle(m, x, 2), 6, 3, 2);
+    x = linear(m, "fc1", hvt_apply(m, hvt_flatten(m, x), HVT_SILU, 0, 0), 7);
+    return linear(m, "fc", hvt_relu(m, x), CLASSES);
+}
+
+static hvt_value norms(hvt_model *m, hvt_value x)
+{
+    x = conv(m, "conv", x, 12, 3, 1);
+    hvt_name(m, "ln1");
+    x = hvt_relu(m, hvt_layernorm(m, x, HVT_OVER_CHANNELS, 1e-6f, true));
+    hvt_name(m, "ln2");
+    x = hvt_layernorm(m, x, HVT_OVER_IMAGE, 1e-5f, true);
+    hvt_name(m, "gn");
+    x = hvt_apply(m, hvt_groupnorm(m, x, 3, 1e-5f, true), HVT_AFFINE, 1, 0.5f);
+    x = hvt_groupnorm(m, hvt_combine(m, HVT_MUL, x, x), 12, 1e-5f, false);
+    hvt_name(m, "bn");
+    return head(m, hvt_apply(m, hvt_batchnorm_with(m, x, 1e-3f, 0.01f), HVT_HARDSWISH, 0, 0));
+}
+
+static hvt_value pools(hvt_model *m, hvt_value x)
+{
+    const hvt_pool_opts max = {{3, 2}, {2, 1}, {1, 0}, .ceil_mode = true}, narrow = {{1, 2}, {2, 1}};
+    hvt_pool_opts all = {{3, 2}, {1, 2}, {1, 1}, .ceil_mode = true}, real = all;
+
+    real.exclude_pad = true;
+    x = conv(m, "conv", x, 7, 3, 1);
+    x = hvt_add(m, hvt_pool_with(m, x, HVT_POOL_MAX, &max), hvt_pool_with(m, x, HVT_POOL_MEAN, &narrow));
+    x = hvt_add(m, hvt_pool_with(m, x, HVT_POOL_MEAN, &all), hvt_pool_with(m, x, HVT_POOL_MEAN, &real));
+    x = hvt_add(m, hvt_adaptive_pool(m, x, HVT_POOL_MEAN, 3, 7), hvt_adaptive_pool(m, x, HVT_POOL_MAX, 3, 7));
+    return linear(m, "fc", hvt_flatten(m, hvt_adaptive_pool(m, x, HVT_POOL_MEAN, 5, 2)), CLASSES);
+}
+
+static hvt_value mixed(hvt_model *m, hvt_value x)
+{
+    hvt_value left, right, s, y;
+
+    x = conv(m, "stem", x, 8, 3, 1);
+    hvt_name(m, "bn1");
+    x = hvt_apply(m, hvt_batchnorm(m, x), HVT_HARDTANH, 0, 6);
+    left = hvt_slice(m, x, 0, 4);
+    right = conv(m, "right", hvt_slice(m, x, 4, 4), 8, 1, 1);
+    hvt_name(m, "bn2");
+    right = hvt_apply(m, hvt_batchnorm(m, right), HVT_SILU, 0, 0);
+    x = hvt_shuffle(m, hvt_concat(m, (hvt_value[]){left, right}, 2), 2);
+    s = hvt_relu(m, linear(m, "squeeze", hvt_avgpool(m, x), 4));
+    s = hvt_apply(m, linear(m, "excite", s, 12), HVT_HARDSIGMOID, 0, 0);
+    x = hvt_combine(m, HVT_MUL, x, s);
+    hvt_name(m, "ln");
+    y = hvt_layernorm(m, x, HVT_OVER_CHANNELS, 1e-6f, true);
+    y = hvt_apply(m, conv(m, "mix", y, 12, 1, 1), HVT_GELU, 0, 0);
+    return head(m, hvt_add(m, x, parameter(m, "layer_scale", HVT_MUL, y, 12)));
+}
+
+static const struct {
+    const char *name;
+    build_fn *build;
+} nets[] = {{"Functions", functions}, {"Binary", binary}, {"Moves", moves},
+            {"Norms", norms},         {"Pools", pools},   {"Mixed", mixed}};
+
+/* ---- against PyTorch -------------------------------------------------------------------------------- */
+
+static uint64_t key(const char *name)
+{
+    uint64_t sum = 0;
+
+    for (size_t i = 0; name[i]; i++)
+        sum += (i + 1) * (unsigned char)name[i];
+    return sum;
+}
+
+static float unit(int what, const char *name, size_t i)
+{
+    return 2 * hvt__unit(hvt__draw(SEED, (uint64_t)what, key(name), i)) - 1;
+}
+
+/* As fill() in golden/make_layers.py. */
+static void fill(net *n)
+{
+    for (int i = 0; i < n->m->nparam_tensors; i++) {
+        const hvt_param *p = &n->m->param[i];
+        const size_t len = strlen(p->name);
+        const bool bias = len >= 4 && !strcmp(p->name + len - 4, "bias");
+        float *w = malloc(p->elements * sizeof *w);
+
+        for (size_t k = 0; k < p->elements; k++)
+            w[k] = p->ndim == 2 || p->ndim == 4
+                       ? unit(3, p->name, k) * (float)(1 / sqrt((double)(p->elements / (size_t)p->dim[0])))
+                       : 0.3f * unit(3, p->name, k) + (float)!bias;
+        CHECK_OK(hvt__model_import(n->m, p, n->m->params, w));
+        free(w);
+    }
+}
+
+/* Lines "grad NAME DOT LENGTH" up to the next net. */
+static int check_gradients(net *n, FILE *f, const char *net_name)
+{
+    char line[256], name[64];
+    double dot, length;
+    int count = 0;
+    long at = ftell(f);
+
+    for (; fgets(line, sizeof line, f) && sscanf(line, "grad %63s %lf %lf", name, &dot, &length) == 3;
+         count++) {
+        int i = 0;
+        double got = 0, square = 0;
+        float *g;
+
+        while (i < n->m->nparam_tensors && strcmp(n->m->param[i].name, name))
+            i++;
+        CHECK(i < n->m->nparam_tensors, "%s has no %s", net_name, name);
+        if (i == n->m->nparam_tensors)
+            continue;
+        g = canonical(n, i, n->m->grads);
+        for (size_t k = 0; k < n->m->param[i].elements; k++) {
+            got += (double)g[k] * unit(4, name, k);
+            square += (double)g[k] * g[k];
+        }
+        free(g);
+        CHECK(fabs(got - dot) <= 1e-4 * length && fabs(sqrt(square) - length) <= 1e-4 * length,
+              "%s, gradient of %s: %.8g of length %.8g, PyTorch %.8g of %.8g", net_name, name, got,
+              sqrt(square), dot, length);
+    }
+    fseek(f, at, SEEK_SET);
+    return count;
+}
+
+static void check_steps(how by, build_fn *build, const char *name, const double *want, FILE *f)
+{
+    net n;
+
+    if (open_net(&n, by, build, (shape){BATCH, HEIGHT, WIDTH, 3})) {
+        hvt_model *m = n.m;
+        size_t first = m->step_stats_count, count = m->arena_count - first;
+        float *v = NULL;
+
+        CHECK_OK(n.ops->memory.alloc(n.dev, count * sizeof *v, (void **)&v));
+        fill(&n);
+        for (int step = 0; step < STEPS; step++) {
+            hvt_step_state state = {.lr = 0.02f, .grad_scale = 1.0f / BATCH, .apply = 1, .fresh = !step};
+            hvt_sgd_args sgd = {.momentum = .9f, .step = &state};
+            double loss;
+
+            feed(&n, step * BATCH, BATCH);
+            loss = train_loss(&n) / BATCH;
+            CHECK(fabs(loss / want[step] - 1) <= (step ? 1e-3 : 1e-5),
+                  "%s, %s, step %d: loss %.7f, PyTorch %.7f", name, way_name(by), step + 1, loss, want[step]);
+            CHECK_OK(hvt_model_backward(m, NULL, NULL));
+            if (!step)
+                CHECK(check_gradients(&n, f, name) == m->nparam_tensors, "%s: not all gradients are compared",
+                      name);
+            CHECK_OK(n.ops->vector.sgd(n.dev, count, &sgd, (const float *[]){m->grads + first}, 1,
+                                       m->params + first, v));
+            hvt__model_changed(m);
+        }
+        n.ops->memory.release(n.dev, v);
+    }
+    close_net(&n);
+}
+
+/* Source: golden/layers.txt by PyTorch, in f64. */
+TEST(losses_and_gradients_are_pytorchs)
+{
+    char path[512], line[512], name[32];
+    FILE *f;
+    int seen = 0;
+
+    snprintf(path, sizeof path, "%s/golden/layers.txt", HVT_TESTS);
+    f = fopen(path, "r");
+    CHECK(f, "%s cannot be read", path);
+    while (f && fgets(line, sizeof line, f)) {
+        double want[STEPS];
+        int at = 0, used = 0, k = 0;
+        how by = ref;
+
+        if (sscanf(line, "net %31s%n", name, &at) != 1)
+            continue;
+        for (int i = 0; i < STEPS && sscanf(line + at, "%lf%n", &want[i], &used) == 1; i++)
+            at += used;
+        while (k < (int)HVT_LEN(nets) && strcmp(nets[k].name, name))
+            k++;
+        CHECK(k < (int)HVT_LEN(nets), "no net %s here", name);
+        for (int i = 0; k < (int)HVT_LEN(nets) && (i == 0 || way(i - 1, &by)); i++)
+            check_steps(by, nets[k].build, name, want, f);
+        seen++;
+    }
+    CHECK(seen == (int)HVT_LEN(nets), "%d nets", seen);
+    if (f)
+        fclose(f);
+}
+
+/* ---- the same on every device, and whatever is folded or kept ---------------------------------------- */
+
+TEST(every_way_gives_the_same_gradients)
+{
+    static const shape shapes[] = {{1, 9, 11, 3}, {5, 9, 11, 3}, {18, 9, 11, 3}};
+    how by;
+
+    for (size_t k = 0; k < HVT_LEN(nets); k++)
+        for (size_t i = 0; i < HVT_LEN(shapes); i++)
+            for (int w = 0; way(w, &by); w++)
+                check_same(nets[k].build, shapes[i], (shapes[i].batch + 1) / 2, ref, by, 2e-3);
+}
+
+TEST(nothing_of_theirs_is_read_after_its_lifetime)
+{
+    how by;
+
+    for (size_t k = 0; k < HVT_LEN(nets); k++)
+        for (int w = 0; way(w, &by); w++) {
+            how poisoned = by;
+
+            poisoned.poisons = true;
+            check_same(nets[k].build, (shape){5, 9, 11, 3}, 4, by, poisoned, 0);
+        }
+}
+
+TEST(one_and_two_threads_give_the_same_bits)
+{
+    for (size_t k = 0; k < HVT_LEN(nets); k++)
+        check_same(nets[k].build, (shape){7, 9, 11, 3}, 6, (how){.device = "cpu", .threads = 1},
+                   (how){.device = "cpu", .threads = 2}, 0);
+}
+
+/* ---- what is refused -------------------------------------------------------------------------------- */
+
+static hvt_value flat_norm(hvt_model *m, hvt_value x)
+{
+    return hvt_batchnorm(m, hvt_relu(m, hvt_flatten(m, x)));
+}
+
+static hvt_value flat_sum(hvt_model *m, hvt_value x)
+{
+    hvt_value c = conv(m, "c", x, 192, 3, 1);
+
+    return hvt_combine(m, HVT_MUL, hvt_avgpool(m, c), hvt_flatten(m, x));
+}
+
+static hvt_value flat_logits(hvt_model *m, hvt_value x)
+{
+    return hvt_flatten(m, x);
+}
+
+static hvt_value unlike(hvt_model *m, hvt_value x)
+{
+    return hvt_combine(m, HVT_SUB, x, hvt_slice(m, x, 0, 2));
+}
+
+static hvt_value long_parameter(hvt_model *m, hvt_value x)
+{
+    return hvt_combine_parameter(m, HVT_MUL, x, 1, (int[]){4}, 1);
+}
+
+static hvt_value wide_slice(hvt_model *m, hvt_value x)
+{
+    return hvt_slice(m, x, 1, 3);
+}
+
+static hvt_value odd_shuffle(hvt_model *m, hvt_value x)
+{
+    return hvt_shuffle(m, x, 2);
+}
+
+static hvt_value cut_away(hvt_model *m, hvt_value x)
+{
+    return hvt_pad(m, x, -4, -4, 0, 0);
+}
+
+static hvt_value unlike_concat(hvt_model *m, hvt_value x)
+{
+    return hvt_concat(m, (hvt_value[]){x, hvt_avgpool(m, x)}, 2);
+}
+
+static hvt_value concat_of_nothing(hvt_model *m, hvt_value x)
+{
+    (void)x;
+    return hvt_concat(m, NULL, 0);
+}
+
+static hvt_value bad_groups(hvt_model *m, hvt_value x)
+{
+    return hvt_groupnorm(m, x, 2, 1e-5f, true);
+}
+
+static hvt_value bad_eps(hvt_model *m, hvt_value x)
+{
+    return hvt_layernorm(m, x, HVT_OVER_CHANNELS, 0, true);
+}
+
+static hvt_value bad_momentum(hvt_model *m, hvt_value x)
+{
+    return hvt_batchnorm_with(m, x, 1e-5f, 1.5f);
+}
+
+static hvt_value bad_range(hvt_model *m, hvt_value x)
+{
+    return hvt_apply(m, x, HVT_HARDTANH, 6, 0);
+}
+
+static hvt_value bad_slope(hvt_model *m, hvt_value x)
+{
+    return hvt_apply(m, x, HVT_LEAKY_RELU, -1, 0);
+}
+
+static hvt_value bad_window(hvt_model *m, hvt_value x)
+{
+    return hvt_pool_with(m, x, HVT_POOL_MEAN, &(hvt_pool_opts){{3, 3}, {1, 1}, {2, 0}});
+}
+
+static hvt_value too_many_maxima(hvt_model *m, hvt_value x)
+{
+    return hvt_adaptive_pool(m, hvt_pad(m, x, 20, 20, 20, 20), HVT_POOL_MAX, 1, 1);
+}
+
+static hvt_value bad_function(hvt_model *m, hvt_value x)
+{
+    return hvt_apply(m, x, HVT_FUNCTIONS, 0, 0);
+}
+
+TEST(what_cannot_be_built_is_refused)
+{
+    static const struct {
+        build_fn *build;
+        const char *part;
+    } bad[] = {
+        {flat_norm, "layer batchnorm3 (batchnorm): reads relu2, a flattened value"},
+        {flat_sum, "layer mul4 (mul): reads flatten2, a flattened value"},
+        {flat_logits, "reads flatten1, a flattened value"},
+        {unlike, "layer sub2 (sub): input0 is 8x8x3, slice1 is 8x8x2: neither can be repeated"},
+        {long_parameter,
+         "layer mul1 (mul): a parameter of 4 elements and an input of 8x8x3; expected 1 element, or 3"},
+        {wide_slice, "layer slice1 (slice): 3 channels from 1 on of 3"},
+        {odd_shuffle, "layer shuffle1 (shuffle): 3 channels in 2 groups"},
+        {cut_away, "layer pad1 (pad): -4, -4 rows and 0, 0 columns around 8x8x3: nothing is left"},
+        {unlike_concat, "layer concat2 (concat): input0 is 8x8x3, avgpool1 is 1x1x3"},
+        {concat_of_nothing, "0 values are concatenated"},
+        {bad_groups, "layer groupnorm1 (groupnorm): 3 channels in 2 groups"},
+        {bad_eps, "layer layernorm1 (layernorm): eps is 0"},
+        {bad_momentum, "layer batchnorm1 (batchnorm): eps 1e-05 and momentum 1.5"},
+        {bad_range, "layer hardtanh1 (hardtanh): from 6 to 0"},
+        {bad_slope, "layer leaky_relu1 (leaky_relu): a is -1"},
+        {bad_window, "layer avgpool1 (avgpool): windows of 3x3, stride 1x1, padding 2x0 over 8x8x3"},
+        {too_many_maxima, "layer maxpool2 (maxpool): 1x1 maxima over 48x48x3: a window may have 225 pixels"},
+        {bad_function, "function 13 is unknown; there are 0 to 12"},
+    };
+    hvt_device *dev = NULL;
+
+    CHECK_OK(hvt_device_open("ref", NULL, &dev));
+    for (size_t i = 0; i < HVT_LEN(bad); i++) {
+        hvt_model *m = NULL;
+        hvt_value x;
+
+        CHECK_OK(hvt_model_create(dev, &m));
+        x = bad[i].build(m, hvt_input(m, 8, 8, 3));
+        if (bad[i].build != flat_logits)
+            x = hvt_linear(m, hvt_avgpool(m, x), 4);
+        CHECK_FAILS(hvt_model_plan(m, 2, x), E_SHAPE, bad[i].part);
+        hvt_model_free(&m);
+    }
+    hvt_device_close(&dev);
+}
+
+TEST(a_device_that_does_not_compute_a_layer_says_so)
+{
+    static const char *const part[] = {
+        "layer affine2 (affine): device ref does not compute it", "layer sigmoid4 (sigmoid): device ref",
+        "layer slice2 (slice): device ref", "layer ln1 (layernorm): device ref"};
+    hvt_device *dev = NULL;
+
+    CHECK_OK(hvt_device_open("ref", NULL, &dev));
+    for (size_t k = 0; dev && k < HVT_LEN(part); k++) {
+        const hvt_device_ops *own = dev->ops;
+        hvt_device_ops poor = *own;
+        hvt_model *m = NULL;
+
+        memset(&poor.general, 0, sizeof poor.general);
+        dev->ops = &poor;
+        CHECK_OK(hvt_model_create(dev, &m));
+        CHECK_FAILS(hvt_model_plan(m, 2, nets[k].build(m, hvt_input(m, HEIGHT, WIDTH, 3))), E_UNSUPPORTED,
+                    part[k]);
+        hvt_model_free(&m);
+        dev->ops = own;
+    }
+    hvt_device_close(&dev);
+}
+
+int main(void)
+{
+    RUN(losses_and_gradients_are_pytorchs);
+    RUN(every_way_gives_the_same_gradients);
+    RUN(nothing_of_theirs_is_read_after_its_lifetime);
+    RUN(one_and_two_threads_give_the_same_bits);
+    RUN(what_cannot_be_built_is_refused);
+    RUN(a_device_that_does_not_compute_a_layer_says_so);
+    return check_done();
+}

@@ -1,0 +1,247 @@
+/*
+ * What any tape may hold: parameters that several layers read; activations that live exactly as long as the
+ * plan says.
+ */
+#include "nets.h"
+
+/* ---- lifetimes -------------------------------------------------------------------------------------- */
+
+static build_fn *const nets[] = {small_net, odd_net, early_norm_net, plain_net};
+
+TEST(nothing_is_read_after_its_lifetime)
+{
+    static const shape shapes[] = {{1, 8, 8, 3}, {5, 9, 11, 3}};
+    how by;
+
+    for (size_t k = 0; k < HVT_LEN(nets); k++)
+        for (size_t i = 0; i < HVT_LEN(shapes); i++)
+            for (int w = 0; way(w, &by) && strcmp(by.device, "cuda"); w++)
+                for (int unfused = 0; unfused < 2; unfused++) {
+                    how poisoned = by;
+
+                    by.unfused = poisoned.unfused = unfused;
+                    poisoned.poisons = true;
+                    check_same(nets[k], shapes[i], shapes[i].batch, by, poisoned, 0);
+                }
+}
+
+/* After a pass every block has ended but the loss's. */
+TEST(what_has_ended_is_poisoned)
+{
+    how by = ref;
+    net n;
+
+    by.poisons = true;
+    if (open_net(&n, by, small_net, (shape){3, 9, 11, 3})) {
+        const hvt_layer *loss = n.m->layer + n.m->nlayer - 1;
+        const uint8_t *x = n.m->acts;
+        size_t count, left = 0;
+
+        free(pass(&n, &count));
+        for (size_t i = 0; i < n.m->acts_bytes; i++)
+            left += x[i] != 0xff;
+        CHECK(left && left <= loss->saved_bytes + 64 * (size_t)n.m->nending,
+              "%zu bytes are left, the loss has %zu", left, loss->saved_bytes);
+    }
+    close_net(&n);
+}
+
+/* ---- shared parameters ------------------------------------------------------------------------------ */
+
+static bool apart_built; /* layers have parameters of their own */
+
+/* One convolution three times and one linear layer twice. */
+static hvt_value shared_net(hvt_model *m, hvt_value x)
+{
+    hvt_value conv, first, fc;
+
+    x = hvt_relu(m, hvt_conv2d(m, x, 5, 3, 2, 1));
+    conv = hvt_conv2d(m, x, 5, 3, 1, 1);
+    x = hvt_relu(m, conv);
+    for (int i = 0; i < 2; i++) {
+        if (!apart_built)
+            hvt_share(m, conv);
+        x = hvt_relu(m, hvt_add(m, hvt_conv2d(m, x, 5, 3, 1, 1), x));
+    }
+    first = hvt_avgpool(m, x);
+    fc = hvt_linear(m, first, 5);
+    x = hvt_relu(m, fc);
+    if (!apart_built)
+        hvt_share(m, fc);
+    return hvt_linear(m, x, 5);
+}
+
+/* The built layer that parameter i of the shared net belongs to, and those that read it as well. */
+static int owner_of(const net *n, int i)
+{
+    for (int l = 0; l < n->m->nlayer; l++)
+        for (int k = 0; k < HVT_LAYER_PARAMS; k++)
+            if (n->m->layer[l].param[k] == i)
+                return l;
+    return -1;
+}
+
+TEST(gradients_of_shared_parameters_add)
+{
+    how by;
+
+    for (int w = 0; way(w, &by); w++) {
+        net one, own;
+        bool runs;
+        size_t count;
+
+        apart_built = false;
+        runs = open_net(&one, by, shared_net, (shape){3, 9, 8, 3});
+        apart_built = true;
+        runs = open_net(&own, by, shared_net, (shape){3, 9, 8, 3}) && runs;
+        if (runs) {
+            CHECK(hvt_model_parameters(one.m) == 3 * 5 * 9 + 5 * 5 * 9 + 5 * 5 + 5, "%zu parameters",
+                  hvt_model_parameters(one.m));
+            for (int l = 0; l < one.m->nlayer; l++) /* equal weights */
+                for (int k = 0; k < HVT_LAYER_PARAMS; k++)
+                    if (one.m->layer[l].param[k] >= 0) {
+                        float *x = canonical(&one, one.m->layer[l].param[k], one.m->params);
+
+                        CHECK_OK(hvt__model_import(own.m, &own.m->param[own.m->layer[l].param[k]],
+                                                   own.m->params, x));
+                        free(x);
+                    }
+            free(pass(&one, &count));
+            free(pass(&own, &count));
+            for (int i = 0; i < one.m->ntrained; i++) {
+                const hvt_layer *from = &one.m->layer[owner_of(&one, i)];
+                int slot = from->param[1] == i;
+                float *got = canonical(&one, i, one.m->grads), *want = NULL;
+                size_t elements = one.m->param[i].elements;
+
+                for (int l = one.m->nlayer - 1; l >= 0; l--) { /* in the order of backward */
+                    if (one.m->layer[l].param[slot] != i)
+                        continue;
+                    float *part = canonical(&own, own.m->layer[l].param[slot], own.m->grads);
+
+                    for (size_t k = 0; want && k < elements; k++)
+                        want[k] += part[k];
+                    if (want)
+                        free(part);
+                    else
+                        want = part;
+                }
+                CHECK(!memcmp(got, want, elements * sizeof *got), "%s: %s is %g, expected %g", way_name(by),
+                      one.m->param[i].name, (double)got[0], (double)want[0]);
+                free(got);
+                free(want);
+            }
+        }
+        close_net(&own);
+        close_net(&one);
+    }
+}
+
+/* An update at once: the weights of the span become NaN. */
+typedef struct spoiler {
+    net *n;
+    float *grads; /* as they were when their span was final */
+    size_t mark;
+} spoiler;
+
+static hvt_status spoil(void *ctx, size_t first, size_t end)
+{
+    spoiler *s = ctx;
+
+    CHECK(first == s->mark, "span from %zu, expected %zu", first, s->mark);
+    s->mark = end;
+    memcpy(s->grads + first, s->n->m->grads + first, (end - first) * sizeof(float));
+    memset(s->n->m->params + first, 0xff, (end - first) * sizeof(float));
+    return HVT_OK;
+}
+
+TEST(a_shared_weight_is_final_only_after_its_last_reader)
+{
+    how by;
+
+    apart_built = false;
+    for (int w = 0; way(w, &by) && strcmp(by.device, "cuda"); w++) {
+        net n;
+
+        if (open_net(&n, by, shared_net, (shape){3, 9, 8, 3})) {
+            size_t count, bytes = n.m->grad_count * sizeof(float);
+            float *want = malloc(bytes);
+            spoiler s = {&n, calloc(1, bytes), 0};
+
+            free(pass(&n, &count));
+            memcpy(want, n.m->grads, bytes);
+            CHECK_OK(hvt_model_forward(n.m, &n.batch, true));
+            CHECK_OK(hvt_model_backward(n.m, spoil, &s));
+            CHECK(s.mark == n.m->grad_count, "%zu of %zu gradients", s.mark, n.m->grad_count);
+            CHECK(!memcmp(s.grads, want, bytes), "%s: gradients differ", way_name(by));
+            free(s.grads);
+            free(want);
+        }
+        close_net(&n);
+    }
+}
+
+static hvt_value shares_nothing(hvt_model *m, hvt_value x)
+{
+    hvt_share(m, 7);
+    return hvt_relu(m, x);
+}
+
+static hvt_value shares_another_kind(hvt_model *m, hvt_value x)
+{
+    x = hvt_conv2d(m, x, 3, 3, 1, 1);
+    hvt_share(m, x);
+    return hvt_batchnorm(m, x);
+}
+
+static hvt_value shares_another_shape(hvt_model *m, hvt_value x)
+{
+    x = hvt_conv2d(m, x, 4, 3, 1, 1);
+    hvt_share(m, x);
+    return hvt_conv2d(m, x, 4, 3, 1, 1);
+}
+
+static hvt_value shares_statistics(hvt_model *m, hvt_value x)
+{
+    x = hvt_batchnorm(m, x);
+    hvt_share(m, x);
+    return hvt_batchnorm(m, x);
+}
+
+TEST(what_cannot_be_shared_is_refused)
+{
+    static const struct {
+        build_fn *build;
+        const char *part;
+    } bad[] = {
+        {shares_nothing, "parameters of value 7 are shared, but the model has 1 values so far"},
+        {shares_another_kind,
+         "layer batchnorm2 (batchnorm): shares the parameters of conv2d1, which is a conv2d"},
+        {shares_another_shape,
+         "layer conv2d2 (conv2d) shares conv2d1.weight, which is [4,3,3,3], but needs [4,4,3,3]"},
+        {shares_statistics, "layer batchnorm2 (batchnorm): its running statistics belong to one place"},
+    };
+    hvt_device *dev = NULL;
+
+    CHECK_OK(hvt_device_open("ref", NULL, &dev));
+    for (size_t i = 0; i < HVT_LEN(bad); i++) {
+        hvt_model *m = NULL;
+        hvt_value x;
+
+        CHECK_OK(hvt_model_create(dev, &m));
+        x = bad[i].build(m, hvt_input(m, 8, 8, 3));
+        CHECK_FAILS(hvt_model_plan(m, 2, hvt_linear(m, hvt_avgpool(m, x), 4)), E_SHAPE, bad[i].part);
+        hvt_model_free(&m);
+    }
+    hvt_device_close(&dev);
+}
+
+int main(void)
+{
+    RUN(nothing_is_read_after_its_lifetime);
+    RUN(what_has_ended_is_poisoned);
+    RUN(gradients_of_shared_parameters_add);
+    RUN(a_shared_weight_is_final_only_after_its_last_reader);
+    RUN(what_cannot_be_shared_is_refused);
+    return check_done();
+}

@@ -1,0 +1,107 @@
+"""pt2_nets.py export|logits NAME FOLDER: what test_pt2.py has PyTorch do.
+
+export writes FOLDER/NAME.pt2 and test data for --data npy; logits reads FOLDER/run/last.safetensors into the same net and
+writes FOLDER/torch.npy, its logits of the test images.
+"""
+import sys
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+SIZE, CLASSES, COUNT = 12, 5, 10
+
+
+class Branches(nn.Module):
+    """Rectangles, groups, dilation, two branches, a channel shuffle, squeeze and excitation, three norms."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, (3, 5), stride=(1, 2), padding=(1, 2))
+        self.left = nn.Sequential(nn.Conv2d(16, 8, 3, padding="same", dilation=2, bias=False),
+                                  nn.BatchNorm2d(8, eps=1e-3, momentum=0.2), nn.Hardswish())
+        self.right = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.GroupNorm(4, 16), nn.GELU(),
+                                   nn.Conv2d(16, 8, 1))
+        self.squeeze = nn.Conv2d(16, 4, 1)
+        self.excite = nn.Conv2d(4, 16, 1)
+        self.norm = nn.LayerNorm(16)
+        self.scale = nn.Parameter(torch.full((16, 1, 1), 0.5))
+        self.pool = nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False)
+        self.drop = nn.Dropout(0.0)
+        self.hidden = nn.Linear(16 * 6 * 4, 20)
+        self.twice = nn.Linear(20, 20, bias=False)
+        self.last = nn.Linear(20, CLASSES)
+
+    def forward(self, x):
+        x = F.relu(self.stem(x), inplace=True)
+        x = torch.cat([self.left(x), self.right(x)], 1)
+        n, c, h, w = x.shape
+        x = x.view(n, 2, c // 2, h, w).transpose(1, 2).contiguous().view(n, c, h, w)
+        a, b = x.chunk(2, dim=1)
+        x = torch.cat([b * 2 + 1, F.leaky_relu(a, 0.1)], 1)
+        s = torch.sigmoid(self.excite(F.silu(self.squeeze(x.mean((2, 3), keepdim=True)))))
+        x = x + x * s
+        y = self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        x = self.pool(F.max_pool2d(x, (2, 1), 1) * 0.5 + y.mean((2, 3), keepdim=True) * self.scale)
+        x = self.drop(torch.flatten(x, 1))
+        x = F.elu(self.hidden(x))
+        return self.last(torch.tanh(self.twice(self.twice(x))))
+
+
+class Unknown(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, CLASSES, 1)
+
+    def forward(self, x):
+        x = torch.cumsum(torch.fft.fft2(self.conv(x)).abs(), 2)
+        return x.mean((2, 3))
+
+
+class InPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, CLASSES, 1)
+
+    def forward(self, x):
+        x = self.conv(x)
+        y = x.transpose(2, 3)
+        F.relu(x, inplace=True)
+        return (x + y.transpose(2, 3)).mean((2, 3))
+
+
+class Dropped(InPlace):
+    def forward(self, x):
+        return F.dropout(self.conv(x), 0.3, self.training).mean((2, 3))
+
+
+def net(name):
+    torch.manual_seed(3)
+    return {"branches": Branches, "unknown": Unknown, "inplace": InPlace, "dropped": Dropped}[name]()
+
+
+def images(count, seed):
+    return torch.randn(count, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+def export(name, folder):
+    model = net(name).train()
+    torch.export.save(torch.export.export(model, (images(2, 0),)), f"{folder}/{name}.pt2")
+    for part, seed, count in ("test", 1, COUNT), ("train", 2, 32):
+        np.save(f"{folder}/{part}_images.npy", images(count, seed).permute(0, 2, 3, 1).contiguous().numpy())
+        np.save(f"{folder}/{part}_labels.npy", np.arange(count) % CLASSES)
+    with torch.no_grad():
+        np.save(f"{folder}/torch.npy", model.eval()(images(COUNT, 1)).numpy())
+
+
+def logits(name, folder):
+    from safetensors.torch import load_file
+    model = net(name)
+    print(model.load_state_dict(load_file(f"{folder}/run/last.safetensors")))
+    with torch.no_grad():
+        np.save(f"{folder}/torch.npy", model.eval()(images(COUNT, 1)).numpy())
+
+
+if __name__ == "__main__":
+    {"export": export, "logits": logits}[sys.argv[1]](*sys.argv[2:])

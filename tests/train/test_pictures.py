@@ -1,0 +1,169 @@
+"""Usage: test_pictures.py HVTRAIN MPIRUN [TRUTH ...]. Folders of pictures as a user has them: the same weights for any
+ranks and workers, and those of the same images in other files; what is refused, damaged or without labels."""
+import os
+import shutil
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from hvtrain import HERE, MPIRUN, path, records, run  # noqa: E402
+from truths import check, run_all  # noqa: E402
+
+RUN = "--batch 8 --shards 4 --epochs 1 --threads 1 --lr 0.05 --log log".split()
+RANKS = [0, 2, 4] if MPIRUN else [0]
+CLASSES, EACH, SIDE = 10, 9, 32
+
+
+def pixel(label, i, c, y, x):
+    return (label * 20 + c * 30 + (x * (label + 1) + y * (i + 3)) * 37 % 64 + i * 5) % 256
+
+
+def images(split):
+    """(label, number, three planes), in the order of a folder."""
+    for label in range(CLASSES):
+        for i in range(EACH if split == "train" else 2):
+            n = i + (0 if split == "train" else 50)
+            yield label, n, [bytes(pixel(label, n, c, y, x) for y in range(SIDE) for x in range(SIDE))
+                             for c in range(3)]
+
+
+IMAGES = {split: list(images(split)) for split in ("train", "val")}
+
+
+def write(name, data):
+    os.makedirs(os.path.dirname(path(name)), exist_ok=True)
+    with open(path(name), "wb") as f:
+        f.write(data)
+
+
+def write_cifar(folder):
+    part = -(-len(IMAGES["train"]) // 5)
+    for k in range(6):
+        some = IMAGES["train"][part * k:part * (k + 1)] if k < 5 else IMAGES["val"]
+        name = f"data_batch_{k + 1}.bin" if k < 5 else "test_batch.bin"
+        write(f"{folder}/{name}", b"".join(bytes([label]) + b"".join(planes) for label, _, planes in some))
+
+
+def write_folder(folder):
+    shutil.rmtree(path(folder), ignore_errors=True)
+    for split, some in IMAGES.items():
+        for label, n, planes in some:
+            data = bytes(v for rgb in zip(*planes) for v in rgb)
+            write(f"{folder}/{split}/c{label}/{n:03}.PPM", b"P6\n32 32\n255\n" + data)
+
+
+def errors(err):
+    """Our lines that are no warnings."""
+    return [line for line in err if line.startswith("hvtrain: ") and not line.startswith("hvtrain: warning: ")]
+
+
+def train(args, ranks=0):
+    """Weights and evaluations of a run that must succeed, and what it says."""
+    rc, _, err = run(RUN + args, ranks)
+    check(rc == 0, "exit", rc, "of", " ".join(args), "on", ranks, "ranks:", err[-3:])
+    if rc:
+        return None, None, err
+    all_ = records("log")
+    return all_[-1]["weights"], [(r["top1"], r["loss"]) for r in all_ if r["record"] == "eval"], err
+
+
+def neither_ranks_nor_workers_nor_files_change_the_weights():
+    write_cifar("binary")
+    write_folder("folder")
+    crops = "--augment crop:4,flip --quiet".split()
+    want = train(crops + "--data cifar10 --data-dir binary".split())
+    for ranks in RANKS:
+        for workers in "013":
+            got = train(crops + "--data folder --data-dir folder --size 32 --eval-size 0 --workers".split()
+                        + [workers], ranks)
+            check(got[:2] == want[:2], ranks, "ranks,", workers, "workers:", got[:2], "not", want[:2])
+    got = train(crops + "--data cifar10 --data-dir binary --workers 2".split(), RANKS[-1])
+    check(got[:2] == want[:2], "binary files and workers:", got[:2], "not", want[:2])
+
+
+def random_boxes_are_the_same_for_any_ranks_and_workers():
+    write_folder("folder")
+    boxes = "--data folder --data-dir folder --size 24 --augment rrc:0.25-1,flip --mean imagenet --std imagenet".split()
+    want = train(boxes + ["--workers", "0"])
+    for ranks in RANKS:
+        for workers in ("1", "3", "auto"):
+            got = train(boxes + ["--workers", workers], ranks)
+            check(got[:2] == want[:2], ranks, "ranks,", workers, "workers:", got[:2], "not", want[:2])
+    said = "\n".join(train(boxes + ["--workers", "3"])[2])
+    check("3 of a rank fetch images ahead" in said and "eval-size 27" in said and "100.0" not in said, said)
+    other = train("--data folder --data-dir folder --size 24 --augment rrc,flip".split())
+    check(other[0] != want[0], "the part of the area changes nothing")
+
+
+def all_images_are_both_splits_where_there_is_one_folder():
+    write_folder("folder")
+    shutil.rmtree(path("folder/val"))
+    _, _, err = train("--data folder --data-dir folder --size 32 --eval-size 0".split())
+    check(any("the test images are those of training; --val-split 0.1" in line for line in err), err)
+    held = train("--data folder --data-dir folder --size 32 --eval-size 0 --val-split 0.1".split())
+    check(not any("those of training" in line for line in held[2]), held[2])
+    for ranks in RANKS[1:]:
+        got = train("--data folder --data-dir folder --size 32 --eval-size 0 --val-split 0.1 --workers 2".split(), ranks)
+        check(got[:2] == held[:2], ranks, "ranks:", got[:2], held[:2])
+
+
+def pictures_without_labels_are_refused():
+    write_folder("folder")
+    train("--data folder --data-dir folder --size 32 --eval-size 0 --save saved --overwrite".split())
+    for n in range(3):
+        shutil.copy(path("folder/val/c1/050.PPM"), path("folder") + f"/plain{n}.ppm")
+    os.makedirs(path("plain"), exist_ok=True)
+    for n in range(3):
+        os.rename(path(f"folder/plain{n}.ppm"), path(f"plain/{n}.ppm"))
+    for ranks in RANKS[:2]:
+        rc, _, err = run(RUN + "--data folder --data-dir plain --size 32".split(), ranks)
+        ours = errors(err)
+        check(rc == 1 and len(ours) == 1 and "unlabelled pictures are for --evaluate --predict" in ours[0], rc, err)
+        rc, _, err = run("--resume saved --evaluate --data-dir plain --quiet --threads 1".split(), ranks)
+        ours = errors(err)
+        check(rc == 1 and len(ours) == 1 and "has no labels, so there is no loss to evaluate" in ours[0], rc, err)
+
+
+def damaged_pictures_are_named_and_may_be_skipped():
+    write_folder("folder")
+    for name in ["train/c3/004.PPM", "val/c1/050.PPM"]:
+        with open(path("folder/" + name), "r+b") as f:
+            f.truncate(1000)
+    base = "--data folder --data-dir folder --size 32 --eval-size 0 --quiet".split()
+    for ranks in RANKS:
+        rc, _, err = run(RUN + base, ranks)
+        ours = errors(err)
+        check(rc == 1 and len(ours) == 1 and "folder/train/c3/004.PPM" in ours[0], ranks, "ranks:", rc, err)
+        check(ranks == 0 or "rank " in ours[0], err)
+    want = None
+    for ranks in RANKS:
+        for workers in "03":
+            got = train(base + ["--skip-damaged", "1", "--workers", workers], ranks)
+            want = want or got
+            check(got[:2] == want[:2], ranks, "ranks,", workers, "workers:", got[:2], "not", want[:2])
+            check(sum("004.PPM" in line and "the next one takes its place" in line for line in got[2]) == 1, got[2])
+            check(sum("050.PPM" in line and "it is black" in line for line in got[2]) == 1, got[2])
+
+
+def options_that_do_not_fit_the_set_are_refused():
+    write_folder("folder")
+    base = "--data folder --data-dir folder --quiet".split()
+    for more, part in [("--size 64 --eval-size 32", "--eval-size 32"), ("--eval-size 223", "--eval-size 223"),
+                       ("--augment rrc,crop:4", "expected one"), ("--workers 9999", "workers")]:
+        rc, _, err = run(RUN + base + more.split())
+        check(rc in (1, 2) and part in err[-1], more, rc, err)
+    shutil.rmtree(path("folder/train/c4"))
+    rc, _, err = run(RUN + base)
+    check(rc == 1 and "classes that" in err[-1] and "c4" in err[-1], rc, err)
+
+
+TESTS = [
+    neither_ranks_nor_workers_nor_files_change_the_weights,
+    random_boxes_are_the_same_for_any_ranks_and_workers,
+    all_images_are_both_splits_where_there_is_one_folder,
+    pictures_without_labels_are_refused,
+    damaged_pictures_are_named_and_may_be_skipped,
+    options_that_do_not_fit_the_set_are_refused,
+]
+
+if __name__ == "__main__":
+    run_all(TESTS, sys.argv[3:], HERE)

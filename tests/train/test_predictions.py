@@ -1,0 +1,365 @@
+#!/usr/bin/env python3
+"""test_predictions.py HVTRAIN MPIRUN [NAME ...]: --predict, --predict-logits, and training with --freeze.
+
+Needs nothing but Python; what needs NumPy or torchvision is skipped where those are not installed.
+"""
+import csv
+import io
+import json
+import math
+import os
+import random
+import struct
+import subprocess
+import sys
+
+sys.path.append(os.path.join(sys.path[0], "../support"))
+from hvtrain import (HERE, MPIRUN, TINY, change_metadata, metadata, path, python_with, read_safetensors, run, train, weights,
+                     write_safetensors)
+from truths import check, run_all
+
+COUNT, CLASSES = 61, 10
+EVALUATE = TINY + f"--evaluate --init run/last.safetensors --limit {COUNT}".split()
+
+
+def weights_to_predict_with():
+    if not os.path.exists(path("run")):
+        train("--epochs 1 --save run".split())
+
+
+def content(name):
+    with open(path(name), "rb") as f:
+        return f.read()
+
+
+def rows(name):
+    with open(path(name), newline="") as f:
+        return list(csv.DictReader(f))
+
+
+def logits(name):
+    """The array of a .npy file, row by row."""
+    data = content(name)
+    check(data[:8] == b"\x93NUMPY\x01\x00", data[:8])
+    size, = struct.unpack_from("<H", data, 8)
+    header = eval(data[10:10 + size])
+    check(header["descr"] == "<f4" and not header["fortran_order"] and (10 + size) % 64 == 0, header)
+    count, classes = header["shape"]
+    check(len(data) == 10 + size + 4 * count * classes, len(data), header)
+    return [struct.unpack_from(f"<{classes}f", data, 10 + size + 4 * classes * i) for i in range(count)]
+
+
+def predictions_agree_with_logits_and_with_the_evaluation():
+    weights_to_predict_with()
+    rc, out, err = run(EVALUATE + "--predict p.csv --predict-logits p.npy".split())
+    check(rc == 0 and not err and out.count("\n") == 1, rc, out, err)
+    table, array = rows("p.csv"), logits("p.npy")
+    check(len(table) == len(array) == COUNT, len(table), len(array))
+    hits = 0
+    for i, (row, x) in enumerate(zip(table, array)):
+        check(row["index"] == str(i) and row["file"] == f"image {i}" and len(row) == 13, row)
+        best = sorted(range(CLASSES), key=lambda c: (-x[c], c))[:5]
+        check([int(row[f"class{k}"]) for k in range(1, 6)] == best, row, x)
+        total = sum(math.exp(v - max(x)) for v in x)
+        for k, c in enumerate(best, 1):
+            part = math.exp(x[c] - max(x)) / total
+            check(abs(float(row[f"probability{k}"]) - part) < 1e-8 * part, row, part)
+        hits += row["label"] == row["class1"]
+    check(f"top-1 {100 * hits / COUNT:.2f} %" in out, hits, out)
+
+
+def ranks_and_batches_change_no_byte():
+    weights_to_predict_with()
+    first = None
+    for ranks, batch in [(0, 16), (0, 7), (0, 1)] + ([(2, 16), (3, 5), (4, 64), (4, 1)] if MPIRUN else []):
+        rc, out, err = run(EVALUATE + f"--batch {batch} --predict r.csv --predict-logits r.npy".split(), ranks)
+        check(rc == 0, rc, err)
+        got = content("r.csv"), content("r.npy"), out
+        first = first or got
+        check(got == first, ranks, "ranks, batch", batch)
+        os.remove(path("r.csv"))
+        os.remove(path("r.npy"))
+
+
+def each_file_comes_alone_too():
+    weights_to_predict_with()
+    run(EVALUATE + "--predict both.csv --predict-logits both.npy".split())
+    check(run(EVALUATE + "--predict one.csv".split())[0] == 0 and content("one.csv") == content("both.csv"), "CSV")
+    check(run(EVALUATE + "--predict-logits one.npy".split())[0] == 0 and content("one.npy") == content("both.npy"),
+          "logits")
+
+
+def predictions_on_stdout_leave_the_result_to_stderr():
+    weights_to_predict_with()
+    run(EVALUATE + "--predict file.csv".split())
+    args = [a for a in EVALUATE if a != "--quiet"] + "--predict -".split()
+    for ranks in [0, 2] if MPIRUN else [0]:
+        rc, out, err = run(args, ranks)
+        check(rc == 0 and out.encode() == content("file.csv"), rc, out[:200])
+        check(sum(line.startswith("test after epoch 0: loss") for line in err) == 1, err[-3:])
+
+
+def few_classes_make_few_columns():
+    train("--classes 3 --epochs 1 --save three".split())
+    rc, _, err = run("--quiet --threads 1 --evaluate --resume three --limit 9 --predict t.csv".split())
+    check(rc == 0, err)
+    table = rows("t.csv")
+    check(list(table[0]) == ["index", "file", "label"] + [f"{w}{k}" for k in (1, 2, 3) for w in ("class", "probability")],
+          list(table[0]))
+    check(all(abs(sum(float(r[f"probability{k}"]) for k in (1, 2, 3)) - 1) < 1e-8 for r in table), "sums")
+
+
+def what_cannot_be_written_is_one_line_and_keeps_the_old_file():
+    weights_to_predict_with()
+    with open(path("old.csv"), "w") as f:
+        f.write("old\n")
+    os.makedirs(path("a-folder"), exist_ok=True)
+    for args, words in [
+            ("--predict none/p.csv", ["--predict none/p.csv", "No such file"]),
+            ("--predict-logits none/p.npy", ["--predict-logits none/p.npy", "No such file"]),
+            ("--predict a-folder", ["--predict a-folder", "Is a directory"]),
+            ("--predict /dev/full", ["--predict /dev/full", "No space left"]),
+            ("--predict old.csv --predict-logits /dev/full", ["--predict-logits /dev/full", "No space left"]),
+            ("--predict run/last.safetensors", ["--predict run/last.safetensors", "same file"]),
+            ("--predict x.npy --predict-logits x.npy", ["--predict", "--predict-logits", "x.npy", "two files"])]:
+        for ranks in [0, 2] if MPIRUN else [0]:
+            rc, out, err = run(EVALUATE + args.split(), ranks)
+            ours = [line for line in err if line.startswith("hvtrain:")]
+            check(rc in (1, 2) and len(ours) == 1 and all(w in ours[0] for w in words), args, rc, out, ours, err[-3:])
+    for ranks in [0, 2] if MPIRUN else [0]:
+        rc, _, err = run(EVALUATE + "--predict old.csv".split(), ranks, file_limit=1024)
+        ours = [line for line in err if line.startswith("hvtrain:") and "warning" not in line]
+        check(rc == 1 and len(ours) == 1 and "--predict old.csv" in ours[0], ranks, rc, err[-3:])
+    check(content("old.csv") == b"old\n", "the old file is gone")
+    left = [f for f in os.listdir(HERE) if f.endswith(".tmp")]
+    check(not left, left)
+
+
+def options_that_do_not_fit_are_refused():
+    weights_to_predict_with()
+    for args, words in [("--predict p.csv", ["--predict p.csv", "--evaluate"]),
+                        ("--predict-logits p.npy", ["--predict-logits p.npy", "--evaluate"]),
+                        ("--freeze layer9", ["--freeze layer9", "conv1, bn1, layer1, layer2, layer3, fc"]),
+                        ("--freeze conv1,,fc", ["--freeze conv1,,fc", "comma"]),
+                        ("--freeze conv,bn,layer,fc", ["--freeze conv,bn,layer,fc", "nothing is left to train"])]:
+        rc, _, err = run(TINY + ["--steps", "1"] + args.split())
+        check(rc in (1, 2) and len(err) == 1 and all(w in err[0] for w in words), args, rc, err)
+
+
+def numpy_loads_the_logits():
+    weights_to_predict_with()
+    python = python_with("numpy")
+    run(EVALUATE + "--predict-logits n.npy".split())
+    p = subprocess.run([python, "-c", "import numpy, sys; x = numpy.load(sys.argv[1]); "
+                        "print(x.dtype, x.shape, x.flags.c_contiguous, x[-1].tolist())", path("n.npy")],
+                       capture_output=True, text=True)
+    want = ["float32", f"({COUNT}, {CLASSES})", "True", repr([v for v in logits("n.npy")[-1]])]
+    check(p.stdout.strip() == " ".join(want), p.stdout, p.stderr[-300:])
+
+
+# ---- pictures ----
+
+def picture(name, seed, cut=None):
+    os.makedirs(os.path.dirname(path(name)), exist_ok=True)
+    pixels = random.Random(seed).randbytes(3 * 20 * 17)
+    with open(path(name), "wb") as f:
+        f.write((b"P6 20 17 255\n" + pixels)[:cut])
+
+
+CLASS_NAMES = ["cat", "dog, small", "eel"]
+PLAIN = sorted(f"p{i}" + ("" if i % 3 else ', "it"') + ".ppm" for i in range(13))
+
+
+def weights_of_pictures():
+    if os.path.exists(path("trained")):
+        return
+    for i in range(24):
+        for split in "train", "val":
+            picture(f"set/{split}/{CLASS_NAMES[i % 3]}/{split}{i}.ppm", i)
+    for i, name in enumerate(PLAIN):
+        picture("plain/" + name, i)
+    rc, _, err = run("--data folder --data-dir set --size 16 --batch 8 --threads 1 --epochs 1 --quiet --save trained".split())
+    check(rc == 0, err)
+
+
+PLAINLY = "--evaluate --resume trained --quiet --threads 1 --data-dir plain --predict u.csv --predict-logits u.npy".split()
+
+
+def pictures_without_labels_have_predictions():
+    """The classes' names are those that the weights were trained with."""
+    weights_of_pictures()
+    first = None
+    for ranks in [0, 2, 3] if MPIRUN else [0]:
+        rc, out, err = run(PLAINLY, ranks)
+        check(rc == 0 and "13 images without labels" in out and "loss" in out and "nan" not in out, rc, out, err[-3:])
+        got = content("u.csv"), content("u.npy")
+        first = first or got
+        check(got == first, ranks, "ranks")
+    table = rows("u.csv")
+    check([r["file"] for r in table] == ["plain/" + name for name in PLAIN], [r["file"] for r in table])
+    check(all(r["label"] == r["label_name"] == "" and len(r) == 13 for r in table), table[0])
+    check(all(r[f"name{k}"] == CLASS_NAMES[int(r[f"class{k}"])] for r in table for k in (1, 2, 3)), table[0])
+    check(len(logits("u.npy")[0]) == 3, "classes other than the weights'")
+    for args, words in [("--evaluate --resume trained --data-dir plain", ["no labels", "--predict FILE"]),
+                        ("--resume trained --data-dir plain --epochs 2 --save none", ["to train with"])]:
+        rc, _, err = run("--quiet --threads 1".split() + args.split())
+        check(rc == 1 and len([e for e in err if "warning" not in e]) == 1 and all(w in err[-1] for w in words), rc, err)
+
+
+def classes_have_names():
+    weights_of_pictures()
+    rc, out, err = run("--evaluate --resume trained --quiet --threads 1 --predict v.csv".split())
+    check(rc == 0, err)
+    for r in rows("v.csv"):
+        check(r["label_name"] == CLASS_NAMES[int(r["label"])] and r["name2"] == CLASS_NAMES[int(r["class2"])] and
+              f"/{r['label_name']}/" in r["file"], r)
+
+
+def weights_without_names_predict_numbers():
+    """Those of earlier releases, and of PyTorch."""
+    weights_of_pictures()
+    header, data = read_safetensors("trained/last.safetensors")
+    check(metadata(header)["class_names"] == CLASS_NAMES, metadata(header).get("class_names"))
+    change_metadata(header)
+    about = metadata(header)
+    del about["class_names"]
+    header["__metadata__"]["hvtrain"] = json.dumps(about)
+    write_safetensors("trained/nameless.safetensors", header, data)
+    rc, _, err = run("--evaluate --resume trained/nameless.safetensors --quiet --threads 1 --data-dir plain --predict o.csv".split())
+    check(rc == 0 and not err and len(rows("o.csv")[0]) == 9, rc, err)
+    change_metadata(header, class_names=["cat", 7])
+    write_safetensors("trained/odd.safetensors", header, data)
+    rc, _, err = run("--evaluate --resume trained/odd.safetensors --quiet --threads 1".split())
+    check(rc == 1 and len(err) == 1 and "odd.safetensors: metadata class_names: number 1 is no text" in err[0], rc, err)
+
+
+def data_that_name_classes_otherwise_are_one_warning():
+    weights_of_pictures()
+    others = ["bat", "cat", "dog, small"]  # one more in front, and the last is gone
+    for i in range(6):
+        for split in "train", "val":
+            picture(f"others/{split}/{others[i % 3]}/{i}.ppm", i)
+    said = "3 of the data's 3 classes have other names than in trained: class 0 is 'bat' here and 'cat' there"
+    for ranks in [0, 2] if MPIRUN else [0]:
+        for args, warned in [("--evaluate --resume trained --data-dir others --predict w.csv", True),
+                             ("--evaluate --init trained --data folder --size 16 --data-dir others", True),
+                             ("--resume trained --data-dir others --epochs 2 --save none", True),
+                             ("--init trained --reset-head --data folder --size 16 --batch 2 --epochs 1 --data-dir others", False),
+                             ("--resume trained --epochs 2 --save none", False),
+                             ("--evaluate --resume trained", False)]:
+            rc, _, err = run("--quiet --threads 1 --batch 2 --shards 2".split() + args.split(), ranks)
+            lines = [line for line in err if "other names" in line]
+            check(rc == 0 and len(lines) == warned and all(said in line.replace("trained/last.safetensors", "trained")
+                                                           for line in lines), ranks, args, rc, err)
+    for r in rows("w.csv"):
+        check(r["label_name"] == others[int(r["label"])] and r["name1"] == CLASS_NAMES[int(r["class1"])], r)
+
+
+def names_go_with_the_weights():
+    """From run to run, also where the data have none, and from pictures into shards."""
+    weights_of_pictures()
+    os.makedirs(path("shards"))
+    for split in "train", "val":
+        rc, _, err = run(f"pack set --output shards/{split}-%03d.tar".split())
+        check(rc == 0, err)
+    with open(path("shards/classes.txt")) as f:
+        check(f.read().splitlines() == CLASS_NAMES, "other names")
+    for args in ["--resume trained --data tar --data-dir shards --epochs 2 --save next", "--resume next --epochs 3"]:
+        rc, _, err = run("--quiet --threads 1".split() + args.split())
+        check(rc == 0 and not any("other names" in line for line in err), rc, err)
+        check(metadata(read_safetensors("next/last.safetensors")[0])["class_names"] == CLASS_NAMES, "lost")
+        os.path.exists(path("shards/classes.txt")) and os.unlink(path("shards/classes.txt"))
+
+
+def a_damaged_picture_has_a_line_without_prediction():
+    weights_of_pictures()
+    rc, _, err = run(PLAINLY)
+    whole, good = rows("u.csv"), logits("u.npy")
+    picture("plain/" + PLAIN[3], 3, cut=40)
+    for ranks in [0, 2] if MPIRUN else [0]:
+        rc, _, err = run(PLAINLY, ranks)
+        ours = [line for line in err if line.startswith("hvtrain:")]
+        check(rc == 1 and len(ours) == 1 and PLAIN[3] in ours[0] and rows("u.csv") == whole, rc, err)
+    for ranks in [0, 2] if MPIRUN else [0]:
+        rc, _, err = run(PLAINLY + "--skip-damaged 1 --predict d.csv --predict-logits d.npy".split(), ranks)
+        check(rc == 0 and PLAIN[3] in err[0], rc, err)
+        table, array = rows("d.csv"), logits("d.npy")
+        check([r for i, r in enumerate(table) if i != 3] == [r for i, r in enumerate(whole) if i != 3], "other lines differ")
+        check(table[3]["file"] == "plain/" + PLAIN[3] and not any(v for k, v in table[3].items() if k not in ("index", "file")),
+              table[3])
+        check(all(math.isnan(x) for x in array[3]) and array[2] == good[2] and array[4] == good[4], array[3])
+    picture("plain/" + PLAIN[3], 3)
+
+
+# ---- fine-tuning ----
+
+FROZEN = "--freeze conv1,bn1,layer1,layer2.0 --print-freq 1 --epochs 2 --batch 8 --shards 4 --momentum 0.9 --weight-decay 0.1".split()
+
+
+def frozen_parameters_stay_in_every_way_of_an_update():
+    first = None
+    for ranks, more in [(0, ""), (1, ""), (2, "--optimizer-state replicated"), (2, "--optimizer-state sharded"),
+                        (2, "--comm mpi"), (4, "--check-replicas 1"), (4, "--overlap worker")] if MPIRUN else [(0, "")]:
+        kinds = train(FROZEN + more.split(), ranks)
+        first = first or kinds
+        check(weights(kinds) == weights(first), ranks, more)
+        check([r["loss"] for r in kinds["step"]] == [r["loss"] for r in first["step"]], "other losses")
+    train(FROZEN + "--steps 1 --save f1".split())
+    train(FROZEN + "--save f2".split())
+    (header, one), (other, two) = read_safetensors("f1/last.safetensors"), read_safetensors("f2/last.safetensors")
+    for name in header:
+        if name == "__metadata__":
+            continue
+        a, b = (d[slice(*h[name]["data_offsets"])] for h, d in ((header, one), (other, two)))
+        frozen = name.startswith(("conv1", "bn1", "layer1", "layer2.0"))
+        check((a == b) == (frozen and "running" not in name and "tracked" not in name), name)
+
+
+def a_run_with_frozen_parameters_goes_on_as_it_was():
+    straight = weights(train(FROZEN))
+    train(FROZEN + "--steps 2 --save part".split())
+    momentum = [f for f in os.listdir(path("part")) if "momentum" in f]
+    names = read_safetensors("part/" + momentum[0])[0]
+    check("optim.momentum_buffer.fc.weight" in names and "optim.momentum_buffer.conv1.weight" not in names, names)
+    rc, _, err = run("--resume part --save none --epochs 2 --quiet --threads 1 --log log".split())
+    check(rc == 0 and not err, rc, err)
+    check(weights(train(FROZEN + "--resume part".split())) == straight, "not as a straight run")
+    train(FROZEN + "--steps 2 --save part --overwrite".split())
+    kinds = train(FROZEN[2:] + "--resume part --freeze none --save none".split())
+    check("end" in kinds and weights(kinds) != straight, "thawed")
+
+
+def pretrained_weights_of_torchvision_take_a_new_head():
+    python = python_with("torchvision, safetensors.torch")
+    script = """
+import sys, torch, torchvision
+from safetensors.torch import save_file
+torch.manual_seed(1)
+model = torchvision.models.resnet18()
+save_file(model.state_dict(), sys.argv[1])
+"""
+    p = subprocess.run([python, "-c", script, path("resnet18.safetensors")], capture_output=True, text=True)
+    check(p.returncode == 0, p.stderr[-1000:])
+    args = "--model resnet18 --init resnet18.safetensors --size 32 --limit 32 --batch 16 --steps 2 --epochs 1 --print-freq 1".split()
+    rc, _, err = run(args + ["--quiet", "--threads", "1", "--classes", "4"])
+    check(rc == 1 and len(err) == 1 and "--reset-head" in err[0], rc, err)
+    kinds = train(args + "--classes 4 --reset-head --freeze conv1,bn1,layer --save tuned".split())
+    check(kinds["start"][0]["classes"] == 4 and len(kinds["step"]) == 2, kinds["start"])
+    header, data = read_safetensors("tuned/last.safetensors")
+    whole, before = read_safetensors("resnet18.safetensors")
+    check(header["fc.weight"]["shape"] == [4, 512] and whole["fc.weight"]["shape"] == [1000, 512], "no new head")
+    for name in whole:
+        if name.startswith("layer") and "running" not in name and "tracked" not in name:
+            check(data[slice(*header[name]["data_offsets"])] == before[slice(*whole[name]["data_offsets"])], name)
+    rc, out, err = run("--quiet --threads 1 --resume tuned --evaluate --limit 5 --predict tuned.csv".split())
+    check(rc == 0 and len(rows("tuned.csv")) == 5 and "class4" in rows("tuned.csv")[0], rc, err)
+
+
+TESTS = [predictions_agree_with_logits_and_with_the_evaluation, ranks_and_batches_change_no_byte,
+         each_file_comes_alone_too, predictions_on_stdout_leave_the_result_to_stderr, few_classes_make_few_columns,
+         what_cannot_be_written_is_one_line_and_keeps_the_old_file, options_that_do_not_fit_are_refused,
+         numpy_loads_the_logits, pictures_without_labels_have_predictions, classes_have_names,
+         weights_without_names_predict_numbers, data_that_name_classes_otherwise_are_one_warning, names_go_with_the_weights,
+         a_damaged_picture_has_a_line_without_prediction, frozen_parameters_stay_in_every_way_of_an_update,
+         a_run_with_frozen_parameters_goes_on_as_it_was, pretrained_weights_of_torchvision_take_a_new_head]
+run_all(TESTS, sys.argv[3:], HERE)

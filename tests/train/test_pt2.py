@@ -1,0 +1,164 @@
+#!/usr/bin/env python3
+"""test_pt2.py HVTRAIN MPIRUN [NAME ...]: models of PyTorch in .pt2 files. Skipped where there is no PyTorch."""
+import json
+import os
+import subprocess
+import sys
+import zipfile
+
+sys.path.append(os.path.join(sys.path[0], "../support"))
+from hvtrain import HERE, path, python_with, records, run
+from truths import Skip, check, run_all
+
+NETS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pt2_nets.py")
+DATA = "--data npy --batch 5 --threads 1 --quiet".split()
+
+
+def torch(*args):
+    python = python_with("torch, safetensors, numpy")
+    done = subprocess.run([python, NETS, *args], capture_output=True, text=True)
+    check(done.returncode == 0, done.stderr[-2000:])
+
+
+def exported(name):
+    folder = path("")
+    if not os.path.exists(f"{folder}/{name}.pt2"):
+        torch("export", name, folder)
+    if any("reads no .pt2" in line for line in run([f"--model={folder}/{name}.pt2", "--steps=1"])[2]):
+        raise Skip("a build without libzip")
+    return [f"--model={folder}/{name}.pt2", "--data-dir", folder]
+
+
+def floats(name):
+    """The numbers of a .npy file of f32."""
+    import array
+    with open(path(name), "rb") as f:
+        data = f.read()
+    x = array.array("f")
+    x.frombytes(data[10 + int.from_bytes(data[8:10], "little"):])
+    return x
+
+
+def same_logits():
+    got, want = floats("got.npy"), floats("torch.npy")
+    check(len(got) == len(want) == 50, len(got), len(want))
+    largest = max(map(abs, want))
+    worst = max(abs(a - b) for a, b in zip(got, want))
+    check(worst <= 1e-4 * largest, worst, largest)
+
+
+def a_net_of_ones_own_has_pytorchs_logits():
+    rc, out, err = run(exported("branches") + DATA + "--evaluate --predict-logits got.npy".split())
+    check(rc == 0, out, err)
+    same_logits()
+
+
+def what_was_trained_goes_back_by_name():
+    net = exported("branches")
+    train = net + DATA + "--lr 0.02 --shards 2 --steps 3".split()
+    hashes = []
+    for ranks, folder in (2, "two"), (1, "run"):
+        rc, out, err = run(train + ["--save", folder, "--log", folder + ".jsonl"], ranks)
+        check(rc == 0, out, err)
+        hashes += [r["weights"] for r in records(folder + ".jsonl") if r["record"] == "end"]
+    check(len(hashes) == 2 and hashes[0] == hashes[1], hashes)
+    torch("logits", "branches", path(""))
+    rc, out, err = run(net + DATA + "--evaluate --resume run --predict-logits got.npy".split())
+    check(rc == 0, out, err)
+    same_logits()
+
+
+def classes_give_it_a_new_last_layer():
+    net = exported("branches")
+    rc, out, err = run(net + DATA + "--classes 7 --steps 1 --log seven.jsonl".split())
+    check(rc == 0, out, err)
+    rc, out, err = run(net + DATA + "--classes 4 --steps 1".split())
+    check(rc == 1 and "--classes 4" in err[0], rc, err)
+
+
+def one_line(net, *parts):
+    rc, out, err = run(net + DATA + ["--steps", "1"])
+    check(rc == 1 and len(err) == 1 and all(p in err[0] for p in parts), rc, out, err)
+
+
+def unknown_operations_are_named_at_once():
+    one_line(exported("unknown"), "operations are unknown", "aten.fft_fft2.default", "aten.cumsum.default",
+             "pt2_nets.py line")
+
+
+def what_was_changed_in_place_is_not_read_again():
+    one_line(exported("inplace"), "in place")
+
+
+def dropout_is_refused_in_training_and_left_out_in_an_evaluation():
+    net = exported("dropped")
+    one_line(net, "dropout (p 0.3)")
+    rc, out, err = run(net + DATA + "--evaluate --predict-logits got.npy".split())
+    check(rc == 0, out, err)
+
+
+def other_sizes_and_flags_are_one_line():
+    net = exported("branches")
+    one_line(net + ["--size", "16"], "--size 16", "12 x 12")
+    rc, out, err = run(net + DATA + ["--stem", "cifar"])
+    check(rc == 2 and "--stem" in err[0], rc, err)
+
+
+def copy(name, change=None, text=None):
+    """The net's file with the text of its program changed."""
+    with zipfile.ZipFile(path("branches.pt2")) as old, zipfile.ZipFile(path(name), "w", zipfile.ZIP_DEFLATED) as new:
+        for entry in old.namelist():
+            data = old.read(entry)
+            if entry.endswith("models/model.json"):
+                if text is not None:
+                    data = text
+                else:
+                    program = json.loads(data)
+                    change(program)
+                    data = json.dumps(program).encode()
+            new.writestr(entry, data)
+    return [f"--model={path(name)}", "--data-dir", path("")]
+
+
+def damaged_files_are_one_line():
+    exported("branches")
+    with open(path("branches.pt2"), "rb") as f:
+        whole = f.read()
+
+    def written(name, data):
+        with open(path(name), "wb") as f:
+            f.write(data)
+        return [f"--model={path(name)}", "--data-dir", path("")]
+
+    one_line(written("cut.pt2", whole[:len(whole) // 2]), "cut.pt2")
+    one_line(written("empty.pt2", b""), "empty.pt2")
+    one_line(written("text.pt2", b"no zip at all\n" * 100), "text.pt2", "zip")
+    one_line(["--model", path("none.pt2"), "--data-dir", path("")], "none.pt2", "No such file")
+    at = whole.rindex(b'"graph_module"')
+    one_line(written("crc.pt2", whole[:at] + b"X" + whole[at + 1:]), "crc.pt2")
+    one_line(copy("deep.pt2", text=b"[" * 100000 + b"]" * 100000), "deep.pt2")
+    one_line(copy("list.pt2", text=b"[]"), "list.pt2", "object")
+
+    def set_version(program):
+        program["schema_version"]["major"] = 9
+
+    def define_twice(program):
+        nodes = program["graph_module"]["graph"]["nodes"]
+        nodes[1]["outputs"] = nodes[0]["outputs"]
+
+    def use_early(program):
+        program["graph_module"]["graph"]["nodes"].reverse()
+
+    one_line(copy("version.pt2", set_version), "version 9")
+    one_line(copy("twice.pt2", define_twice), "defined twice")
+    one_line(copy("early.pt2", use_early), "before it is defined")
+    # deflated, and otherwise as it was
+    rc, out, err = run(copy("deflated.pt2", lambda program: None) + DATA + ["--evaluate"])
+    check(rc == 0, out, err)
+
+
+TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_name, classes_give_it_a_new_last_layer,
+         unknown_operations_are_named_at_once, what_was_changed_in_place_is_not_read_again,
+         dropout_is_refused_in_training_and_left_out_in_an_evaluation, other_sizes_and_flags_are_one_line,
+         damaged_files_are_one_line]
+run_all(TESTS, sys.argv[3:], HERE)

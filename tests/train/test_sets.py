@@ -1,0 +1,325 @@
+"""Usage: test_sets.py HVTRAIN MPIRUN [TRUTH ...]. Data sets as a user has them in files: the same images give the same
+weights whichever format holds them, on one rank and on two."""
+import hashlib
+import io
+import os
+import struct
+import sys
+import tarfile
+import zlib
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from hvtrain import HERE, MPIRUN, path, records, run  # noqa: E402
+from truths import check, run_all  # noqa: E402
+
+RUN = "--batch 8 --shards 2 --epochs 1 --threads 1 --quiet --lr 0.05 --augment crop:4,flip --log log".split()
+FILES = [f"data_batch_{k}.bin" for k in range(1, 6)] + ["test_batch.bin"]
+PLANE = 1024
+
+
+def images(count, seed):
+    """(label, red, green, blue) of images that are told apart by more than their noise."""
+    state = seed
+    for i in range(count):
+        label, planes = i * 7 % 10, []
+        for channel in range(3):
+            plane = bytearray()
+            for pixel in range(PLANE):
+                state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+                plane.append(((label * 20 + channel * 30 + pixel // 32) + (state >> 60)) % 256)
+            planes.append(bytes(plane))
+        yield label, *planes
+
+
+TRAIN, TEST = list(images(80, 1)), list(images(20, 2))
+
+
+def write_file(name, data):
+    os.makedirs(os.path.dirname(path(name)), exist_ok=True)
+    with open(path(name), "wb") as f:
+        f.write(data)
+
+
+def write_cifar(folder):
+    for i, file in enumerate(FILES):
+        part = TRAIN[16 * i:16 * i + 16] if i < 5 else TEST
+        write_file(f"{folder}/{file}", b"".join(bytes([label]) + r + g + b for label, r, g, b in part))
+
+
+def npy(descr, shape, data):
+    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}"
+    text += " " * (-(len(text) + 11) % 64) + "\n"
+    return b"\x93NUMPY\x01\0" + struct.pack("<H", len(text)) + text.encode() + data
+
+
+def interleaved(r, g, b):
+    return bytes(v for pixel in zip(r, g, b) for v in pixel)
+
+
+def write_arrays(folder, planes, floats=False):
+    for split, part in [("train", TRAIN), ("test", TEST)]:
+        data = b"".join(r + g + b if planes else interleaved(r, g, b) for _, r, g, b in part)
+        if floats:
+            data = struct.pack(f"<{len(data)}f", *(v / 255 for v in data))
+        shape = (len(part), 3, 32, 32) if planes else (len(part), 32, 32, 3)
+        write_file(f"{folder}/{split}_images.npy", npy("<f4" if floats else "|u1", shape, data))
+        write_file(f"{folder}/{split}_labels.npy",
+                   npy("<i8", (len(part),), struct.pack(f"<{len(part)}q", *(label for label, *_ in part))))
+
+
+def png(r, g, b):
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    rows = interleaved(r, g, b)
+    rows = b"".join(b"\0" + rows[y * 96:y * 96 + 96] for y in range(32))
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 32, 32, 8, 2, 0, 0, 0)) +
+            chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+
+
+def ppm(r, g, b):
+    return b"P6\n32 32\n255\n" + interleaved(r, g, b)
+
+
+def raw(r, g, b):
+    return npy("|u1", (32, 32, 3), interleaved(r, g, b))
+
+
+def write_tars(folder, kind, image, shard=30, form=tarfile.PAX_FORMAT, names="{:06}", labels_first=False):
+    """Shards as another program writes them."""
+    os.makedirs(path(folder), exist_ok=True)
+    for split, part in [("train", TRAIN), ("val", TEST)]:
+        for first in range(0, len(part), shard):
+            with tarfile.open(path(f"{folder}/{split}-{first:06}.tar"), "w", format=form) as t:
+                for i, (label, r, g, b) in enumerate(part[first:first + shard]):
+                    members = [(kind, image(r, g, b)), ("cls", str(label).encode()), ("json", b"{}")]
+                    for ending, data in reversed(members) if labels_first else members:
+                        info = tarfile.TarInfo(names.format(first + i) + "." + ending)
+                        info.size = len(data)
+                        t.addfile(info, io.BytesIO(data))
+
+
+def train(args, ranks=0):
+    """Weights and top-1 of a run that must succeed, and its start record."""
+    rc, _, err = run(RUN + args, ranks)
+    check(rc == 0, "exit", rc, "of", " ".join(args), "on", ranks, "ranks:", err[-3:])
+    if rc:
+        return None, None, {}
+    all_ = records("log")
+    return all_[-1]["weights"], [r["top1"] for r in all_ if r["record"] == "eval"], all_[0]
+
+
+RANKS = [0, 2] if MPIRUN else [0]
+
+
+def binary_files_and_arrays_of_the_same_images_give_the_same_weights():
+    write_cifar("binary")
+    write_arrays("last", planes=False)
+    write_arrays("first", planes=True)
+    want = train("--data cifar10 --data-dir binary".split())
+    check(want[0] and want[2]["train_images"] == 80 and want[2]["test_images"] == 20, want)
+    for data, folder in [("cifar10", "binary"), ("npy", "last"), ("npy", "first")]:
+        for ranks in RANKS:
+            got = train(["--data", data, "--data-dir", folder], ranks)
+            check(got[:2] == want[:2], data, folder, ranks, "ranks:", got[:2], "not", want[:2])
+
+
+def a_part_held_out_is_the_same_on_every_rank_and_in_every_run():
+    write_cifar("split")
+    for name in ["test_batch.bin"]:
+        os.unlink(path(f"split/{name}"))
+    found = [train("--data cifar10 --data-dir split --val-split 0.2".split() + more, ranks)
+             for ranks in RANKS for more in [[], ["--save", "held", "--overwrite"]]]
+    for weights, top1, start in found:
+        check(weights == found[0][0] and top1 == found[0][1], found)
+        check(start["train_images"] == 64 and start["test_images"] == 16, start)
+    # the seed chooses other weights, and no other part: the checkpoint's result is that of its run
+    rc, out, err = run("--resume held --evaluate --seed 5 --quiet".split())
+    check(rc == 0 and f"top-1 {found[0][1][-1]:.2f} %" in out, rc, out, err[-3:], found[0][1])
+    rc, _, err = run(RUN + "--data cifar10 --data-dir split --val-split 0.001".split())
+    check(rc == 1 and "takes 0 of the 80" in err[-1], rc, err)
+    rc, _, err = run(RUN + "--data cifar10 --data-dir split --val-split 1".split())
+    check(rc == 2 and "--val-split" in err[-1], rc, err)
+
+
+def floats_are_taken_as_they_are_unless_a_mean_is_given():
+    write_arrays("floats", planes=True, floats=True)
+    data = "--data npy --data-dir floats --save floated --overwrite".split()
+    plain = [train(data, ranks) for ranks in RANKS]
+    check(plain[0][:2] == plain[-1][:2], plain)
+    given = [train(data + more.split())[0] for more in ["--mean 0 --std 1", "--mean 0", "--mean 0.5 --std 0.5", "--mean 0.25"]]
+    check(given[0] == given[1] == plain[0][0] and len({plain[0][0], *given}) == 3, plain, given)
+    # a run that goes on takes them as its first half did
+    train(data + ["--epochs", "1"])
+    straight = train(data + ["--epochs", "2"])
+    train(data + ["--epochs", "1"])
+    halves = train("--resume floated --epochs 2".split())
+    check(straight[0] and straight[0] == halves[0], "straight", straight[0], "in two halves", halves[0])
+
+
+def the_test_arrays_alone_are_evaluated():
+    write_arrays("both", planes=False)
+    _, top1, _ = train("--data npy --data-dir both --save arrays --overwrite".split())
+    train("--data npy --data-dir both --val-split 0.2 --save split-arrays".split())
+    os.makedirs(path("alone"), exist_ok=True)
+    for name in ["test_images.npy", "test_labels.npy"]:
+        os.rename(path(f"both/{name}"), path(f"alone/{name}"))
+    rc, out, err = run("--resume arrays --data-dir alone --evaluate --quiet".split())
+    check(rc == 0 and f"top-1 {top1[-1]:.2f} %" in out, rc, out, err[-3:], top1)
+    rc, _, err = run("--resume split-arrays --data-dir alone --evaluate --quiet".split())
+    check(rc == 1 and len(err) == 1 and "--val-split is 0.2 in split-arrays" in err[0] and "--val-split 0 takes" in err[0], rc, err)
+    rc, _, err = run("--resume split-arrays --data-dir alone --evaluate --quiet --val-split 0".split())
+    check(rc == 0, rc, err)
+
+
+def shards_of_the_same_images_give_the_same_weights():
+    write_cifar("binary")
+    want = train("--data cifar10 --data-dir binary".split())
+    long = "a-folder/" * 14 + "{:06}"
+    write_tars("raw-tar", "npy", raw)
+    write_tars("png-tar", "png", png, shard=7, form=tarfile.GNU_FORMAT, names=long, labels_first=True)
+    write_tars("ppm-tar", "PPM", ppm, form=tarfile.PAX_FORMAT, names=long + "-\N{LATIN SMALL LETTER E WITH ACUTE}")
+    write_tars("old-tar", "png", png, form=tarfile.USTAR_FORMAT, names=long)
+    for folder in ["raw-tar", "png-tar", "ppm-tar", "old-tar"]:
+        for ranks, workers in [(0, 0), (0, 3), (2, 1)] if MPIRUN else [(0, 0), (0, 3)]:
+            got = train(["--data", "tar", "--data-dir", folder, "--size", "32", "--eval-size", "0", "--workers", str(workers)],
+                        ranks)
+            check(got[:2] == want[:2], folder, ranks, "ranks", workers, "workers:", got[:2], "not", want[:2])
+
+
+def pack(args, ranks=0, want=0):
+    rc, _, err = run(["pack"] + args, ranks)
+    check(rc == want, "exit", rc, "of pack", " ".join(args), "on", ranks, "ranks:", err[-3:])
+    return "\n".join(err)
+
+
+def fingerprint(folder):
+    """Of the shards in a folder: names and bytes."""
+    h = hashlib.sha256()
+    for name in sorted(n for n in os.listdir(path(folder)) if n.endswith(".tar")):
+        with open(path(f"{folder}/{name}"), "rb") as f:
+            h.update(name.encode() + f.read())
+    return h.hexdigest()
+
+
+def packed_shards_have_the_same_bytes_on_any_ranks():
+    write_cifar("binary")
+    write_tars("source", "png", png)
+    kinds = {"copied": ["source", "--data", "tar"], "smaller": ["source", "--data", "tar", "--resize", "24"],
+             "pixels": ["binary", "--data", "cifar10", "--raw"]}
+    for kind, args in kinds.items():
+        found = []
+        for ranks in [0, 2, 3] if MPIRUN else [0]:
+            folder = f"{kind}-{ranks}"
+            os.makedirs(path(folder))
+            for split in ["train", "val"]:
+                out = pack(args + ["--output", f"{folder}/{split}-%03d.tar", "--shard-images", "30"], ranks)
+                check(f"packed {80 if split == 'train' else 20} images into {3 if split == 'train' else 1} shard" in out, out)
+            check(sorted(os.listdir(path(folder))) ==
+                  sorted(n + e for n in ["train-000.tar", "train-001.tar", "train-002.tar", "val-000.tar"]
+                         for e in ["", ".hvtindex"]), os.listdir(path(folder)))
+            found.append(fingerprint(folder))
+        check(len(set(found)) == 1, kind, found)
+
+
+def what_is_packed_trains_as_what_it_was_packed_from():
+    write_cifar("binary")
+    write_tars("source", "png", png)
+    want = train("--data cifar10 --data-dir binary".split())
+    for folder, args in [("from-png", "source --data tar"), ("from-png-raw", "source --data tar --raw"),
+                         ("from-binary", "binary --data cifar10 --raw")]:
+        os.makedirs(path(folder))
+        for split in ["train", "val"]:
+            pack(args.split() + ["--output", f"{folder}/{split}-%06d.tar", "--shard-images", "33"])
+        got = train(["--data", "tar", "--data-dir", folder, "--size", "32", "--eval-size", "0"])
+        check(got[:2] == want[:2], folder, got[:2], "not", want[:2])
+    with tarfile.open(path("from-png/train-000001.tar")) as t:
+        members = t.getmembers()
+        check(len(members) == 66 and members[0].name == "000000033_000033.png" and members[1].name == "000000033_000033.cls",
+              [m.name for m in members[:4]])
+        check(all(m.mtime == 0 and m.uid == 0 and m.gid == 0 and not m.uname for m in members), "headers tell who and when")
+        check(t.extractfile(members[0]).read() == png(*TRAIN[33][1:]), "another picture")
+        check(t.extractfile(members[1]).read() == str(TRAIN[33][0]).encode(), "another label")
+    with tarfile.open(path("from-binary/val-000000.tar")) as t:
+        check(t.extractfile("000000007.npy").read()[-3072:] == interleaved(*TEST[7][1:]), "other pixels")
+
+
+def pictures_made_smaller_are_the_same_on_any_ranks_and_workers():
+    write_tars("source", "png", png)
+    os.makedirs(path("jpeg"))
+    for split in ["train", "val"]:
+        pack(["source", "--data", "tar", "--resize", "24", "--output", f"jpeg/{split}-%06d.tar"])
+    with tarfile.open(path("jpeg/train-000000.tar")) as t:
+        check(t.getnames()[0] == "000000000_000000.jpg", t.getnames()[:2])
+        check(t.extractfile(t.getnames()[0]).read(2) == b"\xff\xd8", "no JPEG")
+    found = set()
+    for ranks in [0, 2, 4] if MPIRUN else [0]:
+        for workers in [0, 1, 3]:
+            args = "--data tar --data-dir jpeg --size 16 --augment rrc,flip --shards 4 --batch 4 --workers".split()
+            got = train(args + [str(workers)], ranks)
+            found.add((got[0], str(got[1])))
+    check(len(found) == 1 and None not in list(found)[0], found)
+
+
+def damaged_pictures_are_left_out_the_same_on_any_ranks():
+    for i, (label, r, g, b) in enumerate(TRAIN):
+        data = png(r, g, b)
+        write_file(f"damage/train/c{label}/{i:02}.png", data[:len(data) // 2] if i in (3, 40, 41) else data)
+    for kind, more in [("copied", ""), ("raw", "--raw"), ("smaller", "--resize 24")]:
+        found = []
+        for ranks in [0, 2, 3] if MPIRUN else [0]:
+            folder = f"left-{kind}-{ranks}"
+            os.makedirs(path(folder))
+            args = f"damage --output {folder}/train-%03d.tar --shard-images 9 {more}".split()
+            out = pack(args + "--skip-damaged 3".split(), ranks)
+            lines = [line for line in out.splitlines() if "left out" in line]
+            check(len(lines) == 3 and all(any(f"{n}.png" in line for line in lines) for n in ("03", "40", "41")), lines)
+            check("packed 77 images (without 3 damaged ones) into 9 shards" in out, out)
+            found.append(fingerprint(folder))
+            os.makedirs(path("few-" + folder))
+            out = pack(f"damage --output few-{folder}/train-%03d.tar --shard-images 9 --skip-damaged 2 {more}".split(), ranks, 1)
+            check(any("damaged" in line and "before" in line and "warning" not in line for line in out.splitlines()), out)
+        check(len(set(found)) == 1, kind, found)
+
+
+def packing_refuses_what_it_cannot_do():
+    write_cifar("binary")
+    write_arrays("floats", planes=False, floats=True)
+    os.makedirs(path("to"))
+    for args, want, parts in [
+            ([], 2, ["pack needs a folder"]),
+            (["binary"], 2, ["pack needs --output"]),
+            (["binary", "--output", "to/x-%06d.tar"], 2, ["expected DIR/train-%06d.tar", "to/x-%06d.tar"]),
+            (["binary", "--data", "cifar10", "--output", "to/train-%d.tar", "--raw"], 1, ["expected DIR/train-%06d.tar"]),
+            (["binary", "--data", "cifar10", "--output", "to/train-%s.tar", "--raw"], 1, ["expected DIR/train-%06d.tar"]),
+            (["binary", "--data", "cifar10", "--output", "to/train-%06d.tar"], 1, ["image 0 is pixels", "--raw"]),
+            (["binary", "--data", "cifar10", "--output", "no/train-%06d.tar", "--raw"], 1, ["no: No such file"]),
+            (["binary", "--data", "cifar10", "--output", "to/train-%01d.tar", "--raw", "--shard-images", "7"], 1,
+             ["1 digits are too few for 12 shards"]),
+            (["floats", "--data", "npy", "--output", "to/train-%06d.tar", "--raw"], 1, ["3 channels in f32, expected 3 in u8"]),
+            (["no", "--output", "to/train-%06d.tar"], 1, ["no"])]:
+        for ranks in RANKS if want == 1 and "--shard-images" not in args else [0]:
+            out = pack(args, ranks, want)
+            check(all(p in out for p in parts) and out.count("hvtrain: ") == 1, args, ranks, out)
+        check(not os.listdir(path("to")), args, os.listdir(path("to")))
+    pack("binary --data cifar10 --raw --output to/train-%06d.tar".split())
+    out = pack("binary --data cifar10 --raw --output to/train-%03d.tar".split(), 0, 1)
+    check("to/train-000000.tar is there already" in out, out)
+    rc, _, err = run("--raw".split())
+    check(rc == 2 and "--raw is for hvtrain pack" in err[-1], rc, err)
+
+
+TESTS = [
+    binary_files_and_arrays_of_the_same_images_give_the_same_weights,
+    a_part_held_out_is_the_same_on_every_rank_and_in_every_run,
+    floats_are_taken_as_they_are_unless_a_mean_is_given,
+    the_test_arrays_alone_are_evaluated,
+    shards_of_the_same_images_give_the_same_weights,
+    packed_shards_have_the_same_bytes_on_any_ranks,
+    what_is_packed_trains_as_what_it_was_packed_from,
+    pictures_made_smaller_are_the_same_on_any_ranks_and_workers,
+    damaged_pictures_are_left_out_the_same_on_any_ranks,
+    packing_refuses_what_it_cannot_do,
+]
+
+if __name__ == "__main__":
+    run_all(TESTS, sys.argv[3:], HERE)
