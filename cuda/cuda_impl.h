@@ -113,10 +113,11 @@ void hvt__cuda_lose(hvt_device *d, const char *why);
     X(cudnnBackendFinalize) X(cudnnBackendSetAttribute) X(cudnnBackendGetAttribute)                          \
     X(cudnnBackendExecute)
 #define NCCL_CALLS(X)                                                                                        \
-    X(ncclGetUniqueId) X(ncclGetErrorString) X(ncclGetLastError) X(ncclCommInitRankConfig)                   \
-    X(ncclCommGetAsyncError) X(ncclCommFinalize) X(ncclCommDestroy) X(ncclCommAbort) X(ncclMemAlloc)         \
-    X(ncclMemFree) X(ncclCommRegister) X(ncclCommDeregister) X(ncclAllReduce) X(ncclReduceScatter)           \
-    X(ncclAllGather) X(ncclBroadcast) X(ncclGroupStart) X(ncclGroupEnd)
+    X(ncclGetVersion) X(ncclGetUniqueId) X(ncclGetErrorString) X(ncclGetLastError)                           \
+    X(ncclCommInitRankConfig) X(ncclCommGetAsyncError) X(ncclCommFinalize) X(ncclCommDestroy)                \
+    X(ncclCommAbort) X(ncclMemAlloc) X(ncclMemFree) X(ncclCommRegister) X(ncclCommDeregister)                \
+    X(ncclAllReduce) X(ncclReduceScatter) X(ncclAllGather) X(ncclBroadcast) X(ncclGroupStart)                \
+    X(ncclGroupEnd)
 /* clang-format on */
 
 /* They are called through these pointers, which have their names and prototypes: the libraries are loaded

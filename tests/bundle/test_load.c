@@ -1,6 +1,6 @@
 /*
  * Which of several libraries of one name cuda/load.c takes: test_load FOLDER, under LD_LIBRARY_PATH=FOLDER,
- * where a cuBLASLt and an NCCL are that have all functions, and a cuDNN that has none. They are not called.
+ * where an NCCL is that will do, a cuDNN that is too old, and a cuBLASLt that has no functions.
  */
 #define _GNU_SOURCE /* dladdr */
 #include "check.h"
@@ -28,21 +28,31 @@ static void check_from(void *function, const char *want)
 
 TEST(the_environment_chooses_before_the_build)
 {
-    CHECK_OK(hvt__cuda_load(CUDA_CUBLASLT));
-    check_from(*(void **)&hvt__nv.cublasLtCreate, folder);
     CHECK_OK(hvt__cuda_load(CUDA_NCCL));
     check_from(*(void **)&hvt__nv.ncclAllReduce, folder);
 }
 
+/* What LD_LIBRARY_PATH names will not do: `function` comes from the build's library. */
+static void check_gives_way(cuda_library which, const char *library, const void *function)
+{
+    char built[512];
+
+    if (access(library, R_OK))
+        SKIP("the library of the build has gone");
+    snprintf(built, sizeof built, "%s", library);
+    *strrchr(built, '/') = '\0';
+    CHECK_OK(hvt__cuda_load(which));
+    check_from(*(void *const *)function, built);
+}
+
 TEST(a_library_that_lacks_a_function_gives_way_to_the_build_s)
 {
-    char built[] = HVT_LIBCUDNN;
+    check_gives_way(CUDA_CUBLASLT, HVT_LIBCUBLASLT, &hvt__nv.cublasLtCreate);
+}
 
-    if (access(HVT_LIBCUDNN, R_OK))
-        SKIP("the cuDNN of the build has gone");
-    *strrchr(built, '/') = '\0';
-    CHECK_OK(hvt__cuda_load(CUDA_CUDNN));
-    check_from(*(void **)&hvt__nv.cudnnCreate, built);
+TEST(a_library_that_is_too_old_gives_way_to_the_build_s)
+{
+    check_gives_way(CUDA_CUDNN, HVT_LIBCUDNN, &hvt__nv.cudnnCreate);
 }
 
 int main(int argc, char **argv)
@@ -52,5 +62,6 @@ int main(int argc, char **argv)
     folder = argv[1];
     RUN(the_environment_chooses_before_the_build);
     RUN(a_library_that_lacks_a_function_gives_way_to_the_build_s);
+    RUN(a_library_that_is_too_old_gives_way_to_the_build_s);
     return check_done();
 }
