@@ -366,6 +366,8 @@ typedef struct hvt_augment_args {
 } hvt_augment_args;
 /* Host memory passed here (from alloc_host) may be changed again after a mark that follows the op. */
 
+typedef void hvt_job_fn(void *ctx, int job, int thread); /* thread: 0 .. threads-1, for private scratch */
+
 typedef struct hvt_device_ops {
     const char *name;
 
@@ -493,6 +495,10 @@ typedef struct hvt_device_ops {
          * votes */
         hvt_status (*decide)(hvt_device *d, hvt_step_state *step, const float *sums);
     } step;
+
+    /* job(ctx, i, thread) for all i < jobs, on `threads` threads of the host, of which the caller is one.
+     * NULL: it has none but the caller's. */
+    void (*parallel_for)(hvt_device *d, int jobs, hvt_job_fn *job, void *ctx);
 
     /* crop, flip, normalise, bytes to floats */
     hvt_status (*augment)(hvt_device *d, const hvt_augment_args *a);

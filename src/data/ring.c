@@ -91,14 +91,21 @@ static int announce(hvt__ring *r, int most, uint32_t ret_images[])
 }
 
 /* With the lock. */
-static void finish_item(slot *s, int item, hvt_status status)
+static void note_failure(slot *s, int item, hvt_status status)
 {
-    s->done++;
-    if (status == HVT_OK || (s->failed >= 0 && s->failed < item))
+    if (s->failed >= 0 && s->failed < item)
         return;
     s->failed = item;
     s->status = status;
     hvt__error_take(&s->error);
+}
+
+/* With the lock. */
+static void finish_item(slot *s, int item, hvt_status status)
+{
+    s->done++;
+    if (status != HVT_OK)
+        note_failure(s, item, status);
 }
 
 /* Without the lock. */
@@ -215,14 +222,39 @@ void hvt__ring_post(hvt__ring *r, int at, int items)
     pthread_mutex_unlock(&r->lock);
 }
 
-/* Without workers. */
-static hvt_status do_items(hvt__ring *r, int at)
+typedef struct of_slot {
+    hvt__ring *ring;
+    int at;
+} of_slot;
+
+static void do_one(void *ctx, int item, int thread)
+{
+    const of_slot *of = ctx;
+    hvt__ring *r = of->ring;
+    hvt_status status = r->opts.work(r->opts.ctx, thread, of->at, item);
+
+    if (status == HVT_OK)
+        return;
+    pthread_mutex_lock(&r->lock);
+    note_failure(&r->slot[of->at], item, status);
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* Without workers. What has failed is done again when it is taken again. */
+static void do_items(hvt__ring *r, int at)
 {
     slot *s = &r->slot[at];
+    of_slot of = {r, at};
 
-    for (; s->done < s->items; s->done++)
-        HVT_TRY(r->opts.work(r->opts.ctx, 0, at, s->done));
-    return HVT_OK;
+    if (s->done == s->items)
+        return;
+    s->failed = -1;
+    s->status = HVT_OK;
+    if (r->opts.each)
+        r->opts.each(r->opts.ctx, s->items, do_one, &of);
+    for (int i = 0; !r->opts.each && i < s->items && s->failed < 0; i++)
+        do_one(&of, i, 0);
+    s->done = s->failed < 0 ? s->items : 0;
 }
 
 hvt_status hvt__ring_take(hvt__ring *r, int at)
@@ -230,9 +262,9 @@ hvt_status hvt__ring_take(hvt__ring *r, int at)
     slot *s = &r->slot[at];
 
     if (!r->opts.workers)
-        return do_items(r, at);
+        do_items(r, at);
     pthread_mutex_lock(&r->lock);
-    while (s->done < s->items)
+    while (r->opts.workers && s->done < s->items)
         pthread_cond_wait(&r->done, &r->lock);
     pthread_mutex_unlock(&r->lock);
     if (s->status != HVT_OK)

@@ -58,8 +58,10 @@ static uint64_t hash_epoch(hvt_loader *l, int h, int w, int c)
     bool end = false;
 
     for (;;) {
-        CHECK_OK(hvt_loader_next(l, &b, &end));
-        if (end)
+        hvt_status s = hvt_loader_next(l, &b, &end);
+
+        CHECK_OK(s);
+        if (s != HVT_OK || end)
             return hash;
         hash = hvt__hash(hash, b.shard_counts, (size_t)b.shards * sizeof(int));
         hash = hvt__hash(hash ^ (uint64_t)b.shard, b.labels.data, (size_t)b.count * sizeof(int32_t));
@@ -636,15 +638,16 @@ TEST(bad_loader_options_are_refused)
     hvt_dataset_close(&set);
 }
 
-TEST(a_batch_that_failed_can_be_asked_for_again)
+static void fail_once(hvt_device *dev)
 {
     own o = {4, 5, 3};
     hvt_dataset *set = own_set(&o, 20);
     hvt_loader_opts opts = loader_opts(3, 2);
-    hvt_loader *l = loader(set, &opts), *untroubled = loader(set, &opts);
+    hvt_loader *l = NULL, *untroubled = loader(set, &opts);
     hvt_batch b = {.count = -9};
     bool end = true;
 
+    CHECK_OK(hvt_loader_open(set, dev, &opts, &l));
     o.answer = HVT_E_IO;
     CHECK_FAILS(hvt_loader_next(l, &b, &end), E_IO, "is on the moon");
     CHECK(b.count == -9 && end, "a failed call wrote its results");
@@ -653,6 +656,16 @@ TEST(a_batch_that_failed_can_be_asked_for_again)
     hvt_loader_close(&l);
     hvt_loader_close(&untroubled);
     hvt_dataset_close(&set);
+}
+
+TEST(a_batch_that_failed_can_be_asked_for_again)
+{
+    hvt_device *threads = NULL;
+
+    fail_once(ref);
+    CHECK_OK(hvt_device_open("cpu", &(hvt_device_opts){.threads = 3}, &threads));
+    fail_once(threads);
+    hvt_device_close(&threads);
 }
 
 /* A device whose memory ends after so many allocations. */

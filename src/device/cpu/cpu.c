@@ -331,6 +331,11 @@ static hvt_status factor_join_cpu(hvt_device *d, const hvt_factor_args *a)
     return factor(d, a, hvt__cpu(d)->isa->el->factors->join, true, true);
 }
 
+static void parallel_for_cpu(hvt_device *d, int jobs, hvt_job_fn *job, void *ctx)
+{
+    hvt__parallel_for(hvt__cpu(d)->pool, jobs, job, ctx);
+}
+
 #define ENTRY(entry, op) .entry = hvt__##op##_cpu,
 
 const hvt_device_ops hvt_device_cpu = {
@@ -348,5 +353,6 @@ const hvt_device_ops hvt_device_cpu = {
     .host_only.factor_p = factor_p_cpu,
     .host_only.factor_q = factor_q_cpu,
     .host_only.factor_join = factor_join_cpu,
+    .parallel_for = parallel_for_cpu,
     .augment = hvt__augment_cpu,
 };

@@ -28,7 +28,6 @@
 
 /* ---- parallel.c: parallel_for returns when all jobs are done; the caller works too ---- */
 typedef struct hvt_thread_pool hvt_thread_pool;
-typedef void hvt_job_fn(void *ctx, int job, int thread); /* thread: 0 .. size-1, for private scratch */
 
 hvt_status hvt__thread_pool_open(int threads, const int *cpus, int ncpus, bool yield,
                                  hvt_thread_pool **ret_pool);
