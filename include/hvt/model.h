@@ -6,7 +6,8 @@
  *     hvt_value x = hvt_input(m, 32, 32, 3);
  *     hvt_name(m, "conv1"); x = hvt_conv2d(m, x, 16, 3, 1, 1);
  *     hvt_name(m, "bn1");   x = hvt_relu(m, hvt_batchnorm(m, x));
- *     hvt_name(m, "fc");    x = hvt_linear(m, hvt_avgpool(m, x), 10);
+ *                           x = hvt_avgpool(m, x);
+ *     hvt_name(m, "fc");    x = hvt_linear(m, x, 10);
  *     HVT_TRY(hvt_model_plan(m, 128, x));
  *
  * A builder given a bad value returns a bad one; hvt_model_plan() reports the first mistake, so building code
@@ -150,8 +151,37 @@ HVT_API hvt_value hvt_layernorm(hvt_model *m, hvt_value x, hvt_over over, float 
 /** torch.nn.GroupNorm, over all pixels of a group of channels; C groups: torch.nn.InstanceNorm2d. */
 HVT_API hvt_value hvt_groupnorm(hvt_model *m, hvt_value x, int groups, float eps, bool affine);
 
+/**
+ * The models of the zoo, X(name, whether imagenet_stem changes it, whether projection does); --model has
+ * these names, too. Parameters have their names in the state_dict:
+ *
+ *  - resnet18 to resnet152, resnext50_32x4d, wide_resnet50_2: torchvision's.
+ *  - resnet20 to resnet110: those of He et al. 2015 for CIFAR.
+ *  - mobilenet_v2: torchvision's, but for the dropout before its classifier, which is left out: evaluation is
+ *    the same, training is without it. Its classifier begins as torch.nn.Linear, U(+-1/sqrt(1280)), not as
+ *    N(0, 0.01). Not on cuda.
+ *  - mlp: torch.nn.Sequential(Flatten(), Linear(C*H*W, 512), ReLU(), Linear(512, 512), ReLU(),
+ *    Linear(512, classes)), whose layers are called "1", "3" and "5". Not on cuda.
+ */
+#define HVT_ZOO(X)                                                                                           \
+    X(resnet18, 1, 0)                                                                                        \
+    X(resnet34, 1, 0)                                                                                        \
+    X(resnet50, 1, 0)                                                                                        \
+    X(resnet101, 1, 0)                                                                                       \
+    X(resnet152, 1, 0)                                                                                       \
+    X(resnet20, 0, 1)                                                                                        \
+    X(resnet32, 0, 1)                                                                                        \
+    X(resnet44, 0, 1)                                                                                        \
+    X(resnet56, 0, 1)                                                                                        \
+    X(resnet110, 0, 1)                                                                                       \
+    X(resnext50_32x4d, 1, 0)                                                                                 \
+    X(wide_resnet50_2, 1, 0)                                                                                 \
+    X(mobilenet_v2, 1, 0)                                                                                    \
+    X(mlp, 0, 0)
+
 typedef struct hvt_zoo_opts {
-    bool imagenet_stem; ///< torchvision's models: 7x7 stride 2 and max-pool, else 3x3 stride 1 (CIFAR)
+    bool imagenet_stem; ///< torchvision's: ResNets 7x7 stride 2 and max-pool, else 3x3 stride 1 (CIFAR);
+                        ///< mobilenet_v2 3x3 stride 2, else stride 1, and 1 in the stage of 24 filters
     bool projection;    ///< resnet20..110: shortcut option B (1x1 convolution), else A
 } hvt_zoo_opts;
 
@@ -159,6 +189,8 @@ typedef struct hvt_zoo_opts {
 HVT_API hvt_value hvt_zoo(hvt_model *m, const char *name, hvt_value images, int classes,
                           const hvt_zoo_opts *opts);
 HVT_API const char *hvt_zoo_name(int i);
+/** Which members of hvt_zoo_opts change this model; none of a name that is unknown. */
+HVT_API hvt_zoo_opts hvt_zoo_takes(const char *name);
 
 typedef struct hvt_pt2 hvt_pt2;
 /** What a .pt2 file says of itself. */

@@ -36,15 +36,15 @@ HVT_C_BEGIN
  *        JOB    decides how this job runs: equal on all ranks
  *        RANK   may differ from rank to rank
  */
+#define HVT_ZOO_WORD(name, stem, shortcut) #name "|"
 #define HVT_OPTIONS(G, X)                                                                                    \
     G("Model")                                                                                               \
-    X(pick, model, "resnet20", 0, RUN,                                                                       \
-      "resnet18|resnet34|resnet50|resnet101|resnet152|resnet20|resnet32|resnet44|resnet56|resnet110|"        \
-      "resnext50_32x4d|wide_resnet50_2|FILE.pt2",                                                            \
-      "torchvision's ResNets (18 to 152), ResNeXt and Wide ResNet, He's ResNets for CIFAR (20 to 110), "     \
-      "or any model that torch.export.save() wrote")                                                         \
+    X(pick, model, "resnet20", 0, RUN, HVT_ZOO(HVT_ZOO_WORD) "FILE.pt2",                                     \
+      "torchvision's ResNets (18 to 152), ResNeXt, Wide ResNet and MobileNetV2, He's ResNets for CIFAR (20 " \
+      "to 110), a perceptron of two hidden layers of 512, or any model that torch.export.save() wrote")      \
     X(pick, stem, "imagenet", 0, RUN, "imagenet|cifar",                                                      \
-      "torchvision's models: 7x7 stride 2 and max-pool, or 3x3 stride 1")                                    \
+      "torchvision's models: as they are (ResNets: 7x7 stride 2 and max-pool), or 3x3 stride 1; "            \
+      "mobilenet_v2 for cifar also keeps the size in its second stage")                                      \
     X(pick, shortcut, "A", 0, RUN, "A|B",                                                                    \
       "resnet20 to 110: zero-padded identity, or 1x1 convolution where shapes change")                       \
     X(word, classes, "data", 2, RUN, "N", "outputs of the head; also the classes of synth")                  \

@@ -1,37 +1,35 @@
 /*
  * Models by name: torchvision's ResNets (He et al. 2015, "v1.5": a bottleneck's stride is in its 3x3), its
- * ResNeXt (Xie et al. 2017) and Wide ResNet (Zagoruyko and Komodakis 2016), and the CIFAR ResNets of
- * section 4.2 of the same paper. Layers are named and ordered as in torchvision's state_dict: a block's own
- * layers, then its downsample. Option A's subsample has no parameters and is first in its block, so that the
- * add at the end of the block can be fused.
+ * ResNeXt (Xie et al. 2017) and Wide ResNet (Zagoruyko and Komodakis 2016), the CIFAR ResNets of section 4.2
+ * of the same paper, torchvision's MobileNetV2 (Sandler et al. 2018), and a perceptron of two hidden layers.
+ *
+ * Layers are named and ordered as in torchvision's state_dict: a block's own layers, then its downsample.
+ * Option A's subsample has no parameters and is first in its block, so that the add at the end of the block
+ * can be fused.
+ *
+ * A model is one function here and its name in HVT_ZOO (hvt/model.h), from which everything else takes it.
  */
 #include "base_impl.h"
 #include "layers.h"
 
 enum { STAGES = 4 };
 
+/* What hvt_zoo() was asked for. */
+typedef struct order {
+    hvt_model *m;
+    hvt_value images;
+    int classes;
+    hvt_zoo_opts opts;
+} order;
+
+/* ---- residual networks ---- */
+
 typedef struct resnet {
-    const char *name;
+    int blocks[STAGES]; /* per stage */
     bool cifar;         /* 6n+2 layers: three stages from 16 filters, own stem */
     bool bottleneck;    /* 1x1, 3x3, 1x1 with four times the filters; else two 3x3 */
-    int blocks[STAGES]; /* per stage */
     int groups, width;  /* of a bottleneck's 3x3 in the first stage: groups, and filters of one; 0: 1 of 64 */
 } resnet;
-
-static const resnet zoo[] = {
-    {"resnet18", false, false, {2, 2, 2, 2}},
-    {"resnet34", false, false, {3, 4, 6, 3}},
-    {"resnet50", false, true, {3, 4, 6, 3}},
-    {"resnet101", false, true, {3, 4, 23, 3}},
-    {"resnet152", false, true, {3, 8, 36, 3}},
-    {"resnet20", true, false, {3, 3, 3}},
-    {"resnet32", true, false, {5, 5, 5}},
-    {"resnet44", true, false, {7, 7, 7}},
-    {"resnet56", true, false, {9, 9, 9}},
-    {"resnet110", true, false, {18, 18, 18}},
-    {"resnext50_32x4d", false, true, {3, 4, 6, 3}, 32, 4},
-    {"wide_resnet50_2", false, true, {3, 4, 6, 3}, 1, 128},
-};
 
 /* A convolution and its batch norm in a block. */
 static hvt_value conv_norm(hvt_model *m, hvt_value x, const char *block, const char *conv, const char *norm,
@@ -76,13 +74,15 @@ static hvt_value add_block(hvt_model *m, hvt_value x, const char *block, const r
     return hvt_relu(m, hvt_add(m, y, skip));
 }
 
-static hvt_value build(hvt_model *m, const resnet *r, hvt_value x, int classes, const hvt_zoo_opts *o)
+static hvt_value build_resnet(const order *z, const resnet *r)
 {
     int filters = r->cifar ? 16 : 64, channels = filters;
-    bool large = !r->cifar && o->imagenet_stem, projection = !r->cifar || o->projection;
+    bool large = !r->cifar && z->opts.imagenet_stem, projection = !r->cifar || z->opts.projection;
+    hvt_model *m = z->m;
 
     hvt_name(m, "conv1");
-    x = hvt_conv2d(m, x, filters, large ? 7 : 3, large ? 2 : 1, large ? 3 : 1);
+    hvt_value x = hvt_conv2d(m, z->images, filters, large ? 7 : 3, large ? 2 : 1, large ? 3 : 1);
+
     hvt_name(m, "bn1");
     x = hvt_relu(m, hvt_batchnorm(m, x));
     if (large)
@@ -97,23 +97,183 @@ static hvt_value build(hvt_model *m, const resnet *r, hvt_value x, int classes, 
         }
     x = hvt_avgpool(m, x);
     hvt_name(m, "fc");
-    return hvt_linear(m, x, classes);
+    return hvt_linear(m, x, z->classes);
+}
+
+static hvt_value resnet18(const order *z)
+{
+    return build_resnet(z, &(resnet){{2, 2, 2, 2}});
+}
+
+static hvt_value resnet34(const order *z)
+{
+    return build_resnet(z, &(resnet){{3, 4, 6, 3}});
+}
+
+static hvt_value resnet50(const order *z)
+{
+    return build_resnet(z, &(resnet){{3, 4, 6, 3}, .bottleneck = true});
+}
+
+static hvt_value resnet101(const order *z)
+{
+    return build_resnet(z, &(resnet){{3, 4, 23, 3}, .bottleneck = true});
+}
+
+static hvt_value resnet152(const order *z)
+{
+    return build_resnet(z, &(resnet){{3, 8, 36, 3}, .bottleneck = true});
+}
+
+static hvt_value resnet20(const order *z)
+{
+    return build_resnet(z, &(resnet){{3, 3, 3}, .cifar = true});
+}
+
+static hvt_value resnet32(const order *z)
+{
+    return build_resnet(z, &(resnet){{5, 5, 5}, .cifar = true});
+}
+
+static hvt_value resnet44(const order *z)
+{
+    return build_resnet(z, &(resnet){{7, 7, 7}, .cifar = true});
+}
+
+static hvt_value resnet56(const order *z)
+{
+    return build_resnet(z, &(resnet){{9, 9, 9}, .cifar = true});
+}
+
+static hvt_value resnet110(const order *z)
+{
+    return build_resnet(z, &(resnet){{18, 18, 18}, .cifar = true});
+}
+
+static hvt_value resnext50_32x4d(const order *z)
+{
+    return build_resnet(z, &(resnet){{3, 4, 6, 3}, .bottleneck = true, .groups = 32, .width = 4});
+}
+
+static hvt_value wide_resnet50_2(const order *z)
+{
+    return build_resnet(z, &(resnet){{3, 4, 6, 3}, .bottleneck = true, .groups = 1, .width = 128});
+}
+
+/* ---- MobileNetV2 ---- */
+
+static hvt_value relu6(hvt_model *m, hvt_value x)
+{
+    return hvt_apply(m, x, HVT_HARDTANH, 0, 6);
+}
+
+/* torchvision's InvertedResidual: expand by 1x1 (unless `expand` is 1), depthwise 3x3, project by 1x1 without
+ * an activation. */
+static hvt_value inverted_residual(hvt_model *m, hvt_value x, int nth, int channels, int expand, int filters,
+                                   int stride)
+{
+    int at = 0, inner = channels * expand;
+    char block[32], conv[16], norm[16];
+    hvt_value y = x;
+
+    snprintf(block, sizeof block, "features.%d", nth);
+    if (expand != 1) {
+        y = relu6(m, conv_norm(m, y, block, "conv.0.0", "conv.0.1", inner, 1, 1, 1));
+        at++;
+    }
+    snprintf(conv, sizeof conv, "conv.%d.0", at);
+    snprintf(norm, sizeof norm, "conv.%d.1", at++);
+    y = relu6(m, conv_norm(m, y, block, conv, norm, inner, 3, stride, inner));
+    snprintf(conv, sizeof conv, "conv.%d", at);
+    snprintf(norm, sizeof norm, "conv.%d", at + 1);
+    y = conv_norm(m, y, block, conv, norm, filters, 1, 1, 1);
+    return stride == 1 && channels == filters ? hvt_add(m, x, y) : y;
+}
+
+/* Table 2 of the paper. With CIFAR's stem the first convolution and the second stage do not halve the image,
+ * so that 32x32 pixels become 4x4 as 224x224 become 7x7. */
+static hvt_value mobilenet_v2(const order *z)
+{
+    static const struct {
+        int expand, filters, blocks, stride;
+    } stage[] = {{1, 16, 1, 1}, {6, 24, 2, 2},  {6, 32, 3, 2}, {6, 64, 4, 2},
+                 {6, 96, 3, 1}, {6, 160, 3, 2}, {6, 320, 1, 1}};
+    enum { SECOND = 1 };
+    bool large = z->opts.imagenet_stem;
+    int channels = 32, nth = 1;
+    hvt_model *m = z->m;
+    hvt_value x = relu6(m, conv_norm(m, z->images, "features.0", "0", "1", channels, 3, large ? 2 : 1, 1));
+
+    for (size_t s = 0; s < HVT_LEN(stage); s++)
+        for (int i = 0; i < stage[s].blocks; i++) {
+            int stride = i || (s == SECOND && !large) ? 1 : stage[s].stride;
+
+            x = inverted_residual(m, x, nth++, channels, stage[s].expand, stage[s].filters, stride);
+            channels = stage[s].filters;
+        }
+    x = relu6(m, conv_norm(m, x, "features.18", "0", "1", 1280, 1, 1, 1));
+    x = hvt_avgpool(m, x);
+    hvt_name(m, "classifier.1");
+    return hvt_linear(m, x, z->classes);
+}
+
+/* ---- the perceptron ---- */
+
+/* torch.nn.Sequential(Flatten(), Linear(., 512), ReLU(), Linear(512, 512), ReLU(), Linear(512, classes)) */
+static hvt_value mlp(const order *z)
+{
+    hvt_model *m = z->m;
+    hvt_value x = hvt_flatten(m, z->images);
+
+    hvt_name(m, "1");
+    x = hvt_relu(m, hvt_linear(m, x, 512));
+    hvt_name(m, "3");
+    x = hvt_relu(m, hvt_linear(m, x, 512));
+    hvt_name(m, "5");
+    return hvt_linear(m, x, z->classes);
+}
+
+/* ---- by name ---- */
+
+static const struct {
+    const char *name;
+    hvt_value (*build)(const order *z);
+    hvt_zoo_opts takes;
+} zoo[] = {
+#define ENTRY(name, stem, shortcut) {#name, name, {stem, shortcut}},
+    HVT_ZOO(ENTRY)
+#undef ENTRY
+};
+
+/* Nothing is called so: name what there is. */
+static hvt_value unknown(hvt_model *m, const char *name)
+{
+    char known[320] = "";
+
+    for (size_t i = 0; i < HVT_LEN(zoo); i++)
+        snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", zoo[i].name);
+    return hvt__mistake(m, NULL, HVT_E_SHAPE, "no model is called '%s'; known are: %s",
+                        name ? name : "(none)", known);
 }
 
 hvt_value hvt_zoo(hvt_model *m, const char *name, hvt_value images, int classes, const hvt_zoo_opts *opts)
 {
-    static const hvt_zoo_opts defaults;
-    char known[320] = "";
+    order z = {.m = m, .images = images, .classes = classes, .opts = opts ? *opts : (hvt_zoo_opts){0}};
 
     if (!m)
         return -1;
-    for (size_t i = 0; i < HVT_LEN(zoo); i++) {
+    for (size_t i = 0; i < HVT_LEN(zoo); i++)
         if (name && !strcmp(name, zoo[i].name))
-            return build(m, &zoo[i], images, classes, opts ? opts : &defaults);
-        snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", i ? ", " : "", zoo[i].name);
-    }
-    return hvt__mistake(m, NULL, HVT_E_SHAPE, "no model is called '%s'; known are: %s",
-                        name ? name : "(none)", known);
+            return zoo[i].build(&z);
+    return unknown(m, name);
+}
+
+hvt_zoo_opts hvt_zoo_takes(const char *name)
+{
+    for (size_t i = 0; name && i < HVT_LEN(zoo); i++)
+        if (!strcmp(name, zoo[i].name))
+            return zoo[i].takes;
+    return (hvt_zoo_opts){0};
 }
 
 const char *hvt_zoo_name(int i)

@@ -180,7 +180,8 @@ static void warn_of_numbers(const run *t)
     if (t->train_set && t->end < 100 && !t->opts->steps && !*t->opts->resume && t->opts->ask == HVT_ASK_TRAIN)
         HVT_WARN("only %lld updates in all: more --epochs or a smaller --batch train further",
                  (long long)t->end);
-    if (hvt__has_stem(t->opts->model) && !strcmp(t->opts->stem, "imagenet") && t->loading.test.height < 64)
+    if (hvt_zoo_takes(t->opts->model).imagenet_stem && !strcmp(t->opts->stem, "imagenet") &&
+        t->loading.test.height < 64)
         HVT_INFO("note: --stem imagenet leaves little of %dx%d images; --stem cifar usually learns better",
                  t->loading.test.height, t->loading.test.width);
 }

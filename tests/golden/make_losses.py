@@ -55,10 +55,11 @@ def fill(model):
     norms as they are (1 and 0), but 1/8 for the last of a bottleneck's: with 1 the loss of a ResNet-50 on so small
     images is so sensitive that f32 and f64 part at the second step."""
     fan_in = 1
+    linear = {f"{name}.bias" for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     for i, (name, p) in enumerate(model.named_parameters()):
         if p.dim() == 4:
             bound = np.float32(np.sqrt(6.0 / (p.shape[0] * p.shape[2] * p.shape[3])))
-        elif p.dim() == 2 or name == "fc.bias":
+        elif p.dim() == 2 or name in linear:
             fan_in = p.shape[1] if p.dim() == 2 else fan_in
             bound = np.float32(1 / np.sqrt(float(fan_in)))
         else:
@@ -107,9 +108,24 @@ class ResNet20(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
+def mlp():
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * SIZE * SIZE, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(),
+                         nn.Linear(512, CLASSES))
+
+
+def mobilenet_v2():
+    """torchvision's, with CIFAR's stem and without dropout."""
+    model = torchvision.models.mobilenet_v2(num_classes=CLASSES, dropout=0)
+    model.features[0][0].stride = (1, 1)
+    model.features[2].conv[1][0].stride = (1, 1)
+    return model
+
+
 MODELS = [  # name, batch, learning rate, model
     ("resnet20", 8, 0.002, ResNet20),
     ("resnet50", 16, 0.0002, lambda: torchvision.models.resnet50(num_classes=CLASSES)),
+    ("mobilenet_v2", 8, 0.000001, mobilenet_v2),
+    ("mlp", 16, 0.01, mlp),
 ]
 
 

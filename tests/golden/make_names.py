@@ -10,19 +10,21 @@ import platform
 import torch
 import torchvision
 
-from make_losses import ResNet20
+from make_losses import ResNet20, mlp
 
 MODELS = [
-    ("resnet18", torchvision.models.resnet18()),
-    ("resnet50", torchvision.models.resnet50()),
-    ("resnet20", ResNet20()),
-    ("resnext50_32x4d", torchvision.models.resnext50_32x4d()),
+    ("resnet18", 1000, torchvision.models.resnet18()),
+    ("resnet50", 1000, torchvision.models.resnet50()),
+    ("resnet20", 10, ResNet20()),
+    ("resnext50_32x4d", 1000, torchvision.models.resnext50_32x4d()),
+    ("mobilenet_v2", 1000, torchvision.models.mobilenet_v2()),
+    ("mlp", 10, mlp()),
 ]
 
 print(f"# By make_names.py: Python {platform.python_version()}, torch {torch.__version__}, "
       f"torchvision {torchvision.__version__}")
-for name, model in MODELS:
-    print("model", name, model.fc.out_features)
+for name, classes, model in MODELS:
+    print("model", name, classes)
     for key, value in model.state_dict().items():
         if not key.endswith("num_batches_tracked"):
             print(key, *value.shape)

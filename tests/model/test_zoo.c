@@ -16,6 +16,16 @@ static hvt_value resnet50(hvt_model *m, hvt_value x)
     return hvt_zoo(m, "resnet50", x, 10, &(hvt_zoo_opts){.imagenet_stem = true});
 }
 
+static hvt_value mobilenet_v2(hvt_model *m, hvt_value x)
+{
+    return hvt_zoo(m, "mobilenet_v2", x, 10, NULL);
+}
+
+static hvt_value mlp(hvt_model *m, hvt_value x)
+{
+    return hvt_zoo(m, "mlp", x, 10, NULL);
+}
+
 TEST(initial_values_follow_torchvisions_distributions)
 {
     net n;
@@ -92,6 +102,9 @@ TEST(zoo_models_have_the_published_numbers_of_parameters)
         {"resnet110", 10, {0}, 1727962, 329},
         {"resnet20", 10, {.projection = true}, 272474, 65},
         {"resnet56", 10, {.projection = true}, 855770, 173},
+        {"mobilenet_v2", 1000, {.imagenet_stem = true}, 3504872, 158},
+        {"mobilenet_v2", 10, {0}, 2236682, 158},
+        {"mlp", 10, {0}, 1841162, 6},
     };
 
     for (size_t i = 0; i < HVT_LEN(want); i++) {
@@ -203,7 +216,7 @@ TEST(names_and_shapes_are_torchvisions)
         entry(m, at++, text, sizeof text);
         CHECK(!strcmp(text, line), "%s, entry %d: '%s', expected '%s'", name, at, text, line);
     }
-    CHECK(models == 4 && entry(m, -1, text, sizeof text) == at, "%d models; the last has %d of %d entries",
+    CHECK(models == 6 && entry(m, -1, text, sizeof text) == at, "%d models; the last has %d of %d entries",
           models, entry(m, -1, text, sizeof text), at);
     hvt_model_free(&m);
     hvt_device_close(&dev);
@@ -222,6 +235,7 @@ enum { RUN_STEPS = GOLDEN_STEPS };
 static void fill_golden(net *n)
 {
     hvt_model *m = n->m;
+    int fan_in = 1; /* of the linear layer whose bias this is */
 
     for (int i = 0; i < m->nparam_tensors; i++) { /* the arena lies in the state_dict's order, reversed */
         const hvt_param *p = &m->param[m->nparam_tensors - 1 - i];
@@ -229,8 +243,8 @@ static void fill_golden(net *n)
 
         if (p->ndim == 4)
             bound = (float)sqrt(6.0 / ((double)p->dim[0] * p->dim[2] * p->dim[3]));
-        else if (!strncmp(p->name, "fc.", 3))
-            bound = (float)(1 / sqrt((double)hvt__in(m, &m->layer[m->logits], 0)->y.dim[3]));
+        else if (p->ndim == 2 || p->role == HVT_ROLE_BIAS)
+            bound = (float)(1 / sqrt((double)(fan_in = p->ndim == 2 ? p->dim[1] : fan_in)));
         for (size_t k = 0; k < p->elements; k++)
             w[k] = bound > 0 ? bound * (2 * hvt__unit(hvt__draw(SEED, 3, (uint64_t)i, k)) - 1)
                    : strstr(p->name, "bn3.weight") ? 0.125f
@@ -271,6 +285,14 @@ static void check_golden(how by, build_fn *build, int batch, float lr, const dou
     close_net(&n);
 }
 
+static build_fn *builder(const char *name)
+{
+    return !strcmp(name, "resnet20")       ? resnet20
+           : !strcmp(name, "mobilenet_v2") ? mobilenet_v2
+           : !strcmp(name, "mlp")          ? mlp
+                                           : resnet50;
+}
+
 /* Source: golden/losses.txt by PyTorch, in f64. */
 TEST(ten_steps_give_pytorchs_losses)
 {
@@ -282,7 +304,7 @@ TEST(ten_steps_give_pytorchs_losses)
         double want[GOLDEN_STEPS];
         int batch = 0, used = 0, at = 0, n = 0;
         float lr = 0;
-        bool small;
+        build_fn *build;
 
         CHECK(sscanf(line, "%31s %d %f%n", name, &batch, &lr, &at) == 3, "%s", line);
         while (n < GOLDEN_STEPS && sscanf(line + at, "%lf%n", &want[n], &used) == 1) {
@@ -290,15 +312,15 @@ TEST(ten_steps_give_pytorchs_losses)
             n++;
         }
         CHECK(n == GOLDEN_STEPS, "%d losses: %s", n, line);
-        small = !strcmp(name, "resnet20");
-        if (small)
-            check_golden(ref, resnet20, batch, lr, want);
+        build = builder(name);
+        if (build == resnet20 || build == mlp) /* the others take ref minutes */
+            check_golden(ref, build, batch, lr, want);
         for (int set = 0; set < hvt_cpu_isa_count(); set++)
             if (hvt_cpu_isa_supported(set))
-                check_golden((how){.device = "cpu", .isa = hvt_cpu_isa_name(set), .threads = 1},
-                             small ? resnet20 : resnet50, batch, lr, want);
+                check_golden((how){.device = "cpu", .isa = hvt_cpu_isa_name(set), .threads = 1}, build, batch,
+                             lr, want);
     }
-    CHECK(models == 2, "%d models", models);
+    CHECK(models == 4, "%d models", models);
     if (f)
         fclose(f);
 }

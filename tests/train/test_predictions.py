@@ -355,11 +355,60 @@ save_file(model.state_dict(), sys.argv[1])
     check(rc == 0 and len(rows("tuned.csv")) == 5 and "class4" in rows("tuned.csv")[0], rc, err)
 
 
+def torchvisions_mobilenet_and_a_sequential_have_the_same_logits():
+    python = python_with("torchvision, safetensors.torch, numpy")
+    script = """
+import sys, numpy, torch, torchvision
+from torch import nn
+from safetensors.torch import save_file
+torch.manual_seed(3)
+torch.set_num_threads(1)
+folder = sys.argv[1]
+x = numpy.random.default_rng(1).normal(size=(6, 32, 32, 3)).astype(numpy.float32)
+numpy.save(folder + "/test_images.npy", x)
+images = torch.from_numpy(x).permute(0, 3, 1, 2)
+
+def mobilenet(stem):
+    model = torchvision.models.mobilenet_v2(num_classes=12)
+    if stem == "cifar":
+        model.features[0][0].stride = model.features[2].conv[1][0].stride = (1, 1)
+    return model
+
+mlp = nn.Sequential(nn.Flatten(), nn.Linear(32 * 32 * 3, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(),
+                    nn.Linear(512, 12))
+for name, model in ("imagenet", mobilenet("imagenet")), ("cifar", mobilenet("cifar")), ("mlp", mlp):
+    model.train()
+    with torch.no_grad():
+        model(images + 0.1)  # running statistics
+    model.eval()
+    save_file(model.state_dict(), f"{folder}/{name}.safetensors")
+    numpy.save(f"{folder}/{name}.npy", model(images).detach().numpy())
+"""
+    os.makedirs(path("net"), exist_ok=True)
+    p = subprocess.run([python, "-c", script, path("net")], capture_output=True, text=True)
+    check(p.returncode == 0, p.stderr[-1000:])
+    for name, model in ("imagenet", "mobilenet_v2 --stem imagenet"), ("cifar", "mobilenet_v2 --stem cifar"), ("mlp", "mlp"):
+        args = f"--evaluate --data npy --data-dir net --mean 0 --std 1 --init net/{name}.safetensors --classes 12 --batch 4 --model {model}"
+        rc, _, err = run(args.split() + ["--threads", "1", "--quiet", "--predict-logits", f"net/{name}.ours.npy"])
+        check(rc == 0, err)
+        script = """
+import sys, numpy
+ours, theirs = (numpy.load(f) for f in sys.argv[1:])
+assert ours.shape == theirs.shape == (6, 12), (ours.shape, theirs.shape)
+apart = abs(ours - theirs).max() / abs(theirs).max()
+assert apart < 1e-5, apart
+"""
+        p = subprocess.run([python, "-c", script, path(f"net/{name}.ours.npy"), path(f"net/{name}.npy")],
+                           capture_output=True, text=True)
+        check(p.returncode == 0, name, p.stderr[-1000:])
+
+
 TESTS = [predictions_agree_with_logits_and_with_the_evaluation, ranks_and_batches_change_no_byte,
          each_file_comes_alone_too, predictions_on_stdout_leave_the_result_to_stderr, few_classes_make_few_columns,
          what_cannot_be_written_is_one_line_and_keeps_the_old_file, options_that_do_not_fit_are_refused,
          numpy_loads_the_logits, pictures_without_labels_have_predictions, classes_have_names,
          weights_without_names_predict_numbers, data_that_name_classes_otherwise_are_one_warning, names_go_with_the_weights,
          a_damaged_picture_has_a_line_without_prediction, frozen_parameters_stay_in_every_way_of_an_update,
-         a_run_with_frozen_parameters_goes_on_as_it_was, pretrained_weights_of_torchvision_take_a_new_head]
+         a_run_with_frozen_parameters_goes_on_as_it_was, pretrained_weights_of_torchvision_take_a_new_head,
+         torchvisions_mobilenet_and_a_sequential_have_the_same_logits]
 run_all(TESTS, sys.argv[3:], HERE)

@@ -115,7 +115,6 @@ typedef struct hvt_resolved {
     double max_seconds; /* --max-time; 0: no limit, or SLURM's */
 } hvt_resolved;
 
-bool hvt__has_stem(const char *model);      /* --stem applies to it */
 bool hvt__is_model_file(const char *model); /* FILE.pt2, not a name of the zoo */
 /* Errors: E_ARG. */
 hvt_status hvt__resolve(const hvt_options *opts, int ranks, hvt_resolved *ret_resolved);

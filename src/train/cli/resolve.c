@@ -198,13 +198,6 @@ bool hvt__is_model_file(const char *model)
     return strchr(model, '.') != NULL;
 }
 
-/* He's ResNets for CIFAR have a stem of their own; torchvision's have shortcuts of their own. */
-bool hvt__has_stem(const char *model)
-{
-    return !hvt__is_model_file(model) &&
-           !hvt__is_word_of("resnet20|resnet32|resnet44|resnet56|resnet110", model);
-}
-
 static hvt_status check_isa(const hvt_options *o)
 {
     char known[200] = "auto";
@@ -232,7 +225,7 @@ static hvt_status check_own_sets(const hvt_options *o)
 static hvt_status check_model_and_data(const hvt_options *o)
 {
     bool own = o->train_set || o->test_set;
-    bool synth = own || !strcmp(o->data, "synth"), stem = hvt__has_stem(o->model);
+    bool synth = own || !strcmp(o->data, "synth"), stem = hvt_zoo_takes(o->model).imagenet_stem;
 
     if (own)
         HVT_TRY(check_own_sets(o));
@@ -251,8 +244,8 @@ static hvt_status check_model_and_data(const hvt_options *o)
               o->val_split);
     HVT_CHECK(stem || !given(o, HVT__AT_stem), E_ARG, "--stem %s: %s has a stem of its own", o->stem,
               o->model);
-    HVT_CHECK(!(stem || hvt__is_model_file(o->model)) || !given(o, HVT__AT_shortcut), E_ARG,
-              "--shortcut %s: %s has torchvision's shortcuts", o->shortcut, o->model);
+    HVT_CHECK(hvt_zoo_takes(o->model).projection || !given(o, HVT__AT_shortcut), E_ARG,
+              "--shortcut %s: %s has shortcuts of its own, or none", o->shortcut, o->model);
     HVT_CHECK(!(given(o, HVT__AT_batch) && given(o, HVT__AT_global_batch)), E_ARG,
               "--batch %d and --global-batch %d: one of them, not both", o->batch, o->global_batch);
     return HVT_OK;
