@@ -1,5 +1,6 @@
 /*
- * Softmax cross-entropy: one block per row, then one block that adds the rows in order.
+ * Softmax cross-entropy and mean squared error: one block per row, then one block that adds the rows in
+ * order.
  */
 #include "lanes.h"
 
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(THREADS) xent_kernel(__grid_constant__ const h
     /* label out of range: nothing outside the logits is read, and the loss becomes NaN */
     const float target = label >= 0 && label < a.classes ? to_float(x[label]) : NAN;
     scan all = {-INFINITY, 0, 0};
-    float sum = 0;
+    float sum = 0, logits = 0;
 
     for (int k = (int)threadIdx.x; k < a.classes; k += step) {
         const float here = to_float(x[k]);
@@ -53,6 +54,7 @@ __global__ void __launch_bounds__(THREADS) xent_kernel(__grid_constant__ const h
         all.max = here > all.max ? here : all.max;
         all.poison += xent_poison(here);
         all.label_rank += xent_before(here, target, k, label);
+        logits += here;
     }
     all = block_join(all, [](scan p, scan q) {
         return scan{q.max > p.max ? q.max : p.max, p.poison + q.poison, p.label_rank + q.label_rank};
@@ -61,18 +63,59 @@ __global__ void __launch_bounds__(THREADS) xent_kernel(__grid_constant__ const h
         sum += expf(to_float(x[k]) - all.max);
     sum = block_join(sum, [](float p, float q) { return p + q; });
 
+    if (a.smoothing > 0)
+        logits = block_join(logits, [](float p, float q) { return p + q; });
+
     if (threadIdx.x == 0) {
-        a.loss[row] = xent_loss(sum, target, all.max, all.poison);
+        const float smooth =
+            a.smoothing > 0 ? xent_smooth_target(a.smoothing, a.classes, target, logits) : target;
+
+        a.loss[row] = xent_loss(sum, smooth, all.max, all.poison);
         a.label_rank[row] = all.label_rank;
     }
     if (dx) {
         const float scale = a.scale ? *a.scale : 1;
 
         for (int k = (int)threadIdx.x; k < a.classes; k += step)
-            from_float((expf(to_float(x[k]) - all.max) / sum - (k == label)) * scale, dx[k]);
+            from_float(
+                (expf(to_float(x[k]) - all.max) / sum - xent_smooth_hit(a.smoothing, a.classes, k == label)) *
+                    scale,
+                dx[k]);
     }
 }
 
+template <class T>
+__global__ void __launch_bounds__(THREADS) mse_kernel(__grid_constant__ const hvt_mse_args a)
+{
+    const int row = (int)blockIdx.x, step = (int)blockDim.x;
+    const T *y = (const T *)a.y + (size_t)row * a.outputs;
+    const float *target = a.targets + (size_t)row * a.outputs;
+    T *dy = a.dy ? (T *)a.dy + (size_t)row * a.outputs : NULL;
+    const float scale = a.scale ? *a.scale : 1;
+    float squares = 0, absolute = 0;
+
+    if (row >= a.rows.real) {
+        for (int k = (int)threadIdx.x; dy && k < a.outputs; k += step)
+            from_float(0, dy[k]);
+        return;
+    }
+    for (int k = (int)threadIdx.x; k < a.outputs; k += step) {
+        const float off = to_float(y[k]) - target[k];
+
+        squares += off * off;
+        absolute += fabsf(off);
+        if (dy)
+            from_float(mse_grad(off, a.outputs, scale), dy[k]);
+    }
+    squares = block_join(squares, [](float p, float q) { return p + q; });
+    absolute = block_join(absolute, [](float p, float q) { return p + q; });
+    if (threadIdx.x == 0) {
+        a.loss[row] = squares / (float)a.outputs;
+        a.error[row] = absolute / (float)a.outputs;
+    }
+}
+
+/* label_rank NULL: top-1 and top-5 are 0 */
 static __global__ void __launch_bounds__(THREADS)
     sums_kernel(int rows, const float *loss, const int32_t *label_rank, float *sums)
 {
@@ -90,8 +133,8 @@ static __global__ void __launch_bounds__(THREADS)
         __syncthreads();
         if (row < rows) {
             s.loss[threadIdx.x] = loss[row];
-            top1 += label_rank[row] < 1;
-            top5 += label_rank[row] < 5;
+            top1 += label_rank && label_rank[row] < 1;
+            top5 += label_rank && label_rank[row] < 5;
         }
         __syncthreads();
         for (int i = 0; threadIdx.x == 0 && i < count; i++)
@@ -115,4 +158,15 @@ hvt_status hvt__xent_cuda(hvt_device *d, const hvt_xent_args *a)
             return HVT_LAUNCH(d, (xent_kernel<decltype(zero)>), rows, line_threads(a->classes), *a);
         }));
     return HVT_LAUNCH(d, sums_kernel, 1, THREADS, a->rows.real, a->loss, a->label_rank, a->sums);
+}
+
+hvt_status hvt__mse_cuda(hvt_device *d, const hvt_mse_args *a)
+{
+    const int rows = a->dy ? a->rows.block : a->rows.real;
+
+    if (rows > 0)
+        HVT_TRY(with_type(a->type, [=](auto zero) {
+            return HVT_LAUNCH(d, (mse_kernel<decltype(zero)>), rows, line_threads(a->outputs), *a);
+        }));
+    return HVT_LAUNCH(d, sums_kernel, 1, THREADS, a->rows.real, a->loss, (const int32_t *)NULL, a->sums);
 }

@@ -266,13 +266,28 @@ typedef struct hvt_xent_args {
     hvt_dtype type;
     const void *logits;    /* [rows,classes] */
     const int32_t *labels; /* [rows] */
-    void *dlogits;         /* [rows,classes] softmax - onehot, zero in rows past real; NULL: not wanted */
+    float smoothing;       /* s: the target is (1 - s) * onehot + s / classes; 0: onehot */
+    void *dlogits;         /* [rows,classes] softmax - target, zero in rows past real; NULL: not wanted */
     float *loss;           /* [rows] nats */
     int32_t *label_rank; /* [rows] number of logits ranked before the label's: larger ones, and equal ones of
                             lower index */
     float *sums;         /* [3] sum of loss, rows with rank < 1, with rank < 5; added in row order */
     const float *scale;  /* device memory: dlogits are multiplied by it; NULL: by 1. loss and sums are not */
 } hvt_xent_args;
+
+/* Mean squared error of each row, over its outputs. */
+typedef struct hvt_mse_args {
+    hvt_rows rows; /* rows.real rows count */
+    int outputs;
+    hvt_dtype type;
+    const void *y;        /* [rows,outputs] */
+    const float *targets; /* [rows,outputs] */
+    void *dy;     /* [rows,outputs] 2 * (y - target) / outputs, zero in rows past real; NULL: not wanted */
+    float *loss;  /* [rows] mean of (y - target)^2 */
+    float *error; /* [rows] mean of |y - target| */
+    float *sums;  /* [3] sum of loss, added in row order; 0; 0 */
+    const float *scale; /* as of hvt_xent_args */
+} hvt_mse_args;
 
 /*
  * What a step receives, decides and counts, in device memory: a queued op reads it when it runs, so the host
@@ -443,6 +458,7 @@ typedef struct hvt_device_ops {
         hvt_status (*subsample_backward)(hvt_device *d, const hvt_subsample_desc *s, const void *dy, void *dx,
                                          bool add);
         hvt_status (*xent)(hvt_device *d, const hvt_xent_args *a);
+        hvt_status (*mse)(hvt_device *d, const hvt_mse_args *a);
     } matrix;
 
     struct { /* on n elements */
@@ -514,7 +530,7 @@ typedef struct hvt_device_ops {
     X(pooling.backward, pooling_backward) X(matrix.bn_train, bn_train) X(matrix.bn_infer, bn_infer)          \
     X(matrix.bn_backward, bn_backward) X(matrix.bn_update, bn_update) X(matrix.bias_forward, bias_forward)   \
     X(matrix.bias_backward, bias_backward) X(matrix.subsample_forward, subsample_forward)                    \
-    X(matrix.subsample_backward, subsample_backward) X(matrix.xent, xent)                                    \
+    X(matrix.subsample_backward, subsample_backward) X(matrix.xent, xent) X(matrix.mse, mse)                 \
     X(vector.relu_forward, relu_forward) X(vector.relu_backward, relu_backward) X(vector.add, add)           \
     X(vector.cast, cast) X(vector.reduce, reduce) X(vector.sgd, sgd) X(step.check, check)
 /* and those of `general` */

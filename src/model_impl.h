@@ -114,9 +114,10 @@ struct hvt_model {
     char mistake_text[256];
     char next_name[HVT_NAME_MAX]; /* of the layer appended next; "" for none */
     hvt_dtype type;               /* of activations and their gradients; HVT_F32 unless set */
-    char *freeze;                 /* hvt_model_freeze()'s prefixes; NULL: none */
-    hvt_value next_shares;        /* whose parameters it has; -1: its own */
-    bool unfused;                 /* no fusion (for tests) */
+    hvt_loss_opts loss;
+    char *freeze;          /* hvt_model_freeze()'s prefixes; NULL: none */
+    hvt_value next_shares; /* whose parameters it has; -1: its own */
+    bool unfused;          /* no fusion (for tests) */
     bool poisons; /* memory of the arena of activations becomes NaN where its lifetime ends (for tests) */
     int batch;    /* 0 until planned */
     hvt_order order;
@@ -126,7 +127,8 @@ struct hvt_model {
                            it */
 
     /* the last forward */
-    const int32_t *labels; /* borrowed from its batch, as the input's y is; NULL: it had none, and no loss */
+    const int32_t *labels; /* borrowed from its batch, as the input's y is; NULL: it had none */
+    const float *targets;  /* the same; without those of its kind there is no loss */
     bool training;
     int real;              /* its valid images; -1 before the first */
     int shard;             /* its shard; -1: unknown */
@@ -161,9 +163,14 @@ struct hvt_model {
     size_t ws_bytes;                  /* the largest of any layer */
     bool grads_placed, params_placed; /* they are a comm's memory, not the device's */
 
-    float *rows; /* host memory: losses and ranks of a batch, for hvt_model_rows(); NULL: not needed yet */
+    float *rows;    /* host memory: losses and ranks of a batch, for hvt_model_rows(); NULL: not needed yet */
+    float *dlogits; /* host memory: those of a batch, for hvt_model_backward_from(); NULL: not needed yet */
 
-    /* of predictions, each made when it is first needed */
+    /* of hvt_batch_set(), device memory: [batch], [batch,classes]; NULL: not needed yet */
+    int32_t *own_labels;
+    float *own_targets;
+
+    /* of predictions and hvt_batch_set(), each made when it is first needed */
     void *images;    /* a batch in the input's layout and type */
     float *wide;     /* f32 of a batch of images or logits, where activations have 16 bits */
     float *arranged; /* host memory: a batch in the input's layout */

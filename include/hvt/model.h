@@ -23,13 +23,20 @@ HVT_C_BEGIN
 typedef struct hvt_model hvt_model;
 typedef int hvt_value; ///< index of a layer's output; < 0 after a mistake
 
+/** What the training loss of an image is. */
+typedef enum hvt_loss_kind {
+    HVT_LOSS_CE, ///< softmax cross-entropy of the logits and a label, in nats
+    HVT_LOSS_MSE ///< mean over the outputs of (output - target)^2: torch.nn.MSELoss
+} hvt_loss_kind;
+
 /** Sums over valid images since the last hvt_model_take_loss(); over all ranks with a distributed
  * optimizer. */
 typedef struct hvt_loss {
-    double sum;    ///< cross-entropy in nats
-    int64_t top1;  ///< rows whose largest logit is the label
-    int64_t top5;  ///< rows whose label is among the five largest logits
+    double sum;    ///< of the images' losses
+    int64_t top1;  ///< rows whose largest logit is the label; 0 with HVT_LOSS_MSE
+    int64_t top5;  ///< rows whose label is among the five largest logits; 0 with HVT_LOSS_MSE
     int64_t count; ///< images
+    double error;  ///< HVT_LOSS_MSE, hvt_evaluate() alone: mean over the outputs of |output - target|
 } hvt_loss;
 
 /** Gradients [first, end) of the gradient arena are final for this backward pass. */
@@ -245,10 +252,23 @@ HVT_API hvt_status hvt_model_set_type(hvt_model *m, hvt_dtype t);
  */
 HVT_API hvt_status hvt_model_freeze(hvt_model *m, const char *prefixes);
 
-/** Fix shapes, algorithms and memory for `batch` images per shard. The loss is softmax cross-entropy of
- * `logits`. Errors: E_SHAPE names the first mistaken layer and its shapes (also for logits of one class),
- * E_MEM, E_ARG (no batch, planned already), E_UNSUPPORTED (the device does not compute in this type). After
- * E_MEM a smaller batch may be tried. */
+typedef struct hvt_loss_opts {
+    hvt_loss_kind kind;
+    /** s of torch.nn.CrossEntropyLoss(label_smoothing=s), 0 to 1: in training the target is (1 - s) * onehot
+     * + s / classes. A pass that does not train has the plain cross-entropy, which runs with different s can
+     * be compared by. */
+    float label_smoothing;
+} hvt_loss_opts;
+
+/** The loss of training and evaluation; without this call cross-entropy. Equal on all ranks. To be called
+ * before hvt_model_plan(). Errors: E_ARG (planned already, an unknown kind, a label_smoothing below 0, above
+ * 1, or with HVT_LOSS_MSE). */
+HVT_API hvt_status hvt_model_set_loss(hvt_model *m, const hvt_loss_opts *opts);
+
+/** Fix shapes, algorithms and memory for `batch` images per shard; `logits` are the outputs, of which the
+ * loss is computed. Errors: E_SHAPE names the first mistaken layer and its shapes (with cross-entropy also
+ * for logits of one class), E_MEM, E_ARG (no batch, planned already), E_UNSUPPORTED (the device does not
+ * compute in this type). After E_MEM a smaller batch may be tried. */
 HVT_API hvt_status hvt_model_plan(hvt_model *m, int batch, hvt_value logits);
 HVT_API hvt_order hvt_model_order(const hvt_model *m);      ///< the row order that the input must have
 HVT_API hvt_dtype hvt_model_input_type(const hvt_model *m); ///< the type that the input must have
@@ -266,7 +286,7 @@ typedef struct hvt_memory {
     size_t workspace;
 } hvt_memory;
 HVT_API hvt_memory hvt_model_memory(const hvt_model *m);
-HVT_API int hvt_model_classes(const hvt_model *m);
+HVT_API int hvt_model_classes(const hvt_model *m); ///< outputs of the last layer; 0: not planned
 
 /** torchvision's initialisation (kaiming normal, fan out; linear U(+-1/sqrt(fan in))), keyed by (seed,
  * parameter name, element): the same on every device. Starts a new run: running statistics, momentum, the
@@ -280,25 +300,48 @@ HVT_API hvt_status hvt_model_init(hvt_model *m, uint64_t seed);
  * (not planned; shard or count do not agree with its shard_counts; a label out of range: names it, the image
  * and the shard. On devices whose memory the host cannot read the loss of such an image is NaN).
  *
- * Without `train` the labels may be missing (labels.data NULL): then there is no loss, and hvt_model_rows()
- * has nothing to tell. */
+ * The loss is of the batch's labels, with HVT_LOSS_MSE of its targets. They may be missing (data NULL): then
+ * there is no loss, hvt_model_rows() has nothing to tell, and after a training pass backward is
+ * hvt_model_backward_from(). */
 HVT_API hvt_status hvt_model_forward(hvt_model *m, const hvt_batch *batch, bool train);
 /** Gradients of the loss SUM over the batch's valid images (not the mean). on_grad (may be NULL) is called
  * after both backward passes of a layer, with contiguous spans from 0 to the arena's end; first the step
  * statistics, then layer by layer, also for a batch of 0 images (all zeros). Once per training forward pass,
- * else E_ARG. */
+ * whose batch had labels or targets, else E_ARG. */
 HVT_API hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx);
+/**
+ * The same from a loss of the caller's own, after a training forward pass without labels or targets:
+ *
+ *     HVT_TRY(hvt_model_forward(m, &batch, true));   // batch.labels.data and batch.targets.data are NULL
+ *     HVT_TRY(hvt_model_logits(m, logits));
+ *     ...                                            // logits -> loss, dlogits
+ *     HVT_TRY(hvt_model_backward_from(m, dlogits, loss, hvt_distopt_on_grad, dist));
+ *
+ *     dlogits   f32 [count,classes] in host memory, in the order of hvt_model_logits(): the gradient of the
+ *               loss SUM over the valid images. The optimizer divides by the images of the global batch, so
+ *               for a mean it is that of each image's own loss. Loss scaling (f16) is applied here.
+ *               May be NULL for a batch of 0 images.
+ *     loss      the loss SUM over the valid images, for hvt_model_take_loss(), whose top1 and top5 it leaves
+ *               alone; 0 where nobody asks. One that is not finite ends the run as any other does.
+ *
+ * Waits for the device. Not while a step is captured (hvt_distopt_capture()), since a replay would repeat
+ * these gradients. Errors: E_ARG (no such pass, no gradient), E_MEM, E_DEVICE.
+ */
+HVT_API hvt_status hvt_model_backward_from(hvt_model *m, const float *dlogits, double loss,
+                                           hvt_grad_fn *on_grad, void *ctx);
 /** Training loss since the last call; waits for all steps before. Counted when the step ends
  * (hvt_distopt_step). Errors: E_ARG (not planned). */
 HVT_API hvt_status hvt_model_take_loss(hvt_model *m, hvt_loss *ret_loss);
 /** Per valid image of the last forward: loss in nats, and the label's rank among the logits (0 = largest;
  * number of strictly larger logits, ties broken in favour of the lower index). Arrays of the planned batch
- * size. */
+ * size. Errors: E_ARG (no forward pass, no labels, HVT_LOSS_MSE). */
 HVT_API hvt_status hvt_model_rows(hvt_model *m, float *ret_loss, int32_t *ret_label_rank);
+/** The same with HVT_LOSS_MSE: loss, and mean over the outputs of |output - target|. */
+HVT_API hvt_status hvt_model_errors(hvt_model *m, float *ret_loss, float *ret_error);
 
-/** Logits of the valid images of the last forward, which must not have been a training pass: f32 [images,
- * classes] in host memory, one image after the other. What 16-bit activations hold is widened. Waits for the
- * device. Errors: E_ARG (no such pass), E_MEM. */
+/** Logits of the valid images of the last forward, be it inference, or training without labels and targets
+ * until its backward pass: f32 [images, classes] in host memory, one image after the other. What 16-bit
+ * activations hold is widened. Waits for the device. Errors: E_ARG (no such pass), E_MEM. */
 HVT_API hvt_status hvt_model_logits(hvt_model *m, float *ret_logits);
 /**
  * Logits of n images in inference mode (running statistics, as of the last step), which need no labels:
@@ -314,6 +357,31 @@ HVT_API hvt_status hvt_model_logits(hvt_model *m, float *ret_logits);
  * below 0), E_MEM, E_DEVICE; what ret_logits holds is undefined then.
  */
 HVT_API hvt_status hvt_model_predict(hvt_model *m, const float *images, int64_t n, float *ret_logits);
+
+/** Images in host memory, with what they are called or should give. */
+typedef struct hvt_arrays {
+    int count;             ///< images, at most the planned batch
+    const void *images;    ///< [count,h,w,c] of hvt_input()
+    hvt_dtype type;        ///< of images: HVT_U8, HVT_F16, HVT_BF16, HVT_F32, HVT_F64
+    bool nchw;             ///< images are [count,c,h,w]
+    const float *mean;     ///< [c] x = (value - mean) / std, where bytes are value/255; NULL: 0 and 1
+    const float *std;      ///< [c]
+    const int32_t *labels; ///< [count] 0..classes-1; NULL: none
+    const float *targets;  ///< [count,outputs]; NULL: none
+} hvt_arrays;
+/**
+ * Make arrays a batch of this model: in its row order, type and stored channels, in the device's memory,
+ * computed as a loader does. For a program that has its images itself, as a simulation has them:
+ *
+ *     HVT_TRY(hvt_batch_set(m, &(hvt_arrays){.count = n, .images = x, .labels = y}, &batch));
+ *     HVT_TRY(hvt_model_forward(m, &batch, true));
+ *
+ * The batch is not part of a step (its `shards` is 0); the caller may set shard, shards and shard_counts. Its
+ * memory is the model's, and is valid until the next call of this function or of hvt_model_predict(). Waits
+ * for the device. Errors: E_ARG (not planned, NULL, a type, a mean or a std that cannot be), E_SHAPE (more
+ * images than planned), E_MEM, E_DEVICE.
+ */
+HVT_API hvt_status hvt_batch_set(hvt_model *m, const hvt_arrays *arrays, hvt_batch *ret_batch);
 
 /** A parameter, or running statistics, as files and PyTorch's state_dict have it. */
 typedef struct hvt_named {

@@ -97,3 +97,21 @@ HVT_FN float xent_loss(double sum, float target, float max, float poison)
 {
     return (float)(log(sum) - ((double)target - max)) + poison;
 }
+
+/* Label smoothing by s: the target is (1 - s) * onehot + s / classes. It stands in the place of `hit` above,
+ * and the logits that it weighs, whose sum over all classes is `all`, in the place of x[label]. */
+HVT_FN float xent_smooth_hit(float s, int classes, int hit)
+{
+    return (hit ? 1 - s : 0.0f) + s / (float)classes;
+}
+
+HVT_FN float xent_smooth_target(float s, int classes, float target, double all)
+{
+    return (float)((1 - (double)s) * (double)target + (double)s * (all / classes));
+}
+
+/* Mean squared error of a row: its gradient by an output that is `off` by y - target. */
+HVT_FN float mse_grad(float off, int outputs, float scale)
+{
+    return 2 * off / (float)outputs * scale;
+}

@@ -8,8 +8,10 @@
  */
 #include "host.h"
 #include "base_impl.h"
+#include "scalar.h"
 #include "step.h"
 
+#include <math.h>
 #include <sys/mman.h>
 
 enum { HEAD = 64, HUGE_PAGE = 2 << 20 };
@@ -76,6 +78,36 @@ hvt_status hvt__host_copy(hvt_device *d, void *dst, const void *src, size_t byte
     return HVT_OK;
 }
 
+void hvt__host_xent_row(const hvt_xent_args *a, size_t row, float scale)
+{
+    size_t at = row * (size_t)a->classes;
+    int label = a->labels[row], label_rank = 0;
+    float target = hvt__load(a->logits, a->type, at + label), max = hvt__load(a->logits, a->type, at),
+          poison = 0;
+    double sum = 0, all = 0;
+
+    for (int k = 0; k < a->classes; k++) {
+        float x = hvt__load(a->logits, a->type, at + k);
+
+        max = x > max ? x : max;
+        poison += xent_poison(x);
+        label_rank += xent_before(x, target, k, label);
+        all += (double)x;
+    }
+    for (int k = 0; k < a->classes; k++)
+        sum += exp((double)hvt__load(a->logits, a->type, at + k) - max);
+    for (int k = 0; a->dlogits && k < a->classes; k++) {
+        double softmax = exp((double)hvt__load(a->logits, a->type, at + k) - max) / sum;
+        float hit = xent_smooth_hit(a->smoothing, a->classes, k == label);
+
+        hvt__store(a->dlogits, a->type, at + k, (float)(softmax - (double)hit) * scale);
+    }
+    if (a->smoothing > 0)
+        target = xent_smooth_target(a->smoothing, a->classes, target, all);
+    a->loss[row] = xent_loss(sum, target, max, poison);
+    a->label_rank[row] = label_rank;
+}
+
 void hvt__host_xent_sums(const hvt_xent_args *a)
 {
     double sum = 0, top1 = 0, top5 = 0;
@@ -89,6 +121,42 @@ void hvt__host_xent_sums(const hvt_xent_args *a)
     a->sums[0] = (float)sum;
     a->sums[1] = (float)top1;
     a->sums[2] = (float)top5;
+}
+
+static void mse_row(const hvt_mse_args *a, size_t row, float scale)
+{
+    double squares = 0, absolute = 0;
+
+    for (size_t k = row * (size_t)a->outputs; k < (row + 1) * (size_t)a->outputs; k++) {
+        float off = hvt__load(a->y, a->type, k) - a->targets[k];
+
+        squares += (double)off * (double)off;
+        absolute += fabs((double)off);
+        if (a->dy)
+            hvt__store(a->dy, a->type, k, mse_grad(off, a->outputs, scale));
+    }
+    a->loss[row] = (float)(squares / a->outputs);
+    a->error[row] = (float)(absolute / a->outputs);
+}
+
+hvt_status hvt__host_mse(hvt_device *d, const hvt_mse_args *a)
+{
+    HVT_FLOATS;
+    size_t rows = (size_t)a->rows.blocks * a->rows.block;
+    float scale = a->scale ? *a->scale : 1;
+    double sum = 0;
+
+    for (size_t i = 0; i < rows; i++)
+        if (i % a->rows.block < (size_t)a->rows.real) {
+            mse_row(a, i, scale);
+            sum += a->loss[i];
+        } else {
+            for (int k = 0; a->dy && k < a->outputs; k++)
+                hvt__store(a->dy, a->type, i * a->outputs + k, 0);
+        }
+    a->sums[0] = (float)sum;
+    a->sums[1] = a->sums[2] = 0;
+    return HVT_OK;
 }
 
 hvt_status hvt__host_decide(hvt_device *d, hvt_step_state *step, const float *sums)

@@ -65,8 +65,12 @@ static inline size_t hvt__row_of(hvt_order o, int images, int height, int width,
     return o == HVT_ORDER_HWN ? ((size_t)h * width + w) * images + n : ((size_t)n * height + h) * width + w;
 }
 
+/* one valid row: its loss, label rank and gradient, which is multiplied by `scale` */
+void hvt__host_xent_row(const hvt_xent_args *a, size_t row, float scale);
 /* a->sums from a->loss and a->label_rank */
 void hvt__host_xent_sums(const hvt_xent_args *a);
+/* few outputs: not worth threads */
+hvt_status hvt__host_mse(hvt_device *d, const hvt_mse_args *a);
 
 /* entries of hvt_device_ref and hvt_device_cpu */
 hvt_status hvt__host_alloc(hvt_device *d, size_t bytes, void **ret_ptr);

@@ -480,32 +480,6 @@ static hvt_status bias_backward_ref(hvt_device *d, hvt_rows rows, int c, hvt_dty
 
 /* ---- loss ---- */
 
-static void xent_row(const hvt_xent_args *a, size_t row, float scale)
-{
-    size_t at = row * (size_t)a->classes;
-    int label = a->labels[row], label_rank = 0;
-    float target = hvt__load(a->logits, a->type, at + label), max = hvt__load(a->logits, a->type, at),
-          poison = 0;
-    double sum = 0;
-
-    for (int k = 0; k < a->classes; k++) {
-        float x = hvt__load(a->logits, a->type, at + k);
-
-        max = x > max ? x : max;
-        poison += xent_poison(x);
-        label_rank += xent_before(x, target, k, label);
-    }
-    for (int k = 0; k < a->classes; k++)
-        sum += exp((double)hvt__load(a->logits, a->type, at + k) - max);
-    for (int k = 0; a->dlogits && k < a->classes; k++) {
-        double softmax = exp((double)hvt__load(a->logits, a->type, at + k) - max) / sum;
-
-        hvt__store(a->dlogits, a->type, at + k, (float)(softmax - (k == label)) * scale);
-    }
-    a->loss[row] = xent_loss(sum, target, max, poison);
-    a->label_rank[row] = label_rank;
-}
-
 static hvt_status xent_ref(hvt_device *d, const hvt_xent_args *a)
 {
     HVT_FLOATS;
@@ -514,12 +488,17 @@ static hvt_status xent_ref(hvt_device *d, const hvt_xent_args *a)
 
     for (size_t i = 0; i < rows; i++)
         if (i % a->rows.block < (size_t)a->rows.real)
-            xent_row(a, i, scale);
+            hvt__host_xent_row(a, i, scale);
         else
             for (int k = 0; a->dlogits && k < a->classes; k++)
                 hvt__store(a->dlogits, a->type, i * a->classes + k, 0);
     hvt__host_xent_sums(a);
     return HVT_OK;
+}
+
+static hvt_status mse_ref(hvt_device *d, const hvt_mse_args *a)
+{
+    return hvt__host_mse(d, a);
 }
 
 /* ---- on n elements ---- */

@@ -133,6 +133,19 @@ hvt_status hvt__conv_plan(hvt_model *m, hvt_layer *l, hvt_param weight, hvt_para
 hvt_status hvt__conv_forward(hvt_model *m, hvt_layer *l);
 hvt_status hvt__conv_backward(hvt_model *m, hvt_layer *l);
 
+/* The last batch had what the loss needs: labels, or targets. */
+bool hvt__has_loss(const hvt_model *m);
+/* The loss of the caller's own: its sum among the step statistics, its gradient (f32 [images, classes] in
+ * host memory) times the loss scale as that of the logits. */
+hvt_status hvt__loss_bring(hvt_model *m, const float *dlogits, double loss);
+/* A batch of the caller's: m->images in the input's layout, and as a tensor. Open the room for it, fill
+ * m->arranged, bring that to the device. */
+hvt_status hvt__input_open(hvt_model *m);
+hvt_status hvt__input_bring(hvt_model *m);
+hvt_tensor hvt__input_tensor(const hvt_model *m);
+/* m->wide: room for f32 images or logits of one batch, where the device holds them in 16 bits. */
+hvt_status hvt__open_wide(hvt_model *m);
+
 /* Recompute y of norm layer l as the last training pass computed it. */
 hvt_status hvt__norm_recompute(hvt_model *m, hvt_layer *l);
 /* Update the running statistics of norm layer l from the step statistics, summed over all shards. */

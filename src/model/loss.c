@@ -1,66 +1,144 @@
 /*
- * Softmax cross-entropy: the tape's last layer, appended by the plan. It reads the logits, has no output, and
- * is the first to write a gradient: d(logits) of the loss SUM is computed in its forward pass, so it has no
- * backward pass. Per image it saves the loss and the label's rank among the logits.
+ * The loss, softmax cross-entropy or mean squared error: the tape's last layer, appended by the plan. It
+ * reads the logits, has no output, and is the first to write a gradient: d(logits) of the loss SUM is
+ * computed in its forward pass, so it has no backward pass. Per image it saves the loss and the label's rank
+ * among the logits, or the mean absolute error.
+ *
+ * A batch without labels or targets has no loss; hvt_model_backward_from() brings d(logits) then.
  */
 #include "base_impl.h"
 #include "layers.h"
 
-enum { ROWS = 2 }; /* words of an image: its loss, and its label's rank */
+enum { ROWS = 2 }; /* words of an image: its loss, and its label's rank or its error */
 
-/* Saved: loss [N] f32, label rank [N] i32, sums [HVT__STEP_SUMS] f32 of passes that do not train. */
+/* Saved: loss [N] f32, label rank [N] i32 or error [N] f32, sums [HVT__STEP_SUMS] f32 of passes that do not
+ * train. */
 static float *losses(const hvt_layer *l)
 {
     return l->saved;
 }
 
-static int32_t *label_ranks(const hvt_model *m, const hvt_layer *l)
+static float *seconds(const hvt_model *m, const hvt_layer *l)
 {
-    return (int32_t *)l->saved + m->batch;
+    return (float *)l->saved + m->batch;
+}
+
+static float *sums(const hvt_model *m, const hvt_layer *l)
+{
+    return m->training ? m->grads + m->step_stats_count - HVT__STEP_SUMS : losses(l) + ROWS * m->batch;
+}
+
+static bool is_mse(const hvt_model *m)
+{
+    return m->loss.kind == HVT_LOSS_MSE;
+}
+
+hvt_status hvt_model_set_loss(hvt_model *m, const hvt_loss_opts *opts)
+{
+    HVT_GIVEN(m, "a model");
+    HVT_GIVEN(opts, "options of the loss");
+    HVT_CHECK(!m->batch, E_ARG, "the loss is set after hvt_model_plan()");
+    HVT_CHECK(opts->kind == HVT_LOSS_CE || opts->kind == HVT_LOSS_MSE, E_ARG,
+              "the loss is of kind %d, expected HVT_LOSS_CE or HVT_LOSS_MSE", (int)opts->kind);
+    HVT_CHECK(opts->label_smoothing >= 0 && opts->label_smoothing <= 1, E_ARG,
+              "label_smoothing is %g, expected 0 to 1", (double)opts->label_smoothing);
+    HVT_CHECK(opts->kind == HVT_LOSS_CE || opts->label_smoothing == 0, E_ARG,
+              "label_smoothing is %g, but the mean squared error has no labels",
+              (double)opts->label_smoothing);
+    m->loss = *opts;
+    return HVT_OK;
+}
+
+bool hvt__has_loss(const hvt_model *m)
+{
+    return is_mse(m) ? m->targets != NULL : m->labels != NULL;
 }
 
 static hvt_status loss_plan(hvt_model *m, hvt_layer *l)
 {
-    HVT_CHECK(hvt__in(m, l, 0)->y.dim[3] >= 2, E_SHAPE,
-              "logits of %d class, expected 2 or more: a softmax over one class is always right",
-              hvt__in(m, l, 0)->y.dim[3]);
+    int classes = hvt__in(m, l, 0)->y.dim[3];
+
+    HVT_CHECK(is_mse(m) || classes >= 2, E_SHAPE,
+              "logits of %d class, expected 2 or more: a softmax over one class is always right", classes);
     l->saved_bytes = ((size_t)m->batch * ROWS + HVT__STEP_SUMS) * sizeof(float);
     return HVT_OK;
+}
+
+static hvt_status cross_entropy(hvt_model *m, const hvt_layer *l, const hvt_layer *logits)
+{
+    const hvt_xent_args a = {.rows = hvt__real_rows(m, logits),
+                             .classes = logits->y.dim[3],
+                             .type = logits->y.dtype,
+                             .logits = logits->y.data,
+                             .labels = m->labels,
+                             .smoothing = m->training ? m->loss.label_smoothing : 0,
+                             .dlogits = m->training ? logits->dy.data : NULL,
+                             .scale = &m->step->loss_scale,
+                             .loss = losses(l),
+                             .label_rank = (int32_t *)seconds(m, l),
+                             .sums = sums(m, l)};
+
+    return m->dev->ops->matrix.xent(m->dev, &a);
+}
+
+static hvt_status squared_error(hvt_model *m, const hvt_layer *l, const hvt_layer *logits)
+{
+    const hvt_mse_args a = {.rows = hvt__real_rows(m, logits),
+                            .outputs = logits->y.dim[3],
+                            .type = logits->y.dtype,
+                            .y = logits->y.data,
+                            .targets = m->targets,
+                            .dy = m->training ? logits->dy.data : NULL,
+                            .scale = &m->step->loss_scale,
+                            .loss = losses(l),
+                            .error = seconds(m, l),
+                            .sums = sums(m, l)};
+
+    return m->dev->ops->matrix.mse(m->dev, &a);
 }
 
 static hvt_status loss_forward(hvt_model *m, hvt_layer *l)
 {
     const hvt_layer *logits = hvt__in(m, l, 0);
 
-    if (!m->labels)
+    if (!hvt__has_loss(m))
         return HVT_OK;
-    return m->dev->ops->matrix.xent(m->dev,
-                                    &(hvt_xent_args){
-                                        .rows = hvt__real_rows(m, logits),
-                                        .classes = logits->y.dim[3],
-                                        .type = logits->y.dtype,
-                                        .logits = logits->y.data,
-                                        .labels = m->labels,
-                                        .dlogits = m->training ? logits->dy.data : NULL,
-                                        .scale = &m->step->loss_scale,
-                                        .loss = losses(l),
-                                        .label_rank = label_ranks(m, l),
-                                        .sums = m->training ? m->grads + m->step_stats_count - HVT__STEP_SUMS
-                                                            : losses(l) + ROWS * m->batch,
-                                    });
+    return is_mse(m) ? squared_error(m, l, logits) : cross_entropy(m, l, logits);
 }
 
-hvt_status hvt_model_rows(hvt_model *m, float *ret_loss, int32_t *ret_label_rank)
+hvt_status hvt__loss_bring(hvt_model *m, const float *dlogits, double loss)
 {
-    HVT_GIVEN(m, "a model");
-    HVT_CHECK(m->batch && m->real >= 0, E_ARG, "rows were requested before a forward pass");
-    HVT_CHECK(!m->real || m->labels, E_ARG, "rows were requested, but the last batch had no labels");
-    HVT_CHECK(!m->real || (ret_loss && ret_label_rank), E_ARG,
-              "%d rows were requested, but an output pointer is NULL", m->real);
+    const hvt_layer *l = &m->layer[m->logits];
+    size_t count = (size_t)m->real * (size_t)l->y.dim[3], all = hvt__elements(l);
+    const float sum[] = {(float)loss, 0, 0};
+    hvt_step_state state;
 
+    HVT_TRY(hvt_device_upload(m->dev, m->grads + m->step_stats_count - HVT__STEP_SUMS, sum, sizeof sum));
+    if (!count)
+        return HVT_OK;
+    HVT_CHECK(dlogits, E_ARG, "a loss of %d images without its gradient", m->real);
+    if (!m->dlogits)
+        HVT_TRY(m->dev->ops->memory.alloc_host(m->dev, all * sizeof *m->dlogits, (void **)&m->dlogits));
+    HVT_TRY(hvt__model_state(m, &state));
+    for (size_t i = 0; i < all; i++)
+        m->dlogits[i] = i < count ? dlogits[i] * state.loss_scale : 0;
+    if (m->type == HVT_F32)
+        return hvt_device_upload(m->dev, l->dy.data, m->dlogits, all * sizeof *m->dlogits);
+    HVT_TRY(hvt__open_wide(m));
+    HVT_TRY(hvt_device_upload(m->dev, m->wide, m->dlogits, all * sizeof *m->dlogits));
+    return m->dev->ops->vector.cast(m->dev, all, 1, m->wide, HVT_F32, l->dy.data, m->type);
+}
+
+/* Losses of the last forward, and what else is saved of its images: 32 bits each. */
+static hvt_status download_rows(hvt_model *m, float *ret_loss, void *ret_second)
+{
     const hvt_layer *l = &m->layer[m->nlayer - 1];
     size_t bytes = (size_t)m->real * sizeof(float);
 
+    HVT_CHECK(!m->real || hvt__has_loss(m), E_ARG, "rows were requested, but the last batch had no %s",
+              is_mse(m) ? "targets" : "labels");
+    HVT_CHECK(!m->real || (ret_loss && ret_second), E_ARG,
+              "%d rows were requested, but an output pointer is NULL", m->real);
     if (!m->real)
         return HVT_OK;
     if (!m->rows)
@@ -68,8 +146,25 @@ hvt_status hvt_model_rows(hvt_model *m, float *ret_loss, int32_t *ret_label_rank
                                                (void **)&m->rows));
     HVT_TRY(hvt_device_download(m->dev, m->rows, losses(l), (size_t)m->batch * sizeof *m->rows + bytes));
     memcpy(ret_loss, m->rows, bytes);
-    memcpy(ret_label_rank, m->rows + m->batch, bytes);
+    memcpy(ret_second, m->rows + m->batch, bytes);
     return HVT_OK;
+}
+
+hvt_status hvt_model_rows(hvt_model *m, float *ret_loss, int32_t *ret_label_rank)
+{
+    HVT_GIVEN(m, "a model");
+    HVT_CHECK(m->batch && m->real >= 0, E_ARG, "rows were requested before a forward pass");
+    HVT_CHECK(!is_mse(m), E_ARG,
+              "labels' ranks were requested of a mean squared error; hvt_model_errors() has what it has");
+    return download_rows(m, ret_loss, ret_label_rank);
+}
+
+hvt_status hvt_model_errors(hvt_model *m, float *ret_loss, float *ret_error)
+{
+    HVT_GIVEN(m, "a model");
+    HVT_CHECK(m->batch && m->real >= 0, E_ARG, "errors were requested before a forward pass");
+    HVT_CHECK(is_mse(m), E_ARG, "errors were requested of a cross-entropy; hvt_model_rows() has what it has");
+    return download_rows(m, ret_loss, ret_error);
 }
 
 const hvt_layer_ops hvt_layer_loss = {"loss", loss_plan, loss_forward, NULL};

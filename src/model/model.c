@@ -223,13 +223,14 @@ hvt_value hvt__layer_end(hvt_model *m, hvt_layer *l, int64_t h, int64_t w, int64
     return m->nlayer++;
 }
 
-static hvt_status check_batch(const hvt_model *m, const hvt_batch *b, bool train)
+static hvt_status check_batch(const hvt_model *m, const hvt_batch *b)
 {
     HVT_CHECK(b, E_ARG, "a forward pass needs a batch");
 
-    const hvt_tensor *in = &m->layer[m->input].y, *x = &b->images, *labels = &b->labels;
+    const hvt_tensor *in = &m->layer[m->input].y, *x = &b->images, *labels = &b->labels,
+                     *targets = &b->targets;
     bool hwn = m->order == HVT_ORDER_HWN;
-    int n = m->batch, h = in->dim[1], w = in->dim[2];
+    int n = m->batch, h = in->dim[1], w = in->dim[2], outputs = hvt_model_classes(m);
     const int want[4] = {hwn ? h : n, hwn ? w : h, hwn ? n : w, m->input_channels};
 
     HVT_CHECK(b->count >= 0 && b->count <= m->batch, E_SHAPE,
@@ -238,13 +239,15 @@ static hvt_status check_batch(const hvt_model *m, const hvt_batch *b, bool train
               "images are %s [%d,%d,%d,%d]; the plan expects %s [%d,%d,%d,%d] (%s)", hvt_dtype_name(x->dtype),
               x->dim[0], x->dim[1], x->dim[2], x->dim[3], hvt_dtype_name(m->type), want[0], want[1], want[2],
               want[3], hwn ? "H,W,N,C" : "N,H,W,C");
-    bool unlabelled = !train && !labels->data;
-
-    HVT_CHECK(unlabelled || (labels->dtype == HVT_I32 && labels->ndim == 1 && labels->dim[0] == m->batch),
+    HVT_CHECK(!labels->data || (labels->dtype == HVT_I32 && labels->ndim == 1 && labels->dim[0] == m->batch),
               E_SHAPE, "labels are %s [%d] of %d dimensions; the plan expects i32 [%d]",
               hvt_dtype_name(labels->dtype), labels->dim[0], labels->ndim, m->batch);
-    HVT_CHECK(!b->count || (x->data && (labels->data || unlabelled)), E_ARG, "a batch of %d images has no %s",
-              b->count, x->data ? "labels" : "images");
+    HVT_CHECK(!targets->data || (targets->dtype == HVT_F32 && targets->ndim == 2 &&
+                                 targets->dim[0] == m->batch && targets->dim[1] == outputs),
+              E_SHAPE, "targets are %s [%d,%d] of %d dimensions; the plan expects f32 [%d,%d]",
+              hvt_dtype_name(targets->dtype), targets->dim[0], targets->dim[1], targets->ndim, m->batch,
+              outputs);
+    HVT_CHECK(!b->count || x->data, E_ARG, "a batch of %d images has no images", b->count);
     if (!b->shards) /* not part of a step */
         return HVT_OK;
     HVT_CHECK(b->shard >= 0 && b->shard < b->shards, E_ARG, "a batch of shard %d, expected 0 to %d", b->shard,
@@ -260,7 +263,8 @@ static hvt_status check_batch(const hvt_model *m, const hvt_batch *b, bool train
 static hvt_status check_labels(const hvt_model *m, const hvt_batch *b)
 {
     const int32_t *label = b->labels.data;
-    int classes = hvt_model_classes(m), count = m->dev->ops->host && label ? b->count : 0, i = 0;
+    bool read = m->dev->ops->host && label && m->loss.kind == HVT_LOSS_CE;
+    int classes = hvt_model_classes(m), count = read ? b->count : 0, i = 0;
     char which[48] = "";
 
     while (i < count && label[i] >= 0 && label[i] < classes)
@@ -294,12 +298,13 @@ static void poison(hvt_model *m, const hvt_layer *l, bool back)
 static hvt_status forward(hvt_model *m, const hvt_batch *batch, bool train)
 {
     HVT_CHECK(m->batch, E_ARG, "forward before hvt_model_plan()");
-    HVT_TRY(check_batch(m, batch, train));
+    HVT_TRY(check_batch(m, batch));
     HVT_TRY(check_labels(m, batch));
     HVT_CHECK(m->grads || !train, E_ARG, "a training pass, but the model has no gradient arena");
     m->real = batch->count;
     m->shard = batch->shards ? batch->shard : -1;
     m->labels = batch->labels.data;
+    m->targets = batch->targets.data;
     m->layer[m->input].y.data = batch->images.data;
     m->training = train;
     m->backward_pending = false;
@@ -308,7 +313,7 @@ static hvt_status forward(hvt_model *m, const hvt_batch *batch, bool train)
         for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++) {
             if (!l->folded && l->ops->forward)
                 HVT_TRY(l->ops->forward(m, l));
-            if (train)
+            if (train && l->ops != &hvt_layer_loss) /* its gradient may lie where the logits were */
                 poison(m, l, false);
         }
     } else if (train) { /* an empty shard adds nothing to the sums */
@@ -356,7 +361,6 @@ static hvt_status backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
 {
     size_t mark = m->step_stats_count;
 
-    HVT_CHECK(m->backward_pending, E_ARG, "backward needs a training forward pass of its own before it");
     m->backward_pending = false;
     if (!m->real)
         HVT_TRY(m->dev->ops->memory.zero(m->dev, m->grads + mark, (m->grad_count - mark) * sizeof *m->grads));
@@ -379,14 +383,35 @@ static hvt_status backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
     return HVT_OK;
 }
 
-hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
+static hvt_status run_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
 {
-    HVT_GIVEN(m, "a model");
     hvt__trace_begin(HVT__BACKWARD, -1);
     m->in_backward = true;
     hvt_status s = hvt__traced(backward(m, on_grad, ctx));
     m->in_backward = false;
     return s;
+}
+
+hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
+{
+    HVT_GIVEN(m, "a model");
+    HVT_CHECK(m->backward_pending, E_ARG, "backward needs a training forward pass of its own before it");
+    HVT_CHECK(!m->real || hvt__has_loss(m), E_ARG,
+              "backward of %d images that had no %s; a loss of your own goes to hvt_model_backward_from()",
+              m->real, m->loss.kind == HVT_LOSS_MSE ? "targets" : "labels");
+    return run_backward(m, on_grad, ctx);
+}
+
+hvt_status hvt_model_backward_from(hvt_model *m, const float *dlogits, double loss, hvt_grad_fn *on_grad,
+                                   void *ctx)
+{
+    HVT_GIVEN(m, "a model");
+    HVT_CHECK(m->backward_pending, E_ARG, "backward needs a training forward pass of its own before it");
+    HVT_CHECK(!m->real || !hvt__has_loss(m), E_ARG,
+              "a gradient of your own for a batch with %s, whose loss the model has computed; leave them out",
+              m->loss.kind == HVT_LOSS_MSE ? "targets" : "labels");
+    HVT_TRY(hvt__loss_bring(m, dlogits, loss));
+    return run_backward(m, on_grad, ctx);
 }
 
 void hvt__model_changed(hvt_model *m)

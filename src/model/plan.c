@@ -370,7 +370,9 @@ void hvt__model_unplan(hvt_model *m)
                            m->ws,
                            m->step,
                            m->images,
-                           m->wide};
+                           m->wide,
+                           m->own_labels,
+                           m->own_targets};
 
     for (int l = 0; l < m->nlayer; l++)
         hvt__op_free(m->layer[l].op);
@@ -379,6 +381,7 @@ void hvt__model_unplan(hvt_model *m)
     free(m->ending);
     m->dev->ops->memory.release_host(m->dev, m->arranged);
     m->dev->ops->memory.release_host(m->dev, m->rows);
+    m->dev->ops->memory.release_host(m->dev, m->dlogits);
     for (size_t i = 0; i < HVT_LEN(owned); i++)
         m->dev->ops->memory.release(m->dev, owned[i]);
 }

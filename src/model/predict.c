@@ -13,8 +13,7 @@ static size_t stored_elements(const hvt_model *m)
     return (size_t)m->batch * (size_t)d[1] * (size_t)d[2] * (size_t)m->input_channels;
 }
 
-/* Room for f32 images or logits of one batch, where the device holds them in 16 bits. */
-static hvt_status open_wide(hvt_model *m)
+hvt_status hvt__open_wide(hvt_model *m)
 {
     size_t images = stored_elements(m), logits = hvt__elements(&m->layer[m->logits]);
 
@@ -27,8 +26,9 @@ static hvt_status open_wide(hvt_model *m)
 hvt_status hvt_model_logits(hvt_model *m, float *ret_logits)
 {
     HVT_GIVEN(m, "a model");
-    HVT_CHECK(m->batch && m->real >= 0 && !m->training, E_ARG,
-              "logits were requested, but the last pass was none of inference");
+    HVT_CHECK(m->batch && m->real >= 0 && (!m->training || (m->backward_pending && !hvt__has_loss(m))), E_ARG,
+              "logits were requested, but the last pass was none of inference, and none of training without "
+              "labels that still awaits its gradient");
     HVT_CHECK(!m->real || ret_logits, E_ARG, "logits of %d images were requested, but the output is NULL",
               m->real);
 
@@ -39,25 +39,47 @@ hvt_status hvt_model_logits(hvt_model *m, float *ret_logits)
     if (!count)
         return HVT_OK;
     if (m->type != HVT_F32) {
-        HVT_TRY(open_wide(m));
+        HVT_TRY(hvt__open_wide(m));
         HVT_TRY(m->dev->ops->vector.cast(m->dev, count, 1, l->y.data, m->type, m->wide, HVT_F32));
         from = m->wide;
     }
     return hvt_device_download(m->dev, ret_logits, from, count * sizeof *ret_logits);
 }
 
-static hvt_status open_input(hvt_model *m)
+hvt_status hvt__input_open(hvt_model *m)
 {
     const hvt_device_ops *ops = m->dev->ops;
     size_t count = stored_elements(m);
 
-    HVT_TRY(open_wide(m));
+    HVT_TRY(hvt__open_wide(m));
     if (!m->arranged) /* zeros behind each pixel's own channels stay; so do images of an earlier batch */
         HVT_TRY(ops->memory.alloc_host(m->dev, count * sizeof *m->arranged, (void **)&m->arranged));
     if (m->images)
         return HVT_OK;
     memset(m->arranged, 0, count * sizeof *m->arranged);
     return ops->memory.alloc(m->dev, count * hvt_dtype_size(m->type), &m->images);
+}
+
+hvt_status hvt__input_bring(hvt_model *m)
+{
+    bool wide = m->type != HVT_F32;
+
+    HVT_TRY(hvt_device_upload(m->dev, wide ? (void *)m->wide : m->images, m->arranged,
+                              stored_elements(m) * sizeof *m->arranged));
+    return wide
+               ? m->dev->ops->vector.cast(m->dev, stored_elements(m), 1, m->wide, HVT_F32, m->images, m->type)
+               : HVT_OK;
+}
+
+hvt_tensor hvt__input_tensor(const hvt_model *m)
+{
+    const int *d = m->layer[m->input].y.dim;
+    bool hwn = m->order == HVT_ORDER_HWN;
+
+    return (hvt_tensor){m->images,
+                        m->type,
+                        4,
+                        {hwn ? d[1] : m->batch, hwn ? d[2] : d[1], hwn ? m->batch : d[2], m->input_channels}};
 }
 
 /* From [count,h,w,c] into m->images. */
@@ -67,16 +89,11 @@ static hvt_status bring(hvt_model *m, const float *from, int count)
     size_t pixels = (size_t)d[1] * (size_t)d[2], c = (size_t)d[3], cx = (size_t)m->input_channels;
     bool hwn = m->order == HVT_ORDER_HWN;
     size_t next_image = hwn ? 1 : pixels, next_pixel = hwn ? (size_t)m->batch : 1; /* in rows */
-    bool wide = m->type != HVT_F32;
 
     for (size_t i = 0; i < (size_t)count; i++)
         for (size_t p = 0; p < pixels; p++, from += c)
             memcpy(m->arranged + (i * next_image + p * next_pixel) * cx, from, c * sizeof *from);
-    HVT_TRY(hvt_device_upload(m->dev, wide ? (void *)m->wide : m->images, m->arranged,
-                              stored_elements(m) * sizeof *m->arranged));
-    return wide
-               ? m->dev->ops->vector.cast(m->dev, stored_elements(m), 1, m->wide, HVT_F32, m->images, m->type)
-               : HVT_OK;
+    return hvt__input_bring(m);
 }
 
 hvt_status hvt_model_predict(hvt_model *m, const float *images, int64_t n, float *ret_logits)
@@ -87,15 +104,11 @@ hvt_status hvt_model_predict(hvt_model *m, const float *images, int64_t n, float
               "predictions of %lld images: expected 0 or more, images and an output", (long long)n);
 
     const int *d = m->layer[m->input].y.dim;
-    bool hwn = m->order == HVT_ORDER_HWN;
     size_t image = (size_t)d[1] * (size_t)d[2] * (size_t)d[3], classes = (size_t)hvt_model_classes(m);
-    hvt_batch b = {.images = {.dtype = m->type,
-                              .ndim = 4,
-                              .dim = {hwn ? d[1] : m->batch, hwn ? d[2] : d[1], hwn ? m->batch : d[2],
-                                      m->input_channels}}};
+    hvt_batch b = {0};
 
-    HVT_TRY(open_input(m));
-    b.images.data = m->images;
+    HVT_TRY(hvt__input_open(m));
+    b.images = hvt__input_tensor(m);
     for (int64_t at = 0; at < n; at += b.count) {
         b.count = n - at < m->batch ? (int)(n - at) : m->batch;
         HVT_TRY(bring(m, images + (size_t)at * image, b.count));

@@ -522,7 +522,10 @@ TEST(cross_entropy_equals_ref)
         float scale = 1024;
         double *dx_off, *loss_off = slacks(rows), *sums_off = slacks(3);
         void *labels;
-        hvt_xent_args a = {.rows = {1, rows, real}, .classes = classes, .type = t};
+        hvt_xent_args a = {.rows = {1, rows, real},
+                           .classes = classes,
+                           .type = t,
+                           .smoothing = between(0, 1) ? 0.1f * (float)between(1, 10) : 0};
 
         rows = classes > 100 &&rows > 20 ? a.rows.block = 21 : rows;
         real = a.rows.real = real < rows ? real : rows;
@@ -564,6 +567,54 @@ TEST(cross_entropy_equals_ref)
         }
         judge(&r);
         free(dx_off);
+        free(loss_off);
+        free(sums_off);
+    }
+}
+
+TEST(squared_errors_equal_ref)
+{
+    for (int k = 0; k < CASES; k++) {
+        static const int many[] = {1, 2, 10, 33, 257, 1000};
+        runs r;
+        hvt_dtype t = any_type();
+        int outputs = many[between(0, HVT_LEN(many) - 1)], rows = between(1, 20);
+        int real = between(0, 1) ? rows : between(0, rows), dy, loss, error, sums;
+        size_t count = (size_t)rows * (size_t)outputs;
+        bool wanted = between(0, 3);
+        float scale = 1024;
+        double *dy_off = slacks(count), *loss_off = slacks(rows), *sums_off = slacks(3);
+        float *targets;
+        void *y;
+        hvt_mse_args a = {.rows = {1, rows, real}, .outputs = outputs, .type = t};
+
+        begin(&r, "mse");
+        a.y = y = guarded_room(&r, count * hvt_dtype_size(t), 0);
+        a.targets = targets = guarded_room(&r, count * sizeof *targets, 0);
+        a.scale = between(0, 1) ? &scale : NULL;
+        for (size_t i = 0; i < count; i++) {
+            hvt__store(y, t, i, 4 * value());
+            targets[i] = 4 * value();
+            dy_off[i] = 0; /* the same arithmetic */
+        }
+        for (int i = 0; i < real; i++) {
+            loss_off[i] = 64 * FEW * (double)(outputs < 16 ? 4 : 16);
+            sums_off[0] += 2 * loss_off[i];
+        }
+        dy = output(&r, "dy", t, count, wanted ? count : 0, NULL, dy_off, 0);
+        loss = output(&r, "loss", HVT_F32, rows, real, NULL, loss_off, 4);
+        error = output(&r, "error", HVT_F32, rows, real, NULL, loss_off, 4);
+        sums = output(&r, "sums", HVT_F32, 3, 3, NULL, sums_off, 8);
+        for (int run = 0; run < RUNS; run++) {
+            a.dy = wanted ? of(&r, dy, run) : NULL;
+            a.loss = of(&r, loss, run);
+            a.error = of(&r, error, run);
+            a.sums = of(&r, sums, run);
+            set_order(run);
+            CHECK_OK(run ? hvt__mse_cuda(&emulated, &a) : ref->ops->matrix.mse(ref, &a));
+        }
+        judge(&r);
+        free(dy_off);
         free(loss_off);
         free(sums_off);
     }
@@ -959,6 +1010,7 @@ int main(void)
     RUN(pooling_equals_ref_with_ties_and_nans);
     RUN(subsampling_equals_ref);
     RUN(cross_entropy_equals_ref);
+    RUN(squared_errors_equal_ref);
     RUN(relu_and_add_equal_ref_bit_for_bit);
     RUN(casts_of_all_types_equal_ref_bit_for_bit);
     RUN(sums_of_any_number_of_arrays_follow_the_tree);

@@ -252,8 +252,8 @@ TEST(words_that_are_none_name_the_one_that_was_meant)
         const char *line, *meant; /* NULL: nothing is like it */
     } bad[] = {{"--model ResNet50", "did you mean resnet50?"},
                {"--model resnet-18", "did you mean resnet18?"},
-               {"--model MobileNetV2", "did you mean mobilenet_v2?"},
                {"--model resnt20", "did you mean resnet20?"},
+               {"--model MobileNetV2", "did you mean mobilenet_v2?"},
                {"--model vgg", NULL},
                {"--data cifar-10", "did you mean cifar10?"},
                {"--data CIFAR10", "did you mean cifar10?"},

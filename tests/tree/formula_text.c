@@ -62,6 +62,10 @@ static void put_formulas(void)
     put(xent_poison(a));
     put(xent_grad(a, b, c, d));
     put(xent_loss(f_relu(a), b, c, d));
+    put(xent_smooth_hit(a, 7, 1));
+    put(xent_smooth_hit(a, 7, 0));
+    put(xent_smooth_target(a, 7, b, c));
+    put(mse_grad(a, 7, b));
 }
 
 int main(void)

@@ -331,7 +331,9 @@ static void xent_job(void *ctx, int job, int thread)
     size_t first = (size_t)job * x->step, end = first + x->step < x->rows ? first + x->step : x->rows;
 
     for (size_t i = first; i < end; i++)
-        if (i % a->rows.block < (size_t)a->rows.real)
+        if (i % a->rows.block < (size_t)a->rows.real && a->smoothing > 0)
+            hvt__host_xent_row(a, i, x->scale); /* in scalars: a layer's work is thousands of times as much */
+        else if (i % a->rows.block < (size_t)a->rows.real)
             x->in->xent_row(a, i, x->scale);
         else if (a->dlogits)
             memset(hvt__at(a->dlogits, a->type, i * a->classes), 0, a->classes * hvt_dtype_size(a->type));
@@ -350,4 +352,9 @@ hvt_status hvt__xent_cpu(hvt_device *d, const hvt_xent_args *a)
     hvt__parallel_for(cpu->pool, (int)((x.rows + x.step - 1) / x.step), xent_job, &x);
     hvt__host_xent_sums(a);
     return HVT_OK;
+}
+
+hvt_status hvt__mse_cpu(hvt_device *d, const hvt_mse_args *a)
+{
+    return hvt__host_mse(d, a);
 }

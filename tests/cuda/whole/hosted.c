@@ -654,6 +654,28 @@ static hvt_status xent_hosted(hvt_device *d, const hvt_xent_args *a)
     return end(&s, ready ? s.h->inner->ops->matrix.xent(s.h->inner, &b) : HVT_OK);
 }
 
+static hvt_status mse_hosted(hvt_device *d, const hvt_mse_args *a)
+{
+    stage s = begin(d);
+    size_t rows = (size_t)a->rows.blocks * (size_t)a->rows.block, count = rows * (size_t)a->outputs,
+           all = count * hvt_dtype_size(a->type);
+    int y = in(&s, a->y, all), targets = in(&s, a->targets, count * sizeof *a->targets),
+        dy = out(&s, a->dy, all), loss = out(&s, a->loss, rows * sizeof *a->loss),
+        error = out(&s, a->error, rows * sizeof *a->error), sums = out(&s, a->sums, 3 * sizeof *a->sums),
+        scale = in(&s, a->scale, sizeof *a->scale);
+    bool ready = go(&s);
+    hvt_mse_args b = *a;
+
+    b.y = dev(&s, y);
+    b.targets = dev(&s, targets);
+    b.dy = dev(&s, dy);
+    b.loss = dev(&s, loss);
+    b.error = dev(&s, error);
+    b.sums = dev(&s, sums);
+    b.scale = dev(&s, scale);
+    return end(&s, ready ? s.h->inner->ops->matrix.mse(s.h->inner, &b) : HVT_OK);
+}
+
 /* ---- elements ----------------------------------------------------------------------------------- */
 
 static hvt_status relu_forward_hosted(hvt_device *d, size_t n, hvt_dtype t, const void *x, void *y)
@@ -810,6 +832,7 @@ const hvt_device_ops __wrap_hvt_device_cuda = {
     .matrix.subsample_forward = subsample_forward_hosted,
     .matrix.subsample_backward = subsample_backward_hosted,
     .matrix.xent = xent_hosted,
+    .matrix.mse = mse_hosted,
     .vector.relu_forward = relu_forward_hosted,
     .vector.relu_backward = relu_backward_hosted,
     .vector.add = add_hosted,

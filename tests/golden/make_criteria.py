@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Losses and gradients of a small net under several criteria by PyTorch, in f64, for tests/model/test_loss.c, which
+has the same net, images, labels and targets.
+
+    python3 tests/golden/make_criteria.py > tests/golden/criteria.txt
+"""
+import platform
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from make_layers import BATCH, CLASSES, RATE, STEPS, fill, image, key, label
+from make_losses import MOMENTUM, SEED, signed_unit
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.fc = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        return self.fc(torch.tanh(self.conv(x)).mean((2, 3)))
+
+
+def target(number):
+    return 2 * signed_unit(SEED, 5, number, CLASSES)
+
+
+CRITERIA = [  # name, loss of logits, labels and targets
+    ("plain", lambda z, y, t: F.cross_entropy(z, y)),
+    ("smooth0.1", lambda z, y, t: F.cross_entropy(z, y, label_smoothing=0.1)),
+    ("smooth1", lambda z, y, t: F.cross_entropy(z, y, label_smoothing=1.0)),
+    ("mse", lambda z, y, t: F.mse_loss(z, t)),
+    ("own", lambda z, y, t: F.smooth_l1_loss(z, t, beta=0.5)),
+]
+
+
+def main():
+    np.seterr(over="ignore")
+    print(f"# By make_criteria.py: Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}")
+    print("# criterion, losses of 10 steps; parameter, its first gradient (of the sum over the batch) along a vector of "
+          "numbers in [-1, 1), its length")
+    for name, criterion in CRITERIA:
+        net = Net().double()
+        fill(net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=RATE, momentum=MOMENTUM)
+        losses, grads = [], []
+        for step in range(STEPS):
+            numbers = range(step * BATCH, (step + 1) * BATCH)
+            x = torch.from_numpy(np.stack([image(n) for n in numbers])).double()
+            y = torch.tensor([label(n) for n in numbers])
+            t = torch.from_numpy(np.stack([target(n) for n in numbers])).double()
+            loss = criterion(net(x), y, t)
+            optimizer.zero_grad()
+            loss.backward()
+            if not step:
+                for parameter, p in net.named_parameters():
+                    g = p.grad * BATCH
+                    u = torch.from_numpy(signed_unit(SEED, 4, key(parameter), p.numel())).double()
+                    grads.append((parameter, (g.flatten() @ u).item(), g.norm().item()))
+            optimizer.step()
+            losses.append(loss.item())
+        print("criterion", name, *(f"{x:.8f}" for x in losses))
+        for parameter, dot, length in grads:
+            print("grad", parameter, f"{dot:.8g}", f"{length:.8g}")
+
+
+if __name__ == "__main__":
+    main()
