@@ -41,7 +41,8 @@ typedef struct hvt_dataset_info {
     int channels;
     uint64_t fingerprint; ///< of file sizes and labels (or of the generator): equal on all ranks
     hvt_dtype type;       ///< of pixels: HVT_U8, or HVT_F32 with read() alone
-    bool unlabelled;      ///< every label is -1; for predictions
+    bool unlabelled;      ///< every label is -1; for predictions, or with targets
+    int targets;          ///< floats that each image has in the place of a label; 0: none
 } hvt_dataset_info;
 
 /** A user-defined dataset. Exactly one of get() and read() is given. All functions but close() are called
@@ -52,6 +53,8 @@ typedef struct hvt_source {
     hvt_status (*get)(void *ctx, uint32_t index, uint8_t *ret_pixels, int *ret_label);
     /** Fill a record, whose data, bytes and room are the reader's. */
     hvt_status (*read)(void *ctx, uint32_t index, hvt_record *r);
+    /** Fill [info.targets] floats; given if that is above 0, in a set that is `unlabelled`. */
+    hvt_status (*target)(void *ctx, uint32_t index, float *ret_targets);
     /** The file or record that holds an image, for messages and predictions. May be NULL: "image 7". */
     hvt_status (*name)(void *ctx, uint32_t index, char *ret_name, size_t room);
     /** Image `index` will be read soon: the disk can start now. Returns at once; may be NULL. */
@@ -79,6 +82,7 @@ typedef struct hvt_dataset_opts {
  *  - "cifar10", "cifar100" (fine labels), "stl10" (labels 1 to 10 become 0 to 9): the official binary files.
  *  - "npy": {train,test}_images.npy of uint8, float32 or float64, [N,H,W,C], [N,C,H,W] or [N,H,W] with 1 to 3
  *    channels, and {train,test}_labels.npy of integers; without test_labels.npy the test split is unlabelled.
+ *    Labels of float32 or float64, [N] or [N,K], are targets, K of each image.
  *  - "folder": picture files in DIR/train/CLASS/... and DIR/val/CLASS/..., or, for both splits, in
  *    DIR/CLASS/... Images have sizes of their own.
  *  - "tar": WebDataset's shards, train-*.tar and val-*.tar (the test split), with samples of NAME.jpg, .jpeg,
@@ -102,7 +106,8 @@ typedef struct hvt_dataset_opts {
 HVT_API hvt_status hvt_dataset_open(const char *name, const hvt_dataset_opts *opts, hvt_dataset **ret_set);
 /** A user-defined dataset; source is copied, and only hvt_dataset_close() calls its close(). limit: only the
  * first `limit` images; 0 = all. Errors: E_ARG (not one of get() and read(), no image, fewer than 2 classes
- * unless it is unlabelled, other than 1 to 3 channels, a side beyond 16384, a type that does not fit), E_MEM.
+ * unless it is unlabelled, targets without target() or with labels, other than 1 to 3 channels, a side beyond
+ * 16384, a type that does not fit), E_MEM.
  */
 HVT_API hvt_status hvt_dataset_from(const hvt_source *source, uint32_t limit, hvt_dataset **ret_set);
 /** Call it after its loaders are closed, else it stays open and that is logged: see hvt_device_close(). */
@@ -118,6 +123,9 @@ HVT_API hvt_status hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8
  * record of its own. Errors: E_ARG no such image, E_FORMAT a label out of range or fewer bytes than the size
  * says, E_MEM, and the source's own. */
 HVT_API hvt_status hvt_dataset_read(const hvt_dataset *set, uint32_t index, hvt_record *r);
+/** The targets of image `index`: info.targets floats. May be called from several threads at once. Errors:
+ * E_ARG no such image, a set without targets; E_FORMAT a target that is not finite; the source's own. */
+HVT_API hvt_status hvt_dataset_targets(const hvt_dataset *set, uint32_t index, float *ret_targets);
 /** The file or record that holds image `index`, cut to fit ret_name[room]. Errors: E_ARG, and the source's
  * own. */
 HVT_API hvt_status hvt_dataset_name(const hvt_dataset *set, uint32_t index, char *ret_name, size_t room);
@@ -224,6 +232,7 @@ typedef struct hvt_loader_info {
     size_t bytes;                  ///< of the slots
     int damaged;                   ///< images that were skipped
     bool unlabelled;               ///< the set has no labels
+    int targets;                   ///< but so many targets of each image; 0: none
     uint64_t images;               ///< fetched
     double read, decode, resample; ///< seconds of all threads together
     double wait;                   ///< seconds in which next() waited for workers

@@ -88,6 +88,10 @@ HVT_C_BEGIN
       "stop after N updates of the whole run, or after --epochs if that is given and comes first")           \
     X(int, batch, "128", 1, RUN, "N", "images per shard and update, so per rank by default")                 \
     X(word, global_batch, "none", 1, RUN, "N", "images per update, all shards together; instead of --batch") \
+    X(pick, loss, "ce", 0, RUN, "ce|mse",                                                                    \
+      "softmax cross-entropy of labels, or mean squared error of the float targets of npy")                  \
+    X(num, label_smoothing, "0", 0, RUN, "X",                                                                \
+      "ce, in training: the target is 1 - X for the label, and X shared by all classes (0 to 1)")            \
     X(num, lr, "0.1", 0, RUN, "X", "learning rate")                                                          \
     X(pick, lr_scale, "none", 0, RUN, "none|linear", "linear: the rate is --lr times --shards")              \
     X(str, schedule, "constant", 0, RUN, "constant|step:SIZE[,GAMMA]|multistep:E,E[@GAMMA]|cosine[:MIN]",    \
@@ -293,9 +297,9 @@ HVT_API hvt_status hvt_tune(const hvt_options *opts, hvt_world *world);
 HVT_API hvt_status hvt_pack(const hvt_options *opts, hvt_world *world);
 
 /**
- * Exact loss, top-1 and top-5 over a loader's images on all ranks: each image's loss is rounded to 2^-24 nats
- * and summed as an integer that holds any number of floats, counts are counts, and one sum over ranks ends
- * it; so the result is equal for every partition.
+ * Exact loss, top-1 and top-5, with HVT_LOSS_MSE loss and error, over a loader's images on all ranks: each
+ * image's loss is rounded to 2^-24 nats and summed as an integer that holds any number of floats, counts are
+ * counts, and one sum over ranks ends it; so the result is equal for every partition.
  *
  * A loss that is large is summed like any other. If the loss of an image is infinite the sum is infinite, if
  * one is NaN (or -infinity, which no cross-entropy is) the sum is NaN; an image whose loss is NaN counts as a

@@ -10,6 +10,8 @@
 #include "image/image_impl.h"
 #include "base/users.h"
 
+#include <math.h>
+
 struct hvt_dataset {
     hvt_source source;
     hvt_dataset_info info; /* the source's with split and limit applied; info.name is `name` */
@@ -49,6 +51,10 @@ static hvt_status check_source(const hvt_source *s, const char *name)
     HVT_CHECK(i->count > 0, E_ARG, "data set '%s' has 0 images, at least 1 is needed", name);
     HVT_CHECK(i->classes >= 2 || (i->unlabelled && i->classes >= 0), E_ARG,
               "data set '%s' has %d classes, at least 2 are needed", name, i->classes);
+    HVT_CHECK(i->targets >= 0 && !i->targets == !s->target && (!i->targets || i->unlabelled), E_ARG,
+              "data set '%s' has %d targets of each image, %s target() and %s: expected none of them, or all "
+              "and unlabelled",
+              name, i->targets, s->target ? "a" : "no", i->unlabelled ? "no labels" : "labels");
     return check_size(s, name);
 }
 
@@ -139,8 +145,8 @@ static hvt_status open_set(const char *name, const hvt_dataset_opts *opts, hvt_d
               "val_split is %g, expected a fraction from 0 on, below 1", opts->val_split);
     whole.train |= opts->val_split > 0;
     HVT_TRY(open_format(name, &whole, &set));
-    if (opts->val_split > 0 &&
-        (opts->train || !set->info.unlabelled)) /* without labels it was no training set */
+    if (opts->val_split > 0 && (opts->train || !set->info.unlabelled ||
+                                set->info.targets)) /* without labels it was no training set */
         HVT_TRY_OR(fail, divide(set, opts->val_split, opts->train));
     apply_limit(set, opts->limit);
     *ret_set = set;
@@ -365,6 +371,20 @@ hvt_status hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8_t *ret_
     HVT_TRY(set->source.get(set->source.ctx, in_source(set, index), ret_pixels, &label));
     HVT_TRY(check_label(set, index, label));
     *ret_label = label;
+    return HVT_OK;
+}
+
+hvt_status hvt_dataset_targets(const hvt_dataset *set, uint32_t index, float *ret_targets)
+{
+    HVT_GIVEN(set, "a data set");
+    HVT_GIVEN(ret_targets, "an output pointer for the targets");
+    HVT_TRY(check_index(set, index));
+    HVT_CHECK(set->info.targets, E_ARG, "data set '%s' has no targets", set->name);
+    HVT_TRY(set->source.target(set->source.ctx, in_source(set, index), ret_targets));
+    for (int i = 0; i < set->info.targets; i++)
+        HVT_CHECK(isfinite(ret_targets[i]), E_FORMAT,
+                  "data set '%s', image %u: target %d is %g, expected finite numbers", set->name, index, i,
+                  (double)ret_targets[i]);
     return HVT_OK;
 }
 

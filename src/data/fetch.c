@@ -198,6 +198,8 @@ static hvt_status fetch_one(const hvt__fetch *f, hvt__fetcher *w, uint32_t index
 
     if (to->draw)
         draw(f, epoch, index, to->draw);
+    if (to->targets)
+        HVT_TRY(hvt_dataset_targets(f->set, index, to->targets));
     if (f->reads)
         return read_image(f, w, index, epoch, to);
     HVT_TRY(hvt_dataset_get(f->set, index, to->pixels, &label));

@@ -16,7 +16,8 @@
 typedef struct hvt__target {
     uint8_t *pixels; /* [H,W,C] bytes or floats */
     int32_t *label;
-    int8_t *draw; /* [3] crop offset dy, dx, and whether it is mirrored; NULL: neither */
+    float *targets; /* [info.targets]; NULL: the set has none */
+    int8_t *draw;   /* [3] crop offset dy, dx, and whether it is mirrored; NULL: neither */
 } hvt__target;
 
 /* What is the same for all images of a loader. */

@@ -33,6 +33,7 @@ typedef struct slot {
     void *memory;    /* from the device's alloc_host; holds what follows */
     int32_t *labels; /* [batch] */
     uint32_t *ids;   /* [batch] */
+    float *targets;  /* [batch,info.targets]; NULL: there are none */
     uint8_t *pixels; /* [batch,H,W,C] bytes or floats */
     int8_t *draws;   /* [batch,3]; NULL: images are neither cropped nor mirrored */
     int epoch;
@@ -74,6 +75,7 @@ struct hvt_loader {
     uint64_t posted, taken; /* batches since then */
     void *dev_images;       /* [batch,H,W,channels] in the loader's row order, device */
     int32_t *dev_labels;    /* [batch] device */
+    float *dev_targets;     /* [batch,info.targets] device; NULL: there are none */
 
     position at, ahead; /* of the next batch to be yielded, and to be posted */
     uint32_t steps;     /* of a whole epoch */
@@ -129,7 +131,8 @@ static hvt_status allocate_slot(hvt_loader *l, slot *s)
     HVT_TRY(l->dev->ops->memory.alloc_host(l->dev, l->slot_bytes, &s->memory));
     s->labels = s->memory;
     s->ids = (uint32_t *)(s->labels + batch);
-    s->pixels = (uint8_t *)(s->ids + batch);
+    s->targets = l->info.targets ? (float *)(s->ids + batch) : NULL;
+    s->pixels = (uint8_t *)((float *)(s->ids + batch) + batch * (size_t)l->info.targets);
     if (l->opts.crop || l->opts.flip)
         s->draws = (int8_t *)(s->pixels + batch * l->fetch.image_bytes);
     return HVT_OK;
@@ -142,7 +145,8 @@ static hvt_status allocate(hvt_loader *l)
     size_t pixels = batch * (size_t)l->info.height * (size_t)l->info.width;
 
     l->slots = !l->opts.workers ? QUEUED : AHEAD + (ops->queue.mark ? QUEUED : 0);
-    l->slot_bytes = batch * (sizeof *l->slot->labels + sizeof *l->slot->ids + 3 + l->fetch.image_bytes);
+    l->slot_bytes = batch * (sizeof *l->slot->labels + sizeof *l->slot->ids + 3 + l->fetch.image_bytes +
+                             (size_t)l->info.targets * sizeof *l->slot->targets);
     l->order = malloc(count * sizeof *l->order);
     l->shard_counts = calloc((size_t)l->opts.shards, sizeof *l->shard_counts);
     l->ids = calloc(batch, sizeof *l->ids);
@@ -153,6 +157,9 @@ static hvt_status allocate(hvt_loader *l)
         HVT_TRY(allocate_slot(l, &l->slot[i]));
     HVT_TRY(ops->memory.alloc(l->dev, pixels * (size_t)l->opts.channels * hvt_dtype_size(l->opts.type),
                               &l->dev_images));
+    if (l->info.targets)
+        HVT_TRY(ops->memory.alloc(l->dev, batch * (size_t)l->info.targets * sizeof *l->dev_targets,
+                                  (void **)&l->dev_targets));
     return ops->memory.alloc(l->dev, batch * sizeof *l->dev_labels, (void **)&l->dev_labels);
 }
 
@@ -161,8 +168,10 @@ static hvt_status fetch_item(void *ctx, int worker, int at, int i)
 {
     hvt_loader *l = ctx;
     const slot *s = &l->slot[at];
-    hvt__target to = {s->pixels + (size_t)i * l->fetch.image_bytes, &s->labels[i],
-                      s->draws ? s->draws + 3 * i : NULL};
+    hvt__target to = {.pixels = s->pixels + (size_t)i * l->fetch.image_bytes,
+                      .label = &s->labels[i],
+                      .targets = s->targets ? s->targets + (size_t)i * (size_t)l->info.targets : NULL,
+                      .draw = s->draws ? s->draws + 3 * i : NULL};
 
     return hvt__fetch_image(&l->fetch, l->fetcher[worker], s->ids[i], s->epoch, &to);
 }
@@ -299,6 +308,7 @@ void hvt_loader_close(hvt_loader **loader)
         await_slot(l, &l->slot[i]);
         l->dev->ops->memory.release_host(l->dev, l->slot[i].memory);
     }
+    l->dev->ops->memory.release(l->dev, l->dev_targets);
     l->dev->ops->memory.release(l->dev, l->dev_labels);
     l->dev->ops->memory.release(l->dev, l->dev_images);
     hvt__fetch_close(&l->fetch);
@@ -329,6 +339,7 @@ void hvt_loader_describe(const hvt_loader *l, hvt_loader_info *ret_info)
     ret_info->slots = l->slots;
     ret_info->bytes = (size_t)l->slots * l->slot_bytes;
     ret_info->unlabelled = l->info.unlabelled;
+    ret_info->targets = l->info.targets;
     ret_info->wait = l->waited;
     hvt__fetch_count(&l->fetch, l->fetcher, l->fetchers, ret_info);
 }
@@ -480,6 +491,9 @@ static hvt_status take(hvt_loader *l, int at, int count)
     l->augment.src = s->pixels;
     l->augment.labels = s->labels;
     l->augment.draws = s->draws;
+    if (s->targets)
+        HVT_TRY(ops->memory.upload(l->dev, l->dev_targets, s->targets,
+                                   (size_t)count * (size_t)l->info.targets * sizeof *s->targets));
     HVT_TRY(ops->augment(l->dev, &l->augment));
     if (ops->queue.mark)
         HVT_TRY(ops->queue.mark(l->dev, &s->read));
@@ -495,6 +509,7 @@ static void describe(const hvt_loader *l, int shard, hvt_batch *ret_batch)
     *ret_batch =
         (hvt_batch){.images = {l->dev_images, l->opts.type, 4, {hwn ? h : n, hwn ? w : h, hwn ? n : w, c}},
                     .labels = {l->dev_labels, HVT_I32, 1, {n, 1, 1, 1}},
+                    .targets = {l->dev_targets, HVT_F32, 2, {n, l->info.targets, 1, 1}},
                     .count = l->shard_counts[shard],
                     .shard = shard,
                     .shards = l->opts.shards,

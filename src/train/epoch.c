@@ -238,20 +238,21 @@ double hvt__seconds_left(const run *t)
 static void show_bar(const run *t, const position *at, const char *left)
 {
     const hvt__speed *speed = newest(t);
-    const hvt__figures x = hvt__figures_of(speed == &t->speed ? &t->recent : &t->shown_loss);
+    const hvt__figures x =
+        hvt__figures_of(speed == &t->speed ? &t->recent : &t->shown_loss, t->set.loss.kind);
     char rest[200];
     int n = snprintf(rest, sizeof rest, "%s", at->counts);
 
     if (speed->updates)
-        snprintf(rest + n, sizeof rest - (size_t)n, "  loss %.4f  top-1 %.2f %%  %.0f img/s  eta %s", x.loss,
-                 x.top1, hvt__speed_img_s(speed), left);
+        snprintf(rest + n, sizeof rest - (size_t)n, "  loss %.4f%s  %.0f img/s  eta %s", x.loss, x.top1_text,
+                 hvt__speed_img_s(speed), left);
     hvt__report_bar(t->rep, at->name, at->part, rest);
 }
 
 /* The bar, if it is due, and the record of the updates since the last one, if it is. */
 static hvt_status put_step(const run *t, double lr, bool record)
 {
-    const hvt__figures x = hvt__figures_of(&t->recent);
+    const hvt__figures x = hvt__figures_of(&t->recent, t->set.loss.kind);
     double img_s = hvt__speed_img_s(&t->speed);
     const position at = position_of(t);
     char left[32];
@@ -270,8 +271,8 @@ static hvt_status put_step(const run *t, double lr, bool record)
                                               hvt__number(hvt_distopt_loss_scale(t->dist)), "skipped",
                                               (json_int_t)hvt_distopt_skipped(t->dist))));
     if (!t->rep->bar)
-        hvt__report_print(t->rep, "%s  loss %.4f  top-1 %.2f %%  lr %g  %.0f img/s  eta %s", at.line, x.loss,
-                          x.top1, lr, img_s, left);
+        hvt__report_print(t->rep, "%s  loss %.4f%s  lr %g  %.0f img/s  eta %s", at.line, x.loss, x.top1_text,
+                          lr, img_s, left);
     return HVT_OK;
 }
 
@@ -367,8 +368,8 @@ static void format_epoch(const run *t, char *text, size_t bytes)
 
 static hvt_status report_epoch(const run *t, double img_s, const shares *r)
 {
-    const hvt__figures x = hvt__figures_of(&t->epoch_loss);
-    char head[80];
+    const hvt__figures x = hvt__figures_of(&t->epoch_loss, t->set.loss.kind);
+    char head[80], hits[60] = "";
 
     if (!t->rep)
         return HVT_OK;
@@ -384,11 +385,13 @@ static hvt_status report_epoch(const run *t, double img_s, const shares *r)
                   hvt__number(hvt_distopt_loss_scale(t->dist)), "skipped",
                   (json_int_t)hvt_distopt_skipped(t->dist))));
     format_epoch(t, head, sizeof head);
-    hvt__report_print(
-        t->rep,
-        "%s: loss %.4f, top-1 %.2f %%, top-5 %.2f %%; %.0f img/s, %.1f s (%.1f %% computing, %.1f %% waiting "
-        "for the exchange, %.1f %% for data)",
-        head, x.loss, x.top1, x.top5, img_s, r->seconds, 100 * r->compute, 100 * r->exposed, 100 * r->data);
+    if (t->set.loss.kind == HVT_LOSS_CE)
+        snprintf(hits, sizeof hits, ", top-1 %.2f %%, top-5 %.2f %%", x.top1, x.top5);
+    hvt__report_print(t->rep,
+                      "%s: loss %.4f%s; %.0f img/s, %.1f s (%.1f %% computing, %.1f %% waiting for the "
+                      "exchange, %.1f %% for data)",
+                      head, x.loss, hits, img_s, r->seconds, 100 * r->compute, 100 * r->exposed,
+                      100 * r->data);
     if (r->waited_for >= 0 && r->wait_skew >= WORTH_PRINTING)
         hvt__report_print(
             t->rep, "  rank %d (%s) was the slowest: another waited %.1f %% of the time more than it did",

@@ -7,6 +7,8 @@
  * carries: a float touches two limbs, and 2^32 additions of less than 2^30 stay below 2^62, on one rank and
  * over all of them alike. Carries are propagated once, at the end.
  *
+ * Mean absolute errors, where the loss is the mean squared error, are summed in the same way.
+ *
  * Infinite losses and NaN are counted instead, and if there are any, they determine the sum.
  */
 #include "run.h"
@@ -97,10 +99,11 @@ static double sum_of(tally *t)
 typedef struct pass {
     hvt_model *m;
     hvt_loader *loader;
-    bool unlabelled;
-    float *loss; /* [batch] */
+    bool unlabelled, mse; /* without labels; with targets instead */
+    float *loss, *error;  /* [batch] */
     int32_t *label_rank;
     tally t;
+    tally errors; /* mse: only the limbs and the odd ones */
 } pass;
 
 /* Every batch has the planned size. */
@@ -109,8 +112,20 @@ static hvt_status make_room(pass *p, int batch)
     if (p->loss)
         return HVT_OK;
     p->loss = malloc((size_t)batch * sizeof *p->loss);
+    p->error = malloc((size_t)batch * sizeof *p->error);
     p->label_rank = malloc((size_t)batch * sizeof *p->label_rank);
-    HVT_CHECK(p->loss && p->label_rank, E_MEM, "no memory for %d losses", batch);
+    HVT_CHECK(p->loss && p->error && p->label_rank, E_MEM, "no memory for %d losses", batch);
+    return HVT_OK;
+}
+
+static hvt_status count_errors(pass *p, int count)
+{
+    HVT_TRY(hvt_model_errors(p->m, p->loss, p->error));
+    for (int i = 0; i < count; i++) {
+        add_loss(&p->t, p->loss[i]);
+        add_loss(&p->errors, p->error[i]);
+    }
+    p->t.n[COUNT] += count;
     return HVT_OK;
 }
 
@@ -126,7 +141,11 @@ static hvt_status count_batch(pass *p, const hvt_batch *b)
         return hvt_model_forward(p->m, &images, false);
     }
     HVT_TRY(make_room(p, b->labels.dim[0]));
-    HVT_TRY(hvt_model_forward(p->m, b, false));
+    if (p->mse)
+        images.labels.data = NULL;
+    HVT_TRY(hvt_model_forward(p->m, &images, false));
+    if (p->mse)
+        return count_errors(p, b->count);
     HVT_TRY(hvt_model_rows(p->m, p->loss, p->label_rank));
     for (int i = 0; i < b->count; i++)
         add_row(&p->t, p->loss[i], p->label_rank[i]);
@@ -164,14 +183,21 @@ hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, boo
     hvt_status s;
 
     hvt_loader_describe(loader, &info);
-    p.unlabelled = info.unlabelled;
+    p.mse = info.targets > 0;
+    p.unlabelled = info.unlabelled && !p.mse;
     s = count_images(&p, of ? of->predictions : NULL, show, of);
     free(p.loss);
+    free(p.error);
     free(p.label_rank);
     HVT_TRY(hvt_world_agree(world, s));
     HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, t->limb, LIMBS)); /* two calls, which need no memory */
     HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, t->n, COUNTS));
-    *ret_loss = (hvt_loss){p.unlabelled ? (double)NAN : sum_of(t), t->n[TOP1], t->n[TOP5], t->n[COUNT]};
+    if (p.mse) {
+        HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, p.errors.limb, LIMBS));
+        HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, p.errors.n, COUNTS));
+    }
+    *ret_loss = (hvt_loss){p.unlabelled ? (double)NAN : sum_of(t), t->n[TOP1], t->n[TOP5], t->n[COUNT],
+                           p.mse ? sum_of(&p.errors) : 0};
     *ret_odd = (hvt__odd_losses){t->n[OF_LARGE], t->n[OF_INF], t->n[OF_NAN]};
     *ret_whole = !t->n[STOPPED];
     return HVT_OK;
@@ -188,7 +214,7 @@ hvt_status hvt_evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt_
     HVT_GIVEN(world, "a world");
     HVT_GIVEN(ret_loss, "a place for the loss");
     hvt_loader_describe(loader, &info);
-    HVT_TRY(hvt_world_agree(world, !info.unlabelled
+    HVT_TRY(hvt_world_agree(world, !info.unlabelled || info.targets
                                        ? HVT_OK
                                        : HVT_FAIL(E_ARG, "the images of this loader have no labels to "
                                                          "evaluate with; hvt_model_predict() or "

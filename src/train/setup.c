@@ -179,12 +179,33 @@ static bool same_images(const hvt_dataset_info *a, const hvt_dataset_info *b)
     return a->fingerprint == b->fingerprint && a->count == b->count;
 }
 
+/* Of --loss mse. train may be NULL. */
+static hvt_status check_targets(const hvt_dataset_info *train, const hvt_dataset_info *test,
+                                const hvt_options *o)
+{
+    int outputs = train ? train->targets : test->targets;
+
+    HVT_CHECK(outputs > 0, E_ARG, "--loss mse: data set '%s' has no targets, expected labels of floats",
+              test->name);
+    HVT_CHECK(test->targets == outputs, E_ARG,
+              "data set '%s': a training image has %d targets, one of the test split %d", test->name, outputs,
+              test->targets);
+    HVT_CHECK(!o->classes || o->classes == outputs, E_ARG, "--classes %d: an image of '%s' has %d targets",
+              o->classes, test->name, outputs);
+    return HVT_OK;
+}
+
 /* What sets without labels, and without images apart from those of training, cannot do. */
 static hvt_status check_sets(const run *t)
 {
     const hvt_dataset_info *test = hvt_dataset_describe(t->test_set);
     const hvt_dataset_info *train = t->train_set ? hvt_dataset_describe(t->train_set) : NULL;
 
+    if (t->set.loss.kind == HVT_LOSS_MSE)
+        return check_targets(train, test, t->opts);
+    HVT_CHECK(!(train ? train : test)->targets, E_ARG,
+              "data set '%s' has labels of floats, which are targets: expected --loss mse, or integers",
+              test->name);
     HVT_CHECK(!train || !train->unlabelled, E_ARG, "data set '%s' has no labels to train with", train->name);
     HVT_CHECK(!test->unlabelled || t->opts->evaluate, E_ARG,
               "data set '%s' has no labels to evaluate with: expected --evaluate with --predict FILE",
@@ -247,6 +268,14 @@ static hvt_status find_classes(run *t)
     const hvt_options *o = t->opts;
 
     t->classes = o->classes ? o->classes : count_classes(t);
+    if (t->set.loss.kind == HVT_LOSS_MSE) {
+        t->classes = hvt_dataset_describe(t->test_set)->targets;
+        HVT_CHECK(!t->file || o->classes || hvt_pt2_describe(t->file).classes == t->classes, E_ARG,
+                  "--model %s has %d outputs, but an image has %d targets: --classes %d gives it a new last "
+                  "layer",
+                  o->model, hvt_pt2_describe(t->file).classes, t->classes, t->classes);
+        return HVT_OK;
+    }
     if (t->file && !o->classes) {
         int classes = hvt_pt2_describe(t->file).classes;
 
@@ -288,6 +317,7 @@ static hvt_status plan_model(run *t)
               data->name, classes - 1);
     HVT_TRY(hvt_model_create(t->dev, &t->model));
     HVT_TRY(hvt_model_set_type(t->model, t->set.amp));
+    HVT_TRY(hvt_model_set_loss(t->model, &t->set.loss));
     images = hvt_input(t->model, t->loading.test.height, t->loading.test.width, data->channels);
     if (t->file)
         HVT_TRY(hvt_pt2_build(t->file, t->model, images, t->classes, &logits));

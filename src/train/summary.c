@@ -268,7 +268,9 @@ static void print_start(const run *t, const char *const *host)
     int buckets = hvt_distopt_buckets(t->dist, &bytes);
     char training[40] = "", classes[160] = "no labels", frozen[40] = "";
 
-    if (!test->unlabelled)
+    if (test->targets)
+        snprintf(classes, sizeof classes, "%d target%s each", test->targets, test->targets > 1 ? "s" : "");
+    else if (!test->unlabelled)
         describe_classes(t->test_set, classes, sizeof classes);
     for (int i = 0; i < buckets; i++) {
         least = bytes[i] < least ? bytes[i] : least;
@@ -277,8 +279,9 @@ static void print_start(const run *t, const char *const *host)
     hvt__report_print(t->rep, "hvtrain %s (%s)", hvt_version(), HVT_COMPILER);
     if (hvt_model_frozen(t->model))
         snprintf(frozen, sizeof frozen, ", %zu of them frozen", hvt_model_frozen(t->model));
-    hvt__report_print(t->rep, "  model      %s, %d classes, %zu parameters%s", t->opts->model,
-                      hvt_model_classes(t->model), hvt_model_parameters(t->model), frozen);
+    hvt__report_print(t->rep, "  model      %s, %d %s, %zu parameters%s", t->opts->model,
+                      hvt_model_classes(t->model), test->targets ? "outputs" : "classes",
+                      hvt_model_parameters(t->model), frozen);
     hvt__report_print(
         t->rep,
         "  memory     of a rank, MiB: %.1f activations, %.1f parameters, %.1f gradients, %.1f optimizer, "

@@ -60,20 +60,23 @@ static hvt_status print_evaluation(const run *t, const char *text)
 
 static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
 {
-    hvt__figures x = hvt__figures_of(&t->test);
+    hvt__figures x = hvt__figures_of(&t->test, t->set.loss.kind);
     int epoch = t->epoch + (t->step > 0);
-    bool unlabelled = hvt_dataset_describe(t->test_set)->unlabelled;
+    bool mse = t->set.loss.kind == HVT_LOSS_MSE;
+    bool unlabelled = hvt_dataset_describe(t->test_set)->unlabelled && !mse;
+    json_t *record;
     char text[200], mean[32], when[40];
 
     if (!t->rep)
         return HVT_OK;
     if (unlabelled)
         x.top1 = x.top5 = NAN;
-    HVT_TRY(hvt__report_put(t->rep,
-                            json_pack("{s:s, s:i, s:o, s:o, s:o, s:I, s:I, s:I}", "record", "eval", "epoch",
-                                      epoch, "loss", hvt__number(x.loss), "top1", hvt__number(x.top1), "top5",
-                                      hvt__number(x.top5), "count", (json_int_t)t->test.count, "nan",
-                                      (json_int_t)odd->nan, "inf", (json_int_t)odd->inf)));
+    record = json_pack("{s:s, s:i, s:o, s:o, s:o, s:I, s:I, s:I}", "record", "eval", "epoch", epoch, "loss",
+                       hvt__number(x.loss), "top1", hvt__number(x.top1), "top5", hvt__number(x.top5), "count",
+                       (json_int_t)t->test.count, "nan", (json_int_t)odd->nan, "inf", (json_int_t)odd->inf);
+    if (mse)
+        json_object_set_new(record, "mae", hvt__number(x.error));
+    HVT_TRY(hvt__report_put(t->rep, record));
     snprintf(mean, sizeof mean, fabs(x.loss) < 1e6 ? "%.4f" : "%g", x.loss);
     if (t->sample > 0) /* within an epoch */
         snprintf(when, sizeof when, "step %" PRId64, t->steps);
@@ -81,6 +84,9 @@ static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
         snprintf(when, sizeof when, "epoch %d", epoch);
     snprintf(text, sizeof text, "test after %s: loss %s, top-1 %.2f %%, top-5 %.2f %% of %lld images", when,
              mean, x.top1, x.top5, (long long)t->test.count);
+    if (mse)
+        snprintf(text, sizeof text, "test after %s: loss %s, mean absolute error %.6g of %lld images", when,
+                 mean, x.error, (long long)t->test.count);
     if (unlabelled)
         snprintf(text, sizeof text,
                  "predictions after %s: %lld images without labels, so without loss and top-1", when,
@@ -136,11 +142,14 @@ static hvt_status write_checkpoint(run *t, double top1)
     return s;
 }
 
-/* In percent, of the present weights; -1: they were not evaluated, or their loss is not finite. */
+/* In percent, of the present weights; -1: they were not evaluated, or their loss is not finite. `best` has
+ * the greatest. Of a mean squared error 100 / (1 + loss), which is the greater, the smaller the loss is. */
 static double top1_of(const run *t)
 {
     if (t->tested != t->steps || !t->test.count || !isfinite(t->test.sum))
         return -1;
+    if (t->set.loss.kind == HVT_LOSS_MSE)
+        return 100.0 / (1 + t->test.sum / (double)t->test.count);
     return 100.0 * (double)t->test.top1 / (double)t->test.count;
 }
 

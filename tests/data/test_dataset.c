@@ -36,6 +36,8 @@ TEST(a_refused_source_stays_with_its_owner)
     CHECK_FAILS(hvt_dataset_from(&bad, 0, &set), E_ARG, "'own' has 0 images");
     bad = good, bad.info.classes = 1;
     CHECK_FAILS(hvt_dataset_from(&bad, 0, &set), E_ARG, "1 classes");
+    bad = good, bad.info.targets = 1;
+    CHECK_FAILS(hvt_dataset_from(&bad, 0, &set), E_ARG, "1 targets of each image, no target() and labels");
     bad = good, bad.info.height = 100000;
     CHECK_FAILS(hvt_dataset_from(&bad, 0, &set), E_ARG, "100000 x 5");
     bad = good, bad.info.width = 0;

@@ -423,7 +423,11 @@ TEST(bad_labels_of_arrays_are_named)
         const char *descr, *shape, *part;
         uint8_t first[4];
         size_t bytes;
-    } bad[] = {{"<f4", "(5,)", "'<f4', expected integers", {0}, 20},
+    } bad[] = {{"|b1", "(5,)", "'|b1', expected integers", {0}, 5},
+               {"<f2", "(5,)", "'<f2', expected float32 or float64", {0}, 10},
+               {"<f4", "(4,)", "targets of 4 images, but ", {0}, 16},
+               {"<f4", "(5, 1, 1)", "3 dimensions, expected targets of the shape [N] or [N,K]", {0}, 20},
+               {"<f4", "(5,)", "target 0 of image 0 is inf", {0, 0, 0x80, 0x7f}, 20},
                {"<i4", "(4,)", "4 labels, but ", {0}, 16},
                {"<i4", "(5, 2)", "2 dimensions", {0}, 40},
                {"<i4", "(5,)", "label 0 is negative", {0, 0, 0, 128}, 20},
@@ -442,6 +446,49 @@ TEST(bad_labels_of_arrays_are_named)
         CHECK(strstr(hvt_last_error(), "test_labels.npy"), "%s", hvt_last_error());
     }
     CHECK(!set, "a refused open returned a data set");
+}
+
+/* As a loader gives them, in its order, each with its image. */
+TEST(labels_of_floats_are_targets)
+{
+    const double values[10] = {0.5, -1, 1.5, -2, 2.5, -3, 3.5, -4, 4.5, -5};
+    const char *dir = fresh_folder("npytargets");
+    hvt_loader_opts opts = {.batch = 3, .shards = 1, .shard_count = 1, .shuffle = true, .std = {1, 1, 1}};
+    hvt_device *dev = NULL;
+    hvt_loader *loader = NULL;
+    hvt_dataset *set = NULL;
+    float t[2] = {0};
+    int seen = 0;
+
+    write_images(in_folder("npytargets/test_images.npy"), '1', 3, false);
+    write_npy(in_folder("npytargets/test_labels.npy"), 1, dict_of("<f8", "(5, 2)"), values, sizeof values);
+    CHECK_OK(open_set("npy", dir, false, &set));
+    CHECK(hvt_dataset_describe(set)->targets == 2 && hvt_dataset_describe(set)->unlabelled, "%d targets",
+          hvt_dataset_describe(set)->targets);
+    CHECK_OK(hvt_dataset_targets(set, 4, t));
+    CHECK(t[0] == 4.5f && t[1] == -5, "targets %g and %g", (double)t[0], (double)t[1]);
+    CHECK_FAILS(hvt_dataset_targets(set, 5, t), E_ARG, "asked for number 5");
+    CHECK_FAILS(hvt_dataset_targets(set, 0, NULL), E_ARG, "output pointer");
+    CHECK_FAILS(hvt_dataset_targets(NULL, 0, t), E_ARG, "a data set");
+    CHECK_OK(hvt_device_open("ref", NULL, &dev));
+    for (opts.workers = 0; opts.workers < 3; opts.workers += 2) {
+        hvt_batch b;
+        bool end = false;
+
+        CHECK_OK(hvt_loader_open(set, dev, &opts, &loader));
+        while (hvt_loader_next(loader, &b, &end) == HVT_OK && !end)
+            for (int i = 0; i < b.count; i++, seen++) {
+                const float *got = (const float *)b.targets.data + 2 * i;
+                const double *want = values + 2 * b.ids[i];
+
+                CHECK(b.targets.dim[1] == 2 && (double)got[0] == want[0] && (double)got[1] == want[1],
+                      "image %u has targets %g and %g", b.ids[i], (double)got[0], (double)got[1]);
+            }
+        hvt_loader_close(&loader);
+    }
+    CHECK(seen == 10, "%d images", seen);
+    hvt_device_close(&dev);
+    hvt_dataset_close(&set);
 }
 
 TEST(values_that_are_not_finite_and_arrays_that_become_shorter_are_named)
@@ -572,6 +619,7 @@ int main(void)
     RUN(headers_are_read_as_numpy_reads_them);
     RUN(bad_arrays_are_refused_with_what_to_do);
     RUN(bad_labels_of_arrays_are_named);
+    RUN(labels_of_floats_are_targets);
     RUN(values_that_are_not_finite_and_arrays_that_become_shorter_are_named);
     RUN(a_split_holds_out_what_a_permutation_by_seed_0_names_first);
     RUN(splits_have_fingerprints_of_their_own);

@@ -308,7 +308,80 @@ def packing_refuses_what_it_cannot_do():
     check(rc == 2 and "--raw is for hvtrain pack" in err[-1], rc, err)
 
 
+def targets(label):
+    return [(label * (k + 1) % 5) / 4 - 0.3 for k in range(3)]
+
+
+def write_targets(folder):
+    write_arrays(folder, planes=False)
+    for split, part in [("train", TRAIN), ("test", TEST)]:
+        values = [t for label, *_ in part for t in targets(label)]
+        write_file(f"{folder}/{split}_labels.npy", npy("<f4", (len(part), 3), struct.pack(f"<{len(values)}f", *values)))
+
+
+def floats_of(name):
+    with open(path(name), "rb") as f:
+        data = f.read()
+    begin = 10 + struct.unpack_from("<H", data, 8)[0]
+    return struct.unpack(f"<{(len(data) - begin) // 4}f", data[begin:])
+
+
+def labels_of_floats_are_targets_of_the_mean_squared_error():
+    write_targets("targets")
+    args = RUN + "--data npy --data-dir targets --loss mse --model mlp --epochs 3 --lr 0.02 --save fit --overwrite".split()
+    weights, evals = [], []
+    for ranks in [0, 2] if MPIRUN else [0]:
+        rc, _, err = run(args, ranks)
+        check(rc == 0, err)
+        log = records("log")
+        weights.append([r["weights"] for r in log if r["record"] == "end"])
+        evals.append([(r["loss"], r["mae"]) for r in log if r["record"] == "eval"])
+        check(all(r["top1"] is None for r in log if r["record"] in ("step", "epoch", "eval")), "top-1 of targets")
+        check(log[0]["classes"] == 3, log[0]["classes"])
+    check(all(w == weights[0] for w in weights) and all(e == evals[0] for e in evals), "ranks differ", weights, evals)
+    losses = [loss for loss, _ in evals[0]]
+    check(len(losses) == 3 and losses[-1] < losses[0], losses)
+    check(losses == sorted(losses, reverse=True), losses)
+    check(os.readlink(path("fit/best.safetensors")) == os.readlink(path("fit/last.safetensors")), "the best is not the last")
+    rc, _, err = run("--quiet --threads 1 --evaluate --resume fit --predict-logits fit.npy --log log".split())
+    check(rc == 0, err)
+    want = [t for label, *_ in TEST for t in targets(label)]
+    off = [y - struct.unpack("<f", struct.pack("<f", t))[0] for y, t in zip(floats_of("fit.npy"), want)]
+    loss, mae = sum(x * x for x in off) / len(off), sum(map(abs, off)) / len(off)
+    last = [r for r in records("log") if r["record"] == "eval"][-1]
+    check(abs(last["loss"] - loss) < 1e-6 and abs(last["mae"] - mae) < 1e-6, last, loss, mae)
+
+
+def losses_and_labels_that_do_not_fit_are_refused():
+    write_targets("targets")
+    write_arrays("classes", planes=False)
+    for args, parts in [("--data npy --data-dir targets", ["labels of floats", "--loss mse"]),
+                        ("--data npy --data-dir classes --loss mse", ["no targets", "labels of floats"]),
+                        ("--loss mse", ["--loss mse needs targets", "synth"]),
+                        ("--data npy --data-dir targets --loss mse --classes 4", ["--classes 4", "3 targets"]),
+                        ("--data npy --data-dir targets --loss mse --label-smoothing 0.1", ["--label-smoothing 0.1"]),
+                        ("--label-smoothing 1.5", ["from 0 to 1"])]:
+        rc, _, err = run(RUN + args.split())
+        check(rc in (1, 2) and len(err) == 1 and all(p in err[0] for p in parts), args, rc, err)
+
+
+def smoothed_labels_raise_the_training_loss_alone():
+    write_arrays("classes", planes=False)
+    seen = {}
+    for smoothing in "0", "0.2":
+        args = RUN + f"--data npy --data-dir classes --model mlp --lr 0 --label-smoothing {smoothing}".split()
+        rc, _, err = run(args)
+        check(rc == 0, err)
+        log = records("log")
+        seen[smoothing] = [[r["train_loss"] for r in log if r["record"] == "epoch"],
+                           [r["loss"] for r in log if r["record"] == "eval"]]
+    check(seen["0"][1] == seen["0.2"][1] and seen["0"][0] != seen["0.2"][0], seen)
+
+
 TESTS = [
+    labels_of_floats_are_targets_of_the_mean_squared_error,
+    losses_and_labels_that_do_not_fit_are_refused,
+    smoothed_labels_raise_the_training_loss_alone,
     binary_files_and_arrays_of_the_same_images_give_the_same_weights,
     a_part_held_out_is_the_same_on_every_rank_and_in_every_run,
     floats_are_taken_as_they_are_unless_a_mean_is_given,

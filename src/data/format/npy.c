@@ -4,8 +4,8 @@
  * Images are uint8, float32 or float64, [N,H,W,C], [N,C,H,W] or [N,H,W] (one channel). The axis of 1 to 3
  * values is that of channels; where both the second and the last may be it, the file is refused. Floats are
  * taken as they are and must be finite; float64 is rounded to float32. Labels are integers from 0 on, [N] or
- * [N,1]; there are as many classes as the largest label says, and more if the options say so. A test split
- * without labels is unlabelled.
+ * [N,1]; there are as many classes as the largest label says, and more if the options say so. Floats, [N] or
+ * [N,K], are targets. A test split without labels is unlabelled.
  */
 #include "npy.h"
 
@@ -25,6 +25,8 @@ typedef struct npy {
     size_t h, w, c;  /* of an image */
     uint32_t count;  /* images */
     int32_t *labels; /* [count]; NULL: none */
+    float *targets;  /* [count,ntargets]; NULL: none */
+    size_t ntargets;
 } npy;
 
 static void close_npy(void *ctx)
@@ -32,6 +34,7 @@ static void close_npy(void *ctx)
     npy *d = ctx;
 
     hvt__data_close(&d->images);
+    free(d->targets);
     free(d->labels);
     free(d);
 }
@@ -201,6 +204,55 @@ static hvt_status read_labels(npy *d, const hvt__data_file *f, const hvt__npy *f
     return HVT_OK;
 }
 
+static hvt_status get_targets(void *ctx, uint32_t index, float *ret_targets)
+{
+    const npy *d = ctx;
+
+    memcpy(ret_targets, d->targets + index * d->ntargets, d->ntargets * sizeof *ret_targets);
+    return HVT_OK;
+}
+
+static hvt_status read_targets(npy *d, const hvt__data_file *f, const hvt__npy *form)
+{
+    size_t size = (size_t)form->size, all = d->count * d->ntargets;
+    uint8_t part[PART];
+
+    for (size_t first = 0; first < all;) {
+        size_t left = all - first, n = left < PART / size ? left : PART / size;
+        HVT_TRY(hvt__data_read(f, form->header + first * size, n * size, part,
+                               (hvt__data_unit){"label", (uint32_t)(first / d->ntargets), d->count}));
+        for (size_t i = 0; i < n; i++) {
+            double v = float_at(part + i * size, form->size);
+            HVT_CHECK(fabs(v) <= FLT_MAX, E_FORMAT,
+                      "%s: target %zu of image %zu is %g, expected a finite number", f->path,
+                      (first + i) % d->ntargets, (first + i) / d->ntargets, v);
+            d->targets[first + i] = (float)v;
+        }
+        first += n;
+    }
+    return HVT_OK;
+}
+
+/* Labels of floats: targets, [N] or [N,K]. */
+static hvt_status open_targets(npy *d, const hvt__data_file *f, const hvt__npy *form)
+{
+    enum { MOST = 1 << 16 };
+
+    HVT_CHECK(form->size == 4 || form->size == 8, E_FORMAT, "%s holds '%s', expected float32 or float64",
+              f->path, form->type);
+    HVT_CHECK(form->dims == 1 || (form->dims == 2 && form->shape[1] >= 1 && form->shape[1] <= MOST), E_FORMAT,
+              "%s has %d dimensions, expected targets of the shape [N] or [N,K] with K from 1 to %d", f->path,
+              form->dims, MOST);
+    HVT_CHECK(form->shape[0] == d->count, E_FORMAT,
+              "%s holds targets of %" PRIu64 " images, but %s %u images", f->path, form->shape[0],
+              d->images.path, d->count);
+    HVT_TRY(hvt__npy_check_size(f, form));
+    d->ntargets = form->dims == 1 ? 1 : (size_t)form->shape[1];
+    d->targets = malloc(d->count * d->ntargets * sizeof *d->targets);
+    HVT_CHECK(d->targets, E_MEM, "no memory for %zu targets of each of %u images", d->ntargets, d->count);
+    return read_targets(d, f, form);
+}
+
 static hvt_status open_labels(npy *d, const char *dir, const char *split, int *ret_classes)
 {
     hvt__data_file f;
@@ -209,6 +261,11 @@ static hvt_status open_labels(npy *d, const char *dir, const char *split, int *r
 
     HVT_TRY(hvt__data_open(&f, "%s/%s_labels.npy", dir, split));
     HVT_TRY_OR(done, hvt__npy_open(&f, &form));
+    if (form.kind == 'f') {
+        s = open_targets(d, &f, &form);
+        *ret_classes = 0;
+        goto done;
+    }
     HVT_CHECK_OR(done, (form.kind == 'i' || form.kind == 'u') && form.size <= 8, E_FORMAT,
                  "%s holds '%s', expected integers: np.save(FILE, np.load(FILE).astype(np.int64))", f.path,
                  form.type);
@@ -251,6 +308,8 @@ static uint64_t fingerprint(const npy *d)
     uint64_t shape[] = {d->count, d->h, d->w, d->c, (uint64_t)d->form.size};
     uint64_t h = hvt__hash(HVT_HASH_INIT, shape, sizeof shape);
 
+    if (d->targets)
+        return hvt__hash(h, d->targets, d->count * d->ntargets * sizeof *d->targets);
     return d->labels ? hvt__hash(h, d->labels, d->count * sizeof *d->labels) : h;
 }
 
@@ -274,6 +333,8 @@ static hvt_status open_npy(const hvt_dataset_opts *opts, hvt_source *ret_source)
     source.info.fingerprint = fingerprint(d);
     source.info.type = d->form.kind == 'f' ? HVT_F32 : HVT_U8;
     source.info.unlabelled = !d->labels;
+    source.info.targets = (int)d->ntargets;
+    source.target = d->targets ? get_targets : NULL;
     if (d->form.kind == 'f')
         source.read = read_npy;
     else

@@ -96,6 +96,7 @@ typedef struct hvt__every {
 typedef struct hvt_resolved {
     int shards, local_shards, batch; /* batch: images per shard */
     double lr;                       /* after the scaling rule */
+    hvt_loss_opts loss;
     hvt_rrc rrc;
     int crop;
     bool flip, no_decay_norm, no_decay_bias;

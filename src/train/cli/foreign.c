@@ -96,13 +96,15 @@ static const struct {
     {HVT__FLAG, "plan-cache",
      "nothing, plans are kept in hvtrain/plans under XDG_CACHE_HOME, or else ~/.cache"},
     {HVT__FLAG, "first-bucket", "nothing, the first bucket has at most 1 MiB"},
+    {HVT__FLAG, "smoothing", "--label-smoothing"},
+    {HVT__FLAG, "criterion|loss-fn", "--loss"},
     {HVT__FLAG, "loss-scale-min|min-loss-scale", "nothing, a dynamic loss scale falls to 1 at least"},
     {HVT__FLAG, "dampening", "nothing, --momentum takes gradients undamped"},
     {HVT__FLAG, "V", "--version"},
     {HVT__FLAG, "c|cfg|config-file", "--config FILE"},
     {HVT__FLAG,
      "sync-bn|sync-batchnorm|use-adasum|clip-grad|clip-grad-norm|grad-clip|max-grad-norm|gradient-clip-val|"
-     "label-smoothing|smoothing|mixup|mixup-alpha|cutmix|cutmix-alpha|random-erase|reprob|auto-augment|aa|"
+     "mixup|mixup-alpha|cutmix|cutmix-alpha|random-erase|reprob|auto-augment|aa|"
      "model-ema|ema|dropout|drop|drop-path|patience|early-stopping",
      "nothing, hvtrain does not have this"},
     {HVT__COMMAND, "train|fit|run", "hvtrain trains without being told: leave the word out"},

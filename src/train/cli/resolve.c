@@ -339,6 +339,23 @@ static hvt_status check_training(const hvt_options *o, const hvt_resolved *t)
     return s;
 }
 
+static hvt_status resolve_loss(const hvt_options *o, hvt_resolved *t)
+{
+    bool mse = !strcmp(o->loss, "mse");
+
+    HVT_CHECK(o->label_smoothing <= 1, E_ARG, "--label-smoothing: expected a number from 0 to 1, got %g",
+              o->label_smoothing);
+    HVT_CHECK(!mse || o->label_smoothing == 0, E_ARG, "--label-smoothing %g is for --loss ce, not mse",
+              o->label_smoothing);
+    HVT_CHECK(!mse || !*o->predict, E_ARG,
+              "--predict %s: --loss mse has no classes; --predict-logits FILE.npy has the outputs",
+              o->predict);
+    HVT_CHECK(!mse || o->train_set || o->test_set || !strcmp(o->data, "npy"), E_ARG,
+              "--loss mse needs targets: --data npy whose labels are floats, not %s", o->data);
+    t->loss = (hvt_loss_opts){mse ? HVT_LOSS_MSE : HVT_LOSS_CE, (float)o->label_smoothing};
+    return HVT_OK;
+}
+
 static hvt_status check_tuning(const hvt_options *o, int ranks)
 {
     bool tune = o->ask == HVT_ASK_TUNE;
@@ -384,6 +401,7 @@ hvt_status hvt__resolve(const hvt_options *o, int ranks, hvt_resolved *ret_resol
     HVT_TRY(resolve_saving(o, &t));
     HVT_TRY(resolve_augment(o, &t));
     HVT_TRY(resolve_decay(o, &t));
+    HVT_TRY(resolve_loss(o, &t));
     HVT_TRY(resolve_precision(o, &t));
     HVT_TRY(resolve_shards(o, ranks, &t));
     HVT_TRY(resolve_exchange(o, &t));

@@ -22,13 +22,21 @@ json_t *hvt__number(double v)
     return isfinite(v) ? json_real(v) : json_null();
 }
 
-hvt__figures hvt__figures_of(const hvt_loss *l)
+hvt__figures hvt__figures_of(const hvt_loss *l, hvt_loss_kind kind)
 {
     double count = (double)l->count;
+    hvt__figures x = {.loss = NAN, .error = NAN};
 
-    if (!l->count)
-        return (hvt__figures){.loss = NAN};
-    return (hvt__figures){l->sum / count, 100.0 * (double)l->top1 / count, 100.0 * (double)l->top5 / count};
+    if (l->count)
+        x = (hvt__figures){.loss = l->sum / count,
+                           .top1 = 100.0 * (double)l->top1 / count,
+                           .top5 = 100.0 * (double)l->top5 / count,
+                           .error = l->error / count};
+    if (kind == HVT_LOSS_MSE)
+        x.top1 = x.top5 = NAN;
+    else
+        snprintf(x.top1_text, sizeof x.top1_text, "  top-1 %.2f %%", x.top1);
+    return x;
 }
 
 /* Make the file end with a complete line. A record that was cut off when its writer was killed is removed;

@@ -39,12 +39,13 @@ void hvt__report_bar(hvt_reporter *rep, const char *head, double part, const cha
 /* "3m05s" */
 void hvt__duration(double seconds, char ret_text[32]);
 
-/* A loss as it is shown: the mean, and hits in percent. */
+/* A loss as it is shown: the mean, and hits in percent, which of a mean squared error are NaN. */
 typedef struct hvt__figures {
-    double loss, top1, top5;
+    double loss, top1, top5, error;
+    char top1_text[40]; /* "  top-1 12.34 %", or nothing */
 } hvt__figures;
 
-hvt__figures hvt__figures_of(const hvt_loss *l);
+hvt__figures hvt__figures_of(const hvt_loss *l, hvt_loss_kind kind);
 
 static inline double hvt__mib(double bytes)
 {
