@@ -38,6 +38,7 @@ def source(path):
 
 
 generated("docs/library.md", "example", source("tests/tree/example.c"))
+generated("docs/library.md", "toy example", source("tests/train/example_toy.c"))
 generated("README.md", "train example", source("tests/train/example_train.c"))
 if program:
     table = subprocess.run([program[0], "--help=markdown"], capture_output=True, text=True, check=True).stdout
