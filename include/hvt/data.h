@@ -162,8 +162,8 @@ typedef struct hvt_pack_info {
  * process.
  *
  * Collective; errors are agreed: E_ARG the output's form, E_IO a shard is there already, or cannot be
- * written, E_UNSUPPORTED (images of floats, of other than 3 channels, or of pixels without `raw`), those of
- * the images.
+ * written, E_UNSUPPORTED (images of floats, a set with targets, of other than 3 channels, or of pixels
+ * without `raw`), those of the images.
  */
 HVT_API hvt_status hvt_dataset_pack(const hvt_dataset *set, hvt_world *world, const hvt_pack_opts *opts,
                                     hvt_pack_info *ret_info);

@@ -7,6 +7,7 @@
 #endif
 
 #include "device/half.h"
+#include "hvt/optim.h"
 #include "nets.h"
 
 enum {
@@ -362,6 +363,79 @@ TEST(a_loss_of_ones_own_has_its_spans_and_its_empty_batch)
     close_own(&o);
 }
 
+/* Steps of the mean squared error through a distributed optimizer, computed by the model or by the caller. */
+static uint64_t fit(how by, hvt_dtype type, bool own_loss, hvt_loss *ret_loss)
+{
+    const hvt_loss_opts mse = {HVT_LOSS_MSE};
+    const hvt_distopt_opts opts = {
+        .local_shards = 1, .scaling = {.scale = type == HVT_F16 ? 256 : 0, .interval = 2, .floor = 1}};
+    const int counts[] = {BATCH};
+    hvt_world *world = NULL;
+    hvt_comm *comm = NULL;
+    hvt_optim *sgd = NULL;
+    hvt_distopt *dist = NULL;
+    uint64_t hash = 0;
+    own o;
+
+    if (open_own(&o, by, type, own_loss ? NULL : &mse)) {
+        CHECK_OK(hvt_world_open(NULL, &world));
+        CHECK_OK(hvt_comm_open("self", world, o.dev, &comm));
+        CHECK_OK(hvt_optim_create(o.m, &(hvt_optim_opts){.momentum = 0.9f}, &sgd));
+        CHECK_OK(hvt_distopt_create(sgd, comm, &opts, NULL, 0, &dist));
+        for (int step = 0; dist && step < STEPS; step++) {
+            hvt_arrays a = {.count = BATCH, .images = o.images, .type = HVT_F32};
+            float y[BATCH * CLASSES], grad[BATCH * CLASSES];
+            double loss = 0;
+            hvt_batch b;
+
+            draw(&o, step * BATCH);
+            a.targets = own_loss ? NULL : o.targets;
+            CHECK_OK(hvt_batch_set(o.m, &a, &b));
+            CHECK_OK(hvt_distopt_begin(dist, counts, 1, 0.05));
+            CHECK_OK(hvt_model_forward(o.m, &b, true));
+            if (own_loss) {
+                CHECK_OK(hvt_model_logits(o.m, y));
+                for (int i = 0; i < BATCH * CLASSES; i++) {
+                    float off = y[i] - o.targets[i];
+
+                    grad[i] = 2 * off / CLASSES;
+                    loss += (double)off * (double)off / CLASSES;
+                }
+                CHECK_OK(hvt_model_backward_from(o.m, grad, loss, hvt_distopt_on_grad, dist));
+            } else {
+                CHECK_OK(hvt_model_backward(o.m, hvt_distopt_on_grad, dist));
+            }
+            CHECK_OK(hvt_distopt_step(dist));
+        }
+        CHECK_OK(hvt_model_take_loss(o.m, ret_loss));
+        CHECK_OK(hvt_model_hash(o.m, &hash));
+    }
+    hvt_distopt_free(&dist);
+    hvt_optim_free(&sgd);
+    hvt_comm_close(&comm);
+    close_own(&o);
+    hvt_world_close(&world);
+    return hash;
+}
+
+TEST(a_squared_error_of_ones_own_gives_the_bits_of_the_models)
+{
+    how by = ref;
+
+    for (int i = 0; i == 0 || way(i - 1, &by); i++)
+        for (int half = 0; half < 2; half++) {
+            hvt_loss model = {0}, caller = {0};
+            uint64_t a = fit(by, half ? HVT_F16 : HVT_F32, false, &model),
+                     b = fit(by, half ? HVT_F16 : HVT_F32, true, &caller);
+
+            CHECK(a == b, "%s, %s: other weights", way_name(by), half ? "f16" : "f32");
+            CHECK(caller.count == model.count && model.count == STEPS * BATCH &&
+                      fabs(caller.sum / model.sum - 1) < 1e-5 && caller.top1 == 0 && model.top1 == 0,
+                  "%s: loss %g over %lld images, of the caller's own %g over %lld", way_name(by), model.sum,
+                  (long long)model.count, caller.sum, (long long)caller.count);
+        }
+}
+
 /* ---- batches ---------------------------------------------------------------------------------------- */
 
 /* The same images in any type and order make the same batch as x = (value - mean) / std does by hand. */
@@ -535,6 +609,7 @@ int main(void)
     RUN(the_loss_scale_multiplies_gradients_and_16_bits_are_near);
     RUN(without_smoothing_no_bit_changes_and_evaluation_is_plain);
     RUN(a_loss_of_ones_own_has_its_spans_and_its_empty_batch);
+    RUN(a_squared_error_of_ones_own_gives_the_bits_of_the_models);
     RUN(arrays_of_any_type_become_the_same_batch);
     RUN(what_cannot_be_is_refused);
     RUN(one_output_is_for_squared_errors_alone);

@@ -360,8 +360,9 @@ def losses_and_labels_that_do_not_fit_are_refused():
                         ("--loss mse", ["--loss mse needs targets", "synth"]),
                         ("--data npy --data-dir targets --loss mse --classes 4", ["--classes 4", "3 targets"]),
                         ("--data npy --data-dir targets --loss mse --label-smoothing 0.1", ["--label-smoothing 0.1"]),
-                        ("--label-smoothing 1.5", ["from 0 to 1"])]:
-        rc, _, err = run(RUN + args.split())
+                        ("--label-smoothing 1.5", ["from 0 to 1"]),
+                        ("pack targets --data npy --raw --quiet --output shards/train-%06d.tar", ["has targets"])]:
+        rc, _, err = run(args.split() if args.startswith("pack") else RUN + args.split())
         check(rc in (1, 2) and len(err) == 1 and all(p in err[0] for p in parts), args, rc, err)
 
 
