@@ -260,6 +260,31 @@ typedef struct hvt_norm_args {
     float *dgamma, *dbeta; /* NULL: not wanted */
 } hvt_norm_args;
 
+/*
+ * Dropout: y (+)= x * noise, noise being 0 or scale, for valid images. Number k of image n is 0 unless
+ * drop_keeps(drop_bits(k, low, high), least), low and high being the halves of hvt__mix(keys[n] ^ salt), and
+ *
+ *     k = c * pixels + p    HVT_DROP_ELEMENTS, of channel c and pixel p: the place in [C,H,W]
+ *     k = c                 HVT_DROP_CHANNELS, torch.nn.Dropout2d
+ *     k = 0                 HVT_DROP_IMAGES, stochastic depth
+ *
+ * Backward is the same with gradients. x may be y.
+ */
+typedef enum hvt_drop { HVT_DROP_ELEMENTS, HVT_DROP_CHANNELS, HVT_DROP_IMAGES } hvt_drop;
+typedef struct hvt_dropout_args {
+    hvt_order order;
+    hvt_dtype type;
+    int n, real, pixels, c;
+    hvt_drop what;
+    int32_t least;
+    float scale;
+    uint64_t salt;
+    const uint64_t *keys; /* [n] device memory */
+    const void *x;
+    void *y;
+    bool add;
+} hvt_dropout_args;
+
 typedef struct hvt_xent_args {
     hvt_rows rows; /* rows.real rows count */
     int classes;
@@ -494,6 +519,7 @@ typedef struct hvt_device_ops {
                               void *y, bool add);
         hvt_status (*norm_forward)(hvt_device *d, const hvt_norm_args *a);
         hvt_status (*norm_backward)(hvt_device *d, const hvt_norm_args *a);
+        hvt_status (*dropout)(hvt_device *d, const hvt_dropout_args *a);
     } general;
 
     struct { /* NULL unless `host` */
@@ -538,7 +564,7 @@ typedef struct hvt_device_ops {
     X(general.map_forward, map_forward) X(general.map_backward, map_backward)                                \
     X(general.binary_forward, binary_forward) X(general.binary_backward, binary_backward)                    \
     X(general.move, move) X(general.shuffle, shuffle) X(general.norm_forward, norm_forward)                  \
-    X(general.norm_backward, norm_backward)
+    X(general.norm_backward, norm_backward) X(general.dropout, dropout)
 /* clang-format on */
 #define HVT__OP_TYPE(entry) __typeof__(*((hvt_device_ops *)0)->entry)
 

@@ -82,6 +82,10 @@ struct hvt_layer {
         hvt_box box; /* of the input within the output, or of the output within the input */
         int groups;
         struct {
+            hvt_dropout_args args;
+            bool whole_batch; /* the first image's draw is for all */
+        } dropout;
+        struct {
             float eps, rate;
         } batchnorm;
     } is;
@@ -123,6 +127,9 @@ struct hvt_model {
     hvt_order order;
     hvt_value logits;
     hvt_value input;
+    int dropouts;   /* layers that draw */
+    uint64_t *keys; /* [batch] device memory: of the images' draws in this training pass, then [batch] times
+                       the first one; NULL: nothing draws */
     int input_channels; /* channels stored per input pixel: as the device prefers, if only convolutions read
                            it */
 
@@ -179,6 +186,7 @@ struct hvt_model {
     float first_scale;    /* initial loss scale of a run */
     int64_t inits;        /* how often parameters were initialised */
     hvt_loss taken;       /* the counts at the last hvt_model_take_loss() */
+    uint64_t seed;        /* of the last initialisation */
     int64_t tracked;      /* training steps counted by batch norm: num_batches_tracked */
     uint64_t
         version; /* incremented whenever parameters change: packed weights of an older version are stale */

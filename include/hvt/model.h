@@ -143,6 +143,22 @@ HVT_API hvt_value hvt_slice(hvt_model *m, hvt_value x, int first, int count);
 HVT_API hvt_value hvt_shuffle(hvt_model *m, hvt_value x, int groups);
 /** torch.nn.functional.pad: so many rows and columns of zeros around each image; negative: cut off there. */
 HVT_API hvt_value hvt_pad(hvt_model *m, hvt_value x, int top, int bottom, int left, int right);
+/**
+ * torch.nn.Dropout(p), Dropout2d(p), torchvision.ops.StochasticDepth(p, "row" or "batch"): in training each
+ * element, channel of an image, image, or batch of a shard is multiplied by 0 with probability p, else by
+ * 1 / (1 - p). In inference y = x. p of 0 appends no layer and returns x; p of 1 makes zeros.
+ *
+ * What is dropped is a pure function of (the batch's key, the sample's number, the layer's place among the
+ * model's layers of this kind, the element's place in [C,H,W]), so it depends neither on ranks, threads,
+ * instruction sets or types nor on an image's place in its batch; that of a whole batch, of its first image.
+ * A loader's key is of (seed, epoch). For batches without `key` or without `ids` it is a function of (the
+ * seed of hvt_model_init(), training steps that a distributed optimizer has ended since, the image's index
+ * over all shards), so passes within one step drop the same. Not on cuda. Mistakes: p below 0 or above 1.
+ */
+HVT_API hvt_value hvt_dropout(hvt_model *m, hvt_value x, double p);
+HVT_API hvt_value hvt_dropout_channels(hvt_model *m, hvt_value x, double p);
+HVT_API hvt_value hvt_drop_path(hvt_model *m, hvt_value x, double p, bool whole_batch);
+
 /** [N,H,W,C] -> [N,1,1,H*W*C], for hvt_linear(), whose weight in files has its columns in the order C,H,W, as
  * after torch.flatten(1). Functions, hvt_add() and hvt_combine() of two such values may stand between. */
 HVT_API hvt_value hvt_flatten(hvt_model *m, hvt_value x);

@@ -48,6 +48,7 @@ typedef struct hvt_batch {
     int shards; ///< S, shards in the global batch; 0: not part of a step (shard, shard_counts are ignored)
     const int *shard_counts; ///< [S] valid images of every shard in this step, the same on all ranks
     const uint32_t *ids;     ///< [count] sample numbers in the dataset
+    uint64_t key; ///< of this epoch's random draws; with ids it keys dropout. 0: none, see hvt_dropout()
 } hvt_batch;
 
 HVT_API size_t hvt_dtype_size(hvt_dtype t);           ///< bytes per element

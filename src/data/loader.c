@@ -24,6 +24,8 @@
 
 #include <math.h>
 
+/* Differs from what fetch.c and hvt__view_rrc() draw with. */
+enum { DRAW_MODEL = 0x0c00 };
 enum { CROP_MAX = 127 }; /* offsets are int8_t */
 enum { WORKERS_MAX = 256 };
 enum { AHEAD = 3, QUEUED = 2 }; /* batches that workers fetch; that a device with a queue may still read */
@@ -46,6 +48,7 @@ typedef struct part {
     int epoch;
     uint32_t first; /* place in the order at which step 0 begins */
     uint32_t last;  /* steps from there to the end of the epoch */
+    uint64_t key;   /* of the epoch's draws that the model makes */
 } part;
 
 typedef struct position {
@@ -356,7 +359,9 @@ uint32_t hvt_loader_left(const hvt_loader *loader)
 
 static part part_from(const hvt_loader *l, int epoch, uint32_t sample)
 {
-    return (part){epoch, sample, steps_of(&l->opts, l->info.count - sample)};
+    uint64_t key = hvt__draw(l->opts.seed, (uint64_t)epoch, 0, DRAW_MODEL);
+
+    return (part){epoch, sample, steps_of(&l->opts, l->info.count - sample), key ? key : 1};
 }
 
 static void find_order(hvt_loader *l, int epoch)
@@ -514,7 +519,8 @@ static void describe(const hvt_loader *l, int shard, hvt_batch *ret_batch)
                     .shard = shard,
                     .shards = l->opts.shards,
                     .shard_counts = l->shard_counts,
-                    .ids = l->ids};
+                    .ids = l->ids,
+                    .key = l->at.of.key};
 }
 
 static hvt_status next(hvt_loader *l, hvt_batch *ret_batch, bool *ret_end)

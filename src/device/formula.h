@@ -6,6 +6,7 @@
  *     f_fma(a, b, c)   a*b + c, rounded once where the processor can do that fast (ref: always)
  *     f_relu(x)        0 > x ? 0 : x, so that a NaN stays one
  *     f_keep(y, d)     y <= 0 ? 0 : d, so that d passes where y is NaN, as in PyTorch (threshold_backward)
+ *     U, I             unsigned and signed integers of 32 bits, of the same count
  * so that ref, the cpu's vectors, in loop bodies and tails, and GPU threads round alike: the bits are equal,
  * wherever a span is split. The one exception: the portable set on a processor without fma rounds products
  * separately (fmaf would be a function call of some 20 ns), and differs from ref in the last place.
@@ -114,4 +115,25 @@ HVT_FN float xent_smooth_target(float s, int classes, float target, double all)
 HVT_FN float mse_grad(float off, int outputs, float scale)
 {
     return 2 * off / (float)outputs * scale;
+}
+
+/*
+ * Dropout's 32 random bits for number `index` of an image: a pure function of both halves of a hashed key and
+ * of the index, which counts up. The upper bits, which decide, depend on all bits of the three. Two
+ * multiplications are the least with which neighbours and keys are uncorrelated
+ * (tests/device/test_dropout.c); the constants are those of Chris Wellons' lowbias32.
+ */
+HVT_FN U drop_bits(U index, uint32_t low, uint32_t high)
+{
+    U x = index + low;
+
+    x = (x ^ x >> 16 ^ high) * 0x7feb352du;
+    return (x ^ x >> 15) * 0x846ca68bu;
+}
+
+/* Is the number kept? The bits as a signed number, which vectors of all sets compare, are at least `least`.
+ */
+HVT_FN I drop_keeps(U bits, int32_t least)
+{
+    return (I)((I)bits >= least);
 }

@@ -1,10 +1,11 @@
 /*
  * The reference device's ops for layers of one's own: functions, binary operations, moves, norms over a
- * shape. In double, rounded once.
+ * shape; dropout. In double, rounded once.
  */
 #include "base_impl.h"
 #include "host.h"
 #include "ref.h"
+#include "scalar.h"
 
 #include <math.h>
 
@@ -350,5 +351,22 @@ hvt_status hvt__norm_backward_ref(hvt_device *d, const hvt_norm_args *a)
             a->dbeta[k] = (float)sum[params + k];
     }
     free(sum);
+    return HVT_OK;
+}
+
+/* ---- dropout ---- */
+
+hvt_status hvt__dropout_ref(hvt_device *d, const hvt_dropout_args *a)
+{
+    HVT_FLOATS;
+    EACH(a, {
+        const uint64_t key = hvt__mix(a->keys[n] ^ a->salt);
+        const uint32_t k = a->what == HVT_DROP_ELEMENTS   ? (uint32_t)(c * a->pixels + p)
+                           : a->what == HVT_DROP_CHANNELS ? (uint32_t)c
+                                                          : 0;
+        const bool kept = drop_keeps(drop_bits(k, (uint32_t)key, (uint32_t)(key >> 32)), a->least);
+
+        hvt__put_ref(a->y, a->type, at, hvt__load(a->x, a->type, at) * (kept ? a->scale : 0), a->add);
+    })
     return HVT_OK;
 }

@@ -12,6 +12,8 @@
 
 typedef float F;
 typedef int M;
+typedef int32_t I;
+typedef uint32_t U;
 
 HVT_FN float f_fma(float a, float b, float c)
 {

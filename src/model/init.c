@@ -62,6 +62,7 @@ hvt_status hvt_model_init(hvt_model *m, uint64_t seed)
         HVT_TRY_OR(done, hvt_device_upload(m->dev, m->stats + t->offset, x, t->count * sizeof *x));
     }
     m->tracked = 0;
+    m->seed = seed;
     m->inits++;
     m->backward_pending = false;
     HVT_TRY_OR(done, hvt__step_restart(m));

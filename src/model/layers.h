@@ -16,7 +16,8 @@
 extern const hvt_layer_ops hvt_layer_input, hvt_layer_conv, hvt_layer_norm, hvt_layer_relu, hvt_layer_add,
     hvt_layer_maxpool, hvt_layer_avgpool, hvt_layer_subsample, hvt_layer_linear, hvt_layer_loss,
     hvt_layer_map[HVT_FUNCTIONS], hvt_layer_binary[HVT_DIV + 1], hvt_layer_concat, hvt_layer_slice,
-    hvt_layer_shuffle, hvt_layer_pad, hvt_layer_flatten, hvt_layer_layernorm, hvt_layer_groupnorm;
+    hvt_layer_shuffle, hvt_layer_pad, hvt_layer_flatten, hvt_layer_layernorm, hvt_layer_groupnorm,
+    hvt_layer_dropout;
 
 /* characters of a layer's name, which leave space for the longest suffix */
 enum { HVT_LAYER_NAME_MOST = HVT_NAME_MAX - (int)sizeof ".num_batches_tracked" };
@@ -51,6 +52,7 @@ hvt_status hvt__param_add(hvt_model *m, hvt_layer *l, int slot, const hvt_param 
 /* Add running statistics to layer l, `count` of each. */
 hvt_status hvt__stats_add(hvt_model *m, hvt_layer *l, int count);
 void hvt__model_fold(hvt_model *m, const int *uses); /* uses[nlayer]: number of readers of each value */
+hvt_status hvt__dropout_keys(hvt_model *m, const hvt_batch *batch); /* of a training pass over this batch */
 bool hvt__freeze_fits(const hvt_model *m, const char *name); /* hvt_model_freeze() names this parameter */
 hvt_status hvt__freeze_check(const hvt_model *m);            /* does each prefix fit one, and is any left? */
 hvt_status hvt__step_open(hvt_model *m);                     /* allocate and initialise the step's state */

@@ -309,6 +309,8 @@ static hvt_status forward(hvt_model *m, const hvt_batch *batch, bool train)
     m->training = train;
     m->backward_pending = false;
     HVT_TRY(hvt__model_refresh(m));
+    if (train && m->keys)
+        HVT_TRY(hvt__dropout_keys(m, batch));
     if (m->real) {
         for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++) {
             if (!l->folded && l->ops->forward)

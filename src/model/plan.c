@@ -311,6 +311,7 @@ static hvt_status allocate_arenas(hvt_model *m)
                {&m->parts, m->parts_count * sizeof *m->parts},
                {&m->stats, m->stats_count * sizeof *m->stats},
                {&m->acts, m->acts_bytes},
+               {&m->keys, m->dropouts ? 2 * (size_t)m->batch * sizeof *m->keys : 0},
                {&m->ws, m->ws_bytes}};
 
     for (size_t i = 0; i < HVT_LEN(all); i++)
@@ -367,6 +368,7 @@ void hvt__model_unplan(hvt_model *m)
                            m->parts,
                            m->stats,
                            m->acts,
+                           m->keys,
                            m->ws,
                            m->step,
                            m->images,

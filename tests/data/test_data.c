@@ -275,12 +275,54 @@ TEST(ranks_share_the_shards_of_a_step)
               a.count, b.shard, b.count);
         CHECK(!memcmp(a.shard_counts, b.shard_counts, 4 * sizeof(int)), "step's counts differ");
         CHECK(!memcmp(a.ids, b.ids, (size_t)a.count * sizeof *a.ids), "ids differ");
+        CHECK(a.key && a.key == b.key, "keys %llx and %llx", (unsigned long long)a.key,
+              (unsigned long long)b.key);
         CHECK(!memcmp(a.labels.data, b.labels.data, (size_t)a.count * 4), "labels differ");
         CHECK(!memcmp(a.images.data, b.images.data, (size_t)a.count * 48 * sizeof(float)), "images differ");
     }
     hvt_loader_close(&whole);
     hvt_loader_close(&part[0]);
     hvt_loader_close(&part[1]);
+    hvt_dataset_close(&set);
+}
+
+/* Also of batches that workers fetched before the epoch began, and in the middle of an epoch. */
+TEST(a_batchs_key_is_of_seed_and_epoch)
+{
+    own o = {4, 4, 3};
+    hvt_dataset *set = own_set(&o, 12);
+    uint64_t keys[2][4] = {0};
+
+    for (int seed = 0; seed < 2; seed++)
+        for (int workers = 0; workers < 2; workers++) {
+            hvt_loader_opts opts = loader_opts(4, 1);
+            hvt_loader *l;
+            hvt_batch b;
+            bool end = false;
+
+            opts.seed = (uint64_t)seed;
+            opts.workers = workers;
+            opts.epochs = 4;
+            l = loader(set, &opts);
+            for (int epoch = 0; epoch < 4; epoch++) {
+                CHECK_OK(hvt_loader_rewind(l, epoch, 0));
+                for (int step = 0; step < 4; step++) {
+                    CHECK_OK(hvt_loader_next(l, &b, &end));
+                    CHECK(end == (step == 3), "epoch %d ends at step %d", epoch, step);
+                    if (!workers && !step)
+                        keys[seed][epoch] = b.key;
+                    CHECK(end || b.key == keys[seed][epoch], "seed %d, %d workers, epoch %d, step %d", seed,
+                          workers, epoch, step);
+                }
+            }
+            CHECK_OK(hvt_loader_seek(l, 2, 8));
+            CHECK_OK(hvt_loader_next(l, &b, &end));
+            CHECK(b.key == keys[seed][2], "seed %d, %d workers: another key after a seek", seed, workers);
+            hvt_loader_close(&l);
+        }
+    for (int i = 0; i < 8; i++)
+        for (int j = 0; j < i; j++)
+            CHECK(keys[i / 4][i % 4] != keys[j / 4][j % 4], "keys %d and %d are equal", i, j);
     hvt_dataset_close(&set);
 }
 
@@ -709,6 +751,7 @@ int main(void)
     RUN(batches_follow_the_sampler);
     RUN(dropped_tails_leave_only_full_batches);
     RUN(ranks_share_the_shards_of_a_step);
+    RUN(a_batchs_key_is_of_seed_and_epoch);
     RUN(a_sample_is_augmented_alike_whatever_the_shards_batch_and_order);
     RUN(epochs_differ_and_repeat);
     RUN(what_is_left_of_an_epoch_is_dealt_to_other_shards);

@@ -137,6 +137,11 @@ typedef struct hvt_typed {
     void (*group_forward)(const hvt_norm_args *a, const hvt_group *g);
     void (*group_backward)(const hvt_norm_args *a, const hvt_group *g, float *dgamma, float *dbeta);
 
+    /* dropout of pixels [first, end) of an image of this mixed key: x and y are at the first, and a pixel's
+     * successor is `step` elements behind it */
+    void (*drop)(const hvt_dropout_args *a, uint64_t key, size_t first, size_t end, size_t step,
+                 const void *x, void *y);
+
     /* for convolutions: to f32 */
     void (*widen)(size_t n, const void *x, float *out);
     /* pack [n][c], rows `ld` apart, into panels of w columns, each [n][pitch]; columns past c are zero up to

@@ -1,15 +1,17 @@
 /*
- * The cpu device's ops for layers of one's own: binary operations, moves, norms over a shape. What is summed
- * over images is summed part by part, each by whichever thread is free, and the parts are added in order in
- * double: parts depend on the shape alone, so the bits do not depend on threads.
+ * The cpu device's ops for layers of one's own: binary operations, moves, norms over a shape, dropout. What
+ * is summed over images is summed part by part, each by whichever thread is free, and the parts are added in
+ * order in double: parts depend on the shape alone, so the bits do not depend on threads.
  */
 #include "base_impl.h"
 #include "cpu_impl.h"
 #include "device/half.h"
 #include "device/host.h"
+#include "device/scalar.h"
 #include "elementwise.h"
 
 enum { JOB = 32768, SLICE = 2048 }; /* elements of a job; of a job that walks all pixels */
+enum { DROP_BLOCK = 16384 };        /* elements */
 
 /* [0, count) in `parts` parts of `step` */
 typedef struct cut {
@@ -403,5 +405,69 @@ hvt_status hvt__norm_backward_cpu(hvt_device *d, const hvt_norm_args *a)
         join_parts(s.dgamma, s.k.parts, s.params, a->dgamma);
     if (a->dbeta)
         join_parts(s.dbeta, s.k.parts, s.params, a->dbeta);
+    return HVT_OK;
+}
+
+/* ---- dropout: job = some pixels, of one image or of all ---- */
+
+typedef struct dropper {
+    const hvt_dropout_args *a;
+    const hvt_typed *in;
+    cut k; /* of an image's pixels */
+} dropper;
+
+/* All of these pixels are kept, or none. */
+static void drop_whole(const dropper *s, uint64_t key, size_t pixels, size_t step, const void *x, void *y)
+{
+    const hvt_dropout_args *a = s->a;
+    const float noise =
+        drop_keeps(drop_bits(0, (uint32_t)key, (uint32_t)(key >> 32)), a->least) ? a->scale : 0;
+    const size_t run = step == (size_t)a->c ? pixels : 1;
+
+    for (size_t p = 0; p < pixels; p += run)
+        s->in->scale(run * a->c, noise, hvt__at(x, a->type, p * step), hvt__at(y, a->type, p * step), a->add);
+}
+
+/* Pixels [first, end) of image n. */
+static void drop_image(const dropper *s, int n, size_t first, size_t end)
+{
+    const hvt_dropout_args *a = s->a;
+    const size_t step = (size_t)(a->order == HVT_ORDER_HWN ? a->n : 1) * a->c;
+    const size_t at = hvt__row_of(a->order, a->n, 1, a->pixels, n, 0, (int)first) * a->c;
+    const uint64_t key = hvt__mix(a->keys[n] ^ a->salt);
+    const void *x = hvt__at(a->x, a->type, at);
+    void *y = hvt__at(a->y, a->type, at);
+
+    if (a->what == HVT_DROP_IMAGES)
+        drop_whole(s, key, end - first, step, x, y);
+    else
+        s->in->drop(a, key, first, end, step, x, y);
+}
+
+/* In HWN image after image of a few pixels at a time, which the caches hold. */
+static void drop_job(void *ctx, int job, int thread)
+{
+    const dropper *s = ctx;
+    const hvt_dropout_args *a = s->a;
+    const size_t first = (size_t)(job % s->k.parts) * s->k.step, end = end_of(&s->k, first);
+    const size_t some = 1 + DROP_BLOCK / ((size_t)a->n * a->c);
+
+    if (a->order == HVT_ORDER_NHW) {
+        drop_image(s, job / s->k.parts, first, end);
+        return;
+    }
+    for (size_t p = first; p < end; p += some)
+        for (int n = 0; n < a->real; n++)
+            drop_image(s, n, p, end - p < some ? end : p + some);
+}
+
+hvt_status hvt__dropout_cpu(hvt_device *d, const hvt_dropout_args *a)
+{
+    const hvt_cpu *cpu = hvt__cpu(d);
+    const bool hwn = a->order == HVT_ORDER_HWN;
+    dropper s = {a, cpu->isa->el->in[a->type],
+                 cut_into((size_t)a->pixels, some_rows(a->c * (hwn ? a->n : 1)), (size_t)job_limit(cpu))};
+
+    hvt__parallel_for(cpu->pool, s.k.parts * (hwn ? 1 : a->real), drop_job, &s);
     return HVT_OK;
 }

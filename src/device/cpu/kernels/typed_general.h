@@ -1,5 +1,5 @@
 /*
- * typed_general.h - a part of typed_tmpl.c: binary operations, moves and norms over a shape.
+ * typed_general.h - a part of typed_tmpl.c: binary operations, moves, norms over a shape, dropout.
  */
 
 /* ---- binary operations ---- */
@@ -266,4 +266,39 @@ static void group_backward(const hvt_norm_args *args, const hvt_group *g, float 
     GROUP(&a, g, const F dy = get(a.dy, at, lanes); const F xhat = (get(a.x, at, lanes) - mean) * rstd;
           const F dz = a.gamma ? dy * f_load(a.gamma + k, lanes) : dy;
           put_or_add(a.dx, at, rstd * (dz - f_fma(xhat, dot, share)), a.add, lanes););
+}
+
+/* ---- dropout ---- */
+
+/* A pixel's channels, whose numbers begin with `index` and are `next` apart from vector to vector. */
+INLINE void drop_pixel(const hvt_dropout_args *a, uint64_t key, U index, uint32_t next, const void *x,
+                       void *y, bool add)
+{
+    const uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);
+    const I scale = (I)f_splat(a->scale);
+
+    SPAN(a->c, const F noise = (F)(drop_keeps(drop_bits(index, low, high), a->least) & scale);
+         put_or_add(y, i, get(x, i, lanes) * noise, add, lanes); index = index + next;);
+}
+
+static void drop(const hvt_dropout_args *args, uint64_t key, size_t first, size_t end, size_t step,
+                 const void *x, void *y)
+{
+    const hvt_dropout_args a = *args;
+    const bool elements = a.what == HVT_DROP_ELEMENTS;
+    const uint32_t channel = elements ? (uint32_t)a.pixels : a.what == HVT_DROP_CHANNELS;
+    U index;
+
+    for (int l = 0; l < VL; l++)
+        index[l] = (uint32_t)l * channel;
+    for (size_t p = first, at = 0; p < end; p++, at += step) {
+        const U start = index + (elements ? (uint32_t)p : 0);
+        const void *from = hvt__at(x, TYPE, at);
+        void *to = hvt__at(y, TYPE, at);
+
+        if (a.add)
+            drop_pixel(&a, key, start, VL * channel, from, to, true);
+        else
+            drop_pixel(&a, key, start, VL * channel, from, to, false);
+    }
 }

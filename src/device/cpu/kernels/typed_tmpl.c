@@ -322,6 +322,7 @@ const hvt_typed HVT_OF_ISA(NAME) = {
     .shuffle = shuffle,
     .group_forward = group_forward,
     .group_backward = group_backward,
+    .drop = drop,
     .tile = tile,
     .tile_output = tile_output,
     .tile_filter = tile_filter,
