@@ -223,15 +223,14 @@ typedef struct hvt_pt2_info {
     int outputs;                 ///< of the whole model; only the first is built
     bool weights;     ///< hvt_pt2_load() can read them: they are not pickled, as they are up to PyTorch 2.8
     const char *head; ///< name of the last layer
-    double
-        dropout; ///< the largest p of its dropouts, which are left out: right for inference alone, if above 0
 } hvt_pt2_info;
 
 /**
  * A model of PyTorch, as `torch.export.save(torch.export.export(model, (images,)), "net.pt2")` writes it.
  * Nothing in it is unpickled or executed. It may have been exported in train or eval mode: this library
- * trains with batch statistics and dropout, and evaluates without, whatever the file says. Source:
- * torch/_export/serde/schema.py, major version 8 (PyTorch 2.6 and later).
+ * trains with batch statistics, and evaluates without, whatever the file says. Dropout and stochastic depth
+ * are in a file that was exported in train mode, and are trained with; one exported in eval mode has none.
+ * Source: torch/_export/serde/schema.py, major version 8 (PyTorch 2.6 and later).
  *
  * Errors: E_IO, E_FORMAT (damaged, or no such file), E_UNSUPPORTED (names every operation that is unknown
  * here, each with the layer and the line of source; more than one input), E_MEM.

@@ -148,9 +148,6 @@ static hvt_status open_model_file(run *t)
         HVT_WARN("%s has %d outputs; the first is trained, and what leads to the others alone, as auxiliary "
                  "classifiers do, is left out",
                  t->opts->model, net.outputs);
-    HVT_CHECK(t->opts->evaluate || net.dropout == 0, E_UNSUPPORTED,
-              "%s has dropout (p %g), which is not trained with yet: export it with p = 0, or --evaluate",
-              t->opts->model, net.dropout);
     HVT_CHECK(net.weights || !t->opts->evaluate || *t->opts->init || *t->opts->resume, E_ARG,
               "--evaluate: %s has no weights that are read without Python's pickle; give them by --init or "
               "--resume",

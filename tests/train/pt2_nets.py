@@ -1,7 +1,7 @@
-"""pt2_nets.py export|logits NAME FOLDER: what test_pt2.py has PyTorch do.
+"""pt2_nets.py export FOLDER, pt2_nets.py logits NAME FOLDER: what test_pt2.py has PyTorch do.
 
-export writes FOLDER/NAME.pt2 and test data for --data npy; logits reads FOLDER/run/last.safetensors into the same net and
-writes FOLDER/torch.npy, its logits of the test images.
+export writes FOLDER/NAME.pt2 of every net, FOLDER/NAME.npy, its logits of the test images, and data for --data npy; logits
+reads FOLDER/run/last.safetensors into the net and writes FOLDER/trained.npy.
 """
 import sys
 
@@ -71,36 +71,100 @@ class InPlace(nn.Module):
         return (x + y.transpose(2, 3)).mean((2, 3))
 
 
-class Dropped(InPlace):
+class DropPath(nn.Module):
+    """torchvision.ops.StochasticDepth's operations in mode "row", and timm's; one for all in mode "batch"."""
+
+    def __init__(self, p, mode):
+        super().__init__()
+        self.keep, self.mode = 1 - p, mode
+
     def forward(self, x):
-        return F.dropout(self.conv(x), 0.3, self.training).mean((2, 3))
+        if not self.training:
+            return x
+        size = [1 if self.mode == "batch" else x.shape[0]] + [1] * (x.ndim - 1)
+        noise = x.new_empty(size) if self.mode == "timm" else torch.empty(size, dtype=x.dtype, device=x.device)
+        noise = noise.bernoulli_(self.keep)
+        noise.div_(self.keep)
+        return x * noise
+
+
+class Dropped(nn.Module):
+    """Every kind of dropout, in place and not."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.deep = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+        self.paths = nn.ModuleList(DropPath(0.2, mode) for mode in ("row", "timm", "batch"))
+        self.pixels, self.planes = nn.Dropout(0.1), nn.Dropout2d(0.2, inplace=True)
+        self.hidden = nn.Linear(8 * 6 * 6, 20)
+        self.drop = nn.Dropout(0.5, inplace=True)
+        self.last = nn.Linear(20, CLASSES)
+
+    def forward(self, x):
+        x = self.planes(self.pixels(F.relu(self.norm(self.conv(x)))))
+        for conv, path in zip(self.deep, self.paths):
+            x = x + path(F.relu(conv(x)))
+        x = F.dropout(torch.flatten(F.max_pool2d(x, 2), 1), 0.3, self.training)
+        return self.last(self.drop(F.silu(self.hidden(x))))
+
+
+class Ones(nn.Module):
+    """No parameter but the last layer's, and all is dropped: with p = 1 its weights stay as they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(1.0)
+        self.last = nn.Linear(3, CLASSES)
+
+    def forward(self, x):
+        return self.last(self.drop(x.mean((2, 3))))
+
+
+class Unscaled(InPlace):
+    def forward(self, x):
+        x = self.conv(x)
+        return (x * x.new_empty((x.shape[0], 1, 1, 1)).bernoulli_(0.8)).mean((2, 3))
+
+
+NETS = {"branches": Branches, "unknown": Unknown, "inplace": InPlace, "dropped": Dropped, "ones": Ones,
+        "unscaled": Unscaled}
 
 
 def net(name):
     torch.manual_seed(3)
-    return {"branches": Branches, "unknown": Unknown, "inplace": InPlace, "dropped": Dropped}[name]()
+    return NETS[name]()
 
 
 def images(count, seed):
     return torch.randn(count, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(seed))
 
 
-def export(name, folder):
-    model = net(name).train()
-    torch.export.save(torch.export.export(model, (images(2, 0),)), f"{folder}/{name}.pt2")
+def save_logits(model, path):
+    with torch.no_grad():
+        np.save(path, model.eval()(images(COUNT, 1)).numpy())
+
+
+def save(model, path):
+    torch.export.save(torch.export.export(model, (images(2, 0),)), path)
+
+
+def export(folder):
+    for name in NETS:
+        save(net(name).train(), f"{folder}/{name}.pt2")
+        save_logits(net(name), f"{folder}/{name}.npy")
+    save(net("dropped").eval(), f"{folder}/kept.pt2")
     for part, seed, count in ("test", 1, COUNT), ("train", 2, 32):
         np.save(f"{folder}/{part}_images.npy", images(count, seed).permute(0, 2, 3, 1).contiguous().numpy())
         np.save(f"{folder}/{part}_labels.npy", np.arange(count) % CLASSES)
-    with torch.no_grad():
-        np.save(f"{folder}/torch.npy", model.eval()(images(COUNT, 1)).numpy())
 
 
 def logits(name, folder):
     from safetensors.torch import load_file
     model = net(name)
     print(model.load_state_dict(load_file(f"{folder}/run/last.safetensors")))
-    with torch.no_grad():
-        np.save(f"{folder}/torch.npy", model.eval()(images(COUNT, 1)).numpy())
+    save_logits(model, f"{folder}/trained.npy")
 
 
 if __name__ == "__main__":

@@ -16,14 +16,15 @@ DATA = "--data npy --batch 5 --threads 1 --quiet".split()
 
 def torch(*args):
     python = python_with("torch, safetensors, numpy")
-    done = subprocess.run([python, NETS, *args], capture_output=True, text=True)
+    done = subprocess.run([python, NETS, *args], capture_output=True, text=True,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})  # small nets
     check(done.returncode == 0, done.stderr[-2000:])
 
 
 def exported(name):
     folder = path("")
     if not os.path.exists(f"{folder}/{name}.pt2"):
-        torch("export", name, folder)
+        torch("export", folder)
     if any("reads no .pt2" in line for line in run([f"--model={folder}/{name}.pt2", "--steps=1"])[2]):
         raise Skip("a build without libzip")
     return [f"--model={folder}/{name}.pt2", "--data-dir", folder]
@@ -39,8 +40,8 @@ def floats(name):
     return x
 
 
-def same_logits():
-    got, want = floats("got.npy"), floats("torch.npy")
+def same_logits(of):
+    got, want = floats("got.npy"), floats(of + ".npy")
     check(len(got) == len(want) == 50, len(got), len(want))
     largest = max(map(abs, want))
     worst = max(abs(a - b) for a, b in zip(got, want))
@@ -50,7 +51,7 @@ def same_logits():
 def a_net_of_ones_own_has_pytorchs_logits():
     rc, out, err = run(exported("branches") + DATA + "--evaluate --predict-logits got.npy".split())
     check(rc == 0, out, err)
-    same_logits()
+    same_logits("branches")
 
 
 def what_was_trained_goes_back_by_name():
@@ -65,7 +66,7 @@ def what_was_trained_goes_back_by_name():
     torch("logits", "branches", path(""))
     rc, out, err = run(net + DATA + "--evaluate --resume run --predict-logits got.npy".split())
     check(rc == 0, out, err)
-    same_logits()
+    same_logits("trained")
 
 
 def classes_give_it_a_new_last_layer():
@@ -90,11 +91,57 @@ def what_was_changed_in_place_is_not_read_again():
     one_line(exported("inplace"), "in place")
 
 
-def dropout_is_refused_in_training_and_left_out_in_an_evaluation():
-    net = exported("dropped")
-    one_line(net, "dropout (p 0.3)")
-    rc, out, err = run(net + DATA + "--evaluate --predict-logits got.npy".split())
+def weights(args, ranks, name):
+    """What a run of so many ranks ended with."""
+    rc, out, err = run(args + ["--log", name + ".jsonl"], ranks)
     check(rc == 0, out, err)
+    return [r["weights"] for r in records(name + ".jsonl") if r["record"] == "end"][0]
+
+
+def dropout_is_none_in_an_evaluation():
+    rc, out, err = run(exported("dropped") + DATA + "--evaluate --predict-logits got.npy".split())
+    check(rc == 0, out, err)
+    same_logits("dropped")
+
+
+def dropout_depends_neither_on_ranks_nor_threads():
+    train = exported("dropped") + "--data npy --batch 3 --shards 4 --epochs 2 --quiet".split()
+    want = weights(train + ["--threads", "1"], 1, "one")
+    for threads, ranks in ("3", 1), ("1", 2), ("2", 4):
+        got = weights(train + ["--threads", threads], ranks, "some")
+        check(got == want, f"{ranks} ranks of {threads} threads", got, want)
+    check(weights(train + "--threads 1 --seed 1".split(), 1, "seed") != want, "another seed")
+
+
+def dropout_goes_on_in_the_middle_of_an_epoch():
+    train = exported("dropped") + "--data npy --batch 3 --shards 2 --threads 1 --quiet --schedule constant".split()
+    want = weights(train + "--epochs 3".split(), 1, "through")
+    weights(train + "--steps 9 --save half".split(), 1, "half")
+    got = weights(train + "--epochs 3 --steps none --resume half".split(), 2, "resumed")
+    check(got == want, got, want)
+
+
+def what_was_exported_in_eval_mode_has_no_dropout():
+    exported("dropped")
+    train = DATA + ["--data-dir", path(""), "--steps", "2"]
+    kept = weights([f"--model={path('kept.pt2')}"] + train, 1, "kept")
+    check(kept != weights([f"--model={path('dropped.pt2')}"] + train, 1, "dropped"), kept)
+
+
+def with_p_of_1_nothing_is_learnt_but_the_bias():
+    net = exported("ones")
+    rc, out, err = run(net + DATA + "--steps 3 --weight-decay 0 --save ones".split())
+    check(rc == 0, out, err)
+    rc, out, err = run(net + DATA + "--evaluate --predict-logits got.npy --resume ones".split())
+    check(rc == 0, out, err)
+    got, want = floats("got.npy"), floats("ones.npy")
+    apart = [a - b for a, b in zip(got, want)]
+    check(max(abs(a - b) for a, b in zip(apart, apart[5:] + apart[:5])) < 1e-5, "logits moved by more than a constant")
+    check(max(map(abs, apart)) > 1e-3, "the bias has not moved")
+
+
+def other_random_numbers_are_refused():
+    one_line(exported("unscaled"), "not 0 or 1 / probability", "pt2_nets.py line")
 
 
 def other_sizes_and_flags_are_one_line():
@@ -159,6 +206,8 @@ def damaged_files_are_one_line():
 
 TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_name, classes_give_it_a_new_last_layer,
          unknown_operations_are_named_at_once, what_was_changed_in_place_is_not_read_again,
-         dropout_is_refused_in_training_and_left_out_in_an_evaluation, other_sizes_and_flags_are_one_line,
-         damaged_files_are_one_line]
+         dropout_is_none_in_an_evaluation, dropout_depends_neither_on_ranks_nor_threads,
+         dropout_goes_on_in_the_middle_of_an_epoch, what_was_exported_in_eval_mode_has_no_dropout,
+         with_p_of_1_nothing_is_learnt_but_the_bias, other_random_numbers_are_refused,
+         other_sizes_and_flags_are_one_line, damaged_files_are_one_line]
 run_all(TESTS, sys.argv[3:], HERE)

@@ -336,24 +336,6 @@ static hvt_status find_head(hvt_pt2 *f)
     return HVT_OK;
 }
 
-static double find_dropout(const hvt_pt2 *f)
-{
-    double most = 0;
-
-    for (size_t i = 0; i < f->nneeded; i++) {
-        const char *kind;
-        const json_t *p = hvt__pt2_arg(f->needed[i], "p", &kind);
-
-        const char *t = hvt__pt2_target(f->needed[i]);
-        double drops = !strncmp(t, "aten.dropout", 12)     ? json_number_value(p)
-                       : !strncmp(t, "aten.bernoulli", 14) ? 1 - json_number_value(p)
-                                                           : 0;
-
-        most = drops > most ? drops : most;
-    }
-    return most;
-}
-
 hvt_status hvt__pt2_graph(hvt_pt2 *p)
 {
     const json_t *module = json_object_get(p->program, "graph_module"),
@@ -385,7 +367,5 @@ hvt_status hvt__pt2_graph(hvt_pt2 *p)
         s = check_operations(p);
     if (s == HVT_OK)
         s = find_head(p);
-    if (s == HVT_OK)
-        p->dropout = find_dropout(p);
     return s;
 }

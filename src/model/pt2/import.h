@@ -1,21 +1,30 @@
 /*
- * import.h - a graph on its way onto a tape, shared by import.c, which walks it, and ops.c, which has a
- * function for each operation. Nothing else includes it.
+ * import.h - a graph on its way onto a tape, shared by import.c, which walks it, and ops.c and noise.c, which
+ * have a function for each operation. Nothing else includes it.
  */
 #ifndef HVT_PT2_IMPORT_H
 #define HVT_PT2_IMPORT_H
 
 #include "pt2_impl.h"
 
+typedef enum hvt__pt2_share {
+    HVT__PT2_BATCH,    /* [1,1,1,1] */
+    HVT__PT2_IMAGES,   /* [N,1,1,1] */
+    HVT__PT2_CHANNELS, /* [N,C,1,1] */
+    HVT__PT2_ELEMENTS  /* [N,C,H,W] */
+} hvt__pt2_share;
+
 /* What a name of the graph stands for. */
 typedef struct tensor {
-    const char *state;  /* a parameter or buffer: its name in the state_dict; NULL: computed */
-    hvt_value v;        /* on the tape; -1: a parameter or buffer */
-    bool noise;         /* random numbers of stochastic depth */
-    hvt__pt2_axes axes; /* of v */
-    int storage;        /* tensors that are views of each other have the same */
-    int version;        /* of its storage when it was made: each operation in place makes a new one */
-    int newest;         /* version, where the storage is its own */
+    const char *state; /* a parameter or buffer: its name in the state_dict; NULL: computed */
+    hvt_value v;       /* on the tape; -1: a parameter or buffer */
+    bool noise;        /* random numbers to multiply with, each `factor` with probability `keep`, else 0 */
+    double keep, factor;
+    hvt__pt2_share like; /* which elements have one in common */
+    hvt__pt2_axes axes;  /* of v */
+    int storage;         /* tensors that are views of each other have the same */
+    int version;         /* of its storage when it was made: each operation in place makes a new one */
+    int newest;          /* version, where the storage is its own */
 } tensor;
 
 typedef struct importer {
@@ -63,5 +72,28 @@ int hvt__pt2_out_sizes(importer *p, int i, int64_t *ret_size); /* in the example
 void hvt__pt2_out(importer *p, int i, tensor t, const tensor *x);
 /* Output 0 is v, of [N,C,H,W] or [N,C] as the file says. */
 void hvt__pt2_out_value(importer *p, hvt_value v);
+
+/* ---- ops.c ---- */
+
+/* Is it a value of the tape? If it is not, the node is refused. */
+bool hvt__pt2_is_computed(importer *p, const tensor *t);
+/* An argument as [N,C,H,W] of the tape; -1 after a refusal. */
+hvt_value hvt__pt2_image(importer *p, const char *name);
+/* What the operation calls its first argument. */
+const char *hvt__pt2_first_argument(const importer *p);
+/* Its argument `other`, if that is a number. */
+bool hvt__pt2_number(importer *p, double *ret_x);
+/* Output 0 is v, which lies as one of the arguments. */
+void hvt__pt2_out_like(importer *p, hvt_value v, const hvt__pt2_axes *axes);
+
+/* ---- noise.c ---- */
+
+void hvt__pt2_dropout(importer *p);
+void hvt__pt2_feature_dropout(importer *p);
+void hvt__pt2_noise(importer *p);
+void hvt__pt2_bernoulli(importer *p);
+/* The node at hand, a quotient or a product of a and b, if it is one of random numbers; else false. */
+bool hvt__pt2_divide_noise(importer *p);
+bool hvt__pt2_multiply_noise(importer *p, const tensor *a, const tensor *b);
 
 #endif /* HVT_PT2_IMPORT_H */

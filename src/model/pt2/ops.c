@@ -11,12 +11,18 @@ enum { MANY = 1024 }; /* inputs of a cat */
 
 /* ---- tensors on the tape ---- */
 
-static bool is_computed(importer *p, const tensor *t)
+bool hvt__pt2_is_computed(importer *p, const tensor *t)
 {
     if (t && t->v < 0)
         hvt__pt2_refuse(p, "it computes with %s; expected the result of an operation",
                         t->state ? t->state : "random numbers");
     return t && t->v >= 0;
+}
+
+/* What the operation calls it. */
+const char *hvt__pt2_first_argument(const importer *p)
+{
+    return hvt__pt2_given(p, "input") ? "input" : "self";
 }
 
 /* Channels that view and transpose have put in another order, as a channel shuffle does: [C/g][g] was
@@ -33,12 +39,12 @@ static hvt_value ordered(importer *p, const tensor *t)
 }
 
 /* The first argument as [N,C,H,W] of the tape; -1 after a refusal. */
-static hvt_value image(importer *p, const char *name)
+hvt_value hvt__pt2_image(importer *p, const char *name)
 {
     const tensor *t = hvt__pt2_tensor(p, name);
     hvt_value v;
 
-    if (!is_computed(p, t))
+    if (!hvt__pt2_is_computed(p, t))
         return -1;
     v = ordered(p, t);
     if (v == t->v && (t->axes.ndim != 4 || !hvt__pt2_is(&t->axes, 1, 'C') || !hvt__pt2_is(&t->axes, 2, 'H') ||
@@ -112,7 +118,7 @@ static void end_layer(importer *p, const char *layer, hvt_value v)
 }
 
 /* Output 0 is v, which lies as one of the arguments. */
-static void out_like(importer *p, hvt_value v, const hvt__pt2_axes *axes)
+void hvt__pt2_out_like(importer *p, hvt_value v, const hvt__pt2_axes *axes)
 {
     hvt__pt2_out(p, 0, (tensor){.v = v, .axes = *axes}, NULL);
 }
@@ -131,7 +137,7 @@ static void same_padding(const hvt_conv2d_opts *o, int *ret)
 
 static void conv2d(importer *p)
 {
-    hvt_value x = image(p, "input");
+    hvt_value x = hvt__pt2_image(p, "input");
     int64_t size[4];
     char layer[128];
     int stride[2] = {1, 1}, pad[4] = {0}, dilation[2] = {1, 1};
@@ -173,7 +179,7 @@ static void linear(importer *p)
     char layer[128];
     hvt_value v;
 
-    if (!is_computed(p, t))
+    if (!hvt__pt2_is_computed(p, t))
         return;
     v = t->v;
     axes = t->axes;
@@ -199,12 +205,12 @@ static void linear(importer *p)
     if (rows)
         hvt__pt2_out_value(p, v);
     else
-        out_like(p, v, &axes);
+        hvt__pt2_out_like(p, v, &axes);
 }
 
 static void batch_norm(importer *p)
 {
-    hvt_value x = image(p, "input");
+    hvt_value x = hvt__pt2_image(p, "input");
     double eps = hvt__pt2_float(p, "eps", 1e-5), momentum = hvt__pt2_float(p, "momentum", 0.1);
     int64_t size[4];
     char layer[128];
@@ -244,7 +250,7 @@ static void layer_norm(importer *p)
     bool scaled, last, whole;
     hvt_value v;
 
-    if (!is_computed(p, t))
+    if (!hvt__pt2_is_computed(p, t))
         return;
     axes = t->axes;
     v = t->v;
@@ -258,12 +264,12 @@ static void layer_norm(importer *p)
         return;
     v = hvt_layernorm(p->m, v, whole ? HVT_OVER_IMAGE : HVT_OVER_CHANNELS, (float)eps, scaled);
     keep_layer(p, layer, v);
-    out_like(p, v, &axes);
+    hvt__pt2_out_like(p, v, &axes);
 }
 
 static void group_norm(importer *p)
 {
-    hvt_value x = image(p, "input");
+    hvt_value x = hvt__pt2_image(p, "input");
     int groups = (int)hvt__pt2_int(p, "num_groups", 1);
     double eps = hvt__pt2_float(p, "eps", 1e-5);
     char layer[128] = "";
@@ -273,6 +279,21 @@ static void group_norm(importer *p)
         end_layer(p, layer, hvt_groupnorm(p->m, x, groups, (float)eps, scaled));
 }
 
+/* A group norm of as many groups as channels. */
+static void instance_norm(importer *p)
+{
+    hvt_value x = hvt__pt2_image(p, "input");
+    double eps = hvt__pt2_float(p, "eps", 1e-5);
+    int64_t size[HVT__PT2_DIMS];
+    char layer[128] = "";
+    bool scaled = affine(p, layer, sizeof layer);
+
+    if (hvt__pt2_given(p, "running_mean"))
+        hvt__pt2_refuse(p, "it has running statistics; expected track_running_stats=False");
+    if (!p->failed && hvt__pt2_out_sizes(p, 0, size) == 4 && size[1] <= INT_MAX)
+        end_layer(p, layer, hvt_groupnorm(p->m, x, (int)size[1], (float)eps, scaled));
+}
+
 /* ---- functions of one number ---- */
 
 static void map(importer *p, hvt_function f, double a, double b)
@@ -280,10 +301,10 @@ static void map(importer *p, hvt_function f, double a, double b)
     const tensor *t = hvt__pt2_tensor(p, "self");
     hvt__pt2_axes axes;
 
-    if (!is_computed(p, t))
+    if (!hvt__pt2_is_computed(p, t))
         return;
     axes = t->axes;
-    out_like(p, hvt_apply(p->m, t->v, f, (float)a, (float)b), &axes);
+    hvt__pt2_out_like(p, hvt_apply(p->m, t->v, f, (float)a, (float)b), &axes);
 }
 
 static void relu(importer *p)
@@ -291,10 +312,10 @@ static void relu(importer *p)
     const tensor *t = hvt__pt2_tensor(p, "self");
     hvt__pt2_axes axes;
 
-    if (!is_computed(p, t))
+    if (!hvt__pt2_is_computed(p, t))
         return;
     axes = t->axes;
-    out_like(p, hvt_relu(p->m, t->v), &axes);
+    hvt__pt2_out_like(p, hvt_relu(p->m, t->v), &axes);
 }
 
 #define MAP(name, f, a, b)                                                                                   \
@@ -323,7 +344,7 @@ static void elu(importer *p)
 /* ---- two tensors, or a tensor and a number ---- */
 
 /* The other argument as a number. */
-static bool number(importer *p, double *ret_x)
+bool hvt__pt2_number(importer *p, double *ret_x)
 {
     const char *kind;
     const json_t *x = hvt__pt2_arg(p->node, "other", &kind);
@@ -378,7 +399,7 @@ static void binary(importer *p, hvt_binary op)
 
     if (hvt__pt2_given(p, "alpha") && hvt__pt2_float(p, "alpha", 1) != 1)
         hvt__pt2_refuse(p, "its alpha is %g, not 1", hvt__pt2_float(p, "alpha", 1));
-    if (number(p, &x)) {
+    if (hvt__pt2_number(p, &x)) {
         bool factor = op == HVT_MUL || op == HVT_DIV;
 
         map(p, HVT_AFFINE,
@@ -393,21 +414,19 @@ static void binary(importer *p, hvt_binary op)
     b = hvt__pt2_tensor(p, "other");
     if (!a || !b || p->failed)
         return;
-    if (b->noise && op == HVT_MUL && a->v >= 0) {
-        hvt__pt2_out(p, 0, *a, NULL);
+    if (op == HVT_MUL && hvt__pt2_multiply_noise(p, a, b))
         return;
-    }
     if (a->v < 0 && b->v >= 0 && (op == HVT_ADD || op == HVT_MUL)) { /* they commute */
         const tensor *t = a;
 
         a = b, b = t;
     }
-    if (!is_computed(p, a))
+    if (!hvt__pt2_is_computed(p, a))
         return;
     axes = a->axes;
     if (b->state)
         v = with_parameter(p, op, a, b);
-    else if (!is_computed(p, b))
+    else if (!hvt__pt2_is_computed(p, b))
         return;
     else if (broadcasts(&a->axes, &b->axes, &axes))
         v = hvt_combine(p->m, op, a->v, b->v);
@@ -415,7 +434,7 @@ static void binary(importer *p, hvt_binary op)
         hvt__pt2_refuse(
             p, "its arguments are no images of one shape, one of them repeated over pixels or channels");
     if (!p->failed)
-        out_like(p, v, &axes);
+        hvt__pt2_out_like(p, v, &axes);
 }
 
 static void add(importer *p)
@@ -435,42 +454,15 @@ static void mul(importer *p)
 
 static void divide(importer *p)
 {
-    const tensor *a = hvt__pt2_tensor(p, "self");
-
-    if (a && a->noise)
-        hvt__pt2_out(p, 0, *a, NULL);
-    else
+    if (!hvt__pt2_divide_noise(p))
         binary(p, HVT_DIV);
-}
-
-/* Stochastic depth of torchvision/ops/stochastic_depth.py: empty([N,1,1,1]), bernoulli_, div_, mul. Like
- * dropout, it is left out; hvt_pt2_info.dropout says that it is there. */
-static void noise(importer *p)
-{
-    int64_t size[HVT__PT2_DIMS];
-    int n = hvt__pt2_out_sizes(p, 0, size);
-
-    for (int i = 1; i < n; i++)
-        if (size[i] != 1)
-            hvt__pt2_refuse(p, "it makes numbers of its own; expected [N,1,1,1], as stochastic depth does");
-    hvt__pt2_out(p, 0, (tensor){.v = -1, .noise = true}, NULL);
-}
-
-static void bernoulli(importer *p)
-{
-    const tensor *t = hvt__pt2_tensor(p, "self");
-
-    if (!t || !t->noise)
-        hvt__pt2_refuse(p, "it is known in stochastic depth only");
-    else
-        hvt__pt2_out(p, 0, *t, NULL);
 }
 
 /* ---- pooling ---- */
 
 static void pool(importer *p, hvt_pooling_kind kind)
 {
-    hvt_value x = image(p, "self");
+    hvt_value x = hvt__pt2_image(p, "self");
     int size[2] = {1, 1}, stride[2], pad[2] = {0, 0}, dilation[2] = {1, 1};
 
     hvt__pt2_ints(p, "kernel_size", 2, size);
@@ -501,22 +493,33 @@ static void avg_pool(importer *p)
     pool(p, HVT_POOL_MEAN);
 }
 
-static void adaptive_avg_pool(importer *p)
+static void adaptive_pool(importer *p, hvt_pooling_kind kind)
 {
-    hvt_value x = image(p, "self");
+    hvt_value x = hvt__pt2_image(p, "self");
     int size[2] = {1, 1};
 
     hvt__pt2_ints(p, "output_size", 2, size);
     if (!p->failed)
-        hvt__pt2_out_value(p, size[0] == 1 && size[1] == 1
+        hvt__pt2_out_value(p, kind == HVT_POOL_MEAN && size[0] == 1 && size[1] == 1
                                   ? hvt_avgpool(p->m, x)
-                                  : hvt_adaptive_pool(p->m, x, HVT_POOL_MEAN, size[0], size[1]));
+                                  : hvt_adaptive_pool(p->m, x, kind, size[0], size[1]));
+}
+
+static void adaptive_avg_pool(importer *p)
+{
+    adaptive_pool(p, HVT_POOL_MEAN);
+}
+
+/* Whose second output is not imported. */
+static void adaptive_max_pool(importer *p)
+{
+    adaptive_pool(p, HVT_POOL_MAX);
 }
 
 /* Over H and W. */
 static void mean(importer *p)
 {
-    hvt_value x = image(p, "self");
+    hvt_value x = hvt__pt2_image(p, "self");
     int dim[2] = {0, 0};
 
     hvt__pt2_ints(p, "dim", 2, dim);
@@ -533,14 +536,12 @@ static void mean(importer *p)
 /* The output's sizes say what it is: view, reshape, flatten, unflatten, squeeze, unsqueeze. */
 static void view(importer *p)
 {
-    const char *kind;
-    const char *name = hvt__pt2_arg(p->node, "input", &kind) ? "input" : "self";
-    const tensor *x = hvt__pt2_tensor(p, name);
+    const tensor *x = hvt__pt2_tensor(p, hvt__pt2_first_argument(p));
     int64_t size[HVT__PT2_DIMS];
     int n = hvt__pt2_out_sizes(p, 0, size);
     tensor y;
 
-    if (!is_computed(p, x) || p->failed)
+    if (!hvt__pt2_is_computed(p, x) || p->failed)
         return;
     y = *x;
     if (!hvt__pt2_view(&y.axes, n, size))
@@ -550,10 +551,9 @@ static void view(importer *p)
 
 static void same(importer *p)
 {
-    const char *kind;
-    const tensor *x = hvt__pt2_tensor(p, hvt__pt2_arg(p->node, "input", &kind) ? "input" : "self");
+    const tensor *x = hvt__pt2_tensor(p, hvt__pt2_first_argument(p));
 
-    if (is_computed(p, x))
+    if (hvt__pt2_is_computed(p, x))
         hvt__pt2_out(p, 0, *x, x);
 }
 
@@ -564,7 +564,7 @@ static void permute(importer *p)
     unsigned seen = 0;
     tensor y;
 
-    if (!is_computed(p, x))
+    if (!hvt__pt2_is_computed(p, x))
         return;
     y = *x;
     n = y.axes.ndim;
@@ -588,7 +588,7 @@ static void transpose(importer *p)
     int from[HVT__PT2_DIMS], n, a, b;
     tensor y;
 
-    if (!is_computed(p, x))
+    if (!hvt__pt2_is_computed(p, x))
         return;
     y = *x;
     n = y.axes.ndim;
@@ -611,7 +611,7 @@ static tensor along_channels(importer *p, const tensor *t, int *ret_dim)
     int64_t dim = hvt__pt2_int(p, "dim", 0);
     tensor x = {.v = -1};
 
-    if (!is_computed(p, t))
+    if (!hvt__pt2_is_computed(p, t))
         return x;
     x = *t;
     dim += dim < 0 ? x.axes.ndim : 0;
@@ -650,7 +650,7 @@ static void cat(importer *p)
     if (!p->failed && (hvt__pt2_out_sizes(p, 0, size) != axes.ndim || !hvt__pt2_resize(&axes, size)))
         hvt__pt2_refuse(p, "its output has other dimensions than its inputs");
     if (!p->failed)
-        out_like(p, hvt_concat(p->m, v, n), &axes);
+        hvt__pt2_out_like(p, hvt_concat(p->m, v, n), &axes);
 }
 
 /* chunk and split: parts of the channels, whose sizes the outputs say. */
@@ -684,6 +684,7 @@ static const operation operations[] = {
     {"aten.batch_norm.default", batch_norm},
     {"aten.layer_norm.default", layer_norm},
     {"aten.group_norm.default", group_norm},
+    {"aten.instance_norm.default", instance_norm},
     {"aten.relu.default", relu},
     {"aten.relu_.default", relu},
     {"aten.relu6.default", relu6},
@@ -716,11 +717,13 @@ static const operation operations[] = {
     {"aten.div.Tensor", divide},
     {"aten.div_.Tensor", divide},
     {"aten.div_.Scalar", divide},
-    {"aten.empty.memory_format", noise},
-    {"aten.bernoulli_.float", bernoulli},
+    {"aten.empty.memory_format", hvt__pt2_noise},
+    {"aten.new_empty.default", hvt__pt2_noise},
+    {"aten.bernoulli_.float", hvt__pt2_bernoulli},
     {"aten.max_pool2d.default", max_pool},
     {"aten.avg_pool2d.default", avg_pool},
     {"aten.adaptive_avg_pool2d.default", adaptive_avg_pool},
+    {"aten.adaptive_max_pool2d.default", adaptive_max_pool},
     {"aten.mean.dim", mean},
     {"aten.view.default", view},
     {"aten._unsafe_view.default", view},
@@ -730,8 +733,10 @@ static const operation operations[] = {
     {"aten.squeeze.dim", view},
     {"aten.squeeze.dims", view},
     {"aten.unsqueeze.default", view},
-    {"aten.dropout.default", same}, /* hvt_pt2_info.dropout says that it is there */
-    {"aten.dropout_.default", same},
+    {"aten.dropout.default", hvt__pt2_dropout},
+    {"aten.dropout_.default", hvt__pt2_dropout},
+    {"aten.feature_dropout.default", hvt__pt2_feature_dropout},
+    {"aten.feature_dropout_.default", hvt__pt2_feature_dropout},
     {"aten.contiguous.default", same},
     {"aten.clone.default", same},
     {"aten.alias.default", same},

@@ -66,8 +66,7 @@ hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *p)
                           .classes = n == 2 && size[1] <= INT_MAX ? (int)size[1] : 0,
                           .outputs = p->outputs,
                           .weights = p->weights != NULL,
-                          .head = p->head_name,
-                          .dropout = p->dropout};
+                          .head = p->head_name};
 }
 
 /* ---- values ---- */

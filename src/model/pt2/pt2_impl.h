@@ -26,7 +26,6 @@ struct hvt_pt2 {
     const json_t **needed;         /* [nneeded] the nodes that lead to the logits, in order */
     size_t nneeded, names;         /* names: at most so many has the graph */
     const json_t *head;            /* the last layer with weights: its outputs are the classes; or NULL */
-    double dropout;                /* the largest probability of any dropout */
     char *head_name;               /* without ".weight" */
     const char *image, *logits;    /* names in the graph of the input and the first output */
     int outputs;

@@ -105,8 +105,9 @@ static const struct {
     {HVT__FLAG,
      "sync-bn|sync-batchnorm|use-adasum|clip-grad|clip-grad-norm|grad-clip|max-grad-norm|gradient-clip-val|"
      "mixup|mixup-alpha|cutmix|cutmix-alpha|random-erase|reprob|auto-augment|aa|"
-     "model-ema|ema|dropout|drop|drop-path|patience|early-stopping",
+     "model-ema|ema|patience|early-stopping",
      "nothing, hvtrain does not have this"},
+    {HVT__FLAG, "dropout|drop|drop-path", "nothing, a --model FILE.pt2 exported in train() mode has its own"},
     {HVT__COMMAND, "train|fit|run", "hvtrain trains without being told: leave the word out"},
     {HVT__COMMAND, "eval|evaluate|test", "here: --evaluate --resume DIR"},
     {HVT__COMMAND, "resume", "here: --resume DIR"},
