@@ -7,7 +7,7 @@ import sys
 import zipfile
 
 sys.path.append(os.path.join(sys.path[0], "../support"))
-from hvtrain import HERE, path, python_with, records, run
+from hvtrain import HERE, HVTRAIN, path, python_with, records, run
 from truths import Skip, check, run_all
 
 NETS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pt2_nets.py")
@@ -204,10 +204,18 @@ def damaged_files_are_one_line():
     check(rc == 0, out, err)
 
 
+def families_train_as_in_pytorch():
+    python = python_with("torch, torchvision, safetensors, numpy")
+    done = subprocess.run([python, os.path.join(os.path.dirname(NETS), "pt2_families.py"), HVTRAIN, "two_branches", "gated",
+                           "squeezenet1_1"], capture_output=True, text=True,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    check(done.returncode == 0, done.stdout, done.stderr[-2000:])
+
+
 TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_name, classes_give_it_a_new_last_layer,
          unknown_operations_are_named_at_once, what_was_changed_in_place_is_not_read_again,
          dropout_is_none_in_an_evaluation, dropout_depends_neither_on_ranks_nor_threads,
          dropout_goes_on_in_the_middle_of_an_epoch, what_was_exported_in_eval_mode_has_no_dropout,
          with_p_of_1_nothing_is_learnt_but_the_bias, other_random_numbers_are_refused,
-         other_sizes_and_flags_are_one_line, damaged_files_are_one_line]
+         other_sizes_and_flags_are_one_line, damaged_files_are_one_line, families_train_as_in_pytorch]
 run_all(TESTS, sys.argv[3:], HERE)
