@@ -121,3 +121,56 @@ hvt_status hvt__sgd_cuda(hvt_device *d, size_t n, const hvt_sgd_args *a, const f
         return each<V>(d, n, fit, sgd_op<T, several_gradients>{{in}, *a, w, v});
     });
 }
+
+template <class T, class From> struct adam_op {
+    From from;
+    hvt_adam_args a;
+    float *w, *m, *v;
+
+    template <int W> __device__ void at(size_t i) const
+    {
+        const hvt__adam_numbers x = hvt__adam_numbers_of(&a);
+        const adam_consts k = {x.scale,  x.decay,      x.keep1, x.beta2, x.keep2,
+                               x.shrink, x.minus_rate, x.root,  x.eps};
+        float g[W] = {}, was[W], mean[W] = {}, square[W] = {};
+
+        if (!a.step->apply)
+            return;
+        from.sum(i, g);
+        load_floats(w + i, was);
+        if (!a.step->fresh) {
+            load_floats(m + i, mean);
+            load_floats(v + i, square);
+        }
+        for (int n = 0; n < W; n++) {
+            const float grad = adam_gradient(&k, g[n], was[n]);
+
+            mean[n] = adam_mean(&k, grad, mean[n]);
+            square[n] = adam_square(&k, grad, square[n]);
+            was[n] = adam_step(&k, was[n], mean[n], square[n]);
+        }
+        store(m + i, mean);
+        store(v + i, square);
+        store(w + i, was);
+        if (a.copy)
+            store((T *)a.copy + i, was);
+    }
+};
+
+hvt_status hvt__adam_cuda(hvt_device *d, size_t n, const hvt_adam_args *a, const float *const g[], int ng,
+                          float *w, float *m, float *v)
+{
+    constexpr int V = full_vec<float>();
+
+    HVT_TRY(check_inputs(ng));
+    return with_type(a->copy ? a->copy_type : HVT_F32, [=](auto zero) {
+        typedef decltype(zero) T;
+        const inputs in = inputs_of((const void *const *)g, ng);
+        const unsigned fit = heads(V, w, sizeof *w) & heads(V, m, sizeof *m) & heads(V, v, sizeof *v) &
+                             heads(V, a->copy, sizeof(T)) & inputs_heads(V, in, sizeof *w);
+
+        if (ng == 1)
+            return each<V>(d, n, fit, adam_op<T, one_gradient>{{g[0]}, *a, w, m, v});
+        return each<V>(d, n, fit, adam_op<T, several_gradients>{{in}, *a, w, m, v});
+    });
+}

@@ -344,6 +344,10 @@ typedef struct hvt_step_state {
     int32_t fresh;    /* no update was made yet: momentum is uninitialised */
     int32_t stop;     /* hvt_stop; once set, no update is applied any more */
     uint64_t bad;     /* lowest arena index of a non-finite gradient; UINT64_MAX: none. Lowered by check */
+    /* of optimizers with averages: beta is written once, the others by decide */
+    double beta[2];  /* of each average; 0: it keeps none */
+    int64_t updates; /* made so far, t: those that were skipped do not count */
+    float bias[2];   /* 1 / (1 - beta[0]^t) and 1 / sqrt(1 - beta[1]^t) */
     /* counted by decide, never reset */
     int64_t steps, skipped, top1, top5, count;
     int64_t votes[HVT__STEP_VOTES]; /* ranks that voted so, added over the steps */
@@ -378,6 +382,15 @@ typedef struct hvt_sgd_args {
     void *copy;                 /* 16-bit copy of the new w in copy_type, at the same offsets; NULL: none */
     hvt_dtype copy_type;
 } hvt_sgd_args;
+
+typedef struct hvt_adam_args {
+    double beta[2];
+    float eps, weight_decay;
+    bool decoupled;             /* AdamW: the weight decays, and not by way of the gradient */
+    const hvt_step_state *step; /* device memory: lr, grad_scale, apply, fresh (m and v are 0), bias */
+    void *copy;                 /* as above */
+    hvt_dtype copy_type;
+} hvt_adam_args;
 
 /* PowerSGD's factors of a convolution's gradient G, taken as a matrix [k, m] of k filters: P [k, r] and Q [m,
  * r], stored column by column. G, and the error feedback E of the same shape, have the device's layout of k
@@ -496,13 +509,15 @@ typedef struct hvt_device_ops {
         hvt_status (*cast)(hvt_device *d, size_t n, float s, const void *src, hvt_dtype st, void *dst,
                            hvt_dtype dt);
         /* out = in[0] + ... + in[count-1] along the tree (2i and 2i+1 are added, an odd last one moves up a
-         * level), in f32, rounded once to t; out may be one of the inputs. in[], and sgd's g[], is host
-         * memory */
+         * level), in f32, rounded once to t; out may be one of the inputs. in[], and the optimizers' g[], is
+         * host memory */
         hvt_status (*reduce)(hvt_device *d, size_t n, hvt_dtype t, const void *const in[], int count,
                              void *out);
         /* the gradients of ng ranks are first added along the tree */
         hvt_status (*sgd)(hvt_device *d, size_t n, const hvt_sgd_args *a, const float *const g[], int ng,
                           float *w, float *v);
+        hvt_status (*adam)(hvt_device *d, size_t n, const hvt_adam_args *a, const float *const g[], int ng,
+                           float *w, float *m, float *v);
     } vector;
 
     struct { /* of layers of one's own; NULL: the device does not compute it, and hvt_model_plan() says so */
@@ -558,7 +573,8 @@ typedef struct hvt_device_ops {
     X(matrix.bias_backward, bias_backward) X(matrix.subsample_forward, subsample_forward)                    \
     X(matrix.subsample_backward, subsample_backward) X(matrix.xent, xent) X(matrix.mse, mse)                 \
     X(vector.relu_forward, relu_forward) X(vector.relu_backward, relu_backward) X(vector.add, add)           \
-    X(vector.cast, cast) X(vector.reduce, reduce) X(vector.sgd, sgd) X(step.check, check)
+    X(vector.cast, cast) X(vector.reduce, reduce) X(vector.sgd, sgd) X(vector.adam, adam)        \
+    X(step.check, check)
 /* and those of `general` */
 #define HVT__GENERAL_OPS(X)                                                                                  \
     X(general.map_forward, map_forward) X(general.map_backward, map_backward)                                \

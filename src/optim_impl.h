@@ -29,25 +29,49 @@ typedef struct hvt__powersgd_state {
 /* Memory for it, with the Q in use and residuals of 0. */
 hvt_status hvt__powersgd_state_alloc(hvt__powersgd_state *saved, int ranks);
 
+/* What an optimizer keeps of each element: a number in each of so many arenas. */
+enum { HVT__OPTIM_STATES = 2 };
+
+/* An update of n elements from `at` on, in one run; g as in hvt__optim_span(). */
+typedef hvt_status hvt__optim_update(hvt_optim *o, size_t at, size_t n, float weight_decay,
+                                     const float *const g[], int ng);
+
+typedef struct hvt__optim_rule {
+    const char *name;
+    const char *state[HVT__OPTIM_STATES]; /* torch.optim's names, as in checkpoints */
+    const char *file;        /* of a checkpoint, for the state: momentum in gen-000012.momentum.safetensors */
+    bool begins_at_any_time; /* a parameter without state goes on as from 0; else t, which is of all, is wrong
+                              */
+    int (*states)(const hvt_optim_opts *o);       /* how many of them these options need */
+    hvt_status (*check)(const hvt_optim_opts *o); /* its own options. Errors: E_ARG */
+    hvt__optim_update *update;
+} hvt__optim_rule;
+
+extern const hvt__optim_rule hvt__optim_rules[]; /* by hvt_optim_kind */
+
 struct hvt_optim {
     hvt_model *m; /* borrowed */
     hvt__users users;
     hvt_optim_opts opts;
-    float *v;     /* momentum, device memory: v[i - v_at] is of element i of the arenas; NULL: keeps none */
-    size_t v_at;  /* 0, but in slices */
-    bool sliced;  /* v has this rank's slices alone, one after the other (slices.c) */
-    float *whole; /* then, for a while: all of it, at the parameters' offsets, as gathered or loaded */
-    bool loaded;  /* `whole` was written and is not in the ranks' slices yet */
+    const hvt__optim_rule *rule;
+    int states;     /* 0: it keeps none */
+    float *v;       /* device memory: state k of element i of the arenas is v[k * v_count + i - v_at]; NULL */
+    size_t v_count; /* an arena's, but in slices */
+    size_t v_at;    /* 0, but in slices */
+    bool sliced;    /* v has this rank's slices alone, one after the other (slices.c) */
+    float *whole;   /* then, for a while: all of it, arenas one after the other, as gathered or loaded */
+    bool loaded;    /* `whole` was written and is not in the ranks' slices yet */
     hvt__powersgd_state *powersgd; /* borrowed from its distributed optimizer; NULL: gradients travel whole */
 };
 
-/* All of the state at the parameters' offsets, to be read or to be written. Errors: E_ARG it lies in slices
- * and was not gathered, E_MEM. */
+/* All of the state, to be read or to be written: an arena of grad_count elements, at the parameters' offsets,
+ * for each of `states`. Errors: E_ARG it lies in slices and was not gathered, E_MEM. */
 hvt_status hvt__optim_state(hvt_optim *o, bool write, float **ret_v);
 
 /* No update was made yet: v holds nothing. The model's step state knows; asking waits. */
 hvt_status hvt__optim_fresh(const hvt_optim *o, bool *ret_fresh);
-hvt_status hvt__optim_set_fresh(hvt_optim *o, bool fresh);
+/* `updates` were made before: 0 is fresh. */
+hvt_status hvt__optim_set_updates(hvt_optim *o, int64_t updates);
 
 /* An update, after hvt__model_end_step(): spans [first, end) until all are done, and then
  * hvt__model_updated(). The gradient is the sum along the tree of g[r][i - first], r < ng; g[] is moved on.

@@ -13,19 +13,36 @@ HVT_C_BEGIN
 typedef struct hvt_optim hvt_optim;
 typedef struct hvt_distopt hvt_distopt;
 
+/** torch.optim's optimizers; goldens in tests/golden/optim.txt. */
+typedef enum hvt_optim_kind { HVT_OPTIM_SGD, HVT_OPTIM_ADAM, HVT_OPTIM_ADAMW } hvt_optim_kind;
+
 /**
  * SGD, torch.optim.SGD's update: g += weight_decay*w; v = g on the first step, else
  * v = momentum*v + (1-dampening)*g; g = nesterov ? g + momentum*v : v; w -= lr*g. Without momentum, w -=
  * lr*g. Source: torch/optim/sgd.py; goldens in tests/optim/test_optim.c.
+ *
+ * Adam and AdamW, torch.optim.Adam's and AdamW's update number t = 1, 2, ..., with the averages m and v,
+ * which begin at 0: Adam g += weight_decay*w, AdamW w -= lr*weight_decay*w; then m += (1-betas[0])*(g - m);
+ * v = betas[1]*v + (1-betas[1])*g*g; w -= lr/(1-betas[0]^t) * m / (sqrt(v)/sqrt(1-betas[1]^t) + eps). An
+ * update that is skipped does not count. There is one t for all parameters. Source: torch/optim/adam.py.
+ *
+ * What another optimizer has is 0 here, else it is refused. {0} is SGD without momentum.
  */
 typedef struct hvt_optim_opts {
     float momentum, dampening, weight_decay;
     bool nesterov;      ///< needs momentum > 0 and dampening 0, as in PyTorch
     bool no_decay_norm; ///< batch-norm scale and shift are not decayed
     bool no_decay_bias; ///< biases of linear layers are not decayed
+    hvt_optim_kind kind;
+    double betas[2]; ///< Adam: 0 or more, below 1
+    double eps;      ///< Adam: 0 or more
 } hvt_optim_opts;
 
-/** m is borrowed and must be planned. Errors: E_ARG (a value out of its range, m not planned), E_MEM. */
+/** PyTorch's: (hvt_optim_opts){HVT_ADAM_DEFAULTS, .weight_decay = 0.01f} with .kind = HVT_OPTIM_ADAMW */
+#define HVT_ADAM_DEFAULTS .betas = {0.9, 0.999}, .eps = 1e-8
+
+/** m is borrowed and must be planned. Errors: E_ARG (a value out of its range or of another optimizer, m not
+ * planned), E_MEM. */
 HVT_API hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim **ret_optim);
 /** After its distributed optimizers, else it stays and that is logged: see hvt_device_close(). */
 HVT_API void hvt_optim_free(hvt_optim **optim);
@@ -192,9 +209,9 @@ HVT_API hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end);
  * difference, its values and the ranks, in the same step and before any update; the next step may be begun.
  *
  * Replica check: after every check_replicas-th update ranks compare hashes of what several of them have a
- * copy of: parameters (but not shared memory with itself), momentum that is not in slices, and 16-bit copies
- * of parameters that the update wrote completely. If they differ, all ranks get E_MISMATCH naming the first
- * tensor and the ranks, before the next update. Costs one pass over these arenas and one small message.
+ * copy of: parameters (but not shared memory with itself), optimizer state that is not in slices, and 16-bit
+ * copies of parameters that the update wrote completely. If they differ, all ranks get E_MISMATCH naming the
+ * first tensor and the ranks, before the next update. Costs one pass over these arenas and one small message.
  *
  * Collective. Async: on a device that queues the host does not wait, and hvt_distopt_check() reports errors;
  * no step after the failed one updates anything. Errors elsewhere: E_MISMATCH; E_DIVERGED if the summed loss

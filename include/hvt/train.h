@@ -98,9 +98,15 @@ HVT_C_BEGIN
       "of the learning rate, over epochs")                                                                   \
     X(num, warmup_epochs, "0", 0, RUN, "X", "the rate rises linearly over the first X epochs")               \
     X(num, warmup_from, "0", 0, RUN, "X", "from this fraction of it; 1/ranks is Horovod's callback")         \
-    X(num, momentum, "0.9", 0, RUN, "X", "")                                                                 \
-    X(bool, nesterov, "off", 0, RUN, "on|off", "Nesterov's momentum")                                        \
-    X(num, weight_decay, "0", 0, RUN, "X", "added to the gradient, as torch.optim.SGD does")                 \
+    X(pick, optimizer, "sgd", 0, RUN, "sgd|adam|adamw", "torch.optim's")                                     \
+    X(num, momentum, "0.9", 0, RUN, "X", "sgd")                                                              \
+    X(bool, nesterov, "off", 0, RUN, "on|off", "sgd: Nesterov's momentum")                                   \
+    X(str, betas, "0.9,0.999", 0, RUN, "X,X",                                                                \
+      "adam and adamw: how much of their averages, of gradients and of their squares, an update keeps")      \
+    X(num, eps, "1e-08", 0, RUN, "X", "adam and adamw: added to the divisor")                                \
+    X(num, weight_decay, "0", 0, RUN, "X",                                                                   \
+      "times the weight, is added to the gradient; adamw: times the rate and the weight, is taken off it "   \
+      "(0 for all optimizers, also where torch.optim.AdamW has 0.01)")                                       \
     X(str, no_decay, "none", 0, RUN, "none|norm,bias", "parameters without weight decay")                    \
     X(str, freeze, "none", 0, RUN, "PREFIX[,PREFIX...]",                                                     \
       "leave parameters as they are whose names begin so: conv1,bn1,layer1. (none: train all)")              \
@@ -319,8 +325,9 @@ HVT_API hvt_status hvt_weights_load(const char *file, hvt_model *m, bool skip_he
 
 /**
  * A checkpoint is DIR/NAME.safetensors, which holds what torchvision's state_dict() holds and nothing else,
- * and sidecar files that its metadata names: with momentum DIR/STEM.momentum.safetensors and, where gradients
- * travel as factors, DIR/STEM.powersgd.safetensors. Every file has hashes of its header and of its data.
+ * and sidecar files that its metadata names: of optimizer state DIR/STEM.momentum.safetensors or, of Adam,
+ * DIR/STEM.adam.safetensors and, where gradients travel as factors, DIR/STEM.powersgd.safetensors. Every file
+ * has hashes of its header and of its data.
  *
  * Sidecar files are written first, under names of their own; the rename of the weights' file is the one
  * moment at which the checkpoint is there. So a crash, a full disk or a kill at any moment leaves what was
@@ -350,7 +357,7 @@ typedef struct hvt_progress {
     hvt_loss recent;     ///< sums since the last record of a step
 } hvt_progress;
 
-/** Write it now, with NAME-HASH for STEM, in place of the one of that name. o may be NULL (no momentum). If
+/** Write it now, with NAME-HASH for STEM, in place of the one of that name. o may be NULL (no optimizer). If
  * ranks hold slices of its state or PowerSGD residuals, call hvt_distopt_gather() first. Takes memory for a
  * copy of all that is saved. Errors: E_IO naming file and cause, E_DIVERGED naming a tensor that is not
  * finite, E_ARG (not gathered), E_MEM; files of before are whole then. */
@@ -358,7 +365,8 @@ HVT_API hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_mo
                                        const hvt_progress *progress);
 /** path: a file, or a folder: its newest generation that is whole, then `last`, then `best`. What was passed
  * over because it is damaged is named in a warning. m NULL: progress only, of the newest with a whole header;
- * o NULL: no momentum. Errors: E_IO, E_FORMAT (damaged: hashes differ; no checkpoint of ours), E_SHAPE. */
+ * o NULL: weights alone. Errors: E_IO, E_FORMAT (damaged: hashes differ; no checkpoint of ours), E_SHAPE,
+ * E_ARG (saved with another optimizer: nothing was loaded). */
 HVT_API hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o,
                                        hvt_progress *ret_progress);
 

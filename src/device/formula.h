@@ -7,6 +7,7 @@
  *     f_relu(x)        0 > x ? 0 : x, so that a NaN stays one
  *     f_keep(y, d)     y <= 0 ? 0 : d, so that d passes where y is NaN, as in PyTorch (threshold_backward)
  *     U, I             unsigned and signed integers of 32 bits, of the same count
+ *     f_sqrt(x)        rounded once
  * so that ref, the cpu's vectors, in loop bodies and tails, and GPU threads round alike: the bits are equal,
  * wherever a span is split. The one exception: the portable set on a processor without fma rounds products
  * separately (fmaf would be a function call of some 20 ns), and differs from ref in the last place.
@@ -40,6 +41,35 @@ HVT_FN F sgd_nesterov(const sgd_consts *k, F g, F v)
 HVT_FN F sgd_step(const sgd_consts *k, F w, F direction)
 {
     return f_fma(k->minus_lr, direction, w);
+}
+
+/*
+ * torch.optim.Adam and AdamW. g is the sum of all gradients; keep1 = 1 - beta1, keep2 = 1 - beta2. Either
+ * decay is the weight decay and shrink 1 or, decoupled, decay is 0 and shrink 1 - lr * weight decay.
+ * minus_rate = -lr / (1 - beta1^t), root = 1 / sqrt(1 - beta2^t).
+ */
+typedef struct adam_consts {
+    F scale, decay, keep1, beta2, keep2, shrink, minus_rate, root, eps;
+} adam_consts;
+
+HVT_FN F adam_gradient(const adam_consts *k, F g, F w)
+{
+    return f_fma(k->decay, w, k->scale * g);
+}
+
+HVT_FN F adam_mean(const adam_consts *k, F g, F m)
+{
+    return f_fma(k->keep1, g - m, m);
+}
+
+HVT_FN F adam_square(const adam_consts *k, F g, F v)
+{
+    return f_fma(k->keep2 * g, g, k->beta2 * v);
+}
+
+HVT_FN F adam_step(const adam_consts *k, F w, F m, F v)
+{
+    return f_fma(k->minus_rate, m / f_fma(f_sqrt(v), k->root, k->eps), k->shrink * w);
 }
 
 /* Batch norm. a = gamma * rstd. x - mean is computed first: with a folded shift, beta - mean * a, a mean that

@@ -9,6 +9,7 @@
 #include "host.h"
 #include "ref.h"
 #include "scalar.h"
+#include "step.h"
 
 #include <math.h>
 
@@ -594,6 +595,28 @@ static hvt_status sgd_ref(hvt_device *d, size_t n, const hvt_sgd_args *a, const 
             step = a->nesterov ? sgd_nesterov(&k, step, v[i]) : v[i];
         }
         w[i] = sgd_step(&k, w[i], step);
+        if (a->copy)
+            hvt__store(a->copy, a->copy_type, i, w[i]);
+    }
+    return HVT_OK;
+}
+
+/* torch.optim.Adam and AdamW */
+static hvt_status adam_ref(hvt_device *d, size_t n, const hvt_adam_args *a, const float *const g[], int ng,
+                           float *w, float *m, float *v)
+{
+    HVT_FLOATS;
+    const hvt_step_state *s = a->step;
+    const hvt__adam_numbers x = hvt__adam_numbers_of(a);
+    const adam_consts k = {x.scale,  x.decay,      x.keep1, x.beta2, x.keep2,
+                           x.shrink, x.minus_rate, x.root,  x.eps};
+
+    for (size_t i = 0; i < n && s->apply; i++) {
+        float grad = adam_gradient(&k, tree((const void *const *)g, HVT_F32, ng, i), w[i]);
+
+        m[i] = adam_mean(&k, grad, s->fresh ? 0 : m[i]);
+        v[i] = adam_square(&k, grad, s->fresh ? 0 : v[i]);
+        w[i] = adam_step(&k, w[i], m[i], v[i]);
         if (a->copy)
             hvt__store(a->copy, a->copy_type, i, w[i]);
     }

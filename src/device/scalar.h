@@ -30,6 +30,11 @@ HVT_FN float f_keep(float y, float d)
     return y <= 0 ? 0 : d;
 }
 
+HVT_FN float f_sqrt(float x)
+{
+    return sqrtf(x);
+}
+
 #include "formula.h"
 
 #endif /* HVT_SCALAR_H */

@@ -12,7 +12,7 @@
  *                            times `backoff` now, times `growth` after `interval` updates in a row. At
  *                            `floor` it cannot fall, and the next such step stops the run; so do
  *                            HVT__SKIPS_MOST of them in a row with a fixed scale, which would never end.
- *   else                     update.
+ *   else                     update. Only these count for the bias of an optimizer's averages.
  *
  * Included by src/device and cuda/. Nothing else.
  */
@@ -21,6 +21,8 @@
 
 #include "device_impl.h"
 #include "half.h" /* HVT_FN */
+
+#include <math.h>
 
 enum { HVT__SKIPS_MOST = 100 };
 
@@ -42,6 +44,47 @@ HVT_FN bool hvt__step_back_off(hvt_step_state *s)
         s->loss_scale = s->floor;
     s->good = 0;
     return true;
+}
+
+/* By squaring, so that every device has the same bits. */
+HVT_FN double hvt__power(double x, int64_t n)
+{
+    double p = 1;
+
+    for (; n; n >>= 1, x *= x)
+        if (n & 1)
+            p *= x;
+    return p;
+}
+
+/* Averages that began at 0 are too small by 1 - beta^t; see torch/optim/adam.py. */
+HVT_FN void hvt__step_count_update(hvt_step_state *s)
+{
+    s->updates++;
+    s->bias[0] = (float)(1 / (1 - hvt__power(s->beta[0], s->updates)));
+    s->bias[1] = (float)(1 / sqrt(1 - hvt__power(s->beta[1], s->updates)));
+}
+
+/* formula.h's adam_consts, as floats */
+typedef struct hvt__adam_numbers {
+    float scale, decay, keep1, beta2, keep2, shrink, minus_rate, root, eps;
+} hvt__adam_numbers;
+
+HVT_FN hvt__adam_numbers hvt__adam_numbers_of(const hvt_adam_args *a)
+{
+    const hvt_step_state *s = a->step;
+    hvt__adam_numbers k;
+
+    k.scale = s->grad_scale;
+    k.decay = a->decoupled ? 0 : a->weight_decay;
+    k.keep1 = (float)(1 - a->beta[0]);
+    k.beta2 = (float)a->beta[1];
+    k.keep2 = (float)(1 - a->beta[1]);
+    k.shrink = a->decoupled ? (float)(1 - (double)s->lr * a->weight_decay) : 1;
+    k.minus_rate = -s->lr * s->bias[0];
+    k.root = s->bias[1];
+    k.eps = a->eps;
+    return k;
 }
 
 HVT_FN void hvt__step_grow(hvt_step_state *s)
@@ -91,12 +134,14 @@ HVT_FN void hvt__step_decide(hvt_step_state *s, const float *sums)
     } else {
         s->grad_scale = (float)(1 / (s->images * (double)s->loss_scale));
         s->apply = bad == UINT64_MAX;
-        if (s->apply)
+        if (s->apply) {
             hvt__step_grow(s);
-        else if (hvt__step_back_off(s))
+            hvt__step_count_update(s);
+        } else if (hvt__step_back_off(s)) {
             s->skipped++;
-        else
+        } else {
             why = HVT_STOP_SCALE;
+        }
     }
     if (why != HVT_STOP_NOT) {
         s->stop = why;

@@ -37,6 +37,7 @@ hvt_status hvt__step_restart(hvt_model *m)
     s.loss_scale = m->first_scale;
     s.good = s.skips_in_row = s.apply = 0;
     s.fresh = 1;
+    s.updates = 0;
     s.stop = HVT_STOP_NOT;
     s.stop_step = 0;
     s.bad = s.stop_bad = UINT64_MAX;

@@ -12,14 +12,17 @@
 static void add_options(hvt__items *l, const hvt_distopt *d)
 {
     const hvt_distopt_opts *opts = &d->opts;
-    const hvt_optim_opts *sgd = &d->optim->opts;
+    const hvt_optim_opts *o = &d->optim->opts;
 
-    hvt__items_add(l, "momentum\t%.9g", (double)sgd->momentum);
-    hvt__items_add(l, "dampening\t%.9g", (double)sgd->dampening);
-    hvt__items_add(l, "weight decay\t%.9g", (double)sgd->weight_decay);
-    hvt__items_add(l, "nesterov\t%s", sgd->nesterov ? "on" : "off");
-    hvt__items_add(l, "no decay\tnorm %s, bias %s", sgd->no_decay_norm ? "yes" : "no",
-                   sgd->no_decay_bias ? "yes" : "no");
+    hvt__items_add(l, "optimizer\t%s", d->optim->rule->name);
+    hvt__items_add(l, "momentum\t%.9g", (double)o->momentum);
+    hvt__items_add(l, "dampening\t%.9g", (double)o->dampening);
+    hvt__items_add(l, "weight decay\t%.9g", (double)o->weight_decay);
+    hvt__items_add(l, "nesterov\t%s", o->nesterov ? "on" : "off");
+    hvt__items_add(l, "betas\t%.17g, %.17g", o->betas[0], o->betas[1]);
+    hvt__items_add(l, "eps\t%.17g", o->eps);
+    hvt__items_add(l, "no decay\tnorm %s, bias %s", o->no_decay_norm ? "yes" : "no",
+                   o->no_decay_bias ? "yes" : "no");
     hvt__items_add(l, "frozen\t%s", d->optim->m->freeze ? d->optim->m->freeze : "none");
     hvt__items_add(l, "shards per rank\t%d", opts->local_shards);
     if (opts->powersgd) {

@@ -1,6 +1,6 @@
 /*
- * Stochastic gradient descent, as torch.optim.SGD does it: the learning rate multiplies after momentum, and
- * the first step's momentum is the gradient itself, whatever the dampening.
+ * Optimizers, as torch.optim has them, and the table of them. SGD: the learning rate multiplies after
+ * momentum, and the first step's momentum is the gradient itself, whatever the dampening.
  *
  * An update is elementwise, so a step may be done span by span, cut anywhere. Parameters differ only in
  * whether they are decayed; neighbours that agree in this are updated in one run, together with the padding
@@ -11,18 +11,113 @@
 
 #include <math.h>
 
-static hvt_status check(const hvt_optim_opts *o)
+static float *state_at(const hvt_optim *o, int k, size_t at)
+{
+    return o->v ? o->v + (size_t)k * o->v_count + (at - o->v_at) : NULL;
+}
+
+/* ---- SGD ---- */
+
+static int states_of_sgd(const hvt_optim_opts *o)
+{
+    return o->momentum != 0;
+}
+
+static hvt_status check_sgd(const hvt_optim_opts *o)
 {
     HVT_CHECK(isfinite(o->momentum) && o->momentum >= 0, E_ARG, "momentum is %g, expected 0 or more",
               (double)o->momentum);
     HVT_CHECK(isfinite(o->dampening), E_ARG, "dampening is %g, expected a finite number",
               (double)o->dampening);
-    HVT_CHECK(isfinite(o->weight_decay) && o->weight_decay >= 0, E_ARG,
-              "weight decay is %g, expected 0 or more", (double)o->weight_decay);
     HVT_CHECK(!o->nesterov || (o->momentum > 0 && o->dampening == 0), E_ARG,
               "nesterov needs momentum above 0 and dampening 0, got %g and %g", (double)o->momentum,
               (double)o->dampening);
+    HVT_CHECK(o->betas[0] == 0 && o->betas[1] == 0 && o->eps == 0, E_ARG,
+              "betas %g, %g and eps %g are Adam's: sgd has none", o->betas[0], o->betas[1], o->eps);
     return HVT_OK;
+}
+
+static hvt_status update_sgd(hvt_optim *o, size_t at, size_t n, float weight_decay, const float *const g[],
+                             int ng)
+{
+    const hvt_model *m = o->m;
+    const hvt_sgd_args a = {.momentum = o->opts.momentum,
+                            .dampening = o->opts.dampening,
+                            .nesterov = o->opts.nesterov,
+                            .weight_decay = weight_decay,
+                            .step = m->step,
+                            .copy = m->copy ? m->copy + at : NULL,
+                            .copy_type = m->type};
+
+    return m->dev->ops->vector.sgd(m->dev, n, &a, g, ng, m->params + at, state_at(o, 0, at));
+}
+
+/* ---- Adam and AdamW ---- */
+
+static int states_of_adam(const hvt_optim_opts *o)
+{
+    return 2;
+}
+
+static hvt_status check_adam(const hvt_optim_opts *o)
+{
+    for (int k = 0; k < 2; k++)
+        HVT_CHECK(o->betas[k] >= 0 && o->betas[k] < 1, E_ARG, "betas[%d] is %g, expected 0 or more, below 1",
+                  k, o->betas[k]);
+    HVT_CHECK(isfinite(o->eps) && o->eps >= 0, E_ARG, "eps is %g, expected 0 or more", o->eps);
+    HVT_CHECK(o->momentum == 0 && o->dampening == 0 && !o->nesterov, E_ARG,
+              "momentum %g, dampening %g and nesterov are SGD's: %s has betas", (double)o->momentum,
+              (double)o->dampening, hvt__optim_rules[o->kind].name);
+    return HVT_OK;
+}
+
+static hvt_status update_adam(hvt_optim *o, size_t at, size_t n, float weight_decay, const float *const g[],
+                              int ng)
+{
+    const hvt_model *m = o->m;
+    const hvt_adam_args a = {.beta = {o->opts.betas[0], o->opts.betas[1]},
+                             .eps = (float)o->opts.eps,
+                             .weight_decay = weight_decay,
+                             .decoupled = o->opts.kind == HVT_OPTIM_ADAMW,
+                             .step = m->step,
+                             .copy = m->copy ? m->copy + at : NULL,
+                             .copy_type = m->type};
+
+    return m->dev->ops->vector.adam(m->dev, n, &a, g, ng, m->params + at, state_at(o, 0, at),
+                                    state_at(o, 1, at));
+}
+
+/* ---- the table ---- */
+
+#define ADAM                                                                                                 \
+    .state = {"exp_avg", "exp_avg_sq"}, .file = "adam", .states = states_of_adam, .check = check_adam,       \
+    .update = update_adam
+
+const hvt__optim_rule hvt__optim_rules[] = {
+    [HVT_OPTIM_SGD] = {.name = "sgd",
+                       .state = {"momentum_buffer"},
+                       .file = "momentum",
+                       .begins_at_any_time = true, /* with a gradient, as with a momentum of 0 */
+                       .states = states_of_sgd,
+                       .check = check_sgd,
+                       .update = update_sgd},
+    [HVT_OPTIM_ADAM] = {.name = "adam", ADAM},
+    [HVT_OPTIM_ADAMW] = {.name = "adamw", ADAM},
+};
+
+static hvt_status check(const hvt_optim_opts *o)
+{
+    HVT_CHECK((size_t)o->kind < HVT_LEN(hvt__optim_rules), E_ARG, "optimizer %d, expected 0 to %zu",
+              (int)o->kind, HVT_LEN(hvt__optim_rules) - 1);
+    HVT_CHECK(isfinite(o->weight_decay) && o->weight_decay >= 0, E_ARG,
+              "weight decay is %g, expected 0 or more", (double)o->weight_decay);
+    return hvt__optim_rules[o->kind].check(o);
+}
+
+/* All of it. */
+static size_t state_bytes(const hvt_optim *o)
+{
+    return (size_t)o->states * o->m->grad_count * sizeof *o->v;
 }
 
 hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim **ret_optim)
@@ -38,11 +133,13 @@ hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim 
     HVT_TRY(check(opts));
     o = calloc(1, sizeof *o);
     HVT_CHECK(o, E_MEM, "no memory for an optimizer (%zu bytes)", sizeof *o);
-    *o = (hvt_optim){.m = m, .opts = *opts};
+    *o = (hvt_optim){.m = m, .opts = *opts, .rule = &hvt__optim_rules[opts->kind]};
+    o->states = o->rule->states(opts);
+    o->v_count = m->grad_count;
     hvt__use(&m->users, HVT__USER_OPTIM, 1);
-    HVT_TRY_OR(fail, hvt__optim_set_fresh(o, true));
-    if (opts->momentum != 0)
-        HVT_TRY_OR(fail, m->dev->ops->memory.alloc(m->dev, m->grad_count * sizeof *o->v, (void **)&o->v));
+    HVT_TRY_OR(fail, hvt__optim_set_updates(o, 0));
+    if (o->states)
+        HVT_TRY_OR(fail, m->dev->ops->memory.alloc(m->dev, state_bytes(o), (void **)&o->v));
     *ret_optim = o;
     return HVT_OK;
 fail:
@@ -68,7 +165,7 @@ hvt_status hvt__optim_state(hvt_optim *o, bool write, float **ret_v)
     hvt_device *dev = o->m->dev;
 
     if (o->sliced && !o->whole && write)
-        HVT_TRY(dev->ops->memory.alloc(dev, o->m->grad_count * sizeof *o->whole, (void **)&o->whole));
+        HVT_TRY(dev->ops->memory.alloc(dev, state_bytes(o), (void **)&o->whole));
     HVT_CHECK(!o->sliced || o->whole, E_ARG,
               "the optimizer's state lies in slices on the ranks; hvt_distopt_gather() brings it here");
     o->loaded = o->loaded || (o->sliced && write);
@@ -85,12 +182,14 @@ hvt_status hvt__optim_fresh(const hvt_optim *o, bool *ret_fresh)
     return HVT_OK;
 }
 
-hvt_status hvt__optim_set_fresh(hvt_optim *o, bool fresh)
+hvt_status hvt__optim_set_updates(hvt_optim *o, int64_t updates)
 {
     hvt_step_state s;
 
     HVT_TRY(hvt__model_state(o->m, &s));
-    s.fresh = fresh;
+    memcpy(s.beta, o->opts.betas, sizeof s.beta);
+    s.updates = updates;
+    s.fresh = updates == 0;
     s.apply = 0;
     return hvt__model_set_state(o->m, &s);
 }
@@ -105,11 +204,6 @@ hvt_status hvt__optim_span(hvt_optim *o, const float *g[], int ng, size_t first,
 {
     const hvt_model *m = o->m;
     const hvt_param *p = m->param, *last = m->param + m->ntrained;
-    hvt_sgd_args a = {.momentum = o->opts.momentum,
-                      .dampening = o->opts.dampening,
-                      .nesterov = o->opts.nesterov,
-                      .step = m->step,
-                      .copy_type = m->type};
 
     while (p < last && p->offset + p->count <= first)
         p++;
@@ -123,10 +217,7 @@ hvt_status hvt__optim_span(hvt_optim *o, const float *g[], int ng, size_t first,
         for (int r = 0; r < ng; r++)
             g[r] += from - first;
         first = from;
-        a.weight_decay = decay ? o->opts.weight_decay : 0;
-        a.copy = m->copy ? m->copy + from : NULL;
-        HVT_TRY(m->dev->ops->vector.sgd(m->dev, to - from, &a, g, ng, m->params + from,
-                                        o->v ? o->v + (from - o->v_at) : NULL));
+        HVT_TRY(o->rule->update(o, from, to - from, decay ? o->opts.weight_decay : 0, g, ng));
     }
     return HVT_OK;
 }

@@ -1,7 +1,7 @@
 /*
  * Replica checks: every so many updates, after the update, ranks compare what several of them have a copy of.
  * This is the parameters (one copy per node where a node shares them, none where all ranks share one), the
- * momentum of a replicated update, and the 16-bit copy of parameters that a replicated update writes.
+ * optimizer state of a replicated update, and the 16-bit copy of parameters that a replicated update writes.
  *
  * One message compares a hash of each; only if they differ do ranks compare tensor by tensor.
  */
@@ -20,7 +20,7 @@ typedef struct replica {
     bool mine;   /* this rank's copy counts; of a node's page one rank speaks */
 } replica;
 
-enum { KINDS = 3 };
+enum { COPIES = 1 + HVT__OPTIM_STATES, KINDS };
 
 static void list_replicas(const hvt_distopt *d, replica ret_list[KINDS])
 {
@@ -30,9 +30,11 @@ static void list_replicas(const hvt_distopt *d, replica ret_list[KINDS])
         d->params && ((hvt_comm_can(d->comm) & HVT_COMM_REDUCE_APPLY) || hvt_world_local_rank(d->world));
 
     ret_list[0] = (replica){"parameters", m->params, sizeof *m->params, m->arena_count, !paged};
-    ret_list[1] = (replica){"momentum", o->v, sizeof *o->v, m->grad_count, o->v && !o->sliced && !d->v};
-    ret_list[2] = (replica){"16-bit copies of parameters", m->copy, sizeof *m->copy, m->arena_count,
-                            m->copy && !m->copy_stale};
+    for (int k = 0; k < HVT__OPTIM_STATES; k++)
+        ret_list[1 + k] = (replica){o->rule->state[k], k < o->states ? o->v + (size_t)k * o->v_count : NULL,
+                                    sizeof *o->v, m->grad_count, k < o->states && !o->sliced && !d->v};
+    ret_list[COPIES] = (replica){"16-bit copies of parameters", m->copy, sizeof *m->copy, m->arena_count,
+                                 m->copy && !m->copy_stale};
 }
 
 static uint64_t hash_span(const replica *r, size_t first, size_t count)

@@ -15,13 +15,19 @@
  */
 #include "dist.h"
 
+/* Elements of all of it. */
+static size_t state_count(const hvt_optim *o)
+{
+    return (size_t)o->states * o->m->grad_count;
+}
+
 /* Copies of its own, which this rank may fail to get, before the shared memory goes. Slices that were not
  * gathered are lost, as are the other ranks'. */
 static hvt_status take_back(hvt_distopt *d)
 {
     hvt_optim *o = d->optim;
     hvt_device *dev = o->m->dev;
-    size_t bytes = o->m->grad_count * sizeof *o->v;
+    size_t bytes = state_count(o) * sizeof *o->v;
     void *own = o->whole;
 
     if (d->params && o->m->params == d->params)
@@ -34,10 +40,11 @@ static hvt_status take_back(hvt_distopt *d)
         HVT_TRY(dev->ops->memory.copy(dev, own, d->v, bytes));
     } else {
         if (!o->whole)
-            HVT_TRY(hvt__optim_set_fresh(o, true));
+            HVT_TRY(hvt__optim_set_updates(o, 0));
         dev->ops->memory.release(dev, o->v);
     }
     o->v = own;
+    o->v_count = o->m->grad_count;
     o->v_at = 0;
     o->sliced = o->loaded = false;
     o->whole = NULL;
@@ -107,9 +114,10 @@ size_t hvt_distopt_state_bytes(const hvt_distopt *d)
     else
         for (const hvt_bucket *b = d->bucket + 1; b < d->bucket + d->nbucket; b++)
             count += b->own_end - b->own_first;
-    return count * sizeof *d->v;
+    return (size_t)d->optim->states * count * sizeof *d->v;
 }
 
+/* Of one arena. */
 static hvt_status copy_slices(hvt_device *dev, const hvt_bucket *bucket, int n, float *slices,
                               const float *whole)
 {
@@ -120,41 +128,46 @@ static hvt_status copy_slices(hvt_device *dev, const hvt_bucket *bucket, int n, 
     return HVT_OK;
 }
 
-/* This rank's slices of `whole`, `count` elements, in memory of their own. */
-static hvt_status make_slices(hvt_device *dev, const hvt_bucket *bucket, int n, size_t count,
-                              const float *whole, float **ret_slices)
+/* Memory for this rank's slices, `count` elements of each state, to become o->v. */
+static hvt_status alloc_slices(const hvt_optim *o, size_t count, float **ret_slices)
 {
-    void *slices;
-    hvt_status s;
+    size_t bytes = (size_t)o->states * (count ? count : 1) * sizeof **ret_slices;
 
-    HVT_TRY(dev->ops->memory.alloc(dev, (count ? count : 1) * sizeof *whole, &slices));
-    s = copy_slices(dev, bucket, n, slices, whole);
-    if (s == HVT_OK)
-        *ret_slices = slices;
-    else
-        dev->ops->memory.release(dev, slices);
-    return s;
+    return o->m->dev->ops->memory.alloc(o->m->dev, bytes, (void **)ret_slices);
+}
+
+/* The whole stays until the first broadcast or step says what the slices hold. */
+static hvt_status open_slices(hvt_distopt *d, size_t count)
+{
+    hvt_optim *o = d->optim;
+    float *slices = NULL;
+    hvt_status s = alloc_slices(o, count, &slices);
+
+    for (int k = 0; s == HVT_OK && k < o->states; k++)
+        s = copy_slices(o->m->dev, d->bucket, d->nbucket, slices + (size_t)k * count,
+                        o->v + (size_t)k * o->v_count);
+    if (s != HVT_OK) {
+        o->m->dev->ops->memory.release(o->m->dev, slices);
+        return s;
+    }
+    o->whole = o->v;
+    o->v = slices;
+    o->v_count = count;
+    o->sliced = true;
+    return HVT_OK;
 }
 
 hvt_status hvt__slices_open(hvt_distopt *d)
 {
     hvt_optim *o = d->optim;
     size_t count = cut(d, d->bucket, d->nbucket);
-    float *slices;
-    hvt_status s;
 
     if (hvt_comm_can(d->comm) & HVT_COMM_SHARE)
         HVT_TRY(share(d, o->m->params, o->m->arena_count, &d->params));
     if (slices_state(d)) {
-        s = make_slices(o->m->dev, d->bucket, d->nbucket, count, o->v, &slices);
-        if (s == HVT_OK) { /* the whole stays until the first broadcast or step says what the slices hold */
-            o->whole = o->v;
-            o->v = slices;
-            o->sliced = true;
-        }
-        HVT_TRY(hvt_world_agree(d->world, s));
+        HVT_TRY(hvt_world_agree(d->world, open_slices(d, count)));
     } else if (o->v) {
-        HVT_TRY(share(d, o->v, o->m->grad_count, &d->v));
+        HVT_TRY(share(d, o->v, state_count(o), &d->v));
     }
     if (d->params)
         HVT_TRY(hvt_world_agree(d->world, hvt__model_place_params(o->m, d->params)));
@@ -204,9 +217,11 @@ static hvt_status spread_state(hvt_distopt *d, int root)
     HVT_TRY(hvt__optim_fresh(o, &fresh));
     spread = o->whole && !fresh;
     HVT_TRY(hvt_world_broadcast(d->world, &spread, sizeof spread, root));
-    if (spread) {
-        HVT_TRY(broadcast_grads(d, o->whole, o->m->grad_count, root));
-        HVT_TRY(copy_slices(o->m->dev, d->bucket, d->nbucket, o->v, o->m->grads));
+    for (int k = 0; spread && k < o->states; k++) {
+        const float *from = o->whole ? o->whole + (size_t)k * o->m->grad_count : NULL;
+
+        HVT_TRY(broadcast_grads(d, from, o->m->grad_count, root));
+        HVT_TRY(copy_slices(o->m->dev, d->bucket, d->nbucket, o->v + (size_t)k * o->v_count, o->m->grads));
     }
     o->loaded = false;
     return hvt__slices_forget(d);
@@ -219,20 +234,20 @@ hvt_status hvt__slices_broadcast(hvt_distopt *d, int root)
     HVT_TRY(broadcast_params(d, root));
     if (o->sliced)
         return spread_state(d, root);
-    return o->v && !d->v ? hvt_comm_broadcast(d->comm, o->v, o->m->grad_count * sizeof *o->v, root) : HVT_OK;
+    return o->v && !d->v ? hvt_comm_broadcast(d->comm, o->v, state_count(o) * sizeof *o->v, root) : HVT_OK;
 }
 
-/* All of the state into every rank's gradient arena. */
-static hvt_status collect(hvt_distopt *d)
+/* All of state k into every rank's gradient arena. */
+static hvt_status collect(hvt_distopt *d, int k)
 {
     hvt_optim *o = d->optim;
     hvt_model *m = o->m;
     hvt_ticket t = 0;
 
-    HVT_TRY(hvt_world_agree(d->world, hvt__slices_forget(d)));
     for (const hvt_bucket *b = d->bucket + 1; b < d->bucket + d->nbucket; b++) {
         if (b->own_first < b->own_end)
-            HVT_TRY(m->dev->ops->memory.copy(m->dev, m->grads + b->own_first, o->v + b->own_at,
+            HVT_TRY(m->dev->ops->memory.copy(m->dev, m->grads + b->own_first,
+                                             o->v + (size_t)k * o->v_count + b->own_at,
                                              (b->own_end - b->own_first) * sizeof *o->v));
         HVT_TRY(hvt_comm_allgather(d->comm, m->grads + b->first, b->end - b->first, HVT_F32, &t));
     }
@@ -240,7 +255,7 @@ static hvt_status collect(hvt_distopt *d)
 }
 
 /* All of it from there. */
-static hvt_status keep_whole(hvt_optim *o)
+static hvt_status keep_whole(hvt_optim *o, int k)
 {
     hvt_model *m = o->m;
     size_t first = m->step_stats_count;
@@ -248,6 +263,7 @@ static hvt_status keep_whole(hvt_optim *o)
 
     HVT_TRY(hvt__optim_state(o, true, &whole));
     o->loaded = false;
+    whole += (size_t)k * m->grad_count;
     return m->dev->ops->memory.copy(m->dev, whole + first, m->grads + first,
                                     (m->grad_count - first) * sizeof *whole);
 }
@@ -256,8 +272,12 @@ hvt_status hvt__slices_gather(hvt_distopt *d, int root)
 {
     if (!d->optim->sliced)
         return HVT_OK;
-    HVT_TRY(collect(d));
-    return hvt_world_agree(d->world, root < 0 || root == d->rank ? keep_whole(d->optim) : HVT_OK);
+    HVT_TRY(hvt_world_agree(d->world, hvt__slices_forget(d)));
+    for (int k = 0; k < d->optim->states; k++) {
+        HVT_TRY(collect(d, k));
+        HVT_TRY(hvt_world_agree(d->world, root < 0 || root == d->rank ? keep_whole(d->optim, k) : HVT_OK));
+    }
+    return HVT_OK;
 }
 
 hvt_status hvt__slices_replan(hvt_distopt *d, hvt_bucket *bucket, int n)
@@ -270,16 +290,23 @@ hvt_status hvt__slices_replan(hvt_distopt *d, hvt_bucket *bucket, int n)
 
     if (d->opts.update != HVT_UPDATE_SHARDED)
         return HVT_OK;
-    if (o->sliced)
-        HVT_TRY(collect(d));
     count = cut(d, bucket, n);
     if (!o->sliced)
         return HVT_OK;
-    s = hvt_world_agree(d->world, make_slices(dev, bucket, n, count, o->m->grads, &slices));
+    HVT_TRY(hvt_world_agree(d->world, hvt__slices_forget(d)));
+    s = hvt_world_agree(d->world, alloc_slices(o, count, &slices));
+    for (int k = 0; s == HVT_OK && k < o->states; k++) {
+        s = collect(d, k);
+        if (s == HVT_OK)
+            s = hvt_world_agree(d->world,
+                                copy_slices(dev, bucket, n, slices + (size_t)k * count, o->m->grads));
+    }
     dev->ops->memory.release(dev, s == HVT_OK ? o->v : slices);
-    if (s == HVT_OK)
-        o->v = slices;
-    return s;
+    if (s != HVT_OK)
+        return s;
+    o->v = slices;
+    o->v_count = count;
+    return HVT_OK;
 }
 
 hvt_status hvt__slices_forget(hvt_distopt *d)

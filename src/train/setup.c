@@ -376,14 +376,9 @@ static hvt_status open_predictions(run *t)
 static hvt_status open_optim(run *t)
 {
     const hvt_options *o = t->opts;
-    hvt_optim_opts sgd = {.momentum = (float)o->momentum,
-                          .weight_decay = (float)o->weight_decay,
-                          .nesterov = o->nesterov,
-                          .no_decay_norm = t->set.no_decay_norm,
-                          .no_decay_bias = t->set.no_decay_bias};
     hvt_schedule_opts rate = {o->schedule, t->set.lr, o->epochs, o->warmup_epochs, o->warmup_from};
 
-    HVT_TRY(hvt_optim_create(t->model, &sgd, &t->optim));
+    HVT_TRY(hvt_optim_create(t->model, &t->set.optim, &t->optim));
     return hvt_schedule_create(&rate, &t->schedule);
 }
 

@@ -169,7 +169,7 @@ static void warn_of_numbers(const run *t)
 
     warn_of_units("--mean", &t->opts->mean);
     warn_of_units("--std", &t->opts->std);
-    if (t->train_set && t->opts->momentum >= 1)
+    if (t->train_set && t->set.optim.momentum >= 1)
         HVT_WARN(
             "--momentum %g: expected less than 1: no gradient is ever forgotten, so the weights run away",
             t->opts->momentum);

@@ -798,6 +798,53 @@ TEST(sgd_equals_ref_bit_for_bit)
     }
 }
 
+TEST(adam_equals_ref_bit_for_bit)
+{
+    for (int k = 0; k < 4 * CASES; k++) {
+        runs r;
+        element_shape e = random_elements();
+        hvt_dtype copy_type = any_type();
+        int ng = between(0, 1) ? 1 : between(2, 9), w, m, v, copy;
+        hvt_step_state step = {.lr = 0.1f,
+                               .grad_scale = 0.125f,
+                               .apply = between(0, 4) > 0,
+                               .fresh = !between(0, 3),
+                               .bias = {3, 7}};
+        hvt_adam_args a = {.beta = {.9, .99},
+                           .eps = 1e-3f,
+                           .weight_decay = between(0, 1) ? 1e-2f : 0,
+                           .decoupled = between(0, 1),
+                           .step = &step,
+                           .copy_type = copy_type};
+        bool copied = between(0, 2);
+        float *squares;
+        const float *g[9];
+
+        begin(&r, "adam");
+        for (int i = 0; i < ng; i++)
+            g[i] = elements_of(&r, &e, HVT_F32);
+        squares = elements_of(&r, &e, HVT_F32);
+        for (size_t i = 0; i < e.n; i++)
+            squares[i] *= squares[i];
+        w = output(&r, "w", HVT_F32, e.n, e.n, elements_of(&r, &e, HVT_F32), NULL, skew_of(&e, HVT_F32));
+        m = output(&r, "m", HVT_F32, e.n, e.n, step.fresh ? NULL : elements_of(&r, &e, HVT_F32), NULL,
+                   skew_of(&e, HVT_F32));
+        v = output(&r, "v", HVT_F32, e.n, e.n, step.fresh ? NULL : squares, NULL, skew_of(&e, HVT_F32));
+        copy = output(&r, "copy", copy_type, e.n, e.n, NULL, NULL, skew_of(&e, copy_type));
+        for (int run = 0; run < RUNS; run++) {
+            a.copy = copied ? of(&r, copy, run) : NULL;
+            set_order(run);
+            if (run)
+                CHECK_OK(hvt__adam_cuda(&emulated, e.n, &a, g, ng, of(&r, w, run), of(&r, m, run),
+                                        of(&r, v, run)));
+            else
+                CHECK_OK(ref->ops->vector.adam(ref, e.n, &a, g, ng, of(&r, w, run), of(&r, m, run),
+                                               of(&r, v, run)));
+        }
+        judge(&r);
+    }
+}
+
 TEST(the_lowest_gradient_that_is_not_finite_is_found)
 {
     for (int k = 0; k < 2 * CASES; k++) {
@@ -1016,6 +1063,7 @@ int main(void)
     RUN(sums_of_any_number_of_arrays_follow_the_tree);
     RUN(put_takes_its_bytes_at_the_call);
     RUN(sgd_equals_ref_bit_for_bit);
+    RUN(adam_equals_ref_bit_for_bit);
     RUN(the_lowest_gradient_that_is_not_finite_is_found);
     RUN(a_step_is_settled_as_on_the_host);
     RUN(images_equal_ref_bit_for_bit);

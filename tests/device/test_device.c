@@ -80,6 +80,43 @@ TEST(sgd_takes_pytorch_s_steps)
     }
 }
 
+/* p = 1, gradient 0.5, rate 0.1, four steps of torch.optim's */
+TEST(adam_takes_pytorch_s_steps)
+{
+    static const struct {
+        hvt_adam_args a;
+        double want[4];
+    } cases[] = {
+        {{.beta = {.9, .999}, .eps = 1e-8f}, {0.900000002, 0.800000004, 0.700000006, 0.600000008}},
+        {{.beta = {.9, .999}, .eps = 1e-8f, .weight_decay = .1f, .decoupled = true},
+         {0.890000002, 0.781100004, 0.673289006, 0.566556118}},
+        {{.beta = {.5, .25}, .eps = .5f, .weight_decay = .5f},
+         {0.933333333, 0.866972439, 0.800973124, 0.735444739}},
+    };
+
+    for (size_t i = 0; i < HVT_LEN(cases) * (size_t)ndevs; i++) {
+        hvt_device *d = devs[i / HVT_LEN(cases)];
+        float w = 1, m = NAN, v = NAN, g = .125f;
+        const float *gs[4] = {&g, &g, &g, &g}, sums[HVT__STEP_SUMS] = {1};
+        hvt_adam_args a = cases[i % HVT_LEN(cases)].a;
+        hvt_step_state step = {.images = 1,
+                               .loss_scale = 1,
+                               .lr = .1f,
+                               .fresh = 1,
+                               .bad = UINT64_MAX,
+                               .beta = {a.beta[0], a.beta[1]}};
+
+        a.step = &step;
+        for (int t = 0; t < 4; t++) {
+            CHECK_OK(d->ops->step.decide(d, &step, sums));
+            CHECK(step.updates == t + 1, "%lld updates", (long long)step.updates);
+            CHECK_OK(d->ops->vector.adam(d, 1, &a, gs, 4, &w, &m, &v));
+            CHECK(fabs(w - cases[i % HVT_LEN(cases)].want[t]) < 3e-7, "case %zu step %d: %.9g, not %.9g", i,
+                  t, w, cases[i % HVT_LEN(cases)].want[t]);
+        }
+    }
+}
+
 /* ---- threads ---- */
 
 typedef struct tally {
@@ -226,6 +263,25 @@ static void op_sgd(hvt_device *d, const arrays *x, size_t first, size_t n)
     CHECK_OK(d->ops->vector.sgd(d, n, &a, g, 1, x->y + first, NULL));
 }
 
+/* The third array holds the squares: x->v takes what became of it, too, so that it is compared. */
+static void op_adam(hvt_device *d, const arrays *x, size_t first, size_t n)
+{
+    const float *g[] = {x->a + first, x->b + first, x->c + first};
+    hvt_step_state step = {.lr = 0.1f, .grad_scale = 0.3f, .apply = 1, .fresh = 1, .bias = {4, 9}};
+    hvt_adam_args a = {.beta = {0.75, 0.875}, .eps = 1e-3f, .weight_decay = 1e-2f, .step = &step};
+    float *squares = room(n * sizeof *squares);
+
+    for (int ng = 1; ng <= 3; ng++) {
+        a.decoupled = ng == 2;
+        CHECK_OK(d->ops->vector.adam(d, n, &a, g, ng, x->y + first, x->v + first, squares));
+        step.fresh = 0;
+        step.bias[0] = 2;
+        step.bias[1] = 1.5f;
+    }
+    CHECK_OK(d->ops->vector.add(d, n, HVT_F32, x->v + first, squares, x->v + first));
+    free(squares);
+}
+
 static const struct {
     const char *name;
     op_fn *run;
@@ -246,6 +302,7 @@ static const struct {
     {"reduce", op_reduce, true},
     {"reduce_all", op_reduce_all, true},
     {"sgd", op_sgd, false},
+    {"adam", op_adam, false},
 };
 
 static arrays copies_of(const arrays *x, size_t n)
@@ -579,6 +636,7 @@ int main(void)
     RUN(a_pool_does_every_job_once);
     RUN(subnormals_are_flushed_in_every_thread);
     RUN(sgd_takes_pytorch_s_steps);
+    RUN(adam_takes_pytorch_s_steps);
     RUN(ops_on_spans_equal_ref_at_every_cut);
     RUN(sums_are_taken_along_the_tree);
     close_devices();

@@ -205,6 +205,57 @@ TEST(sgd_obeys_the_step_and_writes_a_rounded_copy)
     }
 }
 
+TEST(adam_obeys_the_step_and_writes_a_rounded_copy)
+{
+    for (int t = 0; t < 24; t++) {
+        size_t n = (size_t)(t % 4 ? between(1, 200) : between(9000, 30000));
+        float *w0 = floats(n), *m0 = floats(n), *v0 = floats(n), *g = floats(n);
+        const float *gs[] = {g};
+
+        for (size_t i = 0; i < n; i++)
+            v0[i] *= v0[i];
+
+        for (int dev = 0; dev < ndevs; dev++)
+            for (int apply = 0; apply < 2; apply++) {
+                hvt_step_state s = {
+                    .lr = 0.1f, .grad_scale = 0.3f, .apply = apply, .fresh = t % 2, .bias = {2, 3}};
+                hvt_dtype type = t % 3 ? HVT_F16 : HVT_BF16;
+                float *w = copied(w0, n), *m = copied(m0, n), *v = copied(v0, n);
+                float *w2 = copied(w0, n), *m2 = copied(m0, n), *v2 = copied(v0, n);
+                uint16_t *copy = room(n * 2), *want = room(n * 2);
+                hvt_adam_args a = {
+                    .beta = {.9, .99}, .eps = 1e-3f, .step = &s, .copy = copy, .copy_type = type};
+                hvt_adam_args b = a;
+
+                b.copy = NULL;
+                memset(copy, 0xab, n * 2);
+                memset(want, 0xab, n * 2);
+                CHECK_OK(devs[dev]->ops->vector.adam(devs[dev], n, &a, gs, 1, w, m, v));
+                CHECK_OK(devs[dev]->ops->vector.adam(devs[dev], n, &b, gs, 1, w2, m2, v2));
+                if (apply)
+                    CHECK_OK(ref->ops->vector.cast(ref, n, 1, w2, HVT_F32, want, type));
+                CHECK(!memcmp(w, w2, n * 4) && !memcmp(m, m2, n * 4) && !memcmp(v, v2, n * 4),
+                      "the copy changes the update");
+                CHECK(!memcmp(copy, want, n * 2), "device %d: the copy is not the rounded weight", dev);
+                CHECK(apply == (memcmp(w, w0, n * 4) != 0) && apply == (memcmp(m, m0, n * 4) != 0) &&
+                          apply == (memcmp(v, v0, n * 4) != 0),
+                      "device %d: an update that may not be, or none", dev);
+                free(w);
+                free(m);
+                free(v);
+                free(w2);
+                free(m2);
+                free(v2);
+                free(copy);
+                free(want);
+            }
+        free(w0);
+        free(m0);
+        free(v0);
+        free(g);
+    }
+}
+
 TEST(the_loss_scale_multiplies_gradients_alone)
 {
     enum { ROWS = 9, CLASSES = 37 };
@@ -247,6 +298,7 @@ int main(void)
     RUN(a_step_counts_and_divides_by_images_and_scale);
     RUN(the_first_gradient_that_is_not_finite_is_found);
     RUN(sgd_obeys_the_step_and_writes_a_rounded_copy);
+    RUN(adam_obeys_the_step_and_writes_a_rounded_copy);
     RUN(the_loss_scale_multiplies_gradients_alone);
     close_devices();
     return check_done();

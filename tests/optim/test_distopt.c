@@ -204,7 +204,7 @@ TEST(replicas_stay_equal_after_broadcast_from_different_starts)
     CHECK_OK(rig_open(&r, &u));
     CHECK_OK(hvt__optim_state(r.o, true, &state));
     fill(&r, state, (float)hvt_world_rank(job));
-    CHECK_OK(hvt__optim_set_fresh(r.o, hvt_world_rank(job) != root));
+    CHECK_OK(hvt__optim_set_updates(r.o, hvt_world_rank(job) == root));
     r.m->tracked = hvt_world_rank(job);
     CHECK_OK(hvt_distopt_broadcast(r.d, root));
     CHECK(!is_fresh(&r), "the root's momentum holds something, the copy says it does not");

@@ -1,4 +1,4 @@
-/* Schedules, buckets, and SGD. */
+/* Schedules, buckets, and optimizers. */
 #include "optim/dist.h"
 #include "rig.h"
 
@@ -323,6 +323,78 @@ TEST(sgd_follows_pytorch)
               (double[]){.95, .9, .85, .8}); /* only momentum is dampened */
 }
 
+/* ---- adam ----------------------------------------------------------------------------------------- */
+
+enum { GOLDEN = 5 };
+
+static void read_numbers(FILE *f, float ret[GOLDEN])
+{
+    for (int i = 0; i < GOLDEN; i++)
+        CHECK(fscanf(f, "%f", &ret[i]) == 1, "a number is missing");
+}
+
+/* The golden steps on the first elements of the first parameter, in two spans. */
+static void check_golden(FILE *f, const hvt_optim_opts *opts, float lr, int steps)
+{
+    float want[GOLDEN], *w;
+    size_t at;
+    rig r;
+
+    open_with(&r, *opts);
+    at = r.m->param[0].offset;
+    w = r.m->params + at;
+    read_numbers(f, w);
+    for (int t = 0; t < steps; t++) {
+        hvt_step_state *s = r.m->step;
+
+        fill(&r, r.m->grads, 0);
+        if (t == 3) { /* what is skipped does not count */
+            fill(&r, r.m->grads, INFINITY);
+            s->bad = at;
+            CHECK_OK(hvt__model_begin_step(r.m, 4, lr, NULL));
+            memset(r.m->grads, 0, r.m->step_stats_count * sizeof(float));
+            CHECK_OK(hvt__model_end_step(r.m, (int[]){4}, 1));
+            CHECK_OK(update(&r, r.m->step_stats_count, r.m->grad_count));
+            CHECK(!s->apply && s->updates == t, "%lld updates", (long long)s->updates);
+            fill(&r, r.m->grads, 0);
+        }
+        read_numbers(f, r.m->grads + at);
+        for (int i = 0; i < GOLDEN; i++)
+            r.m->grads[at + (size_t)i] *= 4; /* a sum over four images */
+        CHECK_OK(hvt__model_begin_step(r.m, 4, lr, NULL));
+        CHECK_OK(hvt__model_end_step(r.m, (int[]){4}, 1));
+        CHECK_OK(update(&r, r.m->step_stats_count, at + 3));
+        CHECK_OK(update(&r, at + 3, r.m->grad_count));
+        read_numbers(f, want);
+        for (int i = 0; i < GOLDEN; i++)
+            CHECK(fabsf(w[i] - want[i]) <= 1e-6f * fmaxf(1, fabsf(want[i])),
+                  "step %d: [%d] is %.9g, not %.9g", t, i, w[i], want[i]);
+    }
+    rig_close(&r);
+}
+
+/* Source: golden/optim.txt by torch.optim. */
+TEST(adam_and_adamw_follow_pytorch)
+{
+    FILE *f = fopen(check_file("golden/optim.txt"), "r");
+    hvt_optim_opts o = {0};
+    char name[16];
+    int blocks = 0, n, steps;
+    float lr;
+
+    CHECK(f, "golden/optim.txt cannot be read");
+    while (f && fscanf(f, " %15s %f %lf %lf %lf %f %d %d", name, &lr, &o.betas[0], &o.betas[1], &o.eps,
+                       &o.weight_decay, &n, &steps) == 8) {
+        o.kind = strcmp(name, "adamw") ? HVT_OPTIM_ADAM : HVT_OPTIM_ADAMW;
+        CHECK(n == GOLDEN, "%d elements", n);
+        check_golden(f, &o, lr, steps);
+        blocks++;
+    }
+    CHECK(blocks == 5, "%d blocks", blocks);
+    if (f)
+        fclose(f);
+}
+
 TEST(norm_and_bias_can_be_spared_from_decay)
 {
     for (int which = 0; which < 4; which++) {
@@ -355,6 +427,13 @@ TEST(impossible_optimizers_are_refused)
         {{.weight_decay = NAN}, "weight decay is nan"},
         {{.nesterov = true}, "momentum above 0"},
         {{.momentum = .9f, .dampening = .1f, .nesterov = true}, "dampening 0"},
+        {{.betas = {.9, .999}}, "Adam's"},
+        {{.eps = 1e-8}, "Adam's"},
+        {{.kind = HVT_OPTIM_ADAM, .betas = {1, .9}}, "betas[0] is 1"},
+        {{.kind = HVT_OPTIM_ADAM, .betas = {.9, -1}}, "betas[1] is -1"},
+        {{.kind = HVT_OPTIM_ADAMW, HVT_ADAM_DEFAULTS, .momentum = .9f}, "adamw has betas"},
+        {{.kind = HVT_OPTIM_ADAM, .betas = {.9, .9}, .eps = NAN}, "eps is nan"},
+        {{.kind = (hvt_optim_kind)3}, "optimizer 3, expected 0 to 2"},
     };
     hvt_model *bare = NULL;
     hvt_optim *o = NULL;
@@ -385,6 +464,7 @@ int main(void)
     RUN(what_is_far_too_large_is_cut_into_equal_pieces);
     RUN(resnet50_is_cut_where_pytorch_cuts_it);
     RUN(sgd_follows_pytorch);
+    RUN(adam_and_adamw_follow_pytorch);
     RUN(norm_and_bias_can_be_spared_from_decay);
     RUN(impossible_optimizers_are_refused);
     return rig_end();

@@ -572,6 +572,7 @@ TEST(a_skipped_update_leaves_nothing_behind)
 
     u.type = HVT_F16;
     u.dist.powersgd = 2;
+    u.sgd = (hvt_optim_opts){.kind = HVT_OPTIM_ADAM, HVT_ADAM_DEFAULTS};
     u.norm = false; /* moving statistics are kept when an update is skipped */
     skip_first_updates(&u, &x, &y);
     CHECK_OK(rig_result(&x, &a));

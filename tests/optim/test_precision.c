@@ -99,13 +99,14 @@ TEST(the_16_bit_copy_follows_the_parameters)
 }
 
 /* The first updates overflow, so the scale falls; then it is as if training began there. */
-TEST(skipped_first_updates_leave_no_trace)
+static void check_skips(hvt_optim_opts optim)
 {
     setup u = precise(job, hvt_world_size(job) * 2, "ref", HVT_F16);
     float *a, *b;
     size_t n;
     rig x, y;
 
+    u.sgd = optim;
     skip_first_updates(&u, &x, &y);
     a = parameters(&x, &n);
     b = parameters(&y, &n);
@@ -114,6 +115,12 @@ TEST(skipped_first_updates_leave_no_trace)
     free(b);
     rig_close(&x);
     rig_close(&y);
+}
+
+TEST(skipped_first_updates_leave_no_trace)
+{
+    check_skips((hvt_optim_opts){.momentum = .9f, .weight_decay = 5e-4f});
+    check_skips((hvt_optim_opts){.kind = HVT_OPTIM_ADAM, HVT_ADAM_DEFAULTS, .weight_decay = 5e-4f});
 }
 
 static size_t bad_at;

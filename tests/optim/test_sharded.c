@@ -20,6 +20,8 @@ typedef struct way {
     int nodes[8];
 } way;
 
+static const hvt_optim_opts adamw = {.kind = HVT_OPTIM_ADAMW, HVT_ADAM_DEFAULTS, .weight_decay = .01f};
+
 static const way ways[] = {{"self", {0}},          {"shm", {0}},     {"mpi", {0}},
                            {"hier", {2, 1}},       {"hier", {2, 2}}, {"hier", {2, 2, 1}},
                            {"hier", {2, 2, 2, 2}}, {"hier", {4, 4}}, {"hier", {4, 1}}};
@@ -77,16 +79,20 @@ static setup on_way(const way *w)
 
 TEST(sharded_and_replicated_updates_give_the_same_bits)
 {
-    setup alone = usual(lone, SHARDS);
-    result want = train(&alone, 4);
+    setup alone = usual(lone, SHARDS), adam = alone;
+    result want = train(&alone, 4), want_adam;
 
+    adam.sgd = adamw;
+    want_adam = train(&adam, 4);
     for (const way *w = NULL; (w = next_way(w));) {
-        for (int k = 0; k < 6; k++) {
+        for (int k = 0; k < 9; k++) {
             setup u = on_way(w), v;
             result own, shared;
 
             u.dist.wire = (hvt_dtype)(HVT_F32 + k % 3);
-            u.dist.scaling = (hvt_scaling){.scale = k / 3 ? 1024 : 0};
+            u.dist.scaling = (hvt_scaling){.scale = k / 3 == 1 ? 1024 : 0};
+            if (k >= 6)
+                u.sgd = adamw;
             u.dist.bucket_bytes = k % 2 ? 3000 : HVT_BUCKET_ALL;
             v = u;
             u.dist.update = HVT_UPDATE_SHARDED;
@@ -97,9 +103,10 @@ TEST(sharded_and_replicated_updates_give_the_same_bits)
                        hvt_dtype_name(u.dist.wire), u.dist.scaling.scale, (unsigned long long)shared.weights,
                        (unsigned long long)own.weights);
             check_replicas(w->comm, shared);
-            if (k == 0)
-                CHECK_SAME(want, shared, "%s: %016llx, on one rank %016llx", w->comm,
-                           (unsigned long long)shared.weights, (unsigned long long)want.weights);
+            if (k % 6 == 0)
+                CHECK_SAME(k ? want_adam : want, shared, "%s: %016llx, on one rank %016llx", w->comm,
+                           (unsigned long long)shared.weights,
+                           (unsigned long long)(k ? want_adam : want).weights);
         }
     }
 }
@@ -110,6 +117,7 @@ TEST(a_sharded_update_keeps_one_copy_for_all_ranks)
     static const hvt_optim_opts sgd[] = {{.momentum = .9f, .weight_decay = .01f, .no_decay_norm = true},
                                          {.momentum = .9f, .nesterov = true},
                                          {.weight_decay = .01f, .no_decay_bias = true},
+                                         {.kind = HVT_OPTIM_ADAMW, HVT_ADAM_DEFAULTS, .weight_decay = .01f},
                                          {0}};
 
     if (hvt_world_size(job) == 1 || !can_open("shm"))
@@ -163,9 +171,10 @@ TEST(what_is_discarded_gives_nothing_back)
         rig r;
 
         u.dist.update = HVT_UPDATE_SHARDED;
+        u.sgd = adamw;
         CHECK_OK(rig_open(&r, &u));
         state = hvt_distopt_state_bytes(r.d);
-        CHECK(state <= r.m->arena_count * sizeof(float), "%zu bytes of state", state);
+        CHECK(state <= (size_t)r.o->states * r.m->arena_count * sizeof(float), "%zu bytes of state", state);
         for (int t = 0; t < 2; t++)
             CHECK_OK(rig_step(&r, t));
         hvt_distopt_discard(&r.d);
@@ -342,18 +351,19 @@ static result other_half(const setup *u)
     return ret;
 }
 
-TEST(checkpoints_know_nothing_of_slices)
+static void check_checkpoints(bool adam)
 {
     setup alone = usual(lone, SHARDS);
-    result straight = train(&alone, 6), got;
+    result straight, got;
 
-    if (hvt_world_rank(whole) == 0)
-        CHECK(folder_make(), "no folder");
-    CHECK_OK(hvt_world_broadcast(whole, folder, sizeof folder, 0));
+    if (adam)
+        alone.sgd = adamw;
+    straight = train(&alone, 6);
     for (const way *w = NULL; (w = next_way(w));) {
         setup u = on_way(w);
 
         u.dist.update = HVT_UPDATE_SHARDED;
+        u.sgd = alone.sgd;
         half_a_run(&u, hvt_world_rank(job) == 0);
         got = other_half(&alone);
         CHECK(got.weights == straight.weights && got.momentum == straight.momentum,
@@ -369,6 +379,15 @@ TEST(checkpoints_know_nothing_of_slices)
               "one rank, then %s, sharded: %016llx, expected %016llx", w->comm,
               (unsigned long long)got.weights, (unsigned long long)straight.weights);
     }
+}
+
+TEST(checkpoints_know_nothing_of_slices)
+{
+    if (hvt_world_rank(whole) == 0)
+        CHECK(folder_make(), "no folder");
+    CHECK_OK(hvt_world_broadcast(whole, folder, sizeof folder, 0));
+    check_checkpoints(false);
+    check_checkpoints(true);
     CHECK_OK(hvt_world_barrier(whole));
     if (hvt_world_rank(whole) == 0)
         CHECK(folder_remove(), "%s stays behind", folder);
@@ -383,6 +402,7 @@ TEST(state_that_was_gathered_outlives_its_slices)
         rig r;
 
         u.dist.update = HVT_UPDATE_SHARDED;
+        u.sgd = adamw;
         before = train(&u, 5);
         CHECK_OK(rig_open(&r, &u));
         for (int t = 0; t < 3; t++)
@@ -410,6 +430,7 @@ TEST(new_buckets_are_new_slices_of_the_same_state)
         rig r;
 
         u.dist.update = HVT_UPDATE_SHARDED;
+        u.sgd = adamw;
         before = train(&u, 5);
         CHECK_OK(rig_open(&r, &u));
         for (int t = 0; t < 5; t++) {

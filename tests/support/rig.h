@@ -238,11 +238,11 @@ static inline hvt_status rig_result(rig *r, result *ret)
     HVT_TRY(hvt_model_hash(r->m, &ret->weights));
     HVT_TRY(hvt_distopt_gather(r->d, -1));
     HVT_TRY(hvt__optim_state(r->o, false, &state));
-    for (int i = 0; state && i < r->m->ntrained; i++) {
-        const hvt_param *p = &r->m->param[i];
+    for (int i = 0; state && i < r->o->states * r->m->ntrained; i++) {
+        const hvt_param *p = &r->m->param[i % r->m->ntrained];
         float *v = malloc(p->elements * sizeof *v);
 
-        HVT_TRY(hvt__model_export(r->m, p, state, v));
+        HVT_TRY(hvt__model_export(r->m, p, state + (size_t)(i / r->m->ntrained) * r->m->grad_count, v));
         ret->momentum = hvt__hash(ret->momentum, v, p->elements * sizeof *v);
         free(v);
     }

@@ -82,7 +82,7 @@ static void fill(float with)
         }
     for (size_t k = 0; k < model->stats_count; k++)
         model->stats[k] = with;
-    CHECK_OK(hvt__optim_set_fresh(optim, isnan(with)));
+    CHECK_OK(hvt__optim_set_updates(optim, !isnan(with)));
 }
 
 static uint64_t hash_weights(void)

@@ -120,7 +120,7 @@ static void open_trained(trained *t)
     CHECK_OK(hvt_optim_create(t->m, &sgd, &t->o));
     for (int i = 0; i < t->m->nparam_tensors; i++)
         memset(t->o->v + t->m->param[i].offset, 0, t->m->param[i].count * sizeof *t->o->v);
-    CHECK_OK(hvt__optim_set_fresh(t->o, false));
+    CHECK_OK(hvt__optim_set_updates(t->o, 1));
 }
 
 static void close_trained(trained *t)
@@ -574,7 +574,7 @@ static void open_small(trained *t)
     CHECK_OK(hvt_model_init(t->m, 1));
     CHECK_OK(hvt_optim_create(t->m, &sgd, &t->o));
     memset(t->o->v, 0, t->m->arena_count * sizeof *t->o->v);
-    CHECK_OK(hvt__optim_set_fresh(t->o, false));
+    CHECK_OK(hvt__optim_set_updates(t->o, 1));
 }
 
 static off_t file_bytes(const char *name)

@@ -461,6 +461,14 @@ TEST(options_are_checked_together)
         {"--batch 2000000000 --evaluate --init a", 2, "--batch 2000000000 x 2 shards = 4000000000"},
         {"--evaluate --init a --shards 3", 2, "--shards 3 on 2 ranks"},
         {"--no-decay bn", 1, "--no-decay"},
+        {"--optimizer adam --momentum 0.5", 1, "--momentum is for --optimizer sgd, not adam"},
+        {"--optimizer adamw --nesterov", 1, "--nesterov is for --optimizer sgd, not adamw"},
+        {"--betas 0.5,0.9", 1, "--betas is for --optimizer adam or adamw, not sgd"},
+        {"--eps 1e-3", 1, "--eps is for --optimizer adam or adamw, not sgd"},
+        {"--optimizer adam --betas 0.9", 1, "--betas: expected two numbers"},
+        {"--optimizer adam --betas 0.9,1", 1, "--betas: expected two numbers"},
+        {"--optimizer adam --betas 0.9,0.99,0.9", 1, "--betas: expected two numbers"},
+        {"--optimizer adam --eps 1e39", 1, "--eps"},
         {"--evaluate", 1, "--evaluate needs weights"},
         {"--evaluate --init a --save b", 1, "--save b"},
         {"--init a --resume b", 1, "one of them"},
@@ -506,7 +514,7 @@ TEST(options_resolve_into_one_meaning)
     CHECK(t.shards == 8 && t.local_shards == 2 && t.batch == 12, "%d %d %d", t.shards, t.local_shards,
           t.batch);
     CHECK(t.lr == 0.2 * 8, "%g: the rule scales by shards", t.lr);
-    CHECK(t.crop == 4 && t.flip && t.no_decay_norm && t.no_decay_bias, "%d %d", t.crop, t.flip);
+    CHECK(t.crop == 4 && t.flip && t.optim.no_decay_norm && t.optim.no_decay_bias, "%d %d", t.crop, t.flip);
     CHECK(t.last_batch == HVT_LAST_BATCH_PAD && t.wire == HVT_F16 && !t.powersgd, "%d %d %d", t.last_batch,
           t.wire, t.powersgd);
     CHECK(t.first_bucket == 1 << 20, "%zu", t.first_bucket);

@@ -422,6 +422,29 @@ def gradients_as_factors_learn_and_go_on_where_they_were():
     check(bytes_["powersgd:2"] < bytes_["f32"] / 3, bytes_)
 
 
+def adam_goes_on_in_the_middle_of_an_epoch_on_other_ranks():
+    for name in ["adam", "adamw"]:
+        base = ["--shards", "2", "--batch", "8", "--lr", "0.01", "--weight-decay", "0.1", "--optimizer", name]
+        straight = weights(train(base + "--epochs 2 --betas 0.8,0.99".split()))
+        train(base + f"--epochs 2 --betas 0.8,0.99 --steps 5 --save {name}".split(), 2)
+        names = read_safetensors(f"{name}/gen-000001.adam.safetensors")[0]
+        check("optim.exp_avg.fc.weight" in names and "optim.exp_avg_sq.fc.weight" in names, list(names)[:5])
+        meta = metadata(read_safetensors(f"{name}/last.safetensors")[0])
+        check(meta["optimizer"] == {"name": name, "updates": 5}, meta["optimizer"])
+        rc, _, err = run(f"--resume {name} --optimizer sgd --epochs 2 --save none".split())
+        check(rc == 1 and len(err) == 1 and all(w in err[0] for w in ["saved with optimizer " + name, "sgd", "--init"]),
+              rc, err)
+        train(f"--init {name} --epochs 1".split())
+        rc, _, err = run(f"--resume {name} --epochs 2 --log log --threads 1 --quiet".split())
+        check(rc == 0 and records("log")[-1]["weights"] == straight, "goes on elsewhere:", rc, err, straight)
+    check(weights(train(base + "--epochs 2".split())) != straight, "--betas changes nothing")
+    check(weights(train(base + "--epochs 2 --betas 0.8,0.99 --eps 0.1".split())) != straight, "--eps changes nothing")
+    part = "--optimizer adam --shards 2 --batch 8 --epochs 2 --steps 2 --save thaw --freeze conv1".split()
+    train(part)
+    rc, _, err = run("--resume thaw --freeze none --threads 1 --quiet".split())
+    check(rc == 1 and len(err) == 1 and "optim.exp_avg.conv1.weight" in err[0], "no one knows its step count:", rc, err)
+
+
 def real_images_give_the_same_bits_on_2_ranks():
     folder = os.environ.get("HVT_TEST_CIFAR10")
     if not folder:
@@ -909,6 +932,7 @@ TESTS = [
     every_variant_trains_and_ranks_do_not_matter,
     sixteen_bits_on_the_way_are_the_same_again,
     gradients_as_factors_learn_and_go_on_where_they_were,
+    adam_goes_on_in_the_middle_of_an_epoch_on_other_ranks,
     real_images_give_the_same_bits_on_2_ranks,
     ranks_that_hold_no_subtree_are_told,
     evaluation_is_equal_on_1_to_4_ranks,

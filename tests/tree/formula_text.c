@@ -44,6 +44,7 @@ static void put_formulas(void)
     float a = draw(), b = draw(), c = draw(), d = draw(), e = draw(), f = draw();
     sgd_consts k = {a, b, c, d, e};
     U bits;
+    adam_consts x = {a, b, c, d, e, f, b, c, d};
 
     put(f_relu(a));
     put(f_keep(a, b));
@@ -51,6 +52,10 @@ static void put_formulas(void)
     put(sgd_velocity(&k, f, a));
     put(sgd_nesterov(&k, f, a));
     put(sgd_step(&k, f, a));
+    put(adam_gradient(&x, f, a));
+    put(adam_mean(&x, f, a));
+    put(adam_square(&x, f, a));
+    put(adam_step(&x, f, a, b));
     put(bn_value(a, b, c, d));
     put(bn_dx(a, b, c, d, e, f));
     put(bn_running(a, b, c, d, e));

@@ -101,8 +101,9 @@ typedef struct span {
     void *const *out;
     int count, outs;
     const hvt_sgd_args *sgd;
+    const hvt_adam_args *adam;
     const hvt_map *map;
-    float *v;
+    float *m, *v;
     _Atomic uint64_t *bad;
 } span;
 
@@ -248,6 +249,21 @@ hvt_status hvt__sgd_cpu(hvt_device *d, size_t n, const hvt_sgd_args *a, const fl
         return HVT_OK;
     return run_span(d,
                     (span){sgd, .n = n, .sgd = a, .in = (const void *const *)g, .count = ng, .y = w, .v = v});
+}
+
+static void adam(const span *s, size_t first, size_t n)
+{
+    s->el->adam(first, n, s->adam, (const float *const *)s->in, s->count, s->y, s->m, s->v);
+}
+
+hvt_status hvt__adam_cpu(hvt_device *d, size_t n, const hvt_adam_args *a, const float *const g[], int ng,
+                         float *w, float *m, float *v)
+{
+    const void *const *in = (const void *const *)g;
+
+    if (!a->step->apply)
+        return HVT_OK;
+    return run_span(d, (span){adam, .n = n, .adam = a, .in = in, .count = ng, .y = w, .m = m, .v = v});
 }
 
 /* The minimum over all jobs does not depend on their order. */

@@ -184,6 +184,8 @@ struct hvt_elementwise {
     /* on elements [first, first + n) of every array */
     void (*sgd)(size_t first, size_t n, const hvt_sgd_args *a, const float *const g[], int ng, float *w,
                 float *v);
+    void (*adam)(size_t first, size_t n, const hvt_adam_args *a, const float *const g[], int ng, float *w,
+                 float *m, float *v);
     size_t (*first_bad)(size_t n, const float *g); /* index of the first that is not finite; n: none */
 
     /* Chan, Golub and LeVeque 1979: merge the statistics of parts, stored one after the other, in order:

@@ -1,5 +1,5 @@
 /*
- * One checkpoint: a file with the weights, whose metadata names its *sidecar files* (momentum, PowerSGD
+ * One checkpoint: a file with the weights, whose metadata names its *sidecar files* (optimizer, PowerSGD
  * state), and theirs contains the hash of the weights that they belong to. train.h explains the order of
  * writes.
  */
@@ -14,12 +14,23 @@
 #include <math.h>
 #include <unistd.h>
 
-const char *const hvt__sidecar_end[HVT__SIDECARS] = {".momentum" HVT_CHECKPOINT_END,
-                                                     ".powersgd" HVT_CHECKPOINT_END};
+const char *const hvt__sidecar_end[HVT__SIDECARS] = {
+    ".momentum" HVT_CHECKPOINT_END, ".adam" HVT_CHECKPOINT_END, ".powersgd" HVT_CHECKPOINT_END};
 
 static const struct {
     const char *key, *what; /* in the metadata of the weights; in messages */
-} sidecars[HVT__SIDECARS] = {{"momentum", "momentum"}, {"powersgd", "PowerSGD state"}};
+} sidecars[HVT__SIDECARS] = {
+    {"momentum", "momentum"}, {"adam", "averages of Adam"}, {"powersgd", "PowerSGD state"}};
+
+/* Which of them has this optimizer's state? */
+static int sidecar_of(const hvt__optim_rule *rule)
+{
+    int k = 0;
+
+    while (strcmp(sidecars[k].key, rule->file) != 0)
+        k++;
+    return k;
+}
 
 /* Metadata has the loss scale as [SCALE, GOOD, SKIPS]: the dynamic scale or 0, the updates since it changed,
  * and the steps skipped in a row. SCALE applies to the mean loss, so that it does not depend on the batch.
@@ -75,17 +86,21 @@ static json_t *describe(const hvt__snapshot *s, const sidecar file[HVT__SIDECARS
 
     snprintf(run, sizeof run, "%016" PRIx64, p->run);
     snprintf(weights, sizeof weights, "%016" PRIx64, s->hash);
-    meta =
-        json_pack("{s:s, s:b, s:s, s:s, s:s, s:i, s:I, s:I, s:f, s:s, s:o, s:s, s:s, s:s, s:[f, i, i], s:o}",
-                  "version", HVT_VERSION, HVT_SEALED, 1, "build", HVT_COMPILER, "device",
-                  hvt_device_name(s->m->dev), "isa", hvt_device_isa(s->m->dev), "epoch", p->epoch, "step",
-                  (json_int_t)p->step, "steps", (json_int_t)p->steps, "top1", p->top1, "run", run, "options",
-                  options ? options : json_object(), "weights", weights, sidecars[HVT__MOMENTUM].key,
-                  file[HVT__MOMENTUM].name, sidecars[HVT__POWERSGD].key, file[HVT__POWERSGD].name, "scaler",
-                  s->step.interval ? (double)s->step.loss_scale * s->m->batch : 0, (int)s->step.good,
-                  (int)s->step.skips_in_row, "position", pack_position(p));
+    meta = json_pack("{s:s, s:b, s:s, s:s, s:s, s:i, s:I, s:I, s:f, s:s, s:o, s:s, s:[f, i, i], s:o}",
+                     "version", HVT_VERSION, HVT_SEALED, 1, "build", HVT_COMPILER, "device",
+                     hvt_device_name(s->m->dev), "isa", hvt_device_isa(s->m->dev), "epoch", p->epoch, "step",
+                     (json_int_t)p->step, "steps", (json_int_t)p->steps, "top1", p->top1, "run", run,
+                     "options", options ? options : json_object(), "weights", weights, "scaler",
+                     s->step.interval ? (double)s->step.loss_scale * s->m->batch : 0, (int)s->step.good,
+                     (int)s->step.skips_in_row, "position", pack_position(p));
     if (names)
         json_object_set_new(meta, "class_names", names);
+    if (s->rule)
+        json_object_set_new(
+            meta, "optimizer",
+            json_pack("{s:s, s:I}", "name", s->rule->name, "updates", (json_int_t)s->step.updates));
+    for (int k = 0; k < HVT__SIDECARS; k++)
+        json_object_set_new(meta, sidecars[k].key, json_string(file[k].name));
     return meta;
 }
 
@@ -119,13 +134,18 @@ static void remove_old(const char *dir, const char *name, const char *end, const
 /* A process that is killed in here leaves sidecar files behind, since the weights may name them already. */
 static hvt_status write_files(const char *path, hvt__snapshot *of, const sidecar file[HVT__SIDECARS])
 {
-    json_t *meta[HVT__SIDECARS + 1] = {describe_sidecar(of), describe_sidecar(of), describe(of, file)};
+    json_t *meta[HVT__SIDECARS + 1];
     hvt_status s = HVT_OK;
+
+    for (int k = 0; k < HVT__SIDECARS; k++)
+        meta[k] = describe_sidecar(of);
+    meta[HVT__SIDECARS] = describe(of, file);
 
     if (*file[HVT__POWERSGD].name)
         s = hvt__powersgd_state_save(file[HVT__POWERSGD].path, of, meta[HVT__POWERSGD]);
-    if (s == HVT_OK && *file[HVT__MOMENTUM].name)
-        s = hvt__weights_save(file[HVT__MOMENTUM].path, of, true, meta[HVT__MOMENTUM]);
+    for (int k = 0; k < HVT__POWERSGD; k++)
+        if (s == HVT_OK && *file[k].name)
+            s = hvt__weights_save(file[k].path, of, true, meta[k]);
     if (s == HVT_OK)
         s = hvt__weights_save(path, of, false, meta[HVT__SIDECARS]);
     for (size_t i = 0; i < HVT_LEN(meta); i++)
@@ -144,7 +164,7 @@ hvt_status hvt__checkpoint_write(const char *dir, const char *name, const char *
     snprintf(hashed, sizeof hashed, "%.80s-%016" PRIx64, name,
              hvt__hash(of->hash, &of->progress.steps, sizeof of->progress.steps));
     for (int k = 0; k < HVT__SIDECARS; k++)
-        if (k == HVT__MOMENTUM ? of->momentum != NULL : of->powersgd.q != NULL) {
+        if (k == HVT__POWERSGD ? of->powersgd.q != NULL : of->state && k == sidecar_of(of->rule)) {
             snprintf(file[k].name, sizeof file[k].name, "%.100s%s", stem ? stem : hashed,
                      hvt__sidecar_end[k]);
             HVT_TRY(hvt__path(file[k].path, "%s/%s", dir, file[k].name));
@@ -225,15 +245,14 @@ static hvt_status read_progress(const hvt_st *st, const json_t *meta, hvt_progre
     return read_position(st, json_object_get(meta, "position"), p);
 }
 
-/* The sidecar file that the metadata of the weights names, if any. */
-static hvt_status load_sidecar(const char *path, const json_t *meta, int k, hvt_model *m, hvt_optim *o)
+/* The sidecar file that the metadata of the weights names, if any; updates: made by its optimizer. */
+static hvt_status load_sidecar(const char *path, const json_t *meta, int k, int64_t updates, hvt_optim *o)
 {
     const char *name = hvt__metadata_text(meta, sidecars[k].key), *belongs;
     const char *weights = hvt__metadata_text(meta, "weights");
     char dir[PATH_MAX], file[PATH_MAX];
     json_t *its = NULL;
     hvt_st *st = NULL;
-    float *v;
     hvt_status s;
 
     if (!*name)
@@ -248,10 +267,9 @@ static hvt_status load_sidecar(const char *path, const json_t *meta, int k, hvt_
     belongs = hvt__metadata_text(its, "weights");
     HVT_CHECK_OR(done, !strcmp(belongs, weights), E_FORMAT, "%s belongs to the weights %.20s, %s has %.20s",
                  file, *belongs ? belongs : "?", path, weights);
-    if (k == HVT__MOMENTUM) {
-        HVT_TRY_OR(done, hvt__optim_state(o, true, &v));
-        HVT_TRY_OR(done, hvt__weights_load(st, m, v, false, NULL));
-        HVT_TRY_OR(done, hvt__optim_set_fresh(o, false));
+    if (k != HVT__POWERSGD) {
+        HVT_TRY_OR(done, hvt__state_load(st, o));
+        HVT_TRY_OR(done, hvt__optim_set_updates(o, updates));
     } else {
         HVT_TRY_OR(done, hvt__st_verify(st));
         HVT_TRY_OR(done, hvt__powersgd_state_load(st, its, o));
@@ -262,18 +280,39 @@ done:
     return s;
 }
 
+/* Whose state is it, and after how many updates? Older files have SGD's, which need not know. */
+static hvt_status read_optimizer(const hvt_st *st, const json_t *meta, const hvt_optim *o,
+                                 int64_t *ret_updates)
+{
+    json_t *from = json_object_get(meta, "optimizer");
+    const char *name = hvt__optim_rules[HVT_OPTIM_SGD].name;
+    json_int_t updates = 1;
+
+    HVT_CHECK(!from ||
+                  (json_unpack(from, "{s:s, s:I}", "name", &name, "updates", &updates) == 0 && updates >= 0),
+              E_FORMAT, "%s: metadata optimizer: expected a name and a number of updates", st->path);
+    HVT_CHECK(!strcmp(name, o->rule->name), E_ARG,
+              "%s was saved with optimizer %s, and this one is %s (--init takes weights alone)", st->path,
+              name, o->rule->name);
+    *ret_updates = updates;
+    return HVT_OK;
+}
+
 static hvt_status load_model(hvt_st *st, const json_t *meta, hvt_model *m, hvt_optim *o)
 {
     const char *path = st->path;
+    int64_t updates = 0;
 
-    HVT_TRY(hvt__weights_load(st, m, NULL, false, hvt__metadata_text(meta, "weights")));
+    if (o)
+        HVT_TRY(read_optimizer(st, meta, o, &updates));
+    HVT_TRY(hvt__weights_load(st, m, false, hvt__metadata_text(meta, "weights")));
     if (!o)
         return HVT_OK;
-    HVT_TRY(hvt__optim_set_fresh(o, true)); /* unless the file has momentum */
-    if (o->v)
-        HVT_TRY(load_sidecar(path, meta, HVT__MOMENTUM, m, o));
+    HVT_TRY(hvt__optim_set_updates(o, 0)); /* unless the file has state */
+    if (o->states)
+        HVT_TRY(load_sidecar(path, meta, sidecar_of(o->rule), updates, o));
     if (o->powersgd)
-        HVT_TRY(load_sidecar(path, meta, HVT__POWERSGD, m, o));
+        HVT_TRY(load_sidecar(path, meta, HVT__POWERSGD, updates, o));
     return load_scaler(st, meta, m);
 }
 

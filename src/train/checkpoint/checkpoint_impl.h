@@ -90,11 +90,13 @@ hvt_status hvt__weights_classes(const char *path, int *ret_classes);
 /* What such a file calls the classes, an array of text to json_decref(); NULL: it has no names, as files of
  * other programs. Errors: E_IO, E_FORMAT. */
 hvt_status hvt__weights_class_names(const char *path, json_t **ret_names);
-/* All tensors of the model, without those of the head if skip_head, or the momentum, which is laid out as the
- * parameters are, unless it is NULL: of what is not in the file it becomes 0. weights: their hash in hex, as
- * the file says; NULL: it says none. The whole file is in host memory meanwhile; one that does not fit, or is
- * damaged, changes nothing. Errors: E_SHAPE, E_FORMAT, E_IO, E_MEM. */
-hvt_status hvt__weights_load(hvt_st *st, hvt_model *m, float *momentum, bool skip_head, const char *weights);
+/* All tensors of the model, without those of the head if skip_head. weights: their hash in hex, as the file
+ * says; NULL: it says none. The whole file is in host memory meanwhile; one that does not fit, or is damaged,
+ * changes nothing. Errors: E_SHAPE, E_FORMAT, E_IO, E_MEM. */
+hvt_status hvt__weights_load(hvt_st *st, hvt_model *m, bool skip_head, const char *weights);
+/* The same of the optimizer's state, an arena for each of its kinds, laid out as the parameters are. What is
+ * not in the file, because it was frozen, becomes 0 or, where the optimizer cannot begin so, is E_SHAPE. */
+hvt_status hvt__state_load(hvt_st *st, hvt_optim *o);
 
 /* ---- powersgd_state.c: the sidecar file of --compression powersgd:R ---- */
 
@@ -118,7 +120,7 @@ void hvt__snapshot_free(hvt__snapshot **snapshot); /* NULL is fine */
 #define HVT_CHECKPOINT_END ".safetensors"
 
 /* The ends of the names of all sidecar files. */
-enum { HVT__MOMENTUM, HVT__POWERSGD, HVT__SIDECARS };
+enum { HVT__MOMENTUM, HVT__ADAM, HVT__POWERSGD, HVT__SIDECARS };
 extern const char *const hvt__sidecar_end[HVT__SIDECARS];
 
 /* Write a snapshot, which can only be freed or taken again after that: DIR/NAME.safetensors, and before it

@@ -191,7 +191,7 @@ hvt_status hvt_weights_load(const char *file, hvt_model *m, bool skip_head)
 
     HVT_TRY(hvt__weights_file(file, path));
     HVT_TRY(hvt__st_open(path, &st));
-    s = hvt__weights_load(st, m, NULL, skip_head, NULL);
+    s = hvt__weights_load(st, m, skip_head, NULL);
     hvt__st_close(&st);
     return s;
 }

@@ -29,7 +29,7 @@ static size_t largest_span(const hvt_model *m)
 }
 
 /* Cut the block into its parts; returns the floats that they need. */
-static size_t cut(hvt__snapshot *s, const hvt_optim *o, bool momentum)
+static size_t cut(hvt__snapshot *s, const hvt_optim *o, bool state)
 {
     const hvt__powersgd_state *p = o ? o->powersgd : NULL;
     size_t at = 0, arena = s->m->arena_count;
@@ -38,8 +38,10 @@ static size_t cut(hvt__snapshot *s, const hvt_optim *o, bool momentum)
     s->room = part(s, &at, largest_span(s->m));
     s->params = part(s, &at, arena);
     s->stats = part(s, &at, s->m->stats_count);
-    v = part(s, &at, o && o->v ? s->m->grad_count : 0); /* room is there before it holds anything */
-    s->momentum = momentum ? v : NULL;
+    s->rule = o ? o->rule : NULL;
+    s->states = o ? o->states : 0;
+    v = part(s, &at, (size_t)s->states * s->m->grad_count); /* room is there before it holds anything */
+    s->state = state ? v : NULL;
     s->powersgd = p ? *p : (hvt__powersgd_state){0};
     if (p) {
         s->powersgd.q = part(s, &at, p->q_count);
@@ -56,20 +58,20 @@ static void free_block(hvt__snapshot *s)
     s->count = 0;
 }
 
-static hvt_status make_room(hvt__snapshot *s, const hvt_optim *o, bool momentum)
+static hvt_status make_room(hvt__snapshot *s, const hvt_optim *o, bool state)
 {
-    size_t count = cut(s, o, momentum);
+    size_t count = cut(s, o, state);
 
     if (count > s->count) {
         free_block(s);
         HVT_TRY(s->dev->ops->memory.alloc_host(s->dev, count * sizeof *s->block, (void **)&s->block));
         s->count = count;
     }
-    cut(s, o, momentum);
+    cut(s, o, state);
     return HVT_OK;
 }
 
-/* An arena of so many floats: that of momentum ends before frozen parameters. */
+/* An arena of so many floats: that of an optimizer ends before frozen parameters. */
 static hvt_status copy_arena(const hvt_model *m, float *to, const float *from, size_t count)
 {
     size_t first = m->step_stats_count;
@@ -99,7 +101,7 @@ static hvt_status copy_all(hvt__snapshot *s, hvt_model *m, hvt_optim *o, const h
     HVT_CHECK(
         !o || !o->powersgd || o->powersgd->q, E_ARG,
         "what gradients leave from step to step lies on the ranks; hvt_distopt_gather() brings it here");
-    if (o && o->v)
+    if (o && o->states)
         HVT_TRY(hvt__optim_fresh(o, &fresh));
     if (!fresh)
         HVT_TRY(hvt__optim_state(o, false, &v));
@@ -112,8 +114,8 @@ static hvt_status copy_all(hvt__snapshot *s, hvt_model *m, hvt_optim *o, const h
     HVT_TRY(hvt__model_state(m, &s->step));
     HVT_TRY(copy_arena(m, s->params, m->params, m->arena_count));
     HVT_TRY(hvt_device_download(m->dev, s->stats, m->stats, m->stats_count * sizeof *s->stats));
-    if (s->momentum)
-        HVT_TRY(copy_arena(m, s->momentum, v, m->grad_count));
+    for (size_t k = 0; s->state && k < (size_t)s->states; k++)
+        HVT_TRY(copy_arena(m, s->state + k * m->grad_count, v + k * m->grad_count, m->grad_count));
     if (s->powersgd.q) {
         memcpy(s->powersgd.q, o->powersgd->q, s->powersgd.q_count * sizeof(float));
         memcpy(s->powersgd.residual, o->powersgd->residual,

@@ -10,9 +10,11 @@ struct hvt__snapshot {
     hvt_device *dev; /* borrowed, that the block is of */
     float *block;    /* [count] of host memory, which the parts below lie in */
     size_t count;
-    float *room;     /* for the largest tensor */
-    float *params;   /* at the arenas' offsets, as is: */
-    float *momentum; /* NULL: there was no update yet, or it has none */
+    float *room;   /* for the largest tensor */
+    float *params; /* at the arenas' offsets, as is: */
+    float *state;  /* an arena for each of `states`; NULL: there was no update yet, or it has none */
+    int states;
+    const hvt__optim_rule *rule; /* NULL: weights alone */
     float *stats;
     hvt__powersgd_state powersgd; /* q NULL: gradients travel whole */
     int64_t tracked;
@@ -26,8 +28,9 @@ void hvt__snapshot_arrange(hvt__snapshot *s);
 /* A tensor of another arena in canonical layout: where it lies, or in the room until the next call. */
 const float *hvt__snapshot_tensor(const hvt__snapshot *s, const float *arena, const hvt_param *p);
 
-/* Save momentum, or the weights. E_DIVERGED: a number is not finite; the file at `path` is unchanged. */
-hvt_status hvt__weights_save(const char *path, const hvt__snapshot *of, bool momentum, const json_t *meta);
+/* Save the optimizer's state, or the weights. E_DIVERGED: a number is not finite; the file at `path` is
+ * unchanged. */
+hvt_status hvt__weights_save(const char *path, const hvt__snapshot *of, bool state, const json_t *meta);
 /* Adds to meta what goes with it. */
 hvt_status hvt__powersgd_state_save(const char *path, hvt__snapshot *of, json_t *meta);
 

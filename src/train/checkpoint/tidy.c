@@ -111,8 +111,12 @@ static bool names(const char *dir, const char *checkpoint, const char *name)
         return true;
     if (access(path, F_OK))
         return false;
-    return hvt__checkpoint_sidecars(path, its) || !strcmp(its[HVT__MOMENTUM], name) ||
-           !strcmp(its[HVT__POWERSGD], name);
+    if (hvt__checkpoint_sidecars(path, its))
+        return true;
+    for (int k = 0; k < HVT__SIDECARS; k++)
+        if (!strcmp(its[k], name))
+            return true;
+    return false;
 }
 
 /* Without ".tmp" at its end: a name that only our saves use? */

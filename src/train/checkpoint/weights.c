@@ -1,33 +1,60 @@
 /*
- * A model's tensors in a file, by name and in canonical layout: the parameters, the running statistics, and
- * for each batch norm num_batches_tracked, as in torchvision's state_dict(). All tensors are compared with
- * the model before the first one is loaded, so a file that does not fit leaves the model unchanged.
+ * A model's tensors in a file, by name and in canonical layout: an optimizer's state; or the parameters, the
+ * running statistics, and for each batch norm num_batches_tracked, as in torchvision's state_dict(). All
+ * tensors are compared with the model before the first one is loaded, so a file that does not fit leaves the
+ * model unchanged.
  */
 #include "snapshot.h"
 #include "base_impl.h"
 
 #include <inttypes.h>
 
-#define MOMENTUM_OF "optim.momentum_buffer."
+#define STATE_OF "optim.%s."
 
-enum { ID_STAT = 1 << 20, ID_TRACKED = 1 << 21 }; /* item.id: a parameter's index, or these plus a stat's */
+/* item.id: a parameter's index, plus k * nparam_tensors in state k; or these plus a stat's index */
+enum { ID_STAT = 1 << 20, ID_TRACKED = 1 << 21 };
 
-/* The tensors of a state_dict, or of the momentum, which frozen parameters have none of, malloc'ed;
- * parameters are in forward order, so that messages name the first layers first. */
-static hvt_status list_tensors(const hvt_model *m, bool momentum, hvt_st_item **ret_items, int *ret_n)
+/* Of the parameters [0, n), last first, with this in front of their names; returns where the list goes on. */
+static hvt_st_item *list_params(const hvt_model *m, int n, const char *prefix, int id, hvt_st_item *t)
 {
-    int stats = momentum ? 0 : m->nstat, most = m->nparam_tensors + 2 * stats;
-    hvt_st_item *items = calloc((size_t)most + 1, sizeof *items), *t = items;
-
-    HVT_CHECK(items, E_MEM, "no memory to list %d tensors", most);
-    for (int i = (momentum ? m->ntrained : m->nparam_tensors) - 1; i >= 0; i--, t++) {
+    for (int i = n - 1; i >= 0; i--, t++) {
         const hvt_param *p = &m->param[i];
-        *t = (hvt_st_item){.type = HVT_ST_F32, .ndim = p->ndim, .id = i};
-        snprintf(t->name, sizeof t->name, "%s%s", momentum ? MOMENTUM_OF : "", p->name);
+        *t = (hvt_st_item){.type = HVT_ST_F32, .ndim = p->ndim, .id = id + i};
+        snprintf(t->name, sizeof t->name, "%s%s", prefix, p->name);
         for (int d = 0; d < p->ndim; d++)
             t->dim[d] = p->dim[d];
     }
-    for (int i = 0; i < stats; i++) {
+    return t;
+}
+
+/* The tensors of an optimizer's state, which frozen parameters have none of, malloc'ed. */
+static hvt_status list_state(const hvt_model *m, const hvt__optim_rule *rule, int states,
+                             hvt_st_item **ret_items, int *ret_n)
+{
+    int most = states * m->ntrained;
+    hvt_st_item *items = calloc((size_t)most + 1, sizeof *items), *t = items;
+    char prefix[64];
+
+    HVT_CHECK(items, E_MEM, "no memory to list %d tensors", most);
+    for (int k = 0; k < states; k++) {
+        snprintf(prefix, sizeof prefix, STATE_OF, rule->state[k]);
+        t = list_params(m, m->ntrained, prefix, k * m->nparam_tensors, t);
+    }
+    *ret_items = items;
+    *ret_n = (int)(t - items);
+    return HVT_OK;
+}
+
+/* The tensors of a state_dict, malloc'ed; parameters are in forward order, so that messages name the first
+ * layers first. */
+static hvt_status list_tensors(const hvt_model *m, hvt_st_item **ret_items, int *ret_n)
+{
+    int most = m->nparam_tensors + 2 * m->nstat;
+    hvt_st_item *items = calloc((size_t)most + 1, sizeof *items), *t = items;
+
+    HVT_CHECK(items, E_MEM, "no memory to list %d tensors", most);
+    t = list_params(m, m->nparam_tensors, "", 0, t);
+    for (int i = 0; i < m->nstat; i++) {
         const char *name = m->stat[i].name, *dot = strrchr(name, '.');
         *t = (hvt_st_item){
             .type = HVT_ST_F32, .ndim = 1, .dim = {(int64_t)m->stat[i].count}, .id = ID_STAT + i};
@@ -107,9 +134,13 @@ static bool is_head(const hvt_model *m, const char *name)
     return !strncmp(name, head, len) && name[len] == '.';
 }
 
-/* part: a file may have other tensors than these (momentum, of a run that froze other parameters). */
-static hvt_status compare(const hvt_st *st, const hvt_model *m, bool skip_head, bool part,
-                          const hvt_st_item *items, int n)
+/* What a file may have more or less than the tensors that are asked for. */
+typedef struct lenience {
+    bool skip_head;  /* the head may be missing, and is not read */
+    bool less, more; /* optimizer state of a run that froze other parameters */
+} lenience;
+
+static hvt_status compare(const hvt_st *st, const hvt_model *m, lenience may, const hvt_st_item *items, int n)
 {
     misfit missing = {0}, unknown = {0}, shape = {0}, type = {0};
     bool head_only = true;
@@ -120,9 +151,9 @@ static hvt_status compare(const hvt_st *st, const hvt_model *m, bool skip_head, 
         const hvt_st_tensor *t = find_tensor(st, name);
         bool head = is_head(m, name), counts = items[i].type == HVT_ST_I64;
         char has[100], wants[100], line[400];
-        if (head && skip_head)
+        if (head && may.skip_head)
             continue;
-        if (!t && part)
+        if (!t && may.less)
             continue;
         if (!t && counts) /* files older than PyTorch 0.4.1 lack the counters */
             continue;
@@ -141,14 +172,14 @@ static hvt_status compare(const hvt_st *st, const hvt_model *m, bool skip_head, 
         }
         head_only = head_only && head && !type.n;
     }
-    for (int i = 0; i < st->n && !part; i++)
+    for (int i = 0; i < st->n && !may.more; i++)
         if (!is_item(items, n, st->tensor[i].name)) {
             misfit_add(&unknown, st->tensor[i].name);
             head_only = false;
         }
     if (!missing.n && !unknown.n && !shape.n && !type.n)
         return HVT_OK;
-    advice = head_only && !skip_head ? " (--init with --reset-head starts the head anew)" : "";
+    advice = head_only && !may.skip_head ? " (--init with --reset-head starts the head anew)" : "";
     if (shape.n)
         return HVT_FAIL(
             E_SHAPE, "%s does not fit the model: %d shapes differ (%s), %d tensors are missing, %d unknown%s",
@@ -160,12 +191,25 @@ static hvt_status compare(const hvt_st *st, const hvt_model *m, bool skip_head, 
                     unknown.n, unknown.n ? " (" : "", unknown.names, unknown.n ? ")" : "", advice);
 }
 
-/* A file with other tensors than these is no momentum: what of it is missing is taken for 0. */
-static hvt_status check_momentum(const hvt_st *st)
+static bool is_state(const hvt_optim *o, const char *name)
+{
+    char prefix[64];
+
+    for (int k = 0; k < o->states; k++) {
+        snprintf(prefix, sizeof prefix, STATE_OF, o->rule->state[k]);
+        if (!strncmp(name, prefix, strlen(prefix)))
+            return true;
+    }
+    return false;
+}
+
+/* A file with other tensors than these is no such state: what of it is missing may be taken for 0. */
+static hvt_status check_state(const hvt_st *st, const hvt_optim *o)
 {
     for (int i = 0; i < st->n; i++)
-        HVT_CHECK(!strncmp(st->tensor[i].name, MOMENTUM_OF, sizeof MOMENTUM_OF - 1), E_FORMAT,
-                  "%s holds %.100s, expected the momentum of parameters alone", st->path, st->tensor[i].name);
+        HVT_CHECK(is_state(o, st->tensor[i].name), E_FORMAT,
+                  "%s holds %.100s, expected the %s of parameters alone", st->path, st->tensor[i].name,
+                  o->rule->file);
     return HVT_OK;
 }
 
@@ -176,8 +220,7 @@ typedef struct loading {
     float *buf; /* for the largest tensor, where it has another type */
 } loading;
 
-static hvt_status load_item(const loading *from, float *arena, const hvt_st_item *item,
-                            const hvt_st_tensor *t)
+static hvt_status load_item(const loading *from, const hvt_st_item *item, const hvt_st_tensor *t)
 {
     hvt_model *m = from->m;
     const float *x;
@@ -189,13 +232,23 @@ static hvt_status load_item(const loading *from, float *arena, const hvt_st_item
         const hvt_stat *stat = &m->stat[item->id - ID_STAT];
         return hvt_device_upload(m->dev, m->stats + stat->offset, x, stat->count * sizeof *x);
     }
-    return hvt__model_import(m, &m->param[item->id], arena, x);
+    return hvt__model_import(m, &m->param[item->id], m->params, x);
 }
 
-static hvt_status clear(hvt_model *m, const hvt_param *p, float *arena, float *buf)
+/* Into the arena of its kind of state; without a tensor: 0. */
+static hvt_status load_state(const loading *from, float *arenas, const hvt_st_item *item,
+                             const hvt_st_tensor *t)
 {
-    memset(buf, 0, p->elements * sizeof *buf);
-    return hvt__model_import(m, p, arena, buf);
+    hvt_model *m = from->m;
+    int k = item->id / m->nparam_tensors;
+    const hvt_param *p = &m->param[item->id % m->nparam_tensors];
+    const float *x = from->buf;
+
+    if (t)
+        HVT_TRY(hvt__st_floats(from->st, t, from->buf, &x));
+    else
+        memset(from->buf, 0, p->elements * sizeof *from->buf);
+    return hvt__model_import(m, p, arenas + (size_t)k * m->grad_count, x);
 }
 
 static hvt_status get_tensor(void *ctx, const hvt_param *p, const hvt_stat *stat, const float **ret_x)
@@ -217,7 +270,7 @@ static hvt_status check_weights(loading *from, const char *weights)
     return HVT_OK;
 }
 
-hvt_status hvt__weights_load(hvt_st *st, hvt_model *m, float *momentum, bool skip_head, const char *weights)
+hvt_status hvt__weights_load(hvt_st *st, hvt_model *m, bool skip_head, const char *weights)
 {
     loading from = {st, m, malloc(hvt__model_largest(m) * sizeof *from.buf)};
     hvt_st_item *items = NULL;
@@ -226,10 +279,8 @@ hvt_status hvt__weights_load(hvt_st *st, hvt_model *m, float *momentum, bool ski
     hvt_status s;
 
     HVT_CHECK_OR(done, from.buf, E_MEM, "no memory to read %s", st->path);
-    HVT_TRY_OR(done, list_tensors(m, momentum != NULL, &items, &n));
-    HVT_TRY_OR(done, compare(st, m, skip_head, momentum != NULL, items, n));
-    if (momentum)
-        HVT_TRY_OR(done, check_momentum(st));
+    HVT_TRY_OR(done, list_tensors(m, &items, &n));
+    HVT_TRY_OR(done, compare(st, m, (lenience){.skip_head = skip_head}, items, n));
     HVT_TRY_OR(done, m->dev->ops->memory.alloc_host(m->dev, st->bytes + 1, &data));
     HVT_TRY_OR(done, hvt__st_read(st, data));
     if (weights)
@@ -237,11 +288,36 @@ hvt_status hvt__weights_load(hvt_st *st, hvt_model *m, float *momentum, bool ski
     for (int i = 0; i < n; i++) {
         const hvt_st_tensor *t = find_tensor(st, items[i].name);
         if (t && !(skip_head && is_head(m, items[i].name)))
-            HVT_TRY_OR(done, load_item(&from, momentum ? momentum : m->params, &items[i], t));
-        else if (momentum) /* it was frozen: torch.optim.SGD begins with a gradient then, as with 0 */
-            HVT_TRY_OR(done, clear(m, &m->param[items[i].id], momentum, from.buf));
+            HVT_TRY_OR(done, load_item(&from, &items[i], t));
     }
     hvt__model_changed(m);
+done:
+    st->content = NULL;
+    m->dev->ops->memory.release_host(m->dev, data);
+    free(items);
+    free(from.buf);
+    return s;
+}
+
+hvt_status hvt__state_load(hvt_st *st, hvt_optim *o)
+{
+    hvt_model *m = o->m;
+    loading from = {st, m, malloc(hvt__model_largest(m) * sizeof *from.buf)};
+    hvt_st_item *items = NULL;
+    void *data = NULL;
+    float *arenas;
+    int n = 0;
+    hvt_status s;
+
+    HVT_CHECK_OR(done, from.buf, E_MEM, "no memory to read %s", st->path);
+    HVT_TRY_OR(done, list_state(m, o->rule, o->states, &items, &n));
+    HVT_TRY_OR(done, compare(st, m, (lenience){.less = o->rule->begins_at_any_time, .more = true}, items, n));
+    HVT_TRY_OR(done, check_state(st, o));
+    HVT_TRY_OR(done, m->dev->ops->memory.alloc_host(m->dev, st->bytes + 1, &data));
+    HVT_TRY_OR(done, hvt__st_read(st, data));
+    HVT_TRY_OR(done, hvt__optim_state(o, true, &arenas));
+    for (int i = 0; i < n; i++)
+        HVT_TRY_OR(done, load_state(&from, arenas, &items[i], find_tensor(st, items[i].name)));
 done:
     st->content = NULL;
     m->dev->ops->memory.release_host(m->dev, data);
@@ -288,36 +364,40 @@ hvt_status hvt__weights_class_names(const char *path, json_t **ret_names)
     return s;
 }
 
-typedef struct source {
-    const hvt__snapshot *of;
-    bool momentum; /* not the weights */
-} source;
-
 static hvt_status fetch(void *ctx, const hvt_st_item *item, const void **ret_data)
 {
-    const source *from = ctx;
-    const hvt__snapshot *of = from->of;
+    const hvt__snapshot *of = ctx;
 
     if (item->id >= ID_TRACKED)
         *ret_data = &of->tracked;
     else if (item->id >= ID_STAT)
         *ret_data = of->stats + of->m->stat[item->id - ID_STAT].offset;
-    else if (from->momentum)
-        *ret_data = hvt__snapshot_tensor(of, of->momentum, &of->m->param[item->id]);
     else
         *ret_data = of->params + of->m->param[item->id].offset;
     return HVT_OK;
 }
 
-hvt_status hvt__weights_save(const char *path, const hvt__snapshot *of, bool momentum, const json_t *meta)
+static hvt_status fetch_state(void *ctx, const hvt_st_item *item, const void **ret_data)
 {
-    source from = {of, momentum};
+    const hvt__snapshot *of = ctx;
+    const hvt_model *m = of->m;
+    int k = item->id / m->nparam_tensors, i = item->id % m->nparam_tensors;
+
+    *ret_data = hvt__snapshot_tensor(of, of->state + (size_t)k * m->grad_count, &m->param[i]);
+    return HVT_OK;
+}
+
+hvt_status hvt__weights_save(const char *path, const hvt__snapshot *of, bool state, const json_t *meta)
+{
     hvt_st_item *items;
     int n;
     hvt_status s;
 
-    HVT_TRY(list_tensors(of->m, momentum, &items, &n));
-    s = hvt__st_write(path, items, n, meta, fetch, &from);
+    if (state)
+        HVT_TRY(list_state(of->m, of->rule, of->states, &items, &n));
+    else
+        HVT_TRY(list_tensors(of->m, &items, &n));
+    s = hvt__st_write(path, items, n, meta, state ? fetch_state : fetch, (void *)(uintptr_t)of);
     free(items);
     return s;
 }

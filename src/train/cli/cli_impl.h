@@ -99,7 +99,8 @@ typedef struct hvt_resolved {
     hvt_loss_opts loss;
     hvt_rrc rrc;
     int crop;
-    bool flip, no_decay_norm, no_decay_bias;
+    bool flip;
+    hvt_optim_opts optim;
     hvt_last_batch last_batch;
     hvt_dtype wire, amp; /* amp: of activations */
     int powersgd;        /* rank of the gradients' factors; 0: none */

@@ -141,9 +141,45 @@ static hvt_status resolve_decay(const hvt_options *o, hvt_resolved *t)
         bool norm = next_is(&at, "norm"), bias = !norm && next_is(&at, "bias");
         HVT_CHECK(norm || bias || next_is(&at, "none"), E_ARG,
                   "--no-decay: expected none, norm, bias or norm,bias, got '%s'", o->no_decay);
-        t->no_decay_norm |= norm;
-        t->no_decay_bias |= bias;
+        t->optim.no_decay_norm |= norm;
+        t->optim.no_decay_bias |= bias;
     }
+    return HVT_OK;
+}
+
+static bool read_betas(const char *at, double ret_betas[2])
+{
+    for (int k = 0; k < 2; k++)
+        if ((k && !hvt__scan_text(&at, ",")) || !hvt__scan_number(&at, &ret_betas[k]) || ret_betas[k] < 0 ||
+            ret_betas[k] >= 1)
+            return false;
+    return !*at;
+}
+
+/* What an optimizer does not have stays 0. */
+static hvt_status resolve_optimizer(const hvt_options *o, hvt_resolved *t)
+{
+    static const struct {
+        bool of_sgd;
+        enum hvt__option_at at;
+    } own[] = {
+        {true, HVT__AT_momentum}, {true, HVT__AT_nesterov}, {false, HVT__AT_betas}, {false, HVT__AT_eps}};
+    bool sgd = !strcmp(o->optimizer, "sgd");
+
+    for (size_t i = 0; i < HVT_LEN(own); i++)
+        HVT_CHECK(own[i].of_sgd == sgd || !given(o, own[i].at), E_ARG, "%s is for --optimizer %s, not %s",
+                  hvt__flag_of(&hvt__option_table[own[i].at]).text, own[i].of_sgd ? "sgd" : "adam or adamw",
+                  o->optimizer);
+    t->optim.weight_decay = (float)o->weight_decay;
+    if (sgd) {
+        t->optim.momentum = (float)o->momentum;
+        t->optim.nesterov = o->nesterov;
+        return HVT_OK;
+    }
+    t->optim.kind = strcmp(o->optimizer, "adam") ? HVT_OPTIM_ADAMW : HVT_OPTIM_ADAM;
+    t->optim.eps = o->eps;
+    HVT_CHECK(read_betas(o->betas, t->optim.betas), E_ARG,
+              "--betas: expected two numbers from 0 on, below 1, as 0.9,0.999, got '%s'", o->betas);
     return HVT_OK;
 }
 
@@ -318,6 +354,7 @@ static hvt_status check_training(const hvt_options *o, const hvt_resolved *t)
         double value, most;
     } all[] = {{"--momentum", o->momentum, FLT_MAX},
                {"--weight-decay", o->weight_decay, FLT_MAX},
+               {"--eps", o->eps, FLT_MAX},
                {"--warmup-from", o->warmup_from, 1}};
     hvt_schedule *schedule = NULL;
     hvt_schedule_opts opts = {o->schedule, t->lr, o->epochs, o->warmup_epochs, o->warmup_from};
@@ -328,7 +365,8 @@ static hvt_status check_training(const hvt_options *o, const hvt_resolved *t)
                   all[i].flag, all[i].most, all[i].value);
     HVT_CHECK(isfinite(t->lr), E_ARG, "--lr %g x %d shards (--lr-scale %s) is not a finite number", o->lr,
               t->shards, o->lr_scale);
-    HVT_CHECK(!o->nesterov || o->momentum > 0, E_ARG, "--nesterov needs --momentum > 0, got %g", o->momentum);
+    HVT_CHECK(!t->optim.nesterov || o->momentum > 0, E_ARG, "--nesterov needs --momentum > 0, got %g",
+              o->momentum);
     s = hvt_schedule_create(&opts, &schedule);
     hvt_schedule_free(&schedule);
     if (s == HVT_E_ARG && o->warmup_epochs > o->epochs)
@@ -402,6 +440,7 @@ hvt_status hvt__resolve(const hvt_options *o, int ranks, hvt_resolved *ret_resol
     HVT_TRY(resolve_augment(o, &t));
     HVT_TRY(resolve_decay(o, &t));
     HVT_TRY(resolve_loss(o, &t));
+    HVT_TRY(resolve_optimizer(o, &t));
     HVT_TRY(resolve_precision(o, &t));
     HVT_TRY(resolve_shards(o, ranks, &t));
     HVT_TRY(resolve_exchange(o, &t));

@@ -766,6 +766,30 @@ static hvt_status sgd_hosted(hvt_device *d, size_t n, const hvt_sgd_args *a, con
                        : HVT_OK);
 }
 
+static hvt_status adam_hosted(hvt_device *d, size_t n, const hvt_adam_args *a, const float *const g[], int ng,
+                              float *w, float *m, float *v)
+{
+    stage s = begin(d);
+    const float *on_gpu[SPANS];
+    int at[SPANS], step = in(&s, a->step, sizeof *a->step), aw = out(&s, w, n * sizeof *w),
+                   am = out(&s, m, n * sizeof *m), av = out(&s, v, n * sizeof *v),
+                   copy = out(&s, a->copy, n * hvt_dtype_size(a->copy_type));
+    hvt_adam_args b = *a;
+    bool ready;
+
+    HVT_CHECK(ng < SPANS - 5, E_ARG, "%d gradients, at most %d", ng, SPANS - 6);
+    for (int i = 0; i < ng; i++)
+        at[i] = in(&s, g[i], n * sizeof(float));
+    ready = go(&s);
+    for (int i = 0; i < ng; i++)
+        on_gpu[i] = dev(&s, at[i]);
+    b.step = dev(&s, step);
+    b.copy = dev(&s, copy);
+    return end(&s, ready ? s.h->inner->ops->vector.adam(s.h->inner, n, &b, on_gpu, ng, dev(&s, aw),
+                                                        dev(&s, am), dev(&s, av))
+                         : HVT_OK);
+}
+
 static hvt_status check_hosted(hvt_device *d, size_t n, const float *g, uint64_t base, hvt_step_state *step)
 {
     stage s = begin(d);
@@ -842,6 +866,7 @@ const hvt_device_ops __wrap_hvt_device_cuda = {
     .vector.reduce = reduce_hosted,
     .host_only.reduce_all = reduce_all_hosted,
     .vector.sgd = sgd_hosted,
+    .vector.adam = adam_hosted,
     .step.check = check_hosted,
     .step.decide = decide_hosted,
     .augment = augment_hosted,

@@ -8,6 +8,7 @@
 #include "vec.h"
 
 #include "device/formula.h"
+#include "device/step.h"
 
 #include <math.h>
 
@@ -43,6 +44,40 @@ static void sgd(size_t first, size_t n, const hvt_sgd_args *args, const float *c
         SPAN(n, sgd_at(&k, &a, fresh, g, ng, first + i, w, v, HVT_F16, lanes););
     else
         SPAN(n, sgd_at(&k, &a, fresh, g, ng, first + i, w, v, HVT_BF16, lanes););
+}
+
+INLINE void adam_at(const adam_consts *k, const hvt_adam_args *a, bool fresh, const float *const g[], int ng,
+                    size_t at, float *w, float *m, float *v, hvt_dtype copy, int lanes)
+{
+    const F old = f_load(w + at, lanes);
+    const F grad = adam_gradient(k, tree(HVT_F32, (const void *const *)g, ng, at, lanes), old);
+    const F mean = adam_mean(k, grad, fresh ? f_zero() : f_load(m + at, lanes));
+    const F square = adam_square(k, grad, fresh ? f_zero() : f_load(v + at, lanes));
+    const F now = adam_step(k, old, mean, square);
+
+    f_store(m + at, mean, lanes);
+    f_store(v + at, square, lanes);
+    f_store(w + at, now, lanes);
+    if (copy != HVT_F32)
+        f_store_as(copy, a->copy, at, now, lanes);
+}
+
+static void adam(size_t first, size_t n, const hvt_adam_args *args, const float *const g[], int ng, float *w,
+                 float *m, float *v)
+{
+    const hvt_adam_args a = *args; /* copies, which stores cannot alias */
+    const bool fresh = a.step->fresh;
+    const hvt__adam_numbers x = hvt__adam_numbers_of(&a);
+    const adam_consts k = {f_splat(x.scale),      f_splat(x.decay), f_splat(x.keep1),
+                           f_splat(x.beta2),      f_splat(x.keep2), f_splat(x.shrink),
+                           f_splat(x.minus_rate), f_splat(x.root),  f_splat(x.eps)};
+
+    if (!a.copy)
+        SPAN(n, adam_at(&k, &a, fresh, g, ng, first + i, w, m, v, HVT_F32, lanes););
+    else if (a.copy_type == HVT_F16)
+        SPAN(n, adam_at(&k, &a, fresh, g, ng, first + i, w, m, v, HVT_F16, lanes););
+    else
+        SPAN(n, adam_at(&k, &a, fresh, g, ng, first + i, w, m, v, HVT_BF16, lanes););
 }
 
 /* Block by block: x * 0 is nonzero (NaN) exactly if x is not finite, and a sum propagates it. */
@@ -204,6 +239,7 @@ const hvt_elementwise HVT_OF_ISA(elementwise) = {
     .in = {[HVT_F32] = &HVT_OF_ISA(f32), [HVT_F16] = &HVT_OF_ISA(f16), [HVT_BF16] = &HVT_OF_ISA(bf16)},
     .factors = &HVT_OF_ISA(factors),
     .sgd = sgd,
+    .adam = adam,
     .first_bad = first_bad,
     .bn_join = bn_join,
     .bn_finish = bn_finish,

@@ -15,8 +15,8 @@
  *     ROWS1 ROWS2 ROWS3 PITCH vmuladd vbroadcast VNNI2    for gemm_tmpl.c, which says what they are
  *     ISA_ENTRY             initializers of its hvt_isa: .conv, .needs, ...
  *
- * and, as macros, what it does better than the code below: i_from_b, u_from_h, f_to_bf16, f_from_f16 together
- * with f_to_f16.
+ * and, as macros, what it does better than the code below: f_sqrt, i_from_b, u_from_h, f_to_bf16, f_from_f16
+ * together with f_to_f16.
  *
  * Included by elementwise_tmpl.c, factors_tmpl.c and typed_tmpl.c. Nothing else.
  */
@@ -60,6 +60,15 @@ INLINE I i_splat(int x)
 {
     return (I){0} + x;
 }
+
+#ifndef f_sqrt
+INLINE F f_sqrt(F x)
+{
+    for (int i = 0; i < VL; i++)
+        x[i] = __builtin_sqrtf(x[i]);
+    return x;
+}
+#endif
 
 #ifndef i_from_b
 #define i_from_b(b) __builtin_convertvector(b, I)

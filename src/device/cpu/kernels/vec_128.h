@@ -6,6 +6,7 @@
 #include <arm_neon.h>
 #define f_from_f16(h) ((F)vcvt_f32_f16((float16x4_t)(h)))
 #define f_to_f16(x)   ((H)vcvt_f16_f32(x))
+#define f_sqrt(x)     ((F)vsqrtq_f32(x))
 #endif
 
 enum { VL = 4 };

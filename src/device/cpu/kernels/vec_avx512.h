@@ -15,6 +15,7 @@ typedef float F __attribute__((vector_size(64)));
 #define f_stream(p, x)        _mm512_stream_ps(p, x)
 #define f_splat(x)            ((F)_mm512_set1_ps(x))
 #define f_fma(a, b, c)        ((F)_mm512_fmadd_ps(a, b, c))
+#define f_sqrt(x)             ((F)_mm512_sqrt_ps(x))
 #define f_relu(x)             ((F)_mm512_max_ps(_mm512_setzero_ps(), x)) /* the second operand where one is NaN */
 #define f_keep(y, d)          ((F)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, _mm512_setzero_ps(), _CMP_NLE_UQ), d))
 #define i_from_b(b)           ((I)_mm512_cvtepu8_epi32((__m128i)(b)))
