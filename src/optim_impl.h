@@ -32,8 +32,14 @@ hvt_status hvt__powersgd_state_alloc(hvt__powersgd_state *saved, int ranks);
 /* What an optimizer keeps of each element: a number in each of so many arenas. */
 enum { HVT__OPTIM_STATES = 2 };
 
+/* What an update does to a parameter besides the optimizer's own numbers. */
+typedef struct hvt__group {
+    bool own; /* it is in a group that was made */
+    float lr_scale, weight_decay;
+} hvt__group;
+
 /* An update of n elements from `at` on, in one run; g as in hvt__optim_span(). */
-typedef hvt_status hvt__optim_update(hvt_optim *o, size_t at, size_t n, float weight_decay,
+typedef hvt_status hvt__optim_update(hvt_optim *o, size_t at, size_t n, const hvt__group *group,
                                      const float *const g[], int ng);
 
 typedef struct hvt__optim_rule {
@@ -54,7 +60,8 @@ struct hvt_optim {
     hvt__users users;
     hvt_optim_opts opts;
     const hvt__optim_rule *rule;
-    int states;     /* 0: it keeps none */
+    hvt__group *group; /* [nparam_tensors] */
+    int states;        /* 0: it keeps none */
     float *v;       /* device memory: state k of element i of the arenas is v[k * v_count + i - v_at]; NULL */
     size_t v_count; /* an arena's, but in slices */
     size_t v_at;    /* 0, but in slices */
@@ -67,6 +74,9 @@ struct hvt_optim {
 /* All of the state, to be read or to be written: an arena of grad_count elements, at the parameters' offsets,
  * for each of `states`. Errors: E_ARG it lies in slices and was not gathered, E_MEM. */
 hvt_status hvt__optim_state(hvt_optim *o, bool write, float **ret_v);
+
+/* group.c: with no decay where norms or biases have none */
+hvt__group hvt__optim_group_of(const hvt_optim *o, const hvt_param *p);
 
 /* No update was made yet: v holds nothing. The model's step state knows; asking waits. */
 hvt_status hvt__optim_fresh(const hvt_optim *o, bool *ret_fresh);

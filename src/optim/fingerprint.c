@@ -40,6 +40,14 @@ static void add_options(hvt__items *l, const hvt_distopt *d)
     hvt__items_add(l, "updates between replica checks\t%d", opts->check_replicas);
 }
 
+static void add_groups(hvt__items *l, const hvt_optim *o)
+{
+    for (int i = 0; o->group && i < o->m->nparam_tensors; i++)
+        hvt__items_add(l, "group of %s\t%.9g times the rate, weight decay %.9g", o->m->param[i].name,
+                       (double)(o->group[i].own ? o->group[i].lr_scale : 1),
+                       (double)(o->group[i].own ? o->group[i].weight_decay : o->opts.weight_decay));
+}
+
 static void add_tensors(hvt__items *l, const hvt_model *m)
 {
     for (const hvt_param *p = m->param; p < m->param + m->nparam_tensors; p++) {
@@ -66,6 +74,7 @@ hvt_status hvt__distopt_agree(const hvt_distopt *d, const hvt_item *items, int n
     for (int i = 0; i < n; i++)
         hvt__items_add(&all, "%s\t%s", items[i].name, items[i].value);
     add_options(&all, d);
+    add_groups(&all, d->optim);
     add_tensors(&all, m);
     for (int i = 0; i < d->nbucket; i++)
         plan = hvt__hash(plan, &d->bucket[i].end, sizeof d->bucket[i].end);

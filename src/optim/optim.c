@@ -2,9 +2,9 @@
  * Optimizers, as torch.optim has them, and the table of them. SGD: the learning rate multiplies after
  * momentum, and the first step's momentum is the gradient itself, whatever the dampening.
  *
- * An update is elementwise, so a step may be done span by span, cut anywhere. Parameters differ only in
- * whether they are decayed; neighbours that agree in this are updated in one run, together with the padding
- * between them, which is zero in every arena and stays zero.
+ * An update is elementwise, so a step may be done span by span, cut anywhere. Parameters differ only in their
+ * learning rates and weight decays; neighbours that agree in these are updated in one run, together with the
+ * padding between them, which is zero in every arena and stays zero.
  */
 #include "optim_impl.h"
 #include "base_impl.h"
@@ -14,6 +14,16 @@
 static float *state_at(const hvt_optim *o, int k, size_t at)
 {
     return o->v ? o->v + (size_t)k * o->v_count + (at - o->v_at) : NULL;
+}
+
+/* The step with the group's learning rate, in *own unless that is the others'. */
+static const hvt_step_state *step_of(const hvt_optim *o, const hvt__group *group, hvt_step_state *own)
+{
+    if (group->lr_scale == 1)
+        return o->m->step;
+    *own = *o->m->step;
+    own->lr *= group->lr_scale;
+    return own;
 }
 
 /* ---- SGD ---- */
@@ -37,15 +47,16 @@ static hvt_status check_sgd(const hvt_optim_opts *o)
     return HVT_OK;
 }
 
-static hvt_status update_sgd(hvt_optim *o, size_t at, size_t n, float weight_decay, const float *const g[],
-                             int ng)
+static hvt_status update_sgd(hvt_optim *o, size_t at, size_t n, const hvt__group *group,
+                             const float *const g[], int ng)
 {
     const hvt_model *m = o->m;
+    hvt_step_state own;
     const hvt_sgd_args a = {.momentum = o->opts.momentum,
                             .dampening = o->opts.dampening,
                             .nesterov = o->opts.nesterov,
-                            .weight_decay = weight_decay,
-                            .step = m->step,
+                            .weight_decay = group->weight_decay,
+                            .step = step_of(o, group, &own),
                             .copy = m->copy ? m->copy + at : NULL,
                             .copy_type = m->type};
 
@@ -71,15 +82,16 @@ static hvt_status check_adam(const hvt_optim_opts *o)
     return HVT_OK;
 }
 
-static hvt_status update_adam(hvt_optim *o, size_t at, size_t n, float weight_decay, const float *const g[],
-                              int ng)
+static hvt_status update_adam(hvt_optim *o, size_t at, size_t n, const hvt__group *group,
+                              const float *const g[], int ng)
 {
     const hvt_model *m = o->m;
+    hvt_step_state own;
     const hvt_adam_args a = {.beta = {o->opts.betas[0], o->opts.betas[1]},
                              .eps = (float)o->opts.eps,
-                             .weight_decay = weight_decay,
+                             .weight_decay = group->weight_decay,
                              .decoupled = o->opts.kind == HVT_OPTIM_ADAMW,
-                             .step = m->step,
+                             .step = step_of(o, group, &own),
                              .copy = m->copy ? m->copy + at : NULL,
                              .copy_type = m->type};
 
@@ -155,6 +167,7 @@ void hvt_optim_free(hvt_optim **optim)
         return;
     o->m->dev->ops->memory.release(o->m->dev, o->v);
     o->m->dev->ops->memory.release(o->m->dev, o->whole);
+    free(o->group);
     hvt__use(&o->m->users, HVT__USER_OPTIM, -1);
     free(o);
     *optim = NULL;
@@ -194,10 +207,9 @@ hvt_status hvt__optim_set_updates(hvt_optim *o, int64_t updates)
     return hvt__model_set_state(o->m, &s);
 }
 
-static bool decayed(const hvt_optim *o, const hvt_param *p)
+static bool same(hvt__group a, hvt__group b)
 {
-    return o->opts.weight_decay != 0 && !(p->role == HVT_ROLE_NORM && o->opts.no_decay_norm) &&
-           !(p->role == HVT_ROLE_BIAS && o->opts.no_decay_bias);
+    return a.lr_scale == b.lr_scale && a.weight_decay == b.weight_decay;
 }
 
 hvt_status hvt__optim_span(hvt_optim *o, const float *g[], int ng, size_t first, size_t end)
@@ -208,16 +220,16 @@ hvt_status hvt__optim_span(hvt_optim *o, const float *g[], int ng, size_t first,
     while (p < last && p->offset + p->count <= first)
         p++;
     while (first < end && p < last && p->offset < end) {
-        bool decay = decayed(o, p);
+        const hvt__group group = hvt__optim_group_of(o, p);
         size_t from = p->offset < first ? first : p->offset, to = from;
 
-        for (; p < last && p->offset < end && decayed(o, p) == decay; p++)
+        for (; p < last && p->offset < end && same(hvt__optim_group_of(o, p), group); p++)
             to = p->offset + p->count;
         to = to < end ? to : end;
         for (int r = 0; r < ng; r++)
             g[r] += from - first;
         first = from;
-        HVT_TRY(o->rule->update(o, from, to - from, decay ? o->opts.weight_decay : 0, g, ng));
+        HVT_TRY(o->rule->update(o, from, to - from, &group, g, ng));
     }
     return HVT_OK;
 }

@@ -416,6 +416,54 @@ TEST(norm_and_bias_can_be_spared_from_decay)
     }
 }
 
+/* From w = 1 with gradient .5 at a rate of .1. */
+TEST(a_group_has_a_rate_and_a_decay_of_its_own)
+{
+    for (int adamw = 0; adamw < 2; adamw++) {
+        hvt_optim_opts opts = {.weight_decay = .5f, .no_decay_bias = true};
+        char names[200];
+        rig r;
+
+        if (adamw)
+            opts = (hvt_optim_opts){HVT_ADAM_DEFAULTS, .kind = HVT_OPTIM_ADAMW, .weight_decay = .5f};
+        open_with(&r, opts);
+        snprintf(names, sizeof names, "%s,%s", r.m->param[3].name, r.m->param[7].name);
+        CHECK_OK(hvt_optim_group(r.o, names, .5, .25));
+        CHECK_OK(hvt_optim_group(r.o, r.m->param[0].name, 0, 2));
+        fill(&r, r.m->params, 1);
+        fill(&r, r.m->grads, 2);
+        decide(&r, 4);
+        CHECK_OK(update(&r, 0, r.m->arena_count));
+        for (int i = 0; i < r.m->nparam_tensors; i++) {
+            const hvt_param *p = &r.m->param[i];
+            bool own = i == 3 || i == 7;
+            double rate = i == 0 ? 0 : own ? .05 : .1, decay = own ? .25 : .5;
+
+            if (!adamw && p->role == HVT_ROLE_BIAS)
+                decay = 0;
+            check_param(&r, p, adamw ? 1 - rate * decay - rate : 1 - rate * (.5 + decay), p->name);
+        }
+        rig_close(&r);
+    }
+}
+
+TEST(impossible_groups_are_refused)
+{
+    setup u = usual(lone, 1);
+    rig r;
+
+    CHECK_OK(rig_prepare(&r, &u));
+    CHECK_FAILS(hvt_optim_group(r.o, "nowhere", 1, 0), E_ARG, "begins with 'nowhere'");
+    CHECK_FAILS(hvt_optim_group(r.o, "", 1, 0), E_ARG, "comma");
+    CHECK_FAILS(hvt_optim_group(r.o, r.m->param[0].name, -1, 0), E_ARG, "-1 times");
+    CHECK_FAILS(hvt_optim_group(r.o, r.m->param[0].name, 1, NAN), E_ARG, "decay is nan");
+    CHECK_OK(hvt_optim_group(r.o, r.m->param[0].name, 1, 0));
+    CHECK_FAILS(hvt_optim_group(r.o, r.m->param[0].name, 1, 0), E_ARG, "in two parameter groups");
+    CHECK_OK(hvt_distopt_create(r.o, r.comm, &r.u.dist, NULL, 0, &r.d));
+    CHECK_FAILS(hvt_optim_group(r.o, r.m->param[1].name, 1, 0), E_ARG, "before");
+    rig_close(&r);
+}
+
 TEST(impossible_optimizers_are_refused)
 {
     static const struct {
@@ -466,6 +514,8 @@ int main(void)
     RUN(sgd_follows_pytorch);
     RUN(adam_and_adamw_follow_pytorch);
     RUN(norm_and_bias_can_be_spared_from_decay);
+    RUN(a_group_has_a_rate_and_a_decay_of_its_own);
+    RUN(impossible_groups_are_refused);
     RUN(impossible_optimizers_are_refused);
     return rig_end();
 }

@@ -83,6 +83,7 @@ TEST(sharded_and_replicated_updates_give_the_same_bits)
     result want = train(&alone, 4), want_adam;
 
     adam.sgd = adamw;
+    adam.grouped = true;
     want_adam = train(&adam, 4);
     for (const way *w = NULL; (w = next_way(w));) {
         for (int k = 0; k < 9; k++) {
@@ -91,8 +92,10 @@ TEST(sharded_and_replicated_updates_give_the_same_bits)
 
             u.dist.wire = (hvt_dtype)(HVT_F32 + k % 3);
             u.dist.scaling = (hvt_scaling){.scale = k / 3 == 1 ? 1024 : 0};
-            if (k >= 6)
+            if (k >= 6) {
                 u.sgd = adamw;
+                u.grouped = true;
+            }
             u.dist.bucket_bytes = k % 2 ? 3000 : HVT_BUCKET_ALL;
             v = u;
             u.dist.update = HVT_UPDATE_SHARDED;

@@ -28,6 +28,7 @@ typedef struct setup {
     uint64_t seed;
     const char *freeze; /* prefixes; NULL: none */
     hvt_optim_opts sgd;
+    bool grouped;          /* one parameter in the middle has a rate and a decay of its own */
     hvt_distopt_opts dist; /* local_shards follows from shards */
 } setup;
 
@@ -126,7 +127,8 @@ static inline hvt_status rig_prepare(rig *r, const setup *u)
         r->dev->ops->memory.alloc(r->dev, (size_t)u->batch * PIXELS * sizeof(float), (void **)&r->images));
     HVT_TRY(r->dev->ops->memory.alloc(r->dev, (size_t)u->batch * PIXELS * sizeof(float), &r->typed));
     HVT_TRY(r->dev->ops->memory.alloc(r->dev, (size_t)u->batch * sizeof(int32_t), (void **)&r->labels));
-    return hvt_optim_create(r->m, &u->sgd, &r->o);
+    HVT_TRY(hvt_optim_create(r->m, &u->sgd, &r->o));
+    return u->grouped ? hvt_optim_group(r->o, r->m->param[r->m->ntrained / 2].name, .5, .1) : HVT_OK;
 }
 
 static inline hvt_status rig_open(rig *r, const setup *u)

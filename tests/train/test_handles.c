@@ -144,6 +144,7 @@ TEST(what_needs_a_model_refuses_null)
     REFUSES(hvt_optim_create(NULL, &sgd, &optim));
     REFUSES(hvt_optim_create(m, NULL, &optim));
     REFUSES(hvt_optim_create(m, &sgd, NULL));
+    REFUSES(hvt_optim_group(NULL, "fc", 1, 0));
     hvt_optim_free(NULL);
     hvt_optim_free(&optim);
     hvt_model_free(&m);

@@ -1,0 +1,90 @@
+/*
+ * Parameter groups: parameters, chosen by the beginnings of their names, that have a learning rate and a
+ * weight decay of their own.
+ */
+#include "optim_impl.h"
+#include "base_impl.h"
+
+#include <math.h>
+
+/* The prefix at *at, of ret_len letters, and past it and its comma; NULL: there is none left. */
+static const char *next_prefix(const char **at, size_t *ret_len)
+{
+    const char *prefix = *at;
+
+    if (!prefix)
+        return NULL;
+    *ret_len = strcspn(prefix, ",");
+    *at = prefix[*ret_len] ? prefix + *ret_len + 1 : NULL;
+    return prefix;
+}
+
+/* Mark, in chosen[nparam_tensors], whom one prefix fits. */
+static hvt_status choose(const hvt_optim *o, const char *prefix, size_t len, bool *chosen)
+{
+    const hvt_model *m = o->m;
+    bool fits = false;
+
+    HVT_CHECK(len, E_ARG, "a parameter group of '%s': expected names with a comma between two", prefix);
+    for (int i = 0; i < m->nparam_tensors; i++) {
+        if (strncmp(m->param[i].name, prefix, len) != 0)
+            continue;
+        HVT_CHECK(!o->group || !o->group[i].own, E_ARG, "%s is in two parameter groups", m->param[i].name);
+        chosen[i] = fits = true;
+    }
+    HVT_CHECK(fits, E_ARG, "a parameter group: no parameter's name begins with '%.*s'", (int)len, prefix);
+    return HVT_OK;
+}
+
+static hvt_status check(const hvt_optim *o, double lr_scale, double weight_decay)
+{
+    const hvt_device *dev = o->m->dev;
+
+    HVT_CHECK(!o->users.count[HVT__USER_DISTOPT], E_ARG,
+              "parameter groups are made before the distributed optimizer");
+    HVT_CHECK(isfinite(lr_scale) && lr_scale >= 0, E_ARG,
+              "a parameter group's learning rate is %g times the others', expected 0 or more", lr_scale);
+    HVT_CHECK(isfinite((float)weight_decay) && weight_decay >= 0, E_ARG,
+              "a parameter group's weight decay is %g, expected 0 or more", weight_decay);
+    HVT_CHECK(lr_scale == 1 || dev->ops->host, E_UNSUPPORTED,
+              "learning rates of parameter groups are for devices of the host, not %s", dev->ops->name);
+    return HVT_OK;
+}
+
+hvt_status hvt_optim_group(hvt_optim *o, const char *prefixes, double lr_scale, double weight_decay)
+{
+    HVT_GIVEN(o, "an optimizer");
+    HVT_GIVEN(prefixes, "prefixes of names");
+
+    size_t n = (size_t)o->m->nparam_tensors, len;
+    const char *at = prefixes, *prefix;
+    bool *chosen;
+    hvt_status s = HVT_OK;
+
+    HVT_TRY(check(o, lr_scale, weight_decay));
+    if (!o->group)
+        o->group = calloc(n, sizeof *o->group);
+    chosen = calloc(n, sizeof *chosen);
+    HVT_CHECK_OR(done, o->group && chosen, E_MEM, "no memory for groups of %zu parameters", n);
+    while ((prefix = next_prefix(&at, &len)))
+        HVT_TRY_OR(done, choose(o, prefix, len, chosen));
+    for (size_t i = 0; i < n; i++)
+        if (chosen[i])
+            o->group[i] = (hvt__group){true, (float)lr_scale, (float)weight_decay};
+done:
+    free(chosen);
+    return s;
+}
+
+hvt__group hvt__optim_group_of(const hvt_optim *o, const hvt_param *p)
+{
+    size_t i = (size_t)(p - o->m->param);
+    hvt__group group = {false, 1, o->opts.weight_decay};
+
+    if (o->group && o->group[i].own)
+        group = o->group[i];
+    if ((p->role == HVT_ROLE_NORM && o->opts.no_decay_norm) ||
+        (p->role == HVT_ROLE_BIAS && o->opts.no_decay_bias))
+        group.weight_decay = 0;
+    return group;
+}
