@@ -108,6 +108,8 @@ HVT_C_BEGIN
       "times the weight, is added to the gradient; adamw: times the rate and the weight, is taken off it "   \
       "(0 for all optimizers, also where torch.optim.AdamW has 0.01)")                                       \
     X(str, no_decay, "none", 0, RUN, "none|norm,bias", "parameters without weight decay")                    \
+    X(num, clip_grad_norm, "0", 0, RUN, "X",                                                                 \
+      "scale gradients down to this norm, of all parameters together, where it is larger; 0: never")         \
     X(str, freeze, "none", 0, RUN, "PREFIX[,PREFIX...]",                                                     \
       "leave parameters as they are whose names begin so: conv1,bn1,layer1. (none: train all)")              \
     X(int, seed, "0", 0, RUN, "N", "for initialisation, order and augmentation")                             \

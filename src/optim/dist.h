@@ -89,6 +89,8 @@ struct hvt_distopt {
     size_t mark;
     int launched, arrived; /* buckets sent, and waited for */
 
+    double norm; /* of the step's summed gradients; with clipping */
+
     double exposed;
     double updating;                            /* seconds of the wait under way that updates took */
     int64_t skipped, stopped, votes[HVT_VOTES]; /* as of the last check */
@@ -127,6 +129,12 @@ hvt_status hvt__slices_forget(hvt_distopt *d);
 size_t hvt__flags_bytes(const hvt_distopt *d); /* of d->flags; 0: none travel */
 /* Each rank has looked at its slices of the sums: now step->bad is the least of all ranks'. */
 hvt_status hvt__flags_exchange(hvt_distopt *d);
+
+/* ---- clip.c ---- */
+
+/* All sums are here: their norm, the same on all ranks. Collective where slices lie on the ranks. */
+hvt_status hvt__clip_norm(hvt_distopt *d);
+void hvt__clip_apply(hvt_distopt *d); /* the step is decided */
 
 /* ---- replicas.c ---- */
 

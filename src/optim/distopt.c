@@ -27,6 +27,11 @@ static hvt_status check_opts(const hvt_distopt *d)
               opts->check_replicas);
     HVT_CHECK(!opts->check_replicas || m->dev->ops->host, E_UNSUPPORTED,
               "replicas are compared where the host has them, not on device %s", m->dev->ops->name);
+    HVT_CHECK(isfinite(opts->clip_norm) && opts->clip_norm >= 0, E_ARG,
+              "gradients are clipped to a norm of %g, expected a number above 0, or 0 for none",
+              opts->clip_norm);
+    HVT_CHECK(!opts->clip_norm || m->dev->ops->host, E_UNSUPPORTED,
+              "gradients are clipped on devices of the host, not on %s", m->dev->ops->name);
     HVT_CHECK(!m->grads_placed, E_ARG, "the model's gradients already belong to a distributed optimizer");
     return HVT_OK;
 }
@@ -46,7 +51,7 @@ static hvt_status choose_update(hvt_distopt *d)
     HVT_CHECK(d->opts.update == HVT_UPDATE_REPLICATED || dev->ops->host, E_UNSUPPORTED,
               "no sharded update on device %s: its ranks add in an order that depends on who updates what",
               dev->ops->name);
-    d->needs_all = d->codec->wire != HVT_F32 || d->opts.scaling.scale != 0;
+    d->needs_all = d->codec->wire != HVT_F32 || d->opts.scaling.scale != 0 || d->opts.clip_norm > 0;
     if (d->opts.update == HVT_UPDATE_REPLICATED)
         d->way = &hvt__way_replicated;
     else

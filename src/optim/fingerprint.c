@@ -35,6 +35,7 @@ static void add_options(hvt__items *l, const hvt_distopt *d)
     hvt__items_add(l, "activations\t%s", hvt_dtype_name(d->optim->m->type));
     hvt__items_add(l, "loss scale\t%.17g, at least %.17g, doubled after %d", opts->scaling.scale,
                    opts->scaling.floor, opts->scaling.interval);
+    hvt__items_add(l, "clipped to a norm of\t%.17g", opts->clip_norm);
     hvt__items_add(l, "bucket bytes\t%zu", opts->bucket_bytes);
     hvt__items_add(l, "first bucket's bytes\t%zu", opts->first_bytes);
     hvt__items_add(l, "updates between replica checks\t%d", opts->check_replicas);

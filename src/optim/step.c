@@ -290,12 +290,16 @@ hvt_status hvt_distopt_step(hvt_distopt *d)
         HVT_TRY(hvt__await(d, &d->bucket[d->arrived++], true));
     if (d->flags)
         HVT_TRY(hvt__flags_exchange(d));
+    if (d->opts.clip_norm > 0)
+        HVT_TRY(hvt__clip_norm(d));
     s = decide(d);
     if (s == HVT_E_DIVERGED || s == HVT_E_MISMATCH) { /* all ranks know, and leave nothing under way */
         await_rest(d);
         hvt__distopt_drop(d);
     }
     HVT_TRY(s);
+    if (d->opts.clip_norm > 0)
+        hvt__clip_apply(d);
     d->decided = true;
     if (!d->way->update && d->arrived < d->nbucket)
         d->arrived = d->nbucket - 1; /* the wait for the last one updates all */

@@ -393,6 +393,7 @@ static hvt_status open_distopt(run *t)
                              .check_replicas = t->opts->check_replicas,
                              .update = t->set.update,
                              .local_shards = t->set.local_shards,
+                             .clip_norm = t->opts->clip_grad_norm,
                              .scaling = t->set.scaling};
     const hvt_dataset_info *train = t->train_set ? hvt_dataset_describe(t->train_set) : NULL;
     const hvt_dataset_info *test = hvt_dataset_describe(t->test_set);

@@ -219,6 +219,79 @@ TEST(replicas_stay_equal_after_broadcast_from_different_starts)
     rig_close(&r);
 }
 
+/* Padding has no gradient. */
+static const hvt_model *padded;
+static float padded_leaf(int shard, size_t i)
+{
+    const hvt_param *p = &padded->param[hvt__model_owner(padded, i)];
+
+    return i >= p->offset && i < p->offset + p->elements ? leaf(shard, i) : 0;
+}
+
+/* A step of SGD at a rate of 1 is as long as the norm of the mean gradient, or the clip. */
+TEST(gradients_are_clipped_to_a_norm)
+{
+    for (int k = 0; k < 3; k++) {
+        setup u = usual(job, even_shards());
+        double clip = k == 0 ? 0 : k == 1 ? .01 : 1e6, far = 0, free_norm = 0, norm;
+        float *a, *b;
+        size_t n;
+        rig r;
+
+        u.sgd = (hvt_optim_opts){0};
+        u.dist.clip_norm = clip;
+        CHECK_OK(rig_open(&r, &u));
+        a = parameters(&r, &n);
+        padded = r.m;
+        CHECK_OK(step_by_hand(&r, padded_leaf, 2, 1));
+        b = parameters(&r, &n);
+        for (size_t i = 0; i < n; i++)
+            far += pow((double)b[i] - a[i], 2);
+        for (int p = 0; p < r.m->nparam_tensors; p++)
+            for (size_t i = r.m->param[p].offset; i < r.m->param[p].offset + r.m->param[p].elements; i++) {
+                double g = 0;
+
+                for (int s = 0; s < u.shards; s++)
+                    g += (double)leaf(s, i);
+                free_norm += pow(g / (2 * u.shards), 2);
+            }
+        norm = k == 1 ? clip : sqrt(free_norm);
+        CHECK(fabs(sqrt(far) / norm - 1) < 1e-3, "clip %g: a step of %.9g, expected %.9g", clip, sqrt(far),
+              norm);
+        free(a);
+        free(b);
+        rig_close(&r);
+    }
+}
+
+static float infinite_leaf(int shard, size_t i)
+{
+    return i == padded->param[1].offset && !shard ? INFINITY : padded_leaf(shard, i);
+}
+
+TEST(with_clipping_a_gradient_that_is_not_finite_skips_the_update)
+{
+    setup u = usual(job, even_shards());
+    result before, after;
+    rig r;
+
+    u.norm = false; /* moving statistics are kept when an update is skipped */
+    u.dist.clip_norm = -1;
+    CHECK_FAILS(rig_open(&r, &u), E_ARG, "a norm of -1");
+    rig_close(&r);
+    u.dist.clip_norm = 1;
+    CHECK_OK(rig_open(&r, &u));
+    padded = r.m;
+    CHECK_OK(rig_result(&r, &before));
+    CHECK_OK(step_by_hand(&r, infinite_leaf, 2, 1));
+    CHECK_OK(rig_result(&r, &after));
+    CHECK(after.skipped == 1 && after.weights == before.weights, "%lld skipped", (long long)after.skipped);
+    CHECK_OK(step_by_hand(&r, padded_leaf, 2, 1));
+    CHECK_OK(rig_result(&r, &after));
+    CHECK(after.skipped == 1 && after.weights != before.weights, "the next one, too");
+    rig_close(&r);
+}
+
 TEST(loss_and_hits_are_of_all_ranks)
 {
     setup u = usual(job, even_shards()), v = usual(lone, even_shards());
@@ -599,6 +672,8 @@ int main(void)
     RUN(ranks_times_batch_equals_big_batch);
     RUN(odd_blocks_of_shards_run_and_agree);
     RUN(replicas_stay_equal_after_broadcast_from_different_starts);
+    RUN(gradients_are_clipped_to_a_norm);
+    RUN(with_clipping_a_gradient_that_is_not_finite_skips_the_update);
     RUN(loss_and_hits_are_of_all_ranks);
     RUN(buckets_cover_the_arena_and_step_statistics_travel_as_f32);
     RUN(wires_of_16_bits_agree_on_all_ranks_and_stay_close);

@@ -84,6 +84,7 @@ static const struct {
     {HVT__FLAG, "pin-memory|persistent-workers|prefetch-factor",
      "nothing, --workers fetch three batches ahead, into pinned memory for a GPU"},
     {HVT__FLAG, "cycle-time-ms|cache-capacity", "nothing, a bucket leaves when it is full"},
+    {HVT__FLAG, "clip-grad|grad-clip|max-grad-norm|gradient-clip-val", "--clip-grad-norm"},
     {HVT__FLAG, "opt|optim", "--optimizer"},
     {HVT__FLAG, "sgd|adam|adamw", "--optimizer sgd, adam or adamw"},
     {HVT__FLAG, "lars|lamb|rmsprop|adagrad",
@@ -107,8 +108,7 @@ static const struct {
     {HVT__FLAG, "V", "--version"},
     {HVT__FLAG, "c|cfg|config-file", "--config FILE"},
     {HVT__FLAG,
-     "sync-bn|sync-batchnorm|use-adasum|clip-grad|clip-grad-norm|grad-clip|max-grad-norm|gradient-clip-val|"
-     "mixup|mixup-alpha|cutmix|cutmix-alpha|random-erase|reprob|auto-augment|aa|"
+     "sync-bn|sync-batchnorm|use-adasum|mixup|mixup-alpha|cutmix|cutmix-alpha|random-erase|reprob|auto-augment|aa|"
      "model-ema|ema|patience|early-stopping",
      "nothing, hvtrain does not have this"},
     {HVT__FLAG, "dropout|drop|drop-path", "nothing, a --model FILE.pt2 exported in train() mode has its own"},
