@@ -167,7 +167,9 @@ typedef struct hvt_bn_grad_args {
     bool add;
     void *dresidual; /* [rows,c] masked dy, or NULL; may be dy, not dx */
     bool add_residual;
-    float *dgamma, *dbeta; /* [c] */
+    float *dgamma, *dbeta;      /* [c] */
+    const float *share, *slope; /* [c] bn_dx: the means over all rows, of other shards too, of dz, the masked
+                                   dy, and of dz*(x-mean)*rstd */
 } hvt_bn_grad_args;
 
 /* The option A shortcut of He et al.: y[.., p, q, (k-c)/2 + i] = x[.., p*stride, q*stride, i], other channels
@@ -543,6 +545,13 @@ typedef struct hvt_device_ops {
         hvt_status (*factor_p)(hvt_device *d, const hvt_factor_args *a);    /* e += g; p = e q */
         hvt_status (*factor_q)(hvt_device *d, const hvt_factor_args *a);    /* q = e^T p */
         hvt_status (*factor_join)(hvt_device *d, const hvt_factor_args *a); /* g = p q^T; e -= share * g */
+        /* Batch norm over several shards: a pass over a shard's rows, after which shards combine what it
+         * left, and a second one. Forward: a->moments = [2,c] mean, and sum of squared deviations from it;
+         * the second pass is bn_infer. Backward: dgamma and dbeta; the second pass writes what bn_backward
+         * writes beside them, and is given the same arguments. */
+        hvt_status (*bn_moments)(hvt_device *d, const hvt_bn_args *a);
+        hvt_status (*bn_sums)(hvt_device *d, const hvt_bn_grad_args *a);
+        hvt_status (*bn_dx)(hvt_device *d, const hvt_bn_grad_args *a);
     } host_only;
 
     struct { /* the decision of a step */

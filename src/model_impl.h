@@ -109,6 +109,20 @@ struct hvt_layer {
     size_t moments;  /* norm: offset of [2,C] in the step statistics */
 };
 
+/*
+ * Batch norms that normalise over all images of a step, of all shards and ranks (sync.c). Who trains the
+ * model gives what ranks need of each other, by these functions.
+ */
+typedef struct hvt__sync_opts {
+    int first, local, all; /* this rank's shards, of all */
+    /* Where the 2*c floats of a shard lie: those of this rank's that are written for the next exchange, or
+     * those of any that the last one has brought. */
+    float *(*part)(void *ctx, bool next, int c, int shard);
+    /* Bring all ranks' parts of layer `name` to all. Collective. */
+    hvt_status (*exchange)(void *ctx, int c, const char *name);
+    void *ctx;
+} hvt__sync_opts;
+
 struct hvt_model {
     hvt_device *dev; /* borrowed */
     hvt__users users;
@@ -164,6 +178,8 @@ struct hvt_model {
     size_t stats_count;
     void *acts;
     size_t acts_bytes;        /* y, dy and saved data of every layer, each as long as it is needed */
+    ptrdiff_t acts_shift;     /* from there to those of the shard that layers work on */
+    struct hvt__sync *sync;   /* NULL: a batch norm's statistics are its shard's own */
     struct hvt_block *ending; /* [nending] its blocks, if it poisons */
     int nending;
     void *ws;
@@ -216,6 +232,17 @@ hvt_status hvt__model_state(hvt_model *m, hvt_step_state *ret_state);
 hvt_status hvt__model_set_state(hvt_model *m, const hvt_step_state *state);
 /* E_DIVERGED or E_MISMATCH with the reason, if this state ends the run. */
 hvt_status hvt__model_stopped(const hvt_model *m, const hvt_step_state *state);
+/* From the next step on, statistics of batch norms are those of all shards. Takes memory for the activations
+ * of all local shards at once. Errors: E_UNSUPPORTED (the device has no such batch norm; layers that share
+ * parameters, of several shards), E_ARG (no batch norm), E_MEM. */
+hvt_status hvt__sync_open(hvt_model *m, const hvt__sync_opts *opts);
+void hvt__sync_close(hvt_model *m);
+/* A step begins, counts[all] images of every shard, or with NULL ends. Without hvt__sync_open() nothing
+ * happens. */
+void hvt__sync_step(hvt_model *m, const int *counts);
+/* The local shard whose gradients are reported; -1: they come one shard after the other. */
+int hvt__sync_pass(const hvt_model *m);
+int hvt__sync_channels(const hvt_model *m); /* the most of a batch norm */
 /* The parameter whose span of the arenas contains element `at`. */
 int hvt__model_owner(const hvt_model *m, uint64_t at);
 /* Elements of the largest parameter. Running statistics are no larger: they are as long as their layer's

@@ -89,7 +89,8 @@ typedef struct hvt_conv2d_opts {
  * of groups below 1, a padding below 0, C or K that is no multiple of groups, a window larger than the padded
  * image. */
 HVT_API hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts);
-/** torch.nn.BatchNorm2d(eps 1e-5, momentum 0.1), statistics per shard. */
+/** torch.nn.BatchNorm2d(eps 1e-5, momentum 0.1), statistics per shard; of all shards with
+ * hvt_distopt_opts.sync_batchnorm. */
 HVT_API hvt_value hvt_batchnorm(hvt_model *m, hvt_value x);
 /** The same with an eps above 0 and a momentum of the running statistics, both at most 1. */
 HVT_API hvt_value hvt_batchnorm_with(hvt_model *m, hvt_value x, float eps, float momentum);
@@ -259,7 +260,7 @@ HVT_API hvt_status hvt_model_set_type(hvt_model *m, hvt_dtype t);
  * `prefixes`, which have commas between them ("conv1,bn1,layer1."); NULL or "": none. Frozen parameters have
  * no gradient, momentum or weight decay, and nothing of them travels. Backward ends where no layer before has
  * a parameter that is not frozen, and what only backward would have read is not kept. A frozen batch norm
- * still normalises with its shard's statistics, and its running statistics move, as in PyTorch's train mode.
+ * still normalises with the batch's statistics, and its running statistics move, as in PyTorch's train mode.
  *
  * To be called before hvt_model_plan(), which then fails with E_ARG where a prefix fits no parameter (and
  * names what there is) or where all parameters are frozen. Equal on all ranks: hvt_distopt_create() compares.
@@ -340,7 +341,8 @@ HVT_API hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *
  *               alone; 0 where nobody asks. One that is not finite ends the run as any other does.
  *
  * Waits for the device. Not while a step is captured (hvt_distopt_capture()), since a replay would repeat
- * these gradients. Errors: E_ARG (no such pass, no gradient), E_MEM, E_DEVICE.
+ * these gradients. Errors: E_ARG (no such pass, no gradient), E_MEM, E_DEVICE, E_UNSUPPORTED (with
+ * hvt_distopt_opts.sync_batchnorm, where forward passes may run with the rank's last one).
  */
 HVT_API hvt_status hvt_model_backward_from(hvt_model *m, const float *dlogits, double loss,
                                            hvt_grad_fn *on_grad, void *ctx);

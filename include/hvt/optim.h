@@ -132,6 +132,7 @@ typedef struct hvt_distopt_opts {
     int powersgd;        ///< rank of the factors that gradients travel as; 0: no factors
     uint64_t seed;       ///< from which the first factors are drawn
     double clip_norm;    ///< most norm of the mean gradient of all parameters; 0: any. Host devices only
+    bool sync_batchnorm; ///< batch norms take their statistics over all images of the step, see below
 } hvt_distopt_opts;
 
 /**
@@ -148,6 +149,18 @@ typedef struct hvt_distopt_opts {
  * shards: on each level 2i and 2i+1 are added, and an odd last one moves up. So with f32 wires the result is
  * the same to the bit for any buckets, any comm and, while local_shards is a power of two, any number of
  * ranks. With 16-bit wires it depends on the number of ranks, but is equal on all of them.
+ *
+ * Synchronized batch norm (torch.nn.SyncBatchNorm): each batch norm normalises with mean and variance of all
+ * images of the step, of all shards and ranks, and its backward pass with their sums; so a step computes what
+ * one rank would with all images in one batch, whatever the shards. Running statistics move by the moments of
+ * all images, once a step. The calls of a step are those above, but the passes of a rank's last shard are
+ * those of all of its shards: the ones before keep the batch. Forward and backward are collective then: a
+ * rank that calls them waits in each batch norm for all others, so agree (hvt_world_agree()) before the last
+ * shard's, not after, if a rank may not come so far. Evaluation is as ever. Bits do not depend on the number
+ * of ranks under the same condition as above. Costs two small exchanges for each batch norm and step, and
+ * memory for the activations of all local shards at once. Errors of hvt_distopt_create(): E_UNSUPPORTED (not
+ * a host device; layers that share parameters where local_shards is above 1), E_ARG (no batch norm in the
+ * model). A training pass outside of a step is E_ARG. Source: torch/nn/modules/_functions.py.
  *
  * PowerSGD: the gradient of a convolution or linear layer, G [k,m] with k filters and m weights each, travels
  * as factors P [k,r] and Q [m,r] with r = opts.powersgd where that is smaller, (k + m) r < k m; all others

@@ -122,6 +122,8 @@ HVT_C_BEGIN
     G("Ranks")                                                                                               \
     X(word, shards, "ranks", 1, RUN, "N",                                                                    \
       "shards in the global batch (PyTorch's world size, virtually); a multiple of the ranks")               \
+    X(bool, sync_bn, "off", 0, RUN, "on|off",                                                                \
+      "batch norms take mean and variance of all images of an update, not of a shard's (SyncBatchNorm)")     \
     X(str, device, "cpu", 0, JOB, "ref|cpu|cuda|cuda:N",                                                     \
       "plain C, vector kernels, or CUDA: a GPU for each rank of a host, or its GPU N for all of them")       \
     X(bool, deterministic, "off", 0, RUN, "on|off",                                                          \

@@ -369,22 +369,46 @@ static void normalise(const hvt_bn_args *a, int c, float mean, float rstd)
     }
 }
 
+/* Of channel c: its mean, and the sum of squared deviations from it. */
+static void moments_of(const hvt_bn_args *a, int c, double *ret_mean, double *ret_m2)
+{
+    size_t count = real_rows(a->rows);
+    double mean = 0, m2 = 0;
+
+    for (size_t i = 0; i < count; i++)
+        mean += hvt__load(a->x, a->type, at_row(a->rows, i, a->c, c));
+    mean /= count ? (double)count : 1;
+    for (size_t i = 0; i < count; i++) {
+        double off = hvt__load(a->x, a->type, at_row(a->rows, i, a->c, c)) - mean;
+
+        m2 += off * off;
+    }
+    *ret_mean = mean;
+    *ret_m2 = m2;
+}
+
+static hvt_status bn_moments_ref(hvt_device *d, const hvt_bn_args *a)
+{
+    HVT_FLOATS;
+    for (int c = 0; c < a->c; c++) {
+        double mean, m2;
+
+        moments_of(a, c, &mean, &m2);
+        a->moments[c] = (float)mean;
+        a->moments[a->c + c] = (float)m2;
+    }
+    return HVT_OK;
+}
+
 static hvt_status bn_train_ref(hvt_device *d, const hvt_bn_args *a)
 {
     HVT_FLOATS;
     size_t count = real_rows(a->rows);
 
     for (int c = 0; c < a->c; c++) {
-        double mean = 0, m2 = 0;
+        double mean, m2;
 
-        for (size_t i = 0; i < count; i++)
-            mean += hvt__load(a->x, a->type, at_row(a->rows, i, a->c, c));
-        mean /= count ? (double)count : 1;
-        for (size_t i = 0; i < count; i++) {
-            double off = hvt__load(a->x, a->type, at_row(a->rows, i, a->c, c)) - mean;
-
-            m2 += off * off;
-        }
+        moments_of(a, c, &mean, &m2);
         a->mean[c] = (float)mean;
         a->rstd[c] = (float)(1 / sqrt(m2 / (count ? (double)count : 1) + a->eps));
         a->moments[c] = count < 2 ? 0 : a->weight * (float)mean;
@@ -411,36 +435,70 @@ static float masked(const hvt_bn_grad_args *a, size_t at)
     return a->y ? f_keep(hvt__load(a->y, a->type, at), dz) : dz;
 }
 
+/* The sums over channel c of dz and of dz * (x - mean). */
+static void bn_sums_of(const hvt_bn_grad_args *a, int c, double *ret_sum, double *ret_dot)
+{
+    double sum = 0, dot = 0;
+
+    for (size_t i = 0; i < real_rows(a->rows); i++) {
+        size_t at = at_row(a->rows, i, a->c, c);
+        float dz = masked(a, at);
+
+        sum += dz;
+        dot += (double)dz * ((double)hvt__load(a->x, a->type, at) - a->mean[c]);
+    }
+    a->dbeta[c] = (float)sum;
+    a->dgamma[c] = (float)(dot * a->rstd[c]);
+    *ret_sum = sum;
+    *ret_dot = dot;
+}
+
+static void bn_dx_of(const hvt_bn_grad_args *a, int c, float share, float slope)
+{
+    float mean = a->mean[c], scale = a->gamma[c] * a->rstd[c];
+
+    for (size_t i = 0; i < real_rows(a->rows); i++) {
+        size_t at = at_row(a->rows, i, a->c, c);
+        float dz = masked(a, at);
+        float g = bn_dx(hvt__load(a->x, a->type, at), mean, scale, share, slope, dz);
+
+        if (a->dresidual)
+            hvt__put_ref(a->dresidual, a->type, at, dz, a->add_residual);
+        hvt__put_ref(a->dx, a->type, at, g, a->add);
+    }
+}
+
 static hvt_status bn_backward_ref(hvt_device *d, const hvt_bn_grad_args *a)
 {
     HVT_FLOATS;
     size_t count = real_rows(a->rows);
 
     for (int c = 0; c < a->c; c++) {
-        float mean = a->mean[c], rstd = a->rstd[c], scale = a->gamma[c] * rstd, share, slope;
-        double sum = 0, dot = 0;
+        float rstd = a->rstd[c];
+        double sum, dot;
 
-        for (size_t i = 0; i < count; i++) {
-            size_t at = at_row(a->rows, i, a->c, c);
-            float dz = masked(a, at);
-
-            sum += dz;
-            dot += (double)dz * ((double)hvt__load(a->x, a->type, at) - mean);
-        }
-        a->dbeta[c] = (float)sum;
-        a->dgamma[c] = (float)(dot * rstd);
-        share = count ? (float)(sum / (double)count) : 0;
-        slope = count ? (float)(dot * rstd * rstd / (double)count) : 0;
-        for (size_t i = 0; i < count; i++) {
-            size_t at = at_row(a->rows, i, a->c, c);
-            float dz = masked(a, at);
-            float g = bn_dx(hvt__load(a->x, a->type, at), mean, scale, share, slope, dz);
-
-            if (a->dresidual)
-                hvt__put_ref(a->dresidual, a->type, at, dz, a->add_residual);
-            hvt__put_ref(a->dx, a->type, at, g, a->add);
-        }
+        bn_sums_of(a, c, &sum, &dot);
+        bn_dx_of(a, c, count ? (float)(sum / (double)count) : 0,
+                 count ? (float)(dot * rstd * rstd / (double)count) : 0);
     }
+    return HVT_OK;
+}
+
+static hvt_status bn_sums_ref(hvt_device *d, const hvt_bn_grad_args *a)
+{
+    HVT_FLOATS;
+    double sum, dot;
+
+    for (int c = 0; c < a->c; c++)
+        bn_sums_of(a, c, &sum, &dot);
+    return HVT_OK;
+}
+
+static hvt_status bn_dx_ref(hvt_device *d, const hvt_bn_grad_args *a)
+{
+    HVT_FLOATS;
+    for (int c = 0; c < a->c; c++)
+        bn_dx_of(a, c, a->share[c], a->slope[c] * a->rstd[c]);
     return HVT_OK;
 }
 
@@ -727,5 +785,8 @@ const hvt_device_ops hvt_device_ref = {
     .host_only.factor_p = factor_p_ref,
     .host_only.factor_q = factor_q_ref,
     .host_only.factor_join = factor_join_ref,
+    .host_only.bn_moments = bn_moments_ref,
+    .host_only.bn_sums = bn_sums_ref,
+    .host_only.bn_dx = bn_dx_ref,
     .augment = augment_ref,
 };

@@ -147,6 +147,53 @@ hvt_status hvt__input_bring(hvt_model *m);
 hvt_tensor hvt__input_tensor(const hvt_model *m);
 /* m->wide: room for f32 images or logits of one batch, where the device holds them in 16 bits. */
 hvt_status hvt__open_wide(hvt_model *m);
+/* ---- passes of a layer, model.c ---- */
+
+hvt_status hvt__layer_forward(hvt_model *m, hvt_layer *l);
+/* The gradients that it finishes begin at *mark, which moves to where they end. */
+hvt_status hvt__layer_backward(hvt_model *m, hvt_layer *l, hvt_grad_fn *on_grad, void *ctx, size_t *mark);
+
+/* ---- statistics of all shards, sync.c ---- */
+
+/* A local shard of the step under way. */
+typedef struct hvt__turn {
+    void *acts;     /* m->acts of its own */
+    void *images;   /* a copy, if there are several local shards: the batch's memory is the next one's */
+    int32_t *label; /* as well */
+    float *target;  /* as well, where the loss reads targets */
+    uint64_t *keys; /* of its draws; the first one's are the model's own */
+    void *x;        /* what the input layer has for y */
+    const int32_t *labels;
+    const float *targets;
+    int real;
+    float sums[HVT__STEP_SUMS]; /* of the loss */
+} hvt__turn;
+
+struct hvt__sync {
+    hvt__sync_opts opts;
+    const int *counts;  /* [all] images; borrowed; NULL: no step is under way */
+    int taken;          /* local shards whose passes are over, or wait for the last one's */
+    int now;            /* the one that layers work on */
+    bool ran;           /* the forward pass of all of them */
+    bool reports;       /* their gradients */
+    float *result;      /* [2, c] of the last exchange: mean and rstd; in backward share and slope */
+    float *moments;     /* global mean and variance of each norm, at its offset in the step statistics */
+    const float **part; /* [all] and */
+    double *rows;       /* [all], of a join */
+    size_t bytes;       /* of the passes */
+    hvt__turn turn[];   /* [local] */
+};
+
+/* hvt_model_forward(train) and hvt_model_backward(), after their checks. */
+hvt_status hvt__sync_forward(hvt_model *m, const hvt_batch *batch);
+hvt_status hvt__sync_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx);
+
+/* The first pass of norm layer l over a shard's rows, in forward and in backward, to part [2,c]; and the
+ * result of all shards' parts, for the second one, which is the layer's own forward or backward. */
+hvt_status hvt__norm_moments(hvt_model *m, hvt_layer *l, float *part);
+void hvt__norm_join_moments(hvt_model *m, const hvt_layer *l);
+hvt_status hvt__norm_sums(hvt_model *m, hvt_layer *l, float *part);
+void hvt__norm_join_sums(hvt_model *m, const hvt_layer *l);
 
 /* Recompute y of norm layer l as the last training pass computed it. */
 hvt_status hvt__norm_recompute(hvt_model *m, hvt_layer *l);

@@ -292,7 +292,16 @@ static void poison(hvt_model *m, const hvt_layer *l, bool back)
 
     for (const hvt_block *b = m->ending; b < m->ending + m->nending; b++)
         if (b->to == now && b->bytes)
-            memset((char *)m->acts + b->offset, 0xff, b->bytes);
+            memset((char *)m->acts + m->acts_shift + b->offset, 0xff, b->bytes);
+}
+
+hvt_status hvt__layer_forward(hvt_model *m, hvt_layer *l)
+{
+    if (!l->folded && l->ops->forward)
+        HVT_TRY(l->ops->forward(m, l));
+    if (m->training && l->ops != &hvt_layer_loss) /* its gradient may lie where the logits were */
+        poison(m, l, false);
+    return HVT_OK;
 }
 
 static hvt_status forward(hvt_model *m, const hvt_batch *batch, bool train)
@@ -309,15 +318,13 @@ static hvt_status forward(hvt_model *m, const hvt_batch *batch, bool train)
     m->training = train;
     m->backward_pending = false;
     HVT_TRY(hvt__model_refresh(m));
+    if (train && m->sync)
+        return hvt__sync_forward(m, batch);
     if (train && m->keys)
         HVT_TRY(hvt__dropout_keys(m, batch));
     if (m->real) {
-        for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++) {
-            if (!l->folded && l->ops->forward)
-                HVT_TRY(l->ops->forward(m, l));
-            if (train && l->ops != &hvt_layer_loss) /* its gradient may lie where the logits were */
-                poison(m, l, false);
-        }
+        for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
+            HVT_TRY(hvt__layer_forward(m, l));
     } else if (train) { /* an empty shard adds nothing to the sums */
         HVT_TRY(m->dev->ops->memory.zero(m->dev, m->grads, m->step_stats_count * sizeof *m->grads));
     }
@@ -359,29 +366,34 @@ static hvt_status add_parts(hvt_model *m, const hvt_layer *l)
     return HVT_OK;
 }
 
+hvt_status hvt__layer_backward(hvt_model *m, hvt_layer *l, hvt_grad_fn *on_grad, void *ctx, size_t *mark)
+{
+    size_t first = *mark, end = span_end(m, l, first);
+
+    if (m->real && l->recomputes_input)
+        HVT_TRY(hvt__norm_recompute(m, hvt__in(m, l, 0)));
+    if (m->real && l->requires_grad && !l->folded && l->ops->backward)
+        HVT_TRY(l->ops->backward(m, l));
+    if (m->real)
+        HVT_TRY(add_parts(m, l));
+    else if (end > first)
+        HVT_TRY(m->dev->ops->memory.zero(m->dev, m->grads + first, (end - first) * sizeof *m->grads));
+    poison(m, l, true);
+    *mark = end;
+    return on_grad && end > first ? on_grad(ctx, first, end) : HVT_OK;
+}
+
 static hvt_status backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
 {
     size_t mark = m->step_stats_count;
 
     m->backward_pending = false;
-    if (!m->real)
-        HVT_TRY(m->dev->ops->memory.zero(m->dev, m->grads + mark, (m->grad_count - mark) * sizeof *m->grads));
+    if (m->sync)
+        return hvt__sync_backward(m, on_grad, ctx);
     if (on_grad)
         HVT_TRY(on_grad(ctx, 0, mark));
-    for (hvt_layer *l = m->layer + m->nlayer - 1; l >= m->layer; l--) {
-        size_t end = span_end(m, l, mark);
-
-        if (m->real && l->recomputes_input)
-            HVT_TRY(hvt__norm_recompute(m, hvt__in(m, l, 0)));
-        if (m->real && l->requires_grad && !l->folded && l->ops->backward)
-            HVT_TRY(l->ops->backward(m, l));
-        if (m->real)
-            HVT_TRY(add_parts(m, l));
-        poison(m, l, true);
-        if (on_grad && end > mark)
-            HVT_TRY(on_grad(ctx, mark, end));
-        mark = end;
-    }
+    for (hvt_layer *l = m->layer + m->nlayer - 1; l >= m->layer; l--)
+        HVT_TRY(hvt__layer_backward(m, l, on_grad, ctx, &mark));
     return HVT_OK;
 }
 
@@ -412,6 +424,9 @@ hvt_status hvt_model_backward_from(hvt_model *m, const float *dlogits, double lo
     HVT_CHECK(!m->real || !hvt__has_loss(m), E_ARG,
               "a gradient of your own for a batch with %s, whose loss the model has computed; leave them out",
               m->loss.kind == HVT_LOSS_MSE ? "targets" : "labels");
+    HVT_CHECK(
+        !m->sync, E_UNSUPPORTED,
+        "a loss of your own with synchronized batch norm, whose forward passes may run with the last one");
     HVT_TRY(hvt__loss_bring(m, dlogits, loss));
     return run_backward(m, on_grad, ctx);
 }
@@ -474,7 +489,7 @@ hvt_memory hvt_model_memory(const hvt_model *m)
 
     return (hvt_memory){.parameters = (m->arena_count + m->stats_count) * sizeof(float) + copy,
                         .gradients = (m->grad_count + m->parts_count) * sizeof(float),
-                        .activations = m->acts_bytes,
+                        .activations = m->acts_bytes + (m->sync ? m->sync->bytes : 0),
                         .workspace = m->ws_bytes};
 }
 

@@ -3,13 +3,15 @@
  *
  *     y = relu?(gamma * (x - mean) / sqrt(var + eps) + beta + residual?)
  *
- * Training normalises with the shard's own statistics. Its moments, weighted by its number of images, are
- * part of the step statistics; their sum over all shards updates the running statistics at the end of the
- * step, identically on every rank. A shard with fewer than two values per channel has no variance, and weight
- * 0.
+ * Training normalises with the shard's own statistics, or with those of all shards (below). Its moments,
+ * weighted by its number of images, are part of the step statistics; their sum over all shards updates the
+ * running statistics at the end of the step, identically on every rank. A shard with fewer than two values
+ * per channel has no variance, and weight 0.
  */
 #include "base_impl.h"
 #include "layers.h"
+
+#include <math.h>
 
 hvt_value hvt_batchnorm(hvt_model *m, hvt_value x)
 {
@@ -81,6 +83,10 @@ static hvt_status norm_forward(hvt_model *m, hvt_layer *l)
 
     hvt_bn_args a = arguments(m, l);
 
+    if (m->training && m->sync) { /* hvt__norm_moments() has gone over x */
+        memcpy(l->saved, m->sync->result, 2 * (size_t)l->y.dim[3] * sizeof(float));
+        return m->dev->ops->matrix.bn_infer(m->dev, &a);
+    }
     if (!m->training) {
         a.mean = m->stats + m->stat[l->stat].offset;
         a.rstd = m->stats + m->stat[l->stat + 1].offset;
@@ -107,50 +113,167 @@ static float *gradient(const hvt_model *m, const hvt_layer *l, int slot)
     return hvt__is_frozen(m, l, slot) ? (float *)l->saved + (2 + slot) * l->y.dim[3] : hvt__grad(m, l, slot);
 }
 
-static hvt_status norm_backward(hvt_model *m, hvt_layer *l)
+static hvt_bn_grad_args grad_arguments(hvt_model *m, const hvt_layer *l)
 {
     const hvt_layer *in = hvt__in(m, l, 0), *residual = l->in[1] < 0 ? NULL : hvt__in(m, l, 1);
     const float *saved = l->saved;
 
-    return m->dev->ops->matrix.bn_backward(m->dev, &(hvt_bn_grad_args){
-                                                       .rows = hvt__real_rows(m, l),
-                                                       .c = l->y.dim[3],
-                                                       .type = l->y.dtype,
-                                                       .x = in->y.data,
-                                                       .y = l->relu ? l->y.data : NULL,
-                                                       .dy = l->dy.data,
-                                                       .gamma = hvt__weight(m, l, 0),
-                                                       .mean = saved,
-                                                       .rstd = saved + l->y.dim[3],
-                                                       .beta = residual ? NULL : hvt__weight(m, l, 1),
-                                                       .dx = in->dy.data ? in->dy.data : l->dy.data,
-                                                       .add = l->add[0],
-                                                       .dresidual = residual ? residual->dy.data : NULL,
-                                                       .add_residual = l->add[1],
-                                                       .dgamma = gradient(m, l, 0),
-                                                       .dbeta = gradient(m, l, 1),
-                                                   });
+    return (hvt_bn_grad_args){
+        .rows = hvt__real_rows(m, l),
+        .c = l->y.dim[3],
+        .type = l->y.dtype,
+        .x = in->y.data,
+        .y = l->relu ? l->y.data : NULL,
+        .dy = l->dy.data,
+        .gamma = hvt__weight(m, l, 0),
+        .mean = saved,
+        .rstd = saved + l->y.dim[3],
+        .beta = residual ? NULL : hvt__weight(m, l, 1),
+        .dx = in->dy.data ? in->dy.data : l->dy.data,
+        .add = l->add[0],
+        .dresidual = residual ? residual->dy.data : NULL,
+        .add_residual = l->add[1],
+        .dgamma = gradient(m, l, 0),
+        .dbeta = gradient(m, l, 1),
+    };
+}
+
+static hvt_status norm_backward(hvt_model *m, hvt_layer *l)
+{
+    const int c = l->y.dim[3];
+    hvt_bn_grad_args a = grad_arguments(m, l);
+
+    if (m->sync) { /* hvt__norm_sums() has gone over dy */
+        const hvt__sync_opts *o = &m->sync->opts;
+        const float *mine = o->part(o->ctx, false, c, o->first + m->sync->now);
+
+        memcpy(a.dgamma, mine, (size_t)c * sizeof *mine);
+        memcpy(a.dbeta, mine + c, (size_t)c * sizeof *mine);
+        a.share = m->sync->result;
+        a.slope = m->sync->result + c;
+        return m->dev->ops->host_only.bn_dx(m->dev, &a);
+    }
+    return m->dev->ops->matrix.bn_backward(m->dev, &a);
+}
+
+/*
+ * Statistics of all shards: torch.nn.SyncBatchNorm, which is BatchNorm2d on all images of the step at once. A
+ * shard leaves mean and squared deviations of each channel, and in backward the sums dgamma and dbeta, which
+ * remain its own gradients. Every rank joins those of all shards in the same order, in f64; so the result
+ * depends neither on which rank had which shard nor on how many there are.
+ */
+hvt_status hvt__norm_moments(hvt_model *m, hvt_layer *l, float *part)
+{
+    hvt_bn_args a = arguments(m, l);
+
+    a.moments = part;
+    return m->dev->ops->host_only.bn_moments(m->dev, &a);
+}
+
+hvt_status hvt__norm_sums(hvt_model *m, hvt_layer *l, float *part)
+{
+    hvt_bn_grad_args a = grad_arguments(m, l);
+
+    a.dgamma = part;
+    a.dbeta = part + l->y.dim[3];
+    if (l->recomputes_input)
+        HVT_TRY(hvt__norm_recompute(m, hvt__in(m, l, 0)));
+    return m->dev->ops->host_only.bn_sums(m->dev, &a);
+}
+
+static double rows_of(const hvt_layer *l, int images)
+{
+    return (double)images * hvt__pixels(l);
+}
+
+/* Chan, Golub and LeVeque 1979: of two parts, and so one after the other. */
+static void join_channel(const hvt_model *m, const hvt_layer *l, int i, const float *const part[], int parts,
+                         const double *rows)
+{
+    struct hvt__sync *s = m->sync;
+    float *moments = s->moments + l->moments;
+    int c = l->y.dim[3];
+    double n = 0, mean = 0, m2 = 0;
+
+    for (int p = 0; p < parts; p++) {
+        double all = n + rows[p], off = part[p][i] - mean;
+
+        mean += off * (rows[p] / all);
+        m2 += part[p][c + i] + off * off * (n * rows[p] / all);
+        n = all;
+    }
+    s->result[i] = (float)mean;
+    s->result[c + i] = (float)(1 / sqrt(m2 / n + (double)l->is.batchnorm.eps));
+    moments[i] = (float)mean;
+    moments[c + i] = (float)(m2 / (n > 1 ? n - 1 : 1));
+}
+
+/* The parts of shards that have images, and their rows; returns how many. */
+static int parts_of(const hvt_model *m, const hvt_layer *l, const float **part, double *rows)
+{
+    const struct hvt__sync *s = m->sync;
+    int n = 0;
+
+    for (int i = 0; i < s->opts.all; i++)
+        if (s->counts[i]) {
+            part[n] = s->opts.part(s->opts.ctx, false, l->y.dim[3], i);
+            rows[n++] = rows_of(l, s->counts[i]);
+        }
+    return n;
+}
+
+void hvt__norm_join_moments(hvt_model *m, const hvt_layer *l)
+{
+    HVT_FLOATS;
+    struct hvt__sync *s = m->sync;
+    int parts = parts_of(m, l, s->part, s->rows);
+
+    for (int i = 0; i < l->y.dim[3]; i++)
+        join_channel(m, l, i, s->part, parts, s->rows);
+}
+
+void hvt__norm_join_sums(hvt_model *m, const hvt_layer *l)
+{
+    HVT_FLOATS;
+    struct hvt__sync *s = m->sync;
+    int c = l->y.dim[3], parts = parts_of(m, l, s->part, s->rows);
+    double n = 0;
+
+    for (int p = 0; p < parts; p++)
+        n += s->rows[p];
+    for (int i = 0; i < 2 * c; i++) {
+        double sum = 0;
+
+        for (int p = 0; p < parts; p++)
+            sum += s->part[p][i];
+        s->result[i < c ? c + i : i - c] = (float)(sum / n); /* of dgamma the slope, of dbeta the share */
+    }
 }
 
 hvt_status hvt__norm_end_step(hvt_model *m, hvt_layer *l, const int *counts, int shards)
 {
     const hvt_stat *s = &m->stat[l->stat];
-    int64_t images = 0;
+    int64_t images = 0, all = 0;
 
-    for (int i = 0; i < shards; i++)
+    for (int i = 0; i < shards; i++) {
+        all += counts[i];
         if ((int64_t)counts[i] * hvt__pixels(l) >= 2)
             images += counts[i];
+    }
+    if (m->sync)
+        images = all * hvt__pixels(l) >= 2;
     if (!images)
         return HVT_OK;
-    return m->dev->ops->matrix.bn_update(m->dev, &(hvt_bn_update_args){
-                                                     .step = m->step,
-                                                     .c = l->y.dim[3],
-                                                     .rate = l->is.batchnorm.rate,
-                                                     .scale = (float)(1.0 / (double)images),
-                                                     .moments = m->grads + l->moments,
-                                                     .mean = m->stats + s[0].offset,
-                                                     .var = m->stats + s[1].offset,
-                                                 });
+    return m->dev->ops->matrix.bn_update(m->dev,
+                                         &(hvt_bn_update_args){
+                                             .step = m->step,
+                                             .c = l->y.dim[3],
+                                             .rate = l->is.batchnorm.rate,
+                                             .scale = (float)(1.0 / (double)images),
+                                             .moments = (m->sync ? m->sync->moments : m->grads) + l->moments,
+                                             .mean = m->stats + s[0].offset,
+                                             .var = m->stats + s[1].offset,
+                                         });
 }
 
 const hvt_layer_ops hvt_layer_norm = {"batchnorm", norm_plan, norm_forward, norm_backward};

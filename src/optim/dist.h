@@ -76,6 +76,8 @@ struct hvt_distopt {
     float *v;        /* state, one block for all ranks; NULL: this rank's own */
     const float **g; /* [ranks] a slice of the gradients of each */
 
+    struct hvt__moments *moments; /* of synchronized batch norms; NULL: there are none */
+
     int shards;
     int *counts;          /* [shards] images of the step under way */
     double lr;            /* its learning rate */
@@ -83,10 +85,10 @@ struct hvt_distopt {
 
     /* where the step stands */
     bool begun;
-    bool decided;     /* sums that come are to be applied, not passed over; see way.c */
-    float wire_scale; /* a power of two: 16-bit wires carry gradients times it */
-    int pass;         /* local shards done */
-    size_t mark;
+    bool decided;          /* sums that come are to be applied, not passed over; see way.c */
+    float wire_scale;      /* a power of two: 16-bit wires carry gradients times it */
+    int pass;              /* local shards done */
+    size_t *mark;          /* [local_shards] */
     int launched, arrived; /* buckets sent, and waited for */
 
     double norm; /* of the step's summed gradients; with clipping */
@@ -140,6 +142,13 @@ void hvt__clip_apply(hvt_distopt *d); /* the step is decided */
 
 /* Between steps: if it is time, compare what ranks have copies of. Collective. */
 hvt_status hvt__replicas_check(const hvt_distopt *d);
+
+/* ---- moments.c: statistics of batch norms over all ranks ---- */
+
+/* After the gradients have memory of the comm, and before the model's are there. Collective; errors on all
+ * ranks alike. */
+hvt_status hvt__moments_open(hvt_distopt *d);
+void hvt__moments_close(hvt_distopt *d); /* collective */
 
 /* ---- fingerprint.c ---- */
 

@@ -89,7 +89,8 @@ static hvt_status make_local(hvt_distopt *d)
     d->shards = d->opts.local_shards * d->ranks;
     HVT_TRY(hvt__bucket_plan(m, &d->opts, d->codec, d->stats_alone, &d->bucket, &d->nbucket));
     d->counts = calloc((size_t)d->shards, sizeof *d->counts);
-    HVT_CHECK(d->counts, E_MEM, "no memory for %d shards", d->shards);
+    d->mark = calloc((size_t)d->opts.local_shards, sizeof *d->mark);
+    HVT_CHECK(d->counts && d->mark, E_MEM, "no memory for %d shards", d->shards);
     d->g = calloc((size_t)d->ranks, sizeof *d->g);
     HVT_CHECK(d->g, E_MEM, "no memory for the gradients of %d ranks", d->ranks);
     for (int k = 0; (d->opts.local_shards - 1) >> k; k++)
@@ -111,6 +112,8 @@ static hvt_status make_shared(hvt_distopt *d)
     d->coded = block + grads;
     if (flags)
         d->flags = (float *)(void *)(block + grads + d->coded_bytes);
+    if (d->opts.sync_batchnorm)
+        HVT_TRY(hvt__moments_open(d)); /* by now it is known which comm the gradients have */
     HVT_TRY(hvt_world_agree(d->world, hvt__model_place(m, d->grads)));
     return d->opts.update == HVT_UPDATE_SHARDED ? hvt__slices_open(d) : HVT_OK;
 }
@@ -155,6 +158,7 @@ static void close_dist(hvt_distopt **dist, bool give_back)
         return;
     *dist = NULL;
     m = d->optim->m;
+    hvt__moments_close(d);
     hvt__slices_close(d, give_back);
     if (d->grads && m->grads == d->grads) {
         if (!give_back)
@@ -170,6 +174,7 @@ static void close_dist(hvt_distopt **dist, bool give_back)
     hvt__use(&d->optim->users, HVT__USER_DISTOPT, -1);
     free(d->g);
     free(d->counts);
+    free(d->mark);
     free(d->bucket);
     free(d);
 }

@@ -37,7 +37,7 @@ hvt_status hvt_distopt_capture(hvt_distopt *d)
     HVT_GIVEN(d, "a distributed optimizer");
     dev = d->optim->m->dev;
     HVT_CHECK(!why, E_UNSUPPORTED, "steps cannot be captured: %s", why);
-    HVT_CHECK(d->begun && !d->pass && !d->mark, E_ARG, "a capture begins right after hvt_distopt_begin()");
+    HVT_CHECK(d->begun && !d->pass && !*d->mark, E_ARG, "a capture begins right after hvt_distopt_begin()");
     HVT_TRY(hvt__model_refresh(d->optim->m));
     return dev->ops->queue.capture_begin(dev);
 }
@@ -80,7 +80,7 @@ hvt_status hvt_distopt_replay(hvt_distopt *d, hvt_graph *g)
     HVT_GIVEN(d, "a distributed optimizer");
     HVT_GIVEN(g, "a captured graph");
     m = d->optim->m;
-    HVT_CHECK(d->begun && !d->pass && !d->mark, E_ARG,
+    HVT_CHECK(d->begun && !d->pass && !*d->mark, E_ARG,
               "a captured step runs right after hvt_distopt_begin()");
     HVT_CHECK(g->shards == d->shards && !memcmp(g->counts, d->counts, (size_t)g->shards * sizeof *g->counts),
               E_ARG, "shards of other sizes than when the step was captured");

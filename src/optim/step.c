@@ -1,9 +1,10 @@
 /*
  * A distributed optimizer's step: what happens to a gradient between backward and the parameter.
  *
- * Words. A *pass* is one local shard's backward. The *mark* is how far the pass under way has finished the
- * arena. A *partial* is the sum of a complete subtree of this rank's shards: partial k holds 2^k of them. A
- * *bucket* is a span that travels at once.
+ * Words. A *pass* is one local shard's backward. Its *mark* is how far it has finished the arena; passes come
+ * one after the other or, with synchronized batch norm, in turns (model/sync.c). A *partial* is the sum of a
+ * complete subtree of this rank's shards: partial k holds 2^k of them. A *bucket* is a span that travels at
+ * once.
  *
  * Passes are added like the bits of a counter: pass i, carrying, adds the partials of its trailing ones and
  * becomes the partial above them; the last pass adds all that are left, lowest first, so that an odd subtree
@@ -75,24 +76,25 @@ hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards
     HVT_TRY(hvt__model_begin_step(d->optim->m, images, lr, told));
     d->pass = 0;
     d->launched = d->arrived = d->flags != NULL; /* step statistics wait for the flags */
-    d->mark = 0;
+    memset(d->mark, 0, (size_t)d->opts.local_shards * sizeof *d->mark);
+    hvt__sync_step(d->optim->m, d->counts);
     d->begun = true;
     return HVT_OK;
 }
 
 /* Carry: the span of pass i becomes part of the partial above i's trailing ones; the last pass adds all
  * partials that are left, lowest first. */
-static hvt_status add_pass(hvt_distopt *d, size_t first, size_t n, bool last)
+static hvt_status add_pass(hvt_distopt *d, int pass, size_t first, size_t n, bool last)
 {
     hvt_device *dev = d->optim->m->dev;
     float *g = d->grads + first;
 
-    if (!last && !(d->pass & 1))
+    if (!last && !(pass & 1))
         return dev->ops->memory.copy(dev, d->partial[0] + first, g, n * sizeof *g);
-    for (int k = 0; d->pass >> k && (last || d->pass >> k & 1); k++) {
-        bool carried = !last && !(d->pass >> (k + 1) & 1);
+    for (int k = 0; pass >> k && (last || pass >> k & 1); k++) {
+        bool carried = !last && !(pass >> (k + 1) & 1);
 
-        if (d->pass >> k & 1)
+        if (pass >> k & 1)
             HVT_TRY(dev->ops->vector.add(dev, n, HVT_F32, g, d->partial[k] + first,
                                          carried ? d->partial[k + 1] + first : g));
     }
@@ -121,15 +123,15 @@ static hvt_status launch(hvt_distopt *d, hvt_bucket *b)
 }
 
 /* Does backward work on the expected shard, with the number of images given to hvt_distopt_begin()? */
-static hvt_status check_pass(const hvt_distopt *d)
+static hvt_status check_pass(const hvt_distopt *d, int pass)
 {
     const hvt_model *m = d->optim->m;
-    int shard = d->rank * d->opts.local_shards + d->pass;
+    int shard = d->rank * d->opts.local_shards + pass;
 
     if (!m->in_backward) /* gradients that were made elsewhere */
         return HVT_OK;
     HVT_CHECK(m->shard < 0 || m->shard == shard, E_ARG,
-              "a batch of shard %d comes as number %d of this rank's, expected shard %d", m->shard, d->pass,
+              "a batch of shard %d comes as number %d of this rank's, expected shard %d", m->shard, pass,
               shard);
     HVT_CHECK(m->real == d->counts[shard], E_ARG,
               "a batch of %d images of shard %d, but hvt_distopt_begin() was told of %d", m->real, shard,
@@ -141,32 +143,32 @@ hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end)
 {
     hvt_distopt *d = dist;
     const hvt_model *m;
-    size_t stats;
+    size_t stats, *mark;
+    int pass;
     bool last;
 
     HVT_GIVEN(d, "a distributed optimizer");
     m = d->optim->m;
     stats = m->step_stats_count;
-    last = d->pass == d->opts.local_shards - 1;
+    pass = m->in_backward && hvt__sync_pass(m) >= 0 ? hvt__sync_pass(m) : d->pass;
+    last = pass == d->opts.local_shards - 1;
     HVT_CHECK(d->begun, E_ARG, "gradients come before hvt_distopt_begin()");
     HVT_CHECK(d->pass < d->opts.local_shards, E_ARG, "more than %d backward passes in a step",
               d->opts.local_shards);
-    HVT_CHECK(first == d->mark && end >= first && end <= m->grad_count, E_ARG,
-              "gradients [%zu, %zu) come, expected them to go on at %zu of %zu", first, end, d->mark,
+    mark = &d->mark[pass];
+    HVT_CHECK(first == *mark && end >= first && end <= m->grad_count, E_ARG,
+              "gradients [%zu, %zu) come, expected them to go on at %zu of %zu", first, end, *mark,
               m->grad_count);
     if (first == 0)
-        HVT_TRY(check_pass(d));
-    HVT_TRY(add_pass(d, first, end - first, last));
+        HVT_TRY(check_pass(d, pass));
+    HVT_TRY(add_pass(d, pass, first, end - first, last));
     if (last && first < stats && end >= stats) /* what this rank tells travels with the sums of losses */
         HVT_TRY(m->dev->ops->memory.copy(m->dev, d->grads + stats - HVT__STEP_TOLD, m->step->told,
                                          sizeof m->step->told));
-    d->mark = end;
-    for (; last && d->launched < d->nbucket && d->bucket[d->launched].end <= d->mark; d->launched++)
+    *mark = end;
+    for (; last && d->launched < d->nbucket && d->bucket[d->launched].end <= *mark; d->launched++)
         HVT_TRY(launch(d, &d->bucket[d->launched]));
-    if (d->mark == m->grad_count) {
-        d->pass++;
-        d->mark = 0;
-    }
+    d->pass += end == m->grad_count;
     return HVT_OK;
 }
 
@@ -240,7 +242,7 @@ void hvt__distopt_drop(hvt_distopt *d)
 {
     d->begun = false;
     d->pass = d->launched = d->arrived = 0;
-    d->mark = 0;
+    hvt__sync_step(d->optim->m, NULL);
     if (d->codec->drop)
         d->codec->drop(d);
     d->optim->m->backward_pending = false;
@@ -321,6 +323,7 @@ hvt_status hvt_distopt_step(hvt_distopt *d)
     if (d->codec->end)
         d->codec->end(d);
     d->begun = false;
+    hvt__sync_step(d->optim->m, NULL);
     hvt__trace_step_end();
     return hvt__replicas_check(d);
 }

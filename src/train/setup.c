@@ -394,6 +394,7 @@ static hvt_status open_distopt(run *t)
                              .update = t->set.update,
                              .local_shards = t->set.local_shards,
                              .clip_norm = t->opts->clip_grad_norm,
+                             .sync_batchnorm = t->opts->sync_bn && !t->opts->evaluate,
                              .scaling = t->set.scaling};
     const hvt_dataset_info *train = t->train_set ? hvt_dataset_describe(t->train_set) : NULL;
     const hvt_dataset_info *test = hvt_dataset_describe(t->test_set);

@@ -166,6 +166,8 @@ static void format_waits(hvt__text *b, const hvt_world *w, const hvt__seen *all,
         if (me->tensor[0])
             hvt__text_add(b, " (%s ...)", me->tensor);
         hvt__text_add(b, " of update %lld", (long long)p->step);
+    } else if (p->phase == HVT__EXCHANGE && me->tensor[0]) { /* of other than gradients */
+        hvt__text_add(b, "in %s of update %lld", me->tensor, (long long)p->step);
     } else {
         format_position(b, p);
     }

@@ -10,6 +10,28 @@ typedef struct bn_result {
     float *y, *mean, *rstd, *moments;
 } bn_result;
 
+/* The moments alone, from which shards join theirs, are those that bn_train normalises with. */
+static void check_moments(hvt_device *d, hvt_bn_args a, const shape *s)
+{
+    size_t rows = (size_t)s->pixels * (size_t)s->real;
+    float *moments = unwritten(HVT_F32, 2 * (size_t)s->c);
+
+    if (!d->ops->host_only.bn_moments) {
+        free(moments);
+        return;
+    }
+    a.moments = moments;
+    CHECK_OK(d->ops->host_only.bn_moments(d, &a));
+    CHECK(!memcmp(moments, a.mean, (size_t)s->c * sizeof *moments), "%s: another mean", d->ops->name);
+    for (int i = 0; i < s->c && rows; i++) {
+        double rstd = 1 / sqrt((double)moments[s->c + i] / (double)rows + a.eps);
+
+        CHECK(fabs(rstd - a.rstd[i]) <= 1e-6 * rstd || (isnan(rstd) && isnan(a.rstd[i])),
+              "%s: channel %d: deviation 1/%g, not 1/%g", d->ops->name, i, rstd, (double)a.rstd[i]);
+    }
+    free(moments);
+}
+
 /* In a.type. */
 static bn_result run_bn(hvt_device *d, hvt_bn_args a, const shape *s, bool train, const bn_result *given)
 {
@@ -29,6 +51,8 @@ static bn_result run_bn(hvt_device *d, hvt_bn_args a, const shape *s, bool train
         memcpy(r.rstd, given->rstd, s->c * 4);
     }
     CHECK_OK(train ? d->ops->matrix.bn_train(d, &a) : d->ops->matrix.bn_infer(d, &a));
+    if (train)
+        check_moments(d, a, s);
     r.y = unpacked(a.type, y, s->all);
     if (train && d->ops->recomputes) {
         float *again;
@@ -179,9 +203,26 @@ typedef struct bn_grad_result {
 
 enum alias { APART, DX_IS_DY, RES_IS_DY, NO_RES, ALIASES };
 
+/* In two calls, as where other shards' sums come between: here there are none. */
+static hvt_status backward_in_two(hvt_device *d, hvt_bn_grad_args *a, const shape *s)
+{
+    float *means = unwritten(HVT_F32, 2 * (size_t)s->c), rows = (float)(s->pixels * s->real);
+
+    a->share = means;
+    a->slope = means + s->c;
+    HVT_TRY(d->ops->host_only.bn_sums(d, a));
+    for (int i = 0; i < s->c; i++) {
+        means[i] = rows > 0 ? a->dbeta[i] / rows : 0;
+        means[s->c + i] = rows > 0 ? a->dgamma[i] / rows : 0;
+    }
+    HVT_TRY(d->ops->host_only.bn_dx(d, a));
+    free(means);
+    return HVT_OK;
+}
+
 /* In a.type. */
 static bn_grad_result run_bn_grad(hvt_device *d, hvt_bn_grad_args a, const shape *s, enum alias alias,
-                                  const float *dy0, const float *dx0, const float *res0)
+                                  bool two, const float *dy0, const float *dx0, const float *res0)
 {
     bn_grad_result r = {NULL, NULL, unwritten(HVT_F32, s->c), unwritten(HVT_F32, s->c)};
     void *x = packed(a.type, a.x, s->all), *y = a.y ? packed(a.type, a.y, s->all) : NULL,
@@ -197,7 +238,8 @@ static bn_grad_result run_bn_grad(hvt_device *d, hvt_bn_grad_args a, const shape
     a.add_residual &= alias != RES_IS_DY;
     a.dgamma = r.dgamma;
     a.dbeta = r.dbeta;
-    CHECK_OK(d->ops->matrix.bn_backward(d, &a));
+    CHECK_OK(two && d->ops->host_only.bn_sums ? backward_in_two(d, &a, s)
+                                              : d->ops->matrix.bn_backward(d, &a));
     r.dx = unpacked(a.type, dx, s->all);
     r.res = unpacked(a.type, res, s->all);
     free(x);
@@ -238,11 +280,11 @@ TEST(batch_norm_backward_equals_ref)
         }
         for (size_t i = 0; i < s.all; i++) /* what relu leaves: zeros */
             y[i] = y[i] < 0 ? 0 : y[i];
-        want = run_bn_grad(ref, a, &s, alias, dy, dx0, res0);
+        want = run_bn_grad(ref, a, &s, alias, false, dy, dx0, res0);
         round_all(s.type, want.res, s.all); /* nothing but dy's elements, or one sum each */
         a.type = s.type;
         for (int dev = 0; dev < ndevs; dev++) {
-            bn_grad_result got = run_bn_grad(devs[dev], a, &s, alias, dy, dx0, res0);
+            bn_grad_result got = run_bn_grad(devs[dev], a, &s, alias, t % 2, dy, dx0, res0);
             double bound = 1e-6 * (4 + sqrt((double)s.pixels * s.real));
 
             check_near("dgamma", dev, NULL, s.c, got.dgamma, want.dgamma, bound);
@@ -307,10 +349,10 @@ TEST(relu_s_mask_is_the_same_from_x)
                                   .rstd = r.rstd,
                                   .add = t % 2,
                                   .add_residual = t % 3 == 0};
-            bn_grad_result from_y = run_bn_grad(devs[dev], a, &s, alias, dy, x, res), from_x;
+            bn_grad_result from_y = run_bn_grad(devs[dev], a, &s, alias, t % 2, dy, x, res), from_x;
 
             a.beta = beta;
-            from_x = run_bn_grad(devs[dev], a, &s, alias, dy, x, res);
+            from_x = run_bn_grad(devs[dev], a, &s, alias, t % 2, dy, x, res);
             check_same("dgamma", dev, NULL, s.c, from_x.dgamma, from_y.dgamma);
             check_same("dbeta", dev, NULL, s.c, from_x.dbeta, from_y.dbeta);
             check_same("dx", dev, &s, s.all, from_x.dx, from_y.dx);

@@ -11,10 +11,13 @@ them where PyTorch is not installed. 41 images on two shards are 21 and 20, in b
 epoch has 5 and 4.
 
 The run is made in f32 and in f64, which must agree to 1e-5; the numbers of f64 are the golden ones. With "f64" it
-is made in f64 alone, in half the time; with "frozen" some parameters are frozen by requires_grad_(False).
+is made in f64 alone, in half the time; with "frozen" some parameters are frozen by requires_grad_(False); with "sync"
+batch norm is over the images of both shards at once, as torch.nn.SyncBatchNorm's is (which runs on GPUs only, so here
+it is BatchNorm2d on both shards' images in one batch).
 
     python3 tests/golden/make_run.py > tests/golden/run.txt
     python3 tests/golden/make_run.py frozen > tests/golden/frozen.txt
+    python3 tests/golden/make_run.py sync > tests/golden/sync.txt
 """
 import math
 import os
@@ -162,8 +165,14 @@ def update(model, optimizer, shards):
     return loss
 
 
-def train(dtype, freeze):
-    """The training losses; and of the test images loss, top-1 and top-5 hits. freeze: prefixes of parameters."""
+def in_one_batch(shards):
+    import torch
+    return [tuple(torch.cat(x) for x in zip(*shards))]
+
+
+def train(dtype, freeze, sync):
+    """The training losses; and of the test images loss, top-1 and top-5 hits. freeze: prefixes of parameters; sync: the
+    shards are one batch."""
     import torch
     from make_losses import ResNet20
     data = [(torch.stack([torch.frombuffer(bytearray(pixels), dtype=torch.uint8).reshape(3, SIDE, SIDE).to(dtype)
@@ -182,7 +191,8 @@ def train(dtype, freeze):
         for first in range(0, -(-len(images) // SHARDS), BATCH):
             parts = [order[shard::SHARDS][first:first + BATCH] for shard in range(SHARDS)]
             if len(losses) < STEPS:
-                losses.append(update(model, optimizer, [(augmented(images, p, epoch), labels[p]) for p in parts]))
+                shards = [(augmented(images, p, epoch), labels[p]) for p in parts]
+                losses.append(update(model, optimizer, in_one_batch(shards) if sync else shards))
         schedule.step()
     model.eval()
     with torch.no_grad():
@@ -198,9 +208,10 @@ def main():
     import torch
     torch.set_num_threads(1)
     freeze = FREEZE if "frozen" in sys.argv else ()
-    double = train(torch.float64, freeze)
+    sync = "sync" in sys.argv
+    double = train(torch.float64, freeze, sync)
     if "f64" not in sys.argv:
-        single = train(torch.float32, freeze)
+        single = train(torch.float32, freeze, sync)
         apart = max(abs(s - d) / d for s, d in zip(single[0] + [single[1]], double[0] + [double[1]]))
         print(f"f32 and f64 are at most {apart:.1e} apart", file=sys.stderr)
         if apart > 1e-5 or single[2:] != double[2:]:

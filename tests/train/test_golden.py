@@ -2,7 +2,7 @@
 """test_golden.py HVTRAIN MPIRUN: a whole run of hvtrain has the losses that PyTorch has.
 
 golden/make_run.py is the run by PyTorch and says what of it is PyTorch's own, golden/run.txt holds what it printed,
-golden/frozen.txt what it printed of a run with frozen parameters.
+golden/frozen.txt what it printed of a run with frozen parameters, golden/sync.txt of one with synchronized batch norm.
 Where PyTorch is installed, the run is made again.
 """
 import os
@@ -78,9 +78,16 @@ def frozen_parameters_have_pytorchs_losses():
         has_golden_losses(FREEZE + more, ranks, losses, test)
 
 
+def synchronized_batch_norm_has_pytorchs_losses():
+    losses, test = golden("sync.txt")
+    check(not is_close(losses[1], LOSSES[1]), "nothing is synchronized in sync.txt")
+    for more, ranks in [([], 0), ([], 2), (["--optimizer-state", "replicated", "--comm", "mpi"], 2)]:
+        has_golden_losses(["--sync-bn"] + more, ranks, losses, test)
+
+
 def pytorch_prints_the_golden_losses_here_too():
     python = python_with("torch, torchvision")
-    for name, more in ("run.txt", []), ("frozen.txt", ["frozen"]):
+    for name, more in ("run.txt", []), ("frozen.txt", ["frozen"]), ("sync.txt", ["sync"]):
         p = subprocess.run([python, os.path.join(GOLDEN, "make_run.py"), "f64"] + more, capture_output=True, text=True,
                            timeout=600)
         check(p.returncode == 0, "exit", p.returncode, p.stderr[-500:])
@@ -91,7 +98,8 @@ def pytorch_prints_the_golden_losses_here_too():
 
 
 TESTS = [a_process_with_two_shards_has_pytorchs_losses, two_ranks_have_pytorchs_losses,
-         other_convolutions_and_the_replicated_update_have_pytorchs_losses, frozen_parameters_have_pytorchs_losses, pytorch_prints_the_golden_losses_here_too]
+         other_convolutions_and_the_replicated_update_have_pytorchs_losses, frozen_parameters_have_pytorchs_losses,
+         synchronized_batch_norm_has_pytorchs_losses, pytorch_prints_the_golden_losses_here_too]
 
 make_run.write_files(HERE)
 run_all(TESTS, sys.argv[3:], HERE)

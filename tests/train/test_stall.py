@@ -6,6 +6,7 @@ to get stuck in (stuck.c), or "none". A job must end by itself, say why, and lea
 """
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -139,6 +140,26 @@ def a_stuck_rank_that_goes_on_costs_a_warning_and_no_bit():
         check(any("have recovered" in line for line in lines), comm, lines)
 
 
+def of_rank(processes, rank):
+    for pid in processes:
+        with open(f"/proc/{pid}/environ", "rb") as f:
+            if f"OMPI_COMM_WORLD_RANK={rank}".encode() in f.read().split(b"\0"):
+                return int(pid)
+    return None
+
+
+def a_rank_that_does_not_come_to_a_batch_norm_is_named_and_its_end_ends_the_job():
+    for comm in ["shm", "mpi"]:
+        fifo, job = stuck_in("data", 2, 1, "--sync-bn", "--comm", comm, "--stall-warn", "300ms", "--stall-abort", "0")
+        job.until(r"hvtrain: warning: rank 0 \(.* for rank 1 \(.* in bn1 of update 1; rank 1 \(.*has been in phase data of update 1")
+        os.kill(of_rank(job.processes(), 1), signal.SIGKILL)
+        code, lines = job.end()
+        told = re.search("rank 1 .*has ended|process rank 1 .* exited on signal 9", job.text())
+        check(code not in (0, 3, None) and told, comm, "exit", code, job.text()[-1500:])
+        errors = [line for line in lines if "warning:" not in line]
+        check(len(errors) <= 1, comm, errors)
+
+
 def a_stuck_save_is_given_up_in_the_end():
     _, job = stuck_in("save", 2, 0, "--save", "saved", "--stall-warn", "300ms", "--stall-abort", "5s")
     code, lines = job.end()
@@ -159,6 +180,7 @@ TESTS = [
     a_stopped_rank_is_named_and_ends_the_job,
     a_killed_rank_ends_the_job,
     a_stuck_rank_that_goes_on_costs_a_warning_and_no_bit,
+    a_rank_that_does_not_come_to_a_batch_norm_is_named_and_its_end_ends_the_job,
     a_stuck_save_is_given_up_in_the_end,
     a_process_alone_says_where_it_is_stuck,
 ]

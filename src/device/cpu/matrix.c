@@ -98,6 +98,7 @@ typedef struct bn {
     const hvt_bn_args *fwd;
     const hvt_bn_grad_args *sums, *bwd; /* arguments of backward's first and second pass */
     bool keep;                          /* the first pass stores dz in dresidual */
+    bool moments;                       /* there is no second pass: forward's is to leave its moments */
     atomic_int left[MOST_SEGMENTS];     /* parts of a segment whose sums are not there yet */
 } bn;
 
@@ -143,7 +144,14 @@ static void finish(const bn *b, int i)
 
     b->el->bn_join(b->k.rows ? b->k.row_parts : 0, b->k.step, b->k.rows, p.cols, sums_of(b, 0, i),
                    sums_of(b, 1, i), mean, m2);
-    b->el->bn_finish(b->fwd, b->k.rows, mean, m2, p.col, p.cols, b->consts);
+    if (!b->moments) {
+        b->el->bn_finish(b->fwd, b->k.rows, mean, m2, p.col, p.cols, b->consts);
+        return;
+    }
+    for (int c = 0; c < p.cols; c++) {
+        b->fwd->moments[p.col + c] = (float)mean[c];
+        b->fwd->moments[b->k.c + p.col + c] = (float)m2[c];
+    }
 }
 
 static void stats_job(void *ctx, int i, int thread)
@@ -181,6 +189,18 @@ hvt_status hvt__bn_train_cpu(hvt_device *d, const hvt_bn_args *a)
     hvt__parallel_for(b.pool, b.k.parts, b.k.row_parts == 1 ? train_columns_job : stats_job, &b);
     if (b.k.row_parts > 1)
         hvt__parallel_for(b.pool, b.k.parts, apply_job, &b);
+    return HVT_OK;
+}
+
+hvt_status hvt__bn_moments_cpu(hvt_device *d, const hvt_bn_args *a)
+{
+    HVT_FLOATS;
+    bn b;
+
+    HVT_TRY(begin(d, a->type, a->rows, a->c, &b));
+    b.fwd = a;
+    b.moments = true;
+    hvt__parallel_for(b.pool, b.k.parts, stats_job, &b);
     return HVT_OK;
 }
 
@@ -225,23 +245,57 @@ static void backward_columns_job(void *ctx, int i, int thread)
     b->in->bn_dx(b->bwd, b->consts, part_at(&b->k, i));
 }
 
+/* Both passes of backward; second: the arguments of the second one. */
+static hvt_status begin_backward(hvt_device *d, const hvt_bn_grad_args *a, hvt_bn_grad_args *second, bn *b)
+{
+    HVT_TRY(begin(d, a->type, a->rows, a->c, b));
+    *second = *a;
+    b->sums = a;
+    b->bwd = second;
+    b->keep = a->y && a->dresidual && !a->add_residual;
+    if (b->keep) { /* then it replaces dy and y in the second pass */
+        second->dy = a->dresidual;
+        second->y = NULL;
+        second->dresidual = NULL;
+    }
+    for (int c = 0; c < a->c; c++)
+        b->consts.scale[c] = a->gamma[c] * a->rstd[c];
+    return HVT_OK;
+}
+
+hvt_status hvt__bn_sums_cpu(hvt_device *d, const hvt_bn_grad_args *a)
+{
+    HVT_FLOATS;
+    hvt_bn_grad_args second;
+    bn b;
+
+    HVT_TRY(begin_backward(d, a, &second, &b));
+    hvt__parallel_for(b.pool, b.k.parts, sums_job, &b);
+    return HVT_OK;
+}
+
+hvt_status hvt__bn_dx_cpu(hvt_device *d, const hvt_bn_grad_args *a)
+{
+    HVT_FLOATS;
+    hvt_bn_grad_args second;
+    bn b;
+
+    HVT_TRY(begin_backward(d, a, &second, &b));
+    for (int c = 0; c < a->c; c++) {
+        b.consts.share[c] = a->share[c];
+        b.consts.slope[c] = a->slope[c] * a->rstd[c];
+    }
+    hvt__parallel_for(b.pool, b.k.parts, dx_job, &b);
+    return HVT_OK;
+}
+
 hvt_status hvt__bn_backward_cpu(hvt_device *d, const hvt_bn_grad_args *a)
 {
     HVT_FLOATS;
-    hvt_bn_grad_args second = *a;
+    hvt_bn_grad_args second;
     bn b;
 
-    HVT_TRY(begin(d, a->type, a->rows, a->c, &b));
-    b.sums = a;
-    b.bwd = &second;
-    b.keep = a->y && a->dresidual && !a->add_residual;
-    if (b.keep) { /* then it replaces dy and y in the second pass */
-        second.dy = a->dresidual;
-        second.y = NULL;
-        second.dresidual = NULL;
-    }
-    for (int c = 0; c < a->c; c++)
-        b.consts.scale[c] = a->gamma[c] * a->rstd[c];
+    HVT_TRY(begin_backward(d, a, &second, &b));
     hvt__parallel_for(b.pool, b.k.parts, b.k.row_parts == 1 ? backward_columns_job : sums_job, &b);
     if (b.k.row_parts > 1)
         hvt__parallel_for(b.pool, b.k.parts, dx_job, &b);

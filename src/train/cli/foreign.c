@@ -34,6 +34,7 @@ static const struct {
     {HVT__FLAG, "tail", "--last-batch"},
     {HVT__FLAG, "update", "--optimizer-state"},
     {HVT__FLAG, "replica-check", "--check-replicas"},
+    {HVT__FLAG, "sync-batchnorm|syncbn|sync-batch-norm", "--sync-bn"},
     {HVT__FLAG, "error-feedback",
      "--compression powersgd:R keeps its residual; 16-bit sums lose at most rounding"},
     {HVT__FLAG, "thresholds", "--comm-cutoffs"},
@@ -108,8 +109,9 @@ static const struct {
     {HVT__FLAG, "V", "--version"},
     {HVT__FLAG, "c|cfg|config-file", "--config FILE"},
     {HVT__FLAG,
-     "sync-bn|sync-batchnorm|use-adasum|mixup|mixup-alpha|cutmix|cutmix-alpha|random-erase|reprob|auto-augment|aa|"
-     "model-ema|ema|patience|early-stopping",
+     "use-adasum|mixup|mixup-alpha|cutmix|cutmix-alpha|random-erase|reprob|auto-augment|aa|model-ema|ema|"
+     "patience|"
+     "early-stopping",
      "nothing, hvtrain does not have this"},
     {HVT__FLAG, "dropout|drop|drop-path", "nothing, a --model FILE.pt2 exported in train() mode has its own"},
     {HVT__COMMAND, "train|fit|run", "hvtrain trains without being told: leave the word out"},

@@ -1,0 +1,388 @@
+/*
+ * A step in which batch norms take their statistics over all shards of all ranks.
+ *
+ * Between two batch norms a shard needs nothing of the others, but at one it does. So all local shards go
+ * through the layers up to the next batch norm, one after the other, each in activations of its own; there
+ * the ranks exchange what it needs; and so on, in backward too. Layers know nothing of this: before a shard's
+ * turn their pointers are moved to its memory. Weight gradients are thus still a shard's, and are added along
+ * the same tree as ever, so that the result does not depend on which rank has which shard.
+ *
+ * Callers run one pass after the other as ever: passes of all but the last local shard keep their batch, the
+ * last one's do the work of all.
+ *
+ * Invariant: all ranks come to the same exchanges in the same order, also with empty shards.
+ */
+#include "base_impl.h"
+#include "layers.h"
+
+static bool is_synchronized(const hvt_layer *l)
+{
+    return l->ops == &hvt_layer_norm && !l->folded;
+}
+
+int hvt__sync_channels(const hvt_model *m)
+{
+    int most = 0;
+
+    for (const hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
+        if (is_synchronized(l) && l->y.dim[3] > most)
+            most = l->y.dim[3];
+    return most;
+}
+
+/* ---- memory ---- */
+
+static size_t image_bytes(const hvt_model *m)
+{
+    const int *d = m->layer[m->input].y.dim;
+
+    return (size_t)m->batch * d[1] * d[2] * m->input_channels * hvt_dtype_size(m->type);
+}
+
+static size_t label_bytes(const hvt_model *m)
+{
+    return (size_t)m->batch * sizeof(int32_t);
+}
+
+static size_t target_bytes(const hvt_model *m)
+{
+    return (size_t)m->batch * (size_t)hvt_model_classes(m) * sizeof(float);
+}
+
+static size_t key_bytes(const hvt_model *m)
+{
+    return m->keys ? 2 * (size_t)m->batch * sizeof *m->keys : 0;
+}
+
+static hvt_status check(const hvt_model *m, const hvt__sync_opts *o)
+{
+    HVT_CHECK(m->dev->ops->host_only.bn_moments, E_UNSUPPORTED,
+              "device %s: batch norms do not take statistics over the images of all shards",
+              m->dev->ops->name);
+    HVT_CHECK(hvt__sync_channels(m), E_ARG, "synchronized batch norm, but the model has no batch norm");
+    HVT_CHECK(!m->parts_count || o->local == 1, E_UNSUPPORTED,
+              "layers that share parameters, with synchronized batch norm and %d shards on a rank; one is "
+              "supported",
+              o->local);
+    return HVT_OK;
+}
+
+static hvt_status allocate(hvt_model *m, struct hvt__sync *s)
+{
+    const hvt_device_ops *ops = m->dev->ops;
+    size_t all = (size_t)s->opts.all, stats = m->step_stats_count * sizeof *s->moments;
+    size_t result = 2 * (size_t)hvt__sync_channels(m) * sizeof *s->result;
+
+    s->rows = malloc(all * (sizeof *s->rows + sizeof *s->part));
+    HVT_CHECK(s->rows, E_MEM, "no memory for the statistics of %zu shards", all);
+    s->part = (const float **)(void *)(s->rows + all);
+    HVT_TRY(ops->memory.alloc(m->dev, result, (void **)&s->result));
+    HVT_TRY(ops->memory.alloc(m->dev, stats, (void **)&s->moments));
+    s->turn[0].acts = m->acts;
+    s->turn[0].keys = m->keys;
+    for (int p = 0; p < s->opts.local && s->opts.local > 1; p++) {
+        hvt__turn *x = &s->turn[p];
+
+        if (p)
+            HVT_TRY(ops->memory.alloc(m->dev, m->acts_bytes, &x->acts));
+        if (p && m->keys)
+            HVT_TRY(ops->memory.alloc(m->dev, key_bytes(m), (void **)&x->keys));
+        HVT_TRY(ops->memory.alloc(m->dev, image_bytes(m), &x->images));
+        HVT_TRY(ops->memory.alloc(m->dev, label_bytes(m), (void **)&x->label));
+        if (m->loss.kind == HVT_LOSS_MSE)
+            HVT_TRY(ops->memory.alloc(m->dev, target_bytes(m), (void **)&x->target));
+        s->bytes += (p ? m->acts_bytes + key_bytes(m) : 0) + image_bytes(m) + label_bytes(m) +
+                    (x->target ? target_bytes(m) : 0);
+    }
+    return HVT_OK;
+}
+
+hvt_status hvt__sync_open(hvt_model *m, const hvt__sync_opts *opts)
+{
+    hvt_status s;
+
+    HVT_TRY(check(m, opts));
+    m->sync = calloc(1, sizeof *m->sync + (size_t)opts->local * sizeof *m->sync->turn);
+    HVT_CHECK(m->sync, E_MEM, "no memory for %d shards at once", opts->local);
+    m->sync->opts = *opts;
+    s = allocate(m, m->sync);
+    if (s != HVT_OK)
+        hvt__sync_close(m);
+    return s;
+}
+
+/* An address within the activations of the shard that layers work on. */
+static void move(const hvt_model *m, void *address, ptrdiff_t by)
+{
+    void **at = address;
+    size_t offset = (size_t)((uintptr_t)*at - (uintptr_t)m->acts - (uintptr_t)m->acts_shift);
+
+    if (*at && offset < m->acts_bytes)
+        *at = (char *)*at + by;
+}
+
+/* Let layers work on local shard p. */
+static void turn_to(hvt_model *m, int p)
+{
+    struct hvt__sync *s = m->sync;
+    const hvt__turn *x = &s->turn[p];
+    ptrdiff_t by = (char *)x->acts - (char *)s->turn[s->now].acts;
+
+    for (hvt_layer *l = m->layer; l < m->layer + m->nlayer && by; l++) {
+        move(m, &l->y.data, by);
+        move(m, &l->dy.data, by);
+        move(m, &l->saved, by);
+        move(m, &l->recompute_y[0], by);
+        move(m, &l->recompute_y[1], by);
+    }
+    m->acts_shift += by;
+    s->now = p;
+    m->layer[m->input].y.data = x->x;
+    m->labels = x->labels;
+    m->targets = x->targets;
+    m->keys = x->keys;
+    m->real = x->real;
+    m->shard = s->opts.first + p;
+}
+
+void hvt__sync_close(hvt_model *m)
+{
+    struct hvt__sync *s = m->sync;
+    const hvt_device_ops *ops = m->dev->ops;
+
+    if (!s)
+        return;
+    if (m->acts_shift)
+        turn_to(m, 0);
+    m->keys = s->turn[0].keys;
+    for (int p = 0; p < s->opts.local; p++) {
+        if (p) {
+            ops->memory.release(m->dev, s->turn[p].acts);
+            ops->memory.release(m->dev, s->turn[p].keys);
+        }
+        ops->memory.release(m->dev, s->turn[p].target);
+        ops->memory.release(m->dev, s->turn[p].images);
+        ops->memory.release(m->dev, s->turn[p].label);
+    }
+    ops->memory.release(m->dev, s->result);
+    ops->memory.release(m->dev, s->moments);
+    free(s->rows);
+    free(s);
+    m->sync = NULL;
+    m->backward_pending = false;
+}
+
+/* ---- a step ---- */
+
+void hvt__sync_step(hvt_model *m, const int *counts)
+{
+    struct hvt__sync *s = m->sync;
+
+    if (!s)
+        return;
+    s->counts = counts;
+    s->taken = 0;
+    s->ran = s->reports = false;
+}
+
+int hvt__sync_pass(const hvt_model *m)
+{
+    return m->sync && m->sync->reports ? m->sync->now : -1;
+}
+
+/* The batch's memory may be that of the next one. */
+static hvt_status keep(hvt_model *m, hvt__turn *x)
+{
+    const hvt_device_ops *ops = m->dev->ops;
+
+    HVT_TRY(ops->memory.copy(m->dev, x->images, x->x, image_bytes(m)));
+    x->x = x->images;
+    if (x->labels) {
+        HVT_TRY(ops->memory.copy(m->dev, x->label, x->labels, label_bytes(m)));
+        x->labels = x->label;
+    }
+    if (x->targets && x->target) {
+        HVT_TRY(ops->memory.copy(m->dev, x->target, x->targets, target_bytes(m)));
+        x->targets = x->target;
+    }
+    return HVT_OK;
+}
+
+/* The batch becomes that of the next local shard. */
+static hvt_status take(hvt_model *m, const hvt_batch *b)
+{
+    struct hvt__sync *s = m->sync;
+    hvt__turn *x = &s->turn[s->taken];
+
+    x->x = b->images.data;
+    x->labels = b->labels.data;
+    x->targets = b->targets.data;
+    x->real = b->count;
+    m->keys = x->keys;
+    if (m->keys)
+        HVT_TRY(hvt__dropout_keys(m, b));
+    return x->images && b->count ? keep(m, x) : HVT_OK;
+}
+
+static hvt_status check_batch(const hvt_model *m, const hvt_batch *b)
+{
+    const struct hvt__sync *s = m->sync;
+    int shard = s->opts.first + s->taken;
+
+    HVT_CHECK(s->counts, E_ARG,
+              "a training pass outside of a step of the distributed optimizer, but with synchronized batch "
+              "norm all ranks take part: call hvt_distopt_begin() first");
+    HVT_CHECK(s->taken < s->opts.local && !s->ran, E_ARG, "more than %d training passes in a step",
+              s->opts.local);
+    HVT_CHECK(!b->shards || b->shard == shard, E_ARG,
+              "a batch of shard %d comes as number %d of this rank's, expected shard %d", b->shard, s->taken,
+              shard);
+    HVT_CHECK(b->count == s->counts[shard], E_ARG,
+              "a batch of %d images of shard %d, but hvt_distopt_begin() was told of %d", b->count, shard,
+              s->counts[shard]);
+    return HVT_OK;
+}
+
+static hvt_status exchange(hvt_model *m, const hvt_layer *l)
+{
+    const hvt__sync_opts *o = &m->sync->opts;
+
+    return o->exchange(o->ctx, l->y.dim[3], l->name);
+}
+
+/* What norm l needs of this shard: of none of its images, nothing. */
+static hvt_status leave_part(hvt_model *m, hvt_layer *l,
+                             hvt_status (*pass)(hvt_model *, hvt_layer *, float *))
+{
+    const hvt__sync_opts *o = &m->sync->opts;
+    int c = l->y.dim[3];
+    float *part = o->part(o->ctx, true, c, m->shard);
+
+    if (m->real)
+        return pass(m, l, part);
+    memset(part, 0, 2 * (size_t)c * sizeof *part);
+    return HVT_OK;
+}
+
+/* The first layer from `from` on that needs the other shards, or the tape's end. */
+static int next_norm(const hvt_model *m, int from)
+{
+    while (from < m->nlayer && !is_synchronized(&m->layer[from]))
+        from++;
+    return from;
+}
+
+/* Layers [from, to) of every local shard, and what layer `to` needs of them. */
+static hvt_status forward_to(hvt_model *m, int from, int to)
+{
+    struct hvt__sync *s = m->sync;
+
+    for (int p = 0; p < s->opts.local; p++) {
+        turn_to(m, p);
+        for (int i = from; i < to && m->real; i++)
+            HVT_TRY(hvt__layer_forward(m, &m->layer[i]));
+        if (to < m->nlayer)
+            HVT_TRY(leave_part(m, &m->layer[to], hvt__norm_moments));
+        else if (m->real)
+            memcpy(s->turn[p].sums, m->grads + m->step_stats_count - HVT__STEP_SUMS, sizeof s->turn[p].sums);
+        else
+            memset(s->turn[p].sums, 0, sizeof s->turn[p].sums);
+    }
+    return HVT_OK;
+}
+
+static hvt_status forward(hvt_model *m)
+{
+    m->sync->ran = true;
+    for (int from = 0, to; from < m->nlayer; from = to) {
+        to = next_norm(m, from + 1);
+        HVT_TRY(forward_to(m, from, to));
+        if (to == m->nlayer)
+            break;
+        HVT_TRY(exchange(m, &m->layer[to]));
+        hvt__norm_join_moments(m, &m->layer[to]);
+    }
+    return HVT_OK;
+}
+
+hvt_status hvt__sync_forward(hvt_model *m, const hvt_batch *batch)
+{
+    struct hvt__sync *s = m->sync;
+
+    HVT_TRY(check_batch(m, batch));
+    HVT_TRY(take(m, batch));
+    if (s->taken == s->opts.local - 1)
+        HVT_TRY(forward(m));
+    m->backward_pending = true;
+    return HVT_OK;
+}
+
+/* The last layer below `from` whose backward needs the other shards; -1: none. */
+static int previous_norm(const hvt_model *m, int from)
+{
+    do
+        from--;
+    while (from >= 0 && !(is_synchronized(&m->layer[from]) && m->layer[from].requires_grad));
+    return from;
+}
+
+/* Of every local shard the step statistics: each norm's moments are global ones, and known. */
+static hvt_status report_sums(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
+{
+    const size_t stats = m->step_stats_count;
+
+    for (int p = 0; p < m->sync->opts.local; p++) {
+        turn_to(m, p);
+        HVT_TRY(m->dev->ops->memory.zero(m->dev, m->grads, stats * sizeof *m->grads));
+        memcpy(m->grads + stats - HVT__STEP_SUMS, m->sync->turn[p].sums, sizeof m->sync->turn[p].sums);
+        HVT_TRY(on_grad(ctx, 0, stats));
+    }
+    return HVT_OK;
+}
+
+/* Layers `from` down to the one above `to` of every local shard, and what layer `to` needs of them. */
+static hvt_status backward_to(hvt_model *m, int from, int to, hvt_grad_fn *on_grad, void *ctx, size_t *mark)
+{
+    const size_t first = *mark;
+
+    for (int p = 0; p < m->sync->opts.local; p++) {
+        turn_to(m, p);
+        *mark = first;
+        for (int i = from; i > to; i--)
+            HVT_TRY(hvt__layer_backward(m, &m->layer[i], on_grad, ctx, mark));
+        if (to >= 0)
+            HVT_TRY(leave_part(m, &m->layer[to], hvt__norm_sums));
+    }
+    return HVT_OK;
+}
+
+static hvt_status backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
+{
+    size_t mark = m->step_stats_count;
+
+    HVT_TRY(report_sums(m, on_grad, ctx));
+    for (int from = m->nlayer - 1, to; from >= 0; from = to) {
+        to = previous_norm(m, from);
+        HVT_TRY(backward_to(m, from, to, on_grad, ctx, &mark));
+        if (to < 0)
+            break;
+        HVT_TRY(exchange(m, &m->layer[to]));
+        hvt__norm_join_sums(m, &m->layer[to]);
+    }
+    return HVT_OK;
+}
+
+hvt_status hvt__sync_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
+{
+    struct hvt__sync *s = m->sync;
+    hvt_status status;
+
+    HVT_CHECK(on_grad, E_ARG, "with synchronized batch norm gradients go to hvt_distopt_on_grad()");
+    HVT_CHECK(s->counts, E_ARG, "a backward pass outside of a step");
+    if (s->taken++ < s->opts.local - 1) /* the last one's is that of all */
+        return HVT_OK;
+    s->reports = true;
+    status = backward(m, on_grad, ctx);
+    s->reports = false;
+    return status;
+}

@@ -1,0 +1,121 @@
+/*
+ * What batch norms of all ranks need of each other in the middle of a pass: two numbers of each channel and
+ * shard.
+ *
+ * They do not wait in the queue of gradients: a wait for them would wait for every bucket before them, and
+ * run those that are to run when the step is decided. They have a comm of their own, of the same kind and
+ * without a worker, whose operations come in the tape's order on every rank and end where they are issued. So
+ * each comm has one order on all ranks, and neither waits for the other.
+ *
+ * Every rank gets the parts of all shards, and joins them itself: an allgather. A rank's parts lie in its
+ * slice of the buffer, which is made of multiples of 16 floats so that all slices are of one size. There are
+ * two buffers in turns, because a shard may leave its part of the next norm while another one still reads
+ * those of this one.
+ */
+#include "dist.h"
+#include "base_impl.h"
+
+enum { UNIT = 16 }; /* floats of which slices are multiples */
+
+struct hvt__moments {
+    hvt_comm *comm;
+    float *buffer[2];
+    int turn;          /* whose is the last exchange's */
+    const char *layer; /* of the exchange under way */
+    int place[];       /* [ranks] whose slice is the how manieth */
+};
+
+/* Floats of a rank's slice. */
+static size_t slice(const hvt_distopt *d, int c)
+{
+    return ((size_t)d->opts.local_shards * 2 * (size_t)c + UNIT - 1) / UNIT * UNIT;
+}
+
+static float *part(void *ctx, bool next, int c, int shard)
+{
+    const hvt_distopt *d = ctx;
+    const struct hvt__moments *s = d->moments;
+    int local = d->opts.local_shards;
+
+    return s->buffer[s->turn ^ next] + (size_t)s->place[shard / local] * slice(d, c) +
+           2 * (size_t)c * (size_t)(shard % local);
+}
+
+static const char *layer_name(const void *ctx, int detail)
+{
+    return ((const struct hvt__moments *)ctx)->layer;
+}
+
+static hvt_status exchange(void *ctx, int c, const char *layer)
+{
+    hvt_distopt *d = ctx;
+    struct hvt__moments *s = d->moments;
+    size_t count = (size_t)d->ranks * slice(d, c);
+    double start = hvt__running();
+    hvt_ticket ticket;
+    hvt_status status;
+
+    s->layer = layer;
+    s->turn ^= 1;
+    hvt__trace_begin(HVT__EXCHANGE, -1);
+    hvt__trace_bytes(count * sizeof(float));
+    hvt__trace_names(layer_name, s);
+    status = hvt_comm_allgather(s->comm, s->buffer[s->turn], count, HVT_F32, &ticket);
+    if (status == HVT_OK)
+        status = hvt_comm_wait(s->comm, ticket);
+    hvt__trace_names(NULL, NULL);
+    d->exposed += hvt__running() - start;
+    return hvt__traced(status);
+}
+
+static void find_places(hvt_distopt *d)
+{
+    size_t first, end;
+
+    for (int r = 0; r < d->ranks; r++) {
+        hvt_comm_slice(d->comm, (size_t)d->ranks * UNIT, r, &first, &end);
+        d->moments->place[r] = (int)(first / UNIT);
+    }
+}
+
+static hvt_status open_local(hvt_distopt *d)
+{
+    const hvt__sync_opts opts = {.first = d->rank * d->opts.local_shards,
+                                 .local = d->opts.local_shards,
+                                 .all = d->shards,
+                                 .part = part,
+                                 .exchange = exchange,
+                                 .ctx = d};
+
+    d->moments = calloc(1, sizeof *d->moments + (size_t)d->ranks * sizeof *d->moments->place);
+    HVT_CHECK(d->moments, E_MEM, "no memory for the moments of %d ranks", d->ranks);
+    find_places(d);
+    return hvt__sync_open(d->optim->m, &opts);
+}
+
+hvt_status hvt__moments_open(hvt_distopt *d)
+{
+    hvt_model *m = d->optim->m;
+    size_t bytes;
+
+    HVT_TRY(hvt_world_agree(d->world, open_local(d)));
+    bytes = (size_t)d->ranks * slice(d, hvt__sync_channels(m)) * sizeof(float);
+    HVT_TRY(hvt_comm_open(hvt_comm_name(d->comm), d->world, m->dev, &d->moments->comm));
+    for (int i = 0; i < 2; i++)
+        HVT_TRY(hvt_comm_alloc(d->moments->comm, bytes, (void **)&d->moments->buffer[i]));
+    return HVT_OK;
+}
+
+void hvt__moments_close(hvt_distopt *d)
+{
+    struct hvt__moments *s = d->moments;
+
+    if (!s)
+        return;
+    hvt__sync_close(d->optim->m);
+    for (int i = 0; i < 2; i++)
+        hvt_comm_release(s->comm, s->buffer[i]);
+    hvt_comm_close(&s->comm);
+    free(s);
+    d->moments = NULL;
+}
