@@ -50,6 +50,18 @@ static void add_groups(hvt__items *l, const hvt_optim *o)
                        (double)(o->group[i].own ? o->group[i].weight_decay : o->opts.weight_decay));
 }
 
+/* What layers and losses do that no tensor tells. */
+static void add_model(hvt__items *l, const hvt_model *m)
+{
+    hvt__items_add(l, "loss\t%s, label smoothing %.9g",
+                   m->loss.kind == HVT_LOSS_MSE ? "mean squared error" : "cross-entropy",
+                   (double)m->loss.label_smoothing);
+    for (const hvt_layer *a = m->layer; a < m->layer + m->nlayer; a++)
+        if (!strcmp(a->ops->name, "dropout"))
+            hvt__items_add(l, "layer %s\tkeeps its input times %.9g", a->name,
+                           (double)a->is.dropout.args.scale);
+}
+
 static void add_tensors(hvt__items *l, const hvt_model *m)
 {
     for (const hvt_param *p = m->param; p < m->param + m->nparam_tensors; p++) {
@@ -77,6 +89,7 @@ hvt_status hvt__distopt_agree(const hvt_distopt *d, const hvt_item *items, int n
         hvt__items_add(&all, "%s\t%s", items[i].name, items[i].value);
     add_options(&all, d);
     add_groups(&all, d->optim);
+    add_model(&all, m);
     add_tensors(&all, m);
     for (int i = 0; i < d->nbucket; i++)
         plan = hvt__hash(plan, &d->bucket[i].end, sizeof d->bucket[i].end);

@@ -528,12 +528,26 @@ static void change_norm(setup *u, hvt_item *item)
     u->norm = false;
 }
 
+static void change_group(setup *u, hvt_item *item)
+{
+    (void)item;
+    u->grouped = true;
+}
+
+static void change_loss(setup *u, hvt_item *item)
+{
+    (void)item;
+    u->loss.label_smoothing = .1f;
+}
+
 TEST(ranks_that_differ_are_named_on_every_rank)
 {
     check_mismatch("--batch", change_item);
     check_mismatch("weight decay", change_decay);
     check_mismatch("bucket bytes", change_bucket);
     check_mismatch("wire", change_wire);
+    check_mismatch("group of ", change_group);
+    check_mismatch("loss", change_loss);
     check_mismatch("tensor ", change_head);
     check_mismatch("", change_norm);
 }

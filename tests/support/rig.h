@@ -27,6 +27,7 @@ typedef struct setup {
     int classes;
     uint64_t seed;
     const char *freeze; /* prefixes; NULL: none */
+    hvt_loss_opts loss;
     hvt_optim_opts sgd;
     bool grouped;          /* one parameter in the middle has a rate and a decay of its own */
     hvt_distopt_opts dist; /* local_shards follows from shards */
@@ -121,6 +122,7 @@ static inline hvt_status rig_prepare(rig *r, const setup *u)
     HVT_TRY(hvt_model_create(r->dev, &r->m));
     HVT_TRY(hvt_model_set_type(r->m, u->type));
     HVT_TRY(hvt_model_freeze(r->m, u->freeze));
+    HVT_TRY(hvt_model_set_loss(r->m, &u->loss));
     HVT_TRY(hvt_model_plan(r->m, u->batch, small_resnet(r->m, u)));
     HVT_TRY(hvt_model_init(r->m, u->seed));
     HVT_TRY(
