@@ -181,8 +181,7 @@ HVT_API hvt_value hvt_groupnorm(hvt_model *m, hvt_value x, int groups, float eps
  *
  *  - resnet18 to resnet152, resnext50_32x4d, wide_resnet50_2: torchvision's.
  *  - resnet20 to resnet110: those of He et al. 2015 for CIFAR.
- *  - mobilenet_v2: torchvision's, but for the dropout before its classifier, which is left out: evaluation is
- *    the same, training is without it. Its classifier begins as torch.nn.Linear, U(+-1/sqrt(1280)), not as
+ *  - mobilenet_v2: torchvision's, but its classifier begins as torch.nn.Linear, U(+-1/sqrt(1280)), not as
  *    N(0, 0.01). Not on cuda.
  *  - mlp: torch.nn.Sequential(Flatten(), Linear(C*H*W, 512), ReLU(), Linear(512, 512), ReLU(),
  *    Linear(512, classes)), whose layers are called "1", "3" and "5". Not on cuda.
@@ -207,6 +206,7 @@ typedef struct hvt_zoo_opts {
     bool imagenet_stem; ///< torchvision's: ResNets 7x7 stride 2 and max-pool, else 3x3 stride 1 (CIFAR);
                         ///< mobilenet_v2 3x3 stride 2, else stride 1, and 1 in the stage of 24 filters
     bool projection;    ///< resnet20..110: shortcut option B (1x1 convolution), else A
+    bool no_dropout;    ///< mobilenet_v2: without the dropout (p = 0.2) before its last layer
 } hvt_zoo_opts;
 
 /** A model by name, from input to logits. Names: hvt_zoo_name(0 ..) until NULL. opts NULL: all false. */

@@ -212,7 +212,7 @@ static hvt_value mobilenet_v2(const order *z)
             channels = stage[s].filters;
         }
     x = relu6(m, conv_norm(m, x, "features.18", "0", "1", 1280, 1, 1, 1));
-    x = hvt_avgpool(m, x);
+    x = hvt_dropout(m, hvt_avgpool(m, x), z->opts.no_dropout ? 0 : 0.2);
     hvt_name(m, "classifier.1");
     return hvt_linear(m, x, z->classes);
 }

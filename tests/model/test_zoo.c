@@ -18,7 +18,7 @@ static hvt_value resnet50(hvt_model *m, hvt_value x)
 
 static hvt_value mobilenet_v2(hvt_model *m, hvt_value x)
 {
-    return hvt_zoo(m, "mobilenet_v2", x, 10, NULL);
+    return hvt_zoo(m, "mobilenet_v2", x, 10, &(hvt_zoo_opts){.no_dropout = true});
 }
 
 static hvt_value mlp(hvt_model *m, hvt_value x)
