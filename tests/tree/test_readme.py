@@ -118,7 +118,7 @@ if program:
     both = 0
     for left, right in re.findall(r"^\| (.*?) \| (.*) \|$", there, re.M):
         for flag in re.findall(r"`(--[a-z][\w-]*)", left):
-            p = subprocess.run([program[0], flag, "3"], capture_output=True, text=True)
+            p = subprocess.run([program[0], flag, "3", "--batch", "0"], capture_output=True, text=True) # trains in no case
             here = p.stderr.partition("; here: ")[2].strip()
             if not here:
                 continue
