@@ -160,7 +160,7 @@ template <class T, class From> struct adam_op {
 hvt_status hvt__adam_cuda(hvt_device *d, size_t n, const hvt_adam_args *a, const float *const g[], int ng,
                           float *w, float *m, float *v)
 {
-    constexpr int V = full_vec<float>();
+    constexpr int V = 1; /* with more it would spill: roots and quotients are calls */
 
     HVT_TRY(check_inputs(ng));
     return with_type(a->copy ? a->copy_type : HVT_F32, [=](auto zero) {
