@@ -45,7 +45,7 @@ BAD_COMMAND_LINES = [
     (["--batch"], ["--batch", "end of the command line"]),
     (["--threads", "0"], ["--threads", "'0'"]),
     (["--bucket", "25"], ["--bucket", "unit", "'25'"]),
-    (["--isa", "sse9"], ["--isa", "avx512", "'sse9'"]),
+    (["--isa", "sse9"], ["--isa", "portable", "'sse9'"]),
     (["--compression=f8"], ["--compression", "f32 f16 bf16 powersgd:R", "'f8'"]),
     (["positional"], ["'positional'"]),
     (["--amp", "O3"], ["--amp", "O3", "O2"]),
