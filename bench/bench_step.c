@@ -85,7 +85,7 @@ static struct {
        .socket = 576};
 
 static const bench_row options[] = {
-    {"--model", "NAME", "of hvtrain's zoo (resnet20)", &o.model},
+    {"--model", "NAME|FILE.pt2", "of hvtrain's zoo (resnet20), or a file of PyTorch", &o.model},
     {"--stem", "imagenet|cifar", "of a ResNet-18 to 152 (imagenet)", &o.stem},
     {"--batch", "N", "images of a rank (128)", .number = &o.batch},
     {"--size", "N", "side of an image (32)", .number = &o.side},
@@ -145,10 +145,31 @@ static void open_device(void)
     must(hvt_dataset_open("synth", &drawn, &set));
 }
 
+static void plan_file(hvt_model *m)
+{
+    hvt_pt2 *file;
+    hvt_value logits;
+
+    must(hvt_pt2_open(o.model, &file));
+    must(hvt_pt2_build(file, m, hvt_input(m, o.side, o.side, 3), 10, &logits));
+    must(hvt_model_plan(m, o.batch, logits));
+    hvt_pt2_close(&file);
+}
+
+static void plan_model(hvt_model *m)
+{
+    const hvt_zoo_opts zoo = {.imagenet_stem = !strcmp(o.stem, "imagenet")};
+    const char *dot = strrchr(o.model, '.');
+
+    if (dot && !strcmp(dot, ".pt2"))
+        plan_file(m);
+    else
+        must(hvt_model_plan(m, o.batch, hvt_zoo(m, o.model, hvt_input(m, o.side, o.side, 3), 10, &zoo)));
+}
+
 static void open_side(side *s, const char *comm)
 {
     const hvt_optim_opts sgd = {.momentum = 0.9f};
-    const hvt_zoo_opts zoo = {.imagenet_stem = !strcmp(o.stem, "imagenet")};
     hvt_distopt_opts exchange = {
         .bucket_bytes = HVT_BUCKET_DEFAULT, .first_bytes = 1 << 20, .local_shards = 1};
     hvt_loader_opts read = {.batch = o.batch,
@@ -162,8 +183,7 @@ static void open_side(side *s, const char *comm)
     must(hvt_comm_open(comm, s->world, dev, &s->comm));
     must(hvt_model_create(dev, &s->model));
     must(hvt_model_set_type(s->model, type_named(o.amp)));
-    must(hvt_model_plan(s->model, o.batch,
-                        hvt_zoo(s->model, o.model, hvt_input(s->model, o.side, o.side, 3), 10, &zoo)));
+    plan_model(s->model);
     must(hvt_model_init(s->model, 1));
     must(hvt_optim_create(s->model, &sgd, &s->optim));
     if (o.bucket) {

@@ -37,6 +37,10 @@ CASES = {  # name: model, stem (None: its own), batch per rank, timed steps of o
     "resnet101-64": ("resnet101", "imagenet", 64, 4, 32),
     "resnet50-224": ("resnet50", "imagenet", 32, 3, 224),
 }
+# torchvision's, which hvtrain reads from the files that torch.export writes of them
+FAMILIES = ["mobilenet_v2", "mobilenet_v3_large", "mnasnet1_0", "efficientnet_b0", "shufflenet_v2_x1_0", "regnet_y_400mf",
+            "squeezenet1_1", "densenet121", "googlenet", "inception_v3", "vgg11", "convnext_tiny"]
+CASES |= {name: (name, None, 16, 3, 224) for name in FAMILIES}
 WARMUP = 2  # steps
 
 
@@ -65,6 +69,10 @@ def ours(case, ranks):
     model, stem, batch, steps, side = CASES[case]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
+        if case in FAMILIES:
+            model = Path(folder) / f"{case}.pt2"
+            run([args.python, common.PEERS / "torch_train.py", "export", "--model", case, "--size", side, "--file", model],
+                None)
         command = [args.build / "hvtrain", *common.model_options(model, stem), "--batch", batch,
                    "--threads", args.threads, "--steps", WARMUP + steps, "--lr", "0.001", "--print-freq", 1,
                    "--amp", args.amp, "--log", log]
@@ -82,8 +90,8 @@ def ours(case, ranks):
             "start": next(r for r in records if r["record"] == "start")}
 
 
-def torchs(case, ranks, layout, horovod=None):
-    """Horovod's `horovod` are mpirun's further arguments."""
+def torchs(case, ranks, layout, horovod=None, more=()):
+    """Horovod's `horovod` are mpirun's further arguments; `more` are torch_train.py's."""
     model, stem, batch, steps, side = CASES[case]
     if horovod is not None:
         command = mpirun(ranks, *horovod, args.python)
@@ -91,7 +99,7 @@ def torchs(case, ranks, layout, horovod=None):
         command = common.torchrun(args.python, ranks) if ranks > 1 else [args.python]
     command += [common.PEERS / "torch_train.py", "speed", *common.model_options(model, stem), "--batch", batch,
                 "--threads", args.threads, "--warmup", WARMUP, "--steps", steps, "--lr", "0.001", "--layout", layout,
-                "--amp", args.amp, "--size", side]
+                "--amp", args.amp, "--size", side, *more]
     if args.data_dir and side == 32:
         command += ["--data-dir", args.data_dir]
     if horovod is not None:
@@ -106,6 +114,9 @@ def main():
     contenders = {"hvtrain": ours,
                   "torch nchw": lambda c, r: torchs(c, r, "nchw"),
                   "torch channels_last": lambda c, r: torchs(c, r, "channels_last")}
+    if args.compile:
+        contenders |= {f"compiled {layout}": lambda c, r, layout=layout: torchs(c, r, layout, more=["--compile"])
+                       for layout in ("nchw", "channels_last")}
     peers = dict(contenders)
     if common.has(args.python, "horovod.torch"):
         peers["Horovod"] = lambda c, r: torchs(c, r, "nchw", [])
@@ -139,6 +150,7 @@ p.add_argument("--only", action="append", choices=CASES, help="a case; may be re
 p.add_argument("--ranks", type=common.several(int), default=[1, 2])
 p.add_argument("--threads", type=int, default=1)
 p.add_argument("--amp", choices=["f32", "bf16"], default="f32", help="PyTorch: autocast")
+p.add_argument("--compile", action="store_true", help="PyTorch by torch.compile, too (a minute or more for each)")
 p.add_argument("--rounds", type=int, default=3)
 p.add_argument("--data-dir", type=Path, help="CIFAR-10's binary version; without it drawn or random images")
 p.add_argument("--out", type=Path, default=common.dated("compare.json"))

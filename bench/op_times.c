@@ -20,16 +20,32 @@ static double rows_of(hvt_rows r)
     return (double)r.blocks * r.real;
 }
 
+static double binary_bytes(const hvt_binary_args *a, int passes)
+{
+    return passes * bytes_of(a->type, (double)a->n * a->pixels * a->c);
+}
+
+/* Passes over a, dy and da, then for db over dy and a again. */
+static int slope_passes(const hvt_binary_args *a)
+{
+    return (a->da ? 3 + a->add_a : 0) + (a->db ? 2 + (a->across == HVT_SAME) : 0);
+}
+
+static double norm_bytes(const hvt_norm_args *a, int passes)
+{
+    return passes * bytes_of(a->type, (double)a->real * a->pixels * a->c);
+}
+
 /* Passes over the matrix that a batch norm makes, as matrix.c makes them. */
 static int train_passes(const hvt_bn_args *a)
 {
-    return 2 + (a->residual ? 1 : 0) + 1;
+    return !a->y ? 1 : 2 + (a->residual ? 1 : 0) + 1;
 }
 
 static int backward_passes(const hvt_bn_grad_args *a)
 {
     const bool keep = a->y && a->dresidual && !a->add_residual;
-    const int masks = a->y && !a->beta ? keep ? 1 : 2 : 0;
+    const int masks = a->map ? 1 : a->y && !a->beta ? keep ? 1 : 2 : 0;
 
     return 4 + masks + 1 + a->add + (a->dresidual ? 1 + a->add_residual : 0);
 }
@@ -87,6 +103,8 @@ static double subsampled(const hvt_subsample_desc *s)
       (op, real, saved, dy, dx, add), (pooling_rows(op), pooling_of(op)->d.c, pooling_bytes(op, add)))       \
     X(bn_train, matrix.bn_train, (hvt_device * d, const hvt_bn_args *a), (d, a),                             \
       (rows_of(a->rows), a->c, bn_bytes(a->type, a->rows, a->c, train_passes(a))))                           \
+    X(bn_infer, matrix.bn_infer, (hvt_device * d, const hvt_bn_args *a), (d, a),                             \
+      (rows_of(a->rows), a->c, bn_bytes(a->type, a->rows, a->c, train_passes(a) - 1)))                       \
     X(bn_backward, matrix.bn_backward, (hvt_device * d, const hvt_bn_grad_args *a), (d, a),                  \
       (rows_of(a->rows), a->c, bn_bytes(a->type, a->rows, a->c, backward_passes(a))))                        \
     X(bn_update, matrix.bn_update, (hvt_device * d, const hvt_bn_update_args *a), (d, a),                    \
@@ -114,6 +132,28 @@ static double subsampled(const hvt_subsample_desc *s)
       (d, n, t, y, dy, dx, add), ((double)n, 1, bytes_of(t, (3.0 + add) * (double)n)))                       \
     X(add, vector.add, (hvt_device * d, size_t n, hvt_dtype t, const void *a, const void *b, void *y),       \
       (d, n, t, a, b, y), ((double)n, 1, bytes_of(t, 3.0 * (double)n)))                                      \
+    X(map_forward, general.map_forward,                                                                      \
+      (hvt_device * d, size_t n, hvt_dtype t, const hvt_map *f, const void *x, void *y), (d, n, t, f, x, y), \
+      ((double)n, 1, bytes_of(t, 2.0 * (double)n)))                                                          \
+    X(map_backward, general.map_backward,                                                                    \
+      (hvt_device * d, size_t n, hvt_dtype t, const hvt_map *f, const void *saved, const void *dy, void *dx, \
+       bool add),                                                                                            \
+      (d, n, t, f, saved, dy, dx, add), ((double)n, 1, bytes_of(t, (3.0 + add) * (double)n)))                \
+    X(binary_forward, general.binary_forward, (hvt_device * d, const hvt_binary_args *a), (d, a),            \
+      ((double)a->n * a->pixels, a->c, binary_bytes(a, 2 + (a->across == HVT_SAME))))                        \
+    X(binary_backward, general.binary_backward, (hvt_device * d, const hvt_binary_args *a), (d, a),          \
+      ((double)a->n * a->pixels, a->c, binary_bytes(a, slope_passes(a))))                                    \
+    X(move, general.move, (hvt_device * d, const hvt_move_args *a), (d, a),                                  \
+      ((double)a->n * a->h * a->w, a->c, bytes_of(a->type, (2.0 + a->add) * a->n * a->h * a->w * a->c)))     \
+    X(shuffle, general.shuffle,                                                                              \
+      (hvt_device * d, size_t rows, hvt_dtype t, int c, int groups, const void *x, void *y, bool add),       \
+      (d, rows, t, c, groups, x, y, add), ((double)rows, c, bytes_of(t, (2.0 + add) * (double)rows * c)))    \
+    X(norm_forward, general.norm_forward, (hvt_device * d, const hvt_norm_args *a), (d, a),                  \
+      ((double)a->real * a->pixels, a->c, norm_bytes(a, 2)))                                                 \
+    X(norm_backward, general.norm_backward, (hvt_device * d, const hvt_norm_args *a), (d, a),                \
+      ((double)a->real * a->pixels, a->c, norm_bytes(a, 3 + a->add)))                                        \
+    X(dropout, general.dropout, (hvt_device * d, const hvt_dropout_args *a), (d, a),                         \
+      ((double)a->real * a->pixels, a->c, bytes_of(a->type, (2.0 + a->add) * a->real * a->pixels * a->c)))   \
     X(copy, memory.copy, (hvt_device * d, void *dst, const void *src, size_t bytes), (d, dst, src, bytes),   \
       ((double)bytes, 1, 2.0 * (double)bytes))                                                               \
     X(zero, memory.zero, (hvt_device * d, void *dst, size_t bytes), (d, dst, bytes),                         \
@@ -139,7 +179,7 @@ static const char *const pass_name[] = {"conv forward", "conv backward data", "c
                                         "conv pack"};
 
 typedef struct spent {
-    double seconds;
+    double seconds, bytes;
     long calls;
 } spent;
 
@@ -170,24 +210,26 @@ static double begin(const char *name, double rows, int columns, double bytes)
     return hvt__now();
 }
 
-static hvt_status note(spent *s, double start, hvt_status status)
+static hvt_status note(spent *s, double bytes, double start, hvt_status status)
 {
     if (listener)
         listener->end();
     if (!stopped) {
         s->seconds += hvt__now() - start;
+        s->bytes += bytes;
         s->calls++;
     }
     return status;
 }
 
-#define LIST(...) __VA_ARGS__
+#define LIST(...)                  __VA_ARGS__
+#define LAST(rows, columns, bytes) (bytes)
 #define TIMED(name, entry, params, args, size)                                                               \
     static hvt_status timed_##name params                                                                    \
     {                                                                                                        \
-        double start = begin(#name, LIST size);                                                              \
+        const double moved = LAST size, start = begin(#name, LIST size);                                     \
                                                                                                              \
-        return note(&kinds[K_##name], start, inner->entry args);                                             \
+        return note(&kinds[K_##name], moved, start, inner->entry args);                                      \
     }
 OPS(TIMED)
 
@@ -251,7 +293,7 @@ static hvt_status timed_conv_pack_weights(hvt_op *op, const void *w)
     shape *s = of_op(op);
     double start = begin_conv(s, PACK);
 
-    return note(&s->pass[PACK], start, inner->conv.pack_weights(op, w));
+    return note(&s->pass[PACK], 0, start, inner->conv.pack_weights(op, w));
 }
 
 static hvt_status timed_conv_forward(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws)
@@ -259,7 +301,7 @@ static hvt_status timed_conv_forward(hvt_op *op, int real, const void *x, const 
     shape *s = of_op(op);
     double start = begin_conv(s, FORWARD);
 
-    return note(&s->pass[FORWARD], start, inner->conv.forward(op, real, x, w, y, ws));
+    return note(&s->pass[FORWARD], 0, start, inner->conv.forward(op, real, x, w, y, ws));
 }
 
 static hvt_status timed_conv_backward_x(hvt_op *op, int real, const void *w, const void *dy, void *dx,
@@ -268,7 +310,7 @@ static hvt_status timed_conv_backward_x(hvt_op *op, int real, const void *w, con
     shape *s = of_op(op);
     double start = begin_conv(s, DATA);
 
-    return note(&s->pass[DATA], start, inner->conv.backward_x(op, real, w, dy, dx, add, ws));
+    return note(&s->pass[DATA], 0, start, inner->conv.backward_x(op, real, w, dy, dx, add, ws));
 }
 
 static hvt_status timed_conv_backward_w(hvt_op *op, int real, const void *x, const void *dy, float *dw,
@@ -277,7 +319,7 @@ static hvt_status timed_conv_backward_w(hvt_op *op, int real, const void *x, con
     shape *s = of_op(op);
     double start = begin_conv(s, WEIGHTS);
 
-    return note(&s->pass[WEIGHTS], start, inner->conv.backward_w(op, real, x, dy, dw, ws));
+    return note(&s->pass[WEIGHTS], 0, start, inner->conv.backward_w(op, real, x, dy, dw, ws));
 }
 
 void op_times_watch(hvt_device *dev)
@@ -337,7 +379,10 @@ static double print_kind(const char *name, const spent *s)
 {
     double ms = 1e3 * s->seconds / steps;
 
-    if (s->calls)
+    if (s->calls && s->bytes > 0)
+        printf("  %-24s %8.1f %10.3f ms %8.1f MB %6.2f GB/s\n", name, (double)s->calls / steps, ms,
+               1e-6 * s->bytes / steps, 1e-9 * s->bytes / s->seconds);
+    else if (s->calls)
         printf("  %-24s %8.1f %10.3f ms\n", name, (double)s->calls / steps, ms);
     return ms;
 }
@@ -368,7 +413,7 @@ double op_times_print(double peak)
             all[pass].seconds += shapes[i].pass[pass].seconds;
             all[pass].calls += shapes[i].pass[pass].calls;
         }
-    printf("  %-24s %8s %13s\n", "op", "calls", "of a step");
+    printf("  %-24s %8s %13s %11s %11s\n", "op", "calls", "of a step", "moved", "");
     for (int pass = 0; pass < PASSES; pass++)
         sum += print_kind(pass_name[pass], &all[pass]);
 #define PRINT(name, entry, params, args, size) sum += print_kind(#name, &kinds[K_##name]);

@@ -5,10 +5,12 @@ torchrun with DDP over gloo. Prints one JSON line on rank 0.
     torch_train.py speed    --model resnet50 --batch 256 --steps 8 --layout channels_last
     torch_train.py accuracy --model resnet50 --batch 256 --lr 0.001 --data-dir DIR
     torchrun --nproc-per-node 2 torch_train.py speed ...
+    torch_train.py export   --model mobilenet_v2 --size 224 --file net.pt2
 
 speed times whole training steps (forward, loss, backward, gradient exchange, SGD with momentum) on images
 that already lie in memory as normalised floats: reading and augmenting cost PyTorch nothing here.
-accuracy trains whole epochs of CIFAR-10 with random flips and evaluates on the test images.
+accuracy trains whole epochs of CIFAR-10 with random flips and evaluates on the test images. export writes the
+model's graph for hvtrain, with random weights.
 """
 import argparse
 import json
@@ -61,12 +63,12 @@ class CifarResNet(nn.Module):
 
 
 def make_model(name, stem, classes):
-    depth = int(name.removeprefix("resnet"))
-    if depth in (20, 32, 44, 56, 110):
-        return CifarResNet(depth, classes)
+    if name in ("resnet20", "resnet32", "resnet44", "resnet56", "resnet110"):
+        return CifarResNet(int(name.removeprefix("resnet")), classes)
     import torchvision.models
 
-    model = getattr(torchvision.models, name)(num_classes=classes)
+    more = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    model = getattr(torchvision.models, name)(num_classes=classes, **more)
     if stem == "cifar":
         model.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
         model.maxpool = nn.Identity()
@@ -83,7 +85,7 @@ def cifar10(folder, train):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("mode", choices=["speed", "accuracy"])
+    p.add_argument("mode", choices=["speed", "accuracy", "export"])
     p.add_argument("--model", default="resnet20")
     p.add_argument("--stem", choices=["imagenet", "cifar"], default="imagenet")
     p.add_argument("--batch", type=int, default=128, help="images per rank")
@@ -99,6 +101,8 @@ def main():
     p.add_argument("--limit", type=int, help="accuracy: only the first images of each split")
     p.add_argument("--size", type=int, default=32, help="speed, drawn images: their side")
     p.add_argument("--amp", choices=["f32", "bf16"], default="f32", help="bf16: forward and loss under autocast")
+    p.add_argument("--compile", action="store_true", help="by torch.compile")
+    p.add_argument("--file", help="export: what to write")
     p.add_argument("--horovod", action="store_true", help="exchange by Horovod, under mpirun, instead of DDP")
     a = p.parse_args()
 
@@ -115,7 +119,12 @@ def main():
     model = make_model(a.model, a.stem, 10)
     memory = torch.channels_last if a.layout == "channels_last" else torch.contiguous_format
     model = model.to(memory_format=memory).train()
+    if a.mode == "export":
+        torch.export.save(torch.export.export(model, (torch.randn(2, 3, a.size, a.size),)), a.file)
+        return
     net = nn.parallel.DistributedDataParallel(model) if ranks > 1 and not a.horovod else model
+    if a.compile:
+        net = torch.compile(net)
     sgd = torch.optim.SGD(net.parameters(), lr=a.lr, momentum=a.momentum)
     if a.horovod:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
