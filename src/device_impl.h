@@ -39,6 +39,7 @@ enum { HVT__PUT_MOST = 256 };
 struct hvt_op {
     hvt_device *dev;
     void (*free)(hvt_op *op);
+    bool takes_norm; /* a convolution for which conv.set_norm pays */
 };
 
 static inline void hvt__op_free(hvt_op *op) /* NULL is fine */
@@ -138,6 +139,31 @@ hvt_status hvt__pooling_plan(hvt_device *d, const hvt_pooling_desc *p, hvt_op **
 void hvt__conv_permute_krsc(const hvt_op *op, bool to_file, float *mine, float *kcrs);
 void hvt__op_free_plain(hvt_op *op); /* one that is a single block of memory */
 
+/* A function of the table with its arguments. */
+typedef struct hvt_map {
+    hvt_function f;
+    float a, b;
+} hvt_map;
+
+/* All functions: constant, name, and whether backward computes f' from x (else from y = f(x), which is kept
+ * anyway where the next layer reads it). */
+/* clang-format off */
+#define HVT__MAPS(X)                                                                                         \
+    X(RELU, relu, false) X(HARDTANH, hardtanh, false) X(LEAKY_RELU, leaky_relu, false) X(ELU, elu, false)    \
+    X(SIGMOID, sigmoid, false) X(HARDSIGMOID, hardsigmoid, true) X(HARDSWISH, hardswish, true)               \
+    X(SILU, silu, true) X(GELU, gelu, true) X(GELU_TANH, gelu_tanh, true) X(TANH, tanh, false)               \
+    X(SOFTPLUS, softplus, true) X(AFFINE, affine, false)
+/* clang-format on */
+
+/* backward reads x, not y */
+static inline bool hvt__slope_from_x(hvt_function f)
+{
+#define HVT__FROM_X(constant, name, from_x) [HVT_##constant] = from_x,
+    static const bool from[] = {HVT__MAPS(HVT__FROM_X)};
+
+    return from[f];
+}
+
 typedef struct hvt_bn_args {
     hvt_rows rows;
     int c;
@@ -148,7 +174,9 @@ typedef struct hvt_bn_args {
     float *mean, *rstd;        /* [c] train: written, read by backward. infer: read */
     const void *residual;      /* [rows,c] added before relu, or NULL */
     bool relu;
-    void *y;        /* [rows,c] = relu?(gamma*(x-mean)*rstd + beta + residual) */
+    const hvt_map *map; /* a function after it, where there is no residual and no relu; NULL: none */
+    void *y;            /* [rows,c] = relu?(gamma*(x-mean)*rstd + beta + residual). bn_train of devices that
+                           have conv.set_norm: NULL leaves it at the statistics */
     float *moments; /* [2,c] train: weight*mean, weight*unbiased variance; zeros if < 2 values per channel */
     float weight;
     bool is_variance; /* infer: rstd is the moving variance, and mean the moving mean; else bn_train left
@@ -161,9 +189,11 @@ typedef struct hvt_bn_grad_args {
     hvt_dtype type;
     const void *x, *y, *dy; /* y: forward's output, for relu's mask; NULL without relu */
     const float *gamma, *mean, *rstd;
-    const float *beta; /* forward's, given only if forward added no residual: relu's mask may then be
-                          recomputed from x, which is cheaper than reading y; else NULL */
-    void *dx;          /* [rows,c]; may be dy */
+    const float *beta;  /* forward's, given only if forward added no residual: relu's mask may then be
+                           recomputed from x, which is cheaper than reading y; else NULL */
+    const hvt_map *map; /* forward's, and then memory [rows,c] for dy times its slope, which may be dy: */
+    void *dz;           /* bn_backward and bn_sums write it, and bn_dx reads it */
+    void *dx;           /* [rows,c]; may be dy */
     bool add;
     void *dresidual; /* [rows,c] masked dy, or NULL; may be dy, not dx */
     bool add_residual;
@@ -180,22 +210,6 @@ typedef struct hvt_subsample_desc {
     int n, h, w, c; /* x [n,h,w,c] */
     int stride, k;  /* y [n,p,q,k], p and q h and w divided by stride and rounded up */
 } hvt_subsample_desc;
-
-/* A function of the table with its arguments. */
-typedef struct hvt_map {
-    hvt_function f;
-    float a, b;
-} hvt_map;
-
-/* All functions: constant, name, and whether backward computes f' from x (else from y = f(x), which is kept
- * anyway where the next layer reads it). */
-/* clang-format off */
-#define HVT__MAPS(X)                                                                                         \
-    X(RELU, relu, false) X(HARDTANH, hardtanh, false) X(LEAKY_RELU, leaky_relu, false) X(ELU, elu, false)    \
-    X(SIGMOID, sigmoid, false) X(HARDSIGMOID, hardsigmoid, true) X(HARDSWISH, hardswish, true)               \
-    X(SILU, silu, true) X(GELU, gelu, true) X(GELU_TANH, gelu_tanh, true) X(TANH, tanh, false)               \
-    X(SOFTPLUS, softplus, true) X(AFFINE, affine, false)
-/* clang-format on */
 
 /* What a pixel's channels [C] meet in b. Of the last two b and its gradient are f32, those of a parameter. */
 typedef enum hvt_across {
@@ -472,6 +486,10 @@ typedef struct hvt_device_ops {
         void (*permute)(const hvt_op *op, bool to_file, float *mine, float *kcrs);
         /* packs w for backward_x; to be called after every update. NULL: not needed */
         hvt_status (*pack_weights)(hvt_op *op, const void *w);
+        /* From now on forward and backward_w, given a->x for x, read what bn_infer(a) would write to y, which
+         * is not stored anywhere: no bit differs. a has no residual; NULL: they read x itself. An entry of
+         * devices that set takes_norm */
+        void (*set_norm)(hvt_op *op, const hvt_bn_args *a);
         hvt_status (*forward)(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws);
         hvt_status (*backward_x)(hvt_op *op, int real, const void *w, const void *dy, void *dx, bool add,
                                  void *ws);

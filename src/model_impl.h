@@ -72,7 +72,7 @@ struct hvt_layer {
     hvt_value shares;      /* the layer whose parameters it has; -1: its own */
     int size, stride, pad; /* of windows */
     hvt_conv2d_opts conv;  /* of convolutions: with the defaults filled in */
-    bool relu;             /* norm: fused into it; in[1] is a fused residual */
+    bool relu, maps;       /* norm: fused into it; in[1] is a fused residual */
     int flat;              /* > 1: channels are [flat pixels, channels] of a flattened value */
     union {                /* as the builder was told; plan, forward and backward complete it */
         hvt_map map;
@@ -87,13 +87,16 @@ struct hvt_layer {
         } dropout;
         struct {
             float eps, rate;
+            hvt_map map; /* fused into it, if `maps` */
         } batchnorm;
     } is;
-    int ndim, dim[4];   /* binary: of its parameter; 0: it has none */
-    float init;         /* and how that begins */
-    bool affine;        /* norm over a shape: has weight and bias */
-    hvt_tensor y, dy;   /* output and its gradient, logical shape [N,H,W,C] */
-    bool folded;        /* fused into another layer: skipped by forward and backward */
+    int ndim, dim[4]; /* binary: of its parameter; 0: it has none */
+    float init;       /* and how that begins */
+    bool affine;      /* norm over a shape: has weight and bias */
+    hvt_tensor y, dy; /* output and its gradient, logical shape [N,H,W,C] */
+    bool folded;      /* fused into another layer: skipped by forward and backward */
+    bool
+        in_reader; /* norm: training does not store its y, which the one convolution that reads it computes */
     bool requires_grad; /* it or a layer before it has parameters that are not frozen: backward runs it */
     int param[HVT_LAYER_PARAMS];    /* indices into m->param: weight, bias; -1 for none */
     int stat;                       /* index into m->stat of the first of two: mean, variance; -1 for none */

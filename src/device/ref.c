@@ -355,6 +355,11 @@ static hvt_status subsample_backward_ref(hvt_device *dev, const hvt_subsample_de
 
 /* ---- batch norm: Ioffe and Szegedy 2015, as torch.nn.BatchNorm2d computes it ---- */
 
+static void *at_of(const void *p, hvt_dtype t, size_t i)
+{
+    return (char *)(uintptr_t)p + i * hvt_dtype_size(t);
+}
+
 static void normalise(const hvt_bn_args *a, int c, float mean, float rstd)
 {
     float scale = a->gamma[c] * rstd;
@@ -366,6 +371,9 @@ static void normalise(const hvt_bn_args *a, int c, float mean, float rstd)
         if (a->residual)
             y += hvt__load(a->residual, a->type, at);
         hvt__store(a->y, a->type, at, a->relu ? f_relu(y) : y);
+        if (a->map)
+            hvt__map_forward_ref(NULL, 1, a->type, a->map, at_of(a->y, a->type, at),
+                                 at_of(a->y, a->type, at));
     }
 }
 
@@ -427,6 +435,27 @@ static hvt_status bn_infer_ref(hvt_device *d, const hvt_bn_args *a)
     return HVT_OK;
 }
 
+/* Where a function follows: dz, and the arguments as if that were dy and there were no function. */
+static hvt_bn_grad_args through_map(const hvt_bn_grad_args *a)
+{
+    hvt_bn_grad_args g = *a;
+
+    for (size_t i = 0; a->map && i < real_rows(a->rows) * (size_t)a->c; i++) {
+        int c = (int)(i % (size_t)a->c);
+        size_t at = at_row(a->rows, i / (size_t)a->c, a->c, c);
+        float z = bn_value(hvt__load(a->x, a->type, at), a->mean[c], a->gamma[c] * a->rstd[c], a->beta[c]);
+
+        hvt__store(&z, a->type, 0, z);
+        if (!hvt__slope_from_x(a->map->f))
+            hvt__map_forward_ref(NULL, 1, a->type, a->map, &z, &z);
+        hvt__map_backward_ref(NULL, 1, a->type, a->map, &z, at_of(a->dy, a->type, at),
+                              at_of(a->dz, a->type, at), false);
+    }
+    if (a->map)
+        g.dy = a->dz;
+    return g;
+}
+
 /* dz: dy masked by relu */
 static float masked(const hvt_bn_grad_args *a, size_t at)
 {
@@ -468,9 +497,10 @@ static void bn_dx_of(const hvt_bn_grad_args *a, int c, float share, float slope)
     }
 }
 
-static hvt_status bn_backward_ref(hvt_device *d, const hvt_bn_grad_args *a)
+static hvt_status bn_backward_ref(hvt_device *d, const hvt_bn_grad_args *given)
 {
     HVT_FLOATS;
+    const hvt_bn_grad_args g = through_map(given), *a = &g;
     size_t count = real_rows(a->rows);
 
     for (int c = 0; c < a->c; c++) {
@@ -487,18 +517,23 @@ static hvt_status bn_backward_ref(hvt_device *d, const hvt_bn_grad_args *a)
 static hvt_status bn_sums_ref(hvt_device *d, const hvt_bn_grad_args *a)
 {
     HVT_FLOATS;
+    const hvt_bn_grad_args g = through_map(a);
     double sum, dot;
 
     for (int c = 0; c < a->c; c++)
-        bn_sums_of(a, c, &sum, &dot);
+        bn_sums_of(&g, c, &sum, &dot);
     return HVT_OK;
 }
 
 static hvt_status bn_dx_ref(hvt_device *d, const hvt_bn_grad_args *a)
 {
     HVT_FLOATS;
+    hvt_bn_grad_args g = *a;
+
+    if (a->map)
+        g.dy = a->dz;
     for (int c = 0; c < a->c; c++)
-        bn_dx_of(a, c, a->share[c], a->slope[c] * a->rstd[c]);
+        bn_dx_of(&g, c, a->share[c], a->slope[c] * a->rstd[c]);
     return HVT_OK;
 }
 

@@ -135,11 +135,28 @@ static const void *filters(const hvt_model *m, const hvt_layer *l)
     return m->copy ? (const void *)(m->copy + at) : m->params + at;
 }
 
+/* What forward and backward_w read: the input or, if that is a norm which leaves it to them, the norm's. */
+static const void *input_of(hvt_model *m, const hvt_layer *l)
+{
+    const hvt_layer *in = hvt__in(m, l, 0);
+    hvt_bn_args norm;
+
+    if (!in->in_reader)
+        return in->y.data;
+    if (!m->training) {
+        m->dev->ops->conv.set_norm(l->op, NULL);
+        return in->y.data;
+    }
+    norm = hvt__norm_arguments(m, in);
+    m->dev->ops->conv.set_norm(l->op, &norm);
+    return norm.x;
+}
+
 hvt_status hvt__conv_forward(hvt_model *m, hvt_layer *l)
 {
     const hvt_device_ops *ops = m->dev->ops;
 
-    HVT_TRY(ops->conv.forward(l->op, m->real, hvt__in(m, l, 0)->y.data, filters(m, l), l->y.data, m->ws));
+    HVT_TRY(ops->conv.forward(l->op, m->real, input_of(m, l), filters(m, l), l->y.data, m->ws));
     return l->conv.bias ? ops->matrix.bias_forward(m->dev, hvt__real_rows(m, l), l->y.dim[3], l->y.dtype,
                                                    hvt__weight(m, l, 1), l->y.data)
                         : HVT_OK;
@@ -163,7 +180,7 @@ hvt_status hvt__conv_backward(hvt_model *m, hvt_layer *l)
     }
     if (hvt__is_frozen(m, l, 0))
         return HVT_OK;
-    return ops->conv.backward_w(l->op, m->real, in->y.data, l->dy.data, hvt__grad(m, l, 0), m->ws);
+    return ops->conv.backward_w(l->op, m->real, input_of(m, l), l->dy.data, hvt__grad(m, l, 0), m->ws);
 }
 
 /* torchvision: kaiming normal, fan out, for relu: the deviation is sqrt(2 / (R*S*K)), in any number of

@@ -1,5 +1,6 @@
 /*
- * Fusion: batchnorm -> add -> relu, or a part of it, becomes one batch norm with a residual and a relu flag.
+ * Fusion: batchnorm -> add -> relu, or a part of it, becomes one batch norm with a residual and a relu flag;
+ * and batchnorm -> any other function one with that function.
  *
  * A layer is fused into the producer of its input if it is the only reader of that input. An add is fused
  * into the later of its operands if that is a batch norm without relu, because only there the other operand
@@ -10,7 +11,12 @@
 
 static bool is_open_norm(const hvt_layer *l)
 {
-    return l->ops == &hvt_layer_norm && !l->relu;
+    return l->ops == &hvt_layer_norm && !l->relu && !l->maps;
+}
+
+static bool is_map(const hvt_layer *l)
+{
+    return l->ops >= hvt_layer_map && l->ops < hvt_layer_map + HVT_FUNCTIONS;
 }
 
 /* The batch norm into which layer l can be fused, or -1. l's inputs already name layers that are not fused;
@@ -21,8 +27,12 @@ static hvt_value fold_target(const hvt_model *m, const hvt_layer *l, const hvt_v
     hvt_value later;
     int i;
 
-    if (l->ops == &hvt_layer_relu)
-        return uses[as_built[0]] == 1 && is_open_norm(&m->layer[l->in[0]]) ? l->in[0] : -1;
+    if (l->ops == &hvt_layer_relu || is_map(l)) {
+        const hvt_layer *norm = &m->layer[l->in[0]];
+        const bool fits = !is_map(l) || (norm->in[1] < 0 && m->dev->ops->general.map_forward);
+
+        return fits && uses[as_built[0]] == 1 && is_open_norm(norm) ? l->in[0] : -1;
+    }
     if (l->ops != &hvt_layer_add)
         return -1;
     i = l->in[1] > l->in[0];
@@ -46,10 +56,14 @@ void hvt__model_fold(hvt_model *m, const int *uses)
         into = m->unfused ? -1 : fold_target(m, l, as_built, uses);
         if (into < 0)
             continue;
-        if (l->ops == &hvt_layer_relu)
+        if (l->ops == &hvt_layer_relu) {
             m->layer[into].relu = true;
-        else
+        } else if (is_map(l)) {
+            m->layer[into].maps = true;
+            m->layer[into].is.batchnorm.map = l->is.map;
+        } else {
             m->layer[into].in[1] = l->in[0] == into ? l->in[1] : l->in[0];
+        }
         l->folded = true;
         l->in[0] = into;
         l->in[1] = -1;

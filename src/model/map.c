@@ -1,14 +1,11 @@
 /*
- * Functions of one number, applied to every element. relu has a layer of its own (pointwise.c), which norms
- * fuse.
+ * Functions of one number, applied to every element; after a batch norm they are usually fused into it
+ * (fold.c). relu has a layer of its own (pointwise.c).
  */
 #include "base_impl.h"
 #include "layers.h"
 
 #include <math.h>
-
-#define FROM_X(constant, name, from_x) [HVT_##constant] = from_x,
-static const bool from_x[] = {HVT__MAPS(FROM_X)}; /* what backward reads */
 
 hvt_value hvt_apply(hvt_model *m, hvt_value x, hvt_function f, float a, float b)
 {
@@ -31,8 +28,8 @@ hvt_value hvt_apply(hvt_model *m, hvt_value x, hvt_function f, float a, float b)
     HVT_EXPECT(m, l, f != HVT_SOFTPLUS || a > 0, "a is %g; it must be above 0", (double)a);
     HVT_EXPECT(m, l, f != HVT_AFFINE || (isfinite(a) && isfinite(b)), "%g*x + %g", (double)a, (double)b);
     l->is.map = (hvt_map){f, a, b};
-    l->saves_input = from_x[f];
-    l->saves_output = !from_x[f] && f != HVT_AFFINE;
+    l->saves_input = hvt__slope_from_x(f);
+    l->saves_output = !l->saves_input && f != HVT_AFFINE;
     l->in_place[0] = true;
     return hvt__layer_end(m, l, l->y.dim[1], l->y.dim[2], l->y.dim[3]);
 }

@@ -2,6 +2,7 @@
  * Batch normalisation, torch.nn.BatchNorm2d; with what the plan fuses into it,
  *
  *     y = relu?(gamma * (x - mean) / sqrt(var + eps) + beta + residual?)
+ *     y = f(gamma * (x - mean) / sqrt(var + eps) + beta)
  *
  * Training normalises with the shard's own statistics, or with those of all shards (below). Its moments,
  * weighted by its number of images, are part of the step statistics; their sum over all shards updates the
@@ -58,7 +59,7 @@ static hvt_status norm_plan(hvt_model *m, hvt_layer *l)
 }
 
 /* As for training. */
-static hvt_bn_args arguments(hvt_model *m, const hvt_layer *l)
+hvt_bn_args hvt__norm_arguments(hvt_model *m, const hvt_layer *l)
 {
     return (hvt_bn_args){
         .rows = hvt__real_rows(m, l),
@@ -72,6 +73,7 @@ static hvt_bn_args arguments(hvt_model *m, const hvt_layer *l)
         .beta = hvt__weight(m, l, 1),
         .residual = l->in[1] < 0 ? NULL : hvt__in(m, l, 1)->y.data,
         .relu = l->relu,
+        .map = l->maps ? &l->is.batchnorm.map : NULL,
         .y = l->y.data,
     };
 }
@@ -81,11 +83,11 @@ static hvt_status norm_forward(hvt_model *m, hvt_layer *l)
     if (l->recompute_y[0])
         l->y.data = l->recompute_y[0];
 
-    hvt_bn_args a = arguments(m, l);
+    hvt_bn_args a = hvt__norm_arguments(m, l);
 
     if (m->training && m->sync) { /* hvt__norm_moments() has gone over x */
         memcpy(l->saved, m->sync->result, 2 * (size_t)l->y.dim[3] * sizeof(float));
-        return m->dev->ops->matrix.bn_infer(m->dev, &a);
+        return l->in_reader ? HVT_OK : m->dev->ops->matrix.bn_infer(m->dev, &a);
     }
     if (!m->training) {
         a.mean = m->stats + m->stat[l->stat].offset;
@@ -95,6 +97,8 @@ static hvt_status norm_forward(hvt_model *m, hvt_layer *l)
     }
     a.moments = m->grads + l->moments;
     a.weight = (float)m->real;
+    if (l->in_reader)
+        a.y = NULL;
     return m->dev->ops->matrix.bn_train(m->dev, &a);
 }
 
@@ -102,7 +106,7 @@ hvt_status hvt__norm_recompute(hvt_model *m, hvt_layer *l)
 {
     l->y.data = l->recompute_y[1];
 
-    hvt_bn_args a = arguments(m, l);
+    hvt_bn_args a = hvt__norm_arguments(m, l);
 
     return m->dev->ops->matrix.bn_infer(m->dev, &a);
 }
@@ -125,6 +129,8 @@ static hvt_bn_grad_args grad_arguments(hvt_model *m, const hvt_layer *l)
         .x = in->y.data,
         .y = l->relu ? l->y.data : NULL,
         .dy = l->dy.data,
+        .map = l->maps ? &l->is.batchnorm.map : NULL,
+        .dz = l->dy.data,
         .gamma = hvt__weight(m, l, 0),
         .mean = saved,
         .rstd = saved + l->y.dim[3],
@@ -164,7 +170,7 @@ static hvt_status norm_backward(hvt_model *m, hvt_layer *l)
  */
 hvt_status hvt__norm_moments(hvt_model *m, hvt_layer *l, float *part)
 {
-    hvt_bn_args a = arguments(m, l);
+    hvt_bn_args a = hvt__norm_arguments(m, l);
 
     a.moments = part;
     return m->dev->ops->host_only.bn_moments(m->dev, &a);

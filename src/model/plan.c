@@ -270,12 +270,46 @@ static void activation_lifetimes(const hvt_model *m, lifetimes *block)
     }
 }
 
+static void keep_until(hvt_block *b, int time)
+{
+    b->to = b->to > time ? b->to : time;
+}
+
+/* If one convolution alone reads y of a batch norm, and computes it as fast as it reads it, a training pass
+ * need not store it. */
+static void norms_in_readers(hvt_model *m, lifetimes *block)
+{
+    for (int v = 0; v < m->nlayer && m->dev->ops->recomputes && m->dev->ops->conv.set_norm; v++) {
+        hvt_layer *norm = &m->layer[v];
+        int readers = 0, reader = -1, until;
+
+        norm->in_reader = false;
+        if (norm->ops != &hvt_layer_norm || norm->folded || norm->in[1] >= 0)
+            continue;
+        for (int l = v + 1; l < m->nlayer; l++)
+            for (int i = 0; i < m->layer[l].nin && !m->layer[l].folded; i++)
+                if (m->layer[l].in[i] == v) {
+                    readers++;
+                    reader = l;
+                }
+        if (readers != 1 || m->layer[reader].ops != &hvt_layer_conv || !m->layer[reader].op->takes_norm)
+            continue;
+        norm->in_reader = true;
+        block[v].of[Y].to = reader; /* for evaluations */
+        until = m->layer[reader].requires_grad ? 2 * m->nlayer - 1 - reader : reader;
+        keep_until(&block[v].of[SAVED], until);
+        keep_until(&block[norm->in[0]].of[Y], until);
+    }
+}
+
 /* A batch norm without residual saves its input. So its y, which convolutions would keep as well, may be
  * dropped after its last use in forward and recomputed before its first use in backward (activation
  * recomputation): one long lifetime becomes two short ones. */
 static void recompute_norms(hvt_model *m, lifetimes *block)
 {
     int n = m->nlayer;
+
+    norms_in_readers(m, block);
 
     for (int v = 0; v < n && m->dev->ops->recomputes; v++) {
         hvt_layer *me = &m->layer[v];
@@ -291,7 +325,7 @@ static void recompute_norms(hvt_model *m, lifetimes *block)
                     saver = i == 0 && m->layer[l].saves_input ? l : saver;
                     kept = kept || (i && m->layer[l].saves_others);
                 }
-        if (saver < 0 || kept)
+        if (saver < 0 || kept || me->in_reader)
             continue;
         block[v].of[RECOMPUTED] =
             (hvt_block){.bytes = block[v].of[Y].bytes, .from = 2 * n - 1 - saver, .to = 2 * n - 1 - v};

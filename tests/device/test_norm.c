@@ -232,6 +232,7 @@ static bn_grad_result run_bn_grad(hvt_device *d, hvt_bn_grad_args a, const shape
     a.x = x;
     a.y = y;
     a.dy = alias == DX_IS_DY ? dx : alias == RES_IS_DY ? res : dy;
+    a.dz = alias == DX_IS_DY ? dx : dy;
     a.dx = dx;
     a.dresidual = alias == NO_RES ? NULL : res;
     a.add &= alias != DX_IS_DY;
@@ -369,6 +370,91 @@ TEST(relu_s_mask_is_the_same_from_x)
     }
 }
 
+static float *through(hvt_device *d, const hvt_map *f, const shape *s, const float *x)
+{
+    void *in = packed(s->type, x, s->all), *y = unwritten(s->type, s->all);
+
+    CHECK_OK(d->ops->general.map_forward(d, s->all, s->type, f, in, y));
+    free(in);
+    return unpacked(s->type, y, s->all);
+}
+
+static float *slope(hvt_device *d, const hvt_map *f, const shape *s, const float *saved, const float *dy)
+{
+    void *v = packed(s->type, saved, s->all), *g = packed(s->type, dy, s->all);
+
+    CHECK_OK(d->ops->general.map_backward(d, s->all, s->type, f, v, g, g, false));
+    free(v);
+    return unpacked(s->type, g, s->all);
+}
+
+/* What a norm with a function computes is what a norm and then the function do. */
+TEST(a_function_after_a_batch_norm_changes_no_bit)
+{
+    static const hvt_map args[] = {{HVT_HARDTANH, -0.5f, 0.75f},
+                                   {HVT_LEAKY_RELU, 0.125f, 0},
+                                   {HVT_ELU, 1, 0},
+                                   {HVT_SOFTPLUS, 2, 20},
+                                   {HVT_AFFINE, 1.5f, -0.25f}};
+
+    for (int t = 0; t < 2 * CASES; t++) {
+        shape s = norm_shape(t);
+        hvt_map f = {(hvt_function)(t % HVT_FUNCTIONS), 0, 0};
+        float *x = matrix(&s, 1), *dy = matrix(&s, 0), *dx0 = matrix(&s, 0), *gamma = floats(s.c),
+              *beta = floats(s.c);
+        hvt_bn_args a = {.rows = s.rows,
+                         .c = s.c,
+                         .type = s.type,
+                         .eps = 1e-5f,
+                         .x = x,
+                         .gamma = gamma,
+                         .beta = beta,
+                         .weight = 1};
+        enum alias alias = between(0, 1) ? NO_RES : DX_IS_DY;
+
+        for (size_t i = 0; i < HVT_LEN(args); i++)
+            f = args[i].f == f.f ? args[i] : f;
+        for (int dev = 0; dev < ndevs; dev++) {
+            hvt_device *d = devs[dev];
+            bn_result apart = run_bn(d, a, &s, true, NULL), one;
+            bn_grad_result want, got;
+            hvt_bn_grad_args g = {.rows = s.rows,
+                                  .c = s.c,
+                                  .type = s.type,
+                                  .x = x,
+                                  .gamma = gamma,
+                                  .beta = beta,
+                                  .mean = apart.mean,
+                                  .rstd = apart.rstd,
+                                  .add = t % 3 == 0};
+            float *y = through(d, &f, &s, apart.y),
+                  *dz = slope(d, &f, &s, hvt__slope_from_x(f.f) ? apart.y : y, dy);
+
+            a.map = &f;
+            one = run_bn(d, a, &s, true, NULL);
+            check_same("train", dev, &s, s.all, one.y, y);
+            a.map = NULL;
+            want = run_bn_grad(d, g, &s, alias, t % 2, dz, dx0, dz);
+            g.map = &f;
+            got = run_bn_grad(d, g, &s, alias, t % 2, dy, dx0, dy);
+            check_same("dgamma", dev, NULL, s.c, got.dgamma, want.dgamma);
+            check_same("dbeta", dev, NULL, s.c, got.dbeta, want.dbeta);
+            check_same("dx", dev, &s, s.all, got.dx, want.dx);
+            free_bn(&apart);
+            free_bn(&one);
+            free_bn_grad(&want);
+            free_bn_grad(&got);
+            free(y);
+            free(dz);
+        }
+        free(x);
+        free(dy);
+        free(dx0);
+        free(gamma);
+        free(beta);
+    }
+}
+
 TEST(an_image_s_result_does_not_depend_on_its_place)
 {
     enum { N = 40 };
@@ -479,6 +565,7 @@ int main(void)
     RUN(batch_statistics_of_many_rows_keep_their_digits);
     RUN(batch_norm_backward_equals_ref);
     RUN(relu_s_mask_is_the_same_from_x);
+    RUN(a_function_after_a_batch_norm_changes_no_bit);
     RUN(an_image_s_result_does_not_depend_on_its_place);
     RUN(moving_statistics_move_as_in_pytorch);
     RUN(norms_pass_on_what_is_not_finite);

@@ -58,7 +58,7 @@ TEST(gradients_equal_differences_of_the_loss)
 
 TEST(every_device_set_and_order_gives_the_gradients_of_ref)
 {
-    static build_fn *const nets[] = {small_net, odd_net, plain_net, general_net};
+    static build_fn *const nets[] = {small_net, odd_net, plain_net, general_net, functions_net};
     static const shape shapes[] = {{1, 8, 8, 3}, {5, 9, 11, 3}, {17, 7, 5, 4}, {33, 12, 4, 1}};
     how by;
 
@@ -77,22 +77,28 @@ TEST(folding_changes_no_bit)
     apart_ref.unfused = true;
     check_same(small_net, (shape){5, 9, 11, 3}, 5, ref, apart_ref, 0);
     check_same(odd_net, (shape){5, 9, 11, 3}, 4, ref, apart_ref, 0);
+    check_same(functions_net, (shape){5, 9, 11, 3}, 4, ref, apart_ref, 0);
     for (int i = 0; way(i, &by); i++) {
         how unfused = by;
 
         unfused.unfused = true;
         check_same(small_net, (shape){6, 9, 7, 3}, 5, by, unfused, 0);
         check_same(odd_net, (shape){6, 9, 7, 3}, 6, by, unfused, 0);
+        check_same(functions_net, (shape){6, 9, 7, 3}, 5, by, unfused, 0);
     }
 }
 
 TEST(threads_change_no_bit)
 {
-    how one = {.device = "cpu", .threads = 1}, two = {.device = "cpu", .threads = 2};
+    how one = {.device = "cpu", .threads = 1}, two = {.device = "cpu", .threads = 2},
+        many = {.device = "cpu", .threads = 9};
 
     check_same(small_net, (shape){19, 16, 15, 3}, 19, one, two, 0);
     check_same(odd_net, (shape){19, 16, 15, 3}, 11, one, two, 0);
     check_same(general_net, (shape){19, 16, 15, 3}, 11, one, two, 0);
+    check_same(functions_net, (shape){19, 16, 15, 3}, 11, one, two, 0);
+    check_same(separable_net, (shape){19, 16, 15, 3}, 11, one, two, 0);
+    check_same(separable_net, (shape){19, 8, 7, 3}, 19, one, many, 0);
 }
 
 /* ---- short batches ---------------------------------------------------------------------------------- */

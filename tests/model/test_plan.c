@@ -263,13 +263,17 @@ TEST(a_plan_that_fails_leaves_the_tape_as_it_was)
 
 TEST(outputs_made_again_take_less_memory_and_leave_the_bits)
 {
-    static build_fn *const nets[] = {small_net, odd_net, early_norm_net, plain_net};
+    static build_fn *const nets[] = {small_net, odd_net,       early_norm_net,
+                                     plain_net, functions_net, separable_net};
     static const shape shapes[] = {{1, 8, 8, 3}, {5, 9, 11, 3}, {33, 12, 4, 3}};
 
     for (size_t k = 0; k < HVT_LEN(nets); k++)
         for (size_t i = 0; i < HVT_LEN(shapes); i++)
-            for (int dev = 0; dev < 2; dev++) {
-                how again = {.device = dev ? "cpu" : "ref", .threads = 1}, keep = again;
+            for (int dev = 0; dev < 4; dev++) {
+                how again = {.device = dev ? "cpu" : "ref",
+                             .threads = 1,
+                             .type = (hvt_dtype)(dev ? dev - 1 : 0)},
+                    keep = again;
 
                 keep.keeps = true;
                 check_same(nets[k], shapes[i], shapes[i].batch, again, keep, 0);

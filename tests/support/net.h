@@ -7,6 +7,7 @@
 
 #include "base_impl.h"
 #include "check.h"
+#include "device/half.h"
 #include "model/layers.h"
 
 #include <math.h>
@@ -19,6 +20,7 @@ typedef hvt_value build_fn(hvt_model *m, hvt_value x);
 typedef struct how {
     const char *device, *isa;
     int threads;
+    hvt_dtype type;     /* of activations */
     bool other_order;   /* rows in the order that the device does not like best */
     bool unfused;       /* nothing is folded */
     bool keeps;         /* every y is kept that backward reads */
@@ -81,7 +83,7 @@ static inline void feed(net *n, int first, int count)
 {
     int rows = n->h * n->w, room = n->m->batch;
     size_t elements = (size_t)room * rows * n->c;
-    float *x = malloc(elements * sizeof *x);
+    void *x = malloc(elements * sizeof(float));
     int32_t *labels = malloc((size_t)room * sizeof *labels);
 
     for (int i = 0; i < room; i++) {
@@ -90,10 +92,10 @@ static inline void feed(net *n, int first, int count)
             size_t row = n->m->order == HVT_ORDER_HWN ? (size_t)p * room + i : (size_t)i * rows + p;
 
             for (int c = 0; c < n->c; c++)
-                x[row * n->c + c] = i < count ? pixel(first + i, p * n->c + c) : 1e30f;
+                hvt__store(x, n->m->type, row * n->c + c, i < count ? pixel(first + i, p * n->c + c) : 1e30f);
         }
     }
-    CHECK_OK(hvt_device_upload(n->dev, n->batch.images.data, x, elements * sizeof *x));
+    CHECK_OK(hvt_device_upload(n->dev, n->batch.images.data, x, elements * hvt_dtype_size(n->m->type)));
     CHECK_OK(hvt_device_upload(n->dev, n->batch.labels.data, labels, (size_t)room * sizeof *labels));
     n->batch.count = count;
     free(x);
@@ -119,6 +121,7 @@ static inline bool open_net(net *n, how by, build_fn *build, shape s)
         n->spy.recomputes = false;
     n->dev->ops = &n->spy;
     CHECK_OK(hvt_model_create(n->dev, &n->m));
+    CHECK_OK(hvt_model_set_type(n->m, by.type));
     n->m->unfused = by.unfused;
     n->m->poisons = by.poisons;
     x = build(n->m, hvt_input(n->m, s.h, s.w, s.c));
@@ -130,7 +133,7 @@ static inline bool open_net(net *n, how by, build_fn *build, shape s)
     n->classes = hvt_model_classes(n->m);
     if (n->m->order == HVT_ORDER_HWN)
         memcpy(rows, (int[]){s.h, s.w, s.batch, s.c}, sizeof rows);
-    n->batch.images = (hvt_tensor){.dtype = HVT_F32, .ndim = 4, .dim = {rows[0], rows[1], rows[2], rows[3]}};
+    n->batch.images = (hvt_tensor){.dtype = by.type, .ndim = 4, .dim = {rows[0], rows[1], rows[2], rows[3]}};
     n->batch.labels = (hvt_tensor){.dtype = HVT_I32, .ndim = 1, .dim = {s.batch, 1, 1, 1}};
     n->batch.shards = 1;
     CHECK_OK(n->ops->memory.alloc(n->dev, hvt_tensor_count(&n->batch.images) * sizeof(float),

@@ -100,6 +100,51 @@ static inline hvt_value general_net(hvt_model *m, hvt_value x)
     return hvt_linear(m, hvt_avgpool(m, x), 4);
 }
 
+/* Functions after batch norms. They are not fused where a norm has a residual, another function or another
+ * reader. */
+static inline hvt_value functions_net(hvt_model *m, hvt_value x)
+{
+    hvt_value y;
+
+    x = hvt_apply(m, hvt_batchnorm(m, hvt_conv2d(m, x, 8, 3, 1, 1)), HVT_HARDTANH, 0, 6);
+    y = hvt_batchnorm(m, hvt_conv2d(m, x, 8, 3, 2, 1));
+    x = hvt_add(m, hvt_apply(m, y, HVT_SIGMOID, 0, 0), y);
+    y = hvt_apply(m, hvt_batchnorm(m, hvt_conv2d(m, x, 6, 1, 1, 0)), HVT_SILU, 0, 0);
+    y = hvt_batchnorm(m, hvt_conv2d(m, y, 8, 3, 1, 1));
+    x = hvt_apply(m, hvt_add(m, y, x), HVT_HARDSWISH, 0, 0);
+    y = hvt_apply(m, hvt_batchnorm(m, hvt_conv2d(m, x, 5, 1, 1, 0)), HVT_ELU, 1, 0);
+    y = hvt_apply(m, y, HVT_TANH, 0, 0);
+    y = hvt_relu(m, hvt_apply(m, hvt_batchnorm(m, hvt_conv2d(m, y, 7, 3, 1, 1)), HVT_AFFINE, 2, 0.5f));
+    return hvt_linear(m, hvt_avgpool(m, y), 4);
+}
+
+static inline hvt_value depthwise_layer(hvt_model *m, hvt_value x, int channels, int size, int stride)
+{
+    return hvt_conv2d_with(m, x,
+                           &(hvt_conv2d_opts){.filters = channels,
+                                              .kernel_h = size,
+                                              .stride_h = stride,
+                                              .top = size / 2,
+                                              .left = size / 2,
+                                              .bottom = size / 2,
+                                              .right = size / 2,
+                                              .groups = channels});
+}
+
+/* Norms that one depthwise or 1x1 convolution reads, which then computes them: narrow and wide ones, with
+ * every kind of function. */
+static inline hvt_value separable_net(hvt_model *m, hvt_value x)
+{
+    x = hvt_relu(m, hvt_batchnorm(m, hvt_conv2d(m, x, 20, 3, 1, 1)));
+    x = hvt_apply(m, hvt_batchnorm(m, depthwise_layer(m, x, 20, 3, 1)), HVT_SILU, 0, 0);
+    x = hvt_apply(m, hvt_batchnorm(m, hvt_conv2d(m, x, 72, 1, 1, 0)), HVT_HARDTANH, 0, 6);
+    x = hvt_batchnorm(m, depthwise_layer(m, x, 72, 5, 2));
+    x = hvt_relu(m, hvt_batchnorm(m, hvt_conv2d(m, x, 136, 1, 1, 0)));
+    x = hvt_apply(m, hvt_batchnorm(m, hvt_conv2d(m, x, 33, 1, 1, 0)), HVT_HARDSWISH, 0, 0);
+    x = hvt_relu(m, hvt_batchnorm(m, hvt_conv2d(m, x, 8, 1, 1, 0)));
+    return hvt_linear(m, hvt_avgpool(m, x), 4);
+}
+
 /* ---- one pass, and how two differ ------------------------------------------------------------------- */
 
 /* A forward and a backward pass; each parameter's gradient in canonical order, one after the other, and the

@@ -135,6 +135,7 @@ static void conv_free_cpu(hvt_op *head)
 
     if (op->algorithm->free)
         op->algorithm->free(op);
+    free(op->scale);
     free(op);
 }
 
@@ -156,6 +157,11 @@ hvt_status hvt__conv_plan_cpu(hvt_device *d, const hvt_conv_desc *c, hvt_op **re
     op->head = (hvt_op){.dev = d, .free = conv_free_cpu};
     if (op->algorithm->plan)
         HVT_TRY_OR(fail, op->algorithm->plan(op));
+    if (op->algorithm->takes_norm && op->algorithm->takes_norm(op)) {
+        op->head.takes_norm = true;
+        op->scale = malloc(sizeof *op->scale * (size_t)c->c);
+        HVT_CHECK_OR(fail, op->scale, E_MEM, "no memory for a convolution");
+    }
     *ret_op = &op->head;
     *ret_weights = conv_weights(op);
     *ret_ws = op->algorithm->bytes(op);
@@ -173,6 +179,19 @@ hvt_status hvt__conv_pack_weights_cpu(hvt_op *head, const void *w)
     if (op->algorithm->pack)
         op->algorithm->pack(op, w);
     return HVT_OK;
+}
+
+void hvt__conv_set_norm_cpu(hvt_op *head, const hvt_bn_args *a)
+{
+    HVT_FLOATS;
+    conv_op *op = (conv_op *)head;
+
+    op->normed = a;
+    if (!a)
+        return;
+    op->norm = *a;
+    for (int c = 0; c < a->c; c++)
+        op->scale[c] = a->gamma[c] * a->rstd[c];
 }
 
 hvt_status hvt__conv_forward_cpu(hvt_op *head, int real, const void *x, const void *w, void *y, void *ws)

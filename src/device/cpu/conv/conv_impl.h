@@ -14,7 +14,7 @@
 
 #include "base_impl.h"
 #include "device/cpu/cpu_impl.h"
-#include "device/cpu/elementwise.h"
+#include "device/cpu/norm_rows.h"
 
 #define CONV_PANEL     HVT_PANEL
 #define CONV_TILE_ROWS 32 /* at least as many as any kernel's */
@@ -44,6 +44,9 @@ typedef struct conv_op {
     bool hwn;                                /* the images of a pixel are adjacent: HWN, or that case */
     long x_pixel, x_image, y_pixel, y_image; /* strides in elements */
     long products;                           /* (output pixel, tap) pairs whose input pixel exists */
+    bool normed;                             /* x is that of a norm whose y is meant, see conv.set_norm */
+    hvt_bn_args norm;
+    float *scale; /* [x_row] of the norm; NULL: this operation never has one */
 } conv_op;
 
 /*
@@ -57,7 +60,8 @@ struct conv_algorithm {
     bool (*suits)(const conv_op *op); /* is it faster than those that follow it in the table? NULL: always */
     hvt_status (*plan)(conv_op *op);  /* NULL: there is nothing to remember */
     void (*free)(conv_op *op);        /* what plan allocated, also after it failed; NULL: nothing */
-    size_t (*bytes)(const conv_op *op); /* of ws, for any pass */
+    size_t (*bytes)(const conv_op *op);    /* of ws, for any pass */
+    bool (*takes_norm)(const conv_op *op); /* forward and backward_w heed op->normed; NULL: never */
     void (*describe)(const conv_op *op, char *ret_text, size_t room);
 
     void (*pack)(const conv_op *op, const void *w); /* for backward_x, after each update; NULL: not needed */
@@ -116,6 +120,12 @@ static inline size_t conv_block_weights(const conv_op *op)
 static inline size_t conv_weights(const conv_op *op)
 {
     return (size_t)op->blocks * conv_block_weights(op);
+}
+
+/* y of op's norm for rows of pixels whose first element is x's number `at`, see hvt__bn_rows() */
+static inline void conv_norm(const conv_op *op, size_t at, int rows, int col, int cols, void *out)
+{
+    hvt__bn_rows(&op->norm, op->typed, op->scale, at, rows, col, cols, op->x_row, out);
 }
 
 #endif /* HVT_CONV_IMPL_H */

@@ -8,6 +8,8 @@
  * or, with few images or images far apart in memory, pixels of a line. Its lists are the product of one list
  * along each dimension, which name existing pixels only.
  *
+ * A norm of x (conv.set_norm) is computed line by line, into a ring of as many lines as a window spans.
+ *
  * Where a channel has several filters, y and dy are split into one *plane* for each, [M][rows][C], between
  * the caller and the kernels; weights always lie so.
  *
@@ -20,6 +22,7 @@
 #define LINES_BYTES  (512 << 10) /* of a slice in the lines that a window spans */
 #define WINDOW_BYTES (24 << 10)  /* of a slice in a window and the pixels that enter it next */
 #define PARTS_BYTES  (4u << 20)  /* of the sums of all parts */
+#define RING_BYTES   (16u << 20) /* of a thread's */
 #define LARGE_BYTES  (8u << 20)  /* of x: smaller arrays are near enough, and prefetching costs 10 to 15 % */
 enum {
     LEAST_IMAGES = 4, /* of a pixel that are worth a kernel's call */
@@ -29,7 +32,8 @@ enum {
     JOBS_A_THREAD = 4,
     SUM = 8192,   /* weights of a job */
     SPLIT = 1024, /* rows of a job */
-    PIXELS_AHEAD = 2
+    PIXELS_AHEAD = 2,
+    RING_LINES = 32
 };
 
 /* Targets along one dimension: `count` of them, `step` apart, each of which reads `shift` further on than the
@@ -201,6 +205,74 @@ static size_t plane_bytes(const conv_op *op)
                            : (rows_of_y(op) * (size_t)op->y_row * hvt_dtype_size(op->type) + 63) / 64 * 64;
 }
 
+/* ---- lines of x with a norm ---- */
+
+/* Line i of x, with x's strides, is at i % lines; of those before `end` the last ones are there. */
+typedef struct ring {
+    char *at;
+    int lines, end;
+} ring;
+
+static int window_lines(const conv_op *op)
+{
+    const int high = (op->r - 1) * op->dilation_h + 1;
+
+    return high < op->h ? high : op->h;
+}
+
+static long line_of(const conv_op *op)
+{
+    return pixel_of(op) * op->w;
+}
+
+static size_t ring_bytes(const conv_op *op)
+{
+    return (hvt_dtype_size(op->type) * (size_t)window_lines(op) * (size_t)line_of(op) + 63) / 64 * 64;
+}
+
+static bool takes_norm(const conv_op *op)
+{
+    return depthwise_of(op)->by_image && op->r <= RING_LINES && ring_bytes(op) <= RING_BYTES;
+}
+
+/* Bytes of the rings of all threads, behind what else is in ws. */
+static size_t rings_bytes(const conv_op *op)
+{
+    return takes_norm(op) ? ring_bytes(op) * (size_t)hvt__thread_pool_size(op->pool) : 0;
+}
+
+static void fetch_pixel(const conv_op *op, size_t at, int images, int channels)
+{
+    const bool dense = channels == op->x_row;
+
+    for (int i = 0; i < (dense ? 1 : images); i++)
+        hvt__prefetch(hvt__at(op->norm.x, op->type, at + (size_t)i * (size_t)op->x_row),
+                      hvt_dtype_size(op->type) * (size_t)channels * (size_t)(dense ? images : 1));
+}
+
+/* Compute those of lines [first, end) that are not there, of images [image, image + images) and channels
+ * [channel, channel + channels). */
+static void fill_ring(const conv_op *op, ring *r, int first, int end, int image, int images, int channel,
+                      int channels)
+{
+    const size_t pixel = (size_t)pixel_of(op), line = (size_t)line_of(op);
+    const bool whole = images == op->n && channels == op->x_row;
+
+    for (int i = r->end > first ? r->end : first; i < end; i++) {
+        const size_t x = (size_t)i * line, to = (size_t)(i % r->lines) * line;
+
+        for (int q = 0; q < (whole ? 1 : op->w); q++) {
+            const size_t in = (size_t)q * pixel + (size_t)image * (size_t)op->x_row + (size_t)channel;
+
+            if (!whole) /* too scattered for hardware prefetchers */
+                fetch_pixel(op, x + in + PIXELS_AHEAD * pixel, images, channels);
+            conv_norm(op, x + in, whole ? op->w * images : images, channel, channels,
+                      hvt__at(r->at, op->type, to + in));
+        }
+    }
+    r->end = end > r->end ? end : r->end;
+}
+
 /* ---- a pass ---- */
 
 typedef struct pass {
@@ -214,6 +286,7 @@ typedef struct pass {
     int chunks, slices, bands; /* of images, of channels, of lines */
     int all;                   /* images */
     bool add;
+    char *rings; /* of all threads; NULL: from has no norm */
 
     /* backward weights */
     float *dw, *sums; /* of the first part; of the others, one after another */
@@ -225,8 +298,7 @@ typedef struct pass {
 static void set_slice(pass *g, int images)
 {
     const conv_op *op = g->op;
-    const int high = (op->r - 1) * op->dilation_h + 1, lines = high < op->h ? high : op->h;
-    const size_t element = hvt_dtype_size(op->type), line = (size_t)lines * (size_t)op->w,
+    const size_t element = hvt_dtype_size(op->type), line = (size_t)window_lines(op) * (size_t)op->w,
                  window = (size_t)op->r * ((size_t)op->s + 1);
     const size_t bytes =
         WINDOW_BYTES / window < LINES_BYTES / line ? WINDOW_BYTES / window : LINES_BYTES / line;
@@ -298,6 +370,35 @@ static hvt_depthwise targets_of(const pass *g, int down, int across, int image, 
                            .ahead_to = ahead ? PIXELS_AHEAD * g->t_pixel : 0};
 }
 
+static ring thread_ring(const pass *g, int thread)
+{
+    return (ring){g->rings ? g->rings + (size_t)thread * ring_bytes(g->op) : NULL, window_lines(g->op), 0};
+}
+
+static int least(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* The lines that run `down` reads, in their ring, of these images and channels; *row: the kernel's list of
+ * them. */
+static void norm_lines(const pass *g, ring *r, int down, int image, int images, int channel, int channels,
+                       hvt_depthwise_entry *row)
+{
+    const conv_op *op = g->op;
+    const axis_run *run = &g->h->run[down];
+    const hvt_depthwise_entry *e = g->h->e + run->entry;
+    const long line = line_of(op);
+    const int rows = run[1].entry - run->entry;
+
+    if (!rows)
+        return;
+    fill_ring(op, r, (int)(e[0].from / line), (int)(e[rows - 1].from / line) + 1, image, images, channel,
+              channels);
+    for (int i = 0; i < rows; i++)
+        row[i] = (hvt_depthwise_entry){e[i].from / line % r->lines * line, e[i].w};
+}
+
 /* job = a band of lines of a slice */
 static void pass_job(void *ctx, int job, int thread)
 {
@@ -306,15 +407,23 @@ static void pass_job(void *ctx, int job, int thread)
     const int band = job % g->bands, channel = job / g->bands % g->slices * g->channels,
               image = job / g->bands / g->slices * g->images;
     const float *weights = g->weights + (long)channel * op->taps;
+    ring r = thread_ring(g, thread);
+    hvt_depthwise_entry row[RING_LINES];
 
-    for (int p = conv_part(g->h->runs, band, g->bands); p < conv_part(g->h->runs, band + 1, g->bands); p++)
+    for (int p = conv_part(g->h->runs, band, g->bands); p < conv_part(g->h->runs, band + 1, g->bands); p++) {
+        if (g->rings)
+            norm_lines(g, &r, p, image, least(g->images, g->all - image), channel,
+                       least(g->channels, op->x_row - channel), row);
         for (int q = 0; q < g->w->runs; q++) {
             size_t from, to;
-            const hvt_depthwise t = targets_of(g, p, q, image, channel, &from, &to);
+            hvt_depthwise t = targets_of(g, p, q, image, channel, &from, &to);
 
-            op->typed->depthwise(&t, hvt__at(g->from, op->type, from), weights, hvt__at(g->to, op->type, to),
-                                 g->add);
+            if (g->rings)
+                t.row = row, t.ahead_from = 0;
+            op->typed->depthwise(&t, hvt__at(g->rings ? r.at : g->from, op->type, from), weights,
+                                 hvt__at(g->to, op->type, to), g->add);
         }
+    }
 }
 
 static void run_pass(pass *g)
@@ -340,6 +449,16 @@ static size_t widened_bytes(const conv_op *op)
     return op->type == HVT_F32 ? 0 : sizeof(float) * conv_weights(op); /* panels of 128 bytes */
 }
 
+static int parts_of(const conv_op *op, int images);
+
+static size_t bytes_before_rings(const conv_op *op)
+{
+    const size_t sums = sizeof(float) * conv_weights(op) * (size_t)(parts_of(op, op->n) - 1);
+    const size_t wide = widened_bytes(op);
+
+    return (plane_bytes(op) + (sums > wide ? sums : wide) + 63) / 64 * 64;
+}
+
 static void forward(const conv_op *op, int real, const void *x, const void *w, void *y, void *ws)
 {
     pass g = make_pass(op, false, real);
@@ -347,6 +466,7 @@ static void forward(const conv_op *op, int real, const void *x, const void *w, v
     const float *weights = widened(op, w, ws);
 
     g.from = x;
+    g.rings = op->normed ? (char *)ws + bytes_before_rings(op) : NULL;
     for (int j = 0; j < op->blocks; j++) {
         g.weights = weights + (size_t)j * conv_block_weights(op);
         g.to = hvt__at(to, op->type, (size_t)j * rows_of_y(op) * (size_t)op->x_row);
@@ -398,24 +518,36 @@ static void dw_job(void *ctx, int job, int thread)
               end = conv_part(g->slices, columns + 1, g->column_parts);
     const long channel_weights = op->taps; /* all channels of a panel before the next tap's */
     const long past = end == g->slices ? (long)conv_panels(op->x_row) * CONV_PANEL : (long)end * g->channels;
+    const int channels = least(end * g->channels, op->x_row) - first * g->channels;
     float *dw = part ? g->sums + (size_t)(part - 1) * conv_weights(op) : g->dw;
+    hvt_depthwise_entry row[RING_LINES];
 
     for (int j = 0; j < op->blocks; j++, dw += conv_block_weights(op)) {
         const size_t plane = (size_t)j * rows_of_y(op) * (size_t)op->x_row;
+        ring r = thread_ring(g, thread);
 
         memset(dw + first * g->channels * channel_weights, 0,
                sizeof *dw * (size_t)((past - (long)first * g->channels) * channel_weights));
-        for (int l = conv_part(lines, part, g->parts); l < conv_part(lines, part + 1, g->parts); l++)
+        for (int l = conv_part(lines, part, g->parts); l < conv_part(lines, part + 1, g->parts); l++) {
+            const int down = l % op->oh, image = l / op->oh * g->images;
+
+            if (!down)
+                r.end = 0; /* other images */
+            if (g->rings)
+                norm_lines(g, &r, down, image, least(g->images, g->all - image), first * g->channels,
+                           channels, row);
             for (int slice = first; slice < end; slice++)
                 for (int q = 0; q < g->w->runs; q++) {
                     size_t from, to;
-                    const hvt_depthwise t =
-                        targets_of(g, l % op->oh, q, l / op->oh * g->images, slice * g->channels, &from, &to);
+                    hvt_depthwise t = targets_of(g, down, q, image, slice * g->channels, &from, &to);
 
-                    op->typed->depthwise_dw(&t, hvt__at(g->from, op->type, from),
+                    if (g->rings)
+                        t.row = row, t.ahead_from = 0;
+                    op->typed->depthwise_dw(&t, hvt__at(g->rings ? r.at : g->from, op->type, from),
                                             hvt__at(g->to, op->type, plane + to),
                                             dw + slice * g->channels * channel_weights);
                 }
+        }
     }
 }
 
@@ -442,6 +574,7 @@ static void backward_w(const conv_op *op, int real, const void *x, const void *d
     g.to = dy_in_planes(op, real, dy, ws);
     g.dw = dw;
     g.sums = (float *)((char *)ws + plane_bytes(op));
+    g.rings = op->normed ? (char *)ws + bytes_before_rings(op) : NULL;
     if (depthwise_of(op)->by_image)
         set_slice(&g, DW_IMAGES);
     g.parts = parts_of(op, g.all);
@@ -457,10 +590,7 @@ static void backward_w(const conv_op *op, int real, const void *x, const void *d
 
 static size_t bytes(const conv_op *op)
 {
-    const size_t sums = sizeof(float) * conv_weights(op) * (size_t)(parts_of(op, op->n) - 1);
-    const size_t wide = widened_bytes(op);
-
-    return plane_bytes(op) + (sums > wide ? sums : wide);
+    return bytes_before_rings(op) + rings_bytes(op);
 }
 
 static void describe(const conv_op *op, char *ret_text, size_t room)
@@ -478,6 +608,7 @@ const conv_algorithm hvt__conv_depthwise = {
     .plan = plan,
     .free = free_plan,
     .bytes = bytes,
+    .takes_norm = takes_norm,
     .describe = describe,
     .forward = forward,
     .backward_x = backward_x,

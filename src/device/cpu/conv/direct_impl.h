@@ -87,6 +87,14 @@ static inline const direct *direct_of(const conv_op *op)
     return (const direct *)op;
 }
 
+/* Every target pixel reads the source pixel of its own number alone; so a norm of x (conv.set_norm) can be
+ * computed for the pixels of a block. */
+static inline bool direct_takes_norm(const conv_op *op)
+{
+    return op->hwn && op->rows_per_image == 1 && op->taps == 1 && op->even && op->stride_h == 1 && !op->top &&
+           op->oh == op->h && op->ow == op->w;
+}
+
 /* k-groups of an inner dimension of `count` elements, and how many of them one instruction consumes. Every
  * instruction consumes equally many, so the last k-groups may be zero padding. */
 static inline int conv_k_groups(const hvt_conv_kernels *kern, int count, int *ret_depth)
@@ -97,7 +105,8 @@ static inline int conv_k_groups(const hvt_conv_kernels *kern, int count, int *re
     return steps * *ret_depth;
 }
 
-/* gemm_nn.c */
+/* gemm_nn.c. The bytes are those of ws behind the weights. */
+size_t hvt__direct_pass_bytes(const conv_op *op, bool back);
 void hvt__direct_forward(const conv_op *op, int real, const void *x, const void *w, void *y, void *ws);
 void hvt__direct_backward_x(const conv_op *op, int real, const void *w, const void *dy, void *dx, bool add,
                             void *ws);

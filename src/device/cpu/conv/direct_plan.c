@@ -363,6 +363,9 @@ static hvt_status plan_wgrad(direct *d)
     free(low);
     HVT_CHECK(has, E_MEM, "no memory for the %ld entries of a convolution", op->products);
     d->x_bytes = (sizeof(float) * (size_t)d->slots * (size_t)d->a_slot + 63) / 64 * 64;
+    if (!d->slots && direct_takes_norm(op)) /* its norm */
+        d->x_bytes =
+            (sizeof(float) * (size_t)d->block[0].end * (size_t)d->chunk * (size_t)op->c + 63) / 64 * 64;
     d->y_bytes = d->pack_y ? (sizeof(float) * (size_t)d->block[0].end * (size_t)d->b_slot + 63) / 64 * 64 : 0;
     return HVT_OK;
 }
@@ -418,15 +421,11 @@ static hvt_status plan_direct(conv_op *op)
     return HVT_OK;
 }
 
-static size_t copy_bytes(const conv_op *op, const conv_list *l)
-{
-    return sizeof(float) * (size_t)l->sources * (size_t)op->n * (size_t)l->pitch;
-}
-
 static size_t direct_bytes(const conv_op *op)
 {
     const direct *d = direct_of(op);
-    const size_t out = d->w_bytes + copy_bytes(op, &d->out), in = copy_bytes(op, &d->in);
+    const size_t out = d->w_bytes + hvt__direct_pass_bytes(op, false),
+                 in = op->no_dx ? 0 : hvt__direct_pass_bytes(op, true);
     const size_t pass = in > out ? in : out, dw = hvt__direct_backward_w_bytes(op);
 
     return dw > pass ? dw : pass;
@@ -451,6 +450,7 @@ const conv_algorithm hvt__conv_direct = {
     .plan = plan_direct,
     .free = free_direct,
     .bytes = direct_bytes,
+    .takes_norm = direct_takes_norm,
     .describe = describe_direct,
     .pack = hvt__direct_pack,
     .forward = hvt__direct_forward,

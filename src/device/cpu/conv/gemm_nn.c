@@ -3,6 +3,9 @@
  * pixel, tap) of rows * weights, computed by the gemm_nn kernels. One function does both passes; they differ
  * in the list, the packed weights and the strides.
  *
+ * A norm of x (conv.set_norm) is computed by each job for its block of pixels or, if several jobs share a
+ * block or x is copied anyway, in the copy.
+ *
  * The loops, from the outside: blocks of pixels, panels of weights, pixels, tiles. The source rows of a block
  * stay in the cache while the panels stream past. Threads split this space. Each target element is computed
  * by one thread from start to end, and its chain of multiply-adds is the same in every tile, so the bits
@@ -31,6 +34,8 @@ typedef struct pass {
     int blocks, column_parts, row_parts; /* jobs are the product */
     float *copy;                         /* of the source, with these strides in k-groups */
     long c_pixel, c_image;
+    char *normed; /* if forward's source has a norm that is not in the copy: that of each thread's block */
+    size_t norm_bytes; /* of one */
 } pass;
 
 /* Computes a tile whose first element in the target is `to`, and whose rows are `row` apart. The first `skip`
@@ -109,6 +114,37 @@ static void run_tiles(const pass *g, const conv_run *run, hvt_tile *t, int colum
     }
 }
 
+static int end_pixel(const conv_list *l, int run)
+{
+    return run < l->runs ? l->run[run].pixel : l->pixels;
+}
+
+/* Bytes of x in the longest block; runs are pixels, or lines of them. */
+static size_t block_bytes(const conv_op *op, const conv_list *l, int blocks)
+{
+    int most = 0;
+
+    for (int b = 0; b < blocks; b++) {
+        const int pixels =
+            end_pixel(l, conv_part(l->runs, b + 1, blocks)) - l->run[conv_part(l->runs, b, blocks)].pixel;
+
+        most = pixels > most ? pixels : most;
+    }
+    return (hvt_dtype_size(op->type) * (size_t)op->x_pixel * (size_t)most + 63) / 64 * 64;
+}
+
+/* The norm of the pixels of runs [first, end); returns where pixel 0 would be. */
+static const float *norm_block(const pass *g, int first, int end, int thread)
+{
+    const conv_op *op = g->op;
+    const int pixel = g->list->run[first].pixel, count = end_pixel(g->list, end) - pixel;
+    char *to = g->normed + (size_t)thread * g->norm_bytes;
+
+    conv_norm(op, (size_t)(pixel * op->x_pixel), count * op->n, 0, op->c, to);
+    return (const float *)((uintptr_t)to -
+                           (uintptr_t)pixel * (uintptr_t)op->x_pixel * hvt_dtype_size(op->type));
+}
+
 static void pass_job(void *ctx, int job, int thread)
 {
     const pass *g = ctx;
@@ -122,6 +158,8 @@ static void pass_job(void *ctx, int job, int thread)
                   .a_entry = g->s_pixel,
                   .b_entry = (long)l->len * CONV_PANEL,
                   .b_row = CONV_PANEL};
+
+    const float *source = g->normed && first < end ? norm_block(g, first, end, thread) : g->source;
 
     t.b_next = l->next_tap * t.b_entry;
     t.a_row = l->rows == CONV_WIDTH ? g->s_pixel * l->shift : g->s_image;
@@ -139,7 +177,7 @@ static void pass_job(void *ctx, int job, int thread)
             t.shared = run->shared;
             if (t.entries == 0 && g->add)
                 continue;
-            t.a = g->source;
+            t.a = source;
             run_tiles(g, run, &t, column, rows, g->row_parts);
         }
     }
@@ -170,77 +208,133 @@ static void copy_job(void *ctx, int job, int thread)
     int images = g->images - image < COPY_ROWS ? g->images - image : COPY_ROWS;
     bool dense = g->s_image == g->channels && g->c_image == g->channels;
     int rows = dense ? 1 : images;
-    size_t from = (size_t)(pixel * g->s_pixel + image * g->s_image);
+    size_t at = (size_t)(pixel * g->s_pixel + image * g->s_image);
     float *to = g->copy + pixel * g->c_pixel + image * g->c_image;
+    const void *from = hvt__at(g->source, g->op->type, at);
 
-    if (!g->list->is_source[pixel])
+    if (g->list->is_source && !g->list->is_source[pixel])
         return;
+    if (g->normed) {
+        void *room = g->normed + (size_t)thread * g->norm_bytes;
+
+        conv_norm(g->op, at, images, 0, g->channels, room);
+        from = room;
+    }
     if (g->op->vnni2) {
-        copy_padded(g, images, (const uint16_t *)g->source + from, to, g->c_image);
+        copy_padded(g, images, from, to, g->c_image);
         return;
     }
     for (int i = 0; i < rows; i++)
         g->op->typed->widen((size_t)g->channels * (dense ? images : 1),
-                            hvt__at(g->source, g->op->type, from + (size_t)(i * g->s_image)),
-                            to + i * g->c_image);
+                            hvt__at(from, g->op->type, (size_t)(i * g->s_image)), to + i * g->c_image);
 }
 
-static void copy_source(pass *g, void *ws)
+static void copy_source(pass *g, int pitch, void *ws)
 {
     const conv_list *l = g->list;
     bool by_image = l->rows == CONV_WIDTH;
 
     g->copy = ws;
-    g->c_pixel = by_image ? l->pitch : (long)g->op->n * l->pitch;
-    g->c_image = by_image ? (long)l->sources * l->pitch : l->pitch;
+    g->c_pixel = by_image ? pitch : (long)g->op->n * pitch;
+    g->c_image = by_image ? (long)l->sources * pitch : pitch;
     hvt__parallel_for(g->op->pool, l->sources * conv_tiles(g->images, COPY_ROWS), copy_job, g);
     g->source = ws;
     g->s_pixel = g->c_pixel;
     g->s_image = g->c_image;
+    g->normed = NULL;
 }
 
 /* ---- a pass ---- */
 
-static void run_pass(const conv_op *op, bool back, int real, const void *source, const float *weights,
-                     void *target, bool add, void *ws)
+/* How a pass is cut into jobs: by the shape into blocks, and further for many threads. */
+static void cut_pass(pass *g)
 {
-    const direct *d = direct_of(op);
-    const conv_list *l = back ? &d->in : &d->out;
-    const int columns = back ? op->c : op->k, steps = conv_tiles(columns, 2 * op->kern->vl);
-    const int threads = hvt__thread_pool_size(op->pool), jobs = threads > 1 ? threads * JOBS_A_THREAD : 1;
-    const size_t bytes = sizeof(float) * (size_t)op->taps * (size_t)l->len * (size_t)columns; /* weights */
+    const conv_op *op = g->op;
+    const conv_list *l = g->list;
+    const int steps = conv_tiles(g->columns, 2 * op->kern->vl), threads = hvt__thread_pool_size(op->pool),
+              jobs = threads > 1 ? threads * JOBS_A_THREAD : 1;
+    const size_t bytes = sizeof(float) * (size_t)op->taps * (size_t)l->len * (size_t)g->columns; /* weights */
     const size_t pixel = sizeof(float) * (size_t)op->n * (size_t)l->len;
     const size_t fit = (bytes > MANY_WEIGHTS ? LARGE_BLOCK : SMALL_BLOCK) / pixel;
     const int each = fit < 1 ? 1 : fit < (size_t)l->pixels ? (int)fit : l->pixels; /* pixels in a block */
+
+    g->blocks = conv_tiles(l->pixels, each);
+    if (g->blocks > l->runs)
+        g->blocks = l->runs;
+    g->column_parts = g->blocks >= jobs ? 1 : conv_tiles(jobs, g->blocks);
+    if (g->column_parts > steps)
+        g->column_parts = steps;
+    g->row_parts = g->blocks * g->column_parts >= jobs ? 1 : conv_tiles(jobs, g->blocks * g->column_parts);
+}
+
+static pass make_pass(const conv_op *op, bool back)
+{
+    const direct *d = direct_of(op);
     pass g = {.op = op,
-              .list = l,
-              .source = source,
-              .weights = weights,
-              .target = target,
+              .list = back ? &d->in : &d->out,
               .s_pixel = back ? op->y_pixel : op->x_pixel,
               .s_image = back ? op->y_image : op->x_image,
               .t_pixel = back ? op->x_pixel : op->y_pixel,
               .t_image = back ? op->x_image : op->y_image,
               .channels = back ? op->k : op->c,
-              .columns = columns,
-              .images = real * op->rows_per_image,
-              .add = add};
+              .columns = back ? op->c : op->k};
 
+    cut_pass(&g);
+    return g;
+}
+
+/* k-groups between rows of the copy of the source; 0: there is none. A block's norm that several jobs would
+ * compute goes there, too. */
+static int pitch_of(const pass *g, bool normed)
+{
+    return g->list->pitch || !normed || g->column_parts * g->row_parts == 1 ? g->list->pitch : g->list->len;
+}
+
+/* Bytes of the copy; of what a thread has of the norm */
+static size_t copy_bytes(const pass *g, bool normed)
+{
+    return (sizeof(float) * (size_t)g->list->sources * (size_t)g->op->n * (size_t)pitch_of(g, normed) + 63) /
+           64 * 64;
+}
+
+static size_t norm_bytes(const pass *g)
+{
+    return !pitch_of(g, true) ? block_bytes(g->op, g->list, g->blocks)
+                              : (hvt_dtype_size(g->op->type) * COPY_ROWS * (size_t)g->op->c + 63) / 64 * 64;
+}
+
+size_t hvt__direct_pass_bytes(const conv_op *op, bool back)
+{
+    const pass g = make_pass(op, back);
+    const bool normed = !back && direct_takes_norm(op);
+
+    return copy_bytes(&g, normed) + (normed ? norm_bytes(&g) * (size_t)hvt__thread_pool_size(op->pool) : 0);
+}
+
+static void run_pass(const conv_op *op, bool back, int real, const void *source, const float *weights,
+                     void *target, bool add, void *ws)
+{
+    pass g = make_pass(op, back);
+    const conv_list *l = g.list;
+    const bool normed = !back && op->normed;
+
+    g.source = source;
+    g.weights = weights;
+    g.target = target;
+    g.images = real * op->rows_per_image;
+    g.add = add;
     if (l->rows == CONV_BOTH) /* its tiles include images past the real ones, so they must be copied too */
         g.images = op->n;
-    if (l->pitch) {
-        copy_source(&g, ws);
+    if (normed) {
+        g.normed = (char *)ws + copy_bytes(&g, true);
+        g.norm_bytes = norm_bytes(&g);
+    }
+    if (pitch_of(&g, normed)) {
+        copy_source(&g, pitch_of(&g, normed), ws);
     } else if (op->vnni2) {
         g.s_pixel /= 2;
         g.s_image /= 2;
     }
-    g.blocks = conv_tiles(l->pixels, each);
-    if (g.blocks > l->runs)
-        g.blocks = l->runs;
-    g.column_parts = g.blocks >= jobs ? 1 : conv_tiles(jobs, g.blocks);
-    if (g.column_parts > steps)
-        g.column_parts = steps;
-    g.row_parts = g.blocks * g.column_parts >= jobs ? 1 : conv_tiles(jobs, g.blocks * g.column_parts);
     hvt__parallel_for(op->pool, g.blocks * g.column_parts * g.row_parts, pass_job, &g);
 }
 

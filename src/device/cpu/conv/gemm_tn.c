@@ -23,8 +23,9 @@ typedef struct wgrad {
     const void *x, *dy; /* of op->type */
     float *dw, *sums;   /* of the first part; of the others, one after another */
     size_t weights;
-    char *ws; /* x_bytes + y_bytes for each thread, or for all together */
-    int real; /* images */
+    char *ws;     /* x_bytes + y_bytes for each thread, or for all together */
+    int real;     /* images */
+    char *normed; /* where x has a norm: for each thread, that of a pixel's images to be packed */
     int units, parts;
     int column_parts, row_parts;
     int shares; /* of a part; 0: all threads do one unit after another */
@@ -43,16 +44,22 @@ typedef struct wgrad {
  * meanwhile: pixels of a page or so are too short for the hardware prefetcher, and packing would wait for
  * memory (16 -> 16, 3x3 at 32x32, 128 images of bf16 on Zen 5: 200 GF/s without, 290 with it; 64 -> 64, 64
  * images: 255, 405). */
-static void pack_pixel(const wgrad *g, bool a, int p, int next, float *out)
+static void pack_pixel(const wgrad *g, bool a, int p, int next, void *room, float *out)
 {
     const direct *d = g->d;
     const conv_op *op = &d->op;
     const int c = a ? op->c : op->k;
     const long image = a ? op->x_image : op->y_image, pixel = a ? op->x_pixel : op->y_pixel;
-    const void *from = hvt__at(a ? g->x : g->dy, op->type, (size_t)(p * pixel + g->image * image));
-    const long prefetch = (next - p) * pixel;
+    const size_t at = (size_t)(p * pixel + g->image * image);
+    const bool norm = a && op->normed;
+    const void *from = hvt__at(a ? g->x : g->dy, op->type, at);
+    const long prefetch = norm ? 0 : (next - p) * pixel;
     const int w = a ? d->a_panel : CONV_PANEL, pitch = a ? d->a_pitch : d->b_pitch;
 
+    if (norm) {
+        conv_norm(op, at, g->images, 0, c, room);
+        from = room;
+    }
     if (op->vnni2) {
         hvt_vnni2 rows = {from, image, prefetch, g->images, c, g->len, g->depth, pitch};
 
@@ -62,6 +69,13 @@ static void pack_pixel(const wgrad *g, bool a, int p, int next, float *out)
     }
 }
 
+/* x is read in place, but for its norm: that of a block's pixels, [pixel][image][c], is where packed x would
+ * be. */
+static bool reads_norm_in_place(const direct *d)
+{
+    return d->op.normed && !d->slots;
+}
+
 /* Input pixels of this block that are to be packed, and the first of them: all that it reads, unless the
  * thread, or all of them, have just packed what the block before reads. */
 static int new_pixels_of(const wgrad *g, int *ret_first)
@@ -69,7 +83,14 @@ static int new_pixels_of(const wgrad *g, int *ret_first)
     const conv_block *b = &g->d->block[g->block];
 
     *ret_first = g->alone && g->unit == g->first ? b->reads : b->pack_first;
-    return g->d->slots ? b->pack_end - *ret_first : 0;
+    if (reads_norm_in_place(g->d))
+        *ret_first = b->pixel;
+    return reads_norm_in_place(g->d) ? b->end - b->pixel : g->d->slots ? b->pack_end - *ret_first : 0;
+}
+
+static size_t norm_bytes(const direct *d)
+{
+    return (hvt_dtype_size(d->op.type) * (size_t)d->chunk * (size_t)d->op.c + 63) / 64 * 64;
 }
 
 static void pack_job(void *ctx, int job, int thread)
@@ -78,17 +99,21 @@ static void pack_job(void *ctx, int job, int thread)
     const direct *d = g->d;
     const conv_op *op = &d->op;
     const conv_block *b = &d->block[g->block];
+    void *room = g->normed ? g->normed + (size_t)thread * norm_bytes(d) : NULL;
     int first, new_pixels = new_pixels_of(g, &first);
 
-    if (job < new_pixels) {
+    if (job < new_pixels && reads_norm_in_place(d)) {
+        conv_norm(op, (size_t)((first + job) * op->x_pixel + g->image * op->x_image), g->images, 0, op->c,
+                  g->packed_x + (long)job * d->chunk * op->c);
+    } else if (job < new_pixels) {
         int i = first + job, last = d->block[d->blocks - 1].pack_end - 1;
 
-        pack_pixel(g, true, d->used[i], d->used[i < last ? i + 1 : i],
+        pack_pixel(g, true, d->used[i], d->used[i < last ? i + 1 : i], room,
                    g->packed_x + i % d->slots * d->a_slot);
     } else {
         int i = job - new_pixels, p = b->pixel + i, last = op->oh * op->ow - 1;
 
-        pack_pixel(g, false, p, p < last ? p + 1 : p, g->packed_y + i * d->b_slot);
+        pack_pixel(g, false, p, p < last ? p + 1 : p, NULL, g->packed_y + i * d->b_slot);
     }
 }
 
@@ -138,6 +163,13 @@ static hvt_prefetch next_prefetch(const wgrad *g, int call, int calls)
     return a;
 }
 
+/* Where the norm of pixel 0 would be: entries are pixels of the image. */
+static const float *norm_origin(const wgrad *g, const hvt_tile *t)
+{
+    return (const float *)((uintptr_t)g->packed_x -
+                           sizeof(float) * (uintptr_t)g->d->block[g->block].pixel * (uintptr_t)t->a_entry);
+}
+
 static void gemm_job(void *ctx, int job, int thread)
 {
     const wgrad *g = ctx;
@@ -160,7 +192,7 @@ static void gemm_job(void *ctx, int job, int thread)
         return;
     t.add = !overwrite;
     t.stream = d->stream && overwrite && d->blocks == 1 && d->chunk >= op->n && (uintptr_t)g->to % 64 == 0;
-    t.a_entry = d->slots ? d->a_slot : op->x_pixel;
+    t.a_entry = d->slots ? d->a_slot : reads_norm_in_place(d) ? (long)d->chunk * op->c : op->x_pixel;
     t.a_row = d->slots ? d->a_pitch : op->x_image;
     t.b_entry = d->pack_y ? d->b_slot : op->y_pixel;
     t.b_row = d->pack_y ? d->b_pitch : op->y_image;
@@ -192,8 +224,9 @@ static void gemm_job(void *ctx, int job, int thread)
             if (count <= 0)
                 continue;
             t.prefetch = next_prefetch(g, (tap / d->taps_per_tile * steps + i) * d->a_tiles + j, calls);
-            t.a = d->slots ? g->packed_x + (long)panel * g->len * d->a_pitch + row
-                           : (const float *)g->x + g->image * op->x_image + channel;
+            t.a = d->slots                 ? g->packed_x + (long)panel * g->len * d->a_pitch + row
+                  : reads_norm_in_place(d) ? norm_origin(g, &t) + channel
+                                           : (const float *)g->x + g->image * op->x_image + channel;
             t.rows = count;
             t.c = g->to + conv_weight(op->taps, op->c, tap, channel, column);
             op->kern->gemm_tn[vectors - 1][count - 1](&t);
@@ -308,7 +341,8 @@ size_t hvt__direct_backward_w_bytes(const conv_op *op)
     const int each = shares_of(d, parts) ? hvt__thread_pool_size(op->pool) : 1;
 
     return (size_t)each * (d->x_bytes + d->y_bytes) +
-           sizeof(float) * conv_block_weights(op) * (size_t)(parts - 1);
+           sizeof(float) * conv_block_weights(op) * (size_t)(parts - 1) +
+           (direct_takes_norm(op) ? norm_bytes(d) * (size_t)hvt__thread_pool_size(op->pool) : 0);
 }
 
 static void backward_w(const conv_op *op, int real, const void *x, const void *dy, float *dw, void *ws)
@@ -329,6 +363,9 @@ static void backward_w(const conv_op *op, int real, const void *x, const void *d
     g.sums = ws;
     g.ws = (char *)(g.sums + (size_t)(g.parts - 1) * g.weights);
     g.shares = shares_of(d, g.parts);
+    if (op->normed)
+        g.normed =
+            g.ws + (size_t)(g.shares ? hvt__thread_pool_size(op->pool) : 1) * (d->x_bytes + d->y_bytes);
     if (g.shares) {
         g.column_parts = g.shares < steps ? g.shares : steps;
         g.row_parts = conv_tiles(g.shares, g.column_parts);

@@ -1,0 +1,17 @@
+/*
+ * norm_rows.h - a batch norm of some rows, for those who read it without its having been stored. In matrix.c.
+ *
+ * Included by matrix.c and conv/conv_impl.h. Nothing else.
+ */
+#ifndef HVT_NORM_ROWS_H
+#define HVT_NORM_ROWS_H
+
+#include "elementwise.h"
+
+/* y of a batch norm, in training or infer mode, of `rows` rows of columns [col, col + cols), whose first
+ * element is x's number `at`; its relu and map included, its residual not. Rows of x and of out are `ld`
+ * elements apart. scale: gamma * rstd. */
+void hvt__bn_rows(const hvt_bn_args *a, const hvt_typed *in, const float *scale, size_t at, int rows, int col,
+                  int cols, int ld, void *out);
+
+#endif /* HVT_NORM_ROWS_H */
