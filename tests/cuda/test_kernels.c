@@ -149,6 +149,7 @@ TEST(batch_norm_in_training_equals_ref)
                              of(&r, o_rstd, run),
                              residual,
                              relu,
+                             NULL,
                              of(&r, y, run),
                              of(&r, o_moments, run),
                              0.25f};
