@@ -97,6 +97,7 @@ def main():
     p.add_argument("--momentum", type=float, default=0.9)
     p.add_argument("--epochs", type=int, default=1)
     p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--classes", type=int, default=10)
     p.add_argument("--data-dir", help="folder of the CIFAR-10 binary version")
     p.add_argument("--limit", type=int, help="accuracy: only the first images of each split")
     p.add_argument("--size", type=int, default=32, help="speed, drawn images: their side")
@@ -116,7 +117,7 @@ def main():
     elif ranks > 1:
         dist.init_process_group("gloo")
     torch.manual_seed(a.seed)
-    model = make_model(a.model, a.stem, 10)
+    model = make_model(a.model, a.stem, a.classes)
     memory = torch.channels_last if a.layout == "channels_last" else torch.contiguous_format
     model = model.to(memory_format=memory).train()
     if a.mode == "export":
