@@ -22,7 +22,7 @@
 #define LINES_BYTES  (512 << 10) /* of a slice in the lines that a window spans */
 #define WINDOW_BYTES (24 << 10)  /* of a slice in a window and the pixels that enter it next */
 #define PARTS_BYTES  (4u << 20)  /* of the sums of all parts */
-#define RING_BYTES   (16u << 20) /* of a thread's */
+#define RINGS_BYTES  (64u << 20) /* of all threads, or as many as x has */
 #define LARGE_BYTES  (8u << 20)  /* of x: smaller arrays are near enough, and prefetching costs 10 to 15 % */
 enum {
     LEAST_IMAGES = 4, /* of a pixel that are worth a kernel's call */
@@ -230,9 +230,13 @@ static size_t ring_bytes(const conv_op *op)
     return (hvt_dtype_size(op->type) * (size_t)window_lines(op) * (size_t)line_of(op) + 63) / 64 * 64;
 }
 
+/* Are the rings small? Bits do not depend on it. */
 static bool takes_norm(const conv_op *op)
 {
-    return depthwise_of(op)->by_image && op->r <= RING_LINES && ring_bytes(op) <= RING_BYTES;
+    const size_t rings = ring_bytes(op) * (size_t)hvt__thread_pool_size(op->pool),
+                 x = hvt_dtype_size(op->type) * (size_t)line_of(op) * (size_t)op->h;
+
+    return depthwise_of(op)->by_image && op->r <= RING_LINES && (rings <= RINGS_BYTES || rings <= x);
 }
 
 /* Bytes of the rings of all threads, behind what else is in ws. */
@@ -449,7 +453,15 @@ static size_t widened_bytes(const conv_op *op)
     return op->type == HVT_F32 ? 0 : sizeof(float) * conv_weights(op); /* panels of 128 bytes */
 }
 
-static int parts_of(const conv_op *op, int images);
+/* Of backward weights. */
+static int parts_of(const conv_op *op, int images)
+{
+    const size_t most = PARTS_BYTES / sizeof(float) / conv_weights(op),
+                 terms = (size_t)images * (size_t)op->oh * (size_t)op->ow / PART_TERMS;
+    const size_t parts = most < MOST_PARTS ? most : MOST_PARTS;
+
+    return terms < 1 || parts < 1 ? 1 : (int)(terms < parts ? terms : parts);
+}
 
 static size_t bytes_before_rings(const conv_op *op)
 {
@@ -498,15 +510,6 @@ static void backward_x(const conv_op *op, int real, const void *w, const void *d
 }
 
 /* ---- backward weights ---- */
-
-static int parts_of(const conv_op *op, int images)
-{
-    const size_t most = PARTS_BYTES / sizeof(float) / conv_weights(op),
-                 terms = (size_t)images * (size_t)op->oh * (size_t)op->ow / PART_TERMS;
-    const size_t parts = most < MOST_PARTS ? most : MOST_PARTS;
-
-    return terms < 1 || parts < 1 ? 1 : (int)(terms < parts ? terms : parts);
-}
 
 /* job = the slices of some channels of a part */
 static void dw_job(void *ctx, int job, int thread)
