@@ -23,6 +23,7 @@ list() {
 0 norm tests/test_norm
 0 resnet20-f32-avx2 hvtrain $once --isa avx2
 0 resnet20-bf16-avx2 hvtrain $once --isa avx2 --amp bf16
+0 mobilenet-f32-avx2 hvtrain $once --isa avx2 --model mobilenet_v2 --size 8
 0 resnet20-bf16-portable hvtrain $once --isa portable --amp bf16 --size 8
 2 resnet20-np2 hvtrain $once --isa avx2 --amp bf16 --size 8
 END
