@@ -1,6 +1,7 @@
 /*
- * The end of a step: the check for non-finite gradients, the decision, and the update. Decisions are read
- * from the step's state in device memory, so that kernel arguments do not change from step to step.
+ * The end of a step: the check for non-finite gradients, the decision, the update, and the average of the
+ * weights. Decisions are read from the step's state in device memory, so that kernel arguments do not change
+ * from step to step.
  */
 #include "lanes.h"
 
@@ -173,4 +174,31 @@ hvt_status hvt__adam_cuda(hvt_device *d, size_t n, const hvt_adam_args *a, const
             return each<V>(d, n, fit, adam_op<T, one_gradient>{{g[0]}, *a, w, m, v});
         return each<V>(d, n, fit, adam_op<T, several_gradients>{{in}, *a, w, m, v});
     });
+}
+
+struct ema_op {
+    const hvt_step_state *step;
+    const float *w;
+    float *ema;
+
+    template <int W> __device__ void at(size_t i) const
+    {
+        const float share = step->ema_share;
+        float now[W], mean[W];
+
+        if (share == 0)
+            return;
+        load_floats(w + i, now);
+        load_floats(ema + i, mean);
+        for (int n = 0; n < W; n++)
+            mean[n] = share == 1 ? now[n] : ema_next(share, now[n], mean[n]);
+        store(ema + i, mean);
+    }
+};
+
+hvt_status hvt__ema_cuda(hvt_device *d, size_t n, const hvt_step_state *step, const float *w, float *ema)
+{
+    constexpr int V = full_vec<float>();
+
+    return each<V>(d, n, heads(V, w, sizeof *w) & heads(V, ema, sizeof *ema), ema_op{step, w, ema});
 }

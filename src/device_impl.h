@@ -345,7 +345,8 @@ enum {
 
 typedef struct hvt_step_state {
     /* written before each step, by one put of HVT__STEP_PUT bytes */
-    double images; /* in the global batch */
+    double images;   /* in the global batch */
+    int64_t tracked; /* batches that batch norms have seen before it: num_batches_tracked */
     float lr;
     float told[HVT__STEP_TOLD]; /* agreement check and votes, summed over ranks; see device/step.h */
     int32_t skips_in_row;       /* not part of the put: consecutive skipped steps so far, kept by decide */
@@ -364,6 +365,12 @@ typedef struct hvt_step_state {
     double beta[2];  /* of each average; 0: it keeps none */
     int64_t updates; /* made so far, t: those that were skipped do not count */
     float bias[2];   /* 1 / (1 - beta[0]^t) and 1 / sqrt(1 - beta[1]^t) */
+    /* of an average of the weights: decay and every are written once, the others by decide */
+    double ema_decay;
+    int64_t ema_every;   /* it is taken after updates 1, 1 + every, ...; 0: there is none */
+    int64_t ema_count;   /* how often it was */
+    int64_t ema_tracked; /* num_batches_tracked, averaged */
+    float ema_share;     /* of the weights after this update; 0: they are not taken; 1: they are copied */
     /* counted by decide, never reset */
     int64_t steps, skipped, top1, top5, count;
     int64_t votes[HVT__STEP_VOTES]; /* ranks that voted so, added over the steps */
@@ -374,7 +381,7 @@ typedef struct hvt_step_state {
     uint64_t stop_bad;
 } hvt_step_state;
 
-enum { HVT__STEP_PUT = sizeof(double) + (1 + HVT__STEP_TOLD) * sizeof(float) };
+enum { HVT__STEP_PUT = sizeof(double) + sizeof(int64_t) + (1 + HVT__STEP_TOLD) * sizeof(float) };
 
 typedef enum hvt_stop {
     HVT_STOP_NOT,
@@ -538,6 +545,8 @@ typedef struct hvt_device_ops {
                           float *w, float *v);
         hvt_status (*adam)(hvt_device *d, size_t n, const hvt_adam_args *a, const float *const g[], int ng,
                            float *w, float *m, float *v);
+        /* by step->ema_share: ema += ema_share * (w - ema); 1: ema = w; 0: nothing */
+        hvt_status (*ema)(hvt_device *d, size_t n, const hvt_step_state *step, const float *w, float *ema);
     } vector;
 
     struct { /* of layers of one's own; NULL: the device does not compute it, and hvt_model_plan() says so */
@@ -601,7 +610,7 @@ typedef struct hvt_device_ops {
     X(matrix.subsample_backward, subsample_backward) X(matrix.xent, xent) X(matrix.mse, mse)                 \
     X(vector.relu_forward, relu_forward) X(vector.relu_backward, relu_backward) X(vector.add, add)           \
     X(vector.cast, cast) X(vector.reduce, reduce) X(vector.sgd, sgd) X(vector.adam, adam)        \
-    X(step.check, check)
+    X(vector.ema, ema) X(step.check, check)
 /* and those of `general` */
 #define HVT__GENERAL_OPS(X)                                                                                  \
     X(general.map_forward, map_forward) X(general.map_backward, map_backward)                                \

@@ -72,6 +72,12 @@ HVT_FN F adam_step(const adam_consts *k, F w, F m, F v)
     return f_fma(k->minus_rate, m / f_fma(f_sqrt(v), k->root, k->eps), k->shrink * w);
 }
 
+/* torch.optim.swa_utils.get_ema_multi_avg_fn(decay), which is a lerp by share = 1 - decay */
+HVT_FN F ema_next(F share, F w, F ema)
+{
+    return f_fma(share, w - ema, ema);
+}
+
 /* Batch norm. a = gamma * rstd. x - mean is computed first: with a folded shift, beta - mean * a, a mean that
  * is large against the deviation would cost precision. */
 HVT_FN F bn_value(F x, F mean, F a, F beta)

@@ -716,6 +716,16 @@ static hvt_status adam_ref(hvt_device *d, size_t n, const hvt_adam_args *a, cons
     return HVT_OK;
 }
 
+static hvt_status ema_ref(hvt_device *d, size_t n, const hvt_step_state *step, const float *w, float *ema)
+{
+    HVT_FLOATS;
+    const float share = step->ema_share;
+
+    for (size_t i = 0; i < n && share != 0; i++)
+        ema[i] = share == 1 ? w[i] : ema_next(share, w[i], ema[i]);
+    return HVT_OK;
+}
+
 /* ---- factors: filters are contiguous, so a gradient already is [k, m] ---- */
 
 static hvt_status factor_p_ref(hvt_device *d, const hvt_factor_args *a)

@@ -12,7 +12,8 @@
  *                            times `backoff` now, times `growth` after `interval` updates in a row. At
  *                            `floor` it cannot fall, and the next such step stops the run; so do
  *                            HVT__SKIPS_MOST of them in a row with a fixed scale, which would never end.
- *   else                     update. Only these count for the bias of an optimizer's averages.
+ *   else                     update. Only these count for the bias of an optimizer's averages, and for the
+ *                            average of the weights.
  *
  * Included by src/device and cuda/. Nothing else.
  */
@@ -63,6 +64,20 @@ HVT_FN void hvt__step_count_update(hvt_step_state *s)
     s->updates++;
     s->bias[0] = (float)(1 / (1 - hvt__power(s->beta[0], s->updates)));
     s->bias[1] = (float)(1 / sqrt(1 - hvt__power(s->beta[1], s->updates)));
+}
+
+/* As torch.optim.swa_utils.AveragedModel: the first average is a copy; that of an integer is rounded down. */
+HVT_FN void hvt__step_average(hvt_step_state *s)
+{
+    int64_t tracked = s->tracked + 1;
+    float mean;
+
+    if (!s->ema_every || (s->updates - 1) % s->ema_every)
+        return;
+    s->ema_share = s->ema_count++ ? (float)(1 - s->ema_decay) : 1;
+    mean = (float)s->ema_tracked * (float)s->ema_decay;
+    mean = mean + (float)tracked * (float)(1 - s->ema_decay);
+    s->ema_tracked = s->ema_share == 1 ? tracked : (int64_t)mean;
 }
 
 /* formula.h's adam_consts, as floats */
@@ -125,6 +140,7 @@ HVT_FN void hvt__step_decide(hvt_step_state *s, const float *sums)
     if (s->apply)
         s->fresh = 0;
     s->apply = 0;
+    s->ema_share = 0;
     if (s->stop)
         return;
     if (!hvt__step_agrees(sums + 3)) {
@@ -137,6 +153,7 @@ HVT_FN void hvt__step_decide(hvt_step_state *s, const float *sums)
         if (s->apply) {
             hvt__step_grow(s);
             hvt__step_count_update(s);
+            hvt__step_average(s);
         } else if (hvt__step_back_off(s)) {
             s->skipped++;
         } else {

@@ -37,7 +37,7 @@ hvt_status hvt__step_restart(hvt_model *m)
     s.loss_scale = m->first_scale;
     s.good = s.skips_in_row = s.apply = 0;
     s.fresh = 1;
-    s.updates = 0;
+    s.updates = s.ema_count = 0;
     s.stop = HVT_STOP_NOT;
     s.stop_step = 0;
     s.bad = s.stop_bad = UINT64_MAX;
@@ -46,7 +46,7 @@ hvt_status hvt__step_restart(hvt_model *m)
 
 hvt_status hvt__model_begin_step(hvt_model *m, int64_t images, double lr, const float told[HVT__STEP_TOLD])
 {
-    hvt_step_state step = {.images = (double)images, .lr = (float)lr};
+    hvt_step_state step = {.images = (double)images, .tracked = m->tracked, .lr = (float)lr};
 
     if (told)
         memcpy(step.told, told, sizeof step.told);

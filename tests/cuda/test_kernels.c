@@ -846,6 +846,32 @@ TEST(adam_equals_ref_bit_for_bit)
     }
 }
 
+TEST(ema_equals_ref_bit_for_bit)
+{
+    static const float share[] = {0, 1, .25f, 1e-4f, .875f};
+
+    for (int k = 0; k < 2 * CASES; k++) {
+        runs r;
+        element_shape e = random_elements();
+        hvt_step_state step = {.ema_share = share[k % (int)HVT_LEN(share)]};
+        const float *w;
+        int ema;
+
+        begin(&r, "ema");
+        w = elements_of(&r, &e, HVT_F32);
+        ema = output(&r, "ema", HVT_F32, e.n, e.n, step.ema_share == 1 ? NULL : elements_of(&r, &e, HVT_F32),
+                     NULL, skew_of(&e, HVT_F32));
+        for (int run = 0; run < RUNS; run++) {
+            set_order(run);
+            if (run)
+                CHECK_OK(hvt__ema_cuda(&emulated, e.n, &step, w, of(&r, ema, run)));
+            else
+                CHECK_OK(ref->ops->vector.ema(ref, e.n, &step, w, of(&r, ema, run)));
+        }
+        judge(&r);
+    }
+}
+
 TEST(the_lowest_gradient_that_is_not_finite_is_found)
 {
     for (int k = 0; k < 2 * CASES; k++) {
@@ -1065,6 +1091,7 @@ int main(void)
     RUN(put_takes_its_bytes_at_the_call);
     RUN(sgd_equals_ref_bit_for_bit);
     RUN(adam_equals_ref_bit_for_bit);
+    RUN(ema_equals_ref_bit_for_bit);
     RUN(the_lowest_gradient_that_is_not_finite_is_found);
     RUN(a_step_is_settled_as_on_the_host);
     RUN(images_equal_ref_bit_for_bit);

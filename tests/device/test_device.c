@@ -282,6 +282,17 @@ static void op_adam(hvt_device *d, const arrays *x, size_t first, size_t n)
     free(squares);
 }
 
+static void op_ema(hvt_device *d, const arrays *x, size_t first, size_t n)
+{
+    const float share[] = {1, .25f, 0, .875f};
+
+    for (size_t i = 0; i < HVT_LEN(share); i++) {
+        hvt_step_state step = {.ema_share = share[i]};
+
+        CHECK_OK(d->ops->vector.ema(d, n, &step, (i ? x->a : x->b) + first, x->y + first));
+    }
+}
+
 static const struct {
     const char *name;
     op_fn *run;
@@ -303,6 +314,7 @@ static const struct {
     {"reduce_all", op_reduce_all, true},
     {"sgd", op_sgd, false},
     {"adam", op_adam, false},
+    {"ema", op_ema, false},
 };
 
 static arrays copies_of(const arrays *x, size_t n)

@@ -256,6 +256,37 @@ TEST(adam_obeys_the_step_and_writes_a_rounded_copy)
     }
 }
 
+/* After updates 1, 4, 7 ...: what is skipped does not count. */
+TEST(an_average_is_taken_after_each_so_many_updates)
+{
+    for (int dev = 0; dev < ndevs; dev++) {
+        hvt_step_state s = begun(1, 0);
+        float w[3] = {1, -2, 3}, mean[3] = {NAN, NAN, NAN};
+        double want = NAN;
+        int updates = 0, averages = 0;
+
+        s.ema_decay = .75;
+        s.ema_every = 3;
+        for (int t = 0; t < 20; t++) {
+            bool applies = t % 5 != 1, takes = applies && updates % 3 == 0;
+
+            w[0] = (float)t;
+            decide(devs[dev], &s, applies, 1);
+            CHECK_OK(devs[dev]->ops->vector.ema(devs[dev], 3, &s, w, mean));
+            want = !takes ? want : averages ? .75 * want + .25 * t : t;
+            averages += takes;
+            updates += applies;
+            CHECK(s.ema_count == averages && s.updates == updates, "step %d: %lld averages, %lld updates", t,
+                  (long long)s.ema_count, (long long)s.updates);
+            CHECK(fabs(mean[0] - want) < 1e-5 && mean[1] == -2 && mean[2] == 3,
+                  "device %d, step %d: %g %g %g, expected %g", dev, t, mean[0], mean[1], mean[2], want);
+        }
+        CHECK(averages == 6, "%d averages", averages);
+        decide(devs[dev], &s, true, INFINITY); /* the run ends */
+        CHECK(s.stop && s.ema_share == 0 && s.ema_count == averages, "a run that ended takes an average");
+    }
+}
+
 TEST(the_loss_scale_multiplies_gradients_alone)
 {
     enum { ROWS = 9, CLASSES = 37 };
@@ -299,6 +330,7 @@ int main(void)
     RUN(the_first_gradient_that_is_not_finite_is_found);
     RUN(sgd_obeys_the_step_and_writes_a_rounded_copy);
     RUN(adam_obeys_the_step_and_writes_a_rounded_copy);
+    RUN(an_average_is_taken_after_each_so_many_updates);
     RUN(the_loss_scale_multiplies_gradients_alone);
     close_devices();
     return check_done();

@@ -56,6 +56,7 @@ static void put_formulas(void)
     put(adam_mean(&x, f, a));
     put(adam_square(&x, f, a));
     put(adam_step(&x, f, a, b));
+    put(ema_next(a, b, c));
     put(bn_value(a, b, c, d));
     put(bn_dx(a, b, c, d, e, f));
     put(bn_running(a, b, c, d, e));

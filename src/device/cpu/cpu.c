@@ -266,6 +266,18 @@ hvt_status hvt__adam_cpu(hvt_device *d, size_t n, const hvt_adam_args *a, const 
     return run_span(d, (span){adam, .n = n, .adam = a, .in = in, .count = ng, .y = w, .m = m, .v = v});
 }
 
+static void ema(const span *s, size_t first, size_t n)
+{
+    s->el->ema(n, s->s, (const float *)s->a + first, (float *)s->y + first);
+}
+
+hvt_status hvt__ema_cpu(hvt_device *d, size_t n, const hvt_step_state *step, const float *w, float *ema_of_w)
+{
+    if (step->ema_share == 0)
+        return HVT_OK;
+    return run_span(d, (span){ema, .n = n, .s = step->ema_share, .a = w, .y = ema_of_w});
+}
+
 /* The minimum over all jobs does not depend on their order. */
 static void check(const span *s, size_t first, size_t n)
 {

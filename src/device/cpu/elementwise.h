@@ -186,6 +186,7 @@ struct hvt_elementwise {
                 float *v);
     void (*adam)(size_t first, size_t n, const hvt_adam_args *a, const float *const g[], int ng, float *w,
                  float *m, float *v);
+    void (*ema)(size_t n, float share, const float *w, float *ema); /* share 1: a copy */
     size_t (*first_bad)(size_t n, const float *g); /* index of the first that is not finite; n: none */
 
     /* Chan, Golub and LeVeque 1979: merge the statistics of parts, stored one after the other, in order:

@@ -790,6 +790,14 @@ static hvt_status adam_hosted(hvt_device *d, size_t n, const hvt_adam_args *a, c
                          : HVT_OK);
 }
 
+static hvt_status ema_hosted(hvt_device *d, size_t n, const hvt_step_state *step, const float *w, float *ema)
+{
+    stage s = begin(d);
+    int st = in(&s, step, sizeof *step), aw = in(&s, w, n * sizeof *w), ae = out(&s, ema, n * sizeof *ema);
+
+    return RUN(s, s.h->inner->ops->vector.ema(s.h->inner, n, dev(&s, st), dev(&s, aw), dev(&s, ae)));
+}
+
 static hvt_status check_hosted(hvt_device *d, size_t n, const float *g, uint64_t base, hvt_step_state *step)
 {
     stage s = begin(d);
@@ -867,6 +875,7 @@ const hvt_device_ops __wrap_hvt_device_cuda = {
     .host_only.reduce_all = reduce_all_hosted,
     .vector.sgd = sgd_hosted,
     .vector.adam = adam_hosted,
+    .vector.ema = ema_hosted,
     .step.check = check_hosted,
     .step.decide = decide_hosted,
     .augment = augment_hosted,

@@ -80,6 +80,15 @@ static void adam(size_t first, size_t n, const hvt_adam_args *args, const float 
         SPAN(n, adam_at(&k, &a, fresh, g, ng, first + i, w, m, v, HVT_BF16, lanes););
 }
 
+static void ema(size_t n, float share, const float *w, float *to)
+{
+    if (share == 1)
+        SPAN(n, f_store(to + i, f_load(w + i, lanes), lanes););
+    else
+        SPAN(n,
+             f_store(to + i, ema_next(f_splat(share), f_load(w + i, lanes), f_load(to + i, lanes)), lanes););
+}
+
 /* Block by block: x * 0 is nonzero (NaN) exactly if x is not finite, and a sum propagates it. */
 static size_t first_bad(size_t n, const float *g)
 {
@@ -240,6 +249,7 @@ const hvt_elementwise HVT_OF_ISA(elementwise) = {
     .factors = &HVT_OF_ISA(factors),
     .sgd = sgd,
     .adam = adam,
+    .ema = ema,
     .first_bad = first_bad,
     .bn_join = bn_join,
     .bn_finish = bn_finish,
