@@ -29,8 +29,9 @@ typedef struct hvt__powersgd_state {
 /* Memory for it, with the Q in use and residuals of 0. */
 hvt_status hvt__powersgd_state_alloc(hvt__powersgd_state *saved, int ranks);
 
-/* What an optimizer keeps of each element: a number in each of so many arenas. */
-enum { HVT__OPTIM_STATES = 2 };
+/* What an optimizer keeps of each element: a number in each of so many arenas. One more has the average of
+ * the weights, if there is one: it lies behind the others, and goes wherever they go. */
+enum { HVT__OPTIM_STATES = 2, HVT__ARENAS };
 
 /* What an update does to a parameter besides the optimizer's own numbers. */
 typedef struct hvt__group {
@@ -62,6 +63,7 @@ struct hvt_optim {
     const hvt__optim_rule *rule;
     hvt__group *group; /* [nparam_tensors] */
     int states;        /* 0: it keeps none */
+    int arenas;        /* `states`, and the average */
     float *v;       /* device memory: state k of element i of the arenas is v[k * v_count + i - v_at]; NULL */
     size_t v_count; /* an arena's, but in slices */
     size_t v_at;    /* 0, but in slices */
@@ -69,10 +71,30 @@ struct hvt_optim {
     float *whole;   /* then, for a while: all of it, arenas one after the other, as gathered or loaded */
     bool loaded;    /* `whole` was written and is not in the ranks' slices yet */
     hvt__powersgd_state *powersgd; /* borrowed from its distributed optimizer; NULL: gradients travel whole */
+    float *ema_stats; /* device memory [2][stats_count]: the average of the running statistics, and room to
+                         exchange them; NULL: there is none */
+    bool is_averaged; /* the model has the average, and this the weights: see ema.c */
+    int64_t tracked;  /* then: the model's num_batches_tracked */
 };
 
+/* ---- ema.c: the average of the weights ---- */
+
+/* E_ARG while the model has it: for `what` it must have its weights. */
+hvt_status hvt__ema_check_place(const hvt_optim *o, const char *what);
+/* The device knows when a step takes it. The running statistics' part of it, after hvt__model_end_step(). */
+hvt_status hvt__ema_stats(hvt_optim *o);
+/* The same of n parameters from `at` on, which the update has just written. */
+hvt_status hvt__ema_span(hvt_optim *o, size_t at, size_t n);
+/* Elements of a host's thread that are updated before they are averaged. */
+extern size_t hvt__ema_piece;
+/* Does a step that is decided take it? On a device that queues the host does not know: true. */
+bool hvt__ema_is_due(const hvt_optim *o);
+/* The weights and running statistics that the model has are `count` averages' result. Errors: as
+ * hvt__optim_state(). */
+hvt_status hvt__ema_load(hvt_optim *o, int64_t count);
+
 /* All of the state, to be read or to be written: an arena of grad_count elements, at the parameters' offsets,
- * for each of `states`. Errors: E_ARG it lies in slices and was not gathered, E_MEM. */
+ * for each of `arenas`. Errors: E_ARG it lies in slices and was not gathered, E_MEM. */
 hvt_status hvt__optim_state(hvt_optim *o, bool write, float **ret_v);
 
 /* group.c: with no decay where norms or biases have none */

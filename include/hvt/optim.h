@@ -17,6 +17,24 @@ typedef struct hvt_distopt hvt_distopt;
 typedef enum hvt_optim_kind { HVT_OPTIM_SGD, HVT_OPTIM_ADAM, HVT_OPTIM_ADAMW } hvt_optim_kind;
 
 /**
+ * An exponential moving average of the weights (EMA), beside them: after updates 1, 1 + every, 1 + 2*every,
+ * ...
+ *
+ *     ema = decay*ema + (1-decay)*w
+ *
+ * of parameters and running statistics, the first time ema = w. num_batches_tracked is averaged, too, in f32,
+ * and rounded down. An update that is skipped does not count. The average is f32, costs as much memory as the
+ * weights, and lies where optimizer state lies: with a sharded update each rank has that of its slices. Its
+ * bits do not depend on ranks, buckets or who updates what. Training does not look at it;
+ * hvt_distopt_use_average() lets the model have it. Source: torch/optim/swa_utils.py, AveragedModel with
+ * get_ema_multi_avg_fn(decay) and use_buffers=True; goldens in tests/golden/ema.txt.
+ */
+typedef struct hvt_ema {
+    double decay; ///< above 0, below 1; 0: there is no average
+    int every;    ///< updates; 0 is 1
+} hvt_ema;
+
+/**
  * SGD, torch.optim.SGD's update: g += weight_decay*w; v = g on the first step, else
  * v = momentum*v + (1-dampening)*g; g = nesterov ? g + momentum*v : v; w -= lr*g. Without momentum, w -=
  * lr*g. Source: torch/optim/sgd.py; goldens in tests/optim/test_optim.c.
@@ -36,6 +54,7 @@ typedef struct hvt_optim_opts {
     hvt_optim_kind kind;
     double betas[2]; ///< Adam: 0 or more, below 1
     double eps;      ///< Adam: 0 or more
+    hvt_ema ema;     ///< the average of the weights
 } hvt_optim_opts;
 
 /** PyTorch's: (hvt_optim_opts){HVT_ADAM_DEFAULTS, .weight_decay = 0.01f} with .kind = HVT_OPTIM_ADAMW */
@@ -198,7 +217,8 @@ HVT_API void hvt_distopt_free(hvt_distopt **dist);
 /** The same, but the model and the optimizer get nothing back and can only be freed. Saves the time and
  * memory of copies that nobody would use. Collective. */
 HVT_API void hvt_distopt_discard(hvt_distopt **dist);
-/** Bytes of optimizer state on this rank; a block that the ranks of a node share counts in equal parts. */
+/** Bytes of optimizer state, the average of the weights included, on this rank; a block that the ranks of a
+ * node share counts in equal parts. */
 HVT_API size_t hvt_distopt_state_bytes(const hvt_distopt *dist);
 /** Plan the buckets again, between steps, as if created with these sizes. Graphs must have been freed. The
  * result of training does not change. Collective. Errors, on every rank alike, which leave the old plan in
@@ -211,6 +231,17 @@ HVT_API hvt_status hvt_distopt_broadcast(hvt_distopt *dist, int root);
  * the next step, so that hvt_checkpoint_save() can write it. Collective, between steps. Errors: E_ARG, E_MEM,
  * E_COMM. */
 HVT_API hvt_status hvt_distopt_gather(hvt_distopt *dist, int root);
+/**
+ * Let the model have the average of the weights and running statistics (see hvt_ema), to evaluate or to
+ * export it, or let it have its own back, to the bit. They are exchanged in place, so nothing is allocated;
+ * where ranks have slices of the average, costs an allgather of the parameters. No step, no broadcast and no
+ * other call that moves optimizer state or saves it until the weights are back. Nothing happens where there
+ * is no average yet, and where the model has already what is asked for. Collective, between steps. Errors:
+ * E_ARG, E_COMM.
+ */
+HVT_API hvt_status hvt_distopt_use_average(hvt_distopt *dist, bool average);
+/** How often the average was taken so far; 0: there is none. Waits for the device. 0 on failure. */
+HVT_API int64_t hvt_distopt_averages(const hvt_distopt *dist);
 
 /** Start a step. shard_counts[shards]: images per shard of this step (hvt_batch has them); lr: the learning
  * rate of this update. Both must be equal on all ranks. Sends nothing: hashes of both are summed along with

@@ -110,6 +110,8 @@ HVT_C_BEGIN
     X(str, no_decay, "none", 0, RUN, "none|norm,bias", "parameters without weight decay")                    \
     X(num, clip_grad_norm, "0", 0, RUN, "X",                                                                 \
       "scale gradients down to this norm, of all parameters together, where it is larger; 0: never")         \
+    X(str, ema, "none", 0, RUN, "none|DECAY[:every=N]",                                                      \
+      "average the weights exponentially, after every Nth update (1), and evaluate and save the average")    \
     X(str, freeze, "none", 0, RUN, "PREFIX[,PREFIX...]",                                                     \
       "leave parameters as they are whose names begin so: conv1,bn1,layer1. (none: train all)")              \
     X(int, seed, "0", 0, RUN, "N", "for initialisation, order and augmentation")                             \
@@ -272,7 +274,7 @@ typedef struct hvt_report {
     hvt_loss test;    ///< the final evaluation
     double img_s;     ///< training images per second on all ranks, evaluation and saving excluded
     double seconds;   ///< since the process began
-    uint64_t weights; ///< hvt_model_hash()
+    uint64_t weights; ///< hvt_model_hash(), with --ema of their average
     bool preempted;   ///< ended early, by a signal (in hvtrain) or --max-time; --resume goes on
 } hvt_report;
 
@@ -330,8 +332,10 @@ HVT_API hvt_status hvt_weights_load(const char *file, hvt_model *m, bool skip_he
 /**
  * A checkpoint is DIR/NAME.safetensors, which holds what torchvision's state_dict() holds and nothing else,
  * and sidecar files that its metadata names: of optimizer state DIR/STEM.momentum.safetensors or, of Adam,
- * DIR/STEM.adam.safetensors and, where gradients travel as factors, DIR/STEM.powersgd.safetensors. Every file
- * has hashes of its header and of its data.
+ * DIR/STEM.adam.safetensors and, where gradients travel as factors, DIR/STEM.powersgd.safetensors. If the
+ * optimizer averages weights (hvt_ema), DIR/NAME.safetensors has their average, which was evaluated, and
+ * DIR/STEM.raw.safetensors, of the same names and shapes, has the weights with which training goes on. Every
+ * file has hashes of its header and of its data.
  *
  * Sidecar files are written first, under names of their own; the rename of the weights' file is the one
  * moment at which the checkpoint is there. So a crash, a full disk or a kill at any moment leaves what was
@@ -370,7 +374,8 @@ HVT_API hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_mo
 /** path: a file, or a folder: its newest generation that is whole, then `last`, then `best`. What was passed
  * over because it is damaged is named in a warning. m NULL: progress only, of the newest with a whole header;
  * o NULL: weights alone. Errors: E_IO, E_FORMAT (damaged: hashes differ; no checkpoint of ours), E_SHAPE,
- * E_ARG (saved with another optimizer: nothing was loaded). */
+ * E_ARG (saved with another optimizer: nothing was loaded). Of an average and an optimizer without one the
+ * model gets the raw weights; an optimizer with one that finds none begins with the next update. */
 HVT_API hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o,
                                        hvt_progress *ret_progress);
 

@@ -149,6 +149,15 @@ fail:
     return s;
 }
 
+/* The model gives the average back before it gets anything itself. */
+static void put_weights_back(hvt_distopt *d)
+{
+    bool whole = d->grads && d->optim->m->grads == d->grads;
+
+    if (whole && d->optim->is_averaged && hvt_distopt_use_average(d, false) != HVT_OK)
+        HVT_WARN("the model is left with the average of its weights: %s", hvt_last_error());
+}
+
 static void close_dist(hvt_distopt **dist, bool give_back)
 {
     hvt_distopt *d = dist ? *dist : NULL;
@@ -158,6 +167,8 @@ static void close_dist(hvt_distopt **dist, bool give_back)
         return;
     *dist = NULL;
     m = d->optim->m;
+    if (give_back)
+        put_weights_back(d);
     hvt__moments_close(d);
     hvt__slices_close(d, give_back);
     if (d->grads && m->grads == d->grads) {
@@ -201,7 +212,8 @@ hvt_status hvt_distopt_replan(hvt_distopt *d, size_t bucket_bytes, size_t first_
     opts = d->opts;
     opts.bucket_bytes = bucket_bytes;
     opts.first_bytes = first_bytes;
-    s = d->begun ? HVT_FAIL(E_ARG, "buckets are planned anew in the middle of a step") : HVT_OK;
+    s = d->begun ? HVT_FAIL(E_ARG, "buckets are planned anew in the middle of a step")
+                 : hvt__ema_check_place(d->optim, "planning buckets anew");
     HVT_TRY(hvt_world_agree(d->world, s));
     hvt__items_add(&items, "bucket bytes\t%zu", bucket_bytes); /* other buckets would be other sums */
     hvt__items_add(&items, "first bucket's bytes\t%zu", first_bytes);
@@ -231,9 +243,12 @@ hvt_status hvt_distopt_broadcast(hvt_distopt *d, int root)
 
     HVT_GIVEN(d, "a distributed optimizer");
     HVT_CHECK(!d->begun, E_ARG, "parameters are broadcast in the middle of a step");
+    HVT_TRY(hvt__ema_check_place(d->optim, "a broadcast"));
     HVT_TRY(hvt__slices_broadcast(d, root));
     if (m->stats_count)
         HVT_TRY(hvt_comm_broadcast(d->comm, m->stats, m->stats_count * sizeof *m->stats, root));
+    if (m->stats_count && d->optim->ema_stats)
+        HVT_TRY(hvt_comm_broadcast(d->comm, d->optim->ema_stats, m->stats_count * sizeof *m->stats, root));
     HVT_TRY(hvt__model_state(m, &host.step));
     HVT_TRY(hvt_world_broadcast(d->world, &host, sizeof host, root));
     HVT_TRY(hvt__model_set_state(m, &host.step));
@@ -250,6 +265,7 @@ hvt_status hvt_distopt_gather(hvt_distopt *d, int root)
     HVT_CHECK(root >= -1 && root < d->ranks, E_ARG, "root %d is not one of %d ranks, nor -1 for all", root,
               d->ranks);
     HVT_CHECK(!d->begun, E_ARG, "optimizer state is gathered in the middle of a step");
+    HVT_TRY(hvt__ema_check_place(d->optim, "a gather"));
     if (d->codec->gather)
         HVT_TRY(d->codec->gather(d, root));
     return hvt__slices_gather(d, root);

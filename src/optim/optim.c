@@ -4,7 +4,8 @@
  *
  * An update is elementwise, so a step may be done span by span, cut anywhere. Parameters differ only in their
  * learning rates and weight decays; neighbours that agree in these are updated in one run, together with the
- * padding between them, which is zero in every arena and stays zero.
+ * padding between them, which is zero in every arena and stays zero. Where the step takes the average of the
+ * weights, a run is cut into pieces, so that new weights are averaged while a core's cache has them.
  */
 #include "optim_impl.h"
 #include "base_impl.h"
@@ -123,13 +124,18 @@ static hvt_status check(const hvt_optim_opts *o)
               (int)o->kind, HVT_LEN(hvt__optim_rules) - 1);
     HVT_CHECK(isfinite(o->weight_decay) && o->weight_decay >= 0, E_ARG,
               "weight decay is %g, expected 0 or more", (double)o->weight_decay);
+    HVT_CHECK(o->ema.decay >= 0 && o->ema.decay < 1, E_ARG,
+              "the weights' average decays by %g, expected a number above 0 and below 1, or 0 for none",
+              o->ema.decay);
+    HVT_CHECK(o->ema.every >= 0, E_ARG, "the weights' average is taken every %d updates, expected 1 or more",
+              o->ema.every);
     return hvt__optim_rules[o->kind].check(o);
 }
 
 /* All of it. */
 static size_t state_bytes(const hvt_optim *o)
 {
-    return (size_t)o->states * o->m->grad_count * sizeof *o->v;
+    return (size_t)o->arenas * o->m->grad_count * sizeof *o->v;
 }
 
 hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim **ret_optim)
@@ -147,11 +153,15 @@ hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim 
     HVT_CHECK(o, E_MEM, "no memory for an optimizer (%zu bytes)", sizeof *o);
     *o = (hvt_optim){.m = m, .opts = *opts, .rule = &hvt__optim_rules[opts->kind]};
     o->states = o->rule->states(opts);
+    o->arenas = o->states + (opts->ema.decay > 0);
     o->v_count = m->grad_count;
     hvt__use(&m->users, HVT__USER_OPTIM, 1);
     HVT_TRY_OR(fail, hvt__optim_set_updates(o, 0));
-    if (o->states)
+    if (o->arenas)
         HVT_TRY_OR(fail, m->dev->ops->memory.alloc(m->dev, state_bytes(o), (void **)&o->v));
+    if (o->arenas > o->states)
+        HVT_TRY_OR(fail, m->dev->ops->memory.alloc(m->dev, 2 * (m->stats_count + 1) * sizeof *o->ema_stats,
+                                                   (void **)&o->ema_stats));
     *ret_optim = o;
     return HVT_OK;
 fail:
@@ -167,6 +177,7 @@ void hvt_optim_free(hvt_optim **optim)
         return;
     o->m->dev->ops->memory.release(o->m->dev, o->v);
     o->m->dev->ops->memory.release(o->m->dev, o->whole);
+    o->m->dev->ops->memory.release(o->m->dev, o->ema_stats);
     free(o->group);
     hvt__use(&o->m->users, HVT__USER_OPTIM, -1);
     free(o);
@@ -204,12 +215,36 @@ hvt_status hvt__optim_set_updates(hvt_optim *o, int64_t updates)
     s.updates = updates;
     s.fresh = updates == 0;
     s.apply = 0;
+    s.ema_decay = o->opts.ema.decay;
+    s.ema_every = o->arenas == o->states ? 0 : o->opts.ema.every ? o->opts.ema.every : 1;
+    s.ema_count = 0;
     return hvt__model_set_state(o->m, &s);
 }
 
 static bool same(hvt__group a, hvt__group b)
 {
     return a.lr_scale == b.lr_scale && a.weight_decay == b.weight_decay;
+}
+
+/* A run, and its average if the step takes it: on a host piece by piece, of so many elements for each thread.
+ */
+static hvt_status update_run(hvt_optim *o, size_t at, size_t n, const hvt__group *group, const float *g[],
+                             int ng)
+{
+    size_t most = o->m->dev->ops->host ? hvt__ema_piece * (size_t)o->m->dev->threads : n;
+
+    if (!hvt__ema_is_due(o))
+        return o->rule->update(o, at, n, group, g, ng);
+    for (size_t done = 0, part; done < n; done += part) {
+        part = n - done < most ? n - done : most;
+        HVT_TRY(o->rule->update(o, at + done, part, group, g, ng));
+        HVT_TRY(hvt__ema_span(o, at + done, part));
+        for (int r = 0; r < ng; r++)
+            g[r] += part;
+    }
+    for (int r = 0; r < ng; r++)
+        g[r] -= n;
+    return HVT_OK;
 }
 
 hvt_status hvt__optim_span(hvt_optim *o, const float *g[], int ng, size_t first, size_t end)
@@ -229,7 +264,7 @@ hvt_status hvt__optim_span(hvt_optim *o, const float *g[], int ng, size_t first,
         for (int r = 0; r < ng; r++)
             g[r] += from - first;
         first = from;
-        HVT_TRY(o->rule->update(o, from, to - from, &group, g, ng));
+        HVT_TRY(update_run(o, from, to - from, &group, g, ng));
     }
     return HVT_OK;
 }

@@ -20,7 +20,7 @@ typedef struct replica {
     bool mine;   /* this rank's copy counts; of a node's page one rank speaks */
 } replica;
 
-enum { COPIES = 1 + HVT__OPTIM_STATES, KINDS };
+enum { COPIES = 1 + HVT__ARENAS, KINDS };
 
 static void list_replicas(const hvt_distopt *d, replica ret_list[KINDS])
 {
@@ -30,9 +30,10 @@ static void list_replicas(const hvt_distopt *d, replica ret_list[KINDS])
         d->params && ((hvt_comm_can(d->comm) & HVT_COMM_REDUCE_APPLY) || hvt_world_local_rank(d->world));
 
     ret_list[0] = (replica){"parameters", m->params, sizeof *m->params, m->arena_count, !paged};
-    for (int k = 0; k < HVT__OPTIM_STATES; k++)
-        ret_list[1 + k] = (replica){o->rule->state[k], k < o->states ? o->v + (size_t)k * o->v_count : NULL,
-                                    sizeof *o->v, m->grad_count, k < o->states && !o->sliced && !d->v};
+    for (int k = 0; k < HVT__ARENAS; k++)
+        ret_list[1 + k] = (replica){k < o->states ? o->rule->state[k] : "averages of the weights",
+                                    k < o->arenas ? o->v + (size_t)k * o->v_count : NULL, sizeof *o->v,
+                                    m->grad_count, k < o->arenas && !o->sliced && !d->v};
     ret_list[COPIES] = (replica){"16-bit copies of parameters", m->copy, sizeof *m->copy, m->arena_count,
                                  m->copy && !m->copy_stale};
 }

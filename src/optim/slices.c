@@ -18,7 +18,7 @@
 /* Elements of all of it. */
 static size_t state_count(const hvt_optim *o)
 {
-    return (size_t)o->states * o->m->grad_count;
+    return (size_t)o->arenas * o->m->grad_count;
 }
 
 /* Copies of its own, which this rank may fail to get, before the shared memory goes. Slices that were not
@@ -114,7 +114,7 @@ size_t hvt_distopt_state_bytes(const hvt_distopt *d)
     else
         for (const hvt_bucket *b = d->bucket + 1; b < d->bucket + d->nbucket; b++)
             count += b->own_end - b->own_first;
-    return (size_t)d->optim->states * count * sizeof *d->v;
+    return (size_t)d->optim->arenas * count * sizeof *d->v;
 }
 
 /* Of one arena. */
@@ -131,7 +131,7 @@ static hvt_status copy_slices(hvt_device *dev, const hvt_bucket *bucket, int n, 
 /* Memory for this rank's slices, `count` elements of each state, to become o->v. */
 static hvt_status alloc_slices(const hvt_optim *o, size_t count, float **ret_slices)
 {
-    size_t bytes = (size_t)o->states * (count ? count : 1) * sizeof **ret_slices;
+    size_t bytes = (size_t)o->arenas * (count ? count : 1) * sizeof **ret_slices;
 
     return o->m->dev->ops->memory.alloc(o->m->dev, bytes, (void **)ret_slices);
 }
@@ -143,7 +143,7 @@ static hvt_status open_slices(hvt_distopt *d, size_t count)
     float *slices = NULL;
     hvt_status s = alloc_slices(o, count, &slices);
 
-    for (int k = 0; s == HVT_OK && k < o->states; k++)
+    for (int k = 0; s == HVT_OK && k < o->arenas; k++)
         s = copy_slices(o->m->dev, d->bucket, d->nbucket, slices + (size_t)k * count,
                         o->v + (size_t)k * o->v_count);
     if (s != HVT_OK) {
@@ -217,7 +217,7 @@ static hvt_status spread_state(hvt_distopt *d, int root)
     HVT_TRY(hvt__optim_fresh(o, &fresh));
     spread = o->whole && !fresh;
     HVT_TRY(hvt_world_broadcast(d->world, &spread, sizeof spread, root));
-    for (int k = 0; spread && k < o->states; k++) {
+    for (int k = 0; spread && k < o->arenas; k++) {
         const float *from = o->whole ? o->whole + (size_t)k * o->m->grad_count : NULL;
 
         HVT_TRY(broadcast_grads(d, from, o->m->grad_count, root));
@@ -273,7 +273,7 @@ hvt_status hvt__slices_gather(hvt_distopt *d, int root)
     if (!d->optim->sliced)
         return HVT_OK;
     HVT_TRY(hvt_world_agree(d->world, hvt__slices_forget(d)));
-    for (int k = 0; k < d->optim->states; k++) {
+    for (int k = 0; k < d->optim->arenas; k++) {
         HVT_TRY(collect(d, k));
         HVT_TRY(hvt_world_agree(d->world, root < 0 || root == d->rank ? keep_whole(d->optim, k) : HVT_OK));
     }
@@ -295,7 +295,7 @@ hvt_status hvt__slices_replan(hvt_distopt *d, hvt_bucket *bucket, int n)
         return HVT_OK;
     HVT_TRY(hvt_world_agree(d->world, hvt__slices_forget(d)));
     s = hvt_world_agree(d->world, alloc_slices(o, count, &slices));
-    for (int k = 0; s == HVT_OK && k < o->states; k++) {
+    for (int k = 0; s == HVT_OK && k < o->arenas; k++) {
         s = collect(d, k);
         if (s == HVT_OK)
             s = hvt_world_agree(d->world,

@@ -66,6 +66,7 @@ hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards
     }
     HVT_CHECK(images > 0, E_ARG, "a step without images: all %d shards are empty", shards);
     HVT_CHECK(isfinite(lr), E_ARG, "learning rate is %g", lr);
+    HVT_TRY(hvt__ema_check_place(d->optim, "a step"));
     HVT_TRY(hvt__slices_forget(d));
     hvt__trace_step(0);
     if (d->codec->begin)
@@ -300,6 +301,7 @@ hvt_status hvt_distopt_step(hvt_distopt *d)
         hvt__distopt_drop(d);
     }
     HVT_TRY(s);
+    HVT_TRY(hvt__ema_stats(d->optim));
     if (d->opts.clip_norm > 0)
         hvt__clip_apply(d);
     d->decided = true;

@@ -205,6 +205,17 @@ static void print_precision(const run *t)
                       scale);
 }
 
+static void print_average(const run *t)
+{
+    const hvt_ema *ema = &t->set.optim.ema;
+    char every[40] = "each update";
+
+    if (ema->every > 1)
+        snprintf(every, sizeof every, "every %d updates", ema->every);
+    hvt__report_print(t->rep, "  average    of the weights, decay %.9g, %s: this is evaluated and saved",
+                      ema->decay, every);
+}
+
 static void print_saving(const run *t)
 {
     const hvt_options *o = t->opts;
@@ -299,6 +310,8 @@ static void print_start(const run *t, const char *const *host)
             "  batch      %d images x %d shard%s = %lld per update; %u updates per epoch, %lld in all",
             t->set.batch, t->set.shards, t->set.shards > 1 ? "s" : "",
             (long long)t->set.batch * t->set.shards, t->steps_per_epoch, (long long)t->end);
+    if (t->set.optim.ema.decay > 0 && (t->train_set || hvt_distopt_averages(t->dist)))
+        print_average(t);
     if (t->train_set && t->opts->ask == HVT_ASK_TRAIN)
         print_saving(t);
     print_limit(t);

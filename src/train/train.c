@@ -65,7 +65,8 @@ static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
     bool mse = t->set.loss.kind == HVT_LOSS_MSE;
     bool unlabelled = hvt_dataset_describe(t->test_set)->unlabelled && !mse;
     json_t *record;
-    char text[200], mean[32], when[40];
+    int64_t averages = hvt_distopt_averages(t->dist);
+    char text[200], mean[32], when[60];
 
     if (!t->rep)
         return HVT_OK;
@@ -76,12 +77,14 @@ static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
                        (json_int_t)t->test.count, "nan", (json_int_t)odd->nan, "inf", (json_int_t)odd->inf);
     if (mse)
         json_object_set_new(record, "mae", hvt__number(x.error));
+    if (t->set.optim.ema.decay > 0)
+        json_object_set_new(record, "averages", json_integer((json_int_t)averages));
     HVT_TRY(hvt__report_put(t->rep, record));
     snprintf(mean, sizeof mean, fabs(x.loss) < 1e6 ? "%.4f" : "%g", x.loss);
     if (t->sample > 0) /* within an epoch */
-        snprintf(when, sizeof when, "step %" PRId64, t->steps);
+        snprintf(when, sizeof when, "step %" PRId64 "%s", t->steps, averages ? " (averaged weights)" : "");
     else
-        snprintf(when, sizeof when, "epoch %d", epoch);
+        snprintf(when, sizeof when, "epoch %d%s", epoch, averages ? " (averaged weights)" : "");
     snprintf(text, sizeof text, "test after %s: loss %s, top-1 %.2f %%, top-5 %.2f %% of %lld images", when,
              mean, x.top1, x.top5, (long long)t->test.count);
     if (mse)
@@ -94,6 +97,15 @@ static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
     return print_evaluation(t, text);
 }
 
+/* Of the weights' average, if there is one. */
+static hvt_status evaluate_average(run *t, hvt__odd_losses *ret_odd, bool *ret_whole)
+{
+    HVT_TRY(hvt_distopt_use_average(t->dist, true));
+    HVT_TRY(
+        hvt__evaluate(t->model, t->test_data, t->world, show_evaluation, t, &t->test, ret_odd, ret_whole));
+    return hvt_distopt_use_average(t->dist, false);
+}
+
 static hvt_status evaluate(run *t)
 {
     double start = hvt__running(), took;
@@ -104,8 +116,7 @@ static hvt_status evaluate(run *t)
         return HVT_OK;
     t->evaluated = 0;
     hvt__trace_begin(HVT__EVALUATE, -1);
-    HVT_TRY(hvt__traced(
-        hvt__evaluate(t->model, t->test_data, t->world, show_evaluation, t, &t->test, &odd, &whole)));
+    HVT_TRY(hvt__traced(evaluate_average(t, &odd, &whole)));
     took = hvt__running() - start;
     t->spent.evaluate += took;
     t->untested = t->stopping = !whole; /* a rank was asked to end: the next job evaluates */
@@ -304,6 +315,14 @@ static hvt_status report_end(const run *t, const hvt_report *r, int64_t bytes, i
     return HVT_OK;
 }
 
+/* Of what was evaluated and saved. */
+static hvt_status hash_weights(run *t, uint64_t *ret_hash)
+{
+    HVT_TRY(hvt_distopt_use_average(t->dist, true));
+    HVT_TRY(hvt_world_agree(t->world, hvt_model_hash(t->model, ret_hash)));
+    return hvt_distopt_use_average(t->dist, false);
+}
+
 static hvt_status finish(run *t, hvt_report *ret_report)
 {
     hvt_report r = {.epochs = t->epoch + (t->step > 0),
@@ -316,7 +335,7 @@ static hvt_status finish(run *t, hvt_report *ret_report)
     int64_t bytes[] = {hvt__process_peak_bytes(), device.peak_bytes};
 
     HVT_TRY(hvt_world_allreduce_i64(t->world, HVT_MAX, bytes, 2));
-    HVT_TRY(hvt_world_agree(t->world, hvt_model_hash(t->model, &r.weights)));
+    HVT_TRY(hash_weights(t, &r.weights));
     r.seconds = hvt__process_seconds();
     HVT_TRY(hvt_world_agree(t->world, report_end(t, &r, bytes[0], bytes[1])));
     *ret_report = r;
@@ -336,7 +355,7 @@ static hvt_status leave(run *t, hvt_report *ret_report)
     if (t->in_epoch)
         hvt__spent_take(t);
     hvt__signals_leave();
-    HVT_TRY(hvt_world_agree(t->world, hvt_model_hash(t->model, &r.weights)));
+    HVT_TRY(hash_weights(t, &r.weights));
     HVT_TRY(hvt_world_agree(t->world, hvt__report_preempted(t, r.weights)));
     *ret_report = r;
     return HVT_OK;

@@ -46,7 +46,7 @@ typedef struct rig {
 } rig;
 
 typedef struct result {
-    uint64_t weights, momentum; /* hashes */
+    uint64_t weights, momentum; /* hashes; momentum: of all that the optimizer keeps */
     hvt_loss loss;
     int64_t skipped;
 } result;
@@ -242,7 +242,7 @@ static inline hvt_status rig_result(rig *r, result *ret)
     HVT_TRY(hvt_model_hash(r->m, &ret->weights));
     HVT_TRY(hvt_distopt_gather(r->d, -1));
     HVT_TRY(hvt__optim_state(r->o, false, &state));
-    for (int i = 0; state && i < r->o->states * r->m->ntrained; i++) {
+    for (int i = 0; state && i < r->o->arenas * r->m->ntrained; i++) {
         const hvt_param *p = &r->m->param[i % r->m->ntrained];
         float *v = malloc(p->elements * sizeof *v);
 
@@ -250,6 +250,8 @@ static inline hvt_status rig_result(rig *r, result *ret)
         ret->momentum = hvt__hash(ret->momentum, v, p->elements * sizeof *v);
         free(v);
     }
+    if (r->o->ema_stats)
+        ret->momentum = hvt__hash(ret->momentum, r->o->ema_stats, r->m->stats_count * sizeof(float));
     ret->skipped = hvt_distopt_skipped(r->d);
     return hvt_model_take_loss(r->m, &ret->loss);
 }

@@ -70,7 +70,7 @@ def metadata(name):
     with open(path, "rb") as f:
         n, = struct.unpack("<Q", f.read(8))
         meta = json.loads(json.loads(f.read(n))["__metadata__"]["hvtrain"])
-    for key in "momentum", "adam", "powersgd":
+    for key in "momentum", "adam", "powersgd", "raw":
         if meta.get(key) and not os.path.exists(os.path.join(RUN, meta[key])):
             complain(name, "names", meta[key], "which is not there")
     return meta

@@ -176,6 +176,7 @@ TEST(what_needs_an_optimizer_refuses_null)
     REFUSES(hvt_distopt_replan(NULL, 0, 0));
     REFUSES(hvt_distopt_broadcast(NULL, 0));
     REFUSES(hvt_distopt_gather(NULL, 0));
+    REFUSES(hvt_distopt_use_average(NULL, true));
     REFUSES(hvt_distopt_begin(NULL, &count, 1, .1));
     REFUSES(hvt_distopt_on_grad(NULL, 0, 1));
     REFUSES(hvt_distopt_step(NULL));
@@ -188,7 +189,7 @@ TEST(what_needs_an_optimizer_refuses_null)
     hvt_graph_free(&graph);
     REFUSES(hvt_distopt_check(NULL));
     CHECK(!hvt_distopt_stopped(NULL) && hvt_distopt_take_exposed(NULL) == 0 && !hvt_distopt_skipped(NULL) &&
-              !hvt_distopt_bytes(NULL) && !hvt_distopt_state_bytes(NULL) &&
+              !hvt_distopt_bytes(NULL) && !hvt_distopt_averages(NULL) && !hvt_distopt_state_bytes(NULL) &&
               hvt_distopt_update(NULL) == HVT_UPDATE_AUTO && hvt_distopt_loss_scale(NULL) == 1 &&
               !hvt_distopt_buckets(NULL, &bytes),
           "NULL has something");

@@ -445,6 +445,108 @@ def adam_goes_on_in_the_middle_of_an_epoch_on_other_ranks():
     check(rc == 1 and len(err) == 1 and "optim.exp_avg.conv1.weight" in err[0], "no one knows its step count:", rc, err)
 
 
+AVERAGED = "--shards 2 --batch 8 --momentum 0.8 --ema 0.8:every=2".split()
+
+
+def averages_are_evaluated_saved_and_go_on_anywhere():
+    base = AVERAGED + ["--epochs", "2"]
+    kinds = train(base)
+    straight, plain = weights(kinds), weights(train("--shards 2 --batch 8 --momentum 0.8 --epochs 2".split()))
+    check(straight and straight != plain, straight, plain)
+    check([r["averages"] for r in kinds["eval"]] == [2, 4], kinds["eval"])
+    for before, after in [(0, 0)] + ([(1, 2), (2, 1), (4, 2)] if MPIRUN else []):
+        shutil.rmtree(path("mean"), ignore_errors=True)
+        shards = ["--shards", "4", "--batch", "4"] if before == 4 else []
+        want = weights(train(base + shards)) if shards else straight
+        train(base + shards + "--steps 5 --save mean".split(), before)
+        rc, _, err = run(["--log", "log"] + "--resume mean --threads 1 --quiet".split(), after)
+        check(rc == 0 and not err and records("log")[-1]["weights"] == want, before, "then", after, rc, err)
+    names = {n for n in os.listdir(path("mean")) if n.startswith("gen-000003")}
+    check(names == {f"gen-000003{s}.safetensors" for s in ("", ".momentum", ".raw")}, names)
+    last = metadata(read_safetensors("mean/last.safetensors")[0])
+    check(last["weights"] == want and last["ema"] == {"averages": 4}, last)
+    raw = "mean/gen-000003.raw.safetensors"
+    with open(path(raw), "r+b") as f:
+        f.seek(-100, os.SEEK_END)
+        byte = f.read(1)
+        f.seek(-100, os.SEEK_END)
+        f.write(bytes([byte[0] ^ 1]))
+    rc, _, err = run("--resume mean --threads 1 --quiet --save none --log log".split(), 2 if MPIRUN else 0)
+    check(rc == 0 and any(raw in line and "damaged" in line and "continuing from mean/gen-000002" in line
+                          for line in err), rc, err)
+    check(records("log")[-1]["weights"] == want, "from the generation before", records("log")[-1])
+
+
+def the_average_is_the_file_and_its_evaluation():
+    shutil.rmtree(path("judge"), ignore_errors=True)
+    loss = train(AVERAGED + "--epochs 1 --save judge".split())["eval"][-1]["loss"]
+    for args in ["--resume judge", "--init judge/last.safetensors", "--init judge"]:
+        kinds = train(["--evaluate"] + args.split(), 2 if MPIRUN else 0)
+        check(kinds["eval"][0]["loss"] == loss, args, kinds["eval"], loss)
+    raw = train("--evaluate --resume judge --ema none".split())["eval"][0]
+    check(raw["loss"] != loss and "averages" not in raw, raw, loss)
+    check(train("--evaluate --init judge/gen-000001.raw.safetensors".split())["eval"][0]["loss"] == raw["loss"], raw)
+    rc, _, err = run([a for a in TINY if a != "--quiet"] + "--resume judge --epochs 2 --save none".split())
+    said = "\n".join(err)
+    check(rc == 0 and "average    of the weights, decay 0.8, every 2 updates" in said and
+          "test after epoch 2 (averaged weights): loss" in said, rc, err)
+
+
+def averages_come_and_go_with_their_option():
+    base = "--shards 2 --batch 8 --momentum 0.8".split()
+    for name, option in [("goes", ["--ema", "0.9"]), ("comes", [])]:
+        shutil.rmtree(path(name), ignore_errors=True)
+        train(base + option + ["--epochs", "1", "--save", name])
+    straight = weights(train(base + "--epochs 2".split()))
+    rc, _, err = run("--resume goes --ema none --epochs 2 --save none --threads 1 --log log --quiet".split())
+    check(rc == 0 and records("log")[-1]["weights"] == straight, "its raw weights go on:", rc, err)
+    rc, _, err = run("--resume goes --ema none --epochs 2 --save none --threads 1".split())
+    check(rc == 0 and any("goes on with the weights themselves" in line for line in err), rc, err)
+    rc, _, err = run("--resume comes --ema 0.9 --epochs 2 --save none --threads 1 --log log".split())
+    check(rc == 0 and any("it begins with the next update" in line for line in err), rc, err)
+    check([r for r in records("log") if r["record"] == "eval"][-1]["averages"] == 4, "averages of one epoch")
+    os.unlink(path("goes/gen-000001.raw.safetensors"))
+    rc, _, err = run("--resume goes --epochs 2 --threads 1 --quiet".split())
+    check(rc == 1 and len(err) == 1 and "weights before averaging" in err[0] and "--init" in err[0], rc, err)
+
+
+def pytorch_averages_the_same():
+    """AveragedModel, given the raw weights of every update, and what was saved beside them."""
+    python = python_with("torch, safetensors.torch")
+    shutil.rmtree(path("each"), ignore_errors=True)
+    train(AVERAGED + "--epochs 3 --save-every 1steps --keep 99 --save each".split())
+    script = """
+import glob, sys, torch
+from safetensors.torch import load_file
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+class Net(torch.nn.Module):
+    def __init__(self, state):
+        super().__init__()
+        for name, x in state.items():
+            self.register_buffer(name.replace(".", "_"), x.clone())
+files = sorted(f for f in glob.glob(sys.argv[1] + "/gen-*.safetensors") if f.count(".") == 1 + sys.argv[1].count("."))
+net = Net(load_file(files[0]))
+mean = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.8), use_buffers=True)
+updates = 0
+for i, f in enumerate(files):
+    raw, ours = load_file(f.replace(".safetensors", ".raw.safetensors")), load_file(f)
+    assert raw.keys() == ours.keys()
+    updates = int(raw["bn1.num_batches_tracked"])
+    assert updates == i + 1, (f, updates)
+    for name, x in raw.items():
+        getattr(net, name.replace(".", "_")).copy_(x)
+    if (updates - 1) % 2 == 0:
+        mean.update_parameters(net)
+    for name, x in ours.items():
+        y = getattr(mean.module, name.replace(".", "_"))
+        assert x.dtype == y.dtype and torch.allclose(x.double(), y.double(), rtol=1e-6, atol=1e-6), (f, name, x, y)
+        assert x.is_floating_point() or torch.equal(x, y), (f, name, x, y)
+assert updates == 12, updates
+"""
+    p = subprocess.run([python, "-c", script, path("each")], capture_output=True, text=True)
+    check(p.returncode == 0, p.stderr[-1000:])
+
+
 def real_images_give_the_same_bits_on_2_ranks():
     folder = os.environ.get("HVT_TEST_CIFAR10")
     if not folder:
@@ -933,6 +1035,10 @@ TESTS = [
     sixteen_bits_on_the_way_are_the_same_again,
     gradients_as_factors_learn_and_go_on_where_they_were,
     adam_goes_on_in_the_middle_of_an_epoch_on_other_ranks,
+    averages_are_evaluated_saved_and_go_on_anywhere,
+    the_average_is_the_file_and_its_evaluation,
+    averages_come_and_go_with_their_option,
+    pytorch_averages_the_same,
     real_images_give_the_same_bits_on_2_ranks,
     ranks_that_hold_no_subtree_are_told,
     evaluation_is_equal_on_1_to_4_ranks,

@@ -1,7 +1,8 @@
 /*
  * One checkpoint: a file with the weights, whose metadata names its *sidecar files* (optimizer, PowerSGD
  * state), and theirs contains the hash of the weights that they belong to. train.h explains the order of
- * writes.
+ * writes. Where weights are averaged, the file has their average, which was evaluated, and a sidecar file the
+ * *raw* weights, with which training goes on.
  */
 #include "snapshot.h"
 #include "base_impl.h"
@@ -15,12 +16,15 @@
 #include <unistd.h>
 
 const char *const hvt__sidecar_end[HVT__SIDECARS] = {
-    ".momentum" HVT_CHECKPOINT_END, ".adam" HVT_CHECKPOINT_END, ".powersgd" HVT_CHECKPOINT_END};
+    ".momentum" HVT_CHECKPOINT_END, ".adam" HVT_CHECKPOINT_END, ".powersgd" HVT_CHECKPOINT_END,
+    ".raw" HVT_CHECKPOINT_END};
 
 static const struct {
     const char *key, *what; /* in the metadata of the weights; in messages */
-} sidecars[HVT__SIDECARS] = {
-    {"momentum", "momentum"}, {"adam", "averages of Adam"}, {"powersgd", "PowerSGD state"}};
+} sidecars[HVT__SIDECARS] = {{"momentum", "momentum"},
+                             {"adam", "averages of Adam"},
+                             {"powersgd", "PowerSGD state"},
+                             {"raw", "weights before averaging"}};
 
 /* Which of them has this optimizer's state? */
 static int sidecar_of(const hvt__optim_rule *rule)
@@ -99,6 +103,8 @@ static json_t *describe(const hvt__snapshot *s, const sidecar file[HVT__SIDECARS
         json_object_set_new(
             meta, "optimizer",
             json_pack("{s:s, s:I}", "name", s->rule->name, "updates", (json_int_t)s->step.updates));
+    if (s->takes_average)
+        json_object_set_new(meta, "ema", json_pack("{s:I}", "averages", (json_int_t)s->step.ema_count));
     for (int k = 0; k < HVT__SIDECARS; k++)
         json_object_set_new(meta, sidecars[k].key, json_string(file[k].name));
     return meta;
@@ -145,12 +151,24 @@ static hvt_status write_files(const char *path, hvt__snapshot *of, const sidecar
         s = hvt__powersgd_state_save(file[HVT__POWERSGD].path, of, meta[HVT__POWERSGD]);
     for (int k = 0; k < HVT__POWERSGD; k++)
         if (s == HVT_OK && *file[k].name)
-            s = hvt__weights_save(file[k].path, of, true, meta[k]);
+            s = hvt__weights_save(file[k].path, of, HVT__SAVE_STATE, meta[k]);
+    if (s == HVT_OK && *file[HVT__RAW].name)
+        s = hvt__weights_save(file[HVT__RAW].path, of, HVT__SAVE_RAW, meta[HVT__RAW]);
     if (s == HVT_OK)
-        s = hvt__weights_save(path, of, false, meta[HVT__SIDECARS]);
+        s = hvt__weights_save(path, of, HVT__SAVE_WEIGHTS, meta[HVT__SIDECARS]);
     for (size_t i = 0; i < HVT_LEN(meta); i++)
         json_decref(meta[i]);
     return s;
+}
+
+/* Does this checkpoint have it? */
+static bool has_sidecar(const hvt__snapshot *of, int k)
+{
+    if (k == HVT__POWERSGD)
+        return of->powersgd.q != NULL;
+    if (k == HVT__RAW)
+        return of->average != NULL;
+    return of->state && k == sidecar_of(of->rule);
 }
 
 hvt_status hvt__checkpoint_write(const char *dir, const char *name, const char *stem, hvt__snapshot *of)
@@ -164,7 +182,7 @@ hvt_status hvt__checkpoint_write(const char *dir, const char *name, const char *
     snprintf(hashed, sizeof hashed, "%.80s-%016" PRIx64, name,
              hvt__hash(of->hash, &of->progress.steps, sizeof of->progress.steps));
     for (int k = 0; k < HVT__SIDECARS; k++)
-        if (k == HVT__POWERSGD ? of->powersgd.q != NULL : of->state && k == sidecar_of(of->rule)) {
+        if (has_sidecar(of, k)) {
             snprintf(file[k].name, sizeof file[k].name, "%.100s%s", stem ? stem : hashed,
                      hvt__sidecar_end[k]);
             HVT_TRY(hvt__path(file[k].path, "%s/%s", dir, file[k].name));
@@ -267,12 +285,14 @@ static hvt_status load_sidecar(const char *path, const json_t *meta, int k, int6
     belongs = hvt__metadata_text(its, "weights");
     HVT_CHECK_OR(done, !strcmp(belongs, weights), E_FORMAT, "%s belongs to the weights %.20s, %s has %.20s",
                  file, *belongs ? belongs : "?", path, weights);
-    if (k != HVT__POWERSGD) {
-        HVT_TRY_OR(done, hvt__state_load(st, o));
-        HVT_TRY_OR(done, hvt__optim_set_updates(o, updates));
-    } else {
+    if (k == HVT__POWERSGD) {
         HVT_TRY_OR(done, hvt__st_verify(st));
         HVT_TRY_OR(done, hvt__powersgd_state_load(st, its, o));
+    } else if (k == HVT__RAW) {
+        HVT_TRY_OR(done, hvt__weights_load(st, o->m, false, NULL));
+    } else {
+        HVT_TRY_OR(done, hvt__state_load(st, o));
+        HVT_TRY_OR(done, hvt__optim_set_updates(o, updates));
     }
 done:
     json_decref(its);
@@ -298,13 +318,39 @@ static hvt_status read_optimizer(const hvt_st *st, const json_t *meta, const hvt
     return HVT_OK;
 }
 
+/* The model has the weights of the file. If these are an average, the optimizer takes it, and the model the
+ * weights that it was made of; one without an average goes on without. */
+static hvt_status load_average(const hvt_st *st, const json_t *meta, int64_t updates, hvt_optim *o)
+{
+    json_t *ema = json_object_get(meta, "ema");
+    bool averaged = *hvt__metadata_text(meta, sidecars[HVT__RAW].key), takes = o->arenas > o->states;
+    json_int_t averages = 0;
+
+    HVT_CHECK(!ema || (json_unpack(ema, "{s:I}", "averages", &averages) == 0 && averages >= 0 &&
+                       averaged == (averages > 0)),
+              E_FORMAT, "%s: metadata ema: expected how often weights were averaged", st->path);
+    if (averaged && takes) {
+        HVT_TRY(hvt__optim_set_updates(o, updates));
+        HVT_TRY(hvt__ema_load(o, averages));
+    } else if (averaged) {
+        HVT_INFO("note: %s has an average of the weights; without --ema the run goes on with the weights "
+                 "themselves",
+                 st->path);
+    } else if (takes && !ema && updates) {
+        HVT_INFO("note: %s has no average of the weights, so it begins with the next update", st->path);
+    }
+    return load_sidecar(st->path, meta, HVT__RAW, updates, o);
+}
+
 static hvt_status load_model(hvt_st *st, const json_t *meta, hvt_model *m, hvt_optim *o)
 {
     const char *path = st->path;
     int64_t updates = 0;
 
-    if (o)
+    if (o) {
+        HVT_TRY(hvt__ema_check_place(o, "a load"));
         HVT_TRY(read_optimizer(st, meta, o, &updates));
+    }
     HVT_TRY(hvt__weights_load(st, m, false, hvt__metadata_text(meta, "weights")));
     if (!o)
         return HVT_OK;
@@ -313,6 +359,7 @@ static hvt_status load_model(hvt_st *st, const json_t *meta, hvt_model *m, hvt_o
         HVT_TRY(load_sidecar(path, meta, sidecar_of(o->rule), updates, o));
     if (o->powersgd)
         HVT_TRY(load_sidecar(path, meta, HVT__POWERSGD, updates, o));
+    HVT_TRY(load_average(st, meta, updates, o));
     return load_scaler(st, meta, m);
 }
 

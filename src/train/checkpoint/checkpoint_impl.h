@@ -120,7 +120,7 @@ void hvt__snapshot_free(hvt__snapshot **snapshot); /* NULL is fine */
 #define HVT_CHECKPOINT_END ".safetensors"
 
 /* The ends of the names of all sidecar files. */
-enum { HVT__MOMENTUM, HVT__ADAM, HVT__POWERSGD, HVT__SIDECARS };
+enum { HVT__MOMENTUM, HVT__ADAM, HVT__POWERSGD, HVT__RAW, HVT__SIDECARS };
 extern const char *const hvt__sidecar_end[HVT__SIDECARS];
 
 /* Write a snapshot, which can only be freed or taken again after that: DIR/NAME.safetensors, and before it

@@ -28,20 +28,34 @@ static size_t largest_span(const hvt_model *m)
     return most;
 }
 
-/* Cut the block into its parts; returns the floats that they need. */
-static size_t cut(hvt__snapshot *s, const hvt_optim *o, bool state)
+/* An update was made: the optimizer's state holds something. */
+static bool has_state(const hvt__snapshot *s)
+{
+    return !s->step.fresh || s->step.apply;
+}
+
+/* Cut the block into its parts; returns the floats that they need. There is room for state and average before
+ * they hold anything. */
+static size_t cut(hvt__snapshot *s, const hvt_optim *o)
 {
     const hvt__powersgd_state *p = o ? o->powersgd : NULL;
-    size_t at = 0, arena = s->m->arena_count;
-    float *v;
+    size_t at = 0, arena = s->m->arena_count, arenas = o ? (size_t)o->arenas : 0;
+    float *averages;
 
     s->room = part(s, &at, largest_span(s->m));
     s->params = part(s, &at, arena);
     s->stats = part(s, &at, s->m->stats_count);
     s->rule = o ? o->rule : NULL;
     s->states = o ? o->states : 0;
-    v = part(s, &at, (size_t)s->states * s->m->grad_count); /* room is there before it holds anything */
-    s->state = state ? v : NULL;
+    s->takes_average = arenas > (size_t)s->states;
+    s->arenas = part(s, &at, arenas * s->m->grad_count);
+    averages = part(s, &at, s->takes_average ? s->m->stats_count : 0);
+    s->state = s->states && has_state(s) ? s->arenas : NULL;
+    s->average = s->average_stats = NULL;
+    if (s->takes_average && s->step.ema_count && s->arenas) {
+        s->average = s->arenas + (size_t)s->states * s->m->grad_count;
+        s->average_stats = averages;
+    }
     s->powersgd = p ? *p : (hvt__powersgd_state){0};
     if (p) {
         s->powersgd.q = part(s, &at, p->q_count);
@@ -58,16 +72,16 @@ static void free_block(hvt__snapshot *s)
     s->count = 0;
 }
 
-static hvt_status make_room(hvt__snapshot *s, const hvt_optim *o, bool state)
+static hvt_status make_room(hvt__snapshot *s, const hvt_optim *o)
 {
-    size_t count = cut(s, o, state);
+    size_t count = cut(s, o);
 
     if (count > s->count) {
         free_block(s);
         HVT_TRY(s->dev->ops->memory.alloc_host(s->dev, count * sizeof *s->block, (void **)&s->block));
         s->count = count;
     }
-    cut(s, o, state);
+    cut(s, o);
     return HVT_OK;
 }
 
@@ -95,27 +109,29 @@ static hvt_status copy_progress(hvt__snapshot *s, const hvt_progress *p)
 
 static hvt_status copy_all(hvt__snapshot *s, hvt_model *m, hvt_optim *o, const hvt_progress *progress)
 {
-    bool fresh = true;
     float *v = NULL;
 
+    if (o)
+        HVT_TRY(hvt__ema_check_place(o, "a save"));
     HVT_CHECK(
         !o || !o->powersgd || o->powersgd->q, E_ARG,
         "what gradients leave from step to step lies on the ranks; hvt_distopt_gather() brings it here");
-    if (o && o->states)
-        HVT_TRY(hvt__optim_fresh(o, &fresh));
-    if (!fresh)
+    HVT_TRY(hvt__model_state(m, &s->step));
+    if (o && o->arenas && has_state(s))
         HVT_TRY(hvt__optim_state(o, false, &v));
     if (s->dev != m->dev)
         free_block(s);
     s->m = m;
     s->dev = m->dev;
-    HVT_TRY(make_room(s, o, !fresh));
+    HVT_TRY(make_room(s, o));
     HVT_TRY(copy_progress(s, progress));
-    HVT_TRY(hvt__model_state(m, &s->step));
     HVT_TRY(copy_arena(m, s->params, m->params, m->arena_count));
     HVT_TRY(hvt_device_download(m->dev, s->stats, m->stats, m->stats_count * sizeof *s->stats));
-    for (size_t k = 0; s->state && k < (size_t)s->states; k++)
-        HVT_TRY(copy_arena(m, s->state + k * m->grad_count, v + k * m->grad_count, m->grad_count));
+    for (size_t k = 0; v && k < (size_t)o->arenas; k++)
+        HVT_TRY(copy_arena(m, s->arenas + k * m->grad_count, v + k * m->grad_count, m->grad_count));
+    if (s->average)
+        HVT_TRY(hvt_device_download(m->dev, s->average_stats, o->ema_stats,
+                                    m->stats_count * sizeof *s->average_stats));
     if (s->powersgd.q) {
         memcpy(s->powersgd.q, o->powersgd->q, s->powersgd.q_count * sizeof(float));
         memcpy(s->powersgd.residual, o->powersgd->residual,
@@ -154,11 +170,19 @@ static void arrange_params(hvt__snapshot *s)
     s->room = s->stats - (from - to);
 }
 
+const float *hvt__snapshot_weight(const hvt__snapshot *s, const hvt_param *p)
+{
+    return s->average && !p->frozen ? hvt__snapshot_tensor(s, s->average, p) : s->params + p->offset;
+}
+
+const float *hvt__snapshot_stat(const hvt__snapshot *s, const hvt_stat *t)
+{
+    return (s->average ? s->average_stats : s->stats) + t->offset;
+}
+
 static hvt_status get_arranged(void *ctx, const hvt_param *p, const hvt_stat *t, const float **ret_x)
 {
-    const hvt__snapshot *s = ctx;
-
-    *ret_x = p ? s->params + p->offset : s->stats + t->offset;
+    *ret_x = p ? hvt__snapshot_weight(ctx, p) : hvt__snapshot_stat(ctx, t);
     return HVT_OK;
 }
 

@@ -369,6 +369,19 @@ static hvt_status fetch(void *ctx, const hvt_st_item *item, const void **ret_dat
     const hvt__snapshot *of = ctx;
 
     if (item->id >= ID_TRACKED)
+        *ret_data = of->average ? &of->step.ema_tracked : &of->tracked;
+    else if (item->id >= ID_STAT)
+        *ret_data = hvt__snapshot_stat(of, &of->m->stat[item->id - ID_STAT]);
+    else
+        *ret_data = hvt__snapshot_weight(of, &of->m->param[item->id]);
+    return HVT_OK;
+}
+
+static hvt_status fetch_raw(void *ctx, const hvt_st_item *item, const void **ret_data)
+{
+    const hvt__snapshot *of = ctx;
+
+    if (item->id >= ID_TRACKED)
         *ret_data = &of->tracked;
     else if (item->id >= ID_STAT)
         *ret_data = of->stats + of->m->stat[item->id - ID_STAT].offset;
@@ -387,17 +400,19 @@ static hvt_status fetch_state(void *ctx, const hvt_st_item *item, const void **r
     return HVT_OK;
 }
 
-hvt_status hvt__weights_save(const char *path, const hvt__snapshot *of, bool state, const json_t *meta)
+hvt_status hvt__weights_save(const char *path, const hvt__snapshot *of, hvt__save what, const json_t *meta)
 {
+    static hvt_st_fetch *const fetches[] = {
+        [HVT__SAVE_WEIGHTS] = fetch, [HVT__SAVE_RAW] = fetch_raw, [HVT__SAVE_STATE] = fetch_state};
     hvt_st_item *items;
     int n;
     hvt_status s;
 
-    if (state)
+    if (what == HVT__SAVE_STATE)
         HVT_TRY(list_state(of->m, of->rule, of->states, &items, &n));
     else
         HVT_TRY(list_tensors(of->m, &items, &n));
-    s = hvt__st_write(path, items, n, meta, state ? fetch_state : fetch, (void *)(uintptr_t)of);
+    s = hvt__st_write(path, items, n, meta, fetches[what], (void *)(uintptr_t)of);
     free(items);
     return s;
 }

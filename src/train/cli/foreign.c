@@ -92,6 +92,8 @@ static const struct {
      "nothing, hvtrain does not have this: --optimizer has sgd, adam and adamw"},
     {HVT__FLAG, "beta1|beta2|adam-beta1|adam-beta2|adam-betas|opt-betas", "--betas X,X"},
     {HVT__FLAG, "adam-eps|adam-epsilon|opt-eps|epsilon", "--eps"},
+    {HVT__FLAG, "model-ema|model-ema-decay|model-ema-steps|ema-decay|ema-steps|use-ema",
+     "--ema DECAY or DECAY:every=N"},
     {HVT__FLAG, "channels-last|compile|torch-compile|cudnn-benchmark|benchmark|winograd",
      "nothing, the plan chooses by itself"},
     {HVT__FLAG, "random-seed|manual-seed", "--seed"},
@@ -109,8 +111,7 @@ static const struct {
     {HVT__FLAG, "V", "--version"},
     {HVT__FLAG, "c|cfg|config-file", "--config FILE"},
     {HVT__FLAG,
-     "use-adasum|mixup|mixup-alpha|cutmix|cutmix-alpha|random-erase|reprob|auto-augment|aa|model-ema|ema|"
-     "patience|"
+     "use-adasum|mixup|mixup-alpha|cutmix|cutmix-alpha|random-erase|reprob|auto-augment|aa|patience|"
      "early-stopping",
      "nothing, hvtrain does not have this"},
     {HVT__FLAG, "dropout|drop|drop-path", "nothing, a --model FILE.pt2 exported in train() mode has its own"},

@@ -183,6 +183,25 @@ static hvt_status resolve_optimizer(const hvt_options *o, hvt_resolved *t)
     return HVT_OK;
 }
 
+/* none, or DECAY[:every=N] */
+static hvt_status resolve_average(const hvt_options *o, hvt_resolved *t)
+{
+    const char *at = o->ema;
+    double decay = 0;
+    int64_t every = 1;
+
+    HVT_CHECK(!strcmp(at, "none") || (hvt__scan_number(&at, &decay) && decay > 0 && decay < 1 &&
+                                      (!hvt__scan_text(&at, ":every=") ||
+                                       (hvt__scan_whole(&at, INT_MAX, &every) && every > 0)) &&
+                                      !*at),
+              E_ARG,
+              "--ema: expected none or DECAY[:every=N], DECAY above 0 and below 1 and N updates from 1 on "
+              "(0.9999, 0.999:every=10), got '%s'",
+              o->ema);
+    t->optim.ema = (hvt_ema){decay, (int)every};
+    return HVT_OK;
+}
+
 /* O0 to O3 are Apex's levels. O1 and O2 differ in how Apex patches a model; here they are the same. */
 static hvt_status resolve_precision(const hvt_options *o, hvt_resolved *t)
 {
@@ -445,6 +464,7 @@ hvt_status hvt__resolve(const hvt_options *o, int ranks, hvt_resolved *ret_resol
     HVT_TRY(resolve_decay(o, &t));
     HVT_TRY(resolve_loss(o, &t));
     HVT_TRY(resolve_optimizer(o, &t));
+    HVT_TRY(resolve_average(o, &t));
     HVT_TRY(resolve_precision(o, &t));
     HVT_TRY(resolve_shards(o, ranks, &t));
     HVT_TRY(resolve_exchange(o, &t));

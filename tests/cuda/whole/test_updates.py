@@ -4,7 +4,8 @@
 The updates run in three orders of blocks and threads: forward, backward, and drawn from a seed. All three give the
 same bits, losses and weights alike: the promise of a plan. Against ref sums are taken in another order, which ten
 updates with momentum enlarge: a loss is within 1e-5, and each tensor's difference has at most a thousandth of its
-norm. From the fourth update on the step is a captured graph. SIZE and BATCH are the images' (default 16 and 4).
+norm. From the fourth update on the step is a captured graph. The average of the weights (--ema), taken after updates 1,
+4, 7 and 10, is held against ref's like the weights. SIZE and BATCH are the images' (default 16 and 4).
 """
 import array
 import json
@@ -22,7 +23,7 @@ UPDATES = 10
 ORDERS = {"forward": "0", "backward": "1", "drawn": "7"}
 NET = ["--model", "resnet18", "--stem", "cifar", "--data", "synth", "--samples", str(UPDATES * int(BATCH)), "--size",
        SIZE, "--batch", BATCH, "--steps", str(UPDATES), "--print-freq", "1", "--eval-freq", "0", "--lr", "0.002",
-       "--seed", "1", "--quiet", "on"]
+       "--seed", "1", "--ema", "0.5:every=3", "--quiet", "on"]
 
 
 def tensors(path):
@@ -51,7 +52,11 @@ def run(where):
         if where != "ref" and records[0]["graph"] != "on":
             sys.exit(f"{where}: no step was captured")
         losses = [r["loss"] for r in records if r["record"] == "step"]
-        return losses, records[-1]["weights"], tensors(Path(folder) / "last.safetensors")
+        average = tensors(Path(folder) / "last.safetensors")
+        raw = tensors(Path(folder) / "gen-000001.raw.safetensors")
+        if average.keys() != raw.keys() or average == raw:
+            sys.exit(f"{where}: {len(average)} averages of {len(raw)} tensors, or nothing was averaged")
+        return losses, records[-1]["weights"], {**raw, **{name + ", averaged": x for name, x in average.items()}}
 
 
 def norm(values):
@@ -68,7 +73,7 @@ def main():
         if len(got[0]) != UPDATES or off > 1e-5:
             print(f"{got[0]} against {ref[0]}")
             bad += 1
-        if got[:2] != ordered[0][:2]:
+        if got != ordered[0]:
             print(f"{name}: other bits than {next(iter(ORDERS))}: {got[:2]}, {ordered[0][:2]}")
             bad += 1
     worst = ("", 0.0)

@@ -1,0 +1,167 @@
+/*
+ * An exponential moving average of the weights, as torch.optim.swa_utils.AveragedModel keeps it.
+ *
+ * The average of the parameters is one more arena behind the optimizer's state, so it is shared, sliced,
+ * gathered and sent as that is. That of the running statistics, which all ranks have, is a block of its own.
+ * When it is taken is decided where the step is, on the device (device/step.h).
+ *
+ * To use it, the model and the average change places: each rank exchanges what it updates, and then the ranks
+ * send each other what the model has got, as after an update. The same again puts both back, so that no copy
+ * of the weights is needed, and no bit is lost.
+ */
+#include "dist.h"
+#include "base_impl.h"
+
+size_t hvt__ema_piece = 1 << 15; /* elements: four arenas of them are half a MiB */
+
+static bool has_average(const hvt_optim *o)
+{
+    return o->arenas > o->states;
+}
+
+/* Where that of the parameter arena's element `at` lies. */
+static float *average_at(const hvt_optim *o, size_t at)
+{
+    return o->v + (size_t)o->states * o->v_count + (at - o->v_at);
+}
+
+bool hvt__ema_is_due(const hvt_optim *o)
+{
+    return has_average(o) && (!o->m->dev->ops->host || o->m->step->ema_share != 0);
+}
+
+hvt_status hvt__ema_span(hvt_optim *o, size_t at, size_t n)
+{
+    hvt_model *m = o->m;
+
+    return m->dev->ops->vector.ema(m->dev, n, m->step, m->params + at, average_at(o, at));
+}
+
+hvt_status hvt__ema_stats(hvt_optim *o)
+{
+    hvt_model *m = o->m;
+
+    if (!m->stats_count || !hvt__ema_is_due(o))
+        return HVT_OK;
+    return m->dev->ops->vector.ema(m->dev, m->stats_count, m->step, m->stats, o->ema_stats);
+}
+
+hvt_status hvt__ema_check_place(const hvt_optim *o, const char *what)
+{
+    HVT_CHECK(!o->is_averaged, E_ARG,
+              "%s while the model has the average of its weights; hvt_distopt_use_average() puts them back",
+              what);
+    return HVT_OK;
+}
+
+hvt_status hvt__ema_load(hvt_optim *o, int64_t count)
+{
+    hvt_model *m = o->m;
+    hvt_device *dev = m->dev;
+    size_t first = m->step_stats_count;
+    hvt_step_state s;
+    float *arenas;
+
+    HVT_TRY(hvt__optim_state(o, true, &arenas));
+    HVT_TRY(dev->ops->memory.copy(dev, arenas + (size_t)o->states * m->grad_count + first, m->params + first,
+                                  (m->grad_count - first) * sizeof *arenas));
+    if (m->stats_count)
+        HVT_TRY(dev->ops->memory.copy(dev, o->ema_stats, m->stats, m->stats_count * sizeof *m->stats));
+    HVT_TRY(hvt__model_state(m, &s));
+    s.ema_count = count;
+    s.ema_tracked = m->tracked;
+    return hvt__model_set_state(m, &s);
+}
+
+/* ---- changing places ---- */
+
+static hvt_status exchange(hvt_device *dev, float *a, float *b, float *room, size_t n)
+{
+    size_t bytes = n * sizeof *a;
+
+    if (!n)
+        return HVT_OK;
+    HVT_TRY(dev->ops->memory.copy(dev, room, a, bytes));
+    HVT_TRY(dev->ops->memory.copy(dev, a, b, bytes));
+    return dev->ops->memory.copy(dev, b, room, bytes);
+}
+
+/* What this rank updates, by way of the gradient arena, which holds nothing between steps. */
+static hvt_status exchange_params(hvt_distopt *d)
+{
+    hvt_optim *o = d->optim;
+    hvt_model *m = o->m;
+
+    for (const hvt_bucket *b = d->bucket; b < d->bucket + d->nbucket; b++) {
+        size_t at = b->own_first < m->step_stats_count ? m->step_stats_count : b->own_first;
+
+        if (at >= b->own_end)
+            continue;
+        o->v_at = b->own_first - b->own_at;
+        HVT_TRY(exchange(m->dev, m->params + at, average_at(o, at), m->grads + at, b->own_end - at));
+    }
+    return HVT_OK;
+}
+
+static hvt_status exchange_all(hvt_distopt *d)
+{
+    hvt_optim *o = d->optim;
+    hvt_model *m = o->m;
+    hvt_step_state s;
+
+    HVT_TRY(hvt__model_state(m, &s));
+    HVT_TRY(exchange_params(d));
+    HVT_TRY(exchange(m->dev, m->stats, o->ema_stats, o->ema_stats + m->stats_count, m->stats_count));
+    if (!o->is_averaged)
+        o->tracked = m->tracked;
+    m->tracked = o->is_averaged ? o->tracked : s.ema_tracked;
+    o->is_averaged = !o->is_averaged;
+    return HVT_OK;
+}
+
+/* Every slice from its owner, and nobody goes on before all have theirs. */
+static hvt_status gather_params(hvt_distopt *d)
+{
+    hvt_ticket ticket = 0;
+
+    if (d->opts.update != HVT_UPDATE_SHARDED)
+        return HVT_OK;
+    for (const hvt_bucket *b = d->bucket + 1; b < d->bucket + d->nbucket; b++)
+        HVT_TRY(
+            hvt_comm_allgather(d->comm, d->optim->m->params + b->first, b->end - b->first, HVT_F32, &ticket));
+    return hvt_comm_wait(d->comm, ticket);
+}
+
+static hvt_status check(const hvt_distopt *d)
+{
+    HVT_CHECK(!d->begun, E_ARG, "weights and their average change places in the middle of a step");
+    HVT_CHECK(!d->optim->loaded, E_ARG,
+              "the average was loaded on this rank; hvt_distopt_broadcast() brings it to the others");
+    return HVT_OK;
+}
+
+hvt_status hvt_distopt_use_average(hvt_distopt *d, bool average)
+{
+    HVT_GIVEN(d, "a distributed optimizer");
+
+    hvt_optim *o = d->optim;
+
+    if (!has_average(o) || average == o->is_averaged)
+        return HVT_OK;
+    HVT_TRY(hvt_world_agree(d->world, check(d))); /* after that nobody reads any more what is shared */
+    if (average && !hvt_distopt_averages(d))
+        return HVT_OK;
+    HVT_TRY(hvt_world_agree(d->world, exchange_all(d)));
+    HVT_TRY(gather_params(d));
+    hvt__model_changed(o->m);
+    return HVT_OK;
+}
+
+int64_t hvt_distopt_averages(const hvt_distopt *d)
+{
+    hvt_step_state s;
+
+    if (!d || !has_average(d->optim) || hvt__model_state(d->optim->m, &s) != HVT_OK)
+        return 0;
+    return s.ema_count;
+}
