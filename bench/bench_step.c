@@ -68,7 +68,7 @@ static int span[SPAN_LIST], span_count;
 
 static struct {
     const char *model, *stem, *comm, *update, *overlap, *wire, *json, *amp, *isa, *span;
-    int batch, bucket, steps, pairs, side, threads, ops, tile, company, least;
+    int batch, bucket, steps, pairs, side, threads, ops, ema, tile, company, least;
     double socket;
 } o = {.model = "resnet20",
        .stem = "imagenet",
@@ -100,6 +100,7 @@ static const bench_row options[] = {
     {"--overlap", "off|worker", "who exchanges before backward ends (off)", &o.overlap},
     {"--bucket", "KIB", "gradients sent together (0: 25 MiB, the first one 1 MiB)", .number = &o.bucket},
     {"--compression", "f32|f16|bf16|powersgd:R", "how gradients travel as numbers (f32)", &o.wire},
+    {"--ema", "", "average the weights after each update", .flag = &o.ema},
     {"--json", "FILE", "the table of phases goes there, too", &o.json},
     {"--pairs", "N", "of blocks with and without the other ranks (0)", .number = &o.pairs},
     {"--ops", "", "the time of each op of rank 0's device", .flag = &o.ops},
@@ -169,7 +170,7 @@ static void plan_model(hvt_model *m)
 
 static void open_side(side *s, const char *comm)
 {
-    const hvt_optim_opts sgd = {.momentum = 0.9f};
+    const hvt_optim_opts sgd = {.momentum = 0.9f, .ema.decay = o.ema ? 0.9999 : 0};
     hvt_distopt_opts exchange = {
         .bucket_bytes = HVT_BUCKET_DEFAULT, .first_bytes = 1 << 20, .local_shards = 1};
     hvt_loader_opts read = {.batch = o.batch,

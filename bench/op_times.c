@@ -164,6 +164,8 @@ static double subsampled(const hvt_subsample_desc *s)
     X(sgd, vector.sgd,                                                                                       \
       (hvt_device * d, size_t n, const hvt_sgd_args *a, const float *const g[], int ng, float *w, float *v), \
       (d, n, a, g, ng, w, v), ((double)n, 1, sgd_bytes(n, a, ng, v)))                                        \
+    X(ema, vector.ema, (hvt_device * d, size_t n, const hvt_step_state *step, const float *w, float *ema),   \
+      (d, n, step, w, ema), ((double)n, 1, 12.0 * (double)n))                                                \
     X(augment, augment, (hvt_device * d, const hvt_augment_args *a), (d, a),                                 \
       ((double)a->n * a->h * a->w, a->c, augment_bytes(a)))
 
