@@ -216,6 +216,10 @@ HVT_API const char *hvt_zoo_name(int i);
 /** Which members of hvt_zoo_opts change this model; none of a name that is unknown. */
 HVT_API hvt_zoo_opts hvt_zoo_takes(const char *name);
 
+/** Height, width and channels of one image of a value; zeros if v is no value of m. A flattened value has one
+ * pixel. */
+HVT_API void hvt_value_shape(const hvt_model *m, hvt_value v, int ret_hwc[3]);
+
 typedef struct hvt_pt2 hvt_pt2;
 /** What a .pt2 file says of itself. */
 typedef struct hvt_pt2_info {
@@ -241,8 +245,8 @@ HVT_API void hvt_pt2_close(hvt_pt2 **file);
 HVT_API hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *file);
 /** Append it to m, from `images`, hvt_input() of its size, to the logits. classes: outputs of its last layer;
  * 0: as in the file. Layers have their names in the state_dict, so hvtrain's checkpoints load by
- * load_state_dict(). Errors: E_UNSUPPORTED (an operation with arguments that are not imported: names it,
- * layer and line), E_MEM. */
+ * load_state_dict(). Errors: E_UNSUPPORTED (an operation with arguments that are not imported, or that
+ * computes other shapes than the file says: names it, layer and line), E_MEM. */
 HVT_API hvt_status hvt_pt2_build(const hvt_pt2 *file, hvt_model *m, hvt_value images, int classes,
                                  hvt_value *ret_logits);
 /** Set the parameters and running statistics of m, which was built from this file and planned, to the file's.

@@ -28,6 +28,9 @@ hvt_status hvt__fail(hvt_status code, const char *file, int line, const char *fm
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
+    for (char *c = text; *c; c++) /* names in files may have line ends */
+        if ((unsigned char)*c < ' ' || *c == 0x7f)
+            *c = '?';
     memcpy(error.text, text, sizeof text);
     error.trace[0] = '\0';
     error.agreed = false;

@@ -12,7 +12,7 @@ hvt_value hvt_maxpool(hvt_model *m, hvt_value x, int size, int stride, int pad)
         return -1;
     HVT_EXPECT(m, l,
                size > 0 && size <= HVT_POOLING_WINDOW && stride > 0 && stride <= HVT_MOST && pad >= 0 &&
-                   pad * 2 <= size,
+                   pad <= size / 2,
                "window %dx%d, stride %d, padding %d: the window must be 1 to %d wide, the padding at most "
                "half of it",
                size, size, stride, pad, HVT_POOLING_WINDOW);
@@ -30,9 +30,9 @@ hvt_value hvt_avgpool(hvt_model *m, hvt_value x)
  * before it may end past the padding behind it. */
 static int windows_in(int in, int size, int stride, int pad, bool ceil_mode)
 {
-    int out = (in + 2 * pad - size + (ceil_mode ? stride - 1 : 0)) / stride + 1;
+    const int64_t out = ((int64_t)in + 2 * pad - size + (ceil_mode ? stride - 1 : 0)) / stride + 1;
 
-    return ceil_mode && (out - 1) * stride >= in + pad ? out - 1 : out;
+    return (int)(ceil_mode && (out - 1) * stride >= (int64_t)in + pad ? out - 1 : out);
 }
 
 /* Errors of a maximum alone: what the argmax can tell apart. */
@@ -54,8 +54,8 @@ hvt_value hvt_pool_with(hvt_model *m, hvt_value x, hvt_pooling_kind kind, const 
 
     for (int i = 0; i < 2; i++)
         fits = fits && k.size[i] > 0 && k.size[i] <= HVT_POOLING_WINDOW && k.stride[i] > 0 &&
-               k.stride[i] <= HVT_MOST && k.pad[i] >= 0 && 2 * k.pad[i] <= k.size[i] &&
-               d[1 + i] + 2 * k.pad[i] >= k.size[i];
+               k.stride[i] <= HVT_MOST && k.pad[i] >= 0 && k.pad[i] <= k.size[i] / 2 &&
+               d[1 + i] >= k.size[i] - 2 * k.pad[i];
     HVT_EXPECT(
         m, l, fits,
         "windows of %dx%d, stride %dx%d, padding %dx%d over %dx%dx%d: they must be 1 to %d long and fit, the "
@@ -85,7 +85,7 @@ hvt_value hvt_adaptive_pool(hvt_model *m, hvt_value x, hvt_pooling_kind kind, in
     HVT_EXPECT(m, l, h > 0 && w > 0 && h <= HVT_MOST && w <= HVT_MOST,
                "%dx%d windows; each number must be 1 to %d", h, w, HVT_MOST);
     HVT_EXPECT(m, l,
-               h <= HVT_POOLING_WINDOW * d[1] && w <= HVT_POOLING_WINDOW * d[2] &&
+               h <= HVT_POOLING_WINDOW * (int64_t)d[1] && w <= HVT_POOLING_WINDOW * (int64_t)d[2] &&
                    (int64_t)(1 + (h - 1) / d[1] + 1) * (1 + (w - 1) / d[2] + 1) <= HVT_POOLING_TAPS,
                "%dx%d windows over %dx%dx%d: a pixel would be in more than %d", h, w, d[1], d[2], d[3],
                HVT_POOLING_TAPS);

@@ -36,6 +36,12 @@ TEST(an_error_may_quote_the_one_before)
     CHECK(!strcmp(hvt_last_error(), "rank 2: first"), "'%s'", hvt_last_error());
 }
 
+TEST(an_error_is_one_line)
+{
+    (void)HVT_FAIL(E_FORMAT, "layer %s", "a\nb\r\x1b[2J\x7f\xc3\xa9");
+    CHECK(!strcmp(hvt_last_error(), "layer a?b??[2J?\xc3\xa9"), "'%s'", hvt_last_error());
+}
+
 TEST(a_long_error_is_cut_not_overrun)
 {
     char big[5000];
@@ -219,6 +225,7 @@ int main(void)
 {
     RUN(an_error_names_its_cause_and_its_callers);
     RUN(an_error_may_quote_the_one_before);
+    RUN(an_error_is_one_line);
     RUN(a_long_error_is_cut_not_overrun);
     RUN(a_hash_sees_every_byte_and_its_place);
     RUN(draws_are_uniform);

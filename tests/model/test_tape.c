@@ -236,8 +236,34 @@ TEST(what_cannot_be_shared_is_refused)
     hvt_device_close(&dev);
 }
 
+/* ---- shapes ----------------------------------------------------------------------------------------- */
+
+TEST(a_value_has_its_shape_at_once)
+{
+    static const int want[][3] = {{8, 9, 3}, {4, 5, 6}, {1, 1, 120}, {1, 1, 7}, {0, 0, 0}, {0, 0, 0}};
+    hvt_device *dev = NULL;
+    hvt_model *m = NULL;
+    hvt_value x[6] = {0, 0, 0, 0, -1, 1000};
+
+    CHECK_OK(hvt_device_open("ref", NULL, &dev));
+    CHECK_OK(hvt_model_create(dev, &m));
+    x[0] = hvt_input(m, 8, 9, 3);
+    x[1] = hvt_conv2d(m, x[0], 6, 3, 2, 1);
+    x[2] = hvt_flatten(m, x[1]);
+    x[3] = hvt_linear(m, x[2], 7);
+    for (size_t i = 0; i < HVT_LEN(want); i++) {
+        int is[3];
+
+        hvt_value_shape(m, x[i], is);
+        CHECK(!memcmp(is, want[i], sizeof is), "value %d is %dx%dx%d", x[i], is[0], is[1], is[2]);
+    }
+    hvt_model_free(&m);
+    hvt_device_close(&dev);
+}
+
 int main(void)
 {
+    RUN(a_value_has_its_shape_at_once);
     RUN(nothing_is_read_after_its_lifetime);
     RUN(what_has_ended_is_poisoned);
     RUN(gradients_of_shared_parameters_add);
