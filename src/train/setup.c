@@ -298,7 +298,10 @@ static hvt_status plan_frozen(run *t, hvt_value logits)
 
     if (s == HVT_OK)
         s = hvt_model_plan(t->model, t->set.batch, logits);
-    return s == HVT_E_ARG && freezes ? HVT_FAIL(E_ARG, "--freeze %s: %s", freeze, hvt_last_error()) : s;
+    if (s == HVT_E_ARG && freezes)
+        return HVT_FAIL(E_ARG, "--freeze %s: %s", freeze, hvt_last_error());
+    return s && t->file ? hvt__fail(s, __FILE__, __LINE__, "--model %s: %s", t->opts->model, hvt_last_error())
+                        : s;
 }
 
 static hvt_status plan_model(run *t)

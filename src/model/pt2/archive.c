@@ -1,13 +1,19 @@
 /*
- * The entries of a .pt2 file. Sizes that the zip's directory claims are believed only up to what a program or
- * a tensor needs, and an entry that unpacks to more than it claims is an error, so a small file cannot make a
- * large allocation.
+ * The entries of a .pt2 file. Sizes that the zip's directory claims are believed only up to what the file can
+ * hold and what a program or a tensor needs, and an entry that unpacks to more than it claims is an error, so
+ * a small file cannot make a large allocation.
  */
 #include "pt2_impl.h"
 
 #include <errno.h>
+#include <sys/stat.h>
 
-enum { PROGRAM_MOST = 256 << 20 }; /* bytes of JSON; ResNet-152 has 1.3 MB */
+enum {
+    PROGRAM_MOST = 64 << 20, /* bytes of JSON; ResNet-18 has 0.2 MB, ResNet-152 1.3 */
+    VALUES_MOST = 4 << 20,   /* in it, of up to 160 bytes each; ResNet-18 has 10,000 */
+    DEFLATE_MOST = 1032,     /* bytes that one byte unpacks to, at most */
+    NAME_MOST = 512
+};
 
 /* PyTorch 2.6 writes its entries without a folder; 2.8 and later below one, named as the file was. */
 static hvt_status find_top(hvt_pt2 *p)
@@ -33,6 +39,7 @@ static hvt_status find_top(hvt_pt2 *p)
 
 hvt_status hvt__pt2_archive_open(hvt_pt2 *p)
 {
+    struct stat st;
     int code = 0;
 
     p->zip = zip_open(p->path, ZIP_RDONLY, &code);
@@ -48,6 +55,8 @@ hvt_status hvt__pt2_archive_open(hvt_pt2 *p)
         zip_error_fini(&e);
         return s;
     }
+    HVT_CHECK(stat(p->path, &st) == 0, E_IO, "%s: %s", p->path, strerror(errno));
+    p->bytes = (uint64_t)st.st_size;
     return find_top(p);
 }
 
@@ -59,8 +68,11 @@ static hvt_status entry_size(const hvt_pt2 *p, const char *name, int64_t *ret_by
     *ret_bytes = -1;
     if (zip_stat(p->zip, name, 0, &st) != 0)
         return HVT_OK;
-    HVT_CHECK(st.valid & ZIP_STAT_SIZE && st.size <= INT64_MAX, E_FORMAT, "%s: %s has no size", p->path,
-              name);
+    HVT_CHECK(st.valid & ZIP_STAT_SIZE && st.valid & ZIP_STAT_COMP_SIZE, E_FORMAT, "%s: %s has no size",
+              p->path, name);
+    HVT_CHECK(st.comp_size <= p->bytes && st.size / DEFLATE_MOST <= st.comp_size, E_FORMAT,
+              "%s: %s claims %llu bytes in %llu of a file of %llu", p->path, name,
+              (unsigned long long)st.size, (unsigned long long)st.comp_size, (unsigned long long)p->bytes);
     *ret_bytes = (int64_t)st.size;
     return HVT_OK;
 }
@@ -87,9 +99,9 @@ static hvt_status read_entry(const hvt_pt2 *p, const char *name, char *data, siz
     return s;
 }
 
-hvt_status hvt__pt2_archive_read(const hvt_pt2 *p, const char *entry, void *data, size_t bytes)
+hvt_status hvt__pt2_archive_has(const hvt_pt2 *p, const char *entry, size_t bytes)
 {
-    char name[512];
+    char name[NAME_MOST];
     int64_t is;
 
     snprintf(name, sizeof name, "%s%s", p->top, entry);
@@ -97,13 +109,49 @@ hvt_status hvt__pt2_archive_read(const hvt_pt2 *p, const char *entry, void *data
     HVT_CHECK(is == (int64_t)bytes, E_FORMAT,
               is < 0 ? "%s: %s is missing" : "%s: %s has %lld bytes, expected %zu", p->path, name,
               (long long)is, bytes);
+    return HVT_OK;
+}
+
+hvt_status hvt__pt2_archive_read(const hvt_pt2 *p, const char *entry, void *data, size_t bytes)
+{
+    char name[NAME_MOST];
+
+    HVT_TRY(hvt__pt2_archive_has(p, entry, bytes));
+    snprintf(name, sizeof name, "%s%s", p->top, entry);
     return read_entry(p, name, data, bytes);
+}
+
+/* At most so many values are in a JSON text: each comes after one of these, or is the first. */
+static size_t count_values(const char *text, size_t bytes)
+{
+    size_t n = 1;
+
+    for (size_t i = 0; i < bytes; i++)
+        n += text[i] == ',' || text[i] == '[' || text[i] == '{';
+    return n;
+}
+
+static hvt_status parse(const hvt_pt2 *p, const char *name, const char *text, size_t bytes, json_t **ret_json)
+{
+    json_error_t e;
+    json_t *json;
+
+    HVT_CHECK(count_values(text, bytes) <= VALUES_MOST, E_FORMAT,
+              "%s: %s has %zu values in %zu bytes; at most %d are read", p->path, name,
+              count_values(text, bytes), bytes, VALUES_MOST);
+    json = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &e);
+    HVT_CHECK(json, E_FORMAT, "%s: %s, line %d: %s", p->path, name, e.line, e.text);
+    if (!json_is_object(json)) {
+        json_decref(json);
+        return HVT_FAIL(E_FORMAT, "%s: %s is no JSON object", p->path, name);
+    }
+    *ret_json = json;
+    return HVT_OK;
 }
 
 hvt_status hvt__pt2_archive_json(const hvt_pt2 *p, const char *entry, json_t **ret_json)
 {
-    char name[512], *text;
-    json_error_t e;
+    char name[NAME_MOST], *text;
     int64_t bytes;
     hvt_status s;
 
@@ -117,15 +165,8 @@ hvt_status hvt__pt2_archive_json(const hvt_pt2 *p, const char *entry, json_t **r
     text = malloc((size_t)bytes + 1);
     HVT_CHECK(text, E_MEM, "%s: no memory for %lld bytes of %s", p->path, (long long)bytes, name);
     s = read_entry(p, name, text, (size_t)bytes);
-    if (s == HVT_OK) {
-        *ret_json = json_loadb(text, (size_t)bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &e);
-        if (!json_is_object(*ret_json)) {
-            s = *ret_json ? HVT_FAIL(E_FORMAT, "%s: %s is no JSON object", p->path, name)
-                          : HVT_FAIL(E_FORMAT, "%s: %s, line %d: %s", p->path, name, e.line, e.text);
-            json_decref(*ret_json);
-            *ret_json = NULL;
-        }
-    }
+    if (s == HVT_OK)
+        s = parse(p, name, text, (size_t)bytes, ret_json);
     free(text);
     return s;
 }

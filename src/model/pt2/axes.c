@@ -114,6 +114,16 @@ bool hvt__pt2_plain(const hvt__pt2_axes *x)
     return true;
 }
 
+void hvt__pt2_insert(hvt__pt2_axes *x, int i, char axis)
+{
+    const int at = begin(x, i), atoms = x->end[x->ndim - 1];
+
+    memmove(x->atom + at + 1, x->atom + at, (size_t)(atoms - at) * sizeof *x->atom);
+    x->atom[at] = (hvt__pt2_atom){axis, 1, 1};
+    for (int k = i; k < x->ndim; k++)
+        x->end[k]++;
+}
+
 bool hvt__pt2_resize(hvt__pt2_axes *x, const int64_t *size)
 {
     for (int i = 0; i < x->ndim; i++) {

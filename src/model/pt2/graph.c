@@ -88,7 +88,7 @@ static bool read_size(const json_t *size, int64_t *ret_size)
     const json_t *n = json_object_get(hint ? hint : size, "as_int");
 
     *ret_size = json_integer_value(n);
-    return json_is_integer(n) && *ret_size >= 0;
+    return json_is_integer(n) && *ret_size >= 0 && *ret_size <= INT_MAX;
 }
 
 int hvt__pt2_sizes(const hvt_pt2 *p, const char *tensor, int most, int64_t *ret_size)
@@ -105,7 +105,7 @@ int hvt__pt2_sizes(const hvt_pt2 *p, const char *tensor, int most, int64_t *ret_
 }
 
 /* {"arg": {"name": "p_fc_weight"}, "parameter_name": "fc.weight"} */
-static hvt_status add_input(hvt_pt2 *p, const json_t *spec, const char *field)
+static hvt_status add_input(hvt_pt2 *p, const json_t *spec, const char *field, bool constant)
 {
     const char *name = json_string_value(json_object_get(json_object_get(spec, "arg"), "name"));
     const char *state = json_string_value(json_object_get(spec, field));
@@ -113,6 +113,8 @@ static hvt_status add_input(hvt_pt2 *p, const json_t *spec, const char *field)
     HVT_CHECK(name && state, E_FORMAT, "%s: a parameter or buffer without a name", p->path);
     HVT_CHECK(!json_object_get(p->inputs, name), E_FORMAT, "%s: input %s is defined twice", p->path, name);
     HVT_CHECK(json_object_set_new(p->inputs, name, json_string(state)) == 0, E_MEM, "%s: no memory", p->path);
+    HVT_CHECK(!constant || json_object_set_new(p->constants, name, json_true()) == 0, E_MEM, "%s: no memory",
+              p->path);
     return HVT_OK;
 }
 
@@ -120,9 +122,10 @@ static hvt_status find_inputs(hvt_pt2 *p, const json_t *specs)
 {
     static const struct {
         const char *kind, *field;
-    } kinds[] = {{"parameter", "parameter_name"},
-                 {"buffer", "buffer_name"},
-                 {"tensor_constant", "tensor_constant_name"}};
+        bool constant;
+    } kinds[] = {{"parameter", "parameter_name", false},
+                 {"buffer", "buffer_name", true},
+                 {"tensor_constant", "tensor_constant_name", true}};
 
     for (size_t i = 0; i < json_array_size(specs); i++) {
         const json_t *spec = json_array_get(specs, i);
@@ -130,7 +133,8 @@ static hvt_status find_inputs(hvt_pt2 *p, const json_t *specs)
 
         for (size_t k = 0; k < HVT_LEN(kinds); k++)
             if (json_object_get(spec, kinds[k].kind))
-                HVT_TRY(add_input(p, json_object_get(spec, kinds[k].kind), kinds[k].field));
+                HVT_TRY(
+                    add_input(p, json_object_get(spec, kinds[k].kind), kinds[k].field, kinds[k].constant));
         if (!user)
             continue;
         HVT_CHECK(!p->image, E_UNSUPPORTED, "%s: the model has more than one input; expected one of images",
@@ -234,7 +238,10 @@ static hvt_status check_names(const hvt_pt2 *p, json_t *defined)
 
 /* ---- what leads to the logits ---- */
 
-enum { SHOWN = 20 };
+enum {
+    SHOWN = 20,          /* unknown operations in a message */
+    OPERATIONS = 1 << 14 /* that lead to the logits; each takes a time that grows with those before it */
+};
 
 static bool any_tensor(const json_t *arg, const json_t *set)
 {
@@ -259,7 +266,7 @@ static int add_tensors(const json_t *arg, json_t *set)
 static hvt_status find_needed(hvt_pt2 *f)
 {
     size_t n = json_array_size(f->nodes), at = n;
-    json_t *needed = json_object();
+    json_t *needed = f->used = json_object();
     int failed = !needed || json_object_set_new(needed, f->logits, json_true());
 
     f->needed = malloc((n + 1) * sizeof(json_t *));
@@ -282,7 +289,6 @@ static hvt_status find_needed(hvt_pt2 *f)
         for (size_t k = 0; k < json_array_size(in) && !failed; k++)
             failed = add_tensors(json_object_get(json_array_get(in, k), "arg"), needed);
     }
-    json_decref(needed);
     HVT_CHECK(!failed && f->needed, E_MEM, "%s: no memory for %zu operations", f->path, n);
     f->nneeded = n - at;
     memmove(f->needed, f->needed + at, f->nneeded * sizeof(json_t *));
@@ -293,25 +299,31 @@ static hvt_status find_needed(hvt_pt2 *f)
 static hvt_status check_operations(const hvt_pt2 *f)
 {
     char text[SHOWN * 128] = "";
-    int unknown = 0;
+    json_t *unknown = json_object();
+    int failed = !unknown;
+    size_t n;
 
-    for (size_t i = 0; i < f->nneeded; i++) {
+    for (size_t i = 0; i < f->nneeded && !failed; i++) {
         const char *target = hvt__pt2_target(f->needed[i]);
         char where[256];
-        size_t k = 0;
 
-        if (hvt__pt2_knows(target))
+        if (hvt__pt2_knows(target) || json_object_get(unknown, target))
             continue;
-        while (k < i && strcmp(target, hvt__pt2_target(f->needed[k])) != 0)
-            k++;
-        if (k < i || unknown++ >= SHOWN)
+        failed = json_object_set_new(unknown, target, json_true());
+        if (json_object_size(unknown) > SHOWN)
             continue;
         hvt__pt2_where(f->needed[i], where, sizeof where);
         snprintf(text + strlen(text), sizeof text - strlen(text), "%s%.60s (%.100s)", *text ? ", " : "",
                  target, where);
     }
-    HVT_CHECK(!unknown, E_UNSUPPORTED, "%s: %d %s unknown: %s%s", f->path, unknown,
-              unknown == 1 ? "operation is" : "operations are", text, unknown > SHOWN ? ", ..." : "");
+    n = json_object_size(unknown);
+    json_decref(unknown);
+    HVT_CHECK(!failed, E_MEM, "%s: no memory for its operations", f->path);
+    HVT_CHECK(!n, E_UNSUPPORTED, "%s: %zu %s unknown: %s%s", f->path, n,
+              n == 1 ? "operation is" : "operations are", text, n > SHOWN ? ", ..." : "");
+    HVT_CHECK(f->nneeded <= OPERATIONS, E_UNSUPPORTED,
+              "%s: %zu operations lead to its output; at most %d are imported", f->path, f->nneeded,
+              OPERATIONS);
     return HVT_OK;
 }
 
@@ -351,8 +363,10 @@ hvt_status hvt__pt2_graph(hvt_pt2 *p)
     p->nodes = json_object_get(graph, "nodes");
     p->tensors = json_object_get(graph, "tensor_values");
     p->inputs = json_object();
+    p->constants = json_object();
+    HVT_CHECK(p->inputs && p->constants, E_MEM, "%s: no memory", p->path);
     defined = json_object();
-    HVT_CHECK(p->inputs && defined, E_MEM, "%s: no memory", p->path);
+    HVT_CHECK(defined, E_MEM, "%s: no memory", p->path);
     s = find_inputs(p, json_object_get(signature, "input_specs"));
     if (s == HVT_OK)
         s = find_outputs(p, json_object_get(signature, "output_specs"));

@@ -9,6 +9,7 @@
  */
 #include "import.h"
 
+#include <math.h>
 #include <stdarg.h>
 
 void hvt__pt2_refuse(importer *p, const char *fmt, ...)
@@ -47,18 +48,39 @@ static const json_t *argument(importer *p, const char *name, const char *kind, c
     return x;
 }
 
-int64_t hvt__pt2_int(importer *p, const char *name, int64_t otherwise)
+int hvt__pt2_int(importer *p, const char *name, int otherwise)
 {
     const json_t *x = argument(p, name, "as_int", "as_int");
+    json_int_t n = x ? json_integer_value(x) : otherwise;
 
-    return x ? json_integer_value(x) : otherwise;
+    if (x && (!json_is_integer(x) || n < INT_MIN || n > INT_MAX))
+        hvt__pt2_refuse(p, "its argument %s is no integer of 32 bits", name);
+    return p->failed ? otherwise : (int)n;
+}
+
+/* JSON has no infinity: PyTorch writes a string. */
+bool hvt__pt2_real(const json_t *x, double *ret_x)
+{
+    const char *text = json_string_value(x);
+    bool below = text && *text == '-';
+
+    if (text && !strcmp(text + below, "Infinity"))
+        *ret_x = below ? -INFINITY : INFINITY;
+    else if (json_is_number(x))
+        *ret_x = json_number_value(x);
+    else
+        return false;
+    return true;
 }
 
 double hvt__pt2_float(importer *p, const char *name, double otherwise)
 {
     const json_t *x = argument(p, name, "as_float", "as_int");
+    double f = otherwise;
 
-    return x ? json_number_value(x) : otherwise;
+    if (x && !hvt__pt2_real(x, &f))
+        hvt__pt2_refuse(p, "its argument %s is no number", name);
+    return f;
 }
 
 bool hvt__pt2_bool(importer *p, const char *name, bool otherwise)
@@ -85,10 +107,13 @@ void hvt__pt2_ints(importer *p, const char *name, int n, int *ret_x)
         return;
     }
     for (int i = 0; i < n && (given || json_is_integer(x)); i++) {
-        json_int_t k = json_integer_value(given ? json_array_get(x, given == 1 ? 0 : (size_t)i) : x);
+        const json_t *number = given ? json_array_get(x, given == 1 ? 0 : (size_t)i) : x;
+        json_int_t k = json_integer_value(number);
 
-        if (k < INT_MIN || k > INT_MAX)
-            hvt__pt2_refuse(p, "its argument %s is %lld", name, (long long)k);
+        if (!json_is_integer(number) || k < INT_MIN || k > INT_MAX) {
+            hvt__pt2_refuse(p, "its argument %s is no list of integers of 32 bits", name);
+            return;
+        }
         ret_x[i] = (int)k;
     }
 }
@@ -160,14 +185,39 @@ int hvt__pt2_out_sizes(importer *p, int i, int64_t *ret_size)
 /* There is room for every name of the graph. */
 static void define(importer *p, const char *name, tensor t, int storage)
 {
-    int i = p->ntensor++;
+    int i = p->ntensor;
 
+    if (!name) {
+        hvt__pt2_refuse(p, "its output has no name");
+        return;
+    }
+    p->ntensor++;
     t.storage = storage < 0 ? i : storage;
     t.newest = 0;
     p->tensor[i] = t;
     p->tensor[i].version = p->tensor[t.storage].newest;
-    if (!name || json_object_set_new(p->index, name, json_integer(i)) != 0)
-        hvt__pt2_refuse(p, "no memory for its output, or it has none");
+    if (json_object_set_new(p->index, name, json_integer(i)) != 0)
+        hvt__pt2_refuse(p, "no memory for its output");
+}
+
+/* Dimensions are the file's; the tape's values have sizes of their own. They differ where an operation is
+ * taken for another than it is, or the file is damaged. Behind a last layer of other classes they must. */
+static void check_shape(importer *p, const tensor *t)
+{
+    int is[3], want[3] = {1, 1, 1};
+
+    if (t->v < 0 || p->headed)
+        return;
+    hvt_value_shape(p->m, t->v, is);
+    for (int a = 0; a < (t->axes.ndim ? t->axes.end[t->axes.ndim - 1] : 0); a++) {
+        const char *at = strchr("HWC", t->axes.atom[a].axis);
+
+        if (at)
+            want[at - "HWC"] *= (int)t->axes.atom[a].extent;
+    }
+    if (memcmp(is, want, sizeof is) != 0)
+        hvt__pt2_refuse(p, "its output is %dx%dx%d here, but %dx%dx%d in the file", is[0], is[1], is[2],
+                        want[0], want[1], want[2]);
 }
 
 void hvt__pt2_out(importer *p, int i, tensor t, const tensor *x)
@@ -176,6 +226,8 @@ void hvt__pt2_out(importer *p, int i, tensor t, const tensor *x)
 
     if (p->failed)
         return;
+    p->headed = p->headed || (p->classes && p->node == p->file->head);
+    check_shape(p, &t);
     p->mistaken = t.v < 0 && !t.noise;
     if (hvt__pt2_in_place(p->node)) {
         const tensor *old = find(p, hvt__pt2_changed(p->node));
@@ -208,7 +260,11 @@ static void begin(importer *p, hvt_value images)
     json_t *state;
 
     json_object_foreach(f->inputs, name, state)
-        define(p, name, (tensor){.state = json_string_value(state), .v = -1}, -1);
+        define(p, name,
+               (tensor){.state = json_string_value(state),
+                        .constant = json_object_get(f->constants, name) != NULL,
+                        .v = -1},
+               -1);
     define(p, f->image, (tensor){.v = images, .axes = hvt__pt2_axes_of(4, size)}, -1);
 }
 
@@ -225,11 +281,18 @@ static hvt_status import(importer *p, hvt_value images, hvt_value *ret_logits)
         p->node = p->file->needed[i];
         hvt__pt2_operation(hvt__pt2_target(p->node))->build(p);
     }
-    if (p->mistaken) { /* hvt_model_plan() tells */
-        *ret_logits = -1;
-        return HVT_OK;
+    if (p->mistaken && !p->failed) { /* what it was, the plan tells */
+        hvt_status s = hvt_model_plan(p->m, p->file->batch, -1);
+
+        if (s == HVT_E_MEM)
+            return hvt__pass(s, __FILE__, __LINE__, "import");
+        hvt__pt2_refuse(p, "%s", hvt_last_error());
     }
     logits = p->failed ? NULL : find(p, p->file->logits);
+    if (!p->node) {
+        (void)HVT_FAIL(E_UNSUPPORTED, "%s: no operation leads from its input to its output", p->file->path);
+        p->failed = true;
+    }
     if (!p->failed && (logits->axes.ndim != 2 || !hvt__pt2_is(&logits->axes, 1, 'C')))
         hvt__pt2_refuse(p, "the model's output is not [N, classes]");
     if (p->failed)
@@ -245,8 +308,11 @@ hvt_status hvt_pt2_build(const hvt_pt2 *file, hvt_model *m, hvt_value images, in
     HVT_GIVEN(m, "a model");
     HVT_GIVEN(ret_logits, "an output pointer for the logits");
     HVT_CHECK(classes >= 0, E_ARG, "%d classes; 0 keeps those of the file", classes);
+    *ret_logits = -1;
+    if (images < 0) /* hvt_model_plan() tells */
+        return HVT_OK;
 
-    importer p = {.file = file, .m = m, .classes = classes};
+    importer p = {.file = file, .m = m, .classes = classes == hvt_pt2_describe(file).classes ? 0 : classes};
     hvt_status s = import(&p, images, ret_logits);
 
     free(p.tensor);

@@ -17,6 +17,7 @@ typedef enum hvt__pt2_share {
 /* What a name of the graph stands for. */
 typedef struct tensor {
     const char *state; /* a parameter or buffer: its name in the state_dict; NULL: computed */
+    bool constant;     /* a buffer, which is not trained */
     hvt_value v;       /* on the tape; -1: a parameter or buffer */
     bool noise;        /* random numbers to multiply with, each `factor` with probability `keep`, else 0 */
     double keep, factor;
@@ -35,6 +36,7 @@ typedef struct importer {
     int ntensor;
     json_t *layers;     /* name of a layer -> its value on the tape */
     int classes;        /* that file->head shall have; 0: as it has */
+    bool headed;        /* they are not those of the file, and the layer is on the tape */
     const json_t *node; /* at hand */
     bool failed;        /* the last error says why */
     bool mistaken;      /* a builder has refused, as the model knows */
@@ -54,8 +56,10 @@ void hvt__pt2_refuse(importer *p, const char *fmt, ...) HVT_PRINTF(2, 3);
 /* ---- the arguments of the node at hand ---- */
 
 bool hvt__pt2_given(const importer *p, const char *name);
-int64_t hvt__pt2_int(importer *p, const char *name, int64_t otherwise);
+int hvt__pt2_int(importer *p, const char *name, int otherwise);
 double hvt__pt2_float(importer *p, const char *name, double otherwise); /* also of whole numbers */
+/* Is x a number, or one of the infinities? */
+bool hvt__pt2_real(const json_t *x, double *ret_x);
 bool hvt__pt2_bool(importer *p, const char *name, bool otherwise);
 const char *hvt__pt2_string(importer *p, const char *name, const char *otherwise);
 /* n of them; one stands for all. Left out or empty: ret_x is not changed. */

@@ -55,7 +55,24 @@ hvt_value hvt__pt2_image(importer *p, const char *name)
     return v;
 }
 
+/* As [N,C,H,W] or [N,C]. */
+static hvt_value image_or_row(importer *p, const char *name)
+{
+    const tensor *t = hvt__pt2_tensor(p, name);
+
+    return t && t->v >= 0 && t->axes.ndim == 2 && hvt__pt2_is(&t->axes, 1, 'C') ? t->v
+                                                                                : hvt__pt2_image(p, name);
+}
+
 /* ---- layers with parameters ---- */
+
+static bool is_trained(importer *p, const char *argument, const tensor *t)
+{
+    if (t->constant)
+        hvt__pt2_refuse(p, "its %s is %s, a buffer; expected a parameter, as it would be trained", argument,
+                        t->state);
+    return !t->constant;
+}
 
 /* Without ".weight" */
 static void layer_name(importer *p, const tensor *weight, char *text, size_t size)
@@ -63,6 +80,8 @@ static void layer_name(importer *p, const tensor *weight, char *text, size_t siz
     size_t n = weight && weight->state ? strlen(weight->state) : 0;
 
     text[0] = 0;
+    if (weight && !is_trained(p, "weight", weight))
+        return;
     if (n > 7 && !strcmp(weight->state + n - 7, ".weight") && n - 7 < size)
         snprintf(text, size, "%.*s", (int)(n - 7), weight->state);
     else if (weight)
@@ -80,7 +99,7 @@ static bool belongs(importer *p, const char *argument, const char *layer, const 
     snprintf(want, sizeof want, "%s.%s", layer, suffix);
     if (t && (!t->state || strcmp(t->state, want) != 0))
         hvt__pt2_refuse(p, "its %s is %s; expected %s", argument, t->state ? t->state : "computed", want);
-    return t != NULL;
+    return t && (strcmp(suffix, "bias") != 0 || is_trained(p, argument, t));
 }
 
 /* Name the layer appended next after its weight, or let it share the parameters of the one that has them; the
@@ -130,9 +149,12 @@ static int outputs(const importer *p, int64_t in_file)
 
 static void same_padding(const hvt_conv2d_opts *o, int *ret)
 {
-    int h = o->dilation_h * (o->kernel_h - 1), w = o->dilation_w * (o->kernel_w - 1);
+    const int64_t h = o->dilation_h * (o->kernel_h - (int64_t)1),
+                  w = o->dilation_w * (o->kernel_w - (int64_t)1),
+                  all[4] = {h / 2, w / 2, h - h / 2, w - w / 2};
 
-    ret[0] = h / 2, ret[1] = w / 2, ret[2] = h - h / 2, ret[3] = w - w / 2;
+    for (int i = 0; i < 4; i++) /* the convolution refuses what is too large */
+        ret[i] = all[i] > INT_MAX ? INT_MAX : (int)all[i];
 }
 
 static void conv2d(importer *p)
@@ -156,7 +178,7 @@ static void conv2d(importer *p)
                           .stride_w = stride[1],
                           .dilation_h = dilation[0],
                           .dilation_w = dilation[1],
-                          .groups = (int)hvt__pt2_int(p, "groups", 1),
+                          .groups = hvt__pt2_int(p, "groups", 1),
                           .bias = belongs(p, "bias", layer, "bias")};
     if (!strcmp(hvt__pt2_target(p->node), "aten.conv2d.padding")) {
         if (!strcmp(hvt__pt2_string(p, "padding", "valid"), "same"))
@@ -169,13 +191,21 @@ static void conv2d(importer *p)
     end_layer(p, layer, hvt_conv2d_with(p->m, x, &o));
 }
 
+/* Other sizes, dimension i being the channels, which may have been one. */
+static bool of_channels(hvt__pt2_axes *x, int i, const int64_t *size)
+{
+    if (!hvt__pt2_has(x, i, 'C'))
+        hvt__pt2_insert(x, i, 'C');
+    return hvt__pt2_resize(x, size);
+}
+
 /* Over [N,C] or [N,C*H*W], or over the last dimension of [N,H,W,C]. */
 static void linear(importer *p)
 {
     const tensor *t = hvt__pt2_tensor(p, "input");
     hvt__pt2_axes axes;
     bool rows;
-    int64_t size[4];
+    int64_t size[4], out[HVT__PT2_DIMS];
     char layer[128];
     hvt_value v;
 
@@ -202,15 +232,18 @@ static void linear(importer *p)
         return;
     v = hvt_linear_with(p->m, v, outputs(p, size[0]), belongs(p, "bias", layer, "bias"));
     keep_layer(p, layer, v);
-    if (rows)
+    if (rows) {
         hvt__pt2_out_value(p, v);
-    else
-        hvt__pt2_out_like(p, v, &axes);
+        return;
+    }
+    if (hvt__pt2_out_sizes(p, 0, out) != 4 || !of_channels(&axes, 3, out))
+        hvt__pt2_refuse(p, "its output has other dimensions than its input");
+    hvt__pt2_out_like(p, v, &axes);
 }
 
 static void batch_norm(importer *p)
 {
-    hvt_value x = hvt__pt2_image(p, "input");
+    hvt_value x = image_or_row(p, "input");
     double eps = hvt__pt2_float(p, "eps", 1e-5), momentum = hvt__pt2_float(p, "momentum", 0.1);
     int64_t size[4];
     char layer[128];
@@ -269,8 +302,8 @@ static void layer_norm(importer *p)
 
 static void group_norm(importer *p)
 {
-    hvt_value x = hvt__pt2_image(p, "input");
-    int groups = (int)hvt__pt2_int(p, "num_groups", 1);
+    hvt_value x = image_or_row(p, "input");
+    int groups = hvt__pt2_int(p, "num_groups", 1);
     double eps = hvt__pt2_float(p, "eps", 1e-5);
     char layer[128] = "";
     bool scaled = affine(p, layer, sizeof layer);
@@ -349,8 +382,7 @@ bool hvt__pt2_number(importer *p, double *ret_x)
     const char *kind;
     const json_t *x = hvt__pt2_arg(p->node, "other", &kind);
 
-    *ret_x = json_number_value(x);
-    return json_is_number(x);
+    return hvt__pt2_real(x, ret_x);
 }
 
 /* A parameter [C,1,1], or as long as the whole image. */
@@ -361,6 +393,8 @@ static hvt_value with_parameter(importer *p, hvt_binary op, const tensor *t, con
     int64_t size[4];
     int n = hvt__pt2_sizes(p->file, json_string_value(json_object_get(arg, "name")), 4, size), dim[4];
 
+    if (!is_trained(p, "other argument", b))
+        return -1;
     if (n < 0 || json_object_get(p->layers, b->state)) {
         hvt__pt2_refuse(p, "%s %s", b->state,
                         n < 0 ? "has more than 4 dimensions" : "is used more than once");
@@ -525,7 +559,7 @@ static void mean(importer *p)
     hvt__pt2_ints(p, "dim", 2, dim);
     for (int i = 0; i < 2; i++)
         dim[i] += dim[i] < 0 ? 4 : 0;
-    if (dim[0] + dim[1] != 5 || dim[0] * dim[1] != 6)
+    if (!(dim[0] == 2 && dim[1] == 3) && !(dim[0] == 3 && dim[1] == 2))
         hvt__pt2_refuse(p, "it is imported over both H and W of [N,C,H,W] only");
     if (!p->failed)
         hvt__pt2_out_value(p, hvt_avgpool(p->m, x));
@@ -592,7 +626,7 @@ static void transpose(importer *p)
         return;
     y = *x;
     n = y.axes.ndim;
-    a = (int)hvt__pt2_int(p, "dim0", 0), b = (int)hvt__pt2_int(p, "dim1", 0);
+    a = hvt__pt2_int(p, "dim0", 0), b = hvt__pt2_int(p, "dim1", 0);
     a += a < 0 ? n : 0, b += b < 0 ? n : 0;
     if (a < 0 || b < 0 || a >= n || b >= n) {
         hvt__pt2_refuse(p, "it transposes dimensions %d and %d of %d", a, b, n);
@@ -604,11 +638,32 @@ static void transpose(importer *p)
     hvt__pt2_out(p, 0, y, x);
 }
 
+/* A single channel has no atom, so dimension i is it only if no other one may be. */
+static bool is_channels(const hvt__pt2_axes *x, int i)
+{
+    int single = 0;
+
+    for (int k = 1; k < x->ndim; k++)
+        single += x->end[k] == x->end[k - 1];
+    return hvt__pt2_has(x, i, 'C') || (hvt__pt2_is(x, i, 'C') && single == 1);
+}
+
+/* Do all dimensions but this one lie alike? */
+static bool lie_alike(const hvt__pt2_axes *a, const hvt__pt2_axes *b, int but)
+{
+    bool alike = a->ndim == b->ndim;
+
+    for (int i = 0; i < a->ndim && alike; i++)
+        for (int k = 0; k < 4; k++)
+            alike = alike && (i == but || hvt__pt2_has(a, i, "NCHW"[k]) == hvt__pt2_has(b, i, "NCHW"[k]));
+    return alike;
+}
+
 /* The axes and the value of a tensor whose dimension `dim`, counted from the end if negative, is the
  * channels. */
 static tensor along_channels(importer *p, const tensor *t, int *ret_dim)
 {
-    int64_t dim = hvt__pt2_int(p, "dim", 0);
+    int dim = hvt__pt2_int(p, "dim", 0);
     tensor x = {.v = -1};
 
     if (!hvt__pt2_is_computed(p, t))
@@ -624,9 +679,9 @@ static tensor along_channels(importer *p, const tensor *t, int *ret_dim)
             size[y->atom[a].axis == 'H' ? 2 : 3] = y->atom[a].extent;
         x.axes = hvt__pt2_axes_of(4, size);
     }
-    if (dim < 0 || dim >= x.axes.ndim || !hvt__pt2_plain(&x.axes) || !hvt__pt2_has(&x.axes, (int)dim, 'C'))
+    if (dim < 0 || dim >= x.axes.ndim || !hvt__pt2_plain(&x.axes) || !is_channels(&x.axes, dim))
         hvt__pt2_refuse(p, "it is imported along channels only");
-    *ret_dim = (int)dim;
+    *ret_dim = dim;
     return x;
 }
 
@@ -642,12 +697,14 @@ static void cat(importer *p)
         tensor x = along_channels(p, t[i], &dim);
 
         v[i] = x.v;
-        if (i == 0)
+        if (i > 0 && !p->failed && !lie_alike(&axes, &x.axes, dim))
+            hvt__pt2_refuse(p, "the dimensions of one of its tensors were moved");
+        if (i == 0 || hvt__pt2_has(&x.axes, dim, 'C'))
             axes = x.axes;
     }
     if (n < 1)
         hvt__pt2_refuse(p, "it has no tensors");
-    if (!p->failed && (hvt__pt2_out_sizes(p, 0, size) != axes.ndim || !hvt__pt2_resize(&axes, size)))
+    if (!p->failed && (hvt__pt2_out_sizes(p, 0, size) != axes.ndim || !of_channels(&axes, dim, size)))
         hvt__pt2_refuse(p, "its output has other dimensions than its inputs");
     if (!p->failed)
         hvt__pt2_out_like(p, hvt_concat(p->m, v, n), &axes);
@@ -661,11 +718,12 @@ static void chunk(importer *p)
     int first = 0, dim = 1;
     tensor whole = along_channels(p, x, &dim);
 
-    for (int i = 0; i < (int)json_array_size(out) && !p->failed; i++) {
+    for (int i = 0; i < (int)json_array_size(out) && !p->failed && !p->mistaken; i++) {
         int64_t size[HVT__PT2_DIMS];
         tensor part = whole;
 
-        if (hvt__pt2_out_sizes(p, i, size) != part.axes.ndim || !hvt__pt2_resize(&part.axes, size)) {
+        if (hvt__pt2_out_sizes(p, i, size) != part.axes.ndim || !hvt__pt2_resize(&part.axes, size) ||
+            size[dim] > INT_MAX - first) {
             hvt__pt2_refuse(p, "its outputs have other dimensions than its input");
             return;
         }

@@ -16,43 +16,12 @@ void hvt_pt2_close(hvt_pt2 **file)
     json_decref(p->program);
     json_decref(p->weights);
     json_decref(p->inputs);
+    json_decref(p->constants);
+    json_decref(p->used);
     free(p->top);
     free(p->path);
     free(p);
     *file = NULL;
-}
-
-static hvt_status read_program(hvt_pt2 *p)
-{
-    json_t *config;
-
-    HVT_TRY(hvt__pt2_archive_json(p, *p->top ? "models/model.json" : "serialized_exported_program.json",
-                                  &p->program));
-    HVT_TRY(hvt__pt2_graph(p));
-    HVT_TRY(hvt__pt2_archive_json(p, "data/weights/model_weights_config.json", &config));
-    p->weights = json_incref(json_object_get(config, "config"));
-    json_decref(config);
-    return HVT_OK;
-}
-
-hvt_status hvt_pt2_open(const char *path, hvt_pt2 **ret_file)
-{
-    HVT_GIVEN(path, "the path of a .pt2 file");
-    HVT_GIVEN(ret_file, "an output pointer for the file");
-
-    hvt_pt2 *p = calloc(1, sizeof *p);
-    hvt_status s = HVT_OK;
-
-    HVT_CHECK(p, E_MEM, "no memory");
-    p->path = strdup(path);
-    HVT_CHECK_OR(fail, p->path, E_MEM, "no memory");
-    HVT_TRY_OR(fail, hvt__pt2_archive_open(p));
-    HVT_TRY_OR(fail, read_program(p));
-    *ret_file = p;
-    return HVT_OK;
-fail:
-    hvt_pt2_close(&p);
-    return s;
 }
 
 hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *p)
@@ -71,7 +40,10 @@ hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *p)
 
 /* ---- values ---- */
 
-enum { F32 = 7 }; /* of torch/_export/serde/schema.py */
+enum {
+    F32 = 7, /* of torch/_export/serde/schema.py */
+    NAME_MOST = 400
+};
 
 /* Where the elements of a tensor lie in its entry. */
 typedef struct layout {
@@ -80,13 +52,31 @@ typedef struct layout {
     size_t count;
 } layout;
 
+/* Strides differ, and each is the product of the sizes of all dimensions with smaller ones. */
+static bool is_dense(const layout *l)
+{
+    bool dense = true;
+
+    for (int i = 0; i < l->ndim; i++) {
+        int64_t inner = 1;
+
+        for (int k = 0; k < l->ndim; k++) {
+            if (k == i || l->size[k] == 1)
+                continue;
+            inner *= l->stride[k] < l->stride[i] ? l->size[k] : 1;
+            dense = dense && (l->size[i] == 1 || l->stride[k] != l->stride[i]);
+        }
+        dense = dense && (l->size[i] == 1 || l->stride[i] == inner);
+    }
+    return dense;
+}
+
 static hvt_status read_layout(const hvt_pt2 *p, const char *name, const json_t *meta, layout *ret_layout)
 {
     const json_t *sizes = json_object_get(meta, "sizes"), *strides = json_object_get(meta, "strides"),
                  *offset = json_object_get(json_object_get(meta, "storage_offset"), "as_int"),
                  *type = json_object_get(meta, "dtype");
     layout l = {.ndim = (int)json_array_size(sizes), .count = 1};
-    int64_t reach = 0;
 
     HVT_CHECK(json_integer_value(type) == F32, E_UNSUPPORTED,
               "%s: %s has values of dtype %lld of torch.export's schema; only f32 (%d) is read: export "
@@ -104,10 +94,8 @@ static hvt_status read_layout(const hvt_pt2 *p, const char *name, const json_t *
                   (long long)l.size[i], (long long)l.stride[i]);
         HVT_CHECK(!__builtin_mul_overflow(l.count, (size_t)l.size[i], &l.count) && l.count <= INT_MAX,
                   E_FORMAT, "%s: %s has too many values", p->path, name);
-        reach += (l.size[i] - 1) * l.stride[i];
     }
-    HVT_CHECK(reach == (int64_t)l.count - 1, E_UNSUPPORTED, "%s: the values of %s are not dense", p->path,
-              name);
+    HVT_CHECK(is_dense(&l), E_UNSUPPORTED, "%s: the values of %s overlap or are not dense", p->path, name);
     *ret_layout = l;
     return HVT_OK;
 }
@@ -128,6 +116,53 @@ static void order(const layout *l, const float *stored, float *ret_values)
     }
 }
 
+static bool is_read(const json_t *entry)
+{
+    return entry && !json_is_true(json_object_get(entry, "use_pickle")) &&
+           json_integer_value(json_object_get(json_object_get(entry, "tensor_meta"), "dtype")) == F32;
+}
+
+/* Where the values of a tensor are; *ret_entry is a name below the top folder, of NAME_MOST bytes. */
+static hvt_status find_values(const hvt_pt2 *p, const char *tensor, char *ret_entry, layout *ret_layout)
+{
+    const json_t *entry = json_object_get(p->weights, tensor);
+    const char *path = json_string_value(json_object_get(entry, "path_name"));
+
+    HVT_CHECK(path && !json_is_true(json_object_get(entry, "use_pickle")), E_FORMAT,
+              "%s: it holds no values of %s", p->path, tensor);
+    HVT_TRY(read_layout(p, tensor, json_object_get(entry, "tensor_meta"), ret_layout));
+    snprintf(ret_entry, NAME_MOST, "data/weights/%s", path);
+    return HVT_OK;
+}
+
+/* Are the weights those of the graph? So nothing is allocated for a graph whose sizes are damaged. Values
+ * that are not read, since they are pickled or no f32, may be given by hvt_model_set() in place of
+ * hvt_pt2_load().
+ */
+static hvt_status check_weights(const hvt_pt2 *p)
+{
+    const char *name;
+    json_t *state;
+
+    json_object_foreach(p->inputs, name, state)
+    {
+        const char *tensor = json_string_value(state);
+        int64_t size[4];
+        char entry[NAME_MOST];
+        layout l;
+
+        if (json_object_get(p->constants, name) || !json_object_get(p->used, name) ||
+            !is_read(json_object_get(p->weights, tensor)))
+            continue;
+        HVT_TRY(find_values(p, tensor, entry, &l));
+        HVT_CHECK(hvt__pt2_sizes(p, name, 4, size) == l.ndim &&
+                      !memcmp(size, l.size, (size_t)l.ndim * sizeof *size),
+                  E_FORMAT, "%s: %s has other sizes in the weights than in the graph", p->path, tensor);
+        HVT_TRY(hvt__pt2_archive_has(p, entry, l.count * sizeof(float)));
+    }
+    return HVT_OK;
+}
+
 static bool fits(const layout *l, const hvt_named *t)
 {
     bool same = l->count == t->count && l->ndim == t->ndim;
@@ -146,16 +181,12 @@ static bool is_head(const hvt_pt2 *p, const char *tensor)
 
 static hvt_status load(const hvt_pt2 *p, hvt_model *m, const hvt_named *t)
 {
-    const json_t *entry = json_object_get(p->weights, t->name);
-    const char *path = json_string_value(json_object_get(entry, "path_name"));
-    char name[512];
+    char entry[NAME_MOST];
     layout l = {0};
     float *stored, *values;
     hvt_status s;
 
-    HVT_CHECK(path && !json_is_true(json_object_get(entry, "use_pickle")), E_FORMAT,
-              "%s: it holds no values of %s", p->path, t->name);
-    HVT_TRY(read_layout(p, t->name, json_object_get(entry, "tensor_meta"), &l));
+    HVT_TRY(find_values(p, t->name, entry, &l));
     if (!fits(&l, t)) {
         HVT_CHECK(is_head(p, t->name), E_FORMAT, "%s: %s has other sizes in the weights than in the graph",
                   p->path, t->name);
@@ -164,13 +195,45 @@ static hvt_status load(const hvt_pt2 *p, hvt_model *m, const hvt_named *t)
     stored = malloc(2 * l.count * sizeof *stored);
     HVT_CHECK(stored, E_MEM, "%s: no memory for %zu values of %s", p->path, l.count, t->name);
     values = stored + l.count;
-    snprintf(name, sizeof name, "data/weights/%s", path);
-    s = hvt__pt2_archive_read(p, name, stored, l.count * sizeof *stored);
+    s = hvt__pt2_archive_read(p, entry, stored, l.count * sizeof *stored);
     if (s == HVT_OK) {
         order(&l, stored, values);
         s = hvt_model_set(m, t->name, values, l.count);
     }
     free(stored);
+    return s;
+}
+
+static hvt_status read_program(hvt_pt2 *p)
+{
+    json_t *config;
+
+    HVT_TRY(hvt__pt2_archive_json(p, *p->top ? "models/model.json" : "serialized_exported_program.json",
+                                  &p->program));
+    HVT_TRY(hvt__pt2_graph(p));
+    HVT_TRY(hvt__pt2_archive_json(p, "data/weights/model_weights_config.json", &config));
+    p->weights = json_incref(json_object_get(config, "config"));
+    json_decref(config);
+    return p->weights ? check_weights(p) : HVT_OK;
+}
+
+hvt_status hvt_pt2_open(const char *path, hvt_pt2 **ret_file)
+{
+    HVT_GIVEN(path, "the path of a .pt2 file");
+    HVT_GIVEN(ret_file, "an output pointer for the file");
+
+    hvt_pt2 *p = calloc(1, sizeof *p);
+    hvt_status s = HVT_OK;
+
+    HVT_CHECK(p, E_MEM, "no memory");
+    p->path = strdup(path);
+    HVT_CHECK_OR(fail, p->path, E_MEM, "no memory");
+    HVT_TRY_OR(fail, hvt__pt2_archive_open(p));
+    HVT_TRY_OR(fail, read_program(p));
+    *ret_file = p;
+    return HVT_OK;
+fail:
+    hvt_pt2_close(&p);
     return s;
 }
 

@@ -18,12 +18,15 @@
 struct hvt_pt2 {
     char *path;
     zip_t *zip;
-    char *top;       /* what the names of all entries begin with: "net/", or "" in files of PyTorch 2.6 */
-    json_t *program; /* the graph and what describes it */
-    json_t *weights; /* name in the state_dict -> where its values are; NULL: pickled, hence not read */
-    json_t *inputs;  /* name in the graph -> name in the state_dict, of parameters and buffers */
+    uint64_t bytes;    /* of the file */
+    char *top;         /* what the names of all entries begin with: "net/", or "" in files of PyTorch 2.6 */
+    json_t *program;   /* the graph and what describes it */
+    json_t *weights;   /* name in the state_dict -> where its values are; NULL: pickled, hence not read */
+    json_t *inputs;    /* name in the graph -> name in the state_dict, of parameters and buffers */
+    json_t *constants; /* names in the graph of those inputs that are no parameters */
     const json_t *nodes, *tensors; /* of the graph, borrowed */
     const json_t **needed;         /* [nneeded] the nodes that lead to the logits, in order */
+    json_t *used;                  /* names in the graph that lead to the logits */
     size_t nneeded, names;         /* names: at most so many has the graph */
     const json_t *head;            /* the last layer with weights: its outputs are the classes; or NULL */
     char *head_name;               /* without ".weight" */
@@ -37,7 +40,9 @@ struct hvt_pt2 {
 hvt_status hvt__pt2_archive_open(hvt_pt2 *p);
 /* Parse an entry; *ret_json is NULL if there is none of this name below the top folder. */
 hvt_status hvt__pt2_archive_json(const hvt_pt2 *p, const char *entry, json_t **ret_json);
-/* Read an entry of exactly this many bytes. */
+/* Is there an entry of exactly this many bytes? */
+hvt_status hvt__pt2_archive_has(const hvt_pt2 *p, const char *entry, size_t bytes);
+/* Read it. */
 hvt_status hvt__pt2_archive_read(const hvt_pt2 *p, const char *entry, void *data, size_t bytes);
 
 /* ---- graph.c ---- */
@@ -87,6 +92,8 @@ bool hvt__pt2_is(const hvt__pt2_axes *x, int i, char axis);
 bool hvt__pt2_has(const hvt__pt2_axes *x, int i, char axis);
 /* Each dimension is one whole axis, or nothing. */
 bool hvt__pt2_plain(const hvt__pt2_axes *x);
+/* Dimension i, of size 1, becomes an axis that was in none; dimensions are plain. */
+void hvt__pt2_insert(hvt__pt2_axes *x, int i, char axis);
 /* Sizes of dimensions that are plain; false: there are others. */
 bool hvt__pt2_resize(hvt__pt2_axes *x, const int64_t *size);
 bool hvt__pt2_same(const hvt__pt2_axes *x, const hvt__pt2_axes *y);
