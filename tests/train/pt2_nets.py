@@ -1,7 +1,7 @@
 """pt2_nets.py export FOLDER, pt2_nets.py logits NAME FOLDER: what test_pt2.py has PyTorch do.
 
-export writes FOLDER/NAME.pt2 of every net, FOLDER/NAME.npy, its logits of the test images, and data for --data npy; logits
-reads FOLDER/run/last.safetensors into the net and writes FOLDER/trained.npy.
+export writes FOLDER/NAME.pt2 of every net, FOLDER/NAME.npy, its logits of the test images, branches.safetensors, and data
+for --data npy; logits reads FOLDER/run/last.safetensors into the net and writes FOLDER/trained.npy.
 """
 import sys
 
@@ -71,6 +71,32 @@ class InPlace(nn.Module):
         return (x + y.transpose(2, 3)).mean((2, 3))
 
 
+class Constant(InPlace):
+    """A buffer that is no batch norm's."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("middle", torch.full((3, 1, 1), 0.5))
+
+    def forward(self, x):
+        return self.conv(x - self.middle).mean((2, 3))
+
+
+class Moved(InPlace):
+    """One of two images is turned."""
+
+    def forward(self, x):
+        x = torch.cat([x, x.transpose(2, 3)], 1)
+        return self.conv(x.chunk(2, 1)[1]).mean((2, 3))
+
+
+class Unbounded(InPlace):
+    """A bound that JSON has no number for."""
+
+    def forward(self, x):
+        return F.hardtanh(self.conv(x), 0.0, float("inf")).mean((2, 3))
+
+
 class DropPath(nn.Module):
     """torchvision.ops.StochasticDepth's operations in mode "row", and timm's; one for all in mode "batch"."""
 
@@ -129,7 +155,7 @@ class Unscaled(InPlace):
 
 
 NETS = {"branches": Branches, "unknown": Unknown, "inplace": InPlace, "dropped": Dropped, "ones": Ones,
-        "unscaled": Unscaled}
+        "unscaled": Unscaled, "constant": Constant, "moved": Moved, "unbounded": Unbounded}
 
 
 def net(name):
@@ -151,10 +177,12 @@ def save(model, path):
 
 
 def export(folder):
+    from safetensors.torch import save_file
     for name in NETS:
         save(net(name).train(), f"{folder}/{name}.pt2")
         save_logits(net(name), f"{folder}/{name}.npy")
     save(net("dropped").eval(), f"{folder}/kept.pt2")
+    save_file(net("branches").state_dict(), f"{folder}/branches.safetensors")
     for part, seed, count in ("test", 1, COUNT), ("train", 2, 32):
         np.save(f"{folder}/{part}_images.npy", images(count, seed).permute(0, 2, 3, 1).contiguous().numpy())
         np.save(f"{folder}/{part}_labels.npy", np.arange(count) % CLASSES)

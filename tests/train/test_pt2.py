@@ -77,8 +77,8 @@ def classes_give_it_a_new_last_layer():
     check(rc == 1 and "--classes 4" in err[0], rc, err)
 
 
-def one_line(net, *parts):
-    rc, out, err = run(net + DATA + ["--steps", "1"])
+def one_line(net, *parts, evaluate=False):
+    rc, out, err = run(net + DATA + (["--evaluate"] if evaluate else ["--steps", "1"]))
     check(rc == 1 and len(err) == 1 and all(p in err[0] for p in parts), rc, out, err)
 
 
@@ -167,6 +167,142 @@ def copy(name, change=None, text=None):
     return [f"--model={path(name)}", "--data-dir", path("")]
 
 
+def a_buffer_is_not_trained():
+    one_line(exported("constant"), "middle, a buffer", "pt2_nets.py line")
+
+
+def images_that_were_turned_are_not_joined():
+    one_line(exported("moved"), "aten.cat.default", "moved", "pt2_nets.py line")
+
+
+def infinity_is_a_number():
+    rc, out, err = run(exported("unbounded") + DATA + "--evaluate --predict-logits got.npy".split())
+    check(rc == 0, out, err)
+    same_logits("unbounded")
+
+
+def older(name, flat):
+    """The net's file as PyTorch 2.6 (flat) or 2.8 writes it, with pickled weights."""
+    with zipfile.ZipFile(path("branches.pt2")) as old, zipfile.ZipFile(path(name), "w") as new:
+        program = [e for e in old.namelist() if e.endswith("models/model.json")][0]
+        top = program[:-len("models/model.json")]
+        new.writestr("serialized_exported_program.json" if flat else program, old.read(program))
+        for entry in ("serialized_state_dict.pt", "serialized_constants.pt") if flat else (top + "data/weights/model.pt",):
+            new.writestr(entry, b"PK\3\4 a pickle")
+    return [f"--model={path(name)}", "--data-dir", path("")]
+
+
+def pickled_weights_come_by_init_or_are_drawn_anew():
+    exported("branches")
+    hashes = []
+    for flat in False, True:
+        net = older(f"older{flat:d}.pt2", flat)
+        rc, out, err = run(net + DATA + "--evaluate --init branches.safetensors --predict-logits got.npy".split())
+        check(rc == 0, out, err)
+        same_logits("branches")
+        one_line(net, "pickle", "--init", evaluate=True)
+        rc, out, err = run(net + DATA + "--steps 1 --seed 3 --log anew.jsonl".split())
+        parts = "warning", "pickle", "drawn anew", "--init", "save_file"
+        check(rc == 0 and len(err) == 1 and all(p in err[0] for p in parts), rc, out, err)
+        hashes += [r["weights"] for r in records("anew.jsonl") if r["record"] == "end"]
+    check(len(hashes) == 2 and hashes[0] == hashes[1], hashes)
+
+
+def nodes_of(program):
+    return program["graph_module"]["graph"]["nodes"]
+
+
+def node(program, target):
+    return [n for n in nodes_of(program) if n["target"] == f"torch.ops.aten.{target}"][0]
+
+
+def argument(program, target, name):
+    return [i["arg"] for i in node(program, target)["inputs"] if i["name"] == name][0]
+
+
+def damaged_graphs_are_one_line():
+    exported("branches")
+    cases = []
+
+    def case(*parts):
+        def of(change):
+            cases.append((change, parts))
+        return of
+
+    @case("no name")
+    def a_change_in_place_has_no_result(program):
+        relu = node(program, "relu_.default")
+        old, new = relu["inputs"][0]["arg"]["as_tensor"]["name"], relu["outputs"][0]["as_tensor"]["name"]
+        relu["outputs"] = []
+        for i in [i for n in nodes_of(program) for i in n["inputs"]]:
+            for t in [t for t in (i["arg"].get("as_tensor"), *i["arg"].get("as_tensors", [])) if t and t["name"] == new]:
+                t["name"] = old
+
+    @case("aten.mean.dim", "both H and W")
+    def dimensions_whose_sum_overflows(program):
+        argument(program, "mean.dim", "dim")["as_ints"] = [2 ** 31 - 1, 2 ** 31 - 1]
+
+    @case("aten.conv2d.padding", "no list of integers")
+    def numbers_of_more_bits(program):
+        argument(program, "conv2d.padding", "dilation")["as_ints"] = [2 ** 40, 2 ** 40]
+
+    @case("dilation 2147483647")
+    def padding_that_overflows(program):
+        argument(program, "conv2d.padding", "dilation")["as_ints"] = [2 ** 31 - 1, 2 ** 31 - 1]
+
+    @case("padding 1073741825")
+    def a_pool_whose_padding_overflows(program):
+        argument(program, "avg_pool2d.default", "padding")["as_ints"] = [2 ** 30 + 1, 2 ** 30 + 1]
+
+    @case("2147483647 channels")
+    def parts_whose_sum_overflows(program):
+        for part in node(program, "chunk.default")["outputs"][0]["as_tensors"]:
+            program["graph_module"]["graph"]["tensor_values"][part["name"]]["sizes"][1] = {"as_int": 2 ** 31 - 1}
+
+    @case("has no sizes")
+    def sizes_of_more_bits(program):
+        out = node(program, "relu_.default")["outputs"][0]["as_tensor"]["name"]
+        for name in out, node(program, "cat.default")["outputs"][0]["as_tensor"]["name"]:
+            program["graph_module"]["graph"]["tensor_values"][name]["sizes"][1] = {"as_int": 2 ** 62}
+
+    @case("here, but", "in the file")
+    def other_sizes_than_it_computes(program):
+        argument(program, "avg_pool2d.default", "stride")["as_ints"] = [1, 1]
+
+    @case("other sizes in the weights than in the graph")
+    def a_weight_is_larger_than_its_values(program):
+        name = argument(program, "conv2d.default", "weight")["as_tensor"]["name"]
+        program["graph_module"]["graph"]["tensor_values"][name]["sizes"][0] = {"as_int": 1 << 20}
+
+    @case("is no number")
+    def a_slope_that_is_a_word(program):
+        argument(program, "leaky_relu.default", "negative_slope")["as_float"] = "much"
+
+    @case("300 operations are unknown", ", ...")
+    def many_operations_are_unknown(program):
+        first, out = node(program, "relu_.default"), node(program, "relu_.default")["outputs"][0]["as_tensor"]["name"]
+        at = nodes_of(program).index(first)
+        for i in range(300):
+            nodes_of(program).insert(at + 1 + i, {
+                "target": f"torch.ops.my.op{i}.default", "metadata": {}, "outputs": [{"as_tensor": {"name": f"t{i}"}}],
+                "inputs": [{"name": "self", "kind": 1, "arg": {"as_tensor": {"name": f"t{i - 1}" if i else out}}}]})
+        following = nodes_of(program)[at + 301]
+        following["inputs"][0]["arg"] = {"as_tensor": {"name": "t299"}}
+
+    @case("line?1", "operation is unknown")
+    def names_with_line_ends(program):
+        node(program, "relu_.default")["target"] = "line\n1"
+
+    for change, parts in cases:
+        one_line(copy(f"{change.__name__}.pt2", change), *parts)
+
+
+def a_program_is_no_bomb():
+    exported("branches")
+    one_line(copy("bomb.pt2", text=b'{"a": [' + b"{}," * (2 << 20) + b"0]}"), "values in")
+    one_line(copy("large.pt2", text=b" " * (65 << 20)), "at most")
+
+
 def damaged_files_are_one_line():
     exported("branches")
     with open(path("branches.pt2"), "rb") as f:
@@ -204,12 +340,19 @@ def damaged_files_are_one_line():
     check(rc == 0, out, err)
 
 
-def families_train_as_in_pytorch():
+def families(*args):
     python = python_with("torch, torchvision, safetensors, numpy")
-    done = subprocess.run([python, os.path.join(os.path.dirname(NETS), "pt2_families.py"), HVTRAIN, "two_branches", "gated",
-                           "squeezenet1_1"], capture_output=True, text=True,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run([python, os.path.join(os.path.dirname(NETS), "pt2_families.py"), HVTRAIN, *args],
+                          capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     check(done.returncode == 0, done.stdout, done.stderr[-2000:])
+
+
+def families_train_as_in_pytorch():
+    families("two_branches", "gated", "arithmetic", "squeezenet1_1", "upward")
+
+
+def what_was_trained_goes_back_to_pytorch():
+    families("--round-trip", "gated", "resnet18")
 
 
 TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_name, classes_give_it_a_new_last_layer,
@@ -217,5 +360,8 @@ TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_na
          dropout_is_none_in_an_evaluation, dropout_depends_neither_on_ranks_nor_threads,
          dropout_goes_on_in_the_middle_of_an_epoch, what_was_exported_in_eval_mode_has_no_dropout,
          with_p_of_1_nothing_is_learnt_but_the_bias, other_random_numbers_are_refused,
-         other_sizes_and_flags_are_one_line, damaged_files_are_one_line, families_train_as_in_pytorch]
+         other_sizes_and_flags_are_one_line, a_buffer_is_not_trained, images_that_were_turned_are_not_joined,
+         infinity_is_a_number, pickled_weights_come_by_init_or_are_drawn_anew, damaged_graphs_are_one_line,
+         a_program_is_no_bomb, damaged_files_are_one_line, families_train_as_in_pytorch,
+         what_was_trained_goes_back_to_pytorch]
 run_all(TESTS, sys.argv[3:], HERE)
