@@ -397,7 +397,7 @@ TEST(a_function_after_a_batch_norm_changes_no_bit)
                                    {HVT_SOFTPLUS, 2, 20},
                                    {HVT_AFFINE, 1.5f, -0.25f}};
 
-    for (int t = 0; t < 2 * CASES; t++) {
+    for (int t = 0; t < cases(CASES); t++) {
         shape s = norm_shape(t);
         hvt_map f = {(hvt_function)(t % HVT_FUNCTIONS), 0, 0};
         float *x = matrix(&s, 1), *dy = matrix(&s, 0), *dx0 = matrix(&s, 0), *gamma = floats(s.c),

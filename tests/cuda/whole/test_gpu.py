@@ -23,6 +23,7 @@ from pathlib import Path
 HVTRAIN, MPIRUN, CLASSES = sys.argv[1], sys.argv[2], sys.argv[3:]
 NET = ["--model", "resnet20", "--data", "synth", "--samples", "24", "--steps", "3", "--print-freq", "1",
        "--eval-freq", "0", "--lr", "0.02", "--quiet", "on"]
+NET += ["--size", "16"] if Path(HVTRAIN).name == "hvtrain-double" else []  # every thread there is a fiber
 CUDA = ["--device", "cuda", "--deterministic", "on"]
 ONE_GPU = ["--device", "cuda:0"]  # of all ranks
 
