@@ -83,6 +83,12 @@ HVT_FN uint16_t hvt__to_f16(float x)
     }
 }
 
+/* the address of element i of an array of type t: f32, f16 or bf16 */
+HVT_FN void *hvt__at(const void *p, hvt_dtype t, size_t i)
+{
+    return (char *)(uintptr_t)p + i * (t == HVT_F32 ? sizeof(float) : sizeof(uint16_t));
+}
+
 /* element i of an array of type t: f32, f16 or bf16 */
 HVT_FN float hvt__load(const void *p, hvt_dtype t, size_t i)
 {

@@ -355,11 +355,6 @@ static hvt_status subsample_backward_ref(hvt_device *dev, const hvt_subsample_de
 
 /* ---- batch norm: Ioffe and Szegedy 2015, as torch.nn.BatchNorm2d computes it ---- */
 
-static void *at_of(const void *p, hvt_dtype t, size_t i)
-{
-    return (char *)(uintptr_t)p + i * hvt_dtype_size(t);
-}
-
 static void normalise(const hvt_bn_args *a, int c, float mean, float rstd)
 {
     float scale = a->gamma[c] * rstd;
@@ -372,8 +367,8 @@ static void normalise(const hvt_bn_args *a, int c, float mean, float rstd)
             y += hvt__load(a->residual, a->type, at);
         hvt__store(a->y, a->type, at, a->relu ? f_relu(y) : y);
         if (a->map)
-            hvt__map_forward_ref(NULL, 1, a->type, a->map, at_of(a->y, a->type, at),
-                                 at_of(a->y, a->type, at));
+            hvt__map_forward_ref(NULL, 1, a->type, a->map, hvt__at(a->y, a->type, at),
+                                 hvt__at(a->y, a->type, at));
     }
 }
 
@@ -448,8 +443,8 @@ static hvt_bn_grad_args through_map(const hvt_bn_grad_args *a)
         hvt__store(&z, a->type, 0, z);
         if (!hvt__slope_from_x(a->map->f))
             hvt__map_forward_ref(NULL, 1, a->type, a->map, &z, &z);
-        hvt__map_backward_ref(NULL, 1, a->type, a->map, &z, at_of(a->dy, a->type, at),
-                              at_of(a->dz, a->type, at), false);
+        hvt__map_backward_ref(NULL, 1, a->type, a->map, &z, hvt__at(a->dy, a->type, at),
+                              hvt__at(a->dz, a->type, at), false);
     }
     if (a->map)
         g.dy = a->dz;

@@ -9,6 +9,7 @@
 #ifndef HVT_ELEMENTWISE_H
 #define HVT_ELEMENTWISE_H
 
+#include "device/half.h"
 #include "device_impl.h"
 
 /* Rows [first, end) and columns [col, col + cols) of a matrix: all columns or, if rows are wide, some of
@@ -210,11 +211,5 @@ struct hvt_elementwise {
     void (*normalise_floats)(size_t n, const float *x, int c, const float *scale, const float *shift,
                              float *out); /* the same */
 };
-
-/* element i of an array of type t */
-static inline void *hvt__at(const void *p, hvt_dtype t, size_t i)
-{
-    return (char *)(uintptr_t)p + i * (t == HVT_F32 ? sizeof(float) : sizeof(uint16_t));
-}
 
 #endif /* HVT_ELEMENTWISE_H */
