@@ -7,6 +7,8 @@ torchrun with DDP over gloo. Prints one JSON line on rank 0.
     torchrun --nproc-per-node 2 torch_train.py speed ...
     torch_train.py export   --model mobilenet_v2 --size 224 --file net.pt2
 
+--model own is a small net that no list has, of layers that ResNets have not.
+
 speed times whole training steps (forward, loss, backward, gradient exchange, SGD with momentum) on images
 that already lie in memory as normalised floats: reading and augmenting cost PyTorch nothing here.
 accuracy trains whole epochs of CIFAR-10 with random flips and evaluates on the test images. export writes the
@@ -62,14 +64,40 @@ class CifarResNet(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
+class Mixer(nn.Module):
+    """Depthwise, then across channels, added to what came in: as in ConvNeXt, with a group norm and a gate."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.depthwise = nn.Conv2d(channels, channels, 5, padding=2, groups=channels)
+        self.norm = nn.GroupNorm(8, channels)
+        self.widen, self.narrow = nn.Conv2d(channels, 2 * channels, 1), nn.Conv2d(2 * channels, channels, 1)
+        self.gate = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x):
+        y = self.narrow(F.gelu(self.widen(self.norm(self.depthwise(x)))))
+        return x + y * torch.sigmoid(self.gate(F.adaptive_avg_pool2d(y, 1)))
+
+
+def own_net(classes):
+    stage = lambda cin, cout: nn.Sequential(
+        nn.Conv2d(cin, cout, 3, padding=1), nn.BatchNorm2d(cout), nn.SiLU(), Mixer(cout), nn.AvgPool2d(2))
+    return nn.Sequential(stage(3, 32), stage(32, 64), stage(64, 128), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                         nn.Dropout(0.1), nn.Linear(128, classes))
+
+
 def make_model(name, stem, classes):
+    if name == "own":
+        return own_net(classes)
     if name in ("resnet20", "resnet32", "resnet44", "resnet56", "resnet110"):
         return CifarResNet(int(name.removeprefix("resnet")), classes)
     import torchvision.models
 
     more = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
     model = getattr(torchvision.models, name)(num_classes=classes, **more)
-    if stem == "cifar":
+    if stem == "cifar" and name == "mobilenet_v2":  # whole resolution up to its third stage
+        model.features[0][0].stride = model.features[2].conv[1][0].stride = (1, 1)
+    elif stem == "cifar":
         model.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
         model.maxpool = nn.Identity()
     return model
