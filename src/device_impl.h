@@ -192,7 +192,7 @@ typedef struct hvt_bn_grad_args {
     const float *beta;  /* forward's, given only if forward added no residual: relu's mask may then be
                            recomputed from x, which is cheaper than reading y; else NULL */
     const hvt_map *map; /* forward's, and then memory [rows,c] for dy times its slope, which may be dy: */
-    void *dz;           /* bn_backward and bn_sums write it, and bn_dx reads it */
+    void *dz;           /* bn_backward and bn_sums may write it, and bn_dx reads what they wrote */
     void *dx;           /* [rows,c]; may be dy */
     bool add;
     void *dresidual; /* [rows,c] masked dy, or NULL; may be dy, not dx */

@@ -113,6 +113,16 @@ static double slope(const hvt_map *f, double v)
     return a;
 }
 
+/* dy * f', but 0 on pieces where f is constant, also if dy is not finite. */
+static double gradient(const hvt_map *f, double v, double dy)
+{
+    const bool has_flat_pieces =
+        f->f == HVT_RELU || f->f == HVT_HARDTANH || f->f == HVT_HARDSIGMOID || f->f == HVT_HARDSWISH;
+    const double k = slope(f, v);
+
+    return has_flat_pieces && k == 0 ? 0 : dy * k;
+}
+
 hvt_status hvt__map_forward_ref(hvt_device *d, size_t n, hvt_dtype t, const hvt_map *f, const void *x,
                                 void *y)
 {
@@ -127,7 +137,7 @@ hvt_status hvt__map_backward_ref(hvt_device *d, size_t n, hvt_dtype t, const hvt
 {
     HVT_FLOATS;
     for (size_t i = 0; i < n; i++)
-        hvt__put_ref(dx, t, i, (float)(hvt__load(dy, t, i) * slope(f, hvt__load(saved, t, i))), add);
+        hvt__put_ref(dx, t, i, (float)gradient(f, hvt__load(saved, t, i), hvt__load(dy, t, i)), add);
     return HVT_OK;
 }
 

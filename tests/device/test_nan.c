@@ -1,6 +1,7 @@
 /*
- * nan: what relu does with gradients where its output is NaN, on every device and instruction set. PyTorch's
- * threshold_backward gives y <= 0 ? 0 : dy, so there the gradient passes.
+ * nan: what relu does with gradients where its output is NaN, and constant pieces of functions with gradients
+ * that are not finite, on every device and instruction set. PyTorch's threshold_backward gives y <= 0 ? 0 :
+ * dy, so there the gradient passes.
  */
 #include "devices.h"
 
@@ -91,11 +92,41 @@ TEST(batch_norm_with_relu_passes_it_too)
         sum_is_whole(t / (TYPES * 2), (hvt_dtype)(t % TYPES), t / TYPES % 2);
 }
 
+TEST(constant_pieces_pass_no_infinity_on)
+{
+    static const struct {
+        hvt_map map;
+        float saved[4]; /* x or y on constant pieces and, the last one, elsewhere */
+    } cases[] = {{{HVT_RELU, 0, 0}, {0, 0, -1, 1}},
+                 {{HVT_HARDTANH, 0, 6}, {0, 6, 0, 3}},
+                 {{HVT_HARDSIGMOID, 0, 0}, {-3, 3, 7, 1}},
+                 {{HVT_HARDSWISH, 0, 0}, {-3, -9, -4, 4}}};
+
+    for (int t = 0; t < TYPES * ndevs; t++)
+        for (size_t i = 0; i < HVT_LEN(cases); i++) {
+            const hvt_dtype type = (hvt_dtype)(t % TYPES);
+            hvt_device *d = devs[t / TYPES];
+            float dy[4] = {INFINITY, NAN, -INFINITY, 5}, *dx;
+            void *saved = packed(type, cases[i].saved, 4), *pdy = packed(type, dy, 4),
+                 *pdx = unwritten(type, 4);
+
+            CHECK_OK(d->ops->general.map_backward(d, 4, type, &cases[i].map, saved, pdy, pdx, false));
+            dx = unpacked(type, pdx, 4);
+            CHECK(dx[0] == 0 && dx[1] == 0 && dx[2] == 0 && dx[3] != 0,
+                  "function %d in %s on %s: dx is %g %g %g %g, expected zeros and the last one",
+                  cases[i].map.f, hvt_dtype_name(type), hvt_device_isa(d), dx[0], dx[1], dx[2], dx[3]);
+            free(saved);
+            free(pdy);
+            free(dx);
+        }
+}
+
 int main(void)
 {
     open_devices();
     RUN(relu_passes_a_gradient_where_its_output_is_nan);
     RUN(batch_norm_with_relu_passes_it_too);
+    RUN(constant_pieces_pass_no_infinity_on);
     close_devices();
     return check_done();
 }

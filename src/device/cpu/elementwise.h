@@ -41,23 +41,32 @@ typedef struct hvt_tiles {
 
 enum { HVT_TILE_SPAN = 1024 };
 
+/* Functions that batch norm's passes compute themselves: the slope of one is 0 or 1, so that backward needs
+ * no memory for dy times it. */
+static inline bool hvt__is_clamp(const hvt_map *f)
+{
+    return f && f->f == HVT_HARDTANH;
+}
+
 typedef void hvt_pointwise_fn(size_t n, const void *a, const void *b, void *y, bool add);
 
-/* Targets of a depthwise convolution, rows of `channels` elements `to_step` apart, which read the same taps:
- * target t reads, for each pair of an entry of `row` and one of `col`, the source at row.from + col.from +
- * from_step * t, with the weights at row.w + col.w. Offsets in elements. Weights are [panel][tap][HVT_PANEL].
- */
+/* Targets of a depthwise convolution, pixels of a line of some images, rows of `channels` elements which read
+ * the same taps: target t of image n reads, for each pair of an entry of `row` and one of `col`, the source
+ * at row.from + col.from + from_step * t + from_image * n, with the weights at row.w + col.w. Offsets in
+ * elements. Weights are [panel][tap][HVT_PANEL]. */
 typedef struct hvt_depthwise_entry {
     long from, w;
 } hvt_depthwise_entry;
 
 typedef struct hvt_depthwise {
-    int channels, count;
+    int channels, count, images;
     int rows, cols;
+    int shift; /* columns that the next target's first one is further on; 0: they have none in common */
     const hvt_depthwise_entry *row, *col;
-    long panel;               /* of weights */
-    long from_step, to_step;  /* of targets */
-    int planes;               /* sources that are added up, each with weights of its own: */
+    long panel; /* of weights */
+    long from_step, to_step, from_image, to_image;
+    bool stream; /* targets are whole lines, written past the caches; hvt__fence() is the caller's */
+    int planes;  /* sources that are added up, each with weights of its own: */
     long from_plane, w_plane; /* from one to the next */
     long ahead_from,
         ahead_to; /* where a later run's new source and its target lie: to be prefetched; 0: unknown */

@@ -97,7 +97,8 @@ typedef struct bn {
     hvt_bn_consts consts;
     const hvt_bn_args *fwd;
     const hvt_bn_grad_args *sums, *bwd; /* arguments of backward's first and second pass */
-    const hvt_bn_grad_args *mapped;     /* backward's own, if a function follows; else NULL */
+    const hvt_bn_grad_args *mapped;     /* backward's own, if a function follows that its passes do not
+                                           compute; else NULL */
     bool keep;                          /* the first pass stores dz in dresidual */
     bool moments;                       /* there is no second pass: forward's is to leave its moments */
     atomic_int left[MOST_SEGMENTS];     /* parts of a segment whose sums are not there yet */
@@ -176,7 +177,7 @@ enum { PIECE = 4096 }; /* elements at most, so that it stays in the L1 cache */
 void hvt__bn_rows(const hvt_bn_args *a, const hvt_typed *in, const float *scale, size_t at, int rows, int col,
                   int cols, int ld, void *out)
 {
-    const bool dense = cols == ld, together = dense || in->row_step(ld) == 1;
+    const bool dense = cols == ld, together = dense || in->row_step(ld) == 1, clamp = hvt__is_clamp(a->map);
     const int most = !together ? 1 : cols < PIECE ? PIECE / cols : 1;
 
     for (int row = 0, count; row < rows; row += count) {
@@ -190,11 +191,12 @@ void hvt__bn_rows(const hvt_bn_args *a, const hvt_typed *in, const float *scale,
                                   .mean = a->mean + col,
                                   .beta = a->beta + col,
                                   .relu = a->relu,
+                                  .map = clamp ? a->map : NULL,
                                   .y = hvt__at(out, a->type, first)};
 
         in->bn_apply(&part, (hvt_bn_consts){.scale = (float *)(uintptr_t)scale + col},
                      (hvt_part){0, (size_t)count, 0, cols});
-        for (int i = 0; a->map && i < (dense ? 1 : count); i++) {
+        for (int i = 0; a->map && !clamp && i < (dense ? 1 : count); i++) {
             void *y = hvt__at(part.y, a->type, (size_t)i * (size_t)ld);
 
             in->map[a->map->f]((size_t)cols * (size_t)(dense ? count : 1), a->map, y, y);
@@ -244,7 +246,7 @@ static void each_piece(const bn *b, hvt_rows r, hvt_part part, void (*run)(const
 
 static void apply_part(const bn *b, hvt_part p)
 {
-    if (b->fwd->map)
+    if (b->fwd->map && !hvt__is_clamp(b->fwd->map))
         each_piece(b, b->fwd->rows, p, map_piece);
     else
         b->in->bn_apply(b->fwd, b->consts, p);
@@ -340,7 +342,8 @@ static hvt_status begin_backward(hvt_device *d, const hvt_bn_grad_args *a, hvt_b
     *second = *a;
     b->sums = a;
     b->bwd = second;
-    if (a->map) { /* then dz replaces dy in both */
+    if (a->map && !hvt__is_clamp(a->map)) { /* then dz replaces dy in both */
+        second->map = NULL;
         second->dy = a->dz;
         b->sums = second;
         b->mapped = a;

@@ -1,6 +1,6 @@
 /*
- * typed_map.h - a part of typed_tmpl.c: the functions of HVT__MAPS, each with its slope, on a span. Within a
- * few units in the last place of what ref computes in double.
+ * typed_map.h - a part of typed_tmpl.c: the functions of HVT__MAPS, each with its gradient, on a span. Within
+ * a few units in the last place of what ref computes in double.
  */
 
 /* ---- what they are made of ---- */
@@ -30,11 +30,6 @@ INLINE F exp_below_one(F x)
 INLINE F f_abs(F x)
 {
     return (F)((I)x & 0x7fffffff);
-}
-
-INLINE F f_clamp(F x, F low, F high) /* a NaN stays one */
-{
-    return f_select((I)(x < low), low, f_select((I)(x > high), high, x));
 }
 
 INLINE F sigmoid(F x)
@@ -122,40 +117,40 @@ INLINE F gelu_inner_slope(F x)
 
 /* ---- the functions ---- */
 
-#define FUNCTION(name, value, slope)                                                                         \
+#define FUNCTION(name, value, gradient)                                                                      \
     INLINE F name##_value(F x, F a, F b)                                                                     \
     {                                                                                                        \
         return value;                                                                                        \
     }                                                                                                        \
-    INLINE F name##_slope(F x, F a, F b)                                                                     \
+    INLINE F name##_gradient(F x, F a, F b, F dy)                                                            \
     {                                                                                                        \
-        return slope;                                                                                        \
+        return gradient;                                                                                     \
     }
 
-/* In slopes that HVT__MAPS computes from y, x is y. */
-#define ONE                        f_splat(1)
+/* In gradients that HVT__MAPS computes from y, x is y. What a constant piece takes from dy is 0, also if dy
+ * is not finite. */
 #define CHOOSE(condition, yes, no) f_select((I)(condition), yes, no)
-FUNCTION(relu, f_relu(x), CHOOSE(x <= 0, f_zero(), ONE))
-FUNCTION(hardtanh, f_clamp(x, a, b), CHOOSE((x <= a) | (x >= b), f_zero(), ONE))
-FUNCTION(leaky_relu, CHOOSE(x > 0, x, a *x), CHOOSE(x > 0, ONE, a))
-FUNCTION(elu, CHOOSE(x > 0, x, a *expm1_below_zero(CHOOSE(x > 0, f_zero(), x))), CHOOSE(x > 0, ONE, x + a))
-FUNCTION(sigmoid, sigmoid(x), x *(1 - x))
+FUNCTION(relu, f_relu(x), f_keep(x, dy))
+FUNCTION(hardtanh, f_clamp(x, a, b), f_keep_within(x, a, b, dy))
+FUNCTION(leaky_relu, CHOOSE(x > 0, x, a *x), CHOOSE(x > 0, dy, a *dy))
+FUNCTION(elu, CHOOSE(x > 0, x, a *expm1_below_zero(CHOOSE(x > 0, f_zero(), x))),
+         CHOOSE(x > 0, dy, dy *(x + a)))
+FUNCTION(sigmoid, sigmoid(x), dy *(x *(1 - x)))
 FUNCTION(hardsigmoid, f_clamp(x + 3, f_zero(), f_splat(6)) * (1.0f / 6),
-         CHOOSE((x > -3) & (x < 3), f_splat(1.0f / 6), f_zero()))
+         CHOOSE((x > -3) & (x < 3), dy *(1.0f / 6), f_zero()))
 FUNCTION(hardswish, x *f_clamp(x + 3, f_zero(), f_splat(6)) * (1.0f / 6),
-         CHOOSE(x <= -3, f_zero(), CHOOSE(x < 3, f_fma(x, f_splat(1.0f / 3), f_splat(0.5f)), ONE)))
-FUNCTION(silu, x *sigmoid(x), sigmoid(x) * f_fma(x, 1 - sigmoid(x), ONE))
-FUNCTION(gelu, x *cumulative(x), f_fma(x, 0.398942280f * bell(x), cumulative(x)))
+         CHOOSE(x <= -3, f_zero(), CHOOSE(x < 3, dy *f_fma(x, f_splat(1.0f / 3), f_splat(0.5f)), dy)))
+FUNCTION(silu, x *sigmoid(x), dy *(sigmoid(x) * f_fma(x, 1 - sigmoid(x), f_splat(1))))
+FUNCTION(gelu, x *cumulative(x), dy *f_fma(x, 0.398942280f * bell(x), cumulative(x)))
 FUNCTION(gelu_tanh, x *sigmoid(2 * gelu_inner(x)),
-         f_fma(2 * x * sigmoid(2 * gelu_inner(x)) * (1 - sigmoid(2 * gelu_inner(x))), gelu_inner_slope(x),
-               sigmoid(2 * gelu_inner(x))))
-FUNCTION(tanh, hyperbolic(x), f_fma(-x, x, ONE))
+         dy *f_fma(2 * x * sigmoid(2 * gelu_inner(x)) * (1 - sigmoid(2 * gelu_inner(x))), gelu_inner_slope(x),
+                   sigmoid(2 * gelu_inner(x))))
+FUNCTION(tanh, hyperbolic(x), dy *f_fma(-x, x, f_splat(1)))
 FUNCTION(softplus,
          CHOOSE(a *x > b, x, (CHOOSE(x > 0, a *x, f_zero()) + log1p_unit(exp_below_one(-f_abs(a * x)))) / a),
-         CHOOSE(a *x > b, ONE, sigmoid(a *x)))
-FUNCTION(affine, f_fma(a, x, b), a)
+         CHOOSE(a *x > b, dy, dy *sigmoid(a *x)))
+FUNCTION(affine, f_fma(a, x, b), dy *a)
 #undef CHOOSE
-#undef ONE
 
 /* ---- on spans ---- */
 
@@ -170,7 +165,7 @@ FUNCTION(affine, f_fma(a, x, b), a)
     {                                                                                                        \
         const F a = f_splat(f->a), b = f_splat(f->b);                                                        \
                                                                                                              \
-        SPAN(n, put_or_add(dx, i, get(dy, i, lanes) * name##_slope(get(v, i, lanes), a, b), add, lanes););   \
+        SPAN(n, put_or_add(dx, i, name##_gradient(get(v, i, lanes), a, b, get(dy, i, lanes)), add, lanes);); \
     }
 HVT__MAPS(SPANS)
 #define MAP_ENTRY(constant, name, from_x)   [HVT_##constant] = map_##name,

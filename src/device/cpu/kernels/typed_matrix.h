@@ -174,23 +174,26 @@ static void bn_stats(hvt_rows rows, int c, const void *x, hvt_part part, float *
     }
 }
 
-INLINE void apply_at(const hvt_bn_args *a, size_t at, F mean, F sc, F beta, bool residual, bool rectify,
-                     int lanes)
+typedef enum ending { END_PLAIN, END_RELU, END_CLAMP } ending;
+
+INLINE void apply_at(const hvt_bn_args *a, size_t at, F mean, F sc, F beta, F low, F high, bool residual,
+                     ending end, int lanes)
 {
     F v = bn_value(get(a->x, at, lanes), mean, sc, beta);
 
     if (residual)
         v = v + get(a->residual, at, lanes);
-    put(a->y, at, rectify ? f_relu(v) : v, lanes);
+    put(a->y, at, end == END_RELU ? f_relu(v) : end == END_CLAMP ? f_clamp(v, low, high) : v, lanes);
 }
 
 INLINE void apply(const hvt_bn_args *a, const float *mean, const float *sc, const float *beta, piece p,
-                  bool residual, bool rectify)
+                  bool residual, ending end)
 {
     const hvt_bn_args k = *a; /* a copy, which stores to y cannot alias */
+    const F low = f_splat(end == END_CLAMP ? a->map->a : 0), high = f_splat(end == END_CLAMP ? a->map->b : 0);
 
-    WALK(p, apply_at(&k, at, f_load(mean + i, lanes), f_load(sc + i, lanes), f_load(beta + i, lanes),
-                     residual, rectify, lanes););
+    WALK(p, apply_at(&k, at, f_load(mean + i, lanes), f_load(sc + i, lanes), f_load(beta + i, lanes), low,
+                     high, residual, end, lanes););
 }
 
 static void bn_apply(const hvt_bn_args *a, hvt_bn_consts k, hvt_part part)
@@ -203,23 +206,25 @@ static void bn_apply(const hvt_bn_args *a, hvt_bn_consts k, hvt_part part)
 
     PIECES(a->rows, a->c, part, step, {
         if (a->residual && a->relu)
-            apply(a, mean, sc, beta, p, true, true);
+            apply(a, mean, sc, beta, p, true, END_RELU);
         else if (a->residual)
-            apply(a, mean, sc, beta, p, true, false);
+            apply(a, mean, sc, beta, p, true, END_PLAIN);
         else if (a->relu)
-            apply(a, mean, sc, beta, p, false, true);
+            apply(a, mean, sc, beta, p, false, END_RELU);
+        else if (hvt__is_clamp(a->map))
+            apply(a, mean, sc, beta, p, false, END_CLAMP);
         else
-            apply(a, mean, sc, beta, p, false, false);
+            apply(a, mean, sc, beta, p, false, END_PLAIN);
     })
 }
 
-/* Source of relu's mask: none needed; forward's output; or recomputed from x, which saves reading y (the same
- * arithmetic gives the same sign). */
-typedef enum mask { MASK_NONE, MASK_Y, MASK_X } mask;
+/* Source of the mask: none needed; of relu forward's output, or recomputed from x, which saves reading y (the
+ * same arithmetic gives the same sign); of a clamp recomputed. */
+typedef enum mask { MASK_NONE, MASK_Y, MASK_X, MASK_CLAMP } mask;
 
 static mask mask_of(const hvt_bn_grad_args *a)
 {
-    return !a->y ? MASK_NONE : a->beta ? MASK_X : MASK_Y;
+    return hvt__is_clamp(a->map) ? MASK_CLAMP : !a->y ? MASK_NONE : a->beta ? MASK_X : MASK_Y;
 }
 
 /* What backward reads and writes; unused members are NULL. */
@@ -227,25 +232,31 @@ typedef struct grad {
     const void *x, *y, *dy;
     void *keep, *dx, *res;
     const float *mean, *scale, *beta, *share, *slope; /* per column */
+    float low, high;                                  /* of a clamp */
 } grad;
 
-/* The sign of forward's output before rounding is the same, unless f16 rounded it to zero. */
-INLINE F as_stored(F y)
+/* Forward's output before a clamp. The sign before rounding is the same, unless f16 rounded it to zero. */
+INLINE F as_stored(F y, mask how)
 {
-    return TYPE == HVT_F16 ? f_from_f16(f_to_f16(y)) : y;
+    return TYPE == HVT_F16                         ? f_from_f16(f_to_f16(y))
+           : TYPE == HVT_BF16 && how == MASK_CLAMP ? f_from_bf16(f_to_bf16(y))
+                                                   : y;
 }
 
-/* dz: dy masked by relu */
+/* dz: dy masked by relu or a clamp */
 INLINE F masked(const grad *g, size_t i, size_t at, F x, mask how, int lanes)
 {
     const F dz = get(g->dy, at, lanes);
 
     if (how == MASK_Y)
         return f_keep(get(g->y, at, lanes), dz);
-    if (how == MASK_X)
-        return f_keep(as_stored(bn_value(x, f_load(g->mean + i, lanes), f_load(g->scale + i, lanes),
-                                         f_load(g->beta + i, lanes))),
-                      dz);
+    if (how == MASK_X || how == MASK_CLAMP) {
+        const F y = as_stored(
+            bn_value(x, f_load(g->mean + i, lanes), f_load(g->scale + i, lanes), f_load(g->beta + i, lanes)),
+            how);
+
+        return how == MASK_X ? f_keep(y, dz) : f_keep_within(y, f_splat(g->low), f_splat(g->high), dz);
+    }
     return dz;
 }
 
@@ -293,7 +304,7 @@ INLINE void part_sums(hvt_rows rows, int c, const grad *whole, hvt_part part, fl
 
     if (with_x)
         g.mean = widen(g.mean + part.col, c, width, scratch[0]);
-    if (how == MASK_X) {
+    if (how == MASK_X || how == MASK_CLAMP) {
         g.scale = widen(g.scale + part.col, c, width, scratch[1]);
         g.beta = widen(g.beta + part.col, c, width, scratch[2]);
     }
@@ -323,14 +334,18 @@ static void bn_sums(const hvt_bn_grad_args *a, hvt_bn_consts k, hvt_part part, b
                     .keep = keep ? a->dresidual : NULL,
                     .mean = a->mean,
                     .scale = k.scale,
-                    .beta = a->beta};
+                    .beta = a->beta,
+                    .low = how == MASK_CLAMP ? a->map->a : 0,
+                    .high = how == MASK_CLAMP ? a->map->b : 0};
 
     if (how == MASK_NONE)
         part_sums(a->rows, a->c, &g, part, sum, dot, MASK_NONE, true);
     else if (how == MASK_Y)
         part_sums(a->rows, a->c, &g, part, sum, dot, MASK_Y, true);
-    else
+    else if (how == MASK_X)
         part_sums(a->rows, a->c, &g, part, sum, dot, MASK_X, true);
+    else
+        part_sums(a->rows, a->c, &g, part, sum, dot, MASK_CLAMP, true);
 }
 
 static void sums(hvt_rows rows, int c, const void *dy, hvt_part part, float *sum)
@@ -368,17 +383,22 @@ static void bn_dx_part(const hvt_bn_grad_args *a, hvt_bn_consts k, hvt_part part
                     .res = a->dresidual,
                     .mean = widen(a->mean + col, a->c, width, scratch[0]),
                     .scale = widen(k.scale + col, a->c, width, scratch[1]),
-                    .beta = how == MASK_X ? widen(a->beta + col, a->c, width, scratch[2]) : NULL,
+                    .beta = how == MASK_X || how == MASK_CLAMP ? widen(a->beta + col, a->c, width, scratch[2])
+                                                               : NULL,
                     .share = widen(k.share + col, a->c, width, scratch[3]),
-                    .slope = widen(k.slope + col, a->c, width, scratch[4])};
+                    .slope = widen(k.slope + col, a->c, width, scratch[4]),
+                    .low = how == MASK_CLAMP ? a->map->a : 0,
+                    .high = how == MASK_CLAMP ? a->map->b : 0};
 
     PIECES(a->rows, a->c, part, step, {
         if (how == MASK_NONE)
             dx_piece(&g, p, MASK_NONE, a->add, a->add_residual);
         else if (how == MASK_Y)
             dx_piece(&g, p, MASK_Y, a->add, a->add_residual);
-        else
+        else if (how == MASK_X)
             dx_piece(&g, p, MASK_X, a->add, a->add_residual);
+        else
+            dx_piece(&g, p, MASK_CLAMP, a->add, false);
     })
 }
 

@@ -15,8 +15,8 @@
  *     ROWS1 ROWS2 ROWS3 PITCH vmuladd vbroadcast VNNI2    for gemm_tmpl.c, which says what they are
  *     ISA_ENTRY             initializers of its hvt_isa: .conv, .needs, ...
  *
- * and, as macros, what it does better than the code below: f_sqrt, i_from_b, u_from_h, f_to_bf16, f_from_f16
- * together with f_to_f16.
+ * and, as macros, what it does better than the code below: f_sqrt, f_clamp together with f_keep_within,
+ * i_from_b, u_from_h, f_to_bf16, f_from_f16 together with f_to_f16.
  *
  * Included by elementwise_tmpl.c, factors_tmpl.c and typed_tmpl.c. Nothing else.
  */
@@ -60,6 +60,18 @@ INLINE I i_splat(int x)
 {
     return (I){0} + x;
 }
+
+#ifndef f_clamp
+INLINE F f_clamp(F x, F low, F high) /* a NaN stays one */
+{
+    return f_select((I)(x < low), low, f_select((I)(x > high), high, x));
+}
+
+INLINE F f_keep_within(F y, F low, F high, F d) /* d where low < y < high, and where y is a NaN; else 0 */
+{
+    return f_select((I)((y <= low) | (y >= high)), f_zero(), d);
+}
+#endif
 
 #ifndef f_sqrt
 INLINE F f_sqrt(F x)

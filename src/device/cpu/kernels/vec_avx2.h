@@ -22,16 +22,20 @@ INLINE void f_store(float *p, F x, int lanes)
         _mm256_maskstore_ps(p, first_lanes(lanes), x);
 }
 
-#define f_stream(p, x) _mm256_stream_ps(p, x)
-#define f_splat(x)     ((F)_mm256_set1_ps(x))
-#define f_fma(a, b, c) ((F)_mm256_fmadd_ps(a, b, c))
-#define f_sqrt(x)      ((F)_mm256_sqrt_ps(x))
-#define f_relu(x)      ((F)_mm256_max_ps(_mm256_setzero_ps(), x))
-#define f_keep(y, d)   ((F)_mm256_and_ps(_mm256_cmp_ps(y, _mm256_setzero_ps(), _CMP_NLE_UQ), d))
-#define i_from_b(b)    ((I)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)(b))))
-#define u_from_h(h)    ((U)_mm256_cvtepu16_epi32((__m128i)(h))) /* GCC's own joins two halves in memory */
-#define f_from_f16(h)  ((F)_mm256_cvtph_ps((__m128i)(h)))
-#define f_to_f16(x)    ((H)_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
+#define f_stream(p, x)        _mm256_stream_ps(p, x)
+#define f_splat(x)            ((F)_mm256_set1_ps(x))
+#define f_fma(a, b, c)        ((F)_mm256_fmadd_ps(a, b, c))
+#define f_sqrt(x)             ((F)_mm256_sqrt_ps(x))
+#define f_relu(x)             ((F)_mm256_max_ps(_mm256_setzero_ps(), x))
+#define f_keep(y, d)          ((F)_mm256_and_ps(_mm256_cmp_ps(y, _mm256_setzero_ps(), _CMP_NLE_UQ), d))
+#define f_clamp(x, low, high) ((F)_mm256_min_ps(high, _mm256_max_ps(low, x)))
+#define f_keep_within(y, low, high, d)                                                                       \
+    ((F)_mm256_and_ps(                                                                                       \
+        _mm256_and_ps(_mm256_cmp_ps(y, low, _CMP_NLE_UQ), _mm256_cmp_ps(y, high, _CMP_NGE_UQ)), d))
+#define i_from_b(b)   ((I)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)(b))))
+#define u_from_h(h)   ((U)_mm256_cvtepu16_epi32((__m128i)(h))) /* GCC's own joins two halves in memory */
+#define f_from_f16(h) ((F)_mm256_cvtph_ps((__m128i)(h)))
+#define f_to_f16(x)   ((H)_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
 
 /* 8 x 8 floats: pairs, quads, then the two 128-bit lanes */
 INLINE void f_transpose(F *r)

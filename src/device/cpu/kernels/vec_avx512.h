@@ -18,10 +18,14 @@ typedef float F __attribute__((vector_size(64)));
 #define f_sqrt(x)             ((F)_mm512_sqrt_ps(x))
 #define f_relu(x)             ((F)_mm512_max_ps(_mm512_setzero_ps(), x)) /* the second operand where one is NaN */
 #define f_keep(y, d)          ((F)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, _mm512_setzero_ps(), _CMP_NLE_UQ), d))
-#define i_from_b(b)           ((I)_mm512_cvtepu8_epi32((__m128i)(b)))
-#define u_from_h(h)           ((U)_mm512_cvtepu16_epi32((__m256i)(h)))
-#define f_from_f16(h)         ((F)_mm512_cvtph_ps((__m256i)(h)))
-#define f_to_f16(x)           ((H)_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
+#define f_clamp(x, low, high) ((F)_mm512_min_ps(high, _mm512_max_ps(low, x)))
+#define f_keep_within(y, low, high, d)                                                                       \
+    ((F)_mm512_maskz_mov_ps(                                                                                 \
+        _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(y, low, _CMP_NLE_UQ), y, high, _CMP_NGE_UQ), d))
+#define i_from_b(b)   ((I)_mm512_cvtepu8_epi32((__m128i)(b)))
+#define u_from_h(h)   ((U)_mm512_cvtepu16_epi32((__m256i)(h)))
+#define f_from_f16(h) ((F)_mm512_cvtph_ps((__m256i)(h)))
+#define f_to_f16(x)   ((H)_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
 
 INLINE F f_load(const float *p, int lanes)
 {
