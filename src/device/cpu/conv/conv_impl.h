@@ -16,8 +16,9 @@
 #include "device/cpu/cpu_impl.h"
 #include "device/cpu/norm_rows.h"
 
-#define CONV_PANEL     HVT_PANEL
-#define CONV_TILE_ROWS 32 /* at least as many as any kernel's */
+#define CONV_PANEL        HVT_PANEL
+#define CONV_TILE_ROWS    32 /* at least as many as any kernel's */
+#define CONV_STREAM_BYTES (16u << 20)
 
 typedef struct conv_algorithm conv_algorithm;
 
@@ -120,6 +121,20 @@ static inline size_t conv_block_weights(const conv_op *op)
 static inline size_t conv_weights(const conv_op *op)
 {
     return (size_t)op->blocks * conv_block_weights(op);
+}
+
+/* Whether y or dx, n rows of `columns` elements with these strides, is written past the caches: it would
+ * leave them before anyone reads it, and each of its lines would be read for nothing. Whole lines of floats
+ * alone. (16
+ * -> 96, 1x1 at 112x112, 16 images on Zen 4: 63 GF/s without, 82 with it; a step of MobileNetV2, EfficientNet
+ * or ShuffleNet 1 to 4 % faster.) */
+static inline bool conv_streams(const conv_op *op, const void *to, bool add, size_t n, int columns,
+                                long image, long pixel)
+{
+    const int line = 64 / sizeof(float);
+
+    return op->type == HVT_F32 && !add && n * (size_t)columns * sizeof(float) >= CONV_STREAM_BYTES &&
+           !((uintptr_t)to % 64) && !(columns % line) && !(image % line) && !(pixel % line);
 }
 
 /* y of op's norm for rows of pixels whose first element is x's number `at`, see hvt__bn_rows() */

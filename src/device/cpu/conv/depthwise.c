@@ -4,9 +4,8 @@
  * so that the lines that a window spans are read from memory once; images go in chunks for which these lines
  * stay in the L2 cache.
  *
- * A kernel computes several *targets* that read the same taps: the images of a pixel, which have no borders,
- * or, with few images or images far apart in memory, pixels of a line. Its lists are the product of one list
- * along each dimension, which name existing pixels only.
+ * A kernel computes several *targets* that read the same taps: pixels of a line, and all images of a slice.
+ * Its lists are the product of one list along each dimension, which name existing pixels only.
  *
  * A norm of x (conv.set_norm) is computed line by line, into a ring of as many lines as a window spans.
  *
@@ -26,13 +25,13 @@
 #define LARGE_BYTES  (8u << 20)  /* of x: smaller arrays are near enough, and prefetching costs 10 to 15 % */
 enum {
     LEAST_IMAGES = 4, /* of a pixel that are worth a kernel's call */
-    DW_IMAGES = 16, /* of a pixel, in backward weights: its sums are loaded and stored once for all of them */
+    DW_IMAGES = 16,   /* the same of backward weights: a call loads and stores its sums */
     PART_TERMS = 4096,
     MOST_PARTS = 32,
     JOBS_A_THREAD = 4,
     SUM = 8192,   /* weights of a job */
     SPLIT = 1024, /* rows of a job */
-    PIXELS_AHEAD = 2,
+    PIXELS_AHEAD = 4,
     RING_LINES = 32
 };
 
@@ -51,7 +50,6 @@ typedef struct axis {
 
 typedef struct depthwise {
     conv_op op;
-    bool by_image;                 /* targets are images */
     axis out_h, out_w, in_h, in_w; /* forward, and backward weights; backward data */
 } depthwise;
 
@@ -127,15 +125,14 @@ static hvt_status plan_axes(conv_op *op, bool back, axis *h, axis *w)
 
     HVT_TRY(make_axis(h, back, false, op->h, op->oh, op->r, op->dilation_h, op->stride_h, op->top, line,
                       (long)op->s * CONV_PANEL));
-    return make_axis(w, back, !((depthwise *)op)->by_image, op->w, op->ow, op->s, op->dilation_w,
-                     op->stride_w, op->left, pixel, CONV_PANEL);
+    return make_axis(w, back, true, op->w, op->ow, op->s, op->dilation_w, op->stride_w, op->left, pixel,
+                     CONV_PANEL);
 }
 
 static hvt_status plan(conv_op *op)
 {
     depthwise *d = (depthwise *)op;
 
-    d->by_image = op->hwn && op->n >= LEAST_IMAGES;
     HVT_TRY(plan_axes(op, false, &d->out_h, &d->out_w));
     return op->no_dx ? HVT_OK : plan_axes(op, true, &d->in_h, &d->in_w);
 }
@@ -236,7 +233,7 @@ static bool takes_norm(const conv_op *op)
     const size_t rings = ring_bytes(op) * (size_t)hvt__thread_pool_size(op->pool),
                  x = hvt_dtype_size(op->type) * (size_t)line_of(op) * (size_t)op->h;
 
-    return depthwise_of(op)->by_image && op->r <= RING_LINES && (rings <= RINGS_BYTES || rings <= x);
+    return op->hwn && op->r <= RING_LINES && (rings <= RINGS_BYTES || rings <= x);
 }
 
 /* Bytes of the rings of all threads, behind what else is in ws. */
@@ -289,7 +286,7 @@ typedef struct pass {
     int images, channels;      /* of a slice */
     int chunks, slices, bands; /* of images, of channels, of lines */
     int all;                   /* images */
-    bool add;
+    bool back, add, stream;
     char *rings; /* of all threads; NULL: from has no norm */
 
     /* backward weights */
@@ -310,7 +307,7 @@ static void set_slice(pass *g, int images)
                  more = bytes / element / (size_t)op->x_row / LEAST_IMAGES * LEAST_IMAGES;
 
     g->channels = channels >= (size_t)op->x_row ? op->x_row : channels ? (int)channels : CONV_PANEL;
-    if (depthwise_of(op)->by_image && more > (size_t)images)
+    if (op->hwn && more > (size_t)images)
         images = more < (size_t)g->all ? (int)more : g->all;
     g->images = images < g->all ? images : g->all;
     g->chunks = conv_tiles(g->all, g->images);
@@ -330,9 +327,10 @@ static pass make_pass(const conv_op *op, bool back, int real)
               .s_image = back ? y_image : x_image,
               .t_image = back ? x_image : y_image,
               .planes = back ? op->blocks : 1,
-              .all = real * op->rows_per_image};
+              .all = real * op->rows_per_image,
+              .back = back};
 
-    set_slice(&g, d->by_image ? LEAST_IMAGES : 1);
+    set_slice(&g, op->hwn ? LEAST_IMAGES : 1);
     return g;
 }
 
@@ -343,27 +341,31 @@ static hvt_depthwise targets_of(const pass *g, int down, int across, int image, 
 {
     const conv_op *op = g->op;
     const axis_run *row = &g->h->run[down], *col = &g->w->run[across];
-    const bool by_image = depthwise_of(op)->by_image;
     const int left = g->all - image, channels = op->x_row - channel;
     const int rows = row[1].entry - row->entry, cols = col[1].entry - col->entry;
     const bool ahead =
-        by_image && rows && cols &&
+        op->hwn && rows && cols &&
         hvt_dtype_size(op->type) * (size_t)op->n * (size_t)op->h * (size_t)op->w * (size_t)op->x_row >=
             LARGE_BYTES;
 
     *ret_from = (size_t)(image * g->s_image + channel);
     *ret_to = (size_t)(image * g->t_image + row->target * g->t_line + col->target * g->t_pixel + channel);
     return (hvt_depthwise){.channels = channels < g->channels ? channels : g->channels,
-                           .count = !by_image          ? col->count
-                                    : left < g->images ? left
-                                                       : g->images,
+                           .count = col->count,
+                           .images = left < g->images ? left : g->images,
                            .rows = rows,
                            .cols = cols,
                            .row = g->h->e + row->entry,
                            .col = g->w->e + col->entry,
                            .panel = (long)op->taps * CONV_PANEL,
-                           .from_step = by_image ? g->s_image : g->w->shift,
-                           .to_step = by_image ? g->t_image : g->t_pixel * g->w->step,
+                           .shift = op->dilation_w > 1 ? 0
+                                    : g->back          ? 1
+                                                       : op->stride_w,
+                           .from_step = g->w->shift,
+                           .to_step = g->t_pixel * g->w->step,
+                           .from_image = g->s_image,
+                           .to_image = g->t_image,
+                           .stream = g->stream,
                            .planes = g->planes,
                            .from_plane = (long)rows_of_y(op) * op->x_row,
                            .w_plane = (long)conv_block_weights(op),
@@ -428,15 +430,20 @@ static void pass_job(void *ctx, int job, int thread)
                                  hvt__at(g->to, op->type, to), g->add);
         }
     }
+    if (g->stream)
+        hvt__fence();
 }
 
 static void run_pass(pass *g)
 {
-    const int threads = hvt__thread_pool_size(g->op->pool), jobs = threads > 1 ? threads * JOBS_A_THREAD : 1;
+    const conv_op *op = g->op;
+    const int threads = hvt__thread_pool_size(op->pool), jobs = threads > 1 ? threads * JOBS_A_THREAD : 1;
     const int bands = conv_tiles(jobs, g->chunks * g->slices);
+    const size_t pixels = g->back ? (size_t)op->h * (size_t)op->w : (size_t)op->oh * (size_t)op->ow;
 
+    g->stream = conv_streams(op, g->to, g->add, (size_t)op->n * pixels, op->x_row, g->t_image, g->t_pixel);
     g->bands = bands < g->h->runs ? bands : g->h->runs;
-    hvt__parallel_for(g->op->pool, g->chunks * g->slices * g->bands, pass_job, g);
+    hvt__parallel_for(op->pool, g->chunks * g->slices * g->bands, pass_job, g);
 }
 
 /* The weights as floats, if need be at `room`. */
@@ -578,7 +585,7 @@ static void backward_w(const conv_op *op, int real, const void *x, const void *d
     g.dw = dw;
     g.sums = (float *)((char *)ws + plane_bytes(op));
     g.rings = op->normed ? (char *)ws + bytes_before_rings(op) : NULL;
-    if (depthwise_of(op)->by_image)
+    if (op->hwn)
         set_slice(&g, DW_IMAGES);
     g.parts = parts_of(op, g.all);
     g.column_parts = conv_tiles(jobs, g.parts);
@@ -600,9 +607,8 @@ static void describe(const conv_op *op, char *ret_text, size_t room)
 {
     const pass g = make_pass(op, false, op->n / op->rows_per_image);
 
-    snprintf(ret_text, room, "depthwise, by %s, slices of %d images x %d channels; dw: %d parts",
-             depthwise_of(op)->by_image ? "images" : "pixels of a line", g.images, g.channels,
-             parts_of(op, op->n));
+    snprintf(ret_text, room, "depthwise, slices of %d images x %d channels; dw: %d parts", g.images,
+             g.channels, parts_of(op, op->n));
 }
 
 const conv_algorithm hvt__conv_depthwise = {

@@ -30,7 +30,7 @@ typedef struct pass {
     long s_pixel, s_image;         /* strides in elements, in k-groups once packed */
     long t_pixel, t_image;         /* elements */
     int channels, columns, images; /* of the source; columns and images of the target */
-    bool add;
+    bool add, stream;
     int blocks, column_parts, row_parts; /* jobs are the product */
     float *copy;                         /* of the source, with these strides in k-groups */
     long c_pixel, c_image;
@@ -51,6 +51,7 @@ static void run_tile(const pass *g, hvt_tile *t, hvt_kernel *kernel, int skip, l
         t->c_next = g->t_pixel;
         t->add = g->add;
         t->c_bf16 = g->op->vnni2;
+        t->stream = g->stream;
         kernel(t);
         return;
     }
@@ -183,6 +184,8 @@ static void pass_job(void *ctx, int job, int thread)
     }
     if (t.high)
         g->op->kern->end();
+    if (g->stream)
+        hvt__fence();
 }
 
 /* ---- copying the source: to a pitch without conflict misses, to f32, or to whole k-groups ---- */
@@ -323,6 +326,8 @@ static void run_pass(const conv_op *op, bool back, int real, const void *source,
     g.target = target;
     g.images = real * op->rows_per_image;
     g.add = add;
+    g.stream =
+        conv_streams(op, target, add, (size_t)op->n * (size_t)l->pixels, g.columns, g.t_image, g.t_pixel);
     if (l->rows == CONV_BOTH) /* its tiles include images past the real ones, so they must be copied too */
         g.images = op->n;
     if (normed) {
