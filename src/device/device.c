@@ -290,9 +290,6 @@ hvt_status hvt__pooling_plan(hvt_device *d, const hvt_pooling_desc *p, hvt_op **
     hvt_pooling *o;
 
     HVT_TRY(check_type(p->type));
-    HVT_CHECK(!p->windows || d->ops->host, E_UNSUPPORTED,
-              "device %s pools square windows and whole images, not windows of %dx%d", d->ops->name,
-              p->rows.size, p->columns.size);
     HVT_CHECK(p->mean || fits || p->windows, E_SHAPE,
               "no pooling: input %dx%dx%dx%d, window %d (1 to %d), stride %d, padding %d (at most half)",
               p->n, p->h, p->w, p->c, p->size, HVT_POOLING_WINDOW, p->stride, p->pad);

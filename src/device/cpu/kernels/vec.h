@@ -45,6 +45,16 @@ INLINE F f_zero(void)
     return f_splat(0);
 }
 
+INLINE U f_bits(F x)
+{
+    return (U)x;
+}
+
+INLINE F f_from_bits(U x)
+{
+    return (F)x;
+}
+
 /* mask: all bits of a lane set or none, as comparisons give it */
 INLINE F f_select(I mask, F yes, F no)
 {

@@ -1,0 +1,46 @@
+/*
+ * window.h - the windows of a pooling along one dimension, for all devices.
+ *
+ * Included by src/device and cuda/. Nothing else.
+ */
+#ifndef HVT_WINDOW_H
+#define HVT_WINDOW_H
+
+#include "device_impl.h"
+#include "half.h" /* HVT_FN */
+
+/* The inputs [*ret_first, *ret_end) that output o of a pooling reads, of `in`; returns by how many a mean
+ * divides. */
+HVT_FN int hvt__window_at(const hvt_window *w, int in, int o, bool count_pad, int *ret_first, int *ret_end)
+{
+    int first = o * w->stride - w->pad, end = first + w->size, padded;
+
+    if (!w->stride) {
+        first = (int)((int64_t)o * in / w->out);
+        end = (int)(((int64_t)(o + 1) * in + w->out - 1) / w->out);
+    }
+    padded = (end < in + w->pad ? end : in + w->pad) - first;
+    *ret_first = first > 0 ? first : 0;
+    *ret_end = end < in ? end : in;
+    return count_pad ? padded : *ret_end - *ret_first;
+}
+
+/* The outputs [*ret_first, *ret_end) that read input i. */
+HVT_FN void hvt__readers_of(const hvt_window *w, int in, int i, int *ret_first, int *ret_end)
+{
+    int first = w->stride ? (i + w->pad - w->size + w->stride) / w->stride : (int)((int64_t)i * w->out / in),
+        end, from, to;
+
+    first = i + w->pad < w->size && w->stride ? 0 : first;
+    while (first > 0 && (hvt__window_at(w, in, first - 1, false, &from, &to), to > i))
+        first--;
+    for (end = first; end < w->out; end++) {
+        hvt__window_at(w, in, end, false, &from, &to);
+        if (from > i)
+            break;
+    }
+    *ret_first = first;
+    *ret_end = end;
+}
+
+#endif /* HVT_WINDOW_H */
