@@ -22,11 +22,9 @@ static void pool_case(hvt_pooling_desc p, bool finite, bool add)
 {
     runs r;
     int real = between(0, 2) ? p.n : between(0, p.n);
-    int rows = p.mean ? 1 : hvt__conv_out(p.h, p.size, p.stride, p.pad);
-    int cols = p.mean ? 1 : hvt__conv_out(p.w, p.size, p.stride, p.pad);
-    size_t in = (size_t)p.h * p.w * p.c, out = (size_t)rows * cols * p.c;
+    size_t in = (size_t)p.h * p.w * p.c, out;
     size_t skew = between(0, 3) ? 0 : hvt_dtype_size(p.type) * between(1, 7);
-    double *off = slacks(real * out);
+    double *off;
     void *saved[RUNS], *x;
     const void *dy;
     hvt_op *op = NULL, *emu_op = NULL;
@@ -36,10 +34,14 @@ static void pool_case(hvt_pooling_desc p, bool finite, bool add)
     begin(&r, p.mean ? "mean pool" : "max pool");
     CHECK_OK(ref->ops->pooling.plan(ref, &p, &op, &bytes));
     CHECK_OK(hvt__pooling_plan(&emulated, &p, &emu_op, &emu_bytes));
+    out = (size_t)((hvt_pooling *)op)->p * ((hvt_pooling *)op)->q * p.c;
+    off = slacks(real * out);
     x = finite ? input(&r, p.type, p.n * in, real * in, 0, skew)
                : pool_input(&r, p.type, p.n * in, real * in, skew);
     dy = input(&r, p.type, p.n * out, real * out, 0, skew);
-    for (size_t i = 0; p.mean && i < real * in; i++)
+    for (size_t i = 0; p.windows && i < real * out; i++)
+        off[i] = FEW;
+    for (size_t i = 0; p.mean && !p.windows && i < real * in; i++)
         off[i / in * p.c + i % p.c] += FEW * fabs(element(x, p.type, i)) / (p.h * p.w);
     y = output(&r, "y", p.type, p.n * out, real * out, NULL, p.mean ? off : NULL, skew);
     dx = output(&r, "dx", p.type, p.n * in, real * in,
@@ -70,6 +72,26 @@ TEST(pooling_equals_ref_with_ties_and_nans)
         p.type = any_type();
         p.n = between(1, 3);
         p.c = between(0, 1) ? 8 * between(1, 9) : between(1, 70);
+        pool_case(p, p.mean, between(0, 1));
+    }
+}
+
+TEST(pooling_of_rectangles_and_of_adaptive_windows_equals_ref)
+{
+    for (int k = 0; k < 2 * CASES; k++) {
+        const bool adaptive = between(0, 1);
+        hvt_pooling_desc p = {.order = HVT_ORDER_NHW,
+                              .type = any_type(),
+                              .n = between(1, 3),
+                              .h = between(1, 13),
+                              .w = between(1, 13),
+                              .c = between(0, 1) ? 8 * between(1, 9) : between(1, 40),
+                              .mean = k % 2,
+                              .windows = true,
+                              .count_pad = !adaptive && between(0, 1)};
+
+        p.rows = random_window(p.h, adaptive);
+        p.columns = random_window(p.w, adaptive);
         pool_case(p, p.mean, between(0, 1));
     }
 }
@@ -175,6 +197,7 @@ int main(void)
 {
     open_emulated();
     RUN(pooling_equals_ref_with_ties_and_nans);
+    RUN(pooling_of_rectangles_and_of_adaptive_windows_equals_ref);
     RUN(subsampling_equals_ref);
     RUN(images_equal_ref_bit_for_bit);
     return close_emulated();

@@ -412,18 +412,6 @@ TEST(norms_over_a_shape_equal_ref)
 
 /* ---- windows ---- */
 
-static hvt_window random_window(int in, bool adaptive)
-{
-    hvt_window w = {.size = between(1, in < 6 ? in : 6), .stride = between(1, 4), .out = between(1, 9)};
-
-    if (adaptive)
-        return (hvt_window){.out = w.out};
-    w.pad = between(0, w.size / 2);
-    w.out = (in + 2 * w.pad - w.size) / w.stride + 1;
-    w.out += between(0, 1) && w.out * w.stride < in + w.pad; /* ceil_mode */
-    return w;
-}
-
 TEST(windows_equal_ref)
 {
     for (int t = 0; t < cases(2 * CASES); t++) {
