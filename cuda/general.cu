@@ -96,16 +96,24 @@ HVT_FN void combine_all(const hvt_binary_args &k, const float (&a)[N], const flo
     });
 }
 
-/* What dy gives to a, and to b. */
+/* What dy gives to a, and what to b. */
 template <int N>
-HVT_FN void pull_all(const hvt_binary_args &k, const float (&dy)[N], const float (&a)[N], const float (&b)[N],
-                     float (&da)[N], float (&db)[N])
+HVT_FN void pull_a(const hvt_binary_args &k, const float (&dy)[N], const float (&a)[N], const float (&b)[N],
+                   float (&da)[N])
 {
     with_op(k.op, [&](auto op) {
-        for (int i = 0; i < N; i++) {
+        for (int i = 0; i < N; i++)
             da[i] = pulled((hvt_binary)op.value, !k.swapped, dy[i], a[i], b[i]);
+    });
+}
+
+template <int N>
+HVT_FN void pull_b(const hvt_binary_args &k, const float (&dy)[N], const float (&a)[N], const float (&b)[N],
+                   float (&db)[N])
+{
+    with_op(k.op, [&](auto op) {
+        for (int i = 0; i < N; i++)
             db[i] = pulled((hvt_binary)op.value, k.swapped, dy[i], b[i], a[i]);
-        }
     });
 }
 
@@ -134,23 +142,24 @@ template <class T> struct binary_backward_op {
 
     template <int W> __device__ void at(size_t i) const
     {
-        float dy[W], a[W] = {}, b[W] = {}, da[W], db[W];
+        float dy[W], a[W] = {}, b[W] = {}, g[W];
 
         load_floats((const T *)k.dy + i, dy);
         if (reads_operands(k)) {
             load_floats((const T *)k.a + i, a);
             load_floats((const T *)k.b + i, b);
         }
-        pull_all(k, dy, a, b, da, db);
         if (k.db) {
+            pull_b(k, dy, a, b, g);
             if (k.add_b)
-                add_floats((const T *)k.db + i, db);
-            store((T *)k.db + i, db);
+                add_floats((const T *)k.db + i, g);
+            store((T *)k.db + i, g);
         }
         if (k.da) {
+            pull_a(k, dy, a, b, g);
             if (k.add_a)
-                add_floats((const T *)k.da + i, da);
-            store((T *)k.da + i, da);
+                add_floats((const T *)k.da + i, g);
+            store((T *)k.da + i, g);
         }
     }
 };
@@ -198,6 +207,7 @@ template <class T, int VEC> struct binary_lane {
         vec<T, V> in[U];
 
         load_rows(k.a, at, step, in, U);
+#pragma unroll
         for (int u = 0; u < U; u++) {
             float a[V], y[V];
 
@@ -237,6 +247,7 @@ template <class T, int VEC> struct binary_grad_lane : plain_sums<1> {
             load_rows(k.a, at, step, as, U);
         if (k.da && k.add_a)
             load_rows(k.da, at, step, was, U);
+#pragma unroll
         for (int u = 0; u < U; u++) {
             float dy[V], a[V], da[V], db[V];
 
@@ -246,7 +257,8 @@ template <class T, int VEC> struct binary_grad_lane : plain_sums<1> {
             }
             if (k.across == HVT_PER_PIXEL && reads_operands(k))
                 pixel_operand<T>(k, row + u * (int)blockDim.y, b);
-            pull_all(k, dy, a, b, da, db);
+            pull_b(k, dy, a, b, db);
+            pull_a(k, dy, a, b, da);
             for (int v = 0; v < V; v++) {
                 sum[0][v] += db[v];
                 if (k.da && k.add_a)
@@ -288,7 +300,8 @@ __global__ void __launch_bounds__(THREADS)
             load_floats((const T *)k.dy + at, dy);
             if (reads_operands(k))
                 load_floats((const T *)k.a + at, a);
-            pull_all(k, dy, a, b, da, db);
+            pull_b(k, dy, a, b, db);
+            pull_a(k, dy, a, b, da);
             for (int v = 0; v < V; v++)
                 sum += db[v];
             if (k.da && k.add_a)

@@ -12,7 +12,7 @@
 
 /* MEAN, or the maximum and its place among the inputs that are read */
 template <class T, int V, bool MEAN>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, 4)
     window_forward_kernel(hvt_pooling o, const T *x, T *y, uint8_t *saved)
 {
     const int n = (int)blockIdx.x / o.p, p = (int)blockIdx.x % o.p, vecs = o.d.c / V;
@@ -24,6 +24,7 @@ __global__ void __launch_bounds__(THREADS)
         const size_t to = ((size_t)blockIdx.x * o.q + q) * o.d.c + c;
         int left, right;
         const int wide = hvt__window_at(&o.d.columns, o.d.w, q, o.d.count_pad, &left, &right);
+        const float share = MEAN ? 1 / (float)(high * wide) : 0;
         float best[V] = {};
         vec<uint8_t, V> argmax = {};
         uint8_t place = 0;
@@ -46,7 +47,7 @@ __global__ void __launch_bounds__(THREADS)
             }
         if (MEAN)
             for (int v = 0; v < V; v++)
-                best[v] /= (float)(high * wide);
+                best[v] *= share;
         store(y + to, best);
         if (!MEAN)
             *(vec<uint8_t, V> *)(saved + to) = argmax;
@@ -54,7 +55,7 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 template <class T, int V, bool MEAN>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, 4)
     window_backward_kernel(hvt_pooling o, const uint8_t *saved, const T *dy, T *dx, bool add)
 {
     const int n = (int)blockIdx.x / o.d.h, h = (int)blockIdx.x % o.d.h, vecs = o.d.c / V;

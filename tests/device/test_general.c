@@ -475,6 +475,26 @@ TEST(windows_equal_ref)
     }
 }
 
+TEST(windows_of_too_many_pixels_are_refused)
+{
+    const hvt_pooling_desc d = {.n = 1,
+                                .h = 70000,
+                                .w = 1,
+                                .c = 1,
+                                .mean = true,
+                                .windows = true,
+                                .rows = {.out = 65536},
+                                .columns = {.out = 1}};
+
+    for (int dev = 0; dev < ndevs; dev++) {
+        hvt_op *op = NULL;
+        size_t bytes;
+
+        CHECK_FAILS(devs[dev]->ops->pooling.plan(devs[dev], &d, &op, &bytes), E_SHAPE,
+                    "65536x1 windows over 70000x1 pixels");
+    }
+}
+
 int main(void)
 {
     open_devices();
@@ -485,6 +505,7 @@ int main(void)
     RUN(shuffles_equal_ref_and_come_back);
     RUN(norms_over_a_shape_equal_ref);
     RUN(windows_equal_ref);
+    RUN(windows_of_too_many_pixels_are_refused);
     close_devices();
     return check_done();
 }
