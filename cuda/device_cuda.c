@@ -446,4 +446,4 @@ const hvt_device_ops hvt_device_cuda = {.name = "cuda",
                                         .memory.zero = zero_cuda,
                                         .step.decide = hvt__decide_cuda,
                                         .augment = augment_cuda,
-                                        HVT__OPS(ENTRY)};
+                                        HVT__OPS(ENTRY) HVT__GENERAL_OPS(ENTRY)};

@@ -37,7 +37,10 @@ void *hvt__cuda_scratch(hvt_device *d);
 hvt_status hvt__cuda_launched(const hvt_device *d, cudaError_t e, const char *file, int line,
                               const char *kernel);
 
-enum { HVT__CUDA_CHANNELS = 131072, HVT__CUDA_SCRATCH = 4 << 20 }; /* norm.cu: channels of a sum, at most */
+enum {
+    HVT__CUDA_CHANNELS = 131072,
+    HVT__CUDA_SCRATCH = 16 << 20
+}; /* columns.h: channels of a sum, at most */
 enum { HVT__CUDA_COUNTERS = 8 << 10 };
 
 enum { HVT__CUDA_MOST_INPUTS = 128 }; /* of reduce and sgd */
@@ -45,6 +48,7 @@ enum { HVT__CUDA_MOST_INPUTS = 128 }; /* of reduce and sgd */
 /* --- entries of hvt_device_cuda; conv's are in conv_cudnn.c --- */
 #define DECLARE(entry, op) HVT__OP_TYPE(entry) hvt__##op##_cuda;
 HVT__OPS(DECLARE)
+HVT__GENERAL_OPS(DECLARE)
 #undef DECLARE
 HVT__OP_TYPE(step.decide) hvt__decide_cuda;
 

@@ -2,8 +2,9 @@
  * lanes.h - common code of the kernels: launching, elements of a type, and three ways to iterate.
  *
  *   span    n independent elements: `each`
- *   rows    a matrix [rows, c], where every thread keeps its channels and their constants: `row_block`,
- * `down` lines   rows of images, one block each; its threads share the items of the row (`line_threads`)
+ *   rows    a matrix [rows, c], where every thread keeps its channels and their constants: `cut_rows`,
+ *           `down`, and the kernels of columns.h
+ *   lines   rows of images, one block each; its threads share the items of the row (`line_threads`)
  *
  * A vec is V adjacent elements of type T: as many as fill 16 bytes if addresses and the number of channels
  * allow it, else one. All arithmetic is on floats. nvcc unrolls loops of constant bounds, as over a vec's
@@ -17,6 +18,9 @@
 #define HVT_CUDA_LANES_H
 
 #define HVT_FN static __device__ __forceinline__
+#ifndef HVT_ANYWHERE
+#define HVT_ANYWHERE static __host__ __device__ inline
+#endif
 
 #include "kernels.h"
 
@@ -277,8 +281,9 @@ template <int AT_ONCE, class Do> HVT_FN void down(int rows, int chunk, Do f)
     const int step = (int)blockDim.y;
     int row = first + (int)threadIdx.y;
 
-    for (; row < end - (AT_ONCE - 1) * step; row += AT_ONCE * step)
-        f(number<AT_ONCE>(), row);
+    if constexpr (AT_ONCE > 1)
+        for (; row < end - (AT_ONCE - 1) * step; row += AT_ONCE * step)
+            f(number<AT_ONCE>(), row);
     for (; row < end; row += step)
         f(number<1>(), row);
 }

@@ -1,279 +1,14 @@
 /*
- * Batch norm and bias: sums per channel of a matrix [rows, c], and functions applied to every row.
- *
- * Sums over rows take three levels in one kernel. Every thread sums some rows of its channels, and the
- * threads of a block merge their sums along a tree: a "part". Parts are stored in scratch, and the last block
- * to come of GROUP neighbours merges theirs to a group's sums, along a tree again; the last of all groups
- * merges those and finishes. Who is last depends on chance, what is merged with what on the shape alone.
- * Means and sums of squared deviations are merged as by Chan, Golub and LeVeque (1979), so that a mean that
- * is large against the deviation costs no precision.
- *
- * A *lane* holds one thread's V channels: constants, loaded once. Its `accumulate` adds U rows, its `apply`
- * writes them; both load everything before they compute, so that ROWS rows are in flight.
+ * Batch norm and bias: sums per channel of a matrix [rows, c], and functions of every row.
  */
-#include "lanes.h"
-
-/* ---- sums over rows ---- */
-
-enum {
-    MOST_PARTS = 512,
-    GROUP = 16,
-    SUM_BLOCKS = 1024, /* over all channels */
-    ROW_BLOCKS = 4096,
-    MOST_SUMS = 2 /* floats per channel of a part */
-};
-
-/* Where there are two parts or more, there are no more than SUM_BLOCKS blocks: so many parts times channels,
- * and counters. Where there are two groups or more, there is one for every eight parts at most. */
-constexpr size_t PART_BYTES = (size_t)SUM_BLOCKS * MOST_ACROSS * full_vec<f16>() * MOST_SUMS * sizeof(float);
-
-static_assert(HVT__CUDA_COUNTERS + PART_BYTES + PART_BYTES / 8 <= HVT__CUDA_SCRATCH &&
-                  SUM_BLOCKS * sizeof(unsigned) <= HVT__CUDA_COUNTERS &&
-                  MOST_ACROSS * full_vec<f16>() <= THREADS,
-              "all parts, groups and counters fit into scratch, and a block's channels into its threads");
-
-/* The first channel of this thread; c or more if its lane is past the row's end. */
-template <int V> HVT_FN int my_channel()
-{
-    return (int)(blockIdx.x * blockDim.x + threadIdx.x) * V;
-}
-
-/* Merge the sums of the lanes of one column of a block, which cover `count` rows each. The lanes with y = 0
- * get the result. */
-template <class R, int V> HVT_FN void join_lanes(float (&sum)[R::K][V], float count)
-{
-    struct shared {
-        float sum[R::K][V][THREADS], count[THREADS];
-    };
-    HVT_SHARED(shared, s);
-    const unsigned me = threadIdx.y * blockDim.x + threadIdx.x;
-
-    for (unsigned half = blockDim.y / 2; half; half /= 2) {
-        const unsigned other = me + half * blockDim.x;
-
-        if (threadIdx.y >= half && threadIdx.y < 2 * half) {
-            for (int k = 0; k < R::K; k++)
-                for (int v = 0; v < V; v++)
-                    s.sum[k][v][me] = sum[k][v];
-            s.count[me] = count;
-        }
-        __syncthreads(); /* the half written now is not written again */
-        if (threadIdx.y < half) {
-            float theirs[R::K][V];
-
-            for (int k = 0; k < R::K; k++)
-                for (int v = 0; v < V; v++)
-                    theirs[k][v] = s.sum[k][v][other];
-            R::merge(sum, count, theirs, s.count[other]);
-            count += s.count[other];
-        }
-    }
-}
-
-/* The blocks of a column of the grid as they come: its parts in groups, the groups in one. A counter is 0
- * between kernels, since the one who brings it to its end sets it back. */
-struct arrivals {
-    float *part, *group; /* [parts][K][c], [groups][K][c] */
-    unsigned *counter;   /* [columns][groups + 1] the last one counts groups */
-};
-
-/* Is this block the last of `all` that come to the counter? All threads get the answer, and the last block's
- * see what the others have stored. */
-HVT_FN bool comes_last(unsigned *counter, unsigned all)
-{
-    struct shared {
-        bool last;
-    };
-    HVT_SHARED(shared, s);
-
-    __threadfence(); /* what this thread has stored, before the block is counted */
-    __syncthreads();
-    if (threadIdx.x == 0 && threadIdx.y == 0)
-        s.last = atomicInc(counter, all - 1) == all - 1;
-    __syncthreads();
-    __threadfence();
-    return s.last;
-}
-
-/* Rows of parts first .. first+parts-1, as far as there are so many. */
-HVT_FN float rows_of_parts(int rows, int chunk, int first, int parts)
-{
-    const int64_t begin = (int64_t)first * chunk, end = begin + (int64_t)parts * chunk;
-
-    return (float)((end < rows ? end : rows) - begin);
-}
-
-/* sum = of `count` entries of from[...][K][c], each of `parts` parts, from number `first` on; the lanes with
- * y = 0 get it. */
-template <class R, int V>
-HVT_FN void merge_parts(const float *from, int c, int col, int rows, int chunk, int first, int count,
-                        int parts, float (&sum)[R::K][V])
-{
-    float have = 0;
-
-    for (int k = 0; k < R::K; k++)
-        for (int v = 0; v < V; v++)
-            sum[k][v] = 0;
-    for (int p = first + (int)threadIdx.y; col < c && p < first + count; p += (int)blockDim.y) {
-        const float more = rows_of_parts(rows, chunk, p * parts, parts);
-        float theirs[R::K][V];
-
-        for (int k = 0; k < R::K; k++)
-            load_floats(from + ((size_t)p * R::K + k) * c + col, theirs[k]);
-        R::merge(sum, have, theirs, more);
-        have += more;
-    }
-    join_lanes<R>(sum, have);
-}
-
-template <class R, int V>
-HVT_FN void store_sums(float *to, int c, int col, int at, const float (&sum)[R::K][V])
-{
-    if (threadIdx.y == 0 && col < c)
-        for (int k = 0; k < R::K; k++)
-            store(to + ((size_t)at * R::K + k) * c + col, sum[k]);
-}
-
-/* Finish the block's channels, one of them in each thread. */
-template <class R, int V>
-HVT_FN void finish_columns(const typename R::args &a, int rows, int c, const float (&sum)[R::K][V])
-{
-    struct shared {
-        float sum[R::K][THREADS];
-    };
-    HVT_SHARED(shared, s);
-    const int me = (int)(threadIdx.y * blockDim.x + threadIdx.x), across = (int)blockDim.x * V;
-    const int col = (int)blockIdx.x * across + me;
-
-    if (threadIdx.y == 0)
-        for (int k = 0; k < R::K; k++)
-            for (int v = 0; v < V; v++)
-                s.sum[k][threadIdx.x * V + v] = sum[k][v];
-    __syncthreads();
-    if (me < across && col < c) {
-        float mine[R::K][1];
-
-        for (int k = 0; k < R::K; k++)
-            mine[k][0] = s.sum[k][me];
-        R::finish(a, rows, c, col, mine);
-    }
-}
-
-template <class L>
-__global__ void __launch_bounds__(THREADS, 2)
-    columns_kernel(__grid_constant__ const typename L::args a, int rows, int c, int chunk, arrivals to)
-{
-    typedef typename L::reducer R;
-    constexpr int V = L::V;
-    const int col = my_channel<V>(), parts = (int)gridDim.y, part = (int)blockIdx.y;
-    const int groups = (parts + GROUP - 1) / GROUP, group = part / GROUP, first = group * GROUP;
-    const int members = parts - first < GROUP ? parts - first : GROUP;
-    unsigned *counter = to.counter + (size_t)blockIdx.x * (groups + 1);
-    const size_t step = (size_t)blockDim.y * c;
-    float sum[R::K][V] = {}, count = 0;
-
-    if (col < c) {
-        L lane(a, col);
-
-        down<L::ROWS>(rows, chunk, [&](auto u, int row) {
-            lane.template accumulate<u.value>(a, (size_t)row * c + col, step, sum, count);
-            count += u.value;
-        });
-    }
-    join_lanes<R>(sum, count);
-    if (parts > 1) {
-        store_sums<R>(to.part, c, col, part, sum);
-        if (!comes_last(counter + group, members))
-            return;
-        merge_parts<R>(to.part, c, col, rows, chunk, first, members, 1, sum);
-    }
-    if (groups > 1) {
-        store_sums<R>(to.group, c, col, group, sum);
-        if (!comes_last(counter + groups, groups))
-            return;
-        merge_parts<R>(to.group, c, col, rows, chunk, 0, groups, GROUP, sum);
-    }
-    finish_columns<R>(a, rows, c, sum);
-}
-
-/* A sum for lane type L, finished. */
-template <class L> static hvt_status columns(hvt_device *d, const typename L::args &a, int rows, int c)
-{
-    row_cut cut = cut_rows(rows, c, L::V, L::ROWS, SUM_BLOCKS, MOST_PARTS);
-    char *scratch = (char *)hvt__cuda_scratch(d);
-    const arrivals to = {(float *)(scratch + HVT__CUDA_COUNTERS),
-                         (float *)(scratch + HVT__CUDA_COUNTERS + PART_BYTES), (unsigned *)scratch};
-
-    HVT_CHECK(c <= HVT__CUDA_CHANNELS, E_UNSUPPORTED, "device cuda: %d channels, at most %d are possible", c,
-              HVT__CUDA_CHANNELS);
-    return HVT_LAUNCH(d, (columns_kernel<L>), cut.grid, cut.block, a, rows, c, cut.chunk, to);
-}
-
-/* A reducer of plain sums. */
-template <int SUMS> struct plain_sums {
-    static constexpr int K = SUMS;
-
-    template <int V>
-    static __device__ void merge(float (&sum)[K][V], float, const float (&theirs)[K][V], float)
-    {
-        for (int k = 0; k < K; k++)
-            for (int v = 0; v < V; v++)
-                sum[k][v] += theirs[k][v];
-    }
-};
-
-/* ---- a function of every row ---- */
-
-template <class L>
-__global__ void __launch_bounds__(THREADS, 2)
-    rows_kernel(__grid_constant__ const typename L::args a, int rows, int c, int chunk)
-{
-    const int col = my_channel<L::V>();
-    const size_t step = (size_t)blockDim.y * c;
-
-    if (col < c) {
-        L lane(a, rows, col);
-
-        down<L::ROWS>(rows, chunk,
-                      [&](auto u, int row) { lane.template apply<u.value>(a, (size_t)row * c + col, step); });
-    }
-}
-
-template <class L> static hvt_status rows_done(hvt_device *d, const typename L::args &a, int rows, int c)
-{
-    row_cut cut = cut_rows(rows, c, L::V, L::ROWS, ROW_BLOCKS, ROW_BLOCKS);
-
-    if (rows == 0)
-        return HVT_OK;
-    return HVT_LAUNCH(d, (rows_kernel<L>), cut.grid, cut.block, a, rows, c, cut.chunk);
-}
-
-template <int V, class T>
-HVT_FN void load_rows(const void *from, size_t at, size_t step, vec<T, V> *ret, int u)
-{
-    for (int i = 0; i < u; i++)
-        ret[i] = load<V>((const T *)from + at + i * step);
-}
+#include "columns.h"
+#include "maps.h"
 
 /* ---- batch norm, forward ---- */
 
-struct moments {
+struct moments : spread {
     typedef hvt_bn_args args;
     typedef moments reducer;
-    static constexpr int K = 2; /* mean, sum of squared deviations */
-
-    template <int V>
-    static __device__ void merge(float (&sum)[K][V], float count, const float (&theirs)[K][V], float more)
-    {
-        const float share = more > 0 ? more / (count + more) : 0;
-
-        for (int v = 0; v < V; v++) {
-            const float off = theirs[0][v] - sum[0][v];
-
-            sum[0][v] = f_fma(off, share, sum[0][v]);
-            sum[1][v] = f_fma(off * off, share * count, sum[1][v] + theirs[1][v]);
-        }
-    }
 
     static __device__ void finish(const args &a, int rows, int c, int col, const float (&sum)[K][1])
     {
@@ -286,35 +21,15 @@ struct moments {
     }
 };
 
-template <class T, int VEC> struct moments_lane : moments {
-    static constexpr int V = VEC, ROWS = 4;
+/* for other shards, which combine theirs with them */
+struct own_moments : spread {
+    typedef hvt_bn_args args;
+    typedef own_moments reducer;
 
-    __device__ moments_lane(const args &, int)
+    static __device__ void finish(const args &a, int, int c, int col, const float (&sum)[K][1])
     {
-    }
-
-    template <int U>
-    __device__ void accumulate(const args &a, size_t at, size_t step, float (&sum)[K][V], float count)
-    {
-        vec<T, V> x[U];
-        float group[K][V];
-
-        load_rows(a.x, at, step, x, U);
-        for (int v = 0; v < V; v++) {
-            float all = 0, squares = 0;
-
-            for (int u = 0; u < U; u++)
-                all += to_float(x[u].at[v]);
-            all *= 1.0f / U;
-            for (int u = 0; u < U; u++) {
-                const float off = to_float(x[u].at[v]) - all;
-
-                squares = f_fma(off, off, squares);
-            }
-            group[0][v] = all;
-            group[1][v] = squares;
-        }
-        merge(sum, count, group, U);
+        a.moments[col] = sum[0][0];
+        a.moments[c + col] = sum[1][0];
     }
 };
 
@@ -334,7 +49,7 @@ template <class T, int VEC, bool IS_VARIANCE> struct normalise_lane {
         }
     }
 
-    template <int U> __device__ void apply(const args &a, size_t at, size_t step) const
+    template <int U> __device__ void apply(const args &a, size_t at, int, size_t step) const
     {
         vec<T, V> x[U], residual[U];
 
@@ -355,14 +70,51 @@ template <class T, int VEC, bool IS_VARIANCE> struct normalise_lane {
     }
 };
 
+struct bn_mapped : hvt_bn_args {
+    hvt_map f;
+};
+
+/* With a function of the rounded result; no residual, no relu. */
+template <class T, int VEC, bool IS_VARIANCE> struct mapped_lane : normalise_lane<T, VEC, IS_VARIANCE> {
+    typedef bn_mapped args;
+    static constexpr int V = VEC, ROWS = 1; /* functions are long */
+
+    __device__ mapped_lane(const args &a, int rows, int col)
+        : normalise_lane<T, VEC, IS_VARIANCE>(a, rows, col)
+    {
+    }
+
+    template <int U> __device__ void apply(const args &a, size_t at, int, size_t step) const
+    {
+        vec<T, V> x[U];
+
+        load_rows(a.x, at, step, x, U);
+        for (int u = 0; u < U; u++) {
+            float y[V];
+
+            for (int v = 0; v < V; v++)
+                y[v] =
+                    rounded<T>(bn_value(to_float(x[u].at[v]), this->mean[v], this->scale[v], this->beta[v]));
+            map_values(a.f, y);
+            store((T *)a.y + at + u * step, y);
+        }
+    }
+};
+
+template <class T, int V, bool IS_VARIANCE> static hvt_status normalise(hvt_device *d, const hvt_bn_args &a)
+{
+    return a.map ? rows_done<mapped_lane<T, V, IS_VARIANCE>>(d, {a, *a.map}, a.rows.real, a.c)
+                 : rows_done<normalise_lane<T, V, IS_VARIANCE>>(d, a, a.rows.real, a.c);
+}
+
 hvt_status hvt__bn_train_cuda(hvt_device *d, const hvt_bn_args *a)
 {
     return with_rows(a->type, a->c, {a->x, a->residual, a->y}, [=](auto zero, auto v) {
         typedef decltype(zero) T;
         constexpr int V = decltype(v)::value;
 
-        HVT_TRY((columns<moments_lane<T, V>>(d, *a, a->rows.real, a->c)));
-        return rows_done<normalise_lane<T, V, false>>(d, *a, a->rows.real, a->c);
+        HVT_TRY((columns<spread_lane<moments, T, V>>(d, *a, a->rows.real, a->c)));
+        return normalise<T, V, false>(d, *a);
     });
 }
 
@@ -372,8 +124,15 @@ hvt_status hvt__bn_infer_cuda(hvt_device *d, const hvt_bn_args *a)
         typedef decltype(zero) T;
         constexpr int V = decltype(v)::value;
 
-        return a->is_variance ? rows_done<normalise_lane<T, V, true>>(d, *a, a->rows.real, a->c)
-                              : rows_done<normalise_lane<T, V, false>>(d, *a, a->rows.real, a->c);
+        return a->is_variance ? normalise<T, V, true>(d, *a) : normalise<T, V, false>(d, *a);
+    });
+}
+
+hvt_status hvt__bn_moments_cuda(hvt_device *d, const hvt_bn_args *a)
+{
+    return with_rows(a->type, a->c, {a->x}, [=](auto zero, auto v) {
+        return columns<spread_lane<own_moments, decltype(zero), decltype(v)::value>>(d, *a, a->rows.real,
+                                                                                     a->c);
     });
 }
 
@@ -444,7 +203,7 @@ template <class T, int VEC, mask MASK> struct slopes_lane : slopes {
     }
 
     template <int U>
-    __device__ void accumulate(const args &a, size_t at, size_t step, float (&sum)[K][V], float) const
+    __device__ void accumulate(const args &a, size_t at, int, size_t step, float (&sum)[K][V], float) const
     {
         const typename masked<T, V, MASK>::template rows<U> r(a, at, step);
 
@@ -472,12 +231,13 @@ template <class T, int VEC, mask MASK> struct dx_lane {
     {
 #pragma unroll
         for (int v = 0; v < V; v++) {
-            share[v] = a.dbeta[col + v] / (float)rows;
-            slope[v] = a.dgamma[col + v] * a.rstd[col + v] / (float)rows;
+            share[v] = a.share ? a.share[col + v] : a.dbeta[col + v] / (float)rows;
+            slope[v] = a.share ? a.slope[col + v] * a.rstd[col + v]
+                               : a.dgamma[col + v] * a.rstd[col + v] / (float)rows;
         }
     }
 
-    template <int U> __device__ void apply(const args &a, size_t at, size_t step) const
+    template <int U> __device__ void apply(const args &a, size_t at, int, size_t step) const
     {
         const typename masked<T, V, MASK>::template rows<U> r(a, at, step);
         vec<T, V> dx_was[U], residual_was[U];
@@ -507,28 +267,95 @@ template <class T, int VEC, mask MASK> struct dx_lane {
     }
 };
 
-template <class T, int V, mask MASK> static hvt_status backward(hvt_device *d, const hvt_bn_grad_args &a)
-{
-    hvt_bn_grad_args second = a;
+/* by `f`, where x's function has the gradient dy */
+struct bn_grad_mapped : hvt_bn_grad_args {
+    hvt_map f;
+};
 
-    HVT_TRY((columns<slopes_lane<T, V, MASK>>(d, a, a.rows.real, a.c)));
-    if (!a.dresidual || a.add_residual)
-        return rows_done<dx_lane<T, V, MASK>>(d, a, a.rows.real, a.c);
-    second.dy = a.dresidual; /* complete already */
-    second.dresidual = NULL;
-    return rows_done<dx_lane<T, V, MASK_NONE>>(d, second, a.rows.real, a.c);
+/* Writes dz, which the second pass reads. */
+template <class T, int VEC> struct mapped_slopes_lane : slopes {
+    typedef bn_grad_mapped args;
+    static constexpr int V = VEC, ROWS = 1;
+    masked<T, V, MASK_X> m;
+
+    __device__ mapped_slopes_lane(const args &a, int col) : m(a, col)
+    {
+    }
+
+    template <int U>
+    __device__ void accumulate(const args &a, size_t at, int, size_t step, float (&sum)[K][V], float) const
+    {
+        const typename masked<T, V, MASK_X>::template rows<U> r(a, at, step);
+
+        for (int u = 0; u < U; u++) {
+            float z[V], dz[V];
+
+            for (int v = 0; v < V; v++) {
+                z[v] = rounded<T>(bn_value(to_float(r.x[u].at[v]), m.mean[v], m.scale[v], m.beta[v]));
+                dz[v] = to_float(r.dy[u].at[v]);
+            }
+            map_slopes_at<T>(a.f, z, dz);
+            store((T *)a.dz + at + u * step, dz);
+            for (int v = 0; v < V; v++) {
+                dz[v] = rounded<T>(dz[v]);
+                sum[0][v] += dz[v];
+                sum[1][v] = f_fma(dz[v], to_float(r.x[u].at[v]) - m.mean[v], sum[1][v]);
+            }
+        }
+    }
+};
+
+/* f(T(), number<V>()) for the elements of a */
+template <class Do> static hvt_status with_gradients(const hvt_bn_grad_args &a, Do f)
+{
+    return with_rows(a.type, a.c, {a.x, a.y, a.dy, a.map ? a.dz : NULL, a.dx, a.dresidual}, f);
+}
+
+/* The first pass: dgamma and dbeta, and dz or dresidual if the second one can read that. */
+hvt_status hvt__bn_sums_cuda(hvt_device *d, const hvt_bn_grad_args *g)
+{
+    const hvt_bn_grad_args a = *g;
+
+    return with_gradients(a, [=](auto zero, auto v) {
+        typedef decltype(zero) T;
+        constexpr int V = decltype(v)::value;
+
+        return a.map  ? columns<mapped_slopes_lane<T, V>, slopes_lane<T, V, MASK_NONE>::ROWS>(d, {a, *a.map},
+                                                                                             a.rows.real, a.c)
+               : !a.y ? columns<slopes_lane<T, V, MASK_NONE>>(d, a, a.rows.real, a.c)
+               : a.beta ? columns<slopes_lane<T, V, MASK_X>>(d, a, a.rows.real, a.c)
+                        : columns<slopes_lane<T, V, MASK_Y>>(d, a, a.rows.real, a.c);
+    });
+}
+
+hvt_status hvt__bn_dx_cuda(hvt_device *d, const hvt_bn_grad_args *g)
+{
+    hvt_bn_grad_args a = *g;
+
+    if (a.map) {
+        a.dy = a.dz;
+    } else if (a.dresidual && !a.add_residual) { /* complete already */
+        a.dy = a.dresidual;
+        a.dresidual = NULL;
+        a.y = NULL;
+    }
+    return with_gradients(a, [=](auto zero, auto v) {
+        typedef decltype(zero) T;
+        constexpr int V = decltype(v)::value;
+
+        return !a.y     ? rows_done<dx_lane<T, V, MASK_NONE>>(d, a, a.rows.real, a.c)
+               : a.beta ? rows_done<dx_lane<T, V, MASK_X>>(d, a, a.rows.real, a.c)
+                        : rows_done<dx_lane<T, V, MASK_Y>>(d, a, a.rows.real, a.c);
+    });
 }
 
 hvt_status hvt__bn_backward_cuda(hvt_device *d, const hvt_bn_grad_args *a)
 {
-    return with_rows(a->type, a->c, {a->x, a->y, a->dy, a->dx, a->dresidual}, [=](auto zero, auto v) {
-        typedef decltype(zero) T;
-        constexpr int V = decltype(v)::value;
+    hvt_bn_grad_args own = *a;
 
-        return !a->y     ? backward<T, V, MASK_NONE>(d, *a)
-               : a->beta ? backward<T, V, MASK_X>(d, *a)
-                         : backward<T, V, MASK_Y>(d, *a);
-    });
+    own.share = own.slope = NULL;
+    HVT_TRY(hvt__bn_sums_cuda(d, &own));
+    return hvt__bn_dx_cuda(d, &own);
 }
 
 /* ---- running statistics ---- */
@@ -566,7 +393,7 @@ template <class T, int VEC> struct bias_lane {
             b[v] = a.b[col + v];
     }
 
-    template <int U> __device__ void apply(const args &a, size_t at, size_t step) const
+    template <int U> __device__ void apply(const args &a, size_t at, int, size_t step) const
     {
         vec<T, V> was[U];
 
@@ -611,7 +438,7 @@ template <class T, int VEC> struct bias_sums_lane : bias_sums {
     }
 
     template <int U>
-    __device__ void accumulate(const args &a, size_t at, size_t step, float (&sum)[K][V], float) const
+    __device__ void accumulate(const args &a, size_t at, int, size_t step, float (&sum)[K][V], float) const
     {
         vec<T, V> dy[U];
 

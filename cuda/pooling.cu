@@ -6,69 +6,94 @@
  */
 #include "lanes.h"
 
-/* ---- maximum ---- */
+#include "device/window.h"
 
-template <class T, int V>
-__global__ void __launch_bounds__(THREADS) max_forward_kernel(hvt_pooling o, const T *x, T *y, uint8_t *saved)
+/* ---- windows ---- */
+
+/* MEAN, or the maximum and its place among the inputs that are read */
+template <class T, int V, bool MEAN>
+__global__ void __launch_bounds__(THREADS, 4)
+    window_forward_kernel(hvt_pooling o, const T *x, T *y, uint8_t *saved)
 {
     const int n = (int)blockIdx.x / o.p, p = (int)blockIdx.x % o.p, vecs = o.d.c / V;
-    const int top = p * o.d.stride - o.d.pad;
+    int top, bottom;
+    const int high = hvt__window_at(&o.d.rows, o.d.h, p, o.d.count_pad, &top, &bottom);
 
     for (int i = (int)threadIdx.x; i < o.q * vecs; i += (int)blockDim.x) {
-        const int q = i / vecs, c = i % vecs * V, left = q * o.d.stride - o.d.pad;
+        const int q = i / vecs, c = i % vecs * V;
         const size_t to = ((size_t)blockIdx.x * o.q + q) * o.d.c + c;
+        int left, right;
+        const int wide = hvt__window_at(&o.d.columns, o.d.w, q, o.d.count_pad, &left, &right);
+        const float share = MEAN ? 1 / (float)(high * wide) : 0;
         float best[V] = {};
         vec<uint8_t, V> argmax = {};
-        bool first = true;
+        uint8_t place = 0;
 
-        for (int r = top < 0 ? -top : 0; r < o.d.size && top + r < o.d.h; r++)
-            for (int s = left < 0 ? -left : 0; s < o.d.size && left + s < o.d.w; s++) {
-                const vec<T, V> in =
-                    load<V>(x + (((size_t)n * o.d.h + top + r) * o.d.w + left + s) * o.d.c + c);
+        for (int h = top; h < bottom; h++)
+            for (int w = left; w < right; w++) {
+                const vec<T, V> in = load<V>(x + (((size_t)n * o.d.h + h) * o.d.w + w) * o.d.c + c);
 
                 for (int v = 0; v < V; v++) {
                     const float here = to_float(in.at[v]);
 
-                    if (first || pooling_wins(here, best[v])) {
+                    if (MEAN) {
+                        best[v] += here;
+                    } else if (place == 0 || pooling_wins(here, best[v])) {
                         best[v] = here;
-                        argmax.at[v] = (uint8_t)(r * o.d.size + s);
+                        argmax.at[v] = place;
                     }
                 }
-                first = false;
+                place++;
             }
+        if (MEAN)
+            for (int v = 0; v < V; v++)
+                best[v] *= share;
         store(y + to, best);
-        *(vec<uint8_t, V> *)(saved + to) = argmax;
+        if (!MEAN)
+            *(vec<uint8_t, V> *)(saved + to) = argmax;
     }
 }
 
-template <class T, int V>
-__global__ void __launch_bounds__(THREADS)
-    max_backward_kernel(hvt_pooling o, const uint8_t *saved, const T *dy, T *dx, bool add)
+template <class T, int V, bool MEAN>
+__global__ void __launch_bounds__(THREADS, 4)
+    window_backward_kernel(hvt_pooling o, const uint8_t *saved, const T *dy, T *dx, bool add)
 {
     const int n = (int)blockIdx.x / o.d.h, h = (int)blockIdx.x % o.d.h, vecs = o.d.c / V;
-    const int below = h + o.d.pad; /* this is row below - p*stride in the window of output row p */
-    const int p0 = below < o.d.size ? 0 : (below - o.d.size) / o.d.stride + 1;
-    const int p1 = below / o.d.stride < o.p - 1 ? below / o.d.stride : o.p - 1;
+    int p0, p1;
 
+    hvt__readers_of(&o.d.rows, o.d.h, h, &p0, &p1);
     for (int i = (int)threadIdx.x; i < o.d.w * vecs; i += (int)blockDim.x) {
-        const int w = i / vecs, c = i % vecs * V, beside = w + o.d.pad;
-        const int q0 = beside < o.d.size ? 0 : (beside - o.d.size) / o.d.stride + 1;
-        const int q1 = beside / o.d.stride < o.q - 1 ? beside / o.d.stride : o.q - 1;
+        const int w = i / vecs, c = i % vecs * V;
         T *to = dx + ((size_t)blockIdx.x * o.d.w + w) * o.d.c + c;
         float sum[V] = {};
+        int q0, q1;
 
-        for (int p = p0; p <= p1; p++)
+        hvt__readers_of(&o.d.columns, o.d.w, w, &q0, &q1);
+        for (int p = p0; p < p1; p++) {
+            int top, bottom;
+            const int high = hvt__window_at(&o.d.rows, o.d.h, p, o.d.count_pad, &top, &bottom);
+
 #pragma unroll 2
-            for (int q = q0; q <= q1; q++) {
+            for (int q = q0; q < q1; q++) {
                 const size_t from = (((size_t)n * o.p + p) * o.q + q) * o.d.c + c;
-                const int pos = (below - p * o.d.stride) * o.d.size + beside - q * o.d.stride;
-                const vec<uint8_t, V> chosen = load<V>(saved + from);
                 const vec<T, V> g = load<V>(dy + from);
+                int left, right;
+                const int wide = hvt__window_at(&o.d.columns, o.d.w, q, o.d.count_pad, &left, &right);
+                const float share = 1 / (float)(high * wide);
+                const int place = (h - top) * (right - left) + w - left;
+                vec<uint8_t, V> chosen = {};
 
+                if (h >= bottom || w >= right) /* strides may be longer than windows */
+                    continue;
+                if (!MEAN)
+                    chosen = load<V>(saved + from);
                 for (int v = 0; v < V; v++)
-                    if (chosen.at[v] == pos)
+                    if (MEAN)
+                        sum[v] += to_float(g.at[v]) * share;
+                    else if (chosen.at[v] == place)
                         sum[v] += to_float(g.at[v]);
             }
+        }
         if (add)
             add_floats(to, sum);
         store(to, sum);
@@ -126,13 +151,17 @@ hvt_status hvt__pooling_forward_cuda(hvt_op *op, int real, const void *x, void *
         typedef decltype(zero) T;
         constexpr int V = decltype(v)::value;
         const int vecs = o.d.c / V;
-        const unsigned threads = line_threads(o.d.mean ? vecs : o.q * vecs);
+        const bool whole = o.d.mean && !o.d.windows;
+        const unsigned threads = line_threads(whole ? vecs : o.q * vecs);
 
-        if (o.d.mean)
+        if (whole)
             return HVT_LAUNCH(op->dev, (mean_forward_kernel<T, V>),
                               dim3(real, (vecs + threads - 1) / threads), threads, o, (const T *)x, (T *)y);
-        return HVT_LAUNCH(op->dev, (max_forward_kernel<T, V>), real * o.p, threads, o, (const T *)x, (T *)y,
-                          (uint8_t *)saved);
+        if (o.d.mean)
+            return HVT_LAUNCH(op->dev, (window_forward_kernel<T, V, true>), real * o.p, threads, o,
+                              (const T *)x, (T *)y, (uint8_t *)NULL);
+        return HVT_LAUNCH(op->dev, (window_forward_kernel<T, V, false>), real * o.p, threads, o, (const T *)x,
+                          (T *)y, (uint8_t *)saved);
     });
 }
 
@@ -148,10 +177,13 @@ hvt_status hvt__pooling_backward_cuda(hvt_op *op, int real, const void *saved, c
         constexpr int V = decltype(v)::value;
         const unsigned threads = line_threads(o.d.w * (o.d.c / V));
 
-        if (o.d.mean)
+        if (o.d.mean && !o.d.windows)
             return HVT_LAUNCH(op->dev, (mean_backward_kernel<T, V>), real * o.d.h, threads, o, (const T *)dy,
                               (T *)dx, add);
-        return HVT_LAUNCH(op->dev, (max_backward_kernel<T, V>), real * o.d.h, threads, o,
+        if (o.d.mean)
+            return HVT_LAUNCH(op->dev, (window_backward_kernel<T, V, true>), real * o.d.h, threads, o,
+                              (const uint8_t *)NULL, (const T *)dy, (T *)dx, add);
+        return HVT_LAUNCH(op->dev, (window_backward_kernel<T, V, false>), real * o.d.h, threads, o,
                           (const uint8_t *)saved, (const T *)dy, (T *)dx, add);
     });
 }

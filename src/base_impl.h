@@ -132,7 +132,11 @@ static inline void hvt__relax(void)
  * Stateless random draws: a draw is a pure function of its key, so it depends neither on ranks nor on threads
  * nor on order. The mixer is splitmix64's (Steele, Lea, Flood 2014), applied once per part of the key.
  */
-static inline uint64_t hvt__mix(uint64_t x)
+#ifndef HVT_ANYWHERE
+#define HVT_ANYWHERE static inline /* GPU code defines what precedes a function that it calls, too */
+#endif
+
+HVT_ANYWHERE uint64_t hvt__mix(uint64_t x)
 {
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

@@ -515,6 +515,13 @@ typedef struct hvt_device_ops {
         hvt_status (*bn_infer)(hvt_device *d, const hvt_bn_args *a);
         hvt_status (*bn_backward)(hvt_device *d, const hvt_bn_grad_args *a);
         hvt_status (*bn_update)(hvt_device *d, const hvt_bn_update_args *a);
+        /* Batch norm over several shards: a pass over a shard's rows, after which shards combine what it
+         * left, and a second one. Forward: a->moments = [2,c] mean, and sum of squared deviations from it;
+         * the second pass is bn_infer. Backward: dgamma and dbeta; the second pass writes what bn_backward
+         * writes beside them, and is given the same arguments. The first one may write dresidual already. */
+        hvt_status (*bn_moments)(hvt_device *d, const hvt_bn_args *a);
+        hvt_status (*bn_sums)(hvt_device *d, const hvt_bn_grad_args *a);
+        hvt_status (*bn_dx)(hvt_device *d, const hvt_bn_grad_args *a);
         /* y += b; db = the sum of dy's rows */
         hvt_status (*bias_forward)(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y);
         hvt_status (*bias_backward)(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy,
@@ -572,13 +579,6 @@ typedef struct hvt_device_ops {
         hvt_status (*factor_p)(hvt_device *d, const hvt_factor_args *a);    /* e += g; p = e q */
         hvt_status (*factor_q)(hvt_device *d, const hvt_factor_args *a);    /* q = e^T p */
         hvt_status (*factor_join)(hvt_device *d, const hvt_factor_args *a); /* g = p q^T; e -= share * g */
-        /* Batch norm over several shards: a pass over a shard's rows, after which shards combine what it
-         * left, and a second one. Forward: a->moments = [2,c] mean, and sum of squared deviations from it;
-         * the second pass is bn_infer. Backward: dgamma and dbeta; the second pass writes what bn_backward
-         * writes beside them, and is given the same arguments. */
-        hvt_status (*bn_moments)(hvt_device *d, const hvt_bn_args *a);
-        hvt_status (*bn_sums)(hvt_device *d, const hvt_bn_grad_args *a);
-        hvt_status (*bn_dx)(hvt_device *d, const hvt_bn_grad_args *a);
     } host_only;
 
     struct { /* the decision of a step */
@@ -605,7 +605,8 @@ typedef struct hvt_device_ops {
     X(conv.plan, conv_plan) X(conv.forward, conv_forward) X(conv.backward_x, conv_backward_x)                \
     X(conv.backward_w, conv_backward_w) X(pooling.forward, pooling_forward)                                  \
     X(pooling.backward, pooling_backward) X(matrix.bn_train, bn_train) X(matrix.bn_infer, bn_infer)          \
-    X(matrix.bn_backward, bn_backward) X(matrix.bn_update, bn_update) X(matrix.bias_forward, bias_forward)   \
+    X(matrix.bn_backward, bn_backward) X(matrix.bn_update, bn_update) X(matrix.bn_moments, bn_moments)       \
+    X(matrix.bn_sums, bn_sums) X(matrix.bn_dx, bn_dx) X(matrix.bias_forward, bias_forward)                   \
     X(matrix.bias_backward, bias_backward) X(matrix.subsample_forward, subsample_forward)                    \
     X(matrix.subsample_backward, subsample_backward) X(matrix.xent, xent) X(matrix.mse, mse)                 \
     X(vector.relu_forward, relu_forward) X(vector.relu_backward, relu_backward) X(vector.add, add)           \

@@ -148,7 +148,7 @@ def kind_of(launch):
         return f"{launch.what} {launch.op.replace('_add', '')}"
     for part, name in (("moments", "batch norm, sums"), ("normalise", "batch norm, apply"),
                        ("slopes", "batch norm backward, sums"), ("dx_lane", "batch norm backward, apply"),
-                       ("_op", "update and casts"), ("max_", "pooling"), ("mean_", "pooling")):
+                       ("_op", "update and casts"), ("window_", "pooling"), ("mean_", "pooling")):
         if part in launch.name:
             return name
     return "other"

@@ -107,10 +107,10 @@ typedef struct hvt_pool_opts {
     bool ceil_mode;   ///< also windows that end past the padding, as torch.nn.MaxPool2d(ceil_mode=True)
     bool exclude_pad; ///< a mean divides by the pixels that there are: count_include_pad=False
 } hvt_pool_opts;
-/** torch.nn.MaxPool2d, AvgPool2d; windows of at most 15x15. Not on cuda. */
+/** torch.nn.MaxPool2d, AvgPool2d; windows of at most 15x15. */
 HVT_API hvt_value hvt_pool_with(hvt_model *m, hvt_value x, hvt_pooling_kind kind, const hvt_pool_opts *opts);
 /** torch.nn.AdaptiveAvgPool2d((h, w)), AdaptiveMaxPool2d, whose windows have at most 225 pixels: window o of
- * `out` over `in` pixels is [floor(o*in/out), ceil((o+1)*in/out)). Not on cuda. */
+ * `out` over `in` pixels is [floor(o*in/out), ceil((o+1)*in/out)). */
 HVT_API hvt_value hvt_adaptive_pool(hvt_model *m, hvt_value x, hvt_pooling_kind kind, int h, int w);
 /** Option A shortcut of He et al.: every stride-th pixel, channels zero-padded evenly on both sides to
  * `channels`. */
@@ -122,8 +122,8 @@ HVT_API hvt_value hvt_linear(hvt_model *m, hvt_value x,
 HVT_API hvt_value hvt_linear_with(hvt_model *m, hvt_value x, int outputs, bool bias);
 
 /*
- * Layers of one's own. A device that does not compute one (cuda does not yet) is refused by hvt_model_plan()
- * with E_UNSUPPORTED, which names the layer.
+ * Layers of one's own. A device that does not compute one is refused by hvt_model_plan() with E_UNSUPPORTED,
+ * which names the layer.
  */
 
 /** y = f(x), element by element; a and b: what f takes, else ignored. torch.nn.ReLU6 is (HVT_HARDTANH, 0, 6),
@@ -154,7 +154,7 @@ HVT_API hvt_value hvt_pad(hvt_model *m, hvt_value x, int top, int bottom, int le
  * instruction sets or types nor on an image's place in its batch; that of a whole batch, of its first image.
  * A loader's key is of (seed, epoch). For batches without `key` or without `ids` it is a function of (the
  * seed of hvt_model_init(), training steps that a distributed optimizer has ended since, the image's index
- * over all shards), so passes within one step drop the same. Not on cuda. Mistakes: p below 0 or above 1.
+ * over all shards), so passes within one step drop the same. Mistakes: p below 0 or above 1.
  */
 HVT_API hvt_value hvt_dropout(hvt_model *m, hvt_value x, double p);
 HVT_API hvt_value hvt_dropout_channels(hvt_model *m, hvt_value x, double p);
@@ -182,9 +182,9 @@ HVT_API hvt_value hvt_groupnorm(hvt_model *m, hvt_value x, int groups, float eps
  *  - resnet18 to resnet152, resnext50_32x4d, wide_resnet50_2: torchvision's.
  *  - resnet20 to resnet110: those of He et al. 2015 for CIFAR.
  *  - mobilenet_v2: torchvision's, but its classifier begins as torch.nn.Linear, U(+-1/sqrt(1280)), not as
- *    N(0, 0.01). Not on cuda.
+ *    N(0, 0.01).
  *  - mlp: torch.nn.Sequential(Flatten(), Linear(C*H*W, 512), ReLU(), Linear(512, 512), ReLU(),
- *    Linear(512, classes)), whose layers are called "1", "3" and "5". Not on cuda.
+ *    Linear(512, classes)), whose layers are called "1", "3" and "5".
  */
 #define HVT_ZOO(X)                                                                                           \
     X(resnet18, 1, 0)                                                                                        \

@@ -5,6 +5,7 @@
 #include "base_impl.h"
 #include "config.h"
 #include "device_impl.h"
+#include "window.h"
 
 #if defined(__SSE2__)
 #include <xmmintrin.h>
@@ -290,9 +291,9 @@ hvt_status hvt__pooling_plan(hvt_device *d, const hvt_pooling_desc *p, hvt_op **
     hvt_pooling *o;
 
     HVT_TRY(check_type(p->type));
-    HVT_CHECK(!p->windows || d->ops->host, E_UNSUPPORTED,
-              "device %s pools square windows and whole images, not windows of %dx%d", d->ops->name,
-              p->rows.size, p->columns.size);
+    HVT_CHECK(!p->windows || (hvt__window_fits(&p->rows, p->h) && hvt__window_fits(&p->columns, p->w)),
+              E_SHAPE, "%dx%d windows over %dx%d pixels: along each, the product must be below 2^32",
+              p->rows.out, p->columns.out, p->h, p->w);
     HVT_CHECK(p->mean || fits || p->windows, E_SHAPE,
               "no pooling: input %dx%dx%dx%d, window %d (1 to %d), stride %d, padding %d (at most half)",
               p->n, p->h, p->w, p->c, p->size, HVT_POOLING_WINDOW, p->stride, p->pad);

@@ -7,6 +7,7 @@
 #define HVT_HOST_H
 
 #include "device_impl.h"
+#include "window.h"
 
 /* The input that tap t of output o reads along one dimension, or -1. */
 static inline int hvt__input_index(int o, int t, int in, int stride, int pad)
@@ -22,41 +23,6 @@ static inline int hvt__output_index(int i, int t, int out, int stride, int pad)
     int o = i + pad - t;
 
     return o >= 0 && o % stride == 0 && o / stride < out ? o / stride : -1;
-}
-
-/* The inputs [*ret_first, *ret_end) that output o of a pooling reads, of `in`; returns by how many a mean
- * divides. */
-static inline int hvt__window_at(const hvt_window *w, int in, int o, bool count_pad, int *ret_first,
-                                 int *ret_end)
-{
-    int first = o * w->stride - w->pad, end = first + w->size, padded;
-
-    if (!w->stride) {
-        first = (int)((int64_t)o * in / w->out);
-        end = (int)(((int64_t)(o + 1) * in + w->out - 1) / w->out);
-    }
-    padded = (end < in + w->pad ? end : in + w->pad) - first;
-    *ret_first = first > 0 ? first : 0;
-    *ret_end = end < in ? end : in;
-    return count_pad ? padded : *ret_end - *ret_first;
-}
-
-/* The outputs [*ret_first, *ret_end) that read input i. */
-static inline void hvt__readers_of(const hvt_window *w, int in, int i, int *ret_first, int *ret_end)
-{
-    int first = w->stride ? (i + w->pad - w->size + w->stride) / w->stride : (int)((int64_t)i * w->out / in),
-        end, from, to;
-
-    first = i + w->pad < w->size && w->stride ? 0 : first;
-    while (first > 0 && (hvt__window_at(w, in, first - 1, false, &from, &to), to > i))
-        first--;
-    for (end = first; end < w->out; end++) {
-        hvt__window_at(w, in, end, false, &from, &to);
-        if (from > i)
-            break;
-    }
-    *ret_first = first;
-    *ret_end = end;
 }
 
 /* the row of pixel (h, w) of image n in a batch of `images` images of height x width */

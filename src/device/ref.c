@@ -825,8 +825,5 @@ const hvt_device_ops hvt_device_ref = {
     .host_only.factor_p = factor_p_ref,
     .host_only.factor_q = factor_q_ref,
     .host_only.factor_join = factor_join_ref,
-    .host_only.bn_moments = bn_moments_ref,
-    .host_only.bn_sums = bn_sums_ref,
-    .host_only.bn_dx = bn_dx_ref,
     .augment = augment_ref,
 };

@@ -232,12 +232,17 @@ hvt_value hvt_flatten(hvt_model *m, hvt_value x)
     return hvt__layer_end(m, l, 1, 1, pixels * l->y.dim[3]);
 }
 
-/* From pixel to pixel: their channels lie side by side in the output. */
+/* Pixels lie side by side in the output, as they do in an image; in the order HWN they are moved one by one.
+ */
 static hvt_status flatten_move(hvt_model *m, hvt_layer *l, bool back)
 {
     const hvt_layer *in = hvt__in(m, l, 0);
+    const hvt_box all = whole(l);
     const int w = in->y.dim[2], c = in->y.dim[3];
 
+    if (m->order == HVT_ORDER_NHW)
+        return back ? move(m, l, 1, 1, all.c, all, l->dy.data, all, in->dy.data, l->add[0])
+                    : move(m, l, 1, 1, all.c, all, in->y.data, all, l->y.data, false);
     for (int p = 0; p < l->flat; p++) {
         hvt_box pixel = whole(in), flat = whole(l);
 

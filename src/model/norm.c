@@ -157,7 +157,7 @@ static hvt_status norm_backward(hvt_model *m, hvt_layer *l)
         memcpy(a.dbeta, mine + c, (size_t)c * sizeof *mine);
         a.share = m->sync->result;
         a.slope = m->sync->result + c;
-        return m->dev->ops->host_only.bn_dx(m->dev, &a);
+        return m->dev->ops->matrix.bn_dx(m->dev, &a);
     }
     return m->dev->ops->matrix.bn_backward(m->dev, &a);
 }
@@ -173,7 +173,7 @@ hvt_status hvt__norm_moments(hvt_model *m, hvt_layer *l, float *part)
     hvt_bn_args a = hvt__norm_arguments(m, l);
 
     a.moments = part;
-    return m->dev->ops->host_only.bn_moments(m->dev, &a);
+    return m->dev->ops->matrix.bn_moments(m->dev, &a);
 }
 
 hvt_status hvt__norm_sums(hvt_model *m, hvt_layer *l, float *part)
@@ -184,7 +184,7 @@ hvt_status hvt__norm_sums(hvt_model *m, hvt_layer *l, float *part)
     a.dbeta = part + l->y.dim[3];
     if (l->recomputes_input)
         HVT_TRY(hvt__norm_recompute(m, hvt__in(m, l, 0)));
-    return m->dev->ops->host_only.bn_sums(m->dev, &a);
+    return m->dev->ops->matrix.bn_sums(m->dev, &a);
 }
 
 static double rows_of(const hvt_layer *l, int images)

@@ -56,7 +56,7 @@ static size_t key_bytes(const hvt_model *m)
 
 static hvt_status check(const hvt_model *m, const hvt__sync_opts *o)
 {
-    HVT_CHECK(m->dev->ops->host_only.bn_moments, E_UNSUPPORTED,
+    HVT_CHECK(m->dev->ops->host, E_UNSUPPORTED,
               "device %s: batch norms do not take statistics over the images of all shards",
               m->dev->ops->name);
     HVT_CHECK(hvt__sync_channels(m), E_ARG, "synchronized batch norm, but the model has no batch norm");

@@ -26,6 +26,8 @@ const char *hvt_distopt_uncapturable(const hvt_distopt *d)
         return "the host has a part in this exchange";
     if (d->opts.local_shards > 1)
         return "batches of several shards come one after the other";
+    if (d->optim->m->keys)
+        return "the host brings what dropout draws from";
     return NULL;
 }
 

@@ -1,6 +1,6 @@
 /*
  * cuda-races: the thread sanitizer finds a race that is put into a kernel, of three kinds, and none where
- * there is none. That cuda/'s kernels have none is cuda-kernels-tsan's to show.
+ * there is none. That cuda/'s kernels have none is for cuda-kernels-*-tsan to show.
  *
  * The program runs itself with the number of a race; the sanitizer ends it with a code of its own.
  */

@@ -412,18 +412,6 @@ TEST(norms_over_a_shape_equal_ref)
 
 /* ---- windows ---- */
 
-static hvt_window random_window(int in, bool adaptive)
-{
-    hvt_window w = {.size = between(1, in < 6 ? in : 6), .stride = between(1, 4), .out = between(1, 9)};
-
-    if (adaptive)
-        return (hvt_window){.out = w.out};
-    w.pad = between(0, w.size / 2);
-    w.out = (in + 2 * w.pad - w.size) / w.stride + 1;
-    w.out += between(0, 1) && w.out * w.stride < in + w.pad; /* ceil_mode */
-    return w;
-}
-
 TEST(windows_equal_ref)
 {
     for (int t = 0; t < cases(2 * CASES); t++) {
@@ -487,6 +475,26 @@ TEST(windows_equal_ref)
     }
 }
 
+TEST(windows_of_too_many_pixels_are_refused)
+{
+    const hvt_pooling_desc d = {.n = 1,
+                                .h = 70000,
+                                .w = 1,
+                                .c = 1,
+                                .mean = true,
+                                .windows = true,
+                                .rows = {.out = 65536},
+                                .columns = {.out = 1}};
+
+    for (int dev = 0; dev < ndevs; dev++) {
+        hvt_op *op = NULL;
+        size_t bytes;
+
+        CHECK_FAILS(devs[dev]->ops->pooling.plan(devs[dev], &d, &op, &bytes), E_SHAPE,
+                    "65536x1 windows over 70000x1 pixels");
+    }
+}
+
 int main(void)
 {
     open_devices();
@@ -497,6 +505,7 @@ int main(void)
     RUN(shuffles_equal_ref_and_come_back);
     RUN(norms_over_a_shape_equal_ref);
     RUN(windows_equal_ref);
+    RUN(windows_of_too_many_pixels_are_refused);
     close_devices();
     return check_done();
 }

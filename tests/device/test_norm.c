@@ -16,12 +16,8 @@ static void check_moments(hvt_device *d, hvt_bn_args a, const shape *s)
     size_t rows = (size_t)s->pixels * (size_t)s->real;
     float *moments = unwritten(HVT_F32, 2 * (size_t)s->c);
 
-    if (!d->ops->host_only.bn_moments) {
-        free(moments);
-        return;
-    }
     a.moments = moments;
-    CHECK_OK(d->ops->host_only.bn_moments(d, &a));
+    CHECK_OK(d->ops->matrix.bn_moments(d, &a));
     CHECK(!memcmp(moments, a.mean, (size_t)s->c * sizeof *moments), "%s: another mean", d->ops->name);
     for (int i = 0; i < s->c && rows; i++) {
         double rstd = 1 / sqrt((double)moments[s->c + i] / (double)rows + a.eps);
@@ -210,12 +206,12 @@ static hvt_status backward_in_two(hvt_device *d, hvt_bn_grad_args *a, const shap
 
     a->share = means;
     a->slope = means + s->c;
-    HVT_TRY(d->ops->host_only.bn_sums(d, a));
+    HVT_TRY(d->ops->matrix.bn_sums(d, a));
     for (int i = 0; i < s->c; i++) {
         means[i] = rows > 0 ? a->dbeta[i] / rows : 0;
         means[s->c + i] = rows > 0 ? a->dgamma[i] / rows : 0;
     }
-    HVT_TRY(d->ops->host_only.bn_dx(d, a));
+    HVT_TRY(d->ops->matrix.bn_dx(d, a));
     free(means);
     return HVT_OK;
 }
@@ -239,8 +235,7 @@ static bn_grad_result run_bn_grad(hvt_device *d, hvt_bn_grad_args a, const shape
     a.add_residual &= alias != RES_IS_DY;
     a.dgamma = r.dgamma;
     a.dbeta = r.dbeta;
-    CHECK_OK(two && d->ops->host_only.bn_sums ? backward_in_two(d, &a, s)
-                                              : d->ops->matrix.bn_backward(d, &a));
+    CHECK_OK(two ? backward_in_two(d, &a, s) : d->ops->matrix.bn_backward(d, &a));
     r.dx = unpacked(a.type, dx, s->all);
     r.res = unpacked(a.type, res, s->all);
     free(x);
@@ -416,9 +411,6 @@ TEST(a_function_after_a_batch_norm_changes_no_bit)
             f = args[i].f == f.f ? args[i] : f;
         for (int dev = 0; dev < ndevs; dev++) {
             hvt_device *d = devs[dev];
-
-            if (!d->ops->general.map_forward)
-                continue;
 
             bn_result apart = run_bn(d, a, &s, true, NULL), one;
             bn_grad_result want, got;

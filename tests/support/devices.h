@@ -264,6 +264,19 @@ static inline hvt_pooling_desc random_pool(void)
     return p;
 }
 
+/* Along a dimension; of a pooling with `windows`. */
+static inline hvt_window random_window(int in, bool adaptive)
+{
+    hvt_window w = {.size = between(1, in < 6 ? in : 6), .stride = between(1, 4), .out = between(1, 9)};
+
+    if (adaptive)
+        return (hvt_window){.out = w.out};
+    w.pad = between(0, w.size / 2);
+    w.out = (in + 2 * w.pad - w.size) / w.stride + 1;
+    w.out += between(0, 1) && w.out * w.stride < in + w.pad; /* ceil_mode */
+    return w;
+}
+
 /* ---- comparison ---- */
 
 static inline bool same_kind(float a, float b)

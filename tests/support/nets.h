@@ -185,12 +185,6 @@ static inline double apart(const net *n, const float *a, const float *b)
     return worst;
 }
 
-/* Not every device computes functions beyond relu. */
-static inline bool computes(how by, build_fn *build)
-{
-    return strcmp(by.device, "cuda") || (build != functions_net && build != separable_net);
-}
-
 /* Run the same net in two ways: gradients and loss agree to `tolerance`; 0: to the bit. */
 static inline void check_same(build_fn *build, shape s, int count, how one, how other, double tolerance)
 {

@@ -383,8 +383,5 @@ const hvt_device_ops hvt_device_cpu = {
     .host_only.factor_q = factor_q_cpu,
     .host_only.factor_join = factor_join_cpu,
     .parallel_for = parallel_for_cpu,
-    .host_only.bn_moments = hvt__bn_moments_cpu,
-    .host_only.bn_sums = hvt__bn_sums_cpu,
-    .host_only.bn_dx = hvt__bn_dx_cpu,
     .augment = hvt__augment_cpu,
 };

@@ -196,9 +196,6 @@ HVT__GENERAL_OPS(DECLARE)
 HVT__OP_TYPE(conv.permute) hvt__conv_permute_cpu;
 HVT__OP_TYPE(conv.pack_weights) hvt__conv_pack_weights_cpu;
 HVT__OP_TYPE(conv.set_norm) hvt__conv_set_norm_cpu;
-HVT__OP_TYPE(host_only.bn_moments) hvt__bn_moments_cpu;
-HVT__OP_TYPE(host_only.bn_sums) hvt__bn_sums_cpu;
-HVT__OP_TYPE(host_only.bn_dx) hvt__bn_dx_cpu;
 HVT__OP_TYPE(augment) hvt__augment_cpu;
 
 #endif /* HVT_CPU_IMPL_H */

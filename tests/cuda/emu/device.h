@@ -11,6 +11,7 @@
 
 #define __global__
 #define __device__
+#define __host__
 #define __grid_constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
@@ -77,6 +78,23 @@ extern __thread hvt_emu::place threadIdx, blockIdx, blockDim, gridDim;
 #define HVT_SHARED(type, name)                                                                               \
     static const char name##_key = 0;                                                                        \
     type &name = *(type *)hvt_emu::shared(&name##_key, sizeof(type))
+
+/* Where all threads of a block take part, alike. */
+static inline float __shfl_xor_sync(unsigned, float x, int by)
+{
+    struct lanes {
+        float at[1024];
+    };
+    HVT_SHARED(lanes, s);
+    const unsigned me = threadIdx.y * blockDim.x + threadIdx.x;
+    float theirs;
+
+    s.at[me] = x;
+    __syncthreads();
+    theirs = s.at[me ^ (unsigned)by];
+    __syncthreads(); /* the next exchange writes there */
+    return theirs;
+}
 
 /* As CUDA's, atomics order nothing but themselves: what else a thread has written needs a fence. */
 static inline unsigned atomicInc(unsigned *at, unsigned most)

@@ -3,9 +3,11 @@
  */
 #include "device.h"
 
+#include "../../../cuda/general.cu"
 #include "../../../cuda/image.cu"
 #include "../../../cuda/loss.cu"
 #include "../../../cuda/norm.cu"
 #include "../../../cuda/optim.cu"
 #include "../../../cuda/pointwise.cu"
 #include "../../../cuda/pooling.cu"
+#include "../../../cuda/shape_norm.cu"

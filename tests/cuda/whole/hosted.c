@@ -6,221 +6,11 @@
  *
  * A program becomes hosted by being linked with this file and -Wl,--wrap=hvt_device_cuda: the registry then
  * finds the table below under the name "cuda". It runs on a GPU as on its double.
- *
- * Words: the *inner* device is the real one; a *span* is what one pointer of an op points to. Spans at one
- * host address are one span on the GPU, as long as the longest; contents that an op leaves alone come back as
- * they went.
  */
-#include "base_impl.h"
-#include "device_impl.h"
-
-#include <stdlib.h>
-#include <string.h>
+#include "hosted.h"
 
 extern const hvt_device_ops __real_hvt_device_cuda; /* the linker's names for --wrap */
 extern const hvt_device_ops __wrap_hvt_device_cuda;
-
-enum { SPANS = 160, ALIGN = 64, LINE = 16, GAP = 64, POISON = 0xff };
-
-typedef struct hosted {
-    hvt_device *inner;
-    char *host; /* what travels: the spans of one op, between gaps of poison */
-    void *dev;  /* as large, on the GPU */
-    size_t room;
-} hosted;
-
-static hvt_device *inner_of(const hvt_device *d)
-{
-    return ((const hosted *)d->state)->inner;
-}
-
-/* ---- spans -------------------------------------------------------------------------------------- */
-
-/* Rows of an image as the test has them and as the GPU takes them. */
-typedef struct turn {
-    size_t pixels, n, row; /* bytes of a row; pixels 0: both are alike */
-} turn;
-
-typedef struct span {
-    void *host;
-    size_t bytes, at; /* at: in the buffer that travels */
-    bool written;
-    turn turn;
-} span;
-
-typedef struct stage {
-    hosted *h;
-    span span[SPANS];
-    int count;
-    size_t bytes;
-    bool sloppy;       /* the op may write to what it reads */
-    hvt_status status; /* the first failure; the op is not run then */
-} stage;
-
-static stage begin(const hvt_device *d)
-{
-    return (stage){.h = d->state};
-}
-
-/* Note a span. It begins on the GPU as far from a multiple of 16 bytes as here. */
-static int note(stage *s, const void *host, size_t bytes, bool written, turn t)
-{
-    if (!host)
-        return -1;
-    for (int i = 0; i < s->count; i++)
-        if (s->span[i].host == host) {
-            if (bytes != s->span[i].bytes && s->status == HVT_OK)
-                s->status = HVT_FAIL(E_ARG, "one address with %zu and %zu bytes", s->span[i].bytes, bytes);
-            s->span[i].written = s->span[i].written || written;
-            return i;
-        }
-    if (s->count == SPANS) {
-        s->status = HVT_FAIL(E_ARG, "more than %d spans", (int)SPANS);
-        return -1;
-    }
-    s->bytes = (s->bytes + GAP + ALIGN - 1) / ALIGN * ALIGN;
-    s->span[s->count] = (span){(void *)host, bytes, s->bytes + (uintptr_t)host % LINE, written, t};
-    s->bytes = s->span[s->count].at + bytes;
-    return s->count++;
-}
-
-static int in(stage *s, const void *host, size_t bytes)
-{
-    return note(s, host, bytes, false, (turn){0});
-}
-
-static int out(stage *s, void *host, size_t bytes)
-{
-    return note(s, host, bytes, true, (turn){0});
-}
-
-static size_t turned(const turn *t, size_t i)
-{
-    return i % t->n * t->pixels + i / t->n; /* row [pixel, image] is row [image, pixel] there */
-}
-
-static void pack(const span *p, char *to)
-{
-    const char *from = p->host;
-
-    if (!p->turn.pixels)
-        memcpy(to, from, p->bytes);
-    for (size_t i = 0; i < p->turn.pixels * p->turn.n; i++)
-        memcpy(to + turned(&p->turn, i) * p->turn.row, from + i * p->turn.row, p->turn.row);
-}
-
-static void unpack(const span *p, const char *from)
-{
-    char *to = p->host;
-
-    if (!p->turn.pixels)
-        memcpy(to, from, p->bytes);
-    for (size_t i = 0; i < p->turn.pixels * p->turn.n; i++)
-        memcpy(to + i * p->turn.row, from + turned(&p->turn, i) * p->turn.row, p->turn.row);
-}
-
-static hvt_status make_room(hosted *h, size_t bytes)
-{
-    const hvt_device_ops *ops = h->inner->ops;
-
-    if (bytes <= h->room)
-        return HVT_OK;
-    ops->memory.release(h->inner, h->dev);
-    free(h->host);
-    h->dev = NULL;
-    h->room = 0;
-    h->host = malloc(bytes * 2);
-    HVT_CHECK(h->host, E_MEM, "no memory for %zu bytes of spans", bytes * 2);
-    HVT_TRY(ops->memory.alloc(h->inner, bytes * 2, &h->dev));
-    h->room = bytes * 2;
-    return HVT_OK;
-}
-
-/* Everything onto the GPU. */
-static bool go(stage *s)
-{
-    hosted *h = s->h;
-
-    s->bytes += GAP;
-    if (s->status == HVT_OK)
-        s->status = make_room(h, s->bytes);
-    if (s->status != HVT_OK)
-        return false;
-    memset(h->host, POISON, s->bytes);
-    for (int i = 0; i < s->count; i++)
-        pack(&s->span[i], h->host + s->span[i].at);
-    s->status = h->inner->ops->memory.upload(h->inner, h->dev, h->host, s->bytes);
-    return s->status == HVT_OK;
-}
-
-static void *dev(const stage *s, int i)
-{
-    return i < 0 ? NULL : (char *)s->h->dev + s->span[i].at;
-}
-
-/* Is what came back still what was sent, where the op had nothing to write? */
-static hvt_status check_rest(stage *s)
-{
-    const char *got = s->h->host;
-    size_t at = 0;
-
-    for (int i = 0; i <= s->count; i++) {
-        const span *p = &s->span[i];
-        size_t end = i < s->count ? p->at : s->bytes;
-
-        for (; at < end; at++)
-            HVT_CHECK((unsigned char)got[at] == POISON, E_DEVICE, "byte %zu behind span %d was written",
-                      at - (i ? s->span[i - 1].at + s->span[i - 1].bytes : 0), i - 1);
-        if (i == s->count)
-            break;
-        if (!p->written && !s->sloppy && !p->turn.pixels)
-            HVT_CHECK(!memcmp(got + p->at, p->host, p->bytes), E_DEVICE, "span %d, which is read, changed",
-                      i);
-        at = p->at + p->bytes;
-    }
-    return HVT_OK;
-}
-
-/* Wait and bring back what was written; `ran` is the op's own status. */
-static hvt_status end(stage *s, hvt_status ran)
-{
-    hvt_device *inner = s->h->inner;
-
-    if (s->status == HVT_OK)
-        s->status = ran;
-    if (s->status == HVT_OK)
-        s->status = inner->ops->memory.download(inner, s->h->host, s->h->dev, s->bytes);
-    if (s->status == HVT_OK)
-        s->status = check_rest(s);
-    for (int i = 0; i < s->count && s->status == HVT_OK; i++)
-        if (s->span[i].written)
-            unpack(&s->span[i], s->h->host + s->span[i].at);
-    return s->status;
-}
-
-#define RUN(s, call) end(&(s), go(&(s)) ? (call) : HVT_OK)
-
-/* A matrix of `rows`, which become one block on the GPU: images one after the other. */
-static int matrix(stage *s, const void *host, hvt_rows rows, size_t row, bool written)
-{
-    turn t = {0};
-
-    if (rows.blocks > 1)
-        t = (turn){(size_t)rows.blocks, (size_t)rows.block, row};
-    return note(s, host, (size_t)rows.blocks * (size_t)rows.block * row, written, t);
-}
-
-static hvt_rows one_block(hvt_rows r)
-{
-    return (hvt_rows){1, r.blocks * r.block, r.blocks * r.real};
-}
-
-/* Images [n,h,w,c] in `order`. */
-static int images(stage *s, const void *host, hvt_order order, hvt_dtype type, int n, int h, int w, int c,
-                  bool written)
-{
-    return matrix(s, host, hvt__rows(order, h * w, n, n), (size_t)c * hvt_dtype_size(type), written);
-}
 
 /* ---- life and memory ---------------------------------------------------------------------------- */
 
@@ -434,10 +224,9 @@ typedef struct pool {
 static int pooled(stage *s, const pool *o, const void *y, bool written)
 {
     const hvt_pooling_desc *d = &o->d;
-    int h = d->mean ? 1 : hvt__conv_out(d->h, d->size, d->stride, d->pad);
-    int w = d->mean ? 1 : hvt__conv_out(d->w, d->size, d->stride, d->pad);
+    const hvt_pooling *inner = (const hvt_pooling *)o->inner;
 
-    return images(s, y, d->order, d->type, d->n, h, w, d->c, written);
+    return images(s, y, d->order, d->type, d->n, inner->p, inner->q, d->c, written);
 }
 
 /* The place of each maximum, a byte each. */
@@ -500,8 +289,9 @@ static hvt_status pool_backward_hosted(hvt_op *op, int real, const void *saved, 
 
 /* ---- matrices ----------------------------------------------------------------------------------- */
 
-static hvt_status bn_forward(hvt_device *d, const hvt_bn_args *a, bool train)
+static hvt_status bn_forward(hvt_device *d, const hvt_bn_args *a, HVT__OP_TYPE(matrix.bn_train) * op)
 {
+    const bool train = op != __real_hvt_device_cuda.matrix.bn_infer;
     stage s = begin(d);
     size_t row = (size_t)a->c * hvt_dtype_size(a->type), one = (size_t)a->c * sizeof(float);
     int x = matrix(&s, a->x, a->rows, row, false), gamma = in(&s, a->gamma, one), beta = in(&s, a->beta, one),
@@ -520,23 +310,25 @@ static hvt_status bn_forward(hvt_device *d, const hvt_bn_args *a, bool train)
     b.residual = dev(&s, residual);
     b.y = dev(&s, y);
     b.moments = dev(&s, moments);
-    if (!ready)
-        return end(&s, HVT_OK);
-    return end(&s, train ? s.h->inner->ops->matrix.bn_train(s.h->inner, &b)
-                         : s.h->inner->ops->matrix.bn_infer(s.h->inner, &b));
+    return end(&s, ready ? op(s.h->inner, &b) : HVT_OK);
 }
 
 static hvt_status bn_train_hosted(hvt_device *d, const hvt_bn_args *a)
 {
-    return bn_forward(d, a, true);
+    return bn_forward(d, a, __real_hvt_device_cuda.matrix.bn_train);
 }
 
 static hvt_status bn_infer_hosted(hvt_device *d, const hvt_bn_args *a)
 {
-    return bn_forward(d, a, false);
+    return bn_forward(d, a, __real_hvt_device_cuda.matrix.bn_infer);
 }
 
-static hvt_status bn_backward_hosted(hvt_device *d, const hvt_bn_grad_args *a)
+static hvt_status bn_moments_hosted(hvt_device *d, const hvt_bn_args *a)
+{
+    return bn_forward(d, a, __real_hvt_device_cuda.matrix.bn_moments);
+}
+
+static hvt_status bn_gradient(hvt_device *d, const hvt_bn_grad_args *a, HVT__OP_TYPE(matrix.bn_backward) * op)
 {
     stage s = begin(d);
     size_t row = (size_t)a->c * hvt_dtype_size(a->type), one = (size_t)a->c * sizeof(float);
@@ -544,7 +336,9 @@ static hvt_status bn_backward_hosted(hvt_device *d, const hvt_bn_grad_args *a)
         dy = matrix(&s, a->dy, a->rows, row, false), gamma = in(&s, a->gamma, one),
         mean = in(&s, a->mean, one), rstd = in(&s, a->rstd, one), beta = in(&s, a->beta, one),
         dx = matrix(&s, a->dx, a->rows, row, true), dresidual = matrix(&s, a->dresidual, a->rows, row, true),
-        dgamma = out(&s, a->dgamma, one), dbeta = out(&s, a->dbeta, one);
+        dgamma = out(&s, a->dgamma, one), dbeta = out(&s, a->dbeta, one),
+        dz = a->map ? matrix(&s, a->dz, a->rows, row, true) : -1, share = in(&s, a->share, one),
+        slope = in(&s, a->slope, one);
     bool ready = go(&s);
     hvt_bn_grad_args b = *a;
 
@@ -560,7 +354,25 @@ static hvt_status bn_backward_hosted(hvt_device *d, const hvt_bn_grad_args *a)
     b.dresidual = dev(&s, dresidual);
     b.dgamma = dev(&s, dgamma);
     b.dbeta = dev(&s, dbeta);
-    return end(&s, ready ? s.h->inner->ops->matrix.bn_backward(s.h->inner, &b) : HVT_OK);
+    b.dz = dev(&s, dz);
+    b.share = dev(&s, share);
+    b.slope = dev(&s, slope);
+    return end(&s, ready ? op(s.h->inner, &b) : HVT_OK);
+}
+
+static hvt_status bn_backward_hosted(hvt_device *d, const hvt_bn_grad_args *a)
+{
+    return bn_gradient(d, a, __real_hvt_device_cuda.matrix.bn_backward);
+}
+
+static hvt_status bn_sums_hosted(hvt_device *d, const hvt_bn_grad_args *a)
+{
+    return bn_gradient(d, a, __real_hvt_device_cuda.matrix.bn_sums);
+}
+
+static hvt_status bn_dx_hosted(hvt_device *d, const hvt_bn_grad_args *a)
+{
+    return bn_gradient(d, a, __real_hvt_device_cuda.matrix.bn_dx);
 }
 
 static hvt_status bn_update_hosted(hvt_device *d, const hvt_bn_update_args *a)
@@ -830,53 +642,57 @@ static hvt_status augment_hosted(hvt_device *d, const hvt_augment_args *a)
     return end(&s, ready ? s.h->inner->ops->augment(s.h->inner, &b) : HVT_OK);
 }
 
-const hvt_device_ops __wrap_hvt_device_cuda = {
-    .name = "cuda",
-    .open = open_hosted,
-    .close = close_hosted,
-    .channels = channels_hosted,
-    .describe = describe_hosted,
-    .host = true,
-    .memory.alloc = alloc_hosted,
-    .memory.release = release_hosted,
-    .memory.alloc_host = alloc_hosted,
-    .memory.release_host = release_hosted,
-    .memory.upload = move_hosted,
-    .memory.download = move_hosted,
-    .memory.put = move_hosted,
-    .queue.mark = mark_hosted,
-    .queue.await = await_hosted,
-    .queue.sync = sync_hosted,
-    .conv.plan = conv_plan_hosted,
-    .conv.permute = conv_permute_hosted,
-    .conv.forward = conv_forward_hosted,
-    .conv.backward_x = conv_backward_x_hosted,
-    .conv.backward_w = conv_backward_w_hosted,
-    .pooling.plan = pool_plan_hosted,
-    .pooling.forward = pool_forward_hosted,
-    .pooling.backward = pool_backward_hosted,
-    .matrix.bn_train = bn_train_hosted,
-    .matrix.bn_infer = bn_infer_hosted,
-    .matrix.bn_backward = bn_backward_hosted,
-    .matrix.bn_update = bn_update_hosted,
-    .matrix.bias_forward = bias_forward_hosted,
-    .matrix.bias_backward = bias_backward_hosted,
-    .matrix.subsample_forward = subsample_forward_hosted,
-    .matrix.subsample_backward = subsample_backward_hosted,
-    .matrix.xent = xent_hosted,
-    .matrix.mse = mse_hosted,
-    .vector.relu_forward = relu_forward_hosted,
-    .vector.relu_backward = relu_backward_hosted,
-    .vector.add = add_hosted,
-    .memory.copy = move_hosted,
-    .memory.zero = zero_hosted,
-    .vector.cast = cast_hosted,
-    .vector.reduce = reduce_hosted,
-    .host_only.reduce_all = reduce_all_hosted,
-    .vector.sgd = sgd_hosted,
-    .vector.adam = adam_hosted,
-    .vector.ema = ema_hosted,
-    .step.check = check_hosted,
-    .step.decide = decide_hosted,
-    .augment = augment_hosted,
-};
+#define ENTRY(entry, op) .entry = hvt__##op##_hosted,
+
+const hvt_device_ops __wrap_hvt_device_cuda = {.name = "cuda",
+                                               .open = open_hosted,
+                                               .close = close_hosted,
+                                               .channels = channels_hosted,
+                                               .describe = describe_hosted,
+                                               .host = true,
+                                               .memory.alloc = alloc_hosted,
+                                               .memory.release = release_hosted,
+                                               .memory.alloc_host = alloc_hosted,
+                                               .memory.release_host = release_hosted,
+                                               .memory.upload = move_hosted,
+                                               .memory.download = move_hosted,
+                                               .memory.put = move_hosted,
+                                               .queue.mark = mark_hosted,
+                                               .queue.await = await_hosted,
+                                               .queue.sync = sync_hosted,
+                                               .conv.plan = conv_plan_hosted,
+                                               .conv.permute = conv_permute_hosted,
+                                               .conv.forward = conv_forward_hosted,
+                                               .conv.backward_x = conv_backward_x_hosted,
+                                               .conv.backward_w = conv_backward_w_hosted,
+                                               .pooling.plan = pool_plan_hosted,
+                                               .pooling.forward = pool_forward_hosted,
+                                               .pooling.backward = pool_backward_hosted,
+                                               .matrix.bn_train = bn_train_hosted,
+                                               .matrix.bn_infer = bn_infer_hosted,
+                                               .matrix.bn_backward = bn_backward_hosted,
+                                               .matrix.bn_update = bn_update_hosted,
+                                               .matrix.bn_moments = bn_moments_hosted,
+                                               .matrix.bn_sums = bn_sums_hosted,
+                                               .matrix.bn_dx = bn_dx_hosted,
+                                               .matrix.bias_forward = bias_forward_hosted,
+                                               .matrix.bias_backward = bias_backward_hosted,
+                                               .matrix.subsample_forward = subsample_forward_hosted,
+                                               .matrix.subsample_backward = subsample_backward_hosted,
+                                               .matrix.xent = xent_hosted,
+                                               .matrix.mse = mse_hosted,
+                                               .vector.relu_forward = relu_forward_hosted,
+                                               .vector.relu_backward = relu_backward_hosted,
+                                               .vector.add = add_hosted,
+                                               .memory.copy = move_hosted,
+                                               .memory.zero = zero_hosted,
+                                               .vector.cast = cast_hosted,
+                                               .vector.reduce = reduce_hosted,
+                                               .host_only.reduce_all = reduce_all_hosted,
+                                               .vector.sgd = sgd_hosted,
+                                               .vector.adam = adam_hosted,
+                                               .vector.ema = ema_hosted,
+                                               .step.check = check_hosted,
+                                               .step.decide = decide_hosted,
+                                               .augment = augment_hosted,
+                                               HVT__GENERAL_OPS(ENTRY)};

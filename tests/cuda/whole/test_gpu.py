@@ -21,6 +21,7 @@ import unittest
 from pathlib import Path
 
 HVTRAIN, MPIRUN, CLASSES = sys.argv[1], sys.argv[2], sys.argv[3:]
+PT2_NETS = str(Path(__file__).resolve().parents[2] / "train/pt2_nets.py")
 NET = ["--model", "resnet20", "--data", "synth", "--samples", "24", "--steps", "3", "--print-freq", "1",
        "--eval-freq", "0", "--lr", "0.02", "--quiet", "on"]
 NET += ["--size", "16"] if Path(HVTRAIN).name == "hvtrain-double" else []  # every thread there is a fiber
@@ -40,6 +41,21 @@ def run(args, ranks=0):
         if done.returncode:
             raise AssertionError(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr[-2000:]}")
         return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def without(args, *options):
+    """The arguments but these options and their values."""
+    at = [i for i, a in enumerate(args) if a in options]
+    return [a for i, a in enumerate(args) if i not in at and i - 1 not in at]
+
+
+def python_with_torch():
+    """A Python that has PyTorch; None: there is none."""
+    for python in ("venv/bin/python3", sys.executable):
+        if Path(python).exists() and not subprocess.run([python, "-c", "import torch, safetensors, numpy"],
+                                         capture_output=True).returncode:
+            return python
+    return None
 
 
 def losses(records):
@@ -91,6 +107,28 @@ class Gpu(Case):
         ref, got = run(NET + batch + ["--device", "ref"]), run(NET + batch + CUDA)
         self.near(losses(got)[:1], losses(ref)[:1], 1e-5)
         self.near(losses(got), losses(ref), 1e-3)
+
+    def test_layers_of_ones_own_equal_ref_s(self):
+        """relu6, dropout and depthwise convolutions; and, of a file, layer and group norm and many more."""
+        # of few images in many norms: roundings grow from step to step, between ref and cpu, too
+        nets = [(["--model", "mobilenet_v2", "--size", "32", "--batch", "8", "--steps", "2", "--lr", "1e-4"], 1e-4, 1e-2)]
+        python = python_with_torch()
+        with tempfile.TemporaryDirectory() as folder:
+            if python:
+                subprocess.run([python, PT2_NETS, "export", folder], check=True, capture_output=True, timeout=300)
+                nets.append((["--model", f"{folder}/branches.pt2", "--data", "npy", "--data-dir", folder, "--batch", "4"],
+                             1e-5, 1e-3))
+            for net, first, all_of_them in nets:
+                with self.subTest(net[1]):
+                    args = without(NET, "--size", "--samples" if "npy" in net else "") + net
+                    ref, got = run(args + ["--device", "ref"]), run(args + CUDA)
+                    self.near(losses(got)[:1], losses(ref)[:1], first)
+                    self.near(losses(got), losses(ref), all_of_them)
+
+    def test_dropout_is_not_captured(self):
+        done = subprocess.run([HVTRAIN, *NET, "--batch", "8", "--model", "mobilenet_v2", *CUDA, "--graph", "on"], capture_output=True,
+                              text=True)
+        self.assertIn("--graph on: the host brings what dropout draws from", done.stderr)
 
     def test_a_run_is_repeated_bit_for_bit(self):
         first, again = (run(NET + ["--batch", "8"] + CUDA) for _ in range(2))

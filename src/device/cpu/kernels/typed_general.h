@@ -12,23 +12,6 @@ INLINE F other(const hvt_operand *b, size_t i, hvt_operand_kind kind, int lanes)
                                         : f_splat(b->x);
 }
 
-INLINE F combine(hvt_binary op, bool swapped, F a, F b)
-{
-    const F u = swapped ? b : a, v = swapped ? a : b;
-
-    return op == HVT_ADD ? u + v : op == HVT_SUB ? u - v : op == HVT_MUL ? u * v : u / v;
-}
-
-/* dy times the derivative of the operation after u; `first`: u is its first operand */
-INLINE F pulled(hvt_binary op, bool first, F dy, F u, F v)
-{
-    return op == HVT_ADD   ? dy
-           : op == HVT_SUB ? (first ? dy : -dy)
-           : op == HVT_MUL ? dy * v
-           : first         ? dy / v
-                           : -dy * v / (u * u);
-}
-
 INLINE void value_span(hvt_binary op, bool swapped, size_t n, const void *a, const hvt_operand *b,
                        hvt_operand_kind kind, void *y)
 {

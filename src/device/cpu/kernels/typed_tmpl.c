@@ -12,6 +12,7 @@
 #include "vec.h"
 
 #include "device/formula.h"
+#include "device/functions.h"
 
 #include <math.h>
 

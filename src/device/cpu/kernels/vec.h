@@ -45,6 +45,16 @@ INLINE F f_zero(void)
     return f_splat(0);
 }
 
+INLINE U f_bits(F x)
+{
+    return (U)x;
+}
+
+INLINE F f_from_bits(U x)
+{
+    return (F)x;
+}
+
 /* mask: all bits of a lane set or none, as comparisons give it */
 INLINE F f_select(I mask, F yes, F no)
 {
@@ -60,18 +70,6 @@ INLINE I i_splat(int x)
 {
     return (I){0} + x;
 }
-
-#ifndef f_clamp
-INLINE F f_clamp(F x, F low, F high) /* a NaN stays one */
-{
-    return f_select((I)(x < low), low, f_select((I)(x > high), high, x));
-}
-
-INLINE F f_keep_within(F y, F low, F high, F d) /* d where low < y < high, and where y is a NaN; else 0 */
-{
-    return f_select((I)((y <= low) | (y >= high)), f_zero(), d);
-}
-#endif
 
 #ifndef f_sqrt
 INLINE F f_sqrt(F x)

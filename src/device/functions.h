@@ -1,0 +1,201 @@
+/*
+ * functions.h - the functions of HVT__MAPS, each with its gradient, and binary operations with theirs,
+ * defined once. Functions are within a few units in the last place of what ref computes in double.
+ *
+ * A source for one type, as formula.h is: the including file (cpu/kernels/typed_tmpl.c, cuda/maps.h)
+ * defines, beside F, I, U, f_fma, f_relu and f_keep,
+ *
+ *     INLINE                   what precedes every function
+ *     f_splat(x), f_zero()     a float, and 0, as an F
+ *     f_select(mask, yes, no)  yes where mask, what comparing two F gives, is true
+ *     f_bits(x) f_from_bits(u) the same bits as a U, and as an F
+ *     f_clamp f_keep_within    as macros, if it has better ones than those below
+ *
+ * Included by src/device and cuda/. Nothing else.
+ */
+#include "device_impl.h"
+
+/* ---- what they are made of ---- */
+
+/* e^x for x <= 0: 2^n * e^r, |r| <= ln2/2, e^r by its Taylor polynomial to r^7 (error below one unit in the
+ * last place). exp(0) is 1 exactly; below -87, where the result would be subnormal, it is 0; a NaN stays
+ * one. */
+INLINE F exp_below_one(F x)
+{
+    const float magic = 0x1.8p23f; /* adding it rounds to an integer and leaves that in the low bits */
+    F shifted = f_fma(x, f_splat(0x1.715476p0f), f_splat(magic)), n = shifted - magic;
+    F r = f_fma(n, f_splat(-0x1.62e4p-1f), x), p = f_splat(1.0f / 5040);
+
+    r = f_fma(n, f_splat(-0x1.7f7d1cp-20f), r);
+    p = f_fma(p, r, f_splat(1.0f / 720));
+    p = f_fma(p, r, f_splat(1.0f / 120));
+    p = f_fma(p, r, f_splat(1.0f / 24));
+    p = f_fma(p, r, f_splat(1.0f / 6));
+    p = f_fma(p, r, f_splat(0.5f));
+    p = f_fma(p, r, f_splat(1));
+    p = f_fma(p, r, f_splat(1));
+    p = f_from_bits(f_bits(p) + ((f_bits(shifted) - f_bits(f_splat(magic))) << 23));
+    p = f_select((I)(x < -87), f_zero(), p);
+    return f_select((I)(x != x), x, p);
+}
+
+INLINE F f_abs(F x)
+{
+    return f_from_bits(f_bits(x) & 0x7fffffff);
+}
+
+#ifndef f_clamp
+INLINE F f_clamp(F x, F low, F high) /* a NaN stays one */
+{
+    return f_select((I)(x < low), low, f_select((I)(x > high), high, x));
+}
+
+INLINE F f_keep_within(F y, F low, F high, F d) /* d where low < y < high, and where y is a NaN; else 0 */
+{
+    return f_select((I)((y <= low) | (y >= high)), f_zero(), d);
+}
+#endif
+
+INLINE F sigmoid(F x)
+{
+    const F e = exp_below_one(-f_abs(x)), r = 1 / (1 + e);
+
+    return f_select((I)(x >= 0), r, e * r);
+}
+
+/* Cephes' tanhf: a polynomial where 1 - e^-2x would cancel. */
+INLINE F hyperbolic(F x)
+{
+    const F size = f_abs(x), e = exp_below_one(-2 * size), z = x * x;
+    F p = f_splat(-5.70498872745e-3f);
+
+    p = f_fma(p, z, f_splat(2.06390887954e-2f));
+    p = f_fma(p, z, f_splat(-5.37397155531e-2f));
+    p = f_fma(p, z, f_splat(1.33314422036e-1f));
+    p = f_fma(p, z, f_splat(-3.33332819422e-1f));
+    p = f_fma(p * z, x, x);
+    return f_select((I)(size < 0.625f), p,
+                    f_from_bits(f_bits((1 - e) / (1 + e)) | (f_bits(x) & 0x80000000u)));
+}
+
+/* e^x - 1 for x <= 0: 2t / (1 - t) with t = tanh(x/2) */
+INLINE F expm1_below_zero(F x)
+{
+    const F t = hyperbolic(0.5f * x);
+
+    return 2 * t / (1 - t);
+}
+
+/* log(1 + u) for u from 0 to 1: Cephes' logf of w = 1 + u, times u / (w - 1), which w's rounding changed. */
+INLINE F log1p_unit(F u)
+{
+    const F w = 1 + u, off = w - 1;
+    const I large = (I)(w > 1.41421356f);
+    const F f = f_select(large, 0.5f * w, w) - 1, z = f * f;
+    F p = f_splat(7.0376836292e-2f);
+
+    p = f_fma(p, f, f_splat(-1.1514610310e-1f));
+    p = f_fma(p, f, f_splat(1.1676998740e-1f));
+    p = f_fma(p, f, f_splat(-1.2420140846e-1f));
+    p = f_fma(p, f, f_splat(1.4249322787e-1f));
+    p = f_fma(p, f, f_splat(-1.6668057665e-1f));
+    p = f_fma(p, f, f_splat(2.0000714765e-1f));
+    p = f_fma(p, f, f_splat(-2.4999993993e-1f));
+    p = f_fma(p, f, f_splat(3.3333331174e-1f));
+    p = f_fma(p * z, f, -0.5f * z) + f;
+    p = p + f_select(large, f_splat(0.693147181f), f_zero());
+    return f_select((I)(off == 0), u, p * (u / off));
+}
+
+/* e^(-x^2/2), the density of the normal distribution times sqrt(2 pi) */
+INLINE F bell(F x)
+{
+    return exp_below_one(-0.5f * x * x);
+}
+
+/* The cumulative normal distribution: erfc(z) = t * Q(t) * e^(-z^2) with t = 1 / (1 + z/2), and for Q a
+ * polynomial that minimises the relative error, 4e-8. The power is bell()'s, which gelu's slope has need of,
+ * too. */
+INLINE F cumulative(F x)
+{
+    const float k[] = {-0.058890913f, 0.28370258f, -0.48538491f, 0.2759794f, -0.025178442f,
+                       0.20207012f,   0.24326095f, 0.28235349f,  0.28208768f};
+    const F t = 1 / f_fma(f_abs(x), f_splat(0.353553391f), f_splat(1));
+    F p = f_splat(k[0]), half;
+
+    for (int i = 1; i < 9; i++)
+        p = f_fma(p, t, f_splat(k[i]));
+    half = 0.5f * t * p * bell(x);
+    return f_select((I)(x >= 0), 1 - half, half);
+}
+
+/* gelu_tanh is x * sigmoid(2 * this), which does not cancel; its derivative */
+INLINE F gelu_inner(F x)
+{
+    return 0.797884561f * f_fma(0.044715f * x * x, x, x);
+}
+
+INLINE F gelu_inner_slope(F x)
+{
+    return 0.797884561f * f_fma(3 * 0.044715f * x, x, f_splat(1));
+}
+
+/* ---- the functions ---- */
+
+#define FUNCTION(name, value, gradient)                                                                      \
+    INLINE F name##_value(F x, F a, F b)                                                                     \
+    {                                                                                                        \
+        (void)a, (void)b;                                                                                    \
+        return value;                                                                                        \
+    }                                                                                                        \
+    INLINE F name##_gradient(F x, F a, F b, F dy)                                                            \
+    {                                                                                                        \
+        (void)x, (void)a, (void)b;                                                                           \
+        return gradient;                                                                                     \
+    }
+
+/* In gradients that HVT__MAPS computes from y, x is y. What a constant piece takes from dy is 0, also if dy
+ * is not finite. */
+#define CHOOSE(condition, yes, no) f_select((I)(condition), yes, no)
+FUNCTION(relu, f_relu(x), f_keep(x, dy))
+FUNCTION(hardtanh, f_clamp(x, a, b), f_keep_within(x, a, b, dy))
+FUNCTION(leaky_relu, CHOOSE(x > 0, x, a *x), CHOOSE(x > 0, dy, a *dy))
+FUNCTION(elu, CHOOSE(x > 0, x, a *expm1_below_zero(CHOOSE(x > 0, f_zero(), x))),
+         CHOOSE(x > 0, dy, dy *(x + a)))
+FUNCTION(sigmoid, sigmoid(x), dy *(x *(1 - x)))
+FUNCTION(hardsigmoid, f_clamp(x + 3, f_zero(), f_splat(6)) * (1.0f / 6),
+         CHOOSE((x > -3) & (x < 3), dy *(1.0f / 6), f_zero()))
+FUNCTION(hardswish, x *f_clamp(x + 3, f_zero(), f_splat(6)) * (1.0f / 6),
+         CHOOSE(x <= -3, f_zero(), CHOOSE(x < 3, dy *f_fma(x, f_splat(1.0f / 3), f_splat(0.5f)), dy)))
+FUNCTION(silu, x *sigmoid(x), dy *(sigmoid(x) * f_fma(x, 1 - sigmoid(x), f_splat(1))))
+FUNCTION(gelu, x *cumulative(x), dy *f_fma(x, 0.398942280f * bell(x), cumulative(x)))
+FUNCTION(gelu_tanh, x *sigmoid(2 * gelu_inner(x)),
+         dy *f_fma(2 * x * sigmoid(2 * gelu_inner(x)) * (1 - sigmoid(2 * gelu_inner(x))), gelu_inner_slope(x),
+                   sigmoid(2 * gelu_inner(x))))
+FUNCTION(tanh, hyperbolic(x), dy *f_fma(-x, x, f_splat(1)))
+FUNCTION(softplus,
+         CHOOSE(a *x > b, x, (CHOOSE(x > 0, a *x, f_zero()) + log1p_unit(exp_below_one(-f_abs(a * x)))) / a),
+         CHOOSE(a *x > b, dy, dy *sigmoid(a *x)))
+FUNCTION(affine, f_fma(a, x, b), dy *a)
+#undef CHOOSE
+#undef FUNCTION
+
+/* ---- binary operations ---- */
+
+/* a op b, or b op a */
+INLINE F combine(hvt_binary op, bool swapped, F a, F b)
+{
+    const F u = swapped ? b : a, v = swapped ? a : b;
+
+    return op == HVT_ADD ? u + v : op == HVT_SUB ? u - v : op == HVT_MUL ? u * v : u / v;
+}
+
+/* dy times the derivative of the operation after u; `first`: u is its first operand */
+INLINE F pulled(hvt_binary op, bool first, F dy, F u, F v)
+{
+    return op == HVT_ADD   ? dy
+           : op == HVT_SUB ? (first ? dy : -dy)
+           : op == HVT_MUL ? dy * v
+           : first         ? dy / v
+                           : -dy * v / (u * u);
+}

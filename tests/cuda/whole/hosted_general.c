@@ -1,0 +1,169 @@
+/*
+ * The hosted device's ops for layers of one's own, see hosted.c.
+ */
+#include "hosted.h"
+
+hvt_status hvt__map_forward_hosted(hvt_device *d, size_t n, hvt_dtype t, const hvt_map *f, const void *x,
+                                   void *y)
+{
+    stage s = begin(d);
+    size_t all = n * hvt_dtype_size(t);
+    int ax = in(&s, x, all), ay = out(&s, y, all);
+
+    return RUN(s, s.h->inner->ops->general.map_forward(s.h->inner, n, t, f, dev(&s, ax), dev(&s, ay)));
+}
+
+hvt_status hvt__map_backward_hosted(hvt_device *d, size_t n, hvt_dtype t, const hvt_map *f, const void *saved,
+                                    const void *dy, void *dx, bool add)
+{
+    stage s = begin(d);
+    size_t all = n * hvt_dtype_size(t);
+    int kept = in(&s, saved, all), ag = in(&s, dy, all), ax = out(&s, dx, all);
+
+    return RUN(s, s.h->inner->ops->general.map_backward(s.h->inner, n, t, f, dev(&s, kept), dev(&s, ag),
+                                                        dev(&s, ax), add));
+}
+
+/* b or its gradient */
+static int operand(stage *s, const hvt_binary_args *a, const void *b, bool written)
+{
+    const size_t one = hvt_dtype_size(a->across < HVT_PER_CHANNEL ? a->type : HVT_F32);
+
+    switch (a->across) {
+    case HVT_SAME:
+        return matrix(s, b, hvt__rows(a->order, a->pixels, a->n, a->n), (size_t)a->c * one, written);
+    case HVT_PER_PIXEL:
+        return matrix(s, b, hvt__rows(a->order, a->pixels, a->n, a->n), one, written);
+    case HVT_PER_IMAGE:
+        return note(s, b, (size_t)a->n * (size_t)a->c * one, written, (turn){0});
+    case HVT_PER_CHANNEL:
+        return note(s, b, (size_t)a->c * one, written, (turn){0});
+    case HVT_ONE_NUMBER:
+        break;
+    }
+    return note(s, b, one, written, (turn){0});
+}
+
+static hvt_status binary(hvt_device *d, const hvt_binary_args *a, bool forward)
+{
+    stage s = begin(d);
+    const hvt_rows rows = hvt__rows(a->order, a->pixels, a->n, a->n);
+    const size_t row = (size_t)a->c * hvt_dtype_size(a->type);
+    int aa = matrix(&s, a->a, rows, row, false), b = operand(&s, a, a->b, false),
+        y = forward ? matrix(&s, a->y, rows, row, true) : -1,
+        dy = forward ? -1 : matrix(&s, a->dy, rows, row, false),
+        da = forward ? -1 : matrix(&s, a->da, rows, row, true),
+        db = forward ? -1 : operand(&s, a, a->db, true);
+    bool ready = go(&s);
+    hvt_binary_args k = *a;
+
+    k.order = HVT_ORDER_NHW;
+    k.a = dev(&s, aa);
+    k.b = dev(&s, b);
+    k.y = dev(&s, y);
+    k.dy = dev(&s, dy);
+    k.da = dev(&s, da);
+    k.db = dev(&s, db);
+    if (!ready)
+        return end(&s, HVT_OK);
+    return end(&s, forward ? s.h->inner->ops->general.binary_forward(s.h->inner, &k)
+                           : s.h->inner->ops->general.binary_backward(s.h->inner, &k));
+}
+
+hvt_status hvt__binary_forward_hosted(hvt_device *d, const hvt_binary_args *a)
+{
+    return binary(d, a, true);
+}
+
+hvt_status hvt__binary_backward_hosted(hvt_device *d, const hvt_binary_args *a)
+{
+    return binary(d, a, false);
+}
+
+hvt_status hvt__move_hosted(hvt_device *d, const hvt_move_args *a)
+{
+    stage s = begin(d);
+    int from = images(&s, a->from, a->order, a->type, a->n, a->src.h, a->src.w, a->src.c, false),
+        to = images(&s, a->to, a->order, a->type, a->n, a->dst.h, a->dst.w, a->dst.c, true);
+    bool ready = go(&s);
+    hvt_move_args k = *a;
+
+    k.order = HVT_ORDER_NHW;
+    k.from = dev(&s, from);
+    k.to = dev(&s, to);
+    return end(&s, ready ? s.h->inner->ops->general.move(s.h->inner, &k) : HVT_OK);
+}
+
+hvt_status hvt__shuffle_hosted(hvt_device *d, size_t rows, hvt_dtype t, int c, int groups, const void *x,
+                               void *y, bool add)
+{
+    stage s = begin(d);
+    size_t all = rows * (size_t)c * hvt_dtype_size(t);
+    int ax = in(&s, x, all), ay = out(&s, y, all);
+
+    return RUN(
+        s, s.h->inner->ops->general.shuffle(s.h->inner, rows, t, c, groups, dev(&s, ax), dev(&s, ay), add));
+}
+
+static hvt_status norm(hvt_device *d, const hvt_norm_args *a, bool forward)
+{
+    stage s = begin(d);
+    const hvt_rows rows = hvt__rows(a->order, a->pixels, a->n, a->n);
+    const size_t row = (size_t)a->c * hvt_dtype_size(a->type), group = (size_t)a->groups * sizeof(float),
+                 params = (size_t)(a->per_element ? a->pixels : 1) * (size_t)a->c * sizeof(float);
+    int x = matrix(&s, a->x, rows, row, false), gamma = in(&s, a->gamma, params),
+        beta = in(&s, a->beta, params),
+        mean = a->per_pixel ? matrix(&s, a->mean, rows, group, forward)
+                            : note(&s, a->mean, (size_t)a->n * group, forward, (turn){0}),
+        rstd = a->per_pixel ? matrix(&s, a->rstd, rows, group, forward)
+                            : note(&s, a->rstd, (size_t)a->n * group, forward, (turn){0}),
+        y = forward ? matrix(&s, a->y, rows, row, true) : -1,
+        dy = forward ? -1 : matrix(&s, a->dy, rows, row, false),
+        dx = forward ? -1 : matrix(&s, a->dx, rows, row, true),
+        dgamma = forward ? -1 : out(&s, a->dgamma, params), dbeta = forward ? -1 : out(&s, a->dbeta, params);
+    bool ready = go(&s);
+    hvt_norm_args k = *a;
+
+    k.order = HVT_ORDER_NHW;
+    k.x = dev(&s, x);
+    k.gamma = dev(&s, gamma);
+    k.beta = dev(&s, beta);
+    k.mean = dev(&s, mean);
+    k.rstd = dev(&s, rstd);
+    k.y = dev(&s, y);
+    k.dy = dev(&s, dy);
+    k.dx = dev(&s, dx);
+    k.dgamma = dev(&s, dgamma);
+    k.dbeta = dev(&s, dbeta);
+    if (!ready)
+        return end(&s, HVT_OK);
+    return end(&s, forward ? s.h->inner->ops->general.norm_forward(s.h->inner, &k)
+                           : s.h->inner->ops->general.norm_backward(s.h->inner, &k));
+}
+
+hvt_status hvt__norm_forward_hosted(hvt_device *d, const hvt_norm_args *a)
+{
+    return norm(d, a, true);
+}
+
+hvt_status hvt__norm_backward_hosted(hvt_device *d, const hvt_norm_args *a)
+{
+    return norm(d, a, false);
+}
+
+hvt_status hvt__dropout_hosted(hvt_device *d, const hvt_dropout_args *a)
+{
+    stage s = begin(d);
+    const hvt_rows rows = hvt__rows(a->order, a->pixels, a->n, a->n);
+    const size_t row = (size_t)a->c * hvt_dtype_size(a->type);
+    int x = matrix(&s, a->x, rows, row, false), y = matrix(&s, a->y, rows, row, true),
+        keys = in(&s, a->keys, (size_t)a->n * sizeof *a->keys);
+    bool ready = go(&s);
+    hvt_dropout_args k = *a;
+
+    k.order = HVT_ORDER_NHW;
+    k.x = dev(&s, x);
+    k.y = dev(&s, y);
+    k.keys = dev(&s, keys);
+    return end(&s, ready ? s.h->inner->ops->general.dropout(s.h->inner, &k) : HVT_OK);
+}
