@@ -41,7 +41,7 @@ TABLE = HERE / "kernels.tsv"
 COMPILED = "arch file kernel registers stack spill_stores spill_loads shared".split()  # what ptxas says
 DISASSEMBLED = ["loads", "stores", "share"]
 FIELDS = COMPILED + "loads stores threads occupancy launches mb share".split()
-FILES = "general image loss norm optim pointwise pooling shape_norm".split()
+FILES = "binary general image loss norm optim pointwise pooling shape_norm".split()
 BATCH, TYPES = 256, ("f32", "f16", "bf16")
 
 # A multiprocessor's threads, blocks and KiB of shared memory, and what of it each block costs beside its own:

@@ -3,6 +3,7 @@
  */
 #include "device.h"
 
+#include "../../../cuda/binary.cu"
 #include "../../../cuda/general.cu"
 #include "../../../cuda/image.cu"
 #include "../../../cuda/loss.cu"
