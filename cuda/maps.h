@@ -78,8 +78,8 @@ template <class T, int N> HVT_FN void map_slopes_at(const hvt_map &f, const floa
 #define SLOPES_AT(constant, name, from_x)                                                                    \
     case HVT_##constant:                                                                                     \
         for (int i = 0; i < N; i++)                                                                          \
-            dy[i] = name##_gradient(from_x ? x[i] : rounded<T>(name##_value(x[i], f.a, f.b)), f.a, f.b,      \
-                                    dy[i]);                                                                  \
+            dy[i] =                                                                                          \
+                name##_gradient(from_x ? x[i] : rounded<T>(name##_value(x[i], f.a, f.b)), f.a, f.b, dy[i]);  \
         break;
         HVT__MAPS(SLOPES_AT)
 #undef SLOPES_AT
