@@ -461,6 +461,9 @@ TEST(a_device_that_does_not_compute_a_layer_says_so)
 
 int main(void)
 {
+#ifdef HVT_HOSTED
+    check_gpu(hvt_device_count("cuda"));
+#endif
     RUN(losses_and_gradients_are_pytorchs);
     RUN(every_way_gives_the_same_gradients);
     RUN(nothing_of_theirs_is_read_after_its_lifetime);
