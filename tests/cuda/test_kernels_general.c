@@ -226,7 +226,7 @@ TEST(dropout_equals_ref_bit_for_bit)
                               .pixels = o.k.pixels,
                               .c = o.k.c,
                               .what = (hvt_drop)(k % 3),
-                              .least = between(-0x40000000, 0x40000000),
+                              .least = between(-0x3fffffff, 0x3fffffff),
                               .scale = 1.25f,
                               .salt = draw(),
                               .add = between(0, 1)};
