@@ -701,6 +701,7 @@ static const hvt_conv_desc large[] = {
 static const int large_depthwise[][7] = {{144, 1, 17, 18, 3, 1, 33},
                                          {70, 2, 15, 14, 5, 2, 40},
                                          {40, 1, 56, 55, 3, 2, 3},
+                                         {40, 1, 12, 50, 2, 11, 5},
                                          {300, 1, 13, 13, 7, 1, 64}};
 
 TEST(large_depthwise_shapes_equal_the_loop_in_double)

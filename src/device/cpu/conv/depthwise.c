@@ -343,6 +343,7 @@ static hvt_depthwise targets_of(const pass *g, int down, int across, int image, 
     const axis_run *row = &g->h->run[down], *col = &g->w->run[across];
     const int left = g->all - image, channels = op->x_row - channel;
     const int rows = row[1].entry - row->entry, cols = col[1].entry - col->entry;
+    const int stride = g->back ? 1 : op->stride_w; /* as wide as the filter, targets share no column */
     const bool ahead =
         op->hwn && rows && cols &&
         hvt_dtype_size(op->type) * (size_t)op->n * (size_t)op->h * (size_t)op->w * (size_t)op->x_row >=
@@ -359,8 +360,9 @@ static hvt_depthwise targets_of(const pass *g, int down, int across, int image, 
                            .col = g->w->e + col->entry,
                            .panel = (long)op->taps * CONV_PANEL,
                            .shift = op->dilation_w > 1 ? 0
-                                    : g->back          ? 1
-                                                       : op->stride_w,
+                                    : cols == 1        ? 1
+                                    : stride < cols    ? stride
+                                                       : 0,
                            .from_step = g->w->shift,
                            .to_step = g->t_pixel * g->w->step,
                            .from_image = g->s_image,
