@@ -11,9 +11,11 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
+#define UNROLL    _Pragma("clang loop unroll(full)")
+#define NO_UNROLL _Pragma("clang loop unroll(disable)")
 #else
-#define UNROLL _Pragma("GCC unroll 32")
+#define UNROLL    _Pragma("GCC unroll 32")
+#define NO_UNROLL _Pragma("GCC unroll 1")
 #endif
 
 /* Of the instruction set HVT_ISA that is compiled: the name of a table, and the header of its vectors. */
@@ -98,6 +100,8 @@ typedef struct hvt_tile {
      * two. */
     int own, shared;
     long b_next, c_next;
+    long ahead; /* gemm_nn: the next tile's rows, which the last entry prefetches, are so much further on;
+                   0: it prefetches nothing */
     hvt_prefetch prefetch; /* gemm_tn */
     bool c_bf16;           /* C is bf16, c_row counts bf16 elements; gemm_nn of kernels with stores_bf16 */
 } hvt_tile;

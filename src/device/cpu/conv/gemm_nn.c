@@ -79,8 +79,11 @@ static void prefetch_next(const hvt_tile *t, int entry, int high)
             __builtin_prefetch(a + k, 0, 2);
 }
 
-/* Part i of `parts` of the tiles of one run, for the columns from `column` on, at which `t` points. */
-static void run_tiles(const pass *g, const conv_run *run, hvt_tile *t, int column, int i, int parts)
+/* Part i of `parts` of the tiles of one run, for the columns from `column` on, at which `t` points. fresh: no
+ * other columns have read its source, which is then prefetched line by line during the tile before, if its
+ * rows are not narrow. (144 -> 24, 1x1 at 56x56, 16 images on Zen 4: 48 GF/s without, 80 with it.) */
+static void run_tiles(const pass *g, const conv_run *run, hvt_tile *t, int column, bool fresh, int i,
+                      int parts)
 {
     const conv_rows kind = g->list->rows;
     const hvt_conv_kernels *kern = g->op->kern;
@@ -97,6 +100,7 @@ static void run_tiles(const pass *g, const conv_run *run, hvt_tile *t, int colum
         t->high = high;
         kern->begin(high, t->depth);
     }
+    t->ahead = fresh && t->len > NARROW_ROW ? high * t->a_row : 0;
     for (int n = conv_part(tiles * repeats, i, parts), end = conv_part(tiles * repeats, i + 1, parts);
          n < end; n++) {
         int image = n / tiles, row = (n % tiles) * high;
@@ -164,8 +168,9 @@ static void pass_job(void *ctx, int job, int thread)
 
     t.b_next = l->next_tap * t.b_entry;
     t.a_row = l->rows == CONV_WIDTH ? g->s_pixel * l->shift : g->s_image;
-    for (int i = conv_part(steps, columns, g->column_parts);
-         i < conv_part(steps, columns + 1, g->column_parts); i++) {
+    const int begin = conv_part(steps, columns, g->column_parts);
+
+    for (int i = begin; i < conv_part(steps, columns + 1, g->column_parts); i++) {
         int column = i * width;
         int count = g->columns - column < width ? g->columns - column : width;
 
@@ -179,7 +184,7 @@ static void pass_job(void *ctx, int job, int thread)
             if (t.entries == 0 && g->add)
                 continue;
             t.a = source;
-            run_tiles(g, run, &t, column, rows, g->row_parts);
+            run_tiles(g, run, &t, column, i == begin, rows, g->row_parts);
         }
     }
     if (t.high)

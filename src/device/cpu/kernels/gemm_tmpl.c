@@ -35,6 +35,8 @@
 #define vbroadcast(p)    f_splat(*(p))
 #endif
 
+enum { LINE = 16 }; /* k-groups of a cache line */
+
 /* c += A[e.a] * B[e.b] over entries `from` to `to`, for vectors `first` to `vectors` of columns, each `next`
  * k-groups after the one before in B. `trans_a`: rows of A are adjacent and inner steps a_row apart (backward
  * weights); else rows are a_row apart and inner steps one k-group. `rows`, `first`, `vectors` and `trans_a`
@@ -56,26 +58,43 @@ INLINE void accumulate(const hvt_tile *t, int from, int to, const int rows, cons
 
         if (trans_a && pixel < f->count)
             hvt__prefetch(f->from + (f->pixel ? f->pixel[pixel] : pixel) * f->step, f->bytes);
-        for (int k = 0; k < len; k++) {
-            F bv[3];
+        const bool ahead = !trans_a && t->ahead && e == t->entries - 1;
 
-            UNROLL
-            for (int v = first; v < vectors; v++)
-                bv[v] = f_load(b + next * (v - first), VL);
-            b += b_row;
-            UNROLL
-            for (int i = 0; i < rows; i++) {
-                const float *base = i < 3 ? a : i < 6 ? a3 : i < 9 ? a6 : i < 12 ? a9 : i < 15 ? a12 : a15;
-                F av = vbroadcast(trans_a ? a + i : base + i % 3 * a_row);
+        for (int begin = 0, end; begin < len; begin = end) {
+            end = ahead && len - begin > LINE ? begin + LINE : len;
+            if (ahead) {
+                const float *row = a + t->ahead;
+
+                NO_UNROLL
+                for (int i = 0; i < rows; i++, row += a_row)
+                    __builtin_prefetch(row, 0, 2);
+            }
+            for (int k = begin; k < end; k++) {
+                F bv[3];
 
                 UNROLL
                 for (int v = first; v < vectors; v++)
-                    c[i][v] = vmuladd(av, bv[v], c[i][v]);
-            }
-            if (trans_a) {
-                a += a_row;
-            } else {
-                a++, a3++, a6++, a9++, a12++, a15++;
+                    bv[v] = f_load(b + next * (v - first), VL);
+                b += b_row;
+                UNROLL
+                for (int i = 0; i < rows; i++) {
+                    const float *base = i < 3    ? a
+                                        : i < 6  ? a3
+                                        : i < 9  ? a6
+                                        : i < 12 ? a9
+                                        : i < 15 ? a12
+                                                 : a15;
+                    F av = vbroadcast(trans_a ? a + i : base + i % 3 * a_row);
+
+                    UNROLL
+                    for (int v = first; v < vectors; v++)
+                        c[i][v] = vmuladd(av, bv[v], c[i][v]);
+                }
+                if (trans_a) {
+                    a += a_row;
+                } else {
+                    a++, a3++, a6++, a9++, a12++, a15++;
+                }
             }
         }
     }
