@@ -3,8 +3,8 @@
  */
 #include "base_impl.h"
 #include "check.h"
-#include "heap.h"
 #include "folder.h"
+#include "heap.h"
 #include "logged.h"
 #include "model_impl.h"
 #include "optim_impl.h"
