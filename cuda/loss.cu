@@ -115,15 +115,15 @@ __global__ void __launch_bounds__(THREADS) mse_kernel(__grid_constant__ const hv
     }
 }
 
-/* label_rank NULL: top-1 and top-5 are 0 */
+/* Of a cross-entropy error is NULL, of a mean squared error label_rank. */
 static __global__ void __launch_bounds__(THREADS)
-    sums_kernel(int rows, const float *loss, const int32_t *label_rank, float *sums)
+    sums_kernel(int rows, const float *loss, const int32_t *label_rank, const float *error, float *sums)
 {
     struct shared {
-        float loss[THREADS];
+        float loss[THREADS], error[THREADS];
     };
     HVT_SHARED(shared, s);
-    double sum = 0;
+    double sum = 0, errors = 0;
     int top1 = 0, top5 = 0;
 
     for (int first = 0; first < rows; first += THREADS) {
@@ -133,19 +133,25 @@ static __global__ void __launch_bounds__(THREADS)
         __syncthreads();
         if (row < rows) {
             s.loss[threadIdx.x] = loss[row];
+            s.error[threadIdx.x] = error ? error[row] : 0;
             top1 += label_rank && label_rank[row] < 1;
             top5 += label_rank && label_rank[row] < 5;
         }
         __syncthreads();
-        for (int i = 0; threadIdx.x == 0 && i < count; i++)
+        for (int i = 0; threadIdx.x == 0 && i < count; i++) {
             sum += s.loss[i];
+            errors += s.error[i];
+        }
     }
     top1 = block_join(top1, [](int p, int q) { return p + q; });
     top5 = block_join(top5, [](int p, int q) { return p + q; });
     if (threadIdx.x == 0) {
-        sums[0] = (float)sum;
-        sums[1] = (float)top1;
-        sums[2] = (float)top5;
+        sums[HVT__SUM_LOSS] = (float)sum;
+        sums[HVT__SUM_TOP5] = (float)top5;
+        if (error)
+            sums[HVT__SUM_ERROR] = (float)errors;
+        else
+            sums[HVT__SUM_TOP1] = (float)top1;
     }
 }
 
@@ -157,7 +163,8 @@ hvt_status hvt__xent_cuda(hvt_device *d, const hvt_xent_args *a)
         HVT_TRY(with_type(a->type, [=](auto zero) {
             return HVT_LAUNCH(d, (xent_kernel<decltype(zero)>), rows, line_threads(a->classes), *a);
         }));
-    return HVT_LAUNCH(d, sums_kernel, 1, THREADS, a->rows.real, a->loss, a->label_rank, a->sums);
+    return HVT_LAUNCH(d, sums_kernel, 1, THREADS, a->rows.real, a->loss, a->label_rank,
+                      (const float *)NULL, a->sums);
 }
 
 hvt_status hvt__mse_cuda(hvt_device *d, const hvt_mse_args *a)
@@ -168,5 +175,6 @@ hvt_status hvt__mse_cuda(hvt_device *d, const hvt_mse_args *a)
         HVT_TRY(with_type(a->type, [=](auto zero) {
             return HVT_LAUNCH(d, (mse_kernel<decltype(zero)>), rows, line_threads(a->outputs), *a);
         }));
-    return HVT_LAUNCH(d, sums_kernel, 1, THREADS, a->rows.real, a->loss, (const int32_t *)NULL, a->sums);
+    return HVT_LAUNCH(d, sums_kernel, 1, THREADS, a->rows.real, a->loss, (const int32_t *)NULL,
+                      a->error, a->sums);
 }

@@ -301,6 +301,16 @@ typedef struct hvt_dropout_args {
     bool add;
 } hvt_dropout_args;
 
+/* What a loss adds up of its rows, in their order. Its two kinds share a place, so that whatever adds
+ * further, over shards, ranks and steps, need not know which it is. */
+enum {
+    HVT__SUM_LOSS,
+    HVT__SUM_TOP1,                  /* of a cross-entropy: rows whose label is ranked first */
+    HVT__SUM_ERROR = HVT__SUM_TOP1, /* of a mean squared error: the rows' mean absolute errors */
+    HVT__SUM_TOP5,                  /* of a cross-entropy: rows whose label is among the first five; else 0 */
+    HVT__SUMS
+};
+
 typedef struct hvt_xent_args {
     hvt_rows rows; /* rows.real rows count */
     int classes;
@@ -312,7 +322,7 @@ typedef struct hvt_xent_args {
     float *loss;           /* [rows] nats */
     int32_t *label_rank; /* [rows] number of logits ranked before the label's: larger ones, and equal ones of
                             lower index */
-    float *sums;         /* [3] sum of loss, rows with rank < 1, with rank < 5; added in row order */
+    float *sums;         /* [HVT__SUMS] */
     const float *scale;  /* device memory: dlogits are multiplied by it; NULL: by 1. loss and sums are not */
 } hvt_xent_args;
 
@@ -326,7 +336,7 @@ typedef struct hvt_mse_args {
     void *dy;     /* [rows,outputs] 2 * (y - target) / outputs, zero in rows past real; NULL: not wanted */
     float *loss;  /* [rows] mean of (y - target)^2 */
     float *error; /* [rows] mean of |y - target| */
-    float *sums;  /* [3] sum of loss, added in row order; 0; 0 */
+    float *sums;  /* [HVT__SUMS] */
     const float *scale; /* as of hvt_xent_args */
 } hvt_mse_args;
 
@@ -340,7 +350,7 @@ enum {
     HVT__STEP_AGREEMENT = 1 + 2 * HVT__STEP_WORDS,
     HVT__STEP_VOTES = 2,
     HVT__STEP_TOLD = HVT__STEP_AGREEMENT + HVT__STEP_VOTES,
-    HVT__STEP_SUMS = 3 + HVT__STEP_TOLD /* 16: 64 bytes */
+    HVT__STEP_SUMS = HVT__SUMS + HVT__STEP_TOLD /* 16: 64 bytes */
 };
 
 typedef struct hvt_step_state {
@@ -372,9 +382,9 @@ typedef struct hvt_step_state {
     int64_t ema_tracked; /* num_batches_tracked, averaged */
     float ema_share;     /* of the weights after this update; 0: they are not taken; 1: they are copied */
     /* counted by decide, never reset */
-    int64_t steps, skipped, top1, top5, count;
+    int64_t steps, skipped, count;
     int64_t votes[HVT__STEP_VOTES]; /* ranks that voted so, added over the steps */
-    double loss;
+    double sums[HVT__SUMS];         /* of the images that count; hits are exact up to 2^53 */
     /* about the step that set `stop` */
     int64_t stop_step;
     double stop_loss;
@@ -584,8 +594,7 @@ typedef struct hvt_device_ops {
     struct { /* the decision of a step */
         /* step->bad = min(step->bad, base + i) over all i for which g[i] is not finite */
         hvt_status (*check)(hvt_device *d, size_t n, const float *g, uint64_t base, hvt_step_state *step);
-        /* sums [HVT__STEP_SUMS] over the global batch: loss in nats, top-1 and top-5 hits, agreement check,
-         * votes */
+        /* sums [HVT__STEP_SUMS] over the global batch: those of the loss, agreement check, votes */
         hvt_status (*decide)(hvt_device *d, hvt_step_state *step, const float *sums);
     } step;
 

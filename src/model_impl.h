@@ -172,8 +172,7 @@ struct hvt_model {
     size_t arena_count;      /* of params: step statistics included */
     size_t grad_count;       /* of grads and of the optimizer's arenas: up to the first frozen parameter */
     size_t step_stats_count; /* step statistics are [0, step_stats_count) of grads; their last HVT__STEP_SUMS
-                                are the sum of the loss, top-1 and top-5 hits, agreement check, and votes, see
-                                device/step.h */
+                                are the sums of the loss, agreement check, and votes, see device/step.h */
     uint16_t *copy;  /* 16-bit copy of the parameters in `type`, which convolutions read; NULL: type is f32 */
     bool copy_stale; /* parameters changed other than by an update, which writes the copy too: the next
                         forward pass writes it anew */

@@ -364,7 +364,7 @@ static hvt_status xent_noted(hvt_device *d, const hvt_xent_args *a)
     size_t m = matrix(a->rows, a->classes, a->type), rows = (size_t)a->rows.real;
 
     will(m + rows * sizeof *a->labels, m + rows * (sizeof *a->loss + sizeof *a->label_rank));
-    will(rows * (sizeof *a->loss + sizeof *a->label_rank), 3 * sizeof *a->sums);
+    will(rows * (sizeof *a->loss + sizeof *a->label_rank), HVT__SUMS * sizeof *a->sums);
     return RUN(xent, d, a);
 }
 

@@ -36,7 +36,7 @@ typedef struct hvt_loss {
     int64_t top1;  ///< rows whose largest logit is the label; 0 with HVT_LOSS_MSE
     int64_t top5;  ///< rows whose label is among the five largest logits; 0 with HVT_LOSS_MSE
     int64_t count; ///< images
-    double error;  ///< HVT_LOSS_MSE, hvt_evaluate() alone: mean over the outputs of |output - target|
+    double error;  ///< HVT_LOSS_MSE: of the images' means over the outputs of |output - target|; else 0
 } hvt_loss;
 
 /** Gradients [first, end) of the gradient arena are final for this backward pass. */
@@ -341,8 +341,8 @@ HVT_API hvt_status hvt_model_backward(hvt_model *m, hvt_grad_fn *on_grad, void *
  *               loss SUM over the valid images. The optimizer divides by the images of the global batch, so
  *               for a mean it is that of each image's own loss. Loss scaling (f16) is applied here.
  *               May be NULL for a batch of 0 images.
- *     loss      the loss SUM over the valid images, for hvt_model_take_loss(), whose top1 and top5 it leaves
- *               alone; 0 where nobody asks. One that is not finite ends the run as any other does.
+ *     loss      the loss SUM over the valid images, for hvt_model_take_loss(), whose top1, top5 and error it
+ *               leaves alone; 0 where nobody asks. One that is not finite ends the run as any other does.
  *
  * Waits for the device. Not while a step is captured (hvt_distopt_capture()), since a replay would repeat
  * these gradients. Errors: E_ARG (no such pass, no gradient), E_MEM, E_DEVICE, E_UNSUPPORTED (with

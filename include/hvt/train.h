@@ -361,7 +361,7 @@ typedef struct hvt_progress {
     uint32_t sample;     ///< images of the epoch's order that are behind; 0 with step > 0: not known
     bool untested;       ///< an evaluation is due before the next update
     int64_t epoch_steps; ///< updates of this epoch that epoch_loss is of
-    hvt_loss epoch_loss; ///< sums over the epoch so far, for its record in the log
+    hvt_loss epoch_loss; ///< sums over the epoch so far, for its record in the log; older files have no error
     hvt_loss recent;     ///< sums since the last record of a step
 } hvt_progress;
 

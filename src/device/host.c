@@ -118,9 +118,9 @@ void hvt__host_xent_sums(const hvt_xent_args *a)
             top1 += a->label_rank[i] < 1;
             top5 += a->label_rank[i] < 5;
         }
-    a->sums[0] = (float)sum;
-    a->sums[1] = (float)top1;
-    a->sums[2] = (float)top5;
+    a->sums[HVT__SUM_LOSS] = (float)sum;
+    a->sums[HVT__SUM_TOP1] = (float)top1;
+    a->sums[HVT__SUM_TOP5] = (float)top5;
 }
 
 static void mse_row(const hvt_mse_args *a, size_t row, float scale)
@@ -144,18 +144,20 @@ hvt_status hvt__host_mse(hvt_device *d, const hvt_mse_args *a)
     HVT_FLOATS;
     size_t rows = (size_t)a->rows.blocks * a->rows.block;
     float scale = a->scale ? *a->scale : 1;
-    double sum = 0;
+    double sum = 0, error = 0;
 
     for (size_t i = 0; i < rows; i++)
         if (i % a->rows.block < (size_t)a->rows.real) {
             mse_row(a, i, scale);
             sum += a->loss[i];
+            error += a->error[i];
         } else {
             for (int k = 0; a->dy && k < a->outputs; k++)
                 hvt__store(a->dy, a->type, i * a->outputs + k, 0);
         }
-    a->sums[0] = (float)sum;
-    a->sums[1] = a->sums[2] = 0;
+    a->sums[HVT__SUM_LOSS] = (float)sum;
+    a->sums[HVT__SUM_ERROR] = (float)error;
+    a->sums[HVT__SUM_TOP5] = 0;
     return HVT_OK;
 }
 

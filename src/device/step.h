@@ -128,10 +128,12 @@ HVT_FN bool hvt__step_agrees(const float *agreement)
     return true;
 }
 
-/* sums [HVT__STEP_SUMS] over the global batch: loss in nats, top-1 and top-5 hits, agreement check,
- * votes: 1 of each rank that wants something of all, 0 of the others. */
+/* sums [HVT__STEP_SUMS] over the global batch: those of the loss, agreement check, votes: 1 of each rank that
+ * wants something of all, 0 of the others. */
 HVT_FN void hvt__step_decide(hvt_step_state *s, const float *sums)
 {
+    const float *agreement = sums + HVT__SUMS, *votes = agreement + HVT__STEP_AGREEMENT;
+    const float loss = sums[HVT__SUM_LOSS];
     uint64_t bad = s->bad;
     hvt_stop why = HVT_STOP_NOT;
 
@@ -143,9 +145,9 @@ HVT_FN void hvt__step_decide(hvt_step_state *s, const float *sums)
     s->ema_share = 0;
     if (s->stop)
         return;
-    if (!hvt__step_agrees(sums + 3)) {
+    if (!hvt__step_agrees(agreement)) {
         why = HVT_STOP_DISAGREE;
-    } else if (!hvt__is_finite(sums[0])) {
+    } else if (!hvt__is_finite(loss)) {
         why = HVT_STOP_LOSS;
     } else {
         s->grad_scale = (float)(1 / (s->images * (double)s->loss_scale));
@@ -163,16 +165,15 @@ HVT_FN void hvt__step_decide(hvt_step_state *s, const float *sums)
     if (why != HVT_STOP_NOT) {
         s->stop = why;
         s->stop_step = s->steps;
-        s->stop_loss = sums[0];
+        s->stop_loss = loss;
         s->stop_bad = bad;
         return;
     }
-    s->loss += (double)sums[0];
-    s->top1 += (int64_t)sums[1];
-    s->top5 += (int64_t)sums[2];
+    for (int i = 0; i < HVT__SUMS; i++)
+        s->sums[i] += (double)sums[i];
     s->count += (int64_t)s->images;
     for (int i = 0; i < HVT__STEP_VOTES; i++)
-        s->votes[i] += (int64_t)sums[3 + HVT__STEP_AGREEMENT + i];
+        s->votes[i] += (int64_t)votes[i];
 }
 
 #endif /* HVT_STEP_H */

@@ -110,7 +110,7 @@ hvt_status hvt__loss_bring(hvt_model *m, const float *dlogits, double loss)
 {
     const hvt_layer *l = &m->layer[m->logits];
     size_t count = (size_t)m->real * (size_t)l->y.dim[3], all = hvt__elements(l);
-    const float sum[] = {(float)loss, 0, 0};
+    const float sum[HVT__SUMS] = {(float)loss};
     hvt_step_state state;
 
     HVT_TRY(hvt_device_upload(m->dev, m->grads + m->step_stats_count - HVT__STEP_SUMS, sum, sizeof sum));

@@ -100,18 +100,32 @@ hvt_status hvt__model_stopped(const hvt_model *m, const hvt_step_state *s)
                     (long long)s->images);
 }
 
+/* What was counted since the plan. */
+static hvt_loss counted(const hvt_model *m, const hvt_step_state *s)
+{
+    hvt_loss l = {.sum = s->sums[HVT__SUM_LOSS], .count = s->count};
+
+    if (m->loss.kind == HVT_LOSS_MSE) {
+        l.error = s->sums[HVT__SUM_ERROR];
+    } else {
+        l.top1 = (int64_t)s->sums[HVT__SUM_TOP1];
+        l.top5 = (int64_t)s->sums[HVT__SUM_TOP5];
+    }
+    return l;
+}
+
 hvt_status hvt_model_take_loss(hvt_model *m, hvt_loss *ret_loss)
 {
     HVT_GIVEN(m, "a model");
     HVT_GIVEN(ret_loss, "an output pointer for the loss");
 
-    hvt_step_state now;
-    hvt_loss was = m->taken;
+    hvt_step_state state;
+    hvt_loss now, was = m->taken;
 
     HVT_CHECK(m->batch, E_ARG, "the loss was requested before hvt_model_plan()");
-    HVT_TRY(hvt__model_state(m, &now));
-    m->taken = (hvt_loss){now.loss, now.top1, now.top5, now.count};
-    *ret_loss =
-        (hvt_loss){now.loss - was.sum, now.top1 - was.top1, now.top5 - was.top5, now.count - was.count};
+    HVT_TRY(hvt__model_state(m, &state));
+    m->taken = now = counted(m, &state);
+    *ret_loss = (hvt_loss){now.sum - was.sum, now.top1 - was.top1, now.top5 - was.top5, now.count - was.count,
+                           now.error - was.error};
     return HVT_OK;
 }

@@ -146,6 +146,7 @@ static void add_loss(hvt_loss *sum, const hvt_loss *more)
     sum->top1 += more->top1;
     sum->top5 += more->top5;
     sum->count += more->count;
+    sum->error += more->error;
 }
 
 /* Add the losses that the model has summed to those of the record and the epoch. */
@@ -244,7 +245,7 @@ static void show_bar(const run *t, const position *at, const char *left)
     int n = snprintf(rest, sizeof rest, "%s", at->counts);
 
     if (speed->updates)
-        snprintf(rest + n, sizeof rest - (size_t)n, "  loss %.4f%s  %.0f img/s  eta %s", x.loss, x.top1_text,
+        snprintf(rest + n, sizeof rest - (size_t)n, "  loss %.4f  %s  %.0f img/s  eta %s", x.loss, x.score,
                  hvt__speed_img_s(speed), left);
     hvt__report_bar(t->rep, at->name, at->part, rest);
 }
@@ -256,6 +257,7 @@ static hvt_status put_step(const run *t, double lr, bool record)
     double img_s = hvt__speed_img_s(&t->speed);
     const position at = position_of(t);
     char left[32];
+    json_t *step;
 
     if (!t->rep)
         return HVT_OK;
@@ -264,14 +266,15 @@ static hvt_status put_step(const run *t, double lr, bool record)
         show_bar(t, &at, left);
     if (!record)
         return HVT_OK;
-    HVT_TRY(hvt__report_put(t->rep, json_pack("{s:s, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:I}", "record",
-                                              "step", "epoch", t->epoch + 1, "step", (json_int_t)t->steps,
-                                              "loss", hvt__number(x.loss), "top1", hvt__number(x.top1), "lr",
-                                              hvt__number(lr), "img_s", hvt__number(img_s), "loss_scale",
-                                              hvt__number(hvt_distopt_loss_scale(t->dist)), "skipped",
-                                              (json_int_t)hvt_distopt_skipped(t->dist))));
+    step = json_pack("{s:s, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:I}", "record", "step", "epoch", t->epoch + 1,
+                     "step", (json_int_t)t->steps, "loss", hvt__number(x.loss), "top1", hvt__number(x.top1),
+                     "lr", hvt__number(lr), "img_s", hvt__number(img_s), "loss_scale",
+                     hvt__number(hvt_distopt_loss_scale(t->dist)), "skipped",
+                     (json_int_t)hvt_distopt_skipped(t->dist));
+    hvt__figures_add_error(&x, step);
+    HVT_TRY(hvt__report_put(t->rep, step));
     if (!t->rep->bar)
-        hvt__report_print(t->rep, "%s  loss %.4f%s  lr %g  %.0f img/s  eta %s", at.line, x.loss, x.top1_text,
+        hvt__report_print(t->rep, "%s  loss %.4f  %s  lr %g  %.0f img/s  eta %s", at.line, x.loss, x.score,
                           lr, img_s, left);
     return HVT_OK;
 }
@@ -369,28 +372,29 @@ static void format_epoch(const run *t, char *text, size_t bytes)
 static hvt_status report_epoch(const run *t, double img_s, const shares *r)
 {
     const hvt__figures x = hvt__figures_of(&t->epoch_loss, t->set.loss.kind);
-    char head[80], hits[60] = "";
+    char head[80], top5[40] = "";
+    json_t *record;
 
     if (!t->rep)
         return HVT_OK;
-    HVT_TRY(hvt__report_put(
-        t->rep,
-        json_pack("{s:s, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I}",
-                  "record", "epoch", "epoch", t->epoch + 1, "steps", (json_int_t)t->epoch_steps, "train_loss",
-                  hvt__number(x.loss), "top1", hvt__number(x.top1), "top5", hvt__number(x.top5), "img_s",
-                  hvt__number(img_s), "seconds", hvt__number(r->seconds), "compute", hvt__number(r->compute),
-                  "exposed_comm", hvt__number(r->exposed), "data_wait", hvt__number(r->data), "other",
-                  hvt__number(r->other), "wait_skew", hvt__number(r->wait_skew), "waited_for",
-                  r->waited_for < 0 ? json_null() : json_integer(r->waited_for), "loss_scale",
-                  hvt__number(hvt_distopt_loss_scale(t->dist)), "skipped",
-                  (json_int_t)hvt_distopt_skipped(t->dist))));
+    record = json_pack(
+        "{s:s, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I}", "record", "epoch",
+        "epoch", t->epoch + 1, "steps", (json_int_t)t->epoch_steps, "train_loss", hvt__number(x.loss), "top1",
+        hvt__number(x.top1), "top5", hvt__number(x.top5), "img_s", hvt__number(img_s), "seconds",
+        hvt__number(r->seconds), "compute", hvt__number(r->compute), "exposed_comm", hvt__number(r->exposed),
+        "data_wait", hvt__number(r->data), "other", hvt__number(r->other), "wait_skew",
+        hvt__number(r->wait_skew), "waited_for",
+        r->waited_for < 0 ? json_null() : json_integer(r->waited_for), "loss_scale",
+        hvt__number(hvt_distopt_loss_scale(t->dist)), "skipped", (json_int_t)hvt_distopt_skipped(t->dist));
+    hvt__figures_add_error(&x, record);
+    HVT_TRY(hvt__report_put(t->rep, record));
     format_epoch(t, head, sizeof head);
-    if (t->set.loss.kind == HVT_LOSS_CE)
-        snprintf(hits, sizeof hits, ", top-1 %.2f %%, top-5 %.2f %%", x.top1, x.top5);
+    if (x.kind == HVT_LOSS_CE)
+        snprintf(top5, sizeof top5, ", top-5 %.2f %%", x.top5);
     hvt__report_print(t->rep,
-                      "%s: loss %.4f%s; %.0f img/s, %.1f s (%.1f %% computing, %.1f %% waiting for the "
+                      "%s: loss %.4f, %s%s; %.0f img/s, %.1f s (%.1f %% computing, %.1f %% waiting for the "
                       "exchange, %.1f %% for data)",
-                      head, x.loss, hits, img_s, r->seconds, 100 * r->compute, 100 * r->exposed,
+                      head, x.loss, x.score, top5, img_s, r->seconds, 100 * r->compute, 100 * r->exposed,
                       100 * r->data);
     if (r->waited_for >= 0 && r->wait_skew >= WORTH_PRINTING)
         hvt__report_print(

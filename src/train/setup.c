@@ -568,6 +568,15 @@ static hvt_status load_file(run *t)
     return HVT_OK;
 }
 
+/* What a checkpoint says of losses. An older one has no errors of a mean squared error: what is not known is
+ * not shown as less than it is. */
+static hvt_loss earlier_loss(const run *t, hvt_loss saved)
+{
+    if (t->set.loss.kind == HVT_LOSS_MSE && saved.sum > 0 && saved.error == 0)
+        saved.error = NAN;
+    return saved;
+}
+
 /* On rank 0: the initial weights and progress. */
 static hvt_status first_weights(run *t)
 {
@@ -599,8 +608,8 @@ static hvt_status first_weights(run *t)
     t->steps = p.steps;
     t->untested = p.untested;
     t->epoch_steps = p.epoch_steps;
-    t->epoch_loss = p.epoch_loss;
-    t->recent = p.recent;
+    t->epoch_loss = earlier_loss(t, p.epoch_loss);
+    t->recent = earlier_loss(t, p.recent);
     bool by_steps = t->set.by_steps && p.steps >= o->steps;
     if (!o->evaluate && (by_steps || (t->set.by_epochs && p.epoch >= o->epochs)))
         HVT_INFO("note: %s has %d epochs and %" PRId64

@@ -75,8 +75,7 @@ static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
     record = json_pack("{s:s, s:i, s:o, s:o, s:o, s:I, s:I, s:I}", "record", "eval", "epoch", epoch, "loss",
                        hvt__number(x.loss), "top1", hvt__number(x.top1), "top5", hvt__number(x.top5), "count",
                        (json_int_t)t->test.count, "nan", (json_int_t)odd->nan, "inf", (json_int_t)odd->inf);
-    if (mse)
-        json_object_set_new(record, "mae", hvt__number(x.error));
+    hvt__figures_add_error(&x, record);
     if (t->set.optim.ema.decay > 0)
         json_object_set_new(record, "averages", json_integer((json_int_t)averages));
     HVT_TRY(hvt__report_put(t->rep, record));

@@ -34,7 +34,7 @@ TEST(cross_entropy_equals_ref)
         int real = between(0, 1) ? rows : between(0, rows), dx, loss, place, sums;
         bool wanted = between(0, 3);
         float scale = 1024;
-        double *dx_off, *loss_off = slacks(rows), *sums_off = slacks(3);
+        double *dx_off, *loss_off = slacks(rows), *sums_off = slacks(HVT__SUMS);
         void *labels;
         hvt_xent_args a = {.rows = {1, rows, real},
                            .classes = classes,
@@ -60,7 +60,7 @@ TEST(cross_entropy_equals_ref)
                     dx_off, 0);
         loss = output(&r, "loss", HVT_F32, rows, real, NULL, loss_off, 4);
         place = output(&r, "place", HVT_I32, rows, real, NULL, NULL, 4);
-        sums = output(&r, "sums", HVT_F32, 3, 3, NULL, sums_off, 8);
+        sums = output(&r, "sums", HVT_F32, HVT__SUMS, HVT__SUMS, NULL, sums_off, 8);
         for (int run = 0; run < RUNS; run++) {
             a.dlogits = wanted ? of(&r, dx, run) : NULL;
             a.loss = of(&r, loss, run);
@@ -92,12 +92,13 @@ TEST(squared_errors_equal_ref)
         static const int many[] = {1, 2, 10, 33, 257, 1000};
         runs r;
         hvt_dtype t = any_type();
-        int outputs = many[between(0, HVT_LEN(many) - 1)], rows = between(1, 20);
+        int outputs = many[between(0, HVT_LEN(many) - 1)],
+            rows = outputs > 33 || between(0, 4) ? between(1, 20) : between(250, 600);
         int real = between(0, 1) ? rows : between(0, rows), dy, loss, error, sums;
         size_t count = (size_t)rows * (size_t)outputs;
         bool wanted = between(0, 3);
         float scale = 1024;
-        double *dy_off = slacks(count), *loss_off = slacks(rows), *sums_off = slacks(3);
+        double *dy_off = slacks(count), *loss_off = slacks(rows), *sums_off = slacks(HVT__SUMS);
         float *targets;
         void *y;
         hvt_mse_args a = {.rows = {1, rows, real}, .outputs = outputs, .type = t};
@@ -113,19 +114,33 @@ TEST(squared_errors_equal_ref)
         }
         for (int i = 0; i < real; i++) {
             loss_off[i] = 64 * FEW * (double)(outputs < 16 ? 4 : 16);
-            sums_off[0] += 2 * loss_off[i];
+            sums_off[HVT__SUM_LOSS] += 2 * loss_off[i];
+            sums_off[HVT__SUM_ERROR] += 2 * loss_off[i];
         }
         dy = output(&r, "dy", t, count, wanted ? count : 0, NULL, dy_off, 0);
         loss = output(&r, "loss", HVT_F32, rows, real, NULL, loss_off, 4);
         error = output(&r, "error", HVT_F32, rows, real, NULL, loss_off, 4);
-        sums = output(&r, "sums", HVT_F32, 3, 3, NULL, sums_off, 8);
+        sums = output(&r, "sums", HVT_F32, HVT__SUMS, HVT__SUMS, NULL, sums_off, 8);
         for (int run = 0; run < RUNS; run++) {
             a.dy = wanted ? of(&r, dy, run) : NULL;
             a.loss = of(&r, loss, run);
             a.error = of(&r, error, run);
             a.sums = of(&r, sums, run);
             set_order(run);
-            CHECK_OK(run ? hvt__mse_cuda(&emulated, &a) : ref->ops->matrix.mse(ref, &a));
+            if (run) {
+                double sum = 0, absolute = 0;
+
+                CHECK_OK(hvt__mse_cuda(&emulated, &a));
+                for (int i = 0; i < real; i++) {
+                    sum += a.loss[i];
+                    absolute += a.error[i];
+                }
+                CHECK(a.sums[HVT__SUM_LOSS] == (float)sum && a.sums[HVT__SUM_ERROR] == (float)absolute,
+                      "%.9g and %.9g are not the rows' sums, %.9g and %.9g", a.sums[HVT__SUM_LOSS],
+                      a.sums[HVT__SUM_ERROR], sum, absolute);
+            } else {
+                CHECK_OK(ref->ops->matrix.mse(ref, &a));
+            }
         }
         judge(&r);
         free(dy_off);

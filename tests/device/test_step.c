@@ -20,7 +20,7 @@ static hvt_step_state begun(float loss_scale, int interval)
 /* One step: is its gradient finite? */
 static void decide(hvt_device *d, hvt_step_state *s, bool finite, float loss)
 {
-    const float g = finite ? 1 : INFINITY, sums[HVT__STEP_SUMS] = {loss, 3, 5};
+    const float g = finite ? 1 : INFINITY, sums[HVT__STEP_SUMS] = {loss, 3.25f, 5};
 
     CHECK_OK(d->ops->step.check(d, 1, &g, 77, s));
     CHECK_OK(d->ops->step.decide(d, s, sums));
@@ -72,7 +72,8 @@ TEST(a_scale_at_its_floor_ends_the_run)
         CHECK(s.stop == HVT_STOP_SCALE && !s.apply && s.stop_step == 4 && s.stop_bad == 77 &&
                   s.stop_loss == 9,
               "stop %d at step %lld", s.stop, (long long)s.stop_step);
-        CHECK(s.count == at_floor.count && s.loss == at_floor.loss && s.skipped == 2,
+        CHECK(s.count == at_floor.count && s.sums[HVT__SUM_LOSS] == at_floor.sums[HVT__SUM_LOSS] &&
+                  s.skipped == 2,
               "the step that ended the run was counted");
         decide(devs[dev], &s, true, 1);
         CHECK(s.stop == HVT_STOP_SCALE && !s.apply && s.stop_step == 4 && s.count == at_floor.count,
@@ -123,8 +124,10 @@ TEST(a_step_counts_and_divides_by_images_and_scale)
         CHECK(s.grad_scale == 1.0f / 8192 && s.fresh && s.apply, "scale %g", s.grad_scale);
         decide(devs[dev], &s, true, 0.5f); /* the scale grows, but this step's gradients have the old one */
         CHECK(s.grad_scale == 1.0f / 8192 && s.loss_scale == 2048 && !s.fresh, "scale %g", s.grad_scale);
-        CHECK(s.loss == 3 && s.top1 == 6 && s.top5 == 10 && s.count == 16 && s.steps == 2, "loss %g of %lld",
-              s.loss, (long long)s.count);
+        CHECK(s.sums[HVT__SUM_LOSS] == 3 && s.sums[HVT__SUM_ERROR] == 6.5 && s.sums[HVT__SUM_TOP5] == 10 &&
+                  s.count == 16 && s.steps == 2,
+              "loss %g, %g and %g, of %lld", s.sums[HVT__SUM_LOSS], s.sums[HVT__SUM_ERROR],
+              s.sums[HVT__SUM_TOP5], (long long)s.count);
         s = begun(1024, 2000);
         s.floor = 1;
         decide(devs[dev], &s, false, 1);

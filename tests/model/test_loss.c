@@ -363,7 +363,8 @@ TEST(a_loss_of_ones_own_has_its_spans_and_its_empty_batch)
     close_own(&o);
 }
 
-/* Steps of the mean squared error through a distributed optimizer, computed by the model or by the caller. */
+/* Steps of the mean squared error through a distributed optimizer, computed by the model or by the caller; so
+ * are the absolute errors. */
 static uint64_t fit(how by, hvt_dtype type, bool own_loss, hvt_loss *ret_loss)
 {
     const hvt_loss_opts mse = {HVT_LOSS_MSE};
@@ -375,6 +376,7 @@ static uint64_t fit(how by, hvt_dtype type, bool own_loss, hvt_loss *ret_loss)
     hvt_optim *sgd = NULL;
     hvt_distopt *dist = NULL;
     uint64_t hash = 0;
+    double error = 0;
     own o;
 
     if (open_own(&o, by, type, own_loss ? NULL : &mse)) {
@@ -400,6 +402,7 @@ static uint64_t fit(how by, hvt_dtype type, bool own_loss, hvt_loss *ret_loss)
 
                     grad[i] = 2 * off / CLASSES;
                     loss += (double)off * (double)off / CLASSES;
+                    error += fabs((double)off) / CLASSES;
                 }
                 CHECK_OK(hvt_model_backward_from(o.m, grad, loss, hvt_distopt_on_grad, dist));
             } else {
@@ -408,6 +411,8 @@ static uint64_t fit(how by, hvt_dtype type, bool own_loss, hvt_loss *ret_loss)
             CHECK_OK(hvt_distopt_step(dist));
         }
         CHECK_OK(hvt_model_take_loss(o.m, ret_loss));
+        CHECK(!own_loss == (ret_loss->error > 0), "an error of %g", ret_loss->error);
+        ret_loss->error += error;
         CHECK_OK(hvt_model_hash(o.m, &hash));
     }
     hvt_distopt_free(&dist);
@@ -430,9 +435,12 @@ TEST(a_squared_error_of_ones_own_gives_the_bits_of_the_models)
 
             CHECK(a == b, "%s, %s: other weights", way_name(by), half ? "f16" : "f32");
             CHECK(caller.count == model.count && model.count == STEPS * BATCH &&
-                      fabs(caller.sum / model.sum - 1) < 1e-5 && caller.top1 == 0 && model.top1 == 0,
-                  "%s: loss %g over %lld images, of the caller's own %g over %lld", way_name(by), model.sum,
-                  (long long)model.count, caller.sum, (long long)caller.count);
+                      fabs(caller.sum / model.sum - 1) < 1e-5 &&
+                      fabs(caller.error / model.error - 1) < 1e-5 && caller.top1 == 0 && model.top1 == 0 &&
+                      model.top5 == 0,
+                  "%s: loss %g, errors %g over %lld images, of the caller's own %g, %g over %lld",
+                  way_name(by), model.sum, model.error, (long long)model.count, caller.sum, caller.error,
+                  (long long)caller.count);
         }
 }
 

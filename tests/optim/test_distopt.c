@@ -304,6 +304,21 @@ TEST(loss_and_hits_are_of_all_ranks)
           "%.9g, alone %.9g", a.loss.sum, b.loss.sum);
 }
 
+/* Of shards that are full, short, of one image and empty. */
+TEST(absolute_errors_are_of_all_ranks)
+{
+    setup u = usual(job, even_shards()), v = usual(lone, even_shards());
+    result a, b;
+
+    u.loss.kind = v.loss.kind = HVT_LOSS_MSE;
+    a = train(&u, 3);
+    b = train(&v, 3);
+    CHECK(a.weights == b.weights && a.loss.count == b.loss.count && a.loss.sum == b.loss.sum,
+          "%.9g, alone %.9g", a.loss.sum, b.loss.sum);
+    CHECK(a.loss.error == b.loss.error && a.loss.error > 0 && !a.loss.top1 && !a.loss.top5,
+          "%.9g, alone %.9g; %lld hits", a.loss.error, b.loss.error, (long long)a.loss.top1);
+}
+
 TEST(buckets_cover_the_arena_and_step_statistics_travel_as_f32)
 {
     for (int wire = HVT_F32; wire <= HVT_BF16; wire++) {
@@ -689,6 +704,7 @@ int main(void)
     RUN(gradients_are_clipped_to_a_norm);
     RUN(with_clipping_a_gradient_that_is_not_finite_skips_the_update);
     RUN(loss_and_hits_are_of_all_ranks);
+    RUN(absolute_errors_are_of_all_ranks);
     RUN(buckets_cover_the_arena_and_step_statistics_travel_as_f32);
     RUN(wires_of_16_bits_agree_on_all_ranks_and_stay_close);
     RUN(an_overflow_is_skipped_on_all_ranks_and_counted);

@@ -43,6 +43,7 @@ typedef struct rig {
     float *images;   /* device memory, one batch */
     void *typed;     /* device memory, the same in the model's type */
     int32_t *labels; /* device memory */
+    float *targets;  /* device memory; with HVT_LOSS_MSE, in the place of labels */
 } rig;
 
 typedef struct result {
@@ -105,6 +106,7 @@ static inline void rig_close(rig *r)
         r->dev->ops->memory.release(r->dev, r->images);
         r->dev->ops->memory.release(r->dev, r->typed);
         r->dev->ops->memory.release(r->dev, r->labels);
+        r->dev->ops->memory.release(r->dev, r->targets);
     }
     hvt_comm_close(&r->comm);
     hvt_device_close(&r->dev);
@@ -129,6 +131,8 @@ static inline hvt_status rig_prepare(rig *r, const setup *u)
         r->dev->ops->memory.alloc(r->dev, (size_t)u->batch * PIXELS * sizeof(float), (void **)&r->images));
     HVT_TRY(r->dev->ops->memory.alloc(r->dev, (size_t)u->batch * PIXELS * sizeof(float), &r->typed));
     HVT_TRY(r->dev->ops->memory.alloc(r->dev, (size_t)u->batch * sizeof(int32_t), (void **)&r->labels));
+    HVT_TRY(r->dev->ops->memory.alloc(r->dev, (size_t)(u->batch * u->classes) * sizeof(float),
+                                      (void **)&r->targets));
     HVT_TRY(hvt_optim_create(r->m, &u->sgd, &r->o));
     return u->grouped ? hvt_optim_group(r->o, r->m->param[r->m->ntrained / 2].name, .5, .1) : HVT_OK;
 }
@@ -144,6 +148,7 @@ static inline hvt_status fill_batch(rig *r, int first, int count, hvt_batch *ret
 {
     int n = r->u.batch;
     float *x = malloc((size_t)n * PIXELS * sizeof *x);
+    float *targets = calloc((size_t)(n * r->u.classes), sizeof *targets);
     int32_t *labels = calloc((size_t)n, sizeof *labels);
     hvt_status s;
 
@@ -157,18 +162,27 @@ static inline hvt_status fill_batch(rig *r, int first, int count, hvt_batch *ret
             labels[i] = (int)(id % CLASSES);
             x[row * 3 + (size_t)(k % 3)] = i < count ? noise + .3f * (float)(labels[i] % 3 == k % 3) : 7e3f;
         }
+    for (int i = 0; i < n; i++)
+        targets[i * r->u.classes + labels[i] % r->u.classes] = 1;
     s = hvt_device_upload(r->dev, r->images, x, (size_t)n * PIXELS * sizeof *x);
     if (s == HVT_OK)
         s = r->dev->ops->vector.cast(r->dev, (size_t)n * PIXELS, 1, r->images, HVT_F32, r->typed, r->u.type);
     if (s == HVT_OK)
         s = hvt_device_upload(r->dev, r->labels, labels, (size_t)n * sizeof *labels);
+    if (s == HVT_OK)
+        s = hvt_device_upload(r->dev, r->targets, targets, (size_t)(n * r->u.classes) * sizeof *targets);
     free(x);
+    free(targets);
     free(labels);
     *ret_batch = (hvt_batch){
         .images = {r->typed, r->u.type, 4, {n, SIDE, SIDE, 3}},
         .labels = {r->labels, HVT_I32, 1, {n, 1, 1, 1}},
         .count = count,
     };
+    if (r->u.loss.kind == HVT_LOSS_MSE) {
+        ret_batch->labels.data = NULL;
+        ret_batch->targets = (hvt_tensor){r->targets, HVT_F32, 2, {n, r->u.classes, 1, 1}};
+    }
     if (hvt_model_order(r->m) == HVT_ORDER_HWN)
         memcpy(ret_batch->images.dim, (int[4]){SIDE, SIDE, n, 3}, sizeof ret_batch->images.dim);
     return s;

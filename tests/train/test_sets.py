@@ -3,13 +3,14 @@ weights whichever format holds them, on one rank and on two."""
 import hashlib
 import io
 import os
+import shutil
 import struct
 import sys
 import tarfile
 import zlib
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
-from hvtrain import HERE, MPIRUN, path, records, run  # noqa: E402
+from hvtrain import HERE, MPIRUN, change_metadata, metadata, path, read_safetensors, records, run, write_safetensors  # noqa: E402
 from truths import check, run_all  # noqa: E402
 
 RUN = "--batch 8 --shards 2 --epochs 1 --threads 1 --quiet --lr 0.05 --augment crop:4,flip --log log".split()
@@ -326,6 +327,23 @@ def floats_of(name):
     return struct.unpack(f"<{(len(data) - begin) // 4}f", data[begin:])
 
 
+def errors_of(saved, images):
+    """Mean squared and mean absolute error of what a checkpoint's outputs are for the images of its test set."""
+    rc, _, err = run(f"--quiet --threads 1 --evaluate --resume {saved} --predict-logits outputs.npy --log log".split())
+    check(rc == 0, err)
+    want = [t for label, *_ in images for t in targets(label)]
+    off = [y - struct.unpack("<f", struct.pack("<f", t))[0] for y, t in zip(floats_of("outputs.npy"), want)]
+    check(len(off) == 3 * len(images), len(off))
+    return sum(x * x for x in off) / len(off), sum(map(abs, off)) / len(off)
+
+
+def maes_of(args, ranks=0):
+    """The mean absolute errors that a run logs."""
+    rc, _, err = run(args, ranks)
+    check(rc == 0, err)
+    return {kind: [r["mae"] for r in records("log") if r["record"] == kind] for kind in ("step", "epoch", "eval")}
+
+
 def labels_of_floats_are_targets_of_the_mean_squared_error():
     write_targets("targets")
     args = RUN + "--data npy --data-dir targets --loss mse --model mlp --epochs 3 --lr 0.02 --save fit --overwrite".split()
@@ -343,13 +361,46 @@ def labels_of_floats_are_targets_of_the_mean_squared_error():
     check(len(losses) == 3 and losses[-1] < losses[0], losses)
     check(losses == sorted(losses, reverse=True), losses)
     check(os.readlink(path("fit/best.safetensors")) == os.readlink(path("fit/last.safetensors")), "the best is not the last")
-    rc, _, err = run("--quiet --threads 1 --evaluate --resume fit --predict-logits fit.npy --log log".split())
-    check(rc == 0, err)
-    want = [t for label, *_ in TEST for t in targets(label)]
-    off = [y - struct.unpack("<f", struct.pack("<f", t))[0] for y, t in zip(floats_of("fit.npy"), want)]
-    loss, mae = sum(x * x for x in off) / len(off), sum(map(abs, off)) / len(off)
+    loss, mae = errors_of("fit", TEST)
     last = [r for r in records("log") if r["record"] == "eval"][-1]
     check(abs(last["loss"] - loss) < 1e-6 and abs(last["mae"] - mae) < 1e-6, last, loss, mae)
+
+
+def training_shows_the_mean_absolute_error_in_the_place_of_hits():
+    """At a rate of 0 the images of an epoch have the errors of the same images in an evaluation: here the test set is
+    the training set. The updates have 28, 28 and 24 images, the last one's shards not all the same number."""
+    write_targets("same")
+    for kind in "images", "labels":
+        shutil.copy(path(f"same/train_{kind}.npy"), path(f"same/test_{kind}.npy"))
+    args = ("--data npy --data-dir same --loss mse --model mlp --batch 7 --shards 4 --epochs 1 --threads 1 --lr 0 "
+            "--print-freq 1 --save kept --overwrite --log log").split()
+    seen = [maes_of(args, ranks) for ranks in RANKS]
+    steps, [epoch], [test] = seen[0].values()
+    _, want = errors_of("kept", TRAIN)
+    check(all(s == seen[0] for s in seen), "ranks differ", seen)
+    check(len(steps) == 3 and abs(sum(n * m for n, m in zip((28, 28, 24), steps)) / 80 - want) < 1e-6, steps, want)
+    check(abs(epoch - want) < 1e-6 and abs(test - want) < 1e-6, epoch, test, want)
+    text = "\n".join(run(args)[2])
+    check(f"  mae {steps[0]:.4g}  lr 0 " in text and f", mae {epoch:.4g};" in text and "top-" not in text, text)
+
+
+def errors_are_counted_on_where_a_run_goes_on():
+    """Cut after update 3: between two records, and within an epoch of 5 updates."""
+    write_targets("targets")
+    args = RUN + "--data npy --data-dir targets --loss mse --model mlp --epochs 2 --lr 0.02 --print-freq 2".split()
+    want = maes_of(args)
+    check(len(want["step"]) == 5 and len(want["epoch"]) == 2, want)
+    maes_of(args + "--steps 3 --save cut".split())
+    shutil.copytree(path("cut"), path("older"), symlinks=True)
+    header, data = read_safetensors("older/last.safetensors")
+    position = metadata(header)["position"]
+    check(len(position["loss"]) == 5 and len(position["recent"]) == 5, position)
+    change_metadata(header, position={**position, "loss": position["loss"][:4], "recent": position["recent"][:4]})
+    write_safetensors("older/last.safetensors", header, data)
+    for file, step, epoch in ("cut", want["step"][1], want["epoch"][0]), ("older/last.safetensors", None, None):
+        os.remove(path("log"))  # a run that goes on appends to it
+        got = maes_of("--threads 1 --quiet --steps 10 --print-freq 2 --log log --resume".split() + [file])
+        check(got["step"] == [step, *want["step"][2:]] and got["epoch"] == [epoch, want["epoch"][1]], file, got, want)
 
 
 def losses_and_labels_that_do_not_fit_are_refused():
@@ -376,11 +427,14 @@ def smoothed_labels_raise_the_training_loss_alone():
         log = records("log")
         seen[smoothing] = [[r["train_loss"] for r in log if r["record"] == "epoch"],
                            [r["loss"] for r in log if r["record"] == "eval"]]
+        check(all("mae" not in r for r in log), "a cross-entropy has a mean absolute error")
     check(seen["0"][1] == seen["0.2"][1] and seen["0"][0] != seen["0.2"][0], seen)
 
 
 TESTS = [
     labels_of_floats_are_targets_of_the_mean_squared_error,
+    training_shows_the_mean_absolute_error_in_the_place_of_hits,
+    errors_are_counted_on_where_a_run_goes_on,
     losses_and_labels_that_do_not_fit_are_refused,
     smoothed_labels_raise_the_training_loss_alone,
     binary_files_and_arrays_of_the_same_images_give_the_same_weights,

@@ -68,9 +68,16 @@ typedef struct sidecar {
     bool was_there;
 } sidecar;
 
+/* Only of a mean squared error, and if it is known, there is a fifth number: that of a cross-entropy is read
+ * by versions that do not expect one. */
 static json_t *pack_loss(const hvt_loss *l)
 {
-    return json_pack("[f, I, I, I]", l->sum, (json_int_t)l->top1, (json_int_t)l->top5, (json_int_t)l->count);
+    json_t *sums =
+        json_pack("[f, I, I, I]", l->sum, (json_int_t)l->top1, (json_int_t)l->top5, (json_int_t)l->count);
+
+    if (l->error > 0)
+        json_array_append_new(sums, json_real(l->error));
+    return sums;
 }
 
 /* What metadata says of an epoch that is under way. */
@@ -220,10 +227,12 @@ done:
 static bool unpack_loss(const json_t *from, hvt_loss *l)
 {
     json_int_t top1, top5, count;
+    double sum, error = 0;
 
-    if (json_unpack((json_t *)from, "[F, I, I, I!]", &l->sum, &top1, &top5, &count))
+    if (json_unpack((json_t *)from, "[F, I, I, I!]", &sum, &top1, &top5, &count) &&
+        json_unpack((json_t *)from, "[F, I, I, I, F!]", &sum, &top1, &top5, &count, &error))
         return false;
-    *l = (hvt_loss){l->sum, top1, top5, count};
+    *l = (hvt_loss){sum, top1, top5, count, error};
     return true;
 }
 

@@ -32,11 +32,20 @@ hvt__figures hvt__figures_of(const hvt_loss *l, hvt_loss_kind kind)
                            .top1 = 100.0 * (double)l->top1 / count,
                            .top5 = 100.0 * (double)l->top5 / count,
                            .error = l->error / count};
-    if (kind == HVT_LOSS_MSE)
+    x.kind = kind;
+    if (kind == HVT_LOSS_MSE) {
         x.top1 = x.top5 = NAN;
-    else
-        snprintf(x.top1_text, sizeof x.top1_text, "  top-1 %.2f %%", x.top1);
+        snprintf(x.score, sizeof x.score, "mae %.4g", x.error);
+    } else {
+        snprintf(x.score, sizeof x.score, "top-1 %.2f %%", x.top1);
+    }
     return x;
+}
+
+void hvt__figures_add_error(const hvt__figures *x, json_t *record)
+{
+    if (x->kind == HVT_LOSS_MSE)
+        json_object_set_new(record, "mae", hvt__number(x->error));
 }
 
 /* Make the file end with a complete line. A record that was cut off when its writer was killed is removed;

@@ -42,10 +42,13 @@ void hvt__duration(double seconds, char ret_text[32]);
 /* A loss as it is shown: the mean, and hits in percent, which of a mean squared error are NaN. */
 typedef struct hvt__figures {
     double loss, top1, top5, error;
-    char top1_text[40]; /* "  top-1 12.34 %", or nothing */
+    hvt_loss_kind kind;
+    char score[40]; /* "top-1 12.34 %", or "mae 0.1234" */
 } hvt__figures;
 
 hvt__figures hvt__figures_of(const hvt_loss *l, hvt_loss_kind kind);
+/* Of a mean squared error: a record that has hits gets the mean absolute error besides. */
+void hvt__figures_add_error(const hvt__figures *x, json_t *record);
 
 static inline double hvt__mib(double bytes)
 {

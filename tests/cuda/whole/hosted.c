@@ -452,7 +452,7 @@ static hvt_status xent_hosted(hvt_device *d, const hvt_xent_args *a)
     int logits = in(&s, a->logits, all), labels = in(&s, a->labels, rows * sizeof *a->labels),
         dlogits = out(&s, a->dlogits, all), loss = out(&s, a->loss, rows * sizeof *a->loss),
         place = out(&s, a->label_rank, rows * sizeof *a->label_rank),
-        sums = out(&s, a->sums, 3 * sizeof *a->sums), scale = in(&s, a->scale, sizeof *a->scale);
+        sums = out(&s, a->sums, HVT__SUMS * sizeof *a->sums), scale = in(&s, a->scale, sizeof *a->scale);
     bool ready = go(&s);
     hvt_xent_args b = *a;
 
@@ -473,8 +473,8 @@ static hvt_status mse_hosted(hvt_device *d, const hvt_mse_args *a)
            all = count * hvt_dtype_size(a->type);
     int y = in(&s, a->y, all), targets = in(&s, a->targets, count * sizeof *a->targets),
         dy = out(&s, a->dy, all), loss = out(&s, a->loss, rows * sizeof *a->loss),
-        error = out(&s, a->error, rows * sizeof *a->error), sums = out(&s, a->sums, 3 * sizeof *a->sums),
-        scale = in(&s, a->scale, sizeof *a->scale);
+        error = out(&s, a->error, rows * sizeof *a->error),
+        sums = out(&s, a->sums, HVT__SUMS * sizeof *a->sums), scale = in(&s, a->scale, sizeof *a->scale);
     bool ready = go(&s);
     hvt_mse_args b = *a;
 
