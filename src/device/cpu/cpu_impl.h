@@ -102,6 +102,7 @@ typedef struct hvt_tile {
     long b_next, c_next;
     long ahead; /* gemm_nn: the next tile's rows, which the last entry prefetches, are so much further on;
                    0: it prefetches nothing */
+    long a_ahead, b_ahead; /* gemm_tn: as a row is read, the one so much further on is prefetched; 0: none */
     hvt_prefetch prefetch; /* gemm_tn */
     bool c_bf16;           /* C is bf16, c_row counts bf16 elements; gemm_nn of kernels with stores_bf16 */
 } hvt_tile;

@@ -12,9 +12,12 @@
  * next block is prefetched into L2 meanwhile. */
 #define BLOCK_BYTES       (1 << 20)
 #define SMALL_BLOCK_BYTES (1 << 19) /* vnni2, or one tap */
-#define IN_PLACE_X        128       /* channels: rows this narrow are read in place; measured */
-#define IN_PLACE_Y        64
-#define LEAST_CHUNK       32
+/* Channels: rows this narrow are read in place by several taps, and all rows by a single one. Measured (1x1
+ * on Zen 4, packed and in place: 192 -> 32 at 28x28 82 and 110 GF/s, 64 -> 384 at 14x14 98 and 108, 256 -> 64
+ * at 56x56 73 and 93; with more channels 0.97 to 1.1 times). */
+#define IN_PLACE_X  128
+#define IN_PLACE_Y  64
+#define LEAST_CHUNK 32
 /* In a model of many layers, weights of this size and more are evicted before their next use. Non-temporal
  * stores of their gradient saved 6 % of backward weights, those of the packed copy 60 % of conv_pack_weights
  * (512 -> 512, 3x3, cold). */
@@ -209,8 +212,8 @@ static void size_blocks(direct *d)
     d->stream = weights >= STREAM_BYTES;
     d->taps_per_tile = takes_three_taps(op) ? 3 : 1;
     size_tiles(d, kern->rows[d->taps_per_tile == 3 ? 2 : op->k > kern->vl]);
-    d->pack_y = !(in_place && op->k % kern->vl == 0 && op->k <= IN_PLACE_Y);
-    d->slots = in_place && op->c <= IN_PLACE_X ? 0 : 1;
+    d->pack_y = !(in_place && op->k % kern->vl == 0 && (op->taps == 1 || op->k <= IN_PLACE_Y));
+    d->slots = in_place && (op->taps == 1 || op->c <= IN_PLACE_X) ? 0 : 1;
 
     /* each block reads and writes the gradient once more: with large weights blocks should be large */
     const size_t cached = op->vnni2 || op->taps == 1 ? SMALL_BLOCK_BYTES : BLOCK_BYTES,

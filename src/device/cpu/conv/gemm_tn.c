@@ -3,8 +3,9 @@
  * of X' * dY, where the inner dimension is the images; computed by the gemm_tn kernels.
  *
  * Rows of C or K floats are so far apart that they would map to a few sets of the L1 cache, so x and dy are
- * first packed into panels as narrow as a tile; each pixel once, not once per tap. Work goes *unit* by unit,
- * a block of output pixels of a chunk of images, so that packed data is read from the L2 cache.
+ * first packed into panels as narrow as a tile; each pixel once, not once per tap. Floats that only one tap
+ * reads stay in place. Work goes *unit* by unit, a block of output pixels of a chunk of images, so that this
+ * data is read from the L2 cache.
  *
  * Units are cut into parts; the sums of a part's units are added up in their order, and those of the parts
  * along the tree. Blocks, chunks and parts depend on the shape and the number of images alone. A thread does
@@ -16,7 +17,13 @@
 
 #define PARTS_BYTES (4u << 20) /* of the sums of all parts */
 #define ALONE_BYTES (4u << 20) /* that each thread may pack a unit into, where threads share a part */
-enum { MOST_PARTS = 32, LEAST_UNITS = 2 /* of a part */, MOST_SHARES = 4, SUM = 8192 /* weights of a job */ };
+enum {
+    MOST_PARTS = 32,
+    LEAST_UNITS = 2, /* of a part */
+    MOST_SHARES = 4,
+    SUM = 8192, /* weights of a job */
+    AHEAD = 24  /* rows */
+};
 
 typedef struct wgrad {
     const direct *d;
@@ -180,7 +187,12 @@ static void gemm_job(void *ctx, int job, int thread)
     const int *first = &d->first[g->block * op->taps + tap];
     const int width = 2 * op->kern->vl, steps = conv_tiles(op->k, width);
     const int calls = op->taps / d->taps_per_tile * steps * d->a_tiles;
+    const int first_step = conv_part(steps, columns, g->column_parts),
+              first_tile = conv_part(d->a_tiles, rows, g->row_parts);
     const bool overwrite = g->unit == g->first;
+    /* who reads rows in place first waits for memory */
+    const bool x_in_place = op->taps == 1 && !d->slots && !op->normed,
+               y_in_place = op->taps == 1 && !d->pack_y;
     hvt_tile t = {.e = d->e + first[0],
                   .entries = first[d->taps_per_tile] - first[0],
                   .len = g->len,
@@ -204,8 +216,7 @@ static void gemm_job(void *ctx, int job, int thread)
     }
     if (op->kern->begin)
         op->kern->begin(t.high, t.depth);
-    for (int i = conv_part(steps, columns, g->column_parts);
-         i < conv_part(steps, columns + 1, g->column_parts); i++) {
+    for (int i = first_step; i < conv_part(steps, columns + 1, g->column_parts); i++) {
         int column = i * width, vectors;
 
         t.nc = op->k - column < width ? op->k - column : width;
@@ -213,8 +224,7 @@ static void gemm_job(void *ctx, int job, int thread)
         t.b = d->pack_y
                   ? g->packed_y + (long)(column / CONV_PANEL) * g->len * d->b_pitch + column % CONV_PANEL
                   : (const float *)g->dy + g->image * op->y_image + column;
-        for (int j = conv_part(d->a_tiles, rows, g->row_parts);
-             j < conv_part(d->a_tiles, rows + 1, g->row_parts); j++) {
+        for (int j = first_tile; j < conv_part(d->a_tiles, rows + 1, g->row_parts); j++) {
             int panel = j / d->panel_tiles, row = j % d->panel_tiles * d->a_rows;
             int channel = panel * d->a_panel + row;
             int count = d->a_panel - row < d->a_rows ? d->a_panel - row : d->a_rows;
@@ -223,6 +233,8 @@ static void gemm_job(void *ctx, int job, int thread)
                 count = op->c - channel;
             if (count <= 0)
                 continue;
+            t.a_ahead = x_in_place && i == first_step ? AHEAD * t.a_row : 0;
+            t.b_ahead = y_in_place && j == first_tile ? AHEAD * t.b_row : 0;
             t.prefetch = next_prefetch(g, (tap / d->taps_per_tile * steps + i) * d->a_tiles + j, calls);
             t.a = d->slots                 ? g->packed_x + (long)panel * g->len * d->a_pitch + row
                   : reads_norm_in_place(d) ? norm_origin(g, &t) + channel

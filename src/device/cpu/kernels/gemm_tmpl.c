@@ -37,6 +37,13 @@
 
 enum { LINE = 16 }; /* k-groups of a cache line */
 
+/* The two lines, or the one, that `count` k-groups touch; 32 where vectors are long. */
+INLINE void prefetch_row(const float *row, const int count)
+{
+    __builtin_prefetch(row);
+    __builtin_prefetch(row + count - 1);
+}
+
 /* c += A[e.a] * B[e.b] over entries `from` to `to`, for vectors `first` to `vectors` of columns, each `next`
  * k-groups after the one before in B. `trans_a`: rows of A are adjacent and inner steps a_row apart (backward
  * weights); else rows are a_row apart and inner steps one k-group. `rows`, `first`, `vectors` and `trans_a`
@@ -72,6 +79,10 @@ INLINE void accumulate(const hvt_tile *t, int from, int to, const int rows, cons
             for (int k = begin; k < end; k++) {
                 F bv[3];
 
+                if (trans_a && t->a_ahead)
+                    prefetch_row(a + t->a_ahead, rows);
+                if (trans_a && t->b_ahead)
+                    prefetch_row(b + t->b_ahead, vectors * VL);
                 UNROLL
                 for (int v = first; v < vectors; v++)
                     bv[v] = f_load(b + next * (v - first), VL);
