@@ -185,17 +185,18 @@ static hvt_status bring_shards(hvt_model *m, const int *counts)
 {
     enum { MOST = HVT__PUT_MOST / sizeof(hvt_bn_shard) };
     struct hvt__sync *s = m->sync;
-    int n = 0, most = s->shards;
+    const int had = s->shards;
+    int n = 0;
     bool same = true;
 
     for (int i = 0; i < s->opts.all; i++)
         if (counts[i]) {
             const hvt_bn_shard now = {s->opts.place[i], counts[i]};
 
-            same = same && n < most && s->known[n].place == now.place && s->known[n].images == now.images;
+            same = same && n < had && s->known[n].place == now.place && s->known[n].images == now.images;
             s->known[n++] = now;
         }
-    if (same && n == most)
+    if (same && n == had)
         return HVT_OK;
     s->shards = 0; /* if this fails, the device knows none of them */
     for (int at = 0; at < n; at += MOST)
