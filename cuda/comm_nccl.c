@@ -135,6 +135,16 @@ static hvt_status check_gpus(hvt_comm *c)
     return HVT_OK;
 }
 
+/* Of several comms operations may be in flight at once: each waits on the GPU for the other ranks', and they
+ * never come if there the other comm's runs first and leaves no room. So NCCL is to run all in the order in
+ * which the host gives them, the same on every rank. It looks at the first operation of the process, and so
+ * does not for the sake of one comm. */
+static void keep_order(const hvt_comm *c)
+{
+    if (c->world->comms)
+        setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+}
+
 /* NCCL reads these once per process. The user's own settings take precedence, except for the one that must
  * differ between ranks. */
 static void set_environment(hvt_comm *c)
@@ -142,6 +152,7 @@ static void set_environment(hvt_comm *c)
     comm_nccl *st = c->state;
     char id[96];
 
+    keep_order(c);
     if (c->dev->deterministic || st->shared) {
         setenv("NCCL_ALGO", "Ring", 0);
         setenv("NCCL_PROTO", "Simple", 0);

@@ -444,6 +444,8 @@ const hvt_device_ops hvt_device_cuda = {.name = "cuda",
                                         .pooling.plan = hvt__pooling_plan,
                                         .memory.copy = copy_cuda,
                                         .memory.zero = zero_cuda,
+                                        .matrix.bn_join_moments = hvt__bn_join_moments_cuda,
+                                        .matrix.bn_join_sums = hvt__bn_join_sums_cuda,
                                         .step.decide = hvt__decide_cuda,
                                         .augment = augment_cuda,
                                         HVT__OPS(ENTRY) HVT__GENERAL_OPS(ENTRY)};

@@ -50,6 +50,8 @@ enum { HVT__CUDA_MOST_INPUTS = 128 }; /* of reduce and sgd */
 HVT__OPS(DECLARE)
 HVT__GENERAL_OPS(DECLARE)
 #undef DECLARE
+HVT__OP_TYPE(matrix.bn_join_moments) hvt__bn_join_moments_cuda;
+HVT__OP_TYPE(matrix.bn_join_sums) hvt__bn_join_sums_cuda;
 HVT__OP_TYPE(step.decide) hvt__decide_cuda;
 
 /* --- three functions that device_cuda.c's entries call --- */

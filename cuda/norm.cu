@@ -4,6 +4,8 @@
 #include "columns.h"
 #include "maps.h"
 
+#include "device/join.h"
+
 /* ---- batch norm, forward ---- */
 
 struct moments : spread {
@@ -356,6 +358,38 @@ hvt_status hvt__bn_backward_cuda(hvt_device *d, const hvt_bn_grad_args *a)
     own.share = own.slope = NULL;
     HVT_TRY(hvt__bn_sums_cuda(d, &own));
     return hvt__bn_dx_cuda(d, &own);
+}
+
+/* ---- batch norm, between two passes over several shards ---- */
+
+/* Threads of a block: a thread goes over all shards of its channel, in f64, so the few channels that there are
+ * get as many multiprocessors as they can. */
+enum { JOIN_THREADS = 32 };
+
+static __global__ void join_moments_kernel(__grid_constant__ const hvt_bn_join_args a)
+{
+    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+
+    if (i < a.c)
+        hvt__join_moments(&a, i);
+}
+
+hvt_status hvt__bn_join_moments_cuda(hvt_device *d, const hvt_bn_join_args *a)
+{
+    return HVT_LAUNCH(d, join_moments_kernel, (a->c + JOIN_THREADS - 1) / JOIN_THREADS, JOIN_THREADS, *a);
+}
+
+static __global__ void join_sums_kernel(__grid_constant__ const hvt_bn_join_args a)
+{
+    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+
+    if (i < a.c)
+        hvt__join_sums(&a, i);
+}
+
+hvt_status hvt__bn_join_sums_cuda(hvt_device *d, const hvt_bn_join_args *a)
+{
+    return HVT_LAUNCH(d, join_sums_kernel, (a->c + JOIN_THREADS - 1) / JOIN_THREADS, JOIN_THREADS, *a);
 }
 
 /* ---- running statistics ---- */

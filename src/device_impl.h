@@ -202,6 +202,24 @@ typedef struct hvt_bn_grad_args {
                                    dy, and of dz*(x-mean)*rstd */
 } hvt_bn_grad_args;
 
+/* A shard that has images, of those that batch norm joins. */
+typedef struct hvt_bn_shard {
+    int32_t place; /* of its part among all */
+    int32_t images;
+} hvt_bn_shard;
+
+/* What bn_moments or bn_sums left of each shard becomes that of all, in f64 and in the order of shards: as
+ * device/join.h says. */
+typedef struct hvt_bn_join_args {
+    int c, pixels, shards;
+    const hvt_bn_shard *shard; /* [shards] device memory */
+    const float *part;         /* [2,c] each */
+    size_t stride;             /* floats from one to the next */
+    float eps;                 /* of moments */
+    float *joined;             /* [2,c] of moments mean and rstd, of sums share and slope */
+    float *moments;            /* [2,c] of moments: mean and unbiased variance */
+} hvt_bn_join_args;
+
 /* The option A shortcut of He et al.: y[.., p, q, (k-c)/2 + i] = x[.., p*stride, q*stride, i], other channels
  * are zero. */
 typedef struct hvt_subsample_desc {
@@ -525,13 +543,16 @@ typedef struct hvt_device_ops {
         hvt_status (*bn_infer)(hvt_device *d, const hvt_bn_args *a);
         hvt_status (*bn_backward)(hvt_device *d, const hvt_bn_grad_args *a);
         hvt_status (*bn_update)(hvt_device *d, const hvt_bn_update_args *a);
-        /* Batch norm over several shards: a pass over a shard's rows, after which shards combine what it
-         * left, and a second one. Forward: a->moments = [2,c] mean, and sum of squared deviations from it;
-         * the second pass is bn_infer. Backward: dgamma and dbeta; the second pass writes what bn_backward
-         * writes beside them, and is given the same arguments. The first one may write dresidual already. */
+        /* Batch norm over several shards: a pass over a shard's rows, after which what it left is joined
+         * with what the others left, and a second one. Forward: a->moments = [2,c] mean, and sum of squared
+         * deviations from it; the second pass is bn_infer. Backward: dgamma and dbeta; the second pass writes
+         * what bn_backward writes beside them, and is given the same arguments. The first one may write
+         * dresidual already. */
         hvt_status (*bn_moments)(hvt_device *d, const hvt_bn_args *a);
         hvt_status (*bn_sums)(hvt_device *d, const hvt_bn_grad_args *a);
         hvt_status (*bn_dx)(hvt_device *d, const hvt_bn_grad_args *a);
+        hvt_status (*bn_join_moments)(hvt_device *d, const hvt_bn_join_args *a);
+        hvt_status (*bn_join_sums)(hvt_device *d, const hvt_bn_join_args *a);
         /* y += b; db = the sum of dy's rows */
         hvt_status (*bias_forward)(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b, void *y);
         hvt_status (*bias_backward)(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const void *dy,

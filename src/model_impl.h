@@ -118,13 +118,22 @@ struct hvt_layer {
  */
 typedef struct hvt__sync_opts {
     int first, local, all; /* this rank's shards, of all */
-    /* Where the 2*c floats of a shard lie: those of this rank's that are written for the next exchange, or
-     * those of any that the last one has brought. */
-    float *(*part)(void *ctx, bool next, int c, int shard);
+    const int *place;      /* [all] of each shard's part among all; a part of 2*c floats takes as many as
+                              hvt__part_floats() says */
+    /* The parts, in device memory: this rank's may be written for the next exchange, or those of all are what
+     * the last one has brought. */
+    float *(*parts)(void *ctx, bool next);
     /* Bring all ranks' parts of layer `name` to all. Collective. */
     hvt_status (*exchange)(void *ctx, int c, const char *name);
     void *ctx;
 } hvt__sync_opts;
+
+enum { HVT__PART_UNIT = 16 }; /* floats: slices of a comm are made of so many */
+
+static inline size_t hvt__part_floats(int c)
+{
+    return (2 * (size_t)c + HVT__PART_UNIT - 1) / HVT__PART_UNIT * HVT__PART_UNIT;
+}
 
 struct hvt_model {
     hvt_device *dev; /* borrowed */
@@ -235,13 +244,14 @@ hvt_status hvt__model_set_state(hvt_model *m, const hvt_step_state *state);
 /* E_DIVERGED or E_MISMATCH with the reason, if this state ends the run. */
 hvt_status hvt__model_stopped(const hvt_model *m, const hvt_step_state *state);
 /* From the next step on, statistics of batch norms are those of all shards. Takes memory for the activations
- * of all local shards at once. Errors: E_UNSUPPORTED (the device has no such batch norm; layers that share
- * parameters, of several shards), E_ARG (no batch norm), E_MEM. */
+ * of all local shards at once. Errors: E_UNSUPPORTED (layers that share parameters, of several shards), E_ARG
+ * (no batch norm), E_MEM. */
 hvt_status hvt__sync_open(hvt_model *m, const hvt__sync_opts *opts);
 void hvt__sync_close(hvt_model *m);
-/* A step begins, counts[all] images of every shard, or with NULL ends. Without hvt__sync_open() nothing
- * happens. */
-void hvt__sync_step(hvt_model *m, const int *counts);
+/* A step begins, counts[all] images of every shard, which are borrowed; and ends, whatever became of it.
+ * Without hvt__sync_open() nothing happens. */
+hvt_status hvt__sync_begin(hvt_model *m, const int *counts);
+void hvt__sync_end(hvt_model *m);
 /* The local shard whose gradients are reported; -1: they come one shard after the other. */
 int hvt__sync_pass(const hvt_model *m);
 int hvt__sync_channels(const hvt_model *m); /* the most of a batch norm */

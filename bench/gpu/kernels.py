@@ -13,7 +13,7 @@ cuda/meson.build. Columns:
     shared                  bytes of a block
     loads, stores           instructions that access global memory, by bytes of a thread: 9x16 4x2 (nvdisasm:
                             $NVDISASM, in PATH, or of pip's nvidia-cuda-nvdisasm)
-    threads                 of a block, where the kernel moves most in a step; 256, the most, where none launches it
+    threads                 of a block, where the kernel moves most in a step; the most, where none launches it
     occupancy               warps that a multiprocessor holds, in % of its most, by NVIDIA's tables of limits
     launches, mb            of a step of ResNet-50, 224x224, batch 256, in the kernel's type; mb: millions of bytes of
                             the arrays that it reads and writes
@@ -48,6 +48,7 @@ BATCH, TYPES = 256, ("f32", "f16", "bf16")
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 LIMITS = {"75": (1024, 16, 64, 0), "80": (2048, 32, 164, 1024), "86": (1536, 16, 100, 1024),
           "89": (1536, 24, 100, 1024), "90": (2048, 32, 228, 1024), "100": (2048, 32, 228, 1024)}
+SMALL = {"delay_kernel": 1, "join_moments_kernel": 32, "join_sums_kernel": 32}  # threads of a block; no step has them
 REGISTERS = 65536  # of a multiprocessor, in units of 256 a warp, to warps in fours
 
 H200_BYTES_S, H200_SMS = 4.8e12, 132  # NVIDIA H200's data sheet
@@ -177,7 +178,7 @@ def add_step(rows, launched):
     if unknown:
         sys.exit(f"kernels: a step launches what was not compiled: {', '.join(sorted(unknown))}")
     for r in rows:
-        threads, moved = launched.get(r["kernel"], (1 if r["kernel"] == "delay_kernel" else 256, []))
+        threads, moved = launched.get(r["kernel"], (SMALL.get(r["kernel"], 256), []))
         warps, most = occupancy(r["arch"], r["registers"], r["shared"], threads)
         counts = r.pop("counts")
         r.update(threads=threads, occupancy=round(100 * warps / most), launches=len(moved) or "-",

@@ -177,9 +177,9 @@ typedef struct hvt_distopt_opts {
  * rank that calls them waits in each batch norm for all others, so agree (hvt_world_agree()) before the last
  * shard's, not after, if a rank may not come so far. Evaluation is as ever. Bits do not depend on the number
  * of ranks under the same condition as above. Costs two small exchanges for each batch norm and step, and
- * memory for the activations of all local shards at once. Errors of hvt_distopt_create(): E_UNSUPPORTED (not
- * a host device; layers that share parameters where local_shards is above 1), E_ARG (no batch norm in the
- * model). A training pass outside of a step is E_ARG. Source: torch/nn/modules/_functions.py.
+ * memory for the activations of all local shards at once. Errors of hvt_distopt_create(): E_UNSUPPORTED
+ * (layers that share parameters where local_shards is above 1), E_ARG (no batch norm in the model). A
+ * training pass outside of a step is E_ARG. Source: torch/nn/modules/_functions.py.
  *
  * PowerSGD: the gradient of a convolution or linear layer, G [k,m] with k filters and m weights each, travels
  * as factors P [k,r] and Q [m,r] with r = opts.powersgd where that is smaller, (k + m) r < k m; all others

@@ -8,6 +8,7 @@
  */
 #include "host.h"
 #include "base_impl.h"
+#include "join.h"
 #include "scalar.h"
 #include "step.h"
 
@@ -158,6 +159,23 @@ hvt_status hvt__host_mse(hvt_device *d, const hvt_mse_args *a)
     a->sums[HVT__SUM_LOSS] = (float)sum;
     a->sums[HVT__SUM_ERROR] = (float)error;
     a->sums[HVT__SUM_TOP5] = 0;
+    return HVT_OK;
+}
+
+/* few numbers: not worth threads */
+hvt_status hvt__host_join_moments(hvt_device *d, const hvt_bn_join_args *a)
+{
+    HVT_FLOATS;
+    for (int i = 0; i < a->c; i++)
+        hvt__join_moments(a, i);
+    return HVT_OK;
+}
+
+hvt_status hvt__host_join_sums(hvt_device *d, const hvt_bn_join_args *a)
+{
+    HVT_FLOATS;
+    for (int i = 0; i < a->c; i++)
+        hvt__join_sums(a, i);
     return HVT_OK;
 }
 

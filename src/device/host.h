@@ -1,5 +1,5 @@
 /*
- * host.h - what the host devices share: memory, and the decision of a step.
+ * host.h - what the host devices share: memory, the parts of shards joined, and the decision of a step.
  *
  * Included by src/device. Nothing else.
  */
@@ -42,12 +42,15 @@ hvt_status hvt__host_mse(hvt_device *d, const hvt_mse_args *a);
 hvt_status hvt__host_alloc(hvt_device *d, size_t bytes, void **ret_ptr);
 void hvt__host_release(hvt_device *d, void *ptr);
 hvt_status hvt__host_copy(hvt_device *d, void *dst, const void *src, size_t bytes);
+hvt_status hvt__host_join_moments(hvt_device *d, const hvt_bn_join_args *a);
+hvt_status hvt__host_join_sums(hvt_device *d, const hvt_bn_join_args *a);
 hvt_status hvt__host_decide(hvt_device *d, hvt_step_state *step, const float *sums);
 
 #define HVT_HOST_OPS                                                                                         \
     .host = true, .memory.alloc = hvt__host_alloc, .memory.release = hvt__host_release,                      \
     .memory.alloc_host = hvt__host_alloc, .memory.release_host = hvt__host_release,                          \
     .memory.upload = hvt__host_copy, .memory.download = hvt__host_copy, .memory.put = hvt__host_copy,        \
-    .pooling.plan = hvt__pooling_plan, .step.decide = hvt__host_decide
+    .pooling.plan = hvt__pooling_plan, .matrix.bn_join_moments = hvt__host_join_moments,                     \
+    .matrix.bn_join_sums = hvt__host_join_sums, .step.decide = hvt__host_decide
 
 #endif /* HVT_HOST_H */

@@ -166,23 +166,35 @@ typedef struct hvt__turn {
     const int32_t *labels;
     const float *targets;
     int real;
-    float sums[HVT__STEP_SUMS]; /* of the loss */
+    float *sums; /* [HVT__STEP_SUMS] device memory: of the loss */
 } hvt__turn;
 
 struct hvt__sync {
     hvt__sync_opts opts;
-    const int *counts;  /* [all] images; borrowed; NULL: no step is under way */
-    int taken;          /* local shards whose passes are over, or wait for the last one's */
-    int now;            /* the one that layers work on */
-    bool ran;           /* the forward pass of all of them */
-    bool reports;       /* their gradients */
-    float *result;      /* [2, c] of the last exchange: mean and rstd; in backward share and slope */
-    float *moments;     /* global mean and variance of each norm, at its offset in the step statistics */
-    const float **part; /* [all] and */
-    double *rows;       /* [all], of a join */
-    size_t bytes;       /* of the passes */
-    hvt__turn turn[];   /* [local] */
+    const int *counts; /* [all] images; borrowed; NULL: no step is under way */
+    int taken;         /* local shards whose passes are over, or wait for the last one's */
+    int now;           /* the one that layers work on */
+    bool ran;          /* the forward pass of all of them */
+    bool reports;      /* their gradients */
+    /* Device memory, which the host does not look into: */
+    float *joined;  /* [2, c] of the last exchange: mean and rstd; in backward share and slope */
+    float *moments; /* global mean and variance of each norm, at its offset in the step statistics */
+    float *sums;    /* [local][HVT__STEP_SUMS] */
+    hvt_bn_shard *shard;
+    hvt_bn_shard *known; /* [all] what the host has written there, and */
+    int shards;          /* how many: those that have images */
+    size_t bytes;        /* of the passes */
+    hvt__turn turn[];    /* [local] */
 };
+
+/* The part of a shard: of this rank's what is written for the next exchange, of any what the last one has
+ * brought. */
+static inline float *hvt__sync_part(const hvt_model *m, bool next, int c, int shard)
+{
+    const hvt__sync_opts *o = &m->sync->opts;
+
+    return o->parts(o->ctx, next) + (size_t)o->place[shard] * hvt__part_floats(c);
+}
 
 /* hvt_model_forward(train) and hvt_model_backward(), after their checks. */
 hvt_status hvt__sync_forward(hvt_model *m, const hvt_batch *batch);
@@ -191,9 +203,9 @@ hvt_status hvt__sync_backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx);
 /* The first pass of norm layer l over a shard's rows, in forward and in backward, to part [2,c]; and the
  * result of all shards' parts, for the second one, which is the layer's own forward or backward. */
 hvt_status hvt__norm_moments(hvt_model *m, hvt_layer *l, float *part);
-void hvt__norm_join_moments(hvt_model *m, const hvt_layer *l);
+hvt_status hvt__norm_join_moments(hvt_model *m, const hvt_layer *l);
 hvt_status hvt__norm_sums(hvt_model *m, hvt_layer *l, float *part);
-void hvt__norm_join_sums(hvt_model *m, const hvt_layer *l);
+hvt_status hvt__norm_join_sums(hvt_model *m, const hvt_layer *l);
 
 /* For a convolution that reads norm layer l without its y (in_reader): the norm as a training pass computes
  * it. */

@@ -12,8 +12,6 @@
 #include "base_impl.h"
 #include "layers.h"
 
-#include <math.h>
-
 hvt_value hvt_batchnorm(hvt_model *m, hvt_value x)
 {
     return hvt_batchnorm_with(m, x, 1e-5f, 0.1f);
@@ -86,7 +84,8 @@ static hvt_status norm_forward(hvt_model *m, hvt_layer *l)
     hvt_bn_args a = hvt__norm_arguments(m, l);
 
     if (m->training && m->sync) { /* hvt__norm_moments() has gone over x */
-        memcpy(l->saved, m->sync->result, 2 * (size_t)l->y.dim[3] * sizeof(float));
+        HVT_TRY(m->dev->ops->memory.copy(m->dev, l->saved, m->sync->joined,
+                                         2 * (size_t)l->y.dim[3] * sizeof(float)));
         return l->in_reader ? HVT_OK : m->dev->ops->matrix.bn_infer(m->dev, &a);
     }
     if (!m->training) {
@@ -150,14 +149,14 @@ static hvt_status norm_backward(hvt_model *m, hvt_layer *l)
     hvt_bn_grad_args a = grad_arguments(m, l);
 
     if (m->sync) { /* hvt__norm_sums() has gone over dy */
-        const hvt__sync_opts *o = &m->sync->opts;
-        const float *mine = o->part(o->ctx, false, c, o->first + m->sync->now);
+        const hvt_device_ops *ops = m->dev->ops;
+        const float *mine = hvt__sync_part(m, false, c, m->sync->opts.first + m->sync->now);
 
-        memcpy(a.dgamma, mine, (size_t)c * sizeof *mine);
-        memcpy(a.dbeta, mine + c, (size_t)c * sizeof *mine);
-        a.share = m->sync->result;
-        a.slope = m->sync->result + c;
-        return m->dev->ops->matrix.bn_dx(m->dev, &a);
+        HVT_TRY(ops->memory.copy(m->dev, a.dgamma, mine, (size_t)c * sizeof *mine));
+        HVT_TRY(ops->memory.copy(m->dev, a.dbeta, mine + c, (size_t)c * sizeof *mine));
+        a.share = m->sync->joined;
+        a.slope = m->sync->joined + c;
+        return ops->matrix.bn_dx(m->dev, &a);
     }
     return m->dev->ops->matrix.bn_backward(m->dev, &a);
 }
@@ -165,8 +164,7 @@ static hvt_status norm_backward(hvt_model *m, hvt_layer *l)
 /*
  * Statistics of all shards: torch.nn.SyncBatchNorm, which is BatchNorm2d on all images of the step at once. A
  * shard leaves mean and squared deviations of each channel, and in backward the sums dgamma and dbeta, which
- * remain its own gradients. Every rank joins those of all shards in the same order, in f64; so the result
- * depends neither on which rank had which shard nor on how many there are.
+ * remain its own gradients. Every rank joins those of all shards (device/join.h).
  */
 hvt_status hvt__norm_moments(hvt_model *m, hvt_layer *l, float *part)
 {
@@ -187,73 +185,36 @@ hvt_status hvt__norm_sums(hvt_model *m, hvt_layer *l, float *part)
     return m->dev->ops->matrix.bn_sums(m->dev, &a);
 }
 
-static double rows_of(const hvt_layer *l, int images)
-{
-    return (double)images * hvt__pixels(l);
-}
-
-/* Chan, Golub and LeVeque 1979: of two parts, and so one after the other. */
-static void join_channel(const hvt_model *m, const hvt_layer *l, int i, const float *const part[], int parts,
-                         const double *rows)
-{
-    struct hvt__sync *s = m->sync;
-    float *moments = s->moments + l->moments;
-    int c = l->y.dim[3];
-    double n = 0, mean = 0, m2 = 0;
-
-    for (int p = 0; p < parts; p++) {
-        double all = n + rows[p], off = part[p][i] - mean;
-
-        mean += off * (rows[p] / all);
-        m2 += part[p][c + i] + off * off * (n * rows[p] / all);
-        n = all;
-    }
-    s->result[i] = (float)mean;
-    s->result[c + i] = (float)(1 / sqrt(m2 / n + (double)l->is.batchnorm.eps));
-    moments[i] = (float)mean;
-    moments[c + i] = (float)(m2 / (n > 1 ? n - 1 : 1));
-}
-
-/* The parts of shards that have images, and their rows; returns how many. */
-static int parts_of(const hvt_model *m, const hvt_layer *l, const float **part, double *rows)
+static hvt_bn_join_args join_arguments(const hvt_model *m, const hvt_layer *l)
 {
     const struct hvt__sync *s = m->sync;
-    int n = 0;
+    const int c = l->y.dim[3];
 
-    for (int i = 0; i < s->opts.all; i++)
-        if (s->counts[i]) {
-            part[n] = s->opts.part(s->opts.ctx, false, l->y.dim[3], i);
-            rows[n++] = rows_of(l, s->counts[i]);
-        }
-    return n;
+    return (hvt_bn_join_args){
+        .c = c,
+        .pixels = hvt__pixels(l),
+        .shards = s->shards,
+        .shard = s->shard,
+        .part = s->opts.parts(s->opts.ctx, false),
+        .stride = hvt__part_floats(c),
+        .eps = l->is.batchnorm.eps,
+        .joined = s->joined,
+        .moments = s->moments + l->moments,
+    };
 }
 
-void hvt__norm_join_moments(hvt_model *m, const hvt_layer *l)
+hvt_status hvt__norm_join_moments(hvt_model *m, const hvt_layer *l)
 {
-    HVT_FLOATS;
-    struct hvt__sync *s = m->sync;
-    int parts = parts_of(m, l, s->part, s->rows);
+    const hvt_bn_join_args a = join_arguments(m, l);
 
-    for (int i = 0; i < l->y.dim[3]; i++)
-        join_channel(m, l, i, s->part, parts, s->rows);
+    return m->dev->ops->matrix.bn_join_moments(m->dev, &a);
 }
 
-void hvt__norm_join_sums(hvt_model *m, const hvt_layer *l)
+hvt_status hvt__norm_join_sums(hvt_model *m, const hvt_layer *l)
 {
-    HVT_FLOATS;
-    struct hvt__sync *s = m->sync;
-    int c = l->y.dim[3], parts = parts_of(m, l, s->part, s->rows);
-    double n = 0;
+    const hvt_bn_join_args a = join_arguments(m, l);
 
-    for (int p = 0; p < parts; p++)
-        n += s->rows[p];
-    for (int i = 0; i < 2 * c; i++) {
-        double sum = 0;
-
-        for (int p = 0; p < parts; p++)
-            sum += s->part[p][i];
-        s->result[i < c ? c + i : i - c] = (float)(sum / n); /* of dgamma the slope, of dbeta the share */
-    }
+    return m->dev->ops->matrix.bn_join_sums(m->dev, &a);
 }
 
 hvt_status hvt__norm_end_step(hvt_model *m, hvt_layer *l, const int *counts, int shards)

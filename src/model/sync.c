@@ -10,6 +10,9 @@
  * Callers run one pass after the other as ever: passes of all but the last local shard keep their batch, the
  * last one's do the work of all.
  *
+ * What shards leave for each other lies in device memory, and the device joins it: the host only says what is
+ * to be done, and waits for nothing but the exchanges of a comm that needs it.
+ *
  * Invariant: all ranks come to the same exchanges in the same order, also with empty shards.
  */
 #include "base_impl.h"
@@ -56,9 +59,6 @@ static size_t key_bytes(const hvt_model *m)
 
 static hvt_status check(const hvt_model *m, const hvt__sync_opts *o)
 {
-    HVT_CHECK(m->dev->ops->host, E_UNSUPPORTED,
-              "device %s: batch norms do not take statistics over the images of all shards",
-              m->dev->ops->name);
     HVT_CHECK(hvt__sync_channels(m), E_ARG, "synchronized batch norm, but the model has no batch norm");
     HVT_CHECK(!m->parts_count || o->local == 1, E_UNSUPPORTED,
               "layers that share parameters, with synchronized batch norm and %d shards on a rank; one is "
@@ -70,16 +70,20 @@ static hvt_status check(const hvt_model *m, const hvt__sync_opts *o)
 static hvt_status allocate(hvt_model *m, struct hvt__sync *s)
 {
     const hvt_device_ops *ops = m->dev->ops;
-    size_t all = (size_t)s->opts.all, stats = m->step_stats_count * sizeof *s->moments;
-    size_t result = 2 * (size_t)hvt__sync_channels(m) * sizeof *s->result;
+    size_t all = (size_t)s->opts.all * sizeof *s->shard, stats = m->step_stats_count * sizeof *s->moments;
+    size_t joined = 2 * (size_t)hvt__sync_channels(m) * sizeof *s->joined;
+    size_t sums = (size_t)s->opts.local * HVT__STEP_SUMS * sizeof *s->sums;
 
-    s->rows = malloc(all * (sizeof *s->rows + sizeof *s->part));
-    HVT_CHECK(s->rows, E_MEM, "no memory for the statistics of %zu shards", all);
-    s->part = (const float **)(void *)(s->rows + all);
-    HVT_TRY(ops->memory.alloc(m->dev, result, (void **)&s->result));
-    HVT_TRY(ops->memory.alloc(m->dev, stats, (void **)&s->moments));
     s->turn[0].acts = m->acts;
     s->turn[0].keys = m->keys;
+    s->known = malloc(all);
+    HVT_CHECK(s->known, E_MEM, "no memory for the statistics of %d shards", s->opts.all);
+    HVT_TRY(ops->memory.alloc(m->dev, all, (void **)&s->shard));
+    HVT_TRY(ops->memory.alloc(m->dev, joined, (void **)&s->joined));
+    HVT_TRY(ops->memory.alloc(m->dev, stats, (void **)&s->moments));
+    HVT_TRY(ops->memory.alloc(m->dev, sums, (void **)&s->sums));
+    for (int p = 0; p < s->opts.local; p++)
+        s->turn[p].sums = s->sums + (size_t)p * HVT__STEP_SUMS;
     for (int p = 0; p < s->opts.local && s->opts.local > 1; p++) {
         hvt__turn *x = &s->turn[p];
 
@@ -164,9 +168,11 @@ void hvt__sync_close(hvt_model *m)
         ops->memory.release(m->dev, s->turn[p].images);
         ops->memory.release(m->dev, s->turn[p].label);
     }
-    ops->memory.release(m->dev, s->result);
+    ops->memory.release(m->dev, s->sums);
     ops->memory.release(m->dev, s->moments);
-    free(s->rows);
+    ops->memory.release(m->dev, s->joined);
+    ops->memory.release(m->dev, s->shard);
+    free(s->known);
     free(s);
     m->sync = NULL;
     m->backward_pending = false;
@@ -174,15 +180,51 @@ void hvt__sync_close(hvt_model *m)
 
 /* ---- a step ---- */
 
-void hvt__sync_step(hvt_model *m, const int *counts)
+/* The shards that have images, for the device; it still knows those of the step before. */
+static hvt_status bring_shards(hvt_model *m, const int *counts)
+{
+    enum { MOST = HVT__PUT_MOST / sizeof(hvt_bn_shard) };
+    struct hvt__sync *s = m->sync;
+    const int had = s->shards;
+    int n = 0;
+    bool same = true;
+
+    for (int i = 0; i < s->opts.all; i++)
+        if (counts[i]) {
+            const hvt_bn_shard now = {s->opts.place[i], counts[i]};
+
+            same = same && n < had && s->known[n].place == now.place && s->known[n].images == now.images;
+            s->known[n++] = now;
+        }
+    if (same && n == had)
+        return HVT_OK;
+    s->shards = 0; /* if this fails, the device knows none of them */
+    for (int at = 0; at < n; at += MOST)
+        HVT_TRY(m->dev->ops->memory.put(m->dev, s->shard + at, s->known + at,
+                                        (size_t)(n - at < MOST ? n - at : MOST) * sizeof *s->shard));
+    s->shards = n;
+    return HVT_OK;
+}
+
+hvt_status hvt__sync_begin(hvt_model *m, const int *counts)
 {
     struct hvt__sync *s = m->sync;
 
     if (!s)
-        return;
+        return HVT_OK;
+    HVT_TRY(bring_shards(m, counts));
     s->counts = counts;
     s->taken = 0;
     s->ran = s->reports = false;
+    return HVT_OK;
+}
+
+void hvt__sync_end(hvt_model *m)
+{
+    if (!m->sync)
+        return;
+    m->sync->counts = NULL;
+    m->sync->reports = false;
 }
 
 int hvt__sync_pass(const hvt_model *m)
@@ -254,14 +296,10 @@ static hvt_status exchange(hvt_model *m, const hvt_layer *l)
 static hvt_status leave_part(hvt_model *m, hvt_layer *l,
                              hvt_status (*pass)(hvt_model *, hvt_layer *, float *))
 {
-    const hvt__sync_opts *o = &m->sync->opts;
     int c = l->y.dim[3];
-    float *part = o->part(o->ctx, true, c, m->shard);
+    float *part = hvt__sync_part(m, true, c, m->shard);
 
-    if (m->real)
-        return pass(m, l, part);
-    memset(part, 0, 2 * (size_t)c * sizeof *part);
-    return HVT_OK;
+    return m->real ? pass(m, l, part) : m->dev->ops->memory.zero(m->dev, part, 2 * (size_t)c * sizeof *part);
 }
 
 /* The first layer from `from` on that needs the other shards, or the tape's end. */
@@ -270,6 +308,16 @@ static int next_norm(const hvt_model *m, int from)
     while (from < m->nlayer && !is_synchronized(&m->layer[from]))
         from++;
     return from;
+}
+
+/* The sums of the loss: the forward pass has left them, or there was none over no images. */
+static hvt_status keep_sums(hvt_model *m, float *to)
+{
+    const hvt_device_ops *ops = m->dev->ops;
+    const float *sums = m->grads + m->step_stats_count - HVT__STEP_SUMS;
+    size_t bytes = HVT__STEP_SUMS * sizeof *sums;
+
+    return m->real ? ops->memory.copy(m->dev, to, sums, bytes) : ops->memory.zero(m->dev, to, bytes);
 }
 
 /* Layers [from, to) of every local shard, and what layer `to` needs of them. */
@@ -281,12 +329,8 @@ static hvt_status forward_to(hvt_model *m, int from, int to)
         turn_to(m, p);
         for (int i = from; i < to && m->real; i++)
             HVT_TRY(hvt__layer_forward(m, &m->layer[i]));
-        if (to < m->nlayer)
-            HVT_TRY(leave_part(m, &m->layer[to], hvt__norm_moments));
-        else if (m->real)
-            memcpy(s->turn[p].sums, m->grads + m->step_stats_count - HVT__STEP_SUMS, sizeof s->turn[p].sums);
-        else
-            memset(s->turn[p].sums, 0, sizeof s->turn[p].sums);
+        HVT_TRY(to < m->nlayer ? leave_part(m, &m->layer[to], hvt__norm_moments)
+                               : keep_sums(m, s->turn[p].sums));
     }
     return HVT_OK;
 }
@@ -300,7 +344,7 @@ static hvt_status forward(hvt_model *m)
         if (to == m->nlayer)
             break;
         HVT_TRY(exchange(m, &m->layer[to]));
-        hvt__norm_join_moments(m, &m->layer[to]);
+        HVT_TRY(hvt__norm_join_moments(m, &m->layer[to]));
     }
     return HVT_OK;
 }
@@ -329,12 +373,14 @@ static int previous_norm(const hvt_model *m, int from)
 /* Of every local shard the step statistics: each norm's moments are global ones, and known. */
 static hvt_status report_sums(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
 {
+    const hvt_device_ops *ops = m->dev->ops;
     const size_t stats = m->step_stats_count;
 
     for (int p = 0; p < m->sync->opts.local; p++) {
         turn_to(m, p);
-        HVT_TRY(m->dev->ops->memory.zero(m->dev, m->grads, stats * sizeof *m->grads));
-        memcpy(m->grads + stats - HVT__STEP_SUMS, m->sync->turn[p].sums, sizeof m->sync->turn[p].sums);
+        HVT_TRY(ops->memory.zero(m->dev, m->grads, stats * sizeof *m->grads));
+        HVT_TRY(ops->memory.copy(m->dev, m->grads + stats - HVT__STEP_SUMS, m->sync->turn[p].sums,
+                                 HVT__STEP_SUMS * sizeof *m->grads));
         HVT_TRY(on_grad(ctx, 0, stats));
     }
     return HVT_OK;
@@ -367,7 +413,7 @@ static hvt_status backward(hvt_model *m, hvt_grad_fn *on_grad, void *ctx)
         if (to < 0)
             break;
         HVT_TRY(exchange(m, &m->layer[to]));
-        hvt__norm_join_sums(m, &m->layer[to]);
+        HVT_TRY(hvt__norm_join_sums(m, &m->layer[to]));
     }
     return HVT_OK;
 }

@@ -3,7 +3,8 @@
  * launches it again in one call. This file does the rest of a step: what the host counts and checks.
  *
  * Learning rate and number of images lie in the model's step state, which hvt_distopt_begin() writes before
- * each step. Shard counts became arguments of kernels, so they must be those of the captured step.
+ * each step, as it does with the images of shards whose batch norms are synchronized. Shard counts became
+ * arguments of kernels, so they must be those of the captured step.
  */
 #include "dist.h"
 
@@ -92,6 +93,7 @@ hvt_status hvt_distopt_replay(hvt_distopt *d, hvt_graph *g)
     m->tracked++;
     m->backward_pending = false;
     hvt__model_updated(m);
+    hvt__sync_end(m);
     d->begun = false;
     hvt__trace_step_end();
     return HVT_OK;

@@ -8,37 +8,36 @@
  * each comm has one order on all ranks, and neither waits for the other.
  *
  * Every rank gets the parts of all shards, and joins them itself: an allgather. A rank's parts lie in its
- * slice of the buffer, which is made of multiples of 16 floats so that all slices are of one size. There are
- * two buffers in turns, because a shard may leave its part of the next norm while another one still reads
- * those of this one.
+ * slice of the buffer, and have as many floats as a comm cuts slices in multiples of, so that all slices are
+ * of one size. There are two buffers in turns, because a shard may leave its part of the next norm while
+ * another one still reads those of this one.
+ *
+ * On a GPU nothing here waits, with comm nccl: the device's queue goes on when the parts are there. Both
+ * comms' operations may be in flight at once, and NCCL runs them in the order in which the host gave them
+ * (cuda/comm_nccl.c), which is the same on every rank.
  */
 #include "dist.h"
 #include "base_impl.h"
-
-enum { UNIT = 16 }; /* floats of which slices are multiples */
 
 struct hvt__moments {
     hvt_comm *comm;
     float *buffer[2];
     int turn;          /* whose is the last exchange's */
     const char *layer; /* of the exchange under way */
-    int place[];       /* [ranks] whose slice is the how manieth */
+    int place[];       /* [shards] whose part is the how manieth */
 };
 
-/* Floats of a rank's slice. */
-static size_t slice(const hvt_distopt *d, int c)
+/* Floats of all parts. */
+static size_t parts_count(const hvt_distopt *d, int c)
 {
-    return ((size_t)d->opts.local_shards * 2 * (size_t)c + UNIT - 1) / UNIT * UNIT;
+    return (size_t)d->shards * hvt__part_floats(c);
 }
 
-static float *part(void *ctx, bool next, int c, int shard)
+static float *parts(void *ctx, bool next)
 {
-    const hvt_distopt *d = ctx;
-    const struct hvt__moments *s = d->moments;
-    int local = d->opts.local_shards;
+    const struct hvt__moments *s = ((const hvt_distopt *)ctx)->moments;
 
-    return s->buffer[s->turn ^ next] + (size_t)s->place[shard / local] * slice(d, c) +
-           2 * (size_t)c * (size_t)(shard % local);
+    return s->buffer[s->turn ^ next];
 }
 
 static const char *layer_name(const void *ctx, int detail)
@@ -50,7 +49,7 @@ static hvt_status exchange(void *ctx, int c, const char *layer)
 {
     hvt_distopt *d = ctx;
     struct hvt__moments *s = d->moments;
-    size_t count = (size_t)d->ranks * slice(d, c);
+    size_t count = parts_count(d, c);
     double start = hvt__running();
     hvt_ticket ticket;
     hvt_status status;
@@ -70,27 +69,27 @@ static hvt_status exchange(void *ctx, int c, const char *layer)
 
 static void find_places(hvt_distopt *d)
 {
+    const int local = d->opts.local_shards;
     size_t first, end;
 
-    for (int r = 0; r < d->ranks; r++) {
-        hvt_comm_slice(d->comm, (size_t)d->ranks * UNIT, r, &first, &end);
-        d->moments->place[r] = (int)(first / UNIT);
+    for (int i = 0; i < d->shards; i++) {
+        hvt_comm_slice(d->comm, (size_t)d->ranks * HVT__PART_UNIT, i / local, &first, &end);
+        d->moments->place[i] = (int)(first / HVT__PART_UNIT) * local + i % local;
     }
 }
 
 static hvt_status open_local(hvt_distopt *d)
 {
-    const hvt__sync_opts opts = {.first = d->rank * d->opts.local_shards,
-                                 .local = d->opts.local_shards,
-                                 .all = d->shards,
-                                 .part = part,
-                                 .exchange = exchange,
-                                 .ctx = d};
-
-    d->moments = calloc(1, sizeof *d->moments + (size_t)d->ranks * sizeof *d->moments->place);
-    HVT_CHECK(d->moments, E_MEM, "no memory for the moments of %d ranks", d->ranks);
+    d->moments = calloc(1, sizeof *d->moments + (size_t)d->shards * sizeof *d->moments->place);
+    HVT_CHECK(d->moments, E_MEM, "no memory for the moments of %d shards", d->shards);
     find_places(d);
-    return hvt__sync_open(d->optim->m, &opts);
+    return hvt__sync_open(d->optim->m, &(hvt__sync_opts){.first = d->rank * d->opts.local_shards,
+                                                         .local = d->opts.local_shards,
+                                                         .all = d->shards,
+                                                         .place = d->moments->place,
+                                                         .parts = parts,
+                                                         .exchange = exchange,
+                                                         .ctx = d});
 }
 
 hvt_status hvt__moments_open(hvt_distopt *d)
@@ -99,7 +98,7 @@ hvt_status hvt__moments_open(hvt_distopt *d)
     size_t bytes;
 
     HVT_TRY(hvt_world_agree(d->world, open_local(d)));
-    bytes = (size_t)d->ranks * slice(d, hvt__sync_channels(m)) * sizeof(float);
+    bytes = parts_count(d, hvt__sync_channels(m)) * sizeof(float);
     HVT_TRY(hvt_comm_open(hvt_comm_name(d->comm), d->world, m->dev, &d->moments->comm));
     for (int i = 0; i < 2; i++)
         HVT_TRY(hvt_comm_alloc(d->moments->comm, bytes, (void **)&d->moments->buffer[i]));

@@ -78,7 +78,7 @@ hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards
     d->pass = 0;
     d->launched = d->arrived = d->flags != NULL; /* step statistics wait for the flags */
     memset(d->mark, 0, (size_t)d->opts.local_shards * sizeof *d->mark);
-    hvt__sync_step(d->optim->m, d->counts);
+    HVT_TRY(hvt__sync_begin(d->optim->m, d->counts));
     d->begun = true;
     return HVT_OK;
 }
@@ -243,7 +243,7 @@ void hvt__distopt_drop(hvt_distopt *d)
 {
     d->begun = false;
     d->pass = d->launched = d->arrived = 0;
-    hvt__sync_step(d->optim->m, NULL);
+    hvt__sync_end(d->optim->m);
     if (d->codec->drop)
         d->codec->drop(d);
     d->optim->m->backward_pending = false;
@@ -325,7 +325,7 @@ hvt_status hvt_distopt_step(hvt_distopt *d)
     if (d->codec->end)
         d->codec->end(d);
     d->begun = false;
-    hvt__sync_step(d->optim->m, NULL);
+    hvt__sync_end(d->optim->m);
     hvt__trace_step_end();
     return hvt__replicas_check(d);
 }

@@ -231,6 +231,52 @@ TEST(moving_statistics_follow_unless_the_run_has_stopped)
     }
 }
 
+/* Parts of shards in any places, between them NaNs: of shards without images, and what fills up a part. */
+TEST(shards_are_joined_as_by_ref_bit_for_bit)
+{
+    for (int k = 0; k < CASES; k++) {
+        runs r;
+        const int c = random_matrix().c, all = between(1, 9), first = between(0, all - 1);
+        const size_t stride = (2 * (size_t)c + 15) / 16 * 16;
+        hvt_bn_shard shard[9];
+        hvt_bn_join_args a = {.c = c, .pixels = between(1, 60), .stride = stride, .eps = 1e-5f};
+        float *part;
+        int moments, joined[2];
+
+        begin(&r, "bn_join");
+        part = input(&r, HVT_F32, all * stride, 0, 0, 4 * between(0, 3));
+        for (int i = 0; i < all; i++) {
+            const hvt_bn_shard one = {(i + first) % all, between(1, 3)};
+
+            if (i && !between(0, 3))
+                continue;
+            shard[a.shards++] = one;
+            for (int col = 0; col < c; col++) {
+                part[one.place * stride + col] = value() + 3;
+                part[one.place * stride + c + col] = 20 * (value() + 1);
+            }
+        }
+        a.shard = shard;
+        a.part = part;
+        joined[0] = output(&r, "mean and deviation", HVT_F32, 2 * c, 2 * c, NULL, NULL, 4);
+        moments = output(&r, "moments", HVT_F32, 2 * c, 2 * c, NULL, NULL, 8);
+        joined[1] = output(&r, "share and slope", HVT_F32, 2 * c, 2 * c, NULL, NULL, 12);
+        for (int run = 0; run < RUNS; run++) {
+            hvt_bn_join_args sums = a;
+
+            a.joined = of(&r, joined[0], run);
+            a.moments = of(&r, moments, run);
+            sums.joined = of(&r, joined[1], run);
+            set_order(run);
+            CHECK_OK(run ? hvt__bn_join_moments_cuda(&emulated, &a)
+                         : ref->ops->matrix.bn_join_moments(ref, &a));
+            CHECK_OK(run ? hvt__bn_join_sums_cuda(&emulated, &sums)
+                         : ref->ops->matrix.bn_join_sums(ref, &sums));
+        }
+        judge(&r);
+    }
+}
+
 /* ---- bias ---- */
 
 /* Of values whose sums are exact, so that a part that is lost or counted twice shows; and twice, so that
@@ -309,6 +355,7 @@ int main(void)
     RUN(batch_norm_at_inference_equals_ref_bit_for_bit);
     RUN(batch_norm_backward_equals_ref);
     RUN(moving_statistics_follow_unless_the_run_has_stopped);
+    RUN(shards_are_joined_as_by_ref_bit_for_bit);
     RUN(the_last_block_to_come_finishes_the_sums_of_all_whoever_it_is);
     RUN(bias_is_added_and_its_gradient_summed_as_ref_does);
     return close_emulated();

@@ -411,9 +411,10 @@ TEST(a_captured_graph_that_outlives_its_comm_costs_time_and_a_line)
 
 static void forget_environment(void)
 {
-    static const char *const names[] = {"NCCL_HOSTID",      "NCCL_ALGO",         "NCCL_PROTO",
-                                        "NCCL_NET",         "NCCL_RAS_ENABLE",   "NCCL_MNNVL_ENABLE",
-                                        "NCCL_NVLS_ENABLE", "NCCL_SOCKET_IFNAME"};
+    static const char *const names[] = {
+        "NCCL_HOSTID",      "NCCL_ALGO",          "NCCL_PROTO",
+        "NCCL_NET",         "NCCL_RAS_ENABLE",    "NCCL_MNNVL_ENABLE",
+        "NCCL_NVLS_ENABLE", "NCCL_SOCKET_IFNAME", "NCCL_LAUNCH_ORDER_IMPLICIT"};
 
     for (size_t i = 0; i < HVT_LEN(names); i++)
         unsetenv(names[i]);
@@ -465,6 +466,38 @@ TEST(a_deterministic_device_pins_algorithm_and_protocol)
         end(c);
         c = NULL;
     }
+    forget_environment();
+}
+
+/* A second one has operations of its own in flight, beside a sum that nobody has waited for; and NCCL is told
+ * to run those of both in the order in which they are given. */
+TEST(two_comms_go_side_by_side)
+{
+    enum { COUNT = 50000 };
+    hvt_comm *sums, *parts = NULL;
+    void *sum = NULL, *part = NULL;
+    hvt_ticket whole, t;
+
+    forget_environment();
+    sums = begin();
+    CHECK(!getenv("NCCL_LAUNCH_ORDER_IMPLICIT"), "of one comm");
+    CHECK_OK(hvt_comm_open("nccl", world, gpu, &parts));
+    CHECK(getenv("NCCL_LAUNCH_ORDER_IMPLICIT"), "of two comms");
+    CHECK_OK(hvt_comm_alloc(sums, COUNT * sizeof(float), &sum));
+    CHECK_OK(hvt_comm_alloc(parts, COUNT * sizeof(float), &part));
+    for (int k = 0; k < 3; k++) {
+        put(sum, COUNT, HVT_F32);
+        CHECK_OK(hvt_comm_allreduce(sums, sum, COUNT, HVT_F32, &whole));
+        every_operation(parts, part);
+        CHECK_OK(hvt_comm_allgather(parts, part, 64, HVT_F32, &t));
+        CHECK_OK(hvt_comm_wait(sums, whole));
+        CHECK(!wrong(sum, 0, COUNT, HVT_F32), "a sum beside another comm's operations");
+        CHECK_OK(hvt_comm_wait(parts, t));
+    }
+    hvt_comm_release(parts, part);
+    hvt_comm_close(&parts);
+    hvt_comm_release(sums, sum);
+    end(sums);
     forget_environment();
 }
 
@@ -739,6 +772,7 @@ int main(void)
     RUN(a_captured_graph_that_outlives_its_comm_costs_time_and_a_line);
     RUN(ranks_with_one_gpu_are_refused_unless_they_share);
     RUN(a_deterministic_device_pins_algorithm_and_protocol);
+    RUN(two_comms_go_side_by_side);
     RUN(an_operation_that_takes_too_long_is_given_up_and_named);
     RUN(a_captured_step_that_a_rank_does_not_launch_is_given_up);
     RUN(a_rank_that_comes_late_is_waited_for);

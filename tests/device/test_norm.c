@@ -310,6 +310,134 @@ TEST(batch_norm_backward_equals_ref)
     }
 }
 
+enum { SHARDS = 5 };
+
+/* What ref leaves of each shard's rows, which follow each other in x and dy: moments, or sums by the mean and
+ * deviation of all. What nobody may read is NaN. */
+static float *parts_of(const hvt_bn_join_args *join, const int *images, const int *place, const float *x,
+                       const float *dy, const bn_result *all)
+{
+    const size_t c = (size_t)join->c;
+    float *parts = unwritten(HVT_F32, SHARDS * join->stride);
+
+    for (int i = 0, row = 0, rows; i < SHARDS; row += rows, i++) {
+        float *part = parts + (size_t)place[i] * join->stride;
+        hvt_bn_args a = {.c = join->c, .x = x + (size_t)row * c, .moments = part};
+        hvt_bn_grad_args g = {.c = join->c,
+                              .x = a.x,
+                              .dy = dy + (size_t)row * c,
+                              .mean = all->mean,
+                              .rstd = all->rstd,
+                              .dgamma = part,
+                              .dbeta = part + c};
+
+        rows = images[i] * join->pixels;
+        a.rows = g.rows = (hvt_rows){1, rows, rows};
+        if (rows)
+            CHECK_OK(all->mean ? ref->ops->matrix.bn_sums(ref, &g) : ref->ops->matrix.bn_moments(ref, &a));
+    }
+    return parts;
+}
+
+typedef struct joined {
+    float *norm, *moments, *means; /* [2,c] each */
+} joined;
+
+static joined run_join(hvt_device *d, hvt_bn_join_args a, const float *moments, const float *sums)
+{
+    const size_t n = 2 * (size_t)a.c;
+    const joined r = {unwritten(HVT_F32, n), unwritten(HVT_F32, n), unwritten(HVT_F32, n)};
+
+    a.part = moments;
+    a.joined = r.norm;
+    a.moments = r.moments;
+    CHECK_OK(d->ops->matrix.bn_join_moments(d, &a));
+    a.part = sums;
+    a.joined = r.means;
+    a.moments = NULL;
+    CHECK_OK(d->ops->matrix.bn_join_sums(d, &a));
+    return r;
+}
+
+static void free_joined(joined *r)
+{
+    free(r->norm);
+    free(r->moments);
+    free(r->means);
+}
+
+/* Whatever the places of their parts. */
+TEST(joined_shards_are_one_batch_and_have_ref_s_bits)
+{
+    for (int t = 0; t < cases(CASES); t++) {
+        int images[SHARDS], place[SHARDS], rows = 0, turn = between(0, SHARDS - 1), c = random_shape().c;
+        hvt_bn_shard *shard = room(SHARDS * sizeof *shard);
+        hvt_bn_join_args a = {.c = c,
+                              .pixels = between(2, 30),
+                              .shard = shard,
+                              .stride = 2 * (size_t)c + (size_t)between(0, 16),
+                              .eps = 1e-5f};
+        float *x, *dy, *gamma = floats(c), *beta = floats(c), *moments, *sums,
+                       *means = room(2 * (size_t)c * 4);
+        double few;
+        bn_result whole;
+        shape s;
+        joined want;
+
+        for (int i = 0; i < SHARDS; i++) {
+            images[i] = i == turn ? 1 : between(0, 4);
+            place[i] = (i * 2 + turn) % SHARDS;
+            rows += images[i] * a.pixels;
+            if (images[i])
+                shard[a.shards++] = (hvt_bn_shard){place[i], images[i]};
+        }
+        s = make_shape(HVT_ORDER_NHW, 1, rows, rows, c);
+        x = matrix(&s, 3);
+        dy = matrix(&s, 0);
+        whole = run_bn(
+            ref,
+            (hvt_bn_args){
+                .rows = s.rows, .c = c, .eps = a.eps, .x = x, .gamma = gamma, .beta = beta, .weight = 1},
+            &s, true, NULL);
+        CHECK_OK(ref->ops->matrix.bn_sums(ref, &(hvt_bn_grad_args){.rows = s.rows,
+                                                                   .c = c,
+                                                                   .x = x,
+                                                                   .dy = dy,
+                                                                   .mean = whole.mean,
+                                                                   .rstd = whole.rstd,
+                                                                   .dbeta = means,
+                                                                   .dgamma = means + c}));
+        for (int i = 0; i < 2 * c; i++)
+            means[i] /= (float)rows;
+        moments = parts_of(&a, images, place, x, dy, &(bn_result){0});
+        sums = parts_of(&a, images, place, x, dy, &whole);
+        want = run_join(ref, a, moments, sums);
+        few = rows < 8 ? 2e-3 : 2e-5; /* a deviation may be lost to its mean */
+        check_near("joined mean", 0, NULL, c, want.norm, whole.mean, 1e-6);
+        check_near("joined deviation", 0, NULL, c, want.norm + c, whole.rstd, few);
+        check_near("joined moments", 0, NULL, 2 * c, want.moments, whole.moments, 2e-6);
+        check_near("share and slope", 0, NULL, 2 * c, want.means, means, 1e-6);
+        for (int dev = 1; dev < ndevs; dev++) {
+            joined got = run_join(devs[dev], a, moments, sums);
+
+            check_same("joined", dev, NULL, 2 * c, got.norm, want.norm);
+            check_same("joined moments", dev, NULL, 2 * c, got.moments, want.moments);
+            check_same("share and slope", dev, NULL, 2 * c, got.means, want.means);
+            free_joined(&got);
+        }
+        free_joined(&want);
+        free_bn(&whole);
+        free(means);
+        free(moments);
+        free(sums);
+        free(shard);
+        free(gamma);
+        free(beta);
+        free(x);
+        free(dy);
+    }
+}
+
 /* Backward may take relu's mask from x again instead of from y: no bit changes, not even where y is so small
  * that f16 makes zero of it. */
 TEST(relu_s_mask_is_the_same_from_x)
@@ -560,6 +688,7 @@ int main(void)
     RUN(batch_norm_equals_ref);
     RUN(batch_statistics_of_many_rows_keep_their_digits);
     RUN(batch_norm_backward_equals_ref);
+    RUN(joined_shards_are_one_batch_and_have_ref_s_bits);
     RUN(relu_s_mask_is_the_same_from_x);
     RUN(a_function_after_a_batch_norm_changes_no_bit);
     RUN(an_image_s_result_does_not_depend_on_its_place);

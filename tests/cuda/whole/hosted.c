@@ -391,6 +391,40 @@ static hvt_status bn_update_hosted(hvt_device *d, const hvt_bn_update_args *a)
     return end(&s, ready ? s.h->inner->ops->matrix.bn_update(s.h->inner, &b) : HVT_OK);
 }
 
+/* As many parts travel as reach to the last one that is read. */
+static hvt_status bn_join(hvt_device *d, const hvt_bn_join_args *a, HVT__OP_TYPE(matrix.bn_join_sums) * op,
+                          bool moments)
+{
+    stage s = begin(d);
+    size_t two = 2 * (size_t)a->c * sizeof(float), last = 0;
+    hvt_bn_join_args b = *a;
+    int shard, part, joined, m;
+    bool ready;
+
+    for (int i = 0; i < a->shards; i++)
+        last = (size_t)a->shard[i].place > last ? (size_t)a->shard[i].place : last;
+    shard = in(&s, a->shard, (size_t)a->shards * sizeof *a->shard);
+    part = in(&s, a->part, last * a->stride * sizeof(float) + two);
+    joined = out(&s, a->joined, two);
+    m = moments ? out(&s, a->moments, two) : -1;
+    ready = go(&s);
+    b.shard = dev(&s, shard);
+    b.part = dev(&s, part);
+    b.joined = dev(&s, joined);
+    b.moments = dev(&s, m);
+    return end(&s, ready ? op(s.h->inner, &b) : HVT_OK);
+}
+
+static hvt_status bn_join_moments_hosted(hvt_device *d, const hvt_bn_join_args *a)
+{
+    return bn_join(d, a, __real_hvt_device_cuda.matrix.bn_join_moments, true);
+}
+
+static hvt_status bn_join_sums_hosted(hvt_device *d, const hvt_bn_join_args *a)
+{
+    return bn_join(d, a, __real_hvt_device_cuda.matrix.bn_join_sums, false);
+}
+
 static hvt_status bias_forward_hosted(hvt_device *d, hvt_rows rows, int c, hvt_dtype t, const float *b,
                                       void *y)
 {
@@ -675,6 +709,8 @@ const hvt_device_ops __wrap_hvt_device_cuda = {.name = "cuda",
                                                .matrix.bn_moments = bn_moments_hosted,
                                                .matrix.bn_sums = bn_sums_hosted,
                                                .matrix.bn_dx = bn_dx_hosted,
+                                               .matrix.bn_join_moments = bn_join_moments_hosted,
+                                               .matrix.bn_join_sums = bn_join_sums_hosted,
                                                .matrix.bias_forward = bias_forward_hosted,
                                                .matrix.bias_backward = bias_backward_hosted,
                                                .matrix.subsample_forward = subsample_forward_hosted,

@@ -95,8 +95,11 @@ class Case(unittest.TestCase):
         for a, b in zip(got, want):
             self.assertLess(abs(a - b), bound, f"{got} against {want}")
 
-    def graph_equals_eager(self, ranks, more):
-        a, b = (run(NET + ["--batch", "4"] + CUDA + more + ["--graph", on], ranks) for on in ("on", "off"))
+    def graph_equals_eager(self, ranks, more, samples=24, steps=5):
+        """From the fourth update on."""
+        net = without(NET, "--samples", "--steps") + ["--samples", str(samples), "--steps", str(steps), "--batch", "4"]
+        a, b = (run(net + CUDA + more + ["--graph", on], ranks) for on in ("on", "off"))
+        self.assertEqual(len(losses(a)), steps)
         self.assertEqual(losses(a), losses(b))
         self.assertEqual(weights(a), weights(b))
 
@@ -148,14 +151,25 @@ class Gpu(Case):
             with self.subTest(more=more):
                 self.graph_equals_eager(0, more)
 
+    def test_shards_of_synchronized_batch_norms_are_one_batch(self):
+        """In the third update they have one image or none."""
+        net, shards = without(NET, "--samples") + ["--samples", "18"], ["--shards", "4", "--batch", "2"]
+        one, ref, got, apart = (run(net + args) for args in (
+            ["--batch", "8"] + CUDA, shards + ["--sync-bn", "--device", "ref"], shards + ["--sync-bn"] + CUDA, shards + CUDA))
+        for want in (ref, one):
+            self.near(losses(got)[:1], losses(want)[:1], 1e-5)
+            self.near(losses(got), losses(want), 1e-3)
+        self.assertGreater(abs(losses(apart)[0] - losses(one)[0]), 1e-3)
+
     @unittest.skipIf(MPIRUN == "none", "no mpirun")
     def test_ranks_equal_one_rank(self):
-        one = run(NET + ["--shards", "4", "--batch", "2"] + CUDA)
-        for ranks in (2, 4):
-            with self.subTest(ranks=ranks):
-                many = run(NET + ["--shards", "4", "--batch", "2", "--comm", "mpi"] + CUDA + ONE_GPU, ranks)
-                self.near(losses(many), losses(one), 1e-3)
-                self.assertEqual(weights(many), weights(one))  # added along the shards' tree, as one rank does
+        for more, counts in ([], (2, 4)), (["--sync-bn"], (2,)):
+            one = run(NET + ["--shards", "4", "--batch", "2"] + more + CUDA)
+            for ranks in counts:
+                with self.subTest(more=more, ranks=ranks):
+                    many = run(NET + ["--shards", "4", "--batch", "2", "--comm", "mpi"] + more + CUDA + ONE_GPU, ranks)
+                    self.near(losses(many), losses(one), 1e-3)
+                    self.assertEqual(weights(many), weights(one))  # added along the shards' tree, as one rank does
 
     def test_the_bar_does_not_wait_for_the_gpu(self):
         net = [a for a in NET if a not in ("--quiet", "on", "--print-freq", "1")]
@@ -182,12 +196,18 @@ class SharedGpu(Case):
     def test_a_graph_gives_the_eager_bits(self):
         self.graph_equals_eager(2, ONE_GPU + ["--comm", "nccl"])
 
+    @unittest.skipUnless(has("--graph"), "no --graph in this build")
+    def test_a_graph_gives_the_eager_bits_with_synchronized_batch_norms(self):
+        """The sixth update has shards of other sizes, between two that are launched as the graph."""
+        self.graph_equals_eager(2, ONE_GPU + ["--comm", "nccl", "--sync-bn"], samples=21, steps=7)
+
     def test_ranks_equal_one_rank(self):
-        one = run(NET + ["--shards", "4", "--batch", "2"] + CUDA)
-        for ranks in (2, 4):
-            with self.subTest(ranks=ranks):
-                many = run(NET + ["--shards", "4", "--batch", "2", "--comm", "nccl"] + CUDA + ONE_GPU, ranks)
-                self.near(losses(many), losses(one), 1e-3)
+        for more, counts in ([], (2, 4)), (["--sync-bn"], (2,)):
+            one = run(NET + ["--shards", "4", "--batch", "2"] + more + CUDA)
+            for ranks in counts:
+                with self.subTest(more=more, ranks=ranks):
+                    many = run(NET + ["--shards", "4", "--batch", "2", "--comm", "nccl"] + more + CUDA + ONE_GPU, ranks)
+                    self.near(losses(many), losses(one), 1e-3)
 
 
 def gpu_is_there():
