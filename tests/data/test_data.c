@@ -685,10 +685,11 @@ static void fail_once(hvt_device *dev)
     own o = {4, 5, 3};
     hvt_dataset *set = own_set(&o, 20);
     hvt_loader_opts opts = loader_opts(3, 2);
-    hvt_loader *l = NULL, *untroubled = loader(set, &opts);
+    hvt_loader *l = NULL, *untroubled = NULL;
     hvt_batch b = {.count = -9};
     bool end = true;
 
+    CHECK_OK(hvt_loader_open(set, dev, &opts, &untroubled));
     CHECK_OK(hvt_loader_open(set, dev, &opts, &l));
     o.answer = HVT_E_IO;
     CHECK_FAILS(hvt_loader_next(l, &b, &end), E_IO, "is on the moon");
