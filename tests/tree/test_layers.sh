@@ -1,11 +1,11 @@
 #!/bin/sh
-# test_layers.sh ROOT: the tree keeps the layer rules, and check_layers.sh sees each kind of breach when one
+# test_layers.sh ROOT: the tree keeps the layer rules, and check_layers.py sees each kind of breach when one
 # is put into a copy of the tree.
 set -u
 root=$1
 failed=0
 
-if "$root/tests/tree/check_layers.sh" "$root"; then
+if "$root/tests/tree/check_layers.py" "$root"; then
     echo "ok   the tree keeps its layers"
 else
     echo "FAIL the tree keeps its layers"
@@ -21,7 +21,7 @@ fresh() {
     done
 }
 seen() { # NAME, what the complaint must hold
-    if out=$("$root/tests/tree/check_layers.sh" "$copy"); then
+    if out=$("$root/tests/tree/check_layers.py" "$copy"); then
         echo "FAIL $1: not seen"
         failed=1
     elif ! printf '%s\n' "$out" | grep -q "$2"; then
