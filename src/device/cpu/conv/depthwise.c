@@ -8,6 +8,7 @@
  * Its lists are the product of one list along each dimension, which name existing pixels only.
  *
  * A norm of x (conv.set_norm) is computed line by line, into a ring of as many lines as a window spans.
+ * Forward does so in strips of columns, of which the ring stays in the L2 cache.
  *
  * Where a channel has several filters, y and dy are split into one *plane* for each, [M][rows][C], between
  * the caller and the kernels; weights always lie so.
@@ -32,7 +33,8 @@ enum {
     SUM = 8192,   /* weights of a job */
     SPLIT = 1024, /* rows of a job */
     PIXELS_AHEAD = 4,
-    RING_LINES = 32
+    RING_LINES = 32,
+    LEAST_STRIP = 14 /* columns */
 };
 
 /* Targets along one dimension: `count` of them, `step` apart, each of which reads `shift` further on than the
@@ -251,23 +253,28 @@ static void fetch_pixel(const conv_op *op, size_t at, int images, int channels)
                       hvt_dtype_size(op->type) * (size_t)channels * (size_t)(dense ? images : 1));
 }
 
-/* Compute those of lines [first, end) that are not there, of images [image, image + images) and channels
- * [channel, channel + channels). */
-static void fill_ring(const conv_op *op, ring *r, int first, int end, int image, int images, int channel,
-                      int channels)
+/* A part of every line of x. */
+typedef struct area {
+    int column, end; /* columns of pixels */
+    int image, images, channel, channels;
+} area;
+
+/* Compute those of lines [first, end) that are not there. */
+static void fill_ring(const conv_op *op, ring *r, int first, int end, const area *a)
 {
     const size_t pixel = (size_t)pixel_of(op), line = (size_t)line_of(op);
-    const bool whole = images == op->n && channels == op->x_row;
+    const bool whole = a->images == op->n && a->channels == op->x_row;
+    const int pixels = whole ? a->end - a->column : 1; /* without gaps in memory */
 
     for (int i = r->end > first ? r->end : first; i < end; i++) {
         const size_t x = (size_t)i * line, to = (size_t)(i % r->lines) * line;
 
-        for (int q = 0; q < (whole ? 1 : op->w); q++) {
-            const size_t in = (size_t)q * pixel + (size_t)image * (size_t)op->x_row + (size_t)channel;
+        for (int q = a->column; q < a->end; q += pixels) {
+            const size_t in = (size_t)q * pixel + (size_t)a->image * (size_t)op->x_row + (size_t)a->channel;
 
             if (!whole) /* too scattered for hardware prefetchers */
-                fetch_pixel(op, x + in + PIXELS_AHEAD * pixel, images, channels);
-            conv_norm(op, x + in, whole ? op->w * images : images, channel, channels,
+                fetch_pixel(op, x + in + PIXELS_AHEAD * pixel, a->images, a->channels);
+            conv_norm(op, x + in, pixels * a->images, a->channel, a->channels,
                       hvt__at(r->at, op->type, to + in));
         }
     }
@@ -285,6 +292,7 @@ typedef struct pass {
     int planes;
     int images, channels;      /* of a slice */
     int chunks, slices, bands; /* of images, of channels, of lines */
+    int strips;                /* of columns, where from has a norm */
     int all;                   /* images */
     bool back, add, stream;
     char *rings; /* of all threads; NULL: from has no norm */
@@ -388,10 +396,8 @@ static int least(int a, int b)
     return a < b ? a : b;
 }
 
-/* The lines that run `down` reads, in their ring, of these images and channels; *row: the kernel's list of
- * them. */
-static void norm_lines(const pass *g, ring *r, int down, int image, int images, int channel, int channels,
-                       hvt_depthwise_entry *row)
+/* The lines that run `down` reads, in their ring, of this area; *row: the kernel's list of them. */
+static void norm_lines(const pass *g, ring *r, int down, const area *a, hvt_depthwise_entry *row)
 {
     const conv_op *op = g->op;
     const axis_run *run = &g->h->run[down];
@@ -401,8 +407,7 @@ static void norm_lines(const pass *g, ring *r, int down, int image, int images, 
 
     if (!rows)
         return;
-    fill_ring(op, r, (int)(e[0].from / line), (int)(e[rows - 1].from / line) + 1, image, images, channel,
-              channels);
+    fill_ring(op, r, (int)(e[0].from / line), (int)(e[rows - 1].from / line) + 1, a);
     for (int i = 0; i < rows; i++)
         row[i] = (hvt_depthwise_entry){e[i].from / line % r->lines * line, e[i].w};
 }
@@ -415,37 +420,85 @@ static void pass_job(void *ctx, int job, int thread)
     const int band = job % g->bands, channel = job / g->bands % g->slices * g->channels,
               image = job / g->bands / g->slices * g->images;
     const float *weights = g->weights + (long)channel * op->taps;
+
+    for (int p = conv_part(g->h->runs, band, g->bands); p < conv_part(g->h->runs, band + 1, g->bands); p++)
+        for (int q = 0; q < g->w->runs; q++) {
+            size_t from, to;
+            const hvt_depthwise t = targets_of(g, p, q, image, channel, &from, &to);
+
+            op->typed->depthwise(&t, hvt__at(g->from, op->type, from), weights, hvt__at(g->to, op->type, to),
+                                 g->add);
+        }
+    if (g->stream)
+        hvt__fence();
+}
+
+/* The targets of run `across` that are in columns [first, end), of one slice, whose lines are in a ring. */
+static void strip_targets(const pass *g, const ring *r, const hvt_depthwise_entry *row, int down, int across,
+                          int first, int end, int image, int channel)
+{
+    const conv_op *op = g->op;
+    const axis_run *run = &g->w->run[across];
+    const int skip = first > run->target ? first - run->target : 0,
+              count = least(run->count, end - run->target) - skip;
+    size_t from, to;
+    hvt_depthwise t = targets_of(g, down, across, image, channel, &from, &to);
+
+    if (count <= 0)
+        return;
+    t.row = row;
+    t.count = count;
+    t.ahead_from = 0;
+    from += (size_t)skip * (size_t)g->w->shift;
+    to += (size_t)skip * (size_t)g->t_pixel;
+    op->typed->depthwise(&t, hvt__at(r->at, op->type, from), g->weights + (long)channel * op->taps,
+                         hvt__at(g->to, op->type, to), false);
+}
+
+/* job = a band of lines of a strip of columns, with all its slices: the norm then has no gaps in memory */
+static void strip_job(void *ctx, int job, int thread)
+{
+    const pass *g = ctx;
+    const conv_op *op = g->op;
+    const int band = job % g->bands, strip = job / g->bands;
+    const int first = conv_part(op->ow, strip, g->strips), end = conv_part(op->ow, strip + 1, g->strips);
+    const int left = first * op->stride_w - op->left,
+              right = (end - 1) * op->stride_w - op->left + (op->s - 1) * op->dilation_w + 1;
+    const area a = {left > 0 ? left : 0, least(right, op->w), 0, g->all, 0, op->x_row};
     ring r = thread_ring(g, thread);
     hvt_depthwise_entry row[RING_LINES];
 
     for (int p = conv_part(g->h->runs, band, g->bands); p < conv_part(g->h->runs, band + 1, g->bands); p++) {
-        if (g->rings)
-            norm_lines(g, &r, p, image, least(g->images, g->all - image), channel,
-                       least(g->channels, op->x_row - channel), row);
-        for (int q = 0; q < g->w->runs; q++) {
-            size_t from, to;
-            hvt_depthwise t = targets_of(g, p, q, image, channel, &from, &to);
-
-            if (g->rings)
-                t.row = row, t.ahead_from = 0;
-            op->typed->depthwise(&t, hvt__at(g->rings ? r.at : g->from, op->type, from), weights,
-                                 hvt__at(g->to, op->type, to), g->add);
-        }
+        norm_lines(g, &r, p, &a, row);
+        for (int image = 0; image < g->all; image += g->images)
+            for (int channel = 0; channel < op->x_row; channel += g->channels)
+                for (int q = 0; q < g->w->runs; q++)
+                    strip_targets(g, &r, row, p, q, first, end, image, channel);
     }
     if (g->stream)
         hvt__fence();
+}
+
+/* Columns of targets for which the lines of a window fit, or few more: strips compute the norm of the pixels
+ * between them twice. */
+static int strip_columns(const conv_op *op)
+{
+    const size_t column = hvt_dtype_size(op->type) * (size_t)pixel_of(op) * (size_t)window_lines(op);
+    const int columns = (int)(LINES_BYTES / column) / op->stride_w;
+
+    return columns > LEAST_STRIP ? columns : LEAST_STRIP;
 }
 
 static void run_pass(pass *g)
 {
     const conv_op *op = g->op;
     const int threads = hvt__thread_pool_size(op->pool), jobs = threads > 1 ? threads * JOBS_A_THREAD : 1;
-    const int bands = conv_tiles(jobs, g->chunks * g->slices);
+    const int groups = g->rings ? g->strips : g->chunks * g->slices, bands = conv_tiles(jobs, groups);
     const size_t pixels = g->back ? (size_t)op->h * (size_t)op->w : (size_t)op->oh * (size_t)op->ow;
 
     g->stream = conv_streams(op, g->to, g->add, (size_t)op->n * pixels, op->x_row, g->t_image, g->t_pixel);
     g->bands = bands < g->h->runs ? bands : g->h->runs;
-    hvt__parallel_for(op->pool, g->chunks * g->slices * g->bands, pass_job, g);
+    hvt__parallel_for(op->pool, groups * g->bands, g->rings ? strip_job : pass_job, g);
 }
 
 /* The weights as floats, if need be at `room`. */
@@ -488,6 +541,7 @@ static void forward(const conv_op *op, int real, const void *x, const void *w, v
 
     g.from = x;
     g.rings = op->normed ? (char *)ws + bytes_before_rings(op) : NULL;
+    g.strips = conv_tiles(op->ow, strip_columns(op));
     for (int j = 0; j < op->blocks; j++) {
         g.weights = weights + (size_t)j * conv_block_weights(op);
         g.to = hvt__at(to, op->type, (size_t)j * rows_of_y(op) * (size_t)op->x_row);
@@ -546,8 +600,10 @@ static void dw_job(void *ctx, int job, int thread)
             if (!down)
                 r.end = 0; /* other images */
             if (g->rings)
-                norm_lines(g, &r, down, image, least(g->images, g->all - image), first * g->channels,
-                           channels, row);
+                norm_lines(
+                    g, &r, down,
+                    &(area){0, op->w, image, least(g->images, g->all - image), first * g->channels, channels},
+                    row);
             for (int slice = first; slice < end; slice++)
                 for (int q = 0; q < g->w->runs; q++) {
                     size_t from, to;
