@@ -380,7 +380,7 @@ static bool killed_at(int at, const char *resume, bool overwrite, hvt_progress p
 
 TEST(a_kill_at_any_call_of_a_save_loses_nothing)
 {
-    const int stride = heap_memcheck() ? 3 : 1;
+    const int stride = heap_memcheck() ? 7 : 1;
     trained t = {0};
     int at = 1, before = 0, after = 0;
 
