@@ -103,6 +103,18 @@ class Case(unittest.TestCase):
         self.assertEqual(losses(a), losses(b))
         self.assertEqual(weights(a), weights(b))
 
+    def ranks_equal_one_rank(self, comm, along_the_tree):
+        """Who adds along the shards' tree, as one rank does, has its weights."""
+        for more, counts in ([], (2, 4)), (["--sync-bn"], (2,)):
+            net = NET + ["--shards", "4", "--batch", "2"] + more + CUDA
+            one = run(net)
+            for ranks in counts:
+                with self.subTest(more=more, ranks=ranks):
+                    many = run(net + ["--comm", comm] + ONE_GPU, ranks)
+                    self.near(losses(many), losses(one), 1e-3)
+                    if along_the_tree:
+                        self.assertEqual(weights(many), weights(one))
+
 
 class Gpu(Case):
     def test_losses_equal_ref_s(self):
@@ -163,13 +175,7 @@ class Gpu(Case):
 
     @unittest.skipIf(MPIRUN == "none", "no mpirun")
     def test_ranks_equal_one_rank(self):
-        for more, counts in ([], (2, 4)), (["--sync-bn"], (2,)):
-            one = run(NET + ["--shards", "4", "--batch", "2"] + more + CUDA)
-            for ranks in counts:
-                with self.subTest(more=more, ranks=ranks):
-                    many = run(NET + ["--shards", "4", "--batch", "2", "--comm", "mpi"] + more + CUDA + ONE_GPU, ranks)
-                    self.near(losses(many), losses(one), 1e-3)
-                    self.assertEqual(weights(many), weights(one))  # added along the shards' tree, as one rank does
+        self.ranks_equal_one_rank("mpi", along_the_tree=True)
 
     def test_the_bar_does_not_wait_for_the_gpu(self):
         net = [a for a in NET if a not in ("--quiet", "on", "--print-freq", "1")]
@@ -202,12 +208,7 @@ class SharedGpu(Case):
         self.graph_equals_eager(2, ONE_GPU + ["--comm", "nccl", "--sync-bn"], samples=21, steps=7)
 
     def test_ranks_equal_one_rank(self):
-        for more, counts in ([], (2, 4)), (["--sync-bn"], (2,)):
-            one = run(NET + ["--shards", "4", "--batch", "2"] + more + CUDA)
-            for ranks in counts:
-                with self.subTest(more=more, ranks=ranks):
-                    many = run(NET + ["--shards", "4", "--batch", "2", "--comm", "nccl"] + more + CUDA + ONE_GPU, ranks)
-                    self.near(losses(many), losses(one), 1e-3)
+        self.ranks_equal_one_rank("nccl", along_the_tree=False)
 
 
 def gpu_is_there():
