@@ -442,10 +442,11 @@ static void strip_targets(const pass *g, const ring *r, const hvt_depthwise_entr
     const int skip = first > run->target ? first - run->target : 0,
               count = least(run->count, end - run->target) - skip;
     size_t from, to;
-    hvt_depthwise t = targets_of(g, down, across, image, channel, &from, &to);
+    hvt_depthwise t;
 
     if (count <= 0)
         return;
+    t = targets_of(g, down, across, image, channel, &from, &to);
     t.row = row;
     t.count = count;
     t.ahead_from = 0;
