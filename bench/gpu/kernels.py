@@ -2,7 +2,8 @@
 """Every kernel of cuda/ as nvcc compiles it and as a step of ResNet-50 launches it: kernels.tsv beside this file. No
 GPU is needed.
 
-    kernels.py check NVCC ARCHS LAUNCHES -- FLAGS   no kernel spills, and the table is that of this source
+    kernels.py check NVCC ARCHS LAUNCHES -- FLAGS   no kernel spills, and the table is that of this source; compiles
+                                                    only where source, nvcc or flags are not those of the table
     kernels.py write NVCC ARCHS LAUNCHES -- FLAGS   make the table anew; needs nvdisasm, see below
 
 ARCHS are compute capabilities by commas (80,90,100), LAUNCHES the program of this folder, FLAGS those of
@@ -27,6 +28,7 @@ there is no nvcc.
 import collections
 import concurrent.futures
 import glob
+import hashlib
 import os
 import re
 import shutil
@@ -56,6 +58,20 @@ STREAM = 0.80      # assumed: of that, a long kernel that only reads and writes
 RAMP_US = 2.0      # assumed: from one kernel's last bytes to full speed in the next
 LATENCY_S = 800e-9 # assumed: of loaded memory
 AT_ONCE = 4        # loads that a thread has in flight, at most: rows at once (cuda/norm.cu)
+
+
+def source_of(flags):
+    """A hash of the files that kernels are made of, and of nvcc's flags but for its host compiler and GPUs."""
+    files, found = [ROOT / "cuda" / (name + ".cu") for name in FILES], {}
+    while files:
+        path = files.pop()
+        found[str(path.relative_to(ROOT))] = text = path.read_text()
+        for name in re.findall(r'^#include ["<](.+)[">]', text, re.M):
+            there = [d / name for d in (path.parent, ROOT / "src", ROOT / "include") if (d / name).exists()]
+            files += [f for f in there[:1] if str(f.relative_to(ROOT)) not in found]
+    said = [f for before, f in zip(["", *flags], flags)
+            if before != "-ccbin" and not f.startswith(("-gencode", "-ccbin"))]
+    return hashlib.sha256(repr((sorted(found.items()), said)).encode()).hexdigest()[:16]
 
 
 def output(command):
@@ -205,7 +221,7 @@ def write(nvcc, archs, launches, flags):
         sys.exit("kernels: no nvdisasm; pip install nvidia-cuda-nvdisasm, or NVDISASM=FILE")
     rows = add_step(compile_all(nvcc, archs, flags, nvdisasm), steps(launches))
     with TABLE.open("w") as out:
-        print(f"# nvcc {version(nvcc)}; made by kernels.py write", file=out)
+        print(f"# nvcc {version(nvcc)}; source {source_of(flags)}; made by kernels.py write", file=out)
         for row in [dict(zip(FIELDS, FIELDS)), *rows]:
             print(*(row[f] for f in FIELDS), sep="\t", file=out)
     print(f"{len(rows)} kernels")
@@ -213,26 +229,33 @@ def write(nvcc, archs, launches, flags):
 
 def read():
     first, _, *lines = TABLE.read_text().splitlines()
-    return first.split()[2].rstrip(";"), [dict(zip(FIELDS, line.split("\t"))) for line in lines]
+    made_by, source = re.match(r"# nvcc ([^;]+); source ([^;]+);", first).groups()
+    return made_by, source, [dict(zip(FIELDS, line.split("\t"))) for line in lines]
 
 
 def check(nvcc, archs, launches, flags):
-    nvdisasm = find_nvdisasm()
-    rows, (made_by, table) = add_step(compile_all(nvcc, archs, flags, nvdisasm), steps(launches)), read()
-    fields = [f for f in FIELDS if nvdisasm or f not in DISASSEMBLED]
+    made_by, source, table = read()
+    fields = [f for f in FIELDS if f not in DISASSEMBLED]
+    if made_by == version(nvcc) and source == source_of(flags) and {r["arch"] for r in table} >= set(archs):
+        rows = [{**r, "counts": None} for r in table]
+        for r in rows:
+            r.update({f: int(r[f]) for f in ("registers", "shared")})
+    else:
+        print("the table is of other source, flags or nvcc: compiling")
+        nvdisasm = find_nvdisasm()
+        fields = FIELDS if nvdisasm else fields
+        rows = compile_all(nvcc, archs, flags, nvdisasm)
+    rows = [r for r in add_step(rows, steps(launches)) if r["arch"] in archs]
     wrong = [f"{r['kernel']} spills {r['spill_stores']} bytes on sm_{r['arch']}" for r in rows
-             if int(r["spill_stores"]) or int(r["spill_loads"])]
-
+              if int(r["spill_stores"]) or int(r["spill_loads"])]
     if made_by == version(nvcc):
-        def known(some):
-            return {tuple(str(r[f]) for f in fields) for r in some if str(r["arch"]) in archs}
-        new, old = known(rows), known(table)
+        new, old = ({tuple(str(r[f]) for f in fields) for r in some if r["arch"] in archs} for some in (rows, table))
         if {r["arch"] for r in table} >= set(archs):
             wrong += [f"the table has not: {' '.join(r)}" for r in sorted(new - old)]
             wrong += [f"the table still has: {' '.join(r)}" for r in sorted(old - new)]
     else:
         print(f"the table is nvcc {made_by}'s, this is {version(nvcc)}: not compared")
-    print(f"{len(rows)} kernels{'' if nvdisasm else ', without nvdisasm'}, {len(wrong)} mistakes", *wrong[:20], sep="\n")
+    print(f"{len(rows)} kernels, {len(wrong)} mistakes", *wrong[:20], sep="\n")
     if len(rows) < 50:
         sys.exit(f"only {len(rows)} kernels were found in what ptxas says")
     sys.exit(1 if wrong else 0)

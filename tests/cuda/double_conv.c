@@ -14,14 +14,8 @@
 
 typedef struct extent {
     int64_t n, h, w, c, k, r, s, p, q;
-    int64_t depth; /* channels of a group */
+    int64_t groups, depth, filters; /* channels and filters of a group */
 } extent;
-
-/* The first channel that filter k reads. */
-static int64_t channel_of(const extent *e, int64_t k)
-{
-    return k / (e->k / (e->c / e->depth)) * e->depth;
-}
 
 static double load(const double_tensor *t, int64_t at)
 {
@@ -97,28 +91,33 @@ static void scatter(const double_conv *j, const double_tensor *t, const int orde
 
 /* ---- sums --------------------------------------------------------------------------------------- */
 
-/* y[k] += x[c] * w[c][k] */
-static void forward(const extent *e, const double *x, const double *w, double *y)
+/* One tap of one output pixel, each group by itself: y[k] += x[c] * w[c][k] */
+static void forward(const extent *e, const double *x, const double *w, double *restrict y)
 {
-    for (int64_t c = 0; c < e->depth; c++)
-        for (int64_t k = 0; k < e->k; k++)
-            y[k] += x[channel_of(e, k) + c] * w[c * e->k + k];
+    for (int64_t g = 0; g < e->groups; g++, x += e->depth, w += e->filters, y += e->filters)
+        for (int64_t c = 0; c < e->depth; c++)
+            for (int64_t k = 0; k < e->filters; k++)
+                y[k] += x[c] * w[c * e->k + k];
 }
 
 /* x[c] += w[k][c] * y[k] */
-static void backward_x(const extent *e, double *x, const double *w, const double *y)
+static void backward_x(const extent *e, double *restrict x, const double *w, const double *y)
 {
-    for (int64_t k = 0; k < e->k; k++)
+    for (int64_t k = 0; k < e->k; k++, w += e->depth) {
+        double *to = x + k / e->filters * e->depth;
+
         for (int64_t c = 0; c < e->depth; c++)
-            x[channel_of(e, k) + c] += w[k * e->depth + c] * y[k];
+            to[c] += w[c] * y[k];
+    }
 }
 
 /* w[c][k] += x[c] * y[k] */
-static void backward_w(const extent *e, const double *x, double *w, const double *y)
+static void backward_w(const extent *e, const double *x, double *restrict w, const double *y)
 {
-    for (int64_t c = 0; c < e->depth; c++)
-        for (int64_t k = 0; k < e->k; k++)
-            w[c * e->k + k] += x[channel_of(e, k) + c] * y[k];
+    for (int64_t g = 0; g < e->groups; g++, x += e->depth, w += e->filters, y += e->filters)
+        for (int64_t c = 0; c < e->depth; c++)
+            for (int64_t k = 0; k < e->filters; k++)
+                w[c * e->k + k] += x[c] * y[k];
 }
 
 static void sum(const double_conv *j, const extent *e, double *x, double *w, double *y)
@@ -160,8 +159,9 @@ void hvt__double_conv_run(void *ctx)
     static const int channels_last[4] = {0, 2, 3, 1}, filters_last[4] = {2, 3, 1, 0},
                      taps_first[4] = {2, 3, 0, 1};
     const double_conv *j = ctx;
-    const extent e = {j->x.dim[0], j->x.dim[2], j->x.dim[3], j->x.dim[1], j->w.dim[0],
-                      j->w.dim[2], j->w.dim[3], j->y.dim[2], j->y.dim[3], j->w.dim[1]};
+    const int64_t groups = j->x.dim[1] / j->w.dim[1];
+    const extent e = {j->x.dim[0], j->x.dim[2], j->x.dim[3], j->x.dim[1], j->w.dim[0], j->w.dim[2],
+                      j->w.dim[3], j->y.dim[2], j->y.dim[3], groups,      j->w.dim[1], j->w.dim[0] / groups};
     double *x = zeros(elements(&j->x)), *w = zeros(elements(&j->w)), *y = zeros(elements(&j->y));
 
     if (j->workspace_bytes)

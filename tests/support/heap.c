@@ -70,21 +70,24 @@ bool heap_is_watched(void)
     return SANITIZED || heap_memcheck();
 }
 
-/* byte i of unwritten memory */
-static unsigned char unwritten_byte(size_t i)
+/* Unwritten memory, from a multiple of 256 bytes on, twice. */
+#define WORD(i)  UINT32_MAX - (i)
+#define FOUR(i)  WORD(i), WORD((i) + 1), WORD((i) + 2), WORD((i) + 3)
+#define MANY(i)  FOUR(i), FOUR((i) + 4), FOUR((i) + 8), FOUR((i) + 12)
+#define PERIOD() MANY(0), MANY(16), MANY(32), MANY(48)
+static const uint32_t unwritten[128] = {PERIOD(), PERIOD()};
+
+static const char *unwritten_at(size_t i)
 {
-    return (unsigned char)((UINT32_MAX - (uint32_t)(i / 4 % 64)) >> i % 4 * 8);
+    return (const char *)unwritten + i % 256;
 }
 
 static void *spoil(void *p, size_t from, size_t bytes)
 {
     if (!p || MSAN || heap_memcheck())
         return p;
-    for (size_t i = (from + 3) / 4 * 4; i < bytes; i += 4) {
-        uint32_t word = UINT32_MAX - (uint32_t)(i / 4 % 64);
-
-        memcpy((char *)p + i, &word, bytes - i < 4 ? bytes - i : 4);
-    }
+    for (size_t i = (from + 3) / 4 * 4; i < bytes; i += 256)
+        memcpy((char *)p + i, unwritten_at(i), bytes - i < 256 ? bytes - i : 256);
     return p;
 }
 
@@ -107,7 +110,7 @@ enum { FENCED = 0 };
 /* The room for all blocks is reserved once; a block's first page says all about it, and its pointer lies
  * there. Pages that were given back are handed out again. */
 #define SPACE ((size_t)32 << 30)
-enum { LISTS = 4096, KEPT_PAGES = 64 };
+enum { LISTS = 4096, KEPT_PAGES = 512 };
 
 typedef struct block {
     size_t bytes;         /* 0: not in use */
@@ -203,13 +206,13 @@ static void *fenced(size_t bytes, size_t align)
 
 static void check_slack(const void *p, const block *b)
 {
-    const size_t page = fence.page, before = (uintptr_t)p % page, end = b->pages * page;
-    const unsigned char *begin = (const unsigned char *)p - before;
+    const size_t before = (uintptr_t)p % fence.page, end = b->pages * fence.page;
+    const char *begin = (const char *)p - before;
 
     for (size_t i = 0; i < end; i++) {
         if (i == before)
             i += b->bytes;
-        if (i < end && begin[i] != unwritten_byte(i)) {
+        if (i < end && begin[i] != *unwritten_at(i)) {
             fprintf(stderr, "heap: something was written %zd bytes from the start of a block of %zu bytes\n",
                     (ssize_t)i - (ssize_t)before, b->bytes);
             abort();

@@ -13,9 +13,10 @@ export HVT_TEST_MEMCHECK=1
 # RANKS NAME COMMAND; 0 ranks: without mpirun. The longest first.
 list() {
     once="--data synth --classes 10 --samples 8 --batch 4 --steps 1 --epochs 1 --lr 0.000001 --threads 1 --quiet"
+    fifty="--model resnet50 --stem cifar --size 8 --samples 4 --batch 2"
     cat <<END
-0 resnet50-f32-avx2 hvtrain $once --isa avx2 --model resnet50 --stem cifar --size 8
-0 resnet50-bf16-portable hvtrain $once --isa portable --model resnet50 --stem cifar --size 8 --amp bf16
+0 resnet50-f32-avx2 hvtrain $once --isa avx2 $fifty
+0 resnet50-bf16-portable hvtrain $once --isa portable $fifty --amp bf16
 0 resnet18-f32-portable hvtrain $once --isa portable --model resnet18 --size 32
 0 resnet18-bf16-avx2 hvtrain $once --isa avx2 --model resnet18 --stem cifar --size 8 --amp bf16
 0 conv tests/test_conv
