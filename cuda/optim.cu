@@ -1,10 +1,11 @@
 /*
- * The end of a step: the check for non-finite gradients, the decision, the update, and the average of the
- * weights. Decisions are read from the step's state in device memory, so that kernel arguments do not change
- * from step to step.
+ * The end of a step: the check for non-finite gradients, their squares, the decision, the update, and the
+ * average of the weights. Decisions are read from the step's state in device memory, so that kernel arguments
+ * do not change from step to step.
  */
 #include "lanes.h"
 
+#include "device/squares.h"
 #include "device/step.h"
 
 /* What another thread's atomic may be changing. */
@@ -39,6 +40,68 @@ hvt_status hvt__check_cuda(hvt_device *d, size_t n, const float *g, uint64_t bas
     constexpr int V = full_vec<float>();
 
     return each<V>(d, n, heads(V, g, sizeof *g), finite_op{g, base, (unsigned long long *)&step->bad});
+}
+
+/* Every thread has bins of its own: most blocks add to the same ones. */
+enum { SQUARES_THREADS = 128, SQUARES_BLOCKS = 1024 };
+
+/* V elements are loaded at a time */
+template <int V>
+__global__ void __launch_bounds__(SQUARES_THREADS)
+    squares_kernel(size_t n, const float *g, unsigned long long *bins)
+{
+    struct shared {
+        int64_t bin[HVT__SQUARES_BINS][SQUARES_THREADS];
+    };
+    HVT_SHARED(shared, s);
+    constexpr size_t B = HVT__SQUARES_BLOCK;
+    const size_t step = (size_t)gridDim.x * SQUARES_THREADS * B;
+    const unsigned me = threadIdx.x;
+
+    for (int k = 0; k < HVT__SQUARES_BINS; k++)
+        s.bin[k][me] = 0;
+    for (size_t first = ((size_t)blockIdx.x * SQUARES_THREADS + me) * B; first < n; first += step) {
+        float x[B] = {};
+        int64_t part[3];
+
+        if (n - first >= B)
+            for (size_t i = 0; i < B; i += V) {
+                const vec<float, V> in = load<V>(g + first + i);
+
+                for (int v = 0; v < V; v++)
+                    x[i + v] = in.at[v];
+            }
+        else
+            for (size_t i = 0; i < B; i++)
+                x[i] = first + i < n ? g[first + i] : 0;
+
+        const int at = hvt__squares_cut(hvt__squares_block(x, B), part);
+
+        for (int k = 0; k < 3; k++)
+            s.bin[at + k][me] += part[k];
+    }
+    for (unsigned half = SQUARES_THREADS / 2; half; half /= 2) {
+        __syncthreads();
+        if (me < half)
+            for (int k = 0; k < HVT__SQUARES_BINS; k++)
+                s.bin[k][me] += s.bin[k][me + half];
+    }
+    __syncthreads();
+    if (me < HVT__SQUARES_BINS && s.bin[me][0])
+        atomicAdd(bins + me, (unsigned long long)s.bin[me][0]);
+}
+
+hvt_status hvt__squares_cuda(hvt_device *d, size_t n, const float *g, hvt_step_state *step)
+{
+    const size_t block = SQUARES_THREADS * HVT__SQUARES_BLOCK, blocks = (n + block - 1) / block;
+    const unsigned grid = blocks < SQUARES_BLOCKS ? (unsigned)blocks : (unsigned)SQUARES_BLOCKS;
+    constexpr int V = full_vec<float>();
+    unsigned long long *bins = (unsigned long long *)step->squares;
+
+    if (n == 0)
+        return HVT_OK;
+    return heads(V, g, sizeof *g) & 1 ? HVT_LAUNCH(d, squares_kernel<V>, grid, SQUARES_THREADS, n, g, bins)
+                                      : HVT_LAUNCH(d, squares_kernel<1>, grid, SQUARES_THREADS, n, g, bins);
 }
 
 static __global__ void decide_kernel(hvt_step_state *step, const float *sums)

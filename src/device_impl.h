@@ -370,6 +370,7 @@ enum {
     HVT__STEP_TOLD = HVT__STEP_AGREEMENT + HVT__STEP_VOTES,
     HVT__STEP_SUMS = HVT__SUMS + HVT__STEP_TOLD /* 16: 64 bytes */
 };
+enum { HVT__SQUARES_BLOCK = 16, HVT__SQUARES_BINS = 24 }; /* see device/squares.h */
 
 typedef struct hvt_step_state {
     /* written before each step, by one put of HVT__STEP_PUT bytes */
@@ -389,6 +390,9 @@ typedef struct hvt_step_state {
     int32_t fresh;    /* no update was made yet: momentum is uninitialised */
     int32_t stop;     /* hvt_stop; once set, no update is applied any more */
     uint64_t bad;     /* lowest arena index of a non-finite gradient; UINT64_MAX: none. Lowered by check */
+    /* of clipping: clip_norm is written once, what squares has added is taken away by decide */
+    double clip_norm; /* of grad_scale * g at most, for which decide lowers grad_scale; 0: any */
+    int64_t squares[HVT__SQUARES_BINS];
     /* of optimizers with averages: beta is written once, the others by decide */
     double beta[2];  /* of each average; 0: it keeps none */
     int64_t updates; /* made so far, t: those that were skipped do not count */
@@ -615,6 +619,8 @@ typedef struct hvt_device_ops {
     struct { /* the decision of a step */
         /* step->bad = min(step->bad, base + i) over all i for which g[i] is not finite */
         hvt_status (*check)(hvt_device *d, size_t n, const float *g, uint64_t base, hvt_step_state *step);
+        /* step->squares += those of g, in blocks from its first element on */
+        hvt_status (*squares)(hvt_device *d, size_t n, const float *g, hvt_step_state *step);
         /* sums [HVT__STEP_SUMS] over the global batch: those of the loss, agreement check, votes */
         hvt_status (*decide)(hvt_device *d, hvt_step_state *step, const float *sums);
     } step;
@@ -641,7 +647,7 @@ typedef struct hvt_device_ops {
     X(matrix.subsample_backward, subsample_backward) X(matrix.xent, xent) X(matrix.mse, mse)                 \
     X(vector.relu_forward, relu_forward) X(vector.relu_backward, relu_backward) X(vector.add, add)           \
     X(vector.cast, cast) X(vector.reduce, reduce) X(vector.sgd, sgd) X(vector.adam, adam)        \
-    X(vector.ema, ema) X(step.check, check)
+    X(vector.ema, ema) X(step.check, check) X(step.squares, squares)
 /* and those of `general` */
 #define HVT__GENERAL_OPS(X)                                                                                  \
     X(general.map_forward, map_forward) X(general.map_backward, map_backward)                                \

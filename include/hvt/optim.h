@@ -150,7 +150,7 @@ typedef struct hvt_distopt_opts {
     int check_replicas;  ///< compare the ranks' copies every so many updates; 0: never
     int powersgd;        ///< rank of the factors that gradients travel as; 0: no factors
     uint64_t seed;       ///< from which the first factors are drawn
-    double clip_norm;    ///< most norm of the mean gradient of all parameters; 0: any. Host devices only
+    double clip_norm;    ///< most norm of the mean gradient of all parameters; 0: any
     bool sync_batchnorm; ///< batch norms take their statistics over all images of the step, see below
 } hvt_distopt_opts;
 
@@ -267,8 +267,8 @@ HVT_API hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end);
  * Clipping: as torch.nn.utils.clip_grad_norm_, gradients times clip_norm / (norm + 1e-6) where that is below
  * 1; the norm is that of the gradients' mean, of all trained parameters, without the loss scale. A step whose
  * gradients are not finite is skipped then, whatever the wire. The norm's bits do not depend on ranks,
- * buckets or who updates what. Sums are then not updated as they come, and costs a pass over the sums and,
- * where slices lie on the ranks, a small message.
+ * buckets or who updates what, given the same sums. These are then not updated as they come, and it costs a
+ * pass over them.
  *
  * Replica check: after every check_replicas-th update ranks compare hashes of what several of them have a
  * copy of: parameters (but not shared memory with itself), optimizer state that is not in slices, and 16-bit

@@ -179,6 +179,18 @@ hvt_status hvt__host_join_sums(hvt_device *d, const hvt_bn_join_args *a)
     return HVT_OK;
 }
 
+void hvt__host_squares(size_t n, const float *g, int64_t *bin)
+{
+    for (size_t i = 0; i < n; i += HVT__SQUARES_BLOCK) {
+        int64_t part[3];
+        int at = hvt__squares_cut(
+            hvt__squares_block(g + i, n - i < HVT__SQUARES_BLOCK ? (int)(n - i) : HVT__SQUARES_BLOCK), part);
+
+        for (int k = 0; k < 3; k++)
+            bin[at + k] += part[k];
+    }
+}
+
 hvt_status hvt__host_decide(hvt_device *d, hvt_step_state *step, const float *sums)
 {
     HVT_FLOATS;

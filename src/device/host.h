@@ -1,5 +1,5 @@
 /*
- * host.h - what the host devices share: memory, the parts of shards joined, and the decision of a step.
+ * host.h - what the host devices share: memory, the parts of shards joined, and the end of a step.
  *
  * Included by src/device. Nothing else.
  */
@@ -37,6 +37,9 @@ void hvt__host_xent_row(const hvt_xent_args *a, size_t row, float scale);
 void hvt__host_xent_sums(const hvt_xent_args *a);
 /* few outputs: not worth threads */
 hvt_status hvt__host_mse(hvt_device *d, const hvt_mse_args *a);
+
+/* to bin[HVT__SQUARES_BINS], see squares.h */
+void hvt__host_squares(size_t n, const float *g, int64_t *bin);
 
 /* entries of hvt_device_ref and hvt_device_cpu */
 hvt_status hvt__host_alloc(hvt_device *d, size_t bytes, void **ret_ptr);

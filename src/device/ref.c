@@ -778,6 +778,13 @@ static hvt_status check_ref(hvt_device *d, size_t n, const float *g, uint64_t ba
     return HVT_OK;
 }
 
+static hvt_status squares_ref(hvt_device *d, size_t n, const float *g, hvt_step_state *step)
+{
+    HVT_FLOATS;
+    hvt__host_squares(n, g, step->squares);
+    return HVT_OK;
+}
+
 /* ---- images ---- */
 
 /* Crop, then mirror, then normalise. */

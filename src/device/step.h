@@ -13,7 +13,7 @@
  *                            `floor` it cannot fall, and the next such step stops the run; so do
  *                            HVT__SKIPS_MOST of them in a row with a fixed scale, which would never end.
  *   else                     update. Only these count for the bias of an optimizer's averages, and for the
- *                            average of the weights.
+ *                            average of the weights. Gradients are clipped, if they are to be.
  *
  * Included by src/device and cuda/. Nothing else.
  */
@@ -22,6 +22,7 @@
 
 #include "device_impl.h"
 #include "half.h" /* HVT_FN */
+#include "squares.h"
 
 #include <math.h>
 
@@ -114,6 +115,15 @@ HVT_FN void hvt__step_grow(hvt_step_state *s)
         s->loss_scale = grown;
 }
 
+/* As torch.nn.utils.clip_grad_norm_; squares: the sum of those of the gradients. */
+HVT_FN void hvt__step_clip(hvt_step_state *s, double squares)
+{
+    double norm = sqrt(squares) * (double)s->grad_scale, factor = s->clip_norm / (norm + 1e-6);
+
+    if (factor < 1)
+        s->grad_scale = (float)(s->grad_scale * factor);
+}
+
 /*
  * Were all ranks given the same values for this step? Each rank contributes 1 and, for some words h of a hash
  * over its values, h and h*h; the sums are N, sum h and sum h*h, all exact, since they are integers below
@@ -134,6 +144,7 @@ HVT_FN void hvt__step_decide(hvt_step_state *s, const float *sums)
 {
     const float *agreement = sums + HVT__SUMS, *votes = agreement + HVT__STEP_AGREEMENT;
     const float loss = sums[HVT__SUM_LOSS];
+    const double squares = s->clip_norm > 0 ? hvt__squares_take(s->squares) : 0;
     uint64_t bad = s->bad;
     hvt_stop why = HVT_STOP_NOT;
 
@@ -153,6 +164,8 @@ HVT_FN void hvt__step_decide(hvt_step_state *s, const float *sums)
         s->grad_scale = (float)(1 / (s->images * (double)s->loss_scale));
         s->apply = bad == UINT64_MAX;
         if (s->apply) {
+            if (s->clip_norm > 0)
+                hvt__step_clip(s, squares);
             hvt__step_grow(s);
             hvt__step_count_update(s);
             hvt__step_average(s);

@@ -41,6 +41,7 @@ hvt_status hvt__step_restart(hvt_model *m)
     s.stop = HVT_STOP_NOT;
     s.stop_step = 0;
     s.bad = s.stop_bad = UINT64_MAX;
+    memset(s.squares, 0, sizeof s.squares);
     return hvt__model_set_state(m, &s);
 }
 

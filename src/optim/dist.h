@@ -69,7 +69,7 @@ struct hvt_distopt {
     /* in the comm's memory, one block */
     float *grads; /* the model's gradient arena */
     void *coded;  /* the codec's */
-    float *flags; /* step statistics and a flag of every rank; NULL: none travel. See nonfinite.c */
+    float *flags; /* step statistics, a flag of every rank, digits; NULL: none travel. See nonfinite.c */
 
     float *partial[HVT__DIST_LEVELS]; /* device memory, an arena each; NULL past the highest in use */
     float *params;   /* one block for a node's ranks; NULL: the model's are this rank's own */
@@ -90,8 +90,6 @@ struct hvt_distopt {
     int pass;              /* local shards done */
     size_t *mark;          /* [local_shards] */
     int launched, arrived; /* buckets sent, and waited for */
-
-    double norm; /* of the step's summed gradients; with clipping */
 
     double exposed;
     double updating;                            /* seconds of the wait under way that updates took */
@@ -126,17 +124,18 @@ hvt_status hvt__slices_broadcast(hvt_distopt *d, int root);
 hvt_status hvt__slices_gather(hvt_distopt *d, int root);
 hvt_status hvt__slices_forget(hvt_distopt *d);
 
-/* ---- nonfinite.c: step statistics leave last, and a flag of every rank with them ---- */
+/* ---- nonfinite.c: step statistics leave last, and with them what every rank found in its slices ---- */
 
 size_t hvt__flags_bytes(const hvt_distopt *d); /* of d->flags; 0: none travel */
-/* Each rank has looked at its slices of the sums: now step->bad is the least of all ranks'. */
+/* Each rank has looked at its slices of the sums: now step->bad is the least of all ranks', and step->squares
+ * the sum. */
 hvt_status hvt__flags_exchange(hvt_distopt *d);
 
-/* ---- clip.c ---- */
+/* ---- clip.c: step->squares in digits, of which a float holds the sum over all ranks exactly ---- */
 
-/* All sums are here: their norm, the same on all ranks. Collective where slices lie on the ranks. */
-hvt_status hvt__clip_norm(hvt_distopt *d);
-void hvt__clip_apply(hvt_distopt *d); /* the step is decided */
+size_t hvt__clip_digits(const hvt_distopt *d); /* how many; 0: gradients are not clipped */
+void hvt__clip_write(const hvt_distopt *d, float *ret_digit);
+void hvt__clip_read(hvt_distopt *d, const float *sum);
 
 /* ---- replicas.c ---- */
 

@@ -30,8 +30,6 @@ static hvt_status check_opts(const hvt_distopt *d)
     HVT_CHECK(isfinite(opts->clip_norm) && opts->clip_norm >= 0, E_ARG,
               "gradients are clipped to a norm of %g, expected a number above 0, or 0 for none",
               opts->clip_norm);
-    HVT_CHECK(!opts->clip_norm || m->dev->ops->host, E_UNSUPPORTED,
-              "gradients are clipped on devices of the host, not on %s", m->dev->ops->name);
     HVT_CHECK(!m->grads_placed, E_ARG, "the model's gradients already belong to a distributed optimizer");
     return HVT_OK;
 }
@@ -59,8 +57,9 @@ static hvt_status choose_update(hvt_distopt *d)
     return HVT_OK;
 }
 
-/* Gradients here are those of a sum: over a shard's batch they are so many times the mean's. */
-static hvt_status set_scaling(hvt_distopt *d)
+/* What the device has to know of the options. Gradients here are those of a sum: over a shard's batch they
+ * are so many times the mean's. */
+static hvt_status set_step(hvt_distopt *d)
 {
     const hvt_scaling *from = &d->opts.scaling;
     hvt_model *m = d->optim->m;
@@ -71,6 +70,8 @@ static hvt_status set_scaling(hvt_distopt *d)
     s.floor = (float)(from->floor / m->batch);
     s.interval = from->scale ? from->interval : 0;
     s.good = s.skips_in_row = 0;
+    s.clip_norm = d->opts.clip_norm;
+    memset(s.squares, 0, sizeof s.squares); /* of a step that failed */
     m->first_scale = s.loss_scale;
     d->loss_scale = from->scale ? from->scale : 1;
     return hvt__model_set_state(m, &s);
@@ -97,7 +98,7 @@ static hvt_status make_local(hvt_distopt *d)
         HVT_TRY(ops->memory.alloc(m->dev, m->grad_count * sizeof(float), (void **)&d->partial[k]));
     if (d->codec->open)
         HVT_TRY(d->codec->open(d));
-    return set_scaling(d);
+    return set_step(d);
 }
 
 /* The comm's memory: one block, so that "auto" falls back whole. */

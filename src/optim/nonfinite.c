@@ -4,15 +4,21 @@
  * and a flag of each rank travels behind them.
  *
  * Rank r writes its own flag and leaves the others 0, so the sum holds every rank's flag exactly. A flag is
- * the number of the first bad parameter, counted from 1, which f32 can hold.
+ * the number of the first bad parameter, counted from 1, which f32 can hold. Behind the flags are the digits
+ * of clip.c.
  */
 #include "dist.h"
+
+static size_t count(const hvt_distopt *d)
+{
+    return d->optim->m->step_stats_count + (size_t)d->ranks + hvt__clip_digits(d);
+}
 
 size_t hvt__flags_bytes(const hvt_distopt *d)
 {
     if (!d->needs_all || d->opts.update != HVT_UPDATE_SHARDED)
         return 0;
-    return (d->optim->m->step_stats_count + (size_t)d->ranks) * sizeof *d->flags;
+    return count(d) * sizeof *d->flags;
 }
 
 static hvt_status post(hvt_distopt *d)
@@ -24,8 +30,9 @@ static hvt_status post(hvt_distopt *d)
     memset(flag, 0, (size_t)d->ranks * sizeof *flag);
     if (m->step->bad != UINT64_MAX)
         flag[d->rank] = (float)(hvt__model_owner(m, m->step->bad) + 1);
-    return hvt_comm_allreduce(d->comm, d->flags, m->step_stats_count + (size_t)d->ranks, HVT_F32,
-                              &d->bucket[0].ticket);
+    if (hvt__clip_digits(d))
+        hvt__clip_write(d, flag + d->ranks);
+    return hvt_comm_allreduce(d->comm, d->flags, count(d), HVT_F32, &d->bucket[0].ticket);
 }
 
 /* The first parameter that any rank has flagged. */
@@ -51,5 +58,7 @@ hvt_status hvt__flags_exchange(hvt_distopt *d)
     HVT_TRY(hvt__await(d, d->bucket, false));
     memcpy(d->grads, d->flags, m->step_stats_count * sizeof *d->grads);
     m->step->bad = least_bad(d);
+    if (hvt__clip_digits(d))
+        hvt__clip_read(d, d->flags + m->step_stats_count + d->ranks);
     return HVT_OK;
 }

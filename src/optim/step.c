@@ -25,6 +25,7 @@
 #include <math.h>
 
 enum { CHUNK = 1 << 17 /* elements that stay in a core's cache */ };
+_Static_assert(CHUNK % HVT__SQUARES_BLOCK == 0, "a chunk has whole blocks of squares");
 _Static_assert((int)HVT_VOTES == (int)HVT__STEP_VOTES, "a word of the step statistics for each vote");
 
 /* This rank's arguments, as hvt__step_agrees() wants them: words of as many bits as their squares' sum
@@ -181,7 +182,7 @@ static const char *bucket_name(const void *dist, int bucket)
 }
 
 /* Of a bucket, or of this rank's slice of it, from the wire back into the arena as it was before it was
- * scaled: is it finite? */
+ * scaled: is it finite, and what does it add to the norm? */
 static hvt_status decode(hvt_distopt *d, const hvt_bucket *b)
 {
     hvt_model *m = d->optim->m;
@@ -194,6 +195,8 @@ static hvt_status decode(hvt_distopt *d, const hvt_bucket *b)
             HVT_TRY(b->codec->decode(d, at, n));
         if (d->needs_all)
             HVT_TRY(m->dev->ops->step.check(m->dev, n, d->grads + at, at, m->step));
+        if (d->opts.clip_norm > 0)
+            HVT_TRY(m->dev->ops->step.squares(m->dev, n, d->grads + at, m->step));
     }
     return HVT_OK;
 }
@@ -293,8 +296,6 @@ hvt_status hvt_distopt_step(hvt_distopt *d)
         HVT_TRY(hvt__await(d, &d->bucket[d->arrived++], true));
     if (d->flags)
         HVT_TRY(hvt__flags_exchange(d));
-    if (d->opts.clip_norm > 0)
-        HVT_TRY(hvt__clip_norm(d));
     s = decide(d);
     if (s == HVT_E_DIVERGED || s == HVT_E_MISMATCH) { /* all ranks know, and leave nothing under way */
         await_rest(d);
@@ -302,8 +303,6 @@ hvt_status hvt_distopt_step(hvt_distopt *d)
     }
     HVT_TRY(s);
     HVT_TRY(hvt__ema_stats(d->optim));
-    if (d->opts.clip_norm > 0)
-        hvt__clip_apply(d);
     d->decided = true;
     if (!d->way->update && d->arrived < d->nbucket)
         d->arrived = d->nbucket - 1; /* the wait for the last one updates all */

@@ -258,6 +258,36 @@ TEST(the_lowest_gradient_that_is_not_finite_is_found)
     }
 }
 
+TEST(squares_are_ref_s)
+{
+    for (int k = 0; k < 2 * CASES; k++) {
+        runs r;
+        element_shape e = random_elements();
+        hvt_step_state step[RUNS];
+        float *g;
+
+        begin(&r, "squares");
+        if (k == 0) /* threads with several blocks each */
+            e.n = (1 << 21) + (size_t)between(1, 1 << 16);
+        g = elements_of(&r, &e, HVT_F32);
+        for (size_t i = 0; i < e.n; i++)
+            g[i] = ldexpf(g[i], between(-130, k % 2 ? 126 : -120)); /* subnormals among them */
+        if (e.n && k % 8 == 3)
+            g[between(0, (int)e.n - 1)] = between(0, 1) ? NAN : -INFINITY;
+        for (int run = 0; run < RUNS; run++) {
+            step[run] = (hvt_step_state){.squares = {1, 2, 3}};
+            set_order(run);
+            if (run)
+                CHECK_OK(hvt__squares_cuda(&emulated, e.n, g, &step[run]));
+            else
+                CHECK_OK(ref->ops->step.squares(ref, e.n, g, &step[run]));
+            CHECK(!memcmp(&step[run], &step[0], sizeof *step), "run %d of %zu elements has other bits", run,
+                  e.n);
+        }
+        judge(&r);
+    }
+}
+
 TEST(a_step_is_settled_as_on_the_host)
 {
     static const float losses[] = {1.5f, 2, NAN, 3};
@@ -270,10 +300,13 @@ TEST(a_step_is_settled_as_on_the_host)
                             .fresh = 1,
                             .bad = UINT64_MAX}};
 
+    s[0].clip_norm = .1;
     s[1] = s[0];
     for (int i = 0; i < (int)HVT_LEN(losses); i++) {
         float sums[HVT__STEP_SUMS] = {losses[i], 1, 3};
 
+        for (int k = 0; k < HVT__SQUARES_BINS; k++)
+            s[0].squares[k] = s[1].squares[k] = (int64_t)(draw() >> 20);
         s[0].bad = s[1].bad = i == 1 ? 17 : UINT64_MAX;
         CHECK_OK(ref->ops->step.decide(ref, &s[0], sums));
         CHECK_OK(hvt__decide_cuda(&emulated, &s[1], sums));
@@ -292,6 +325,7 @@ int main(void)
     RUN(adam_equals_ref_bit_for_bit);
     RUN(ema_equals_ref_bit_for_bit);
     RUN(the_lowest_gradient_that_is_not_finite_is_found);
+    RUN(squares_are_ref_s);
     RUN(a_step_is_settled_as_on_the_host);
     return close_emulated();
 }

@@ -169,6 +169,112 @@ TEST(the_first_gradient_that_is_not_finite_is_found)
     }
 }
 
+/* n floats from 2^-126 to 2^128, or all near 2^-20, some of them 0 */
+static float *gradients(size_t n, bool wide)
+{
+    float *g = floats(n);
+
+    for (size_t i = 0; i < n; i++)
+        g[i] = between(0, 9) ? ldexpf(1 + fabsf(g[i]) / 2, wide ? between(-126, 127) : between(-22, -18)) : 0;
+    return g;
+}
+
+/* Blocks of 16 in order, and their sums cut by frexp and added to integers. */
+static void add_plain(size_t n, const float *g, int64_t bin[HVT__SQUARES_BINS])
+{
+    for (size_t first = 0; first < n; first += 16) {
+        double sum = 0, left;
+        int exponent, at;
+
+        for (size_t i = first; i < n && i < first + 16; i++)
+            sum += (double)g[i] * g[i];
+        frexp(sum, &exponent);
+        at = (exponent - 53 + 384) / 32;
+        left = sum;
+        for (int k = 2; sum > 0 && k >= 0; k--) {
+            double unit = ldexp(1, 32 * (at + k) - 384), part = floor(left / unit);
+
+            bin[at + k] += (int64_t)part;
+            left -= part * unit;
+        }
+    }
+}
+
+/* The same value, whatever the bins' carries. */
+static bool equal_sums(const int64_t *a, const int64_t *b)
+{
+    int64_t carry[2] = {0};
+    bool same = true;
+
+    for (int k = 0; k < HVT__SQUARES_BINS; k++) {
+        carry[0] += a[k];
+        carry[1] += b[k];
+        same = same && (carry[0] & UINT32_MAX) == (carry[1] & UINT32_MAX);
+        carry[0] >>= 32;
+        carry[1] >>= 32;
+    }
+    return same && carry[0] == carry[1];
+}
+
+TEST(squares_are_added_exactly_in_any_order)
+{
+    for (int t = 0; t < 60; t++) {
+        size_t n = (size_t)(t % 3 ? between(0, 300) : between(9000, 40000)), cut = n / 32 * 16;
+        float *g = gradients(n, t % 2);
+        hvt_step_state first = begun(1, 0);
+
+        for (int dev = 0; dev < ndevs; dev++) {
+            hvt_step_state s = begun(1, 0), parts = s, twice = s;
+            int64_t want[HVT__SQUARES_BINS] = {0};
+            const hvt_device_ops *ops = devs[dev]->ops;
+
+            add_plain(n, g, want);
+            CHECK_OK(ops->step.squares(devs[dev], n, g, &s));
+            CHECK(equal_sums(s.squares, want), "device %d, %zu elements: not the sum of a plain loop", dev,
+                  n);
+            first = dev ? first : s;
+            CHECK(!memcmp(s.squares, first.squares, sizeof s.squares), "device %d has other bits than ref",
+                  dev);
+            CHECK_OK(ops->step.squares(devs[dev], n - cut, g + cut, &parts));
+            CHECK_OK(ops->step.squares(devs[dev], cut, g, &parts));
+            CHECK(!memcmp(s.squares, parts.squares, sizeof s.squares),
+                  "device %d: %zu elements in two parts have another sum", dev, n);
+            CHECK_OK(ops->step.squares(devs[dev], n, g, &twice));
+            CHECK_OK(ops->step.squares(devs[dev], n, g, &twice));
+            for (int k = 0; k < HVT__SQUARES_BINS; k++)
+                CHECK(twice.squares[k] == 2 * s.squares[k], "device %d: what was there before is lost", dev);
+        }
+        free(g);
+    }
+}
+
+TEST(a_decision_clips_the_norm_and_forgets_it)
+{
+    static const struct {
+        double most, squares, want; /* of images * loss scale * grad_scale */
+    } cases[] = {
+        {0, 9, 1}, {1e9, 9, 1}, {8, 0, 1}, {8, 4096, 1 / (1 + 1e-6 / 8)}, {.25, 4096, .25 / (8 + 1e-6)}};
+
+    for (int dev = 0; dev < ndevs; dev++)
+        for (size_t i = 0; i < HVT_LEN(cases); i++) {
+            hvt_step_state s = begun(1, 0);
+            const float g = (float)sqrt(cases[i].squares), sums[HVT__STEP_SUMS] = {1};
+
+            s.clip_norm = cases[i].most;
+            for (int finite = 0; finite < 2; finite++) { /* a step that is skipped leaves nothing behind */
+                if (s.clip_norm > 0)
+                    CHECK_OK(devs[dev]->ops->step.squares(devs[dev], 1, &g, &s));
+                decide(devs[dev], &s, finite, 1);
+                CHECK(s.apply == finite, "%d is applied", finite);
+            }
+            CHECK(fabs(8 * s.grad_scale / cases[i].want - 1) < 1e-7,
+                  "device %d, case %zu: gradients times %.9g, expected %.9g", dev, i, 8 * s.grad_scale,
+                  cases[i].want);
+            CHECK_OK(devs[dev]->ops->step.decide(devs[dev], &s, sums));
+            CHECK(8 * s.grad_scale == 1, "device %d, case %zu: the next step is clipped, too", dev, i);
+        }
+}
+
 TEST(sgd_obeys_the_step_and_writes_a_rounded_copy)
 {
     for (int t = 0; t < 40; t++) {
@@ -331,6 +437,8 @@ int main(void)
     RUN(a_loss_that_is_not_finite_ends_the_run_whatever_the_gradients);
     RUN(a_step_counts_and_divides_by_images_and_scale);
     RUN(the_first_gradient_that_is_not_finite_is_found);
+    RUN(squares_are_added_exactly_in_any_order);
+    RUN(a_decision_clips_the_norm_and_forgets_it);
     RUN(sgd_obeys_the_step_and_writes_a_rounded_copy);
     RUN(adam_obeys_the_step_and_writes_a_rounded_copy);
     RUN(an_average_is_taken_after_each_so_many_updates);

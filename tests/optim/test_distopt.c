@@ -264,6 +264,39 @@ TEST(gradients_are_clipped_to_a_norm)
     }
 }
 
+/* Sums are those of integers, whoever adds them: by the comm in any order, here one rank after the other. */
+TEST(the_norm_s_digits_add_up_exactly_on_any_number_of_ranks)
+{
+    static const int ranks[] = {1, 2, 3, 255, 256, 257, 1000, 5000};
+    enum { MOST = HVT__SQUARES_BINS * 64 };
+
+    for (size_t i = 0; i < HVT_LEN(ranks); i++) {
+        hvt_step_state s;
+        hvt_model m = {.step = &s};
+        hvt_optim o = {.m = &m};
+        hvt_distopt d = {.optim = &o, .ranks = ranks[i]};
+        int64_t want[HVT__SQUARES_BINS] = {0};
+        float digit[MOST], sum[MOST] = {0};
+        size_t n;
+
+        CHECK(hvt__clip_digits(&d) == 0, "digits travel though nothing is clipped");
+        d.opts.clip_norm = 1;
+        n = hvt__clip_digits(&d);
+        CHECK(n > 0 && n <= MOST, "%zu digits", n);
+        for (int r = 0; r < d.ranks; r++) {
+            for (int k = 0; k < HVT__SQUARES_BINS; k++) { /* as large as they may be, or drawn */
+                s.squares[k] = k % 3 ? INT64_MAX / d.ranks : (int64_t)(hvt__draw(i, (uint64_t)r, k, 0) >> 20);
+                want[k] += s.squares[k];
+            }
+            hvt__clip_write(&d, digit);
+            for (size_t at = 0; at < n; at++)
+                sum[at] += digit[at];
+        }
+        hvt__clip_read(&d, sum);
+        CHECK(!memcmp(s.squares, want, sizeof want), "%d ranks: not the sum of their integers", d.ranks);
+    }
+}
+
 static float infinite_leaf(int shard, size_t i)
 {
     return i == padded->param[1].offset && !shard ? INFINITY : padded_leaf(shard, i);
@@ -702,6 +735,7 @@ int main(void)
     RUN(odd_blocks_of_shards_run_and_agree);
     RUN(replicas_stay_equal_after_broadcast_from_different_starts);
     RUN(gradients_are_clipped_to_a_norm);
+    RUN(the_norm_s_digits_add_up_exactly_on_any_number_of_ranks);
     RUN(with_clipping_a_gradient_that_is_not_finite_skips_the_update);
     RUN(loss_and_hits_are_of_all_ranks);
     RUN(absolute_errors_are_of_all_ranks);

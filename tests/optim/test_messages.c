@@ -129,8 +129,10 @@ static mpi_count of_buckets(const rig *r)
     for (int b = 0; b < n; b++) {
         size_t count = bytes[b] / sizeof(float);
         /* the first one of a 16-bit wire or of slices is that of the step statistics, which stays f32; where
-         * slices are looked at before any is updated, a word of each rank rides with it */
-        size_t words = !b && sharded && wire != HVT_F32 ? (size_t)size : 0;
+         * slices are looked at before any is updated, a word of each rank rides with it, and the norm's
+         * digits */
+        bool looks = !b && sharded && (wire != HVT_F32 || r->u.dist.clip_norm > 0);
+        size_t words = looks ? (size_t)size + hvt__clip_digits(r->d) : 0;
 
         sum = plus(sum,
                    b && sharded ? of_slices(c, count, wire) : of_a_sum(c, count + words, b ? wire : HVT_F32));
@@ -144,13 +146,14 @@ TEST(a_step_over_mpi_sends_its_buckets_and_nothing_else)
     static const size_t sizes[] = {0, 2000, HVT_BUCKET_ALL};
     static const hvt_dtype wires[] = {HVT_F32, HVT_BF16};
 
-    for (size_t i = 0; i < 2 * HVT_LEN(sizes) * HVT_LEN(wires); i++) {
+    for (size_t i = 0; i < 4 * HVT_LEN(sizes) * HVT_LEN(wires); i++) {
         setup u = usual(job, 2 * size);
         mpi_count want;
         rig r;
 
         u.comm = "mpi";
-        u.dist.bucket_bytes = sizes[i / 4];
+        u.dist.bucket_bytes = sizes[i / 8];
+        u.dist.clip_norm = i / 4 % 2 ? .05 : 0;
         u.dist.wire = wires[i / 2 % 2];
         u.dist.update = i % 2 ? HVT_UPDATE_SHARDED : HVT_UPDATE_REPLICATED;
         CHECK_OK(rig_open(&r, &u));
@@ -162,10 +165,11 @@ TEST(a_step_over_mpi_sends_its_buckets_and_nothing_else)
             CHECK_OK(rig_step(&r, t));
             got = mpi_counted(before);
             CHECK(equal(got, want),
-                  "buckets of %zu bytes, wire %s, step %d: %lld messages of %lld bytes and %lld other calls "
+                  "buckets of %zu bytes, wire %s, clip %g, step %d: %lld messages of %lld bytes and %lld "
+                  "other calls "
                   "(%s), "
                   "predicted %lld of %lld",
-                  u.dist.bucket_bytes, hvt_dtype_name(u.dist.wire), t, (long long)got.sent,
+                  u.dist.bucket_bytes, hvt_dtype_name(u.dist.wire), u.dist.clip_norm, t, (long long)got.sent,
                   (long long)got.sent_bytes, (long long)got.talk, got.talk ? mpi_use.last_talk : "none",
                   (long long)want.sent, (long long)want.sent_bytes);
         }

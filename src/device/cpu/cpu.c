@@ -105,9 +105,11 @@ typedef struct span {
     const hvt_map *map;
     float *m, *v;
     _Atomic uint64_t *bad;
+    _Atomic int64_t *bin;
 } span;
 
 enum { SPAN_LEAST = 8192, SPAN_ALIGN = 1024 };
+_Static_assert(SPAN_ALIGN % HVT__SQUARES_BLOCK == 0, "a job has whole blocks of squares");
 
 static void span_job(void *ctx, int job, int thread)
 {
@@ -295,6 +297,27 @@ hvt_status hvt__check_cpu(hvt_device *d, size_t n, const float *g, uint64_t base
     HVT_TRY(run_span(d, (span){check, .n = n, .a = g, .bad = &bad}));
     if (bad != UINT64_MAX && base + bad < step->bad)
         step->bad = base + bad;
+    return HVT_OK;
+}
+
+/* Nor do sums of integers. */
+static void squares(const span *s, size_t first, size_t n)
+{
+    int64_t bin[HVT__SQUARES_BINS] = {0};
+
+    hvt__host_squares(n, (const float *)s->a + first, bin);
+    for (int k = 0; k < HVT__SQUARES_BINS; k++)
+        if (bin[k])
+            atomic_fetch_add(&s->bin[k], bin[k]);
+}
+
+hvt_status hvt__squares_cpu(hvt_device *d, size_t n, const float *g, hvt_step_state *step)
+{
+    _Atomic int64_t bin[HVT__SQUARES_BINS] = {0};
+
+    HVT_TRY(run_span(d, (span){squares, .n = n, .a = g, .bin = bin}));
+    for (int k = 0; k < HVT__SQUARES_BINS; k++)
+        step->squares[k] += bin[k];
     return HVT_OK;
 }
 

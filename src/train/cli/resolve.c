@@ -320,8 +320,6 @@ static hvt_status resolve_exchange(const hvt_options *o, hvt_resolved *t)
                 : !strcmp(o->optimizer_state, "replicated") ? HVT_UPDATE_REPLICATED
                                                             : HVT_UPDATE_AUTO;
     t->first_bucket = o->bucket < FIRST_BUCKET || o->bucket == HVT_BUCKET_ALL ? 0 : FIRST_BUCKET;
-    HVT_CHECK(!(o->clip_grad_norm > 0) || !t->on_gpu, E_ARG,
-              "--clip-grad-norm %g is for --device cpu or ref, not %s", o->clip_grad_norm, o->device);
     HVT_CHECK(!t->powersgd || !t->on_gpu, E_ARG, "--compression %s is for --device cpu or ref, not %s",
               o->compression, o->device);
     HVT_CHECK(!t->powersgd || t->update != HVT_UPDATE_SHARDED, E_ARG,

@@ -105,6 +105,14 @@ static inline unsigned atomicInc(unsigned *at, unsigned most)
     return was;
 }
 
+static inline unsigned long long atomicAdd(unsigned long long *at, unsigned long long x)
+{
+    const unsigned long long was = __atomic_load_n(at, __ATOMIC_RELAXED);
+
+    __atomic_store_n(at, was + x, __ATOMIC_RELAXED);
+    return was;
+}
+
 static inline unsigned long long atomicMin(unsigned long long *at, unsigned long long x)
 {
     const unsigned long long was = __atomic_load_n(at, __ATOMIC_RELAXED);

@@ -652,6 +652,14 @@ static hvt_status check_hosted(hvt_device *d, size_t n, const float *g, uint64_t
     return RUN(s, s.h->inner->ops->step.check(s.h->inner, n, dev(&s, ag), base, dev(&s, st)));
 }
 
+static hvt_status squares_hosted(hvt_device *d, size_t n, const float *g, hvt_step_state *step)
+{
+    stage s = begin(d);
+    int ag = in(&s, g, n * sizeof *g), st = out(&s, step, sizeof *step);
+
+    return RUN(s, s.h->inner->ops->step.squares(s.h->inner, n, dev(&s, ag), dev(&s, st)));
+}
+
 static hvt_status decide_hosted(hvt_device *d, hvt_step_state *step, const float *sums)
 {
     stage s = begin(d);
@@ -729,6 +737,7 @@ const hvt_device_ops __wrap_hvt_device_cuda = {.name = "cuda",
                                                .vector.adam = adam_hosted,
                                                .vector.ema = ema_hosted,
                                                .step.check = check_hosted,
+                                               .step.squares = squares_hosted,
                                                .step.decide = decide_hosted,
                                                .augment = augment_hosted,
                                                HVT__GENERAL_OPS(ENTRY)};

@@ -27,6 +27,7 @@ NET = ["--model", "resnet20", "--data", "synth", "--samples", "24", "--steps", "
 NET += ["--size", "16"] if Path(HVTRAIN).name == "hvtrain-double" else []  # every thread there is a fiber
 CUDA = ["--device", "cuda", "--deterministic", "on"]
 ONE_GPU = ["--device", "cuda:0"]  # of all ranks
+CLIP = ["--clip-grad-norm", "0.5"]  # of several
 
 
 def run(args, ranks=0):
@@ -105,7 +106,7 @@ class Case(unittest.TestCase):
 
     def ranks_equal_one_rank(self, comm, along_the_tree):
         """Who adds along the shards' tree, as one rank does, has its weights."""
-        for more, counts in ([], (2, 4)), (["--sync-bn"], (2,)):
+        for more, counts in ([], (2, 4)), (["--sync-bn"], (2,)), (CLIP, (2,)):
             net = NET + ["--shards", "4", "--batch", "2"] + more + CUDA
             one = run(net)
             for ranks in counts:
@@ -122,6 +123,15 @@ class Gpu(Case):
         ref, got = run(NET + batch + ["--device", "ref"]), run(NET + batch + CUDA)
         self.near(losses(got)[:1], losses(ref)[:1], 1e-5)
         self.near(losses(got), losses(ref), 1e-3)
+
+    def test_clipped_losses_equal_ref_s(self):
+        for more in [], ["--optimizer", "adamw", "--eps", "0.1"]:  # with Adam's own eps, factors hardly count
+            with self.subTest(more=more):
+                net = NET + ["--batch", "8"] + more
+                free, ref, got = (run(net + on) for on in (CUDA, CLIP + ["--device", "ref"], CLIP + CUDA))
+                self.near(losses(got)[:1], losses(ref)[:1], 1e-5)
+                self.near(losses(got), losses(ref), 1e-3)
+                self.assertGreater(abs(losses(got)[-1] - losses(free)[-1]), 1e-2)
 
     def test_layers_of_ones_own_equal_ref_s(self):
         """relu6, dropout and depthwise convolutions; and, of a file, layer and group norm and many more."""
@@ -159,7 +169,7 @@ class Gpu(Case):
 
     @unittest.skipUnless(has("--graph"), "no --graph in this build")
     def test_a_graph_gives_the_eager_bits(self):
-        for more in ([], ["--amp", "f16"]):
+        for more in ([], ["--amp", "f16"], CLIP, CLIP + ["--amp", "f16"]):
             with self.subTest(more=more):
                 self.graph_equals_eager(0, more)
 
@@ -200,7 +210,9 @@ class Gpu(Case):
 class SharedGpu(Case):
     @unittest.skipUnless(has("--graph"), "no --graph in this build")
     def test_a_graph_gives_the_eager_bits(self):
-        self.graph_equals_eager(2, ONE_GPU + ["--comm", "nccl"])
+        for more in [], CLIP:
+            with self.subTest(more=more):
+                self.graph_equals_eager(2, ONE_GPU + ["--comm", "nccl"] + more)
 
     @unittest.skipUnless(has("--graph"), "no --graph in this build")
     def test_a_graph_gives_the_eager_bits_with_synchronized_batch_norms(self):

@@ -5,7 +5,8 @@ The updates run in three orders of blocks and threads: forward, backward, and dr
 same bits, losses and weights alike: the promise of a plan. Against ref sums are taken in another order, which ten
 updates with momentum enlarge: a loss is within 1e-5, and each tensor's difference has at most a thousandth of its
 norm. From the fourth update on the step is a captured graph. The average of the weights (--ema), taken after updates 1,
-4, 7 and 10, is held against ref's like the weights. SIZE and BATCH are the images' (default 16 and 4).
+4, 7 and 10, is held against ref's like the weights. Gradients are clipped to a norm of 20; that of the first one is
+beyond 32. SIZE and BATCH are the images' (default 16 and 4).
 """
 import array
 import json
@@ -23,7 +24,7 @@ UPDATES = 10
 ORDERS = {"forward": "0", "backward": "1", "drawn": "7"}
 NET = ["--model", "resnet18", "--stem", "cifar", "--data", "synth", "--samples", str(UPDATES * int(BATCH)), "--size",
        SIZE, "--batch", BATCH, "--steps", str(UPDATES), "--print-freq", "1", "--eval-freq", "0", "--lr", "0.002",
-       "--seed", "1", "--ema", "0.5:every=3", "--quiet", "on"]
+       "--seed", "1", "--ema", "0.5:every=3", "--clip-grad-norm", "20", "--quiet", "on"]
 
 
 def tensors(path):
