@@ -86,6 +86,13 @@ static inline int conv_part(int count, int i, int parts)
     return (int)((long)count * i / parts);
 }
 
+/* How long threads take for so many equal jobs; at the end they wait for each other, longer for long jobs. */
+#define CONV_JOBS 8 /* of a thread: more are not tried */
+static inline double conv_time(int jobs, int threads, double job)
+{
+    return (conv_tiles(jobs, threads) + (threads > 1 ? 0.1 : 0)) * job;
+}
+
 /* Backward weights: into how many parts to split `columns` and `rows` of tiles of each of `groups` matrices,
  * for some eight jobs per thread. */
 static inline void conv_share(const conv_op *op, int groups, int columns, int rows, int *ret_columns,

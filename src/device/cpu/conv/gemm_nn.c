@@ -13,13 +13,16 @@
  */
 #include "direct_impl.h"
 
+#include <math.h>
+
 /* Source bytes of a block. Small weights are in the cache anyway, and the block should not evict them; large
  * weights stream through, less often with a larger block. */
-#define SMALL_BLOCK   (64 << 10)
-#define LARGE_BLOCK   (1 << 20)
-#define MANY_WEIGHTS  (256 << 10)
-#define JOBS_A_THREAD 4
-#define NARROW_ROW    32 /* k-groups */
+#define SMALL_BLOCK  (64 << 10)
+#define LARGE_BLOCK  (1 << 20)
+#define MANY_WEIGHTS (256 << 10)
+#define SHARED       0.03 /* of a block's time: what several jobs take that read it */
+#define MORE         0.01 /* and smaller blocks */
+#define NARROW_ROW   32   /* k-groups */
 
 typedef struct pass {
     const conv_op *op;
@@ -254,25 +257,51 @@ static void copy_source(pass *g, int pitch, void *ws)
 
 /* ---- a pass ---- */
 
-/* How a pass is cut into jobs: by the shape into blocks, and further for many threads. */
-static void cut_pass(pass *g)
+/* Pixels of a block, by the shape: what it reads stays in the cache. */
+static int pixels_of_block(const pass *g)
 {
     const conv_op *op = g->op;
-    const conv_list *l = g->list;
-    const int steps = conv_tiles(g->columns, 2 * op->kern->vl), threads = hvt__thread_pool_size(op->pool),
-              jobs = threads > 1 ? threads * JOBS_A_THREAD : 1;
-    const size_t bytes = sizeof(float) * (size_t)op->taps * (size_t)l->len * (size_t)g->columns; /* weights */
-    const size_t pixel = sizeof(float) * (size_t)op->n * (size_t)l->len;
-    const size_t fit = (bytes > MANY_WEIGHTS ? LARGE_BLOCK : SMALL_BLOCK) / pixel;
-    const int each = fit < 1 ? 1 : fit < (size_t)l->pixels ? (int)fit : l->pixels; /* pixels in a block */
+    const size_t weights = sizeof(float) * (size_t)op->taps * (size_t)g->list->len * (size_t)g->columns;
+    const size_t pixel = sizeof(float) * (size_t)op->n * (size_t)g->list->len;
+    const size_t fit = (weights > MANY_WEIGHTS ? LARGE_BLOCK : SMALL_BLOCK) / pixel;
 
-    g->blocks = conv_tiles(l->pixels, each);
-    if (g->blocks > l->runs)
-        g->blocks = l->runs;
-    g->column_parts = g->blocks >= jobs ? 1 : conv_tiles(jobs, g->blocks);
-    if (g->column_parts > steps)
-        g->column_parts = steps;
-    g->row_parts = g->blocks * g->column_parts >= jobs ? 1 : conv_tiles(jobs, g->blocks * g->column_parts);
+    return fit < 1 ? 1 : fit < (size_t)g->list->pixels ? (int)fit : g->list->pixels;
+}
+
+/* Jobs: blocks, parts of the columns and of each run's tiles, such that the threads need the least time for
+ * as many rounds as there are. Several jobs that read one block, and many jobs, take a little longer. */
+static void cut_pass(pass *g)
+{
+    const conv_list *l = g->list;
+    const hvt_conv_kernels *kern = g->op->kern;
+    const int threads = hvt__thread_pool_size(g->op->pool), steps = conv_tiles(g->columns, 2 * kern->vl);
+    const int tiles = conv_tiles(g->op->n, kern->rows[1]); /* of a run's pixel */
+    const int whole = conv_tiles(l->pixels, pixels_of_block(g)), least = whole < l->runs ? whole : l->runs;
+    double best = INFINITY;
+
+    g->blocks = least;
+    g->column_parts = g->row_parts = 1;
+    for (int i = 0; threads > 1 && i <= 4; i++) {
+        const int some = i ? conv_tiles(least, threads) * threads * i : least;
+        const int blocks = some < l->runs ? some : l->runs;
+
+        for (int columns = 1; columns <= steps; columns++)
+            for (int rows = 1; rows <= tiles; rows++) {
+                const int parts = columns * rows, jobs = blocks * parts;
+                const double each = (double)conv_tiles(l->runs, blocks) * conv_tiles(steps, columns) *
+                                    conv_tiles(tiles, rows) * (1 + SHARED * (parts > 1)) * (1 + MORE * i),
+                             time = conv_time(jobs, threads, each);
+
+                if (parts > 1 && jobs > CONV_JOBS * threads)
+                    break;
+                if (time < best) {
+                    best = time;
+                    g->blocks = blocks;
+                    g->column_parts = columns;
+                    g->row_parts = rows;
+                }
+            }
+    }
 }
 
 static pass make_pass(const conv_op *op, bool back)

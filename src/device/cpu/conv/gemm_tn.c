@@ -9,14 +9,17 @@
  *
  * Units are cut into parts; the sums of a part's units are added up in their order, and those of the parts
  * along the tree. Blocks, chunks and parts depend on the shape and the number of images alone. A thread does
- * a part alone or, where there are fewer parts than threads, a share of its elements, for which it packs all
+ * a part alone or, where that leaves threads without work, a share of its elements, for which it packs all
  * pixels: that is less than two barriers for every unit. Only if a unit is large do all threads together do
  * one after another: they pack its pixels, and then split the gradient's elements.
  */
 #include "direct_impl.h"
 
+#include <math.h>
+
 #define PARTS_BYTES (4u << 20) /* of the sums of all parts */
 #define ALONE_BYTES (4u << 20) /* that each thread may pack a unit into, where threads share a part */
+#define PACKING     0.06       /* of the time that a unit's multiplications take */
 enum {
     MOST_PARTS = 32,
     LEAST_UNITS = 2, /* of a part */
@@ -337,13 +340,25 @@ static int parts_of(const direct *d, int units, size_t weights)
     return parts < 1 || least < 1 ? 1 : parts < least ? parts : least;
 }
 
+/* As many as take the fewest rounds; each packs all that its part reads. */
 static int shares_of(const direct *d, int parts)
 {
-    const int threads = hvt__thread_pool_size(d->op.pool), shares = conv_tiles(threads, parts);
+    const int threads = hvt__thread_pool_size(d->op.pool), needed = conv_tiles(threads, parts);
+    const bool large = d->x_bytes + d->y_bytes > ALONE_BYTES;
+    double least = INFINITY;
+    int best = 0;
 
-    if (threads == 1 || shares > MOST_SHARES || (shares > 1 && d->x_bytes + d->y_bytes > ALONE_BYTES))
+    if (threads == 1 || needed > MOST_SHARES || (needed > 1 && large))
         return 0;
-    return shares;
+    for (int shares = 1; shares <= (large ? 1 : MOST_SHARES); shares++) {
+        const double time = conv_time(parts * shares, threads, 1.0 / shares + PACKING);
+
+        if (time < least) {
+            least = time;
+            best = shares;
+        }
+    }
+    return best;
 }
 
 size_t hvt__direct_backward_w_bytes(const conv_op *op)
