@@ -38,7 +38,7 @@ static const hvt_entry one_entry = {0, 0}; /* a plain GEMM is a batch of one ent
 #define LEAST_CHANNELS          16 /* with fewer the transforms cost as much as they save */
 #define MOST_CHANNELS           (HVT_TILE_SPAN / 2)
 #define LEAST_GAIN_OF_PAIRS     3.0
-#define LEAST_CHANNELS_OF_PAIRS 32
+#define LEAST_CHANNELS_OF_PAIRS 64
 #define BLOCK_BYTES             (256 << 10) /* of a block's transformed inputs and products */
 #define DW_BYTES                (512 << 10) /* of both factors of backward weights */
 #define PARTS_BYTES             (4u << 20)  /* of the sums of all parts */
@@ -71,8 +71,9 @@ static double multiplications(const conv_op *op, int m)
 }
 
 /* Where the direct convolution multiplies pairs of bf16, it takes half as long for as many, or with AMX far
- * less. (Zen 4, 128 channels at 16x16: 1.4 to 1.6 times as fast with m = 4, 64 at 8x8 1.15 times, 32 at 16x16
- * 1.02 times; at less than LEAST_GAIN_OF_PAIRS 256 at 14x14 0.75 times, 512 at 4x4 0.95 times.) */
+ * less. (Zen 4, 128 channels at 16x16: 1.4 to 1.6 times as fast with m = 4, 64 at 8x8 1.15 times; 32 at 16x16
+ * 1.02 times, and less on several threads; at less than LEAST_GAIN_OF_PAIRS 256 at 14x14 0.75 times, 512 at
+ * 4x4 0.95 times.) */
 static bool suits(const conv_op *op, int m)
 {
     const double each = multiplications(op, m), least = op->vnni2 ? LEAST_GAIN_OF_PAIRS : LEAST_GAIN;
