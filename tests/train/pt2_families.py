@@ -36,7 +36,7 @@ THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 RATES = {"sgd": 0.0005, "adamw": 0.00001}  # AdamW moves each weight of a large net by as much
 # rates of nets that would hardly move
 LARGER = {"two_branches": 100, "gated": 100, "arithmetic": 100, "squeezenet1_0": 300, "squeezenet1_1": 300, "alexnet": 10,
-          "vgg11": 10}
+          "vgg11": 100}
 BOUNDS = {"logits": 1e-4, "gradients": 1e-3, "losses": 1e-3}
 
 # name in torchvision.models: side of the images, arguments
