@@ -87,10 +87,19 @@ static inline int conv_part(int count, int i, int parts)
 }
 
 /* How long threads take for so many equal jobs; at the end they wait for each other, longer for long jobs. */
-#define CONV_JOBS 8 /* of a thread: more are not tried */
+#define CONV_ROUNDS 8 /* more are not tried where a cut is finer than it must be */
 static inline double conv_time(int jobs, int threads, double job)
 {
     return (conv_tiles(jobs, threads) + (threads > 1 ? 0.1 : 0)) * job;
+}
+
+/* Into how many parts to cut so many tiles, where each part has `jobs` and at least one is done in these
+ * rounds: as many as are, and no more than make the parts shorter. */
+static inline int conv_parts(int tiles, int jobs, int threads, int rounds)
+{
+    const int fit = rounds * threads / jobs;
+
+    return conv_tiles(tiles, conv_tiles(tiles, fit < tiles ? fit : tiles));
 }
 
 /* Backward weights: into how many parts to split `columns` and `rows` of tiles of each of `groups` matrices,

@@ -285,15 +285,16 @@ static void cut_pass(pass *g)
         const int some = i ? conv_tiles(least, threads) * threads * i : least;
         const int blocks = some < l->runs ? some : l->runs;
 
-        for (int columns = 1; columns <= steps; columns++)
-            for (int rows = 1; rows <= tiles; rows++) {
-                const int parts = columns * rows, jobs = blocks * parts;
-                const double each = (double)conv_tiles(l->runs, blocks) * conv_tiles(steps, columns) *
-                                    conv_tiles(tiles, rows) * (1 + SHARED * (parts > 1)) * (1 + MORE * i),
-                             time = conv_time(jobs, threads, each);
+        for (int columns = 1; columns <= steps; columns++) {
+            const int jobs = blocks * columns, first = conv_tiles(jobs, threads);
 
-                if (parts > 1 && jobs > CONV_JOBS * threads)
-                    break;
+            for (int rounds = first; rounds <= CONV_ROUNDS || (rounds == first && columns == 1); rounds++) {
+                const int rows = conv_parts(tiles, jobs, threads, rounds);
+                const double each = (double)conv_tiles(l->runs, blocks) * conv_tiles(steps, columns) *
+                                    conv_tiles(tiles, rows) * (1 + SHARED * (columns * rows > 1)) *
+                                    (1 + MORE * i),
+                             time = conv_time(jobs * rows, threads, each);
+
                 if (time < best) {
                     best = time;
                     g->blocks = blocks;
@@ -301,6 +302,9 @@ static void cut_pass(pass *g)
                     g->row_parts = rows;
                 }
             }
+        }
+        if (blocks == l->runs)
+            break;
     }
 }
 

@@ -443,13 +443,14 @@ static void cut_jobs(wgrad *w)
     double least = INFINITY;
 
     for (int lines = 1; lines <= all; lines++)
-        for (int columns = 1; all % lines == 0 && columns <= w->steps; columns++)
-            for (int rows = 1; rows <= w->a_tiles; rows++) {
-                const int jobs = w->parts * lines * columns * rows;
-                const double time = conv_time(jobs, threads, job_cost(w, lines, columns, rows));
+        for (int columns = 1; all % lines == 0 && columns <= w->steps; columns++) {
+            const int jobs = w->parts * lines * columns, first = conv_tiles(jobs, threads);
 
-                if (rows * columns * lines > 1 && jobs > CONV_JOBS * threads)
-                    break;
+            for (int rounds = first; rounds <= CONV_ROUNDS || (rounds == first && lines * columns == 1);
+                 rounds++) {
+                const int rows = conv_parts(w->a_tiles, jobs, threads, rounds);
+                const double time = conv_time(jobs * rows, threads, job_cost(w, lines, columns, rows));
+
                 if (time < least) {
                     least = time;
                     w->line_parts = lines;
@@ -457,6 +458,7 @@ static void cut_jobs(wgrad *w)
                     w->row_parts = rows;
                 }
             }
+        }
     w->points = w->line_parts == 1 ? w->g.points : all;
 }
 
