@@ -65,11 +65,10 @@ typedef struct hvt_depthwise {
     const hvt_depthwise_entry *row, *col;
     long panel; /* of weights */
     long from_step, to_step, from_image, to_image;
-    bool stream; /* targets are whole lines, written past the caches; hvt__fence() is the caller's */
-    int planes;  /* sources that are added up, each with weights of its own: */
-    long from_plane, w_plane; /* from one to the next */
-    long ahead_from,
-        ahead_to; /* where a later run's new source and its target lie: to be prefetched; 0: unknown */
+    bool stream;       /* targets are whole lines, written past the caches; hvt__fence() is the caller's */
+    const void *ahead; /* lines of columns that are to be prefetched meanwhile, of image 0; NULL: none */
+    int ahead_lines;
+    long ahead_line, ahead_pixel, ahead_step, ahead_image; /* ahead_step: of a target */
 } hvt_depthwise;
 
 /* What meets a vector of activations in a binary operation: a vector of their type, one of floats, a number.
@@ -215,6 +214,9 @@ struct hvt_elementwise {
     void (*mirror)(int count, const uint8_t *in, uint8_t *out);
     /* out[i] = fma(bytes[i], scale[i % (c*vl)], shift[i % (c*vl)]); stream: past the caches if out is
      * aligned; hvt__fence() is the caller's */
+    const void *ahead; /* lines of columns that are to be prefetched meanwhile, of image 0; NULL: none */
+    int ahead_lines;
+    long ahead_line, ahead_pixel, ahead_step, ahead_image; /* ahead_step: of a target */
     void (*normalise)(size_t n, const uint8_t *bytes, int c, const float *scale, const float *shift,
                       float *out, bool stream);
     void (*normalise_floats)(size_t n, const float *x, int c, const float *scale, const float *shift,

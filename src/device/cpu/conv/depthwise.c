@@ -1,14 +1,15 @@
 /*
  * Depthwise convolutions: every filter reads one channel, so there is no matrix product, and a pass takes
- * about as long as moving its arrays. All three passes run over output (backward data: input) lines in order,
- * so that the lines that a window spans are read from memory once; images go in chunks for which these lines
- * stay in the L2 cache.
+ * about as long as moving its arrays.
  *
- * A kernel computes several *targets* that read the same taps: pixels of a line, and all images of a slice.
- * Its lists are the product of one list along each dimension, which name existing pixels only.
+ * All three passes run over *targets* (outputs; backward data: inputs) line by line, in *slices* of images
+ * and channels. The lines of *sources* that a window spans are copied into a *ring*, or computed there where
+ * x is that of a norm (conv.set_norm): a slice of it stays in the L2 cache, and its pixels lie close
+ * together, while those of an array are often a multiple of 4096 bytes apart and would share a few sets of
+ * the L1 cache. Around the image the ring is zero, so that all targets have all taps.
  *
- * A norm of x (conv.set_norm) is computed line by line, into a ring of as many lines as a window spans.
- * Forward does so in strips of columns, of which the ring stays in the L2 cache.
+ * A kernel computes the targets of a line that read the same taps: with a stride backward data has several
+ * *phases* of them, and so has forward with dilation, where neighbours have no column in common.
  *
  * Where a channel has several filters, y and dy are split into one *plane* for each, [M][rows][C], between
  * the caller and the kernels; weights always lie so.
@@ -19,40 +20,41 @@
 #include "conv_impl.h"
 #include "device/host.h"
 
-#define LINES_BYTES  (512 << 10) /* of a slice in the lines that a window spans */
-#define WINDOW_BYTES (24 << 10)  /* of a slice in a window and the pixels that enter it next */
-#define PARTS_BYTES  (4u << 20)  /* of the sums of all parts */
-#define RINGS_BYTES  (64u << 20) /* of all threads, or as many as x has */
-#define LARGE_BYTES  (8u << 20)  /* of x: smaller arrays are near enough, and prefetching costs 10 to 15 % */
+#include <math.h>
+
+#define RING_BYTES  (448 << 10) /* of a slice in the lines that a window spans */
+#define PIECE_BYTES (2 << 10)   /* of a slice in a pixel, at least: shorter pieces cannot be read fast */
+#define PARTS_BYTES (4u << 20)  /* of the sums of all parts */
 enum {
-    LEAST_IMAGES = 4, /* of a pixel that are worth a kernel's call */
-    DW_IMAGES = 16,   /* the same of backward weights: a call loads and stores its sums */
     PART_TERMS = 4096,
     MOST_PARTS = 32,
-    JOBS_A_THREAD = 4,
-    SUM = 8192,   /* weights of a job */
-    SPLIT = 1024, /* rows of a job */
-    PIXELS_AHEAD = 4,
-    RING_LINES = 32,
-    LEAST_STRIP = 14 /* columns */
+    SUM = 8192,  /* weights of a job */
+    SPLIT = 1024 /* rows of a job */
 };
 
-/* Targets along one dimension: `count` of them, `step` apart, each of which reads `shift` further on than the
- * one before. */
-typedef struct axis_run {
-    int entry, target, count;
-} axis_run;
-
+/* One dimension of a pass. Sources outside of the image are in reach, too. */
 typedef struct axis {
-    int runs, step;
-    long shift;    /* elements */
-    axis_run *run; /* [runs+1] */
+    bool back;
+    int targets, sources, taps, dilation, stride, pad;
+    int phases;       /* targets p, p + phases, ... read the same taps, */
+    int ahead, shift; /* of sources that are `ahead` further on each; in columns, see hvt_depthwise */
+    int low, width;   /* the first source in reach, and their number */
+    int window;       /* sources between the first and the last one of a target */
+    int *first; /* [lists+1] the entries of a target; lists: of all lines; of a line only of each phase */
     hvt_depthwise_entry *e;
 } axis;
 
+/* One way through a convolution: its lines and columns; and the ring, in which each plane has a line of zeros
+ * behind the others: [plane][line][column][image][channel]. Strides in elements. */
+typedef struct side {
+    axis h, w;
+    int planes, images, channels;
+    long pixel, line, plane;
+} side;
+
 typedef struct depthwise {
     conv_op op;
-    axis out_h, out_w, in_h, in_w; /* forward, and backward weights; backward data */
+    side out, in; /* forward, and backward weights; backward data */
 } depthwise;
 
 static const depthwise *depthwise_of(const conv_op *op)
@@ -65,53 +67,76 @@ static bool suits(const conv_op *op)
     return op->depthwise;
 }
 
-/* ---- plan ---- */
-
-static bool continues(const axis *a, const axis_run *run, int entry, int count, int target)
+static int least(int a, int b)
 {
-    const hvt_depthwise_entry *e = a->e + run->entry, *next = a->e + entry;
-
-    if (target != run->target + run->count * a->step || count != entry - run->entry)
-        return false;
-    for (int i = 0; i < count; i++)
-        if (next[i].w != e[i].w || next[i].from != e[i].from + run->count * a->shift)
-            return false;
-    return true;
+    return a < b ? a : b;
 }
 
-/* source: elements from one source to the next; weight: of a tap. */
-static hvt_status make_axis(axis *a, bool back, bool join, int in, int out, int taps, int dilation,
-                            int stride, int pad, long source, long weight)
+static int most(int a, int b)
 {
-    const int targets = back ? in : out;
-    int n = 0;
+    return a > b ? a : b;
+}
 
-    a->step = join && back ? stride : 1;
-    a->shift = (back ? 1 : stride) * source;
-    a->run = malloc(sizeof *a->run * ((size_t)targets + 1));
-    a->e = malloc(sizeof *a->e * ((size_t)targets * (size_t)taps + 1));
-    HVT_CHECK(a->run && a->e, E_MEM, "no memory for the %d taps of a convolution", taps);
-    for (int phase = 0; phase < a->step; phase++)
-        for (int o = phase; o < targets; o += a->step) {
-            axis_run *last = o == phase ? NULL : &a->run[a->runs - 1];
-            const int entry = n;
+/* ---- plan ---- */
 
-            for (int t = 0; t < taps; t++) {
-                int tap = back ? taps - 1 - t : t;
-                int i = back ? hvt__output_index(o, tap * dilation, out, stride, pad)
-                             : hvt__input_index(o, tap * dilation, in, stride, pad);
+static axis axis_of(bool back, int in, int out, int taps, int dilation, int stride, int pad)
+{
+    const int reach = (taps - 1) * dilation;
+    axis a = {.back = back,
+              .targets = back ? in : out,
+              .sources = back ? out : in,
+              .taps = taps,
+              .dilation = dilation,
+              .stride = stride,
+              .pad = pad};
+    int common = dilation, high;
 
-                if (i >= 0)
-                    a->e[n++] = (hvt_depthwise_entry){i * source, tap * weight};
+    while (dilation % common || stride % common)
+        common--;
+    a.phases = dilation / common * (back ? stride : 1);
+    a.shift = back ? 1 : stride / common;
+    a.ahead = back ? dilation / common : stride / common * dilation;
+    a.low = back ? (int)floor((double)(pad - reach) / stride) : -pad;
+    high = back ? (a.targets - 1 + pad) / stride : (a.targets - 1) * stride - pad + reach;
+    a.width = high - a.low + 1;
+    a.window = least(back ? reach / stride + 1 : reach + 1, a.sources);
+    return a;
+}
+
+/* The source that this target reads with its k-th tap, in the order of sources: is there one? */
+static bool source_of(const axis *a, int target, int k, int *ret_source, int *ret_tap)
+{
+    const int tap = a->back ? a->taps - 1 - k : k, at = target + a->pad - tap * a->dilation;
+
+    *ret_tap = tap;
+    *ret_source = a->back ? at / a->stride : target * a->stride - a->pad + tap * a->dilation;
+    return !a->back || at % a->stride == 0;
+}
+
+/* Entries of `lists` targets, `planes` times each. Source i is at i % slots * from, or at slots * from where
+ * it is outside of the image; slots = 0: all are where they are in reach. */
+static hvt_status make_lists(axis *a, int lists, int planes, long from, int slots, long plane, long w,
+                             long w_plane)
+{
+    int n = 0, source, tap;
+
+    a->first = malloc(sizeof *a->first * ((size_t)lists + 1));
+    a->e = malloc(sizeof *a->e * ((size_t)lists * (size_t)planes * (size_t)a->taps + 1));
+    HVT_CHECK(a->first && a->e, E_MEM, "no memory for the %d taps of a convolution", a->taps);
+    for (int target = 0; target < lists; target++) {
+        a->first[target] = n;
+        for (int p = 0; p < planes; p++)
+            for (int k = 0; k < a->taps; k++) {
+                if (!source_of(a, target, k, &source, &tap))
+                    continue;
+                if (!slots)
+                    source -= a->low;
+                else
+                    source = source >= 0 && source < a->sources ? source % slots : slots;
+                a->e[n++] = (hvt_depthwise_entry){p * plane + source * from, p * w_plane + tap * w};
             }
-            if (join && last && continues(a, last, entry, n - entry, o)) {
-                last->count++;
-                n = entry;
-            } else {
-                a->run[a->runs++] = (axis_run){entry, o, 1};
-            }
-        }
-    a->run[a->runs].entry = n;
+    }
+    a->first[lists] = n;
     return HVT_OK;
 }
 
@@ -121,31 +146,43 @@ static long pixel_of(const conv_op *op)
     return op->x_row * (op->hwn ? (long)op->n : 1);
 }
 
-static hvt_status plan_axes(conv_op *op, bool back, axis *h, axis *w)
+/* The ring of a side, and the slices that it is for: as many images as fit, or some channels of one. */
+static hvt_status plan_side(const conv_op *op, bool back, side *s)
 {
-    const long pixel = pixel_of(op), line = pixel * (back ? op->ow : op->w);
+    const size_t element = hvt_dtype_size(op->type), line = 64 / element;
+    size_t fit, column;
 
-    HVT_TRY(make_axis(h, back, false, op->h, op->oh, op->r, op->dilation_h, op->stride_h, op->top, line,
-                      (long)op->s * CONV_PANEL));
-    return make_axis(w, back, true, op->w, op->ow, op->s, op->dilation_w, op->stride_w, op->left, pixel,
-                     CONV_PANEL);
+    s->h = axis_of(back, op->h, op->oh, op->r, op->dilation_h, op->stride_h, op->top);
+    s->w = axis_of(back, op->w, op->ow, op->s, op->dilation_w, op->stride_w, op->left);
+    s->planes = back ? op->blocks : 1;
+    column = element * (size_t)s->planes * (size_t)s->h.window * (size_t)s->w.width;
+    fit = RING_BYTES / column > PIECE_BYTES / element ? RING_BYTES / column : PIECE_BYTES / element;
+    s->channels = fit >= (size_t)op->x_row ? op->x_row : (int)(fit / CONV_PANEL * CONV_PANEL);
+    s->images = s->channels < op->x_row ? 1 : (int)((fit + (size_t)op->x_row - 1) / (size_t)op->x_row);
+    s->images = conv_tiles(op->n, conv_tiles(op->n, s->images));
+    s->pixel = (long)((((size_t)s->images * (size_t)s->channels + line - 1) / line | 1) * line);
+    s->line = s->pixel * s->w.width;
+    s->plane = s->line * (s->h.window + 1);
+    HVT_TRY(make_lists(&s->h, s->h.targets, s->planes, s->line, s->h.window, s->plane,
+                       (long)op->s * CONV_PANEL, (long)conv_block_weights(op)));
+    return make_lists(&s->w, s->w.phases, 1, s->pixel, 0, 0, CONV_PANEL, 0);
 }
 
 static hvt_status plan(conv_op *op)
 {
     depthwise *d = (depthwise *)op;
 
-    HVT_TRY(plan_axes(op, false, &d->out_h, &d->out_w));
-    return op->no_dx ? HVT_OK : plan_axes(op, true, &d->in_h, &d->in_w);
+    HVT_TRY(plan_side(op, false, &d->out));
+    return op->no_dx ? HVT_OK : plan_side(op, true, &d->in);
 }
 
 static void free_plan(conv_op *op)
 {
     depthwise *d = (depthwise *)op;
-    axis *const all[] = {&d->out_h, &d->out_w, &d->in_h, &d->in_w};
+    axis *const all[] = {&d->out.h, &d->out.w, &d->in.h, &d->in.w};
 
     for (size_t i = 0; i < HVT_LEN(all); i++) {
-        free(all[i]->run);
+        free(all[i]->first);
         free(all[i]->e);
     }
 }
@@ -204,212 +241,219 @@ static size_t plane_bytes(const conv_op *op)
                            : (rows_of_y(op) * (size_t)op->y_row * hvt_dtype_size(op->type) + 63) / 64 * 64;
 }
 
-/* ---- lines of x with a norm ---- */
-
-/* Line i of x, with x's strides, is at i % lines; of those before `end` the last ones are there. */
-typedef struct ring {
-    char *at;
-    int lines, end;
-} ring;
-
-static int window_lines(const conv_op *op)
-{
-    const int high = (op->r - 1) * op->dilation_h + 1;
-
-    return high < op->h ? high : op->h;
-}
-
-static long line_of(const conv_op *op)
-{
-    return pixel_of(op) * op->w;
-}
-
-static size_t ring_bytes(const conv_op *op)
-{
-    return (hvt_dtype_size(op->type) * (size_t)window_lines(op) * (size_t)line_of(op) + 63) / 64 * 64;
-}
-
-/* Are the rings small? Bits do not depend on it. */
-static bool takes_norm(const conv_op *op)
-{
-    const size_t rings = ring_bytes(op) * (size_t)hvt__thread_pool_size(op->pool),
-                 x = hvt_dtype_size(op->type) * (size_t)line_of(op) * (size_t)op->h;
-
-    return op->hwn && op->r <= RING_LINES && (rings <= RINGS_BYTES || rings <= x);
-}
-
-/* Bytes of the rings of all threads, behind what else is in ws. */
-static size_t rings_bytes(const conv_op *op)
-{
-    return takes_norm(op) ? ring_bytes(op) * (size_t)hvt__thread_pool_size(op->pool) : 0;
-}
-
-static void fetch_pixel(const conv_op *op, size_t at, int images, int channels)
-{
-    const bool dense = channels == op->x_row;
-
-    for (int i = 0; i < (dense ? 1 : images); i++)
-        hvt__prefetch(hvt__at(op->norm.x, op->type, at + (size_t)i * (size_t)op->x_row),
-                      hvt_dtype_size(op->type) * (size_t)channels * (size_t)(dense ? images : 1));
-}
-
-/* A part of every line of x. */
-typedef struct area {
-    int column, end; /* columns of pixels */
-    int image, images, channel, channels;
-} area;
-
-/* Compute those of lines [first, end) that are not there. */
-static void fill_ring(const conv_op *op, ring *r, int first, int end, const area *a)
-{
-    const size_t pixel = (size_t)pixel_of(op), line = (size_t)line_of(op);
-    const bool whole = a->images == op->n && a->channels == op->x_row;
-    const int pixels = whole ? a->end - a->column : 1; /* without gaps in memory */
-
-    for (int i = r->end > first ? r->end : first; i < end; i++) {
-        const size_t x = (size_t)i * line, to = (size_t)(i % r->lines) * line;
-
-        for (int q = a->column; q < a->end; q += pixels) {
-            const size_t in = (size_t)q * pixel + (size_t)a->image * (size_t)op->x_row + (size_t)a->channel;
-
-            if (!whole) /* too scattered for hardware prefetchers */
-                fetch_pixel(op, x + in + PIXELS_AHEAD * pixel, a->images, a->channels);
-            conv_norm(op, x + in, pixels * a->images, a->channel, a->channels,
-                      hvt__at(r->at, op->type, to + in));
-        }
-    }
-    r->end = end > r->end ? end : r->end;
-}
-
 /* ---- a pass ---- */
+
+typedef struct array {
+    const void *at; /* written, if it is that of the targets, but by backward weights, where it is dy */
+    long line, pixel, image, plane; /* strides in elements */
+} array;
 
 typedef struct pass {
     const conv_op *op;
-    const axis *h, *w;
-    const void *from, *to; /* to: written, but by backward weights, where it is dy */
+    const side *s;
+    array from, to;
     const float *weights;
-    long s_image, t_line, t_pixel, t_image; /* strides in elements, of source and target */
-    int planes;
-    int images, channels;      /* of a slice */
-    int chunks, slices, bands; /* of images, of channels, of lines */
-    int strips;                /* of columns, where from has a norm */
-    int all;                   /* images */
-    bool back, add, stream;
-    char *rings; /* of all threads; NULL: from has no norm */
+    int all, chunks, slices, bands; /* images; chunks of them; slices of channels; bands of lines */
+    bool normed, add, stream;
+    char *rings;
+    size_t ring_bytes; /* of a thread */
 
     /* backward weights */
     float *dw, *sums; /* of the first part; of the others, one after another */
-    int parts, column_parts;
+    int parts;
 } pass;
 
-/* Slices of `images` or more images, if there are as many: as many channels as fit, whole panels, and if
- * these are all channels more images. */
-static void set_slice(pass *g, int images)
+/* That of a thread; lines before `end` have been there. */
+typedef struct ring {
+    char *at;
+    int end;
+} ring;
+
+/* What a job does: some images and channels. */
+typedef struct area {
+    int image, images, channel, channels;
+} area;
+
+static array array_of(const conv_op *op, bool y, const void *at)
+{
+    const int h = y ? op->oh : op->h, w = y ? op->ow : op->w;
+    const long pixel = pixel_of(op);
+
+    return (array){at, pixel * w, pixel, op->hwn ? op->x_row : (long)op->x_row * h * w,
+                   (long)rows_of_y(op) * op->x_row};
+}
+
+static pass make_pass(const conv_op *op, bool back, int real, const void *from, const void *to)
+{
+    const side *s = back ? &depthwise_of(op)->in : &depthwise_of(op)->out;
+    const int all = real * op->rows_per_image;
+
+    return (pass){.op = op,
+                  .s = s,
+                  .from = array_of(op, back, from),
+                  .to = array_of(op, !back, to),
+                  .normed = !back && op->normed,
+                  .all = all,
+                  .chunks = conv_tiles(all, s->images),
+                  .slices = conv_tiles(op->x_row, s->channels)};
+}
+
+/* Into how many parts threads cut `items` of each of `groups`, where every part takes as long as `more` items
+ * longer: those that are done first. */
+static int cut(const conv_op *op, int groups, int items, double more)
+{
+    const int threads = hvt__thread_pool_size(op->pool);
+    double best = INFINITY;
+    int parts = 1;
+
+    for (int i = 1; i <= items; i++) {
+        const double time = conv_time(groups * i, threads, conv_tiles(items, i) + more);
+
+        if (time < best) {
+            best = time;
+            parts = i;
+        }
+    }
+    return parts;
+}
+
+static area area_of(const pass *g, int chunk, int slice)
+{
+    const int panels = conv_panels(g->op->x_row), image = chunk * g->s->images;
+    const int channel = conv_part(panels, slice, g->slices) * CONV_PANEL,
+              end = least(conv_part(panels, slice + 1, g->slices) * CONV_PANEL, g->op->x_row);
+
+    return (area){image, least(g->s->images, g->all - image), channel, end - channel};
+}
+
+/* memcpy(), while `ahead` is prefetched */
+static void copy_ahead(char *to, const char *from, const char *ahead, size_t bytes)
+{
+    size_t i = 0;
+
+    for (; i + 64 <= bytes; i += 64) {
+        __builtin_prefetch(ahead + i);
+        memcpy(to + i, from + i, 64);
+    }
+    memcpy(to + i, from + i, bytes - i);
+}
+
+/* `columns` pixels of an array, from element `at` on, close together; normed: y of op's norm instead. */
+static void copy_pixels(const pass *g, const array *a, bool normed, size_t at, int columns, const area *part,
+                        char *to)
 {
     const conv_op *op = g->op;
-    const size_t element = hvt_dtype_size(op->type), line = (size_t)window_lines(op) * (size_t)op->w,
-                 window = (size_t)op->r * ((size_t)op->s + 1);
-    const size_t bytes =
-        WINDOW_BYTES / window < LINES_BYTES / line ? WINDOW_BYTES / window : LINES_BYTES / line;
-    const size_t channels = bytes / element / (size_t)images / CONV_PANEL * CONV_PANEL,
-                 more = bytes / element / (size_t)op->x_row / LEAST_IMAGES * LEAST_IMAGES;
+    const size_t element = hvt_dtype_size(op->type), c = (size_t)part->channels;
+    const bool dense = a->image == op->x_row && part->channels == op->x_row;
+    const int rows = dense ? part->images : 1;
 
-    g->channels = channels >= (size_t)op->x_row ? op->x_row : channels ? (int)channels : CONV_PANEL;
-    if (op->hwn && more > (size_t)images)
-        images = more < (size_t)g->all ? (int)more : g->all;
-    g->images = images < g->all ? images : g->all;
-    g->chunks = conv_tiles(g->all, g->images);
-    g->slices = conv_tiles(op->x_row, g->channels);
+    at += (size_t)(part->image * a->image + part->channel);
+    for (int q = 0; q < columns; q++, at += (size_t)a->pixel, to += element * (size_t)g->s->pixel)
+        for (int i = 0; i < part->images; i += rows) {
+            const size_t from = at + (size_t)(i * a->image), next = from + (size_t)a->pixel;
+            char *out = to + element * (size_t)(i * g->s->channels);
+
+            if (normed) {
+                hvt__prefetch(hvt__at(a->at, op->type, next), element * c * (size_t)rows);
+                conv_norm(op, from, rows, part->channel, part->channels, out);
+            } else {
+                copy_ahead(out, hvt__at(a->at, op->type, from), hvt__at(a->at, op->type, next),
+                           element * c * (size_t)rows);
+            }
+        }
 }
 
-static pass make_pass(const conv_op *op, bool back, int real)
+/* What is outside of the image is zero. */
+static ring clear_ring(const pass *g, int thread)
 {
-    const depthwise *d = depthwise_of(op);
-    const long pixel = pixel_of(op), x_image = op->hwn ? op->x_row : (long)op->x_row * op->h * op->w,
-               y_image = op->hwn ? op->x_row : (long)op->x_row * op->oh * op->ow;
-    pass g = {.op = op,
-              .h = back ? &d->in_h : &d->out_h,
-              .w = back ? &d->in_w : &d->out_w,
-              .t_line = pixel * (back ? op->w : op->ow),
-              .t_pixel = pixel,
-              .s_image = back ? y_image : x_image,
-              .t_image = back ? x_image : y_image,
-              .planes = back ? op->blocks : 1,
-              .all = real * op->rows_per_image,
-              .back = back};
+    const side *s = g->s;
+    const size_t element = hvt_dtype_size(g->op->type);
+    const int left = most(-s->w.low, 0), end = least(s->w.sources - s->w.low, s->w.width);
+    ring r = {g->rings + (size_t)thread * g->ring_bytes, 0};
 
-    set_slice(&g, op->hwn ? LEAST_IMAGES : 1);
-    return g;
+    for (int i = 0; i < s->planes * (s->h.window + 1); i++) {
+        char *line = r.at + element * (size_t)(i * s->line);
+        const bool outside = i % (s->h.window + 1) == s->h.window || left >= end;
+
+        memset(line, 0, element * (size_t)((outside ? s->w.width : left) * s->pixel));
+        if (!outside)
+            memset(line + element * (size_t)(end * s->pixel), 0,
+                   element * (size_t)((s->w.width - end) * s->pixel));
+    }
+    return r;
 }
 
-/* The kernel's view of the targets of run `across` in line `down`, of images from `image` on and channels
- * from `channel` on, and where they begin. */
-static hvt_depthwise targets_of(const pass *g, int down, int across, int image, int channel, size_t *ret_from,
-                                size_t *ret_to)
+/* The lines of the image between the first and the last one that a target may read; they go up with it. */
+static void window_of(const axis *h, int target, int *ret_first, int *ret_end)
 {
-    const conv_op *op = g->op;
-    const axis_run *row = &g->h->run[down], *col = &g->w->run[across];
-    const int left = g->all - image, channels = op->x_row - channel;
-    const int rows = row[1].entry - row->entry, cols = col[1].entry - col->entry;
-    const int stride = g->back ? 1 : op->stride_w; /* as wide as the filter, targets share no column */
-    const bool ahead =
-        op->hwn && rows && cols &&
-        hvt_dtype_size(op->type) * (size_t)op->n * (size_t)op->h * (size_t)op->w * (size_t)op->x_row >=
-            LARGE_BYTES;
+    const int reach = (h->taps - 1) * h->dilation, last = h->back ? target + h->pad : 0;
+    const int first =
+        h->back ? (most(last - reach, 0) + h->stride - 1) / h->stride : target * h->stride - h->pad;
 
-    *ret_from = (size_t)(image * g->s_image + channel);
-    *ret_to = (size_t)(image * g->t_image + row->target * g->t_line + col->target * g->t_pixel + channel);
-    return (hvt_depthwise){.channels = channels < g->channels ? channels : g->channels,
-                           .count = col->count,
-                           .images = left < g->images ? left : g->images,
-                           .rows = rows,
-                           .cols = cols,
-                           .row = g->h->e + row->entry,
-                           .col = g->w->e + col->entry,
-                           .panel = (long)op->taps * CONV_PANEL,
-                           .shift = op->dilation_w > 1 ? 0
-                                    : cols == 1        ? 1
-                                    : stride < cols    ? stride
-                                                       : 0,
-                           .from_step = g->w->shift,
-                           .to_step = g->t_pixel * g->w->step,
-                           .from_image = g->s_image,
-                           .to_image = g->t_image,
-                           .stream = g->stream,
-                           .planes = g->planes,
-                           .from_plane = (long)rows_of_y(op) * op->x_row,
-                           .w_plane = (long)conv_block_weights(op),
-                           .ahead_from = ahead
-                                             ? g->h->e[row[1].entry - 1].from +
-                                                   g->w->e[col[1].entry - 1].from + PIXELS_AHEAD * g->w->shift
-                                             : 0,
-                           .ahead_to = ahead ? PIXELS_AHEAD * g->t_pixel : 0};
+    *ret_first = most(first, 0);
+    *ret_end = least(h->back ? last / h->stride + 1 : first + reach + 1, h->sources);
 }
 
-static ring thread_ring(const pass *g, int thread)
+/* Puts the lines that line `target` reads into the ring. */
+static void fill_ring(const pass *g, ring *r, int target, const area *part)
 {
-    return (ring){g->rings ? g->rings + (size_t)thread * ring_bytes(g->op) : NULL, window_lines(g->op), 0};
+    const side *s = g->s;
+    const int left = most(s->w.low, 0), columns = least(s->w.low + s->w.width, s->w.sources) - left;
+    const size_t element = hvt_dtype_size(g->op->type);
+    int first, end;
+
+    window_of(&s->h, target, &first, &end);
+    for (int i = most(r->end, first); i < end; i++)
+        for (int p = 0; p < s->planes; p++)
+            copy_pixels(g, &g->from, g->normed,
+                        (size_t)(p * g->from.plane + i * g->from.line + left * g->from.pixel), columns, part,
+                        r->at + element * (size_t)(p * s->plane + i % s->h.window * s->line +
+                                                   (left - s->w.low) * s->pixel));
+    r->end = most(r->end, end);
 }
 
-static int least(int a, int b)
+/* What the next line will read beyond the ring: the kernel prefetches it. */
+static void set_ahead(const pass *g, const ring *r, int target, const area *part, hvt_depthwise *t)
 {
-    return a < b ? a : b;
-}
+    const side *s = g->s;
+    int first, end;
 
-/* The lines that run `down` reads, in their ring, of this area; *row: the kernel's list of them. */
-static void norm_lines(const pass *g, ring *r, int down, const area *a, hvt_depthwise_entry *row)
-{
-    const conv_op *op = g->op;
-    const axis_run *run = &g->h->run[down];
-    const hvt_depthwise_entry *e = g->h->e + run->entry;
-    const long line = line_of(op);
-    const int rows = run[1].entry - run->entry;
-
-    if (!rows)
+    window_of(&s->h, target + 1, &first, &end);
+    first = most(first, r->end);
+    if (s->planes > 1 || target + 1 >= s->h.targets || first >= end)
         return;
-    fill_ring(op, r, (int)(e[0].from / line), (int)(e[rows - 1].from / line) + 1, a);
-    for (int i = 0; i < rows; i++)
-        row[i] = (hvt_depthwise_entry){e[i].from / line % r->lines * line, e[i].w};
+    t->ahead = hvt__at(g->from.at, g->op->type,
+                       (size_t)(first * g->from.line + s->w.low * g->from.pixel +
+                                part->image * g->from.image + part->channel));
+    t->ahead_lines = end - first;
+    t->ahead_line = g->from.line;
+    t->ahead_pixel = g->from.pixel;
+    t->ahead_step = s->w.ahead * g->from.pixel;
+    t->ahead_image = g->from.image;
+}
+
+/* The kernel's view of a phase of a line of targets. */
+static hvt_depthwise targets_of(const pass *g, int line, int phase, const area *part)
+{
+    const side *s = g->s;
+    const int *h = s->h.first + line, *w = s->w.first + phase;
+
+    return (hvt_depthwise){.channels = part->channels,
+                           .count = conv_tiles(s->w.targets - phase, s->w.phases),
+                           .images = part->images,
+                           .rows = h[1] - h[0],
+                           .cols = w[1] - w[0],
+                           .shift = w[1] - w[0] == 1           ? 1
+                                    : s->w.shift < w[1] - w[0] ? s->w.shift
+                                                               : 0,
+                           .row = s->h.e + h[0],
+                           .col = s->w.e + w[0],
+                           .panel = (long)g->op->taps * CONV_PANEL,
+                           .from_step = s->w.ahead * s->pixel,
+                           .from_image = s->channels,
+                           .to_step = s->w.phases * g->to.pixel,
+                           .to_image = g->to.image,
+                           .stream = g->stream};
 }
 
 /* job = a band of lines of a slice */
@@ -417,89 +461,37 @@ static void pass_job(void *ctx, int job, int thread)
 {
     const pass *g = ctx;
     const conv_op *op = g->op;
-    const int band = job % g->bands, channel = job / g->bands % g->slices * g->channels,
-              image = job / g->bands / g->slices * g->images;
-    const float *weights = g->weights + (long)channel * op->taps;
+    const int band = job % g->bands, lines = g->s->h.targets;
+    const area part = area_of(g, job / g->bands / g->slices, job / g->bands % g->slices);
+    const float *weights = g->weights + (long)part.channel * op->taps;
+    ring r = clear_ring(g, thread);
 
-    for (int p = conv_part(g->h->runs, band, g->bands); p < conv_part(g->h->runs, band + 1, g->bands); p++)
-        for (int q = 0; q < g->w->runs; q++) {
-            size_t from, to;
-            const hvt_depthwise t = targets_of(g, p, q, image, channel, &from, &to);
+    for (int l = conv_part(lines, band, g->bands); l < conv_part(lines, band + 1, g->bands); l++) {
+        const size_t to = (size_t)(l * g->to.line + part.image * g->to.image + part.channel);
 
-            op->typed->depthwise(&t, hvt__at(g->from, op->type, from), weights, hvt__at(g->to, op->type, to),
-                                 g->add);
+        fill_ring(g, &r, l, &part);
+        for (int phase = 0; phase < least(g->s->w.phases, g->s->w.targets); phase++) {
+            hvt_depthwise t = targets_of(g, l, phase, &part);
+
+            if (!phase)
+                set_ahead(g, &r, l, &part, &t);
+            op->typed->depthwise(&t, r.at, weights,
+                                 hvt__at(g->to.at, op->type, to + (size_t)(phase * g->to.pixel)), g->add);
         }
-    if (g->stream)
-        hvt__fence();
-}
-
-/* The targets of run `across` that are in columns [first, end), of one slice, whose lines are in a ring. */
-static void strip_targets(const pass *g, const ring *r, const hvt_depthwise_entry *row, int down, int across,
-                          int first, int end, int image, int channel)
-{
-    const conv_op *op = g->op;
-    const axis_run *run = &g->w->run[across];
-    const int skip = first > run->target ? first - run->target : 0,
-              count = least(run->count, end - run->target) - skip;
-    size_t from, to;
-    hvt_depthwise t;
-
-    if (count <= 0)
-        return;
-    t = targets_of(g, down, across, image, channel, &from, &to);
-    t.row = row;
-    t.count = count;
-    t.ahead_from = 0;
-    from += (size_t)skip * (size_t)g->w->shift;
-    to += (size_t)skip * (size_t)g->t_pixel;
-    op->typed->depthwise(&t, hvt__at(r->at, op->type, from), g->weights + (long)channel * op->taps,
-                         hvt__at(g->to, op->type, to), false);
-}
-
-/* job = a band of lines of a strip of columns, with all its slices: the norm then has no gaps in memory */
-static void strip_job(void *ctx, int job, int thread)
-{
-    const pass *g = ctx;
-    const conv_op *op = g->op;
-    const int band = job % g->bands, strip = job / g->bands;
-    const int first = conv_part(op->ow, strip, g->strips), end = conv_part(op->ow, strip + 1, g->strips);
-    const int left = first * op->stride_w - op->left,
-              right = (end - 1) * op->stride_w - op->left + (op->s - 1) * op->dilation_w + 1;
-    const area a = {left > 0 ? left : 0, least(right, op->w), 0, g->all, 0, op->x_row};
-    ring r = thread_ring(g, thread);
-    hvt_depthwise_entry row[RING_LINES];
-
-    for (int p = conv_part(g->h->runs, band, g->bands); p < conv_part(g->h->runs, band + 1, g->bands); p++) {
-        norm_lines(g, &r, p, &a, row);
-        for (int image = 0; image < g->all; image += g->images)
-            for (int channel = 0; channel < op->x_row; channel += g->channels)
-                for (int q = 0; q < g->w->runs; q++)
-                    strip_targets(g, &r, row, p, q, first, end, image, channel);
     }
     if (g->stream)
         hvt__fence();
 }
 
-/* Columns of targets for which the lines of a window fit, or few more: strips compute the norm of the pixels
- * between them twice. */
-static int strip_columns(const conv_op *op)
-{
-    const size_t column = hvt_dtype_size(op->type) * (size_t)pixel_of(op) * (size_t)window_lines(op);
-    const int columns = (int)(LINES_BYTES / column) / op->stride_w;
-
-    return columns > LEAST_STRIP ? columns : LEAST_STRIP;
-}
-
 static void run_pass(pass *g)
 {
     const conv_op *op = g->op;
-    const int threads = hvt__thread_pool_size(op->pool), jobs = threads > 1 ? threads * JOBS_A_THREAD : 1;
-    const int groups = g->rings ? g->strips : g->chunks * g->slices, bands = conv_tiles(jobs, groups);
-    const size_t pixels = g->back ? (size_t)op->h * (size_t)op->w : (size_t)op->oh * (size_t)op->ow;
+    const int lines = g->s->h.targets, groups = g->chunks * g->slices;
 
-    g->stream = conv_streams(op, g->to, g->add, (size_t)op->n * pixels, op->x_row, g->t_image, g->t_pixel);
-    g->bands = bands < g->h->runs ? bands : g->h->runs;
-    hvt__parallel_for(op->pool, groups * g->bands, g->rings ? strip_job : pass_job, g);
+    g->stream = conv_streams(op, g->to.at, g->add, (size_t)op->n * (size_t)lines * (size_t)g->s->w.targets,
+                             op->x_row, g->to.image, g->to.pixel);
+    g->bands = cut(op, groups, lines, 0.3 * (g->s->h.window - 1)); /* lines that two bands read */
+    hvt__parallel_for(op->pool, groups * g->bands, pass_job, g);
 }
 
 /* The weights as floats, if need be at `room`. */
@@ -519,33 +511,49 @@ static size_t widened_bytes(const conv_op *op)
 /* Of backward weights. */
 static int parts_of(const conv_op *op, int images)
 {
-    const size_t most = PARTS_BYTES / sizeof(float) / conv_weights(op),
+    const size_t fit = PARTS_BYTES / sizeof(float) / conv_weights(op),
                  terms = (size_t)images * (size_t)op->oh * (size_t)op->ow / PART_TERMS;
-    const size_t parts = most < MOST_PARTS ? most : MOST_PARTS;
+    const size_t parts = fit < MOST_PARTS ? fit : MOST_PARTS;
 
     return terms < 1 || parts < 1 ? 1 : (int)(terms < parts ? terms : parts);
 }
 
+static size_t whole_lines(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+/* What ws holds: planes of y or dy; the sums of parts or the weights as floats; the rings. */
 static size_t bytes_before_rings(const conv_op *op)
 {
     const size_t sums = sizeof(float) * conv_weights(op) * (size_t)(parts_of(op, op->n) - 1);
     const size_t wide = widened_bytes(op);
 
-    return (plane_bytes(op) + (sums > wide ? sums : wide) + 63) / 64 * 64;
+    return whole_lines(plane_bytes(op) + (sums > wide ? sums : wide));
+}
+
+static size_t bytes_of_ring(const conv_op *op, const side *s)
+{
+    return whole_lines(hvt_dtype_size(op->type) * (size_t)(s->planes * s->plane));
+}
+
+static void set_rings(pass *g, void *ws, size_t more)
+{
+    g->rings = (char *)ws + bytes_before_rings(g->op);
+    g->ring_bytes = bytes_of_ring(g->op, g->s) + more;
 }
 
 static void forward(const conv_op *op, int real, const void *x, const void *w, void *y, void *ws)
 {
-    pass g = make_pass(op, false, real);
     void *to = op->blocks == 1 ? y : (char *)ws + widened_bytes(op);
     const float *weights = widened(op, w, ws);
 
-    g.from = x;
-    g.rings = op->normed ? (char *)ws + bytes_before_rings(op) : NULL;
-    g.strips = conv_tiles(op->ow, strip_columns(op));
     for (int j = 0; j < op->blocks; j++) {
+        pass g = make_pass(op, false, real, x,
+                           hvt__at(to, op->type, (size_t)j * rows_of_y(op) * (size_t)op->x_row));
+
         g.weights = weights + (size_t)j * conv_block_weights(op);
-        g.to = hvt__at(to, op->type, (size_t)j * rows_of_y(op) * (size_t)op->x_row);
+        set_rings(&g, ws, 0);
         run_pass(&g);
     }
     if (to != y)
@@ -564,58 +572,62 @@ static const void *dy_in_planes(const conv_op *op, int real, const void *dy, voi
 static void backward_x(const conv_op *op, int real, const void *w, const void *dy, void *dx, bool add,
                        void *ws)
 {
-    pass g = make_pass(op, true, real);
+    pass g = make_pass(op, true, real, dy_in_planes(op, real, dy, (char *)ws + widened_bytes(op)), dx);
 
     g.weights = widened(op, w, ws);
-    g.from = dy_in_planes(op, real, dy, (char *)ws + widened_bytes(op));
-    g.to = dx;
     g.add = add;
+    set_rings(&g, ws, 0);
     run_pass(&g);
 }
 
 /* ---- backward weights ---- */
 
-/* job = the slices of some channels of a part */
+/* Bytes of a line of dy behind a thread's ring. */
+static size_t copy_bytes(const conv_op *op, const side *s)
+{
+    return whole_lines(hvt_dtype_size(op->type) * (size_t)(s->pixel * op->ow));
+}
+
+/* Adds up the gradients of a slice over a line of plane j. */
+static void add_line(const pass *g, const ring *r, int j, int line, const area *part, float *dw)
+{
+    const conv_op *op = g->op;
+    char *dy = r->at + bytes_of_ring(op, g->s);
+
+    copy_pixels(g, &g->to, false, (size_t)(j * g->to.plane + line * g->to.line), op->ow, part, dy);
+    for (int phase = 0; phase < least(g->s->w.phases, op->ow); phase++) {
+        hvt_depthwise t = targets_of(g, line, phase, part);
+
+        t.to_step = g->s->w.phases * g->s->pixel;
+        t.to_image = g->s->channels;
+        if (!phase)
+            set_ahead(g, r, line, part, &t);
+        op->typed->depthwise_dw(&t, r->at, hvt__at(dy, op->type, (size_t)(phase * g->s->pixel)), dw);
+    }
+}
+
+/* job = some channels of a part */
 static void dw_job(void *ctx, int job, int thread)
 {
     const pass *g = ctx;
     const conv_op *op = g->op;
-    const int part = job / g->column_parts, columns = job % g->column_parts, lines = g->chunks * op->oh;
-    const int first = conv_part(g->slices, columns, g->column_parts),
-              end = conv_part(g->slices, columns + 1, g->column_parts);
-    const long channel_weights = op->taps; /* all channels of a panel before the next tap's */
-    const long past = end == g->slices ? (long)conv_panels(op->x_row) * CONV_PANEL : (long)end * g->channels;
-    const int channels = least(end * g->channels, op->x_row) - first * g->channels;
-    float *dw = part ? g->sums + (size_t)(part - 1) * conv_weights(op) : g->dw;
-    hvt_depthwise_entry row[RING_LINES];
+    const int part = job / g->slices, slice = job % g->slices, lines = g->chunks * op->oh;
+    const area channels = area_of(g, 0, slice);
+    const size_t panels = (size_t)conv_panels(channels.channels);
+    float *dw =
+        (part ? g->sums + (size_t)(part - 1) * conv_weights(op) : g->dw) + (long)channels.channel * op->taps;
 
     for (int j = 0; j < op->blocks; j++, dw += conv_block_weights(op)) {
-        const size_t plane = (size_t)j * rows_of_y(op) * (size_t)op->x_row;
-        ring r = thread_ring(g, thread);
+        ring r = clear_ring(g, thread);
 
-        memset(dw + first * g->channels * channel_weights, 0,
-               sizeof *dw * (size_t)((past - (long)first * g->channels) * channel_weights));
+        memset(dw, 0, sizeof *dw * panels * (size_t)op->taps * CONV_PANEL);
         for (int l = conv_part(lines, part, g->parts); l < conv_part(lines, part + 1, g->parts); l++) {
-            const int down = l % op->oh, image = l / op->oh * g->images;
+            const area a = area_of(g, l / op->oh, slice);
 
-            if (!down)
+            if (l % op->oh == 0)
                 r.end = 0; /* other images */
-            if (g->rings)
-                norm_lines(
-                    g, &r, down,
-                    &(area){0, op->w, image, least(g->images, g->all - image), first * g->channels, channels},
-                    row);
-            for (int slice = first; slice < end; slice++)
-                for (int q = 0; q < g->w->runs; q++) {
-                    size_t from, to;
-                    hvt_depthwise t = targets_of(g, down, q, image, slice * g->channels, &from, &to);
-
-                    if (g->rings)
-                        t.row = row, t.ahead_from = 0;
-                    op->typed->depthwise_dw(&t, hvt__at(g->rings ? r.at : g->from, op->type, from),
-                                            hvt__at(g->to, op->type, plane + to),
-                                            dw + slice * g->channels * channel_weights);
-                }
+            fill_ring(g, &r, l % op->oh, &a);
+            add_line(g, &r, j, l % op->oh, &a, dw);
         }
     }
 }
@@ -636,21 +648,15 @@ static void sum_job(void *ctx, int job, int thread)
 
 static void backward_w(const conv_op *op, int real, const void *x, const void *dy, float *dw, void *ws)
 {
-    const int threads = hvt__thread_pool_size(op->pool), jobs = threads > 1 ? threads * JOBS_A_THREAD : 1;
-    pass g = make_pass(op, false, real);
+    pass g = make_pass(op, false, real, x, dy_in_planes(op, real, dy, ws));
+    const int panels = conv_panels(op->x_row);
 
-    g.from = x;
-    g.to = dy_in_planes(op, real, dy, ws);
     g.dw = dw;
     g.sums = (float *)((char *)ws + plane_bytes(op));
-    g.rings = op->normed ? (char *)ws + bytes_before_rings(op) : NULL;
-    if (op->hwn)
-        set_slice(&g, DW_IMAGES);
     g.parts = parts_of(op, g.all);
-    g.column_parts = conv_tiles(jobs, g.parts);
-    if (g.column_parts > g.slices)
-        g.column_parts = g.slices;
-    hvt__parallel_for(op->pool, g.parts * g.column_parts, dw_job, &g);
+    g.slices = most(g.slices, cut(op, g.parts, panels, 0.5));
+    set_rings(&g, ws, copy_bytes(op, g.s));
+    hvt__parallel_for(op->pool, g.parts * g.slices, dw_job, &g);
     if (g.parts > 1)
         hvt__parallel_for(op->pool, (int)((conv_weights(op) + SUM - 1) / SUM), sum_job, &g);
 }
@@ -659,15 +665,24 @@ static void backward_w(const conv_op *op, int real, const void *x, const void *d
 
 static size_t bytes(const conv_op *op)
 {
-    return bytes_before_rings(op) + rings_bytes(op);
+    const depthwise *d = depthwise_of(op);
+    const size_t out = bytes_of_ring(op, &d->out) + copy_bytes(op, &d->out),
+                 in = op->no_dx ? 0 : bytes_of_ring(op, &d->in);
+
+    return bytes_before_rings(op) + (out > in ? out : in) * (size_t)hvt__thread_pool_size(op->pool);
+}
+
+static bool takes_norm(const conv_op *op)
+{
+    return op->hwn;
 }
 
 static void describe(const conv_op *op, char *ret_text, size_t room)
 {
-    const pass g = make_pass(op, false, op->n / op->rows_per_image);
+    const side *s = &depthwise_of(op)->out;
 
-    snprintf(ret_text, room, "depthwise, slices of %d images x %d channels; dw: %d parts", g.images,
-             g.channels, parts_of(op, op->n));
+    snprintf(ret_text, room, "depthwise, slices of %d images x %d channels; dw: %d parts", s->images,
+             s->channels, parts_of(op, op->n));
 }
 
 const conv_algorithm hvt__conv_depthwise = {

@@ -1,30 +1,21 @@
 /*
  * typed_depthwise.h - depthwise convolution, a part of typed_tmpl.c; used by depthwise.c. Every element of a
- * target is one chain of multiply-adds in the order of the lists, however many targets are computed together.
+ * target is one chain of multiply-adds, column by column of the lists, however many targets are computed
+ * together; a gradient's is image by image, target by target.
  *
- * Neighbouring targets read mostly the same columns, so DEPTHWISE_TARGETS of them are computed from one load
- * of each: 18 loads, not 36, for a filter of 3 x 3.
+ * Neighbouring targets read mostly the same columns. A kernel walks along them and loads every column once,
+ * for all targets that read it, whose sums wait in registers: pixels are often a multiple of 4096 bytes
+ * apart, so that a window of 3 x 3 does not fit into an L1 cache of 8 ways, and would be loaded from the L2
+ * cache nine times.
  */
 
 enum {
-    DEPTHWISE_TARGETS = 4,
-    DEPTHWISE_COLS = 7, /* the most of such a filter */
-    DEPTHWISE_TAPS = 9  /* whose gradients are kept in registers */
+    DEPTHWISE_RUN = 8,    /* targets: a pixel of all channels is written at about the same time */
+    DEPTHWISE_IMAGES = 4, /* that share the loads of weights where targets are computed one by one */
+    DEPTHWISE_COLS = 7,   /* the most of a filter whose targets share columns */
+    DEPTHWISE_SUMS = VL == 16 ? 25 : 9, /* taps whose weights or gradients are kept in registers */
+    DEPTHWISE_TAPS = 9                  /* the same of single targets */
 };
-
-/* What the next runs read and write is too scattered for hardware prefetchers: the channels of a slice, pixel
- * by pixel. A vector is a line or a part of one. */
-INLINE void depthwise_prefetch(const hvt_depthwise *g, const void *from, const void *to, size_t c, int t,
-                               bool write)
-{
-    if (!g->ahead_to)
-        return;
-    __builtin_prefetch(hvt__at(from, TYPE, (size_t)(t * g->from_step + g->ahead_from) + c), 0);
-    if (write && !g->stream)
-        __builtin_prefetch(hvt__at(to, TYPE, (size_t)(t * g->to_step + g->ahead_to) + c), 1);
-    else if (!write)
-        __builtin_prefetch(hvt__at(to, TYPE, (size_t)(t * g->to_step + g->ahead_to) + c), 0);
-}
 
 INLINE void depthwise_put(const hvt_depthwise *g, void *to, size_t at, F x, bool add, int lanes)
 {
@@ -34,186 +25,271 @@ INLINE void depthwise_put(const hvt_depthwise *g, void *to, size_t at, F x, bool
         put_or_add(to, at, x, add, lanes);
 }
 
+/* Do the targets share columns? And these, as number cols * 10 + shift */
+INLINE int depthwise_shape(const hvt_depthwise *g)
+{
+    return !g->shift ? 0 : g->cols == 1 ? 11 : g->cols * 10 + g->shift;
+}
+
 /* From a column that targets share to the next. */
 INLINE long depthwise_step(const hvt_depthwise *g, const int cols)
 {
     return cols > 1 ? g->col[1].from - g->col[0].from : g->from_step;
 }
 
-/* The target that reads column k of those that DEPTHWISE_TARGETS share as its column j; -1: none does. */
-INLINE int depthwise_reader(const int k, const int j, const int shift)
+/* Targets that read a column, at most. */
+INLINE int depthwise_readers(const int cols, const int shift)
 {
-    return k >= j && (k - j) % shift == 0 && (k - j) / shift < DEPTHWISE_TARGETS ? (k - j) / shift : -1;
+    return (cols + shift - 1) / shift;
 }
 
-/* A vector of channels of DEPTHWISE_TARGETS targets. */
-INLINE void depthwise_some_at(const hvt_depthwise *g, const void *from, const float *w, void *to, size_t c,
-                              const int cols, const int shift, bool add)
+/* A vector of channels of column k of what is ahead, to the L2 cache. */
+INLINE void depthwise_ahead(const hvt_depthwise *g, size_t at)
 {
-    const long step = depthwise_step(g, cols);
-    F sum[DEPTHWISE_TARGETS];
+    if (g->ahead)
+        for (int i = 0; i < g->ahead_lines; i++)
+            __builtin_prefetch(hvt__at(g->ahead, TYPE, at + (size_t)(i * g->ahead_line)), 0, 2);
+}
+
+/* ---- targets ---- */
+
+/* Row i of column k of the first of some targets: to the sums of the targets that read it. weight: of all
+ * taps, or NULL, if they are to be loaded */
+INLINE void depthwise_tap(const hvt_depthwise *g, const void *from, long at, const float *w, const F *weight,
+                          F *sum, const int i, const int k, const int cols, const int shift, int lanes)
+{
+    const F x = get(from, (size_t)(at + g->row[i].from), lanes);
 
     UNROLL
-    for (int t = 0; t < DEPTHWISE_TARGETS; t++) {
-        depthwise_prefetch(g, from, to, c, t, true);
-        sum[t] = f_zero();
+    for (int u = 0; u < depthwise_readers(cols, shift); u++) {
+        const int j = k - u * shift;
+
+        if (j >= 0)
+            sum[u] =
+                f_fma(x, weight ? weight[i * cols + j] : f_load(w + g->row[i].w + g->col[j].w, VL), sum[u]);
     }
+}
+
+/* rows: 0, or that of g */
+INLINE void depthwise_column(const hvt_depthwise *g, const void *from, long at, const float *w,
+                             const F *weight, F *sum, const int k, const int rows, const int cols,
+                             const int shift, int lanes)
+{
+    if (rows) {
+        UNROLL
+        for (int i = 0; i < rows; i++)
+            depthwise_tap(g, from, at, w, weight, sum, i, k, cols, shift, lanes);
+    } else {
+        for (int i = 0; i < g->rows; i++)
+            depthwise_tap(g, from, at, w, NULL, sum, i, k, cols, shift, lanes);
+    }
+}
+
+/* A vector of channels of all targets of an image. */
+INLINE void depthwise_walk_at(const hvt_depthwise *g, int image, const void *from, const float *w, void *to,
+                              size_t c, const int rows, const int cols, const int shift, bool add, int lanes)
+{
+    const int readers = depthwise_readers(cols, shift);
+    const long step = depthwise_step(g, cols);
+    long at = image * g->from_image + g->col[0].from + (long)c;
+    size_t out = (size_t)(image * g->to_image) + c, ahead = (size_t)(image * g->ahead_image) + c;
+    F sum[DEPTHWISE_COLS], weight[DEPTHWISE_SUMS];
+
     w += (long)(c / HVT_PANEL) * g->panel + (long)(c % HVT_PANEL);
-    for (int plane = 0; plane < g->planes; plane++, w += g->w_plane)
-        for (int i = 0; i < g->rows; i++) {
-            const long at = plane * g->from_plane + g->row[i].from + g->col[0].from + (long)c;
-            F weight[DEPTHWISE_COLS];
-
-            UNROLL
-            for (int j = 0; j < cols; j++)
-                weight[j] = f_load(w + g->row[i].w + g->col[j].w, VL);
-            UNROLL
-            for (int k = 0; k < (DEPTHWISE_TARGETS - 1) * shift + cols; k++) {
-                const F x = get(from, (size_t)(at + k * step), VL);
-
-                UNROLL
-                for (int j = 0; j < cols; j++) {
-                    const int t = depthwise_reader(k, j, shift);
-
-                    if (t >= 0)
-                        sum[t] = f_fma(x, weight[j], sum[t]);
-                }
-            }
-        }
     UNROLL
-    for (int t = 0; t < DEPTHWISE_TARGETS; t++)
-        depthwise_put(g, to, (size_t)(t * g->to_step) + c, sum[t], add, VL);
+    for (int k = 0; k < rows * cols; k++)
+        weight[k] = f_load(w + g->row[k / cols].w + g->col[k % cols].w, VL);
+    UNROLL
+    for (int u = 0; u < readers; u++)
+        sum[u] = f_zero();
+    UNROLL
+    for (int k = 0; k < cols - shift; k++, at += step, ahead += (size_t)g->ahead_pixel) {
+        depthwise_ahead(g, ahead);
+        depthwise_column(g, from, at, w, weight, sum, k, rows, cols, shift, lanes);
+    }
+    for (int t = 0; t < g->count; t++, out += (size_t)g->to_step) {
+        UNROLL
+        for (int k = cols - shift; k < cols; k++, at += step, ahead += (size_t)g->ahead_pixel) {
+            depthwise_ahead(g, ahead);
+            depthwise_column(g, from, at, w, weight, sum, k, rows, cols, shift, lanes);
+        }
+        depthwise_put(g, to, out, sum[0], add, lanes);
+        UNROLL
+        for (int u = 1; u < readers; u++)
+            sum[u - 1] = sum[u];
+        sum[readers - 1] = f_zero();
+    }
+}
+
+/* All targets of an image, if there is code for their columns. */
+static bool depthwise_walk(const hvt_depthwise *g, int image, const void *from, const float *w, void *to,
+                           bool add)
+{
+    const size_t channels = (size_t)g->channels;
+
+#define SHAPE(rows_, cols, shift)                                                                            \
+    if (((rows_) == 0 || (rows_) == g->rows) && (rows_) * (cols) <= DEPTHWISE_SUMS) {                        \
+        SPAN(channels,                                                                                       \
+             depthwise_walk_at(g, image, from, w, to, i, (rows_) * (cols) <= DEPTHWISE_SUMS ? (rows_) : 0,   \
+                               cols, shift, add, lanes););                                                   \
+        return true;                                                                                         \
+    }
+
+    switch (depthwise_shape(g)) {
+    case 11:
+        SHAPE(1, 1, 1)
+        SHAPE(2, 1, 1)
+        SHAPE(0, 1, 1)
+    case 21:
+        SHAPE(1, 2, 1)
+        SHAPE(2, 2, 1)
+        SHAPE(3, 2, 1)
+        SHAPE(0, 2, 1)
+    case 31:
+        SHAPE(2, 3, 1)
+        SHAPE(3, 3, 1)
+        SHAPE(0, 3, 1)
+    case 32:
+        SHAPE(3, 3, 2)
+        SHAPE(0, 3, 2)
+    case 51:
+        SHAPE(5, 5, 1)
+        SHAPE(0, 5, 1)
+    case 52:
+        SHAPE(5, 5, 2)
+        SHAPE(0, 5, 2)
+    case 71:
+        SHAPE(0, 7, 1)
+    }
+#undef SHAPE
+    return false;
 }
 
 /* A vector of channels of one target of `images` images. */
 INLINE void depthwise_one_at(const hvt_depthwise *g, const void *from, const float *w, void *to, size_t c,
                              const int images, bool add, int lanes)
 {
-    F sum[DEPTHWISE_TARGETS];
+    F sum[DEPTHWISE_IMAGES];
 
     UNROLL
     for (int n = 0; n < images; n++)
         sum[n] = f_zero();
     w += (long)(c / HVT_PANEL) * g->panel + (long)(c % HVT_PANEL);
-    for (int plane = 0; plane < g->planes; plane++, w += g->w_plane)
-        for (int i = 0; i < g->rows; i++)
-            for (int j = 0; j < g->cols; j++) {
-                const F weight = f_load(w + g->row[i].w + g->col[j].w, VL);
-                const long at = plane * g->from_plane + g->row[i].from + g->col[j].from + (long)c;
+    for (int j = 0; j < g->cols; j++)
+        for (int i = 0; i < g->rows; i++) {
+            const F weight = f_load(w + g->row[i].w + g->col[j].w, VL);
+            const long at = g->row[i].from + g->col[j].from + (long)c;
 
-                UNROLL
-                for (int n = 0; n < images; n++)
-                    sum[n] = f_fma(get(from, (size_t)(at + n * g->from_image), lanes), weight, sum[n]);
-            }
+            UNROLL
+            for (int n = 0; n < images; n++)
+                sum[n] = f_fma(get(from, (size_t)(at + n * g->from_image), lanes), weight, sum[n]);
+        }
     UNROLL
     for (int n = 0; n < images; n++)
         depthwise_put(g, to, (size_t)(n * g->to_image) + c, sum[n], add, lanes);
 }
 
-/* Channels from c on. */
-INLINE void depthwise_one(const hvt_depthwise *g, const void *from, const float *w, void *to, size_t c,
-                          const int images, bool add)
+/* Some targets after each other of all images, whatever their columns. */
+static void depthwise_each(const hvt_depthwise *g, const void *from, const float *w, void *to, bool add)
 {
-    for (; c + VL <= (size_t)g->channels; c += VL)
-        depthwise_one_at(g, from, w, to, c, images, add, VL);
-    if (c < (size_t)g->channels)
-        depthwise_one_at(g, from, w, to, c, images, add, g->channels - (int)c);
-}
+    for (int t = 0; t < g->count; t++)
+        for (int image = 0, some; image < g->images; image += some) {
+            const void *x = hvt__at(from, TYPE, (size_t)(t * g->from_step + image * g->from_image));
+            void *y = hvt__at(to, TYPE, (size_t)(t * g->to_step + image * g->to_image));
 
-/* Do the targets share columns, and is there code for as many? */
-INLINE int depthwise_shape(const hvt_depthwise *g)
-{
-    return g->count < DEPTHWISE_TARGETS || !g->shift ? 0 : g->cols == 1 ? 11 : g->cols * 10 + g->shift;
-}
-
-/* Some targets at once, as many channels of them as fill vectors. Returns these. */
-static size_t depthwise_some(const hvt_depthwise *g, const void *from, const float *w, void *to, bool add)
-{
-    size_t c = 0;
-
-#define SHAPE(cols, shift)                                                                                   \
-    case (cols)*10 + (shift):                                                                                \
-        for (; c + VL <= (size_t)g->channels; c += VL)                                                       \
-            depthwise_some_at(g, from, w, to, c, cols, shift, add);                                          \
-        break;
-
-    switch (depthwise_shape(g)) {
-        SHAPE(1, 1)
-        SHAPE(2, 1)
-        SHAPE(3, 1)
-        SHAPE(3, 2)
-        SHAPE(5, 1)
-        SHAPE(5, 2)
-        SHAPE(7, 1)
-    }
-#undef SHAPE
-    return c;
+            some = image + DEPTHWISE_IMAGES <= g->images ? DEPTHWISE_IMAGES : 1;
+            if (some > 1)
+                SPAN(g->channels, depthwise_one_at(g, x, w, y, i, DEPTHWISE_IMAGES, add, lanes););
+            else
+                SPAN(g->channels, depthwise_one_at(g, x, w, y, i, 1, add, lanes););
+        }
 }
 
 static void depthwise(const hvt_depthwise *g, const void *from, const float *w, void *to, bool add)
 {
-    const int shared = depthwise_shape(g) ? g->count / DEPTHWISE_TARGETS * DEPTHWISE_TARGETS : 0;
-    size_t c = 0;
+    hvt_depthwise run = *g;
 
-    for (int t = 0; t < shared; t += DEPTHWISE_TARGETS)
-        for (int n = 0; n < g->images; n++)
-            c = depthwise_some(g, hvt__at(from, TYPE, (size_t)(t * g->from_step + n * g->from_image)), w,
-                               hvt__at(to, TYPE, (size_t)(t * g->to_step + n * g->to_image)), add);
-    for (int t = c == (size_t)g->channels ? shared : 0; t < g->count; t++) {
-        const size_t first = t < shared ? c : 0;
+    for (int t = 0; t < g->count; t += run.count) {
+        const void *x = hvt__at(from, TYPE, (size_t)(t * g->from_step));
+        void *y = hvt__at(to, TYPE, (size_t)(t * g->to_step));
+        int image = 0;
 
-        for (int n = 0; n < g->images;) {
-            const void *x = hvt__at(from, TYPE, (size_t)(t * g->from_step + n * g->from_image));
-            void *y = hvt__at(to, TYPE, (size_t)(t * g->to_step + n * g->to_image));
+        run.count = g->count - t < DEPTHWISE_RUN ? g->count - t : DEPTHWISE_RUN;
+        if (g->ahead)
+            run.ahead = hvt__at(g->ahead, TYPE, (size_t)(t * g->ahead_step));
+        while (image < g->images && depthwise_walk(&run, image, x, w, y, add))
+            image++;
+        if (!image)
+            depthwise_each(&run, x, w, y, add);
+    }
+}
 
-            if (n + DEPTHWISE_TARGETS <= g->images) {
-                depthwise_one(g, x, w, y, first, DEPTHWISE_TARGETS, add);
-                n += DEPTHWISE_TARGETS;
-            } else {
-                depthwise_one(g, x, w, y, first, 1, add);
-                n++;
-            }
+/* ---- gradients of weights ---- */
+
+/* Column k of the first of `live` targets, of `rows` rows: to the gradients of its taps. */
+INLINE void depthwise_column_dw(const hvt_depthwise *g, const void *from, long at, const F *dy, int live,
+                                F *sum, const int k, const int first, const int rows, const int cols,
+                                const int shift, int lanes)
+{
+    UNROLL
+    for (int i = 0; i < rows; i++) {
+        const F x = get(from, (size_t)(at + g->row[first + i].from), lanes);
+
+        UNROLL
+        for (int u = 0; u < depthwise_readers(cols, shift); u++) {
+            const int j = k - u * shift;
+
+            if (j >= 0 && u < live)
+                sum[i * cols + j] = f_fma(x, dy[u], sum[i * cols + j]);
         }
     }
 }
 
-/* Adds up a vector of channels of the gradients of `rows` rows of taps, from `first` on, over
- * DEPTHWISE_TARGETS targets of all images. */
-INLINE void depthwise_some_dw_at(const hvt_depthwise *g, const void *from, const void *to, float *dw,
-                                 size_t c, int first, const int rows, const int cols, const int shift)
+/* Adds up a vector of channels of the gradients of `rows` rows of taps, from `first` on, over all targets of
+ * all images. */
+INLINE void depthwise_walk_dw_at(const hvt_depthwise *g, const void *from, const void *to, float *dw,
+                                 size_t c, const int first, const int rows, const int cols, const int shift,
+                                 int lanes)
 {
+    const int readers = depthwise_readers(cols, shift);
     const long step = depthwise_step(g, cols);
-    F sum[DEPTHWISE_TAPS];
+    F sum[DEPTHWISE_SUMS], dy[DEPTHWISE_COLS];
 
     dw += (long)(c / HVT_PANEL) * g->panel + (long)(c % HVT_PANEL);
     UNROLL
     for (int k = 0; k < rows * cols; k++)
         sum[k] = f_load(dw + g->row[first + k / cols].w + g->col[k % cols].w, VL);
     for (int image = 0; image < g->images; image++) {
-        const long x = image * g->from_image + g->col[0].from + (long)c, y = image * g->to_image + (long)c;
-        F dy[DEPTHWISE_TARGETS];
+        long at = image * g->from_image + g->col[0].from + (long)c, y = image * g->to_image + (long)c;
+        size_t ahead = (size_t)(image * g->ahead_image) + c;
+        int t = 0, live = readers < g->count ? readers : g->count;
 
+        /* of targets that are not there no dy is multiplied: x may be infinite */
         UNROLL
-        for (int t = 0; t < DEPTHWISE_TARGETS; t++) {
-            if (!first)
-                depthwise_prefetch(g, hvt__at(from, TYPE, (size_t)(image * g->from_image)),
-                                   hvt__at(to, TYPE, (size_t)(image * g->to_image)), c, t, false);
-            dy[t] = get(to, (size_t)(y + t * g->to_step), VL);
-        }
+        for (int u = 0; u < readers; u++, y += g->to_step)
+            dy[u] = u < live ? get(to, (size_t)y, lanes) : f_zero();
         UNROLL
-        for (int i = 0; i < rows; i++) {
+        for (int k = 0; k < cols - shift; k++, at += step)
+            depthwise_column_dw(g, from, at, dy, live, sum, k, first, rows, cols, shift, lanes);
+        for (; t + readers < g->count; t++, y += g->to_step) {
             UNROLL
-            for (int k = 0; k < (DEPTHWISE_TARGETS - 1) * shift + cols; k++) {
-                const F v = get(from, (size_t)(x + g->row[first + i].from + k * step), VL);
-
-                UNROLL
-                for (int j = 0; j < cols; j++) {
-                    const int t = depthwise_reader(k, j, shift);
-
-                    if (t >= 0)
-                        sum[i * cols + j] = f_fma(v, dy[t], sum[i * cols + j]);
-                }
+            for (int k = cols - shift; k < cols; k++, at += step, ahead += (size_t)g->ahead_pixel) {
+                if (!first)
+                    depthwise_ahead(g, ahead);
+                depthwise_column_dw(g, from, at, dy, readers, sum, k, first, rows, cols, shift, lanes);
             }
+            UNROLL
+            for (int u = 1; u < readers; u++)
+                dy[u - 1] = dy[u];
+            dy[readers - 1] = get(to, (size_t)y, lanes);
+        }
+        for (; t < g->count; t++, live--) {
+            UNROLL
+            for (int k = cols - shift; k < cols; k++, at += step)
+                depthwise_column_dw(g, from, at, dy, live, sum, k, first, rows, cols, shift, lanes);
+            UNROLL
+            for (int u = 1; u < readers; u++)
+                dy[u - 1] = dy[u];
         }
     }
     UNROLL
@@ -221,38 +297,40 @@ INLINE void depthwise_some_dw_at(const hvt_depthwise *g, const void *from, const
         f_store(dw + g->row[first + k / cols].w + g->col[k % cols].w, sum[k], VL);
 }
 
-/* As depthwise_some(). `most` rows of taps at a time, then single ones. */
-INLINE size_t depthwise_rows_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw,
-                                const int most, const int cols, const int shift)
+/* `most` rows of taps at a time, then single ones. */
+INLINE void depthwise_rows_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw, size_t c,
+                              const int most, const int cols, const int shift, int lanes)
 {
-    size_t c = 0;
+    int i = 0;
 
-    for (; c + VL <= (size_t)g->channels; c += VL) {
-        int i = 0;
-
-        for (; most > 1 && i + most <= g->rows; i += most)
-            depthwise_some_dw_at(g, from, to, dw, c, i, most, cols, shift);
-        for (; i < g->rows; i++)
-            depthwise_some_dw_at(g, from, to, dw, c, i, 1, cols, shift);
-    }
-    return c;
+    for (; most > 1 && i + most <= g->rows; i += most)
+        depthwise_walk_dw_at(g, from, to, dw, c, i, most, cols, shift, lanes);
+    for (; i < g->rows; i++)
+        depthwise_walk_dw_at(g, from, to, dw, c, i, 1, cols, shift, lanes);
 }
 
-static size_t depthwise_some_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw)
+/* Is there code for the columns of these targets? */
+static bool depthwise_walk_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw)
 {
+    const size_t channels = (size_t)g->channels;
+
+#define SHAPE(cols, shift)                                                                                   \
+    case (cols)*10 + (shift):                                                                                \
+        SPAN(channels,                                                                                       \
+             depthwise_rows_dw(g, from, to, dw, i,                                                           \
+                               DEPTHWISE_SUMS / (cols) < (cols) ? DEPTHWISE_SUMS / (cols) : (cols), cols,    \
+                               shift, lanes););                                                              \
+        return true;
+
     switch (depthwise_shape(g)) {
-    case 31:
-        return depthwise_rows_dw(g, from, to, dw, 3, 3, 1);
-    case 32:
-        return depthwise_rows_dw(g, from, to, dw, 3, 3, 2);
-    case 51:
-        return depthwise_rows_dw(g, from, to, dw, 1, 5, 1);
-    case 52:
-        return depthwise_rows_dw(g, from, to, dw, 1, 5, 2);
-    case 71:
-        return depthwise_rows_dw(g, from, to, dw, 1, 7, 1);
+        SHAPE(3, 1)
+        SHAPE(3, 2)
+        SHAPE(5, 1)
+        SHAPE(5, 2)
+        SHAPE(7, 1)
     }
-    return 0;
+#undef SHAPE
+    return false;
 }
 
 /* Adds up a vector of channels of the gradients of `taps` taps over one target of all images. */
@@ -278,12 +356,11 @@ INLINE void depthwise_taps_at(const hvt_depthwise *g, const void *from, const vo
         f_store(dw + out[k], sum[k], VL);
 }
 
-/* Of `taps` pairs of the lists, from number `first` on, and channels from `channel` on. */
-INLINE void depthwise_taps(const hvt_depthwise *g, const void *from, const void *to, float *dw,
-                           size_t channel, int first, const int taps)
+/* Of `taps` pairs of the lists, from number `first` on. */
+INLINE void depthwise_taps(const hvt_depthwise *g, const void *from, const void *to, float *dw, int first,
+                           const int taps)
 {
     long at[DEPTHWISE_TAPS], out[DEPTHWISE_TAPS];
-    size_t c = channel;
 
     for (int k = 0; k < taps; k++) {
         const hvt_depthwise_entry row = g->row[(first + k) / g->cols], col = g->col[(first + k) % g->cols];
@@ -291,33 +368,23 @@ INLINE void depthwise_taps(const hvt_depthwise *g, const void *from, const void 
         at[k] = row.from + col.from;
         out[k] = row.w + col.w;
     }
-    for (; c + VL <= (size_t)g->channels; c += VL)
-        depthwise_taps_at(g, from, to, dw, at, out, c, taps, VL);
-    if (c < (size_t)g->channels)
-        depthwise_taps_at(g, from, to, dw, at, out, c, taps, g->channels - (int)c);
+    SPAN(g->channels, depthwise_taps_at(g, from, to, dw, at, out, i, taps, lanes););
 }
 
 static void depthwise_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw)
 {
     const int taps = g->rows * g->cols;
 
-    for (int t = 0; t < g->count; t += DEPTHWISE_TARGETS) {
-        const int count = g->count - t < DEPTHWISE_TARGETS ? g->count - t : DEPTHWISE_TARGETS;
+    for (int t = 0; !depthwise_walk_dw(g, from, to, dw) && t < g->count; t++) {
         const void *x = hvt__at(from, TYPE, (size_t)(t * g->from_step)),
                    *y = hvt__at(to, TYPE, (size_t)(t * g->to_step));
-        const size_t c = count == DEPTHWISE_TARGETS ? depthwise_some_dw(g, x, y, dw) : 0;
+        int k = 0;
 
-        for (int i = 0; c < (size_t)g->channels && i < count; i++) {
-            int k = 0;
-
-            for (; k + 9 <= taps; k += 9)
-                depthwise_taps(g, x, y, dw, c, k, 9);
-            for (; k + 3 <= taps; k += 3)
-                depthwise_taps(g, x, y, dw, c, k, 3);
-            for (; k < taps; k++)
-                depthwise_taps(g, x, y, dw, c, k, 1);
-            x = hvt__at(x, TYPE, (size_t)g->from_step);
-            y = hvt__at(y, TYPE, (size_t)g->to_step);
-        }
+        for (; k + 9 <= taps; k += 9)
+            depthwise_taps(g, x, y, dw, k, 9);
+        for (; k + 3 <= taps; k += 3)
+            depthwise_taps(g, x, y, dw, k, 3);
+        for (; k < taps; k++)
+            depthwise_taps(g, x, y, dw, k, 1);
     }
 }
