@@ -623,6 +623,9 @@ TEST(sixty_four_threads_give_the_bits_of_one)
     } shapes[] = {
         {4, {HVT_ORDER_HWN, HVT_F32, 16, 16, 16, 32, 32, 48, 3, 3, HVT_CONV_EVEN(1, 1)}},
         {4, {HVT_ORDER_NHW, HVT_F32, 3, 17, 14, 64, 64, 70, 3, 3, HVT_CONV_EVEN(1, 1)}},
+        /* backward weights: 33 blocks in 8 parts, 7 blocks in one */
+        {4, {HVT_ORDER_HWN, HVT_F32, 232, 16, 16, 16, 16, 24, 3, 3, HVT_CONV_EVEN(1, 1)}},
+        {4, {HVT_ORDER_HWN, HVT_BF16, 100, 8, 8, 128, 128, 128, 3, 3, HVT_CONV_EVEN(1, 1)}},
         {2, {HVT_ORDER_HWN, HVT_F32, 16, 16, 16, 32, 32, 48, 3, 3, HVT_CONV_EVEN(1, 1)}},
         {1, {HVT_ORDER_HWN, HVT_F32, 16, 16, 16, 32, 32, 48, 3, 3, HVT_CONV_EVEN(1, 1)}},
         {4, {HVT_ORDER_HWN, HVT_F32, 16, 16, 16, 3, 3, 64, 7, 7, HVT_CONV_EVEN(2, 3), .no_dx = true}},
