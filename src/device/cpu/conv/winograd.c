@@ -120,6 +120,8 @@ typedef struct pass {
     long scratch_floats;
     int block; /* rows */
     long v_next, m_next;
+    int pieces, column_parts; /* of all rows, of the columns of a point */
+    int each;                 /* channels of a filter_job */
 } pass;
 
 /* Rows at a constant stride: the images of a tile, or neighbouring tiles of a line. */
@@ -227,29 +229,27 @@ static void transform_rows(const pass *g, const plane *p, bool grad, int row, in
 
 /* ---- forward and backward data ---- */
 
-/* m = v * u: transformed inputs times transformed filters */
-static void multiply(const pass *g, const float *v, int rows, float *m)
+/* m = v * u of a point, columns [column, end): transformed inputs times transformed filters */
+static void multiply(const pass *g, int point, int rows, int column, int end, const float *v, float *m)
 {
     const hvt_conv_kernels *kern = g->op->kern;
     const int c = g->from.c, k = g->to.c, width = 2 * kern->vl;
     hvt_tile t = {
         .e = &one_entry, .entries = 1, .len = c, .depth = 1, .a_row = c, .b_row = CONV_PANEL, .c_row = k};
 
-    for (int point = 0; point < g->points; point++)
-        for (int column = 0; column < k; column += width) {
-            const int vectors = k - column > kern->vl ? 2 : 1,
-                      tiles = conv_tiles(rows, kern->rows[vectors - 1]);
-            const int high = conv_tiles(rows, tiles);
+    for (; column < end; column += width) {
+        const int vectors = k - column > kern->vl ? 2 : 1, tiles = conv_tiles(rows, kern->rows[vectors - 1]);
+        const int high = conv_tiles(rows, tiles);
 
-            t.nc = k - column < width ? k - column : width;
-            t.b = g->u + conv_weight(g->points, c, point, 0, column);
-            for (int row = 0; row < rows; row += high) {
-                t.rows = rows - row < high ? rows - row : high;
-                t.a = v + point * g->v_next + (long)row * c;
-                t.c = m + point * g->m_next + (long)row * k + column;
-                kern->gemm_nn[vectors - 1][t.rows - 1](&t);
-            }
+        t.nc = k - column < width ? k - column : width;
+        t.b = g->u + conv_weight(g->points, c, point, 0, column);
+        for (int row = 0; row < rows; row += high) {
+            t.rows = rows - row < high ? rows - row : high;
+            t.a = v + point * g->v_next + (long)row * c;
+            t.c = m + point * g->m_next + (long)row * k + column;
+            kern->gemm_nn[vectors - 1][t.rows - 1](&t);
         }
+    }
 }
 
 /* Transform rows [row, end) of m to the outputs. */
@@ -277,19 +277,53 @@ static void block_job(void *ctx, int job, int thread)
     float *v = g->scratch + thread * g->scratch_floats, *m = v + g->points * g->v_next;
 
     transform_rows(g, &g->from, false, row, end, (matrix){v, g->from.c, g->from.c, 0, g->v_next});
-    multiply(g, v, end - row, m);
+    for (int point = 0; point < g->points; point++)
+        multiply(g, point, end - row, 0, g->to.c, v, m);
     store_outputs(g, row, end, m);
+}
+
+/* All threads together, where blocks would be lower than a tile and the filters be read for each: job = a
+ * piece of the rows... */
+static void transform_rows_job(void *ctx, int job, int thread)
+{
+    const pass *g = ctx;
+    const int row = conv_part(g->rows, job, g->pieces);
+
+    transform_rows(g, &g->from, false, row, conv_part(g->rows, job + 1, g->pieces),
+                   (matrix){g->scratch + (long)row * g->from.c, g->from.c, g->from.c, 0, g->v_next});
+}
+
+/* ... a point, a part of the columns... */
+static void multiply_rows_job(void *ctx, int job, int thread)
+{
+    const pass *g = ctx;
+    const int panels = conv_panels(g->to.c), part = job % g->column_parts;
+    const int end = conv_part(panels, part + 1, g->column_parts) * CONV_PANEL;
+
+    multiply(g, job / g->column_parts, g->rows, conv_part(panels, part, g->column_parts) * CONV_PANEL,
+             end < g->to.c ? end : g->to.c, g->scratch, g->scratch + g->points * g->v_next);
+}
+
+/* ... a piece of the rows */
+static void store_rows_job(void *ctx, int job, int thread)
+{
+    const pass *g = ctx;
+    const int row = conv_part(g->rows, job, g->pieces);
+
+    store_outputs(g, row, conv_part(g->rows, job + 1, g->pieces),
+                  g->scratch + g->points * g->v_next + (long)row * g->to.c);
 }
 
 /* ---- weights ---- */
 
-/* job = 32 channels of a panel. Forward transforms in place; backward data into scratch, and packs that. */
+/* job = some channels of a panel. Forward transforms in place; backward data into scratch, and packs that. */
 static void filter_job(void *ctx, int job, int thread)
 {
     const pass *g = ctx;
     const conv_op *op = g->op;
-    const int parts = conv_panels(op->c), column = job / parts * CONV_PANEL, c = job % parts * CONV_PANEL;
-    const int count = op->c - c < CONV_PANEL ? op->c - c : CONV_PANEL;
+    const int parts = conv_tiles(op->c, g->each), column = job / parts * CONV_PANEL,
+              c = job % parts * g->each;
+    const int count = op->c - c < g->each ? op->c - c : g->each;
     const int k = op->k - column < CONV_PANEL ? op->k - column : CONV_PANEL;
     const size_t at = (size_t)conv_weight(op->taps, op->c, 0, c, column);
     const long tap = (long)op->c * CONV_PANEL, next = g->back ? CONV_PANEL * CONV_PANEL : tap;
@@ -301,6 +335,19 @@ static void filter_job(void *ctx, int job, int thread)
     for (int point = 0; g->back && point < g->points; point++)
         op->kern->pack_weights(out + point * next, count, k,
                                g->u + conv_weight(g->points, op->k, point, column, c), 0, false);
+}
+
+/* Where a thread would have no job, fewer channels each; of a panel, and whole vectors that are packed. */
+static void transform_filters(pass *g)
+{
+    const conv_op *op = g->op;
+    const int panels = conv_panels(op->k), threads = hvt__thread_pool_size(op->pool),
+              least = g->back ? op->kern->vl : 1;
+
+    for (g->each = CONV_PANEL; g->each > least; g->each /= 2)
+        if (threads == 1 || panels * conv_tiles(op->c, g->each) >= 2 * threads)
+            break;
+    hvt__parallel_for(op->pool, panels * conv_tiles(op->c, g->each), filter_job, g);
 }
 
 /* ---- sizes ---- */
@@ -351,13 +398,23 @@ static void run_pass(const conv_op *op, bool back, int real, const void *from, c
     pass g = make_pass(op, back, real, from, to);
     const int threads = hvt__thread_pool_size(op->pool), rows = block_rows(&g);
     const int blocks = conv_tiles(conv_tiles(g.rows, rows), threads) * threads;
+    int one;
 
     g.add = add;
     g.w = w;
     g.u = ws;
     g.scratch = g.u + u_floats(op, g.from.c, g.to.c);
     g.scratch_floats = (long)lay_out(&g, rows);
-    hvt__parallel_for(op->pool, conv_panels(op->k) * conv_panels(op->c), filter_job, &g);
+    transform_filters(&g);
+    if (threads > 1 && conv_tiles(g.rows, blocks) < op->kern->rows[1]) {
+        lay_out(&g, g.rows);
+        conv_share(op, 1, g.rows, 1, &g.pieces, &one);
+        conv_share(op, g.points, conv_panels(g.to.c), 1, &g.column_parts, &one);
+        hvt__parallel_for(op->pool, g.pieces, transform_rows_job, &g);
+        hvt__parallel_for(op->pool, g.points * g.column_parts, multiply_rows_job, &g);
+        hvt__parallel_for(op->pool, g.pieces, store_rows_job, &g);
+        return;
+    }
     lay_out(&g, conv_tiles(g.rows, blocks));
     hvt__parallel_for(op->pool, conv_tiles(g.rows, g.block), block_job, &g);
 }
