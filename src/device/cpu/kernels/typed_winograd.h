@@ -156,7 +156,10 @@ INLINE void dw_1d(const int m, const F *in, F *out, int o)
         __VA_ARGS__                                                                                          \
     }
 
-/* Of a tile's pixels, inputs or the gradient of outputs, to points. */
+enum { AHEAD = 32 }; /* floats */
+
+/* Of a tile's pixels, inputs or the gradient of outputs, to points. Their matrices are more streams than a
+ * processor follows, and elsewhere where other threads read them, so what is stored next is prefetched. */
 INLINE void tile_at(const int m, const bool of_dy, const void *const from[], size_t at, float *out, long next,
                     int lanes)
 {
@@ -167,7 +170,7 @@ INLINE void tile_at(const int m, const bool of_dy, const void *const from[], siz
         FOR(j, pixels, x[j] = get(from[pixels * j + i], at, lanes);)(of_dy ? dy_1d : input_1d)(m, x, t + i,
                                                                                                pixels);)
     FOR(i, side, (of_dy ? dy_1d : input_1d)(m, t + pixels * i, x, 1);
-        FOR(j, side, f_store(out, x[j], lanes); out += next;))
+        FOR(j, side, f_store(out, x[j], lanes); __builtin_prefetch(out + AHEAD, 1, 2); out += next;))
 }
 
 INLINE void transform(const hvt_tiles *g, const int m, const bool of_dy)
