@@ -35,8 +35,8 @@ static double now(void)
     return rec.of_processor ? of_processor() : hvt__now();
 }
 
-/* What every job of rec takes longer because its time is taken: a look at the processor clock is a system
- * call. */
+/* What every job of rec, and all that is between two events, takes longer because its time is taken: a look
+ * at the processor clock is a system call. */
 static double clock_cost(void)
 {
     double least = 1;
@@ -82,10 +82,9 @@ static void not_repeated(const char *what)
 
 static void spend(double now)
 {
-    if (rec.call < PSEUDO)
-        rec.pseudo[rec.call] += now - rec.since;
-    else
-        rec.serial += now - rec.since;
+    const double took = now - rec.since > rec.clock ? now - rec.since - rec.clock : 0;
+
+    *(rec.call < PSEUDO ? &rec.pseudo[rec.call] : &rec.serial) += took;
     rec.since = now;
 }
 

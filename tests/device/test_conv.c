@@ -623,7 +623,13 @@ TEST(sixty_four_threads_give_the_bits_of_one)
     } shapes[] = {
         {4, {HVT_ORDER_HWN, HVT_F32, 16, 16, 16, 32, 32, 48, 3, 3, HVT_CONV_EVEN(1, 1)}},
         {4, {HVT_ORDER_NHW, HVT_F32, 3, 17, 14, 64, 64, 70, 3, 3, HVT_CONV_EVEN(1, 1)}},
+        /* backward weights: 33 blocks in 8 parts, 7 blocks in one */
+        {4, {HVT_ORDER_HWN, HVT_F32, 232, 16, 16, 16, 16, 24, 3, 3, HVT_CONV_EVEN(1, 1)}},
+        {4, {HVT_ORDER_HWN, HVT_BF16, 100, 8, 8, 128, 128, 128, 3, 3, HVT_CONV_EVEN(1, 1)}},
         {2, {HVT_ORDER_HWN, HVT_F32, 16, 16, 16, 32, 32, 48, 3, 3, HVT_CONV_EVEN(1, 1)}},
+        /* direct: units of several parts together */
+        {4, {HVT_ORDER_HWN, HVT_F32, 96, 32, 32, 16, 16, 40, 3, 3, HVT_CONV_EVEN(2, 1)}},
+        {4, {HVT_ORDER_HWN, HVT_BF16, 96, 32, 32, 16, 16, 40, 3, 3, HVT_CONV_EVEN(2, 1)}},
         {1, {HVT_ORDER_HWN, HVT_F32, 16, 16, 16, 32, 32, 48, 3, 3, HVT_CONV_EVEN(1, 1)}},
         {4, {HVT_ORDER_HWN, HVT_F32, 16, 16, 16, 3, 3, 64, 7, 7, HVT_CONV_EVEN(2, 3), .no_dx = true}},
         {4, {HVT_ORDER_HWN, HVT_F32, 32, 8, 8, 64, 64, 96, 1, 1, HVT_CONV_EVEN(1, 0)}},

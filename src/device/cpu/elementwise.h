@@ -164,8 +164,8 @@ typedef struct hvt_typed {
     void (*depthwise_dw)(const hvt_depthwise *g, const void *from, const void *to, float *dw);
 
     /* Winograd's F(m x m, 3x3), m = 2 or 4, see winograd.c. The matrices of points are `next` floats apart.
-     * B'dB of (m+2)x(m+2) pixels or, grad, AdA' of mxm: all points or, line >= 0, those of a line */
-    void (*tile)(const hvt_tiles *g, int m, bool grad, int line);
+     * B'dB of (m+2)x(m+2) pixels or, grad, AdA' of mxm */
+    void (*tile)(const hvt_tiles *g, int m, bool grad);
     /* A'uA, rows of `cols` columns, to (+)= mxm pixels with stride `row`; NULL: outside the image */
     void (*tile_output)(int m, const float *u, long next, int rows, int cols, void *const to[], long row,
                         bool add);

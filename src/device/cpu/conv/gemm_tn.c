@@ -9,22 +9,24 @@
  *
  * Units are cut into parts; the sums of a part's units are added up in their order, and those of the parts
  * along the tree. Blocks, chunks and parts depend on the shape and the number of images alone. A thread does
- * a part alone or, where that leaves threads without work, a share of its elements, for which it packs all
- * pixels: that is less than two barriers for every unit. Only if a unit is large do all threads together do
- * one after another: they pack its pixels, and then split the gradient's elements.
+ * a part alone, or a share of its elements, for which it packs all pixels. Where that leaves threads without
+ * work, or units are large, all do a unit of several parts together: they pack its pixels, and then split the
+ * gradients' elements.
  */
 #include "direct_impl.h"
 
 #include <math.h>
 
-#define PARTS_BYTES (4u << 20) /* of the sums of all parts */
-#define ALONE_BYTES (4u << 20) /* that each thread may pack a unit into, where threads share a part */
-#define PACKING     0.06       /* of the time that a unit's multiplications take */
+#define PARTS_BYTES (4u << 20)  /* of the sums of all parts */
+#define ALONE_BYTES (4u << 20)  /* that each thread may pack a unit into, where threads share a part */
+#define ROUND_BYTES (16u << 20) /* of the units that threads do together */
+#define PACKING     0.06        /* of the time that a unit's multiplications take */
+#define WAITING     0.05        /* of the time of what is done together, for its barriers */
 enum {
     MOST_PARTS = 32,
     LEAST_UNITS = 2, /* of a part */
     MOST_SHARES = 4,
-    SUM = 8192, /* weights of a job */
+    SUM = 2048, /* weights of a job */
     AHEAD = 24  /* rows */
 };
 
@@ -33,12 +35,17 @@ typedef struct wgrad {
     const void *x, *dy; /* of op->type */
     float *dw, *sums;   /* of the first part; of the others, one after another */
     size_t weights;
-    char *ws;     /* x_bytes + y_bytes for each thread, or for all together */
+    char *ws;     /* x_bytes + y_bytes for each thread, or for each part of a round */
     int real;     /* images */
     char *normed; /* where x has a norm: for each thread, that of a pixel's images to be packed */
     int units, parts;
     int column_parts, row_parts;
-    int shares; /* of a part; 0: all threads do one unit after another */
+    int shares; /* of a part; 0: all threads do units together */
+    int room;   /* parts of a round */
+
+    /* the round at hand */
+    int group, step; /* its first part; units of each that are done */
+    int packs;       /* pack_jobs of a unit, at most */
 
     /* the part at hand */
     bool alone; /* one thread does it */
@@ -257,7 +264,7 @@ static void gemm_job(void *ctx, int job, int thread)
         hvt__fence();
 }
 
-static void set_part(wgrad *g, int part, bool alone, int thread)
+static void set_part(wgrad *g, int part, bool alone, int at)
 {
     const direct *d = g->d;
 
@@ -265,7 +272,7 @@ static void set_part(wgrad *g, int part, bool alone, int thread)
     g->first = conv_part(g->units, part, g->parts);
     g->end = conv_part(g->units, part + 1, g->parts);
     g->to = part ? g->sums + (size_t)(part - 1) * g->weights : g->dw;
-    g->packed_x = (float *)(g->ws + (size_t)thread * (d->x_bytes + d->y_bytes));
+    g->packed_x = (float *)(g->ws + (size_t)at * (d->x_bytes + d->y_bytes));
     g->packed_y = (float *)((char *)g->packed_x + d->x_bytes);
 }
 
@@ -301,19 +308,53 @@ static void part_job(void *ctx, int job, int thread)
     }
 }
 
-/* One part after another, all threads together. */
-static void run_parts(wgrad *g)
+/* Turn to the unit of part number i of a round; false: it has none any more. */
+static bool set_round(wgrad *g, int i)
 {
-    const direct *d = g->d;
-    const conv_op *op = &d->op;
+    set_part(g, g->group + i, g->room > 1, i);
+    if (g->first + g->step >= g->end)
+        return false;
+    set_unit(g, g->first + g->step);
+    return true;
+}
 
-    for (int part = 0; part < g->parts; part++) {
-        set_part(g, part, false, 0);
-        for (int unit = g->first; unit < g->end; unit++) {
-            set_unit(g, unit);
-            if (pack_jobs(g))
-                hvt__parallel_for(op->pool, pack_jobs(g), pack_job, g);
-            hvt__parallel_for(op->pool, gemm_jobs(g), gemm_job, g);
+static void round_pack_job(void *ctx, int job, int thread)
+{
+    wgrad g = *(const wgrad *)ctx;
+
+    if (set_round(&g, job / g.packs) && job % g.packs < pack_jobs(&g))
+        pack_job(&g, job % g.packs, thread);
+}
+
+static void round_gemm_job(void *ctx, int job, int thread)
+{
+    wgrad g = *(const wgrad *)ctx;
+
+    if (set_round(&g, job / gemm_jobs(&g)))
+        gemm_job(&g, job % gemm_jobs(&g), thread);
+}
+
+static void run_rounds(wgrad *g)
+{
+    hvt_thread_pool *pool = g->d->op.pool;
+
+    for (g->group = 0; g->group < g->parts; g->group += g->room) {
+        const int left = g->parts - g->group, count = left < g->room ? left : g->room;
+
+        for (g->step = 0; g->step < conv_tiles(g->units, g->parts); g->step++) {
+            wgrad one = *g;
+            bool any = false;
+
+            g->packs = 0;
+            for (int i = 0; i < count; i++)
+                if (set_round(&one, i)) {
+                    any = true;
+                    g->packs = pack_jobs(&one) > g->packs ? pack_jobs(&one) : g->packs;
+                }
+            if (g->packs)
+                hvt__parallel_for(pool, count * g->packs, round_pack_job, g);
+            if (any)
+                hvt__parallel_for(pool, count * gemm_jobs(g), round_gemm_job, g);
         }
     }
 }
@@ -340,68 +381,100 @@ static int parts_of(const direct *d, int units, size_t weights)
     return parts < 1 || least < 1 ? 1 : parts < least ? parts : least;
 }
 
-/* As many as take the fewest rounds; each packs all that its part reads. */
-static int shares_of(const direct *d, int parts)
+/* Into how many parts a part's columns and rows of tiles are cut where it has so many shares. */
+static int cut_shares(const direct *d, int shares, int *ret_columns, int *ret_rows)
 {
-    const int threads = hvt__thread_pool_size(d->op.pool), needed = conv_tiles(threads, parts);
-    const bool large = d->x_bytes + d->y_bytes > ALONE_BYTES;
-    double least = INFINITY;
-    int best = 0;
+    const int steps = conv_tiles(d->op.k, 2 * d->op.kern->vl);
+    int rows;
 
-    if (threads == 1 || needed > MOST_SHARES || (needed > 1 && large))
-        return 0;
-    for (int shares = 1; shares <= (large ? 1 : MOST_SHARES); shares++) {
-        const double time = conv_time(parts * shares, threads, 1.0 / shares + PACKING);
+    *ret_columns = shares < steps ? shares : steps;
+    rows = conv_tiles(shares, *ret_columns);
+    *ret_rows = rows < d->a_tiles ? rows : d->a_tiles;
+    return d->op.taps / d->taps_per_tile * *ret_columns * *ret_rows;
+}
+
+/* Who does what, by the number of threads: shares, each of which packs all that its part reads, or rounds. */
+static void cut_jobs(wgrad *g)
+{
+    const direct *d = g->d;
+    const conv_op *op = &d->op;
+    const int threads = hvt__thread_pool_size(op->pool), steps = conv_tiles(op->k, 2 * op->kern->vl),
+              taps = op->taps / d->taps_per_tile;
+    const size_t unit = d->x_bytes + d->y_bytes;
+    const int most = g->parts < threads ? g->parts : threads, longest = conv_tiles(g->units, g->parts);
+    double least;
+    int jobs;
+
+    g->shares = 0;
+    g->room = unit * (size_t)most <= ROUND_BYTES ? most : (int)(ROUND_BYTES / unit);
+    g->room = g->room < 1 ? 1 : g->room;
+    conv_share(op, g->room * taps, steps, d->a_tiles, &g->column_parts, &g->row_parts);
+    jobs = gemm_jobs(g);
+    least = (1 + WAITING) * conv_tiles(g->parts, g->room) * longest *
+            (conv_time(g->room * jobs, threads, 1.0 / jobs) + PACKING * g->room / threads);
+    for (int shares = 1; threads > 1 && unit <= ALONE_BYTES && shares <= MOST_SHARES; shares++) {
+        int columns, rows, all = cut_shares(d, shares, &columns, &rows);
+        const double job = (double)conv_tiles(all, shares) / all + PACKING,
+                     time = longest * conv_time(g->parts * shares, threads, job);
 
         if (time < least) {
             least = time;
-            best = shares;
+            g->shares = shares;
+            g->column_parts = columns;
+            g->row_parts = rows;
         }
     }
-    return best;
+}
+
+static void cut_units(wgrad *g, int images)
+{
+    g->real = images;
+    g->units = g->d->blocks * conv_tiles(images, g->d->chunk);
+    g->parts = parts_of(g->d, g->units, g->weights);
+}
+
+/* Cut as for all images, of which bytes() knows. */
+static wgrad make_wgrad(const conv_op *op)
+{
+    wgrad g = {.d = direct_of(op), .weights = conv_block_weights(op)};
+
+    cut_units(&g, op->n);
+    cut_jobs(&g);
+    return g;
+}
+
+/* For packed pixels. */
+static size_t packed_bytes(const wgrad *g)
+{
+    const int each = g->shares ? hvt__thread_pool_size(g->d->op.pool) : g->room;
+
+    return (size_t)each * (g->d->x_bytes + g->d->y_bytes);
 }
 
 size_t hvt__direct_backward_w_bytes(const conv_op *op)
 {
-    const direct *d = direct_of(op);
-    const int parts = parts_of(d, d->blocks * conv_tiles(op->n, d->chunk), conv_block_weights(op));
-    const int each = shares_of(d, parts) ? hvt__thread_pool_size(op->pool) : 1;
+    const wgrad g = make_wgrad(op);
 
-    return (size_t)each * (d->x_bytes + d->y_bytes) +
-           sizeof(float) * conv_block_weights(op) * (size_t)(parts - 1) +
-           (direct_takes_norm(op) ? norm_bytes(d) * (size_t)hvt__thread_pool_size(op->pool) : 0);
+    return packed_bytes(&g) + sizeof(float) * g.weights * (size_t)(g.parts - 1) +
+           (direct_takes_norm(op) ? norm_bytes(g.d) * (size_t)hvt__thread_pool_size(op->pool) : 0);
 }
 
 static void backward_w(const conv_op *op, int real, const void *x, const void *dy, float *dw, void *ws)
 {
-    const direct *d = direct_of(op);
-    const int steps = conv_tiles(op->k, 2 * op->kern->vl);
-    wgrad g = {.d = d,
-               .x = x,
-               .dy = dy,
-               .dw = dw,
-               .weights = conv_block_weights(op),
-               .real = real * op->rows_per_image,
-               .column_parts = 1,
-               .row_parts = 1};
+    wgrad g = make_wgrad(op);
 
-    g.units = d->blocks * conv_tiles(g.real, d->chunk);
-    g.parts = parts_of(d, g.units, g.weights);
+    cut_units(&g, real * op->rows_per_image);
+    g.x = x;
+    g.dy = dy;
+    g.dw = dw;
     g.sums = ws;
     g.ws = (char *)(g.sums + (size_t)(g.parts - 1) * g.weights);
-    g.shares = shares_of(d, g.parts);
     if (op->normed)
-        g.normed =
-            g.ws + (size_t)(g.shares ? hvt__thread_pool_size(op->pool) : 1) * (d->x_bytes + d->y_bytes);
-    if (g.shares) {
-        g.column_parts = g.shares < steps ? g.shares : steps;
-        g.row_parts = conv_tiles(g.shares, g.column_parts);
-        g.row_parts = g.row_parts < d->a_tiles ? g.row_parts : d->a_tiles;
+        g.normed = g.ws + packed_bytes(&g);
+    if (g.shares)
         hvt__parallel_for(op->pool, g.parts * g.shares, part_job, &g);
-    } else {
-        conv_share(op, op->taps / d->taps_per_tile, steps, d->a_tiles, &g.column_parts, &g.row_parts);
-        run_parts(&g);
-    }
+    else
+        run_rounds(&g);
     if (g.parts > 1)
         hvt__parallel_for(op->pool, (int)((g.weights + SUM - 1) / SUM), sum_job, &g);
 }

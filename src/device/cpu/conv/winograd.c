@@ -15,7 +15,9 @@
  * Rows of these matrices are (tile, image) in the row order of the activations; a *block* of rows goes
  * through all steps while it is in the cache. Every row is computed in the same way wherever it is, so the
  * bits depend neither on the batch nor on blocks or threads. Backward weights cuts the rows into parts by the
- * shape alone, adds up the blocks of a part in their order, and the parts along the tree.
+ * shape alone, adds up the blocks of a part in their order, and the parts along the tree. A thread does a
+ * part alone; of blocks that do not go round all threads, they together transform the rows of several, and
+ * then multiply, each some points of all of these blocks.
  *
  * Rounding: for m = 2, B, A and G contain only 0, 1 and 1/2, and sums are a ninth as long, so the error is no
  * larger than that of the direct convolution: its root mean square is 0.7 to 0.9 times that for y and dx, 1.0
@@ -27,7 +29,7 @@
 
 #include <math.h>
 
-enum { MOST_PARTS = 16 };
+enum { MOST_PARTS = 16, MOST_ROUND = 64 };
 
 static const hvt_entry one_entry = {0, 0}; /* a plain GEMM is a batch of one entry */
 
@@ -43,9 +45,10 @@ static const hvt_entry one_entry = {0, 0}; /* a plain GEMM is a batch of one ent
 #define DW_BYTES                (512 << 10) /* of both factors of backward weights */
 #define PARTS_BYTES             (4u << 20)  /* of the sums of all parts */
 #define LEAST_BLOCKS            4           /* of a part */
-#define TRANSFORM               20  /* a point of a channel takes as long as so many multiplications */
-#define LEAST_ROWS              56  /* whole tiles of 14 */
-#define NEAR_A                  128 /* floats of a row */
+#define ROUND_BYTES             (32u << 20) /* of the factors of blocks that threads do together */
+#define WAITING                 0.05        /* of the time, to save the barriers of doing them so */
+#define LEAST_ROWS              56          /* whole tiles of 14 */
+#define NEAR_A                  128         /* floats of a row */
 #define NEAR_B                  64
 
 /* An odd number of lines of 16 floats: else the matrices of different points would map to the same sets. */
@@ -117,6 +120,8 @@ typedef struct pass {
     long scratch_floats;
     int block; /* rows */
     long v_next, m_next;
+    int pieces, column_parts; /* of all rows, of the columns of a point */
+    int each;                 /* channels of a filter_job */
 } pass;
 
 /* Rows at a constant stride: the images of a tile, or neighbouring tiles of a line. */
@@ -189,19 +194,9 @@ typedef struct matrix {
     long panel, next;
 } matrix;
 
-/* Some columns of a plane. */
-static plane columns_of(const plane *p, hvt_dtype type, int column, int end)
-{
-    plane part = *p;
-
-    part.at = hvt__at(p->at, type, (size_t)column);
-    part.c = end - column;
-    return part;
-}
-
 /* Transform rows [row, end) of a plane, of inputs or of gradients of outputs, into the matrices `to`, one for
- * each point or for each of a line, whose row 0 is `row`. */
-static void transform_rows(const pass *g, const plane *p, bool grad, int line, int row, int end, matrix to)
+ * each point, whose row 0 is `row`. */
+static void transform_rows(const pass *g, const plane *p, bool grad, int row, int end, matrix to)
 {
     const long step = row_step(g, p);
 
@@ -226,7 +221,7 @@ static void transform_rows(const pass *g, const plane *p, bool grad, int line, i
             pixels_at(g->op, p, r.image, r.y, r.x, g->m, t.from);
         else
             pixels_at(g->op, p, r.image, r.y - g->pad, r.x - g->pad, g->m + 2, t.from);
-        g->op->typed->tile(&t, g->m, grad, line);
+        g->op->typed->tile(&t, g->m, grad);
         to.at += (long)r.count * to.pitch;
         row += r.count;
     }
@@ -234,29 +229,27 @@ static void transform_rows(const pass *g, const plane *p, bool grad, int line, i
 
 /* ---- forward and backward data ---- */
 
-/* m = v * u: transformed inputs times transformed filters */
-static void multiply(const pass *g, const float *v, int rows, float *m)
+/* m = v * u of a point, columns [column, end): transformed inputs times transformed filters */
+static void multiply(const pass *g, int point, int rows, int column, int end, const float *v, float *m)
 {
     const hvt_conv_kernels *kern = g->op->kern;
     const int c = g->from.c, k = g->to.c, width = 2 * kern->vl;
     hvt_tile t = {
         .e = &one_entry, .entries = 1, .len = c, .depth = 1, .a_row = c, .b_row = CONV_PANEL, .c_row = k};
 
-    for (int point = 0; point < g->points; point++)
-        for (int column = 0; column < k; column += width) {
-            const int vectors = k - column > kern->vl ? 2 : 1,
-                      tiles = conv_tiles(rows, kern->rows[vectors - 1]);
-            const int high = conv_tiles(rows, tiles);
+    for (; column < end; column += width) {
+        const int vectors = k - column > kern->vl ? 2 : 1, tiles = conv_tiles(rows, kern->rows[vectors - 1]);
+        const int high = conv_tiles(rows, tiles);
 
-            t.nc = k - column < width ? k - column : width;
-            t.b = g->u + conv_weight(g->points, c, point, 0, column);
-            for (int row = 0; row < rows; row += high) {
-                t.rows = rows - row < high ? rows - row : high;
-                t.a = v + point * g->v_next + (long)row * c;
-                t.c = m + point * g->m_next + (long)row * k + column;
-                kern->gemm_nn[vectors - 1][t.rows - 1](&t);
-            }
+        t.nc = k - column < width ? k - column : width;
+        t.b = g->u + conv_weight(g->points, c, point, 0, column);
+        for (int row = 0; row < rows; row += high) {
+            t.rows = rows - row < high ? rows - row : high;
+            t.a = v + point * g->v_next + (long)row * c;
+            t.c = m + point * g->m_next + (long)row * k + column;
+            kern->gemm_nn[vectors - 1][t.rows - 1](&t);
         }
+    }
 }
 
 /* Transform rows [row, end) of m to the outputs. */
@@ -283,20 +276,54 @@ static void block_job(void *ctx, int job, int thread)
     const int row = job * g->block, end = g->rows - row < g->block ? g->rows : row + g->block;
     float *v = g->scratch + thread * g->scratch_floats, *m = v + g->points * g->v_next;
 
-    transform_rows(g, &g->from, false, -1, row, end, (matrix){v, g->from.c, g->from.c, 0, g->v_next});
-    multiply(g, v, end - row, m);
+    transform_rows(g, &g->from, false, row, end, (matrix){v, g->from.c, g->from.c, 0, g->v_next});
+    for (int point = 0; point < g->points; point++)
+        multiply(g, point, end - row, 0, g->to.c, v, m);
     store_outputs(g, row, end, m);
+}
+
+/* All threads together, where blocks would be lower than a tile and the filters be read for each: job = a
+ * piece of the rows... */
+static void transform_rows_job(void *ctx, int job, int thread)
+{
+    const pass *g = ctx;
+    const int row = conv_part(g->rows, job, g->pieces);
+
+    transform_rows(g, &g->from, false, row, conv_part(g->rows, job + 1, g->pieces),
+                   (matrix){g->scratch + (long)row * g->from.c, g->from.c, g->from.c, 0, g->v_next});
+}
+
+/* ... a point, a part of the columns... */
+static void multiply_rows_job(void *ctx, int job, int thread)
+{
+    const pass *g = ctx;
+    const int panels = conv_panels(g->to.c), part = job % g->column_parts;
+    const int end = conv_part(panels, part + 1, g->column_parts) * CONV_PANEL;
+
+    multiply(g, job / g->column_parts, g->rows, conv_part(panels, part, g->column_parts) * CONV_PANEL,
+             end < g->to.c ? end : g->to.c, g->scratch, g->scratch + g->points * g->v_next);
+}
+
+/* ... a piece of the rows */
+static void store_rows_job(void *ctx, int job, int thread)
+{
+    const pass *g = ctx;
+    const int row = conv_part(g->rows, job, g->pieces);
+
+    store_outputs(g, row, conv_part(g->rows, job + 1, g->pieces),
+                  g->scratch + g->points * g->v_next + (long)row * g->to.c);
 }
 
 /* ---- weights ---- */
 
-/* job = 32 channels of a panel. Forward transforms in place; backward data into scratch, and packs that. */
+/* job = some channels of a panel. Forward transforms in place; backward data into scratch, and packs that. */
 static void filter_job(void *ctx, int job, int thread)
 {
     const pass *g = ctx;
     const conv_op *op = g->op;
-    const int parts = conv_panels(op->c), column = job / parts * CONV_PANEL, c = job % parts * CONV_PANEL;
-    const int count = op->c - c < CONV_PANEL ? op->c - c : CONV_PANEL;
+    const int parts = conv_tiles(op->c, g->each), column = job / parts * CONV_PANEL,
+              c = job % parts * g->each;
+    const int count = op->c - c < g->each ? op->c - c : g->each;
     const int k = op->k - column < CONV_PANEL ? op->k - column : CONV_PANEL;
     const size_t at = (size_t)conv_weight(op->taps, op->c, 0, c, column);
     const long tap = (long)op->c * CONV_PANEL, next = g->back ? CONV_PANEL * CONV_PANEL : tap;
@@ -308,6 +335,19 @@ static void filter_job(void *ctx, int job, int thread)
     for (int point = 0; g->back && point < g->points; point++)
         op->kern->pack_weights(out + point * next, count, k,
                                g->u + conv_weight(g->points, op->k, point, column, c), 0, false);
+}
+
+/* Where a thread would have no job, fewer channels each; of a panel, and whole vectors that are packed. */
+static void transform_filters(pass *g)
+{
+    const conv_op *op = g->op;
+    const int panels = conv_panels(op->k), threads = hvt__thread_pool_size(op->pool),
+              least = g->back ? op->kern->vl : 1;
+
+    for (g->each = CONV_PANEL; g->each > least; g->each /= 2)
+        if (threads == 1 || panels * conv_tiles(op->c, g->each) >= 2 * threads)
+            break;
+    hvt__parallel_for(op->pool, panels * conv_tiles(op->c, g->each), filter_job, g);
 }
 
 /* ---- sizes ---- */
@@ -358,13 +398,23 @@ static void run_pass(const conv_op *op, bool back, int real, const void *from, c
     pass g = make_pass(op, back, real, from, to);
     const int threads = hvt__thread_pool_size(op->pool), rows = block_rows(&g);
     const int blocks = conv_tiles(conv_tiles(g.rows, rows), threads) * threads;
+    int one;
 
     g.add = add;
     g.w = w;
     g.u = ws;
     g.scratch = g.u + u_floats(op, g.from.c, g.to.c);
     g.scratch_floats = (long)lay_out(&g, rows);
-    hvt__parallel_for(op->pool, conv_panels(op->k) * conv_panels(op->c), filter_job, &g);
+    transform_filters(&g);
+    if (threads > 1 && conv_tiles(g.rows, blocks) < op->kern->rows[1]) {
+        lay_out(&g, g.rows);
+        conv_share(op, 1, g.rows, 1, &g.pieces, &one);
+        conv_share(op, g.points, conv_panels(g.to.c), 1, &g.column_parts, &one);
+        hvt__parallel_for(op->pool, g.pieces, transform_rows_job, &g);
+        hvt__parallel_for(op->pool, g.points * g.column_parts, multiply_rows_job, &g);
+        hvt__parallel_for(op->pool, g.pieces, store_rows_job, &g);
+        return;
+    }
     lay_out(&g, conv_tiles(g.rows, blocks));
     hvt__parallel_for(op->pool, conv_tiles(g.rows, g.block), block_job, &g);
 }
@@ -387,13 +437,16 @@ typedef struct wgrad {
     matrix v, m; /* of a block: transformed inputs and gradients of the outputs */
     float *u;    /* [parts] sums over the rows of a part: [ceil(K/32)][point][C][32] */
     float *dw;
-    float *scratch; /* scratch_floats for each thread: v, then m */
-    long scratch_floats;
+    float *scratch; /* block_floats for each of `room` blocks: v, then m */
+    long block_floats;
+    int room;
     int a_rows, a_tiles, vectors, steps; /* of K */
     int most, block, blocks, parts;      /* rows of a block, at most and of each; a part has whole blocks */
-    int line_parts, column_parts, row_parts; /* of points, K and C: jobs are a part of each of a part */
-    int points;                              /* that are transformed at a time: all, or a line of them */
-    const void *partial[MOST_PARTS];         /* u of each part */
+    int own_parts, own_blocks;           /* of the first parts one thread does the first blocks by itself */
+    int round[MOST_ROUND], count;        /* blocks that all threads do together */
+    int pieces, column_parts, row_parts; /* of the rows of each, of K and C */
+    int sums;                            /* jobs of a panel of dw */
+    const void *partial[MOST_PARTS];     /* u of each part */
 } wgrad;
 
 /* Narrow rows are stored side by side; wide ones go to panels as narrow as a tile. */
@@ -423,156 +476,159 @@ static void cut_rows(wgrad *w, size_t u)
     w->parts = parts < 1 ? 1 : parts > MOST_PARTS ? MOST_PARTS : parts;
 }
 
-/* A row's multiplications in a job with so many parts, and what its transforms take, which others do as well.
- * Where lines are transformed one by one, each needs all columns first; then these are in the cache. (Fitted
- * to 16, 32 and 64 channels of ResNet-20 on Zen 4.) */
-static double job_cost(const wgrad *w, int lines, int columns, int rows)
-{
-    const conv_op *op = w->g.op;
-    const double c = (double)op->c / w->a_tiles * conv_tiles(w->a_tiles, rows),
-                 k = (double)op->k / w->steps * conv_tiles(w->steps, columns);
-    const double once = lines == 1 ? 1 : (1 + 0.13 * (side(op) - 1)) / lines;
-
-    return c * k / lines + TRANSFORM * (c + k) * once;
-}
-
-/* Jobs, by the number of threads: which of them adds up a part's sums does not change them. */
+/* Who does what, by the number of threads: that does not change the sums. Alone with its blocks a thread
+ * waits for nobody and finds them in its cache. */
 static void cut_jobs(wgrad *w)
 {
-    const int threads = hvt__thread_pool_size(w->g.op->pool), all = side(w->g.op);
-    double least = INFINITY;
+    const conv_op *op = w->g.op;
+    const int threads = hvt__thread_pool_size(op->pool), panels = conv_panels(op->k);
+    const int longest = conv_tiles(w->blocks * conv_tiles(w->parts, threads), w->parts);
+    int one;
 
-    for (int lines = 1; lines <= all; lines++)
-        for (int columns = 1; all % lines == 0 && columns <= w->steps; columns++) {
-            const int jobs = w->parts * lines * columns, first = conv_tiles(jobs, threads);
-
-            for (int rounds = first; rounds <= CONV_ROUNDS || (rounds == first && lines * columns == 1);
-                 rounds++) {
-                const int rows = conv_parts(w->a_tiles, jobs, threads, rounds);
-                const double time = conv_time(jobs * rows, threads, job_cost(w, lines, columns, rows));
-
-                if (time < least) {
-                    least = time;
-                    w->line_parts = lines;
-                    w->column_parts = columns;
-                    w->row_parts = rows;
-                }
-            }
-        }
-    w->points = w->line_parts == 1 ? w->g.points : all;
+    w->own_parts = w->room < threads ? 0 : w->parts / threads * threads;
+    w->own_blocks = w->blocks / w->parts;
+    if (w->own_parts && longest * threads <= (1 + WAITING) * w->blocks) {
+        w->own_parts = w->parts;
+        w->own_blocks = w->blocks;
+    }
+    conv_share(op, w->g.points, w->steps, w->a_tiles, &w->column_parts, &w->row_parts);
+    conv_share(op, panels, 1, op->c, &one, &w->sums);
+    w->sums = w->sums < conv_panels(op->c) ? conv_panels(op->c) : w->sums;
 }
 
 static wgrad make_wgrad(const conv_op *op, int real, const void *x, const void *dy)
 {
     const hvt_conv_kernels *kern = op->kern;
+    const int threads = hvt__thread_pool_size(op->pool);
     wgrad w = {.g = make_pass(op, false, op->n, x, dy), .vectors = op->k > kern->vl ? 2 : 1};
     const size_t u = u_floats(op, op->c, op->k) * sizeof(float);
+    int fit;
 
     w.a_tiles = conv_tiles(op->c, kern->rows[w.vectors - 1]);
     w.a_rows = conv_tiles(op->c, w.a_tiles);
     w.steps = conv_tiles(op->k, w.vectors * kern->vl);
     cut_rows(&w, u);
-    cut_jobs(&w); /* as for all images, of which bytes() knows */
-    w.g = make_pass(op, false, real, x, dy);
-    cut_rows(&w, u);
     w.v = layout_of(op->c, w.most, NEAR_A, w.a_rows, kern->pitch);
     w.m = layout_of(op->k, w.most, op->k % kern->vl ? 0 : NEAR_B, CONV_PANEL, CONV_PANEL);
-    w.scratch_floats = w.points * (w.v.next + w.m.next);
+    w.block_floats = w.g.points * (w.v.next + w.m.next);
+    fit = (int)(ROUND_BYTES / sizeof(float) / (size_t)w.block_floats);
+    w.room = w.blocks < threads ? w.blocks : threads;
+    w.room = w.room < fit ? w.room : fit;
+    w.room = w.room < 1 ? 1 : w.room < MOST_ROUND ? w.room : MOST_ROUND;
+    w.g = make_pass(op, false, real, x, dy); /* room is as for all images, of which bytes() knows */
+    cut_rows(&w, u);
+    cut_jobs(&w);
     return w;
 }
 
-/* Column `at` of row 0. */
-static const float *column_at(const matrix *m, int at)
+/* Where column `at` of row 0 is. */
+static long column_at(const matrix *m, int at)
 {
-    return m->at + at / m->w * m->panel + at % m->w;
+    return at / m->w * m->panel + at % m->w;
 }
 
-/* Some channels of x and columns of dy, and the matrices that a thread transforms a block of them into. */
-typedef struct work {
-    const wgrad *w;
-    matrix v, m;
-    float *u; /* of this part */
-    int channel, end_channel, column, end;
-    int rows; /* of this block */
-    bool add;
-} work;
-
-/* Multiply the points from `first` on: u (+)= v' * m. */
-static void multiply_points(const work *a, int first)
+static int rows_of(const wgrad *w, int block)
 {
-    const wgrad *w = a->w;
+    const int left = w->g.rows - block * w->block;
+
+    return left < w->block ? left : w->block;
+}
+
+/* Transform a piece of the rows of x or dy of a block, which is number `at` in scratch. */
+static void transform_piece(const wgrad *w, int block, int at, bool grad, int piece, int pieces)
+{
+    const int first = block * w->block, rows = rows_of(w, block), row = conv_part(rows, piece, pieces);
+    matrix to = grad ? w->m : w->v;
+
+    to.at = w->scratch + at * w->block_floats + (grad ? w->g.points * w->v.next : 0) + (long)row * to.pitch;
+    transform_rows(&w->g, grad ? &w->g.to : &w->g.from, grad, first + row,
+                   first + conv_part(rows, piece + 1, pieces), to);
+}
+
+/* Multiply a point of that block, in a part of the columns and of the rows: u (+)= v' * m. */
+static void multiply_point(const wgrad *w, int block, int at, int point, int column_part, int row_part)
+{
     const conv_op *op = w->g.op;
-    const int width = w->vectors * op->kern->vl;
+    const int width = w->vectors * op->kern->vl, part = ((block + 1) * w->parts - 1) / w->blocks;
+    const int first_step = conv_part(w->steps, column_part, w->column_parts),
+              end_step = conv_part(w->steps, column_part + 1, w->column_parts);
+    const int first_tile = conv_part(w->a_tiles, row_part, w->row_parts),
+              end_tile = conv_part(w->a_tiles, row_part + 1, w->row_parts);
+    const int padding = conv_panels(op->k) * CONV_PANEL - op->k; /* of the last panel */
+    const long ahead = at + 1 < w->count ? w->block_floats : 0;  /* the next block's, which others wrote */
+    const float *v = w->scratch + at * w->block_floats + point * w->v.next;
+    const float *m = w->scratch + at * w->block_floats + w->g.points * w->v.next + point * w->m.next;
+    float *u = w->u + part * (long)u_floats(op, op->c, op->k);
     hvt_tile t = {.e = &one_entry,
                   .entries = 1,
-                  .len = a->rows,
+                  .len = rows_of(w, block),
                   .depth = 1,
-                  .a_row = a->v.pitch,
-                  .b_row = a->m.pitch,
+                  .a_row = w->v.pitch,
+                  .b_row = w->m.pitch,
                   .c_row = CONV_PANEL,
-                  .add = a->add};
+                  .add = block > conv_part(w->blocks, part, w->parts)};
 
-    for (int i = 0; i < w->points; i++)
-        for (int column = a->column; column < a->end; column += width)
-            for (int channel = a->channel; channel < a->end_channel; channel += w->a_rows) {
-                t.nc = op->k - column < width ? op->k - column : width;
-                t.rows = op->c - channel < w->a_rows ? op->c - channel : w->a_rows;
-                t.b = column_at(&a->m, column - a->column) + i * a->m.next;
-                t.a = column_at(&a->v, channel - a->channel) + i * a->v.next;
-                t.c = a->u + conv_weight(w->g.points, op->c, first + i, channel, column);
-                if (t.add)
-                    hvt__prefetch(t.c, sizeof *t.c * CONV_PANEL * (size_t)t.rows);
-                op->kern->gemm_tn[t.nc > op->kern->vl][t.rows - 1](&t);
-            }
+    for (int step = first_step; step < end_step; step++)
+        for (int tile = first_tile; tile < end_tile; tile++) {
+            const int column = step * width, channel = tile * w->a_rows;
+
+            t.nc = op->k - column < width ? op->k - column : width;
+            t.rows = op->c - channel < w->a_rows ? op->c - channel : w->a_rows;
+            t.b = m + column_at(&w->m, column);
+            t.a = v + column_at(&w->v, channel);
+            t.c = u + conv_weight(w->g.points, op->c, point, channel, column);
+            t.a_ahead = step == first_step ? ahead : 0;
+            t.b_ahead = tile == first_tile ? ahead : 0;
+            if (t.add)
+                hvt__prefetch(t.c, sizeof *t.c * CONV_PANEL * (size_t)t.rows);
+            op->kern->gemm_tn[t.nc > op->kern->vl][t.rows - 1](&t);
+            for (int i = 0; !t.add && padding && column + t.nc == op->k && i < t.rows; i++)
+                memset(t.c + i * t.c_row + t.nc, 0, sizeof *t.c * (size_t)padding);
+        }
 }
 
-/* job = a part, a part of the lines of points, of the channels, of the columns */
-static void wgrad_job(void *ctx, int job, int thread)
+/* job = a part, of which this thread does own_blocks */
+static void part_job(void *ctx, int job, int thread)
 {
-    const wgrad *w = ctx;
-    const conv_op *op = w->g.op;
-    const int columns = job % w->column_parts, rows = job / w->column_parts % w->row_parts;
-    const int lines = job / w->column_parts / w->row_parts % w->line_parts, line = side(op);
-    const int part = job / w->column_parts / w->row_parts / w->line_parts, width = w->vectors * op->kern->vl;
-    const int first = conv_part(w->blocks, part, w->parts);
-    const int first_point = conv_part(line, lines, w->line_parts) * line,
-              end_point = conv_part(line, lines + 1, w->line_parts) * line;
-    work a = {.w = w, .v = w->v, .m = w->m, .u = w->u + part * (long)u_floats(op, op->c, op->k)};
+    wgrad w = *(const wgrad *)ctx;
+    const int first = conv_part(w.blocks, job, w.parts), end = conv_part(w.blocks, job + 1, w.parts);
 
-    a.channel = conv_part(w->a_tiles, rows, w->row_parts) * w->a_rows;
-    a.end_channel = conv_part(w->a_tiles, rows + 1, w->row_parts) * w->a_rows;
-    a.end_channel = a.end_channel < op->c ? a.end_channel : op->c;
-    a.column = conv_part(w->steps, columns, w->column_parts) * width;
-    a.end = conv_part(w->steps, columns + 1, w->column_parts) * width;
-    a.end = a.end < op->k ? a.end : op->k;
-    const plane x = columns_of(&w->g.from, op->type, a.channel, a.end_channel);
-    const plane dy = columns_of(&w->g.to, op->type, a.column, a.end);
-
-    a.v.at = w->scratch + thread * w->scratch_floats;
-    a.m.at = a.v.at + w->points * w->v.next;
-    for (int block = first; block < conv_part(w->blocks, part + 1, w->parts); block++) {
-        const int row = block * w->block, end = w->g.rows - row < w->block ? w->g.rows : row + w->block;
-
-        a.rows = end - row;
-        a.add = block > first;
-        for (int i = first_point; i < end_point; i += w->points) {
-            const int only = w->points == line ? i / line : -1;
-
-            transform_rows(&w->g, &x, false, only, row, end, a.v);
-            transform_rows(&w->g, &dy, true, only, row, end, a.m);
-            multiply_points(&a, i);
-        }
+    w.column_parts = w.row_parts = 1;
+    for (int block = first; block < end && block < first + w.own_blocks; block++) {
+        transform_piece(&w, block, thread, false, 0, 1);
+        transform_piece(&w, block, thread, true, 0, 1);
+        for (int point = 0; point < w.g.points; point++)
+            multiply_point(&w, block, thread, point, 0, 0);
     }
 }
 
-/* job = 32 channels of a panel */
+/* job = a piece of a block's rows, of x or of dy */
+static void transform_job(void *ctx, int job, int thread)
+{
+    const wgrad *w = ctx;
+    const int at = job / 2 / w->pieces;
+
+    transform_piece(w, w->round[at], at, job % 2, job / 2 % w->pieces, w->pieces);
+}
+
+/* job = a point, a part of the columns, of the rows, in all blocks of a round, one after another */
+static void multiply_job(void *ctx, int job, int thread)
+{
+    const wgrad *w = ctx;
+
+    for (int i = 0; i < w->count; i++)
+        multiply_point(w, w->round[i], i, job / w->row_parts / w->column_parts,
+                       job / w->row_parts % w->column_parts, job % w->row_parts);
+}
+
+/* job = some channels of a panel */
 static void dw_job(void *ctx, int job, int thread)
 {
     const wgrad *w = ctx;
     const conv_op *op = w->g.op;
     const hvt_typed *f32 = hvt__cpu(op->head.dev)->isa->el->in[HVT_F32];
-    const int parts = conv_panels(op->c), column = job / parts * CONV_PANEL, c = job % parts * CONV_PANEL;
-    const int count = op->c - c < CONV_PANEL ? op->c - c : CONV_PANEL;
+    const int column = job / w->sums * CONV_PANEL, c = conv_part(op->c, job % w->sums, w->sums),
+              count = conv_part(op->c, job % w->sums + 1, w->sums) - c;
     const long point = (long)op->c * CONV_PANEL, at = conv_weight(w->g.points, op->c, 0, c, column);
     void *const sum = w->u;
 
@@ -582,11 +638,20 @@ static void dw_job(void *ctx, int job, int thread)
                        w->dw + conv_weight(op->taps, op->c, 0, c, column), point);
 }
 
-/* The padding of the last panel, which no job writes. */
-static void zero_padding(float *u, const conv_op *op)
+/* The next blocks, from *block on, that are nobody's own; returns whether there are any. */
+static bool next_round(wgrad *w, int *block)
 {
-    memset(u + conv_weight(points(op), op->c, 0, 0, op->k / CONV_PANEL * CONV_PANEL), 0,
-           sizeof *u * (size_t)(points(op) * op->c) * CONV_PANEL);
+    int one;
+
+    for (w->count = 0; *block < w->blocks && w->count < w->room; ++*block) {
+        const int part = ((*block + 1) * w->parts - 1) / w->blocks;
+
+        if (part >= w->own_parts || *block >= conv_part(w->blocks, part, w->parts) + w->own_blocks)
+            w->round[w->count++] = *block;
+    }
+    if (w->count)
+        conv_share(w->g.op, 2 * w->count, w->block, 1, &w->pieces, &one);
+    return w->count > 0;
 }
 
 static void backward_w(const conv_op *op, int real, const void *x, const void *dy, float *dw, void *ws)
@@ -596,15 +661,15 @@ static void backward_w(const conv_op *op, int real, const void *x, const void *d
     w.u = ws;
     w.dw = dw;
     w.scratch = w.u + (size_t)w.parts * u_floats(op, op->c, op->k);
-    for (int i = 0; i < w.parts; i++) {
-        float *u = w.u + (size_t)i * u_floats(op, op->c, op->k);
-
-        w.partial[i] = u;
-        if (op->k % CONV_PANEL)
-            zero_padding(u, op);
+    for (int i = 0; i < w.parts; i++)
+        w.partial[i] = w.u + (size_t)i * u_floats(op, op->c, op->k);
+    if (w.own_parts)
+        hvt__parallel_for(op->pool, w.own_parts, part_job, &w);
+    for (int block = 0; next_round(&w, &block);) {
+        hvt__parallel_for(op->pool, 2 * w.count * w.pieces, transform_job, &w);
+        hvt__parallel_for(op->pool, w.g.points * w.column_parts * w.row_parts, multiply_job, &w);
     }
-    hvt__parallel_for(op->pool, w.parts * w.line_parts * w.row_parts * w.column_parts, wgrad_job, &w);
-    hvt__parallel_for(op->pool, conv_panels(op->k) * conv_panels(op->c), dw_job, &w);
+    hvt__parallel_for(op->pool, conv_panels(op->k) * w.sums, dw_job, &w);
 }
 
 /* ---- the algorithm ---- */
@@ -612,9 +677,8 @@ static void backward_w(const conv_op *op, int real, const void *x, const void *d
 static size_t bytes(const conv_op *op)
 {
     const wgrad w = make_wgrad(op, op->n, NULL, NULL);
-    const size_t threads = (size_t)hvt__thread_pool_size(op->pool);
     const size_t dw =
-        sizeof(float) * ((size_t)w.parts * u_floats(op, op->c, op->k) + threads * (size_t)w.scratch_floats);
+        sizeof(float) * ((size_t)w.parts * u_floats(op, op->c, op->k) + (size_t)(w.room * w.block_floats));
     const size_t out = pass_bytes(op, false), in = op->no_dx ? 0 : pass_bytes(op, true);
     const size_t most = out > in ? out : in;
 

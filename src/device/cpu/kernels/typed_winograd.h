@@ -156,9 +156,12 @@ INLINE void dw_1d(const int m, const F *in, F *out, int o)
         __VA_ARGS__                                                                                          \
     }
 
-/* Of a tile's pixels, inputs or the gradient of outputs, to points; all or, from line >= 0 on, one line. */
-INLINE void tile_at(const int m, const bool of_dy, const int line, const void *const from[], size_t at,
-                    float *out, long next, int lanes)
+enum { AHEAD = 32 }; /* floats */
+
+/* Of a tile's pixels, inputs or the gradient of outputs, to points. Their matrices are more streams than a
+ * processor follows, and elsewhere where other threads read them, so what is stored next is prefetched. */
+INLINE void tile_at(const int m, const bool of_dy, const void *const from[], size_t at, float *out, long next,
+                    int lanes)
 {
     const int pixels = of_dy ? m : m + 2, side = m + 2;
     F x[MOST_SIDE], t[MOST_SIDE * MOST_SIDE];
@@ -166,14 +169,11 @@ INLINE void tile_at(const int m, const bool of_dy, const int line, const void *c
     FOR(i, pixels,
         FOR(j, pixels, x[j] = get(from[pixels * j + i], at, lanes);)(of_dy ? dy_1d : input_1d)(m, x, t + i,
                                                                                                pixels);)
-    FOR(
-        i, side, if (line < 0 || i == line) {
-            (of_dy ? dy_1d : input_1d)(m, t + pixels * i, x, 1);
-            FOR(j, side, f_store(out, x[j], lanes); out += next;)
-        })
+    FOR(i, side, (of_dy ? dy_1d : input_1d)(m, t + pixels * i, x, 1);
+        FOR(j, side, f_store(out, x[j], lanes); __builtin_prefetch(out + AHEAD, 1, 2); out += next;))
 }
 
-INLINE void transform(const hvt_tiles *g, const int m, const bool of_dy, const int line)
+INLINE void transform(const hvt_tiles *g, const int m, const bool of_dy)
 {
     const int side = of_dy ? m : m + 2, count = side * side;
 
@@ -190,24 +190,17 @@ INLINE void transform(const hvt_tiles *g, const int m, const bool of_dy, const i
                 if (i % side >= side - m && from[i] != no_pixel)
                     hvt__prefetch(hvt__at(from[i], TYPE, (size_t)(g->prefetch + first)),
                                   hvt_dtype_size(TYPE) * (size_t)cols);
-            SPAN(cols, tile_at(m, of_dy, line, from, first + i, out + i, g->next, lanes););
+            SPAN(cols, tile_at(m, of_dy, from, first + i, out + i, g->next, lanes););
         }
     }
 }
 
-static void tile(const hvt_tiles *g, int m, bool of_dy, int line)
+static void tile(const hvt_tiles *g, int m, bool of_dy)
 {
-#define CASE(n, l)                                                                                           \
-    if (m == n && line == l) {                                                                               \
-        if (of_dy)                                                                                           \
-            transform(g, n, true, l);                                                                        \
-        else                                                                                                 \
-            transform(g, n, false, l);                                                                       \
-    }
-#define CASES(n) CASE(n, -1) CASE(n, 0) CASE(n, 1) CASE(n, 2) CASE(n, 3)
-    CASES(2)
-    CASES(4) CASE(4, 4) CASE(4, 5)
-#undef CASES
+#define CASE(n, grad)                                                                                        \
+    if (m == n && of_dy == grad)                                                                             \
+        transform(g, n, grad);
+    CASE(2, false) CASE(2, true) CASE(4, false) CASE(4, true)
 #undef CASE
 }
 
