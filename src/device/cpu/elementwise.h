@@ -214,9 +214,6 @@ struct hvt_elementwise {
     void (*mirror)(int count, const uint8_t *in, uint8_t *out);
     /* out[i] = fma(bytes[i], scale[i % (c*vl)], shift[i % (c*vl)]); stream: past the caches if out is
      * aligned; hvt__fence() is the caller's */
-    const void *ahead; /* lines of columns that are to be prefetched meanwhile, of image 0; NULL: none */
-    int ahead_lines;
-    long ahead_line, ahead_pixel, ahead_step, ahead_image; /* ahead_step: of a target */
     void (*normalise)(size_t n, const uint8_t *bytes, int c, const float *scale, const float *shift,
                       float *out, bool stream);
     void (*normalise_floats)(size_t n, const float *x, int c, const float *scale, const float *shift,

@@ -234,11 +234,15 @@ static void move_planes(const conv_op *op, int real, bool join, const void *from
     hvt__parallel_for(op->pool, (int)((g.rows + SPLIT - 1) / SPLIT), planes_job, &g);
 }
 
+static size_t whole_lines(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
 /* Bytes of y in planes; 0: y is one itself. */
 static size_t plane_bytes(const conv_op *op)
 {
-    return op->blocks == 1 ? 0
-                           : (rows_of_y(op) * (size_t)op->y_row * hvt_dtype_size(op->type) + 63) / 64 * 64;
+    return op->blocks == 1 ? 0 : whole_lines(rows_of_y(op) * (size_t)op->y_row * hvt_dtype_size(op->type));
 }
 
 /* ---- a pass ---- */
@@ -516,11 +520,6 @@ static int parts_of(const conv_op *op, int images)
     const size_t parts = fit < MOST_PARTS ? fit : MOST_PARTS;
 
     return terms < 1 || parts < 1 ? 1 : (int)(terms < parts ? terms : parts);
-}
-
-static size_t whole_lines(size_t bytes)
-{
-    return (bytes + 63) / 64 * 64;
 }
 
 /* What ws holds: planes of y or dy; the sums of parts or the weights as floats; the rings. */

@@ -375,7 +375,9 @@ static void depthwise_dw(const hvt_depthwise *g, const void *from, const void *t
 {
     const int taps = g->rows * g->cols;
 
-    for (int t = 0; !depthwise_walk_dw(g, from, to, dw) && t < g->count; t++) {
+    if (depthwise_walk_dw(g, from, to, dw))
+        return;
+    for (int t = 0; t < g->count; t++) {
         const void *x = hvt__at(from, TYPE, (size_t)(t * g->from_step)),
                    *y = hvt__at(to, TYPE, (size_t)(t * g->to_step));
         int k = 0;
