@@ -54,10 +54,13 @@ static inline void hvt__fence(void)
 
 /* ---- convolution kernels: kernels/gemm_tmpl.c, gemm_amx.c ---- */
 
+/* To the L2 cache, which can wait for more lines at a time than the L1. What is read from one end to the
+ * other is prefetched some HVT_FAR bytes ahead. */
+#define HVT_FAR (32 << 10)
 static inline void hvt__prefetch(const void *p, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i += 64)
-        __builtin_prefetch((const char *)p + i);
+        __builtin_prefetch((const char *)p + i, 0, 2);
 }
 
 /*
@@ -100,8 +103,7 @@ typedef struct hvt_tile {
      * two. */
     int own, shared;
     long b_next, c_next;
-    long ahead; /* gemm_nn: the next tile's rows, which the last entry prefetches, are so much further on;
-                   0: it prefetches nothing */
+    long ahead; /* gemm_nn: what the last entry prefetches is so much further on than its rows; 0: nothing */
     long a_ahead, b_ahead; /* gemm_tn: as a row is read, the one so much further on is prefetched; 0: none */
     hvt_prefetch prefetch; /* gemm_tn */
     bool c_bf16;           /* C is bf16, c_row counts bf16 elements; gemm_nn of kernels with stores_bf16 */

@@ -330,13 +330,13 @@ static area area_of(const pass *g, int chunk, int slice)
     return (area){image, least(g->s->images, g->all - image), channel, end - channel};
 }
 
-/* memcpy(), while `ahead` is prefetched */
+/* memcpy(), while `ahead` is prefetched to the L2 cache */
 static void copy_ahead(char *to, const char *from, const char *ahead, size_t bytes)
 {
     size_t i = 0;
 
     for (; i + 64 <= bytes; i += 64) {
-        __builtin_prefetch(ahead + i);
+        __builtin_prefetch(ahead + i, 0, 2);
         memcpy(to + i, from + i, 64);
     }
     memcpy(to + i, from + i, bytes - i);
@@ -350,19 +350,21 @@ static void copy_pixels(const pass *g, const array *a, bool normed, size_t at, i
     const size_t element = hvt_dtype_size(op->type), c = (size_t)part->channels;
     const bool dense = a->image == op->x_row && part->channels == op->x_row;
     const int rows = dense ? part->images : 1;
+    const size_t bytes = element * c * (size_t)rows,
+                 far = (1 + HVT_FAR / (element * c * (size_t)part->images)) * (size_t)a->pixel;
 
     at += (size_t)(part->image * a->image + part->channel);
     for (int q = 0; q < columns; q++, at += (size_t)a->pixel, to += element * (size_t)g->s->pixel)
         for (int i = 0; i < part->images; i += rows) {
-            const size_t from = at + (size_t)(i * a->image), next = from + (size_t)a->pixel;
+            const size_t from = at + (size_t)(i * a->image);
+            const char *ahead = hvt__at(a->at, op->type, from + far);
             char *out = to + element * (size_t)(i * g->s->channels);
 
             if (normed) {
-                hvt__prefetch(hvt__at(a->at, op->type, next), element * c * (size_t)rows);
+                hvt__prefetch(ahead, bytes);
                 conv_norm(op, from, rows, part->channel, part->channels, out);
             } else {
-                copy_ahead(out, hvt__at(a->at, op->type, from), hvt__at(a->at, op->type, next),
-                           element * c * (size_t)rows);
+                copy_ahead(out, hvt__at(a->at, op->type, from), ahead, bytes);
             }
         }
 }

@@ -103,7 +103,8 @@ static void run_tiles(const pass *g, const conv_run *run, hvt_tile *t, int colum
         t->high = high;
         kern->begin(high, t->depth);
     }
-    t->ahead = fresh && t->len > NARROW_ROW ? high * t->a_row : 0;
+    if (!g->normed)
+        t->ahead = fresh && t->len > NARROW_ROW ? high * t->a_row : 0;
     for (int n = conv_part(tiles * repeats, i, parts), end = conv_part(tiles * repeats, i + 1, parts);
          n < end; n++) {
         int image = n / tiles, row = (n % tiles) * high;
@@ -141,16 +142,22 @@ static size_t block_bytes(const conv_op *op, const conv_list *l, int blocks)
     return (hvt_dtype_size(op->type) * (size_t)op->x_pixel * (size_t)most + 63) / 64 * 64;
 }
 
-/* The norm of the pixels of runs [first, end); returns where pixel 0 would be. */
-static const float *norm_block(const pass *g, int first, int end, int thread)
+/* The norm of the pixels of runs [first, end); returns where pixel 0 would be. *ret_ahead: from there to x of
+ * the next block, if that fits into the L2 cache, too; else 0. (144 -> 24, 1x1 at 56x56, 16 images on Zen 4:
+ * 6.9 ms if it is not prefetched, 5.4 with it.) */
+static const float *norm_block(const pass *g, int first, int end, int thread, long *ret_ahead)
 {
     const conv_op *op = g->op;
     const int pixel = g->list->run[first].pixel, count = end_pixel(g->list, end) - pixel;
+    const size_t at = (size_t)(pixel * op->x_pixel), elements = (size_t)(count * op->x_pixel),
+                 element = hvt_dtype_size(op->type);
     char *to = g->normed + (size_t)thread * g->norm_bytes;
 
-    conv_norm(op, (size_t)(pixel * op->x_pixel), count * op->n, 0, op->c, to);
-    return (const float *)((uintptr_t)to -
-                           (uintptr_t)pixel * (uintptr_t)op->x_pixel * hvt_dtype_size(op->type));
+    conv_norm(op, at, count * op->n, 0, op->c, to);
+    *ret_ahead = 0;
+    if (elements * element <= 2 * SMALL_BLOCK)
+        *ret_ahead = ((const char *)hvt__at(g->source, op->type, at + elements) - to) / (long)sizeof(float);
+    return (const float *)((uintptr_t)to - at * element);
 }
 
 static void pass_job(void *ctx, int job, int thread)
@@ -167,7 +174,8 @@ static void pass_job(void *ctx, int job, int thread)
                   .b_entry = (long)l->len * CONV_PANEL,
                   .b_row = CONV_PANEL};
 
-    const float *source = g->normed && first < end ? norm_block(g, first, end, thread) : g->source;
+    long ahead = 0;
+    const float *source = g->normed && first < end ? norm_block(g, first, end, thread, &ahead) : g->source;
 
     t.b_next = l->next_tap * t.b_entry;
     t.a_row = l->rows == CONV_WIDTH ? g->s_pixel * l->shift : g->s_image;
@@ -187,6 +195,7 @@ static void pass_job(void *ctx, int job, int thread)
             if (t.entries == 0 && g->add)
                 continue;
             t.a = source;
+            t.ahead = i == begin ? ahead : 0;
             run_tiles(g, run, &t, column, i == begin, rows, g->row_parts);
         }
     }

@@ -26,8 +26,7 @@ enum {
     MOST_PARTS = 32,
     LEAST_UNITS = 2, /* of a part */
     MOST_SHARES = 4,
-    SUM = 2048, /* weights of a job */
-    AHEAD = 24  /* rows */
+    SUM = 2048 /* weights of a job */
 };
 
 typedef struct wgrad {
@@ -180,6 +179,24 @@ static hvt_prefetch next_prefetch(const wgrad *g, int call, int calls)
     return a;
 }
 
+/* HVT_FAR in rows of so many floats */
+static long far_of(long row)
+{
+    const long rows = HVT_FAR / (long)sizeof(float) / row;
+
+    return rows > 1 ? rows * row : row;
+}
+
+/* From the norm that is read in place to x of the next unit, if its pixels are as far apart; else 0. */
+static long next_of_norm(const wgrad *g)
+{
+    const direct *d = g->d;
+
+    if (!reads_norm_in_place(d) || (long)d->chunk * d->op.c != d->op.x_pixel)
+        return 0;
+    return (const float *)g->x + (long)d->block[g->block].end * d->op.x_pixel - g->packed_x;
+}
+
 /* Where the norm of pixel 0 would be: entries are pixels of the image. */
 static const float *norm_origin(const wgrad *g, const hvt_tile *t)
 {
@@ -200,7 +217,8 @@ static void gemm_job(void *ctx, int job, int thread)
     const int first_step = conv_part(steps, columns, g->column_parts),
               first_tile = conv_part(d->a_tiles, rows, g->row_parts);
     const bool overwrite = g->unit == g->first;
-    /* who reads rows in place first waits for memory */
+    /* who reads rows in place first waits for memory, which is prefetched (24 -> 144, 1x1 at 56x56, 16 images
+     * on Zen 4: 11 ms if it is to the L1 cache, 24 rows ahead, 7 with this) */
     const bool x_in_place = op->taps == 1 && !d->slots && !op->normed,
                y_in_place = op->taps == 1 && !d->pack_y;
     hvt_tile t = {.e = d->e + first[0],
@@ -243,8 +261,8 @@ static void gemm_job(void *ctx, int job, int thread)
                 count = op->c - channel;
             if (count <= 0)
                 continue;
-            t.a_ahead = x_in_place && i == first_step ? AHEAD * t.a_row : 0;
-            t.b_ahead = y_in_place && j == first_tile ? AHEAD * t.b_row : 0;
+            t.a_ahead = i != first_step ? 0 : x_in_place ? far_of(t.a_row) : next_of_norm(g);
+            t.b_ahead = y_in_place && j == first_tile ? far_of(t.b_row) : 0;
             t.prefetch = next_prefetch(g, (tap / d->taps_per_tile * steps + i) * d->a_tiles + j, calls);
             t.a = d->slots                 ? g->packed_x + (long)panel * g->len * d->a_pitch + row
                   : reads_norm_in_place(d) ? norm_origin(g, &t) + channel

@@ -40,8 +40,8 @@ enum { LINE = 16 }; /* k-groups of a cache line */
 /* The two lines, or the one, that `count` k-groups touch; 32 where vectors are long. */
 INLINE void prefetch_row(const float *row, const int count)
 {
-    __builtin_prefetch(row);
-    __builtin_prefetch(row + count - 1);
+    __builtin_prefetch(row, 0, 2);
+    __builtin_prefetch(row + count - 1, 0, 2);
 }
 
 /* c += A[e.a] * B[e.b] over entries `from` to `to`, for vectors `first` to `vectors` of columns, each `next`

@@ -76,12 +76,13 @@ typedef struct piece {
     for (size_t from_ = (p).at, end_ = from_ + (p).rows * (p).ld; from_ < end_; from_ += (p).ld)             \
     SPAN((p).width, const size_t at = from_ + i; __VA_ARGS__)
 
-/* Blocks are read column by column, which defeats the hardware prefetcher: prefetch the block after next.
- * `from` is the first element of the block at row `first`. */
-INLINE void fetch_block(const void *x, piece p, size_t first, size_t from)
+/* Blocks are read column by column, which defeats the hardware prefetcher. `from` is the first element of
+ * one. (MobileNetV2 at 224x224, 16 images on Zen 4: statistics 14 GB/s with the block after next in the L1
+ * cache, 22 with this.) */
+INLINE void fetch_block(const void *x, piece p, size_t from)
 {
-    if (p.width == p.ld && first + 3 * BLOCK <= p.rows)
-        hvt__prefetch(hvt__at(x, TYPE, from + 2 * BLOCK * p.ld), BLOCK * p.ld * hvt_dtype_size(TYPE));
+    if (p.width == p.ld)
+        hvt__prefetch((const char *)hvt__at(x, TYPE, from) + HVT_FAR, BLOCK * p.ld * hvt_dtype_size(TYPE));
 }
 
 /* ---- batch norm ---- */
@@ -129,7 +130,7 @@ INLINE void absorb(const void *x, piece p, size_t before, float *mean, float *m2
         const F part = f_splat(1 / (float)rows), to_mean = f_splat((float)rows / all),
                 to_m2 = f_splat(n * (float)rows / all);
 
-        fetch_block(x, p, first, from);
+        fetch_block(x, p, from);
         SPAN(p.width, absorb_at(x, from + i, rows, p.ld, part, to_mean, to_m2, mean + i, m2 + i, lanes););
     }
 }
@@ -287,9 +288,10 @@ INLINE void accumulate_sums(const grad *g, piece p, float *sum, float *dot, mask
         const size_t rows = p.rows - first < BLOCK ? p.rows - first : BLOCK, from = p.at + first * p.ld;
 
         if (with_x)
-            fetch_block(g->x, p, first, from);
-        fetch_block(g->dy, p, first, from);
-
+            fetch_block(g->x, p, from);
+        fetch_block(g->dy, p, from);
+        if (how == MASK_Y)
+            fetch_block(g->y, p, from);
         SPAN(p.width, sums_at(g, rows, p.ld, i, from + i, sum, dot, how, with_x, lanes););
     }
 }
