@@ -9,7 +9,8 @@
  * phases, to a step. At the end all ranks must hold the same weights, or no time is printed.
  *
  * --ops: the time of every kind of device op, and of every shape of convolution with its share of the peak,
- * which is measured in the same run. What the sum lacks of a step is the library's own.
+ * which is measured in the same run. What the sum lacks of a step is the library's own. On one thread also
+ * their bound, by the peak and what a core copies.
  *
  * --pairs: each process also trains a model of its own, without any exchange. Blocks of --steps steps
  * together and alone take turns, begun at the same time, so that both meet the machine in the same state. tax
@@ -358,9 +359,9 @@ static void print_result(const result *r)
 static void print_ops(void)
 {
     const double pairs = bench_peak_bf16(hvt_device_isa(dev)), floats = bench_peak(hvt_device_isa(dev));
-    const double sum = op_times_print(floats > pairs || type_named(o.amp) != HVT_BF16 ? floats : pairs);
 
-    printf("  ops %.3f ms\n", sum);
+    op_times_print(floats > pairs || type_named(o.amp) != HVT_BF16 ? floats : pairs,
+                   hvt_device_threads(dev) == 1 ? bench_copy((size_t)256 << 20) : 0);
 }
 
 static void write_result(const result *r)

@@ -6,6 +6,7 @@
 #include "op_times.h"
 #include "base_impl.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -273,20 +274,23 @@ static shape *of_op(const hvt_op *op)
     return &shapes[CONVS_MOST - 1];
 }
 
-/* As begin(). Input, weights and output are moved once at least. */
-static double begin_conv(const shape *s, int pass)
+/* Input, weights and output are moved once at least. */
+static double conv_bytes(const hvt_conv_desc *d, int pass)
 {
-    const hvt_conv_desc *d = &s->d;
     const bool known = d->stride_h; /* else of shapes that are counted together */
     const double in = (double)d->n * d->h * d->w * d->c,
                  weights = known ? (double)d->k * d->c / d->groups * d->r * d->s : 0,
                  out = known ? (double)d->n * hvt__conv_height(d) * hvt__conv_width(d) * d->k : 0;
 
+    return pass == PACK ? bytes_of(d->type, weights) + 4 * weights
+                        : bytes_of(d->type, in + out) + 4 * weights;
+}
+
+/* As begin(). */
+static double begin_conv(const shape *s, int pass)
+{
     if (listener)
-        listener->begin(&(op_call){.name = pass_name[pass],
-                                   .conv = d,
-                                   .bytes = pass == PACK ? bytes_of(d->type, weights) + 4 * weights
-                                                         : bytes_of(d->type, in + out) + 4 * weights});
+        listener->begin(&(op_call){.name = pass_name[pass], .conv = &s->d, .bytes = conv_bytes(&s->d, pass)});
     return hvt__now();
 }
 
@@ -405,7 +409,25 @@ static void print_shape(const shape *s, double peak)
     printf("\n");
 }
 
-double op_times_print(double peak)
+/* Seconds, of all steps, below which the ops cannot come: of each the longer of its arithmetic and its
+ * memory, but no more than it took, since some memory is in caches. */
+static double bound(double peak, double copy)
+{
+    double sum = 0;
+
+    for (int i = 0; i < KINDS; i++)
+        sum += fmin(1e-9 * kinds[i].bytes / copy, kinds[i].seconds);
+    for (const shape *s = shapes; s < shapes + shape_count; s++)
+        for (int pass = 0; pass < PASSES; pass++) {
+            const double arithmetic = pass == PACK ? 0 : work(&s->d) / peak,
+                         memory = 1e-9 * conv_bytes(&s->d, pass) / copy;
+
+            sum += fmin((double)s->pass[pass].calls * fmax(arithmetic, memory), s->pass[pass].seconds);
+        }
+    return sum;
+}
+
+void op_times_print(double peak, double copy)
 {
     spent all[PASSES] = {{0}};
     double sum = 0;
@@ -424,5 +446,10 @@ double op_times_print(double peak)
            "forward", "backward data", "backward weights");
     for (int i = 0; i < shape_count; i++)
         print_shape(&shapes[i], peak);
-    return sum;
+    printf("  ops %.3f ms\n", sum);
+    if (copy > 0)
+        printf(
+            "  bound %.3f ms, %.0f %% of that: of each op the longer of its arithmetic at %.0f GF/s and its "
+            "memory at %.1f GB/s, or what it took\n",
+            1e3 * bound(peak, copy) / steps, 1e5 * bound(peak, copy) / steps / sum, peak, copy);
 }

@@ -12,9 +12,9 @@ void op_times_watch(hvt_device *dev);
 void op_times_reset(void);
 void op_times_stop(int steps); /* what was counted since the last reset is that of so many steps */
 
-/* Of a step: a table of kinds and one of convolutions, whose shares are of `peak` GFLOP/s. Returns the sum
- * of all ops in milliseconds. */
-double op_times_print(double peak);
+/* Of a step: a table of kinds, one of convolutions, whose shares are of `peak` GFLOP/s, the sum of all ops,
+ * and their bound where memory is moved at `copy` GB/s (0: that is not printed). */
+void op_times_print(double peak, double copy);
 
 /* An op that begins. */
 typedef struct op_call {

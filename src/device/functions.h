@@ -10,6 +10,7 @@
  *     f_select(mask, yes, no)  yes where mask, what comparing two F gives, is true
  *     f_bits(x) f_from_bits(u) the same bits as a U, and as an F
  *     f_clamp f_keep_within    as macros, if it has better ones than those below
+ *     f_scale_above            if it has that, the macro (x, low, p, n): p * 2^n, 0 where x < low
  *
  * Included by src/device and cuda/. Nothing else.
  */
@@ -34,9 +35,13 @@ INLINE F exp_below_one(F x)
     p = f_fma(p, r, f_splat(0.5f));
     p = f_fma(p, r, f_splat(1));
     p = f_fma(p, r, f_splat(1));
+#ifdef f_scale_above
+    return f_scale_above(x, -87, p, n);
+#else
     p = f_from_bits(f_bits(p) + ((f_bits(shifted) - f_bits(f_splat(magic))) << 23));
     p = f_select((I)(x < -87), f_zero(), p);
     return f_select((I)(x != x), x, p);
+#endif
 }
 
 INLINE F f_abs(F x)
@@ -58,9 +63,9 @@ INLINE F f_keep_within(F y, F low, F high, F d) /* d where low < y < high, and w
 
 INLINE F sigmoid(F x)
 {
-    const F e = exp_below_one(-f_abs(x)), r = 1 / (1 + e);
+    const F e = exp_below_one(-f_abs(x));
 
-    return f_select((I)(x >= 0), r, e * r);
+    return f_select((I)(x >= 0), f_splat(1), e) / (1 + e);
 }
 
 /* Cephes' tanhf: a polynomial where 1 - e^-2x would cancel. */

@@ -75,33 +75,53 @@ static void binary_slope(const hvt_binary_args *k, bool swapped_, size_t n, cons
 #undef RUN
 }
 
-/* Sixteen rows at a time, so that a long sum keeps its precision. */
-INLINE F column(hvt_binary op, bool swapped, int count, size_t step, size_t i, const void *dy, const void *a,
-                F b, int lanes)
+/* As sums_of_pixels(), and added to sum[]. */
+INLINE void columns_at(hvt_binary op, bool swapped, int count, size_t step, size_t i, const void *dy,
+                       const void *a, const hvt_operand *b, float *sum, const int vectors, int lanes)
 {
-    F sum = f_zero();
+    F all[SUMS_AT_ONCE], some[SUMS_AT_ONCE], with[SUMS_AT_ONCE];
 
-    for (int first = 0; first < count; first += 16) {
-        const int end = count - first < 16 ? count : first + 16;
-        F some = f_zero();
-
-        for (int k = first; k < end; k++)
-            some = some + pulled(op, swapped, get(dy, i + k * step, lanes), b, get(a, i + k * step, lanes));
-        sum = sum + some;
+    UNROLL
+    for (int v = 0; v < vectors; v++) {
+        all[v] = f_zero();
+        with[v] = other(b, i + (size_t)(v * VL), b->kind, lanes);
     }
-    return sum;
+    for (int first = 0; first < count; first += SUMMED) {
+        const int end = count - first < SUMMED ? count : first + SUMMED;
+
+        UNROLL
+        for (int v = 0; v < vectors; v++)
+            some[v] = f_zero();
+        for (int k = first; k < end; k++) {
+            const size_t at = i + (size_t)k * step;
+
+            fetch_pixel(dy, at, step, vectors);
+            fetch_pixel(a, at, step, vectors);
+            UNROLL
+            for (int v = 0; v < vectors; v++)
+                some[v] = some[v] + pulled(op, swapped, get(dy, at + (size_t)(v * VL), lanes), with[v],
+                                           get(a, at + (size_t)(v * VL), lanes));
+        }
+        UNROLL
+        for (int v = 0; v < vectors; v++)
+            all[v] = all[v] + some[v];
+    }
+    UNROLL
+    for (int v = 0; v < vectors; v++)
+        f_store(sum + i + v * VL, f_load(sum + i + v * VL, lanes) + all[v], lanes);
 }
 
 INLINE void columns_of(hvt_binary op, bool swapped, size_t n, int count, size_t step, const void *dy,
                        const void *a, const hvt_operand *b, float *sum)
 {
-    SPAN(n, f_store(sum + i,
-                    f_load(sum + i, lanes) + column(op, swapped, count, step, i, dy, a,
-                                                    b->kind == HVT_OPERAND_TYPED
-                                                        ? get(b->p, i, lanes)
-                                                        : f_load((const float *)b->p + i, lanes),
-                                                    lanes),
-                    lanes););
+    size_t i = 0;
+
+    for (; i + SUMS_AT_ONCE * VL <= n; i += SUMS_AT_ONCE * VL)
+        columns_at(op, swapped, count, step, i, dy, a, b, sum, SUMS_AT_ONCE, VL);
+    for (; i + VL <= n; i += VL)
+        columns_at(op, swapped, count, step, i, dy, a, b, sum, 1, VL);
+    if (i < n)
+        columns_at(op, swapped, count, step, i, dy, a, b, sum, 1, (int)(n - i));
 }
 
 static void binary_columns(const hvt_binary_args *k, size_t n, int count, size_t step, const void *dy,
@@ -155,7 +175,7 @@ static void move_rows(size_t rows, int cols, const void *from, size_t from_step,
         if (add)
             SPAN(cols, put(y, i, get(y, i, lanes) + get(x, i, lanes), lanes););
         else
-            memcpy(y, x, (size_t)cols * hvt_dtype_size(TYPE));
+            memcpy(y, x, (size_t)cols * ELEMENT);
     }
 }
 

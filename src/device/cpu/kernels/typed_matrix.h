@@ -82,7 +82,7 @@ typedef struct piece {
 INLINE void fetch_block(const void *x, piece p, size_t from)
 {
     if (p.width == p.ld)
-        hvt__prefetch((const char *)hvt__at(x, TYPE, from) + HVT_FAR, BLOCK * p.ld * hvt_dtype_size(TYPE));
+        hvt__prefetch((const char *)hvt__at(x, TYPE, from) + HVT_FAR, BLOCK * p.ld * ELEMENT);
 }
 
 /* ---- batch norm ---- */

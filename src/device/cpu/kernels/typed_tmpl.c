@@ -16,6 +16,8 @@
 
 #include <math.h>
 
+enum { ELEMENT = TYPE == HVT_F32 ? sizeof(float) : sizeof(uint16_t) }; /* bytes */
+
 INLINE F get(const void *p, size_t at, int lanes)
 {
     return f_load_as(TYPE, p, at, lanes);
@@ -91,6 +93,18 @@ static void reduce(size_t first, size_t n, const void *const in[], int count, vo
         reduce_to(first, n, in, count, to, 1);
     else
         reduce_to(first, n, in, count, out, outs);
+}
+
+/* ---- sums over pixels ---- */
+
+/* Pixels summed before they are added to the total, so that a long sum keeps its precision; and vectors of
+ * them at a time, since pieces of memory as short as one are not read fast. */
+enum { SUMMED = 16, SUMS_AT_ONCE = 4 };
+
+/* Some vectors of a pixel are read: those of a later one are prefetched. */
+INLINE void fetch_pixel(const void *x, size_t at, size_t step, const int vectors)
+{
+    hvt__prefetch(hvt__at(x, TYPE, at + SUMMED * step), ELEMENT * (size_t)(vectors * VL));
 }
 
 #include "typed_matrix.h"
@@ -206,25 +220,55 @@ static void max_backward(size_t n, const void *const dy[], const uint8_t *const 
     SPAN(n, max_backward_at(dy, saved, pos, count, i, dx, add, lanes););
 }
 
-/* Sixteen pixels at a time, so that a long sum keeps its precision. */
+/* The sums of `vectors` vectors over `count` pixels. */
+INLINE void sums_of_pixels(const void *x, size_t at, size_t step, int count, const int vectors, F *sum,
+                           int lanes)
+{
+    F some[SUMS_AT_ONCE];
+
+    UNROLL
+    for (int v = 0; v < vectors; v++)
+        sum[v] = f_zero();
+    for (int first = 0; first < count; first += SUMMED) {
+        const int end = count - first < SUMMED ? count : first + SUMMED;
+
+        UNROLL
+        for (int v = 0; v < vectors; v++)
+            some[v] = f_zero();
+        for (int k = first; k < end; k++) {
+            fetch_pixel(x, at + (size_t)k * step, step, vectors);
+            UNROLL
+            for (int v = 0; v < vectors; v++)
+                some[v] = some[v] + get(x, at + (size_t)k * step + (size_t)(v * VL), lanes);
+        }
+        UNROLL
+        for (int v = 0; v < vectors; v++)
+            sum[v] = sum[v] + some[v];
+    }
+}
+
 INLINE F mean_at(const void *x, size_t at, size_t step, int count, int lanes)
 {
-    F sum = f_zero();
+    F sum;
 
-    for (int first = 0; first < count; first += 16) {
-        const int end = count - first < 16 ? count : first + 16;
-        F some = f_zero();
-
-        for (int k = first; k < end; k++)
-            some = some + get(x, at + k * step, lanes);
-        sum = sum + some;
-    }
+    sums_of_pixels(x, at, step, count, 1, &sum, lanes);
     return sum;
 }
 
 static void mean_forward(size_t n, const void *x, size_t step, int count, float part, void *y)
 {
-    SPAN(n, put(y, i, mean_at(x, i, step, count, lanes) * part, lanes););
+    F sum[SUMS_AT_ONCE];
+    size_t i = 0;
+
+    for (; i + SUMS_AT_ONCE * VL <= n; i += SUMS_AT_ONCE * VL) {
+        sums_of_pixels(x, i, step, count, SUMS_AT_ONCE, sum, VL);
+        for (int v = 0; v < SUMS_AT_ONCE; v++)
+            put(y, i + (size_t)(v * VL), sum[v] * part, VL);
+    }
+    for (; i + VL <= n; i += VL)
+        put(y, i, mean_at(x, i, step, count, VL) * part, VL);
+    if (i < n)
+        put(y, i, mean_at(x, i, step, count, (int)(n - i)) * part, (int)(n - i));
 }
 
 INLINE F window_at(const void *x, size_t at, size_t step, int wide, size_t line, int high, int lanes)
@@ -269,7 +313,7 @@ static void pack_panels(const void *x, long ld, long prefetch, int n, int c, int
         float *row = out + (long)r * pitch;
 
         if (prefetch)
-            hvt__prefetch(hvt__at(x, TYPE, (size_t)(r * ld + prefetch)), hvt_dtype_size(TYPE) * (size_t)c);
+            hvt__prefetch(hvt__at(x, TYPE, (size_t)(r * ld + prefetch)), ELEMENT * (size_t)c);
         for (int first = 0; first < c; first += w, row += (long)n * pitch) {
             const int count = c - first < w ? c - first : w;
             const size_t at = (size_t)(r * ld + first);

@@ -189,7 +189,7 @@ INLINE void transform(const hvt_tiles *g, const int m, const bool of_dy)
             for (int i = 0; g->prefetch && i < count; i++)
                 if (i % side >= side - m && from[i] != no_pixel)
                     hvt__prefetch(hvt__at(from[i], TYPE, (size_t)(g->prefetch + first)),
-                                  hvt_dtype_size(TYPE) * (size_t)cols);
+                                  ELEMENT * (size_t)cols);
             SPAN(cols, tile_at(m, of_dy, from, first + i, out + i, g->next, lanes););
         }
     }
