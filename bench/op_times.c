@@ -409,8 +409,8 @@ static void print_shape(const shape *s, double peak)
     printf("\n");
 }
 
-/* Seconds, of all steps, below which the ops cannot come: of each the longer of its arithmetic and its
- * memory, but no more than it took, since some memory is in caches. */
+/* Seconds that the ops of all steps would take without losses: of each the longer of its arithmetic and its
+ * memory, but no more than it took, since some memory is in caches and reading is faster than copying. */
 static double bound(double peak, double copy)
 {
     double sum = 0;
