@@ -187,7 +187,8 @@ static long far_of(long row)
     return rows > 1 ? rows * row : row;
 }
 
-/* From the norm that is read in place to x of the next unit, if its pixels are as far apart; else 0. */
+/* From a row of the norm that is read in place to x's row as far into the next unit, if pixels are as far
+ * apart in both; else 0. */
 static long next_of_norm(const wgrad *g)
 {
     const direct *d = g->d;

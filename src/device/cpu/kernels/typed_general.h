@@ -75,37 +75,18 @@ static void binary_slope(const hvt_binary_args *k, bool swapped_, size_t n, cons
 #undef RUN
 }
 
-/* As sums_of_pixels(), and added to sum[]. */
 INLINE void columns_at(hvt_binary op, bool swapped, int count, size_t step, size_t i, const void *dy,
                        const void *a, const hvt_operand *b, float *sum, const int vectors, int lanes)
 {
-    F all[SUMS_AT_ONCE], some[SUMS_AT_ONCE], with[SUMS_AT_ONCE];
+    F all[SUMS_AT_ONCE], with[SUMS_AT_ONCE];
 
     UNROLL
-    for (int v = 0; v < vectors; v++) {
-        all[v] = f_zero();
+    for (int v = 0; v < vectors; v++)
         with[v] = other(b, i + (size_t)(v * VL), b->kind, lanes);
-    }
-    for (int first = 0; first < count; first += SUMMED) {
-        const int end = count - first < SUMMED ? count : first + SUMMED;
-
-        UNROLL
-        for (int v = 0; v < vectors; v++)
-            some[v] = f_zero();
-        for (int k = first; k < end; k++) {
-            const size_t at = i + (size_t)k * step;
-
-            fetch_pixel(dy, at, step, vectors);
-            fetch_pixel(a, at, step, vectors);
-            UNROLL
-            for (int v = 0; v < vectors; v++)
-                some[v] = some[v] + pulled(op, swapped, get(dy, at + (size_t)(v * VL), lanes), with[v],
-                                           get(a, at + (size_t)(v * VL), lanes));
-        }
-        UNROLL
-        for (int v = 0; v < vectors; v++)
-            all[v] = all[v] + some[v];
-    }
+    SUM_PIXELS(count, step, vectors, all, fetch_pixel(dy, i + at, step, vectors);
+               fetch_pixel(a, i + at, step, vectors),
+               pulled(op, swapped, get(dy, i + at + (size_t)(v * VL), lanes), with[v],
+                      get(a, i + at + (size_t)(v * VL), lanes)));
     UNROLL
     for (int v = 0; v < vectors; v++)
         f_store(sum + i + v * VL, f_load(sum + i + v * VL, lanes) + all[v], lanes);
@@ -114,14 +95,7 @@ INLINE void columns_at(hvt_binary op, bool swapped, int count, size_t step, size
 INLINE void columns_of(hvt_binary op, bool swapped, size_t n, int count, size_t step, const void *dy,
                        const void *a, const hvt_operand *b, float *sum)
 {
-    size_t i = 0;
-
-    for (; i + SUMS_AT_ONCE * VL <= n; i += SUMS_AT_ONCE * VL)
-        columns_at(op, swapped, count, step, i, dy, a, b, sum, SUMS_AT_ONCE, VL);
-    for (; i + VL <= n; i += VL)
-        columns_at(op, swapped, count, step, i, dy, a, b, sum, 1, VL);
-    if (i < n)
-        columns_at(op, swapped, count, step, i, dy, a, b, sum, 1, (int)(n - i));
+    SPAN_OF_SUMS(n, columns_at(op, swapped, count, step, i, dy, a, b, sum, vectors, lanes););
 }
 
 static void binary_columns(const hvt_binary_args *k, size_t n, int count, size_t step, const void *dy,

@@ -101,6 +101,54 @@ static void reduce(size_t first, size_t n, const void *const in[], int count, vo
  * them at a time, since pieces of memory as short as one are not read fast. */
 enum { SUMMED = 16, SUMS_AT_ONCE = 4 };
 
+/* As SPAN, but several vectors at a time: the statements see `vectors`, too. */
+#define SPAN_OF_SUMS(n, ...)                                                                                 \
+    do {                                                                                                     \
+        size_t i = 0;                                                                                        \
+                                                                                                             \
+        for (; i + SUMS_AT_ONCE * VL <= (size_t)(n); i += SUMS_AT_ONCE * VL) {                               \
+            enum { lanes = VL, vectors = SUMS_AT_ONCE };                                                     \
+            __VA_ARGS__                                                                                      \
+        }                                                                                                    \
+        for (; i + VL <= (size_t)(n); i += VL) {                                                             \
+            enum { lanes = VL, vectors = 1 };                                                                \
+            __VA_ARGS__                                                                                      \
+        }                                                                                                    \
+        if (i < (size_t)(n)) {                                                                               \
+            enum { vectors = 1 };                                                                            \
+            const int lanes = (int)((size_t)(n)-i);                                                          \
+            __VA_ARGS__                                                                                      \
+        }                                                                                                    \
+    } while (0)
+
+/* sum[v] = that of `term` over `count` pixels, where v is one of `vectors` and the pixel's elements are `at`
+ * further on; `fetch`: before a pixel's terms. */
+#define SUM_PIXELS(count, step, vectors, sum, fetch, term)                                                   \
+    do {                                                                                                     \
+        UNROLL                                                                                               \
+        for (int v = 0; v < (vectors); v++)                                                                  \
+            (sum)[v] = f_zero();                                                                             \
+        for (int first_ = 0; first_ < (count); first_ += SUMMED) {                                           \
+            const int end_ = (count)-first_ < SUMMED ? (count) : first_ + SUMMED;                            \
+            F some_[SUMS_AT_ONCE];                                                                           \
+                                                                                                             \
+            UNROLL                                                                                           \
+            for (int v = 0; v < (vectors); v++)                                                              \
+                some_[v] = f_zero();                                                                         \
+            for (int k_ = first_; k_ < end_; k_++) {                                                         \
+                const size_t at = (size_t)k_ * (step);                                                       \
+                                                                                                             \
+                fetch;                                                                                       \
+                UNROLL                                                                                       \
+                for (int v = 0; v < (vectors); v++)                                                          \
+                    some_[v] = some_[v] + (term);                                                            \
+            }                                                                                                \
+            UNROLL                                                                                           \
+            for (int v = 0; v < (vectors); v++)                                                              \
+                (sum)[v] = (sum)[v] + some_[v];                                                              \
+        }                                                                                                    \
+    } while (0)
+
 /* Some vectors of a pixel are read: those of a later one are prefetched. */
 INLINE void fetch_pixel(const void *x, size_t at, size_t step, const int vectors)
 {
@@ -220,63 +268,28 @@ static void max_backward(size_t n, const void *const dy[], const uint8_t *const 
     SPAN(n, max_backward_at(dy, saved, pos, count, i, dx, add, lanes););
 }
 
-/* The sums of `vectors` vectors over `count` pixels. */
-INLINE void sums_of_pixels(const void *x, size_t at, size_t step, int count, const int vectors, F *sum,
-                           int lanes)
+INLINE void pixels_at(const void *x, size_t i, size_t step, int count, const int vectors, F *sum, int lanes)
 {
-    F some[SUMS_AT_ONCE];
-
-    UNROLL
-    for (int v = 0; v < vectors; v++)
-        sum[v] = f_zero();
-    for (int first = 0; first < count; first += SUMMED) {
-        const int end = count - first < SUMMED ? count : first + SUMMED;
-
-        UNROLL
-        for (int v = 0; v < vectors; v++)
-            some[v] = f_zero();
-        for (int k = first; k < end; k++) {
-            fetch_pixel(x, at + (size_t)k * step, step, vectors);
-            UNROLL
-            for (int v = 0; v < vectors; v++)
-                some[v] = some[v] + get(x, at + (size_t)k * step + (size_t)(v * VL), lanes);
-        }
-        UNROLL
-        for (int v = 0; v < vectors; v++)
-            sum[v] = sum[v] + some[v];
-    }
-}
-
-INLINE F mean_at(const void *x, size_t at, size_t step, int count, int lanes)
-{
-    F sum;
-
-    sums_of_pixels(x, at, step, count, 1, &sum, lanes);
-    return sum;
+    SUM_PIXELS(count, step, vectors, sum, fetch_pixel(x, i + at, step, vectors),
+               get(x, i + at + (size_t)(v * VL), lanes));
 }
 
 static void mean_forward(size_t n, const void *x, size_t step, int count, float part, void *y)
 {
-    F sum[SUMS_AT_ONCE];
-    size_t i = 0;
-
-    for (; i + SUMS_AT_ONCE * VL <= n; i += SUMS_AT_ONCE * VL) {
-        sums_of_pixels(x, i, step, count, SUMS_AT_ONCE, sum, VL);
-        for (int v = 0; v < SUMS_AT_ONCE; v++)
-            put(y, i + (size_t)(v * VL), sum[v] * part, VL);
-    }
-    for (; i + VL <= n; i += VL)
-        put(y, i, mean_at(x, i, step, count, VL) * part, VL);
-    if (i < n)
-        put(y, i, mean_at(x, i, step, count, (int)(n - i)) * part, (int)(n - i));
+    SPAN_OF_SUMS(n, F sum[SUMS_AT_ONCE]; pixels_at(x, i, step, count, vectors, sum, lanes);
+                 for (int v = 0; v < vectors; v++) put(y, i + (size_t)(v * VL), sum[v] * part, lanes););
 }
 
 INLINE F window_at(const void *x, size_t at, size_t step, int wide, size_t line, int high, int lanes)
 {
     F sum = f_zero();
 
-    for (int k = 0; k < high; k++)
-        sum = sum + mean_at(x, at + k * line, step, wide, lanes);
+    for (int k = 0; k < high; k++) {
+        F row;
+
+        pixels_at(x, at + k * line, step, wide, 1, &row, lanes);
+        sum = sum + row;
+    }
     return sum;
 }
 
