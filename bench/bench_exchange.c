@@ -208,7 +208,6 @@ static void by_mpi(way *w)
                       MPI_COMM_WORLD);
     must(hvt__model_end_step(m, counts, size));
     must(hvt__optim_span(w->o, &g, 1, 0, m->arena_count));
-    hvt__model_updated(m);
 }
 #endif
 

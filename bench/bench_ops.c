@@ -151,16 +151,10 @@ static void backward_w(void *ctx)
     must(hvt__conv_backward_w_cpu(b->op, b->d.n, b->x, b->dy, b->dw, b->ws));
 }
 
-static void pack(void *ctx)
-{
-    bench *b = ctx;
-    must(hvt__conv_pack_weights_cpu(b->op, b->w));
-}
-
 static const struct {
     void (*fn)(void *ctx);
     bool of_dx; /* not for a first layer */
-} pass[] = {{forward, false}, {backward_x, true}, {backward_w, false}, {pack, true}};
+} pass[] = {{forward, false}, {backward_x, true}, {backward_w, false}};
 
 /* ---- verification ---- */
 
@@ -249,7 +243,6 @@ static bool verify(bench *b, int samples)
     memset(b->y, 0xff, b->ny * hvt_dtype_size(b->d.type));
     memset(b->dx, 0xff, b->nx * hvt_dtype_size(b->d.type));
     memset(b->dw, 0xff, b->nw * sizeof *b->dw);
-    pack(b);
     forward(b);
     if (!b->d.no_dx)
         backward_x(b);
@@ -410,15 +403,15 @@ static void print_share(double gflop, double gbytes, double peak, double copy, d
 
 static int run_net(const net *m, hvt_device *dev, limits *lim, double peak)
 {
-    static const char *const names[] = {"forward", "data", "weights", "pack"};
+    static const char *const names[] = {"forward", "data", "weights"};
     const hvt_order order = strcmp(o.order, "nhw") ? HVT_ORDER_HWN : HVT_ORDER_NHW;
     const hvt_dtype type = !strcmp(o.type, "f16") ? HVT_F16 : !strcmp(o.type, "bf16") ? HVT_BF16 : HVT_F32;
     const int batch = o.batch ? o.batch : m->batch;
-    double total[4] = {0}, flops = 0, sum;
+    double total[3] = {0}, flops = 0, sum;
 
-    printf("%-28s x  forward        backward data  backward weights  pack us\n", m->name);
+    printf("%-28s x  forward        backward data  backward weights\n", m->name);
     for (const layer *l = m->layer; l < m->layer + m->layers; l++) {
-        double time[4] = {0}, gf, bytes, copy;
+        double time[3] = {0}, gf, bytes, copy;
         bench b;
 
         if (o.layer && l != m->layer + o.layer - 1)
@@ -440,14 +433,14 @@ static int run_net(const net *m, hvt_device *dev, limits *lim, double peak)
             continue;
         }
         gf = work(&b) * batch * 1e-9;
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 3; i++) {
             bench_seconds t = {0};
 
             if (strcmp(o.pass, "all") && strcmp(o.pass, names[i]))
                 continue;
             if (!(b.d.no_dx && pass[i].of_dx)) {
-                t = bench_time(pass[i].fn, &b, i < 3 ? o.seconds : o.seconds / 4);
-                flops += i < 3 ? gf * l->count : 0;
+                t = bench_time(pass[i].fn, &b, o.seconds);
+                flops += gf * l->count;
             }
             time[i] = o.least ? t.least : t.median;
         }
@@ -458,20 +451,19 @@ static int run_net(const net *m, hvt_device *dev, limits *lim, double peak)
                b.d.groups > 1 ? 'g' : ' ', l->size, l->count);
         for (int i = 0; i < 3; i++)
             print_share(gf, 1e-9 * bytes, peak, copy, time[i]);
-        printf("  %8.0f\n", time[3] * 1e6);
+        printf("\n");
         fflush(stdout);
-        for (int i = 0; i < 4; i++)
+        for (int i = 0; i < 3; i++)
             total[i] += time[i] * l->count;
         close_layer(&b);
     }
     if (o.errors)
         return 0;
-    sum = total[0] + total[1] + total[2] + total[3];
-    printf(
-        "%s batch %d %s %s: %.1f ms (forward %.1f, data %.1f, weights %.1f, pack %.1f), %.1f GF/s, %.0f %% "
-        "of %.1f, %.1f images/s\n",
-        m->name, batch, o.order, o.type, sum * 1e3, total[0] * 1e3, total[1] * 1e3, total[2] * 1e3,
-        total[3] * 1e3, flops / sum, 100 * flops / sum / peak, peak, batch / sum);
+    sum = total[0] + total[1] + total[2];
+    printf("%s batch %d %s %s: %.1f ms (forward %.1f, data %.1f, weights %.1f), %.1f GF/s, %.0f %% "
+           "of %.1f, %.1f images/s\n",
+           m->name, batch, o.order, o.type, sum * 1e3, total[0] * 1e3, total[1] * 1e3, total[2] * 1e3,
+           flops / sum, 100 * flops / sum / peak, peak, batch / sum);
     return 0;
 }
 

@@ -176,10 +176,9 @@ enum {
 #undef KIND
 };
 
-enum { FORWARD, DATA, WEIGHTS, PACK, PASSES, CONVS_MOST = 256 };
+enum { FORWARD, DATA, WEIGHTS, PASSES, CONVS_MOST = 256 };
 
-static const char *const pass_name[] = {"conv forward", "conv backward data", "conv backward weights",
-                                        "conv pack"};
+static const char *const pass_name[] = {"conv forward", "conv backward data", "conv backward weights"};
 
 typedef struct spent {
     double seconds, bytes;
@@ -275,31 +274,22 @@ static shape *of_op(const hvt_op *op)
 }
 
 /* Input, weights and output are moved once at least. */
-static double conv_bytes(const hvt_conv_desc *d, int pass)
+static double conv_bytes(const hvt_conv_desc *d)
 {
     const bool known = d->stride_h; /* else of shapes that are counted together */
     const double in = (double)d->n * d->h * d->w * d->c,
                  weights = known ? (double)d->k * d->c / d->groups * d->r * d->s : 0,
                  out = known ? (double)d->n * hvt__conv_height(d) * hvt__conv_width(d) * d->k : 0;
 
-    return pass == PACK ? bytes_of(d->type, weights) + 4 * weights
-                        : bytes_of(d->type, in + out) + 4 * weights;
+    return bytes_of(d->type, in + out) + 4 * weights;
 }
 
 /* As begin(). */
 static double begin_conv(const shape *s, int pass)
 {
     if (listener)
-        listener->begin(&(op_call){.name = pass_name[pass], .conv = &s->d, .bytes = conv_bytes(&s->d, pass)});
+        listener->begin(&(op_call){.name = pass_name[pass], .conv = &s->d, .bytes = conv_bytes(&s->d)});
     return hvt__now();
-}
-
-static hvt_status timed_conv_pack_weights(hvt_op *op, const void *w)
-{
-    shape *s = of_op(op);
-    double start = begin_conv(s, PACK);
-
-    return note(&s->pass[PACK], 0, start, inner->conv.pack_weights(op, w));
 }
 
 static hvt_status timed_conv_forward(hvt_op *op, int real, const void *x, const void *w, void *y, void *ws)
@@ -335,7 +325,6 @@ void op_times_watch(hvt_device *dev)
 #define SET(name, entry, params, args, size) timed.entry = inner->entry ? timed_##name : NULL;
     OPS(SET)
     timed.conv.plan = timed_conv_plan;
-    timed.conv.pack_weights = inner->conv.pack_weights ? timed_conv_pack_weights : NULL;
     timed.conv.forward = timed_conv_forward;
     timed.conv.backward_x = timed_conv_backward_x;
     timed.conv.backward_w = timed_conv_backward_w;
@@ -398,7 +387,7 @@ static void print_shape(const shape *s, double peak)
     const hvt_conv_desc *d = &s->d;
 
     printf("  %4d -> %4d, %dx%d/%d at %3dx%-3d", d->c, d->k, d->r, d->s, d->stride_h, d->h, d->w);
-    for (int pass = FORWARD; pass < PACK; pass++) {
+    for (int pass = FORWARD; pass < PASSES; pass++) {
         double seconds = s->pass[pass].seconds, gf = work(d) * (double)s->pass[pass].calls;
 
         if (seconds > 0)
@@ -419,8 +408,7 @@ static double bound(double peak, double copy)
         sum += fmin(1e-9 * kinds[i].bytes / copy, kinds[i].seconds);
     for (const shape *s = shapes; s < shapes + shape_count; s++)
         for (int pass = 0; pass < PASSES; pass++) {
-            const double arithmetic = pass == PACK ? 0 : work(&s->d) / peak,
-                         memory = 1e-9 * conv_bytes(&s->d, pass) / copy;
+            const double arithmetic = work(&s->d) / peak, memory = 1e-9 * conv_bytes(&s->d) / copy;
 
             sum += fmin((double)s->pass[pass].calls * fmax(arithmetic, memory), s->pass[pass].seconds);
         }

@@ -523,8 +523,6 @@ typedef struct hvt_device_ops {
                            size_t *ret_ws);
         /* between host copies; to_file: mine -> kcrs, else kcrs -> mine with zero padding */
         void (*permute)(const hvt_op *op, bool to_file, float *mine, float *kcrs);
-        /* packs w for backward_x; to be called after every update. NULL: not needed */
-        hvt_status (*pack_weights)(hvt_op *op, const void *w);
         /* From now on forward and backward_w, given a->x for x, read what bn_infer(a) would write to y, which
          * is not stored anywhere: no bit differs. a has no residual; NULL: they read x itself. An entry of
          * devices that set takes_norm */

@@ -31,6 +31,8 @@ typedef struct hvt_layer_ops {
     hvt_status (*forward)(hvt_model *m, hvt_layer *l);
     hvt_status (*backward)(hvt_model *m, hvt_layer *l);
     bool takes_flattened; /* it may read what hvt_flatten() made, and leaves channels where they are */
+    /* y is computed anew for backward rather than kept, if x is kept anyway. NULL: it is not */
+    hvt_status (*recompute)(hvt_model *m, hvt_layer *l);
 } hvt_layer_ops;
 
 typedef enum hvt_role { HVT_ROLE_WEIGHT, HVT_ROLE_NORM, HVT_ROLE_BIAS } hvt_role;
@@ -107,9 +109,8 @@ struct hvt_layer {
     bool recomputes_input; /* y of in[0] is recomputed before this layer's backward */
     void *saved;           /* saved by forward for backward */
     size_t saved_bytes, ws_bytes;
-    hvt_op *op;      /* planned device operation, or NULL */
-    uint64_t packed; /* convolution: the model's version that packed weights were made from; 0: none yet */
-    size_t moments;  /* norm: offset of [2,C] in the step statistics */
+    hvt_op *op;     /* planned device operation, or NULL */
+    size_t moments; /* norm: offset of [2,C] in the step statistics */
 };
 
 /*
@@ -215,8 +216,6 @@ struct hvt_model {
     hvt_loss taken;       /* the counts at the last hvt_model_take_loss() */
     uint64_t seed;        /* of the last initialisation */
     int64_t tracked;      /* training steps counted by batch norm: num_batches_tracked */
-    uint64_t
-        version; /* incremented whenever parameters change: packed weights of an older version are stale */
 };
 
 /* For src/optim and checkpoints. */
@@ -226,11 +225,10 @@ hvt_status hvt__model_place(hvt_model *m, float *grads);
 /* The same for the parameters, whose values the caller has copied; NULL: back to device memory, to which the
  * values are copied. */
 hvt_status hvt__model_place_params(hvt_model *m, float *params);
-/* To be called after parameters were written: packed copies are stale, and with hvt__model_changed() also the
- * 16-bit one, which an update writes itself. */
+/* To be called after parameters were written other than by an update, which writes the 16-bit copy as well:
+ * that is stale. */
 void hvt__model_changed(hvt_model *m);
-void hvt__model_updated(hvt_model *m);
-/* Renew the 16-bit copy if it is stale. */
+/* Renew it if it is. */
 hvt_status hvt__model_refresh(hvt_model *m);
 /* Begin a step over `images` images of all shards. told: see device/step.h; NULL: nothing is compared, and
  * nobody votes. */

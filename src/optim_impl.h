@@ -105,8 +105,8 @@ hvt_status hvt__optim_fresh(const hvt_optim *o, bool *ret_fresh);
 /* `updates` were made before: 0 is fresh. */
 hvt_status hvt__optim_set_updates(hvt_optim *o, int64_t updates);
 
-/* An update, after hvt__model_end_step(): spans [first, end) until all are done, and then
- * hvt__model_updated(). The gradient is the sum along the tree of g[r][i - first], r < ng; g[] is moved on.
+/* An update, after hvt__model_end_step(): spans [first, end) until all are done. The gradient is the sum
+ * along the tree of g[r][i - first], r < ng; g[] is moved on.
  */
 hvt_status hvt__optim_span(hvt_optim *o, const float *g[], int ng, size_t first, size_t end);
 

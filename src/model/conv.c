@@ -1,7 +1,5 @@
 /*
- * Convolution. The device owns the algorithm and the weights' layout; this layer declares the weight, and has
- * the weights packed for backward whenever, and only when, they have changed.
- */
+ * Convolution. The device owns the algorithm and the weights' layout; this layer declares the weight. */
 #include "base_impl.h"
 #include "layers.h"
 
@@ -170,14 +168,9 @@ hvt_status hvt__conv_backward(hvt_model *m, hvt_layer *l)
     if (l->conv.bias && !hvt__is_frozen(m, l, 1))
         HVT_TRY(ops->matrix.bias_backward(m->dev, hvt__real_rows(m, l), l->y.dim[3], l->y.dtype, l->dy.data,
                                           hvt__grad(m, l, 1)));
-    if (in->dy.data) {
-        if (ops->conv.pack_weights && l->packed != m->version) {
-            HVT_TRY(ops->conv.pack_weights(l->op, filters(m, l)));
-            l->packed = m->version;
-        }
+    if (in->dy.data)
         HVT_TRY(
             ops->conv.backward_x(l->op, m->real, filters(m, l), l->dy.data, in->dy.data, l->add[0], m->ws));
-    }
     if (hvt__is_frozen(m, l, 0))
         return HVT_OK;
     return ops->conv.backward_w(l->op, m->real, input_of(m, l), l->dy.data, hvt__grad(m, l, 0), m->ws);

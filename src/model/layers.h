@@ -210,8 +210,8 @@ hvt_status hvt__norm_join_sums(hvt_model *m, const hvt_layer *l);
 /* For a convolution that reads norm layer l without its y (in_reader): the norm as a training pass computes
  * it. */
 hvt_bn_args hvt__norm_arguments(hvt_model *m, const hvt_layer *l);
-/* Recompute y of norm layer l as the last training pass computed it. */
-hvt_status hvt__norm_recompute(hvt_model *m, hvt_layer *l);
+/* If layer l's input is recomputed rather than kept: do it, for l's backward. */
+hvt_status hvt__recompute_input(hvt_model *m, const hvt_layer *l);
 /* Update the running statistics of norm layer l from the step statistics, summed over all shards. */
 hvt_status hvt__norm_end_step(hvt_model *m, hvt_layer *l, const int *counts, int shards);
 

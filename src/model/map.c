@@ -61,5 +61,6 @@ static hvt_status map_backward(hvt_model *m, hvt_layer *l)
                                              l->dy.data, in->dy.data, l->add[0]);
 }
 
-#define LAYER(constant, name, from_x) [HVT_##constant] = {#name, map_plan, map_forward, map_backward, true},
+#define LAYER(constant, name, from_x)                                                                        \
+    [HVT_##constant] = {#name, map_plan, map_forward, map_backward, true, map_forward},
 const hvt_layer_ops hvt_layer_map[] = {HVT__MAPS(LAYER)};

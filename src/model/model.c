@@ -21,7 +21,6 @@ hvt_status hvt_model_create(hvt_device *dev, hvt_model **ret_model)
     hvt__use(&dev->users, HVT__USER_MODEL, 1);
     m->input = m->next_shares = -1;
     m->real = -1;
-    m->version = 1;
     *ret_model = m;
     return HVT_OK;
 }
@@ -303,6 +302,8 @@ static void poison(hvt_model *m, const hvt_layer *l, bool back)
 
 hvt_status hvt__layer_forward(hvt_model *m, hvt_layer *l)
 {
+    if (l->recompute_y[0])
+        l->y.data = l->recompute_y[0];
     if (!l->folded && l->ops->forward)
         HVT_TRY(l->ops->forward(m, l));
     if (m->training && l->ops != &hvt_layer_loss) /* its gradient may lie where the logits were */
@@ -372,12 +373,22 @@ static hvt_status add_parts(hvt_model *m, const hvt_layer *l)
     return HVT_OK;
 }
 
+hvt_status hvt__recompute_input(hvt_model *m, const hvt_layer *l)
+{
+    hvt_layer *in = l->recomputes_input ? hvt__in(m, l, 0) : NULL;
+
+    if (!in)
+        return HVT_OK;
+    in->y.data = in->recompute_y[1];
+    return in->ops->recompute(m, in);
+}
+
 hvt_status hvt__layer_backward(hvt_model *m, hvt_layer *l, hvt_grad_fn *on_grad, void *ctx, size_t *mark)
 {
     size_t first = *mark, end = span_end(m, l, first);
 
-    if (m->real && l->recomputes_input)
-        HVT_TRY(hvt__norm_recompute(m, hvt__in(m, l, 0)));
+    if (m->real)
+        HVT_TRY(hvt__recompute_input(m, l));
     if (m->real && l->requires_grad && !l->folded && l->ops->backward)
         HVT_TRY(l->ops->backward(m, l));
     if (m->real)
@@ -439,13 +450,7 @@ hvt_status hvt_model_backward_from(hvt_model *m, const float *dlogits, double lo
 
 void hvt__model_changed(hvt_model *m)
 {
-    m->version++;
     m->copy_stale = true;
-}
-
-void hvt__model_updated(hvt_model *m)
-{
-    m->version++;
 }
 
 hvt_order hvt_model_order(const hvt_model *m)

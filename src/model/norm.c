@@ -78,9 +78,6 @@ hvt_bn_args hvt__norm_arguments(hvt_model *m, const hvt_layer *l)
 
 static hvt_status norm_forward(hvt_model *m, hvt_layer *l)
 {
-    if (l->recompute_y[0])
-        l->y.data = l->recompute_y[0];
-
     hvt_bn_args a = hvt__norm_arguments(m, l);
 
     if (m->training && m->sync) { /* hvt__norm_moments() has gone over x */
@@ -101,10 +98,9 @@ static hvt_status norm_forward(hvt_model *m, hvt_layer *l)
     return m->dev->ops->matrix.bn_train(m->dev, &a);
 }
 
-hvt_status hvt__norm_recompute(hvt_model *m, hvt_layer *l)
+/* As the last training pass computed it. */
+static hvt_status norm_recompute(hvt_model *m, hvt_layer *l)
 {
-    l->y.data = l->recompute_y[1];
-
     hvt_bn_args a = hvt__norm_arguments(m, l);
 
     return m->dev->ops->matrix.bn_infer(m->dev, &a);
@@ -180,8 +176,7 @@ hvt_status hvt__norm_sums(hvt_model *m, hvt_layer *l, float *part)
 
     a.dgamma = part;
     a.dbeta = part + l->y.dim[3];
-    if (l->recomputes_input)
-        HVT_TRY(hvt__norm_recompute(m, hvt__in(m, l, 0)));
+    HVT_TRY(hvt__recompute_input(m, l));
     return m->dev->ops->matrix.bn_sums(m->dev, &a);
 }
 
@@ -243,4 +238,8 @@ hvt_status hvt__norm_end_step(hvt_model *m, hvt_layer *l, const int *counts, int
                                          });
 }
 
-const hvt_layer_ops hvt_layer_norm = {"batchnorm", norm_plan, norm_forward, norm_backward};
+const hvt_layer_ops hvt_layer_norm = {.name = "batchnorm",
+                                      .plan = norm_plan,
+                                      .forward = norm_forward,
+                                      .backward = norm_backward,
+                                      .recompute = norm_recompute};

@@ -302,10 +302,11 @@ static void norms_in_readers(hvt_model *m, lifetimes *block)
     }
 }
 
-/* A batch norm without residual saves its input. So its y, which convolutions would keep as well, may be
- * dropped after its last use in forward and recomputed before its first use in backward (activation
- * recomputation): one long lifetime becomes two short ones. */
-static void recompute_norms(hvt_model *m, lifetimes *block)
+/* Of a norm or a function x is kept. So y, which convolutions would keep as well, may be dropped after its
+ * last use in forward and recomputed before its first use in backward (activation recomputation): one long
+ * lifetime becomes two short ones. Not if x itself is recomputed, later, and not a batch norm with a
+ * residual, which would be kept for it. */
+static void recompute_outputs(hvt_model *m, lifetimes *block)
 {
     int n = m->nlayer;
 
@@ -316,14 +317,15 @@ static void recompute_norms(hvt_model *m, lifetimes *block)
         int last = -1, saver = -1;
         bool kept = false;
 
-        if (me->ops != &hvt_layer_norm || me->folded || me->in[1] >= 0 || !me->requires_grad)
+        if (!me->ops->recompute || !me->saves_input || me->recomputes_input || me->folded || me->in[1] >= 0 ||
+            !me->requires_grad)
             continue;
         for (int l = v + 1; l < n; l++)
             for (int i = 0; i < m->layer[l].nin && !m->layer[l].folded; i++)
                 if (m->layer[l].in[i] == v) {
                     last = l;
                     saver = i == 0 && m->layer[l].saves_input ? l : saver;
-                    kept = kept || (i && m->layer[l].saves_others);
+                    kept = kept || (i && m->layer[l].saves_others) || m->layer[l].in_reader;
                 }
         if (saver < 0 || kept || me->in_reader)
             continue;
@@ -364,7 +366,7 @@ static hvt_status place_activations(hvt_model *m)
 
     HVT_CHECK_OR(done, block && storage, E_MEM, "no memory to plan %d layers", n);
     activation_lifetimes(m, block);
-    recompute_norms(m, block);
+    recompute_outputs(m, block);
     share_gradients(m, block, storage);
     m->acts_bytes = hvt__arena_fit((hvt_block *)block, LIFETIMES * n);
     HVT_TRY_OR(done, allocate_arenas(m));

@@ -107,7 +107,13 @@ static hvt_status shape_norm_backward(hvt_model *m, hvt_layer *l)
     return m->dev->ops->general.norm_backward(m->dev, &a);
 }
 
-const hvt_layer_ops hvt_layer_layernorm = {"layernorm", shape_norm_plan, shape_norm_forward,
-                                           shape_norm_backward};
-const hvt_layer_ops hvt_layer_groupnorm = {"groupnorm", shape_norm_plan, shape_norm_forward,
-                                           shape_norm_backward};
+const hvt_layer_ops hvt_layer_layernorm = {.name = "layernorm",
+                                           .plan = shape_norm_plan,
+                                           .forward = shape_norm_forward,
+                                           .backward = shape_norm_backward,
+                                           .recompute = shape_norm_forward};
+const hvt_layer_ops hvt_layer_groupnorm = {.name = "groupnorm",
+                                           .plan = shape_norm_plan,
+                                           .forward = shape_norm_forward,
+                                           .backward = shape_norm_backward,
+                                           .recompute = shape_norm_forward};

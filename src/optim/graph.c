@@ -92,7 +92,6 @@ hvt_status hvt_distopt_replay(hvt_distopt *d, hvt_graph *g)
     HVT_TRY(hvt__traced(m->dev->ops->queue.graph_launch(g->op)));
     m->tracked++;
     m->backward_pending = false;
-    hvt__model_updated(m);
     hvt__sync_end(m);
     d->begun = false;
     hvt__trace_step_end();

@@ -319,8 +319,6 @@ hvt_status hvt_distopt_step(hvt_distopt *d)
         HVT_TRY(hvt__await(d, d->bucket + d->nbucket - 1, false));
     if (d->opts.update == HVT_UPDATE_SHARDED) /* of a 16-bit copy each rank has written its own slice */
         hvt__model_changed(d->optim->m);
-    else
-        hvt__model_updated(d->optim->m);
     if (d->codec->end)
         d->codec->end(d);
     d->begun = false;

@@ -14,7 +14,6 @@
 static const hvt_device_ops cpu_ops = {.name = "cpu",
                                        .conv.plan = hvt__conv_plan_cpu,
                                        .conv.permute = hvt__conv_permute_cpu,
-                                       .conv.pack_weights = hvt__conv_pack_weights_cpu,
                                        .conv.forward = hvt__conv_forward_cpu,
                                        .conv.backward_x = hvt__conv_backward_x_cpu,
                                        .conv.backward_w = hvt__conv_backward_w_cpu};
@@ -196,8 +195,6 @@ static conv_result run(hvt_device *dev, const conv_case *c)
     ops->conv.permute(op, false, wide, c->w);
     for (size_t i = 0; i < r.weights; i++)
         hvt__store(w, t, i + shift, wide[i]);
-    if (ops->conv.pack_weights)
-        CHECK_OK(ops->conv.pack_weights(op, at(w, t, shift)));
     CHECK_OK(ops->conv.forward(op, c->real, x, at(w, t, shift), y, ws));
     heap_spoil(ws, ws_bytes);
     CHECK_OK(ops->conv.backward_w(op, c->real, x, dy, dw + shift, ws));

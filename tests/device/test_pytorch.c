@@ -71,8 +71,6 @@ static void check_line(int dev, hvt_conv_desc d, const double *want)
     w = unwritten(HVT_F32, weights);
     dw = unwritten(HVT_F32, weights);
     ops->conv.permute(op, false, w, file);
-    if (ops->conv.pack_weights)
-        CHECK_OK(ops->conv.pack_weights(op, w));
     CHECK_OK(ops->conv.forward(op, d.n, x, w, y, ws));
     CHECK_OK(ops->matrix.bias_forward(devs[dev], rows, d.k, HVT_F32, b, y));
     CHECK_OK(ops->conv.backward_x(op, d.n, w, dy, dx, false, ws));

@@ -6,7 +6,8 @@
 
 /* ---- lifetimes -------------------------------------------------------------------------------------- */
 
-static build_fn *const nets[] = {small_net, odd_net, early_norm_net, plain_net, functions_net, separable_net};
+static build_fn *const nets[] = {small_net,     odd_net,       early_norm_net, plain_net,
+                                 functions_net, separable_net, recomputed_net};
 
 TEST(nothing_is_read_after_its_lifetime)
 {

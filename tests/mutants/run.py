@@ -94,10 +94,6 @@ mutant("momentum-twice-in-the-sharded-update", "a slice is updated twice where r
         "    if (s == HVT_OK)\n"
         "        s = hvt__optim_span(d->optim, d->g, ranks, bucket + first, bucket + end);\n"
         "    d->updating += hvt__running() - start;\n    return s;"))
-mutant("stale-packed-weight", "an update does not tell that packed copies of weights are stale",
-       "model step golden",
-       ("src/model/model.c", "void hvt__model_updated(hvt_model *m)\n{\n    m->version++;",
-        "void hvt__model_updated(hvt_model *m)\n{\n    (void)m;"))
 mutant("stale-16-bit-copy", "parameters that were broadcast or read leave the 16-bit copy as it was",
        "model precision precision-np2 program",
        ("src/model/model.c", "m->copy_stale = true;", "(void)m->copy_stale;"))

@@ -145,6 +145,21 @@ static inline hvt_value separable_net(hvt_model *m, hvt_value x)
     return hvt_linear(m, hvt_avgpool(m, x), 4);
 }
 
+/* Outputs that can be recomputed, one of another, one for two readers, one that a residual keeps, and one
+ * whose norm a convolution computes. */
+static inline hvt_value recomputed_net(hvt_model *m, hvt_value x)
+{
+    hvt_value y;
+
+    x = hvt_layernorm(m, hvt_conv2d(m, x, 12, 3, 1, 1), HVT_OVER_CHANNELS, 1e-6f, true);
+    x = hvt_apply(m, x, HVT_GELU, 0, 0);
+    y = hvt_apply(m, hvt_groupnorm(m, hvt_conv2d(m, x, 12, 1, 1, 0), 3, 1e-5f, true), HVT_SILU, 0, 0);
+    y = hvt_apply(m, hvt_conv2d(m, y, 12, 1, 1, 0), HVT_GELU_TANH, 0, 0);
+    x = hvt_add(m, hvt_conv2d(m, y, 12, 3, 1, 1), hvt_combine(m, HVT_MUL, hvt_conv2d(m, y, 12, 1, 1, 0), x));
+    x = hvt_conv2d(m, hvt_batchnorm(m, hvt_apply(m, x, HVT_SILU, 0, 0)), 9, 1, 1, 0);
+    return hvt_linear(m, hvt_avgpool(m, hvt_apply(m, hvt_batchnorm(m, x), HVT_GELU, 0, 0)), 4);
+}
+
 /* ---- one pass, and how two differ ------------------------------------------------------------------- */
 
 /* A forward and a backward pass; each parameter's gradient in canonical order, one after the other, and the

@@ -396,7 +396,6 @@ const hvt_device_ops hvt_device_cpu = {
     .order = order_cpu,
     HVT__OPS(ENTRY) HVT__GENERAL_OPS(ENTRY) HVT_HOST_OPS,
     .conv.permute = hvt__conv_permute_cpu,
-    .conv.pack_weights = hvt__conv_pack_weights_cpu,
     .conv.set_norm = hvt__conv_set_norm_cpu,
     .recomputes = true,
     .memory.copy = copy_cpu,

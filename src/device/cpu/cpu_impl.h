@@ -201,7 +201,6 @@ HVT__OPS(DECLARE)
 HVT__GENERAL_OPS(DECLARE)
 #undef DECLARE
 HVT__OP_TYPE(conv.permute) hvt__conv_permute_cpu;
-HVT__OP_TYPE(conv.pack_weights) hvt__conv_pack_weights_cpu;
 HVT__OP_TYPE(conv.set_norm) hvt__conv_set_norm_cpu;
 HVT__OP_TYPE(augment) hvt__augment_cpu;
 

@@ -172,15 +172,6 @@ fail:
     return s;
 }
 
-hvt_status hvt__conv_pack_weights_cpu(hvt_op *head, const void *w)
-{
-    const conv_op *op = (const conv_op *)head;
-
-    if (op->algorithm->pack)
-        op->algorithm->pack(op, w);
-    return HVT_OK;
-}
-
 void hvt__conv_set_norm_cpu(hvt_op *head, const hvt_bn_args *a)
 {
     HVT_FLOATS;

@@ -65,7 +65,6 @@ struct conv_algorithm {
     bool (*takes_norm)(const conv_op *op); /* forward and backward_w heed op->normed; NULL: never */
     void (*describe)(const conv_op *op, char *ret_text, size_t room);
 
-    void (*pack)(const conv_op *op, const void *w); /* for backward_x, after each update; NULL: not needed */
     void (*forward)(const conv_op *op, int real, const void *x, const void *w, void *y, void *ws);
     void (*backward_x)(const conv_op *op, int real, const void *w, const void *dy, void *dx, bool add,
                        void *ws);
@@ -126,6 +125,12 @@ static inline long conv_weight(int taps, int channels, int tap, int channel, int
 {
     return (((long)(column / CONV_PANEL) * taps + tap) * channels + channel) * CONV_PANEL +
            column % CONV_PANEL;
+}
+
+/* Bytes of a packed panel with `len` k-groups per tap. */
+static inline size_t conv_panel_bytes(const conv_op *op, int len)
+{
+    return sizeof(float) * CONV_PANEL * (size_t)op->taps * (size_t)len;
 }
 
 /* Elements of a block's weights, and of their gradient. */

@@ -57,8 +57,6 @@ typedef struct direct {
     conv_op op;
 
     conv_list out, in; /* forward; backward data */
-    float *packed_w; /* weights packed for backward data, in panels along c: [ceil(C/32)][tap][in.len][32] */
-    size_t packed_block; /* floats of it for a block */
     bool stream;    /* large weights: their gradient and packed copy are written with non-temporal stores */
     size_t w_bytes; /* of ws for weights widened or in vnni2; 0: w is read in place */
     bool *tap_used; /* [taps] any triple uses it; with small images and much padding some are unused */
@@ -105,7 +103,7 @@ static inline int conv_k_groups(const hvt_conv_kernels *kern, int count, int *re
     return steps * *ret_depth;
 }
 
-/* gemm_nn.c. The bytes are those of ws behind the weights. */
+/* gemm_nn.c */
 size_t hvt__direct_pass_bytes(const conv_op *op, bool back);
 void hvt__direct_forward(const conv_op *op, int real, const void *x, const void *w, void *y, void *ws);
 void hvt__direct_backward_x(const conv_op *op, int real, const void *w, const void *dy, void *dx, bool add,
@@ -114,10 +112,11 @@ void hvt__direct_backward_x(const conv_op *op, int real, const void *w, const vo
 size_t hvt__direct_backward_w_bytes(const conv_op *op);
 void hvt__direct_backward_w(const conv_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
 
-/* weights.c. For forward, widened or as vnni2, into the first w_bytes of ws; for backward data, into
- * packed_w. */
-void hvt__direct_pack_forward(const direct *d, const void *w, float *ws);
-void hvt__direct_pack(const conv_op *op, const void *w);
+/* weights.c. A block's weights for forward, widened or as vnni2, w_bytes; for backward data, panels along c
+ * of [taps][in.len][32] floats; one of these panels, by the thread that calls. */
+void hvt__direct_pack_forward(const direct *d, const void *w, float *to);
+void hvt__direct_pack(const direct *d, const void *w, float *to);
+void hvt__direct_pack_panel(const direct *d, const void *w, int panel, float *to);
 /* Zero what backward weights left between the groups of each block. */
 void hvt__conv_clear_between_groups(const conv_op *op, float *dw);
 

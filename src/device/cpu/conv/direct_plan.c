@@ -19,7 +19,7 @@
 #define IN_PLACE_Y  64
 #define LEAST_CHUNK 32
 /* In a model of many layers, weights of this size and more are evicted before their next use. Non-temporal
- * stores of their gradient saved 6 % of backward weights, those of the packed copy 60 % of conv_pack_weights
+ * stores of their gradient saved 6 % of backward weights, those of the packed copy 60 % of its time
  * (512 -> 512, 3x3, cold). */
 #define STREAM_BYTES (1 << 20)
 
@@ -388,7 +388,6 @@ static void free_direct(conv_op *op)
 
     free_list(&d->out);
     free_list(&d->in);
-    free(d->packed_w);
     free(d->tap_used);
     free(d->block);
     free(d->first);
@@ -396,38 +395,24 @@ static void free_direct(conv_op *op)
     free(d->used);
 }
 
-/* Bytes of weights in panels of `columns` with `len` k-groups per tap. */
-static size_t panel_bytes(const conv_op *op, int columns, int len)
-{
-    return sizeof(float) * (size_t)conv_panels(columns) * CONV_PANEL * (size_t)op->taps * (size_t)len;
-}
-
 /* The entry lists of the three passes, and what they copy. */
 static hvt_status plan_direct(conv_op *op)
 {
     direct *d = (direct *)op;
-    size_t bytes;
 
     HVT_TRY(make_list(op, false, choose_rows(op, op->ow, op->stride_w), &d->out));
     HVT_TRY(plan_copy(op, op->c, op->x_pixel, op->x_image, &d->out));
-    d->w_bytes = op->type == HVT_F32 ? 0 : panel_bytes(op, op->k, d->out.len);
+    d->w_bytes = op->type == HVT_F32 ? 0 : (size_t)conv_panels(op->k) * conv_panel_bytes(op, d->out.len);
     HVT_TRY(plan_wgrad(d));
     if (op->no_dx)
         return HVT_OK;
     HVT_TRY(make_list(op, true, choose_rows(op, op->w, op->stride_w), &d->in));
-    HVT_TRY(plan_copy(op, op->k, op->y_pixel, op->y_image, &d->in));
-    d->packed_block = panel_bytes(op, op->c, d->in.len) / sizeof *d->packed_w;
-    bytes = d->packed_block * (size_t)op->blocks * sizeof *d->packed_w;
-    d->packed_w = aligned_alloc(64, (bytes + 63) / 64 * 64);
-    HVT_CHECK(d->packed_w, E_MEM, "no memory for a convolution's %zu bytes of packed weights", bytes);
-    memset(d->packed_w, 0, bytes); /* padding is not written again */
-    return HVT_OK;
+    return plan_copy(op, op->k, op->y_pixel, op->y_image, &d->in);
 }
 
 static size_t direct_bytes(const conv_op *op)
 {
-    const direct *d = direct_of(op);
-    const size_t out = d->w_bytes + hvt__direct_pass_bytes(op, false),
+    const size_t out = hvt__direct_pass_bytes(op, false),
                  in = op->no_dx ? 0 : hvt__direct_pass_bytes(op, true);
     const size_t pass = in > out ? in : out, dw = hvt__direct_backward_w_bytes(op);
 
@@ -455,7 +440,6 @@ const conv_algorithm hvt__conv_direct = {
     .bytes = direct_bytes,
     .takes_norm = direct_takes_norm,
     .describe = describe_direct,
-    .pack = hvt__direct_pack,
     .forward = hvt__direct_forward,
     .backward_x = hvt__direct_backward_x,
     .backward_w = hvt__direct_backward_w,

@@ -29,6 +29,7 @@ typedef struct pass {
     const conv_list *list;
     const void *source; /* of op->type until it is packed */
     const float *weights;
+    const void *unpacked; /* not NULL: each thread packs a panel of these at a time, behind `weights` */
     void *target;
     long s_pixel, s_image;         /* strides in elements, in k-groups once packed */
     long t_pixel, t_image;         /* elements */
@@ -175,6 +176,7 @@ static void pass_job(void *ctx, int job, int thread)
                   .b_row = CONV_PANEL};
 
     long ahead = 0;
+    float *own = (float *)g->weights + (size_t)thread * conv_panel_bytes(g->op, l->len) / sizeof *own;
     const float *source = g->normed && first < end ? norm_block(g, first, end, thread, &ahead) : g->source;
 
     t.b_next = l->next_tap * t.b_entry;
@@ -185,7 +187,10 @@ static void pass_job(void *ctx, int job, int thread)
         int column = i * width;
         int count = g->columns - column < width ? g->columns - column : width;
 
-        t.b = g->weights + conv_weight(g->op->taps, l->len, 0, 0, column);
+        if (g->unpacked && (i == begin || column % CONV_PANEL == 0))
+            hvt__direct_pack_panel(direct_of(g->op), g->unpacked, column / CONV_PANEL, own);
+        t.b = g->unpacked ? own + column % CONV_PANEL
+                          : g->weights + conv_weight(g->op->taps, l->len, 0, 0, column);
         t.nc = count;
         for (const conv_run *run = l->run + first; run < l->run + end; run++) {
             t.e = l->e + run->entry;
@@ -353,24 +358,50 @@ static size_t norm_bytes(const pass *g)
                               : (hvt_dtype_size(g->op->type) * COPY_ROWS * (size_t)g->op->c + 63) / 64 * 64;
 }
 
+/* Backward data: each panel is read by one job, which packs it where the cache keeps it. */
+static bool packs_panels(const pass *g, bool back)
+{
+    return back && g->blocks * g->row_parts == 1;
+}
+
+static size_t weight_bytes(const pass *g, bool back)
+{
+    const conv_op *op = g->op;
+
+    if (!back)
+        return direct_of(op)->w_bytes;
+    return conv_panel_bytes(op, g->list->len) *
+           (size_t)(packs_panels(g, back) ? hvt__thread_pool_size(op->pool) : conv_panels(op->c));
+}
+
 size_t hvt__direct_pass_bytes(const conv_op *op, bool back)
 {
     const pass g = make_pass(op, back);
     const bool normed = !back && direct_takes_norm(op);
 
-    return copy_bytes(&g, normed) + (normed ? norm_bytes(&g) * (size_t)hvt__thread_pool_size(op->pool) : 0);
+    return weight_bytes(&g, back) + copy_bytes(&g, normed) +
+           (normed ? norm_bytes(&g) * (size_t)hvt__thread_pool_size(op->pool) : 0);
 }
 
-static void run_pass(const conv_op *op, bool back, int real, const void *source, const float *weights,
-                     void *target, bool add, void *ws)
+/* A block of op: w and ws are where its weights and the workspace begin. */
+static void run_pass(const conv_op *op, bool back, int real, const void *source, const void *w, void *target,
+                     bool add, void *ws)
 {
+    const direct *d = direct_of(op);
     pass g = make_pass(op, back);
     const conv_list *l = g.list;
     const bool normed = !back && op->normed;
 
     g.source = source;
-    g.weights = weights;
+    g.weights = back || d->w_bytes ? ws : w;
     g.target = target;
+    if (packs_panels(&g, back))
+        g.unpacked = w;
+    else if (back)
+        hvt__direct_pack(d, w, ws);
+    else if (d->w_bytes)
+        hvt__direct_pack_forward(d, w, ws);
+    ws = (char *)ws + weight_bytes(&g, back);
     g.images = real * op->rows_per_image;
     g.add = add;
     g.stream =
@@ -392,25 +423,17 @@ static void run_pass(const conv_op *op, bool back, int real, const void *source,
 
 void hvt__direct_forward(const conv_op *op, int real, const void *x, const void *w, void *y, void *ws)
 {
-    const direct *d = direct_of(op);
-
-    for (int b = 0; b < op->blocks; b++) {
-        const void *mine = hvt__at(w, op->type, (size_t)b * conv_block_weights(op));
-
-        if (d->w_bytes)
-            hvt__direct_pack_forward(d, mine, ws);
-        run_pass(op, false, real, hvt__at(x, op->type, (size_t)b * (size_t)op->c), d->w_bytes ? ws : mine,
-                 hvt__at(y, op->type, (size_t)b * (size_t)op->k), false, (char *)ws + d->w_bytes);
-    }
+    for (int b = 0; b < op->blocks; b++)
+        run_pass(op, false, real, hvt__at(x, op->type, (size_t)b * (size_t)op->c),
+                 hvt__at(w, op->type, (size_t)b * conv_block_weights(op)),
+                 hvt__at(y, op->type, (size_t)b * (size_t)op->k), false, ws);
 }
 
 void hvt__direct_backward_x(const conv_op *op, int real, const void *w, const void *dy, void *dx, bool add,
                             void *ws)
 {
-    const direct *d = direct_of(op);
-
     for (int b = 0; b < op->blocks; b++)
         run_pass(op, true, real, hvt__at(dy, op->type, (size_t)b * (size_t)op->k),
-                 d->packed_w + (size_t)b * d->packed_block, hvt__at(dx, op->type, (size_t)b * (size_t)op->c),
-                 add, ws);
+                 hvt__at(w, op->type, (size_t)b * conv_block_weights(op)),
+                 hvt__at(dx, op->type, (size_t)b * (size_t)op->c), add, ws);
 }

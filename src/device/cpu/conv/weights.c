@@ -1,8 +1,9 @@
 /*
  * Layouts of weights. The master copy has panels of 32 filters, [ceil(K/32)][tap][C][32]. Derived from it:
- * canonical [K,C,R,S] for files; packed panels along c, [ceil(C/32)][tap][K][32], for backward data; and,
- * with 16-bit activations, what forward reads: widened to f32, or vnni2 along c. Momentum and gradients have
- * the layout of the master copy, which is the same for every instruction set; padding columns are zero.
+ * canonical [K,C,R,S] for files; and, in the workspace, packed panels along c, [ceil(C/32)][tap][K][32], for
+ * backward data, and with 16-bit activations what forward reads: widened to f32, or vnni2 along c. Momentum
+ * and gradients have the layout of the master copy, which is the same for every instruction set; padding
+ * columns are zero.
  */
 #include "direct_impl.h"
 
@@ -58,19 +59,35 @@ typedef struct packing {
     float *to;
 } packing;
 
-/* Packs a tap of a panel of 16-bit weights, widening CONV_PANEL channels, [CONV_PANEL][CONV_PANEL], at a
- * time. */
-static void pack_widened(const direct *d, const void *w, int k, float *out, long panel)
+/* A tap of a panel along c, [in.len][32]: of 32 filters at a time, 32 channels are transposed. */
+static void pack_tap(const direct *d, const void *w, int panel, int tap, bool stream, float *out)
 {
     const conv_op *op = &d->op;
+    const int c = panel * CONV_PANEL, count = op->c - c < CONV_PANEL ? op->c - c : CONV_PANEL;
+    const int per = op->vnni2 ? 2 : 1, used = conv_tiles(op->k, per); /* adjacent filters are k-groups */
     _Alignas(64) float wide[CONV_PANEL * CONV_PANEL];
 
-    for (int c = 0; c < op->c; c += CONV_PANEL, out += panel) {
-        int count = op->c - c < CONV_PANEL ? op->c - c : CONV_PANEL;
+    for (int k = 0; k < op->k; k += CONV_PANEL) {
+        const int filters = op->k - k < CONV_PANEL ? op->k - k : CONV_PANEL;
+        const void *block = hvt__at(w, op->type, (size_t)conv_weight(op->taps, op->c, tap, c, k)),
+                   *next = hvt__at(w, op->type, (size_t)conv_weight(op->taps, op->c, tap, c, k + CONV_PANEL));
 
-        op->typed->widen((size_t)count * CONV_PANEL, hvt__at(w, op->type, (size_t)c * CONV_PANEL), wide);
-        op->kern->pack_weights(wide, count, k, out, panel, d->stream);
+        if (k + CONV_PANEL < op->k)
+            hvt__prefetch(next, hvt_dtype_size(op->type) * (size_t)count * CONV_PANEL);
+        if (op->type != HVT_F32 && !op->vnni2) {
+            op->typed->widen((size_t)count * CONV_PANEL, block, wide);
+            block = wide;
+        }
+        op->kern->pack_weights(block, count, conv_tiles(filters, per), out + k / per * CONV_PANEL, 0, stream);
     }
+    memset(out + used * CONV_PANEL, 0, sizeof *out * (size_t)(d->in.len - used) * CONV_PANEL);
+}
+
+void hvt__direct_pack_panel(const direct *d, const void *w, int panel, float *out)
+{
+    for (int tap = 0; tap < d->op.taps; tap++, out += d->in.len * (long)CONV_PANEL)
+        if (d->tap_used[tap])
+            pack_tap(d, w, panel, tap, false, out);
 }
 
 /* job = one tap of one panel */
@@ -78,36 +95,20 @@ static void pack_job(void *ctx, int job, int thread)
 {
     const packing *g = ctx;
     const direct *d = g->d;
-    const conv_op *op = &d->op;
-    int panel = job / op->taps, tap = job % op->taps, column = panel * CONV_PANEL;
-    int k = op->k - column < CONV_PANEL ? op->k - column : CONV_PANEL;
+    const int taps = d->op.taps;
 
-    if (!d->tap_used[tap])
+    if (!d->tap_used[job % taps])
         return;
-    const void *w = hvt__at(g->w, op->type, (size_t)conv_weight(op->taps, op->c, tap, 0, column));
-    float *out = g->to + conv_weight(op->taps, d->in.len, tap, op->vnni2 ? column / 2 : column, 0);
-    long next = (long)op->taps * d->in.len * CONV_PANEL;
-
-    if (op->vnni2) /* adjacent columns k already form k-groups */
-        op->kern->pack_weights(w, op->c, (k + 1) / 2, out, next, d->stream);
-    else if (op->type == HVT_F32)
-        op->kern->pack_weights(w, op->c, k, out, next, d->stream);
-    else
-        pack_widened(d, w, k, out, next);
+    pack_tap(d, g->w, job / taps, job % taps, d->stream, g->to + job * (long)d->in.len * CONV_PANEL);
     if (d->stream)
         hvt__fence();
 }
 
-void hvt__direct_pack(const conv_op *op, const void *w)
+void hvt__direct_pack(const direct *d, const void *w, float *to)
 {
-    const direct *d = direct_of(op);
+    packing g = {d, w, to};
 
-    for (int b = 0; b < op->blocks && d->packed_w; b++) {
-        packing g = {d, hvt__at(w, op->type, (size_t)b * conv_block_weights(op)),
-                     d->packed_w + (size_t)b * d->packed_block};
-
-        hvt__parallel_for(op->pool, conv_panels(op->k) * op->taps, pack_job, &g);
-    }
+    hvt__parallel_for(d->op.pool, conv_panels(d->op.c) * d->op.taps, pack_job, &g);
 }
 
 enum { WIDEN = 8192 }; /* weights of a job */
