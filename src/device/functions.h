@@ -10,7 +10,7 @@
  *     f_select(mask, yes, no)  yes where mask, what comparing two F gives, is true
  *     f_bits(x) f_from_bits(u) the same bits as a U, and as an F
  *     f_clamp f_keep_within    as macros, if it has better ones than those below
- *     f_scale_above            if it has that, the macro (x, low, p, n): p * 2^n, 0 where x < low
+ *     f_scale                  if it has that, the macro (p, n): p * 2^n
  *
  * Included by src/device and cuda/. Nothing else.
  */
@@ -18,10 +18,9 @@
 
 /* ---- what they are made of ---- */
 
-/* e^x for x <= 0: 2^n * e^r, |r| <= ln2/2, e^r by its Taylor polynomial to r^7 (error below one unit in the
- * last place). exp(0) is 1 exactly; below -87, where the result would be subnormal, it is 0; a NaN stays
- * one. */
-INLINE F exp_below_one(F x)
+/* e^x for x from -87 to 89: 2^n * e^r, |r| <= ln2/2, e^r by its Taylor polynomial to r^7 (error below one
+ * unit in the last place). exp(0) is 1 exactly, and infinite where no float is as large; a NaN stays one. */
+INLINE F exp_within(F x)
 {
     const float magic = 0x1.8p23f; /* adding it rounds to an integer and leaves that in the low bits */
     F shifted = f_fma(x, f_splat(0x1.715476p0f), f_splat(magic)), n = shifted - magic;
@@ -35,13 +34,19 @@ INLINE F exp_below_one(F x)
     p = f_fma(p, r, f_splat(0.5f));
     p = f_fma(p, r, f_splat(1));
     p = f_fma(p, r, f_splat(1));
-#ifdef f_scale_above
-    return f_scale_above(x, -87, p, n);
+#ifdef f_scale
+    return f_scale(p, n);
 #else
     p = f_from_bits(f_bits(p) + ((f_bits(shifted) - f_bits(f_splat(magic))) << 23));
-    p = f_select((I)(x < -87), f_zero(), p);
+    p = f_select((I)(x > 88.7228394f), f_splat(INFINITY), p);
     return f_select((I)(x != x), x, p);
 #endif
+}
+
+/* e^x for x <= 0; below -87, where the result would be subnormal, it is 0 */
+INLINE F exp_below_one(F x)
+{
+    return f_select((I)(x < -87), f_zero(), exp_within(x));
 }
 
 INLINE F f_abs(F x)
@@ -63,9 +68,7 @@ INLINE F f_keep_within(F y, F low, F high, F d) /* d where low < y < high, and w
 
 INLINE F sigmoid(F x)
 {
-    const F e = exp_below_one(-f_abs(x));
-
-    return f_select((I)(x >= 0), f_splat(1), e) / (1 + e);
+    return 1 / (1 + exp_within(f_clamp(-x, f_splat(-87), f_splat(89))));
 }
 
 /* Cephes' tanhf: a polynomial where 1 - e^-2x would cancel. */

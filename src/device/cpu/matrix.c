@@ -166,97 +166,40 @@ static void stats_job(void *ctx, int i, int thread)
         finish(b, first);
 }
 
-/* A piece of a part without gaps in memory: `rows` whole rows, or columns [col, col + cols) of one. */
-typedef struct piece {
-    size_t at; /* of its first element */
-    int rows, col, cols;
-} piece;
-
-enum { PIECE = 4096 }; /* elements at most, so that it stays in the L1 cache */
+static void apply(const hvt_bn_args *a, const hvt_typed *in, hvt_bn_consts k, hvt_part p)
+{
+    if (a->map && !hvt__is_clamp(a->map))
+        in->bn_map[a->map->f](a, k, p);
+    else
+        in->bn_apply(a, k, p);
+}
 
 void hvt__bn_rows(const hvt_bn_args *a, const hvt_typed *in, const float *scale, size_t at, int rows, int col,
                   int cols, int ld, void *out)
 {
-    const bool dense = cols == ld, together = dense || in->row_step(ld) == 1, clamp = hvt__is_clamp(a->map);
-    const int most = !together ? 1 : cols < PIECE ? PIECE / cols : 1;
+    const int most = cols == ld || in->row_step(ld) == 1 ? rows : 1;
 
-    for (int row = 0, count; row < rows; row += count) {
+    for (int row = 0; row < rows; row += most) {
         const size_t first = (size_t)row * (size_t)ld;
-
-        count = rows - row < most ? rows - row : most;
-
-        const hvt_bn_args part = {.rows = {1, count, count},
-                                  .c = together ? ld : cols,
+        const hvt_bn_args part = {.rows = {1, most, most},
+                                  .c = most > 1 ? ld : cols,
                                   .x = hvt__at(a->x, a->type, at + first),
                                   .mean = a->mean + col,
                                   .beta = a->beta + col,
                                   .relu = a->relu,
-                                  .map = clamp ? a->map : NULL,
+                                  .map = a->map,
                                   .y = hvt__at(out, a->type, first)};
 
-        in->bn_apply(&part, (hvt_bn_consts){.scale = (float *)(uintptr_t)scale + col},
-                     (hvt_part){0, (size_t)count, 0, cols});
-        for (int i = 0; a->map && !clamp && i < (dense ? 1 : count); i++) {
-            void *y = hvt__at(part.y, a->type, (size_t)i * (size_t)ld);
-
-            in->map[a->map->f]((size_t)cols * (size_t)(dense ? count : 1), a->map, y, y);
-        }
+        apply(&part, in, (hvt_bn_consts){.scale = (float *)(uintptr_t)scale + col},
+              (hvt_part){0, (size_t)most, 0, cols});
     }
-}
-
-static void map_piece(const bn *b, piece p)
-{
-    const hvt_bn_args *a = b->fwd;
-
-    hvt__bn_rows(a, b->in, b->consts.scale, p.at, p.rows, p.col, p.cols, p.cols,
-                 hvt__at(a->y, a->type, p.at));
-}
-
-/* dz = dy times the slope of the function, whose argument is computed again. */
-static void slope_piece(const bn *b, piece p)
-{
-    const hvt_bn_grad_args *g = b->mapped;
-    const hvt_bn_args a = {.type = g->type, .x = g->x, .mean = (float *)(uintptr_t)g->mean, .beta = g->beta};
-    const size_t n = (size_t)p.rows * p.cols;
-    float z[PIECE];
-
-    hvt__bn_rows(&a, b->in, b->consts.scale, p.at, p.rows, p.col, p.cols, p.cols, z);
-    if (!hvt__slope_from_x(g->map->f))
-        b->in->map[g->map->f](n, g->map, z, z);
-    b->in->slope[g->map->f](n, g->map, z, hvt__at(g->dy, g->type, p.at), hvt__at(g->dz, g->type, p.at),
-                            false);
-}
-
-static void each_piece(const bn *b, hvt_rows r, hvt_part part, void (*run)(const bn *b, piece p))
-{
-    const bool whole = part.cols == b->k.c && b->k.c <= PIECE;
-    const size_t real = (size_t)r.real, c = (size_t)b->k.c;
-
-    for (size_t row = part.first, rows; row < part.end; row += rows) {
-        const size_t at = (row / real * (size_t)r.block + row % real) * c, left = part.end - row,
-                     run_of = real - row % real < left ? real - row % real : left;
-
-        rows = !whole ? 1 : PIECE / c < run_of ? PIECE / c : run_of;
-        for (int col = part.col, end = col + part.cols, cols; col < end; col += cols) {
-            cols = whole ? end : end - col < PIECE ? end - col : PIECE;
-            run(b, (piece){at + (size_t)col, (int)rows, col, cols});
-        }
-    }
-}
-
-static void apply_part(const bn *b, hvt_part p)
-{
-    if (b->fwd->map && !hvt__is_clamp(b->fwd->map))
-        each_piece(b, b->fwd->rows, p, map_piece);
-    else
-        b->in->bn_apply(b->fwd, b->consts, p);
 }
 
 static void apply_job(void *ctx, int job, int thread)
 {
     const bn *b = ctx;
 
-    apply_part(b, part_at(&b->k, second_visit(&b->k, b->pool, job)));
+    apply(b->fwd, b->in, b->consts, part_at(&b->k, second_visit(&b->k, b->pool, job)));
 }
 
 static void train_columns_job(void *ctx, int i, int thread)
@@ -264,7 +207,7 @@ static void train_columns_job(void *ctx, int i, int thread)
     const bn *b = ctx;
 
     stats_job(ctx, i, thread);
-    apply_part(b, part_at(&b->k, i));
+    apply(b->fwd, b->in, b->consts, part_at(&b->k, i));
 }
 
 hvt_status hvt__bn_train_cpu(hvt_device *d, const hvt_bn_args *a)
@@ -313,7 +256,7 @@ static void sums_job(void *ctx, int i, int thread)
     int first;
 
     if (b->mapped)
-        each_piece(b, b->mapped->rows, p, slope_piece);
+        b->in->bn_slope[b->mapped->map->f](b->mapped, b->consts, p);
     b->in->bn_sums(b->sums, b->consts, p, b->keep, sums_of(b, 0, i), sums_of(b, 1, i));
     if ((first = complete(b, i)) >= 0)
         b->el->bn_grad_finish(b->sums, b->k.rows, b->k.row_parts, sums_of(b, 0, first), sums_of(b, 1, first),

@@ -236,12 +236,10 @@ typedef struct grad {
     float low, high;                                  /* of a clamp */
 } grad;
 
-/* Forward's output before a clamp. The sign before rounding is the same, unless f16 rounded it to zero. */
-INLINE F as_stored(F y, mask how)
+/* y as TYPE can hold it */
+INLINE F stored(F y)
 {
-    return TYPE == HVT_F16                         ? f_from_f16(f_to_f16(y))
-           : TYPE == HVT_BF16 && how == MASK_CLAMP ? f_from_bf16(f_to_bf16(y))
-                                                   : y;
+    return TYPE == HVT_F16 ? f_from_f16(f_to_f16(y)) : TYPE == HVT_BF16 ? f_from_bf16(f_to_bf16(y)) : y;
 }
 
 /* dz: dy masked by relu or a clamp */
@@ -252,10 +250,11 @@ INLINE F masked(const grad *g, size_t i, size_t at, F x, mask how, int lanes)
     if (how == MASK_Y)
         return f_keep(get(g->y, at, lanes), dz);
     if (how == MASK_X || how == MASK_CLAMP) {
-        const F y = as_stored(
-            bn_value(x, f_load(g->mean + i, lanes), f_load(g->scale + i, lanes), f_load(g->beta + i, lanes)),
-            how);
+        F y =
+            bn_value(x, f_load(g->mean + i, lanes), f_load(g->scale + i, lanes), f_load(g->beta + i, lanes));
 
+        if (TYPE == HVT_F16 || how == MASK_CLAMP) /* else rounding leaves the sign as it is */
+            y = stored(y);
         return how == MASK_X ? f_keep(y, dz) : f_keep_within(y, f_splat(g->low), f_splat(g->high), dz);
     }
     return dz;

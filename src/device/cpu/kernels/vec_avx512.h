@@ -22,8 +22,7 @@ typedef float F __attribute__((vector_size(64)));
 #define f_keep_within(y, low, high, d)                                                                       \
     ((F)_mm512_maskz_mov_ps(                                                                                 \
         _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(y, low, _CMP_NLE_UQ), y, high, _CMP_NGE_UQ), d))
-#define f_scale_above(x, low, p, n)                                                                          \
-    ((F)_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, f_splat(low), _CMP_NLT_UQ), p, n))
+#define f_scale(p, n) ((F)_mm512_scalef_ps(p, n))
 #define i_from_b(b)   ((I)_mm512_cvtepu8_epi32((__m128i)(b)))
 #define u_from_h(h)   ((U)_mm512_cvtepu16_epi32((__m256i)(h)))
 #define f_from_f16(h) ((F)_mm512_cvtph_ps((__m256i)(h)))
