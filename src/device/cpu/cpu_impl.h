@@ -136,9 +136,8 @@ typedef struct hvt_conv_kernels {
     hvt_kernel *const *gemm_nn[2], *const *gemm_tn[3];
     hvt_kernel *const *two_pixels; /* gemm_nn of two target pixels with one vector of columns each, at most
                                       rows[1] rows; or NULL */
-    /* packs weights for backward data: one tap of one panel, [c][32] with k columns used, is transposed to
-     * [k][32] in each of the panels along c, `panel` floats apart */
-    void (*pack_weights)(const float *w, int c, int k, float *out, long panel, bool stream);
+    /* packs weights for backward data: [c][32], c <= 32, with k columns used, is transposed to [k][32] */
+    void (*pack_weights)(const float *w, int c, int k, float *out, bool stream);
     /* For vnni2, else NULL: gemm_tn's A in panels of w columns; B and weights in panels of 32, each
      * [len][32]. For floats typed_tmpl.c does it. */
     hvt_pack_fn *pack_a, *pack_b;

@@ -100,7 +100,7 @@ typedef struct hvt_typed {
     /* mean and sum of squared deviations of a part */
     void (*bn_stats)(hvt_rows rows, int c, const void *x, hvt_part p, float *mean, float *m2);
     void (*bn_apply)(const hvt_bn_args *a, hvt_bn_consts k, hvt_part p);
-    /* by hvt_function, for those that are not clamps: a's without a residual; a's dz from its dy */
+    /* by hvt_function: bn_apply with a's map, without a residual; a's dz from its dy */
     void (*bn_map[HVT_FUNCTIONS])(const hvt_bn_args *a, hvt_bn_consts k, hvt_part p);
     void (*bn_slope[HVT_FUNCTIONS])(const hvt_bn_grad_args *a, hvt_bn_consts k, hvt_part p);
     /* sum(dz) and sum(dz * (x - mean)) of a part; `keep`: dresidual = dz */

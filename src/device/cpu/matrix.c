@@ -168,7 +168,7 @@ static void stats_job(void *ctx, int i, int thread)
 
 static void apply(const hvt_bn_args *a, const hvt_typed *in, hvt_bn_consts k, hvt_part p)
 {
-    if (a->map && !hvt__is_clamp(a->map))
+    if (a->map)
         in->bn_map[a->map->f](a, k, p);
     else
         in->bn_apply(a, k, p);

@@ -78,7 +78,7 @@ static void pack_tap(const direct *d, const void *w, int panel, int tap, bool st
             op->typed->widen((size_t)count * CONV_PANEL, block, wide);
             block = wide;
         }
-        op->kern->pack_weights(block, count, conv_tiles(filters, per), out + k / per * CONV_PANEL, 0, stream);
+        op->kern->pack_weights(block, count, conv_tiles(filters, per), out + k / per * CONV_PANEL, stream);
     }
     memset(out + used * CONV_PANEL, 0, sizeof *out * (size_t)(d->in.len - used) * CONV_PANEL);
 }

@@ -334,7 +334,7 @@ static void filter_job(void *ctx, int job, int thread)
                            next);
     for (int point = 0; g->back && point < g->points; point++)
         op->kern->pack_weights(out + point * next, count, k,
-                               g->u + conv_weight(g->points, op->k, point, column, c), 0, false);
+                               g->u + conv_weight(g->points, op->k, point, column, c), false);
 }
 
 /* Where a thread would have no job, fewer channels each; of a panel, and whole vectors that are packed. */

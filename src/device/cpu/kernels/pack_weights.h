@@ -1,6 +1,6 @@
 /*
- * pack_weights.h - packs a tap of a panel of weights for backward data, whatever a k-group is. Included by
- * gemm_tmpl.c and vnni2.h, after the vectors of their set.
+ * pack_weights.h - packs weights of some channels and a panel's filters for backward data, whatever a k-group
+ * is. Included by gemm_tmpl.c and vnni2.h, after the vectors of their set.
  */
 #ifndef HVT_PACK_WEIGHTS_H
 #define HVT_PACK_WEIGHTS_H
@@ -9,12 +9,11 @@
 #define WEIGHTS_ROW 32 /* k-groups that hold a panel's 32 columns */
 #endif
 
-/* [c][WEIGHTS_ROW], of which k k-groups are used, is transposed to panels of 32 along c: out + (c / 32) *
- * panel holds [k][32]. */
-static void pack_weights(const float *w, int c, int k, float *out, long panel, bool stream)
+/* [c][WEIGHTS_ROW], c <= 32, of which k k-groups are used, is transposed to [k][32]. */
+static void pack_weights(const float *w, int c, int k, float *out, bool stream)
 {
     for (int first = 0; first < c; first += VL) {
-        float *block = out + first / 32 * panel + first % 32;
+        float *block = out + first;
         int n = c - first < VL ? c - first : VL;
 
         for (int col = 0; col < k; col += VL) {

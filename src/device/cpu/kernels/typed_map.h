@@ -18,28 +18,9 @@
     }
 HVT__MAPS(SPANS)
 
-/* What a function behind a batch norm reads: per column, the norm's constants; rounded as if it were stored.
- */
-typedef struct normed {
-    const void *x;
-    const float *mean, *scale, *beta;
-} normed;
-
-INLINE normed normed_of(const void *x, const float *mean, const float *scale, const float *beta, int c,
-                        int col, float scratch[3][WIDE_MAX])
-{
-    const int width = row_step(c) * c;
-
-    return (normed){x, widen(mean + col, c, width, scratch[0]), widen(scale + col, c, width, scratch[1]),
-                    widen(beta + col, c, width, scratch[2])};
-}
-
-INLINE F normed_at(const normed *z, size_t i, size_t at, int lanes)
-{
-    return stored(bn_value(get(z->x, at, lanes), f_load(z->mean + i, lanes), f_load(z->scale + i, lanes),
-                           f_load(z->beta + i, lanes)));
-}
-
+/* Behind a batch norm a function reads what would be stored without it; of a clamp, what is stored is the
+ * same if that was not rounded. */
+#define BETWEEN(constant, z) (HVT_##constant == HVT_HARDTANH ? (z) : stored(z))
 #define BEHIND_NORM(constant, name, from_x)                                                                  \
     static void bn_map_##name(const hvt_bn_args *a, hvt_bn_consts k, hvt_part part)                          \
     {                                                                                                        \
@@ -50,7 +31,8 @@ INLINE F normed_at(const normed *z, size_t i, size_t at, int lanes)
         void *const y = a->y;                                                                                \
                                                                                                              \
         PIECES(a->rows, a->c, part, step,                                                                    \
-               WALK(p, put(y, at, name##_value(normed_at(&z, i, at, lanes), fa, fb), lanes);););             \
+               WALK(p, put(y, at, name##_value(BETWEEN(constant, normed_at(&z, i, at, lanes)), fa, fb),      \
+                           lanes);););                                                                       \
     }                                                                                                        \
     static void bn_slope_##name(const hvt_bn_grad_args *a, hvt_bn_consts k, hvt_part part)                   \
     {                                                                                                        \
@@ -62,7 +44,8 @@ INLINE F normed_at(const normed *z, size_t i, size_t at, int lanes)
         void *const dz = a->dz;                                                                              \
                                                                                                              \
         PIECES(a->rows, a->c, part, step,                                                                    \
-               WALK(p, F v = normed_at(&z, i, at, lanes); v = from_x ? v : stored(name##_value(v, fa, fb));  \
+               WALK(p, F v = BETWEEN(constant, normed_at(&z, i, at, lanes));                                 \
+                    v = from_x ? v : stored(name##_value(v, fa, fb));                                        \
                     put(dz, at, name##_gradient(v, fa, fb, get(dy, at, lanes)), lanes);););                  \
     }
 HVT__MAPS(BEHIND_NORM)

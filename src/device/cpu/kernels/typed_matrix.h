@@ -175,47 +175,54 @@ static void bn_stats(hvt_rows rows, int c, const void *x, hvt_part part, float *
     }
 }
 
-typedef enum ending { END_PLAIN, END_RELU, END_CLAMP } ending;
+/* What a norm's y is computed from; constants per column. */
+typedef struct normed {
+    const void *x;
+    const float *mean, *scale, *beta;
+} normed;
 
-INLINE void apply_at(const hvt_bn_args *a, size_t at, F mean, F sc, F beta, F low, F high, bool residual,
-                     ending end, int lanes)
+INLINE normed normed_of(const void *x, const float *mean, const float *scale, const float *beta, int c,
+                        int col, float scratch[3][WIDE_MAX])
 {
-    F v = bn_value(get(a->x, at, lanes), mean, sc, beta);
+    const int width = row_step(c) * c;
 
-    if (residual)
-        v = v + get(a->residual, at, lanes);
-    put(a->y, at, end == END_RELU ? f_relu(v) : end == END_CLAMP ? f_clamp(v, low, high) : v, lanes);
+    return (normed){x, widen(mean + col, c, width, scratch[0]), widen(scale + col, c, width, scratch[1]),
+                    widen(beta + col, c, width, scratch[2])};
 }
 
-INLINE void apply(const hvt_bn_args *a, const float *mean, const float *sc, const float *beta, piece p,
-                  bool residual, ending end)
+INLINE F normed_at(const normed *z, size_t i, size_t at, int lanes)
 {
-    const hvt_bn_args k = *a; /* a copy, which stores to y cannot alias */
-    const F low = f_splat(end == END_CLAMP ? a->map->a : 0), high = f_splat(end == END_CLAMP ? a->map->b : 0);
+    return bn_value(get(z->x, at, lanes), f_load(z->mean + i, lanes), f_load(z->scale + i, lanes),
+                    f_load(z->beta + i, lanes));
+}
 
-    WALK(p, apply_at(&k, at, f_load(mean + i, lanes), f_load(sc + i, lanes), f_load(beta + i, lanes), low,
-                     high, residual, end, lanes););
+INLINE void apply_at(const normed *z, const void *residual, void *y, size_t i, size_t at, bool relu,
+                     int lanes)
+{
+    F v = normed_at(z, i, at, lanes);
+
+    if (residual)
+        v = v + get(residual, at, lanes);
+    put(y, at, relu ? f_relu(v) : v, lanes);
 }
 
 static void bn_apply(const hvt_bn_args *a, hvt_bn_consts k, hvt_part part)
 {
-    const int step = row_step(a->c), width = step * a->c;
+    const int step = row_step(a->c);
     float scratch[3][WIDE_MAX];
-    const float *mean = widen(a->mean + part.col, a->c, width, scratch[0]),
-                *sc = widen(k.scale + part.col, a->c, width, scratch[1]),
-                *beta = widen(a->beta + part.col, a->c, width, scratch[2]);
+    const normed z = normed_of(a->x, a->mean, k.scale, a->beta, a->c, part.col, scratch);
+    const void *const residual = a->residual; /* copies, which stores to y cannot alias */
+    void *const y = a->y;
 
     PIECES(a->rows, a->c, part, step, {
-        if (a->residual && a->relu)
-            apply(a, mean, sc, beta, p, true, END_RELU);
-        else if (a->residual)
-            apply(a, mean, sc, beta, p, true, END_PLAIN);
+        if (residual && a->relu)
+            WALK(p, apply_at(&z, residual, y, i, at, true, lanes););
+        else if (residual)
+            WALK(p, apply_at(&z, residual, y, i, at, false, lanes););
         else if (a->relu)
-            apply(a, mean, sc, beta, p, false, END_RELU);
-        else if (hvt__is_clamp(a->map))
-            apply(a, mean, sc, beta, p, false, END_CLAMP);
+            WALK(p, apply_at(&z, NULL, y, i, at, true, lanes););
         else
-            apply(a, mean, sc, beta, p, false, END_PLAIN);
+            WALK(p, apply_at(&z, NULL, y, i, at, false, lanes););
     })
 }
 
