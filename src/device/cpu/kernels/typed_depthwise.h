@@ -1,21 +1,26 @@
 /*
  * typed_depthwise.h - depthwise convolution, a part of typed_tmpl.c; used by depthwise.c. Every element of a
- * target is one chain of multiply-adds, column by column of the lists, however many targets are computed
- * together; a gradient's is image by image, target by target.
+ * target is one chain of multiply-adds, row by row of the lists, however many targets are computed together;
+ * a gradient's is image by image, target by target.
  *
- * Neighbouring targets read mostly the same columns. A kernel walks along them and loads every column once,
- * for all targets that read it, whose sums wait in registers: pixels are often a multiple of 4096 bytes
- * apart, so that a window of 3 x 3 does not fit into an L1 cache of 8 ways, and would be loaded from the L2
- * cache nine times.
+ * Neighbouring targets read mostly the same columns. They are computed in *tiles*, whose sums are kept in
+ * registers: every column is loaded once for all targets of the tile that read it, and every weight once for
+ * all targets. Pixels are often a multiple of 4096 bytes apart, so that a window of 3 x 3 does not fit into
+ * an L1 cache of 8 ways, and would be loaded from the L2 cache nine times.
  */
 
 enum {
-    DEPTHWISE_RUN = 8,    /* targets: a pixel of all channels is written at about the same time */
-    DEPTHWISE_IMAGES = 4, /* that share the loads of weights where targets are computed one by one */
-    DEPTHWISE_COLS = 7,   /* the most of a filter whose targets share columns */
-    DEPTHWISE_SUMS = VL == 16 ? 25 : 9, /* taps whose weights or gradients are kept in registers */
+    DEPTHWISE_REGISTERS = VL == 16 ? 32 : 16,
+    DEPTHWISE_TARGETS = 14, /* of a tile, at most: widths of images are often multiples of it */
+    DEPTHWISE_IMAGES = 4,   /* that share the loads of weights where targets are computed one by one */
+    DEPTHWISE_COLS = 7,     /* the most of a filter whose targets share columns */
+    DEPTHWISE_SUMS = VL == 16 ? 25 : 9, /* gradients that are kept in registers */
     DEPTHWISE_TAPS = 9                  /* the same of single targets */
 };
+
+/* Loads and prefetches stay in the column where they are written. Compilers would do them at the start of a
+ * tile, all at once: more than a core can wait for. */
+#define IN_ORDER() __asm__ volatile("" ::: "memory")
 
 INLINE void depthwise_put(const hvt_depthwise *g, void *to, size_t at, F x, bool add, int lanes)
 {
@@ -37,132 +42,108 @@ INLINE long depthwise_step(const hvt_depthwise *g, const int cols)
     return cols > 1 ? g->col[1].from - g->col[0].from : g->from_step;
 }
 
-/* Targets that read a column, at most. */
-INLINE int depthwise_readers(const int cols, const int shift)
+/* Targets of the next tile, where `left` are left and fewer than `room` fit into the registers. */
+INLINE int depthwise_targets(int left, const int room)
 {
-    return (cols + shift - 1) / shift;
+    return room > 14 && left >= 14 ? 14 : room > 7 && left >= 7 ? 7 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
 
-/* A vector of channels of column k of what is ahead, to the L2 cache. */
-INLINE void depthwise_ahead(const hvt_depthwise *g, size_t at)
-{
-    if (g->ahead)
-        for (int i = 0; i < g->ahead_lines; i++)
-            __builtin_prefetch(hvt__at(g->ahead, TYPE, at + (size_t)(i * g->ahead_line)), 0, 2);
-}
+/* TILE(targets) of the next tile */
+#define DEPTHWISE_TILE(targets, room, TILE)                                                                  \
+    do {                                                                                                     \
+        if ((room) > 14 && (targets) == 14)                                                                  \
+            TILE(14);                                                                                        \
+        else if ((room) > 7 && (targets) == 7)                                                               \
+            TILE(7);                                                                                         \
+        else if ((targets) == 4)                                                                             \
+            TILE(4);                                                                                         \
+        else if ((targets) == 2)                                                                             \
+            TILE(2);                                                                                         \
+        else                                                                                                 \
+            TILE(1);                                                                                         \
+    } while (0)
 
 /* ---- targets ---- */
 
-/* Row i of column k of the first of some targets: to the sums of the targets that read it. weight: of all
- * taps, or NULL, if they are to be loaded */
-INLINE void depthwise_tap(const hvt_depthwise *g, const void *from, long at, const float *w, const F *weight,
-                          F *sum, const int i, const int k, const int cols, const int shift, int lanes)
+/* A row of the sources of `targets` neighbours, of a vector of channels: to their sums. ahead: or NULL */
+INLINE void depthwise_row(const hvt_depthwise *g, const char *x, const float *w, const char *ahead, F *sum,
+                          const int targets, const int cols, const int shift, int lanes)
 {
-    const F x = get(from, (size_t)(at + g->row[i].from), lanes);
+    const long step = ELEMENT * depthwise_step(g, cols), ahead_step = ELEMENT * g->ahead_pixel;
+    const long w_step = cols > 1 ? g->col[1].w - g->col[0].w : 0;
+    F weight[DEPTHWISE_COLS];
 
     UNROLL
-    for (int u = 0; u < depthwise_readers(cols, shift); u++) {
-        const int j = k - u * shift;
-
-        if (j >= 0)
-            sum[u] =
-                f_fma(x, weight ? weight[i * cols + j] : f_load(w + g->row[i].w + g->col[j].w, VL), sum[u]);
-    }
-}
-
-/* rows: 0, or that of g */
-INLINE void depthwise_column(const hvt_depthwise *g, const void *from, long at, const float *w,
-                             const F *weight, F *sum, const int k, const int rows, const int cols,
-                             const int shift, int lanes)
-{
-    if (rows) {
-        UNROLL
-        for (int i = 0; i < rows; i++)
-            depthwise_tap(g, from, at, w, weight, sum, i, k, cols, shift, lanes);
-    } else {
-        for (int i = 0; i < g->rows; i++)
-            depthwise_tap(g, from, at, w, NULL, sum, i, k, cols, shift, lanes);
-    }
-}
-
-/* A vector of channels of all targets of an image. */
-INLINE void depthwise_walk_at(const hvt_depthwise *g, int image, const void *from, const float *w, void *to,
-                              size_t c, const int rows, const int cols, const int shift, bool add, int lanes)
-{
-    const int readers = depthwise_readers(cols, shift);
-    const long step = depthwise_step(g, cols);
-    long at = image * g->from_image + g->col[0].from + (long)c;
-    size_t out = (size_t)(image * g->to_image) + c, ahead = (size_t)(image * g->ahead_image) + c;
-    F sum[DEPTHWISE_COLS], weight[DEPTHWISE_SUMS];
-
-    w += (long)(c / HVT_PANEL) * g->panel + (long)(c % HVT_PANEL);
+    for (int j = 0; j < cols; j++)
+        weight[j] = f_load(w + j * w_step, VL);
     UNROLL
-    for (int k = 0; k < rows * cols; k++)
-        weight[k] = f_load(w + g->row[k / cols].w + g->col[k % cols].w, VL);
-    UNROLL
-    for (int u = 0; u < readers; u++)
-        sum[u] = f_zero();
-    UNROLL
-    for (int k = 0; k < cols - shift; k++, at += step, ahead += (size_t)g->ahead_pixel) {
-        depthwise_ahead(g, ahead);
-        depthwise_column(g, from, at, w, weight, sum, k, rows, cols, shift, lanes);
-    }
-    for (int t = 0; t < g->count; t++, out += (size_t)g->to_step) {
-        UNROLL
-        for (int k = cols - shift; k < cols; k++, at += step, ahead += (size_t)g->ahead_pixel) {
-            depthwise_ahead(g, ahead);
-            depthwise_column(g, from, at, w, weight, sum, k, rows, cols, shift, lanes);
+    for (int k = 0; k < (targets - 1) * shift + cols; k++, x += step) {
+        const F of_column = get(x, 0, lanes);
+
+        if (ahead && k < targets * shift) {
+            __builtin_prefetch(ahead, 0, 2);
+            ahead += ahead_step;
         }
-        depthwise_put(g, to, out, sum[0], add, lanes);
+        IN_ORDER();
         UNROLL
-        for (int u = 1; u < readers; u++)
-            sum[u - 1] = sum[u];
-        sum[readers - 1] = f_zero();
+        for (int u = 0; u < targets; u++) {
+            const int j = k - u * shift;
+
+            if (j >= 0 && j < cols)
+                sum[u] = f_fma(of_column, weight[j], sum[u]);
+        }
     }
 }
 
-/* All targets of an image, if there is code for their columns. */
-static bool depthwise_walk(const hvt_depthwise *g, int image, const void *from, const float *w, void *to,
-                           bool add)
+/* A vector of channels of `targets` neighbours. */
+INLINE void depthwise_tile_at(const hvt_depthwise *g, const void *from, const float *w, void *to,
+                              const void *ahead, size_t c, const int targets, const int cols, const int shift,
+                              bool add, int lanes)
 {
-    const size_t channels = (size_t)g->channels;
+    const char *x = hvt__at(from, TYPE, (size_t)g->col[0].from + c), *next = hvt__at(ahead, TYPE, c);
+    F sum[DEPTHWISE_TARGETS];
 
-#define SHAPE(rows_, cols, shift)                                                                            \
-    if (((rows_) == 0 || (rows_) == g->rows) && (rows_) * (cols) <= DEPTHWISE_SUMS) {                        \
-        SPAN(channels,                                                                                       \
-             depthwise_walk_at(g, image, from, w, to, i, (rows_) * (cols) <= DEPTHWISE_SUMS ? (rows_) : 0,   \
-                               cols, shift, add, lanes););                                                   \
-        return true;                                                                                         \
+    w += (long)(c / HVT_PANEL) * g->panel + (long)(c % HVT_PANEL) + g->col[0].w;
+    UNROLL
+    for (int u = 0; u < targets; u++) {
+        sum[u] = f_zero();
+        if (add)
+            __builtin_prefetch(hvt__at(to, TYPE, (size_t)(u * g->to_step) + c));
     }
+    for (int i = 0; i < g->rows; i++) {
+        const char *of_row = x + ELEMENT * g->row[i].from;
 
-    switch (depthwise_shape(g)) {
-    case 11:
-        SHAPE(1, 1, 1)
-        SHAPE(2, 1, 1)
-        SHAPE(0, 1, 1)
-    case 21:
-        SHAPE(1, 2, 1)
-        SHAPE(2, 2, 1)
-        SHAPE(3, 2, 1)
-        SHAPE(0, 2, 1)
-    case 31:
-        SHAPE(2, 3, 1)
-        SHAPE(3, 3, 1)
-        SHAPE(0, 3, 1)
-    case 32:
-        SHAPE(3, 3, 2)
-        SHAPE(0, 3, 2)
-    case 51:
-        SHAPE(5, 5, 1)
-        SHAPE(0, 5, 1)
-    case 52:
-        SHAPE(5, 5, 2)
-        SHAPE(0, 5, 2)
-    case 71:
-        SHAPE(0, 7, 1)
+        if (i < g->ahead_lines)
+            depthwise_row(g, of_row, w + g->row[i].w, next + ELEMENT * i * g->ahead_line, sum, targets, cols,
+                          shift, lanes);
+        else
+            depthwise_row(g, of_row, w + g->row[i].w, NULL, sum, targets, cols, shift, lanes);
     }
-#undef SHAPE
-    return false;
+    UNROLL
+    for (int u = 0; u < targets; u++)
+        depthwise_put(g, to, (size_t)(u * g->to_step) + c, sum[u], add, lanes);
+}
+
+INLINE void depthwise_tiles(const hvt_depthwise *g, const void *from, const float *w, void *to, bool add,
+                            const int cols, const int shift)
+{
+    /* with a stride, a tile of 14 would wait for 56 lines of memory at once */
+    const int room = shift > 1 ? 14 : DEPTHWISE_REGISTERS - cols;
+
+    for (int t = 0, targets; t < g->count; t += targets) {
+        targets = depthwise_targets(g->count - t, room);
+        for (int n = 0; n < g->images; n++) {
+            const void *x = hvt__at(from, TYPE, (size_t)(t * g->from_step + n * g->from_image));
+            const void *ahead =
+                g->ahead ? hvt__at(g->ahead, TYPE, (size_t)(t * g->ahead_step + n * g->ahead_image)) : x;
+            void *y = hvt__at(to, TYPE, (size_t)(t * g->to_step + n * g->to_image));
+
+#define TILE(targets)                                                                                        \
+    SPAN(g->channels, depthwise_tile_at(g, x, w, y, ahead, i, targets, cols, shift, add, lanes);)
+            DEPTHWISE_TILE(targets, room, TILE);
+#undef TILE
+        }
+    }
 }
 
 /* A vector of channels of one target of `images` images. */
@@ -175,8 +156,8 @@ INLINE void depthwise_one_at(const hvt_depthwise *g, const void *from, const flo
     for (int n = 0; n < images; n++)
         sum[n] = f_zero();
     w += (long)(c / HVT_PANEL) * g->panel + (long)(c % HVT_PANEL);
-    for (int j = 0; j < g->cols; j++)
-        for (int i = 0; i < g->rows; i++) {
+    for (int i = 0; i < g->rows; i++)
+        for (int j = 0; j < g->cols; j++) {
             const F weight = f_load(w + g->row[i].w + g->col[j].w, VL);
             const long at = g->row[i].from + g->col[j].from + (long)c;
 
@@ -207,106 +188,105 @@ static void depthwise_each(const hvt_depthwise *g, const void *from, const float
 
 static void depthwise(const hvt_depthwise *g, const void *from, const float *w, void *to, bool add)
 {
-    hvt_depthwise run = *g;
+#define SHAPE(cols, shift)                                                                                   \
+    case (cols)*10 + (shift):                                                                                \
+        depthwise_tiles(g, from, w, to, add, cols, shift);                                                   \
+        break;
 
-    for (int t = 0; t < g->count; t += run.count) {
-        const void *x = hvt__at(from, TYPE, (size_t)(t * g->from_step));
-        void *y = hvt__at(to, TYPE, (size_t)(t * g->to_step));
-        int image = 0;
-
-        run.count = g->count - t < DEPTHWISE_RUN ? g->count - t : DEPTHWISE_RUN;
-        if (g->ahead)
-            run.ahead = hvt__at(g->ahead, TYPE, (size_t)(t * g->ahead_step));
-        while (image < g->images && depthwise_walk(&run, image, x, w, y, add))
-            image++;
-        if (!image)
-            depthwise_each(&run, x, w, y, add);
+    switch (depthwise_shape(g)) {
+        SHAPE(1, 1)
+        SHAPE(2, 1)
+        SHAPE(3, 1)
+        SHAPE(3, 2)
+        SHAPE(5, 1)
+        SHAPE(5, 2)
+        SHAPE(7, 1)
+    default:
+        depthwise_each(g, from, w, to, add);
     }
+#undef SHAPE
 }
 
 /* ---- gradients of weights ---- */
 
-/* Column k of the first of `live` targets, of `rows` rows: to the gradients of its taps. */
-INLINE void depthwise_column_dw(const hvt_depthwise *g, const void *from, long at, const F *dy, int live,
-                                F *sum, const int k, const int first, const int rows, const int cols,
-                                const int shift, int lanes)
+/* Some rows of the sources of `targets` neighbours, of a vector of channels: to the gradients of their taps.
+ * ahead: or NULL */
+INLINE void depthwise_rows_dw(const hvt_depthwise *g, const char *x, const hvt_depthwise_entry *row,
+                              const void *to, size_t y, const char *ahead, F *sum, const int targets,
+                              const int rows, const int cols, const int shift, int lanes)
 {
+    const long step = ELEMENT * depthwise_step(g, cols);
+    F dy[DEPTHWISE_TARGETS];
+
+    x += ELEMENT * g->col[0].from;
     UNROLL
-    for (int i = 0; i < rows; i++) {
-        const F x = get(from, (size_t)(at + g->row[first + i].from), lanes);
-
-        UNROLL
-        for (int u = 0; u < depthwise_readers(cols, shift); u++) {
-            const int j = k - u * shift;
-
-            if (j >= 0 && u < live)
-                sum[i * cols + j] = f_fma(x, dy[u], sum[i * cols + j]);
+    for (int u = 0; u < targets; u++, y += (size_t)g->to_step)
+        dy[u] = get(to, y, lanes);
+    UNROLL
+    for (int k = 0; k < (targets - 1) * shift + cols; k++, x += step) {
+        if (ahead && k < targets * shift) {
+            for (int i = 0; i < g->ahead_lines; i++)
+                __builtin_prefetch(ahead + ELEMENT * i * g->ahead_line, 0, 2);
+            ahead += ELEMENT * g->ahead_pixel;
         }
+        UNROLL
+        for (int i = 0; i < rows; i++) {
+            const F of_column = get(x + ELEMENT * row[i].from, 0, lanes);
+
+            UNROLL
+            for (int u = 0; u < targets; u++) {
+                const int j = k - u * shift;
+
+                if (j >= 0 && j < cols)
+                    sum[i * cols + j] = f_fma(of_column, dy[u], sum[i * cols + j]);
+            }
+        }
+        IN_ORDER();
     }
 }
 
 /* Adds up a vector of channels of the gradients of `rows` rows of taps, from `first` on, over all targets of
  * all images. */
-INLINE void depthwise_walk_dw_at(const hvt_depthwise *g, const void *from, const void *to, float *dw,
-                                 size_t c, const int first, const int rows, const int cols, const int shift,
-                                 int lanes)
+INLINE void depthwise_tiles_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw, size_t c,
+                               const int first, const int rows, const int cols, const int shift, int lanes)
 {
-    const int readers = depthwise_readers(cols, shift);
-    const long step = depthwise_step(g, cols);
-    F sum[DEPTHWISE_SUMS], dy[DEPTHWISE_COLS];
+    const hvt_depthwise_entry *row = g->row + first;
+    const int room = DEPTHWISE_REGISTERS - rows * cols;
+    F sum[DEPTHWISE_SUMS];
 
     dw += (long)(c / HVT_PANEL) * g->panel + (long)(c % HVT_PANEL);
     UNROLL
     for (int k = 0; k < rows * cols; k++)
-        sum[k] = f_load(dw + g->row[first + k / cols].w + g->col[k % cols].w, VL);
-    for (int image = 0; image < g->images; image++) {
-        long at = image * g->from_image + g->col[0].from + (long)c, y = image * g->to_image + (long)c;
-        size_t ahead = (size_t)(image * g->ahead_image) + c;
-        int t = 0, live = readers < g->count ? readers : g->count;
+        sum[k] = f_load(dw + row[k / cols].w + g->col[k % cols].w, VL);
+    for (int n = 0; n < g->images; n++)
+        for (int t = 0, targets; t < g->count; t += targets) {
+            const size_t y = (size_t)(t * g->to_step + n * g->to_image) + c;
+            const char *x = hvt__at(from, TYPE, (size_t)(t * g->from_step + n * g->from_image) + c);
+            const char *ahead =
+                first || !g->ahead
+                    ? NULL
+                    : hvt__at(g->ahead, TYPE, (size_t)(t * g->ahead_step + n * g->ahead_image) + c);
 
-        /* of targets that are not there no dy is multiplied: x may be infinite */
-        UNROLL
-        for (int u = 0; u < readers; u++, y += g->to_step)
-            dy[u] = u < live ? get(to, (size_t)y, lanes) : f_zero();
-        UNROLL
-        for (int k = 0; k < cols - shift; k++, at += step)
-            depthwise_column_dw(g, from, at, dy, live, sum, k, first, rows, cols, shift, lanes);
-        for (; t + readers < g->count; t++, y += g->to_step) {
-            UNROLL
-            for (int k = cols - shift; k < cols; k++, at += step, ahead += (size_t)g->ahead_pixel) {
-                if (!first)
-                    depthwise_ahead(g, ahead);
-                depthwise_column_dw(g, from, at, dy, readers, sum, k, first, rows, cols, shift, lanes);
-            }
-            UNROLL
-            for (int u = 1; u < readers; u++)
-                dy[u - 1] = dy[u];
-            dy[readers - 1] = get(to, (size_t)y, lanes);
+            targets = depthwise_targets(g->count - t, room);
+#define TILE(targets) depthwise_rows_dw(g, x, row, to, y, ahead, sum, targets, rows, cols, shift, lanes)
+            DEPTHWISE_TILE(targets, room, TILE);
+#undef TILE
         }
-        for (; t < g->count; t++, live--) {
-            UNROLL
-            for (int k = cols - shift; k < cols; k++, at += step)
-                depthwise_column_dw(g, from, at, dy, live, sum, k, first, rows, cols, shift, lanes);
-            UNROLL
-            for (int u = 1; u < readers; u++)
-                dy[u - 1] = dy[u];
-        }
-    }
     UNROLL
     for (int k = 0; k < rows * cols; k++)
-        f_store(dw + g->row[first + k / cols].w + g->col[k % cols].w, sum[k], VL);
+        f_store(dw + row[k / cols].w + g->col[k % cols].w, sum[k], VL);
 }
 
 /* `most` rows of taps at a time, then single ones. */
-INLINE void depthwise_rows_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw, size_t c,
-                              const int most, const int cols, const int shift, int lanes)
+INLINE void depthwise_groups_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw, size_t c,
+                                const int most, const int cols, const int shift, int lanes)
 {
     int i = 0;
 
     for (; most > 1 && i + most <= g->rows; i += most)
-        depthwise_walk_dw_at(g, from, to, dw, c, i, most, cols, shift, lanes);
+        depthwise_tiles_dw(g, from, to, dw, c, i, most, cols, shift, lanes);
     for (; i < g->rows; i++)
-        depthwise_walk_dw_at(g, from, to, dw, c, i, 1, cols, shift, lanes);
+        depthwise_tiles_dw(g, from, to, dw, c, i, 1, cols, shift, lanes);
 }
 
 /* Is there code for the columns of these targets? */
@@ -317,9 +297,9 @@ static bool depthwise_walk_dw(const hvt_depthwise *g, const void *from, const vo
 #define SHAPE(cols, shift)                                                                                   \
     case (cols)*10 + (shift):                                                                                \
         SPAN(channels,                                                                                       \
-             depthwise_rows_dw(g, from, to, dw, i,                                                           \
-                               DEPTHWISE_SUMS / (cols) < (cols) ? DEPTHWISE_SUMS / (cols) : (cols), cols,    \
-                               shift, lanes););                                                              \
+             depthwise_groups_dw(g, from, to, dw, i,                                                         \
+                                 DEPTHWISE_SUMS / (cols) < (cols) ? DEPTHWISE_SUMS / (cols) : (cols), cols,  \
+                                 shift, lanes););                                                            \
         return true;
 
     switch (depthwise_shape(g)) {
