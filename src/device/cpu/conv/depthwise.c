@@ -538,10 +538,10 @@ static size_t bytes_of_ring(const conv_op *op, const side *s)
     return whole_lines(hvt_dtype_size(op->type) * (size_t)(s->planes * s->plane));
 }
 
-static void set_rings(pass *g, void *ws, size_t more)
+static void set_rings(pass *g, void *ws)
 {
     g->rings = (char *)ws + bytes_before_rings(g->op);
-    g->ring_bytes = bytes_of_ring(g->op, g->s) + more;
+    g->ring_bytes = bytes_of_ring(g->op, g->s);
 }
 
 static void forward(const conv_op *op, int real, const void *x, const void *w, void *y, void *ws)
@@ -554,7 +554,7 @@ static void forward(const conv_op *op, int real, const void *x, const void *w, v
                            hvt__at(to, op->type, (size_t)j * rows_of_y(op) * (size_t)op->x_row));
 
         g.weights = weights + (size_t)j * conv_block_weights(op);
-        set_rings(&g, ws, 0);
+        set_rings(&g, ws);
         run_pass(&g);
     }
     if (to != y)
@@ -577,33 +577,26 @@ static void backward_x(const conv_op *op, int real, const void *w, const void *d
 
     g.weights = widened(op, w, ws);
     g.add = add;
-    set_rings(&g, ws, 0);
+    set_rings(&g, ws);
     run_pass(&g);
 }
 
 /* ---- backward weights ---- */
 
-/* Bytes of a line of dy behind a thread's ring. */
-static size_t copy_bytes(const conv_op *op, const side *s)
-{
-    return whole_lines(hvt_dtype_size(op->type) * (size_t)(s->pixel * op->ow));
-}
-
 /* Adds up the gradients of a slice over a line of plane j. */
 static void add_line(const pass *g, const ring *r, int j, int line, const area *part, float *dw)
 {
     const conv_op *op = g->op;
-    char *dy = r->at + bytes_of_ring(op, g->s);
+    const size_t dy =
+        (size_t)(j * g->to.plane + line * g->to.line + part->image * g->to.image + part->channel);
 
-    copy_pixels(g, &g->to, false, (size_t)(j * g->to.plane + line * g->to.line), op->ow, part, dy);
     for (int phase = 0; phase < least(g->s->w.phases, op->ow); phase++) {
         hvt_depthwise t = targets_of(g, line, phase, part);
 
-        t.to_step = g->s->w.phases * g->s->pixel;
-        t.to_image = g->s->channels;
         if (!phase)
             set_ahead(g, r, line, part, &t);
-        op->typed->depthwise_dw(&t, r->at, hvt__at(dy, op->type, (size_t)(phase * g->s->pixel)), dw);
+        op->typed->depthwise_dw(&t, r->at, hvt__at(g->to.at, op->type, dy + (size_t)(phase * g->to.pixel)),
+                                dw);
     }
 }
 
@@ -656,7 +649,7 @@ static void backward_w(const conv_op *op, int real, const void *x, const void *d
     g.sums = (float *)((char *)ws + plane_bytes(op));
     g.parts = parts_of(op, g.all);
     g.slices = most(g.slices, cut(op, g.parts, panels, 0.5));
-    set_rings(&g, ws, copy_bytes(op, g.s));
+    set_rings(&g, ws);
     hvt__parallel_for(op->pool, g.parts * g.slices, dw_job, &g);
     if (g.parts > 1)
         hvt__parallel_for(op->pool, (int)((conv_weights(op) + SUM - 1) / SUM), sum_job, &g);
@@ -667,8 +660,7 @@ static void backward_w(const conv_op *op, int real, const void *x, const void *d
 static size_t bytes(const conv_op *op)
 {
     const depthwise *d = depthwise_of(op);
-    const size_t out = bytes_of_ring(op, &d->out) + copy_bytes(op, &d->out),
-                 in = op->no_dx ? 0 : bytes_of_ring(op, &d->in);
+    const size_t out = bytes_of_ring(op, &d->out), in = op->no_dx ? 0 : bytes_of_ring(op, &d->in);
 
     return bytes_before_rings(op) + (out > in ? out : in) * (size_t)hvt__thread_pool_size(op->pool);
 }

@@ -1,7 +1,7 @@
 /*
  * typed_depthwise.h - depthwise convolution, a part of typed_tmpl.c; used by depthwise.c. Every element of a
  * target is one chain of multiply-adds, row by row of the lists, however many targets are computed together;
- * a gradient's is image by image, target by target.
+ * a gradient's goes through blocks of DEPTHWISE_TARGETS targets, and in a block image by image.
  *
  * Neighbouring targets read mostly the same columns. They are computed in *tiles*, whose sums are kept in
  * registers: every column is loaded once for all targets of the tile that read it, and every weight once for
@@ -11,7 +11,8 @@
 
 enum {
     DEPTHWISE_REGISTERS = VL == 16 ? 32 : 16,
-    DEPTHWISE_TARGETS = 14, /* of a tile, at most: widths of images are often multiples of it */
+    DEPTHWISE_TARGETS = 14, /* of a tile, at most: widths of images are often multiples of it. Then follow all
+                               channels of these pixels: a few pieces of memory are read at a time */
     DEPTHWISE_IMAGES = 4,   /* that share the loads of weights where targets are computed one by one */
     DEPTHWISE_COLS = 7,     /* the most of a filter whose targets share columns */
     DEPTHWISE_SUMS = VL == 16 ? 25 : 9, /* gradients that are kept in registers */
@@ -210,18 +211,21 @@ static void depthwise(const hvt_depthwise *g, const void *from, const float *w, 
 /* ---- gradients of weights ---- */
 
 /* Some rows of the sources of `targets` neighbours, of a vector of channels: to the gradients of their taps.
- * ahead: or NULL */
+ * fetch: the next block's targets; ahead: or NULL */
 INLINE void depthwise_rows_dw(const hvt_depthwise *g, const char *x, const hvt_depthwise_entry *row,
-                              const void *to, size_t y, const char *ahead, F *sum, const int targets,
-                              const int rows, const int cols, const int shift, int lanes)
+                              const void *to, size_t y, bool fetch, const char *ahead, F *sum,
+                              const int targets, const int rows, const int cols, const int shift, int lanes)
 {
     const long step = ELEMENT * depthwise_step(g, cols);
     F dy[DEPTHWISE_TARGETS];
 
     x += ELEMENT * g->col[0].from;
     UNROLL
-    for (int u = 0; u < targets; u++, y += (size_t)g->to_step)
+    for (int u = 0; u < targets; u++, y += (size_t)g->to_step) {
         dy[u] = get(to, y, lanes);
+        if (fetch)
+            __builtin_prefetch(hvt__at(to, TYPE, y + (size_t)(DEPTHWISE_TARGETS * g->to_step)), 0, 2);
+    }
     UNROLL
     for (int k = 0; k < (targets - 1) * shift + cols; k++, x += step) {
         if (ahead && k < targets * shift) {
@@ -268,7 +272,8 @@ INLINE void depthwise_tiles_dw(const hvt_depthwise *g, const void *from, const v
                     : hvt__at(g->ahead, TYPE, (size_t)(t * g->ahead_step + n * g->ahead_image) + c);
 
             targets = depthwise_targets(g->count - t, room);
-#define TILE(targets) depthwise_rows_dw(g, x, row, to, y, ahead, sum, targets, rows, cols, shift, lanes)
+#define TILE(targets)                                                                                        \
+    depthwise_rows_dw(g, x, row, to, y, !first, ahead, sum, targets, rows, cols, shift, lanes)
             DEPTHWISE_TILE(targets, room, TILE);
 #undef TILE
         }
@@ -354,10 +359,20 @@ INLINE void depthwise_taps(const hvt_depthwise *g, const void *from, const void 
 static void depthwise_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw)
 {
     const int taps = g->rows * g->cols;
+    hvt_depthwise run = *g;
+    int t = 0;
 
-    if (depthwise_walk_dw(g, from, to, dw))
-        return;
-    for (int t = 0; t < g->count; t++) {
+    for (; t < g->count; t += run.count) {
+        const void *x = hvt__at(from, TYPE, (size_t)(t * g->from_step)),
+                   *y = hvt__at(to, TYPE, (size_t)(t * g->to_step));
+
+        run.count = g->count - t < DEPTHWISE_TARGETS ? g->count - t : DEPTHWISE_TARGETS;
+        if (g->ahead)
+            run.ahead = hvt__at(g->ahead, TYPE, (size_t)(t * g->ahead_step));
+        if (!depthwise_walk_dw(&run, x, y, dw))
+            break;
+    }
+    for (; t < g->count; t++) {
         const void *x = hvt__at(from, TYPE, (size_t)(t * g->from_step)),
                    *y = hvt__at(to, TYPE, (size_t)(t * g->to_step));
         int k = 0;
