@@ -294,28 +294,22 @@ INLINE void depthwise_groups_dw(const hvt_depthwise *g, const void *from, const 
         depthwise_tiles_dw(g, from, to, dw, c, i, 1, cols, shift, lanes);
 }
 
-/* Is there code for the columns of these targets? */
-static bool depthwise_walk_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw)
+/* All targets, in blocks. */
+INLINE void depthwise_blocks_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw,
+                                const int cols, const int shift)
 {
-    const size_t channels = (size_t)g->channels;
+    const int most = DEPTHWISE_SUMS / cols < cols ? DEPTHWISE_SUMS / cols : cols;
+    hvt_depthwise run = *g;
 
-#define SHAPE(cols, shift)                                                                                   \
-    case (cols)*10 + (shift):                                                                                \
-        SPAN(channels,                                                                                       \
-             depthwise_groups_dw(g, from, to, dw, i,                                                         \
-                                 DEPTHWISE_SUMS / (cols) < (cols) ? DEPTHWISE_SUMS / (cols) : (cols), cols,  \
-                                 shift, lanes););                                                            \
-        return true;
+    for (int t = 0; t < g->count; t += run.count) {
+        const void *x = hvt__at(from, TYPE, (size_t)(t * g->from_step)),
+                   *y = hvt__at(to, TYPE, (size_t)(t * g->to_step));
 
-    switch (depthwise_shape(g)) {
-        SHAPE(3, 1)
-        SHAPE(3, 2)
-        SHAPE(5, 1)
-        SHAPE(5, 2)
-        SHAPE(7, 1)
+        run.count = g->count - t < DEPTHWISE_TARGETS ? g->count - t : DEPTHWISE_TARGETS;
+        if (g->ahead)
+            run.ahead = hvt__at(g->ahead, TYPE, (size_t)(t * g->ahead_step));
+        SPAN(g->channels, depthwise_groups_dw(&run, x, y, dw, i, most, cols, shift, lanes););
     }
-#undef SHAPE
-    return false;
 }
 
 /* Adds up a vector of channels of the gradients of `taps` taps over one target of all images. */
@@ -356,23 +350,12 @@ INLINE void depthwise_taps(const hvt_depthwise *g, const void *from, const void 
     SPAN(g->channels, depthwise_taps_at(g, from, to, dw, at, out, i, taps, lanes););
 }
 
-static void depthwise_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw)
+/* Some targets after each other, whatever their columns. */
+static void depthwise_each_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw)
 {
     const int taps = g->rows * g->cols;
-    hvt_depthwise run = *g;
-    int t = 0;
 
-    for (; t < g->count; t += run.count) {
-        const void *x = hvt__at(from, TYPE, (size_t)(t * g->from_step)),
-                   *y = hvt__at(to, TYPE, (size_t)(t * g->to_step));
-
-        run.count = g->count - t < DEPTHWISE_TARGETS ? g->count - t : DEPTHWISE_TARGETS;
-        if (g->ahead)
-            run.ahead = hvt__at(g->ahead, TYPE, (size_t)(t * g->ahead_step));
-        if (!depthwise_walk_dw(&run, x, y, dw))
-            break;
-    }
-    for (; t < g->count; t++) {
+    for (int t = 0; t < g->count; t++) {
         const void *x = hvt__at(from, TYPE, (size_t)(t * g->from_step)),
                    *y = hvt__at(to, TYPE, (size_t)(t * g->to_step));
         int k = 0;
@@ -384,4 +367,23 @@ static void depthwise_dw(const hvt_depthwise *g, const void *from, const void *t
         for (; k < taps; k++)
             depthwise_taps(g, x, y, dw, k, 1);
     }
+}
+
+static void depthwise_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw)
+{
+#define SHAPE(cols, shift)                                                                                   \
+    case (cols)*10 + (shift):                                                                                \
+        depthwise_blocks_dw(g, from, to, dw, cols, shift);                                                   \
+        break;
+
+    switch (depthwise_shape(g)) {
+        SHAPE(3, 1)
+        SHAPE(3, 2)
+        SHAPE(5, 1)
+        SHAPE(5, 2)
+        SHAPE(7, 1)
+    default:
+        depthwise_each_dw(g, from, to, dw);
+    }
+#undef SHAPE
 }
