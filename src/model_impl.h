@@ -52,7 +52,8 @@ typedef struct hvt_param {
     int flat; /* > 1: behind dim[0], if op, elements are [flat pixels, channels]; in files [channels, pixels]
                */
     hvt_role role;
-    bool frozen; /* it has no gradient */
+    bool frozen;   /* it has no gradient */
+    bool constant; /* it never has: a buffer of PyTorch */
     hvt_init init;
     float init_arg; /* standard deviation, bound, or value */
 } hvt_param;
@@ -94,6 +95,7 @@ struct hvt_layer {
     } is;
     int ndim, dim[4]; /* binary: of its parameter; 0: it has none */
     float init;       /* and how that begins */
+    bool constant;    /* and that it is no parameter, but a constant */
     bool affine;      /* norm over a shape: has weight and bias */
     hvt_tensor y, dy; /* output and its gradient, logical shape [N,H,W,C] */
     bool folded;      /* fused into another layer: skipped by forward and backward */
@@ -153,6 +155,7 @@ struct hvt_model {
     int batch;    /* 0 until planned */
     hvt_order order;
     hvt_value logits;
+    uint64_t tape; /* what it computes, as one number: see hvt__tape_hash() */
     hvt_value input;
     int dropouts;   /* layers that draw */
     uint64_t *keys; /* [batch] device memory: of the images' draws in this training pass, then [batch] times

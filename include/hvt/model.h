@@ -136,6 +136,10 @@ HVT_API hvt_value hvt_combine(hvt_model *m, hvt_binary op, hvt_value a, hvt_valu
  * shape dim[ndim], e.g. [C,1,1]; it begins at `init`. */
 HVT_API hvt_value hvt_combine_parameter(hvt_model *m, hvt_binary op, hvt_value x, int ndim, const int *dim,
                                         float init);
+/** The same with a constant, as a buffer of PyTorch is: it is in files, but never trained, and no parameter.
+ */
+HVT_API hvt_value hvt_combine_constant(hvt_model *m, hvt_binary op, hvt_value x, int ndim, const int *dim,
+                                       float init);
 /** torch.cat(dim=1): the channels of in[0], then those of in[1] ...; all of one height and width. */
 HVT_API hvt_value hvt_concat(hvt_model *m, const hvt_value *in, int count);
 /** Channels first .. first+count-1. torch.chunk() is several of these. */
@@ -226,6 +230,8 @@ typedef struct hvt_pt2_info {
     int height, width, channels; ///< of the images that it was exported with
     int classes;                 ///< outputs of its last layer
     int outputs;                 ///< of the whole model; only the first is built
+    int unused; ///< parameters that do not lead to it, and are not built: those of auxiliary classifiers
+    const char *first_unused; ///< name of one of them; NULL: there are none
     bool weights;     ///< hvt_pt2_load() can read them: they are not pickled, as they are up to PyTorch 2.8
     const char *head; ///< name of the last layer
 } hvt_pt2_info;
@@ -245,8 +251,10 @@ HVT_API void hvt_pt2_close(hvt_pt2 **file);
 HVT_API hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *file);
 /** Append it to m, from `images`, hvt_input() of its size, to the logits. classes: outputs of its last layer;
  * 0: as in the file. Layers have their names in the state_dict, so hvtrain's checkpoints load by
- * load_state_dict(). Errors: E_UNSUPPORTED (an operation with arguments that are not imported, or that
- * computes other shapes than the file says: names it, layer and line), E_MEM. */
+ * load_state_dict(). What has requires_grad=False in the file is frozen, as by hvt_model_freeze(), whose next
+ * call replaces that; a last layer of other classes is not. Errors: E_UNSUPPORTED (an operation with
+ * arguments that are not imported, or that computes other shapes than the file says: names it, layer and
+ * line), E_MEM. */
 HVT_API hvt_status hvt_pt2_build(const hvt_pt2 *file, hvt_model *m, hvt_value images, int classes,
                                  hvt_value *ret_logits);
 /** Set the parameters and running statistics of m, which was built from this file and planned, to the file's.
@@ -261,10 +269,11 @@ HVT_API hvt_status hvt_model_set_type(hvt_model *m, hvt_dtype t);
 
 /**
  * Leave parameters as they are, as requires_grad_(False) does in PyTorch: those whose names begin with one of
- * `prefixes`, which have commas between them ("conv1,bn1,layer1."); NULL or "": none. Frozen parameters have
- * no gradient, momentum or weight decay, and nothing of them travels. Backward ends where no layer before has
- * a parameter that is not frozen, and what only backward would have read is not kept. A frozen batch norm
- * still normalises with the batch's statistics, and its running statistics move, as in PyTorch's train mode.
+ * `prefixes`, which have commas between them ("conv1,bn1,layer1."); NULL or "": none. One that ends in $ is a
+ * whole name ("fc.bias$"). A later call replaces the earlier one. Frozen parameters have no gradient,
+ * momentum or weight decay, and nothing of them travels. Backward ends where no layer before has a parameter
+ * that is not frozen, and what only backward would have read is not kept. A frozen batch norm still
+ * normalises with the batch's statistics, and its running statistics move, as in PyTorch's train mode.
  *
  * To be called before hvt_model_plan(), which then fails with E_ARG where a prefix fits no parameter (and
  * names what there is) or where all parameters are frozen. Equal on all ranks: hvt_distopt_create() compares.
@@ -295,6 +304,10 @@ HVT_API hvt_dtype hvt_model_input_type(const hvt_model *m); ///< the type that t
 /** Channels with which a pixel of the input must be stored, zeros after its own: more than it has only if
  * that is faster on the device. */
 HVT_API int hvt_model_input_channels(const hvt_model *m);
+/** Images that a training batch should have at least: 2 with a batch norm over one pixel, as behind a global
+ * pooling, else 1. A single value is its own mean, so nothing of it remains but the bias; PyTorch refuses it
+ * ("Expected more than 1 value per channel when training"), and so does hvtrain. */
+HVT_API int hvt_model_least(const hvt_model *m);
 HVT_API size_t hvt_model_parameters(const hvt_model *m); ///< scalars, as papers count them
 HVT_API size_t hvt_model_frozen(const hvt_model *m); ///< those of them that hvt_model_freeze() leaves alone
 HVT_API size_t hvt_model_bytes(const hvt_model *m);  ///< all arenas and workspaces together

@@ -112,8 +112,9 @@ HVT_C_BEGIN
       "scale gradients down to this norm, of all parameters together, where it is larger; 0: never")         \
     X(str, ema, "none", 0, RUN, "none|DECAY[:every=N]",                                                      \
       "average the weights exponentially, after every Nth update (1), and evaluate and save the average")    \
-    X(str, freeze, "none", 0, RUN, "PREFIX[,PREFIX...]",                                                     \
-      "leave parameters as they are whose names begin so: conv1,bn1,layer1. (none: train all)")              \
+    X(str, freeze, "auto", 0, RUN, "auto|none|PREFIX[,PREFIX...]",                                           \
+      "leave parameters as they are whose names begin so: conv1,bn1,layer1. (none: train all; auto: a .pt2 " \
+      "file's own that have requires_grad=False)")                                                           \
     X(int, seed, "0", 0, RUN, "N", "for initialisation, order and augmentation")                             \
     G("Precision")                                                                                           \
     X(pick, amp, "f32", 0, RUN, "f32|f16|bf16|O0|O1|O2|O3",                                                  \

@@ -53,8 +53,8 @@ hvt_value hvt_combine(hvt_model *m, hvt_binary op, hvt_value a, hvt_value b)
     return hvt__layer_end(m, l, p[1], p[2], p[3]);
 }
 
-hvt_value hvt_combine_parameter(hvt_model *m, hvt_binary op, hvt_value x, int ndim, const int *dim,
-                                float init)
+static hvt_value combine(hvt_model *m, hvt_binary op, hvt_value x, int ndim, const int *dim, float init,
+                         bool constant)
 {
     int64_t elements = 1;
     hvt_layer *l;
@@ -80,8 +80,20 @@ hvt_value hvt_combine_parameter(hvt_model *m, hvt_binary op, hvt_value x, int nd
     l->ndim = ndim;
     l->is.binary = (hvt_binary_args){.op = op, .across = elements == 1 ? HVT_ONE_NUMBER : HVT_PER_CHANNEL};
     l->init = init;
+    l->constant = constant;
     l->in_place[0] = true;
     return hvt__layer_end(m, l, l->y.dim[1], l->y.dim[2], l->y.dim[3]);
+}
+
+hvt_value hvt_combine_parameter(hvt_model *m, hvt_binary op, hvt_value x, int ndim, const int *dim,
+                                float init)
+{
+    return combine(m, op, x, ndim, dim, init, false);
+}
+
+hvt_value hvt_combine_constant(hvt_model *m, hvt_binary op, hvt_value x, int ndim, const int *dim, float init)
+{
+    return combine(m, op, x, ndim, dim, init, true);
 }
 
 static hvt_status binary_plan(hvt_model *m, hvt_layer *l)
@@ -100,6 +112,7 @@ static hvt_status binary_plan(hvt_model *m, hvt_layer *l)
         hvt_param p = {.ndim = l->ndim,
                        .count = k->across == HVT_ONE_NUMBER ? 1 : (size_t)k->c,
                        .role = HVT_ROLE_NORM,
+                       .constant = l->constant,
                        .init = HVT_INIT_FILL,
                        .init_arg = l->init};
 

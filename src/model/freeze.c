@@ -36,13 +36,21 @@ hvt_status hvt_model_freeze(hvt_model *m, const char *prefixes)
     return HVT_OK;
 }
 
+static bool fits(const char *name, const char *prefix, size_t len)
+{
+    const bool whole = prefix[len - 1] == '$';
+
+    len -= whole;
+    return !strncmp(name, prefix, len) && !(whole && name[len]);
+}
+
 bool hvt__freeze_fits(const hvt_model *m, const char *name)
 {
     const char *at = m->freeze, *prefix;
     size_t len;
 
     while ((prefix = next_prefix(&at, &len)))
-        if (!strncmp(name, prefix, len))
+        if (fits(name, prefix, len))
             return true;
     return false;
 }
@@ -72,16 +80,15 @@ hvt_status hvt__freeze_check(const hvt_model *m)
     size_t len;
 
     while ((prefix = next_prefix(&at, &len))) {
-        bool fits = false;
+        bool any = false;
 
         for (int i = 0; i < m->nparam_tensors; i++)
-            fits = fits || !strncmp(m->param[i].name, prefix, len);
-        if (!fits)
+            any = any || fits(m->param[i].name, prefix, len);
+        if (!any)
             list_names(m, names, sizeof names);
-        HVT_CHECK(fits, E_ARG, "no parameter's name begins with '%.*s'; they begin with %s", (int)len, prefix,
+        HVT_CHECK(any, E_ARG, "no parameter's name begins with '%.*s'; they begin with %s", (int)len, prefix,
                   names);
     }
-    HVT_CHECK(!m->freeze || m->ntrained, E_ARG, "'%s' freezes all parameters: nothing is left to train",
-              m->freeze);
+    HVT_CHECK(!m->freeze || m->ntrained, E_ARG, "all parameters are frozen: nothing is left to train");
     return HVT_OK;
 }

@@ -282,6 +282,14 @@ static hvt_status check_labels(const hvt_model *m, const hvt_batch *b)
                     (int)label[i], classes - 1);
 }
 
+int hvt_model_least(const hvt_model *m)
+{
+    for (const hvt_layer *l = m ? m->layer : NULL; l && l < m->layer + m->nlayer; l++)
+        if (l->ops == &hvt_layer_norm && hvt__pixels(l) == 1)
+            return 2;
+    return 1;
+}
+
 hvt_status hvt__model_refresh(hvt_model *m)
 {
     if (m->copy && m->copy_stale)
@@ -478,7 +486,7 @@ size_t hvt_model_parameters(const hvt_model *m)
     size_t n = 0;
 
     for (int i = 0; m && i < m->nparam_tensors; i++)
-        n += m->param[i].elements;
+        n += m->param[i].constant ? 0 : m->param[i].elements;
     return n;
 }
 
@@ -487,7 +495,7 @@ size_t hvt_model_frozen(const hvt_model *m)
     size_t n = 0;
 
     for (int i = m ? m->ntrained : 0; m && i < m->nparam_tensors; i++)
-        n += m->param[i].elements;
+        n += m->param[i].constant ? 0 : m->param[i].elements;
     return n;
 }
 

@@ -59,7 +59,7 @@ hvt_status hvt__param_add(hvt_model *m, hvt_layer *l, int slot, const hvt_param 
     more->first_writer = (int)(l - m->layer);
     snprintf(more->name, sizeof more->name, "%.*s%s%s", HVT_LAYER_NAME_MOST, l->name, suffix ? "." : "",
              suffix ? suffix : "");
-    more->frozen = hvt__freeze_fits(m, more->name);
+    more->frozen = p->constant || hvt__freeze_fits(m, more->name);
     more->elements = 1;
     for (int i = 0; i < p->ndim; i++)
         more->elements *= (size_t)p->dim[i];
@@ -116,6 +116,7 @@ static hvt_status prepare_tape(hvt_model *m, hvt_value logits)
     hvt_status s = HVT_OK;
     int *uses = NULL;
 
+    m->tape = hvt__tape_hash(m, logits);
     HVT_TRY(append_loss(m, logits));
     uses = malloc((size_t)m->nlayer * sizeof *uses);
     HVT_CHECK(uses, E_MEM, "no memory to plan %d layers", m->nlayer);

@@ -57,6 +57,7 @@ static void add_model(hvt__items *l, const hvt_model *m)
     hvt__items_add(l, "loss\t%s, label smoothing %.9g",
                    m->loss.kind == HVT_LOSS_MSE ? "mean squared error" : "cross-entropy",
                    (double)m->loss.label_smoothing);
+    hvt__items_add(l, "layers of the model\t%016llx", (unsigned long long)m->tape);
     for (const hvt_layer *a = m->layer; a < m->layer + m->nlayer; a++)
         if (!strcmp(a->ops->name, "dropout"))
             hvt__items_add(l, "layer %s\tkeeps its input times %.9g", a->name,

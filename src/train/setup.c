@@ -148,6 +148,11 @@ static hvt_status open_model_file(run *t)
         HVT_WARN("%s has %d outputs; the first is trained, and what leads to the others alone, as auxiliary "
                  "classifiers do, is left out",
                  t->opts->model, net.outputs);
+    if (net.unused && t->rank == 0)
+        HVT_WARN("%s: %d parameter%s not lead to its output (%s%s): neither trained nor saved; "
+                 "load_state_dict(..., strict=False) reads what is",
+                 t->opts->model, net.unused, net.unused > 1 ? "s do" : " does", net.first_unused,
+                 net.unused > 1 ? ", ..." : "");
     HVT_CHECK(net.weights || !t->opts->evaluate || *t->opts->init || *t->opts->resume, E_ARG,
               "--evaluate: %s has no weights that are read without Python's pickle; give them by --init or "
               "--resume",
@@ -289,16 +294,20 @@ static hvt_status find_classes(run *t)
     return hvt_world_broadcast(t->world, &t->classes, sizeof t->classes, 0);
 }
 
-/* An evaluation has nothing to freeze. */
+/* An evaluation has nothing to freeze; auto leaves it to a .pt2. */
 static hvt_status plan_frozen(run *t, hvt_value logits)
 {
     const char *freeze = t->opts->freeze;
-    bool freezes = !t->opts->evaluate && strcmp(freeze, "none") != 0;
-    hvt_status s = freezes ? hvt_model_freeze(t->model, freeze) : HVT_OK;
+    bool none = t->opts->evaluate || !strcmp(freeze, "none"), by_file = !none && !strcmp(freeze, "auto");
+    hvt_status s = by_file ? HVT_OK : hvt_model_freeze(t->model, none ? "" : freeze);
 
     if (s == HVT_OK)
         s = hvt_model_plan(t->model, t->set.batch, logits);
-    if (s == HVT_E_ARG && freezes)
+    if (s == HVT_E_ARG && by_file && t->file)
+        return HVT_FAIL(E_ARG,
+                        "--model %s: %s (its parameters have requires_grad=False; --freeze none trains them)",
+                        t->opts->model, hvt_last_error());
+    if (s == HVT_E_ARG && !none && !by_file)
         return HVT_FAIL(E_ARG, "--freeze %s: %s", freeze, hvt_last_error());
     return s && t->file ? hvt__fail(s, __FILE__, __LINE__, "--model %s: %s", t->opts->model, hvt_last_error())
                         : s;
@@ -344,6 +353,31 @@ static hvt_status open_loaders(run *t)
         return HVT_OK;
     HVT_TRY(hvt_loader_open(t->train_set, t->dev, &train, &t->train_data));
     t->steps_per_epoch = hvt_loader_steps(t->train_data);
+    return HVT_OK;
+}
+
+/* PyTorch refuses these batches as it meets them. Of an epoch that is begun anew. */
+static hvt_status check_least(const run *t)
+{
+    const uint32_t images = t->train_set ? hvt_dataset_describe(t->train_set)->count : 0;
+    const uint32_t batch = (uint32_t)t->set.batch;
+    uint32_t sum = 0;
+    bool alone = batch == 1;
+
+    for (int i = 0; i < t->set.shards && t->set.last_batch != HVT_LAST_BATCH_DROP; i++) {
+        uint32_t last = hvt_sampler_count(images, t->set.shards, i, t->set.last_batch) % batch;
+
+        sum += last;
+        alone = alone || last == 1;
+    }
+    if (t->opts->sync_bn)
+        alone = batch * (uint32_t)t->set.shards == 1 || sum == 1;
+    HVT_CHECK(!images || !alone || hvt_model_least(t->model) == 1, E_ARG,
+              "--batch %d x %d shard%s of %u images: %s 1 image, but the model has a batch norm over 1x1 "
+              "pixels, which needs 2 in training: expected %s",
+              t->set.batch, t->set.shards, t->set.shards > 1 ? "s" : "", images,
+              batch == 1 ? "a shard has" : "the last batch of a shard has",
+              batch == 1 ? "a larger --batch, or --sync-bn" : "--last-batch drop, or another --batch");
     return HVT_OK;
 }
 
@@ -674,6 +708,7 @@ hvt_status hvt__setup(run *t)
     AGREE(t, t->rank == 0 ? hvt__find_class_names(t) : HVT_OK);
     AGREE(t, plan_model(t));
     AGREE(t, open_loaders(t));
+    AGREE(t, check_least(t));
     HVT_TRY(open_predictions(t));
     AGREE(t, open_optim(t));
     AGREE(t, hvt_comm_set_cutoffs(t->opts->comm_cutoffs, false));

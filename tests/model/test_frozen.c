@@ -1,6 +1,6 @@
 /*
  * Frozen parameters: the others' gradients are those of a model that freezes nothing, to the bit, backward
- * ends early, and what is frozen costs no memory.
+ * ends early, and what is frozen costs no memory. Constants, which are frozen always.
  */
 #include "nets.h"
 
@@ -170,12 +170,74 @@ TEST(backward_ends_where_nothing_is_left_to_train)
     CHECK(bytes[0] < bytes[1] / 2, "%zu bytes of activations, %zu if all are trained", bytes[0], bytes[1]);
 }
 
+static bool constant; /* of the next net the divisor is */
+
+static hvt_value divided_net(hvt_model *m, hvt_value x)
+{
+    const int dim[] = {6, 1, 1};
+
+    x = hvt_relu(m, hvt_conv2d(m, x, 6, 3, 2, 1));
+    hvt_name(m, "divisor");
+    x = constant ? hvt_combine_constant(m, HVT_DIV, x, 3, dim, 2)
+                 : hvt_combine_parameter(m, HVT_DIV, x, 3, dim, 2);
+    return hvt_linear(m, hvt_avgpool(m, hvt_conv2d(m, x, 8, 3, 1, 1)), 5);
+}
+
+TEST(a_constant_is_not_trained_and_no_parameter)
+{
+    how by = ref;
+
+    for (int i = 0; i == 0 || way(i - 1, &by); i++) {
+        float *x, *y;
+        size_t n;
+        net a, b;
+        bool runs;
+
+        constant = false;
+        runs = open_net(&a, by, divided_net, size);
+        constant = true;
+        if (open_net(&b, by, divided_net, size) && runs) {
+            x = pass(&a, &n);
+            y = pass(&b, &n);
+            for (int k = 0; k < a.m->nparam_tensors; k++) {
+                const hvt_param *p = &a.m->param[k];
+                const float *want = gradient_of(&a, x, p->name), *got = gradient_of(&b, y, p->name);
+
+                CHECK(!got == !strcmp(p->name, "divisor"), "%s", p->name);
+                CHECK(!got || !memcmp(got, want, p->elements * sizeof *got), "%s differs", p->name);
+            }
+            CHECK(b.m->nparam_tensors == a.m->nparam_tensors, "%d tensors", b.m->nparam_tensors);
+            CHECK(hvt_model_parameters(b.m) == hvt_model_parameters(a.m) - 6, "%zu parameters",
+                  hvt_model_parameters(b.m));
+            CHECK(!hvt_model_frozen(b.m), "%zu frozen", hvt_model_frozen(b.m));
+            free(x);
+            free(y);
+        }
+        close_net(&a);
+        close_net(&b);
+    }
+}
+
+TEST(a_whole_name_is_no_prefix)
+{
+    how by = ref;
+    net n;
+
+    by.freeze = "conv2d1.weight$,batchnorm2.bias$";
+    if (open_net(&n, by, small_net, size))
+        CHECK(hvt__freeze_fits(n.m, "conv2d1.weight") && !hvt__freeze_fits(n.m, "conv2d1.weight2") &&
+                  !hvt__freeze_fits(n.m, "conv2d1") && n.m->ntrained == n.m->nparam_tensors - 2,
+              "%d of %d are trained", n.m->ntrained, n.m->nparam_tensors);
+    close_net(&n);
+}
+
 TEST(prefixes_that_cannot_be_are_refused)
 {
     static const struct {
         const char *freeze, *why;
     } bad[] = {
         {"conv2d1,layer9", "no parameter's name begins with 'layer9'; they begin with conv2d1, batchnorm2, "},
+        {"conv2d1$", "begins with 'conv2d1$'"},
         {"conv2d,batchnorm,linear", "nothing is left to train"}};
     static const char *const malformed[] = {",", "a,", ",a", "a,,b"};
     hvt_device *dev = NULL;
@@ -209,6 +271,8 @@ int main(void)
     RUN(the_others_gradients_keep_their_bits);
     RUN(one_of_a_layers_two_parameters_may_be_frozen);
     RUN(backward_ends_where_nothing_is_left_to_train);
+    RUN(a_constant_is_not_trained_and_no_parameter);
+    RUN(a_whole_name_is_no_prefix);
     RUN(prefixes_that_cannot_be_are_refused);
     return check_done();
 }

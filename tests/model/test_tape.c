@@ -1,6 +1,6 @@
 /*
  * What any tape may hold: parameters that several layers read; activations that live exactly as long as the
- * plan says.
+ * plan says; what it computes, as one number.
  */
 #include "nets.h"
 
@@ -262,6 +262,96 @@ TEST(a_value_has_its_shape_at_once)
     hvt_device_close(&dev);
 }
 
+/* ---- what a tape computes --------------------------------------------------------------------------- */
+
+static int changed, asked; /* the argument that is another one; those that were given so far */
+
+static int pick(int usual, int other)
+{
+    return asked++ == changed ? other : usual;
+}
+
+/* A layer of every kind, 20 arguments of which may be others where tensors keep their names and shapes. */
+static hvt_value arguments_net(hvt_model *m, hvt_value x)
+{
+    hvt_conv2d_opts conv = {.filters = 8, .kernel_h = 3, .bottom = 1, .left = 1, .right = 1};
+    hvt_pool_opts pool = {.size = {2, 2}, .stride = {1, 1}, .pad = {1, 1}};
+    hvt_value y;
+    hvt_over over;
+
+    asked = 0;
+    conv.top = pick(1, 2);
+    conv.stride_h = pick(1, 2);
+    conv.dilation_w = pick(1, 2);
+    hvt_name(m, pick(0, 1) ? "b" : "a");
+    x = hvt_conv2d_with(m, x, &conv);
+    hvt_name(m, "c");
+    x = hvt_batchnorm_with(m, x, pick(0, 1) ? 1e-3f : 1e-5f, 0.1f);
+    x = hvt_apply(m, x, pick(HVT_LEAKY_RELU, HVT_ELU), pick(0, 1) ? 0.5f : 0.1f, 0);
+    pool.exclude_pad = pick(0, 1);
+    pool.size[1] = pick(2, 3);
+    x = hvt_pool_with(m, x, pick(HVT_POOL_MAX, HVT_POOL_MEAN), &pool);
+    x = hvt_pad(m, x, pick(0, 1), 0, 1, pick(0, 1));
+    y = hvt_slice(m, x, pick(0, 2), 6);
+    x = hvt_shuffle(m, y, pick(2, 3));
+    x = pick(0, 1) ? hvt_combine(m, HVT_SUB, x, y) : hvt_combine(m, HVT_SUB, y, x);
+    over = pick(HVT_OVER_CHANNELS, HVT_OVER_IMAGE);
+    x = hvt_layernorm(m, x, over, pick(0, 1) ? 1e-3f : 1e-5f, false);
+    hvt_name(m, "d");
+    x = hvt_groupnorm(m, x, pick(2, 3), 1e-5f, true);
+    x = hvt_subsample(m, x, pick(1, 2), 6);
+    x = hvt_adaptive_pool(m, x, HVT_POOL_MEAN, pick(2, 3), 2);
+    x = hvt_avgpool(m, pick(0, 1) ? x : hvt_relu(m, x));
+    hvt_name(m, "e");
+    return hvt_linear(m, x, 5);
+}
+
+static hvt_value dropped_net(hvt_model *m, hvt_value x)
+{
+    return hvt_dropout(m, arguments_net(m, hvt_dropout_channels(m, x, 0.5)), 0.1);
+}
+
+static uint64_t tape_of(how by, build_fn *build, shape s)
+{
+    uint64_t tape = 0;
+    net n;
+
+    if (open_net(&n, by, build, s))
+        tape = n.m->tape;
+    close_net(&n);
+    return tape;
+}
+
+TEST(each_argument_is_part_of_what_a_tape_computes)
+{
+    const shape s = {2, 12, 11, 4};
+    uint64_t tape[40];
+    int n = 1;
+
+    for (changed = -1; changed < n - 1; changed++) {
+        tape[1 + changed] = tape_of(ref, arguments_net, s);
+        n = 1 + asked;
+        for (int i = 0; i <= changed; i++)
+            CHECK(tape[i] != tape[1 + changed], "argument %d is like %d", changed, i - 1);
+    }
+    CHECK(n == 22, "%d arguments", n - 1);
+}
+
+TEST(neither_dropout_nor_sizes_nor_devices_are)
+{
+    how cpu = {.device = "cpu", .threads = 1}, unfused = ref;
+    const shape s = {2, 12, 11, 4};
+    uint64_t tape;
+
+    changed = -1;
+    unfused.unfused = true;
+    tape = tape_of(ref, arguments_net, s);
+    CHECK(tape && tape == tape_of(ref, dropped_net, s), "dropout");
+    CHECK(tape == tape_of(ref, arguments_net, (shape){1, 20, 30, 4}), "other sizes");
+    CHECK(tape == tape_of(cpu, arguments_net, s), "cpu");
+    CHECK(tape == tape_of(unfused, arguments_net, s), "unfused");
+}
+
 int main(void)
 {
     RUN(a_value_has_its_shape_at_once);
@@ -270,5 +360,7 @@ int main(void)
     RUN(gradients_of_shared_parameters_add);
     RUN(a_shared_weight_is_final_only_after_its_last_reader);
     RUN(what_cannot_be_shared_is_refused);
+    RUN(each_argument_is_part_of_what_a_tape_computes);
+    RUN(neither_dropout_nor_sizes_nor_devices_are);
     return check_done();
 }

@@ -2,6 +2,7 @@
 """test_pt2.py HVTRAIN MPIRUN [NAME ...]: models of PyTorch in .pt2 files. Skipped where there is no PyTorch."""
 import json
 import os
+import struct
 import subprocess
 import sys
 import zipfile
@@ -167,8 +168,76 @@ def copy(name, change=None, text=None):
     return [f"--model={path(name)}", "--data-dir", path("")]
 
 
+def another_function_behind_the_same_names_is_told():
+    net = exported("branches")
+    rc, out, err = run(net + DATA + "--steps 1 --save told".split())
+    check(rc == 0, out, err)
+
+    def silu(program):
+        node(program, "relu_.default")["target"] = "torch.ops.aten.silu_.default"
+
+    for other, told in (net, 0), (copy("silu.pt2", silu), 2):
+        rc, out, err = run(other + DATA + "--evaluate --resume told".split())
+        check(rc == 0 and len(err) == told and (not told or "computes something else" in err[0]), rc, out, err)
+
+
+def without_gradient(*names):
+    def change(program):
+        for name, tensor in program["graph_module"]["graph"]["tensor_values"].items():
+            if name.startswith("p_") and (not names or name in names):
+                tensor["requires_grad"] = False
+    return change
+
+
+def what_requires_no_gradient_is_frozen():
+    train = "--lr 0.1 --steps 2".split() + DATA
+    net, some = exported("branches"), copy("some.pt2", without_gradient("p_stem_weight", "p_scale"))
+    want = weights(net + train + ["--freeze", "scale$,stem.weight"], 1, "want")
+    check(weights(some + train, 1, "some") == want, "not those")
+    check(weights(some + train, 2, "ranks") == weights(net + train + ["--freeze", "scale,stem.weight"], 2, "two"), "two")
+    check(weights(some + train + "--freeze none".split(), 1, "none") == weights(net + train, 1, "all"), "not all")
+    every = copy("every.pt2", without_gradient())
+    one_line(every, "every.pt2", "all parameters are frozen", "--freeze none")
+    rc, out, err = run(every + train + "--classes 7".split())
+    check(rc == 0, "a new last layer is trained", out, err)
+    rc, out, err = run(every + DATA + "--evaluate --predict-logits got.npy".split())
+    check(rc == 0, out, err)
+    same_logits("branches")
+
+
+def one_value_per_channel_is_refused():
+    net = exported("pooled") + "--data npy --threads 1 --quiet --epochs 1".split()
+    for batch, parts in ((1, ["larger --batch", "--sync-bn"]), (31, ["--last-batch drop"])):
+        rc, out, err = run(net + ["--batch", str(batch)])
+        check(rc == 1 and len(err) == 2 and all(p in err[1] for p in [f"--batch {batch} x", "1x1 pixels", *parts]), err)
+    for flags in "--batch 31 --last-batch drop", "--batch 30", "--batch 1 --shards 2 --sync-bn":
+        rc, out, err = run(net + flags.split())
+        check(rc == 0, flags, out, err)
+
+
+def parameters_that_nothing_reads_are_told():
+    rc, out, err = run(exported("pooled") + DATA + "--steps 1".split())
+    check(rc == 0 and len(err) == 1 and "2 parameters" in err[0] and "unread.weight" in err[0] and "strict" in err[0],
+          rc, out, err)
+
+
 def a_buffer_is_not_trained():
-    one_line(exported("constant"), "middle, a buffer", "pt2_nets.py line")
+    net = exported("constant")
+    rc, out, err = run(net + DATA + "--evaluate --predict-logits got.npy".split())
+    check(rc == 0, out, err)
+    same_logits("constant")
+    rc, out, err = run(net + DATA + "--steps 3 --weight-decay 0.1 --save run --overwrite".split(), 2)
+    check(rc == 0, out, err)
+    torch("logits", "constant", path(""))
+    rc, out, err = run(net + DATA + "--evaluate --resume run --predict-logits got.npy".split())
+    check(rc == 0, out, err)
+    same_logits("trained")
+    with open(path("run/last.safetensors"), "rb") as f:
+        file = f.read()
+    size = int.from_bytes(file[:8], "little")
+    first, end = json.loads(file[8:8 + size])["middle"]["data_offsets"]
+    check(file[8 + size + first:8 + size + end] == struct.pack("<3f", 0.5, 0.5, 0.5), "the buffer has changed")
+    one_line(exported("fleeting"), "middle", "not persistent", "pt2_nets.py line")
 
 
 def images_that_were_turned_are_not_joined():
@@ -313,8 +382,8 @@ def damaged_files_are_one_line():
             f.write(data)
         return [f"--model={path(name)}", "--data-dir", path("")]
 
-    one_line(written("cut.pt2", whole[:len(whole) // 2]), "cut.pt2")
-    one_line(written("empty.pt2", b""), "empty.pt2")
+    one_line(written("cut.pt2", whole[:len(whole) // 2]), "cut.pt2", "its end is missing")
+    one_line(written("empty.pt2", b""), "empty.pt2: it is empty")
     one_line(written("text.pt2", b"no zip at all\n" * 100), "text.pt2", "zip")
     one_line(["--model", path("none.pt2"), "--data-dir", path("")], "none.pt2", "No such file")
     at = whole.rindex(b'"graph_module"')
@@ -360,7 +429,9 @@ TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_na
          dropout_is_none_in_an_evaluation, dropout_depends_neither_on_ranks_nor_threads,
          dropout_goes_on_in_the_middle_of_an_epoch, what_was_exported_in_eval_mode_has_no_dropout,
          with_p_of_1_nothing_is_learnt_but_the_bias, other_random_numbers_are_refused,
-         other_sizes_and_flags_are_one_line, a_buffer_is_not_trained, images_that_were_turned_are_not_joined,
+         other_sizes_and_flags_are_one_line, another_function_behind_the_same_names_is_told,
+         what_requires_no_gradient_is_frozen, one_value_per_channel_is_refused,
+         parameters_that_nothing_reads_are_told, a_buffer_is_not_trained, images_that_were_turned_are_not_joined,
          infinity_is_a_number, pickled_weights_come_by_init_or_are_drawn_anew, damaged_graphs_are_one_line,
          a_program_is_no_bomb, damaged_files_are_one_line, families_train_as_in_pytorch,
          what_was_trained_goes_back_to_pytorch]

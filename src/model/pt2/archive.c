@@ -37,6 +37,24 @@ static hvt_status find_top(hvt_pt2 *p)
                     p->path, program, flat);
 }
 
+/* Of a file that is no zip: an entry's first bytes without the directory at the end are a copy that was cut.
+ */
+static hvt_status check_whole(const hvt_pt2 *p)
+{
+    static const char entry[4] = "PK\3\4";
+    char first[sizeof entry] = "";
+    FILE *f = fopen(p->path, "rb");
+    size_t n;
+
+    HVT_CHECK(f, E_IO, "%s: %s", p->path, strerror(errno));
+    n = fread(first, 1, sizeof first, f);
+    fclose(f);
+    HVT_CHECK(n, E_FORMAT, "%s: it is empty", p->path);
+    HVT_CHECK(memcmp(first, entry, sizeof first) != 0, E_FORMAT,
+              "%s: its end is missing: a zip whose directory, which is last, is not there", p->path);
+    return HVT_OK;
+}
+
 hvt_status hvt__pt2_archive_open(hvt_pt2 *p)
 {
     struct stat st;
@@ -47,11 +65,12 @@ hvt_status hvt__pt2_archive_open(hvt_pt2 *p)
         zip_error_t e;
         hvt_status s;
 
+        HVT_CHECK(code != ZIP_ER_NOENT && code != ZIP_ER_OPEN && code != ZIP_ER_READ, E_IO, "%s: %s", p->path,
+                  strerror(errno));
+        HVT_TRY(check_whole(p));
         zip_error_init_with_code(&e, code);
-        s = code == ZIP_ER_NOENT || code == ZIP_ER_OPEN || code == ZIP_ER_READ
-                ? HVT_FAIL(E_IO, "%s: %s", p->path, strerror(errno))
-                : HVT_FAIL(E_FORMAT, "%s: no zip file, so no model of torch.export.save(): %s", p->path,
-                           zip_error_strerror(&e));
+        s = HVT_FAIL(E_FORMAT, "%s: no zip file, so no model of torch.export.save(): %s", p->path,
+                     zip_error_strerror(&e));
         zip_error_fini(&e);
         return s;
     }

@@ -113,8 +113,10 @@ static hvt_status add_input(hvt_pt2 *p, const json_t *spec, const char *field, b
     HVT_CHECK(name && state, E_FORMAT, "%s: a parameter or buffer without a name", p->path);
     HVT_CHECK(!json_object_get(p->inputs, name), E_FORMAT, "%s: input %s is defined twice", p->path, name);
     HVT_CHECK(json_object_set_new(p->inputs, name, json_string(state)) == 0, E_MEM, "%s: no memory", p->path);
-    HVT_CHECK(!constant || json_object_set_new(p->constants, name, json_true()) == 0, E_MEM, "%s: no memory",
-              p->path);
+    HVT_CHECK(!constant ||
+                  json_object_set_new(p->constants, name,
+                                      json_boolean(json_is_true(json_object_get(spec, "persistent")))) == 0,
+              E_MEM, "%s: no memory", p->path);
     return HVT_OK;
 }
 
@@ -348,6 +350,19 @@ static hvt_status find_head(hvt_pt2 *f)
     return HVT_OK;
 }
 
+static void find_unused(hvt_pt2 *f)
+{
+    const char *name;
+    json_t *state;
+
+    json_object_foreach(f->inputs, name,
+                        state) if (!json_object_get(f->constants, name) && !json_object_get(f->used, name))
+    {
+        f->first_unused = f->unused ? f->first_unused : json_string_value(state);
+        f->unused++;
+    }
+}
+
 hvt_status hvt__pt2_graph(hvt_pt2 *p)
 {
     const json_t *module = json_object_get(p->program, "graph_module"),
@@ -381,5 +396,7 @@ hvt_status hvt__pt2_graph(hvt_pt2 *p)
         s = check_operations(p);
     if (s == HVT_OK)
         s = find_head(p);
+    if (s == HVT_OK)
+        find_unused(p);
     return s;
 }

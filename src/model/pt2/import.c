@@ -301,6 +301,33 @@ static hvt_status import(importer *p, hvt_value images, hvt_value *ret_logits)
     return HVT_OK;
 }
 
+/* The names that hvt_model_freeze() shall know, each a whole one; but for a last layer that is a new one. */
+static hvt_status freeze(const importer *p)
+{
+    const hvt_pt2 *f = p->file;
+    size_t room = 1, used = 0;
+    const char *name;
+    char *list;
+    json_t *state;
+    hvt_status s;
+
+    json_object_foreach(f->inputs, name, state) room += json_string_length(state) + 2;
+    list = calloc(room, 1);
+    HVT_CHECK(list, E_MEM, "%s: no memory for the names of its parameters", f->path);
+    json_object_foreach(f->inputs, name, state)
+    {
+        const char *parameter = json_string_value(state);
+
+        if (!json_object_get(f->constants, name) && json_object_get(f->used, name) &&
+            json_is_false(json_object_get(json_object_get(f->tensors, name), "requires_grad")) &&
+            !(p->classes && hvt__pt2_is_head(f, parameter)))
+            used += (size_t)snprintf(list + used, room - used, "%s%s$", used ? "," : "", parameter);
+    }
+    s = hvt_model_freeze(p->m, list);
+    free(list);
+    return s;
+}
+
 hvt_status hvt_pt2_build(const hvt_pt2 *file, hvt_model *m, hvt_value images, int classes,
                          hvt_value *ret_logits)
 {
@@ -315,6 +342,8 @@ hvt_status hvt_pt2_build(const hvt_pt2 *file, hvt_model *m, hvt_value images, in
     importer p = {.file = file, .m = m, .classes = classes == hvt_pt2_describe(file).classes ? 0 : classes};
     hvt_status s = import(&p, images, ret_logits);
 
+    if (s == HVT_OK)
+        s = freeze(&p);
     free(p.tensor);
     json_decref(p.index);
     json_decref(p.layers);

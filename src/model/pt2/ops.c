@@ -385,16 +385,21 @@ bool hvt__pt2_number(importer *p, double *ret_x)
     return hvt__pt2_real(x, ret_x);
 }
 
-/* A parameter [C,1,1], or as long as the whole image. */
+/* A parameter or a buffer of one element, or of C: [C,1,1]. */
 static hvt_value with_parameter(importer *p, hvt_binary op, const tensor *t, const tensor *b)
 {
     const char *kind;
     const json_t *arg = hvt__pt2_arg(p->node, hvt__pt2_tensor(p, "self") == b ? "self" : "other", &kind);
     int64_t size[4];
-    int n = hvt__pt2_sizes(p->file, json_string_value(json_object_get(arg, "name")), 4, size), dim[4];
+    const char *name = json_string_value(json_object_get(arg, "name"));
+    int n = hvt__pt2_sizes(p->file, name, 4, size), dim[4];
 
-    if (!is_trained(p, "other argument", b))
+    if (b->constant && !json_is_true(json_object_get(p->file->constants, name))) {
+        hvt__pt2_refuse(
+            p, "%s is a constant, or a buffer that is not persistent; expected one of the state_dict",
+            b->state);
         return -1;
+    }
     if (n < 0 || json_object_get(p->layers, b->state)) {
         hvt__pt2_refuse(p, "%s %s", b->state,
                         n < 0 ? "has more than 4 dimensions" : "is used more than once");
@@ -403,7 +408,8 @@ static hvt_value with_parameter(importer *p, hvt_binary op, const tensor *t, con
     for (int i = 0; i < n; i++)
         dim[i] = (int)size[i];
     hvt_name(p->m, "%s", b->state);
-    return hvt_combine_parameter(p->m, op, t->v, n, dim, 1);
+    return b->constant ? hvt_combine_constant(p->m, op, t->v, n, dim, 1)
+                       : hvt_combine_parameter(p->m, op, t->v, n, dim, 1);
 }
 
 /* Each dimension has the same axes in both, or none in one of them. ret_all: those of the result. */

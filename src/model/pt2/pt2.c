@@ -34,6 +34,8 @@ hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *p)
                           .channels = p->channels,
                           .classes = n == 2 && size[1] <= INT_MAX ? (int)size[1] : 0,
                           .outputs = p->outputs,
+                          .unused = p->unused,
+                          .first_unused = p->first_unused,
                           .weights = p->weights != NULL,
                           .head = p->head_name};
 }
@@ -172,7 +174,7 @@ static bool fits(const layout *l, const hvt_named *t)
     return same;
 }
 
-static bool is_head(const hvt_pt2 *p, const char *tensor)
+bool hvt__pt2_is_head(const hvt_pt2 *p, const char *tensor)
 {
     size_t n = p->head_name ? strlen(p->head_name) : 0;
 
@@ -188,8 +190,8 @@ static hvt_status load(const hvt_pt2 *p, hvt_model *m, const hvt_named *t)
 
     HVT_TRY(find_values(p, t->name, entry, &l));
     if (!fits(&l, t)) {
-        HVT_CHECK(is_head(p, t->name), E_FORMAT, "%s: %s has other sizes in the weights than in the graph",
-                  p->path, t->name);
+        HVT_CHECK(hvt__pt2_is_head(p, t->name), E_FORMAT,
+                  "%s: %s has other sizes in the weights than in the graph", p->path, t->name);
         return HVT_OK;
     }
     stored = malloc(2 * l.count * sizeof *stored);

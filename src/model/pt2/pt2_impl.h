@@ -23,13 +23,16 @@ struct hvt_pt2 {
     json_t *program;   /* the graph and what describes it */
     json_t *weights;   /* name in the state_dict -> where its values are; NULL: pickled, hence not read */
     json_t *inputs;    /* name in the graph -> name in the state_dict, of parameters and buffers */
-    json_t *constants; /* names in the graph of those inputs that are no parameters */
+    json_t *constants; /* names in the graph of those inputs that are no parameters -> are they in the
+                          state_dict? */
     const json_t *nodes, *tensors; /* of the graph, borrowed */
     const json_t **needed;         /* [nneeded] the nodes that lead to the logits, in order */
     json_t *used;                  /* names in the graph that lead to the logits */
     size_t nneeded, names;         /* names: at most so many has the graph */
     const json_t *head;            /* the last layer with weights: its outputs are the classes; or NULL */
     char *head_name;               /* without ".weight" */
+    int unused;                    /* parameters that do not lead to the logits */
+    const char *first_unused;      /* name in the state_dict; borrowed */
     const char *image, *logits;    /* names in the graph of the input and the first output */
     int outputs;
     int batch, channels, height, width; /* of the example that it was exported with */
@@ -44,6 +47,9 @@ hvt_status hvt__pt2_archive_json(const hvt_pt2 *p, const char *entry, json_t **r
 hvt_status hvt__pt2_archive_has(const hvt_pt2 *p, const char *entry, size_t bytes);
 /* Read it. */
 hvt_status hvt__pt2_archive_read(const hvt_pt2 *p, const char *entry, void *data, size_t bytes);
+
+/* Is this a tensor of the last layer? */
+bool hvt__pt2_is_head(const hvt_pt2 *p, const char *tensor);
 
 /* ---- graph.c ---- */
 

@@ -93,15 +93,16 @@ static json_t *describe(const hvt__snapshot *s, const sidecar file[HVT__SIDECARS
     const hvt_progress *p = &s->progress;
     json_t *options = p->options ? json_loads(p->options, 0, NULL) : NULL;
     json_t *names = p->class_names ? json_loads(p->class_names, 0, NULL) : NULL, *meta;
-    char run[17], weights[17];
+    char run[17], weights[17], tape[17];
 
+    snprintf(tape, sizeof tape, "%016" PRIx64, s->m->tape);
     snprintf(run, sizeof run, "%016" PRIx64, p->run);
     snprintf(weights, sizeof weights, "%016" PRIx64, s->hash);
-    meta = json_pack("{s:s, s:b, s:s, s:s, s:s, s:i, s:I, s:I, s:f, s:s, s:o, s:s, s:[f, i, i], s:o}",
+    meta = json_pack("{s:s, s:b, s:s, s:s, s:s, s:s, s:i, s:I, s:I, s:f, s:s, s:o, s:s, s:[f, i, i], s:o}",
                      "version", HVT_VERSION, HVT_SEALED, 1, "build", HVT_COMPILER, "device",
-                     hvt_device_name(s->m->dev), "isa", hvt_device_isa(s->m->dev), "epoch", p->epoch, "step",
-                     (json_int_t)p->step, "steps", (json_int_t)p->steps, "top1", p->top1, "run", run,
-                     "options", options ? options : json_object(), "weights", weights, "scaler",
+                     hvt_device_name(s->m->dev), "isa", hvt_device_isa(s->m->dev), "layers", tape, "epoch",
+                     p->epoch, "step", (json_int_t)p->step, "steps", (json_int_t)p->steps, "top1", p->top1,
+                     "run", run, "options", options ? options : json_object(), "weights", weights, "scaler",
                      s->step.interval ? (double)s->step.loss_scale * s->m->batch : 0, (int)s->step.good,
                      (int)s->step.skips_in_row, "position", pack_position(p));
     if (names)
@@ -351,6 +352,19 @@ static hvt_status load_average(const hvt_st *st, const json_t *meta, int64_t upd
     return load_sidecar(st->path, meta, HVT__RAW, updates, o);
 }
 
+/* Files of other versions, which may build another tape from the same description, are not compared. */
+static void warn_of_layers(const hvt_st *st, const json_t *meta, const hvt_model *m)
+{
+    const char *was = hvt__metadata_text(meta, "layers");
+
+    if (*was && !strcmp(hvt__metadata_text(meta, "version"), HVT_VERSION) &&
+        strtoull(was, NULL, 16) != m->tape)
+        HVT_WARN(
+            "%s: its tensors fit the model, which yet computes something else than when they were saved: "
+            "other functions, windows or connections",
+            st->path);
+}
+
 static hvt_status load_model(hvt_st *st, const json_t *meta, hvt_model *m, hvt_optim *o)
 {
     const char *path = st->path;
@@ -361,6 +375,7 @@ static hvt_status load_model(hvt_st *st, const json_t *meta, hvt_model *m, hvt_o
         HVT_TRY(read_optimizer(st, meta, o, &updates));
     }
     HVT_TRY(hvt__weights_load(st, m, false, hvt__metadata_text(meta, "weights")));
+    warn_of_layers(st, meta, m);
     if (!o)
         return HVT_OK;
     HVT_TRY(hvt__optim_set_updates(o, 0)); /* unless the file has state */
