@@ -75,7 +75,7 @@ HVT_C_BEGIN
     X(word, workers, "auto", 0, RANK, "N",                                                                   \
       "threads that fetch images ahead; 0: none (auto: one per core for pictures, and for synth on a GPU; "  \
       "else none)")                                                                                          \
-    X(int, skip_damaged, "0", 0, JOB, "N",                                                                   \
+    X(int, skip_damaged, "0", 0, RUN, "N",                                                                   \
       "skip up to N damaged images, each named in a warning: in training the next one of the set takes its " \
       "place, in evaluation it is black, in packing it is left out")                                         \
     X(bool, shuffle, "on", 0, RUN, "on|off",                                                                 \

@@ -482,8 +482,8 @@ static void warn_of_change(const run *t, const char *flag, const char *was, cons
     bool shards = !strcmp(flag, "shards");
     char more[60] = "";
 
-    if (hvt__is_word_of("epochs|data-dir|eval-freq", flag) || /* they are harmless */
-        (t->opts->evaluate && shards))                        /* the result does not depend on it */
+    if (hvt__is_word_of("epochs|data-dir|eval-freq|skip-damaged", flag) || /* they are harmless */
+        (t->opts->evaluate && shards)) /* the result does not depend on it */
         return;
     if (shards)
         snprintf(more, sizeof more, "; an update has %" PRId64 " images",

@@ -262,7 +262,8 @@ static void print_next(const run *t)
 {
     const hvt_options *opts = t->opts;
     const char *program = hvt__process_program(), *device = strcmp(opts->device, "cpu") ? opts->device : "";
-    int length = t->set.by_epochs ? opts->epochs : opts->steps;
+    int64_t length = t->set.by_epochs ? opts->epochs : opts->steps;
+    bool rest = t->set.by_epochs && t->epoch < opts->epochs; /* --steps ended it before */
     char best[HVT_OPTION_VALUE + 20], dir_word[HVT_SHELL_WORD], best_word[HVT_SHELL_WORD];
 
     if (!*opts->save) {
@@ -271,9 +272,9 @@ static void print_next(const run *t)
         return;
     }
     snprintf(best, sizeof best, "%s/best.safetensors", opts->save);
-    hvt__report_print(t->rep, "next: %s --resume %s --%s %d%s%s  # continues", program,
+    hvt__report_print(t->rep, "next: %s --resume %s --%s %" PRId64 "%s%s  # continues", program,
                       hvt__shell_word(opts->save, dir_word), t->set.by_epochs ? "epochs" : "steps",
-                      length > INT_MAX / 2 ? INT_MAX : 2 * length, *device ? " --device " : "", device);
+                      rest ? length : 2 * length, *device ? " --device " : "", device);
     hvt__report_print(t->rep, "      %s --resume %s --evaluate%s%s  # tests the best weights", program,
                       hvt__shell_word(best, best_word), *device ? " --device " : "", device);
 }

@@ -335,15 +335,16 @@ def a_run_that_keeps_nothing_says_so_at_its_start():
 
 def hints_are_command_lines_that_work():
     folder = "a folder's name"
-    fresh(folder)
     loud = [a for a in BASE if a != "--quiet"]
-    rc, _, err = run(loud + ["--epochs", "1", "--save", folder])
-    hints = [line[6:] for line in err if re.match(r"(next: |      )\S*hvtrain ", line)]
-    check(rc == 0 and len(hints) == 2, rc, err[-3:])
-    for hint in hints:
-        p = subprocess.run(hint, shell=True, cwd=HERE, capture_output=True, text=True, timeout=60)
-        check(p.returncode == 0, hint, p.stderr[-500:])
-    check(meta(folder + "/last.safetensors")["epoch"] == 2, hints, "went on, and kept nothing")
+    for more, epochs in [("--epochs 1", 2), ("--epochs 3 --steps 5", 3)]:  # twice, or the rest
+        fresh(folder)
+        rc, _, err = run(loud + more.split() + ["--save", folder])
+        hints = [line[6:] for line in err if re.match(r"(next: |      )\S*hvtrain ", line)]
+        check(rc == 0 and len(hints) == 2, rc, err[-3:])
+        for hint in hints:
+            p = subprocess.run(hint, shell=True, cwd=HERE, capture_output=True, text=True, timeout=60)
+            check(p.returncode == 0, hint, p.stderr[-500:])
+        check(meta(folder + "/last.safetensors")["epoch"] == epochs, hints, "went on, and kept something else")
 
 
 # ---- two jobs ----
