@@ -470,6 +470,8 @@ def files_of_torch_save_are_told_how_to_become_safetensors():
     want = weights(train("--epochs 1 --save torch-of".split()))
     make = ("import torch, sys; from safetensors.torch import load_file; s = load_file('torch-of/last.safetensors'); "
             "torch.save(s, 'a file.pth'); torch.save({'state_dict': s, 'epoch': 3}, 'whole.pth'); "
+            "torch.save({'model_state_dict': s, 'optimizer': {}}, 'theirs.pth'); s['tied'] = None; torch.save({'model': s}, 'model.pth'); "
+            "del s['tied']; "
             "torch.save(s, 'older.pth', _use_new_zipfile_serialization=False)")
     p = subprocess.run([python, "-c", make], cwd=HERE, capture_output=True, text=True)
     check(p.returncode == 0, p.stderr[-500:])
@@ -478,7 +480,7 @@ def files_of_torch_save_are_told_how_to_become_safetensors():
         with open(path("bin/python3"), "w") as f:
             f.write(f'#!/bin/sh\nexec "{python}" "$@"\n')
         os.chmod(path("bin/python3"), 0o755)
-    for name in ["a file", "whole", "older"]:
+    for name in ["a file", "whole", "theirs", "model", "older"]:
         line = one_line(TINY + ["--init", name + ".pth"])
         convert = line[line.index("python3 -c"):]
         p = subprocess.run(convert, shell=True, cwd=HERE, capture_output=True, text=True,
