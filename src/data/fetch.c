@@ -245,6 +245,9 @@ static hvt_status skip(hvt__fetch *f, uint32_t index, hvt_status s)
     pthread_mutex_unlock(&f->lock);
     if (known)
         return HVT_OK;
+    if (!most)
+        return hvt__fail(s, __FILE__, __LINE__, "%s (--skip-damaged N skips up to N damaged images)",
+                         hvt_last_error());
     if (n == most)
         return hvt__fail(s, __FILE__, __LINE__,
                          "%s; %d damaged image%s been skipped before, which is the most", hvt_last_error(), n,
@@ -253,12 +256,6 @@ static hvt_status skip(hvt__fetch *f, uint32_t index, hvt_status s)
              f->opts->blank_damaged ? "it is black" : "the next one takes its place", n + 1, most);
     hvt__log_always(HVT_LOG_WARN, line); /* whichever rank reads it */
     return HVT_OK;
-}
-
-/* Is it to be skipped? */
-static bool is_damage(const hvt__fetch *f, hvt_status s)
-{
-    return f->opts->skip_damaged && hvt__is_damage(s);
 }
 
 /* Of index, or of the first one after it that is not damaged. */
@@ -275,7 +272,7 @@ static hvt_status fetch_next_good(hvt__fetch *f, hvt__fetcher *w, uint32_t index
         PUT(w->index, index);
         enter(w, READING);
         s = fetch_one(f, w, index, epoch, to);
-        if (!is_damage(f, s))
+        if (!hvt__is_damage(s))
             return s;
         HVT_TRY(skip(f, index, s));
     }
@@ -291,7 +288,7 @@ static hvt_status fetch_or_blank(hvt__fetch *f, hvt__fetcher *w, uint32_t index,
     PUT(w->index, index);
     enter(w, READING);
     s = fetch_one(f, w, index, epoch, to);
-    if (!is_damage(f, s) || !f->reads || (w->record.label < 0 && !f->info.unlabelled))
+    if (!hvt__is_damage(s) || !f->reads || (w->record.label < 0 && !f->info.unlabelled))
         return s;
     HVT_TRY(skip(f, index, s));
     memset(to->pixels, 0, f->image_bytes);

@@ -264,6 +264,9 @@ static hvt_status leave_out(packer *p, hvt_status s)
     int most = p->opts->skip_damaged;
     char line[2300];
 
+    if (!most)
+        return hvt__fail(s, __FILE__, __LINE__, "%s (--skip-damaged N leaves out up to N damaged images)",
+                         hvt_last_error());
     if (p->damaged == (uint64_t)most)
         return hvt__fail(s, __FILE__, __LINE__,
                          "%s; %d damaged image%s been left out before, which is the most", hvt_last_error(),
@@ -286,7 +289,7 @@ static hvt_status put_image(packer *p, uint32_t index)
                   "%s is pixels, which a JPEG would change: pack it with --raw", name);
         s = prepare(p, name);
     }
-    if (p->opts->skip_damaged && hvt__is_damage(s))
+    if (hvt__is_damage(s))
         return leave_out(p, s);
     HVT_TRY(s);
     make_key(index, name, key);

@@ -132,7 +132,8 @@ def damaged_pictures_are_named_and_may_be_skipped():
     for ranks in RANKS:
         rc, _, err = run(RUN + base, ranks)
         ours = errors(err)
-        check(rc == 1 and len(ours) == 1 and "folder/train/c3/004.PPM" in ours[0], ranks, "ranks:", rc, err)
+        check(rc == 1 and len(ours) == 1 and "folder/train/c3/004.PPM" in ours[0] and "--skip-damaged N" in ours[0], ranks, "ranks:",
+              rc, err)
         check(ranks == 0 or "rank " in ours[0], err)
     want = None
     for ranks in RANKS:
