@@ -326,7 +326,8 @@ HVT_API hvt_status hvt_evaluate(hvt_model *m, hvt_loader *loader, hvt_world *wor
 /**
  * Weights from a safetensors file (F32, F16 or BF16), by torchvision's names, with or without the prefix
  * "module."; of a folder, from its `last`. skip_head: the last layer keeps what it has. Errors: E_IO,
- * E_FORMAT, E_SHAPE naming file, tensor and both shapes, or the names that are missing or unknown.
+ * E_FORMAT (also numbers that are not finite), E_SHAPE naming file, tensor and both shapes, or the names that
+ * are missing or unknown.
  */
 HVT_API hvt_status hvt_weights_load(const char *file, hvt_model *m, bool skip_head);
 

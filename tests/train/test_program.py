@@ -773,6 +773,11 @@ def bad_inputs():
         os.mkfifo(path("pipes/data_batch_1.bin"))
     for name in glob.glob(path("lost/*.momentum.*")):
         os.unlink(name)
+    for name, tensor, bits in [("nan", "fc.weight", b"\0\0\xc0\x7f"), ("infinite", "bn1.running_var", b"\0\0\x80\x7f")]:
+        header, data = read_safetensors("good/last.safetensors")
+        at = header[tensor]["data_offsets"][0]
+        del header["__metadata__"]
+        write_safetensors(name + ".safetensors", header, data[:at] + bits + data[at + 4:])
     with open(path("good/last.safetensors"), "rb") as f, open(path("short.safetensors"), "wb") as g:
         g.write(f.read()[:5000])
     data = "--data cifar10 --data-dir ".split()
@@ -789,6 +794,8 @@ def bad_inputs():
         (TINY + ["--init", "pipes/data_batch_1.bin"], ["pipes/data_batch_1.bin is a pipe"]),
         (TINY + ["--init", "pipes"], ["pipes/last.safetensors", "No such file"]),
         (TINY + ["--resume", "good", "--classes", "5"], ["fc.weight", "[10, 64]", "--init with --reset-head"]),
+        (TINY + ["--init", "nan.safetensors"], ["nan.safetensors: fc.weight holds nan, expected finite numbers"]),
+        (TINY + ["--evaluate", "--init", "infinite.safetensors"], ["infinite.safetensors: bn1.running_var holds inf, expected finite numbers"]),
         (TINY + ["--init", "short.safetensors"], ["short.safetensors", "5000"]),
         (TINY + ["--init", "none.safetensors"], ["none.safetensors", "No such file"]),
         (TINY + ["--resume", "none"], ["none", "No such file"]),

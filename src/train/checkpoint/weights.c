@@ -8,6 +8,7 @@
 #include "base_impl.h"
 
 #include <inttypes.h>
+#include <math.h>
 
 #define STATE_OF "optim.%s."
 
@@ -270,6 +271,20 @@ static hvt_status check_weights(loading *from, const char *weights)
     return HVT_OK;
 }
 
+/* A run that began with such weights would blame its learning rate. */
+static hvt_status check_finite(const loading *from, const hvt_st_tensor *t)
+{
+    const float *x;
+
+    if (t->type == HVT_ST_I64)
+        return HVT_OK;
+    HVT_TRY(hvt__st_floats(from->st, t, from->buf, &x));
+    for (size_t i = 0; i < t->count; i++)
+        HVT_CHECK(isfinite(x[i]), E_FORMAT, "%s: %s holds %g, expected finite numbers", from->st->path,
+                  t->name, isnan(x[i]) ? (double)NAN : (double)x[i]);
+    return HVT_OK;
+}
+
 hvt_status hvt__weights_load(hvt_st *st, hvt_model *m, bool skip_head, const char *weights)
 {
     loading from = {st, m, malloc(hvt__model_largest(m) * sizeof *from.buf)};
@@ -285,10 +300,12 @@ hvt_status hvt__weights_load(hvt_st *st, hvt_model *m, bool skip_head, const cha
     HVT_TRY_OR(done, hvt__st_read(st, data));
     if (weights)
         HVT_TRY_OR(done, check_weights(&from, weights));
-    for (int i = 0; i < n; i++) {
-        const hvt_st_tensor *t = find_tensor(st, items[i].name);
-        if (t && !(skip_head && is_head(m, items[i].name)))
-            HVT_TRY_OR(done, load_item(&from, &items[i], t));
+    for (int i = 0; i < 2 * n; i++) { /* all are checked, then loaded */
+        const hvt_st_item *item = &items[i % n];
+        const hvt_st_tensor *t = find_tensor(st, item->name);
+        if (!t || (skip_head && is_head(m, item->name)))
+            continue;
+        HVT_TRY_OR(done, i < n ? check_finite(&from, t) : load_item(&from, item, t));
     }
     hvt__model_changed(m);
 done:
