@@ -138,25 +138,32 @@ static hvt_status open_set(const run *t, bool train, hvt_dataset **ret_set)
 
 static hvt_status open_model_file(run *t)
 {
+    const hvt_options *o = t->opts;
     hvt_pt2_info net;
+    hvt_status s;
 
-    if (!hvt__is_model_file(t->opts->model))
+    if (!hvt__is_model_file(o->model))
         return HVT_OK;
-    HVT_TRY(hvt_pt2_open(t->opts->model, &t->file));
+    s = hvt_pt2_open(o->model, &t->file);
+    HVT_CHECK(
+        s != HVT_E_IO || o->from[HVT__AT_model] != HVT_FROM_CHECKPOINT || *o->model == '/', E_IO,
+        "%s (%s names it relative to the folder that the run began in; --model PATH says where it is now)",
+        hvt_last_error(), o->resume);
+    HVT_TRY(s);
     net = hvt_pt2_describe(t->file);
     if (net.outputs > 1 && t->rank == 0)
         HVT_WARN("%s has %d outputs; the first is trained, and what leads to the others alone, as auxiliary "
                  "classifiers do, is left out",
-                 t->opts->model, net.outputs);
+                 o->model, net.outputs);
     if (net.unused && t->rank == 0)
         HVT_WARN("%s: %d parameter%s not lead to its output (%s%s): neither trained nor saved; "
                  "load_state_dict(..., strict=False) reads what is",
-                 t->opts->model, net.unused, net.unused > 1 ? "s do" : " does", net.first_unused,
+                 o->model, net.unused, net.unused > 1 ? "s do" : " does", net.first_unused,
                  net.unused > 1 ? ", ..." : "");
-    HVT_CHECK(net.weights || !t->opts->evaluate || *t->opts->init || *t->opts->resume, E_ARG,
+    HVT_CHECK(net.weights || !o->evaluate || *o->init || *o->resume, E_ARG,
               "--evaluate: %s has no weights that are read without Python's pickle; give them by --init or "
               "--resume",
-              t->opts->model);
+              o->model);
     return HVT_OK;
 }
 

@@ -2,6 +2,7 @@
 """test_pt2.py HVTRAIN MPIRUN [NAME ...]: models of PyTorch in .pt2 files. Skipped where there is no PyTorch."""
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -68,6 +69,18 @@ def what_was_trained_goes_back_by_name():
     rc, out, err = run(net + DATA + "--evaluate --resume run --predict-logits got.npy".split())
     check(rc == 0, out, err)
     same_logits("trained")
+
+
+def a_relative_path_in_a_checkpoint_is_said_to_be_one():
+    exported("branches")
+    shutil.copy(path("branches.pt2"), path("here.pt2"))
+    rc, out, err = run(DATA + ["--model=here.pt2", "--data-dir", path("")] + "--steps 1 --save moves".split())
+    check(rc == 0, out, err)
+    os.rename(path("here.pt2"), path("there.pt2"))
+    for more, code, parts in [("", 1, ["here.pt2: No such file", "moves names it relative", "--model PATH"]),
+                              ("--model there.pt2", 0, ["--model was here.pt2 in moves, is there.pt2 now"])]:
+        rc, out, err = run("--resume moves --steps 2 --quiet --threads 1".split() + more.split())
+        check(rc == code and len(err) == 1 and all(p in err[0] for p in parts), more, rc, err)
 
 
 def classes_give_it_a_new_last_layer():
@@ -424,7 +437,8 @@ def what_was_trained_goes_back_to_pytorch():
     families("--round-trip", "gated", "resnet18")
 
 
-TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_name, classes_give_it_a_new_last_layer,
+TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_name,
+         a_relative_path_in_a_checkpoint_is_said_to_be_one, classes_give_it_a_new_last_layer,
          unknown_operations_are_named_at_once, what_was_changed_in_place_is_not_read_again,
          dropout_is_none_in_an_evaluation, dropout_depends_neither_on_ranks_nor_threads,
          dropout_goes_on_in_the_middle_of_an_epoch, what_was_exported_in_eval_mode_has_no_dropout,
