@@ -109,16 +109,15 @@ typedef struct nearest {
     int score;
 } nearest;
 
-/* A flag at a small edit distance, or with the same beginning (--batch-size), is near; one of which every
- * letter would change is not. */
+/* A flag is near with a third of its letters changed at most, or with the same beginning (--batch-size). */
 static void try_flag(nearest *n, const char *known)
 {
     size_t len = strlen(n->flag.text), shorter = len < strlen(known) ? len : strlen(known);
     int score = distance(n->flag.text, known);
 
     if (len > 3 && !strncmp(n->flag.text, known, shorter))
-        score = least(score, 2);
-    if (score < n->score && score < (int)len - 2 && (score <= 2 || score <= (int)len / 3)) {
+        score = least(score, 1);
+    if (score < n->score && score <= ((int)len - 2) / 3) {
         n->score = score;
         snprintf(n->near.text, sizeof n->near.text, "%s", known);
     }

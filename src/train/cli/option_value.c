@@ -225,7 +225,7 @@ int hvt__value_expected(const hvt__option *o, char *ret_text, size_t bytes)
 
     switch (o->kind) {
     case OPT_str:
-        return snprintf(ret_text, bytes, "text (%s)", o->form);
+        return snprintf(ret_text, bytes, "%s", o->form);
     case OPT_pick:
         snprintf(words, sizeof words, "%s", o->form);
         hvt__replace(words, '|', ' ');

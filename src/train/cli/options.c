@@ -43,19 +43,60 @@ void hvt_options_default(hvt_options *ret_opts)
             abort(); /* the table contradicts itself */
 }
 
-/* argv[at] is not a flag of ours. */
-static hvt_status refuse(char **argv, int at, size_t len, const char *value)
+/* The option of --NAME, or of --no-NAME; NULL: there is none. */
+static const hvt__option *find_option(const char *arg, size_t len, bool *ret_off)
 {
-    const char *arg = argv[at];
+    bool no = !strncmp(arg, "--no-", 5) || !strncmp(arg, "--no_", 5);
+    const hvt__option *o = strncmp(arg, "--", 2) ? NULL : hvt__option_named(arg + 2, len - 2);
+
+    *ret_off = no && !o;
+    if (*ret_off)
+        o = hvt__option_named(arg + 5, len - 5);
+    return *ret_off && o && o->kind != OPT_bool ? NULL : o;
+}
+
+static const char *after(int argc, char **argv, int at)
+{
+    return at + 1 < argc ? argv[at + 1] : NULL;
+}
+
+/* What was given to a flag that nobody knows. */
+static const char *value_at(int argc, char **argv, int at, size_t len)
+{
+    const char *next = after(argc, argv, at);
+
+    return argv[at][len] ? argv[at] + len + 1 : next && *next != '-' ? next : NULL;
+}
+
+/* From argv[at] on; no value begins with two dashes. */
+static hvt_status refuse_unknown_flags(int argc, char **argv, int at)
+{
+    char all[1800] = "there is no flag ", more[HVT_HINT];
+    bool off, first = true;
+
+    for (; at < argc; at++) {
+        size_t len = strcspn(argv[at], "="), used = strlen(all);
+
+        if (strncmp(argv[at], "--", 2) || find_option(argv[at], len, &off) ||
+            hvt__is_word_of("--|--help|--version", argv[at]))
+            continue;
+        hvt__hint_flag(argv[at], len, value_at(argc, argv, at, len), more);
+        snprintf(all + used, sizeof all - used, "%s%.*s%s%s", first ? "" : "; no flag ", (int)len, argv[at],
+                 *more ? "; " : " (see --help)", more);
+        first = false;
+    }
+    return HVT_FAIL(E_ARG, "%s", all);
+}
+
+/* argv[at] is not a flag of ours. */
+static hvt_status refuse(int argc, char **argv, int at, size_t len)
+{
     char more[HVT_HINT];
 
-    if (strncmp(arg, "--", 2) || !arg[2]) {
-        hvt__hint_stray(argv, at, value, more);
-        return HVT_FAIL(E_ARG, "'%s' is not a flag: %s", arg, more);
-    }
-    hvt__hint_flag(arg, len, value, more);
-    return HVT_FAIL(E_ARG, *more ? "there is no flag %.*s; %s" : "there is no flag %.*s (see --help)",
-                    (int)len, arg, more);
+    if (!strncmp(argv[at], "--", 2) && argv[at][2])
+        return refuse_unknown_flags(argc, argv, at);
+    hvt__hint_stray(argv, at, value_at(argc, argv, at, len), more);
+    return HVT_FAIL(E_ARG, "'%s' is not a flag: %s", argv[at], more);
 }
 
 /* The value of the flag argv[*i], which may be `next`. */
@@ -83,20 +124,19 @@ static hvt_status find_value(const hvt__option *o, char **argv, int *i, const ch
 
 static hvt_status parse_one(hvt_options *opts, int argc, char **argv, int *i)
 {
-    const char *arg = argv[*i], *next = *i + 1 < argc ? argv[*i + 1] : NULL;
+    const char *arg = argv[*i];
     size_t len = strcspn(arg, "=");
     const char *value = arg[len] ? arg + len + 1 : NULL;
-    bool no = !strncmp(arg, "--no-", 5) || !strncmp(arg, "--no_", 5);
-    const hvt__option *o = strncmp(arg, "--", 2) ? NULL : hvt__option_named(arg + 2, len - 2);
-    const hvt__option *off = no && !o ? hvt__option_named(arg + 5, len - 5) : NULL;
+    bool off;
+    const hvt__option *o = find_option(arg, len, &off);
 
-    if (off && off->kind == OPT_bool) {
-        HVT_CHECK(!value, E_ARG, "%.*s takes no value, got '%s'", (int)len, arg, value);
-        return set(opts, off, "off");
-    }
     if (!o)
-        return refuse(argv, *i, len, value ? value : next && *next != '-' ? next : NULL);
-    HVT_TRY(find_value(o, argv, i, next, &value));
+        return refuse(argc, argv, *i, len);
+    if (off) {
+        HVT_CHECK(!value, E_ARG, "%.*s takes no value, got '%s'", (int)len, arg, value);
+        return set(opts, o, "off");
+    }
+    HVT_TRY(find_value(o, argv, i, after(argc, argv, *i), &value));
     return set(opts, o, value);
 }
 
