@@ -32,6 +32,7 @@ static const struct {
     {HVT__FLAG, "fp16-allreduce|grad-compression", "--compression f16 or bf16"},
     {HVT__FLAG, "wire", "--compression"},
     {HVT__FLAG, "tail", "--last-batch"},
+    {HVT__FLAG, "drop-last", "--last-batch drop"},
     {HVT__FLAG, "update", "--optimizer-state"},
     {HVT__FLAG, "replica-check", "--check-replicas"},
     {HVT__FLAG, "sync-batchnorm|syncbn|sync-batch-norm", "--sync-bn"},
@@ -43,8 +44,10 @@ static const struct {
     {HVT__FLAG, "budget", "hvtrain tune FILE SECONDS"},
     {HVT__FLAG, "timeline-filename|profile|profiler|trace", "--timeline FILE"},
     {HVT__FLAG,
-     "backward-passes-per-step|batches-per-allreduce|gradient-accumulation-steps|accum-iter|grad-accum",
-     "--shards"},
+     "backward-passes-per-step|batches-per-allreduce|gradient-accumulation-steps|accumulation-steps|accum-"
+     "iter|"
+     "accum-steps|grad-accum|grad-accum-steps",
+     "--shards with the number of ranks times #N"},
     {HVT__FLAG, "pretrained|weights|load|load-weights|finetune", "--init FILE"},
     {HVT__FLAG, "checkpoint|ckpt|resume-from|load-checkpoint|restore", "--resume DIR"},
     {HVT__FLAG, "o|output-dir|out-dir|outdir|out|save-dir|save-path|checkpoint-dir|ckpt-dir|model-dir",
