@@ -85,12 +85,12 @@ static hvt_status parse(hvt_schedule *c, const char *text)
     static const struct {
         const char *name;
         shape shape;
-        bool more; /* must be followed by ':' */
+        const char *more; /* must follow; NULL: nothing must */
         hvt_status (*read)(hvt_schedule *c, const char *text, const char *at);
-    } kinds[] = {{"constant", CONSTANT, false, NULL},
-                 {"step", STEP, true, read_step},
-                 {"multistep", MULTISTEP, true, read_multistep},
-                 {"cosine", COSINE, false, read_cosine}};
+    } kinds[] = {{"constant", CONSTANT, NULL, NULL},
+                 {"step", STEP, ":SIZE[,GAMMA]", read_step},
+                 {"multistep", MULTISTEP, ":E1,E2,...[@GAMMA]", read_multistep},
+                 {"cosine", COSINE, NULL, read_cosine}};
     size_t n = strcspn(text, ":");
     const char *at = text + n;
 
@@ -98,7 +98,8 @@ static hvt_status parse(hvt_schedule *c, const char *text)
         if (strlen(kinds[i].name) != n || strncmp(text, kinds[i].name, n))
             continue;
         c->shape = kinds[i].shape;
-        EXPECT(*at || !kinds[i].more, "':' and epochs");
+        HVT_CHECK((*at && at[1]) || !kinds[i].more, E_ARG, "schedule '%s': expected %s%s, in epochs", text,
+                  kinds[i].name, kinds[i].more);
         if (*at) {
             at++;
             EXPECT(*at, "a value after ':'");

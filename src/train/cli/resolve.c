@@ -60,12 +60,22 @@ static hvt_status resolve_timeline(const hvt_options *o, hvt_resolved *t)
     return HVT_OK;
 }
 
+/* Of a number that lacks its unit; else "". */
+static void hint_units(const char *value, const char *unit, const char *other, char ret_text[HVT_HINT])
+{
+    *ret_text = 0;
+    if (*value > '0' && !value[strspn(value, "0123456789")])
+        snprintf(ret_text, HVT_HINT, "; did you mean %.40s%s or %.40s%s?", value, unit, value, other);
+}
+
 /* 1epoch, 500steps, 10m: epochs, updates, or a time between saves. */
 static hvt_status resolve_saving(const hvt_options *o, hvt_resolved *t)
 {
     const char *at = o->save_every;
+    char units[HVT_HINT];
     int64_t n = 0;
 
+    hint_units(at, "epochs", "steps", units);
     if (hvt__scan_whole(&at, INT_MAX, &n) && n > 0 && hvt__is_word_of("epoch|epochs", at))
         t->save_every.epochs = n;
     else if (n > 0 && hvt__is_word_of("step|steps", at))
@@ -73,12 +83,13 @@ static hvt_status resolve_saving(const hvt_options *o, hvt_resolved *t)
     else
         HVT_CHECK(hvt__time_read(o->save_every, &t->save_every.seconds) && t->save_every.seconds > 0, E_ARG,
                   "--save-every: expected a number of epochs or updates, or a time (1epoch, 500steps, 10m), "
-                  "got '%s'",
-                  o->save_every);
+                  "got '%s'%s",
+                  o->save_every, units);
     t->slurms_limit = !strcmp(o->max_time, "auto");
+    hint_units(o->max_time, "m", "s", units);
     HVT_CHECK(t->slurms_limit || !strcmp(o->max_time, "none") || hvt__time_read(o->max_time, &t->max_seconds),
-              E_ARG, "--max-time: expected a time with its units (23h50m), auto or none, got '%s'",
-              o->max_time);
+              E_ARG, "--max-time: expected a time with its units (23h50m), auto or none, got '%s'%s",
+              o->max_time, units);
     HVT_CHECK(o->preempt_exit <= 255, E_ARG, "--preempt-exit: expected an exit code from 0 to 255, got %d",
               o->preempt_exit);
     return HVT_OK;
