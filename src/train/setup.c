@@ -233,20 +233,25 @@ static hvt_status check_sets(const run *t)
 static hvt_status check_batch(const run *t)
 {
     const hvt_options *o = t->opts;
-    int64_t images = (int64_t)t->set.batch * t->set.shards, count;
+    int shards = t->set.shards;
+    int64_t images = (int64_t)t->set.batch * shards, count, most;
     const char *name;
 
     if (!t->train_set)
         return HVT_OK;
     count = hvt_dataset_describe(t->train_set)->count;
     name = hvt_dataset_describe(t->train_set)->name;
+    most = count / shards;
+    HVT_CHECK(most, E_ARG, "%d shards, but %s has %" PRId64 " training images: expected one for each shard",
+              shards, name, count);
     HVT_CHECK(images <= count || !o->global_batch, E_ARG,
-              "--global-batch %d images per update, but %s has %" PRId64 " training images", o->global_batch,
-              name, count);
+              "--global-batch %d images per update, but %s has %" PRId64 " training images: %" PRId64
+              " is the most",
+              o->global_batch, name, count, most * shards);
     HVT_CHECK(images <= count, E_ARG,
               "--batch %d x %d shard%s = %" PRId64 " images per update, but %s has %" PRId64
-              " training images",
-              t->set.batch, t->set.shards, t->set.shards > 1 ? "s" : "", images, name, count);
+              " training images: --batch %" PRId64 " is the most",
+              t->set.batch, shards, shards > 1 ? "s" : "", images, name, count, most);
     return HVT_OK;
 }
 
