@@ -61,7 +61,8 @@ HVT_C_BEGIN
       "have)")                                                                                               \
     X(word, eval_size, "auto", 0, RUN, "PIXELS|0",                                                           \
       "resize the shorter side to this, then cut out the centre, in evaluation and in training without "     \
-      "rrc; 0: only cut (auto: 256 for --size 224 and in proportion; 0 for images of one size)")             \
+      "rrc; 0: only cut (auto: 256 for --size 224 and in proportion; 0 for CIFAR, STL-10, npy and synth "    \
+      "in their own size)")                                                                                  \
     X(int, samples, "10000", 1, RUN, "N", "synth: training images; the test split has a fifth as many")      \
     X(word, limit, "all", 1, RUN, "N", "only the first N images of each split")                              \
     X(num, val_split, "0", 0, RUN, "FRACTION",                                                               \
@@ -139,7 +140,11 @@ HVT_C_BEGIN
     X(pick, optimizer_state, "auto", 0, JOB, "auto|replicated|sharded",                                      \
       "each rank keeps all of it, or a slice, which it updates for all ranks (ZeRO stage 1)")                \
     X(size, bucket, "25MiB", 0, RUN, "SIZE|0|all",                                                           \
-      "size of fused gradients; 0: one bucket per layer; all: one bucket (tune finds the fastest)")          \
+      "a bucket of gradients ends with the layer that reaches this size (the first: 1 MiB), and is cut, "    \
+      "into "                                                                                                \
+      "pieces of 1 MiB at least, if over twice as large; 0: one per layer; all: one. Statistics have one "   \
+      "more "                                                                                                \
+      "if the update is sharded or gradients are compressed (tune finds the fastest)")                       \
     X(str, comm_cutoffs, "", 0, JOB, "NAME=N,...",                                                           \
       "message sizes at which comms mpi and hier change algorithms: mpi-short, mpi-packet (see tune)")       \
     X(pick, compression, "f32", 0, RUN, "f32|f16|bf16|powersgd:R",                                           \
