@@ -422,13 +422,19 @@ static hvt_status open_predictions(run *t)
     return hvt__predictions_open(&opts, &t->predictions);
 }
 
-static hvt_status open_optim(run *t)
+/* Of a run of so many epochs. */
+static hvt_status open_schedule(const run *t, int epochs, hvt_schedule **ret_schedule)
 {
     const hvt_options *o = t->opts;
-    hvt_schedule_opts rate = {o->schedule, t->set.lr, o->epochs, o->warmup_epochs, o->warmup_from};
+    hvt_schedule_opts rate = {o->schedule, t->set.lr, epochs, o->warmup_epochs, o->warmup_from};
 
+    return hvt_schedule_create(&rate, ret_schedule);
+}
+
+static hvt_status open_optim(run *t)
+{
     HVT_TRY(hvt_optim_create(t->model, &t->set.optim, &t->optim));
-    return hvt_schedule_create(&rate, &t->schedule);
+    return open_schedule(t, t->opts->epochs, &t->schedule);
 }
 
 /* The items are compared between ranks, beside options, tensors and buckets. */
@@ -523,6 +529,30 @@ static hvt_status warn_of_changes(const run *t, const char *saved)
     json_decref(was);
     json_decref(now);
     return s;
+}
+
+/* A cosine goes over all epochs, so that with more of them the rate rises again. */
+static void note_rise(const run *t, const hvt_progress *p)
+{
+    json_t *was = json_loads(p->options, 0, NULL);
+    const char *epochs = json_string_value(json_object_get(was, "epochs"));
+    const char *name = json_string_value(json_object_get(was, "schedule"));
+    bool same = epochs && name && !strcmp(name, t->opts->schedule) && !strncmp(name, "cosine", 6);
+    uint32_t n = t->steps_per_epoch;
+    hvt_schedule *before = NULL;
+
+    if (same && t->train_set && p->steps && open_schedule(t, atoi(epochs), &before) == HVT_OK) {
+        double last = p->step ? hvt_schedule_lr(before, p->epoch, p->step - 1, n)
+                              : hvt_schedule_lr(before, p->epoch - 1, n - 1, n);
+        double next = hvt_schedule_lr(t->schedule, p->epoch, p->step, n);
+
+        if (atoi(epochs) < t->opts->epochs && next > last)
+            HVT_INFO(
+                "note: --schedule %s was over %s epochs in %s, is over %d now: the rate rises from %g to %g",
+                name, epochs, t->opts->resume, t->opts->epochs, last, next);
+    }
+    hvt_schedule_free(&before);
+    json_decref(was);
 }
 
 /* The identifier of a new run. It depends on the command only, so that equal runs write equal files. */
@@ -643,8 +673,10 @@ static hvt_status first_weights(run *t)
     hvt__folder_resumed(&t->folder, file, &p);
     t->run = p.run;
     t->sample = images_behind(t, &p);
-    if (p.options)
+    if (p.options) {
         s = warn_of_changes(t, p.options);
+        note_rise(t, &p);
+    }
     hvt__progress_free(&p);
     HVT_TRY(s);
     HVT_CHECK(!t->train_set || t->sample < hvt_dataset_describe(t->train_set)->count, E_ARG,

@@ -313,6 +313,16 @@ def means_of_bytes_are_doubted():
             check(rc == 0 and not err, more, rc, err)
 
 
+def a_cosine_over_more_epochs_than_before_is_noted():
+    shutil.rmtree(path("cosine"), ignore_errors=True)
+    train("--epochs 3 --schedule cosine --save cosine".split())
+    for more, parts in [("--epochs 6", ["--schedule cosine was over 3 epochs in cosine, is over 6 now: the rate rises from 0.0125 to 0.025"]),
+                        ("--epochs 4 --schedule constant", [])]:
+        rc, _, err = run("--resume cosine --save none --threads 1".split() + more.split())
+        notes = [line for line in err if "rate rises" in line]
+        check(rc == 0 and len(notes) == len(parts) and all(part in notes[0] for part in parts), more, rc, err)
+
+
 def a_run_ends_after_steps_or_epochs_whichever_comes_first():
     base = NO_BATCH + "--batch 32".split()  # two updates in an epoch
     cases = [("--steps 3 --epochs 1", 2), ("--steps 3 --epochs 2", 3), ("--steps 1 --epochs 2", 1), ("--steps 22", 22),
@@ -1036,6 +1046,7 @@ TESTS = [
     quiet_is_warnings_and_the_scaled_rate,
     a_quiet_evaluation_prints_its_one_line_on_stdout,
     means_of_bytes_are_doubted,
+    a_cosine_over_more_epochs_than_before_is_noted,
     a_run_ends_after_steps_or_epochs_whichever_comes_first,
     the_log_of_debugging_says_what_each_layer_got,
     ranks_buckets_comms_and_threads_do_not_matter,
