@@ -163,6 +163,23 @@ static void warn_of_units(const char *flag, const hvt_rgb *rgb)
         HVT_WARN("%s %s: expected units of 0..1 (x = (byte/255 - mean) / std)%s", flag, was, hint);
 }
 
+/* What comes after the end of the run. --steps may end one before on purpose. */
+static void warn_of_schedule(const run *t)
+{
+    const hvt_options *o = t->opts;
+    uint32_t steps = t->steps_per_epoch;
+
+    if (o->steps)
+        return;
+    if (o->warmup_epochs > o->epochs)
+        HVT_WARN("--warmup-epochs %g: the rate is still rising when the run ends, after %d epoch%s",
+                 o->warmup_epochs, o->epochs, o->epochs > 1 ? "s" : "");
+    else if (strstr(o->schedule, "step:") && t->set.lr > 0 &&
+             hvt_schedule_lr(t->schedule, o->epochs - 1, steps - 1, steps) == t->set.lr)
+        HVT_WARN("--schedule %s does not change the rate in a run of %d epoch%s", o->schedule, o->epochs,
+                 o->epochs > 1 ? "s" : "");
+}
+
 static void warn_of_numbers(const run *t)
 {
     int local = t->set.local_shards;
@@ -180,6 +197,8 @@ static void warn_of_numbers(const run *t)
     if (t->train_set && t->end < 100 && !t->opts->steps && !*t->opts->resume && t->opts->ask == HVT_ASK_TRAIN)
         HVT_WARN("only %lld updates in all: more --epochs or a smaller --batch train further",
                  (long long)t->end);
+    if (t->train_set && t->opts->ask == HVT_ASK_TRAIN)
+        warn_of_schedule(t);
     if (hvt_zoo_takes(t->opts->model).imagenet_stem && !strcmp(t->opts->stem, "imagenet") &&
         t->loading.test.height < 64)
         HVT_INFO("note: --stem imagenet leaves little of %dx%d images; --stem cifar usually learns better",

@@ -313,6 +313,17 @@ def means_of_bytes_are_doubted():
             check(rc == 0 and not err, more, rc, err)
 
 
+def what_comes_after_the_end_of_a_run_is_doubted():
+    for more, part in [("--epochs 1 --warmup-epochs 2", "--warmup-epochs 2: the rate is still rising when the run ends, after 1 epoch"),
+                       ("--epochs 2 --schedule step:2", "--schedule step:2 does not change the rate in a run of 2 epochs"),
+                       ("--epochs 2 --schedule multistep:2,3", "--schedule multistep:2,3 does not change the rate"),
+                       ("--epochs 2 --schedule multistep:1,3", None), ("--epochs 2 --schedule step:1", None),
+                       ("--epochs 2 --warmup-epochs 2", None), ("--steps 1 --warmup-epochs 11 --schedule step:99", None)]:
+        rc, _, err = run(TINY + more.split())
+        said = [line for line in err if "updates in all" not in line]
+        check(rc == 0 and len(said) == bool(part) and all("warning: " + part in line for line in said), more, rc, err)
+
+
 def a_cosine_over_more_epochs_than_before_is_noted():
     shutil.rmtree(path("cosine"), ignore_errors=True)
     train("--epochs 3 --schedule cosine --save cosine".split())
@@ -1046,6 +1057,7 @@ TESTS = [
     quiet_is_warnings_and_the_scaled_rate,
     a_quiet_evaluation_prints_its_one_line_on_stdout,
     means_of_bytes_are_doubted,
+    what_comes_after_the_end_of_a_run_is_doubted,
     a_cosine_over_more_epochs_than_before_is_noted,
     a_run_ends_after_steps_or_epochs_whichever_comes_first,
     the_log_of_debugging_says_what_each_layer_got,
