@@ -10,6 +10,8 @@
 
 #include <math.h>
 
+extern char **environ; /* of POSIX, which has no header for it */
+
 /* The source of each option that does not have its default. */
 static json_t *origins_record(const hvt_options *opts)
 {
@@ -161,6 +163,29 @@ static void warn_of_units(const char *flag, const hvt_rgb *rgb)
         snprintf(hint, sizeof hint, "; if these are units of 0..255, %s %s is meant", flag, meant);
     if (most > 1 || least < 0)
         HVT_WARN("%s %s: expected units of 0..1 (x = (byte/255 - mean) / std)%s", flag, was, hint);
+}
+
+/* Variables that others read, and that were set for a purpose. */
+static void note_variables(const run *t)
+{
+    const char *threads = getenv("OMP_NUM_THREADS"), *here;
+    char all[1000] = "", name[80];
+
+    for (char **v = environ; *v; v++) {
+        size_t used = strlen(all);
+        if (strncmp(*v, "HOROVOD_", 8))
+            continue;
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(*v, "="), *v);
+        here = hvt__foreign(HVT__VARIABLE, name);
+        snprintf(all + used, sizeof all - used, "%s%s%s%s%s", used ? ", " : "", name, here ? " (here: " : "",
+                 here ? here : "", here ? ")" : "");
+    }
+    if (*all)
+        HVT_INFO("note: variables of Horovod are not read: %s", all);
+    if (threads && !t->opts->threads && !t->set.on_gpu && atoi(threads) > 0 &&
+        atoi(threads) != hvt_device_threads(t->dev))
+        HVT_INFO("note: OMP_NUM_THREADS=%s is not read: this rank has %d threads, and --threads N sets that",
+                 threads, hvt_device_threads(t->dev));
 }
 
 /* What comes after the end of the run. --steps may end one before on purpose. */
@@ -383,5 +408,6 @@ hvt_status hvt__report_start(const run *t)
     if (*text)
         HVT_WARN("%s", text);
     warn_of_numbers(t);
+    note_variables(t);
     return HVT_OK;
 }

@@ -324,6 +324,18 @@ def what_comes_after_the_end_of_a_run_is_doubted():
         check(rc == 0 and len(said) == bool(part) and all("warning: " + part in line for line in said), more, rc, err)
 
 
+def variables_of_other_programs_are_named():
+    others = {"HOROVOD_FUSION_THRESHOLD": "1048576", "HOROVOD_ELASTIC": "1", "OMP_NUM_THREADS": "77"}
+    for ranks in [0, 2] if MPIRUN else [0]:
+        for more, parts in [("", ["OMP_NUM_THREADS=77 is not read", "--threads N"]), ("--threads 1", [])]:
+            p = subprocess.run(command("--size 16 --limit 64 --batch 16 --steps 1".split() + more.split(), ranks), cwd=HERE, timeout=60,
+                               capture_output=True, text=True, env={**environment(ranks), **others})
+            notes = [line for line in p.stderr.splitlines() if "not read" in line]
+            check(p.returncode == 0 and len(notes) == 1 + bool(parts), ranks, "ranks:", p.returncode, p.stderr)
+            check("HOROVOD_FUSION_THRESHOLD (here: --bucket)" in notes[0] and "HOROVOD_ELASTIC" in notes[0], notes)
+            check(all(part in notes[-1] for part in parts), notes)
+
+
 def a_cosine_over_more_epochs_than_before_is_noted():
     shutil.rmtree(path("cosine"), ignore_errors=True)
     train("--epochs 3 --schedule cosine --save cosine".split())
@@ -1058,6 +1070,7 @@ TESTS = [
     a_quiet_evaluation_prints_its_one_line_on_stdout,
     means_of_bytes_are_doubted,
     what_comes_after_the_end_of_a_run_is_doubted,
+    variables_of_other_programs_are_named,
     a_cosine_over_more_epochs_than_before_is_noted,
     a_run_ends_after_steps_or_epochs_whichever_comes_first,
     the_log_of_debugging_says_what_each_layer_got,

@@ -66,11 +66,12 @@ hvt_status hvt__options_share(hvt_options *opts, hvt_from from, hvt_world *world
 
 /* ---- foreign.c ---- */
 
-enum hvt__foreign { HVT__FLAG, HVT__COMMAND, HVT__WORD, HVT__SIZE, HVT__TIME };
+enum hvt__foreign { HVT__FLAG, HVT__COMMAND, HVT__WORD, HVT__SIZE, HVT__TIME, HVT__VARIABLE };
 
 /* What to write, or a hint, instead of such a word of another program, or of one that hvtrain once had; NULL:
- * unknown. Flags are without dashes, with '-' for '_', all others lower-case letters and digits only. In what
- * stands for a flag, #N is to be replaced by the number that was given to it, or by N. */
+ * unknown. Flags are without dashes, with '-' for '_', variables of the environment as they are, all others
+ * lower-case letters and digits only. In what stands for a flag, #N is to be replaced by the number that was
+ * given to it, or by N. */
 const char *hvt__foreign(enum hvt__foreign of, const char *word);
 
 /* ---- hints.c: suggestions that error messages add; "": none ---- */

@@ -151,6 +151,14 @@ static const struct {
     {HVT__TIME, "|s|sec|secs|seconds", "s"},
     {HVT__TIME, "m|min|mins|minutes", "m"},
     {HVT__TIME, "h|hour|hours", "h"},
+    {HVT__VARIABLE, "HOROVOD_FUSION_THRESHOLD", "--bucket"},
+    {HVT__VARIABLE, "HOROVOD_CYCLE_TIME|HOROVOD_CACHE_CAPACITY", "nothing, a bucket leaves when it is full"},
+    {HVT__VARIABLE, "HOROVOD_HIERARCHICAL_ALLREDUCE", "--comm hier"},
+    {HVT__VARIABLE, "HOROVOD_TIMELINE", "--timeline FILE"},
+    {HVT__VARIABLE, "HOROVOD_AUTOTUNE|HOROVOD_AUTOTUNE_LOG", "hvtrain tune FILE"},
+    {HVT__VARIABLE, "HOROVOD_STALL_CHECK_TIME_SECONDS|HOROVOD_STALL_CHECK_DISABLE", "--stall-warn"},
+    {HVT__VARIABLE, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "--stall-abort"},
+    {HVT__VARIABLE, "HOROVOD_LOG_LEVEL", "HVT_LOG"},
 };
 
 const char *hvt__foreign(enum hvt__foreign of, const char *word)
