@@ -141,10 +141,8 @@ HVT_C_BEGIN
       "each rank keeps all of it, or a slice, which it updates for all ranks (ZeRO stage 1)")                \
     X(size, bucket, "25MiB", 0, RUN, "SIZE|0|all",                                                           \
       "a bucket of gradients ends with the layer that reaches this size (the first: 1 MiB), and is cut, "    \
-      "into "                                                                                                \
-      "pieces of 1 MiB at least, if over twice as large; 0: one per layer; all: one. Statistics have one "   \
-      "more "                                                                                                \
-      "if the update is sharded or gradients are compressed (tune finds the fastest)")                       \
+      "into pieces of 1 MiB at least, if over twice as large; 0: one per layer; all: one. Statistics have "  \
+      "one more if the update is sharded or gradients are compressed (tune finds the fastest)")              \
     X(str, comm_cutoffs, "", 0, JOB, "NAME=N,...",                                                           \
       "message sizes at which comms mpi and hier change algorithms: mpi-short, mpi-packet (see tune)")       \
     X(pick, compression, "f32", 0, RUN, "f32|f16|bf16|powersgd:R",                                           \
