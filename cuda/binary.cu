@@ -17,6 +17,12 @@ template <class Do> HVT_FN void with_op(hvt_binary op, Do f)
     case HVT_MUL:
         f(number<HVT_MUL>());
         break;
+    case HVT_MAXIMUM:
+        f(number<HVT_MAXIMUM>());
+        break;
+    case HVT_MINIMUM:
+        f(number<HVT_MINIMUM>());
+        break;
     default:
         f(number<HVT_DIV>());
         break;

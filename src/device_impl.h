@@ -152,7 +152,8 @@ typedef struct hvt_map {
     X(RELU, relu, false) X(HARDTANH, hardtanh, false) X(LEAKY_RELU, leaky_relu, false) X(ELU, elu, false)    \
     X(SIGMOID, sigmoid, false) X(HARDSIGMOID, hardsigmoid, true) X(HARDSWISH, hardswish, true)               \
     X(SILU, silu, true) X(GELU, gelu, true) X(GELU_TANH, gelu_tanh, true) X(TANH, tanh, false)               \
-    X(SOFTPLUS, softplus, true) X(AFFINE, affine, false)
+    X(SOFTPLUS, softplus, true) X(AFFINE, affine, false) X(CLAMP, clamp, true) X(EXP, exp, false)            \
+    X(LOG, log, true) X(POW, pow, true)
 /* clang-format on */
 
 /* backward reads x, not y */

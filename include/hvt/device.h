@@ -100,10 +100,22 @@ typedef enum hvt_function {
     HVT_TANH,        ///< tanh(x)
     HVT_SOFTPLUS,    ///< a*x > b ? x : log(1 + exp(a*x)) / a, a > 0
     HVT_AFFINE,      ///< a*x + b
+    HVT_CLAMP,       ///< min(max(x, a), b), a <= b; its slope is 1 also at a and b, where HVT_HARDTANH's is 0
+    HVT_EXP,         ///< exp(x)
+    HVT_LOG,         ///< log(x)
+    HVT_POW,         ///< x^a
     HVT_FUNCTIONS
 } hvt_function;
 
-typedef enum hvt_binary { HVT_ADD, HVT_SUB, HVT_MUL, HVT_DIV } hvt_binary; ///< a + b, a - b, a * b, a / b
+typedef enum hvt_binary {
+    HVT_ADD,     ///< a + b
+    HVT_SUB,     ///< a - b
+    HVT_MUL,     ///< a * b
+    HVT_DIV,     ///< a / b
+    HVT_MAXIMUM, ///< the larger one; where a = b, each has half of the gradient
+    HVT_MINIMUM, ///< the smaller one
+    HVT_BINARIES
+} hvt_binary;
 
 HVT_C_END
 #endif /* HVT_DEVICE_H */

@@ -115,6 +115,68 @@ INLINE F log1p_unit(F u)
     return f_select((I)(off == 0), u, p * (u / off));
 }
 
+/* e^x for any x */
+INLINE F exponential(F x)
+{
+    return f_select((I)(x < -87), f_zero(), exp_within(f_clamp(x, f_splat(-87), f_splat(89))));
+}
+
+/* The upper 12 bits of its mantissa: the product of two such numbers is exact. */
+INLINE F upper(F x)
+{
+    return f_from_bits(f_bits(x) & 0xfffff000u);
+}
+
+/* log(x) as the sum of two numbers, the first one upper(), for x above 0 and finite: that of 2^n * m with m
+ * from sqrt(1/2) to sqrt(2) is n*ln2 + 2*(s + s^3/3 + s^5/5 + ...) with s = (m - 1) / (m + 1), which is kept
+ * in two parts, too. Without fma, as e_powf.c of FreeBSD's msun. */
+INLINE F log_upper(F x, F *ret_rest)
+{
+    const U shifted =
+        f_bits(x) - f_bits(f_splat(0.70710678f)); /* n above the mantissa, from 0 on if n >= 0 */
+    const U over = shifted + (128u << 23);
+    const F n = f_from_bits((over >> 23) | f_bits(f_splat(0x1p23f))) - (0x1p23f + 128);
+    const F m = f_from_bits(f_bits(x) - (over & 0xff800000u) + (128u << 23)), f = m - 1, w = m + 1;
+    const F s = f / w, su = upper(s), wu = upper(w), z = s * s;
+    const F sl = ((f - su * wu) - su * (f - (wu - 2))) / w;
+    F p = f_splat(2.0f / 11), rest, all;
+
+    p = f_fma(p, z, f_splat(2.0f / 9));
+    p = f_fma(p, z, f_splat(2.0f / 7));
+    p = f_fma(p, z, f_splat(2.0f / 5));
+    p = f_fma(p, z, f_splat(2.0f / 3));
+    rest = 2 * sl + s * z * p + n * 0x1.7f7d1cp-20f; /* ln2 has two parts, too */
+    all = upper(n * 0x1.62e4p-1f + 2 * su + rest);
+    *ret_rest = rest - ((all - n * 0x1.62e4p-1f) - 2 * su);
+    return all;
+}
+
+INLINE F logarithm(F x)
+{
+    F rest;
+    const F all = log_upper(x, &rest), y = all + rest;
+
+    return f_select((I)(x > 0), f_select((I)(x < INFINITY), y, x),
+                    f_select((I)(x == 0), f_splat(-INFINITY), f_splat(NAN)));
+}
+
+/* e^(a * log |x|), with what zero, infinity and signs make of it. */
+INLINE F power(F x, F a)
+{
+    const F size = f_abs(x), au = upper(a), magic = f_splat(0x1.8p23f), whole = a + magic;
+    F rest;
+    const F all = log_upper(size, &rest);
+    const F head = au * all, tail = (a - au) * all + a * rest, sum = head + tail;
+    const F e = exponential(sum), grown = f_select((I)(a > 0), size, 1 / size);
+    const U sign = f_bits(whole) << 31 & f_bits(x); /* of a power that is odd */
+    const I is_whole = (I)(whole - magic == a);
+    F y = f_select((I)(e < INFINITY), e * (1 + (tail - (sum - head))), e);
+
+    y = f_select((I)((size == 0) | (size == INFINITY)), f_select((I)(a == 0), f_splat(1), grown), y);
+    y = f_select(is_whole, f_from_bits(f_bits(y) | sign), f_select((I)(x < 0), f_splat(NAN), y));
+    return f_select((I)(x != x), x, y);
+}
+
 /* e^(-x^2/2), the density of the normal distribution times sqrt(2 pi) */
 INLINE F bell(F x)
 {
@@ -185,6 +247,10 @@ FUNCTION(softplus,
          CHOOSE(a *x > b, x, (CHOOSE(x > 0, a *x, f_zero()) + log1p_unit(exp_below_one(-f_abs(a * x)))) / a),
          CHOOSE(a *x > b, dy, dy *sigmoid(a *x)))
 FUNCTION(affine, f_fma(a, x, b), dy *a)
+FUNCTION(clamp, f_clamp(x, a, b), CHOOSE((x >= a) & (x <= b), dy, f_zero()))
+FUNCTION(exp, exponential(x), dy *x)
+FUNCTION(log, logarithm(x), dy / x)
+FUNCTION(pow, power(x, a), dy *(a *power(x, a - 1)))
 #undef CHOOSE
 #undef FUNCTION
 
@@ -195,15 +261,37 @@ INLINE F combine(hvt_binary op, bool swapped, F a, F b)
 {
     const F u = swapped ? b : a, v = swapped ? a : b;
 
-    return op == HVT_ADD ? u + v : op == HVT_SUB ? u - v : op == HVT_MUL ? u * v : u / v;
+    switch (op) {
+    case HVT_ADD:
+        return u + v;
+    case HVT_SUB:
+        return u - v;
+    case HVT_MUL:
+        return u * v;
+    case HVT_MAXIMUM:
+        return f_select((I)((u > v) | (u != u)), u, v);
+    case HVT_MINIMUM:
+        return f_select((I)((u < v) | (u != u)), u, v);
+    default:
+        return u / v;
+    }
 }
 
 /* dy times the derivative of the operation after u; `first`: u is its first operand */
 INLINE F pulled(hvt_binary op, bool first, F dy, F u, F v)
 {
-    return op == HVT_ADD   ? dy
-           : op == HVT_SUB ? (first ? dy : -dy)
-           : op == HVT_MUL ? dy * v
-           : first         ? dy / v
-                           : -dy * v / (u * u);
+    switch (op) {
+    case HVT_ADD:
+        return dy;
+    case HVT_SUB:
+        return first ? dy : -dy;
+    case HVT_MUL:
+        return dy * v;
+    case HVT_MAXIMUM:
+        return f_select((I)(u < v), f_zero(), f_select((I)(u == v), 0.5f * dy, dy));
+    case HVT_MINIMUM:
+        return f_select((I)(u > v), f_zero(), f_select((I)(u == v), 0.5f * dy, dy));
+    default:
+        return first ? dy / v : -dy * v / (u * u);
+    }
 }

@@ -66,6 +66,14 @@ static double value(const hvt_map *f, double x)
         return tanh(x);
     case HVT_SOFTPLUS:
         return a * x > b ? x : log1p(exp(a * x)) / a;
+    case HVT_CLAMP:
+        return clamp(x, a, b);
+    case HVT_EXP:
+        return exp(x);
+    case HVT_LOG:
+        return log(x);
+    case HVT_POW:
+        return pow(x, a);
     case HVT_AFFINE:
     case HVT_FUNCTIONS:
         break;
@@ -106,6 +114,14 @@ static double slope(const hvt_map *f, double v)
         return 1 - v * v;
     case HVT_SOFTPLUS:
         return a * v > b ? 1 : sigmoid(a * v);
+    case HVT_CLAMP:
+        return v >= a && v <= b ? 1 : 0;
+    case HVT_EXP:
+        return v;
+    case HVT_LOG:
+        return 1 / v;
+    case HVT_POW:
+        return a * pow(v, a - 1);
     case HVT_AFFINE:
     case HVT_FUNCTIONS:
         break;
@@ -116,8 +132,8 @@ static double slope(const hvt_map *f, double v)
 /* dy * f', but 0 on pieces where f is constant, also if dy is not finite. */
 static double gradient(const hvt_map *f, double v, double dy)
 {
-    const bool has_flat_pieces =
-        f->f == HVT_RELU || f->f == HVT_HARDTANH || f->f == HVT_HARDSIGMOID || f->f == HVT_HARDSWISH;
+    const bool has_flat_pieces = f->f == HVT_RELU || f->f == HVT_HARDTANH || f->f == HVT_HARDSIGMOID ||
+                                 f->f == HVT_HARDSWISH || f->f == HVT_CLAMP;
     const double k = slope(f, v);
 
     return has_flat_pieces && k == 0 ? 0 : dy * k;
@@ -177,17 +193,39 @@ static double apply(const hvt_binary_args *a, double u, double v)
 {
     double x = a->swapped ? v : u, y = a->swapped ? u : v;
 
-    return a->op == HVT_ADD ? x + y : a->op == HVT_SUB ? x - y : a->op == HVT_MUL ? x * y : x / y;
+    switch (a->op) {
+    case HVT_ADD:
+        return x + y;
+    case HVT_SUB:
+        return x - y;
+    case HVT_MUL:
+        return x * y;
+    case HVT_MAXIMUM:
+        return x > y || x != x ? x : y;
+    case HVT_MINIMUM:
+        return x < y || x != x ? x : y;
+    default:
+        return x / y;
+    }
 }
 
 /* of u op v after u; `first`: u is the first operand */
 static double partial(hvt_binary op, bool first, double u, double v)
 {
-    return op == HVT_ADD   ? 1
-           : op == HVT_SUB ? (first ? 1 : -1)
-           : op == HVT_MUL ? v
-           : first         ? 1 / v
-                           : -v / (u * u);
+    switch (op) {
+    case HVT_ADD:
+        return 1;
+    case HVT_SUB:
+        return first ? 1 : -1;
+    case HVT_MUL:
+        return v;
+    case HVT_MAXIMUM:
+        return u < v ? 0 : u == v ? 0.5 : 1;
+    case HVT_MINIMUM:
+        return u > v ? 0 : u == v ? 0.5 : 1;
+    default:
+        return first ? 1 / v : -v / (u * u);
+    }
 }
 
 /* Run the statements for every element of valid images; they see n, p, c, and `at`, its place in a. */

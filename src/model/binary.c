@@ -29,9 +29,9 @@ hvt_value hvt_combine(hvt_model *m, hvt_binary op, hvt_value a, hvt_value b)
 
     if (!m)
         return -1;
-    if ((unsigned)op > HVT_DIV)
+    if ((unsigned)op >= HVT_BINARIES)
         return hvt__mistake(m, NULL, HVT_E_SHAPE, "operation %d is unknown; there are 0 to %d", (int)op,
-                            HVT_DIV);
+                            HVT_BINARIES - 1);
     if (op == HVT_ADD && a >= 0 && b >= 0 && a < m->nlayer && b < m->nlayer &&
         same_shape(&m->layer[a], &m->layer[b]))
         return hvt_add(m, a, b);
@@ -61,9 +61,9 @@ static hvt_value combine(hvt_model *m, hvt_binary op, hvt_value x, int ndim, con
 
     if (!m)
         return -1;
-    if ((unsigned)op > HVT_DIV)
+    if ((unsigned)op >= HVT_BINARIES)
         return hvt__mistake(m, NULL, HVT_E_SHAPE, "operation %d is unknown; there are 0 to %d", (int)op,
-                            HVT_DIV);
+                            HVT_BINARIES - 1);
     l = hvt__layer_begin(m, &hvt_layer_binary[op], x, -1);
     if (!l)
         return -1;
@@ -120,8 +120,8 @@ static hvt_status binary_plan(hvt_model *m, hvt_layer *l)
         HVT_TRY(hvt__param_add(m, l, 0, &p, NULL));
         wants_b = !hvt__is_frozen(m, l, 0);
     }
-    l->saves_input = k->op == HVT_DIV || (k->op == HVT_MUL && wants_b);
-    l->saves_others = b && (k->op == HVT_DIV || (k->op == HVT_MUL && a->requires_grad));
+    l->saves_input = k->op >= HVT_DIV || (k->op == HVT_MUL && wants_b);
+    l->saves_others = b && (k->op >= HVT_DIV || (k->op == HVT_MUL && a->requires_grad));
     return HVT_OK;
 }
 
@@ -169,4 +169,6 @@ const hvt_layer_ops hvt_layer_binary[] = {
     [HVT_SUB] = {"sub", binary_plan, binary_forward, binary_backward, true},
     [HVT_MUL] = {"mul", binary_plan, binary_forward, binary_backward, true},
     [HVT_DIV] = {"div", binary_plan, binary_forward, binary_backward, true},
+    [HVT_MAXIMUM] = {"max", binary_plan, binary_forward, binary_backward, true},
+    [HVT_MINIMUM] = {"min", binary_plan, binary_forward, binary_backward, true},
 };

@@ -26,6 +26,10 @@ hvt_value hvt_apply(hvt_model *m, hvt_value x, hvt_function f, float a, float b)
     HVT_EXPECT(m, l, (f != HVT_LEAKY_RELU && f != HVT_ELU) || a >= 0, "a is %g; it must not be negative",
                (double)a);
     HVT_EXPECT(m, l, f != HVT_SOFTPLUS || a > 0, "a is %g; it must be above 0", (double)a);
+    HVT_EXPECT(m, l, f != HVT_CLAMP || a <= b, "from %g to %g; expected the lower one first", (double)a,
+               (double)b);
+    HVT_EXPECT(m, l, f != HVT_POW || (fabsf(a) <= HVT_MOST && a != 0),
+               "the exponent is %g; expected another than 0, at most %d", (double)a, HVT_MOST);
     HVT_EXPECT(m, l, f != HVT_AFFINE || (isfinite(a) && isfinite(b)), "%g*x + %g", (double)a, (double)b);
     l->is.map = (hvt_map){f, a, b};
     l->saves_input = hvt__slope_from_x(f);

@@ -368,21 +368,18 @@ static void map_forward(void *ctx, const float *x, float *y)
 
 TEST(ref_function_gradients_equal_differences)
 {
-    static const bool from_x[] = {
-#define FROM_X(constant, name, from_x) from_x,
-        HVT__MAPS(FROM_X)
-#undef FROM_X
-    };
     enum { N = 90 };
 
     for (int f = 0; f < HVT_FUNCTIONS; f++) {
+        const bool above = f == HVT_LOG || f == HVT_POW;
         general_ctx c = {.map = {(hvt_function)f, f == HVT_HARDTANH ? -1.5f : 0.75f, 2}, .n = N};
         float x[N], y[N], dx[N], *dy = floats(N);
 
         for (int i = 0; i < N; i++) /* no kink is nearer than the step */
-            x[i] = (float)(i - N / 2) / 8 + 0.0625f;
+            x[i] = (float)(above ? i + 8 : i - N / 2) / 8 + 0.0625f;
         map_forward(&c, x, y);
-        CHECK_OK(ref->ops->general.map_backward(ref, N, HVT_F32, &c.map, from_x[f] ? x : y, dy, dx, false));
+        CHECK_OK(ref->ops->general.map_backward(ref, N, HVT_F32, &c.map,
+                                                hvt__slope_from_x((hvt_function)f) ? x : y, dy, dx, false));
         check_gradient("function", map_forward, &c, x, N, dy, N, dx, 0x1p-7f, 2e-4);
         free(dy);
     }
@@ -403,23 +400,23 @@ TEST(ref_binary_gradients_equal_differences)
     enum { IMAGES = 3, PIXELS = 6, C = 4, N = IMAGES * PIXELS * C };
     static const int elements[] = {N, IMAGES * C, IMAGES * PIXELS, C, 1};
 
-    for (int t = 0; t < 4 * 2 * 5 * 2; t++) {
-        general_ctx c = {.binary = {.order = t / 40 ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+    for (int t = 0; t < HVT_BINARIES * 2 * 5 * 2; t++) {
+        general_ctx c = {.binary = {.order = t % 2 ? HVT_ORDER_HWN : HVT_ORDER_NHW,
                                     .n = IMAGES,
                                     .real = IMAGES,
                                     .pixels = PIXELS,
                                     .c = C,
-                                    .op = (hvt_binary)(t % 4),
-                                    .swapped = t / 4 % 2,
-                                    .across = (hvt_across)(t / 8 % 5)}};
+                                    .op = (hvt_binary)(t / 4 % HVT_BINARIES),
+                                    .swapped = t / 2 % 2,
+                                    .across = (hvt_across)(t / 4 / HVT_BINARIES)}};
         int nb = elements[c.binary.across];
         float *a = floats(N), *b = floats(nb), *dy = floats(N), da[N], db[N];
         hvt_binary_args k;
 
-        for (int i = 0; i < N; i++)
-            a[i] += 2;
+        for (int i = 0; i < N; i++) /* no two numbers are nearer than the step */
+            a[i] = 2 + rintf(8 * a[i]) / 8;
         for (int i = 0; i < nb; i++)
-            b[i] += 2;
+            b[i] = 2.0625f + rintf(8 * b[i]) / 8;
         c.binary.a = a;
         c.binary.b = b;
         k = c.binary;

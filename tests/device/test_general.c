@@ -14,8 +14,19 @@ static const char *const names[] = {
 
 static hvt_map random_map(hvt_function f)
 {
-    return (hvt_map){f, f == HVT_HARDTANH ? -0.75f : 0.5f + 0.25f * (float)between(0, 4),
+    static const float powers[] = {0.5f, -0.5f, 1.0f / 3, -1, 2, 3, -2, 1.7f, 8};
+
+    return (hvt_map){f,
+                     f == HVT_HARDTANH || f == HVT_CLAMP ? -0.75f
+                     : f == HVT_POW                      ? powers[between(0, 8)]
+                                                         : 0.5f + 0.25f * (float)between(0, 4),
                      f == HVT_SOFTPLUS ? 3 : 1.5f};
+}
+
+/* Has f a value for numbers below 0? */
+static bool takes_negative(const hvt_map *f)
+{
+    return f->f != HVT_LOG && (f->f != HVT_POW || f->a == rintf(f->a));
 }
 
 TEST(functions_equal_ref)
@@ -27,7 +38,8 @@ TEST(functions_equal_ref)
               *first[3] = {0};
 
         for (size_t i = 0; i < s.all; i++)
-            x[i] *= (float)between(1, 12);
+            x[i] = takes_negative(&f) ? x[i] * (float)between(1, f.f == HVT_EXP ? 8 : 12)
+                                      : ldexpf(fabsf(x[i]) + 0.125f, between(-1, 1));
         round_all(s.type, x, s.all);
         y = room(s.all * 4);
         CHECK_OK(ref->ops->general.map_forward(ref, s.all, HVT_F32, &f, x, y));
@@ -39,10 +51,7 @@ TEST(functions_equal_ref)
             float *got[3], *saved;
 
             CHECK_OK(ops->general.map_forward(devs[dev], s.all, s.type, &f, in, out));
-            kept = f.f == HVT_HARDSIGMOID || f.f == HVT_HARDSWISH || f.f == HVT_SILU || f.f == HVT_GELU ||
-                           f.f == HVT_GELU_TANH || f.f == HVT_SOFTPLUS
-                       ? in
-                       : out;
+            kept = hvt__slope_from_x(f.f) ? in : out;
             CHECK_OK(ops->general.map_backward(devs[dev], s.all, s.type, &f, kept, in_dy, out_dx, false));
             CHECK_OK(ops->general.map_backward(devs[dev], s.all, s.type, &f, kept, in_dy, out_sum, true));
             saved = room(s.all * 4);
@@ -83,6 +92,91 @@ TEST(functions_equal_ref)
     }
 }
 
+/* Relative to the result, for numbers of any size. */
+TEST(exponentials_are_as_near_at_the_ends_of_their_range)
+{
+    enum { N = 2000 };
+    static const hvt_map all[] = {{HVT_EXP, 0, 0},      {HVT_LOG, 0, 0},    {HVT_POW, 0.5f, 0},
+                                  {HVT_POW, -0.5f, 0},  {HVT_POW, -1, 0},   {HVT_POW, 1.0f / 3, 0},
+                                  {HVT_POW, 2.75f, 0},  {HVT_POW, 12, 0},   {HVT_POW, -40, 0},
+                                  {HVT_POW, 0.001f, 0}, {HVT_POW, 1000, 0}, {HVT_POW, 3, 0}};
+    float *x = floats(N), *y = room(N * 4);
+
+    for (size_t f = 0; f < HVT_LEN(all); f++)
+        for (int dev = 0; dev < ndevs; dev++) {
+            double worst = 0, at = 0;
+
+            for (int i = 0; i < N; i++)
+                x[i] = all[f].f == HVT_EXP ? 86 * sinf((float)i)
+                       : i % 2             ? ldexpf(1.5f + 0.49f * sinf((float)i), i % 250 - 125)
+                                           : 1 + ldexpf(sinf((float)i), -(i % 24));
+            CHECK_OK(devs[dev]->ops->general.map_forward(devs[dev], N, HVT_F32, &all[f], x, y));
+            for (int i = 0; i < N; i++) {
+                const double want = all[f].f == HVT_EXP   ? exp((double)x[i])
+                                    : all[f].f == HVT_LOG ? log((double)x[i])
+                                                          : pow((double)x[i], (double)all[f].a);
+                const double off = fabs(y[i] / want - 1);
+
+                if (want != 0 && fabs(want) > 2e-38 && fabs(want) < 3e38 && !(off <= worst)) {
+                    worst = off;
+                    at = (double)x[i];
+                }
+            }
+            CHECK(worst < 3e-7, "%s with %g on %s: %g of %g", names[all[f].f], (double)all[f].a,
+                  hvt_device_isa(devs[dev]), worst, at);
+        }
+    free(x);
+    free(y);
+}
+
+static bool nearly(float a, float b)
+{
+    return same_kind(a, b) || fabsf(a / b - 1) < 3e-7f;
+}
+
+/* Powers of zero and of numbers below it, and the slopes there, as PyTorch has them. */
+TEST(slopes_at_edges_are_pytorchs)
+{
+    static const struct {
+        hvt_map f;
+        float x, y, slope;
+    } want[] = {
+        {{HVT_CLAMP, 0, 6}, 0, 0, 1},
+        {{HVT_CLAMP, 0, 6}, 6, 6, 1},
+        {{HVT_CLAMP, 0, 6}, -1, 0, 0},
+        {{HVT_CLAMP, 0, INFINITY}, 9, 9, 1},
+        {{HVT_HARDTANH, 0, 6}, 0, 0, 0},
+        {{HVT_POW, 0.5f, 0}, 0, 0, INFINITY},
+        {{HVT_POW, -1, 0}, 0, INFINITY, -INFINITY},
+        {{HVT_POW, -1, 0}, -2, -0.5f, -0.25f},
+        {{HVT_POW, 1, 0}, 0, 0, 1},
+        {{HVT_POW, 3, 0}, -2, -8, 12},
+        {{HVT_POW, 3, 0}, 0, 0, 0},
+        {{HVT_POW, 1.5f, 0}, 0, 0, 0},
+        {{HVT_POW, 2, 0}, -3, 9, -6},
+        {{HVT_POW, 0.5f, 0}, -1, NAN, NAN},
+        {{HVT_LOG, 0, 0}, 0, -INFINITY, INFINITY},
+        {{HVT_LOG, 0, 0}, 1, 0, 1},
+        {{HVT_EXP, 0, 0}, 0, 1, 1},
+        {{HVT_EXP, 0, 0}, -200, 0, 0},
+    };
+
+    for (size_t i = 0; i < HVT_LEN(want); i++)
+        for (int dev = 0; dev < ndevs; dev++) {
+            const hvt_device_ops *ops = devs[dev]->ops;
+            const hvt_map *f = &want[i].f;
+            float x = want[i].x, dy = 1, y, dx;
+
+            CHECK_OK(ops->general.map_forward(devs[dev], 1, HVT_F32, f, &x, &y));
+            CHECK_OK(ops->general.map_backward(devs[dev], 1, HVT_F32, f, hvt__slope_from_x(f->f) ? &x : &y,
+                                               &dy, &dx, false));
+            CHECK(nearly(y, want[i].y) && nearly(dx, want[i].slope),
+                  "%s(%g) with %g is %g on %s, its slope %g; expected %g, %g", names[f->f], (double)x,
+                  (double)f->a, (double)y, hvt_device_isa(devs[dev]), (double)dx, (double)want[i].y,
+                  (double)want[i].slope);
+        }
+}
+
 /* What no number may break: both infinities and NaN, as in PyTorch. */
 TEST(functions_of_infinity_and_nan)
 {
@@ -101,11 +195,16 @@ TEST(functions_of_infinity_and_nan)
         [HVT_TANH] = {1, -1},
         [HVT_SOFTPLUS] = {INFINITY, 0},
         [HVT_AFFINE] = {INFINITY, -INFINITY},
+        [HVT_CLAMP] = {1.5f, -0.75f},
+        [HVT_EXP] = {INFINITY, 0},
+        [HVT_LOG] = {INFINITY, NAN},
+        [HVT_POW] = {INFINITY, -INFINITY},
     };
 
     for (int f = 0; f < HVT_FUNCTIONS; f++)
         for (int dev = 0; dev < ndevs; dev++) {
-            hvt_map k = {(hvt_function)f, f == HVT_HARDTANH ? -0.75f : 1, f == HVT_SOFTPLUS ? 3 : 1.5f};
+            hvt_map k = {(hvt_function)f, f == HVT_HARDTANH || f == HVT_CLAMP ? -0.75f : 1,
+                         f == HVT_SOFTPLUS ? 3 : 1.5f};
             float y[3];
 
             CHECK_OK(devs[dev]->ops->general.map_forward(devs[dev], 3, HVT_F32, &k, special, y));
@@ -183,9 +282,9 @@ TEST(binary_operations_equal_ref)
                              .real = s.real,
                              .pixels = s.pixels,
                              .c = s.c,
-                             .op = (hvt_binary)(t % 4),
+                             .op = (hvt_binary)(t % HVT_BINARIES),
                              .swapped = between(0, 1),
-                             .across = (hvt_across)(t / 4 % 5),
+                             .across = (hvt_across)(t / HVT_BINARIES % 5),
                              .add_a = between(0, 1),
                              .add_b = between(0, 1)};
         shape sb = shape_of_b(&s, k.across);
@@ -220,6 +319,37 @@ TEST(binary_operations_equal_ref)
         free(da);
         free(db);
     }
+}
+
+/* Each of two equal operands has half of the gradient; a NaN is larger and smaller than any number. */
+TEST(maxima_of_equal_operands_and_nan)
+{
+    static const float a[5] = {1, 2, 3, NAN, 1}, b[5] = {1, 3, 2, 1, NAN}, dy[5] = {1, 1, 1, 1, 1};
+    static const float want[2][2][5] = {{{1, 3, 3, NAN, NAN}, {0.5f, 0, 1, 1, 1}},
+                                        {{1, 2, 2, NAN, NAN}, {0.5f, 1, 0, 1, 1}}};
+
+    for (int op = 0; op < 2; op++)
+        for (int dev = 0; dev < ndevs; dev++) {
+            float y[5], da[5];
+            const hvt_binary_args k = {.order = HVT_ORDER_NHW,
+                                       .op = op ? HVT_MINIMUM : HVT_MAXIMUM,
+                                       .n = 1,
+                                       .real = 1,
+                                       .pixels = 1,
+                                       .c = 5,
+                                       .a = a,
+                                       .b = b,
+                                       .y = y,
+                                       .dy = dy,
+                                       .da = da};
+
+            CHECK_OK(devs[dev]->ops->general.binary_forward(devs[dev], &k));
+            CHECK_OK(devs[dev]->ops->general.binary_backward(devs[dev], &k));
+            for (int i = 0; i < 5; i++)
+                CHECK(same_kind(y[i], want[op][0][i]) && same_kind(da[i], want[op][1][i]),
+                      "%s(%g, %g) is %g on %s, and passes %g", op ? "min" : "max", (double)a[i], (double)b[i],
+                      (double)y[i], hvt_device_isa(devs[dev]), (double)da[i]);
+        }
 }
 
 /* ---- moves ---- */
@@ -499,8 +629,11 @@ int main(void)
 {
     open_devices();
     RUN(functions_equal_ref);
+    RUN(exponentials_are_as_near_at_the_ends_of_their_range);
+    RUN(slopes_at_edges_are_pytorchs);
     RUN(functions_of_infinity_and_nan);
     RUN(binary_operations_equal_ref);
+    RUN(maxima_of_equal_operands_and_nan);
     RUN(moves_equal_ref);
     RUN(shuffles_equal_ref_and_come_back);
     RUN(norms_over_a_shape_equal_ref);

@@ -514,11 +514,9 @@ static float *slope(hvt_device *d, const hvt_map *f, const shape *s, const float
 /* What a norm with a function computes is what a norm and then the function do. */
 TEST(a_function_after_a_batch_norm_changes_no_bit)
 {
-    static const hvt_map args[] = {{HVT_HARDTANH, -0.5f, 0.75f},
-                                   {HVT_LEAKY_RELU, 0.125f, 0},
-                                   {HVT_ELU, 1, 0},
-                                   {HVT_SOFTPLUS, 2, 20},
-                                   {HVT_AFFINE, 1.5f, -0.25f}};
+    static const hvt_map args[] = {
+        {HVT_HARDTANH, -0.5f, 0.75f}, {HVT_LEAKY_RELU, 0.125f, 0}, {HVT_ELU, 1, 0}, {HVT_SOFTPLUS, 2, 20},
+        {HVT_AFFINE, 1.5f, -0.25f},   {HVT_CLAMP, -0.5f, 0.75f},   {HVT_POW, 3, 0}};
 
     for (int t = 0; t < cases(CASES); t++) {
         shape s = norm_shape(t);

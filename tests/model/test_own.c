@@ -416,7 +416,7 @@ TEST(what_cannot_be_built_is_refused)
         {bad_slope, "layer leaky_relu1 (leaky_relu): a is -1"},
         {bad_window, "layer avgpool1 (avgpool): windows of 3x3, stride 1x1, padding 2x0 over 8x8x3"},
         {too_many_maxima, "layer maxpool2 (maxpool): 1x1 maxima over 48x48x3: a window may have 225 pixels"},
-        {bad_function, "function 13 is unknown; there are 0 to 12"},
+        {bad_function, "function 17 is unknown; there are 0 to 16"},
     };
     hvt_device *dev = NULL;
 

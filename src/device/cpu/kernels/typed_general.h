@@ -47,6 +47,14 @@ INLINE void slope_span(hvt_binary op, bool swapped, size_t n, const void *dy, co
     case HVT_MUL * 2 + 1:                                                                                    \
         RUN(HVT_MUL, false);                                                                                 \
         break;                                                                                               \
+    case HVT_MAXIMUM * 2:                                                                                    \
+    case HVT_MAXIMUM * 2 + 1:                                                                                \
+        RUN(HVT_MAXIMUM, false);                                                                             \
+        break;                                                                                               \
+    case HVT_MINIMUM * 2:                                                                                    \
+    case HVT_MINIMUM * 2 + 1:                                                                                \
+        RUN(HVT_MINIMUM, false);                                                                             \
+        break;                                                                                               \
     case HVT_DIV * 2:                                                                                        \
         RUN(HVT_DIV, false);                                                                                 \
         break;                                                                                               \
