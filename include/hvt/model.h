@@ -109,8 +109,9 @@ typedef struct hvt_pool_opts {
 } hvt_pool_opts;
 /** torch.nn.MaxPool2d, AvgPool2d; windows of at most 15x15. */
 HVT_API hvt_value hvt_pool_with(hvt_model *m, hvt_value x, hvt_pooling_kind kind, const hvt_pool_opts *opts);
-/** torch.nn.AdaptiveAvgPool2d((h, w)), AdaptiveMaxPool2d, whose windows have at most 225 pixels: window o of
- * `out` over `in` pixels is [floor(o*in/out), ceil((o+1)*in/out)). */
+/** torch.nn.AdaptiveAvgPool2d((h, w)), AdaptiveMaxPool2d: window o of `out` over `in` pixels is
+ * [floor(o*in/out), ceil((o+1)*in/out)). Maxima of more than 225 pixels are those of columns and then of
+ * rows, several layers; windows longer than 225 must be all of one size. */
 HVT_API hvt_value hvt_adaptive_pool(hvt_model *m, hvt_value x, hvt_pooling_kind kind, int h, int w);
 /** Option A shortcut of He et al.: every stride-th pixel, channels zero-padded evenly on both sides to
  * `channels`. */

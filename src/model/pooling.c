@@ -35,12 +35,6 @@ static int windows_in(int in, int size, int stride, int pad, bool ceil_mode)
     return (int)(ceil_mode && (out - 1) * stride >= (int64_t)in + pad ? out - 1 : out);
 }
 
-/* Errors of a maximum alone: what the argmax can tell apart. */
-static bool too_many_taps(bool mean, int high, int wide)
-{
-    return !mean && (int64_t)high * wide > HVT_POOLING_TAPS;
-}
-
 hvt_value hvt_pool_with(hvt_model *m, hvt_value x, hvt_pooling_kind kind, const hvt_pool_opts *opts)
 {
     const bool mean = kind == HVT_POOL_MEAN;
@@ -73,7 +67,13 @@ hvt_value hvt_pool_with(hvt_model *m, hvt_value x, hvt_pooling_kind kind, const 
     return hvt__layer_end(m, l, l->is.pooling.rows.out, l->is.pooling.columns.out, d[3]);
 }
 
-hvt_value hvt_adaptive_pool(hvt_model *m, hvt_value x, hvt_pooling_kind kind, int h, int w)
+/* The longest of `out` windows over `in` pixels. */
+static int longest(int in, int out)
+{
+    return (in - 1) / out + 1 + (in % out != 0);
+}
+
+static hvt_value adaptive(hvt_model *m, hvt_value x, hvt_pooling_kind kind, int h, int w)
 {
     const bool mean = kind == HVT_POOL_MEAN;
     hvt_layer *l = hvt__layer_begin(m, mean ? &hvt_layer_avgpool : &hvt_layer_maxpool, x, -1);
@@ -89,12 +89,42 @@ hvt_value hvt_adaptive_pool(hvt_model *m, hvt_value x, hvt_pooling_kind kind, in
                    (int64_t)(1 + (h - 1) / d[1] + 1) * (1 + (w - 1) / d[2] + 1) <= HVT_POOLING_TAPS,
                "%dx%d windows over %dx%dx%d: a pixel would be in more than %d", h, w, d[1], d[2], d[3],
                HVT_POOLING_TAPS);
-    HVT_EXPECT(m, l, !too_many_taps(mean, (d[1] + h - 1) / h + 1, (d[2] + w - 1) / w + 1),
-               "%dx%d maxima over %dx%dx%d: a window may have %d pixels", h, w, d[1], d[2], d[3],
-               HVT_POOLING_TAPS);
+    HVT_EXPECT(m, l, mean || (int64_t)longest(d[1], h) * longest(d[2], w) <= HVT_POOLING_TAPS,
+               "%dx%d maxima over %dx%dx%d: only windows that are all of one size may be longer than %d", h,
+               w, d[1], d[2], d[3], HVT_POOLING_TAPS);
     l->is.pooling =
         (hvt_pooling_desc){.mean = mean, .windows = true, .rows = {.out = h}, .columns = {.out = w}};
     return hvt__layer_end(m, l, h, w, d[3]);
+}
+
+/* Maxima along one dimension: of windows that are too long for the argmax, and whole, those of their parts
+ * first. */
+static hvt_value maxima_along(hvt_model *m, hvt_value x, bool columns, int out)
+{
+    int d[3];
+
+    for (hvt_value_shape(m, x, d);
+         x >= 0 && longest(d[columns], out) > HVT_POOLING_TAPS && d[columns] % out == 0;
+         hvt_value_shape(m, x, d)) {
+        const int parts = out * ((d[columns] / out - 1) / (HVT_POOLING_TAPS - 1) + 1);
+
+        x = adaptive(m, x, HVT_POOL_MAX, columns ? d[0] : parts, columns ? parts : d[1]);
+    }
+    return x < 0 ? x : adaptive(m, x, HVT_POOL_MAX, columns ? d[0] : out, columns ? out : d[1]);
+}
+
+/* Columns come before rows, so that the first maximum is that of one large window, line by line. */
+hvt_value hvt_adaptive_pool(hvt_model *m, hvt_value x, hvt_pooling_kind kind, int h, int w)
+{
+    int d[3];
+
+    if (!m)
+        return -1;
+    hvt_value_shape(m, x, d);
+    if (kind == HVT_POOL_MEAN || h < 1 || w < 1 || !d[0] ||
+        (int64_t)longest(d[0], h) * longest(d[1], w) <= HVT_POOLING_TAPS)
+        return adaptive(m, x, kind, h, w);
+    return maxima_along(m, maxima_along(m, x, true, w), false, h);
 }
 
 static hvt_status pooling_plan(hvt_model *m, hvt_layer *l)
