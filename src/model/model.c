@@ -194,7 +194,7 @@ hvt_layer *hvt__layer_begin_many(hvt_model *m, const hvt_layer_ops *ops, const h
     for (int i = 0; i < count; i++)
         if (!reads(m, l, in[i]))
             return NULL;
-    if (l->shares >= 0 && m->layer[l->shares].ops != ops) {
+    if (l->shares >= 0 && m->layer[l->shares].ops->plan != ops->plan) {
         hvt__mistake(m, l, HVT_E_SHAPE, "shares the parameters of %s, which is a %s",
                      m->layer[l->shares].name, m->layer[l->shares].ops->name);
         return NULL;

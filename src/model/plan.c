@@ -25,12 +25,14 @@ static size_t up16(size_t n)
     return (n + 15) / 16 * 16; /* 16 floats are 64 bytes */
 }
 
-/* Layers have the same kind, so they have the same slots. Where the device's layouts differ, so do counts. */
+/* Layers have the same kind, but not all have a bias. Where the device's layouts differ, so do counts. */
 static hvt_status share(hvt_model *m, hvt_layer *l, int slot, const hvt_param *p)
 {
     const hvt_layer *owner = &m->layer[l->shares];
     hvt_param *have = &m->param[owner->param[slot]];
 
+    HVT_CHECK(owner->param[slot] >= 0, E_SHAPE, "layer %s (%s) shares the parameters of %s, which has fewer",
+              l->name, l->ops->name, owner->name);
     HVT_CHECK(have->count == p->count && have->ndim == p->ndim && have->flat == p->flat &&
                   !memcmp(have->dim, p->dim, sizeof p->dim),
               E_SHAPE, "layer %s (%s) shares %s, which is [%d,%d,%d,%d], but needs [%d,%d,%d,%d]", l->name,
