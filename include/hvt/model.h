@@ -233,6 +233,9 @@ typedef struct hvt_pt2_info {
     int outputs;                 ///< of the whole model; only the first is built
     int unused; ///< parameters that do not lead to it, and are not built: those of auxiliary classifiers
     const char *first_unused; ///< name of one of them; NULL: there are none
+    /** The model ends in log_softmax, which is left out: cross-entropy of its output is that of its input,
+     * and so are predictions. Another loss than HVT_LOSS_CE is not that of the model. */
+    bool log_softmax;
     bool weights;     ///< hvt_pt2_load() can read them: they are not pickled, as they are up to PyTorch 2.8
     const char *head; ///< name of the last layer
 } hvt_pt2_info;

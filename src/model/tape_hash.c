@@ -50,7 +50,7 @@ static void arguments(const hvt_model *m, const hvt_layer *l, double x[NUMBERS])
         PUT(l->stride, out[3]);
     else if (l->ops >= hvt_layer_map && l->ops < hvt_layer_map + HVT_FUNCTIONS)
         PUT(l->is.map.a, l->is.map.b);
-    else if (l->ops >= hvt_layer_binary && l->ops <= hvt_layer_binary + HVT_DIV)
+    else if (l->ops >= hvt_layer_binary && l->ops < hvt_layer_binary + HVT_BINARIES)
         PUT(l->is.binary.swapped, l->is.binary.across);
 #undef PUT
 }

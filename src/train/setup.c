@@ -160,6 +160,10 @@ static hvt_status open_model_file(run *t)
                  "load_state_dict(..., strict=False) reads what is",
                  o->model, net.unused, net.unused > 1 ? "s do" : " does", net.first_unused,
                  net.unused > 1 ? ", ..." : "");
+    if (net.log_softmax && t->rank == 0)
+        HVT_WARN("%s ends in log_softmax, which is left out, as cross-entropy computes it itself: "
+                 "--predict-logits writes what it is computed from",
+                 o->model);
     HVT_CHECK(net.weights || !o->evaluate || *o->init || *o->resume, E_ARG,
               "--evaluate: %s has no weights that are read without Python's pickle; give them by --init or "
               "--resume",
@@ -283,6 +287,9 @@ static hvt_status find_classes(run *t)
 
     t->classes = o->classes ? o->classes : count_classes(t);
     if (t->set.loss.kind == HVT_LOSS_MSE) {
+        HVT_CHECK(!t->file || !hvt_pt2_describe(t->file).log_softmax, E_ARG,
+                  "--loss mse: --model %s ends in log_softmax, which is left out; export it without",
+                  o->model);
         t->classes = hvt_dataset_describe(t->test_set)->targets;
         HVT_CHECK(!t->file || o->classes || hvt_pt2_describe(t->file).classes == t->classes, E_ARG,
                   "--model %s has %d outputs, but an image has %d targets: --classes %d gives it a new last "

@@ -152,7 +152,9 @@ instance_norm.default relu.default relu_.default hardtanh.default elu.default so
 div.Tensor div_.Tensor empty.memory_format new_empty.default bernoulli_.float max_pool2d.default avg_pool2d.default
 adaptive_avg_pool2d.default adaptive_max_pool2d.default mean.dim view.default flatten.using_ints unflatten.int squeeze.dim
 unsqueeze.default dropout.default dropout_.default feature_dropout.default contiguous.default alias.default permute.default
-transpose.int cat.default chunk.default split.Tensor split_with_sizes.default cumsum.default""".split()
+transpose.int cat.default chunk.default split.Tensor split_with_sizes.default cumsum.default slice.Tensor narrow.default
+select.int pad.default constant_pad_nd.default prelu.default clamp.default pow.Tensor_Scalar exp.default log.default abs.default
+celu.default mish.default maximum.default rsub.Scalar softmax.int log_softmax.int""".split()
 
 
 def change_target(r, program):

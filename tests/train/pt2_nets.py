@@ -82,6 +82,81 @@ class Constant(InPlace):
         return self.conv(x - self.middle).mean((2, 3))
 
 
+class Reflected(InPlace):
+    def forward(self, x):
+        return F.pad(self.conv(x), (1, 1, 2, 0), mode="reflect").mean((2, 3))
+
+
+class Lopsided(InPlace):
+    """More channels behind than in front."""
+
+    def forward(self, x):
+        return self.conv(F.pad(x, (0, 0, 0, 0, 1, 2))[:, 1:4]).mean((2, 3))
+
+
+class Halved(InPlace):
+    def forward(self, x):
+        return self.conv(x)[1:].mean((2, 3))
+
+
+class Skipped(InPlace):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 2 * CLASSES, 1)
+
+    def forward(self, x):
+        return self.conv(x)[:, ::2].mean((2, 3))
+
+
+class Dilated(InPlace):
+    def forward(self, x):
+        return F.max_pool2d(self.conv(x), 2, dilation=(2, 1)).mean((2, 3))
+
+
+class Written(InPlace):
+    """A part is changed in place, and the whole is read."""
+
+    def forward(self, x):
+        x = self.conv(x)
+        F.relu(x[:, 1:3], inplace=True)
+        return x.mean((2, 3))
+
+
+class Bare(nn.Module):
+    def __init__(self, **how):
+        super().__init__()
+        self.norm, self.conv = nn.BatchNorm2d(3, **how), nn.Conv2d(3, CLASSES, 1)
+
+    def forward(self, x):
+        return self.conv(self.norm(x)).mean((2, 3))
+
+
+class Untracked(Bare):
+    def __init__(self):
+        super().__init__(track_running_stats=False)
+
+
+class Unscaling(Bare):
+    def __init__(self):
+        super().__init__(affine=False)
+
+
+class Columns(InPlace):
+    """A parameter of as many numbers as there are channels, and columns: PyTorch's meets columns."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.scale = nn.Conv2d(3, SIZE, 1), nn.Parameter(torch.ones(SIZE))
+
+    def forward(self, x):
+        return (self.conv(x) * self.scale).mean((2, 3))
+
+
+class Logarithms(InPlace):
+    def forward(self, x):
+        return F.log_softmax(self.conv(x).mean((2, 3)), 1)
+
+
 class Moved(InPlace):
     """One of two images is turned."""
 
@@ -169,7 +244,10 @@ class Pooled(nn.Module):
 
 
 NETS = {"branches": Branches, "unknown": Unknown, "inplace": InPlace, "dropped": Dropped, "ones": Ones,
-        "unscaled": Unscaled, "constant": Constant, "fleeting": lambda: Constant(False), "moved": Moved, "pooled": Pooled, "unbounded": Unbounded}
+        "unscaled": Unscaled, "constant": Constant, "fleeting": lambda: Constant(False),
+        "moved": Moved, "pooled": Pooled, "unbounded": Unbounded, "reflected": Reflected,
+        "lopsided": Lopsided, "halved": Halved, "skipped": Skipped, "dilated": Dilated, "written": Written,
+        "untracked": Untracked, "unscaling": Unscaling, "columns": Columns, "logarithms": Logarithms}
 
 
 def net(name):

@@ -135,6 +135,22 @@ bool hvt__pt2_resize(hvt__pt2_axes *x, const int64_t *size)
     return hvt__pt2_plain(x);
 }
 
+void hvt__pt2_reduce(hvt__pt2_axes *x, int i)
+{
+    const int at = begin(x, i), gone = x->end[i] - at, atoms = x->end[x->ndim - 1];
+
+    memmove(x->atom + at, x->atom + at + gone, (size_t)(atoms - at - gone) * sizeof *x->atom);
+    for (int k = i; k < x->ndim; k++)
+        x->end[k] -= gone;
+}
+
+bool hvt__pt2_resize_channels(hvt__pt2_axes *x, int i, const int64_t *size)
+{
+    if (!hvt__pt2_has(x, i, 'C'))
+        hvt__pt2_insert(x, i, 'C');
+    return hvt__pt2_resize(x, size);
+}
+
 bool hvt__pt2_same(const hvt__pt2_axes *x, const hvt__pt2_axes *y)
 {
     bool same = x->ndim == y->ndim;

@@ -254,22 +254,53 @@ static bool any_tensor(const json_t *arg, const json_t *set)
     return found;
 }
 
-static int add_tensors(const json_t *arg, json_t *set)
+/* The tensor whose memory this one is a part of. */
+static const char *owner_of(const json_t *owners, const char *name)
+{
+    const char *owner = json_string_value(json_object_get(owners, name));
+
+    return owner ? owner : name;
+}
+
+/* Of every view. */
+static int find_owners(const hvt_pt2 *f, json_t *owners)
 {
     int failed = 0;
 
-    for (size_t i = 0; i < tensors_in(arg) && !failed; i++)
-        failed = json_object_set_new(set, tensor_in(arg, i), json_true());
+    for (size_t i = 0; i < json_array_size(f->nodes) && !failed; i++) {
+        const json_t *node = json_array_get(f->nodes, i), *out = json_object_get(node, "outputs");
+        const char *of = hvt__pt2_makes_view(hvt__pt2_target(node)) ? hvt__pt2_changed(node) : NULL;
+
+        for (size_t k = 0; k < json_array_size(out) && of; k++)
+            for (size_t t = 0; t < tensors_in(json_array_get(out, k)) && !failed; t++)
+                failed = json_object_set_new(owners, tensor_in(json_array_get(out, k), t),
+                                             json_string(owner_of(owners, of)));
+    }
+    return failed;
+}
+
+static int add_tensors(const json_t *arg, const json_t *owners, json_t *set, json_t *memory)
+{
+    int failed = 0;
+
+    for (size_t i = 0; i < tensors_in(arg) && !failed; i++) {
+        const char *name = tensor_in(arg, i);
+
+        failed = json_object_set_new(set, name, json_true()) ||
+                 json_object_set_new(memory, owner_of(owners, name), json_true());
+    }
     return failed;
 }
 
 /* Walks from the last node to the first. An operation in place whose result nobody reads counts as needed
- * where what it changed is needed: importing it then says that it cannot be. */
+ * where memory that it changed is needed: importing it then says that it cannot be. */
 static hvt_status find_needed(hvt_pt2 *f)
 {
     size_t n = json_array_size(f->nodes), at = n;
-    json_t *needed = f->used = json_object();
-    int failed = !needed || json_object_set_new(needed, f->logits, json_true());
+    json_t *needed = f->used = json_object(), *owners = json_object(), *memory = json_object();
+    int failed = !needed || !memory || find_owners(f, owners) ||
+                 json_object_set_new(needed, f->logits, json_true()) ||
+                 json_object_set_new(memory, owner_of(owners, f->logits), json_true());
 
     f->needed = malloc((n + 1) * sizeof(json_t *));
     f->names = json_object_size(f->inputs) + 1;
@@ -277,7 +308,7 @@ static hvt_status find_needed(hvt_pt2 *f)
         const json_t *node = json_array_get(f->nodes, i), *in = json_object_get(node, "inputs"),
                      *out = json_object_get(node, "outputs");
         const char *old = hvt__pt2_in_place(node) ? hvt__pt2_changed(node) : NULL;
-        bool needs = old && json_object_get(needed, old);
+        bool needs = old && json_object_get(memory, owner_of(owners, old));
 
         for (size_t k = 0; k < json_array_size(out); k++) {
             const json_t *list = json_object_get(json_array_get(out, k), "as_tensors");
@@ -289,18 +320,34 @@ static hvt_status find_needed(hvt_pt2 *f)
             continue;
         f->needed[--at] = node;
         for (size_t k = 0; k < json_array_size(in) && !failed; k++)
-            failed = add_tensors(json_object_get(json_array_get(in, k), "arg"), needed);
+            failed = add_tensors(json_object_get(json_array_get(in, k), "arg"), owners, needed, memory);
     }
+    json_decref(owners);
+    json_decref(memory);
     HVT_CHECK(!failed && f->needed, E_MEM, "%s: no memory for %zu operations", f->path, n);
     f->nneeded = n - at;
     memmove(f->needed, f->needed + at, f->nneeded * sizeof(json_t *));
     return HVT_OK;
 }
 
+/* NULL: an input is the output */
+static const json_t *maker_of_logits(const hvt_pt2 *f)
+{
+    for (size_t i = f->nneeded; i-- > 0;) {
+        const json_t *out = json_object_get(f->needed[i], "outputs");
+        const char *name = tensor_in(json_array_get(out, 0), 0);
+
+        if (name && !strcmp(name, f->logits))
+            return f->needed[i];
+    }
+    return NULL;
+}
+
 /* All that are not known, in one message; each kind once, with the first place where it is used. */
 static hvt_status check_operations(const hvt_pt2 *f)
 {
     char text[SHOWN * 128] = "";
+    const json_t *last = maker_of_logits(f);
     json_t *unknown = json_object();
     int failed = !unknown;
     size_t n;
@@ -309,7 +356,7 @@ static hvt_status check_operations(const hvt_pt2 *f)
         const char *target = hvt__pt2_target(f->needed[i]);
         char where[256];
 
-        if (hvt__pt2_knows(target) || json_object_get(unknown, target))
+        if (hvt__pt2_knows(target, f->needed[i] == last) || json_object_get(unknown, target))
             continue;
         failed = json_object_set_new(unknown, target, json_true());
         if (json_object_size(unknown) > SHOWN)
@@ -398,5 +445,7 @@ hvt_status hvt__pt2_graph(hvt_pt2 *p)
         s = find_head(p);
     if (s == HVT_OK)
         find_unused(p);
+    if (s == HVT_OK && maker_of_logits(p))
+        p->log_softmax = !strcmp(hvt__pt2_target(maker_of_logits(p)), "aten.log_softmax.int");
     return s;
 }

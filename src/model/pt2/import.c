@@ -118,6 +118,27 @@ void hvt__pt2_ints(importer *p, const char *name, int n, int *ret_x)
     }
 }
 
+int hvt__pt2_list(importer *p, const char *name, int most, int *ret_x)
+{
+    const json_t *x = argument(p, name, "as_ints", "as_ints");
+    size_t n = json_array_size(x);
+
+    if (n > (size_t)most) {
+        hvt__pt2_refuse(p, "its argument %s has %zu numbers, more than %d", name, n, most);
+        return 0;
+    }
+    if (n)
+        hvt__pt2_ints(p, name, (int)n, ret_x);
+    return (int)n;
+}
+
+int hvt__pt2_argument_sizes(const importer *p, const char *name, int most, int64_t *ret_size)
+{
+    const char *kind, *of = json_string_value(json_object_get(hvt__pt2_arg(p->node, name, &kind), "name"));
+
+    return of ? hvt__pt2_sizes(p->file, of, most, ret_size) : -1;
+}
+
 static const tensor *find(importer *p, const char *name)
 {
     const json_t *i = name ? json_object_get(p->index, name) : NULL;
@@ -165,6 +186,13 @@ static const char *out_name(const importer *p, int i)
                            : json_object_get(json_array_get(out, (size_t)i), "as_tensor");
 
     return json_string_value(json_object_get(t, "name"));
+}
+
+bool hvt__pt2_is_read(const importer *p, int i)
+{
+    const char *name = out_name(p, i);
+
+    return name && json_object_get(p->file->used, name);
 }
 
 int hvt__pt2_out_sizes(importer *p, int i, int64_t *ret_size)
@@ -228,7 +256,7 @@ void hvt__pt2_out(importer *p, int i, tensor t, const tensor *x)
         return;
     p->headed = p->headed || (p->classes && p->node == p->file->head);
     check_shape(p, &t);
-    p->mistaken = t.v < 0 && !t.noise;
+    p->mistaken = t.v < 0 && !t.noise && !t.state;
     if (hvt__pt2_in_place(p->node)) {
         const tensor *old = find(p, hvt__pt2_changed(p->node));
 
@@ -263,6 +291,7 @@ static void begin(importer *p, hvt_value images)
         define(p, name,
                (tensor){.state = json_string_value(state),
                         .constant = json_object_get(f->constants, name) != NULL,
+                        .persistent = json_is_true(json_object_get(f->constants, name)),
                         .v = -1},
                -1);
     define(p, f->image, (tensor){.v = images, .axes = hvt__pt2_axes_of(4, size)}, -1);
@@ -279,7 +308,8 @@ static hvt_status import(importer *p, hvt_value images, hvt_value *ret_logits)
     begin(p, images);
     for (size_t i = 0; i < p->file->nneeded && !p->failed && !p->mistaken; i++) {
         p->node = p->file->needed[i];
-        hvt__pt2_operation(hvt__pt2_target(p->node))->build(p);
+        p->operation = hvt__pt2_operation(hvt__pt2_target(p->node));
+        p->operation->build(p);
     }
     if (p->mistaken && !p->failed) { /* what it was, the plan tells */
         hvt_status s = hvt_model_plan(p->m, p->file->batch, -1);

@@ -1,6 +1,6 @@
 /*
- * import.h - a graph on its way onto a tape, shared by import.c, which walks it, and ops.c and noise.c, which
- * have a function for each operation. Nothing else includes it.
+ * import.h - a graph on its way onto a tape, shared by import.c, which walks it, and ops.c, elementwise.c,
+ * moves.c and noise.c, which have a function for each operation. Nothing else includes it.
  */
 #ifndef HVT_PT2_IMPORT_H
 #define HVT_PT2_IMPORT_H
@@ -16,10 +16,12 @@ typedef enum hvt__pt2_share {
 
 /* What a name of the graph stands for. */
 typedef struct tensor {
-    const char *state; /* a parameter or buffer: its name in the state_dict; NULL: computed */
-    bool constant;     /* a buffer, which is not trained */
-    hvt_value v;       /* on the tape; -1: a parameter or buffer */
-    bool noise;        /* random numbers to multiply with, each `factor` with probability `keep`, else 0 */
+    const char *state;  /* a parameter or buffer: its name in the state_dict; NULL: computed */
+    bool constant;      /* a buffer, which is not trained */
+    bool persistent;    /* it is in the state_dict */
+    const char *viewed; /* this is a view of what has this name in the graph; NULL: it is that itself */
+    hvt_value v;        /* on the tape; -1: a parameter or buffer */
+    bool noise;         /* random numbers to multiply with, each `factor` with probability `keep`, else 0 */
     double keep, factor;
     hvt__pt2_share like; /* which elements have one in common */
     hvt__pt2_axes axes;  /* of v */
@@ -28,24 +30,45 @@ typedef struct tensor {
     int newest;          /* version, where the storage is its own */
 } tensor;
 
+typedef struct operation operation;
+
 typedef struct importer {
     const hvt_pt2 *file;
     hvt_model *m;
     json_t *index; /* name in the graph -> number in `tensor` */
     tensor *tensor;
     int ntensor;
-    json_t *layers;     /* name of a layer -> its value on the tape */
-    int classes;        /* that file->head shall have; 0: as it has */
-    bool headed;        /* they are not those of the file, and the layer is on the tape */
-    const json_t *node; /* at hand */
-    bool failed;        /* the last error says why */
-    bool mistaken;      /* a builder has refused, as the model knows */
+    json_t *layers;             /* name of a layer -> its value on the tape */
+    int classes;                /* that file->head shall have; 0: as it has */
+    bool headed;                /* they are not those of the file, and the layer is on the tape */
+    const json_t *node;         /* at hand */
+    const operation *operation; /* its own */
+    bool failed;                /* the last error says why */
+    bool mistaken;              /* a builder has refused, as the model knows */
 } importer;
 
-typedef struct operation {
-    const char *target;
+/* The argument of this name, or `otherwise` where it is left out; no name: always that. */
+typedef struct operand {
+    const char *argument;
+    double otherwise;
+} operand;
+
+struct operation {
+    const char *target; /* that of an operation in place lacks its _ */
     void (*build)(importer *p);
-} operation;
+    int of;                                     /* which hvt_function or hvt_binary it is */
+    operand a, b;                               /* of that function */
+    hvt_value (*value)(importer *p, hvt_value); /* or several layers in its place; NULL: that one */
+    bool last;                                  /* it is known as the model's last operation only */
+    bool view;                                  /* its outputs may be parts of its first argument's memory */
+};
+
+typedef struct operations {
+    const operation *of;
+    size_t count;
+} operations;
+extern const operations hvt__pt2_elementwise, hvt__pt2_moves;
+
 /* NULL: there is none */
 const operation *hvt__pt2_operation(const char *target);
 
@@ -64,6 +87,10 @@ bool hvt__pt2_bool(importer *p, const char *name, bool otherwise);
 const char *hvt__pt2_string(importer *p, const char *name, const char *otherwise);
 /* n of them; one stands for all. Left out or empty: ret_x is not changed. */
 void hvt__pt2_ints(importer *p, const char *name, int n, int *ret_x);
+/* A list of at most `most` integers: how many. */
+int hvt__pt2_list(importer *p, const char *name, int most, int *ret_x);
+/* The sizes of a tensor in the example: how many, -1 if there are more than `most`. */
+int hvt__pt2_argument_sizes(const importer *p, const char *name, int most, int64_t *ret_size);
 /* A tensor; NULL: left out. A computed one must not have been changed in place since. */
 const tensor *hvt__pt2_tensor(importer *p, const char *name);
 /* The number of a list of at most `most` tensors. */
@@ -72,6 +99,7 @@ int hvt__pt2_tensors(importer *p, const char *name, int most, const tensor **ret
 /* ---- its outputs ---- */
 
 int hvt__pt2_out_sizes(importer *p, int i, int64_t *ret_size); /* in the example: how many */
+bool hvt__pt2_is_read(const importer *p, int i);               /* by an operation that leads to the logits */
 /* Output i is t, a view of x; x NULL: it has storage of its own, unless the operation works in place. */
 void hvt__pt2_out(importer *p, int i, tensor t, const tensor *x);
 /* Output 0 is v, of [N,C,H,W] or [N,C] as the file says. */
@@ -81,14 +109,32 @@ void hvt__pt2_out_value(importer *p, hvt_value v);
 
 /* Is it a value of the tape? If it is not, the node is refused. */
 bool hvt__pt2_is_computed(importer *p, const tensor *t);
+/* Its value, after channels that view and transpose have put in another order, as a channel shuffle does, are
+ * moved so on the tape. */
+hvt_value hvt__pt2_ordered(importer *p, const tensor *t);
+/* Is it no buffer? If it is, the node is refused. */
+bool hvt__pt2_is_trained(importer *p, const char *argument, const tensor *t);
+/* The value that made the parameters of this name, for those that share them; "": it has none. */
+void hvt__pt2_keep_layer(importer *p, const char *layer, hvt_value v);
 /* An argument as [N,C,H,W] of the tape; -1 after a refusal. */
 hvt_value hvt__pt2_image(importer *p, const char *name);
 /* What the operation calls its first argument. */
 const char *hvt__pt2_first_argument(const importer *p);
-/* Its argument `other`, if that is a number. */
-bool hvt__pt2_number(importer *p, double *ret_x);
 /* Output 0 is v, which lies as one of the arguments. */
 void hvt__pt2_out_like(importer *p, hvt_value v, const hvt__pt2_axes *axes);
+
+/* ---- elementwise.c ---- */
+
+/* x op a parameter of these sizes, which begins at `init`; used again, it is shared. */
+hvt_value hvt__pt2_by_parameter(importer *p, hvt_binary op, hvt_value x, const tensor *parameter, int n,
+                                const int64_t *size, float init);
+/* Its argument `other`, if that is a number. */
+bool hvt__pt2_number(importer *p, double *ret_x);
+
+/* ---- moves.c ---- */
+
+/* A computed tensor, whose channels are in order: see hvt__pt2_ordered(). Its v is -1 after a refusal. */
+tensor hvt__pt2_in_order(importer *p, const tensor *t);
 
 /* ---- noise.c ---- */
 

@@ -36,6 +36,7 @@ hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *p)
                           .outputs = p->outputs,
                           .unused = p->unused,
                           .first_unused = p->first_unused,
+                          .log_softmax = p->log_softmax,
                           .weights = p->weights != NULL,
                           .head = p->head_name};
 }

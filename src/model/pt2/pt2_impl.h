@@ -35,6 +35,7 @@ struct hvt_pt2 {
     const char *first_unused;      /* name in the state_dict; borrowed */
     const char *image, *logits;    /* names in the graph of the input and the first output */
     int outputs;
+    bool log_softmax;                   /* it makes the first output, and is left out */
     int batch, channels, height, width; /* of the example that it was exported with */
 };
 
@@ -102,10 +103,16 @@ bool hvt__pt2_plain(const hvt__pt2_axes *x);
 void hvt__pt2_insert(hvt__pt2_axes *x, int i, char axis);
 /* Sizes of dimensions that are plain; false: there are others. */
 bool hvt__pt2_resize(hvt__pt2_axes *x, const int64_t *size);
+/* The same where dimension i is the channels, which may have been one. */
+bool hvt__pt2_resize_channels(hvt__pt2_axes *x, int i, const int64_t *size);
+/* Dimension i becomes 1 long. */
+void hvt__pt2_reduce(hvt__pt2_axes *x, int i);
 bool hvt__pt2_same(const hvt__pt2_axes *x, const hvt__pt2_axes *y);
 
 /* ---- ops.c ---- */
 
-bool hvt__pt2_knows(const char *target);
+/* last: it makes the output of the model. */
+bool hvt__pt2_knows(const char *target, bool last);
+bool hvt__pt2_makes_view(const char *target);
 
 #endif /* HVT_PT2_IMPL_H */

@@ -1,0 +1,343 @@
+/*
+ * Operations element by element: functions of one number, two tensors, a tensor and a number or a parameter.
+ */
+#include "import.h"
+
+#include <math.h>
+
+/* ---- functions of one number ---- */
+
+static hvt_value apply(importer *p, hvt_value x, hvt_function f, double a, double b)
+{
+    return hvt_apply(p->m, x, f, (float)a, (float)b);
+}
+
+/* factor * x + term */
+static hvt_value affine(importer *p, hvt_value x, double factor, double term)
+{
+    return factor == 1 && term == 0 ? x : apply(p, x, HVT_AFFINE, factor, term);
+}
+
+static double value_of(importer *p, const operand *x)
+{
+    return x->argument ? hvt__pt2_float(p, x->argument, x->otherwise) : x->otherwise;
+}
+
+/* The first argument through the function that the table names, or through the table's `value`. */
+static void function(importer *p)
+{
+    const tensor *t = hvt__pt2_tensor(p, "self");
+    const operation *o = p->operation;
+    hvt__pt2_axes axes;
+    hvt_value v;
+
+    if (!hvt__pt2_is_computed(p, t))
+        return;
+    axes = t->axes;
+    v = o->value ? o->value(p, t->v)
+                 : apply(p, t->v, (hvt_function)o->of, value_of(p, &o->a), value_of(p, &o->b));
+    if (!p->failed)
+        hvt__pt2_out_like(p, v, &axes);
+}
+
+static hvt_value gelu(importer *p, hvt_value x)
+{
+    const bool by_tanh = !strcmp(hvt__pt2_string(p, "approximate", "none"), "tanh");
+
+    return apply(p, x, by_tanh ? HVT_GELU_TANH : HVT_GELU, 0, 0);
+}
+
+/* scale * (x > 0 ? x : alpha * (e^(inner*x) - 1)) */
+static hvt_value elu_of(importer *p, hvt_value x, double alpha, double scale, double inner)
+{
+    if (inner <= 0)
+        hvt__pt2_refuse(p, "its exponent is %g*x; expected a factor above 0", inner);
+    if (p->failed)
+        return -1;
+    x = apply(p, affine(p, x, inner, 0), HVT_ELU, alpha * inner, 0);
+    return affine(p, x, scale / inner, 0);
+}
+
+static hvt_value elu(importer *p, hvt_value x)
+{
+    return elu_of(p, x, hvt__pt2_float(p, "alpha", 1), hvt__pt2_float(p, "scale", 1),
+                  hvt__pt2_float(p, "input_scale", 1));
+}
+
+static hvt_value selu(importer *p, hvt_value x)
+{
+    return elu_of(p, x, 1.6732632423543772, 1.0507009873554805, 1);
+}
+
+static hvt_value celu(importer *p, hvt_value x)
+{
+    const double alpha = hvt__pt2_float(p, "alpha", 1);
+
+    return elu_of(p, x, alpha, 1, 1 / alpha);
+}
+
+static hvt_value mish(importer *p, hvt_value x)
+{
+    return hvt_combine(p->m, HVT_MUL, x, apply(p, apply(p, x, HVT_SOFTPLUS, 1, 20), HVT_TANH, 0, 0));
+}
+
+static hvt_value log_sigmoid(importer *p, hvt_value x)
+{
+    return affine(p, apply(p, affine(p, x, -1, 0), HVT_SOFTPLUS, 1, 20), -1, 0);
+}
+
+static hvt_value absolute(importer *p, hvt_value x)
+{
+    return hvt_add(p->m, hvt_relu(p->m, x), hvt_relu(p->m, affine(p, x, -1, 0)));
+}
+
+static hvt_value square(importer *p, hvt_value x)
+{
+    return hvt_combine(p->m, HVT_MUL, x, x);
+}
+
+static hvt_value power(importer *p, hvt_value x)
+{
+    const double exponent = hvt__pt2_float(p, "exponent", 1);
+
+    return exponent == 1 ? x : exponent == 2 ? square(p, x) : apply(p, x, HVT_POW, exponent, 0);
+}
+
+/* ---- a parameter ---- */
+
+hvt_value hvt__pt2_by_parameter(importer *p, hvt_binary op, hvt_value x, const tensor *parameter, int n,
+                                const int64_t *size, float init)
+{
+    const json_t *made = json_object_get(p->layers, parameter->state);
+    int64_t whole[4];
+    int dim[4];
+    hvt_value v;
+
+    if (parameter->viewed) {
+        n = hvt__pt2_sizes(p->file, parameter->viewed, 4, whole);
+        size = whole;
+    }
+    for (int i = 0; i < n; i++)
+        dim[i] = (int)size[i];
+    if (made)
+        hvt_share(p->m, (hvt_value)json_integer_value(made));
+    else
+        hvt_name(p->m, "%s", parameter->state);
+    v = parameter->constant ? hvt_combine_constant(p->m, op, x, n, dim, init)
+                            : hvt_combine_parameter(p->m, op, x, n, dim, init);
+    hvt__pt2_keep_layer(p, parameter->state, v);
+    return v;
+}
+
+/* Is it one number, or [C,1,1] where x is [N,C,H,W]? */
+static bool is_of_channels(const hvt__pt2_axes *x, int n, const int64_t *size)
+{
+    bool fits = n <= x->ndim;
+
+    for (int i = 0; i < n && fits; i++)
+        fits = size[i] == 1 || hvt__pt2_is(x, x->ndim - n + i, 'C');
+    return fits;
+}
+
+static hvt_value with_parameter(importer *p, hvt_binary op, hvt_value x, const hvt__pt2_axes *axes,
+                                const char *argument, const tensor *parameter)
+{
+    int64_t size[4];
+    int n = hvt__pt2_argument_sizes(p, argument, 4, size);
+
+    if (parameter->constant && !parameter->persistent)
+        hvt__pt2_refuse(
+            p, "%s is a constant, or a buffer that is not persistent; expected one of the state_dict",
+            parameter->state);
+    if (n < 0 || !is_of_channels(axes, n, size))
+        hvt__pt2_refuse(p, "%s meets another dimension than the channels; expected one number, or [C,1,1]",
+                        parameter->state);
+    return p->failed ? -1 : hvt__pt2_by_parameter(p, op, x, parameter, n, size, 1);
+}
+
+/* relu(x) + weight * min(x, 0); where x is 0 the slope is the weight */
+static void prelu(importer *p)
+{
+    const tensor *t = hvt__pt2_tensor(p, "self"), *w = hvt__pt2_tensor(p, "weight");
+    hvt__pt2_axes axes;
+    int64_t size[4];
+    int n = hvt__pt2_argument_sizes(p, "weight", 4, size);
+    hvt_value v;
+
+    if (!hvt__pt2_is_computed(p, t) || !w)
+        return;
+    axes = t->axes;
+    if (!w->state || n != 1)
+        hvt__pt2_refuse(p, "its weight is %s; expected a parameter of one dimension",
+                        w->state ? w->state : "computed");
+    else if (hvt__pt2_is_trained(p, "weight", w) && size[0] != 1 && !hvt__pt2_is(&axes, 1, 'C'))
+        hvt__pt2_refuse(p, "dimension 1 is not the channels");
+    if (p->failed)
+        return;
+    v = hvt__pt2_by_parameter(p, HVT_MUL, apply(p, t->v, HVT_CLAMP, -INFINITY, 0), w, n, size, 0.25f);
+    hvt__pt2_out_like(p, hvt_add(p->m, hvt_relu(p->m, t->v), v), &axes);
+}
+
+/* ---- two tensors, or a tensor and a number ---- */
+
+bool hvt__pt2_number(importer *p, double *ret_x)
+{
+    const char *kind;
+    const json_t *x = hvt__pt2_arg(p->node, "other", &kind);
+
+    return hvt__pt2_real(x, ret_x);
+}
+
+/* Each dimension has the same axes in both, or none in one of them. ret_all: those of the result. */
+static bool broadcasts(const hvt__pt2_axes *a, const hvt__pt2_axes *b, hvt__pt2_axes *ret_all)
+{
+    int n = a->ndim;
+    bool a_is_all = true, b_is_all = true;
+
+    for (int i = 0; i < n && b->ndim == n; i++)
+        for (int k = 0; k < 4; k++) {
+            bool in_a = hvt__pt2_has(a, i, "NCHW"[k]), in_b = hvt__pt2_has(b, i, "NCHW"[k]);
+
+            a_is_all = a_is_all && (in_a || !in_b);
+            b_is_all = b_is_all && (in_b || !in_a);
+        }
+    *ret_all = a_is_all ? *a : *b;
+    return b->ndim == n &&
+           (hvt__pt2_same(a, b) || ((a_is_all || b_is_all) && hvt__pt2_plain(a) && hvt__pt2_plain(b)));
+}
+
+/* x op number, or number - x */
+static void with_number(importer *p, hvt_binary op, bool reversed, double x)
+{
+    const tensor *t = hvt__pt2_tensor(p, "self");
+    const double alpha = hvt__pt2_float(p, "alpha", 1);
+    hvt__pt2_axes axes;
+    hvt_value v;
+
+    if (!hvt__pt2_is_computed(p, t) || p->failed)
+        return;
+    axes = t->axes;
+    v = reversed        ? affine(p, t->v, -alpha, x)
+        : op == HVT_ADD ? affine(p, t->v, 1, alpha * x)
+        : op == HVT_SUB ? affine(p, t->v, 1, -alpha * x)
+        : op == HVT_MUL ? affine(p, t->v, x, 0)
+                        : affine(p, t->v, 1 / x, 0);
+    hvt__pt2_out_like(p, v, &axes);
+}
+
+/* parameter op x, where they do not commute, is the parameter + -x, or the parameter * 1/x. */
+static hvt_binary turned(importer *p, hvt_binary op, hvt_value *x)
+{
+    if (op == HVT_SUB)
+        *x = affine(p, *x, -1, 0);
+    if (op == HVT_DIV)
+        *x = apply(p, *x, HVT_POW, -1, 0);
+    return op == HVT_SUB ? HVT_ADD : op == HVT_DIV ? HVT_MUL : op;
+}
+
+static void with_tensor(importer *p, hvt_binary op, const char *first, const char *second)
+{
+    const tensor *a = hvt__pt2_tensor(p, first), *b = hvt__pt2_tensor(p, second);
+    const double alpha = hvt__pt2_float(p, "alpha", 1);
+    hvt__pt2_axes axes;
+    hvt_value v = -1, x;
+
+    if (!a || !b || p->failed || (op == HVT_MUL && hvt__pt2_multiply_noise(p, a, b)))
+        return;
+    if (b->state && alpha != 1)
+        hvt__pt2_refuse(p, "its alpha is %g, before %s; expected 1", alpha, b->state);
+    if (!hvt__pt2_is_computed(p, a->state ? b : a) || p->failed)
+        return;
+    axes = a->state ? b->axes : a->axes;
+    x = a->v;
+    if (a->state) {
+        x = affine(p, b->v, alpha, 0);
+        op = turned(p, op, &x);
+        v = with_parameter(p, op, x, &axes, first, a);
+    } else if (b->state) {
+        v = with_parameter(p, op, x, &axes, second, b);
+    } else if (!hvt__pt2_is_computed(p, b)) {
+        return;
+    } else if (broadcasts(&a->axes, &b->axes, &axes)) {
+        v = hvt_combine(p->m, op, x, affine(p, b->v, alpha, 0));
+    } else {
+        hvt__pt2_refuse(
+            p, "its arguments are no images of one shape, one of them repeated over pixels or channels");
+    }
+    if (!p->failed)
+        hvt__pt2_out_like(p, v, &axes);
+}
+
+static void binary(importer *p)
+{
+    const hvt_binary op = (hvt_binary)p->operation->of;
+    double x;
+
+    if (op == HVT_DIV && hvt__pt2_divide_noise(p))
+        return;
+    if (hvt__pt2_number(p, &x))
+        with_number(p, op, false, x);
+    else
+        with_tensor(p, op, "self", "other");
+}
+
+/* other - self */
+static void reversed(importer *p)
+{
+    double x;
+
+    if (hvt__pt2_number(p, &x))
+        with_number(p, HVT_SUB, true, x);
+    else
+        with_tensor(p, HVT_SUB, "other", "self");
+}
+
+/* ---- the table ---- */
+
+static const operation table[] = {
+    {"aten.relu.default", function, HVT_RELU},
+    {"aten.relu6.default", function, HVT_HARDTANH, {NULL, 0}, {NULL, 6}},
+    {"aten.hardtanh.default", function, HVT_HARDTANH, {"min_val", -1}, {"max_val", 1}},
+    {"aten.clamp.default", function, HVT_CLAMP, {"min", -INFINITY}, {"max", INFINITY}},
+    {"aten.clamp_min.default", function, HVT_CLAMP, {"min", -INFINITY}, {NULL, INFINITY}},
+    {"aten.clamp_max.default", function, HVT_CLAMP, {NULL, -INFINITY}, {"max", INFINITY}},
+    {"aten.leaky_relu.default", function, HVT_LEAKY_RELU, {"negative_slope", 0.01}},
+    {"aten.elu.default", function, .value = elu},
+    {"aten.selu.default", function, .value = selu},
+    {"aten.celu.default", function, .value = celu},
+    {"aten.sigmoid.default", function, HVT_SIGMOID},
+    {"aten.log_sigmoid.default", function, .value = log_sigmoid},
+    {"aten.hardsigmoid.default", function, HVT_HARDSIGMOID},
+    {"aten.hardswish.default", function, HVT_HARDSWISH},
+    {"aten.silu.default", function, HVT_SILU},
+    {"aten.mish.default", function, .value = mish},
+    {"aten.gelu.default", function, .value = gelu},
+    {"aten.tanh.default", function, HVT_TANH},
+    {"aten.softplus.default", function, HVT_SOFTPLUS, {"beta", 1}, {"threshold", 20}},
+    {"aten.neg.default", function, HVT_AFFINE, {NULL, -1}},
+    {"aten.abs.default", function, .value = absolute},
+    {"aten.square.default", function, .value = square},
+    {"aten.pow.Tensor_Scalar", function, .value = power},
+    {"aten.sqrt.default", function, HVT_POW, {NULL, 0.5}},
+    {"aten.rsqrt.default", function, HVT_POW, {NULL, -0.5}},
+    {"aten.reciprocal.default", function, HVT_POW, {NULL, -1}},
+    {"aten.exp.default", function, HVT_EXP},
+    {"aten.log.default", function, HVT_LOG},
+    {"aten.prelu.default", prelu},
+    {"aten.add.Tensor", binary, HVT_ADD},
+    {"aten.add.Scalar", binary, HVT_ADD},
+    {"aten.sub.Tensor", binary, HVT_SUB},
+    {"aten.sub.Scalar", binary, HVT_SUB},
+    {"aten.rsub.Tensor", reversed},
+    {"aten.rsub.Scalar", reversed},
+    {"aten.mul.Tensor", binary, HVT_MUL},
+    {"aten.mul.Scalar", binary, HVT_MUL},
+    {"aten.div.Tensor", binary, HVT_DIV},
+    {"aten.div.Scalar", binary, HVT_DIV},
+    {"aten.maximum.default", binary, HVT_MAXIMUM},
+    {"aten.max.other", binary, HVT_MAXIMUM},
+    {"aten.minimum.default", binary, HVT_MINIMUM},
+    {"aten.min.other", binary, HVT_MINIMUM},
+};
+
+const operations hvt__pt2_elementwise = {table, HVT_LEN(table)};

@@ -1,0 +1,440 @@
+/*
+ * What moves elements and computes nothing: views, permutations, parts and joins of channels, pads and crops.
+ */
+#include "import.h"
+
+enum { MANY = 1024 }; /* inputs of a cat */
+
+/* ---- views ---- */
+
+/* Of a parameter or a buffer: what its sizes are there, who reads it sees. */
+static void view_state(importer *p, const tensor *x)
+{
+    const char *kind;
+    const json_t *self = hvt__pt2_arg(p->node, hvt__pt2_first_argument(p), &kind);
+    tensor y = *x;
+
+    if (!y.viewed)
+        y.viewed = json_string_value(json_object_get(self, "name"));
+    hvt__pt2_out(p, 0, y, x);
+}
+
+/* The output's sizes say what it is: view, reshape, flatten, unflatten, squeeze, unsqueeze. */
+static void view(importer *p)
+{
+    const tensor *x = hvt__pt2_tensor(p, hvt__pt2_first_argument(p));
+    int64_t size[HVT__PT2_DIMS];
+    int n;
+    tensor y;
+
+    if (x && x->state) {
+        view_state(p, x);
+        return;
+    }
+    n = hvt__pt2_out_sizes(p, 0, size);
+    if (!hvt__pt2_is_computed(p, x) || p->failed)
+        return;
+    y = *x;
+    if (!hvt__pt2_view(&y.axes, n, size))
+        hvt__pt2_refuse(p, "it mixes dimensions");
+    hvt__pt2_out(p, 0, y, x);
+}
+
+static void same(importer *p)
+{
+    const tensor *x = hvt__pt2_tensor(p, hvt__pt2_first_argument(p));
+
+    if (x && x->state)
+        view_state(p, x);
+    else if (hvt__pt2_is_computed(p, x))
+        hvt__pt2_out(p, 0, *x, x);
+}
+
+/* expand: who reads it repeats it, and any operation whose output has the size of its input's pixels is held
+ * against the file. */
+static void expand(importer *p)
+{
+    const tensor *x = hvt__pt2_tensor(p, "self");
+    int64_t size[HVT__PT2_DIMS];
+
+    if (x && !x->state && hvt__pt2_is_computed(p, x) && hvt__pt2_out_sizes(p, 0, size) != x->axes.ndim)
+        hvt__pt2_refuse(p, "it adds dimensions");
+    if (x && x->state)
+        view_state(p, x);
+    else if (x)
+        hvt__pt2_out(p, 0, *x, x);
+}
+
+static void permute(importer *p)
+{
+    const tensor *x = hvt__pt2_tensor(p, "self");
+    int from[HVT__PT2_DIMS] = {0}, n;
+    unsigned seen = 0;
+    tensor y;
+
+    if (!hvt__pt2_is_computed(p, x))
+        return;
+    y = *x;
+    n = y.axes.ndim;
+    hvt__pt2_ints(p, "dims", n, from);
+    for (int i = 0; i < n && !p->failed; i++) {
+        from[i] += from[i] < 0 ? n : 0;
+        if (from[i] < 0 || from[i] >= n || seen >> from[i] & 1)
+            hvt__pt2_refuse(p, "its dims are no permutation");
+        else
+            seen |= 1u << from[i];
+    }
+    if (p->failed)
+        return;
+    hvt__pt2_permute(&y.axes, from);
+    hvt__pt2_out(p, 0, y, x);
+}
+
+static void transpose(importer *p)
+{
+    const tensor *x = hvt__pt2_tensor(p, "self");
+    int from[HVT__PT2_DIMS], n, a, b;
+    tensor y;
+
+    if (!hvt__pt2_is_computed(p, x))
+        return;
+    y = *x;
+    n = y.axes.ndim;
+    a = hvt__pt2_int(p, "dim0", 0), b = hvt__pt2_int(p, "dim1", 0);
+    a += a < 0 ? n : 0, b += b < 0 ? n : 0;
+    if (a < 0 || b < 0 || a >= n || b >= n) {
+        hvt__pt2_refuse(p, "it transposes dimensions %d and %d of %d", a, b, n);
+        return;
+    }
+    for (int i = 0; i < n; i++)
+        from[i] = i == a ? b : i == b ? a : i;
+    hvt__pt2_permute(&y.axes, from);
+    hvt__pt2_out(p, 0, y, x);
+}
+
+/* A single channel has no atom, so dimension i is it only if no other one may be. */
+static bool is_channels(const hvt__pt2_axes *x, int i)
+{
+    int single = 0;
+
+    for (int k = 1; k < x->ndim; k++)
+        single += x->end[k] == x->end[k - 1];
+    return hvt__pt2_has(x, i, 'C') || (hvt__pt2_is(x, i, 'C') && single == 1);
+}
+
+/* Do all dimensions but this one lie alike? */
+static bool lie_alike(const hvt__pt2_axes *a, const hvt__pt2_axes *b, int but)
+{
+    bool alike = a->ndim == b->ndim;
+
+    for (int i = 0; i < a->ndim && alike; i++)
+        for (int k = 0; k < 4; k++)
+            alike = alike && (i == but || hvt__pt2_has(a, i, "NCHW"[k]) == hvt__pt2_has(b, i, "NCHW"[k]));
+    return alike;
+}
+
+tensor hvt__pt2_in_order(importer *p, const tensor *t)
+{
+    tensor x = {.v = -1};
+
+    if (!hvt__pt2_is_computed(p, t))
+        return x;
+    x = *t;
+    x.v = hvt__pt2_ordered(p, t);
+    if (x.v != t->v) { /* as it should be now */
+        const hvt__pt2_axes *y = &t->axes;
+        int64_t size[4] = {y->atom[0].extent, y->atom[1].extent * y->atom[2].extent, 1, 1};
+
+        for (int a = 3; a < y->end[3]; a++)
+            size[y->atom[a].axis == 'H' ? 2 : 3] = y->atom[a].extent;
+        x.axes = hvt__pt2_axes_of(4, size);
+    }
+    return x;
+}
+
+/* One whose dimension `dim`, counted from the end if negative, is the channels. */
+static tensor along_channels(importer *p, const tensor *t, int *ret_dim)
+{
+    int dim = hvt__pt2_int(p, "dim", 0);
+    tensor x = hvt__pt2_in_order(p, t);
+
+    if (x.v < 0)
+        return x;
+    dim += dim < 0 ? x.axes.ndim : 0;
+    if (dim < 0 || dim >= x.axes.ndim || !hvt__pt2_plain(&x.axes) || !is_channels(&x.axes, dim))
+        hvt__pt2_refuse(p, "it is imported along channels only");
+    *ret_dim = dim;
+    return x;
+}
+
+static void cat(importer *p)
+{
+    const tensor *t[MANY];
+    hvt_value v[MANY];
+    hvt__pt2_axes axes = {0};
+    int64_t size[HVT__PT2_DIMS];
+    int n = hvt__pt2_tensors(p, "tensors", MANY, t), dim = 1;
+
+    for (int i = 0; i < n && !p->failed; i++) {
+        tensor x = along_channels(p, t[i], &dim);
+
+        v[i] = x.v;
+        if (i > 0 && !p->failed && !lie_alike(&axes, &x.axes, dim))
+            hvt__pt2_refuse(p, "the dimensions of one of its tensors were moved");
+        if (i == 0 || hvt__pt2_has(&x.axes, dim, 'C'))
+            axes = x.axes;
+    }
+    if (n < 1)
+        hvt__pt2_refuse(p, "it has no tensors");
+    if (!p->failed &&
+        (hvt__pt2_out_sizes(p, 0, size) != axes.ndim || !hvt__pt2_resize_channels(&axes, dim, size)))
+        hvt__pt2_refuse(p, "its output has other dimensions than its inputs");
+    if (!p->failed)
+        hvt__pt2_out_like(p, hvt_concat(p->m, v, n), &axes);
+}
+
+/* chunk and split: parts of the channels, whose sizes the outputs say. Those that nobody reads are left out.
+ */
+static void chunk(importer *p)
+{
+    const tensor *x = hvt__pt2_tensor(p, "self");
+    const json_t *out = json_object_get(json_array_get(json_object_get(p->node, "outputs"), 0), "as_tensors");
+    int first = 0, dim = 1;
+    tensor whole = along_channels(p, x, &dim);
+
+    for (int i = 0; i < (int)json_array_size(out) && !p->failed && !p->mistaken; i++) {
+        int64_t size[HVT__PT2_DIMS];
+        tensor part = whole;
+
+        if (hvt__pt2_out_sizes(p, i, size) != part.axes.ndim || !hvt__pt2_resize(&part.axes, size) ||
+            size[dim] > INT_MAX - first) {
+            hvt__pt2_refuse(p, "its outputs have other dimensions than its input");
+            return;
+        }
+        if (hvt__pt2_is_read(p, i)) {
+            part.v = hvt_slice(p->m, whole.v, first, (int)size[dim]);
+            hvt__pt2_out(p, i, part, x);
+        }
+        first += (int)size[dim];
+    }
+}
+
+/* ---- parts of an axis, and pads ---- */
+
+/* An integer that may be as large as PyTorch writes "to the end". */
+static int64_t place(importer *p, const char *name, int64_t otherwise)
+{
+    const char *kind;
+    const json_t *x = hvt__pt2_arg(p->node, name, &kind);
+
+    const int64_t at = json_is_integer(x) ? json_integer_value(x) : otherwise, most = INT64_C(1) << 40;
+
+    if (x && !json_is_integer(x))
+        hvt__pt2_refuse(p, "its argument %s is %s, not as_int", name, kind);
+    return at < -most ? -most : at > most ? most : at;
+}
+
+/* Counted from the end if negative, and within 0 to size. */
+static int64_t within(int64_t at, int64_t size)
+{
+    at += at < 0 ? size : 0;
+    return at < 0 ? 0 : at > size ? size : at;
+}
+
+/* Elements first, first + step ... before `end` of one axis. */
+static hvt_value part_of(importer *p, hvt_value x, char axis, int size, int first, int end, int step)
+{
+    const int cut[2] = {-first, end - size};
+
+    if (axis == 'C' && step != 1)
+        hvt__pt2_refuse(p, "it takes every %d-th channel; expected channels that are neighbours", step);
+    if (p->failed)
+        return -1;
+    if (axis == 'C')
+        return hvt_slice(p->m, x, first, end - first);
+    if (first > 0 || end < size)
+        x = axis == 'H' ? hvt_pad(p->m, x, cut[0], cut[1], 0, 0) : hvt_pad(p->m, x, 0, 0, cut[0], cut[1]);
+    return step == 1
+               ? x
+               : hvt_pool_with(p->m, x, HVT_POOL_MEAN,
+                               &(hvt_pool_opts){.size = {1, 1},
+                                                .stride = {axis == 'H' ? step : 1, axis == 'W' ? step : 1}});
+}
+
+/* The axis that dimension i is all of; 0: it is none. */
+static char axis_of(const hvt__pt2_axes *x, int i)
+{
+    for (const char *axis = "CHW"; *axis; axis++)
+        if (hvt__pt2_has(x, i, *axis) && hvt__pt2_is(x, i, *axis))
+            return *axis;
+    return 0;
+}
+
+/* slice, narrow, select: elements first, first + step ... before `end` of dimension `dim`. */
+static void cut(importer *p, int dim, int64_t first, int64_t end, int64_t step)
+{
+    const tensor *t = hvt__pt2_tensor(p, "self");
+    int64_t in[HVT__PT2_DIMS], out[HVT__PT2_DIMS];
+    int n = hvt__pt2_argument_sizes(p, "self", HVT__PT2_DIMS, in), to;
+    tensor x;
+    char axis;
+
+    if (!hvt__pt2_is_computed(p, t) || p->failed)
+        return;
+    dim += dim < 0 ? n : 0;
+    if (n != t->axes.ndim || dim < 0 || dim >= n || step < 1 || step > INT_MAX) {
+        hvt__pt2_refuse(p, "it takes every %lld-th of dimension %d of %d", (long long)step, dim, n);
+        return;
+    }
+    first = within(first, in[dim]);
+    end = within(end, in[dim]);
+    if (dim == 0 && (first > 0 || end < in[dim] || step > 1))
+        hvt__pt2_refuse(p, "it takes a part of the batch; expected parts of images");
+    to = hvt__pt2_out_sizes(p, 0, out);
+    if (p->failed)
+        return;
+    x = *t;
+    if (first > 0 || end < in[dim] || step > 1) {
+        if (end <= first)
+            hvt__pt2_refuse(p, "nothing is left of dimension %d", dim);
+        x = hvt__pt2_in_order(p, t);
+        axis = axis_of(&x.axes, dim);
+        if (!axis)
+            hvt__pt2_refuse(p, "dimension %d is not channels, rows or columns: dimensions were joined", dim);
+        x.v = part_of(p, x.v, axis, (int)in[dim], (int)first, (int)end, (int)step);
+        in[dim] = (end - first + step - 1) / step;
+        if (!hvt__pt2_resize(&x.axes, in))
+            hvt__pt2_refuse(p, "its dimensions were joined");
+    }
+    if (!p->failed && x.v >= 0 && !hvt__pt2_view(&x.axes, to, out))
+        hvt__pt2_refuse(p, "its output has other dimensions than what it takes");
+    hvt__pt2_out(p, 0, x, t);
+}
+
+static void slice(importer *p)
+{
+    cut(p, hvt__pt2_int(p, "dim", 0), place(p, "start", 0), place(p, "end", INT64_MAX), place(p, "step", 1));
+}
+
+static void narrow(importer *p)
+{
+    const int64_t first = place(p, "start", 0), length = hvt__pt2_int(p, "length", 1);
+    const bool to_end = first < 0 && first + length >= 0;
+
+    cut(p, hvt__pt2_int(p, "dim", 0), first, to_end ? INT64_MAX : first + length, 1);
+}
+
+static void select_one(importer *p)
+{
+    const int64_t index = hvt__pt2_int(p, "index", 0);
+
+    cut(p, hvt__pt2_int(p, "dim", 0), index, index == -1 ? INT64_MAX : index + 1, 1);
+}
+
+/* The axis of each dimension of an image, a turned image or a row; NULL: it is another tensor. */
+static const char *axes_in(importer *p, const hvt__pt2_axes *x)
+{
+    static const char *const known[] = {"NCHW", "NHWC", "NC"};
+
+    for (size_t i = 0; i < HVT_LEN(known); i++) {
+        bool same = x->ndim == (int)strlen(known[i]);
+
+        for (int k = 1; k < x->ndim && same; k++)
+            same = hvt__pt2_is(x, k, known[i][k]);
+        if (same)
+            return known[i];
+    }
+    hvt__pt2_refuse(p,
+                    "its input is none of [N,C,H,W], [N,H,W,C], [N,C]: its dimensions were moved or joined");
+    return NULL;
+}
+
+/* The axes of a tensor of other sizes. */
+static hvt__pt2_axes resized(const char *axes, const int64_t *size)
+{
+    const int64_t turned[4] = {size[0], size[3], size[1], size[2]};
+    hvt__pt2_axes x;
+
+    if (strcmp(axes, "NHWC") != 0)
+        return hvt__pt2_axes_of((int)strlen(axes), size);
+    x = hvt__pt2_axes_of(4, turned);
+    hvt__pt2_permute(&x, (int[]){0, 2, 3, 1});
+    return x;
+}
+
+/* As many in front as behind, as shortcuts of residual networks have them. */
+static hvt_value pad_channels(importer *p, hvt_value x, int front, int behind)
+{
+    int shape[3];
+
+    if (!front && !behind)
+        return x;
+    hvt_value_shape(p->m, x, shape);
+    if (front < 0 || front != behind || front > (1 << 20))
+        hvt__pt2_refuse(p, "it adds %d channels in front and %d behind; expected as many behind", front,
+                        behind);
+    return p->failed ? -1 : hvt_subsample(p->m, x, 1, shape[2] + 2 * front);
+}
+
+/* Two numbers for each dimension, from the last one on. */
+static void pad(importer *p)
+{
+    const tensor *t = hvt__pt2_tensor(p, "self");
+    const char *mode = hvt__pt2_string(p, "mode", "constant"), *axes;
+    const double value = hvt__pt2_float(p, "value", 0);
+    int around[2 * HVT__PT2_DIMS] = {0}, n = hvt__pt2_list(p, "pad", 2 * HVT__PT2_DIMS, around),
+                   by[4][2] = {{0}};
+    int64_t size[HVT__PT2_DIMS];
+    tensor x = hvt__pt2_in_order(p, t);
+
+    axes = p->failed ? NULL : axes_in(p, &x.axes);
+    if (strcmp(mode, "constant") != 0 || value != 0)
+        hvt__pt2_refuse(p, "it pads with %s; expected zeros",
+                        strcmp(mode, "constant") ? mode : "another number");
+    if (axes && (n % 2 || n > 2 * x.axes.ndim))
+        hvt__pt2_refuse(p, "its argument pad has %d numbers for %d dimensions", n, x.axes.ndim);
+    if (p->failed)
+        return;
+    for (int i = 0; i < n / 2; i++)
+        memcpy(by[strchr("NCHW", axes[x.axes.ndim - 1 - i]) - "NCHW"], around + 2 * i, sizeof by[0]);
+    if (by[0][0] || by[0][1])
+        hvt__pt2_refuse(p, "it pads the batch; expected images");
+    x.v = pad_channels(p, x.v, by[1][0], by[1][1]);
+    if (x.v >= 0 && (by[2][0] || by[2][1] || by[3][0] || by[3][1]))
+        x.v = hvt_pad(p->m, x.v, by[2][0], by[2][1], by[3][0], by[3][1]);
+    if (hvt__pt2_out_sizes(p, 0, size) != x.axes.ndim)
+        hvt__pt2_refuse(p, "its output has other dimensions than its input");
+    if (!p->failed)
+        hvt__pt2_out(p, 0, (tensor){.v = x.v, .axes = resized(axes, size)}, NULL);
+}
+
+/* ---- the table ---- */
+
+static const operation table[] = {
+    {"aten.view.default", view, .view = true},
+    {"aten._unsafe_view.default", view, .view = true},
+    {"aten.reshape.default", view, .view = true},
+    {"aten.flatten.using_ints", view, .view = true},
+    {"aten.unflatten.int", view, .view = true},
+    {"aten.squeeze.dim", view, .view = true},
+    {"aten.squeeze.dims", view, .view = true},
+    {"aten.unsqueeze.default", view, .view = true},
+    {"aten.expand.default", expand, .view = true},
+    {"aten.expand_as.default", expand, .view = true},
+    {"aten.contiguous.default", same, .view = true},
+    {"aten.clone.default", same},
+    {"aten.alias.default", same, .view = true},
+    {"aten.permute.default", permute, .view = true},
+    {"aten.transpose.int", transpose, .view = true},
+    {"aten.cat.default", cat},
+    {"aten.chunk.default", chunk, .view = true},
+    {"aten.split.Tensor", chunk, .view = true},
+    {"aten.split_with_sizes.default", chunk, .view = true},
+    {"aten.slice.Tensor", slice, .view = true},
+    {"aten.narrow.default", narrow, .view = true},
+    {"aten.select.int", select_one, .view = true},
+    {"aten.pad.default", pad},
+    {"aten.constant_pad_nd.default", pad},
+};
+
+const operations hvt__pt2_moves = {table, HVT_LEN(table)};
