@@ -35,7 +35,7 @@ BATCH, CLASSES, STEPS, MOMENTUM, CLIP, DECAY = 6, 7, 10, 0.9, 1.0, 0.01
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 RATES = {"sgd": 0.0005, "adamw": 0.00001}  # AdamW moves each weight of a large net by as much
 # rates of nets that would hardly move
-LARGER = {"two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100,
+LARGER = {"two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100,
           "logarithms": 300, "squeezenet1_0": 300, "squeezenet1_1": 300, "alexnet": 10,
           "vgg11": 100}
 BOUNDS = {"logits": 1e-4, "gradients": 1e-3, "losses": 1e-3}
@@ -52,13 +52,13 @@ families = {
 }
 # side of the images, operations that the message must name
 refused = {
-    "vit_b_16": (224, ["scaled_dot_product_attention", "expand"]),
+    "vit_b_16": (224, ["scaled_dot_product_attention"]),
     "swin_t": (64, ["roll", "softmax.int", "matmul"]),
     "maxvit_t": (224, ["einsum", "softmax.int"]),
     "upward": (32, ["conv_transpose2d.input", "upsample_bilinear2d", "upsample_nearest2d"]),
     "softmax": (12, ["softmax.int"]), "attention": (12, ["softmax.int"]),
 }
-round_trips = ["gated", "resnet18", "mobilenet_v2", "efficientnet_b0"]
+round_trips = ["gated", "scaled", "resnet18", "mobilenet_v2", "efficientnet_b0"]
 
 
 @contextlib.contextmanager
@@ -186,6 +186,29 @@ class Cropped(nn.Module):
                                     turned.mean((1, 2)), row], 1))
 
 
+class Scaled(nn.Module):
+    """Images that the model normalises itself by buffers, squeeze and excitation by expand_as, sums over an image, a layer
+    scale that is a view of a parameter, a layer norm without a bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("middle", torch.tensor([0.1, -0.2, 0.3]).view(1, 3, 1, 1))
+        self.register_buffer("spread", torch.tensor([0.5, 0.8, 1.1]))
+        self.conv, self.deep = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.norm = nn.LayerNorm(8, bias=False)
+        self.squeeze, self.excite = nn.Linear(8, 4), nn.Linear(4, 8)
+        self.gamma = nn.Parameter(torch.linspace(-0.5, 1, 8))
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        x = self.conv((x - self.middle) / self.spread.view(-1, 1, 1))
+        s = torch.sigmoid(self.excite(F.silu(self.squeeze(x.sum((2, 3)) / 50))))
+        x = x * s.view(s.shape[0], 8, 1, 1).expand_as(x)
+        x = x + self.gamma.reshape(1, -1, 1, 1) * self.deep(x)
+        x = self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.head((x * x.mean((2, 3), keepdim=True).expand(-1, -1, x.shape[2], x.shape[3])).mean((2, 3)))
+
+
 class Functions(nn.Module):
     """Functions of one number, and maxima of two."""
 
@@ -278,6 +301,7 @@ class Upward(nn.Module):
 
 
 own = {"two_branches": (TwoBranches, 32), "gated": (Gated, 32), "arithmetic": (Arithmetic, 16), "cropped": (Cropped, 20),
+       "scaled": (Scaled, 16),
        "functions": (Functions, 12), "shared": (Shared, 12), "ties": (Ties, 40), "logarithms": (Logarithms, 12),
        "upward": (Upward, 32), "softmax": (Softmax, 12), "attention": (Attention, 12)}
 

@@ -457,11 +457,11 @@ def families_train_as_in_pytorch():
 
 
 def operations_compute_and_train_as_in_pytorch():
-    families("cropped", "functions", "shared", "ties", "logarithms", "softmax", "attention")
+    families("cropped", "scaled", "functions", "shared", "ties", "logarithms", "softmax", "attention")
 
 
 def what_was_trained_goes_back_to_pytorch():
-    families("--round-trip", "gated", "resnet18")
+    families("--round-trip", "gated", "scaled", "resnet18")
 
 
 TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_name,

@@ -309,6 +309,8 @@ static void layer_norm(importer *p)
     size_t n = json_array_size(hvt__pt2_arg(p->node, "normalized_shape", &kind));
     char layer[128] = "";
     bool scaled, last, whole;
+    const tensor *apart; /* a weight without a bias */
+    int64_t channels = 0;
     hvt_value v;
 
     if (!hvt__pt2_is_computed(p, t))
@@ -320,11 +322,17 @@ static void layer_norm(importer *p)
     if (!last && !whole)
         hvt__pt2_refuse(
             p, "it normalises neither over the last dimension of [N,H,W,C] nor over all of [N,C,H,W]");
-    scaled = affine(p, layer, sizeof layer);
-    if (p->failed)
+    apart = last && hvt__pt2_given(p, "weight") && !hvt__pt2_given(p, "bias") ? hvt__pt2_tensor(p, "weight")
+                                                                              : NULL;
+    scaled = !apart && affine(p, layer, sizeof layer);
+    if (p->failed || (apart && !hvt__pt2_is_trained(p, "weight", apart)))
         return;
     v = hvt_layernorm(p->m, v, whole ? HVT_OVER_IMAGE : HVT_OVER_CHANNELS, (float)eps, scaled);
     hvt__pt2_keep_layer(p, layer, v);
+    if (apart) {
+        hvt__pt2_argument_sizes(p, "weight", 1, &channels);
+        v = hvt__pt2_by_parameter(p, HVT_MUL, v, apart, 1, &channels, 1);
+    }
     hvt__pt2_out_like(p, v, &axes);
 }
 
