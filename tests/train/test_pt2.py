@@ -166,18 +166,20 @@ def other_sizes_and_flags_are_one_line():
     check(rc == 2 and "--stem" in err[0], rc, err)
 
 
-def copy(name, change=None, text=None):
-    """The net's file with the text of its program changed."""
+def copy(name, change=None, text=None, values=None):
+    """The net's file with its program changed, or the first bytes of a weight."""
     with zipfile.ZipFile(path("branches.pt2")) as old, zipfile.ZipFile(path(name), "w", zipfile.ZIP_DEFLATED) as new:
         for entry in old.namelist():
             data = old.read(entry)
             if entry.endswith("models/model.json"):
                 if text is not None:
                     data = text
-                else:
+                elif change:
                     program = json.loads(data)
                     change(program)
                     data = json.dumps(program).encode()
+            elif values and entry.endswith("data/weights/weight_0"):
+                data = values + data[len(values):]
             new.writestr(entry, data)
     return [f"--model={path(name)}", "--data-dir", path("")]
 
@@ -440,6 +442,7 @@ def damaged_files_are_one_line():
     one_line(copy("version.pt2", set_version), "version 9")
     one_line(copy("twice.pt2", define_twice), "defined twice")
     one_line(copy("early.pt2", use_early), "before it is defined")
+    one_line(copy("nan.pt2", values=struct.pack("<f", float("nan"))), "not finite", "nan.pt2")
     # deflated, and otherwise as it was
     rc, out, err = run(copy("deflated.pt2", lambda program: None) + DATA + ["--evaluate"])
     check(rc == 0, out, err)

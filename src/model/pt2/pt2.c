@@ -3,6 +3,8 @@
  */
 #include "pt2_impl.h"
 
+#include <math.h>
+
 void hvt_pt2_close(hvt_pt2 **file)
 {
     hvt_pt2 *p = file ? *file : NULL;
@@ -199,6 +201,9 @@ static hvt_status load(const hvt_pt2 *p, hvt_model *m, const hvt_named *t)
     HVT_CHECK(stored, E_MEM, "%s: no memory for %zu values of %s", p->path, l.count, t->name);
     values = stored + l.count;
     s = hvt__pt2_archive_read(p, entry, stored, l.count * sizeof *stored);
+    for (size_t i = 0; i < l.count && s == HVT_OK; i++)
+        if (!isfinite(stored[i]))
+            s = HVT_FAIL(E_FORMAT, "%s: %s holds numbers that are not finite", p->path, t->name);
     if (s == HVT_OK) {
         order(&l, stored, values);
         s = hvt_model_set(m, t->name, values, l.count);
