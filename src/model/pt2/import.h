@@ -54,7 +54,7 @@ typedef struct operand {
 } operand;
 
 struct operation {
-    const char *target; /* that of an operation in place lacks its _ */
+    const char *target; /* without the trailing _ of in-place operations */
     void (*build)(importer *p);
     int of;                                     /* which hvt_function or hvt_binary it is */
     operand a, b;                               /* of that function */

@@ -57,12 +57,15 @@ static void expand(importer *p)
     const tensor *x = hvt__pt2_tensor(p, "self");
     int64_t size[HVT__PT2_DIMS];
 
-    if (x && !x->state && hvt__pt2_is_computed(p, x) && hvt__pt2_out_sizes(p, 0, size) != x->axes.ndim)
-        hvt__pt2_refuse(p, "it adds dimensions");
-    if (x && x->state)
+    if (x && x->state) {
         view_state(p, x);
-    else if (x)
-        hvt__pt2_out(p, 0, *x, x);
+        return;
+    }
+    if (!hvt__pt2_is_computed(p, x))
+        return;
+    if (hvt__pt2_out_sizes(p, 0, size) != x->axes.ndim)
+        hvt__pt2_refuse(p, "it adds dimensions");
+    hvt__pt2_out(p, 0, *x, x);
 }
 
 static void permute(importer *p)

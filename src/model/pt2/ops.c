@@ -102,8 +102,7 @@ static bool belongs(importer *p, const char *argument, const char *layer, const 
 static int begin_layer(importer *p, char *layer, size_t room, int64_t *ret_size)
 {
     const tensor *w = hvt__pt2_tensor(p, "weight");
-    const json_t *made, *arg;
-    const char *kind;
+    const json_t *made;
 
     layer_name(p, w, layer, room);
     if (p->failed)
@@ -113,8 +112,7 @@ static int begin_layer(importer *p, char *layer, size_t room, int64_t *ret_size)
         hvt_share(p->m, (hvt_value)json_integer_value(made));
     else
         hvt_name(p->m, "%s", layer);
-    arg = hvt__pt2_arg(p->node, "weight", &kind);
-    return hvt__pt2_sizes(p->file, json_string_value(json_object_get(arg, "name")), 4, ret_size);
+    return hvt__pt2_argument_sizes(p, "weight", 4, ret_size);
 }
 
 /* "": it has no parameters */

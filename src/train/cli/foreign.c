@@ -44,9 +44,8 @@ static const struct {
     {HVT__FLAG, "budget", "hvtrain tune FILE SECONDS"},
     {HVT__FLAG, "timeline-filename|profile|profiler|trace", "--timeline FILE"},
     {HVT__FLAG,
-     "backward-passes-per-step|batches-per-allreduce|gradient-accumulation-steps|accumulation-steps|accum-"
-     "iter|"
-     "accum-steps|grad-accum|grad-accum-steps",
+     "backward-passes-per-step|batches-per-allreduce|gradient-accumulation-steps|accumulation-steps|"
+     "accum-iter|accum-steps|grad-accum|grad-accum-steps",
      "--shards with the number of ranks times #N"},
     {HVT__FLAG, "pretrained|weights|load|load-weights|finetune", "--init FILE"},
     {HVT__FLAG, "checkpoint|ckpt|resume-from|load-checkpoint|restore", "--resume DIR"},

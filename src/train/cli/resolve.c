@@ -60,7 +60,7 @@ static hvt_status resolve_timeline(const hvt_options *o, hvt_resolved *t)
     return HVT_OK;
 }
 
-/* Of a number that lacks its unit; else "". */
+/* What a number without a unit may have meant; of anything else "". */
 static void hint_units(const char *value, const char *unit, const char *other, char ret_text[HVT_HINT])
 {
     *ret_text = 0;
