@@ -22,9 +22,11 @@
 
 #include <math.h>
 
-#define RING_BYTES  (448 << 10) /* of a slice in the lines that a window spans */
-#define PIECE_BYTES (2 << 10)   /* of a slice in a pixel, at least: shorter pieces cannot be read fast */
-#define PARTS_BYTES (4u << 20)  /* of the sums of all parts */
+/* Of a slice in the lines that a window spans: less than half of 1 MiB of L2 cache, or of 512 KiB that
+ * processors with shorter vectors have. */
+#define RING_BYTES  (op->kern->vl == 16 ? 448u << 10 : 192u << 10)
+#define PIECE_BYTES (2 << 10)  /* of a slice in a pixel, at least: shorter pieces cannot be read fast */
+#define PARTS_BYTES (4u << 20) /* of the sums of all parts */
 enum {
     PART_TERMS = 4096,
     MOST_PARTS = 32,

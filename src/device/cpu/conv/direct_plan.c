@@ -12,9 +12,11 @@
  * next block is prefetched into L2 meanwhile. */
 #define BLOCK_BYTES       (1 << 20)
 #define SMALL_BLOCK_BYTES (1 << 19) /* vnni2, or one tap */
-/* Channels: rows this narrow are read in place by several taps, and all rows by a single one. Measured (1x1
- * on Zen 4, packed and in place: 192 -> 32 at 28x28 82 and 110 GF/s, 64 -> 384 at 14x14 98 and 108, 256 -> 64
- * at 56x56 73 and 93; with more channels 0.97 to 1.1 times). */
+/* Channels: rows this narrow are read in place by several taps, and by a single one all rows of dy and, by
+ * the tall tiles of long vectors, of x. Measured (1x1 on Zen 4, packed and in place: 192 -> 32 at 28x28 82
+ * and 110 GF/s, 64 -> 384 at 14x14 98 and 108, 256 -> 64 at 56x56 73 and 93; with more channels 0.97 to 1.1
+ * times. On Zen 3, whose tiles of 6 x 16 read x more often, a step of ConvNeXt-T: 2.7 s of backward weights
+ * packed, 3.9 in place). */
 #define IN_PLACE_X  128
 #define IN_PLACE_Y  64
 #define LEAST_CHUNK 32
@@ -213,7 +215,7 @@ static void size_blocks(direct *d)
     d->taps_per_tile = takes_three_taps(op) ? 3 : 1;
     size_tiles(d, kern->rows[d->taps_per_tile == 3 ? 2 : op->k > kern->vl]);
     d->pack_y = !(in_place && op->k % kern->vl == 0 && (op->taps == 1 || op->k <= IN_PLACE_Y));
-    d->slots = in_place && (op->taps == 1 || op->c <= IN_PLACE_X) ? 0 : 1;
+    d->slots = in_place && ((op->taps == 1 && kern->vl == 16) || op->c <= IN_PLACE_X) ? 0 : 1;
 
     /* each block reads and writes the gradient once more: with large weights blocks should be large */
     const size_t cached = op->vnni2 || op->taps == 1 ? SMALL_BLOCK_BYTES : BLOCK_BYTES,

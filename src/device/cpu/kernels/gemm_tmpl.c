@@ -159,6 +159,18 @@ INLINE void store(const hvt_tile *t, const int rows, const int vectors, const bo
     }
 }
 
+/* The next tile's rows of C, which are so far apart that no hardware prefetches them. (32 -> 192, 1x1 at
+ * 28x28, 16 images on Zen 3: 19 GF/s without, 31 with it. Where a tile has more rows of two lines, with
+ * AVX-512, stores wait less.) */
+INLINE void prefetch_next_c(const hvt_tile *t, const int rows)
+{
+    if (VL == LINE || t->stream)
+        return;
+    UNROLL
+    for (int i = rows; i < 2 * rows; i++)
+        __builtin_prefetch(t->c + i * t->c_row, 1);
+}
+
 INLINE void tile(const hvt_tile *t, const int rows, const int vectors, const bool trans_a)
 {
     F c[ROWS1][3];
@@ -169,6 +181,8 @@ INLINE void tile(const hvt_tile *t, const int rows, const int vectors, const boo
         for (int v = 0; v < vectors; v++)
             c[i][v] = f_splat(0);
     }
+    if (!trans_a)
+        prefetch_next_c(t, rows);
     accumulate(t, 0, t->entries, rows, 0, vectors, trans_a, VL, c);
 #ifdef VNNI2
     if (!trans_a && t->c_bf16) {

@@ -26,7 +26,7 @@ static void pack_weights(const float *w, int c, int k, float *out, bool stream)
             UNROLL
             for (int i = 0; i < VL; i++)
                 if (col + i < k) {
-                    if (stream)
+                    if (stream && VL == 16) /* whole lines */
                         f_stream(block + (col + i) * 32L, r[i]);
                     else
                         f_store(block + (col + i) * 32L, r[i], VL);
