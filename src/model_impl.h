@@ -93,12 +93,13 @@ struct hvt_layer {
             hvt_map map; /* fused into it, if `maps` */
         } batchnorm;
     } is;
-    int ndim, dim[4]; /* binary: of its parameter; 0: it has none */
-    float init;       /* and how that begins */
-    bool constant;    /* and that it is no parameter, but a constant */
-    bool affine;      /* norm over a shape: has weight and bias */
-    hvt_tensor y, dy; /* output and its gradient, logical shape [N,H,W,C] */
-    bool folded;      /* fused into another layer: skipped by forward and backward */
+    bool has_parameter; /* binary: in place of a second value */
+    int ndim, dim[4];   /* its shape */
+    float init;         /* and how that begins */
+    bool constant;      /* and that it is no parameter, but a constant */
+    bool affine;        /* norm over a shape: has weight and bias */
+    hvt_tensor y, dy;   /* output and its gradient, logical shape [N,H,W,C] */
+    bool folded;        /* fused into another layer: skipped by forward and backward */
     bool
         in_reader; /* norm: training does not store its y, which the one convolution that reads it computes */
     bool requires_grad; /* it or a layer before it has parameters that are not frozen: backward runs it */

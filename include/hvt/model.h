@@ -134,7 +134,7 @@ HVT_API hvt_value hvt_apply(hvt_model *m, hvt_value x, hvt_function f, float a, 
  * is repeated. */
 HVT_API hvt_value hvt_combine(hvt_model *m, hvt_binary op, hvt_value a, hvt_value b);
 /** x op a parameter of C elements, one to each channel, or of one. In files it has the layer's name and is of
- * shape dim[ndim], e.g. [C,1,1]; it begins at `init`. */
+ * shape dim[ndim], e.g. [C,1,1], or of none (ndim 0); it begins at `init`. */
 HVT_API hvt_value hvt_combine_parameter(hvt_model *m, hvt_binary op, hvt_value x, int ndim, const int *dim,
                                         float init);
 /** The same with a constant, as a buffer of PyTorch is: it is in files, but never trained, and no parameter.
@@ -424,7 +424,7 @@ HVT_API hvt_status hvt_batch_set(hvt_model *m, const hvt_arrays *arrays, hvt_bat
 /** A parameter, or running statistics, as files and PyTorch's state_dict have it. */
 typedef struct hvt_named {
     const char *name; ///< "layer1.0.conv1.weight"; valid as long as the model
-    int ndim, dim[4]; ///< convolutions [K,C/groups,R,S], linear layers [outputs,inputs], all others [C]
+    int ndim, dim[4]; ///< convolutions [K,C/groups,R,S], linear layers [outputs,inputs], most others [C]
     size_t count;     ///< product of dim
 } hvt_named;
 /** The i-th of a planned model, i from 0 on; false: there are no more. The order is the same in every plan.

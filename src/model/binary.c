@@ -67,7 +67,8 @@ static hvt_value combine(hvt_model *m, hvt_binary op, hvt_value x, int ndim, con
     l = hvt__layer_begin(m, &hvt_layer_binary[op], x, -1);
     if (!l)
         return -1;
-    HVT_EXPECT(m, l, ndim > 0 && ndim <= 4 && dim, "a parameter of %d dimensions, expected 1 to 4", ndim);
+    HVT_EXPECT(m, l, ndim >= 0 && ndim <= 4 && (dim || !ndim),
+               "a parameter of %d dimensions, expected 0 to 4", ndim);
     for (int i = 0; i < ndim; i++) {
         HVT_EXPECT(m, l, dim[i] > 0 && dim[i] <= HVT_MOST, "a parameter's dimension %d is %d, not 1 to %d", i,
                    dim[i], HVT_MOST);
@@ -77,6 +78,7 @@ static hvt_value combine(hvt_model *m, hvt_binary op, hvt_value x, int ndim, con
     HVT_EXPECT(m, l, (elements == 1 || elements == l->y.dim[3]) && l->flat == 1,
                "a parameter of %lld elements and an input of %dx%dx%d; expected 1 element, or %d",
                (long long)elements, l->y.dim[1], l->y.dim[2], l->y.dim[3], l->y.dim[3]);
+    l->has_parameter = true;
     l->ndim = ndim;
     l->is.binary = (hvt_binary_args){.op = op, .across = elements == 1 ? HVT_ONE_NUMBER : HVT_PER_CHANNEL};
     l->init = init;
@@ -98,7 +100,7 @@ hvt_value hvt_combine_constant(hvt_model *m, hvt_binary op, hvt_value x, int ndi
 
 static hvt_status binary_plan(hvt_model *m, hvt_layer *l)
 {
-    const hvt_layer *a = hvt__in(m, l, 0), *b = l->ndim ? NULL : hvt__in(m, l, 1);
+    const hvt_layer *a = hvt__in(m, l, 0), *b = l->has_parameter ? NULL : hvt__in(m, l, 1);
     hvt_binary_args *k = &l->is.binary;
     bool wants_b = b && b->requires_grad;
 
@@ -131,7 +133,7 @@ static hvt_binary_args arguments(hvt_model *m, const hvt_layer *l)
 
     a.real = m->real;
     a.a = hvt__in(m, l, 0)->y.data;
-    a.b = l->ndim ? hvt__weight(m, l, 0) : hvt__in(m, l, 1)->y.data;
+    a.b = l->has_parameter ? hvt__weight(m, l, 0) : hvt__in(m, l, 1)->y.data;
     return a;
 }
 
@@ -150,12 +152,12 @@ static hvt_status binary_backward(hvt_model *m, hvt_layer *l)
     a.dy = l->dy.data;
     a.da = hvt__in(m, l, 0)->dy.data;
     a.add_a = l->add[0];
-    if (!l->ndim &&
+    if (!l->has_parameter &&
         l->in[0] == l->in[1]) { /* the first operand's gradient comes first: the other adds to it */
         HVT_TRY(m->dev->ops->general.binary_backward(m->dev, &a));
         a.da = NULL;
     }
-    if (!l->ndim) {
+    if (!l->has_parameter) {
         a.db = hvt__in(m, l, 1)->dy.data;
         a.add_b = l->add[1];
     } else if (!hvt__is_frozen(m, l, 0)) {

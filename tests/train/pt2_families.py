@@ -163,7 +163,8 @@ class Arithmetic(nn.Module):
 
 
 class Cropped(nn.Module):
-    """Pads and crops of rows, columns and channels, also of turned images; parts that nobody reads."""
+    """Pads and crops of rows, columns and channels, also of turned images; parts that nobody reads; a copy that is
+    changed in place."""
 
     def __init__(self):
         super().__init__()
@@ -176,22 +177,26 @@ class Cropped(nn.Module):
         shortcut = F.pad(x[:, :, ::2, 1::3], (0, 0, 0, 0, 2, 2))
         deep = self.deep(torch.constant_pad_nd(x, [-2, 1, 0, 1]))[:]
         a, _, b = deep.split([4, 8, 4], 1)
+        copy = x[:, 2:8].clone()
+        copy.mul_(2)
         _, c = x[:, 0:12].chunk(2, 1)
         turned = self.turned(F.pad(deep.permute(0, 2, 3, 1)[:, 1:-2, -6:, :], (0, 0, 1, 0)))
         row = x.narrow(2, -3, 2).narrow(1, 2, 5).select(2, 0)[:, :, None, 3:7].mean((2, 3))[:, 1:]
         one = (x[:, 3] * x[:, -1]).unsqueeze(1)
         a = a * one[:, :, -21:, :19]
         corner = b[:, :, 0, 0] + b[..., -1, 2]
-        return self.last(torch.cat([shortcut.mean((2, 3)), a.mean((2, 3)), corner, c.mean((2, 3)),
+        return self.last(torch.cat([shortcut.mean((2, 3)), a.mean((2, 3)), corner, (c + copy).mean((2, 3)),
                                     turned.mean((1, 2)), row], 1))
 
 
 class Scaled(nn.Module):
     """Images that the model normalises itself by buffers, squeeze and excitation by expand_as, sums over an image, a layer
-    scale that is a view of a parameter, a layer norm without a bias."""
+    scale that is a view of a parameter, a layer norm without a bias, a parameter and a buffer of no dimension."""
 
     def __init__(self):
         super().__init__()
+        self.gain = nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("offset", torch.tensor(0.1))
         self.register_buffer("middle", torch.tensor([0.1, -0.2, 0.3]).view(1, 3, 1, 1))
         self.register_buffer("spread", torch.tensor([0.5, 0.8, 1.1]))
         self.conv, self.deep = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
@@ -201,7 +206,7 @@ class Scaled(nn.Module):
         self.head = nn.Linear(8, CLASSES)
 
     def forward(self, x):
-        x = self.conv((x - self.middle) / self.spread.view(-1, 1, 1))
+        x = self.gain * self.conv((x - self.middle) / self.spread.view(-1, 1, 1)) + self.offset
         s = torch.sigmoid(self.excite(F.silu(self.squeeze(x.sum((2, 3)) / 50))))
         x = x * s.view(s.shape[0], 8, 1, 1).expand_as(x)
         x = x + self.gamma.reshape(1, -1, 1, 1) * self.deep(x)

@@ -40,6 +40,7 @@ static void view(importer *p)
     hvt__pt2_out(p, 0, y, x);
 }
 
+/* A clone's memory is its own: what is changed there in place is not changed in x. */
 static void same(importer *p)
 {
     const tensor *x = hvt__pt2_tensor(p, hvt__pt2_first_argument(p));
@@ -47,7 +48,7 @@ static void same(importer *p)
     if (x && x->state)
         view_state(p, x);
     else if (hvt__pt2_is_computed(p, x))
-        hvt__pt2_out(p, 0, *x, x);
+        hvt__pt2_out(p, 0, *x, p->operation->view ? x : NULL);
 }
 
 /* expand: who reads it repeats it, and any operation whose output has the size of its input's pixels is held

@@ -164,7 +164,7 @@ INLINE void store(const hvt_tile *t, const int rows, const int vectors, const bo
  * AVX-512, stores wait less.) */
 INLINE void prefetch_next_c(const hvt_tile *t, const int rows)
 {
-    if (VL == LINE || t->stream)
+    if (VL == 16 || t->stream)
         return;
     UNROLL
     for (int i = rows; i < 2 * rows; i++)

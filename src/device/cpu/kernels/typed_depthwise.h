@@ -272,7 +272,7 @@ INLINE long depthwise_fetch(const hvt_depthwise *g, size_t c)
 {
     const long block = DEPTHWISE_TARGETS * g->to_step, line = (long)(c / LINE * LINE);
 
-    return VL == LINE ? block : line + LINE < g->channels ? LINE : block - line;
+    return VL == 16 ? block : line + LINE < g->channels ? LINE : block - line;
 }
 
 /* Adds up a vector of channels of the gradients of `rows` rows of taps, from `first` on, over all targets of
