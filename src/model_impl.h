@@ -90,6 +90,7 @@ struct hvt_layer {
         } dropout;
         struct {
             float eps, rate;
+            bool fixed;  /* running statistics in training, too */
             hvt_map map; /* fused into it, if `maps` */
         } batchnorm;
     } is;

@@ -94,6 +94,10 @@ HVT_API hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_op
 HVT_API hvt_value hvt_batchnorm(hvt_model *m, hvt_value x);
 /** The same with an eps above 0 and a momentum of the running statistics, both at most 1. */
 HVT_API hvt_value hvt_batchnorm_with(hvt_model *m, hvt_value x, float eps, float momentum);
+/** torch.nn.BatchNorm2d in eval() mode while the rest is trained: y = gamma * (x - running_mean) /
+ * sqrt(running_var + eps) + beta, and the running statistics stay as they were set or loaded. gamma and beta
+ * are trained unless they are frozen. */
+HVT_API hvt_value hvt_batchnorm_fixed(hvt_model *m, hvt_value x, float eps);
 HVT_API hvt_value hvt_relu(hvt_model *m, hvt_value x);             ///< max(x, 0)
 HVT_API hvt_value hvt_add(hvt_model *m, hvt_value a, hvt_value b); ///< a + b, of one shape
 /** Maximum of each window of size x size (1 to 15) at the given stride; the padding around the image, at most
@@ -233,6 +237,8 @@ typedef struct hvt_pt2_info {
     int outputs;                 ///< of the whole model; only the first is built
     int unused; ///< parameters that do not lead to it, and are not built: those of auxiliary classifiers
     const char *first_unused; ///< name of one of them; NULL: there are none
+    int norms, fixed_norms; ///< batch norms, and those that hvt_batchnorm_fixed() builds: in eval() mode in a
+                            ///< file that has others in train() mode
     /** The model ends in log_softmax, which is left out: cross-entropy of its output is that of its input,
      * and so are predictions. Another loss than HVT_LOSS_CE is not that of the model. */
     bool log_softmax;

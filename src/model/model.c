@@ -285,7 +285,7 @@ static hvt_status check_labels(const hvt_model *m, const hvt_batch *b)
 int hvt_model_least(const hvt_model *m)
 {
     for (const hvt_layer *l = m ? m->layer : NULL; l && l < m->layer + m->nlayer; l++)
-        if (l->ops == &hvt_layer_norm && hvt__pixels(l) == 1)
+        if (l->ops == &hvt_layer_norm && !l->is.batchnorm.fixed && hvt__pixels(l) == 1)
             return 2;
     return 1;
 }

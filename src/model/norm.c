@@ -8,6 +8,9 @@
  * weighted by its number of images, are part of the step statistics; their sum over all shards updates the
  * running statistics at the end of the step, identically on every rank. A shard with fewer than two values
  * per channel has no variance, and weight 0.
+ *
+ * A fixed one normalises with the running statistics in training, too, which are constants then: it has no
+ * moments, and dx = gamma * dz / sqrt(var + eps), the general dx without what the statistics' gradients add.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -31,6 +34,18 @@ hvt_value hvt_batchnorm_with(hvt_model *m, hvt_value x, float eps, float momentu
     return hvt__layer_end(m, l, l->y.dim[1], l->y.dim[2], l->y.dim[3]);
 }
 
+hvt_value hvt_batchnorm_fixed(hvt_model *m, hvt_value x, float eps)
+{
+    hvt_value v = hvt_batchnorm_with(m, x, eps, 0);
+
+    if (v >= 0)
+        m->layer[v].is.batchnorm.fixed = true;
+    return v;
+}
+
+/* Floats of saved: mean, 1/deviation, then gradients that go nowhere, then zeros */
+enum { SAVED_GRADIENTS = 2, SAVED_ZEROS = 4, SAVED_FIXED = 5 };
+
 static hvt_status norm_plan(hvt_model *m, hvt_layer *l)
 {
     HVT_CHECK(l->shares < 0, E_SHAPE,
@@ -40,9 +55,13 @@ static hvt_status norm_plan(hvt_model *m, hvt_layer *l)
     int c = l->y.dim[3];
     hvt_param p = {.ndim = 1, .dim = {c}, .count = (size_t)c, .role = HVT_ROLE_NORM, .init = HVT_INIT_FILL};
 
-    l->moments = m->step_stats_count;
-    m->step_stats_count += 2 * (size_t)c;
-    l->saved_bytes = 2 * (size_t)c * sizeof(float); /* mean and 1/deviation */
+    if (l->is.batchnorm.fixed) {
+        HVT__COMPUTES(m, l, general.map_forward);
+    } else {
+        l->moments = m->step_stats_count;
+        m->step_stats_count += 2 * (size_t)c;
+    }
+    l->saved_bytes = SAVED_GRADIENTS * (size_t)c * sizeof(float);
     l->saves_input = true;
     l->saves_output = l->relu;
     l->in_place[0] = true;
@@ -51,8 +70,10 @@ static hvt_status norm_plan(hvt_model *m, hvt_layer *l)
     HVT_TRY(hvt__param_add(m, l, 0, &p, "weight"));
     p.init_arg = 0;
     HVT_TRY(hvt__param_add(m, l, 1, &p, "bias"));
-    if (hvt__is_frozen(m, l, 0) || hvt__is_frozen(m, l, 1))
-        l->saved_bytes *= 2; /* the op writes both gradients: these go nowhere */
+    if (l->is.batchnorm.fixed)
+        l->saved_bytes = SAVED_FIXED * (size_t)c * sizeof(float);
+    else if (hvt__is_frozen(m, l, 0) || hvt__is_frozen(m, l, 1)) /* the op writes both gradients */
+        l->saved_bytes = SAVED_ZEROS * (size_t)c * sizeof(float);
     return hvt__stats_add(m, l, c);
 }
 
@@ -76,10 +97,25 @@ hvt_bn_args hvt__norm_arguments(hvt_model *m, const hvt_layer *l)
     };
 }
 
+static hvt_status fixed_forward(hvt_model *m, hvt_layer *l, const hvt_bn_args *a)
+{
+    const hvt_device_ops *ops = m->dev->ops;
+    const size_t c = (size_t)l->y.dim[3];
+    const hvt_map with_eps = {HVT_AFFINE, 1, a->eps}, root = {HVT_POW, -0.5f, 0};
+
+    HVT_TRY(ops->memory.copy(m->dev, a->mean, m->stats + m->stat[l->stat].offset, c * sizeof(float)));
+    HVT_TRY(ops->general.map_forward(m->dev, c, HVT_F32, &with_eps, m->stats + m->stat[l->stat + 1].offset,
+                                     a->rstd));
+    HVT_TRY(ops->general.map_forward(m->dev, c, HVT_F32, &root, a->rstd, a->rstd));
+    return l->in_reader ? HVT_OK : ops->matrix.bn_infer(m->dev, a);
+}
+
 static hvt_status norm_forward(hvt_model *m, hvt_layer *l)
 {
     hvt_bn_args a = hvt__norm_arguments(m, l);
 
+    if (m->training && l->is.batchnorm.fixed)
+        return fixed_forward(m, l, &a);
     if (m->training && m->sync) { /* hvt__norm_moments() has gone over x */
         HVT_TRY(m->dev->ops->memory.copy(m->dev, l->saved, m->sync->joined,
                                          2 * (size_t)l->y.dim[3] * sizeof(float)));
@@ -109,7 +145,8 @@ static hvt_status norm_recompute(hvt_model *m, hvt_layer *l)
 /* Where the gradient of gamma (0) or beta goes. */
 static float *gradient(const hvt_model *m, const hvt_layer *l, int slot)
 {
-    return hvt__is_frozen(m, l, slot) ? (float *)l->saved + (2 + slot) * l->y.dim[3] : hvt__grad(m, l, slot);
+    return hvt__is_frozen(m, l, slot) ? (float *)l->saved + (SAVED_GRADIENTS + slot) * l->y.dim[3]
+                                      : hvt__grad(m, l, slot);
 }
 
 static hvt_bn_grad_args grad_arguments(hvt_model *m, const hvt_layer *l)
@@ -142,10 +179,18 @@ static hvt_bn_grad_args grad_arguments(hvt_model *m, const hvt_layer *l)
 static hvt_status norm_backward(hvt_model *m, hvt_layer *l)
 {
     const int c = l->y.dim[3];
+    const hvt_device_ops *ops = m->dev->ops;
     hvt_bn_grad_args a = grad_arguments(m, l);
 
+    if (l->is.batchnorm.fixed) {
+        float *zeros = (float *)l->saved + SAVED_ZEROS * c;
+
+        HVT_TRY(ops->memory.zero(m->dev, zeros, (size_t)c * sizeof *zeros));
+        HVT_TRY(ops->matrix.bn_sums(m->dev, &a));
+        a.share = a.slope = zeros;
+        return ops->matrix.bn_dx(m->dev, &a);
+    }
     if (m->sync) { /* hvt__norm_sums() has gone over dy */
-        const hvt_device_ops *ops = m->dev->ops;
         const float *mine = hvt__sync_part(m, false, c, m->sync->opts.first + m->sync->now);
 
         HVT_TRY(ops->memory.copy(m->dev, a.dgamma, mine, (size_t)c * sizeof *mine));
@@ -154,7 +199,7 @@ static hvt_status norm_backward(hvt_model *m, hvt_layer *l)
         a.slope = m->sync->joined + c;
         return ops->matrix.bn_dx(m->dev, &a);
     }
-    return m->dev->ops->matrix.bn_backward(m->dev, &a);
+    return ops->matrix.bn_backward(m->dev, &a);
 }
 
 /*

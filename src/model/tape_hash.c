@@ -12,7 +12,8 @@ enum { NUMBERS = 13 };
 static bool has_parameters(const hvt_layer *l)
 {
     return l->ops == &hvt_layer_conv || l->ops == &hvt_layer_linear || l->ops == &hvt_layer_norm ||
-           ((l->ops == &hvt_layer_layernorm || l->ops == &hvt_layer_groupnorm) && l->affine) || l->has_parameter;
+           ((l->ops == &hvt_layer_layernorm || l->ops == &hvt_layer_groupnorm) && l->affine) ||
+           l->has_parameter;
 }
 
 /* What the builder was told. */

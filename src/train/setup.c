@@ -160,6 +160,9 @@ static hvt_status open_model_file(run *t)
                  "load_state_dict(..., strict=False) reads what is",
                  o->model, net.unused, net.unused > 1 ? "s do" : " does", net.first_unused,
                  net.unused > 1 ? ", ..." : "");
+    if (net.fixed_norms && t->rank == 0)
+        HVT_INFO("%s: %d of %d batch norms are in eval() mode and keep their running statistics", o->model,
+                 net.fixed_norms, net.norms);
     if (net.log_softmax && t->rank == 0)
         HVT_WARN("%s ends in log_softmax, which is left out, as cross-entropy computes it itself: "
                  "--predict-logits writes what it is computed from",

@@ -214,6 +214,34 @@ class Scaled(nn.Module):
         return self.head((x * x.mean((2, 3), keepdim=True).expand(-1, -1, x.shape[2], x.shape[3])).mean((2, 3)))
 
 
+class FixedNorms(nn.Module):
+    """Batch norms that stay in eval() mode while others train: before a 1x1 convolution, a ReLU6, a sum, and behind a
+    pooling, where a batch would have one value per image."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.point = nn.Conv2d(3, 24, 3, padding=1, bias=False), nn.Conv2d(24, 16, 1, bias=False)
+        self.deep = nn.Conv2d(16, 16, 3, padding=1, bias=False)
+        self.fixed = nn.ModuleList([nn.BatchNorm2d(24), nn.BatchNorm2d(16, eps=1e-3), nn.BatchNorm2d(16), nn.BatchNorm2d(16)])
+        self.trained = nn.BatchNorm2d(16)
+        self.head = nn.Linear(16, CLASSES)
+        for norm in self.fixed:
+            norm.running_mean.uniform_(-0.3, 0.3)
+            norm.running_var.uniform_(0.02, 0.2)
+        self.fixed[3].running_var.mul_(0.05)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.fixed.eval()
+        return self
+
+    def forward(self, x):
+        x = self.point(F.relu(self.fixed[0](self.conv(x))))
+        y = self.deep(F.relu6(self.fixed[1](x)))
+        x = F.relu(self.fixed[2](self.trained(y)) + x)
+        return self.head(self.fixed[3](F.adaptive_avg_pool2d(x, 1)).flatten(1))
+
+
 class Functions(nn.Module):
     """Functions of one number, and maxima of two."""
 
@@ -306,7 +334,7 @@ class Upward(nn.Module):
 
 
 own = {"two_branches": (TwoBranches, 32), "gated": (Gated, 32), "arithmetic": (Arithmetic, 16), "cropped": (Cropped, 20),
-       "scaled": (Scaled, 16),
+       "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16),
        "functions": (Functions, 12), "shared": (Shared, 12), "ties": (Ties, 40), "logarithms": (Logarithms, 12),
        "upward": (Upward, 32), "softmax": (Softmax, 12), "attention": (Attention, 12)}
 

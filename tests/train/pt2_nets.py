@@ -243,11 +243,31 @@ class Pooled(nn.Module):
         return self.last(torch.flatten(self.norm(self.conv(x).mean((2, 3), keepdim=True)), 1))
 
 
+class Mixed(nn.Module):
+    """One batch norm of two stays in eval() mode, and would else have one value of an image."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.trained, self.fixed = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+        self.fixed.running_mean.uniform_(-1, 1)
+        self.fixed.running_var.uniform_(0.5, 2)
+        self.last = nn.Linear(8, CLASSES)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.fixed.eval()
+        return self
+
+    def forward(self, x):
+        x = torch.relu(self.trained(self.conv(x))).mean((2, 3), keepdim=True)
+        return self.last(torch.flatten(torch.relu(self.fixed(x)), 1))
+
+
 NETS = {"branches": Branches, "unknown": Unknown, "inplace": InPlace, "dropped": Dropped, "ones": Ones,
         "unscaled": Unscaled, "constant": Constant, "fleeting": lambda: Constant(False),
         "moved": Moved, "pooled": Pooled, "unbounded": Unbounded, "reflected": Reflected,
         "lopsided": Lopsided, "halved": Halved, "skipped": Skipped, "dilated": Dilated, "written": Written,
-        "untracked": Untracked, "unscaling": Unscaling, "columns": Columns, "logarithms": Logarithms}
+        "untracked": Untracked, "unscaling": Unscaling, "columns": Columns, "mixed": Mixed, "logarithms": Logarithms}
 
 
 def net(name):

@@ -231,6 +231,34 @@ def one_value_per_channel_is_refused():
         check(rc == 0, flags, out, err)
 
 
+def tensor(file, name):
+    """The bytes of one tensor of a safetensors file."""
+    with open(path(file), "rb") as f:
+        data = f.read()
+    size = int.from_bytes(data[:8], "little")
+    first, end = json.loads(data[8:8 + size])[name]["data_offsets"]
+    return data[8 + size + first:8 + size + end]
+
+
+def a_norm_in_eval_mode_keeps_its_statistics():
+    net = exported("mixed")
+    rc, out, err = run(net + "--data npy --steps 1 --batch 1 --save run --overwrite".split())
+    check(rc == 0 and "1 of 2 batch norms" in f"{out} {err}", "one image", out, err)
+    before = {name: tensor("run/last.safetensors", name) for name in
+              ("fixed.running_mean", "fixed.running_var", "fixed.weight", "trained.running_mean")}
+    train = net + "--data npy --batch 3 --shards 4 --epochs 2 --quiet".split()
+    for flags in ["--amp", "bf16"], ["--sync-bn"], []:
+        want = weights(train + flags + "--threads 1 --save run --overwrite".split(), 1, "one")
+        moved = [name for name, was in before.items() if tensor("run/last.safetensors", name) != was]
+        check(moved == ["fixed.weight", "trained.running_mean"], flags, moved)
+        got = weights(train + flags + "--threads 2".split(), 2, "two")
+        check(got == want, "two ranks", flags, got, want)
+    torch("logits", "mixed", path(""))
+    rc, out, err = run(net + DATA + "--evaluate --resume run --predict-logits got.npy".split())
+    check(rc == 0, out, err)
+    same_logits("trained")
+
+
 def parameters_that_nothing_reads_are_told():
     rc, out, err = run(exported("pooled") + DATA + "--steps 1".split())
     check(rc == 0 and len(err) == 1 and "2 parameters" in err[0] and "unread.weight" in err[0] and "strict" in err[0],
@@ -248,11 +276,7 @@ def a_buffer_is_not_trained():
     rc, out, err = run(net + DATA + "--evaluate --resume run --predict-logits got.npy".split())
     check(rc == 0, out, err)
     same_logits("trained")
-    with open(path("run/last.safetensors"), "rb") as f:
-        file = f.read()
-    size = int.from_bytes(file[:8], "little")
-    first, end = json.loads(file[8:8 + size])["middle"]["data_offsets"]
-    check(file[8 + size + first:8 + size + end] == struct.pack("<3f", 0.5, 0.5, 0.5), "the buffer has changed")
+    check(tensor("run/last.safetensors", "middle") == struct.pack("<3f", 0.5, 0.5, 0.5), "the buffer has changed")
     one_line(exported("fleeting"), "middle", "not persistent", "pt2_nets.py line")
 
 
@@ -460,7 +484,7 @@ def families_train_as_in_pytorch():
 
 
 def operations_compute_and_train_as_in_pytorch():
-    families("cropped", "scaled", "functions", "shared", "ties", "logarithms", "softmax", "attention")
+    families("cropped", "scaled", "fixed_norms", "functions", "shared", "ties", "logarithms", "softmax", "attention")
 
 
 def what_was_trained_goes_back_to_pytorch():
@@ -475,6 +499,7 @@ TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_na
          with_p_of_1_nothing_is_learnt_but_the_bias, other_random_numbers_are_refused,
          other_sizes_and_flags_are_one_line, another_function_behind_the_same_names_is_told,
          what_requires_no_gradient_is_frozen, one_value_per_channel_is_refused,
+         a_norm_in_eval_mode_keeps_its_statistics,
          parameters_that_nothing_reads_are_told, a_buffer_is_not_trained, images_that_were_turned_are_not_joined,
          what_cannot_be_imported_says_what_was_expected, a_part_that_was_changed_in_place_is_not_lost,
          log_softmax_at_the_end_is_left_out, infinity_is_a_number,

@@ -410,6 +410,26 @@ static void find_unused(hvt_pt2 *f)
     }
 }
 
+bool hvt__pt2_norm_trains(const json_t *node)
+{
+    const char *kind;
+
+    return json_is_true(hvt__pt2_arg(node, "training", &kind));
+}
+
+/* The file is in train() mode, with some batch norms in eval() mode: these are fixed. Where all are in eval()
+ * mode the whole model was. */
+static void find_fixed_norms(hvt_pt2 *f)
+{
+    for (size_t i = 0; i < f->nneeded; i++)
+        if (!strcmp(hvt__pt2_target(f->needed[i]), "aten.batch_norm.default")) {
+            f->norms++;
+            f->fixed_norms += !hvt__pt2_norm_trains(f->needed[i]);
+        }
+    if (f->fixed_norms == f->norms)
+        f->fixed_norms = 0;
+}
+
 hvt_status hvt__pt2_graph(hvt_pt2 *p)
 {
     const json_t *module = json_object_get(p->program, "graph_module"),
@@ -445,6 +465,8 @@ hvt_status hvt__pt2_graph(hvt_pt2 *p)
         s = find_head(p);
     if (s == HVT_OK)
         find_unused(p);
+    if (s == HVT_OK)
+        find_fixed_norms(p);
     if (s == HVT_OK && maker_of_logits(p))
         p->log_softmax = !strcmp(hvt__pt2_target(maker_of_logits(p)), "aten.log_softmax.int");
     return s;

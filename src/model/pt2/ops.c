@@ -281,7 +281,10 @@ static void batch_norm(importer *p)
     begin_layer(p, layer, sizeof layer, size);
     if (!p->failed && belongs(p, "bias", layer, "bias") &&
         belongs(p, "running_mean", layer, "running_mean") && belongs(p, "running_var", layer, "running_var"))
-        end_layer(p, layer, hvt_batchnorm_with(p->m, x, (float)eps, (float)momentum));
+        end_layer(p, layer,
+                  p->file->fixed_norms && !hvt__pt2_norm_trains(p->node)
+                      ? hvt_batchnorm_fixed(p->m, x, (float)eps)
+                      : hvt_batchnorm_with(p->m, x, (float)eps, (float)momentum));
 }
 
 /* Its weight and bias, or neither. */

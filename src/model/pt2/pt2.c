@@ -38,6 +38,8 @@ hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *p)
                           .outputs = p->outputs,
                           .unused = p->unused,
                           .first_unused = p->first_unused,
+                          .norms = p->norms,
+                          .fixed_norms = p->fixed_norms,
                           .log_softmax = p->log_softmax,
                           .weights = p->weights != NULL,
                           .head = p->head_name};

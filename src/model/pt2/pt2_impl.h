@@ -33,6 +33,7 @@ struct hvt_pt2 {
     char *head_name;               /* without ".weight" */
     int unused;                    /* parameters that do not lead to the logits */
     const char *first_unused;      /* name in the state_dict; borrowed */
+    int norms, fixed_norms;        /* batch norms; those whose running statistics stay as they are */
     const char *image, *logits;    /* names in the graph of the input and the first output */
     int outputs;
     bool log_softmax;                   /* it makes the first output, and is left out */
@@ -59,6 +60,8 @@ bool hvt__pt2_is_head(const hvt_pt2 *p, const char *tensor);
 hvt_status hvt__pt2_graph(hvt_pt2 *p);
 /* The value of a node's argument and its kind ("as_int"); NULL: it was left out, or is None. */
 const json_t *hvt__pt2_arg(const json_t *node, const char *name, const char **ret_kind);
+/* A batch norm in train() mode? */
+bool hvt__pt2_norm_trains(const json_t *node);
 /* The number of a tensor's dimensions, at most `most`, and its sizes in the example; -1: there are more, or
  * the file does not say. */
 int hvt__pt2_sizes(const hvt_pt2 *p, const char *tensor, int most, int64_t *ret_size);
