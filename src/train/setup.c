@@ -303,10 +303,11 @@ static hvt_status find_classes(run *t)
     if (t->file && !o->classes) {
         int classes = hvt_pt2_describe(t->file).classes;
 
-        HVT_CHECK(
-            classes >= t->classes, E_ARG,
-            "--model %s has %d outputs, but the data have %d classes: --classes %d gives it a new last layer",
-            o->model, classes, t->classes, t->classes);
+        HVT_CHECK(/* 0: it has no such outputs, as building it says */
+                  !classes || classes >= t->classes, E_ARG,
+                  "--model %s has %d outputs, but the data have %d classes: --classes %d gives it a new last "
+                  "layer",
+                  o->model, classes, t->classes, t->classes);
         t->classes = classes;
         return HVT_OK;
     }

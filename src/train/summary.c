@@ -192,15 +192,21 @@ static void note_variables(const run *t)
 static void warn_of_schedule(const run *t)
 {
     const hvt_options *o = t->opts;
-    uint32_t steps = t->steps_per_epoch;
+    const uint32_t steps = t->steps_per_epoch;
+    const int64_t last = t->end > 0 ? t->end - 1 : 0, whole = (int64_t)o->epochs * steps;
+    const double rate = hvt_schedule_lr(t->schedule, (int)(last / steps), (uint32_t)(last % steps), steps);
 
+    if (!strncmp(o->schedule, "cosine", 6) && t->end > steps && t->end < whole && rate > t->set.lr / 2)
+        HVT_WARN(
+            "--schedule %s: the run ends after %lld of the %lld updates of its %d epochs, at %.0f %% of the "
+            "peak rate; --epochs says how long it is",
+            o->schedule, (long long)t->end, (long long)whole, o->epochs, 100 * rate / t->set.lr);
     if (o->steps)
         return;
     if (o->warmup_epochs > o->epochs)
         HVT_WARN("--warmup-epochs %g: the rate is still rising when the run ends, after %d epoch%s",
                  o->warmup_epochs, o->epochs, o->epochs > 1 ? "s" : "");
-    else if (strstr(o->schedule, "step:") && t->set.lr > 0 &&
-             hvt_schedule_lr(t->schedule, o->epochs - 1, steps - 1, steps) == t->set.lr)
+    else if (strcmp(o->schedule, "constant") && t->set.lr > 0 && rate == t->set.lr && !o->warmup_epochs)
         HVT_WARN("--schedule %s does not change the rate in a run of %d epoch%s", o->schedule, o->epochs,
                  o->epochs > 1 ? "s" : "");
 }

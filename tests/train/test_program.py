@@ -318,7 +318,9 @@ def what_comes_after_the_end_of_a_run_is_doubted():
                        ("--epochs 2 --schedule step:2", "--schedule step:2 does not change the rate in a run of 2 epochs"),
                        ("--epochs 2 --schedule multistep:2,3", "--schedule multistep:2,3 does not change the rate"),
                        ("--epochs 2 --schedule multistep:1,3", None), ("--epochs 2 --schedule step:1", None),
-                       ("--epochs 2 --warmup-epochs 2", None), ("--steps 1 --warmup-epochs 11 --schedule step:99", None)]:
+                       ("--epochs 1 --schedule cosine", "--schedule cosine does not change the rate in a run of 1 epoch"),
+                       ("--epochs 4 --steps 6 --schedule cosine", "--schedule cosine: the run ends after 6 of the"),
+                       ("--epochs 2 --schedule cosine", None), ("--epochs 2 --warmup-epochs 2", None), ("--steps 1 --warmup-epochs 11 --schedule step:99", None)]:
         rc, _, err = run(TINY + more.split())
         said = [line for line in err if "updates in all" not in line]
         check(rc == 0 and len(said) == bool(part) and all("warning: " + part in line for line in said), more, rc, err)
@@ -764,6 +766,8 @@ def weights_come_in_with_a_prefix_and_another_head():
     write_safetensors("module.safetensors", {"module." + k: v for k, v in header.items()}, data)
     plain = weights(train("--evaluate --init head/last.safetensors".split()))
     check(weights(train("--evaluate --init module.safetensors".split())) == plain, "prefix gives other weights")
+    write_safetensors("both.safetensors", {"_orig_mod.module." + k: v for k, v in header.items()}, data)
+    check(weights(train("--evaluate --init both.safetensors".split())) == plain, "prefixes give other weights")
     rc, _, err = run(TINY + "--evaluate --classes 20 --init module.safetensors".split())
     check(rc == 1 and len(err) == 1 and all(w in err[0] for w in ["module.safetensors", "fc.weight", "[10, 64]",
                                                                   "[20, 64]", "--reset-head"]), rc, err)

@@ -47,8 +47,10 @@ static hvt_status check_whole(const hvt_pt2 *p)
     size_t n;
 
     HVT_CHECK(f, E_IO, "%s: %s", p->path, strerror(errno));
+    errno = 0;
     n = fread(first, 1, sizeof first, f);
     fclose(f);
+    HVT_CHECK(n || !errno, E_IO, "%s: %s", p->path, strerror(errno));
     HVT_CHECK(n, E_FORMAT, "%s: it is empty", p->path);
     HVT_CHECK(memcmp(first, entry, sizeof first) != 0, E_FORMAT,
               "%s: its end is missing: a zip whose directory, which is last, is not there", p->path);

@@ -104,25 +104,30 @@ static const char *shape_text(const int64_t *dim, int ndim, char ret_text[100])
     return ret_text;
 }
 
-/* DataParallel and DistributedDataParallel add the prefix "module." */
+/* Prefixes that DataParallel and DistributedDataParallel, torch.compile, and both add to names */
+static const char *const wrappers[] = {"", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."};
+
 static const hvt_st_tensor *find_tensor(const hvt_st *st, const char *name)
 {
     char long_name[200];
-    const hvt_st_tensor *t = hvt__st_find(st, name);
+    const hvt_st_tensor *t = NULL;
 
-    if (t)
-        return t;
-    snprintf(long_name, sizeof long_name, "module.%s", name);
-    return hvt__st_find(st, long_name);
+    for (size_t k = 0; k < HVT_LEN(wrappers) && !t; k++) {
+        snprintf(long_name, sizeof long_name, "%s%s", wrappers[k], name);
+        t = hvt__st_find(st, long_name);
+    }
+    return t;
 }
 
 static bool is_item(const hvt_st_item *items, int n, const char *name)
 {
-    if (!strncmp(name, "module.", 7))
-        name += 7;
-    for (int i = 0; i < n; i++)
-        if (!strcmp(items[i].name, name))
-            return true;
+    for (size_t k = 0; k < HVT_LEN(wrappers); k++) {
+        size_t len = strlen(wrappers[k]);
+
+        for (int i = 0; i < n && !strncmp(name, wrappers[k], len); i++)
+            if (!strcmp(items[i].name, name + len))
+                return true;
+    }
     return false;
 }
 
@@ -137,8 +142,9 @@ static bool is_head(const hvt_model *m, const char *name)
 
 /* What a file may have more or less than the tensors that are asked for. */
 typedef struct lenience {
-    bool skip_head;  /* the head may be missing, and is not read */
-    bool less, more; /* optimizer state of a run that froze other parameters */
+    bool skip_head;                   /* the head may be missing, and is not read */
+    bool less, more;                  /* optimizer state of a run that froze other parameters */
+    const char *head_advice, *advice; /* where the head alone does not fit, and else */
 } lenience;
 
 static hvt_status compare(const hvt_st *st, const hvt_model *m, lenience may, const hvt_st_item *items, int n)
@@ -180,7 +186,7 @@ static hvt_status compare(const hvt_st *st, const hvt_model *m, lenience may, co
         }
     if (!missing.n && !unknown.n && !shape.n && !type.n)
         return HVT_OK;
-    advice = head_only && !may.skip_head ? " (--init with --reset-head starts the head anew)" : "";
+    advice = head_only && may.head_advice ? may.head_advice : may.advice ? may.advice : "";
     if (shape.n)
         return HVT_FAIL(
             E_SHAPE, "%s does not fit the model: %d shapes differ (%s), %d tensors are missing, %d unknown%s",
@@ -295,7 +301,12 @@ hvt_status hvt__weights_load(hvt_st *st, hvt_model *m, bool skip_head, const cha
 
     HVT_CHECK_OR(done, from.buf, E_MEM, "no memory to read %s", st->path);
     HVT_TRY_OR(done, list_tensors(m, &items, &n));
-    HVT_TRY_OR(done, compare(st, m, (lenience){.skip_head = skip_head}, items, n));
+    HVT_TRY_OR(done,
+               compare(st, m,
+                       (lenience){.skip_head = skip_head,
+                                  .head_advice =
+                                      skip_head || weights ? NULL : " (--reset-head starts the head anew)"},
+                       items, n));
     HVT_TRY_OR(done, m->dev->ops->memory.alloc_host(m->dev, st->bytes + 1, &data));
     HVT_TRY_OR(done, hvt__st_read(st, data));
     if (weights)
@@ -328,7 +339,13 @@ hvt_status hvt__state_load(hvt_st *st, hvt_optim *o)
 
     HVT_CHECK_OR(done, from.buf, E_MEM, "no memory to read %s", st->path);
     HVT_TRY_OR(done, list_state(m, o->rule, o->states, &items, &n));
-    HVT_TRY_OR(done, compare(st, m, (lenience){.less = o->rule->begins_at_any_time, .more = true}, items, n));
+    HVT_TRY_OR(done,
+               compare(st, m,
+                       (lenience){.less = o->rule->begins_at_any_time,
+                                  .more = true,
+                                  .advice = "; --freeze as it was, since these cannot begin now; --init "
+                                            "instead of --resume trains them"},
+                       items, n));
     HVT_TRY_OR(done, check_state(st, o));
     HVT_TRY_OR(done, m->dev->ops->memory.alloc_host(m->dev, st->bytes + 1, &data));
     HVT_TRY_OR(done, hvt__st_read(st, data));

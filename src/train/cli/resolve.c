@@ -361,7 +361,8 @@ static hvt_status check_files(const hvt_options *o)
               o->save_every);
     HVT_CHECK(!(*o->init && *o->resume), E_ARG, "--init %s and --resume %s: one of them, not both", o->init,
               o->resume);
-    HVT_CHECK(!o->reset_head || *o->init, E_ARG, "--reset-head needs --init FILE");
+    HVT_CHECK(!o->reset_head || *o->init, E_ARG, "--reset-head needs --init FILE%s",
+              hvt__is_model_file(o->model) ? "; --classes N gives a .pt2 file a new last layer" : "");
     HVT_CHECK(!o->evaluate || *o->init || *o->resume || hvt__is_model_file(o->model), E_ARG,
               "--evaluate needs weights: --init FILE or --resume DIR");
     HVT_CHECK(!o->evaluate || !*o->save, E_ARG, "--evaluate changes no weights, so --save %s has no use",
