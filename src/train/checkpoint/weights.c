@@ -142,9 +142,9 @@ static bool is_head(const hvt_model *m, const char *name)
 
 /* What a file may have more or less than the tensors that are asked for. */
 typedef struct lenience {
-    bool skip_head;                   /* the head may be missing, and is not read */
-    bool less, more;                  /* optimizer state of a run that froze other parameters */
-    const char *head_advice, *advice; /* where the head alone does not fit, and else */
+    bool skip_head;     /* the head may be missing, and is not read */
+    bool less, more;    /* optimizer state of a run that froze other parameters */
+    const char *advice; /* where tensors do not fit; NULL: there is none */
 } lenience;
 
 static hvt_status compare(const hvt_st *st, const hvt_model *m, lenience may, const hvt_st_item *items, int n)
@@ -186,7 +186,9 @@ static hvt_status compare(const hvt_st *st, const hvt_model *m, lenience may, co
         }
     if (!missing.n && !unknown.n && !shape.n && !type.n)
         return HVT_OK;
-    advice = head_only && may.head_advice ? may.head_advice : may.advice ? may.advice : "";
+    advice = may.advice                    ? may.advice
+             : head_only && !may.skip_head ? " (--init with --reset-head starts the head anew)"
+                                           : "";
     if (shape.n)
         return HVT_FAIL(
             E_SHAPE, "%s does not fit the model: %d shapes differ (%s), %d tensors are missing, %d unknown%s",
@@ -301,12 +303,7 @@ hvt_status hvt__weights_load(hvt_st *st, hvt_model *m, bool skip_head, const cha
 
     HVT_CHECK_OR(done, from.buf, E_MEM, "no memory to read %s", st->path);
     HVT_TRY_OR(done, list_tensors(m, &items, &n));
-    HVT_TRY_OR(done,
-               compare(st, m,
-                       (lenience){.skip_head = skip_head,
-                                  .head_advice =
-                                      skip_head || weights ? NULL : " (--reset-head starts the head anew)"},
-                       items, n));
+    HVT_TRY_OR(done, compare(st, m, (lenience){.skip_head = skip_head}, items, n));
     HVT_TRY_OR(done, m->dev->ops->memory.alloc_host(m->dev, st->bytes + 1, &data));
     HVT_TRY_OR(done, hvt__st_read(st, data));
     if (weights)
