@@ -206,7 +206,7 @@ static void warn_of_schedule(const run *t)
     if (o->warmup_epochs > o->epochs)
         HVT_WARN("--warmup-epochs %g: the rate is still rising when the run ends, after %d epoch%s",
                  o->warmup_epochs, o->epochs, o->epochs > 1 ? "s" : "");
-    else if (strcmp(o->schedule, "constant") && t->set.lr > 0 && rate == t->set.lr && !o->warmup_epochs)
+    else if (strcmp(o->schedule, "constant") && t->set.lr > 0 && rate == t->set.lr)
         HVT_WARN("--schedule %s does not change the rate in a run of %d epoch%s", o->schedule, o->epochs,
                  o->epochs > 1 ? "s" : "");
 }

@@ -320,7 +320,9 @@ def what_comes_after_the_end_of_a_run_is_doubted():
                        ("--epochs 2 --schedule multistep:1,3", None), ("--epochs 2 --schedule step:1", None),
                        ("--epochs 1 --schedule cosine", "--schedule cosine does not change the rate in a run of 1 epoch"),
                        ("--epochs 4 --steps 6 --schedule cosine", "--schedule cosine: the run ends after 6 of the"),
-                       ("--epochs 2 --schedule cosine", None), ("--epochs 2 --warmup-epochs 2", None), ("--steps 1 --warmup-epochs 11 --schedule step:99", None)]:
+                       ("--epochs 3 --warmup-epochs 1 --schedule step:9", "--schedule step:9 does not change the rate"),
+                       ("--epochs 2 --schedule cosine", None), ("--epochs 2 --warmup-epochs 2", None),
+                       ("--steps 1 --warmup-epochs 11 --schedule step:99", None)]:
         rc, _, err = run(TINY + more.split())
         said = [line for line in err if "updates in all" not in line]
         check(rc == 0 and len(said) == bool(part) and all("warning: " + part in line for line in said), more, rc, err)

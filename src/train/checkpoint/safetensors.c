@@ -169,8 +169,8 @@ static hvt_status refuse_pickled(const hvt_st *st)
     return HVT_FAIL(
         E_FORMAT,
         "%s is in the format of torch.save, expected safetensors; this converts it for --init: python3 -c "
-        "\"import sys, "
-        "torch; from safetensors.torch import save_file; x = torch.load(sys.argv[1], map_location='cpu', "
+        "\"import sys, torch; from safetensors.torch import save_file; x = torch.load(sys.argv[1], "
+        "map_location='cpu', "
         "weights_only=True); x = next((x[k] for k in ('state_dict', 'model_state_dict', 'model') if k in x), "
         "x); save_file({k: v.contiguous().clone() for k, v in x.items() if torch.is_tensor(v)}, "
         "sys.argv[2])\" %s %s",

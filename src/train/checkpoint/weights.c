@@ -142,9 +142,8 @@ static bool is_head(const hvt_model *m, const char *name)
 
 /* What a file may have more or less than the tensors that are asked for. */
 typedef struct lenience {
-    bool skip_head;     /* the head may be missing, and is not read */
-    bool less, more;    /* optimizer state of a run that froze other parameters */
-    const char *advice; /* where tensors do not fit; NULL: there is none */
+    bool skip_head;  /* the head may be missing, and is not read */
+    bool less, more; /* optimizer state of a run that froze other parameters */
 } lenience;
 
 static hvt_status compare(const hvt_st *st, const hvt_model *m, lenience may, const hvt_st_item *items, int n)
@@ -186,15 +185,15 @@ static hvt_status compare(const hvt_st *st, const hvt_model *m, lenience may, co
         }
     if (!missing.n && !unknown.n && !shape.n && !type.n)
         return HVT_OK;
-    advice = may.advice                    ? may.advice
-             : head_only && !may.skip_head ? " (--init with --reset-head starts the head anew)"
-                                           : "";
+    advice = head_only && !may.skip_head ? " (--init with --reset-head starts the head anew)" : "";
     if (shape.n)
         return HVT_FAIL(
             E_SHAPE, "%s does not fit the model: %d shapes differ (%s), %d tensors are missing, %d unknown%s",
             st->path, shape.n, shape.names, missing.n, unknown.n, advice);
     if (type.n)
         return HVT_FAIL(E_FORMAT, "%s: %d tensors have another type (%s)", st->path, type.n, type.names);
+    if (may.more)
+        advice = "; --freeze as it was, since these cannot begin now; --init instead of --resume trains them";
     return HVT_FAIL(E_SHAPE, "%s does not fit the model: %d tensors are missing%s%s%s, %d unknown%s%s%s%s",
                     st->path, missing.n, missing.n ? " (" : "", missing.names, missing.n ? ")" : "",
                     unknown.n, unknown.n ? " (" : "", unknown.names, unknown.n ? ")" : "", advice);
@@ -336,13 +335,7 @@ hvt_status hvt__state_load(hvt_st *st, hvt_optim *o)
 
     HVT_CHECK_OR(done, from.buf, E_MEM, "no memory to read %s", st->path);
     HVT_TRY_OR(done, list_state(m, o->rule, o->states, &items, &n));
-    HVT_TRY_OR(done,
-               compare(st, m,
-                       (lenience){.less = o->rule->begins_at_any_time,
-                                  .more = true,
-                                  .advice = "; --freeze as it was, since these cannot begin now; --init "
-                                            "instead of --resume trains them"},
-                       items, n));
+    HVT_TRY_OR(done, compare(st, m, (lenience){.less = o->rule->begins_at_any_time, .more = true}, items, n));
     HVT_TRY_OR(done, check_state(st, o));
     HVT_TRY_OR(done, m->dev->ops->memory.alloc_host(m->dev, st->bytes + 1, &data));
     HVT_TRY_OR(done, hvt__st_read(st, data));

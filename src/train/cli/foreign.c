@@ -118,9 +118,8 @@ static const struct {
     {HVT__FLAG, "c|cfg|config-file", "--config FILE"},
     {HVT__FLAG,
      "use-adasum|mixup|mixup-alpha|cutmix|cutmix-alpha|random-erase|reprob|auto-augment|aa|patience|"
-     "early-stopping|layer-decay|bce-loss|color-jitter|crop-pct|interpolation|patience-epochs|cooldown-"
-     "epochs|"
-     "class-weights",
+     "early-stopping|layer-decay|bce-loss|color-jitter|crop-pct|interpolation|patience-epochs|"
+     "cooldown-epochs|class-weights",
      "nothing, hvtrain does not have this"},
     {HVT__FLAG, "find-unused-parameters|static-graph|gradient-as-bucket-view",
      "nothing, parameters that do not lead to the logits are left out"},

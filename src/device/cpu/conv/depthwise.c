@@ -23,8 +23,9 @@
 #include <math.h>
 
 /* Of a slice in the lines that a window spans: less than half of 1 MiB of L2 cache, or of 512 KiB that
- * processors with shorter vectors have. */
-#define RING_BYTES  (op->kern->vl == 16 ? 448u << 10 : 192u << 10)
+ * processors with shorter vectors have */
+#define LARGE_RING  (448u << 10)
+#define SMALL_RING  (192u << 10)
 #define PIECE_BYTES (2 << 10)  /* of a slice in a pixel, at least: shorter pieces cannot be read fast */
 #define PARTS_BYTES (4u << 20) /* of the sums of all parts */
 enum {
@@ -151,14 +152,15 @@ static long pixel_of(const conv_op *op)
 /* The ring of a side, and the slices that it is for: as many images as fit, or some channels of one. */
 static hvt_status plan_side(const conv_op *op, bool back, side *s)
 {
-    const size_t element = hvt_dtype_size(op->type), line = 64 / element;
+    const size_t element = hvt_dtype_size(op->type), line = 64 / element,
+                 ring = op->kern->vl == 16 ? LARGE_RING : SMALL_RING;
     size_t fit, column;
 
     s->h = axis_of(back, op->h, op->oh, op->r, op->dilation_h, op->stride_h, op->top);
     s->w = axis_of(back, op->w, op->ow, op->s, op->dilation_w, op->stride_w, op->left);
     s->planes = back ? op->blocks : 1;
     column = element * (size_t)s->planes * (size_t)s->h.window * (size_t)s->w.width;
-    fit = RING_BYTES / column > PIECE_BYTES / element ? RING_BYTES / column : PIECE_BYTES / element;
+    fit = ring / column > PIECE_BYTES / element ? ring / column : PIECE_BYTES / element;
     s->channels = fit >= (size_t)op->x_row ? op->x_row : (int)(fit / CONV_PANEL * CONV_PANEL);
     s->images = s->channels < op->x_row ? 1 : (int)((fit + (size_t)op->x_row - 1) / (size_t)op->x_row);
     s->images = conv_tiles(op->n, conv_tiles(op->n, s->images));
