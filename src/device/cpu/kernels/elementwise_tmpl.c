@@ -241,11 +241,16 @@ static void mirror(int count, const uint8_t *in, uint8_t *out)
 }
 
 extern const hvt_factors HVT_OF_ISA(factors);
-extern const hvt_typed HVT_OF_ISA(f32), HVT_OF_ISA(f16), HVT_OF_ISA(bf16);
+#ifndef OTHER_TYPES
+#define OTHER_TYPES HVT_ISA
+#endif
+extern const hvt_typed HVT_NAME(OTHER_TYPES, f32), HVT_NAME(OTHER_TYPES, f16), HVT_OF_ISA(bf16);
 
 const hvt_elementwise HVT_OF_ISA(elementwise) = {
     .vl = VL,
-    .in = {[HVT_F32] = &HVT_OF_ISA(f32), [HVT_F16] = &HVT_OF_ISA(f16), [HVT_BF16] = &HVT_OF_ISA(bf16)},
+    .in = {[HVT_F32] = &HVT_NAME(OTHER_TYPES, f32),
+           [HVT_F16] = &HVT_NAME(OTHER_TYPES, f16),
+           [HVT_BF16] = &HVT_OF_ISA(bf16)},
     .factors = &HVT_OF_ISA(factors),
     .sgd = sgd,
     .adam = adam,

@@ -203,33 +203,39 @@ static void depthwise_each(const hvt_depthwise *g, const void *from, const float
         }
 }
 
+/* A function per shape: as parts of one they would take twice the time to compile. */
+#define SHAPES(X) X(1, 1) X(2, 1) X(3, 1) X(3, 2) X(5, 1) X(5, 2) X(7, 1)
+#define SHAPE(cols, shift)                                                                                   \
+    static __attribute__((noinline)) void depthwise_##cols##_##shift(                                        \
+        const hvt_depthwise *g, const void *from, const float *w, void *to, bool add)                        \
+    {                                                                                                        \
+        depthwise_tiles(g, from, w, to, add, cols, shift);                                                   \
+    }
+SHAPES(SHAPE)
+#undef SHAPE
+
 static void depthwise(const hvt_depthwise *g, const void *from, const float *w, void *to, bool add)
 {
 #define SHAPE(cols, shift)                                                                                   \
     case (cols)*10 + (shift):                                                                                \
-        depthwise_tiles(g, from, w, to, add, cols, shift);                                                   \
+        depthwise_##cols##_##shift(g, from, w, to, add);                                                     \
         break;
 
     switch (depthwise_shape(g)) {
-        SHAPE(1, 1)
-        SHAPE(2, 1)
-        SHAPE(3, 1)
-        SHAPE(3, 2)
-        SHAPE(5, 1)
-        SHAPE(5, 2)
-        SHAPE(7, 1)
+        SHAPES(SHAPE)
     default:
         depthwise_each(g, from, w, to, add);
     }
 #undef SHAPE
+#undef SHAPES
 }
 
 /* ---- gradients of weights ---- */
 
 /* Some rows of the sources of `targets` neighbours, of a vector of channels: to the gradients of their taps.
- * fetch: from a target of dy to what is prefetched, or 0; ahead: or NULL */
+ * What is prefetched: fetch: how far from a target of dy, may be 0; ahead: `lines` of columns from here on */
 INLINE void depthwise_rows_dw(const hvt_depthwise *g, const char *x, const hvt_depthwise_entry *row,
-                              const void *to, size_t y, long fetch, const char *ahead, F *sum,
+                              const void *to, size_t y, long fetch, const char *ahead, int lines, F *sum,
                               const int targets, const int rows, const int cols, const int shift, int lanes)
 {
     const long step = ELEMENT * depthwise_step(g, cols);
@@ -239,16 +245,12 @@ INLINE void depthwise_rows_dw(const hvt_depthwise *g, const char *x, const hvt_d
     UNROLL
     for (int u = 0; u < targets; u++, y += (size_t)g->to_step) {
         dy[u] = get(to, y, lanes);
-        if (fetch)
-            __builtin_prefetch(hvt__at(to, TYPE, y + (size_t)fetch), 0, 2);
+        __builtin_prefetch(hvt__at(to, TYPE, y + (size_t)fetch), 0, 2);
     }
     UNROLL
     for (int k = 0; k < (targets - 1) * shift + cols; k++, x += step) {
-        if (ahead && k < targets * shift) {
-            for (int i = 0; i < g->ahead_lines; i++)
-                __builtin_prefetch(ahead + ELEMENT * i * g->ahead_line, 0, 2);
-            ahead += ELEMENT * g->ahead_pixel;
-        }
+        for (int i = 0; k < targets * shift && i < lines; i++)
+            __builtin_prefetch(ahead + ELEMENT * (k * g->ahead_pixel + i * g->ahead_line), 0, 2);
         UNROLL
         for (int i = 0; i < rows; i++) {
             const F of_column = get(x + ELEMENT * row[i].from, 0, lanes);
@@ -281,8 +283,10 @@ INLINE void depthwise_tiles_dw(const hvt_depthwise *g, const void *from, const v
                                const int first, const int rows, const int cols, const int shift, int lanes)
 {
     const hvt_depthwise_entry *row = g->row + first;
-    const int room = DEPTHWISE_REGISTERS - rows * cols;
+    /* where a single row leaves room for 14 targets, few or no rows are left over for it */
+    const int room = rows == 1 ? 14 : DEPTHWISE_REGISTERS - rows * cols;
     const long fetch = first ? 0 : depthwise_fetch(g, c);
+    const int lines = first || !g->ahead ? 0 : g->ahead_lines;
     F sum[DEPTHWISE_SUMS];
 
     dw += (long)(c / HVT_PANEL) * g->panel + (long)(c % HVT_PANEL);
@@ -294,13 +298,11 @@ INLINE void depthwise_tiles_dw(const hvt_depthwise *g, const void *from, const v
             const size_t y = (size_t)(t * g->to_step + n * g->to_image) + c;
             const char *x = hvt__at(from, TYPE, (size_t)(t * g->from_step + n * g->from_image) + c);
             const char *ahead =
-                first || !g->ahead
-                    ? NULL
-                    : hvt__at(g->ahead, TYPE, (size_t)(t * g->ahead_step + n * g->ahead_image) + c);
+                lines ? hvt__at(g->ahead, TYPE, (size_t)(t * g->ahead_step + n * g->ahead_image) + c) : x;
 
             targets = depthwise_targets(g->count - t, room);
 #define TILE(targets)                                                                                        \
-    depthwise_rows_dw(g, x, row, to, y, fetch, ahead, sum, targets, rows, cols, shift, lanes)
+    depthwise_rows_dw(g, x, row, to, y, fetch, ahead, lines, sum, targets, rows, cols, shift, lanes)
             DEPTHWISE_TILE(targets, room, TILE);
 #undef TILE
         }
@@ -396,21 +398,28 @@ static void depthwise_each_dw(const hvt_depthwise *g, const void *from, const vo
     }
 }
 
+#define SHAPES(X) X(3, 1) X(3, 2) X(5, 1) X(5, 2) X(7, 1)
+#define SHAPE(cols, shift)                                                                                   \
+    static __attribute__((noinline)) void depthwise_dw_##cols##_##shift(                                     \
+        const hvt_depthwise *g, const void *from, const void *to, float *dw)                                 \
+    {                                                                                                        \
+        depthwise_blocks_dw(g, from, to, dw, cols, shift);                                                   \
+    }
+SHAPES(SHAPE)
+#undef SHAPE
+
 static void depthwise_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw)
 {
 #define SHAPE(cols, shift)                                                                                   \
     case (cols)*10 + (shift):                                                                                \
-        depthwise_blocks_dw(g, from, to, dw, cols, shift);                                                   \
+        depthwise_dw_##cols##_##shift(g, from, to, dw);                                                      \
         break;
 
     switch (depthwise_shape(g)) {
-        SHAPE(3, 1)
-        SHAPE(3, 2)
-        SHAPE(5, 1)
-        SHAPE(5, 2)
-        SHAPE(7, 1)
+        SHAPES(SHAPE)
     default:
         depthwise_each_dw(g, from, to, dw);
     }
 #undef SHAPE
+#undef SHAPES
 }

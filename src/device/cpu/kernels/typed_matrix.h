@@ -55,19 +55,26 @@ typedef struct piece {
     bool wide;
 } piece;
 
+/* Of the run of `rows` rows from `start` on, `whole` of which are in wide rows, what follows the first
+ * `done`. */
+INLINE piece next_piece(hvt_part part, int c, int step, size_t start, size_t rows, size_t whole, size_t done)
+{
+    const size_t width = step > 1 ? (size_t)step * c : (size_t)part.cols;
+
+    if (done < whole)
+        return (piece){start * c + part.col, whole / step, (size_t)step * c, width, true};
+    return (piece){(start + done) * c, rows - done, c, c, false};
+}
+
 /* Split a part into pieces: for each contiguous run the whole wide rows, and the remaining rows, too few for
  * a wide one. Statements see the piece as `p`. */
 #define PIECES(r, c, part, step, ...)                                                                        \
     for (size_t row_ = (part).first, start_, run_; row_ < (part).end; row_ += run_) {                        \
         run_ = next_run(r, row_, (part).end, &start_);                                                       \
-        if (run_ >= (size_t)(step)) {                                                                        \
-            const size_t w_ = (step) > 1 ? (size_t)(step) * (c) : (size_t)(part).cols;                       \
-            const piece p = {start_ * (c) + (part).col, run_ / (step), (size_t)(step) * (c), w_, true};      \
+        for (size_t done_ = 0, whole_ = run_ / (step) * (step); done_ < run_;) {                             \
+            const piece p = next_piece(part, c, step, start_, run_, whole_, done_);                          \
             __VA_ARGS__                                                                                      \
-        }                                                                                                    \
-        if (run_ % (step)) {                                                                                 \
-            const piece p = {(start_ + run_ / (step) * (step)) * (c), run_ % (step), (c), (c), false};       \
-            __VA_ARGS__                                                                                      \
+            done_ = p.wide ? whole_ : run_;                                                                  \
         }                                                                                                    \
     }
 

@@ -9,6 +9,8 @@
 
 #define f_to_bf16(x) ((H)_mm512_cvtneps_pbh(x)) /* flushes subnormals to zero, as arithmetic does */
 
+#define OTHER_TYPES avx512
+
 #define VNNI2
 #define vmuladd(a, b, c) _mm512_dpbf16_ps(c, (__m512bh)(a), (__m512bh)(b))
 
