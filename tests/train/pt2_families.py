@@ -35,7 +35,7 @@ BATCH, CLASSES, STEPS, MOMENTUM, CLIP, DECAY = 6, 7, 10, 0.9, 1.0, 0.01
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 RATES = {"sgd": 0.0005, "adamw": 0.00001}  # AdamW moves each weight of a large net by as much
 # rates of nets that would hardly move
-LARGER = {"two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100,
+LARGER = {"two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100, "pyramid": 100,
           "logarithms": 300, "squeezenet1_0": 300, "squeezenet1_1": 300, "alexnet": 10,
           "vgg11": 100}
 BOUNDS = {"logits": 1e-4, "gradients": 1e-3, "losses": 1e-3}
@@ -55,7 +55,7 @@ refused = {
     "vit_b_16": (224, ["scaled_dot_product_attention"]),
     "swin_t": (64, ["roll", "softmax.int", "matmul"]),
     "maxvit_t": (224, ["einsum", "softmax.int"]),
-    "upward": (32, ["conv_transpose2d.input", "upsample_bilinear2d", "upsample_nearest2d"]),
+    "upward": (32, ["conv_transpose2d.input", "upsample_bilinear2d"]),
     "softmax": (12, ["softmax.int"]), "attention": (12, ["softmax.int"]),
 }
 round_trips = ["gated", "scaled", "resnet18", "mobilenet_v2", "efficientnet_b0"]
@@ -242,6 +242,25 @@ class FixedNorms(nn.Module):
         return self.head(self.fixed[3](F.adaptive_avg_pool2d(x, 1)).flatten(1))
 
 
+class Pyramid(nn.Module):
+    """HRNet's exchange: levels meet again at the size of the largest, and of the smallest."""
+
+    def __init__(self):
+        super().__init__()
+        self.levels = nn.ModuleList([Cell(3, 8), Cell(8, 8), Cell(8, 8)])
+        self.mix = nn.ModuleList([nn.Sequential(nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8)) for _ in range(3)])
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, x):
+        a = self.levels[0](x)
+        b = self.levels[1](F.avg_pool2d(a, 2))
+        c = self.levels[2](F.avg_pool2d(b, (2, 4)))
+        c = self.mix[2](c)
+        y = F.silu(a + F.interpolate(self.mix[0](b), scale_factor=2) + F.interpolate(c, a.shape[2:], mode="nearest-exact"))
+        z = F.silu(F.interpolate(self.mix[1](b), size=b.shape[2:]) + F.interpolate(c, scale_factor=(2, 4), mode="nearest"))
+        return self.head(torch.cat([y.mean((2, 3)), z.mean((2, 3))], 1))
+
+
 class Functions(nn.Module):
     """Functions of one number, and maxima of two."""
 
@@ -329,12 +348,12 @@ class Upward(nn.Module):
 
     def forward(self, x):
         y = self.norm(self.up(self.act(self.down(x)))) - 0.5 * x
-        y = F.interpolate(F.max_pool2d(y, 2), scale_factor=2, mode="bilinear") * 2 + F.interpolate(y, size=(32, 32))
+        y = F.interpolate(F.max_pool2d(y, 2), scale_factor=2, mode="bilinear") * 2 + y
         return self.last(y.mean((2, 3)))
 
 
 own = {"two_branches": (TwoBranches, 32), "gated": (Gated, 32), "arithmetic": (Arithmetic, 16), "cropped": (Cropped, 20),
-       "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16),
+       "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16), "pyramid": (Pyramid, 16),
        "functions": (Functions, 12), "shared": (Shared, 12), "ties": (Ties, 40), "logarithms": (Logarithms, 12),
        "upward": (Upward, 32), "softmax": (Softmax, 12), "attention": (Attention, 12)}
 

@@ -435,6 +435,40 @@ static void adaptive_max_pool(importer *p)
     adaptive_pool(p, HVT_POOL_MAX);
 }
 
+/* Does the argument scale_factors, where it is given, make `to` of `from` pixels without rounding? */
+static bool scales(importer *p, const int *from, const int64_t *to)
+{
+    const char *kind;
+    const json_t *given = hvt__pt2_arg(p->node, "scale_factors", &kind);
+    double factor;
+
+    for (size_t i = 0; given && i < 2; i++)
+        if (!hvt__pt2_real(json_array_get(given, i), &factor) || factor * from[i] != (double)to[i])
+            return false;
+    return true;
+}
+
+/* By whole factors: then adaptive windows are of one pixel each. */
+static void upsample_nearest(importer *p)
+{
+    hvt_value x = hvt__pt2_image(p, "input");
+    int64_t to[HVT__PT2_DIMS];
+    int from[3];
+
+    if (x < 0 || hvt__pt2_out_sizes(p, 0, to) != 4)
+        return;
+    hvt_value_shape(p->m, x, from);
+    if (!scales(p, from, to + 2))
+        hvt__pt2_refuse(p,
+                        "its scale_factors are not those of %dx%d and %lldx%lld pixels, its input and output",
+                        from[0], from[1], (long long)to[2], (long long)to[3]);
+    else if (to[2] % from[0] || to[3] % from[1] || to[2] > INT_MAX || to[3] > INT_MAX)
+        hvt__pt2_refuse(p, "it makes %lldx%lld pixels of %dx%d; expected whole multiples", (long long)to[2],
+                        (long long)to[3], from[0], from[1]);
+    else
+        hvt__pt2_out_value(p, hvt_adaptive_pool(p->m, x, HVT_POOL_MEAN, (int)to[2], (int)to[3]));
+}
+
 /* The pixels of an image in the file; of one that is repeated more than on the tape. */
 static double pixels(importer *p, int n, const int *dim)
 {
@@ -528,6 +562,8 @@ static const operation layers[] = {
     {"aten.avg_pool2d.default", avg_pool},
     {"aten.adaptive_avg_pool2d.default", adaptive_avg_pool},
     {"aten.adaptive_max_pool2d.default", adaptive_max_pool},
+    {"aten.upsample_nearest2d.vec", upsample_nearest},
+    {"aten._upsample_nearest_exact2d.vec", upsample_nearest},
     {"aten.mean.dim", mean},
     {"aten.sum.dim_IntList", sum},
     {"aten.log_softmax.int", log_softmax, .last = true},
