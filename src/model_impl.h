@@ -274,4 +274,7 @@ typedef hvt_status hvt__tensor_fn(void *ctx, const hvt_param *p, const hvt_stat 
 /* hvt_model_hash() of a model of these tensors. */
 hvt_status hvt__model_hash_of(const hvt_model *m, hvt__tensor_fn *get, void *ctx, uint64_t *ret_hash);
 
+/* What the parameters' names begin with, up to the first dot, each once. */
+void hvt__model_names(const hvt_model *m, char *ret_text, size_t room);
+
 #endif /* HVT_MODEL_IMPL_H */

@@ -98,6 +98,9 @@ HVT_API hvt_value hvt_batchnorm_with(hvt_model *m, hvt_value x, float eps, float
  * sqrt(running_var + eps) + beta, and the running statistics stay as they were set or loaded. gamma and beta
  * are trained unless they are frozen. */
 HVT_API hvt_value hvt_batchnorm_fixed(hvt_model *m, hvt_value x, float eps);
+/** All batch norms that m has so far become such ones. Before hvt_model_plan(). Errors: E_ARG (planned
+ * already, no batch norm). */
+HVT_API hvt_status hvt_model_fix_norms(hvt_model *m);
 HVT_API hvt_value hvt_relu(hvt_model *m, hvt_value x);             ///< max(x, 0)
 HVT_API hvt_value hvt_add(hvt_model *m, hvt_value a, hvt_value b); ///< a + b, of one shape
 /** Maximum of each window of size x size (1 to 15) at the given stride; the padding around the image, at most

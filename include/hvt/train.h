@@ -97,6 +97,8 @@ HVT_C_BEGIN
     X(pick, lr_scale, "none", 0, RUN, "none|linear", "linear: the rate is --lr times --shards")              \
     X(str, schedule, "constant", 0, RUN, "constant|step:SIZE[,GAMMA]|multistep:E,E[@GAMMA]|cosine[:MIN]",    \
       "of the learning rate, over epochs")                                                                   \
+    X(str, group_lr, "none", 0, RUN, "none|PREFIX=X[,PREFIX=X...]",                                          \
+      "learning rates of parameters whose names begin so, times that of the others: fc=10,conv1=0.1")        \
     X(num, warmup_epochs, "0", 0, RUN, "X", "the rate rises linearly over the first X epochs")               \
     X(num, warmup_from, "0", 0, RUN, "X", "from this fraction of it; 1/ranks is Horovod's callback")         \
     X(pick, optimizer, "sgd", 0, RUN, "sgd|adam|adamw", "torch.optim's")                                     \
@@ -116,6 +118,9 @@ HVT_C_BEGIN
     X(str, freeze, "auto", 0, RUN, "auto|none|PREFIX[,PREFIX...]",                                           \
       "leave parameters as they are whose names begin so: conv1,bn1,layer1. (none: train all; auto: a .pt2 " \
       "file's own that have requires_grad=False)")                                                           \
+    X(bool, fix_norms, "off", 0, RUN, "on|off",                                                              \
+      "batch norms normalise with their running statistics in training, too, and keep them (eval() of "      \
+      "PyTorch's); these come from --init or a .pt2 file")                                                   \
     X(int, seed, "0", 0, RUN, "N", "for initialisation, order and augmentation")                             \
     G("Precision")                                                                                           \
     X(pick, amp, "f32", 0, RUN, "f32|f16|bf16|O0|O1|O2|O3",                                                  \

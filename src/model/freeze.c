@@ -55,8 +55,7 @@ bool hvt__freeze_fits(const hvt_model *m, const char *name)
     return false;
 }
 
-/* What the parameters' names begin with, up to the first dot, each once. */
-static void list_names(const hvt_model *m, char *ret_text, size_t room)
+void hvt__model_names(const hvt_model *m, char *ret_text, size_t room)
 {
     size_t used = 0;
     const char *last = "";
@@ -85,7 +84,7 @@ hvt_status hvt__freeze_check(const hvt_model *m)
         for (int i = 0; i < m->nparam_tensors; i++)
             any = any || fits(m->param[i].name, prefix, len);
         if (!any)
-            list_names(m, names, sizeof names);
+            hvt__model_names(m, names, sizeof names);
         HVT_CHECK(any, E_ARG, "no parameter's name begins with '%.*s'; they begin with %s", (int)len, prefix,
                   names);
     }

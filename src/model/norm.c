@@ -43,6 +43,20 @@ hvt_value hvt_batchnorm_fixed(hvt_model *m, hvt_value x, float eps)
     return v;
 }
 
+hvt_status hvt_model_fix_norms(hvt_model *m)
+{
+    HVT_GIVEN(m, "a model");
+    HVT_CHECK(!m->batch, E_ARG, "batch norms are fixed after hvt_model_plan()");
+
+    bool any = false;
+
+    for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
+        if (l->ops == &hvt_layer_norm)
+            any = l->is.batchnorm.fixed = true;
+    HVT_CHECK(any, E_ARG, "the model has no batch norm");
+    return HVT_OK;
+}
+
 /* Floats of saved: mean, 1/deviation, then gradients that go nowhere, then zeros */
 enum { SAVED_GRADIENTS = 2, SAVED_ZEROS = 4, SAVED_FIXED = 5 };
 

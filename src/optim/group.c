@@ -23,6 +23,7 @@ static const char *next_prefix(const char **at, size_t *ret_len)
 static hvt_status choose(const hvt_optim *o, const char *prefix, size_t len, bool *chosen)
 {
     const hvt_model *m = o->m;
+    char names[600];
     bool fits = false;
 
     HVT_CHECK(len, E_ARG, "a parameter group of '%s': expected names with a comma between two", prefix);
@@ -32,7 +33,10 @@ static hvt_status choose(const hvt_optim *o, const char *prefix, size_t len, boo
         HVT_CHECK(!o->group || !o->group[i].own, E_ARG, "%s is in two parameter groups", m->param[i].name);
         chosen[i] = fits = true;
     }
-    HVT_CHECK(fits, E_ARG, "a parameter group: no parameter's name begins with '%.*s'", (int)len, prefix);
+    if (!fits)
+        hvt__model_names(m, names, sizeof names);
+    HVT_CHECK(fits, E_ARG, "a parameter group: no parameter's name begins with '%.*s'; they begin with %s",
+              (int)len, prefix, names);
     return HVT_OK;
 }
 

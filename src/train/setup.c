@@ -336,6 +336,18 @@ static hvt_status plan_frozen(run *t, hvt_value logits)
                         : s;
 }
 
+/* Drawn weights come with statistics that fit nothing. */
+static hvt_status fix_norms(const run *t)
+{
+    const hvt_options *o = t->opts;
+
+    HVT_CHECK(o->evaluate || *o->init || *o->resume || (t->file && hvt_pt2_describe(t->file).weights), E_ARG,
+              "--fix-norms keeps the running statistics of batch norms: expected --init FILE with them");
+    if (hvt_model_fix_norms(t->model))
+        return HVT_FAIL(E_ARG, "--fix-norms: %s", hvt_last_error());
+    return HVT_OK;
+}
+
 static hvt_status plan_model(run *t)
 {
     int classes = count_classes(t);
@@ -355,6 +367,8 @@ static hvt_status plan_model(run *t)
         HVT_TRY(hvt_pt2_build(t->file, t->model, images, t->classes, &logits));
     else
         logits = hvt_zoo(t->model, o->model, images, t->classes, &zoo);
+    if (o->fix_norms)
+        HVT_TRY(fix_norms(t));
     return plan_frozen(t, logits);
 }
 
@@ -442,9 +456,25 @@ static hvt_status open_schedule(const run *t, int epochs, hvt_schedule **ret_sch
     return hvt_schedule_create(&rate, ret_schedule);
 }
 
+static hvt_status open_groups(const run *t)
+{
+    const char *at = t->opts->evaluate ? "" : t->opts->group_lr;
+    char prefix[HVT_GROUP_PREFIX];
+    double x;
+
+    while (hvt__next_group_lr(&at, prefix, &x)) {
+        hvt_status s = hvt_optim_group(t->optim, prefix, x, t->opts->weight_decay);
+
+        if (s)
+            return hvt__fail(s, __FILE__, __LINE__, "--group-lr %s: %s", t->opts->group_lr, hvt_last_error());
+    }
+    return HVT_OK;
+}
+
 static hvt_status open_optim(run *t)
 {
     HVT_TRY(hvt_optim_create(t->model, &t->set.optim, &t->optim));
+    HVT_TRY(open_groups(t));
     return open_schedule(t, t->opts->epochs, &t->schedule);
 }
 

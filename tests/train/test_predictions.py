@@ -329,6 +329,44 @@ def a_run_with_frozen_parameters_goes_on_as_it_was():
     check("end" in kinds and weights(kinds) != straight, "thawed")
 
 
+def parts(name, *prefixes):
+    """Names of tensors that begin so, and their bytes."""
+    header, data = read_safetensors(name)
+    return {k: data[slice(*v["data_offsets"])] for k, v in header.items() if k.startswith(prefixes) and k != "__metadata__"}
+
+
+def groups_have_rates_of_their_own_and_norms_may_be_fixed():
+    """One update of plain SGD moves a parameter in proportion to its rate."""
+    train("--epochs 1 --save before".split())
+    args = "--init before/last.safetensors --steps 1 --epochs 1 --batch 16 --momentum 0 --fix-norms".split()
+    before = "before/last.safetensors"
+    train(args + "--save plain".split())
+    first = None
+    for ranks in (0, 1, 2) if MPIRUN else (0,):
+        kinds = train(args + "--group-lr fc=0,layer1.0.conv1=4,bn1=0.5 --shards 2 --batch 8 --save grouped --overwrite".split(), ranks)
+        first = first or weights(kinds)
+        check(weights(kinds) == first, ranks, "ranks")
+    for name in "plain", "grouped":
+        kept = [p for p in parts(before, "") if "running" in p]
+        check(len(kept) > 4 and parts(before, *kept) == parts(name + "/last.safetensors", *kept), name, "statistics moved")
+    check(parts(before, "fc.") == parts("grouped/last.safetensors", "fc."), "fc moved")
+    check(parts(before, "fc.") != parts("plain/last.safetensors", "fc."), "fc did not move")
+    for prefix, rate in [("layer1.0.conv1.", 4), ("bn1.weight", 0.5), ("layer2.0.conv1.", 1)]:
+        was, plain, grouped = ([x for b in parts(n, prefix).values() for x, in struct.iter_unpack("<f", b)]
+                               for n in (before, "plain/last.safetensors", "grouped/last.safetensors"))
+        moved = sum((b - a) * (c - a) for a, b, c in zip(was, plain, grouped)) / sum((b - a) ** 2 for a, b in zip(was, plain))
+        check(abs(moved / rate - 1) < 1e-3, prefix, moved)
+    go = "--resume grouped --save more --steps 2 --epochs 1 --quiet --threads 1".split()
+    rc, _, err = run(go)
+    check(rc == 0 and not err and parts(before, "fc.") == parts("more/last.safetensors", "fc."), rc, err)
+    for more, words in [("--group-lr fc", ["--group-lr", "fc=10"]), ("--group-lr fc=1,head=2", ["'head'", "layer3, fc"]),
+                        ("--group-lr fc=1,fc.weight=2", ["fc.weight", "two parameter groups"]),
+                        ("--group-lr fc=-1", ["from 0 on"]), ("--fix-norms", ["--init"]),
+                        ("--fix-norms --sync-bn", ["--sync-bn"]), ("--model mlp --fix-norms --init x", ["no batch norm"])]:
+        rc, _, err = run(TINY + more.split())
+        check(rc in (1, 2) and len(err) == 1 and all(w in err[0] for w in words), more, rc, err)
+
+
 def pretrained_weights_of_torchvision_take_a_new_head():
     python = python_with("torchvision, safetensors.torch")
     script = """
@@ -409,6 +447,7 @@ TESTS = [predictions_agree_with_logits_and_with_the_evaluation, ranks_and_batche
          numpy_loads_the_logits, pictures_without_labels_have_predictions, classes_have_names,
          weights_without_names_predict_numbers, data_that_name_classes_otherwise_are_one_warning, names_go_with_the_weights,
          a_damaged_picture_has_a_line_without_prediction, frozen_parameters_stay_in_every_way_of_an_update,
-         a_run_with_frozen_parameters_goes_on_as_it_was, pretrained_weights_of_torchvision_take_a_new_head,
+         a_run_with_frozen_parameters_goes_on_as_it_was, groups_have_rates_of_their_own_and_norms_may_be_fixed,
+         pretrained_weights_of_torchvision_take_a_new_head,
          torchvisions_mobilenet_and_a_sequential_have_the_same_logits]
 run_all(TESTS, sys.argv[3:], HERE)

@@ -122,4 +122,8 @@ bool hvt__is_model_file(const char *model); /* FILE.pt2, not a name of the zoo *
 /* Errors: E_ARG. */
 hvt_status hvt__resolve(const hvt_options *opts, int ranks, hvt_resolved *ret_resolved);
 
+enum { HVT_GROUP_PREFIX = 128 };
+/* The next PREFIX=X of --group-lr; false: there is none. */
+bool hvt__next_group_lr(const char **at, char ret_prefix[HVT_GROUP_PREFIX], double *ret_x);
+
 #endif /* HVT_TRAIN_CLI_IMPL_H */

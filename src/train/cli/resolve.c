@@ -158,6 +158,35 @@ static hvt_status resolve_decay(const hvt_options *o, hvt_resolved *t)
     return HVT_OK;
 }
 
+bool hvt__next_group_lr(const char **at, char ret_prefix[HVT_GROUP_PREFIX], double *ret_x)
+{
+    const size_t len = strcspn(*at, "=,");
+    const char *x = *at + len;
+
+    if (!len || len >= HVT_GROUP_PREFIX || !hvt__scan_text(&x, "=") || !hvt__scan_number(&x, ret_x) ||
+        *ret_x < 0 || (*x && (!hvt__scan_text(&x, ",") || !*x)))
+        return false;
+    snprintf(ret_prefix, HVT_GROUP_PREFIX, "%.*s", (int)len, *at);
+    *at = x;
+    return true;
+}
+
+static hvt_status check_groups(const hvt_options *o)
+{
+    char prefix[HVT_GROUP_PREFIX];
+    double x;
+
+    for (const char *at = strcmp(o->group_lr, "none") ? o->group_lr : ""; *at;)
+        HVT_CHECK(hvt__next_group_lr(&at, prefix, &x), E_ARG,
+                  "--group-lr: expected none, or beginnings of names with a number from 0 on each "
+                  "(fc=10,conv1=0.1), got '%s'",
+                  o->group_lr);
+    HVT_CHECK(!o->fix_norms || !o->sync_bn, E_ARG,
+              "--sync-bn and --fix-norms: batch norms take statistics of the images of all ranks, or none of "
+              "images; expected one of them");
+    return HVT_OK;
+}
+
 static bool read_betas(const char *at, double ret_betas[2])
 {
     for (int k = 0; k < 2; k++)
@@ -470,6 +499,7 @@ hvt_status hvt__resolve(const hvt_options *o, int ranks, hvt_resolved *ret_resol
     HVT_TRY(resolve_saving(o, &t));
     HVT_TRY(resolve_augment(o, &t));
     HVT_TRY(resolve_decay(o, &t));
+    HVT_TRY(check_groups(o));
     HVT_TRY(resolve_loss(o, &t));
     HVT_TRY(resolve_optimizer(o, &t));
     HVT_TRY(resolve_average(o, &t));
