@@ -210,8 +210,10 @@ typedef struct hvt_loader_opts {
     int height, width; ///< of the batches' images; 0: the data's, which must be of one size then
     hvt_rrc rrc;       ///< a random box of each image; else its centre
     int resize; ///< shorter side to resample to before the centre is cut out, >= height and width; 0: none
-    int crop;   ///< then: random crop of the same size after padding by this many zero pixels; 0 = none
-    bool flip;  ///< mirror left-right with probability 1/2
+    bool grey; ///< then: images of three channels in u8 become one, Pillow's L: (19595 R + 38470 G + 7471 B +
+               ///< 32768) / 65536, rounded down
+    int crop;  ///< then: random crop of the same size after padding by this many zero pixels; 0 = none
+    bool flip; ///< mirror left-right with probability 1/2
     float mean[3], std[3]; ///< x = (byte/255 - mean) / std, per channel; of floats x = (value - mean) / std
     hvt_order order;       ///< row order of the batches: hvt_model_order()
     hvt_dtype type;        ///< type of the batches: hvt_model_input_type(), HVT_F32 by default
@@ -238,11 +240,13 @@ typedef struct hvt_loader_info {
     double wait;                   ///< seconds in which next() waited for workers
 } hvt_loader_info;
 
+/** Channels of the batches' images, those that are added for storage left out. */
+HVT_API int hvt_loader_channels(const hvt_dataset_info *data, const hvt_loader_opts *opts);
 /** Are such a set's images taken as they are, neither resampled nor cut to another size? */
 HVT_API bool hvt_loader_copies(const hvt_dataset_info *data, const hvt_loader_opts *opts);
 /** set and dev are borrowed. Errors: E_ARG (a global batch larger than the set when it must be full, sizes
- * and transforms that do not fit), E_UNSUPPORTED (resampling of floats, or of other than three channels),
- * E_MEM. */
+ * and transforms that do not fit), E_UNSUPPORTED (resampling or grey of floats, or of other than three
+ * channels), E_MEM. */
 HVT_API hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_loader_opts *opts,
                                    hvt_loader **ret_loader);
 HVT_API void hvt_loader_close(hvt_loader **loader);

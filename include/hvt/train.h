@@ -67,6 +67,8 @@ HVT_C_BEGIN
     X(word, limit, "all", 1, RUN, "N", "only the first N images of each split")                              \
     X(num, val_split, "0", 0, RUN, "FRACTION",                                                               \
       "evaluate on this part of the training images, the same ones in every run, and train on the others")   \
+    X(bool, grey, "off", 0, RUN, "on|off",                                                                   \
+      "images have one channel: Pillow's L of red, green and blue, as torchvision's Grayscale()")            \
     X(str, augment, "none", 0, RUN, "none|rrc[:LEAST-MOST]|crop:PIXELS|flip,...",                            \
       "training images: a random box of LEAST to MOST (0.08-1) of the area, resized (torchvision's "         \
       "RandomResizedCrop); shift by up to PIXELS (at most 127); mirror half of them")                        \

@@ -25,6 +25,7 @@ typedef enum part { IDLE, READING, DECODING } part;
 struct hvt__fetcher {
     hvt_record record;
     hvt__picture *picture; /* NULL: there are none */
+    uint8_t *coloured;     /* an image that becomes grey; NULL: none does */
 
     int slow; /* announce so many images, because a read took long */
 
@@ -56,6 +57,11 @@ bool hvt_loader_copies(const hvt_dataset_info *data, const hvt_loader_opts *o)
     return (!o->height || o->height == data->height) && (!o->width || o->width == data->width);
 }
 
+int hvt_loader_channels(const hvt_dataset_info *data, const hvt_loader_opts *o)
+{
+    return !data || !o ? 0 : o->grey ? 1 : data->channels;
+}
+
 hvt_status hvt__fetch_size(const hvt_dataset_info *info, const hvt_loader_opts *o, int *ret_h, int *ret_w)
 {
     int h = o->height ? o->height : info->height, w = o->width ? o->width : info->width;
@@ -70,11 +76,11 @@ hvt_status hvt__fetch_size(const hvt_dataset_info *info, const hvt_loader_opts *
     HVT_CHECK(!o->resize || (o->resize >= h && o->resize >= w), E_ARG,
               "a shorter side of %d pixels cannot hold a centre of %d x %d", o->resize, h, w);
     HVT_TRY(check_rrc(&o->rrc));
-    if (!hvt_loader_copies(info, o))
+    if (!hvt_loader_copies(info, o) || o->grey)
         HVT_CHECK(
             info->type == HVT_U8 && info->channels == 3, E_UNSUPPORTED,
-            "the images of data set '%s' have %d channel%s in %s: only three channels in u8 are resized "
-            "or cut to another size",
+            "the images of data set '%s' have %d channel%s in %s: only three channels in u8 are resized, "
+            "cut to another size or made grey",
             info->name, info->channels, info->channels > 1 ? "s" : "", hvt_dtype_name(info->type));
     *ret_h = h;
     *ret_w = w;
@@ -89,8 +95,9 @@ hvt_status hvt__fetch_open(const hvt_dataset *set, const hvt_loader_opts *opts, 
     HVT_TRY(hvt__fetch_size(info, opts, &f.info.height, &f.info.width));
     HVT_CHECK(opts->skip_damaged >= 0, E_ARG, "%d damaged images to skip, expected 0 or more",
               opts->skip_damaged);
+    f.info.channels = hvt_loader_channels(info, opts);
     f.image_bytes =
-        (size_t)f.info.height * (size_t)f.info.width * (size_t)info->channels * hvt_dtype_size(info->type);
+        (size_t)f.info.height * (size_t)f.info.width * (size_t)f.info.channels * hvt_dtype_size(info->type);
     f.pictures = !hvt_loader_copies(info, opts);
     f.reads = f.pictures || !hvt__dataset_has_get(set);
     f.damaged = calloc((size_t)opts->skip_damaged + 1, sizeof *f.damaged);
@@ -117,6 +124,10 @@ hvt_status hvt__fetcher_open(const hvt__fetch *f, hvt__fetcher **ret_fetcher)
     HVT_CHECK(w, E_MEM, "no memory to fetch images");
     if (f->reads)
         HVT_TRY_OR(fail, hvt__picture_open(&w->picture));
+    if (f->opts->grey) {
+        w->coloured = malloc(3 * f->image_bytes);
+        HVT_CHECK_OR(fail, w->coloured, E_MEM, "no memory for an image of %zu bytes", 3 * f->image_bytes);
+    }
     *ret_fetcher = w;
     return HVT_OK;
 fail:
@@ -131,6 +142,7 @@ void hvt__fetcher_close(hvt__fetcher **fetcher)
     if (!w)
         return;
     hvt__picture_close(&w->picture);
+    free(w->coloured);
     free(w->record.data);
     free(w);
     *fetcher = NULL;
@@ -172,7 +184,7 @@ static hvt_status read_image(const hvt__fetch *f, hvt__fetcher *w, uint32_t inde
     HVT_TRY(hvt_dataset_read(f->set, index, &w->record));
     *to->label = w->record.label;
     if (!f->pictures && w->record.encoding != HVT_IMAGE_FILE) {
-        memcpy(to->pixels, w->record.data, f->image_bytes);
+        memcpy(to->pixels, w->record.data, f->opts->grey ? 3 * f->image_bytes : f->image_bytes);
         return HVT_OK;
     }
     enter(w, DECODING);
@@ -191,19 +203,39 @@ static void draw(const hvt__fetch *f, int epoch, uint32_t index, int8_t ret_draw
     ret_draw[2] = f->opts->flip && hvt__below(hvt__draw(seed, e, index, DRAW_MIRROR), 2);
 }
 
+/* As the set has it. */
+static hvt_status fetch_image(const hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch,
+                              const hvt__target *to)
+{
+    int label;
+
+    if (f->reads)
+        return read_image(f, w, index, epoch, to);
+    HVT_TRY(hvt_dataset_get(f->set, index, to->pixels, &label));
+    *to->label = label;
+    return HVT_OK;
+}
+
+static void make_grey(const uint8_t *rgb, size_t pixels, uint8_t *ret_grey)
+{
+    for (size_t i = 0; i < pixels; i++, rgb += 3)
+        ret_grey[i] = (uint8_t)((19595u * rgb[0] + 38470u * rgb[1] + 7471u * rgb[2] + 32768u) >> 16);
+}
+
 static hvt_status fetch_one(const hvt__fetch *f, hvt__fetcher *w, uint32_t index, int epoch,
                             const hvt__target *to)
 {
-    int label;
+    hvt__target whole = *to;
 
     if (to->draw)
         draw(f, epoch, index, to->draw);
     if (to->targets)
         HVT_TRY(hvt_dataset_targets(f->set, index, to->targets));
-    if (f->reads)
-        return read_image(f, w, index, epoch, to);
-    HVT_TRY(hvt_dataset_get(f->set, index, to->pixels, &label));
-    *to->label = label;
+    if (w->coloured)
+        whole.pixels = w->coloured;
+    HVT_TRY(fetch_image(f, w, index, epoch, &whole));
+    if (w->coloured)
+        make_grey(w->coloured, f->image_bytes, to->pixels);
     return HVT_OK;
 }
 

@@ -87,6 +87,7 @@ struct hvt_loader {
 
 static hvt_status check_opts(const hvt_dataset_info *info, const hvt_loader_opts *o)
 {
+    const int channels = hvt_loader_channels(info, o);
     int h, w, side;
 
     HVT_CHECK(o->batch >= 1, E_ARG, "batch is %d, expected at least 1 image per shard", o->batch);
@@ -100,8 +101,8 @@ static hvt_status check_opts(const hvt_dataset_info *info, const hvt_loader_opts
               E_ARG, "last_batch is %d, expected keep, pad or drop", (int)o->last_batch);
     HVT_CHECK(o->type == HVT_F32 || o->type == HVT_F16 || o->type == HVT_BF16, E_ARG,
               "images in %s, expected f32, f16 or bf16", hvt_dtype_name(o->type));
-    HVT_CHECK(!o->channels || o->channels >= info->channels, E_ARG,
-              "images of %d channels are to be stored with %d", info->channels, o->channels);
+    HVT_CHECK(!o->channels || o->channels >= channels, E_ARG,
+              "images of %d channels are to be stored with %d", channels, o->channels);
     HVT_CHECK(o->workers >= 0 && o->workers <= WORKERS_MAX, E_ARG, "%d workers, expected 0 to %d", o->workers,
               WORKERS_MAX);
     HVT_TRY(hvt__fetch_size(info, o, &h, &w));
@@ -109,7 +110,7 @@ static hvt_status check_opts(const hvt_dataset_info *info, const hvt_loader_opts
     HVT_CHECK(o->crop >= 0 && o->crop <= CROP_MAX && o->crop < side, E_ARG,
               "crop pads by %d pixels, expected 0 to %d for images of %d x %d", o->crop,
               side - 1 < CROP_MAX ? side - 1 : CROP_MAX, h, w);
-    for (int c = 0; c < info->channels; c++) {
+    for (int c = 0; c < channels; c++) {
         HVT_CHECK(isfinite(o->mean[c]), E_ARG, "mean of channel %d is %g, expected a finite number", c,
                   (double)o->mean[c]);
         HVT_CHECK(isfinite(o->std[c]) && o->std[c] > 0, E_ARG,
@@ -269,7 +270,7 @@ hvt_status hvt_loader_open(const hvt_dataset *set, hvt_device *dev, const hvt_lo
     hvt__use(&dev->users, HVT__USER_LOADER, 1);
     hvt__dataset_use(set, 1);
     l->opts = *opts;
-    l->opts.channels = opts->channels ? opts->channels : info->channels;
+    l->opts.channels = opts->channels ? opts->channels : hvt_loader_channels(info, opts);
     l->steps = steps;
     l->order_epoch = -1;
     HVT_TRY_OR(fail, hvt__fetch_open(set, &l->opts, &l->fetch));

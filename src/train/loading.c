@@ -12,6 +12,7 @@ static hvt_status resolve_sizes(const hvt_options *o, const hvt_dataset_info *da
                                 hvt_loader_opts *l)
 {
     enum { SIZE = 224, EVAL_SIZE = 256 }; /* of torchvision's recipes */
+    const int channels = hvt_loader_channels(data, l);
     int size = o->size ? o->size : data->height ? 0 : SIZE, most;
     bool fits;
 
@@ -20,9 +21,12 @@ static hvt_status resolve_sizes(const hvt_options *o, const hvt_dataset_info *da
     if (file) {
         hvt_pt2_info net = hvt_pt2_describe(file);
 
-        HVT_CHECK(net.channels == data->channels, E_ARG,
-                  "--model %s is for images of %d channels, but %s has %d", o->model, net.channels,
-                  data->name, data->channels);
+        HVT_CHECK(net.channels == channels, E_ARG, "--model %s is for images of %d channel%s, but %s %d%s",
+                  o->model, net.channels, net.channels > 1 ? "s" : "",
+                  o->grey ? "--grey makes them of" : "the data have", channels,
+                  net.channels == 1 && data->channels == 3 && data->type == HVT_U8
+                      ? "; --grey makes one of them"
+                      : "");
         HVT_CHECK(!o->size || (o->size == net.height && o->size == net.width), E_ARG,
                   "--size %d: %s was exported for images of %d x %d", o->size, o->model, net.height,
                   net.width);
@@ -73,6 +77,7 @@ hvt_status hvt__resolve_loading(const hvt_options *o, const hvt_resolved *set, c
                              .last_batch = set->last_batch,
                              .seed = (uint64_t)o->seed,
                              .rrc = set->rrc,
+                             .grey = o->grey,
                              .crop = set->crop,
                              .flip = set->flip,
                              .epochs = set->by_epochs ? o->epochs : INT_MAX,

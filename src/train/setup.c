@@ -362,7 +362,8 @@ static hvt_status plan_model(run *t)
     HVT_TRY(hvt_model_create(t->dev, &t->model));
     HVT_TRY(hvt_model_set_type(t->model, t->set.amp));
     HVT_TRY(hvt_model_set_loss(t->model, &t->set.loss));
-    images = hvt_input(t->model, t->loading.test.height, t->loading.test.width, data->channels);
+    images = hvt_input(t->model, t->loading.test.height, t->loading.test.width,
+                       hvt_loader_channels(data, &t->loading.test));
     if (t->file)
         HVT_TRY(hvt_pt2_build(t->file, t->model, images, t->classes, &logits));
     else

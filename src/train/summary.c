@@ -352,7 +352,8 @@ static void print_start(const run *t, const char *const *host)
     if (t->train_set)
         snprintf(training, sizeof training, "%u training and ", hvt_dataset_describe(t->train_set)->count);
     hvt__report_print(t->rep, "  data       %s, %s%u test images of %dx%dx%d, %s", test->name, training,
-                      test->count, t->loading.test.height, t->loading.test.width, test->channels, classes);
+                      test->count, t->loading.test.height, t->loading.test.width,
+                      hvt_loader_channels(test, &t->loading.test), classes);
     print_workers(t);
     if (t->train_set)
         hvt__report_print(

@@ -574,6 +574,39 @@ TEST(plain_images_are_normalised_bytes)
     }
 }
 
+TEST(grey_images_have_pillows_luminance)
+{
+    own o = {3, 4, 3}, bare = {3, 4, 1};
+    hvt_dataset *set = own_set(&o, 9), *grey = own_set(&bare, 9);
+    hvt_loader_opts opts = loader_opts(5, 2);
+    hvt_loader *l = NULL;
+
+    opts.grey = true;
+    for (int k = 0; k < 4; k++) {
+        bool end = false;
+        hvt_batch b;
+
+        opts.order = k & 1 ? HVT_ORDER_HWN : HVT_ORDER_NHW;
+        opts.workers = k & 2 ? 2 : 0;
+        l = loader(set, &opts);
+        CHECK_OK(hvt_loader_next(l, &b, &end));
+        CHECK(b.count == 5 && b.images.dim[3] == 1, "%d images of %d channels", b.count, b.images.dim[3]);
+        for (int i = 0; i < b.count * o.h * o.w; i++) {
+            const int n = i / (o.h * o.w), y = i / o.w % o.h, x = i % o.w;
+            uint32_t sum = 1 << 15;
+
+            for (int c = 0; c < 3; c++)
+                sum += (uint32_t[]){19595, 38470, 7471}[c] * own_byte(b.ids[n], y, x, c);
+            CHECK(*pixel(&b, n, y, x) == normalised((uint8_t)(sum >> 16), &opts, 0), "image %u, %d, %d: %g",
+                  b.ids[n], y, x, (double)*pixel(&b, n, y, x));
+        }
+        hvt_loader_close(&l);
+    }
+    CHECK_FAILS(hvt_loader_open(grey, ref, &opts, &l), E_UNSUPPORTED, "1 channel in u8");
+    hvt_dataset_close(&set);
+    hvt_dataset_close(&grey);
+}
+
 TEST(images_are_mirrored_half_of_the_time)
 {
     own o = {3, 6, 3};
@@ -759,6 +792,7 @@ int main(void)
     RUN(seeking_is_rewinding_where_the_shards_are_the_same);
     RUN(rewinding_to_a_step_continues_the_epoch);
     RUN(plain_images_are_normalised_bytes);
+    RUN(grey_images_have_pillows_luminance);
     RUN(images_are_mirrored_half_of_the_time);
     RUN(crops_move_the_image_evenly_and_show_black_behind_it);
     RUN(bad_loader_options_are_refused);

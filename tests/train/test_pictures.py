@@ -43,12 +43,13 @@ def write_cifar(folder):
         write(f"{folder}/{name}", b"".join(bytes([label]) + b"".join(planes) for label, _, planes in some))
 
 
-def write_folder(folder):
+def write_folder(folder, grey=False):
     shutil.rmtree(path(folder), ignore_errors=True)
     for split, some in IMAGES.items():
         for label, n, planes in some:
-            data = bytes(v for rgb in zip(*planes) for v in rgb)
-            write(f"{folder}/{split}/c{label}/{n:03}.PPM", b"P6\n32 32\n255\n" + data)
+            data = bytes((19595 * r + 38470 * g + 7471 * b + 32768) >> 16 for r, g, b in zip(*planes)) if grey else \
+                bytes(v for rgb in zip(*planes) for v in rgb)
+            write(f"{folder}/{split}/c{label}/{n:03}.PPM", b"P5\n32 32\n255\n" + data if grey else b"P6\n32 32\n255\n" + data)
 
 
 def errors(err):
@@ -92,6 +93,23 @@ def random_boxes_are_the_same_for_any_ranks_and_workers():
     check("3 of a rank fetch images ahead" in said and "eval-size 27" in said and "100.0" not in said, said)
     other = train("--data folder --data-dir folder --size 24 --augment rrc,flip".split())
     check(other[0] != want[0], "the part of the area changes nothing")
+
+
+def pictures_may_be_made_grey():
+    write_cifar("binary")
+    write_folder("folder")
+    write_folder("luminance", grey=True)
+    args = "--augment crop:4,flip --quiet --grey --data".split()
+    first = train(args + "cifar10 --data-dir binary".split())[:2]
+    for ranks in RANKS:
+        for folder in "folder", "luminance":
+            for more in ["--workers 0", "--workers 2"]:
+                got = train(args + f"folder --data-dir {folder} --size 32 --eval-size 0".split() + more.split(), ranks)
+                check(got[:2] == first, ranks, folder, more, got[:2], first)
+    rc, _, err = run(RUN + args + "folder --data-dir folder --size 32 --save g --steps 1".split())
+    check(rc == 0 and not errors(err), rc, err)
+    rc, out, err = run("--resume g --evaluate --quiet --threads 1".split())
+    check(rc == 0 and out.count("\n") == 1, rc, out, err)
 
 
 def all_images_are_both_splits_where_there_is_one_folder():
@@ -163,6 +181,7 @@ def options_that_do_not_fit_the_set_are_refused():
 TESTS = [
     neither_ranks_nor_workers_nor_files_change_the_weights,
     random_boxes_are_the_same_for_any_ranks_and_workers,
+    pictures_may_be_made_grey,
     all_images_are_both_splits_where_there_is_one_folder,
     pictures_without_labels_are_refused,
     damaged_pictures_are_named_and_may_be_skipped,
