@@ -133,6 +133,11 @@ static hvt_status open_set(const run *t, bool train, hvt_dataset **ret_set)
                                                   "%s (--val-split is %g in %s, a part of the training "
                                                   "images; --val-split 0 takes those of the test split)",
                                                   hvt_last_error(), o->val_split, o->resume));
+    if (s == HVT_E_IO && o->from[HVT__AT_data_dir] == HVT_FROM_CHECKPOINT && *o->data_dir != '/')
+        return hvt_world_agree(t->world, HVT_FAIL(E_IO,
+                                                  "%s (%s names it relative to the folder that the run began "
+                                                  "in; --data-dir DIR says where it is now)",
+                                                  hvt_last_error(), o->resume));
     return s;
 }
 

@@ -106,10 +106,20 @@ def pictures_may_be_made_grey():
             for more in ["--workers 0", "--workers 2"]:
                 got = train(args + f"folder --data-dir {folder} --size 32 --eval-size 0".split() + more.split(), ranks)
                 check(got[:2] == first, ranks, folder, more, got[:2], first)
-    rc, _, err = run(RUN + args + "folder --data-dir folder --size 32 --save g --steps 1".split())
+
+
+def a_folder_that_was_moved_is_told_of():
+    write_folder("folder")
+    go = "--resume moved --evaluate --quiet --threads 1".split()
+    rc, _, err = run(RUN + "--data folder --data-dir folder --size 32 --grey --save moved --steps 1 --quiet".split())
     check(rc == 0 and not errors(err), rc, err)
-    rc, out, err = run("--resume g --evaluate --quiet --threads 1".split())
-    check(rc == 0 and out.count("\n") == 1, rc, out, err)
+    shutil.rmtree(path("elsewhere"), ignore_errors=True)
+    os.rename(path("folder"), path("elsewhere"))
+    for ranks in RANKS[:2]:
+        rc, _, err = run(go, ranks)
+        check(rc == 1 and len(errors(err)) == 1 and "--data-dir DIR" in errors(err)[0] and "moved" in errors(err)[0], rc, err)
+    rc, out, err = run(go + "--data-dir elsewhere".split())
+    check(rc == 0 and out.count("\n") == 1 and not errors(err), rc, out, err)
 
 
 def all_images_are_both_splits_where_there_is_one_folder():
@@ -182,6 +192,7 @@ TESTS = [
     neither_ranks_nor_workers_nor_files_change_the_weights,
     random_boxes_are_the_same_for_any_ranks_and_workers,
     pictures_may_be_made_grey,
+    a_folder_that_was_moved_is_told_of,
     all_images_are_both_splits_where_there_is_one_folder,
     pictures_without_labels_are_refused,
     damaged_pictures_are_named_and_may_be_skipped,
