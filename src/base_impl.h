@@ -106,6 +106,9 @@ bool hvt__file_lock(int fd, const char *flag, const char *path);
 bool hvt__scan_text(const char **at, const char *text);
 bool hvt__scan_whole(const char **at, int64_t most, int64_t *ret); /* digits alone, at most `most` */
 bool hvt__scan_number(const char **at, double *ret);               /* decimal, finite */
+/* The item at *at, of ret_len letters, of a list with commas; *at moves past its comma, and is NULL after the
+ * last one. NULL: there is none left. */
+const char *hvt__next_item(const char **at, size_t *ret_len);
 
 double hvt__now(void);               /* seconds, monotonic */
 void hvt__sort(double *x, size_t n); /* ascending */

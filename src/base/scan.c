@@ -1,6 +1,6 @@
 /*
  * Short values that people type: crop:4, powersgd:2, 100-119, step:30,0.1. Each function reads one part at
- * *at and moves *at behind it; where the part is not there it returns false and leaves *at alone.
+ * *at and moves *at behind it; where the part is not there it returns false, or NULL, and leaves *at alone.
  */
 #include "base_impl.h"
 
@@ -49,4 +49,15 @@ bool hvt__scan_number(const char **at, double *ret)
     *at = end;
     *ret = v;
     return true;
+}
+
+const char *hvt__next_item(const char **at, size_t *ret_len)
+{
+    const char *item = *at;
+
+    if (!item)
+        return NULL;
+    *ret_len = strcspn(item, ",");
+    *at = item[*ret_len] ? item + *ret_len + 1 : NULL;
+    return item;
 }

@@ -4,18 +4,6 @@
 #include "base_impl.h"
 #include "layers.h"
 
-/* The prefix at *at, of ret_len letters, and past it and its comma; NULL: there is none left. */
-static const char *next_prefix(const char **at, size_t *ret_len)
-{
-    const char *prefix = *at;
-
-    if (!prefix)
-        return NULL;
-    *ret_len = strcspn(prefix, ",");
-    *at = prefix[*ret_len] ? prefix + *ret_len + 1 : NULL;
-    return prefix;
-}
-
 hvt_status hvt_model_freeze(hvt_model *m, const char *prefixes)
 {
     HVT_GIVEN(m, "a model");
@@ -26,7 +14,7 @@ hvt_status hvt_model_freeze(hvt_model *m, const char *prefixes)
     size_t len;
 
     HVT_CHECK(copy || !at, E_MEM, "no memory for the names of frozen parameters");
-    while (next_prefix(&at, &len))
+    while (hvt__next_item(&at, &len))
         if (!len) {
             free(copy);
             return HVT_FAIL(E_ARG, "frozen are '%s': expected names with a comma between two", prefixes);
@@ -49,7 +37,7 @@ bool hvt__freeze_fits(const hvt_model *m, const char *name)
     const char *at = m->freeze, *prefix;
     size_t len;
 
-    while ((prefix = next_prefix(&at, &len)))
+    while ((prefix = hvt__next_item(&at, &len)))
         if (fits(name, prefix, len))
             return true;
     return false;
@@ -78,7 +66,7 @@ hvt_status hvt__freeze_check(const hvt_model *m)
     char names[600];
     size_t len;
 
-    while ((prefix = next_prefix(&at, &len))) {
+    while ((prefix = hvt__next_item(&at, &len))) {
         bool any = false;
 
         for (int i = 0; i < m->nparam_tensors; i++)

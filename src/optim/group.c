@@ -7,18 +7,6 @@
 
 #include <math.h>
 
-/* The prefix at *at, of ret_len letters, and past it and its comma; NULL: there is none left. */
-static const char *next_prefix(const char **at, size_t *ret_len)
-{
-    const char *prefix = *at;
-
-    if (!prefix)
-        return NULL;
-    *ret_len = strcspn(prefix, ",");
-    *at = prefix[*ret_len] ? prefix + *ret_len + 1 : NULL;
-    return prefix;
-}
-
 /* Mark, in chosen[nparam_tensors], whom one prefix fits. */
 static hvt_status choose(const hvt_optim *o, const char *prefix, size_t len, bool *chosen)
 {
@@ -70,7 +58,7 @@ hvt_status hvt_optim_group(hvt_optim *o, const char *prefixes, double lr_scale, 
         o->group = calloc(n, sizeof *o->group);
     chosen = calloc(n, sizeof *chosen);
     HVT_CHECK_OR(done, o->group && chosen, E_MEM, "no memory for groups of %zu parameters", n);
-    while ((prefix = next_prefix(&at, &len)))
+    while ((prefix = hvt__next_item(&at, &len)))
         HVT_TRY_OR(done, choose(o, prefix, len, chosen));
     for (size_t i = 0; i < n; i++)
         if (chosen[i])
