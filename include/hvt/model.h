@@ -148,6 +148,10 @@ HVT_API hvt_value hvt_combine_parameter(hvt_model *m, hvt_binary op, hvt_value x
  */
 HVT_API hvt_value hvt_combine_constant(hvt_model *m, hvt_binary op, hvt_value x, int ndim, const int *dim,
                                        float init);
+/** torch.mean and amax over dim 1: [N,H,W,C] -> [N,H,W,1]. The maximum is several layers, of halves of the
+ * channels; where two halves have the same one, each gets half of the gradient. */
+HVT_API hvt_value hvt_mean_channels(hvt_model *m, hvt_value x);
+HVT_API hvt_value hvt_max_channels(hvt_model *m, hvt_value x);
 /** torch.cat(dim=1): the channels of in[0], then those of in[1] ...; all of one height and width. */
 HVT_API hvt_value hvt_concat(hvt_model *m, const hvt_value *in, int count);
 /** Channels first .. first+count-1. torch.chunk() is several of these. */

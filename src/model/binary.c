@@ -1,6 +1,7 @@
 /*
  * Two values, or a value and a parameter, combined element by element, one of them repeated. A sum of two
- * values of one shape is hvt_layer_add (pointwise.c), which norms fuse.
+ * values of one shape is hvt_layer_add (pointwise.c), which norms fuse. And reductions over channels: their
+ * sum is the gradient of a value that has been added to all of them, and the other way round.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -174,3 +175,71 @@ const hvt_layer_ops hvt_layer_binary[] = {
     [HVT_MAXIMUM] = {"max", binary_plan, binary_forward, binary_backward, true},
     [HVT_MINIMUM] = {"min", binary_plan, binary_forward, binary_backward, true},
 };
+
+/* ---- reductions over channels ---- */
+
+hvt_value hvt_mean_channels(hvt_model *m, hvt_value x)
+{
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_sum, x, -1);
+
+    if (!l)
+        return -1;
+
+    const int channels = l->y.dim[3];
+
+    l->is.binary = (hvt_binary_args){.op = HVT_ADD, .across = HVT_PER_PIXEL};
+    x = hvt__layer_end(m, l, l->y.dim[1], l->y.dim[2], 1);
+    return hvt_apply(m, x, HVT_AFFINE, 1 / (float)channels, 0);
+}
+
+/* Halves share the middle channel of an odd number. */
+hvt_value hvt_max_channels(hvt_model *m, hvt_value x)
+{
+    int d[3] = {0};
+
+    for (hvt_value_shape(m, x, d); d[2] > 1; hvt_value_shape(m, x, d)) {
+        const int half = (d[2] + 1) / 2;
+
+        x = hvt_combine(m, HVT_MAXIMUM, hvt_slice(m, x, 0, half), hvt_slice(m, x, d[2] - half, half));
+    }
+    return x;
+}
+
+static hvt_status sum_plan(hvt_model *m, hvt_layer *l)
+{
+    hvt_binary_args *k = &l->is.binary;
+
+    HVT__COMPUTES(m, l, general.binary_backward);
+    k->order = m->order;
+    k->type = l->y.dtype;
+    k->n = m->batch;
+    k->pixels = hvt__pixels(l);
+    k->c = hvt__in(m, l, 0)->y.dim[3];
+    return HVT_OK;
+}
+
+/* The gradient of b in a + b; neither is read. */
+static hvt_status sum_forward(hvt_model *m, hvt_layer *l)
+{
+    hvt_binary_args k = l->is.binary;
+
+    k.real = m->real;
+    k.a = k.dy = hvt__in(m, l, 0)->y.data;
+    k.b = k.db = l->y.data;
+    return m->dev->ops->general.binary_backward(m->dev, &k);
+}
+
+static hvt_status sum_backward(hvt_model *m, hvt_layer *l)
+{
+    hvt_layer *x = hvt__in(m, l, 0);
+    hvt_binary_args k = l->is.binary;
+
+    k.real = m->real;
+    k.a = k.y = x->dy.data;
+    k.b = l->dy.data;
+    if (!l->add[0])
+        HVT_TRY(m->dev->ops->memory.zero(m->dev, x->dy.data, hvt__bytes(x)));
+    return m->dev->ops->general.binary_forward(m->dev, &k);
+}
+
+const hvt_layer_ops hvt_layer_sum = {"sum", sum_plan, sum_forward, sum_backward};

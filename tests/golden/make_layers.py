@@ -130,6 +130,23 @@ class Pools(nn.Module):
         return self.fc(torch.flatten(F.adaptive_avg_pool2d(x, (5, 2)), 1))
 
 
+class Channels(nn.Module):
+    """Means and maxima over channels, of an odd number and of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = conv(3, 15, 3)
+        self.gate = conv(2, 1, 3)
+        self.fc = nn.Linear(15, CLASSES)
+
+    def forward(self, x):
+        x = self.conv(x)
+        gate = torch.sigmoid(self.gate(torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)))
+        x = x * (gate.mean(1, keepdim=True) + gate.amax(1, keepdim=True))
+        x = x - x.mean(1, keepdim=True)
+        return self.fc((x * x).mean((2, 3)))
+
+
 class Mixed(nn.Module):
     """Two branches, concatenation, shuffle, squeeze and excitation, layer norm."""
 
@@ -184,7 +201,7 @@ def main():
     print(f"# By make_layers.py: Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}")
     print(f"# net, losses of {STEPS} steps; parameter, its first gradient (of the sum over the batch) along a vector of "
           "numbers in [-1, 1), its length")
-    for make in (Functions, Binary, Moves, Norms, Pools, Mixed):
+    for make in (Functions, Binary, Moves, Norms, Pools, Channels, Mixed):
         losses, grads = run(make)
         print("net", make.__name__, *(f"{x:.8f}" for x in losses))
         for name, dot, length in grads:

@@ -106,6 +106,18 @@ static hvt_value pools(hvt_model *m, hvt_value x)
     return linear(m, "fc", hvt_flatten(m, hvt_adaptive_pool(m, x, HVT_POOL_MEAN, 5, 2)), CLASSES);
 }
 
+static hvt_value channels(hvt_model *m, hvt_value x)
+{
+    hvt_value gate;
+
+    x = conv(m, "conv", x, 15, 3, 1);
+    gate = hvt_concat(m, (hvt_value[]){hvt_mean_channels(m, x), hvt_max_channels(m, x)}, 2);
+    gate = hvt_apply(m, conv(m, "gate", gate, 1, 3, 1), HVT_SIGMOID, 0, 0);
+    x = hvt_combine(m, HVT_MUL, x, hvt_add(m, hvt_mean_channels(m, gate), hvt_max_channels(m, gate)));
+    x = hvt_combine(m, HVT_SUB, x, hvt_mean_channels(m, x));
+    return head(m, hvt_combine(m, HVT_MUL, x, x));
+}
+
 static hvt_value mixed(hvt_model *m, hvt_value x)
 {
     hvt_value left, right, s, y;
@@ -130,8 +142,8 @@ static hvt_value mixed(hvt_model *m, hvt_value x)
 static const struct {
     const char *name;
     build_fn *build;
-} nets[] = {{"Functions", functions}, {"Binary", binary}, {"Moves", moves},
-            {"Norms", norms},         {"Pools", pools},   {"Mixed", mixed}};
+} nets[] = {{"Functions", functions}, {"Binary", binary},     {"Moves", moves}, {"Norms", norms},
+            {"Pools", pools},         {"Channels", channels}, {"Mixed", mixed}};
 
 /* ---- against PyTorch -------------------------------------------------------------------------------- */
 

@@ -35,7 +35,7 @@ BATCH, CLASSES, STEPS, MOMENTUM, CLIP, DECAY = 6, 7, 10, 0.9, 1.0, 0.01
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 RATES = {"sgd": 0.0005, "adamw": 0.00001}  # AdamW moves each weight of a large net by as much
 # rates of nets that would hardly move
-LARGER = {"two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100, "pyramid": 100,
+LARGER = {"two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100, "pyramid": 100, "attentive": 300,
           "logarithms": 300, "squeezenet1_0": 300, "squeezenet1_1": 300, "alexnet": 10,
           "vgg11": 100}
 BOUNDS = {"logits": 1e-4, "gradients": 1e-3, "losses": 1e-3}
@@ -261,6 +261,26 @@ class Pyramid(nn.Module):
         return self.head(torch.cat([y.mean((2, 3)), z.mean((2, 3))], 1))
 
 
+class Attentive(nn.Module):
+    """CBAM: channels by means and maxima of an image, pixels by those of its channels; 15 of them, an odd number."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.next, self.head = Cell(3, 15), nn.Conv2d(15, 8, 3, padding=1), nn.Linear(8, CLASSES)
+        self.squeeze, self.excite = nn.Linear(15, 5), nn.Linear(5, 15)
+        self.gate = nn.Conv2d(2, 1, 5, padding=2)
+
+    def forward(self, x):
+        x = self.conv(x)
+        by_channel = [self.excite(F.silu(self.squeeze(t))) for t in (x.mean((2, 3)), torch.amax(x, (2, 3)))]
+        x = x * torch.sigmoid(sum(by_channel))[:, :, None, None]
+        x = x * torch.sigmoid(self.gate(torch.cat([x.mean(1, keepdim=True), x.max(1, keepdim=True)[0]], 1)))
+        x = self.next(x).permute(0, 2, 3, 1)
+        x = x - x.mean(-1, keepdim=True)
+        x = (x + 0.1 * x.sum(3).unsqueeze(3) + 0.1 * torch.amax(x, 3, keepdim=True)).permute(0, 3, 1, 2)
+        return self.head(x.square().mean((2, 3))) + x.mean((1, 2, 3)).unsqueeze(1)
+
+
 class Functions(nn.Module):
     """Functions of one number, and maxima of two."""
 
@@ -353,7 +373,7 @@ class Upward(nn.Module):
 
 
 own = {"two_branches": (TwoBranches, 32), "gated": (Gated, 32), "arithmetic": (Arithmetic, 16), "cropped": (Cropped, 20),
-       "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16), "pyramid": (Pyramid, 16),
+       "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16), "pyramid": (Pyramid, 16), "attentive": (Attentive, 10),
        "functions": (Functions, 12), "shared": (Shared, 12), "ties": (Ties, 40), "logarithms": (Logarithms, 12),
        "upward": (Upward, 32), "softmax": (Softmax, 12), "attention": (Attention, 12)}
 

@@ -469,8 +469,8 @@ static void upsample_nearest(importer *p)
         hvt__pt2_out_value(p, hvt_adaptive_pool(p->m, x, HVT_POOL_MEAN, (int)to[2], (int)to[3]));
 }
 
-/* The pixels of an image in the file; of one that is repeated more than on the tape. */
-static double pixels(importer *p, int n, const int *dim)
+/* What is summed of an image in the file; it may be repeated more than on the tape. */
+static double elements(importer *p, int n, const int *dim)
 {
     int64_t size[HVT__PT2_DIMS];
     double all = 1;
@@ -481,45 +481,76 @@ static double pixels(importer *p, int n, const int *dim)
     return all;
 }
 
-/* Over all of H and W, wherever they are. */
-static void reduce(importer *p, bool is_sum)
+typedef enum reduction { MEAN, SUM, MAX } reduction;
+
+/* Over all of H and W, all of C, or both, wherever they are. */
+static void reduce(importer *p, reduction how, int n, int *dim)
 {
     const tensor x = hvt__pt2_in_order(p, hvt__pt2_tensor(p, "self"));
     int64_t size[HVT__PT2_DIMS];
-    int dim[HVT__PT2_DIMS], n = hvt__pt2_list(p, "dim", HVT__PT2_DIMS, dim),
-                            to = hvt__pt2_out_sizes(p, 0, size);
+    const int to = hvt__pt2_out_sizes(p, 0, size);
     hvt__pt2_axes axes = x.axes;
-    bool fits = n > 0;
-    hvt_value v;
+    bool fits = n > 0, channels = false, pixels = false;
+    hvt_value v = x.v;
 
     if (p->failed || x.v < 0)
         return;
     for (int i = 0; i < n && fits; i++) {
         dim[i] += dim[i] < 0 ? axes.ndim : 0;
-        fits = dim[i] > 0 && dim[i] < axes.ndim && !hvt__pt2_has(&axes, dim[i], 'C');
-        if (fits)
-            hvt__pt2_reduce(&axes, dim[i]);
+        if (dim[i] <= 0 || dim[i] >= axes.ndim) {
+            fits = false;
+            break;
+        }
+        pixels = pixels || hvt__pt2_has(&axes, dim[i], 'H') || hvt__pt2_has(&axes, dim[i], 'W');
+        channels = channels || hvt__pt2_has(&axes, dim[i], 'C');
+        fits = !hvt__pt2_has(&axes, dim[i], 'C') || hvt__pt2_is(&axes, dim[i], 'C');
+        hvt__pt2_reduce(&axes, dim[i]);
     }
-    for (int i = 0; i < axes.ndim && fits; i++)
+    for (int i = 0; i < axes.ndim && fits && pixels; i++)
         fits = !hvt__pt2_has(&axes, i, 'H') && !hvt__pt2_has(&axes, i, 'W');
     if (!fits || !hvt__pt2_view(&axes, to, size))
-        hvt__pt2_refuse(p, "it is imported over all of H and W only");
+        hvt__pt2_refuse(p, "it is imported over all of C, and all of H and W only");
     if (p->failed)
         return;
-    v = hvt_avgpool(p->m, x.v);
-    if (is_sum)
-        v = hvt_apply(p->m, v, HVT_AFFINE, (float)pixels(p, n, dim), 0);
+    if (pixels)
+        v = whole_pool(p, v, how == MAX ? HVT_POOL_MAX : HVT_POOL_MEAN);
+    if (channels)
+        v = how == MAX ? hvt_max_channels(p->m, v) : hvt_mean_channels(p->m, v);
+    if (how == SUM)
+        v = hvt_apply(p->m, v, HVT_AFFINE, (float)elements(p, n, dim), 0);
     hvt__pt2_out_like(p, v, &axes);
+}
+
+static void reduce_listed(importer *p, reduction how)
+{
+    int dim[HVT__PT2_DIMS], n = hvt__pt2_list(p, "dim", HVT__PT2_DIMS, dim);
+
+    reduce(p, how, n, dim);
 }
 
 static void mean(importer *p)
 {
-    reduce(p, false);
+    reduce_listed(p, MEAN);
 }
 
 static void sum(importer *p)
 {
-    reduce(p, true);
+    reduce_listed(p, SUM);
+}
+
+static void amax(importer *p)
+{
+    reduce_listed(p, MAX);
+}
+
+static void max_along(importer *p)
+{
+    int dim = hvt__pt2_int(p, "dim", 0);
+
+    if (hvt__pt2_is_read(p, 1))
+        hvt__pt2_refuse(p, "its indices are read; expected its values alone");
+    else
+        reduce(p, MAX, 1, &dim);
 }
 
 /* ---- the end ---- */
@@ -566,6 +597,8 @@ static const operation layers[] = {
     {"aten._upsample_nearest_exact2d.vec", upsample_nearest},
     {"aten.mean.dim", mean},
     {"aten.sum.dim_IntList", sum},
+    {"aten.amax.default", amax},
+    {"aten.max.dim", max_along},
     {"aten.log_softmax.int", log_softmax, .last = true},
     {"aten.softmax.int", softmax, .last = true},
 };
