@@ -262,13 +262,15 @@ class Pyramid(nn.Module):
 
 
 class Attentive(nn.Module):
-    """CBAM: channels by means and maxima of an image, pixels by those of its channels; 15 of them, an odd number."""
+    """CBAM: channels by means and maxima of an image, pixels by those of its channels; 15 of them, an odd number. Then
+    ConvNeXt V2's response normalisation, one channel of which is 0."""
 
     def __init__(self):
         super().__init__()
         self.conv, self.next, self.head = Cell(3, 15), nn.Conv2d(15, 8, 3, padding=1), nn.Linear(8, CLASSES)
         self.squeeze, self.excite = nn.Linear(15, 5), nn.Linear(5, 15)
         self.gate = nn.Conv2d(2, 1, 5, padding=2)
+        self.weight, self.bias = nn.Parameter(torch.linspace(-0.5, 1, 8)), nn.Parameter(torch.linspace(0.3, -0.2, 8))
 
     def forward(self, x):
         x = self.conv(x)
@@ -276,6 +278,10 @@ class Attentive(nn.Module):
         x = x * torch.sigmoid(sum(by_channel))[:, :, None, None]
         x = x * torch.sigmoid(self.gate(torch.cat([x.mean(1, keepdim=True), x.max(1, keepdim=True)[0]], 1)))
         x = self.next(x).permute(0, 2, 3, 1)
+        x = torch.cat([x[..., :7], 0 * x[..., 7:]], 3)
+        norm = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
+        norm = norm / (norm.mean(-1, keepdim=True) + 1e-6)
+        x = x + torch.addcmul(self.bias.view(1, 1, 1, -1), self.weight.view(1, 1, 1, -1), x * norm)
         x = x - x.mean(-1, keepdim=True)
         x = (x + 0.1 * x.sum(3).unsqueeze(3) + 0.1 * torch.amax(x, 3, keepdim=True)).permute(0, 3, 1, 2)
         return self.head(x.square().mean((2, 3))) + x.mean((1, 2, 3)).unsqueeze(1)

@@ -235,35 +235,66 @@ static hvt_binary turned(importer *p, hvt_binary op, hvt_value *x)
     return op == HVT_SUB ? HVT_ADD : op == HVT_DIV ? HVT_MUL : op;
 }
 
-static void with_tensor(importer *p, hvt_binary op, const char *first, const char *second)
+/* x op an argument that is a parameter or a tensor; -1 after a refusal. axes: of x, then of the result. */
+static hvt_value with_argument(importer *p, hvt_binary op, hvt_value x, hvt__pt2_axes *axes,
+                               const char *argument, double factor)
+{
+    const tensor *b = hvt__pt2_tensor(p, argument);
+    const hvt__pt2_axes of_x = *axes;
+
+    if (!b || p->failed)
+        return -1;
+    if (b->state && factor != 1)
+        hvt__pt2_refuse(p, "its alpha is %g, before %s; expected 1", factor, b->state);
+    else if (b->state)
+        return with_parameter(p, op, x, axes, argument, b);
+    else if (hvt__pt2_is_computed(p, b) && broadcasts(&of_x, &b->axes, axes))
+        return hvt_combine(p->m, op, x, affine(p, b->v, factor, 0));
+    else if (!p->failed)
+        hvt__pt2_refuse(
+            p, "its arguments are no images of one shape, one of them repeated over pixels or channels");
+    return -1;
+}
+
+static hvt_value with_tensor(importer *p, hvt_binary op, const char *first, const char *second,
+                             hvt__pt2_axes *ret_axes)
 {
     const tensor *a = hvt__pt2_tensor(p, first), *b = hvt__pt2_tensor(p, second);
     const double alpha = hvt__pt2_float(p, "alpha", 1);
+    hvt_value x;
+
+    if (!a || !b || p->failed || !hvt__pt2_is_computed(p, a->state ? b : a))
+        return -1;
+    *ret_axes = a->state ? b->axes : a->axes;
+    if (!a->state)
+        return with_argument(p, op, a->v, ret_axes, second, alpha);
+    x = affine(p, b->v, alpha, 0);
+    op = turned(p, op, &x);
+    return with_argument(p, op, x, ret_axes, first, 1);
+}
+
+/* of two tensors */
+static void combined(importer *p, hvt_binary op, const char *first, const char *second)
+{
+    const tensor *a = hvt__pt2_tensor(p, first), *b = hvt__pt2_tensor(p, second);
     hvt__pt2_axes axes;
-    hvt_value v = -1, x;
+    hvt_value v;
 
     if (!a || !b || p->failed || (op == HVT_MUL && hvt__pt2_multiply_noise(p, a, b)))
         return;
-    if (b->state && alpha != 1)
-        hvt__pt2_refuse(p, "its alpha is %g, before %s; expected 1", alpha, b->state);
-    if (!hvt__pt2_is_computed(p, a->state ? b : a) || p->failed)
-        return;
-    axes = a->state ? b->axes : a->axes;
-    x = a->v;
-    if (a->state) {
-        x = affine(p, b->v, alpha, 0);
-        op = turned(p, op, &x);
-        v = with_parameter(p, op, x, &axes, first, a);
-    } else if (b->state) {
-        v = with_parameter(p, op, x, &axes, second, b);
-    } else if (!hvt__pt2_is_computed(p, b)) {
-        return;
-    } else if (broadcasts(&a->axes, &b->axes, &axes)) {
-        v = hvt_combine(p->m, op, x, affine(p, b->v, alpha, 0));
-    } else {
-        hvt__pt2_refuse(
-            p, "its arguments are no images of one shape, one of them repeated over pixels or channels");
-    }
+    v = with_tensor(p, op, first, second, &axes);
+    if (!p->failed)
+        hvt__pt2_out_like(p, v, &axes);
+}
+
+/* self + value * tensor1 * tensor2 */
+static void addcmul(importer *p)
+{
+    hvt__pt2_axes axes;
+    hvt_value v = with_tensor(p, HVT_MUL, "tensor1", "tensor2", &axes);
+
+    if (!p->failed)
+        v = with_argument(p, HVT_ADD, affine(p, v, hvt__pt2_float(p, "value", 1), 0), &axes, "self", 1);
     if (!p->failed)
         hvt__pt2_out_like(p, v, &axes);
 }
@@ -278,7 +309,7 @@ static void binary(importer *p)
     if (hvt__pt2_number(p, &x))
         with_number(p, op, false, x);
     else
-        with_tensor(p, op, "self", "other");
+        combined(p, op, "self", "other");
 }
 
 /* other - self */
@@ -289,7 +320,7 @@ static void reversed(importer *p)
     if (hvt__pt2_number(p, &x))
         with_number(p, HVT_SUB, true, x);
     else
-        with_tensor(p, HVT_SUB, "other", "self");
+        combined(p, HVT_SUB, "other", "self");
 }
 
 /* ---- the table ---- */
@@ -334,6 +365,7 @@ static const operation table[] = {
     {"aten.mul.Scalar", binary, HVT_MUL},
     {"aten.div.Tensor", binary, HVT_DIV},
     {"aten.div.Scalar", binary, HVT_DIV},
+    {"aten.addcmul.default", addcmul},
     {"aten.maximum.default", binary, HVT_MAXIMUM},
     {"aten.max.other", binary, HVT_MAXIMUM},
     {"aten.minimum.default", binary, HVT_MINIMUM},

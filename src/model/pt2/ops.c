@@ -5,6 +5,8 @@
  */
 #include "import.h"
 
+#include <math.h>
+
 /* ---- tensors on the tape ---- */
 
 bool hvt__pt2_is_computed(importer *p, const tensor *t)
@@ -481,7 +483,7 @@ static double elements(importer *p, int n, const int *dim)
     return all;
 }
 
-typedef enum reduction { MEAN, SUM, MAX } reduction;
+typedef enum reduction { MEAN, SUM, NORM, MAX } reduction;
 
 /* Over all of H and W, all of C, or both, wherever they are. */
 static void reduce(importer *p, reduction how, int n, int *dim)
@@ -512,12 +514,18 @@ static void reduce(importer *p, reduction how, int n, int *dim)
         hvt__pt2_refuse(p, "it is imported over all of C, and all of H and W only");
     if (p->failed)
         return;
+    if (how == NORM)
+        v = hvt_combine(p->m, HVT_MUL, v, v);
     if (pixels)
         v = whole_pool(p, v, how == MAX ? HVT_POOL_MAX : HVT_POOL_MEAN);
     if (channels)
         v = how == MAX ? hvt_max_channels(p->m, v) : hvt_mean_channels(p->m, v);
     if (how == SUM)
         v = hvt_apply(p->m, v, HVT_AFFINE, (float)elements(p, n, dim), 0);
+    if (how == NORM) { /* the gradient at 0 is 0 */
+        v = hvt_apply(p->m, hvt_apply(p->m, v, HVT_CLAMP, 1e-30f, INFINITY), HVT_POW, 0.5f, 0);
+        v = hvt_apply(p->m, v, HVT_AFFINE, (float)sqrt(elements(p, n, dim)), 0);
+    }
     hvt__pt2_out_like(p, v, &axes);
 }
 
@@ -536,6 +544,16 @@ static void mean(importer *p)
 static void sum(importer *p)
 {
     reduce_listed(p, SUM);
+}
+
+static void norm(importer *p)
+{
+    const double order = hvt__pt2_float(p, "ord", 2);
+
+    if (order != 2)
+        hvt__pt2_refuse(p, "its order is %g; expected 2", order);
+    else
+        reduce_listed(p, NORM);
 }
 
 static void amax(importer *p)
@@ -597,6 +615,7 @@ static const operation layers[] = {
     {"aten._upsample_nearest_exact2d.vec", upsample_nearest},
     {"aten.mean.dim", mean},
     {"aten.sum.dim_IntList", sum},
+    {"aten.linalg_vector_norm.default", norm},
     {"aten.amax.default", amax},
     {"aten.max.dim", max_along},
     {"aten.log_softmax.int", log_softmax, .last = true},
