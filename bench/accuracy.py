@@ -13,7 +13,7 @@ from pathlib import Path
 
 import common
 
-NETS = {"mobilenet_v2": "cifar", "own": None}  # and the stem
+NETS = {"mobilenet_v2": "cifar", "own": None, "resnet20": None}  # and the stem
 
 
 def torchs(mode, net, seed, *more):

@@ -274,6 +274,8 @@ typedef hvt_status hvt__tensor_fn(void *ctx, const hvt_param *p, const hvt_stat 
 /* hvt_model_hash() of a model of these tensors. */
 hvt_status hvt__model_hash_of(const hvt_model *m, hvt__tensor_fn *get, void *ctx, uint64_t *ret_hash);
 
+/* Does a parameter's name begin with this prefix of len letters; where that ends in $, is it this? */
+bool hvt__begins_with(const char *name, const char *prefix, size_t len);
 /* What the parameters' names begin with, up to the first dot, each once. */
 void hvt__model_names(const hvt_model *m, char *ret_text, size_t room);
 

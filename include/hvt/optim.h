@@ -65,12 +65,12 @@ typedef struct hvt_optim_opts {
 HVT_API hvt_status hvt_optim_create(hvt_model *m, const hvt_optim_opts *opts, hvt_optim **ret_optim);
 /**
  * A parameter group, as torch.optim's: parameters whose names begin with one of the prefixes, which have
- * commas between them, take lr_scale times the learning rate of each update, and this weight decay instead of
- * the options'. Norms and biases that the options spare are not decayed here either. The rest is one more
- * group, that of the options. Checkpoints do not hold groups: make the same ones before a run goes on. Before
- * hvt_distopt_create(), on all ranks alike, which is compared there. Errors: E_ARG (a value out of its range,
- * a prefix that fits nothing, a parameter in two groups), E_UNSUPPORTED (a rate of its own on a GPU), E_MEM;
- * no group was made then.
+ * commas between them and of which one that ends in $ is a whole name, take lr_scale times the learning rate
+ * of each update, and this weight decay instead of the options'. Norms and biases that the options spare are
+ * not decayed here either. The rest is one more group, that of the options. Checkpoints do not hold groups:
+ * make the same ones before a run goes on. Before hvt_distopt_create(), on all ranks alike, which is compared
+ * there. Errors: E_ARG (a value out of its range, a prefix that fits nothing, a parameter in two groups),
+ * E_UNSUPPORTED (a rate of its own on a GPU), E_MEM; no group was made then.
  */
 HVT_API hvt_status hvt_optim_group(hvt_optim *optim, const char *prefixes, double lr_scale,
                                    double weight_decay);

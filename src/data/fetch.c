@@ -76,6 +76,8 @@ hvt_status hvt__fetch_size(const hvt_dataset_info *info, const hvt_loader_opts *
     HVT_CHECK(!o->resize || (o->resize >= h && o->resize >= w), E_ARG,
               "a shorter side of %d pixels cannot hold a centre of %d x %d", o->resize, h, w);
     HVT_TRY(check_rrc(&o->rrc));
+    HVT_CHECK(!o->grey || info->channels != 1, E_UNSUPPORTED,
+              "the images of data set '%s' have one channel: they are grey already", info->name);
     if (!hvt_loader_copies(info, o) || o->grey)
         HVT_CHECK(
             info->type == HVT_U8 && info->channels == 3, E_UNSUPPORTED,

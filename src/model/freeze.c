@@ -24,7 +24,7 @@ hvt_status hvt_model_freeze(hvt_model *m, const char *prefixes)
     return HVT_OK;
 }
 
-static bool fits(const char *name, const char *prefix, size_t len)
+bool hvt__begins_with(const char *name, const char *prefix, size_t len)
 {
     const bool whole = prefix[len - 1] == '$';
 
@@ -38,25 +38,32 @@ bool hvt__freeze_fits(const hvt_model *m, const char *name)
     size_t len;
 
     while ((prefix = hvt__next_item(&at, &len)))
-        if (fits(name, prefix, len))
+        if (hvt__begins_with(name, prefix, len))
             return true;
     return false;
+}
+
+/* The name of a layer's first parameter, which may be another layer's; NULL: it has none. */
+static const char *first_name(const hvt_model *m, const hvt_layer *l)
+{
+    return l->param[0] < 0 ? NULL : m->param[l->param[0]].name;
 }
 
 void hvt__model_names(const hvt_model *m, char *ret_text, size_t room)
 {
     size_t used = 0;
-    const char *last = "";
 
     *ret_text = 0;
     for (const hvt_layer *l = m->layer; l < m->layer + m->nlayer && used < room; l++) {
-        size_t len = strcspn(l->name, ".");
-        bool listed = strlen(last) >= len && !strncmp(last, l->name, len) && strcspn(last, ".") == len;
+        const char *name = first_name(m, l), *other;
+        const size_t len = name ? strcspn(name, ".") : 0;
+        bool listed = !name;
 
-        if (l->param[0] < 0 || listed)
-            continue;
-        used += (size_t)snprintf(ret_text + used, room - used, "%s%.*s", used ? ", " : "", (int)len, l->name);
-        last = l->name;
+        for (const hvt_layer *k = m->layer; k < l && !listed; k++)
+            listed = (other = first_name(m, k)) && strcspn(other, ".") == len && !strncmp(other, name, len);
+        if (!listed)
+            used +=
+                (size_t)snprintf(ret_text + used, room - used, "%s%.*s", used ? ", " : "", (int)len, name);
     }
 }
 
@@ -70,7 +77,7 @@ hvt_status hvt__freeze_check(const hvt_model *m)
         bool any = false;
 
         for (int i = 0; i < m->nparam_tensors; i++)
-            any = any || fits(m->param[i].name, prefix, len);
+            any = any || hvt__begins_with(m->param[i].name, prefix, len);
         if (!any)
             hvt__model_names(m, names, sizeof names);
         HVT_CHECK(any, E_ARG, "no parameter's name begins with '%.*s'; they begin with %s", (int)len, prefix,

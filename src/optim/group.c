@@ -16,9 +16,11 @@ static hvt_status choose(const hvt_optim *o, const char *prefix, size_t len, boo
 
     HVT_CHECK(len, E_ARG, "a parameter group of '%s': expected names with a comma between two", prefix);
     for (int i = 0; i < m->nparam_tensors; i++) {
-        if (strncmp(m->param[i].name, prefix, len) != 0)
+        if (!hvt__begins_with(m->param[i].name, prefix, len))
             continue;
-        HVT_CHECK(!o->group || !o->group[i].own, E_ARG, "%s is in two parameter groups", m->param[i].name);
+        HVT_CHECK(!o->group || !o->group[i].own, E_ARG,
+                  "%s is in two parameter groups, '%.*s' and an earlier one", m->param[i].name, (int)len,
+                  prefix);
         chosen[i] = fits = true;
     }
     if (!fits)
@@ -34,7 +36,7 @@ static hvt_status check(const hvt_optim *o, double lr_scale, double weight_decay
 
     HVT_CHECK(!o->users.count[HVT__USER_DISTOPT], E_ARG,
               "parameter groups are made before the distributed optimizer");
-    HVT_CHECK(isfinite(lr_scale) && lr_scale >= 0, E_ARG,
+    HVT_CHECK(isfinite((float)lr_scale) && lr_scale >= 0, E_ARG,
               "a parameter group's learning rate is %g times the others', expected 0 or more", lr_scale);
     HVT_CHECK(isfinite((float)weight_decay) && weight_decay >= 0, E_ARG,
               "a parameter group's weight decay is %g, expected 0 or more", weight_decay);

@@ -322,11 +322,13 @@ static hvt_status find_classes(run *t)
     return hvt_world_broadcast(t->world, &t->classes, sizeof t->classes, 0);
 }
 
-/* An evaluation has nothing to freeze; auto leaves it to a .pt2. */
+/* An evaluation has nothing to freeze, but reads the optimizer state that a run has saved; auto leaves it to
+ * a .pt2. */
 static hvt_status plan_frozen(run *t, hvt_value logits)
 {
     const char *freeze = t->opts->freeze;
-    bool none = t->opts->evaluate || !strcmp(freeze, "none"), by_file = !none && !strcmp(freeze, "auto");
+    bool none = (t->opts->evaluate && !*t->opts->resume) || !strcmp(freeze, "none"),
+         by_file = !none && !strcmp(freeze, "auto");
     hvt_status s = by_file ? HVT_OK : hvt_model_freeze(t->model, none ? "" : freeze);
 
     if (s == HVT_OK)

@@ -602,7 +602,7 @@ TEST(grey_images_have_pillows_luminance)
         }
         hvt_loader_close(&l);
     }
-    CHECK_FAILS(hvt_loader_open(grey, ref, &opts, &l), E_UNSUPPORTED, "1 channel in u8");
+    CHECK_FAILS(hvt_loader_open(grey, ref, &opts, &l), E_UNSUPPORTED, "grey already");
     hvt_dataset_close(&set);
     hvt_dataset_close(&grey);
 }

@@ -183,6 +183,9 @@ def options_that_do_not_fit_the_set_are_refused():
                        ("--augment rrc,crop:4", "expected one"), ("--workers 9999", "workers")]:
         rc, _, err = run(RUN + base + more.split())
         check(rc in (1, 2) and part in err[-1], more, rc, err)
+    for more, part in [("--grey --mean imagenet", "one number"), ("--grey --std 0.2,0.3,0.2", "one number")]:
+        rc, _, err = run(RUN + base + more.split())
+        check(rc == 2 and part in err[-1], more, rc, err)
     shutil.rmtree(path("folder/train/c4"))
     rc, _, err = run(RUN + base)
     check(rc == 1 and "classes that" in err[-1] and "c4" in err[-1], rc, err)

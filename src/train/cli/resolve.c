@@ -335,6 +335,9 @@ static hvt_status check_model_and_data(const hvt_options *o)
         o->eval_size, o->size, o->size);
     HVT_CHECK(synth || !given(o, HVT__AT_samples), E_ARG,
               "--samples %d is for --data synth; --limit takes the first images of %s", o->samples, o->data);
+    for (int c = 1; c < 3; c++)
+        HVT_CHECK(!o->grey || (o->mean.v[c] == o->mean.v[0] && o->std.v[c] == o->std.v[0]), E_ARG,
+                  "--grey leaves one channel: expected one number each for --mean and --std");
     HVT_CHECK(o->val_split < 1, E_ARG, "--val-split: expected a number from 0 on, below 1, got %g",
               o->val_split);
     HVT_CHECK(stem || !given(o, HVT__AT_stem), E_ARG, "--stem %s: %s has a stem of its own", o->stem,
@@ -481,6 +484,7 @@ static hvt_status check_packing(const hvt_options *o)
               "--output: expected DIR/train-%%06d.tar or DIR/val-%%06d.tar, got '%s'", o->output);
     HVT_CHECK(!pack || (!*o->save && !o->evaluate), E_ARG,
               "pack neither trains nor evaluates: --save and --evaluate have no use");
+    HVT_CHECK(!pack || !o->grey, E_ARG, "pack keeps the colours of images: --grey is for training with them");
     for (size_t i = 0; i < HVT_LEN(own) && !pack; i++)
         HVT_CHECK(!given(o, own[i]), E_ARG, "%s is for hvtrain pack DIR",
                   hvt__flag_of(&hvt__option_table[own[i]]).text);
