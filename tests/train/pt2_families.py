@@ -282,7 +282,7 @@ class Attentive(nn.Module):
         norm = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
         norm = norm / (norm.mean(-1, keepdim=True) + 1e-6)
         x = x + torch.addcmul(self.bias.view(1, 1, 1, -1), self.weight.view(1, 1, 1, -1), x * norm)
-        x = x - x.mean(-1, keepdim=True)
+        x = x - x.mean(-1, keepdim=True) + 0.3 * (x.mean(1, keepdim=True).mean(2, keepdim=True) + x.amax(2).amax(1)[:, None, None])
         x = (x + 0.1 * x.sum(3).unsqueeze(3) + 0.1 * torch.amax(x, 3, keepdim=True)).permute(0, 3, 1, 2)
         return self.head(x.square().mean((2, 3))) + x.mean((1, 2, 3)).unsqueeze(1)
 

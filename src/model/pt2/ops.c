@@ -368,10 +368,11 @@ static void instance_norm(importer *p)
 
 /* ---- pooling ---- */
 
-/* One window. */
-static hvt_value whole_pool(importer *p, hvt_value x, hvt_pooling_kind kind)
+/* To h x w windows. */
+static hvt_value pool_to(importer *p, hvt_value x, hvt_pooling_kind kind, int h, int w)
 {
-    return kind == HVT_POOL_MEAN ? hvt_avgpool(p->m, x) : hvt_adaptive_pool(p->m, x, kind, 1, 1);
+    return kind == HVT_POOL_MEAN && h == 1 && w == 1 ? hvt_avgpool(p->m, x)
+                                                     : hvt_adaptive_pool(p->m, x, kind, h, w);
 }
 
 static void pool(importer *p, hvt_pooling_kind kind)
@@ -392,7 +393,7 @@ static void pool(importer *p, hvt_pooling_kind kind)
         return;
     hvt_value_shape(p->m, x, shape);
     if (size[0] == shape[0] && size[1] == shape[1] && !pad[0] && !pad[1]) {
-        hvt__pt2_out_value(p, whole_pool(p, x, kind));
+        hvt__pt2_out_value(p, pool_to(p, x, kind, 1, 1));
         return;
     }
     hvt__pt2_out_value(
@@ -421,9 +422,7 @@ static void adaptive_pool(importer *p, hvt_pooling_kind kind)
 
     hvt__pt2_ints(p, "output_size", 2, size);
     if (!p->failed)
-        hvt__pt2_out_value(p, size[0] == 1 && size[1] == 1
-                                  ? whole_pool(p, x, kind)
-                                  : hvt_adaptive_pool(p->m, x, kind, size[0], size[1]));
+        hvt__pt2_out_value(p, pool_to(p, x, kind, size[0], size[1]));
 }
 
 static void adaptive_avg_pool(importer *p)
@@ -485,15 +484,16 @@ static double elements(importer *p, int n, const int *dim)
 
 typedef enum reduction { MEAN, SUM, NORM, MAX } reduction;
 
-/* Over all of H and W, all of C, or both, wherever they are. */
+/* Over whole axes, wherever they are. */
 static void reduce(importer *p, reduction how, int n, int *dim)
 {
     const tensor x = hvt__pt2_in_order(p, hvt__pt2_tensor(p, "self"));
     int64_t size[HVT__PT2_DIMS];
     const int to = hvt__pt2_out_sizes(p, 0, size);
     hvt__pt2_axes axes = x.axes;
-    bool fits = n > 0, channels = false, pixels = false;
+    bool fits = n > 0, over[3] = {0};
     hvt_value v = x.v;
+    int shape[3];
 
     if (p->failed || x.v < 0)
         return;
@@ -503,22 +503,24 @@ static void reduce(importer *p, reduction how, int n, int *dim)
             fits = false;
             break;
         }
-        pixels = pixels || hvt__pt2_has(&axes, dim[i], 'H') || hvt__pt2_has(&axes, dim[i], 'W');
-        channels = channels || hvt__pt2_has(&axes, dim[i], 'C');
-        fits = !hvt__pt2_has(&axes, dim[i], 'C') || hvt__pt2_is(&axes, dim[i], 'C');
+        for (int k = 0; k < 3; k++)
+            over[k] = over[k] || hvt__pt2_has(&axes, dim[i], "HWC"[k]);
         hvt__pt2_reduce(&axes, dim[i]);
     }
-    for (int i = 0; i < axes.ndim && fits && pixels; i++)
-        fits = !hvt__pt2_has(&axes, i, 'H') && !hvt__pt2_has(&axes, i, 'W');
+    for (int i = 0; i < axes.ndim; i++)
+        for (int k = 0; k < 3; k++)
+            fits = fits && !(over[k] && hvt__pt2_has(&axes, i, "HWC"[k]));
     if (!fits || !hvt__pt2_view(&axes, to, size))
-        hvt__pt2_refuse(p, "it is imported over all of C, and all of H and W only");
+        hvt__pt2_refuse(p, "it is imported over all of C, H or W only, not over the batch or a part of them");
     if (p->failed)
         return;
     if (how == NORM)
         v = hvt_combine(p->m, HVT_MUL, v, v);
-    if (pixels)
-        v = whole_pool(p, v, how == MAX ? HVT_POOL_MAX : HVT_POOL_MEAN);
-    if (channels)
+    hvt_value_shape(p->m, v, shape);
+    if (over[0] || over[1])
+        v = pool_to(p, v, how == MAX ? HVT_POOL_MAX : HVT_POOL_MEAN, over[0] ? 1 : shape[0],
+                    over[1] ? 1 : shape[1]);
+    if (over[2])
         v = how == MAX ? hvt_max_channels(p->m, v) : hvt_mean_channels(p->m, v);
     if (how == SUM)
         v = hvt_apply(p->m, v, HVT_AFFINE, (float)elements(p, n, dim), 0);
