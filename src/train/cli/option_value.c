@@ -270,11 +270,27 @@ static int size_text(size_t v, char ret_text[HVT_OPTION_VALUE])
     return snprintf(ret_text, HVT_OPTION_VALUE, "%zu%s", v / (size_t)u->value, u->name);
 }
 
+/* One number if all are the same; each as short as it reads back. */
+static int rgb_text(const float v[3], char ret_text[HVT_OPTION_VALUE])
+{
+    const int count = v[0] == v[1] && v[0] == v[2] ? 1 : 3;
+    int used = 0;
+
+    for (int c = 0; c < count; c++) {
+        char one[32];
+
+        for (int digits = 1; digits <= 9; digits++)
+            if (snprintf(one, sizeof one, "%.*g", digits, (double)v[c]) > 0 && strtof(one, NULL) == v[c])
+                break;
+        used += snprintf(ret_text + used, HVT_OPTION_VALUE - (size_t)used, "%s%s", c ? "," : "", one);
+    }
+    return used;
+}
+
 int hvt__option_text(const hvt_options *opts, int i, char ret_text[HVT_OPTION_VALUE])
 {
     const hvt__option *o = &hvt__option_table[i];
     const void *at = (const char *)opts + o->offset;
-    const float *v = at;
     int n;
 
     switch (o->kind) {
@@ -297,8 +313,7 @@ int hvt__option_text(const hvt_options *opts, int i, char ret_text[HVT_OPTION_VA
         n = num_text(*(const double *)at, ret_text);
         return n + snprintf(ret_text + n, HVT_OPTION_VALUE - (size_t)n, "s");
     case OPT_rgb:
-        return snprintf(ret_text, HVT_OPTION_VALUE, v[0] == v[1] && v[0] == v[2] ? "%.9g" : "%.9g,%.9g,%.9g",
-                        (double)v[0], (double)v[1], (double)v[2]);
+        return rgb_text(at, ret_text);
     }
     return 0;
 }
