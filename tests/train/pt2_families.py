@@ -53,10 +53,10 @@ families = {
 # side of the images, operations that the message must name
 refused = {
     "vit_b_16": (224, ["scaled_dot_product_attention"]),
-    "swin_t": (64, ["roll", "softmax.int", "matmul"]),
-    "maxvit_t": (224, ["einsum", "softmax.int"]),
+    "swin_t": (64, ["roll", "matmul"]),
+    "maxvit_t": (224, ["einsum"]),
     "upward": (32, ["conv_transpose2d.input", "upsample_bilinear2d"]),
-    "softmax": (12, ["softmax.int"]), "attention": (12, ["softmax.int"]),
+    "softmax": (12, ["softmax.int"]), "squeezed": (12, ["softmax.int"]),
 }
 round_trips = ["gated", "scaled", "resnet18", "mobilenet_v2", "efficientnet_b0"]
 
@@ -277,6 +277,7 @@ class Attentive(nn.Module):
         by_channel = [self.excite(F.silu(self.squeeze(t))) for t in (x.mean((2, 3)), torch.amax(x, (2, 3)))]
         x = x * torch.sigmoid(sum(by_channel))[:, :, None, None]
         x = x * torch.sigmoid(self.gate(torch.cat([x.mean(1, keepdim=True), x.max(1, keepdim=True)[0]], 1)))
+        x = x * F.softmax(3 * x, 1) + x.permute(0, 2, 3, 1).softmax(-1).permute(0, 3, 1, 2)
         x = self.next(x).permute(0, 2, 3, 1)
         x = torch.cat([x[..., :7], 0 * x[..., 7:]], 3)
         norm = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
@@ -358,10 +359,11 @@ class Softmax(Logarithms):
         return F.softmax(self.last(self.conv(x).mean((2, 3))), 1)
 
 
-class Attention(Logarithms):
+class Squeezed(Softmax):
+    """As at the end, though a view comes behind it."""
+
     def forward(self, x):
-        x = self.conv(x)
-        return F.log_softmax(self.last((x * F.softmax(x, 1)).mean((2, 3))), 1)
+        return super().forward(x)[:, :, None].flatten(1)
 
 
 class Upward(nn.Module):
@@ -381,7 +383,7 @@ class Upward(nn.Module):
 own = {"two_branches": (TwoBranches, 32), "gated": (Gated, 32), "arithmetic": (Arithmetic, 16), "cropped": (Cropped, 20),
        "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16), "pyramid": (Pyramid, 16), "attentive": (Attentive, 10),
        "functions": (Functions, 12), "shared": (Shared, 12), "ties": (Ties, 40), "logarithms": (Logarithms, 12),
-       "upward": (Upward, 32), "softmax": (Softmax, 12), "attention": (Attention, 12)}
+       "upward": (Upward, 32), "softmax": (Softmax, 12), "squeezed": (Squeezed, 12)}
 
 
 def build(name, drops=False):

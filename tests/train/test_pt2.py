@@ -484,7 +484,7 @@ def families_train_as_in_pytorch():
 
 
 def operations_compute_and_train_as_in_pytorch():
-    families("cropped", "scaled", "fixed_norms", "pyramid", "attentive", "functions", "shared", "ties", "logarithms", "softmax", "attention")
+    families("cropped", "scaled", "fixed_norms", "pyramid", "attentive", "functions", "shared", "ties", "logarithms", "softmax", "squeezed")
 
 
 def what_was_trained_goes_back_to_pytorch():

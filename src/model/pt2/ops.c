@@ -588,10 +588,40 @@ static void log_softmax(importer *p)
     hvt__pt2_out(p, 0, *x, x);
 }
 
+static bool follows_the_head(const importer *p)
+{
+    const hvt_pt2 *f = p->file;
+    size_t i = 0;
+
+    while (i < f->nneeded && f->needed[i] != f->head && f->needed[i] != p->node)
+        i++;
+    return i < f->nneeded && f->needed[i] == f->head;
+}
+
+/* Over all channels: e^(x - max) / sum. */
 static void softmax(importer *p)
 {
-    hvt__pt2_refuse(p, "the loss computes the softmax of the model's output itself; export the model without "
-                       "this one");
+    const tensor x = hvt__pt2_in_order(p, hvt__pt2_tensor(p, "self"));
+    int dim = hvt__pt2_int(p, "dim", 0), shape[3];
+    hvt_value v;
+
+    if (follows_the_head(p))
+        hvt__pt2_refuse(p, "the loss computes the softmax of the model's output itself; export the model "
+                           "without this one");
+    if (p->failed || x.v < 0)
+        return;
+    dim += dim < 0 ? x.axes.ndim : 0;
+    if (dim <= 0 || dim >= x.axes.ndim || !hvt__pt2_has(&x.axes, dim, 'C') ||
+        !hvt__pt2_is(&x.axes, dim, 'C')) {
+        hvt__pt2_refuse(p, "it is imported over channels only");
+        return;
+    }
+    hvt_value_shape(p->m, x.v, shape);
+    v = hvt_combine(p->m, HVT_SUB, x.v, hvt_max_channels(p->m, x.v));
+    v = hvt_apply(p->m, v, HVT_EXP, 0, 0);
+    v = hvt_combine(p->m, HVT_DIV, v,
+                    hvt_apply(p->m, hvt_mean_channels(p->m, v), HVT_AFFINE, (float)shape[2], 0));
+    hvt__pt2_out_like(p, v, &x.axes);
 }
 
 /* ---- the tables ---- */
@@ -621,7 +651,7 @@ static const operation layers[] = {
     {"aten.amax.default", amax},
     {"aten.max.dim", max_along},
     {"aten.log_softmax.int", log_softmax, .last = true},
-    {"aten.softmax.int", softmax, .last = true},
+    {"aten.softmax.int", softmax},
 };
 
 /* Is this its name, or with a _ before the last dot that of its way in place? */
