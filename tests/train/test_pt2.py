@@ -369,7 +369,7 @@ def damaged_graphs_are_one_line():
             for t in [t for t in (i["arg"].get("as_tensor"), *i["arg"].get("as_tensors", [])) if t and t["name"] == new]:
                 t["name"] = old
 
-    @case("aten.mean.dim", "all of H and W")
+    @case("aten.mean.dim", "all of C, H or W")
     def dimensions_whose_sum_overflows(program):
         argument(program, "mean.dim", "dim")["as_ints"] = [2 ** 31 - 1, 2 ** 31 - 1]
 
