@@ -93,13 +93,15 @@ hvt_status hvt__fetch_open(const hvt_dataset *set, const hvt_loader_opts *opts, 
 {
     const hvt_dataset_info *info = hvt_dataset_describe(set);
     hvt__fetch f = {.set = set, .opts = opts, .info = *info};
+    size_t plane;
 
     HVT_TRY(hvt__fetch_size(info, opts, &f.info.height, &f.info.width));
     HVT_CHECK(opts->skip_damaged >= 0, E_ARG, "%d damaged images to skip, expected 0 or more",
               opts->skip_damaged);
     f.info.channels = hvt_loader_channels(info, opts);
-    f.image_bytes =
-        (size_t)f.info.height * (size_t)f.info.width * (size_t)f.info.channels * hvt_dtype_size(info->type);
+    plane = (size_t)f.info.height * (size_t)f.info.width * hvt_dtype_size(info->type);
+    f.source_bytes = plane * (size_t)info->channels;
+    f.image_bytes = plane * (size_t)f.info.channels;
     f.pictures = !hvt_loader_copies(info, opts);
     f.reads = f.pictures || !hvt__dataset_has_get(set);
     f.damaged = calloc((size_t)opts->skip_damaged + 1, sizeof *f.damaged);
@@ -127,8 +129,8 @@ hvt_status hvt__fetcher_open(const hvt__fetch *f, hvt__fetcher **ret_fetcher)
     if (f->reads)
         HVT_TRY_OR(fail, hvt__picture_open(&w->picture));
     if (f->opts->grey) {
-        w->coloured = malloc(3 * f->image_bytes);
-        HVT_CHECK_OR(fail, w->coloured, E_MEM, "no memory for an image of %zu bytes", 3 * f->image_bytes);
+        w->coloured = malloc(f->source_bytes);
+        HVT_CHECK_OR(fail, w->coloured, E_MEM, "no memory for an image of %zu bytes", f->source_bytes);
     }
     *ret_fetcher = w;
     return HVT_OK;
@@ -186,7 +188,7 @@ static hvt_status read_image(const hvt__fetch *f, hvt__fetcher *w, uint32_t inde
     HVT_TRY(hvt_dataset_read(f->set, index, &w->record));
     *to->label = w->record.label;
     if (!f->pictures && w->record.encoding != HVT_IMAGE_FILE) {
-        memcpy(to->pixels, w->record.data, f->opts->grey ? 3 * f->image_bytes : f->image_bytes);
+        memcpy(to->pixels, w->record.data, f->source_bytes);
         return HVT_OK;
     }
     enter(w, DECODING);

@@ -22,12 +22,12 @@ typedef struct hvt__target {
 
 /* What is the same for all images of a loader. */
 typedef struct hvt__fetch {
-    const hvt_dataset *set;      /* borrowed */
-    const hvt_loader_opts *opts; /* borrowed */
-    hvt_dataset_info info;       /* with the size of the batches' images */
-    size_t image_bytes;
-    bool reads;    /* records, not pixels at once */
-    bool pictures; /* images are resampled or cut */
+    const hvt_dataset *set;           /* borrowed */
+    const hvt_loader_opts *opts;      /* borrowed */
+    hvt_dataset_info info;            /* with the size of the batches' images */
+    size_t source_bytes, image_bytes; /* before and after it is made grey */
+    bool reads;                       /* records, not pixels at once */
+    bool pictures;                    /* images are resampled or cut */
 
     pthread_mutex_t lock;
     uint32_t *damaged; /* [opts->skip_damaged] indices of those that were skipped */

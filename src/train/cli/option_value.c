@@ -250,13 +250,21 @@ int hvt__value_expected(const hvt__option *o, char *ret_text, size_t bytes)
     return 0;
 }
 
-static int num_text(double v, char ret_text[HVT_OPTION_VALUE])
+/* As short as it reads back, as a float or a double. */
+static int shortest(double v, bool single, char *ret_text, size_t room)
 {
     int n = 0;
 
-    for (int digits = 6; digits <= 17 && (!n || strtod(ret_text, NULL) != v); digits++)
-        n = snprintf(ret_text, HVT_OPTION_VALUE, "%.*g", digits, v);
+    for (int digits = 6;
+         digits <= 17 && (!n || (single ? (double)strtof(ret_text, NULL) : strtod(ret_text, NULL)) != v);
+         digits++)
+        n = snprintf(ret_text, room, "%.*g", digits, v);
     return n;
+}
+
+static int num_text(double v, char ret_text[HVT_OPTION_VALUE])
+{
+    return shortest(v, false, ret_text, HVT_OPTION_VALUE);
 }
 
 static int size_text(size_t v, char ret_text[HVT_OPTION_VALUE])
@@ -270,19 +278,16 @@ static int size_text(size_t v, char ret_text[HVT_OPTION_VALUE])
     return snprintf(ret_text, HVT_OPTION_VALUE, "%zu%s", v / (size_t)u->value, u->name);
 }
 
-/* One number if all are the same; each as short as it reads back. */
+/* One number if all are the same. */
 static int rgb_text(const float v[3], char ret_text[HVT_OPTION_VALUE])
 {
     const int count = v[0] == v[1] && v[0] == v[2] ? 1 : 3;
     int used = 0;
 
     for (int c = 0; c < count; c++) {
-        char one[32];
-
-        for (int digits = 1; digits <= 9; digits++)
-            if (snprintf(one, sizeof one, "%.*g", digits, (double)v[c]) > 0 && strtof(one, NULL) == v[c])
-                break;
-        used += snprintf(ret_text + used, HVT_OPTION_VALUE - (size_t)used, "%s%s", c ? "," : "", one);
+        if (c)
+            ret_text[used++] = ',';
+        used += shortest((double)v[c], true, ret_text + used, HVT_OPTION_VALUE - (size_t)used);
     }
     return used;
 }
