@@ -94,6 +94,26 @@ static const net nets[] = {
       {576, 160, 1, 1, 7, 1},       {160, 960, 1, 1, 7, 3},       {960, 960, 3, 1, 7, 3, 960},
       {960, 160, 1, 1, 7, 2},       {960, 320, 1, 1, 7, 1},       {320, 1280, 1, 1, 7, 1},
       {1280, 1000, 1, 1, 1, 1}}},
+    {"convnext_tiny-224",
+     16,
+     17,
+     {{3, 96, 4, 4, 224, 1},
+      {96, 96, 7, 1, 56, 3, 96},
+      {96, 384, 1, 1, 56, 3},
+      {384, 96, 1, 1, 56, 3},
+      {96, 192, 2, 2, 56, 1},
+      {192, 192, 7, 1, 28, 3, 192},
+      {192, 768, 1, 1, 28, 3},
+      {768, 192, 1, 1, 28, 3},
+      {192, 384, 2, 2, 28, 1},
+      {384, 384, 7, 1, 14, 9, 384},
+      {384, 1536, 1, 1, 14, 9},
+      {1536, 384, 1, 1, 14, 9},
+      {384, 768, 2, 2, 14, 1},
+      {768, 768, 7, 1, 7, 3, 768},
+      {768, 3072, 1, 1, 7, 3},
+      {3072, 768, 1, 1, 7, 3},
+      {768, 1000, 1, 1, 1, 1}}},
 };
 
 typedef struct bench {
@@ -271,7 +291,7 @@ static void open_layer(bench *b, hvt_device *dev, const layer *l, int batch, hvt
                            .k = l->k,
                            .r = l->window,
                            .s = l->window,
-                           HVT_CONV_EVEN(l->stride, l->window / 2),
+                           HVT_CONV_EVEN(l->stride, l->window % 2 ? l->window / 2 : 0),
                            .no_dx = l->c == 3};
     b->d.groups = l->groups ? l->groups : 1;
     b->p = hvt__conv_height(&b->d);
@@ -340,7 +360,9 @@ static choice o = {
 
 static const bench_row options[] = {
     {"--model", "NAME",
-     "resnet50, resnet20, resnet18 (CIFAR stem), resnet50-224 or mobilenet_v2-224 (resnet50)", &o.model},
+     "resnet50, resnet20, resnet18 (CIFAR stem), resnet50-224, mobilenet_v2-224 or convnext_tiny-224 "
+     "(resnet50)",
+     &o.model},
     {"--batch", "N", "images (the model's own: 64, 128, 64, 8, 16)", .number = &o.batch},
     {"--layer", "N", "only the model's N-th (0: all)", .number = &o.layer},
     {"--type", "f32|bf16|f16", "of activations (f32)", &o.type},

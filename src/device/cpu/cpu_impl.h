@@ -119,6 +119,7 @@ typedef struct hvt_vnni2 {
     int n, c;
     int len, depth;
     int pitch; /* k-groups from one row of a panel to the next */
+    long next; /* from one panel to the next */
 } hvt_vnni2;
 
 typedef void hvt_pack_fn(const hvt_vnni2 *p, int w, float *out);

@@ -158,7 +158,8 @@ typedef struct hvt_typed {
     void (*widen)(size_t n, const void *x, float *out);
     /* pack [n][c], rows `ld` apart, into panels of w columns, each [n][pitch]; columns past c are zero up to
      * the next whole vector. x + prefetch is prefetched, unless that is x */
-    void (*pack_panels)(const void *x, long ld, long prefetch, int n, int c, int w, int pitch, float *out);
+    void (*pack_panels)(const void *x, long ld, long prefetch, int n, int c, int w, int pitch, long next,
+                        float *out);
     /* to (+)= [rows][cols], with strides `row` and `tile_row` */
     void (*store_tile)(int rows, int cols, const float *tile, long tile_row, void *to, long row, bool add);
 

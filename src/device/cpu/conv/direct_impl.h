@@ -74,9 +74,12 @@ typedef struct direct {
     int a_tiles, a_rows; /* c is cut into a_tiles tiles of a_rows rows */
     int a_panel;     /* channels in a panel of packed x; all tiles of a panel but its last have a_rows rows */
     int panel_tiles; /* tiles in a panel */
-    int a_pitch, b_pitch;    /* k-groups per inner step in a panel of packed x, of packed dy */
-    int taps_per_tile;       /* 1, or the 3 of a filter row, one vector each */
-    long a_slot, b_slot;     /* k-groups of one packed pixel */
+    int b_panel;     /* columns in a panel of packed dy */
+    int a_pitch, b_pitch; /* k-groups per inner step in a panel of packed x, of packed dy */
+    int taps_per_tile;    /* 1, or the 3 of a filter row, one vector each */
+    long a_slot, b_slot; /* k-groups from one packed pixel to the next: a tile finds floats of all pixels side
+                            by side, pairs of bf16 by pixel */
+    long a_next, b_next; /* from one of its panels to the next */
     size_t x_bytes, y_bytes; /* of ws for packed x; for packed dy, which follows */
 } direct;
 

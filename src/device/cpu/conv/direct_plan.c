@@ -12,13 +12,14 @@
  * next block is prefetched into L2 meanwhile. */
 #define BLOCK_BYTES       (1 << 20)
 #define SMALL_BLOCK_BYTES (1 << 19) /* vnni2, or one tap */
-/* Channels: rows this narrow are read in place by several taps, and by a single one all rows of dy and, by
- * the tall tiles of long vectors, of x. Measured (1x1 on Zen 4, packed and in place: 192 -> 32 at 28x28 82
- * and 110 GF/s, 64 -> 384 at 14x14 98 and 108, 256 -> 64 at 56x56 73 and 93; with more channels 0.97 to 1.1
- * times. On Zen 3, whose tiles of 6 x 16 read x more often, a step of ConvNeXt-T: 2.7 s of backward weights
- * packed, 3.9 in place). */
+/* Channels: narrower rows are read in place. A single tap of long vectors, whose tiles are tall, reads all
+ * rows in place (1x1 on Zen 4, packed and in place: 192 -> 32 at 28x28 82 and 110 GF/s, 64 -> 384 at 14x14 98
+ * and 108, 256 -> 64 at 56x56 73 and 93; with more channels 0.97 to 1.1 times); tiles of 6 x 16 read them
+ * more often and have both packed unless filters are few (Zen 3: 768 -> 3072 at 7x7 60 and 84 GF/s, 96 -> 384
+ * at 56x56 71 and 78, 96 -> 24 at 56x56 35 and 27). */
 #define IN_PLACE_X  128
 #define IN_PLACE_Y  64
+#define FEW         32
 #define LEAST_CHUNK 32
 /* In a model of many layers, weights of this size and more are evicted before their next use. Non-temporal
  * stores of their gradient saved 6 % of backward weights, those of the packed copy 60 % of its time
@@ -199,7 +200,8 @@ static void size_tiles(direct *d, int most)
         d->panel_tiles = 1;
         d->a_pitch = kern->pitch;
     }
-    d->b_pitch = op->vnni2 && op->k <= kern->vl ? kern->vl : CONV_PANEL;
+    d->b_panel = op->vnni2 ? CONV_PANEL : 2 * kern->vl;
+    d->b_pitch = op->vnni2 && op->k <= kern->vl ? kern->vl : d->b_panel;
 }
 
 static void size_blocks(direct *d)
@@ -209,13 +211,19 @@ static void size_blocks(direct *d)
     const bool in_place = op->hwn && op->type == HVT_F32;
     const size_t element = op->vnni2 ? sizeof(uint16_t) : sizeof(float);
     size_t weights = sizeof(float) * (size_t)op->taps * (size_t)op->c * (size_t)op->k;
-    int depth;
 
     d->stream = weights >= STREAM_BYTES;
     d->taps_per_tile = takes_three_taps(op) ? 3 : 1;
     size_tiles(d, kern->rows[d->taps_per_tile == 3 ? 2 : op->k > kern->vl]);
-    d->pack_y = !(in_place && op->k % kern->vl == 0 && (op->taps == 1 || op->k <= IN_PLACE_Y));
-    d->slots = in_place && ((op->taps == 1 && kern->vl == 16) || op->c <= IN_PLACE_X) ? 0 : 1;
+    if (!in_place) {
+        d->slots = d->pack_y = 1;
+    } else if (op->taps == 1) {
+        d->slots = kern->vl < 16 && (op->k > FEW ? op->c >= IN_PLACE_Y : op->c > IN_PLACE_X);
+        d->pack_y = op->k % kern->vl || (d->slots && op->k > FEW);
+    } else {
+        d->slots = op->c > IN_PLACE_X;
+        d->pack_y = op->k % kern->vl || op->k > IN_PLACE_Y;
+    }
 
     /* each block reads and writes the gradient once more: with large weights blocks should be large */
     const size_t cached = op->vnni2 || op->taps == 1 ? SMALL_BLOCK_BYTES : BLOCK_BYTES,
@@ -236,10 +244,6 @@ static void size_blocks(direct *d)
         each = conv_tiles(each, op->ow) * op->ow;
     d->blocks = conv_tiles(pixels, each);
 
-    const int k_groups = conv_k_groups(kern, d->chunk, &depth);
-
-    d->a_slot = (long)k_groups * (d->a_tiles / d->panel_tiles) * d->a_pitch;
-    d->b_slot = (long)k_groups * conv_panels(op->k) * d->b_pitch;
     for (int b = 0; b < d->blocks; b++) {
         d->block[b].pixel = b * each;
         d->block[b].end = (b + 1) * each < pixels ? (b + 1) * each : pixels;
@@ -343,6 +347,30 @@ static void assign_slots(direct *d, const int *low, const int *high, int *ordina
         d->e[i].a = ordinal[d->e[i].a] % d->slots;
 }
 
+static size_t floats_bytes(size_t count)
+{
+    return (sizeof(float) * count + 63) / 64 * 64;
+}
+
+/* Where the panels of packed pixels lie, and the bytes of all. */
+static void place_panels(direct *d)
+{
+    const conv_op *op = &d->op;
+    const int x_panels = d->a_tiles / d->panel_tiles, y_panels = conv_tiles(op->k, d->b_panel),
+              pixels = d->block[0].end;
+    int depth;
+    const long rows = conv_k_groups(op->kern, d->chunk, &depth), x = rows * d->a_pitch, y = rows * d->b_pitch;
+
+    d->a_slot = op->vnni2 ? x_panels * x : x;
+    d->b_slot = op->vnni2 ? y_panels * y : y;
+    d->a_next = op->vnni2 ? x : d->slots * x;
+    d->b_next = op->vnni2 ? y : pixels * y;
+    d->x_bytes = floats_bytes((size_t)(d->slots * x_panels * x));
+    if (!d->slots && direct_takes_norm(op)) /* its norm */
+        d->x_bytes = floats_bytes((size_t)pixels * (size_t)d->chunk * (size_t)op->c);
+    d->y_bytes = d->pack_y ? floats_bytes((size_t)(pixels * y_panels * y)) : 0;
+}
+
 static hvt_status plan_wgrad(direct *d)
 {
     const conv_op *op = &d->op;
@@ -367,11 +395,7 @@ static hvt_status plan_wgrad(direct *d)
     }
     free(low);
     HVT_CHECK(has, E_MEM, "no memory for the %ld entries of a convolution", op->products);
-    d->x_bytes = (sizeof(float) * (size_t)d->slots * (size_t)d->a_slot + 63) / 64 * 64;
-    if (!d->slots && direct_takes_norm(op)) /* its norm */
-        d->x_bytes =
-            (sizeof(float) * (size_t)d->block[0].end * (size_t)d->chunk * (size_t)op->c + 63) / 64 * 64;
-    d->y_bytes = d->pack_y ? (sizeof(float) * (size_t)d->block[0].end * (size_t)d->b_slot + 63) / 64 * 64 : 0;
+    place_panels(d);
     return HVT_OK;
 }
 

@@ -70,18 +70,19 @@ static void pack_pixel(const wgrad *g, bool a, int p, int next, void *room, floa
     const bool norm = a && op->normed;
     const void *from = hvt__at(a ? g->x : g->dy, op->type, at);
     const long prefetch = norm ? 0 : (next - p) * pixel;
-    const int w = a ? d->a_panel : CONV_PANEL, pitch = a ? d->a_pitch : d->b_pitch;
+    const int w = a ? d->a_panel : d->b_panel, pitch = a ? d->a_pitch : d->b_pitch;
+    const long panel = a ? d->a_next : d->b_next;
 
     if (norm) {
         conv_norm(op, at, g->images, 0, c, room);
         from = room;
     }
     if (op->vnni2) {
-        hvt_vnni2 rows = {from, image, prefetch, g->images, c, g->len, g->depth, pitch};
+        hvt_vnni2 rows = {from, image, prefetch, g->images, c, g->len, g->depth, pitch, panel};
 
         (a ? op->kern->pack_a : op->kern->pack_b)(&rows, w, out);
     } else {
-        op->typed->pack_panels(from, image, prefetch, g->images, c, w, pitch, out);
+        op->typed->pack_panels(from, image, prefetch, g->images, c, w, pitch, panel, out);
     }
 }
 
@@ -250,9 +251,8 @@ static void gemm_job(void *ctx, int job, int thread)
 
         t.nc = op->k - column < width ? op->k - column : width;
         vectors = d->taps_per_tile == 3 ? 3 : t.nc > op->kern->vl ? 2 : 1;
-        t.b = d->pack_y
-                  ? g->packed_y + (long)(column / CONV_PANEL) * g->len * d->b_pitch + column % CONV_PANEL
-                  : (const float *)g->dy + g->image * op->y_image + column;
+        t.b = d->pack_y ? g->packed_y + column / d->b_panel * d->b_next + column % d->b_panel
+                        : (const float *)g->dy + g->image * op->y_image + column;
         for (int j = first_tile; j < conv_part(d->a_tiles, rows + 1, g->row_parts); j++) {
             int panel = j / d->panel_tiles, row = j % d->panel_tiles * d->a_rows;
             int channel = panel * d->a_panel + row;
@@ -265,7 +265,7 @@ static void gemm_job(void *ctx, int job, int thread)
             t.a_ahead = i != first_step ? 0 : x_in_place ? far_of(t.a_row) : next_of_norm(g);
             t.b_ahead = y_in_place && j == first_tile ? far_of(t.b_row) : 0;
             t.prefetch = next_prefetch(g, (tap / d->taps_per_tile * steps + i) * d->a_tiles + j, calls);
-            t.a = d->slots                 ? g->packed_x + (long)panel * g->len * d->a_pitch + row
+            t.a = d->slots                 ? g->packed_x + panel * d->a_next + row
                   : reads_norm_in_place(d) ? norm_origin(g, &t) + channel
                                            : (const float *)g->x + g->image * op->x_image + channel;
             t.rows = count;

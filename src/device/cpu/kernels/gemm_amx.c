@@ -157,8 +157,8 @@ static void gemm_tn(const hvt_tile *t)
 /* Packs panels of w <= 32 channels, each [len / depth][32 channels][depth]. */
 static void pack_a(const hvt_vnni2 *p, int w, float *out)
 {
-    for (int first = 0; first < p->c; first += w)
-        for (int k = 0; k < p->len; k += p->depth, out += HIGH * p->depth)
+    for (int first = 0; first < p->c; first += w, out += p->next)
+        for (int k = 0; k < p->len; k += p->depth)
             for (int half = 0; half < w; half += VL) {
                 const int channel = first + half, end_of = first + w < p->c ? first + w : p->c;
                 F r[VL];
@@ -168,7 +168,7 @@ static void pack_a(const hvt_vnni2 *p, int w, float *out)
                                                             : f_splat(0);
                 f_transpose(r);
                 for (int i = 0; i < VL; i++)
-                    f_store_part(out + (half + i) * p->depth, r[i], p->depth);
+                    f_store_part(out + k * HIGH + (half + i) * p->depth, r[i], p->depth);
             }
 }
 

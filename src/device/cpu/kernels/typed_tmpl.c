@@ -320,14 +320,15 @@ static void widen_span(size_t n, const void *x, float *out)
     SPAN(n, f_store(out + i, get(x, i, lanes), lanes););
 }
 
-static void pack_panels(const void *x, long ld, long prefetch, int n, int c, int w, int pitch, float *out)
+static void pack_panels(const void *x, long ld, long prefetch, int n, int c, int w, int pitch, long next,
+                        float *out)
 {
     for (int r = 0; r < n; r++) {
         float *row = out + (long)r * pitch;
 
         if (prefetch)
             hvt__prefetch(hvt__at(x, TYPE, (size_t)(r * ld + prefetch)), ELEMENT * (size_t)c);
-        for (int first = 0; first < c; first += w, row += (long)n * pitch) {
+        for (int first = 0; first < c; first += w, row += next) {
             const int count = c - first < w ? c - first : w;
             const size_t at = (size_t)(r * ld + first);
 

@@ -36,7 +36,7 @@ INLINE F vnni2_at(const hvt_vnni2 *p, int k, int first, int count)
 static void pack_b(const hvt_vnni2 *from, int w, float *out)
 {
     const hvt_vnni2 p = *from; /* a copy, which the stores cannot alias */
-    const long panel = (long)p.len * p.pitch, row = p.ld;
+    const long row = p.ld;
     const int last = (p.c - 1) / w * w; /* column */
     const __mmask32 all = first_lanes(w), tail = first_lanes(p.c - last);
     const bool two = p.c - last > VL;
@@ -47,7 +47,7 @@ static void pack_b(const hvt_vnni2 *from, int w, float *out)
         float *to = out;
         __m512i a, b;
 
-        for (int column = 0; column < last; column += w, even += w, to += panel) {
+        for (int column = 0; column < last; column += w, even += w, to += p.next) {
             if (p.prefetch) {
                 __builtin_prefetch(even + p.prefetch);
                 __builtin_prefetch(even + p.prefetch + row);
