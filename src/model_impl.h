@@ -151,6 +151,7 @@ struct hvt_model {
     hvt_dtype type;               /* of activations and their gradients; HVT_F32 unless set */
     hvt_loss_opts loss;
     char *freeze;          /* hvt_model_freeze()'s prefixes; NULL: none */
+    bool inference;        /* hvt_model_set_inference() */
     hvt_value next_shares; /* whose parameters it has; -1: its own */
     bool unfused;          /* no fusion (for tests) */
     bool poisons; /* memory of the arena of activations becomes NaN where its lifetime ends (for tests) */

@@ -298,6 +298,12 @@ HVT_API hvt_status hvt_model_set_type(hvt_model *m, hvt_dtype t);
  */
 HVT_API hvt_status hvt_model_freeze(hvt_model *m, const char *prefixes);
 
+/** The model evaluates and predicts, and never trains: all parameters are frozen, whatever hvt_model_freeze()
+ * says, there are no gradients, and an activation's memory is free after its last reader in forward. To be
+ * called before hvt_model_plan(). hvt_model_forward() with `train` fails with E_ARG. Equal on all ranks.
+ * Errors: E_ARG (planned already). */
+HVT_API hvt_status hvt_model_set_inference(hvt_model *m);
+
 typedef struct hvt_loss_opts {
     hvt_loss_kind kind;
     /** s of torch.nn.CrossEntropyLoss(label_smoothing=s), 0 to 1: in training the target is (1 - s) * onehot
@@ -326,8 +332,8 @@ HVT_API int hvt_model_input_channels(const hvt_model *m);
  * ("Expected more than 1 value per channel when training"), and so does hvtrain. */
 HVT_API int hvt_model_least(const hvt_model *m);
 HVT_API size_t hvt_model_parameters(const hvt_model *m); ///< scalars, as papers count them
-HVT_API size_t hvt_model_frozen(const hvt_model *m); ///< those of them that hvt_model_freeze() leaves alone
-HVT_API size_t hvt_model_bytes(const hvt_model *m);  ///< all arenas and workspaces together
+HVT_API size_t hvt_model_frozen(const hvt_model *m);     ///< those of them that are frozen
+HVT_API size_t hvt_model_bytes(const hvt_model *m);      ///< all arenas and workspaces together
 /** Their breakdown, in bytes. */
 typedef struct hvt_memory {
     size_t parameters;  ///< running statistics and 16-bit copies included

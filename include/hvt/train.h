@@ -369,6 +369,7 @@ typedef struct hvt_progress {
     char *options; ///< JSON object {"flag": "value"} of the options of scope RUN; load: malloc'ed, free() it
     char *class_names; ///< JSON array of what the data calls its classes, in the order of their numbers;
                        ///< NULL: they have none; load: malloc'ed, free() it
+    int64_t averages;  ///< load: of how many the file's weights are the average; 0: of none. save: ignored
     /* where the epoch stands; older files do not say it */
     uint32_t sample;     ///< images of the epoch's order that are behind; 0 with step > 0: not known
     bool untested;       ///< an evaluation is due before the next update
@@ -385,9 +386,10 @@ HVT_API hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_mo
                                        const hvt_progress *progress);
 /** path: a file, or a folder: its newest generation that is whole, then `last`, then `best`. What was passed
  * over because it is damaged is named in a warning. m NULL: progress only, of the newest with a whole header;
- * o NULL: weights alone. Errors: E_IO, E_FORMAT (damaged: hashes differ; no checkpoint of ours), E_SHAPE,
- * E_ARG (saved with another optimizer: nothing was loaded). Of an average and an optimizer without one the
- * model gets the raw weights; an optimizer with one that finds none begins with the next update. */
+ * o NULL: the file's weights, which may be an average. Errors: E_IO, E_FORMAT (damaged: hashes differ; no
+ * checkpoint of ours), E_SHAPE, E_ARG (saved with another optimizer: nothing was loaded). Of an average and
+ * an optimizer without one the model gets the raw weights; an optimizer with one that finds none begins with
+ * the next update. */
 HVT_API hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o,
                                        hvt_progress *ret_progress);
 

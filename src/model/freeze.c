@@ -24,6 +24,14 @@ hvt_status hvt_model_freeze(hvt_model *m, const char *prefixes)
     return HVT_OK;
 }
 
+hvt_status hvt_model_set_inference(hvt_model *m)
+{
+    HVT_GIVEN(m, "a model");
+    HVT_CHECK(!m->batch, E_ARG, "inference is chosen after hvt_model_plan()");
+    m->inference = true;
+    return HVT_OK;
+}
+
 bool hvt__begins_with(const char *name, const char *prefix, size_t len)
 {
     const bool whole = prefix[len - 1] == '$';
@@ -40,7 +48,7 @@ bool hvt__freeze_fits(const hvt_model *m, const char *name)
     while ((prefix = hvt__next_item(&at, &len)))
         if (hvt__begins_with(name, prefix, len))
             return true;
-    return false;
+    return m->inference;
 }
 
 /* The name of a layer's first parameter, which may be another layer's; NULL: it has none. */
@@ -83,6 +91,7 @@ hvt_status hvt__freeze_check(const hvt_model *m)
         HVT_CHECK(any, E_ARG, "no parameter's name begins with '%.*s'; they begin with %s", (int)len, prefix,
                   names);
     }
-    HVT_CHECK(!m->freeze || m->ntrained, E_ARG, "all parameters are frozen: nothing is left to train");
+    HVT_CHECK(!m->freeze || m->ntrained || m->inference, E_ARG,
+              "all parameters are frozen: nothing is left to train");
     return HVT_OK;
 }

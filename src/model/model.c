@@ -314,7 +314,8 @@ hvt_status hvt__layer_forward(hvt_model *m, hvt_layer *l)
         l->y.data = l->recompute_y[0];
     if (!l->folded && l->ops->forward)
         HVT_TRY(l->ops->forward(m, l));
-    if (m->training && l->ops != &hvt_layer_loss) /* its gradient may lie where the logits were */
+    if ((m->training || m->inference) &&
+        l->ops != &hvt_layer_loss) /* its gradient may lie where the logits were */
         poison(m, l, false);
     return HVT_OK;
 }
@@ -324,6 +325,7 @@ static hvt_status forward(hvt_model *m, const hvt_batch *batch, bool train)
     HVT_CHECK(m->batch, E_ARG, "forward before hvt_model_plan()");
     HVT_TRY(check_batch(m, batch));
     HVT_TRY(check_labels(m, batch));
+    HVT_CHECK(!train || !m->inference, E_ARG, "a training pass of a model for inference alone");
     HVT_CHECK(m->grads || !train, E_ARG, "a training pass, but the model has no gradient arena");
     m->real = batch->count;
     m->shard = batch->shards ? batch->shard : -1;

@@ -313,6 +313,8 @@ static void recompute_outputs(hvt_model *m, lifetimes *block)
 {
     int n = m->nlayer;
 
+    if (m->inference)
+        return;
     norms_in_readers(m, block);
 
     for (int v = 0; v < n && m->dev->ops->recomputes; v++) {

@@ -322,15 +322,15 @@ static hvt_status find_classes(run *t)
     return hvt_world_broadcast(t->world, &t->classes, sizeof t->classes, 0);
 }
 
-/* An evaluation has nothing to freeze, but reads the optimizer state that a run has saved; auto leaves it to
- * a .pt2. */
+/* An evaluation has nothing to freeze; auto leaves it to a .pt2. */
 static hvt_status plan_frozen(run *t, hvt_value logits)
 {
     const char *freeze = t->opts->freeze;
-    bool none = (t->opts->evaluate && !*t->opts->resume) || !strcmp(freeze, "none"),
-         by_file = !none && !strcmp(freeze, "auto");
+    bool none = t->opts->evaluate || !strcmp(freeze, "none"), by_file = !none && !strcmp(freeze, "auto");
     hvt_status s = by_file ? HVT_OK : hvt_model_freeze(t->model, none ? "" : freeze);
 
+    if (s == HVT_OK && t->opts->evaluate)
+        s = hvt_model_set_inference(t->model);
     if (s == HVT_OK)
         s = hvt_model_plan(t->model, t->set.batch, logits);
     if (s == HVT_E_ARG && by_file && t->file)
@@ -466,7 +466,7 @@ static hvt_status open_schedule(const run *t, int epochs, hvt_schedule **ret_sch
 
 static hvt_status open_groups(const run *t)
 {
-    const char *at = t->opts->evaluate ? "" : t->opts->group_lr;
+    const char *at = t->opts->group_lr;
     char prefix[HVT_GROUP_PREFIX];
     double x;
 
@@ -479,10 +479,14 @@ static hvt_status open_groups(const run *t)
     return HVT_OK;
 }
 
+/* An evaluation's has nothing to update, and no state. */
 static hvt_status open_optim(run *t)
 {
-    HVT_TRY(hvt_optim_create(t->model, &t->set.optim, &t->optim));
-    HVT_TRY(open_groups(t));
+    const hvt_optim_opts none = {.kind = HVT_OPTIM_SGD};
+
+    HVT_TRY(hvt_optim_create(t->model, t->opts->evaluate ? &none : &t->set.optim, &t->optim));
+    if (!t->opts->evaluate)
+        HVT_TRY(open_groups(t));
     return open_schedule(t, t->opts->epochs, &t->schedule);
 }
 
@@ -718,7 +722,13 @@ static hvt_status first_weights(run *t)
         return *o->init ? explain_shapes(t, o->init, hvt_weights_load(o->init, t->model, o->reset_head))
                         : HVT_OK;
     }
-    HVT_TRY(explain_shapes(t, o->resume, hvt__resume(o->resume, t->model, t->optim, &p, file)));
+    HVT_TRY(explain_shapes(t, o->resume,
+                           hvt__resume(o->resume, t->model, o->evaluate ? NULL : t->optim, &p, file)));
+    if (o->evaluate && t->set.optim.ema.decay > 0)
+        t->averages = p.averages;
+    else if (o->evaluate && (s = hvt__checkpoint_read_raw(file, t->model)))
+        hvt__progress_free(&p);
+    HVT_TRY(s);
     hvt__folder_resumed(&t->folder, file, &p);
     t->run = p.run;
     t->sample = images_behind(t, &p);

@@ -338,7 +338,7 @@ static void print_start(const run *t, const char *const *host)
         most = bytes[i] > most ? bytes[i] : most;
     }
     hvt__report_print(t->rep, "hvtrain %s (%s)", hvt_version(), HVT_COMPILER);
-    if (hvt_model_frozen(t->model))
+    if (t->train_set && hvt_model_frozen(t->model))
         snprintf(frozen, sizeof frozen, ", %zu of them frozen", hvt_model_frozen(t->model));
     hvt__report_print(t->rep, "  model      %s, %d %s, %zu parameters%s", t->opts->model,
                       hvt_model_classes(t->model), test->targets ? "outputs" : "classes",
@@ -361,7 +361,7 @@ static void print_start(const run *t, const char *const *host)
             "  batch      %d images x %d shard%s = %lld per update; %u updates per epoch, %lld in all",
             t->set.batch, t->set.shards, t->set.shards > 1 ? "s" : "",
             (long long)t->set.batch * t->set.shards, t->steps_per_epoch, (long long)t->end);
-    if (t->set.optim.ema.decay > 0 && (t->train_set || hvt_distopt_averages(t->dist)))
+    if (t->set.optim.ema.decay > 0 && (t->train_set || t->averages))
         print_average(t);
     if (t->train_set && t->opts->ask == HVT_ASK_TRAIN)
         print_saving(t);
@@ -371,10 +371,12 @@ static void print_start(const run *t, const char *const *host)
     if (lr_is_scaled(t))
         hvt__report_print(t->rep, "  lr         %g = --lr %g x %d shards (--lr-scale linear)", t->set.lr,
                           t->opts->lr, t->set.shards);
-    hvt__report_print(
-        t->rep, "  exchange   %s, wire %s, %.2f MiB an update, %s update, %d bucket%s of %.2f to %.2f MiB",
-        hvt_comm_name(t->comm), t->opts->compression, hvt__mib((double)hvt_distopt_bytes(t->dist)),
-        update_name(t), buckets, buckets > 1 ? "s" : "", hvt__mib((double)least), hvt__mib((double)most));
+    if (t->train_set)
+        hvt__report_print(
+            t->rep,
+            "  exchange   %s, wire %s, %.2f MiB an update, %s update, %d bucket%s of %.2f to %.2f MiB",
+            hvt_comm_name(t->comm), t->opts->compression, hvt__mib((double)hvt_distopt_bytes(t->dist)),
+            update_name(t), buckets, buckets > 1 ? "s" : "", hvt__mib((double)least), hvt__mib((double)most));
     if (t->train_set && t->size > 1)
         hvt__report_print(t->rep, "  overlap    %s: %s", t->trial.overlap, t->trial.why);
     hvt__report_print(t->rep, "  device     %s (%s), %d rank%s on %d host%s", hvt_device_name(t->dev),

@@ -30,15 +30,17 @@ static bool show_evaluation(run *t, int images)
 /* Warns once per run: such losses are common and temporary while running statistics are young. */
 static void warn_of_losses(run *t, const hvt__odd_losses *odd)
 {
+    const bool goes_on = !t->opts->evaluate;
+
     if (odd->nan + odd->inf && !t->warned_infinite)
         HVT_WARN("evaluation after update %" PRId64 ": of %" PRId64 " losses %" PRId64 " are NaN and %" PRId64
-                 " infinite; training continues (a lower --lr or --warmup-epochs may help)",
-                 t->steps, t->test.count, odd->nan, odd->inf);
+                 " infinite%s",
+                 t->steps, t->test.count, odd->nan, odd->inf,
+                 goes_on ? "; training continues (a lower --lr or --warmup-epochs may help)" : "");
     else if (odd->large && !t->warned_large)
-        HVT_WARN("evaluation after update %" PRId64 ": %" PRId64 " of %" PRId64
-                 " losses are 2^30 or more; training continues (moving statistics may be young, or --lr is "
-                 "too high)",
-                 t->steps, odd->large, t->test.count);
+        HVT_WARN("evaluation after update %" PRId64 ": %" PRId64 " of %" PRId64 " losses are 2^30 or more%s",
+                 t->steps, odd->large, t->test.count,
+                 goes_on ? "; training continues (moving statistics may be young, or --lr is too high)" : "");
     t->warned_infinite |= odd->nan + odd->inf > 0;
     t->warned_large |= odd->large > 0;
 }
@@ -65,7 +67,7 @@ static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
     bool mse = t->set.loss.kind == HVT_LOSS_MSE;
     bool unlabelled = hvt_dataset_describe(t->test_set)->unlabelled && !mse;
     json_t *record;
-    int64_t averages = hvt_distopt_averages(t->dist);
+    int64_t averages = t->opts->evaluate ? t->averages : hvt_distopt_averages(t->dist);
     char text[200], mean[32], when[60];
 
     if (!t->rep)

@@ -231,6 +231,53 @@ TEST(a_whole_name_is_no_prefix)
     close_net(&n);
 }
 
+/* Logits, and behind them the loss, of an evaluation. free() them. */
+static float *evaluated(net *n)
+{
+    const size_t count = (size_t)n->batch.count * (size_t)n->classes;
+    float *y = malloc((count + 1) * sizeof *y);
+
+    CHECK_OK(hvt_model_forward(n->m, &n->batch, false));
+    CHECK_OK(hvt_model_logits(n->m, y));
+    y[count] = (float)loss_of(n);
+    return y;
+}
+
+TEST(inference_keeps_the_bits_of_an_evaluation_and_less_memory)
+{
+    static build_fn *const all[] = {small_net,   odd_net,       early_norm_net, plain_net,
+                                    general_net, functions_net, separable_net,  recomputed_net};
+    how by = ref;
+
+    for (int i = 0; i == 0 || way(i - 1, &by); i++)
+        for (size_t k = 0; k < HVT_LEN(all); k++) {
+            how inference = by;
+            net a, b;
+
+            inference.inference = inference.poisons = true;
+            inference.freeze = k % 2 ? "conv2d" : NULL; /* says nothing more */
+            if (open_net(&a, by, all[k], size) && open_net(&b, inference, all[k], size)) {
+                const hvt_memory much = hvt_model_memory(a.m), less = hvt_model_memory(b.m);
+                float *x = evaluated(&a), *y = evaluated(&b);
+
+                CHECK(!memcmp(x, y, ((size_t)a.batch.count * (size_t)a.classes + 1) * sizeof *x),
+                      "%s, net %zu: other logits", way_name(by), k);
+                CHECK(less.activations < much.activations && less.gradients < much.gradients &&
+                          less.parameters == much.parameters,
+                      "%s, net %zu: %zu bytes of activations, %zu in training", way_name(by), k,
+                      less.activations, much.activations);
+                CHECK(hvt_model_frozen(b.m) == hvt_model_parameters(b.m), "%zu frozen",
+                      hvt_model_frozen(b.m));
+                CHECK_FAILS(hvt_model_forward(b.m, &b.batch, true), E_ARG, "inference");
+                CHECK_FAILS(hvt_model_set_inference(b.m), E_ARG, "after hvt_model_plan");
+                free(x);
+                free(y);
+            }
+            close_net(&b);
+            close_net(&a);
+        }
+}
+
 TEST(prefixes_that_cannot_be_are_refused)
 {
     static const struct {
@@ -273,6 +320,7 @@ int main(void)
     RUN(backward_ends_where_nothing_is_left_to_train);
     RUN(a_constant_is_not_trained_and_no_parameter);
     RUN(a_whole_name_is_no_prefix);
+    RUN(inference_keeps_the_bits_of_an_evaluation_and_less_memory);
     RUN(prefixes_that_cannot_be_are_refused);
     return check_done();
 }

@@ -26,6 +26,7 @@ typedef struct how {
     bool keeps;         /* every y is kept that backward reads */
     bool poisons;       /* activations become NaN where their lifetime ends */
     const char *freeze; /* prefixes; NULL: none */
+    bool inference;     /* hvt_model_set_inference() */
 } how;
 
 typedef struct net {
@@ -126,6 +127,8 @@ static inline bool open_net(net *n, how by, build_fn *build, shape s)
     n->m->poisons = by.poisons;
     x = build(n->m, hvt_input(n->m, s.h, s.w, s.c));
     CHECK_OK(hvt_model_freeze(n->m, by.freeze));
+    if (by.inference)
+        CHECK_OK(hvt_model_set_inference(n->m));
     CHECK_OK(hvt_model_plan(n->m, s.batch, x));
     if (!n->m->batch)
         return false;

@@ -274,7 +274,8 @@ static hvt_status read_progress(const hvt_st *st, const json_t *meta, hvt_progre
 }
 
 /* The sidecar file that the metadata of the weights names, if any; updates: made by its optimizer. */
-static hvt_status load_sidecar(const char *path, const json_t *meta, int k, int64_t updates, hvt_optim *o)
+static hvt_status load_sidecar(const char *path, const json_t *meta, int k, int64_t updates, hvt_model *m,
+                               hvt_optim *o)
 {
     const char *name = hvt__metadata_text(meta, sidecars[k].key), *belongs;
     const char *weights = hvt__metadata_text(meta, "weights");
@@ -299,7 +300,7 @@ static hvt_status load_sidecar(const char *path, const json_t *meta, int k, int6
         HVT_TRY_OR(done, hvt__st_verify(st));
         HVT_TRY_OR(done, hvt__powersgd_state_load(st, its, o));
     } else if (k == HVT__RAW) {
-        HVT_TRY_OR(done, hvt__weights_load(st, o->m, false, NULL));
+        HVT_TRY_OR(done, hvt__weights_load(st, m, false, NULL));
     } else {
         HVT_TRY_OR(done, hvt__state_load(st, o));
         HVT_TRY_OR(done, hvt__optim_set_updates(o, updates));
@@ -328,17 +329,27 @@ static hvt_status read_optimizer(const hvt_st *st, const json_t *meta, const hvt
     return HVT_OK;
 }
 
-/* The model has the weights of the file. If these are an average, the optimizer takes it, and the model the
- * weights that it was made of; one without an average goes on without. */
-static hvt_status load_average(const hvt_st *st, const json_t *meta, int64_t updates, hvt_optim *o)
+static hvt_status read_averages(const hvt_st *st, const json_t *meta, int64_t *ret_averages)
 {
     json_t *ema = json_object_get(meta, "ema");
-    bool averaged = *hvt__metadata_text(meta, sidecars[HVT__RAW].key), takes = o->arenas > o->states;
+    bool averaged = *hvt__metadata_text(meta, sidecars[HVT__RAW].key);
     json_int_t averages = 0;
 
     HVT_CHECK(!ema || (json_unpack(ema, "{s:I}", "averages", &averages) == 0 && averages >= 0 &&
                        averaged == (averages > 0)),
               E_FORMAT, "%s: metadata ema: expected how often weights were averaged", st->path);
+    *ret_averages = averages;
+    return HVT_OK;
+}
+
+/* The model has the weights of the file. If these are an average, the optimizer takes it, and the model the
+ * weights that it was made of; one without an average goes on without. */
+static hvt_status load_average(const hvt_st *st, const json_t *meta, int64_t updates, int64_t averages,
+                               hvt_optim *o)
+{
+    json_t *ema = json_object_get(meta, "ema");
+    bool averaged = averages > 0, takes = o->arenas > o->states;
+
     if (averaged && takes) {
         HVT_TRY(hvt__optim_set_updates(o, updates));
         HVT_TRY(hvt__ema_load(o, averages));
@@ -349,7 +360,7 @@ static hvt_status load_average(const hvt_st *st, const json_t *meta, int64_t upd
     } else if (takes && !ema && updates) {
         HVT_INFO("note: %s has no average of the weights, so it begins with the next update", st->path);
     }
-    return load_sidecar(st->path, meta, HVT__RAW, updates, o);
+    return load_sidecar(st->path, meta, HVT__RAW, updates, o->m, o);
 }
 
 /* Files of other versions, which may build another tape from the same description, are not compared. */
@@ -365,7 +376,7 @@ static void warn_of_layers(const hvt_st *st, const json_t *meta, const hvt_model
             st->path);
 }
 
-static hvt_status load_model(hvt_st *st, const json_t *meta, hvt_model *m, hvt_optim *o)
+static hvt_status load_model(hvt_st *st, const json_t *meta, int64_t averages, hvt_model *m, hvt_optim *o)
 {
     const char *path = st->path;
     int64_t updates = 0;
@@ -380,10 +391,10 @@ static hvt_status load_model(hvt_st *st, const json_t *meta, hvt_model *m, hvt_o
         return HVT_OK;
     HVT_TRY(hvt__optim_set_updates(o, 0)); /* unless the file has state */
     if (o->states)
-        HVT_TRY(load_sidecar(path, meta, sidecar_of(o->rule), updates, o));
+        HVT_TRY(load_sidecar(path, meta, sidecar_of(o->rule), updates, m, o));
     if (o->powersgd)
-        HVT_TRY(load_sidecar(path, meta, HVT__POWERSGD, updates, o));
-    HVT_TRY(load_average(st, meta, updates, o));
+        HVT_TRY(load_sidecar(path, meta, HVT__POWERSGD, updates, m, o));
+    HVT_TRY(load_average(st, meta, updates, averages, o));
     return load_scaler(st, meta, m);
 }
 
@@ -411,15 +422,31 @@ hvt_status hvt__checkpoint_read(const char *file, hvt_model *m, hvt_optim *o, hv
     HVT_TRY(hvt__st_open(file, &st));
     HVT_TRY_OR(done, hvt__metadata_read(st, &meta));
     HVT_TRY_OR(done, read_progress(st, meta, &p));
+    HVT_TRY_OR(done, read_averages(st, meta, &p.averages));
     HVT_TRY_OR(done, hvt__metadata_class_names(st, meta, &names));
     if (m)
-        HVT_TRY_OR(done, load_model(st, meta, m, o));
+        HVT_TRY_OR(done, load_model(st, meta, p.averages, m, o));
     HVT_TRY_OR(done, dump(file, json_object_get(meta, "options"), &p.options));
     HVT_TRY_OR(done, dump(file, names, &p.class_names));
     *ret_progress = p;
     p = (hvt_progress){0};
 done:
     hvt__progress_free(&p);
+    json_decref(meta);
+    hvt__st_close(&st);
+    return s;
+}
+
+hvt_status hvt__checkpoint_read_raw(const char *file, hvt_model *m)
+{
+    hvt_st *st = NULL;
+    json_t *meta = NULL;
+    hvt_status s;
+
+    HVT_TRY(hvt__st_open(file, &st));
+    HVT_TRY_OR(done, hvt__metadata_read(st, &meta));
+    HVT_TRY_OR(done, load_sidecar(file, meta, HVT__RAW, 0, m, NULL));
+done:
     json_decref(meta);
     hvt__st_close(&st);
     return s;

@@ -129,6 +129,8 @@ hvt_status hvt__checkpoint_write(const char *dir, const char *name, const char *
                                  hvt__snapshot *snapshot);
 /* Of one file. m NULL: progress only. The texts of *ret_progress are malloc'ed. */
 hvt_status hvt__checkpoint_read(const char *file, hvt_model *m, hvt_optim *o, hvt_progress *ret_progress);
+/* The weights of which the file has an average. */
+hvt_status hvt__checkpoint_read_raw(const char *file, hvt_model *m);
 void hvt__progress_free(hvt_progress *p); /* its texts */
 /* The sidecar files that the checkpoint names, "": none. Errors: E_IO, E_FORMAT. */
 hvt_status hvt__checkpoint_sidecars(const char *file, char ret_name[HVT__SIDECARS][128]);
