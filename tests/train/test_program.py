@@ -111,6 +111,9 @@ BAD_CONFIGS = [
     ('{"shuffle": 1}', ["shuffle", "true or false", "a number"]),
     ('{"batch": [1]}', ["batch", "an array"]),
     ('{"model": 3}', ["model", "text", "a number"]),
+    ('{"betas": [0.9, [0.999]]}', ["betas", "text and numbers in an array"]),
+    ('{"mean": [0.5, 0.25]}', ["mean", "one number or three", "'0.5,0.25'"]),
+    ('{"group-lr": {"fc": true}}', ["group-lr", "text and numbers in an object"]),
     ('{"bucket": 25}', ["bucket", "unit", "'25'"]),
     ('{"batch": 1.5}', ["batch", "whole number", "'1.5'"]),
     ('{"lr": null}', ["lr", "null"]),
@@ -184,6 +187,11 @@ def config_is_the_same_as_flags():
     flags = "--epochs 1 --seed 7 --mean 0.4,0.5,0.25 --momentum 0.8 --nesterov --bucket 64KiB".split()
     same = {"epochs": 1, "seed": 7, "mean": "0.4,0.5,0.25", "momentum": 0.8, "nesterov": True, "bucket": "64KiB"}
     check(weights(train(flags)) == weights(train(config(same))), "other weights")
+    lists = {"optimizer": "adam", "betas": [0.8, 0.99], "mean": [0.4, 0.5, 0.25], "freeze": ["conv1", "bn1"],
+             "group-lr": {"fc": 10, "layer1": "0.5"}, "ema": 0.9}
+    is_ = train(config(lists) + ["--epochs", "1"])["start"][0]["options"]
+    want = {"betas": "0.8,0.99", "mean": "0.4,0.5,0.25", "freeze": "conv1,bn1", "group-lr": "fc=10,layer1=0.5", "ema": "0.9"}
+    check({k: is_[k] for k in want} == want, is_)
 
 
 def what_tune_finds_is_read_by_config_and_changes_no_bits():

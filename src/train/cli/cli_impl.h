@@ -48,6 +48,7 @@ bool hvt__is_word_of(const char *form, const char *value); /* one of those betwe
 bool hvt__value_read(hvt_options *opts, const hvt__option *o, const char *value);
 bool hvt__time_read(const char *value, double *ret_seconds);                           /* "1h30m", or 0 */
 int hvt__option_text(const hvt_options *opts, int i, char ret_text[HVT_OPTION_VALUE]); /* its length */
+int hvt__num_text(double v, char ret_text[HVT_OPTION_VALUE]); /* as short as it reads back; its length */
 /* A description of valid values, for messages. Returns its length. */
 int hvt__value_expected(const hvt__option *o, char *ret_text, size_t bytes);
 

@@ -262,7 +262,7 @@ static int shortest(double v, bool single, char *ret_text, size_t room)
     return n;
 }
 
-static int num_text(double v, char ret_text[HVT_OPTION_VALUE])
+int hvt__num_text(double v, char ret_text[HVT_OPTION_VALUE])
 {
     return shortest(v, false, ret_text, HVT_OPTION_VALUE);
 }
@@ -309,13 +309,13 @@ int hvt__option_text(const hvt_options *opts, int i, char ret_text[HVT_OPTION_VA
                    ? snprintf(ret_text, HVT_OPTION_VALUE, "%d", n)
                    : snprintf(ret_text, HVT_OPTION_VALUE, "%s", o->preset);
     case OPT_num:
-        return num_text(*(const double *)at, ret_text);
+        return hvt__num_text(*(const double *)at, ret_text);
     case OPT_bool:
         return snprintf(ret_text, HVT_OPTION_VALUE, "%s", *(const bool *)at ? "on" : "off");
     case OPT_size:
         return size_text(*(const size_t *)at, ret_text);
     case OPT_time:
-        n = num_text(*(const double *)at, ret_text);
+        n = hvt__num_text(*(const double *)at, ret_text);
         return n + snprintf(ret_text + n, HVT_OPTION_VALUE - (size_t)n, "s");
     case OPT_rgb:
         return rgb_text(at, ret_text);

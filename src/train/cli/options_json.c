@@ -45,28 +45,67 @@ static const char *kind_of(const json_t *value)
     return name[json_typeof(value)];
 }
 
+/* Text or a number; false: it is neither. */
+static bool scalar_text(const json_t *value, char ret_text[HVT_OPTION_VALUE])
+{
+    if (json_is_string(value))
+        snprintf(ret_text, HVT_OPTION_VALUE, "%s", json_string_value(value));
+    else if (json_is_integer(value))
+        snprintf(ret_text, HVT_OPTION_VALUE, "%lld", (long long)json_integer_value(value));
+    else if (json_is_real(value))
+        hvt__num_text(json_real_value(value), ret_text);
+    return json_is_string(value) || json_is_number(value);
+}
+
+/* Add `key` and an item to a list, with a comma between two; false: it is no text or number, or too long. */
+static bool add_item(const char *key, const json_t *item, char text[HVT_OPTION_VALUE])
+{
+    const size_t used = strlen(text), left = HVT_OPTION_VALUE - used;
+    char value[HVT_OPTION_VALUE];
+
+    return scalar_text(item, value) && (size_t)snprintf(text + used, left, "%s%s%s%s", used ? "," : "", key,
+                                                        *key ? "=" : "", value) < left;
+}
+
+/* [0.8, 0.999] as "0.8,0.999", {"fc": 10} as "fc=10" */
+static bool list_text(const json_t *value, char ret_text[HVT_OPTION_VALUE])
+{
+    bool all = true;
+    const char *key;
+    json_t *item;
+    size_t i;
+
+    *ret_text = 0;
+    if (json_is_array(value)) {
+        json_array_foreach(value, i, item) all = all && add_item("", item, ret_text);
+    } else {
+        json_object_foreach((json_t *)value, key, item) all = all && add_item(key, item, ret_text);
+    }
+    return all;
+}
+
 /* The value in the form that a flag takes. */
 static hvt_status as_text(const char *key, const hvt__option *o, const json_t *value,
                           char ret_text[HVT_OPTION_VALUE])
 {
-    bool text = o->kind == OPT_str || o->kind == OPT_pick, on_off = o->kind == OPT_bool;
+    const bool word = o->kind == OPT_pick, on_off = o->kind == OPT_bool,
+               list = o->kind == OPT_str || o->kind == OPT_rgb;
 
     HVT_CHECK(json_string_length(value) < HVT_OPTION_VALUE, E_FORMAT, "%s: expected at most %d bytes of text",
               key, HVT_OPTION_VALUE - 1);
-    if (json_is_string(value))
-        snprintf(ret_text, HVT_OPTION_VALUE, "%s", json_string_value(value));
-    else if (json_is_boolean(value) && on_off)
+    if (json_is_boolean(value) && on_off)
         snprintf(ret_text, HVT_OPTION_VALUE, "%s", json_is_true(value) ? "on" : "off");
-    else if (json_is_integer(value) && !text && !on_off)
-        snprintf(ret_text, HVT_OPTION_VALUE, "%lld", (long long)json_integer_value(value));
-    else if (json_is_real(value) && !text && !on_off)
-        snprintf(ret_text, HVT_OPTION_VALUE, "%.17g", json_real_value(value));
+    else if (list && (json_is_array(value) || json_is_object(value)))
+        HVT_CHECK(list_text(value, ret_text), E_FORMAT,
+                  "%s: expected at most %d bytes of text and numbers in %s", key, HVT_OPTION_VALUE - 1,
+                  kind_of(value));
     else
-        return HVT_FAIL(E_FORMAT, "%s: expected %s, got %s", key,
-                        text     ? "text"
-                        : on_off ? "true or false"
-                                 : "a number or text",
-                        kind_of(value));
+        HVT_CHECK((json_is_string(value) || !(word || on_off)) && scalar_text(value, ret_text), E_FORMAT,
+                  "%s: expected %s, got %s", key,
+                  word     ? "text"
+                  : on_off ? "true or false"
+                           : "a number or text",
+                  kind_of(value));
     return HVT_OK;
 }
 
