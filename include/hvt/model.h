@@ -298,9 +298,10 @@ HVT_API hvt_status hvt_model_set_type(hvt_model *m, hvt_dtype t);
  */
 HVT_API hvt_status hvt_model_freeze(hvt_model *m, const char *prefixes);
 
-/** The model evaluates and predicts, and never trains: all parameters are frozen, whatever hvt_model_freeze()
- * says, there are no gradients, and an activation's memory is free after its last reader in forward. To be
- * called before hvt_model_plan(). hvt_model_forward() with `train` fails with E_ARG. Equal on all ranks.
+/** The model evaluates and predicts, and never trains: all parameters are frozen, not only those of
+ * hvt_model_freeze(), there are no gradients, and an activation's memory is free after its last reader in
+ * forward. To be called before hvt_model_plan(). hvt_model_forward() with `train` fails with E_ARG; an
+ * optimizer has nothing to update and no state. Equal on all ranks, of which hvt_distopt_create() makes sure.
  * Errors: E_ARG (planned already). */
 HVT_API hvt_status hvt_model_set_inference(hvt_model *m);
 

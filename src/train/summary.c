@@ -262,8 +262,8 @@ static void print_average(const run *t)
 
     if (ema->every > 1)
         snprintf(every, sizeof every, "every %d updates", ema->every);
-    hvt__report_print(t->rep, "  average    of the weights, decay %.9g, %s: this is evaluated and saved",
-                      ema->decay, every);
+    hvt__report_print(t->rep, "  average    of the weights, decay %.9g, %s: this is evaluated%s", ema->decay,
+                      every, t->train_set ? " and saved" : "");
 }
 
 static void print_saving(const run *t)

@@ -63,7 +63,7 @@ static hvt_status print_evaluation(const run *t, const char *text)
 static hvt_status report_evaluation(const run *t, const hvt__odd_losses *odd)
 {
     hvt__figures x = hvt__figures_of(&t->test, t->set.loss.kind);
-    int epoch = t->epoch + (t->step > 0);
+    int epoch = t->epoch + (t->step > 0 || t->sample > 0);
     bool mse = t->set.loss.kind == HVT_LOSS_MSE;
     bool unlabelled = hvt_dataset_describe(t->test_set)->unlabelled && !mse;
     json_t *record;

@@ -156,8 +156,9 @@ typedef struct hvt_typed {
 
     /* for convolutions: to f32 */
     void (*widen)(size_t n, const void *x, float *out);
-    /* pack [n][c], rows `ld` apart, into panels of w columns, each [n][pitch]; columns past c are zero up to
-     * the next whole vector. x + prefetch is prefetched, unless that is x */
+    /* pack [n][c], rows `ld` apart, into panels of w columns, each [n][pitch] and `next` floats after the one
+     * before; columns past c are zero up to the next whole vector. x + prefetch is prefetched, unless that is
+     * x */
     void (*pack_panels)(const void *x, long ld, long prefetch, int n, int c, int w, int pitch, long next,
                         float *out);
     /* to (+)= [rows][cols], with strides `row` and `tile_row` */

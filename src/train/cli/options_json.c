@@ -57,48 +57,56 @@ static bool scalar_text(const json_t *value, char ret_text[HVT_OPTION_VALUE])
     return json_is_string(value) || json_is_number(value);
 }
 
-/* Add `key` and an item to a list, with a comma between two; false: it is no text or number, or too long. */
-static bool add_item(const char *key, const json_t *item, char text[HVT_OPTION_VALUE])
+/* Add NAME=ITEM, or without a name the item, to a list with commas. */
+static hvt_status add_item(const char *option, const char *name, const json_t *item,
+                           char text[HVT_OPTION_VALUE])
 {
     const size_t used = strlen(text), left = HVT_OPTION_VALUE - used;
     char value[HVT_OPTION_VALUE];
 
-    return scalar_text(item, value) && (size_t)snprintf(text + used, left, "%s%s%s%s", used ? "," : "", key,
-                                                        *key ? "=" : "", value) < left;
+    HVT_CHECK(json_is_string(item) || json_is_number(item), E_FORMAT,
+              "%s: expected a list of text and numbers, got %s in it", option, kind_of(item));
+    HVT_CHECK(json_string_length(item) < left && scalar_text(item, value) &&
+                  (size_t)snprintf(text + used, left, "%s%s%s%s", used ? "," : "", name, *name ? "=" : "",
+                                   value) < left,
+              E_FORMAT, "%s: expected at most %d bytes of text", option, HVT_OPTION_VALUE - 1);
+    return HVT_OK;
 }
 
 /* [0.8, 0.999] as "0.8,0.999", {"fc": 10} as "fc=10" */
-static bool list_text(const json_t *value, char ret_text[HVT_OPTION_VALUE])
+static hvt_status list_text(const char *option, const json_t *value, char ret_text[HVT_OPTION_VALUE])
 {
-    bool all = true;
-    const char *key;
+    const char *name;
     json_t *item;
     size_t i;
 
     *ret_text = 0;
-    if (json_is_array(value)) {
-        json_array_foreach(value, i, item) all = all && add_item("", item, ret_text);
-    } else {
-        json_object_foreach((json_t *)value, key, item) all = all && add_item(key, item, ret_text);
-    }
-    return all;
+    HVT_CHECK(json_array_size(value) || json_object_size(value), E_FORMAT,
+              "%s: expected a list of text and numbers, got an empty one", option);
+    json_array_foreach(value, i, item) HVT_TRY(add_item(option, "", item, ret_text));
+    json_object_foreach((json_t *)value, name, item) HVT_TRY(add_item(option, name, item, ret_text));
+    return HVT_OK;
+}
+
+/* Is a value a list, of items or of NAME=ITEM? Its form says so. */
+static bool is_list(const hvt__option *o, bool named)
+{
+    return (o->kind == OPT_rgb || (o->kind == OPT_str && strchr(o->form, ','))) &&
+           (!named || strchr(o->form, '='));
 }
 
 /* The value in the form that a flag takes. */
 static hvt_status as_text(const char *key, const hvt__option *o, const json_t *value,
                           char ret_text[HVT_OPTION_VALUE])
 {
-    const bool word = o->kind == OPT_pick, on_off = o->kind == OPT_bool,
-               list = o->kind == OPT_str || o->kind == OPT_rgb;
+    const bool word = o->kind == OPT_pick, on_off = o->kind == OPT_bool;
 
+    if ((json_is_array(value) && is_list(o, false)) || (json_is_object(value) && is_list(o, true)))
+        return list_text(key, value, ret_text);
     HVT_CHECK(json_string_length(value) < HVT_OPTION_VALUE, E_FORMAT, "%s: expected at most %d bytes of text",
               key, HVT_OPTION_VALUE - 1);
     if (json_is_boolean(value) && on_off)
         snprintf(ret_text, HVT_OPTION_VALUE, "%s", json_is_true(value) ? "on" : "off");
-    else if (list && (json_is_array(value) || json_is_object(value)))
-        HVT_CHECK(list_text(value, ret_text), E_FORMAT,
-                  "%s: expected at most %d bytes of text and numbers in %s", key, HVT_OPTION_VALUE - 1,
-                  kind_of(value));
     else
         HVT_CHECK((json_is_string(value) || !(word || on_off)) && scalar_text(value, ret_text), E_FORMAT,
                   "%s: expected %s, got %s", key,
