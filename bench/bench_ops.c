@@ -363,7 +363,7 @@ static const bench_row options[] = {
      "resnet50, resnet20, resnet18 (CIFAR stem), resnet50-224, mobilenet_v2-224 or convnext_tiny-224 "
      "(resnet50)",
      &o.model},
-    {"--batch", "N", "images (the model's own: 64, 128, 64, 8, 16)", .number = &o.batch},
+    {"--batch", "N", "images (the model's own: 64, 128, 64, 8, 16, 16)", .number = &o.batch},
     {"--layer", "N", "only the model's N-th (0: all)", .number = &o.layer},
     {"--type", "f32|bf16|f16", "of activations (f32)", &o.type},
     {"--isa", "NAME", "instruction set (auto's)", &o.isa},

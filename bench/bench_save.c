@@ -234,7 +234,7 @@ static void load(void)
     snprintf(path, sizeof path, "%s/bench_save" HVT_CHECKPOINT_END, folder);
     for (int i = 0; i < o.rounds && hvt_world_rank(world) == 0; i++) {
         start = now();
-        must(hvt__checkpoint_read(path, model, optim, &p));
+        must(hvt__checkpoint_read(path, model, optim, false, &p));
         add(&loads, start);
         free(p.options);
     }

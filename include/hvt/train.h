@@ -264,8 +264,8 @@ HVT_API hvt_status hvt_options_set(hvt_options *opts, const char *name, const ch
  * For --config: set the options that the file opts->config gives and no flag does. The file is one JSON
  * object; its keys are options without "--", its values are what would follow the flag: text, or a number,
  * true or false where the option takes one, or a list where it has commas ({"betas": [0.8, 0.99], "group-lr":
- * {"fc": 10}}). Rank 0 reads the file and broadcasts it. opts refers to texts in
- * *ret_memory: free() it after opts. Collective. Errors: E_IO, E_FORMAT naming file and key.
+ * {"fc": 10}}). Rank 0 reads the file and broadcasts it. opts refers to texts in *ret_memory: free() it after
+ * opts. Collective. Errors: E_IO, E_FORMAT naming file and key.
  */
 HVT_API hvt_status hvt_options_config(hvt_options *opts, hvt_world *world, void **ret_memory);
 /** Do the options fit together on this many ranks? Errors: E_ARG naming the flags and their values. */

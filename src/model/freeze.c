@@ -48,7 +48,7 @@ bool hvt__freeze_fits(const hvt_model *m, const char *name)
     while ((prefix = hvt__next_item(&at, &len)))
         if (hvt__begins_with(name, prefix, len))
             return true;
-    return m->inference;
+    return false;
 }
 
 /* The name of a layer's first parameter, which may be another layer's; NULL: it has none. */

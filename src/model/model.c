@@ -314,8 +314,8 @@ hvt_status hvt__layer_forward(hvt_model *m, hvt_layer *l)
         l->y.data = l->recompute_y[0];
     if (!l->folded && l->ops->forward)
         HVT_TRY(l->ops->forward(m, l));
-    if ((m->training || m->inference) &&
-        l->ops != &hvt_layer_loss) /* its gradient may lie where the logits were */
+    /* the loss's gradient may lie where the logits were */
+    if ((m->training || m->inference) && l->ops != &hvt_layer_loss)
         poison(m, l, false);
     return HVT_OK;
 }

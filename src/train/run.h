@@ -111,7 +111,7 @@ typedef struct run {
     uint32_t sample;                    /* images of the epoch's order that are behind */
     int64_t epoch_steps;                /* updates that epoch_loss is of */
     bool untested;                      /* an evaluation is due before the next update */
-    int64_t averages;                   /* rank 0: of which the weights to be evaluated are the average */
+    int64_t averages;                   /* rank 0: of how many the weights to begin with are the average */
 
     /* when this job saves, and whether it ends early: preempt.c */
     bool save_due, stopping;

@@ -710,6 +710,7 @@ static hvt_loss earlier_loss(const run *t, hvt_loss saved)
 static hvt_status first_weights(run *t)
 {
     const hvt_options *o = t->opts;
+    const bool raw = t->set.optim.ema.decay <= 0;
     hvt_progress p = {0};
     char file[PATH_MAX];
     hvt_status s = HVT_OK;
@@ -723,12 +724,8 @@ static hvt_status first_weights(run *t)
                         : HVT_OK;
     }
     HVT_TRY(explain_shapes(t, o->resume,
-                           hvt__resume(o->resume, t->model, o->evaluate ? NULL : t->optim, &p, file)));
-    if (o->evaluate && t->set.optim.ema.decay > 0)
-        t->averages = p.averages;
-    else if (o->evaluate && (s = hvt__checkpoint_read_raw(file, t->model)))
-        hvt__progress_free(&p);
-    HVT_TRY(s);
+                           hvt__resume(o->resume, t->model, o->evaluate ? NULL : t->optim, raw, &p, file)));
+    t->averages = raw ? 0 : p.averages;
     hvt__folder_resumed(&t->folder, file, &p);
     t->run = p.run;
     t->sample = images_behind(t, &p);

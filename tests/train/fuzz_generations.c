@@ -442,7 +442,7 @@ static hvt_status resume_in(hvt_options *o, hvt__folder *f, hvt_progress *ret_pr
     char file[PATH_MAX];
 
     HVT_TRY(hvt__folder_open(o, f));
-    HVT_TRY(hvt__resume(o->resume, model, optim, ret_progress, file));
+    HVT_TRY(hvt__resume(o->resume, model, optim, false, ret_progress, file));
     hvt__folder_resumed(f, file, ret_progress);
     free(ret_progress->options);
     return HVT_OK;
@@ -460,7 +460,7 @@ static void go_on(hvt__folder *f)
         return;
     }
     fill(NAN);
-    s = hvt__resume(folder, model, optim, &p, file);
+    s = hvt__resume(folder, model, optim, false, &p, file);
     CHECK(s == HVT_OK, "seed %llu: what was saved is not found: %s", (unsigned long long)seed,
           hvt_last_error());
     if (s == HVT_OK)

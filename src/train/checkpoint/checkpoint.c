@@ -376,7 +376,8 @@ static void warn_of_layers(const hvt_st *st, const json_t *meta, const hvt_model
             st->path);
 }
 
-static hvt_status load_model(hvt_st *st, const json_t *meta, int64_t averages, hvt_model *m, hvt_optim *o)
+static hvt_status load_model(hvt_st *st, const json_t *meta, int64_t averages, hvt_model *m, hvt_optim *o,
+                             bool raw)
 {
     const char *path = st->path;
     int64_t updates = 0;
@@ -388,7 +389,7 @@ static hvt_status load_model(hvt_st *st, const json_t *meta, int64_t averages, h
     HVT_TRY(hvt__weights_load(st, m, false, hvt__metadata_text(meta, "weights")));
     warn_of_layers(st, meta, m);
     if (!o)
-        return HVT_OK;
+        return raw ? load_sidecar(path, meta, HVT__RAW, 0, m, NULL) : HVT_OK;
     HVT_TRY(hvt__optim_set_updates(o, 0)); /* unless the file has state */
     if (o->states)
         HVT_TRY(load_sidecar(path, meta, sidecar_of(o->rule), updates, m, o));
@@ -412,7 +413,8 @@ static hvt_status dump(const char *file, const json_t *value, char **ret_text)
     return HVT_OK;
 }
 
-hvt_status hvt__checkpoint_read(const char *file, hvt_model *m, hvt_optim *o, hvt_progress *ret_progress)
+hvt_status hvt__checkpoint_read(const char *file, hvt_model *m, hvt_optim *o, bool raw,
+                                hvt_progress *ret_progress)
 {
     hvt_progress p = {0};
     hvt_st *st = NULL;
@@ -425,28 +427,13 @@ hvt_status hvt__checkpoint_read(const char *file, hvt_model *m, hvt_optim *o, hv
     HVT_TRY_OR(done, read_averages(st, meta, &p.averages));
     HVT_TRY_OR(done, hvt__metadata_class_names(st, meta, &names));
     if (m)
-        HVT_TRY_OR(done, load_model(st, meta, p.averages, m, o));
+        HVT_TRY_OR(done, load_model(st, meta, p.averages, m, o, raw));
     HVT_TRY_OR(done, dump(file, json_object_get(meta, "options"), &p.options));
     HVT_TRY_OR(done, dump(file, names, &p.class_names));
     *ret_progress = p;
     p = (hvt_progress){0};
 done:
     hvt__progress_free(&p);
-    json_decref(meta);
-    hvt__st_close(&st);
-    return s;
-}
-
-hvt_status hvt__checkpoint_read_raw(const char *file, hvt_model *m)
-{
-    hvt_st *st = NULL;
-    json_t *meta = NULL;
-    hvt_status s;
-
-    HVT_TRY(hvt__st_open(file, &st));
-    HVT_TRY_OR(done, hvt__metadata_read(st, &meta));
-    HVT_TRY_OR(done, load_sidecar(file, meta, HVT__RAW, 0, m, NULL));
-done:
     json_decref(meta);
     hvt__st_close(&st);
     return s;

@@ -127,10 +127,10 @@ extern const char *const hvt__sidecar_end[HVT__SIDECARS];
  * the sidecar files DIR/STEM.*; stem NULL: NAME-HASH. On failure there is nothing new. */
 hvt_status hvt__checkpoint_write(const char *dir, const char *name, const char *stem,
                                  hvt__snapshot *snapshot);
-/* Of one file. m NULL: progress only. The texts of *ret_progress are malloc'ed. */
-hvt_status hvt__checkpoint_read(const char *file, hvt_model *m, hvt_optim *o, hvt_progress *ret_progress);
-/* The weights of which the file has an average. */
-hvt_status hvt__checkpoint_read_raw(const char *file, hvt_model *m);
+/* Of one file. m NULL: progress only. raw: without o, of an average the weights that it was made of. The
+ * texts of *ret_progress are malloc'ed. */
+hvt_status hvt__checkpoint_read(const char *file, hvt_model *m, hvt_optim *o, bool raw,
+                                hvt_progress *ret_progress);
 void hvt__progress_free(hvt_progress *p); /* its texts */
 /* The sidecar files that the checkpoint names, "": none. Errors: E_IO, E_FORMAT. */
 hvt_status hvt__checkpoint_sidecars(const char *file, char ret_name[HVT__SIDECARS][128]);
@@ -163,8 +163,8 @@ void hvt__generation_name(int64_t number, char ret_name[32]); /* "gen-000012" */
 
 /* The file at the path, or the first readable one of a folder; where there is none, that of `last`. */
 hvt_status hvt__weights_file(const char *path, char ret_path[PATH_MAX]);
-/* hvt_checkpoint_load(), and which file it was. */
-hvt_status hvt__resume(const char *path, hvt_model *m, hvt_optim *o, hvt_progress *ret_progress,
+/* hvt_checkpoint_load(), with hvt__checkpoint_read()'s raw, and which file it was. */
+hvt_status hvt__resume(const char *path, hvt_model *m, hvt_optim *o, bool raw, hvt_progress *ret_progress,
                        char ret_file[PATH_MAX]);
 
 /* ---- tidy.c: names in a folder that lead to generations, and files to be removed ---- */

@@ -164,7 +164,8 @@ static hvt_status judge(hvt__folder *f, const hvt_options *o, const hvt__generat
 {
     const hvt__generation *there = hvt__generations_first(all);
     hvt_progress p = {0};
-    hvt_status s = is_in_folder(from, o->save) ? hvt__checkpoint_read(from, NULL, NULL, &p) : HVT_E_ARG;
+    hvt_status s =
+        is_in_folder(from, o->save) ? hvt__checkpoint_read(from, NULL, NULL, false, &p) : HVT_E_ARG;
     bool in_place = s == HVT_OK, same_run = in_place && there && there->p.run == p.run;
 
     if (s == HVT_E_MEM)

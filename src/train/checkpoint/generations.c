@@ -47,7 +47,7 @@ static bool leads_to_generation(const char *path)
 /* The header of g->path. */
 static hvt_status look(hvt__generation *g)
 {
-    hvt_status s = hvt__checkpoint_read(g->path, NULL, NULL, &g->p);
+    hvt_status s = hvt__checkpoint_read(g->path, NULL, NULL, false, &g->p);
 
     g->is_readable = s == HVT_OK;
     if (s == HVT_E_MEM)
@@ -215,14 +215,15 @@ static void add_damaged(damaged *d, hvt_status s, const char *why)
 }
 
 /* The first that is whole. */
-static hvt_status resume_newest(hvt__generations *g, hvt_model *m, hvt_optim *o, hvt_progress *ret_progress,
-                                char ret_file[PATH_MAX])
+static hvt_status resume_newest(hvt__generations *g, hvt_model *m, hvt_optim *o, bool raw,
+                                hvt_progress *ret_progress, char ret_file[PATH_MAX])
 {
     damaged d = {0};
 
     for (int i = 0; i < g->n; i++) {
         const hvt__generation *at = &g->at[i];
-        hvt_status s = at->is_readable ? hvt__checkpoint_read(at->path, m, o, ret_progress) : HVT_E_FORMAT;
+        hvt_status s =
+            at->is_readable ? hvt__checkpoint_read(at->path, m, o, raw, ret_progress) : HVT_E_FORMAT;
         if (s == HVT_E_IO || s == HVT_E_FORMAT) {
             add_damaged(&d, s, at->is_readable ? hvt_last_error() : at->why);
             continue;
@@ -246,7 +247,7 @@ static bool has_lost(const hvt__generations *g)
     return false;
 }
 
-hvt_status hvt__resume(const char *path, hvt_model *m, hvt_optim *o, hvt_progress *ret_progress,
+hvt_status hvt__resume(const char *path, hvt_model *m, hvt_optim *o, bool raw, hvt_progress *ret_progress,
                        char ret_file[PATH_MAX])
 {
     hvt__generations g = {0};
@@ -255,14 +256,14 @@ hvt_status hvt__resume(const char *path, hvt_model *m, hvt_optim *o, hvt_progres
         HVT_TRY(hvt__generations_open(path, &g));
         if (!g.n)
             break;
-        hvt_status s = resume_newest(&g, m, o, ret_progress, ret_file);
+        hvt_status s = resume_newest(&g, m, o, raw, ret_progress, ret_file);
         bool again = s != HVT_OK && listings > 1 && has_lost(&g);
         hvt__generations_close(&g);
         if (!again)
             return s;
     }
     HVT_TRY(hvt__weights_file(path, ret_file));
-    return hvt__checkpoint_read(ret_file, m, o, ret_progress);
+    return hvt__checkpoint_read(ret_file, m, o, raw, ret_progress);
 }
 
 hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o, hvt_progress *ret_progress)
@@ -272,5 +273,5 @@ hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o, hvt
 
     char file[PATH_MAX];
 
-    return hvt__resume(path, m, o, ret_progress, file);
+    return hvt__resume(path, m, o, false, ret_progress, file);
 }

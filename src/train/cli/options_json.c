@@ -45,16 +45,18 @@ static const char *kind_of(const json_t *value)
     return name[json_typeof(value)];
 }
 
-/* Text or a number; false: it is neither. */
-static bool scalar_text(const json_t *value, char ret_text[HVT_OPTION_VALUE])
+/* Of text or a number. */
+static hvt_status scalar_text(const char *option, const json_t *value, char ret_text[HVT_OPTION_VALUE])
 {
+    HVT_CHECK(json_string_length(value) < HVT_OPTION_VALUE, E_FORMAT, "%s: expected at most %d bytes of text",
+              option, HVT_OPTION_VALUE - 1);
     if (json_is_string(value))
         snprintf(ret_text, HVT_OPTION_VALUE, "%s", json_string_value(value));
     else if (json_is_integer(value))
         snprintf(ret_text, HVT_OPTION_VALUE, "%lld", (long long)json_integer_value(value));
-    else if (json_is_real(value))
+    else
         hvt__num_text(json_real_value(value), ret_text);
-    return json_is_string(value) || json_is_number(value);
+    return HVT_OK;
 }
 
 /* Add NAME=ITEM, or without a name the item, to a list with commas. */
@@ -66,9 +68,9 @@ static hvt_status add_item(const char *option, const char *name, const json_t *i
 
     HVT_CHECK(json_is_string(item) || json_is_number(item), E_FORMAT,
               "%s: expected a list of text and numbers, got %s in it", option, kind_of(item));
-    HVT_CHECK(json_string_length(item) < left && scalar_text(item, value) &&
-                  (size_t)snprintf(text + used, left, "%s%s%s%s", used ? "," : "", name, *name ? "=" : "",
-                                   value) < left,
+    HVT_TRY(scalar_text(option, item, value));
+    HVT_CHECK((size_t)snprintf(text + used, left, "%s%s%s%s", used ? "," : "", name, *name ? "=" : "",
+                               value) < left,
               E_FORMAT, "%s: expected at most %d bytes of text", option, HVT_OPTION_VALUE - 1);
     return HVT_OK;
 }
@@ -103,18 +105,17 @@ static hvt_status as_text(const char *key, const hvt__option *o, const json_t *v
 
     if ((json_is_array(value) && is_list(o, false)) || (json_is_object(value) && is_list(o, true)))
         return list_text(key, value, ret_text);
-    HVT_CHECK(json_string_length(value) < HVT_OPTION_VALUE, E_FORMAT, "%s: expected at most %d bytes of text",
-              key, HVT_OPTION_VALUE - 1);
-    if (json_is_boolean(value) && on_off)
+    if (json_is_boolean(value) && on_off) {
         snprintf(ret_text, HVT_OPTION_VALUE, "%s", json_is_true(value) ? "on" : "off");
-    else
-        HVT_CHECK((json_is_string(value) || !(word || on_off)) && scalar_text(value, ret_text), E_FORMAT,
-                  "%s: expected %s, got %s", key,
-                  word     ? "text"
-                  : on_off ? "true or false"
-                           : "a number or text",
-                  kind_of(value));
-    return HVT_OK;
+        return HVT_OK;
+    }
+    HVT_CHECK(json_is_string(value) || (json_is_number(value) && !word && !on_off), E_FORMAT,
+              "%s: expected %s, got %s", key,
+              word     ? "text"
+              : on_off ? "true or false"
+                       : "a number or text",
+              kind_of(value));
+    return scalar_text(key, value, ret_text);
 }
 
 /* Does opts hold a value of a stronger source? --batch and --global-batch set the same thing, so either of
