@@ -12,21 +12,14 @@ import sys
 import tempfile
 import warnings
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
+from truths import python_with  # noqa: E402
+
 PROGRAM = os.path.abspath(sys.argv[1])
 
 
-def python_with(modules):
-    build = os.path.join(os.path.dirname(PROGRAM), "../..")
-    for python in [os.path.join(build, "venv/bin/python"), os.path.join(build, "../build/venv/bin/python"),
-                   shutil.which("python3"), sys.executable]:
-        if python and os.path.exists(python) and subprocess.run(
-                [python, "-c", "import " + modules], stderr=subprocess.DEVNULL).returncode == 0:
-            return python
-    return None
-
-
 if os.environ.get("HVT_TEST_PILLOW") != "1":  # again, by an interpreter that has what is needed
-    found = python_with("torch, torchvision, PIL, numpy")
+    found = python_with("torch, torchvision, PIL, numpy", os.path.join(os.path.dirname(PROGRAM), "../.."))
     if not found:
         print("skip pillow: no torchvision with Pillow")
         sys.exit(77)

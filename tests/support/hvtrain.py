@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 
+import truths
 from truths import Skip, check, on_ranks
 
 HVTRAIN = os.path.abspath(sys.argv[1])
@@ -134,13 +135,8 @@ def make_old(folder):
 
 
 def python_with(modules):
-    """An interpreter that has these modules: of the build folder's venv, or the one on the path."""
-    build = os.path.dirname(HVTRAIN)
-    for python in [os.path.join(build, "venv/bin/python"), os.path.join(build, "../build/venv/bin/python"),
-                   shutil.which("python3"), sys.executable]:
-        if python and os.path.exists(python) and subprocess.run(
-                [python, "-c", "import " + modules], stderr=subprocess.DEVNULL).returncode == 0:
-            return python
+    if python := truths.python_with(modules, os.path.dirname(HVTRAIN)):
+        return python
     raise Skip(f"no {modules}")
 
 

@@ -1,6 +1,7 @@
 """What test programs in Python share: truths are functions, named as what they hold."""
 import os
 import shutil
+import subprocess
 import sys
 import time
 
@@ -25,6 +26,17 @@ def on_ranks(mpirun, ranks, program, network="self,vader"):
     root = ["--allow-run-as-root"] if os.getuid() == 0 else []
     return [mpirun, *root, *"--oversubscribe --bind-to none --mca mpi_yield_when_idle 1 --mca btl".split(), network, "-np",
             str(ranks), *program]
+
+
+def python_with(modules, build):
+    """An interpreter that finds these modules: of the build folder's venv, or the one on the path; None: there is none."""
+    look = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
+    for python in [os.path.join(build, "venv/bin/python"), os.path.join(build, "../build/venv/bin/python"),
+                   shutil.which("python3"), sys.executable]:
+        if python and os.path.exists(python) and subprocess.run(
+                [python, "-c", look, *modules.split(", ")], stderr=subprocess.DEVNULL).returncode == 0:
+            return python
+    return None
 
 
 def run_all(tests, names, folder):

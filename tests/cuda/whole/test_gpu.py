@@ -21,7 +21,7 @@ import unittest
 from pathlib import Path
 
 HVTRAIN, MPIRUN, CLASSES = sys.argv[1], sys.argv[2], sys.argv[3:]
-PT2_NETS = str(Path(__file__).resolve().parents[2] / "train/pt2_nets.py")
+PT2_NETS = Path(__file__).resolve().parents[2] / "train/pt2_nets.py"
 NET = ["--model", "resnet20", "--data", "synth", "--samples", "24", "--steps", "3", "--print-freq", "1",
        "--eval-freq", "0", "--lr", "0.02", "--quiet", "on"]
 NET += ["--size", "16"] if Path(HVTRAIN).name == "hvtrain-double" else []  # every thread there is a fiber
@@ -48,15 +48,6 @@ def without(args, *options):
     """The arguments but these options and their values."""
     at = [i for i, a in enumerate(args) if a in options]
     return [a for i, a in enumerate(args) if i not in at and i - 1 not in at]
-
-
-def python_with_torch():
-    """A Python that has PyTorch; None: there is none."""
-    for python in ("venv/bin/python3", sys.executable):
-        if Path(python).exists() and not subprocess.run([python, "-c", "import torch, safetensors, numpy"],
-                                         capture_output=True).returncode:
-            return python
-    return None
 
 
 def losses(records):
@@ -137,9 +128,13 @@ class Gpu(Case):
         """relu6, dropout and depthwise convolutions; and, of a file, layer and group norm and many more."""
         # of few images in many norms: roundings grow from step to step, between ref and cpu, too
         nets = [(["--model", "mobilenet_v2", "--size", "32", "--batch", "8", "--steps", "2", "--lr", "1e-4"], 1e-4, 1e-2)]
-        python = python_with_torch()
+        python = None
+        if PT2_NETS.exists():  # a bundle has no such file
+            sys.path.append(str(PT2_NETS.parents[1] / "support"))
+            from truths import python_with
+            python = python_with("torch, safetensors, numpy", ".")
         with tempfile.TemporaryDirectory() as folder:
-            if python and Path(PT2_NETS).exists():  # a bundle has no such file
+            if python:
                 subprocess.run([python, PT2_NETS, "export", folder], check=True, capture_output=True, timeout=300)
                 nets.append((["--model", f"{folder}/branches.pt2", "--data", "npy", "--data-dir", folder, "--batch", "4"],
                              1e-5, 1e-3))

@@ -81,6 +81,16 @@ INLINE int depthwise_targets(int left, const int room)
             TILE(1);                                                                                         \
     } while (0)
 
+/* Columns of a filter and its stride, for which there is a function: as parts of one they would take twice
+ * the time to compile. The narrow ones are of gradients with a stride. */
+#ifdef FEW_SHAPES
+#define NARROW_SHAPES(X)
+#define WIDE_SHAPES(X) X(3, 1) X(3, 2)
+#else
+#define NARROW_SHAPES(X) X(1, 1) X(2, 1)
+#define WIDE_SHAPES(X)   X(3, 1) X(3, 2) X(5, 1) X(5, 2) X(7, 1)
+#endif
+
 /* ---- targets ---- */
 
 /* A row of the sources of `targets` neighbours, of a vector of channels: to their sums. ahead: or NULL */
@@ -203,15 +213,14 @@ static void depthwise_each(const hvt_depthwise *g, const void *from, const float
         }
 }
 
-/* A function per shape: as parts of one they would take twice the time to compile. */
-#define SHAPES(X) X(1, 1) X(2, 1) X(3, 1) X(3, 2) X(5, 1) X(5, 2) X(7, 1)
 #define SHAPE(cols, shift)                                                                                   \
     static __attribute__((noinline)) void depthwise_##cols##_##shift(                                        \
         const hvt_depthwise *g, const void *from, const float *w, void *to, bool add)                        \
     {                                                                                                        \
         depthwise_tiles(g, from, w, to, add, cols, shift);                                                   \
     }
-SHAPES(SHAPE)
+NARROW_SHAPES(SHAPE)
+WIDE_SHAPES(SHAPE)
 #undef SHAPE
 
 static void depthwise(const hvt_depthwise *g, const void *from, const float *w, void *to, bool add)
@@ -222,12 +231,12 @@ static void depthwise(const hvt_depthwise *g, const void *from, const float *w, 
         break;
 
     switch (depthwise_shape(g)) {
-        SHAPES(SHAPE)
+        NARROW_SHAPES(SHAPE)
+        WIDE_SHAPES(SHAPE)
     default:
         depthwise_each(g, from, w, to, add);
     }
 #undef SHAPE
-#undef SHAPES
 }
 
 /* ---- gradients of weights ---- */
@@ -398,14 +407,13 @@ static void depthwise_each_dw(const hvt_depthwise *g, const void *from, const vo
     }
 }
 
-#define SHAPES(X) X(3, 1) X(3, 2) X(5, 1) X(5, 2) X(7, 1)
 #define SHAPE(cols, shift)                                                                                   \
     static __attribute__((noinline)) void depthwise_dw_##cols##_##shift(                                     \
         const hvt_depthwise *g, const void *from, const void *to, float *dw)                                 \
     {                                                                                                        \
         depthwise_blocks_dw(g, from, to, dw, cols, shift);                                                   \
     }
-SHAPES(SHAPE)
+WIDE_SHAPES(SHAPE)
 #undef SHAPE
 
 static void depthwise_dw(const hvt_depthwise *g, const void *from, const void *to, float *dw)
@@ -416,10 +424,9 @@ static void depthwise_dw(const hvt_depthwise *g, const void *from, const void *t
         break;
 
     switch (depthwise_shape(g)) {
-        SHAPES(SHAPE)
+        WIDE_SHAPES(SHAPE)
     default:
         depthwise_each_dw(g, from, to, dw);
     }
 #undef SHAPE
-#undef SHAPES
 }

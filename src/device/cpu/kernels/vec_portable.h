@@ -16,7 +16,9 @@ INLINE void f_transpose(F *r)
 }
 
 /* tiles of 6 x 8: 12 of 16 registers are accumulators */
-#define ROWS1     6
-#define ROWS2     6
-#define PITCH     8
+#define ROWS1 6
+#define ROWS2 6
+#define PITCH 8
+/* depthwise convolutions of other shapes are computed target by target: a third less to compile */
+#define FEW_SHAPES
 #define ISA_ENTRY .conv = &hvt__conv_portable
