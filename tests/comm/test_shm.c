@@ -45,7 +45,7 @@ TEST(a_buffer_may_be_shared_on_one_rank_and_plain_on_another)
         fill_mine(buf, COUNT, 5, HVT_F32);
         CHECK_OK(hvt_comm_allreduce(c, buf, COUNT, HVT_F32, &ticket));
         CHECK_OK(hvt_comm_wait(c, ticket));
-        CHECK(equals_plain_sum(c, buf, 0, COUNT, 5, HVT_F32), "root %d", root);
+        CHECK(equals_plain_sum(c, buf, COUNT, 0, COUNT, 5, HVT_F32), "root %d", root);
         memset(buf, rank == root ? root + 1 : 99, 4 * COUNT);
         CHECK_OK(hvt_comm_broadcast(c, buf, 4 * COUNT, root));
         CHECK(((char *)buf)[0] == root + 1 && ((char *)buf)[4 * COUNT - 1] == root + 1, "root %d", root);

@@ -2,8 +2,8 @@
  * devices.h - every device of this machine, matrices with planted NaNs, and how results are compared.
  *
  * devs[0] is ref; then follows cpu: every instruction set that the processor has, with 1, 2 and 3 threads
- * each; with HVT_HOSTED cuda instead (tests/cuda/whole/hosted.c). A result is compared with ref's within a
- * bound, and with that of one thread bit for bit.
+ * each, under memcheck with 1 and 3; with HVT_HOSTED cuda instead (tests/cuda/whole/hosted.c). A result is
+ * compared with ref's within a bound, and with that of one thread bit for bit.
  *
  * Tests hold all values as floats. Where an op takes a type, those are rounded to it beforehand, packed for
  * the op and unpacked after it, and held against what ref makes of the same floats in f32: within the bound
@@ -22,7 +22,7 @@
 
 enum { MOST_DEVS = 32, MOST_THREADS = 3 };
 static hvt_device *ref, *devs[MOST_DEVS];
-static int ndevs;
+static int ndevs, devs_of_isa = 1;
 
 static inline void open_devices(void)
 {
@@ -40,11 +40,13 @@ static inline void open_devices(void)
             check_skip(hvt_cpu_isa_name(i), "this processor does not have it");
             continue;
         }
-        for (int threads = 1; threads <= MOST_THREADS; threads++) {
+        devs_of_isa = 0;
+        for (int threads = 1; threads <= MOST_THREADS; threads += heap_memcheck() ? MOST_THREADS - 1 : 1) {
             hvt_device_opts opts = {.threads = threads, .isa = hvt_cpu_isa_name(i), .yield = true};
 
             CHECK_OK(hvt_device_open("cpu", &opts, &devs[ndevs]));
             ndevs++;
+            devs_of_isa++;
         }
     }
 #endif
@@ -59,7 +61,7 @@ static inline void close_devices(void)
 /* The device of the same instruction set with one thread. */
 static inline int one_thread(int dev)
 {
-    return dev ? dev - (dev - 1) % MOST_THREADS : 0;
+    return dev ? dev - (dev - 1) % devs_of_isa : 0;
 }
 
 /* Elementwise ops agree with ref bit for bit where there is an fma (see formula.h). */

@@ -8,6 +8,7 @@
 #include "base_impl.h"
 #include "check.h"
 #include "device/half.h"
+#include "heap.h"
 #include "model/layers.h"
 
 #include <math.h>

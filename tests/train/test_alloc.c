@@ -2,9 +2,9 @@
  * alloc: whatever runs out of memory, says so, and leaves nothing behind.
  *
  * The program is linked with --wrap, so that every allocation of libhvt comes through here. A whole run
- * (data, model, exchange, one update, evaluation, checkpoint, and going on from it) is repeated with its
- * first, second, third ... allocation refused, until a run needs no more than were granted. On several ranks
- * it is the last one alone that lacks memory, in what all of them open together.
+ * (data, model, exchange, updates, evaluation, checkpoint), and one that goes on from its checkpoint, are
+ * repeated with their first, second, third ... allocation refused, until a run needs no more than were
+ * granted. On several ranks it is the last one alone that lacks memory, in what all of them open together.
  */
 #define _GNU_SOURCE
 #include "hvt/hvt.h"
@@ -135,7 +135,7 @@ void __wrap_free(void *p)
 
 /* ---- the run that is repeated --------------------------------------------------------------------- */
 
-static char folder[] = "/tmp/hvt-alloc-XXXXXX", log_file[64];
+static char folder[40] = "/tmp/hvt-alloc-XXXXXX", log_file[64];
 
 static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *where)
 {
@@ -173,17 +173,38 @@ static hvt_status train(hvt_world *world, const char *resume, int steps, uint64_
     return s;
 }
 
-static hvt_status training_run(uint64_t *ret_weights)
+static hvt_status in_a_world(const char *resume, int steps, uint64_t *ret_weights)
 {
     hvt_world *world = NULL;
     hvt_status s = hvt_world_open("singleton", &world);
 
     if (s == HVT_OK)
-        s = train(world, "", 2, ret_weights);
-    if (s == HVT_OK)
-        s = train(world, folder, 3, ret_weights);
+        s = train(world, resume, steps, ret_weights);
     hvt_world_close(&world);
     return s;
+}
+
+static hvt_status training_run(uint64_t *ret_weights)
+{
+    return in_a_world("", 2, ret_weights);
+}
+
+/* The folder's files are laid aside, or laid back as they were. */
+static void keep(bool aside)
+{
+    char command[160];
+
+    if (aside)
+        snprintf(command, sizeof command, "rm -rf %s.kept && cp -r %s %s.kept", folder, folder, folder);
+    else
+        snprintf(command, sizeof command, "rm -rf %s && cp -r %s.kept %s", folder, folder, folder);
+    CHECK(system(command) == 0, "%s", command);
+}
+
+static hvt_status resumed_run(uint64_t *ret_weights)
+{
+    keep(false);
+    return in_a_world(folder, 3, ret_weights);
 }
 
 static void quiet(void *ctx, hvt_log_level level, const char *line)
@@ -290,16 +311,26 @@ static void refuse_each(hvt_status (*whole_run)(uint64_t *ret_weights), long lea
     printf("%ld of %ld allocations, each refused once; %ld runs failed cleanly\n", tried, needed, refused);
 }
 
+static void refuse_each_of_a_training(long stride)
+{
+    uint64_t weights = 0;
+
+    refuse_each(training_run, 200, stride);
+    CHECK_OK(training_run(&weights));
+    keep(true);
+    refuse_each(resumed_run, 200, stride);
+}
+
 TEST(any_allocation_of_a_training_may_fail)
 {
-    refuse_each(training_run, 200, 1);
+    refuse_each_of_a_training(1);
 }
 
 /* Most of its allocations are those of the truth before. */
 TEST(any_allocation_of_a_training_with_factors_may_fail)
 {
     factors = true;
-    refuse_each(training_run, 200, 3);
+    refuse_each_of_a_training(3);
 }
 
 TEST(any_allocation_of_a_collective_may_fail)
@@ -415,6 +446,8 @@ int main(int argc, char **argv)
     RUN(any_allocation_of_a_collective_with_a_worker_may_fail);
     RUN(any_allocation_of_a_training_may_fail);
     RUN(any_allocation_of_a_training_with_factors_may_fail);
+    nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    strcat(folder, ".kept");
     nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
     return check_done();
 }

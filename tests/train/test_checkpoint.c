@@ -352,6 +352,12 @@ static int files_in_folder(void)
     return n;
 }
 
+/* From one call that is cut to the next. */
+static int call_stride(void)
+{
+    return heap_memcheck() ? 7 : 1;
+}
+
 /* A save that a kill ends at the n-th call. False: there were fewer, and the save is done. */
 static bool killed_at(int at, const char *resume, bool overwrite, hvt_progress p)
 {
@@ -380,7 +386,7 @@ static bool killed_at(int at, const char *resume, bool overwrite, hvt_progress p
 
 TEST(a_kill_at_any_call_of_a_save_loses_nothing)
 {
-    const int stride = heap_memcheck() ? 7 : 1;
+    const int stride = call_stride();
     trained t = {0};
     int at = 1, before = 0, after = 0;
 
@@ -424,7 +430,7 @@ TEST(a_kill_in_the_first_save_leaves_nothing_or_what_can_be_resumed)
 {
     bool alone = false;
 
-    for (int at = 1; killed_at(at, "", false, progress(7, 1, 10)); at++) {
+    for (int at = 1; killed_at(at, "", false, progress(7, 1, 10)); at += call_stride()) {
         hvt_progress p = {0};
         hvt_status s = hvt_checkpoint_load(folder, NULL, NULL, &p);
         CHECK(s == HVT_OK ? p.steps == 1 : s == HVT_E_IO, "killed at call %d: %s", at, hvt_last_error());
@@ -433,18 +439,19 @@ TEST(a_kill_in_the_first_save_leaves_nothing_or_what_can_be_resumed)
         remove_checkpoints();
     }
     remove_checkpoints();
-    CHECK(alone, "there was always a `last`");
+    CHECK(alone || heap_memcheck(), "there was always a `last`");
 }
 
 /* Each kill leaves the old run whole, or the new one, whose best is not the old one's. */
 TEST(a_kill_while_a_run_is_overwritten_leaves_one_of_the_two)
 {
+    const int stride = call_stride();
     trained t = {0};
 
     open_trained(&t);
     for (int evaluated = 0; evaluated < 2; evaluated++) {
         int old_ones = 0, new_ones = 0;
-        for (int at = 1, killed = 1; killed; at++) {
+        for (int at = 1, killed = 1; killed; at += stride) {
             hvt_options o = saving(folder, false);
             hvt__folder f = {0};
             hvt_progress now;
@@ -466,7 +473,7 @@ TEST(a_kill_while_a_run_is_overwritten_leaves_one_of_the_two)
             new_ones += now.run == 8;
             remove_checkpoints();
         }
-        CHECK(old_ones > 8 && new_ones > 2, "%d and %d", old_ones, new_ones);
+        CHECK(old_ones * stride > 8 && new_ones * stride > 2, "%d and %d", old_ones, new_ones);
     }
     close_trained(&t);
 }
@@ -475,11 +482,12 @@ TEST(a_kill_while_a_run_is_overwritten_leaves_one_of_the_two)
 TEST(a_save_that_fails_says_what_is_whole_and_leaves_it)
 {
     static const int errors[] = {ENOSPC, EROFS, EIO};
+    const int stride = call_stride();
     trained t = {0};
     int fails = 0;
 
     open_trained(&t);
-    for (int at = 1, failed = 1; failed; at++) {
+    for (int at = 1, failed = 1; failed; at += stride) {
         hvt_options o = saving("", false), again = saving(folder, false);
         hvt__folder f = {0};
         hvt_progress p = progress(7, 1, 10), now;
@@ -512,7 +520,7 @@ TEST(a_save_that_fails_says_what_is_whole_and_leaves_it)
         fails += failed;
         remove_checkpoints();
     }
-    CHECK(fails > 10, "%d", fails);
+    CHECK(fails * stride > 10, "%d", fails);
     close_trained(&t);
 }
 
@@ -723,7 +731,7 @@ TEST(a_number_that_has_no_next_one_is_named)
 TEST(every_byte_that_is_flipped_or_missing_is_noticed)
 {
     static const char *const files[] = {"gen-000002.safetensors", "gen-000002.momentum.safetensors"};
-    const size_t stride = CHECK_SANITIZED || heap_memcheck() ? 13 : 1;
+    const size_t stride = heap_memcheck() ? 29 : CHECK_SANITIZED ? 13 : 1;
     trained t = {0};
 
     open_small(&t);

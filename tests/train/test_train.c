@@ -6,6 +6,7 @@
 #include "train/process/process_impl.h"
 #include "base_impl.h"
 #include "check.h"
+#include "heap.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -157,6 +158,10 @@ static int abort_ranks(bool all)
 
 /* ---- one run after another ---- */
 
+/* Four updates in an epoch. */
+#define SAMPLES (heap_memcheck() ? "8" : "32")
+#define BATCH   (heap_memcheck() ? "2" : "8")
+
 /* "end" records of a log whose run came to its end. */
 static int count_ends(const char *path)
 {
@@ -173,9 +178,9 @@ static int count_ends(const char *path)
 
 TEST(runs_in_one_process_are_independent)
 {
-    static const char *const flags[][2] = {{"samples", "32"},  {"size", "8"},    {"batch", "8"},
-                                           {"epochs", "2"},    {"threads", "1"}, {"quiet", "on"},
-                                           {"momentum", "0.9"}};
+    const char *const flags[][2] = {{"samples", SAMPLES}, {"size", "8"},    {"batch", BATCH},
+                                    {"epochs", "2"},      {"threads", "1"}, {"quiet", "on"},
+                                    {"momentum", "0.9"}};
     char folder[] = "/tmp/hvt-train-XXXXXX", log[64], trace[64], command[64];
     hvt_world *world = NULL;
     hvt_report report[3];
@@ -224,8 +229,8 @@ static void open_own(bool train, hvt_dataset **ret_synth, hvt_dataset **ret_own)
 {
     hvt_source source = {.get = get_of_set};
 
-    CHECK_OK(hvt_dataset_open("synth", &(hvt_dataset_opts){.train = train, .image_size = 8, .samples = 32},
-                              ret_synth));
+    CHECK_OK(hvt_dataset_open(
+        "synth", &(hvt_dataset_opts){.train = train, .image_size = 8, .samples = atoi(SAMPLES)}, ret_synth));
     source.info = *hvt_dataset_describe(*ret_synth);
     source.info.name = "mine";
     source.ctx = *ret_synth;
@@ -234,8 +239,8 @@ static void open_own(bool train, hvt_dataset **ret_synth, hvt_dataset **ret_own)
 
 TEST(data_sets_of_the_caller_are_trained_on_as_those_of_data)
 {
-    static const char *const flags[][2] = {{"samples", "32"}, {"size", "8"},    {"batch", "8"},
-                                           {"epochs", "1"},   {"threads", "1"}, {"quiet", "on"}};
+    const char *const flags[][2] = {{"samples", SAMPLES}, {"size", "8"},    {"batch", BATCH},
+                                    {"epochs", "1"},      {"threads", "1"}, {"quiet", "on"}};
     hvt_dataset *synth[2] = {NULL}, *own[2] = {NULL};
     hvt_world *world = NULL;
     hvt_report of_data, of_caller;
