@@ -2,6 +2,7 @@
  * The tape at work: both walks, short batches, where gradients lie, hashes. Gradients are held against
  * differences of the loss on ref; cpu, on every instruction set here, against ref.
  */
+#include "heap.h"
 #include "nets.h"
 
 /* ---- gradients -------------------------------------------------------------------------------------- */

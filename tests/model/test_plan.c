@@ -2,6 +2,7 @@
  * What a plan decides: mistakes of building, plans that run out of memory, outputs that are recomputed,
  * arenas.
  */
+#include "heap.h"
 #include "nets.h"
 
 /* ---- mistakes --------------------------------------------------------------------------------------- */

@@ -468,10 +468,11 @@ TEST(impossible_averages_are_refused)
 /* On a way of the job, or (NULL) on rank 0 alone. */
 static void save_half(const way *w, const setup *base)
 {
+    const setup u = w ? on_way(w, base) : *base;
     hvt_progress p = {.steps = 3};
     rig r;
 
-    if (w || hvt_world_rank(job) == 0) {
+    if (is_mine(&u)) {
         CHECK_OK(w ? open_way(&r, w, base) : rig_open(&r, base));
         for (int t = 0; t < 3; t++)
             CHECK_OK(rig_step(&r, t));
@@ -485,24 +486,21 @@ static void save_half(const way *w, const setup *base)
 
 static result other_half(const way *w, const setup *base)
 {
+    const setup u = w ? on_way(w, base) : *base;
     result ret = {0};
     hvt_progress p;
     rig r;
 
-    if (w || hvt_world_rank(job) == 0) {
+    if (is_mine(&u)) {
         CHECK_OK(w ? open_way(&r, w, base) : rig_open(&r, base));
         if (hvt_world_rank(job) == 0) {
             CHECK_OK(hvt_checkpoint_load(folder, r.m, r.o, &p));
             free(p.options);
         }
         CHECK_OK(hvt_distopt_broadcast(r.d, 0));
-        for (int t = 3; t < 6; t++)
-            CHECK_OK(rig_step(&r, t));
-        CHECK_OK(rig_result(&r, &ret));
-        rig_close(&r);
+        ret = rig_finish(&r, 3, 6);
     }
-    if (!w)
-        CHECK_OK(hvt_world_broadcast(job, &ret, sizeof ret, 0));
+    tell_all(&u, &ret);
     CHECK_OK(hvt_world_barrier(job));
     return ret;
 }

@@ -318,12 +318,6 @@ TEST(the_first_parameter_that_is_not_finite_is_named_on_all_ranks)
 
 /* ---- state that is not here ---- */
 
-/* Is it this rank's to do? What is made in the world of one, rank 0 makes. */
-static bool is_mine(const setup *u)
-{
-    return u->world != lone || hvt_world_rank(whole) == 0;
-}
-
 /* The first half of a run, saved by rank 0. */
 static void half_a_run(const setup *u, bool saves)
 {
@@ -360,13 +354,9 @@ static result other_half(const setup *u)
             free(p.options);
         }
         CHECK_OK(hvt_distopt_broadcast(r.d, 0));
-        for (int t = 3; t < 6; t++)
-            CHECK_OK(rig_step(&r, t));
-        CHECK_OK(rig_result(&r, &ret));
-        rig_close(&r);
+        ret = rig_finish(&r, 3, 6);
     }
-    if (u->world == lone)
-        CHECK_OK(hvt_world_broadcast(whole, &ret, sizeof ret, 0));
+    tell_all(u, &ret);
     CHECK_OK(hvt_world_barrier(whole));
     return ret;
 }

@@ -8,7 +8,6 @@
 #include "base_impl.h"
 #include "check.h"
 #include "device/half.h"
-#include "heap.h"
 #include "model/layers.h"
 
 #include <math.h>

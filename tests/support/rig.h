@@ -278,24 +278,44 @@ static inline bool is_fresh(rig *r)
     return fresh;
 }
 
-/* All ranks of the job ask for it together: what is trained in the world of one, one of them trains. */
-static inline result train(const setup *u, int steps)
+/* Steps first .. end-1; closes the rig. */
+static inline result rig_finish(rig *r, int first, int end)
 {
     result ret;
-    rig r;
 
     memset(&ret, 0, sizeof ret);
-    if (u->world != lone || hvt_world_rank(job) == 0) {
-        CHECK_OK(rig_open(&r, u));
-        if (r.d) {
-            for (int t = 0; t < steps; t++)
-                CHECK_OK(rig_step(&r, t));
-            CHECK_OK(rig_result(&r, &ret));
-        }
-        rig_close(&r);
+    if (r->d) {
+        for (int t = first; t < end; t++)
+            CHECK_OK(rig_step(r, t));
+        CHECK_OK(rig_result(r, &ret));
     }
+    rig_close(r);
+    return ret;
+}
+
+/* What is done in the world of one, rank 0 does; tell_all() then gives its result to all ranks of the job. */
+static inline bool is_mine(const setup *u)
+{
+    return u->world != lone || hvt_world_rank(job) == 0;
+}
+
+static inline void tell_all(const setup *u, result *ret)
+{
     if (u->world == lone)
-        CHECK_OK(hvt_world_broadcast(job, &ret, sizeof ret, 0));
+        CHECK_OK(hvt_world_broadcast(job, ret, sizeof *ret, 0));
+}
+
+/* All ranks of the job ask for it together. */
+static inline result train(const setup *u, int steps)
+{
+    result ret = {0};
+    rig r;
+
+    if (is_mine(u)) {
+        CHECK_OK(rig_open(&r, u));
+        ret = rig_finish(&r, 0, steps);
+    }
+    tell_all(u, &ret);
     return ret;
 }
 

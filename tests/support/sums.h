@@ -68,8 +68,8 @@ static inline void plain_sum(size_t first, size_t count, uint64_t seed, hvt_dtyp
     dev->ops->vector.cast(dev, count, 1, level[0], HVT_F32, out, t);
 }
 
-/* What this rank contributes, and the sum by the tree: drawn and added once, however many comms and buffers
- * are compared with it. */
+/* What this rank contributes, and, from the first comparison on, the sum by the tree: drawn and added once,
+ * however many comms and buffers are compared with it. */
 typedef struct known_sum {
     struct known_sum *next;
     size_t count;
@@ -79,7 +79,7 @@ typedef struct known_sum {
     char *mine, *sum;
 } known_sum;
 
-static inline const known_sum *plain_of(int inside, size_t count, uint64_t seed, hvt_dtype t)
+static inline known_sum *known_of(int inside, size_t count, uint64_t seed, hvt_dtype t)
 {
     static known_sum *all;
     size_t bytes = count * hvt_dtype_size(t);
@@ -92,14 +92,23 @@ static inline const known_sum *plain_of(int inside, size_t count, uint64_t seed,
             p->size == size)
             return p;
     p = malloc(sizeof *p);
-    *p = (known_sum){all, count, seed, t, inside, rank, size, malloc(bytes + 1), malloc(bytes + 1)};
-    for (size_t at = 0; at < count; at += 1024) {
-        size_t n = count - at < 1024 ? count - at : 1024;
-
-        fill(rank, at, n, seed, t, p->mine + at * hvt_dtype_size(t), f);
-        plain_sum(at, n, seed, t, inside, p->sum + at * hvt_dtype_size(t));
-    }
+    *p = (known_sum){all, count, seed, t, inside, rank, size, malloc(bytes + 1), NULL};
+    for (size_t at = 0; at < count; at += 1024)
+        fill(rank, at, count - at < 1024 ? count - at : 1024, seed, t, p->mine + at * hvt_dtype_size(t), f);
     return all = p;
+}
+
+static inline const char *sum_of(known_sum *p)
+{
+    size_t bytes = hvt_dtype_size(p->type);
+
+    if (p->sum)
+        return p->sum;
+    p->sum = malloc(p->count * bytes + 1);
+    for (size_t at = 0; at < p->count; at += 1024)
+        plain_sum(at, p->count - at < 1024 ? p->count - at : 1024, p->seed, p->type, p->inside,
+                  p->sum + at * bytes);
+    return p->sum;
 }
 
 /* Of a sum of `count` elements in buf, those from first to end. */
@@ -113,13 +122,13 @@ static inline bool equals_plain_sum(const hvt_comm *c, const void *buf, size_t c
         inside = 0;
     else if (!strcmp(hvt_comm_name(c), "hier"))
         CHECK_OK(hvt__levels_inside(hvt_comm_world(c), &inside));
-    return !memcmp((const char *)buf + first * bytes, plain_of(inside, count, seed, t)->sum + first * bytes,
-                   (end - first) * bytes);
+    return !memcmp((const char *)buf + first * bytes,
+                   sum_of(known_of(inside, count, seed, t)) + first * bytes, (end - first) * bytes);
 }
 
 static inline void fill_mine(void *buf, size_t count, uint64_t seed, hvt_dtype t)
 {
-    memcpy(buf, plain_of(32, count, seed, t)->mine, count * hvt_dtype_size(t));
+    memcpy(buf, known_of(32, count, seed, t)->mine, count * hvt_dtype_size(t));
 }
 
 static inline void every_sum(hvt_comm *c, void *buf, const char *where, const size_t *counts, int ncounts)

@@ -189,21 +189,20 @@ static hvt_status training_run(uint64_t *ret_weights)
     return in_a_world("", 2, ret_weights);
 }
 
-/* The folder's files are laid aside, or laid back as they were. */
-static void keep(bool aside)
+/* Between the folder, "", and where its files are laid aside, KEPT. */
+#define KEPT ".kept"
+
+static void copy_folder(const char *from, const char *to)
 {
     char command[160];
 
-    if (aside)
-        snprintf(command, sizeof command, "rm -rf %s.kept && cp -r %s %s.kept", folder, folder, folder);
-    else
-        snprintf(command, sizeof command, "rm -rf %s && cp -r %s.kept %s", folder, folder, folder);
+    snprintf(command, sizeof command, "rm -rf %s%s && cp -r %s%s %s%s", folder, to, folder, from, folder, to);
     CHECK(system(command) == 0, "%s", command);
 }
 
 static hvt_status resumed_run(uint64_t *ret_weights)
 {
-    keep(false);
+    copy_folder(KEPT, "");
     return in_a_world(folder, 3, ret_weights);
 }
 
@@ -317,7 +316,7 @@ static void refuse_each_of_a_training(long stride)
 
     refuse_each(training_run, 200, stride);
     CHECK_OK(training_run(&weights));
-    keep(true);
+    copy_folder("", KEPT);
     refuse_each(resumed_run, 200, stride);
 }
 
@@ -447,7 +446,7 @@ int main(int argc, char **argv)
     RUN(any_allocation_of_a_training_may_fail);
     RUN(any_allocation_of_a_training_with_factors_may_fail);
     nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
-    strcat(folder, ".kept");
+    strcat(folder, KEPT);
     nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
     return check_done();
 }
