@@ -39,6 +39,8 @@ HVT_FN void combine_all(const hvt_binary_args &k, const float (&a)[N], const flo
     });
 }
 
+enum { ELEMENT_IMAGES = 4 }; /* of a table's gradient, in flight */
+
 /* What dy gives to a, and what to b. */
 template <int N>
 HVT_FN void pull_a(const hvt_binary_args &k, const float (&dy)[N], const float (&a)[N], const float (&b)[N],
@@ -135,12 +137,30 @@ template <class T, int V> HVT_FN void pixel_operand(const hvt_binary_args &k, in
         b[v] = x;
 }
 
+/* Of the rows of a table that pixels of an image have, this pixel's; 0 where it has none. The table is a
+ * parameter, which may lie at any address of an arena. */
+template <int V> HVT_FN void element_operand(const hvt_binary_args &k, int pixel, int col, float (&b)[V])
+{
+    const int row = pixel - k.at.first;
+    const float *from = (const float *)k.b + (ptrdiff_t)row * k.c + col;
+
+    if (row < 0 || row >= k.at.count)
+        for (int v = 0; v < V; v++)
+            b[v] = 0;
+    else if ((uintptr_t)k.b % 16 == 0)
+        load_floats(from, b);
+    else
+        for (int v = 0; v < V; v++)
+            b[v] = from[v];
+}
+
 template <class T, int VEC> struct binary_lane {
     typedef hvt_binary_args args;
     static constexpr int V = VEC, ROWS = 4;
     float b[V];
+    int col;
 
-    __device__ binary_lane(const args &k, int image, int col)
+    __device__ binary_lane(const args &k, int image, int col) : col(col)
     {
         lane_operand<T>(k, image, col, b);
     }
@@ -158,6 +178,8 @@ template <class T, int VEC> struct binary_lane {
                 a[v] = to_float(in[u].at[v]);
             if (k.across == HVT_PER_PIXEL)
                 pixel_operand<T>(k, row + u * (int)blockDim.y, b);
+            if (k.across == HVT_PER_ELEMENT)
+                element_operand(k, row + u * (int)blockDim.y, col, b);
             combine_all(k, a, b, y);
             store((T *)k.y + at + u * step, y);
         }
@@ -261,6 +283,32 @@ __global__ void __launch_bounds__(THREADS)
     });
 }
 
+/* db of a table: of each of its numbers the sum of dy over images. */
+template <class T, int V>
+__global__ void __launch_bounds__(THREADS, 2)
+    element_grad_kernel(__grid_constant__ const hvt_binary_args k, int images)
+{
+    typedef plain_sums<1> R;
+    const int c = k.at.count * k.c, col = my_channel<V>();
+    const size_t image = (size_t)k.pixels * k.c, step = blockDim.y * image;
+    const T *dy = (const T *)k.dy + (size_t)k.at.first * k.c + col;
+    float sum[R::K][V] = {};
+
+    if (col < c)
+        down<ELEMENT_IMAGES>(images, images, [&](auto u, int n) {
+            vec<T, V> in[u.value];
+
+            load_rows(dy, n * image, step, in, u.value);
+            for (int i = 0; i < u.value; i++)
+                for (int v = 0; v < V; v++)
+                    sum[0][v] += to_float(in[i].at[v]);
+        });
+    join_lanes<R>(sum, 0);
+    if (threadIdx.y == 0 && col < c)
+        for (int v = 0; v < V; v++)
+            ((float *)k.db)[col + v] = sum[0][v];
+}
+
 /* db of images from the sums of their parts */
 template <class T> struct image_grad_op {
     image_sums s;
@@ -287,15 +335,21 @@ template <class Do> static hvt_status with_operands(const hvt_binary_args &k, Do
     return with_rows(k.type, k.c, {k.a, k.y, k.dy, k.da}, f);
 }
 
-/* Where b is that of an image, images are matrices of their own, else all are one. */
+/* Where b is that of an image, or of an image's pixels, images are matrices of their own, else all are one.
+ */
+static bool is_each_image(const hvt_binary_args *k)
+{
+    return k->across == HVT_PER_IMAGE || k->across == HVT_PER_ELEMENT;
+}
+
 static int images_of(const hvt_binary_args *k)
 {
-    return k->across == HVT_PER_IMAGE ? k->real : k->real > 0;
+    return is_each_image(k) ? k->real : k->real > 0;
 }
 
 static int pixels_of(const hvt_binary_args *k)
 {
-    return k->across == HVT_PER_IMAGE ? k->pixels : k->pixels * k->real;
+    return is_each_image(k) ? k->pixels : k->pixels * k->real;
 }
 
 /* The heads that fit all arrays of one shape. */
@@ -358,6 +412,26 @@ template <class T, int V> static hvt_status spread_backward(hvt_device *d, const
     }
 }
 
+/* db, where b is a table of some pixels: then dy is the gradient of all sums, and da is that of them all. */
+static hvt_status element_backward(hvt_device *d, const hvt_binary_args &k)
+{
+    hvt_binary_args of_a = k;
+
+    if (k.db)
+        HVT_TRY(with_rows(k.type, k.c, {k.dy}, [=](auto zero, auto v) {
+            constexpr int V = decltype(v)::value;
+            const row_cut cut = cut_rows(k.real, k.at.count * k.c, V, ELEMENT_IMAGES, INT32_MAX, 1);
+
+            return HVT_LAUNCH(d, (element_grad_kernel<decltype(zero), V>), cut.grid, cut.block, k, k.real);
+        }));
+    if (!k.da || (k.da == k.dy && !k.add_a))
+        return HVT_OK;
+    of_a.across = HVT_SAME;
+    of_a.b = NULL;
+    of_a.db = NULL;
+    return hvt__binary_backward_cuda(d, &of_a);
+}
+
 hvt_status hvt__binary_backward_cuda(hvt_device *d, const hvt_binary_args *a)
 {
     hvt_binary_args k = *a;
@@ -365,6 +439,8 @@ hvt_status hvt__binary_backward_cuda(hvt_device *d, const hvt_binary_args *a)
     k.y = NULL;
     if (!reads_operands(k))
         k.a = NULL;
+    if (k.across == HVT_PER_ELEMENT)
+        return element_backward(d, k);
     if (k.across == HVT_SAME)
         return with_type(k.type, [=](auto zero) {
             typedef decltype(zero) T;

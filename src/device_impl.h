@@ -230,13 +230,15 @@ typedef struct hvt_subsample_desc {
     int stride, k;  /* y [n,p,q,k], p and q h and w divided by stride and rounded up */
 } hvt_subsample_desc;
 
-/* What a pixel's channels [C] meet in b. Of the last two b and its gradient are f32, those of a parameter. */
+/* What a pixel's channels [C] meet in b. Of the last three b and its gradient are f32, those of a parameter.
+ */
 typedef enum hvt_across {
     HVT_SAME,        /* b is [N,H,W,C] */
     HVT_PER_IMAGE,   /* [N,1,1,C] */
     HVT_PER_PIXEL,   /* [N,H,W,1] */
     HVT_PER_CHANNEL, /* [C] */
-    HVT_ONE_NUMBER   /* [1] */
+    HVT_ONE_NUMBER,  /* [1] */
+    HVT_PER_ELEMENT  /* [at.count,C], of HVT_ADD alone: pixels at.first ... have one row each */
 } hvt_across;
 
 /* y = a op b, or b op a if swapped; da (+)= dy * dy/da, db (+)= the same for b, summed over what b was
@@ -248,6 +250,9 @@ typedef struct hvt_binary_args {
     hvt_binary op;
     bool swapped;
     hvt_across across;
+    struct {
+        int first, count;
+    } at; /* HVT_PER_ELEMENT: other pixels of y and da are those of a and dy */
     const void *a, *b, *dy;
     void *y;
     void *da, *db; /* NULL: not wanted; da may be dy */
@@ -294,6 +299,32 @@ typedef struct hvt_norm_args {
     bool add;
     float *dgamma, *dbeta; /* NULL: not wanted */
 } hvt_norm_args;
+
+/*
+ * Scaled dot-product attention: of each image and each of its `heads` heads, with q, k, v its rows of `width`
+ * channels,
+ *
+ *     y[i] = sum over keys j of P[i,j] v[j]          P[i,.] = softmax over j of scale * q[i] . k[j]
+ *
+ * q, k and v are the first rows of matrices whose rows are `pitch` elements apart, so that they may be
+ * columns of one matrix; a head's channels follow those of the head before. Backward computes P anew.
+ */
+typedef struct hvt_attention_args {
+    hvt_order order;
+    hvt_dtype type;
+    int n, real, heads, width;
+    int queries, keys; /* pixels of q and y, of k and v */
+    float scale;
+    struct {
+        const void *x;
+        void *dx; /* backward: as x, or NULL: not wanted */
+        int pitch;
+        bool add;
+    } q, k, v;
+    void *y;        /* [n,queries,heads*width], dense */
+    const void *dy; /* backward: as y */
+    void *ws;       /* attention_room() bytes */
+} hvt_attention_args;
 
 /*
  * Dropout: y (+)= x * noise, noise being 0 or scale, for valid images. Number k of image n is 0 unless
@@ -605,6 +636,9 @@ typedef struct hvt_device_ops {
         hvt_status (*norm_forward)(hvt_device *d, const hvt_norm_args *a);
         hvt_status (*norm_backward)(hvt_device *d, const hvt_norm_args *a);
         hvt_status (*dropout)(hvt_device *d, const hvt_dropout_args *a);
+        size_t (*attention_room)(hvt_device *d, const hvt_attention_args *a); /* its workspace, in bytes */
+        hvt_status (*attention_forward)(hvt_device *d, const hvt_attention_args *a);
+        hvt_status (*attention_backward)(hvt_device *d, const hvt_attention_args *a);
     } general;
 
     struct { /* NULL unless `host` */
@@ -652,7 +686,9 @@ typedef struct hvt_device_ops {
     X(general.map_forward, map_forward) X(general.map_backward, map_backward)                                \
     X(general.binary_forward, binary_forward) X(general.binary_backward, binary_backward)                    \
     X(general.move, move) X(general.shuffle, shuffle) X(general.norm_forward, norm_forward)                  \
-    X(general.norm_backward, norm_backward) X(general.dropout, dropout)
+    X(general.norm_backward, norm_backward) X(general.dropout, dropout)                                      \
+    X(general.attention_room, attention_room) X(general.attention_forward, attention_forward)                \
+    X(general.attention_backward, attention_backward)
 /* clang-format on */
 #define HVT__OP_TYPE(entry) __typeof__(*((hvt_device_ops *)0)->entry)
 

@@ -43,7 +43,7 @@ TABLE = HERE / "kernels.tsv"
 COMPILED = "arch file kernel registers stack spill_stores spill_loads shared".split()  # what ptxas says
 DISASSEMBLED = ["loads", "stores", "share"]
 FIELDS = COMPILED + "loads stores threads occupancy launches mb share".split()
-FILES = "binary general image loss norm optim pointwise pooling shape_norm".split()
+FILES = "attention binary general image loss norm optim pointwise pooling shape_norm".split()
 BATCH, TYPES = 256, ("f32", "f16", "bf16")
 
 # A multiprocessor's threads, blocks and KiB of shared memory, and what of it each block costs beside its own:
@@ -51,7 +51,7 @@ BATCH, TYPES = 256, ("f32", "f16", "bf16")
 LIMITS = {"75": (1024, 16, 64, 0), "80": (2048, 32, 164, 1024), "86": (1536, 16, 100, 1024),
           "89": (1536, 24, 100, 1024), "90": (2048, 32, 228, 1024), "100": (2048, 32, 228, 1024)}
 SMALL = {"delay_kernel": 1, "join_moments_kernel": 32, "join_sums_kernel": 32, "squares_kernel<1>": 128,
-         "squares_kernel<4>": 128}  # threads of a block; no step has them
+         "squares_kernel<4>": 128, "attention": 128}  # threads of a block, of a kernel or all of a file; no step has them
 REGISTERS = 65536  # of a multiprocessor, in units of 256 a warp, to warps in fours
 
 H200_BYTES_S, H200_SMS = 4.8e12, 132  # NVIDIA H200's data sheet
@@ -195,7 +195,7 @@ def add_step(rows, launched):
     if unknown:
         sys.exit(f"kernels: a step launches what was not compiled: {', '.join(sorted(unknown))}")
     for r in rows:
-        threads, moved = launched.get(r["kernel"], (SMALL.get(r["kernel"], 256), []))
+        threads, moved = launched.get(r["kernel"], (SMALL.get(r["kernel"], SMALL.get(r["file"], 256)), []))
         warps, most = occupancy(r["arch"], r["registers"], r["shared"], threads)
         counts = r.pop("counts")
         r.update(threads=threads, occupancy=round(100 * warps / most), launches=len(moved) or "-",

@@ -173,10 +173,18 @@ static size_t b_at(const hvt_binary_args *a, int n, int p, int c)
         return row;
     case HVT_PER_CHANNEL:
         return c;
+    case HVT_PER_ELEMENT:
+        return (size_t)(p - a->at.first) * a->c + c;
     case HVT_ONE_NUMBER:
         break;
     }
     return 0;
+}
+
+/* Has b an element there? */
+static bool meets(const hvt_binary_args *a, int p)
+{
+    return a->across != HVT_PER_ELEMENT || (p >= a->at.first && p < a->at.first + a->at.count);
 }
 
 static hvt_dtype b_type(const hvt_binary_args *a)
@@ -186,7 +194,7 @@ static hvt_dtype b_type(const hvt_binary_args *a)
 
 static double b_of(const hvt_binary_args *a, int n, int p, int c)
 {
-    return hvt__load(a->b, b_type(a), b_at(a, n, p, c));
+    return meets(a, p) ? hvt__load(a->b, b_type(a), b_at(a, n, p, c)) : 0;
 }
 
 static double apply(const hvt_binary_args *a, double u, double v)
@@ -252,12 +260,13 @@ hvt_status hvt__binary_backward_ref(hvt_device *d, const hvt_binary_args *a)
                       : a->across == HVT_PER_IMAGE   ? (size_t)a->n * a->c
                       : a->across == HVT_PER_PIXEL   ? (size_t)a->n * a->pixels
                       : a->across == HVT_PER_CHANNEL ? (size_t)a->c
+                      : a->across == HVT_PER_ELEMENT ? (size_t)a->at.count * a->c
                                                      : 1;
     double *sum = a->db ? calloc(elements, sizeof *sum) : NULL;
 
     HVT_CHECK(sum || !a->db, E_MEM, "no memory for %zu sums", elements);
     if (sum)
-        EACH(a, sum[b_at(a, n, p, c)] +=
+        EACH(a, if (meets(a, p)) sum[b_at(a, n, p, c)] +=
                 hvt__load(a->dy, a->type, at) *
                 partial(a->op, a->swapped, b_of(a, n, p, c), hvt__load(a->a, a->type, at));)
     for (size_t i = 0; sum && i < elements; i++)
@@ -399,6 +408,111 @@ hvt_status hvt__norm_backward_ref(hvt_device *d, const hvt_norm_args *a)
             a->dbeta[k] = (float)sum[params + k];
     }
     free(sum);
+    return HVT_OK;
+}
+
+/* ---- attention ---- */
+
+/* Element c of a head of a token's row. */
+static size_t token_at(const hvt_attention_args *a, int n, int tokens, int token, int pitch, int head, int c)
+{
+    return hvt__row_of(a->order, a->n, 1, tokens, n, 0, token) * (size_t)pitch + (size_t)head * a->width + c;
+}
+
+#define Q_AT(i, c) token_at(a, n, a->queries, i, a->q.pitch, head, c)
+#define K_AT(j, c) token_at(a, n, a->keys, j, a->k.pitch, head, c)
+#define V_AT(j, c) token_at(a, n, a->keys, j, a->v.pitch, head, c)
+#define Y_AT(i, c) token_at(a, n, a->queries, i, a->heads * a->width, head, c)
+
+/* One query's softmax. */
+static void weights(const hvt_attention_args *a, int n, int head, int i, double *p)
+{
+    double most = -INFINITY, sum = 0;
+
+    for (int j = 0; j < a->keys; j++) {
+        p[j] = 0;
+        for (int c = 0; c < a->width; c++)
+            p[j] += (double)hvt__load(a->q.x, a->type, Q_AT(i, c)) * hvt__load(a->k.x, a->type, K_AT(j, c));
+        p[j] *= a->scale;
+        most = fmax(most, p[j]);
+    }
+    for (int j = 0; j < a->keys; j++)
+        sum += p[j] = exp(p[j] - most);
+    for (int j = 0; j < a->keys; j++)
+        p[j] /= sum;
+}
+
+size_t hvt__attention_room_ref(hvt_device *d, const hvt_attention_args *a)
+{
+    return ((size_t)2 * a->keys + (size_t)(a->queries + 2 * a->keys) * a->width) * sizeof(double);
+}
+
+/* Run the statements for every image and head. */
+#define HEADS(a, ...)                                                                                        \
+    for (int n = 0; n < (a)->real; n++)                                                                      \
+        for (int head = 0; head < (a)->heads; head++) {                                                      \
+            __VA_ARGS__                                                                                      \
+        }
+
+hvt_status hvt__attention_forward_ref(hvt_device *d, const hvt_attention_args *a)
+{
+    HVT_FLOATS;
+    double *p = a->ws;
+
+    HEADS(
+        a, for (int i = 0; i < a->queries; i++) {
+            weights(a, n, head, i, p);
+            for (int c = 0; c < a->width; c++) {
+                double y = 0;
+
+                for (int j = 0; j < a->keys; j++)
+                    y += p[j] * hvt__load(a->v.x, a->type, V_AT(j, c));
+                hvt__store(a->y, a->type, Y_AT(i, c), (float)y);
+            }
+        })
+    return HVT_OK;
+}
+
+hvt_status hvt__attention_backward_ref(hvt_device *d, const hvt_attention_args *a)
+{
+    HVT_FLOATS;
+    const int w = a->width;
+    double *p = a->ws, *dp = p + a->keys, *dq = dp + a->keys, *dk = dq + (size_t)a->queries * w,
+           *dv = dk + (size_t)a->keys * w;
+
+    HEADS(a, {
+        memset(dq, 0, (size_t)(a->queries + 2 * a->keys) * w * sizeof *dq);
+        for (int i = 0; i < a->queries; i++) {
+            double dot = 0;
+
+            weights(a, n, head, i, p);
+            for (int j = 0; j < a->keys; j++) {
+                dp[j] = 0;
+                for (int c = 0; c < w; c++) {
+                    const double dy = hvt__load(a->dy, a->type, Y_AT(i, c));
+
+                    dp[j] += dy * hvt__load(a->v.x, a->type, V_AT(j, c));
+                    dv[(size_t)j * w + c] += p[j] * dy;
+                }
+                dot += p[j] * dp[j];
+            }
+            for (int j = 0; j < a->keys; j++)
+                for (int c = 0; c < w; c++) {
+                    const double ds = a->scale * p[j] * (dp[j] - dot);
+
+                    dq[(size_t)i * w + c] += ds * hvt__load(a->k.x, a->type, K_AT(j, c));
+                    dk[(size_t)j * w + c] += ds * hvt__load(a->q.x, a->type, Q_AT(i, c));
+                }
+        }
+        for (int c = 0; c < w; c++) {
+            for (int i = 0; a->q.dx && i < a->queries; i++)
+                hvt__put_ref(a->q.dx, a->type, Q_AT(i, c), (float)dq[(size_t)i * w + c], a->q.add);
+            for (int j = 0; a->k.dx && j < a->keys; j++)
+                hvt__put_ref(a->k.dx, a->type, K_AT(j, c), (float)dk[(size_t)j * w + c], a->k.add);
+            for (int j = 0; a->v.dx && j < a->keys; j++)
+                hvt__put_ref(a->v.dx, a->type, V_AT(j, c), (float)dv[(size_t)j * w + c], a->v.add);
+        }
+    })
     return HVT_OK;
 }
 

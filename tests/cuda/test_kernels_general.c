@@ -80,24 +80,39 @@ static operands random_operands(int number)
                         .c = c,
                         .op = (hvt_binary)(number % HVT_BINARIES),
                         .swapped = between(0, 1),
-                        .across = (hvt_across)(number / HVT_BINARIES % 5),
+                        .across = (hvt_across)(number / HVT_BINARIES % 6),
                         .add_a = between(0, 1),
                         .add_b = between(0, 1)},
                   .all = (size_t)n * pixels * c,
                   .real = (size_t)real * pixels * c,
                   .skew = m.skew};
 
+    if (o.k.across == HVT_PER_ELEMENT) {
+        o.k.op = HVT_ADD;
+        o.k.at.first = between(0, pixels - 1);
+        o.k.at.count = between(1, pixels - o.k.at.first);
+    }
     o.b_type = o.k.across < HVT_PER_CHANNEL ? m.t : HVT_F32;
     o.b_all = o.k.across == HVT_SAME          ? o.all
               : o.k.across == HVT_PER_IMAGE   ? (size_t)n * c
               : o.k.across == HVT_PER_PIXEL   ? (size_t)n * pixels
               : o.k.across == HVT_PER_CHANNEL ? (size_t)c
+              : o.k.across == HVT_PER_ELEMENT ? (size_t)o.k.at.count * c
                                               : 1;
     o.b_real = o.k.across < HVT_PER_CHANNEL ? o.b_all / n * real : o.b_all;
     return o;
 }
 
-/* number of b that meets element i */
+/* Does a number of b meet element i? */
+static bool is_met(const operands *o, size_t i)
+{
+    const int pixel = (int)(i / (size_t)o->k.c % (size_t)o->k.pixels);
+
+    return o->k.across != HVT_PER_ELEMENT ||
+           (pixel >= o->k.at.first && pixel < o->k.at.first + o->k.at.count);
+}
+
+/* and which one */
 static size_t meets(const operands *o, size_t i)
 {
     const size_t c = (size_t)o->k.c;
@@ -106,6 +121,7 @@ static size_t meets(const operands *o, size_t i)
            : o->k.across == HVT_PER_IMAGE   ? i / c / (size_t)o->k.pixels * c + i % c
            : o->k.across == HVT_PER_PIXEL   ? i / c
            : o->k.across == HVT_PER_CHANNEL ? i % c
+           : o->k.across == HVT_PER_ELEMENT ? i % ((size_t)o->k.pixels * c) - (size_t)o->k.at.first * c
                                             : 0;
 }
 
@@ -127,7 +143,8 @@ TEST(binary_operations_equal_ref)
         for (size_t i = 0; i < o.real; i++) {
             y_off[i] = near(4);
             da_off[i] = near(8);
-            db_off[meets(&o, i)] += FEW * 8;
+            if (is_met(&o, i))
+                db_off[meets(&o, i)] += FEW * 8;
         }
         for (size_t i = 0; i < o.b_all; i++)
             db_off[i] += near(1);

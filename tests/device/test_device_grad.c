@@ -356,6 +356,7 @@ typedef struct general_ctx {
     size_t n;
     hvt_binary_args binary;
     hvt_norm_args norm;
+    hvt_attention_args attention;
     int vary;
 } general_ctx;
 
@@ -398,15 +399,17 @@ static void binary_forward(void *ctx, const float *in, float *y)
 TEST(ref_binary_gradients_equal_differences)
 {
     enum { IMAGES = 3, PIXELS = 6, C = 4, N = IMAGES * PIXELS * C };
-    static const int elements[] = {N, IMAGES * C, IMAGES * PIXELS, C, 1};
+    enum { FIRST = 1, COUNT = 3 };
+    static const int elements[] = {N, IMAGES * C, IMAGES * PIXELS, C, 1, COUNT * C};
 
-    for (int t = 0; t < HVT_BINARIES * 2 * 5 * 2; t++) {
+    for (int t = 0; t < HVT_BINARIES * 2 * 5 * 2 + 4; t++) { /* the last ones: HVT_ADD, HVT_PER_ELEMENT */
         general_ctx c = {.binary = {.order = t % 2 ? HVT_ORDER_HWN : HVT_ORDER_NHW,
                                     .n = IMAGES,
                                     .real = IMAGES,
                                     .pixels = PIXELS,
                                     .c = C,
                                     .op = (hvt_binary)(t / 4 % HVT_BINARIES),
+                                    .at = {FIRST, COUNT},
                                     .swapped = t / 2 % 2,
                                     .across = (hvt_across)(t / 4 / HVT_BINARIES)}};
         int nb = elements[c.binary.across];
@@ -495,6 +498,56 @@ TEST(ref_norm_gradients_equal_differences)
     }
 }
 
+static void attention_forward(void *ctx, const float *in, float *y)
+{
+    general_ctx *c = ctx;
+    hvt_attention_args a = c->attention;
+
+    *(c->vary == 0 ? &a.q.x : c->vary == 1 ? &a.k.x : &a.v.x) = in;
+    a.y = y;
+    CHECK_OK(ref->ops->general.attention_forward(ref, &a));
+}
+
+TEST(ref_attention_gradients_equal_differences)
+{
+    enum { IMAGES = 2, HEADS = 2, WIDTH = 3, C = HEADS * WIDTH, QUERIES = 4, KEYS = 5 };
+    enum { NQ = IMAGES * QUERIES * C, NK = IMAGES * KEYS * C };
+
+    for (int order = 0; order < 2; order++) {
+        float *q = floats(NQ), *k = floats(NK), *v = floats(NK), *dy = floats(NQ), dq[NQ], dk[NK], dv[NK];
+        general_ctx c = {.attention = {.order = order ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+                                       .n = IMAGES,
+                                       .real = IMAGES,
+                                       .heads = HEADS,
+                                       .width = WIDTH,
+                                       .queries = QUERIES,
+                                       .keys = KEYS,
+                                       .scale = 0.75f,
+                                       .q = {q, NULL, C, false},
+                                       .k = {k, NULL, C, false},
+                                       .v = {v, NULL, C, false}}};
+        hvt_attention_args a;
+
+        c.attention.ws = room(ref->ops->general.attention_room(ref, &c.attention));
+        a = c.attention;
+        a.dy = dy;
+        a.q.dx = dq;
+        a.k.dx = dk;
+        a.v.dx = dv;
+        CHECK_OK(ref->ops->general.attention_backward(ref, &a));
+        check_gradient("queries", attention_forward, &c, q, NQ, dy, NQ, dq, 0x1p-6f, 1e-3);
+        c.vary = 1;
+        check_gradient("keys", attention_forward, &c, k, NK, dy, NQ, dk, 0x1p-6f, 1e-3);
+        c.vary = 2;
+        check_gradient("values", attention_forward, &c, v, NK, dy, NQ, dv, 0x1p-3f, 1e-5);
+        free(q);
+        free(k);
+        free(v);
+        free(dy);
+        free(c.attention.ws);
+    }
+}
+
 int main(void)
 {
     CHECK_OK(hvt_device_open("ref", NULL, &ref));
@@ -504,6 +557,7 @@ int main(void)
     RUN(ref_function_gradients_equal_differences);
     RUN(ref_binary_gradients_equal_differences);
     RUN(ref_norm_gradients_equal_differences);
+    RUN(ref_attention_gradients_equal_differences);
     RUN(ref_bias_loss_and_subsampling_gradients_equal_differences);
     hvt_device_close(&ref);
     return check_done();

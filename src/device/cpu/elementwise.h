@@ -215,6 +215,10 @@ struct hvt_elementwise {
                            const float *dot, int col, int cols, hvt_bn_consts k);
     void (*bn_running)(size_t n, float rate, float scale, const float *moments, float *run);
 
+    /* x = the softmax of scale * x; and of such p, dp = the gradient of x that dp gives */
+    void (*softmax)(size_t n, float scale, float *x);
+    void (*softmax_slope)(size_t n, float scale, const float *p, float *dp);
+
     /* `count` pixels of three bytes, the last one first */
     void (*mirror)(int count, const uint8_t *in, uint8_t *out);
     /* out[i] = fma(bytes[i], scale[i % (c*vl)], shift[i % (c*vl)]); stream: past the caches if out is

@@ -74,6 +74,16 @@ static size_t run_of(const hvt_binary_args *a, size_t row, size_t end, hvt_opera
     case HVT_PER_CHANNEL:
         *ret_b = (hvt_operand){HVT_OPERAND_FLOATS, a->b, 0};
         return 1;
+    case HVT_PER_ELEMENT: {
+        const size_t pixel = a->order == HVT_ORDER_HWN ? row / n : row % a->pixels,
+                     at = pixel - (size_t)a->at.first;
+
+        if (at < (size_t)a->at.count)
+            *ret_b = (hvt_operand){HVT_OPERAND_FLOATS, (const float *)a->b + at * a->c, 0};
+        else
+            *ret_b = (hvt_operand){HVT_OPERAND_NUMBER, NULL, 0};
+        return 1;
+    }
     case HVT_ONE_NUMBER:
         break;
     }
@@ -207,6 +217,23 @@ static void parameter_job(void *ctx, int job, int thread)
     }
 }
 
+/* The gradient of one pixel's row of a parameter. */
+static void element_job(void *ctx, int job, int thread)
+{
+    const binary *s = ctx;
+    const hvt_binary_args *a = s->a;
+    const bool hwn = a->order == HVT_ORDER_HWN;
+    const size_t row = (size_t)(a->at.first + job) * (hwn ? a->n : 1) * a->c,
+                 step = (size_t)(hwn ? 1 : a->pixels) * a->c;
+    const float *row_of_b = (const float *)a->b + (size_t)job * a->c;
+    const hvt_operand b = {HVT_OPERAND_FLOATS, row_of_b, 0};
+    float *sum = (float *)a->db + (size_t)job * a->c;
+
+    memset(sum, 0, (size_t)a->c * sizeof *sum);
+    s->in->binary_columns(a, (size_t)a->c, a->real, step, hvt__at(a->dy, a->type, row),
+                          hvt__at(a->a, a->type, row), &b, sum);
+}
+
 /* x[i] = the sum of `parts` arrays of `count`, one after the other */
 static void join_parts(const float *part, int parts, size_t count, float *x)
 {
@@ -241,6 +268,8 @@ hvt_status hvt__binary_backward_cpu(hvt_device *d, const hvt_binary_args *a)
         hvt__parallel_for(pool, (wide + SLICE - 1) / SLICE * (hwn ? 1 : a->real), image_job, &s);
     } else if (a->db && a->across == HVT_PER_PIXEL) {
         hvt__parallel_for(pool, s.k.parts, pixel_job, &s);
+    } else if (a->db && a->across == HVT_PER_ELEMENT) {
+        hvt__parallel_for(pool, a->at.count, element_job, &s);
     } else if (a->db) {
         const size_t count = a->across == HVT_ONE_NUMBER ? 1 : (size_t)a->c;
         binary sums = s;

@@ -3,6 +3,7 @@
  */
 #include "device.h"
 
+#include "../../../cuda/attention.cu"
 #include "../../../cuda/binary.cu"
 #include "../../../cuda/general.cu"
 #include "../../../cuda/image.cu"

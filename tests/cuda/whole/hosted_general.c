@@ -38,6 +38,8 @@ static int operand(stage *s, const hvt_binary_args *a, const void *b, bool writt
         return note(s, b, (size_t)a->n * (size_t)a->c * one, written, (turn){0});
     case HVT_PER_CHANNEL:
         return note(s, b, (size_t)a->c * one, written, (turn){0});
+    case HVT_PER_ELEMENT:
+        return note(s, b, (size_t)a->at.count * (size_t)a->c * one, written, (turn){0});
     case HVT_ONE_NUMBER:
         break;
     }
@@ -149,6 +151,69 @@ hvt_status hvt__norm_forward_hosted(hvt_device *d, const hvt_norm_args *a)
 hvt_status hvt__norm_backward_hosted(hvt_device *d, const hvt_norm_args *a)
 {
     return norm(d, a, false);
+}
+
+size_t hvt__attention_room_hosted(hvt_device *d, const hvt_attention_args *a)
+{
+    return inner_of(d)->ops->general.attention_room(inner_of(d), a);
+}
+
+static void *moved(void *p, size_t bytes)
+{
+    return p ? (char *)p + bytes : NULL;
+}
+
+/* Queries, keys and values may be columns of one matrix, which is one span then. */
+static hvt_status attention(hvt_device *d, const hvt_attention_args *a, bool forward)
+{
+    stage s = begin(d);
+    hvt_attention_args k = *a;
+    const void **const x[3] = {&k.q.x, &k.k.x, &k.v.x};
+    void **const dx[3] = {&k.q.dx, &k.k.dx, &k.v.dx};
+    const size_t size = hvt_dtype_size(a->type),
+                 row[3] = {(size_t)a->q.pitch * size, (size_t)a->k.pitch * size, (size_t)a->v.pitch * size};
+    const int count[3] = {a->queries, a->keys, a->keys};
+    const hvt_rows out_rows = hvt__rows(a->order, a->queries, a->n, a->n);
+    const size_t out_row = (size_t)a->heads * (size_t)a->width * size;
+    size_t column[3] = {0};
+    int ix[3], idx[3], y, dy, ws;
+    bool ready;
+
+    for (int i = 1; i < 3; i++)
+        if (*x[i] >= *x[0] && (size_t)((const char *)*x[i] - (const char *)*x[0]) < row[0])
+            column[i] = (size_t)((const char *)*x[i] - (const char *)*x[0]);
+    for (int i = 0; i < 3; i++) {
+        const hvt_rows rows = hvt__rows(a->order, count[i], a->n, a->n);
+
+        ix[i] = matrix(&s, (const char *)*x[i] - column[i], rows, row[i], false);
+        idx[i] = forward || !*dx[i] ? -1 : matrix(&s, (char *)*dx[i] - column[i], rows, row[i], true);
+    }
+    y = forward ? matrix(&s, a->y, out_rows, out_row, true) : -1;
+    dy = forward ? -1 : matrix(&s, a->dy, out_rows, out_row, false);
+    ws = out(&s, a->ws, hvt__attention_room_hosted(d, a));
+    ready = go(&s);
+    k.order = HVT_ORDER_NHW;
+    for (int i = 0; i < 3; i++) {
+        *x[i] = moved(dev(&s, ix[i]), column[i]);
+        *dx[i] = moved(dev(&s, idx[i]), column[i]);
+    }
+    k.y = dev(&s, y);
+    k.dy = dev(&s, dy);
+    k.ws = dev(&s, ws);
+    if (!ready)
+        return end(&s, HVT_OK);
+    return end(&s, forward ? s.h->inner->ops->general.attention_forward(s.h->inner, &k)
+                           : s.h->inner->ops->general.attention_backward(s.h->inner, &k));
+}
+
+hvt_status hvt__attention_forward_hosted(hvt_device *d, const hvt_attention_args *a)
+{
+    return attention(d, a, true);
+}
+
+hvt_status hvt__attention_backward_hosted(hvt_device *d, const hvt_attention_args *a)
+{
+    return attention(d, a, false);
 }
 
 hvt_status hvt__dropout_hosted(hvt_device *d, const hvt_dropout_args *a)

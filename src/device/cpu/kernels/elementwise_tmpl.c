@@ -8,6 +8,7 @@
 #include "vec.h"
 
 #include "device/formula.h"
+#include "device/functions.h"
 #include "device/step.h"
 
 #include <math.h>
@@ -240,6 +241,42 @@ static void mirror(int count, const uint8_t *in, uint8_t *out)
             *out++ = in[3 * count + c];
 }
 
+/* v, and `otherwise` in the lanes that it does not have */
+INLINE F or_else(F v, int lanes, float otherwise)
+{
+    for (int l = lanes; l < VL; l++)
+        v[l] = otherwise;
+    return v;
+}
+
+static void softmax(size_t n, float scale, float *x)
+{
+    F most = f_splat(-INFINITY), sums = f_zero();
+    float top = -INFINITY, sum = 0;
+
+    SPAN(n, F v = f_load(x + i, lanes) * scale; f_store(x + i, v, lanes); v = or_else(v, lanes, -INFINITY);
+         most = f_select((I)(v > most), v, most););
+    for (int l = 0; l < VL; l++)
+        top = most[l] > top ? most[l] : top;
+    SPAN(n, F v = exp_below_one(f_load(x + i, lanes) - top); f_store(x + i, v, lanes);
+         sums = sums + or_else(v, lanes, 0););
+    for (int l = 0; l < VL; l++)
+        sum += sums[l];
+    sum = 1 / sum;
+    SPAN(n, f_store(x + i, f_load(x + i, lanes) * sum, lanes););
+}
+
+static void softmax_slope(size_t n, float scale, const float *p, float *dp)
+{
+    F sums = f_zero();
+    float dot = 0;
+
+    SPAN(n, sums = f_fma(f_load(p + i, lanes), f_load(dp + i, lanes), sums););
+    for (int l = 0; l < VL; l++)
+        dot += sums[l];
+    SPAN(n, f_store(dp + i, f_load(p + i, lanes) * (f_load(dp + i, lanes) - dot) * scale, lanes););
+}
+
 extern const hvt_factors HVT_OF_ISA(factors);
 #ifndef OTHER_TYPES
 #define OTHER_TYPES HVT_ISA
@@ -260,6 +297,8 @@ const hvt_elementwise HVT_OF_ISA(elementwise) = {
     .bn_finish = bn_finish,
     .bn_grad_finish = bn_grad_finish,
     .bn_running = bn_running_part,
+    .softmax = softmax,
+    .softmax_slope = softmax_slope,
     .mirror = mirror,
     .normalise = normalise,
     .normalise_floats = normalise_floats,

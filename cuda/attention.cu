@@ -1,0 +1,529 @@
+/*
+ * Scaled dot-product attention. P, the matrix of queries and keys, is never in memory: a block computes it in
+ * tiles of SIDE queries and SIDE keys, each of which is used up before the next.
+ *
+ *   forward    A block has a tile of queries of one head of an image, and goes along the keys. Of each query
+ *              it keeps the largest score so far, the sum of exponentials against that and the sum of values
+ *              weighted by them; where a larger score comes, both sums are scaled down.
+ *   backward   Three kernels. The first goes along the keys in the same way, for each query's largest score,
+ *              sum of exponentials and dot = sum over j of P[i,j] dP[i,j], which go to the workspace. With
+ *              them a tile of P, and of dS = P (dP - dot), needs no other tile: the second kernel goes along
+ *              the keys once more, for dq; the third has a tile of keys and goes along the queries, for dk
+ *              and dv.
+ *
+ * Products of matrices take two forms. `products` multiplies the rows of two matrices with each other, DEPTH
+ * channels at a time, which lie in shared memory channel by channel; `add_weighted` adds up rows by weights
+ * in shared memory. A thread has DOWN x ACROSS numbers of a tile. Sums of channels, of keys and of queries
+ * are in the order of their numbers.
+ *
+ * A block has a chunk of the channels of its sums: 32, or 64, and so all of most heads. Each chunk of a wider
+ * head has blocks of its own, which compute P again.
+ */
+#include "lanes.h"
+
+enum {
+    SIDE = 64,         /* tokens of a tile */
+    DEPTH = 32,        /* channels of a product that are in shared memory at a time */
+    LANES = 16,        /* threads across a tile */
+    ACROSS = 4,        /* of a tile, a thread's numbers in a row, */
+    DOWN = 8,          /* and its rows */
+    LINE = SIDE + 4,   /* from a row in shared memory to the next: not all begin in the same bank */
+    WARP_CHANNELS = 8, /* of DEPTH channels those that one warp brings to shared memory */
+    IN_FLIGHT = 4,     /* reads of a thread */
+    QUERY_NUMBERS = 3, /* of a query in the workspace */
+    TILE_THREADS = LANES * (SIDE / DOWN)
+};
+
+static_assert(LANES * ACROSS == SIDE && TILE_THREADS / 32 * WARP_CHANNELS == DEPTH,
+              "a tile and a product's channels are shared out evenly");
+
+struct alignas(16) tile_room {
+    union {
+        float turned[2][DEPTH][LINE]; /* of two matrices: of a channel, each token's number */
+        float straight[SIDE * SIDE];  /* of a matrix: of a token, each channel's number */
+    };
+    float weight[SIDE][LINE]; /* of a row that is added up, the weight in each row of the sum */
+};
+
+/* Tokens of one image, and of them one head's channels. */
+template <class T> struct tokens {
+    static constexpr int FULL = full_vec<T>();
+    T *at;
+    size_t pitch;
+    int count, width;
+    bool wide; /* can be read and written 16 bytes at a time */
+
+    __device__ tokens(const hvt_attention_args &a, const void *x, int pitch, int count, int image, int head)
+        : at((T *)x + (size_t)image * count * pitch + (size_t)head * a.width), pitch(pitch), count(count),
+          width(a.width), wide((a.width | pitch) % FULL == 0 && (uintptr_t)x % 16 == 0)
+    {
+    }
+};
+
+/* What a block has: tiles of a chunk of a head of an image are neighbours. */
+template <int N> struct task {
+    int first, channel, head, image; /* the first token and the first channel of its sums */
+
+    __device__ task(const hvt_attention_args &a, int count)
+    {
+        const int tiles = (count + SIDE - 1) / SIDE, chunks = (a.width + N * LANES - 1) / (N * LANES);
+        const int other = (int)blockIdx.x / tiles;
+
+        first = (int)blockIdx.x % tiles * SIDE;
+        channel = other % chunks * N * LANES;
+        head = other / chunks % a.heads;
+        image = other / chunks / a.heads;
+    }
+};
+
+/* ---- products ---- */
+
+/* The threads of a warp have the same channels of many tokens, so that they write to different banks. */
+template <int V, class T> HVT_FN void turn(const tokens<T> &x, int first, int channel, float (*to)[LINE])
+{
+    constexpr int VECS = WARP_CHANNELS / V, ROWS = 32 / VECS,
+                  AT_ONCE = ROWS * IN_FLIGHT < SIDE ? IN_FLIGHT : SIDE / ROWS;
+    const int me = (int)(threadIdx.y * LANES + threadIdx.x), lane = me % 32;
+    const int depth = me / 32 * WARP_CHANNELS + lane % VECS * V, row = lane / VECS;
+
+#pragma unroll 1
+    for (int token = row; token < SIDE; token += AT_ONCE * ROWS) {
+        vec<T, V> in[AT_ONCE] = {};
+
+        for (int i = 0; i < AT_ONCE; i++)
+            if (channel + depth < x.width && first + token + i * ROWS < x.count)
+                in[i] = load<V>(x.at + (first + token + i * ROWS) * x.pitch + channel + depth);
+        for (int i = 0; i < AT_ONCE; i++)
+            for (int v = 0; v < V; v++)
+                to[depth + v][token + i * ROWS] = to_float(in[i].at[v]);
+    }
+}
+
+template <class T> HVT_FN void turn_tile(const tokens<T> &x, int first, int channel, float (*to)[LINE])
+{
+    if (x.wide)
+        turn<tokens<T>::FULL>(x, first, channel, to);
+    else
+        turn<1>(x, first, channel, to);
+}
+
+/* Of SIDE tokens of a and as many of b the sums over all channels of their products. The thread gets those of
+ * tokens DOWN * threadIdx.y and on of a, ACROSS * threadIdx.x and on of b; with tokens past the end they are
+ * 0. Once it returns no thread reads the weights of before any more. */
+template <class T>
+HVT_FN void products(tile_room &s, const tokens<T> &a, int first_a, const tokens<T> &b, int first_b,
+                     float (&sum)[DOWN][ACROSS])
+{
+    for (int r = 0; r < DOWN; r++)
+        for (int c = 0; c < ACROSS; c++)
+            sum[r][c] = 0;
+    for (int channel = 0; channel < a.width; channel += DEPTH) {
+        const int depth = a.width - channel < DEPTH ? a.width - channel : DEPTH;
+
+        __syncthreads(); /* others may still read what was there */
+        turn_tile(a, first_a, channel, s.turned[0]);
+        turn_tile(b, first_b, channel, s.turned[1]);
+        __syncthreads();
+#pragma unroll 2
+        for (int i = 0; i < depth; i++) {
+            float u[DOWN], w[ACROSS];
+
+            load_floats(&s.turned[0][i][threadIdx.y * DOWN], u);
+            load_floats(&s.turned[1][i][threadIdx.x * ACROSS], w);
+            for (int r = 0; r < DOWN; r++)
+                for (int c = 0; c < ACROSS; c++)
+                    sum[r][c] = f_fma(u[r], w[c], sum[r][c]);
+        }
+    }
+}
+
+/* ---- weighted sums ---- */
+
+/* Of SIDE tokens N * LANES channels; zeros where there are none. */
+template <int V, int N, class T> HVT_FN void lay(const tokens<T> &x, int first, int channel, float *to)
+{
+    constexpr int WIDTH = N * LANES, STEP = TILE_THREADS * V, ALL = SIDE * WIDTH;
+    constexpr int AT_ONCE = STEP * IN_FLIGHT < ALL ? IN_FLIGHT : ALL / STEP;
+
+#pragma unroll 1
+    for (int at = (int)(threadIdx.y * LANES + threadIdx.x) * V; at < ALL; at += AT_ONCE * STEP) {
+        vec<T, V> in[AT_ONCE] = {};
+
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int row = first + (at + i * STEP) / WIDTH, c = channel + (at + i * STEP) % WIDTH;
+
+            if (row < x.count && c < x.width)
+                in[i] = load<V>(x.at + row * x.pitch + c);
+        }
+        for (int i = 0; i < AT_ONCE; i++) {
+            float out[V];
+
+            for (int v = 0; v < V; v++)
+                out[v] = to_float(in[i].at[v]);
+            store(to + at + i * STEP, out);
+        }
+    }
+}
+
+/* Add to each of the thread's rows of sums the SIDE tokens of x by their weights; of N channels, the thread's
+ * own. */
+template <int N, class T>
+HVT_FN void add_weighted(tile_room &s, const tokens<T> &x, int first, int channel, float (&sum)[DOWN][N])
+{
+    const int rows = x.count - first < SIDE ? x.count - first : SIDE;
+
+    __syncthreads(); /* others may still read what was there */
+    if (x.wide)
+        lay<tokens<T>::FULL, N>(x, first, channel, s.straight);
+    else
+        lay<1, N>(x, first, channel, s.straight);
+    __syncthreads();
+#pragma unroll 2
+    for (int i = 0; i < rows; i++) {
+        float u[DOWN], w[N];
+
+        load_floats(&s.weight[i][threadIdx.y * DOWN], u);
+        load_floats(&s.straight[(i * LANES + threadIdx.x) * N], w);
+        for (int r = 0; r < DOWN; r++)
+            for (int n = 0; n < N; n++)
+                sum[r][n] = f_fma(u[r], w[n], sum[r][n]);
+    }
+}
+
+/* The thread's weights, of its rows of the sum and of the rows that are added up. */
+HVT_FN void put_weights(tile_room &s, const float (&weight)[DOWN][ACROSS])
+{
+    for (int c = 0; c < ACROSS; c++) {
+        float column[DOWN];
+
+        for (int r = 0; r < DOWN; r++)
+            column[r] = weight[r][c];
+        store(&s.weight[threadIdx.x * ACROSS + c][threadIdx.y * DOWN], column);
+    }
+}
+
+HVT_FN void get_weights(const tile_room &s, float (&weight)[DOWN][ACROSS])
+{
+    for (int c = 0; c < ACROSS; c++) {
+        float column[DOWN];
+
+        load_floats(&s.weight[threadIdx.x * ACROSS + c][threadIdx.y * DOWN], column);
+        for (int r = 0; r < DOWN; r++)
+            weight[r][c] = column[r];
+    }
+}
+
+/* to (+)= scale * sum, for the thread's rows and channels */
+template <int N, class T>
+HVT_FN void put_sums(const tokens<T> &to, int first, int channel, bool add, const float (&scale)[DOWN],
+                     const float (&sum)[DOWN][N])
+{
+    const int c = channel + (int)threadIdx.x * N;
+
+    for (int r = 0; r < DOWN; r++) {
+        const int row = first + (int)threadIdx.y * DOWN + r;
+        T *here = to.at + row * to.pitch + c;
+        float y[N];
+
+        for (int n = 0; n < N; n++)
+            y[n] = scale[r] * sum[r][n];
+        if (row < to.count && to.wide && c + N <= to.width) {
+            if (add)
+                add_floats(here, y);
+            store(here, y);
+        } else if (row < to.count)
+            for (int n = 0; n < N && c + n < to.width; n++)
+                from_float(add ? to_float(here[n]) + y[n] : y[n], here[n]);
+    }
+}
+
+/* ---- softmax ---- */
+
+/* Of the LANES threads that share rows: all get the result. */
+HVT_FN float row_sum(float x)
+{
+    for (int by = LANES / 2; by; by /= 2)
+        x += __shfl_xor_sync(0xffffffff, x, by);
+    return x;
+}
+
+HVT_FN float row_most(float x)
+{
+    for (int by = LANES / 2; by; by /= 2) {
+        const float other = __shfl_xor_sync(0xffffffff, x, by);
+
+        x = other > x ? other : x;
+    }
+    return x;
+}
+
+/* A thread's queries. `total` is its own share of the sum of exponentials. */
+struct softmax {
+    float most[DOWN], total[DOWN];
+
+    __device__ softmax()
+    {
+        for (int r = 0; r < DOWN; r++) {
+            most[r] = -INFINITY;
+            total[r] = 0;
+        }
+    }
+
+    /* Scores of keys `first` and on become exponentials; keep: what remains of a sum of those before. */
+    __device__ void take(const hvt_attention_args &a, int first, float (&score)[DOWN][ACROSS],
+                         float (&keep)[DOWN])
+    {
+        for (int r = 0; r < DOWN; r++) {
+            float now = -INFINITY;
+
+            for (int c = 0; c < ACROSS; c++) {
+                const bool there = first + (int)threadIdx.x * ACROSS + c < a.keys;
+
+                score[r][c] = there ? a.scale * score[r][c] : -INFINITY;
+                now = score[r][c] > now ? score[r][c] : now;
+            }
+            now = row_most(now);
+            now = now > most[r] ? now : most[r];
+            keep[r] = expf(most[r] - now);
+            most[r] = now;
+            total[r] *= keep[r];
+            for (int c = 0; c < ACROSS; c++) {
+                score[r][c] = expf(score[r][c] - now);
+                total[r] += score[r][c];
+            }
+        }
+    }
+};
+
+/* ---- forward ---- */
+
+template <class T, int N>
+__global__ void __launch_bounds__(TILE_THREADS, 3)
+    attention_kernel(__grid_constant__ const hvt_attention_args a)
+{
+    HVT_SHARED(tile_room, s);
+    const task<N> my(a, a.queries);
+    const tokens<T> q(a, a.q.x, a.q.pitch, a.queries, my.image, my.head);
+    const tokens<T> k(a, a.k.x, a.k.pitch, a.keys, my.image, my.head);
+    const tokens<T> v(a, a.v.x, a.v.pitch, a.keys, my.image, my.head);
+    const tokens<T> y(a, a.y, a.heads * a.width, a.queries, my.image, my.head);
+    float sum[DOWN][N] = {}, score[DOWN][ACROSS], keep[DOWN];
+    softmax of;
+
+    for (int key = 0; key < a.keys; key += SIDE) {
+        products(s, q, my.first, k, key, score);
+        of.take(a, key, score, keep);
+        for (int r = 0; r < DOWN; r++)
+            for (int n = 0; n < N; n++)
+                sum[r][n] *= keep[r];
+        put_weights(s, score);
+        add_weighted(s, v, key, my.channel, sum);
+    }
+    for (int r = 0; r < DOWN; r++)
+        keep[r] = 1 / row_sum(of.total[r]);
+    put_sums(y, my.first, my.channel, false, keep, sum);
+}
+
+/* ---- backward ---- */
+
+/* What the workspace has of the queries of a head of an image. */
+struct query_numbers {
+    float *most, *share, *dot; /* the largest score, 1 / the sum of exponentials, sum of P dP */
+
+    __device__ query_numbers(const hvt_attention_args &a, int image, int head)
+        : most((float *)a.ws + ((size_t)image * a.heads + head) * QUERY_NUMBERS * a.queries),
+          share(most + a.queries), dot(share + a.queries)
+    {
+    }
+};
+
+template <class T>
+__global__ void __launch_bounds__(TILE_THREADS, 3)
+    attention_queries_kernel(__grid_constant__ const hvt_attention_args a)
+{
+    HVT_SHARED(tile_room, s);
+    const int tiles = (a.queries + SIDE - 1) / SIDE, first = (int)blockIdx.x % tiles * SIDE;
+    const int head = (int)blockIdx.x / tiles % a.heads, image = (int)blockIdx.x / tiles / a.heads;
+    const tokens<T> q(a, a.q.x, a.q.pitch, a.queries, image, head);
+    const tokens<T> k(a, a.k.x, a.k.pitch, a.keys, image, head);
+    const tokens<T> v(a, a.v.x, a.v.pitch, a.keys, image, head);
+    const tokens<T> dy(a, a.dy, a.heads * a.width, a.queries, image, head);
+    const query_numbers to(a, image, head);
+    float score[DOWN][ACROSS], dp[DOWN][ACROSS], keep[DOWN], dot[DOWN] = {};
+    softmax of;
+
+    for (int key = 0; key < a.keys; key += SIDE) {
+        products(s, q, first, k, key, score);
+        of.take(a, key, score, keep);
+        products(s, dy, first, v, key, dp);
+        for (int r = 0; r < DOWN; r++) {
+            dot[r] *= keep[r];
+            for (int c = 0; c < ACROSS; c++)
+                dot[r] = f_fma(score[r][c], dp[r][c], dot[r]);
+        }
+    }
+    for (int r = 0; r < DOWN; r++) {
+        const int query = first + (int)threadIdx.y * DOWN + r;
+        const float share = 1 / row_sum(of.total[r]), all = row_sum(dot[r]);
+
+        if (threadIdx.x == 0 && query < a.queries) {
+            to.most[query] = of.most[r];
+            to.share[query] = share;
+            to.dot[query] = share * all;
+        }
+    }
+}
+
+template <class T, int N>
+__global__ void __launch_bounds__(TILE_THREADS, 3)
+    attention_dq_kernel(__grid_constant__ const hvt_attention_args a)
+{
+    HVT_SHARED(tile_room, s);
+    const task<N> my(a, a.queries);
+    const tokens<T> q(a, a.q.x, a.q.pitch, a.queries, my.image, my.head);
+    const tokens<T> k(a, a.k.x, a.k.pitch, a.keys, my.image, my.head);
+    const tokens<T> v(a, a.v.x, a.v.pitch, a.keys, my.image, my.head);
+    const tokens<T> dy(a, a.dy, a.heads * a.width, a.queries, my.image, my.head);
+    const tokens<T> dq(a, a.q.dx, a.q.pitch, a.queries, my.image, my.head);
+    const query_numbers of(a, my.image, my.head);
+    float sum[DOWN][N] = {}, p[DOWN][ACROSS], ds[DOWN][ACROSS], scale[DOWN];
+
+    for (int key = 0; key < a.keys; key += SIDE) {
+        products(s, q, my.first, k, key, p);
+        for (int r = 0; r < DOWN; r++) {
+            const int query = my.first + (int)threadIdx.y * DOWN + r;
+            const float most = query < a.queries ? of.most[query] : 0;
+            const float share = query < a.queries ? of.share[query] : 0;
+
+            for (int c = 0; c < ACROSS; c++)
+                p[r][c] = expf(a.scale * p[r][c] - most) * share;
+        }
+        put_weights(s, p);
+        products(s, dy, my.first, v, key, ds);
+        get_weights(s, p);
+        for (int r = 0; r < DOWN; r++) {
+            const int query = my.first + (int)threadIdx.y * DOWN + r;
+            const float dot = query < a.queries ? of.dot[query] : 0;
+
+            for (int c = 0; c < ACROSS; c++)
+                ds[r][c] = p[r][c] * (ds[r][c] - dot);
+        }
+        put_weights(s, ds);
+        add_weighted(s, k, key, my.channel, sum);
+    }
+    for (int r = 0; r < DOWN; r++)
+        scale[r] = a.scale;
+    put_sums(dq, my.first, my.channel, a.q.add, scale, sum);
+}
+
+template <class T, int N>
+__global__ void __launch_bounds__(TILE_THREADS, 3)
+    attention_dkv_kernel(__grid_constant__ const hvt_attention_args a)
+{
+    HVT_SHARED(tile_room, s);
+    const task<N> my(a, a.keys);
+    const tokens<T> q(a, a.q.x, a.q.pitch, a.queries, my.image, my.head);
+    const tokens<T> k(a, a.k.x, a.k.pitch, a.keys, my.image, my.head);
+    const tokens<T> v(a, a.v.x, a.v.pitch, a.keys, my.image, my.head);
+    const tokens<T> dy(a, a.dy, a.heads * a.width, a.queries, my.image, my.head);
+    const tokens<T> dk(a, a.k.dx, a.k.pitch, a.keys, my.image, my.head);
+    const tokens<T> dv(a, a.v.dx, a.v.pitch, a.keys, my.image, my.head);
+    const query_numbers of(a, my.image, my.head);
+    float k_sum[DOWN][N] = {}, v_sum[DOWN][N] = {}, p[DOWN][ACROSS], ds[DOWN][ACROSS], scale[DOWN];
+
+    for (int first = 0; first < a.queries; first += SIDE) {
+        products(s, k, my.first, q, first, p);
+        for (int c = 0; c < ACROSS; c++) {
+            const int query = first + (int)threadIdx.x * ACROSS + c;
+            const float most = query < a.queries ? of.most[query] : 0;
+            const float share = query < a.queries ? of.share[query] : 0;
+
+            for (int r = 0; r < DOWN; r++)
+                p[r][c] = expf(a.scale * p[r][c] - most) * share;
+        }
+        put_weights(s, p);
+        if (a.v.dx)
+            add_weighted(s, dy, first, my.channel, v_sum);
+        if (!a.k.dx)
+            continue;
+        products(s, v, my.first, dy, first, ds);
+        get_weights(s, p);
+        for (int c = 0; c < ACROSS; c++) {
+            const int query = first + (int)threadIdx.x * ACROSS + c;
+            const float dot = query < a.queries ? of.dot[query] : 0;
+
+            for (int r = 0; r < DOWN; r++)
+                ds[r][c] = p[r][c] * (ds[r][c] - dot);
+        }
+        put_weights(s, ds);
+        add_weighted(s, q, first, my.channel, k_sum);
+    }
+    for (int r = 0; r < DOWN; r++)
+        scale[r] = a.scale;
+    if (a.k.dx)
+        put_sums(dk, my.first, my.channel, a.k.add, scale, k_sum);
+    for (int r = 0; r < DOWN; r++)
+        scale[r] = 1;
+    if (a.v.dx)
+        put_sums(dv, my.first, my.channel, a.v.add, scale, v_sum);
+}
+
+/* ---- entries ---- */
+
+/* blocks, a chunk being `width` channels */
+static unsigned attention_blocks(const hvt_attention_args &a, int count, int width)
+{
+    const size_t tiles = (size_t)(count + SIDE - 1) / SIDE, chunks = (size_t)(a.width + width - 1) / width;
+
+    return (unsigned)(a.real * a.heads * chunks * tiles);
+}
+
+/* f(T(), number<N>()) for chunks of N * LANES channels */
+template <class Do> static hvt_status with_chunks(const hvt_attention_args &a, Do f)
+{
+    return with_type(a.type, [=](auto zero) {
+        return a.width <= 2 * LANES ? f(zero, number<2>()) : f(zero, number<4>());
+    });
+}
+
+size_t hvt__attention_room_cuda(hvt_device *, const hvt_attention_args *a)
+{
+    return (size_t)a->n * a->heads * a->queries * QUERY_NUMBERS * sizeof(float);
+}
+
+hvt_status hvt__attention_forward_cuda(hvt_device *d, const hvt_attention_args *args)
+{
+    const hvt_attention_args a = *args;
+    const dim3 block(LANES, SIDE / DOWN);
+
+    if (a.real == 0)
+        return HVT_OK;
+    return with_chunks(a, [=](auto zero, auto n) {
+        constexpr int N = decltype(n)::value;
+
+        return HVT_LAUNCH(d, (attention_kernel<decltype(zero), N>), attention_blocks(a, a.queries, N * LANES),
+                          block, a);
+    });
+}
+
+hvt_status hvt__attention_backward_cuda(hvt_device *d, const hvt_attention_args *args)
+{
+    const hvt_attention_args a = *args;
+    const dim3 block(LANES, SIDE / DOWN);
+
+    if (a.real == 0 || (!a.q.dx && !a.k.dx && !a.v.dx))
+        return HVT_OK;
+    return with_chunks(a, [=](auto zero, auto n) {
+        typedef decltype(zero) T;
+        constexpr int N = decltype(n)::value;
+
+        HVT_TRY(
+            HVT_LAUNCH(d, attention_queries_kernel<T>, attention_blocks(a, a.queries, a.width), block, a));
+        if (a.q.dx)
+            HVT_TRY(HVT_LAUNCH(d, (attention_dq_kernel<T, N>), attention_blocks(a, a.queries, N * LANES),
+                               block, a));
+        if (!a.k.dx && !a.v.dx)
+            return HVT_OK;
+        return HVT_LAUNCH(d, (attention_dkv_kernel<T, N>), attention_blocks(a, a.keys, N * LANES), block, a);
+    });
+}
