@@ -81,6 +81,7 @@ struct hvt_layer {
         hvt_map map;
         hvt_binary_args binary;
         hvt_norm_args norm;
+        hvt_attention_args attention;
         hvt_pooling_desc pooling;
         hvt_box box; /* of the input within the output, or of the output within the input */
         int groups;

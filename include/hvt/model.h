@@ -47,7 +47,8 @@ HVT_API hvt_status hvt_model_create(hvt_device *dev, hvt_model **ret_model);
 /** Call it after its optimizers are closed, else it stays open and that is logged: see hvt_device_close(). */
 HVT_API void hvt_model_free(hvt_model **model);
 
-/** Name the layer appended next; its parameters are name.weight, name.bias, name.running_mean, ...
+/** Name the layer appended next; its parameters are name.weight, name.bias, name.running_mean, ..., or
+ * name_weight, ... of a name that ends in "_", as in_proj_ of torch.nn.MultiheadAttention.
  * Without it a layer is called by kind and position, e.g. "conv2d3". */
 HVT_API void hvt_name(hvt_model *m, const char *fmt, ...) HVT_PRINTF(2, 3);
 
@@ -148,6 +149,13 @@ HVT_API hvt_value hvt_combine_parameter(hvt_model *m, hvt_binary op, hvt_value x
  */
 HVT_API hvt_value hvt_combine_constant(hvt_model *m, hvt_binary op, hvt_value x, int ndim, const int *dim,
                                        float init);
+/** x + a parameter whose rows are those of pixels `first` on, line by line, in all images: an embedding of
+ * their positions, or, with hvt_pad() before, tokens of the model's own. In files it has the layer's name and
+ * is of shape dim[ndim], e.g. [1,T,C]: T rows of C elements. It begins normal with this deviation. */
+HVT_API hvt_value hvt_add_embedding(hvt_model *m, hvt_value x, int first, int ndim, const int *dim,
+                                    float deviation);
+/** The same with a constant, as of hvt_combine_constant(), which is 0 until it is set or loaded. */
+HVT_API hvt_value hvt_add_constant_embedding(hvt_model *m, hvt_value x, int first, int ndim, const int *dim);
 /** torch.mean and amax over dim 1: [N,H,W,C] -> [N,H,W,1]. The maximum is several layers, of halves of the
  * channels; where two halves have the same one, each gets half of the gradient. */
 HVT_API hvt_value hvt_mean_channels(hvt_model *m, hvt_value x);
@@ -179,6 +187,23 @@ HVT_API hvt_value hvt_drop_path(hvt_model *m, hvt_value x, double p, bool whole_
 /** [N,H,W,C] -> [N,1,1,H*W*C], for hvt_linear(), whose weight in files has its columns in the order C,H,W, as
  * after torch.flatten(1). Functions, hvt_add() and hvt_combine() of two such values may stand between. */
 HVT_API hvt_value hvt_flatten(hvt_model *m, hvt_value x);
+
+/** The same pixels, line by line, as h x w; [N,H,W,C] -> [N,1,H*W,C] makes tokens of an image. */
+HVT_API hvt_value hvt_reshape(hvt_model *m, hvt_value x, int h, int w);
+
+/** torch.nn.functional.scaled_dot_product_attention. Pixels are tokens; of each image and each of its heads,
+ * which has C/heads channels, those of head 0 first:
+ *
+ *     y[i] = sum over j of P[i,j] v[j]      P[i,.] = softmax over j of scale * q[i] . k[j]
+ *
+ *     q [N,H,W,C]     k, v [N,H',W',C]     y [N,H,W,C]
+ *
+ * scale 0: 1 / sqrt(C/heads). No mask and no dropout. Memory for P is taken for some queries at a time and is
+ * not kept for backward. The short form's input is [N,H,W,3*C]: the channels of q, then k's, then v's, as
+ * torch.nn.MultiheadAttention projects them. Mistakes: shapes other than these, C no multiple of heads, a
+ * scale below 0. */
+HVT_API hvt_value hvt_attention(hvt_model *m, hvt_value q, hvt_value k, hvt_value v, int heads, float scale);
+HVT_API hvt_value hvt_self_attention(hvt_model *m, hvt_value qkv, int heads, float scale);
 
 /** What hvt_layernorm() normalises over. */
 typedef enum hvt_over {

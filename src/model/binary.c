@@ -6,6 +6,8 @@
 #include "base_impl.h"
 #include "layers.h"
 
+#include <math.h>
+
 static bool same_shape(const hvt_layer *a, const hvt_layer *b)
 {
     return !memcmp(a->y.dim + 1, b->y.dim + 1, 3 * sizeof *a->y.dim);
@@ -99,6 +101,48 @@ hvt_value hvt_combine_constant(hvt_model *m, hvt_binary op, hvt_value x, int ndi
     return combine(m, op, x, ndim, dim, init, true);
 }
 
+static hvt_value add_embedding(hvt_model *m, hvt_value x, int first, int ndim, const int *dim,
+                               float deviation, bool constant)
+{
+    hvt_layer *l = m ? hvt__layer_begin(m, &hvt_layer_binary[HVT_ADD], x, -1) : NULL;
+    int64_t rows = 1;
+
+    if (!l)
+        return -1;
+    HVT_EXPECT(m, l, ndim >= 1 && ndim <= 4 && dim, "an embedding of %d dimensions, expected 1 to 4", ndim);
+    for (int i = 0; i < ndim; i++) {
+        HVT_EXPECT(m, l, dim[i] > 0 && dim[i] <= HVT_MOST, "an embedding's dimension %d is %d, not 1 to %d",
+                   i, dim[i], HVT_MOST);
+        rows = i == ndim - 1 || rows > HVT_MOST ? rows : rows * dim[i];
+        l->dim[i] = dim[i];
+    }
+    const int *d = l->y.dim, pixels = hvt__pixels(l);
+
+    HVT_EXPECT(
+        m, l, dim[ndim - 1] == d[3] && first >= 0 && first < pixels && rows <= pixels - first && l->flat == 1,
+        "an embedding of %lld rows of %d elements at pixel %d of %dx%dx%d", (long long)rows, dim[ndim - 1],
+        first, d[1], d[2], d[3]);
+    HVT_EXPECT(m, l, isfinite(deviation) && deviation >= 0, "a deviation of %g; expected 0 or more",
+               (double)deviation);
+    l->has_parameter = true;
+    l->ndim = ndim;
+    l->init = deviation;
+    l->constant = constant;
+    l->is.binary = (hvt_binary_args){.op = HVT_ADD, .across = HVT_PER_ELEMENT, .at = {first, (int)rows}};
+    l->in_place[0] = true;
+    return hvt__layer_end(m, l, d[1], d[2], d[3]);
+}
+
+hvt_value hvt_add_embedding(hvt_model *m, hvt_value x, int first, int ndim, const int *dim, float deviation)
+{
+    return add_embedding(m, x, first, ndim, dim, deviation, false);
+}
+
+hvt_value hvt_add_constant_embedding(hvt_model *m, hvt_value x, int first, int ndim, const int *dim)
+{
+    return add_embedding(m, x, first, ndim, dim, 0, true);
+}
+
 static hvt_status binary_plan(hvt_model *m, hvt_layer *l)
 {
     const hvt_layer *a = hvt__in(m, l, 0), *b = l->has_parameter ? NULL : hvt__in(m, l, 1);
@@ -113,10 +157,12 @@ static hvt_status binary_plan(hvt_model *m, hvt_layer *l)
     k->c = l->y.dim[3];
     if (!b) {
         hvt_param p = {.ndim = l->ndim,
-                       .count = k->across == HVT_ONE_NUMBER ? 1 : (size_t)k->c,
+                       .count = k->across == HVT_ONE_NUMBER    ? 1
+                                : k->across == HVT_PER_ELEMENT ? (size_t)k->at.count * (size_t)k->c
+                                                               : (size_t)k->c,
                        .role = HVT_ROLE_NORM,
                        .constant = l->constant,
-                       .init = HVT_INIT_FILL,
+                       .init = k->across == HVT_PER_ELEMENT ? HVT_INIT_NORMAL : HVT_INIT_FILL,
                        .init_arg = l->init};
 
         memcpy(p.dim, l->dim, sizeof p.dim);

@@ -1,6 +1,6 @@
 /*
- * Layers without arithmetic: concatenation, slices, channel shuffle, padding, flattening. All but the shuffle
- * are moves of boxes.
+ * Layers without arithmetic: concatenation, slices, channel shuffle, padding, flattening, reshaping. All but
+ * the shuffle are moves of boxes.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -267,8 +267,40 @@ static hvt_status flatten_backward(hvt_model *m, hvt_layer *l)
     return flatten_move(m, l, true);
 }
 
+/* ---- the same pixels in other lines ---- */
+
+hvt_value hvt_reshape(hvt_model *m, hvt_value x, int h, int w)
+{
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_reshape, x, -1);
+
+    if (!l)
+        return -1;
+    HVT_EXPECT(m, l, h > 0 && w > 0 && (int64_t)h * w == hvt__pixels(l), "%dx%d pixels of %dx%d", h, w,
+               l->y.dim[1], l->y.dim[2]);
+    l->in_place[0] = true;
+    return hvt__layer_end(m, l, h, w, l->y.dim[3]);
+}
+
+static hvt_status reshape_forward(hvt_model *m, hvt_layer *l)
+{
+    return m->dev->ops->memory.copy(m->dev, l->y.data, hvt__in(m, l, 0)->y.data, hvt__bytes(l));
+}
+
+static hvt_status reshape_backward(hvt_model *m, hvt_layer *l)
+{
+    const hvt_layer *in = hvt__in(m, l, 0);
+
+    if (l->add[0])
+        return m->dev->ops->vector.add(m->dev, hvt__elements(l), l->y.dtype, in->dy.data, l->dy.data,
+                                       in->dy.data);
+    return in->dy.data == l->dy.data
+               ? HVT_OK
+               : m->dev->ops->memory.copy(m->dev, in->dy.data, l->dy.data, hvt__bytes(l));
+}
+
 const hvt_layer_ops hvt_layer_concat = {"concat", move_plan, concat_forward, concat_backward};
 const hvt_layer_ops hvt_layer_slice = {"slice", move_plan, slice_forward, slice_backward};
 const hvt_layer_ops hvt_layer_shuffle = {"shuffle", shuffle_plan, shuffle_forward, shuffle_backward};
 const hvt_layer_ops hvt_layer_pad = {"pad", move_plan, pad_forward, pad_backward};
+const hvt_layer_ops hvt_layer_reshape = {"reshape", NULL, reshape_forward, reshape_backward};
 const hvt_layer_ops hvt_layer_flatten = {"flatten", move_plan, flatten_forward, flatten_backward};

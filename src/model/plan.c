@@ -59,8 +59,8 @@ hvt_status hvt__param_add(hvt_model *m, hvt_layer *l, int slot, const hvt_param 
     more += m->nparam_tensors;
     *more = *p;
     more->first_writer = (int)(l - m->layer);
-    snprintf(more->name, sizeof more->name, "%.*s%s%s", HVT_LAYER_NAME_MOST, l->name, suffix ? "." : "",
-             suffix ? suffix : "");
+    snprintf(more->name, sizeof more->name, "%.*s%s%s", HVT_LAYER_NAME_MOST, l->name,
+             suffix && l->name[strlen(l->name) - 1] != '_' ? "." : "", suffix ? suffix : "");
     more->frozen = p->constant || m->inference || hvt__freeze_fits(m, more->name);
     more->elements = 1;
     for (int i = 0; i < p->ndim; i++)

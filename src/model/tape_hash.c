@@ -52,7 +52,9 @@ static void arguments(const hvt_model *m, const hvt_layer *l, double x[NUMBERS])
     else if (l->ops >= hvt_layer_map && l->ops < hvt_layer_map + HVT_FUNCTIONS)
         PUT(l->is.map.a, l->is.map.b);
     else if (l->ops >= hvt_layer_binary && l->ops < hvt_layer_binary + HVT_BINARIES)
-        PUT(l->is.binary.swapped, l->is.binary.across);
+        PUT(l->is.binary.swapped, l->is.binary.across, l->is.binary.at.first);
+    else if (l->ops == &hvt_layer_attention)
+        PUT(l->is.attention.heads, l->is.attention.scale);
 #undef PUT
 }
 

@@ -174,6 +174,31 @@ class Mixed(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
+class Tokens(nn.Module):
+    """Self-attention as vision transformers have it, with tokens of the net's own, which then read the others."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = conv(3, 12, 3, 2)
+        self.tokens = nn.Parameter(torch.empty(1, 2, 12))
+        self.positions = nn.Parameter(torch.empty(1, 32, 12))
+        self.ln = nn.LayerNorm(12, 1e-6)
+        self.attention = nn.MultiheadAttention(12, 3, batch_first=True)
+        self.query = nn.Linear(12, 12)
+        self.key = nn.Linear(12, 12, bias=False)
+        self.fc = nn.Linear(12, CLASSES)
+
+    def forward(self, x):
+        x = self.conv(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.tokens.expand(x.shape[0], -1, -1), x], 1) + self.positions
+        y = self.ln(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        q, k, v = (z.unflatten(2, (2, 6)).transpose(1, 2) for z in (self.query(x[:, :2]), self.key(x), x))
+        y = F.scaled_dot_product_attention(q, k, v, scale=0.75).transpose(1, 2).flatten(2)
+        y = y + F.scaled_dot_product_attention(y, y, y)
+        return self.fc(F.layer_norm(y, (12,)).mean(1))
+
+
 def run(make):
     net = make()
     fill(net)
@@ -201,7 +226,7 @@ def main():
     print(f"# By make_layers.py: Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}")
     print(f"# net, losses of {STEPS} steps; parameter, its first gradient (of the sum over the batch) along a vector of "
           "numbers in [-1, 1), its length")
-    for make in (Functions, Binary, Moves, Norms, Pools, Channels, Mixed):
+    for make in (Functions, Binary, Moves, Norms, Pools, Channels, Mixed, Tokens):
         losses, grads = run(make)
         print("net", make.__name__, *(f"{x:.8f}" for x in losses))
         for name, dot, length in grads:

@@ -139,11 +139,36 @@ static hvt_value mixed(hvt_model *m, hvt_value x)
     return head(m, hvt_add(m, x, parameter(m, "layer_scale", HVT_MUL, y, 12)));
 }
 
+static hvt_value tokens(hvt_model *m, hvt_value x)
+{
+    hvt_value y, q, k;
+
+    x = hvt_pad(m, hvt_reshape(m, conv(m, "conv", x, 12, 3, 2), 1, 30), 0, 0, 2, 0);
+    hvt_name(m, "tokens");
+    x = hvt_add_embedding(m, x, 0, 3, (int[]){1, 2, 12}, 0.02f);
+    hvt_name(m, "positions");
+    x = hvt_add_embedding(m, x, 0, 3, (int[]){1, 32, 12}, 0.02f);
+    hvt_name(m, "ln");
+    y = hvt_layernorm(m, x, HVT_OVER_CHANNELS, 1e-6f, true);
+    hvt_name(m, "attention.in_proj_");
+    y = hvt_self_attention(m, hvt_linear_with(m, y, 36, true), 3, 0);
+    hvt_name(m, "attention.out_proj");
+    x = hvt_add(m, x, hvt_linear_with(m, y, 12, true));
+    q = hvt_pad(m, x, 0, 0, 0, -30);
+    hvt_name(m, "query");
+    q = hvt_linear_with(m, q, 12, true);
+    hvt_name(m, "key");
+    k = hvt_linear_with(m, x, 12, false);
+    y = hvt_attention(m, q, k, x, 2, 0.75f);
+    y = hvt_add(m, y, hvt_attention(m, y, y, y, 1, 0));
+    return head(m, hvt_layernorm(m, y, HVT_OVER_CHANNELS, 1e-5f, false));
+}
+
 static const struct {
     const char *name;
     build_fn *build;
 } nets[] = {{"Functions", functions}, {"Binary", binary},     {"Moves", moves}, {"Norms", norms},
-            {"Pools", pools},         {"Channels", channels}, {"Mixed", mixed}};
+            {"Pools", pools},         {"Channels", channels}, {"Mixed", mixed}, {"Tokens", tokens}};
 
 /* ---- against PyTorch -------------------------------------------------------------------------------- */
 
@@ -399,6 +424,26 @@ static hvt_value too_many_maxima(hvt_model *m, hvt_value x)
     return hvt_adaptive_pool(m, hvt_pad(m, x, 0, 0, 247, 246), HVT_POOL_MAX, 1, 2);
 }
 
+static hvt_value bad_heads(hvt_model *m, hvt_value x)
+{
+    return hvt_self_attention(m, conv(m, "c", x, 12, 1, 1), 3, 0);
+}
+
+static hvt_value unlike_keys(hvt_model *m, hvt_value x)
+{
+    return hvt_attention(m, x, conv(m, "c", x, 4, 1, 1), x, 1, 0);
+}
+
+static hvt_value long_embedding(hvt_model *m, hvt_value x)
+{
+    return hvt_add_embedding(m, x, 60, 3, (int[]){1, 5, 3}, 0);
+}
+
+static hvt_value bad_lines(hvt_model *m, hvt_value x)
+{
+    return hvt_reshape(m, x, 3, 21);
+}
+
 static hvt_value bad_function(hvt_model *m, hvt_value x)
 {
     return hvt_apply(m, x, HVT_FUNCTIONS, 0, 0);
@@ -428,6 +473,10 @@ TEST(what_cannot_be_built_is_refused)
         {bad_slope, "layer leaky_relu1 (leaky_relu): a is -1"},
         {bad_window, "layer avgpool1 (avgpool): windows of 3x3, stride 1x1, padding 2x0 over 8x8x3"},
         {too_many_maxima, "layer maxpool2 (maxpool): 8x2 maxima over 8x501x3: only windows"},
+        {bad_heads, "layer attention2 (attention): 4 channels in 3 heads"},
+        {unlike_keys, "layer attention2 (attention): queries are 8x8x3, keys 8x8x4, values 8x8x3"},
+        {long_embedding, "layer add1 (add): an embedding of 5 rows of 3 elements at pixel 60 of 8x8x3"},
+        {bad_lines, "layer reshape1 (reshape): 3x21 pixels of 8x8"},
         {bad_function, "function 17 is unknown; there are 0 to 16"},
     };
     hvt_device *dev = NULL;
