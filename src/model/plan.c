@@ -241,7 +241,7 @@ static void share_gradients(hvt_model *m, lifetimes *block, int *storage)
             } else {
                 storage[v] = v;
                 block[v].of[DY].bytes = hvt__bytes(&m->layer[v]);
-                block[v].of[DY].from = 2 * n - 1 - l;
+                block[v].of[DY].from = l == n - 1 ? l : 2 * n - 1 - l; /* the loss writes it in forward */
             }
             block[storage[v]].of[DY].to = 2 * n - 1 - v;
         }

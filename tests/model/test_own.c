@@ -327,6 +327,32 @@ TEST(nothing_of_theirs_is_read_after_its_lifetime)
         }
 }
 
+static hvt_value scaled_logits(hvt_model *m, hvt_value x)
+{
+    x = conv(m, "second", conv(m, "first", x, 16, 3, 8), 16, 1, 1);
+    return hvt_apply(m, head(m, x), HVT_AFFINE, 0.1f, 0);
+}
+
+/* The loss writes the gradient in forward, while it reads the logits; many a layout of memory hides that. */
+TEST(logits_and_their_gradient_do_not_overlap)
+{
+    build_fn *const built[] = {scaled_logits, mixed, tokens};
+
+    for (int t = 0; t < 16 * (int)HVT_LEN(built); t++) {
+        net n;
+
+        if (open_net(&n, ref, built[t / 16], (shape){1 + t % 16, HEIGHT, WIDTH, 3})) {
+            const hvt_layer *l = &n.m->layer[n.m->logits];
+            const char *y = l->y.data, *dy = l->dy.data;
+            const size_t bytes = hvt_tensor_count(&l->y) * sizeof(float);
+
+            CHECK(y + bytes <= dy || dy + bytes <= y, "case %d: %zu bytes at %p and %p", t, bytes,
+                  (const void *)y, (const void *)dy);
+        }
+        close_net(&n);
+    }
+}
+
 TEST(one_and_two_threads_give_the_same_bits)
 {
     for (size_t k = 0; k < HVT_LEN(nets); k++)
@@ -528,6 +554,7 @@ int main(void)
     RUN(losses_and_gradients_are_pytorchs);
     RUN(every_way_gives_the_same_gradients);
     RUN(nothing_of_theirs_is_read_after_its_lifetime);
+    RUN(logits_and_their_gradient_do_not_overlap);
     RUN(one_and_two_threads_give_the_same_bits);
     RUN(what_cannot_be_built_is_refused);
     RUN(a_device_that_does_not_compute_a_layer_says_so);
