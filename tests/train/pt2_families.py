@@ -36,7 +36,7 @@ THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 RATES = {"sgd": 0.0005, "adamw": 0.00001}  # AdamW moves each weight of a large net by as much
 # rates of nets that would hardly move
 LARGER = {"two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100, "pyramid": 100, "attentive": 300,
-          "logarithms": 300, "squeezenet1_0": 300, "squeezenet1_1": 300, "alexnet": 10,
+          "logarithms": 300, "tokens": 30, "squeezenet1_0": 300, "squeezenet1_1": 300, "alexnet": 10,
           "vgg11": 100}
 BOUNDS = {"logits": 1e-4, "gradients": 1e-3, "losses": 1e-3}
 
@@ -48,12 +48,13 @@ families = {
     "mnasnet0_5": (64, {}), "mnasnet1_0": (64, {}), "shufflenet_v2_x0_5": (64, {}), "shufflenet_v2_x1_0": (64, {}),
     "regnet_y_400mf": (64, {}), "regnet_x_400mf": (64, {}), "efficientnet_b0": (64, {}), "efficientnet_v2_s": (64, {}),
     "convnext_tiny": (64, {}), "googlenet": (64, {"aux_logits": False, "init_weights": False}),
+    "vit_b_16": (64, {"image_size": 64}),
     "inception_v3": (96, {"aux_logits": False, "init_weights": False}),
 }
 # side of the images, operations that the message must name
 refused = {
-    "vit_b_16": (224, ["scaled_dot_product_attention"]),
-    "swin_t": (64, ["roll", "matmul"]),
+    "masked": (16, ["scaled_dot_product_attention"]),
+    "swin_t": (64, ["roll"]),
     "maxvit_t": (224, ["einsum"]),
     "upward": (32, ["conv_transpose2d.input", "upsample_bilinear2d"]),
     "softmax": (12, ["softmax.int"]), "squeezed": (12, ["softmax.int"]),
@@ -343,6 +344,88 @@ class Ties(nn.Module):
         return self.last(torch.cat([F.adaptive_max_pool2d(x, 1), F.adaptive_max_pool2d(x[:, :, 3:, :39], 1)], 1).flatten(1))
 
 
+class Heads(nn.Module):
+    """Self-attention as timm writes it."""
+
+    def __init__(self, c, heads):
+        super().__init__()
+        self.heads, self.qkv, self.proj, self.drop = heads, nn.Linear(c, 3 * c, bias=False), nn.Linear(c, c), nn.Dropout(0)
+
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=0.0)
+
+    def forward(self, x):
+        n, t, c = x.shape
+        q, k, v = self.qkv(x).reshape(n, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.proj(self.attend(q, k, v).transpose(1, 2).reshape(n, t, c))
+
+
+class HeadsInParts(Heads):
+    """The same without the operation."""
+
+    def attend(self, q, k, v):
+        return self.drop((q * 0.3 @ k.transpose(-2, -1)).softmax(-1)) @ v
+
+
+class HeadsOfBatch(Heads):
+    def attend(self, q, k, v):
+        n, heads, t, c = q.shape
+        q, k, v = (x.reshape(n * heads, t, c) for x in (q, k, v))
+        return torch.bmm(torch.softmax(torch.bmm(q, k.mT) / 2.5, 2), v).view(n, heads, t, c)
+
+
+class Tokens(nn.Module):
+    """A vision transformer: tokens in front and behind, positions, attention in all its forms, and one of a token that
+    reads the others."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch, self.deep = nn.Conv2d(3, 24, 4, 4), nn.Conv2d(24, 24, 3, padding=1, groups=24)
+        self.first, self.behind = nn.Parameter(torch.randn(1, 1, 24)), nn.Parameter(torch.randn(2, 24) / 2)
+        self.positions = nn.Parameter(0.5 * torch.randn(1, 19, 24))
+        self.torchs = nn.MultiheadAttention(24, 3, batch_first=True)
+        self.blocks = nn.ModuleList([Heads(24, 4), HeadsInParts(24, 2), HeadsOfBatch(24, 3)])
+        self.norms = nn.ModuleList([nn.LayerNorm(24, eps=1e-6) for _ in range(6)])
+        self.gamma = nn.Parameter(torch.linspace(0.2, 1, 24))
+        self.wide, self.narrow = nn.Linear(24, 48), nn.Linear(48, 24)
+        self.query, self.both = nn.Linear(24, 24), nn.Linear(24, 48)
+        self.gates, self.gated = nn.Linear(24, 32), nn.Linear(16, 24)
+        self.head = nn.Linear(24, CLASSES)
+        self.register_buffer("table", torch.randn(1, 16, 24))
+
+    def forward(self, x):
+        n = x.shape[0]
+        x = self.patch(x)
+        x = (x + self.deep(x)).flatten(2).transpose(1, 2)
+        gate, value = self.gates(x + self.table).chunk(2, dim=-1)
+        x = x + self.gated(F.silu(gate) * value)
+        x = torch.cat((self.first.expand(n, -1, -1), x, self.behind.unsqueeze(0).repeat(n, 1, 1)), dim=1)
+        x = F.dropout(x + self.positions, 0.0, self.training)
+        y = self.norms[0](x)
+        x = x + self.torchs(y, y, y, need_weights=False)[0]
+        for norm, block in zip(self.norms[1:], self.blocks):
+            x = x + self.gamma * block(norm(x))
+        x = x + self.narrow(F.gelu(self.wide(self.norms[4](x))))
+        k, v = self.both(x[:, 1:]).chunk(2, -1)
+        q = self.query(x[:, :1])
+        q, k, v = (t.view(n, -1, 2, 12).transpose(1, 2) for t in (q, k, v))
+        y = F.scaled_dot_product_attention(q, k, v, scale=0.5).transpose(1, 2).flatten(2)
+        x = self.norms[5](torch.cat([x[:, :1] + y, x[:, 1:]], 1))
+        return self.head(x[:, 0] + x[:, 1:-2].mean(1)) * 0.7
+
+
+class Masked(nn.Module):
+    """Attention with a mask, which is not known."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch, self.head = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        x = self.patch(x).flatten(2).transpose(1, 2)
+        return self.head(F.scaled_dot_product_attention(x, x, x, is_causal=True).mean(1))
+
+
 class Logarithms(nn.Module):
     """Ends in log_softmax, which is left out."""
 
@@ -383,7 +466,7 @@ class Upward(nn.Module):
 own = {"two_branches": (TwoBranches, 32), "gated": (Gated, 32), "arithmetic": (Arithmetic, 16), "cropped": (Cropped, 20),
        "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16), "pyramid": (Pyramid, 16), "attentive": (Attentive, 10),
        "functions": (Functions, 12), "shared": (Shared, 12), "ties": (Ties, 40), "logarithms": (Logarithms, 12),
-       "upward": (Upward, 32), "softmax": (Softmax, 12), "squeezed": (Squeezed, 12)}
+       "tokens": (Tokens, 16), "masked": (Masked, 16), "upward": (Upward, 32), "softmax": (Softmax, 12), "squeezed": (Squeezed, 12)}
 
 
 def build(name, drops=False):
@@ -396,6 +479,8 @@ def build(name, drops=False):
     for m in model.modules():
         if not drops and isinstance(m, (nn.Dropout, torchvision.ops.StochasticDepth)):
             m.p = 0.0
+        if isinstance(m, nn.Linear) and not m.weight.any():  # a head that begins as 0 has no logits to compare
+            nn.init.normal_(m.weight, std=0.1)
     return model, side
 
 

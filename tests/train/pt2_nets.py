@@ -122,6 +122,65 @@ class Written(InPlace):
         return x.mean((2, 3))
 
 
+class Tokens(nn.Module):
+    """A vision transformer's parts: a token of its own, positions, torch.nn.MultiheadAttention."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch, self.norm = nn.Conv2d(3, 16, 3, 3), nn.LayerNorm(16)
+        self.token, self.positions = nn.Parameter(torch.randn(1, 1, 16)), nn.Parameter(torch.randn(1, 17, 16))
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.last = nn.Linear(16, CLASSES)
+
+    def forward(self, x):
+        x = self.patch(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.positions
+        y = self.norm(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return self.last(x[:, 0])
+
+
+class Attended(InPlace):
+    """Attention as `how` has it, of tokens that are pixels."""
+    how = {}
+
+    def forward(self, x):
+        x = self.conv(x).flatten(2).transpose(1, 2)
+        return F.scaled_dot_product_attention(x, x, x, **self.how).mean(1)
+
+
+class Causal(Attended):
+    how = {"is_causal": True}
+
+
+class Leaking(Attended):
+    how = {"dropout_p": 0.1}
+
+
+class Repeated(Attended):
+    """One row for all tokens: as many of the model's own as it has patches."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(1, 1, CLASSES))
+
+    def forward(self, x):
+        x = self.conv(x).flatten(2).transpose(1, 2)
+        return torch.cat([self.token.expand(x.shape[0], 2, -1), x], 1).mean(1)
+
+
+class Forgetful(Attended):
+    def forward(self, x):
+        x = self.conv(x).flatten(2).transpose(1, 2)
+        return (F.dropout((x @ x.mT).softmax(-1), 0.2, self.training) @ x).mean(1)
+
+
+class Products(Attended):
+    def forward(self, x):
+        x = self.conv(x).flatten(2)
+        return (x.transpose(1, 2) @ x).mean(1)[:, :CLASSES]
+
+
 class Bare(nn.Module):
     def __init__(self, **how):
         super().__init__()
@@ -267,7 +326,8 @@ NETS = {"branches": Branches, "unknown": Unknown, "inplace": InPlace, "dropped":
         "unscaled": Unscaled, "constant": Constant, "fleeting": lambda: Constant(False),
         "moved": Moved, "pooled": Pooled, "unbounded": Unbounded, "reflected": Reflected,
         "lopsided": Lopsided, "halved": Halved, "skipped": Skipped, "dilated": Dilated, "written": Written,
-        "untracked": Untracked, "unscaling": Unscaling, "columns": Columns, "mixed": Mixed, "logarithms": Logarithms}
+        "untracked": Untracked, "unscaling": Unscaling, "columns": Columns, "mixed": Mixed, "logarithms": Logarithms,
+        "tokens": Tokens, "causal": Causal, "leaking": Leaking, "products": Products, "repeated": Repeated, "forgetful": Forgetful}
 
 
 def net(name):

@@ -58,18 +58,19 @@ def a_net_of_ones_own_has_pytorchs_logits():
 
 
 def what_was_trained_goes_back_by_name():
-    net = exported("branches")
-    train = net + DATA + "--lr 0.02 --shards 2 --steps 3".split()
-    hashes = []
-    for ranks, folder in (2, "two"), (1, "run"):
-        rc, out, err = run(train + ["--save", folder, "--log", folder + ".jsonl"], ranks)
+    for name in "branches", "tokens":
+        net = exported(name)
+        train = net + DATA + "--lr 0.02 --shards 2 --steps 3".split()
+        hashes = []
+        for ranks, folder in (2, "two"), (1, "run"):
+            rc, out, err = run(train + ["--save", folder, "--overwrite", "--log", folder + ".jsonl"], ranks)
+            check(rc == 0, out, err)
+            hashes += [r["weights"] for r in records(folder + ".jsonl") if r["record"] == "end"]
+        check(len(hashes) == 2 and hashes[0] == hashes[1], hashes)
+        torch("logits", name, path(""))
+        rc, out, err = run(net + DATA + "--evaluate --resume run --predict-logits got.npy".split())
         check(rc == 0, out, err)
-        hashes += [r["weights"] for r in records(folder + ".jsonl") if r["record"] == "end"]
-    check(len(hashes) == 2 and hashes[0] == hashes[1], hashes)
-    torch("logits", "branches", path(""))
-    rc, out, err = run(net + DATA + "--evaluate --resume run --predict-logits got.npy".split())
-    check(rc == 0, out, err)
-    same_logits("trained")
+        same_logits("trained")
 
 
 def a_relative_path_in_a_checkpoint_is_said_to_be_one():
@@ -289,7 +290,11 @@ def what_cannot_be_imported_says_what_was_expected():
                          ("lopsided", "1 channels in front and 2 behind"), ("halved", "part of the batch"),
                          ("skipped", "every 2-th channel"), ("dilated", "dilation is 2x1; expected 1x1"),
                          ("untracked", "expected track_running_stats=True"), ("unscaling", "expected affine=True"),
-                         ("columns", "scale meets another dimension than the channels")]:
+                         ("columns", "scale meets another dimension than the channels"),
+                         ("causal", "it has a mask"), ("leaking", "it drops out 0.1 of its weights; expected 0"),
+                         ("forgetful", "it drops out 0.2 of attention's weights", "eval() mode"),
+                         ("repeated", "token is repeated", "one row for each token"),
+                         ("products", "it computes with products of queries and keys")]:
         one_line(exported(name), *parts, "pt2_nets.py line")
 
 
@@ -484,7 +489,7 @@ def families_train_as_in_pytorch():
 
 
 def operations_compute_and_train_as_in_pytorch():
-    families("cropped", "scaled", "fixed_norms", "pyramid", "attentive", "functions", "shared", "ties", "logarithms", "softmax", "squeezed")
+    families("cropped", "scaled", "fixed_norms", "pyramid", "attentive", "functions", "shared", "tokens", "masked", "ties", "logarithms", "softmax", "squeezed")
 
 
 def what_was_trained_goes_back_to_pytorch():

@@ -16,7 +16,7 @@ hvt__pt2_axes hvt__pt2_axes_of(int ndim, const int64_t *size)
     int atoms = 0;
 
     for (int i = 0; i < ndim; i++) {
-        if (size[i] != 1 || i == 0) /* the batch may be 1 */
+        if (size[i] != 1)
             x.atom[atoms++] = (hvt__pt2_atom){"NCHW"[i], size[i], 1};
         x.end[i] = atoms;
     }
@@ -38,15 +38,14 @@ bool hvt__pt2_view(hvt__pt2_axes *x, int ndim, const int64_t *size)
         return false;
     for (int i = 0; i < ndim; i++) {
         int64_t left = size[i];
-        bool batch = i == 0;
 
-        while (left > 1 || batch) {
+        while (left > 1) {
             hvt__pt2_atom a = rest.extent ? rest : from < atoms ? x->atom[from++] : rest;
 
             rest.extent = 0;
-            if (a.extent == 1 && !batch)
+            if (a.extent == 1)
                 continue;
-            if (!a.extent || to == HVT__PT2_ATOMS || (batch && a.extent != left))
+            if (!a.extent || to == HVT__PT2_ATOMS)
                 return false;
             if (a.extent > left) {
                 if (a.extent % left)
@@ -57,7 +56,6 @@ bool hvt__pt2_view(hvt__pt2_axes *x, int ndim, const int64_t *size)
                 return false;
             }
             left /= a.extent;
-            batch = false;
             if (to > begin(&y, i) && continues(&y.atom[to - 1], &a)) {
                 y.atom[to - 1].extent *= a.extent;
                 y.atom[to - 1].stride = a.stride;
@@ -114,7 +112,8 @@ bool hvt__pt2_plain(const hvt__pt2_axes *x)
     return true;
 }
 
-void hvt__pt2_insert(hvt__pt2_axes *x, int i, char axis)
+/* Dimension i, which has no atom, gets one. */
+static void insert(hvt__pt2_axes *x, int i, char axis)
 {
     const int at = begin(x, i), atoms = x->end[x->ndim - 1];
 
@@ -124,15 +123,62 @@ void hvt__pt2_insert(hvt__pt2_axes *x, int i, char axis)
         x->end[k]++;
 }
 
-bool hvt__pt2_resize(hvt__pt2_axes *x, const int64_t *size)
+/* Its first atom stands for them all. */
+static void keep_first(hvt__pt2_axes *x, int i)
 {
-    for (int i = 0; i < x->ndim; i++) {
-        if (x->end[i] > begin(x, i))
-            x->atom[begin(x, i)].extent = size[i];
-        else if (size[i] != 1)
-            return false;
-    }
-    return hvt__pt2_plain(x);
+    const int at = begin(x, i), gone = x->end[i] - at - 1, atoms = x->end[x->ndim - 1];
+
+    memmove(x->atom + at + 1, x->atom + x->end[i], (size_t)(atoms - x->end[i]) * sizeof *x->atom);
+    for (int k = i; k < x->ndim; k++)
+        x->end[k] -= gone;
+}
+
+void hvt__pt2_set(hvt__pt2_axes *x, int i, char axis, int64_t extent)
+{
+    if (x->end[i] == begin(x, i))
+        insert(x, i, axis);
+    keep_first(x, i);
+    x->atom[begin(x, i)] = (hvt__pt2_atom){axis, extent, 1};
+}
+
+bool hvt__pt2_is_pixels(const hvt__pt2_axes *x, int i)
+{
+    const hvt__pt2_atom *a = &x->atom[begin(x, i)];
+    const int n = x->end[i] - begin(x, i);
+    int parts = 0;
+
+    for (int k = 0; k < x->end[x->ndim - 1]; k++)
+        parts += x->atom[k].axis == 'H' || x->atom[k].axis == 'W';
+    return n == parts && n <= 2 && (n < 1 || a[0].stride == 1) &&
+           (n < 2 || (a[0].axis == 'H' && a[1].axis == 'W' && a[1].stride == 1));
+}
+
+bool hvt__pt2_in_order_of_tape(const hvt__pt2_axes *x)
+{
+    const char *last = "HWC";
+    bool fits = hvt__pt2_is(x, x->ndim - 1, 'C');
+
+    for (int k = 0; k < x->end[x->ndim - 1]; k++)
+        if (x->atom[k].axis != 'N') {
+            const char *at = strchr(last, x->atom[k].axis);
+
+            fits = fits && at && x->atom[k].stride == 1;
+            last = at ? at + 1 : "";
+        }
+    return fits;
+}
+
+bool hvt__pt2_outermost(const hvt__pt2_axes *x, int i, hvt__pt2_atom *ret_atom)
+{
+    const hvt__pt2_atom *a = &x->atom[begin(x, i)];
+    bool fits = x->end[i] - begin(x, i) == 1 && a->axis == 'C';
+
+    for (int k = 0; k < x->end[x->ndim - 1] && fits; k++)
+        fits =
+            &x->atom[k] == a || x->atom[k].axis != 'C' || x->atom[k].extent * x->atom[k].stride <= a->stride;
+    if (fits)
+        *ret_atom = *a;
+    return fits;
 }
 
 void hvt__pt2_reduce(hvt__pt2_axes *x, int i)
@@ -142,13 +188,6 @@ void hvt__pt2_reduce(hvt__pt2_axes *x, int i)
     memmove(x->atom + at, x->atom + at + gone, (size_t)(atoms - at - gone) * sizeof *x->atom);
     for (int k = i; k < x->ndim; k++)
         x->end[k] -= gone;
-}
-
-bool hvt__pt2_resize_channels(hvt__pt2_axes *x, int i, const int64_t *size)
-{
-    if (!hvt__pt2_has(x, i, 'C'))
-        hvt__pt2_insert(x, i, 'C');
-    return hvt__pt2_resize(x, size);
 }
 
 bool hvt__pt2_same(const hvt__pt2_axes *x, const hvt__pt2_axes *y)

@@ -129,6 +129,65 @@ hvt_value hvt__pt2_by_parameter(importer *p, hvt_binary op, hvt_value x, const t
     return v;
 }
 
+static void refuse_fleeting(importer *p, const tensor *buffer)
+{
+    hvt__pt2_refuse(p, "%s is a constant, or a buffer that is not persistent; expected one of the state_dict",
+                    buffer->state);
+}
+
+hvt_value hvt__pt2_embedding(importer *p, hvt_value x, int first, int64_t rows, const tensor *parameter,
+                             int n, const int64_t *size)
+{
+    const json_t *made = json_object_get(p->layers, parameter->state);
+    int64_t whole[4], own = 1;
+    int dim[4];
+    hvt_value v;
+
+    if (parameter->viewed) {
+        n = hvt__pt2_sizes(p->file, parameter->viewed, 4, whole);
+        size = whole;
+    }
+    if (parameter->constant && !parameter->persistent)
+        refuse_fleeting(p, parameter);
+    if (n < 1 || n > 4)
+        hvt__pt2_refuse(p, "%s has not 1 to 4 dimensions", parameter->state);
+    for (int i = 0; i < n && !p->failed; i++) {
+        dim[i] = size[i] > INT_MAX ? INT_MAX : (int)size[i];
+        own = i == n - 1 || own > rows ? own : own * dim[i];
+    }
+    if (own != rows)
+        hvt__pt2_refuse(p, "%s is repeated, or its dimensions were joined; expected one row for each token",
+                        parameter->state);
+    if (p->failed)
+        return -1;
+    if (made)
+        hvt_share(p->m, (hvt_value)json_integer_value(made));
+    else
+        hvt_name(p->m, "%s", parameter->state);
+    v = parameter->constant ? hvt_add_constant_embedding(p->m, x, first, n, dim)
+                            : hvt_add_embedding(p->m, x, first, n, dim, 0.02f);
+    hvt__pt2_keep_layer(p, parameter->state, v);
+    return v;
+}
+
+/* Is it of x's sizes but for the batch, whose elements lie as in the tape? How many rows it has then. */
+static bool is_embedding(const hvt__pt2_axes *x, int n, const int64_t *size, int64_t *ret_rows)
+{
+    bool fits = n <= x->ndim && hvt__pt2_in_order_of_tape(x);
+
+    *ret_rows = 1;
+    for (int i = 0; i < x->ndim && fits; i++) {
+        const int at = i - (x->ndim - n), begin = i ? x->end[i - 1] : 0;
+        int64_t own = 1;
+
+        for (int a = begin; a < x->end[i]; a++)
+            own *= x->atom[a].axis == 'N' ? 1 : x->atom[a].extent;
+        fits = at < 0 ? own == 1 : size[at] == own;
+        *ret_rows *= i < x->ndim - 1 ? own : 1;
+    }
+    return fits;
+}
+
 /* Is it one number, or [C,1,1] where x is [N,C,H,W]? */
 static bool is_of_channels(const hvt__pt2_axes *x, int n, const int64_t *size)
 {
@@ -142,17 +201,23 @@ static bool is_of_channels(const hvt__pt2_axes *x, int n, const int64_t *size)
 static hvt_value with_parameter(importer *p, hvt_binary op, hvt_value x, const hvt__pt2_axes *axes,
                                 const char *argument, const tensor *parameter)
 {
-    int64_t size[4];
+    int64_t size[4], rows;
     int n = hvt__pt2_argument_sizes(p, argument, 4, size);
 
     if (parameter->constant && !parameter->persistent)
-        hvt__pt2_refuse(
-            p, "%s is a constant, or a buffer that is not persistent; expected one of the state_dict",
-            parameter->state);
-    if (n < 0 || !is_of_channels(axes, n, size))
-        hvt__pt2_refuse(p, "%s meets another dimension than the channels; expected one number, or [C,1,1]",
-                        parameter->state);
-    return p->failed ? -1 : hvt__pt2_by_parameter(p, op, x, parameter, n, size, 1);
+        refuse_fleeting(p, parameter);
+    if (p->failed)
+        return -1;
+    if (n >= 0 && is_of_channels(axes, n, size))
+        return hvt__pt2_by_parameter(p, op, x, parameter, n, size, 1);
+    if (n >= 0 && op == HVT_ADD && is_embedding(axes, n, size, &rows))
+        return hvt__pt2_embedding(p, x, 0, rows, parameter, n, size);
+    hvt__pt2_refuse(
+        p,
+        "%s meets another dimension than the channels; expected one number, [C,1,1], or, added to "
+        "[N,T,C], [1,T,C]",
+        parameter->state);
+    return -1;
 }
 
 /* relu(x) + weight * min(x, 0); where x is 0 the slope is the weight */
@@ -306,10 +371,10 @@ static void binary(importer *p)
 
     if (op == HVT_DIV && hvt__pt2_divide_noise(p))
         return;
-    if (hvt__pt2_number(p, &x))
-        with_number(p, op, false, x);
-    else
+    if (!hvt__pt2_number(p, &x))
         combined(p, op, "self", "other");
+    else if (!hvt__pt2_scale_scores(p, op, x))
+        with_number(p, op, false, x);
 }
 
 /* other - self */

@@ -139,10 +139,10 @@ int hvt__pt2_argument_sizes(const importer *p, const char *name, int most, int64
     return of ? hvt__pt2_sizes(p->file, of, most, ret_size) : -1;
 }
 
-static const tensor *find(importer *p, const char *name)
+static tensor *find(importer *p, const char *name)
 {
     const json_t *i = name ? json_object_get(p->index, name) : NULL;
-    const tensor *t = i ? &p->tensor[json_integer_value(i)] : NULL;
+    tensor *t = i ? &p->tensor[json_integer_value(i)] : NULL;
 
     if (!t)
         hvt__pt2_refuse(p, "it reads %s, which is no result of an operation that is imported",
@@ -155,11 +155,36 @@ static const tensor *find(importer *p, const char *name)
     return NULL;
 }
 
-const tensor *hvt__pt2_tensor(importer *p, const char *name)
+static tensor *find_argument(importer *p, const char *name)
 {
     const json_t *x = argument(p, name, "as_tensor", "as_tensor");
 
     return x ? find(p, json_string_value(json_object_get(x, "name"))) : NULL;
+}
+
+const tensor *hvt__pt2_uncut(importer *p, const char *name)
+{
+    return find_argument(p, name);
+}
+
+static const tensor *cut_out(importer *p, tensor *t)
+{
+    if (t && t->count) {
+        t->v = hvt_slice(p->m, t->v, t->first, t->count);
+        t->count = 0;
+        p->mistaken = p->mistaken || t->v < 0;
+    }
+    return t;
+}
+
+hvt_value hvt__pt2_value(importer *p, const tensor *t)
+{
+    return cut_out(p, &p->tensor[t - p->tensor])->v;
+}
+
+const tensor *hvt__pt2_tensor(importer *p, const char *name)
+{
+    return cut_out(p, find_argument(p, name));
 }
 
 int hvt__pt2_tensors(importer *p, const char *name, int most, const tensor **ret_t)
@@ -172,7 +197,8 @@ int hvt__pt2_tensors(importer *p, const char *name, int most, const tensor **ret
         return 0;
     }
     for (int i = 0; i < n; i++)
-        ret_t[i] = find(p, json_string_value(json_object_get(json_array_get(x, (size_t)i), "name")));
+        ret_t[i] =
+            cut_out(p, find(p, json_string_value(json_object_get(json_array_get(x, (size_t)i), "name"))));
     return n;
 }
 
@@ -195,14 +221,21 @@ bool hvt__pt2_is_read(const importer *p, int i)
     return name && json_object_get(p->file->used, name);
 }
 
-int hvt__pt2_out_sizes(importer *p, int i, int64_t *ret_size)
+int hvt__pt2_any_sizes(importer *p, int i, int64_t *ret_size)
 {
     const char *name = out_name(p, i);
     int n = name ? hvt__pt2_sizes(p->file, name, HVT__PT2_DIMS, ret_size) : -1;
 
     if (n < 1)
         hvt__pt2_refuse(p, "output %d has no sizes, or more than %d dimensions", i, HVT__PT2_DIMS);
-    else if (ret_size[0] != p->file->batch)
+    return n;
+}
+
+int hvt__pt2_out_sizes(importer *p, int i, int64_t *ret_size)
+{
+    const int n = hvt__pt2_any_sizes(p, i, ret_size);
+
+    if (n > 0 && ret_size[0] != p->file->batch)
         hvt__pt2_refuse(p,
                         "its output has %lld rows where the example has %d images: dimensions of the batch "
                         "and of an image are mixed",
@@ -237,6 +270,7 @@ static void check_shape(importer *p, const tensor *t)
     if (t->v < 0 || p->headed)
         return;
     hvt_value_shape(p->m, t->v, is);
+    is[2] = t->count ? t->count : is[2];
     for (int a = 0; a < (t->axes.ndim ? t->axes.end[t->axes.ndim - 1] : 0); a++) {
         const char *at = strchr("HWC", t->axes.atom[a].axis);
 
@@ -256,7 +290,7 @@ void hvt__pt2_out(importer *p, int i, tensor t, const tensor *x)
         return;
     p->headed = p->headed || (p->classes && p->node == p->file->head);
     check_shape(p, &t);
-    p->mistaken = t.v < 0 && !t.noise && !t.state;
+    p->mistaken = t.v < 0 && !t.noise && !t.scores && !t.state;
     if (hvt__pt2_in_place(p->node)) {
         const tensor *old = find(p, hvt__pt2_changed(p->node));
 
@@ -318,7 +352,7 @@ static hvt_status import(importer *p, hvt_value images, hvt_value *ret_logits)
             return hvt__pass(s, __FILE__, __LINE__, "import");
         hvt__pt2_refuse(p, "%s", hvt_last_error());
     }
-    logits = p->failed ? NULL : find(p, p->file->logits);
+    logits = p->failed ? NULL : cut_out(p, find(p, p->file->logits));
     if (!p->node) {
         (void)HVT_FAIL(E_UNSUPPORTED, "%s: no operation leads from its input to its output", p->file->path);
         p->failed = true;

@@ -21,8 +21,12 @@ typedef struct tensor {
     bool persistent;    /* it is in the state_dict */
     const char *viewed; /* this is a view of what has this name in the graph; NULL: it is that itself */
     hvt_value v;        /* on the tape; -1: a parameter or buffer */
+    int first, count;   /* it is so many channels of v, which are not cut out yet; count 0: all */
     bool noise;         /* random numbers to multiply with, each `factor` with probability `keep`, else 0 */
     double keep, factor;
+    bool scores, softmax; /* products of queries and keys, which are tensors of these numbers, times factor;
+                             and the softmax of that */
+    int query, key;
     hvt__pt2_share like; /* which elements have one in common */
     hvt__pt2_axes axes;  /* of v */
     int storage;         /* tensors that are views of each other have the same */
@@ -93,13 +97,17 @@ int hvt__pt2_list(importer *p, const char *name, int most, int *ret_x);
 int hvt__pt2_argument_sizes(const importer *p, const char *name, int most, int64_t *ret_size);
 /* A tensor; NULL: left out. A computed one must not have been changed in place since. */
 const tensor *hvt__pt2_tensor(importer *p, const char *name);
+/* The same, of which the channels need not be cut out, for who looks at `first` and `count`. */
+const tensor *hvt__pt2_uncut(importer *p, const char *name);
 /* The number of a list of at most `most` tensors. */
 int hvt__pt2_tensors(importer *p, const char *name, int most, const tensor **ret_t);
 
 /* ---- its outputs ---- */
 
 int hvt__pt2_out_sizes(importer *p, int i, int64_t *ret_size); /* in the example: how many */
-bool hvt__pt2_is_read(const importer *p, int i);               /* by an operation that leads to the logits */
+/* The same where the first one need not be the batch. */
+int hvt__pt2_any_sizes(importer *p, int i, int64_t *ret_size);
+bool hvt__pt2_is_read(const importer *p, int i); /* by an operation that leads to the logits */
 /* Output i is t, a view of x; x NULL: it has storage of its own, unless the operation works in place. */
 void hvt__pt2_out(importer *p, int i, tensor t, const tensor *x);
 /* Output 0 is v, of [N,C,H,W] or [N,C] as the file says. */
@@ -118,6 +126,8 @@ bool hvt__pt2_is_trained(importer *p, const char *argument, const tensor *t);
 void hvt__pt2_keep_layer(importer *p, const char *layer, hvt_value v);
 /* An argument as [N,C,H,W] of the tape; -1 after a refusal. */
 hvt_value hvt__pt2_image(importer *p, const char *name);
+/* The value of t, its channels cut out. */
+hvt_value hvt__pt2_value(importer *p, const tensor *t);
 /* What the operation calls its first argument. */
 const char *hvt__pt2_first_argument(const importer *p);
 /* Output 0 is v, which lies as one of the arguments. */
@@ -125,6 +135,9 @@ void hvt__pt2_out_like(importer *p, hvt_value v, const hvt__pt2_axes *axes);
 
 /* ---- elementwise.c ---- */
 
+/* x + a parameter of so many rows, which meet pixels `first` on. */
+hvt_value hvt__pt2_embedding(importer *p, hvt_value x, int first, int64_t rows, const tensor *parameter,
+                             int n, const int64_t *size);
 /* x op a parameter of these sizes, which begins at `init`; used again, it is shared. */
 hvt_value hvt__pt2_by_parameter(importer *p, hvt_binary op, hvt_value x, const tensor *parameter, int n,
                                 const int64_t *size, float init);
@@ -135,6 +148,14 @@ bool hvt__pt2_number(importer *p, double *ret_x);
 
 /* A computed tensor, whose channels are in order: see hvt__pt2_ordered(). Its v is -1 after a refusal. */
 tensor hvt__pt2_in_order(importer *p, const tensor *t);
+
+/* ---- attention.c ---- */
+
+void hvt__pt2_attention(importer *p);
+void hvt__pt2_matmul(importer *p);
+/* The node at hand, the first argument op x, or its softmax, if that is attention's scores; else false. */
+bool hvt__pt2_scale_scores(importer *p, hvt_binary op, double x);
+bool hvt__pt2_softmax_scores(importer *p);
 
 /* ---- noise.c ---- */
 

@@ -22,7 +22,7 @@ static void view_state(importer *p, const tensor *x)
 /* The output's sizes say what it is: view, reshape, flatten, unflatten, squeeze, unsqueeze. */
 static void view(importer *p)
 {
-    const tensor *x = hvt__pt2_tensor(p, hvt__pt2_first_argument(p));
+    const tensor *x = hvt__pt2_uncut(p, hvt__pt2_first_argument(p));
     int64_t size[HVT__PT2_DIMS];
     int n;
     tensor y;
@@ -31,7 +31,7 @@ static void view(importer *p)
         view_state(p, x);
         return;
     }
-    n = hvt__pt2_out_sizes(p, 0, size);
+    n = hvt__pt2_any_sizes(p, 0, size);
     if (!hvt__pt2_is_computed(p, x) || p->failed)
         return;
     y = *x;
@@ -43,7 +43,7 @@ static void view(importer *p)
 /* A clone's memory is its own: what is changed there in place is not changed in x. */
 static void same(importer *p)
 {
-    const tensor *x = hvt__pt2_tensor(p, hvt__pt2_first_argument(p));
+    const tensor *x = hvt__pt2_uncut(p, hvt__pt2_first_argument(p));
 
     if (x && x->state)
         view_state(p, x);
@@ -69,9 +69,20 @@ static void expand(importer *p)
     hvt__pt2_out(p, 0, *x, x);
 }
 
-static void permute(importer *p)
+/* Of a parameter, as expand. */
+static void repeat(importer *p)
 {
     const tensor *x = hvt__pt2_tensor(p, "self");
+
+    if (x && x->state)
+        view_state(p, x);
+    else if (hvt__pt2_is_computed(p, x))
+        hvt__pt2_refuse(p, "it repeats what is computed; expected a parameter");
+}
+
+static void permute(importer *p)
+{
+    const tensor *x = hvt__pt2_uncut(p, "self");
     int from[HVT__PT2_DIMS] = {0}, n;
     unsigned seen = 0;
     tensor y;
@@ -94,17 +105,16 @@ static void permute(importer *p)
     hvt__pt2_out(p, 0, y, x);
 }
 
-static void transpose(importer *p)
+static void swap(importer *p, int a, int b)
 {
-    const tensor *x = hvt__pt2_tensor(p, "self");
-    int from[HVT__PT2_DIMS], n, a, b;
+    const tensor *x = hvt__pt2_uncut(p, "self");
+    int from[HVT__PT2_DIMS], n;
     tensor y;
 
     if (!hvt__pt2_is_computed(p, x))
         return;
     y = *x;
     n = y.axes.ndim;
-    a = hvt__pt2_int(p, "dim0", 0), b = hvt__pt2_int(p, "dim1", 0);
     a += a < 0 ? n : 0, b += b < 0 ? n : 0;
     if (a < 0 || b < 0 || a >= n || b >= n) {
         hvt__pt2_refuse(p, "it transposes dimensions %d and %d of %d", a, b, n);
@@ -114,6 +124,22 @@ static void transpose(importer *p)
         from[i] = i == a ? b : i == b ? a : i;
     hvt__pt2_permute(&y.axes, from);
     hvt__pt2_out(p, 0, y, x);
+}
+
+static void transpose(importer *p)
+{
+    swap(p, hvt__pt2_int(p, "dim0", 0), hvt__pt2_int(p, "dim1", 0));
+}
+
+static void swap_axes(importer *p)
+{
+    swap(p, hvt__pt2_int(p, "axis0", 0), hvt__pt2_int(p, "axis1", 0));
+}
+
+/* mT of a tensor */
+static void swap_last(importer *p)
+{
+    swap(p, -2, -1);
 }
 
 /* A single channel has no atom, so dimension i is it only if no other one may be. */
@@ -147,9 +173,10 @@ tensor hvt__pt2_in_order(importer *p, const tensor *t)
     x.v = hvt__pt2_ordered(p, t);
     if (x.v != t->v) { /* as it should be now */
         const hvt__pt2_axes *y = &t->axes;
-        int64_t size[4] = {y->atom[0].extent, y->atom[1].extent * y->atom[2].extent, 1, 1};
+        const hvt__pt2_atom *of = y->atom + y->end[0];
+        int64_t size[4] = {p->file->batch, of[0].extent * of[1].extent, 1, 1};
 
-        for (int a = 3; a < y->end[3]; a++)
+        for (int a = y->end[1]; a < y->end[3]; a++)
             size[y->atom[a].axis == 'H' ? 2 : 3] = y->atom[a].extent;
         x.axes = hvt__pt2_axes_of(4, size);
     }
@@ -165,19 +192,18 @@ static tensor along_channels(importer *p, const tensor *t, int *ret_dim)
     if (x.v < 0)
         return x;
     dim += dim < 0 ? x.axes.ndim : 0;
-    if (dim < 0 || dim >= x.axes.ndim || !hvt__pt2_plain(&x.axes) || !is_channels(&x.axes, dim))
+    if (dim < 0 || dim >= x.axes.ndim || !hvt__pt2_is(&x.axes, dim, 'C') || !is_channels(&x.axes, dim))
         hvt__pt2_refuse(p, "it is imported along channels only");
     *ret_dim = dim;
     return x;
 }
 
-static void cat(importer *p)
+static void cat_channels(importer *p, int n, const tensor **t)
 {
-    const tensor *t[MANY];
     hvt_value v[MANY];
     hvt__pt2_axes axes = {0};
     int64_t size[HVT__PT2_DIMS];
-    int n = hvt__pt2_tensors(p, "tensors", MANY, t), dim = 1;
+    int dim = 1;
 
     for (int i = 0; i < n && !p->failed; i++) {
         tensor x = along_channels(p, t[i], &dim);
@@ -188,13 +214,100 @@ static void cat(importer *p)
         if (i == 0 || hvt__pt2_has(&x.axes, dim, 'C'))
             axes = x.axes;
     }
+    if (!p->failed && hvt__pt2_any_sizes(p, 0, size) != axes.ndim)
+        hvt__pt2_refuse(p, "its output has other dimensions than its inputs");
+    if (p->failed)
+        return;
+    hvt__pt2_set(&axes, dim, 'C', size[dim]);
+    hvt__pt2_out_like(p, hvt_concat(p->m, v, n), &axes);
+}
+
+/* Dimension `dim`, all pixels, as tokens: one line of them. */
+static hvt_value as_tokens(importer *p, const tensor *t, int dim, hvt__pt2_axes *ret_axes)
+{
+    int d[3];
+
+    hvt_value_shape(p->m, t->v, d);
+    *ret_axes = t->axes;
+    hvt__pt2_set(ret_axes, dim, 'W', (int64_t)d[0] * d[1]);
+    return d[0] == 1 ? t->v : hvt_reshape(p->m, t->v, 1, d[0] * d[1]);
+}
+
+/* The sizes of number i of the list `tensors`. */
+static int listed_sizes(importer *p, int i, int64_t *ret_size)
+{
+    const char *kind;
+    const json_t *list = hvt__pt2_arg(p->node, "tensors", &kind), *t = json_array_get(list, (size_t)i);
+
+    return hvt__pt2_sizes(p->file, json_string_value(json_object_get(t, "name")), HVT__PT2_DIMS, ret_size);
+}
+
+/* Each [.., tokens, C]: values get pixels that are zeros around their own, and are added; so are parameters,
+ * repeated over the images. */
+static void cat_tokens(importer *p, int n, const tensor **t, int dim, const hvt__pt2_axes *like)
+{
+    int64_t out[HVT__PT2_DIMS], size[HVT__PT2_DIMS] = {0};
+    const int ndim = hvt__pt2_out_sizes(p, 0, out);
+    hvt__pt2_axes axes = *like;
+    hvt_value sum = -1;
+    int64_t first = 0;
+
+    for (int pass = 0; pass < 2; pass++, first = 0)
+        for (int i = 0; i < n && !p->failed; i++, first += size[dim]) {
+            bool fits = listed_sizes(p, i, size) == ndim && size[dim] <= out[dim] - first;
+
+            if (!t[i]->state) {
+                hvt__pt2_axes is;
+                hvt_value v;
+
+                fits = fits && hvt__pt2_is_computed(p, t[i]) && hvt__pt2_is_pixels(&t[i]->axes, dim) &&
+                       hvt__pt2_is(&t[i]->axes, ndim - 1, 'C');
+                if (!fits)
+                    hvt__pt2_refuse(p, "one of its tensors is not [N, tokens, C]");
+                if (p->failed || pass)
+                    continue;
+                v = as_tokens(p, t[i], dim, &is);
+                v = hvt_pad(p->m, v, 0, 0, (int)first, (int)(out[dim] - first - size[dim]));
+                sum = sum < 0 ? v : hvt_add(p->m, sum, v);
+            } else if (pass) {
+                for (int k = 0; k < ndim && fits; k++)
+                    fits = k == dim || size[k] == (k == ndim - 1 ? out[k] : 1) ||
+                           (k == 0 && size[k] == p->file->batch);
+                if (!fits)
+                    hvt__pt2_refuse(p, "%s is not [1, tokens, C]", t[i]->state);
+                else
+                    sum = hvt__pt2_embedding(p, sum, (int)first, size[dim], t[i], ndim, size);
+            }
+        }
+    hvt__pt2_set(&axes, dim, 'W', out[dim]);
+    if (!p->failed)
+        hvt__pt2_out(p, 0, (tensor){.v = sum, .axes = axes}, NULL);
+}
+
+static void cat(importer *p)
+{
+    const tensor *t[MANY];
+    int n = hvt__pt2_tensors(p, "tensors", MANY, t), dim = hvt__pt2_int(p, "dim", 0);
+
     if (n < 1)
         hvt__pt2_refuse(p, "it has no tensors");
-    if (!p->failed &&
-        (hvt__pt2_out_sizes(p, 0, size) != axes.ndim || !hvt__pt2_resize_channels(&axes, dim, size)))
-        hvt__pt2_refuse(p, "its output has other dimensions than its inputs");
+    for (int i = 0; i < n && !p->failed; i++) {
+        const int nth = t[i]->axes.ndim, at = dim < 0 ? dim + nth : dim;
+
+        if (!t[i]->state && nth == 3 && at == 1 && hvt__pt2_is_pixels(&t[i]->axes, at) &&
+            hvt__pt2_is(&t[i]->axes, nth - 1, 'C')) {
+            cat_tokens(p, n, t, at, &t[i]->axes);
+            return;
+        }
+    }
     if (!p->failed)
-        hvt__pt2_out_like(p, hvt_concat(p->m, v, n), &axes);
+        cat_channels(p, n, t);
+}
+
+/* [N, tokens, C]: attention reads parts of its channels where they are. */
+static bool is_of_tokens(const hvt__pt2_axes *x)
+{
+    return x->ndim == 3;
 }
 
 /* chunk and split: parts of the channels, whose sizes the outputs say. Those that nobody reads are left out.
@@ -210,13 +323,18 @@ static void chunk(importer *p)
         int64_t size[HVT__PT2_DIMS];
         tensor part = whole;
 
-        if (hvt__pt2_out_sizes(p, i, size) != part.axes.ndim || !hvt__pt2_resize(&part.axes, size) ||
-            size[dim] > INT_MAX - first) {
+        if (hvt__pt2_any_sizes(p, i, size) != part.axes.ndim || size[dim] > INT_MAX - first) {
             hvt__pt2_refuse(p, "its outputs have other dimensions than its input");
             return;
         }
+        hvt__pt2_set(&part.axes, dim, 'C', size[dim]);
         if (hvt__pt2_is_read(p, i)) {
-            part.v = hvt_slice(p->m, whole.v, first, (int)size[dim]);
+            if (is_of_tokens(&part.axes)) {
+                part.first = first;
+                part.count = (int)size[dim];
+            } else {
+                part.v = hvt_slice(p->m, whole.v, first, (int)size[dim]);
+            }
             hvt__pt2_out(p, i, part, x);
         }
         first += (int)size[dim];
@@ -274,10 +392,28 @@ static char axis_of(const hvt__pt2_axes *x, int i)
     return 0;
 }
 
-/* slice, narrow, select: elements first, first + step ... before `end` of dimension `dim`. */
-static void cut(importer *p, int dim, int64_t first, int64_t end, int64_t step)
+/* Elements first ... before `end` of dimension `dim` of x, which is the channels of tokens, or the outermost
+ * one of several that the channels were divided into: they stay side by side. False: it is neither. */
+static bool cut_outermost(tensor *x, int dim, int first, int end)
 {
-    const tensor *t = hvt__pt2_tensor(p, "self");
+    hvt__pt2_atom part;
+
+    if (x->count || (hvt__pt2_is(&x->axes, dim, 'C') && !is_of_tokens(&x->axes)) ||
+        !hvt__pt2_outermost(&x->axes, dim, &part))
+        return false;
+    x->first = first * (int)part.stride;
+    x->count = (end - first) * (int)part.stride;
+    if (end - first == 1)
+        hvt__pt2_reduce(&x->axes, dim);
+    else
+        x->axes.atom[dim ? x->axes.end[dim - 1] : 0].extent = end - first;
+    return true;
+}
+
+/* Output i: elements first, first + step ... before `end` of dimension `dim`. */
+static void cut(importer *p, int i, int dim, int64_t first, int64_t end, int64_t step)
+{
+    const tensor *t = hvt__pt2_uncut(p, "self");
     int64_t in[HVT__PT2_DIMS], out[HVT__PT2_DIMS];
     int n = hvt__pt2_argument_sizes(p, "self", HVT__PT2_DIMS, in), to;
     tensor x;
@@ -292,32 +428,38 @@ static void cut(importer *p, int dim, int64_t first, int64_t end, int64_t step)
     }
     first = within(first, in[dim]);
     end = within(end, in[dim]);
-    if (dim == 0 && (first > 0 || end < in[dim] || step > 1))
+    if (hvt__pt2_has(&t->axes, dim, 'N') && (first > 0 || end < in[dim] || step > 1))
         hvt__pt2_refuse(p, "it takes a part of the batch; expected parts of images");
-    to = hvt__pt2_out_sizes(p, 0, out);
+    to = hvt__pt2_any_sizes(p, i, out);
     if (p->failed)
         return;
     x = *t;
     if (first > 0 || end < in[dim] || step > 1) {
         if (end <= first)
             hvt__pt2_refuse(p, "nothing is left of dimension %d", dim);
-        x = hvt__pt2_in_order(p, t);
-        axis = axis_of(&x.axes, dim);
-        if (!axis)
-            hvt__pt2_refuse(p, "dimension %d is not channels, rows or columns: dimensions were joined", dim);
-        x.v = part_of(p, x.v, axis, (int)in[dim], (int)first, (int)end, (int)step);
-        in[dim] = (end - first + step - 1) / step;
-        if (!hvt__pt2_resize(&x.axes, in))
-            hvt__pt2_refuse(p, "its dimensions were joined");
+        if (p->failed)
+            return;
+        if (step > 1 || !cut_outermost(&x, dim, (int)first, (int)end)) {
+            x = hvt__pt2_in_order(p, hvt__pt2_tensor(p, "self"));
+            if (x.v >= 0 && !axis_of(&x.axes, dim) && hvt__pt2_is_pixels(&x.axes, dim))
+                x.v = as_tokens(p, &x, dim, &x.axes);
+            axis = axis_of(&x.axes, dim);
+            if (!axis)
+                hvt__pt2_refuse(p, "dimension %d is not channels, rows or columns: dimensions were joined",
+                                dim);
+            x.v = part_of(p, x.v, axis, (int)in[dim], (int)first, (int)end, (int)step);
+            hvt__pt2_set(&x.axes, dim, axis, (end - first + step - 1) / step);
+        }
     }
     if (!p->failed && x.v >= 0 && !hvt__pt2_view(&x.axes, to, out))
         hvt__pt2_refuse(p, "its output has other dimensions than what it takes");
-    hvt__pt2_out(p, 0, x, t);
+    hvt__pt2_out(p, i, x, t);
 }
 
 static void slice(importer *p)
 {
-    cut(p, hvt__pt2_int(p, "dim", 0), place(p, "start", 0), place(p, "end", INT64_MAX), place(p, "step", 1));
+    cut(p, 0, hvt__pt2_int(p, "dim", 0), place(p, "start", 0), place(p, "end", INT64_MAX),
+        place(p, "step", 1));
 }
 
 static void narrow(importer *p)
@@ -325,14 +467,24 @@ static void narrow(importer *p)
     const int64_t first = place(p, "start", 0), length = hvt__pt2_int(p, "length", 1);
     const bool to_end = first < 0 && first + length >= 0;
 
-    cut(p, hvt__pt2_int(p, "dim", 0), first, to_end ? INT64_MAX : first + length, 1);
+    cut(p, 0, hvt__pt2_int(p, "dim", 0), first, to_end ? INT64_MAX : first + length, 1);
 }
 
 static void select_one(importer *p)
 {
     const int64_t index = hvt__pt2_int(p, "index", 0);
 
-    cut(p, hvt__pt2_int(p, "dim", 0), index, index == -1 ? INT64_MAX : index + 1, 1);
+    cut(p, 0, hvt__pt2_int(p, "dim", 0), index, index == -1 ? INT64_MAX : index + 1, 1);
+}
+
+/* All elements of a dimension, each a tensor. */
+static void unbind(importer *p)
+{
+    const json_t *out = json_object_get(json_array_get(json_object_get(p->node, "outputs"), 0), "as_tensors");
+
+    for (int i = 0; i < (int)json_array_size(out) && !p->failed && !p->mistaken; i++)
+        if (hvt__pt2_is_read(p, i))
+            cut(p, i, hvt__pt2_int(p, "dim", 0), i, i + 1, 1);
 }
 
 /* The axis of each dimension of an image, a turned image or a row; NULL: it is another tensor. */
@@ -425,11 +577,15 @@ static const operation table[] = {
     {"aten.unsqueeze.default", view, .view = true},
     {"aten.expand.default", expand, .view = true},
     {"aten.expand_as.default", expand, .view = true},
+    {"aten.repeat.default", repeat},
+    {"aten.broadcast_to.default", expand, .view = true},
     {"aten.contiguous.default", same, .view = true},
     {"aten.clone.default", same},
     {"aten.alias.default", same, .view = true},
     {"aten.permute.default", permute, .view = true},
     {"aten.transpose.int", transpose, .view = true},
+    {"aten.swapaxes.default", swap_axes, .view = true},
+    {"aten.mT.default", swap_last, .view = true},
     {"aten.cat.default", cat},
     {"aten.chunk.default", chunk, .view = true},
     {"aten.split.Tensor", chunk, .view = true},
@@ -437,6 +593,7 @@ static const operation table[] = {
     {"aten.slice.Tensor", slice, .view = true},
     {"aten.narrow.default", narrow, .view = true},
     {"aten.select.int", select_one, .view = true},
+    {"aten.unbind.int", unbind, .view = true},
     {"aten.pad.default", pad},
     {"aten.constant_pad_nd.default", pad},
 };

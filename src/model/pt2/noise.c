@@ -13,7 +13,10 @@ static const tensor *dropped(importer *p, double *ret_p)
     const tensor *t = hvt__pt2_tensor(p, hvt__pt2_first_argument(p));
 
     *ret_p = hvt__pt2_bool(p, "train", true) ? hvt__pt2_float(p, "p", 0.5) : 0;
-    if (!hvt__pt2_is_computed(p, t))
+    if (t && t->scores && *ret_p != 0)
+        hvt__pt2_refuse(p, "it drops out %g of attention's weights; expected 0, or an export in eval() mode",
+                        *ret_p);
+    if (p->failed || (!(t && t->scores) && !hvt__pt2_is_computed(p, t)))
         return NULL;
     if (*ret_p != 0)
         return t;

@@ -13,7 +13,9 @@ bool hvt__pt2_is_computed(importer *p, const tensor *t)
 {
     if (t && t->v < 0)
         hvt__pt2_refuse(p, "it computes with %s; expected the result of an operation",
-                        t->state ? t->state : "random numbers");
+                        t->state    ? t->state
+                        : t->scores ? "products of queries and keys"
+                                    : "random numbers");
     return t && t->v >= 0;
 }
 
@@ -26,9 +28,9 @@ const char *hvt__pt2_first_argument(const importer *p)
 /* [C/g][g] was [g][C/g]. */
 hvt_value hvt__pt2_ordered(importer *p, const tensor *t)
 {
-    const hvt__pt2_atom *a = t->axes.atom + 1;
+    const hvt__pt2_atom *a = t->axes.atom + t->axes.end[0];
 
-    if (t->axes.ndim == 4 && t->axes.end[1] == 3 && a[0].axis == 'C' && a[1].axis == 'C' &&
+    if (t->axes.ndim == 4 && t->axes.end[1] == t->axes.end[0] + 2 && a[0].axis == 'C' && a[1].axis == 'C' &&
         a[0].stride == 1 && a[1].stride == a[0].extent && hvt__pt2_is(&t->axes, 2, 'H') &&
         hvt__pt2_is(&t->axes, 3, 'W'))
         return hvt_shuffle(p->m, t->v, (int)a[1].extent);
@@ -71,7 +73,7 @@ bool hvt__pt2_is_trained(importer *p, const char *argument, const tensor *t)
     return !p->failed;
 }
 
-/* Without ".weight" */
+/* Without ".weight" or "weight" */
 static void layer_name(importer *p, const tensor *weight, char *text, size_t size)
 {
     size_t n = weight && weight->state ? strlen(weight->state) : 0;
@@ -81,11 +83,21 @@ static void layer_name(importer *p, const tensor *weight, char *text, size_t siz
         return;
     if (n > 7 && !strcmp(weight->state + n - 7, ".weight") && n - 7 < size)
         snprintf(text, size, "%.*s", (int)(n - 7), weight->state);
+    else if (n > 7 && !strcmp(weight->state + n - 7, "_weight") && n - 6 < size)
+        snprintf(text, size, "%.*s", (int)(n - 6), weight->state); /* see hvt_name() */
     else if (weight)
-        hvt__pt2_refuse(p, "its weight is %s; expected a parameter whose name ends in .weight",
+        hvt__pt2_refuse(p, "its weight is %s; expected a parameter whose name ends in .weight or _weight",
                         weight->state ? weight->state : "computed");
     else
         hvt__pt2_refuse(p, "it has no weight");
+}
+
+/* A parameter of the layer. */
+static void member_name(const char *layer, const char *suffix, char *text, size_t size)
+{
+    const size_t n = strlen(layer);
+
+    snprintf(text, size, "%s%s%s", layer, n && layer[n - 1] == '_' ? "" : ".", suffix);
 }
 
 static bool belongs(importer *p, const char *argument, const char *layer, const char *suffix)
@@ -93,7 +105,7 @@ static bool belongs(importer *p, const char *argument, const char *layer, const 
     const tensor *t = hvt__pt2_tensor(p, argument);
     char want[256];
 
-    snprintf(want, sizeof want, "%s.%s", layer, suffix);
+    member_name(layer, suffix, want, sizeof want);
     if (t && (!t->state || strcmp(t->state, want) != 0))
         hvt__pt2_refuse(p, "its %s is %s; expected %s", argument, t->state ? t->state : "computed", want);
     return t && (strcmp(suffix, "bias") != 0 || hvt__pt2_is_trained(p, argument, t));
@@ -137,7 +149,7 @@ static bias_of find_bias(importer *p, const char *layer)
     const tensor *t = hvt__pt2_tensor(p, "bias");
     bias_of b = {0};
 
-    snprintf(b.name, sizeof b.name, "%s.bias", layer);
+    member_name(layer, "bias", b.name, sizeof b.name);
     if (!t)
         return b;
     if (!t->state)
@@ -222,13 +234,15 @@ static void conv2d(importer *p)
         hvt__pt2_out_value(p, end_bias(p, layer, &bias, hvt_conv2d_with(p->m, x, &o), o.filters));
 }
 
-/* Over [N,C] or [N,C*H*W], or over the last dimension of [N,H,W,C]. */
+/* Over the last dimension, which is the channels, wherever pixels and images are; or over all of an image,
+ * [N,C*H*W]. */
 static void linear(importer *p)
 {
     const tensor *t = hvt__pt2_tensor(p, "input");
     hvt__pt2_axes axes;
-    bool rows;
-    int64_t size[4], out[HVT__PT2_DIMS];
+    int last;
+    bool flat;
+    int64_t size[4];
     char layer[128];
     bias_of bias;
     hvt_value v;
@@ -237,18 +251,19 @@ static void linear(importer *p)
         return;
     v = t->v;
     axes = t->axes;
-    rows = axes.ndim == 2;
-    if (rows && !hvt__pt2_is(&axes, 1, 'C')) {
-        int64_t image[4] = {axes.atom[0].extent, 1, 1, 1};
+    last = axes.ndim - 1;
+    flat = last < 1 || !hvt__pt2_is(&axes, last, 'C');
+    if (flat && last == 1) {
+        int64_t image[4] = {p->file->batch, 1, 1, 1};
 
-        for (int i = 1; i < axes.end[1]; i++)
+        for (int i = axes.end[0]; i < axes.end[1]; i++)
             image[strchr("NCHW", axes.atom[i].axis) - "NCHW"] *= axes.atom[i].extent;
         if (!hvt__pt2_view(&axes, 4, image) || !hvt__pt2_is(&axes, 1, 'C') || !hvt__pt2_is(&axes, 2, 'H') ||
             !hvt__pt2_is(&axes, 3, 'W'))
             hvt__pt2_refuse(p, "its input was flattened in another order than C, H, W");
         v = hvt_flatten(p->m, v);
-    } else if (!rows && !(axes.ndim == 4 && hvt__pt2_is(&axes, 3, 'C'))) {
-        hvt__pt2_refuse(p, "its input is neither [N,features] nor [N,H,W,C]");
+    } else if (flat) {
+        hvt__pt2_refuse(p, "the last dimension of its input is not the channels");
     }
     if (begin_layer(p, layer, sizeof layer, size) != 2)
         hvt__pt2_refuse(p, "its weight has not 2 dimensions");
@@ -257,12 +272,11 @@ static void linear(importer *p)
         return;
     v = hvt_linear_with(p->m, v, outputs(p, size[0]), bias.inside);
     v = end_bias(p, layer, &bias, v, outputs(p, size[0]));
-    if (rows) {
+    if (flat) {
         hvt__pt2_out_value(p, v);
         return;
     }
-    if (hvt__pt2_out_sizes(p, 0, out) != 4 || !hvt__pt2_resize_channels(&axes, 3, out))
-        hvt__pt2_refuse(p, "its output has other dimensions than its input");
+    hvt__pt2_set(&axes, last, 'C', size[0]);
     hvt__pt2_out_like(p, v, &axes);
 }
 
@@ -320,11 +334,13 @@ static void layer_norm(importer *p)
         return;
     axes = t->axes;
     v = t->v;
-    last = n == 1 && hvt__pt2_is(&axes, axes.ndim - 1, 'C') && (axes.ndim == 4 || axes.ndim == 2);
+    last = n == 1 && axes.ndim > 1 && hvt__pt2_is(&axes, axes.ndim - 1, 'C');
     whole = n == 3 && axes.ndim == 4 && hvt__pt2_is(&axes, 1, 'C') && hvt__pt2_is(&axes, 2, 'H');
+    if (!last && n == 1 && hvt__pt2_has(&axes, axes.ndim - 1, 'C'))
+        hvt__pt2_refuse(p, "it normalises over a part of the channels, as of one head; expected all of them");
     if (!last && !whole)
-        hvt__pt2_refuse(
-            p, "it normalises neither over the last dimension of [N,H,W,C] nor over all of [N,C,H,W]");
+        hvt__pt2_refuse(p,
+                        "it normalises neither over channels, its last dimension, nor over all of [N,C,H,W]");
     apart = last && hvt__pt2_given(p, "weight") && !hvt__pt2_given(p, "bias") ? hvt__pt2_tensor(p, "weight")
                                                                               : NULL;
     scaled = !apart && affine(p, layer, sizeof layer);
@@ -601,10 +617,13 @@ static bool follows_the_head(const importer *p)
 /* Over all channels: e^(x - max) / sum. */
 static void softmax(importer *p)
 {
-    const tensor x = hvt__pt2_in_order(p, hvt__pt2_tensor(p, "self"));
+    tensor x;
     int dim = hvt__pt2_int(p, "dim", 0), shape[3];
     hvt_value v;
 
+    if (hvt__pt2_softmax_scores(p))
+        return;
+    x = hvt__pt2_in_order(p, hvt__pt2_tensor(p, "self"));
     if (follows_the_head(p))
         hvt__pt2_refuse(p, "the loss computes the softmax of the model's output itself; export the model "
                            "without this one");
@@ -637,6 +656,9 @@ static const operation layers[] = {
     {"aten.empty.memory_format", hvt__pt2_noise},
     {"aten.new_empty.default", hvt__pt2_noise},
     {"aten.bernoulli.float", hvt__pt2_bernoulli},
+    {"aten.scaled_dot_product_attention.default", hvt__pt2_attention},
+    {"aten.matmul.default", hvt__pt2_matmul},
+    {"aten.bmm.default", hvt__pt2_matmul},
     {"aten.dropout.default", hvt__pt2_dropout},
     {"aten.feature_dropout.default", hvt__pt2_feature_dropout},
     {"aten.max_pool2d.default", max_pool},

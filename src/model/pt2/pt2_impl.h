@@ -77,7 +77,8 @@ void hvt__pt2_where(const json_t *node, char *text, size_t size);
 
 enum { HVT__PT2_DIMS = 6, HVT__PT2_ATOMS = 8 };
 
-/* `extent` steps of `stride` along one axis of the tape's [N,H,W,C]; one of extent 1 is left out. */
+/* `extent` steps of `stride` along one axis of the tape's [N,H,W,C]; one of extent 1 is left out, also the
+ * batch of an example of one image. */
 typedef struct hvt__pt2_atom {
     char axis;
     int64_t extent, stride;
@@ -87,7 +88,7 @@ typedef struct hvt__pt2_atom {
  * flattened [N,C*H*W] and a channel shuffle's [N,2,C/2,H,W] are all of this form. */
 typedef struct hvt__pt2_axes {
     int ndim, end[HVT__PT2_DIMS];
-    hvt__pt2_atom atom[HVT__PT2_ATOMS];
+    hvt__pt2_atom atom[HVT__PT2_ATOMS + HVT__PT2_DIMS]; /* views have HVT__PT2_ATOMS at most */
 } hvt__pt2_axes;
 
 /* Those of a value as the tape's builders return it: [N,C,H,W], or [N,C]. */
@@ -102,12 +103,14 @@ bool hvt__pt2_is(const hvt__pt2_axes *x, int i, char axis);
 bool hvt__pt2_has(const hvt__pt2_axes *x, int i, char axis);
 /* Each dimension is one whole axis, or nothing. */
 bool hvt__pt2_plain(const hvt__pt2_axes *x);
-/* Dimension i, of size 1, becomes an axis that was in none; dimensions are plain. */
-void hvt__pt2_insert(hvt__pt2_axes *x, int i, char axis);
-/* Sizes of dimensions that are plain; false: there are others. */
-bool hvt__pt2_resize(hvt__pt2_axes *x, const int64_t *size);
-/* The same where dimension i is the channels, which may have been one. */
-bool hvt__pt2_resize_channels(hvt__pt2_axes *x, int i, const int64_t *size);
+/* Dimension i is all of this axis, so long. */
+void hvt__pt2_set(hvt__pt2_axes *x, int i, char axis, int64_t extent);
+/* Does it hold all pixels, line by line? Or nothing, there being one. */
+bool hvt__pt2_is_pixels(const hvt__pt2_axes *x, int i);
+/* Are the elements of an image in the order H, W, C, the last dimension being the channels? */
+bool hvt__pt2_in_order_of_tape(const hvt__pt2_axes *x);
+/* Is it a part of the channels in which no other one turns more slowly? Then it is that part. */
+bool hvt__pt2_outermost(const hvt__pt2_axes *x, int i, hvt__pt2_atom *ret_atom);
 /* Dimension i becomes 1 long. */
 void hvt__pt2_reduce(hvt__pt2_axes *x, int i);
 bool hvt__pt2_same(const hvt__pt2_axes *x, const hvt__pt2_axes *y);
