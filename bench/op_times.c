@@ -88,6 +88,20 @@ static double sgd_bytes(size_t n, const hvt_sgd_args *a, int ng, const float *v)
     return (double)n * 4 * (ng + 2 + (v ? 2 : 0)) + (a->copy ? bytes_of(a->copy_type, (double)n) : 0);
 }
 
+/* Queries, keys, values, and the result or its gradient; and the gradients of the former. */
+static double attention_bytes(const hvt_attention_args *a, int passes)
+{
+    const double row = (double)a->real * a->heads * a->width;
+
+    return bytes_of(a->type, row * ((passes + 1.0) * a->queries + 2.0 * passes * a->keys));
+}
+
+/* GFLOP of so many products of queries and keys */
+static double attention_work(const hvt_attention_args *a, int products)
+{
+    return 2e-9 * products * a->real * a->heads * a->width * a->queries * a->keys;
+}
+
 /* pixels of y */
 static double subsampled(const hvt_subsample_desc *s)
 {
@@ -153,6 +167,10 @@ static double subsampled(const hvt_subsample_desc *s)
       ((double)a->real * a->pixels, a->c, norm_bytes(a, 2)))                                                 \
     X(norm_backward, general.norm_backward, (hvt_device * d, const hvt_norm_args *a), (d, a),                \
       ((double)a->real * a->pixels, a->c, norm_bytes(a, 3 + a->add)))                                        \
+    X(attention_forward, general.attention_forward, (hvt_device * d, const hvt_attention_args *a), (d, a),   \
+      ((double)a->real * a->queries, a->heads * a->width, attention_bytes(a, 1)))                            \
+    X(attention_backward, general.attention_backward, (hvt_device * d, const hvt_attention_args *a), (d, a), \
+      ((double)a->real * a->queries, a->heads * a->width, attention_bytes(a, 2)))                            \
     X(dropout, general.dropout, (hvt_device * d, const hvt_dropout_args *a), (d, a),                         \
       ((double)a->real * a->pixels, a->c, bytes_of(a->type, (2.0 + a->add) * a->real * a->pixels * a->c)))   \
     X(copy, memory.copy, (hvt_device * d, void *dst, const void *src, size_t bytes), (d, dst, src, bytes),   \
@@ -181,7 +199,7 @@ enum { FORWARD, DATA, WEIGHTS, PASSES, CONVS_MOST = 256 };
 static const char *const pass_name[] = {"conv forward", "conv backward data", "conv backward weights"};
 
 typedef struct spent {
-    double seconds, bytes;
+    double seconds, bytes, work; /* work: GFLOP, of attention */
     long calls;
 } spent;
 
@@ -234,6 +252,19 @@ static hvt_status note(spent *s, double bytes, double start, hvt_status status)
         return note(&kinds[K_##name], moved, start, inner->entry args);                                      \
     }
 OPS(TIMED)
+
+static hvt_status worked_attention_forward(hvt_device *d, const hvt_attention_args *a)
+{
+    kinds[K_attention_forward].work += stopped ? 0 : attention_work(a, 2);
+    return timed_attention_forward(d, a);
+}
+
+/* One product is forward's, computed anew. */
+static hvt_status worked_attention_backward(hvt_device *d, const hvt_attention_args *a)
+{
+    kinds[K_attention_backward].work += stopped ? 0 : attention_work(a, 5);
+    return timed_attention_backward(d, a);
+}
 
 static int shape_of(const hvt_conv_desc *d)
 {
@@ -324,6 +355,10 @@ void op_times_watch(hvt_device *dev)
     timed = *inner;
 #define SET(name, entry, params, args, size) timed.entry = inner->entry ? timed_##name : NULL;
     OPS(SET)
+    if (inner->general.attention_forward) {
+        timed.general.attention_forward = worked_attention_forward;
+        timed.general.attention_backward = worked_attention_backward;
+    }
     timed.conv.plan = timed_conv_plan;
     timed.conv.forward = timed_conv_forward;
     timed.conv.backward_x = timed_conv_backward_x;
@@ -374,7 +409,10 @@ static double print_kind(const char *name, const spent *s)
 {
     double ms = 1e3 * s->seconds / steps;
 
-    if (s->calls && s->bytes > 0)
+    if (s->calls && s->work > 0)
+        printf("  %-24s %8.1f %10.3f ms %8.1f MB %6.1f GF/s\n", name, (double)s->calls / steps, ms,
+               1e-6 * s->bytes / steps, s->work / s->seconds);
+    else if (s->calls && s->bytes > 0)
         printf("  %-24s %8.1f %10.3f ms %8.1f MB %6.2f GB/s\n", name, (double)s->calls / steps, ms,
                1e-6 * s->bytes / steps, 1e-9 * s->bytes / s->seconds);
     else if (s->calls)
@@ -405,7 +443,7 @@ static double bound(double peak, double copy)
     double sum = 0;
 
     for (int i = 0; i < KINDS; i++)
-        sum += fmin(1e-9 * kinds[i].bytes / copy, kinds[i].seconds);
+        sum += fmin(fmax(kinds[i].work / peak, 1e-9 * kinds[i].bytes / copy), kinds[i].seconds);
     for (const shape *s = shapes; s < shapes + shape_count; s++)
         for (int pass = 0; pass < PASSES; pass++) {
             const double arithmetic = work(&s->d) / peak, memory = 1e-9 * conv_bytes(&s->d) / copy;
