@@ -188,6 +188,10 @@ HVT_API hvt_value hvt_drop_path(hvt_model *m, hvt_value x, double p, bool whole_
  * after torch.flatten(1). Functions, hvt_add() and hvt_combine() of two such values may stand between. */
 HVT_API hvt_value hvt_flatten(hvt_model *m, hvt_value x);
 
+/** [N,h,w,c] of zeros, for hvt_add_embedding() or hvt_combine_parameter(): the parameter itself, as a value
+ * of each image. x says where on the tape. */
+HVT_API hvt_value hvt_zeros(hvt_model *m, hvt_value x, int h, int w, int c);
+
 /** The same pixels, line by line, as h x w; [N,H,W,C] -> [N,1,H*W,C] makes tokens of an image. */
 HVT_API hvt_value hvt_reshape(hvt_model *m, hvt_value x, int h, int w);
 

@@ -298,6 +298,33 @@ static hvt_status reshape_backward(hvt_model *m, hvt_layer *l)
                : m->dev->ops->memory.copy(m->dev, in->dy.data, l->dy.data, hvt__bytes(l));
 }
 
+/* ---- zeros ---- */
+
+hvt_value hvt_zeros(hvt_model *m, hvt_value x, int h, int w, int c)
+{
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_zeros, x, -1);
+
+    if (!l)
+        return -1;
+    HVT_EXPECT(m, l, h > 0 && w > 0 && c > 0 && h <= HVT_MOST && w <= HVT_MOST && c <= HVT_MOST,
+               "%dx%dx%d zeros; expected 1 to %d in each dimension", h, w, c, HVT_MOST);
+    l->flat = 1;
+    return hvt__layer_end(m, l, h, w, c);
+}
+
+static hvt_status zeros_forward(hvt_model *m, hvt_layer *l)
+{
+    return m->dev->ops->memory.zero(m->dev, l->y.data, hvt__bytes(l));
+}
+
+static hvt_status zeros_backward(hvt_model *m, hvt_layer *l)
+{
+    const hvt_layer *in = hvt__in(m, l, 0);
+
+    return l->add[0] ? HVT_OK : m->dev->ops->memory.zero(m->dev, in->dy.data, hvt__bytes(in));
+}
+
+const hvt_layer_ops hvt_layer_zeros = {"zeros", NULL, zeros_forward, zeros_backward, true};
 const hvt_layer_ops hvt_layer_concat = {"concat", move_plan, concat_forward, concat_backward};
 const hvt_layer_ops hvt_layer_slice = {"slice", move_plan, slice_forward, slice_backward};
 const hvt_layer_ops hvt_layer_shuffle = {"shuffle", shuffle_plan, shuffle_forward, shuffle_backward};

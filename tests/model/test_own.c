@@ -143,9 +143,11 @@ static hvt_value tokens(hvt_model *m, hvt_value x)
 {
     hvt_value y, q, k;
 
+    q = hvt_zeros(m, x, 1, 2, 12);
     x = hvt_pad(m, hvt_reshape(m, conv(m, "conv", x, 12, 3, 2), 1, 30), 0, 0, 2, 0);
     hvt_name(m, "tokens");
-    x = hvt_add_embedding(m, x, 0, 3, (int[]){1, 2, 12}, 0.02f);
+    q = hvt_add_embedding(m, q, 0, 3, (int[]){1, 2, 12}, 0.02f);
+    x = hvt_add(m, x, hvt_pad(m, q, 0, 0, 0, 30));
     hvt_name(m, "positions");
     x = hvt_add_embedding(m, x, 0, 3, (int[]){1, 32, 12}, 0.02f);
     hvt_name(m, "ln");
@@ -470,6 +472,11 @@ static hvt_value bad_lines(hvt_model *m, hvt_value x)
     return hvt_reshape(m, x, 3, 21);
 }
 
+static hvt_value no_zeros(hvt_model *m, hvt_value x)
+{
+    return hvt_zeros(m, x, 1, 0, 3);
+}
+
 static hvt_value bad_function(hvt_model *m, hvt_value x)
 {
     return hvt_apply(m, x, HVT_FUNCTIONS, 0, 0);
@@ -503,6 +510,7 @@ TEST(what_cannot_be_built_is_refused)
         {unlike_keys, "layer attention2 (attention): queries are 8x8x3, keys 8x8x4, values 8x8x3"},
         {long_embedding, "layer add1 (add): an embedding of 5 rows of 3 elements at pixel 60 of 8x8x3"},
         {bad_lines, "layer reshape1 (reshape): 3x21 pixels of 8x8"},
+        {no_zeros, "layer zeros1 (zeros): 1x0x3 zeros; expected 1 to 1048576 in each dimension"},
         {bad_function, "function 17 is unknown; there are 0 to 16"},
     };
     hvt_device *dev = NULL;

@@ -36,7 +36,7 @@ THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 RATES = {"sgd": 0.0005, "adamw": 0.00001}  # AdamW moves each weight of a large net by as much
 # rates of nets that would hardly move
 LARGER = {"two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100, "pyramid": 100, "attentive": 300,
-          "logarithms": 300, "tokens": 30, "squeezenet1_0": 300, "squeezenet1_1": 300, "alexnet": 10,
+          "logarithms": 300, "tokens": 30, "queries": 30, "squeezenet1_0": 300, "squeezenet1_1": 300, "alexnet": 10,
           "vgg11": 100}
 BOUNDS = {"logits": 1e-4, "gradients": 1e-3, "losses": 1e-3}
 
@@ -414,6 +414,30 @@ class Tokens(nn.Module):
         return self.head(x[:, 0] + x[:, 1:-2].mean(1)) * 0.7
 
 
+class Queries(nn.Module):
+    """Parameters where others have what is computed: a query that reads all tokens, positions that are cut and scaled,
+    a scale around 1, tokens that are projected before they are joined."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch, self.norm = nn.Conv2d(3, 24, 4, 4), nn.LayerNorm(24)
+        self.positions = nn.Parameter(torch.randn(1, 20, 24))
+        self.token, self.query = nn.Parameter(torch.randn(24)), nn.Parameter(torch.randn(1, 2, 24))
+        self.gain, self.shift = nn.Parameter(torch.randn(24, 1, 1) / 4), nn.Parameter(torch.randn(24) / 2)
+        self.own, self.q, self.kv = nn.Linear(24, 24), nn.Linear(24, 24), nn.Linear(24, 48)
+        self.head = nn.Linear(24, CLASSES)
+
+    def forward(self, x):
+        n = x.shape[0]
+        x = (self.patch(x) * (1 + self.gain)).flatten(2).transpose(1, 2)
+        x = torch.cat([self.own(self.token)[None, None].expand(n, 1, -1), x], 1)
+        x = self.norm(x - 0.5 * self.positions[:, 2:19] + self.shift.exp())
+        q = self.q(self.query).expand(n, 2, 24).view(n, 2, 3, 8).transpose(1, 2)
+        k, v = self.kv(x).view(n, -1, 2, 3, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2) * self.query
+        return self.head(y.mean(1) + y[:, 0])
+
+
 class Masked(nn.Module):
     """Attention with a mask, which is not known."""
 
@@ -466,7 +490,7 @@ class Upward(nn.Module):
 own = {"two_branches": (TwoBranches, 32), "gated": (Gated, 32), "arithmetic": (Arithmetic, 16), "cropped": (Cropped, 20),
        "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16), "pyramid": (Pyramid, 16), "attentive": (Attentive, 10),
        "functions": (Functions, 12), "shared": (Shared, 12), "ties": (Ties, 40), "logarithms": (Logarithms, 12),
-       "tokens": (Tokens, 16), "masked": (Masked, 16), "upward": (Upward, 32), "softmax": (Softmax, 12), "squeezed": (Squeezed, 12)}
+       "tokens": (Tokens, 16), "queries": (Queries, 16), "masked": (Masked, 16), "upward": (Upward, 32), "softmax": (Softmax, 12), "squeezed": (Squeezed, 12)}
 
 
 def build(name, drops=False):

@@ -175,6 +175,17 @@ class Forgetful(Attended):
         return (F.dropout((x @ x.mT).softmax(-1), 0.2, self.training) @ x).mean(1)
 
 
+class Tied(InPlace):
+    """The weight of a layer, also added as numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(CLASSES, CLASSES)
+
+    def forward(self, x):
+        return self.last(self.conv(x).mean((2, 3))) + self.last.weight.mean(0)
+
+
 class Products(Attended):
     def forward(self, x):
         x = self.conv(x).flatten(2)
@@ -327,7 +338,7 @@ NETS = {"branches": Branches, "unknown": Unknown, "inplace": InPlace, "dropped":
         "moved": Moved, "pooled": Pooled, "unbounded": Unbounded, "reflected": Reflected,
         "lopsided": Lopsided, "halved": Halved, "skipped": Skipped, "dilated": Dilated, "written": Written,
         "untracked": Untracked, "unscaling": Unscaling, "columns": Columns, "mixed": Mixed, "logarithms": Logarithms,
-        "tokens": Tokens, "causal": Causal, "leaking": Leaking, "products": Products, "repeated": Repeated, "forgetful": Forgetful}
+        "tokens": Tokens, "causal": Causal, "leaking": Leaking, "products": Products, "repeated": Repeated, "forgetful": Forgetful, "tied": Tied}
 
 
 def net(name):

@@ -292,6 +292,7 @@ def what_cannot_be_imported_says_what_was_expected():
                          ("untracked", "expected track_running_stats=True"), ("unscaling", "expected affine=True"),
                          ("columns", "scale meets another dimension than the channels"),
                          ("causal", "it has a mask"), ("leaking", "it drops out 0.1 of its weights; expected 0"),
+                         ("tied", "it computes with last.weight"),
                          ("forgetful", "it drops out 0.2 of attention's weights", "eval() mode"),
                          ("repeated", "token is repeated", "one row for each token"),
                          ("products", "it computes with products of queries and keys")]:
@@ -489,7 +490,7 @@ def families_train_as_in_pytorch():
 
 
 def operations_compute_and_train_as_in_pytorch():
-    families("cropped", "scaled", "fixed_norms", "pyramid", "attentive", "functions", "shared", "tokens", "masked", "ties", "logarithms", "softmax", "squeezed")
+    families("cropped", "scaled", "fixed_norms", "pyramid", "attentive", "functions", "shared", "tokens", "queries", "masked", "ties", "logarithms", "softmax", "squeezed")
 
 
 def what_was_trained_goes_back_to_pytorch():

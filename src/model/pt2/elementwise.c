@@ -170,6 +170,66 @@ hvt_value hvt__pt2_embedding(importer *p, hvt_value x, int first, int64_t rows, 
     return v;
 }
 
+/* Has a layer on the tape it for its weight or bias? */
+static bool is_of_layer(const importer *p, const char *state)
+{
+    size_t n = strlen(state);
+    char layer[256];
+
+    while (n && state[n - 1] != '.' && state[n - 1] != '_')
+        n--;
+    snprintf(layer, sizeof layer, "%.*s", (int)(n && state[n - 1] == '.' ? n - 1 : n), state);
+    return json_object_get(p->layers, layer) != NULL;
+}
+
+/* [C], or [T,C], with dimensions of 1 between them, and maybe expanded to all images. */
+bool hvt__pt2_as_value(importer *p, tensor *t)
+{
+    int64_t size[HVT__PT2_DIMS], whole[4];
+    const int n = hvt__pt2_sizes(p->file, t->name, HVT__PT2_DIMS, size),
+              of = hvt__pt2_sizes(p->file, t->viewed ? t->viewed : t->name, 4, whole);
+    hvt__pt2_axes axes = {.ndim = n};
+    int64_t elements = 1, own = 1;
+    int dims[2] = {-1, -1}, found = 0, tokens, channels;
+    hvt_value v;
+
+    for (int i = 0; i < of; i++)
+        own = own > INT_MAX ? own : own * whole[i];
+    for (int i = 0; i < n; i++)
+        elements = elements > INT_MAX ? elements : elements * size[i];
+    const bool expanded = n > 1 && p->file->batch > 1 && size[0] == p->file->batch && elements != own;
+
+    for (int i = expanded; i < n; i++)
+        if (size[i] != 1 && found < 2)
+            dims[found++] = i;
+        else if (size[i] != 1)
+            return false;
+    if (n < 1 || of < 1 || is_of_layer(p, t->state) || elements > INT_MAX ||
+        elements != own * (expanded ? p->file->batch : 1))
+        return false;
+    channels = found ? (int)size[dims[found - 1]] : 1;
+    tokens = found > 1 ? (int)size[dims[0]] : 1;
+    for (int i = 0, at = 0; i < n; i++) {
+        if (i == 0 && expanded)
+            axes.atom[at++] = (hvt__pt2_atom){'N', size[0], 1};
+        else if (size[i] != 1)
+            axes.atom[at++] = (hvt__pt2_atom){found > 1 && i == dims[0] ? 'W' : 'C', size[i], 1};
+        axes.end[i] = at;
+    }
+    v = hvt_zeros(p->m, p->images, 1, tokens, channels);
+    if (t->constant && !t->persistent)
+        refuse_fleeting(p, t);
+    else if (tokens > 1)
+        v = hvt__pt2_embedding(p, v, 0, tokens, t, n, size);
+    else
+        v = hvt__pt2_by_parameter(p, HVT_ADD, v, t, of, whole, 0);
+    t->state = NULL;
+    t->v = v;
+    t->axes = axes;
+    p->mistaken = p->mistaken || (v < 0 && !p->failed);
+    return !p->failed;
+}
+
 /* Is it of x's sizes but for the batch, whose elements lie as in the tape? How many rows it has then. */
 static bool is_embedding(const hvt__pt2_axes *x, int n, const int64_t *size, int64_t *ret_rows)
 {
@@ -253,13 +313,26 @@ bool hvt__pt2_number(importer *p, double *ret_x)
     return hvt__pt2_real(x, ret_x);
 }
 
-/* Each dimension has the same axes in both, or none in one of them. ret_all: those of the result. */
-static bool broadcasts(const hvt__pt2_axes *a, const hvt__pt2_axes *b, hvt__pt2_axes *ret_all)
+/* With dimensions of 1 in front, so that there are n. */
+static hvt__pt2_axes led(const hvt__pt2_axes *x, int n)
 {
-    int n = a->ndim;
+    hvt__pt2_axes y = *x;
+
+    for (; y.ndim && y.ndim < n; y.ndim++) {
+        memmove(y.end + 1, y.end, (size_t)y.ndim * sizeof *y.end);
+        y.end[0] = 0;
+    }
+    return y;
+}
+
+/* Each dimension has the same axes in both, or none in one of them. ret_all: those of the result. */
+static bool broadcasts(const hvt__pt2_axes *first, const hvt__pt2_axes *second, hvt__pt2_axes *ret_all)
+{
+    const int n = first->ndim > second->ndim ? first->ndim : second->ndim;
+    const hvt__pt2_axes led_a = led(first, n), led_b = led(second, n), *a = &led_a, *b = &led_b;
     bool a_is_all = true, b_is_all = true;
 
-    for (int i = 0; i < n && b->ndim == n; i++)
+    for (int i = 0; i < n && a->ndim == b->ndim; i++)
         for (int k = 0; k < 4; k++) {
             bool in_a = hvt__pt2_has(a, i, "NCHW"[k]), in_b = hvt__pt2_has(b, i, "NCHW"[k]);
 
@@ -267,7 +340,7 @@ static bool broadcasts(const hvt__pt2_axes *a, const hvt__pt2_axes *b, hvt__pt2_
             b_is_all = b_is_all && (in_b || !in_a);
         }
     *ret_all = a_is_all ? *a : *b;
-    return b->ndim == n &&
+    return a->ndim == b->ndim &&
            (hvt__pt2_same(a, b) || ((a_is_all || b_is_all) && hvt__pt2_plain(a) && hvt__pt2_plain(b)));
 }
 

@@ -256,6 +256,7 @@ static void define(importer *p, const char *name, tensor t, int storage)
     t.storage = storage < 0 ? i : storage;
     t.newest = 0;
     p->tensor[i] = t;
+    p->tensor[i].name = name;
     p->tensor[i].version = p->tensor[t.storage].newest;
     if (json_object_set_new(p->index, name, json_integer(i)) != 0)
         hvt__pt2_refuse(p, "no memory for its output");
@@ -403,7 +404,10 @@ hvt_status hvt_pt2_build(const hvt_pt2 *file, hvt_model *m, hvt_value images, in
     if (images < 0) /* hvt_model_plan() tells */
         return HVT_OK;
 
-    importer p = {.file = file, .m = m, .classes = classes == hvt_pt2_describe(file).classes ? 0 : classes};
+    importer p = {.file = file,
+                  .m = m,
+                  .images = images,
+                  .classes = classes == hvt_pt2_describe(file).classes ? 0 : classes};
     hvt_status s = import(&p, images, ret_logits);
 
     if (s == HVT_OK)

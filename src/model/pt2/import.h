@@ -19,6 +19,7 @@ typedef struct tensor {
     const char *state;  /* a parameter or buffer: its name in the state_dict; NULL: computed */
     bool constant;      /* a buffer, which is not trained */
     bool persistent;    /* it is in the state_dict */
+    const char *name;   /* in the graph */
     const char *viewed; /* this is a view of what has this name in the graph; NULL: it is that itself */
     hvt_value v;        /* on the tape; -1: a parameter or buffer */
     int first, count;   /* it is so many channels of v, which are not cut out yet; count 0: all */
@@ -39,6 +40,7 @@ typedef struct operation operation;
 typedef struct importer {
     const hvt_pt2 *file;
     hvt_model *m;
+    hvt_value images;
     json_t *index; /* name in the graph -> number in `tensor` */
     tensor *tensor;
     int ntensor;
@@ -115,7 +117,7 @@ void hvt__pt2_out_value(importer *p, hvt_value v);
 
 /* ---- ops.c ---- */
 
-/* Is it a value of the tape? If it is not, the node is refused. */
+/* Is it a value of the tape, or a parameter, which becomes one? If it is not, the node is refused. */
 bool hvt__pt2_is_computed(importer *p, const tensor *t);
 /* Its value, after channels that view and transpose have put in another order, as a channel shuffle does, are
  * moved so on the tape. */
@@ -138,6 +140,8 @@ void hvt__pt2_out_like(importer *p, hvt_value v, const hvt__pt2_axes *axes);
 /* x + a parameter of so many rows, which meet pixels `first` on. */
 hvt_value hvt__pt2_embedding(importer *p, hvt_value x, int first, int64_t rows, const tensor *parameter,
                              int n, const int64_t *size);
+/* The parameter t as a value of each image; false: it cannot be one, or the node is refused. */
+bool hvt__pt2_as_value(importer *p, tensor *t);
 /* x op a parameter of these sizes, which begins at `init`; used again, it is shared. */
 hvt_value hvt__pt2_by_parameter(importer *p, hvt_binary op, hvt_value x, const tensor *parameter, int n,
                                 const int64_t *size, float init);

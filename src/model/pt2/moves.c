@@ -57,6 +57,7 @@ static void expand(importer *p)
 {
     const tensor *x = hvt__pt2_tensor(p, "self");
     int64_t size[HVT__PT2_DIMS];
+    tensor y;
 
     if (x && x->state) {
         view_state(p, x);
@@ -64,9 +65,12 @@ static void expand(importer *p)
     }
     if (!hvt__pt2_is_computed(p, x))
         return;
-    if (hvt__pt2_out_sizes(p, 0, size) != x->axes.ndim)
+    y = *x;
+    if (hvt__pt2_out_sizes(p, 0, size) != y.axes.ndim)
         hvt__pt2_refuse(p, "it adds dimensions");
-    hvt__pt2_out(p, 0, *x, x);
+    else if (size[0] > 1 && y.axes.end[0] == 0) /* a parameter's value, which has them already */
+        hvt__pt2_set(&y.axes, 0, 'N', size[0]);
+    hvt__pt2_out(p, 0, y, x);
 }
 
 /* Of a parameter, as expand. */

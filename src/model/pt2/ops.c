@@ -11,7 +11,7 @@
 
 bool hvt__pt2_is_computed(importer *p, const tensor *t)
 {
-    if (t && t->v < 0)
+    if (t && t->v < 0 && !(t->state && hvt__pt2_as_value(p, &p->tensor[t - p->tensor])))
         hvt__pt2_refuse(p, "it computes with %s; expected the result of an operation",
                         t->state    ? t->state
                         : t->scores ? "products of queries and keys"
@@ -252,7 +252,7 @@ static void linear(importer *p)
     v = t->v;
     axes = t->axes;
     last = axes.ndim - 1;
-    flat = last < 1 || !hvt__pt2_is(&axes, last, 'C');
+    flat = last < 0 || !hvt__pt2_is(&axes, last, 'C');
     if (flat && last == 1) {
         int64_t image[4] = {p->file->batch, 1, 1, 1};
 
