@@ -196,28 +196,38 @@ static void score(const attention *s, const scratch *w, tokens q, int first, int
         s->el->softmax((size_t)a->keys, a->scale, w->score.at + (size_t)i * w->score.step);
 }
 
-static float *room_of(const attention *s, int thread)
+/* A head of an image, whose keys are packed. */
+typedef struct head {
+    tokens q, k, v;
+    scratch w;
+} head;
+
+static head begin_head(const attention *s, int job, int thread, bool backward)
 {
-    return (float *)(void *)((char *)s->a->ws + (size_t)thread * s->room);
+    const hvt_attention_args *a = s->a;
+    float *room = (float *)(void *)((char *)a->ws + (size_t)thread * s->room);
+    size_t taken;
+    const head h = {tokens_of(s, a->q.x, a->q.pitch, a->queries, job),
+                    tokens_of(s, a->k.x, a->k.pitch, a->keys, job),
+                    tokens_of(s, a->v.x, a->v.pitch, a->keys, job), lay_out(s, room, backward, &taken)};
+
+    transpose(s, &h.w, h.k, a->keys, &h.w.keys_t);
+    return h;
 }
 
 static void forward_job(void *ctx, int job, int thread)
 {
     const attention *s = ctx;
     const hvt_attention_args *a = s->a;
-    const tokens q = tokens_of(s, a->q.x, a->q.pitch, a->queries, job),
-                 k = tokens_of(s, a->k.x, a->k.pitch, a->keys, job),
-                 v = tokens_of(s, a->v.x, a->v.pitch, a->keys, job),
-                 y = tokens_of(s, a->y, a->heads * a->width, a->queries, job);
-    size_t taken;
-    const scratch w = lay_out(s, room_of(s, thread), false, &taken);
+    const tokens y = tokens_of(s, a->y, a->heads * a->width, a->queries, job);
+    const head h = begin_head(s, job, thread, false);
+    const scratch w = h.w;
 
-    transpose(s, &w, k, a->keys, &w.keys_t);
-    widen_rows(s, v, 0, a->keys, &w.values);
+    widen_rows(s, h.v, 0, a->keys, &w.values);
     for (int first = 0; first < a->queries; first += s->block) {
         const int count = a->queries - first < s->block ? a->queries - first : s->block;
 
-        score(s, &w, q, first, count);
+        score(s, &w, h.q, first, count);
         multiply(s, count, a->width, a->keys, &w.score, false, &w.values, &w.y, false);
         store(s, count, &w.y, y, first, false);
     }
@@ -235,20 +245,16 @@ static void backward_job(void *ctx, int job, int thread)
 {
     const attention *s = ctx;
     const hvt_attention_args *a = s->a;
-    const tokens q = tokens_of(s, a->q.x, a->q.pitch, a->queries, job),
-                 k = tokens_of(s, a->k.x, a->k.pitch, a->keys, job),
-                 v = tokens_of(s, a->v.x, a->v.pitch, a->keys, job),
-                 dy = tokens_of(s, a->dy, a->heads * a->width, a->queries, job);
-    size_t taken;
-    const scratch w = lay_out(s, room_of(s, thread), true, &taken);
+    const tokens dy = tokens_of(s, a->dy, a->heads * a->width, a->queries, job);
+    const head h = begin_head(s, job, thread, true);
+    const scratch w = h.w;
 
-    transpose(s, &w, k, a->keys, &w.keys_t);
-    transpose(s, &w, v, a->keys, &w.values_t);
-    widen_rows(s, k, 0, a->keys, &w.keys);
+    transpose(s, &w, h.v, a->keys, &w.values_t);
+    widen_rows(s, h.k, 0, a->keys, &w.keys);
     for (int first = 0; first < a->queries; first += s->block) {
         const int count = a->queries - first < s->block ? a->queries - first : s->block;
 
-        score(s, &w, q, first, count);
+        score(s, &w, h.q, first, count);
         widen_rows(s, dy, first, count, &w.dy);
         if (a->v.dx)
             multiply(s, a->keys, a->width, count, &w.score, true, &w.dy, &w.dvalues, first > 0);

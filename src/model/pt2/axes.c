@@ -123,21 +123,10 @@ static void insert(hvt__pt2_axes *x, int i, char axis)
         x->end[k]++;
 }
 
-/* Its first atom stands for them all. */
-static void keep_first(hvt__pt2_axes *x, int i)
-{
-    const int at = begin(x, i), gone = x->end[i] - at - 1, atoms = x->end[x->ndim - 1];
-
-    memmove(x->atom + at + 1, x->atom + x->end[i], (size_t)(atoms - x->end[i]) * sizeof *x->atom);
-    for (int k = i; k < x->ndim; k++)
-        x->end[k] -= gone;
-}
-
 void hvt__pt2_set(hvt__pt2_axes *x, int i, char axis, int64_t extent)
 {
-    if (x->end[i] == begin(x, i))
-        insert(x, i, axis);
-    keep_first(x, i);
+    hvt__pt2_reduce(x, i);
+    insert(x, i, axis);
     x->atom[begin(x, i)] = (hvt__pt2_atom){axis, extent, 1};
 }
 

@@ -108,7 +108,6 @@ static hvt_value power(importer *p, hvt_value x)
 hvt_value hvt__pt2_by_parameter(importer *p, hvt_binary op, hvt_value x, const tensor *parameter, int n,
                                 const int64_t *size, float init)
 {
-    const json_t *made = json_object_get(p->layers, parameter->state);
     int64_t whole[4];
     int dim[4];
     hvt_value v;
@@ -119,10 +118,7 @@ hvt_value hvt__pt2_by_parameter(importer *p, hvt_binary op, hvt_value x, const t
     }
     for (int i = 0; i < n; i++)
         dim[i] = (int)size[i];
-    if (made)
-        hvt_share(p->m, (hvt_value)json_integer_value(made));
-    else
-        hvt_name(p->m, "%s", parameter->state);
+    hvt__pt2_begin_layer(p, parameter->state);
     v = parameter->constant ? hvt_combine_constant(p->m, op, x, n, dim, init)
                             : hvt_combine_parameter(p->m, op, x, n, dim, init);
     hvt__pt2_keep_layer(p, parameter->state, v);
@@ -138,7 +134,6 @@ static void refuse_fleeting(importer *p, const tensor *buffer)
 hvt_value hvt__pt2_embedding(importer *p, hvt_value x, int first, int64_t rows, const tensor *parameter,
                              int n, const int64_t *size)
 {
-    const json_t *made = json_object_get(p->layers, parameter->state);
     int64_t whole[4], own = 1;
     int dim[4];
     hvt_value v;
@@ -160,10 +155,7 @@ hvt_value hvt__pt2_embedding(importer *p, hvt_value x, int first, int64_t rows, 
                         parameter->state);
     if (p->failed)
         return -1;
-    if (made)
-        hvt_share(p->m, (hvt_value)json_integer_value(made));
-    else
-        hvt_name(p->m, "%s", parameter->state);
+    hvt__pt2_begin_layer(p, parameter->state);
     v = parameter->constant ? hvt_add_constant_embedding(p->m, x, first, n, dim)
                             : hvt_add_embedding(p->m, x, first, n, dim, 0.02f);
     hvt__pt2_keep_layer(p, parameter->state, v);

@@ -124,6 +124,8 @@ bool hvt__pt2_is_computed(importer *p, const tensor *t);
 hvt_value hvt__pt2_ordered(importer *p, const tensor *t);
 /* Is it no buffer? If it is, the node is refused. */
 bool hvt__pt2_is_trained(importer *p, const char *argument, const tensor *t);
+/* The layer appended next has this name, or shares the parameters of the one that has it. */
+void hvt__pt2_begin_layer(importer *p, const char *layer);
 /* The value that made the parameters of this name, for those that share them; "": it has none. */
 void hvt__pt2_keep_layer(importer *p, const char *layer, hvt_value v);
 /* An argument as [N,C,H,W] of the tape; -1 after a refusal. */

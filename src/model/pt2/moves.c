@@ -237,15 +237,6 @@ static hvt_value as_tokens(importer *p, const tensor *t, int dim, hvt__pt2_axes 
     return d[0] == 1 ? t->v : hvt_reshape(p->m, t->v, 1, d[0] * d[1]);
 }
 
-/* The sizes of number i of the list `tensors`. */
-static int listed_sizes(importer *p, int i, int64_t *ret_size)
-{
-    const char *kind;
-    const json_t *list = hvt__pt2_arg(p->node, "tensors", &kind), *t = json_array_get(list, (size_t)i);
-
-    return hvt__pt2_sizes(p->file, json_string_value(json_object_get(t, "name")), HVT__PT2_DIMS, ret_size);
-}
-
 /* Each [.., tokens, C]: values get pixels that are zeros around their own, and are added; so are parameters,
  * repeated over the images. */
 static void cat_tokens(importer *p, int n, const tensor **t, int dim, const hvt__pt2_axes *like)
@@ -258,7 +249,8 @@ static void cat_tokens(importer *p, int n, const tensor **t, int dim, const hvt_
 
     for (int pass = 0; pass < 2; pass++, first = 0)
         for (int i = 0; i < n && !p->failed; i++, first += size[dim]) {
-            bool fits = listed_sizes(p, i, size) == ndim && size[dim] <= out[dim] - first;
+            bool fits = hvt__pt2_sizes(p->file, t[i]->name, HVT__PT2_DIMS, size) == ndim &&
+                        size[dim] <= out[dim] - first;
 
             if (!t[i]->state) {
                 hvt__pt2_axes is;

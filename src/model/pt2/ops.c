@@ -111,21 +111,26 @@ static bool belongs(importer *p, const char *argument, const char *layer, const 
     return t && (strcmp(suffix, "bias") != 0 || hvt__pt2_is_trained(p, argument, t));
 }
 
+void hvt__pt2_begin_layer(importer *p, const char *layer)
+{
+    const json_t *made = json_object_get(p->layers, layer);
+
+    if (made)
+        hvt_share(p->m, (hvt_value)json_integer_value(made));
+    else
+        hvt_name(p->m, "%s", layer);
+}
+
 /* Name the layer appended next after its weight, or let it share the parameters of the one that has them; the
  * sizes of the weight in the file. */
 static int begin_layer(importer *p, char *layer, size_t room, int64_t *ret_size)
 {
     const tensor *w = hvt__pt2_tensor(p, "weight");
-    const json_t *made;
 
     layer_name(p, w, layer, room);
     if (p->failed)
         return 0;
-    made = json_object_get(p->layers, layer);
-    if (made)
-        hvt_share(p->m, (hvt_value)json_integer_value(made));
-    else
-        hvt_name(p->m, "%s", layer);
+    hvt__pt2_begin_layer(p, layer);
     return hvt__pt2_argument_sizes(p, "weight", 4, ret_size);
 }
 
