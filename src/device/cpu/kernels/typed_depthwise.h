@@ -20,9 +20,9 @@ enum {
     LINE = 64 / sizeof(float)
 };
 
-/* Loads and prefetches stay in the column where they are written. Compilers would do them at the start of a
- * tile, all at once: more than a core can wait for. */
-#define IN_ORDER() __asm__ volatile("" ::: "memory")
+/* Loads at p and prefetches stay in the column where they are written. Compilers would do them at the start
+ * of a tile, all at once: more than a core can wait for, and more addresses than it has registers. */
+#define IN_ORDER(p) __asm__ volatile("" : "+r"(p)::"memory")
 
 /* Stores a vector of channels of `targets` neighbours. What goes past the caches does so in whole lines:
  * `held` keeps the vectors of a line until its last one comes, since writing half a line reads the other
@@ -93,12 +93,13 @@ INLINE int depthwise_targets(int left, const int room)
 
 /* ---- targets ---- */
 
-/* A row of the sources of `targets` neighbours, of a vector of channels: to their sums. ahead: or NULL */
-INLINE void depthwise_row(const hvt_depthwise *g, const char *x, const float *w, const char *ahead, F *sum,
-                          const int targets, const int cols, const int shift, int lanes)
+/* A row of the sources of `targets` neighbours, of a vector of channels: to their sums. Columns that targets
+ * share are `step` bytes apart, their weights w_step; ahead: or NULL */
+INLINE void depthwise_row(const hvt_depthwise *g, const char *x, long step, const float *w, long w_step,
+                          const char *ahead, F *sum, const int targets, const int cols, const int shift,
+                          int lanes)
 {
-    const long step = ELEMENT * depthwise_step(g, cols), ahead_step = ELEMENT * g->ahead_pixel;
-    const long w_step = cols > 1 ? g->col[1].w - g->col[0].w : 0;
+    const long ahead_step = ELEMENT * g->ahead_pixel;
     F weight[DEPTHWISE_COLS];
 
     UNROLL
@@ -112,7 +113,7 @@ INLINE void depthwise_row(const hvt_depthwise *g, const char *x, const float *w,
             __builtin_prefetch(ahead, 0, 2);
             ahead += ahead_step;
         }
-        IN_ORDER();
+        IN_ORDER(x);
         UNROLL
         for (int u = 0; u < targets; u++) {
             const int j = k - u * shift;
@@ -124,49 +125,50 @@ INLINE void depthwise_row(const hvt_depthwise *g, const char *x, const float *w,
 }
 
 /* A vector of channels of `targets` neighbours. */
-INLINE void depthwise_tile_at(const hvt_depthwise *g, const void *from, const float *w, void *to,
-                              const void *ahead, size_t c, F (*held)[LINE / VL], const int targets,
+INLINE void depthwise_tile_at(const hvt_depthwise *g, const char *x, long step, const float *w, long w_step,
+                              void *to, const void *ahead, size_t c, F (*held)[LINE / VL], const int targets,
                               const int cols, const int shift, bool add, int lanes)
 {
-    const char *x = hvt__at(from, TYPE, (size_t)g->col[0].from + c), *next = hvt__at(ahead, TYPE, c);
+    const char *next = hvt__at(ahead, TYPE, c);
     F sum[DEPTHWISE_TARGETS];
 
-    w += (long)(c / HVT_PANEL) * g->panel + (long)(c % HVT_PANEL) + g->col[0].w;
+    x += ELEMENT * c;
+    w += (long)(c / HVT_PANEL) * g->panel + (long)(c % HVT_PANEL);
     UNROLL
     for (int u = 0; u < targets; u++) {
         sum[u] = f_zero();
-        if (add)
-            __builtin_prefetch(hvt__at(to, TYPE, (size_t)(u * g->to_step) + c));
+        if (!g->stream && c % LINE == 0) /* what is stored two lines further on */
+            __builtin_prefetch(hvt__at(to, TYPE, (size_t)(u * g->to_step) + c + 2 * LINE), 1);
     }
-    for (int i = 0; i < g->rows; i++) {
-        const char *of_row = x + ELEMENT * g->row[i].from;
-
-        if (i < g->ahead_lines)
-            depthwise_row(g, of_row, w + g->row[i].w, next + ELEMENT * i * g->ahead_line, sum, targets, cols,
-                          shift, lanes);
-        else
-            depthwise_row(g, of_row, w + g->row[i].w, NULL, sum, targets, cols, shift, lanes);
-    }
+    for (int i = 0; i < g->rows; i++)
+        depthwise_row(g, x + ELEMENT * g->row[i].from, step, w + g->row[i].w, w_step,
+                      i < g->ahead_lines ? next + ELEMENT * i * g->ahead_line : NULL, sum, targets, cols,
+                      shift, lanes);
     depthwise_put(g, to, c, sum, held, targets, add, lanes);
 }
 
-INLINE void depthwise_tiles(const hvt_depthwise *g, const void *from, const float *w, void *to, bool add,
+INLINE void depthwise_tiles(const hvt_depthwise *args, const void *from, const float *w, void *to, bool add,
                             const int cols, const int shift)
 {
+    const hvt_depthwise copy = *args, *g = &copy; /* which stores cannot alias */
     /* with a stride, a tile of 14 would wait for 56 lines of memory at once */
     const int room = shift > 1 ? 14 : DEPTHWISE_REGISTERS - cols;
+    const long step = ELEMENT * depthwise_step(g, cols), w_step = cols > 1 ? g->col[1].w - g->col[0].w : 0;
 
+    w += g->col[0].w;
     for (int t = 0, targets; t < g->count; t += targets) {
         targets = depthwise_targets(g->count - t, room);
         for (int n = 0; n < g->images; n++) {
-            const void *x = hvt__at(from, TYPE, (size_t)(t * g->from_step + n * g->from_image));
+            const char *x =
+                hvt__at(from, TYPE, (size_t)(t * g->from_step + n * g->from_image + g->col[0].from));
             const void *ahead =
                 g->ahead ? hvt__at(g->ahead, TYPE, (size_t)(t * g->ahead_step + n * g->ahead_image)) : x;
             void *y = hvt__at(to, TYPE, (size_t)(t * g->to_step + n * g->to_image));
             F held[DEPTHWISE_TARGETS][LINE / VL];
 
 #define TILE(targets)                                                                                        \
-    SPAN(g->channels, depthwise_tile_at(g, x, w, y, ahead, i, held, targets, cols, shift, add, lanes);)
+    SPAN(g->channels,                                                                                        \
+         depthwise_tile_at(g, x, step, w, w_step, y, ahead, i, held, targets, cols, shift, add, lanes);)
             DEPTHWISE_TILE(targets, room, TILE);
 #undef TILE
         }
@@ -242,19 +244,19 @@ static void depthwise(const hvt_depthwise *g, const void *from, const float *w, 
 /* ---- gradients of weights ---- */
 
 /* Some rows of the sources of `targets` neighbours, of a vector of channels: to the gradients of their taps.
- * What is prefetched: fetch: how far from a target of dy, may be 0; ahead: `lines` of columns from here on */
-INLINE void depthwise_rows_dw(const hvt_depthwise *g, const char *x, const hvt_depthwise_entry *row,
-                              const void *to, size_t y, long fetch, const char *ahead, int lines, F *sum,
+ * Columns are `step` bytes apart, rows begin row_at bytes further on. What is prefetched: fetch: how far from
+ * a target of dy, may be 0; ahead: `lines` of columns from here on */
+INLINE void depthwise_rows_dw(const hvt_depthwise *g, const char *x, long step, const long *row_at,
+                              const char *dy, long fetch, const char *ahead, int lines, F *sum,
                               const int targets, const int rows, const int cols, const int shift, int lanes)
 {
-    const long step = ELEMENT * depthwise_step(g, cols);
-    F dy[DEPTHWISE_TARGETS];
+    const long dy_step = ELEMENT * g->to_step;
+    F of_target[DEPTHWISE_TARGETS];
 
-    x += ELEMENT * g->col[0].from;
     UNROLL
-    for (int u = 0; u < targets; u++, y += (size_t)g->to_step) {
-        dy[u] = get(to, y, lanes);
-        __builtin_prefetch(hvt__at(to, TYPE, y + (size_t)fetch), 0, 2);
+    for (int u = 0; u < targets; u++, dy += dy_step) {
+        of_target[u] = get(dy, 0, lanes);
+        __builtin_prefetch(dy + ELEMENT * fetch, 0, 2);
     }
     UNROLL
     for (int k = 0; k < (targets - 1) * shift + cols; k++, x += step) {
@@ -262,17 +264,17 @@ INLINE void depthwise_rows_dw(const hvt_depthwise *g, const char *x, const hvt_d
             __builtin_prefetch(ahead + ELEMENT * (k * g->ahead_pixel + i * g->ahead_line), 0, 2);
         UNROLL
         for (int i = 0; i < rows; i++) {
-            const F of_column = get(x + ELEMENT * row[i].from, 0, lanes);
+            const F of_column = get(x + row_at[i], 0, lanes);
 
             UNROLL
             for (int u = 0; u < targets; u++) {
                 const int j = k - u * shift;
 
                 if (j >= 0 && j < cols)
-                    sum[i * cols + j] = f_fma(of_column, dy[u], sum[i * cols + j]);
+                    sum[i * cols + j] = f_fma(of_column, of_target[u], sum[i * cols + j]);
             }
         }
-        IN_ORDER();
+        IN_ORDER(x);
     }
 }
 
@@ -296,22 +298,27 @@ INLINE void depthwise_tiles_dw(const hvt_depthwise *g, const void *from, const v
     const int room = rows == 1 ? 14 : DEPTHWISE_REGISTERS - rows * cols;
     const long fetch = first ? 0 : depthwise_fetch(g, c);
     const int lines = first || !g->ahead ? 0 : g->ahead_lines;
+    const long step = ELEMENT * depthwise_step(g, cols);
+    long row_at[DEPTHWISE_SUMS];
     F sum[DEPTHWISE_SUMS];
 
     dw += (long)(c / HVT_PANEL) * g->panel + (long)(c % HVT_PANEL);
+    UNROLL
+    for (int i = 0; i < rows; i++)
+        row_at[i] = ELEMENT * (row[i].from + g->col[0].from);
     UNROLL
     for (int k = 0; k < rows * cols; k++)
         sum[k] = f_load(dw + row[k / cols].w + g->col[k % cols].w, VL);
     for (int n = 0; n < g->images; n++)
         for (int t = 0, targets; t < g->count; t += targets) {
-            const size_t y = (size_t)(t * g->to_step + n * g->to_image) + c;
+            const char *y = hvt__at(to, TYPE, (size_t)(t * g->to_step + n * g->to_image) + c);
             const char *x = hvt__at(from, TYPE, (size_t)(t * g->from_step + n * g->from_image) + c);
             const char *ahead =
                 lines ? hvt__at(g->ahead, TYPE, (size_t)(t * g->ahead_step + n * g->ahead_image) + c) : x;
 
             targets = depthwise_targets(g->count - t, room);
 #define TILE(targets)                                                                                        \
-    depthwise_rows_dw(g, x, row, to, y, fetch, ahead, lines, sum, targets, rows, cols, shift, lanes)
+    depthwise_rows_dw(g, x, step, row_at, y, fetch, ahead, lines, sum, targets, rows, cols, shift, lanes)
             DEPTHWISE_TILE(targets, room, TILE);
 #undef TILE
         }
