@@ -273,6 +273,9 @@ typedef struct hvt_pt2_info {
     int outputs;                 ///< of the whole model; only the first is built
     int unused; ///< parameters that do not lead to it, and are not built: those of auxiliary classifiers
     const char *first_unused; ///< name of one of them; NULL: there are none
+    int shared; ///< parameters that are others under a second name, as in a block that stands in a ModuleList
+                ///< twice: they are built under the other name. Not known of a file without weights
+    const char *first_shared; ///< name of one of them; NULL: there are none
     int norms, fixed_norms; ///< batch norms, and those that hvt_batchnorm_fixed() builds: in eval() mode in a
                             ///< file that has others in train() mode
     /** The model ends in log_softmax, which is left out: cross-entropy of its output is that of its input,

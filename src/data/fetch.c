@@ -81,9 +81,10 @@ hvt_status hvt__fetch_size(const hvt_dataset_info *info, const hvt_loader_opts *
     if (!hvt_loader_copies(info, o) || o->grey)
         HVT_CHECK(
             info->type == HVT_U8 && info->channels == 3, E_UNSUPPORTED,
-            "the images of data set '%s' have %d channel%s in %s: only three channels in u8 are resized, "
-            "cut to another size or made grey",
-            info->name, info->channels, info->channels > 1 ? "s" : "", hvt_dtype_name(info->type));
+            "the images of data set '%s' have %d channel%s of %d x %d in %s: only three channels in u8 are "
+            "resized, cut to another size (%d x %d) or made grey",
+            info->name, info->channels, info->channels > 1 ? "s" : "", info->height, info->width,
+            hvt_dtype_name(info->type), h, w);
     *ret_h = h;
     *ret_w = w;
     return HVT_OK;

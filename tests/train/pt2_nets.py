@@ -313,6 +313,21 @@ class Pooled(nn.Module):
         return self.last(torch.flatten(self.norm(self.conv(x).mean((2, 3), keepdim=True)), 1))
 
 
+class Doubled(nn.Module):
+    """A block that stands in a list twice, and a parameter that nothing reads."""
+
+    def __init__(self):
+        super().__init__()
+        block = nn.Conv2d(3, 3, 3, padding=1)
+        self.blocks, self.unread = nn.ModuleList([block, block]), nn.Parameter(torch.ones(3))
+        self.last = nn.Linear(3, CLASSES)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = torch.relu(block(x))
+        return self.last(x.mean((2, 3)))
+
+
 class Mixed(nn.Module):
     """One batch norm of two stays in eval() mode, and would else have one value of an image."""
 
@@ -337,7 +352,7 @@ NETS = {"branches": Branches, "unknown": Unknown, "inplace": InPlace, "dropped":
         "unscaled": Unscaled, "constant": Constant, "fleeting": lambda: Constant(False),
         "moved": Moved, "pooled": Pooled, "unbounded": Unbounded, "reflected": Reflected,
         "lopsided": Lopsided, "halved": Halved, "skipped": Skipped, "dilated": Dilated, "written": Written,
-        "untracked": Untracked, "unscaling": Unscaling, "columns": Columns, "mixed": Mixed, "logarithms": Logarithms,
+        "untracked": Untracked, "unscaling": Unscaling, "columns": Columns, "mixed": Mixed, "doubled": Doubled, "logarithms": Logarithms,
         "tokens": Tokens, "causal": Causal, "leaking": Leaking, "products": Products, "repeated": Repeated, "forgetful": Forgetful, "tied": Tied}
 
 

@@ -264,6 +264,9 @@ def parameters_that_nothing_reads_are_told():
     rc, out, err = run(exported("pooled") + DATA + "--steps 1".split())
     check(rc == 0 and len(err) == 1 and "2 parameters" in err[0] and "unread.weight" in err[0] and "strict" in err[0],
           rc, out, err)
+    rc, out, err = run(exported("doubled") + DATA + "--steps 1".split())
+    check(rc == 0 and len(err) == 2 and "1 parameter does not" in err[0] and "(unread)" in err[0] and
+          "2 parameters have a second name" in err[1] and "blocks.0.weight" in err[1] and "saved" in err[1], rc, out, err)
 
 
 def a_buffer_is_not_trained():

@@ -397,19 +397,6 @@ static hvt_status find_head(hvt_pt2 *f)
     return HVT_OK;
 }
 
-static void find_unused(hvt_pt2 *f)
-{
-    const char *name;
-    json_t *state;
-
-    json_object_foreach(f->inputs, name,
-                        state) if (!json_object_get(f->constants, name) && !json_object_get(f->used, name))
-    {
-        f->first_unused = f->unused ? f->first_unused : json_string_value(state);
-        f->unused++;
-    }
-}
-
 bool hvt__pt2_norm_trains(const json_t *node)
 {
     const char *kind;
@@ -463,8 +450,6 @@ hvt_status hvt__pt2_graph(hvt_pt2 *p)
         s = check_operations(p);
     if (s == HVT_OK)
         s = find_head(p);
-    if (s == HVT_OK)
-        find_unused(p);
     if (s == HVT_OK)
         find_fixed_norms(p);
     if (s == HVT_OK && maker_of_logits(p))

@@ -38,6 +38,8 @@ hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *p)
                           .outputs = p->outputs,
                           .unused = p->unused,
                           .first_unused = p->first_unused,
+                          .shared = p->shared,
+                          .first_shared = p->first_shared,
                           .norms = p->norms,
                           .fixed_norms = p->fixed_norms,
                           .log_softmax = p->log_softmax,
@@ -78,6 +80,16 @@ static bool is_dense(const layout *l)
     return dense;
 }
 
+static const char *type_name(long long type)
+{
+    static const char *const names[] = {
+        "an unknown type", "torch.uint8",      "torch.int8",    "torch.int16",   "torch.int32",
+        "torch.int64",     "torch.float16",    "torch.float32", "torch.float64", "torch.complex32",
+        "torch.complex64", "torch.complex128", "torch.bool",    "torch.bfloat16"};
+
+    return names[type > 0 && type < (long long)HVT_LEN(names) ? type : 0];
+}
+
 static hvt_status read_layout(const hvt_pt2 *p, const char *name, const json_t *meta, layout *ret_layout)
 {
     const json_t *sizes = json_object_get(meta, "sizes"), *strides = json_object_get(meta, "strides"),
@@ -86,9 +98,8 @@ static hvt_status read_layout(const hvt_pt2 *p, const char *name, const json_t *
     layout l = {.ndim = (int)json_array_size(sizes), .count = 1};
 
     HVT_CHECK(json_integer_value(type) == F32, E_UNSUPPORTED,
-              "%s: %s has values of dtype %lld of torch.export's schema; only f32 (%d) is read: export "
-              "model.float()",
-              p->path, name, (long long)json_integer_value(type), F32);
+              "%s: %s has values of %s; only torch.float32 is read: export model.float()", p->path, name,
+              type_name(json_integer_value(type)));
     HVT_CHECK(json_array_size(sizes) <= 4 && json_array_size(strides) == json_array_size(sizes) &&
                   json_integer_value(offset) == 0,
               E_FORMAT, "%s: %s has no sizes and strides of at most 4 dimensions, or an offset", p->path,
@@ -214,6 +225,36 @@ static hvt_status load(const hvt_pt2 *p, hvt_model *m, const hvt_named *t)
     return s;
 }
 
+/* Where the values of an input of the graph are. */
+static const char *path_of(const hvt_pt2 *p, const json_t *state)
+{
+    return json_string_value(
+        json_object_get(json_object_get(p->weights, json_string_value(state)), "path_name"));
+}
+
+/* Parameters that do not lead to the logits, and those whose values are a parameter's that does. */
+static hvt_status find_unused(hvt_pt2 *p)
+{
+    json_t *paths = json_object(), *state;
+    const char *name;
+    bool has = paths != NULL;
+
+    json_object_foreach(p->inputs, name, state) if (json_object_get(p->used, name) && path_of(p, state)) has =
+        json_object_set(paths, path_of(p, state), state) == 0 && has;
+    json_object_foreach(p->inputs, name, state)
+    {
+        const bool shared = has && path_of(p, state) && json_object_get(paths, path_of(p, state));
+        int *count = shared ? &p->shared : &p->unused;
+        const char **first = shared ? &p->first_shared : &p->first_unused;
+
+        if (!json_object_get(p->constants, name) && !json_object_get(p->used, name) && (*count)++ == 0)
+            *first = json_string_value(state);
+    }
+    json_decref(paths);
+    HVT_CHECK(has, E_MEM, "%s: no memory", p->path);
+    return HVT_OK;
+}
+
 static hvt_status read_program(hvt_pt2 *p)
 {
     json_t *config;
@@ -224,6 +265,7 @@ static hvt_status read_program(hvt_pt2 *p)
     HVT_TRY(hvt__pt2_archive_json(p, "data/weights/model_weights_config.json", &config));
     p->weights = json_incref(json_object_get(config, "config"));
     json_decref(config);
+    HVT_TRY(find_unused(p));
     return p->weights ? check_weights(p) : HVT_OK;
 }
 
