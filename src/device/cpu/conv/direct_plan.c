@@ -73,10 +73,23 @@ static int join_two_pixels(hvt_entry *e, int first, int second, conv_run *run)
     return first + second - run->shared;
 }
 
+/* Pixels whose images fill tiles of the greatest height. */
+static int pixels_of_tiles(const conv_op *op)
+{
+    int pixels = 1;
+
+    while (pixels * op->n % op->kern->rows[1])
+        pixels++;
+    return pixels;
+}
+
 static hvt_status make_list(const conv_op *op, bool back, conv_rows rows, conv_list *l)
 {
     int h = back ? op->h : op->oh, w = back ? op->w : op->ow;
-    int most = rows == CONV_IMAGES ? 1 : INT_MAX, n = 0, runs = 0;
+    int most = rows == CONV_IMAGES               ? 1
+               : rows == CONV_BOTH && op->n >= 8 ? pixels_of_tiles(op)
+                                                 : INT_MAX,
+        n = 0, runs = 0;
     bool narrow = op->kern->two_pixels && (back ? op->c : op->k) <= op->kern->vl,
          two_pixels = narrow && rows == CONV_IMAGES;
 
@@ -119,13 +132,16 @@ static hvt_status make_list(const conv_op *op, bool back, conv_rows rows, conv_l
     return HVT_OK;
 }
 
-/* What the rows of a tile are. In HWN the images of a pixel are dense, and every pixel has equally many. With
- * few images tiles would have few rows; then they also span the pixels of a line. */
-static conv_rows choose_rows(const conv_op *op, int width, int stride)
+/* What the rows of a tile are. In HWN the images of a pixel are dense, and every pixel has equally many.
+ * Where few tiles of them are as high as they can be, or are at all, they also span the pixels of a line.
+ * (192 -> 768, 1x1 at 28x28, 16 images on Zen 3: 139 ms and 133. Not measured where vectors are longer.) */
+static conv_rows choose_rows(const conv_op *op, int width, int stride, int columns)
 {
+    const int high = op->kern->rows[1];
+
     if (!op->hwn)
         return width >= 8 || width > op->n ? CONV_WIDTH : CONV_IMAGES;
-    if (op->n >= 8)
+    if (op->n >= 8 && (stride != 1 || op->kern->vl != 8 || columns <= op->kern->vl || op->n % high == 0))
         return CONV_IMAGES;
     return stride == 1 ? CONV_BOTH : op->n == 1 ? CONV_WIDTH : CONV_IMAGES;
 }
@@ -426,13 +442,13 @@ static hvt_status plan_direct(conv_op *op)
 {
     direct *d = (direct *)op;
 
-    HVT_TRY(make_list(op, false, choose_rows(op, op->ow, op->stride_w), &d->out));
+    HVT_TRY(make_list(op, false, choose_rows(op, op->ow, op->stride_w, op->k), &d->out));
     HVT_TRY(plan_copy(op, op->c, op->x_pixel, op->x_image, &d->out));
     d->w_bytes = op->type == HVT_F32 ? 0 : (size_t)conv_panels(op->k) * conv_panel_bytes(op, d->out.len);
     HVT_TRY(plan_wgrad(d));
     if (op->no_dx)
         return HVT_OK;
-    HVT_TRY(make_list(op, true, choose_rows(op, op->w, op->stride_w), &d->in));
+    HVT_TRY(make_list(op, true, choose_rows(op, op->w, op->stride_w, op->c), &d->in));
     return plan_copy(op, op->k, op->y_pixel, op->y_image, &d->in);
 }
 

@@ -91,12 +91,20 @@ static void run_tiles(const pass *g, const conv_run *run, hvt_tile *t, int colum
 {
     const conv_rows kind = g->list->rows;
     const hvt_conv_kernels *kern = g->op->kern;
-    int rows = kind == CONV_IMAGES ? g->images : kind == CONV_WIDTH ? run->count : run->count * g->op->n;
-    int repeats = kind == CONV_WIDTH ? g->images : 1, vectors = t->nc > kern->vl || run->shared ? 2 : 1;
+    /* where some images are not there, those of each pixel are apart from the next one's */
+    const bool by_pixel = kind == CONV_BOTH && g->images < g->op->n;
+    int rows = kind == CONV_WIDTH                ? run->count
+               : kind == CONV_IMAGES || by_pixel ? g->images
+                                                 : run->count * g->op->n;
+    int repeats = kind == CONV_WIDTH ? g->images
+                  : by_pixel         ? run->count
+                                     : 1,
+        vectors = t->nc > kern->vl || run->shared ? 2 : 1;
     hvt_kernel *const *kernels = run->shared ? kern->two_pixels : kern->gemm_nn[vectors - 1];
     int tiles = conv_tiles(rows, kern->rows[vectors - 1]);
     int high = conv_tiles(rows, tiles);
     const float *source = t->a;
+    const long s_repeat = by_pixel ? g->s_pixel : g->s_image, t_repeat = by_pixel ? g->t_pixel : g->t_image;
     long target = run->pixel * g->t_pixel + column;
     long t_row = kind == CONV_WIDTH ? g->t_pixel * g->list->step : g->t_image;
 
@@ -108,19 +116,19 @@ static void run_tiles(const pass *g, const conv_run *run, hvt_tile *t, int colum
         t->ahead = fresh && t->len > NARROW_ROW ? high * t->a_row : 0;
     for (int n = conv_part(tiles * repeats, i, parts), end = conv_part(tiles * repeats, i + 1, parts);
          n < end; n++) {
-        int image = n / tiles, row = (n % tiles) * high;
+        int repeat = n / tiles, row = (n % tiles) * high;
         int count = rows - row < high ? rows - row : high, skip = kern->begin ? high - count : 0;
 
         if (count <= 0) /* 9 rows in 4 tiles of 3: one tile is empty */
             continue;
         t->rows = count + skip;
-        t->a = source + image * g->s_image + (row - skip) * t->a_row;
-        if (kind == CONV_IMAGES && t->len <= NARROW_ROW && t->entries > 0) {
+        t->a = source + repeat * s_repeat + (row - skip) * t->a_row;
+        if (kind != CONV_WIDTH && t->len <= NARROW_ROW && t->entries > 0) {
             prefetch_next(t, t->entries - 1, high);
             if (t->shared)
                 prefetch_next(t, t->own + t->shared - 1, high);
         }
-        run_tile(g, t, kernels[t->rows - 1], skip, target + image * g->t_image + (row - skip) * t_row, t_row);
+        run_tile(g, t, kernels[t->rows - 1], skip, target + repeat * t_repeat + (row - skip) * t_row, t_row);
     }
 }
 
@@ -406,8 +414,6 @@ static void run_pass(const conv_op *op, bool back, int real, const void *source,
     g.add = add;
     g.stream =
         conv_streams(op, target, add, (size_t)op->n * (size_t)l->pixels, g.columns, g.t_image, g.t_pixel);
-    if (l->rows == CONV_BOTH) /* its tiles include images past the real ones, so they must be copied too */
-        g.images = op->n;
     if (normed) {
         g.normed = (char *)ws + copy_bytes(&g, true);
         g.norm_bytes = norm_bytes(&g);
