@@ -58,6 +58,11 @@ typedef struct hvt_param {
     float init_arg; /* standard deviation, bound, or value */
 } hvt_param;
 
+/* A second name of a parameter. */
+typedef struct hvt_alias {
+    char name[HVT_NAME_MAX], of[HVT_NAME_MAX];
+} hvt_alias;
+
 /* Running statistics: saved, hashed and broadcast, not trained. */
 typedef struct hvt_stat {
     char name[HVT_NAME_MAX]; /* "bn1.running_mean" */
@@ -151,7 +156,9 @@ struct hvt_model {
     char next_name[HVT_NAME_MAX]; /* of the layer appended next; "" for none */
     hvt_dtype type;               /* of activations and their gradients; HVT_F32 unless set */
     hvt_loss_opts loss;
-    char *freeze;          /* hvt_model_freeze()'s prefixes; NULL: none */
+    char *freeze;     /* hvt_model_freeze()'s prefixes; NULL: none */
+    hvt_alias *alias; /* [naliases] hvt_model_alias() */
+    int naliases;
     bool inference;        /* hvt_model_set_inference() */
     hvt_value next_shares; /* whose parameters it has; -1: its own */
     bool unfused;          /* no fusion (for tests) */

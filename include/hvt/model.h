@@ -273,9 +273,6 @@ typedef struct hvt_pt2_info {
     int outputs;                 ///< of the whole model; only the first is built
     int unused; ///< parameters that do not lead to it, and are not built: those of auxiliary classifiers
     const char *first_unused; ///< name of one of them; NULL: there are none
-    int shared; ///< parameters that are others under a second name, as in a block that stands in a ModuleList
-                ///< twice: they are built under the other name. Not known of a file without weights
-    const char *first_shared; ///< name of one of them; NULL: there are none
     int norms, fixed_norms; ///< batch norms, and those that hvt_batchnorm_fixed() builds: in eval() mode in a
                             ///< file that has others in train() mode
     /** The model ends in log_softmax, which is left out: cross-entropy of its output is that of its input,
@@ -329,6 +326,16 @@ HVT_API hvt_status hvt_model_set_type(hvt_model *m, hvt_dtype t);
  * Errors: E_ARG (planned already, or an empty prefix), E_MEM.
  */
 HVT_API hvt_status hvt_model_freeze(hvt_model *m, const char *prefixes);
+
+/**
+ * Gives parameter `of` a second name, as it has in PyTorch's state_dict() where a layer stands in two places:
+ * hvt_model_get() and hvt_model_set() take either, and checkpoints hold the values under both, so that
+ * load_state_dict() finds all that it expects. A file that has only one of the names is read, too.
+ * hvt_model_named() counts the parameter once. To be called before hvt_model_plan(), which then fails with
+ * E_ARG where no parameter is called `of`, or another tensor has the second name.
+ * Errors: E_ARG (planned already, or a name that is empty or has more than 95 bytes), E_MEM.
+ */
+HVT_API hvt_status hvt_model_alias(hvt_model *m, const char *name, const char *of);
 
 /** The model evaluates and predicts, and never trains: all parameters are frozen, not only those of
  * hvt_model_freeze(), there are no gradients, and an activation's memory is free after its last reader in

@@ -215,24 +215,77 @@ bool hvt_model_named(const hvt_model *m, int i, hvt_named *ret_tensor)
     return true;
 }
 
+hvt_status hvt_model_alias(hvt_model *m, const char *name, const char *of)
+{
+    hvt_alias *list;
+
+    HVT_GIVEN(m, "a model");
+    HVT_GIVEN(name, "a second name");
+    HVT_GIVEN(of, "a parameter's name");
+    HVT_CHECK(!m->batch, E_ARG, "%s gets a second name after hvt_model_plan()", of);
+    HVT_CHECK(*name && strlen(name) < HVT_NAME_MAX && strlen(of) < HVT_NAME_MAX, E_ARG,
+              "'%.200s' as a second name of '%.200s', expected names of 1 to %d bytes", name, of,
+              HVT_NAME_MAX - 1);
+    list = realloc(m->alias, sizeof *list * ((size_t)m->naliases + 1));
+    HVT_CHECK(list, E_MEM, "no memory for %d second names", m->naliases + 1);
+    m->alias = list;
+    strcpy(list[m->naliases].name, name);
+    strcpy(list[m->naliases++].of, of);
+    return HVT_OK;
+}
+
+static int index_of(const hvt_model *m, const char *name)
+{
+    for (int i = 0; i < m->nparam_tensors; i++)
+        if (!strcmp(m->param[i].name, name))
+            return i;
+    for (int i = 0; i < m->nstat; i++)
+        if (!strcmp(m->stat[i].name, name))
+            return m->nparam_tensors + i;
+    return -1;
+}
+
+static int by_alias(const void *a, const void *b)
+{
+    return strcmp(((const hvt_alias *)a)->name, ((const hvt_alias *)b)->name);
+}
+
+hvt_status hvt__alias_check(hvt_model *m)
+{
+    if (m->naliases)
+        qsort(m->alias, (size_t)m->naliases, sizeof *m->alias, by_alias);
+    for (const hvt_alias *a = m->alias; a < m->alias + m->naliases; a++) {
+        const int i = index_of(m, a->of);
+
+        HVT_CHECK(i >= 0 && i < m->nparam_tensors, E_ARG,
+                  "%s is to be a second name of %s, which is no parameter", a->name, a->of);
+        HVT_CHECK(index_of(m, a->name) < 0, E_ARG, "%s is to be a second name of %s, and is a tensor itself",
+                  a->name, a->of);
+        HVT_CHECK(a == m->alias || strcmp(a[-1].name, a->name), E_ARG,
+                  "%s is to be a second name of %s and of %s", a->name, a[-1].of, a->of);
+    }
+    return HVT_OK;
+}
+
 /* ret_i: as hvt_model_named() counts */
 static hvt_status find_named(const hvt_model *m, const char *name, const void *values, size_t count,
                              int *ret_i)
 {
     hvt_named t;
+    int i;
 
     HVT_GIVEN(m, "a model");
     HVT_GIVEN(name, "a tensor's name");
     HVT_GIVEN(values, "an array of floats");
     HVT_CHECK(m->batch, E_ARG, "%s is read or written before hvt_model_plan()", name);
-    for (int i = 0; hvt_model_named(m, i, &t); i++) {
-        if (strcmp(t.name, name) != 0)
-            continue;
-        HVT_CHECK(t.count == count, E_SHAPE, "%s has %zu values, not %zu", name, t.count, count);
-        *ret_i = i;
-        return HVT_OK;
-    }
-    return HVT_FAIL(E_ARG, "the model has no parameter and no running statistics called '%s'", name);
+    i = index_of(m, name);
+    for (const hvt_alias *a = m->alias; a < m->alias + m->naliases && i < 0; a++)
+        i = strcmp(a->name, name) ? -1 : index_of(m, a->of);
+    HVT_CHECK(hvt_model_named(m, i, &t), E_ARG,
+              "the model has no parameter and no running statistics called '%s'", name);
+    HVT_CHECK(t.count == count, E_SHAPE, "%s has %zu values, not %zu", name, t.count, count);
+    *ret_i = i;
+    return HVT_OK;
 }
 
 hvt_status hvt_model_get(hvt_model *m, const char *name, float *ret_values, size_t count)

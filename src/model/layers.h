@@ -54,6 +54,7 @@ hvt_status hvt__stats_add(hvt_model *m, hvt_layer *l, int count);
 void hvt__model_fold(hvt_model *m, const int *uses); /* uses[nlayer]: number of readers of each value */
 uint64_t hvt__tape_hash(const hvt_model *m, hvt_value logits); /* of a tape in which nothing is fused yet */
 hvt_status hvt__dropout_keys(hvt_model *m, const hvt_batch *batch); /* of a training pass over this batch */
+hvt_status hvt__alias_check(hvt_model *m); /* are hvt_model_alias()'s names right? Sorts them */
 bool hvt__freeze_fits(const hvt_model *m, const char *name); /* hvt_model_freeze() names this parameter */
 hvt_status hvt__freeze_check(const hvt_model *m);            /* does each prefix fit one, and is any left? */
 hvt_status hvt__step_open(hvt_model *m);                     /* allocate and initialise the step's state */

@@ -36,6 +36,7 @@ void hvt_model_free(hvt_model **model)
     hvt__inputs_free(m->layer, m->nlayer);
     free(m->layer);
     free(m->freeze);
+    free(m->alias);
     free(m);
     *model = NULL;
 }

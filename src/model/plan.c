@@ -211,6 +211,7 @@ static hvt_status lay_out_parameters(hvt_model *m)
     free(at);
     free(m->param);
     m->param = laid;
+    HVT_TRY(hvt__alias_check(m));
     return hvt__freeze_check(m);
 }
 

@@ -165,11 +165,6 @@ static hvt_status open_model_file(run *t)
                  "load_state_dict(..., strict=False) reads what is",
                  o->model, net.unused, net.unused > 1 ? "s do" : " does", net.first_unused,
                  net.unused > 1 ? ", ..." : "");
-    if (net.shared && t->rank == 0)
-        HVT_WARN("%s: %d parameter%s a second name (%s%s): trained, and saved under the other; "
-                 "load_state_dict(..., strict=False) reads what is",
-                 o->model, net.shared, net.shared > 1 ? "s have" : " has", net.first_shared,
-                 net.shared > 1 ? ", ..." : "");
     if (net.fixed_norms && t->rank == 0)
         HVT_INFO("%s: %d of %d batch norms are in eval() mode and keep their running statistics", o->model,
                  net.fixed_norms, net.norms);

@@ -392,6 +392,70 @@ TEST(the_hash_sees_canonical_values_and_single_bits)
     }
 }
 
+static hvt_value named_twice(hvt_device *dev, const char *name, const char *of, hvt_model **ret_m)
+{
+    hvt_value x;
+
+    CHECK_OK(hvt_model_create(dev, ret_m));
+    x = small_net(*ret_m, hvt_input(*ret_m, 9, 11, 3));
+    CHECK_OK(hvt_model_alias(*ret_m, name, of));
+    return x;
+}
+
+TEST(a_parameter_may_have_a_second_name)
+{
+    static const char weight[] = "conv2d1.weight", twin[] = "twin.weight", mean[] = "batchnorm2.running_mean";
+    static const struct {
+        const char *name, *of, *why;
+    } bad[] = {{twin, "conv2d7.weight", "which is no parameter"},
+               {twin, mean, "which is no parameter"},
+               {weight, weight, "is a tensor itself"},
+               {mean, weight, "is a tensor itself"}};
+    char longest[97] = "";
+    hvt_device *dev = NULL;
+    hvt_model *m = NULL;
+    hvt_named t, first = {0};
+    hvt_value x;
+
+    CHECK_OK(hvt_device_open("ref", NULL, &dev));
+    for (size_t i = 0; i < HVT_LEN(bad); i++) {
+        x = named_twice(dev, bad[i].name, bad[i].of, &m);
+        CHECK_FAILS(hvt_model_plan(m, 2, x), E_ARG, bad[i].why);
+        hvt_model_free(&m);
+    }
+    x = named_twice(dev, twin, weight, &m);
+    CHECK_OK(hvt_model_alias(m, twin, "batchnorm2.weight"));
+    CHECK_FAILS(hvt_model_plan(m, 2, x), E_ARG, "twin.weight is to be a second name of");
+    hvt_model_free(&m);
+
+    x = named_twice(dev, twin, weight, &m);
+    memset(longest, 'a', 96);
+    CHECK_FAILS(hvt_model_alias(m, longest, weight), E_ARG, "names of 1 to 95 bytes");
+    CHECK_FAILS(hvt_model_alias(m, "", weight), E_ARG, "names of 1 to 95 bytes");
+    CHECK_OK(hvt_model_plan(m, 2, x));
+    CHECK_FAILS(hvt_model_alias(m, "b", weight), E_ARG, "after hvt_model_plan");
+    for (int i = 0; hvt_model_named(m, i, &t); i++) {
+        CHECK(strcmp(t.name, twin), "it is counted twice");
+        if (!strcmp(t.name, weight))
+            first = t;
+    }
+    float *set = calloc(first.count, sizeof *set), *got = calloc(first.count, sizeof *got);
+
+    for (size_t i = 0; i < first.count; i++)
+        set[i] = (float)i;
+    CHECK_OK(hvt_model_set(m, twin, set, first.count));
+    CHECK_OK(hvt_model_get(m, weight, got, first.count));
+    CHECK(first.count && !memcmp(set, got, first.count * sizeof *set), "set by the second name");
+    memset(got, 0, first.count * sizeof *got);
+    CHECK_OK(hvt_model_get(m, twin, got, first.count));
+    CHECK(!memcmp(set, got, first.count * sizeof *set), "got by the second name");
+    CHECK_FAILS(hvt_model_get(m, "twin.bias", got, first.count), E_ARG, "called 'twin.bias'");
+    free(set);
+    free(got);
+    hvt_model_free(&m);
+    hvt_device_close(&dev);
+}
+
 int main(void)
 {
 #ifdef HVT_HOSTED
@@ -409,5 +473,6 @@ int main(void)
     RUN(a_step_allocates_nothing);
     RUN(gradients_may_lie_elsewhere);
     RUN(the_hash_sees_canonical_values_and_single_bits);
+    RUN(a_parameter_may_have_a_second_name);
     return check_done();
 }

@@ -314,12 +314,12 @@ class Pooled(nn.Module):
 
 
 class Doubled(nn.Module):
-    """A block that stands in a list twice, and a parameter that nothing reads."""
+    """A block that stands in a list twice: its parameters have two names each."""
 
     def __init__(self):
         super().__init__()
         block = nn.Conv2d(3, 3, 3, padding=1)
-        self.blocks, self.unread = nn.ModuleList([block, block]), nn.Parameter(torch.ones(3))
+        self.blocks = nn.ModuleList([block, block])
         self.last = nn.Linear(3, CLASSES)
 
     def forward(self, x):

@@ -393,6 +393,16 @@ static hvt_status freeze(const importer *p)
     return s;
 }
 
+static hvt_status name_twice(const importer *p)
+{
+    const char *name;
+    json_t *of;
+
+    json_object_foreach(p->file->second, name, of)
+        HVT_TRY(hvt_model_alias(p->m, name, json_string_value(of)));
+    return HVT_OK;
+}
+
 hvt_status hvt_pt2_build(const hvt_pt2 *file, hvt_model *m, hvt_value images, int classes,
                          hvt_value *ret_logits)
 {
@@ -412,6 +422,8 @@ hvt_status hvt_pt2_build(const hvt_pt2 *file, hvt_model *m, hvt_value images, in
 
     if (s == HVT_OK)
         s = freeze(&p);
+    if (s == HVT_OK)
+        s = name_twice(&p);
     free(p.tensor);
     json_decref(p.index);
     json_decref(p.layers);

@@ -20,6 +20,7 @@ void hvt_pt2_close(hvt_pt2 **file)
     json_decref(p->inputs);
     json_decref(p->constants);
     json_decref(p->used);
+    json_decref(p->second);
     free(p->top);
     free(p->path);
     free(p);
@@ -38,8 +39,6 @@ hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *p)
                           .outputs = p->outputs,
                           .unused = p->unused,
                           .first_unused = p->first_unused,
-                          .shared = p->shared,
-                          .first_shared = p->first_shared,
                           .norms = p->norms,
                           .fixed_norms = p->fixed_norms,
                           .log_softmax = p->log_softmax,
@@ -232,23 +231,31 @@ static const char *path_of(const hvt_pt2 *p, const json_t *state)
         json_object_get(json_object_get(p->weights, json_string_value(state)), "path_name"));
 }
 
-/* Parameters that do not lead to the logits, and those whose values are a parameter's that does. */
+/* Parameters that do not lead to the logits: second names of those that do, and those that nothing reads. */
 static hvt_status find_unused(hvt_pt2 *p)
 {
     json_t *paths = json_object(), *state;
     const char *name;
     bool has = paths != NULL;
 
-    json_object_foreach(p->inputs, name, state) if (json_object_get(p->used, name) && path_of(p, state)) has =
-        json_object_set(paths, path_of(p, state), state) == 0 && has;
+    p->second = json_object();
     json_object_foreach(p->inputs, name, state)
     {
-        const bool shared = has && path_of(p, state) && json_object_get(paths, path_of(p, state));
-        int *count = shared ? &p->shared : &p->unused;
-        const char **first = shared ? &p->first_shared : &p->first_unused;
+        const bool is_parameter = !json_object_get(p->constants, name) && json_object_get(p->used, name);
 
-        if (!json_object_get(p->constants, name) && !json_object_get(p->used, name) && (*count)++ == 0)
-            *first = json_string_value(state);
+        if (is_parameter && path_of(p, state))
+            has = json_object_set(paths, path_of(p, state), state) == 0 && has;
+    }
+    json_object_foreach(p->inputs, name, state)
+    {
+        json_t *of = path_of(p, state) ? json_object_get(paths, path_of(p, state)) : NULL;
+
+        if (json_object_get(p->constants, name) || json_object_get(p->used, name))
+            continue;
+        if (of)
+            has = json_object_set(p->second, json_string_value(state), of) == 0 && has;
+        else if (p->unused++ == 0)
+            p->first_unused = json_string_value(state);
     }
     json_decref(paths);
     HVT_CHECK(has, E_MEM, "%s: no memory", p->path);

@@ -28,14 +28,14 @@ struct hvt_pt2 {
     const json_t *nodes, *tensors; /* of the graph, borrowed */
     const json_t **needed;         /* [nneeded] the nodes that lead to the logits, in order */
     json_t *used;                  /* names in the graph that lead to the logits */
+    json_t *second;                /* second name in the state_dict of a parameter -> its name */
     size_t nneeded, names;         /* names: at most so many has the graph */
     const json_t *head;            /* the last layer with weights: its outputs are the classes; or NULL */
     char *head_name;               /* without ".weight" */
     int unused;                    /* parameters that do not lead to the logits */
-    int shared;                    /* and those that are others which do, under a second name */
-    const char *first_unused, *first_shared; /* names in the state_dict; borrowed */
-    int norms, fixed_norms;     /* batch norms; those whose running statistics stay as they are */
-    const char *image, *logits; /* names in the graph of the input and the first output */
+    const char *first_unused;      /* name in the state_dict; borrowed */
+    int norms, fixed_norms;        /* batch norms; those whose running statistics stay as they are */
+    const char *image, *logits;    /* names in the graph of the input and the first output */
     int outputs;
     bool log_softmax;                   /* it makes the first output, and is left out */
     int batch, channels, height, width; /* of the example that it was exported with */

@@ -57,6 +57,7 @@ typedef struct hvt_st_item {
     int ndim;
     int64_t dim[HVT_ST_DIMS];
     int id;
+    bool second; /* name of a tensor that has another item, too */
 } hvt_st_item;
 
 /* Where the elements of items[i] lie until the next call. */

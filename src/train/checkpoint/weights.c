@@ -15,16 +15,34 @@
 /* item.id: a parameter's index, plus k * nparam_tensors in state k; or these plus a stat's index */
 enum { ID_STAT = 1 << 20, ID_TRACKED = 1 << 21 };
 
+/* Parameter i under a name. */
+static void list_param(const hvt_model *m, int i, const char *prefix, const char *name, int id,
+                       hvt_st_item *t)
+{
+    const hvt_param *p = &m->param[i];
+
+    *t = (hvt_st_item){.type = HVT_ST_F32, .ndim = p->ndim, .id = id + i};
+    snprintf(t->name, sizeof t->name, "%s%s", prefix, name);
+    for (int d = 0; d < p->ndim; d++)
+        t->dim[d] = p->dim[d];
+}
+
 /* Of the parameters [0, n), last first, with this in front of their names; returns where the list goes on. */
 static hvt_st_item *list_params(const hvt_model *m, int n, const char *prefix, int id, hvt_st_item *t)
 {
-    for (int i = n - 1; i >= 0; i--, t++) {
-        const hvt_param *p = &m->param[i];
-        *t = (hvt_st_item){.type = HVT_ST_F32, .ndim = p->ndim, .id = id + i};
-        snprintf(t->name, sizeof t->name, "%s%s", prefix, p->name);
-        for (int d = 0; d < p->ndim; d++)
-            t->dim[d] = p->dim[d];
-    }
+    for (int i = n - 1; i >= 0; i--)
+        list_param(m, i, prefix, m->param[i].name, id, t++);
+    return t;
+}
+
+static hvt_st_item *list_aliases(const hvt_model *m, hvt_st_item *t)
+{
+    for (const hvt_alias *a = m->alias; a < m->alias + m->naliases; a++)
+        for (int i = 0; i < m->nparam_tensors; i++)
+            if (!strcmp(m->param[i].name, a->of)) {
+                list_param(m, i, "", a->name, 0, t);
+                t++->second = true;
+            }
     return t;
 }
 
@@ -50,7 +68,7 @@ static hvt_status list_state(const hvt_model *m, const hvt__optim_rule *rule, in
  * layers first. */
 static hvt_status list_tensors(const hvt_model *m, hvt_st_item **ret_items, int *ret_n)
 {
-    int most = m->nparam_tensors + 2 * m->nstat;
+    int most = m->nparam_tensors + 2 * m->nstat + m->naliases;
     hvt_st_item *items = calloc((size_t)most + 1, sizeof *items), *t = items;
 
     HVT_CHECK(items, E_MEM, "no memory to list %d tensors", most);
@@ -67,6 +85,7 @@ static hvt_status list_tensors(const hvt_model *m, hvt_st_item **ret_items, int 
         snprintf(t->name, sizeof t->name, "%.*s.num_batches_tracked", (int)(dot - name), name);
         t++;
     }
+    t = list_aliases(m, t);
     *ret_items = items;
     *ret_n = (int)(t - items);
     return HVT_OK;
@@ -119,6 +138,16 @@ static const hvt_st_tensor *find_tensor(const hvt_st *st, const char *name)
     return t;
 }
 
+/* The same of a name or, if it is not there, another one of the parameter. */
+static const hvt_st_tensor *find_either(const hvt_st *st, const hvt_model *m, const char *name)
+{
+    const hvt_st_tensor *t = find_tensor(st, name);
+
+    for (const hvt_alias *a = m->alias; a < m->alias + m->naliases && !t; a++)
+        t = strcmp(a->of, name) ? NULL : find_tensor(st, a->name);
+    return t;
+}
+
 static bool is_item(const hvt_st_item *items, int n, const char *name)
 {
     for (size_t k = 0; k < HVT_LEN(wrappers); k++) {
@@ -154,12 +183,13 @@ static hvt_status compare(const hvt_st *st, const hvt_model *m, lenience may, co
 
     for (int i = 0; i < n; i++) {
         const char *name = items[i].name;
-        const hvt_st_tensor *t = find_tensor(st, name);
-        bool head = is_head(m, name), counts = items[i].type == HVT_ST_I64;
+        const hvt_st_tensor *t = items[i].second ? find_tensor(st, name) : find_either(st, m, name);
+        bool head = is_head(m, items[i].second ? m->param[items[i].id].name : name),
+             counts = items[i].type == HVT_ST_I64;
         char has[100], wants[100], line[400];
         if (head && may.skip_head)
             continue;
-        if (!t && may.less)
+        if (!t && (may.less || items[i].second))
             continue;
         if (!t && counts) /* files older than PyTorch 0.4.1 lack the counters */
             continue;
@@ -263,7 +293,8 @@ static hvt_status get_tensor(void *ctx, const hvt_param *p, const hvt_stat *stat
 {
     const loading *from = ctx;
 
-    return hvt__st_floats(from->st, find_tensor(from->st, p ? p->name : stat->name), from->buf, ret_x);
+    return hvt__st_floats(from->st, find_either(from->st, from->m, p ? p->name : stat->name), from->buf,
+                          ret_x);
 }
 
 /* Is it what the metadata of the file says? */
@@ -309,8 +340,8 @@ hvt_status hvt__weights_load(hvt_st *st, hvt_model *m, bool skip_head, const cha
         HVT_TRY_OR(done, check_weights(&from, weights));
     for (int i = 0; i < 2 * n; i++) { /* all are checked, then loaded */
         const hvt_st_item *item = &items[i % n];
-        const hvt_st_tensor *t = find_tensor(st, item->name);
-        if (!t || (skip_head && is_head(m, item->name)))
+        const hvt_st_tensor *t = find_either(st, m, item->name);
+        if (!t || item->second || (skip_head && is_head(m, item->name)))
             continue;
         HVT_TRY_OR(done, i < n ? check_finite(&from, t) : load_item(&from, item, t));
     }
