@@ -224,11 +224,15 @@ static hvt_status load(const hvt_pt2 *p, hvt_model *m, const hvt_named *t)
     return s;
 }
 
-/* Where the values of an input of the graph are. */
+/* Of an input of the graph: where its values are, and what they are. */
+static const json_t *entry_of(const hvt_pt2 *p, const json_t *state)
+{
+    return json_object_get(p->weights, json_string_value(state));
+}
+
 static const char *path_of(const hvt_pt2 *p, const json_t *state)
 {
-    return json_string_value(
-        json_object_get(json_object_get(p->weights, json_string_value(state)), "path_name"));
+    return json_string_value(json_object_get(entry_of(p, state), "path_name"));
 }
 
 /* Parameters that do not lead to the logits: second names of those that do, and those that nothing reads. */
@@ -252,7 +256,7 @@ static hvt_status find_unused(hvt_pt2 *p)
 
         if (json_object_get(p->constants, name) || json_object_get(p->used, name))
             continue;
-        if (of)
+        if (of && json_equal(entry_of(p, state), entry_of(p, of))) /* no view of other sizes */
             has = json_object_set(p->second, json_string_value(state), of) == 0 && has;
         else if (p->unused++ == 0)
             p->first_unused = json_string_value(state);
