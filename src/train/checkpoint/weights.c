@@ -183,7 +183,7 @@ static hvt_status compare(const hvt_st *st, const hvt_model *m, lenience may, co
 
     for (int i = 0; i < n; i++) {
         const char *name = items[i].name;
-        const hvt_st_tensor *t = items[i].second ? find_tensor(st, name) : find_either(st, m, name);
+        const hvt_st_tensor *t = find_either(st, m, name);
         bool head = is_head(m, items[i].second ? m->param[items[i].id].name : name),
              counts = items[i].type == HVT_ST_I64;
         char has[100], wants[100], line[400];
