@@ -91,7 +91,7 @@ static double sgd_bytes(size_t n, const hvt_sgd_args *a, int ng, const float *v)
 /* Queries, keys, values, and the result or its gradient; and the gradients of the former. */
 static double attention_bytes(const hvt_attention_args *a, int passes)
 {
-    const double row = (double)a->real * a->heads * a->width;
+    const double row = (double)a->real * a->windows * a->heads * a->width;
 
     return bytes_of(a->type, row * ((passes + 1.0) * a->queries + 2.0 * passes * a->keys));
 }
@@ -99,7 +99,7 @@ static double attention_bytes(const hvt_attention_args *a, int passes)
 /* GFLOP of so many products of queries and keys */
 static double attention_work(const hvt_attention_args *a, int products)
 {
-    return 2e-9 * products * a->real * a->heads * a->width * a->queries * a->keys;
+    return 2e-9 * products * a->real * a->windows * a->heads * a->width * a->queries * a->keys;
 }
 
 /* pixels of y */
@@ -168,9 +168,9 @@ static double subsampled(const hvt_subsample_desc *s)
     X(norm_backward, general.norm_backward, (hvt_device * d, const hvt_norm_args *a), (d, a),                \
       ((double)a->real * a->pixels, a->c, norm_bytes(a, 3 + a->add)))                                        \
     X(attention_forward, general.attention_forward, (hvt_device * d, const hvt_attention_args *a), (d, a),   \
-      ((double)a->real * a->queries, a->heads * a->width, attention_bytes(a, 1)))                            \
+      ((double)a->real * a->windows * a->queries, a->heads * a->width, attention_bytes(a, 1)))               \
     X(attention_backward, general.attention_backward, (hvt_device * d, const hvt_attention_args *a), (d, a), \
-      ((double)a->real * a->queries, a->heads * a->width, attention_bytes(a, 2)))                            \
+      ((double)a->real * a->windows * a->queries, a->heads * a->width, attention_bytes(a, 2)))               \
     X(dropout, general.dropout, (hvt_device * d, const hvt_dropout_args *a), (d, a),                         \
       ((double)a->real * a->pixels, a->c, bytes_of(a->type, (2.0 + a->add) * a->real * a->pixels * a->c)))   \
     X(copy, memory.copy, (hvt_device * d, void *dst, const void *src, size_t bytes), (d, dst, src, bytes),   \

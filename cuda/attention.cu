@@ -2,7 +2,7 @@
  * Scaled dot-product attention. P, the matrix of queries and keys, is never in memory: a block computes it in
  * tiles of SIDE queries and SIDE keys, each of which is used up before the next.
  *
- *   forward    A block has a tile of queries of one head of an image, and goes along the keys. Of each query
+ *   forward    A block has a tile of queries of one head of a window, and goes along the keys. Of each query
  *              it keeps the largest score so far, the sum of exponentials against that and the sum of values
  *              weighted by them; where a larger score comes, both sums are scaled down.
  *   backward   Three kernels. The first goes along the keys in the same way, for each query's largest score,
@@ -10,6 +10,9 @@
  *              them a tile of P, and of dS = P (dP - dot), needs no other tile: the second kernel goes along
  *              the keys once more, for dq; the third has a tile of keys and goes along the queries, for dk
  *              and dv.
+ *   dtable     Two more. The first has a tile of dS, which it adds up over the windows of an image; these
+ *              sums go to the workspace, too. The second adds them up over images, for each place in
+ *              [heads,queries,keys] that reads an element of the table.
  *
  * Products of matrices take two forms. `products` multiplies the rows of two matrices with each other, DEPTH
  * channels at a time, which lie in shared memory channel by channel; `add_weighted` adds up rows by weights
@@ -30,6 +33,7 @@ enum {
     LINE = SIDE + 4,   /* from a row in shared memory to the next: not all begin in the same bank */
     WARP_CHANNELS = 8, /* of DEPTH channels those that one warp brings to shared memory */
     IN_FLIGHT = 4,     /* reads of a thread */
+    IMAGES = 16,       /* and where there are few threads */
     QUERY_NUMBERS = 3, /* of a query in the workspace */
     TILE_THREADS = LANES * (SIDE / DOWN)
 };
@@ -45,34 +49,58 @@ struct alignas(16) tile_room {
     float weight[SIDE][LINE]; /* of a row that is added up, the weight in each row of the sum */
 };
 
-/* Tokens of one image, and of them one head's channels. */
-template <class T> struct tokens {
-    static constexpr int FULL = full_vec<T>();
-    T *at;
-    size_t pitch;
-    int count, width;
-    bool wide; /* can be read and written 16 bytes at a time */
+/* A head of a window of an image; all are numbered, heads first. */
+struct one_head {
+    int head, window, image;
 
-    __device__ tokens(const hvt_attention_args &a, const void *x, int pitch, int count, int image, int head)
-        : at((T *)x + (size_t)image * count * pitch + (size_t)head * a.width), pitch(pitch), count(count),
-          width(a.width), wide((a.width | pitch) % FULL == 0 && (uintptr_t)x % 16 == 0)
+    __device__ one_head(const hvt_attention_args &a, int number)
+        : head(number % a.heads), window(number / a.heads % a.windows), image(number / a.heads / a.windows)
     {
     }
 };
 
-/* What a block has: tiles of a chunk of a head of an image are neighbours. */
-template <int N> struct task {
-    int first, channel, head, image; /* the first token and the first channel of its sums */
+/* Tokens of one window, and of them one head's channels. */
+template <class T> struct tokens {
+    static constexpr int FULL = full_vec<T>();
+    T *at;                /* of the image, or, if its pixels have no list, of the window */
+    const int32_t *pixel; /* the window's */
+    size_t pitch;
+    int count, width;
+    bool wide; /* can be read and written 16 bytes at a time */
+
+    __device__ tokens(const hvt_attention_args &a, const void *x, int pitch, int count, const one_head &my)
+        : at((T *)x + ((size_t)my.image * a.windows + (a.pixel ? 0 : my.window)) * count * pitch +
+             (size_t)my.head * a.width),
+          pixel(a.pixel ? a.pixel + (size_t)my.window * a.queries : NULL), pitch(pitch), count(count),
+          width(a.width), wide((a.width | pitch) % FULL == 0 && (uintptr_t)x % 16 == 0)
+    {
+    }
+
+    __device__ T *row(int token) const
+    {
+        return at + (pixel ? pixel[token] : token) * pitch;
+    }
+};
+
+/* What a block has: tiles of a chunk of a head of a window are neighbours. */
+template <int N> struct task : one_head {
+    int first, channel; /* the first token and the first channel of its sums */
 
     __device__ task(const hvt_attention_args &a, int count)
+        : one_head(a, (int)blockIdx.x / tiles(count) / chunks(a)),
+          first((int)blockIdx.x % tiles(count) * SIDE),
+          channel((int)blockIdx.x / tiles(count) % chunks(a) * N * LANES)
     {
-        const int tiles = (count + SIDE - 1) / SIDE, chunks = (a.width + N * LANES - 1) / (N * LANES);
-        const int other = (int)blockIdx.x / tiles;
+    }
 
-        first = (int)blockIdx.x % tiles * SIDE;
-        channel = other % chunks * N * LANES;
-        head = other / chunks % a.heads;
-        image = other / chunks / a.heads;
+    static __device__ int tiles(int count)
+    {
+        return (count + SIDE - 1) / SIDE;
+    }
+
+    static __device__ int chunks(const hvt_attention_args &a)
+    {
+        return (a.width + N * LANES - 1) / (N * LANES);
     }
 };
 
@@ -92,7 +120,7 @@ template <int V, class T> HVT_FN void turn(const tokens<T> &x, int first, int ch
 
         for (int i = 0; i < AT_ONCE; i++)
             if (channel + depth < x.width && first + token + i * ROWS < x.count)
-                in[i] = load<V>(x.at + (first + token + i * ROWS) * x.pitch + channel + depth);
+                in[i] = load<V>(x.row(first + token + i * ROWS) + channel + depth);
         for (int i = 0; i < AT_ONCE; i++)
             for (int v = 0; v < V; v++)
                 to[depth + v][token + i * ROWS] = to_float(in[i].at[v]);
@@ -153,7 +181,7 @@ template <int V, int N, class T> HVT_FN void lay(const tokens<T> &x, int first, 
             const int row = first + (at + i * STEP) / WIDTH, c = channel + (at + i * STEP) % WIDTH;
 
             if (row < x.count && c < x.width)
-                in[i] = load<V>(x.at + row * x.pitch + c);
+                in[i] = load<V>(x.row(row) + c);
         }
         for (int i = 0; i < AT_ONCE; i++) {
             float out[V];
@@ -222,22 +250,60 @@ HVT_FN void put_sums(const tokens<T> &to, int first, int channel, bool add, cons
 
     for (int r = 0; r < DOWN; r++) {
         const int row = first + (int)threadIdx.y * DOWN + r;
-        T *here = to.at + row * to.pitch + c;
+        T *here;
         float y[N];
 
+        if (row >= to.count)
+            continue;
+        here = to.row(row) + c;
         for (int n = 0; n < N; n++)
             y[n] = scale[r] * sum[r][n];
-        if (row < to.count && to.wide && c + N <= to.width) {
+        if (to.wide && c + N <= to.width) {
             if (add)
                 add_floats(here, y);
             store(here, y);
-        } else if (row < to.count)
+        } else
             for (int n = 0; n < N && c + n < to.width; n++)
                 from_float(add ? to_float(here[n]) + y[n] : y[n], here[n]);
     }
 }
 
 /* ---- softmax ---- */
+
+/* The thread's products of queries and keys become scores; past the end they are some number. The first is
+ * that of query i and key j; KEYS_DOWN: rows are keys. What is added comes a column at a time, which `weight`
+ * makes room for: registers are short. */
+template <bool KEYS_DOWN>
+HVT_FN void to_scores(tile_room &s, const hvt_attention_args &a, const one_head &my, int i, int j,
+                      float (&x)[DOWN][ACROSS])
+{
+    const size_t bias = (size_t)my.head * a.queries * a.keys, mask = (size_t)my.window * a.queries * a.keys;
+
+    for (int r = 0; r < DOWN; r++)
+        for (int c = 0; c < ACROSS; c++)
+            x[r][c] *= a.scale;
+    if (!a.table && !a.mask)
+        return;
+    put_weights(s, x);
+#pragma unroll 1
+    for (int c = 0; c < ACROSS; c++) {
+        float *here = &s.weight[threadIdx.x * ACROSS + c][threadIdx.y * DOWN], column[DOWN];
+
+        load_floats(here, column);
+        for (int r = 0; r < DOWN; r++) {
+            const int query = i + (KEYS_DOWN ? c : r), key = j + (KEYS_DOWN ? r : c);
+
+            if (query >= a.queries || key >= a.keys)
+                continue;
+            if (a.table)
+                column[r] += a.table[a.bias[bias + query * a.keys + key]];
+            if (a.mask)
+                column[r] += a.mask[mask + query * a.keys + key];
+        }
+        store(here, column);
+    }
+    get_weights(s, x);
+}
 
 /* Of the LANES threads that share rows: all get the result. */
 HVT_FN float row_sum(float x)
@@ -279,7 +345,7 @@ struct softmax {
             for (int c = 0; c < ACROSS; c++) {
                 const bool there = first + (int)threadIdx.x * ACROSS + c < a.keys;
 
-                score[r][c] = there ? a.scale * score[r][c] : -INFINITY;
+                score[r][c] = there ? score[r][c] : -INFINITY;
                 now = score[r][c] > now ? score[r][c] : now;
             }
             now = row_most(now);
@@ -303,15 +369,17 @@ __global__ void __launch_bounds__(TILE_THREADS, 3)
 {
     HVT_SHARED(tile_room, s);
     const task<N> my(a, a.queries);
-    const tokens<T> q(a, a.q.x, a.q.pitch, a.queries, my.image, my.head);
-    const tokens<T> k(a, a.k.x, a.k.pitch, a.keys, my.image, my.head);
-    const tokens<T> v(a, a.v.x, a.v.pitch, a.keys, my.image, my.head);
-    const tokens<T> y(a, a.y, a.heads * a.width, a.queries, my.image, my.head);
+    const tokens<T> q(a, a.q.x, a.q.pitch, a.queries, my);
+    const tokens<T> k(a, a.k.x, a.k.pitch, a.keys, my);
+    const tokens<T> v(a, a.v.x, a.v.pitch, a.keys, my);
+    const tokens<T> y(a, a.y, a.heads * a.width, a.queries, my);
     float sum[DOWN][N] = {}, score[DOWN][ACROSS], keep[DOWN];
     softmax of;
 
     for (int key = 0; key < a.keys; key += SIDE) {
         products(s, q, my.first, k, key, score);
+        to_scores<false>(s, a, my, my.first + (int)threadIdx.y * DOWN, key + (int)threadIdx.x * ACROSS,
+                         score);
         of.take(a, key, score, keep);
         for (int r = 0; r < DOWN; r++)
             for (int n = 0; n < N; n++)
@@ -326,16 +394,28 @@ __global__ void __launch_bounds__(TILE_THREADS, 3)
 
 /* ---- backward ---- */
 
-/* What the workspace has of the queries of a head of an image. */
+/* What the workspace has of the queries of a head of a window. */
 struct query_numbers {
     float *most, *share, *dot; /* the largest score, 1 / the sum of exponentials, sum of P dP */
 
-    __device__ query_numbers(const hvt_attention_args &a, int image, int head)
-        : most((float *)a.ws + ((size_t)image * a.heads + head) * QUERY_NUMBERS * a.queries),
+    __device__ query_numbers(const hvt_attention_args &a, const one_head &my)
+        : most((float *)a.ws +
+               (((size_t)my.image * a.windows + my.window) * a.heads + my.head) * QUERY_NUMBERS * a.queries),
           share(most + a.queries), dot(share + a.queries)
     {
     }
 };
+
+/* And behind these of all images: of an image the sums over its windows of dS, [heads,queries,keys]. */
+HVT_ANYWHERE size_t all_query_numbers(const hvt_attention_args &a)
+{
+    return (size_t)a.n * a.windows * a.heads * a.queries * QUERY_NUMBERS;
+}
+
+HVT_ANYWHERE size_t places_of_image(const hvt_attention_args &a)
+{
+    return (size_t)a.heads * a.queries * a.keys;
+}
 
 template <class T>
 __global__ void __launch_bounds__(TILE_THREADS, 3)
@@ -343,17 +423,18 @@ __global__ void __launch_bounds__(TILE_THREADS, 3)
 {
     HVT_SHARED(tile_room, s);
     const int tiles = (a.queries + SIDE - 1) / SIDE, first = (int)blockIdx.x % tiles * SIDE;
-    const int head = (int)blockIdx.x / tiles % a.heads, image = (int)blockIdx.x / tiles / a.heads;
-    const tokens<T> q(a, a.q.x, a.q.pitch, a.queries, image, head);
-    const tokens<T> k(a, a.k.x, a.k.pitch, a.keys, image, head);
-    const tokens<T> v(a, a.v.x, a.v.pitch, a.keys, image, head);
-    const tokens<T> dy(a, a.dy, a.heads * a.width, a.queries, image, head);
-    const query_numbers to(a, image, head);
+    const one_head my(a, (int)blockIdx.x / tiles);
+    const tokens<T> q(a, a.q.x, a.q.pitch, a.queries, my);
+    const tokens<T> k(a, a.k.x, a.k.pitch, a.keys, my);
+    const tokens<T> v(a, a.v.x, a.v.pitch, a.keys, my);
+    const tokens<T> dy(a, a.dy, a.heads * a.width, a.queries, my);
+    const query_numbers to(a, my);
     float score[DOWN][ACROSS], dp[DOWN][ACROSS], keep[DOWN], dot[DOWN] = {};
     softmax of;
 
     for (int key = 0; key < a.keys; key += SIDE) {
         products(s, q, first, k, key, score);
+        to_scores<false>(s, a, my, first + (int)threadIdx.y * DOWN, key + (int)threadIdx.x * ACROSS, score);
         of.take(a, key, score, keep);
         products(s, dy, first, v, key, dp);
         for (int r = 0; r < DOWN; r++) {
@@ -380,23 +461,24 @@ __global__ void __launch_bounds__(TILE_THREADS, 3)
 {
     HVT_SHARED(tile_room, s);
     const task<N> my(a, a.queries);
-    const tokens<T> q(a, a.q.x, a.q.pitch, a.queries, my.image, my.head);
-    const tokens<T> k(a, a.k.x, a.k.pitch, a.keys, my.image, my.head);
-    const tokens<T> v(a, a.v.x, a.v.pitch, a.keys, my.image, my.head);
-    const tokens<T> dy(a, a.dy, a.heads * a.width, a.queries, my.image, my.head);
-    const tokens<T> dq(a, a.q.dx, a.q.pitch, a.queries, my.image, my.head);
-    const query_numbers of(a, my.image, my.head);
+    const tokens<T> q(a, a.q.x, a.q.pitch, a.queries, my);
+    const tokens<T> k(a, a.k.x, a.k.pitch, a.keys, my);
+    const tokens<T> v(a, a.v.x, a.v.pitch, a.keys, my);
+    const tokens<T> dy(a, a.dy, a.heads * a.width, a.queries, my);
+    const tokens<T> dq(a, a.q.dx, a.q.pitch, a.queries, my);
+    const query_numbers of(a, my);
     float sum[DOWN][N] = {}, p[DOWN][ACROSS], ds[DOWN][ACROSS], scale[DOWN];
 
     for (int key = 0; key < a.keys; key += SIDE) {
         products(s, q, my.first, k, key, p);
+        to_scores<false>(s, a, my, my.first + (int)threadIdx.y * DOWN, key + (int)threadIdx.x * ACROSS, p);
         for (int r = 0; r < DOWN; r++) {
             const int query = my.first + (int)threadIdx.y * DOWN + r;
             const float most = query < a.queries ? of.most[query] : 0;
             const float share = query < a.queries ? of.share[query] : 0;
 
             for (int c = 0; c < ACROSS; c++)
-                p[r][c] = expf(a.scale * p[r][c] - most) * share;
+                p[r][c] = expf(p[r][c] - most) * share;
         }
         put_weights(s, p);
         products(s, dy, my.first, v, key, ds);
@@ -422,24 +504,25 @@ __global__ void __launch_bounds__(TILE_THREADS, 3)
 {
     HVT_SHARED(tile_room, s);
     const task<N> my(a, a.keys);
-    const tokens<T> q(a, a.q.x, a.q.pitch, a.queries, my.image, my.head);
-    const tokens<T> k(a, a.k.x, a.k.pitch, a.keys, my.image, my.head);
-    const tokens<T> v(a, a.v.x, a.v.pitch, a.keys, my.image, my.head);
-    const tokens<T> dy(a, a.dy, a.heads * a.width, a.queries, my.image, my.head);
-    const tokens<T> dk(a, a.k.dx, a.k.pitch, a.keys, my.image, my.head);
-    const tokens<T> dv(a, a.v.dx, a.v.pitch, a.keys, my.image, my.head);
-    const query_numbers of(a, my.image, my.head);
+    const tokens<T> q(a, a.q.x, a.q.pitch, a.queries, my);
+    const tokens<T> k(a, a.k.x, a.k.pitch, a.keys, my);
+    const tokens<T> v(a, a.v.x, a.v.pitch, a.keys, my);
+    const tokens<T> dy(a, a.dy, a.heads * a.width, a.queries, my);
+    const tokens<T> dk(a, a.k.dx, a.k.pitch, a.keys, my);
+    const tokens<T> dv(a, a.v.dx, a.v.pitch, a.keys, my);
+    const query_numbers of(a, my);
     float k_sum[DOWN][N] = {}, v_sum[DOWN][N] = {}, p[DOWN][ACROSS], ds[DOWN][ACROSS], scale[DOWN];
 
     for (int first = 0; first < a.queries; first += SIDE) {
         products(s, k, my.first, q, first, p);
+        to_scores<true>(s, a, my, first + (int)threadIdx.x * ACROSS, my.first + (int)threadIdx.y * DOWN, p);
         for (int c = 0; c < ACROSS; c++) {
             const int query = first + (int)threadIdx.x * ACROSS + c;
             const float most = query < a.queries ? of.most[query] : 0;
             const float share = query < a.queries ? of.share[query] : 0;
 
             for (int r = 0; r < DOWN; r++)
-                p[r][c] = expf(a.scale * p[r][c] - most) * share;
+                p[r][c] = expf(p[r][c] - most) * share;
         }
         put_weights(s, p);
         if (a.v.dx)
@@ -468,6 +551,74 @@ __global__ void __launch_bounds__(TILE_THREADS, 3)
         put_sums(dv, my.first, my.channel, a.v.add, scale, v_sum);
 }
 
+/* dS added up over windows. A block has a tile of queries and keys of a head of an image. */
+template <class T>
+__global__ void __launch_bounds__(TILE_THREADS, 2)
+    attention_places_kernel(__grid_constant__ const hvt_attention_args a)
+{
+    HVT_SHARED(tile_room, s);
+    const int down = (a.queries + SIDE - 1) / SIDE, across = (a.keys + SIDE - 1) / SIDE;
+    const int tile = (int)blockIdx.x % (down * across), other = (int)blockIdx.x / (down * across);
+    const int first = tile / across * SIDE, key = tile % across * SIDE;
+    const int i = first + (int)threadIdx.y * DOWN, j = key + (int)threadIdx.x * ACROSS;
+    const int head = other % a.heads, image = other / a.heads;
+    float *to = (float *)a.ws + all_query_numbers(a) + image * places_of_image(a);
+    float sum[DOWN][ACROSS] = {}, p[DOWN][ACROSS], ds[DOWN][ACROSS];
+
+#pragma unroll 1
+    for (int window = 0; window < a.windows; window++) {
+        const one_head my(a, (image * a.windows + window) * a.heads + head);
+        const tokens<T> q(a, a.q.x, a.q.pitch, a.queries, my);
+        const tokens<T> k(a, a.k.x, a.k.pitch, a.keys, my);
+        const tokens<T> v(a, a.v.x, a.v.pitch, a.keys, my);
+        const tokens<T> dy(a, a.dy, a.heads * a.width, a.queries, my);
+        const query_numbers of(a, my);
+
+        products(s, q, first, k, key, p);
+        to_scores<false>(s, a, my, i, j, p);
+        put_weights(s, p);
+        products(s, dy, first, v, key, ds);
+        get_weights(s, p);
+        for (int r = 0; r < DOWN; r++) {
+            const bool there = i + r < a.queries;
+            const float most = there ? of.most[i + r] : 0, share = there ? of.share[i + r] : 0;
+            const float dot = there ? of.dot[i + r] : 0;
+
+            for (int c = 0; c < ACROSS; c++)
+                sum[r][c] += expf(p[r][c] - most) * share * (ds[r][c] - dot);
+        }
+    }
+    for (int r = 0; r < DOWN; r++)
+        for (int c = 0; c < ACROSS; c++)
+            if (i + r < a.queries && j + c < a.keys)
+                to[((size_t)head * a.queries + i + r) * a.keys + j + c] = sum[r][c];
+}
+
+/* dtable. A thread has an element. */
+static __global__ void __launch_bounds__(TILE_THREADS)
+    attention_table_kernel(__grid_constant__ const hvt_attention_args a)
+{
+    const int e = (int)(blockIdx.x * TILE_THREADS + threadIdx.x);
+    const size_t image = places_of_image(a);
+    float sum = 0;
+
+    if (e >= a.elements)
+        return;
+    for (int i = a.first[e]; i < a.first[e + 1]; i++) {
+        const float *from = (const float *)a.ws + all_query_numbers(a) + a.where[i];
+
+        for (int n = 0; n < a.real; n += IMAGES) {
+            float in[IMAGES];
+
+            for (int k = 0; k < IMAGES; k++)
+                in[k] = n + k < a.real ? from[(n + k) * image] : 0;
+            for (int k = 0; k < IMAGES; k++)
+                sum += in[k];
+        }
+    }
+    a.dtable[e] = sum;
+}
+
 /* ---- entries ---- */
 
 /* blocks, a chunk being `width` channels */
@@ -475,7 +626,7 @@ static unsigned attention_blocks(const hvt_attention_args &a, int count, int wid
 {
     const size_t tiles = (size_t)(count + SIDE - 1) / SIDE, chunks = (size_t)(a.width + width - 1) / width;
 
-    return (unsigned)(a.real * a.heads * chunks * tiles);
+    return (unsigned)((size_t)a.real * a.windows * a.heads * chunks * tiles);
 }
 
 /* f(T(), number<N>()) for chunks of N * LANES channels */
@@ -488,7 +639,7 @@ template <class Do> static hvt_status with_chunks(const hvt_attention_args &a, D
 
 size_t hvt__attention_room_cuda(hvt_device *, const hvt_attention_args *a)
 {
-    return (size_t)a->n * a->heads * a->queries * QUERY_NUMBERS * sizeof(float);
+    return (all_query_numbers(*a) + (a->elements ? a->n * places_of_image(*a) : 0)) * sizeof(float);
 }
 
 hvt_status hvt__attention_forward_cuda(hvt_device *d, const hvt_attention_args *args)
@@ -506,13 +657,28 @@ hvt_status hvt__attention_forward_cuda(hvt_device *d, const hvt_attention_args *
     });
 }
 
+/* The queries' numbers are in the workspace. */
+template <class T> static hvt_status attention_table(hvt_device *d, const hvt_attention_args &a)
+{
+    const size_t down = (size_t)(a.queries + SIDE - 1) / SIDE, across = (size_t)(a.keys + SIDE - 1) / SIDE;
+
+    if (a.real > 0)
+        HVT_TRY(HVT_LAUNCH(d, attention_places_kernel<T>, (unsigned)(a.real * a.heads * down * across),
+                           dim3(LANES, SIDE / DOWN), a));
+    return HVT_LAUNCH(d, attention_table_kernel, (unsigned)(a.elements + TILE_THREADS - 1) / TILE_THREADS,
+                      TILE_THREADS, a);
+}
+
 hvt_status hvt__attention_backward_cuda(hvt_device *d, const hvt_attention_args *args)
 {
     const hvt_attention_args a = *args;
     const dim3 block(LANES, SIDE / DOWN);
+    const bool table = a.table && a.dtable;
 
-    if (a.real == 0 || (!a.q.dx && !a.k.dx && !a.v.dx))
+    if (!a.q.dx && !a.k.dx && !a.v.dx && !table)
         return HVT_OK;
+    if (a.real == 0)
+        return table ? attention_table<float>(d, a) : HVT_OK;
     return with_chunks(a, [=](auto zero, auto n) {
         typedef decltype(zero) T;
         constexpr int N = decltype(n)::value;
@@ -522,8 +688,9 @@ hvt_status hvt__attention_backward_cuda(hvt_device *d, const hvt_attention_args 
         if (a.q.dx)
             HVT_TRY(HVT_LAUNCH(d, (attention_dq_kernel<T, N>), attention_blocks(a, a.queries, N * LANES),
                                block, a));
-        if (!a.k.dx && !a.v.dx)
-            return HVT_OK;
-        return HVT_LAUNCH(d, (attention_dkv_kernel<T, N>), attention_blocks(a, a.keys, N * LANES), block, a);
+        if (a.k.dx || a.v.dx)
+            HVT_TRY(HVT_LAUNCH(d, (attention_dkv_kernel<T, N>), attention_blocks(a, a.keys, N * LANES), block,
+                               a));
+        return table ? attention_table<T>(d, a) : HVT_OK;
     });
 }

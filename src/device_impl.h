@@ -301,20 +301,28 @@ typedef struct hvt_norm_args {
 } hvt_norm_args;
 
 /*
- * Scaled dot-product attention: of each image and each of its `heads` heads, with q, k, v its rows of `width`
- * channels,
+ * Scaled dot-product attention: of each window w of an image and each of its `heads` heads h, with q, k, v
+ * its rows of `width` channels,
  *
- *     y[i] = sum over keys j of P[i,j] v[j]          P[i,.] = softmax over j of scale * q[i] . k[j]
+ *     y[i] = sum over keys j of P[i,j] v[j]
+ *     P[i,.] = softmax over j of scale * q[i] . k[j] + table[bias[h,i,j]] + mask[w,i,j]
  *
  * q, k and v are the first rows of matrices whose rows are `pitch` elements apart, so that they may be
- * columns of one matrix; a head's channels follow those of the head before. Backward computes P anew.
+ * columns of one matrix; a head's channels follow those of the head before. Several windows have as many keys
+ * as queries. Backward computes P anew.
  */
 typedef struct hvt_attention_args {
     hvt_order order;
     hvt_dtype type;
     int n, real, heads, width;
-    int queries, keys; /* pixels of q and y, of k and v */
+    int windows;       /* of an image */
+    int queries, keys; /* of a window: pixels of q and y, of k and v */
     float scale;
+    /* device memory; NULL: none */
+    const int32_t *pixel; /* [windows,queries] of each query, and of each key; NULL: one after the other */
+    const float *table;   /* [elements], if that is not 0 */
+    const int32_t *bias;  /* [heads,queries,keys], if there is a table */
+    const float *mask;    /* [windows,queries,keys], finite */
     struct {
         const void *x;
         void *dx; /* backward: as x, or NULL: not wanted */
@@ -323,7 +331,12 @@ typedef struct hvt_attention_args {
     } q, k, v;
     void *y;        /* [n,queries,heads*width], dense */
     const void *dy; /* backward: as y */
-    void *ws;       /* attention_room() bytes */
+    /* backward: as table, or NULL: not wanted. Element e is the sum over the biases where[first[e]] to
+     * where[first[e+1]-1], in this order, and of each over all images and windows in theirs */
+    float *dtable;
+    int elements;
+    const int32_t *first, *where;
+    void *ws; /* attention_room() bytes, for which no pointer is looked at */
 } hvt_attention_args;
 
 /*

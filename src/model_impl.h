@@ -20,7 +20,7 @@
 #include "hvt/model.h"
 #include "device_impl.h"
 
-enum { HVT_LAYER_PARAMS = 2, HVT_NAME_MAX = 96 };
+enum { HVT_LAYER_PARAMS = 2, HVT_NAME_MAX = 192 };
 
 typedef struct hvt_layer hvt_layer;
 
@@ -63,12 +63,29 @@ typedef struct hvt_alias {
     char name[HVT_NAME_MAX], of[HVT_NAME_MAX];
 } hvt_alias;
 
+/* What files hold besides: see hvt_model_attach(). */
+typedef struct hvt_attached {
+    char name[HVT_NAME_MAX];
+    int ndim, dim[4];
+    int64_t *whole; /* NULL: */
+    float *real;
+} hvt_attached;
+
 /* Running statistics: saved, hashed and broadcast, not trained. */
 typedef struct hvt_stat {
     char name[HVT_NAME_MAX]; /* "bn1.running_mean" */
     size_t offset, count;    /* in the stats arena */
     float fill;
 } hvt_stat;
+
+/* The arrays that attention was given, one after the other in `data`: each begins at its number and ends
+ * where the next one begins. `first` and `where` say in which places of `bias` each element of the table is.
+ * All of a model are a list. */
+typedef struct hvt__constants {
+    struct hvt__constants *next;
+    size_t pixel, bias, first, where, mask, all;
+    int32_t data[];
+} hvt__constants;
 
 struct hvt_layer {
     const hvt_layer_ops *ops;
@@ -100,7 +117,7 @@ struct hvt_layer {
             hvt_map map; /* fused into it, if `maps` */
         } batchnorm;
     } is;
-    bool has_parameter; /* binary: in place of a second value */
+    bool has_parameter; /* binary: in place of a second value; attention: a table */
     int ndim, dim[4];   /* its shape */
     float init;         /* and how that begins */
     bool constant;      /* and that it is no parameter, but a constant */
@@ -118,6 +135,8 @@ struct hvt_layer {
                               it is kept */
     bool recomputes_input; /* y of in[0] is recomputed before this layer's backward */
     void *saved;           /* saved by forward for backward */
+    const hvt__constants *constants; /* attention: what it adds to scores, and its windows; NULL: nothing */
+    void *constants_there;           /* in device memory; NULL: not yet planned */
     size_t saved_bytes, ws_bytes;
     hvt_op *op;     /* planned device operation, or NULL */
     size_t moments; /* norm: offset of [2,C] in the step statistics */
@@ -159,9 +178,12 @@ struct hvt_model {
     char *freeze;     /* hvt_model_freeze()'s prefixes; NULL: none */
     hvt_alias *alias; /* [naliases] hvt_model_alias() */
     int naliases;
-    bool inference;        /* hvt_model_set_inference() */
-    hvt_value next_shares; /* whose parameters it has; -1: its own */
-    bool unfused;          /* no fusion (for tests) */
+    hvt_attached *attached; /* [nattached] */
+    int nattached;
+    hvt__constants *constants; /* of all layers */
+    bool inference;            /* hvt_model_set_inference() */
+    hvt_value next_shares;     /* whose parameters it has; -1: its own */
+    bool unfused;              /* no fusion (for tests) */
     bool poisons; /* memory of the arena of activations becomes NaN where its lifetime ends (for tests) */
     int batch;    /* 0 until planned */
     hvt_order order;

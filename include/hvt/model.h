@@ -202,12 +202,35 @@ HVT_API hvt_value hvt_reshape(hvt_model *m, hvt_value x, int h, int w);
  *
  *     q [N,H,W,C]     k, v [N,H',W',C]     y [N,H,W,C]
  *
- * scale 0: 1 / sqrt(C/heads). No mask and no dropout. Memory for P is taken for some queries at a time and is
- * not kept for backward. The short form's input is [N,H,W,3*C]: the channels of q, then k's, then v's, as
+ * scale 0: 1 / sqrt(C/heads). No dropout. Memory for P is taken for some queries at a time and is not kept
+ * for backward. The short form's input is [N,H,W,3*C]: the channels of q, then k's, then v's, as
  * torch.nn.MultiheadAttention projects them. Mistakes: shapes other than these, C no multiple of heads, a
  * scale below 0. */
 HVT_API hvt_value hvt_attention(hvt_model *m, hvt_value q, hvt_value k, hvt_value v, int heads, float scale);
 HVT_API hvt_value hvt_self_attention(hvt_model *m, hvt_value qkv, int heads, float scale);
+
+/** More of attention: within windows of an image, and with numbers that are added to the scores, as in
+ * torchvision's swin_t and maxvit_t:
+ *
+ *     P[i,.] = softmax over j of scale * q[i] . k[j] + table[bias[h][i][j]] + mask[w][i][j]
+ *
+ * of head h and window w. The table is a parameter, a bias of relative positions; in files it has the layer's
+ * name, and is of shape dim[ndim]. It begins normal with a deviation of 0.02. The arrays are copied. */
+typedef struct hvt_attention_opts {
+    int heads;
+    float scale;       ///< 0: 1 / sqrt(C/heads)
+    int windows;       ///< of T = H*W/windows tokens each; 0 or 1: the image is one
+    const int *pixel;  ///< [windows][T]: each token's pixel, line by line; NULL: 0 to H*W-1
+    int ndim, dim[4];  ///< the table's shape; ndim 0: there is none
+    const int *bias;   ///< [heads][T][T']: which of its elements
+    const float *mask; ///< [windows][T][T'], finite; NULL: none
+} hvt_attention_opts;
+/** Mistakes, besides those of hvt_attention(): several windows of fewer keys than queries or the other way
+ * round, or of which the image has no multiple; pixels that are not each named once; an element that the
+ * table has not; a mask that is not finite. */
+HVT_API hvt_value hvt_attention_with(hvt_model *m, hvt_value q, hvt_value k, hvt_value v,
+                                     const hvt_attention_opts *opts);
+HVT_API hvt_value hvt_self_attention_with(hvt_model *m, hvt_value qkv, const hvt_attention_opts *opts);
 
 /** What hvt_layernorm() normalises over. */
 typedef enum hvt_over {
@@ -494,6 +517,14 @@ HVT_API bool hvt_model_named(const hvt_model *m, int i, hvt_named *ret_tensor);
  * (another count), E_MEM, E_DEVICE. */
 HVT_API hvt_status hvt_model_get(hvt_model *m, const char *name, float *ret_values, size_t count);
 HVT_API hvt_status hvt_model_set(hvt_model *m, const char *name, const float *values, size_t count);
+
+/** Let files of weights hold a tensor that the model does not compute with, so that PyTorch's strict
+ * load_state_dict() finds it there: a buffer, as Swin's relative_position_index is one. `whole`: it is
+ * written as int64, else as f32. In files that are read it may be missing, and is not looked at. The values
+ * are copied. Errors: E_ARG (planned already, a name that is too long or was attached before, more than 4
+ * dimensions), E_MEM. */
+HVT_API hvt_status hvt_model_attach(hvt_model *m, const char *name, int ndim, const int *dim, bool whole,
+                                    const double *values);
 
 /** 64-bit hash over names and canonical f32 bytes of all parameters and running statistics. */
 HVT_API hvt_status hvt_model_hash(hvt_model *m, uint64_t *ret_hash);

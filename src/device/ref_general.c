@@ -413,19 +413,30 @@ hvt_status hvt__norm_backward_ref(hvt_device *d, const hvt_norm_args *a)
 
 /* ---- attention ---- */
 
-/* Element c of a head of a token's row. */
-static size_t token_at(const hvt_attention_args *a, int n, int tokens, int token, int pitch, int head, int c)
+/* Element c of a head of a token's row, which is one of `tokens` of a window. */
+static size_t token_at(const hvt_attention_args *a, int n, int window, int tokens, int token, int pitch,
+                       int head, int c)
 {
-    return hvt__row_of(a->order, a->n, 1, tokens, n, 0, token) * (size_t)pitch + (size_t)head * a->width + c;
+    const int at = window * tokens + token;
+
+    return hvt__row_of(a->order, a->n, 1, a->windows * tokens, n, 0, a->pixel ? a->pixel[at] : at) *
+               (size_t)pitch +
+           (size_t)head * a->width + c;
 }
 
-#define Q_AT(i, c) token_at(a, n, a->queries, i, a->q.pitch, head, c)
-#define K_AT(j, c) token_at(a, n, a->keys, j, a->k.pitch, head, c)
-#define V_AT(j, c) token_at(a, n, a->keys, j, a->v.pitch, head, c)
-#define Y_AT(i, c) token_at(a, n, a->queries, i, a->heads * a->width, head, c)
+#define Q_AT(i, c) token_at(a, n, window, a->queries, i, a->q.pitch, head, c)
+#define K_AT(j, c) token_at(a, n, window, a->keys, j, a->k.pitch, head, c)
+#define V_AT(j, c) token_at(a, n, window, a->keys, j, a->v.pitch, head, c)
+#define Y_AT(i, c) token_at(a, n, window, a->queries, i, a->heads * a->width, head, c)
+
+/* The place of a bias. */
+static size_t bias_at(const hvt_attention_args *a, int head, int i, int j)
+{
+    return ((size_t)head * a->queries + i) * a->keys + j;
+}
 
 /* One query's softmax. */
-static void weights(const hvt_attention_args *a, int n, int head, int i, double *p)
+static void weights(const hvt_attention_args *a, int n, int window, int head, int i, double *p)
 {
     double most = -INFINITY, sum = 0;
 
@@ -434,6 +445,10 @@ static void weights(const hvt_attention_args *a, int n, int head, int i, double 
         for (int c = 0; c < a->width; c++)
             p[j] += (double)hvt__load(a->q.x, a->type, Q_AT(i, c)) * hvt__load(a->k.x, a->type, K_AT(j, c));
         p[j] *= a->scale;
+        if (a->table)
+            p[j] += a->table[a->bias[bias_at(a, head, i, j)]];
+        if (a->mask)
+            p[j] += a->mask[((size_t)window * a->queries + i) * a->keys + j];
         most = fmax(most, p[j]);
     }
     for (int j = 0; j < a->keys; j++)
@@ -444,15 +459,18 @@ static void weights(const hvt_attention_args *a, int n, int head, int i, double 
 
 size_t hvt__attention_room_ref(hvt_device *d, const hvt_attention_args *a)
 {
-    return ((size_t)2 * a->keys + (size_t)(a->queries + 2 * a->keys) * a->width) * sizeof(double);
+    return ((size_t)2 * a->keys + (size_t)(a->queries + 2 * a->keys) * a->width +
+            (a->elements ? (size_t)a->heads * a->queries * a->keys : 0)) *
+           sizeof(double);
 }
 
-/* Run the statements for every image and head. */
+/* Run the statements for every image, window and head. */
 #define HEADS(a, ...)                                                                                        \
     for (int n = 0; n < (a)->real; n++)                                                                      \
-        for (int head = 0; head < (a)->heads; head++) {                                                      \
-            __VA_ARGS__                                                                                      \
-        }
+        for (int window = 0; window < (a)->windows; window++)                                                \
+            for (int head = 0; head < (a)->heads; head++) {                                                  \
+                __VA_ARGS__                                                                                  \
+            }
 
 hvt_status hvt__attention_forward_ref(hvt_device *d, const hvt_attention_args *a)
 {
@@ -461,7 +479,7 @@ hvt_status hvt__attention_forward_ref(hvt_device *d, const hvt_attention_args *a
 
     HEADS(
         a, for (int i = 0; i < a->queries; i++) {
-            weights(a, n, head, i, p);
+            weights(a, n, window, head, i, p);
             for (int c = 0; c < a->width; c++) {
                 double y = 0;
 
@@ -478,14 +496,17 @@ hvt_status hvt__attention_backward_ref(hvt_device *d, const hvt_attention_args *
     HVT_FLOATS;
     const int w = a->width;
     double *p = a->ws, *dp = p + a->keys, *dq = dp + a->keys, *dk = dq + (size_t)a->queries * w,
-           *dv = dk + (size_t)a->keys * w;
+           *dv = dk + (size_t)a->keys * w, *dbias = dv + (size_t)a->keys * w;
+    const bool sums = a->table && a->dtable;
 
+    for (size_t i = 0; sums && i < (size_t)a->heads * a->queries * a->keys; i++)
+        dbias[i] = 0;
     HEADS(a, {
         memset(dq, 0, (size_t)(a->queries + 2 * a->keys) * w * sizeof *dq);
         for (int i = 0; i < a->queries; i++) {
             double dot = 0;
 
-            weights(a, n, head, i, p);
+            weights(a, n, window, head, i, p);
             for (int j = 0; j < a->keys; j++) {
                 dp[j] = 0;
                 for (int c = 0; c < w; c++) {
@@ -496,6 +517,8 @@ hvt_status hvt__attention_backward_ref(hvt_device *d, const hvt_attention_args *
                 }
                 dot += p[j] * dp[j];
             }
+            for (int j = 0; j < a->keys && sums; j++)
+                dbias[bias_at(a, head, i, j)] += p[j] * (dp[j] - dot);
             for (int j = 0; j < a->keys; j++)
                 for (int c = 0; c < w; c++) {
                     const double ds = a->scale * p[j] * (dp[j] - dot);
@@ -513,6 +536,13 @@ hvt_status hvt__attention_backward_ref(hvt_device *d, const hvt_attention_args *
                 hvt__put_ref(a->v.dx, a->type, V_AT(j, c), (float)dv[(size_t)j * w + c], a->v.add);
         }
     })
+    for (int e = 0; sums && e < a->elements; e++) {
+        double sum = 0;
+
+        for (int i = a->first[e]; i < a->first[e + 1]; i++)
+            sum += dbias[a->where[i]];
+        a->dtable[e] = (float)sum;
+    }
     return HVT_OK;
 }
 

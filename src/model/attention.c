@@ -7,7 +7,112 @@
 
 #include <math.h>
 
-static hvt_value attention(hvt_model *m, const hvt_value *in, int count, int heads, float scale)
+enum { MOST_SCORES = 1 << 28 }; /* of all windows or heads, where arrays have a number for each */
+
+/* The first of n pixels that is none, or that was named before; n: there is none. */
+static int wrong_pixel(const int *pixel, int n)
+{
+    bool *named = calloc((size_t)n, sizeof *named);
+    int i = 0;
+
+    while (named && i < n && pixel[i] >= 0 && pixel[i] < n && !named[pixel[i]])
+        named[pixel[i++]] = true;
+    free(named);
+    return i;
+}
+
+/* A counting sort of the places in `bias`. */
+static void sort_places(hvt__constants *c, int elements)
+{
+    const int32_t *bias = c->data + c->bias;
+    int32_t *first = c->data + c->first, *where = c->data + c->where;
+    const size_t n = c->first - c->bias;
+
+    memset(first, 0, (c->where - c->first) * sizeof *first);
+    for (size_t i = 0; i < n; i++)
+        first[bias[i] + 1]++;
+    for (int e = 0; e < elements; e++)
+        first[e + 1] += first[e];
+    for (size_t i = 0; i < n; i++)
+        where[first[bias[i]]++] = (int32_t)i;
+    memmove(first + 1, first, (size_t)elements * sizeof *first);
+    first[0] = 0;
+}
+
+/* Keep what the caller's arrays have. */
+static hvt_value keep_arrays(hvt_model *m, hvt_layer *l, const hvt_attention_opts *o)
+{
+    const hvt_attention_args *a = &l->is.attention;
+    const size_t scores = (size_t)a->queries * (size_t)a->keys;
+    const size_t tokens = (size_t)a->windows * (size_t)a->queries;
+    hvt__constants is = {.next = m->constants}, *c;
+
+    is.bias = o->pixel ? tokens : 0;
+    is.first = is.bias + (a->elements ? (size_t)a->heads * scores : 0);
+    is.where = is.first + (a->elements ? (size_t)a->elements + 1 : 0);
+    is.mask = is.where + (is.first - is.bias);
+    is.all = is.mask + (o->mask ? (size_t)a->windows * scores : 0);
+    if (!is.all)
+        return 0;
+    c = malloc(sizeof *c + is.all * sizeof *c->data);
+    if (!c)
+        return hvt__mistake(m, l, HVT_E_MEM, "no memory for %zu pixels, biases and numbers of a mask",
+                            is.all);
+    *c = is;
+    l->constants = m->constants = c;
+    if (o->pixel)
+        memcpy(c->data, o->pixel, tokens * sizeof *c->data);
+    if (a->elements) {
+        memcpy(c->data + c->bias, o->bias, (c->first - c->bias) * sizeof *c->data);
+        sort_places(c, a->elements);
+    }
+    if (o->mask)
+        memcpy(c->data + c->mask, o->mask, (c->all - c->mask) * sizeof *c->data);
+    return 0;
+}
+
+/* The windows, and what is added to scores; l->is.attention has its heads. */
+static hvt_value divide(hvt_model *m, hvt_layer *l, int queries, int keys, const hvt_attention_opts *o)
+{
+    hvt_attention_args *a = &l->is.attention;
+    const int windows = o->windows > 1 ? o->windows : 1;
+    int64_t elements = o->ndim > 0, scores;
+    int wrong;
+
+    HVT_EXPECT(m, l, queries % windows == 0 && (queries == keys || (windows == 1 && !o->pixel)),
+               "%d windows of %d queries and %d keys", windows, queries, keys);
+    a->windows = windows;
+    a->queries = queries / windows;
+    a->keys = keys / windows;
+    scores = (int64_t)a->queries * a->keys * (windows > a->heads ? windows : a->heads);
+    HVT_EXPECT(m, l, (!o->ndim && !o->mask) || scores <= MOST_SCORES,
+               "%d queries and %d keys of %d windows and %d heads; expected at most %d scores", a->queries,
+               a->keys, windows, a->heads, MOST_SCORES);
+    HVT_EXPECT(m, l, o->ndim >= 0 && o->ndim <= 4 && (!o->ndim || o->bias),
+               "a table of %d dimensions, expected 0 to 4, and biases if there are any", o->ndim);
+    for (int i = 0; i < o->ndim; i++) {
+        HVT_EXPECT(m, l, o->dim[i] > 0 && o->dim[i] <= HVT_MOST / elements,
+                   "a table whose dimension %d is %d; expected at most %d elements", i, o->dim[i], HVT_MOST);
+        elements *= o->dim[i];
+        l->dim[i] = o->dim[i];
+    }
+    l->has_parameter = o->ndim > 0;
+    l->ndim = o->ndim;
+    l->init = 0.02f;
+    a->elements = (int)elements;
+    for (int64_t i = 0, n = elements ? (int64_t)a->queries * a->keys * a->heads : 0; i < n; i++)
+        HVT_EXPECT(m, l, o->bias[i] >= 0 && o->bias[i] < elements, "bias %lld is element %d of a table of %d",
+                   (long long)i, o->bias[i], a->elements);
+    for (int64_t i = 0, n = o->mask ? (int64_t)a->queries * a->keys * windows : 0; i < n; i++)
+        HVT_EXPECT(m, l, isfinite(o->mask[i]), "number %lld of the mask is %g; expected a finite one",
+                   (long long)i, (double)o->mask[i]);
+    wrong = o->pixel ? wrong_pixel(o->pixel, queries) : queries;
+    HVT_EXPECT(m, l, wrong == queries, "token %d has pixel %d; expected each of 0 to %d once", wrong,
+               o->pixel[wrong], queries - 1);
+    return keep_arrays(m, l, o);
+}
+
+static hvt_value attention(hvt_model *m, const hvt_value *in, int count, const hvt_attention_opts *o)
 {
     hvt_layer *l = hvt__layer_begin_many(m, &hvt_layer_attention, in, count);
     const int *q, *k, *v;
@@ -15,6 +120,7 @@ static hvt_value attention(hvt_model *m, const hvt_value *in, int count, int hea
 
     if (!l)
         return -1;
+    HVT_EXPECT(m, l, o, "no options");
     q = m->layer[in[0]].y.dim;
     k = m->layer[in[count > 1]].y.dim;
     v = m->layer[in[count - 1]].y.dim;
@@ -26,30 +132,62 @@ static hvt_value attention(hvt_model *m, const hvt_value *in, int count, int hea
         "many values as keys",
         q[1], q[2], q[3], k[1], k[2], k[3], v[1], v[2], v[3]);
     channels = count > 1 ? q[3] : q[3] / 3;
-    HVT_EXPECT(m, l, heads > 0 && channels % heads == 0, "%d channels in %d heads", channels, heads);
-    HVT_EXPECT(m, l, isfinite(scale) && scale >= 0, "a scale of %g; expected 0 or more", (double)scale);
+    HVT_EXPECT(m, l, o->heads > 0 && channels % o->heads == 0, "%d channels in %d heads", channels, o->heads);
+    HVT_EXPECT(m, l, isfinite(o->scale) && o->scale >= 0, "a scale of %g; expected 0 or more",
+               (double)o->scale);
     l->is.attention =
-        (hvt_attention_args){.heads = heads,
-                             .width = channels / heads,
-                             .scale = scale > 0 ? scale : 1 / sqrtf((float)channels / (float)heads)};
+        (hvt_attention_args){.heads = o->heads,
+                             .width = channels / o->heads,
+                             .scale = o->scale > 0 ? o->scale : 1 / sqrtf((float)channels / (float)o->heads)};
+    if (divide(m, l, q[1] * q[2], k[1] * k[2], o) < 0)
+        return -1;
     l->saves_input = l->saves_others = true;
     return hvt__layer_end(m, l, q[1], q[2], channels);
 }
 
+hvt_value hvt_attention_with(hvt_model *m, hvt_value q, hvt_value k, hvt_value v,
+                             const hvt_attention_opts *opts)
+{
+    return m ? attention(m, (hvt_value[]){q, k, v}, 3, opts) : -1;
+}
+
+hvt_value hvt_self_attention_with(hvt_model *m, hvt_value qkv, const hvt_attention_opts *opts)
+{
+    return m ? attention(m, &qkv, 1, opts) : -1;
+}
+
 hvt_value hvt_attention(hvt_model *m, hvt_value q, hvt_value k, hvt_value v, int heads, float scale)
 {
-    return m ? attention(m, (hvt_value[]){q, k, v}, 3, heads, scale) : -1;
+    return hvt_attention_with(m, q, k, v, &(hvt_attention_opts){.heads = heads, .scale = scale});
 }
 
 hvt_value hvt_self_attention(hvt_model *m, hvt_value qkv, int heads, float scale)
 {
-    return m ? attention(m, &qkv, 1, heads, scale) : -1;
+    return hvt_self_attention_with(m, qkv, &(hvt_attention_opts){.heads = heads, .scale = scale});
 }
 
 /* q, k and v are columns of one input. */
 static bool is_packed(const hvt_layer *l)
 {
     return l->in[1] < 0;
+}
+
+/* The layer's arrays, in device memory. */
+static hvt_status put_arrays(hvt_model *m, hvt_layer *l)
+{
+    const hvt__constants *c = l->constants;
+    hvt_attention_args *a = &l->is.attention;
+    const int32_t *data;
+
+    HVT_TRY(m->dev->ops->memory.alloc(m->dev, c->all * sizeof *data, &l->constants_there));
+    HVT_TRY(m->dev->ops->memory.upload(m->dev, l->constants_there, c->data, c->all * sizeof *data));
+    data = l->constants_there;
+    a->pixel = c->bias > c->pixel ? data + c->pixel : NULL;
+    a->bias = data + c->bias;
+    a->first = data + c->first;
+    a->where = data + c->where;
+    a->mask = c->all > c->mask ? (const float *)(const void *)(data + c->mask) : NULL;
+    return HVT_OK;
 }
 
 static hvt_status attention_plan(hvt_model *m, hvt_layer *l)
@@ -61,9 +199,19 @@ static hvt_status attention_plan(hvt_model *m, hvt_layer *l)
     k->order = m->order;
     k->type = l->y.dtype;
     k->n = m->batch;
-    k->queries = hvt__pixels(l);
-    k->keys = hvt__pixels(hvt__in(m, l, is_packed(l) ? 0 : 1));
     k->q.pitch = k->k.pitch = k->v.pitch = is_packed(l) ? 3 * channels : channels;
+    if (l->constants)
+        HVT_TRY(put_arrays(m, l));
+    if (l->has_parameter) {
+        hvt_param p = {.ndim = l->ndim,
+                       .count = (size_t)k->elements,
+                       .role = HVT_ROLE_NORM,
+                       .init = HVT_INIT_NORMAL,
+                       .init_arg = l->init};
+
+        memcpy(p.dim, l->dim, sizeof p.dim);
+        HVT_TRY(hvt__param_add(m, l, 0, &p, NULL));
+    }
     l->ws_bytes = m->dev->ops->general.attention_room(m->dev, k);
     return HVT_OK;
 }
@@ -83,6 +231,7 @@ static hvt_attention_args arguments(hvt_model *m, const hvt_layer *l)
 
     a.real = m->real;
     a.ws = m->ws;
+    a.table = l->has_parameter ? hvt__weight(m, l, 0) : NULL;
     for (int i = 0; i < 3; i++)
         *x[i] = part(l, i, hvt__in(m, l, is_packed(l) ? 0 : i)->y.data);
     return a;
@@ -106,12 +255,14 @@ static hvt_status attention_backward(hvt_model *m, hvt_layer *l)
     bool *const add[3] = {&a.q.add, &a.k.add, &a.v.add};
 
     a.dy = l->dy.data;
+    a.dtable = l->has_parameter && !hvt__is_frozen(m, l, 0) ? hvt__grad(m, l, 0) : NULL;
     for (int i = 0; i < 3; i++) {
         *dx[i] = part(l, i, hvt__in(m, l, packed ? 0 : i)->dy.data);
         *add[i] = l->add[packed ? 0 : i];
         if (twice) {
             HVT_TRY(m->dev->ops->general.attention_backward(m->dev, &a));
             *dx[i] = NULL;
+            a.dtable = NULL;
         }
     }
     return twice ? HVT_OK : m->dev->ops->general.attention_backward(m->dev, &a);

@@ -234,6 +234,47 @@ hvt_status hvt_model_alias(hvt_model *m, const char *name, const char *of)
     return HVT_OK;
 }
 
+hvt_status hvt_model_attach(hvt_model *m, const char *name, int ndim, const int *dim, bool whole,
+                            const double *values)
+{
+    hvt_attached *list, a = {.ndim = ndim};
+    size_t count = 1;
+
+    HVT_GIVEN(m, "a model");
+    HVT_GIVEN(name, "a tensor's name");
+    HVT_GIVEN(values, "an array of values");
+    HVT_CHECK(!m->batch, E_ARG, "%s is attached after hvt_model_plan()", name);
+    HVT_CHECK(*name && strlen(name) < HVT_NAME_MAX, E_ARG,
+              "'%.200s' is attached, expected a name of 1 to %d bytes", name, HVT_NAME_MAX - 1);
+    HVT_CHECK(ndim >= 0 && ndim <= 4 && (!ndim || dim), E_ARG, "%s has %d dimensions, expected 0 to 4", name,
+              ndim);
+    for (int i = 0; i < m->nattached; i++)
+        HVT_CHECK(strcmp(m->attached[i].name, name), E_ARG, "%s is attached twice", name);
+    for (int i = 0; i < ndim; i++) {
+        HVT_CHECK(dim[i] > 0 && count * (size_t)dim[i] <= INT_MAX, E_ARG, "dimension %d of %s is %d", i, name,
+                  dim[i]);
+        count *= (size_t)dim[i];
+        a.dim[i] = dim[i];
+    }
+    strcpy(a.name, name);
+    a.whole = whole ? malloc(count * sizeof *a.whole) : NULL;
+    a.real = whole ? NULL : malloc(count * sizeof *a.real);
+    list = realloc(m->attached, sizeof *list * ((size_t)m->nattached + 1));
+    m->attached = list ? list : m->attached;
+    if (!list || (!a.whole && !a.real)) {
+        free(a.whole);
+        free(a.real);
+        return HVT_FAIL(E_MEM, "no memory for %zu values of %s", count, name);
+    }
+    for (size_t i = 0; i < count; i++)
+        if (whole)
+            a.whole[i] = (int64_t)values[i];
+        else
+            a.real[i] = (float)values[i];
+    list[m->nattached++] = a;
+    return HVT_OK;
+}
+
 static int index_of(const hvt_model *m, const char *name)
 {
     for (int i = 0; i < m->nparam_tensors; i++)

@@ -37,6 +37,15 @@ void hvt_model_free(hvt_model **model)
     free(m->layer);
     free(m->freeze);
     free(m->alias);
+    for (int i = 0; i < m->nattached; i++) {
+        free(m->attached[i].whole);
+        free(m->attached[i].real);
+    }
+    free(m->attached);
+    for (hvt__constants *c = m->constants, *next; c; c = next) {
+        next = c->next;
+        free(c);
+    }
     free(m);
     *model = NULL;
 }

@@ -418,8 +418,10 @@ void hvt__model_unplan(hvt_model *m)
                            m->own_labels,
                            m->own_targets};
 
-    for (int l = 0; l < m->nlayer; l++)
+    for (int l = 0; l < m->nlayer; l++) {
         hvt__op_free(m->layer[l].op);
+        m->dev->ops->memory.release(m->dev, m->layer[l].constants_there);
+    }
     free(m->param);
     free(m->stat);
     free(m->ending);

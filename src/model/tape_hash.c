@@ -54,7 +54,7 @@ static void arguments(const hvt_model *m, const hvt_layer *l, double x[NUMBERS])
     else if (l->ops >= hvt_layer_binary && l->ops < hvt_layer_binary + HVT_BINARIES)
         PUT(l->is.binary.swapped, l->is.binary.across, l->is.binary.at.first);
     else if (l->ops == &hvt_layer_attention)
-        PUT(l->is.attention.heads, l->is.attention.scale);
+        PUT(l->is.attention.heads, l->is.attention.scale, l->is.attention.windows, l->is.attention.elements);
 #undef PUT
 }
 
@@ -73,6 +73,8 @@ uint64_t hvt__tape_hash(const hvt_model *m, hvt_value logits)
         arguments(m, l, x);
         of[v] = hvt__hash_text(HVT_HASH_INIT, l->ops->name);
         of[v] = hvt__hash(of[v], x, sizeof x);
+        if (l->constants)
+            of[v] = hvt__hash(of[v], l->constants->data, l->constants->all * sizeof *l->constants->data);
         if (has_parameters(l))
             of[v] = hvt__hash_text(of[v], m->layer[l->shares >= 0 ? l->shares : v].name);
         for (int i = 0; i < l->nin; i++)

@@ -503,7 +503,10 @@ static void attention_forward(void *ctx, const float *in, float *y)
     general_ctx *c = ctx;
     hvt_attention_args a = c->attention;
 
-    *(c->vary == 0 ? &a.q.x : c->vary == 1 ? &a.k.x : &a.v.x) = in;
+    if (c->vary == 3)
+        a.table = in;
+    else
+        *(c->vary == 0 ? &a.q.x : c->vary == 1 ? &a.k.x : &a.v.x) = in;
     a.y = y;
     CHECK_OK(ref->ops->general.attention_forward(ref, &a));
 }
@@ -520,6 +523,7 @@ TEST(ref_attention_gradients_equal_differences)
                                        .real = IMAGES,
                                        .heads = HEADS,
                                        .width = WIDTH,
+                                       .windows = 1,
                                        .queries = QUERIES,
                                        .keys = KEYS,
                                        .scale = 0.75f,
@@ -548,6 +552,64 @@ TEST(ref_attention_gradients_equal_differences)
     }
 }
 
+TEST(ref_gradients_of_attention_in_windows_equal_differences)
+{
+    enum { IMAGES = 2, HEADS = 2, WIDTH = 3, C = HEADS * WIDTH, WINDOWS = 2, TOKENS = 3, ELEMENTS = 4 };
+    enum { N = IMAGES * WINDOWS * TOKENS * C, BIASES = HEADS * TOKENS * TOKENS };
+    static const int32_t pixel[WINDOWS * TOKENS] = {4, 0, 3, 1, 5, 2};
+    static const int32_t bias[BIASES] = {0, 1, 2, 1, 0, 1, 2, 1, 0, 3, 3, 1, 0, 3, 3, 2, 0, 3};
+    static const int32_t first[ELEMENTS + 1] = {0, 5, 10, 13, 18};
+    static const int32_t where[BIASES] = {0, 4, 8, 12, 16, 1, 3, 5, 7, 11, 2, 6, 15, 9, 10, 13, 14, 17};
+    static const float mask[WINDOWS * TOKENS * TOKENS] = {[1] = -100, [6] = -100, [11] = -1, [17] = 0.5f};
+
+    for (int order = 0; order < 2; order++) {
+        float *q = floats(N), *k = floats(N), *v = floats(N), *dy = floats(N), *table = floats(ELEMENTS),
+              dq[N], dk[N], dv[N], dtable[ELEMENTS];
+        general_ctx c = {.attention = {.order = order ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+                                       .n = IMAGES,
+                                       .real = IMAGES,
+                                       .heads = HEADS,
+                                       .width = WIDTH,
+                                       .windows = WINDOWS,
+                                       .queries = TOKENS,
+                                       .keys = TOKENS,
+                                       .scale = 0.75f,
+                                       .pixel = pixel,
+                                       .table = table,
+                                       .bias = bias,
+                                       .mask = mask,
+                                       .elements = ELEMENTS,
+                                       .first = first,
+                                       .where = where,
+                                       .q = {q, NULL, C, false},
+                                       .k = {k, NULL, C, false},
+                                       .v = {v, NULL, C, false}}};
+        hvt_attention_args a;
+
+        c.attention.ws = room(ref->ops->general.attention_room(ref, &c.attention));
+        a = c.attention;
+        a.dy = dy;
+        a.q.dx = dq;
+        a.k.dx = dk;
+        a.v.dx = dv;
+        a.dtable = dtable;
+        CHECK_OK(ref->ops->general.attention_backward(ref, &a));
+        check_gradient("queries", attention_forward, &c, q, N, dy, N, dq, 0x1p-6f, 1e-3);
+        c.vary = 1;
+        check_gradient("keys", attention_forward, &c, k, N, dy, N, dk, 0x1p-6f, 1e-3);
+        c.vary = 2;
+        check_gradient("values", attention_forward, &c, v, N, dy, N, dv, 0x1p-3f, 1e-5);
+        c.vary = 3;
+        check_gradient("table", attention_forward, &c, table, ELEMENTS, dy, N, dtable, 0x1p-6f, 1e-3);
+        free(q);
+        free(k);
+        free(v);
+        free(dy);
+        free(table);
+        free(c.attention.ws);
+    }
+}
+
 int main(void)
 {
     CHECK_OK(hvt_device_open("ref", NULL, &ref));
@@ -558,6 +620,7 @@ int main(void)
     RUN(ref_binary_gradients_equal_differences);
     RUN(ref_norm_gradients_equal_differences);
     RUN(ref_attention_gradients_equal_differences);
+    RUN(ref_gradients_of_attention_in_windows_equal_differences);
     RUN(ref_bias_loss_and_subsampling_gradients_equal_differences);
     hvt_device_close(&ref);
     return check_done();

@@ -559,28 +559,102 @@ TEST(norms_over_a_shape_equal_ref)
 
 /* ---- attention ---- */
 
+/* What attention adds to its scores, and where the windows are: in another order, one after the other. */
+typedef struct additions {
+    int32_t *pixel, *bias, *first, *where;
+    float *table, *mask;
+} additions;
+
+static int32_t *integers(size_t n)
+{
+    int32_t *x = malloc((n ? n : 1) * sizeof *x);
+
+    if (!x)
+        exit(1);
+    return x;
+}
+
+static additions random_additions(hvt_attention_args *k)
+{
+    const int pixels = k->windows * k->queries, scores = k->heads * k->queries * k->keys;
+    const size_t masked = (size_t)k->windows * k->queries * k->keys;
+    additions add = {0};
+
+    if (k->queries == k->keys && between(0, 1)) {
+        k->pixel = add.pixel = integers((size_t)pixels);
+        for (int i = 0; i < pixels; i++) {
+            const int j = between(0, i);
+
+            add.pixel[i] = add.pixel[j];
+            add.pixel[j] = i;
+        }
+    }
+    if (between(0, 1)) {
+        int at = 0;
+
+        k->elements = between(1, 70);
+        k->table = add.table = room((size_t)k->elements * sizeof(float));
+        k->bias = add.bias = integers((size_t)scores);
+        k->first = add.first = integers((size_t)k->elements + 1);
+        k->where = add.where = integers((size_t)scores);
+        for (int i = 0; i < k->elements; i++)
+            add.table[i] = (float)between(-100, 100) / 64;
+        for (int i = 0; i < scores; i++)
+            add.bias[i] = between(0, k->elements - 1);
+        for (int e = 0; e < k->elements; e++) {
+            add.first[e] = at;
+            for (int i = 0; i < scores; i++)
+                if (add.bias[i] == e)
+                    add.where[at++] = i;
+        }
+        add.first[k->elements] = at;
+    }
+    if (between(0, 1)) {
+        k->mask = add.mask = room(masked * sizeof(float));
+        for (size_t i = 0; i < masked; i++)
+            add.mask[i] = between(0, 2) ? 0 : between(0, 1) ? -100 : -1e30f;
+    }
+    return add;
+}
+
+static void free_additions(additions *add)
+{
+    free(add->pixel);
+    free(add->bias);
+    free(add->first);
+    free(add->where);
+    free(add->table);
+    free(add->mask);
+}
+
 /* q, k and v are columns of one matrix, or matrices of their own; a gradient that is not wanted stays. */
 TEST(attention_equals_ref)
 {
     static const int widths[] = {1, 3, 8, 16, 33, 64, 80, 130};
     static const char *const what[] = {"y", "dq", "dk", "dv"};
+    enum { MOST_ELEMENTS = 70 };
 
     for (int t = 0; t < cases(CASES); t++) {
         const bool one = t % 2;
-        const int queries = between(0, 4) ? between(1, 40) : between(60, 200),
-                  keys = one ? queries : between(1, 90), n = between(1, 3);
+        const int windows = between(0, 1) ? 1 : between(2, 5),
+                  tokens = between(0, 4) || windows > 1 ? between(1, 40) : between(60, 200),
+                  other = one || windows > 1 ? tokens : between(1, 90), queries = windows * tokens,
+                  keys = windows * other, n = between(1, 3);
         hvt_attention_args k = {.order = between(0, 1) ? HVT_ORDER_HWN : HVT_ORDER_NHW,
                                 .n = n,
                                 .real = between(0, 3) ? n : between(0, n),
                                 .heads = between(1, 3),
                                 .width = widths[t % (int)HVT_LEN(widths)],
-                                .queries = queries,
-                                .keys = keys,
+                                .windows = windows,
+                                .queries = tokens,
+                                .keys = other,
                                 .scale = between(0, 1) ? 0.125f : 2};
         const hvt_dtype type = (hvt_dtype)(t / 2 % TYPES);
         const int c = k.heads * k.width, pitch = one ? 3 * c : c, wanted = between(0, 3) ? 7 : between(0, 7);
         shape in[3], out = typed_shape(type, make_shape(k.order, queries, n, k.real, c));
-        float *x[3], *old[3], *dy = matrix(&out, 0), *want[4], *first[4] = {0};
+        additions added = random_additions(&k);
+        const bool wants_table = k.elements && between(0, 3);
+        float *x[3], *old[3], *dy = matrix(&out, 0), *want[4], *first[4] = {0}, tables[3][MOST_ELEMENTS];
 
         for (int i = 0; i < 3; i++) {
             in[i] = typed_shape(type, make_shape(k.order, i ? keys : queries, n, k.real, pitch));
@@ -595,7 +669,7 @@ TEST(attention_equals_ref)
             hvt_device *d = devs[dev < 0 ? 0 : dev];
             hvt_attention_args a = k;
             void *px[3], *pdx[3], *py, *pdy;
-            float *got[4];
+            float *got[4], *table = tables[dev < 0 ? 0 : dev == one_thread(dev) ? 1 : 2];
 
             a.type = dev < 0 ? HVT_F32 : type;
             for (int i = 0; i < 3; i++) {
@@ -614,7 +688,16 @@ TEST(attention_equals_ref)
             a.q.dx = wanted & 1 ? pdx[0] : NULL;
             a.k.dx = wanted & 2 ? hvt__at(pdx[1], a.type, one ? (size_t)c : 0) : NULL;
             a.v.dx = wanted & 4 ? hvt__at(pdx[2], a.type, one ? (size_t)2 * c : 0) : NULL;
+            a.dtable = wants_table ? table : NULL;
             CHECK_OK(d->ops->general.attention_backward(d, &a));
+            for (int e = 0; wants_table && dev >= 0 && e < k.elements; e++) {
+                const float off =
+                    3e-5f * (float)(n * (k.first[e + 1] - k.first[e]) * k.width) * (type == HVT_F32 ? 1 : 20);
+
+                CHECK(fabsf(table[e] - tables[0][e]) <= off, "case %d: element %d of the table is off by %g",
+                      t, e, (double)fabsf(table[e] - tables[0][e]));
+                CHECK(table[e] == tables[1][e], "case %d: element %d of the table depends on threads", t, e);
+            }
             free(a.ws);
             free(pdy);
             got[0] = unpacked(a.type, py, out.all);
@@ -646,6 +729,7 @@ TEST(attention_equals_ref)
             free(x[i]);
             free(old[i]);
         }
+        free_additions(&added);
         free(dy);
     }
 }
@@ -666,6 +750,7 @@ TEST(softmax_of_scores_of_any_size)
                                     .real = 1,
                                     .heads = 1,
                                     .width = 1,
+                                    .windows = 1,
                                     .queries = 1,
                                     .keys = 4,
                                     .scale = 1,

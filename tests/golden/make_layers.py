@@ -199,6 +199,39 @@ class Tokens(nn.Module):
         return self.fc(F.layer_norm(y, (12,)).mean(1))
 
 
+class Windows(nn.Module):
+    """Self-attention within shifted windows, with biases of relative positions and a mask, as Swin has it; then of few
+    queries to all keys, with a table of each head."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = conv(3, 12, 3, 2)
+        self.table = nn.Parameter(torch.empty(9 * 5, 3))
+        self.qkv = nn.Linear(12, 36)
+        self.proj = nn.Linear(12, 12)
+        self.biases = nn.Parameter(torch.empty(2, 7))
+        self.fc = nn.Linear(12, CLASSES)
+
+    def forward(self, x):
+        x = self.conv(x).permute(0, 2, 3, 1)
+        n, h, w, c = x.shape
+        row, column = torch.arange(15) // 3, torch.arange(15) % 3
+        index = (row[:, None] - row + 4) * 5 + column[:, None] - column + 2
+        y = torch.roll(x, (-2, -1), (1, 2)).view(n, 1, 5, 2, 3, c).permute(0, 1, 3, 2, 4, 5).reshape(2 * n, 15, c)
+        q, k, v = self.qkv(y).reshape(2 * n, 15, 3, 3, 4).permute(2, 0, 3, 1, 4)
+        part = ((torch.arange(5) >= 3).long()[:, None] * 2 + (torch.arange(6) >= 5)).view(1, 5, 2, 3)
+        part = part.permute(0, 2, 1, 3).reshape(2, 15)
+        mask = -100.0 * (part[:, :, None] != part[:, None]).to(x.dtype)
+        scores = q * 0.5 @ k.transpose(-2, -1) + self.table[index.view(-1)].view(15, 15, 3).permute(2, 0, 1)
+        y = ((scores.view(n, 2, 3, 15, 15) + mask[:, None]).view(2 * n, 3, 15, 15).softmax(-1) @ v).transpose(1, 2)
+        y = self.proj(y.reshape(2 * n, 15, c)).view(n, 1, 2, 5, 3, c).permute(0, 1, 3, 2, 4, 5).reshape(n, h, w, c)
+        x = (x + torch.roll(y, (2, 1), (1, 2))).flatten(1, 2)
+        index = (torch.arange(2)[:, None] * 3 + torch.arange(30)) % 7
+        q, k = (z.unflatten(2, (2, 6)).transpose(1, 2) for z in (x[:, :2], x))
+        x = F.scaled_dot_product_attention(q, k, k, attn_mask=self.biases[:, index])
+        return self.fc(x.transpose(1, 2).flatten(2).mean(1))
+
+
 def run(make):
     net = make()
     fill(net)
@@ -226,7 +259,7 @@ def main():
     print(f"# By make_layers.py: Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}")
     print(f"# net, losses of {STEPS} steps; parameter, its first gradient (of the sum over the batch) along a vector of "
           "numbers in [-1, 1), its length")
-    for make in (Functions, Binary, Moves, Norms, Pools, Channels, Mixed, Tokens):
+    for make in (Functions, Binary, Moves, Norms, Pools, Channels, Mixed, Tokens, Windows):
         losses, grads = run(make)
         print("net", make.__name__, *(f"{x:.8f}" for x in losses))
         for name, dot, length in grads:

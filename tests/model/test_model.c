@@ -402,6 +402,34 @@ static hvt_value named_twice(hvt_device *dev, const char *name, const char *of, 
     return x;
 }
 
+TEST(what_is_attached_is_no_tensor_of_the_model)
+{
+    static const double values[] = {3, 1, 2, 0, 5, 4};
+    hvt_device *dev = NULL;
+    hvt_model *m = NULL;
+    hvt_named t;
+    hvt_value x;
+
+    CHECK_OK(hvt_device_open("ref", NULL, &dev));
+    CHECK_OK(hvt_model_create(dev, &m));
+    x = small_net(m, hvt_input(m, 9, 11, 3));
+    CHECK_OK(hvt_model_attach(m, "index", 2, (int[]){2, 3}, true, values));
+    CHECK_OK(hvt_model_attach(m, "scale", 0, NULL, false, values));
+    CHECK_FAILS(hvt_model_attach(m, "index", 1, (int[]){6}, true, values), E_ARG, "index is attached twice");
+    CHECK_FAILS(hvt_model_attach(m, "", 1, (int[]){6}, true, values), E_ARG, "a name of 1 to 191 bytes");
+    CHECK_FAILS(hvt_model_attach(m, "flat", 1, (int[]){0}, true, values), E_ARG, "dimension 0 of flat is 0");
+    CHECK_FAILS(hvt_model_attach(m, "deep", 5, (int[]){1, 1, 1, 1, 1}, true, values), E_ARG,
+                "deep has 5 dimensions");
+    CHECK_FAILS(hvt_model_attach(m, "wide", 2, (int[]){1 << 20, 1 << 20}, true, values), E_ARG, "of wide is");
+    CHECK(m->nattached == 2 && m->attached[0].whole[4] == 5 && m->attached[1].real[0] == 3, "values");
+    CHECK_OK(hvt_model_plan(m, 2, x));
+    CHECK_FAILS(hvt_model_attach(m, "late", 0, NULL, true, values), E_ARG, "after hvt_model_plan");
+    for (int i = 0; hvt_model_named(m, i, &t); i++)
+        CHECK(strcmp(t.name, "index") && strcmp(t.name, "scale"), "it is counted");
+    hvt_model_free(&m);
+    hvt_device_close(&dev);
+}
+
 TEST(a_parameter_may_have_a_second_name)
 {
     static const char weight[] = "conv2d1.weight", twin[] = "twin.weight", mean[] = "batchnorm2.running_mean";
@@ -411,7 +439,7 @@ TEST(a_parameter_may_have_a_second_name)
                {twin, mean, "which is no parameter"},
                {weight, weight, "is a tensor itself"},
                {mean, weight, "is a tensor itself"}};
-    char longest[97] = "";
+    char longest[193] = "";
     hvt_device *dev = NULL;
     hvt_model *m = NULL;
     hvt_named t, first = {0};
@@ -429,9 +457,9 @@ TEST(a_parameter_may_have_a_second_name)
     hvt_model_free(&m);
 
     x = named_twice(dev, twin, weight, &m);
-    memset(longest, 'a', 96);
-    CHECK_FAILS(hvt_model_alias(m, longest, weight), E_ARG, "names of 1 to 95 bytes");
-    CHECK_FAILS(hvt_model_alias(m, "", weight), E_ARG, "names of 1 to 95 bytes");
+    memset(longest, 'a', 192);
+    CHECK_FAILS(hvt_model_alias(m, longest, weight), E_ARG, "names of 1 to 191 bytes");
+    CHECK_FAILS(hvt_model_alias(m, "", weight), E_ARG, "names of 1 to 191 bytes");
     CHECK_OK(hvt_model_plan(m, 2, x));
     CHECK_FAILS(hvt_model_alias(m, "b", weight), E_ARG, "after hvt_model_plan");
     for (int i = 0; hvt_model_named(m, i, &t); i++) {
@@ -473,6 +501,7 @@ int main(void)
     RUN(a_step_allocates_nothing);
     RUN(gradients_may_lie_elsewhere);
     RUN(the_hash_sees_canonical_values_and_single_bits);
+    RUN(what_is_attached_is_no_tensor_of_the_model);
     RUN(a_parameter_may_have_a_second_name);
     return check_done();
 }

@@ -166,11 +166,57 @@ static hvt_value tokens(hvt_model *m, hvt_value x)
     return head(m, hvt_layernorm(m, y, HVT_OVER_CHANNELS, 1e-5f, false));
 }
 
+/* 5x6 pixels in two windows of 5x3, which were rolled by 2 rows and 1 column. */
+static hvt_value windows(hvt_model *m, hvt_value x)
+{
+    enum { H = 5, W = 6, WIDE = 3, WINDOWS = W / WIDE, T = H * WIDE, HEADS = 3, QUERIES = 2 };
+    static int pixel[WINDOWS * T], bias[HEADS * T * T], table[2 * QUERIES * H * W];
+    static float mask[WINDOWS * T * T];
+    hvt_value y;
+
+    for (int i = 0; i < WINDOWS * T; i++)
+        pixel[i] = (i % T / WIDE + 2) % H * W + (i / T * WIDE + i % WIDE + 1) % W;
+    for (int i = 0; i < T * T; i++) {
+        const int a = i / T, b = i % T;
+
+        for (int h = 0; h < HEADS; h++)
+            bias[h * T * T + i] = ((a / WIDE - b / WIDE + 4) * 5 + a % WIDE - b % WIDE + 2) * HEADS + h;
+        for (int w = 0; w < WINDOWS; w++) {
+            const bool same = (a / WIDE >= 3) == (b / WIDE >= 3) &&
+                              (w * WIDE + a % WIDE >= 5) == (w * WIDE + b % WIDE >= 5);
+
+            mask[w * T * T + i] = same ? 0 : -100;
+        }
+    }
+    for (int i = 0; i < 2 * QUERIES * H * W; i++)
+        table[i] = i / (QUERIES * H * W) * 7 + (i / (H * W) % QUERIES * 3 + i % (H * W)) % 7;
+    x = conv(m, "conv", x, 12, 3, 2);
+    hvt_name(m, "qkv");
+    y = hvt_linear_with(m, x, 36, true);
+    hvt_name(m, "table");
+    y = hvt_self_attention_with(m, y,
+                                &(hvt_attention_opts){.heads = HEADS,
+                                                      .windows = WINDOWS,
+                                                      .pixel = pixel,
+                                                      .ndim = 2,
+                                                      .dim = {45, HEADS},
+                                                      .bias = bias,
+                                                      .mask = mask});
+    hvt_name(m, "proj");
+    x = hvt_reshape(m, hvt_add(m, x, hvt_linear_with(m, y, 12, true)), 1, H * W);
+    y = hvt_pad(m, x, 0, 0, 0, QUERIES - H * W);
+    hvt_name(m, "biases");
+    y = hvt_attention_with(m, y, x, x,
+                           &(hvt_attention_opts){.heads = 2, .ndim = 2, .dim = {2, 7}, .bias = table});
+    return head(m, y);
+}
+
 static const struct {
     const char *name;
     build_fn *build;
-} nets[] = {{"Functions", functions}, {"Binary", binary},     {"Moves", moves}, {"Norms", norms},
-            {"Pools", pools},         {"Channels", channels}, {"Mixed", mixed}, {"Tokens", tokens}};
+} nets[] = {{"Functions", functions}, {"Binary", binary}, {"Moves", moves},
+            {"Norms", norms},         {"Pools", pools},   {"Channels", channels},
+            {"Mixed", mixed},         {"Tokens", tokens}, {"Windows", windows}};
 
 /* ---- against PyTorch -------------------------------------------------------------------------------- */
 
@@ -338,7 +384,7 @@ static hvt_value scaled_logits(hvt_model *m, hvt_value x)
 /* The loss writes the gradient in forward, while it reads the logits; many a layout of memory hides that. */
 TEST(logits_and_their_gradient_do_not_overlap)
 {
-    build_fn *const built[] = {scaled_logits, mixed, tokens};
+    build_fn *const built[] = {scaled_logits, mixed, tokens, windows};
 
     for (int t = 0; t < 16 * (int)HVT_LEN(built); t++) {
         net n;
@@ -462,6 +508,42 @@ static hvt_value unlike_keys(hvt_model *m, hvt_value x)
     return hvt_attention(m, x, conv(m, "c", x, 4, 1, 1), x, 1, 0);
 }
 
+static hvt_value windows_of(hvt_model *m, hvt_value x, const hvt_attention_opts *o)
+{
+    return hvt_attention_with(m, x, x, x, o);
+}
+
+static hvt_value odd_windows(hvt_model *m, hvt_value x)
+{
+    return windows_of(m, x, &(hvt_attention_opts){.heads = 1, .windows = 3});
+}
+
+static hvt_value pixel_twice(hvt_model *m, hvt_value x)
+{
+    int pixel[64] = {3, 1, 3};
+
+    return windows_of(m, x, &(hvt_attention_opts){.heads = 1, .pixel = pixel});
+}
+
+static hvt_value bias_of_none(hvt_model *m, hvt_value x)
+{
+    int bias[64 * 64] = {[70] = 5};
+
+    return windows_of(m, x, &(hvt_attention_opts){.heads = 1, .ndim = 1, .dim = {5}, .bias = bias});
+}
+
+static hvt_value infinite_mask(hvt_model *m, hvt_value x)
+{
+    float mask[64 * 64] = {[65] = -INFINITY};
+
+    return windows_of(m, x, &(hvt_attention_opts){.heads = 1, .mask = mask});
+}
+
+static hvt_value no_options(hvt_model *m, hvt_value x)
+{
+    return windows_of(m, x, NULL);
+}
+
 static hvt_value long_embedding(hvt_model *m, hvt_value x)
 {
     return hvt_add_embedding(m, x, 60, 3, (int[]){1, 5, 3}, 0);
@@ -508,6 +590,11 @@ TEST(what_cannot_be_built_is_refused)
         {too_many_maxima, "layer maxpool2 (maxpool): 8x2 maxima over 8x501x3: only windows"},
         {bad_heads, "layer attention2 (attention): 4 channels in 3 heads"},
         {unlike_keys, "layer attention2 (attention): queries are 8x8x3, keys 8x8x4, values 8x8x3"},
+        {odd_windows, "layer attention1 (attention): 3 windows of 64 queries and 64 keys"},
+        {pixel_twice, "layer attention1 (attention): token 2 has pixel 3; expected each of 0 to 63 once"},
+        {bias_of_none, "layer attention1 (attention): bias 70 is element 5 of a table of 5"},
+        {infinite_mask, "layer attention1 (attention): number 65 of the mask is -inf; expected a finite one"},
+        {no_options, "layer attention1 (attention): no options"},
         {long_embedding, "layer add1 (add): an embedding of 5 rows of 3 elements at pixel 60 of 8x8x3"},
         {bad_lines, "layer reshape1 (reshape): 3x21 pixels of 8x8"},
         {no_zeros, "layer zeros1 (zeros): 1x0x3 zeros; expected 1 to 1048576 in each dimension"},

@@ -416,7 +416,7 @@ TEST(a_group_has_a_rate_and_a_decay_of_its_own)
 {
     for (int adamw = 0; adamw < 2; adamw++) {
         hvt_optim_opts opts = {.weight_decay = .5f, .no_decay_bias = true};
-        char names[200];
+        char names[400];
         rig r;
 
         if (adamw)

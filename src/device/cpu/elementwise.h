@@ -215,9 +215,12 @@ struct hvt_elementwise {
                            const float *dot, int col, int cols, hvt_bn_consts k);
     void (*bn_running)(size_t n, float rate, float scale, const float *moments, float *run);
 
-    /* x = the softmax of scale * x; and of such p, dp = the gradient of x that dp gives */
+    /* x = scale * x + bias + mask, of which one may be NULL */
+    void (*scores)(size_t n, float scale, const float *bias, const float *mask, float *x);
+    /* x = the softmax of scale * x; and of such p, dp = the gradient of x that dp gives, and sum, unless that
+     * is NULL, += the gradient of scale * x */
     void (*softmax)(size_t n, float scale, float *x);
-    void (*softmax_slope)(size_t n, float scale, const float *p, float *dp);
+    void (*softmax_slope)(size_t n, float scale, const float *p, float *dp, float *sum);
 
     /* `count` pixels of three bytes, the last one first */
     void (*mirror)(int count, const uint8_t *in, uint8_t *out);

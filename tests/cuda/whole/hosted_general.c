@@ -172,11 +172,14 @@ static hvt_status attention(hvt_device *d, const hvt_attention_args *a, bool for
     void **const dx[3] = {&k.q.dx, &k.k.dx, &k.v.dx};
     const size_t size = hvt_dtype_size(a->type),
                  row[3] = {(size_t)a->q.pitch * size, (size_t)a->k.pitch * size, (size_t)a->v.pitch * size};
-    const int count[3] = {a->queries, a->keys, a->keys};
-    const hvt_rows out_rows = hvt__rows(a->order, a->queries, a->n, a->n);
+    const int queries = a->windows * a->queries, keys = a->windows * a->keys,
+              count[3] = {queries, keys, keys};
+    const hvt_rows out_rows = hvt__rows(a->order, queries, a->n, a->n);
+    const size_t number = sizeof(float), elements = a->table ? (size_t)a->elements : 0,
+                 scores = (size_t)a->queries * (size_t)a->keys, places = (size_t)a->heads * scores;
     const size_t out_row = (size_t)a->heads * (size_t)a->width * size;
     size_t column[3] = {0};
-    int ix[3], idx[3], y, dy, ws;
+    int ix[3], idx[3], pixel, table, bias, mask, y, dy, dtable = -1, first = -1, where = -1, ws;
     bool ready;
 
     for (int i = 1; i < 3; i++)
@@ -188,8 +191,17 @@ static hvt_status attention(hvt_device *d, const hvt_attention_args *a, bool for
         ix[i] = matrix(&s, (const char *)*x[i] - column[i], rows, row[i], false);
         idx[i] = forward || !*dx[i] ? -1 : matrix(&s, (char *)*dx[i] - column[i], rows, row[i], true);
     }
+    pixel = in(&s, a->pixel, (size_t)queries * sizeof *a->pixel);
+    table = in(&s, a->table, elements * number);
+    bias = a->table ? in(&s, a->bias, places * sizeof *a->bias) : -1;
+    mask = in(&s, a->mask, (size_t)a->windows * scores * number);
     y = forward ? matrix(&s, a->y, out_rows, out_row, true) : -1;
     dy = forward ? -1 : matrix(&s, a->dy, out_rows, out_row, false);
+    if (!forward && a->table && a->dtable) {
+        dtable = out(&s, a->dtable, elements * number);
+        first = in(&s, a->first, (elements + 1) * sizeof *a->first);
+        where = in(&s, a->where, places * sizeof *a->where);
+    }
     ws = out(&s, a->ws, hvt__attention_room_hosted(d, a));
     ready = go(&s);
     k.order = HVT_ORDER_NHW;
@@ -197,8 +209,15 @@ static hvt_status attention(hvt_device *d, const hvt_attention_args *a, bool for
         *x[i] = moved(dev(&s, ix[i]), column[i]);
         *dx[i] = moved(dev(&s, idx[i]), column[i]);
     }
+    k.pixel = dev(&s, pixel);
+    k.table = dev(&s, table);
+    k.bias = dev(&s, bias);
+    k.mask = dev(&s, mask);
     k.y = dev(&s, y);
     k.dy = dev(&s, dy);
+    k.dtable = dev(&s, dtable);
+    k.first = dev(&s, first);
+    k.where = dev(&s, where);
     k.ws = dev(&s, ws);
     if (!ready)
         return end(&s, HVT_OK);

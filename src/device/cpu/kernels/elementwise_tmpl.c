@@ -266,7 +266,20 @@ static void softmax(size_t n, float scale, float *x)
     SPAN(n, f_store(x + i, f_load(x + i, lanes) * sum, lanes););
 }
 
-static void softmax_slope(size_t n, float scale, const float *p, float *dp)
+static void scores(size_t n, float scale, const float *bias, const float *mask, float *x)
+{
+    if (bias && mask)
+        SPAN(n, f_store(x + i,
+                        f_fma(f_load(x + i, lanes), f_splat(scale), f_load(bias + i, lanes)) +
+                            f_load(mask + i, lanes),
+                        lanes););
+    else
+        SPAN(n, f_store(x + i,
+                        f_fma(f_load(x + i, lanes), f_splat(scale), f_load((bias ? bias : mask) + i, lanes)),
+                        lanes););
+}
+
+static void softmax_slope(size_t n, float scale, const float *p, float *dp, float *sum)
 {
     F sums = f_zero();
     float dot = 0;
@@ -274,7 +287,11 @@ static void softmax_slope(size_t n, float scale, const float *p, float *dp)
     SPAN(n, sums = f_fma(f_load(p + i, lanes), f_load(dp + i, lanes), sums););
     for (int l = 0; l < VL; l++)
         dot += sums[l];
-    SPAN(n, f_store(dp + i, f_load(p + i, lanes) * (f_load(dp + i, lanes) - dot) * scale, lanes););
+    if (!sum)
+        SPAN(n, f_store(dp + i, f_load(p + i, lanes) * (f_load(dp + i, lanes) - dot) * scale, lanes););
+    else
+        SPAN(n, F slope = f_load(p + i, lanes) * (f_load(dp + i, lanes) - dot);
+             f_store(sum + i, f_load(sum + i, lanes) + slope, lanes); f_store(dp + i, slope * scale, lanes););
 }
 
 extern const hvt_factors HVT_OF_ISA(factors);
@@ -297,6 +314,7 @@ const hvt_elementwise HVT_OF_ISA(elementwise) = {
     .bn_finish = bn_finish,
     .bn_grad_finish = bn_grad_finish,
     .bn_running = bn_running_part,
+    .scores = scores,
     .softmax = softmax,
     .softmax_slope = softmax_slope,
     .mirror = mirror,
