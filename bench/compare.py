@@ -39,7 +39,8 @@ CASES = {  # name: model, stem (None: its own), batch per rank, timed steps of o
 }
 # torchvision's, which hvtrain reads from the files that torch.export writes of them
 FAMILIES = ["mobilenet_v2", "mobilenet_v3_large", "mnasnet1_0", "efficientnet_b0", "shufflenet_v2_x1_0", "regnet_y_400mf",
-            "squeezenet1_1", "densenet121", "googlenet", "inception_v3", "vgg11", "convnext_tiny", "vit_b_16"]
+            "squeezenet1_1", "densenet121", "googlenet", "inception_v3", "vgg11", "convnext_tiny", "vit_b_16",
+            "swin_t"]
 CASES |= {name: (name, None, 4 if name == "vit_b_16" else 16, 3, 224) for name in FAMILIES}
 WARMUP = 2  # steps
 

@@ -35,7 +35,7 @@ BATCH, CLASSES, STEPS, MOMENTUM, CLIP, DECAY = 6, 7, 10, 0.9, 1.0, 0.01
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 RATES = {"sgd": 0.0005, "adamw": 0.00001}  # AdamW moves each weight of a large net by as much
 # rates of nets that would hardly move
-LARGER = {"two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100, "pyramid": 100, "attentive": 300,
+LARGER = {"two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100, "pyramid": 100, "attentive": 300, "masked": 30, "small_swin": 30, "small_maxvit": 30,
           "logarithms": 300, "tokens": 30, "queries": 30, "squeezenet1_0": 300, "squeezenet1_1": 300, "alexnet": 10,
           "vgg11": 100}
 BOUNDS = {"logits": 1e-4, "gradients": 1e-3, "losses": 1e-3}
@@ -48,18 +48,15 @@ families = {
     "mnasnet0_5": (64, {}), "mnasnet1_0": (64, {}), "shufflenet_v2_x0_5": (64, {}), "shufflenet_v2_x1_0": (64, {}),
     "regnet_y_400mf": (64, {}), "regnet_x_400mf": (64, {}), "efficientnet_b0": (64, {}), "efficientnet_v2_s": (64, {}),
     "convnext_tiny": (64, {}), "googlenet": (64, {"aux_logits": False, "init_weights": False}),
-    "vit_b_16": (64, {"image_size": 64}),
+    "vit_b_16": (64, {"image_size": 64}), "swin_t": (64, {}), "maxvit_t": (224, {}),
     "inception_v3": (96, {"aux_logits": False, "init_weights": False}),
 }
 # side of the images, operations that the message must name
 refused = {
-    "masked": (16, ["scaled_dot_product_attention"]),
-    "swin_t": (64, ["roll"]),
-    "maxvit_t": (224, ["einsum"]),
     "upward": (32, ["conv_transpose2d.input", "upsample_bilinear2d"]),
     "softmax": (12, ["softmax.int"]), "squeezed": (12, ["softmax.int"]),
 }
-round_trips = ["gated", "scaled", "resnet18", "mobilenet_v2", "efficientnet_b0"]
+round_trips = ["gated", "scaled", "masked", "small_swin", "small_maxvit", "resnet18", "mobilenet_v2", "efficientnet_b0"]
 
 
 @contextlib.contextmanager
@@ -439,15 +436,43 @@ class Queries(nn.Module):
 
 
 class Masked(nn.Module):
-    """Attention with a mask, which is not known."""
+    """Attention with masks: causal, of a buffer's truth values, of numbers that the graph makes; and with elements of a
+    parameter, of each head, of one number for a distance, with numbers added."""
 
     def __init__(self):
         super().__init__()
-        self.patch, self.head = nn.Conv2d(3, 8, 4, 4), nn.Linear(8, CLASSES)
+        self.patch, self.qkv, self.head = nn.Conv2d(3, 16, 4, 4), nn.Linear(16, 48), nn.Linear(16, CLASSES)
+        place = torch.arange(16)
+        apart = (place[:, None] - place).abs()
+        self.register_buffer("near", apart < 6)
+        self.register_buffer("apart", apart, persistent=False)
+        self.register_buffer("place", place.view(-1) // 4)
+        self.biases, self.table = nn.Parameter(torch.randn(2, 16)), nn.Parameter(torch.randn(31, 4))
 
     def forward(self, x):
         x = self.patch(x).flatten(2).transpose(1, 2)
-        return self.head(F.scaled_dot_product_attention(x, x, x, is_causal=True).mean(1))
+        x = x + F.scaled_dot_product_attention(x, x, x, is_causal=True)
+        x = x + F.scaled_dot_product_attention(x, x, x, attn_mask=self.near)
+        q, k, v = self.qkv(x).unflatten(2, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        rows = (self.place[:, None] - self.place[None]).float()
+        index = torch.arange(16)[:, None] - torch.arange(16) + 15
+        bias = self.table[index].permute(2, 0, 1) + torch.where(rows > 1, torch.full((), -2.0), -0.5 * rows)
+        x = x + F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
+        q, k = (z.unflatten(2, (2, 8)).transpose(1, 2) for z in (x[:, :3], x))
+        x = F.scaled_dot_product_attention(q, k, k, attn_mask=self.biases[:, self.apart[:3]])
+        return self.head(x.transpose(1, 2).flatten(2).mean(1))
+
+
+def small_swin():
+    """Windows that the image is padded to, every other one rolled, with masks that the graph makes."""
+    from torchvision.models import SwinTransformer
+    return SwinTransformer([2, 2], 12, [2, 2], [2, 3], [3, 3], stochastic_depth_prob=0.0, num_classes=CLASSES)
+
+
+def small_maxvit():
+    """Windows, and grids of pixels that are far apart, by einsum."""
+    from torchvision.models import MaxVit
+    return MaxVit((32, 32), 8, 2, [8, 16], [1, 1], 4, 0.0, num_classes=CLASSES)
 
 
 class Logarithms(nn.Module):
@@ -490,7 +515,8 @@ class Upward(nn.Module):
 own = {"two_branches": (TwoBranches, 32), "gated": (Gated, 32), "arithmetic": (Arithmetic, 16), "cropped": (Cropped, 20),
        "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16), "pyramid": (Pyramid, 16), "attentive": (Attentive, 10),
        "functions": (Functions, 12), "shared": (Shared, 12), "ties": (Ties, 40), "logarithms": (Logarithms, 12),
-       "tokens": (Tokens, 16), "queries": (Queries, 16), "masked": (Masked, 16), "upward": (Upward, 32), "softmax": (Softmax, 12), "squeezed": (Squeezed, 12)}
+       "tokens": (Tokens, 16), "queries": (Queries, 16), "masked": (Masked, 16), "small_swin": (small_swin, 20),
+       "small_maxvit": (small_maxvit, 32), "upward": (Upward, 32), "softmax": (Softmax, 12), "squeezed": (Squeezed, 12)}
 
 
 def build(name, drops=False):

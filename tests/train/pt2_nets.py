@@ -149,8 +149,52 @@ class Attended(InPlace):
         return F.scaled_dot_product_attention(x, x, x, **self.how).mean(1)
 
 
-class Causal(Attended):
-    how = {"is_causal": True}
+class Choosy(Attended):
+    """A mask that depends on the images."""
+
+    def forward(self, x):
+        x = self.conv(x).flatten(2).transpose(1, 2)
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=x[:, :, 0][:, None]).mean(1)
+
+
+class Biased(Attended):
+    """What is added to attention's scores is elements of parameters: of two of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.index = torch.arange(100).view(10, 10) % 7
+        self.one, self.other = nn.Parameter(torch.randn(7)), nn.Parameter(torch.randn(7))
+
+    def forward(self, x):
+        x = self.conv(x)[:, :, :2, :5].flatten(2).transpose(1, 2)
+        scores = x @ x.mT + self.one[self.index]
+        return ((scores + self.other[self.index]).softmax(-1) @ x).mean(1)
+
+
+class Rolled(InPlace):
+    """Nothing undoes it before a convolution reads it."""
+
+    def forward(self, x):
+        return self.conv(torch.roll(x, (1, 2), (2, 3))).mean((2, 3))
+
+
+class Picked(InPlace):
+    """Rows of an image by their numbers."""
+
+    def forward(self, x):
+        return self.conv(x[:, :, torch.tensor([3, 1, 2])]).mean((2, 3))
+
+
+class Windowed(nn.Module):
+    """Swin's: windows, every other one rolled, a mask that the graph makes, an index in the state_dict."""
+
+    def __init__(self):
+        super().__init__()
+        from torchvision.models import SwinTransformer
+        self.net = SwinTransformer([2, 2], 12, [2], [2], [3, 3], stochastic_depth_prob=0.0, num_classes=CLASSES)
+
+    def forward(self, x):
+        return self.net(x)
 
 
 class Leaking(Attended):
@@ -353,7 +397,7 @@ NETS = {"branches": Branches, "unknown": Unknown, "inplace": InPlace, "dropped":
         "moved": Moved, "pooled": Pooled, "unbounded": Unbounded, "reflected": Reflected,
         "lopsided": Lopsided, "halved": Halved, "skipped": Skipped, "dilated": Dilated, "written": Written,
         "untracked": Untracked, "unscaling": Unscaling, "columns": Columns, "mixed": Mixed, "doubled": Doubled, "logarithms": Logarithms,
-        "tokens": Tokens, "causal": Causal, "leaking": Leaking, "products": Products, "repeated": Repeated, "forgetful": Forgetful, "tied": Tied}
+        "tokens": Tokens, "choosy": Choosy, "biased": Biased, "rolled": Rolled, "picked": Picked, "windowed": Windowed, "leaking": Leaking, "products": Products, "repeated": Repeated, "forgetful": Forgetful, "tied": Tied}
 
 
 def net(name):

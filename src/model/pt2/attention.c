@@ -4,31 +4,89 @@
  */
 #include "import.h"
 
-/* What the dimensions of a tensor say: [N, heads, tokens, width], the first two maybe joined, or
- * [N, tokens, width]; turned: [.., width, tokens]. */
-static bool divide(const hvt__pt2_axes *x, bool turned, int *ret_heads, int *ret_width)
+#include <math.h>
+
+enum { MOST_SCORES = 1 << 24 }; /* of a file's example, where something is added to them */
+
+/* What the dimensions of a tensor say: [N, windows, heads, tokens, width], neighbours of the first three
+ * maybe joined or left out; turned: [.., width, tokens]. */
+typedef struct division {
+    int heads, width, windows, tokens;
+    hvt__pt2_atom
+        atom[HVT__PT2_ATOMS + HVT__PT2_DIMS]; /* [atoms] of pixels: of the windows, of their tokens */
+    int atoms;
+} division;
+
+static bool is_pixel(const hvt__pt2_atom *a)
+{
+    return a->axis == 'H' || a->axis == 'W';
+}
+
+static bool divide(const hvt__pt2_axes *x, bool turned, division *ret)
 {
     const int n = x->ndim, channels = turned ? n - 2 : n - 1, tokens = turned ? n - 1 : n - 2;
+    division d = {.heads = 1, .width = 1, .windows = 1, .tokens = 1};
     int at = 0, end;
-    int64_t width = 1, heads = 1;
 
     if (n < 3)
         return false;
     end = x->end[n - 3];
     if (at < end && x->atom[at].axis == 'N')
         at++;
+    for (; at < end && is_pixel(&x->atom[at]); at++) {
+        d.windows *= (int)x->atom[at].extent;
+        d.atom[d.atoms++] = x->atom[at];
+    }
     if (x->end[channels] > x->end[channels - 1]) {
         const hvt__pt2_atom *c = &x->atom[x->end[channels - 1]];
 
         if (x->end[channels] - x->end[channels - 1] > 1 || c->axis != 'C' || c->stride != 1)
             return false;
-        width = c->extent;
+        d.width = (int)c->extent;
     }
-    if (at < end && x->atom[at].axis == 'C' && x->atom[at].stride == width)
-        heads = x->atom[at++].extent;
-    *ret_heads = (int)heads;
-    *ret_width = (int)width;
-    return at == end && hvt__pt2_is_pixels(x, tokens);
+    if (at < end && x->atom[at].axis == 'C' && x->atom[at].stride == d.width)
+        d.heads = (int)x->atom[at++].extent;
+    if (at < end)
+        return false;
+    for (at = x->end[tokens - 1]; at < x->end[tokens] && is_pixel(&x->atom[at]); at++) {
+        d.tokens *= (int)x->atom[at].extent;
+        d.atom[d.atoms++] = x->atom[at];
+    }
+    *ret = d;
+    return at == x->end[tokens];
+}
+
+/* The pixel of each token of each window of t, line by line; NULL: the node is refused. */
+static int *pixels_of(importer *p, const tensor *t, const division *d)
+{
+    int shape[3], n = d->windows * d->tokens, *pixel;
+    int64_t digit[HVT__PT2_ATOMS + HVT__PT2_DIMS] = {0};
+
+    hvt_value_shape(p->m, t->v, shape);
+    if (n != shape[0] * shape[1]) {
+        hvt__pt2_refuse(p, "its tokens are not all pixels of the image");
+        return NULL;
+    }
+    pixel = hvt__pt2_keep(p, (size_t)n * sizeof *pixel);
+    for (int i = 0; pixel && i < n; i++) {
+        int64_t at[2] = {t->axes.roll[0], t->axes.roll[1]};
+
+        for (int a = 0; a < d->atoms; a++)
+            at[d->atom[a].axis == 'W'] += digit[a] * d->atom[a].stride;
+        pixel[i] = (int)(at[0] % shape[0] * shape[1] + at[1] % shape[1]);
+        for (int a = d->atoms - 1; a >= 0 && ++digit[a] == d->atom[a].extent; a--)
+            digit[a] = 0;
+    }
+    return pixel;
+}
+
+static bool in_order(const int *pixel, int n)
+{
+    int i = 0;
+
+    while (i < n && pixel[i] == i)
+        i++;
+    return i == n;
 }
 
 /* All of t's channels, or those that are to be cut out. */
@@ -40,49 +98,234 @@ static int channels_of(const importer *p, const tensor *t)
     return t->count ? t->count : d[2];
 }
 
-static void attend(importer *p, const tensor *q, const tensor *k, bool turned, const tensor *v, double scale)
+/* ---- what is added to the scores ---- */
+
+static double bounded(double x)
+{
+    return x < -1e30 ? -1e30 : x > 1e30 ? 1e30 : x;
+}
+
+/* Elements of a table must be the same for all images and windows, numbers for all images and heads. */
+static bool collect(importer *p, const addition *a, const division *q, int keys, int *bias, float *mask)
+{
+    const known *k = a->what;
+    const strided element = hvt__pt2_repeated(k, &k->element, a->ndim),
+                  number = hvt__pt2_repeated(k, &k->number, a->ndim);
+    const int64_t scores = (int64_t)q->tokens * keys;
+    int64_t at[HVT__PT2_DIMS] = {0}, i = 0;
+
+    do {
+        const int64_t in_window = i % scores, head = i / scores % q->heads,
+                      window = i / scores / q->heads % q->windows;
+        const bool first_image = i / scores / q->heads / q->windows == 0;
+        const int e = element.x ? (int)*hvt__pt2_element(&element, a->ndim, at) : -1;
+        const float x = number.x ? (float)bounded(*hvt__pt2_element(&number, a->ndim, at)) : 0;
+        int *b = &bias[head * scores + in_window];
+        float *m = &mask[window * scores + in_window];
+
+        if (element.x && window == 0 && first_image)
+            *b = e;
+        if (head == 0 && first_image)
+            *m = x;
+        if ((element.x && *b != e) || *m != x) {
+            hvt__pt2_refuse(
+                p, element.x && *b != e
+                       ? "the parameter added to attention's scores differs between images or windows"
+                       : "the numbers added to attention's scores differ between images or heads");
+            return false;
+        }
+        i++;
+    } while (hvt__pt2_next(a->ndim, a->size, at));
+    return true;
+}
+
+/* Into o, which has the windows. */
+static void add_to(importer *p, const addition *added, const division *q, int keys, hvt_attention_opts *o)
+{
+    const int64_t scores = (int64_t)q->tokens * keys, biases = scores * q->heads,
+                  masked = scores * q->windows;
+    float *mask, *one;
+    int *bias, *other, table = -1;
+    bool all_zero = true;
+
+    if (!added)
+        return;
+    if (biases * q->windows * p->file->batch > MOST_SCORES) {
+        hvt__pt2_refuse(
+            p, "something is added to more than %d scores of %d images; export it with an example of one",
+            MOST_SCORES, p->file->batch);
+        return;
+    }
+    mask = hvt__pt2_keep(p, (size_t)masked * sizeof *mask);
+    one = hvt__pt2_keep(p, (size_t)masked * sizeof *one);
+    bias = hvt__pt2_keep(p, (size_t)biases * sizeof *bias);
+    other = hvt__pt2_keep(p, (size_t)biases * sizeof *other);
+    for (; added && !p->failed; added = added->before) {
+        int64_t all = 1;
+
+        for (int i = 0; i < added->ndim; i++)
+            all *= added->size[i];
+        if (all != biases * q->windows * p->file->batch)
+            hvt__pt2_refuse(p, "what is added to its scores has %lld elements, not %lld", (long long)all,
+                            (long long)(biases * q->windows * p->file->batch));
+        if (added->what->element.x && table >= 0)
+            hvt__pt2_refuse(p, "two parameters are added to its scores; expected one");
+        if (p->failed || !collect(p, added, q, keys, added->what->element.x ? bias : other, one))
+            return;
+        table = added->what->element.x ? added->what->table : table;
+        for (int64_t i = 0; i < masked; i++) {
+            mask[i] += one[i];
+            all_zero = all_zero && mask[i] == 0;
+        }
+    }
+    o->mask = all_zero ? NULL : mask;
+    if (table >= 0) {
+        const tensor *t = &p->tensor[table];
+        int64_t size[4];
+
+        o->ndim = hvt__pt2_sizes(p->file, t->viewed ? t->viewed : t->name, 4, size);
+        if (o->ndim < 1)
+            hvt__pt2_refuse(p, "%s has not 1 to 4 dimensions", t->state);
+        for (int i = 0; i < o->ndim; i++)
+            o->dim[i] = (int)size[i];
+        o->bias = bias;
+        hvt__pt2_begin_layer(p, t->state);
+    }
+    p->added_table = table;
+}
+
+static void attend(importer *p, const tensor *q, const tensor *k, bool turned, const tensor *v, double scale,
+                   const addition *added)
 {
     const hvt__pt2_axes axes = q->axes;
-    int heads[3], width[3], all[3];
-    hvt_value y;
+    division of[3];
+    hvt_attention_opts o = {0};
+    int all[3], *pixel[3];
+    hvt_value y, in[3];
 
-    if (!divide(&q->axes, false, &heads[0], &width[0]) || !divide(&k->axes, turned, &heads[1], &width[1]) ||
-        !divide(&v->axes, false, &heads[2], &width[2]) || heads[0] != heads[1] || heads[0] != heads[2] ||
-        width[0] != width[1] || width[0] != width[2] || heads[0] * (int64_t)width[0] != channels_of(p, q) ||
-        channels_of(p, q) != channels_of(p, k) || channels_of(p, q) != channels_of(p, v)) {
+    if (!divide(&q->axes, false, &of[0]) || !divide(&k->axes, turned, &of[1]) ||
+        !divide(&v->axes, false, &of[2]) || of[0].heads != of[1].heads || of[0].heads != of[2].heads ||
+        of[0].width != of[1].width || of[0].width != of[2].width || of[0].windows != of[1].windows ||
+        of[0].windows != of[2].windows || of[1].tokens != of[2].tokens ||
+        of[0].heads * (int64_t)of[0].width != channels_of(p, q) || channels_of(p, q) != channels_of(p, k) ||
+        channels_of(p, q) != channels_of(p, v)) {
         hvt__pt2_refuse(p,
                         "its queries, keys and values are not [N, heads, tokens, width], each head so many "
                         "neighbouring channels");
         return;
     }
+    for (int i = 0; i < 3; i++)
+        pixel[i] = pixels_of(p, i == 0 ? q : i == 1 ? k : v, &of[i]);
+    if (p->failed)
+        return;
+    o.heads = of[0].heads;
+    o.windows = of[0].windows;
+    if (!in_order(pixel[0], of[0].windows * of[0].tokens) ||
+        !in_order(pixel[1], of[1].windows * of[1].tokens) ||
+        !in_order(pixel[2], of[2].windows * of[2].tokens)) {
+        const size_t bytes = (size_t)(of[0].windows * of[0].tokens) * sizeof *pixel[0];
+
+        if (of[0].tokens != of[1].tokens || memcmp(pixel[0], pixel[1], bytes) ||
+            memcmp(pixel[0], pixel[2], bytes))
+            hvt__pt2_refuse(p, "its queries, keys and values are different pixels of the windows");
+        o.pixel = pixel[0];
+    }
+    scale = scale > 0 ? scale : 1 / sqrt((double)of[0].width);
+    scale *= (q->times ? q->times : 1) * (k->times ? k->times : 1);
+    if (!(scale > 0))
+        hvt__pt2_refuse(p, "its scale is %g; expected more than 0", scale);
+    o.scale = (float)scale;
     hvt_value_shape(p->m, q->v, all);
     if (q->v == k->v && q->v == v->v && q->count && q->first == 0 && k->first == q->count &&
-        v->first == 2 * q->count && all[2] == 3 * q->count)
-        y = hvt_self_attention(p->m, q->v, heads[0], (float)scale);
-    else {
-        const hvt_value of_q = hvt__pt2_value(p, q), of_k = hvt__pt2_value(p, k);
-
-        y = hvt_attention(p->m, of_q, of_k, hvt__pt2_value(p, v), heads[0], (float)scale);
+        v->first == 2 * q->count && all[2] == 3 * q->count && !v->times) {
+        add_to(p, added, &of[0], of[1].tokens, &o);
+        y = p->failed ? -1 : hvt_self_attention_with(p->m, q->v, &o);
+    } else {
+        p->tensor[q - p->tensor].times = p->tensor[k - p->tensor].times = 0;
+        in[0] = hvt__pt2_value(p, q), in[1] = hvt__pt2_value(p, k), in[2] = hvt__pt2_value(p, v);
+        add_to(p, added, &of[0], of[1].tokens, &o);
+        y = p->failed ? -1 : hvt_attention_with(p->m, in[0], in[1], in[2], &o);
     }
+    if (p->failed)
+        return;
+    if (o.ndim)
+        hvt__pt2_keep_layer(p, p->tensor[p->added_table].state, y);
     hvt__pt2_out_like(p, y, &axes);
+}
+
+/* One more in front of those before; NULL: the node is refused. */
+static const addition *add(importer *p, const addition *before, const known *what, int ndim,
+                           const int64_t *size)
+{
+    addition *a = hvt__pt2_keep(p, sizeof *a);
+
+    if (!a)
+        return NULL;
+    if (ndim < 0 || !hvt__pt2_repeats(what, ndim, size)) {
+        hvt__pt2_refuse(p, "what is added to attention's scores has other sizes than they");
+        return NULL;
+    }
+    *a = (addition){.before = before, .what = what, .ndim = ndim};
+    memcpy(a->size, size, (size_t)ndim * sizeof *size);
+    return a;
+}
+
+/* Truth values: whether a key counts. */
+static const known *as_numbers(importer *p, const tensor *t, const known *k)
+{
+    known *y;
+    int64_t at[HVT__PT2_DIMS] = {0};
+
+    if (!k || !hvt__pt2_is_truth(p->file, t->name))
+        return k;
+    y = hvt__pt2_numbers(p, k->ndim, k->size);
+    if (y)
+        do
+            *hvt__pt2_element(&y->number, k->ndim, at) =
+                *hvt__pt2_element(&k->number, k->ndim, at) ? 0 : -INFINITY;
+        while (hvt__pt2_next(k->ndim, k->size, at));
+    return y;
+}
+
+/* Keys up to the query's own number. */
+static const known *causal(importer *p, int64_t queries, int64_t keys)
+{
+    known *y = hvt__pt2_numbers(p, 2, (int64_t[]){queries, keys});
+
+    for (int64_t i = 0; y && i < queries * keys; i++)
+        y->number.x[i] = i % keys > i / keys ? -INFINITY : 0;
+    return y;
 }
 
 void hvt__pt2_attention(importer *p)
 {
     const tensor *q = hvt__pt2_uncut(p, "query"), *k = hvt__pt2_uncut(p, "key"),
-                 *v = hvt__pt2_uncut(p, "value");
+                 *v = hvt__pt2_uncut(p, "value"), *mask = hvt__pt2_uncut(p, "attn_mask");
     const double drop = hvt__pt2_float(p, "dropout_p", 0), scale = hvt__pt2_float(p, "scale", 0);
+    int64_t size[HVT__PT2_DIMS], of_keys[HVT__PT2_DIMS];
+    const int n = hvt__pt2_argument_sizes(p, "query", HVT__PT2_DIMS, size);
+    const known *what = mask ? hvt__pt2_known(p, mask) : NULL;
+    const addition *added = NULL;
 
-    if (hvt__pt2_given(p, "attn_mask") || hvt__pt2_bool(p, "is_causal", false))
-        hvt__pt2_refuse(p, "it has a mask; expected attention to all tokens");
     if (drop != 0)
         hvt__pt2_refuse(p, "it drops out %g of its weights; expected 0, or an export in eval() mode", drop);
     if (scale < 0 || (hvt__pt2_given(p, "scale") && scale == 0))
         hvt__pt2_refuse(p, "its scale is %g; expected more than 0", scale);
+    if (mask && !what)
+        hvt__pt2_refuse(
+            p, "its mask is computed, or a parameter; expected constants, or elements of a parameter");
+    if (n < 2 || hvt__pt2_argument_sizes(p, "key", HVT__PT2_DIMS, of_keys) != n)
+        hvt__pt2_refuse(p, "its queries and keys have no sizes");
     if (p->failed || !hvt__pt2_is_computed(p, q) || !hvt__pt2_is_computed(p, k) ||
         !hvt__pt2_is_computed(p, v))
         return;
-    attend(p, q, k, false, v, scale);
+    size[n - 1] = of_keys[n - 2]; /* as the scores have them */
+    if (what)
+        added = add(p, NULL, as_numbers(p, mask, what), n, size);
+    else if (hvt__pt2_bool(p, "is_causal", false))
+        added = add(p, NULL, causal(p, size[n - 2], size[n - 1]), n, size);
+    if (!p->failed)
+        attend(p, q, k, false, v, scale, added);
 }
 
 /* ---- in parts ---- */
@@ -92,24 +335,98 @@ static int index_of(const importer *p, const tensor *t)
     return (int)(t - p->tensor);
 }
 
+/* The scores of queries a and keys b. */
+static void begin_scores(importer *p, const tensor *a, const tensor *b, bool turned)
+{
+    division of;
+
+    if (a->scores || a->v < 0 || b->v < 0 || !divide(&a->axes, false, &of) || !divide(&b->axes, turned, &of))
+        hvt__pt2_refuse(p, "it is known in attention only: softmax(queries @ keys') @ values");
+    hvt__pt2_out(p, 0,
+                 (tensor){.v = -1,
+                          .scores = true,
+                          .turned = turned,
+                          .factor = 1,
+                          .query = index_of(p, a),
+                          .key = index_of(p, b)},
+                 NULL);
+}
+
+/* The products of a, the softmax of scores, and values b. */
+static void end_scores(importer *p, const tensor *a, const tensor *b)
+{
+    if (hvt__pt2_is_computed(p, b))
+        attend(p, &p->tensor[a->query], &p->tensor[a->key], a->turned, b, a->factor, a->added);
+}
+
 void hvt__pt2_matmul(importer *p)
 {
     const bool batched = hvt__pt2_given(p, "mat2");
     const tensor *a = hvt__pt2_uncut(p, "self"), *b = hvt__pt2_uncut(p, batched ? "mat2" : "other");
-    int heads, width;
 
     if (!a || !b || p->failed)
         return;
-    if (a->scores && a->softmax && hvt__pt2_is_computed(p, b)) {
-        attend(p, &p->tensor[a->query], &p->tensor[a->key], true, b, a->factor);
-        return;
+    if (a->scores && a->softmax)
+        end_scores(p, a, b);
+    else
+        begin_scores(p, a, b, true);
+}
+
+/* Do the operands and the result have these dimensions, in the equation "P..ab,P..cd->P..ef"? */
+static bool is_equation(const char *text, const char *a, const char *b, const char *c)
+{
+    const char *want[3] = {a, b, c};
+    char part[3][HVT__PT2_DIMS + 1] = {""}, letter[4] = "";
+    size_t n = 0, lead;
+    int k = 0;
+
+    for (; *text; text++) {
+        if (*text == ' ' || *text == '>')
+            continue;
+        if (*text == ',' || *text == '-') {
+            if (++k > 2)
+                return false;
+            n = 0;
+            continue;
+        }
+        if (n >= HVT__PT2_DIMS)
+            return false;
+        part[k][n++] = *text;
+        part[k][n] = 0;
     }
-    if (a->scores || a->v < 0 || b->v < 0 || !divide(&a->axes, false, &heads, &width) ||
-        !divide(&b->axes, true, &heads, &width))
-        hvt__pt2_refuse(p, "it is known in attention only: softmax(queries @ keys') @ values");
-    hvt__pt2_out(
-        p, 0, (tensor){.v = -1, .scores = true, .factor = 1, .query = index_of(p, a), .key = index_of(p, b)},
-        NULL);
+    lead = strlen(part[0]);
+    if (k != 2 || lead < 2)
+        return false;
+    lead -= 2;
+    for (k = 0; k < 3; k++) {
+        if (strlen(part[k]) != lead + 2 || strncmp(part[k], part[0], lead) != 0)
+            return false;
+        for (int i = 0; i < 2; i++) { /* 'I', 'J', 'D' stand for any three letters */
+            char *is = &letter[want[k][i] == 'I' ? 0 : want[k][i] == 'J' ? 1 : 2];
+            const char at = part[k][lead + (size_t)i];
+
+            if ((*is && *is != at) || memchr(part[0], at, lead))
+                return false;
+            *is = at;
+        }
+    }
+    return letter[0] != letter[1] && letter[1] != letter[2] && letter[0] != letter[2];
+}
+
+void hvt__pt2_einsum(importer *p)
+{
+    const char *equation = hvt__pt2_string(p, "equation", "");
+    const tensor *of[2];
+
+    if (hvt__pt2_two_uncut(p, "tensors", of) && of[0]->scores && of[0]->softmax &&
+        is_equation(equation, "IJ", "JD", "ID"))
+        end_scores(p, of[0], of[1]);
+    else if (!p->failed && is_equation(equation, "ID", "JD", "IJ"))
+        begin_scores(p, of[0], of[1], false);
+    else
+        hvt__pt2_refuse(
+            p, "its equation is %.40s; it is known in attention only: softmax(queries @ keys') @ values",
+            equation);
 }
 
 bool hvt__pt2_scale_scores(importer *p, hvt_binary op, double x)
@@ -121,22 +438,60 @@ bool hvt__pt2_scale_scores(importer *p, hvt_binary op, double x)
         return false;
     y = *t;
     y.factor = op == HVT_MUL ? y.factor * x : y.factor / x;
-    if ((op != HVT_MUL && op != HVT_DIV) || y.softmax || !(y.factor > 0))
-        hvt__pt2_refuse(p, "it is no factor above 0 of attention's scores, before their softmax");
+    if ((op != HVT_MUL && op != HVT_DIV) || y.softmax || y.added || !(y.factor > 0))
+        hvt__pt2_refuse(p, "it is no factor above 0 of attention's scores, before anything is added to them");
     hvt__pt2_out(p, 0, y, NULL);
+    return true;
+}
+
+bool hvt__pt2_add_to_scores(importer *p)
+{
+    const tensor *a = hvt__pt2_uncut(p, "self"), *b = hvt__pt2_uncut(p, "other");
+    int64_t size[HVT__PT2_DIMS];
+    const known *k;
+    tensor y;
+    int n;
+
+    if (!a || !b || (!a->scores && !b->scores))
+        return false;
+    if (!a->scores) {
+        const tensor *first = a;
+
+        a = b, b = first;
+    }
+    k = hvt__pt2_known(p, b);
+    n = hvt__pt2_sizes(p->file, a->name, HVT__PT2_DIMS, size);
+    if (!k || a->softmax || hvt__pt2_float(p, "alpha", 1) != 1)
+        hvt__pt2_refuse(p,
+                        "it adds to attention's scores what is no constant and no elements of a parameter");
+    y = *a;
+    if (!p->failed)
+        y.added = add(p, a->added, k, n, size);
+    hvt__pt2_out(p, 0, y, NULL);
+    return true;
+}
+
+bool hvt__pt2_view_scores(importer *p)
+{
+    const tensor *t = hvt__pt2_uncut(p, hvt__pt2_first_argument(p));
+
+    if (!t || !t->scores)
+        return false;
+    hvt__pt2_out(p, 0, *t, NULL);
     return true;
 }
 
 bool hvt__pt2_softmax_scores(importer *p)
 {
     const tensor *t = hvt__pt2_uncut(p, "self");
-    const int dim = hvt__pt2_int(p, "dim", 0);
+    int dim = hvt__pt2_int(p, "dim", 0);
+    int64_t size[HVT__PT2_DIMS];
     tensor y;
 
     if (!t || !t->scores)
         return false;
     y = *t;
-    if (y.softmax || (dim != -1 && dim != p->tensor[t->query].axes.ndim - 1))
+    if (y.softmax || (dim != -1 && dim != hvt__pt2_sizes(p->file, t->name, HVT__PT2_DIMS, size) - 1))
         hvt__pt2_refuse(p, "it is over dimension %d of attention's scores; expected the last one, once", dim);
     y.softmax = true;
     hvt__pt2_out(p, 0, y, NULL);

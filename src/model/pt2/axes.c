@@ -30,7 +30,7 @@ static bool continues(const hvt__pt2_atom *outer, const hvt__pt2_atom *inner)
 
 bool hvt__pt2_view(hvt__pt2_axes *x, int ndim, const int64_t *size)
 {
-    hvt__pt2_axes y = {.ndim = ndim};
+    hvt__pt2_axes y = {.ndim = ndim, .roll = {x->roll[0], x->roll[1]}};
     int from = 0, atoms = x->ndim ? x->end[x->ndim - 1] : 0, to = 0;
     hvt__pt2_atom rest = {0}; /* of an atom that a dimension before has taken a part of */
 
@@ -75,7 +75,7 @@ bool hvt__pt2_view(hvt__pt2_axes *x, int ndim, const int64_t *size)
 
 void hvt__pt2_permute(hvt__pt2_axes *x, const int *from)
 {
-    hvt__pt2_axes y = {.ndim = x->ndim};
+    hvt__pt2_axes y = {.ndim = x->ndim, .roll = {x->roll[0], x->roll[1]}};
     int to = 0;
 
     for (int i = 0; i < x->ndim; i++) {
@@ -86,6 +86,11 @@ void hvt__pt2_permute(hvt__pt2_axes *x, const int *from)
     *x = y;
 }
 
+static bool is_rolled(const hvt__pt2_axes *x, char axis)
+{
+    return (axis == 'H' && x->roll[0]) || (axis == 'W' && x->roll[1]);
+}
+
 bool hvt__pt2_is(const hvt__pt2_axes *x, int i, char axis)
 {
     const hvt__pt2_atom *a = &x->atom[begin(x, i)];
@@ -93,7 +98,24 @@ bool hvt__pt2_is(const hvt__pt2_axes *x, int i, char axis)
 
     for (int k = 0; k < x->end[x->ndim - 1]; k++)
         parts += x->atom[k].axis == axis;
-    return n == parts && (n == 0 || (n == 1 && a->axis == axis && a->stride == 1));
+    return n == parts && (n == 0 || (n == 1 && a->axis == axis && a->stride == 1)) && !is_rolled(x, axis);
+}
+
+bool hvt__pt2_roll(hvt__pt2_axes *x, int i, int by)
+{
+    for (int k = 0; k < 2; k++) {
+        const int roll = x->roll[k], n = x->end[i] - begin(x, i);
+
+        x->roll[k] = 0;
+        if (n == 1 && hvt__pt2_is(x, i, "HW"[k])) {
+            const int64_t extent = x->atom[begin(x, i)].extent;
+
+            x->roll[k] = (int)(((roll - by) % extent + extent) % extent);
+            return true;
+        }
+        x->roll[k] = roll;
+    }
+    return false;
 }
 
 bool hvt__pt2_has(const hvt__pt2_axes *x, int i, char axis)
@@ -138,14 +160,14 @@ bool hvt__pt2_is_pixels(const hvt__pt2_axes *x, int i)
 
     for (int k = 0; k < x->end[x->ndim - 1]; k++)
         parts += x->atom[k].axis == 'H' || x->atom[k].axis == 'W';
-    return n == parts && n <= 2 && (n < 1 || a[0].stride == 1) &&
+    return n == parts && n <= 2 && !x->roll[0] && !x->roll[1] && (n < 1 || a[0].stride == 1) &&
            (n < 2 || (a[0].axis == 'H' && a[1].axis == 'W' && a[1].stride == 1));
 }
 
 bool hvt__pt2_in_order_of_tape(const hvt__pt2_axes *x)
 {
     const char *last = "HWC";
-    bool fits = hvt__pt2_is(x, x->ndim - 1, 'C');
+    bool fits = hvt__pt2_is(x, x->ndim - 1, 'C') && !x->roll[0] && !x->roll[1];
 
     for (int k = 0; k < x->end[x->ndim - 1]; k++)
         if (x->atom[k].axis != 'N') {
@@ -181,7 +203,7 @@ void hvt__pt2_reduce(hvt__pt2_axes *x, int i)
 
 bool hvt__pt2_same(const hvt__pt2_axes *x, const hvt__pt2_axes *y)
 {
-    bool same = x->ndim == y->ndim;
+    bool same = x->ndim == y->ndim && x->roll[0] == y->roll[0] && x->roll[1] == y->roll[1];
 
     for (int i = 0; same && i < x->ndim; i++) {
         same = x->end[i] == y->end[i];

@@ -429,6 +429,21 @@ static void addcmul(importer *p)
         hvt__pt2_out_like(p, v, &axes);
 }
 
+/* A factor of channels that are not cut out yet, as of the queries of attention, which takes it with the
+ * product's own. */
+static bool scale_part(importer *p, hvt_binary op, double x)
+{
+    const tensor *t = hvt__pt2_uncut(p, "self");
+    tensor y;
+
+    if (!t || !t->count || (op != HVT_MUL && op != HVT_DIV) || hvt__pt2_in_place(p->node))
+        return false;
+    y = *t;
+    y.times = (y.times ? y.times : 1) * (op == HVT_MUL ? x : 1 / x);
+    hvt__pt2_out(p, 0, y, NULL);
+    return true;
+}
+
 static void binary(importer *p)
 {
     const hvt_binary op = (hvt_binary)p->operation->of;
@@ -436,9 +451,10 @@ static void binary(importer *p)
 
     if (op == HVT_DIV && hvt__pt2_divide_noise(p))
         return;
-    if (!hvt__pt2_number(p, &x))
-        combined(p, op, "self", "other");
-    else if (!hvt__pt2_scale_scores(p, op, x))
+    if (!hvt__pt2_number(p, &x)) {
+        if (op != HVT_ADD || !hvt__pt2_add_to_scores(p))
+            combined(p, op, "self", "other");
+    } else if (!hvt__pt2_scale_scores(p, op, x) && !scale_part(p, op, x))
         with_number(p, op, false, x);
 }
 

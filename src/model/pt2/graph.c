@@ -194,27 +194,37 @@ static hvt_status use(const hvt_pt2 *p, json_t *defined, const char *name)
     return HVT_OK;
 }
 
-/* An argument's tensors: {"as_tensor": {"name": ...}} or {"as_tensors": [{"name": ...}]}. */
-static size_t tensors_in(const json_t *arg)
+static const json_t *list_of(const json_t *arg)
 {
-    return json_object_get(arg, "as_tensor") ? 1 : json_array_size(json_object_get(arg, "as_tensors"));
+    const json_t *all = json_object_get(arg, "as_tensors");
+
+    return all ? all : json_object_get(arg, "as_optional_tensors");
 }
 
-static const char *tensor_in(const json_t *arg, size_t i)
+size_t hvt__pt2_tensors_in(const json_t *arg)
 {
-    const json_t *one = json_object_get(arg, "as_tensor");
+    return json_object_get(arg, "as_tensor") ? 1 : json_array_size(list_of(arg));
+}
 
-    return json_string_value(
-        json_object_get(one ? one : json_array_get(json_object_get(arg, "as_tensors"), i), "name"));
+const char *hvt__pt2_tensor_in(const json_t *arg, size_t i)
+{
+    const json_t *one = json_object_get(arg, "as_tensor"),
+                 *item = one ? one : json_array_get(list_of(arg), i),
+                 *inner = json_object_get(item, "as_tensor");
+
+    if (json_object_get(item, "as_none"))
+        return "";
+    return json_string_value(json_object_get(inner ? inner : item, "name"));
 }
 
 static hvt_status each_tensor(const hvt_pt2 *p, json_t *defined, const json_t *arg, name_fn *fn)
 {
-    for (size_t i = 0; i < tensors_in(arg); i++) {
-        const char *name = tensor_in(arg, i);
+    for (size_t i = 0; i < hvt__pt2_tensors_in(arg); i++) {
+        const char *name = hvt__pt2_tensor_in(arg, i);
 
         HVT_CHECK(name, E_FORMAT, "%s: a tensor without a name", p->path);
-        HVT_TRY(fn(p, defined, name));
+        if (*name)
+            HVT_TRY(fn(p, defined, name));
     }
     return HVT_OK;
 }
@@ -249,8 +259,8 @@ static bool any_tensor(const json_t *arg, const json_t *set)
 {
     bool found = false;
 
-    for (size_t i = 0; i < tensors_in(arg) && !found; i++)
-        found = json_object_get(set, tensor_in(arg, i));
+    for (size_t i = 0; i < hvt__pt2_tensors_in(arg) && !found; i++)
+        found = json_object_get(set, hvt__pt2_tensor_in(arg, i));
     return found;
 }
 
@@ -272,8 +282,8 @@ static int find_owners(const hvt_pt2 *f, json_t *owners)
         const char *of = hvt__pt2_makes_view(hvt__pt2_target(node)) ? hvt__pt2_changed(node) : NULL;
 
         for (size_t k = 0; k < json_array_size(out) && of; k++)
-            for (size_t t = 0; t < tensors_in(json_array_get(out, k)) && !failed; t++)
-                failed = json_object_set_new(owners, tensor_in(json_array_get(out, k), t),
+            for (size_t t = 0; t < hvt__pt2_tensors_in(json_array_get(out, k)) && !failed; t++)
+                failed = json_object_set_new(owners, hvt__pt2_tensor_in(json_array_get(out, k), t),
                                              json_string(owner_of(owners, of)));
     }
     return failed;
@@ -283,8 +293,8 @@ static int add_tensors(const json_t *arg, const json_t *owners, json_t *set, jso
 {
     int failed = 0;
 
-    for (size_t i = 0; i < tensors_in(arg) && !failed; i++) {
-        const char *name = tensor_in(arg, i);
+    for (size_t i = 0; i < hvt__pt2_tensors_in(arg) && !failed; i++) {
+        const char *name = hvt__pt2_tensor_in(arg, i);
 
         failed = json_object_set_new(set, name, json_true()) ||
                  json_object_set_new(memory, owner_of(owners, name), json_true());
@@ -335,7 +345,7 @@ static const json_t *maker_of_logits(const hvt_pt2 *f)
 {
     for (size_t i = f->nneeded; i-- > 0;) {
         const json_t *out = json_object_get(f->needed[i], "outputs");
-        const char *name = tensor_in(json_array_get(out, 0), 0);
+        const char *name = hvt__pt2_tensor_in(json_array_get(out, 0), 0);
 
         if (name && !strcmp(name, f->logits))
             return f->needed[i];
@@ -395,6 +405,22 @@ static hvt_status find_head(hvt_pt2 *f)
         HVT_CHECK(f->head_name, E_MEM, "%s: no memory", f->path);
     }
     return HVT_OK;
+}
+
+static json_int_t type_of(const hvt_pt2 *p, const char *tensor)
+{
+    return json_integer_value(json_object_get(json_object_get(p->tensors, tensor), "dtype"));
+}
+
+bool hvt__pt2_is_truth(const hvt_pt2 *p, const char *tensor)
+{
+    return type_of(p, tensor) == HVT__PT2_BOOL;
+}
+
+bool hvt__pt2_is_whole(const hvt_pt2 *p, const char *tensor)
+{
+    return hvt__pt2_is_truth(p, tensor) ||
+           (type_of(p, tensor) >= HVT__PT2_U8 && type_of(p, tensor) <= HVT__PT2_I64);
 }
 
 bool hvt__pt2_norm_trains(const json_t *node)

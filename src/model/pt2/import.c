@@ -147,7 +147,7 @@ static tensor *find(importer *p, const char *name)
     if (!t)
         hvt__pt2_refuse(p, "it reads %s, which is no result of an operation that is imported",
                         name ? name : "(nothing)");
-    else if (!t->state && t->version != p->tensor[t->storage].newest)
+    else if (!t->state && !t->known && t->version != p->tensor[t->storage].newest)
         hvt__pt2_refuse(p, "it reads %s after an operation has changed that, or a part of it, in place",
                         name);
     else
@@ -167,11 +167,51 @@ const tensor *hvt__pt2_uncut(importer *p, const char *name)
     return find_argument(p, name);
 }
 
+const tensor *hvt__pt2_named(importer *p, const char *name)
+{
+    return find(p, name);
+}
+
+int64_t hvt__pt2_place(importer *p, const char *name, int64_t otherwise)
+{
+    const char *kind;
+    const json_t *x = hvt__pt2_arg(p->node, name, &kind);
+    const int64_t at = json_is_integer(x) ? json_integer_value(x) : otherwise, most = INT64_C(1) << 40;
+
+    if (x && !json_is_integer(x))
+        hvt__pt2_refuse(p, "its argument %s is %s, not as_int", name, kind);
+    return at < -most ? -most : at > most ? most : at;
+}
+
+bool hvt__pt2_reads_constants(importer *p)
+{
+    const json_t *in = json_object_get(p->node, "inputs");
+    bool all = true, any = false;
+
+    for (size_t k = 0; k < json_array_size(in); k++) {
+        const json_t *arg = json_object_get(json_array_get(in, k), "arg");
+
+        for (size_t i = 0; i < hvt__pt2_tensors_in(arg); i++) {
+            const char *name = hvt__pt2_tensor_in(arg, i);
+            const json_t *at = name ? json_object_get(p->index, name) : NULL;
+            const tensor *t = at ? &p->tensor[json_integer_value(at)] : NULL;
+            const bool buffer = t && t->state && t->constant;
+
+            all = all && t && (t->known || buffer);
+            any = any ||
+                  (t && (t->known || (buffer && (!t->persistent || hvt__pt2_is_whole(p->file, t->name)))));
+        }
+    }
+    return all && any;
+}
+
 static const tensor *cut_out(importer *p, tensor *t)
 {
-    if (t && t->count) {
-        t->v = hvt_slice(p->m, t->v, t->first, t->count);
+    if (t && (t->count || t->times)) {
+        t->v = t->count ? hvt_slice(p->m, t->v, t->first, t->count) : t->v;
+        t->v = t->times ? hvt_apply(p->m, t->v, HVT_AFFINE, (float)t->times, 0) : t->v;
         t->count = 0;
+        t->times = 0;
         p->mistaken = p->mistaken || t->v < 0;
     }
     return t;
@@ -185,6 +225,17 @@ hvt_value hvt__pt2_value(importer *p, const tensor *t)
 const tensor *hvt__pt2_tensor(importer *p, const char *name)
 {
     return cut_out(p, find_argument(p, name));
+}
+
+bool hvt__pt2_two_uncut(importer *p, const char *name, const tensor **ret_t)
+{
+    const json_t *x = argument(p, name, "as_tensors", "as_tensors");
+
+    if (json_array_size(x) != 2)
+        hvt__pt2_refuse(p, "it takes %zu tensors; 2 are imported", json_array_size(x));
+    for (size_t i = 0; i < 2 && !p->failed; i++)
+        ret_t[i] = find(p, json_string_value(json_object_get(json_array_get(x, i), "name")));
+    return !p->failed;
 }
 
 int hvt__pt2_tensors(importer *p, const char *name, int most, const tensor **ret_t)
@@ -204,7 +255,7 @@ int hvt__pt2_tensors(importer *p, const char *name, int most, const tensor **ret
 
 /* ---- outputs ---- */
 
-static const char *out_name(const importer *p, int i)
+const char *hvt__pt2_out_name(const importer *p, int i)
 {
     const json_t *out = json_object_get(p->node, "outputs"),
                  *list = json_object_get(json_array_get(out, 0), "as_tensors"),
@@ -216,14 +267,14 @@ static const char *out_name(const importer *p, int i)
 
 bool hvt__pt2_is_read(const importer *p, int i)
 {
-    const char *name = out_name(p, i);
+    const char *name = hvt__pt2_out_name(p, i);
 
     return name && json_object_get(p->file->used, name);
 }
 
 int hvt__pt2_any_sizes(importer *p, int i, int64_t *ret_size)
 {
-    const char *name = out_name(p, i);
+    const char *name = hvt__pt2_out_name(p, i);
     int n = name ? hvt__pt2_sizes(p->file, name, HVT__PT2_DIMS, ret_size) : -1;
 
     if (n < 1)
@@ -291,7 +342,7 @@ void hvt__pt2_out(importer *p, int i, tensor t, const tensor *x)
         return;
     p->headed = p->headed || (p->classes && p->node == p->file->head);
     check_shape(p, &t);
-    p->mistaken = t.v < 0 && !t.noise && !t.scores && !t.state;
+    p->mistaken = t.v < 0 && !t.noise && !t.scores && !t.state && !t.known;
     if (hvt__pt2_in_place(p->node)) {
         const tensor *old = find(p, hvt__pt2_changed(p->node));
 
@@ -300,7 +351,7 @@ void hvt__pt2_out(importer *p, int i, tensor t, const tensor *x)
         storage = old->storage;
         p->tensor[storage].newest++;
     }
-    define(p, out_name(p, i), t, storage);
+    define(p, hvt__pt2_out_name(p, i), t, storage);
 }
 
 void hvt__pt2_out_value(importer *p, hvt_value v)
@@ -338,13 +389,19 @@ static hvt_status import(importer *p, hvt_value images, hvt_value *ret_logits)
 
     p->index = json_object();
     p->layers = json_object();
+    p->attached = json_object();
     p->tensor = malloc(p->file->names * sizeof *p->tensor);
-    HVT_CHECK(p->index && p->layers && p->tensor, E_MEM, "%s: no memory", p->file->path);
+    HVT_CHECK(p->index && p->layers && p->attached && p->tensor, E_MEM, "%s: no memory", p->file->path);
     begin(p, images);
     for (size_t i = 0; i < p->file->nneeded && !p->failed && !p->mistaken; i++) {
         p->node = p->file->needed[i];
         p->operation = hvt__pt2_operation(hvt__pt2_target(p->node));
-        p->operation->build(p);
+        if (hvt__pt2_folds(p))
+            continue;
+        if (p->operation)
+            p->operation->build(p);
+        else
+            hvt__pt2_refuse(p, "it is known of constants alone, and this is computed");
     }
     if (p->mistaken && !p->failed) { /* what it was, the plan tells */
         hvt_status s = hvt_model_plan(p->m, p->file->batch, -1);
@@ -424,8 +481,10 @@ hvt_status hvt_pt2_build(const hvt_pt2 *file, hvt_model *m, hvt_value images, in
         s = freeze(&p);
     if (s == HVT_OK)
         s = name_twice(&p);
+    hvt__pt2_forget(&p);
     free(p.tensor);
     json_decref(p.index);
     json_decref(p.layers);
+    json_decref(p.attached);
     return s;
 }

@@ -1,6 +1,7 @@
 /*
  * import.h - a graph on its way onto a tape, shared by import.c, which walks it, and ops.c, elementwise.c,
- * moves.c and noise.c, which have a function for each operation. Nothing else includes it.
+ * moves.c, noise.c, attention.c and constants.c, which have a function for each operation. Nothing else
+ * includes it.
  */
 #ifndef HVT_PT2_IMPORT_H
 #define HVT_PT2_IMPORT_H
@@ -13,6 +14,33 @@ typedef enum hvt__pt2_share {
     HVT__PT2_CHANNELS, /* [N,C,1,1] */
     HVT__PT2_ELEMENTS  /* [N,C,H,W] */
 } hvt__pt2_share;
+
+typedef struct strided {
+    double *x; /* NULL: none */
+    int64_t stride[HVT__PT2_DIMS];
+} strided;
+
+/* Numbers that are known when the file is read, elements of a parameter, or sums of both. */
+typedef struct known {
+    int ndim;
+    int64_t size[HVT__PT2_DIMS];
+    strided number, element;
+    int table; /* the tensor of this number has the elements; -1: none */
+} known;
+
+/* What is added to attention's scores, whose sizes are these. */
+typedef struct addition {
+    const struct addition *before; /* NULL: it is the first */
+    const known *what;
+    int ndim;
+    int64_t size[HVT__PT2_DIMS];
+} addition;
+
+/* Memory that is freed when all is imported. */
+typedef struct hvt__pt2_kept {
+    struct hvt__pt2_kept *next;
+    double data[];
+} hvt__pt2_kept;
 
 /* What a name of the graph stands for. */
 typedef struct tensor {
@@ -27,12 +55,16 @@ typedef struct tensor {
     double keep, factor;
     bool scores, softmax; /* products of queries and keys, which are tensors of these numbers, times factor;
                              and the softmax of that */
+    bool turned;          /* the keys' dimensions are [.., width, tokens] */
     int query, key;
-    hvt__pt2_share like; /* which elements have one in common */
-    hvt__pt2_axes axes;  /* of v */
-    int storage;         /* tensors that are views of each other have the same */
-    int version;         /* of its storage when it was made: each operation in place makes a new one */
-    int newest;          /* version, where the storage is its own */
+    const addition *added; /* to the scores; NULL: nothing */
+    double times;          /* v is to be multiplied by it, which is not done yet; 0: by nothing */
+    const known *known;    /* NULL: it is not known yet */
+    hvt__pt2_share like;   /* which elements have one in common */
+    hvt__pt2_axes axes;    /* of v */
+    int storage;           /* tensors that are views of each other have the same */
+    int version;           /* of its storage when it was made: each operation in place makes a new one */
+    int newest;            /* version, where the storage is its own */
 } tensor;
 
 typedef struct operation operation;
@@ -49,8 +81,12 @@ typedef struct importer {
     bool headed;                /* they are not those of the file, and the layer is on the tape */
     const json_t *node;         /* at hand */
     const operation *operation; /* its own */
-    bool failed;                /* the last error says why */
-    bool mistaken;              /* a builder has refused, as the model knows */
+    json_t *attached;           /* buffers that are in the state_dict and not on the tape */
+    hvt__pt2_kept *kept;
+    int64_t elements; /* made of constants */
+    int added_table;  /* the tensor that is added to the scores of the attention at hand */
+    bool failed;      /* the last error says why */
+    bool mistaken;    /* a builder has refused, as the model knows */
 } importer;
 
 /* The argument of this name, or `otherwise` where it is left out; no name: always that. */
@@ -77,6 +113,8 @@ extern const operations hvt__pt2_elementwise, hvt__pt2_moves;
 
 /* NULL: there is none */
 const operation *hvt__pt2_operation(const char *target);
+/* Is this its name, or that of its way in place? */
+bool hvt__pt2_is_called(const operation *o, const char *target);
 
 /* The node at hand cannot be imported. The message gets the file, the operation and where the user wrote it.
  */
@@ -99,13 +137,22 @@ int hvt__pt2_list(importer *p, const char *name, int most, int *ret_x);
 int hvt__pt2_argument_sizes(const importer *p, const char *name, int most, int64_t *ret_size);
 /* A tensor; NULL: left out. A computed one must not have been changed in place since. */
 const tensor *hvt__pt2_tensor(importer *p, const char *name);
-/* The same, of which the channels need not be cut out, for who looks at `first` and `count`. */
+/* The same, of which the channels need not be cut out, for who looks at `first`, `count` and `times`. */
 const tensor *hvt__pt2_uncut(importer *p, const char *name);
+/* A list of two tensors, channels not cut out; false: the node is refused. */
+bool hvt__pt2_two_uncut(importer *p, const char *name, const tensor **ret_t);
+/* By its name in the graph. */
+const tensor *hvt__pt2_named(importer *p, const char *name);
+/* An integer that may be as large as PyTorch writes "to the end". */
+int64_t hvt__pt2_place(importer *p, const char *name, int64_t otherwise);
+/* Are all its tensors constants, of which one at least cannot be a value of the tape? */
+bool hvt__pt2_reads_constants(importer *p);
 /* The number of a list of at most `most` tensors. */
 int hvt__pt2_tensors(importer *p, const char *name, int most, const tensor **ret_t);
 
 /* ---- its outputs ---- */
 
+const char *hvt__pt2_out_name(const importer *p, int i);       /* in the graph */
 int hvt__pt2_out_sizes(importer *p, int i, int64_t *ret_size); /* in the example: how many */
 /* The same where the first one need not be the batch. */
 int hvt__pt2_any_sizes(importer *p, int i, int64_t *ret_size);
@@ -155,10 +202,38 @@ bool hvt__pt2_number(importer *p, double *ret_x);
 /* A computed tensor, whose channels are in order: see hvt__pt2_ordered(). Its v is -1 after a refusal. */
 tensor hvt__pt2_in_order(importer *p, const tensor *t);
 
+/* A computed tensor whose last dimension is pixels that are neighbours, and then the channels, as where
+ * patches are merged: all of them become channels. Any other one is returned as it is. */
+tensor hvt__pt2_channels_last(importer *p, const tensor *t);
+
+/* ---- constants.c ---- */
+
+/* Is the node at hand one of constants? Then it is computed, or refused. */
+bool hvt__pt2_folds(importer *p);
+/* Operations of constants; NULL: it is none. */
+const operation *hvt__pt2_constant_operation(const char *target);
+/* Of these sizes, all 0; NULL: the node is refused. */
+known *hvt__pt2_numbers(importer *p, int ndim, const int64_t *size);
+/* The numbers of t; NULL: it is computed, a parameter, or the node is refused. */
+const known *hvt__pt2_known(importer *p, const tensor *t);
+/* Can k be repeated to these sizes? One of its parts, so that n indices read it, and an element of that. */
+bool hvt__pt2_repeats(const known *k, int n, const int64_t *size);
+strided hvt__pt2_repeated(const known *k, const strided *part, int n);
+double *hvt__pt2_element(const strided *s, int n, const int64_t *at);
+/* The next place in tensors of these sizes; false: there is none. */
+bool hvt__pt2_next(int n, const int64_t *size, int64_t *at);
+void *hvt__pt2_keep(importer *p, size_t bytes); /* zeros; NULL: the node is refused */
+void hvt__pt2_forget(importer *p);
+
 /* ---- attention.c ---- */
 
 void hvt__pt2_attention(importer *p);
 void hvt__pt2_matmul(importer *p);
+void hvt__pt2_einsum(importer *p);
+/* The node at hand, a sum, if one of its arguments is attention's scores; else false. */
+bool hvt__pt2_add_to_scores(importer *p);
+/* The node at hand, a view, if its first argument is attention's scores; else false. */
+bool hvt__pt2_view_scores(importer *p);
 /* The node at hand, the first argument op x, or its softmax, if that is attention's scores; else false. */
 bool hvt__pt2_scale_scores(importer *p, hvt_binary op, double x);
 bool hvt__pt2_softmax_scores(importer *p);

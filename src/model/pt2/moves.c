@@ -31,6 +31,8 @@ static void view(importer *p)
         view_state(p, x);
         return;
     }
+    if (hvt__pt2_view_scores(p))
+        return;
     n = hvt__pt2_any_sizes(p, 0, size);
     if (!hvt__pt2_is_computed(p, x) || p->failed)
         return;
@@ -300,10 +302,10 @@ static void cat(importer *p)
         cat_channels(p, n, t);
 }
 
-/* [N, tokens, C]: attention reads parts of its channels where they are. */
+/* [N, tokens, C], or windows of them: attention reads parts of its channels where they are. */
 static bool is_of_tokens(const hvt__pt2_axes *x)
 {
-    return x->ndim == 3;
+    return x->ndim == 3 || (x->ndim > 3 && hvt__pt2_is(x, x->ndim - 1, 'C') && !hvt__pt2_plain(x));
 }
 
 /* chunk and split: parts of the channels, whose sizes the outputs say. Those that nobody reads are left out.
@@ -338,19 +340,6 @@ static void chunk(importer *p)
 }
 
 /* ---- parts of an axis, and pads ---- */
-
-/* An integer that may be as large as PyTorch writes "to the end". */
-static int64_t place(importer *p, const char *name, int64_t otherwise)
-{
-    const char *kind;
-    const json_t *x = hvt__pt2_arg(p->node, name, &kind);
-
-    const int64_t at = json_is_integer(x) ? json_integer_value(x) : otherwise, most = INT64_C(1) << 40;
-
-    if (x && !json_is_integer(x))
-        hvt__pt2_refuse(p, "its argument %s is %s, not as_int", name, kind);
-    return at < -most ? -most : at > most ? most : at;
-}
 
 /* Counted from the end if negative, and within 0 to size. */
 static int64_t within(int64_t at, int64_t size)
@@ -454,13 +443,13 @@ static void cut(importer *p, int i, int dim, int64_t first, int64_t end, int64_t
 
 static void slice(importer *p)
 {
-    cut(p, 0, hvt__pt2_int(p, "dim", 0), place(p, "start", 0), place(p, "end", INT64_MAX),
-        place(p, "step", 1));
+    cut(p, 0, hvt__pt2_int(p, "dim", 0), hvt__pt2_place(p, "start", 0), hvt__pt2_place(p, "end", INT64_MAX),
+        hvt__pt2_place(p, "step", 1));
 }
 
 static void narrow(importer *p)
 {
-    const int64_t first = place(p, "start", 0), length = hvt__pt2_int(p, "length", 1);
+    const int64_t first = hvt__pt2_place(p, "start", 0), length = hvt__pt2_int(p, "length", 1);
     const bool to_end = first < 0 && first + length >= 0;
 
     cut(p, 0, hvt__pt2_int(p, "dim", 0), first, to_end ? INT64_MAX : first + length, 1);
@@ -486,15 +475,15 @@ static void unbind(importer *p)
 /* The axis of each dimension of an image, a turned image or a row; NULL: it is another tensor. */
 static const char *axes_in(importer *p, const hvt__pt2_axes *x)
 {
-    static const char *const known[] = {"NCHW", "NHWC", "NC"};
+    static const char *const orders[] = {"NCHW", "NHWC", "NC"};
 
-    for (size_t i = 0; i < HVT_LEN(known); i++) {
-        bool same = x->ndim == (int)strlen(known[i]);
+    for (size_t i = 0; i < HVT_LEN(orders); i++) {
+        bool same = x->ndim == (int)strlen(orders[i]);
 
         for (int k = 1; k < x->ndim && same; k++)
-            same = hvt__pt2_is(x, k, known[i][k]);
+            same = hvt__pt2_is(x, k, orders[i][k]);
         if (same)
-            return known[i];
+            return orders[i];
     }
     hvt__pt2_refuse(p,
                     "its input is none of [N,C,H,W], [N,H,W,C], [N,C]: its dimensions were moved or joined");
@@ -535,10 +524,17 @@ static void pad(importer *p)
     const char *mode = hvt__pt2_string(p, "mode", "constant"), *axes;
     const double value = hvt__pt2_float(p, "value", 0);
     int around[2 * HVT__PT2_DIMS] = {0}, n = hvt__pt2_list(p, "pad", 2 * HVT__PT2_DIMS, around),
-                   by[4][2] = {{0}};
+                   by[4][2] = {{0}}, nothing = 0;
     int64_t size[HVT__PT2_DIMS];
-    tensor x = hvt__pt2_in_order(p, t);
+    tensor x;
 
+    while (nothing < n && !around[nothing])
+        nothing++;
+    if (nothing == n && hvt__pt2_is_computed(p, t)) {
+        hvt__pt2_out(p, 0, *t, NULL);
+        return;
+    }
+    x = hvt__pt2_in_order(p, t);
     axes = p->failed ? NULL : axes_in(p, &x.axes);
     if (strcmp(mode, "constant") != 0 || value != 0)
         hvt__pt2_refuse(p, "it pads with %s; expected zeros",
@@ -558,6 +554,80 @@ static void pad(importer *p)
         hvt__pt2_refuse(p, "its output has other dimensions than its input");
     if (!p->failed)
         hvt__pt2_out(p, 0, (tensor){.v = x.v, .axes = resized(axes, size)}, NULL);
+}
+
+/* An axis has atom a, its innermost part, in the last dimension: how many elements that is; 0: it is none. */
+static int innermost(const hvt__pt2_axes *x, const hvt__pt2_atom *a)
+{
+    bool whole = true;
+
+    for (int i = 0; i < x->end[x->ndim - 1]; i++) {
+        const hvt__pt2_atom *other = &x->atom[i];
+
+        whole = whole && (other == a || other->axis != a->axis || other->stride % a->extent == 0);
+    }
+    return whole && a->stride == 1 && (a->axis == 'H' || a->axis == 'W') ? (int)a->extent : 0;
+}
+
+tensor hvt__pt2_channels_last(importer *p, const tensor *t)
+{
+    tensor x = *t;
+    hvt__pt2_axes *axes = &x.axes;
+    const int last = axes->ndim - 1, begin = last > 0 ? axes->end[last - 1] : 0,
+              n = last > 0 ? axes->end[last] - begin - 1 : 0;
+    const hvt__pt2_atom *a = &axes->atom[begin];
+    int step[2] = {1, 1}, parts = 1, shape[3];
+    bool fits = n > 0 && n <= 2 && a[n].axis == 'C' && a[n].stride == 1 && !axes->roll[0] && !axes->roll[1];
+    hvt_value part[MANY];
+
+    hvt_value_shape(p->m, t->v, shape);
+    fits = fits && a[n].extent == shape[2];
+    for (int i = 0; i < n && fits; i++) {
+        int *of = &step[a[i].axis == 'W'];
+
+        fits = innermost(axes, &a[i]) && *of == 1;
+        *of = (int)a[i].extent;
+        parts *= *of;
+    }
+    if (!fits || parts > MANY)
+        return x;
+    for (int i = 0; i < parts; i++) {
+        int at[2] = {0, 0}, rest = i;
+
+        for (int k = n - 1; k >= 0; k--) {
+            at[a[k].axis == 'W'] = rest % (int)a[k].extent;
+            rest /= (int)a[k].extent;
+        }
+        part[i] = at[0] || at[1] ? hvt_pad(p->m, t->v, -at[0], 0, -at[1], 0) : t->v;
+        part[i] = hvt_pool_with(p->m, part[i], HVT_POOL_MEAN,
+                                &(hvt_pool_opts){.size = {1, 1}, .stride = {step[0], step[1]}});
+    }
+    x.v = hvt_concat(p->m, part, parts);
+    hvt__pt2_set(axes, last, 'C', (int64_t)parts * shape[2]);
+    for (int i = 0; i < begin; i++)
+        if (axes->atom[i].axis == 'H' || axes->atom[i].axis == 'W')
+            axes->atom[i].stride /= step[axes->atom[i].axis == 'W'];
+    return x;
+}
+
+/* Rows or columns around the image: nothing is moved, but what reads it looks where they are. */
+static void roll(importer *p)
+{
+    const tensor *t = hvt__pt2_uncut(p, "self");
+    int shift[HVT__PT2_DIMS], dim[HVT__PT2_DIMS], n = hvt__pt2_list(p, "shifts", HVT__PT2_DIMS, shift);
+    tensor x;
+
+    if (!hvt__pt2_is_computed(p, t))
+        return;
+    x = *t;
+    if (hvt__pt2_list(p, "dims", HVT__PT2_DIMS, dim) != n)
+        hvt__pt2_refuse(p, "its shifts are not as many as its dims");
+    for (int i = 0; i < n && !p->failed; i++) {
+        dim[i] += dim[i] < 0 ? x.axes.ndim : 0;
+        if (dim[i] < 0 || dim[i] >= x.axes.ndim || !hvt__pt2_roll(&x.axes, dim[i], shift[i]))
+            hvt__pt2_refuse(p, "its dimension %d is not all rows or all columns of an image", dim[i]);
+    }
+    hvt__pt2_out(p, 0, x, NULL);
 }
 
 /* ---- the table ---- */
@@ -582,6 +652,7 @@ static const operation table[] = {
     {"aten.transpose.int", transpose, .view = true},
     {"aten.swapaxes.default", swap_axes, .view = true},
     {"aten.mT.default", swap_last, .view = true},
+    {"aten.roll.default", roll},
     {"aten.cat.default", cat},
     {"aten.chunk.default", chunk, .view = true},
     {"aten.split.Tensor", chunk, .view = true},

@@ -15,6 +15,7 @@ bool hvt__pt2_is_computed(importer *p, const tensor *t)
         hvt__pt2_refuse(p, "it computes with %s; expected the result of an operation",
                         t->state    ? t->state
                         : t->scores ? "products of queries and keys"
+                        : t->known  ? "constants of the file's own"
                                     : "random numbers");
     return t && t->v >= 0;
 }
@@ -206,7 +207,7 @@ static void conv2d(importer *p)
 {
     hvt_value x = hvt__pt2_image(p, "input");
     int64_t size[4];
-    char layer[128];
+    char layer[192];
     int stride[2] = {1, 1}, pad[4] = {0}, dilation[2] = {1, 1};
     hvt_conv2d_opts o;
     bias_of bias;
@@ -244,18 +245,20 @@ static void conv2d(importer *p)
 static void linear(importer *p)
 {
     const tensor *t = hvt__pt2_tensor(p, "input");
+    tensor x;
     hvt__pt2_axes axes;
     int last;
     bool flat;
     int64_t size[4];
-    char layer[128];
+    char layer[192];
     bias_of bias;
     hvt_value v;
 
     if (!hvt__pt2_is_computed(p, t))
         return;
-    v = t->v;
-    axes = t->axes;
+    x = hvt__pt2_channels_last(p, t);
+    v = x.v;
+    axes = x.axes;
     last = axes.ndim - 1;
     flat = last < 0 || !hvt__pt2_is(&axes, last, 'C');
     if (flat && last == 1) {
@@ -290,7 +293,7 @@ static void batch_norm(importer *p)
     hvt_value x = image_or_row(p, "input");
     double eps = hvt__pt2_float(p, "eps", 1e-5), momentum = hvt__pt2_float(p, "momentum", 0.1);
     int64_t size[4];
-    char layer[128];
+    char layer[192];
 
     if (!hvt__pt2_given(p, "weight") || !hvt__pt2_given(p, "bias"))
         hvt__pt2_refuse(p, "it has no weight and bias, as with affine=False; expected affine=True");
@@ -329,16 +332,18 @@ static void layer_norm(importer *p)
     hvt__pt2_axes axes;
     const char *kind;
     size_t n = json_array_size(hvt__pt2_arg(p->node, "normalized_shape", &kind));
-    char layer[128] = "";
+    char layer[192] = "";
     bool scaled, last, whole;
+    tensor x;
     const tensor *apart; /* a weight without a bias */
     int64_t channels = 0;
     hvt_value v;
 
     if (!hvt__pt2_is_computed(p, t))
         return;
-    axes = t->axes;
-    v = t->v;
+    x = hvt__pt2_channels_last(p, t);
+    axes = x.axes;
+    v = x.v;
     last = n == 1 && axes.ndim > 1 && hvt__pt2_is(&axes, axes.ndim - 1, 'C');
     whole = n == 3 && axes.ndim == 4 && hvt__pt2_is(&axes, 1, 'C') && hvt__pt2_is(&axes, 2, 'H');
     if (!last && n == 1 && hvt__pt2_has(&axes, axes.ndim - 1, 'C'))
@@ -365,7 +370,7 @@ static void group_norm(importer *p)
     hvt_value x = image_or_row(p, "input");
     int groups = hvt__pt2_int(p, "num_groups", 1);
     double eps = hvt__pt2_float(p, "eps", 1e-5);
-    char layer[128] = "";
+    char layer[192] = "";
     bool scaled = affine(p, layer, sizeof layer);
 
     if (!p->failed)
@@ -378,7 +383,7 @@ static void instance_norm(importer *p)
     hvt_value x = hvt__pt2_image(p, "input");
     double eps = hvt__pt2_float(p, "eps", 1e-5);
     int64_t size[HVT__PT2_DIMS];
-    char layer[128] = "";
+    char layer[192] = "";
     bool scaled = affine(p, layer, sizeof layer);
 
     if (hvt__pt2_given(p, "running_mean"))
@@ -449,6 +454,25 @@ static void adaptive_pool(importer *p, hvt_pooling_kind kind)
 static void adaptive_avg_pool(importer *p)
 {
     adaptive_pool(p, HVT_POOL_MEAN);
+}
+
+/* Of tokens, [N,C,T], to one. */
+static void adaptive_avg_pool_1d(importer *p)
+{
+    const tensor *t = hvt__pt2_tensor(p, "self");
+    hvt__pt2_axes axes;
+    int size = 1;
+
+    hvt__pt2_ints(p, "output_size", 1, &size);
+    if (!hvt__pt2_is_computed(p, t))
+        return;
+    axes = t->axes;
+    if (axes.ndim != 3 || !hvt__pt2_is(&axes, 1, 'C') || !hvt__pt2_is_pixels(&axes, 2) || size != 1)
+        hvt__pt2_refuse(p, "it makes %d of the last dimension; expected 1 of the tokens of [N,C,T]", size);
+    if (p->failed)
+        return;
+    hvt__pt2_reduce(&axes, 2);
+    hvt__pt2_out_like(p, hvt_avgpool(p->m, t->v), &axes);
 }
 
 /* Whose second output is not imported. */
@@ -664,11 +688,13 @@ static const operation layers[] = {
     {"aten.scaled_dot_product_attention.default", hvt__pt2_attention},
     {"aten.matmul.default", hvt__pt2_matmul},
     {"aten.bmm.default", hvt__pt2_matmul},
+    {"aten.einsum.default", hvt__pt2_einsum},
     {"aten.dropout.default", hvt__pt2_dropout},
     {"aten.feature_dropout.default", hvt__pt2_feature_dropout},
     {"aten.max_pool2d.default", max_pool},
     {"aten.avg_pool2d.default", avg_pool},
     {"aten.adaptive_avg_pool2d.default", adaptive_avg_pool},
+    {"aten.adaptive_avg_pool1d.default", adaptive_avg_pool_1d},
     {"aten.adaptive_max_pool2d.default", adaptive_max_pool},
     {"aten.upsample_nearest2d.vec", upsample_nearest},
     {"aten._upsample_nearest_exact2d.vec", upsample_nearest},
@@ -682,7 +708,7 @@ static const operation layers[] = {
 };
 
 /* Is this its name, or with a _ before the last dot that of its way in place? */
-static bool is_called(const operation *o, const char *target)
+bool hvt__pt2_is_called(const operation *o, const char *target)
 {
     const size_t name = strcspn(strchr(o->target, '.') + 1, ".") + 5; /* "aten.relu" */
 
@@ -696,7 +722,7 @@ const operation *hvt__pt2_operation(const char *target)
 
     for (size_t k = 0; k < HVT_LEN(all); k++)
         for (size_t i = 0; i < all[k].count; i++)
-            if (is_called(&all[k].of[i], target))
+            if (hvt__pt2_is_called(&all[k].of[i], target))
                 return &all[k].of[i];
     return NULL;
 }
@@ -705,7 +731,7 @@ bool hvt__pt2_knows(const char *target, bool last)
 {
     const operation *o = hvt__pt2_operation(target);
 
-    return o && (last || !o->last);
+    return o ? last || !o->last : hvt__pt2_constant_operation(target) != NULL;
 }
 
 bool hvt__pt2_makes_view(const char *target)

@@ -17,6 +17,7 @@ void hvt_pt2_close(hvt_pt2 **file)
     free(p->head_name);
     json_decref(p->program);
     json_decref(p->weights);
+    json_decref(p->fixed);
     json_decref(p->inputs);
     json_decref(p->constants);
     json_decref(p->used);
@@ -48,10 +49,7 @@ hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *p)
 
 /* ---- values ---- */
 
-enum {
-    F32 = 7, /* of torch/_export/serde/schema.py */
-    NAME_MOST = 400
-};
+enum { NAME_MOST = 400 };
 
 /* Where the elements of a tensor lie in its entry. */
 typedef struct layout {
@@ -89,16 +87,12 @@ static const char *type_name(long long type)
     return names[type > 0 && type < (long long)HVT_LEN(names) ? type : 0];
 }
 
-static hvt_status read_layout(const hvt_pt2 *p, const char *name, const json_t *meta, layout *ret_layout)
+static hvt_status read_sizes(const hvt_pt2 *p, const char *name, const json_t *meta, layout *ret_layout)
 {
     const json_t *sizes = json_object_get(meta, "sizes"), *strides = json_object_get(meta, "strides"),
-                 *offset = json_object_get(json_object_get(meta, "storage_offset"), "as_int"),
-                 *type = json_object_get(meta, "dtype");
+                 *offset = json_object_get(json_object_get(meta, "storage_offset"), "as_int");
     layout l = {.ndim = (int)json_array_size(sizes), .count = 1};
 
-    HVT_CHECK(json_integer_value(type) == F32, E_UNSUPPORTED,
-              "%s: %s has values of %s; only torch.float32 is read: export model.float()", p->path, name,
-              type_name(json_integer_value(type)));
     HVT_CHECK(json_array_size(sizes) <= 4 && json_array_size(strides) == json_array_size(sizes) &&
                   json_integer_value(offset) == 0,
               E_FORMAT, "%s: %s has no sizes and strides of at most 4 dimensions, or an offset", p->path,
@@ -115,6 +109,17 @@ static hvt_status read_layout(const hvt_pt2 *p, const char *name, const json_t *
     HVT_CHECK(is_dense(&l), E_UNSUPPORTED, "%s: the values of %s overlap or are not dense", p->path, name);
     *ret_layout = l;
     return HVT_OK;
+}
+
+/* Of a parameter. */
+static hvt_status read_layout(const hvt_pt2 *p, const char *name, const json_t *meta, layout *ret_layout)
+{
+    const json_t *type = json_object_get(meta, "dtype");
+
+    HVT_CHECK(json_integer_value(type) == HVT__PT2_F32, E_UNSUPPORTED,
+              "%s: %s has values of %s; only torch.float32 is read: export model.float()", p->path, name,
+              type_name(json_integer_value(type)));
+    return read_sizes(p, name, meta, ret_layout);
 }
 
 /* Canonical order from that of the strides: weights of a model in channels_last are [K,R,S,C]. */
@@ -136,7 +141,8 @@ static void order(const layout *l, const float *stored, float *ret_values)
 static bool is_read(const json_t *entry)
 {
     return entry && !json_is_true(json_object_get(entry, "use_pickle")) &&
-           json_integer_value(json_object_get(json_object_get(entry, "tensor_meta"), "dtype")) == F32;
+           json_integer_value(json_object_get(json_object_get(entry, "tensor_meta"), "dtype")) ==
+               HVT__PT2_F32;
 }
 
 /* Where the values of a tensor are; *ret_entry is a name below the top folder, of NAME_MOST bytes. */
@@ -266,6 +272,73 @@ static hvt_status find_unused(hvt_pt2 *p)
     return HVT_OK;
 }
 
+/* ---- buffers ---- */
+
+/* A number of one of the types of the schema. */
+static double number(json_int_t type, const char *at)
+{
+    float f;
+    double d;
+    int16_t i16;
+    int32_t i32;
+    int64_t i64;
+
+    switch (type) {
+    case HVT__PT2_I8:
+        return (signed char)*at;
+    case HVT__PT2_I16:
+        return memcpy(&i16, at, sizeof i16), i16;
+    case HVT__PT2_I32:
+        return memcpy(&i32, at, sizeof i32), i32;
+    case HVT__PT2_I64:
+        return memcpy(&i64, at, sizeof i64), (double)i64;
+    case HVT__PT2_F32:
+        return memcpy(&f, at, sizeof f), f;
+    case HVT__PT2_F64:
+        return memcpy(&d, at, sizeof d), d;
+    default:
+        return (unsigned char)*at;
+    }
+}
+
+hvt_status hvt__pt2_read_buffer(const hvt_pt2 *p, const char *state, int64_t count, double *ret_values)
+{
+    static const size_t bytes_of[] = {
+        [HVT__PT2_U8] = 1,  [HVT__PT2_I8] = 1,  [HVT__PT2_I16] = 2, [HVT__PT2_I32] = 4,
+        [HVT__PT2_I64] = 8, [HVT__PT2_F32] = 4, [HVT__PT2_F64] = 8, [HVT__PT2_BOOL] = 1};
+    const json_t *kept = json_object_get(p->weights, state),
+                 *entry = kept ? kept : json_object_get(p->fixed, state),
+                 *meta = json_object_get(entry, "tensor_meta");
+    const char *path = json_string_value(json_object_get(entry, "path_name"));
+    const json_int_t type = json_integer_value(json_object_get(meta, "dtype"));
+    const size_t size = type > 0 && type < (json_int_t)HVT_LEN(bytes_of) ? bytes_of[type] : 0;
+    char name[NAME_MOST], *stored;
+    hvt_status s;
+    layout l;
+
+    HVT_CHECK(
+        path && !json_is_true(json_object_get(entry, "use_pickle")), E_UNSUPPORTED,
+        "%s: it holds no values of the buffer %s, or they are pickled, as PyTorch 2.8 and older write them; "
+        "export it by a newer PyTorch",
+        p->path, state);
+    HVT_CHECK(size, E_UNSUPPORTED, "%s: the buffer %s has values of %s", p->path, state, type_name(type));
+    HVT_TRY(read_sizes(p, state, meta, &l));
+    HVT_CHECK(l.count == (size_t)count, E_FORMAT, "%s: the buffer %s has %zu values, and %lld in the graph",
+              p->path, state, l.count, (long long)count);
+    for (int64_t i = l.ndim - 1, step = 1; i >= 0; step *= l.size[i--])
+        HVT_CHECK(l.size[i] == 1 || l.stride[i] == step, E_UNSUPPORTED,
+                  "%s: the values of the buffer %s are not in order", p->path, state);
+    snprintf(name, sizeof name, "data/%s/%s", kept ? "weights" : "constants", path);
+    HVT_TRY(hvt__pt2_archive_has(p, name, l.count * size));
+    stored = malloc(l.count * size);
+    HVT_CHECK(stored, E_MEM, "%s: no memory for %zu values of %s", p->path, l.count, state);
+    s = hvt__pt2_archive_read(p, name, stored, l.count * size);
+    for (size_t i = 0; i < l.count && s == HVT_OK; i++)
+        ret_values[i] = number(type, stored + i * size);
+    free(stored);
+    return s;
+}
+
 static hvt_status read_program(hvt_pt2 *p)
 {
     json_t *config;
@@ -275,6 +348,9 @@ static hvt_status read_program(hvt_pt2 *p)
     HVT_TRY(hvt__pt2_graph(p));
     HVT_TRY(hvt__pt2_archive_json(p, "data/weights/model_weights_config.json", &config));
     p->weights = json_incref(json_object_get(config, "config"));
+    json_decref(config);
+    HVT_TRY(hvt__pt2_archive_json(p, "data/constants/model_constants_config.json", &config));
+    p->fixed = json_incref(json_object_get(config, "config"));
     json_decref(config);
     HVT_TRY(find_unused(p));
     return p->weights ? check_weights(p) : HVT_OK;

@@ -22,6 +22,7 @@ struct hvt_pt2 {
     char *top;         /* what the names of all entries begin with: "net/", or "" in files of PyTorch 2.6 */
     json_t *program;   /* the graph and what describes it */
     json_t *weights;   /* name in the state_dict -> where its values are; NULL: pickled, hence not read */
+    json_t *fixed;     /* the same of buffers that are not persistent, and other constants; NULL: none */
     json_t *inputs;    /* name in the graph -> name in the state_dict, of parameters and buffers */
     json_t *constants; /* names in the graph of those inputs that are no parameters -> are they in the
                           state_dict? */
@@ -39,6 +40,18 @@ struct hvt_pt2 {
     int outputs;
     bool log_softmax;                   /* it makes the first output, and is left out */
     int batch, channels, height, width; /* of the example that it was exported with */
+};
+
+/* Types of torch/_export/serde/schema.py. */
+enum {
+    HVT__PT2_U8 = 1,
+    HVT__PT2_I8,
+    HVT__PT2_I16,
+    HVT__PT2_I32,
+    HVT__PT2_I64,
+    HVT__PT2_F32 = 7,
+    HVT__PT2_F64,
+    HVT__PT2_BOOL = 12
 };
 
 /* ---- archive.c ---- */
@@ -61,6 +74,13 @@ bool hvt__pt2_is_head(const hvt_pt2 *p, const char *tensor);
 hvt_status hvt__pt2_graph(hvt_pt2 *p);
 /* The value of a node's argument and its kind ("as_int"); NULL: it was left out, or is None. */
 const json_t *hvt__pt2_arg(const json_t *node, const char *name, const char **ret_kind);
+/* An argument's tensors: {"as_tensor": {"name": ...}}, or {"as_tensors": [{"name": ...}]}, of which some may
+ * be left out in {"as_optional_tensors": ...}: their names are "". */
+size_t hvt__pt2_tensors_in(const json_t *arg);
+const char *hvt__pt2_tensor_in(const json_t *arg, size_t i);
+/* Is a tensor of truth values? Of these, or of whole numbers? */
+bool hvt__pt2_is_truth(const hvt_pt2 *p, const char *tensor);
+bool hvt__pt2_is_whole(const hvt_pt2 *p, const char *tensor);
 /* A batch norm in train() mode? */
 bool hvt__pt2_norm_trains(const json_t *node);
 /* The number of a tensor's dimensions, at most `most`, and its sizes in the example; -1: there are more, or
@@ -89,6 +109,7 @@ typedef struct hvt__pt2_atom {
  * flattened [N,C*H*W] and a channel shuffle's [N,2,C/2,H,W] are all of this form. */
 typedef struct hvt__pt2_axes {
     int ndim, end[HVT__PT2_DIMS];
+    int roll[2]; /* of H and W: element i of what the atoms say is that at i + roll, around the axis */
     hvt__pt2_atom atom[HVT__PT2_ATOMS + HVT__PT2_DIMS]; /* views have HVT__PT2_ATOMS at most */
 } hvt__pt2_axes;
 
@@ -98,6 +119,8 @@ hvt__pt2_axes hvt__pt2_axes_of(int ndim, const int64_t *size);
 bool hvt__pt2_view(hvt__pt2_axes *x, int ndim, const int64_t *size);
 /* Dimension i is dimension from[i] of before. */
 void hvt__pt2_permute(hvt__pt2_axes *x, const int *from);
+/* Dimension i, which holds all of H or W, is moved on by so many elements, around it; false: it does not. */
+bool hvt__pt2_roll(hvt__pt2_axes *x, int i, int by);
 /* Does dimension i hold all of one axis, in its order, or nothing, its size being 1? */
 bool hvt__pt2_is(const hvt__pt2_axes *x, int i, char axis);
 /* Is some of this axis in dimension i? */
@@ -115,6 +138,11 @@ bool hvt__pt2_outermost(const hvt__pt2_axes *x, int i, hvt__pt2_atom *ret_atom);
 /* Dimension i becomes 1 long. */
 void hvt__pt2_reduce(hvt__pt2_axes *x, int i);
 bool hvt__pt2_same(const hvt__pt2_axes *x, const hvt__pt2_axes *y);
+
+/* ---- pt2.c ---- */
+
+/* The `count` values of a buffer, by its name in the state_dict. */
+hvt_status hvt__pt2_read_buffer(const hvt_pt2 *p, const char *state, int64_t count, double *ret_values);
 
 /* ---- ops.c ---- */
 

@@ -52,7 +52,7 @@ hvt_status hvt__st_read(hvt_st *st, void *data);
 
 /* A tensor to write; type is I64 or F32, id is free for the caller. */
 typedef struct hvt_st_item {
-    char name[160];
+    char name[256]; /* a tensor of a model, with a prefix */
     hvt_st_type type;
     int ndim;
     int64_t dim[HVT_ST_DIMS];

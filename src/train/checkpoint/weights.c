@@ -12,8 +12,9 @@
 
 #define STATE_OF "optim.%s."
 
-/* item.id: a parameter's index, plus k * nparam_tensors in state k; or these plus a stat's index */
-enum { ID_STAT = 1 << 20, ID_TRACKED = 1 << 21 };
+/* item.id: a parameter's index, plus k * nparam_tensors in state k; or these plus a stat's index, or
+ * that of what is attached */
+enum { ID_STAT = 1 << 20, ID_TRACKED = 1 << 21, ID_ATTACHED = 1 << 22 };
 
 /* Parameter i under a name. */
 static void list_param(const hvt_model *m, int i, const char *prefix, const char *name, int id,
@@ -46,6 +47,27 @@ static hvt_st_item *list_aliases(const hvt_model *m, hvt_st_item *t)
     return t;
 }
 
+static hvt_st_item *list_attached(const hvt_model *m, hvt_st_item *t)
+{
+    for (int i = 0; i < m->nattached; i++, t++) {
+        const hvt_attached *a = &m->attached[i];
+
+        *t =
+            (hvt_st_item){.type = a->whole ? HVT_ST_I64 : HVT_ST_F32, .ndim = a->ndim, .id = ID_ATTACHED + i};
+        snprintf(t->name, sizeof t->name, "%s", a->name);
+        for (int d = 0; d < a->ndim; d++)
+            t->dim[d] = a->dim[d];
+    }
+    return t;
+}
+
+static const void *attached(const hvt_model *m, const hvt_st_item *item)
+{
+    const hvt_attached *a = &m->attached[item->id - ID_ATTACHED];
+
+    return a->whole ? (const void *)a->whole : a->real;
+}
+
 /* The tensors of an optimizer's state, which frozen parameters have none of, malloc'ed. */
 static hvt_status list_state(const hvt_model *m, const hvt__optim_rule *rule, int states,
                              hvt_st_item **ret_items, int *ret_n)
@@ -68,7 +90,7 @@ static hvt_status list_state(const hvt_model *m, const hvt__optim_rule *rule, in
  * layers first. */
 static hvt_status list_tensors(const hvt_model *m, hvt_st_item **ret_items, int *ret_n)
 {
-    int most = m->nparam_tensors + 2 * m->nstat + m->naliases;
+    int most = m->nparam_tensors + 2 * m->nstat + m->naliases + m->nattached;
     hvt_st_item *items = calloc((size_t)most + 1, sizeof *items), *t = items;
 
     HVT_CHECK(items, E_MEM, "no memory to list %d tensors", most);
@@ -85,7 +107,7 @@ static hvt_status list_tensors(const hvt_model *m, hvt_st_item **ret_items, int 
         snprintf(t->name, sizeof t->name, "%.*s.num_batches_tracked", (int)(dot - name), name);
         t++;
     }
-    t = list_aliases(m, t);
+    t = list_attached(m, list_aliases(m, t));
     *ret_items = items;
     *ret_n = (int)(t - items);
     return HVT_OK;
@@ -128,7 +150,7 @@ static const char *const wrappers[] = {"", "module.", "_orig_mod.", "module._ori
 
 static const hvt_st_tensor *find_tensor(const hvt_st *st, const char *name)
 {
-    char long_name[200];
+    char long_name[HVT_NAME_MAX + 32];
     const hvt_st_tensor *t = NULL;
 
     for (size_t k = 0; k < HVT_LEN(wrappers) && !t; k++) {
@@ -187,7 +209,7 @@ static hvt_status compare(const hvt_st *st, const hvt_model *m, lenience may, co
         bool head = is_head(m, items[i].second ? m->param[items[i].id].name : name),
              counts = items[i].type == HVT_ST_I64;
         char has[100], wants[100], line[400];
-        if (head && may.skip_head)
+        if ((head && may.skip_head) || items[i].id >= ID_ATTACHED)
             continue;
         if (!t && (may.less || items[i].second))
             continue;
@@ -341,7 +363,7 @@ hvt_status hvt__weights_load(hvt_st *st, hvt_model *m, bool skip_head, const cha
     for (int i = 0; i < 2 * n; i++) { /* all are checked, then loaded */
         const hvt_st_item *item = &items[i % n];
         const hvt_st_tensor *t = find_either(st, m, item->name);
-        if (!t || item->second || (skip_head && is_head(m, item->name)))
+        if (!t || item->second || item->id >= ID_ATTACHED || (skip_head && is_head(m, item->name)))
             continue;
         HVT_TRY_OR(done, i < n ? check_finite(&from, t) : load_item(&from, item, t));
     }
@@ -423,7 +445,9 @@ static hvt_status fetch(void *ctx, const hvt_st_item *item, const void **ret_dat
 {
     const hvt__snapshot *of = ctx;
 
-    if (item->id >= ID_TRACKED)
+    if (item->id >= ID_ATTACHED)
+        *ret_data = attached(of->m, item);
+    else if (item->id >= ID_TRACKED)
         *ret_data = of->average ? &of->step.ema_tracked : &of->tracked;
     else if (item->id >= ID_STAT)
         *ret_data = hvt__snapshot_stat(of, &of->m->stat[item->id - ID_STAT]);
@@ -436,7 +460,9 @@ static hvt_status fetch_raw(void *ctx, const hvt_st_item *item, const void **ret
 {
     const hvt__snapshot *of = ctx;
 
-    if (item->id >= ID_TRACKED)
+    if (item->id >= ID_ATTACHED)
+        *ret_data = attached(of->m, item);
+    else if (item->id >= ID_TRACKED)
         *ret_data = &of->tracked;
     else if (item->id >= ID_STAT)
         *ret_data = of->stats + of->m->stat[item->id - ID_STAT].offset;
