@@ -9,7 +9,12 @@
 #include "device/host.h"
 #include "elementwise.h"
 
-enum { PANEL = HVT_PANEL, BLOCK = 64, SCORES = 16384 }; /* queries, and scores, of a block at most */
+enum {
+    PANEL = HVT_PANEL,
+    LINE = 64,
+    BLOCK = 64,
+    SCORES = 16384
+}; /* queries, and scores, of a block at most */
 
 /* A matrix of floats: rows `step` apart, or panels of PANEL columns, each [rows][PANEL], `step` apart. */
 typedef struct floats {
@@ -257,6 +262,34 @@ static head begin_head(const attention *s, int job, int thread, bool backward)
     return h;
 }
 
+/* Pixels of an image may be far from each other, and no processor foresees where the next one is. */
+static void fetch(const attention *s, tokens t, int count)
+{
+    const size_t bytes = (size_t)s->a->width * hvt_dtype_size(s->a->type);
+
+    for (int i = 0; i < count && t.x; i++) {
+        const char *x = row(s, &t, i);
+
+        for (size_t at = 0; at < bytes; at += LINE)
+            __builtin_prefetch(x + at);
+    }
+}
+
+/* What window i reads, and backward adds to or writes. */
+static void fetch_window(const attention *s, const head *all, int i)
+{
+    const hvt_attention_args *a = s->a;
+    const tokens of_queries[] = {all->q, all->y, all->dy, all->dq},
+                 of_keys[] = {all->k, all->v, all->dk, all->dv};
+
+    if (i >= a->windows)
+        return;
+    for (int k = 0; k < 4; k++) {
+        fetch(s, from(s, of_queries[k], i * a->queries), a->queries);
+        fetch(s, from(s, of_keys[k], i * a->keys), a->keys);
+    }
+}
+
 /* Window i of it, whose keys are packed. */
 static head window_of(const attention *s, head h, int i)
 {
@@ -314,6 +347,7 @@ static void forward_job(void *ctx, int job, int thread)
     for (int i = 0; i < s->a->windows; i++) {
         const head h = window_of(s, all, i);
 
+        fetch_window(s, &all, i + 1);
         forward_window(s, &h);
     }
 }
@@ -367,6 +401,7 @@ static void backward_job(void *ctx, int job, int thread)
     for (int i = 0; i < s->a->windows; i++) {
         const head h = window_of(s, all, i);
 
+        fetch_window(s, &all, i + 1);
         backward_window(s, &h);
     }
 }
