@@ -172,10 +172,48 @@ class Biased(Attended):
 
 
 class Rolled(InPlace):
-    """Nothing undoes it before a convolution reads it."""
+    """Nothing undoes it before a convolution reads it, nor before it is added to the same rolled by another number."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(CLASSES * 4 * 4, CLASSES)
 
     def forward(self, x):
-        return self.conv(torch.roll(x, (1, 2), (2, 3))).mean((2, 3))
+        x = torch.roll(self.conv(torch.roll(x, (1, 2), (2, 3))), 1, 3) * 2 + x.mean(1, keepdim=True)
+        return self.last(F.max_pool2d(torch.roll(x, -3, 2) + x, 3, 2)[:, :, :4, :4].flatten(1))
+
+
+class Folded(Attended):
+    """Numbers that the graph makes of constants: views that are changed in place, types that round and wrap, comparisons;
+    and a buffer that nothing reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("unused", torch.arange(3))
+
+    def forward(self, x):
+        x = self.conv(x)[:, :, :4, :4].flatten(2).transpose(1, 2)
+        ar = torch.arange
+        m = torch.zeros(16, 16)
+        m[0:8].add_(ar(16.))
+        m[2, 3].sub_(2.0)
+        v = m[:, 2:6]
+        v *= 0.5
+        v += ar(4.)
+        w = v[:, 1:]
+        w[3:] = 3
+        m[:, 5:7].masked_fill_(ar(16)[:, None] > 9, -1.5)
+        k = m.transpose(0, 1).contiguous()
+        k[3:] = -2
+        whole = torch.zeros(16, 16, dtype=torch.int64)
+        whole[:, 3:] = -1.9
+        truth = torch.zeros(16, 16, dtype=torch.bool)
+        truth[:, 2:5] = 7
+        rounded = (ar(16.) * 0.1 == 0.3).float() * 3 + (ar(16) * 0.1 + 0.2 <= 0.3) + ((ar(16.) * 0.7) / 0.1).long()
+        wrapped = (ar(16).to(torch.uint8) * 200).float() * 0.01
+        lower = torch.triu(torch.full((16, 16), -1e9), 1)
+        m = m * 0.2 + k * 0.1 + whole + truth * 2 + rounded * 0.02 + wrapped + lower
+        return ((x @ x.mT + m).softmax(-1) @ x).mean(1)
 
 
 class Picked(InPlace):
@@ -397,7 +435,7 @@ NETS = {"branches": Branches, "unknown": Unknown, "inplace": InPlace, "dropped":
         "moved": Moved, "pooled": Pooled, "unbounded": Unbounded, "reflected": Reflected,
         "lopsided": Lopsided, "halved": Halved, "skipped": Skipped, "dilated": Dilated, "written": Written,
         "untracked": Untracked, "unscaling": Unscaling, "columns": Columns, "mixed": Mixed, "doubled": Doubled, "logarithms": Logarithms,
-        "tokens": Tokens, "choosy": Choosy, "biased": Biased, "rolled": Rolled, "picked": Picked, "windowed": Windowed, "leaking": Leaking, "products": Products, "repeated": Repeated, "forgetful": Forgetful, "tied": Tied}
+        "tokens": Tokens, "choosy": Choosy, "biased": Biased, "rolled": Rolled, "folded": Folded, "picked": Picked, "windowed": Windowed, "leaking": Leaking, "products": Products, "repeated": Repeated, "forgetful": Forgetful, "tied": Tied}
 
 
 def net(name):

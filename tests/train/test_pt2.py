@@ -57,6 +57,15 @@ def a_net_of_ones_own_has_pytorchs_logits():
     same_logits("branches")
 
 
+def constants_are_computed_as_in_pytorch():
+    for name in "folded", "rolled", "windowed":
+        rc, out, err = run(exported(name) + DATA + "--evaluate --predict-logits got.npy".split())
+        check(rc == 0 and not err, out, err)
+        same_logits(name)
+    rc, out, err = run(exported("folded") + DATA + "--steps 1 --save kept".split())
+    check(rc == 0 and tensor("kept/last.safetensors", "unused") == struct.pack("<3q", 0, 1, 2), rc, out, err)
+
+
 def what_was_trained_goes_back_by_name():
     for name in "branches", "tokens", "doubled":
         net = exported(name)
@@ -333,7 +342,6 @@ def what_cannot_be_imported_says_what_was_expected():
                          ("untracked", "expected track_running_stats=True"), ("unscaling", "expected affine=True"),
                          ("columns", "scale meets another dimension than the channels"),
                          ("choosy", "its mask is computed"), ("biased", "two parameters are added to its scores"),
-                         ("rolled", "its dimensions were moved or joined"),
                          ("picked", "it takes elements of what is computed"), ("leaking", "it drops out 0.1 of its weights; expected 0"),
                          ("tied", "it computes with last.weight"),
                          ("forgetful", "it drops out 0.2 of attention's weights", "eval() mode"),
@@ -601,7 +609,7 @@ def what_was_trained_goes_back_to_pytorch():
     families("--round-trip", "gated", "scaled", "masked", "small_swin", "resnet18")
 
 
-TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_name,
+TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_name, constants_are_computed_as_in_pytorch,
          a_relative_path_in_a_checkpoint_is_said_to_be_one, classes_give_it_a_new_last_layer,
          unknown_operations_are_named_at_once, what_was_changed_in_place_is_not_read_again,
          dropout_is_none_in_an_evaluation, dropout_depends_neither_on_ranks_nor_threads,

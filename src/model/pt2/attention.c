@@ -178,6 +178,15 @@ static void add_to(importer *p, const addition *added, const division *q, int ke
             all_zero = all_zero && mask[i] == 0;
         }
     }
+    for (int64_t row = 0; row < masked / keys && !p->failed; row++) {
+        int j = 0;
+
+        while (j < keys && mask[row * keys + j] <= -1e30f)
+            j++;
+        if (j == keys)
+            hvt__pt2_refuse(p, "query %d of window %d has no key that counts", (int)(row % q->tokens),
+                            (int)(row / q->tokens));
+    }
     o->mask = all_zero ? NULL : mask;
     if (table >= 0) {
         const tensor *t = &p->tensor[table];

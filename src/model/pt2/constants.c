@@ -63,7 +63,8 @@ static bool make(importer *p, const known *k, strided *ret)
         ret->x = hvt__pt2_keep(p, (size_t)(n ? n : 1) * sizeof *ret->x);
     for (int64_t i = k->ndim - 1, step = 1; i >= 0; step *= k->size[i--])
         ret->stride[i] = step;
-    return ret->x;
+    ret->fixed = p->failed ? NULL : hvt__pt2_keep(p, sizeof *ret->fixed);
+    return !p->failed;
 }
 
 known *hvt__pt2_numbers(importer *p, int ndim, const int64_t *size)
@@ -89,7 +90,7 @@ double *hvt__pt2_element(const strided *s, int n, const int64_t *at)
 /* One of x, repeated to n dimensions at whose place `at` it is read. */
 strided hvt__pt2_repeated(const known *k, const strided *s, int n)
 {
-    strided y = {.x = s->x};
+    strided y = {.x = s->x, .fixed = s->fixed};
 
     for (int i = 0; i < k->ndim; i++)
         y.stride[n - k->ndim + i] = k->size[i] == 1 ? 0 : s->stride[i];
@@ -131,6 +132,58 @@ static int ndim_of(const known *a, const known *b)
     return a->ndim > b->ndim ? a->ndim : b->ndim;
 }
 
+/* ---- types ---- */
+
+static bool is_float(int type)
+{
+    return type == HVT__PT2_F32 || type == HVT__PT2_F64;
+}
+
+/* x as a number of this type: rounded, or, of whole numbers, without what is behind the point, around the
+ * type's range. */
+static double as_type(importer *p, int type, double x)
+{
+    const double whole = trunc(x);
+
+    switch (type) {
+    case HVT__PT2_F32:
+        return (float)x;
+    case HVT__PT2_F64:
+        return x;
+    case HVT__PT2_BOOL:
+        return x != 0;
+    default:
+        break;
+    }
+    if (!(fabs(whole) <= 0x1p53)) {
+        hvt__pt2_refuse(p, "it makes a whole number of %g; expected at most 2^53", x);
+        return 0;
+    }
+    switch (type) {
+    case HVT__PT2_U8:
+        return (uint8_t)(int64_t)whole;
+    case HVT__PT2_I8:
+        return (int8_t)(int64_t)whole;
+    case HVT__PT2_I16:
+        return (int16_t)(int64_t)whole;
+    case HVT__PT2_I32:
+        return (int32_t)(int64_t)whole;
+    case HVT__PT2_I64:
+        return whole;
+    default:
+        hvt__pt2_refuse(p, "it makes constants of a type that is not known of them, as of 16 bits; expected "
+                           "float32 or float64, whole numbers or truth values");
+        return 0;
+    }
+}
+
+static int out_type(const importer *p)
+{
+    const char *name = hvt__pt2_out_name(p, 0);
+
+    return name ? hvt__pt2_type(p->file, name) : 0;
+}
+
 /* ---- arguments ---- */
 
 /* Files of weights have it, too; once, in the sizes that it has there. */
@@ -154,10 +207,16 @@ static known *read_buffer(importer *p, const tensor *t)
 {
     int64_t size[HVT__PT2_DIMS];
     const int n = hvt__pt2_sizes(p->file, t->name, HVT__PT2_DIMS, size);
-    known *k = n < 0 ? NULL : hvt__pt2_numbers(p, n, size);
+    int64_t whole[HVT__PT2_DIMS];
+    const int of = hvt__pt2_sizes(p->file, t->viewed ? t->viewed : t->name, HVT__PT2_DIMS, whole);
+    known *k;
 
-    if (n < 0)
+    if (n < 0 || of < 0)
         hvt__pt2_refuse(p, "%s has no sizes, or more than %d dimensions", t->state, HVT__PT2_DIMS);
+    else if (count(n, size) != count(of, whole))
+        hvt__pt2_refuse(p, "%s is repeated; expected a constant of the sizes that it is saved with",
+                        t->state);
+    k = p->failed ? NULL : hvt__pt2_numbers(p, n, size);
     if (k && (hvt__pt2_read_buffer(p->file, t->state, count(n, size), k->number.x) != HVT_OK ||
               (t->persistent && attach(p, t, k->number.x) != HVT_OK))) {
         p->failed = true; /* the last error says why */
@@ -191,10 +250,32 @@ static const known *self(importer *p)
     return k;
 }
 
+static void put(importer *p, const known *from);
+
 static void out(importer *p, const known *k)
 {
     if (k && !p->failed)
         hvt__pt2_out(p, 0, (tensor){.v = -1, .known = k}, NULL);
+}
+
+/* Numbers of its own, as those of the output's type; in place they are put where those before were. */
+static void out_numbers(importer *p, known *k)
+{
+    int64_t at[HVT__PT2_DIMS] = {0};
+    const int type = out_type(p);
+
+    if (!k || p->failed)
+        return;
+    if (k->number.x && count(k->ndim, k->size) > 0)
+        do {
+            double *x = hvt__pt2_element(&k->number, k->ndim, at);
+
+            *x = as_type(p, type, *x);
+        } while (hvt__pt2_next(k->ndim, k->size, at));
+    if (hvt__pt2_in_place(p->node))
+        put(p, k);
+    else
+        out(p, k);
 }
 
 /* A copy that has other sizes and strides. */
@@ -255,7 +336,7 @@ static void make_full(importer *p, double value)
 
     if (k)
         fill(k, value);
-    out(p, k);
+    out_numbers(p, k);
 }
 
 static void zeros(importer *p)
@@ -273,7 +354,7 @@ static void clone(importer *p)
         do
             *hvt__pt2_element(&k->number, k->ndim, at) = number_at(x, k->ndim, at);
         while (hvt__pt2_next(k->ndim, k->size, at));
-    out(p, k);
+    out_numbers(p, k);
 }
 
 static void ones(importer *p)
@@ -297,7 +378,7 @@ static void arange(importer *p)
     k = p->failed ? NULL : hvt__pt2_numbers(p, 1, size);
     for (int64_t i = 0; k && i < size[0]; i++)
         k->number.x[i] = start + step * (double)i;
-    out(p, k);
+    out_numbers(p, k);
 }
 
 /* ---- views ---- */
@@ -305,6 +386,11 @@ static void arange(importer *p)
 static void same(importer *p)
 {
     out(p, self(p));
+}
+
+static bool is_contiguous(const importer *p)
+{
+    return !strcmp(hvt__pt2_target(p->node), "aten.contiguous.default");
 }
 
 static known *reshaped(importer *p, const known *x, int n, const int64_t *size)
@@ -329,8 +415,11 @@ static known *reshaped(importer *p, const known *x, int n, const int64_t *size)
             return NULL;
         if (dense) {
             to[i]->x = from[i]->x;
+            to[i]->fixed = from[i]->fixed;
             continue;
         }
+        if (k->ndim != x->ndim || memcmp(k->size, x->size, (size_t)n * sizeof *size) || !is_contiguous(p))
+            *from[i]->fixed = *to[i]->fixed = true; /* PyTorch may have made a view */
         if (count(n, size) > 0)
             do
                 to[i]->x[next_to++] = *hvt__pt2_element(from[i], x->ndim, at);
@@ -373,6 +462,13 @@ static void expand(importer *p)
     k->ndim = n;
     memcpy(k->size, size, (size_t)n * sizeof *size);
     out(p, k);
+}
+
+static void contiguous(importer *p)
+{
+    const known *x = self(p);
+
+    out(p, x ? reshaped(p, x, x->ndim, x->size) : NULL);
 }
 
 static known *permuted(importer *p, const known *x, const int *from)
@@ -535,12 +631,35 @@ static double lt(double a, double b)
     return a < b;
 }
 
+/* The type of an argument. */
+static int type_of(importer *p, const char *name)
+{
+    const tensor *t = hvt__pt2_uncut(p, name);
+
+    return t ? hvt__pt2_type(p->file, t->name) : 0;
+}
+
+/* The type of floats in which two arguments meet, as PyTorch promotes them; 0: they are whole numbers. */
+static int common_type(importer *p, bool is_number)
+{
+    const int a = type_of(p, "self"), b = is_number ? 0 : type_of(p, "other");
+    const char *kind;
+
+    (void)hvt__pt2_arg(p->node, "other", &kind);
+    if (is_float(out_type(p)))
+        return out_type(p);
+    if (out_type(p) != HVT__PT2_BOOL || (!is_float(a) && !is_float(b)))
+        return is_number && out_type(p) == HVT__PT2_BOOL && !strcmp(kind, "as_float") ? HVT__PT2_F32 : 0;
+    return !is_float(b) || (is_float(a) && a > b) ? a : b;
+}
+
 /* f of each two numbers, b's multiplied by alpha. Where f is a sum, one of both may have elements. */
 static void combine(importer *p, function *f)
 {
     const known *a = self(p), *b;
     double number = 0, alpha = hvt__pt2_float(p, "alpha", 1);
     const bool is_number = hvt__pt2_number(p, &number);
+    const int type = common_type(p, is_number);
     int64_t size[HVT__PT2_DIMS], at[HVT__PT2_DIMS] = {0};
     const known of_number = {.table = -1};
     const known *with;
@@ -567,11 +686,13 @@ static void combine(importer *p, function *f)
         k->table = with->table;
     }
     if (count(n, size) > 0)
-        do
+        do {
+            const double x = number_at(a, n, at), y = alpha * (is_number ? number : number_at(b, n, at));
+
             *hvt__pt2_element(&k->number, n, at) =
-                f(number_at(a, n, at), alpha * (is_number ? number : number_at(b, n, at)));
-        while (hvt__pt2_next(n, size, at));
-    out(p, k);
+                type ? f(as_type(p, type, x), as_type(p, type, y)) : f(x, y);
+        } while (hvt__pt2_next(n, size, at));
+    out_numbers(p, k);
 }
 
 #define COMBINE(f)                                                                                           \
@@ -601,7 +722,46 @@ static void logical_not(importer *p)
         do
             *hvt__pt2_element(&k->number, k->ndim, at) = !number_at(x, k->ndim, at);
         while (hvt__pt2_next(k->ndim, k->size, at));
-    out(p, k);
+    out_numbers(p, k);
+}
+
+/* Of truth values. */
+static void bitwise_not(importer *p)
+{
+    if (type_of(p, "self") == HVT__PT2_BOOL)
+        logical_not(p);
+    else
+        hvt__pt2_refuse(p, "it is known of truth values only");
+}
+
+/* 0 where column - row is on the wrong side of `diagonal` */
+static void triangle(importer *p, int side)
+{
+    const known *x = self(p);
+    const int64_t diagonal = hvt__pt2_int(p, "diagonal", 0);
+    int64_t at[HVT__PT2_DIMS] = {0};
+    known *k = only_numbers(p, x) ? hvt__pt2_numbers(p, x->ndim, x->size) : NULL;
+
+    if (k && k->ndim < 2)
+        hvt__pt2_refuse(p, "it has %d dimensions", k->ndim);
+    if (k && !p->failed && count(k->ndim, k->size) > 0)
+        do {
+            const int64_t apart = at[k->ndim - 1] - at[k->ndim - 2] - diagonal;
+
+            if (apart * side >= 0)
+                *hvt__pt2_element(&k->number, k->ndim, at) = number_at(x, k->ndim, at);
+        } while (hvt__pt2_next(k->ndim, k->size, at));
+    out_numbers(p, k);
+}
+
+static void triu(importer *p)
+{
+    triangle(p, 1);
+}
+
+static void tril(importer *p)
+{
+    triangle(p, -1);
 }
 
 /* mask ? a : b, each a tensor or a number */
@@ -625,7 +785,7 @@ static void choose(importer *p, const known *mask, const known *a, const known *
                                                    : a                     ? number_at(a, n, at)
                                                                            : number_a;
         while (hvt__pt2_next(n, size, at));
-    out(p, k);
+    out_numbers(p, k);
 }
 
 static void masked_fill(importer *p)
@@ -672,30 +832,18 @@ static void roll(importer *p)
             }
             *hvt__pt2_element(&k->number, k->ndim, at) = number_at(x, k->ndim, from);
         } while (hvt__pt2_next(k->ndim, k->size, at));
-    out(p, k);
+    out_numbers(p, k);
 }
 
-/* To the type of the output: whole numbers without what is behind the point, truth values 0 and 1. */
+/* To the type of the output; of the same one it is the same tensor. */
 static void convert(importer *p)
 {
-    const known *x = self(p);
-    const char *to = hvt__pt2_out_name(p, 0);
-    int64_t at[HVT__PT2_DIMS] = {0};
-    known *k;
+    const char *kind;
 
-    if (!x || !to || !hvt__pt2_is_whole(p->file, to)) {
-        out(p, x);
-        return;
-    }
-    k = only_numbers(p, x) ? hvt__pt2_numbers(p, x->ndim, x->size) : NULL;
-    if (k && count(k->ndim, k->size) > 0)
-        do {
-            const double from = number_at(x, k->ndim, at);
-
-            *hvt__pt2_element(&k->number, k->ndim, at) =
-                hvt__pt2_is_truth(p->file, to) ? from != 0 : trunc(from);
-        } while (hvt__pt2_next(k->ndim, k->size, at));
-    out(p, k);
+    if (type_of(p, "self") == out_type(p) && !json_is_true(hvt__pt2_arg(p->node, "copy", &kind)))
+        same(p);
+    else
+        clone(p);
 }
 
 /* ---- in place ---- */
@@ -705,9 +853,11 @@ static known *changed(importer *p)
 {
     const tensor *t = hvt__pt2_uncut(p, "self");
 
-    if (t && t->known && !t->known->element.x && t->known->number.x)
+    if (t && t->known && !t->known->element.x && t->known->number.x && !*t->known->number.fixed)
         return (known *)t->known;
-    hvt__pt2_refuse(p, "it changes a tensor that is no constant of the file's own");
+    hvt__pt2_refuse(
+        p, "it changes a tensor that is no constant of the file's own, or of which a view may have been "
+           "reshaped");
     return NULL;
 }
 
@@ -716,7 +866,7 @@ static void fill_scalar(importer *p)
     known *x = changed(p);
 
     if (x)
-        fill(x, hvt__pt2_float(p, "value", 0));
+        fill(x, as_type(p, out_type(p), hvt__pt2_float(p, "value", 0)));
     out(p, x);
 }
 
@@ -740,19 +890,34 @@ static void put(importer *p, const known *from)
         hvt__pt2_refuse(p, "the sizes of its arguments differ");
     else if (count(x->ndim, x->size) > 0)
         do
-            *hvt__pt2_element(&x->number, x->ndim, at) = number_at(from, x->ndim, at);
+            *hvt__pt2_element(&x->number, x->ndim, at) =
+                as_type(p, out_type(p), number_at(from, x->ndim, at));
         while (hvt__pt2_next(x->ndim, x->size, at));
     out(p, x);
 }
 
+/* Another tensor, which may be a part of the same memory. */
+static void copy_from(importer *p, const known *x)
+{
+    int64_t at[HVT__PT2_DIMS] = {0};
+    known *k = only_numbers(p, x) ? hvt__pt2_numbers(p, x->ndim, x->size) : NULL;
+
+    if (k && count(k->ndim, k->size) > 0)
+        do
+            *hvt__pt2_element(&k->number, k->ndim, at) = number_at(x, k->ndim, at);
+        while (hvt__pt2_next(k->ndim, k->size, at));
+    if (k)
+        put(p, k);
+}
+
 static void fill_tensor(importer *p)
 {
-    put(p, argument(p, "value"));
+    copy_from(p, argument(p, "value"));
 }
 
 static void copy(importer *p)
 {
-    put(p, argument(p, "src"));
+    copy_from(p, argument(p, "src"));
 }
 
 /* ---- elements of a parameter, or of a constant ---- */
@@ -848,7 +1013,49 @@ static void take(importer *p)
             *hvt__pt2_element(k->element.x ? &k->element : &k->number, n, at) =
                 *hvt__pt2_element(x->element.x ? &x->element : &x->number, x->ndim, from);
         } while (hvt__pt2_next(n, size, at));
-    out(p, k);
+    out_numbers(p, k);
+}
+
+/* ---- what nothing reads ---- */
+
+static bool ends_in(const char *text, const char *end)
+{
+    const size_t n = strlen(text), of = strlen(end);
+
+    return n >= of && !strcmp(text + n - of, end);
+}
+
+/* Batch norms have statistics of their own. */
+static bool is_of_norm(const char *state)
+{
+    return ends_in(state, "running_mean") || ends_in(state, "running_var") ||
+           ends_in(state, "num_batches_tracked");
+}
+
+hvt_status hvt__pt2_attach_unused(importer *p)
+{
+    const hvt_pt2 *f = p->file;
+    const char *name;
+    json_t *state;
+
+    json_object_foreach(f->inputs, name, state)
+    {
+        const char *text = json_string_value(state);
+        int64_t size[4];
+        const int n = hvt__pt2_sizes(f, name, 4, size);
+        known *k;
+
+        if (!json_is_true(json_object_get(f->constants, name)) || json_object_get(f->used, name) || n < 0 ||
+            is_of_norm(text) || !json_object_get(f->weights, text) ||
+            (!is_float(hvt__pt2_type(f, name)) && !hvt__pt2_is_whole(f, name)))
+            continue;
+        k = hvt__pt2_numbers(p, n, size);
+        if (!k)
+            return hvt__pass(HVT_E_UNSUPPORTED, __FILE__, __LINE__, "import");
+        HVT_TRY(hvt__pt2_read_buffer(f, text, count(n, size), k->number.x));
+        HVT_TRY(attach(p, hvt__pt2_named(p, name), k->number.x));
+    }
+    return HVT_OK;
 }
 
 /* ---- the table ---- */
@@ -876,26 +1083,26 @@ static const struct {
     {{"aten.copy.default", copy}, false},
     {{"aten.zero.default", zero}, false},
     {{"aten.clone.default", clone}, false},
-    {{"aten.alias.default", same}, false},
-    {{"aten.contiguous.default", same}, false},
-    {{"aten.lift_fresh_copy.default", same}, false},
-    {{"aten.detach.default", same}, false},
-    {{"aten.to.dtype", convert}, false},
-    {{"aten.to.device", same}, false},
-    {{"aten.view.default", view}, false},
-    {{"aten._unsafe_view.default", view}, false},
-    {{"aten.reshape.default", view}, false},
-    {{"aten.flatten.using_ints", view}, false},
-    {{"aten.unflatten.int", view}, false},
-    {{"aten.squeeze.dim", view}, false},
-    {{"aten.squeeze.dims", view}, false},
-    {{"aten.unsqueeze.default", view}, false},
-    {{"aten.expand.default", expand}, false},
-    {{"aten.expand_as.default", expand}, false},
-    {{"aten.permute.default", permute}, false},
-    {{"aten.transpose.int", transpose}, false},
-    {{"aten.slice.Tensor", slice}, false},
-    {{"aten.select.int", select_one}, false},
+    {{"aten.alias.default", same, .view = true}, false},
+    {{"aten.contiguous.default", contiguous, .view = true}, false},
+    {{"aten.lift_fresh_copy.default", same, .view = true}, false},
+    {{"aten.detach.default", same, .view = true}, false},
+    {{"aten.to.dtype", convert, .view = true}, false},
+    {{"aten.to.device", same, .view = true}, false},
+    {{"aten.view.default", view, .view = true}, false},
+    {{"aten._unsafe_view.default", view, .view = true}, false},
+    {{"aten.reshape.default", view, .view = true}, false},
+    {{"aten.flatten.using_ints", view, .view = true}, false},
+    {{"aten.unflatten.int", view, .view = true}, false},
+    {{"aten.squeeze.dim", view, .view = true}, false},
+    {{"aten.squeeze.dims", view, .view = true}, false},
+    {{"aten.unsqueeze.default", view, .view = true}, false},
+    {{"aten.expand.default", expand, .view = true}, false},
+    {{"aten.expand_as.default", expand, .view = true}, false},
+    {{"aten.permute.default", permute, .view = true}, false},
+    {{"aten.transpose.int", transpose, .view = true}, false},
+    {{"aten.slice.Tensor", slice, .view = true}, false},
+    {{"aten.select.int", select_one, .view = true}, false},
     {{"aten.add.Tensor", combine_add}, false},
     {{"aten.add.Scalar", combine_add}, false},
     {{"aten.sub.Tensor", combine_sub}, false},
@@ -917,7 +1124,9 @@ static const struct {
     {{"aten.lt.Tensor", combine_lt}, false},
     {{"aten.lt.Scalar", combine_lt}, false},
     {{"aten.logical_not.default", logical_not}, false},
-    {{"aten.bitwise_not.default", logical_not}, false},
+    {{"aten.bitwise_not.default", bitwise_not}, false},
+    {{"aten.triu.default", triu}, false},
+    {{"aten.tril.default", tril}, false},
     {{"aten.masked_fill.Scalar", masked_fill}, false},
     {{"aten.where.self", where}, false},
     {{"aten.roll.default", roll}, false},
@@ -933,7 +1142,10 @@ bool hvt__pt2_folds(importer *p)
     if (i == HVT_LEN(table) || (!table[i].always && !hvt__pt2_reads_constants(p)))
         return false;
     p->operation = &table[i].o;
-    p->operation->build(p);
+    if (p->operation->view && p->operation->build != same && hvt__pt2_in_place(p->node))
+        hvt__pt2_refuse(p, "it changes the dimensions of a constant in place");
+    else
+        p->operation->build(p);
     return true;
 }
 

@@ -371,6 +371,7 @@ static hvt_value with_argument(importer *p, hvt_binary op, hvt_value x, hvt__pt2
 {
     const tensor *b = hvt__pt2_tensor(p, argument);
     const hvt__pt2_axes of_x = *axes;
+    tensor first, second;
 
     if (!b || p->failed)
         return -1;
@@ -378,11 +379,20 @@ static hvt_value with_argument(importer *p, hvt_binary op, hvt_value x, hvt__pt2
         hvt__pt2_refuse(p, "its alpha is %g, before %s; expected 1", factor, b->state);
     else if (b->state)
         return with_parameter(p, op, x, axes, argument, b);
-    else if (hvt__pt2_is_computed(p, b) && broadcasts(&of_x, &b->axes, axes))
-        return hvt_combine(p->m, op, x, affine(p, b->v, factor, 0));
-    else if (!p->failed)
+    if (p->failed || !hvt__pt2_is_computed(p, b))
+        return -1;
+    first = (tensor){.v = x, .axes = of_x};
+    second = *b;
+    if (memcmp(first.axes.roll, second.axes.roll, sizeof first.axes.roll)) {
+        hvt__pt2_unroll(p, &first);
+        hvt__pt2_unroll(p, &second);
+    }
+    if (broadcasts(&first.axes, &second.axes, axes))
+        return hvt_combine(p->m, op, first.v, affine(p, second.v, factor, 0));
+    if (!p->failed)
         hvt__pt2_refuse(
-            p, "its arguments are no images of one shape, one of them repeated over pixels or channels");
+            p, "its arguments are no images of one shape, one of them repeated over pixels or channels; "
+               "or they lie in different orders, as windows do that are not undone");
     return -1;
 }
 

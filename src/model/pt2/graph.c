@@ -272,14 +272,34 @@ static const char *owner_of(const json_t *owners, const char *name)
     return owner ? owner : name;
 }
 
-/* Of every view. */
+/* A view that is not imported. */
+static bool is_other_view(const char *target)
+{
+    static const char *const names[] = {
+        "diagonal",   "t",        "unfold",      "as_strided",   "view_as",      "reshape_as",
+        "swapdims",   "movedim",  "moveaxis",    "squeeze",      "ravel",        "tensor_split",
+        "hsplit",     "vsplit",   "dsplit",      "unsafe_chunk", "unsafe_split", "numpy_T",
+        "matrix_H",   "mH",       "adjoint",     "detach",       "to",           "type_as",
+        "lift_fresh", "positive", "view_as_real"};
+    const char *name = strchr(target, '.'), *end = name ? strchr(name + 1, '.') : NULL;
+
+    for (size_t i = 0; end && i < HVT_LEN(names); i++)
+        if (strlen(names[i]) == (size_t)(end - name - 1) && !strncmp(names[i], name + 1, strlen(names[i])))
+            return true;
+    return false;
+}
+
+/* Of every view, and of what an operation in place returns. */
 static int find_owners(const hvt_pt2 *f, json_t *owners)
 {
     int failed = 0;
 
     for (size_t i = 0; i < json_array_size(f->nodes) && !failed; i++) {
         const json_t *node = json_array_get(f->nodes, i), *out = json_object_get(node, "outputs");
-        const char *of = hvt__pt2_makes_view(hvt__pt2_target(node)) ? hvt__pt2_changed(node) : NULL;
+        const char *target = hvt__pt2_target(node),
+                   *of = hvt__pt2_makes_view(target) || is_other_view(target) || hvt__pt2_in_place(node)
+                             ? hvt__pt2_changed(node)
+                             : NULL;
 
         for (size_t k = 0; k < json_array_size(out) && of; k++)
             for (size_t t = 0; t < hvt__pt2_tensors_in(json_array_get(out, k)) && !failed; t++)
@@ -407,20 +427,22 @@ static hvt_status find_head(hvt_pt2 *f)
     return HVT_OK;
 }
 
-static json_int_t type_of(const hvt_pt2 *p, const char *tensor)
+int hvt__pt2_type(const hvt_pt2 *p, const char *tensor)
 {
-    return json_integer_value(json_object_get(json_object_get(p->tensors, tensor), "dtype"));
+    const json_int_t type = json_integer_value(json_object_get(json_object_get(p->tensors, tensor), "dtype"));
+
+    return type > 0 && type <= HVT__PT2_BF16 ? (int)type : 0;
 }
 
 bool hvt__pt2_is_truth(const hvt_pt2 *p, const char *tensor)
 {
-    return type_of(p, tensor) == HVT__PT2_BOOL;
+    return hvt__pt2_type(p, tensor) == HVT__PT2_BOOL;
 }
 
 bool hvt__pt2_is_whole(const hvt_pt2 *p, const char *tensor)
 {
     return hvt__pt2_is_truth(p, tensor) ||
-           (type_of(p, tensor) >= HVT__PT2_U8 && type_of(p, tensor) <= HVT__PT2_I64);
+           (hvt__pt2_type(p, tensor) >= HVT__PT2_U8 && hvt__pt2_type(p, tensor) <= HVT__PT2_I64);
 }
 
 bool hvt__pt2_norm_trains(const json_t *node)

@@ -481,6 +481,8 @@ hvt_status hvt_pt2_build(const hvt_pt2 *file, hvt_model *m, hvt_value images, in
         s = freeze(&p);
     if (s == HVT_OK)
         s = name_twice(&p);
+    if (s == HVT_OK)
+        s = hvt__pt2_attach_unused(&p);
     hvt__pt2_forget(&p);
     free(p.tensor);
     json_decref(p.index);

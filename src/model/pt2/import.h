@@ -16,7 +16,8 @@ typedef enum hvt__pt2_share {
 } hvt__pt2_share;
 
 typedef struct strided {
-    double *x; /* NULL: none */
+    double *x;   /* NULL: none */
+    bool *fixed; /* of all views: it must not be changed any more */
     int64_t stride[HVT__PT2_DIMS];
 } strided;
 
@@ -199,6 +200,9 @@ bool hvt__pt2_number(importer *p, double *ret_x);
 
 /* ---- moves.c ---- */
 
+/* Its rows and columns are moved on the tape, where a roll has only said so. */
+void hvt__pt2_unroll(importer *p, tensor *x);
+
 /* A computed tensor, whose channels are in order: see hvt__pt2_ordered(). Its v is -1 after a refusal. */
 tensor hvt__pt2_in_order(importer *p, const tensor *t);
 
@@ -210,6 +214,8 @@ tensor hvt__pt2_channels_last(importer *p, const tensor *t);
 
 /* Is the node at hand one of constants? Then it is computed, or refused. */
 bool hvt__pt2_folds(importer *p);
+/* Buffers that are in the state_dict, and lead to nothing, are kept for files of weights. */
+hvt_status hvt__pt2_attach_unused(importer *p);
 /* Operations of constants; NULL: it is none. */
 const operation *hvt__pt2_constant_operation(const char *target);
 /* Of these sizes, all 0; NULL: the node is refused. */

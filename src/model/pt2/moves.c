@@ -169,13 +169,39 @@ static bool lie_alike(const hvt__pt2_axes *a, const hvt__pt2_axes *b, int but)
     return alike;
 }
 
+/* x without its first `by` rows or columns, which stand behind the others. */
+static hvt_value turned_by(importer *p, hvt_value x, bool columns, int size, int by)
+{
+    const int rest = size - by;
+
+    return columns ? hvt_add(p->m, hvt_pad(p->m, x, 0, 0, -by, by), hvt_pad(p->m, x, 0, 0, rest, -rest))
+                   : hvt_add(p->m, hvt_pad(p->m, x, -by, by, 0, 0), hvt_pad(p->m, x, rest, -rest, 0, 0));
+}
+
+void hvt__pt2_unroll(importer *p, tensor *x)
+{
+    int shape[3];
+
+    if (x->v < 0 || (!x->axes.roll[0] && !x->axes.roll[1]))
+        return;
+    hvt_value_shape(p->m, x->v, shape);
+    for (int k = 0; k < 2; k++)
+        if (x->axes.roll[k] > 0 && x->axes.roll[k] < shape[k]) {
+            x->v = turned_by(p, x->v, k == 1, shape[k], x->axes.roll[k]);
+            x->axes.roll[k] = 0;
+        }
+}
+
 tensor hvt__pt2_in_order(importer *p, const tensor *t)
 {
-    tensor x = {.v = -1};
+    tensor x = {.v = -1}, unrolled;
 
     if (!hvt__pt2_is_computed(p, t))
         return x;
-    x = *t;
+    unrolled = *t;
+    hvt__pt2_unroll(p, &unrolled);
+    x = unrolled;
+    t = &unrolled;
     x.v = hvt__pt2_ordered(p, t);
     if (x.v != t->v) { /* as it should be now */
         const hvt__pt2_axes *y = &t->axes;

@@ -15,7 +15,7 @@ bool hvt__pt2_is_computed(importer *p, const tensor *t)
         hvt__pt2_refuse(p, "it computes with %s; expected the result of an operation",
                         t->state    ? t->state
                         : t->scores ? "products of queries and keys"
-                        : t->known  ? "constants of the file's own"
+                        : t->known  ? "constants, of which it is not known"
                                     : "random numbers");
     return t && t->v >= 0;
 }
@@ -42,10 +42,14 @@ hvt_value hvt__pt2_ordered(importer *p, const tensor *t)
 hvt_value hvt__pt2_image(importer *p, const char *name)
 {
     const tensor *t = hvt__pt2_tensor(p, name);
+    tensor unrolled;
     hvt_value v;
 
     if (!hvt__pt2_is_computed(p, t))
         return -1;
+    unrolled = *t;
+    hvt__pt2_unroll(p, &unrolled);
+    t = &unrolled;
     v = hvt__pt2_ordered(p, t);
     if (v == t->v && (t->axes.ndim != 4 || !hvt__pt2_is(&t->axes, 1, 'C') || !hvt__pt2_is(&t->axes, 2, 'H') ||
                       !hvt__pt2_is(&t->axes, 3, 'W'))) {

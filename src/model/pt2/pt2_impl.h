@@ -49,9 +49,11 @@ enum {
     HVT__PT2_I16,
     HVT__PT2_I32,
     HVT__PT2_I64,
-    HVT__PT2_F32 = 7,
+    HVT__PT2_F16,
+    HVT__PT2_F32,
     HVT__PT2_F64,
-    HVT__PT2_BOOL = 12
+    HVT__PT2_BOOL = 12,
+    HVT__PT2_BF16
 };
 
 /* ---- archive.c ---- */
@@ -78,6 +80,8 @@ const json_t *hvt__pt2_arg(const json_t *node, const char *name, const char **re
  * be left out in {"as_optional_tensors": ...}: their names are "". */
 size_t hvt__pt2_tensors_in(const json_t *arg);
 const char *hvt__pt2_tensor_in(const json_t *arg, size_t i);
+/* A tensor's type; 0: the file does not say. */
+int hvt__pt2_type(const hvt_pt2 *p, const char *tensor);
 /* Is a tensor of truth values? Of these, or of whole numbers? */
 bool hvt__pt2_is_truth(const hvt_pt2 *p, const char *tensor);
 bool hvt__pt2_is_whole(const hvt_pt2 *p, const char *tensor);
