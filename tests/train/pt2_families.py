@@ -445,6 +445,7 @@ class Masked(nn.Module):
         place = torch.arange(16)
         apart = (place[:, None] - place).abs()
         self.register_buffer("near", apart < 6)
+        self.register_buffer("lower", torch.triu(torch.full((16, 16), -inf), 1))
         self.register_buffer("apart", apart, persistent=False)
         self.register_buffer("place", place.view(-1) // 4)
         self.biases, self.table = nn.Parameter(torch.randn(2, 16)), nn.Parameter(torch.randn(31, 4))
@@ -458,6 +459,9 @@ class Masked(nn.Module):
         index = torch.arange(16)[:, None] - torch.arange(16) + 15
         bias = self.table[index].permute(2, 0, 1) + torch.where(rows > 1, torch.full((), -2.0), -0.5 * rows)
         x = x + F.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
+        q = q * 0.6
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.lower) + (q @ v.mT + self.lower).softmax(-1) @ q
+        x = x + y.transpose(1, 2).flatten(2)
         q, k = (z.unflatten(2, (2, 8)).transpose(1, 2) for z in (x[:, :3], x))
         x = F.scaled_dot_product_attention(q, k, k, attn_mask=self.biases[:, self.apart[:3]])
         return self.head(x.transpose(1, 2).flatten(2).mean(1))

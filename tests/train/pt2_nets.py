@@ -223,6 +223,15 @@ class Picked(InPlace):
         return self.conv(x[:, :, torch.tensor([3, 1, 2])]).mean((2, 3))
 
 
+class Sifted(Biased):
+    """Elements where a mask is true."""
+
+    def forward(self, x):
+        x = self.conv(x)[:, :, :2, :2].flatten(2).transpose(1, 2)
+        sifted = self.one[torch.tensor([True, False, True, True, False, True, False])]
+        return ((x @ x.mT + sifted + self.other[:1]).softmax(-1) @ x).mean(1)
+
+
 class Windowed(nn.Module):
     """Swin's: windows, every other one rolled, a mask that the graph makes, an index in the state_dict."""
 
@@ -435,7 +444,7 @@ NETS = {"branches": Branches, "unknown": Unknown, "inplace": InPlace, "dropped":
         "moved": Moved, "pooled": Pooled, "unbounded": Unbounded, "reflected": Reflected,
         "lopsided": Lopsided, "halved": Halved, "skipped": Skipped, "dilated": Dilated, "written": Written,
         "untracked": Untracked, "unscaling": Unscaling, "columns": Columns, "mixed": Mixed, "doubled": Doubled, "logarithms": Logarithms,
-        "tokens": Tokens, "choosy": Choosy, "biased": Biased, "rolled": Rolled, "folded": Folded, "picked": Picked, "windowed": Windowed, "leaking": Leaking, "products": Products, "repeated": Repeated, "forgetful": Forgetful, "tied": Tied}
+        "tokens": Tokens, "choosy": Choosy, "biased": Biased, "rolled": Rolled, "folded": Folded, "picked": Picked, "sifted": Sifted, "windowed": Windowed, "leaking": Leaking, "products": Products, "repeated": Repeated, "forgetful": Forgetful, "tied": Tied}
 
 
 def net(name):

@@ -6,7 +6,8 @@
 
 #include <math.h>
 
-enum { MOST_SCORES = 1 << 24 }; /* of a file's example, where something is added to them */
+/* Tokens of an image; scores of a file's example, where something is added to them. */
+enum { MOST_TOKENS = 1 << 22, MOST_SCORES = 1 << 24 };
 
 /* What the dimensions of a tensor say: [N, windows, heads, tokens, width], neighbours of the first three
  * maybe joined or left out; turned: [.., width, tokens]. */
@@ -26,6 +27,7 @@ static bool divide(const hvt__pt2_axes *x, bool turned, division *ret)
 {
     const int n = x->ndim, channels = turned ? n - 2 : n - 1, tokens = turned ? n - 1 : n - 2;
     division d = {.heads = 1, .width = 1, .windows = 1, .tokens = 1};
+    int64_t tokens_of_all = 1;
     int at = 0, end;
 
     if (n < 3)
@@ -34,6 +36,9 @@ static bool divide(const hvt__pt2_axes *x, bool turned, division *ret)
     if (at < end && x->atom[at].axis == 'N')
         at++;
     for (; at < end && is_pixel(&x->atom[at]); at++) {
+        tokens_of_all *= x->atom[at].extent;
+        if (tokens_of_all > MOST_TOKENS)
+            return false;
         d.windows *= (int)x->atom[at].extent;
         d.atom[d.atoms++] = x->atom[at];
     }
@@ -49,6 +54,9 @@ static bool divide(const hvt__pt2_axes *x, bool turned, division *ret)
     if (at < end)
         return false;
     for (at = x->end[tokens - 1]; at < x->end[tokens] && is_pixel(&x->atom[at]); at++) {
+        tokens_of_all *= x->atom[at].extent;
+        if (tokens_of_all > MOST_TOKENS)
+            return false;
         d.tokens *= (int)x->atom[at].extent;
         d.atom[d.atoms++] = x->atom[at];
     }
@@ -203,6 +211,19 @@ static void add_to(importer *p, const addition *added, const division *q, int ke
     p->added_table = table;
 }
 
+/* The value of t, which is not multiplied yet. */
+static hvt_value without_factor(importer *p, const tensor *t)
+{
+    tensor *x = &p->tensor[t - p->tensor];
+    const double times = x->times;
+    hvt_value v;
+
+    x->times = 0;
+    v = hvt__pt2_value(p, t);
+    x->times = times;
+    return v;
+}
+
 static void attend(importer *p, const tensor *q, const tensor *k, bool turned, const tensor *v, double scale,
                    const addition *added)
 {
@@ -250,8 +271,7 @@ static void attend(importer *p, const tensor *q, const tensor *k, bool turned, c
         add_to(p, added, &of[0], of[1].tokens, &o);
         y = p->failed ? -1 : hvt_self_attention_with(p->m, q->v, &o);
     } else {
-        p->tensor[q - p->tensor].times = p->tensor[k - p->tensor].times = 0;
-        in[0] = hvt__pt2_value(p, q), in[1] = hvt__pt2_value(p, k), in[2] = hvt__pt2_value(p, v);
+        in[0] = without_factor(p, q), in[1] = without_factor(p, k), in[2] = hvt__pt2_value(p, v);
         add_to(p, added, &of[0], of[1].tokens, &o);
         y = p->failed ? -1 : hvt_attention_with(p->m, in[0], in[1], in[2], &o);
     }

@@ -16,7 +16,7 @@ bool hvt__pt2_next(int n, const int64_t *size, int64_t *at)
 {
     int i = n - 1;
 
-    while (i >= 0 && ++at[i] == size[i])
+    while (i >= 0 && ++at[i] >= size[i])
         at[i--] = 0;
     return i >= 0;
 }
@@ -937,6 +937,9 @@ static const known *only_index(importer *p, int *ret_dim)
             continue;
         if (index)
             hvt__pt2_refuse(p, "it has several indices; expected one");
+        if (!hvt__pt2_is_whole(p->file, name) || hvt__pt2_is_truth(p->file, name) ||
+            hvt__pt2_type(p->file, name) == HVT__PT2_U8)
+            hvt__pt2_refuse(p, "its index %s is no tensor of whole numbers, but a mask", name);
         index = hvt__pt2_known(p, hvt__pt2_named(p, name));
         *ret_dim = (int)i;
         if (!index && !p->failed)
@@ -1001,14 +1004,13 @@ static void take(importer *p)
     if (!p->failed && count(n, size) > 0)
         do {
             const double i = number_at(index, index->ndim, at + dim);
-            const int64_t place = (int64_t)i + (i < 0 ? x->size[dim] : 0);
 
             if (!(i >= -(double)x->size[dim] && i < (double)x->size[dim]) || i != floor(i)) {
                 hvt__pt2_refuse(p, "its index %g is none of %lld elements", i, (long long)x->size[dim]);
                 return;
             }
             memcpy(from, at, (size_t)dim * sizeof *from);
-            from[dim] = place;
+            from[dim] = (int64_t)i + (i < 0 ? x->size[dim] : 0);
             memcpy(from + dim + 1, at + dim + index->ndim, (size_t)(x->ndim - dim - 1) * sizeof *from);
             *hvt__pt2_element(k->element.x ? &k->element : &k->number, n, at) =
                 *hvt__pt2_element(x->element.x ? &x->element : &x->number, x->ndim, from);

@@ -58,6 +58,7 @@ typedef struct hvt_st_item {
     int64_t dim[HVT_ST_DIMS];
     int id;
     bool second; /* name of a tensor that has another item, too */
+    bool fixed;  /* not trained: it need not be finite, as a mask */
 } hvt_st_item;
 
 /* Where the elements of items[i] lie until the next call. */

@@ -499,7 +499,7 @@ static bool is_finite(const float *x, size_t n)
 static hvt_status check_finite(const hvt_st_item *item, const void *data, size_t bytes)
 {
     const float *x = data;
-    size_t n = item->type == HVT_ST_F32 ? bytes / sizeof *x : 0;
+    size_t n = item->type == HVT_ST_F32 && !item->fixed ? bytes / sizeof *x : 0;
 
     for (size_t i = is_finite(x, n) ? n : 0; i < n; i++)
         HVT_CHECK(isfinite(x[i]), E_DIVERGED, "not saved: %s holds %g, expected finite numbers", item->name,

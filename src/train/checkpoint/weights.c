@@ -52,8 +52,10 @@ static hvt_st_item *list_attached(const hvt_model *m, hvt_st_item *t)
     for (int i = 0; i < m->nattached; i++, t++) {
         const hvt_attached *a = &m->attached[i];
 
-        *t =
-            (hvt_st_item){.type = a->whole ? HVT_ST_I64 : HVT_ST_F32, .ndim = a->ndim, .id = ID_ATTACHED + i};
+        *t = (hvt_st_item){.type = a->whole ? HVT_ST_I64 : HVT_ST_F32,
+                           .ndim = a->ndim,
+                           .id = ID_ATTACHED + i,
+                           .fixed = true};
         snprintf(t->name, sizeof t->name, "%s", a->name);
         for (int d = 0; d < a->ndim; d++)
             t->dim[d] = a->dim[d];
