@@ -129,21 +129,23 @@ def dropout_is_none_in_an_evaluation():
     same_logits("dropped")
 
 
-def dropout_depends_neither_on_ranks_nor_threads():
-    train = exported("dropped") + "--data npy --batch 3 --shards 4 --epochs 2 --quiet".split()
+def same_bits_on_any_ranks_and_threads(name):
+    """What a run needs for it to be compared with others, and with what it ends."""
+    train = exported(name) + "--data npy --batch 3 --shards 4 --epochs 2 --quiet".split()
     want = weights(train + ["--threads", "1"], 1, "one")
     for threads, ranks in ("3", 1), ("1", 2), ("2", 4):
         got = weights(train + ["--threads", threads], ranks, "some")
         check(got == want, f"{ranks} ranks of {threads} threads", got, want)
+    return train, want
+
+
+def dropout_depends_neither_on_ranks_nor_threads():
+    train, want = same_bits_on_any_ranks_and_threads("dropped")
     check(weights(train + "--threads 1 --seed 1".split(), 1, "seed") != want, "another seed")
 
 
-def windows_have_the_same_bits_on_any_ranks_and_threads():
-    train = exported("windowed") + "--data npy --batch 3 --shards 4 --epochs 2 --quiet".split()
-    want = weights(train + ["--threads", "1"], 1, "one")
-    for threads, ranks in ("3", 1), ("1", 2), ("2", 4):
-        got = weights(train + ["--threads", threads], ranks, "some")
-        check(got == want, f"{ranks} ranks of {threads} threads", got, want)
+def windows_depend_neither_on_ranks_nor_threads():
+    same_bits_on_any_ranks_and_threads("windowed")
 
 
 def dropout_goes_on_in_the_middle_of_an_epoch():
@@ -614,7 +616,7 @@ TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_na
          a_relative_path_in_a_checkpoint_is_said_to_be_one, classes_give_it_a_new_last_layer,
          unknown_operations_are_named_at_once, what_was_changed_in_place_is_not_read_again,
          dropout_is_none_in_an_evaluation, dropout_depends_neither_on_ranks_nor_threads,
-         windows_have_the_same_bits_on_any_ranks_and_threads, dropout_goes_on_in_the_middle_of_an_epoch, what_was_exported_in_eval_mode_has_no_dropout,
+         windows_depend_neither_on_ranks_nor_threads, dropout_goes_on_in_the_middle_of_an_epoch, what_was_exported_in_eval_mode_has_no_dropout,
          with_p_of_1_nothing_is_learnt_but_the_bias, other_random_numbers_are_refused,
          other_sizes_and_flags_are_one_line, another_function_behind_the_same_names_is_told,
          what_requires_no_gradient_is_frozen, one_value_per_channel_is_refused,

@@ -1,180 +1,15 @@
 /*
  * Operations whose arguments are known when the file is read, as those that make Swin's masks and the numbers
- * of its relative positions are: they are computed at once, and only what comes of them is imported. An
- * element is a number, or stands for an element of a parameter, or for the sum of both. Views share memory,
- * as PyTorch's do, and operations in place change it.
+ * of its relative positions are: they are computed at once, and only what comes of them is imported.
+ * Views share memory, as PyTorch's do, and operations in place change it.
  */
 #include "import.h"
 
 #include <math.h>
 
-enum { MOST_ELEMENTS = 1 << 24 }; /* of all, in a file */
-
-/* ---- arrays ---- */
-
-bool hvt__pt2_next(int n, const int64_t *size, int64_t *at)
-{
-    int i = n - 1;
-
-    while (i >= 0 && ++at[i] >= size[i])
-        at[i--] = 0;
-    return i >= 0;
-}
-
-static int64_t count(int n, const int64_t *size)
-{
-    int64_t all = 1;
-
-    for (int i = 0; i < n; i++)
-        all = size[i] && all > MOST_ELEMENTS / size[i] ? (int64_t)MOST_ELEMENTS + 1 : all * size[i];
-    return all;
-}
-
-void *hvt__pt2_keep(importer *p, size_t bytes)
-{
-    hvt__pt2_kept *k = calloc(1, sizeof *k + bytes);
-
-    if (!k) {
-        hvt__pt2_refuse(p, "no memory for what it makes of constants");
-        return NULL;
-    }
-    k->next = p->kept;
-    p->kept = k;
-    return k->data;
-}
-
-void hvt__pt2_forget(importer *p)
-{
-    for (hvt__pt2_kept *k = p->kept, *then; k; k = then) {
-        then = k->next;
-        free(k);
-    }
-    p->kept = NULL;
-}
-
-static bool make(importer *p, const known *k, strided *ret)
-{
-    const int64_t n = count(k->ndim, k->size);
-
-    p->elements += n;
-    if (p->elements > MOST_ELEMENTS)
-        hvt__pt2_refuse(p, "the file makes more than %d numbers of constants", MOST_ELEMENTS);
-    else
-        ret->x = hvt__pt2_keep(p, (size_t)(n ? n : 1) * sizeof *ret->x);
-    for (int64_t i = k->ndim - 1, step = 1; i >= 0; step *= k->size[i--])
-        ret->stride[i] = step;
-    ret->fixed = p->failed ? NULL : hvt__pt2_keep(p, sizeof *ret->fixed);
-    return !p->failed;
-}
-
-known *hvt__pt2_numbers(importer *p, int ndim, const int64_t *size)
-{
-    known *k = hvt__pt2_keep(p, sizeof *k);
-
-    if (!k)
-        return NULL;
-    *k = (known){.ndim = ndim, .table = -1};
-    memcpy(k->size, size, (size_t)ndim * sizeof *size);
-    return make(p, k, &k->number) ? k : NULL;
-}
-
-double *hvt__pt2_element(const strided *s, int n, const int64_t *at)
-{
-    int64_t i = 0;
-
-    for (int d = 0; d < n; d++)
-        i += at[d] * s->stride[d];
-    return s->x + i;
-}
-
-/* One of x, repeated to n dimensions at whose place `at` it is read. */
-strided hvt__pt2_repeated(const known *k, const strided *s, int n)
-{
-    strided y = {.x = s->x, .fixed = s->fixed};
-
-    for (int i = 0; i < k->ndim; i++)
-        y.stride[n - k->ndim + i] = k->size[i] == 1 ? 0 : s->stride[i];
-    return y;
-}
-
-static double number_at(const known *k, int n, const int64_t *at)
-{
-    const strided s = hvt__pt2_repeated(k, &k->number, n);
-
-    return s.x ? *hvt__pt2_element(&s, n, at) : 0;
-}
-
-bool hvt__pt2_repeats(const known *k, int n, const int64_t *size)
-{
-    bool is = k->ndim <= n;
-
-    for (int i = 0; i < k->ndim && is; i++)
-        is = k->size[i] == 1 || k->size[i] == size[n - k->ndim + i];
-    return is;
-}
-
-/* The sizes to which both are repeated; 0: there are none. */
-static int common(const known *a, const known *b, int64_t *ret_size)
-{
-    const int n = a->ndim > b->ndim ? a->ndim : b->ndim;
-
-    for (int i = 0; i < n; i++) {
-        const int64_t p = i < n - a->ndim ? 1 : a->size[i - (n - a->ndim)],
-                      q = i < n - b->ndim ? 1 : b->size[i - (n - b->ndim)];
-
-        ret_size[i] = p == 1 ? q : p;
-    }
-    return hvt__pt2_repeats(a, n, ret_size) && hvt__pt2_repeats(b, n, ret_size);
-}
-
 static int ndim_of(const known *a, const known *b)
 {
     return a->ndim > b->ndim ? a->ndim : b->ndim;
-}
-
-/* ---- types ---- */
-
-static bool is_float(int type)
-{
-    return type == HVT__PT2_F32 || type == HVT__PT2_F64;
-}
-
-/* x as a number of this type: rounded, or, of whole numbers, without what is behind the point, around the
- * type's range. */
-static double as_type(importer *p, int type, double x)
-{
-    const double whole = trunc(x);
-
-    switch (type) {
-    case HVT__PT2_F32:
-        return (float)x;
-    case HVT__PT2_F64:
-        return x;
-    case HVT__PT2_BOOL:
-        return x != 0;
-    default:
-        break;
-    }
-    if (!(fabs(whole) <= 0x1p53)) {
-        hvt__pt2_refuse(p, "it makes a whole number of %g; expected at most 2^53", x);
-        return 0;
-    }
-    switch (type) {
-    case HVT__PT2_U8:
-        return (uint8_t)(int64_t)whole;
-    case HVT__PT2_I8:
-        return (int8_t)(int64_t)whole;
-    case HVT__PT2_I16:
-        return (int16_t)(int64_t)whole;
-    case HVT__PT2_I32:
-        return (int32_t)(int64_t)whole;
-    case HVT__PT2_I64:
-        return whole;
-    default:
-        hvt__pt2_refuse(p, "it makes constants of a type that is not known of them, as of 16 bits; expected "
-                           "float32 or float64, whole numbers or truth values");
-        return 0;
-    }
 }
 
 static int out_type(const importer *p)
@@ -185,50 +20,6 @@ static int out_type(const importer *p)
 }
 
 /* ---- arguments ---- */
-
-/* Files of weights have it, too; once, in the sizes that it has there. */
-static hvt_status attach(importer *p, const tensor *t, const double *values)
-{
-    int64_t size[4];
-    const int n = hvt__pt2_sizes(p->file, t->viewed ? t->viewed : t->name, 4, size);
-    int dim[4];
-
-    if (json_object_get(p->attached, t->state))
-        return HVT_OK;
-    HVT_CHECK(n >= 0 && json_object_set_new(p->attached, t->state, json_true()) == 0, E_UNSUPPORTED,
-              "%s: the buffer %s has more than 4 dimensions, or there is no memory", p->file->path, t->state);
-    for (int i = 0; i < n; i++)
-        dim[i] = (int)size[i];
-    return hvt_model_attach(p->m, t->state, n, dim, hvt__pt2_is_whole(p->file, t->name), values);
-}
-
-/* The values of a buffer, in the sizes in which the graph reads it. */
-static known *read_buffer(importer *p, const tensor *t)
-{
-    int64_t size[HVT__PT2_DIMS];
-    const int n = hvt__pt2_sizes(p->file, t->name, HVT__PT2_DIMS, size);
-    int64_t whole[HVT__PT2_DIMS];
-    const int of = hvt__pt2_sizes(p->file, t->viewed ? t->viewed : t->name, HVT__PT2_DIMS, whole);
-    known *k;
-
-    if (n < 0 || of < 0)
-        hvt__pt2_refuse(p, "%s has no sizes, or more than %d dimensions", t->state, HVT__PT2_DIMS);
-    else if (count(n, size) != count(of, whole))
-        hvt__pt2_refuse(p, "%s is repeated; expected a constant of the sizes that it is saved with",
-                        t->state);
-    k = p->failed ? NULL : hvt__pt2_numbers(p, n, size);
-    if (k && (hvt__pt2_read_buffer(p->file, t->state, count(n, size), k->number.x) != HVT_OK ||
-              (t->persistent && attach(p, t, k->number.x) != HVT_OK))) {
-        p->failed = true; /* the last error says why */
-        return NULL;
-    }
-    return k;
-}
-
-const known *hvt__pt2_known(importer *p, const tensor *t)
-{
-    return !t ? NULL : t->known ? t->known : t->state && t->constant ? read_buffer(p, t) : NULL;
-}
 
 /* NULL: it is not given, or was refused. */
 static const known *argument(importer *p, const char *name)
@@ -266,11 +57,11 @@ static void out_numbers(importer *p, known *k)
 
     if (!k || p->failed)
         return;
-    if (k->number.x && count(k->ndim, k->size) > 0)
+    if (k->number.x && hvt__pt2_count(k->ndim, k->size) > 0)
         do {
             double *x = hvt__pt2_element(&k->number, k->ndim, at);
 
-            *x = as_type(p, type, *x);
+            *x = hvt__pt2_as_type(p, type, *x);
         } while (hvt__pt2_next(k->ndim, k->size, at));
     if (hvt__pt2_in_place(p->node))
         put(p, k);
@@ -322,49 +113,43 @@ static void fill(known *k, double value)
 {
     int64_t at[HVT__PT2_DIMS] = {0};
 
-    if (count(k->ndim, k->size) > 0)
+    if (hvt__pt2_count(k->ndim, k->size) > 0)
         do
             *hvt__pt2_element(&k->number, k->ndim, at) = value;
         while (hvt__pt2_next(k->ndim, k->size, at));
 }
 
-static void make_full(importer *p, double value)
+/* Of the output's sizes: the number that the table names. */
+static void full(importer *p)
 {
+    const operand *value = &p->operation->a;
     int64_t size[HVT__PT2_DIMS];
     const int n = sizes_of_output(p, size);
     known *k = p->failed ? NULL : hvt__pt2_numbers(p, n, size);
 
     if (k)
-        fill(k, value);
+        fill(k, value->argument ? hvt__pt2_float(p, value->argument, 0) : value->otherwise);
     out_numbers(p, k);
 }
 
-static void zeros(importer *p)
+/* f of each number of x, in memory of its own; f NULL: x itself. NULL after a refusal. */
+static known *mapped(importer *p, const known *x, double (*f)(double))
 {
-    make_full(p, 0);
+    int64_t at[HVT__PT2_DIMS] = {0};
+    known *k = only_numbers(p, x) ? hvt__pt2_numbers(p, x->ndim, x->size) : NULL;
+
+    if (k && hvt__pt2_count(k->ndim, k->size) > 0)
+        do {
+            const double from = hvt__pt2_number_at(x, k->ndim, at);
+
+            *hvt__pt2_element(&k->number, k->ndim, at) = f ? f(from) : from;
+        } while (hvt__pt2_next(k->ndim, k->size, at));
+    return k;
 }
 
 static void clone(importer *p)
 {
-    const known *x = self(p);
-    int64_t at[HVT__PT2_DIMS] = {0};
-    known *k = only_numbers(p, x) ? hvt__pt2_numbers(p, x->ndim, x->size) : NULL;
-
-    if (k && count(k->ndim, k->size) > 0)
-        do
-            *hvt__pt2_element(&k->number, k->ndim, at) = number_at(x, k->ndim, at);
-        while (hvt__pt2_next(k->ndim, k->size, at));
-    out_numbers(p, k);
-}
-
-static void ones(importer *p)
-{
-    make_full(p, 1);
-}
-
-static void full(importer *p)
-{
-    make_full(p, hvt__pt2_float(p, "fill_value", 0));
+    out_numbers(p, mapped(p, self(p), NULL));
 }
 
 static void arange(importer *p)
@@ -411,7 +196,7 @@ static known *reshaped(importer *p, const known *x, int n, const int64_t *size)
             continue;
         for (int64_t d = x->ndim - 1, step = 1; d >= 0; step *= x->size[d--])
             dense = dense && (x->size[d] == 1 || from[i]->stride[d] == step);
-        if (!make(p, k, to[i]))
+        if (!hvt__pt2_room(p, k, to[i]))
             return NULL;
         if (dense) {
             to[i]->x = from[i]->x;
@@ -420,7 +205,7 @@ static known *reshaped(importer *p, const known *x, int n, const int64_t *size)
         }
         if (k->ndim != x->ndim || memcmp(k->size, x->size, (size_t)n * sizeof *size) || !is_contiguous(p))
             *from[i]->fixed = *to[i]->fixed = true; /* PyTorch may have made a view */
-        if (count(n, size) > 0)
+        if (hvt__pt2_count(n, size) > 0)
             do
                 to[i]->x[next_to++] = *hvt__pt2_element(from[i], x->ndim, at);
             while (hvt__pt2_next(x->ndim, x->size, at));
@@ -437,7 +222,7 @@ static void view(importer *p)
 
     if (p->failed)
         return;
-    if (count(n, size) != count(x->ndim, x->size))
+    if (hvt__pt2_count(n, size) != hvt__pt2_count(x->ndim, x->size))
         hvt__pt2_refuse(p, "its output has another number of elements than its input");
     else
         out(p, reshaped(p, x, n, size));
@@ -452,7 +237,7 @@ static void expand(importer *p)
 
     if (p->failed)
         return;
-    if (!hvt__pt2_repeats(x, n, size) || count(n, size) > MOST_ELEMENTS)
+    if (!hvt__pt2_repeats(x, n, size) || hvt__pt2_count(n, size) > HVT__PT2_ELEMENTS_MOST)
         hvt__pt2_refuse(p, "its output is no repetition of its input");
     k = p->failed ? NULL : view_of(p, x);
     if (!k)
@@ -579,56 +364,32 @@ static void select_one(importer *p)
 
 /* ---- arithmetic ---- */
 
-typedef double function(double a, double b);
+enum { ADD, SUB, MUL, DIV, EQ, NE, GE, GT, LE, LT };
 
-static double add(double a, double b)
+static double apply(int of, double a, double b)
 {
-    return a + b;
-}
-
-static double sub(double a, double b)
-{
-    return a - b;
-}
-
-static double mul(double a, double b)
-{
-    return a * b;
-}
-
-static double divide(double a, double b)
-{
-    return a / b;
-}
-
-static double eq(double a, double b)
-{
-    return a == b;
-}
-
-static double ne(double a, double b)
-{
-    return a != b;
-}
-
-static double ge(double a, double b)
-{
-    return a >= b;
-}
-
-static double gt(double a, double b)
-{
-    return a > b;
-}
-
-static double le(double a, double b)
-{
-    return a <= b;
-}
-
-static double lt(double a, double b)
-{
-    return a < b;
+    switch (of) {
+    case ADD:
+        return a + b;
+    case SUB:
+        return a - b;
+    case MUL:
+        return a * b;
+    case DIV:
+        return a / b;
+    case EQ:
+        return a == b;
+    case NE:
+        return a != b;
+    case GE:
+        return a >= b;
+    case GT:
+        return a > b;
+    case LE:
+        return a <= b;
+    default:
+        return a < b;
+    }
 }
 
 /* The type of an argument. */
@@ -646,16 +407,17 @@ static int common_type(importer *p, bool is_number)
     const char *kind;
 
     (void)hvt__pt2_arg(p->node, "other", &kind);
-    if (is_float(out_type(p)))
+    if (hvt__pt2_is_float(out_type(p)))
         return out_type(p);
-    if (out_type(p) != HVT__PT2_BOOL || (!is_float(a) && !is_float(b)))
+    if (out_type(p) != HVT__PT2_BOOL || (!hvt__pt2_is_float(a) && !hvt__pt2_is_float(b)))
         return is_number && out_type(p) == HVT__PT2_BOOL && !strcmp(kind, "as_float") ? HVT__PT2_F32 : 0;
-    return !is_float(b) || (is_float(a) && a > b) ? a : b;
+    return !hvt__pt2_is_float(b) || (hvt__pt2_is_float(a) && a > b) ? a : b;
 }
 
-/* f of each two numbers, b's multiplied by alpha. Where f is a sum, one of both may have elements. */
-static void combine(importer *p, function *f)
+/* Of each two numbers, the second multiplied by alpha. Of a sum, one of both may have elements. */
+static void combine(importer *p)
 {
+    const int of = p->operation->of;
     const known *a = self(p), *b;
     double number = 0, alpha = hvt__pt2_float(p, "alpha", 1);
     const bool is_number = hvt__pt2_number(p, &number);
@@ -673,10 +435,10 @@ static void combine(importer *p, function *f)
         return;
     }
     n = ndim_of(a, b);
-    if (!common(a, b, size))
+    if (!hvt__pt2_common(a, b, size))
         hvt__pt2_refuse(p, "the sizes of its arguments differ");
     with = a->element.x ? a : b->element.x ? b : NULL;
-    if (with && (f != add || alpha != 1 || (a->element.x && b->element.x)))
+    if (with && (of != ADD || alpha != 1 || (a->element.x && b->element.x)))
         (void)only_numbers(p, with);
     k = p->failed ? NULL : hvt__pt2_numbers(p, n, size);
     if (!k)
@@ -685,44 +447,26 @@ static void combine(importer *p, function *f)
         k->element = hvt__pt2_repeated(with, &with->element, n);
         k->table = with->table;
     }
-    if (count(n, size) > 0)
+    if (hvt__pt2_count(n, size) > 0)
         do {
-            const double x = number_at(a, n, at), y = alpha * (is_number ? number : number_at(b, n, at));
+            const double x = hvt__pt2_number_at(a, n, at),
+                         y = alpha * (is_number ? number : hvt__pt2_number_at(b, n, at));
 
             *hvt__pt2_element(&k->number, n, at) =
-                type ? f(as_type(p, type, x), as_type(p, type, y)) : f(x, y);
+                type ? apply(of, hvt__pt2_as_type(p, type, x), hvt__pt2_as_type(p, type, y))
+                     : apply(of, x, y);
         } while (hvt__pt2_next(n, size, at));
     out_numbers(p, k);
 }
 
-#define COMBINE(f)                                                                                           \
-    static void combine_##f(importer *p)                                                                     \
-    {                                                                                                        \
-        combine(p, f);                                                                                       \
-    }
-
-COMBINE(add)
-COMBINE(sub)
-COMBINE(mul)
-COMBINE(divide)
-COMBINE(eq)
-COMBINE(ne)
-COMBINE(ge)
-COMBINE(gt)
-COMBINE(le)
-COMBINE(lt)
+static double not(double x)
+{
+    return !x;
+}
 
 static void logical_not(importer *p)
 {
-    const known *x = self(p);
-    int64_t at[HVT__PT2_DIMS] = {0};
-    known *k = only_numbers(p, x) ? hvt__pt2_numbers(p, x->ndim, x->size) : NULL;
-
-    if (k && count(k->ndim, k->size) > 0)
-        do
-            *hvt__pt2_element(&k->number, k->ndim, at) = !number_at(x, k->ndim, at);
-        while (hvt__pt2_next(k->ndim, k->size, at));
-    out_numbers(p, k);
+    out_numbers(p, mapped(p, self(p), not ));
 }
 
 /* Of truth values. */
@@ -734,9 +478,10 @@ static void bitwise_not(importer *p)
         hvt__pt2_refuse(p, "it is known of truth values only");
 }
 
-/* 0 where column - row is on the wrong side of `diagonal` */
-static void triangle(importer *p, int side)
+/* 0 where column - row is not on the side of `diagonal` that the table names. */
+static void triangle(importer *p)
 {
+    const int side = p->operation->of;
     const known *x = self(p);
     const int64_t diagonal = hvt__pt2_int(p, "diagonal", 0);
     int64_t at[HVT__PT2_DIMS] = {0};
@@ -744,24 +489,14 @@ static void triangle(importer *p, int side)
 
     if (k && k->ndim < 2)
         hvt__pt2_refuse(p, "it has %d dimensions", k->ndim);
-    if (k && !p->failed && count(k->ndim, k->size) > 0)
+    if (k && !p->failed && hvt__pt2_count(k->ndim, k->size) > 0)
         do {
             const int64_t apart = at[k->ndim - 1] - at[k->ndim - 2] - diagonal;
 
             if (apart * side >= 0)
-                *hvt__pt2_element(&k->number, k->ndim, at) = number_at(x, k->ndim, at);
+                *hvt__pt2_element(&k->number, k->ndim, at) = hvt__pt2_number_at(x, k->ndim, at);
         } while (hvt__pt2_next(k->ndim, k->size, at));
     out_numbers(p, k);
-}
-
-static void triu(importer *p)
-{
-    triangle(p, 1);
-}
-
-static void tril(importer *p)
-{
-    triangle(p, -1);
 }
 
 /* mask ? a : b, each a tensor or a number */
@@ -776,14 +511,15 @@ static void choose(importer *p, const known *mask, const known *a, const known *
         return;
     wide = mask->ndim > b->ndim ? mask : b;
     n = wide->ndim;
-    if (!common(mask, b, size) || !hvt__pt2_repeats(a ? a : &of_number, n, size))
+    if (!hvt__pt2_common(mask, b, size) || !hvt__pt2_repeats(a ? a : &of_number, n, size))
         hvt__pt2_refuse(p, "the sizes of its arguments differ");
     k = p->failed ? NULL : hvt__pt2_numbers(p, n, size);
-    if (k && count(n, size) > 0)
+    if (k && hvt__pt2_count(n, size) > 0)
         do
-            *hvt__pt2_element(&k->number, n, at) = !number_at(mask, n, at) ? number_at(b, n, at)
-                                                   : a                     ? number_at(a, n, at)
-                                                                           : number_a;
+            *hvt__pt2_element(&k->number, n, at) = !hvt__pt2_number_at(mask, n, at)
+                                                       ? hvt__pt2_number_at(b, n, at)
+                                                   : a ? hvt__pt2_number_at(a, n, at)
+                                                       : number_a;
         while (hvt__pt2_next(n, size, at));
     out_numbers(p, k);
 }
@@ -822,7 +558,7 @@ static void roll(importer *p)
             hvt__pt2_refuse(p, "its dimension is %d of %d", dim[i], x->ndim);
     }
     k = !p->failed && only_numbers(p, x) ? hvt__pt2_numbers(p, x->ndim, x->size) : NULL;
-    if (k && count(k->ndim, k->size) > 0)
+    if (k && hvt__pt2_count(k->ndim, k->size) > 0)
         do {
             memcpy(from, at, sizeof from);
             for (int i = 0; i < n; i++) {
@@ -830,7 +566,7 @@ static void roll(importer *p)
 
                 from[dim[i]] = ((from[dim[i]] - shift[i]) % all + all) % all;
             }
-            *hvt__pt2_element(&k->number, k->ndim, at) = number_at(x, k->ndim, from);
+            *hvt__pt2_element(&k->number, k->ndim, at) = hvt__pt2_number_at(x, k->ndim, from);
         } while (hvt__pt2_next(k->ndim, k->size, at));
     out_numbers(p, k);
 }
@@ -866,7 +602,7 @@ static void fill_scalar(importer *p)
     known *x = changed(p);
 
     if (x)
-        fill(x, as_type(p, out_type(p), hvt__pt2_float(p, "value", 0)));
+        fill(x, hvt__pt2_as_type(p, out_type(p), hvt__pt2_float(p, "value", 0)));
     out(p, x);
 }
 
@@ -888,10 +624,10 @@ static void put(importer *p, const known *from)
         return;
     if (!hvt__pt2_repeats(from, x->ndim, x->size))
         hvt__pt2_refuse(p, "the sizes of its arguments differ");
-    else if (count(x->ndim, x->size) > 0)
+    else if (hvt__pt2_count(x->ndim, x->size) > 0)
         do
             *hvt__pt2_element(&x->number, x->ndim, at) =
-                as_type(p, out_type(p), number_at(from, x->ndim, at));
+                hvt__pt2_as_type(p, out_type(p), hvt__pt2_number_at(from, x->ndim, at));
         while (hvt__pt2_next(x->ndim, x->size, at));
     out(p, x);
 }
@@ -899,13 +635,8 @@ static void put(importer *p, const known *from)
 /* Another tensor, which may be a part of the same memory. */
 static void copy_from(importer *p, const known *x)
 {
-    int64_t at[HVT__PT2_DIMS] = {0};
-    known *k = only_numbers(p, x) ? hvt__pt2_numbers(p, x->ndim, x->size) : NULL;
+    known *k = mapped(p, x, NULL);
 
-    if (k && count(k->ndim, k->size) > 0)
-        do
-            *hvt__pt2_element(&k->number, k->ndim, at) = number_at(x, k->ndim, at);
-        while (hvt__pt2_next(k->ndim, k->size, at));
     if (k)
         put(p, k);
 }
@@ -963,7 +694,7 @@ static known *elements_of(importer *p, const tensor *t)
         return NULL;
     k->element = k->number;
     k->number.x = NULL;
-    for (int64_t i = 0; i < count(n, size); i++)
+    for (int64_t i = 0; i < hvt__pt2_count(n, size); i++)
         k->element.x[i] = (double)i;
     k->table = (int)(t - p->tensor);
     return k;
@@ -1001,9 +732,9 @@ static void take(importer *p)
     }
     if (x->element.x && x->number.x)
         (void)only_numbers(p, x);
-    if (!p->failed && count(n, size) > 0)
+    if (!p->failed && hvt__pt2_count(n, size) > 0)
         do {
-            const double i = number_at(index, index->ndim, at + dim);
+            const double i = hvt__pt2_number_at(index, index->ndim, at + dim);
 
             if (!(i >= -(double)x->size[dim] && i < (double)x->size[dim]) || i != floor(i)) {
                 hvt__pt2_refuse(p, "its index %g is none of %lld elements", i, (long long)x->size[dim]);
@@ -1018,48 +749,6 @@ static void take(importer *p)
     out_numbers(p, k);
 }
 
-/* ---- what nothing reads ---- */
-
-static bool ends_in(const char *text, const char *end)
-{
-    const size_t n = strlen(text), of = strlen(end);
-
-    return n >= of && !strcmp(text + n - of, end);
-}
-
-/* Batch norms have statistics of their own. */
-static bool is_of_norm(const char *state)
-{
-    return ends_in(state, "running_mean") || ends_in(state, "running_var") ||
-           ends_in(state, "num_batches_tracked");
-}
-
-hvt_status hvt__pt2_attach_unused(importer *p)
-{
-    const hvt_pt2 *f = p->file;
-    const char *name;
-    json_t *state;
-
-    json_object_foreach(f->inputs, name, state)
-    {
-        const char *text = json_string_value(state);
-        int64_t size[4];
-        const int n = hvt__pt2_sizes(f, name, 4, size);
-        known *k;
-
-        if (!json_is_true(json_object_get(f->constants, name)) || json_object_get(f->used, name) || n < 0 ||
-            is_of_norm(text) || !json_object_get(f->weights, text) ||
-            (!is_float(hvt__pt2_type(f, name)) && !hvt__pt2_is_whole(f, name)))
-            continue;
-        k = hvt__pt2_numbers(p, n, size);
-        if (!k)
-            return hvt__pass(HVT_E_UNSUPPORTED, __FILE__, __LINE__, "import");
-        HVT_TRY(hvt__pt2_read_buffer(f, text, count(n, size), k->number.x));
-        HVT_TRY(attach(p, hvt__pt2_named(p, name), k->number.x));
-    }
-    return HVT_OK;
-}
-
 /* ---- the table ---- */
 
 /* What computes a constant of constants; those that are always one need no argument. */
@@ -1067,15 +756,15 @@ static const struct {
     operation o;
     bool always;
 } table[] = {
-    {{"aten.zeros.default", zeros}, true},
-    {{"aten.new_zeros.default", zeros}, true},
-    {{"aten.zeros_like.default", zeros}, true},
-    {{"aten.ones.default", ones}, true},
-    {{"aten.new_ones.default", ones}, true},
-    {{"aten.ones_like.default", ones}, true},
-    {{"aten.full.default", full}, true},
-    {{"aten.new_full.default", full}, true},
-    {{"aten.full_like.default", full}, true},
+    {{"aten.zeros.default", full, .a = {NULL, 0}}, true},
+    {{"aten.new_zeros.default", full, .a = {NULL, 0}}, true},
+    {{"aten.zeros_like.default", full, .a = {NULL, 0}}, true},
+    {{"aten.ones.default", full, .a = {NULL, 1}}, true},
+    {{"aten.new_ones.default", full, .a = {NULL, 1}}, true},
+    {{"aten.ones_like.default", full, .a = {NULL, 1}}, true},
+    {{"aten.full.default", full, .a = {"fill_value", 0}}, true},
+    {{"aten.new_full.default", full, .a = {"fill_value", 0}}, true},
+    {{"aten.full_like.default", full, .a = {"fill_value", 0}}, true},
     {{"aten.arange.default", arange}, true},
     {{"aten.arange.start", arange}, true},
     {{"aten.arange.start_step", arange}, true},
@@ -1105,30 +794,30 @@ static const struct {
     {{"aten.transpose.int", transpose, .view = true}, false},
     {{"aten.slice.Tensor", slice, .view = true}, false},
     {{"aten.select.int", select_one, .view = true}, false},
-    {{"aten.add.Tensor", combine_add}, false},
-    {{"aten.add.Scalar", combine_add}, false},
-    {{"aten.sub.Tensor", combine_sub}, false},
-    {{"aten.sub.Scalar", combine_sub}, false},
-    {{"aten.mul.Tensor", combine_mul}, false},
-    {{"aten.mul.Scalar", combine_mul}, false},
-    {{"aten.div.Tensor", combine_divide}, false},
-    {{"aten.div.Scalar", combine_divide}, false},
-    {{"aten.eq.Tensor", combine_eq}, false},
-    {{"aten.eq.Scalar", combine_eq}, false},
-    {{"aten.ne.Tensor", combine_ne}, false},
-    {{"aten.ne.Scalar", combine_ne}, false},
-    {{"aten.ge.Tensor", combine_ge}, false},
-    {{"aten.ge.Scalar", combine_ge}, false},
-    {{"aten.gt.Tensor", combine_gt}, false},
-    {{"aten.gt.Scalar", combine_gt}, false},
-    {{"aten.le.Tensor", combine_le}, false},
-    {{"aten.le.Scalar", combine_le}, false},
-    {{"aten.lt.Tensor", combine_lt}, false},
-    {{"aten.lt.Scalar", combine_lt}, false},
+    {{"aten.add.Tensor", combine, ADD}, false},
+    {{"aten.add.Scalar", combine, ADD}, false},
+    {{"aten.sub.Tensor", combine, SUB}, false},
+    {{"aten.sub.Scalar", combine, SUB}, false},
+    {{"aten.mul.Tensor", combine, MUL}, false},
+    {{"aten.mul.Scalar", combine, MUL}, false},
+    {{"aten.div.Tensor", combine, DIV}, false},
+    {{"aten.div.Scalar", combine, DIV}, false},
+    {{"aten.eq.Tensor", combine, EQ}, false},
+    {{"aten.eq.Scalar", combine, EQ}, false},
+    {{"aten.ne.Tensor", combine, NE}, false},
+    {{"aten.ne.Scalar", combine, NE}, false},
+    {{"aten.ge.Tensor", combine, GE}, false},
+    {{"aten.ge.Scalar", combine, GE}, false},
+    {{"aten.gt.Tensor", combine, GT}, false},
+    {{"aten.gt.Scalar", combine, GT}, false},
+    {{"aten.le.Tensor", combine, LE}, false},
+    {{"aten.le.Scalar", combine, LE}, false},
+    {{"aten.lt.Tensor", combine, LT}, false},
+    {{"aten.lt.Scalar", combine, LT}, false},
     {{"aten.logical_not.default", logical_not}, false},
     {{"aten.bitwise_not.default", bitwise_not}, false},
-    {{"aten.triu.default", triu}, false},
-    {{"aten.tril.default", tril}, false},
+    {{"aten.triu.default", triangle, 1}, false},
+    {{"aten.tril.default", triangle, -1}, false},
     {{"aten.masked_fill.Scalar", masked_fill}, false},
     {{"aten.where.self", where}, false},
     {{"aten.roll.default", roll}, false},

@@ -210,26 +210,43 @@ tensor hvt__pt2_in_order(importer *p, const tensor *t);
  * patches are merged: all of them become channels. Any other one is returned as it is. */
 tensor hvt__pt2_channels_last(importer *p, const tensor *t);
 
+/* ---- arrays.c ---- */
+
+enum { HVT__PT2_ELEMENTS_MOST = 1 << 24 }; /* of all arrays of a file */
+
+/* Of these sizes, all 0; NULL: the node is refused. */
+known *hvt__pt2_numbers(importer *p, int ndim, const int64_t *size);
+/* Memory for one part of k, which gets the strides of its sizes; false: the node is refused. */
+bool hvt__pt2_room(importer *p, const known *k, strided *ret);
+/* The numbers of t; NULL: it is computed, a parameter, or the node is refused. */
+const known *hvt__pt2_known(importer *p, const tensor *t);
+/* How many elements; HVT__PT2_ELEMENTS_MOST + 1: more than that. */
+int64_t hvt__pt2_count(int ndim, const int64_t *size);
+/* The next place in tensors of these sizes; false: there is none. */
+bool hvt__pt2_next(int n, const int64_t *size, int64_t *at);
+/* Can k be repeated to these sizes? One of its parts, so that n indices read it, and an element of that; and
+ * the number there, 0 where there is only an element of a parameter. */
+bool hvt__pt2_repeats(const known *k, int n, const int64_t *size);
+strided hvt__pt2_repeated(const known *k, const strided *part, int n);
+double *hvt__pt2_element(const strided *s, int n, const int64_t *at);
+double hvt__pt2_number_at(const known *k, int n, const int64_t *at);
+/* The sizes to which both are repeated; false: there are none. */
+bool hvt__pt2_common(const known *a, const known *b, int64_t *ret_size);
+bool hvt__pt2_is_float(int type);
+/* x as a number of this type: rounded, or, of whole numbers, without what is behind the point, around the
+ * type's range. */
+double hvt__pt2_as_type(importer *p, int type, double x);
+/* Buffers that are in the state_dict, and lead to nothing, are kept for files of weights. */
+hvt_status hvt__pt2_attach_unused(importer *p);
+void *hvt__pt2_keep(importer *p, size_t bytes); /* zeros; NULL: the node is refused */
+void hvt__pt2_forget(importer *p);
+
 /* ---- constants.c ---- */
 
 /* Is the node at hand one of constants? Then it is computed, or refused. */
 bool hvt__pt2_folds(importer *p);
-/* Buffers that are in the state_dict, and lead to nothing, are kept for files of weights. */
-hvt_status hvt__pt2_attach_unused(importer *p);
 /* Operations of constants; NULL: it is none. */
 const operation *hvt__pt2_constant_operation(const char *target);
-/* Of these sizes, all 0; NULL: the node is refused. */
-known *hvt__pt2_numbers(importer *p, int ndim, const int64_t *size);
-/* The numbers of t; NULL: it is computed, a parameter, or the node is refused. */
-const known *hvt__pt2_known(importer *p, const tensor *t);
-/* Can k be repeated to these sizes? One of its parts, so that n indices read it, and an element of that. */
-bool hvt__pt2_repeats(const known *k, int n, const int64_t *size);
-strided hvt__pt2_repeated(const known *k, const strided *part, int n);
-double *hvt__pt2_element(const strided *s, int n, const int64_t *at);
-/* The next place in tensors of these sizes; false: there is none. */
-bool hvt__pt2_next(int n, const int64_t *size, int64_t *at);
-void *hvt__pt2_keep(importer *p, size_t bytes); /* zeros; NULL: the node is refused */
-void hvt__pt2_forget(importer *p);
 
 /* ---- attention.c ---- */
 
