@@ -18,7 +18,7 @@ DATA = "--data npy --batch 5 --threads 1 --quiet".split()
 
 
 def torch(*args):
-    python = python_with("torch, safetensors, numpy")
+    python = python_with("torch, torchvision, safetensors, numpy")
     done = subprocess.run([python, NETS, *args], capture_output=True, text=True,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})  # small nets
     check(done.returncode == 0, done.stderr[-2000:])
