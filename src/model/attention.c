@@ -98,7 +98,6 @@ static hvt_value divide(hvt_model *m, hvt_layer *l, int queries, int keys, const
     }
     l->has_parameter = o->ndim > 0;
     l->ndim = o->ndim;
-    l->init = 0.02f;
     a->elements = (int)elements;
     for (int64_t i = 0, n = elements ? (int64_t)a->queries * a->keys * a->heads : 0; i < n; i++)
         HVT_EXPECT(m, l, o->bias[i] >= 0 && o->bias[i] < elements, "bias %lld is element %d of a table of %d",
@@ -207,7 +206,7 @@ static hvt_status attention_plan(hvt_model *m, hvt_layer *l)
                        .count = (size_t)k->elements,
                        .role = HVT_ROLE_NORM,
                        .init = HVT_INIT_NORMAL,
-                       .init_arg = l->init};
+                       .init_arg = 0.02f};
 
         memcpy(p.dim, l->dim, sizeof p.dim);
         HVT_TRY(hvt__param_add(m, l, 0, &p, NULL));

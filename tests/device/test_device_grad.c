@@ -511,45 +511,63 @@ static void attention_forward(void *ctx, const float *in, float *y)
     CHECK_OK(ref->ops->general.attention_forward(ref, &a));
 }
 
+/* Queries have nq numbers in all, keys and values nk. */
+static void check_attention(hvt_attention_args a, size_t nq, size_t nk)
+{
+    float *q = floats(nq), *k = floats(nk), *v = floats(nk), *dy = floats(nq),
+          *table = floats((size_t)a.elements + 1), *dq = floats(nq), *dk = floats(nk), *dv = floats(nk),
+          *dtable = floats((size_t)a.elements + 1);
+    general_ctx c;
+
+    a.q.pitch = a.k.pitch = a.v.pitch = a.heads * a.width;
+    a.q.x = q;
+    a.k.x = k;
+    a.v.x = v;
+    a.table = a.elements ? table : NULL;
+    a.ws = room(ref->ops->general.attention_room(ref, &a));
+    c = (general_ctx){.attention = a};
+    a.dy = dy;
+    a.q.dx = dq;
+    a.k.dx = dk;
+    a.v.dx = dv;
+    a.dtable = a.elements ? dtable : NULL;
+    CHECK_OK(ref->ops->general.attention_backward(ref, &a));
+    check_gradient("queries", attention_forward, &c, q, nq, dy, nq, dq, 0x1p-6f, 1e-3);
+    c.vary = 1;
+    check_gradient("keys", attention_forward, &c, k, nk, dy, nq, dk, 0x1p-6f, 1e-3);
+    c.vary = 2;
+    check_gradient("values", attention_forward, &c, v, nk, dy, nq, dv, 0x1p-3f, 1e-5);
+    c.vary = 3;
+    if (a.elements)
+        check_gradient("table", attention_forward, &c, table, (size_t)a.elements, dy, nq, dtable, 0x1p-6f,
+                       1e-3);
+    free(q);
+    free(k);
+    free(v);
+    free(dy);
+    free(table);
+    free(dq);
+    free(dk);
+    free(dv);
+    free(dtable);
+    free(a.ws);
+}
+
 TEST(ref_attention_gradients_equal_differences)
 {
     enum { IMAGES = 2, HEADS = 2, WIDTH = 3, C = HEADS * WIDTH, QUERIES = 4, KEYS = 5 };
-    enum { NQ = IMAGES * QUERIES * C, NK = IMAGES * KEYS * C };
 
-    for (int order = 0; order < 2; order++) {
-        float *q = floats(NQ), *k = floats(NK), *v = floats(NK), *dy = floats(NQ), dq[NQ], dk[NK], dv[NK];
-        general_ctx c = {.attention = {.order = order ? HVT_ORDER_HWN : HVT_ORDER_NHW,
-                                       .n = IMAGES,
-                                       .real = IMAGES,
-                                       .heads = HEADS,
-                                       .width = WIDTH,
-                                       .windows = 1,
-                                       .queries = QUERIES,
-                                       .keys = KEYS,
-                                       .scale = 0.75f,
-                                       .q = {q, NULL, C, false},
-                                       .k = {k, NULL, C, false},
-                                       .v = {v, NULL, C, false}}};
-        hvt_attention_args a;
-
-        c.attention.ws = room(ref->ops->general.attention_room(ref, &c.attention));
-        a = c.attention;
-        a.dy = dy;
-        a.q.dx = dq;
-        a.k.dx = dk;
-        a.v.dx = dv;
-        CHECK_OK(ref->ops->general.attention_backward(ref, &a));
-        check_gradient("queries", attention_forward, &c, q, NQ, dy, NQ, dq, 0x1p-6f, 1e-3);
-        c.vary = 1;
-        check_gradient("keys", attention_forward, &c, k, NK, dy, NQ, dk, 0x1p-6f, 1e-3);
-        c.vary = 2;
-        check_gradient("values", attention_forward, &c, v, NK, dy, NQ, dv, 0x1p-3f, 1e-5);
-        free(q);
-        free(k);
-        free(v);
-        free(dy);
-        free(c.attention.ws);
-    }
+    for (int order = 0; order < 2; order++)
+        check_attention((hvt_attention_args){.order = order ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+                                             .n = IMAGES,
+                                             .real = IMAGES,
+                                             .heads = HEADS,
+                                             .width = WIDTH,
+                                             .windows = 1,
+                                             .queries = QUERIES,
+                                             .keys = KEYS,
+                                             .scale = 0.75f},
+                        IMAGES * QUERIES * C, IMAGES * KEYS * C);
 }
 
 TEST(ref_gradients_of_attention_in_windows_equal_differences)
@@ -562,52 +580,23 @@ TEST(ref_gradients_of_attention_in_windows_equal_differences)
     static const int32_t where[BIASES] = {0, 4, 8, 12, 16, 1, 3, 5, 7, 11, 2, 6, 15, 9, 10, 13, 14, 17};
     static const float mask[WINDOWS * TOKENS * TOKENS] = {[1] = -100, [6] = -100, [11] = -1, [17] = 0.5f};
 
-    for (int order = 0; order < 2; order++) {
-        float *q = floats(N), *k = floats(N), *v = floats(N), *dy = floats(N), *table = floats(ELEMENTS),
-              dq[N], dk[N], dv[N], dtable[ELEMENTS];
-        general_ctx c = {.attention = {.order = order ? HVT_ORDER_HWN : HVT_ORDER_NHW,
-                                       .n = IMAGES,
-                                       .real = IMAGES,
-                                       .heads = HEADS,
-                                       .width = WIDTH,
-                                       .windows = WINDOWS,
-                                       .queries = TOKENS,
-                                       .keys = TOKENS,
-                                       .scale = 0.75f,
-                                       .pixel = pixel,
-                                       .table = table,
-                                       .bias = bias,
-                                       .mask = mask,
-                                       .elements = ELEMENTS,
-                                       .first = first,
-                                       .where = where,
-                                       .q = {q, NULL, C, false},
-                                       .k = {k, NULL, C, false},
-                                       .v = {v, NULL, C, false}}};
-        hvt_attention_args a;
-
-        c.attention.ws = room(ref->ops->general.attention_room(ref, &c.attention));
-        a = c.attention;
-        a.dy = dy;
-        a.q.dx = dq;
-        a.k.dx = dk;
-        a.v.dx = dv;
-        a.dtable = dtable;
-        CHECK_OK(ref->ops->general.attention_backward(ref, &a));
-        check_gradient("queries", attention_forward, &c, q, N, dy, N, dq, 0x1p-6f, 1e-3);
-        c.vary = 1;
-        check_gradient("keys", attention_forward, &c, k, N, dy, N, dk, 0x1p-6f, 1e-3);
-        c.vary = 2;
-        check_gradient("values", attention_forward, &c, v, N, dy, N, dv, 0x1p-3f, 1e-5);
-        c.vary = 3;
-        check_gradient("table", attention_forward, &c, table, ELEMENTS, dy, N, dtable, 0x1p-6f, 1e-3);
-        free(q);
-        free(k);
-        free(v);
-        free(dy);
-        free(table);
-        free(c.attention.ws);
-    }
+    for (int order = 0; order < 2; order++)
+        check_attention((hvt_attention_args){.order = order ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+                                             .n = IMAGES,
+                                             .real = IMAGES,
+                                             .heads = HEADS,
+                                             .width = WIDTH,
+                                             .windows = WINDOWS,
+                                             .queries = TOKENS,
+                                             .keys = TOKENS,
+                                             .scale = 0.75f,
+                                             .pixel = pixel,
+                                             .bias = bias,
+                                             .mask = mask,
+                                             .elements = ELEMENTS,
+                                             .first = first,
+                                             .where = where},
+                        N, N);
 }
 
 int main(void)

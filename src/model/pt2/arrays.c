@@ -47,6 +47,12 @@ void hvt__pt2_forget(importer *p)
     p->kept = NULL;
 }
 
+void hvt__pt2_strides(const known *k, strided *ret)
+{
+    for (int64_t i = k->ndim - 1, step = 1; i >= 0; step *= k->size[i--])
+        ret->stride[i] = step;
+}
+
 bool hvt__pt2_room(importer *p, const known *k, strided *ret)
 {
     const int64_t n = hvt__pt2_count(k->ndim, k->size);
@@ -56,8 +62,7 @@ bool hvt__pt2_room(importer *p, const known *k, strided *ret)
         hvt__pt2_refuse(p, "the file makes more than %d numbers of constants", HVT__PT2_ELEMENTS_MOST);
     else
         ret->x = hvt__pt2_keep(p, (size_t)(n ? n : 1) * sizeof *ret->x);
-    for (int64_t i = k->ndim - 1, step = 1; i >= 0; step *= k->size[i--])
-        ret->stride[i] = step;
+    hvt__pt2_strides(k, ret);
     ret->fixed = p->failed ? NULL : hvt__pt2_keep(p, sizeof *ret->fixed);
     return !p->failed;
 }

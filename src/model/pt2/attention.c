@@ -23,11 +23,22 @@ static bool is_pixel(const hvt__pt2_atom *a)
     return a->axis == 'H' || a->axis == 'W';
 }
 
+/* Atoms of pixels, from *at on: how many pixels they are, which is bounded. */
+static int take_pixels(const hvt__pt2_axes *x, int *at, int end, division *d)
+{
+    int64_t pixels = 1;
+
+    for (; *at < end && is_pixel(&x->atom[*at]) && pixels <= MOST_TOKENS; ++*at) {
+        pixels *= x->atom[*at].extent;
+        d->atom[d->atoms++] = x->atom[*at];
+    }
+    return (int)(pixels > MOST_TOKENS ? MOST_TOKENS + 1 : pixels);
+}
+
 static bool divide(const hvt__pt2_axes *x, bool turned, division *ret)
 {
     const int n = x->ndim, channels = turned ? n - 2 : n - 1, tokens = turned ? n - 1 : n - 2;
-    division d = {.heads = 1, .width = 1, .windows = 1, .tokens = 1};
-    int64_t tokens_of_all = 1;
+    division d = {.heads = 1, .width = 1};
     int at = 0, end;
 
     if (n < 3)
@@ -35,13 +46,7 @@ static bool divide(const hvt__pt2_axes *x, bool turned, division *ret)
     end = x->end[n - 3];
     if (at < end && x->atom[at].axis == 'N')
         at++;
-    for (; at < end && is_pixel(&x->atom[at]); at++) {
-        tokens_of_all *= x->atom[at].extent;
-        if (tokens_of_all > MOST_TOKENS)
-            return false;
-        d.windows *= (int)x->atom[at].extent;
-        d.atom[d.atoms++] = x->atom[at];
-    }
+    d.windows = take_pixels(x, &at, end, &d);
     if (x->end[channels] > x->end[channels - 1]) {
         const hvt__pt2_atom *c = &x->atom[x->end[channels - 1]];
 
@@ -53,15 +58,10 @@ static bool divide(const hvt__pt2_axes *x, bool turned, division *ret)
         d.heads = (int)x->atom[at++].extent;
     if (at < end)
         return false;
-    for (at = x->end[tokens - 1]; at < x->end[tokens] && is_pixel(&x->atom[at]); at++) {
-        tokens_of_all *= x->atom[at].extent;
-        if (tokens_of_all > MOST_TOKENS)
-            return false;
-        d.tokens *= (int)x->atom[at].extent;
-        d.atom[d.atoms++] = x->atom[at];
-    }
+    at = x->end[tokens - 1];
+    d.tokens = take_pixels(x, &at, x->end[tokens], &d);
     *ret = d;
-    return at == x->end[tokens];
+    return at == x->end[tokens] && (int64_t)d.windows * d.tokens <= MOST_TOKENS;
 }
 
 /* The pixel of each token of each window of t, line by line; NULL: the node is refused. */
@@ -147,8 +147,8 @@ static bool collect(importer *p, const addition *a, const division *q, int keys,
     return true;
 }
 
-/* Into o, which has the windows. */
-static void add_to(importer *p, const addition *added, const division *q, int keys, hvt_attention_opts *o)
+/* Into o, which has the windows. The number of the tensor whose elements are added; -1: none. */
+static int add_to(importer *p, const addition *added, const division *q, int keys, hvt_attention_opts *o)
 {
     const int64_t scores = (int64_t)q->tokens * keys, biases = scores * q->heads,
                   masked = scores * q->windows;
@@ -157,12 +157,12 @@ static void add_to(importer *p, const addition *added, const division *q, int ke
     bool all_zero = true;
 
     if (!added)
-        return;
+        return -1;
     if (biases * q->windows * p->file->batch > MOST_SCORES) {
         hvt__pt2_refuse(
             p, "something is added to more than %d scores of %d images; export it with an example of one",
             MOST_SCORES, p->file->batch);
-        return;
+        return -1;
     }
     mask = hvt__pt2_keep(p, (size_t)masked * sizeof *mask);
     one = hvt__pt2_keep(p, (size_t)masked * sizeof *one);
@@ -179,7 +179,7 @@ static void add_to(importer *p, const addition *added, const division *q, int ke
         if (added->what->element.x && table >= 0)
             hvt__pt2_refuse(p, "two parameters are added to its scores; expected one");
         if (p->failed || !collect(p, added, q, keys, added->what->element.x ? bias : other, one))
-            return;
+            return -1;
         table = added->what->element.x ? added->what->table : table;
         for (int64_t i = 0; i < masked; i++) {
             mask[i] += one[i];
@@ -208,7 +208,7 @@ static void add_to(importer *p, const addition *added, const division *q, int ke
         o->bias = bias;
         hvt__pt2_begin_layer(p, t->state);
     }
-    p->added_table = table;
+    return table;
 }
 
 /* The value of t, which is not multiplied yet. */
@@ -230,7 +230,7 @@ static void attend(importer *p, const tensor *q, const tensor *k, bool turned, c
     const hvt__pt2_axes axes = q->axes;
     division of[3];
     hvt_attention_opts o = {0};
-    int all[3], *pixel[3];
+    int all[3], *pixel[3], table;
     hvt_value y, in[3];
 
     if (!divide(&q->axes, false, &of[0]) || !divide(&k->axes, turned, &of[1]) ||
@@ -268,17 +268,17 @@ static void attend(importer *p, const tensor *q, const tensor *k, bool turned, c
     hvt_value_shape(p->m, q->v, all);
     if (q->v == k->v && q->v == v->v && q->count && q->first == 0 && k->first == q->count &&
         v->first == 2 * q->count && all[2] == 3 * q->count && !v->times) {
-        add_to(p, added, &of[0], of[1].tokens, &o);
+        table = add_to(p, added, &of[0], of[1].tokens, &o);
         y = p->failed ? -1 : hvt_self_attention_with(p->m, q->v, &o);
     } else {
         in[0] = without_factor(p, q), in[1] = without_factor(p, k), in[2] = hvt__pt2_value(p, v);
-        add_to(p, added, &of[0], of[1].tokens, &o);
+        table = add_to(p, added, &of[0], of[1].tokens, &o);
         y = p->failed ? -1 : hvt_attention_with(p->m, in[0], in[1], in[2], &o);
     }
     if (p->failed)
         return;
-    if (o.ndim)
-        hvt__pt2_keep_layer(p, p->tensor[p->added_table].state, y);
+    if (table >= 0)
+        hvt__pt2_keep_layer(p, p->tensor[table].state, y);
     hvt__pt2_out_like(p, y, &axes);
 }
 

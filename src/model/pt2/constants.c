@@ -173,12 +173,8 @@ static void same(importer *p)
     out(p, self(p));
 }
 
-static bool is_contiguous(const importer *p)
-{
-    return !strcmp(hvt__pt2_target(p->node), "aten.contiguous.default");
-}
-
-static known *reshaped(importer *p, const known *x, int n, const int64_t *size)
+/* A view where x is dense, else a copy; may_be_view: PyTorch makes views of some that are not. */
+static known *reshaped(importer *p, const known *x, int n, const int64_t *size, bool may_be_view)
 {
     const strided *const from[] = {&x->number, &x->element};
     known *k = view_of(p, x);
@@ -196,15 +192,14 @@ static known *reshaped(importer *p, const known *x, int n, const int64_t *size)
             continue;
         for (int64_t d = x->ndim - 1, step = 1; d >= 0; step *= x->size[d--])
             dense = dense && (x->size[d] == 1 || from[i]->stride[d] == step);
-        if (!hvt__pt2_room(p, k, to[i]))
-            return NULL;
         if (dense) {
-            to[i]->x = from[i]->x;
-            to[i]->fixed = from[i]->fixed;
+            hvt__pt2_strides(k, to[i]);
             continue;
         }
-        if (k->ndim != x->ndim || memcmp(k->size, x->size, (size_t)n * sizeof *size) || !is_contiguous(p))
-            *from[i]->fixed = *to[i]->fixed = true; /* PyTorch may have made a view */
+        if (!hvt__pt2_room(p, k, to[i]))
+            return NULL;
+        *from[i]->fixed = *from[i]->fixed || may_be_view;
+        *to[i]->fixed = may_be_view;
         if (hvt__pt2_count(n, size) > 0)
             do
                 to[i]->x[next_to++] = *hvt__pt2_element(from[i], x->ndim, at);
@@ -225,7 +220,7 @@ static void view(importer *p)
     if (hvt__pt2_count(n, size) != hvt__pt2_count(x->ndim, x->size))
         hvt__pt2_refuse(p, "its output has another number of elements than its input");
     else
-        out(p, reshaped(p, x, n, size));
+        out(p, reshaped(p, x, n, size, true));
 }
 
 static void expand(importer *p)
@@ -253,7 +248,7 @@ static void contiguous(importer *p)
 {
     const known *x = self(p);
 
-    out(p, x ? reshaped(p, x, x->ndim, x->size) : NULL);
+    out(p, x ? reshaped(p, x, x->ndim, x->size, false) : NULL);
 }
 
 static known *permuted(importer *p, const known *x, const int *from)

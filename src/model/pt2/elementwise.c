@@ -389,10 +389,9 @@ static hvt_value with_argument(importer *p, hvt_binary op, hvt_value x, hvt__pt2
     }
     if (broadcasts(&first.axes, &second.axes, axes))
         return hvt_combine(p->m, op, first.v, affine(p, second.v, factor, 0));
-    if (!p->failed)
-        hvt__pt2_refuse(
-            p, "its arguments are no images of one shape, one of them repeated over pixels or channels; "
-               "or they lie in different orders, as windows do that are not undone");
+    hvt__pt2_refuse(p,
+                    "its arguments are no images of one shape, one of them repeated over pixels or channels; "
+                    "or they lie in different orders, as windows do that are not undone");
     return -1;
 }
 

@@ -85,7 +85,6 @@ typedef struct importer {
     json_t *attached;           /* buffers that are in the state_dict and not on the tape */
     hvt__pt2_kept *kept;
     int64_t elements; /* made of constants */
-    int added_table;  /* the tensor that is added to the scores of the attention at hand */
     bool failed;      /* the last error says why */
     bool mistaken;    /* a builder has refused, as the model knows */
 } importer;
@@ -216,7 +215,8 @@ enum { HVT__PT2_ELEMENTS_MOST = 1 << 24 }; /* of all arrays of a file */
 
 /* Of these sizes, all 0; NULL: the node is refused. */
 known *hvt__pt2_numbers(importer *p, int ndim, const int64_t *size);
-/* Memory for one part of k, which gets the strides of its sizes; false: the node is refused. */
+/* One part of k gets the strides of its sizes; and memory, false: the node is refused. */
+void hvt__pt2_strides(const known *k, strided *ret);
 bool hvt__pt2_room(importer *p, const known *k, strided *ret);
 /* The numbers of t; NULL: it is computed, a parameter, or the node is refused. */
 const known *hvt__pt2_known(importer *p, const tensor *t);
