@@ -160,9 +160,11 @@ static double subsampled(const hvt_subsample_desc *s)
       ((double)a->n * a->pixels, a->c, binary_bytes(a, slope_passes(a))))                                    \
     X(move, general.move, (hvt_device * d, const hvt_move_args *a), (d, a),                                  \
       ((double)a->n * a->h * a->w, a->c, bytes_of(a->type, (2.0 + a->add) * a->n * a->h * a->w * a->c)))     \
-    X(shuffle, general.shuffle,                                                                              \
-      (hvt_device * d, size_t rows, hvt_dtype t, int c, int groups, const void *x, void *y, bool add),       \
-      (d, rows, t, c, groups, x, y, add), ((double)rows, c, bytes_of(t, (2.0 + add) * (double)rows * c)))    \
+    X(transpose, general.transpose,                                                                          \
+      (hvt_device * d, size_t n, hvt_dtype t, int rows, int cols, int block, const void *x, void *y,         \
+       bool add),                                                                                            \
+      (d, n, t, rows, cols, block, x, y, add),                                                               \
+      ((double)n * rows, cols * block, bytes_of(t, (2.0 + add) * (double)n * rows * cols * block)))          \
     X(norm_forward, general.norm_forward, (hvt_device * d, const hvt_norm_args *a), (d, a),                  \
       ((double)a->real * a->pixels, a->c, norm_bytes(a, 2)))                                                 \
     X(norm_backward, general.norm_backward, (hvt_device * d, const hvt_norm_args *a), (d, a),                \

@@ -106,23 +106,26 @@ hvt_status hvt__move_cuda(hvt_device *d, const hvt_move_args *a)
                      });
 }
 
-struct shuffle_args {
+struct transpose_args {
     const void *x;
     void *y;
-    int c, groups;
+    int rows, cols, block;
     bool add;
 };
 
-/* x is read one by one, from a row that the caches hold. */
-template <class T, int VEC> struct shuffle_lane {
-    typedef shuffle_args args;
+/* x is read one by one, from a matrix that the caches hold. */
+template <class T, int VEC> struct transpose_lane {
+    typedef transpose_args args;
     static constexpr int V = VEC, ROWS = 2;
     int from[V];
 
-    __device__ shuffle_lane(const args &a, int, int col)
+    __device__ transpose_lane(const args &a, int, int col)
     {
-        for (int v = 0; v < V; v++)
-            from[v] = (col + v) % a.groups * (a.c / a.groups) + (col + v) / a.groups - col;
+        for (int v = 0; v < V; v++) {
+            const int at = (col + v) / a.block;
+
+            from[v] = (at % a.rows * a.cols + at / a.rows) * a.block + (col + v) % a.block - col;
+        }
     }
 
     template <int U> __device__ void apply(const args &a, size_t at, int, size_t step) const
@@ -148,13 +151,14 @@ template <class T, int VEC> struct shuffle_lane {
     }
 };
 
-hvt_status hvt__shuffle_cuda(hvt_device *d, size_t rows, hvt_dtype t, int c, int groups, const void *x,
-                             void *y, bool add)
+hvt_status hvt__transpose_cuda(hvt_device *d, size_t n, hvt_dtype t, int rows, int cols, int block,
+                               const void *x, void *y, bool add)
 {
-    const shuffle_args a = {x, y, c, groups, add};
+    const transpose_args a = {x, y, rows, cols, block, add};
+    const int all = rows * cols * block;
 
-    return with_rows(t, c, {y}, [=](auto zero, auto v) {
-        return rows_done<shuffle_lane<decltype(zero), decltype(v)::value>>(d, a, (int)rows, c);
+    return with_rows(t, all, {y}, [=](auto zero, auto v) {
+        return rows_done<transpose_lane<decltype(zero), decltype(v)::value>>(d, a, (int)n, all);
     });
 }
 

@@ -643,9 +643,9 @@ typedef struct hvt_device_ops {
         hvt_status (*binary_forward)(hvt_device *d, const hvt_binary_args *a);
         hvt_status (*binary_backward)(hvt_device *d, const hvt_binary_args *a); /* db, then da */
         hvt_status (*move)(hvt_device *d, const hvt_move_args *a); /* the source's box to the destination's */
-        /* y[.., j] (+)= x[.., j % groups * (c / groups) + j / groups]; c / groups for groups: back again */
-        hvt_status (*shuffle)(hvt_device *d, size_t rows, hvt_dtype t, int c, int groups, const void *x,
-                              void *y, bool add);
+        /* y[i,k,j,b] (+)= x[i,j,k,b], x being [n,rows,cols,block]; rows and cols swapped: back again */
+        hvt_status (*transpose)(hvt_device *d, size_t n, hvt_dtype t, int rows, int cols, int block,
+                                const void *x, void *y, bool add);
         hvt_status (*norm_forward)(hvt_device *d, const hvt_norm_args *a);
         hvt_status (*norm_backward)(hvt_device *d, const hvt_norm_args *a);
         hvt_status (*dropout)(hvt_device *d, const hvt_dropout_args *a);
@@ -698,7 +698,7 @@ typedef struct hvt_device_ops {
 #define HVT__GENERAL_OPS(X)                                                                                  \
     X(general.map_forward, map_forward) X(general.map_backward, map_backward)                                \
     X(general.binary_forward, binary_forward) X(general.binary_backward, binary_backward)                    \
-    X(general.move, move) X(general.shuffle, shuffle) X(general.norm_forward, norm_forward)                  \
+    X(general.move, move) X(general.transpose, transpose) X(general.norm_forward, norm_forward)                  \
     X(general.norm_backward, norm_backward) X(general.dropout, dropout)                                      \
     X(general.attention_room, attention_room) X(general.attention_forward, attention_forward)                \
     X(general.attention_backward, attention_backward)

@@ -106,7 +106,10 @@ struct hvt_layer {
         hvt_attention_args attention;
         hvt_pooling_desc pooling;
         hvt_box box; /* of the input within the output, or of the output within the input */
-        int groups;
+        struct {     /* an image as [.., rows, cols, block]: the middle two are swapped */
+            int rows, cols, block;
+            bool across; /* pixels: an image is one piece of memory */
+        } transpose;
         struct {
             hvt_dropout_args args;
             bool whole_batch; /* the first image's draw is for all */

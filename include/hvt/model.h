@@ -166,6 +166,14 @@ HVT_API hvt_value hvt_concat(hvt_model *m, const hvt_value *in, int count);
 HVT_API hvt_value hvt_slice(hvt_model *m, hvt_value x, int first, int count);
 /** torch.nn.ChannelShuffle: y[.., j] = x[.., j % groups * (C/groups) + j / groups]. */
 HVT_API hvt_value hvt_shuffle(hvt_model *m, hvt_value x, int groups);
+/** The elements of each image, in the order H, W, C, as an array whose last three dimensions are these, with
+ * rows and columns swapped, and that as h x w pixels:
+ *
+ *     x.reshape(N, -1, rows, columns, block).transpose(2, 3).reshape(N, h, w, -1)
+ *
+ * rows = H*W, columns = C, block = 1, h = 1, w = C: channels become pixels, and pixels channels. Where only
+ * channels change their places, h and w are those of x. Mistakes: sizes that do not divide those of x. */
+HVT_API hvt_value hvt_transpose(hvt_model *m, hvt_value x, int rows, int columns, int block, int h, int w);
 /** torch.nn.functional.pad: so many rows and columns of zeros around each image; negative: cut off there. */
 HVT_API hvt_value hvt_pad(hvt_model *m, hvt_value x, int top, int bottom, int left, int right);
 /**

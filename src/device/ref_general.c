@@ -302,14 +302,15 @@ hvt_status hvt__move_ref(hvt_device *d, const hvt_move_args *a)
     return HVT_OK;
 }
 
-hvt_status hvt__shuffle_ref(hvt_device *d, size_t rows, hvt_dtype t, int c, int groups, const void *x,
-                            void *y, bool add)
+hvt_status hvt__transpose_ref(hvt_device *d, size_t n, hvt_dtype t, int rows, int cols, int block,
+                              const void *x, void *y, bool add)
 {
     HVT_FLOATS;
-    for (size_t i = 0; i < rows; i++)
-        for (int j = 0; j < c; j++)
-            hvt__put_ref(y, t, i * c + j, hvt__load(x, t, i * c + j % groups * (c / groups) + j / groups),
-                         add);
+    for (size_t i = 0; i < n * rows; i++)
+        for (int k = 0; k < cols; k++)
+            for (int b = 0; b < block; b++)
+                hvt__put_ref(y, t, ((i / rows * cols + k) * rows + i % rows) * block + b,
+                             hvt__load(x, t, (i * cols + k) * block + b), add);
     return HVT_OK;
 }
 

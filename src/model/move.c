@@ -1,6 +1,6 @@
 /*
- * Layers without arithmetic: concatenation, slices, channel shuffle, padding, flattening, reshaping. All but
- * the shuffle are moves of boxes.
+ * Layers without arithmetic: concatenation, slices, transposes, padding, flattening, reshaping. All but the
+ * transposes are moves of boxes.
  */
 #include "base_impl.h"
 #include "layers.h"
@@ -118,38 +118,75 @@ static hvt_status slice_backward(hvt_model *m, hvt_layer *l)
     return move(m, l, d[1], d[2], d[3], whole(l), l->dy.data, l->is.box, in->dy.data, l->add[0]);
 }
 
-/* ---- channel shuffle ---- */
+/* ---- transposes ---- */
+
+static hvt_value begin_transpose(hvt_model *m, hvt_layer *l, int rows, int cols, int block, int h, int w,
+                                 int64_t c)
+{
+    const int *x = l->y.dim;
+
+    l->is.transpose.rows = rows;
+    l->is.transpose.cols = cols;
+    l->is.transpose.block = block;
+    l->is.transpose.across = h != x[1] || w != x[2] || x[3] % ((int64_t)rows * cols * block) != 0;
+    return hvt__layer_end(m, l, h, w, c);
+}
 
 hvt_value hvt_shuffle(hvt_model *m, hvt_value x, int groups)
 {
     hvt_layer *l = hvt__layer_begin(m, &hvt_layer_shuffle, x, -1);
+    int c;
 
     if (!l)
         return -1;
-    HVT_EXPECT(m, l, groups > 0 && l->y.dim[3] % groups == 0, "%d channels in %d groups", l->y.dim[3],
-               groups);
-    l->is.groups = groups;
-    return hvt__layer_end(m, l, l->y.dim[1], l->y.dim[2], l->y.dim[3]);
+    c = l->y.dim[3];
+    HVT_EXPECT(m, l, groups > 0 && c % groups == 0, "%d channels in %d groups", c, groups);
+    return begin_transpose(m, l, groups, c / groups, 1, l->y.dim[1], l->y.dim[2], c);
 }
 
-static hvt_status shuffle_plan(hvt_model *m, hvt_layer *l)
+hvt_value hvt_transpose(hvt_model *m, hvt_value x, int rows, int columns, int block, int h, int w)
 {
-    HVT__COMPUTES(m, l, general.shuffle);
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_transpose, x, -1);
+    int64_t all, pixels = (int64_t)h * w;
+
+    if (!l)
+        return -1;
+    all = (int64_t)l->y.dim[1] * l->y.dim[2] * l->y.dim[3];
+    HVT_EXPECT(m, l,
+               rows > 0 && columns > 0 && block > 0 && rows <= all && columns <= all / rows &&
+                   block <= all / rows / columns && all % ((int64_t)rows * columns * block) == 0,
+               "%d x %d x %d elements of %dx%dx%d", rows, columns, block, l->y.dim[1], l->y.dim[2],
+               l->y.dim[3]);
+    HVT_EXPECT(m, l, h > 0 && w > 0 && all % pixels == 0 && all <= HVT_MOST, "%dx%d pixels of %lld elements",
+               h, w, (long long)all);
+    return begin_transpose(m, l, rows, columns, block, h, w, all / pixels);
+}
+
+static hvt_status transpose_plan(hvt_model *m, hvt_layer *l)
+{
+    HVT__COMPUTES(m, l, general.transpose);
     return HVT_OK;
 }
 
-static hvt_status shuffle_forward(hvt_model *m, hvt_layer *l)
+static hvt_status transpose(hvt_model *m, const hvt_layer *l, int rows, int cols, const void *x, void *y,
+                            bool add)
 {
-    return m->dev->ops->general.shuffle(m->dev, (size_t)m->batch * (size_t)hvt__pixels(l), l->y.dtype,
-                                        l->y.dim[3], l->is.groups, hvt__in(m, l, 0)->y.data, l->y.data,
-                                        false);
+    const size_t all = (size_t)rows * (size_t)cols * (size_t)l->is.transpose.block;
+
+    return m->dev->ops->general.transpose(m->dev, hvt__elements(l) / all, l->y.dtype, rows, cols,
+                                          l->is.transpose.block, x, y, add);
 }
 
-static hvt_status shuffle_backward(hvt_model *m, hvt_layer *l)
+static hvt_status transpose_forward(hvt_model *m, hvt_layer *l)
 {
-    return m->dev->ops->general.shuffle(m->dev, (size_t)m->batch * (size_t)hvt__pixels(l), l->y.dtype,
-                                        l->y.dim[3], l->y.dim[3] / l->is.groups, l->dy.data,
-                                        hvt__in(m, l, 0)->dy.data, l->add[0]);
+    return transpose(m, l, l->is.transpose.rows, l->is.transpose.cols, hvt__in(m, l, 0)->y.data, l->y.data,
+                     false);
+}
+
+static hvt_status transpose_backward(hvt_model *m, hvt_layer *l)
+{
+    return transpose(m, l, l->is.transpose.cols, l->is.transpose.rows, l->dy.data, hvt__in(m, l, 0)->dy.data,
+                     l->add[0]);
 }
 
 /* ---- padding and cutting ---- */
@@ -327,7 +364,9 @@ static hvt_status zeros_backward(hvt_model *m, hvt_layer *l)
 const hvt_layer_ops hvt_layer_zeros = {"zeros", NULL, zeros_forward, zeros_backward, true};
 const hvt_layer_ops hvt_layer_concat = {"concat", move_plan, concat_forward, concat_backward};
 const hvt_layer_ops hvt_layer_slice = {"slice", move_plan, slice_forward, slice_backward};
-const hvt_layer_ops hvt_layer_shuffle = {"shuffle", shuffle_plan, shuffle_forward, shuffle_backward};
+const hvt_layer_ops hvt_layer_shuffle = {"shuffle", transpose_plan, transpose_forward, transpose_backward};
+const hvt_layer_ops hvt_layer_transpose = {"transpose", transpose_plan, transpose_forward,
+                                           transpose_backward};
 const hvt_layer_ops hvt_layer_pad = {"pad", move_plan, pad_forward, pad_backward};
 const hvt_layer_ops hvt_layer_reshape = {"reshape", NULL, reshape_forward, reshape_backward};
 const hvt_layer_ops hvt_layer_flatten = {"flatten", move_plan, flatten_forward, flatten_backward};

@@ -151,6 +151,15 @@ static int stored_channels(const hvt_model *m)
     return m->dev->ops->channels ? m->dev->ops->channels(m->dev, m->type, c) : c;
 }
 
+/* Does a layer read an image as one piece of memory? */
+static bool whole_images(const hvt_model *m)
+{
+    for (const hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
+        if (l->ops == &hvt_layer_transpose && l->is.transpose.across)
+            return true;
+    return false;
+}
+
 static hvt_status plan_layers(hvt_model *m)
 {
     for (hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++) {
@@ -438,7 +447,7 @@ static hvt_status plan(hvt_model *m, int batch, hvt_value logits)
     const int *d = m->layer[m->input].y.dim;
 
     m->batch = batch;
-    m->order = hvt_device_order(m->dev, batch, d[1], d[2]);
+    m->order = whole_images(m) ? HVT_ORDER_NHW : hvt_device_order(m->dev, batch, d[1], d[2]);
     m->input_channels = stored_channels(m);
     HVT_DEBUG("%s: a model of %d images of %dx%d, in order %s", m->dev->ops->name, batch, d[1], d[2],
               m->order == HVT_ORDER_HWN ? "HWN" : "NHW");

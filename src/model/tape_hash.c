@@ -46,7 +46,9 @@ static void arguments(const hvt_model *m, const hvt_layer *l, double x[NUMBERS])
     else if (l->ops == &hvt_layer_slice)
         PUT(l->is.box.first, out[3]);
     else if (l->ops == &hvt_layer_shuffle)
-        PUT(l->is.groups);
+        PUT(l->is.transpose.rows);
+    else if (l->ops == &hvt_layer_transpose)
+        PUT(l->is.transpose.rows, l->is.transpose.cols, l->is.transpose.block);
     else if (l->ops == &hvt_layer_subsample)
         PUT(l->stride, out[3]);
     else if (l->ops >= hvt_layer_map && l->ops < hvt_layer_map + HVT_FUNCTIONS)

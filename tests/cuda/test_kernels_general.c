@@ -1,6 +1,6 @@
 /*
  * cuda-kernels-general: ops for layers of one's own on the emulator equal ref: every function, operation and
- * way to repeat an operand; moves, shuffles and dropout.
+ * way to repeat an operand; moves, transposes and dropout.
  */
 #include "emulated.h"
 
@@ -181,11 +181,11 @@ TEST(binary_operations_equal_ref)
 
 /* ---- moves ---- */
 
-TEST(moves_and_shuffles_equal_ref_bit_for_bit)
+TEST(moves_and_transposes_equal_ref_bit_for_bit)
 {
     for (int k = 0; k < 2 * CASES; k++) {
         runs r;
-        const int unit = between(0, 1) ? 8 : 1, groups = between(1, 4);
+        const int unit = between(0, 1) ? 8 : 1, rows = between(1, 12), block = k % 2 ? 1 : between(1, 9);
         hvt_move_args a = {.order = HVT_ORDER_NHW,
                            .type = any_type(),
                            .n = between(1, 4),
@@ -194,9 +194,8 @@ TEST(moves_and_shuffles_equal_ref_bit_for_bit)
                            .c = unit * between(1, 30),
                            .add = between(0, 1)};
         const size_t skew = between(0, 3) ? 0 : hvt_dtype_size(a.type) * (size_t)between(1, 7);
-        const int c = groups * a.c;
         hvt_box *box[2] = {&a.src, &a.dst};
-        size_t all[2], rows = (size_t)between(1, 90), shuffled = rows * (size_t)c;
+        size_t all[2], n = (size_t)between(1, 9), turned = n * (size_t)(rows * a.c * block);
         const void *x;
         int to, y;
 
@@ -207,22 +206,24 @@ TEST(moves_and_shuffles_equal_ref_bit_for_bit)
             box[i]->c = box[i]->first + a.c + unit * between(0, 3);
             all[i] = (size_t)a.n * box[i]->h * box[i]->w * box[i]->c;
         }
-        begin(&r, "move and shuffle");
+        begin(&r, "move and transpose");
         a.from = input(&r, a.type, all[0], all[0], 0, skew);
         to =
             output(&r, "box", a.type, all[1], all[1], input(&r, a.type, all[1], all[1], 0, skew), NULL, skew);
-        x = input(&r, a.type, shuffled, shuffled, 0, skew);
-        y = output(&r, "shuffled", a.type, shuffled, shuffled,
-                   a.add ? input(&r, a.type, shuffled, shuffled, 0, 0) : NULL, NULL, skew);
+        x = input(&r, a.type, turned, turned, 0, skew);
+        y = output(&r, "transposed", a.type, turned, turned,
+                   a.add ? input(&r, a.type, turned, turned, 0, 0) : NULL, NULL, skew);
         for (int run = 0; run < RUNS; run++) {
             a.to = of(&r, to, run);
             set_order(run);
             if (run) {
                 CHECK_OK(hvt__move_cuda(&emulated, &a));
-                CHECK_OK(hvt__shuffle_cuda(&emulated, rows, a.type, c, groups, x, of(&r, y, run), a.add));
+                CHECK_OK(
+                    hvt__transpose_cuda(&emulated, n, a.type, rows, a.c, block, x, of(&r, y, run), a.add));
             } else {
                 CHECK_OK(ref->ops->general.move(ref, &a));
-                CHECK_OK(ref->ops->general.shuffle(ref, rows, a.type, c, groups, x, of(&r, y, run), a.add));
+                CHECK_OK(
+                    ref->ops->general.transpose(ref, n, a.type, rows, a.c, block, x, of(&r, y, run), a.add));
             }
         }
         judge(&r);
@@ -274,7 +275,7 @@ int main(void)
     open_emulated();
     RUN(functions_and_their_slopes_equal_ref);
     RUN(binary_operations_equal_ref);
-    RUN(moves_and_shuffles_equal_ref_bit_for_bit);
+    RUN(moves_and_transposes_equal_ref_bit_for_bit);
     RUN(dropout_equals_ref_bit_for_bit);
     return close_emulated();
 }

@@ -425,32 +425,34 @@ TEST(moves_equal_ref)
     }
 }
 
-TEST(shuffles_equal_ref_and_come_back)
+TEST(transposes_equal_ref_and_come_back)
 {
-    static const int groups[] = {1, 2, 3, 4, 8};
-
     for (int t = 0; t < cases(CASES); t++) {
-        int g = groups[t % 5], c = g * between(1, 60), rows = between(1, 300);
-        shape s = typed_shape((hvt_dtype)(t % TYPES), make_shape(HVT_ORDER_NHW, 1, rows, rows, c));
+        int r = t % 4 ? between(1, 5) : between(1, 70), c = between(1, 70), b = t % 3 ? 1 : between(2, 40),
+            n = between(1, 20), all = r * c * b;
+        shape s = typed_shape((hvt_dtype)(t % TYPES), make_shape(HVT_ORDER_NHW, 1, n, n, all));
         float *x = matrix(&s, 0), *old = matrix(&s, 0), *want = room(s.all * 4), *sum = copied(old, s.all);
 
-        for (size_t i = 0; i < s.all; i++)
-            want[i] = x[i / c * c + i % c % g * (c / g) + i % c / g];
-        CHECK_OK(ref->ops->general.shuffle(ref, rows, HVT_F32, c, g, x, sum, true));
+        for (size_t i = 0; i < s.all; i++) {
+            size_t at = i % all, k = at / b / r, j = at / b % r;
+
+            want[i] = x[i / all * all + (j * c + k) * b + at % b];
+        }
+        CHECK_OK(ref->ops->general.transpose(ref, n, HVT_F32, r, c, b, x, sum, true));
         for (int dev = 0; dev < ndevs; dev++) {
             void *in = packed(s.type, x, s.all), *y = unwritten(s.type, s.all),
                  *back = unwritten(s.type, s.all), *y2 = packed(s.type, old, s.all);
             float *got;
 
-            CHECK_OK(devs[dev]->ops->general.shuffle(devs[dev], rows, s.type, c, g, in, y, false));
-            CHECK_OK(devs[dev]->ops->general.shuffle(devs[dev], rows, s.type, c, c / g, y, back, false));
-            CHECK_OK(devs[dev]->ops->general.shuffle(devs[dev], rows, s.type, c, g, in, y2, true));
+            CHECK_OK(devs[dev]->ops->general.transpose(devs[dev], n, s.type, r, c, b, in, y, false));
+            CHECK_OK(devs[dev]->ops->general.transpose(devs[dev], n, s.type, c, r, b, y, back, false));
+            CHECK_OK(devs[dev]->ops->general.transpose(devs[dev], n, s.type, r, c, b, in, y2, true));
             free(in);
-            check_same("shuffle", dev, &s, s.all, got = unpacked(s.type, y, s.all), want);
+            check_same("transpose", dev, &s, s.all, got = unpacked(s.type, y, s.all), want);
             free(got);
-            check_same("shuffled back", dev, &s, s.all, got = unpacked(s.type, back, s.all), x);
+            check_same("transposed back", dev, &s, s.all, got = unpacked(s.type, back, s.all), x);
             free(got);
-            check_near("shuffle added", dev, &s, s.all, got = unpacked(s.type, y2, s.all), sum, 1e-7);
+            check_near("transpose added", dev, &s, s.all, got = unpacked(s.type, y2, s.all), sum, 1e-7);
             free(got);
         }
         free(x);
@@ -459,8 +461,6 @@ TEST(shuffles_equal_ref_and_come_back)
         free(sum);
     }
 }
-
-/* ---- norms over a shape ---- */
 
 TEST(norms_over_a_shape_equal_ref)
 {
@@ -862,7 +862,7 @@ int main(void)
     RUN(binary_operations_equal_ref);
     RUN(maxima_of_equal_operands_and_nan);
     RUN(moves_equal_ref);
-    RUN(shuffles_equal_ref_and_come_back);
+    RUN(transposes_equal_ref_and_come_back);
     RUN(norms_over_a_shape_equal_ref);
     RUN(attention_equals_ref);
     RUN(softmax_of_scores_of_any_size);

@@ -145,7 +145,8 @@ typedef struct hvt_typed {
     /* to (+)= from: [rows, cols], with these distances between rows */
     void (*move_rows)(size_t rows, int cols, const void *from, size_t from_step, void *to, size_t to_step,
                       bool add);
-    void (*shuffle)(size_t rows, int c, int groups, const void *x, void *y, bool add);
+    /* y[k,j,b] (+)= x[j,k,b] */
+    void (*transpose)(int rows, int cols, int block, const void *x, void *y, bool add);
     void (*group_forward)(const hvt_norm_args *a, const hvt_group *g);
     void (*group_backward)(const hvt_norm_args *a, const hvt_group *g, float *dgamma, float *dbeta);
 

@@ -315,33 +315,42 @@ hvt_status hvt__move_cpu(hvt_device *d, const hvt_move_args *a)
     return HVT_OK;
 }
 
-typedef struct shuffler {
+typedef struct transposer {
     const hvt_typed *in;
     hvt_dtype type;
-    int c, groups;
+    int rows, cols, block;
     const void *x;
     void *y;
     bool add;
     cut k;
-} shuffler;
+} transposer;
 
-static void shuffle_job(void *ctx, int job, int thread)
+static void transpose_job(void *ctx, int job, int thread)
 {
-    const shuffler *s = ctx;
-    const size_t first = (size_t)job * s->k.step, at = first * s->c;
+    const transposer *s = ctx;
+    const size_t first = (size_t)job * s->k.step, all = (size_t)s->rows * s->cols * s->block;
 
-    s->in->shuffle(end_of(&s->k, first) - first, s->c, s->groups, hvt__at(s->x, s->type, at),
-                   hvt__at(s->y, s->type, at), s->add);
+    for (size_t i = first; i < end_of(&s->k, first); i++)
+        s->in->transpose(s->rows, s->cols, s->block, hvt__at(s->x, s->type, i * all),
+                         hvt__at(s->y, s->type, i * all), s->add);
 }
 
-hvt_status hvt__shuffle_cpu(hvt_device *d, size_t rows, hvt_dtype t, int c, int groups, const void *x,
-                            void *y, bool add)
+hvt_status hvt__transpose_cpu(hvt_device *d, size_t n, hvt_dtype t, int rows, int cols, int block,
+                              const void *x, void *y, bool add)
 {
+    HVT_FLOATS;
     const hvt_cpu *cpu = hvt__cpu(d);
-    shuffler s = {
-        cpu->isa->el->in[t], t, c, groups, x, y, add, cut_into(rows, some_rows(c), (size_t)job_limit(cpu))};
+    transposer s = {.in = cpu->isa->el->in[t],
+                    .type = t,
+                    .rows = rows,
+                    .cols = cols,
+                    .block = block,
+                    .x = x,
+                    .y = y,
+                    .add = add,
+                    .k = cut_into(n, some_rows(rows * cols * block), (size_t)job_limit(cpu))};
 
-    hvt__parallel_for(cpu->pool, s.k.parts, shuffle_job, &s);
+    hvt__parallel_for(cpu->pool, s.k.parts, transpose_job, &s);
     return HVT_OK;
 }
 

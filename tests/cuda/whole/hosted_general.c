@@ -96,15 +96,15 @@ hvt_status hvt__move_hosted(hvt_device *d, const hvt_move_args *a)
     return end(&s, ready ? s.h->inner->ops->general.move(s.h->inner, &k) : HVT_OK);
 }
 
-hvt_status hvt__shuffle_hosted(hvt_device *d, size_t rows, hvt_dtype t, int c, int groups, const void *x,
-                               void *y, bool add)
+hvt_status hvt__transpose_hosted(hvt_device *d, size_t n, hvt_dtype t, int rows, int cols, int block,
+                                 const void *x, void *y, bool add)
 {
     stage s = begin(d);
-    size_t all = rows * (size_t)c * hvt_dtype_size(t);
+    size_t all = n * (size_t)rows * (size_t)cols * (size_t)block * hvt_dtype_size(t);
     int ax = in(&s, x, all), ay = out(&s, y, all);
 
-    return RUN(
-        s, s.h->inner->ops->general.shuffle(s.h->inner, rows, t, c, groups, dev(&s, ax), dev(&s, ay), add));
+    return RUN(s, s.h->inner->ops->general.transpose(s.h->inner, n, t, rows, cols, block, dev(&s, ax),
+                                                     dev(&s, ay), add));
 }
 
 static hvt_status norm(hvt_device *d, const hvt_norm_args *a, bool forward)

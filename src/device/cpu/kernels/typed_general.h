@@ -161,33 +161,58 @@ static void move_rows(size_t rows, int cols, const void *from, size_t from_step,
     }
 }
 
-INLINE void shuffle_row(int outer, int inner, const void *x, void *y, bool add)
+/* Few rows or columns, one by one. */
+INLINE void transpose_few(int rows, int cols, const void *x, void *y, bool add)
 {
-    for (int k = 0, j = 0; k < inner; k++)
-        for (int g = 0; g < outer; g++, j++) {
-            const size_t from = (size_t)g * (size_t)inner + (size_t)k;
+    for (int k = 0, to = 0; k < cols; k++)
+        for (int j = 0; j < rows; j++, to++) {
+            const size_t from = (size_t)j * (size_t)cols + (size_t)k;
 
             if (add)
-                hvt__store(y, TYPE, (size_t)j, hvt__load(y, TYPE, (size_t)j) + hvt__load(x, TYPE, from));
+                hvt__store(y, TYPE, (size_t)to, hvt__load(y, TYPE, (size_t)to) + hvt__load(x, TYPE, from));
             else if (TYPE == HVT_F32)
-                ((float *)y)[j] = ((const float *)x)[from];
+                ((float *)y)[to] = ((const float *)x)[from];
             else
-                ((uint16_t *)y)[j] = ((const uint16_t *)x)[from];
+                ((uint16_t *)y)[to] = ((const uint16_t *)x)[from];
         }
 }
 
-static void shuffle(size_t rows, int c, int groups, const void *x, void *y, bool add)
+/* A square of VL rows and columns from (j, k) on, of which so many rows and columns are there. */
+INLINE void transpose_square(int rows, int cols, const void *x, void *y, bool add, int j, int k, int high,
+                             int wide)
 {
-    for (size_t r = 0; r < rows; r++) {
-        const void *from = hvt__at(x, TYPE, r * (size_t)c);
-        void *to = hvt__at(y, TYPE, r * (size_t)c);
+    F v[VL];
 
-        if (groups == 2)
-            shuffle_row(2, c / 2, from, to, add);
-        else if (groups * 2 == c)
-            shuffle_row(groups, 2, from, to, add);
-        else
-            shuffle_row(groups, c / groups, from, to, add);
+    for (int i = 0; i < VL; i++)
+        v[i] = i < high ? get(x, (size_t)(j + i) * (size_t)cols + (size_t)k, wide) : f_zero();
+    f_transpose(v);
+    for (int i = 0; i < wide; i++)
+        put_or_add(y, (size_t)(k + i) * (size_t)rows + (size_t)j, v[i], add, high);
+}
+
+static void transpose(int rows, int cols, int block, const void *x, void *y, bool add)
+{
+    if (block > 1) {
+        for (int j = 0; j < rows; j++)
+            move_rows((size_t)cols, block, hvt__at(x, TYPE, (size_t)j * (size_t)cols * (size_t)block),
+                      (size_t)block, hvt__at(y, TYPE, (size_t)j * (size_t)block),
+                      (size_t)rows * (size_t)block, add);
+    } else if (rows == 2) {
+        transpose_few(2, cols, x, y, add);
+    } else if (cols == 2) {
+        transpose_few(rows, 2, x, y, add);
+    } else if (rows < VL || cols < VL) {
+        transpose_few(rows, cols, x, y, add);
+    } else {
+        for (int j = 0; j < rows; j += VL)
+            for (int k = 0; k < cols; k += VL) {
+                const int high = rows - j < VL ? rows - j : VL, wide = cols - k < VL ? cols - k : VL;
+
+                if (high == VL && wide == VL)
+                    transpose_square(rows, cols, x, y, add, j, k, VL, VL);
+                else
+                    transpose_square(rows, cols, x, y, add, j, k, high, wide);
+            }
     }
 }
 
