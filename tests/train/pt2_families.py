@@ -30,12 +30,14 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from pt2_nets import Turned
+
 warnings.filterwarnings("ignore")
 BATCH, CLASSES, STEPS, MOMENTUM, CLIP, DECAY = 6, 7, 10, 0.9, 1.0, 0.01
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 RATES = {"sgd": 0.0005, "adamw": 0.00001}  # AdamW moves each weight of a large net by as much
 # rates of nets that would hardly move
-LARGER = {"two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100, "pyramid": 100, "attentive": 300, "masked": 30, "small_swin": 30, "small_maxvit": 30,
+LARGER = {"two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100, "pyramid": 100, "attentive": 300, "masked": 30, "turned": 30, "small_swin": 30, "small_maxvit": 30,
           "logarithms": 300, "tokens": 30, "queries": 30, "squeezenet1_0": 300, "squeezenet1_1": 300, "alexnet": 10,
           "vgg11": 100}
 BOUNDS = {"logits": 1e-4, "gradients": 1e-3, "losses": 1e-3}
@@ -56,7 +58,7 @@ refused = {
     "upward": (32, ["conv_transpose2d.input", "upsample_bilinear2d"]),
     "softmax": (12, ["softmax.int"]), "squeezed": (12, ["softmax.int"]),
 }
-round_trips = ["gated", "scaled", "masked", "small_swin", "small_maxvit", "resnet18", "mobilenet_v2", "efficientnet_b0"]
+round_trips = ["gated", "scaled", "masked", "turned", "small_swin", "small_maxvit", "resnet18", "mobilenet_v2", "efficientnet_b0"]
 
 
 @contextlib.contextmanager
@@ -519,7 +521,7 @@ class Upward(nn.Module):
 own = {"two_branches": (TwoBranches, 32), "gated": (Gated, 32), "arithmetic": (Arithmetic, 16), "cropped": (Cropped, 20),
        "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16), "pyramid": (Pyramid, 16), "attentive": (Attentive, 10),
        "functions": (Functions, 12), "shared": (Shared, 12), "ties": (Ties, 40), "logarithms": (Logarithms, 12),
-       "tokens": (Tokens, 16), "queries": (Queries, 16), "masked": (Masked, 16), "small_swin": (small_swin, 20),
+       "tokens": (Tokens, 16), "queries": (Queries, 16), "masked": (Masked, 16), "turned": (lambda: Turned(CLASSES), 12), "small_swin": (small_swin, 20),
        "small_maxvit": (small_maxvit, 32), "upward": (Upward, 32), "softmax": (Softmax, 12), "squeezed": (Squeezed, 12)}
 
 

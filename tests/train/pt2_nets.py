@@ -244,6 +244,45 @@ class Windowed(nn.Module):
         return self.net(x)
 
 
+class Turned(nn.Module):
+    """Pixels that become channels, and channels pixels: layers over tokens, attention between channels; channels of each head
+    that are packed together; tokens that become an image again, positions of images."""
+
+    def __init__(self, classes=CLASSES):
+        super().__init__()
+        self.stem, self.place = nn.Conv2d(3, 12, 2, 2), nn.Parameter(torch.randn(1, 12, 6, 6))
+        self.qkv, self.norm = nn.Linear(12, 36), nn.LayerNorm(12)
+        self.mix = nn.Sequential(nn.Linear(36, 10), nn.GELU(), nn.Linear(10, 36))
+        self.over, self.gate = nn.LayerNorm(36), nn.Linear(36, 36)
+        self.packed, self.split, self.apart = nn.Conv2d(12, 36, 1), nn.Linear(12, 36), nn.Linear(12, 36)
+        self.token, self.back = nn.Parameter(torch.randn(1, 1, 12)), nn.Conv2d(12, 12, 3, padding=1, groups=12)
+        self.scale = nn.Parameter(1 + 0.1 * torch.randn(12))
+        self.last = nn.Linear(12, classes)
+
+    def forward(self, x):
+        x = self.stem(x) + self.place
+        n, c, h, w = x.shape
+        x = x.flatten(2).transpose(1, 2)
+        q, k, v = self.qkv(x).reshape(n, h * w, 3, 3, 4).permute(2, 0, 3, 1, 4).unbind(0)
+        y = (q * 0.3).transpose(-1, -2) @ k
+        y = (y.softmax(-1) @ v.transpose(-1, -2)).transpose(-1, -2)
+        x = x + y.transpose(1, 2).reshape(n, h * w, c)
+        x = x + self.mix(self.norm(x).transpose(1, 2)).transpose(1, 2)
+        x = x * self.gate(self.over(x.transpose(1, 2))).transpose(1, 2)
+        q, k, v = self.split(x).view(n, h * w, 3, 12).split([4, 4, 4], dim=3)
+        q, k, v = (z.permute(0, 2, 1, 3) for z in (q, k, v))
+        x = x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape_as(x)
+        q, k, v = self.apart(x).view(n, h * w, 2, 3, 6).transpose(1, 2).unbind(3)
+        x = x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        x = torch.cat([self.token.expand(n, -1, -1), x], 1)
+        x = x + F.scaled_dot_product_attention(x, x, x)
+        x = self.back(x[:, 1:].transpose(1, 2).reshape(n, c, h, w))
+        q, k, v = self.packed(x).view(n, 3, 12, h * w).chunk(3, dim=2)
+        y = F.scaled_dot_product_attention(*(z.transpose(-1, -2) for z in (q, k, v)))
+        x = F.group_norm(x + y.transpose(-1, -2).reshape(n, c, h, w), 3, self.scale)
+        return self.last(x.mean((2, 3)))
+
+
 class Leaking(Attended):
     how = {"dropout_p": 0.1}
 
@@ -444,7 +483,7 @@ NETS = {"branches": Branches, "unknown": Unknown, "inplace": InPlace, "dropped":
         "moved": Moved, "pooled": Pooled, "unbounded": Unbounded, "reflected": Reflected,
         "lopsided": Lopsided, "halved": Halved, "skipped": Skipped, "dilated": Dilated, "written": Written,
         "untracked": Untracked, "unscaling": Unscaling, "columns": Columns, "mixed": Mixed, "doubled": Doubled, "logarithms": Logarithms,
-        "tokens": Tokens, "choosy": Choosy, "biased": Biased, "rolled": Rolled, "folded": Folded, "picked": Picked, "sifted": Sifted, "windowed": Windowed, "leaking": Leaking, "products": Products, "repeated": Repeated, "forgetful": Forgetful, "tied": Tied}
+        "tokens": Tokens, "choosy": Choosy, "biased": Biased, "rolled": Rolled, "folded": Folded, "picked": Picked, "sifted": Sifted, "windowed": Windowed, "turned": Turned, "leaking": Leaking, "products": Products, "repeated": Repeated, "forgetful": Forgetful, "tied": Tied}
 
 
 def net(name):

@@ -58,7 +58,7 @@ def a_net_of_ones_own_has_pytorchs_logits():
 
 
 def constants_are_computed_as_in_pytorch():
-    for name in "folded", "rolled", "windowed":
+    for name in "folded", "rolled", "windowed", "turned":
         rc, out, err = run(exported(name) + DATA + "--evaluate --predict-logits got.npy".split())
         check(rc == 0 and not err, out, err)
         same_logits(name)
@@ -146,6 +146,7 @@ def dropout_depends_neither_on_ranks_nor_threads():
 
 def windows_depend_neither_on_ranks_nor_threads():
     same_bits_on_any_ranks_and_threads("windowed")
+    same_bits_on_any_ranks_and_threads("turned")
 
 
 def dropout_goes_on_in_the_middle_of_an_epoch():
@@ -604,12 +605,12 @@ def families_train_as_in_pytorch():
 
 
 def operations_compute_and_train_as_in_pytorch():
-    families("cropped", "scaled", "fixed_norms", "pyramid", "attentive", "functions", "shared", "tokens", "queries", "masked", "small_swin",
+    families("cropped", "scaled", "fixed_norms", "pyramid", "attentive", "functions", "shared", "tokens", "queries", "masked", "turned", "small_swin",
              "small_maxvit", "ties", "logarithms", "softmax", "squeezed")
 
 
 def what_was_trained_goes_back_to_pytorch():
-    families("--round-trip", "gated", "scaled", "masked", "small_swin", "resnet18")
+    families("--round-trip", "gated", "scaled", "masked", "turned", "small_swin", "resnet18")
 
 
 TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_name, constants_are_computed_as_in_pytorch,

@@ -224,26 +224,36 @@ static hvt_value without_factor(importer *p, const tensor *t)
     return v;
 }
 
+/* The same of a tensor; where the channels are its tokens, as in attention between channels, these become
+ * pixels. */
+static bool divided(importer *p, const tensor *t, bool turned, division *ret)
+{
+    if (divide(&t->axes, turned, ret))
+        return true;
+    without_factor(p, t);
+    return hvt__pt2_turn(p, &p->tensor[t - p->tensor], 0, 0) && divide(&t->axes, turned, ret);
+}
+
 static void attend(importer *p, const tensor *q, const tensor *k, bool turned, const tensor *v, double scale,
                    const addition *added)
 {
-    const hvt__pt2_axes axes = q->axes;
+    hvt__pt2_axes axes;
     division of[3];
     hvt_attention_opts o = {0};
     int all[3], *pixel[3], table;
     hvt_value y, in[3];
 
-    if (!divide(&q->axes, false, &of[0]) || !divide(&k->axes, turned, &of[1]) ||
-        !divide(&v->axes, false, &of[2]) || of[0].heads != of[1].heads || of[0].heads != of[2].heads ||
-        of[0].width != of[1].width || of[0].width != of[2].width || of[0].windows != of[1].windows ||
-        of[0].windows != of[2].windows || of[1].tokens != of[2].tokens ||
-        of[0].heads * (int64_t)of[0].width != channels_of(p, q) || channels_of(p, q) != channels_of(p, k) ||
-        channels_of(p, q) != channels_of(p, v)) {
+    if (!divided(p, q, false, &of[0]) || !divided(p, k, turned, &of[1]) || !divided(p, v, false, &of[2]) ||
+        of[0].heads != of[1].heads || of[0].heads != of[2].heads || of[0].width != of[1].width ||
+        of[0].width != of[2].width || of[0].windows != of[1].windows || of[0].windows != of[2].windows ||
+        of[1].tokens != of[2].tokens || of[0].heads * (int64_t)of[0].width != channels_of(p, q) ||
+        channels_of(p, q) != channels_of(p, k) || channels_of(p, q) != channels_of(p, v)) {
         hvt__pt2_refuse(p,
                         "its queries, keys and values are not [N, heads, tokens, width], each head so many "
                         "neighbouring channels");
         return;
     }
+    axes = q->axes;
     for (int i = 0; i < 3; i++)
         pixel[i] = pixels_of(p, i == 0 ? q : i == 1 ? k : v, &of[i]);
     if (p->failed)
@@ -369,7 +379,7 @@ static void begin_scores(importer *p, const tensor *a, const tensor *b, bool tur
 {
     division of;
 
-    if (a->scores || a->v < 0 || b->v < 0 || !divide(&a->axes, false, &of) || !divide(&b->axes, turned, &of))
+    if (a->scores || a->v < 0 || b->v < 0 || !divided(p, a, false, &of) || !divided(p, b, turned, &of))
         hvt__pt2_refuse(p, "it is known in attention only: softmax(queries @ keys') @ values");
     hvt__pt2_out(p, 0,
                  (tensor){.v = -1,

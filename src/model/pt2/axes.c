@@ -179,19 +179,6 @@ bool hvt__pt2_in_order_of_tape(const hvt__pt2_axes *x)
     return fits;
 }
 
-bool hvt__pt2_outermost(const hvt__pt2_axes *x, int i, hvt__pt2_atom *ret_atom)
-{
-    const hvt__pt2_atom *a = &x->atom[begin(x, i)];
-    bool fits = x->end[i] - begin(x, i) == 1 && a->axis == 'C';
-
-    for (int k = 0; k < x->end[x->ndim - 1] && fits; k++)
-        fits =
-            &x->atom[k] == a || x->atom[k].axis != 'C' || x->atom[k].extent * x->atom[k].stride <= a->stride;
-    if (fits)
-        *ret_atom = *a;
-    return fits;
-}
-
 void hvt__pt2_reduce(hvt__pt2_axes *x, int i)
 {
     const int at = begin(x, i), gone = x->end[i] - at, atoms = x->end[x->ndim - 1];

@@ -250,6 +250,29 @@ static bool is_of_channels(const hvt__pt2_axes *x, int n, const int64_t *size)
     return fits;
 }
 
+/* Has it the sizes [C,H,W] of x, which is [N,C,H,W]? */
+static bool is_image(const hvt__pt2_axes *axes, hvt_value x, importer *p, int n, const int64_t *size)
+{
+    int d[3];
+
+    hvt_value_shape(p->m, x, d);
+    return axes->ndim == 4 && hvt__pt2_is(axes, 1, 'C') && hvt__pt2_is(axes, 2, 'H') && !axes->roll[0] &&
+           !axes->roll[1] && (n == 3 || size[0] == 1) && size[n - 3] == d[2] && size[n - 2] == d[0] &&
+           size[n - 1] == d[1];
+}
+
+/* The parameter as a value of each image, from the order of its elements into that of the tape. */
+static hvt_value as_image(importer *p, hvt_value x, const tensor *parameter, int n, const int64_t *size)
+{
+    int d[3];
+    hvt_value v;
+
+    hvt_value_shape(p->m, x, d);
+    v = hvt_zeros(p->m, x, 1, d[2] * d[0], d[1]);
+    v = hvt__pt2_embedding(p, v, 0, (int64_t)d[2] * d[0], parameter, n, size);
+    return p->failed ? -1 : hvt_transpose(p->m, v, d[2], d[0] * d[1], 1, d[0], d[1]);
+}
+
 static hvt_value with_parameter(importer *p, hvt_binary op, hvt_value x, const hvt__pt2_axes *axes,
                                 const char *argument, const tensor *parameter)
 {
@@ -264,10 +287,12 @@ static hvt_value with_parameter(importer *p, hvt_binary op, hvt_value x, const h
         return hvt__pt2_by_parameter(p, op, x, parameter, n, size, 1);
     if (n >= 0 && op == HVT_ADD && is_embedding(axes, n, size, &rows))
         return hvt__pt2_embedding(p, x, 0, rows, parameter, n, size);
+    if (n >= 3 && op == HVT_ADD && is_image(axes, x, p, n, size))
+        return hvt_add(p->m, x, as_image(p, x, parameter, n, size));
     hvt__pt2_refuse(
         p,
         "%s meets another dimension than the channels; expected one number, [C,1,1], or, added to "
-        "[N,T,C], [1,T,C]",
+        "[N,T,C], [1,T,C], or, added to [N,C,H,W], [1,C,H,W]",
         parameter->state);
     return -1;
 }
@@ -336,6 +361,22 @@ static bool broadcasts(const hvt__pt2_axes *first, const hvt__pt2_axes *second, 
            (hvt__pt2_same(a, b) || ((a_is_all || b_is_all) && hvt__pt2_plain(a) && hvt__pt2_plain(b)));
 }
 
+/* Tokens of one line become those of as many lines as the other's; and where pixels of one are channels of
+ * the other, that becomes like the one whose last dimension is the channels. */
+static bool turn_to(importer *p, tensor *a, tensor *b)
+{
+    const bool a_fits = a->axes.ndim && hvt__pt2_is(&a->axes, a->axes.ndim - 1, 'C'),
+               b_fits = b->axes.ndim && hvt__pt2_is(&b->axes, b->axes.ndim - 1, 'C');
+    int of_a[3], of_b[3];
+
+    hvt_value_shape(p->m, a->v, of_a);
+    hvt_value_shape(p->m, b->v, of_b);
+    if (a_fits && b_fits)
+        return of_a[0] == 1 ? hvt__pt2_in_lines(p, a, of_b[0], of_b[1])
+                            : hvt__pt2_in_lines(p, b, of_a[0], of_a[1]);
+    return b_fits ? hvt__pt2_turn(p, a, of_b[0], of_b[1]) : hvt__pt2_turn(p, b, of_a[0], of_a[1]);
+}
+
 /* x op number, or number - x */
 static void with_number(importer *p, hvt_binary op, bool reversed, double x)
 {
@@ -387,7 +428,8 @@ static hvt_value with_argument(importer *p, hvt_binary op, hvt_value x, hvt__pt2
         hvt__pt2_unroll(p, &first);
         hvt__pt2_unroll(p, &second);
     }
-    if (broadcasts(&first.axes, &second.axes, axes))
+    if (broadcasts(&first.axes, &second.axes, axes) ||
+        (turn_to(p, &first, &second) && broadcasts(&first.axes, &second.axes, axes)))
         return hvt_combine(p->m, op, first.v, affine(p, second.v, factor, 0));
     hvt__pt2_refuse(p,
                     "its arguments are no images of one shape, one of them repeated over pixels or channels; "

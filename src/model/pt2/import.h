@@ -202,11 +202,23 @@ bool hvt__pt2_number(importer *p, double *ret_x);
 /* Its rows and columns are moved on the tape, where a roll has only said so. */
 void hvt__pt2_unroll(importer *p, tensor *x);
 
+/* A computed tensor whose rows and columns are on the tape, where a roll or a view of tokens has only said
+ * so.
+ */
+tensor hvt__pt2_with_lines(importer *p, const tensor *t);
+
 /* A computed tensor, whose channels are in order: see hvt__pt2_ordered(). Its v is -1 after a refusal. */
 tensor hvt__pt2_in_order(importer *p, const tensor *t);
 
+/* Pixels become channels, and channels the pixels, h x w of them (0: one line): x, all of whose channels are
+ * in its v, is another value of the same dimensions. False: it is as before. */
+bool hvt__pt2_turn(importer *p, tensor *x, int h, int w);
+/* x, whose pixels are one line, gets h lines of w. False: it is as before. */
+bool hvt__pt2_in_lines(importer *p, tensor *x, int h, int w);
+
 /* A computed tensor whose last dimension is pixels that are neighbours, and then the channels, as where
- * patches are merged: all of them become channels. Any other one is returned as it is. */
+ * patches are merged: all of them become channels. One whose last dimension is all pixels is turned. Any
+ * other one is returned as it is. */
 tensor hvt__pt2_channels_last(importer *p, const tensor *t);
 
 /* ---- arrays.c ---- */

@@ -192,14 +192,38 @@ void hvt__pt2_unroll(importer *p, tensor *x)
         }
 }
 
+/* Tokens in one line, of which views make rows and columns, get these on the tape. */
+static void in_view_of_lines(importer *p, tensor *x)
+{
+    const hvt__pt2_axes *a = &x->axes;
+
+    for (int i = 1; i < 3 && a->ndim == 4; i++) {
+        const hvt__pt2_atom *h = &a->atom[a->end[i - 1]], *w = &a->atom[a->end[i]];
+
+        if (a->end[i] == a->end[i - 1] + 1 && a->end[i + 1] == a->end[i] + 1 && h->axis == 'W' &&
+            w->axis == 'W' && w->stride == 1 && h->stride == w->extent) {
+            hvt__pt2_in_lines(p, x, (int)h->extent, (int)w->extent);
+            return;
+        }
+    }
+}
+
+tensor hvt__pt2_with_lines(importer *p, const tensor *t)
+{
+    tensor x = *t;
+
+    hvt__pt2_unroll(p, &x);
+    in_view_of_lines(p, &x);
+    return x;
+}
+
 tensor hvt__pt2_in_order(importer *p, const tensor *t)
 {
     tensor x = {.v = -1}, unrolled;
 
     if (!hvt__pt2_is_computed(p, t))
         return x;
-    unrolled = *t;
-    hvt__pt2_unroll(p, &unrolled);
+    unrolled = hvt__pt2_with_lines(p, t);
     x = unrolled;
     t = &unrolled;
     x.v = hvt__pt2_ordered(p, t);
@@ -213,6 +237,137 @@ tensor hvt__pt2_in_order(importer *p, const tensor *t)
         x.axes = hvt__pt2_axes_of(4, size);
     }
     return x;
+}
+
+/* ---- transposes on the tape ---- */
+
+/* Elements `stride` apart of a line of h x w, as parts of H and W: how many, 0: they are none. */
+static int parts_of_pixels(int64_t extent, int64_t stride, int w, hvt__pt2_atom *ret)
+{
+    const int64_t end = extent * stride;
+
+    if (w % end == 0) {
+        ret[0] = (hvt__pt2_atom){'W', extent, stride};
+        return 1;
+    }
+    if (stride % w == 0) {
+        ret[0] = (hvt__pt2_atom){'H', extent, stride / w};
+        return 1;
+    }
+    ret[0] = (hvt__pt2_atom){'H', end / w, 1};
+    ret[1] = (hvt__pt2_atom){'W', w / stride, stride};
+    return w % stride == 0 && end % w == 0 ? 2 : 0;
+}
+
+/* Each part of an axis becomes others: of `from` to those of h x w pixels, and, turned, of pixels, in lines
+ * of old_w, to channels. False: it is as before. */
+static bool change_parts(hvt__pt2_axes *x, char from, int w, bool turned, int old_w)
+{
+    hvt__pt2_axes y = {.ndim = x->ndim};
+    int64_t size[HVT__PT2_DIMS];
+    int to = 0;
+
+    for (int i = 0, a = 0; i < x->ndim; i++) {
+        size[i] = 1;
+        for (; a < x->end[i]; a++) {
+            hvt__pt2_atom of = x->atom[a], part[2] = {of};
+            int parts = 1;
+
+            size[i] *= of.extent;
+            if (of.axis == from)
+                parts = parts_of_pixels(of.extent, of.stride, w, part);
+            else if (turned && of.axis != 'N')
+                part[0] = (hvt__pt2_atom){'C', of.extent, of.stride * (of.axis == 'H' ? old_w : 1)};
+            if (!parts || to + parts > HVT__PT2_ATOMS)
+                return false;
+            memcpy(y.atom + to, part, (size_t)parts * sizeof *part);
+            to += parts;
+        }
+        y.end[i] = to;
+    }
+    if (!hvt__pt2_view(&y, x->ndim, size)) /* which joins neighbours */
+        return false;
+    *x = y;
+    return true;
+}
+
+bool hvt__pt2_turn(importer *p, tensor *x, int h, int w)
+{
+    int shape[3];
+
+    hvt__pt2_unroll(p, x);
+    hvt_value_shape(p->m, x->v, shape);
+    h = h ? h : 1, w = w ? w : shape[2];
+    if (p->failed || x->v < 0 || (int64_t)h * w != shape[2] ||
+        !change_parts(&x->axes, 'C', w, true, shape[1]))
+        return false;
+    x->v = hvt_transpose(p->m, x->v, shape[0] * shape[1], shape[2], 1, h, w);
+    p->mistaken = p->mistaken || x->v < 0;
+    return x->v >= 0;
+}
+
+bool hvt__pt2_in_lines(importer *p, tensor *x, int h, int w)
+{
+    int shape[3];
+
+    hvt_value_shape(p->m, x->v, shape);
+    if (p->failed || x->v < 0 || shape[0] != 1 || h == 1 || (int64_t)h * w != shape[1] || x->axes.roll[1] ||
+        !change_parts(&x->axes, 'W', w, false, 0))
+        return false;
+    x->v = hvt_reshape(p->m, x->v, h, w);
+    p->mistaken = p->mistaken || x->v < 0;
+    return x->v >= 0;
+}
+
+/* Where dimension `dim` begins with the outermost part of the channels, that part; and how many of its
+ * elements are neighbours in each of them. NULL: it does not. */
+static hvt__pt2_atom *outermost_part(hvt__pt2_axes *x, int dim, int *ret_inner)
+{
+    const int begin = dim ? x->end[dim - 1] : 0;
+    hvt__pt2_atom *a = &x->atom[begin];
+    bool fits = x->end[dim] > begin && a->axis == 'C';
+
+    *ret_inner = 1;
+    for (int i = begin + 1; i < x->end[dim]; i++)
+        *ret_inner *= (int)x->atom[i].extent;
+    for (int i = 0; i < x->end[x->ndim - 1] && fits; i++)
+        fits =
+            &x->atom[i] == a || x->atom[i].axis != 'C' || x->atom[i].extent * x->atom[i].stride <= a->stride;
+    return fits ? a : NULL;
+}
+
+/* Dimension `dim` is a part of the channels, and others turn more slowly: blocks of so many of its elements
+ * become the outermost part, on the tape. */
+static void make_outermost(importer *p, const tensor *t, int dim, int block)
+{
+    const int begin = dim ? t->axes.end[dim - 1] : 0;
+    const hvt__pt2_atom a = t->axes.atom[begin];
+    int shape[3], slower, inner;
+    tensor *x = &p->tensor[t - p->tensor];
+    hvt__pt2_axes *axes = &x->axes;
+
+    if (axes->end[dim] - begin != 1 || a.axis != 'C' || outermost_part(axes, dim, &inner) ||
+        a.extent % block || axes->end[axes->ndim - 1] == HVT__PT2_ATOMS)
+        return;
+    hvt__pt2_value(p, t);
+    hvt_value_shape(p->m, x->v, shape);
+    slower = (int)(shape[2] / (a.extent * a.stride));
+    if (x->v < 0 || slower < 2)
+        return;
+    x->v =
+        hvt_transpose(p->m, x->v, slower, (int)a.extent / block, (int)a.stride * block, shape[0], shape[1]);
+    for (int i = 0; i < axes->end[axes->ndim - 1]; i++)
+        if (axes->atom[i].axis == 'C' && axes->atom[i].stride > a.stride)
+            axes->atom[i].stride /= a.extent / block;
+    axes->atom[begin] = (hvt__pt2_atom){'C', a.extent / block, a.stride * block * slower};
+    if (block > 1) {
+        memmove(axes->atom + begin + 2, axes->atom + begin + 1,
+                (size_t)(axes->end[axes->ndim - 1] - begin - 1) * sizeof a);
+        axes->atom[begin + 1] = (hvt__pt2_atom){'C', block, a.stride};
+        for (int i = dim; i < axes->ndim; i++)
+            axes->end[i]++;
+    }
+    p->mistaken = p->mistaken || x->v < 0;
 }
 
 /* One whose dimension `dim`, counted from the end if negative, is the channels. */
@@ -334,15 +489,60 @@ static bool is_of_tokens(const hvt__pt2_axes *x)
     return x->ndim == 3 || (x->ndim > 3 && hvt__pt2_is(x, x->ndim - 1, 'C') && !hvt__pt2_plain(x));
 }
 
+static void cut(importer *p, int i, int dim, int64_t first, int64_t end, int64_t step);
+
+static int64_t divisor(int64_t a, int64_t b)
+{
+    while (b) {
+        const int64_t rest = a % b;
+
+        a = b, b = rest;
+    }
+    return a;
+}
+
+/* A dimension, counted from the end if negative, that is some of the channels and not all of them. */
+static bool is_part_of_channels(const hvt__pt2_axes *x, int *dim)
+{
+    const int at = *dim < 0 ? *dim + x->ndim : *dim;
+
+    if (at < 1 || at >= x->ndim || hvt__pt2_is(x, at, 'C') || x->atom[x->end[at - 1]].axis != 'C' ||
+        x->end[at] == x->end[at - 1])
+        return false;
+    *dim = at;
+    return true;
+}
+
 /* chunk and split: parts of the channels, whose sizes the outputs say. Those that nobody reads are left out.
  */
 static void chunk(importer *p)
 {
     const tensor *x = hvt__pt2_tensor(p, "self");
     const json_t *out = json_object_get(json_array_get(json_object_get(p->node, "outputs"), 0), "as_tensors");
-    int first = 0, dim = 1;
-    tensor whole = along_channels(p, x, &dim);
+    int first = 0, dim = hvt__pt2_int(p, "dim", 0);
+    tensor whole;
 
+    if (!hvt__pt2_is_computed(p, x))
+        return;
+    if (is_part_of_channels(&x->axes, &dim)) {
+        int64_t size[HVT__PT2_DIMS], block = 0;
+
+        for (int pass = 0; pass < 2; pass++, first = 0) {
+            for (int i = 0; i < (int)json_array_size(out) && !p->failed && !p->mistaken; i++) {
+                if (hvt__pt2_any_sizes(p, i, size) != x->axes.ndim || size[dim] > INT_MAX - first)
+                    hvt__pt2_refuse(p, "its outputs have other dimensions than its input");
+                else if (!pass)
+                    block = divisor(block, size[dim]);
+                else if (hvt__pt2_is_read(p, i))
+                    cut(p, i, dim, first, first + size[dim], 1);
+                first += p->failed ? 0 : (int)size[dim];
+            }
+            if (!pass && !p->failed && block)
+                make_outermost(p, x, dim, (int)block);
+        }
+        return;
+    }
+    whole = along_channels(p, x, &dim);
     for (int i = 0; i < (int)json_array_size(out) && !p->failed && !p->mistaken; i++) {
         int64_t size[HVT__PT2_DIMS];
         tensor part = whole;
@@ -407,17 +607,18 @@ static char axis_of(const hvt__pt2_axes *x, int i)
  * one of several that the channels were divided into: they stay side by side. False: it is neither. */
 static bool cut_outermost(tensor *x, int dim, int first, int end)
 {
-    hvt__pt2_atom part;
+    int inner;
+    hvt__pt2_atom *part = outermost_part(&x->axes, dim, &inner);
 
-    if (x->count || (hvt__pt2_is(&x->axes, dim, 'C') && !is_of_tokens(&x->axes)) ||
-        !hvt__pt2_outermost(&x->axes, dim, &part))
+    if (x->count || !part || (hvt__pt2_is(&x->axes, dim, 'C') && !is_of_tokens(&x->axes)) || first % inner ||
+        end % inner)
         return false;
-    x->first = first * (int)part.stride;
-    x->count = (end - first) * (int)part.stride;
-    if (end - first == 1)
+    first /= inner, end /= inner;
+    x->first = first * (int)part->stride;
+    x->count = (end - first) * (int)part->stride;
+    part->extent = end - first;
+    if (part->extent == 1 && inner == 1)
         hvt__pt2_reduce(&x->axes, dim);
-    else
-        x->axes.atom[dim ? x->axes.end[dim - 1] : 0].extent = end - first;
     return true;
 }
 
@@ -450,6 +651,10 @@ static void cut(importer *p, int i, int dim, int64_t first, int64_t end, int64_t
             hvt__pt2_refuse(p, "nothing is left of dimension %d", dim);
         if (p->failed)
             return;
+        if (step == 1 && is_part_of_channels(&t->axes, &dim)) {
+            make_outermost(p, t, dim, (int)divisor(divisor(first, end), in[dim]));
+            x = *t;
+        }
         if (step > 1 || !cut_outermost(&x, dim, (int)first, (int)end)) {
             x = hvt__pt2_in_order(p, hvt__pt2_tensor(p, "self"));
             if (x.v >= 0 && !axis_of(&x.axes, dim) && hvt__pt2_is_pixels(&x.axes, dim))
@@ -606,6 +811,10 @@ tensor hvt__pt2_channels_last(importer *p, const tensor *t)
     bool fits = n > 0 && n <= 2 && a[n].axis == 'C' && a[n].stride == 1 && !axes->roll[0] && !axes->roll[1];
     hvt_value part[MANY];
 
+    if (last > 1 && hvt__pt2_has(axes, last, 'W') && hvt__pt2_is_pixels(axes, last)) {
+        hvt__pt2_turn(p, &x, 0, 0);
+        return x;
+    }
     hvt_value_shape(p->m, t->v, shape);
     fits = fits && a[n].extent == shape[2];
     for (int i = 0; i < n && fits; i++) {
@@ -664,6 +873,8 @@ static const operation table[] = {
     {"aten.reshape.default", view, .view = true},
     {"aten.flatten.using_ints", view, .view = true},
     {"aten.unflatten.int", view, .view = true},
+    {"aten.reshape_as.default", view, .view = true},
+    {"aten.view_as.default", view, .view = true},
     {"aten.squeeze.dim", view, .view = true},
     {"aten.squeeze.dims", view, .view = true},
     {"aten.unsqueeze.default", view, .view = true},

@@ -42,14 +42,13 @@ hvt_value hvt__pt2_ordered(importer *p, const tensor *t)
 hvt_value hvt__pt2_image(importer *p, const char *name)
 {
     const tensor *t = hvt__pt2_tensor(p, name);
-    tensor unrolled;
+    tensor lined;
     hvt_value v;
 
     if (!hvt__pt2_is_computed(p, t))
         return -1;
-    unrolled = *t;
-    hvt__pt2_unroll(p, &unrolled);
-    t = &unrolled;
+    lined = hvt__pt2_with_lines(p, t);
+    t = &lined;
     v = hvt__pt2_ordered(p, t);
     if (v == t->v && (t->axes.ndim != 4 || !hvt__pt2_is(&t->axes, 1, 'C') || !hvt__pt2_is(&t->axes, 2, 'H') ||
                       !hvt__pt2_is(&t->axes, 3, 'W'))) {
@@ -315,17 +314,35 @@ static void batch_norm(importer *p)
                       : hvt_batchnorm_with(p->m, x, (float)eps, (float)momentum));
 }
 
-/* Its weight and bias, or neither. */
-static bool affine(importer *p, char *layer, size_t room)
+/* Its weight and bias, or neither. ret_apart: a weight without a bias, which is not the layer's own. */
+static bool affine(importer *p, char *layer, size_t room, const tensor **ret_apart)
 {
     int64_t size[4];
 
+    *ret_apart = NULL;
     if (!hvt__pt2_given(p, "weight"))
         return false;
+    if (!hvt__pt2_given(p, "bias")) {
+        const tensor *weight = hvt__pt2_tensor(p, "weight");
+
+        *ret_apart = weight && hvt__pt2_is_trained(p, "weight", weight) ? weight : NULL;
+        return false;
+    }
     begin_layer(p, layer, room, size);
-    if (!p->failed && !belongs(p, "bias", layer, "bias"))
-        hvt__pt2_refuse(p, "it has a weight without a bias");
+    if (!p->failed)
+        belongs(p, "bias", layer, "bias");
     return true;
+}
+
+/* What such a layer made, times the weight that is not its own, if there is one. */
+static hvt_value times_apart(importer *p, hvt_value v, const tensor *apart)
+{
+    int64_t channels = 0;
+
+    if (!apart || p->failed)
+        return v;
+    hvt__pt2_argument_sizes(p, "weight", 1, &channels);
+    return hvt__pt2_by_parameter(p, HVT_MUL, v, apart, 1, &channels, 1);
 }
 
 /* Over C of [N,H,W,C], or over all of [N,C,H,W]. */
@@ -339,8 +356,7 @@ static void layer_norm(importer *p)
     char layer[192] = "";
     bool scaled, last, whole;
     tensor x;
-    const tensor *apart; /* a weight without a bias */
-    int64_t channels = 0;
+    const tensor *apart;
     hvt_value v;
 
     if (!hvt__pt2_is_computed(p, t))
@@ -355,18 +371,14 @@ static void layer_norm(importer *p)
     if (!last && !whole)
         hvt__pt2_refuse(p,
                         "it normalises neither over channels, its last dimension, nor over all of [N,C,H,W]");
-    apart = last && hvt__pt2_given(p, "weight") && !hvt__pt2_given(p, "bias") ? hvt__pt2_tensor(p, "weight")
-                                                                              : NULL;
-    scaled = !apart && affine(p, layer, sizeof layer);
-    if (p->failed || (apart && !hvt__pt2_is_trained(p, "weight", apart)))
+    scaled = affine(p, layer, sizeof layer, &apart);
+    if (apart && !last)
+        hvt__pt2_refuse(p, "it has a weight without a bias, for each element");
+    if (p->failed)
         return;
     v = hvt_layernorm(p->m, v, whole ? HVT_OVER_IMAGE : HVT_OVER_CHANNELS, (float)eps, scaled);
     hvt__pt2_keep_layer(p, layer, v);
-    if (apart) {
-        hvt__pt2_argument_sizes(p, "weight", 1, &channels);
-        v = hvt__pt2_by_parameter(p, HVT_MUL, v, apart, 1, &channels, 1);
-    }
-    hvt__pt2_out_like(p, v, &axes);
+    hvt__pt2_out_like(p, times_apart(p, v, apart), &axes);
 }
 
 static void group_norm(importer *p)
@@ -375,10 +387,11 @@ static void group_norm(importer *p)
     int groups = hvt__pt2_int(p, "num_groups", 1);
     double eps = hvt__pt2_float(p, "eps", 1e-5);
     char layer[192] = "";
-    bool scaled = affine(p, layer, sizeof layer);
+    const tensor *apart;
+    bool scaled = affine(p, layer, sizeof layer, &apart);
 
     if (!p->failed)
-        end_layer(p, layer, hvt_groupnorm(p->m, x, groups, (float)eps, scaled));
+        end_layer(p, layer, times_apart(p, hvt_groupnorm(p->m, x, groups, (float)eps, scaled), apart));
 }
 
 /* A group norm of as many groups as channels. */
@@ -388,12 +401,13 @@ static void instance_norm(importer *p)
     double eps = hvt__pt2_float(p, "eps", 1e-5);
     int64_t size[HVT__PT2_DIMS];
     char layer[192] = "";
-    bool scaled = affine(p, layer, sizeof layer);
+    const tensor *apart;
+    bool scaled = affine(p, layer, sizeof layer, &apart);
 
     if (hvt__pt2_given(p, "running_mean"))
         hvt__pt2_refuse(p, "it has running statistics; expected track_running_stats=False");
     if (!p->failed && hvt__pt2_out_sizes(p, 0, size) == 4 && size[1] <= INT_MAX)
-        end_layer(p, layer, hvt_groupnorm(p->m, x, (int)size[1], (float)eps, scaled));
+        end_layer(p, layer, times_apart(p, hvt_groupnorm(p->m, x, (int)size[1], (float)eps, scaled), apart));
 }
 
 /* ---- pooling ---- */

@@ -137,8 +137,6 @@ void hvt__pt2_set(hvt__pt2_axes *x, int i, char axis, int64_t extent);
 bool hvt__pt2_is_pixels(const hvt__pt2_axes *x, int i);
 /* Are the elements of an image in the order H, W, C, the last dimension being the channels? */
 bool hvt__pt2_in_order_of_tape(const hvt__pt2_axes *x);
-/* Is it a part of the channels in which no other one turns more slowly? Then it is that part. */
-bool hvt__pt2_outermost(const hvt__pt2_axes *x, int i, hvt__pt2_atom *ret_atom);
 /* Dimension i becomes 1 long. */
 void hvt__pt2_reduce(hvt__pt2_axes *x, int i);
 bool hvt__pt2_same(const hvt__pt2_axes *x, const hvt__pt2_axes *y);
