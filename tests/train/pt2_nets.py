@@ -246,7 +246,8 @@ class Windowed(nn.Module):
 
 class Turned(nn.Module):
     """Pixels that become channels, and channels pixels: layers over tokens, attention between channels; channels of each head
-    that are packed together; tokens that become an image again, positions of images."""
+    that are packed together; tokens that become an image again, positions of images. And a bias of parameters and zeros, a type
+    that is the same, the product of what has no pixels and what has one channel."""
 
     def __init__(self, classes=CLASSES):
         super().__init__()
@@ -257,6 +258,9 @@ class Turned(nn.Module):
         self.packed, self.split, self.apart = nn.Conv2d(12, 36, 1), nn.Linear(12, 36), nn.Linear(12, 36)
         self.token, self.back = nn.Parameter(torch.randn(1, 1, 12)), nn.Conv2d(12, 12, 3, padding=1, groups=12)
         self.scale = nn.Parameter(1 + 0.1 * torch.randn(12))
+        self.joined = nn.Linear(12, 12, bias=False)
+        self.first, self.third = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(5))
+        self.register_buffer("zeros", torch.zeros(3), persistent=False)
         self.last = nn.Linear(12, classes)
 
     def forward(self, x):
@@ -274,11 +278,13 @@ class Turned(nn.Module):
         x = x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape_as(x)
         q, k, v = self.apart(x).view(n, h * w, 2, 3, 6).transpose(1, 2).unbind(3)
         x = x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        x = torch.cat([self.token.expand(n, -1, -1), x], 1)
+        x = F.linear(F.rms_norm(x, (c,), self.scale, 1e-6), self.joined.weight, torch.cat([self.first, self.zeros, self.third]))
+        x = torch.cat([self.token.expand(n, -1, -1), x.to(self.scale.dtype)], 1)
         x = x + F.scaled_dot_product_attention(x, x, x)
         x = self.back(x[:, 1:].transpose(1, 2).reshape(n, c, h, w))
         q, k, v = self.packed(x).view(n, 3, 12, h * w).chunk(3, dim=2)
         y = F.scaled_dot_product_attention(*(z.transpose(-1, -2) for z in (q, k, v)))
+        x = x + x.mean((2, 3), keepdim=True) * x.amax(1, keepdim=True).type_as(x)
         x = F.group_norm(x + y.transpose(-1, -2).reshape(n, c, h, w), 3, self.scale)
         return self.last(x.mean((2, 3)))
 

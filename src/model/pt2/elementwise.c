@@ -125,6 +125,46 @@ hvt_value hvt__pt2_by_parameter(importer *p, hvt_binary op, hvt_value x, const t
     return v;
 }
 
+static bool all_zero(importer *p, const tensor *t)
+{
+    const known *k = hvt__pt2_known(p, t);
+    bool zero = k && k->number.x && !k->element.x;
+
+    for (int64_t i = 0; zero && i < k->size[0]; i++)
+        zero = *hvt__pt2_element(&k->number, 1, &i) == 0;
+    return zero;
+}
+
+hvt_value hvt__pt2_add_joined(importer *p, hvt_value x, const tensor *joined)
+{
+    hvt_value part[8];
+    int64_t size[1] = {0};
+    int shape[3], first = 0;
+
+    hvt_value_shape(p->m, x, shape);
+    if (joined->njoined > (int)HVT_LEN(part))
+        hvt__pt2_refuse(p, "its bias is %d parameters; expected at most %d", joined->njoined,
+                        (int)HVT_LEN(part));
+    for (int i = 0; i < joined->njoined && !p->failed; i++, first += (int)size[0]) {
+        const tensor *t = &p->tensor[joined->joined[i]];
+        const bool trained = t->state && !t->constant;
+
+        hvt__pt2_sizes(p->file, t->name, 1, size);
+        if (size[0] < 1 || size[0] > shape[2] - first)
+            hvt__pt2_refuse(p, "its bias has more than its %d outputs", shape[2]);
+        else if (!trained && !all_zero(p, t))
+            hvt__pt2_refuse(p, "a constant of its bias is not 0; expected zeros, or a parameter");
+        if (p->failed)
+            return -1;
+        part[i] = hvt_slice(p->m, x, first, (int)size[0]);
+        if (trained)
+            part[i] = hvt__pt2_by_parameter(p, HVT_ADD, part[i], t, 1, size, 0);
+    }
+    if (!p->failed && first != shape[2])
+        hvt__pt2_refuse(p, "its bias has %d numbers for %d outputs", first, shape[2]);
+    return p->failed ? -1 : hvt_concat(p->m, part, joined->njoined);
+}
+
 static void refuse_fleeting(importer *p, const tensor *buffer)
 {
     hvt__pt2_refuse(p, "%s is a constant, or a buffer that is not persistent; expected one of the state_dict",
@@ -377,6 +417,31 @@ static bool turn_to(importer *p, tensor *a, tensor *b)
     return b_fits ? hvt__pt2_turn(p, a, of_b[0], of_b[1]) : hvt__pt2_turn(p, b, of_a[0], of_a[1]);
 }
 
+/* Where a has no pixels and b no channels, or the other way round: a is repeated to the sizes of both. */
+static bool spread(importer *p, tensor *a, const tensor *b)
+{
+    const int n = a->axes.ndim;
+    hvt__pt2_axes all = a->axes;
+    int of_a[3], of_b[3], size[3];
+
+    if (b->axes.ndim != n || !hvt__pt2_plain(&a->axes) || !hvt__pt2_plain(&b->axes))
+        return false;
+    hvt_value_shape(p->m, a->v, of_a);
+    hvt_value_shape(p->m, b->v, of_b);
+    for (int k = 0; k < 3; k++) {
+        size[k] = of_a[k] > of_b[k] ? of_a[k] : of_b[k];
+        for (int i = 0; i < n; i++)
+            if (hvt__pt2_has(&b->axes, i, "HWC"[k]) && !hvt__pt2_has(&a->axes, i, "HWC"[k])) {
+                if (all.end[i] > (i ? all.end[i - 1] : 0))
+                    return false;
+                hvt__pt2_set(&all, i, "HWC"[k], size[k]);
+            }
+    }
+    a->v = hvt_combine(p->m, HVT_ADD, hvt_zeros(p->m, p->images, size[0], size[1], size[2]), a->v);
+    a->axes = all;
+    return a->v >= 0;
+}
+
 /* x op number, or number - x */
 static void with_number(importer *p, hvt_binary op, bool reversed, double x)
 {
@@ -429,7 +494,8 @@ static hvt_value with_argument(importer *p, hvt_binary op, hvt_value x, hvt__pt2
         hvt__pt2_unroll(p, &second);
     }
     if (broadcasts(&first.axes, &second.axes, axes) ||
-        (turn_to(p, &first, &second) && broadcasts(&first.axes, &second.axes, axes)))
+        ((spread(p, &first, &second) || turn_to(p, &first, &second)) &&
+         broadcasts(&first.axes, &second.axes, axes)))
         return hvt_combine(p->m, op, first.v, affine(p, second.v, factor, 0));
     hvt__pt2_refuse(p,
                     "its arguments are no images of one shape, one of them repeated over pixels or channels; "

@@ -342,7 +342,7 @@ void hvt__pt2_out(importer *p, int i, tensor t, const tensor *x)
         return;
     p->headed = p->headed || (p->classes && p->node == p->file->head);
     check_shape(p, &t);
-    p->mistaken = t.v < 0 && !t.noise && !t.scores && !t.state && !t.known;
+    p->mistaken = t.v < 0 && !t.noise && !t.scores && !t.state && !t.known && !t.joined;
     if (hvt__pt2_in_place(p->node)) {
         const tensor *old = find(p, hvt__pt2_changed(p->node));
 

@@ -52,7 +52,10 @@ typedef struct tensor {
     const char *viewed; /* this is a view of what has this name in the graph; NULL: it is that itself */
     hvt_value v;        /* on the tape; -1: a parameter or buffer */
     int first, count;   /* it is so many channels of v, which are not cut out yet; count 0: all */
-    bool noise;         /* random numbers to multiply with, each `factor` with probability `keep`, else 0 */
+    const int
+        *joined; /* [njoined] it is these parameters and constants of one dimension, one after the other */
+    int njoined;
+    bool noise; /* random numbers to multiply with, each `factor` with probability `keep`, else 0 */
     double keep, factor;
     bool scores, softmax; /* products of queries and keys, which are tensors of these numbers, times factor;
                              and the softmax of that */
@@ -194,6 +197,8 @@ bool hvt__pt2_as_value(importer *p, tensor *t);
 /* x op a parameter of these sizes, which begins at `init`; used again, it is shared. */
 hvt_value hvt__pt2_by_parameter(importer *p, hvt_binary op, hvt_value x, const tensor *parameter, int n,
                                 const int64_t *size, float init);
+/* x + such parameters, one after the other along the channels. */
+hvt_value hvt__pt2_add_joined(importer *p, hvt_value x, const tensor *joined);
 /* Its argument `other`, if that is a number. */
 bool hvt__pt2_number(importer *p, double *ret_x);
 

@@ -53,6 +53,18 @@ static void same(importer *p)
         hvt__pt2_out(p, 0, *x, p->operation->view ? x : NULL);
 }
 
+/* A type that it has already, as models say it that are made for several. */
+static void same_type(importer *p)
+{
+    const char *kind, *in = json_string_value(
+                          json_object_get(hvt__pt2_arg(p->node, hvt__pt2_first_argument(p), &kind), "name"));
+
+    if (in && hvt__pt2_type(p->file, in) != hvt__pt2_type(p->file, hvt__pt2_out_name(p, 0)))
+        hvt__pt2_refuse(p, "it converts what is computed to another type");
+    else
+        same(p);
+}
+
 /* expand: who reads it repeats it, and any operation whose output has the size of its input's pixels is held
  * against the file. */
 static void expand(importer *p)
@@ -463,6 +475,28 @@ static void cat_tokens(importer *p, int n, const tensor **t, int dim, const hvt_
         hvt__pt2_out(p, 0, (tensor){.v = sum, .axes = axes}, NULL);
 }
 
+/* Are all of them parameters, or constants, of one dimension? */
+static bool are_rows(importer *p, int n, const tensor **t)
+{
+    int64_t size[1];
+    bool rows = true;
+
+    for (int i = 0; i < n && rows; i++)
+        rows = (t[i]->state || t[i]->known) && hvt__pt2_sizes(p->file, t[i]->name, 1, size) == 1;
+    return rows;
+}
+
+/* For the bias of a layer, which is put together so. */
+static void join_rows(importer *p, int n, const tensor **t)
+{
+    int *joined = hvt__pt2_keep(p, (size_t)n * sizeof *joined);
+
+    for (int i = 0; i < n && joined; i++)
+        joined[i] = (int)(t[i] - p->tensor);
+    if (joined)
+        hvt__pt2_out(p, 0, (tensor){.v = -1, .joined = joined, .njoined = n}, NULL);
+}
+
 static void cat(importer *p)
 {
     const tensor *t[MANY];
@@ -470,6 +504,10 @@ static void cat(importer *p)
 
     if (n < 1)
         hvt__pt2_refuse(p, "it has no tensors");
+    if (!p->failed && are_rows(p, n, t)) {
+        join_rows(p, n, t);
+        return;
+    }
     for (int i = 0; i < n && !p->failed; i++) {
         const int nth = t[i]->axes.ndim, at = dim < 0 ? dim + nth : dim;
 
@@ -885,6 +923,10 @@ static const operation table[] = {
     {"aten.contiguous.default", same, .view = true},
     {"aten.clone.default", same},
     {"aten.alias.default", same, .view = true},
+    {"aten.to.dtype", same_type, .view = true},
+    {"aten.to.device", same_type, .view = true},
+    {"aten.to.dtype_layout", same_type, .view = true},
+    {"aten.type_as.default", same_type, .view = true},
     {"aten.permute.default", permute, .view = true},
     {"aten.transpose.int", transpose, .view = true},
     {"aten.swapaxes.default", swap_axes, .view = true},

@@ -5,6 +5,7 @@
  */
 #include "import.h"
 
+#include <float.h>
 #include <math.h>
 
 /* ---- tensors on the tape ---- */
@@ -16,6 +17,7 @@ bool hvt__pt2_is_computed(importer *p, const tensor *t)
                         t->state    ? t->state
                         : t->scores ? "products of queries and keys"
                         : t->known  ? "constants, of which it is not known"
+                        : t->joined ? "parameters that were joined"
                                     : "random numbers");
     return t && t->v >= 0;
 }
@@ -161,8 +163,10 @@ static bias_of find_bias(importer *p, const char *layer)
     member_name(layer, "bias", b.name, sizeof b.name);
     if (!t)
         return b;
-    if (!t->state)
+    if (!t->state && !t->joined)
         hvt__pt2_refuse(p, "its bias is computed; expected a parameter");
+    else if (t->joined)
+        b.apart = t;
     else if (hvt__pt2_is_trained(p, "bias", t))
         b.inside = !strcmp(t->state, b.name) &&
                    (!json_object_get(p->layers, layer) || json_object_get(p->layers, b.name));
@@ -176,6 +180,8 @@ static hvt_value end_bias(importer *p, const char *layer, const bias_of *b, hvt_
     hvt__pt2_keep_layer(p, layer, v);
     if (b->inside)
         hvt__pt2_keep_layer(p, b->name, v);
+    if (b->apart && b->apart->joined)
+        return hvt__pt2_add_joined(p, v, b->apart);
     return b->apart ? hvt__pt2_by_parameter(p, HVT_ADD, v, b->apart, 1, &outputs, 0) : v;
 }
 
@@ -379,6 +385,30 @@ static void layer_norm(importer *p)
     v = hvt_layernorm(p->m, v, whole ? HVT_OVER_IMAGE : HVT_OVER_CHANNELS, (float)eps, scaled);
     hvt__pt2_keep_layer(p, layer, v);
     hvt__pt2_out_like(p, times_apart(p, v, apart), &axes);
+}
+
+/* x / sqrt(mean of x^2 + eps) * weight, over C of [N,H,W,C]. */
+static void rms_norm(importer *p)
+{
+    const tensor *t = hvt__pt2_tensor(p, "input"), *apart = hvt__pt2_tensor(p, "weight");
+    const double eps = hvt__pt2_float(p, "eps", FLT_EPSILON);
+    const char *kind;
+    tensor x;
+    hvt_value v;
+
+    if (!hvt__pt2_is_computed(p, t))
+        return;
+    x = hvt__pt2_channels_last(p, t);
+    if (json_array_size(hvt__pt2_arg(p->node, "normalized_shape", &kind)) != 1 || x.axes.ndim < 2 ||
+        !hvt__pt2_is(&x.axes, x.axes.ndim - 1, 'C'))
+        hvt__pt2_refuse(p, "it does not normalise over all channels, its last dimension");
+    if (apart)
+        hvt__pt2_is_trained(p, "weight", apart);
+    if (p->failed)
+        return;
+    v = hvt_mean_channels(p->m, hvt_combine(p->m, HVT_MUL, x.v, x.v));
+    v = hvt_apply(p->m, hvt_apply(p->m, v, HVT_AFFINE, 1, (float)eps), HVT_POW, -0.5f, 0);
+    hvt__pt2_out_like(p, times_apart(p, hvt_combine(p->m, HVT_MUL, x.v, v), apart), &x.axes);
 }
 
 static void group_norm(importer *p)
@@ -699,6 +729,7 @@ static const operation layers[] = {
     {"aten.batch_norm.default", batch_norm},
     {"aten.layer_norm.default", layer_norm},
     {"aten.group_norm.default", group_norm},
+    {"aten.rms_norm.default", rms_norm},
     {"aten.instance_norm.default", instance_norm},
     {"aten.empty.memory_format", hvt__pt2_noise},
     {"aten.new_empty.default", hvt__pt2_noise},
