@@ -72,6 +72,7 @@ typedef struct hvt_conv2d_opts {
     int dilation_h, dilation_w; ///< pixels from a tap to the next; dilation_h 0: 1, dilation_w 0: dilation_h
     int groups;                 ///< 0: 1
     bool bias;                  ///< add bias[k]
+    bool line;                  ///< torch.nn.Conv1d, along W: kernel_h is 1, and weight [K,C/groups,S]
 } hvt_conv2d_opts;
 
 /** torch.nn.Conv2d:

@@ -59,6 +59,8 @@ hvt_value hvt_conv2d_with(hvt_model *m, hvt_value x, const hvt_conv2d_opts *opts
                "%d filters of %dx%dx%d have more than %d weights", o.filters, o.kernel_h, o.kernel_w,
                d[3] / o.groups, INT_MAX);
 
+    HVT_EXPECT(m, l, !o.line || o.kernel_h == 1, "a kernel of %d rows along a line; expected 1", o.kernel_h);
+
     const int64_t high = (o.kernel_h - 1) * (int64_t)o.dilation_h + 1,
                   wide = (o.kernel_w - 1) * (int64_t)o.dilation_w + 1;
     const int64_t rows = (int64_t)d[1] + o.top + o.bottom, columns = (int64_t)d[2] + o.left + o.right;
@@ -184,8 +186,8 @@ static hvt_status conv_plan(hvt_model *m, hvt_layer *l)
     const int k = o->filters, r = o->kernel_h, s = o->kernel_w;
 
     return hvt__conv_plan(m, l,
-                          (hvt_param){.ndim = 4,
-                                      .dim = {k, hvt__in(m, l, 0)->y.dim[3] / o->groups, r, s},
+                          (hvt_param){.ndim = o->line ? 3 : 4,
+                                      .dim = {k, hvt__in(m, l, 0)->y.dim[3] / o->groups, o->line ? s : r, s},
                                       .init = HVT_INIT_NORMAL,
                                       .init_arg = (float)sqrt(2.0 / ((double)r * s * k))},
                           (hvt_param){.init = HVT_INIT_FILL});

@@ -247,7 +247,7 @@ class Windowed(nn.Module):
 class Turned(nn.Module):
     """Pixels that become channels, and channels pixels: layers over tokens, attention between channels; channels of each head
     that are packed together; tokens that become an image again, positions of images. And a bias of parameters and zeros, a type
-    that is the same, the product of what has no pixels and what has one channel."""
+    that is the same, convolutions along lines, the product of what has no pixels and what has one channel."""
 
     def __init__(self, classes=CLASSES):
         super().__init__()
@@ -259,6 +259,8 @@ class Turned(nn.Module):
         self.token, self.back = nn.Parameter(torch.randn(1, 1, 12)), nn.Conv2d(12, 12, 3, padding=1, groups=12)
         self.scale = nn.Parameter(1 + 0.1 * torch.randn(12))
         self.joined = nn.Linear(12, 12, bias=False)
+        self.near = nn.Conv1d(1, 1, 3, padding=1, bias=False)
+        self.along = nn.Conv1d(12, 12, 3, padding="same", dilation=2, groups=3)
         self.first, self.third = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(5))
         self.register_buffer("zeros", torch.zeros(3), persistent=False)
         self.last = nn.Linear(12, classes)
@@ -266,7 +268,8 @@ class Turned(nn.Module):
     def forward(self, x):
         x = self.stem(x) + self.place
         n, c, h, w = x.shape
-        x = x.flatten(2).transpose(1, 2)
+        x = x * torch.sigmoid(self.near(x.mean((2, 3)).view(n, 1, -1))).view(n, -1, 1, 1).expand_as(x)
+        x = (self.along(x.flatten(2)) + x.flatten(2)).transpose(1, 2)
         q, k, v = self.qkv(x).reshape(n, h * w, 3, 3, 4).permute(2, 0, 3, 1, 4).unbind(0)
         y = (q * 0.3).transpose(-1, -2) @ k
         y = (y.softmax(-1) @ v.transpose(-1, -2)).transpose(-1, -2)

@@ -401,20 +401,31 @@ static bool broadcasts(const hvt__pt2_axes *first, const hvt__pt2_axes *second, 
            (hvt__pt2_same(a, b) || ((a_is_all || b_is_all) && hvt__pt2_plain(a) && hvt__pt2_plain(b)));
 }
 
+/* Are its channels where layers leave them, the last dimension or that of an image? */
+static bool has_usual_channels(const hvt__pt2_axes *x)
+{
+    const int last = x->ndim - 1;
+
+    return last > 0 && ((hvt__pt2_has(x, last, 'C') && hvt__pt2_is(x, last, 'C')) ||
+                        (hvt__pt2_has(x, 1, 'C') && hvt__pt2_is(x, 1, 'C')));
+}
+
 /* Tokens of one line become those of as many lines as the other's; and where pixels of one are channels of
- * the other, that becomes like the one whose last dimension is the channels. */
+ * the other, that becomes like the one that has its channels where layers leave them. */
 static bool turn_to(importer *p, tensor *a, tensor *b)
 {
-    const bool a_fits = a->axes.ndim && hvt__pt2_is(&a->axes, a->axes.ndim - 1, 'C'),
-               b_fits = b->axes.ndim && hvt__pt2_is(&b->axes, b->axes.ndim - 1, 'C');
+    const bool a_fits = has_usual_channels(&a->axes), b_fits = has_usual_channels(&b->axes),
+               a_turns = b_fits && !a_fits;
     int of_a[3], of_b[3];
 
     hvt_value_shape(p->m, a->v, of_a);
     hvt_value_shape(p->m, b->v, of_b);
-    if (a_fits && b_fits)
-        return of_a[0] == 1 ? hvt__pt2_in_lines(p, a, of_b[0], of_b[1])
-                            : hvt__pt2_in_lines(p, b, of_a[0], of_a[1]);
-    return b_fits ? hvt__pt2_turn(p, a, of_b[0], of_b[1]) : hvt__pt2_turn(p, b, of_a[0], of_a[1]);
+    if (a_fits && b_fits &&
+        (of_a[0] == 1 ? hvt__pt2_in_lines(p, a, of_b[0], of_b[1])
+                      : hvt__pt2_in_lines(p, b, of_a[0], of_a[1])))
+        return true;
+    return hvt__pt2_turn(p, a_turns ? a : b, (a_turns ? of_b : of_a)[0], (a_turns ? of_b : of_a)[1]) ||
+           hvt__pt2_turn(p, a_turns ? a : b, 0, 0);
 }
 
 /* Where a has no pixels and b no channels, or the other way round: a is repeated to the sizes of both. */

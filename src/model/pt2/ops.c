@@ -212,41 +212,85 @@ static void same_padding(const hvt_conv2d_opts *o, int *ret)
         ret[i] = all[i] > INT_MAX ? INT_MAX : (int)all[i];
 }
 
-static void conv2d(importer *p)
+/* Of a line, 1 x S, or of an image; x: what it reads. Output 0 lies as that, or, axes NULL, as an image. */
+static void convolve(importer *p, hvt_value x, bool line, const hvt__pt2_axes *axes)
 {
-    hvt_value x = hvt__pt2_image(p, "input");
-    int64_t size[4];
+    const int dims = line ? 1 : 2;
+    int64_t size[4], out[HVT__PT2_DIMS];
     char layer[192];
     int stride[2] = {1, 1}, pad[4] = {0}, dilation[2] = {1, 1};
     hvt_conv2d_opts o;
     bias_of bias;
+    hvt_value v;
 
-    if (begin_layer(p, layer, sizeof layer, size) != 4) {
-        hvt__pt2_refuse(p, "its weight has not 4 dimensions");
+    if (begin_layer(p, layer, sizeof layer, size) != 2 + dims) {
+        hvt__pt2_refuse(p, "its weight has not %d dimensions", 2 + dims);
         return;
     }
-    hvt__pt2_ints(p, "stride", 2, stride);
-    hvt__pt2_ints(p, "dilation", 2, dilation);
+    hvt__pt2_ints(p, "stride", dims, stride + line);
+    hvt__pt2_ints(p, "dilation", dims, dilation + line);
     bias = find_bias(p, layer);
     o = (hvt_conv2d_opts){.filters = outputs(p, size[0]),
-                          .kernel_h = (int)size[2],
-                          .kernel_w = (int)size[3],
+                          .kernel_h = line ? 1 : (int)size[2],
+                          .kernel_w = (int)size[1 + dims],
                           .stride_h = stride[0],
                           .stride_w = stride[1],
                           .dilation_h = dilation[0],
                           .dilation_w = dilation[1],
                           .groups = hvt__pt2_int(p, "groups", 1),
-                          .bias = bias.inside};
-    if (!strcmp(hvt__pt2_target(p->node), "aten.conv2d.padding")) {
+                          .bias = bias.inside,
+                          .line = line};
+    if (hvt__pt2_given(p, "padding") && strstr(hvt__pt2_target(p->node), ".padding")) {
         if (!strcmp(hvt__pt2_string(p, "padding", "valid"), "same"))
             same_padding(&o, pad);
     } else {
-        hvt__pt2_ints(p, "padding", 2, pad);
+        hvt__pt2_ints(p, "padding", dims, pad + line);
         pad[2] = pad[0], pad[3] = pad[1];
     }
     o.top = pad[0], o.left = pad[1], o.bottom = pad[2], o.right = pad[3];
+    if (p->failed)
+        return;
+    v = end_bias(p, layer, &bias, hvt_conv2d_with(p->m, x, &o), o.filters);
+    if (!axes) {
+        hvt__pt2_out_value(p, v);
+    } else if (hvt__pt2_out_sizes(p, 0, out) == 3) {
+        hvt__pt2_axes y = *axes;
+
+        hvt__pt2_set(&y, 1, 'C', out[1]);
+        hvt__pt2_set(&y, 2, 'W', out[2]);
+        hvt__pt2_out_like(p, v, &y);
+    }
+}
+
+static void conv2d(importer *p)
+{
+    hvt_value x = hvt__pt2_image(p, "input");
+
     if (!p->failed)
-        hvt__pt2_out_value(p, end_bias(p, layer, &bias, hvt_conv2d_with(p->m, x, &o), o.filters));
+        convolve(p, x, false, NULL);
+}
+
+/* Along tokens, [N,C,T], or along the channels of a row, [N,1,C]. */
+static void conv1d(importer *p)
+{
+    const tensor *t = hvt__pt2_tensor(p, "input");
+    tensor x;
+    int shape[3];
+
+    if (!hvt__pt2_is_computed(p, t))
+        return;
+    x = *t;
+    hvt__pt2_unroll(p, &x);
+    if (x.axes.ndim == 3 && hvt__pt2_has(&x.axes, 2, 'C'))
+        hvt__pt2_turn(p, &x, 0, 0);
+    if (x.axes.ndim != 3 || !hvt__pt2_is(&x.axes, 1, 'C') || !hvt__pt2_is_pixels(&x.axes, 2)) {
+        hvt__pt2_refuse(p, "its input is not [N,C,T]: its dimensions were moved or joined");
+        return;
+    }
+    hvt_value_shape(p->m, x.v, shape);
+    if (shape[0] > 1)
+        x.v = hvt_reshape(p->m, x.v, 1, shape[0] * shape[1]);
+    convolve(p, x.v, true, &x.axes);
 }
 
 /* Over the last dimension, which is the channels, wherever pixels and images are; or over all of an image,
@@ -725,6 +769,8 @@ static void softmax(importer *p)
 static const operation layers[] = {
     {"aten.conv2d.default", conv2d},
     {"aten.conv2d.padding", conv2d},
+    {"aten.conv1d.default", conv1d},
+    {"aten.conv1d.padding", conv1d},
     {"aten.linear.default", linear},
     {"aten.batch_norm.default", batch_norm},
     {"aten.layer_norm.default", layer_norm},
