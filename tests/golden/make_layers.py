@@ -232,6 +232,25 @@ class Windows(nn.Module):
         return self.fc(x.transpose(1, 2).flatten(2).mean(1))
 
 
+class Turns(nn.Module):
+    """Layers over tokens, as MLP-Mixer has them; a convolution along them; channels that are packed head by head."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = conv(3, 12, 3, 2)
+        self.mix1, self.mix2 = nn.Linear(30, 8), nn.Linear(8, 30)
+        self.line = nn.Conv1d(12, 12, 3, padding=1, groups=3)
+        self.qkv = nn.Linear(12, 36)
+        self.fc = nn.Linear(12, CLASSES)
+
+    def forward(self, x):
+        x = self.conv(x).flatten(2)
+        x = x + self.mix2(F.gelu(self.mix1(x)))
+        x = (x + self.line(x)).transpose(1, 2)
+        q, k, v = self.qkv(x).unflatten(2, (3, 3, 4)).transpose(1, 2).unbind(3)
+        return self.fc((x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)).mean(1))
+
+
 def run(make):
     net = make()
     fill(net)
@@ -259,7 +278,7 @@ def main():
     print(f"# By make_layers.py: Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}")
     print(f"# net, losses of {STEPS} steps; parameter, its first gradient (of the sum over the batch) along a vector of "
           "numbers in [-1, 1), its length")
-    for make in (Functions, Binary, Moves, Norms, Pools, Channels, Mixed, Tokens, Windows):
+    for make in (Functions, Binary, Moves, Norms, Pools, Channels, Mixed, Tokens, Windows, Turns):
         losses, grads = run(make)
         print("net", make.__name__, *(f"{x:.8f}" for x in losses))
         for name, dot, length in grads:

@@ -211,12 +211,38 @@ static hvt_value windows(hvt_model *m, hvt_value x)
     return head(m, y);
 }
 
+static hvt_value turns(hvt_model *m, hvt_value x)
+{
+    const hvt_conv2d_opts line = {.filters = 12,
+                                  .kernel_h = 1,
+                                  .kernel_w = 3,
+                                  .left = 1,
+                                  .right = 1,
+                                  .groups = 3,
+                                  .bias = true,
+                                  .line = true};
+    hvt_value y;
+
+    x = conv(m, "conv", x, 12, 3, 2);
+    y = hvt_transpose(m, x, 30, 12, 1, 1, 12);
+    hvt_name(m, "mix1");
+    y = hvt_apply(m, hvt_linear_with(m, y, 8, true), HVT_GELU, 0, 0);
+    hvt_name(m, "mix2");
+    y = hvt_linear_with(m, y, 30, true);
+    x = hvt_reshape(m, hvt_add(m, x, hvt_transpose(m, y, 12, 30, 1, 5, 6)), 1, 30);
+    hvt_name(m, "line");
+    x = hvt_add(m, x, hvt_conv2d_with(m, x, &line));
+    hvt_name(m, "qkv");
+    y = hvt_transpose(m, hvt_linear_with(m, x, 36, true), 3, 3, 4, 1, 30);
+    return head(m, hvt_add(m, x, hvt_self_attention(m, y, 3, 0)));
+}
+
 static const struct {
     const char *name;
     build_fn *build;
-} nets[] = {{"Functions", functions}, {"Binary", binary}, {"Moves", moves},
-            {"Norms", norms},         {"Pools", pools},   {"Channels", channels},
-            {"Mixed", mixed},         {"Tokens", tokens}, {"Windows", windows}};
+} nets[] = {{"Functions", functions}, {"Binary", binary},     {"Moves", moves}, {"Norms", norms},
+            {"Pools", pools},         {"Channels", channels}, {"Mixed", mixed}, {"Tokens", tokens},
+            {"Windows", windows},     {"Turns", turns}};
 
 /* ---- against PyTorch -------------------------------------------------------------------------------- */
 
@@ -384,7 +410,7 @@ static hvt_value scaled_logits(hvt_model *m, hvt_value x)
 /* The loss writes the gradient in forward, while it reads the logits; many a layout of memory hides that. */
 TEST(logits_and_their_gradient_do_not_overlap)
 {
-    build_fn *const built[] = {scaled_logits, mixed, tokens, windows};
+    build_fn *const built[] = {scaled_logits, mixed, tokens, windows, turns};
 
     for (int t = 0; t < 16 * (int)HVT_LEN(built); t++) {
         net n;
@@ -440,6 +466,16 @@ static hvt_value long_parameter(hvt_model *m, hvt_value x)
 static hvt_value wide_slice(hvt_model *m, hvt_value x)
 {
     return hvt_slice(m, x, 1, 3);
+}
+
+static hvt_value odd_transpose(hvt_model *m, hvt_value x)
+{
+    return hvt_transpose(m, x, 5, 3, 1, 1, 1);
+}
+
+static hvt_value odd_line(hvt_model *m, hvt_value x)
+{
+    return hvt_conv2d_with(m, x, &(hvt_conv2d_opts){.filters = 2, .kernel_h = 3, .line = true});
 }
 
 static hvt_value odd_shuffle(hvt_model *m, hvt_value x)
@@ -578,6 +614,8 @@ TEST(what_cannot_be_built_is_refused)
          "layer mul1 (mul): a parameter of 4 elements and an input of 8x8x3; expected 1 element, or 3"},
         {wide_slice, "layer slice1 (slice): 3 channels from 1 on of 3"},
         {odd_shuffle, "layer shuffle1 (shuffle): 3 channels in 2 groups"},
+        {odd_transpose, "layer transpose1 (transpose): 5 x 3 x 1 elements of 8x8x3"},
+        {odd_line, "layer conv2d1 (conv2d): a kernel of 3 rows along a line; expected 1"},
         {cut_away, "layer pad1 (pad): -4, -4 rows and 0, 0 columns around 8x8x3: nothing is left"},
         {unlike_concat, "layer concat2 (concat): input0 is 8x8x3, avgpool1 is 1x1x3"},
         {concat_of_nothing, "0 values are concatenated"},

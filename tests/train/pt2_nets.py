@@ -274,7 +274,7 @@ class Turned(nn.Module):
         y = (q * 0.3).transpose(-1, -2) @ k
         y = (y.softmax(-1) @ v.transpose(-1, -2)).transpose(-1, -2)
         x = x + y.transpose(1, 2).reshape(n, h * w, c)
-        x = x + self.mix(self.norm(x).transpose(1, 2)).transpose(1, 2)
+        x = x + self.scale * self.mix(self.norm(x).transpose(1, 2)).transpose(1, 2)
         x = x * self.gate(self.over(x.transpose(1, 2))).transpose(1, 2)
         q, k, v = self.split(x).view(n, h * w, 3, 12).split([4, 4, 4], dim=3)
         q, k, v = (z.permute(0, 2, 1, 3) for z in (q, k, v))

@@ -313,12 +313,21 @@ static hvt_value as_image(importer *p, hvt_value x, const tensor *parameter, int
     return p->failed ? -1 : hvt_transpose(p->m, v, d[2], d[0] * d[1], 1, d[0], d[1]);
 }
 
-static hvt_value with_parameter(importer *p, hvt_binary op, hvt_value x, const hvt__pt2_axes *axes,
+/* x's axes, as is x, become those of the result. */
+static hvt_value with_parameter(importer *p, hvt_binary op, hvt_value x, hvt__pt2_axes *axes,
                                 const char *argument, const tensor *parameter)
 {
     int64_t size[4], rows;
     int n = hvt__pt2_argument_sizes(p, argument, 4, size);
+    const int last = axes->ndim - 1;
 
+    if (n > 0 && last > 0 && size[n - 1] > 1 && hvt__pt2_has(axes, last, 'W') &&
+        hvt__pt2_is_pixels(axes, last)) {
+        tensor turned = {.v = x, .axes = *axes}; /* channels that are pixels */
+
+        if (hvt__pt2_turn(p, &turned, 0, 0))
+            x = turned.v, *axes = turned.axes;
+    }
     if (parameter->constant && !parameter->persistent)
         refuse_fleeting(p, parameter);
     if (p->failed)
