@@ -257,7 +257,7 @@ class Turned(nn.Module):
         self.over, self.gate = nn.LayerNorm(36), nn.Linear(36, 36)
         self.packed, self.split, self.apart = nn.Conv2d(12, 36, 1), nn.Linear(12, 36), nn.Linear(12, 36)
         self.token, self.back = nn.Parameter(torch.randn(1, 1, 12)), nn.Conv2d(12, 12, 3, padding=1, groups=12)
-        self.scale = nn.Parameter(1 + 0.1 * torch.randn(12))
+        self.scale, self.lift = nn.Parameter(1 + 0.1 * torch.randn(12)), nn.Parameter(torch.randn(12))
         self.joined = nn.Linear(12, 12, bias=False)
         self.near = nn.Conv1d(1, 1, 3, padding=1, bias=False)
         self.along = nn.Conv1d(12, 12, 3, padding="same", dilation=2, groups=3)
@@ -289,7 +289,8 @@ class Turned(nn.Module):
         y = F.scaled_dot_product_attention(*(z.transpose(-1, -2) for z in (q, k, v)))
         x = x + x.mean((2, 3), keepdim=True) * x.amax(1, keepdim=True).type_as(x)
         x = F.group_norm(x + y.transpose(-1, -2).reshape(n, c, h, w), 3, self.scale)
-        return self.last(x.mean((2, 3)))
+        x = F.layer_norm(x.permute(0, 2, 3, 1), (c,), None, self.lift)
+        return self.last(x.mean((1, 2)))
 
 
 class Leaking(Attended):

@@ -73,7 +73,9 @@ static hvt_value image_or_row(importer *p, const char *name)
 
 bool hvt__pt2_is_trained(importer *p, const char *argument, const tensor *t)
 {
-    if (t->constant || t->viewed)
+    if (!t->state)
+        hvt__pt2_refuse(p, "its %s is computed; expected a parameter", argument);
+    else if (t->constant || t->viewed)
         hvt__pt2_refuse(p, "its %s is %s %s; expected a parameter", argument,
                         t->constant ? "the buffer" : "a view of", t->state);
     return !p->failed;
@@ -93,7 +95,7 @@ static void layer_name(importer *p, const tensor *weight, char *text, size_t siz
         snprintf(text, size, "%.*s", (int)(n - 6), weight->state); /* see hvt_name() */
     else if (weight)
         hvt__pt2_refuse(p, "its weight is %s; expected a parameter whose name ends in .weight or _weight",
-                        weight->state ? weight->state : "computed");
+                        weight->state);
     else
         hvt__pt2_refuse(p, "it has no weight");
 }
@@ -163,11 +165,7 @@ static bias_of find_bias(importer *p, const char *layer)
     member_name(layer, "bias", b.name, sizeof b.name);
     if (!t)
         return b;
-    if (!t->state && !t->joined)
-        hvt__pt2_refuse(p, "its bias is computed; expected a parameter");
-    else if (t->joined)
-        b.apart = t;
-    else if (hvt__pt2_is_trained(p, "bias", t))
+    if (!t->joined && hvt__pt2_is_trained(p, "bias", t))
         b.inside = !strcmp(t->state, b.name) &&
                    (!json_object_get(p->layers, layer) || json_object_get(p->layers, b.name));
     b.apart = b.inside ? NULL : t;
@@ -364,35 +362,42 @@ static void batch_norm(importer *p)
                       : hvt_batchnorm_with(p->m, x, (float)eps, (float)momentum));
 }
 
-/* Its weight and bias, or neither. ret_apart: a weight without a bias, which is not the layer's own. */
-static bool affine(importer *p, char *layer, size_t room, const tensor **ret_apart)
+/* A weight without a bias, or a bias without a weight, which is not the layer's own. */
+typedef struct apart {
+    const tensor *of; /* NULL: there is none */
+    const char *argument;
+    hvt_binary op;
+} apart;
+
+/* Has the layer a weight and a bias? */
+static bool affine(importer *p, char *layer, size_t room, apart *ret_apart)
 {
+    const tensor *weight = hvt__pt2_tensor(p, "weight"), *bias = hvt__pt2_tensor(p, "bias");
     int64_t size[4];
 
-    *ret_apart = NULL;
-    if (!hvt__pt2_given(p, "weight"))
-        return false;
-    if (!hvt__pt2_given(p, "bias")) {
-        const tensor *weight = hvt__pt2_tensor(p, "weight");
-
-        *ret_apart = weight && hvt__pt2_is_trained(p, "weight", weight) ? weight : NULL;
-        return false;
+    *ret_apart = (apart){0};
+    if (weight && bias) {
+        begin_layer(p, layer, room, size);
+        if (!p->failed)
+            belongs(p, "bias", layer, "bias");
+        return true;
     }
-    begin_layer(p, layer, room, size);
-    if (!p->failed)
-        belongs(p, "bias", layer, "bias");
-    return true;
+    if (weight && hvt__pt2_is_trained(p, "weight", weight))
+        *ret_apart = (apart){weight, "weight", HVT_MUL};
+    else if (bias && hvt__pt2_is_trained(p, "bias", bias))
+        *ret_apart = (apart){bias, "bias", HVT_ADD};
+    return false;
 }
 
-/* What such a layer made, times the weight that is not its own, if there is one. */
-static hvt_value times_apart(importer *p, hvt_value v, const tensor *apart)
+/* What such a layer made, with what is not its own. */
+static hvt_value with_apart(importer *p, hvt_value v, const apart *a)
 {
     int64_t channels = 0;
 
-    if (!apart || p->failed)
+    if (!a->of || p->failed)
         return v;
-    hvt__pt2_argument_sizes(p, "weight", 1, &channels);
-    return hvt__pt2_by_parameter(p, HVT_MUL, v, apart, 1, &channels, 1);
+    hvt__pt2_argument_sizes(p, a->argument, 1, &channels);
+    return hvt__pt2_by_parameter(p, a->op, v, a->of, 1, &channels, a->op == HVT_MUL ? 1 : 0);
 }
 
 /* Over C of [N,H,W,C], or over all of [N,C,H,W]. */
@@ -406,7 +411,7 @@ static void layer_norm(importer *p)
     char layer[192] = "";
     bool scaled, last, whole;
     tensor x;
-    const tensor *apart;
+    apart alone;
     hvt_value v;
 
     if (!hvt__pt2_is_computed(p, t))
@@ -421,20 +426,21 @@ static void layer_norm(importer *p)
     if (!last && !whole)
         hvt__pt2_refuse(p,
                         "it normalises neither over channels, its last dimension, nor over all of [N,C,H,W]");
-    scaled = affine(p, layer, sizeof layer, &apart);
-    if (apart && !last)
-        hvt__pt2_refuse(p, "it has a weight without a bias, for each element");
+    scaled = affine(p, layer, sizeof layer, &alone);
+    if (alone.of && !last)
+        hvt__pt2_refuse(p, "it has a weight without a bias, or a bias without a weight, for each element");
     if (p->failed)
         return;
     v = hvt_layernorm(p->m, v, whole ? HVT_OVER_IMAGE : HVT_OVER_CHANNELS, (float)eps, scaled);
     hvt__pt2_keep_layer(p, layer, v);
-    hvt__pt2_out_like(p, times_apart(p, v, apart), &axes);
+    hvt__pt2_out_like(p, with_apart(p, v, &alone), &axes);
 }
 
 /* x / sqrt(mean of x^2 + eps) * weight, over C of [N,H,W,C]. */
 static void rms_norm(importer *p)
 {
-    const tensor *t = hvt__pt2_tensor(p, "input"), *apart = hvt__pt2_tensor(p, "weight");
+    const tensor *t = hvt__pt2_tensor(p, "input");
+    const apart weight = {hvt__pt2_tensor(p, "weight"), "weight", HVT_MUL};
     const double eps = hvt__pt2_float(p, "eps", FLT_EPSILON);
     const char *kind;
     tensor x;
@@ -446,13 +452,13 @@ static void rms_norm(importer *p)
     if (json_array_size(hvt__pt2_arg(p->node, "normalized_shape", &kind)) != 1 || x.axes.ndim < 2 ||
         !hvt__pt2_is(&x.axes, x.axes.ndim - 1, 'C'))
         hvt__pt2_refuse(p, "it does not normalise over all channels, its last dimension");
-    if (apart)
-        hvt__pt2_is_trained(p, "weight", apart);
+    if (weight.of)
+        hvt__pt2_is_trained(p, "weight", weight.of);
     if (p->failed)
         return;
     v = hvt_mean_channels(p->m, hvt_combine(p->m, HVT_MUL, x.v, x.v));
     v = hvt_apply(p->m, hvt_apply(p->m, v, HVT_AFFINE, 1, (float)eps), HVT_POW, -0.5f, 0);
-    hvt__pt2_out_like(p, times_apart(p, hvt_combine(p->m, HVT_MUL, x.v, v), apart), &x.axes);
+    hvt__pt2_out_like(p, with_apart(p, hvt_combine(p->m, HVT_MUL, x.v, v), &weight), &x.axes);
 }
 
 static void group_norm(importer *p)
@@ -461,11 +467,11 @@ static void group_norm(importer *p)
     int groups = hvt__pt2_int(p, "num_groups", 1);
     double eps = hvt__pt2_float(p, "eps", 1e-5);
     char layer[192] = "";
-    const tensor *apart;
-    bool scaled = affine(p, layer, sizeof layer, &apart);
+    apart alone;
+    bool scaled = affine(p, layer, sizeof layer, &alone);
 
     if (!p->failed)
-        end_layer(p, layer, times_apart(p, hvt_groupnorm(p->m, x, groups, (float)eps, scaled), apart));
+        end_layer(p, layer, with_apart(p, hvt_groupnorm(p->m, x, groups, (float)eps, scaled), &alone));
 }
 
 /* A group norm of as many groups as channels. */
@@ -475,13 +481,13 @@ static void instance_norm(importer *p)
     double eps = hvt__pt2_float(p, "eps", 1e-5);
     int64_t size[HVT__PT2_DIMS];
     char layer[192] = "";
-    const tensor *apart;
-    bool scaled = affine(p, layer, sizeof layer, &apart);
+    apart alone;
+    bool scaled = affine(p, layer, sizeof layer, &alone);
 
     if (hvt__pt2_given(p, "running_mean"))
         hvt__pt2_refuse(p, "it has running statistics; expected track_running_stats=False");
     if (!p->failed && hvt__pt2_out_sizes(p, 0, size) == 4 && size[1] <= INT_MAX)
-        end_layer(p, layer, times_apart(p, hvt_groupnorm(p->m, x, (int)size[1], (float)eps, scaled), apart));
+        end_layer(p, layer, with_apart(p, hvt_groupnorm(p->m, x, (int)size[1], (float)eps, scaled), &alone));
 }
 
 /* ---- pooling ---- */
