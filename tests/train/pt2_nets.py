@@ -293,6 +293,33 @@ class Turned(nn.Module):
         return self.last(x.mean((1, 2)))
 
 
+class Square(nn.Module):
+    """As many tokens as channels: which of them are queries, keys and values shows only where they come from."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.one, self.two = nn.Conv2d(3, 6, (6, 4), (6, 4)), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.last = nn.Linear(36, CLASSES)
+
+    def forward(self, x):
+        x = self.conv(x).flatten(2)
+        a, b = self.one(x.mT), self.two(x.mT)
+        y = (x @ x).softmax(-1) @ x + (x.mT @ x).softmax(-1) @ x - (x @ x.mT).softmax(-1) @ x
+        y = y + (a @ b).softmax(-1) @ b + (a.mT @ b).softmax(-1) @ b + (a.mT @ b).softmax(-1) @ b.mT
+        return self.last((y + torch.bmm(torch.bmm(x, a).softmax(-1), x.mT)).flatten(1))
+
+
+class Computed(Attended):
+    """A norm's weight is one that PyTorch computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(CLASSES))
+
+    def forward(self, x):
+        return F.layer_norm(self.conv(x).mean((2, 3)), (CLASSES,), 1 + self.weight)
+
+
 class Leaking(Attended):
     how = {"dropout_p": 0.1}
 
@@ -493,7 +520,7 @@ NETS = {"branches": Branches, "unknown": Unknown, "inplace": InPlace, "dropped":
         "moved": Moved, "pooled": Pooled, "unbounded": Unbounded, "reflected": Reflected,
         "lopsided": Lopsided, "halved": Halved, "skipped": Skipped, "dilated": Dilated, "written": Written,
         "untracked": Untracked, "unscaling": Unscaling, "columns": Columns, "mixed": Mixed, "doubled": Doubled, "logarithms": Logarithms,
-        "tokens": Tokens, "choosy": Choosy, "biased": Biased, "rolled": Rolled, "folded": Folded, "picked": Picked, "sifted": Sifted, "windowed": Windowed, "turned": Turned, "leaking": Leaking, "products": Products, "repeated": Repeated, "forgetful": Forgetful, "tied": Tied}
+        "tokens": Tokens, "choosy": Choosy, "biased": Biased, "rolled": Rolled, "folded": Folded, "picked": Picked, "sifted": Sifted, "windowed": Windowed, "turned": Turned, "square": Square, "computed": Computed, "leaking": Leaking, "products": Products, "repeated": Repeated, "forgetful": Forgetful, "tied": Tied}
 
 
 def net(name):

@@ -58,7 +58,7 @@ def a_net_of_ones_own_has_pytorchs_logits():
 
 
 def constants_are_computed_as_in_pytorch():
-    for name in "folded", "rolled", "windowed", "turned":
+    for name in "folded", "rolled", "windowed", "turned", "square":
         rc, out, err = run(exported(name) + DATA + "--evaluate --predict-logits got.npy".split())
         check(rc == 0 and not err, out, err)
         same_logits(name)
@@ -347,7 +347,7 @@ def what_cannot_be_imported_says_what_was_expected():
                          ("choosy", "its mask is computed"), ("biased", "two parameters are added to its scores"),
                          ("picked", "it takes elements of what is computed"),
                          ("sifted", "is no tensor of whole numbers, but a mask"), ("leaking", "it drops out 0.1 of its weights; expected 0"),
-                         ("tied", "it computes with last.weight"),
+                         ("tied", "it computes with last.weight"), ("computed", "its weight is computed; expected a parameter"),
                          ("forgetful", "it drops out 0.2 of attention's weights", "eval() mode"),
                          ("repeated", "token is repeated", "one row for each token"),
                          ("products", "it computes with products of queries and keys")]:

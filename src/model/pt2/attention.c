@@ -225,37 +225,63 @@ static hvt_value without_factor(importer *p, const tensor *t)
 }
 
 /* The same of a tensor; where the channels are its tokens, as in attention between channels, these become
- * pixels. */
-static bool divided(importer *p, const tensor *t, bool turned, division *ret)
+ * pixels, of ret_t alone: t may also be read as it is. */
+static bool divided(importer *p, const tensor *t, bool turned, tensor *ret_t, division *ret)
 {
+    *ret_t = *t;
     if (divide(&t->axes, turned, ret))
         return true;
     without_factor(p, t);
-    return hvt__pt2_turn(p, &p->tensor[t - p->tensor], 0, 0) && divide(&t->axes, turned, ret);
+    *ret_t = *t;
+    return hvt__pt2_turn(p, ret_t, 0, 0) && divide(&ret_t->axes, turned, ret);
+}
+
+/* Is it so, without a layer on the tape? */
+static bool is_divided(const importer *p, const tensor *t, bool turned)
+{
+    hvt__pt2_axes axes;
+    division d;
+
+    return divide(&t->axes, turned, &d) ||
+           (hvt__pt2_turned_axes(p, t, 0, 0, &axes) && divide(&axes, turned, &d));
+}
+
+/* The pixels of a as one line, if those of b are one. */
+static hvt_value in_one_line(importer *p, hvt_value a, hvt_value b)
+{
+    int of_a[3], of_b[3];
+
+    hvt_value_shape(p->m, a, of_a);
+    hvt_value_shape(p->m, b, of_b);
+    return of_a[0] > 1 && of_b[0] == 1 ? hvt_reshape(p->m, a, 1, of_a[0] * of_a[1]) : a;
 }
 
 static void attend(importer *p, const tensor *q, const tensor *k, bool turned, const tensor *v, double scale,
                    const addition *added)
 {
-    hvt__pt2_axes axes;
+    const tensor *const given[3] = {q, k, v};
+    tensor part[3];
     division of[3];
     hvt_attention_opts o = {0};
     int all[3], *pixel[3], table;
     hvt_value y, in[3];
+    bool fits = true;
 
-    if (!divided(p, q, false, &of[0]) || !divided(p, k, turned, &of[1]) || !divided(p, v, false, &of[2]) ||
-        of[0].heads != of[1].heads || of[0].heads != of[2].heads || of[0].width != of[1].width ||
+    for (int i = 0; i < 3 && fits; i++)
+        fits = divided(p, given[i], turned && i == 1, &part[i], &of[i]);
+    if (!fits || of[0].heads != of[1].heads || of[0].heads != of[2].heads || of[0].width != of[1].width ||
         of[0].width != of[2].width || of[0].windows != of[1].windows || of[0].windows != of[2].windows ||
-        of[1].tokens != of[2].tokens || of[0].heads * (int64_t)of[0].width != channels_of(p, q) ||
-        channels_of(p, q) != channels_of(p, k) || channels_of(p, q) != channels_of(p, v)) {
+        of[1].tokens != of[2].tokens || of[0].heads * (int64_t)of[0].width != channels_of(p, &part[0]) ||
+        channels_of(p, &part[0]) != channels_of(p, &part[1]) ||
+        channels_of(p, &part[0]) != channels_of(p, &part[2])) {
         hvt__pt2_refuse(p,
                         "its queries, keys and values are not [N, heads, tokens, width], each head so many "
                         "neighbouring channels");
         return;
     }
-    axes = q->axes;
+    q = &part[0], k = &part[1], v = &part[2];
     for (int i = 0; i < 3; i++)
-        pixel[i] = pixels_of(p, i == 0 ? q : i == 1 ? k : v, &of[i]);
+        pixel[i] = pixels_of(p, &part[i], &of[i]);
     if (p->failed)
         return;
     o.heads = of[0].heads;
@@ -281,7 +307,11 @@ static void attend(importer *p, const tensor *q, const tensor *k, bool turned, c
         table = add_to(p, added, &of[0], of[1].tokens, &o);
         y = p->failed ? -1 : hvt_self_attention_with(p->m, q->v, &o);
     } else {
-        in[0] = without_factor(p, q), in[1] = without_factor(p, k), in[2] = hvt__pt2_value(p, v);
+        for (int i = 0; i < 3; i++)
+            in[i] = part[i].count ? without_factor(p, given[i]) : part[i].v;
+        if (v->times)
+            in[2] = hvt_apply(p->m, in[2], HVT_AFFINE, (float)v->times, 0);
+        in[1] = in_one_line(p, in[1], in[2]), in[2] = in_one_line(p, in[2], in[1]);
         table = add_to(p, added, &of[0], of[1].tokens, &o);
         y = p->failed ? -1 : hvt_attention_with(p->m, in[0], in[1], in[2], &o);
     }
@@ -289,7 +319,7 @@ static void attend(importer *p, const tensor *q, const tensor *k, bool turned, c
         return;
     if (table >= 0)
         hvt__pt2_keep_layer(p, p->tensor[table].state, y);
-    hvt__pt2_out_like(p, y, &axes);
+    hvt__pt2_out_like(p, y, &q->axes);
 }
 
 /* One more in front of those before; NULL: the node is refused. */
@@ -377,9 +407,7 @@ static int index_of(const importer *p, const tensor *t)
 /* The scores of queries a and keys b. */
 static void begin_scores(importer *p, const tensor *a, const tensor *b, bool turned)
 {
-    division of;
-
-    if (a->scores || a->v < 0 || b->v < 0 || !divided(p, a, false, &of) || !divided(p, b, turned, &of))
+    if (a->scores || a->v < 0 || b->v < 0 || !is_divided(p, a, false) || !is_divided(p, b, turned))
         hvt__pt2_refuse(p, "it is known in attention only: softmax(queries @ keys') @ values");
     hvt__pt2_out(p, 0,
                  (tensor){.v = -1,

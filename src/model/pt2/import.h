@@ -218,6 +218,8 @@ tensor hvt__pt2_in_order(importer *p, const tensor *t);
 /* Pixels become channels, and channels the pixels, h x w of them (0: one line): x, all of whose channels are
  * in its v, is another value of the same dimensions. False: it is as before. */
 bool hvt__pt2_turn(importer *p, tensor *x, int h, int w);
+/* The dimensions that it would have, without rolls. */
+bool hvt__pt2_turned_axes(const importer *p, const tensor *x, int h, int w, hvt__pt2_axes *ret);
 /* x, whose pixels are one line, gets h lines of w. False: it is as before. */
 bool hvt__pt2_in_lines(importer *p, tensor *x, int h, int w);
 

@@ -303,17 +303,26 @@ static bool change_parts(hvt__pt2_axes *x, char from, int w, bool turned, int ol
     return true;
 }
 
+bool hvt__pt2_turned_axes(const importer *p, const tensor *x, int h, int w, hvt__pt2_axes *ret)
+{
+    int shape[3], channels;
+
+    hvt_value_shape(p->m, x->v, shape);
+    channels = x->count ? x->count : shape[2];
+    h = h ? h : 1, w = w ? w : channels;
+    *ret = x->axes;
+    return (int64_t)h * w == channels && change_parts(ret, 'C', w, true, shape[1]);
+}
+
 bool hvt__pt2_turn(importer *p, tensor *x, int h, int w)
 {
     int shape[3];
 
     hvt__pt2_unroll(p, x);
     hvt_value_shape(p->m, x->v, shape);
-    h = h ? h : 1, w = w ? w : shape[2];
-    if (p->failed || x->v < 0 || (int64_t)h * w != shape[2] ||
-        !change_parts(&x->axes, 'C', w, true, shape[1]))
+    if (p->failed || x->v < 0 || !hvt__pt2_turned_axes(p, x, h, w, &x->axes))
         return false;
-    x->v = hvt_transpose(p->m, x->v, shape[0] * shape[1], shape[2], 1, h, w);
+    x->v = hvt_transpose(p->m, x->v, shape[0] * shape[1], shape[2], 1, h ? h : 1, w ? w : shape[2]);
     p->mistaken = p->mistaken || x->v < 0;
     return x->v >= 0;
 }
