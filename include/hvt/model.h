@@ -173,7 +173,8 @@ HVT_API hvt_value hvt_shuffle(hvt_model *m, hvt_value x, int groups);
  *     x.reshape(N, -1, rows, columns, block).transpose(2, 3).reshape(N, h, w, -1)
  *
  * rows = H*W, columns = C, block = 1, h = 1, w = C: channels become pixels, and pixels channels. Where only
- * channels change their places, h and w are those of x. Mistakes: sizes that do not divide those of x. */
+ * channels change their places, h and w are those of x; else images lie one after the other in the whole
+ * model (HVT_ORDER_NHW), whatever the device prefers. Mistakes: sizes that do not divide those of x. */
 HVT_API hvt_value hvt_transpose(hvt_model *m, hvt_value x, int rows, int columns, int block, int h, int w);
 /** torch.nn.functional.pad: so many rows and columns of zeros around each image; negative: cut off there. */
 HVT_API hvt_value hvt_pad(hvt_model *m, hvt_value x, int top, int bottom, int left, int right);

@@ -52,8 +52,7 @@ typedef struct tensor {
     const char *viewed; /* this is a view of what has this name in the graph; NULL: it is that itself */
     hvt_value v;        /* on the tape; -1: a parameter or buffer */
     int first, count;   /* it is so many channels of v, which are not cut out yet; count 0: all */
-    const int
-        *joined; /* [njoined] it is these parameters and constants of one dimension, one after the other */
+    const int *joined;  /* [njoined] it is these parameters and constants of one dimension, side by side */
     int njoined;
     bool noise; /* random numbers to multiply with, each `factor` with probability `keep`, else 0 */
     double keep, factor;
@@ -207,9 +206,7 @@ bool hvt__pt2_number(importer *p, double *ret_x);
 /* Its rows and columns are moved on the tape, where a roll has only said so. */
 void hvt__pt2_unroll(importer *p, tensor *x);
 
-/* A computed tensor whose rows and columns are on the tape, where a roll or a view of tokens has only said
- * so.
- */
+/* A computed tensor whose rows and columns are on the tape, where a roll or a view has only said it. */
 tensor hvt__pt2_with_lines(importer *p, const tensor *t);
 
 /* A computed tensor, whose channels are in order: see hvt__pt2_ordered(). Its v is -1 after a refusal. */
