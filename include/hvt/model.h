@@ -228,16 +228,18 @@ HVT_API hvt_value hvt_self_attention(hvt_model *m, hvt_value qkv, int heads, flo
  * name, and is of shape dim[ndim]. It begins normal with a deviation of 0.02. The arrays are copied. */
 typedef struct hvt_attention_opts {
     int heads;
-    float scale;       ///< 0: 1 / sqrt(C/heads)
-    int windows;       ///< of T = H*W/windows tokens each; 0 or 1: the image is one
-    const int *pixel;  ///< [windows][T]: each token's pixel, line by line; NULL: 0 to H*W-1
-    int ndim, dim[4];  ///< the table's shape; ndim 0: there is none
-    const int *bias;   ///< [heads][T][T']: which of its elements
-    const float *mask; ///< [windows][T][T'], finite; NULL: none
+    float scale;            ///< 0: 1 / sqrt(C/heads)
+    int windows;            ///< of T = H*W/windows tokens each; 0 or 1: the image is one
+    const int *pixel;       ///< [windows][T]: each token's pixel, line by line; NULL: 0 to H*W-1
+    int ndim, dim[4];       ///< the table's shape; ndim 0: there is none, or it is computed:
+    const hvt_value *table; ///< of which each image has the same; elements are in the order H, W, C
+    const int *bias;        ///< [heads][T][T']: which of its elements
+    const float *mask;      ///< [windows][T][T'], finite; NULL: none
 } hvt_attention_opts;
 /** Mistakes, besides those of hvt_attention(): several windows of fewer keys than queries or the other way
  * round, or of which the image has no multiple; pixels that are not each named once; an element that the
- * table has not; a mask that is not finite. */
+ * table has not; a mask that is not finite; a parameter and a computed table, or that for the short form.
+ * With a computed table images lie one after the other in the whole model (HVT_ORDER_NHW). */
 HVT_API hvt_value hvt_attention_with(hvt_model *m, hvt_value q, hvt_value k, hvt_value v,
                                      const hvt_attention_opts *opts);
 HVT_API hvt_value hvt_self_attention_with(hvt_model *m, hvt_value qkv, const hvt_attention_opts *opts);

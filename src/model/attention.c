@@ -77,7 +77,7 @@ static hvt_value divide(hvt_model *m, hvt_layer *l, int queries, int keys, const
     hvt_attention_args *a = &l->is.attention;
     const int windows = o->windows > 1 ? o->windows : 1;
     int64_t elements = o->ndim > 0, scores;
-    int wrong;
+    int wrong, table[3];
 
     HVT_EXPECT(m, l, queries % windows == 0 && (queries == keys || (windows == 1 && !o->pixel)),
                "%d windows of %d queries and %d keys", windows, queries, keys);
@@ -85,16 +85,24 @@ static hvt_value divide(hvt_model *m, hvt_layer *l, int queries, int keys, const
     a->queries = queries / windows;
     a->keys = keys / windows;
     scores = (int64_t)a->queries * a->keys * (windows > a->heads ? windows : a->heads);
-    HVT_EXPECT(m, l, (!o->ndim && !o->mask) || scores <= MOST_SCORES,
+    HVT_EXPECT(m, l, (!o->ndim && !o->table && !o->mask) || scores <= MOST_SCORES,
                "%d queries and %d keys of %d windows and %d heads; expected at most %d scores", a->queries,
                a->keys, windows, a->heads, MOST_SCORES);
-    HVT_EXPECT(m, l, o->ndim >= 0 && o->ndim <= 4 && (!o->ndim || o->bias),
+    HVT_EXPECT(m, l, o->ndim >= 0 && o->ndim <= 4 && ((!o->ndim && !o->table) || o->bias),
                "a table of %d dimensions, expected 0 to 4, and biases if there are any", o->ndim);
+    HVT_EXPECT(m, l, !o->table || (!o->ndim && l->nin == 4),
+               "a computed table; expected queries, keys and values with it, and no other one");
     for (int i = 0; i < o->ndim; i++) {
         HVT_EXPECT(m, l, o->dim[i] > 0 && o->dim[i] <= HVT_MOST / elements,
                    "a table whose dimension %d is %d; expected at most %d elements", i, o->dim[i], HVT_MOST);
         elements *= o->dim[i];
         l->dim[i] = o->dim[i];
+    }
+    if (o->table) {
+        hvt_value_shape(m, *o->table, table);
+        elements = (int64_t)table[0] * table[1] * table[2];
+        HVT_EXPECT(m, l, elements <= HVT_MOST, "a table of %lld elements; expected at most %d",
+                   (long long)elements, HVT_MOST);
     }
     l->has_parameter = o->ndim > 0;
     l->ndim = o->ndim;
@@ -122,7 +130,7 @@ static hvt_value attention(hvt_model *m, const hvt_value *in, int count, const h
     HVT_EXPECT(m, l, o, "no options");
     q = m->layer[in[0]].y.dim;
     k = m->layer[in[count > 1]].y.dim;
-    v = m->layer[in[count - 1]].y.dim;
+    v = m->layer[in[count > 1 ? 2 : 0]].y.dim;
     HVT_EXPECT(m, l, count > 1 || q[3] % 3 == 0,
                "%d channels; expected three times as many as its output has", q[3]);
     HVT_EXPECT(
@@ -147,7 +155,9 @@ static hvt_value attention(hvt_model *m, const hvt_value *in, int count, const h
 hvt_value hvt_attention_with(hvt_model *m, hvt_value q, hvt_value k, hvt_value v,
                              const hvt_attention_opts *opts)
 {
-    return m ? attention(m, (hvt_value[]){q, k, v}, 3, opts) : -1;
+    const bool table = opts && opts->table;
+
+    return m ? attention(m, (hvt_value[]){q, k, v, table ? *opts->table : -1}, 3 + table, opts) : -1;
 }
 
 hvt_value hvt_self_attention_with(hvt_model *m, hvt_value qkv, const hvt_attention_opts *opts)
@@ -169,6 +179,23 @@ hvt_value hvt_self_attention(hvt_model *m, hvt_value qkv, int heads, float scale
 static bool is_packed(const hvt_layer *l)
 {
     return l->in[1] < 0;
+}
+
+/* Is the table one of the inputs? */
+static bool has_table(const hvt_layer *l)
+{
+    return l->nin == 4 && !is_packed(l);
+}
+
+/* The bytes of the first image's table in floats, and of its gradient, at the end of the workspace. */
+static size_t tables(const hvt_layer *l)
+{
+    return 2 * (size_t)l->is.attention.elements * sizeof(float);
+}
+
+static float *table_in_workspace(const hvt_model *m, const hvt_layer *l)
+{
+    return (float *)(void *)((char *)m->ws + l->ws_bytes - tables(l));
 }
 
 /* The layer's arrays, in device memory. */
@@ -212,6 +239,8 @@ static hvt_status attention_plan(hvt_model *m, hvt_layer *l)
         HVT_TRY(hvt__param_add(m, l, 0, &p, NULL));
     }
     l->ws_bytes = m->dev->ops->general.attention_room(m->dev, k);
+    if (has_table(l))
+        l->ws_bytes = (l->ws_bytes + 63) / 64 * 64 + tables(l);
     return HVT_OK;
 }
 
@@ -236,10 +265,37 @@ static hvt_attention_args arguments(hvt_model *m, const hvt_layer *l)
     return a;
 }
 
+/* The table of the first image, which that of each other one is like. */
+static hvt_status read_table(hvt_model *m, const hvt_layer *l, hvt_attention_args *a)
+{
+    float *table;
+
+    if (!has_table(l))
+        return HVT_OK;
+    table = table_in_workspace(m, l);
+    a->table = table;
+    return m->dev->ops->vector.cast(m->dev, (size_t)a->elements, 1, hvt__in(m, l, 3)->y.data, a->type, table,
+                                    HVT_F32);
+}
+
+/* Its gradient is the first image's; those of the others are 0. */
+static hvt_status give_table(hvt_model *m, const hvt_layer *l, const float *dtable)
+{
+    const hvt_layer *in = hvt__in(m, l, 3);
+    const size_t n = (size_t)l->is.attention.elements;
+    void *rounded = table_in_workspace(m, l); /* in the table's place */
+
+    if (!l->add[3])
+        HVT_TRY(m->dev->ops->memory.zero(m->dev, in->dy.data, hvt__bytes(in)));
+    HVT_TRY(m->dev->ops->vector.cast(m->dev, n, 1, dtable, HVT_F32, rounded, in->dy.dtype));
+    return m->dev->ops->vector.add(m->dev, n, in->dy.dtype, in->dy.data, rounded, in->dy.data);
+}
+
 static hvt_status attention_forward(hvt_model *m, hvt_layer *l)
 {
     hvt_attention_args a = arguments(m, l);
 
+    HVT_TRY(read_table(m, l, &a));
     a.y = l->y.data;
     return m->dev->ops->general.attention_forward(m->dev, &a);
 }
@@ -252,9 +308,13 @@ static hvt_status attention_backward(hvt_model *m, hvt_layer *l)
     hvt_attention_args a = arguments(m, l);
     void **const dx[3] = {&a.q.dx, &a.k.dx, &a.v.dx};
     bool *const add[3] = {&a.q.add, &a.k.add, &a.v.add};
+    float *dtable = NULL;
 
     a.dy = l->dy.data;
-    a.dtable = l->has_parameter && !hvt__is_frozen(m, l, 0) ? hvt__grad(m, l, 0) : NULL;
+    HVT_TRY(read_table(m, l, &a));
+    if (has_table(l) && hvt__in(m, l, 3)->dy.data)
+        dtable = table_in_workspace(m, l) + a.elements;
+    a.dtable = dtable ? dtable : l->has_parameter && !hvt__is_frozen(m, l, 0) ? hvt__grad(m, l, 0) : NULL;
     for (int i = 0; i < 3; i++) {
         *dx[i] = part(l, i, hvt__in(m, l, packed ? 0 : i)->dy.data);
         *add[i] = l->add[packed ? 0 : i];
@@ -264,7 +324,9 @@ static hvt_status attention_backward(hvt_model *m, hvt_layer *l)
             a.dtable = NULL;
         }
     }
-    return twice ? HVT_OK : m->dev->ops->general.attention_backward(m->dev, &a);
+    if (!twice)
+        HVT_TRY(m->dev->ops->general.attention_backward(m->dev, &a));
+    return dtable ? give_table(m, l, dtable) : HVT_OK;
 }
 
 const hvt_layer_ops hvt_layer_attention = {"attention", attention_plan, attention_forward,

@@ -155,7 +155,8 @@ static int stored_channels(const hvt_model *m)
 static bool whole_images(const hvt_model *m)
 {
     for (const hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
-        if (l->ops == &hvt_layer_transpose && l->is.transpose.across)
+        if ((l->ops == &hvt_layer_transpose && l->is.transpose.across) ||
+            (l->ops == &hvt_layer_attention && l->nin > 3))
             return true;
     return false;
 }

@@ -233,7 +233,8 @@ class Windows(nn.Module):
 
 
 class Turns(nn.Module):
-    """Layers over tokens, as MLP-Mixer has them; a convolution along them; channels that are packed head by head."""
+    """Layers over tokens, as MLP-Mixer has them; a convolution along them; channels that are packed head by head; biases of
+    scores that are computed."""
 
     def __init__(self):
         super().__init__()
@@ -241,6 +242,7 @@ class Turns(nn.Module):
         self.mix1, self.mix2 = nn.Linear(30, 8), nn.Linear(8, 30)
         self.line = nn.Conv1d(12, 12, 3, padding=1, groups=3)
         self.qkv = nn.Linear(12, 36)
+        self.table = nn.Parameter(torch.empty(59, 3))
         self.fc = nn.Linear(12, CLASSES)
 
     def forward(self, x):
@@ -248,7 +250,10 @@ class Turns(nn.Module):
         x = x + self.mix2(F.gelu(self.mix1(x)))
         x = (x + self.line(x)).transpose(1, 2)
         q, k, v = self.qkv(x).unflatten(2, (3, 3, 4)).transpose(1, 2).unbind(3)
-        return self.fc((x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)).mean(1))
+        place = torch.arange(30)
+        biases = 16 * torch.sigmoid(self.table)[place[:, None] - place + 29].permute(2, 0, 1)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=biases[None])
+        return self.fc((x + y.transpose(1, 2).flatten(2)).mean(1))
 
 
 def run(make):

@@ -221,7 +221,11 @@ static hvt_value turns(hvt_model *m, hvt_value x)
                                   .groups = 3,
                                   .bias = true,
                                   .line = true};
-    hvt_value y;
+    static int bias[3 * 30 * 30];
+    hvt_value y, table;
+
+    for (int i = 0; i < 3 * 30 * 30; i++)
+        bias[i] = (i / 30 % 30 - i % 30 + 29) * 3 + i / 900;
 
     x = conv(m, "conv", x, 12, 3, 2);
     y = hvt_transpose(m, x, 30, 12, 1, 1, 12);
@@ -234,7 +238,13 @@ static hvt_value turns(hvt_model *m, hvt_value x)
     x = hvt_add(m, x, hvt_conv2d_with(m, x, &line));
     hvt_name(m, "qkv");
     y = hvt_transpose(m, hvt_linear_with(m, x, 36, true), 3, 3, 4, 1, 30);
-    return head(m, hvt_add(m, x, hvt_self_attention(m, y, 3, 0)));
+    table = hvt_zeros(m, x, 1, 59, 3);
+    hvt_name(m, "table");
+    table = hvt_add_embedding(m, table, 0, 2, (int[]){59, 3}, 0.02f);
+    table = hvt_apply(m, hvt_apply(m, table, HVT_SIGMOID, 0, 0), HVT_AFFINE, 16, 0);
+    y = hvt_attention_with(m, hvt_slice(m, y, 0, 12), hvt_slice(m, y, 12, 12), hvt_slice(m, y, 24, 12),
+                           &(hvt_attention_opts){.heads = 3, .table = &table, .bias = bias});
+    return head(m, hvt_add(m, x, y));
 }
 
 static const struct {

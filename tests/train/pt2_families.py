@@ -37,7 +37,7 @@ BATCH, CLASSES, STEPS, MOMENTUM, CLIP, DECAY = 6, 7, 10, 0.9, 1.0, 0.01
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 RATES = {"sgd": 0.0005, "adamw": 0.00001}  # AdamW moves each weight of a large net by as much
 # rates of nets that would hardly move
-LARGER = {"two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100, "pyramid": 100, "attentive": 300, "masked": 30, "turned": 30, "small_swin": 30, "small_maxvit": 30,
+LARGER = {"two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100, "pyramid": 100, "attentive": 300, "masked": 30, "turned": 30, "small_swin": 30, "small_swin_v2": 30, "small_maxvit": 30,
           "logarithms": 300, "tokens": 30, "queries": 30, "squeezenet1_0": 300, "squeezenet1_1": 300, "alexnet": 10,
           "vgg11": 100}
 BOUNDS = {"logits": 1e-4, "gradients": 1e-3, "losses": 1e-3}
@@ -50,7 +50,7 @@ families = {
     "mnasnet0_5": (64, {}), "mnasnet1_0": (64, {}), "shufflenet_v2_x0_5": (64, {}), "shufflenet_v2_x1_0": (64, {}),
     "regnet_y_400mf": (64, {}), "regnet_x_400mf": (64, {}), "efficientnet_b0": (64, {}), "efficientnet_v2_s": (64, {}),
     "convnext_tiny": (64, {}), "googlenet": (64, {"aux_logits": False, "init_weights": False}),
-    "vit_b_16": (64, {"image_size": 64}), "swin_t": (64, {}), "maxvit_t": (224, {}),
+    "vit_b_16": (64, {"image_size": 64}), "swin_t": (64, {}), "swin_v2_t": (64, {}), "maxvit_t": (224, {}),
     "inception_v3": (96, {"aux_logits": False, "init_weights": False}),
 }
 # side of the images, operations that the message must name
@@ -58,7 +58,7 @@ refused = {
     "upward": (32, ["conv_transpose2d.input", "upsample_bilinear2d"]),
     "softmax": (12, ["softmax.int"]), "squeezed": (12, ["softmax.int"]),
 }
-round_trips = ["gated", "scaled", "masked", "turned", "small_swin", "small_maxvit", "resnet18", "mobilenet_v2", "efficientnet_b0"]
+round_trips = ["gated", "scaled", "masked", "turned", "small_swin", "small_swin_v2", "small_maxvit", "resnet18", "mobilenet_v2", "efficientnet_b0"]
 
 
 @contextlib.contextmanager
@@ -475,6 +475,14 @@ def small_swin():
     return SwinTransformer([2, 2], 12, [2, 2], [2, 3], [3, 3], stochastic_depth_prob=0.0, num_classes=CLASSES)
 
 
+def small_swin_v2():
+    """Scores of vectors of length 1 and a factor of each head, biases that a net computes of the pixels' places, a bias some of
+    which is set to 0."""
+    from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformer, SwinTransformerBlockV2
+    return SwinTransformer([2, 2], 12, [2, 2], [2, 3], [3, 3], stochastic_depth_prob=0.0, num_classes=CLASSES,
+                           block=SwinTransformerBlockV2, downsample_layer=PatchMergingV2)
+
+
 def small_maxvit():
     """Windows, and grids of pixels that are far apart, by einsum."""
     from torchvision.models import MaxVit
@@ -522,7 +530,7 @@ own = {"two_branches": (TwoBranches, 32), "gated": (Gated, 32), "arithmetic": (A
        "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16), "pyramid": (Pyramid, 16), "attentive": (Attentive, 10),
        "functions": (Functions, 12), "shared": (Shared, 12), "ties": (Ties, 40), "logarithms": (Logarithms, 12),
        "tokens": (Tokens, 16), "queries": (Queries, 16), "masked": (Masked, 16), "turned": (lambda: Turned(CLASSES), 12), "small_swin": (small_swin, 20),
-       "small_maxvit": (small_maxvit, 32), "upward": (Upward, 32), "softmax": (Softmax, 12), "squeezed": (Squeezed, 12)}
+       "small_swin_v2": (small_swin_v2, 20), "small_maxvit": (small_maxvit, 32), "upward": (Upward, 32), "softmax": (Softmax, 12), "squeezed": (Squeezed, 12)}
 
 
 def build(name, drops=False):

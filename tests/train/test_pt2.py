@@ -605,12 +605,12 @@ def families_train_as_in_pytorch():
 
 
 def operations_compute_and_train_as_in_pytorch():
-    families("cropped", "scaled", "fixed_norms", "pyramid", "attentive", "functions", "shared", "tokens", "queries", "masked", "turned", "small_swin",
+    families("cropped", "scaled", "fixed_norms", "pyramid", "attentive", "functions", "shared", "tokens", "queries", "masked", "turned", "small_swin", "small_swin_v2",
              "small_maxvit", "ties", "logarithms", "softmax", "squeezed")
 
 
 def what_was_trained_goes_back_to_pytorch():
-    families("--round-trip", "gated", "scaled", "masked", "turned", "small_swin", "resnet18")
+    families("--round-trip", "gated", "scaled", "masked", "turned", "small_swin", "small_swin_v2", "resnet18")
 
 
 TESTS = [a_net_of_ones_own_has_pytorchs_logits, what_was_trained_goes_back_by_name, constants_are_computed_as_in_pytorch,

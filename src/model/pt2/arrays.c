@@ -73,7 +73,7 @@ known *hvt__pt2_numbers(importer *p, int ndim, const int64_t *size)
 
     if (!k)
         return NULL;
-    *k = (known){.ndim = ndim, .table = -1};
+    *k = (known){.ndim = ndim, .from = {.table = -1}};
     memcpy(k->size, size, (size_t)ndim * sizeof *size);
     return hvt__pt2_room(p, k, &k->number) ? k : NULL;
 }

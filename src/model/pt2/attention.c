@@ -147,9 +147,29 @@ static bool collect(importer *p, const addition *a, const division *q, int keys,
     return true;
 }
 
-/* Into o, which has the windows. The number of the tensor whose elements are added; -1: none. */
-static int add_to(importer *p, const addition *added, const division *q, int keys, hvt_attention_opts *o)
+/* The tensor whose elements these are, as a value: what is computed of them is computed there. */
+static hvt_value table_of(importer *p, const source *from)
 {
+    tensor *t = &p->tensor[from->table];
+    hvt_value v;
+
+    if (t->v < 0 && !(t->state && hvt__pt2_as_value(p, t))) {
+        hvt__pt2_refuse(p,
+                        "what is added to its scores is computed of %s, which has more than three dimensions",
+                        t->name);
+        return -1;
+    }
+    v = hvt__pt2_value(p, t);
+    v = from->squashed ? hvt_apply(p->m, v, HVT_SIGMOID, 0, 0) : v;
+    return from->gain != 0 ? hvt_apply(p->m, v, HVT_AFFINE, (float)from->gain, 0) : v;
+}
+
+/* Into o, which has the windows. The number of the tensor whose elements are added; -1: none, or it is the
+ * value *ret_table. */
+static int add_to(importer *p, const addition *added, const division *q, int keys, hvt_attention_opts *o,
+                  hvt_value *ret_table)
+{
+    const source *from = NULL;
     const int64_t scores = (int64_t)q->tokens * keys, biases = scores * q->heads,
                   masked = scores * q->windows;
     float *mask, *one;
@@ -180,7 +200,8 @@ static int add_to(importer *p, const addition *added, const division *q, int key
             hvt__pt2_refuse(p, "two parameters are added to its scores; expected one");
         if (p->failed || !collect(p, added, q, keys, added->what->element.x ? bias : other, one))
             return -1;
-        table = added->what->element.x ? added->what->table : table;
+        from = added->what->element.x ? &added->what->from : from;
+        table = from ? from->table : -1;
         for (int64_t i = 0; i < masked; i++) {
             mask[i] += one[i];
             all_zero = all_zero && mask[i] == 0;
@@ -196,6 +217,12 @@ static int add_to(importer *p, const addition *added, const division *q, int key
                             (int)(row / q->tokens));
     }
     o->mask = all_zero ? NULL : mask;
+    if (table >= 0 && !p->failed && (from->squashed || from->gain != 0 || p->tensor[table].v >= 0)) {
+        *ret_table = table_of(p, from);
+        o->table = ret_table;
+        o->bias = bias;
+        return -1;
+    }
     if (table >= 0) {
         const tensor *t = &p->tensor[table];
         int64_t size[4];
@@ -209,6 +236,17 @@ static int add_to(importer *p, const addition *added, const division *q, int key
         hvt__pt2_begin_layer(p, t->state);
     }
     return table;
+}
+
+static bool computes_table(const importer *p, const addition *added)
+{
+    bool computes = false;
+
+    for (; added; added = added->before)
+        computes = computes ||
+                   (added->what->element.x && (added->what->from.squashed || added->what->from.gain != 0 ||
+                                               p->tensor[added->what->from.table].v >= 0));
+    return computes;
 }
 
 /* The value of t, which is not multiplied yet. */
@@ -256,15 +294,27 @@ static hvt_value in_one_line(importer *p, hvt_value a, hvt_value b)
     return of_a[0] > 1 && of_b[0] == 1 ? hvt_reshape(p->m, a, 1, of_a[0] * of_a[1]) : a;
 }
 
+/* q, [.., heads * width], times a number for each head. */
+static hvt_value times_heads(importer *p, hvt_value q, const division *d, const tensor *per_head)
+{
+    const int n = d->heads * d->width;
+    hvt_value v = hvt__pt2_value(p, per_head);
+
+    v = hvt_transpose(p->m, v, 1, 1, d->heads, 1, d->heads);
+    v = hvt_combine(p->m, HVT_ADD, hvt_zeros(p->m, p->images, 1, d->heads, d->width), v);
+    return hvt_combine(p->m, HVT_MUL, q, hvt_transpose(p->m, v, 1, 1, n, 1, 1));
+}
+
+/* per_head: or NULL */
 static void attend(importer *p, const tensor *q, const tensor *k, bool turned, const tensor *v, double scale,
-                   const addition *added)
+                   const addition *added, const tensor *per_head)
 {
     const tensor *const given[3] = {q, k, v};
     tensor part[3];
     division of[3];
     hvt_attention_opts o = {0};
     int all[3], *pixel[3], table;
-    hvt_value y, in[3];
+    hvt_value y, in[3], computed = -1;
     bool fits = true;
 
     for (int i = 0; i < 3 && fits; i++)
@@ -302,17 +352,19 @@ static void attend(importer *p, const tensor *q, const tensor *k, bool turned, c
         hvt__pt2_refuse(p, "its scale is %g; expected more than 0", scale);
     o.scale = (float)scale;
     hvt_value_shape(p->m, q->v, all);
-    if (q->v == k->v && q->v == v->v && q->count && q->first == 0 && k->first == q->count &&
-        v->first == 2 * q->count && all[2] == 3 * q->count && !v->times) {
-        table = add_to(p, added, &of[0], of[1].tokens, &o);
+    if (!per_head && !computes_table(p, added) && q->v == k->v && q->v == v->v && q->count && q->first == 0 &&
+        k->first == q->count && v->first == 2 * q->count && all[2] == 3 * q->count && !v->times) {
+        table = add_to(p, added, &of[0], of[1].tokens, &o, &computed);
         y = p->failed ? -1 : hvt_self_attention_with(p->m, q->v, &o);
     } else {
         for (int i = 0; i < 3; i++)
             in[i] = part[i].count ? without_factor(p, given[i]) : part[i].v;
         if (v->times)
             in[2] = hvt_apply(p->m, in[2], HVT_AFFINE, (float)v->times, 0);
+        if (per_head)
+            in[0] = times_heads(p, in[0], &of[0], per_head);
         in[1] = in_one_line(p, in[1], in[2]), in[2] = in_one_line(p, in[2], in[1]);
-        table = add_to(p, added, &of[0], of[1].tokens, &o);
+        table = add_to(p, added, &of[0], of[1].tokens, &o, &computed);
         y = p->failed ? -1 : hvt_attention_with(p->m, in[0], in[1], in[2], &o);
     }
     if (p->failed)
@@ -394,7 +446,7 @@ void hvt__pt2_attention(importer *p)
     else if (hvt__pt2_bool(p, "is_causal", false))
         added = add(p, NULL, causal(p, size[n - 2], size[n - 1]), n, size);
     if (!p->failed)
-        attend(p, q, k, false, v, scale, added);
+        attend(p, q, k, false, v, scale, added, NULL);
 }
 
 /* ---- in parts ---- */
@@ -423,7 +475,8 @@ static void begin_scores(importer *p, const tensor *a, const tensor *b, bool tur
 static void end_scores(importer *p, const tensor *a, const tensor *b)
 {
     if (hvt__pt2_is_computed(p, b))
-        attend(p, &p->tensor[a->query], &p->tensor[a->key], a->turned, b, a->factor, a->added);
+        attend(p, &p->tensor[a->query], &p->tensor[a->key], a->turned, b, a->factor, a->added,
+               a->per_head ? &p->tensor[a->per_head - 1] : NULL);
 }
 
 void hvt__pt2_matmul(importer *p)
@@ -562,5 +615,89 @@ bool hvt__pt2_softmax_scores(importer *p)
         hvt__pt2_refuse(p, "it is over dimension %d of attention's scores; expected the last one, once", dim);
     y.softmax = true;
     hvt__pt2_out(p, 0, y, NULL);
+    return true;
+}
+
+/* [heads,1,1], maybe with dimensions of 1 in front, which the scores have as [.., heads, queries, keys]. */
+static bool is_per_head(const tensor *t)
+{
+    const int n = t->axes.ndim;
+    bool fits = n >= 3 && t->v >= 0 && t->alike && hvt__pt2_is(&t->axes, n - 3, 'C');
+
+    for (int i = 0; i < n && fits; i++)
+        fits = i == n - 3 || t->axes.end[i] == (i ? t->axes.end[i - 1] : 0);
+    return fits;
+}
+
+bool hvt__pt2_scale_heads(importer *p)
+{
+    const tensor *a = hvt__pt2_uncut(p, "self"), *b;
+    double number;
+    tensor y;
+
+    if (!a || !a->scores || hvt__pt2_number(p, &number))
+        return false;
+    b = hvt__pt2_tensor(p, "other");
+    if (!b || !is_per_head(b) || a->softmax || a->added || a->per_head) {
+        hvt__pt2_refuse(p,
+                        "it is no factor of attention's scores for each head, computed of parameters, before "
+                        "anything is added to them");
+        return true;
+    }
+    y = *a;
+    y.per_head = index_of(p, b) + 1;
+    hvt__pt2_out(p, 0, y, NULL);
+    return true;
+}
+
+bool hvt__pt2_squash_biases(importer *p, bool sigmoid, double gain)
+{
+    const tensor *t = hvt__pt2_uncut(p, "self");
+    known *k;
+
+    if (!t || !t->known || !t->known->element.x || t->known->number.x)
+        return false;
+    k = hvt__pt2_keep(p, sizeof *k);
+    if (!k)
+        return true;
+    *k = *t->known;
+    if (sigmoid && (k->from.squashed || k->from.gain != 0))
+        hvt__pt2_refuse(p, "it is a second function of elements that are added to attention's scores");
+    if (sigmoid)
+        k->from.squashed = true;
+    else
+        k->from.gain = (k->from.gain != 0 ? k->from.gain : 1) * gain;
+    if (!sigmoid && !(fabs(k->from.gain) > 0 && isfinite(k->from.gain)))
+        hvt__pt2_refuse(p, "its factor is %g; expected another one than 0", gain);
+    hvt__pt2_out(p, 0, (tensor){.v = -1, .known = k}, NULL);
+    return true;
+}
+
+bool hvt__pt2_normalise_heads(importer *p)
+{
+    const tensor *b = hvt__pt2_uncut(p, "other"), *a = hvt__pt2_uncut(p, "self");
+    hvt__pt2_axes axes;
+    hvt_value x, y, squares;
+    int shape[3], width = 1;
+
+    if (!a || !b || !b->norm_of)
+        return false;
+    if (index_of(p, a) != b->norm_of - 1) {
+        hvt__pt2_refuse(p, "it divides by lengths of other vectors");
+        return true;
+    }
+    x = hvt__pt2_value(p, a);
+    axes = a->axes;
+    for (int i = 0; i < axes.end[axes.ndim - 1]; i++)
+        if (axes.atom[i].axis == 'C' && axes.atom[i].stride == 1)
+            width = (int)axes.atom[i].extent;
+    hvt_value_shape(p->m, x, shape);
+    y = hvt_transpose(p->m, x, 1, 1, width, shape[0], shape[1] * (shape[2] / width));
+    squares = hvt_apply(p->m, hvt_mean_channels(p->m, hvt_combine(p->m, HVT_MUL, y, y)), HVT_AFFINE,
+                        (float)width, 0);
+    squares = hvt_apply(p->m, squares, HVT_CLAMP, fmaxf((float)(b->least * b->least), 1e-30f), INFINITY);
+    y = hvt_combine(p->m, HVT_MUL, y, hvt_apply(p->m, squares, HVT_POW, -0.5f, 0));
+    y = hvt_transpose(p->m, y, 1, 1, width, shape[0], shape[1]);
+    hvt__pt2_out_like(p, y, &axes);
     return true;
 }

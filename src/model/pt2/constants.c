@@ -418,11 +418,14 @@ static void combine(importer *p)
     const bool is_number = hvt__pt2_number(p, &number);
     const int type = common_type(p, is_number);
     int64_t size[HVT__PT2_DIMS], at[HVT__PT2_DIMS] = {0};
-    const known of_number = {.table = -1};
+    const known of_number = {.from = {.table = -1}};
     const known *with;
     int n;
     known *k;
 
+    if (is_number && (of == MUL || of == DIV) &&
+        hvt__pt2_squash_biases(p, false, of == MUL ? number : 1 / number))
+        return;
     b = is_number ? &of_number : argument(p, "other");
     if (!a || !b) {
         if (!p->failed)
@@ -440,7 +443,7 @@ static void combine(importer *p)
         return;
     if (with) {
         k->element = hvt__pt2_repeated(with, &with->element, n);
-        k->table = with->table;
+        k->from = with->from;
     }
     if (hvt__pt2_count(n, size) > 0)
         do {
@@ -498,7 +501,7 @@ static void triangle(importer *p)
 static void choose(importer *p, const known *mask, const known *a, const known *b, double number_a)
 {
     int64_t size[HVT__PT2_DIMS], at[HVT__PT2_DIMS] = {0};
-    const known of_number = {.table = -1}, *wide;
+    const known of_number = {.from = {.table = -1}}, *wide;
     known *k;
     int n;
 
@@ -684,14 +687,14 @@ static known *elements_of(importer *p, const tensor *t)
     known *k = n < 0 ? NULL : hvt__pt2_numbers(p, n, size);
 
     if (n < 0)
-        hvt__pt2_refuse(p, "%s has no sizes, or more than %d dimensions", t->state, HVT__PT2_DIMS);
+        hvt__pt2_refuse(p, "%s has no sizes, or more than %d dimensions", t->name, HVT__PT2_DIMS);
     if (!k)
         return NULL;
     k->element = k->number;
     k->number.x = NULL;
     for (int64_t i = 0; i < hvt__pt2_count(n, size); i++)
         k->element.x[i] = (double)i;
-    k->table = (int)(t - p->tensor);
+    k->from.table = (int)(t - p->tensor);
     return k;
 }
 
@@ -699,7 +702,9 @@ static void take(importer *p)
 {
     const tensor *t = hvt__pt2_uncut(p, "self");
     int dim = 0;
-    const known *x = t && t->state && !t->constant ? elements_of(p, t) : hvt__pt2_known(p, t), *index;
+    const bool elements =
+        t && ((t->state && !t->constant) || (t->v >= 0 && t->alike && hvt__pt2_in_order_of_tape(&t->axes)));
+    const known *x = elements ? elements_of(p, t) : hvt__pt2_known(p, t), *index;
     int64_t size[HVT__PT2_DIMS], at[HVT__PT2_DIMS] = {0}, from[HVT__PT2_DIMS];
     int n;
     known *k;
@@ -723,7 +728,7 @@ static void take(importer *p)
     if (x->element.x) {
         k->element = k->number;
         k->number.x = NULL;
-        k->table = x->table;
+        k->from = x->from;
     }
     if (x->element.x && x->number.x)
         (void)only_numbers(p, x);

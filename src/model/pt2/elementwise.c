@@ -31,6 +31,15 @@ static void function(importer *p)
     hvt__pt2_axes axes;
     hvt_value v;
 
+    if (o->of == HVT_SIGMOID && !o->value && hvt__pt2_squash_biases(p, true, 0))
+        return;
+    if (t && t->norm_of && o->of == HVT_CLAMP && value_of(p, &o->b) == INFINITY) {
+        tensor y = *t;
+
+        y.least = fmax(y.least, value_of(p, &o->a));
+        hvt__pt2_out(p, 0, y, NULL);
+        return;
+    }
     if (!hvt__pt2_is_computed(p, t))
         return;
     axes = t->axes;
@@ -165,6 +174,24 @@ hvt_value hvt__pt2_add_joined(importer *p, hvt_value x, const tensor *joined)
     return p->failed ? -1 : hvt_concat(p->m, part, joined->njoined);
 }
 
+hvt_value hvt__pt2_add_but_zeros(importer *p, hvt_value x, const tensor *copy)
+{
+    int shape[3];
+    int64_t size[1];
+    hvt_value all, part[3];
+    int n = 0;
+
+    hvt_value_shape(p->m, x, shape);
+    size[0] = shape[2];
+    all = hvt__pt2_by_parameter(p, HVT_ADD, hvt_zeros(p->m, p->images, 1, 1, shape[2]), copy, 1, size, 0);
+    if (copy->zeros > 0)
+        part[n++] = hvt_slice(p->m, all, 0, copy->zeros);
+    part[n++] = hvt_zeros(p->m, p->images, 1, 1, copy->zeros_end - copy->zeros);
+    if (copy->zeros_end < shape[2])
+        part[n++] = hvt_slice(p->m, all, copy->zeros_end, shape[2] - copy->zeros_end);
+    return hvt_combine(p->m, HVT_ADD, x, hvt_concat(p->m, part, n));
+}
+
 static void refuse_fleeting(importer *p, const tensor *buffer)
 {
     hvt__pt2_refuse(p, "%s is a constant, or a buffer that is not persistent; expected one of the state_dict",
@@ -214,7 +241,7 @@ static bool is_of_layer(const importer *p, const char *state)
     return json_object_get(p->layers, layer) != NULL;
 }
 
-/* [C], or [T,C], with dimensions of 1 between them, and maybe expanded to all images. */
+/* [C], [T,C] or [H,W,C], with dimensions of 1 between them, and maybe expanded to all images. */
 bool hvt__pt2_as_value(importer *p, tensor *t)
 {
     int64_t size[HVT__PT2_DIMS], whole[4];
@@ -222,7 +249,7 @@ bool hvt__pt2_as_value(importer *p, tensor *t)
               of = hvt__pt2_sizes(p->file, t->viewed ? t->viewed : t->name, 4, whole);
     hvt__pt2_axes axes = {.ndim = n};
     int64_t elements = 1, own = 1;
-    int dims[2] = {-1, -1}, found = 0, tokens, channels;
+    int dims[3] = {-1, -1, -1}, found = 0, d[3] = {1, 1, 1};
     hvt_value v;
 
     for (int i = 0; i < of; i++)
@@ -232,32 +259,33 @@ bool hvt__pt2_as_value(importer *p, tensor *t)
     const bool expanded = n > 1 && p->file->batch > 1 && size[0] == p->file->batch && elements != own;
 
     for (int i = expanded; i < n; i++)
-        if (size[i] != 1 && found < 2)
+        if (size[i] != 1 && found < 3)
             dims[found++] = i;
         else if (size[i] != 1)
             return false;
     if (n < 1 || of < 1 || is_of_layer(p, t->state) || elements > INT_MAX ||
         elements != own * (expanded ? p->file->batch : 1))
         return false;
-    channels = found ? (int)size[dims[found - 1]] : 1;
-    tokens = found > 1 ? (int)size[dims[0]] : 1;
-    for (int i = 0, at = 0; i < n; i++) {
+    for (int k = 0; k < found; k++)
+        d[3 - found + k] = (int)size[dims[k]];
+    for (int i = 0, at = 0, nth = 0; i < n; i++) {
         if (i == 0 && expanded)
             axes.atom[at++] = (hvt__pt2_atom){'N', size[0], 1};
         else if (size[i] != 1)
-            axes.atom[at++] = (hvt__pt2_atom){found > 1 && i == dims[0] ? 'W' : 'C', size[i], 1};
+            axes.atom[at++] = (hvt__pt2_atom){"HWC"[3 - found + nth++], size[i], 1};
         axes.end[i] = at;
     }
-    v = hvt_zeros(p->m, p->images, 1, tokens, channels);
+    v = hvt_zeros(p->m, p->images, d[0], d[1], d[2]);
     if (t->constant && !t->persistent)
         refuse_fleeting(p, t);
-    else if (tokens > 1)
-        v = hvt__pt2_embedding(p, v, 0, tokens, t, n, size);
+    else if (d[0] * d[1] > 1)
+        v = hvt__pt2_embedding(p, v, 0, (int64_t)d[0] * d[1], t, n, size);
     else
         v = hvt__pt2_by_parameter(p, HVT_ADD, v, t, of, whole, 0);
     t->state = NULL;
     t->v = v;
     t->axes = axes;
+    t->alike = true;
     p->mistaken = p->mistaken || (v < 0 && !p->failed);
     return !p->failed;
 }
@@ -586,7 +614,8 @@ static void binary(importer *p)
     const hvt_binary op = (hvt_binary)p->operation->of;
     double x;
 
-    if (op == HVT_DIV && hvt__pt2_divide_noise(p))
+    if ((op == HVT_DIV && (hvt__pt2_divide_noise(p) || hvt__pt2_normalise_heads(p))) ||
+        (op == HVT_MUL && hvt__pt2_scale_heads(p)))
         return;
     if (!hvt__pt2_number(p, &x)) {
         if (op != HVT_ADD || !hvt__pt2_add_to_scores(p))

@@ -334,15 +334,37 @@ static void check_shape(importer *p, const tensor *t)
                         want[0], want[1], want[2]);
 }
 
+/* Is none of the images, nor random numbers, among its arguments? */
+static bool reads_parameters_alone(importer *p)
+{
+    const json_t *in = json_object_get(p->node, "inputs");
+    bool alone = true;
+
+    for (size_t k = 0; k < json_array_size(in); k++) {
+        const json_t *arg = json_object_get(json_array_get(in, k), "arg");
+
+        for (size_t i = 0; i < hvt__pt2_tensors_in(arg) && alone; i++) {
+            const char *name = hvt__pt2_tensor_in(arg, i);
+            const json_t *at = name && *name ? json_object_get(p->index, name) : NULL;
+            const tensor *t = at ? &p->tensor[json_integer_value(at)] : NULL;
+
+            alone = !t || t->state || t->known || (t->v >= 0 && t->alike);
+        }
+    }
+    return alone;
+}
+
 void hvt__pt2_out(importer *p, int i, tensor t, const tensor *x)
 {
     int storage = x ? x->storage : -1;
 
     if (p->failed)
         return;
+    t.alike = t.v >= 0 && reads_parameters_alone(p);
     p->headed = p->headed || (p->classes && p->node == p->file->head);
     check_shape(p, &t);
-    p->mistaken = t.v < 0 && !t.noise && !t.scores && !t.state && !t.known && !t.joined;
+    p->mistaken =
+        t.v < 0 && !t.noise && !t.scores && !t.state && !t.known && !t.joined && !t.norm_of && !t.part_of;
     if (hvt__pt2_in_place(p->node)) {
         const tensor *old = find(p, hvt__pt2_changed(p->node));
 

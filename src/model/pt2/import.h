@@ -21,12 +21,20 @@ typedef struct strided {
     int64_t stride[HVT__PT2_DIMS];
 } strided;
 
+/* What elements are of: the tensor of this number, -1: none; then sigmoid of them; then times `gain`, 0: as
+ * they are. */
+typedef struct source {
+    int table;
+    bool squashed;
+    double gain;
+} source;
+
 /* Numbers that are known when the file is read, elements of a parameter, or sums of both. */
 typedef struct known {
     int ndim;
     int64_t size[HVT__PT2_DIMS];
     strided number, element;
-    int table; /* the tensor of this number has the elements; -1: none */
+    source from;
 } known;
 
 /* What is added to attention's scores, whose sizes are these. */
@@ -60,14 +68,21 @@ typedef struct tensor {
                              and the softmax of that */
     bool turned;          /* the keys' dimensions are [.., width, tokens] */
     int query, key;
+    int per_head; /* a tensor that has a factor of the scores for each head, by its number + 1; 0: none */
     const addition *added; /* to the scores; NULL: nothing */
-    double times;          /* v is to be multiplied by it, which is not done yet; 0: by nothing */
-    const known *known;    /* NULL: it is not known yet */
-    hvt__pt2_share like;   /* which elements have one in common */
-    hvt__pt2_axes axes;    /* of v */
-    int storage;           /* tensors that are views of each other have the same */
-    int version;           /* of its storage when it was made: each operation in place makes a new one */
-    int newest;            /* version, where the storage is its own */
+    bool alike;            /* v is the same for all images: it is computed of parameters alone */
+    int norm_of; /* lengths of the heads' vectors of the tensor of this number - 1, at least `least` */
+    double least;
+    bool copied; /* a copy of a parameter, of which numbers `zeros` to zeros_end - 1 are 0 then */
+    int zeros, zeros_end;
+    int part_of;         /* numbers first to first + count - 1 of the copy of this number - 1 */
+    double times;        /* v is to be multiplied by it, which is not done yet; 0: by nothing */
+    const known *known;  /* NULL: it is not known yet */
+    hvt__pt2_share like; /* which elements have one in common */
+    hvt__pt2_axes axes;  /* of v */
+    int storage;         /* tensors that are views of each other have the same */
+    int version;         /* of its storage when it was made: each operation in place makes a new one */
+    int newest;          /* version, where the storage is its own */
 } tensor;
 
 typedef struct operation operation;
@@ -198,6 +213,8 @@ hvt_value hvt__pt2_by_parameter(importer *p, hvt_binary op, hvt_value x, const t
                                 const int64_t *size, float init);
 /* x + such parameters, one after the other along the channels. */
 hvt_value hvt__pt2_add_joined(importer *p, hvt_value x, const tensor *joined);
+/* x + a copy of a parameter, some of which is 0. */
+hvt_value hvt__pt2_add_but_zeros(importer *p, hvt_value x, const tensor *copy);
 /* Its argument `other`, if that is a number. */
 bool hvt__pt2_number(importer *p, double *ret_x);
 
@@ -271,6 +288,12 @@ void hvt__pt2_matmul(importer *p);
 void hvt__pt2_einsum(importer *p);
 /* The node at hand, a sum, if one of its arguments is attention's scores; else false. */
 bool hvt__pt2_add_to_scores(importer *p);
+/* The node at hand, a product of scores and a factor of each head, or a sigmoid or a multiple of elements
+ * that are added to them, if it is one; else false. */
+bool hvt__pt2_scale_heads(importer *p);
+bool hvt__pt2_squash_biases(importer *p, bool sigmoid, double gain);
+/* The node at hand, a quotient of vectors and their lengths, within heads, if it is one; else false. */
+bool hvt__pt2_normalise_heads(importer *p);
 /* The node at hand, a view, if its first argument is attention's scores; else false. */
 bool hvt__pt2_view_scores(importer *p);
 /* The node at hand, the first argument op x, or its softmax, if that is attention's scores; else false. */

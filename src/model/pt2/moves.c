@@ -47,10 +47,31 @@ static void same(importer *p)
 {
     const tensor *x = hvt__pt2_uncut(p, hvt__pt2_first_argument(p));
 
-    if (x && x->state)
+    if (x && x->state && !p->operation->view && !x->constant && !x->viewed) {
+        tensor y = *x;
+
+        y.copied = true;
+        hvt__pt2_out(p, 0, y, NULL);
+    } else if (x && x->state) {
         view_state(p, x);
-    else if (hvt__pt2_is_computed(p, x))
+    } else if (hvt__pt2_is_computed(p, x)) {
         hvt__pt2_out(p, 0, *x, p->operation->view ? x : NULL);
+    }
+}
+
+/* Numbers of a parameter's copy become 0, in place. */
+static void zero(importer *p)
+{
+    const tensor *t = hvt__pt2_uncut(p, "self");
+    tensor *copy = t && t->part_of ? &p->tensor[t->part_of - 1] : NULL;
+
+    if (!copy || copy->zeros_end) {
+        hvt__pt2_refuse(p, "it changes what is computed; expected a part of a copy of a parameter, once");
+        return;
+    }
+    copy->zeros = t->first;
+    copy->zeros_end = t->first + t->count;
+    hvt__pt2_out(p, 0, *t, NULL);
 }
 
 /* A type that it has already, as models say it that are made for several. */
@@ -75,6 +96,10 @@ static void expand(importer *p)
 
     if (x && x->state) {
         view_state(p, x);
+        return;
+    }
+    if (x && x->norm_of) {
+        hvt__pt2_out(p, 0, *x, x);
         return;
     }
     if (!hvt__pt2_is_computed(p, x))
@@ -678,6 +703,12 @@ static void cut(importer *p, int i, int dim, int64_t first, int64_t end, int64_t
     tensor x;
     char axis;
 
+    if (t && t->copied && n == 1 && step == 1) {
+        x = (tensor){.v = -1, .part_of = (int)(t - p->tensor) + 1, .first = (int)within(first, in[0])};
+        x.count = (int)within(end, in[0]) - x.first;
+        hvt__pt2_out(p, i, x, t);
+        return;
+    }
     if (!hvt__pt2_is_computed(p, t) || p->failed)
         return;
     dim += dim < 0 ? n : 0;
@@ -936,6 +967,7 @@ static const operation table[] = {
     {"aten.to.device", same_type, .view = true},
     {"aten.to.dtype_layout", same_type, .view = true},
     {"aten.type_as.default", same_type, .view = true},
+    {"aten.zero.default", zero},
     {"aten.permute.default", permute, .view = true},
     {"aten.transpose.int", transpose, .view = true},
     {"aten.swapaxes.default", swap_axes, .view = true},

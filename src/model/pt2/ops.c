@@ -14,11 +14,13 @@ bool hvt__pt2_is_computed(importer *p, const tensor *t)
 {
     if (t && t->v < 0 && !(t->state && hvt__pt2_as_value(p, &p->tensor[t - p->tensor])))
         hvt__pt2_refuse(p, "it computes with %s; expected the result of an operation",
-                        t->state    ? t->state
-                        : t->scores ? "products of queries and keys"
-                        : t->known  ? "constants, of which it is not known"
-                        : t->joined ? "parameters that were joined"
-                                    : "random numbers");
+                        t->state     ? t->state
+                        : t->scores  ? "products of queries and keys"
+                        : t->known   ? "constants, of which it is not known"
+                        : t->joined  ? "parameters that were joined"
+                        : t->norm_of ? "lengths of vectors within heads, by which these are not divided"
+                        : t->part_of ? "a part of a copy of a parameter"
+                                     : "random numbers");
     return t && t->v >= 0;
 }
 
@@ -165,7 +167,7 @@ static bias_of find_bias(importer *p, const char *layer)
     member_name(layer, "bias", b.name, sizeof b.name);
     if (!t)
         return b;
-    if (!t->joined && hvt__pt2_is_trained(p, "bias", t))
+    if (!t->joined && hvt__pt2_is_trained(p, "bias", t) && !t->zeros_end)
         b.inside = !strcmp(t->state, b.name) &&
                    (!json_object_get(p->layers, layer) || json_object_get(p->layers, b.name));
     b.apart = b.inside ? NULL : t;
@@ -178,8 +180,9 @@ static hvt_value end_bias(importer *p, const char *layer, const bias_of *b, hvt_
     hvt__pt2_keep_layer(p, layer, v);
     if (b->inside)
         hvt__pt2_keep_layer(p, b->name, v);
-    if (b->apart && b->apart->joined)
-        return hvt__pt2_add_joined(p, v, b->apart);
+    if (b->apart && (b->apart->joined || b->apart->zeros_end))
+        return b->apart->joined ? hvt__pt2_add_joined(p, v, b->apart)
+                                : hvt__pt2_add_but_zeros(p, v, b->apart);
     return b->apart ? hvt__pt2_by_parameter(p, HVT_ADD, v, b->apart, 1, &outputs, 0) : v;
 }
 
@@ -632,13 +635,15 @@ static void reduce(importer *p, reduction how, int n, int *dim)
 {
     const tensor x = hvt__pt2_in_order(p, hvt__pt2_tensor(p, "self"));
     int64_t size[HVT__PT2_DIMS];
-    const int to = hvt__pt2_out_sizes(p, 0, size);
     hvt__pt2_axes axes = x.axes;
     bool fits = n > 0, over[3] = {0};
     hvt_value v = x.v;
-    int shape[3];
+    int shape[3], to;
 
     if (p->failed || x.v < 0)
+        return;
+    to = hvt__pt2_out_sizes(p, 0, size);
+    if (p->failed)
         return;
     for (int i = 0; i < n && fits; i++) {
         dim[i] += dim[i] < 0 ? axes.ndim : 0;
@@ -691,12 +696,27 @@ static void sum(importer *p)
     reduce_listed(p, SUM);
 }
 
+/* Is the dimension some neighbouring channels of several such heads, and kept? */
+static bool is_within_heads(importer *p, const hvt__pt2_axes *a, int dim)
+{
+    const int at = dim < 0 ? dim + a->ndim : dim, begin = at > 0 ? a->end[at - 1] : 0;
+
+    return at > 0 && at < a->ndim && a->end[at] == begin + 1 && a->atom[begin].axis == 'C' &&
+           a->atom[begin].stride == 1 && !hvt__pt2_is(a, at, 'C') && hvt__pt2_bool(p, "keepdim", false);
+}
+
 static void norm(importer *p)
 {
     const double order = hvt__pt2_float(p, "ord", 2);
+    const tensor *t = hvt__pt2_uncut(p, "self");
+    int dim[HVT__PT2_DIMS];
+    const bool within = t && t->v >= 0 && hvt__pt2_list(p, "dim", HVT__PT2_DIMS, dim) == 1 &&
+                        is_within_heads(p, &t->axes, dim[0]);
 
     if (order != 2)
         hvt__pt2_refuse(p, "its order is %g; expected 2", order);
+    else if (within)
+        hvt__pt2_out(p, 0, (tensor){.v = -1, .norm_of = (int)(t - p->tensor) + 1}, NULL);
     else
         reduce_listed(p, NORM);
 }
