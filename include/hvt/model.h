@@ -202,6 +202,10 @@ HVT_API hvt_value hvt_flatten(hvt_model *m, hvt_value x);
  * of each image. x says where on the tape. */
 HVT_API hvt_value hvt_zeros(hvt_model *m, hvt_value x, int h, int w, int c);
 
+/** values [h,w,c], the same for each image: no parameter, and in no file. x says where on the tape. The model
+ * keeps a copy, and images lie one after the other in it (HVT_ORDER_NHW). */
+HVT_API hvt_value hvt_constant(hvt_model *m, hvt_value x, int h, int w, int c, const float *values);
+
 /** The same pixels, line by line, as h x w; [N,H,W,C] -> [N,1,H*W,C] makes tokens of an image. */
 HVT_API hvt_value hvt_reshape(hvt_model *m, hvt_value x, int h, int w);
 

@@ -361,6 +361,49 @@ static hvt_status zeros_backward(hvt_model *m, hvt_layer *l)
     return l->add[0] ? HVT_OK : m->dev->ops->memory.zero(m->dev, in->dy.data, hvt__bytes(in));
 }
 
+/* ---- constants ---- */
+
+hvt_value hvt_constant(hvt_model *m, hvt_value x, int h, int w, int c, const float *values)
+{
+    hvt_layer *l = hvt__layer_begin(m, &hvt_layer_constant, x, -1);
+    hvt__constants *kept;
+    size_t n;
+
+    if (!l)
+        return -1;
+    HVT_EXPECT(m, l, values && h > 0 && w > 0 && c > 0 && (int64_t)h * w <= HVT_MOST / c,
+               "%dx%dx%d numbers; expected 1 to %d, and that there are any", h, w, c, HVT_MOST);
+    n = (size_t)h * (size_t)w * (size_t)c;
+    kept = calloc(1, sizeof *kept + n * sizeof *values);
+    if (!kept)
+        return hvt__mistake(m, l, HVT_E_MEM, "no memory for %zu numbers", n);
+    kept->next = m->constants;
+    kept->all = n;
+    memcpy(kept->data, values, n * sizeof *values);
+    l->constants = m->constants = kept;
+    l->flat = 1;
+    return hvt__layer_end(m, l, h, w, c);
+}
+
+static hvt_status constant_plan(hvt_model *m, hvt_layer *l)
+{
+    const size_t bytes = l->constants->all * sizeof(float);
+
+    HVT_TRY(m->dev->ops->memory.alloc(m->dev, bytes, &l->constants_there));
+    return m->dev->ops->memory.upload(m->dev, l->constants_there, l->constants->data, bytes);
+}
+
+static hvt_status constant_forward(hvt_model *m, hvt_layer *l)
+{
+    const size_t n = l->constants->all, bytes = n * hvt_dtype_size(l->y.dtype);
+
+    for (int i = 0; i < m->batch; i++)
+        HVT_TRY(m->dev->ops->vector.cast(m->dev, n, 1, l->constants_there, HVT_F32,
+                                         (char *)l->y.data + (size_t)i * bytes, l->y.dtype));
+    return HVT_OK;
+}
+
+const hvt_layer_ops hvt_layer_constant = {"constant", constant_plan, constant_forward, zeros_backward, true};
 const hvt_layer_ops hvt_layer_zeros = {"zeros", NULL, zeros_forward, zeros_backward, true};
 const hvt_layer_ops hvt_layer_concat = {"concat", move_plan, concat_forward, concat_backward};
 const hvt_layer_ops hvt_layer_slice = {"slice", move_plan, slice_forward, slice_backward};

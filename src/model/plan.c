@@ -156,7 +156,7 @@ static bool whole_images(const hvt_model *m)
 {
     for (const hvt_layer *l = m->layer; l < m->layer + m->nlayer; l++)
         if ((l->ops == &hvt_layer_transpose && l->is.transpose.across) ||
-            (l->ops == &hvt_layer_attention && l->nin > 3))
+            (l->ops == &hvt_layer_attention && l->nin > 3) || l->ops == &hvt_layer_constant)
             return true;
     return false;
 }

@@ -222,10 +222,13 @@ static hvt_value turns(hvt_model *m, hvt_value x)
                                   .bias = true,
                                   .line = true};
     static int bias[3 * 30 * 30];
+    float more[59 * 3];
     hvt_value y, table;
 
     for (int i = 0; i < 3 * 30 * 30; i++)
         bias[i] = (i / 30 % 30 - i % 30 + 29) * 3 + i / 900;
+    for (int i = 0; i < 59 * 3; i++)
+        more[i] = (float)i / 100;
 
     x = conv(m, "conv", x, 12, 3, 2);
     y = hvt_transpose(m, x, 30, 12, 1, 1, 12);
@@ -241,6 +244,7 @@ static hvt_value turns(hvt_model *m, hvt_value x)
     table = hvt_zeros(m, x, 1, 59, 3);
     hvt_name(m, "table");
     table = hvt_add_embedding(m, table, 0, 2, (int[]){59, 3}, 0.02f);
+    table = hvt_combine(m, HVT_ADD, table, hvt_constant(m, x, 1, 59, 3, more));
     table = hvt_apply(m, hvt_apply(m, table, HVT_SIGMOID, 0, 0), HVT_AFFINE, 16, 0);
     y = hvt_attention_with(m, hvt_slice(m, y, 0, 12), hvt_slice(m, y, 12, 12), hvt_slice(m, y, 24, 12),
                            &(hvt_attention_opts){.heads = 3, .table = &table, .bias = bias});
@@ -483,6 +487,19 @@ static hvt_value odd_transpose(hvt_model *m, hvt_value x)
     return hvt_transpose(m, x, 5, 3, 1, 1, 1);
 }
 
+static hvt_value two_tables(hvt_model *m, hvt_value x)
+{
+    static const int bias[64 * 64] = {0};
+    const hvt_attention_opts o = {.heads = 1, .ndim = 1, .dim = {1}, .table = &x, .bias = bias};
+
+    return hvt_attention_with(m, x, x, x, &o);
+}
+
+static hvt_value no_constant(hvt_model *m, hvt_value x)
+{
+    return hvt_constant(m, x, 1, 0, 1, (float[]){0});
+}
+
 static hvt_value odd_line(hvt_model *m, hvt_value x)
 {
     return hvt_conv2d_with(m, x, &(hvt_conv2d_opts){.filters = 2, .kernel_h = 3, .line = true});
@@ -625,6 +642,9 @@ TEST(what_cannot_be_built_is_refused)
         {wide_slice, "layer slice1 (slice): 3 channels from 1 on of 3"},
         {odd_shuffle, "layer shuffle1 (shuffle): 3 channels in 2 groups"},
         {odd_transpose, "layer transpose1 (transpose): 5 x 3 x 1 elements of 8x8x3"},
+        {two_tables,
+         "layer attention1 (attention): a computed table; expected queries, keys and values with it"},
+        {no_constant, "layer constant1 (constant): 1x0x1 numbers; expected 1 to"},
         {odd_line, "layer conv2d1 (conv2d): a kernel of 3 rows along a line; expected 1"},
         {cut_away, "layer pad1 (pad): -4, -4 rows and 0, 0 columns around 8x8x3: nothing is left"},
         {unlike_concat, "layer concat2 (concat): input0 is 8x8x3, avgpool1 is 1x1x3"},

@@ -661,6 +661,8 @@ bool hvt__pt2_squash_biases(importer *p, bool sigmoid, double gain)
     if (!k)
         return true;
     *k = *t->known;
+    if (hvt__pt2_in_place(p->node))
+        hvt__pt2_refuse(p, "it changes elements of a parameter in place");
     if (sigmoid && (k->from.squashed || k->from.gain != 0))
         hvt__pt2_refuse(p, "it is a second function of elements that are added to attention's scores");
     if (sigmoid)

@@ -241,6 +241,24 @@ static bool is_of_layer(const importer *p, const char *state)
     return json_object_get(p->layers, layer) != NULL;
 }
 
+/* The numbers of t, of these sizes, for each image; -1: they are not known, or the node is refused. */
+static hvt_value constant_value(importer *p, const tensor *t, int n, const int64_t *size, const int *d)
+{
+    const known *k = hvt__pt2_known(p, t);
+    int64_t at[HVT__PT2_DIMS] = {0}, i = 0;
+    float *x;
+
+    if (!k || k->element.x || !k->number.x || k->ndim != n || memcmp(k->size, size, (size_t)n * sizeof *size))
+        return -1;
+    x = hvt__pt2_keep(p, (size_t)d[0] * (size_t)d[1] * (size_t)d[2] * sizeof *x);
+    if (!x)
+        return -1;
+    do
+        x[i++] = (float)*hvt__pt2_element(&k->number, n, at);
+    while (hvt__pt2_next(n, size, at));
+    return hvt_constant(p->m, p->images, d[0], d[1], d[2], x);
+}
+
 /* [C], [T,C] or [H,W,C], with dimensions of 1 between them, and maybe expanded to all images. */
 bool hvt__pt2_as_value(importer *p, tensor *t)
 {
@@ -263,7 +281,7 @@ bool hvt__pt2_as_value(importer *p, tensor *t)
             dims[found++] = i;
         else if (size[i] != 1)
             return false;
-    if (n < 1 || of < 1 || is_of_layer(p, t->state) || elements > INT_MAX ||
+    if (n < 1 || of < 1 || (t->state && is_of_layer(p, t->state)) || elements > INT_MAX ||
         elements != own * (expanded ? p->file->batch : 1))
         return false;
     for (int k = 0; k < found; k++)
@@ -275,9 +293,15 @@ bool hvt__pt2_as_value(importer *p, tensor *t)
             axes.atom[at++] = (hvt__pt2_atom){"HWC"[3 - found + nth++], size[i], 1};
         axes.end[i] = at;
     }
-    v = hvt_zeros(p->m, p->images, d[0], d[1], d[2]);
-    if (t->constant && !t->persistent)
-        refuse_fleeting(p, t);
+    if (!t->state || (t->constant && !t->persistent)) {
+        v = constant_value(p, t, n, size, d);
+        if (v < 0)
+            return false;
+    } else {
+        v = hvt_zeros(p->m, p->images, d[0], d[1], d[2]);
+    }
+    if (!t->state || (t->constant && !t->persistent))
+        t->known = NULL;
     else if (d[0] * d[1] > 1)
         v = hvt__pt2_embedding(p, v, 0, (int64_t)d[0] * d[1], t, n, size);
     else

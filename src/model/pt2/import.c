@@ -150,6 +150,9 @@ static tensor *find(importer *p, const char *name)
     else if (!t->state && !t->known && t->version != p->tensor[t->storage].newest)
         hvt__pt2_refuse(p, "it reads %s after an operation has changed that, or a part of it, in place",
                         name);
+    else if (t->zeros_end && !p->bias)
+        hvt__pt2_refuse(p, "it reads %s, some of which was set to 0; expected a layer to read it as its bias",
+                        name);
     else
         return t;
     return NULL;

@@ -102,6 +102,7 @@ typedef struct importer {
     json_t *attached;           /* buffers that are in the state_dict and not on the tape */
     hvt__pt2_kept *kept;
     int64_t elements; /* made of constants */
+    bool bias;        /* a layer's bias is looked for, which may be a copy of a parameter that was changed */
     bool failed;      /* the last error says why */
     bool mistaken;    /* a builder has refused, as the model knows */
 } importer;

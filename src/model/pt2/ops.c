@@ -12,7 +12,7 @@
 
 bool hvt__pt2_is_computed(importer *p, const tensor *t)
 {
-    if (t && t->v < 0 && !(t->state && hvt__pt2_as_value(p, &p->tensor[t - p->tensor])))
+    if (t && t->v < 0 && !((t->state || t->known) && hvt__pt2_as_value(p, &p->tensor[t - p->tensor])))
         hvt__pt2_refuse(p, "it computes with %s; expected the result of an operation",
                         t->state     ? t->state
                         : t->scores  ? "products of queries and keys"
@@ -161,9 +161,12 @@ typedef struct bias_of {
 
 static bias_of find_bias(importer *p, const char *layer)
 {
-    const tensor *t = hvt__pt2_tensor(p, "bias");
+    const tensor *t;
     bias_of b = {0};
 
+    p->bias = true;
+    t = hvt__pt2_tensor(p, "bias");
+    p->bias = false;
     member_name(layer, "bias", b.name, sizeof b.name);
     if (!t)
         return b;
