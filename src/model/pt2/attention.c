@@ -677,11 +677,15 @@ bool hvt__pt2_squash_biases(importer *p, bool sigmoid, double gain)
 
 bool hvt__pt2_normalise_heads(importer *p)
 {
-    const tensor *b = hvt__pt2_uncut(p, "other"), *a = hvt__pt2_uncut(p, "self");
+    const tensor *a, *b;
     hvt__pt2_axes axes;
     hvt_value x, y, squares;
     int shape[3], width = 1;
+    double number;
 
+    if (hvt__pt2_number(p, &number))
+        return false;
+    a = hvt__pt2_uncut(p, "self"), b = hvt__pt2_uncut(p, "other");
     if (!a || !b || !b->norm_of)
         return false;
     if (index_of(p, a) != b->norm_of - 1) {

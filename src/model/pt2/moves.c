@@ -573,13 +573,17 @@ static int64_t divisor(int64_t a, int64_t b)
     return a;
 }
 
-/* A dimension, counted from the end if negative, that is some of the channels and not all of them. */
+/* A dimension, counted from the end if negative, that is one part of the channels, or the outermost one and
+ * what its steps hold; not all channels, nor several parts in another order, as behind a channel shuffle. */
 static bool is_part_of_channels(const hvt__pt2_axes *x, int *dim)
 {
-    const int at = *dim < 0 ? *dim + x->ndim : *dim;
+    const int at = *dim < 0 ? *dim + x->ndim : *dim,
+              atoms = at > 0 && at < x->ndim ? x->end[at] - x->end[at - 1] : 0;
+    hvt__pt2_axes copy = *x;
+    int inner;
 
-    if (at < 1 || at >= x->ndim || hvt__pt2_is(x, at, 'C') || x->atom[x->end[at - 1]].axis != 'C' ||
-        x->end[at] == x->end[at - 1])
+    if (!atoms || hvt__pt2_is(x, at, 'C') || x->atom[x->end[at - 1]].axis != 'C' ||
+        (atoms > 1 && !outermost_part(&copy, at, &inner)))
         return false;
     *dim = at;
     return true;
