@@ -45,7 +45,7 @@ static hvt_value keep_arrays(hvt_model *m, hvt_layer *l, const hvt_attention_opt
     const hvt_attention_args *a = &l->is.attention;
     const size_t scores = (size_t)a->queries * (size_t)a->keys;
     const size_t tokens = (size_t)a->windows * (size_t)a->queries;
-    hvt__constants is = {.next = m->constants}, *c;
+    hvt__constants is = {0}, *c;
 
     is.bias = o->pixel ? tokens : 0;
     is.first = is.bias + (a->elements ? (size_t)a->heads * scores : 0);
@@ -54,12 +54,9 @@ static hvt_value keep_arrays(hvt_model *m, hvt_layer *l, const hvt_attention_opt
     is.all = is.mask + (o->mask ? (size_t)a->windows * scores : 0);
     if (!is.all)
         return 0;
-    c = malloc(sizeof *c + is.all * sizeof *c->data);
+    c = hvt__constants_begin(m, l, is);
     if (!c)
-        return hvt__mistake(m, l, HVT_E_MEM, "no memory for %zu pixels, biases and numbers of a mask",
-                            is.all);
-    *c = is;
-    l->constants = m->constants = c;
+        return -1;
     if (o->pixel)
         memcpy(c->data, o->pixel, tokens * sizeof *c->data);
     if (a->elements) {
@@ -205,8 +202,7 @@ static hvt_status put_arrays(hvt_model *m, hvt_layer *l)
     hvt_attention_args *a = &l->is.attention;
     const int32_t *data;
 
-    HVT_TRY(m->dev->ops->memory.alloc(m->dev, c->all * sizeof *data, &l->constants_there));
-    HVT_TRY(m->dev->ops->memory.upload(m->dev, l->constants_there, c->data, c->all * sizeof *data));
+    HVT_TRY(hvt__constants_put(m, l));
     data = l->constants_there;
     a->pixel = c->bias > c->pixel ? data + c->pixel : NULL;
     a->bias = data + c->bias;

@@ -143,6 +143,28 @@ static bool inputs_room(hvt_layer *l, const hvt_value *in)
     return true;
 }
 
+hvt__constants *hvt__constants_begin(hvt_model *m, hvt_layer *l, hvt__constants is)
+{
+    hvt__constants *c = malloc(sizeof *c + is.all * sizeof *c->data);
+
+    if (!c) {
+        hvt__mistake(m, l, HVT_E_MEM, "no memory for %zu numbers that it keeps", is.all);
+        return NULL;
+    }
+    *c = is;
+    c->next = m->constants;
+    l->constants = m->constants = c;
+    return c;
+}
+
+hvt_status hvt__constants_put(hvt_model *m, hvt_layer *l)
+{
+    const size_t bytes = l->constants->all * sizeof *l->constants->data;
+
+    HVT_TRY(m->dev->ops->memory.alloc(m->dev, bytes, &l->constants_there));
+    return m->dev->ops->memory.upload(m->dev, l->constants_there, l->constants->data, bytes);
+}
+
 void hvt__inputs_free(hvt_layer *layer, int n)
 {
     for (int i = 0; i < n; i++) {

@@ -374,23 +374,12 @@ hvt_value hvt_constant(hvt_model *m, hvt_value x, int h, int w, int c, const flo
     HVT_EXPECT(m, l, values && h > 0 && w > 0 && c > 0 && (int64_t)h * w <= HVT_MOST / c,
                "%dx%dx%d numbers; expected 1 to %d, and that there are any", h, w, c, HVT_MOST);
     n = (size_t)h * (size_t)w * (size_t)c;
-    kept = calloc(1, sizeof *kept + n * sizeof *values);
+    kept = hvt__constants_begin(m, l, (hvt__constants){.all = n});
     if (!kept)
-        return hvt__mistake(m, l, HVT_E_MEM, "no memory for %zu numbers", n);
-    kept->next = m->constants;
-    kept->all = n;
+        return -1;
     memcpy(kept->data, values, n * sizeof *values);
-    l->constants = m->constants = kept;
     l->flat = 1;
     return hvt__layer_end(m, l, h, w, c);
-}
-
-static hvt_status constant_plan(hvt_model *m, hvt_layer *l)
-{
-    const size_t bytes = l->constants->all * sizeof(float);
-
-    HVT_TRY(m->dev->ops->memory.alloc(m->dev, bytes, &l->constants_there));
-    return m->dev->ops->memory.upload(m->dev, l->constants_there, l->constants->data, bytes);
 }
 
 static hvt_status constant_forward(hvt_model *m, hvt_layer *l)
@@ -403,7 +392,8 @@ static hvt_status constant_forward(hvt_model *m, hvt_layer *l)
     return HVT_OK;
 }
 
-const hvt_layer_ops hvt_layer_constant = {"constant", constant_plan, constant_forward, zeros_backward, true};
+const hvt_layer_ops hvt_layer_constant = {"constant", hvt__constants_put, constant_forward, zeros_backward,
+                                          true};
 const hvt_layer_ops hvt_layer_zeros = {"zeros", NULL, zeros_forward, zeros_backward, true};
 const hvt_layer_ops hvt_layer_concat = {"concat", move_plan, concat_forward, concat_backward};
 const hvt_layer_ops hvt_layer_slice = {"slice", move_plan, slice_forward, slice_backward};

@@ -147,6 +147,12 @@ static bool collect(importer *p, const addition *a, const division *q, int keys,
     return true;
 }
 
+/* Are these not simply elements of a parameter? */
+static bool is_computed_table(const importer *p, const source *from)
+{
+    return from->squashed || from->gain != 0 || p->tensor[from->table].v >= 0;
+}
+
 /* The tensor whose elements these are, as a value: what is computed of them is computed there. */
 static hvt_value table_of(importer *p, const source *from)
 {
@@ -164,6 +170,21 @@ static hvt_value table_of(importer *p, const source *from)
     return from->gain != 0 ? hvt_apply(p->m, v, HVT_AFFINE, (float)from->gain, 0) : v;
 }
 
+/* The parameter of this number is the table, of the layer that is appended next. */
+static int parameter_table(importer *p, int table, hvt_attention_opts *o)
+{
+    const tensor *t = &p->tensor[table];
+    int64_t size[4];
+
+    o->ndim = hvt__pt2_sizes(p->file, t->viewed ? t->viewed : t->name, 4, size);
+    if (o->ndim < 1)
+        hvt__pt2_refuse(p, "%s has not 1 to 4 dimensions", t->state);
+    for (int i = 0; i < o->ndim; i++)
+        o->dim[i] = (int)size[i];
+    hvt__pt2_begin_layer(p, t->state);
+    return table;
+}
+
 /* Into o, which has the windows. The number of the tensor whose elements are added; -1: none, or it is the
  * value *ret_table. */
 static int add_to(importer *p, const addition *added, const division *q, int keys, hvt_attention_opts *o,
@@ -173,7 +194,7 @@ static int add_to(importer *p, const addition *added, const division *q, int key
     const int64_t scores = (int64_t)q->tokens * keys, biases = scores * q->heads,
                   masked = scores * q->windows;
     float *mask, *one;
-    int *bias, *other, table = -1;
+    int *bias, *other;
     bool all_zero = true;
 
     if (!added)
@@ -196,12 +217,11 @@ static int add_to(importer *p, const addition *added, const division *q, int key
         if (all != biases * q->windows * p->file->batch)
             hvt__pt2_refuse(p, "what is added to its scores has %lld elements, not %lld", (long long)all,
                             (long long)(biases * q->windows * p->file->batch));
-        if (added->what->element.x && table >= 0)
+        if (added->what->element.x && from)
             hvt__pt2_refuse(p, "two parameters are added to its scores; expected one");
         if (p->failed || !collect(p, added, q, keys, added->what->element.x ? bias : other, one))
             return -1;
         from = added->what->element.x ? &added->what->from : from;
-        table = from ? from->table : -1;
         for (int64_t i = 0; i < masked; i++) {
             mask[i] += one[i];
             all_zero = all_zero && mask[i] == 0;
@@ -217,36 +237,21 @@ static int add_to(importer *p, const addition *added, const division *q, int key
                             (int)(row / q->tokens));
     }
     o->mask = all_zero ? NULL : mask;
-    if (table >= 0 && !p->failed && (from->squashed || from->gain != 0 || p->tensor[table].v >= 0)) {
-        *ret_table = table_of(p, from);
-        o->table = ret_table;
-        o->bias = bias;
+    if (!from || p->failed)
         return -1;
-    }
-    if (table >= 0) {
-        const tensor *t = &p->tensor[table];
-        int64_t size[4];
-
-        o->ndim = hvt__pt2_sizes(p->file, t->viewed ? t->viewed : t->name, 4, size);
-        if (o->ndim < 1)
-            hvt__pt2_refuse(p, "%s has not 1 to 4 dimensions", t->state);
-        for (int i = 0; i < o->ndim; i++)
-            o->dim[i] = (int)size[i];
-        o->bias = bias;
-        hvt__pt2_begin_layer(p, t->state);
-    }
-    return table;
+    o->bias = bias;
+    if (!is_computed_table(p, from))
+        return parameter_table(p, from->table, o);
+    *ret_table = table_of(p, from);
+    o->table = ret_table;
+    return -1;
 }
 
 static bool computes_table(const importer *p, const addition *added)
 {
-    bool computes = false;
-
-    for (; added; added = added->before)
-        computes = computes ||
-                   (added->what->element.x && (added->what->from.squashed || added->what->from.gain != 0 ||
-                                               p->tensor[added->what->from.table].v >= 0));
-    return computes;
+    while (added && !(added->what->element.x && is_computed_table(p, &added->what->from)))
+        added = added->before;
+    return added;
 }
 
 /* The value of t, which is not multiplied yet. */

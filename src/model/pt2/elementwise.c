@@ -144,52 +144,60 @@ static bool all_zero(importer *p, const tensor *t)
     return zero;
 }
 
-hvt_value hvt__pt2_add_joined(importer *p, hvt_value x, const tensor *joined)
+/* n numbers of a parameter, in a row. */
+static hvt_value row_of(importer *p, const tensor *t, int64_t n)
 {
-    hvt_value part[8];
-    int64_t size[1] = {0};
-    int shape[3], first = 0;
+    return hvt__pt2_by_parameter(p, HVT_ADD, hvt_zeros(p->m, p->images, 1, 1, (int)n), t, 1, &n, 0);
+}
 
-    hvt_value_shape(p->m, x, shape);
-    if (joined->njoined > (int)HVT_LEN(part))
-        hvt__pt2_refuse(p, "its bias is %d parameters; expected at most %d", joined->njoined,
-                        (int)HVT_LEN(part));
+/* Parameters and zeros side by side; into ret_part, how many. */
+static int parts_of_joined(importer *p, const tensor *joined, int outputs, int most, hvt_value *ret_part)
+{
+    int64_t size[1] = {0};
+    int first = 0;
+
+    if (joined->njoined > most)
+        hvt__pt2_refuse(p, "its bias is %d parameters; expected at most %d", joined->njoined, most);
     for (int i = 0; i < joined->njoined && !p->failed; i++, first += (int)size[0]) {
         const tensor *t = &p->tensor[joined->joined[i]];
         const bool trained = t->state && !t->constant;
 
         hvt__pt2_sizes(p->file, t->name, 1, size);
-        if (size[0] < 1 || size[0] > shape[2] - first)
-            hvt__pt2_refuse(p, "its bias has more than its %d outputs", shape[2]);
+        if (size[0] < 1 || size[0] > outputs - first)
+            hvt__pt2_refuse(p, "its bias has more than its %d outputs", outputs);
         else if (!trained && !all_zero(p, t))
             hvt__pt2_refuse(p, "a constant of its bias is not 0; expected zeros, or a parameter");
-        if (p->failed)
-            return -1;
-        part[i] = hvt_slice(p->m, x, first, (int)size[0]);
-        if (trained)
-            part[i] = hvt__pt2_by_parameter(p, HVT_ADD, part[i], t, 1, size, 0);
+        else
+            ret_part[i] = trained ? row_of(p, t, size[0]) : hvt_zeros(p->m, p->images, 1, 1, (int)size[0]);
     }
-    if (!p->failed && first != shape[2])
-        hvt__pt2_refuse(p, "its bias has %d numbers for %d outputs", first, shape[2]);
-    return p->failed ? -1 : hvt_concat(p->m, part, joined->njoined);
+    if (!p->failed && first != outputs)
+        hvt__pt2_refuse(p, "its bias has %d numbers for %d outputs", first, outputs);
+    return joined->njoined;
 }
 
-hvt_value hvt__pt2_add_but_zeros(importer *p, hvt_value x, const tensor *copy)
+/* A copy of a parameter, some of which is 0. */
+static int parts_of_copy(importer *p, const tensor *copy, int outputs, hvt_value *ret_part)
 {
-    int shape[3];
-    int64_t size[1];
-    hvt_value all, part[3];
+    const hvt_value all = row_of(p, copy, outputs);
     int n = 0;
 
-    hvt_value_shape(p->m, x, shape);
-    size[0] = shape[2];
-    all = hvt__pt2_by_parameter(p, HVT_ADD, hvt_zeros(p->m, p->images, 1, 1, shape[2]), copy, 1, size, 0);
     if (copy->zeros > 0)
-        part[n++] = hvt_slice(p->m, all, 0, copy->zeros);
-    part[n++] = hvt_zeros(p->m, p->images, 1, 1, copy->zeros_end - copy->zeros);
-    if (copy->zeros_end < shape[2])
-        part[n++] = hvt_slice(p->m, all, copy->zeros_end, shape[2] - copy->zeros_end);
-    return hvt_combine(p->m, HVT_ADD, x, hvt_concat(p->m, part, n));
+        ret_part[n++] = hvt_slice(p->m, all, 0, copy->zeros);
+    ret_part[n++] = hvt_zeros(p->m, p->images, 1, 1, copy->zeros_end - copy->zeros);
+    if (copy->zeros_end < outputs)
+        ret_part[n++] = hvt_slice(p->m, all, copy->zeros_end, outputs - copy->zeros_end);
+    return n;
+}
+
+hvt_value hvt__pt2_add_in_parts(importer *p, hvt_value x, const tensor *bias)
+{
+    hvt_value part[8];
+    int shape[3], n;
+
+    hvt_value_shape(p->m, x, shape);
+    n = bias->joined ? parts_of_joined(p, bias, shape[2], (int)HVT_LEN(part), part)
+                     : parts_of_copy(p, bias, shape[2], part);
+    return p->failed ? -1 : hvt_combine(p->m, HVT_ADD, x, hvt_concat(p->m, part, n));
 }
 
 static void refuse_fleeting(importer *p, const tensor *buffer)
@@ -297,15 +305,12 @@ bool hvt__pt2_as_value(importer *p, tensor *t)
         v = constant_value(p, t, n, size, d);
         if (v < 0)
             return false;
+        t->known = NULL;
     } else {
         v = hvt_zeros(p->m, p->images, d[0], d[1], d[2]);
+        v = d[0] * d[1] > 1 ? hvt__pt2_embedding(p, v, 0, (int64_t)d[0] * d[1], t, n, size)
+                            : hvt__pt2_by_parameter(p, HVT_ADD, v, t, of, whole, 0);
     }
-    if (!t->state || (t->constant && !t->persistent))
-        t->known = NULL;
-    else if (d[0] * d[1] > 1)
-        v = hvt__pt2_embedding(p, v, 0, (int64_t)d[0] * d[1], t, n, size);
-    else
-        v = hvt__pt2_by_parameter(p, HVT_ADD, v, t, of, whole, 0);
     t->state = NULL;
     t->v = v;
     t->axes = axes;
@@ -477,7 +482,8 @@ static bool turn_to(importer *p, tensor *a, tensor *b)
 {
     const bool a_fits = has_usual_channels(&a->axes), b_fits = has_usual_channels(&b->axes),
                a_turns = b_fits && !a_fits;
-    int of_a[3], of_b[3];
+    tensor *x = a_turns ? a : b;
+    int of_a[3], of_b[3], *like = a_turns ? of_b : of_a;
 
     hvt_value_shape(p->m, a->v, of_a);
     hvt_value_shape(p->m, b->v, of_b);
@@ -485,8 +491,7 @@ static bool turn_to(importer *p, tensor *a, tensor *b)
         (of_a[0] == 1 ? hvt__pt2_in_lines(p, a, of_b[0], of_b[1])
                       : hvt__pt2_in_lines(p, b, of_a[0], of_a[1])))
         return true;
-    return hvt__pt2_turn(p, a_turns ? a : b, (a_turns ? of_b : of_a)[0], (a_turns ? of_b : of_a)[1]) ||
-           hvt__pt2_turn(p, a_turns ? a : b, 0, 0);
+    return hvt__pt2_turn(p, x, like[0], like[1]) || hvt__pt2_turn(p, x, 0, 0);
 }
 
 /* Where a has no pixels and b no channels, or the other way round: a is repeated to the sizes of both. */

@@ -275,11 +275,11 @@ static const char *owner_of(const json_t *owners, const char *name)
 /* A view that is not imported. */
 static bool is_other_view(const char *target)
 {
-    static const char *const names[] = {"diagonal", "t",        "unfold",     "as_strided",   "swapdims",
-                                        "movedim",  "moveaxis", "squeeze",    "ravel",        "tensor_split",
-                                        "hsplit",   "vsplit",   "dsplit",     "unsafe_chunk", "unsafe_split",
-                                        "numpy_T",  "matrix_H", "mH",         "adjoint",      "detach",
-                                        "to",       "type_as",  "lift_fresh", "positive",     "view_as_real"};
+    static const char *const names[] = {"diagonal", "t",          "unfold",   "as_strided",   "swapdims",
+                                        "movedim",  "moveaxis",   "squeeze",  "ravel",        "tensor_split",
+                                        "hsplit",   "vsplit",     "dsplit",   "unsafe_chunk", "unsafe_split",
+                                        "numpy_T",  "matrix_H",   "mH",       "adjoint",      "detach",
+                                        "to",       "lift_fresh", "positive", "view_as_real"};
     const char *name = strchr(target, '.'), *end = name ? strchr(name + 1, '.') : NULL;
 
     for (size_t i = 0; end && i < HVT_LEN(names); i++)

@@ -186,26 +186,51 @@ int64_t hvt__pt2_place(importer *p, const char *name, int64_t otherwise)
     return at < -most ? -most : at > most ? most : at;
 }
 
-bool hvt__pt2_reads_constants(importer *p)
+/* The next tensor that the node at hand reads, from argument at[0] and its tensor at[1] on; *ret_t NULL: it
+ * is left out, or not imported. False: there is no other one. */
+static bool next_read(const importer *p, size_t at[2], const tensor **ret_t)
 {
     const json_t *in = json_object_get(p->node, "inputs");
-    bool all = true, any = false;
 
-    for (size_t k = 0; k < json_array_size(in); k++) {
-        const json_t *arg = json_object_get(json_array_get(in, k), "arg");
+    for (; at[0] < json_array_size(in); at[0]++, at[1] = 0) {
+        const json_t *arg = json_object_get(json_array_get(in, at[0]), "arg");
 
-        for (size_t i = 0; i < hvt__pt2_tensors_in(arg); i++) {
-            const char *name = hvt__pt2_tensor_in(arg, i);
-            const json_t *at = name ? json_object_get(p->index, name) : NULL;
-            const tensor *t = at ? &p->tensor[json_integer_value(at)] : NULL;
-            const bool buffer = t && t->state && t->constant;
+        if (at[1] < hvt__pt2_tensors_in(arg)) {
+            const char *name = hvt__pt2_tensor_in(arg, at[1]++);
+            const json_t *number = name ? json_object_get(p->index, name) : NULL;
 
-            all = all && t && (t->known || buffer);
-            any = any ||
-                  (t && (t->known || (buffer && (!t->persistent || hvt__pt2_is_whole(p->file, t->name)))));
+            *ret_t = number ? &p->tensor[json_integer_value(number)] : NULL;
+            return true;
         }
     }
+    return false;
+}
+
+bool hvt__pt2_reads_constants(importer *p)
+{
+    const tensor *t;
+    size_t at[2] = {0, 0};
+    bool all = true, any = false;
+
+    while (next_read(p, at, &t)) {
+        const bool buffer = t && t->state && t->constant;
+
+        all = all && t && (t->known || buffer);
+        any = any || (t && (t->known || (buffer && (!t->persistent || hvt__pt2_is_whole(p->file, t->name)))));
+    }
     return all && any;
+}
+
+/* Is none of the images, nor random numbers, among its arguments? */
+static bool reads_parameters_alone(const importer *p)
+{
+    const tensor *t;
+    size_t at[2] = {0, 0};
+
+    while (next_read(p, at, &t))
+        if (t && !t->state && !t->known && !(t->v >= 0 && t->alike))
+            return false;
+    return true;
 }
 
 static const tensor *cut_out(importer *p, tensor *t)
@@ -335,26 +360,6 @@ static void check_shape(importer *p, const tensor *t)
     if (memcmp(is, want, sizeof is) != 0)
         hvt__pt2_refuse(p, "its output is %dx%dx%d here, but %dx%dx%d in the file", is[0], is[1], is[2],
                         want[0], want[1], want[2]);
-}
-
-/* Is none of the images, nor random numbers, among its arguments? */
-static bool reads_parameters_alone(importer *p)
-{
-    const json_t *in = json_object_get(p->node, "inputs");
-    bool alone = true;
-
-    for (size_t k = 0; k < json_array_size(in); k++) {
-        const json_t *arg = json_object_get(json_array_get(in, k), "arg");
-
-        for (size_t i = 0; i < hvt__pt2_tensors_in(arg) && alone; i++) {
-            const char *name = hvt__pt2_tensor_in(arg, i);
-            const json_t *at = name && *name ? json_object_get(p->index, name) : NULL;
-            const tensor *t = at ? &p->tensor[json_integer_value(at)] : NULL;
-
-            alone = !t || t->state || t->known || (t->v >= 0 && t->alike);
-        }
-    }
-    return alone;
 }
 
 void hvt__pt2_out(importer *p, int i, tensor t, const tensor *x)

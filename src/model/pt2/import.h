@@ -212,10 +212,8 @@ bool hvt__pt2_as_value(importer *p, tensor *t);
 /* x op a parameter of these sizes, which begins at `init`; used again, it is shared. */
 hvt_value hvt__pt2_by_parameter(importer *p, hvt_binary op, hvt_value x, const tensor *parameter, int n,
                                 const int64_t *size, float init);
-/* x + such parameters, one after the other along the channels. */
-hvt_value hvt__pt2_add_joined(importer *p, hvt_value x, const tensor *joined);
-/* x + a copy of a parameter, some of which is 0. */
-hvt_value hvt__pt2_add_but_zeros(importer *p, hvt_value x, const tensor *copy);
+/* x + parameters that were joined, or a copy of one, some of which is 0. */
+hvt_value hvt__pt2_add_in_parts(importer *p, hvt_value x, const tensor *bias);
 /* Its argument `other`, if that is a number. */
 bool hvt__pt2_number(importer *p, double *ret_x);
 

@@ -184,8 +184,7 @@ static hvt_value end_bias(importer *p, const char *layer, const bias_of *b, hvt_
     if (b->inside)
         hvt__pt2_keep_layer(p, b->name, v);
     if (b->apart && (b->apart->joined || b->apart->zeros_end))
-        return b->apart->joined ? hvt__pt2_add_joined(p, v, b->apart)
-                                : hvt__pt2_add_but_zeros(p, v, b->apart);
+        return hvt__pt2_add_in_parts(p, v, b->apart);
     return b->apart ? hvt__pt2_by_parameter(p, HVT_ADD, v, b->apart, 1, &outputs, 0) : v;
 }
 
@@ -244,7 +243,7 @@ static void convolve(importer *p, hvt_value x, bool line, const hvt__pt2_axes *a
                           .groups = hvt__pt2_int(p, "groups", 1),
                           .bias = bias.inside,
                           .line = line};
-    if (hvt__pt2_given(p, "padding") && strstr(hvt__pt2_target(p->node), ".padding")) {
+    if (strstr(hvt__pt2_target(p->node), ".padding")) {
         if (!strcmp(hvt__pt2_string(p, "padding", "valid"), "same"))
             same_padding(&o, pad);
     } else {
@@ -638,15 +637,13 @@ static void reduce(importer *p, reduction how, int n, int *dim)
 {
     const tensor x = hvt__pt2_in_order(p, hvt__pt2_tensor(p, "self"));
     int64_t size[HVT__PT2_DIMS];
+    const int to = hvt__pt2_out_sizes(p, 0, size);
     hvt__pt2_axes axes = x.axes;
     bool fits = n > 0, over[3] = {0};
     hvt_value v = x.v;
-    int shape[3], to;
+    int shape[3];
 
     if (p->failed || x.v < 0)
-        return;
-    to = hvt__pt2_out_sizes(p, 0, size);
-    if (p->failed)
         return;
     for (int i = 0; i < n && fits; i++) {
         dim[i] += dim[i] < 0 ? axes.ndim : 0;
