@@ -1,8 +1,9 @@
 /*
- * The cpu device's attention: a job is one head of one image. It goes along the windows, and packs the keys
- * and values of each once. Queries are taken in blocks, so that the scores of a block, all keys of its
- * queries, stay in the caches; products are those of the convolutions' f32 microkernels, whatever the type,
- * and each is one chain of multiply-adds. So the bits depend on the shape and the instruction set alone.
+ * The cpu device's attention: a job is some heads of one image. It goes along the windows, and in each along
+ * its heads, whose channels are next to each other. Keys and values of a head are packed once. Queries are
+ * taken in blocks, so that the scores of a block, all keys of its queries, stay in the caches; products are
+ * those of the convolutions' f32 microkernels, whatever the type, and each is one chain of multiply-adds. So
+ * the bits depend on the shape and the instruction set alone.
  */
 #include "cpu_impl.h"
 #include "device/half.h"
@@ -11,10 +12,11 @@
 
 enum {
     PANEL = HVT_PANEL,
-    LINE = 64,
-    BLOCK = 64,
-    SCORES = 16384
-}; /* queries, and scores, of a block at most */
+    BLOCK = 64,     /* queries of a block at most */
+    SCORES = 16384, /* the same of scores */
+    BIASES = 65536, /* that a job keeps, unless one head has more */
+    JOBS = 4        /* of a thread at least, if there are so many heads */
+};
 
 /* A matrix of floats: rows `step` apart, or panels of PANEL columns, each [rows][PANEL], `step` apart. */
 typedef struct floats {
@@ -28,20 +30,56 @@ typedef struct attention {
     const hvt_conv_kernels *kernels;
     const hvt_elementwise *el;
     const hvt_typed *in;
-    int block;   /* queries */
-    size_t room; /* bytes of a thread */
-    float *part; /* backward: gradients of the biases, of each image and head [queries][keys]; NULL: not
-                    wanted */
+    int block;    /* queries */
+    size_t row;   /* bytes of a token of a head */
+    size_t room;  /* the same of a thread */
+    int together; /* heads of a job */
+    int ahead;    /* rows that are prefetched with each tile */
+    int kept;     /* heads whose biases a job keeps from window to window */
+    float *part;  /* backward: gradients of the biases, of each image and head as `bias` of scratch; NULL: not
+                     wanted */
 } attention;
+
+/* Where a head's channels of a window's first token are, how many elements the next pixel's are further on,
+ * and the tokens' pixels; NULL: they follow each other. */
+typedef struct tokens {
+    const void *x; /* NULL: there are none */
+    long step;
+    const int32_t *pixel;
+} tokens;
+
+/* What a head has of a window. */
+typedef struct window {
+    union {
+        struct {
+            tokens q, y, dq, dy; /* of queries */
+            tokens k, v, dk, dv; /* of keys */
+        };
+        tokens all[8];
+    };
+    const float *bias, *mask; /* NULL: none */
+    float *dbias;             /* NULL: not wanted */
+} window;
+
+/* What is prefetched of the next window while this one is computed. Pixels of an image may be far from each
+ * other, and no processor foresees where the next one is, nor waits for hundreds of lines of memory at once.
+ */
+typedef struct ahead {
+    const window *next; /* NULL: none */
+    int list, row;      /* of next->all, what comes now */
+    int rows;           /* at a time */
+} ahead;
 
 /* What a thread works with; those that forward does not need are not there. */
 typedef struct scratch {
+    const attention *s;
+    ahead ahead;
     floats q, score, y;      /* of a block: queries, [block][keys], results */
     floats keys_t, keys;     /* of a head: K', K */
     floats values, values_t; /* V, V' */
     floats dscore, dy;       /* of a block */
     floats dkeys, dvalues;   /* of a head */
-    floats bias;             /* of a head: what is added to its scores, [queries][keys] */
+    floats bias;             /* what is added to scores, [kept][queries][keys] */
     float (*turn)[PANEL];    /* [PANEL][PANEL] */
 } scratch;
 
@@ -73,14 +111,15 @@ static scratch lay_out(const attention *s, float *base, bool backward, size_t *r
 {
     const size_t block = (size_t)s->block, keys = (size_t)s->a->keys, width = (size_t)s->a->width;
     size_t n = 0;
-    scratch w = {.q = take(base, &n, block, width),
+    scratch w = {.s = s,
+                 .q = take(base, &n, block, width),
                  .score = take(base, &n, block, keys),
                  .y = take(base, &n, block, width),
                  .keys_t = take_panels(base, &n, width, keys)};
 
     w.turn = (float(*)[PANEL])take(base, &n, PANEL, PANEL).at;
     if (s->a->elements)
-        w.bias = take(base, &n, (size_t)s->a->queries, keys);
+        w.bias = take(base, &n, (size_t)s->kept * (size_t)s->a->queries, keys);
     if (backward) {
         w.keys = take(base, &n, keys, width);
         w.values_t = take_panels(base, &n, width, keys);
@@ -95,15 +134,46 @@ static scratch lay_out(const attention *s, float *base, bool backward, size_t *r
     return w;
 }
 
+/* Floats of the biases of a head. */
+static size_t biases(const hvt_attention_args *a)
+{
+    return (size_t)a->queries * up((size_t)a->keys, PANEL);
+}
+
+static int tiles(int n, int of)
+{
+    return (n + of - 1) / of;
+}
+
+static int groups(const attention *s)
+{
+    return tiles(s->a->heads, s->together);
+}
+
+static int jobs(const attention *s)
+{
+    return s->a->real * groups(s);
+}
+
 static attention begin(hvt_device *d, const hvt_attention_args *a)
 {
     const hvt_cpu *cpu = hvt__cpu(d);
-    attention s = {a, cpu->isa->conv, cpu->isa->el, cpu->isa->el->in[a->type], 0, 0, NULL};
-    const int rows = s.kernels->rows[1], fit = SCORES / (int)up((size_t)a->keys, PANEL);
+    attention s = {a, cpu->isa->conv, cpu->isa->el, cpu->isa->el->in[a->type], .kept = 1};
+    const int rows = s.kernels->rows[1], wide = 2 * s.kernels->vl,
+              fit = SCORES / (int)up((size_t)a->keys, PANEL);
+    const int keep = biases(a) < BIASES ? BIASES / (int)biases(a) : 1;
     size_t taken;
 
+    s.row = (size_t)a->width * hvt_dtype_size(a->type);
     s.block = fit > BLOCK ? BLOCK : fit < rows ? rows : fit;
     s.block = s.block / rows * rows;
+    if (a->windows > 1)
+        s.kept = a->heads < keep ? a->heads : keep;
+    s.together = a->windows > 1 && a->elements ? s.kept : a->heads;
+    while (s.together > 1 && jobs(&s) < JOBS * hvt__thread_pool_size(cpu->pool))
+        s.together = (s.together + 1) / 2;
+    s.ahead = 1 + 2 * (a->queries + a->keys) /
+                      (tiles(a->queries, rows) * (tiles(a->keys, wide) + tiles(a->width, wide)));
     lay_out(&s, NULL, true, &taken);
     s.room = up(taken * sizeof(float), 64);
     return s;
@@ -118,60 +188,9 @@ static size_t room_of_threads(hvt_device *d, const attention *s)
 size_t hvt__attention_room_cpu(hvt_device *d, const hvt_attention_args *a)
 {
     const attention s = begin(d, a);
-    const size_t biases = a->elements ? (size_t)a->n * a->heads * a->queries * a->keys : 0;
 
-    return room_of_threads(d, &s) + biases * sizeof(float);
-}
-
-/* C [m,n] (+)= A B, A being [m,k], or [k,m] and transposed. */
-static void multiply(const attention *s, int m, int n, int k, const floats *a, bool transposed,
-                     const floats *b, const floats *c, bool add)
-{
-    static const hvt_entry one = {0, 0};
-    const hvt_conv_kernels *kernels = s->kernels;
-    const int vl = kernels->vl;
-
-    for (int col = 0; col < n; col += 2 * vl) {
-        const int wide = n - col > vl, rows = kernels->rows[wide];
-        hvt_tile t = {.e = &one,
-                      .entries = 1,
-                      .len = k,
-                      .a_row = (long)a->step,
-                      .b = b->panels ? b->at + (size_t)(col / PANEL) * b->step + col % PANEL : b->at + col,
-                      .b_row = b->panels ? PANEL : (long)b->step,
-                      .c_row = (long)c->step,
-                      .nc = n - col < 2 * vl ? n - col : 2 * vl,
-                      .add = add};
-
-        for (int row = 0; row < m; row += rows) {
-            const int high = m - row < rows ? m - row : rows;
-
-            t.rows = t.high = high;
-            t.a = transposed ? a->at + row : a->at + (size_t)row * a->step;
-            t.c = c->at + (size_t)row * c->step + col;
-            (transposed ? kernels->gemm_tn : kernels->gemm_nn)[wide][high - 1](&t);
-        }
-    }
-}
-
-/* Where a head's channels of its first token are, how many elements the next pixel's are further on, and the
- * tokens' pixels; NULL: they follow each other. */
-typedef struct tokens {
-    const void *x;
-    long step;
-    const int32_t *pixel;
-} tokens;
-
-/* Of all windows, which have `count` tokens each. */
-static tokens tokens_of(const attention *s, const void *x, int pitch, int count, int job)
-{
-    const hvt_attention_args *a = s->a;
-    const size_t image = (size_t)(job / a->heads), head = (size_t)(job % a->heads) * (size_t)a->width;
-    const bool hwn = a->order == HVT_ORDER_HWN;
-    const size_t pixels = hwn ? 1 : (size_t)a->windows * (size_t)count;
-
-    return (tokens){x ? hvt__at(x, a->type, image * pixels * (size_t)pitch + head) : NULL,
-                    (long)pitch * (hwn ? a->n : 1), a->pixel};
+    return room_of_threads(d, &s) +
+           (a->elements ? (size_t)a->n * (size_t)a->heads * biases(a) * sizeof(float) : 0);
 }
 
 /* Those from `first` on. */
@@ -187,6 +206,49 @@ static tokens from(const attention *s, tokens t, int first)
 static void *row(const attention *s, const tokens *t, int i)
 {
     return hvt__at(t->x, s->a->type, (size_t)(t->pixel ? t->pixel[i] : i) * (size_t)t->step);
+}
+
+static void fetch(const attention *s, ahead *f)
+{
+    for (int k = 0; k < f->rows && f->next && f->list < 8; k++) {
+        const tokens *t = f->next->all + f->list;
+
+        if (t->x)
+            hvt__prefetch(row(s, t, f->row), s->row);
+        if (!t->x || ++f->row == (f->list < 4 ? s->a->queries : s->a->keys))
+            f->list++, f->row = 0;
+    }
+}
+
+/* C [m,n] (+)= A B, A being [m,k], or [k,m] and transposed. Whole vectors of C are written. */
+static void multiply(scratch *w, int m, int n, int k, const floats *a, bool transposed, const floats *b,
+                     const floats *c, bool add)
+{
+    static const hvt_entry one = {0, 0};
+    const hvt_conv_kernels *kernels = w->s->kernels;
+    const int vl = kernels->vl;
+
+    for (int col = 0; col < n; col += 2 * vl) {
+        const int wide = n - col > vl, count = tiles(m, kernels->rows[wide]);
+        hvt_tile t = {.e = &one,
+                      .entries = 1,
+                      .len = k,
+                      .a_row = (long)a->step,
+                      .b = b->panels ? b->at + (size_t)(col / PANEL) * b->step + col % PANEL : b->at + col,
+                      .b_row = b->panels ? PANEL : (long)b->step,
+                      .c_row = (long)c->step,
+                      .nc = (wide + 1) * vl,
+                      .add = add};
+
+        for (int row = 0, left = count, high; left > 0; row += high, left--) {
+            high = tiles(m - row, left); /* about as high as the others: low ones are no sooner done */
+            t.rows = t.high = high;
+            t.a = transposed ? a->at + row : a->at + (size_t)row * a->step;
+            t.c = c->at + (size_t)row * c->step + col;
+            (transposed ? kernels->gemm_tn : kernels->gemm_nn)[wide][high - 1](&t);
+            fetch(w->s, &w->ahead);
+        }
+    }
 }
 
 static void widen_rows(const attention *s, tokens t, int count, const floats *to)
@@ -224,167 +286,129 @@ static void store(const attention *s, int count, const floats *x, tokens to, boo
     }
 }
 
-/* A head of an image, and what a window of it has. */
-typedef struct head {
-    tokens q, k, v, y, dq, dk, dv, dy;
-    const float *mask; /* NULL: none */
-    float *dbias;      /* NULL: not wanted */
-    scratch w;
-} head;
-
-static head begin_head(const attention *s, int job, int thread, bool backward)
+/* Of window i, each of which has `count` tokens. */
+static tokens tokens_of(const attention *s, const void *x, int pitch, int count, int image, int head, int i)
 {
     const hvt_attention_args *a = s->a;
-    float *room = (float *)(void *)((char *)a->ws + (size_t)thread * s->room);
+    const bool hwn = a->order == HVT_ORDER_HWN;
+    const size_t pixels = hwn ? 1 : (size_t)a->windows * (size_t)count,
+                 at = (size_t)image * pixels * (size_t)pitch + (size_t)head * (size_t)a->width;
+    const tokens all = {x ? hvt__at(x, a->type, at) : NULL, (long)pitch * (hwn ? a->n : 1), a->pixel};
+
+    return from(s, all, i * count);
+}
+
+static window window_of(const attention *s, const scratch *w, int image, int head, int i)
+{
+    const hvt_attention_args *a = s->a;
+    const int pitch = a->heads * a->width, kept = head % s->together % s->kept;
     const size_t scores = (size_t)a->queries * (size_t)a->keys;
-    const int32_t *bias = a->table ? a->bias + (size_t)(job % a->heads) * scores : NULL;
-    const int pitch = a->heads * a->width;
-    size_t taken;
-    head h = {.q = tokens_of(s, a->q.x, a->q.pitch, a->queries, job),
-              .k = tokens_of(s, a->k.x, a->k.pitch, a->keys, job),
-              .v = tokens_of(s, a->v.x, a->v.pitch, a->keys, job),
-              .w = lay_out(s, room, backward, &taken)};
 
-    if (backward) {
-        h.dq = tokens_of(s, a->q.dx, a->q.pitch, a->queries, job);
-        h.dk = tokens_of(s, a->k.dx, a->k.pitch, a->keys, job);
-        h.dv = tokens_of(s, a->v.dx, a->v.pitch, a->keys, job);
-        h.dy = tokens_of(s, a->dy, pitch, a->queries, job);
-        h.dbias = s->part ? s->part + (size_t)job * scores : NULL;
-    } else {
-        h.y = tokens_of(s, a->y, pitch, a->queries, job);
-    }
-    for (int i = 0; a->table && i < a->queries; i++)
+    return (window){
+        .q = tokens_of(s, a->q.x, a->q.pitch, a->queries, image, head, i),
+        .k = tokens_of(s, a->k.x, a->k.pitch, a->keys, image, head, i),
+        .v = tokens_of(s, a->v.x, a->v.pitch, a->keys, image, head, i),
+        .y = tokens_of(s, a->y, pitch, a->queries, image, head, i),
+        .dq = tokens_of(s, a->q.dx, a->q.pitch, a->queries, image, head, i),
+        .dk = tokens_of(s, a->k.dx, a->k.pitch, a->keys, image, head, i),
+        .dv = tokens_of(s, a->v.dx, a->v.pitch, a->keys, image, head, i),
+        .dy = tokens_of(s, a->dy, pitch, a->queries, image, head, i),
+        .bias = a->table ? w->bias.at + (size_t)kept * biases(a) : NULL,
+        .mask = a->mask ? a->mask + (size_t)i * scores : NULL,
+        .dbias = s->part ? s->part + ((size_t)image * (size_t)a->heads + (size_t)head) * biases(a) : NULL,
+    };
+}
+
+/* Of a head's first window: the biases of its scores, and no gradients of them. */
+static void begin_biases(const attention *s, int head, const floats *to, const window *first)
+{
+    const hvt_attention_args *a = s->a;
+    const int32_t *bias = a->bias + (size_t)head * (size_t)a->queries * (size_t)a->keys;
+    float *row = to->at + (first->bias - to->at);
+
+    for (int i = 0; i < a->queries; i++, row += to->step)
         for (int j = 0; j < a->keys; j++)
-            h.w.bias.at[(size_t)i * h.w.bias.step + (size_t)j] = a->table[*bias++];
-    if (h.dbias)
-        memset(h.dbias, 0, scores * sizeof *h.dbias);
-    return h;
+            row[j] = a->table[*bias++];
+    if (first->dbias)
+        memset(first->dbias, 0, biases(a) * sizeof *first->dbias);
 }
 
-/* Pixels of an image may be far from each other, and no processor foresees where the next one is. */
-static void fetch(const attention *s, tokens t, int count)
-{
-    const size_t bytes = (size_t)s->a->width * hvt_dtype_size(s->a->type);
-
-    for (int i = 0; i < count && t.x; i++) {
-        const char *x = row(s, &t, i);
-
-        for (size_t at = 0; at < bytes; at += LINE)
-            __builtin_prefetch(x + at);
-    }
-}
-
-/* What window i reads, and backward adds to or writes. */
-static void fetch_window(const attention *s, const head *all, int i)
+/* Some rows of a block of scores that begins with query `first`. */
+static hvt_scores some_scores(const attention *s, const scratch *w, const window *h, int first, int row,
+                              int count)
 {
     const hvt_attention_args *a = s->a;
-    const tokens of_queries[] = {all->q, all->y, all->dy, all->dq},
-                 of_keys[] = {all->k, all->v, all->dk, all->dv};
+    const size_t at = (size_t)(first + row) * w->score.step, here = (size_t)row * w->score.step,
+                 left = (size_t)(count - row);
 
-    if (i >= a->windows)
-        return;
-    for (int k = 0; k < 4; k++) {
-        fetch(s, from(s, of_queries[k], i * a->queries), a->queries);
-        fetch(s, from(s, of_keys[k], i * a->keys), a->keys);
-    }
-}
-
-/* Window i of it, whose keys are packed. */
-static head window_of(const attention *s, head h, int i)
-{
-    const hvt_attention_args *a = s->a;
-    tokens *const t[] = {&h.q, &h.y, &h.dq, &h.dy, &h.k, &h.v, &h.dk, &h.dv};
-
-    for (size_t k = 0; k < sizeof t / sizeof *t; k++)
-        *t[k] = from(s, *t[k], i * (k < 4 ? a->queries : a->keys));
-    h.mask = a->mask ? a->mask + (size_t)i * (size_t)a->queries * (size_t)a->keys : NULL;
-    transpose(s, &h.w, h.k, a->keys, &h.w.keys_t);
-    return h;
+    return (hvt_scores){.rows = left < HVT_SCORE_ROWS ? (int)left : HVT_SCORE_ROWS,
+                        .n = (size_t)a->keys,
+                        .step = w->score.step,
+                        .scale = a->scale,
+                        .bias = h->bias ? h->bias + at : NULL,
+                        .mask = h->mask ? h->mask + (size_t)(first + row) * (size_t)a->keys : NULL,
+                        .x = w->score.at + here,
+                        .dx = w->dscore.at ? w->dscore.at + here : NULL,
+                        .sum = h->dbias ? h->dbias + at : NULL};
 }
 
 /* The queries from `first` on, and their softmax over the keys. */
-static void score(const attention *s, const head *h, int first, int count)
+static void score(scratch *w, const window *h, int first, int count)
 {
+    const attention *s = w->s;
     const hvt_attention_args *a = s->a;
-    const scratch *w = &h->w;
-    const bool plain = !a->table && !a->mask;
-    const size_t keys = (size_t)a->keys;
 
     widen_rows(s, from(s, h->q, first), count, &w->q);
-    multiply(s, count, a->keys, a->width, &w->q, false, &w->keys_t, &w->score, false);
-    for (int i = 0; i < count; i++) {
-        float *x = w->score.at + (size_t)i * w->score.step;
-        const size_t query = (size_t)(first + i);
+    multiply(w, count, a->keys, a->width, &w->q, false, &w->keys_t, &w->score, false);
+    for (int i = 0; i < count; i += HVT_SCORE_ROWS) {
+        const hvt_scores some = some_scores(s, w, h, first, i, count);
 
-        if (!plain)
-            s->el->scores(keys, a->scale, a->table ? w->bias.at + query * w->bias.step : NULL,
-                          a->mask ? h->mask + query * keys : NULL, x);
-        s->el->softmax(keys, plain ? a->scale : 1, x);
+        s->el->softmax(&some);
     }
 }
 
-static void forward_window(const attention *s, const head *h)
+static void forward_window(scratch *w, const window *h)
 {
+    const attention *s = w->s;
     const hvt_attention_args *a = s->a;
-    const scratch *w = &h->w;
 
+    transpose(s, w, h->k, a->keys, &w->keys_t);
     widen_rows(s, h->v, a->keys, &w->values);
     for (int first = 0; first < a->queries; first += s->block) {
         const int count = a->queries - first < s->block ? a->queries - first : s->block;
 
-        score(s, h, first, count);
-        multiply(s, count, a->width, a->keys, &w->score, false, &w->values, &w->y, false);
+        score(w, h, first, count);
+        multiply(w, count, a->width, a->keys, &w->score, false, &w->values, &w->y, false);
         store(s, count, &w->y, from(s, h->y, first), false);
     }
 }
 
-static void forward_job(void *ctx, int job, int thread)
+static void backward_window(scratch *w, const window *h)
 {
-    const attention *s = ctx;
-    const head all = begin_head(s, job, thread, false);
-
-    for (int i = 0; i < s->a->windows; i++) {
-        const head h = window_of(s, all, i);
-
-        fetch_window(s, &all, i + 1);
-        forward_window(s, &h);
-    }
-}
-
-hvt_status hvt__attention_forward_cpu(hvt_device *d, const hvt_attention_args *a)
-{
-    attention s = begin(d, a);
-
-    hvt__parallel_for(hvt__cpu(d)->pool, a->real * a->heads, forward_job, &s);
-    return HVT_OK;
-}
-
-static void backward_window(const attention *s, const head *h)
-{
+    const attention *s = w->s;
     const hvt_attention_args *a = s->a;
-    const scratch *w = &h->w;
-    const size_t keys = (size_t)a->keys;
 
+    transpose(s, w, h->k, a->keys, &w->keys_t);
     transpose(s, w, h->v, a->keys, &w->values_t);
     widen_rows(s, h->k, a->keys, &w->keys);
     for (int first = 0; first < a->queries; first += s->block) {
         const int count = a->queries - first < s->block ? a->queries - first : s->block;
 
-        score(s, h, first, count);
+        score(w, h, first, count);
         widen_rows(s, from(s, h->dy, first), count, &w->dy);
         if (a->v.dx)
-            multiply(s, a->keys, a->width, count, &w->score, true, &w->dy, &w->dvalues, first > 0);
-        multiply(s, count, a->keys, a->width, &w->dy, false, &w->values_t, &w->dscore, false);
-        for (int i = 0; i < count; i++)
-            s->el->softmax_slope(keys, a->scale, w->score.at + (size_t)i * w->score.step,
-                                 w->dscore.at + (size_t)i * w->dscore.step,
-                                 h->dbias ? h->dbias + (size_t)(first + i) * keys : NULL);
+            multiply(w, a->keys, a->width, count, &w->score, true, &w->dy, &w->dvalues, first > 0);
+        multiply(w, count, a->keys, a->width, &w->dy, false, &w->values_t, &w->dscore, false);
+        for (int i = 0; i < count; i += HVT_SCORE_ROWS) {
+            const hvt_scores some = some_scores(s, w, h, first, i, count);
+
+            s->el->softmax_slope(&some);
+        }
         if (a->k.dx)
-            multiply(s, a->keys, a->width, count, &w->dscore, true, &w->q, &w->dkeys, first > 0);
+            multiply(w, a->keys, a->width, count, &w->dscore, true, &w->q, &w->dkeys, first > 0);
         if (!a->q.dx)
             continue;
-        multiply(s, count, a->width, a->keys, &w->dscore, false, &w->keys, &w->y, false);
+        multiply(w, count, a->width, a->keys, &w->dscore, false, &w->keys, &w->y, false);
         store(s, count, &w->y, from(s, h->dq, first), a->q.add);
     }
     if (a->k.dx)
@@ -393,17 +417,45 @@ static void backward_window(const attention *s, const head *h)
         store(s, a->keys, &w->dvalues, h->dv, a->v.add);
 }
 
+static void each_window(const attention *s, int job, int thread, bool backward)
+{
+    const hvt_attention_args *a = s->a;
+    const int image = job / groups(s), first = job % groups(s) * s->together,
+              heads = a->heads - first < s->together ? a->heads - first : s->together,
+              count = a->windows * heads;
+    size_t taken;
+    scratch w = lay_out(s, (float *)(void *)((char *)a->ws + (size_t)thread * s->room), backward, &taken);
+    window next = window_of(s, &w, image, first, 0);
+
+    for (int i = 0; i < count; i++) {
+        const int head = first + i % heads, more = i + 1 < count;
+        const window now = next;
+
+        if (more)
+            next = window_of(s, &w, image, first + (i + 1) % heads, (i + 1) / heads);
+        w.ahead = (ahead){more ? &next : NULL, .rows = s->ahead};
+        if (now.bias && i < heads)
+            begin_biases(s, head, &w.bias, &now);
+        (backward ? backward_window : forward_window)(&w, &now);
+    }
+}
+
+static void forward_job(void *ctx, int job, int thread)
+{
+    each_window(ctx, job, thread, false);
+}
+
+hvt_status hvt__attention_forward_cpu(hvt_device *d, const hvt_attention_args *a)
+{
+    attention s = begin(d, a);
+
+    hvt__parallel_for(hvt__cpu(d)->pool, jobs(&s), forward_job, &s);
+    return HVT_OK;
+}
+
 static void backward_job(void *ctx, int job, int thread)
 {
-    const attention *s = ctx;
-    const head all = begin_head(s, job, thread, true);
-
-    for (int i = 0; i < s->a->windows; i++) {
-        const head h = window_of(s, all, i);
-
-        fetch_window(s, &all, i + 1);
-        backward_window(s, &h);
-    }
+    each_window(ctx, job, thread, true);
 }
 
 /* A job is so many elements of the table. */
@@ -411,16 +463,20 @@ static void table_job(void *ctx, int job, int thread)
 {
     const attention *s = ctx;
     const hvt_attention_args *a = s->a;
-    const size_t image = (size_t)a->heads * (size_t)a->queries * (size_t)a->keys;
+    const size_t step = biases(a) / (size_t)a->queries, image = (size_t)a->heads * biases(a);
     const int end = a->elements - job * BLOCK < BLOCK ? a->elements : (job + 1) * BLOCK;
 
     (void)thread;
     for (int e = job * BLOCK; e < end; e++) {
         float sum = 0;
 
-        for (int i = a->first[e]; i < a->first[e + 1]; i++)
+        for (int i = a->first[e]; i < a->first[e + 1]; i++) {
+            const float *part =
+                s->part + (size_t)(a->where[i] / a->keys) * step + (size_t)(a->where[i] % a->keys);
+
             for (int n = 0; n < a->real; n++)
-                sum += s->part[(size_t)n * image + (size_t)a->where[i]];
+                sum += part[(size_t)n * image];
+        }
         a->dtable[e] = sum;
     }
 }
@@ -430,7 +486,7 @@ hvt_status hvt__attention_backward_cpu(hvt_device *d, const hvt_attention_args *
     attention s = begin(d, a);
 
     s.part = a->dtable ? (float *)(void *)((char *)a->ws + room_of_threads(d, &s)) : NULL;
-    hvt__parallel_for(hvt__cpu(d)->pool, a->real * a->heads, backward_job, &s);
+    hvt__parallel_for(hvt__cpu(d)->pool, jobs(&s), backward_job, &s);
     if (a->dtable)
         hvt__parallel_for(hvt__cpu(d)->pool, (a->elements + BLOCK - 1) / BLOCK, table_job, &s);
     return HVT_OK;

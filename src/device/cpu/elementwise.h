@@ -191,6 +191,18 @@ typedef struct hvt_factors {
     hvt_factor_fn *join; /* of these rows in a panel */
 } hvt_factors;
 
+/* Some rows of scores, each of n, `step` floats apart: arrays may be read and written up to the next whole
+ * vector, apart from the mask, whose rows are n apart. */
+enum { HVT_SCORE_ROWS = 8 };
+typedef struct hvt_scores {
+    int rows; /* at most HVT_SCORE_ROWS */
+    size_t n, step;
+    float scale;
+    const float *bias, *mask; /* NULL: 0 */
+    float *x, *dx;
+    float *sum; /* NULL: not wanted */
+} hvt_scores;
+
 struct hvt_elementwise {
     int vl;                 /* floats in a vector */
     const hvt_typed *in[3]; /* by hvt_dtype: f32, f16, bf16 */
@@ -216,12 +228,10 @@ struct hvt_elementwise {
                            const float *dot, int col, int cols, hvt_bn_consts k);
     void (*bn_running)(size_t n, float rate, float scale, const float *moments, float *run);
 
-    /* x = scale * x + bias + mask, of which one may be NULL */
-    void (*scores)(size_t n, float scale, const float *bias, const float *mask, float *x);
-    /* x = the softmax of scale * x; and of such p, dp = the gradient of x that dp gives, and sum, unless that
-     * is NULL, += the gradient of scale * x */
-    void (*softmax)(size_t n, float scale, float *x);
-    void (*softmax_slope)(size_t n, float scale, const float *p, float *dp, float *sum);
+    /* x = the softmax of scale * x + bias + mask; and of such p = x, dx = the gradient of x that dx gives of
+     * p, and sum += the gradient of bias */
+    void (*softmax)(const hvt_scores *s);
+    void (*softmax_slope)(const hvt_scores *s);
 
     /* `count` pixels of three bytes, the last one first */
     void (*mirror)(int count, const uint8_t *in, uint8_t *out);

@@ -241,57 +241,104 @@ static void mirror(int count, const uint8_t *in, uint8_t *out)
             *out++ = in[3 * count + c];
 }
 
+/* ---- scores of attention ---- */
+
 /* v, and `otherwise` in the lanes that it does not have */
 INLINE F or_else(F v, int lanes, float otherwise)
 {
-    for (int l = lanes; l < VL; l++)
-        v[l] = otherwise;
-    return v;
+    I lane = {0};
+
+    for (int l = 0; l < VL; l++)
+        lane[l] = l;
+    return lanes == VL ? v : f_select((I)(lane < i_splat(lanes)), v, f_splat(otherwise));
 }
 
-static void softmax(size_t n, float scale, float *x)
+/* The lanes' sum, in their order. */
+INLINE float lanes_sum(F v)
 {
-    F most = f_splat(-INFINITY), sums = f_zero();
-    float top = -INFINITY, sum = 0;
+    float sum = 0;
 
-    SPAN(n, F v = f_load(x + i, lanes) * scale; f_store(x + i, v, lanes); v = or_else(v, lanes, -INFINITY);
-         most = f_select((I)(v > most), v, most););
     for (int l = 0; l < VL; l++)
-        top = most[l] > top ? most[l] : top;
-    SPAN(n, F v = exp_below_one(f_load(x + i, lanes) - top); f_store(x + i, v, lanes);
-         sums = sums + or_else(v, lanes, 0););
-    for (int l = 0; l < VL; l++)
-        sum += sums[l];
-    sum = 1 / sum;
-    SPAN(n, f_store(x + i, f_load(x + i, lanes) * sum, lanes););
+        sum += v[l];
+    return sum;
 }
 
-static void scores(size_t n, float scale, const float *bias, const float *mask, float *x)
+/* Each step is done for all rows, so that none waits for the sum over its lanes. */
+INLINE void softmax_rows(const hvt_scores *s, const bool biased, const bool masked)
 {
-    if (bias && mask)
-        SPAN(n, f_store(x + i,
-                        f_fma(f_load(x + i, lanes), f_splat(scale), f_load(bias + i, lanes)) +
-                            f_load(mask + i, lanes),
-                        lanes););
+    const F scale = f_splat(s->scale);
+    F found[HVT_SCORE_ROWS]; /* maxima, then sums */
+    float of_row[HVT_SCORE_ROWS];
+
+    for (int r = 0; r < s->rows; r++) {
+        float *x = s->x + (size_t)r * s->step;
+        const float *bias = biased ? s->bias + (size_t)r * s->step : NULL,
+                    *mask = masked ? s->mask + (size_t)r * s->n : NULL;
+        F most = f_splat(-INFINITY);
+
+        SPAN(s->n, F v = f_load(x + i, VL); v = biased   ? f_fma(v, scale, f_load(bias + i, VL))
+                                                : masked ? f_fma(v, scale, f_load(mask + i, lanes))
+                                                         : v * scale;
+             v = or_else(biased && masked ? v + f_load(mask + i, lanes) : v, lanes, -INFINITY);
+             f_store(x + i, v, VL); most = f_select((I)(v > most), v, most););
+        found[r] = most;
+    }
+    for (int r = 0; r < s->rows; r++) {
+        of_row[r] = -INFINITY;
+        for (int l = 0; l < VL; l++)
+            of_row[r] = found[r][l] > of_row[r] ? found[r][l] : of_row[r];
+    }
+    for (int r = 0; r < s->rows; r++) {
+        float *x = s->x + (size_t)r * s->step;
+        F sums = f_zero();
+
+        SPAN(s->n, const F v = or_else(exp_below_one(f_load(x + i, VL) - of_row[r]), lanes, 0);
+             f_store(x + i, v, VL); sums = sums + v;);
+        found[r] = sums;
+    }
+    for (int r = 0; r < s->rows; r++)
+        of_row[r] = 1 / lanes_sum(found[r]);
+    for (int r = 0; r < s->rows; r++) {
+        float *x = s->x + (size_t)r * s->step;
+
+        SPAN(s->n, (void)lanes; f_store(x + i, f_load(x + i, VL) * of_row[r], VL););
+    }
+}
+
+static void softmax(const hvt_scores *s)
+{
+    if (s->bias && s->mask)
+        softmax_rows(s, true, true);
+    else if (s->bias)
+        softmax_rows(s, true, false);
+    else if (s->mask)
+        softmax_rows(s, false, true);
     else
-        SPAN(n, f_store(x + i,
-                        f_fma(f_load(x + i, lanes), f_splat(scale), f_load((bias ? bias : mask) + i, lanes)),
-                        lanes););
+        softmax_rows(s, false, false);
 }
 
-static void softmax_slope(size_t n, float scale, const float *p, float *dp, float *sum)
+static void softmax_slope(const hvt_scores *s)
 {
-    F sums = f_zero();
-    float dot = 0;
+    F found[HVT_SCORE_ROWS];
 
-    SPAN(n, sums = f_fma(f_load(p + i, lanes), f_load(dp + i, lanes), sums););
-    for (int l = 0; l < VL; l++)
-        dot += sums[l];
-    if (!sum)
-        SPAN(n, f_store(dp + i, f_load(p + i, lanes) * (f_load(dp + i, lanes) - dot) * scale, lanes););
-    else
-        SPAN(n, F slope = f_load(p + i, lanes) * (f_load(dp + i, lanes) - dot);
-             f_store(sum + i, f_load(sum + i, lanes) + slope, lanes); f_store(dp + i, slope * scale, lanes););
+    for (int r = 0; r < s->rows; r++) {
+        const float *p = s->x + (size_t)r * s->step, *dp = s->dx + (size_t)r * s->step;
+        F sums = f_zero();
+
+        SPAN(s->n, sums = f_fma(f_load(p + i, VL), or_else(f_load(dp + i, VL), lanes, 0), sums););
+        found[r] = sums;
+    }
+    for (int r = 0; r < s->rows; r++) {
+        const float *p = s->x + (size_t)r * s->step, dot = lanes_sum(found[r]);
+        float *dp = s->dx + (size_t)r * s->step, *sum = s->sum ? s->sum + (size_t)r * s->step : NULL;
+
+        if (!sum)
+            SPAN(s->n, (void)lanes;
+                 f_store(dp + i, f_load(p + i, VL) * (f_load(dp + i, VL) - dot) * s->scale, VL););
+        else
+            SPAN(s->n, (void)lanes; const F slope = f_load(p + i, VL) * (f_load(dp + i, VL) - dot);
+                 f_store(sum + i, f_load(sum + i, VL) + slope, VL); f_store(dp + i, slope * s->scale, VL););
+    }
 }
 
 extern const hvt_factors HVT_OF_ISA(factors);
@@ -314,7 +361,6 @@ const hvt_elementwise HVT_OF_ISA(elementwise) = {
     .bn_finish = bn_finish,
     .bn_grad_finish = bn_grad_finish,
     .bn_running = bn_running_part,
-    .scores = scores,
     .softmax = softmax,
     .softmax_slope = softmax_slope,
     .mirror = mirror,
