@@ -122,6 +122,16 @@ static hvt_status read_layout(const hvt_pt2 *p, const char *name, const json_t *
     return read_sizes(p, name, meta, ret_layout);
 }
 
+static bool is_canonical(const layout *l)
+{
+    int64_t inner = 1;
+    bool same = true;
+
+    for (int d = l->ndim - 1; d >= 0; inner *= l->size[d--])
+        same = same && (l->size[d] == 1 || l->stride[d] == inner);
+    return same;
+}
+
 /* Canonical order from that of the strides: weights of a model in channels_last are [K,R,S,C]. */
 static void order(const layout *l, const float *stored, float *ret_values)
 {
@@ -206,6 +216,7 @@ static hvt_status load(const hvt_pt2 *p, hvt_model *m, const hvt_named *t)
 {
     char entry[NAME_MOST];
     layout l = {0};
+    bool moved;
     float *stored, *values;
     hvt_status s;
 
@@ -215,15 +226,17 @@ static hvt_status load(const hvt_pt2 *p, hvt_model *m, const hvt_named *t)
                   "%s: %s has other sizes in the weights than in the graph", p->path, t->name);
         return HVT_OK;
     }
-    stored = malloc(2 * l.count * sizeof *stored);
+    moved = !is_canonical(&l);
+    stored = malloc((1 + moved) * l.count * sizeof *stored);
     HVT_CHECK(stored, E_MEM, "%s: no memory for %zu values of %s", p->path, l.count, t->name);
-    values = stored + l.count;
+    values = stored + moved * l.count;
     s = hvt__pt2_archive_read(p, entry, stored, l.count * sizeof *stored);
     for (size_t i = 0; i < l.count && s == HVT_OK; i++)
         if (!isfinite(stored[i]))
             s = HVT_FAIL(E_FORMAT, "%s: %s holds numbers that are not finite", p->path, t->name);
     if (s == HVT_OK) {
-        order(&l, stored, values);
+        if (moved)
+            order(&l, stored, values);
         s = hvt_model_set(m, t->name, values, l.count);
     }
     free(stored);
