@@ -13,7 +13,7 @@
 enum {
     PANEL = HVT_PANEL,
     BLOCK = 64,     /* queries of a block at most */
-    SCORES = 16384, /* the same of scores */
+    SCORES = 65536, /* the same of scores */
     BIASES = 65536, /* that a job keeps, unless one head has more */
     JOBS = 4        /* of a thread at least, if there are so many heads */
 };
