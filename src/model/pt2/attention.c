@@ -456,23 +456,19 @@ void hvt__pt2_attention(importer *p)
 
 /* ---- in parts ---- */
 
-static int index_of(const importer *p, const tensor *t)
-{
-    return (int)(t - p->tensor);
-}
-
 /* The scores of queries a and keys b. */
 static void begin_scores(importer *p, const tensor *a, const tensor *b, bool turned)
 {
-    if (a->scores || a->v < 0 || b->v < 0 || !is_divided(p, a, false) || !is_divided(p, b, turned))
+    if (a->kind == HVT__PT2_SCORES || a->v < 0 || b->v < 0 || !is_divided(p, a, false) ||
+        !is_divided(p, b, turned))
         hvt__pt2_refuse(p, "it is known in attention only: softmax(queries @ keys') @ values");
     hvt__pt2_out(p, 0,
                  (tensor){.v = -1,
-                          .scores = true,
+                          .kind = HVT__PT2_SCORES,
                           .turned = turned,
                           .factor = 1,
-                          .query = index_of(p, a),
-                          .key = index_of(p, b)},
+                          .of = hvt__pt2_index(p, a),
+                          .key = hvt__pt2_index(p, b)},
                  NULL);
 }
 
@@ -480,7 +476,7 @@ static void begin_scores(importer *p, const tensor *a, const tensor *b, bool tur
 static void end_scores(importer *p, const tensor *a, const tensor *b)
 {
     if (hvt__pt2_is_computed(p, b))
-        attend(p, &p->tensor[a->query], &p->tensor[a->key], a->turned, b, a->factor, a->added,
+        attend(p, &p->tensor[a->of], &p->tensor[a->key], a->turned, b, a->factor, a->added,
                a->per_head ? &p->tensor[a->per_head - 1] : NULL);
 }
 
@@ -491,7 +487,7 @@ void hvt__pt2_matmul(importer *p)
 
     if (!a || !b || p->failed)
         return;
-    if (a->scores && a->softmax)
+    if (a->kind == HVT__PT2_SCORES && a->softmax)
         end_scores(p, a, b);
     else
         begin_scores(p, a, b, true);
@@ -543,7 +539,7 @@ void hvt__pt2_einsum(importer *p)
     const char *equation = hvt__pt2_string(p, "equation", "");
     const tensor *of[2];
 
-    if (hvt__pt2_two_uncut(p, "tensors", of) && of[0]->scores && of[0]->softmax &&
+    if (hvt__pt2_two_uncut(p, "tensors", of) && of[0]->kind == HVT__PT2_SCORES && of[0]->softmax &&
         is_equation(equation, "IJ", "JD", "ID"))
         end_scores(p, of[0], of[1]);
     else if (!p->failed && is_equation(equation, "ID", "JD", "IJ"))
@@ -559,7 +555,7 @@ bool hvt__pt2_scale_scores(importer *p, hvt_binary op, double x)
     const tensor *t = hvt__pt2_uncut(p, "self");
     tensor y;
 
-    if (!t || !t->scores)
+    if (!t || t->kind != HVT__PT2_SCORES)
         return false;
     y = *t;
     y.factor = op == HVT_MUL ? y.factor * x : y.factor / x;
@@ -577,9 +573,9 @@ bool hvt__pt2_add_to_scores(importer *p)
     tensor y;
     int n;
 
-    if (!a || !b || (!a->scores && !b->scores))
+    if (!a || !b || (a->kind != HVT__PT2_SCORES && b->kind != HVT__PT2_SCORES))
         return false;
-    if (!a->scores) {
+    if (a->kind != HVT__PT2_SCORES) {
         const tensor *first = a;
 
         a = b, b = first;
@@ -600,7 +596,7 @@ bool hvt__pt2_view_scores(importer *p)
 {
     const tensor *t = hvt__pt2_uncut(p, hvt__pt2_first_argument(p));
 
-    if (!t || !t->scores)
+    if (!t || t->kind != HVT__PT2_SCORES)
         return false;
     hvt__pt2_out(p, 0, *t, NULL);
     return true;
@@ -613,7 +609,7 @@ bool hvt__pt2_softmax_scores(importer *p)
     int64_t size[HVT__PT2_DIMS];
     tensor y;
 
-    if (!t || !t->scores)
+    if (!t || t->kind != HVT__PT2_SCORES)
         return false;
     y = *t;
     if (y.softmax || (dim != -1 && dim != hvt__pt2_sizes(p->file, t->name, HVT__PT2_DIMS, size) - 1))
@@ -640,7 +636,7 @@ bool hvt__pt2_scale_heads(importer *p)
     double number;
     tensor y;
 
-    if (!a || !a->scores || hvt__pt2_number(p, &number))
+    if (!a || a->kind != HVT__PT2_SCORES || hvt__pt2_number(p, &number))
         return false;
     b = hvt__pt2_tensor(p, "other");
     if (!b || !is_per_head(b) || a->softmax || a->added || a->per_head) {
@@ -650,7 +646,7 @@ bool hvt__pt2_scale_heads(importer *p)
         return true;
     }
     y = *a;
-    y.per_head = index_of(p, b) + 1;
+    y.per_head = hvt__pt2_index(p, b) + 1;
     hvt__pt2_out(p, 0, y, NULL);
     return true;
 }
@@ -691,9 +687,9 @@ bool hvt__pt2_normalise_heads(importer *p)
     if (hvt__pt2_number(p, &number))
         return false;
     a = hvt__pt2_uncut(p, "self"), b = hvt__pt2_uncut(p, "other");
-    if (!a || !b || !b->norm_of)
+    if (!a || !b || b->kind != HVT__PT2_LENGTHS)
         return false;
-    if (index_of(p, a) != b->norm_of - 1) {
+    if (hvt__pt2_index(p, a) != b->of) {
         hvt__pt2_refuse(p, "it divides by lengths of other vectors");
         return true;
     }

@@ -694,7 +694,7 @@ static known *elements_of(importer *p, const tensor *t)
     k->number.x = NULL;
     for (int64_t i = 0; i < hvt__pt2_count(n, size); i++)
         k->element.x[i] = (double)i;
-    k->from.table = (int)(t - p->tensor);
+    k->from.table = hvt__pt2_index(p, t);
     return k;
 }
 

@@ -33,7 +33,7 @@ static void function(importer *p)
 
     if (o->of == HVT_SIGMOID && !o->value && hvt__pt2_squash_biases(p, true, 0))
         return;
-    if (t && t->norm_of && o->of == HVT_CLAMP && value_of(p, &o->b) == INFINITY) {
+    if (t && t->kind == HVT__PT2_LENGTHS && o->of == HVT_CLAMP && value_of(p, &o->b) == INFINITY) {
         tensor y = *t;
 
         y.least = fmax(y.least, value_of(p, &o->a));
@@ -195,8 +195,8 @@ hvt_value hvt__pt2_add_in_parts(importer *p, hvt_value x, const tensor *bias)
     int shape[3], n;
 
     hvt_value_shape(p->m, x, shape);
-    n = bias->joined ? parts_of_joined(p, bias, shape[2], (int)HVT_LEN(part), part)
-                     : parts_of_copy(p, bias, shape[2], part);
+    n = bias->kind == HVT__PT2_JOINED ? parts_of_joined(p, bias, shape[2], (int)HVT_LEN(part), part)
+                                      : parts_of_copy(p, bias, shape[2], part);
     return p->failed ? -1 : hvt_combine(p->m, HVT_ADD, x, hvt_concat(p->m, part, n));
 }
 

@@ -371,8 +371,7 @@ void hvt__pt2_out(importer *p, int i, tensor t, const tensor *x)
     t.alike = t.v >= 0 && reads_parameters_alone(p);
     p->headed = p->headed || (p->classes && p->node == p->file->head);
     check_shape(p, &t);
-    p->mistaken =
-        t.v < 0 && !t.noise && !t.scores && !t.state && !t.known && !t.joined && !t.norm_of && !t.part_of;
+    p->mistaken = t.v < 0 && t.kind == HVT__PT2_VALUE && !t.state && !t.known;
     if (hvt__pt2_in_place(p->node)) {
         const tensor *old = find(p, hvt__pt2_changed(p->node));
 

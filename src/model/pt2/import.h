@@ -51,8 +51,21 @@ typedef struct hvt__pt2_kept {
     double data[];
 } hvt__pt2_kept;
 
+/* What is neither on the tape nor of the state_dict, until an operation makes a layer of it. */
+typedef enum hvt__pt2_kind {
+    HVT__PT2_VALUE,   /* it is on the tape, a parameter, a buffer or a constant */
+    HVT__PT2_NOISE,   /* random numbers to multiply with, each `factor` with probability `keep`, else 0 */
+    HVT__PT2_SCORES,  /* products of the queries `of` and the keys `key`, times factor */
+    HVT__PT2_JOINED,  /* parameters and constants of one dimension, side by side */
+    HVT__PT2_LENGTHS, /* of the vectors within heads of the tensor `of`, at least `least` */
+    HVT__PT2_PART,    /* numbers first to first + count - 1 of `of`, a parameter's copy */
+    HVT__PT2_KINDS
+} hvt__pt2_kind;
+
 /* What a name of the graph stands for. */
 typedef struct tensor {
+    hvt__pt2_kind kind;
+    int of;             /* HVT__PT2_SCORES, _LENGTHS, _PART: the number of a tensor */
     const char *state;  /* a parameter or buffer: its name in the state_dict; NULL: computed */
     bool constant;      /* a buffer, which is not trained */
     bool persistent;    /* it is in the state_dict */
@@ -60,22 +73,18 @@ typedef struct tensor {
     const char *viewed; /* this is a view of what has this name in the graph; NULL: it is that itself */
     hvt_value v;        /* on the tape; -1: a parameter or buffer */
     int first, count;   /* it is so many channels of v, which are not cut out yet; count 0: all */
-    const int *joined;  /* [njoined] it is these parameters and constants of one dimension, side by side */
+    const int *joined;  /* [njoined] HVT__PT2_JOINED: the numbers of these tensors */
     int njoined;
-    bool noise; /* random numbers to multiply with, each `factor` with probability `keep`, else 0 */
-    double keep, factor;
-    bool scores, softmax; /* products of queries and keys, which are tensors of these numbers, times factor;
-                             and the softmax of that */
-    bool turned;          /* the keys' dimensions are [.., width, tokens] */
-    int query, key;
-    int per_head; /* a tensor that has a factor of the scores for each head, by its number + 1; 0: none */
+    double keep, factor;   /* HVT__PT2_NOISE; _SCORES has a factor, too */
+    int key;               /* HVT__PT2_SCORES: the number of a tensor */
+    bool turned;           /* its dimensions are [.., width, tokens] */
+    int per_head;          /* a tensor that has a factor for each head, by its number + 1; 0: none */
     const addition *added; /* to the scores; NULL: nothing */
+    bool softmax;          /* they are its result */
+    double least;          /* HVT__PT2_LENGTHS */
     bool alike;            /* v is the same for all images: it is computed of parameters alone */
-    int norm_of; /* lengths of the heads' vectors of the tensor of this number - 1, at least `least` */
-    double least;
-    bool copied; /* a copy of a parameter, of which numbers `zeros` to zeros_end - 1 are 0 then */
+    bool copied;           /* a copy of a parameter, of which numbers `zeros` to zeros_end - 1 are 0 then */
     int zeros, zeros_end;
-    int part_of;         /* numbers first to first + count - 1 of the copy of this number - 1 */
     double times;        /* v is to be multiplied by it, which is not done yet; 0: by nothing */
     const known *known;  /* NULL: it is not known yet */
     hvt__pt2_share like; /* which elements have one in common */
@@ -128,6 +137,11 @@ typedef struct operations {
     size_t count;
 } operations;
 extern const operations hvt__pt2_elementwise, hvt__pt2_moves;
+
+static inline int hvt__pt2_index(const importer *p, const tensor *t)
+{
+    return (int)(t - p->tensor);
+}
 
 /* NULL: there is none */
 const operation *hvt__pt2_operation(const char *target);

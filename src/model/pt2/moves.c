@@ -63,7 +63,7 @@ static void same(importer *p)
 static void zero(importer *p)
 {
     const tensor *t = hvt__pt2_uncut(p, "self");
-    tensor *copy = t && t->part_of ? &p->tensor[t->part_of - 1] : NULL;
+    tensor *copy = t && t->kind == HVT__PT2_PART ? &p->tensor[t->of] : NULL;
 
     if (!copy || copy->zeros_end) {
         hvt__pt2_refuse(p, "it changes what is computed; expected a part of a copy of a parameter, once");
@@ -98,7 +98,7 @@ static void expand(importer *p)
         view_state(p, x);
         return;
     }
-    if (x && x->norm_of) {
+    if (x && x->kind == HVT__PT2_LENGTHS) {
         hvt__pt2_out(p, 0, *x, x);
         return;
     }
@@ -526,9 +526,9 @@ static void join_rows(importer *p, int n, const tensor **t)
     int *joined = hvt__pt2_keep(p, (size_t)n * sizeof *joined);
 
     for (int i = 0; i < n && joined; i++)
-        joined[i] = (int)(t[i] - p->tensor);
+        joined[i] = hvt__pt2_index(p, t[i]);
     if (joined)
-        hvt__pt2_out(p, 0, (tensor){.v = -1, .joined = joined, .njoined = n}, NULL);
+        hvt__pt2_out(p, 0, (tensor){.kind = HVT__PT2_JOINED, .v = -1, .joined = joined, .njoined = n}, NULL);
 }
 
 static void cat(importer *p)
@@ -708,7 +708,8 @@ static void cut(importer *p, int i, int dim, int64_t first, int64_t end, int64_t
     char axis;
 
     if (t && t->copied && n == 1 && step == 1) {
-        x = (tensor){.v = -1, .part_of = (int)(t - p->tensor) + 1, .first = (int)within(first, in[0])};
+        x = (tensor){
+            .kind = HVT__PT2_PART, .of = hvt__pt2_index(p, t), .v = -1, .first = (int)within(first, in[0])};
         x.count = (int)within(end, in[0]) - x.first;
         hvt__pt2_out(p, i, x, t);
         return;

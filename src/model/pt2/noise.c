@@ -13,10 +13,10 @@ static const tensor *dropped(importer *p, double *ret_p)
     const tensor *t = hvt__pt2_tensor(p, hvt__pt2_first_argument(p));
 
     *ret_p = hvt__pt2_bool(p, "train", true) ? hvt__pt2_float(p, "p", 0.5) : 0;
-    if (t && t->scores && *ret_p != 0)
+    if (t && t->kind == HVT__PT2_SCORES && *ret_p != 0)
         hvt__pt2_refuse(p, "it drops out %g of attention's weights; expected 0, or an export in eval() mode",
                         *ret_p);
-    if (p->failed || (!(t && t->scores) && !hvt__pt2_is_computed(p, t)))
+    if (p->failed || (!(t && t->kind == HVT__PT2_SCORES) && !hvt__pt2_is_computed(p, t)))
         return NULL;
     if (*ret_p != 0)
         return t;
@@ -67,7 +67,7 @@ void hvt__pt2_noise(importer *p)
 {
     const json_t *out = json_array_get(json_object_get(p->node, "outputs"), 0);
     const char *name = json_string_value(json_object_get(json_object_get(out, "as_tensor"), "name"));
-    tensor t = {.v = -1, .noise = true, .keep = -1, .factor = 1};
+    tensor t = {.kind = HVT__PT2_NOISE, .v = -1, .keep = -1, .factor = 1};
     int64_t size[HVT__PT2_DIMS];
     int n = name ? hvt__pt2_sizes(p->file, name, HVT__PT2_DIMS, size) : -1;
 
@@ -81,7 +81,7 @@ void hvt__pt2_bernoulli(importer *p)
     const tensor *t = hvt__pt2_tensor(p, "self");
     tensor y;
 
-    if (!t || !t->noise || t->keep >= 0) {
+    if (!t || t->kind != HVT__PT2_NOISE || t->keep >= 0) {
         hvt__pt2_refuse(p, "it is known in stochastic depth only");
         return;
     }
@@ -96,7 +96,7 @@ bool hvt__pt2_divide_noise(importer *p)
     tensor y;
     double x;
 
-    if (!a || !a->noise)
+    if (!a || a->kind != HVT__PT2_NOISE)
         return false;
     y = *a;
     if (!hvt__pt2_number(p, &x) || y.keep < 0)
@@ -128,9 +128,9 @@ static void with_noise(importer *p, const tensor *x, const tensor *noise)
 
 bool hvt__pt2_multiply_noise(importer *p, const tensor *a, const tensor *b)
 {
-    const tensor *noise = a->noise ? a : b, *x = a->noise ? b : a;
+    const tensor *noise = a->kind == HVT__PT2_NOISE ? a : b, *x = noise == a ? b : a;
 
-    if (!noise->noise || x->v < 0)
+    if (noise->kind != HVT__PT2_NOISE || x->v < 0)
         return false;
     with_noise(p, x, noise);
     return true;

@@ -12,15 +12,17 @@
 
 bool hvt__pt2_is_computed(importer *p, const tensor *t)
 {
+    static const char *const name[HVT__PT2_KINDS] = {
+        "constants, of which it is not known",
+        "random numbers",
+        "products of queries and keys",
+        "parameters that were joined",
+        "lengths of vectors within heads, by which these are not divided",
+        "a part of a copy of a parameter"};
+
     if (t && t->v < 0 && !((t->state || t->known) && hvt__pt2_as_value(p, &p->tensor[t - p->tensor])))
         hvt__pt2_refuse(p, "it computes with %s; expected the result of an operation",
-                        t->state     ? t->state
-                        : t->scores  ? "products of queries and keys"
-                        : t->known   ? "constants, of which it is not known"
-                        : t->joined  ? "parameters that were joined"
-                        : t->norm_of ? "lengths of vectors within heads, by which these are not divided"
-                        : t->part_of ? "a part of a copy of a parameter"
-                                     : "random numbers");
+                        t->state ? t->state : name[t->kind]);
     return t && t->v >= 0;
 }
 
@@ -170,7 +172,7 @@ static bias_of find_bias(importer *p, const char *layer)
     member_name(layer, "bias", b.name, sizeof b.name);
     if (!t)
         return b;
-    if (!t->joined && hvt__pt2_is_trained(p, "bias", t) && !t->zeros_end)
+    if (t->kind != HVT__PT2_JOINED && hvt__pt2_is_trained(p, "bias", t) && !t->zeros_end)
         b.inside = !strcmp(t->state, b.name) &&
                    (!json_object_get(p->layers, layer) || json_object_get(p->layers, b.name));
     b.apart = b.inside ? NULL : t;
@@ -183,7 +185,7 @@ static hvt_value end_bias(importer *p, const char *layer, const bias_of *b, hvt_
     hvt__pt2_keep_layer(p, layer, v);
     if (b->inside)
         hvt__pt2_keep_layer(p, b->name, v);
-    if (b->apart && (b->apart->joined || b->apart->zeros_end))
+    if (b->apart && (b->apart->kind == HVT__PT2_JOINED || b->apart->zeros_end))
         return hvt__pt2_add_in_parts(p, v, b->apart);
     return b->apart ? hvt__pt2_by_parameter(p, HVT_ADD, v, b->apart, 1, &outputs, 0) : v;
 }
@@ -716,7 +718,7 @@ static void norm(importer *p)
     if (order != 2)
         hvt__pt2_refuse(p, "its order is %g; expected 2", order);
     else if (within)
-        hvt__pt2_out(p, 0, (tensor){.v = -1, .norm_of = (int)(t - p->tensor) + 1}, NULL);
+        hvt__pt2_out(p, 0, (tensor){.kind = HVT__PT2_LENGTHS, .of = hvt__pt2_index(p, t), .v = -1}, NULL);
     else
         reduce_listed(p, NORM);
 }
