@@ -551,6 +551,26 @@ TEST(rectangles_dilation_and_groups_equal_the_loop_in_double)
     }
 }
 
+/* What a model's first layer reads: the taps of a row become channels. */
+TEST(images_of_few_channels_equal_the_loop_in_double)
+{
+    int done = 0;
+
+    draws = 12;
+    while (done < cases(CHECK_EMULATED ? 20 : CHECK_SANITIZED ? 40 : 200) && !check_now) {
+        hvt_conv_desc d = random_general();
+
+        d.c = between(1, 4);
+        d.k = between(9, 70);
+        d.groups = 1;
+        d.no_dx = true;
+        if (!fits(&d) || products(&d) > (heap_memcheck() ? 1e5 : 5e5))
+            continue;
+        check_case(d, between(0, 2) ? d.n : between(0, d.n), 300);
+        done++;
+    }
+}
+
 /* Root of the mean square of y's, dx's and dw's errors, each as a part of its sum of absolute products. */
 static void errors(hvt_device *dev, const conv_case *c, double ret[3])
 {
@@ -940,6 +960,7 @@ int main(void)
     RUN(random_shapes_equal_the_loop_in_double);
     RUN(tiles_of_3x3_equal_the_loop_in_double);
     RUN(rectangles_dilation_and_groups_equal_the_loop_in_double);
+    RUN(images_of_few_channels_equal_the_loop_in_double);
     RUN(winograd_rounds_as_its_file_says);
     RUN(sixty_four_threads_give_the_bits_of_one);
     RUN(bf16_of_odd_sizes_equals_the_loop_in_double);

@@ -8,8 +8,8 @@
 #include <assert.h>
 
 /* The first one that suits a shape computes it. */
-static const conv_algorithm *const algorithms[] = {&hvt__conv_depthwise, &hvt__conv_winograd_4,
-                                                   &hvt__conv_winograd_2, &hvt__conv_direct};
+static const conv_algorithm *const algorithms[] = {
+    &hvt__conv_depthwise, &hvt__conv_stem, &hvt__conv_winograd_4, &hvt__conv_winograd_2, &hvt__conv_direct};
 
 static const conv_algorithm *choose(const conv_op *op, int most_tile)
 {

@@ -1,6 +1,6 @@
 /*
  * conv_impl.h - a planned convolution, and the table of the algorithms that compute one. Included by conv.c,
- * depthwise.c, winograd.c and direct_impl.h.
+ * depthwise.c, stem.c, winograd.c and direct_impl.h.
  *
  * An algorithm computes all three passes of the shapes that suit it. What is common to all of them is the
  * shape, the types, and the layout of the weights and of their gradient.
@@ -71,7 +71,8 @@ struct conv_algorithm {
     void (*backward_w)(const conv_op *op, int real, const void *x, const void *dy, float *dw, void *ws);
 };
 
-extern const conv_algorithm hvt__conv_depthwise, hvt__conv_direct, hvt__conv_winograd_2, hvt__conv_winograd_4;
+extern const conv_algorithm hvt__conv_depthwise, hvt__conv_direct, hvt__conv_stem, hvt__conv_winograd_2,
+    hvt__conv_winograd_4;
 
 /* Number of tiles of at most `most` rows that cover `count`; tiles are of even size, ceil(count / tiles). */
 static inline int conv_tiles(int count, int most)
