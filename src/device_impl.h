@@ -70,7 +70,7 @@ typedef struct hvt_conv_desc {
     int top, left, bottom, right; /* rows and columns of zeros around the input */
     int dilation_h, dilation_w;   /* pixels from a tap to the next; 1: they are neighbours */
     int groups; /* filters [g*k/groups, (g+1)*k/groups) read channels [g*c/groups, ...) alone */
-    bool no_dx; /* first layer: backward_x is never called */
+    bool no_dx; /* x needs no gradient, as of a first layer: backward_x is never called */
 } hvt_conv_desc;
 
 /* The members of a desc of one group, with equal strides and padding, and neighbouring taps. */

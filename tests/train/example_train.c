@@ -8,11 +8,12 @@ int main(int argc, char **argv)
 {
     hvt_options opts;
     hvt_world *world = NULL;
-    void *memory = NULL; /* for options that come from a checkpoint */
+    void *memory[2] = {NULL, NULL}; /* for options that come from --config, and from a checkpoint */
     hvt_report report;
 
     if (hvt_options_parse(argc, argv, &opts) || hvt_world_open(NULL, &world) ||
-        hvt_options_resume(&opts, world, &memory) || hvt_options_check(&opts, hvt_world_size(world)) ||
+        hvt_options_agree(&opts, world) || (*opts.config && hvt_options_config(&opts, world, &memory[0])) ||
+        hvt_options_resume(&opts, world, &memory[1]) || hvt_options_check(&opts, hvt_world_size(world)) ||
         hvt_train(&opts, world, &report)) {
         fprintf(stderr, "%s\n", hvt_last_error());
         if (world && !hvt_last_error_is_agreed()) /* other ranks may be waiting for this one */
@@ -22,7 +23,8 @@ int main(int argc, char **argv)
     if (hvt_world_rank(world) == 0)
         printf("top-1 of %d images: %.2f %%\n", (int)report.test.count,
                100.0 * (double)report.test.top1 / (double)report.test.count);
-    free(memory);
+    free(memory[0]);
+    free(memory[1]);
     hvt_world_close(&world);
     return 0;
 }

@@ -12,8 +12,8 @@
 
 enum {
     PANEL = HVT_PANEL,
-    BLOCK = 64,     /* queries of a block at most */
-    SCORES = 65536, /* the same of scores */
+    BLOCK = 64,     /* queries of a block at most; elements of a table that a job adds up */
+    SCORES = 65536, /* of a block at most, unless a tile has more */
     BIASES = 65536, /* that a job keeps, unless one head has more */
     JOBS = 4        /* of a thread at least, if there are so many heads */
 };
@@ -32,7 +32,7 @@ typedef struct attention {
     const hvt_typed *in;
     int block;    /* queries */
     size_t row;   /* bytes of a token of a head */
-    size_t room;  /* the same of a thread */
+    size_t room;  /* bytes of a thread's scratch */
     int together; /* heads of a job */
     int ahead;    /* rows that are prefetched with each tile */
     int kept;     /* heads whose biases a job keeps from window to window */
@@ -40,8 +40,8 @@ typedef struct attention {
                      wanted */
 } attention;
 
-/* Where a head's channels of a window's first token are, how many elements the next pixel's are further on,
- * and the tokens' pixels; NULL: they follow each other. */
+/* Where a head's channels of the first token are, how many elements the next pixel's are further on, and the
+ * tokens' pixels, counted from the image's first one, which `x` is of then; NULL: they follow each other. */
 typedef struct tokens {
     const void *x; /* NULL: there are none */
     long step;
@@ -57,8 +57,9 @@ typedef struct window {
         };
         tokens all[8];
     };
-    const float *bias, *mask; /* NULL: none */
-    float *dbias;             /* NULL: not wanted */
+    const float *mask; /* NULL: none */
+    float *bias;       /* as `bias` of scratch; NULL: none */
+    float *dbias;      /* likewise; NULL: not wanted */
 } window;
 
 /* What is prefetched of the next window while this one is computed. Pixels of an image may be far from each
@@ -319,14 +320,14 @@ static window window_of(const attention *s, const scratch *w, int image, int hea
     };
 }
 
-/* Of a head's first window: the biases of its scores, and no gradients of them. */
-static void begin_biases(const attention *s, int head, const floats *to, const window *first)
+/* Of a head's first window: the biases of its scores; their gradients become 0. */
+static void begin_biases(const attention *s, int head, const window *first)
 {
     const hvt_attention_args *a = s->a;
     const int32_t *bias = a->bias + (size_t)head * (size_t)a->queries * (size_t)a->keys;
-    float *row = to->at + (first->bias - to->at);
+    float *row = first->bias;
 
-    for (int i = 0; i < a->queries; i++, row += to->step)
+    for (int i = 0; i < a->queries; i++, row += up((size_t)a->keys, PANEL))
         for (int j = 0; j < a->keys; j++)
             row[j] = a->table[*bias++];
     if (first->dbias)
@@ -428,14 +429,14 @@ static void each_window(const attention *s, int job, int thread, bool backward)
     window next = window_of(s, &w, image, first, 0);
 
     for (int i = 0; i < count; i++) {
-        const int head = first + i % heads, more = i + 1 < count;
+        const bool more = i + 1 < count;
         const window now = next;
 
         if (more)
             next = window_of(s, &w, image, first + (i + 1) % heads, (i + 1) / heads);
         w.ahead = (ahead){more ? &next : NULL, .rows = s->ahead};
         if (now.bias && i < heads)
-            begin_biases(s, head, &w.bias, &now);
+            begin_biases(s, first + i, &now);
         (backward ? backward_window : forward_window)(&w, &now);
     }
 }

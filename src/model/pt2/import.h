@@ -1,7 +1,7 @@
 /*
- * import.h - a graph on its way onto a tape, shared by import.c, which walks it, and ops.c, elementwise.c,
- * moves.c, noise.c, attention.c and constants.c, which have a function for each operation. Nothing else
- * includes it.
+ * import.h - a graph on its way onto a tape, shared by import.c, which walks it, ops.c, elementwise.c,
+ * moves.c, noise.c, attention.c and constants.c, which have a function for each operation, and arrays.c,
+ * which has the arrays of constants. Nothing else includes it.
  */
 #ifndef HVT_PT2_IMPORT_H
 #define HVT_PT2_IMPORT_H
@@ -51,7 +51,8 @@ typedef struct hvt__pt2_kept {
     double data[];
 } hvt__pt2_kept;
 
-/* What is neither on the tape nor of the state_dict, until an operation makes a layer of it. */
+/* What a name of the graph may be. All but the first are on no tape, until an operation makes a layer of
+ * them. */
 typedef enum hvt__pt2_kind {
     HVT__PT2_VALUE,   /* it is on the tape, a parameter, a buffer or a constant */
     HVT__PT2_NOISE,   /* random numbers to multiply with, each `factor` with probability `keep`, else 0 */
@@ -71,7 +72,7 @@ typedef struct tensor {
     bool persistent;    /* it is in the state_dict */
     const char *name;   /* in the graph */
     const char *viewed; /* this is a view of what has this name in the graph; NULL: it is that itself */
-    hvt_value v;        /* on the tape; -1: a parameter or buffer */
+    hvt_value v;        /* on the tape; -1: it is not there */
     int first, count;   /* it is so many channels of v, which are not cut out yet; count 0: all */
     const int *joined;  /* [njoined] HVT__PT2_JOINED: the numbers of these tensors */
     int njoined;
@@ -125,7 +126,7 @@ typedef struct operand {
 struct operation {
     const char *target; /* without the trailing _ of in-place operations */
     void (*build)(importer *p);
-    int of;                                     /* which hvt_function or hvt_binary it is */
+    int of;                                     /* which hvt_function, hvt_binary or the like it is */
     operand a, b;                               /* of that function */
     hvt_value (*value)(importer *p, hvt_value); /* or several layers in its place; NULL: that one */
     bool last;                                  /* it is known as the model's last operation only */

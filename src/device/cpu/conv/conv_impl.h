@@ -2,7 +2,7 @@
  * conv_impl.h - a planned convolution, and the table of the algorithms that compute one. Included by conv.c,
  * depthwise.c, stem.c, winograd.c and direct_impl.h.
  *
- * An algorithm computes all three passes of the shapes that suit it. What is common to all of them is the
+ * An algorithm computes all passes of the shapes that suit it. What is common to all of them is the
  * shape, the types, and the layout of the weights and of their gradient.
  *
  * Terms: a *k-group* is a float or two bf16 along the inner dimension (cpu_impl.h); a *pixel* is an index
@@ -66,6 +66,7 @@ struct conv_algorithm {
     void (*describe)(const conv_op *op, char *ret_text, size_t room);
 
     void (*forward)(const conv_op *op, int real, const void *x, const void *w, void *y, void *ws);
+    /* NULL: it suits shapes with no_dx alone */
     void (*backward_x)(const conv_op *op, int real, const void *w, const void *dy, void *dx, bool add,
                        void *ws);
     void (*backward_w)(const conv_op *op, int real, const void *x, const void *dy, float *dw, void *ws);

@@ -1,6 +1,7 @@
 /*
- * Convolutions of images of few channels, as a model's first layer has them. A row of S taps of C channels is
- * one tap of S*C channels, if x is written so that each output column has what its taps read side by side:
+ * Convolutions of few channels whose own gradient nobody wants, as a model's first layer has them. A row of S
+ * taps of C channels is one tap of S*C channels, if x is written so that each output column has what its taps
+ * read side by side:
  *
  *     x'[y, ox, s*C + c] = x[y, ox*stride - left + s*dilation, c], or 0 outside the image
  *
