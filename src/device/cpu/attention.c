@@ -141,14 +141,9 @@ static size_t biases(const hvt_attention_args *a)
     return (size_t)a->queries * up((size_t)a->keys, PANEL);
 }
 
-static int tiles(int n, int of)
-{
-    return (n + of - 1) / of;
-}
-
 static int groups(const attention *s)
 {
-    return tiles(s->a->heads, s->together);
+    return tile_count(s->a->heads, s->together);
 }
 
 static int jobs(const attention *s)
@@ -173,8 +168,9 @@ static attention begin(hvt_device *d, const hvt_attention_args *a)
     s.together = a->windows > 1 && a->elements ? s.kept : a->heads;
     while (s.together > 1 && jobs(&s) < JOBS * hvt__thread_pool_size(cpu->pool))
         s.together = (s.together + 1) / 2;
-    s.ahead = 1 + 2 * (a->queries + a->keys) /
-                      (tiles(a->queries, rows) * (tiles(a->keys, wide) + tiles(a->width, wide)));
+    s.ahead =
+        1 + 2 * (a->queries + a->keys) /
+                (tile_count(a->queries, rows) * (tile_count(a->keys, wide) + tile_count(a->width, wide)));
     lay_out(&s, NULL, true, &taken);
     s.room = up(taken * sizeof(float), 64);
     return s;
@@ -230,7 +226,7 @@ static void multiply(scratch *w, int m, int n, int k, const floats *a, bool tran
     const int vl = kernels->vl;
 
     for (int col = 0; col < n; col += 2 * vl) {
-        const int wide = n - col > vl, count = tiles(m, kernels->rows[wide]);
+        const int wide = n - col > vl, count = tile_count(m, kernels->rows[wide]);
         hvt_tile t = {.e = &one,
                       .entries = 1,
                       .len = k,
@@ -242,7 +238,7 @@ static void multiply(scratch *w, int m, int n, int k, const floats *a, bool tran
                       .add = add};
 
         for (int row = 0, left = count, high; left > 0; row += high, left--) {
-            high = tiles(m - row, left); /* about as high as the others: low ones are no sooner done */
+            high = tile_count(m - row, left); /* about as high as the others: low ones are no sooner done */
             t.rows = t.high = high;
             t.a = transposed ? a->at + row : a->at + (size_t)row * a->step;
             t.c = c->at + (size_t)row * c->step + col;
@@ -325,11 +321,11 @@ static void begin_biases(const attention *s, int head, const window *first)
 {
     const hvt_attention_args *a = s->a;
     const int32_t *bias = a->bias + (size_t)head * (size_t)a->queries * (size_t)a->keys;
-    float *row = first->bias;
+    float *to = first->bias;
 
-    for (int i = 0; i < a->queries; i++, row += up((size_t)a->keys, PANEL))
+    for (int i = 0; i < a->queries; i++, to += up((size_t)a->keys, PANEL))
         for (int j = 0; j < a->keys; j++)
-            row[j] = a->table[*bias++];
+            to[j] = a->table[*bias++];
     if (first->dbias)
         memset(first->dbias, 0, biases(a) * sizeof *first->dbias);
 }

@@ -111,6 +111,12 @@ typedef struct hvt_tile {
 
 typedef void hvt_kernel(const hvt_tile *t);
 
+/* Number of tiles of at most `most` rows that cover `count`; tiles are of even size, ceil(count / tiles). */
+static inline int tile_count(int count, int most)
+{
+    return (count + most - 1) / most;
+}
+
 /* Packing bf16 into vnni2: [n][c], rows `ld` elements apart, become `len` rows of c k-groups, (row 0, row 1),
  * (row 2, row 3), ...; rows past n are zero. */
 typedef struct hvt_vnni2 {

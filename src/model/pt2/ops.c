@@ -13,12 +13,12 @@
 bool hvt__pt2_is_computed(importer *p, const tensor *t)
 {
     static const char *const name[HVT__PT2_KINDS] = {
-        "constants, of which it is not known",
-        "random numbers",
-        "products of queries and keys",
-        "parameters that were joined",
-        "lengths of vectors within heads, by which these are not divided",
-        "a part of a copy of a parameter"};
+        [HVT__PT2_VALUE] = "constants, of which it is not known",
+        [HVT__PT2_NOISE] = "random numbers",
+        [HVT__PT2_SCORES] = "products of queries and keys",
+        [HVT__PT2_JOINED] = "parameters that were joined",
+        [HVT__PT2_LENGTHS] = "lengths of vectors within heads, by which these are not divided",
+        [HVT__PT2_PART] = "a part of a copy of a parameter"};
 
     if (t && t->v < 0 && !((t->state || t->known) && hvt__pt2_as_value(p, &p->tensor[t - p->tensor])))
         hvt__pt2_refuse(p, "it computes with %s; expected the result of an operation",

@@ -75,12 +75,6 @@ struct conv_algorithm {
 extern const conv_algorithm hvt__conv_depthwise, hvt__conv_direct, hvt__conv_stem, hvt__conv_winograd_2,
     hvt__conv_winograd_4;
 
-/* Number of tiles of at most `most` rows that cover `count`; tiles are of even size, ceil(count / tiles). */
-static inline int conv_tiles(int count, int most)
-{
-    return (count + most - 1) / most;
-}
-
 /* First of `count` items that belong to part i of `parts`. */
 static inline int conv_part(int count, int i, int parts)
 {
@@ -91,7 +85,7 @@ static inline int conv_part(int count, int i, int parts)
 #define CONV_ROUNDS 8 /* more are not tried where a cut is finer than it must be */
 static inline double conv_time(int jobs, int threads, double job)
 {
-    return (conv_tiles(jobs, threads) + (threads > 1 ? 0.1 : 0)) * job;
+    return (tile_count(jobs, threads) + (threads > 1 ? 0.1 : 0)) * job;
 }
 
 /* Into how many parts to cut so many tiles, where each part has `jobs` and at least one is done in these
@@ -100,7 +94,7 @@ static inline int conv_parts(int tiles, int jobs, int threads, int rounds)
 {
     const int fit = rounds * threads / jobs;
 
-    return conv_tiles(tiles, conv_tiles(tiles, fit < tiles ? fit : tiles));
+    return tile_count(tiles, tile_count(tiles, fit < tiles ? fit : tiles));
 }
 
 /* Backward weights: into how many parts to split `columns` and `rows` of tiles of each of `groups` matrices,
@@ -109,11 +103,11 @@ static inline void conv_share(const conv_op *op, int groups, int columns, int ro
                               int *ret_rows)
 {
     const int threads = hvt__thread_pool_size(op->pool),
-              jobs = threads > 1 ? conv_tiles(threads * 8, groups) : 1;
+              jobs = threads > 1 ? tile_count(threads * 8, groups) : 1;
     int left;
 
     *ret_columns = jobs < columns ? jobs : columns;
-    left = conv_tiles(jobs, *ret_columns);
+    left = tile_count(jobs, *ret_columns);
     *ret_rows = left < rows ? left : rows;
 }
 

@@ -163,7 +163,7 @@ static hvt_status plan_side(const conv_op *op, bool back, side *s)
     fit = ring / column > PIECE_BYTES / element ? ring / column : PIECE_BYTES / element;
     s->channels = fit >= (size_t)op->x_row ? op->x_row : (int)(fit / CONV_PANEL * CONV_PANEL);
     s->images = s->channels < op->x_row ? 1 : (int)((fit + (size_t)op->x_row - 1) / (size_t)op->x_row);
-    s->images = conv_tiles(op->n, conv_tiles(op->n, s->images));
+    s->images = tile_count(op->n, tile_count(op->n, s->images));
     s->pixel = (long)((((size_t)s->images * (size_t)s->channels + line - 1) / line | 1) * line);
     s->line = s->pixel * s->w.width;
     s->plane = s->line * (s->h.window + 1);
@@ -302,8 +302,8 @@ static pass make_pass(const conv_op *op, bool back, int real, const void *from, 
                   .to = array_of(op, !back, to),
                   .normed = !back && op->normed,
                   .all = all,
-                  .chunks = conv_tiles(all, s->images),
-                  .slices = conv_tiles(op->x_row, s->channels)};
+                  .chunks = tile_count(all, s->images),
+                  .slices = tile_count(op->x_row, s->channels)};
 }
 
 /* Into how many parts threads cut `items` of each of `groups`, where every part takes as long as `more` items
@@ -315,7 +315,7 @@ static int cut(const conv_op *op, int groups, int items, double more)
     int parts = 1;
 
     for (int i = 1; i <= items; i++) {
-        const double time = conv_time(groups * i, threads, conv_tiles(items, i) + more);
+        const double time = conv_time(groups * i, threads, tile_count(items, i) + more);
 
         if (time < best) {
             best = time;
@@ -449,7 +449,7 @@ static hvt_depthwise targets_of(const pass *g, int line, int phase, const area *
     const int *h = s->h.first + line, *w = s->w.first + phase;
 
     return (hvt_depthwise){.channels = part->channels,
-                           .count = conv_tiles(s->w.targets - phase, s->w.phases),
+                           .count = tile_count(s->w.targets - phase, s->w.phases),
                            .images = part->images,
                            .rows = h[1] - h[0],
                            .cols = w[1] - w[0],

@@ -100,9 +100,9 @@ static inline bool direct_takes_norm(const conv_op *op)
  * instruction consumes equally many, so the last k-groups may be zero padding. */
 static inline int conv_k_groups(const hvt_conv_kernels *kern, int count, int *ret_depth)
 {
-    int k_groups = kern->pack_b ? (count + 1) / 2 : count, steps = conv_tiles(k_groups, kern->depth);
+    int k_groups = kern->pack_b ? (count + 1) / 2 : count, steps = tile_count(k_groups, kern->depth);
 
-    *ret_depth = conv_tiles(k_groups, steps);
+    *ret_depth = tile_count(k_groups, steps);
     return steps * *ret_depth;
 }
 

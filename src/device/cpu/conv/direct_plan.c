@@ -206,13 +206,13 @@ static void size_tiles(direct *d, int most)
 
     if (kern->shared_panels) {
         d->a_panel = op->c < kern->pitch ? op->c : kern->pitch;
-        d->panel_tiles = conv_tiles(d->a_panel, most);
-        d->a_tiles = conv_tiles(op->c, d->a_panel) * d->panel_tiles;
-        d->a_rows = conv_tiles(d->a_panel, d->panel_tiles);
-        d->a_pitch = conv_tiles(d->a_panel, kern->vl) * kern->vl;
+        d->panel_tiles = tile_count(d->a_panel, most);
+        d->a_tiles = tile_count(op->c, d->a_panel) * d->panel_tiles;
+        d->a_rows = tile_count(d->a_panel, d->panel_tiles);
+        d->a_pitch = tile_count(d->a_panel, kern->vl) * kern->vl;
     } else {
-        d->a_tiles = conv_tiles(op->c, most);
-        d->a_panel = d->a_rows = conv_tiles(op->c, d->a_tiles);
+        d->a_tiles = tile_count(op->c, most);
+        d->a_panel = d->a_rows = tile_count(op->c, d->a_tiles);
         d->panel_tiles = 1;
         d->a_pitch = kern->pitch;
     }
@@ -254,11 +254,11 @@ static void size_blocks(direct *d)
     size_t fit = budget / (line * (size_t)d->chunk);
     int pixels = op->oh * op->ow, each = fit < 1 ? 1 : fit < (size_t)pixels ? (int)fit : pixels;
 
-    d->blocks = conv_tiles(pixels, each);
-    each = conv_tiles(pixels, d->blocks);
+    d->blocks = tile_count(pixels, each);
+    each = tile_count(pixels, d->blocks);
     if (d->taps_per_tile == 3) /* whole lines */
-        each = conv_tiles(each, op->ow) * op->ow;
-    d->blocks = conv_tiles(pixels, each);
+        each = tile_count(each, op->ow) * op->ow;
+    d->blocks = tile_count(pixels, each);
 
     for (int b = 0; b < d->blocks; b++) {
         d->block[b].pixel = b * each;
@@ -372,7 +372,7 @@ static size_t floats_bytes(size_t count)
 static void place_panels(direct *d)
 {
     const conv_op *op = &d->op;
-    const int x_panels = d->a_tiles / d->panel_tiles, y_panels = conv_tiles(op->k, d->b_panel),
+    const int x_panels = d->a_tiles / d->panel_tiles, y_panels = tile_count(op->k, d->b_panel),
               pixels = d->block[0].end;
     int depth;
     const long rows = conv_k_groups(op->kern, d->chunk, &depth), x = rows * d->a_pitch, y = rows * d->b_pitch;

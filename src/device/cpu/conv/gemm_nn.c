@@ -101,8 +101,8 @@ static void run_tiles(const pass *g, const conv_run *run, hvt_tile *t, int colum
                                      : 1,
         vectors = t->nc > kern->vl || run->shared ? 2 : 1;
     hvt_kernel *const *kernels = run->shared ? kern->two_pixels : kern->gemm_nn[vectors - 1];
-    int tiles = conv_tiles(rows, kern->rows[vectors - 1]);
-    int high = conv_tiles(rows, tiles);
+    int tiles = tile_count(rows, kern->rows[vectors - 1]);
+    int high = tile_count(rows, tiles);
     const float *source = t->a;
     const long s_repeat = by_pixel ? g->s_pixel : g->s_image, t_repeat = by_pixel ? g->t_pixel : g->t_image;
     long target = run->pixel * g->t_pixel + column;
@@ -173,7 +173,7 @@ static void pass_job(void *ctx, int job, int thread)
 {
     const pass *g = ctx;
     const conv_list *l = g->list;
-    const int width = 2 * g->op->kern->vl, steps = conv_tiles(g->columns, width);
+    const int width = 2 * g->op->kern->vl, steps = tile_count(g->columns, width);
     const int rows = job % g->row_parts, columns = job / g->row_parts % g->column_parts;
     const int block = job / g->row_parts / g->column_parts;
     const int first = conv_part(l->runs, block, g->blocks), end = conv_part(l->runs, block + 1, g->blocks);
@@ -237,7 +237,7 @@ static void copy_padded(const pass *g, int images, const uint16_t *from, float *
 static void copy_job(void *ctx, int job, int thread)
 {
     const pass *g = ctx;
-    int parts = conv_tiles(g->images, COPY_ROWS), pixel = job / parts, image = job % parts * COPY_ROWS;
+    int parts = tile_count(g->images, COPY_ROWS), pixel = job / parts, image = job % parts * COPY_ROWS;
     int images = g->images - image < COPY_ROWS ? g->images - image : COPY_ROWS;
     bool dense = g->s_image == g->channels && g->c_image == g->channels;
     int rows = dense ? 1 : images;
@@ -270,7 +270,7 @@ static void copy_source(pass *g, int pitch, void *ws)
     g->copy = ws;
     g->c_pixel = by_image ? pitch : (long)g->op->n * pitch;
     g->c_image = by_image ? (long)l->sources * pitch : pitch;
-    hvt__parallel_for(g->op->pool, l->sources * conv_tiles(g->images, COPY_ROWS), copy_job, g);
+    hvt__parallel_for(g->op->pool, l->sources * tile_count(g->images, COPY_ROWS), copy_job, g);
     g->source = ws;
     g->s_pixel = g->c_pixel;
     g->s_image = g->c_image;
@@ -296,24 +296,24 @@ static void cut_pass(pass *g)
 {
     const conv_list *l = g->list;
     const hvt_conv_kernels *kern = g->op->kern;
-    const int threads = hvt__thread_pool_size(g->op->pool), steps = conv_tiles(g->columns, 2 * kern->vl);
-    const int tiles = conv_tiles(g->op->n, kern->rows[1]); /* of a run's pixel */
-    const int whole = conv_tiles(l->pixels, pixels_of_block(g)), least = whole < l->runs ? whole : l->runs;
+    const int threads = hvt__thread_pool_size(g->op->pool), steps = tile_count(g->columns, 2 * kern->vl);
+    const int tiles = tile_count(g->op->n, kern->rows[1]); /* of a run's pixel */
+    const int whole = tile_count(l->pixels, pixels_of_block(g)), least = whole < l->runs ? whole : l->runs;
     double best = INFINITY;
 
     g->blocks = least;
     g->column_parts = g->row_parts = 1;
     for (int i = 0; threads > 1 && i <= 4; i++) {
-        const int some = i ? conv_tiles(least, threads) * threads * i : least;
+        const int some = i ? tile_count(least, threads) * threads * i : least;
         const int blocks = some < l->runs ? some : l->runs;
 
         for (int columns = 1; columns <= steps; columns++) {
-            const int jobs = blocks * columns, first = conv_tiles(jobs, threads);
+            const int jobs = blocks * columns, first = tile_count(jobs, threads);
 
             for (int rounds = first; rounds <= CONV_ROUNDS || (rounds == first && columns == 1); rounds++) {
                 const int rows = conv_parts(tiles, jobs, threads, rounds);
-                const double each = (double)conv_tiles(l->runs, blocks) * conv_tiles(steps, columns) *
-                                    conv_tiles(tiles, rows) * (1 + SHARED * (columns * rows > 1)) *
+                const double each = (double)tile_count(l->runs, blocks) * tile_count(steps, columns) *
+                                    tile_count(tiles, rows) * (1 + SHARED * (columns * rows > 1)) *
                                     (1 + MORE * i),
                              time = conv_time(jobs * rows, threads, each);
 

@@ -158,7 +158,7 @@ static hvt_prefetch next_prefetch(const wgrad *g, int call, int calls)
         return a;
     /* first dy, then x, as many pixels at a time as this block has of dy */
     const int pixels = b->end - b->pixel, new_pixels = next->pack_end - next->pack_first;
-    const int groups = 1 + conv_tiles(new_pixels, pixels), group = call % groups,
+    const int groups = 1 + tile_count(new_pixels, pixels), group = call % groups,
               first = (group - 1) * pixels;
     const int slice = call / groups, slices = calls / groups;
     const size_t whole = (size_t)images * element * (size_t)(group ? op->c : op->k);
@@ -214,7 +214,7 @@ static void gemm_job(void *ctx, int job, int thread)
     const int rows = job % g->row_parts, columns = job / g->row_parts % g->column_parts;
     const int tap = job / g->row_parts / g->column_parts * d->taps_per_tile;
     const int *first = &d->first[g->block * op->taps + tap];
-    const int width = 2 * op->kern->vl, steps = conv_tiles(op->k, width);
+    const int width = 2 * op->kern->vl, steps = tile_count(op->k, width);
     const int calls = op->taps / d->taps_per_tile * steps * d->a_tiles;
     const int first_step = conv_part(steps, columns, g->column_parts),
               first_tile = conv_part(d->a_tiles, rows, g->row_parts);
@@ -360,7 +360,7 @@ static void run_rounds(wgrad *g)
     for (g->group = 0; g->group < g->parts; g->group += g->room) {
         const int left = g->parts - g->group, count = left < g->room ? left : g->room;
 
-        for (g->step = 0; g->step < conv_tiles(g->units, g->parts); g->step++) {
+        for (g->step = 0; g->step < tile_count(g->units, g->parts); g->step++) {
             wgrad one = *g;
             bool any = false;
 
@@ -403,11 +403,11 @@ static int parts_of(const direct *d, int units, size_t weights)
 /* Into how many parts a part's columns and rows of tiles are cut where it has so many shares. */
 static int cut_shares(const direct *d, int shares, int *ret_columns, int *ret_rows)
 {
-    const int steps = conv_tiles(d->op.k, 2 * d->op.kern->vl);
+    const int steps = tile_count(d->op.k, 2 * d->op.kern->vl);
     int rows;
 
     *ret_columns = shares < steps ? shares : steps;
-    rows = conv_tiles(shares, *ret_columns);
+    rows = tile_count(shares, *ret_columns);
     *ret_rows = rows < d->a_tiles ? rows : d->a_tiles;
     return d->op.taps / d->taps_per_tile * *ret_columns * *ret_rows;
 }
@@ -417,10 +417,10 @@ static void cut_jobs(wgrad *g)
 {
     const direct *d = g->d;
     const conv_op *op = &d->op;
-    const int threads = hvt__thread_pool_size(op->pool), steps = conv_tiles(op->k, 2 * op->kern->vl),
+    const int threads = hvt__thread_pool_size(op->pool), steps = tile_count(op->k, 2 * op->kern->vl),
               taps = op->taps / d->taps_per_tile;
     const size_t unit = d->x_bytes + d->y_bytes;
-    const int most = g->parts < threads ? g->parts : threads, longest = conv_tiles(g->units, g->parts);
+    const int most = g->parts < threads ? g->parts : threads, longest = tile_count(g->units, g->parts);
     double least;
     int jobs;
 
@@ -429,11 +429,11 @@ static void cut_jobs(wgrad *g)
     g->room = g->room < 1 ? 1 : g->room;
     conv_share(op, g->room * taps, steps, d->a_tiles, &g->column_parts, &g->row_parts);
     jobs = gemm_jobs(g);
-    least = (1 + WAITING) * conv_tiles(g->parts, g->room) * longest *
+    least = (1 + WAITING) * tile_count(g->parts, g->room) * longest *
             (conv_time(g->room * jobs, threads, 1.0 / jobs) + PACKING * g->room / threads);
     for (int shares = 1; threads > 1 && unit <= ALONE_BYTES && shares <= MOST_SHARES; shares++) {
         int columns, rows, all = cut_shares(d, shares, &columns, &rows);
-        const double job = (double)conv_tiles(all, shares) / all + PACKING,
+        const double job = (double)tile_count(all, shares) / all + PACKING,
                      time = longest * conv_time(g->parts * shares, threads, job);
 
         if (time < least) {
@@ -448,7 +448,7 @@ static void cut_jobs(wgrad *g)
 static void cut_units(wgrad *g, int images)
 {
     g->real = images;
-    g->units = g->d->blocks * conv_tiles(images, g->d->chunk);
+    g->units = g->d->blocks * tile_count(images, g->d->chunk);
     g->parts = parts_of(g->d, g->units, g->weights);
 }
 

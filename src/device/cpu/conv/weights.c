@@ -64,7 +64,7 @@ static void pack_tap(const direct *d, const void *w, int panel, int tap, bool st
 {
     const conv_op *op = &d->op;
     const int c = panel * CONV_PANEL, count = op->c - c < CONV_PANEL ? op->c - c : CONV_PANEL;
-    const int per = op->vnni2 ? 2 : 1, used = conv_tiles(op->k, per); /* adjacent filters are k-groups */
+    const int per = op->vnni2 ? 2 : 1, used = tile_count(op->k, per); /* adjacent filters are k-groups */
     _Alignas(64) float wide[CONV_PANEL * CONV_PANEL];
 
     for (int k = 0; k < op->k; k += CONV_PANEL) {
@@ -78,7 +78,7 @@ static void pack_tap(const direct *d, const void *w, int panel, int tap, bool st
             op->typed->widen((size_t)count * CONV_PANEL, block, wide);
             block = wide;
         }
-        op->kern->pack_weights(block, count, conv_tiles(filters, per), out + k / per * CONV_PANEL, stream);
+        op->kern->pack_weights(block, count, tile_count(filters, per), out + k / per * CONV_PANEL, stream);
     }
     memset(out + used * CONV_PANEL, 0, sizeof *out * (size_t)(d->in.len - used) * CONV_PANEL);
 }

@@ -70,7 +70,7 @@ static int points(const conv_op *op)
 
 static double multiplications(const conv_op *op, int m)
 {
-    return (double)((m + 2) * (m + 2)) * conv_tiles(op->oh, m) * conv_tiles(op->ow, m);
+    return (double)((m + 2) * (m + 2)) * tile_count(op->oh, m) * tile_count(op->ow, m);
 }
 
 /* Where the direct convolution multiplies pairs of bf16, it takes half as long for as many, or with AMX far
@@ -142,8 +142,8 @@ static pass make_pass(const conv_op *op, bool back, int real, const void *from, 
               .back = back};
 
     g.pad = back ? 2 - op->left : op->left;
-    g.across = conv_tiles(g.to.w, g.m);
-    g.tiles = g.across * conv_tiles(g.to.h, g.m);
+    g.across = tile_count(g.to.w, g.m);
+    g.tiles = g.across * tile_count(g.to.h, g.m);
     g.rows = g.tiles * real;
     g.by_tile = op->n > 1 && op->x_image == op->c;
     return g;
@@ -238,8 +238,8 @@ static void multiply(const pass *g, int point, int rows, int column, int end, co
         .e = &one_entry, .entries = 1, .len = c, .depth = 1, .a_row = c, .b_row = CONV_PANEL, .c_row = k};
 
     for (; column < end; column += width) {
-        const int vectors = k - column > kern->vl ? 2 : 1, tiles = conv_tiles(rows, kern->rows[vectors - 1]);
-        const int high = conv_tiles(rows, tiles);
+        const int vectors = k - column > kern->vl ? 2 : 1, tiles = tile_count(rows, kern->rows[vectors - 1]);
+        const int high = tile_count(rows, tiles);
 
         t.nc = k - column < width ? k - column : width;
         t.b = g->u + conv_weight(g->points, c, point, 0, column);
@@ -321,7 +321,7 @@ static void filter_job(void *ctx, int job, int thread)
 {
     const pass *g = ctx;
     const conv_op *op = g->op;
-    const int parts = conv_tiles(op->c, g->each), column = job / parts * CONV_PANEL,
+    const int parts = tile_count(op->c, g->each), column = job / parts * CONV_PANEL,
               c = job % parts * g->each;
     const int count = op->c - c < g->each ? op->c - c : g->each;
     const int k = op->k - column < CONV_PANEL ? op->k - column : CONV_PANEL;
@@ -345,9 +345,9 @@ static void transform_filters(pass *g)
               least = g->back ? op->kern->vl : 1;
 
     for (g->each = CONV_PANEL; g->each > least; g->each /= 2)
-        if (threads == 1 || panels * conv_tiles(op->c, g->each) >= 2 * threads)
+        if (threads == 1 || panels * tile_count(op->c, g->each) >= 2 * threads)
             break;
-    hvt__parallel_for(op->pool, panels * conv_tiles(op->c, g->each), filter_job, g);
+    hvt__parallel_for(op->pool, panels * tile_count(op->c, g->each), filter_job, g);
 }
 
 /* ---- sizes ---- */
@@ -397,7 +397,7 @@ static void run_pass(const conv_op *op, bool back, int real, const void *from, c
 {
     pass g = make_pass(op, back, real, from, to);
     const int threads = hvt__thread_pool_size(op->pool), rows = block_rows(&g);
-    const int blocks = conv_tiles(conv_tiles(g.rows, rows), threads) * threads;
+    const int blocks = tile_count(tile_count(g.rows, rows), threads) * threads;
     int one;
 
     g.add = add;
@@ -406,7 +406,7 @@ static void run_pass(const conv_op *op, bool back, int real, const void *from, c
     g.scratch = g.u + u_floats(op, g.from.c, g.to.c);
     g.scratch_floats = (long)lay_out(&g, rows);
     transform_filters(&g);
-    if (threads > 1 && conv_tiles(g.rows, blocks) < op->kern->rows[1]) {
+    if (threads > 1 && tile_count(g.rows, blocks) < op->kern->rows[1]) {
         lay_out(&g, g.rows);
         conv_share(op, 1, g.rows, 1, &g.pieces, &one);
         conv_share(op, g.points, conv_panels(g.to.c), 1, &g.column_parts, &one);
@@ -415,8 +415,8 @@ static void run_pass(const conv_op *op, bool back, int real, const void *from, c
         hvt__parallel_for(op->pool, g.pieces, store_rows_job, &g);
         return;
     }
-    lay_out(&g, conv_tiles(g.rows, blocks));
-    hvt__parallel_for(op->pool, conv_tiles(g.rows, g.block), block_job, &g);
+    lay_out(&g, tile_count(g.rows, blocks));
+    hvt__parallel_for(op->pool, tile_count(g.rows, g.block), block_job, &g);
 }
 
 static void forward(const conv_op *op, int real, const void *x, const void *w, void *y, void *ws)
@@ -456,7 +456,7 @@ static matrix layout_of(int channels, int rows, int near, int w, int pitch)
 
     if (channels <= near)
         return (matrix){NULL, channels, channels, 0, (long)lines((size_t)rows * (size_t)channels)};
-    return (matrix){NULL, w, pitch, panel, (long)lines((size_t)(panel * conv_tiles(channels, w)))};
+    return (matrix){NULL, w, pitch, panel, (long)lines((size_t)(panel * tile_count(channels, w)))};
 }
 
 /* Blocks and parts, by the shape alone. The sums of a part are read and written once for each of its blocks,
@@ -470,8 +470,8 @@ static void cut_rows(wgrad *w, size_t u)
 
     rows = rows < LEAST_ROWS ? LEAST_ROWS : rows;
     w->most = rows < w->g.rows ? rows : w->g.rows;
-    w->block = conv_tiles(w->g.rows, conv_tiles(w->g.rows, w->most));
-    w->blocks = conv_tiles(w->g.rows, w->block);
+    w->block = tile_count(w->g.rows, tile_count(w->g.rows, w->most));
+    w->blocks = tile_count(w->g.rows, w->block);
     parts = parts < w->blocks / LEAST_BLOCKS ? parts : w->blocks / LEAST_BLOCKS;
     w->parts = parts < 1 ? 1 : parts > MOST_PARTS ? MOST_PARTS : parts;
 }
@@ -482,7 +482,7 @@ static void cut_jobs(wgrad *w)
 {
     const conv_op *op = w->g.op;
     const int threads = hvt__thread_pool_size(op->pool), panels = conv_panels(op->k);
-    const int longest = conv_tiles(w->blocks * conv_tiles(w->parts, threads), w->parts);
+    const int longest = tile_count(w->blocks * tile_count(w->parts, threads), w->parts);
     int one;
 
     w->own_parts = w->room < threads ? 0 : w->parts / threads * threads;
@@ -504,9 +504,9 @@ static wgrad make_wgrad(const conv_op *op, int real, const void *x, const void *
     const size_t u = u_floats(op, op->c, op->k) * sizeof(float);
     int fit;
 
-    w.a_tiles = conv_tiles(op->c, kern->rows[w.vectors - 1]);
-    w.a_rows = conv_tiles(op->c, w.a_tiles);
-    w.steps = conv_tiles(op->k, w.vectors * kern->vl);
+    w.a_tiles = tile_count(op->c, kern->rows[w.vectors - 1]);
+    w.a_rows = tile_count(op->c, w.a_tiles);
+    w.steps = tile_count(op->k, w.vectors * kern->vl);
     cut_rows(&w, u);
     w.v = layout_of(op->c, w.most, NEAR_A, w.a_rows, kern->pitch);
     w.m = layout_of(op->k, w.most, op->k % kern->vl ? 0 : NEAR_B, CONV_PANEL, CONV_PANEL);
