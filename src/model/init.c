@@ -8,44 +8,78 @@
 
 #include <math.h>
 
-/* Box and Muller 1958: one draw gives the pair of elements 2i and 2i+1. */
-static void fill_normal(uint64_t seed, uint64_t name, double deviation, float *x, size_t n)
-{
-    const double two_pi = 6.283185307179586476925;
+enum { BLOCK = 1 << 14 }; /* elements of a job, an even number */
 
-    for (size_t i = 0; i < n; i += 2) {
-        double u = ((double)(hvt__draw(seed, name, i, 0) >> 11) + 1) * 0x1p-53; /* (0, 1] */
-        double v = (double)(hvt__draw(seed, name, i, 1) >> 11) * 0x1p-53;       /* [0, 1) */
+typedef struct drawing {
+    const hvt_param *p;
+    uint64_t seed, name;
+    float *x;
+} drawing;
+
+/* Box and Muller 1958: one draw gives the pair of elements 2i and 2i+1. */
+static void draw_normal(const drawing *w, size_t first, size_t end)
+{
+    const double two_pi = 6.283185307179586476925, deviation = w->p->init_arg;
+
+    for (size_t i = first; i < end; i += 2) {
+        double u = ((double)(hvt__draw(w->seed, w->name, i, 0) >> 11) + 1) * 0x1p-53; /* (0, 1] */
+        double v = (double)(hvt__draw(w->seed, w->name, i, 1) >> 11) * 0x1p-53;       /* [0, 1) */
         double radius = deviation * sqrt(-2 * log(u));
 
-        x[i] = (float)(radius * cos(two_pi * v));
-        if (i + 1 < n)
-            x[i + 1] = (float)(radius * sin(two_pi * v));
+        w->x[i] = (float)(radius * cos(two_pi * v));
+        if (i + 1 < end)
+            w->x[i + 1] = (float)(radius * sin(two_pi * v));
     }
 }
 
-static void fill(const hvt_param *p, uint64_t seed, float *x)
+static void draw_job(void *ctx, int job, int thread)
 {
-    uint64_t name = hvt__hash_text(HVT_HASH_INIT, p->name);
+    const drawing *w = ctx;
+    const size_t first = (size_t)job * BLOCK, left = w->p->elements - first,
+                 end = left < BLOCK ? w->p->elements : first + BLOCK;
 
-    switch (p->init) {
+    (void)thread;
+    switch (w->p->init) {
     case HVT_INIT_NORMAL:
-        fill_normal(seed, name, p->init_arg, x, p->elements);
+        draw_normal(w, first, end);
         break;
     case HVT_INIT_UNIFORM:
-        for (size_t i = 0; i < p->elements; i++)
-            x[i] = p->init_arg * (2 * hvt__unit(hvt__draw(seed, name, i, 0)) - 1);
+        for (size_t i = first; i < end; i++)
+            w->x[i] = w->p->init_arg * (2 * hvt__unit(hvt__draw(w->seed, w->name, i, 0)) - 1);
         break;
     case HVT_INIT_FILL:
-        for (size_t i = 0; i < p->elements; i++)
-            x[i] = p->init_arg;
+        for (size_t i = first; i < end; i++)
+            w->x[i] = w->p->init_arg;
     }
+}
+
+static void fill(hvt_device *d, const hvt_param *p, uint64_t seed, float *x)
+{
+    drawing w = {p, seed, hvt__hash_text(HVT_HASH_INIT, p->name), x};
+    const int jobs = (int)((p->elements + BLOCK - 1) / BLOCK);
+
+    if (d->ops->parallel_for)
+        d->ops->parallel_for(d, jobs, draw_job, &w);
+    for (int job = 0; job < jobs && !d->ops->parallel_for; job++)
+        draw_job(&w, job, 0);
+}
+
+hvt_status hvt_model_restart(hvt_model *m, uint64_t seed)
+{
+    HVT_GIVEN(m, "a model");
+    HVT_CHECK(m->batch, E_ARG, "initialisation before hvt_model_plan()");
+
+    m->tracked = 0;
+    m->seed = seed;
+    m->inits++;
+    m->backward_pending = false;
+    HVT_TRY(hvt__step_restart(m));
+    return hvt_model_take_loss(m, &(hvt_loss){0});
 }
 
 hvt_status hvt_model_init(hvt_model *m, uint64_t seed)
 {
-    HVT_GIVEN(m, "a model");
-    HVT_CHECK(m->batch, E_ARG, "initialisation before hvt_model_plan()");
+    HVT_TRY(hvt_model_restart(m, seed));
 
     hvt_status s = HVT_OK;
     size_t most = hvt__model_largest(m);
@@ -53,7 +87,7 @@ hvt_status hvt_model_init(hvt_model *m, uint64_t seed)
 
     HVT_CHECK(x, E_MEM, "no memory for %zu floats of a parameter", most);
     for (int i = 0; i < m->nparam_tensors; i++) {
-        fill(&m->param[i], seed, x);
+        fill(m->dev, &m->param[i], seed, x);
         HVT_TRY_OR(done, hvt__model_import(m, &m->param[i], m->params, x));
     }
     for (const hvt_stat *t = m->stat; t < m->stat + m->nstat; t++) {
@@ -61,12 +95,6 @@ hvt_status hvt_model_init(hvt_model *m, uint64_t seed)
             x[i] = t->fill;
         HVT_TRY_OR(done, hvt_device_upload(m->dev, m->stats + t->offset, x, t->count * sizeof *x));
     }
-    m->tracked = 0;
-    m->seed = seed;
-    m->inits++;
-    m->backward_pending = false;
-    HVT_TRY_OR(done, hvt__step_restart(m));
-    HVT_TRY_OR(done, hvt_model_take_loss(m, &(hvt_loss){0}));
 done:
     free(x);
     return s;

@@ -711,13 +711,15 @@ static hvt_status first_weights(run *t)
 {
     const hvt_options *o = t->opts;
     const bool raw = t->set.optim.ema.decay <= 0;
+    /* the head of a .pt2 that has another number of classes stays as it is drawn, as a reset one does */
+    const bool all = *o->init ? !o->reset_head : t->file && !o->classes && hvt_pt2_describe(t->file).weights;
     hvt_progress p = {0};
     char file[PATH_MAX];
     hvt_status s = HVT_OK;
 
     if (!*o->resume) {
         HVT_TRY(name_run(t));
-        HVT_TRY(hvt_model_init(t->model, (uint64_t)o->seed));
+        HVT_TRY((all ? hvt_model_restart : hvt_model_init)(t->model, (uint64_t)o->seed));
         if (t->file && !*o->init)
             return load_file(t);
         return *o->init ? explain_shapes(t, o->init, hvt_weights_load(o->init, t->model, o->reset_head))

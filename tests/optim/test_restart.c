@@ -108,7 +108,9 @@ TEST(every_rank_counts_the_same_votes_after_the_same_step)
 
 static void restart(const setup *u, const char *what)
 {
+    static float first[40][12 * 12 * 9]; /* the largest tensor is that of layers of 12 channels */
     result want = train(u, 4), got = {0};
+    hvt_named tensor;
     int64_t steps;
     rig r;
 
@@ -119,15 +121,20 @@ static void restart(const setup *u, const char *what)
     CHECK(rig_step(&r, 3) == HVT_E_DIVERGED, "%s: the loss is still finite", what);
     CHECK(rig_step(&r, 4) == HVT_E_DIVERGED, "%s: it goes on by itself", what);
     CHECK(hvt_distopt_stopped(r.d) == 4, "%s: stopped at %lld", what, (long long)hvt_distopt_stopped(r.d));
-    steps = r.m->step->steps;
-    CHECK_OK(hvt_model_init(r.m, r.u.seed));
-    for (int t = 0; t < 4; t++)
-        CHECK_OK(rig_step(&r, t));
-    CHECK(r.m->step->steps == steps + 4 && !hvt_distopt_stopped(r.d), "%s: steps or the stop", what);
-    CHECK_OK(rig_result(&r, &got));
-    want.skipped = got.skipped; /* counted over both runs */
-    CHECK_SAME(want, got, "%s: begun anew it gives %016llx, a new model %016llx", what,
-               (unsigned long long)got.weights, (unsigned long long)want.weights);
+    for (int set = 0; set < 2; set++) { /* drawn, and then set to what was drawn */
+        steps = r.m->step->steps;
+        CHECK_OK((set ? hvt_model_restart : hvt_model_init)(r.m, r.u.seed));
+        for (int i = 0; hvt_model_named(r.m, i, &tensor) && i < (int)HVT_LEN(first); i++)
+            CHECK_OK(set ? hvt_model_set(r.m, tensor.name, first[i], tensor.count)
+                         : hvt_model_get(r.m, tensor.name, first[i], tensor.count));
+        for (int i = 0; i < 4; i++)
+            CHECK_OK(rig_step(&r, i));
+        CHECK(r.m->step->steps == steps + 4 && !hvt_distopt_stopped(r.d), "%s: steps or the stop", what);
+        CHECK_OK(rig_result(&r, &got));
+        want.skipped = got.skipped; /* counted over all runs */
+        CHECK_SAME(want, got, "%s: begun anew (%d) it gives %016llx, a new model %016llx", what, set,
+                   (unsigned long long)got.weights, (unsigned long long)want.weights);
+    }
     check_replicas(what, got);
     rig_close(&r);
 }
