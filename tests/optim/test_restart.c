@@ -121,7 +121,8 @@ static void restart(const setup *u, const char *what)
     CHECK(rig_step(&r, 3) == HVT_E_DIVERGED, "%s: the loss is still finite", what);
     CHECK(rig_step(&r, 4) == HVT_E_DIVERGED, "%s: it goes on by itself", what);
     CHECK(hvt_distopt_stopped(r.d) == 4, "%s: stopped at %lld", what, (long long)hvt_distopt_stopped(r.d));
-    for (int set = 0; set < 2; set++) { /* drawn, and then set to what was drawn */
+    for (int set = 0; set < 2; set++) {        /* drawn, and then set to what was drawn */
+        CHECK_OK(hvt_world_barrier(u->world)); /* others may read parameters that are shared */
         steps = r.m->step->steps;
         CHECK_OK((set ? hvt_model_restart : hvt_model_init)(r.m, r.u.seed));
         for (int i = 0; hvt_model_named(r.m, i, &tensor) && i < (int)HVT_LEN(first); i++)
