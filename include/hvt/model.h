@@ -432,7 +432,7 @@ HVT_API hvt_status hvt_model_init(hvt_model *m, uint64_t seed);
 
 /** hvt_model_init() without the draws: parameters and running statistics stay as they are. For weights that
  * are then all set by hvt_weights_load(), hvt_pt2_load() or hvt_model_set(): until then a new model's are
- * undefined. Drawing those of ResNet-50 takes a core 0.6 s. */
+ * undefined. (Drawing ResNet-50's takes one core of Zen 3 0.6 s.) */
 HVT_API hvt_status hvt_model_restart(hvt_model *m, uint64_t seed);
 
 /** train: batch statistics, activations are kept for backward. Else: running statistics, no gradients.
@@ -534,8 +534,9 @@ typedef struct hvt_named {
  */
 HVT_API bool hvt_model_named(const hvt_model *m, int i, hvt_named *ret_tensor);
 /** Copy one to or from `count` floats of host memory, in canonical order. Waits for everything queued. To be
- * called between steps; set on all ranks alike. Errors: E_ARG (not planned, no tensor of this name), E_SHAPE
- * (another count), E_MEM, E_DEVICE. */
+ * called between steps; set on all ranks alike, after a barrier if another may still read them, since ranks
+ * of a node share parameters in a sharded update. Errors: E_ARG (not planned, no tensor of this name),
+ * E_SHAPE (another count), E_MEM, E_DEVICE. */
 HVT_API hvt_status hvt_model_get(hvt_model *m, const char *name, float *ret_values, size_t count);
 HVT_API hvt_status hvt_model_set(hvt_model *m, const char *name, const float *values, size_t count);
 

@@ -60,8 +60,9 @@ static void fill(hvt_device *d, const hvt_param *p, uint64_t seed, float *x)
 
     if (d->ops->parallel_for)
         d->ops->parallel_for(d, jobs, draw_job, &w);
-    for (int job = 0; job < jobs && !d->ops->parallel_for; job++)
-        draw_job(&w, job, 0);
+    else
+        for (int job = 0; job < jobs; job++)
+            draw_job(&w, job, 0);
 }
 
 hvt_status hvt_model_restart(hvt_model *m, uint64_t seed)

@@ -687,13 +687,23 @@ static hvt_status find_step(run *t)
     return HVT_OK;
 }
 
-static hvt_status load_file(run *t)
+static hvt_status begin_weights(run *t)
 {
-    if (hvt_pt2_describe(t->file).weights)
+    const hvt_options *o = t->opts;
+    const bool stored = t->file && hvt_pt2_describe(t->file).weights;
+    /* heads stay as they are drawn if they are reset, or the .pt2 has another number of classes */
+    const bool all = *o->init ? !o->reset_head : stored && !o->classes;
+
+    HVT_TRY((all ? hvt_model_restart : hvt_model_init)(t->model, (uint64_t)o->seed));
+    if (*o->init)
+        return explain_shapes(t, o->init, hvt_weights_load(o->init, t->model, o->reset_head));
+    if (stored)
         return hvt_pt2_load(t->file, t->model);
-    HVT_WARN("%s has no weights that are read without Python's pickle, so they are drawn anew. "
-             "safetensors.torch.save_file(model.state_dict(), \"net.safetensors\") writes them for --init",
-             t->opts->model);
+    if (t->file)
+        HVT_WARN(
+            "%s has no weights that are read without Python's pickle, so they are drawn anew. "
+            "safetensors.torch.save_file(model.state_dict(), \"net.safetensors\") writes them for --init",
+            o->model);
     return HVT_OK;
 }
 
@@ -711,19 +721,13 @@ static hvt_status first_weights(run *t)
 {
     const hvt_options *o = t->opts;
     const bool raw = t->set.optim.ema.decay <= 0;
-    /* the head of a .pt2 that has another number of classes stays as it is drawn, as a reset one does */
-    const bool all = *o->init ? !o->reset_head : t->file && !o->classes && hvt_pt2_describe(t->file).weights;
     hvt_progress p = {0};
     char file[PATH_MAX];
     hvt_status s = HVT_OK;
 
     if (!*o->resume) {
         HVT_TRY(name_run(t));
-        HVT_TRY((all ? hvt_model_restart : hvt_model_init)(t->model, (uint64_t)o->seed));
-        if (t->file && !*o->init)
-            return load_file(t);
-        return *o->init ? explain_shapes(t, o->init, hvt_weights_load(o->init, t->model, o->reset_head))
-                        : HVT_OK;
+        return begin_weights(t);
     }
     HVT_TRY(explain_shapes(t, o->resume,
                            hvt__resume(o->resume, t->model, o->evaluate ? NULL : t->optim, raw, &p, file)));
