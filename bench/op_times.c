@@ -102,6 +102,14 @@ static double attention_work(const hvt_attention_args *a, int products)
     return 2e-9 * products * a->real * a->windows * a->heads * a->width * a->queries * a->keys;
 }
 
+/* In place only what is turned is moved. */
+static double rotary_bytes(const hvt_rotary_args *a)
+{
+    const double channels = a->x == a->y ? (double)a->vectors * a->width : a->c;
+
+    return bytes_of(a->type, (2.0 + a->add) * a->real * a->pixels * channels) + 8.0 * a->pixels * a->width;
+}
+
 /* pixels of y */
 static double subsampled(const hvt_subsample_desc *s)
 {
@@ -175,6 +183,8 @@ static double subsampled(const hvt_subsample_desc *s)
       ((double)a->real * a->windows * a->queries, a->heads * a->width, attention_bytes(a, 2)))               \
     X(dropout, general.dropout, (hvt_device * d, const hvt_dropout_args *a), (d, a),                         \
       ((double)a->real * a->pixels, a->c, bytes_of(a->type, (2.0 + a->add) * a->real * a->pixels * a->c)))   \
+    X(rotary, general.rotary, (hvt_device * d, const hvt_rotary_args *a), (d, a),                            \
+      ((double)a->real * a->pixels, a->c, rotary_bytes(a)))                                                  \
     X(copy, memory.copy, (hvt_device * d, void *dst, const void *src, size_t bytes), (d, dst, src, bytes),   \
       ((double)bytes, 1, 2.0 * (double)bytes))                                                               \
     X(zero, memory.zero, (hvt_device * d, void *dst, size_t bytes), (d, dst, bytes),                         \

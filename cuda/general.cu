@@ -1,6 +1,6 @@
 /*
- * Ops for layers of one's own: functions, moves, dropout. Binary operations are in binary.cu, norms over a
- * shape in shape_norm.cu.
+ * Ops for layers of one's own: functions, moves, dropout, rotary embeddings. Binary operations are in
+ * binary.cu, norms over a shape in shape_norm.cu.
  */
 #include "columns.h"
 #include "maps.h"
@@ -210,4 +210,103 @@ hvt_status hvt__dropout_cuda(hvt_device *d, const hvt_dropout_args *a)
         return image_rows_done<dropout_lane<decltype(zero), decltype(v)::value>>(d, *a, a->real, a->pixels,
                                                                                  a->c);
     });
+}
+
+/* ---- rotary embeddings ---- */
+
+/* Are the pairs of V channels within these? Else they are of two vecs, `apart` from each other. */
+HVT_ANYWHERE bool pairs_within(int V, int apart)
+{
+    return V % (2 * apart) == 0;
+}
+
+/* Both channels of a pair are one thread's, since y may be x. Its column is one of what is turned, of every
+ * other vec unless pairs are within, or, after these, of the channels before and behind. */
+template <class T, int VEC> struct rotary_lane {
+    typedef hvt_rotary_args args;
+    static constexpr int V = VEC, ROWS = 2;
+    int image, here, apart; /* here: the first channel; apart: of the second vec, 0: there is none */
+    int number;             /* of the first factor; -1: channels are copied */
+
+    __device__ rotary_lane(const args &a, int image, int col) : image(image), here(col), apart(0), number(-1)
+    {
+        const bool within = pairs_within(V, a.apart);
+        const int all = a.vectors * a.width, turned = within ? all : all / 2;
+
+        if (col >= turned) {
+            here -= turned;
+            here += here < a.first ? 0 : all;
+            return;
+        }
+        if (!within) {
+            apart = a.apart;
+            here += col / apart * apart;
+        }
+        number = here % a.width;
+        here += a.first;
+    }
+
+    /* elements from `at` on; factors from n on */
+    static __device__ void turn(const args &a, size_t n, size_t at, const float (&x)[V],
+                                const float (&with)[V])
+    {
+        float own[V], other[V], y[V];
+
+        load_floats(a.own + n, own);
+        load_floats(a.other + n, other);
+        for (int v = 0; v < V; v++)
+            y[v] = f_fma(other[v], with[v], own[v] * x[v]);
+        put(a, at, y);
+    }
+
+    static __device__ void put(const args &a, size_t at, float (&y)[V])
+    {
+        if (a.add)
+            add_floats((const T *)a.y + at, y);
+        store((T *)a.y + at, y);
+    }
+
+    template <int U> __device__ void apply(const args &a, size_t, int row, size_t) const
+    {
+        const size_t first = ((size_t)image * a.pixels + row) * a.c + here, step = (size_t)blockDim.y * a.c;
+        vec<T, V> x[U], with[U];
+
+        load_rows(a.x, first, step, x, U);
+        if (apart)
+            load_rows(a.x, first + apart, step, with, U);
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            const size_t n = ((size_t)row + u * blockDim.y) * a.width + number, at = first + u * step;
+            float mine[V], theirs[V];
+
+            for (int v = 0; v < V; v++)
+                mine[v] = to_float(x[u].at[v]);
+            for (int v = 0; v < V; v++)
+                theirs[v] = apart          ? to_float(with[u].at[v])
+                            : a.apart == 1 ? mine[(v ^ 1) % V]
+                            : a.apart == 2 ? mine[(v ^ 2) % V]
+                                           : mine[(v ^ 4) % V];
+            if (number < 0)
+                put(a, at, mine);
+            else
+                turn(a, n, at, mine, theirs);
+            if (apart)
+                turn(a, n + apart, at + apart, theirs, mine);
+        }
+    }
+};
+
+hvt_status hvt__rotary_cuda(hvt_device *d, const hvt_rotary_args *a)
+{
+    const bool within = pairs_within(16 / (int)hvt_dtype_size(a->type), a->apart);
+
+    return with_rows(a->type, a->c | a->first | a->width | (within ? 0 : a->apart),
+                     {a->x, a->y, a->own, a->other}, [=](auto zero, auto v) {
+                         constexpr int V = decltype(v)::value;
+                         const int all = a->vectors * a->width,
+                                   turned = pairs_within(V, a->apart) ? all : all / 2;
+
+                         return image_rows_done<rotary_lane<decltype(zero), V>>(
+                             d, *a, a->real, a->pixels, turned + (a->x == a->y ? 0 : a->c - all));
+                     });
 }

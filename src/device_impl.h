@@ -364,6 +364,32 @@ typedef struct hvt_dropout_args {
     bool add;
 } hvt_dropout_args;
 
+/*
+ * Rotary embeddings, of valid images: `vectors` vectors of `width` channels, from channel `first` of a pixel
+ * on, are turned in pairs. Channels c and c' of a vector are one, `apart` from each other, which is half of
+ * the block of 2 * apart that both are in:
+ *
+ *     y[..,c] (+)= own[p,c] * x[..,c] + other[p,c] * x[..,c']      of pixel p
+ *
+ * Other channels are copied, or added. Backward is the same with gradients, and other[p,c'] as other[p,c]. x
+ * may be y if it is not added to.
+ */
+typedef struct hvt_rotary_args {
+    hvt_order order;
+    hvt_dtype type;
+    int n, real, pixels, c;
+    int first, vectors, width, apart;
+    const float *own, *other; /* [pixels,width] device memory */
+    const void *x;
+    void *y;
+    bool add;
+} hvt_rotary_args;
+
+static inline int hvt__rotary_partner(const hvt_rotary_args *a, int c)
+{
+    return c / a->apart % 2 ? c - a->apart : c + a->apart;
+}
+
 /* What a loss adds up of its rows, in their order. Its two kinds share a place, so that whatever adds
  * further, over shards, ranks and steps, need not know which it is. */
 enum {
@@ -649,6 +675,7 @@ typedef struct hvt_device_ops {
         hvt_status (*norm_forward)(hvt_device *d, const hvt_norm_args *a);
         hvt_status (*norm_backward)(hvt_device *d, const hvt_norm_args *a);
         hvt_status (*dropout)(hvt_device *d, const hvt_dropout_args *a);
+        hvt_status (*rotary)(hvt_device *d, const hvt_rotary_args *a);
         size_t (*attention_room)(hvt_device *d, const hvt_attention_args *a); /* its workspace, in bytes */
         hvt_status (*attention_forward)(hvt_device *d, const hvt_attention_args *a);
         hvt_status (*attention_backward)(hvt_device *d, const hvt_attention_args *a);
@@ -699,7 +726,7 @@ typedef struct hvt_device_ops {
     X(general.map_forward, map_forward) X(general.map_backward, map_backward)                                \
     X(general.binary_forward, binary_forward) X(general.binary_backward, binary_backward)                    \
     X(general.move, move) X(general.transpose, transpose) X(general.norm_forward, norm_forward)                  \
-    X(general.norm_backward, norm_backward) X(general.dropout, dropout)                                      \
+    X(general.norm_backward, norm_backward) X(general.dropout, dropout) X(general.rotary, rotary)            \
     X(general.attention_room, attention_room) X(general.attention_forward, attention_forward)                \
     X(general.attention_backward, attention_backward)
 /* clang-format on */

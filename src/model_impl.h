@@ -104,6 +104,7 @@ struct hvt_layer {
         hvt_binary_args binary;
         hvt_norm_args norm;
         hvt_attention_args attention;
+        hvt_rotary_args rotary;
         hvt_pooling_desc pooling;
         hvt_box box; /* of the input within the output, or of the output within the input */
         struct {     /* an image as [.., rows, cols, block]: the middle two are swapped */

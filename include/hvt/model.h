@@ -248,6 +248,23 @@ HVT_API hvt_value hvt_attention_with(hvt_model *m, hvt_value q, hvt_value k, hvt
                                      const hvt_attention_opts *opts);
 HVT_API hvt_value hvt_self_attention_with(hvt_model *m, hvt_value qkv, const hvt_attention_opts *opts);
 
+/** Rotary position embeddings (Su et al. 2021): some channels are vectors, as the queries' and keys' heads
+ * are, and channels c and c' of each vector are turned together, by the same numbers in every one:
+ *
+ *     y[p,c] = own[p][c] * x[p,c] + other[p][c] * x[p,c']      of pixel p
+ *
+ *     own = cos of the pair's angle; other = -sin of it where c < c', else sin
+ *
+ * c' is `apart` from c, within blocks of 2*apart channels: 1 for neighbours, width/2 for the halves of a
+ * vector. Other channels are copied. The arrays are copied. Mistakes: vectors outside x's channels; a width
+ * that is no multiple of 2*apart; factors that are not finite. */
+typedef struct hvt_rotary_opts {
+    int first, vectors, width; ///< channel `first` begins the first of so many vectors of so many channels
+    int apart;
+    const float *own, *other; ///< [H*W][width]
+} hvt_rotary_opts;
+HVT_API hvt_value hvt_rotary(hvt_model *m, hvt_value x, const hvt_rotary_opts *opts);
+
 /** What hvt_layernorm() normalises over. */
 typedef enum hvt_over {
     HVT_OVER_CHANNELS, ///< of each pixel: weight and bias are [C]

@@ -1,6 +1,6 @@
 /*
  * The reference device's ops for layers of one's own: functions, binary operations, moves, norms over a
- * shape; dropout. In double, rounded once.
+ * shape; dropout; rotary embeddings. In double, rounded once.
  */
 #include "base_impl.h"
 #include "host.h"
@@ -561,5 +561,40 @@ hvt_status hvt__dropout_ref(hvt_device *d, const hvt_dropout_args *a)
 
         hvt__put_ref(a->y, a->type, at, hvt__load(a->x, a->type, at) * (kept ? a->scale : 0), a->add);
     })
+    return HVT_OK;
+}
+
+/* ---- rotary embeddings ---- */
+
+/* Channel c of pixel p, whose channels begin with element `at`. */
+static double turned(const hvt_rotary_args *a, size_t at, int p, int c)
+{
+    const double x = hvt__load(a->x, a->type, at + (size_t)c);
+    const int in = c - a->first, k = in % a->width;
+    const size_t number = (size_t)p * (size_t)a->width + (size_t)k;
+
+    if (in < 0 || in >= a->vectors * a->width)
+        return x;
+    return a->own[number] * x +
+           (double)a->other[number] *
+               hvt__load(a->x, a->type, at + (size_t)(c - k + hvt__rotary_partner(a, k)));
+}
+
+hvt_status hvt__rotary_ref(hvt_device *d, const hvt_rotary_args *a)
+{
+    HVT_FLOATS;
+    double *pixel = malloc((size_t)a->c * sizeof *pixel); /* y may be x */
+
+    HVT_CHECK(pixel, E_MEM, "no memory for %d numbers", a->c);
+    for (int n = 0; n < a->real; n++)
+        for (int p = 0; p < a->pixels; p++) {
+            const size_t at = hvt__row_of(a->order, a->n, 1, a->pixels, n, 0, p) * (size_t)a->c;
+
+            for (int c = 0; c < a->c; c++)
+                pixel[c] = turned(a, at, p, c);
+            for (int c = 0; c < a->c; c++)
+                hvt__put_ref(a->y, a->type, at + (size_t)c, pixel[c], a->add);
+        }
+    free(pixel);
     return HVT_OK;
 }

@@ -1,6 +1,6 @@
 /*
  * cuda-kernels-general: ops for layers of one's own on the emulator equal ref: every function, operation and
- * way to repeat an operand; moves, transposes and dropout.
+ * way to repeat an operand; moves, transposes, dropout and rotary embeddings.
  */
 #include "emulated.h"
 
@@ -270,6 +270,60 @@ TEST(dropout_equals_ref_bit_for_bit)
     }
 }
 
+/* ---- rotary embeddings ---- */
+
+TEST(rotary_embeddings_equal_ref)
+{
+    static const int aparts[] = {1, 2, 4, 8, 16, 32, 3, 6, 12};
+
+    for (int k = 0; k < (IS_TSAN ? 2 : 6) * (int)HVT_LEN(aparts); k++) {
+        runs r;
+        const int unit = between(0, 1) ? 8 : 1;
+        hvt_rotary_args a = {.order = HVT_ORDER_NHW,
+                             .type = any_type(),
+                             .n = between(1, 4),
+                             .pixels = between(0, 5) ? between(1, 30) : 300,
+                             .first = between(0, 1) * unit * between(1, 9),
+                             .vectors = between(1, 4),
+                             .apart = aparts[k % (int)HVT_LEN(aparts)],
+                             .add = between(0, 1)};
+        const size_t skew = between(0, 3) ? 0 : hvt_dtype_size(a.type) * (size_t)between(1, 7);
+        const bool in_place = !a.add && between(0, 1);
+        size_t all, real, factors;
+        double *off;
+        int y;
+
+        a.real = between(0, 2) ? a.n : between(0, a.n);
+        a.width = 2 * a.apart * between(1, a.apart > 8 ? 3 : 8);
+        a.c = a.first + a.vectors * a.width + between(0, 1) * unit * between(1, 20);
+        all = (size_t)a.n * a.pixels * a.c;
+        real = all / a.n * a.real;
+        factors = (size_t)a.pixels * a.width;
+        off = slacks(all);
+        begin(&r, "rotary");
+        a.own = input(&r, HVT_F32, factors, factors, 0, 4 * (size_t)(k % 5 == 0));
+        a.other = input(&r, HVT_F32, factors, factors, 0, 0);
+        a.x = input(&r, a.type, all, real, 0, skew);
+        for (size_t i = 0; i < real; i++)
+            off[i] = FEW;
+        y = output(&r, "y", a.type, all, all,
+                   in_place ? a.x
+                   : a.add  ? input(&r, a.type, all, all, 0, skew)
+                            : NULL,
+                   off, skew);
+        for (int run = 0; run < RUNS; run++) {
+            hvt_rotary_args b = a;
+
+            b.y = of(&r, y, run);
+            b.x = in_place ? b.y : a.x;
+            set_order(run);
+            CHECK_OK(run ? hvt__rotary_cuda(&emulated, &b) : ref->ops->general.rotary(ref, &b));
+        }
+        judge(&r);
+        free(off);
+    }
+}
+
 int main(void)
 {
     open_emulated();
@@ -277,5 +331,6 @@ int main(void)
     RUN(binary_operations_equal_ref);
     RUN(moves_and_transposes_equal_ref_bit_for_bit);
     RUN(dropout_equals_ref_bit_for_bit);
+    RUN(rotary_embeddings_equal_ref);
     return close_emulated();
 }

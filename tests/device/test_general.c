@@ -1,7 +1,7 @@
 /*
- * general: the ops for layers of one's own, functions, binary operations, moves, norms over a shape,
- * attention, of every device equal ref's, over random shapes, both row orders and short batches whose padding
- * holds NaN.
+ * general: the ops for layers of one's own, functions, binary operations, moves, rotary embeddings, norms
+ * over a shape, attention, of every device equal ref's, over random shapes, both row orders and short batches
+ * whose padding holds NaN.
  */
 #include "devices.h"
 
@@ -462,6 +462,90 @@ TEST(transposes_equal_ref_and_come_back)
     }
 }
 
+/* Pairs of every kind: within a vector of the processor's, and not; 3 apart of 6 channels, and of 18. */
+static hvt_rotary_args random_rotary(int t)
+{
+    static const int aparts[] = {1, 2, 4, 8, 16, 32, 64, 3, 6, 12};
+    const int unit = between(0, 1) ? 8 : 1, apart = aparts[t % (int)HVT_LEN(aparts)], n = between(1, 9);
+    hvt_rotary_args k = {.order = between(0, 1) ? HVT_ORDER_HWN : HVT_ORDER_NHW,
+                         .type = (hvt_dtype)between(0, TYPES - 1),
+                         .n = n,
+                         .real = between(0, 1) ? n : between(0, n),
+                         .pixels = between(0, 4) ? between(1, 9) : between(60, 99),
+                         .first = between(0, 1) * unit * between(1, 9),
+                         .vectors = between(1, 4),
+                         .width = 2 * apart * (between(0, 1) ? 1 : between(2, apart > 8 ? 3 : 8)),
+                         .apart = apart,
+                         .add = between(0, 2) == 0};
+
+    k.c = k.first + k.vectors * k.width + between(0, 1) * unit * between(1, 20);
+    return k;
+}
+
+/* y as floats; x NULL: it is y */
+static float *run_rotary(hvt_device *d, hvt_rotary_args k, hvt_dtype t, const float *x, const float *old,
+                         size_t all)
+{
+    void *in = x ? packed(t, x, all) : NULL, *y = packed(t, old, all);
+
+    k.type = t;
+    k.x = x ? in : y;
+    k.y = y;
+    CHECK_OK(d->ops->general.rotary(d, &k));
+    free(in);
+    return unpacked(t, y, all);
+}
+
+TEST(rotary_embeddings_equal_ref_and_leave_padding_alone)
+{
+    for (int t = 0; t < cases(3 * CASES); t++) {
+        hvt_rotary_args k = random_rotary(t);
+        shape s = typed_shape(k.type, make_shape(k.order, k.pixels, k.n, k.real, k.c));
+        const size_t factors = (size_t)k.pixels * k.width;
+        float *own = floats(factors), *other = floats(factors), *x = matrix(&s, 0), *old = floats(s.all),
+              *both = room(s.all * 4), *want, *first = NULL;
+
+        k.own = own;
+        k.other = other;
+        round_all(s.type, old, s.all);
+        for (size_t i = 0; i < s.all; i++) {
+            both[i] = is_real(&s, i) ? x[i] : old[i];
+            old[i] = is_real(&s, i) && !k.add ? NAN : old[i];
+        }
+        want = run_rotary(ref, k, HVT_F32, x, old, s.all);
+        for (int dev = 0; dev < ndevs; dev++) {
+            float *got = run_rotary(devs[dev], k, s.type, x, old, s.all);
+            size_t touched = 0;
+
+            check_near("rotary", dev, &s, s.all, got, want, 1e-6);
+            for (size_t i = 0; i < s.all; i++)
+                touched += !is_real(&s, i) && got[i] != old[i];
+            if (dev == one_thread(dev)) {
+                free(first);
+                first = copied(got, s.all);
+            }
+            check_same("rotary", dev, &s, s.all, got, first);
+            free(got);
+            if (!k.add) {
+                got = run_rotary(devs[dev], k, s.type, NULL, both, s.all);
+                check_same("rotary in place", dev, &s, s.all, got, first);
+                for (size_t i = 0; i < s.all; i++)
+                    touched += !is_real(&s, i) && got[i] != both[i];
+                free(got);
+            }
+            CHECK(!touched, "case %d on %s: %zu elements of padding are written", t,
+                  hvt_device_isa(devs[dev]), touched);
+        }
+        free(own);
+        free(other);
+        free(x);
+        free(old);
+        free(both);
+        free(want);
+        free(first);
+    }
+}
+
 TEST(norms_over_a_shape_equal_ref)
 {
     static const char *const what[] = {"y", "dx", "dgamma", "dbeta"};
@@ -866,6 +950,7 @@ int main(void)
     RUN(maxima_of_equal_operands_and_nan);
     RUN(moves_equal_ref);
     RUN(transposes_equal_ref_and_come_back);
+    RUN(rotary_embeddings_equal_ref_and_leave_padding_alone);
     RUN(norms_over_a_shape_equal_ref);
     RUN(attention_equals_ref);
     RUN(softmax_of_scores_of_any_size);

@@ -257,6 +257,32 @@ class Turns(nn.Module):
         return self.fc((x + y.transpose(1, 2).flatten(2)).mean(1))
 
 
+class Rotary(nn.Module):
+    """Self-attention whose queries and keys are turned by halves; then two vectors within the channels, by neighbours."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = conv(3, 12, 3, 2)
+        self.qkv = nn.Linear(12, 36)
+        self.fc = nn.Linear(12, CLASSES)
+
+    def forward(self, x):
+        x = self.conv(x).flatten(2).transpose(1, 2)
+        angle = torch.arange(30.0, dtype=x.dtype)[:, None] * torch.tensor([0.25, 0.125], dtype=x.dtype)
+        q, k, v = self.qkv(x).unflatten(2, (3, 3, 4)).permute(2, 0, 3, 1, 4)
+
+        def halves(z):
+            a, b = z.chunk(2, -1)
+            return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+
+        x = x + F.scaled_dot_product_attention(halves(q), halves(k), v).transpose(1, 2).flatten(2)
+        a, b = x[:, :, 2:10].unflatten(2, (2, 2, 2)).unbind(4)
+        cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+        turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(2)
+        x = torch.cat([x[:, :, :2], turned, x[:, :, 10:]], 2) * x
+        return self.fc(x.mean(1))
+
+
 def run(make):
     net = make()
     fill(net)
@@ -284,7 +310,7 @@ def main():
     print(f"# By make_layers.py: Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}")
     print(f"# net, losses of {STEPS} steps; parameter, its first gradient (of the sum over the batch) along a vector of "
           "numbers in [-1, 1), its length")
-    for make in (Functions, Binary, Moves, Norms, Pools, Channels, Mixed, Tokens, Windows, Turns):
+    for make in (Functions, Binary, Moves, Norms, Pools, Channels, Mixed, Tokens, Windows, Turns, Rotary):
         losses, grads = run(make)
         print("net", make.__name__, *(f"{x:.8f}" for x in losses))
         for name, dot, length in grads:

@@ -251,12 +251,36 @@ static hvt_value turns(hvt_model *m, hvt_value x)
     return head(m, hvt_add(m, x, y));
 }
 
+static hvt_value rotary(hvt_model *m, hvt_value x)
+{
+    enum { TOKENS = 30, WIDE = 4 };
+    float own[2][TOKENS * WIDE], other[2][TOKENS * WIDE];
+    hvt_value y;
+
+    for (int i = 0; i < TOKENS * WIDE; i++)
+        for (int near = 0; near < 2; near++) {
+            const int c = i % WIDE, pair = near ? c / 2 : c % 2;
+            const bool second = near ? c % 2 : c / 2;
+            const double angle = i / WIDE * (pair ? 0.125 : 0.25);
+
+            own[near][i] = (float)cos(angle);
+            other[near][i] = (float)(second ? sin(angle) : -sin(angle));
+        }
+    x = conv(m, "conv", x, 12, 3, 2);
+    hvt_name(m, "qkv");
+    y = hvt_linear_with(m, x, 36, true);
+    y = hvt_rotary(m, y, &(hvt_rotary_opts){0, 6, WIDE, 2, own[0], other[0]});
+    x = hvt_add(m, x, hvt_self_attention(m, y, 3, 0));
+    y = hvt_rotary(m, x, &(hvt_rotary_opts){2, 2, WIDE, 1, own[1], other[1]});
+    return head(m, hvt_combine(m, HVT_MUL, y, x));
+}
+
 static const struct {
     const char *name;
     build_fn *build;
-} nets[] = {{"Functions", functions}, {"Binary", binary},     {"Moves", moves}, {"Norms", norms},
-            {"Pools", pools},         {"Channels", channels}, {"Mixed", mixed}, {"Tokens", tokens},
-            {"Windows", windows},     {"Turns", turns}};
+} nets[] = {{"Functions", functions}, {"Binary", binary},     {"Moves", moves},  {"Norms", norms},
+            {"Pools", pools},         {"Channels", channels}, {"Mixed", mixed},  {"Tokens", tokens},
+            {"Windows", windows},     {"Turns", turns},       {"Rotary", rotary}};
 
 /* ---- against PyTorch -------------------------------------------------------------------------------- */
 
@@ -607,6 +631,32 @@ static hvt_value no_options(hvt_model *m, hvt_value x)
     return windows_of(m, x, NULL);
 }
 
+static hvt_value no_factors(hvt_model *m, hvt_value x)
+{
+    return hvt_rotary(m, x, &(hvt_rotary_opts){.vectors = 1, .width = 2, .apart = 1});
+}
+
+static hvt_value wide_vectors(hvt_model *m, hvt_value x)
+{
+    const float factors[64 * 2] = {0};
+
+    return hvt_rotary(m, x, &(hvt_rotary_opts){1, 2, 2, 1, factors, factors});
+}
+
+static hvt_value odd_pairs(hvt_model *m, hvt_value x)
+{
+    const float factors[64 * 3] = {0};
+
+    return hvt_rotary(m, x, &(hvt_rotary_opts){0, 1, 3, 1, factors, factors});
+}
+
+static hvt_value infinite_factor(hvt_model *m, hvt_value x)
+{
+    const float factors[64 * 2] = {[9] = INFINITY};
+
+    return hvt_rotary(m, x, &(hvt_rotary_opts){0, 1, 2, 1, factors, factors});
+}
+
 static hvt_value long_embedding(hvt_model *m, hvt_value x)
 {
     return hvt_add_embedding(m, x, 60, 3, (int[]){1, 5, 3}, 0);
@@ -663,6 +713,12 @@ TEST(what_cannot_be_built_is_refused)
         {bias_of_none, "layer attention1 (attention): bias 70 is element 5 of a table of 5"},
         {infinite_mask, "layer attention1 (attention): number 65 of the mask is -inf; expected a finite one"},
         {no_options, "layer attention1 (attention): no options"},
+        {no_factors, "layer rotary1 (rotary): no factors"},
+        {wide_vectors, "layer rotary1 (rotary): 2 vectors of 2 channels from channel 1 on of 3"},
+        {odd_pairs,
+         "layer rotary1 (rotary): channels 1 apart of vectors of 3; expected half of a part of it"},
+        {infinite_factor,
+         "layer rotary1 (rotary): factors of number 9 are inf and inf; expected finite ones"},
         {long_embedding, "layer add1 (add): an embedding of 5 rows of 3 elements at pixel 60 of 8x8x3"},
         {bad_lines, "layer reshape1 (reshape): 3x21 pixels of 8x8"},
         {no_zeros, "layer zeros1 (zeros): 1x0x3 zeros; expected 1 to 1048576 in each dimension"},

@@ -155,6 +155,10 @@ typedef struct hvt_typed {
     void (*drop)(const hvt_dropout_args *a, uint64_t key, size_t first, size_t end, size_t step,
                  const void *x, void *y);
 
+    /* rotary embeddings: the vectors of a pixel, the first of which begins at x and at y; own and other are
+     * the pixel's */
+    void (*rotary)(const hvt_rotary_args *a, const float *own, const float *other, const void *x, void *y);
+
     /* for convolutions: to f32 */
     void (*widen)(size_t n, const void *x, float *out);
     /* pack [n][c], rows `ld` apart, into panels of w columns, each [n][pitch] and `next` floats after the one

@@ -1,7 +1,8 @@
 /*
- * The cpu device's ops for layers of one's own: binary operations, moves, norms over a shape, dropout. What
- * is summed over images is summed part by part, each by whichever thread is free, and the parts are added in
- * order in double: parts depend on the shape alone, so the bits do not depend on threads.
+ * The cpu device's ops for layers of one's own: binary operations, moves, norms over a shape, dropout,
+ * rotary embeddings. What is summed over images is summed part by part, each by whichever thread is free, and
+ * the parts are added in order in double: parts depend on the shape alone, so the bits do not depend on
+ * threads.
  */
 #include "base_impl.h"
 #include "cpu_impl.h"
@@ -507,5 +508,49 @@ hvt_status hvt__dropout_cpu(hvt_device *d, const hvt_dropout_args *a)
                  cut_into((size_t)a->pixels, some_rows(a->c * (hwn ? a->n : 1)), (size_t)job_limit(cpu))};
 
     hvt__parallel_for(cpu->pool, s.k.parts * (hwn ? 1 : a->real), drop_job, &s);
+    return HVT_OK;
+}
+
+/* ---- rotary embeddings: job = some rows ---- */
+
+typedef struct rotor {
+    const hvt_rotary_args *a;
+    const hvt_typed *in;
+    cut k;
+} rotor;
+
+static void rotary_job(void *ctx, int job, int thread)
+{
+    const rotor *s = ctx;
+    const hvt_rotary_args *a = s->a;
+    const size_t begin = (size_t)job * s->k.step, end = end_of(&s->k, begin);
+    const size_t first = (size_t)a->first, after = first + (size_t)a->vectors * (size_t)a->width;
+    const bool copies = a->x != a->y;
+
+    for (size_t row = begin; row < end; row++) {
+        const bool hwn = a->order == HVT_ORDER_HWN;
+        const size_t image = hwn ? row % (size_t)a->n : row / (size_t)a->pixels,
+                     pixel = hwn ? row / (size_t)a->n : row % (size_t)a->pixels, at = row * (size_t)a->c,
+                     number = pixel * (size_t)a->width;
+
+        if (image >= (size_t)a->real)
+            continue;
+        s->in->rotary(a, a->own + number, a->other + number, hvt__at(a->x, a->type, at + first),
+                      hvt__at(a->y, a->type, at + first));
+        if (copies && first > 0)
+            s->in->scale(first, 1, hvt__at(a->x, a->type, at), hvt__at(a->y, a->type, at), a->add);
+        if (copies && after < (size_t)a->c)
+            s->in->scale((size_t)a->c - after, 1, hvt__at(a->x, a->type, at + after),
+                         hvt__at(a->y, a->type, at + after), a->add);
+    }
+}
+
+hvt_status hvt__rotary_cpu(hvt_device *d, const hvt_rotary_args *a)
+{
+    const hvt_cpu *cpu = hvt__cpu(d);
+    rotor s = {a, cpu->isa->el->in[a->type],
+               cut_into((size_t)a->n * (size_t)a->pixels, some_rows(a->c), (size_t)job_limit(cpu))};
+
+    hvt__parallel_for(cpu->pool, s.k.parts, rotary_job, &s);
     return HVT_OK;
 }

@@ -251,3 +251,22 @@ hvt_status hvt__dropout_hosted(hvt_device *d, const hvt_dropout_args *a)
     k.keys = dev(&s, keys);
     return end(&s, ready ? s.h->inner->ops->general.dropout(s.h->inner, &k) : HVT_OK);
 }
+
+hvt_status hvt__rotary_hosted(hvt_device *d, const hvt_rotary_args *a)
+{
+    stage s = begin(d);
+    const hvt_rows rows = hvt__rows(a->order, a->pixels, a->n, a->n);
+    const size_t row = (size_t)a->c * hvt_dtype_size(a->type),
+                 factors = (size_t)a->pixels * (size_t)a->width * sizeof(float);
+    int x = matrix(&s, a->x, rows, row, false), y = matrix(&s, a->y, rows, row, true),
+        own = in(&s, a->own, factors), other = in(&s, a->other, factors);
+    bool ready = go(&s);
+    hvt_rotary_args k = *a;
+
+    k.order = HVT_ORDER_NHW;
+    k.x = dev(&s, x);
+    k.y = dev(&s, y);
+    k.own = dev(&s, own);
+    k.other = dev(&s, other);
+    return end(&s, ready ? s.h->inner->ops->general.rotary(s.h->inner, &k) : HVT_OK);
+}

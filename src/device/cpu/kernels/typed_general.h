@@ -1,5 +1,6 @@
 /*
- * typed_general.h - a part of typed_tmpl.c: binary operations, moves, norms over a shape, dropout.
+ * typed_general.h - a part of typed_tmpl.c: binary operations, moves, norms over a shape, dropout, rotary
+ * embeddings.
  */
 
 /* ---- binary operations ---- */
@@ -310,5 +311,44 @@ static void drop(const hvt_dropout_args *args, uint64_t key, size_t first, size_
             drop_pixel(&a, key, start, VL * channel, from, to, true);
         else
             drop_pixel(&a, key, start, VL * channel, from, to, false);
+    }
+}
+
+/* ---- rotary embeddings ---- */
+
+/* Both halves of a block, which begins at x, at y, and at own and other. */
+INLINE void turn_block(int apart, bool add, const float *own, const float *other, const void *x, void *y)
+{
+    SPAN((size_t)apart, const size_t k = i + (size_t)apart; const F a = get(x, i, lanes);
+         const F b = get(x, k, lanes);
+         put_or_add(y, i, f_fma(f_load(other + i, lanes), b, f_load(own + i, lanes) * a), add, lanes);
+         put_or_add(y, k, f_fma(f_load(other + k, lanes), a, f_load(own + k, lanes) * b), add, lanes););
+}
+
+/* A vector of the processor's holds whole blocks. */
+INLINE void turn_within(int width, int apart, bool add, const float *own, const float *other, const void *x,
+                        void *y)
+{
+    SPAN((size_t)width, const F a = get(x, i, lanes); float at[VL]; float of[VL]; f_store(at, a, VL);
+         for (int l = 0; l < VL; l++) of[l] = at[l ^ apart]; put_or_add(
+             y, i, f_fma(f_load(other + i, lanes), f_load(of, VL), f_load(own + i, lanes) * a), add, lanes););
+}
+
+static void rotary(const hvt_rotary_args *args, const float *own, const float *other, const void *x, void *y)
+{
+    const hvt_rotary_args a = *args;
+    const bool within = a.apart < VL && !(a.apart & (a.apart - 1));
+
+    for (int v = 0; v < a.vectors; v++) {
+        const void *from = hvt__at(x, TYPE, (size_t)(v * a.width));
+        void *to = hvt__at(y, TYPE, (size_t)(v * a.width));
+
+        if (within && a.apart == 1)
+            turn_within(a.width, 1, a.add, own, other, from, to);
+        else if (within)
+            turn_within(a.width, a.apart, a.add, own, other, from, to);
+        for (int b = 0; b < a.width && !within; b += 2 * a.apart)
+            turn_block(a.apart, a.add, own + b, other + b, hvt__at(from, TYPE, (size_t)b),
+                       hvt__at(to, TYPE, (size_t)b));
     }
 }

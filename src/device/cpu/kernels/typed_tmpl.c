@@ -384,6 +384,7 @@ const hvt_typed HVT_OF_ISA(NAME) = {
     .group_forward = group_forward,
     .group_backward = group_backward,
     .drop = drop,
+    .rotary = rotary,
     .tile = tile,
     .tile_output = tile_output,
     .tile_filter = tile_filter,
