@@ -37,7 +37,7 @@ BATCH, CLASSES, STEPS, MOMENTUM, CLIP, DECAY = 6, 7, 10, 0.9, 1.0, 0.01
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 RATES = {"sgd": 0.0005, "adamw": 0.00001}  # AdamW moves each weight of a large net by as much
 # rates of nets that would hardly move
-LARGER = {"two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100, "pyramid": 100, "attentive": 300, "masked": 30, "turned": 30, "small_swin": 30, "small_swin_v2": 30, "small_maxvit": 30,
+LARGER = {"rotaries": 50, "selective": 100, "two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100, "pyramid": 100, "attentive": 300, "masked": 30, "turned": 30, "small_swin": 30, "small_swin_v2": 30, "small_maxvit": 30,
           "logarithms": 300, "tokens": 30, "queries": 30, "squeezenet1_0": 300, "squeezenet1_1": 300, "alexnet": 10,
           "vgg11": 100}
 BOUNDS = {"logits": 1e-4, "gradients": 1e-3, "losses": 1e-3}
@@ -413,6 +413,104 @@ class Tokens(nn.Module):
         return self.head(x[:, 0] + x[:, 1:-2].mean(1)) * 0.7
 
 
+class Selective(nn.Module):
+    """Parts of the channels that are added, averaged, compared and weighed against each other, as in SKNet and ResNeSt."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Conv2d(3, 12, 3, padding=1), nn.Conv2d(3, 12, 3, padding=2, dilation=2)
+        self.reduce, self.select = nn.Conv2d(12, 8, 1), nn.Conv2d(8, 24, 1)
+        self.radix, self.weigh = nn.Conv2d(12, 36, 3, groups=3), nn.Linear(12, 36)
+        self.last = nn.Linear(16, CLASSES)
+
+    def forward(self, x):
+        n = x.shape[0]
+        x = torch.stack([F.gelu(self.one(x)), torch.tanh(self.other(x))], 1)
+        s = self.select(F.gelu(self.reduce(x.sum(1).mean((2, 3), keepdim=True))))
+        x = (x * s.view(n, 2, 12, 1, 1).softmax(1)).sum(1)
+        y = self.radix(x)
+        y = y.view(n, 3, 12, *y.shape[2:])
+        s = self.weigh(y.mean(1).mean((2, 3))).view(n, 2, 3, 6).softmax(dim=2).transpose(1, 2).reshape(n, 3, 12, 1, 1)
+        y = (y * s).sum(1, keepdim=True).squeeze(1)
+        z = y.view(n, 4, 3, *y.shape[2:])
+        return self.last(torch.cat([y, z.amax(2)], 1).mean((2, 3)))
+
+
+def halves(x, sin, cos):
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat([-b, a], -1) * sin
+
+
+def neighbours(x, sin, cos):
+    return torch.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape) * sin + cos * x
+
+
+def pairs(x, sin, cos):
+    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([a * cos[..., ::2] - b * sin[..., ::2], b * cos[..., 1::2] + a * sin[..., 1::2]], -1).flatten(-2)
+
+
+class Rotary(Heads):
+    """Queries and keys that are turned as EVA, DINOv3 and Llama write it; the first tokens may be left out, and the queries
+    scaled or not turned at all, or both be normalised before."""
+
+    def __init__(self, how, prefix=0, alike=True, apart=False, norm=None):
+        super().__init__(24, 3)
+        self.how, self.prefix, self.alike, self.apart = how, prefix, alike, apart
+        self.q_norm, self.k_norm = (norm(8), norm(8)) if norm else (nn.Identity(), nn.Identity())
+        if apart:
+            del self.qkv
+            self.q, self.kv = nn.Linear(24, 24), nn.Linear(24, 48)
+
+    def turn(self, x, of):
+        sin, cos = of[:, :8], of[:, 8:]
+        if not self.prefix:
+            return self.how(x, sin, cos)
+        first, rest = x[:, :, :self.prefix], x[:, :, self.prefix:]
+        return torch.cat([first, self.how(rest, sin[self.prefix:], cos[self.prefix:])], 2).type_as(x)
+
+    def forward(self, x, of):
+        n, t, c = x.shape
+        if self.apart:
+            q = self.q(x).view(n, t, 3, 8).transpose(1, 2)
+            k, v = self.kv(x).view(n, t, 2, 3, 8).permute(2, 0, 3, 1, 4)
+        else:
+            q, k, v = self.qkv(x).reshape(n, t, 3, 3, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k = self.q_norm(q), self.k_norm(k)
+        q = self.turn(q, of) if self.alike else q * 0.7
+        return self.proj(self.attend(q, self.turn(k, of), v).transpose(1, 2).reshape(n, t, c))
+
+
+class Rotaries(nn.Module):
+    """Rotary embeddings of positions that the graph makes; and what looks like them at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch = nn.Conv2d(3, 24, 4, 4)
+        self.register_buffer("bands", 0.3 ** torch.arange(2.0), persistent=False)
+        self.token = nn.Parameter(torch.randn(1, 1, 24))
+        self.blocks = nn.ModuleList([Rotary(halves), Rotary(halves, prefix=1), Rotary(neighbours), Rotary(neighbours, alike=False),
+                                     Rotary(pairs, apart=True, norm=nn.LayerNorm),
+                                     Rotary(halves, apart=True, prefix=1), Rotary(halves, prefix=1, norm=nn.RMSNorm)])
+        self.norms = nn.ModuleList([nn.LayerNorm(24) for _ in self.blocks])
+        self.one, self.other = nn.Linear(12, 24), nn.Linear(12, 24)
+        self.head = nn.Linear(24, CLASSES)
+
+    def forward(self, x):
+        n = x.shape[0]
+        x = self.patch(x).flatten(2).transpose(1, 2)
+        at = torch.stack(torch.meshgrid(torch.arange(0.5, 4), torch.arange(4.0), indexing="ij"), -1)
+        angle = (at[..., None] * self.bands).flatten(0, 1).flatten(1)
+        angle = torch.cat([torch.zeros(1, 4), angle])
+        x = torch.cat([self.token.expand(n, -1, -1), x], 1)
+        for i, (norm, block) in enumerate(zip(self.norms, self.blocks)):
+            own = angle.tile(2) if block.how == halves else angle.repeat_interleave(2, -1)
+            x = x + block(norm(x), torch.cat([own.sin(), own.cos()], -1))
+        a, b = x.chunk(2, -1)
+        x = x + self.one(-a) + self.other(torch.relu(b))
+        return self.head(x.mean(1))
+
+
 class Queries(nn.Module):
     """Parameters where others have what is computed: a query that reads all tokens, positions that are cut and scaled,
     a scale around 1, tokens that are projected before they are joined."""
@@ -529,7 +627,7 @@ class Upward(nn.Module):
 own = {"two_branches": (TwoBranches, 32), "gated": (Gated, 32), "arithmetic": (Arithmetic, 16), "cropped": (Cropped, 20),
        "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16), "pyramid": (Pyramid, 16), "attentive": (Attentive, 10),
        "functions": (Functions, 12), "shared": (Shared, 12), "ties": (Ties, 40), "logarithms": (Logarithms, 12),
-       "tokens": (Tokens, 16), "queries": (Queries, 16), "masked": (Masked, 16), "turned": (lambda: Turned(CLASSES), 12), "small_swin": (small_swin, 20),
+       "tokens": (Tokens, 16), "queries": (Queries, 16), "rotaries": (Rotaries, 16), "selective": (Selective, 12), "masked": (Masked, 16), "turned": (lambda: Turned(CLASSES), 12), "small_swin": (small_swin, 20),
        "small_swin_v2": (small_swin_v2, 20), "small_maxvit": (small_maxvit, 32), "upward": (Upward, 32), "softmax": (Softmax, 12), "squeezed": (Squeezed, 12)}
 
 

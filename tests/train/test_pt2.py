@@ -605,7 +605,7 @@ def families_train_as_in_pytorch():
 
 
 def operations_compute_and_train_as_in_pytorch():
-    families("cropped", "scaled", "fixed_norms", "pyramid", "attentive", "functions", "shared", "tokens", "queries", "masked", "turned", "small_swin", "small_swin_v2",
+    families("cropped", "scaled", "fixed_norms", "pyramid", "attentive", "functions", "shared", "tokens", "queries", "rotaries", "selective", "masked", "turned", "small_swin", "small_swin_v2",
              "small_maxvit", "ties", "logarithms", "softmax", "squeezed")
 
 

@@ -254,19 +254,6 @@ static bool computes_table(const importer *p, const addition *added)
     return added;
 }
 
-/* The value of t, which is not multiplied yet. */
-static hvt_value without_factor(importer *p, const tensor *t)
-{
-    tensor *x = &p->tensor[t - p->tensor];
-    const double times = x->times;
-    hvt_value v;
-
-    x->times = 0;
-    v = hvt__pt2_value(p, t);
-    x->times = times;
-    return v;
-}
-
 /* The same of a tensor; where the channels are its tokens, as in attention between channels, these become
  * pixels, of ret_t alone: t may also be read as it is. */
 static bool divided(importer *p, const tensor *t, bool turned, tensor *ret_t, division *ret)
@@ -274,7 +261,7 @@ static bool divided(importer *p, const tensor *t, bool turned, tensor *ret_t, di
     *ret_t = *t;
     if (divide(&t->axes, turned, ret))
         return true;
-    without_factor(p, t);
+    hvt__pt2_without_factor(p, t);
     *ret_t = *t;
     return hvt__pt2_turn(p, ret_t, 0, 0) && divide(&ret_t->axes, turned, ret);
 }
@@ -363,7 +350,7 @@ static void attend(importer *p, const tensor *q, const tensor *k, bool turned, c
         y = p->failed ? -1 : hvt_self_attention_with(p->m, q->v, &o);
     } else {
         for (int i = 0; i < 3; i++)
-            in[i] = part[i].count ? without_factor(p, given[i]) : part[i].v;
+            in[i] = part[i].count ? hvt__pt2_without_factor(p, given[i]) : part[i].v;
         if (v->times)
             in[2] = hvt_apply(p->m, in[2], HVT_AFFINE, (float)v->times, 0);
         if (per_head)
@@ -423,7 +410,7 @@ static const known *causal(importer *p, int64_t queries, int64_t keys)
     return y;
 }
 
-void hvt__pt2_attention(importer *p)
+static void attention(importer *p)
 {
     const tensor *q = hvt__pt2_uncut(p, "query"), *k = hvt__pt2_uncut(p, "key"),
                  *v = hvt__pt2_uncut(p, "value"), *mask = hvt__pt2_uncut(p, "attn_mask");
@@ -452,6 +439,12 @@ void hvt__pt2_attention(importer *p)
         added = add(p, NULL, causal(p, size[n - 2], size[n - 1]), n, size);
     if (!p->failed)
         attend(p, q, k, false, v, scale, added, NULL);
+}
+
+void hvt__pt2_attention(importer *p)
+{
+    hvt__pt2_rotate_together(p);
+    attention(p);
 }
 
 /* ---- in parts ---- */
@@ -679,9 +672,9 @@ bool hvt__pt2_squash_biases(importer *p, bool sigmoid, double gain)
 bool hvt__pt2_normalise_heads(importer *p)
 {
     const tensor *a, *b;
-    hvt__pt2_axes axes;
-    hvt_value x, y, squares;
-    int shape[3], width = 1;
+    tensor x;
+    hvt_value y, squares;
+    int shape[3], heads;
     double number;
 
     if (hvt__pt2_number(p, &number))
@@ -693,18 +686,14 @@ bool hvt__pt2_normalise_heads(importer *p)
         hvt__pt2_refuse(p, "it divides by lengths of other vectors");
         return true;
     }
-    x = hvt__pt2_value(p, a);
-    axes = a->axes;
-    for (int i = 0; i < axes.end[axes.ndim - 1]; i++)
-        if (axes.atom[i].axis == 'C' && axes.atom[i].stride == 1)
-            width = (int)axes.atom[i].extent;
-    hvt_value_shape(p->m, x, shape);
-    y = hvt_transpose(p->m, x, 1, 1, width, shape[0], shape[1] * (shape[2] / width));
+    hvt__pt2_value(p, a);
+    x = *a;
+    y = hvt__pt2_vectors(p, &x, &heads);
+    hvt_value_shape(p->m, y, shape);
     squares = hvt_apply(p->m, hvt_mean_channels(p->m, hvt_combine(p->m, HVT_MUL, y, y)), HVT_AFFINE,
-                        (float)width, 0);
+                        (float)shape[2], 0);
     squares = hvt_apply(p->m, squares, HVT_CLAMP, fmaxf((float)(b->least * b->least), 1e-30f), INFINITY);
     y = hvt_combine(p->m, HVT_MUL, y, hvt_apply(p->m, squares, HVT_POW, -0.5f, 0));
-    y = hvt_transpose(p->m, y, 1, 1, width, shape[0], shape[1]);
-    hvt__pt2_out_like(p, y, &axes);
+    hvt__pt2_out_like(p, hvt__pt2_of_heads(p, y, heads), &x.axes);
     return true;
 }

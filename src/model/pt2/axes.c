@@ -145,6 +145,18 @@ static void insert(hvt__pt2_axes *x, int i, char axis)
         x->end[k]++;
 }
 
+bool hvt__pt2_insert(hvt__pt2_axes *x, int i, hvt__pt2_atom a)
+{
+    if (x->ndim == HVT__PT2_DIMS || x->end[x->ndim - 1] == HVT__PT2_ATOMS)
+        return false;
+    memmove(x->end + i + 1, x->end + i, (size_t)(x->ndim - i) * sizeof *x->end);
+    x->end[i] = begin(x, i);
+    x->ndim++;
+    insert(x, i, a.axis);
+    x->atom[begin(x, i)] = a;
+    return true;
+}
+
 void hvt__pt2_set(hvt__pt2_axes *x, int i, char axis, int64_t extent)
 {
     hvt__pt2_reduce(x, i);

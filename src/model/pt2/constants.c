@@ -43,10 +43,15 @@ static const known *self(importer *p)
 
 static void put(importer *p, const known *from);
 
-static void out(importer *p, const known *k)
+static void out_number(importer *p, int i, const known *k)
 {
     if (k && !p->failed)
-        hvt__pt2_out(p, 0, (tensor){.v = -1, .known = k}, NULL);
+        hvt__pt2_out(p, i, (tensor){.v = -1, .known = k}, NULL);
+}
+
+static void out(importer *p, const known *k)
+{
+    out_number(p, 0, k);
 }
 
 /* Numbers of its own, as those of the output's type; in place they are put where those before were. */
@@ -145,6 +150,28 @@ static known *mapped(importer *p, const known *x, double (*f)(double))
             *hvt__pt2_element(&k->number, k->ndim, at) = f ? f(from) : from;
         } while (hvt__pt2_next(k->ndim, k->size, at));
     return k;
+}
+
+enum { SIN, COS, EXP, LOG, SQRT, RSQRT, NEG, FLOOR };
+
+static double reciprocal_root(double x)
+{
+    return 1 / sqrt(x);
+}
+
+static double negative(double x)
+{
+    return -x;
+}
+
+/* The function that the table names. */
+static void function(importer *p)
+{
+    static double (*const of[])(double) = {
+        [SIN] = sin,      [COS] = cos,    [EXP] = exp, [LOG] = log, [SQRT] = sqrt, [RSQRT] = reciprocal_root,
+        [NEG] = negative, [FLOOR] = floor};
+
+    out_numbers(p, mapped(p, self(p), of[p->operation->of]));
 }
 
 static void clone(importer *p)
@@ -316,6 +343,17 @@ static known *part_of(importer *p, const known *x, int dim, int64_t first, int64
     return k;
 }
 
+/* A dimension of one element is left out. */
+static void without(known *k, int dim)
+{
+    for (int i = dim; i + 1 < k->ndim; i++) {
+        k->size[i] = k->size[i + 1];
+        k->number.stride[i] = k->number.stride[i + 1];
+        k->element.stride[i] = k->element.stride[i + 1];
+    }
+    k->ndim--;
+}
+
 static void slice(importer *p)
 {
     const known *x = self(p);
@@ -348,18 +386,213 @@ static void select_one(importer *p)
     k = p->failed ? NULL : part_of(p, x, dim, index, index + 1, 1);
     if (!k)
         return;
-    for (int i = dim; i + 1 < k->ndim; i++) {
-        k->size[i] = k->size[i + 1];
-        k->number.stride[i] = k->number.stride[i + 1];
-        k->element.stride[i] = k->element.stride[i + 1];
-    }
-    k->ndim--;
+    without(k, dim);
     out(p, k);
+}
+
+/* ---- several at once ---- */
+
+enum { MANY = 64 };
+
+/* How many outputs are a list. */
+static int outputs(const importer *p)
+{
+    const json_t *out = json_array_get(json_object_get(p->node, "outputs"), 0);
+
+    return (int)json_array_size(json_object_get(out, "as_tensors"));
+}
+
+/* chunk, split, unbind: parts of a dimension, whose sizes the outputs say; unbind's have lost it. */
+static void parts(importer *p)
+{
+    const known *x = self(p);
+    int64_t first = 0, size[HVT__PT2_DIMS];
+    int dim;
+
+    if (!x)
+        return;
+    dim = dimension(p, "dim", 0, x->ndim);
+    for (int i = 0; i < outputs(p) && !p->failed; i++) {
+        const char *name = hvt__pt2_out_name(p, i);
+        const int n = name ? hvt__pt2_sizes(p->file, name, HVT__PT2_DIMS, size) : -1;
+        const int64_t count = n == x->ndim ? size[dim] : 1;
+        known *k;
+
+        if (n != x->ndim && n != x->ndim - 1)
+            hvt__pt2_refuse(p, "its outputs have other dimensions than its input");
+        k = p->failed ? NULL : part_of(p, x, dim, first, first + count, 1);
+        if (k && n < x->ndim)
+            without(k, dim);
+        out_number(p, i, k);
+        first += count;
+    }
+}
+
+/* The arrays of a list, numbers alone: how many. */
+static int list(importer *p, const known **ret)
+{
+    const tensor *t[MANY];
+    const int n = hvt__pt2_tensors(p, "tensors", MANY, t);
+
+    for (int i = 0; i < n && !p->failed; i++) {
+        ret[i] = hvt__pt2_known(p, t[i]);
+        if (!ret[i])
+            hvt__pt2_refuse(p, "one of its tensors is computed; expected constants");
+        else
+            (void)only_numbers(p, ret[i]);
+    }
+    if (n < 1)
+        hvt__pt2_refuse(p, "it has no tensors");
+    return p->failed ? 0 : n;
+}
+
+/* cat: along a dimension; stack: along one that is new. */
+static void join(importer *p)
+{
+    const bool new = p->operation->of;
+    const known *x[MANY];
+    int64_t size[HVT__PT2_DIMS], at[HVT__PT2_DIMS], from[HVT__PT2_DIMS], first = 0;
+    const int many = list(p, x), n = p->failed ? 0 : sizes_of_output(p, size),
+              dim = p->failed ? 0 : dimension(p, "dim", 0, n);
+    known *k = p->failed ? NULL : hvt__pt2_numbers(p, n, size);
+
+    for (int i = 0; i < many && k && !p->failed; i++) {
+        const known *in = x[i];
+        bool fits = in->ndim == n - new;
+
+        for (int d = 0; d < n && fits; d++)
+            fits = d == dim ? first + (new ? 1 : in->size[d]) <= size[d]
+                            : in->size[d - (new &&d > dim)] == size[d];
+        if (!fits) {
+            hvt__pt2_refuse(p, "the sizes of its tensors differ");
+            return;
+        }
+        memset(from, 0, sizeof from);
+        if (hvt__pt2_count(in->ndim, in->size) > 0)
+            do {
+                memcpy(at, from, sizeof at);
+                if (new) {
+                    memmove(at + dim + 1, from + dim, (size_t)(n - 1 - dim) * sizeof *at);
+                    at[dim] = 0;
+                }
+                at[dim] += first;
+                *hvt__pt2_element(&k->number, n, at) = hvt__pt2_number_at(in, in->ndim, from);
+            } while (hvt__pt2_next(in->ndim, in->size, from));
+        first += new ? 1 : in->size[dim];
+    }
+    out_numbers(p, k);
+}
+
+/* Output i has all dimensions, and x[i] along one of them: its own, of "xy" the first two exchanged. */
+static void meshgrid(importer *p)
+{
+    const bool exchanged = !strcmp(hvt__pt2_string(p, "indexing", "ij"), "xy");
+    const known *x[MANY];
+    const int n = list(p, x);
+    int64_t size[HVT__PT2_DIMS], at[HVT__PT2_DIMS];
+
+    if (n > HVT__PT2_DIMS || n != outputs(p))
+        hvt__pt2_refuse(p, "it has %d tensors and %d outputs", n, outputs(p));
+    for (int i = 0; i < n && !p->failed; i++) {
+        const int own = exchanged && n > 1 && i < 2 ? 1 - i : i;
+        const char *name = hvt__pt2_out_name(p, i);
+        known *k;
+
+        if (!name || hvt__pt2_sizes(p->file, name, HVT__PT2_DIMS, size) != n || x[i]->ndim != 1 ||
+            x[i]->size[0] != size[own]) {
+            hvt__pt2_refuse(p, "its outputs have other dimensions than its tensors make");
+            return;
+        }
+        k = hvt__pt2_numbers(p, n, size);
+        memset(at, 0, sizeof at);
+        if (k && hvt__pt2_count(n, size) > 0)
+            do
+                *hvt__pt2_element(&k->number, n, at) = hvt__pt2_number_at(x[i], 1, at + own);
+            while (hvt__pt2_next(n, size, at));
+        out_number(p, i, k);
+    }
+}
+
+/* repeat, tile: the output's sizes say how often. */
+static void repeat(importer *p)
+{
+    const known *x = self(p);
+    int64_t size[HVT__PT2_DIMS], at[HVT__PT2_DIMS] = {0}, from[HVT__PT2_DIMS] = {0};
+    const int n = sizes_of_output(p, size);
+    known *k;
+
+    if (!x || p->failed)
+        return;
+    for (int i = 0; i < n; i++)
+        if (n < x->ndim ||
+            (i >= n - x->ndim && x->size[i - (n - x->ndim)] && size[i] % x->size[i - (n - x->ndim)] != 0)) {
+            hvt__pt2_refuse(p, "its output is no repetition of its input");
+            return;
+        }
+    k = only_numbers(p, x) ? hvt__pt2_numbers(p, n, size) : NULL;
+    if (k && hvt__pt2_count(n, size) > 0 && hvt__pt2_count(x->ndim, x->size) > 0)
+        do {
+            for (int i = 0; i < x->ndim; i++)
+                from[i] = at[n - x->ndim + i] % x->size[i];
+            *hvt__pt2_element(&k->number, n, at) = hvt__pt2_number_at(x, x->ndim, from);
+        } while (hvt__pt2_next(n, size, at));
+    out_numbers(p, k);
+}
+
+/* Each element so many times, side by side; all elements in one dimension if none is given. */
+static void repeat_each(importer *p)
+{
+    const known *x = self(p);
+    const int64_t times = hvt__pt2_int(p, "repeats", 1);
+    int64_t size[HVT__PT2_DIMS], at[HVT__PT2_DIMS] = {0}, from[HVT__PT2_DIMS];
+    const int n = sizes_of_output(p, size);
+    int dim = 0;
+    known *k;
+
+    if (!x || p->failed)
+        return;
+    if (!hvt__pt2_given(p, "dim"))
+        x = reshaped(p, x, 1, (int64_t[]){hvt__pt2_count(x->ndim, x->size)}, false);
+    else
+        dim = dimension(p, "dim", 0, x->ndim);
+    if (!x || p->failed)
+        return;
+    if (times < 1 || n != x->ndim || size[dim] != times * x->size[dim])
+        hvt__pt2_refuse(p, "its output is no repetition of its input");
+    for (int i = 0; i < n && !p->failed; i++)
+        if (i != dim && size[i] != x->size[i])
+            hvt__pt2_refuse(p, "its output is no repetition of its input");
+    k = !p->failed && only_numbers(p, x) ? hvt__pt2_numbers(p, n, size) : NULL;
+    if (k && hvt__pt2_count(n, size) > 0)
+        do {
+            memcpy(from, at, sizeof from);
+            from[dim] /= times;
+            *hvt__pt2_element(&k->number, n, at) = hvt__pt2_number_at(x, n, from);
+        } while (hvt__pt2_next(n, size, at));
+    out_numbers(p, k);
+}
+
+/* Sums of the elements up to each one of a dimension. */
+static void cumulate(importer *p)
+{
+    const known *x = self(p);
+    const int dim = x ? dimension(p, "dim", 0, x->ndim) : 0;
+    int64_t at[HVT__PT2_DIMS] = {0};
+    known *k = mapped(p, x, NULL);
+
+    if (k && !p->failed && hvt__pt2_count(k->ndim, k->size) > 0)
+        do {
+            double *to = hvt__pt2_element(&k->number, k->ndim, at);
+
+            if (at[dim] > 0)
+                *to += to[-k->number.stride[dim]];
+        } while (hvt__pt2_next(k->ndim, k->size, at));
+    out_numbers(p, k);
 }
 
 /* ---- arithmetic ---- */
 
-enum { ADD, SUB, MUL, DIV, EQ, NE, GE, GT, LE, LT };
+enum { ADD, SUB, MUL, DIV, FLOOR_DIV, TRUNC_DIV, REMAINDER, POW, EQ, NE, GE, GT, LE, LT };
 
 static double apply(int of, double a, double b)
 {
@@ -372,6 +605,14 @@ static double apply(int of, double a, double b)
         return a * b;
     case DIV:
         return a / b;
+    case FLOOR_DIV:
+        return floor(a / b);
+    case TRUNC_DIV:
+        return trunc(a / b);
+    case REMAINDER: /* of the divisor's sign */
+        return a - b * floor(a / b);
+    case POW:
+        return pow(a, b);
     case EQ:
         return a == b;
     case NE:
@@ -412,7 +653,8 @@ static int common_type(importer *p, bool is_number)
 /* Of each two numbers, the second multiplied by alpha. Of a sum, one of both may have elements. */
 static void combine(importer *p)
 {
-    const int of = p->operation->of;
+    const char *const mode = hvt__pt2_string(p, "rounding_mode", "");
+    const int of = !strcmp(mode, "floor") ? FLOOR_DIV : !strcmp(mode, "trunc") ? TRUNC_DIV : p->operation->of;
     const known *a = self(p), *b;
     double number = 0, alpha = hvt__pt2_float(p, "alpha", 1);
     const bool is_number = hvt__pt2_number(p, &number);
@@ -454,6 +696,30 @@ static void combine(importer *p)
                 type ? apply(of, hvt__pt2_as_type(p, type, x), hvt__pt2_as_type(p, type, y))
                      : apply(of, x, y);
         } while (hvt__pt2_next(n, size, at));
+    out_numbers(p, k);
+}
+
+/* Numbers to one power, or one number to powers. */
+static void power(importer *p)
+{
+    const char *kind;
+    double base, exponent = 1;
+    const bool powers = hvt__pt2_real(hvt__pt2_arg(p->node, "self", &kind), &base);
+    const known *x = argument(p, powers ? "exponent" : "self");
+    int64_t at[HVT__PT2_DIMS] = {0};
+    known *k;
+
+    if (!x && !p->failed)
+        hvt__pt2_refuse(p, "it has no tensor");
+    if (!powers && !p->failed)
+        exponent = hvt__pt2_float(p, "exponent", 1);
+    k = mapped(p, x, NULL);
+    if (k && !p->failed && hvt__pt2_count(k->ndim, k->size) > 0)
+        do {
+            double *to = hvt__pt2_element(&k->number, k->ndim, at);
+
+            *to = powers ? apply(POW, base, *to) : apply(POW, *to, exponent);
+        } while (hvt__pt2_next(k->ndim, k->size, at));
     out_numbers(p, k);
 }
 
@@ -802,6 +1068,13 @@ static const struct {
     {{"aten.mul.Scalar", combine, MUL}, false},
     {{"aten.div.Tensor", combine, DIV}, false},
     {{"aten.div.Scalar", combine, DIV}, false},
+    {{"aten.div.Tensor_mode", combine, DIV}, false},
+    {{"aten.div.Scalar_mode", combine, DIV}, false},
+    {{"aten.floor_divide.default", combine, FLOOR_DIV}, false},
+    {{"aten.remainder.Scalar", combine, REMAINDER}, false},
+    {{"aten.remainder.Tensor", combine, REMAINDER}, false},
+    {{"aten.pow.Tensor_Scalar", power}, false},
+    {{"aten.pow.Scalar", power}, false},
     {{"aten.eq.Tensor", combine, EQ}, false},
     {{"aten.eq.Scalar", combine, EQ}, false},
     {{"aten.ne.Tensor", combine, NE}, false},
@@ -821,6 +1094,26 @@ static const struct {
     {{"aten.masked_fill.Scalar", masked_fill}, false},
     {{"aten.where.self", where}, false},
     {{"aten.roll.default", roll}, false},
+    {{"aten.sin.default", function, SIN}, false},
+    {{"aten.cos.default", function, COS}, false},
+    {{"aten.exp.default", function, EXP}, false},
+    {{"aten.log.default", function, LOG}, false},
+    {{"aten.sqrt.default", function, SQRT}, false},
+    {{"aten.rsqrt.default", function, RSQRT}, false},
+    {{"aten.neg.default", function, NEG}, false},
+    {{"aten.floor.default", function, FLOOR}, false},
+    {{"aten.chunk.default", parts, .view = true}, false},
+    {{"aten.split.Tensor", parts, .view = true}, false},
+    {{"aten.split_with_sizes.default", parts, .view = true}, false},
+    {{"aten.unbind.int", parts, .view = true}, false},
+    {{"aten.cat.default", join, 0}, false},
+    {{"aten.stack.default", join, 1}, false},
+    {{"aten.meshgrid.default", meshgrid}, false},
+    {{"aten.meshgrid.indexing", meshgrid}, false},
+    {{"aten.repeat.default", repeat}, false},
+    {{"aten.tile.default", repeat}, false},
+    {{"aten.repeat_interleave.self_int", repeat_each}, false},
+    {{"aten.cumsum.default", cumulate}, false},
 };
 
 bool hvt__pt2_folds(importer *p)
@@ -840,10 +1133,18 @@ bool hvt__pt2_folds(importer *p)
     return true;
 }
 
-const operation *hvt__pt2_constant_operation(const char *target)
+bool hvt__pt2_computes_constants(const char *target, bool computed)
 {
     for (size_t i = 0; i < HVT_LEN(table); i++)
         if (hvt__pt2_is_called(&table[i].o, target))
-            return &table[i].o;
-    return NULL;
+            return table[i].always || !computed;
+    return false;
+}
+
+bool hvt__pt2_makes_constants(const char *target)
+{
+    for (size_t i = 0; i < HVT_LEN(table); i++)
+        if (hvt__pt2_is_called(&table[i].o, target))
+            return table[i].always && table[i].o.build != take;
+    return false;
 }

@@ -448,6 +448,34 @@ static hvt__pt2_axes led(const hvt__pt2_axes *x, int n)
     return y;
 }
 
+static bool has_any(const hvt__pt2_axes *x, char axis)
+{
+    bool any = false;
+
+    for (int i = 0; i < x->ndim; i++)
+        any = any || hvt__pt2_has(x, i, axis);
+    return any;
+}
+
+/* Has `some`, of as many dimensions, each axis as `all` has it, in the same parts, or not at all? */
+static bool has_whole_axes(const hvt__pt2_axes *all, const hvt__pt2_axes *some)
+{
+    hvt__pt2_axes y = *all;
+
+    for (int i = 0; i < all->ndim; i++) {
+        const int n = all->end[i] - (i ? all->end[i - 1] : 0);
+        int gone = 0;
+
+        for (const char *axis = "NCHW"; *axis; axis++)
+            gone += hvt__pt2_has(all, i, *axis) && !has_any(some, *axis);
+        if (gone && n > 1)
+            return false;
+        if (gone)
+            hvt__pt2_reduce(&y, i);
+    }
+    return hvt__pt2_same(&y, some);
+}
+
 /* Each dimension has the same axes in both, or none in one of them. ret_all: those of the result. */
 static bool broadcasts(const hvt__pt2_axes *first, const hvt__pt2_axes *second, hvt__pt2_axes *ret_all)
 {
@@ -464,7 +492,8 @@ static bool broadcasts(const hvt__pt2_axes *first, const hvt__pt2_axes *second, 
         }
     *ret_all = a_is_all ? *a : *b;
     return a->ndim == b->ndim &&
-           (hvt__pt2_same(a, b) || ((a_is_all || b_is_all) && hvt__pt2_plain(a) && hvt__pt2_plain(b)));
+           (hvt__pt2_same(a, b) || ((a_is_all || b_is_all) && hvt__pt2_plain(a) && hvt__pt2_plain(b)) ||
+            (a_is_all && has_whole_axes(a, b)) || (b_is_all && has_whole_axes(b, a)));
 }
 
 /* Are its channels where layers leave them, the last dimension or that of an image? */

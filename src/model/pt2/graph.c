@@ -264,6 +264,16 @@ static bool any_tensor(const json_t *arg, const json_t *set)
     return found;
 }
 
+bool hvt__pt2_reads(const json_t *node, const json_t *set)
+{
+    const json_t *in = json_object_get(node, "inputs");
+    bool found = false;
+
+    for (size_t k = 0; k < json_array_size(in) && !found; k++)
+        found = any_tensor(json_object_get(json_array_get(in, k), "arg"), set);
+    return found;
+}
+
 /* The tensor whose memory this one is a part of. */
 static const char *owner_of(const json_t *owners, const char *name)
 {
@@ -359,6 +369,24 @@ static hvt_status find_needed(hvt_pt2 *f)
     return HVT_OK;
 }
 
+static hvt_status find_computed(hvt_pt2 *f)
+{
+    int failed = !(f->computed = json_object()) || json_object_set_new(f->computed, f->image, json_true());
+
+    for (size_t i = 0; i < f->nneeded && !failed; i++) {
+        const json_t *node = f->needed[i], *out = json_object_get(node, "outputs");
+
+        if (hvt__pt2_makes_constants(hvt__pt2_target(node)) || !hvt__pt2_reads(node, f->computed))
+            continue;
+        for (size_t k = 0; k < json_array_size(out); k++)
+            for (size_t t = 0; t < hvt__pt2_tensors_in(json_array_get(out, k)) && !failed; t++)
+                failed = json_object_set_new(f->computed, hvt__pt2_tensor_in(json_array_get(out, k), t),
+                                             json_true());
+    }
+    HVT_CHECK(!failed, E_MEM, "%s: no memory for %zu operations", f->path, f->nneeded);
+    return HVT_OK;
+}
+
 /* NULL: an input is the output */
 static const json_t *maker_of_logits(const hvt_pt2 *f)
 {
@@ -385,7 +413,8 @@ static hvt_status check_operations(const hvt_pt2 *f)
         const char *target = hvt__pt2_target(f->needed[i]);
         char where[256];
 
-        if (hvt__pt2_knows(target, f->needed[i] == last) || json_object_get(unknown, target))
+        if (json_object_get(unknown, target) ||
+            hvt__pt2_knows(target, f->needed[i] == last, hvt__pt2_reads(f->needed[i], f->computed)))
             continue;
         failed = json_object_set_new(unknown, target, json_true());
         if (json_object_size(unknown) > SHOWN)
@@ -493,6 +522,8 @@ hvt_status hvt__pt2_graph(hvt_pt2 *p)
     json_decref(defined);
     if (s == HVT_OK)
         s = find_needed(p);
+    if (s == HVT_OK)
+        s = find_computed(p);
     if (s == HVT_OK)
         s = check_operations(p);
     if (s == HVT_OK)

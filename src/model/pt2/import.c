@@ -154,7 +154,7 @@ static tensor *find(importer *p, const char *name)
         hvt__pt2_refuse(p, "it reads %s, some of which was set to 0; expected a layer to read it as its bias",
                         name);
     else
-        return t;
+        return t->kind == HVT__PT2_ROTATED && !p->rotating ? hvt__pt2_as_rotary(p, t) : t;
     return NULL;
 }
 
@@ -250,6 +250,18 @@ hvt_value hvt__pt2_value(importer *p, const tensor *t)
     return cut_out(p, &p->tensor[t - p->tensor])->v;
 }
 
+hvt_value hvt__pt2_without_factor(importer *p, const tensor *t)
+{
+    tensor *x = &p->tensor[t - p->tensor];
+    const double times = x->times;
+    hvt_value v;
+
+    x->times = 0;
+    v = hvt__pt2_value(p, t);
+    x->times = times;
+    return v;
+}
+
 const tensor *hvt__pt2_tensor(importer *p, const char *name)
 {
     return cut_out(p, find_argument(p, name));
@@ -322,7 +334,7 @@ int hvt__pt2_out_sizes(importer *p, int i, int64_t *ret_size)
     return n;
 }
 
-/* There is room for every name of the graph. */
+/* There is room for every name of the graph, twice. */
 static void define(importer *p, const char *name, tensor t, int storage)
 {
     int i = p->ntensor;
@@ -419,13 +431,14 @@ static hvt_status import(importer *p, hvt_value images, hvt_value *ret_logits)
     p->index = json_object();
     p->layers = json_object();
     p->attached = json_object();
-    p->tensor = malloc(p->file->names * sizeof *p->tensor);
+    p->tensor = malloc(2 * p->file->names * sizeof *p->tensor);
     HVT_CHECK(p->index && p->layers && p->attached && p->tensor, E_MEM, "%s: no memory", p->file->path);
     begin(p, images);
+    HVT_TRY(hvt__pt2_find_rotations(p));
     for (size_t i = 0; i < p->file->nneeded && !p->failed && !p->mistaken; i++) {
         p->node = p->file->needed[i];
         p->operation = hvt__pt2_operation(hvt__pt2_target(p->node));
-        if (hvt__pt2_folds(p))
+        if (hvt__pt2_folds(p) || hvt__pt2_rotates(p))
             continue;
         if (p->operation)
             p->operation->build(p);
@@ -512,10 +525,12 @@ hvt_status hvt_pt2_build(const hvt_pt2 *file, hvt_model *m, hvt_value images, in
         s = name_twice(&p);
     if (s == HVT_OK)
         s = hvt__pt2_attach_unused(&p);
+    hvt__pt2_forget_rotated(&p);
     hvt__pt2_forget(&p);
     free(p.tensor);
     json_decref(p.index);
     json_decref(p.layers);
     json_decref(p.attached);
+    json_decref(p.may_rotate);
     return s;
 }

@@ -60,6 +60,7 @@ typedef enum hvt__pt2_kind {
     HVT__PT2_JOINED,  /* parameters and constants of one dimension, side by side */
     HVT__PT2_LENGTHS, /* of the vectors within heads of the tensor `of`, at least `least` */
     HVT__PT2_PART,    /* numbers first to first + count - 1 of `of`, a parameter's copy */
+    HVT__PT2_ROTATED, /* elements of queries or keys, on their way to a rotary embedding */
     HVT__PT2_KINDS
 } hvt__pt2_kind;
 
@@ -83,8 +84,9 @@ typedef struct tensor {
     const addition *added; /* to the scores; NULL: nothing */
     bool softmax;          /* they are its result */
     double least;          /* HVT__PT2_LENGTHS */
-    bool alike;            /* v is the same for all images: it is computed of parameters alone */
-    bool copied;           /* a copy of a parameter, of which numbers `zeros` to zeros_end - 1 are 0 then */
+    struct hvt__pt2_rotated *rotated; /* HVT__PT2_ROTATED; NULL: they are gone */
+    bool alike;                       /* v is the same for all images: it is computed of parameters alone */
+    bool copied; /* a copy of a parameter, of which numbers `zeros` to zeros_end - 1 are 0 then */
     int zeros, zeros_end;
     double times;        /* v is to be multiplied by it, which is not done yet; 0: by nothing */
     const known *known;  /* NULL: it is not known yet */
@@ -111,10 +113,13 @@ typedef struct importer {
     const operation *operation; /* its own */
     json_t *attached;           /* buffers that are in the state_dict and not on the tape */
     hvt__pt2_kept *kept;
-    int64_t elements; /* made of constants */
-    bool bias;        /* a layer's bias is looked for, which may be a copy of a parameter that was changed */
-    bool failed;      /* the last error says why */
-    bool mistaken;    /* a builder has refused, as the model knows */
+    json_t *may_rotate; /* names of tensors of which all or some is negated or times constants */
+    struct hvt__pt2_rotated *rotated; /* all */
+    bool rotating;                    /* they are looked for, and remain what they are */
+    int64_t elements;                 /* made of constants */
+    bool bias;     /* a layer's bias is looked for, which may be a copy of a parameter that was changed */
+    bool failed;   /* the last error says why */
+    bool mistaken; /* a builder has refused, as the model knows */
 } importer;
 
 /* The argument of this name, or `otherwise` where it is left out; no name: always that. */
@@ -210,8 +215,9 @@ void hvt__pt2_begin_layer(importer *p, const char *layer);
 void hvt__pt2_keep_layer(importer *p, const char *layer, hvt_value v);
 /* An argument as [N,C,H,W] of the tape; -1 after a refusal. */
 hvt_value hvt__pt2_image(importer *p, const char *name);
-/* The value of t, its channels cut out. */
+/* The value of t, its channels cut out; and without the factor that it is to be multiplied by. */
 hvt_value hvt__pt2_value(importer *p, const tensor *t);
+hvt_value hvt__pt2_without_factor(importer *p, const tensor *t);
 /* What the operation calls its first argument. */
 const char *hvt__pt2_first_argument(const importer *p);
 /* Output 0 is v, which lies as one of the arguments. */
@@ -256,6 +262,15 @@ bool hvt__pt2_in_lines(importer *p, tensor *x, int h, int w);
  * other one is returned as it is. */
 tensor hvt__pt2_channels_last(importer *p, const tensor *t);
 
+/* Dimension `dim`, a part of the channels, as a value of each of its elements: how many, at most `most`; 0:
+ * it is none. */
+int hvt__pt2_parts(importer *p, const tensor *t, int dim, int most, hvt_value *ret_v);
+
+/* Where x has a dimension of each head's channels: heads become pixels, each beside the others of its pixel;
+ * else *ret_heads is 1. And such a value as it was. */
+hvt_value hvt__pt2_vectors(importer *p, const tensor *x, int *ret_heads);
+hvt_value hvt__pt2_of_heads(importer *p, hvt_value v, int heads);
+
 /* ---- arrays.c ---- */
 
 enum { HVT__PT2_ELEMENTS_MOST = 1 << 24 }; /* of all arrays of a file */
@@ -292,8 +307,8 @@ void hvt__pt2_forget(importer *p);
 
 /* Is the node at hand one of constants? Then it is computed, or refused. */
 bool hvt__pt2_folds(importer *p);
-/* Operations of constants; NULL: it is none. */
-const operation *hvt__pt2_constant_operation(const char *target);
+/* Is the operation of this name known of constants? computed: it reads what depends on the images. */
+bool hvt__pt2_computes_constants(const char *target, bool computed);
 
 /* ---- attention.c ---- */
 
@@ -313,6 +328,19 @@ bool hvt__pt2_view_scores(importer *p);
 /* The node at hand, the first argument op x, or its softmax, if that is attention's scores; else false. */
 bool hvt__pt2_scale_scores(importer *p, hvt_binary op, double x);
 bool hvt__pt2_softmax_scores(importer *p);
+
+/* ---- rotary.c ---- */
+
+/* Before the walk: which tensors may become a rotary embedding. */
+hvt_status hvt__pt2_find_rotations(importer *p);
+/* The node at hand, if it moves, multiplies or adds elements on their way to one; else false. */
+bool hvt__pt2_rotates(importer *p);
+/* t, whose kind is HVT__PT2_ROTATED, on the tape: as a rotary embedding, or as the operations say that made
+ * it. NULL: the node is refused. */
+tensor *hvt__pt2_as_rotary(importer *p, tensor *t);
+/* Queries and keys of the node at hand, as one layer, if they are neighbours and turned alike. */
+void hvt__pt2_rotate_together(importer *p);
+void hvt__pt2_forget_rotated(importer *p);
 
 /* ---- noise.c ---- */
 

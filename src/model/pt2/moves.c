@@ -53,7 +53,7 @@ static void same(importer *p)
         y.copied = true;
         hvt__pt2_out(p, 0, y, NULL);
     } else if (x && x->state) {
-        view_state(p, x);
+        hvt__pt2_out(p, 0, *x, x);
     } else if (hvt__pt2_is_computed(p, x)) {
         hvt__pt2_out(p, 0, *x, p->operation->view ? x : NULL);
     }
@@ -589,6 +589,61 @@ static bool is_part_of_channels(const hvt__pt2_axes *x, int *dim)
     return true;
 }
 
+int hvt__pt2_parts(importer *p, const tensor *t, int dim, int most, hvt_value *ret_v)
+{
+    const hvt__pt2_axes *axes = &t->axes;
+    const hvt__pt2_atom *a;
+    int shape[3];
+    hvt_value x;
+
+    if (!is_part_of_channels(axes, &dim) || axes->end[dim] != axes->end[dim - 1] + 1 ||
+        axes->atom[axes->end[dim - 1]].extent > most)
+        return 0;
+    make_outermost(p, t, dim, 1);
+    a = &axes->atom[axes->end[dim - 1]];
+    x = hvt__pt2_value(p, t);
+    hvt_value_shape(p->m, x, shape);
+    if (x < 0 || shape[2] != a->extent * a->stride)
+        return 0;
+    for (int i = 0; i < a->extent; i++)
+        ret_v[i] = hvt_slice(p->m, x, i * (int)a->stride, (int)a->stride);
+    return (int)a->extent;
+}
+
+/* Along a new dimension: the outermost part of the channels. */
+static void stack(importer *p)
+{
+    const tensor *t[MANY];
+    hvt_value v[MANY];
+    const int n = hvt__pt2_tensors(p, "tensors", MANY, t);
+    int dim = hvt__pt2_int(p, "dim", 0), shape[3];
+    tensor first;
+
+    if (n < 1)
+        hvt__pt2_refuse(p, "it has no tensors");
+    for (int i = 0; i < n && !p->failed; i++) {
+        const tensor x = hvt__pt2_in_order(p, t[i]);
+
+        v[i] = x.v;
+        first = i ? first : x;
+        if (!p->failed && !hvt__pt2_same(&x.axes, &first.axes))
+            hvt__pt2_refuse(p, "the dimensions of one of its tensors were moved");
+    }
+    if (p->failed)
+        return;
+    hvt_value_shape(p->m, v[0], shape);
+    dim += dim < 0 ? first.axes.ndim + 1 : 0;
+    if (dim < 1 || dim > first.axes.ndim ||
+        !hvt__pt2_insert(&first.axes, dim, (hvt__pt2_atom){'C', n, shape[2]})) {
+        hvt__pt2_refuse(p, "its dimension is %d of %d; expected one behind the batch", dim,
+                        first.axes.ndim + 1);
+        return;
+    }
+    if (n == 1)
+        hvt__pt2_reduce(&first.axes, dim);
+    hvt__pt2_out_like(p, hvt_concat(p->m, v, n), &first.axes);
+}
+
 /* chunk and split: parts of the channels, whose sizes the outputs say. Those that nobody reads are left out.
  */
 static void chunk(importer *p)
@@ -928,6 +983,28 @@ tensor hvt__pt2_channels_last(importer *p, const tensor *t)
     return x;
 }
 
+hvt_value hvt__pt2_vectors(importer *p, const tensor *x, int *ret_heads)
+{
+    int shape[3], width = 0;
+
+    for (int i = 0; i < x->axes.end[x->axes.ndim - 1]; i++)
+        if (x->axes.atom[i].axis == 'C' && x->axes.atom[i].stride == 1)
+            width = (int)x->axes.atom[i].extent;
+    hvt_value_shape(p->m, x->v, shape);
+    *ret_heads = width && shape[2] > width && shape[2] % width == 0 ? shape[2] / width : 1;
+    return *ret_heads == 1 ? x->v : hvt_transpose(p->m, x->v, 1, 1, width, shape[0], shape[1] * *ret_heads);
+}
+
+hvt_value hvt__pt2_of_heads(importer *p, hvt_value v, int heads)
+{
+    int shape[3];
+
+    if (heads == 1)
+        return v;
+    hvt_value_shape(p->m, v, shape);
+    return hvt_transpose(p->m, v, 1, 1, shape[2], shape[0], shape[1] / heads);
+}
+
 /* Rows or columns around the image: nothing is moved, but what reads it looks where they are. */
 static void roll(importer *p)
 {
@@ -979,6 +1056,7 @@ static const operation table[] = {
     {"aten.mT.default", swap_last, .view = true},
     {"aten.roll.default", roll},
     {"aten.cat.default", cat},
+    {"aten.stack.default", stack},
     {"aten.chunk.default", chunk, .view = true},
     {"aten.split.Tensor", chunk, .view = true},
     {"aten.split_with_sizes.default", chunk, .view = true},

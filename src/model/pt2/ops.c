@@ -18,7 +18,8 @@ bool hvt__pt2_is_computed(importer *p, const tensor *t)
         [HVT__PT2_SCORES] = "products of queries and keys",
         [HVT__PT2_JOINED] = "parameters that were joined",
         [HVT__PT2_LENGTHS] = "lengths of vectors within heads, by which these are not divided",
-        [HVT__PT2_PART] = "a part of a copy of a parameter"};
+        [HVT__PT2_PART] = "a part of a copy of a parameter",
+        [HVT__PT2_ROTATED] = "a part of a rotary embedding"};
 
     if (t && t->v < 0 && !((t->state || t->known) && hvt__pt2_as_value(p, &p->tensor[t - p->tensor])))
         hvt__pt2_refuse(p, "it computes with %s; expected the result of an operation",
@@ -407,7 +408,17 @@ static hvt_value with_apart(importer *p, hvt_value v, const apart *a)
     return hvt__pt2_by_parameter(p, a->op, v, a->of, 1, &channels, a->op == HVT_MUL ? 1 : 0);
 }
 
-/* Over C of [N,H,W,C], or over all of [N,C,H,W]. */
+/* Is the last dimension channels, all, or those of each head? */
+static bool ends_in_channels(const hvt__pt2_axes *x)
+{
+    const int last = x->ndim - 1, begin = last > 0 ? x->end[last - 1] : 0;
+
+    return last > 0 &&
+           (hvt__pt2_is(x, last, 'C') ||
+            (x->end[last] == begin + 1 && x->atom[begin].axis == 'C' && x->atom[begin].stride == 1));
+}
+
+/* Over C of [N,H,W,C], or of each head, or over all of [N,C,H,W]. */
 static void layer_norm(importer *p)
 {
     const tensor *t = hvt__pt2_tensor(p, "input");
@@ -417,6 +428,7 @@ static void layer_norm(importer *p)
     size_t n = json_array_size(hvt__pt2_arg(p->node, "normalized_shape", &kind));
     char layer[192] = "";
     bool scaled, last, whole;
+    int heads = 1;
     tensor x;
     apart alone;
     hvt_value v;
@@ -425,11 +437,9 @@ static void layer_norm(importer *p)
         return;
     x = hvt__pt2_channels_last(p, t);
     axes = x.axes;
-    v = x.v;
-    last = n == 1 && axes.ndim > 1 && hvt__pt2_is(&axes, axes.ndim - 1, 'C');
+    last = n == 1 && ends_in_channels(&axes);
+    v = last ? hvt__pt2_vectors(p, &x, &heads) : x.v;
     whole = n == 3 && axes.ndim == 4 && hvt__pt2_is(&axes, 1, 'C') && hvt__pt2_is(&axes, 2, 'H');
-    if (!last && n == 1 && hvt__pt2_has(&axes, axes.ndim - 1, 'C'))
-        hvt__pt2_refuse(p, "it normalises over a part of the channels, as of one head; expected all of them");
     if (!last && !whole)
         hvt__pt2_refuse(p,
                         "it normalises neither over channels, its last dimension, nor over all of [N,C,H,W]");
@@ -440,10 +450,10 @@ static void layer_norm(importer *p)
         return;
     v = hvt_layernorm(p->m, v, whole ? HVT_OVER_IMAGE : HVT_OVER_CHANNELS, (float)eps, scaled);
     hvt__pt2_keep_layer(p, layer, v);
-    hvt__pt2_out_like(p, with_apart(p, v, &alone), &axes);
+    hvt__pt2_out_like(p, hvt__pt2_of_heads(p, with_apart(p, v, &alone), heads), &axes);
 }
 
-/* x / sqrt(mean of x^2 + eps) * weight, over C of [N,H,W,C]. */
+/* x / sqrt(mean of x^2 + eps) * weight, over C of [N,H,W,C], or of each head. */
 static void rms_norm(importer *p)
 {
     const tensor *t = hvt__pt2_tensor(p, "input");
@@ -451,21 +461,23 @@ static void rms_norm(importer *p)
     const double eps = hvt__pt2_float(p, "eps", FLT_EPSILON);
     const char *kind;
     tensor x;
-    hvt_value v;
+    hvt_value v, scale;
+    int heads = 1;
 
     if (!hvt__pt2_is_computed(p, t))
         return;
     x = hvt__pt2_channels_last(p, t);
-    if (json_array_size(hvt__pt2_arg(p->node, "normalized_shape", &kind)) != 1 || x.axes.ndim < 2 ||
-        !hvt__pt2_is(&x.axes, x.axes.ndim - 1, 'C'))
-        hvt__pt2_refuse(p, "it does not normalise over all channels, its last dimension");
+    if (json_array_size(hvt__pt2_arg(p->node, "normalized_shape", &kind)) != 1 || !ends_in_channels(&x.axes))
+        hvt__pt2_refuse(p, "it does not normalise over channels, its last dimension");
     if (weight.of)
         hvt__pt2_is_trained(p, "weight", weight.of);
     if (p->failed)
         return;
-    v = hvt_mean_channels(p->m, hvt_combine(p->m, HVT_MUL, x.v, x.v));
-    v = hvt_apply(p->m, hvt_apply(p->m, v, HVT_AFFINE, 1, (float)eps), HVT_POW, -0.5f, 0);
-    hvt__pt2_out_like(p, with_apart(p, hvt_combine(p->m, HVT_MUL, x.v, v), &weight), &x.axes);
+    v = hvt__pt2_vectors(p, &x, &heads);
+    scale = hvt_mean_channels(p->m, hvt_combine(p->m, HVT_MUL, v, v));
+    scale = hvt_apply(p->m, hvt_apply(p->m, scale, HVT_AFFINE, 1, (float)eps), HVT_POW, -0.5f, 0);
+    v = with_apart(p, hvt_combine(p->m, HVT_MUL, v, scale), &weight);
+    hvt__pt2_out_like(p, hvt__pt2_of_heads(p, v, heads), &x.axes);
 }
 
 static void group_norm(importer *p)
@@ -634,18 +646,60 @@ static double elements(importer *p, int n, const int *dim)
 
 typedef enum reduction { MEAN, SUM, NORM, MAX } reduction;
 
+enum { PARTS = 16 }; /* of the channels, that are added or compared */
+
+static hvt_value joined(importer *p, hvt_binary op, const hvt_value *v, int n)
+{
+    hvt_value all = v[0];
+
+    for (int i = 1; i < n; i++)
+        all = hvt_combine(p->m, op, all, v[i]);
+    return all;
+}
+
+/* Over a part of the channels; false: it is none. */
+static bool reduce_part(importer *p, reduction how, int dim)
+{
+    const tensor *t = hvt__pt2_tensor(p, "self");
+    hvt_value part[PARTS], v;
+    int64_t size[HVT__PT2_DIMS];
+    hvt__pt2_axes axes;
+    int n;
+
+    if (!t || t->v < 0 || how == NORM)
+        return false;
+    dim += dim < 0 ? t->axes.ndim : 0;
+    n = hvt__pt2_parts(p, t, dim, PARTS, part);
+    if (!n)
+        return p->failed;
+    axes = t->axes;
+    v = joined(p, how == MAX ? HVT_MAXIMUM : HVT_ADD, part, n);
+    if (how == MEAN)
+        v = hvt_apply(p->m, v, HVT_AFFINE, 1 / (float)n, 0);
+    hvt__pt2_reduce(&axes, dim);
+    if (!hvt__pt2_view(&axes, hvt__pt2_out_sizes(p, 0, size), size))
+        hvt__pt2_refuse(p, "its output has other dimensions than its input");
+    hvt__pt2_out_like(p, v, &axes);
+    return true;
+}
+
 /* Over whole axes, wherever they are. */
 static void reduce(importer *p, reduction how, int n, int *dim)
 {
-    const tensor x = hvt__pt2_in_order(p, hvt__pt2_tensor(p, "self"));
+    tensor x;
     int64_t size[HVT__PT2_DIMS];
-    const int to = hvt__pt2_out_sizes(p, 0, size);
-    hvt__pt2_axes axes = x.axes;
+    int to, shape[3];
+    hvt__pt2_axes axes;
     bool fits = n > 0, over[3] = {0};
-    hvt_value v = x.v;
-    int shape[3];
+    hvt_value v;
 
-    if (p->failed || x.v < 0)
+    if (n == 1 && reduce_part(p, how, dim[0]))
+        return;
+    x = hvt__pt2_in_order(p, hvt__pt2_tensor(p, "self"));
+    to = hvt__pt2_out_sizes(p, 0, size);
+    axes = x.axes;
+    v = x.v;
+    if (p->failed || v < 0)
         return;
     for (int i = 0; i < n && fits; i++) {
         dim[i] += dim[i] < 0 ? axes.ndim : 0;
@@ -763,6 +817,25 @@ static bool follows_the_head(const importer *p)
     return i < f->nneeded && f->needed[i] == f->head;
 }
 
+/* Over a part of the channels; false: it is none. */
+static bool softmax_parts(importer *p, int dim)
+{
+    const tensor *t = hvt__pt2_tensor(p, "self");
+    hvt_value part[PARTS], most, sum;
+    const int n = t && t->v >= 0 ? hvt__pt2_parts(p, t, dim, PARTS, part) : 0;
+
+    if (!n)
+        return p->failed;
+    most = joined(p, HVT_MAXIMUM, part, n);
+    for (int i = 0; i < n; i++)
+        part[i] = hvt_apply(p->m, hvt_combine(p->m, HVT_SUB, part[i], most), HVT_EXP, 0, 0);
+    sum = joined(p, HVT_ADD, part, n);
+    for (int i = 0; i < n; i++)
+        part[i] = hvt_combine(p->m, HVT_DIV, part[i], sum);
+    hvt__pt2_out_like(p, hvt_concat(p->m, part, n), &t->axes);
+    return true;
+}
+
 /* Over all channels: e^(x - max) / sum. */
 static void softmax(importer *p)
 {
@@ -772,10 +845,12 @@ static void softmax(importer *p)
 
     if (hvt__pt2_softmax_scores(p))
         return;
-    x = hvt__pt2_in_order(p, hvt__pt2_tensor(p, "self"));
     if (follows_the_head(p))
         hvt__pt2_refuse(p, "the loss computes the softmax of the model's output itself; export the model "
                            "without this one");
+    else if (softmax_parts(p, dim))
+        return;
+    x = hvt__pt2_in_order(p, hvt__pt2_tensor(p, "self"));
     if (p->failed || x.v < 0)
         return;
     dim += dim < 0 ? x.axes.ndim : 0;
@@ -850,11 +925,11 @@ const operation *hvt__pt2_operation(const char *target)
     return NULL;
 }
 
-bool hvt__pt2_knows(const char *target, bool last)
+bool hvt__pt2_knows(const char *target, bool last, bool computed)
 {
     const operation *o = hvt__pt2_operation(target);
 
-    return o ? last || !o->last : hvt__pt2_constant_operation(target) != NULL;
+    return o ? last || !o->last : hvt__pt2_computes_constants(target, computed);
 }
 
 bool hvt__pt2_makes_view(const char *target)

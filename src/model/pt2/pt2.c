@@ -20,6 +20,7 @@ void hvt_pt2_close(hvt_pt2 **file)
     json_decref(p->fixed);
     json_decref(p->inputs);
     json_decref(p->constants);
+    json_decref(p->computed);
     json_decref(p->used);
     json_decref(p->second);
     free(p->top);

@@ -29,6 +29,7 @@ struct hvt_pt2 {
     const json_t *nodes, *tensors; /* of the graph, borrowed */
     const json_t **needed;         /* [nneeded] the nodes that lead to the logits, in order */
     json_t *used;                  /* names in the graph that lead to the logits */
+    json_t *computed;              /* those of what depends on the images */
     json_t *second;                /* second name in the state_dict of a parameter -> its name */
     size_t nneeded, names;         /* names: at most so many has the graph */
     const json_t *head;            /* the last layer with weights: its outputs are the classes; or NULL */
@@ -78,6 +79,8 @@ hvt_status hvt__pt2_graph(hvt_pt2 *p);
 const json_t *hvt__pt2_arg(const json_t *node, const char *name, const char **ret_kind);
 /* An argument's tensors: {"as_tensor": {"name": ...}}, or {"as_tensors": [{"name": ...}]}, of which some may
  * be left out in {"as_optional_tensors": ...}: their names are "". */
+/* Is one of the tensors that a node reads in a set of names? */
+bool hvt__pt2_reads(const json_t *node, const json_t *set);
 size_t hvt__pt2_tensors_in(const json_t *arg);
 const char *hvt__pt2_tensor_in(const json_t *arg, size_t i);
 /* A tensor's type; 0: the file does not say. */
@@ -133,6 +136,8 @@ bool hvt__pt2_has(const hvt__pt2_axes *x, int i, char axis);
 bool hvt__pt2_plain(const hvt__pt2_axes *x);
 /* Dimension i is all of this axis, so long. */
 void hvt__pt2_set(hvt__pt2_axes *x, int i, char axis, int64_t extent);
+/* A new dimension i of this atom; false: there are too many. */
+bool hvt__pt2_insert(hvt__pt2_axes *x, int i, hvt__pt2_atom a);
 /* Does it hold all pixels, line by line? Or nothing, there being one. */
 bool hvt__pt2_is_pixels(const hvt__pt2_axes *x, int i);
 /* Are the elements of an image in the order H, W, C, the last dimension being the channels? */
@@ -146,10 +151,15 @@ bool hvt__pt2_same(const hvt__pt2_axes *x, const hvt__pt2_axes *y);
 /* The `count` values of a buffer, by its name in the state_dict. */
 hvt_status hvt__pt2_read_buffer(const hvt_pt2 *p, const char *state, int64_t count, double *ret_values);
 
+/* ---- constants.c ---- */
+
+/* Does it make a constant of whatever it reads, as zeros_like does? */
+bool hvt__pt2_makes_constants(const char *target);
+
 /* ---- ops.c ---- */
 
-/* last: it makes the output of the model. */
-bool hvt__pt2_knows(const char *target, bool last);
+/* last: it makes the output of the model; computed: it reads what depends on the images. */
+bool hvt__pt2_knows(const char *target, bool last, bool computed);
 bool hvt__pt2_makes_view(const char *target);
 
 #endif /* HVT_PT2_IMPL_H */
