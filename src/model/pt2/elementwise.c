@@ -616,7 +616,9 @@ static hvt_value with_tensor(importer *p, hvt_binary op, const char *first, cons
     const double alpha = hvt__pt2_float(p, "alpha", 1);
     hvt_value x;
 
-    if (!a || !b || p->failed || !hvt__pt2_is_computed(p, a->state ? b : a))
+    if (!a || !b)
+        hvt__pt2_refuse(p, "it has no argument %s", a ? second : first);
+    if (p->failed || !hvt__pt2_is_computed(p, a->state ? b : a))
         return -1;
     *ret_axes = a->state ? b->axes : a->axes;
     if (!a->state)

@@ -60,6 +60,7 @@ typedef enum hvt__pt2_kind {
     HVT__PT2_JOINED,  /* parameters and constants of one dimension, side by side */
     HVT__PT2_LENGTHS, /* of the vectors within heads of the tensor `of`, at least `least` */
     HVT__PT2_PART,    /* numbers first to first + count - 1 of `of`, a parameter's copy */
+    HVT__PT2_PADDED,  /* the image `of`, with -inf around it, for a maximum of windows */
     HVT__PT2_ROTATED, /* elements of queries or keys, on their way to a rotary embedding */
     HVT__PT2_KINDS
 } hvt__pt2_kind;
@@ -67,7 +68,7 @@ typedef enum hvt__pt2_kind {
 /* What a name of the graph stands for. */
 typedef struct tensor {
     hvt__pt2_kind kind;
-    int of;             /* HVT__PT2_SCORES, _LENGTHS, _PART: the number of a tensor */
+    int of;             /* HVT__PT2_SCORES, _LENGTHS, _PART, _PADDED: the number of a tensor */
     const char *state;  /* a parameter or buffer: its name in the state_dict; NULL: computed */
     bool constant;      /* a buffer, which is not trained */
     bool persistent;    /* it is in the state_dict */
@@ -84,6 +85,8 @@ typedef struct tensor {
     const addition *added; /* to the scores; NULL: nothing */
     bool softmax;          /* they are its result */
     double least;          /* HVT__PT2_LENGTHS */
+    int front[2];          /* HVT__PT2_PADDED: rows above the image, columns on its left */
+    bool more_behind;      /* and below, or on the right, one more */
     struct hvt__pt2_rotated *rotated; /* HVT__PT2_ROTATED; NULL: they are gone */
     bool alike;                       /* v is the same for all images: it is computed of parameters alone */
     bool copied; /* a copy of a parameter, of which numbers `zeros` to zeros_end - 1 are 0 then */

@@ -3,6 +3,8 @@
  */
 #include "import.h"
 
+#include <math.h>
+
 enum { MANY = 1024 }; /* inputs of a cat */
 
 /* ---- views ---- */
@@ -886,6 +888,24 @@ static hvt_value pad_channels(importer *p, hvt_value x, int front, int behind)
     return p->failed ? -1 : hvt_subsample(p->m, x, 1, shape[2] + 2 * front);
 }
 
+/* -inf around rows and columns; false: it is something else. */
+static bool pad_for_maximum(importer *p, const tensor *t, double value, int by[4][2])
+{
+    if (value != -INFINITY || by[1][0] || by[1][1])
+        return false;
+    for (int i = 2; i < 4; i++)
+        if (by[i][0] < 0 || by[i][1] < by[i][0] || by[i][1] > by[i][0] + 1)
+            return false;
+    hvt__pt2_out(p, 0,
+                 (tensor){.kind = HVT__PT2_PADDED,
+                          .v = -1,
+                          .of = hvt__pt2_index(p, t),
+                          .front = {by[2][0], by[3][0]},
+                          .more_behind = by[2][1] > by[2][0] || by[3][1] > by[3][0]},
+                 NULL);
+    return true;
+}
+
 /* Two numbers for each dimension, from the last one on. */
 static void pad(importer *p)
 {
@@ -905,8 +925,8 @@ static void pad(importer *p)
     }
     x = hvt__pt2_in_order(p, t);
     axes = p->failed ? NULL : axes_in(p, &x.axes);
-    if (strcmp(mode, "constant") != 0 || value != 0)
-        hvt__pt2_refuse(p, "it pads with %s; expected zeros",
+    if (strcmp(mode, "constant") != 0 || (value != 0 && value != -INFINITY))
+        hvt__pt2_refuse(p, "it pads with %s; expected zeros, or, for max_pool2d, -inf",
                         strcmp(mode, "constant") ? mode : "another number");
     if (axes && (n % 2 || n > 2 * x.axes.ndim))
         hvt__pt2_refuse(p, "its argument pad has %d numbers for %d dimensions", n, x.axes.ndim);
@@ -916,6 +936,11 @@ static void pad(importer *p)
         memcpy(by[strchr("NCHW", axes[x.axes.ndim - 1 - i]) - "NCHW"], around + 2 * i, sizeof by[0]);
     if (by[0][0] || by[0][1])
         hvt__pt2_refuse(p, "it pads the batch; expected images");
+    if (p->failed || pad_for_maximum(p, t, value, by))
+        return;
+    if (value != 0)
+        hvt__pt2_refuse(
+            p, "it pads with -inf; expected rows and columns, behind as many as in front or one more");
     x.v = pad_channels(p, x.v, by[1][0], by[1][1]);
     if (x.v >= 0 && (by[2][0] || by[2][1] || by[3][0] || by[3][1]))
         x.v = hvt_pad(p->m, x.v, by[2][0], by[2][1], by[3][0], by[3][1]);

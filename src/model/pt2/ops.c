@@ -19,6 +19,7 @@ bool hvt__pt2_is_computed(importer *p, const tensor *t)
         [HVT__PT2_JOINED] = "parameters that were joined",
         [HVT__PT2_LENGTHS] = "lengths of vectors within heads, by which these are not divided",
         [HVT__PT2_PART] = "a part of a copy of a parameter",
+        [HVT__PT2_PADDED] = "an image with -inf around it, which max_pool2d alone may read",
         [HVT__PT2_ROTATED] = "a part of a rotary embedding"};
 
     if (t && t->v < 0 && !((t->state || t->known) && hvt__pt2_as_value(p, &p->tensor[t - p->tensor])))
@@ -45,10 +46,9 @@ hvt_value hvt__pt2_ordered(importer *p, const tensor *t)
     return t->v;
 }
 
-/* The first argument as [N,C,H,W] of the tape; -1 after a refusal. */
-hvt_value hvt__pt2_image(importer *p, const char *name)
+/* An argument as [N,C,H,W] of the tape; -1 after a refusal. */
+static hvt_value image_of(importer *p, const char *name, const tensor *t)
 {
-    const tensor *t = hvt__pt2_tensor(p, name);
     tensor lined;
     hvt_value v;
 
@@ -63,6 +63,11 @@ hvt_value hvt__pt2_image(importer *p, const char *name)
         return -1;
     }
     return v;
+}
+
+hvt_value hvt__pt2_image(importer *p, const char *name)
+{
+    return image_of(p, name, hvt__pt2_tensor(p, name));
 }
 
 /* As [N,C,H,W] or [N,C]. */
@@ -520,7 +525,9 @@ static hvt_value pool_to(importer *p, hvt_value x, hvt_pooling_kind kind, int h,
 
 static void pool(importer *p, hvt_pooling_kind kind)
 {
-    hvt_value x = hvt__pt2_image(p, "self");
+    const tensor *t = hvt__pt2_tensor(p, "self");
+    const bool padded = t && t->kind == HVT__PT2_PADDED && kind == HVT_POOL_MAX;
+    hvt_value x = image_of(p, "self", padded ? &p->tensor[t->of] : t);
     int size[2] = {1, 1}, stride[2], pad[2] = {0, 0}, dilation[2] = {1, 1}, shape[3];
 
     hvt__pt2_ints(p, "kernel_size", 2, size);
@@ -532,8 +539,12 @@ static void pool(importer *p, hvt_pooling_kind kind)
         hvt__pt2_refuse(p, "its dilation is %dx%d; expected 1x1", dilation[0], dilation[1]);
     if (hvt__pt2_given(p, "divisor_override"))
         hvt__pt2_refuse(p, "it has a divisor_override; expected none");
+    if (padded && (pad[0] || pad[1]))
+        hvt__pt2_refuse(p, "it pads an image that has -inf around it");
     if (p->failed)
         return;
+    if (padded)
+        memcpy(pad, t->front, sizeof pad);
     hvt_value_shape(p->m, x, shape);
     if (size[0] == shape[0] && size[1] == shape[1] && !pad[0] && !pad[1]) {
         hvt__pt2_out_value(p, pool_to(p, x, kind, 1, 1));
@@ -544,7 +555,8 @@ static void pool(importer *p, hvt_pooling_kind kind)
                          &(hvt_pool_opts){.size = {size[0], size[1]},
                                           .stride = {stride[0], stride[1]},
                                           .pad = {pad[0], pad[1]},
-                                          .ceil_mode = hvt__pt2_bool(p, "ceil_mode", false),
+                                          .ceil_mode = hvt__pt2_bool(p, "ceil_mode", false) ||
+                                                       (padded && t->more_behind),
                                           .exclude_pad = !hvt__pt2_bool(p, "count_include_pad", true)}));
 }
 

@@ -115,20 +115,32 @@ void hvt__pt2_forget_rotated(importer *p)
     forget(p, -1);
 }
 
+/* How many elements dimension i walks along. */
+static int64_t extent(const hvt__pt2_axes *x, int i)
+{
+    int64_t all = 1;
+
+    for (int a = i ? x->end[i - 1] : 0; a < x->end[i]; a++)
+        all *= x->atom[a].extent;
+    return all;
+}
+
 /* The elements of t themselves; NULL: they cannot be rotated, or the node is refused. */
 static rotated *begin(importer *p, const tensor *t)
 {
     form f;
-    int64_t size[HVT__PT2_DIMS], sizes[HVT__PT2_DIMS], at[HVT__PT2_DIMS] = {0};
-    const int n = hvt__pt2_sizes(p->file, t->name, HVT__PT2_DIMS, sizes);
+    int64_t size[HVT__PT2_DIMS], in_file[HVT__PT2_DIMS], at[HVT__PT2_DIMS] = {0}, i = 0;
+    const int n = hvt__pt2_sizes(p->file, t->name, HVT__PT2_DIMS, in_file);
     rotated *y;
-    int64_t i = 0;
 
     if (!json_object_get(p->may_rotate, t->name) || t->kind != HVT__PT2_VALUE || t->v < 0 ||
         n != t->axes.ndim || !find_form(&t->axes, &f))
         return NULL;
-    for (int k = 0; k < n; k++)
-        size[k] = f.shared[k] ? 1 : sizes[k];
+    for (int k = 0; k < n; k++) {
+        size[k] = f.shared[k] ? 1 : extent(&t->axes, k);
+        if (!f.shared[k] && in_file[k] != size[k])
+            return NULL;
+    }
     if (hvt__pt2_count(n, size) > HVT__PT2_ELEMENTS_MOST)
         return NULL;
     y = make(p, NULL, n, size, f.shared);
@@ -554,18 +566,18 @@ bool hvt__pt2_rotates(importer *p)
 static bool find_factors(importer *p, const rotated *x, hvt_rotary_opts *ret)
 {
     const tensor *t = &p->tensor[x->of];
-    int64_t size[HVT__PT2_DIMS], at[HVT__PT2_DIMS] = {0}, i = 0;
-    const int n = hvt__pt2_sizes(p->file, t->name, HVT__PT2_DIMS, size);
+    int64_t at[HVT__PT2_DIMS] = {0}, i = 0;
+    const int n = t->axes.ndim;
     float *own, *other;
     int width, apart = 0;
     form f;
     bool fits = n == x->ndim && find_form(&t->axes, &f);
 
     for (int k = 0; k < n && fits; k++)
-        fits = x->size[k] == (f.shared[k] ? 1 : size[k]) && x->shared[k] == f.shared[k];
+        fits = x->size[k] == (f.shared[k] ? 1 : extent(&t->axes, k)) && x->shared[k] == f.shared[k];
     if (!fits)
         return false;
-    width = (int)size[f.width];
+    width = (int)x->size[f.width];
     own = hvt__pt2_keep(p, (size_t)x->n * sizeof *own);
     other = hvt__pt2_keep(p, (size_t)x->n * sizeof *other);
     if (!own || !other)
@@ -638,6 +650,11 @@ tensor *hvt__pt2_as_rotary(importer *p, tensor *t)
         return p->failed ? NULL : build_anew(p, t);
     of = &p->tensor[t->rotated->of];
     hvt_value_shape(p->m, hvt__pt2_without_factor(p, of), shape);
+    if ((int64_t)shape[0] * shape[1] * o.width != t->rotated->n)
+        hvt__pt2_refuse(p, "its queries or keys have %dx%d pixels here, other ones in the file", shape[0],
+                        shape[1]);
+    if (p->failed)
+        return NULL;
     o.vectors = shape[2] / o.width;
     become(p, t, hvt_rotary(p->m, of->v, &o), of);
     forget(p, hvt__pt2_index(p, of));
@@ -679,7 +696,8 @@ void hvt__pt2_rotate_together(importer *p)
         !find_factors(p, t[1]->rotated, &o[1]))
         return;
     bytes = (size_t)t[0]->rotated->n * sizeof *o[0].own;
-    if (t[0]->rotated->n != t[1]->rotated->n || o[0].width != o[1].width || o[0].apart != o[1].apart ||
+    if ((int64_t)shape[0] * shape[1] * o[0].width != t[0]->rotated->n ||
+        t[0]->rotated->n != t[1]->rotated->n || o[0].width != o[1].width || o[0].apart != o[1].apart ||
         memcmp(o[0].own, o[1].own, bytes) != 0 || memcmp(o[0].other, o[1].other, bytes) != 0)
         return;
     o[0].vectors = 2 * (shape[2] / 3) / o[0].width;
