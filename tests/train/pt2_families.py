@@ -481,8 +481,19 @@ class Rotary(Heads):
         return self.proj(self.attend(q, self.turn(k, of), v).transpose(1, 2).reshape(n, t, c))
 
 
+class Tempered(Heads):
+    """A temperature of each head."""
+
+    def __init__(self, c, heads):
+        super().__init__(c, heads)
+        self.temperature = nn.Parameter(torch.linspace(0.2, 0.6, heads)[:, None, None])
+
+    def attend(self, q, k, v):
+        return (q @ k.mT * self.temperature).softmax(-1) @ v
+
+
 class Rotaries(nn.Module):
-    """Rotary embeddings of positions that the graph makes; and what looks like them at first."""
+    """Rotary embeddings of positions that the graph makes; what looks like them at first; a gate of all tokens."""
 
     def __init__(self):
         super().__init__()
@@ -493,12 +504,14 @@ class Rotaries(nn.Module):
                                      Rotary(pairs, apart=True, norm=nn.LayerNorm),
                                      Rotary(halves, apart=True, prefix=1), Rotary(halves, prefix=1, norm=nn.RMSNorm)])
         self.norms = nn.ModuleList([nn.LayerNorm(24) for _ in self.blocks])
-        self.one, self.other = nn.Linear(12, 24), nn.Linear(12, 24)
+        self.one, self.other, self.gate, self.tempered = nn.Linear(12, 24), nn.Linear(12, 24), nn.Linear(24, 24), Tempered(24, 3)
+        self.register_buffer("kept", torch.linspace(0, 1, 24))
         self.head = nn.Linear(24, CLASSES)
 
     def forward(self, x):
         n = x.shape[0]
         x = self.patch(x).flatten(2).transpose(1, 2)
+        x = self.tempered(x * torch.sigmoid(self.gate(x.mean(1, keepdim=True)))) + self.kept.cos()
         at = torch.stack(torch.meshgrid(torch.arange(0.5, 4), torch.arange(4.0), indexing="ij"), -1)
         angle = (at[..., None] * self.bands).flatten(0, 1).flatten(1)
         angle = torch.cat([torch.zeros(1, 4), angle])

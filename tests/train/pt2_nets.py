@@ -82,6 +82,15 @@ class Constant(InPlace):
         return self.conv(x - self.middle).mean((2, 3))
 
 
+class Averaging(Constant):
+    """A buffer that the images change, after it was read."""
+
+    def forward(self, x):
+        y = self.conv(x - self.middle.clone()).mean((2, 3))
+        self.middle.mul_(0.9).add_(0.1 * x.detach().mean())
+        return y
+
+
 class Reflected(InPlace):
     def forward(self, x):
         return F.pad(self.conv(x), (1, 1, 2, 0), mode="reflect").mean((2, 3))
@@ -528,7 +537,7 @@ class Mixed(nn.Module):
 
 
 NETS = {"branches": Branches, "unknown": Unknown, "inplace": InPlace, "dropped": Dropped, "ones": Ones,
-        "unscaled": Unscaled, "constant": Constant, "fleeting": lambda: Constant(False),
+        "unscaled": Unscaled, "constant": Constant, "fleeting": lambda: Constant(False), "averaging": Averaging,
         "moved": Moved, "pooled": Pooled, "unbounded": Unbounded, "reflected": Reflected,
         "lopsided": Lopsided, "halved": Halved, "skipped": Skipped, "dilated": Dilated, "written": Written,
         "untracked": Untracked, "unscaling": Unscaling, "columns": Columns, "mixed": Mixed, "doubled": Doubled, "logarithms": Logarithms,

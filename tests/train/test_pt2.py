@@ -344,6 +344,7 @@ def what_cannot_be_imported_says_what_was_expected():
                          ("skipped", "every 2-th channel"), ("dilated", "dilation is 2x1; expected 1x1"),
                          ("untracked", "expected track_running_stats=True"), ("unscaling", "expected affine=True"),
                          ("columns", "scale meets another dimension than the channels"),
+                         ("averaging", "aten.mul_.Tensor", "it changes the buffer middle"),
                          ("choosy", "its mask is computed"), ("biased", "two parameters are added to its scores"),
                          ("picked", "it takes elements of what is computed"),
                          ("sifted", "is no tensor of whole numbers, but a mask"), ("leaking", "it drops out 0.1 of its weights; expected 0"),

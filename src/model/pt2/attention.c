@@ -632,10 +632,12 @@ bool hvt__pt2_scale_heads(importer *p)
     if (!a || a->kind != HVT__PT2_SCORES || hvt__pt2_number(p, &number))
         return false;
     b = hvt__pt2_tensor(p, "other");
+    if (b && b->state && !b->constant)
+        hvt__pt2_as_value(p, &p->tensor[hvt__pt2_index(p, b)]);
     if (!b || !is_per_head(b) || a->softmax || a->added || a->per_head) {
-        hvt__pt2_refuse(p,
-                        "it is no factor of attention's scores for each head, computed of parameters, before "
-                        "anything is added to them");
+        hvt__pt2_refuse(
+            p, "it is no factor of attention's scores for each head, a parameter or computed of some, before "
+               "anything is added to them");
         return true;
     }
     y = *a;

@@ -463,12 +463,13 @@ static bool has_whole_axes(const hvt__pt2_axes *all, const hvt__pt2_axes *some)
     hvt__pt2_axes y = *all;
 
     for (int i = 0; i < all->ndim; i++) {
-        const int n = all->end[i] - (i ? all->end[i - 1] : 0);
-        int gone = 0;
+        bool gone = false, kept = false;
 
-        for (const char *axis = "NCHW"; *axis; axis++)
-            gone += hvt__pt2_has(all, i, *axis) && !has_any(some, *axis);
-        if (gone && n > 1)
+        for (const char *axis = "NCHW"; *axis; axis++) {
+            gone = gone || (hvt__pt2_has(all, i, *axis) && !has_any(some, *axis));
+            kept = kept || (hvt__pt2_has(all, i, *axis) && has_any(some, *axis));
+        }
+        if (gone && kept)
             return false;
         if (gone)
             hvt__pt2_reduce(&y, i);

@@ -331,11 +331,34 @@ static int add_tensors(const json_t *arg, const json_t *owners, json_t *set, jso
     return failed;
 }
 
+/* A buffer in this memory must stay as it is; batch norms change theirs without an operation of their own. */
+static hvt_status check_buffers(const hvt_pt2 *f, const json_t *owners, const json_t *memory)
+{
+    for (size_t i = 0; i < json_array_size(f->nodes); i++) {
+        const json_t *node = json_array_get(f->nodes, i);
+        const char *changed = hvt__pt2_in_place(node) ? hvt__pt2_changed(node) : NULL,
+                   *buffer = changed ? owner_of(owners, changed) : NULL;
+        char where[256];
+
+        if (!buffer || !json_object_get(f->constants, buffer) || !json_object_get(memory, buffer) ||
+            hvt__pt2_type(f, buffer) != hvt__pt2_type(f, changed))
+            continue;
+        hvt__pt2_where(node, where, sizeof where);
+        HVT_CHECK(
+            false, E_UNSUPPORTED,
+            "%s: %.60s (%.100s): it changes the buffer %s, on which the output depends; expected a buffer "
+            "that stays as it is",
+            f->path, hvt__pt2_target(node), where, json_string_value(json_object_get(f->inputs, buffer)));
+    }
+    return HVT_OK;
+}
+
 /* Walks from the last node to the first. An operation in place whose result nobody reads counts as needed
  * where memory that it changed is needed: importing it then says that it cannot be. */
 static hvt_status find_needed(hvt_pt2 *f)
 {
     size_t n = json_array_size(f->nodes), at = n;
+    hvt_status s = HVT_OK;
     json_t *needed = f->used = json_object(), *owners = json_object(), *memory = json_object();
     int failed = !needed || !memory || find_owners(f, owners) ||
                  json_object_set_new(needed, f->logits, json_true()) ||
@@ -361,8 +384,11 @@ static hvt_status find_needed(hvt_pt2 *f)
         for (size_t k = 0; k < json_array_size(in) && !failed; k++)
             failed = add_tensors(json_object_get(json_array_get(in, k), "arg"), owners, needed, memory);
     }
+    if (!failed)
+        s = check_buffers(f, owners, memory);
     json_decref(owners);
     json_decref(memory);
+    HVT_TRY(s);
     HVT_CHECK(!failed && f->needed, E_MEM, "%s: no memory for %zu operations", f->path, n);
     f->nneeded = n - at;
     memmove(f->needed, f->needed + at, f->nneeded * sizeof(json_t *));
@@ -420,8 +446,9 @@ static hvt_status check_operations(const hvt_pt2 *f)
         if (json_object_size(unknown) > SHOWN)
             continue;
         hvt__pt2_where(f->needed[i], where, sizeof where);
-        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%.60s (%.100s)", *text ? ", " : "",
-                 target, where);
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%.60s%s%.100s%s%s", *text ? ", " : "",
+                 target, *where ? " (" : "", where, *where ? ")" : "",
+                 hvt__pt2_knows(target, false, false) ? ", known of constants alone" : "");
     }
     n = json_object_size(unknown);
     json_decref(unknown);

@@ -218,7 +218,7 @@ bool hvt__pt2_reads_constants(importer *p)
         all = all && t && (t->known || buffer);
         any = any || (t && (t->known || (buffer && (!t->persistent || hvt__pt2_is_whole(p->file, t->name)))));
     }
-    return all && any;
+    return all && (any || !p->operation);
 }
 
 /* Is none of the images, nor random numbers, among its arguments? */
@@ -443,7 +443,10 @@ static hvt_status import(importer *p, hvt_value images, hvt_value *ret_logits)
         if (p->operation)
             p->operation->build(p);
         else
-            hvt__pt2_refuse(p, "it is known of constants alone, and this is computed");
+            hvt__pt2_refuse(p, reads_parameters_alone(p)
+                                   ? "it is known of constants alone: not of parameters, and of parts of a "
+                                     "buffer if that is registered with persistent=False"
+                                   : "it is known of constants alone, and this is computed");
     }
     if (p->mistaken && !p->failed) { /* what it was, the plan tells */
         hvt_status s = hvt_model_plan(p->m, p->file->batch, -1);
