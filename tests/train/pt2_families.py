@@ -464,6 +464,8 @@ class Rotary(Heads):
 
     def turn(self, x, of):
         sin, cos = of[:, :8], of[:, 8:]
+        if self.how == pairs:  # before heads and tokens change places
+            return self.how(x.transpose(1, 2), sin[:, None], cos[:, None]).transpose(1, 2)
         if not self.prefix:
             return self.how(x, sin, cos)
         first, rest = x[:, :, :self.prefix], x[:, :, self.prefix:]
@@ -520,7 +522,8 @@ class Rotaries(nn.Module):
             own = angle.tile(2) if block.how == halves else angle.repeat_interleave(2, -1)
             x = x + block(norm(x), torch.cat([own.sin(), own.cos()], -1))
         a, b = x.chunk(2, -1)
-        x = x + self.one(-a) + self.other(torch.relu(b))
+        table = angle.cos().repeat(1, 3)
+        x = x + self.one(-a) + self.other(torch.relu(b)) + torch.cat([F.gelu(a * table), torch.tanh(a * (table + 1))], -1)
         return self.head(x.mean(1))
 
 

@@ -418,7 +418,7 @@ static void parts(importer *p)
         const int64_t count = n == x->ndim ? size[dim] : 1;
         known *k;
 
-        if (n != x->ndim && n != x->ndim - 1)
+        if ((n != x->ndim && n != x->ndim - 1) || count > x->size[dim] - first)
             hvt__pt2_refuse(p, "its outputs have other dimensions than its input");
         k = p->failed ? NULL : part_of(p, x, dim, first, first + count, 1);
         if (k && n < x->ndim)
@@ -480,6 +480,8 @@ static void join(importer *p)
             } while (hvt__pt2_next(in->ndim, in->size, from));
         first += new ? 1 : in->size[dim];
     }
+    if (k && !p->failed && first != size[dim])
+        hvt__pt2_refuse(p, "its output is longer than its tensors are");
     out_numbers(p, k);
 }
 
@@ -523,13 +525,12 @@ static void repeat(importer *p)
 
     if (!x || p->failed)
         return;
-    for (int i = 0; i < n; i++)
-        if (n < x->ndim ||
-            (i >= n - x->ndim && x->size[i - (n - x->ndim)] && size[i] % x->size[i - (n - x->ndim)] != 0)) {
+    if (n < x->ndim)
+        hvt__pt2_refuse(p, "its output is no repetition of its input");
+    for (int i = 0; i < x->ndim && !p->failed; i++)
+        if (x->size[i] && size[n - x->ndim + i] % x->size[i] != 0)
             hvt__pt2_refuse(p, "its output is no repetition of its input");
-            return;
-        }
-    k = only_numbers(p, x) ? hvt__pt2_numbers(p, n, size) : NULL;
+    k = !p->failed && only_numbers(p, x) ? hvt__pt2_numbers(p, n, size) : NULL;
     if (k && hvt__pt2_count(n, size) > 0 && hvt__pt2_count(x->ndim, x->size) > 0)
         do {
             for (int i = 0; i < x->ndim; i++)
@@ -594,6 +595,14 @@ static void cumulate(importer *p)
 
 enum { ADD, SUB, MUL, DIV, FLOOR_DIV, TRUNC_DIV, REMAINDER, POW, EQ, NE, GE, GT, LE, LT };
 
+/* Of the divisor's sign. */
+static double remainder_of(double a, double b)
+{
+    const double rest = fmod(a, b);
+
+    return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
 static double apply(int of, double a, double b)
 {
     switch (of) {
@@ -606,11 +615,11 @@ static double apply(int of, double a, double b)
     case DIV:
         return a / b;
     case FLOOR_DIV:
-        return floor(a / b);
+        return b != 0 ? round((a - remainder_of(a, b)) / b) : floor(a / b);
     case TRUNC_DIV:
         return trunc(a / b);
-    case REMAINDER: /* of the divisor's sign */
-        return a - b * floor(a / b);
+    case REMAINDER:
+        return remainder_of(a, b);
     case POW:
         return pow(a, b);
     case EQ:
@@ -693,8 +702,9 @@ static void combine(importer *p)
                          y = alpha * (is_number ? number : hvt__pt2_number_at(b, n, at));
 
             *hvt__pt2_element(&k->number, n, at) =
-                type ? apply(of, hvt__pt2_as_type(p, type, x), hvt__pt2_as_type(p, type, y))
-                     : apply(of, x, y);
+                type == HVT__PT2_F32 && of == TRUNC_DIV ? trunc((float)x / (float)y)
+                : type ? apply(of, hvt__pt2_as_type(p, type, x), hvt__pt2_as_type(p, type, y))
+                       : apply(of, x, y);
         } while (hvt__pt2_next(n, size, at));
     out_numbers(p, k);
 }
@@ -853,6 +863,7 @@ static known *changed(importer *p)
 {
     const tensor *t = hvt__pt2_uncut(p, "self");
 
+    p->changes++;
     if (t && t->known && !t->known->element.x && t->known->number.x && !*t->known->number.fixed)
         return (known *)t->known;
     hvt__pt2_refuse(

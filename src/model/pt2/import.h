@@ -1,7 +1,7 @@
 /*
  * import.h - a graph on its way onto a tape, shared by import.c, which walks it, ops.c, elementwise.c,
- * moves.c, noise.c, attention.c and constants.c, which have a function for each operation, and arrays.c,
- * which has the arrays of constants. Nothing else includes it.
+ * moves.c, noise.c, attention.c, rotary.c and constants.c, which have a function for each operation, and
+ * arrays.c, which has the arrays of constants. Nothing else includes it.
  */
 #ifndef HVT_PT2_IMPORT_H
 #define HVT_PT2_IMPORT_H
@@ -88,6 +88,8 @@ typedef struct tensor {
     int front[2];          /* HVT__PT2_PADDED: rows above the image, columns on its left */
     bool more_behind;      /* and below, or on the right, one more */
     struct hvt__pt2_rotated *rotated; /* HVT__PT2_ROTATED; NULL: they are gone */
+    const json_t *maker;              /* the operation that made it */
+    int changes;                      /* how often constants had been changed in place then */
     bool alike;                       /* v is the same for all images: it is computed of parameters alone */
     bool copied; /* a copy of a parameter, of which numbers `zeros` to zeros_end - 1 are 0 then */
     int zeros, zeros_end;
@@ -118,6 +120,7 @@ typedef struct importer {
     hvt__pt2_kept *kept;
     json_t *may_rotate; /* names of tensors of which all or some is negated or times constants */
     struct hvt__pt2_rotated *rotated; /* all */
+    int changes;                      /* of constants, in place */
     bool rotating;                    /* they are looked for, and remain what they are */
     int64_t elements;                 /* made of constants */
     bool bias;     /* a layer's bias is looked for, which may be a copy of a parameter that was changed */

@@ -894,7 +894,7 @@ static bool pad_for_maximum(importer *p, const tensor *t, double value, int by[4
     if (value != -INFINITY || by[1][0] || by[1][1])
         return false;
     for (int i = 2; i < 4; i++)
-        if (by[i][0] < 0 || by[i][1] < by[i][0] || by[i][1] > by[i][0] + 1)
+        if (by[i][0] < 0 || by[i][1] < by[i][0] || by[i][1] - by[i][0] > 1)
             return false;
     hvt__pt2_out(p, 0,
                  (tensor){.kind = HVT__PT2_PADDED,

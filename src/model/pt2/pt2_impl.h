@@ -79,10 +79,10 @@ hvt_status hvt__pt2_graph(hvt_pt2 *p);
 const json_t *hvt__pt2_arg(const json_t *node, const char *name, const char **ret_kind);
 /* An argument's tensors: {"as_tensor": {"name": ...}}, or {"as_tensors": [{"name": ...}]}, of which some may
  * be left out in {"as_optional_tensors": ...}: their names are "". */
-/* Is one of the tensors that a node reads in a set of names? */
-bool hvt__pt2_reads(const json_t *node, const json_t *set);
 size_t hvt__pt2_tensors_in(const json_t *arg);
 const char *hvt__pt2_tensor_in(const json_t *arg, size_t i);
+/* Is one of the tensors that a node reads in a set of names? */
+bool hvt__pt2_reads(const json_t *node, const json_t *set);
 /* A tensor's type; 0: the file does not say. */
 int hvt__pt2_type(const hvt_pt2 *p, const char *tensor);
 /* Is a tensor of truth values? Of these, or of whole numbers? */

@@ -16,8 +16,8 @@ typedef struct term {
 
 struct hvt__pt2_rotated {
     struct hvt__pt2_rotated *next;
-    const json_t *node; /* the operation that made it */
-    int of;             /* the number of the tensor that is rotated */
+    int of;     /* the number of the tensor that is rotated */
+    bool begun; /* they are these themselves, and no tensor's */
     int depth, ndim;
     int64_t size[HVT__PT2_DIMS];
     bool shared[HVT__PT2_DIMS]; /* the batch or the heads, which are all alike: size is 1 */
@@ -62,22 +62,20 @@ static bool find_form(const hvt__pt2_axes *x, form *ret)
     return true;
 }
 
-/* NULL: the node is refused. */
+/* NULL: there would be too many, or no memory. */
 static rotated *make(importer *p, const rotated *like, int ndim, const int64_t *size, const bool *shared)
 {
     const int64_t n = hvt__pt2_count(ndim, size);
-    rotated *y;
+    int64_t longest[HVT__PT2_DIMS];
+    rotated *y = NULL;
 
-    if (p->elements + n > HVT__PT2_ELEMENTS_MOST) {
-        hvt__pt2_refuse(p, "the file makes more than %d numbers of constants", HVT__PT2_ELEMENTS_MOST);
+    for (int i = 0; i < ndim; i++)
+        longest[i] = size[i] ? size[i] : 1;
+    if (hvt__pt2_count(ndim, longest) + p->elements <= HVT__PT2_ELEMENTS_MOST)
+        y = malloc(sizeof *y + (size_t)n * sizeof *y->term);
+    if (!y)
         return NULL;
-    }
-    y = malloc(sizeof *y + (size_t)n * sizeof *y->term);
-    if (!y) {
-        hvt__pt2_refuse(p, "no memory for %lld elements", (long long)n);
-        return NULL;
-    }
-    *y = (rotated){.next = p->rotated, .node = p->node, .ndim = ndim, .n = n};
+    *y = (rotated){.next = p->rotated, .ndim = ndim, .n = n};
     if (like) {
         y->of = like->of;
         y->depth = like->depth + 1;
@@ -87,6 +85,19 @@ static rotated *make(importer *p, const rotated *like, int ndim, const int64_t *
     p->elements += n;
     p->rotated = y;
     return y;
+}
+
+static void forget_begun(importer *p)
+{
+    for (rotated **link = &p->rotated, *x; (x = *link);) {
+        if (!x->begun) {
+            link = &x->next;
+            continue;
+        }
+        *link = x->next;
+        p->elements -= x->n;
+        free(x);
+    }
 }
 
 /* Those of tensor `of`; -1: all. */
@@ -125,7 +136,7 @@ static int64_t extent(const hvt__pt2_axes *x, int i)
     return all;
 }
 
-/* The elements of t themselves; NULL: they cannot be rotated, or the node is refused. */
+/* The elements of t themselves; NULL: they cannot be rotated. */
 static rotated *begin(importer *p, const tensor *t)
 {
     form f;
@@ -141,12 +152,11 @@ static rotated *begin(importer *p, const tensor *t)
         if (!f.shared[k] && in_file[k] != size[k])
             return NULL;
     }
-    if (hvt__pt2_count(n, size) > HVT__PT2_ELEMENTS_MOST)
-        return NULL;
-    y = make(p, NULL, n, size, f.shared);
+    y = hvt__pt2_count(n, size) > 0 ? make(p, NULL, n, size, f.shared) : NULL;
     if (!y)
         return NULL;
     y->of = hvt__pt2_index(p, t);
+    y->begun = true;
     do
         y->term[i++] = (term){{(int32_t)(at[f.tokens] * size[f.width] + at[f.width]), -1}, {1, 0}};
     while (hvt__pt2_next(n, size, at));
@@ -161,11 +171,28 @@ static const rotated *elements(importer *p, const tensor *t)
     return x && x->depth < DEPTH ? x : NULL;
 }
 
+/* The first tensor that the node at hand reads, by its name. */
+static const char *first_name(const importer *p)
+{
+    const char *kind;
+
+    return json_string_value(
+        json_object_get(hvt__pt2_arg(p->node, hvt__pt2_first_argument(p), &kind), "name"));
+}
+
+/* y NULL: false, and the operation is built as any other one. */
 static bool out(importer *p, int i, rotated *y)
 {
+    const char *name = p->operation && p->operation->view ? first_name(p) : NULL;
+    const json_t *number = name ? json_object_get(p->index, name) : NULL;
+
     if (y)
-        hvt__pt2_out(p, i, (tensor){.kind = HVT__PT2_ROTATED, .v = -1, .rotated = y}, NULL);
-    return true;
+        hvt__pt2_out(
+            p, i,
+            (tensor){
+                .kind = HVT__PT2_ROTATED, .v = -1, .rotated = y, .maker = p->node, .changes = p->changes},
+            number ? &p->tensor[json_integer_value(number)] : NULL);
+    return y || p->failed;
 }
 
 /* ---- the operations ---- */
@@ -216,8 +243,8 @@ static bool slice(importer *p, const rotated *x)
     if (x->shared[dim]) {
         int64_t whole[HVT__PT2_DIMS];
 
-        (void)hvt__pt2_argument_sizes(p, "self", HVT__PT2_DIMS, whole);
-        if (first != 0 || end < whole[dim] || step != 1)
+        if (hvt__pt2_argument_sizes(p, "self", HVT__PT2_DIMS, whole) != x->ndim || first != 0 ||
+            end < whole[dim] || step != 1)
             return false;
         return out(p, 0, part_of(p, x, dim, 0, 1, 1));
     }
@@ -257,7 +284,8 @@ static bool parts(importer *p, const rotated *x)
         y = part_of(p, x, dim, first, count, 1);
         if (y && n < x->ndim)
             reduce(y, dim);
-        out(p, i, y);
+        if (!out(p, i, y))
+            return false;
         first += count;
     }
     return true;
@@ -285,7 +313,7 @@ static bool view(importer *p, const rotated *x)
     int lead = 0;
     rotated *y;
 
-    if (n != x->ndim || end < 1)
+    if (n != x->ndim || end < 1 || !x->n)
         return false;
     for (; lead < n && lead < end && in[lead] == to[lead]; lead++) {
         size[lead] = x->size[lead];
@@ -386,7 +414,8 @@ static bool join(importer *p, int n, const rotated **x, bool new)
         bool fits = x[i]->of == first->of && x[i]->ndim == first->ndim;
 
         for (int k = 0; k < first->ndim && fits; k++)
-            fits = (k == dim && !new) || x[i]->size[k] == first->size[k];
+            fits = x[i]->shared[k] == first->shared[k] &&
+                   ((k == dim && !new) || x[i]->size[k] == first->size[k]);
         if (!fits)
             return false;
         size[dim] += new ? 1 : x[i]->size[dim];
@@ -406,6 +435,16 @@ static bool join(importer *p, int n, const rotated **x, bool new)
 }
 
 /* ---- the node at hand ---- */
+
+/* Are heads a dimension of their own? Else a view may make it one, and is no part of a rotary embedding. */
+static bool has_heads(const hvt__pt2_axes *x)
+{
+    bool has = false;
+
+    for (int i = 0; i < (x->ndim ? x->end[x->ndim - 1] : 0); i++)
+        has = has || (x->atom[i].axis == 'C' && x->atom[i].stride > 1);
+    return has;
+}
 
 typedef enum move { NONE, SLICE, PARTS, NEGATE, VIEW, SAME, MULTIPLY, ADD, SUBTRACT, JOIN, STACK } move;
 
@@ -436,19 +475,10 @@ static move move_of(const char *target)
     return NONE;
 }
 
-/* The first tensor that it reads, by its name. */
-static const char *first_name(const importer *p)
-{
-    const char *kind;
-
-    return json_string_value(
-        json_object_get(hvt__pt2_arg(p->node, hvt__pt2_first_argument(p), &kind), "name"));
-}
-
-/* Of the product at hand, what depends on the images, if the other factor does not. */
+/* Of the product at hand, what depends on the images, if the other factor does not, and is no parameter. */
 static const char *only_computed(const importer *p)
 {
-    const char *kind, *name[2];
+    const char *kind, *name[2], *factor;
     bool computed[2];
 
     for (int i = 0; i < 2; i++) {
@@ -456,7 +486,12 @@ static const char *only_computed(const importer *p)
             json_string_value(json_object_get(hvt__pt2_arg(p->node, i ? "other" : "self", &kind), "name"));
         computed[i] = name[i] && json_object_get(p->file->computed, name[i]);
     }
-    return !name[0] || !name[1] || computed[0] == computed[1] ? NULL : name[computed[1]];
+    if (!name[0] || !name[1] || computed[0] == computed[1])
+        return NULL;
+    factor = name[computed[0]];
+    return json_object_get(p->file->inputs, factor) && !json_object_get(p->file->constants, factor)
+               ? NULL
+               : name[computed[1]];
 }
 
 hvt_status hvt__pt2_find_rotations(importer *p)
@@ -508,6 +543,17 @@ static bool rotate_list(importer *p, bool stack)
     return any && join(p, n, x, stack);
 }
 
+/* Known numbers, or a buffer; a persistent one of one dimension is rather a constant of the tape. */
+static bool is_constant(const importer *p, const tensor *t)
+{
+    int64_t size[HVT__PT2_DIMS];
+    int wide = 0;
+
+    for (int i = hvt__pt2_sizes(p->file, t->name, HVT__PT2_DIMS, size) - 1; i >= 0; i--)
+        wide += size[i] > 1;
+    return t->known || (t->state && t->constant && (!t->persistent || wide > 1));
+}
+
 /* Two tensors: of a product one, of a sum both are rotated. */
 static bool rotate_two(importer *p, move is)
 {
@@ -521,9 +567,9 @@ static bool rotate_two(importer *p, move is)
     if (p->failed || !t[0] || !t[1])
         return p->failed;
     if (is == MULTIPLY) {
-        const int of = t[0]->kind == HVT__PT2_VALUE && (t[0]->known || (t[0]->state && t[0]->constant));
+        const int of = is_constant(p, t[0]);
 
-        if (!t[!of]->known && !(t[!of]->state && t[!of]->constant))
+        if (!is_constant(p, t[!of]))
             return false;
         x[of] = elements(p, t[of]);
         return x[of] ? multiply(p, x[of], t[!of]) : p->failed;
@@ -549,7 +595,10 @@ bool hvt__pt2_rotates(importer *p)
         done = rotate_two(p, is);
     } else {
         t = hvt__pt2_uncut(p, hvt__pt2_first_argument(p));
-        x = p->failed ? NULL : elements(p, t);
+        if (p->failed || (is == VIEW && t && t->kind == HVT__PT2_VALUE && !has_heads(&t->axes)))
+            x = NULL;
+        else
+            x = elements(p, t);
         done = p->failed || (x && (is == SLICE    ? slice(p, x)
                                    : is == PARTS  ? parts(p, x)
                                    : is == NEGATE ? negate(p, x)
@@ -557,6 +606,7 @@ bool hvt__pt2_rotates(importer *p)
                                                   : same(p, x)));
     }
     p->rotating = false;
+    forget_begun(p);
     return done || p->failed;
 }
 
@@ -601,8 +651,8 @@ static bool find_factors(importer *p, const rotated *x, hvt_rotary_opts *ret)
             other[row + c] = e->times[k];
         }
     } while (hvt__pt2_next(n, x->size, at));
-    *ret = (hvt_rotary_opts){.width = width, .apart = apart ? apart : 1, .own = own, .other = other};
-    return apart || width % 2 == 0;
+    *ret = (hvt_rotary_opts){.width = width, .apart = apart, .own = own, .other = other};
+    return apart > 0;
 }
 
 /* t is v now, which lies as what was rotated. */
@@ -624,9 +674,15 @@ static tensor *build_anew(importer *p, tensor *t)
     const operation *before = p->operation;
     const char *name = t->name;
 
-    p->node = t->rotated->node;
+    if (t->rotated)
+        t->rotated->begun = true;
+    t->rotated = NULL;
+    forget_begun(p);
+    p->node = t->maker;
     p->operation = hvt__pt2_operation(hvt__pt2_target(p->node));
-    if (p->operation)
+    if (t->changes != p->changes)
+        hvt__pt2_refuse(p, "constants are changed in place between it and what reads it");
+    else if (p->operation)
         p->operation->build(p);
     else
         hvt__pt2_refuse(p, "it is known of constants and of rotary embeddings alone");
@@ -641,11 +697,8 @@ tensor *hvt__pt2_as_rotary(importer *p, tensor *t)
     tensor *of;
     int shape[3];
 
-    if (!t->rotated) {
-        hvt__pt2_refuse(p, "it reads %s, a part of a rotary embedding, after another operation has read that",
-                        t->name);
-        return NULL;
-    }
+    if (!t->rotated)
+        return build_anew(p, t);
     if (!find_factors(p, t->rotated, &o))
         return p->failed ? NULL : build_anew(p, t);
     of = &p->tensor[t->rotated->of];
