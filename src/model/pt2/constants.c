@@ -338,8 +338,10 @@ static known *part_of(importer *p, const known *x, int dim, int64_t first, int64
     k->size[dim] = (end - first + step - 1) / step;
     k->number.x = x->number.x ? x->number.x + first * x->number.stride[dim] : NULL;
     k->element.x = x->element.x ? x->element.x + first * x->element.stride[dim] : NULL;
-    k->number.stride[dim] *= step;
-    k->element.stride[dim] *= step;
+    if (k->size[dim] > 1) { /* then a step is within the dimension */
+        k->number.stride[dim] *= step;
+        k->element.stride[dim] *= step;
+    }
     return k;
 }
 
