@@ -328,10 +328,9 @@ static known *part_of(importer *p, const known *x, int dim, int64_t first, int64
 {
     known *k;
 
-    first += first < 0 ? x->size[dim] : 0;
-    end += end < 0 ? x->size[dim] : 0;
-    first = first < 0 ? 0 : first > x->size[dim] ? x->size[dim] : first;
-    end = end < first ? first : end > x->size[dim] ? x->size[dim] : end;
+    first = hvt__pt2_within(first, x->size[dim]);
+    end = hvt__pt2_within(end, x->size[dim]);
+    end = end < first ? first : end;
     k = view_of(p, x);
     if (!k)
         return NULL;
@@ -396,14 +395,6 @@ static void select_one(importer *p)
 
 enum { MANY = 64 };
 
-/* How many outputs are a list. */
-static int outputs(const importer *p)
-{
-    const json_t *out = json_array_get(json_object_get(p->node, "outputs"), 0);
-
-    return (int)json_array_size(json_object_get(out, "as_tensors"));
-}
-
 /* chunk, split, unbind: parts of a dimension, whose sizes the outputs say; unbind's have lost it. */
 static void parts(importer *p)
 {
@@ -414,7 +405,7 @@ static void parts(importer *p)
     if (!x)
         return;
     dim = dimension(p, "dim", 0, x->ndim);
-    for (int i = 0; i < outputs(p) && !p->failed; i++) {
+    for (int i = 0; i < hvt__pt2_outs(p) && !p->failed; i++) {
         const char *name = hvt__pt2_out_name(p, i);
         const int n = name ? hvt__pt2_sizes(p->file, name, HVT__PT2_DIMS, size) : -1;
         const int64_t count = n == x->ndim ? size[dim] : 1;
@@ -495,8 +486,8 @@ static void meshgrid(importer *p)
     const int n = list(p, x);
     int64_t size[HVT__PT2_DIMS], at[HVT__PT2_DIMS];
 
-    if (n > HVT__PT2_DIMS || n != outputs(p))
-        hvt__pt2_refuse(p, "it has %d tensors and %d outputs", n, outputs(p));
+    if (n > HVT__PT2_DIMS || n != hvt__pt2_outs(p))
+        hvt__pt2_refuse(p, "it has %d tensors and %d outputs", n, hvt__pt2_outs(p));
     for (int i = 0; i < n && !p->failed; i++) {
         const int own = exchanged && n > 1 && i < 2 ? 1 - i : i;
         const char *name = hvt__pt2_out_name(p, i);
@@ -595,7 +586,7 @@ static void cumulate(importer *p)
 
 /* ---- arithmetic ---- */
 
-enum { ADD, SUB, MUL, DIV, FLOOR_DIV, TRUNC_DIV, REMAINDER, POW, EQ, NE, GE, GT, LE, LT };
+enum { ADD, SUB, MUL, DIV, FLOOR_DIV, TRUNC_DIV, REMAINDER, EQ, NE, GE, GT, LE, LT };
 
 /* Of the divisor's sign. */
 static double remainder_of(double a, double b)
@@ -622,8 +613,6 @@ static double apply(int of, double a, double b)
         return trunc(a / b);
     case REMAINDER:
         return remainder_of(a, b);
-    case POW:
-        return pow(a, b);
     case EQ:
         return a == b;
     case NE:
@@ -730,7 +719,7 @@ static void power(importer *p)
         do {
             double *to = hvt__pt2_element(&k->number, k->ndim, at);
 
-            *to = powers ? apply(POW, base, *to) : apply(POW, *to, exponent);
+            *to = powers ? pow(base, *to) : pow(*to, exponent);
         } while (hvt__pt2_next(k->ndim, k->size, at));
     out_numbers(p, k);
 }

@@ -295,6 +295,13 @@ int hvt__pt2_tensors(importer *p, const char *name, int most, const tensor **ret
 
 /* ---- outputs ---- */
 
+int hvt__pt2_outs(const importer *p)
+{
+    const json_t *out = json_array_get(json_object_get(p->node, "outputs"), 0);
+
+    return (int)json_array_size(json_object_get(out, "as_tensors"));
+}
+
 const char *hvt__pt2_out_name(const importer *p, int i)
 {
     const json_t *out = json_object_get(p->node, "outputs"),

@@ -155,6 +155,13 @@ static inline int hvt__pt2_index(const importer *p, const tensor *t)
     return (int)(t - p->tensor);
 }
 
+/* A place, counted from the end if negative, and within 0 to size. */
+static inline int64_t hvt__pt2_within(int64_t at, int64_t size)
+{
+    at += at < 0 ? size : 0;
+    return at < 0 ? 0 : at > size ? size : at;
+}
+
 /* NULL: there is none */
 const operation *hvt__pt2_operation(const char *target);
 /* Is this its name, or that of its way in place? */
@@ -196,6 +203,7 @@ int hvt__pt2_tensors(importer *p, const char *name, int most, const tensor **ret
 
 /* ---- its outputs ---- */
 
+int hvt__pt2_outs(const importer *p);                          /* of a list: how many */
 const char *hvt__pt2_out_name(const importer *p, int i);       /* in the graph */
 int hvt__pt2_out_sizes(importer *p, int i, int64_t *ret_size); /* in the example: how many */
 /* The same where the first one need not be the batch. */

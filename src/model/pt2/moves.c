@@ -651,7 +651,7 @@ static void stack(importer *p)
 static void chunk(importer *p)
 {
     const tensor *x = hvt__pt2_tensor(p, "self");
-    const json_t *out = json_object_get(json_array_get(json_object_get(p->node, "outputs"), 0), "as_tensors");
+    const int outs = hvt__pt2_outs(p);
     int first = 0, dim = hvt__pt2_int(p, "dim", 0);
     tensor whole;
 
@@ -661,7 +661,7 @@ static void chunk(importer *p)
         int64_t size[HVT__PT2_DIMS], block = 0;
 
         for (int pass = 0; pass < 2; pass++, first = 0) {
-            for (int i = 0; i < (int)json_array_size(out) && !p->failed && !p->mistaken; i++) {
+            for (int i = 0; i < outs && !p->failed && !p->mistaken; i++) {
                 if (hvt__pt2_any_sizes(p, i, size) != x->axes.ndim || size[dim] > INT_MAX - first)
                     hvt__pt2_refuse(p, "its outputs have other dimensions than its input");
                 else if (!pass)
@@ -676,7 +676,7 @@ static void chunk(importer *p)
         return;
     }
     whole = along_channels(p, x, &dim);
-    for (int i = 0; i < (int)json_array_size(out) && !p->failed && !p->mistaken; i++) {
+    for (int i = 0; i < outs && !p->failed && !p->mistaken; i++) {
         int64_t size[HVT__PT2_DIMS];
         tensor part = whole;
 
@@ -699,13 +699,6 @@ static void chunk(importer *p)
 }
 
 /* ---- parts of an axis, and pads ---- */
-
-/* Counted from the end if negative, and within 0 to size. */
-static int64_t within(int64_t at, int64_t size)
-{
-    at += at < 0 ? size : 0;
-    return at < 0 ? 0 : at > size ? size : at;
-}
 
 /* Elements first, first + step ... before `end` of one axis. */
 static hvt_value part_of(importer *p, hvt_value x, char axis, int size, int first, int end, int step)
@@ -765,9 +758,11 @@ static void cut(importer *p, int i, int dim, int64_t first, int64_t end, int64_t
     char axis;
 
     if (t && t->copied && n == 1 && step == 1) {
-        x = (tensor){
-            .kind = HVT__PT2_PART, .of = hvt__pt2_index(p, t), .v = -1, .first = (int)within(first, in[0])};
-        x.count = (int)within(end, in[0]) - x.first;
+        x = (tensor){.kind = HVT__PT2_PART,
+                     .of = hvt__pt2_index(p, t),
+                     .v = -1,
+                     .first = (int)hvt__pt2_within(first, in[0])};
+        x.count = (int)hvt__pt2_within(end, in[0]) - x.first;
         hvt__pt2_out(p, i, x, t);
         return;
     }
@@ -778,8 +773,8 @@ static void cut(importer *p, int i, int dim, int64_t first, int64_t end, int64_t
         hvt__pt2_refuse(p, "it takes every %lld-th of dimension %d of %d", (long long)step, dim, n);
         return;
     }
-    first = within(first, in[dim]);
-    end = within(end, in[dim]);
+    first = hvt__pt2_within(first, in[dim]);
+    end = hvt__pt2_within(end, in[dim]);
     if (hvt__pt2_has(&t->axes, dim, 'N') && (first > 0 || end < in[dim] || step > 1))
         hvt__pt2_refuse(p, "it takes a part of the batch; expected parts of images");
     to = hvt__pt2_any_sizes(p, i, out);
@@ -836,9 +831,9 @@ static void select_one(importer *p)
 /* All elements of a dimension, each a tensor. */
 static void unbind(importer *p)
 {
-    const json_t *out = json_object_get(json_array_get(json_object_get(p->node, "outputs"), 0), "as_tensors");
+    const int outs = hvt__pt2_outs(p);
 
-    for (int i = 0; i < (int)json_array_size(out) && !p->failed && !p->mistaken; i++)
+    for (int i = 0; i < outs && !p->failed && !p->mistaken; i++)
         if (hvt__pt2_is_read(p, i))
             cut(p, i, hvt__pt2_int(p, "dim", 0), i, i + 1, 1);
 }

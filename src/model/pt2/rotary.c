@@ -16,8 +16,8 @@ typedef struct term {
 
 struct hvt__pt2_rotated {
     struct hvt__pt2_rotated *next;
-    int of;     /* the number of the tensor that is rotated */
-    bool begun; /* they are these themselves, and no tensor's */
+    int of;      /* the number of the tensor that is rotated */
+    bool unused; /* they are no tensor's */
     int depth, ndim;
     int64_t size[HVT__PT2_DIMS];
     bool shared[HVT__PT2_DIMS]; /* the batch or the heads, which are all alike: size is 1 */
@@ -87,10 +87,11 @@ static rotated *make(importer *p, const rotated *like, int ndim, const int64_t *
     return y;
 }
 
-static void forget_begun(importer *p)
+/* Free those that no tensor has. */
+static void sweep(importer *p)
 {
     for (rotated **link = &p->rotated, *x; (x = *link);) {
-        if (!x->begun) {
+        if (!x->unused) {
             link = &x->next;
             continue;
         }
@@ -100,30 +101,22 @@ static void forget_begun(importer *p)
     }
 }
 
-/* Those of tensor `of`; -1: all. */
+/* Those of tensor `of`. */
 static void forget(importer *p, int of)
 {
-    rotated **link = &p->rotated;
-
-    for (int i = 0; i < p->ntensor && of >= 0; i++)
+    for (int i = 0; i < p->ntensor; i++)
         if (p->tensor[i].kind == HVT__PT2_ROTATED && p->tensor[i].rotated && p->tensor[i].rotated->of == of)
             p->tensor[i].rotated = NULL;
-    while (*link) {
-        rotated *x = *link;
-
-        if (of >= 0 && x->of != of) {
-            link = &x->next;
-            continue;
-        }
-        *link = x->next;
-        p->elements -= x->n;
-        free(x);
-    }
+    for (rotated *x = p->rotated; x; x = x->next)
+        x->unused = x->unused || x->of == of;
+    sweep(p);
 }
 
 void hvt__pt2_forget_rotated(importer *p)
 {
-    forget(p, -1);
+    for (rotated *x = p->rotated; x; x = x->next)
+        x->unused = true;
+    sweep(p);
 }
 
 /* How many elements dimension i walks along. */
@@ -156,7 +149,7 @@ static rotated *begin(importer *p, const tensor *t)
     if (!y)
         return NULL;
     y->of = hvt__pt2_index(p, t);
-    y->begun = true;
+    y->unused = true;
     do
         y->term[i++] = (term){{(int32_t)(at[f.tokens] * size[f.width] + at[f.width]), -1}, {1, 0}};
     while (hvt__pt2_next(n, size, at));
@@ -248,9 +241,8 @@ static bool slice(importer *p, const rotated *x)
             return false;
         return out(p, 0, part_of(p, x, dim, 0, 1, 1));
     }
-    first += first < 0 ? size : 0, end += end < 0 ? size : 0;
-    first = first < 0 ? 0 : first > size ? size : first;
-    end = end < first ? first : end > size ? size : end;
+    first = hvt__pt2_within(first, size), end = hvt__pt2_within(end, size);
+    end = end < first ? first : end;
     return out(p, 0, part_of(p, x, dim, first, (end - first + step - 1) / step, step));
 }
 
@@ -265,9 +257,7 @@ static void reduce(rotated *x, int dim)
 /* chunk, split, unbind */
 static bool parts(importer *p, const rotated *x)
 {
-    const json_t *list =
-        json_object_get(json_array_get(json_object_get(p->node, "outputs"), 0), "as_tensors");
-    const int dim = dimension(p, x->ndim), many = (int)json_array_size(list);
+    const int dim = dimension(p, x->ndim), many = hvt__pt2_outs(p);
     int64_t size[HVT__PT2_DIMS], first = 0;
 
     if (dim < 0 || dim >= x->ndim || x->shared[dim])
@@ -334,8 +324,7 @@ static bool view(importer *p, const rotated *x)
 
 static bool same(importer *p, const rotated *x)
 {
-    const char *kind, *in = json_string_value(
-                          json_object_get(hvt__pt2_arg(p->node, hvt__pt2_first_argument(p), &kind), "name"));
+    const char *in = first_name(p);
 
     if (!in || hvt__pt2_type(p->file, in) != hvt__pt2_type(p->file, hvt__pt2_out_name(p, 0)))
         return false;
@@ -496,9 +485,9 @@ static const char *only_computed(const importer *p)
 
 hvt_status hvt__pt2_find_rotations(importer *p)
 {
-    bool fits = (p->may_rotate = json_object());
+    bool noted = (p->may_rotate = json_object());
 
-    for (size_t i = p->file->nneeded; i-- > 0 && fits;) {
+    for (size_t i = p->file->nneeded; i-- > 0 && noted;) {
         const char *name, *of = NULL;
         move is;
 
@@ -510,10 +499,10 @@ hvt_status hvt__pt2_find_rotations(importer *p)
             of = first_name(p);
         for (int k = 0; is >= SLICE && is <= SAME && !of && (name = hvt__pt2_out_name(p, k)); k++)
             of = json_object_get(p->may_rotate, name) ? first_name(p) : NULL;
-        fits = !of || json_object_set_new(p->may_rotate, of, json_true()) == 0;
+        noted = !of || json_object_set_new(p->may_rotate, of, json_true()) == 0;
     }
     p->node = NULL;
-    HVT_CHECK(fits, E_MEM, "%s: no memory for names", p->file->path);
+    HVT_CHECK(noted, E_MEM, "%s: no memory for names", p->file->path);
     return HVT_OK;
 }
 
@@ -606,7 +595,7 @@ bool hvt__pt2_rotates(importer *p)
                                                   : same(p, x)));
     }
     p->rotating = false;
-    forget_begun(p);
+    sweep(p);
     return done || p->failed;
 }
 
@@ -675,9 +664,9 @@ static tensor *build_anew(importer *p, tensor *t)
     const char *name = t->name;
 
     if (t->rotated)
-        t->rotated->begun = true;
+        t->rotated->unused = true;
     t->rotated = NULL;
-    forget_begun(p);
+    sweep(p);
     p->node = t->maker;
     p->operation = hvt__pt2_operation(hvt__pt2_target(p->node));
     if (t->changes != p->changes)
