@@ -220,15 +220,15 @@ struct hvt_elementwise {
     void (*ema)(size_t n, float share, const float *w, float *ema); /* share 1: a copy */
     size_t (*first_bad)(size_t n, const float *g); /* index of the first that is not finite; n: none */
 
-    /* Chan, Golub and LeVeque 1979: merge the statistics of parts, stored one after the other, in order:
+    /* Chan, Golub and LeVeque 1979: merge the statistics of parts, stored `stride` floats apart, in order:
      * `step` rows each, and the last one what is left of `rows` */
-    void (*bn_join)(int parts, size_t step, size_t rows, int cols, const float *mean, const float *m2,
-                    double *ret_mean, double *ret_m2);
+    void (*bn_join)(int parts, size_t stride, size_t step, size_t rows, int cols, const float *mean,
+                    const float *m2, double *ret_mean, double *ret_m2);
     /* from the merged statistics of `rows` rows: a's mean, rstd and moments, k's scale */
     void (*bn_finish)(const hvt_bn_args *a, size_t rows, const double *mean, const double *m2, int col,
                       int cols, hvt_bn_consts k);
-    /* from the sums of all parts, stored one after the other: a's dgamma and dbeta, k's share and slope */
-    void (*bn_grad_finish)(const hvt_bn_grad_args *a, size_t rows, int parts, const float *sum,
+    /* from the sums of all parts, stored so, too: a's dgamma and dbeta, k's share and slope */
+    void (*bn_grad_finish)(const hvt_bn_grad_args *a, size_t rows, int parts, size_t stride, const float *sum,
                            const float *dot, int col, int cols, hvt_bn_consts k);
     void (*bn_running)(size_t n, float rate, float scale, const float *moments, float *run);
 

@@ -1,12 +1,12 @@
 /*
  * The cpu device's ops on a matrix [rows, c]: batch norm, bias, loss.
  *
- * A matrix is split into *parts*, rows x columns, depending on its shape alone. A sum is taken part by part,
- * each by whichever thread is free, and the partial sums of a *segment*, the parts of the same columns, are
- * merged in their order in double, so the bits do not depend on threads. Wide rows have several segments; who
- * does the last part of one merges it, while others still do theirs. In a second pass each thread visits its
- * parts in reverse order, since the last ones are still in its cache. If rows are few and wide, a segment is
- * one part, and goes through both passes while it is in the cache.
+ * A matrix is split into *parts*, depending on its shape alone. A sum is taken part by part, each by whichever
+ * thread is free, and partial sums are merged in the order of parts in double, so the bits do not depend on
+ * threads. A part is some whole rows, as memory is read fastest from one end to the other (pieces of 1 KiB on
+ * Zen 3: half as fast). In a second pass each thread visits its parts in reverse order, since the last ones
+ * are still in its cache. If rows are few and wide, a part is some columns of all of them, and goes through
+ * both passes while it is in the cache.
  */
 #include "base_impl.h"
 #include "cpu_impl.h"
@@ -16,46 +16,42 @@
 #include <math.h>
 #include <stdatomic.h>
 
-enum { MOST_SEGMENTS = 256 };
-
 typedef struct cut {
     size_t rows;   /* real rows */
     size_t step;   /* rows of a part */
     int c, cols;   /* columns; of a part */
-    int row_parts; /* of a segment */
+    int row_parts; /* parts of the same columns: 1, or all of them */
     int parts;
 } cut;
 
-/* Parts of `cols` columns and as many rows as suit all of them. */
-static cut cut_into(const hvt_typed *el, hvt_rows r, int c, int cols)
+/* Parts of whole rows. */
+static cut cut_rows(const hvt_typed *el, hvt_rows r, int c)
 {
-    enum { LEAST = 64, FEW = 8192, MANY = 32768 /* elements of a part */, PARTS = 64 };
+    enum { LEAST = 32, FEW = 8192, MANY = 32768 /* elements of a part */, PARTS = 64 };
     const size_t rows = (size_t)r.blocks * r.real, unit = 8 * (size_t)el->row_step(c),
                  share = rows * (size_t)c / PARTS,
                  elements = share < FEW    ? FEW
                             : share < MANY ? share
                                            : MANY;
     const size_t most = HVT_PART_FLOATS / c < HVT_PARTS ? HVT_PART_FLOATS / c : HVT_PARTS;
-    size_t step = elements / cols > LEAST ? elements / cols : LEAST;
-    cut k = {.rows = rows, .c = c, .cols = cols};
+    size_t step = elements / c > LEAST ? elements / c : LEAST;
+    cut k = {.rows = rows, .c = c, .cols = c};
 
     step = (rows + most - 1) / most > step ? (rows + most - 1) / most : step;
     k.step = (step + unit - 1) / unit * unit;
     k.row_parts = rows ? (int)((rows + k.step - 1) / k.step) : 1;
-    k.parts = k.row_parts * ((c + cols - 1) / cols);
+    k.parts = k.row_parts;
     return k;
 }
 
 static cut cut_matrix(const hvt_typed *el, hvt_rows r, int c)
 {
-    enum { FEW = 512, MANY = 256, LEAST = 64, ELEMENTS = 131072, PARTS = 8 };
+    enum { FEW = 512, WIDE = 256, LEAST = 64, ELEMENTS = 131072, PARTS = 8 };
     const size_t rows = (size_t)r.blocks * r.real;
     int cols;
 
-    if (rows > FEW || c < MANY || !rows) {
-        cols = c < 2 * MANY ? c : MANY;
-        return cut_into(el, r, c, c / cols < MOST_SEGMENTS ? cols : c);
-    }
+    if (rows > FEW || c < WIDE || !rows)
+        return cut_rows(el, r, c);
     cols = (int)(ELEMENTS / rows) < c / PARTS ? (int)(ELEMENTS / rows) : c / PARTS;
     cols = cols < LEAST ? LEAST : cols / LEAST * LEAST;
     return (cut){rows, rows, c, cols, 1, (c + cols - 1) / cols};
@@ -101,69 +97,95 @@ typedef struct bn {
                                            compute; else NULL */
     bool keep;                          /* the first pass stores dz in dresidual */
     bool moments;                       /* there is no second pass: forward's is to leave its moments */
-    atomic_int left[MOST_SEGMENTS];     /* parts of a segment whose sums are not there yet */
+    bool together;                      /* all threads merge sums, after the first pass */
+    atomic_int left;                    /* parts whose sums are not there yet */
 } bn;
 
 static hvt_status begin(hvt_device *d, hvt_dtype t, hvt_rows rows, int c, bn *ret_bn)
 {
+    enum { MANY = 16384 }; /* sums that one thread alone merges while the others wait */
     const hvt_cpu *cpu = hvt__cpu(d);
     const hvt_typed *in = cpu->isa->el->in[t];
     hvt_scratch *s = cpu->scratch;
+    const cut k = cut_matrix(in, rows, c);
 
     HVT_TRY(check_channels(c, HVT_CHANNELS));
     *ret_bn = (bn){.el = cpu->isa->el,
                    .in = in,
                    .pool = cpu->pool,
                    .s = s,
-                   .k = cut_matrix(in, rows, c),
-                   .consts = {s->consts[0], s->consts[1], s->consts[2]}};
-    for (int i = 0; i < ret_bn->k.parts / ret_bn->k.row_parts; i++)
-        ret_bn->left[i] = ret_bn->k.row_parts;
+                   .k = k,
+                   .consts = {s->consts[0], s->consts[1], s->consts[2]},
+                   .together = (long)k.row_parts * c > MANY && k.row_parts > 1,
+                   .left = k.parts};
     return HVT_OK;
 }
 
-/* Where part i stores its sums: one part of a segment after the other. */
+/* Where part i stores its sums: one part after the other. */
 static float *sums_of(const bn *b, int which, int i)
 {
     const hvt_part p = part_at(&b->k, i);
 
-    return b->s->part[which] + (size_t)b->k.row_parts * p.col + (size_t)(i % b->k.row_parts) * p.cols;
+    return b->s->part[which] + (size_t)(i % b->k.row_parts) * p.cols + (b->k.row_parts > 1 ? 0 : p.col);
 }
 
-/* The first part of the segment that part i was the last one of; -1: others are not done. */
-static int complete(bn *b, int i)
+/* Merge what all parts left of `cols` columns from `col` on. */
+static void merge(const bn *b, int col, int cols)
 {
-    const int segment = i / b->k.row_parts;
+    const float *sum = b->s->part[0] + col, *dot = b->s->part[1] + col;
+    double *mean = b->s->sum + col, *m2 = b->s->sum + b->k.c + col;
 
-    return atomic_fetch_sub(&b->left[segment], 1) == 1 ? segment * b->k.row_parts : -1;
-}
-
-/* Merge the statistics of the segment that begins with part i. */
-static void finish(const bn *b, int i)
-{
-    const hvt_part p = part_at(&b->k, i);
-    double *mean = b->s->sum + p.col, *m2 = b->s->sum + b->k.c + p.col;
-
-    b->el->bn_join(b->k.rows ? b->k.row_parts : 0, b->k.step, b->k.rows, p.cols, sums_of(b, 0, i),
-                   sums_of(b, 1, i), mean, m2);
-    if (!b->moments) {
-        b->el->bn_finish(b->fwd, b->k.rows, mean, m2, p.col, p.cols, b->consts);
+    if (b->sums) {
+        b->el->bn_grad_finish(b->sums, b->k.rows, b->k.row_parts, (size_t)b->k.c, sum, dot, col, cols,
+                              b->consts);
         return;
     }
-    for (int c = 0; c < p.cols; c++) {
-        b->fwd->moments[p.col + c] = (float)mean[c];
-        b->fwd->moments[b->k.c + p.col + c] = (float)m2[c];
+    b->el->bn_join(b->k.rows ? b->k.row_parts : 0, (size_t)b->k.c, b->k.step, b->k.rows, cols, sum, dot, mean,
+                   m2);
+    if (!b->moments) {
+        b->el->bn_finish(b->fwd, b->k.rows, mean, m2, col, cols, b->consts);
+        return;
     }
+    for (int c = 0; c < cols; c++) {
+        b->fwd->moments[col + c] = (float)mean[c];
+        b->fwd->moments[b->k.c + col + c] = (float)m2[c];
+    }
+}
+
+enum { MERGED = 64 }; /* columns of a job */
+
+static void merge_job(void *ctx, int i, int thread)
+{
+    const bn *b = ctx;
+
+    merge(b, i * MERGED, b->k.c - i * MERGED < MERGED ? b->k.c - i * MERGED : MERGED);
+}
+
+/* After part i's sums. */
+static void finish_part(bn *b, int i)
+{
+    const hvt_part p = part_at(&b->k, i);
+
+    if (b->k.row_parts == 1)
+        merge(b, p.col, p.cols);
+    else if (!b->together && atomic_fetch_sub(&b->left, 1) == 1)
+        merge(b, 0, b->k.c);
+}
+
+/* The pass that leaves sums, and what is merged from them. */
+static void run_sums(bn *b, hvt_job_fn *job)
+{
+    hvt__parallel_for(b->pool, b->k.parts, job, b);
+    if (b->together)
+        hvt__parallel_for(b->pool, (b->k.c + MERGED - 1) / MERGED, merge_job, b);
 }
 
 static void stats_job(void *ctx, int i, int thread)
 {
     bn *b = ctx;
-    int first;
 
     b->in->bn_stats(b->fwd->rows, b->k.c, b->fwd->x, part_at(&b->k, i), sums_of(b, 0, i), sums_of(b, 1, i));
-    if ((first = complete(b, i)) >= 0)
-        finish(b, first);
+    finish_part(b, i);
 }
 
 static void apply(const hvt_bn_args *a, const hvt_typed *in, hvt_bn_consts k, hvt_part p)
@@ -217,7 +239,7 @@ hvt_status hvt__bn_train_cpu(hvt_device *d, const hvt_bn_args *a)
 
     HVT_TRY(begin(d, a->type, a->rows, a->c, &b));
     b.fwd = a;
-    hvt__parallel_for(b.pool, b.k.parts, a->y && b.k.row_parts == 1 ? train_columns_job : stats_job, &b);
+    run_sums(&b, a->y && b.k.row_parts == 1 ? train_columns_job : stats_job);
     if (a->y && b.k.row_parts > 1)
         hvt__parallel_for(b.pool, b.k.parts, apply_job, &b);
     return HVT_OK;
@@ -231,7 +253,7 @@ hvt_status hvt__bn_moments_cpu(hvt_device *d, const hvt_bn_args *a)
     HVT_TRY(begin(d, a->type, a->rows, a->c, &b));
     b.fwd = a;
     b.moments = true;
-    hvt__parallel_for(b.pool, b.k.parts, stats_job, &b);
+    run_sums(&b, stats_job);
     return HVT_OK;
 }
 
@@ -253,14 +275,11 @@ static void sums_job(void *ctx, int i, int thread)
 {
     bn *b = ctx;
     const hvt_part p = part_at(&b->k, i);
-    int first;
 
     if (b->mapped)
         b->in->bn_slope[b->mapped->map->f](b->mapped, b->consts, p);
     b->in->bn_sums(b->sums, b->consts, p, b->keep, sums_of(b, 0, i), sums_of(b, 1, i));
-    if ((first = complete(b, i)) >= 0)
-        b->el->bn_grad_finish(b->sums, b->k.rows, b->k.row_parts, sums_of(b, 0, first), sums_of(b, 1, first),
-                              p.col, p.cols, b->consts);
+    finish_part(b, i);
 }
 
 static void dx_job(void *ctx, int job, int thread)
@@ -309,7 +328,7 @@ hvt_status hvt__bn_sums_cpu(hvt_device *d, const hvt_bn_grad_args *a)
     bn b;
 
     HVT_TRY(begin_backward(d, a, &second, &b));
-    hvt__parallel_for(b.pool, b.k.parts, sums_job, &b);
+    run_sums(&b, sums_job);
     return HVT_OK;
 }
 
@@ -335,7 +354,7 @@ hvt_status hvt__bn_backward_cpu(hvt_device *d, const hvt_bn_grad_args *a)
     bn b;
 
     HVT_TRY(begin_backward(d, a, &second, &b));
-    hvt__parallel_for(b.pool, b.k.parts, b.k.row_parts == 1 ? backward_columns_job : sums_job, &b);
+    run_sums(&b, b.k.row_parts == 1 ? backward_columns_job : sums_job);
     if (b.k.row_parts > 1)
         hvt__parallel_for(b.pool, b.k.parts, dx_job, &b);
     return HVT_OK;
@@ -377,7 +396,7 @@ hvt_status hvt__bias_forward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype 
     bias job = {.in = cpu->isa->el->in[t], .rows = rows, .b = b, .y = y};
 
     HVT_TRY(check_channels(c, HVT_PART_FLOATS));
-    job.k = cut_into(job.in, rows, c, c);
+    job.k = cut_rows(job.in, rows, c);
     hvt__parallel_for(cpu->pool, job.k.parts, bias_forward_job, &job);
     return HVT_OK;
 }
@@ -396,7 +415,7 @@ hvt_status hvt__bias_backward_cpu(hvt_device *d, hvt_rows rows, int c, hvt_dtype
     bias job = {.in = cpu->isa->el->in[t], .rows = rows, .dy = dy, .part = cpu->scratch->part[0]};
 
     HVT_TRY(check_channels(c, HVT_PART_FLOATS));
-    job.k = cut_into(job.in, rows, c, c);
+    job.k = cut_rows(job.in, rows, c);
     hvt__parallel_for(cpu->pool, job.k.parts, bias_backward_job, &job);
     for (int i = 0; i < c; i++) {
         double sum = 0;

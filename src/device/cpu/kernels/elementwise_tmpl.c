@@ -110,14 +110,14 @@ static size_t first_bad(size_t n, const float *g)
     return n;
 }
 
-static void bn_join(int parts, size_t step, size_t rows, int cols, const float *mean, const float *m2,
-                    double *ret_mean, double *ret_m2)
+static void bn_join(int parts, size_t stride, size_t step, size_t rows, int cols, const float *mean,
+                    const float *m2, double *ret_mean, double *ret_m2)
 {
     double n = 0;
 
     for (int i = 0; i < cols; i++)
         ret_mean[i] = ret_m2[i] = 0;
-    for (int p = 0; p < parts; p++, mean += cols, m2 += cols) {
+    for (int p = 0; p < parts; p++, mean += stride, m2 += stride) {
         double k = (double)(p < parts - 1 ? step : rows - p * step), all = n + k, to_mean = k / all,
                to_m2 = n * k / all;
 
@@ -152,7 +152,7 @@ static void bn_finish(const hvt_bn_args *a, size_t rows, const double *mean, con
     }
 }
 
-static void bn_grad_finish(const hvt_bn_grad_args *a, size_t rows, int parts, const float *sum,
+static void bn_grad_finish(const hvt_bn_grad_args *a, size_t rows, int parts, size_t stride, const float *sum,
                            const float *dot, int col, int cols, hvt_bn_consts k)
 {
     enum { SOME = 64 }; /* channels at a time: their sums stay in registers or close */
@@ -164,8 +164,8 @@ static void bn_grad_finish(const hvt_bn_grad_args *a, size_t rows, int parts, co
 
         for (int p = 0; p < parts; p++)
             for (int i = 0; i < count; i++) {
-                s[i] += sum[(size_t)p * cols + first + i];
-                d[i] += dot[(size_t)p * cols + first + i];
+                s[i] += sum[(size_t)p * stride + first + i];
+                d[i] += dot[(size_t)p * stride + first + i];
             }
         for (int i = 0; i < count; i++) {
             const int c = col + first + i;
