@@ -18,29 +18,46 @@
 
 /* ---- what they are made of ---- */
 
-/* e^x for x from -87 to 89: 2^n * e^r, |r| <= ln2/2, e^r by its Taylor polynomial to r^7 (error below one
- * unit in the last place). exp(0) is 1 exactly, and infinite where no float is as large; a NaN stays one. */
-INLINE F exp_within(F x)
+/* e^x for x from -87 to 88: 2^n * e^r, |r| <= ln2/2; e^r - 1 - r is r^2 times a polynomial, in an order in
+ * which few of its steps wait for each other (error below one unit in the last place). exp(0) is 1 exactly.
+ * Without f_scale a NaN may become a number: keep_nan(). */
+INLINE F exp_finite(F x)
 {
     const float magic = 0x1.8p23f; /* adding it rounds to an integer and leaves that in the low bits */
     F shifted = f_fma(x, f_splat(0x1.715476p0f), f_splat(magic)), n = shifted - magic;
-    F r = f_fma(n, f_splat(-0x1.62e4p-1f), x), p = f_splat(1.0f / 5040);
+    F r = f_fma(n, f_splat(-0x1.62e4p-1f), x), p, square;
 
     r = f_fma(n, f_splat(-0x1.7f7d1cp-20f), r);
-    p = f_fma(p, r, f_splat(1.0f / 720));
-    p = f_fma(p, r, f_splat(1.0f / 120));
-    p = f_fma(p, r, f_splat(1.0f / 24));
-    p = f_fma(p, r, f_splat(1.0f / 6));
-    p = f_fma(p, r, f_splat(0.5f));
-    p = f_fma(p, r, f_splat(1));
-    p = f_fma(p, r, f_splat(1));
+    square = r * r;
+    p = f_fma(f_splat(0x1.6a2156p-10f), square, f_fma(f_splat(0x1.123b9cp-7f), r, f_splat(0x1.5558fcp-5f)));
+    p = f_fma(p, square, f_fma(f_splat(0x1.55549p-3f), r, f_splat(0x1.fffffcp-2f)));
+    p = 1 + f_fma(p, square, r);
 #ifdef f_scale
     return f_scale(p, n);
 #else
-    p = f_from_bits(f_bits(p) + ((f_bits(shifted) - f_bits(f_splat(magic))) << 23));
-    p = f_select((I)(x > 88.7228394f), f_splat(INFINITY), p);
-    return f_select((I)(x != x), x, p);
+    return f_from_bits(f_bits(p) + ((f_bits(shifted) - f_bits(f_splat(magic))) << 23));
 #endif
+}
+
+INLINE F keep_nan(F x, F y)
+{
+#ifdef f_scale
+    (void)x;
+    return y;
+#else
+    return f_select((I)(x != x), x, y);
+#endif
+}
+
+/* The same for x to 89, infinite where no float is as large; a NaN stays one. */
+INLINE F exp_within(F x)
+{
+    F p = exp_finite(x);
+
+#ifndef f_scale
+    p = f_select((I)(x > 88.7228394f), f_splat(INFINITY), p);
+#endif
+    return keep_nan(x, p);
 }
 
 /* e^x for x <= 0; below -87, where the result would be subnormal, it is 0 */
@@ -68,7 +85,7 @@ INLINE F f_keep_within(F y, F low, F high, F d) /* d where low < y < high, and w
 
 INLINE F sigmoid(F x)
 {
-    return 1 / (1 + exp_within(f_clamp(-x, f_splat(-87), f_splat(89))));
+    return keep_nan(x, 1 / (1 + exp_finite(f_clamp(-x, f_splat(-87), f_splat(88)))));
 }
 
 /* Cephes' tanhf: a polynomial where 1 - e^-2x would cancel. */

@@ -1,12 +1,12 @@
 /*
  * The cpu device's ops on a matrix [rows, c]: batch norm, bias, loss.
  *
- * A matrix is split into *parts*, depending on its shape alone. A sum is taken part by part, each by whichever
- * thread is free, and partial sums are merged in the order of parts in double, so the bits do not depend on
- * threads. A part is some whole rows, as memory is read fastest from one end to the other (pieces of 1 KiB on
- * Zen 3: half as fast). In a second pass each thread visits its parts in reverse order, since the last ones
- * are still in its cache. If rows are few and wide, a part is some columns of all of them, and goes through
- * both passes while it is in the cache.
+ * A matrix is split into *parts*, depending on its shape alone. A sum is taken part by part, each by
+ * whichever thread is free, and partial sums are merged in the order of parts in double, so the bits do not
+ * depend on threads. A part is some whole rows, as memory is read fastest from one end to the other (pieces
+ * of 1 KiB on Zen 3: half as fast). In a second pass each thread visits its parts in reverse order, since the
+ * last ones are still in its cache. If rows are few and wide, a part is some columns of all of them, and goes
+ * through both passes while it is in the cache.
  */
 #include "base_impl.h"
 #include "cpu_impl.h"

@@ -304,13 +304,12 @@ static void stats_of_columns(hvt_rows rows, int c, const void *x, hvt_part part,
     part_sums(rows, c, &g, part, mean, m2, OFF_MEAN, true);
     SPAN(part.cols, const F off = f_load(mean + i, lanes) * f_splat(1 / (float)n);
          const F square = f_load(m2 + i, lanes) - f_load(mean + i, lanes) * off;
-         f_store(m2 + i, f_relu(square), lanes);
-         f_store(mean + i, f_load(near + i, lanes) + off, lanes););
+         f_store(m2 + i, f_relu(square), lanes); f_store(mean + i, f_load(near + i, lanes) + off, lanes););
 }
 
 static void bn_stats(hvt_rows rows, int c, const void *x, hvt_part part, float *mean, float *m2)
 {
-    for (int i = 0; i < part.cols; i += NEAR) {
+    for (int i = 0; i < part.cols && part.first < part.end; i += NEAR) {
         const int cols = part.cols - i < NEAR ? part.cols - i : NEAR;
 
         stats_of_columns(rows, c, x, (hvt_part){part.first, part.end, part.col + i, cols}, mean + i, m2 + i);
