@@ -37,7 +37,7 @@ BATCH, CLASSES, STEPS, MOMENTUM, CLIP, DECAY = 6, 7, 10, 0.9, 1.0, 0.01
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 RATES = {"sgd": 0.0005, "adamw": 0.00001}  # AdamW moves each weight of a large net by as much
 # rates of nets that would hardly move
-LARGER = {"rotaries": 50, "selective": 100, "two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100, "pyramid": 100, "attentive": 300, "masked": 30, "turned": 30, "small_swin": 30, "small_swin_v2": 30, "small_maxvit": 30,
+LARGER = {"rotaries": 50, "selective": 100, "blocks": 100, "two_branches": 100, "gated": 100, "arithmetic": 100, "cropped": 100, "functions": 10, "shared": 300, "ties": 100, "scaled": 100, "pyramid": 100, "attentive": 300, "masked": 30, "turned": 30, "small_swin": 30, "small_swin_v2": 30, "small_maxvit": 30,
           "logarithms": 300, "tokens": 30, "queries": 30, "squeezenet1_0": 300, "squeezenet1_1": 300, "alexnet": 10,
           "vgg11": 100}
 BOUNDS = {"logits": 1e-4, "gradients": 1e-3, "losses": 1e-3}
@@ -413,6 +413,33 @@ class Tokens(nn.Module):
         return self.head(x[:, 0] + x[:, 1:-2].mean(1)) * 0.7
 
 
+class Blocks(nn.Module):
+    """Graphs within the graph: autocast() and no_grad(), one in the other, with several outputs of which two are
+    one tensor and one is an input."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.last = nn.Linear(8, CLASSES)
+        self.register_buffer("angle", torch.arange(8.))
+
+    def forward(self, x):
+        with torch.no_grad():
+            scale = torch.cos(self.angle) * 2
+            mean = x.mean((2, 3), keepdim=True)
+        y = self.norm(self.conv(x - mean))
+        with torch.autocast("cpu", enabled=False):
+            with torch.no_grad():
+                shift = torch.sin(self.angle.float()) + scale
+            z = torch.relu(y * scale.view(1, 8, 1, 1))
+            kept, again = y, z
+            z = z + shift.view(1, 8, 1, 1)
+        with torch.enable_grad():
+            z = torch.relu(z + kept) + again
+        return self.last(z.mean((2, 3)))
+
+
 class Selective(nn.Module):
     """Parts of the channels that are added, averaged, compared and weighed against each other, as in SKNet and ResNeSt."""
 
@@ -643,7 +670,7 @@ class Upward(nn.Module):
 own = {"two_branches": (TwoBranches, 32), "gated": (Gated, 32), "arithmetic": (Arithmetic, 16), "cropped": (Cropped, 20),
        "scaled": (Scaled, 16), "fixed_norms": (FixedNorms, 16), "pyramid": (Pyramid, 16), "attentive": (Attentive, 10),
        "functions": (Functions, 12), "shared": (Shared, 12), "ties": (Ties, 40), "logarithms": (Logarithms, 12),
-       "tokens": (Tokens, 16), "queries": (Queries, 16), "rotaries": (Rotaries, 16), "selective": (Selective, 12), "masked": (Masked, 16), "turned": (lambda: Turned(CLASSES), 12), "small_swin": (small_swin, 20),
+       "tokens": (Tokens, 16), "queries": (Queries, 16), "rotaries": (Rotaries, 16), "selective": (Selective, 12), "blocks": (Blocks, 12), "masked": (Masked, 16), "turned": (lambda: Turned(CLASSES), 12), "small_swin": (small_swin, 20),
        "small_swin_v2": (small_swin_v2, 20), "small_maxvit": (small_maxvit, 32), "upward": (Upward, 32), "softmax": (Softmax, 12), "squeezed": (Squeezed, 12)}
 
 

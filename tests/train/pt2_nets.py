@@ -481,6 +481,16 @@ class Ones(nn.Module):
         return self.last(self.drop(x.mean((2, 3))))
 
 
+class Ending(InPlace):
+    """A gradient that ends in the middle."""
+
+    def forward(self, x):
+        x = self.conv(x)
+        with torch.no_grad():
+            y = torch.exp(x)
+        return (x + y).mean((2, 3))
+
+
 class Unscaled(InPlace):
     def forward(self, x):
         x = self.conv(x)
@@ -537,7 +547,7 @@ class Mixed(nn.Module):
 
 
 NETS = {"branches": Branches, "unknown": Unknown, "inplace": InPlace, "dropped": Dropped, "ones": Ones,
-        "unscaled": Unscaled, "constant": Constant, "fleeting": lambda: Constant(False), "averaging": Averaging,
+        "unscaled": Unscaled, "constant": Constant, "fleeting": lambda: Constant(False), "ending": Ending, "averaging": Averaging,
         "moved": Moved, "pooled": Pooled, "unbounded": Unbounded, "reflected": Reflected,
         "lopsided": Lopsided, "halved": Halved, "skipped": Skipped, "dilated": Dilated, "written": Written,
         "untracked": Untracked, "unscaling": Unscaling, "columns": Columns, "mixed": Mixed, "doubled": Doubled, "logarithms": Logarithms,

@@ -344,6 +344,7 @@ def what_cannot_be_imported_says_what_was_expected():
                          ("skipped", "every 2-th channel"), ("dilated", "dilation is 2x1; expected 1x1"),
                          ("untracked", "expected track_running_stats=True"), ("unscaling", "expected affine=True"),
                          ("columns", "scale meets another dimension than the channels"),
+                         ("ending", "aten.exp.default", "torch.no_grad()", "expected constants, or the images"),
                          ("averaging", "aten.mul_.Tensor", "it changes the buffer middle"),
                          ("choosy", "its mask is computed"), ("biased", "two parameters are added to its scores"),
                          ("picked", "it takes elements of what is computed"),
@@ -606,7 +607,7 @@ def families_train_as_in_pytorch():
 
 
 def operations_compute_and_train_as_in_pytorch():
-    families("cropped", "scaled", "fixed_norms", "pyramid", "attentive", "functions", "shared", "tokens", "queries", "rotaries", "selective", "masked", "turned", "small_swin", "small_swin_v2",
+    families("cropped", "scaled", "fixed_norms", "pyramid", "attentive", "functions", "shared", "tokens", "queries", "rotaries", "selective", "blocks", "masked", "turned", "small_swin", "small_swin_v2",
              "small_maxvit", "ties", "logarithms", "softmax", "squeezed")
 
 

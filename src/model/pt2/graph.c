@@ -206,15 +206,19 @@ size_t hvt__pt2_tensors_in(const json_t *arg)
     return json_object_get(arg, "as_tensor") ? 1 : json_array_size(list_of(arg));
 }
 
+json_t *hvt__pt2_tensor_object(const json_t *arg, size_t i)
+{
+    json_t *one = json_object_get(arg, "as_tensor"), *item = one ? one : json_array_get(list_of(arg), i),
+           *inner = json_object_get(item, "as_tensor");
+
+    return inner ? inner : item;
+}
+
 const char *hvt__pt2_tensor_in(const json_t *arg, size_t i)
 {
-    const json_t *one = json_object_get(arg, "as_tensor"),
-                 *item = one ? one : json_array_get(list_of(arg), i),
-                 *inner = json_object_get(item, "as_tensor");
+    const json_t *tensor = hvt__pt2_tensor_object(arg, i);
 
-    if (json_object_get(item, "as_none"))
-        return "";
-    return json_string_value(json_object_get(inner ? inner : item, "name"));
+    return json_object_get(tensor, "as_none") ? "" : json_string_value(json_object_get(tensor, "name"));
 }
 
 static hvt_status each_tensor(const hvt_pt2 *p, json_t *defined, const json_t *arg, name_fn *fn)
@@ -524,24 +528,24 @@ hvt_status hvt__pt2_graph(hvt_pt2 *p)
 {
     const json_t *module = json_object_get(p->program, "graph_module"),
                  *version = json_object_get(json_object_get(p->program, "schema_version"), "major"),
-                 *graph = json_object_get(module, "graph"), *signature = json_object_get(module, "signature");
-    json_t *defined;
+                 *signature = json_object_get(module, "signature");
+    json_t *graph = json_object_get(module, "graph"), *defined;
     hvt_status s;
 
     HVT_CHECK(json_is_integer(version), E_FORMAT, "%s: the program has no schema_version", p->path);
     HVT_CHECK(json_integer_value(version) == SCHEMA, E_UNSUPPORTED,
               "%s: written in version %lld of torch.export's schema; %d is read (PyTorch 2.6 and later)",
               p->path, (long long)json_integer_value(version), SCHEMA);
-    p->nodes = json_object_get(graph, "nodes");
-    p->tensors = json_object_get(graph, "tensor_values");
     p->inputs = json_object();
     p->constants = json_object();
     HVT_CHECK(p->inputs && p->constants, E_MEM, "%s: no memory", p->path);
+    HVT_TRY(find_inputs(p, json_object_get(signature, "input_specs")));
+    HVT_TRY(hvt__pt2_unfold_blocks(p, graph));
+    p->nodes = json_object_get(graph, "nodes");
+    p->tensors = json_object_get(graph, "tensor_values");
     defined = json_object();
     HVT_CHECK(defined, E_MEM, "%s: no memory", p->path);
-    s = find_inputs(p, json_object_get(signature, "input_specs"));
-    if (s == HVT_OK)
-        s = find_outputs(p, json_object_get(signature, "output_specs"));
+    s = find_outputs(p, json_object_get(signature, "output_specs"));
     if (s == HVT_OK)
         s = read_image(p);
     if (s == HVT_OK)

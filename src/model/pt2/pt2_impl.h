@@ -81,6 +81,7 @@ const json_t *hvt__pt2_arg(const json_t *node, const char *name, const char **re
  * be left out in {"as_optional_tensors": ...}: their names are "". */
 size_t hvt__pt2_tensors_in(const json_t *arg);
 const char *hvt__pt2_tensor_in(const json_t *arg, size_t i);
+json_t *hvt__pt2_tensor_object(const json_t *arg, size_t i); /* {"name": ...} */
 /* Is one of the tensors that a node reads in a set of names? */
 bool hvt__pt2_reads(const json_t *node, const json_t *set);
 /* A tensor's type; 0: the file does not say. */
@@ -100,6 +101,11 @@ bool hvt__pt2_in_place(const json_t *node);
 const char *hvt__pt2_changed(const json_t *node);
 /* Where the user wrote it: "layer features.3, net.py line 71". */
 void hvt__pt2_where(const json_t *node, char *text, size_t size);
+
+/* ---- blocks.c ---- */
+
+/* The nodes of blocks (torch.no_grad(), torch.autocast()) among those of the whole graph. After p->inputs. */
+hvt_status hvt__pt2_unfold_blocks(hvt_pt2 *p, json_t *graph);
 
 /* ---- axes.c: how the dimensions of a tensor in PyTorch lie in a value of the tape ---- */
 
