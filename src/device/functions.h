@@ -18,9 +18,9 @@
 
 /* ---- what they are made of ---- */
 
-/* e^x for x from -87 to 88: 2^n * e^r, |r| <= ln2/2; e^r - 1 - r is r^2 times a polynomial, in an order in
- * which few of its steps wait for each other (error below one unit in the last place). exp(0) is 1 exactly.
- * Without f_scale a NaN may become a number: keep_nan(). */
+/* e^x for x from -87 to 88, and with f_scale to 89: 2^n * e^r, |r| <= ln2/2; e^r - 1 - r is r^2 times a
+ * polynomial, in an order in which few of its steps wait for each other (error below one unit in the last
+ * place). exp(0) is 1 exactly. Without f_scale a NaN may become a number: keep_nan(). */
 INLINE F exp_finite(F x)
 {
     const float magic = 0x1.8p23f; /* adding it rounds to an integer and leaves that in the low bits */
@@ -39,6 +39,7 @@ INLINE F exp_finite(F x)
 #endif
 }
 
+/* y, but a NaN where x is one: exp_finite() may have lost it */
 INLINE F keep_nan(F x, F y)
 {
 #ifdef f_scale
@@ -49,21 +50,10 @@ INLINE F keep_nan(F x, F y)
 #endif
 }
 
-/* The same for x to 89, infinite where no float is as large; a NaN stays one. */
-INLINE F exp_within(F x)
-{
-    F p = exp_finite(x);
-
-#ifndef f_scale
-    p = f_select((I)(x > 88.7228394f), f_splat(INFINITY), p);
-#endif
-    return keep_nan(x, p);
-}
-
 /* e^x for x <= 0; below -87, where the result would be subnormal, it is 0 */
 INLINE F exp_below_one(F x)
 {
-    return f_select((I)(x < -87), f_zero(), exp_within(x));
+    return f_select((I)(x < -87), f_zero(), keep_nan(x, exp_finite(x)));
 }
 
 INLINE F f_abs(F x)
@@ -83,6 +73,7 @@ INLINE F f_keep_within(F y, F low, F high, F d) /* d where low < y < high, and w
 }
 #endif
 
+/* 1 / (1 + e^88) would be subnormal, and is 0 */
 INLINE F sigmoid(F x)
 {
     return keep_nan(x, 1 / (1 + exp_finite(f_clamp(-x, f_splat(-87), f_splat(88)))));
@@ -135,7 +126,14 @@ INLINE F log1p_unit(F u)
 /* e^x for any x */
 INLINE F exponential(F x)
 {
-    return f_select((I)(x < -87), f_zero(), exp_within(f_clamp(x, f_splat(-87), f_splat(89))));
+    const F e = exp_finite(f_clamp(x, f_splat(-87), f_splat(89)));
+
+#ifdef f_scale
+    return f_select((I)(x < -87), f_zero(), e);
+#else
+    return f_select((I)(x < -87), f_zero(),
+                    f_select((I)(x > 88.7228394f), f_splat(INFINITY), keep_nan(x, e)));
+#endif
 }
 
 /* The upper 12 bits of its mantissa: the product of two such numbers is exact. */

@@ -419,7 +419,7 @@ class Blocks(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.conv = nn.Conv2d(3, 8, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(8)
         self.last = nn.Linear(8, CLASSES)
         self.register_buffer("angle", torch.arange(8.))

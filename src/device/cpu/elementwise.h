@@ -97,7 +97,7 @@ typedef struct hvt_typed {
 
     /* rows are split between threads at multiples of this, so that narrow rows fill vectors */
     int (*row_step)(int c);
-    /* mean and sum of squared deviations of a part */
+    /* mean and sum of squared deviations of a part; of one without rows nothing */
     void (*bn_stats)(hvt_rows rows, int c, const void *x, hvt_part p, float *mean, float *m2);
     void (*bn_apply)(const hvt_bn_args *a, hvt_bn_consts k, hvt_part p);
     /* by hvt_function: bn_apply with a's map, without a residual; a's dz from its dy */
@@ -227,7 +227,7 @@ struct hvt_elementwise {
     /* from the merged statistics of `rows` rows: a's mean, rstd and moments, k's scale */
     void (*bn_finish)(const hvt_bn_args *a, size_t rows, const double *mean, const double *m2, int col,
                       int cols, hvt_bn_consts k);
-    /* from the sums of all parts, stored so, too: a's dgamma and dbeta, k's share and slope */
+    /* from the sums of all parts, `stride` floats apart: a's dgamma and dbeta, k's share and slope */
     void (*bn_grad_finish)(const hvt_bn_grad_args *a, size_t rows, int parts, size_t stride, const float *sum,
                            const float *dot, int col, int cols, hvt_bn_consts k);
     void (*bn_running)(size_t n, float rate, float scale, const float *moments, float *run);

@@ -27,7 +27,7 @@ typedef struct cut {
 /* Parts of whole rows. */
 static cut cut_rows(const hvt_typed *el, hvt_rows r, int c)
 {
-    enum { LEAST = 32, FEW = 8192, MANY = 32768 /* elements of a part */, PARTS = 64 };
+    enum { LEAST = 16, FEW = 8192, MANY = 32768 /* elements of a part */, PARTS = 64 };
     const size_t rows = (size_t)r.blocks * r.real, unit = 8 * (size_t)el->row_step(c),
                  share = rows * (size_t)c / PARTS,
                  elements = share < FEW    ? FEW
@@ -107,9 +107,10 @@ static hvt_status begin(hvt_device *d, hvt_dtype t, hvt_rows rows, int c, bn *re
     const hvt_cpu *cpu = hvt__cpu(d);
     const hvt_typed *in = cpu->isa->el->in[t];
     hvt_scratch *s = cpu->scratch;
-    const cut k = cut_matrix(in, rows, c);
+    cut k;
 
     HVT_TRY(check_channels(c, HVT_CHANNELS));
+    k = cut_matrix(in, rows, c);
     *ret_bn = (bn){.el = cpu->isa->el,
                    .in = in,
                    .pool = cpu->pool,
@@ -121,12 +122,12 @@ static hvt_status begin(hvt_device *d, hvt_dtype t, hvt_rows rows, int c, bn *re
     return HVT_OK;
 }
 
-/* Where part i stores its sums: one part after the other. */
+/* Where part i stores its sums: one part after the other, [parts of the same columns][c]. */
 static float *sums_of(const bn *b, int which, int i)
 {
     const hvt_part p = part_at(&b->k, i);
 
-    return b->s->part[which] + (size_t)(i % b->k.row_parts) * p.cols + (b->k.row_parts > 1 ? 0 : p.col);
+    return b->s->part[which] + (size_t)(i % b->k.row_parts) * p.cols + p.col;
 }
 
 /* Merge what all parts left of `cols` columns from `col` on. */

@@ -13,7 +13,7 @@ enum {
     WIDE = 4 * VL,              /* narrower rows are joined */
     WIDE_MAX = (WIDE - 1) * VL, /* the widest result */
     BLOCK = 8,                  /* wide rows summed before they are added to the total */
-    BLOCK_WIDTH = 512,          /* of wider rows a part has too few for that */
+    BLOCK_WIDTH = 1024,         /* of wider rows a part has few */
     NEAR = 2048                 /* columns whose statistics are taken at once */
 };
 
@@ -143,8 +143,9 @@ static void bn_apply(const hvt_bn_args *a, hvt_bn_consts k, hvt_part part)
     })
 }
 
-/* Source of the mask: none needed; of relu forward's output, or recomputed from x, which saves reading y (the
- * same arithmetic gives the same sign); of a clamp recomputed. OFF_MEAN: for statistics x - mean is dz. */
+/* What is summed as dz: dy; dy where relu let it through, as forward's output says, or as recomputed from x,
+ * which saves reading y (the same arithmetic gives the same sign); where a clamp did, recomputed; and for
+ * statistics x - mean. */
 typedef enum mask { MASK_NONE, MASK_Y, MASK_X, MASK_CLAMP, OFF_MEAN } mask;
 
 static mask mask_of(const hvt_bn_grad_args *a)
@@ -152,7 +153,7 @@ static mask mask_of(const hvt_bn_grad_args *a)
     return hvt__is_clamp(a->map) ? MASK_CLAMP : !a->y ? MASK_NONE : a->beta ? MASK_X : MASK_Y;
 }
 
-/* What backward reads and writes; unused members are NULL. */
+/* What backward and statistics read and write; unused members are NULL. */
 typedef struct grad {
     const void *x, *y, *dy;
     void *keep, *dx, *res;
@@ -166,7 +167,7 @@ INLINE F stored(F y)
     return TYPE == HVT_F16 ? f_from_f16(f_to_f16(y)) : TYPE == HVT_BF16 ? f_from_bf16(f_to_bf16(y)) : y;
 }
 
-/* dz: dy masked by relu or a clamp */
+/* dz */
 INLINE F masked(const grad *g, size_t i, size_t at, F x, mask how, int lanes)
 {
     if (how == OFF_MEAN)
@@ -220,7 +221,7 @@ INLINE void accumulate_sums(const grad *g, piece p, float *sum, float *dot, mask
     for (size_t row = 0, rows; row < p.rows; row += rows) {
         size_t from = p.at + row * p.ld;
 
-        rows = !narrow || p.rows - row == 1 ? 1 : p.rows - row < BLOCK ? p.rows - row : BLOCK;
+        rows = !narrow ? 1 : p.rows - row < BLOCK ? p.rows - row : BLOCK;
         if (rows == 1) {
             sums_of_row(g, p.width, from, sum, dot, NULL, NULL, how, with_x, true, true);
             continue;
@@ -232,6 +233,7 @@ INLINE void accumulate_sums(const grad *g, piece p, float *sum, float *dot, mask
     }
 }
 
+/* Of the columns of a part; the constants of `whole` begin with these columns. */
 INLINE void part_sums(hvt_rows rows, int c, const grad *whole, hvt_part part, float *sum, float *dot,
                       mask how, bool with_x)
 {
@@ -241,10 +243,10 @@ INLINE void part_sums(hvt_rows rows, int c, const grad *whole, hvt_part part, fl
     grad g = *whole;
 
     if (with_x)
-        g.mean = widen(how == OFF_MEAN ? g.mean : g.mean + part.col, c, width, scratch[0]);
+        g.mean = widen(g.mean, c, width, scratch[0]);
     if (how == MASK_X || how == MASK_CLAMP) {
-        g.scale = widen(g.scale + part.col, c, width, scratch[1]);
-        g.beta = widen(g.beta + part.col, c, width, scratch[2]);
+        g.scale = widen(g.scale, c, width, scratch[1]);
+        g.beta = widen(g.beta, c, width, scratch[2]);
     }
     clear(sum, part.cols);
     if (with_x)
@@ -270,9 +272,9 @@ static void bn_sums(const hvt_bn_grad_args *a, hvt_bn_consts k, hvt_part part, b
                     .y = a->y,
                     .dy = a->dy,
                     .keep = keep ? a->dresidual : NULL,
-                    .mean = a->mean,
-                    .scale = k.scale,
-                    .beta = a->beta,
+                    .mean = a->mean + part.col,
+                    .scale = k.scale + part.col,
+                    .beta = a->beta ? a->beta + part.col : NULL,
                     .low = how == MASK_CLAMP ? a->map->a : 0,
                     .high = how == MASK_CLAMP ? a->map->b : 0};
 
@@ -286,8 +288,9 @@ static void bn_sums(const hvt_bn_grad_args *a, hvt_bn_consts k, hvt_part part, b
         part_sums(a->rows, a->c, &g, part, sum, dot, MASK_CLAMP, true);
 }
 
-/* Columns of a part, at most NEAR: mean and squared deviations of what is added to `near`, the mean of the
- * part's first rows, so that no precision is lost if the mean is large against the deviation. */
+/* Mean and squared deviations of at most NEAR columns of a part, from sums of x - near, where near is the
+ * mean of its first rows. If these are unlike the others, their difference is in the deviations as well, so
+ * that rounding counts some rows/8 times as much at most. */
 static void stats_of_columns(hvt_rows rows, int c, const void *x, hvt_part part, float *mean, float *m2)
 {
     float near[NEAR];
