@@ -79,20 +79,6 @@ static json_t *renamed(const json_t *node, json_t *names, int block)
     return NULL;
 }
 
-static int mark_trained(const json_t *node, json_t *trained)
-{
-    const json_t *out = json_object_get(node, "outputs");
-    int failed = 0;
-
-    for (size_t i = 0; i < json_array_size(out); i++)
-        for (size_t t = 0; t < hvt__pt2_tensors_in(json_array_get(out, i)) && !failed; t++) {
-            const char *name = hvt__pt2_tensor_in(json_array_get(out, i), t);
-
-            failed = name && json_object_set_new(trained, name, json_true());
-        }
-    return failed;
-}
-
 /* `to` is `from`: for a block that returns what it was given, or one tensor twice. */
 static json_t *same(const char *from, const char *to)
 {
@@ -242,7 +228,7 @@ static hvt_status add_node(unfolding *u, const json_t *node, int depth)
     if (is_block(node))
         return add_block(u, node, depth);
     HVT_CHECK(!json_array_append(u->nodes, (json_t *)(uintptr_t)node) &&
-                  (!hvt__pt2_reads(node, u->trained) || !mark_trained(node, u->trained)),
+                  (!hvt__pt2_reads(node, u->trained) || !hvt__pt2_add_outputs(node, u->trained)),
               E_MEM, "%s: no memory", u->p->path);
     return HVT_OK;
 }

@@ -278,6 +278,20 @@ bool hvt__pt2_reads(const json_t *node, const json_t *set)
     return found;
 }
 
+int hvt__pt2_add_outputs(const json_t *node, json_t *set)
+{
+    const json_t *out = json_object_get(node, "outputs");
+    int failed = 0;
+
+    for (size_t k = 0; k < json_array_size(out); k++)
+        for (size_t t = 0; t < hvt__pt2_tensors_in(json_array_get(out, k)) && !failed; t++) {
+            const char *name = hvt__pt2_tensor_in(json_array_get(out, k), t);
+
+            failed = name && json_object_set_new(set, name, json_true());
+        }
+    return failed;
+}
+
 /* The tensor whose memory this one is a part of. */
 static const char *owner_of(const json_t *owners, const char *name)
 {
@@ -404,14 +418,10 @@ static hvt_status find_computed(hvt_pt2 *f)
     int failed = !(f->computed = json_object()) || json_object_set_new(f->computed, f->image, json_true());
 
     for (size_t i = 0; i < f->nneeded && !failed; i++) {
-        const json_t *node = f->needed[i], *out = json_object_get(node, "outputs");
+        const json_t *node = f->needed[i];
 
-        if (hvt__pt2_makes_constants(hvt__pt2_target(node)) || !hvt__pt2_reads(node, f->computed))
-            continue;
-        for (size_t k = 0; k < json_array_size(out); k++)
-            for (size_t t = 0; t < hvt__pt2_tensors_in(json_array_get(out, k)) && !failed; t++)
-                failed = json_object_set_new(f->computed, hvt__pt2_tensor_in(json_array_get(out, k), t),
-                                             json_true());
+        if (!hvt__pt2_makes_constants(hvt__pt2_target(node)) && hvt__pt2_reads(node, f->computed))
+            failed = hvt__pt2_add_outputs(node, f->computed);
     }
     HVT_CHECK(!failed, E_MEM, "%s: no memory for %zu operations", f->path, f->nneeded);
     return HVT_OK;

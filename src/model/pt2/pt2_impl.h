@@ -84,6 +84,8 @@ const char *hvt__pt2_tensor_in(const json_t *arg, size_t i);
 json_t *hvt__pt2_tensor_object(const json_t *arg, size_t i); /* {"name": ...} */
 /* Is one of the tensors that a node reads in a set of names? */
 bool hvt__pt2_reads(const json_t *node, const json_t *set);
+/* Add those that it makes to a set; not 0: there is no memory. */
+int hvt__pt2_add_outputs(const json_t *node, json_t *set);
 /* A tensor's type; 0: the file does not say. */
 int hvt__pt2_type(const hvt_pt2 *p, const char *tensor);
 /* Is a tensor of truth values? Of these, or of whole numbers? */
