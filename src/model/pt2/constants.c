@@ -3,26 +3,13 @@
  * of its relative positions are: they are computed at once, and only what comes of them is imported.
  * Views share memory, as PyTorch's do, and operations in place change it.
  */
-#include "import.h"
+#include "constants.h"
 
 #include <math.h>
 
-static int ndim_of(const known *a, const known *b)
-{
-    return a->ndim > b->ndim ? a->ndim : b->ndim;
-}
-
-static int out_type(const importer *p)
-{
-    const char *name = hvt__pt2_out_name(p, 0);
-
-    return name ? hvt__pt2_type(p->file, name) : 0;
-}
-
 /* ---- arguments ---- */
 
-/* NULL: it is not given, or was refused. */
-static const known *argument(importer *p, const char *name)
+const known *hvt__pt2_constant(importer *p, const char *name)
 {
     const tensor *t = hvt__pt2_uncut(p, name);
     const known *k = hvt__pt2_known(p, t);
@@ -32,9 +19,9 @@ static const known *argument(importer *p, const char *name)
     return p->failed ? NULL : k;
 }
 
-static const known *self(importer *p)
+const known *hvt__pt2_constant_self(importer *p)
 {
-    const known *k = argument(p, "self");
+    const known *k = hvt__pt2_constant(p, "self");
 
     if (!k && !p->failed)
         hvt__pt2_refuse(p, "it has no tensor");
@@ -54,8 +41,7 @@ static void out(importer *p, const known *k)
     out_number(p, 0, k);
 }
 
-/* Numbers of its own, as those of the output's type; in place they are put where those before were. */
-static void out_numbers(importer *p, known *k)
+void hvt__pt2_out_numbers(importer *p, known *k)
 {
     int64_t at[HVT__PT2_DIMS] = {0};
     const int type = out_type(p);
@@ -107,7 +93,7 @@ static int dimension(importer *p, const char *name, int otherwise, int n)
 
 /* ---- new ones ---- */
 
-static bool only_numbers(importer *p, const known *x)
+bool hvt__pt2_only_numbers(importer *p, const known *x)
 {
     if (x && x->element.x)
         hvt__pt2_refuse(p, "it computes with elements of a parameter; expected a sum of them and numbers");
@@ -134,14 +120,13 @@ static void full(importer *p)
 
     if (k)
         fill(k, value->argument ? hvt__pt2_float(p, value->argument, 0) : value->otherwise);
-    out_numbers(p, k);
+    hvt__pt2_out_numbers(p, k);
 }
 
-/* f of each number of x, in memory of its own; f NULL: x itself. NULL after a refusal. */
-static known *mapped(importer *p, const known *x, double (*f)(double))
+known *hvt__pt2_mapped(importer *p, const known *x, double (*f)(double))
 {
     int64_t at[HVT__PT2_DIMS] = {0};
-    known *k = only_numbers(p, x) ? hvt__pt2_numbers(p, x->ndim, x->size) : NULL;
+    known *k = hvt__pt2_only_numbers(p, x) ? hvt__pt2_numbers(p, x->ndim, x->size) : NULL;
 
     if (k && hvt__pt2_count(k->ndim, k->size) > 0)
         do {
@@ -152,31 +137,9 @@ static known *mapped(importer *p, const known *x, double (*f)(double))
     return k;
 }
 
-enum { SIN, COS, EXP, LOG, SQRT, RSQRT, NEG, FLOOR };
-
-static double reciprocal_root(double x)
-{
-    return 1 / sqrt(x);
-}
-
-static double negative(double x)
-{
-    return -x;
-}
-
-/* The function that the table names. */
-static void function(importer *p)
-{
-    static double (*const of[])(double) = {
-        [SIN] = sin,      [COS] = cos,    [EXP] = exp, [LOG] = log, [SQRT] = sqrt, [RSQRT] = reciprocal_root,
-        [NEG] = negative, [FLOOR] = floor};
-
-    out_numbers(p, mapped(p, self(p), of[p->operation->of]));
-}
-
 static void clone(importer *p)
 {
-    out_numbers(p, mapped(p, self(p), NULL));
+    hvt__pt2_out_numbers(p, hvt__pt2_mapped(p, hvt__pt2_constant_self(p), NULL));
 }
 
 static void arange(importer *p)
@@ -190,14 +153,14 @@ static void arange(importer *p)
     k = p->failed ? NULL : hvt__pt2_numbers(p, 1, size);
     for (int64_t i = 0; k && i < size[0]; i++)
         k->number.x[i] = start + step * (double)i;
-    out_numbers(p, k);
+    hvt__pt2_out_numbers(p, k);
 }
 
 /* ---- views ---- */
 
 static void same(importer *p)
 {
-    out(p, self(p));
+    out(p, hvt__pt2_constant_self(p));
 }
 
 /* A view where x is dense, else a copy; may_be_view: PyTorch makes views of some that are not. */
@@ -238,7 +201,7 @@ static known *reshaped(importer *p, const known *x, int n, const int64_t *size, 
 /* The output's sizes say what it is. */
 static void view(importer *p)
 {
-    const known *x = self(p);
+    const known *x = hvt__pt2_constant_self(p);
     int64_t size[HVT__PT2_DIMS];
     const int n = sizes_of_output(p, size);
 
@@ -252,7 +215,7 @@ static void view(importer *p)
 
 static void expand(importer *p)
 {
-    const known *x = self(p);
+    const known *x = hvt__pt2_constant_self(p);
     int64_t size[HVT__PT2_DIMS];
     const int n = sizes_of_output(p, size);
     known *k;
@@ -273,7 +236,7 @@ static void expand(importer *p)
 
 static void contiguous(importer *p)
 {
-    const known *x = self(p);
+    const known *x = hvt__pt2_constant_self(p);
 
     out(p, x ? reshaped(p, x, x->ndim, x->size, false) : NULL);
 }
@@ -298,7 +261,7 @@ static known *permuted(importer *p, const known *x, const int *from)
 
 static void permute(importer *p)
 {
-    const known *x = self(p);
+    const known *x = hvt__pt2_constant_self(p);
     int from[HVT__PT2_DIMS] = {0};
 
     if (x)
@@ -311,7 +274,7 @@ static void permute(importer *p)
 
 static void transpose(importer *p)
 {
-    const known *x = self(p);
+    const known *x = hvt__pt2_constant_self(p);
     int from[HVT__PT2_DIMS], a, b;
 
     if (!x)
@@ -357,7 +320,7 @@ static void without(known *k, int dim)
 
 static void slice(importer *p)
 {
-    const known *x = self(p);
+    const known *x = hvt__pt2_constant_self(p);
     const int64_t step = hvt__pt2_place(p, "step", 1);
     int dim;
 
@@ -372,7 +335,7 @@ static void slice(importer *p)
 
 static void select_one(importer *p)
 {
-    const known *x = self(p);
+    const known *x = hvt__pt2_constant_self(p);
     int dim;
     int64_t index;
     known *k;
@@ -398,7 +361,7 @@ enum { MANY = 64 };
 /* chunk, split, unbind: parts of a dimension, whose sizes the outputs say; unbind's have lost it. */
 static void parts(importer *p)
 {
-    const known *x = self(p);
+    const known *x = hvt__pt2_constant_self(p);
     int64_t first = 0, size[HVT__PT2_DIMS];
     int dim;
 
@@ -432,7 +395,7 @@ static int list(importer *p, const known **ret)
         if (!ret[i])
             hvt__pt2_refuse(p, "one of its tensors is computed; expected constants");
         else
-            (void)only_numbers(p, ret[i]);
+            (void)hvt__pt2_only_numbers(p, ret[i]);
     }
     if (n < 1)
         hvt__pt2_refuse(p, "it has no tensors");
@@ -475,7 +438,7 @@ static void join(importer *p)
     }
     if (k && !p->failed && first != size[dim])
         hvt__pt2_refuse(p, "its output is longer than its tensors are");
-    out_numbers(p, k);
+    hvt__pt2_out_numbers(p, k);
 }
 
 /* Output i has all dimensions, and x[i] along one of them: its own, of "xy" the first two exchanged. */
@@ -511,7 +474,7 @@ static void meshgrid(importer *p)
 /* repeat, tile: the output's sizes say how often. */
 static void repeat(importer *p)
 {
-    const known *x = self(p);
+    const known *x = hvt__pt2_constant_self(p);
     int64_t size[HVT__PT2_DIMS], at[HVT__PT2_DIMS] = {0}, from[HVT__PT2_DIMS] = {0};
     const int n = sizes_of_output(p, size);
     known *k;
@@ -523,20 +486,20 @@ static void repeat(importer *p)
     for (int i = 0; i < x->ndim && !p->failed; i++)
         if (x->size[i] && size[n - x->ndim + i] % x->size[i] != 0)
             hvt__pt2_refuse(p, "its output is no repetition of its input");
-    k = !p->failed && only_numbers(p, x) ? hvt__pt2_numbers(p, n, size) : NULL;
+    k = !p->failed && hvt__pt2_only_numbers(p, x) ? hvt__pt2_numbers(p, n, size) : NULL;
     if (k && hvt__pt2_count(n, size) > 0 && hvt__pt2_count(x->ndim, x->size) > 0)
         do {
             for (int i = 0; i < x->ndim; i++)
                 from[i] = at[n - x->ndim + i] % x->size[i];
             *hvt__pt2_element(&k->number, n, at) = hvt__pt2_number_at(x, x->ndim, from);
         } while (hvt__pt2_next(n, size, at));
-    out_numbers(p, k);
+    hvt__pt2_out_numbers(p, k);
 }
 
 /* Each element so many times, side by side; all elements in one dimension if none is given. */
 static void repeat_each(importer *p)
 {
-    const known *x = self(p);
+    const known *x = hvt__pt2_constant_self(p);
     const int64_t times = hvt__pt2_int(p, "repeats", 1);
     int64_t size[HVT__PT2_DIMS], at[HVT__PT2_DIMS] = {0}, from[HVT__PT2_DIMS];
     const int n = sizes_of_output(p, size);
@@ -556,23 +519,23 @@ static void repeat_each(importer *p)
     for (int i = 0; i < n && !p->failed; i++)
         if (i != dim && size[i] != x->size[i])
             hvt__pt2_refuse(p, "its output is no repetition of its input");
-    k = !p->failed && only_numbers(p, x) ? hvt__pt2_numbers(p, n, size) : NULL;
+    k = !p->failed && hvt__pt2_only_numbers(p, x) ? hvt__pt2_numbers(p, n, size) : NULL;
     if (k && hvt__pt2_count(n, size) > 0)
         do {
             memcpy(from, at, sizeof from);
             from[dim] /= times;
             *hvt__pt2_element(&k->number, n, at) = hvt__pt2_number_at(x, n, from);
         } while (hvt__pt2_next(n, size, at));
-    out_numbers(p, k);
+    hvt__pt2_out_numbers(p, k);
 }
 
 /* Sums of the elements up to each one of a dimension. */
 static void cumulate(importer *p)
 {
-    const known *x = self(p);
+    const known *x = hvt__pt2_constant_self(p);
     const int dim = x ? dimension(p, "dim", 0, x->ndim) : 0;
     int64_t at[HVT__PT2_DIMS] = {0};
-    known *k = mapped(p, x, NULL);
+    known *k = hvt__pt2_mapped(p, x, NULL);
 
     if (k && !p->failed && hvt__pt2_count(k->ndim, k->size) > 0)
         do {
@@ -581,236 +544,13 @@ static void cumulate(importer *p)
             if (at[dim] > 0)
                 *to += to[-k->number.stride[dim]];
         } while (hvt__pt2_next(k->ndim, k->size, at));
-    out_numbers(p, k);
-}
-
-/* ---- arithmetic ---- */
-
-enum { ADD, SUB, MUL, DIV, FLOOR_DIV, TRUNC_DIV, REMAINDER, EQ, NE, GE, GT, LE, LT };
-
-/* Of the divisor's sign. */
-static double remainder_of(double a, double b)
-{
-    const double rest = fmod(a, b);
-
-    return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
-}
-
-static double apply(int of, double a, double b)
-{
-    switch (of) {
-    case ADD:
-        return a + b;
-    case SUB:
-        return a - b;
-    case MUL:
-        return a * b;
-    case DIV:
-        return a / b;
-    case FLOOR_DIV:
-        return b != 0 ? round((a - remainder_of(a, b)) / b) : floor(a / b);
-    case TRUNC_DIV:
-        return trunc(a / b);
-    case REMAINDER:
-        return remainder_of(a, b);
-    case EQ:
-        return a == b;
-    case NE:
-        return a != b;
-    case GE:
-        return a >= b;
-    case GT:
-        return a > b;
-    case LE:
-        return a <= b;
-    default:
-        return a < b;
-    }
-}
-
-/* The type of an argument. */
-static int type_of(importer *p, const char *name)
-{
-    const tensor *t = hvt__pt2_uncut(p, name);
-
-    return t ? hvt__pt2_type(p->file, t->name) : 0;
-}
-
-/* The type of floats in which two arguments meet, as PyTorch promotes them; 0: they are whole numbers. */
-static int common_type(importer *p, bool is_number)
-{
-    const int a = type_of(p, "self"), b = is_number ? 0 : type_of(p, "other");
-    const char *kind;
-
-    (void)hvt__pt2_arg(p->node, "other", &kind);
-    if (hvt__pt2_is_float(out_type(p)))
-        return out_type(p);
-    if (out_type(p) != HVT__PT2_BOOL || (!hvt__pt2_is_float(a) && !hvt__pt2_is_float(b)))
-        return is_number && out_type(p) == HVT__PT2_BOOL && !strcmp(kind, "as_float") ? HVT__PT2_F32 : 0;
-    return !hvt__pt2_is_float(b) || (hvt__pt2_is_float(a) && a > b) ? a : b;
-}
-
-/* Of each two numbers, the second multiplied by alpha. Of a sum, one of both may have elements. */
-static void combine(importer *p)
-{
-    const char *const mode = hvt__pt2_string(p, "rounding_mode", "");
-    const int of = !strcmp(mode, "floor") ? FLOOR_DIV : !strcmp(mode, "trunc") ? TRUNC_DIV : p->operation->of;
-    const known *a = self(p), *b;
-    double number = 0, alpha = hvt__pt2_float(p, "alpha", 1);
-    const bool is_number = hvt__pt2_number(p, &number);
-    const int type = common_type(p, is_number);
-    int64_t size[HVT__PT2_DIMS], at[HVT__PT2_DIMS] = {0};
-    const known of_number = {.from = {.table = -1}};
-    const known *with;
-    int n;
-    known *k;
-
-    if (is_number && (of == MUL || of == DIV) &&
-        hvt__pt2_squash_biases(p, false, of == MUL ? number : 1 / number))
-        return;
-    b = is_number ? &of_number : argument(p, "other");
-    if (!a || !b) {
-        if (!p->failed)
-            hvt__pt2_refuse(p, "it has one argument");
-        return;
-    }
-    n = ndim_of(a, b);
-    if (!hvt__pt2_common(a, b, size))
-        hvt__pt2_refuse(p, "the sizes of its arguments differ");
-    with = a->element.x ? a : b->element.x ? b : NULL;
-    if (with && (of != ADD || alpha != 1 || (a->element.x && b->element.x)))
-        (void)only_numbers(p, with);
-    k = p->failed ? NULL : hvt__pt2_numbers(p, n, size);
-    if (!k)
-        return;
-    if (with) {
-        k->element = hvt__pt2_repeated(with, &with->element, n);
-        k->from = with->from;
-    }
-    if (hvt__pt2_count(n, size) > 0)
-        do {
-            const double x = hvt__pt2_number_at(a, n, at),
-                         y = alpha * (is_number ? number : hvt__pt2_number_at(b, n, at));
-
-            *hvt__pt2_element(&k->number, n, at) =
-                type == HVT__PT2_F32 && of == TRUNC_DIV ? trunc((float)x / (float)y)
-                : type ? apply(of, hvt__pt2_as_type(p, type, x), hvt__pt2_as_type(p, type, y))
-                       : apply(of, x, y);
-        } while (hvt__pt2_next(n, size, at));
-    out_numbers(p, k);
-}
-
-/* Numbers to one power, or one number to powers. */
-static void power(importer *p)
-{
-    const char *kind;
-    double base, exponent = 1;
-    const bool powers = hvt__pt2_real(hvt__pt2_arg(p->node, "self", &kind), &base);
-    const known *x = argument(p, powers ? "exponent" : "self");
-    int64_t at[HVT__PT2_DIMS] = {0};
-    known *k;
-
-    if (!x && !p->failed)
-        hvt__pt2_refuse(p, "it has no tensor");
-    if (!powers && !p->failed)
-        exponent = hvt__pt2_float(p, "exponent", 1);
-    k = mapped(p, x, NULL);
-    if (k && !p->failed && hvt__pt2_count(k->ndim, k->size) > 0)
-        do {
-            double *to = hvt__pt2_element(&k->number, k->ndim, at);
-
-            *to = powers ? pow(base, *to) : pow(*to, exponent);
-        } while (hvt__pt2_next(k->ndim, k->size, at));
-    out_numbers(p, k);
-}
-
-static double not(double x)
-{
-    return !x;
-}
-
-static void logical_not(importer *p)
-{
-    out_numbers(p, mapped(p, self(p), not ));
-}
-
-/* Of truth values. */
-static void bitwise_not(importer *p)
-{
-    if (type_of(p, "self") == HVT__PT2_BOOL)
-        logical_not(p);
-    else
-        hvt__pt2_refuse(p, "it is known of truth values only");
-}
-
-/* 0 where column - row is not on the side of `diagonal` that the table names. */
-static void triangle(importer *p)
-{
-    const int side = p->operation->of;
-    const known *x = self(p);
-    const int64_t diagonal = hvt__pt2_int(p, "diagonal", 0);
-    int64_t at[HVT__PT2_DIMS] = {0};
-    known *k = only_numbers(p, x) ? hvt__pt2_numbers(p, x->ndim, x->size) : NULL;
-
-    if (k && k->ndim < 2)
-        hvt__pt2_refuse(p, "it has %d dimensions", k->ndim);
-    if (k && !p->failed && hvt__pt2_count(k->ndim, k->size) > 0)
-        do {
-            const int64_t apart = at[k->ndim - 1] - at[k->ndim - 2] - diagonal;
-
-            if (apart * side >= 0)
-                *hvt__pt2_element(&k->number, k->ndim, at) = hvt__pt2_number_at(x, k->ndim, at);
-        } while (hvt__pt2_next(k->ndim, k->size, at));
-    out_numbers(p, k);
-}
-
-/* mask ? a : b, each a tensor or a number */
-static void choose(importer *p, const known *mask, const known *a, const known *b, double number_a)
-{
-    int64_t size[HVT__PT2_DIMS], at[HVT__PT2_DIMS] = {0};
-    const known of_number = {.from = {.table = -1}}, *wide;
-    known *k;
-    int n;
-
-    if (!only_numbers(p, mask) || (a && !only_numbers(p, a)) || !only_numbers(p, b))
-        return;
-    wide = mask->ndim > b->ndim ? mask : b;
-    n = wide->ndim;
-    if (!hvt__pt2_common(mask, b, size) || !hvt__pt2_repeats(a ? a : &of_number, n, size))
-        hvt__pt2_refuse(p, "the sizes of its arguments differ");
-    k = p->failed ? NULL : hvt__pt2_numbers(p, n, size);
-    if (k && hvt__pt2_count(n, size) > 0)
-        do
-            *hvt__pt2_element(&k->number, n, at) = !hvt__pt2_number_at(mask, n, at)
-                                                       ? hvt__pt2_number_at(b, n, at)
-                                                   : a ? hvt__pt2_number_at(a, n, at)
-                                                       : number_a;
-        while (hvt__pt2_next(n, size, at));
-    out_numbers(p, k);
-}
-
-static void masked_fill(importer *p)
-{
-    const known *x = self(p), *mask = p->failed ? NULL : argument(p, "mask");
-
-    choose(p, mask, NULL, x, hvt__pt2_float(p, "value", 0));
-}
-
-static void where(importer *p)
-{
-    const known *mask = argument(p, "condition"), *a = p->failed ? NULL : self(p),
-                *b = p->failed ? NULL : argument(p, "other");
-
-    if (mask && a && b)
-        choose(p, mask, a, b, 0);
-    else if (!p->failed)
-        hvt__pt2_refuse(p, "its arguments are no tensors");
+    hvt__pt2_out_numbers(p, k);
 }
 
 /* out[i] = x[i - shift], around each dimension */
 static void roll(importer *p)
 {
-    const known *x = self(p);
+    const known *x = hvt__pt2_constant_self(p);
     int shift[HVT__PT2_DIMS], dim[HVT__PT2_DIMS], n = hvt__pt2_list(p, "shifts", HVT__PT2_DIMS, shift);
     int64_t at[HVT__PT2_DIMS] = {0}, from[HVT__PT2_DIMS];
     known *k;
@@ -822,7 +562,7 @@ static void roll(importer *p)
         if (dim[i] < 0 || dim[i] >= x->ndim)
             hvt__pt2_refuse(p, "its dimension is %d of %d", dim[i], x->ndim);
     }
-    k = !p->failed && only_numbers(p, x) ? hvt__pt2_numbers(p, x->ndim, x->size) : NULL;
+    k = !p->failed && hvt__pt2_only_numbers(p, x) ? hvt__pt2_numbers(p, x->ndim, x->size) : NULL;
     if (k && hvt__pt2_count(k->ndim, k->size) > 0)
         do {
             memcpy(from, at, sizeof from);
@@ -833,7 +573,7 @@ static void roll(importer *p)
             }
             *hvt__pt2_element(&k->number, k->ndim, at) = hvt__pt2_number_at(x, k->ndim, from);
         } while (hvt__pt2_next(k->ndim, k->size, at));
-    out_numbers(p, k);
+    hvt__pt2_out_numbers(p, k);
 }
 
 /* To the type of the output; of the same one it is the same tensor. */
@@ -886,7 +626,7 @@ static void put(importer *p, const known *from)
     known *x = changed(p);
     int64_t at[HVT__PT2_DIMS] = {0};
 
-    if (!x || !only_numbers(p, from))
+    if (!x || !hvt__pt2_only_numbers(p, from))
         return;
     if (!hvt__pt2_repeats(from, x->ndim, x->size))
         hvt__pt2_refuse(p, "the sizes of its arguments differ");
@@ -901,7 +641,7 @@ static void put(importer *p, const known *from)
 /* Another tensor, which may be a part of the same memory. */
 static void copy_from(importer *p, const known *x)
 {
-    known *k = mapped(p, x, NULL);
+    known *k = hvt__pt2_mapped(p, x, NULL);
 
     if (k)
         put(p, k);
@@ -909,12 +649,12 @@ static void copy_from(importer *p, const known *x)
 
 static void fill_tensor(importer *p)
 {
-    copy_from(p, argument(p, "value"));
+    copy_from(p, hvt__pt2_constant(p, "value"));
 }
 
 static void copy(importer *p)
 {
-    copy_from(p, argument(p, "src"));
+    copy_from(p, hvt__pt2_constant(p, "src"));
 }
 
 /* ---- elements of a parameter, or of a constant ---- */
@@ -980,7 +720,7 @@ static void take(importer *p)
     if (!x && !p->failed)
         hvt__pt2_refuse(p, "it takes elements of what is computed; expected a parameter or a constant");
     index = p->failed ? NULL : only_index(p, &dim);
-    if (!index || !only_numbers(p, index))
+    if (!index || !hvt__pt2_only_numbers(p, index))
         return;
     n = x->ndim - 1 + index->ndim;
     if (dim >= x->ndim || n > HVT__PT2_DIMS) {
@@ -999,7 +739,7 @@ static void take(importer *p)
         k->from = x->from;
     }
     if (x->element.x && x->number.x)
-        (void)only_numbers(p, x);
+        (void)hvt__pt2_only_numbers(p, x);
     if (!p->failed && hvt__pt2_count(n, size) > 0)
         do {
             const double i = hvt__pt2_number_at(index, index->ndim, at + dim);
@@ -1014,7 +754,7 @@ static void take(importer *p)
             *hvt__pt2_element(k->element.x ? &k->element : &k->number, n, at) =
                 *hvt__pt2_element(x->element.x ? &x->element : &x->number, x->ndim, from);
         } while (hvt__pt2_next(n, size, at));
-    out_numbers(p, k);
+    hvt__pt2_out_numbers(p, k);
 }
 
 /* ---- the table ---- */
@@ -1062,48 +802,48 @@ static const struct {
     {{"aten.transpose.int", transpose, .view = true}, false},
     {{"aten.slice.Tensor", slice, .view = true}, false},
     {{"aten.select.int", select_one, .view = true}, false},
-    {{"aten.add.Tensor", combine, ADD}, false},
-    {{"aten.add.Scalar", combine, ADD}, false},
-    {{"aten.sub.Tensor", combine, SUB}, false},
-    {{"aten.sub.Scalar", combine, SUB}, false},
-    {{"aten.mul.Tensor", combine, MUL}, false},
-    {{"aten.mul.Scalar", combine, MUL}, false},
-    {{"aten.div.Tensor", combine, DIV}, false},
-    {{"aten.div.Scalar", combine, DIV}, false},
-    {{"aten.div.Tensor_mode", combine, DIV}, false},
-    {{"aten.div.Scalar_mode", combine, DIV}, false},
-    {{"aten.floor_divide.default", combine, FLOOR_DIV}, false},
-    {{"aten.remainder.Scalar", combine, REMAINDER}, false},
-    {{"aten.remainder.Tensor", combine, REMAINDER}, false},
-    {{"aten.pow.Tensor_Scalar", power}, false},
-    {{"aten.pow.Scalar", power}, false},
-    {{"aten.eq.Tensor", combine, EQ}, false},
-    {{"aten.eq.Scalar", combine, EQ}, false},
-    {{"aten.ne.Tensor", combine, NE}, false},
-    {{"aten.ne.Scalar", combine, NE}, false},
-    {{"aten.ge.Tensor", combine, GE}, false},
-    {{"aten.ge.Scalar", combine, GE}, false},
-    {{"aten.gt.Tensor", combine, GT}, false},
-    {{"aten.gt.Scalar", combine, GT}, false},
-    {{"aten.le.Tensor", combine, LE}, false},
-    {{"aten.le.Scalar", combine, LE}, false},
-    {{"aten.lt.Tensor", combine, LT}, false},
-    {{"aten.lt.Scalar", combine, LT}, false},
-    {{"aten.logical_not.default", logical_not}, false},
-    {{"aten.bitwise_not.default", bitwise_not}, false},
-    {{"aten.triu.default", triangle, 1}, false},
-    {{"aten.tril.default", triangle, -1}, false},
-    {{"aten.masked_fill.Scalar", masked_fill}, false},
-    {{"aten.where.self", where}, false},
+    {{"aten.add.Tensor", hvt__pt2_math_combine, ADD}, false},
+    {{"aten.add.Scalar", hvt__pt2_math_combine, ADD}, false},
+    {{"aten.sub.Tensor", hvt__pt2_math_combine, SUB}, false},
+    {{"aten.sub.Scalar", hvt__pt2_math_combine, SUB}, false},
+    {{"aten.mul.Tensor", hvt__pt2_math_combine, MUL}, false},
+    {{"aten.mul.Scalar", hvt__pt2_math_combine, MUL}, false},
+    {{"aten.div.Tensor", hvt__pt2_math_combine, DIV}, false},
+    {{"aten.div.Scalar", hvt__pt2_math_combine, DIV}, false},
+    {{"aten.div.Tensor_mode", hvt__pt2_math_combine, DIV}, false},
+    {{"aten.div.Scalar_mode", hvt__pt2_math_combine, DIV}, false},
+    {{"aten.floor_divide.default", hvt__pt2_math_combine, FLOOR_DIV}, false},
+    {{"aten.remainder.Scalar", hvt__pt2_math_combine, REMAINDER}, false},
+    {{"aten.remainder.Tensor", hvt__pt2_math_combine, REMAINDER}, false},
+    {{"aten.pow.Tensor_Scalar", hvt__pt2_math_power}, false},
+    {{"aten.pow.Scalar", hvt__pt2_math_power}, false},
+    {{"aten.eq.Tensor", hvt__pt2_math_combine, EQ}, false},
+    {{"aten.eq.Scalar", hvt__pt2_math_combine, EQ}, false},
+    {{"aten.ne.Tensor", hvt__pt2_math_combine, NE}, false},
+    {{"aten.ne.Scalar", hvt__pt2_math_combine, NE}, false},
+    {{"aten.ge.Tensor", hvt__pt2_math_combine, GE}, false},
+    {{"aten.ge.Scalar", hvt__pt2_math_combine, GE}, false},
+    {{"aten.gt.Tensor", hvt__pt2_math_combine, GT}, false},
+    {{"aten.gt.Scalar", hvt__pt2_math_combine, GT}, false},
+    {{"aten.le.Tensor", hvt__pt2_math_combine, LE}, false},
+    {{"aten.le.Scalar", hvt__pt2_math_combine, LE}, false},
+    {{"aten.lt.Tensor", hvt__pt2_math_combine, LT}, false},
+    {{"aten.lt.Scalar", hvt__pt2_math_combine, LT}, false},
+    {{"aten.logical_not.default", hvt__pt2_math_logical_not}, false},
+    {{"aten.bitwise_not.default", hvt__pt2_math_bitwise_not}, false},
+    {{"aten.triu.default", hvt__pt2_math_triangle, 1}, false},
+    {{"aten.tril.default", hvt__pt2_math_triangle, -1}, false},
+    {{"aten.masked_fill.Scalar", hvt__pt2_math_masked_fill}, false},
+    {{"aten.where.self", hvt__pt2_math_where}, false},
     {{"aten.roll.default", roll}, false},
-    {{"aten.sin.default", function, SIN}, false},
-    {{"aten.cos.default", function, COS}, false},
-    {{"aten.exp.default", function, EXP}, false},
-    {{"aten.log.default", function, LOG}, false},
-    {{"aten.sqrt.default", function, SQRT}, false},
-    {{"aten.rsqrt.default", function, RSQRT}, false},
-    {{"aten.neg.default", function, NEG}, false},
-    {{"aten.floor.default", function, FLOOR}, false},
+    {{"aten.sin.default", hvt__pt2_math_function, SIN}, false},
+    {{"aten.cos.default", hvt__pt2_math_function, COS}, false},
+    {{"aten.exp.default", hvt__pt2_math_function, EXP}, false},
+    {{"aten.log.default", hvt__pt2_math_function, LOG}, false},
+    {{"aten.sqrt.default", hvt__pt2_math_function, SQRT}, false},
+    {{"aten.rsqrt.default", hvt__pt2_math_function, RSQRT}, false},
+    {{"aten.neg.default", hvt__pt2_math_function, NEG}, false},
+    {{"aten.floor.default", hvt__pt2_math_function, FLOOR}, false},
     {{"aten.chunk.default", parts, .view = true}, false},
     {{"aten.split.Tensor", parts, .view = true}, false},
     {{"aten.split_with_sizes.default", parts, .view = true}, false},
