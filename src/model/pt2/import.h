@@ -1,7 +1,7 @@
 /*
  * import.h - a graph on its way onto a tape, shared by import.c, which walks it, ops.c, elementwise.c,
- * moves.c, noise.c, attention.c, rotary.c and constants.c, which have a function for each operation, and
- * arrays.c, which has the arrays of constants. Nothing else includes it.
+ * moves.c, turns.c, noise.c, attention.c, rotary.c and constants.c, which have a function for each operation,
+ * and arrays.c, which has the arrays of constants. Nothing else includes it.
  */
 #ifndef HVT_PT2_IMPORT_H
 #define HVT_PT2_IMPORT_H
@@ -254,6 +254,12 @@ bool hvt__pt2_number(importer *p, double *ret_x);
 
 /* ---- moves.c ---- */
 
+/* Dimension `dim`, a part of the channels, as a value of each of its elements: how many, at most `most`; 0:
+ * it is none. */
+int hvt__pt2_parts(importer *p, const tensor *t, int dim, int most, hvt_value *ret_v);
+
+/* ---- turns.c ---- */
+
 /* Its rows and columns are moved on the tape, where a roll has only said so. */
 void hvt__pt2_unroll(importer *p, tensor *x);
 
@@ -275,10 +281,6 @@ bool hvt__pt2_in_lines(importer *p, tensor *x, int h, int w);
  * patches are merged: all of them become channels. One whose last dimension is all pixels is turned. Any
  * other one is returned as it is. */
 tensor hvt__pt2_channels_last(importer *p, const tensor *t);
-
-/* Dimension `dim`, a part of the channels, as a value of each of its elements: how many, at most `most`; 0:
- * it is none. */
-int hvt__pt2_parts(importer *p, const tensor *t, int dim, int most, hvt_value *ret_v);
 
 /* Where x has a dimension of each head's channels: heads become pixels, each beside the others of its pixel;
  * else *ret_heads is 1. And such a value as it was. */
