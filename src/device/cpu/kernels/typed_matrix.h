@@ -306,7 +306,7 @@ static void stats_of_columns(hvt_rows rows, int c, const void *x, hvt_part part,
     SPAN(part.cols, f_store(near + i, f_load(near + i, lanes) * f_splat(1 / (float)few), lanes););
     part_sums(rows, c, &g, part, mean, m2, OFF_MEAN, true);
     SPAN(part.cols, const F off = f_load(mean + i, lanes) * f_splat(1 / (float)n);
-         const F square = f_load(m2 + i, lanes) - f_load(mean + i, lanes) * off;
+         const F square = f_fma(-f_load(mean + i, lanes), off, f_load(m2 + i, lanes)); /* infinite if m2 is */
          f_store(m2 + i, f_relu(square), lanes); f_store(mean + i, f_load(near + i, lanes) + off, lanes););
 }
 
