@@ -305,9 +305,13 @@ static void stats_of_columns(hvt_rows rows, int c, const void *x, hvt_part part,
     }
     SPAN(part.cols, f_store(near + i, f_load(near + i, lanes) * f_splat(1 / (float)few), lanes););
     part_sums(rows, c, &g, part, mean, m2, OFF_MEAN, true);
-    SPAN(part.cols, const F off = f_load(mean + i, lanes) * f_splat(1 / (float)n);
-         const F square = f_fma(-f_load(mean + i, lanes), off, f_load(m2 + i, lanes)); /* infinite if m2 is */
-         f_store(m2 + i, f_relu(square), lanes); f_store(mean + i, f_load(near + i, lanes) + off, lanes););
+    SPAN(part.cols, {
+        const F sum = f_load(mean + i, lanes), off = sum * f_splat(1 / (float)n), all = f_load(m2 + i, lanes);
+        const F rest = f_relu(f_fma(-sum, off, all));
+
+        f_store(m2 + i, f_select((I)(all == f_splat(INFINITY)), all, rest), lanes); /* not inf - inf */
+        f_store(mean + i, f_load(near + i, lanes) + off, lanes);
+    });
 }
 
 static void bn_stats(hvt_rows rows, int c, const void *x, hvt_part part, float *mean, float *m2)
