@@ -289,8 +289,8 @@ static void bn_sums(const hvt_bn_grad_args *a, hvt_bn_consts k, hvt_part part, b
 }
 
 /* Mean and squared deviations of at most NEAR columns of a part, from sums of x - near, where near is the
- * mean of its first rows. If these are unlike the others, their difference is in the deviations as well, so
- * that rounding counts some rows/8 times as much at most. */
+ * mean of some rows in its middle. If these are unlike the others, their difference is in the deviations as
+ * well, so that rounding counts some rows/8 times as much at most. */
 static void stats_of_columns(hvt_rows rows, int c, const void *x, hvt_part part, float *mean, float *m2)
 {
     float near[NEAR];
@@ -299,7 +299,7 @@ static void stats_of_columns(hvt_rows rows, int c, const void *x, hvt_part part,
     size_t start;
 
     for (size_t row = 0; row < few; row++) {
-        next_run(rows, part.first + row, part.end, &start);
+        next_run(rows, part.first + (n - few) / 2 + row, part.end, &start);
         SPAN(part.cols, const F v = get(x, start * c + part.col + i, lanes);
              f_store(near + i, row ? f_load(near + i, lanes) + v : v, lanes););
     }
