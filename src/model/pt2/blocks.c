@@ -62,16 +62,16 @@ static int rename_tensors(const json_t *arg, json_t *names, int block)
     return failed;
 }
 
-/* A copy with names of the whole graph; names: NULL where the node is one of it. */
+/* A copy with names of the whole graph. */
 static json_t *renamed(const json_t *node, json_t *names, int block)
 {
     json_t *copy = json_deep_copy(node), *in = json_object_get(copy, "inputs"),
            *out = json_object_get(copy, "outputs");
     int failed = 0;
 
-    for (size_t i = 0; i < json_array_size(in) && names && !failed; i++)
+    for (size_t i = 0; i < json_array_size(in) && !failed; i++)
         failed = rename_tensors(json_object_get(json_array_get(in, i), "arg"), names, block);
-    for (size_t i = 0; i < json_array_size(out) && names && !failed; i++)
+    for (size_t i = 0; i < json_array_size(out) && !failed; i++)
         failed = rename_tensors(json_array_get(out, i), names, block);
     if (!failed)
         return copy;
@@ -196,6 +196,7 @@ static int bring_tensors(unfolding *u, json_t *graph, json_t *names, int block)
     return failed;
 }
 
+/* names: NULL where the nodes are the whole graph's. */
 static hvt_status add_nodes(unfolding *u, const json_t *nodes, json_t *names, int block, int depth);
 
 static hvt_status add_block(unfolding *u, const json_t *node, int depth)
@@ -223,11 +224,11 @@ done:
     return s;
 }
 
-static hvt_status add_node(unfolding *u, const json_t *node, int depth)
+static hvt_status add_node(unfolding *u, json_t *node, int depth)
 {
     if (is_block(node))
         return add_block(u, node, depth);
-    HVT_CHECK(!json_array_append(u->nodes, (json_t *)(uintptr_t)node) &&
+    HVT_CHECK(!json_array_append(u->nodes, node) &&
                   (!hvt__pt2_reads(node, u->trained) || !hvt__pt2_add_outputs(node, u->trained)),
               E_MEM, "%s: no memory", u->p->path);
     return HVT_OK;
@@ -236,9 +237,10 @@ static hvt_status add_node(unfolding *u, const json_t *node, int depth)
 static hvt_status add_nodes(unfolding *u, const json_t *nodes, json_t *names, int block, int depth)
 {
     for (size_t i = 0; i < json_array_size(nodes); i++) {
-        json_t *node = renamed(json_array_get(nodes, i), names, block);
+        json_t *node = json_array_get(nodes, i);
         hvt_status s;
 
+        node = names ? renamed(node, names, block) : json_incref(node);
         HVT_CHECK(node, E_MEM, "%s: no memory", u->p->path);
         s = add_node(u, node, depth);
         json_decref(node);
@@ -268,8 +270,11 @@ hvt_status hvt__pt2_unfold_blocks(hvt_pt2 *p, json_t *graph)
     u.nodes = json_array();
     u.trained = json_object();
     failed = !u.nodes || !u.trained;
-    json_object_foreach(p->inputs, name, state) if (!failed && !json_object_get(p->constants, name)) failed =
-        json_object_set_new(u.trained, name, json_true());
+    json_object_foreach(p->inputs, name, state)
+    {
+        if (!failed && !json_object_get(p->constants, name))
+            failed = json_object_set_new(u.trained, name, json_true());
+    }
     HVT_CHECK_OR(done, !failed, E_MEM, "%s: no memory", p->path);
     HVT_CHECK_OR(done, u.tensors, E_FORMAT, "%s: its graph has no tensor_values", p->path);
     HVT_TRY_OR(done, add_nodes(&u, json_object_get(graph, "nodes"), NULL, 0, 0));

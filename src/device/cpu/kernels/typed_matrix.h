@@ -6,7 +6,8 @@
  * to that width once per part, and sums per wide column are reduced to channels at its end. Rows that are
  * wide enough are used as they are and end in a masked vector.
  *
- * Sums add whole blocks of rows first, then blocks, in an order that depends on the shape alone.
+ * Sums add the rows of a block first, then blocks, unless rows are wider than BLOCK_WIDTH, in an order that
+ * depends on the shape alone.
  */
 
 enum {
@@ -167,7 +168,7 @@ INLINE F stored(F y)
     return TYPE == HVT_F16 ? f_from_f16(f_to_f16(y)) : TYPE == HVT_BF16 ? f_from_bf16(f_to_bf16(y)) : y;
 }
 
-/* dz */
+/* dz, as `how` says */
 INLINE F masked(const grad *g, size_t i, size_t at, F x, mask how, int lanes)
 {
     if (how == OFF_MEAN)
