@@ -222,15 +222,26 @@ static void pass_job(void *ctx, int job, int thread)
 
 enum { COPY_ROWS = 64 };
 
-/* Rows of bf16, zero-padded to whole k-groups: adjacent channels already form vnni2 k-groups. */
-static void copy_padded(const pass *g, int images, const uint16_t *from, float *to, long to_image)
+static inline __attribute__((always_inline)) void copy_rows(const pass *g, int images, const uint16_t *from,
+                                                            float *to, long to_image, const size_t bytes,
+                                                            const size_t padding)
 {
-    size_t bytes = sizeof *from * (size_t)g->channels, padding = sizeof *to * (size_t)g->list->len - bytes;
-
     for (int i = 0; i < images; i++, from += g->s_image, to += to_image) {
         memcpy(to, from, bytes);
         memset((char *)to + bytes, 0, padding);
     }
+}
+
+/* Rows of bf16, zero-padded to whole k-groups: adjacent channels already form vnni2 k-groups. */
+static void copy_padded(const pass *g, int images, const uint16_t *from, float *to, long to_image)
+{
+    const size_t bytes = sizeof *from * (size_t)g->channels,
+                 padding = sizeof *to * (size_t)g->list->len - bytes;
+
+    if (bytes == 6 && padding == 2) /* pixels of an image, of which calls would take half of the pass */
+        copy_rows(g, images, from, to, to_image, 6, 2);
+    else
+        copy_rows(g, images, from, to, to_image, bytes, padding);
 }
 
 /* job = up to COPY_ROWS images of one source pixel */
