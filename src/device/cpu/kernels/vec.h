@@ -17,7 +17,7 @@
  *     ISA_ENTRY             initializers of its hvt_isa: .conv, .needs, ...
  *
  * and, as macros, what it does better than the code below: f_sqrt, f_clamp together with f_keep_within,
- * i_from_b, u_from_h, f_to_bf16, f_from_f16 together with f_to_f16.
+ * i_from_b, u_from_h, h_load_part together with h_store_part, f_to_bf16, f_from_f16 together with f_to_f16.
  *
  * Included by elementwise_tmpl.c, factors_tmpl.c and typed_tmpl.c. Nothing else.
  */
@@ -105,17 +105,37 @@ INLINE F f_from_int(I x)
     return __builtin_convertvector(x, F);
 }
 
-INLINE H h_load(const uint16_t *p, int lanes)
+#ifndef h_load_part
+INLINE H h_load_part(const uint16_t *p, int n)
 {
     H h = {0};
 
-    memcpy(&h, p, lanes == VL ? sizeof h : (size_t)lanes * sizeof *p);
+    memcpy(&h, p, (size_t)n * sizeof *p);
+    return h;
+}
+
+INLINE void h_store_part(uint16_t *p, H h, int n)
+{
+    memcpy(p, &h, (size_t)n * sizeof *p);
+}
+#endif
+
+INLINE H h_load(const uint16_t *p, int lanes)
+{
+    H h;
+
+    if (lanes != VL)
+        return h_load_part(p, lanes);
+    memcpy(&h, p, sizeof h);
     return h;
 }
 
 INLINE void h_store(uint16_t *p, H h, int lanes)
 {
-    memcpy(p, &h, lanes == VL ? sizeof h : (size_t)lanes * sizeof *p);
+    if (lanes == VL)
+        memcpy(p, &h, sizeof h);
+    else
+        h_store_part(p, h, lanes);
 }
 
 #ifndef u_from_h

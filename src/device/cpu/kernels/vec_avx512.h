@@ -22,11 +22,13 @@ typedef float F __attribute__((vector_size(64)));
 #define f_keep_within(y, low, high, d)                                                                       \
     ((F)_mm512_maskz_mov_ps(                                                                                 \
         _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(y, low, _CMP_NLE_UQ), y, high, _CMP_NGE_UQ), d))
-#define f_scale(p, n) ((F)_mm512_scalef_ps(p, n))
-#define i_from_b(b)   ((I)_mm512_cvtepu8_epi32((__m128i)(b)))
-#define u_from_h(h)   ((U)_mm512_cvtepu16_epi32((__m256i)(h)))
-#define f_from_f16(h) ((F)_mm512_cvtph_ps((__m256i)(h)))
-#define f_to_f16(x)   ((H)_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
+#define f_scale(p, n)         ((F)_mm512_scalef_ps(p, n))
+#define i_from_b(b)           ((I)_mm512_cvtepu8_epi32((__m128i)(b)))
+#define u_from_h(h)           ((U)_mm512_cvtepu16_epi32((__m256i)(h)))
+#define h_load_part(p, n)     ((H)_mm256_maskz_loadu_epi16((__mmask16)((1u << (n)) - 1), p))
+#define h_store_part(p, h, n) _mm256_mask_storeu_epi16(p, (__mmask16)((1u << (n)) - 1), (__m256i)(h))
+#define f_from_f16(h)         ((F)_mm512_cvtph_ps((__m256i)(h)))
+#define f_to_f16(x)           ((H)_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
 
 INLINE F f_load(const float *p, int lanes)
 {
