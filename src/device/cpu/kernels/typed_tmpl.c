@@ -28,8 +28,8 @@ INLINE void put(void *p, size_t at, F x, int lanes)
     f_store_as(TYPE, p, at, x, lanes);
 }
 
-/* p += x, or p = x. Where `add` is no constant its branch must stay one: of a choice between vectors gcc 12 makes
- * an addition for AVX-512 whose mask is the number `add`, that of the first element alone. */
+/* p += x, or p = x. Where `add` is no constant its branch must stay one: of a choice between vectors gcc 12
+ * makes an addition for AVX-512 whose mask is the number `add`, that of the first element alone. */
 INLINE void put_or_add(void *p, size_t at, F x, bool add, int lanes)
 {
     const bool known = __builtin_constant_p(add);
