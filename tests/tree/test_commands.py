@@ -117,13 +117,13 @@ def the_hash_of_the_readme_is_that_of_1_2_and_4_ranks():
     check(len(shown) == 3 and len({weights for _, weights in shown}) == 1, shown)
     folder = folder_of("README.md")
     found = set()
+    has_avx2 = run(shlex.split("./hvtrain --isa avx2 --samples 16 --batch 16 --steps 1 --eval-freq 0"), folder)[0] == 0
     for command, _ in shown:
-        rc, _, err = run(shlex.split(command), folder)
+        check("--isa avx2" in command, command)
+        rc, _, err = run(shlex.split(command if has_avx2 else command.replace("--isa avx2", "")), folder)
         found.add(re.findall(r"weights (\w+)", err)[-1] if rc == 0 else err[-500:])
     check(len(found) == 1, "different weights:", found)
-    rc, _, err = run(shlex.split(shown[0][0] + " --isa avx512"), folder)
-    if rc == 0:
-        check("weights " + shown[0][1] in err, "README.md shows", shown[0][1], "but it is", err[-300:])
+    check(found == {shown[0][1]} or not has_avx2, "README.md shows", shown[0][1], "but it is", found)
 
 
 def what_quickstart_prints_is_what_the_readme_shows():

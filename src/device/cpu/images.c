@@ -112,6 +112,7 @@ static void group_job(void *ctx, int job, int thread)
     const int start = job / g->bands * GROUP, images = a->real - start < GROUP ? a->real - start : GROUP;
     float floats[GROUP][TILE * MOST_CHANNELS];
     uint16_t halves[GROUP][TILE * MOST_CHANNELS];
+    const bool three = a->c == 3 && a->cx == 3;
 
     for (int p = a->h * band / g->bands; p < end; p++)
         for (int first = 0; first < a->w; first += TILE) {
@@ -122,12 +123,14 @@ static void group_job(void *ctx, int job, int thread)
                 if (a->type != HVT_F32)
                     g->el->in[HVT_F32]->cast((size_t)count * a->c, 1, floats[i], halves[i], a->type);
             }
-            if (a->type != HVT_F32)
-                put_tiles(false, a, a->c, a->cx, start, images, p, first, count, halves, sizeof *halves);
-            else if (a->c == 3 && a->cx == 3) /* numbers that the compiler knows */
+            if (a->type == HVT_F32 && three) /* numbers that the compiler knows */
                 put_tiles(true, a, 3, 3, start, images, p, first, count, floats, sizeof *floats);
-            else
+            else if (a->type == HVT_F32)
                 put_tiles(true, a, a->c, a->cx, start, images, p, first, count, floats, sizeof *floats);
+            else if (three)
+                put_tiles(false, a, 3, 3, start, images, p, first, count, halves, sizeof *halves);
+            else
+                put_tiles(false, a, a->c, a->cx, start, images, p, first, count, halves, sizeof *halves);
         }
 }
 
