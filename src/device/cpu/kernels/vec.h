@@ -125,7 +125,7 @@ INLINE H h_load(const uint16_t *p, int lanes)
     H h;
 
     if (lanes != VL)
-        return h_load_part(p, lanes);
+        return (H)h_load_part(p, lanes);
     memcpy(&h, p, sizeof h);
     return h;
 }

@@ -25,7 +25,7 @@ typedef float F __attribute__((vector_size(64)));
 #define f_scale(p, n)         ((F)_mm512_scalef_ps(p, n))
 #define i_from_b(b)           ((I)_mm512_cvtepu8_epi32((__m128i)(b)))
 #define u_from_h(h)           ((U)_mm512_cvtepu16_epi32((__m256i)(h)))
-#define h_load_part(p, n)     ((H)_mm256_maskz_loadu_epi16((__mmask16)((1u << (n)) - 1), p))
+#define h_load_part(p, n)     _mm256_maskz_loadu_epi16((__mmask16)((1u << (n)) - 1), p)
 #define h_store_part(p, h, n) _mm256_mask_storeu_epi16(p, (__mmask16)((1u << (n)) - 1), (__m256i)(h))
 #define f_from_f16(h)         ((F)_mm512_cvtph_ps((__m256i)(h)))
 #define f_to_f16(x)           ((H)_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))

@@ -24,7 +24,7 @@ INLINE F vbroadcast(const float *p)
 
 INLINE void bf16_store(uint16_t *p, F v, int n)
 {
-    _mm256_mask_storeu_epi16(p, (__mmask16)((1u << n) - 1), (__m256i)_mm512_cvtneps_pbh(v));
+    h_store_part(p, _mm512_cvtneps_pbh(v), n);
 }
 
 INLINE void bf16_store2(uint16_t *p, F v, F w)
@@ -34,8 +34,7 @@ INLINE void bf16_store2(uint16_t *p, F v, F w)
 
 INLINE F bf16_load(const uint16_t *p, int n)
 {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(
-        _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), p)), 16));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h_load_part(p, n)), 16));
 }
 
 #undef PITCH
