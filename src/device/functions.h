@@ -11,6 +11,8 @@
  *     f_bits(x) f_from_bits(u) the same bits as a U, and as an F
  *     f_clamp f_keep_within    as macros, if it has better ones than those below
  *     f_scale                  if it has that, the macro (p, n): p * 2^n
+ *     f_fraction, f_short      if it has these: x - floor(x), 0 of an infinity, where f_scale takes the floor
+ *                              of n; and whether results have no more than 16 bits
  *
  * Included by src/device and cuda/. Nothing else.
  */
@@ -56,6 +58,29 @@ INLINE F exp_below_one(F x)
     return f_select((I)(x < -87), f_zero(), keep_nan(x, exp_finite(x)));
 }
 
+#ifdef f_short
+/* e^x with an error of 2^-17, several times as small as that of rounding to 16 bits: 2^floor(t) times a
+ * polynomial of the rest */
+INLINE F exp_short(F x)
+{
+    const F t = x * 0x1.715476p0f, r = f_fraction(t);
+    F p = f_fma(f_splat(0x1.bb7cd4p-7f), r, f_splat(0x1.aa13fp-5f));
+
+    p = f_fma(f_fma(p, r, f_splat(0x1.ee798ap-3f)), r, f_splat(0x1.62d166p-1f));
+    return f_scale(f_fma(p, r, f_splat(0x1.00002cp0f)), t);
+}
+#endif
+
+/* exp_below_one() as a result needs it */
+INLINE F decay(F x)
+{
+#ifdef f_short
+    if (f_short)
+        return exp_short(x);
+#endif
+    return exp_below_one(x);
+}
+
 INLINE F f_abs(F x)
 {
     return f_from_bits(f_bits(x) & 0x7fffffff);
@@ -76,13 +101,17 @@ INLINE F f_keep_within(F y, F low, F high, F d) /* d where low < y < high, and w
 /* 1 / (1 + e^88) would be subnormal, and is 0 */
 INLINE F sigmoid(F x)
 {
+#ifdef f_short
+    if (f_short)
+        return 1 / (1 + exp_short(-x));
+#endif
     return keep_nan(x, 1 / (1 + exp_finite(f_clamp(-x, f_splat(-87), f_splat(88)))));
 }
 
 /* Cephes' tanhf: a polynomial where 1 - e^-2x would cancel. */
 INLINE F hyperbolic(F x)
 {
-    const F size = f_abs(x), e = exp_below_one(-2 * size), z = x * x;
+    const F size = f_abs(x), e = decay(-2 * size), z = x * x;
     F p = f_splat(-5.70498872745e-3f);
 
     p = f_fma(p, z, f_splat(2.06390887954e-2f));
@@ -195,7 +224,7 @@ INLINE F power(F x, F a)
 /* e^(-x^2/2), the density of the normal distribution times sqrt(2 pi) */
 INLINE F bell(F x)
 {
-    return exp_below_one(-0.5f * x * x);
+    return decay(-0.5f * x * x);
 }
 
 /* The cumulative normal distribution: erfc(z) = t * Q(t) * e^(-z^2) with t = 1 / (1 + z/2), and for Q a
@@ -259,7 +288,7 @@ FUNCTION(gelu_tanh, x *sigmoid(2 * gelu_inner(x)),
                    sigmoid(2 * gelu_inner(x))))
 FUNCTION(tanh, hyperbolic(x), dy *f_fma(-x, x, f_splat(1)))
 FUNCTION(softplus,
-         CHOOSE(a *x > b, x, (CHOOSE(x > 0, a *x, f_zero()) + log1p_unit(exp_below_one(-f_abs(a * x)))) / a),
+         CHOOSE(a *x > b, x, (CHOOSE(x > 0, a *x, f_zero()) + log1p_unit(decay(-f_abs(a * x)))) / a),
          CHOOSE(a *x > b, dy, dy *sigmoid(a *x)))
 FUNCTION(affine, f_fma(a, x, b), dy *a)
 FUNCTION(clamp, f_clamp(x, a, b), CHOOSE((x >= a) & (x <= b), dy, f_zero()))

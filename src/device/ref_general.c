@@ -61,7 +61,7 @@ static double value(const hvt_map *f, double x)
     case HVT_GELU:
         return x * cumulative(x);
     case HVT_GELU_TANH:
-        return 0.5 * x * (1 + tanh(gelu_inner(x)));
+        return x * sigmoid(2 * gelu_inner(x)); /* 0.5 * (1 + tanh) would cancel */
     case HVT_TANH:
         return tanh(x);
     case HVT_SOFTPLUS:

@@ -218,6 +218,54 @@ TEST(functions_of_infinity_and_nan)
         }
 }
 
+/* Rounded to the type, the exact result, but for an error far below that of rounding; near the ends of the
+ * range of floats some become 0 or infinite. */
+TEST(functions_of_every_number_of_16_bits)
+{
+    enum { N = 1 << 16 };
+    static const hvt_dtype types[] = {HVT_F16, HVT_BF16};
+    uint16_t *in = room(N * sizeof *in), *out = room(N * sizeof *out);
+    float *x = room(N * sizeof *x), *want = room(N * sizeof *want);
+
+    for (int i = 0; i < N; i++)
+        in[i] = (uint16_t)i;
+    for (int f = 0; f < HVT_FUNCTIONS; f++)
+        for (size_t t = 0; t < HVT_LEN(types); t++) {
+            const hvt_map k = {(hvt_function)f, f == HVT_HARDTANH || f == HVT_CLAMP ? -0.75f : 1,
+                               f == HVT_SOFTPLUS ? 3 : 1.5f};
+            const int bits = types[t] == HVT_F16 ? 11 : 8;
+
+            for (int i = 0; i < N; i++)
+                x[i] = hvt__load(in, types[t], (size_t)i);
+            CHECK_OK(ref->ops->general.map_forward(ref, N, HVT_F32, &k, x, want));
+            for (int dev = 0; dev < ndevs; dev++) {
+                int wrong = 0;
+
+                if (dev != one_thread(dev))
+                    continue;
+                CHECK_OK(devs[dev]->ops->general.map_forward(devs[dev], N, types[t], &k, in, out));
+                for (int i = 0; i < N; i++) {
+                    const float got = hvt__load(out, types[t], (size_t)i), size = fabsf(want[i]);
+                    const double half = ldexp(1, (size > 0 ? ilogbf(size) : -149) - bits),
+                                 least = types[t] == HVT_F16 ? 0x1p-25 : 2e-36;
+                    float rounded = want[i];
+
+                    round_all(types[t], &rounded, 1);
+                    if (!same_kind(got, rounded) && !(fabsf(x[i]) > 5e37f) &&
+                        !(fabs((double)got - (double)want[i]) <= half + 0x1p-15 * (double)size + least) &&
+                        !wrong++)
+                        CHECK(false, "%s(%g) is %g in %s on %s, expected %g", names[f], (double)x[i],
+                              (double)got, hvt_dtype_name(types[t]), hvt_device_isa(devs[dev]),
+                              (double)want[i]);
+                }
+            }
+        }
+    free(in);
+    free(out);
+    free(x);
+    free(want);
+}
+
 /* ---- binary operations ---- */
 
 static shape shape_of_b(const shape *s, const hvt_binary_args *k)
@@ -946,6 +994,7 @@ int main(void)
     RUN(exponentials_are_as_near_at_the_ends_of_their_range);
     RUN(slopes_at_edges_are_pytorchs);
     RUN(functions_of_infinity_and_nan);
+    RUN(functions_of_every_number_of_16_bits);
     RUN(binary_operations_equal_ref);
     RUN(maxima_of_equal_operands_and_nan);
     RUN(moves_equal_ref);

@@ -11,6 +11,9 @@
 #include "device/cpu/elementwise.h"
 #include "vec.h"
 
+#ifdef f_fraction
+#define f_short (TYPE != HVT_F32)
+#endif
 #include "device/formula.h"
 #include "device/functions.h"
 

@@ -23,6 +23,7 @@ typedef float F __attribute__((vector_size(64)));
     ((F)_mm512_maskz_mov_ps(                                                                                 \
         _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(y, low, _CMP_NLE_UQ), y, high, _CMP_NGE_UQ), d))
 #define f_scale(p, n)         ((F)_mm512_scalef_ps(p, n))
+#define f_fraction(x)         ((F)_mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC))
 #define i_from_b(b)           ((I)_mm512_cvtepu8_epi32((__m128i)(b)))
 #define u_from_h(h)           ((U)_mm512_cvtepu16_epi32((__m256i)(h)))
 #define h_load_part(p, n)     _mm256_maskz_loadu_epi16((__mmask16)((1u << (n)) - 1), p)
