@@ -441,7 +441,7 @@ typedef struct wgrad {
     long block_floats;
     int room;
     int a_rows, a_tiles, vectors, steps; /* of K */
-    int most;                            /* rows of a block, of fewer images, too */
+    int most;                            /* rows of a block, at most; of fewer images, too */
     int block, blocks, parts;            /* rows of each block; a part has whole blocks */
     int own_parts, own_blocks;           /* of the first parts one thread does the first blocks by itself */
     int round[MOST_ROUND], count;        /* blocks that all threads do together */
@@ -460,10 +460,10 @@ static matrix layout_of(int channels, int rows, int near, int w, int pitch)
     return (matrix){NULL, w, pitch, panel, (long)lines((size_t)(panel * tile_count(channels, w)))};
 }
 
-/* Blocks and parts, by the shape alone; as many blocks in each part as can be. The sums of a part are read
- * and written once for each of its blocks, and all of them once more at the end: where they are small, parts
- * have few blocks, so that threads share as few as can be. (ResNet-20 on 16 threads on Zen 4, as bench_step
- * --span foretells its efficiency: 0.84 with twice as many blocks a part, 0.86 so.) */
+/* Blocks and parts, by the shape alone; parts have equally many blocks, or nearly. The sums of a part are
+ * read and written once for each of its blocks, and all of them once more at the end: where they are small,
+ * parts have few blocks, so that fewer are left which threads do together. (ResNet-20 on 16 threads on Zen 4,
+ * as bench_step --span foretells its efficiency: 0.84 with twice as many blocks a part, 0.86 so.) */
 static void cut_rows(wgrad *w, size_t u)
 {
     const conv_op *op = w->g.op;
