@@ -73,8 +73,9 @@ static hvt_status open_cuda(hvt_device *d, const hvt_device_opts *opts)
     HVT_TRY(hvt__cuda_load(CUDA_CUDNN));
     HVT_TRY(CUDA(d, cudaStreamCreateWithFlags(&s->stream, cudaStreamNonBlocking)));
     HVT_TRY(CUDA(d, cudaStreamCreateWithFlags(&s->copy, cudaStreamNonBlocking)));
-    for (int i = 0; i < CUDA_MARKS; i++)
-        HVT_TRY(CUDA(d, cudaEventCreateWithFlags(&s->mark[i], cudaEventDisableTiming)));
+    for (int i = 0; i < CUDA_MARKS; i++) /* the host sleeps while it waits: decoders need its core */
+        HVT_TRY(
+            CUDA(d, cudaEventCreateWithFlags(&s->mark[i], cudaEventDisableTiming | cudaEventBlockingSync)));
     for (int i = 0; i < CUDA_SLOTS; i++) {
         HVT_TRY(CUDA(d, cudaEventCreateWithFlags(&s->slot[i].uploaded, cudaEventDisableTiming)));
         HVT_TRY(CUDA(d, cudaEventCreateWithFlags(&s->slot[i].read, cudaEventDisableTiming)));
@@ -98,10 +99,10 @@ static void close_cuda(hvt_device *d)
         cudaSetDevice(s->index);
         if (s->capturing && cudaStreamEndCapture(s->stream, &graph) == cudaSuccess && graph)
             cudaGraphDestroy(graph);
-        cudaStreamSynchronize(s->stream);
+        CUDA_WAIT(d, cudaStreamSynchronize(s->stream));
     }
     if (s->copy)
-        cudaStreamSynchronize(s->copy);
+        CUDA_WAIT(d, cudaStreamSynchronize(s->copy));
     hvt__plan_cache_close(&s->plans);
     d->ops->memory.release(d, s->scratch);
     for (int i = 0; i < CUDA_SLOTS; i++) {
@@ -198,7 +199,7 @@ static hvt_status alloc_cuda(hvt_device *d, size_t bytes, void **ret_ptr)
         return no_memory(d, bytes);
     HVT_TRY(hvt__cuda_check(d, e, __FILE__, __LINE__, "cudaMalloc"));
     HVT_TRY_OR(fail, CUDA(d, cudaMemsetAsync(p, 0, bytes, stream)));
-    HVT_TRY_OR(fail, CUDA(d, cudaStreamSynchronize(stream))); /* other streams may use it immediately */
+    HVT_TRY_OR(fail, CUDA_WAIT(d, cudaStreamSynchronize(stream))); /* other streams may use it immediately */
     HVT_TRY_OR(fail, track_block(cuda_of(d), p, bytes));
     hvt__cuda_account(d, (int64_t)bytes);
     *ret_ptr = p;
@@ -222,7 +223,8 @@ static void release_cuda(hvt_device *d, void *ptr)
             break;
         }
     cudaSetDevice(s->index);
-    cudaFree(ptr); /* waits for queued work */
+    CUDA_WAIT(d, cudaStreamSynchronize(s->stream)); /* cudaFree() would wait unseen by a comm's guard */
+    cudaFree(ptr);
     cudaGetLastError();
 }
 
@@ -325,7 +327,7 @@ static void free_graph(hvt_op *op)
     captured_graph *r = (captured_graph *)op;
 
     cudaSetDevice(cuda_of(op->dev)->index);
-    cudaStreamSynchronize(cuda_of(op->dev)->stream);
+    CUDA_WAIT(op->dev, cudaStreamSynchronize(cuda_of(op->dev)->stream));
     cudaGraphExecDestroy(r->exec);
     cudaGetLastError();
     free(r);
@@ -380,7 +382,7 @@ static hvt_status reserve_slot(hvt_device *d, cuda_slot *slot, size_t capacity)
 
     if (capacity <= slot->capacity)
         return HVT_OK;
-    HVT_TRY(CUDA(d, cudaStreamSynchronize(cuda_of(d)->copy)));
+    HVT_TRY(CUDA_WAIT(d, cudaStreamSynchronize(cuda_of(d)->copy)));
     release_cuda(d, slot->staged);
     slot->staged = NULL;
     slot->capacity = 0;
@@ -390,31 +392,38 @@ static hvt_status reserve_slot(hvt_device *d, cuda_slot *slot, size_t capacity)
     return HVT_OK;
 }
 
+/* Bytes of the host to the slot, on the stream of copies. NULL: none. */
+static hvt_status stage(hvt_device *d, const cuda_slot *slot, size_t at, const void *from, size_t bytes)
+{
+    if (!from)
+        return HVT_OK;
+    return CUDA(d, cudaMemcpyAsync(slot->staged + at, from, bytes, cudaMemcpyHostToDevice, cuda_of(d)->copy));
+}
+
 static hvt_status augment_cuda(hvt_device *d, const hvt_augment_args *a)
 {
     cuda_device *s = cuda_of(d);
     cuda_slot *slot = &s->slot[s->next_slot % CUDA_SLOTS];
     size_t n = (size_t)a->n, real = (size_t)a->real;
     size_t image = (size_t)a->h * (size_t)a->w * (size_t)a->c * (a->floats ? sizeof(float) : 1);
-    size_t at_draws = cuda_align(n * sizeof *a->labels), at_images = at_draws + cuda_align(n * 3);
+    size_t targets = a->targets ? (size_t)a->outputs * sizeof *a->targets : 0;
+    size_t at_draws = cuda_align(n * sizeof *a->labels), at_targets = at_draws + cuda_align(n * 3),
+           at_images = at_targets + cuda_align(n * targets);
 
     assert(a->order == HVT_ORDER_NHW);
     HVT_TRY(begin(d, "augment"));
     HVT_TRY(reserve_slot(d, slot, at_images + n * image));
     HVT_TRY(CUDA(d, cudaStreamWaitEvent(s->copy, slot->read, 0)));
-    if (a->labels)
-        HVT_TRY(CUDA(d, cudaMemcpyAsync(slot->staged, a->labels, real * sizeof *a->labels,
-                                        cudaMemcpyHostToDevice, s->copy)));
-    if (a->draws)
-        HVT_TRY(CUDA(d, cudaMemcpyAsync(slot->staged + at_draws, a->draws, real * 3, cudaMemcpyHostToDevice,
-                                        s->copy)));
-    HVT_TRY(CUDA(
-        d, cudaMemcpyAsync(slot->staged + at_images, a->src, real * image, cudaMemcpyHostToDevice, s->copy)));
+    HVT_TRY(stage(d, slot, 0, a->labels, real * sizeof *a->labels));
+    HVT_TRY(stage(d, slot, at_draws, a->draws, real * 3));
+    HVT_TRY(stage(d, slot, at_targets, a->targets, real * targets));
+    HVT_TRY(stage(d, slot, at_images, a->src, real * image));
     HVT_TRY(CUDA(d, cudaEventRecord(slot->uploaded, s->copy)));
     HVT_TRY(CUDA(d, cudaStreamWaitEvent(s->stream, slot->uploaded, 0)));
     HVT_TRY(hvt__cuda_augment(d, a, (const char *)slot->staged + at_images,
                               a->draws ? (const int8_t *)slot->staged + at_draws : NULL,
                               a->labels ? (const int32_t *)slot->staged : NULL));
+    HVT_TRY(copy_cuda(d, a->dst_targets, slot->staged + at_targets, real * targets));
     HVT_TRY(CUDA(d, cudaEventRecord(slot->read, s->stream)));
     s->next_slot++;
     return HVT_OK;

@@ -236,7 +236,9 @@ static hvt_augment_args augmentation(const hvt_loader *l)
                           .type = o->type,
                           .cx = o->channels,
                           .dst = l->dev_images,
-                          .dst_labels = l->dev_labels};
+                          .dst_labels = l->dev_labels,
+                          .outputs = l->info.targets,
+                          .dst_targets = l->dev_targets};
 
     for (int c = 0; c < l->info.channels; c++) {
         a.scale[c] = (float)(1 / (unit * o->std[c]));
@@ -497,9 +499,7 @@ static hvt_status take(hvt_loader *l, int at, int count)
     l->augment.src = s->pixels;
     l->augment.labels = s->labels;
     l->augment.draws = s->draws;
-    if (s->targets)
-        HVT_TRY(ops->memory.upload(l->dev, l->dev_targets, s->targets,
-                                   (size_t)count * (size_t)l->info.targets * sizeof *s->targets));
+    l->augment.targets = s->targets;
     HVT_TRY(ops->augment(l->dev, &l->augment));
     if (ops->queue.mark)
         HVT_TRY(ops->queue.mark(l->dev, &s->read));

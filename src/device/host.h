@@ -38,6 +38,15 @@ void hvt__host_xent_sums(const hvt_xent_args *a);
 /* few outputs: not worth threads */
 hvt_status hvt__host_mse(hvt_device *d, const hvt_mse_args *a);
 
+/* augment's labels and targets, which are only copied */
+static inline void hvt__host_answers(const hvt_augment_args *a)
+{
+    for (int n = 0; n < a->real; n++)
+        a->dst_labels[n] = a->labels[n];
+    if (a->targets)
+        memcpy(a->dst_targets, a->targets, (size_t)a->real * (size_t)a->outputs * sizeof *a->targets);
+}
+
 /* to bin[HVT__SQUARES_BINS], see squares.h */
 void hvt__host_squares(size_t n, const float *g, int64_t *bin);
 

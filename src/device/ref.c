@@ -791,6 +791,7 @@ static hvt_status squares_ref(hvt_device *d, size_t n, const float *g, hvt_step_
 static hvt_status augment_ref(hvt_device *d, const hvt_augment_args *a)
 {
     HVT_FLOATS;
+    hvt__host_answers(a);
     for (int n = 0; n < a->real; n++) {
         int dy = a->draws ? a->draws[n * 3] : 0, dx = a->draws ? a->draws[n * 3 + 1] : 0;
         bool mirror = a->draws && a->draws[n * 3 + 2];
@@ -812,7 +813,6 @@ static hvt_status augment_ref(hvt_device *d, const hvt_augment_args *a)
                 for (int c = a->c; c < a->cx; c++)
                     hvt__store(a->dst, a->type, to + c, 0);
             }
-        a->dst_labels[n] = a->labels[n];
     }
     return HVT_OK;
 }

@@ -560,6 +560,36 @@ TEST(an_image_is_cropped_then_mirrored)
         }
 }
 
+/* They are copied, in the order of everything else. */
+TEST(targets_come_with_their_images)
+{
+    static const uint8_t src[3] = {1, 2, 3};
+    static const float targets[6] = {-1, .5f, 3, 4e9f, 0, -0.f};
+    static const int32_t labels[3] = {0};
+
+    for (int dev = 0; dev < ndevs; dev++) {
+        float got[4], moved[8] = {[6] = 7, [7] = 8}, want[8] = {-1, .5f, 3, 4e9f, 0, -0.f, 7, 8};
+        int32_t got_labels[4];
+        hvt_augment_args a = {.n = 4,
+                              .real = 3,
+                              .h = 1,
+                              .w = 1,
+                              .c = 1,
+                              .cx = 1,
+                              .src = src,
+                              .labels = labels,
+                              .targets = targets,
+                              .outputs = 2,
+                              .scale = {1},
+                              .dst = got,
+                              .dst_labels = got_labels,
+                              .dst_targets = moved};
+
+        CHECK_OK(devs[dev]->ops->augment(devs[dev], &a));
+        check_same("targets", dev, NULL, 8, moved, want);
+    }
+}
+
 int main(void)
 {
     open_devices();
@@ -575,6 +605,7 @@ int main(void)
     RUN(images_equal_ref);
     RUN(a_batch_larger_than_caches_equals_ref);
     RUN(an_image_is_cropped_then_mirrored);
+    RUN(targets_come_with_their_images);
     close_devices();
     return check_done();
 }

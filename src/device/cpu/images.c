@@ -162,8 +162,7 @@ hvt_status hvt__augment_cpu(hvt_device *d, const hvt_augment_args *a)
         g.scale[i] = a->scale[i % a->c];
         g.shift[i] = a->shift[i % a->c];
     }
-    for (int n = 0; n < a->real; n++)
-        a->dst_labels[n] = a->labels[n];
+    hvt__host_answers(a);
     if (as_is)
         hvt__parallel_for(hvt__cpu(d)->pool, a->real, image_job, &g);
     else

@@ -674,13 +674,15 @@ static hvt_status augment_hosted(hvt_device *d, const hvt_augment_args *a)
 {
     stage s = begin(d);
     int dst = images(&s, a->dst, a->order, a->type, a->n, a->h, a->w, a->cx, true),
-        labels = out(&s, a->dst_labels, (size_t)a->n * sizeof *a->dst_labels);
+        labels = out(&s, a->dst_labels, (size_t)a->n * sizeof *a->dst_labels),
+        targets = out(&s, a->dst_targets, (size_t)a->n * (size_t)a->outputs * sizeof *a->dst_targets);
     hvt_augment_args b = *a;
     bool ready = go(&s);
 
     b.order = HVT_ORDER_NHW;
     b.dst = dev(&s, dst);
     b.dst_labels = dev(&s, labels);
+    b.dst_targets = dev(&s, targets);
     return end(&s, ready ? s.h->inner->ops->augment(s.h->inner, &b) : HVT_OK);
 }
 
