@@ -68,7 +68,7 @@ static hvt_status comm_alloc_nccl(hvt_comm *c, bool shared, hvt__block *b)
     b->ptr = ptr;
     return HVT_OK;
 fail:
-    cudaStreamSynchronize(cuda_of(c->dev)->stream);
+    CUDA_WAIT(c->dev, cudaStreamSynchronize(cuda_of(c->dev)->stream));
     hvt__nv.ncclMemFree(ptr);
     return s;
 }
@@ -135,24 +135,20 @@ static hvt_status check_gpus(hvt_comm *c)
     return HVT_OK;
 }
 
-/* Of several comms operations may be in flight at once: each waits on the GPU for the other ranks', and they
- * never come if there the other comm's runs first and leaves no room. So NCCL is to run all in the order in
- * which the host gives them, the same on every rank. It looks at the first operation of the process, and so
- * does not for the sake of one comm. */
-static void keep_order(const hvt_comm *c)
-{
-    if (c->world->comms)
-        setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
-}
-
-/* NCCL reads these once per process. The user's own settings take precedence, except for the one that must
+/* NCCL reads these once per process, so the first comm sets them for all.
+ *
+ * Operations of several comms may be in flight at once. Each waits on the GPU for those of the other ranks,
+ * which never run if the other comm's run first there and leave no room. With NCCL_LAUNCH_ORDER_IMPLICIT NCCL
+ * runs all operations in the order in which the host issues them, which is the same on every rank.
+ *
+ * The user's own settings take precedence, except for the one that must
  * differ between ranks. */
 static void set_environment(hvt_comm *c)
 {
     comm_nccl *st = c->state;
     char id[96];
 
-    keep_order(c);
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
     if (c->dev->deterministic || st->shared) {
         setenv("NCCL_ALGO", "Ring", 0);
         setenv("NCCL_PROTO", "Simple", 0);
@@ -329,10 +325,9 @@ static hvt_status launch(comm_nccl *st, const hvt__op *o)
     nccl_op *op = &st->op[(st->issued + 1) % NCCL_WATCHED];
 
     HVT_TRY(hvt__nccl_alive(st));
-    HVT_CHECK(st->waited == st->issued || st->op[st->issued % NCCL_WATCHED].captured == d->capturing, E_ARG,
-              "comm nccl: %s %s a graph capture, while ticket %llu %s it was not waited for", what,
-              d->capturing ? "in" : "after", (unsigned long long)st->issued,
-              d->capturing ? "from before" : "in");
+    HVT_CHECK(!d->capturing || st->waited == st->issued || st->op[st->issued % NCCL_WATCHED].captured, E_ARG,
+              "comm nccl: %s in a graph capture, while ticket %llu from before it was not waited for", what,
+              (unsigned long long)st->issued);
     HVT_TRY(CUDA(st->dev, cudaEventRecord(st->ready, d->stream)));
     HVT_TRY(CUDA(st->dev, cudaStreamWaitEvent(st->stream, st->ready, 0)));
     if (o->count)
@@ -358,14 +353,17 @@ static hvt_status comm_post_nccl(hvt_comm *c, const hvt__op *op, bool *ret_poste
     return s;
 }
 
-/* The device's stream continues when the operation has ended. The host does not wait. */
+/* The device's stream continues when the operation has ended. The host does not wait. An operation of a
+ * capture that was given up has not begun, so nothing waits for it. */
 static hvt_status comm_run_nccl(hvt_comm *c, hvt_device *dev, const hvt__op *op)
 {
     comm_nccl *st = c->state;
+    const nccl_op *o = &st->op[++st->waited % NCCL_WATCHED];
 
+    if (o->captured && !cuda_of(dev)->capturing)
+        return HVT_OK;
     HVT_TRY(hvt__cuda_use(dev));
-    st->waited++;
-    return CUDA(dev, cudaStreamWaitEvent(cuda_of(dev)->stream, st->op[st->waited % NCCL_WATCHED].done, 0));
+    return CUDA(dev, cudaStreamWaitEvent(cuda_of(dev)->stream, o->done, 0));
 }
 
 /* Operations fail while nobody looks. */

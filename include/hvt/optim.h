@@ -309,7 +309,10 @@ typedef struct hvt_graph hvt_graph;
 /** Why steps cannot be captured here, as a phrase; NULL if they can. */
 HVT_API const char *hvt_distopt_uncapturable(const hvt_distopt *dist);
 HVT_API hvt_status hvt_distopt_capture(hvt_distopt *dist);
-/** If something failed since hvt_distopt_capture(), call it with ret_graph NULL: the step is given up. */
+/** Ends the capture and launches the step. If something failed since hvt_distopt_capture(), call it with
+ * ret_graph NULL. If any rank failed, the step runs on none, all ranks get the first failure, and
+ * hvt_distopt_begin() may begin the step again. Collective. Errors: E_DEVICE, E_MEM, E_ARG (before
+ * hvt_distopt_step()), E_COMM. */
 HVT_API hvt_status hvt_distopt_capture_end(hvt_distopt *dist, hvt_graph **ret_graph);
 /** Errors: E_ARG (shard counts other than those captured, or in the middle of a step). */
 HVT_API hvt_status hvt_distopt_replay(hvt_distopt *dist, hvt_graph *graph);

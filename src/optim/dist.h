@@ -90,6 +90,8 @@ struct hvt_distopt {
     int pass;              /* local shards done */
     size_t *mark;          /* [local_shards] */
     int launched, arrived; /* buckets sent, and waited for */
+    bool capturing;        /* between the beginning and the end of a capture */
+    int64_t tracked;       /* the model's batches when the capture began */
 
     double exposed;
     double updating;                            /* seconds of the wait under way that updates took */
@@ -100,6 +102,8 @@ struct hvt_distopt {
 /* ---- step.c ---- */
 
 void hvt__distopt_drop(hvt_distopt *d); /* the step that was begun: nothing of it is under way any more */
+/* Waits for all buckets that were launched, until something fails. Nobody reads the sums. */
+hvt_status hvt__await_rest(hvt_distopt *d);
 void hvt__phase_begin(const hvt_distopt *d, hvt__phase phase, const hvt_bucket *b);
 /* Wait for what was posted of a bucket last. decodes: these are its sums; let them, or this rank's slice of
  * them, come into the gradient arena, and look whether they are finite. */

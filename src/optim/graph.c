@@ -42,38 +42,69 @@ hvt_status hvt_distopt_capture(hvt_distopt *d)
     HVT_CHECK(!why, E_UNSUPPORTED, "steps cannot be captured: %s", why);
     HVT_CHECK(d->begun && !d->pass && !*d->mark, E_ARG, "a capture begins right after hvt_distopt_begin()");
     HVT_TRY(hvt__model_refresh(d->optim->m));
+    d->tracked = d->optim->m->tracked;
+    d->capturing = true;
     return dev->ops->queue.capture_begin(dev);
 }
 
-hvt_status hvt_distopt_capture_end(hvt_distopt *d, hvt_graph **ret_graph)
+/* Nothing of the captured step has run on any rank. Forgets what the host counted of it. */
+static void give_up(hvt_distopt *d)
 {
-    hvt_device *dev;
+    if (d->capturing)
+        d->optim->m->tracked = d->tracked;
+    d->capturing = false;
+    if (!d->begun)
+        return;
+    hvt__await_rest(d);
+    hvt__distopt_drop(d);
+}
+
+/* This rank's part of the end of a capture. `failed`: the step could not be queued. */
+static hvt_status end_capture(hvt_distopt *d, bool failed, hvt_graph **ret_graph)
+{
+    hvt_device *dev = d->optim->m->dev;
+    size_t bytes = (size_t)d->shards * sizeof *d->counts;
     hvt_op *op = NULL;
     hvt_graph *g;
-    size_t bytes;
     hvt_status s;
+    hvt__error why;
 
-    HVT_GIVEN(d, "a distributed optimizer");
-    dev = d->optim->m->dev;
-    HVT_CHECK(dev->ops->queue.capture_begin, E_UNSUPPORTED, "steps cannot be captured: %s",
-              hvt_distopt_uncapturable(d));
+    hvt__error_take(&why);
     s = dev->ops->queue.capture_end(dev, &op);
-    if (!ret_graph && d->begun) /* none of the step's operations ran */
-        hvt__distopt_drop(d);
-    if (!ret_graph || s != HVT_OK)
+    if (failed)
+        s = HVT_FAIL(E_DEVICE, "%s", why.text);
+    if (s != HVT_OK)
         goto fail;
     HVT_CHECK_OR(fail, !d->begun, E_ARG, "a capture ends after hvt_distopt_step()");
-    bytes = (size_t)d->shards * sizeof *g->counts;
     g = malloc(sizeof *g + bytes);
     HVT_CHECK_OR(fail, g, E_MEM, "no memory for a captured step of %d shards", d->shards);
     *g = (hvt_graph){.op = op, .dev = dev, .shards = d->shards};
     memcpy(g->counts, d->counts, bytes);
     hvt__use(&dev->users, HVT__USER_GRAPH, 1);
     *ret_graph = g;
-    return dev->ops->queue.graph_launch(op);
+    return HVT_OK;
 fail:
     hvt__op_free(op);
     return s;
+}
+
+hvt_status hvt_distopt_capture_end(hvt_distopt *d, hvt_graph **ret_graph)
+{
+    hvt_graph *g = NULL;
+    hvt_status s;
+
+    HVT_GIVEN(d, "a distributed optimizer");
+    HVT_CHECK(d->optim->m->dev->ops->queue.capture_begin, E_UNSUPPORTED, "steps cannot be captured: %s",
+              hvt_distopt_uncapturable(d));
+    s = hvt_world_agree(d->world, end_capture(d, !ret_graph, &g));
+    if (s != HVT_OK) {
+        hvt_graph_free(&g);
+        give_up(d);
+        return s;
+    }
+    d->capturing = false;
+    *ret_graph = g;
+    return d->optim->m->dev->ops->queue.graph_launch(g->op);
 }
 
 hvt_status hvt_distopt_replay(hvt_distopt *d, hvt_graph *g)

@@ -253,8 +253,7 @@ void hvt__distopt_drop(hvt_distopt *d)
     hvt__trace_step_end();
 }
 
-/* Wait for all that was launched, until something fails; nobody reads the sums. */
-static hvt_status await_rest(hvt_distopt *d)
+hvt_status hvt__await_rest(hvt_distopt *d)
 {
     hvt_status s = HVT_OK;
 
@@ -278,7 +277,7 @@ hvt_status hvt_distopt_abandon(hvt_distopt *d)
     for (; s == HVT_OK && d->launched < most; d->launched++)
         s = launch(d, &d->bucket[d->launched]);
     if (s == HVT_OK)
-        s = await_rest(d);
+        s = hvt__await_rest(d);
     hvt__distopt_drop(d);
     return hvt_world_agree(d->world, s);
 }
@@ -298,7 +297,7 @@ hvt_status hvt_distopt_step(hvt_distopt *d)
         HVT_TRY(hvt__flags_exchange(d));
     s = decide(d);
     if (s == HVT_E_DIVERGED || s == HVT_E_MISMATCH) { /* all ranks know, and leave nothing under way */
-        await_rest(d);
+        hvt__await_rest(d);
         hvt__distopt_drop(d);
     }
     HVT_TRY(s);

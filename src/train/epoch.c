@@ -16,22 +16,37 @@ static int64_t images_of(const hvt_batch *b)
     return images;
 }
 
-/* The part of a step after hvt_distopt_begin() as one launch: captured the first time, and replayed from then
- * on. */
-static hvt_status launch(run *t, const hvt_batch *b)
+static hvt_status compute(run *t, const hvt_batch *b)
+{
+    HVT_TRY(hvt_model_forward(t->model, b, true));
+    return hvt_model_backward(t->model, hvt_distopt_on_grad, t->dist);
+}
+
+static hvt_status capture(run *t, const hvt_batch *b)
+{
+    if (hvt_distopt_capture(t->dist) != HVT_OK || compute(t, b) != HVT_OK ||
+        hvt_distopt_step(t->dist) != HVT_OK)
+        return hvt_distopt_capture_end(t->dist, NULL);
+    return hvt_distopt_capture_end(t->dist, &t->graph);
+}
+
+/* Launches the part of a step after hvt_distopt_begin() as one graph, which the first call captures. If a
+ * rank cannot capture it, all ranks run this step and the rest of the training one operation at a time. */
+static hvt_status launch(run *t, const hvt_batch *b, double lr)
 {
     hvt_status s;
 
     if (t->graph)
         return hvt_distopt_replay(t->dist, t->graph);
-    HVT_TRY(hvt_distopt_capture(t->dist));
-    HVT_TRY_OR(fail, hvt_model_forward(t->model, b, true));
-    HVT_TRY_OR(fail, hvt_model_backward(t->model, hvt_distopt_on_grad, t->dist));
-    HVT_TRY_OR(fail, hvt_distopt_step(t->dist));
-    return hvt_distopt_capture_end(t->dist, &t->graph);
-fail:
-    hvt_distopt_capture_end(t->dist, NULL);
-    return s;
+    s = capture(t, b);
+    if (s == HVT_OK || t->graph || s == HVT_E_COMM || !strcmp(t->opts->graph, "on"))
+        return s;
+    if (t->rank == 0)
+        HVT_WARN("steps run without a CUDA graph, which is slower: the capture failed: %s", hvt_last_error());
+    t->record = false;
+    HVT_TRY(hvt_distopt_begin(t->dist, b->shard_counts, b->shards, lr));
+    HVT_TRY(compute(t, b));
+    return hvt_distopt_step(t->dist);
 }
 
 /* One step. Everything else in this program exists to make these lines true. */
@@ -49,9 +64,8 @@ hvt_status hvt__step(run *t, double lr, bool *ret_end)
         t->step_images = images_of(&b);
         if (t->record && t->steps - t->first_steps >= WARM_UP &&
             t->step_images == (int64_t)b.shards * t->set.batch) /* its shards are full */
-            return launch(t, &b);
-        HVT_TRY(hvt_model_forward(t->model, &b, true));
-        HVT_TRY(hvt_model_backward(t->model, hvt_distopt_on_grad, t->dist));
+            return launch(t, &b, lr);
+        HVT_TRY(compute(t, &b));
     }
     return hvt_distopt_step(t->dist);
 }

@@ -47,7 +47,7 @@ void hvt_double_seed(uint64_t seed);
 void hvt_double_driverless(int error);      /* what all calls give then; 0: there is a driver */
 void hvt_double_gpus(int first, int count); /* this process sees the host's GPUs first, first + 1, ... */
 void hvt_double_memory(size_t bytes);       /* of the GPU */
-void hvt_double_fail(const char *call, int kth, int error); /* the kth call from now on, once */
+void hvt_double_fail(const char *call, int kth, int error); /* the kth call from now on, once; keeps `call` */
 int hvt_double_calls(const char *call);                     /* so far */
 int hvt_double_faults(void);                                /* so far */
 void hvt_double_reset(void); /* all of the above as at the start; objects live on */
@@ -57,5 +57,7 @@ typedef struct hvt_double_alive {
     size_t bytes; /* of device memory */
 } hvt_double_alive;
 hvt_double_alive hvt_double_count(void);
+/* Of cuDNN: the engine with this index is fast and wrong; -1: all are right. */
+void hvt_double_cudnn_wrong(int engine);
 
 #endif /* HVT_DOUBLE_H */
