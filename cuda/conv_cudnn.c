@@ -7,23 +7,16 @@
  * images, x and dy are zeroed there.
  *
  * The choice of engines. cuDNN lists configurations of engines in the order in which it expects them to be
- * fast. A deterministic run takes the first suitable one, the same every time; else the first sixteen are
- * timed on this GPU, once per shape, and the name of the fastest is stored in the plan cache.
+ * fast. A deterministic run takes the first suitable one, the same every time. Other runs time the first
+ * sixteen on this GPU, once per shape (conv_trial.c), and store the name of the fastest in the plan cache.
  */
 #include "conv_impl.h"
 #include "cuda_impl.h"
 #include "kernels.h"
 
-#include <float.h>
 #include <inttypes.h>
 
 enum { FORWARD, BACKWARD_X, BACKWARD_X_ADD, BACKWARD_W, PLANS };
-enum {
-    TIMED_RUNS = 5,
-    DELAY_US = 100,
-    FILL = 0x3c /* a small positive number in every type */
-};
-
 typedef struct conv {
     hvt_conv head;
     size_t weights, image_x, image_y; /* elements */
@@ -51,7 +44,7 @@ static void free_conv(hvt_op *op)
 
 /* ---- run ---- */
 
-static hvt_status make_variant_pack(const hvt_device *d, void *address[4], cudnnBackendDescriptor_t *ret_pack)
+hvt_status hvt__conv_pack(const hvt_device *d, void *const address[4], cudnnBackendDescriptor_t *ret_pack)
 {
     int64_t uid[3] = {CUDNN_X, CUDNN_W, CUDNN_Y};
     cudnnBackendDescriptor_t p = NULL;
@@ -81,7 +74,7 @@ static hvt_status run(conv *o, int which, const void *x, const void *w, const vo
     if (!p->pack || memcmp(p->address, address, sizeof address) != 0) {
         cudnnBackendDescriptor_t pack;
 
-        HVT_TRY(make_variant_pack(d, address, &pack));
+        HVT_TRY(hvt__conv_pack(d, address, &pack));
         if (p->pack)
             hvt__nv.cudnnBackendDestroyDescriptor(p->pack);
         p->pack = pack;
@@ -179,99 +172,6 @@ static void key_of(const hvt_device *d, const conv_request *w, char *text, size_
         w->tf32 ? " tf32" : "", w->ws_most > CUDNN_WORKSPACE_MOST ? " large" : "");
 }
 
-/* Microseconds of one run; FLT_MAX if it fails. A delay kernel keeps the GPU busy until the host has queued
- * everything, else a short run would be timed by the host's calls. */
-static float time_once(hvt_device *d, const conv_plan *p, cudnnBackendDescriptor_t pack, cudaEvent_t event[2])
-{
-    cuda_device *s = cuda_of(d);
-    float ms = 0;
-    bool ok = hvt__cuda_delay(d, DELAY_US) == HVT_OK && cudaEventRecord(event[0], s->stream) == cudaSuccess &&
-              hvt__nv.cudnnBackendExecute(s->dnn, p->plan, pack) == CUDNN_STATUS_SUCCESS &&
-              cudaEventRecord(event[1], s->stream) == cudaSuccess &&
-              cudaEventSynchronize(event[1]) == cudaSuccess &&
-              cudaEventElapsedTime(&ms, event[0], event[1]) == cudaSuccess;
-
-    if (!ok)
-        cudaGetLastError();
-    return ok ? ms * 1000 : FLT_MAX;
-}
-
-static int compare_floats(const void *a, const void *b)
-{
-    float x = *(const float *)a, y = *(const float *)b;
-
-    return (x > y) - (x < y);
-}
-
-/* Candidates are interleaved, so that a temporary slowdown of the GPU affects all; the first round warms
- * up. */
-static hvt_status time_plans(hvt_device *d, const conv_plan plans[], int count,
-                             const cudnnBackendDescriptor_t pack, int *ret_best, float *ret_us)
-{
-    float us[CUDNN_PLANS_MOST][TIMED_RUNS], least = FLT_MAX;
-    cudaEvent_t event[2] = {NULL, NULL};
-    hvt_status s;
-
-    HVT_TRY_OR(done, CUDA(d, cudaEventCreate(&event[0])));
-    HVT_TRY_OR(done, CUDA(d, cudaEventCreate(&event[1])));
-    for (int r = -1; r < TIMED_RUNS; r++)
-        for (int i = 0; i < count; i++) {
-            float took = time_once(d, &plans[i], pack, event);
-
-            if (r >= 0)
-                us[i][r] = took;
-        }
-    for (int i = 0; i < count; i++) {
-        qsort(us[i], TIMED_RUNS, sizeof us[i][0], compare_floats);
-        if (us[i][TIMED_RUNS / 2] < least) {
-            *ret_us = least = us[i][TIMED_RUNS / 2];
-            *ret_best = i;
-        }
-    }
-    HVT_CHECK_OR(done, least < FLT_MAX, E_DEVICE, "cuda:%d (%s): none of %d algorithms of a convolution runs",
-                 cuda_of(d)->index, cuda_of(d)->info.name, count);
-done:
-    for (int i = 0; i < 2; i++)
-        if (event[i])
-            cudaEventDestroy(event[i]);
-    return s;
-}
-
-/* Measured on temporary memory. If there is not enough, the first candidate is taken, untimed: 0 us. */
-static hvt_status measure(hvt_device *d, const conv_request *w, const conv_plan plans[], int count,
-                          int *ret_best, float *ret_us)
-{
-    const hvt_conv_desc *c = &w->conv;
-    size_t bytes[3] = {cuda_align(4 * (size_t)c->n * c->h * c->w * c->cx),
-                       cuda_align(4 * (size_t)c->k * c->r * c->s * hvt__conv_depth(c)),
-                       cuda_align(4 * (size_t)c->n * hvt__conv_height(c) * hvt__conv_width(c) * c->k)};
-    size_t ws = 0;
-    cudnnBackendDescriptor_t pack = NULL;
-    char *memory = NULL;
-    hvt_status s;
-
-    *ret_best = 0;
-    *ret_us = 0;
-    for (int i = 0; i < count; i++)
-        ws = plans[i].ws > ws ? plans[i].ws : ws;
-    if (cudaMalloc((void **)&memory, bytes[0] + bytes[1] + bytes[2] + cuda_align(ws)) != cudaSuccess) {
-        cudaGetLastError();
-        return HVT_OK;
-    }
-    HVT_TRY_OR(done,
-               CUDA(d, cudaMemsetAsync(memory, FILL, bytes[0] + bytes[1] + bytes[2], cuda_of(d)->stream)));
-    HVT_TRY_OR(done, make_variant_pack(d,
-                                       (void *[]){memory, memory + bytes[0], memory + bytes[0] + bytes[1],
-                                                  memory + bytes[0] + bytes[1] + bytes[2]},
-                                       &pack));
-    HVT_TRY_OR(done, time_plans(d, plans, count, pack, ret_best, ret_us));
-done:
-    if (pack)
-        hvt__nv.cudnnBackendDestroyDescriptor(pack);
-    cudaFree(memory);
-    return s;
-}
-
 static hvt_status list_plans(hvt_device *d, const conv_request *w, int most, conv_plan plans[],
                              int *ret_count)
 {
@@ -304,7 +204,7 @@ static hvt_status pick(hvt_device *d, const conv_request *w, const char *key, co
 {
     plan_choice c;
 
-    HVT_TRY(measure(d, w, plans, count, ret_index, &c.us));
+    HVT_TRY(hvt__conv_trial(d, w, key, plans, count, ret_index, &c.us));
     memcpy(c.name, plans[*ret_index].name, sizeof c.name);
     HVT_DEBUG("%s: configuration %s, candidate %d of %d, %.1f us", key, c.name, *ret_index, count,
               (double)c.us);

@@ -62,6 +62,16 @@ hvt_status hvt__cudnn_plan(const plan_target *on, const conv_request *w, int mos
                            int *ret_count);
 void hvt__cudnn_plan_free(conv_plan *p); /* zeroes *p; freeing a zeroed plan does nothing */
 
+/* The addresses of x, w, y and workspace as cuDNN takes them (conv_cudnn.c). */
+hvt_status hvt__conv_pack(const hvt_device *d, void *const address[4], cudnnBackendDescriptor_t *ret_pack);
+
+/* ---- the choice (conv_trial.c) ---- */
+
+/* The fastest of `count` plans whose result is that of the first one, and its median time in microseconds. With
+ * too little memory for the trial it is the first one, and 0 us. key: names the shape in warnings. */
+hvt_status hvt__conv_trial(hvt_device *d, const conv_request *w, const char *key, const conv_plan plans[],
+                           int count, int *ret_best, float *ret_us);
+
 /* ---- the cache (plan_cache.c) ---- */
 
 enum { PLAN_KEY_MOST = 256 };

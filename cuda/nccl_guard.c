@@ -28,27 +28,42 @@ static void pause_ns(long ns)
     nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
 }
 
-static void *run_abort(void *nccl)
+/* The end of a communicator. It outlives the comm if the call never returns. */
+typedef struct ending {
+    ncclComm_t nccl;
+    int gpu;
+    bool abort;
+} ending;
+
+static void run_ending(const ending *e)
 {
-    hvt__nv.ncclCommAbort(nccl);
+    cudaSetDevice(e->gpu); /* a new thread would otherwise create a context on GPU 0 */
+    if (e->abort)
+        hvt__nv.ncclCommAbort(e->nccl);
+    else
+        hvt__nv.ncclCommDestroy(e->nccl);
+}
+
+static void *ending_thread(void *arg)
+{
+    run_ending(arg);
+    free(arg);
     return NULL;
 }
 
-static void *run_destroy(void *nccl)
+/* Ends the communicator in a helper thread, or here if none can be started. */
+static void end_in_helper(comm_nccl *st, bool abort)
 {
-    hvt__nv.ncclCommDestroy(nccl);
-    return NULL;
-}
-
-/* End the communicator in a helper thread; if none can be started, here. */
-static void end_in_helper(comm_nccl *st, void *(*run)(void *nccl))
-{
-    ncclComm_t nccl = st->nccl;
+    ending here = {st->nccl, cuda_of(st->dev)->index, abort}, *e = malloc(sizeof *e);
 
     st->nccl = NULL;
-    st->ending = pthread_create(&st->helper, NULL, run, nccl) == 0;
-    if (!st->ending)
-        run(nccl);
+    if (e)
+        *e = here;
+    st->ending = e && pthread_create(&st->helper, NULL, ending_thread, e) == 0;
+    if (st->ending)
+        return;
+    free(e);
+    run_ending(&here);
 }
 
 static double abort_timeout(const comm_nccl *st)
@@ -64,7 +79,7 @@ static void abort_nccl(comm_nccl *st)
     if (!st->nccl)
         return;
     st->aborted = hvt__now();
-    end_in_helper(st, run_abort);
+    end_in_helper(st, true);
 }
 
 /* L: an abort also waits until captured graphs that contain operations are freed. But while the host waits
@@ -113,6 +128,8 @@ static hvt_ticket oldest(comm_nccl *st)
         const nccl_op *o = &st->op[(st->ended + 1) % NCCL_WATCHED];
         cudaError_t e = o->captured ? cudaSuccess : cudaEventQuery(o->done);
 
+        if (e != cudaSuccess)
+            cudaGetLastError(); /* else the next launch of this thread would report it */
         if (e == cudaErrorNotReady)
             return st->ended + 1;
         if (e != cudaSuccess) {
@@ -244,7 +261,7 @@ void hvt__nccl_end(comm_nccl *st)
     whole = st->nccl && !st->broken && NCCL(st, ncclCommFinalize(st->nccl)) == HVT_OK;
     most = whole ? st->stall.abort : abort_timeout(st);
     if (whole)
-        end_in_helper(st, run_destroy);
+        end_in_helper(st, false);
     else
         abort_nccl(st);
     clock_gettime(CLOCK_REALTIME, &end);

@@ -39,6 +39,13 @@ static const struct engine {
 };
 enum { ENGINES = sizeof engines / sizeof *engines };
 
+static int wrong_engine = -1;
+
+void hvt_double_cudnn_wrong(int engine)
+{
+    wrong_engine = engine;
+}
+
 struct cudnnContext {
     cudaStream_t stream;
 };
@@ -536,6 +543,17 @@ static bool is_sound(const double_conv *j)
                                                                    j->workspace, j->workspace_bytes));
 }
 
+/* What the wrong engine does: nothing that was asked for, in no time. */
+static void zero_output(void *ctx)
+{
+    const double_conv *j = ctx;
+    const double_tensor *out = j->kind == DOUBLE_FORWARD      ? &j->y
+                               : j->kind == DOUBLE_BACKWARD_X ? &j->x
+                                                              : &j->w;
+
+    memset(out->data, 0, hvt__double_tensor_bytes(out));
+}
+
 cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan_,
                                   cudnnBackendDescriptor_t pack_)
 {
@@ -571,6 +589,8 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     queued = malloc(sizeof *queued);
     REQUIRE(queued, INTERNAL_ERROR_HOST_ALLOCATION_FAILED, "no memory for a launch");
     *queued = job;
-    hvt_double_launch(handle->stream, hvt__double_conv_run, queued, free);
+    hvt_double_launch(handle->stream,
+                      engine_of(plan) == engines + wrong_engine ? zero_output : hvt__double_conv_run, queued,
+                      free);
     return CUDNN_STATUS_SUCCESS;
 }

@@ -32,9 +32,10 @@ hvt_double_alive hvt__double_live;
 static block *blocks;
 static int nblocks;
 static call calls[256];
-static int driverless, gpu_first, gpu_count = 1, gpu_now, faults, memory_users;
+static int driverless, gpu_first, gpu_count = 1, faults, memory_users;
 static size_t memory = (size_t)16 << 30;
 static _Thread_local cudaError_t last_error;
+static _Thread_local int gpu_now; /* a new thread begins on GPU 0 */
 
 /* ---- what tests turn ---------------------------------------------------------------------------- */
 

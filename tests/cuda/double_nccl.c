@@ -182,7 +182,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *ret, int size, ncclUniqueId id, 
         return fault("a communicator that blocks, or has more ranks than seats");
     c = calloc(1, sizeof *c);
     assert(c);
-    *c = (struct ncclComm){.rank = rank, .size = size, .waits = 3, .refs = 1, .busy = true};
+    *c = (struct ncclComm){.rank = rank, .size = size, .gpu = index, .waits = 3, .refs = 1, .busy = true};
     c->fd = open(id.internal, O_RDWR | O_CLOEXEC);
     assert(c->fd >= 0);
     c->board = mmap(NULL, sizeof *c->board, PROT_READ | PROT_WRITE, MAP_SHARED, c->fd, 0);
@@ -279,6 +279,10 @@ static int find(ncclComm_t c, const void *ptr, bool forget)
 /* The end, of either kind; it does not come while a graph could launch an operation again. */
 static ncclResult_t end(ncclComm_t c)
 {
+    int gpu;
+
+    if (cudaGetDevice(&gpu) == cudaSuccess && gpu != c->gpu)
+        fault("a communicator ends in a thread on another GPU than its own");
     while (c->captured || (c->aborted && stuck))
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     for (int i = 0; i < c->nlater; i++)

@@ -44,7 +44,7 @@ typedef struct task {
 } task;
 
 struct ncclComm {
-    int rank, size, fd;
+    int rank, size, fd, gpu;
     board *board;
     int waits; /* polls until what goes on in the background has come */
     bool joined, finalizing, closed;

@@ -407,6 +407,40 @@ TEST(a_captured_graph_that_outlives_its_comm_costs_time_and_a_line)
     end_gpu(0);
 }
 
+/* Its helper threads begin on GPU 0. */
+TEST(a_comm_ends_on_its_own_gpu)
+{
+    hvt_comm *c = NULL;
+
+    for (int aborted = 0; aborted < 2; aborted++) {
+        hvt_double_reset();
+        hvt_double_gpus(0, size + 1);
+        open_gpu(&(hvt_device_opts){.index = rank + 1});
+        CHECK_OK(hvt_comm_open("nccl", world, gpu, &c));
+        if (aborted) /* the guard meets it, or the close */
+            hvt_double_nccl_error(ncclRemoteError);
+        hvt_comm_close(&c);
+        hvt_double_nccl_error(0);
+        end_gpu(0);
+    }
+}
+
+/* cudaEventQuery() leaves an error where an operation has not ended; the next launch must not report it. */
+TEST(waiting_for_operations_leaves_no_error)
+{
+    hvt_comm *c = begin();
+    void *buf = NULL;
+    hvt_ticket t;
+
+    CHECK_OK(hvt_comm_alloc(c, 4 * 100, &buf));
+    CHECK_OK(hvt_comm_allreduce(c, buf, 100, HVT_F32, &t));
+    CHECK_OK(hvt_comm_wait(c, t));
+    CHECK(cudaGetLastError() == cudaSuccess, "an error before");
+    hvt_comm_release(c, buf); /* drains */
+    CHECK(cudaPeekAtLastError() == cudaSuccess, "%s", cudaGetErrorName(cudaPeekAtLastError()));
+    end(c);
+}
+
 /* ---- who shares a GPU ---------------------------------------------------------------------------- */
 
 static void forget_environment(void)
@@ -480,9 +514,8 @@ TEST(two_comms_go_side_by_side)
 
     forget_environment();
     sums = begin();
-    CHECK(!getenv("NCCL_LAUNCH_ORDER_IMPLICIT"), "of one comm");
+    CHECK(getenv("NCCL_LAUNCH_ORDER_IMPLICIT"), "NCCL reads it in the first comm's first operation");
     CHECK_OK(hvt_comm_open("nccl", world, gpu, &parts));
-    CHECK(getenv("NCCL_LAUNCH_ORDER_IMPLICIT"), "of two comms");
     CHECK_OK(hvt_comm_alloc(sums, COUNT * sizeof(float), &sum));
     CHECK_OK(hvt_comm_alloc(parts, COUNT * sizeof(float), &part));
     for (int k = 0; k < 3; k++) {
@@ -770,6 +803,8 @@ int main(void)
     RUN(host_memory_is_refused_by_name_before_anything_is_launched);
     RUN(a_captured_exchange_runs_again_and_the_guard_leaves_it_alone);
     RUN(a_captured_graph_that_outlives_its_comm_costs_time_and_a_line);
+    RUN(a_comm_ends_on_its_own_gpu);
+    RUN(waiting_for_operations_leaves_no_error);
     RUN(ranks_with_one_gpu_are_refused_unless_they_share);
     RUN(a_deterministic_device_pins_algorithm_and_protocol);
     RUN(two_comms_go_side_by_side);

@@ -143,10 +143,11 @@ void hvt__gpu_warning(int ranks, const char *const *host, const hvt_placement *p
         for (int a = 0; a < b && !*ret_text; a++)
             if (!strcmp(host[a], host[b]) && placement[a].gpus == 1 && placement[b].gpus == 1 &&
                 *placement[a].gpu.uuid && !hvt__same_gpu(&placement[a], &placement[b]))
-                snprintf(ret_text, HVT_PLACEMENT_TEXT,
-                         "%.255s: ranks %d and %d each see one GPU, not each other's, so gradients go round "
-                         "NVLink; srun --gpus-per-node=N --gpu-bind=none shows all GPUs to every rank",
-                         host[a], a, b);
+                snprintf(
+                    ret_text, HVT_PLACEMENT_TEXT,
+                    "%.255s: ranks %d and %d each see one GPU, not each other's; if cgroups hide them, NCCL "
+                    "cannot use NVLink: srun --gpus-per-node=N --gpu-bind=none shows all GPUs to every rank",
+                    host[a], a, b);
 }
 
 void hvt__sums_warning(const char *comm, hvt_dtype wire, int ranks, char ret_text[HVT_PLACEMENT_TEXT])
@@ -160,9 +161,8 @@ void hvt__sums_warning(const char *comm, hvt_dtype wire, int ranks, char ret_tex
     *ret_text = 0;
     if (wire != HVT_F32 && many && !strcmp(comm, "nccl"))
         snprintf(ret_text, HVT_PLACEMENT_TEXT,
-                 "NCCL adds %s in %s, in rings one rank after the other: of a sum over %d ranks a part may "
-                 "be lost; "
-                 "--compression f32%s or NCCL_ALGO=Tree keeps it (docs/gpu.md)",
+                 "NCCL adds %s in %s, in rings one rank after the other: a sum over %d ranks may lose a "
+                 "part; --compression f32%s or NCCL_ALGO=allreduce:tree keeps it (docs/gpu.md)",
                  hvt_dtype_name(wire), hvt_dtype_name(wire), ranks,
                  wire == HVT_BF16 && ranks <= MOST_F16 ? ", --compression f16" : "");
 }

@@ -1,19 +1,21 @@
 #!/usr/bin/env python3
 """The whole program on device cuda, against itself on device ref: test_gpu.py HVTRAIN MPIRUN|none [CLASS...].
 
-Classes of tests: Gpu, and SharedGpu, where NCCL's ranks have one GPU, which NCCL does not support; default both.
+Classes of tests: Gpu; SeveralGpus, which has a rank on each and skips where there is one; SharedGpu, where NCCL's
+ranks have one GPU, which NCCL does not support; and Faulty, on doubles alone. Default: all.
 
 Runs on a GPU, and on doubles of NVIDIA's libraries (hvtrain-double), where every stream runs as late as it
 may, engines of cuDNN need what they promise, and sums are taken in double before they are rounded. So bounds
 here are wide enough for a GPU, whose sums are f32. Skips with 77 where the program finds no GPU.
 
-What doubles cannot show: speed, what other ranks' kernels do to ours at the same time, and engines that are
-wrong. Choices by timing are switched off by --deterministic, so that bits can be compared.
+What doubles cannot show: speed, and what other ranks' kernels do to ours at the same time. Most tests switch
+choices by timing off by --deterministic, so that bits can be compared; some keep them.
 """
 import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,27 +23,41 @@ import unittest
 from pathlib import Path
 
 HVTRAIN, MPIRUN, CLASSES = sys.argv[1], sys.argv[2], sys.argv[3:]
+DOUBLE = Path(HVTRAIN).name == "hvtrain-double"
 PT2_NETS = Path(__file__).resolve().parents[2] / "train/pt2_nets.py"
 NET = ["--model", "resnet20", "--data", "synth", "--samples", "24", "--steps", "3", "--print-freq", "1",
        "--eval-freq", "0", "--lr", "0.02", "--quiet", "on"]
-NET += ["--size", "16"] if Path(HVTRAIN).name == "hvtrain-double" else []  # every thread there is a fiber
-CUDA = ["--device", "cuda", "--deterministic", "on"]
+NET += ["--size", "16"] if DOUBLE else []  # every thread there is a fiber
+TIMED = ["--device", "cuda"]
+CUDA = TIMED + ["--deterministic", "on"]
 ONE_GPU = ["--device", "cuda:0"]  # of all ranks
 CLIP = ["--clip-grad-norm", "0.5"]  # of several
 
 
-def run(args, ranks=0):
-    """The records of a run that must succeed."""
+def gpus():
+    if DOUBLE:
+        return 4
+    done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True) if shutil.which("nvidia-smi") else None
+    return len(done.stdout.splitlines()) if done and not done.returncode else 0
+
+
+def run(args, ranks=0, **env):
+    """The records of a run that must succeed, in an environment with these variables."""
+    return run_and_log(args, ranks, **env)[0]
+
+
+def run_and_log(args, ranks=0, **env):
+    """Also what it wrote to stderr."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         command = [HVTRAIN, *args, "--log", str(log)]
         if ranks:
             command = [MPIRUN, "--allow-run-as-root", "--oversubscribe", "-np", str(ranks), *command]
-        env = {**os.environ, "XDG_CACHE_HOME": folder}  # algorithms are chosen anew
+        env = {**os.environ, "XDG_CACHE_HOME": folder, **env}  # algorithms are chosen anew
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
         if done.returncode:
             raise AssertionError(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stderr[-2000:]}")
-        return [json.loads(line) for line in log.read_text().splitlines()]
+        return [json.loads(line) for line in log.read_text().splitlines()], done.stderr
 
 
 def without(args, *options):
@@ -216,6 +232,71 @@ class SharedGpu(Case):
 
     def test_ranks_equal_one_rank(self):
         self.ranks_equal_one_rank("nccl", along_the_tree=False)
+
+
+@unittest.skipIf(MPIRUN == "none" or gpus() < 2, "no mpirun, or fewer than two GPUs")
+class SeveralGpus(Case):
+    """A rank on each of two or four GPUs: NVLink, or PCIe, where SharedGpu has sockets."""
+
+    def several(self, args, ranks):
+        return run(args + ["--comm", "nccl"], ranks, **({"HVT_TEST_GPUS": "4"} if DOUBLE else {}))
+
+    def test_ranks_have_the_losses_of_one_rank(self):
+        for more, devices in ([], TIMED), (["--sync-bn"], CUDA):
+            with self.subTest(more=more, devices=devices):
+                net = NET + ["--shards", "4", "--batch", "2"] + more
+                one = run(net + CUDA)
+                for ranks in [2] + [4] * (gpus() >= 4):
+                    self.near(losses(self.several(net + devices, ranks)), losses(one), 1e-3)
+
+    @unittest.skipUnless(has("--graph"), "no --graph in this build")
+    def test_a_graph_gives_the_eager_bits(self):
+        for more in ["--sync-bn"], CLIP:
+            with self.subTest(more=more):
+                net = without(NET, "--steps") + ["--steps", "5", "--batch", "2"] + more + CUDA
+                a, b = (self.several(net + ["--graph", on], 2) for on in ("on", "off"))
+                self.assertEqual(losses(a), losses(b))
+                self.assertEqual(weights(a), weights(b))
+
+    @unittest.skipUnless(has("--graph"), "no --graph in this build")
+    def test_a_graph_of_timed_plans_has_the_eager_losses(self):
+        net = without(NET, "--steps") + ["--steps", "5", "--batch", "2"] + TIMED
+        a, b = (self.several(net + ["--graph", on], 2) for on in ("on", "off"))
+        self.near(losses(a), losses(b), 1e-3)
+
+
+@unittest.skipUnless(DOUBLE, "faults are made by the doubles")
+class Faulty(Case):
+    NET = without(NET, "--steps") + ["--steps", "5", "--batch", "2"]
+    EXECUTIONS = 3 * 21 - 1  # of an update: three passes of ResNet-20's 21 convolutions, but no gradient of the images
+
+    def test_a_capture_that_fails_is_made_up_for(self):
+        """On one rank alone, in the middle of the step or at its end: the update counts once, on all ranks."""
+        in_the_fourth_update = f"cudnnBackendExecute:{3 * self.EXECUTIONS + 20}:3000"
+        for more, calls in ([], ["cudaGraphInstantiate:1:2", "cudaStreamBeginCapture:1:801", in_the_fourth_update]), \
+                (["--sync-bn"], [in_the_fourth_update]):
+            net = self.NET + ["--comm", "nccl"] + more + CUDA
+            want = run(net + ["--graph", "off"], 2, HVT_TEST_GPUS="2")
+            for call in calls:
+                with self.subTest(more=more, call=call):
+                    got, said = run_and_log(net, 2, HVT_TEST_GPUS="2", HVT_TEST_FAIL=f"1:{call}")
+                    self.assertEqual(said.count("steps run without a CUDA graph"), 1, said)
+                    self.assertEqual(losses(got), losses(want))
+                    self.assertEqual(weights(got), weights(want))
+
+    def test_with_graph_on_it_is_an_error(self):
+        done = subprocess.run([HVTRAIN, *self.NET, *CUDA, "--graph", "on"], capture_output=True, text=True,
+                              env={**os.environ, "HVT_TEST_FAIL": "0:cudaGraphInstantiate:1:2"})
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("cudaGraphInstantiate", done.stderr)
+
+    def test_a_wrong_engine_is_not_chosen(self):
+        """However fast it is."""
+        net = NET + ["--batch", "2"]
+        ref = run(net + ["--device", "ref"])
+        got, said = run_and_log(net + TIMED + ["--tf32", "on"], HVT_TEST_WRONG_ENGINE="4")
+        self.assertIn("cuDNN's configuration 4 is wrong by 1e+02 %", said)
+        self.near(losses(got), losses(ref), 3e-2)
 
 
 def gpu_is_there():
