@@ -67,8 +67,8 @@ hvt_status hvt__conv_pack(const hvt_device *d, void *const address[4], cudnnBack
 
 /* ---- the choice (conv_trial.c) ---- */
 
-/* The fastest of `count` plans whose result is that of the first one, and its median time in microseconds. With
- * too little memory for the trial it is the first one, and 0 us. key: names the shape in warnings. */
+/* The fastest of `count` plans whose result is that of the first one, and its median time in microseconds.
+ * With too little memory for the trial it is the first one, and 0 us. key: names the shape in warnings. */
 hvt_status hvt__conv_trial(hvt_device *d, const conv_request *w, const char *key, const conv_plan plans[],
                            int count, int *ret_best, float *ret_us);
 

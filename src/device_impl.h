@@ -533,11 +533,11 @@ typedef struct hvt_augment_args {
     hvt_order order;
     int n, real; /* dst holds n images, src `real` of them */
     int h, w, c;
-    bool floats;              /* src holds floats, else bytes */
-    const void *src;          /* [real,h,w,c] host memory */
-    const int8_t *draws;      /* [real,3] host: crop offset dy, dx in -pad..pad; 1 = mirror. NULL: none */
-    const int32_t *labels;    /* [real] host */
-    const float *targets;     /* [real,outputs] host. NULL: none */
+    bool floats;           /* src holds floats, else bytes */
+    const void *src;       /* [real,h,w,c] host memory */
+    const int8_t *draws;   /* [real,3] host: crop offset dy, dx in -pad..pad; 1 = mirror. NULL: none */
+    const int32_t *labels; /* [real] host */
+    const float *targets;  /* [real,outputs] host. NULL: none */
     int outputs;
     float scale[4], shift[4]; /* x = fma(value, scale[c], shift[c]); a pixel outside the image is 0 */
     hvt_dtype type;
