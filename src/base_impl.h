@@ -5,6 +5,7 @@
 #include "hvt/base.h"
 
 #include <limits.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,6 +76,14 @@ void hvt__log(hvt_log_level level, const char *fmt, ...) HVT_PRINTF(2, 3);
 
 /* Log regardless of this rank's level: one line on behalf of all ranks. */
 void hvt__log_always(hvt_log_level level, const char *line);
+
+/* Write these bytes, in one write(2) if the system takes all of them. False: errno says why. */
+bool hvt__write(int fd, const char *text, size_t bytes);
+/* printf() of a line, whose line feed is added, by one hvt__write(): no line of another thread, stream or
+ * process gets into it. At most HVT_LINE bytes. */
+enum { HVT_LINE = 20000 };
+bool hvt__print_line(int fd, const char *fmt, ...) HVT_PRINTF(2, 3);
+bool hvt__vprint_line(int fd, const char *fmt, va_list ap) HVT_PRINTF(2, 0);
 
 /* A process that is about to end the job calls hvt__may_report() to decide whether it is the one to say why.
  * The program installs a vote among the ranks of a host, so that one of them reports; without it, every

@@ -17,7 +17,8 @@ static void print_line(void *ctx, hvt_log_level level, const char *line)
 {
     static const char *const prefix[] = {"error: ", "warning: ", "", "debug: "};
 
-    fprintf(stderr, "%shvtrain: %s%s\n", isatty(STDERR_FILENO) ? "\r\033[K" : "", prefix[level], line);
+    hvt__print_line(STDERR_FILENO, "%shvtrain: %s%s", isatty(STDERR_FILENO) ? "\r\033[K" : "", prefix[level],
+                    line);
 }
 
 static int answer(hvt_ask ask)

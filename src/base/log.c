@@ -5,10 +5,12 @@
  */
 #include "base_impl.h"
 
-#include <stdarg.h>
+#include <errno.h>
+#include <poll.h>
 #include <stdatomic.h>
 #include <strings.h>
 #include <time.h>
+#include <unistd.h>
 
 static hvt_log_fn *log_fn;
 static void *log_ctx;
@@ -32,6 +34,44 @@ static hvt_log_level wanted(void)
     return log_max;
 }
 
+bool hvt__write(int fd, const char *text, size_t bytes)
+{
+    while (bytes) {
+        ssize_t n = write(fd, text, bytes);
+
+        if (n < 0 && errno == EAGAIN) /* a terminal or pipe that another program made non-blocking */
+            poll(&(struct pollfd){.fd = fd, .events = POLLOUT}, 1, -1);
+        else if (n < 0 && errno != EINTR)
+            return false;
+        text += n > 0 ? n : 0;
+        bytes -= n > 0 ? (size_t)n : 0;
+    }
+    return true;
+}
+
+bool hvt__vprint_line(int fd, const char *fmt, va_list ap)
+{
+    char line[HVT_LINE];
+    int n = vsnprintf(line, sizeof line - 1, fmt, ap);
+    size_t bytes = n < 0 ? 0 : n < HVT_LINE - 2 ? (size_t)n : HVT_LINE - 2;
+
+    line[bytes++] = '\n';
+    if (fd == STDOUT_FILENO) /* what the program has printed before */
+        fflush(stdout);
+    return hvt__write(fd, line, bytes);
+}
+
+bool hvt__print_line(int fd, const char *fmt, ...)
+{
+    va_list ap;
+    bool written;
+
+    va_start(ap, fmt);
+    written = hvt__vprint_line(fd, fmt, ap);
+    va_end(ap);
+    return written;
+}
+
 void hvt__log_always(hvt_log_level level, const char *line)
 {
     static const char *const prefix[] = {"error: ", "warning: ", "", "debug: "};
@@ -39,7 +79,7 @@ void hvt__log_always(hvt_log_level level, const char *line)
     if (log_fn)
         log_fn(log_ctx, level, line);
     else
-        fprintf(stderr, "hvt: %s%s\n", prefix[level], line);
+        hvt__print_line(STDERR_FILENO, "hvt: %s%s", prefix[level], line);
 }
 
 void hvt__log(hvt_log_level level, const char *fmt, ...)

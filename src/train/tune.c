@@ -66,6 +66,8 @@ static hvt_status measure(tuning *u, double part, hvt_status time_one(tuning *u,
     return HVT_OK;
 }
 
+#define say(...) hvt__print_line(STDOUT_FILENO, __VA_ARGS__)
+
 /* in_use: what the first one is; scale: of a unit in a second. */
 static void print_candidates(const tuning *u, const char *in_use, double scale, const char *unit)
 {
@@ -74,13 +76,16 @@ static void print_candidates(const tuning *u, const char *in_use, double scale, 
     for (int i = 0; i < u->n; i++) {
         const hvt__timing *k = &u->timing[i];
 
-        printf("  %-10s %10.3f %10.3f-%-10.3f", k->name, scale * k->median, scale * k->low, scale * k->high);
+        char exposed[32] = "";
+
         if (!u->at[i].comm) /* of whole steps */
-            printf(" %11.3f", scale * u->at[i].exposed / u->rounds);
-        printf("%s%s%s\n", i ? "" : "   ", i ? "" : in_use, i == u->best ? " <- chosen" : "");
+            snprintf(exposed, sizeof exposed, " %11.3f", scale * u->at[i].exposed / u->rounds);
+        say("  %-10s %10.3f %10.3f-%-10.3f%s%s%s%s", k->name, scale * k->median, scale * k->low,
+            scale * k->high, exposed, i ? "" : "   ", i ? "" : in_use, i == u->best ? " <- chosen" : "");
     }
     hvt__choice_text(u->timing, u->n, u->rounds, in_use, scale, unit, text);
-    printf("%s%s", text, *text ? "\n" : "");
+    if (*text)
+        say("%s", text);
 }
 
 /* The slowest rank's seconds of one sum. Short sums are repeated, because they are shorter than a barrier. */
@@ -120,8 +125,8 @@ static hvt_status line_of(tuning *u, hvt_comm *c)
     beta = fmax(0, (seconds[1][ROUNDS / 2] - seconds[0][ROUNDS / 2]) / (double)(bytes[1] - bytes[0]));
     alpha = fmax(0, seconds[0][ROUNDS / 2] - beta * (double)bytes[0]);
     if (u->t.rank == 0)
-        printf("  %-6s %9.1f %12.3f%s\n", hvt_comm_name(c), 1e6 * alpha, 1e3 * beta * (1 << 20),
-               strcmp(hvt_comm_name(c), hvt_comm_name(u->t.comm)) ? "" : "   in use");
+        say("  %-6s %9.1f %12.3f%s", hvt_comm_name(c), 1e6 * alpha, 1e3 * beta * (1 << 20),
+            strcmp(hvt_comm_name(c), hvt_comm_name(u->t.comm)) ? "" : "   in use");
     return HVT_OK;
 }
 
@@ -130,8 +135,8 @@ static hvt_status print_lines(tuning *u)
     static const char *const comms[] = {"shm", "mpi", "hier", "nccl"};
 
     if (u->t.rank == 0)
-        printf("sums of %d ranks: time = alpha + beta * bytes\n  %-6s %9s %12s\n", u->t.size, "comm",
-               "alpha us", "beta ms/MiB");
+        say("sums of %d ranks: time = alpha + beta * bytes\n  %-6s %9s %12s", u->t.size, "comm", "alpha us",
+            "beta ms/MiB");
     for (size_t i = 0; i < HVT_LEN(comms); i++) {
         hvt_comm *c = NULL;
         hvt_status s;
@@ -219,8 +224,8 @@ static hvt_status tune_cutoff(tuning *u, double part)
     if (s == HVT_OK)
         s = measure(u, part, time_sums);
     if (s == HVT_OK && u->t.rank == 0) {
-        printf("%s (%s): time of sums of %zu to %zu bytes, %d rounds\n  %-10s %10s %21s\n", h->name,
-               h->meaning, h->from, h->to, u->rounds, "value", "median", "quartiles");
+        say("%s (%s): time of sums of %zu to %zu bytes, %d rounds\n  %-10s %10s %21s", h->name, h->meaning,
+            h->from, h->to, u->rounds, "value", "median", "quartiles");
         print_candidates(u, "the present value", 1, "");
     }
     close_candidates(u);
@@ -311,10 +316,10 @@ static hvt_status tune_bucket(tuning *u)
     snprintf(u->bucket, sizeof u->bucket, "%s", u->timing[u->best].name);
     if (t->rank)
         return HVT_OK;
-    printf("bucket: a step of %s, %d x %d images, over %s, wire %s, %d rounds; exposed: waiting for sums on "
-           "rank 0\n  %-10s %10s %21s %11s\n",
-           t->opts->model, t->set.shards, t->set.batch, hvt_comm_name(t->comm), t->opts->compression,
-           u->rounds, "size", "median ms", "quartiles ms", "exposed ms");
+    say("bucket: a step of %s, %d x %d images, over %s, wire %s, %d rounds; exposed: waiting for sums on "
+        "rank 0\n  %-10s %10s %21s %11s",
+        t->opts->model, t->set.shards, t->set.batch, hvt_comm_name(t->comm), t->opts->compression, u->rounds,
+        "size", "median ms", "quartiles ms", "exposed ms");
     print_candidates(u, "the default", 1e3, " ms");
     return HVT_OK;
 }
@@ -353,7 +358,7 @@ static hvt_status write_output(tuning *u)
     u->out = NULL;
     HVT_CHECK(wrote && rename(u->path, t->opts->tune_file) == 0, E_IO, "tune %s: cannot write: %s",
               t->opts->tune_file, strerror(errno));
-    printf("written: %s (hvtrain --config %s)\n", t->opts->tune_file, t->opts->tune_file);
+    say("written: %s (hvtrain --config %s)", t->opts->tune_file, t->opts->tune_file);
     return HVT_OK;
 }
 

@@ -34,10 +34,13 @@ struct hvt__predictions {
 
 static hvt_status open_files(hvt__predictions *p)
 {
+    enum { LINES = 1 << 16 }; /* bytes: more than a line has */
     const hvt__predictions_opts *o = &p->opts;
 
     if (*o->csv) {
         HVT_TRY(hvt__output_open(&p->csv, "--predict", o->csv, 0));
+        if (!*p->csv.temp) /* stdout may be where stderr is, too: no line of it between two halves of one */
+            setvbuf(p->csv.file, NULL, _IOLBF, LINES);
         HVT_TRY(hvt__csv_begin(&p->csv, &(hvt__table){o->set, o->classes, o->names}));
     }
     if (*o->npy) {

@@ -12,7 +12,6 @@
 
 #include <errno.h>
 #include <math.h>
-#include <stdarg.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -76,7 +75,7 @@ static hvt_status go_to_end(FILE *log, const char *path)
     if (cut_off) {
         HVT_CHECK_OR(done, ftruncate(fileno(log), size - (off_t)tail) == 0, E_IO,
                      "--log %s: cannot shorten it: %s", path, strerror(errno));
-        HVT_INFO("note: the last record in %s was cut off and is left out", path);
+        HVT_INFO("note: the last record in %s was incomplete and has been removed", path);
     } else {
         HVT_CHECK_OR(done, !tail || hvt__log_line(fileno(log), "\n", 1), E_IO, "--log %s: cannot write: %s",
                      path, strerror(errno));
@@ -188,7 +187,7 @@ static hvt_status open_log(const hvt_options *opts, FILE **ret_log)
     hvt_status s;
 
     HVT_CHECK(f, E_IO, "--log %s: cannot write: %s", opts->log,
-              errno == ENXIO ? "a pipe that nobody reads, or a socket" : strerror(errno));
+              errno == ENXIO ? "a pipe without a reader, or a socket" : strerror(errno));
     HVT_CHECK_OR(fail, fstat(fileno(f), &info) == 0, E_IO, "--log %s: %s", opts->log, strerror(errno));
     HVT_TRY_OR(fail, hvt__report_check_path(opts, "--log", opts->log));
     /* several programs may share the file that a shell redirected stdout to */
@@ -236,7 +235,7 @@ void hvt__report_close(hvt_reporter **rep)
 static void clear_bar(hvt_reporter *rep)
 {
     if (rep->bar && rep->bar_drawn != 0)
-        fputs("\r\033[K", stderr);
+        hvt__write(STDERR_FILENO, "\r\033[K", 4);
     rep->bar_drawn = 0;
     hvt__signals_bar(false);
 }
@@ -249,9 +248,8 @@ void hvt__report_print(hvt_reporter *rep, const char *fmt, ...)
         return;
     clear_bar(rep);
     va_start(ap, fmt);
-    vfprintf(stderr, fmt, ap);
+    hvt__vprint_line(STDERR_FILENO, fmt, ap);
     va_end(ap);
-    fputc('\n', stderr);
 }
 
 void hvt__duration(double seconds, char ret_text[32])
@@ -279,14 +277,16 @@ void hvt__report_bar(hvt_reporter *rep, const char *head, double part, const cha
     static const char full_bar[MOST + 1] = "========================";
     struct winsize w;
     bool known = ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 20;
-    int room, full, columns = (known ? w.ws_col : 80) - 1;
+    int room, full, n, columns = (known ? w.ws_col : 80) - 1;
+    char text[600];
 
     room = columns - (int)(strlen(head) + strlen(rest)) - 4; /* shorten the bar rather than the numbers */
     room = room > MOST ? MOST : room < LEAST ? LEAST : room;
     full = (int)(part * room + 1e-6);
     hvt__signals_bar(true);
-    fprintf(stderr, "\r\033[K%s [%.*s%-*s] %.*s", head, full, full_bar, room - full, full < room ? ">" : "",
-            columns - (int)strlen(head) - room - 4, rest);
+    n = snprintf(text, sizeof text, "\r\033[K%s [%.*s%-*s] %.*s", head, full, full_bar, room - full,
+                 full < room ? ">" : "", columns - (int)strlen(head) - room - 4, rest);
+    hvt__write(STDERR_FILENO, text, n < (int)sizeof text ? (size_t)n : sizeof text - 1);
     rep->bar_drawn = hvt__now();
 }
 
@@ -294,7 +294,7 @@ hvt_status hvt__report_result(hvt_reporter *rep, const char *text)
 {
     clear_bar(rep);
     errno = 0;
-    HVT_CHECK(printf("%s\n", text) > 0 && fflush(stdout) == 0, E_IO, "cannot write the result (%s): %s", text,
+    HVT_CHECK(hvt__print_line(STDOUT_FILENO, "%s", text), E_IO, "cannot write the result (%s): %s", text,
               strerror(errno));
     return HVT_OK;
 }
