@@ -177,32 +177,34 @@ TEST(unknown_flags_name_the_nearest)
         {"--weigth-decay 1", "nearest is --weight-decay"},
         {"--print_frequency 1", "nearest is --print-freq"},
         {"--hlep", "nearest is --help"},
-        {"--foo", "there is no flag --foo (see --help)"},
+        {"--foo", "unknown option --foo (see --help)"},
         {"--lrr 1", "nearest is --lr"},
         {"--foo 1 --lr 2 --no-tail --bath=3 --help x --help --foo",
-         "there is no flag --foo (see --help); no flag --no-tail; here: --last-batch; no flag --bath; the "
-         "nearest is --batch; no flag --foo (see --help)"},
-        {"--ema --foo", "--ema: expected none|DECAY[:every=N], got the flag --foo"},
+         "unknown option --foo (see --help); unknown option --no-tail; use --last-batch; unknown option "
+         "--bath; the nearest is --batch; unknown option --foo (see --help)"},
+        {"--ema --foo", "--ema: expected none|DECAY[:every=N], got the option --foo"},
         {"--no-shufle", "nearest is --no-shuffle"},
         {"--qqqqqqqq", "see --help"},
-        {"train", "'train' is not a flag: hvtrain trains without being told"},
-        {"resnet50", "'resnet50' is not a flag: did you mean --model resnet50?"},
+        {"train", "'train' is not an option: hvtrain trains by default"},
+        {"resnet50", "'resnet50' is not an option: did you mean --model resnet50?"},
         {"ResNet-50", "did you mean --model resnet50?"},
-        {"lr=0.1", "did you mean --lr=0.1?"},
-        {"help", "here: --help"},
-        {"--batch 3 tune", "tune stands in front"},
-        {"--augment crop:4 flip", "a list has commas and no blanks: --augment none"},
-        {"--mean=0.5 0.5 0.5", "a list has commas and no blanks: --mean X[,X,X]"},
+        {"lr=0.1", "options begin with two dashes: --lr=0.1"},
+        {"help", "use --help"},
+        {"--batch 3 tune", "tune comes before all options"},
+        {"--augment crop:4 flip", "write a list with commas and without blanks: --augment none"},
+        {"--mean=0.5 0.5 0.5", "write a list with commas and without blanks: --mean X[,X,X]"},
         {"--MODEL resnet50", "nearest is --model"},
         {"\xe2\x80\x93lr 0.1", "it begins with a long dash"},
-        {"-j4", "two dashes; here: --workers"},
-        {"--", "'--' is not a flag"},
+        {"-j4", "two dashes; use --workers"},
+        {"--", "'--' is not an option"},
         {"-q 3", "(see --help)"},
         {"-lr 0.1", "nearest is --lr"},
         {"-lr=0.1", "nearest is --lr"},
         {"---weight_decay=1", "nearest is --weight-decay"},
-        {"-", "'-' is not a flag"},
-        {"/dev", "did you mean --data folder --data-dir /dev?"},
+        {"-", "'-' is not an option"},
+        {"/dev", "for the data in a folder, use --data folder --data-dir /dev"},
+        {"auto", "options are --name value"},
+        {"f32", "options are --name value"},
         {"--help=html", "--help: expected nothing, =markdown or =man, got 'html'"},
         {"--version=1", "--version takes no value, got '1'"}};
     hvt_options o;
@@ -215,39 +217,41 @@ TEST(flags_of_other_trainers_name_what_stands_for_them)
 {
     static const struct {
         const char *line, *here;
-    } bad[] = {{"--arch resnet50", "there is no flag --arch; here: --model"},
-               {"-a resnet50", "two dashes; here: --model"},
-               {"--batch-size 3", "here: --batch (of a rank) or --global-batch"},
-               {"--nproc_per_node=4", "here: mpirun -np 4 ./hvtrain"},
-               {"-np 4", "here: mpirun -np 4 ./hvtrain"},
-               {"-np", "here: mpirun -np N ./hvtrain"},
-               {"--gpus 2", "here: mpirun -np 2 ./hvtrain --device cuda"},
-               {"--gpus=0,1", "here: mpirun -np N ./hvtrain --device cuda"},
-               {"--gpu 1", "here: --device cuda:1"},
-               {"--drop-last", "here: --last-batch drop"},
-               {"--drop_last True", "here: --last-batch drop"},
-               {"--gradient-accumulation-steps 4", "here: --shards with the number of ranks times 4"},
-               {"--no-cuda", "here: --device cpu"},
+    } bad[] = {{"--arch resnet50", "unknown option --arch; use --model"},
+               {"-a resnet50", "two dashes; use --model"},
+               {"--batch-size 3", "use --batch (of a rank) or --global-batch"},
+               {"--nproc_per_node=4", "use mpirun -np 4 ./hvtrain"},
+               {"-np 4", "use mpirun -np 4 ./hvtrain"},
+               {"-np", "use mpirun -np N ./hvtrain"},
+               {"--gpus 2", "use mpirun -np 2 ./hvtrain --device cuda"},
+               {"--gpus=0,1", "use mpirun -np N ./hvtrain --device cuda"},
+               {"--gpu 1", "use --device cuda:1"},
+               {"--drop-last", "use --last-batch drop"},
+               {"--drop_last True", "use --last-batch drop"},
+               {"--gradient-accumulation-steps 4", "use --shards with 4 times the number of ranks"},
+               {"--no-cuda", "use --device cpu"},
                {"--oversubscribe", "flags of mpirun stand before the program"},
-               {"--data-path d", "here: --data-dir"},
-               {"--mixup 0.1", "nothing, hvtrain does not have this"},
-               {"--smoothing 0.1", "here: --label-smoothing"},
-               {"--fusion-threshold-mb 64", "here: --bucket"},
-               {"--error-feedback", "here: --compression powersgd:R keeps its residual"},
-               {"--no-error-feedback", "here: --compression powersgd:R keeps its residual"},
-               {"--num-workers 4", "here: --workers"},
-               {"--wire f16", "there is no flag --wire; here: --compression"},
-               {"--tail=exact", "here: --last-batch"},
-               {"--update sharded", "here: --optimizer-state"},
-               {"--replica_check 5", "here: --check-replicas"},
-               {"--init-skip-head", "here: --reset-head"},
-               {"--no-init-skip-head", "here: --reset-head"},
-               {"--thresholds mpi-short=1", "here: --comm-cutoffs"},
-               {"--image-size 8", "here: --size"},
-               {"--share-gpu", "here: --device cuda:N"},
-               {"--loss-scale-min 2", "here: nothing, a dynamic loss scale falls to 1 at least"},
-               {"--verbose", "here: HVT_LOG=debug"},
-               {"tune f.json --budget 5", "here: hvtrain tune FILE SECONDS"}};
+               {"--data-path d", "use --data-dir"},
+               {"--mixup 0.1", "; hvtrain does not have this"},
+               {"--smoothing 0.1", "use --label-smoothing"},
+               {"--fusion-threshold-mb 64", "use --bucket"},
+               {"--error-feedback", "; --compression powersgd:R keeps its residual"},
+               {"--no-error-feedback", "; --compression powersgd:R keeps its residual"},
+               {"--num-workers 4", "use --workers"},
+               {"--wire f16", "unknown option --wire; use --compression"},
+               {"--tail=exact", "use --last-batch"},
+               {"--update sharded", "use --optimizer-state"},
+               {"--replica_check 5", "use --check-replicas"},
+               {"--init-skip-head", "use --reset-head"},
+               {"--no-init-skip-head", "use --reset-head"},
+               {"--thresholds mpi-short=1", "use --comm-cutoffs"},
+               {"--image-size 8", "use --size"},
+               {"--share-gpu", "use --device cuda:N"},
+               {"--loss-scale-min 2", "; a dynamic loss scale never falls below 1"},
+               {"--verbose", "use HVT_LOG=debug"},
+               {"--warmup-steps 500", "in epochs"},
+               {"--test-size 0.2", "use --val-split FRACTION"},
+               {"tune f.json --budget 5", "use hvtrain tune FILE SECONDS"}};
     hvt_options o;
 
     for (size_t i = 0; i < HVT_LEN(bad); i++)
@@ -291,8 +295,8 @@ TEST(words_that_are_none_name_the_one_that_was_meant)
                {"--stall-warn soon", NULL},
                {"--bucket 25mb", "did you mean 25MB?"},
                {"--bucket 1g", "did you mean 1GiB?"},
-               {"--bucket auto", "here: hvtrain tune FILE"},
-               {"--overlap layers", "here: --overlap worker"},
+               {"--bucket auto", "; hvtrain tune FILE finds"},
+               {"--overlap layers", "use --overlap worker"},
                {"--lr 0,1", "did you mean 0.1?"},
                {"--lr 0.1x", NULL},
                {"--data CIFAR-100", "did you mean cifar100?"},
@@ -301,19 +305,50 @@ TEST(words_that_are_none_name_the_one_that_was_meant)
                {"--data webdataset", "did you mean tar?"},
                {"--data numpy", "did you mean npy?"},
                {"--data mnist", NULL},
-               {"--amp tf32", "--tf32 is a flag of its own"},
+               {"--amp tf32", "--tf32 is an option of its own"},
                {"--data-dir=~/cifar", "write --data-dir ~/cifar"},
-               {"--data .", "did you mean --data folder --data-dir .?"},
-               {"--data /no/such/pictures", "did you mean --data folder --data-dir /no/such/pictures?"},
-               {"--samples 10k", "did you mean 10000?"},
+               {"--data .", "use --data folder --data-dir ."},
+               {"--data /no/such/pictures", "use --data folder --data-dir /no/such/pictures"},
+               {"--samples 10k", "write it in digits (10000, or 10240)"},
+               {"--batch 64K", "write it in digits (64000, or 65536)"},
                {"--samples 10_000", "did you mean 10000?"},
                {"--samples 10,000", "did you mean 10000?"},
                {"--samples 1e4", "did you mean 10000?"},
-               {"--limit 1.5M", "did you mean 1500000?"},
+               {"--limit 1.5M", "write it in digits (1500000, or 1572864)"},
                {"--samples 10q", NULL},
                {"--samples 1.5", NULL},
                {"--samples 9999M", NULL},
-               {"--samples 0,5", NULL}};
+               {"--samples 0,5", NULL},
+               {"--loss bce", NULL},
+               {"--loss mae", NULL},
+               {"--optimizer nadam", NULL},
+               {"--optimizer adamax", NULL},
+               {"--optimizer adam2", NULL},
+               {"--model resnext50", NULL},
+               {"--model seresnet50", NULL},
+               {"--model resnet50d", NULL},
+               {"--amp mixed", NULL},
+               {"--optimizer-state fsdp", NULL},
+               {"--data foldr", "did you mean folder?"},
+               {"--data fodler", "did you mean folder?"},
+               {"--data follder", "did you mean folder?"},
+               {"--optimizer adma", "did you mean adam?"},
+               {"--model resnat50", "did you mean resnet50?"},
+               {"--val-split 10%", "did you mean 0.1?"},
+               {"--label-smoothing 12.5%", "did you mean 0.125?"},
+               {"--samples 10%", NULL},
+               {"--limit -5", NULL},
+               {"--lr -0.1", NULL},
+               {"--lr 1,000", NULL},
+               {"--size 224px", "did you mean 224?"},
+               {"--size 224x224", "did you mean 224?"},
+               {"--size 224,224", "did you mean 224?"},
+               {"--size 224x256", NULL},
+               {"--size 224,256", NULL},
+               {"--batch 64px", NULL},
+               {"--bucket 26214400", "did you mean 26214400B?"},
+               {"--stall-warn -5s", NULL},
+               {"--stall-warn 50%", NULL}};
     hvt_options o;
 
     for (size_t i = 0; i < HVT_LEN(bad); i++) {
@@ -323,6 +358,9 @@ TEST(words_that_are_none_name_the_one_that_was_meant)
     }
     CHECK_FAILS(hvt_options_parse(3, (char *[]){"hvtrain", "--lr 0.1", "--nesterov"}, &o), E_ARG,
                 "--lr and its value are two words");
+    CHECK_FAILS(hvt_options_set(&o, "wire", "f16"), E_ARG, "unknown option wire; use --compression");
+    CHECK_FAILS(hvt_options_set(&o, "--lr", "1"), E_ARG, "unknown option --lr; names have no dashes");
+    CHECK_FAILS(hvt_options_set(&o, "zzz", "1"), E_ARG, "unknown option zzz; hvtrain --help lists all");
     CHECK_OK(parse(&o, "--isa Portable"));
     CHECK_FAILS(hvt_options_check(&o, 1), E_ARG, "got 'Portable'; did you mean portable?");
     CHECK_OK(parse(&o, "--device gpu"));
@@ -384,7 +422,7 @@ TEST(pack_takes_a_folder_in_front)
     CHECK_OK(parse(&o, "pack --data cifar10 --data-dir d --output t/train-%03d.tar"));
     CHECK(!strcmp(o.data, "cifar10") && !strcmp(o.data_dir, "d"), "%s %s", o.data, o.data_dir);
     CHECK_OK(hvt_options_check(&o, 1));
-    CHECK_FAILS(parse(&o, "--batch 3 pack pics"), E_ARG, "pack stands in front");
+    CHECK_FAILS(parse(&o, "--batch 3 pack pics"), E_ARG, "pack comes before");
     for (size_t i = 0; i < HVT_LEN(bad); i++) {
         CHECK_OK(parse(&o, bad[i].line));
         CHECK_FAILS(hvt_options_check(&o, 1), E_ARG, bad[i].part);
@@ -460,12 +498,15 @@ TEST(options_are_checked_together)
         {"--augment rrcx", 1, "rrc:LEAST-MOST"},
         {"--augment rrc,crop:4", 1, "expected one"},
         {"--size 64 --eval-size 63", 1, "expected 64 or more, or 0"},
+        {"--val-split 10", 1, "below 1, got 10 (10 % is 0.1)"},
+        {"--label-smoothing 5", 1, "from 0 to 1, got 5 (5 % is 0.05)"},
+        {"--warmup-from 25", 1, "from 0 to 1, got 25 (25 % is 0.25)"},
         {"--threads 257", 1, "--threads: expected 1 to 256"},
         {"--schedule warm", 1, "--schedule warm"},
         {"--schedule step", 1, "expected step:SIZE[,GAMMA], in epochs"},
         {"--schedule multistep", 1, "expected multistep:E1,E2,...[@GAMMA], in epochs"},
-        {"--save d --save-every 5", 1, "got '5'; did you mean 5epochs or 5steps?"},
-        {"--max-time 30", 1, "got '30'; did you mean 30m or 30s?"},
+        {"--save d --save-every 5", 1, "got '5'; write its unit, 5epochs or 5steps"},
+        {"--max-time 30", 1, "got '30'; write its unit, 30m or 30s"},
         {"--schedule cosine --warmup-epochs 20", 1, "--warmup-epochs 20, --epochs 10: "},
         {"--warmup-from 1.5", 1, "--warmup-from: expected a number from 0 to 1, got 1.5"},
         {"--momentum 1e39", 1, "--momentum: expected a number from 0 to 3.40282e+38, got 1e+39"},
@@ -506,7 +547,7 @@ TEST(options_are_checked_together)
         {"--stem cifar", 1, "--stem cifar"},
         {"--model resnet50 --shortcut B", 1, "--shortcut B"},
         {"--device ref --isa avx2", 1, "--isa avx2"},
-        {"--stall-abort 10s", 2, "--stall-abort 10s comes before --stall-warn 30s"},
+        {"--stall-abort 10s", 2, "--stall-abort 10s is earlier than --stall-warn 30s"},
         {"--device gpu", 1, "--device: expected one of ref cpu cuda cuda:N, got 'gpu'"},
         {"--device cud", 1, "got 'cud'"},
         {"--device cpu:0", 1, "got 'cpu:0'"},
@@ -564,7 +605,7 @@ TEST(what_a_checkpoint_fills_in_is_not_refused_as_if_a_flag)
     CHECK_OK(hvt__resolve(&o, 3, &t));
     CHECK(t.shards == 3 && t.local_shards == 1, "%d %d", t.shards, t.local_shards);
     o.evaluate = false;
-    CHECK_FAILS(hvt__resolve(&o, 3, &t), E_ARG, "saved with --shards 4, which 3 ranks do not");
+    CHECK_FAILS(hvt__resolve(&o, 3, &t), E_ARG, "saved with --shards 4, which is not a multiple of 3 ranks");
     CHECK_OK(parse(&o, "--resume a --data cifar10 --data-dir d"));
     o.size = 64; /* of synth, before */
     CHECK_OK(hvt__resolve(&o, 1, &t));

@@ -119,7 +119,8 @@ if program:
     for left, right in re.findall(r"^\| (.*?) \| (.*) \|$", there, re.M):
         for flag in re.findall(r"`(--[a-z][\w-]*)", left):
             p = subprocess.run([program[0], flag, "3", "--batch", "0"], capture_output=True, text=True) # trains in no case
-            here = p.stderr.partition("; here: ")[2].strip()
+            here = re.match(r"hvtrain: unknown option \S+; (?!the nearest)(.*)", p.stderr)
+            here = here and here.group(1).partition("; unknown")[0]
             if not here:
                 continue
             both += 1

@@ -69,10 +69,10 @@ hvt_status hvt__options_share(hvt_options *opts, hvt_from from, hvt_world *world
 
 enum hvt__foreign { HVT__FLAG, HVT__COMMAND, HVT__WORD, HVT__SIZE, HVT__TIME, HVT__VARIABLE };
 
-/* What to write, or a hint, instead of such a word of another program, or of one that hvtrain once had; NULL:
- * unknown. Flags are without dashes, with '-' for '_', variables of the environment as they are, all others
- * lower-case letters and digits only. In what stands for a flag, #N is to be replaced by the number that was
- * given to it, or by N. */
+/* For flags, commands and variables of other programs, and of older versions of hvtrain, what to use instead,
+ * as a phrase ("use --bucket"); for words and units the one of ours. NULL: unknown. Flags are without dashes,
+ * with '-' for '_', variables of the environment as they are, all others lower-case letters and digits only.
+ * In the phrase of a flag, #N stands for the number that was given to it, or for N. */
 const char *hvt__foreign(enum hvt__foreign of, const char *word);
 
 /* ---- hints.c: suggestions that error messages add; "": none ---- */
@@ -80,12 +80,14 @@ const char *hvt__foreign(enum hvt__foreign of, const char *word);
 enum { HVT_HINT = 200 };
 /* For an unknown flag, the first len letters of arg. value: what was given to it, or NULL. */
 void hvt__hint_flag(const char *arg, size_t len, const char *value, char ret_text[HVT_HINT]);
+/* For an unknown name of an option without dashes, as a file of --config has them. Never "". */
+void hvt__hint_name(const char *name, const char *value, char ret_text[HVT_HINT]);
 /* For argv[at], which does not begin with two dashes. Never "". */
 void hvt__hint_stray(char **argv, int at, const char *value, char ret_text[HVT_HINT]);
 /* For an invalid value; begins with "; ". */
 void hvt__hint_value(const hvt__option *o, const char *value, char ret_text[HVT_HINT]);
-/* The word of form (separated by '|') that was probably meant; false: none is similar, and the word is "". */
-bool hvt__suggest(const char *form, const char *value, char *ret_word, size_t bytes);
+/* The same of a value that is no word of form (separated by '|'). */
+void hvt__hint_word(const char *form, const char *value, char ret_text[HVT_HINT]);
 
 /* ---- resolve.c ---- */
 

@@ -1,7 +1,8 @@
 /*
  * Suggestions for a command line that is refused. The error says what was expected and what came; a hint says
- * what the user probably meant. Words are compared without case and punctuation (ResNet-50, cifar-10), then
- * by the names that other programs use (fp16), then by edit distance.
+ * what to write instead. A hint asks "did you mean" only for the same thing in other letters: without case
+ * and punctuation (ResNet-50), by a name of another program (fp16), with a slip of the hand (resnt20), or in
+ * other units (10 %). For names of other things (bce, resnext50, nadam) the list of valid words has to do.
  */
 #include "cli_impl.h"
 #include "base_impl.h"
@@ -59,13 +60,27 @@ static bool same_digits(const char *a, const char *b)
     return true;
 }
 
-/* The edit distance; INT_MAX: too large for a suggestion. `parameter`: the word continues with a number. */
+/* Is `value` the word as a hand may slip: a letter left out, typed twice or replaced, two swapped, or an s
+ * added? Added letters make other names: resnext50, nadam, bce. */
+static bool is_slip(const char *word, const char *value)
+{
+    size_t a = strlen(word), b = strlen(value), at = 0;
+
+    if (b < 4 || distance(word, value) != 1)
+        return false;
+    while (word[at] && word[at] == value[at])
+        at++;
+    if (b > a)
+        return (at && value[at] == value[at - 1]) || (at == a && value[at] == 's');
+    return b < a || b > 5 || word[at + 1] == value[at];
+}
+
+/* 0: the same word; 1: a slip; INT_MAX: another word. `parameter`: the word continues with a number. */
 static int unlike(const char *word, const char *value, bool parameter)
 {
     char wanted[WORD + 1];
     size_t len = strlen(value);
     const char *ours;
-    int d;
 
     snprintf(wanted, sizeof wanted, "%s", value);
     while (parameter && len && isdigit((unsigned char)wanted[len - 1]))
@@ -75,11 +90,11 @@ static int unlike(const char *word, const char *value, bool parameter)
         return 0;
     if (!same_digits(word, wanted)) /* cifar100 is not a misspelled cifar10 */
         return INT_MAX;
-    d = distance(word, wanted);
-    return d <= 2 && d <= (int)len / 3 ? d : INT_MAX;
+    return is_slip(word, wanted) ? 1 : INT_MAX;
 }
 
-bool hvt__suggest(const char *form, const char *value, char *ret_word, size_t bytes)
+/* The word of form that was meant; false: none is the same, and the word is "". */
+static bool suggest(const char *form, const char *value, char *ret_word, size_t bytes)
 {
     char wanted[WORD + 1], word[WORD + 1];
     int best = INT_MAX;
@@ -154,7 +169,7 @@ void hvt__hint_flag(const char *arg, size_t len, const char *value, char ret_tex
         return;
     if (word > 2 && word < len && hvt__option_named(arg + 2, word - 2)) { /* "--lr 0.1" between quotes */
         snprintf(ret_text, HVT_HINT,
-                 "%.*s and its value are two words: without quotes around both, or %.*s=...", (int)word, arg,
+                 "%.*s and its value are two words: quote each one alone, or write %.*s=...", (int)word, arg,
                  (int)word, arg);
         return;
     }
@@ -165,12 +180,23 @@ void hvt__hint_flag(const char *arg, size_t len, const char *value, char ret_tex
     if (!here && !strncmp(flag.text, "--no-", 5))
         here = hvt__foreign(HVT__FLAG, flag.text + 5);
     if (here && (n = strstr(here, "#N")))
-        snprintf(ret_text, HVT_HINT, "here: %.*s%s%s", (int)(n - here), here,
+        snprintf(ret_text, HVT_HINT, "%.*s%s%s", (int)(n - here), here,
                  digits && digits <= 6 && !value[digits] ? value : "N", n + 2);
     else if (here)
-        snprintf(ret_text, HVT_HINT, "here: %s", here);
+        snprintf(ret_text, HVT_HINT, "%s", here);
     else if (*near.text)
         snprintf(ret_text, HVT_HINT, "the nearest is %s", near.text);
+}
+
+void hvt__hint_name(const char *name, const char *value, char ret_text[HVT_HINT])
+{
+    const char *bare = name + strspn(name, "-");
+
+    hvt__hint_flag(name, strlen(name), value, ret_text);
+    if (bare > name && hvt__option_named(bare, strlen(bare)))
+        snprintf(ret_text, HVT_HINT, "names have no dashes in front here: %.100s", bare);
+    else if (!*ret_text)
+        snprintf(ret_text, HVT_HINT, "hvtrain --help lists all");
 }
 
 /* A typographic dash, as word processors make it of two hyphens: U+2010 to U+2015, U+2212. */
@@ -191,19 +217,29 @@ static const hvt__option *takes_parts(char **argv, int at)
     return o && strchr(o->form, ',') ? o : NULL;
 }
 
-/* The flag of which arg, or a word like it, is a value: "--model resnet50"; false: there is none. */
+/* The only place that asks this. */
+static void ask(const char *meant, char ret_text[HVT_HINT])
+{
+    snprintf(ret_text, HVT_HINT, "did you mean %.170s?", meant);
+}
+
+/* The flag of which arg, or a word like it, is a value: "--model resnet50"; false: no flag, or several (f32,
+ * auto). */
 static bool lacks_flag(const char *arg, char ret_text[HVT_HINT])
 {
-    char word[WORD];
+    char word[WORD], meant[HVT_HINT];
+    int flags = 0;
 
     for (const hvt__option *o = hvt__option_table; o < hvt__option_table + HVT_OPTION_COUNT; o++) {
         bool exact = o->kind == OPT_pick && hvt__is_word_of(o->form, arg);
-        if (exact || (o->kind == OPT_pick && strlen(arg) >= 5 && hvt__suggest(o->form, arg, word, WORD))) {
-            snprintf(ret_text, HVT_HINT, "did you mean %s %.39s?", hvt__flag_of(o).text, exact ? arg : word);
-            return true;
+        if (exact || (o->kind == OPT_pick && strlen(arg) >= 5 && suggest(o->form, arg, word, WORD))) {
+            snprintf(meant, sizeof meant, "%s %.39s", hvt__flag_of(o).text, exact ? arg : word);
+            flags++;
         }
     }
-    return false;
+    if (flags == 1)
+        ask(meant, ret_text);
+    return flags == 1;
 }
 
 static bool is_folder(const char *path)
@@ -241,9 +277,14 @@ static const char *data_in(const char *dir)
 static void hint_folder(const char *dir, char ret_text[HVT_HINT])
 {
     enum { SHOWN = 120 };
+    const char *shown = strlen(dir) <= SHOWN ? dir : "DIR";
+    char path[PATH_MAX];
 
-    snprintf(ret_text, HVT_HINT, "did you mean --data %s --data-dir %s?", data_in(dir),
-             strlen(dir) <= SHOWN ? dir : "DIR");
+    if (snprintf(path, sizeof path, "%s/last.safetensors", dir) < PATH_MAX && access(path, F_OK) == 0)
+        snprintf(ret_text, HVT_HINT, "to continue the run that was saved there, use --resume %s", shown);
+    else
+        snprintf(ret_text, HVT_HINT, "for the data in a folder, use --data %s --data-dir %s", data_in(dir),
+                 shown);
 }
 
 static void hint_dashed(const char *arg, size_t len, const char *value, char ret_text[HVT_HINT])
@@ -269,79 +310,126 @@ void hvt__hint_stray(char **argv, int at, const char *value, char ret_text[HVT_H
         hint_dashed(arg, len, value, ret_text);
     else if (is_long_dash(arg))
         snprintf(ret_text, HVT_HINT,
-                 "it begins with a long dash, as text that was copied may; type two short ones, --");
+                 "it begins with a long dash, as copied text may; type two short ones, --");
     else if (whole)
         snprintf(ret_text, HVT_HINT, "%s", whole);
     else if (list)
-        snprintf(ret_text, HVT_HINT, "a list has commas and no blanks: %s %s", hvt__flag_of(list).text,
-                 list->form);
+        snprintf(ret_text, HVT_HINT, "write a list with commas and without blanks: %s %s",
+                 hvt__flag_of(list).text, list->form);
     else if (arg[len] && hvt__option_named(arg, len)) /* lr=0.1 */
-        snprintf(ret_text, HVT_HINT, "options begin with two dashes; did you mean --%.100s?", arg);
+        snprintf(ret_text, HVT_HINT, "options begin with two dashes: --%.100s", arg);
     else if (!lacks_flag(arg, ret_text) && is_folder(arg))
         hint_folder(arg, ret_text);
 }
 
-/* 10k, 1.5M, 1e4, 10_000 and 10,000 in digits. */
-static bool in_digits(const char *value, char ret_text[WORD])
+/* 1e4, 10_000 and 10,000 in digits; of a size in pixels also 224px and 224x224. */
+static bool in_digits(const char *value, bool pixels, char ret_text[WORD])
 {
     char plain_number[WORD + 1];
     const char *at = plain_number;
-    size_t n = 0;
-    double v, unit;
+    size_t n = 0, side = strspn(value, "0123456789");
+    double v;
 
-    for (const char *p = value; *p && n < WORD; p++)
-        if (!strchr(",_'", *p) || strspn(p + 1, "0123456789") != 3)
+    if (pixels && value[side] && strchr("x,", value[side]) && !strncmp(value, value + side + 1, side) &&
+        !value[2 * side + 1])
+        n = (size_t)snprintf(plain_number, sizeof plain_number, "%.*s", (int)side, value);
+    for (const char *p = n ? "" : value; *p && n < WORD; p++)
+        if (pixels || !strchr(",_'", *p) || strspn(p + 1, "0123456789") != 3)
             plain_number[n++] = *p;
     plain_number[n] = 0;
-    if (!hvt__scan_number(&at, &v))
+    if (!hvt__scan_number(&at, &v) || (*at && !(pixels && !strcasecmp(at, "px"))) || v != floor(v) ||
+        fabs(v) > INT_MAX)
         return false;
-    unit = !strcasecmp(at, "k") ? 1e3 : !strcasecmp(at, "m") ? 1e6 : *at ? 0 : 1;
-    if (!unit || v * unit != floor(v * unit) || fabs(v * unit) > INT_MAX)
-        return false;
-    snprintf(ret_text, WORD, "%.0f", v * unit);
+    snprintf(ret_text, WORD, "%.0f", v);
     return true;
 }
 
-/* A correction of the value that would be accepted; false: none. */
+/* 10k, 64K, 1.5M: of thousands or of 1024. False: it is no such number, or they are too large. */
+static bool hint_thousands(const hvt__option *o, const char *value, char ret_text[HVT_HINT])
+{
+    hvt_options ignored = {0};
+    char word[WORD];
+    double v, e;
+
+    if ((o->kind != OPT_int && o->kind != OPT_word) || !hvt__scan_number(&value, &v))
+        return false;
+    e = !strcasecmp(value, "k") ? 1 : !strcasecmp(value, "m") ? 2 : 0;
+    snprintf(word, sizeof word, "%.0f", v * pow(1000, e));
+    if (!e || v * pow(1000, e) > INT_MAX || !hvt__value_read(&ignored, o, word))
+        return false;
+    snprintf(ret_text, HVT_HINT, "; write it in digits (%s, or %.0f)", word, v * pow(1024, e));
+    return true;
+}
+
+/* A number with a unit; without one a number of bytes, or of MiB if it is small, or of seconds. */
+static void add_unit(const hvt__option *o, const char *value, char ret_text[WORD])
+{
+    const bool size = o->kind == OPT_size;
+    size_t digits = strspn(value, "0123456789.");
+    char small[WORD + 1];
+    const char *unit = hvt__foreign(size ? HVT__SIZE : HVT__TIME, plain(value + digits, WORD, small));
+
+    if (value[digits] && !isalpha((unsigned char)value[digits + strspn(value + digits, " ")])) /* 50% */
+        unit = NULL;
+    if (size && digits && !value[digits] && atof(value) > 4096)
+        unit = "B";
+    snprintf(ret_text, WORD, "%.*s%s", unit ? (int)digits : WORD, value, digits && unit ? unit : "");
+}
+
+/* The value in the form that is accepted; false: none is the same. */
 static bool mended(const hvt__option *o, const char *value, char ret_text[WORD])
 {
     hvt_options ignored = {0};
-    size_t digits = strspn(value, "0123456789.");
-    const char *unit = NULL;
-    char small[WORD + 1];
+    const char *at = value;
+    double v;
 
     if (strlen(value) > 30)
         return false;
     if (o->kind == OPT_pick)
-        return hvt__suggest(o->form, value, ret_text, WORD);
-    if (o->kind == OPT_int || o->kind == OPT_word)
-        return in_digits(value, ret_text) && hvt__value_read(&ignored, o, ret_text);
-    if (digits && (o->kind == OPT_size || o->kind == OPT_time))
-        unit = hvt__foreign(o->kind == OPT_size ? HVT__SIZE : HVT__TIME, plain(value + digits, WORD, small));
-    snprintf(ret_text, WORD, "%.*s%s", unit ? (int)digits : WORD, value, unit ? unit : "");
-    if (o->kind == OPT_num) /* 0,1 */
+        return suggest(o->form, value, ret_text, WORD);
+    snprintf(ret_text, WORD, "%s", value);
+    if ((o->kind == OPT_int || o->kind == OPT_word) && !in_digits(value, strstr(o->form, "PIXELS"), ret_text))
+        return false;
+    if (o->kind == OPT_size || o->kind == OPT_time)
+        add_unit(o, value, ret_text);
+    if (o->kind == OPT_num && strchr(value, ',') && strlen(strchr(value, ',')) != 4) /* 0,1 but not 1,000 */
         hvt__replace(ret_text, ',', '.');
-    return hvt__value_read(&ignored, o, ret_text);
+    if (o->kind == OPT_num && hvt__scan_number(&at, &v) && *at == '%' && !at[1])
+        snprintf(ret_text, WORD, "%.15g", v / 100);
+    return strcmp(ret_text, value) != 0 && hvt__value_read(&ignored, o, ret_text);
 }
 
 void hvt__hint_value(const hvt__option *o, const char *value, char ret_text[HVT_HINT])
 {
     static const struct {
         const char *field, *value, *hint;
-    } known[] = {{"bucket", "auto", "here: hvtrain tune FILE finds the fastest size"},
-                 {"overlap", "layers", "here: --overlap worker"},
-                 {"amp", "tf32", "--tf32 is a flag of its own, for --device cuda"}};
+    } known[] = {{"bucket", "auto", "hvtrain tune FILE finds the fastest size"},
+                 {"overlap", "layers", "use --overlap worker"},
+                 {"amp", "tf32", "--tf32 is an option of its own, for --device cuda"}};
     bool data = !strcmp(o->field, "data");
-    char word[WORD], folder[HVT_HINT];
+    char word[WORD], more[HVT_HINT] = "";
 
     *ret_text = 0;
-    if (!(data && strchr(value, '/')) && mended(o, value, word)) {
-        snprintf(ret_text, HVT_HINT, "; did you mean %s?", word);
-    } else if (data && (strchr(value, '/') || is_folder(value))) {
-        hint_folder(value, folder);
-        snprintf(ret_text, HVT_HINT, "; %.190s", folder);
-    }
+    if (!(data && strchr(value, '/')) && mended(o, value, word))
+        ask(word, more);
+    else if (data && (strchr(value, '/') || is_folder(value)))
+        hint_folder(value, more);
+    else if (hint_thousands(o, value, ret_text))
+        return;
     for (size_t i = 0; i < HVT_LEN(known); i++)
         if (!strcmp(o->field, known[i].field) && !strcasecmp(value, known[i].value))
-            snprintf(ret_text, HVT_HINT, "; %s", known[i].hint);
+            snprintf(more, sizeof more, "%s", known[i].hint);
+    if (*more)
+        snprintf(ret_text, HVT_HINT, "; %.190s", more);
+}
+
+void hvt__hint_word(const char *form, const char *value, char ret_text[HVT_HINT])
+{
+    char word[WORD], more[HVT_HINT];
+
+    *ret_text = 0;
+    if (!suggest(form, value, word, sizeof word))
+        return;
+    ask(word, more);
+    snprintf(ret_text, HVT_HINT, "; %.190s", more);
 }

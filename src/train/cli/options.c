@@ -28,8 +28,12 @@ hvt_status hvt_options_set(hvt_options *opts, const char *name, const char *valu
     HVT_GIVEN(value, "a value");
 
     const hvt__option *o = hvt__option_named(name, strlen(name));
+    char more[HVT_HINT];
 
-    HVT_CHECK(o, E_ARG, "there is no option --%s", name);
+    if (!o) {
+        hvt__hint_name(name, value, more);
+        return HVT_FAIL(E_ARG, "unknown option %s; %s", name, more);
+    }
     return set(opts, o, value);
 }
 
@@ -71,7 +75,7 @@ static const char *value_at(int argc, char **argv, int at, size_t len)
 /* From argv[at] on; no value begins with two dashes. */
 static hvt_status refuse_unknown_flags(int argc, char **argv, int at)
 {
-    char all[1800] = "there is no flag ", more[HVT_HINT];
+    char all[1800] = "unknown option ", more[HVT_HINT];
     bool off, first = true;
 
     for (; at < argc; at++) {
@@ -81,8 +85,8 @@ static hvt_status refuse_unknown_flags(int argc, char **argv, int at)
             hvt__is_word_of("--|--help|--version", argv[at]))
             continue;
         hvt__hint_flag(argv[at], len, value_at(argc, argv, at, len), more);
-        snprintf(all + used, sizeof all - used, "%s%.*s%s%s", first ? "" : "; no flag ", (int)len, argv[at],
-                 *more ? "; " : " (see --help)", more);
+        snprintf(all + used, sizeof all - used, "%s%.*s%s%s", first ? "" : "; unknown option ", (int)len,
+                 argv[at], *more ? "; " : " (see --help)", more);
         first = false;
     }
     return HVT_FAIL(E_ARG, "%s", all);
@@ -96,7 +100,7 @@ static hvt_status refuse(int argc, char **argv, int at, size_t len)
     if (!strncmp(argv[at], "--", 2) && argv[at][2])
         return refuse_unknown_flags(argc, argv, at);
     hvt__hint_stray(argv, at, value_at(argc, argv, at, len), more);
-    return HVT_FAIL(E_ARG, "'%s' is not a flag: %s", argv[at], more);
+    return HVT_FAIL(E_ARG, "'%s' is not an option: %s", argv[at], more);
 }
 
 /* The value of the flag argv[*i], which may be `next`. */
@@ -109,12 +113,12 @@ static hvt_status find_value(const hvt__option *o, char **argv, int *i, const ch
     hvt__value_expected(o, what, sizeof what);
     if (*value) {
         HVT_CHECK(o->kind != OPT_str || strncmp(*value, "~/", 2), E_ARG,
-                  "%s: the shell leaves '~' as it is behind '='; write %s %s", argv[*i], flag.text, *value);
+                  "%s: the shell does not expand '~' after '='; write %s %s", argv[*i], flag.text, *value);
     } else if (o->kind == OPT_bool && (!next || !hvt__value_read(&ignored, o, next))) {
         *value = "on";
     } else {
         HVT_CHECK(next, E_ARG, "%s: expected %s, got the end of the command line", flag.text, what);
-        HVT_CHECK(strncmp(next, "--", 2), E_ARG, "%s: expected %s, got the flag %s", flag.text, what, next);
+        HVT_CHECK(strncmp(next, "--", 2), E_ARG, "%s: expected %s, got the option %s", flag.text, what, next);
         *value = argv[++*i];
     }
     /* --save "$DIR" of a variable that is not set */

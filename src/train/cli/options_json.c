@@ -139,9 +139,8 @@ static hvt_status fill_one(hvt_options *opts, hvt_from from, const char *key, co
     if (from == HVT_FROM_CHECKPOINT && (!o || o->scope != HVT_SCOPE_RUN || is_taken(opts, i, from)))
         return HVT_OK; /* options that only another version has are ignored */
     if (!o) {
-        hvt__hint_flag(key, strlen(key), NULL, more);
-        return HVT_FAIL(E_FORMAT, "there is no option '%s'; %s", key,
-                        *more ? more : "hvtrain --help lists them");
+        hvt__hint_name(key, NULL, more);
+        return HVT_FAIL(E_FORMAT, "unknown option %s; %s", key, more);
     }
     HVT_CHECK(i != HVT__AT_config, E_FORMAT, "%s: one file of options cannot name another", key);
     HVT_TRY(as_text(key, o, value, text));
@@ -196,9 +195,9 @@ static hvt_status read_file(const char *path, char **ret_text)
     bytes = fread(text, 1, MOST_BYTES + 1, f);
     HVT_CHECK_OR(done, !ferror(f), E_IO, "--config %s: cannot read: %s", path, strerror(errno));
     HVT_CHECK_OR(done, bytes || !S_ISFIFO(info.st_mode), E_FORMAT,
-                 "--config %s: an empty pipe: nobody writes to it", path);
-    HVT_CHECK_OR(done, bytes <= MOST_BYTES, E_FORMAT, "--config %s: longer than %d bytes: no file of options",
-                 path, MOST_BYTES);
+                 "--config %s: the pipe is empty and has no writer", path);
+    HVT_CHECK_OR(done, bytes <= MOST_BYTES, E_FORMAT,
+                 "--config %s: expected a file of options, got more than %d bytes", path, MOST_BYTES);
     text[bytes] = 0;
     HVT_CHECK_OR(done, strlen(text) == bytes, E_FORMAT,
                  "--config %s: expected JSON, got a byte 0 after %zu others", path, strlen(text));

@@ -20,15 +20,14 @@ static bool given(const hvt_options *o, enum hvt__option_at i)
 
 static hvt_status check_word(const char *flag, const char *form, const char *value)
 {
-    char words[200], near[40];
+    char words[200], meant[HVT_HINT];
 
     if (hvt__is_word_of(form, value))
         return HVT_OK;
-    hvt__suggest(form, value, near, sizeof near);
+    hvt__hint_word(form, value, meant);
     snprintf(words, sizeof words, "%s", form);
     hvt__replace(words, '|', ' ');
-    return HVT_FAIL(E_ARG, "%s: expected one of %s, got '%s'%s%s%s", flag, words, value,
-                    *near ? "; did you mean " : "", near, *near ? "?" : "");
+    return HVT_FAIL(E_ARG, "%s: expected one of %s, got '%s'%s", flag, words, value, meant);
 }
 
 static hvt_status resolve_device(const hvt_options *o, hvt_resolved *t)
@@ -60,12 +59,21 @@ static hvt_status resolve_timeline(const hvt_options *o, hvt_resolved *t)
     return HVT_OK;
 }
 
-/* What a number without a unit may have meant; of anything else "". */
+/* A number above 1, where a fraction is expected, may be one of percent. */
+static const char *as_fraction(double v, char ret_text[HVT_HINT])
+{
+    *ret_text = 0;
+    if (v > 1 && v <= 100)
+        snprintf(ret_text, HVT_HINT, " (%g %% is %g)", v, v / 100);
+    return ret_text;
+}
+
+/* How to write a number that lacks its unit; "": something else is wrong. */
 static void hint_units(const char *value, const char *unit, const char *other, char ret_text[HVT_HINT])
 {
     *ret_text = 0;
     if (*value > '0' && !value[strspn(value, "0123456789")])
-        snprintf(ret_text, HVT_HINT, "; did you mean %.40s%s or %.40s%s?", value, unit, value, other);
+        snprintf(ret_text, HVT_HINT, "; write its unit, %.40s%s or %.40s%s", value, unit, value, other);
 }
 
 /* 1epoch, 500steps, 10m: epochs, updates, or a time between saves. */
@@ -177,13 +185,13 @@ static hvt_status check_groups(const hvt_options *o)
     double x;
 
     for (const char *at = strcmp(o->group_lr, "none") ? o->group_lr : ""; *at;)
-        HVT_CHECK(hvt__next_group_lr(&at, prefix, &x), E_ARG,
-                  "--group-lr: expected none, or beginnings of names with a number from 0 on each "
-                  "(fc=10,conv1=0.1), got '%s'",
-                  o->group_lr);
+        HVT_CHECK(
+            hvt__next_group_lr(&at, prefix, &x), E_ARG,
+            "--group-lr: expected none, or PREFIX=X,... with numbers X from 0 on (fc=10,conv1=0.1), got '%s'",
+            o->group_lr);
     HVT_CHECK(!o->fix_norms || !o->sync_bn, E_ARG,
-              "--sync-bn and --fix-norms: batch norms take statistics of the images of all ranks, or none of "
-              "images; expected one of them");
+              "--sync-bn computes the statistics of batch norms over all ranks, --fix-norms keeps them as "
+              "they are: use one of them");
     return HVT_OK;
 }
 
@@ -246,9 +254,9 @@ static hvt_status resolve_average(const hvt_options *o, hvt_resolved *t)
 static hvt_status resolve_precision(const hvt_options *o, hvt_resolved *t)
 {
     enum { START = 65536, INTERVAL = 2000 }; /* torch.amp.GradScaler's */
-    HVT_CHECK(
-        strcmp(o->amp, "O3") != 0, E_ARG,
-        "--amp O3: parameters in f16 lose every update below a thousandth of them; O2 keeps them in f32");
+    HVT_CHECK(strcmp(o->amp, "O3") != 0, E_ARG,
+              "--amp O3 keeps parameters in f16, which loses updates below a thousandth of them; use O2, "
+              "which keeps them in f32");
     t->amp = !strcmp(o->amp, "bf16")                         ? HVT_BF16
              : strcmp(o->amp, "f32") && strcmp(o->amp, "O0") ? HVT_F16
                                                              : HVT_F32;
@@ -265,11 +273,10 @@ static hvt_status resolve_shards(const hvt_options *o, int ranks, hvt_resolved *
 {
     /* evaluation has no shards, so those of a checkpoint need not suit the number of ranks */
     t->shards = o->shards && (!o->evaluate || given(o, HVT__AT_shards)) ? o->shards : ranks;
-    HVT_CHECK(
-        t->shards % ranks == 0 || !*o->resume || given(o, HVT__AT_shards), E_ARG,
-        "%s was saved with --shards %d, which %d ranks do not divide evenly; expected a number of ranks "
-        "that divides %d, or another --shards, with which the run is no longer the same to the bit",
-        o->resume, t->shards, ranks, t->shards);
+    HVT_CHECK(t->shards % ranks == 0 || !*o->resume || given(o, HVT__AT_shards), E_ARG,
+              "%s was saved with --shards %d, which is not a multiple of %d ranks; use a number of ranks "
+              "that divides %d, or another --shards, which changes the results",
+              o->resume, t->shards, ranks, t->shards);
     HVT_CHECK(t->shards % ranks == 0, E_ARG,
               "--shards %d on %d ranks: each rank works through the same number of shards, so %d must be a "
               "multiple of %d",
@@ -309,11 +316,11 @@ static hvt_status check_isa(const hvt_options *o)
 /* Data sets of a program that calls the library. */
 static hvt_status check_own_sets(const hvt_options *o)
 {
-    HVT_CHECK(o->test_set, E_ARG, "a train_set of the caller's needs a test_set beside it");
+    HVT_CHECK(o->test_set, E_ARG, "train_set is given without test_set, expected both");
     HVT_CHECK(o->train_set || o->evaluate, E_ARG,
-              "a test_set of the caller's needs a train_set beside it, or --evaluate");
+              "test_set is given without train_set, expected both, or --evaluate");
     HVT_CHECK(!o->limit && !(o->val_split > 0), E_ARG,
-              "--limit and --val-split have no use: the data sets are the caller's");
+              "--limit and --val-split do not apply to data sets of the program's own");
     return HVT_OK;
 }
 
@@ -321,6 +328,7 @@ static hvt_status check_model_and_data(const hvt_options *o)
 {
     bool own = o->train_set || o->test_set;
     bool synth = own || !strcmp(o->data, "synth"), stem = hvt_zoo_takes(o->model).imagenet_stem;
+    char fraction[HVT_HINT];
 
     if (own)
         HVT_TRY(check_own_sets(o));
@@ -328,24 +336,23 @@ static hvt_status check_model_and_data(const hvt_options *o)
     HVT_CHECK(!synth || !given(o, HVT__AT_data_dir), E_ARG,
               "--data-dir %s: synth draws its images; other --data has files, as folder, of pictures",
               o->data_dir);
-    HVT_CHECK(
-        o->eval_size <= 0 || o->eval_size >= o->size, E_ARG,
-        "--eval-size %d is the shorter side out of which the centre of --size %d is cut: expected %d or "
-        "more, or 0",
-        o->eval_size, o->size, o->size);
+    HVT_CHECK(o->eval_size <= 0 || o->eval_size >= o->size, E_ARG,
+              "--eval-size %d is too small to cut --size %d out of its centre: expected %d or more, or 0",
+              o->eval_size, o->size, o->size);
     HVT_CHECK(synth || !given(o, HVT__AT_samples), E_ARG,
-              "--samples %d is for --data synth; --limit takes the first images of %s", o->samples, o->data);
+              "--samples %d is for --data synth; for %s use --limit", o->samples, o->data);
     for (int c = 1; c < 3; c++)
         HVT_CHECK(!o->grey || (o->mean.v[c] == o->mean.v[0] && o->std.v[c] == o->std.v[0]), E_ARG,
-                  "--grey leaves one channel: expected one number each for --mean and --std");
-    HVT_CHECK(o->val_split < 1, E_ARG, "--val-split: expected a number from 0 on, below 1, got %g",
-              o->val_split);
+                  "--grey makes images of one channel: give --mean and --std one number each");
+    HVT_CHECK(o->val_split < 1, E_ARG, "--val-split: expected a number from 0 on, below 1, got %g%s",
+              o->val_split, as_fraction(o->val_split, fraction));
     HVT_CHECK(stem || !given(o, HVT__AT_stem), E_ARG, "--stem %s: %s has a stem of its own", o->stem,
               o->model);
     HVT_CHECK(hvt_zoo_takes(o->model).projection || !given(o, HVT__AT_shortcut), E_ARG,
               "--shortcut %s: %s has shortcuts of its own, or none", o->shortcut, o->model);
     HVT_CHECK(!(given(o, HVT__AT_batch) && given(o, HVT__AT_global_batch)), E_ARG,
-              "--batch %d and --global-batch %d: one of them, not both", o->batch, o->global_batch);
+              "--batch %d and --global-batch %d exclude each other: use one of them", o->batch,
+              o->global_batch);
     return HVT_OK;
 }
 
@@ -374,8 +381,8 @@ static hvt_status resolve_exchange(const hvt_options *o, hvt_resolved *t)
     HVT_CHECK(o->threads <= HVT_MAX_THREADS, E_ARG, "--threads: expected 1 to %d per rank, or auto, got %d",
               HVT_MAX_THREADS, o->threads);
     HVT_CHECK(!(o->stall_abort > 0) || o->stall_abort >= o->stall_warn, E_ARG,
-              "--stall-abort %gs comes before --stall-warn %gs: expected it later, or 0", o->stall_abort,
-              o->stall_warn);
+              "--stall-abort %gs is earlier than --stall-warn %gs: expected a later time, or 0",
+              o->stall_abort, o->stall_warn);
     return check_isa(o);
 }
 
@@ -383,21 +390,22 @@ static hvt_status check_files(const hvt_options *o)
 {
     bool automatic = !strcmp(o->resume, "auto");
 
-    HVT_CHECK(!automatic || *o->save, E_ARG, "--resume auto needs --save DIR, the folder that it looks into");
+    HVT_CHECK(!automatic || *o->save, E_ARG,
+              "--resume auto needs --save DIR, the folder with the checkpoints");
     HVT_CHECK(!automatic || !o->overwrite, E_ARG,
-              "--resume auto continues what --overwrite would replace: one of them, not both");
+              "--resume auto continues the run that --overwrite would replace: use one of them");
     HVT_CHECK(!automatic || o->evaluate, E_ARG,
               "--resume auto: hvt_options_resume() comes first, which looks into --save %s", o->save);
     HVT_CHECK(!o->overwrite || *o->save, E_ARG, "--overwrite needs --save DIR");
     HVT_CHECK(*o->save || !given(o, HVT__AT_save_every), E_ARG, "--save-every %s needs --save DIR",
               o->save_every);
-    HVT_CHECK(!(*o->init && *o->resume), E_ARG, "--init %s and --resume %s: one of them, not both", o->init,
-              o->resume);
+    HVT_CHECK(!(*o->init && *o->resume), E_ARG,
+              "--init %s and --resume %s exclude each other: use one of them", o->init, o->resume);
     HVT_CHECK(!o->reset_head || *o->init, E_ARG, "--reset-head needs --init FILE%s",
               hvt__is_model_file(o->model) ? "; --classes N gives a .pt2 file a new last layer" : "");
     HVT_CHECK(!o->evaluate || *o->init || *o->resume || hvt__is_model_file(o->model), E_ARG,
               "--evaluate needs weights: --init FILE or --resume DIR");
-    HVT_CHECK(!o->evaluate || !*o->save, E_ARG, "--evaluate changes no weights, so --save %s has no use",
+    HVT_CHECK(!o->evaluate || !*o->save, E_ARG, "--evaluate changes no weights: leave out --save %s",
               o->save);
     HVT_CHECK(o->evaluate || !*o->predict, E_ARG,
               "--predict %s needs --evaluate, and --init FILE or --resume DIR", o->predict);
@@ -420,12 +428,13 @@ static hvt_status check_training(const hvt_options *o, const hvt_resolved *t)
                {"--eps", o->eps, FLT_MAX},
                {"--warmup-from", o->warmup_from, 1}};
     hvt_schedule *schedule = NULL;
+    char fraction[HVT_HINT];
     hvt_schedule_opts opts = {o->schedule, t->lr, o->epochs, o->warmup_epochs, o->warmup_from};
     hvt_status s;
 
     for (size_t i = 0; i < HVT_LEN(all); i++)
-        HVT_CHECK(all[i].value <= all[i].most, E_ARG, "%s: expected a number from 0 to %g, got %g",
-                  all[i].flag, all[i].most, all[i].value);
+        HVT_CHECK(all[i].value <= all[i].most, E_ARG, "%s: expected a number from 0 to %g, got %g%s",
+                  all[i].flag, all[i].most, all[i].value, as_fraction(all[i].value, fraction));
     HVT_CHECK(isfinite(t->lr), E_ARG, "--lr %g x %d shards (--lr-scale %s) is not a finite number", o->lr,
               t->shards, o->lr_scale);
     HVT_CHECK(!t->optim.nesterov || o->momentum > 0, E_ARG, "--nesterov needs --momentum > 0, got %g",
@@ -443,16 +452,17 @@ static hvt_status check_training(const hvt_options *o, const hvt_resolved *t)
 static hvt_status resolve_loss(const hvt_options *o, hvt_resolved *t)
 {
     bool mse = !strcmp(o->loss, "mse");
+    char fraction[HVT_HINT];
 
-    HVT_CHECK(o->label_smoothing <= 1, E_ARG, "--label-smoothing: expected a number from 0 to 1, got %g",
-              o->label_smoothing);
+    HVT_CHECK(o->label_smoothing <= 1, E_ARG, "--label-smoothing: expected a number from 0 to 1, got %g%s",
+              o->label_smoothing, as_fraction(o->label_smoothing, fraction));
     HVT_CHECK(!mse || o->label_smoothing == 0, E_ARG, "--label-smoothing %g is for --loss ce, not mse",
               o->label_smoothing);
     HVT_CHECK(!mse || !*o->predict, E_ARG,
               "--predict %s: --loss mse has no classes; --predict-logits FILE.npy has the outputs",
               o->predict);
     HVT_CHECK(!mse || o->train_set || o->test_set || !strcmp(o->data, "npy"), E_ARG,
-              "--loss mse needs targets: --data npy whose labels are floats, not %s", o->data);
+              "--loss mse needs float targets: use --data npy with labels of floats, not %s", o->data);
     t->loss = (hvt_loss_opts){mse ? HVT_LOSS_MSE : HVT_LOSS_CE, (float)o->label_smoothing};
     return HVT_OK;
 }
@@ -461,11 +471,12 @@ static hvt_status check_tuning(const hvt_options *o, int ranks)
 {
     bool tune = o->ask == HVT_ASK_TUNE;
 
-    HVT_CHECK(!tune || *o->tune_file, E_ARG, "tune needs a FILE for what it finds: hvtrain tune FILE ...");
+    HVT_CHECK(!tune || *o->tune_file, E_ARG,
+              "tune needs a FILE to write its results to: hvtrain tune FILE ...");
     HVT_CHECK(!tune || ranks > 1, E_ARG,
               "tune measures the exchange between ranks: mpirun -np N hvtrain tune FILE ...");
     HVT_CHECK(!tune || (!*o->save && !o->evaluate), E_ARG,
-              "tune neither trains nor evaluates: --save and --evaluate have no use");
+              "tune neither trains nor evaluates: leave out --save and --evaluate");
     return HVT_OK;
 }
 
@@ -483,8 +494,9 @@ static hvt_status check_packing(const hvt_options *o)
     HVT_CHECK(!pack || !strncmp(base, "train-", 6) || !strncmp(base, "val-", 4), E_ARG,
               "--output: expected DIR/train-%%06d.tar or DIR/val-%%06d.tar, got '%s'", o->output);
     HVT_CHECK(!pack || (!*o->save && !o->evaluate), E_ARG,
-              "pack neither trains nor evaluates: --save and --evaluate have no use");
-    HVT_CHECK(!pack || !o->grey, E_ARG, "pack keeps the colours of images: --grey is for training with them");
+              "pack neither trains nor evaluates: leave out --save and --evaluate");
+    HVT_CHECK(!pack || !o->grey, E_ARG,
+              "pack keeps the colours of images: leave out --grey, and give it in training");
     for (size_t i = 0; i < HVT_LEN(own) && !pack; i++)
         HVT_CHECK(!given(o, own[i]), E_ARG, "%s is for hvtrain pack DIR",
                   hvt__flag_of(&hvt__option_table[own[i]]).text);
