@@ -168,7 +168,8 @@ HVT_C_BEGIN
     G("Files")                                                                                               \
     X(str, config, "", 0, JOB, "FILE", "options from a JSON object, read by rank 0; flags override it")      \
     X(str, init, "", 0, JOB, "FILE",                                                                         \
-      "start with the weights of a safetensors file (ours or PyTorch's), or of the last one in a folder")    \
+      "start with the weights of a safetensors file (ours or PyTorch's), or of the last one in a folder; "   \
+      "ours also set --size, --eval-size, --mean, --std and --grey where nothing else does")                 \
     X(bool, reset_head, "off", 0, JOB, "on|off", "--init: initialise the head (fc) instead of loading it")   \
     X(str, save, "", 0, JOB, "DIR|none",                                                                     \
       "write checkpoints here; last and best lead to two of them; none: do not save, even with --resume")    \
@@ -395,7 +396,7 @@ HVT_API hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim
                                        hvt_progress *ret_progress);
 
 /**
- * Resolve --resume and --save; to be called before hvt_options_check(), with or without --resume.
+ * Resolve --resume, --init and --save; to be called before hvt_options_check(), with or without them.
  *
  *  - `--resume auto` becomes `--resume DIR` with the folder of --save if that holds a checkpoint, and --init
  *    is dropped; else --resume is dropped. If --save is missing or --overwrite is given, it stays, and
@@ -404,6 +405,8 @@ HVT_API hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim
  *  - `--save none` becomes no --save.
  *  - Options of scope RUN that neither a flag nor --config gives take the checkpoint's value, so that
  *    `--resume DIR` alone goes on as before.
+ *  - With --init, of a file that hvtrain wrote, size, eval_size, mean, std and grey take the file's value in
+ *    the same way: weights see images as they did in training.
  *
  * Rank 0 reads the files. opts refers to texts in *ret_memory: free() it after opts. Collective. Errors, on
  * all ranks alike: E_IO (no readable checkpoint), E_FORMAT (an option with an invalid value), E_MEM.

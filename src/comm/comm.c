@@ -160,11 +160,10 @@ static hvt_status choose(const char *name, const hvt_device *dev, hvt_comm *cons
         ops = *comms[i].ops;
     }
     HVT_CHECK(known || !strcmp(name, "auto"), E_ARG,
-              "no comm is called '%s'; known are: auto, self, shm, mpi, hier, nccl", name);
+              "unknown comm '%s', expected auto, self, shm, mpi, hier or nccl", name);
     HVT_CHECK(!known || ops, E_UNSUPPORTED, "comm '%s' is not in this build", name);
     HVT_CHECK(!known || dev->ops->host || (ops != shm && ops != hier), E_UNSUPPORTED,
-              "comm %s shares memory of the host; for device %s there are nccl, and mpi, which copies to the "
-              "host and back",
+              "comm %s is for host memory; for device %s use nccl, or mpi, which copies through the host",
               name, dev->ops->name);
     *ret_ops = known ? ops : NULL;
     return HVT_OK;

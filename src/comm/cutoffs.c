@@ -50,7 +50,7 @@ static hvt_status read_one(const char **at)
         p = *at;
         i++;
     }
-    HVT_CHECK(i < HVT_LEN(table), E_ARG, "expected NAME=N with a name of mpi-short, mpi-packet; got '%.*s'",
+    HVT_CHECK(i < HVT_LEN(table), E_ARG, "expected NAME=N, where NAME is mpi-short or mpi-packet, got '%.*s'",
               (int)len, *at);
     digits = p;
     HVT_CHECK(hvt__scan_whole(&p, INT64_MAX, &value) && p == *at + len &&

@@ -14,7 +14,8 @@
 
 hvt_status hvt__queue_check(const hvt_comm *c)
 {
-    HVT_CHECK(!c->queue.told, E_COMM, "an earlier operation of this comm failed (%s: %s): it cannot go on",
+    HVT_CHECK(!c->queue.told, E_COMM,
+              "this comm cannot be used any more: an earlier operation failed (%s: %s)",
               hvt_status_name(c->queue.broken), c->queue.why);
     return HVT_OK;
 }

@@ -261,7 +261,8 @@ static hvt_status comm_run_shm(hvt_comm *c, hvt_device *dev, const hvt__op *op)
     if (!op->count || (g && g->shared)) /* shared: all have written, it is there */
         return HVT_OK;
     HVT_CHECK(direct || op->kind != HVT__REDUCE_APPLY, E_ARG,
-              "operation %llu: some rank's buffer is not of hvt_comm_alloc(), so others cannot read it",
+              "operation %llu: a rank's buffer was not allocated by hvt_comm_alloc(), so other ranks cannot "
+              "read it",
               (unsigned long long)number);
     return direct ? hvt__shm_run_direct(c, dev, op) : hvt__shm_run_staged(c, dev, op);
 }

@@ -125,7 +125,7 @@ static void move_to_own_processors(pthread_t thread, const hvt_overlap *how)
         if (how->cpus[i] >= 0 && how->cpus[i] < CPU_SETSIZE)
             CPU_SET(how->cpus[i], &set);
     if (CPU_COUNT(&set) && pthread_setaffinity_np(thread, sizeof set, &set))
-        HVT_WARN("the comm's worker stays on the processors of its caller");
+        HVT_WARN("cannot pin the comm's worker, so it runs on its caller's processors");
 }
 
 static hvt_status start(struct hvt__worker *w, const hvt_overlap *how)

@@ -39,7 +39,7 @@ hvt_status hvt_model_set_loss(hvt_model *m, const hvt_loss_opts *opts)
     HVT_GIVEN(opts, "options of the loss");
     HVT_CHECK(!m->batch, E_ARG, "the loss is set after hvt_model_plan()");
     HVT_CHECK(opts->kind == HVT_LOSS_CE || opts->kind == HVT_LOSS_MSE, E_ARG,
-              "the loss is of kind %d, expected HVT_LOSS_CE or HVT_LOSS_MSE", (int)opts->kind);
+              "loss kind %d, expected HVT_LOSS_CE or HVT_LOSS_MSE", (int)opts->kind);
     HVT_CHECK(opts->label_smoothing >= 0 && opts->label_smoothing <= 1, E_ARG,
               "label_smoothing is %g, expected 0 to 1", (double)opts->label_smoothing);
     HVT_CHECK(opts->kind == HVT_LOSS_CE || opts->label_smoothing == 0, E_ARG,

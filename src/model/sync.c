@@ -280,7 +280,7 @@ static hvt_status check_batch(const hvt_model *m, const hvt_batch *b)
               "a batch of shard %d comes as number %d of this rank's, expected shard %d", b->shard, s->taken,
               shard);
     HVT_CHECK(b->count == s->counts[shard], E_ARG,
-              "a batch of %d images of shard %d, but hvt_distopt_begin() was told of %d", b->count, shard,
+              "a batch of %d images of shard %d, but hvt_distopt_begin() got %d", b->count, shard,
               s->counts[shard]);
     return HVT_OK;
 }

@@ -15,18 +15,18 @@ static hvt_status check_opts(const hvt_distopt *d)
     const hvt_model *m = d->optim->m;
 
     HVT_CHECK(opts->local_shards > 0 && opts->local_shards <= INT32_MAX / d->ranks, E_ARG,
-              "a rank works through %d shards, expected 1 or more", opts->local_shards);
-    HVT_CHECK(
-        !scaling->scale || (isfinite(scaling->scale) && scaling->scale > 0 && scaling->interval >= 0 &&
-                            (!scaling->interval || (scaling->floor > 0 && scaling->floor <= scaling->scale))),
-        E_ARG,
-        "loss scale %g with at least %g, doubled after %d updates: expected numbers above 0, the least at "
-        "most the first",
-        scaling->scale, scaling->floor, scaling->interval);
-    HVT_CHECK(opts->check_replicas >= 0, E_ARG, "replicas are compared every %d updates, expected 0 or more",
+              "%d shards per rank, expected 1 or more", opts->local_shards);
+    HVT_CHECK(!scaling->scale ||
+                  (isfinite(scaling->scale) && scaling->scale > 0 && scaling->interval >= 0 &&
+                   (!scaling->interval || (scaling->floor > 0 && scaling->floor <= scaling->scale))),
+              E_ARG,
+              "loss scale %g, minimum %g, doubled after %d updates: expected numbers above 0, and a minimum "
+              "that is not above the scale",
+              scaling->scale, scaling->floor, scaling->interval);
+    HVT_CHECK(opts->check_replicas >= 0, E_ARG, "a replica check every %d updates, expected 0 or more",
               opts->check_replicas);
     HVT_CHECK(!opts->check_replicas || m->dev->ops->host, E_UNSUPPORTED,
-              "replicas are compared where the host has them, not on device %s", m->dev->ops->name);
+              "replica checks are for devices of the host, not %s", m->dev->ops->name);
     HVT_CHECK(isfinite(opts->clip_norm) && opts->clip_norm >= 0, E_ARG,
               "gradients are clipped to a norm of %g, expected a number above 0, or 0 for none",
               opts->clip_norm);
@@ -46,9 +46,10 @@ static hvt_status choose_update(hvt_distopt *d)
     if (d->opts.update == HVT_UPDATE_AUTO)
         d->opts.update =
             d->ranks == 1 || !dev->ops->host || !pays ? HVT_UPDATE_REPLICATED : HVT_UPDATE_SHARDED;
-    HVT_CHECK(d->opts.update == HVT_UPDATE_REPLICATED || dev->ops->host, E_UNSUPPORTED,
-              "no sharded update on device %s: its ranks add in an order that depends on who updates what",
-              dev->ops->name);
+    HVT_CHECK(
+        d->opts.update == HVT_UPDATE_REPLICATED || dev->ops->host, E_UNSUPPORTED,
+        "device %s has no sharded update: its order of additions would depend on which rank updates what",
+        dev->ops->name);
     d->needs_all = d->codec->wire != HVT_F32 || d->opts.scaling.scale != 0 || d->opts.clip_norm > 0;
     if (d->opts.update == HVT_UPDATE_REPLICATED)
         d->way = &hvt__way_replicated;
@@ -156,7 +157,7 @@ static void put_weights_back(hvt_distopt *d)
     bool whole = d->grads && d->optim->m->grads == d->grads;
 
     if (whole && d->optim->is_averaged && hvt_distopt_use_average(d, false) != HVT_OK)
-        HVT_WARN("the model is left with the average of its weights: %s", hvt_last_error());
+        HVT_WARN("the model keeps the average of its weights: %s", hvt_last_error());
 }
 
 static void close_dist(hvt_distopt **dist, bool give_back)
@@ -213,8 +214,8 @@ hvt_status hvt_distopt_replan(hvt_distopt *d, size_t bucket_bytes, size_t first_
     opts = d->opts;
     opts.bucket_bytes = bucket_bytes;
     opts.first_bytes = first_bytes;
-    s = d->begun ? HVT_FAIL(E_ARG, "buckets are planned anew in the middle of a step")
-                 : hvt__ema_check_place(d->optim, "planning buckets anew");
+    s = d->begun ? HVT_FAIL(E_ARG, "buckets cannot be replanned in the middle of a step")
+                 : hvt__ema_check_place(d->optim, "replanning buckets");
     HVT_TRY(hvt_world_agree(d->world, s));
     hvt__items_add(&items, "bucket bytes\t%zu", bucket_bytes); /* other buckets would be other sums */
     hvt__items_add(&items, "first bucket's bytes\t%zu", first_bytes);
@@ -243,7 +244,7 @@ hvt_status hvt_distopt_broadcast(hvt_distopt *d, int root)
     } host = {.tracked = m ? m->tracked : 0};
 
     HVT_GIVEN(d, "a distributed optimizer");
-    HVT_CHECK(!d->begun, E_ARG, "parameters are broadcast in the middle of a step");
+    HVT_CHECK(!d->begun, E_ARG, "parameters cannot be broadcast in the middle of a step");
     HVT_TRY(hvt__ema_check_place(d->optim, "a broadcast"));
     HVT_TRY(hvt__slices_broadcast(d, root));
     if (m->stats_count)
@@ -265,7 +266,7 @@ hvt_status hvt_distopt_gather(hvt_distopt *d, int root)
     HVT_GIVEN(d, "a distributed optimizer");
     HVT_CHECK(root >= -1 && root < d->ranks, E_ARG, "root %d is not one of %d ranks, nor -1 for all", root,
               d->ranks);
-    HVT_CHECK(!d->begun, E_ARG, "optimizer state is gathered in the middle of a step");
+    HVT_CHECK(!d->begun, E_ARG, "optimizer state cannot be gathered in the middle of a step");
     HVT_TRY(hvt__ema_check_place(d->optim, "a gather"));
     if (d->codec->gather)
         HVT_TRY(d->codec->gather(d, root));

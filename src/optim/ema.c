@@ -49,7 +49,8 @@ hvt_status hvt__ema_stats(hvt_optim *o)
 hvt_status hvt__ema_check_place(const hvt_optim *o, const char *what)
 {
     HVT_CHECK(!o->is_averaged, E_ARG,
-              "%s while the model has the average of its weights; hvt_distopt_use_average() puts them back",
+              "%s is not possible while the model has the average of its weights; hvt_distopt_use_average() "
+              "puts them back",
               what);
     return HVT_OK;
 }
@@ -134,7 +135,7 @@ static hvt_status gather_params(hvt_distopt *d)
 
 static hvt_status check(const hvt_distopt *d)
 {
-    HVT_CHECK(!d->begun, E_ARG, "weights and their average change places in the middle of a step");
+    HVT_CHECK(!d->begun, E_ARG, "weights and their average cannot be exchanged in the middle of a step");
     HVT_CHECK(!d->optim->loaded, E_ARG,
               "the average was loaded on this rank; hvt_distopt_broadcast() brings it to the others");
     return HVT_OK;

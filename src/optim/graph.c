@@ -22,13 +22,13 @@ const char *hvt_distopt_uncapturable(const hvt_distopt *d)
         return "there is no distributed optimizer";
     dev = d->optim->m->dev;
     if (!dev->ops->queue.capture_begin)
-        return "this device runs what it is given at once";
+        return "this device runs each operation immediately";
     if (!(hvt_comm_can(d->comm) & HVT_COMM_CAPTURABLE))
-        return "the host has a part in this exchange";
+        return "this exchange needs the host";
     if (d->opts.local_shards > 1)
-        return "batches of several shards come one after the other";
+        return "a step of several shards per rank has several batches";
     if (d->optim->m->keys)
-        return "the host brings what dropout draws from";
+        return "dropout takes its random numbers from the host";
     return NULL;
 }
 
@@ -40,7 +40,8 @@ hvt_status hvt_distopt_capture(hvt_distopt *d)
     HVT_GIVEN(d, "a distributed optimizer");
     dev = d->optim->m->dev;
     HVT_CHECK(!why, E_UNSUPPORTED, "steps cannot be captured: %s", why);
-    HVT_CHECK(d->begun && !d->pass && !*d->mark, E_ARG, "a capture begins right after hvt_distopt_begin()");
+    HVT_CHECK(d->begun && !d->pass && !*d->mark, E_ARG,
+              "a capture must begin right after hvt_distopt_begin()");
     HVT_TRY(hvt__model_refresh(d->optim->m));
     d->tracked = d->optim->m->tracked;
     d->capturing = true;
@@ -75,7 +76,7 @@ static hvt_status end_capture(hvt_distopt *d, bool failed, hvt_graph **ret_graph
         s = HVT_FAIL(E_DEVICE, "%s", why.text);
     if (s != HVT_OK)
         goto fail;
-    HVT_CHECK_OR(fail, !d->begun, E_ARG, "a capture ends after hvt_distopt_step()");
+    HVT_CHECK_OR(fail, !d->begun, E_ARG, "a capture must end after hvt_distopt_step()");
     g = malloc(sizeof *g + bytes);
     HVT_CHECK_OR(fail, g, E_MEM, "no memory for a captured step of %d shards", d->shards);
     *g = (hvt_graph){.op = op, .dev = dev, .shards = d->shards};
@@ -115,9 +116,9 @@ hvt_status hvt_distopt_replay(hvt_distopt *d, hvt_graph *g)
     HVT_GIVEN(g, "a captured graph");
     m = d->optim->m;
     HVT_CHECK(d->begun && !d->pass && !*d->mark, E_ARG,
-              "a captured step runs right after hvt_distopt_begin()");
+              "a captured step must run right after hvt_distopt_begin()");
     HVT_CHECK(g->shards == d->shards && !memcmp(g->counts, d->counts, (size_t)g->shards * sizeof *g->counts),
-              E_ARG, "shards of other sizes than when the step was captured");
+              E_ARG, "the shards have other sizes than when the step was captured");
     HVT_TRY(hvt__model_refresh(m));
     hvt__trace_begin(HVT__LAUNCH, -1);
     HVT_TRY(hvt__traced(m->dev->ops->queue.graph_launch(g->op)));

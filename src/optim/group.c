@@ -14,7 +14,7 @@ static hvt_status choose(const hvt_optim *o, const char *prefix, size_t len, boo
     char names[600];
     bool fits = false;
 
-    HVT_CHECK(len, E_ARG, "a parameter group of '%s': expected names with a comma between two", prefix);
+    HVT_CHECK(len, E_ARG, "parameter group '%s': expected names separated by commas", prefix);
     for (int i = 0; i < m->nparam_tensors; i++) {
         if (!hvt__begins_with(m->param[i].name, prefix, len))
             continue;
@@ -35,7 +35,7 @@ static hvt_status check(const hvt_optim *o, double lr_scale, double weight_decay
     const hvt_device *dev = o->m->dev;
 
     HVT_CHECK(!o->users.count[HVT__USER_DISTOPT], E_ARG,
-              "parameter groups are made before the distributed optimizer");
+              "parameter groups must be added before the distributed optimizer is created");
     HVT_CHECK(isfinite((float)lr_scale) && lr_scale >= 0, E_ARG,
               "a parameter group's learning rate is %g times the others', expected 0 or more", lr_scale);
     HVT_CHECK(isfinite((float)weight_decay) && weight_decay >= 0, E_ARG,

@@ -70,7 +70,7 @@ static hvt_status read_cosine(hvt_schedule *c, const char *text, const char *at)
     const char *p = at;
 
     EXPECT(!*at || (hvt__scan_number(&p, &c->min) && c->min >= 0 && c->min <= c->lr),
-           "a least rate MIN between 0 and the peak rate");
+           "a minimum rate MIN between 0 and the peak rate");
     at = p;
     EXPECT(!*at, "nothing more");
     HVT_CHECK(isfinite(c->epochs) && c->epochs > 0, E_ARG,

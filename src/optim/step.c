@@ -57,8 +57,8 @@ hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards
 
     HVT_GIVEN(d, "a distributed optimizer");
     HVT_GIVEN(shard_counts, "the shards' counts");
-    HVT_CHECK(!d->begun, E_ARG, "a step begins after %d of %d backward passes of the one before", d->pass,
-              d->opts.local_shards);
+    HVT_CHECK(!d->begun, E_ARG, "a step begins although the one before has finished %d of %d backward passes",
+              d->pass, d->opts.local_shards);
     HVT_CHECK(shards == d->shards, E_ARG, "a step of %d shards, expected %d (%d on each of %d ranks)", shards,
               d->shards, d->opts.local_shards, d->shards / d->opts.local_shards);
     for (int i = 0; i < shards; i++) {
@@ -136,7 +136,7 @@ static hvt_status check_pass(const hvt_distopt *d, int pass)
               "a batch of shard %d comes as number %d of this rank's, expected shard %d", m->shard, pass,
               shard);
     HVT_CHECK(m->real == d->counts[shard], E_ARG,
-              "a batch of %d images of shard %d, but hvt_distopt_begin() was told of %d", m->real, shard,
+              "a batch of %d images of shard %d, but hvt_distopt_begin() got %d", m->real, shard,
               d->counts[shard]);
     return HVT_OK;
 }
@@ -159,7 +159,7 @@ hvt_status hvt_distopt_on_grad(void *dist, size_t first, size_t end)
               d->opts.local_shards);
     mark = &d->mark[pass];
     HVT_CHECK(first == *mark && end >= first && end <= m->grad_count, E_ARG,
-              "gradients [%zu, %zu) come, expected them to go on at %zu of %zu", first, end, *mark,
+              "got gradients [%zu, %zu), expected them to continue at %zu of %zu", first, end, *mark,
               m->grad_count);
     if (first == 0)
         HVT_TRY(check_pass(d, pass));

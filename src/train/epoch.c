@@ -73,7 +73,7 @@ hvt_status hvt__step(run *t, double lr, bool *ret_end)
 /* What a user can change to keep the numbers finite. */
 static void format_remedies(const run *t, char *text, size_t bytes)
 {
-    size_t n = (size_t)snprintf(text, bytes, "try a lower --lr (it is %g)", t->set.lr);
+    size_t n = (size_t)snprintf(text, bytes, "try a lower --lr than %g", t->opts->lr);
 
     if (t->opts->warmup_epochs == 0)
         n += (size_t)snprintf(text + n, bytes - n, ", --warmup-epochs");
@@ -311,19 +311,57 @@ static hvt_status await_updates(run *t)
     return name_step(t, s);
 }
 
+/* A loss that has grown like this does not come back: the rate is too high, though all numbers are finite.
+ * The mean of all outputs being equally probable is log(classes); a mean squared error has no such scale, so
+ * the first batch must be large enough to tell it. */
+static void warn_of_growth(run *t)
+{
+    enum { FACTOR = 20, FACTOR_MSE = 1000, LEAST = 16 };
+    const hvt__figures x = hvt__figures_of(&t->recent, t->set.loss.kind);
+    const bool mse = t->set.loss.kind == HVT_LOSS_MSE;
+    const double least = mse ? 0 : log(t->classes > 2 ? t->classes : 2);
+    const double most = (mse ? FACTOR_MSE : FACTOR) * fmax(least, t->first_loss);
+    const double usual = t->set.optim.kind == HVT_OPTIM_SGD ? 0.1 : 0.001;
+
+    if (t->rank || t->warned_growth || !(x.loss > most) || (mse && t->first_images < LEAST))
+        return;
+    t->warned_growth = true;
+    HVT_WARN("update %" PRId64
+             ": the loss is %.4g and was %.4g in the first update: --lr %g is too high; try "
+             "--lr %g%s",
+             t->steps, x.loss, t->first_loss, t->opts->lr, fmin(t->opts->lr / 10, usual),
+             t->opts->warmup_epochs > 0 ? "" : ", or --warmup-epochs");
+}
+
+/* The loss of this job's first update, with which later ones are compared. */
+static hvt_status take_first_loss(run *t)
+{
+    const hvt_loss before = t->recent;
+    double images;
+
+    HVT_TRY(take_loss(t));
+    images = (double)(t->recent.count - before.count);
+    t->first_images = (int64_t)images;
+    t->first_loss = images > 0 ? (t->recent.sum - before.sum) / images : 0;
+    return HVT_OK;
+}
+
 /* A bar alone is no reason to wait for a GPU. */
 static hvt_status report_step(run *t, double lr)
 {
-    bool record = t->steps % t->opts->print_freq == 0;
+    bool record = t->steps % t->opts->print_freq == 0, first = t->steps == t->first_steps + 1;
 
-    if (record)
+    if (record || first)
         HVT_TRY(await_updates(t));
     else if (!hvt__report_bar_due(t->rep))
         return HVT_OK;
-    if (record || !t->set.on_gpu)
+    if (first)
+        HVT_TRY(take_first_loss(t));
+    else if (record || !t->set.on_gpu)
         HVT_TRY(take_loss(t));
     HVT_TRY(put_step(t, lr, record));
     if (record) {
+        warn_of_growth(t);
         t->shown_loss = t->recent;
         t->shown_speed = t->speed;
         t->recent = (hvt_loss){0};
@@ -412,7 +450,8 @@ static hvt_status report_epoch(const run *t, double img_s, const shares *r)
                       100 * r->data);
     if (r->waited_for >= 0 && r->wait_skew >= WORTH_PRINTING)
         hvt__report_print(
-            t->rep, "  rank %d (%s) was the slowest: another waited %.1f %% of the time more than it did",
+            t->rep,
+            "  rank %d (%s) was the slowest: another rank waited %.1f %% of the time longer for the exchange",
             r->waited_for, hvt_world_host(t->world, r->waited_for), 100 * r->wait_skew);
     return HVT_OK;
 }

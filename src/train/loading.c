@@ -69,9 +69,29 @@ static int workers_of(const hvt_options *o, const hvt_resolved *set, const hvt_d
     return cores < 1 ? 1 : cores > MOST ? MOST : cores;
 }
 
-hvt_status hvt__resolve_loading(const hvt_options *o, const hvt_resolved *set, const hvt_dataset_info *data,
-                                const hvt_pt2 *file, const hvt_cores *cores, hvt__loading *ret_loading)
+/* The options without those of the file of --init that these data do not allow: only bytes of three channels
+ * are resized or made grey. */
+static hvt_options allowed(const hvt_options *o, const hvt_dataset_info *data)
 {
+    const bool any = !data->height || (data->type == HVT_U8 && data->channels == 3);
+    hvt_options mine = *o;
+
+    if (any || !*o->init)
+        return mine;
+    if (o->from[HVT__AT_size] == HVT_FROM_CHECKPOINT)
+        mine.size = 0;
+    if (o->from[HVT__AT_eval_size] == HVT_FROM_CHECKPOINT)
+        mine.eval_size = -1;
+    if (o->from[HVT__AT_grey] == HVT_FROM_CHECKPOINT)
+        mine.grey = false;
+    return mine;
+}
+
+hvt_status hvt__resolve_loading(const hvt_options *opts, const hvt_resolved *set,
+                                const hvt_dataset_info *data, const hvt_pt2 *file, const hvt_cores *cores,
+                                hvt__loading *ret_loading)
+{
+    const hvt_options fitting = allowed(opts, data), *o = &fitting;
     hvt_loader_opts train = {.batch = set->batch,
                              .shuffle = o->shuffle,
                              .last_batch = set->last_batch,

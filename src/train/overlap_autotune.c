@@ -51,7 +51,7 @@ static hvt_status try_worker(run *t)
 
     HVT_TRY(hvt_world_agree(t->world, use(t, HVT__OFF)));
     if (s == HVT_E_UNSUPPORTED)
-        t->trial.why = "this MPI keeps a worker from calling it";
+        t->trial.why = "this MPI does not allow a worker thread to call it";
     return s == HVT_E_UNSUPPORTED ? HVT_OK : s;
 }
 
@@ -62,7 +62,7 @@ hvt_status hvt__trial_open(run *t)
 
     trial->overlap = t->opts->overlap;
     trial->after = t->steps + WARM_UP;
-    trial->why = automatic ? why_no_trial(t) : "as asked for";
+    trial->why = automatic ? why_no_trial(t) : "as requested";
     if (!trial->why)
         HVT_TRY(try_worker(t));
     if (t->size == 1 || !t->train_set || (automatic && trial->why))

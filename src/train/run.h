@@ -7,6 +7,8 @@
 #include "train/report/report_impl.h"
 #include "base/trace.h"
 
+#include <string.h>
+
 /* Which is faster: the exchange in hvt_distopt_step(), or on a worker? */
 enum { HVT__TRIES = 9, HVT__OFF = 0, HVT__WORKER, HVT__OVERLAPS };
 typedef struct hvt__trial {
@@ -108,10 +110,13 @@ typedef struct run {
     hvt__kept being_saved;
     double being_saved_top1;
     bool warned_large, warned_infinite; /* of losses in evaluation */
-    uint32_t sample;                    /* images of the epoch's order that are behind */
-    int64_t epoch_steps;                /* updates that epoch_loss is of */
-    bool untested;                      /* an evaluation is due before the next update */
-    int64_t averages;                   /* rank 0: of how many the weights to begin with are the average */
+    bool warned_growth;                 /* of those in training */
+    double first_loss;                  /* mean of this job's first update, of so many images */
+    int64_t first_images;
+    uint32_t sample;     /* images of the epoch's order that are behind */
+    int64_t epoch_steps; /* updates that epoch_loss is of */
+    bool untested;       /* an evaluation is due before the next update */
+    int64_t averages;    /* rank 0: of how many the weights to begin with are the average */
 
     /* when this job saves, and whether it ends early: preempt.c */
     bool save_due, stopping;
@@ -169,7 +174,16 @@ char *hvt__effective_options(const run *t);
 /* On rank 0, before predictions are opened: what classes are called; warns where the data call them otherwise
  * than the weights that the run starts with. */
 hvt_status hvt__find_class_names(run *t);
-hvt_status hvt__report_start(const run *t);             /* summary.c */
+/* The images that the model sees, as a JSON object for the options of a checkpoint. */
+json_t *hvt__describe_images(const run *t);
+/* On rank 0: warns where these are not those that the weights of --init were trained with. */
+void hvt__warn_of_images(const run *t);
+hvt_status hvt__report_start(const run *t); /* summary.c */
+/* True if the schedule goes over all epochs, so that more of them change the rate of those before. */
+static inline bool hvt__schedule_ends(const run *t)
+{
+    return !strncmp(t->opts->schedule, "cosine", 6);
+}
 hvt_status hvt__step(run *t, double lr, bool *ret_end); /* *ret_end: the epoch has no more batches */
 /* From update t->step to the end of the epoch or of the run, or to an update after which t->save_due or
  * t->stopping; the epoch goes on with the next call. */
@@ -190,6 +204,9 @@ double
 hvt__preempt_limit(const run *t); /* seconds until the job must have ended; INFINITY: there is no limit */
 double hvt__preempt_margin(const run *t); /* seconds before that at which it begins to end */
 bool hvt__save_due_after_epoch(const run *t);
+/* On rank 0, of a run whose time is limited: what it reserves to save and end, when it starts, and when it
+ * ends for that. */
+void hvt__report_limit(const run *t, bool ends);
 /* A run that ends early says so. */
 hvt_status hvt__report_preempted(run *t, uint64_t weights);
 

@@ -157,8 +157,8 @@ static hvt_status open_model_file(run *t)
     HVT_TRY(s);
     net = hvt_pt2_describe(t->file);
     if (net.outputs > 1 && t->rank == 0)
-        HVT_WARN("%s has %d outputs; the first is trained, and what leads to the others alone, as auxiliary "
-                 "classifiers do, is left out",
+        HVT_WARN("%s has %d outputs: hvtrain trains the first, and leaves out layers that only the others "
+                 "need, such as auxiliary classifiers",
                  o->model, net.outputs);
     if (net.unused && t->rank == 0)
         HVT_WARN("%s: %d parameter%s not lead to its output (%s%s): neither trained nor saved; "
@@ -169,8 +169,8 @@ static hvt_status open_model_file(run *t)
         HVT_INFO("%s: %d of %d batch norms are in eval() mode and keep their running statistics", o->model,
                  net.fixed_norms, net.norms);
     if (net.log_softmax && t->rank == 0)
-        HVT_WARN("%s ends in log_softmax, which is left out, as cross-entropy computes it itself: "
-                 "--predict-logits writes what it is computed from",
+        HVT_WARN("%s ends in log_softmax, which hvtrain leaves out because its cross-entropy includes it: "
+                 "--predict-logits writes the input of log_softmax",
                  o->model);
     HVT_CHECK(net.weights || !o->evaluate || *o->init || *o->resume, E_ARG,
               "--evaluate: %s has no weights that are read without Python's pickle; give them by --init or "
@@ -401,28 +401,48 @@ static hvt_status open_loaders(run *t)
     return HVT_OK;
 }
 
+/* Images of shard i in the last update of an epoch. */
+static int64_t last_of_shard(const run *t, uint32_t images, int i)
+{
+    const hvt_last_batch last = t->set.last_batch;
+    const int64_t batch = t->set.batch;
+    const int64_t most = hvt_sampler_count(images, t->set.shards, 0, last); /* shard 0 has the most */
+    const int64_t left =
+        hvt_sampler_count(images, t->set.shards, i, last) - (most + batch - 1) / batch * batch + batch;
+
+    return left < 0 ? 0 : left > batch || last == HVT_LAST_BATCH_DROP ? batch : left;
+}
+
 /* PyTorch refuses these batches as it meets them. Of an epoch that is begun anew. */
 static hvt_status check_least(const run *t)
 {
     const uint32_t images = t->train_set ? hvt_dataset_describe(t->train_set)->count : 0;
-    const uint32_t batch = (uint32_t)t->set.batch;
-    uint32_t sum = 0;
-    bool alone = batch == 1;
+    const int shards = t->set.shards;
+    const char *whose = "a shard has", *advice = "a larger --batch";
+    bool alone = t->set.batch == 1, last = false;
+    int64_t sum = 0;
 
-    for (int i = 0; i < t->set.shards && t->set.last_batch != HVT_LAST_BATCH_DROP; i++) {
-        uint32_t last = hvt_sampler_count(images, t->set.shards, i, t->set.last_batch) % batch;
+    for (int i = 0; i < shards; i++) {
+        int64_t n = last_of_shard(t, images, i);
 
-        sum += last;
-        alone = alone || last == 1;
+        sum += n;
+        last = last || n == 1;
     }
-    if (t->opts->sync_bn)
-        alone = batch * (uint32_t)t->set.shards == 1 || sum == 1;
-    HVT_CHECK(!images || !alone || hvt_model_least(t->model) == 1, E_ARG,
+    if (t->opts->sync_bn) { /* an update's batches are one */
+        whose = "an update has";
+        alone = alone && shards == 1;
+        last = sum == 1;
+    } else if (alone && shards > 1 && sum > 1) {
+        advice = "a larger --batch, or --sync-bn";
+    }
+    if (!alone && last) {
+        whose = t->opts->sync_bn ? "the last update has" : "the last batch of a shard has";
+        advice = "--last-batch drop, or another --batch";
+    }
+    HVT_CHECK(!images || !(alone || last) || hvt_model_least(t->model) == 1, E_ARG,
               "--batch %d x %d shard%s of %u images: %s 1 image, but the model has a batch norm over 1x1 "
               "pixels, which needs 2 in training: expected %s",
-              t->set.batch, t->set.shards, t->set.shards > 1 ? "s" : "", images,
-              batch == 1 ? "a shard has" : "the last batch of a shard has",
-              batch == 1 ? "a larger --batch, or --sync-bn" : "--last-batch drop, or another --batch");
+              t->set.batch, shards, shards > 1 ? "s" : "", images, whose, advice);
     return HVT_OK;
 }
 
@@ -536,6 +556,7 @@ static json_t *effective_options(const run *t)
     all = hvt__options_json(&o, HVT_SCOPE_RUN);
     json_object_set_new(all, "device", json_string(hvt_device_name(t->dev)));
     json_object_set_new(all, "isa", json_string(hvt_device_isa(t->dev)));
+    json_object_set_new(all, "images", hvt__describe_images(t));
     return all;
 }
 
@@ -560,9 +581,10 @@ static void warn_of_change(const run *t, const char *flag, const char *was, cons
         snprintf(more, sizeof more, "; an update has %" PRId64 " images",
                  (int64_t)t->set.batch * t->set.shards);
     if (now)
-        HVT_WARN("--%s was %s in %s, is %s now%s", flag, was, t->opts->resume, now, more);
+        HVT_WARN("--%s was %s in %s and is %s now%s", flag, was, t->opts->resume, now, more);
     else
-        HVT_WARN("--%s was %s in %s; there is no such option any more", flag, was, t->opts->resume);
+        HVT_WARN("%s was saved with --%s %s, an option that this version does not have", t->opts->resume,
+                 flag, was);
 }
 
 /* Warn of each saved option that has another value now, or does not exist any more. */
@@ -585,7 +607,7 @@ static hvt_status warn_of_changes(const run *t, const char *saved)
 }
 
 /* A cosine goes over all epochs, so that with more of them the rate rises again. */
-static void note_rise(const run *t, const hvt_progress *p)
+static void warn_of_rise(const run *t, const hvt_progress *p)
 {
     json_t *was = json_loads(p->options, 0, NULL);
     const char *epochs = json_string_value(json_object_get(was, "epochs"));
@@ -600,9 +622,10 @@ static void note_rise(const run *t, const hvt_progress *p)
         double next = hvt_schedule_lr(t->schedule, p->epoch, p->step, n);
 
         if (atoi(epochs) < t->opts->epochs && next > last)
-            HVT_INFO(
-                "note: --schedule %s was over %s epochs in %s, is over %d now: the rate rises from %g to %g",
-                name, epochs, t->opts->resume, t->opts->epochs, last, next);
+            HVT_WARN(
+                "--schedule %s was over %s epochs in %s and is over %d now, so the rate rises from %g to "
+                "%g; to keep it low, start a new run with --init %s",
+                name, epochs, t->opts->resume, t->opts->epochs, last, next, t->opts->resume);
     }
     hvt_schedule_free(&before);
     json_decref(was);
@@ -649,7 +672,7 @@ static hvt_status explain_shapes(const run *t, const char *path, hvt_status s)
     }
     hvt__progress_free(&p);
     hvt__error_put(&why);
-    return *saved ? hvt__fail(s, __FILE__, __LINE__, "%s; it was saved with%s, this run has%s", why.text,
+    return *saved ? hvt__fail(s, __FILE__, __LINE__, "%s; it was saved with%s, but this run has%s", why.text,
                               saved, here)
                   : s;
 }
@@ -695,13 +718,16 @@ static hvt_status begin_weights(run *t)
     const bool all = *o->init ? !o->reset_head : stored && !o->classes;
 
     HVT_TRY((all ? hvt_model_restart : hvt_model_init)(t->model, (uint64_t)o->seed));
-    if (*o->init)
-        return explain_shapes(t, o->init, hvt_weights_load(o->init, t->model, o->reset_head));
+    if (*o->init) {
+        HVT_TRY(explain_shapes(t, o->init, hvt_weights_load(o->init, t->model, o->reset_head)));
+        hvt__warn_of_images(t);
+        return HVT_OK;
+    }
     if (stored)
         return hvt_pt2_load(t->file, t->model);
     if (t->file)
         HVT_WARN(
-            "%s has no weights that are read without Python's pickle, so they are drawn anew. "
+            "%s has no weights that can be read without Python's pickle, so they are initialised at random; "
             "safetensors.torch.save_file(model.state_dict(), \"net.safetensors\") writes them for --init",
             o->model);
     return HVT_OK;
@@ -737,7 +763,7 @@ static hvt_status first_weights(run *t)
     t->sample = images_behind(t, &p);
     if (p.options) {
         s = warn_of_changes(t, p.options);
-        note_rise(t, &p);
+        warn_of_rise(t, &p);
     }
     hvt__progress_free(&p);
     HVT_TRY(s);
@@ -752,9 +778,13 @@ static hvt_status first_weights(run *t)
     t->recent = earlier_loss(t, p.recent);
     bool by_steps = t->set.by_steps && p.steps >= o->steps;
     if (!o->evaluate && (by_steps || (t->set.by_epochs && p.epoch >= o->epochs)))
-        HVT_INFO("note: %s has %d epochs and %" PRId64
-                 " updates behind it: nothing is left to train without more %s",
-                 o->resume, p.epoch, p.steps, by_steps ? "--steps" : "--epochs");
+        HVT_INFO("note: %s has %d epochs and %" PRId64 " updates behind it, so nothing is left to train; %s",
+                 o->resume, p.epoch, p.steps,
+                 by_steps ? "--steps N sets another end"
+                 : hvt__schedule_ends(t)
+                     ? "more --epochs would raise the rate of its cosine again, but --init "
+                       "starts a new run with its weights"
+                     : "--epochs N sets another end");
     return HVT_OK;
 }
 

@@ -9,6 +9,7 @@
 #include "config.h"
 
 #include <math.h>
+#include <unistd.h>
 
 extern char **environ; /* of POSIX, which has no header for it */
 
@@ -93,31 +94,33 @@ static hvt_status start_record(const run *t)
 enum { CHOSEN = HVT_FROM_FLAG + 1 };
 
 /* The options of one source as "name value", wrapped before column 100. */
-static void print_options_from(const hvt_options *given, const hvt_options *opts, int from)
+static void print_options_from(hvt_reporter *rep, const hvt_options *given, const hvt_options *opts, int from)
 {
-    char was[HVT_OPTION_VALUE], value[HVT_OPTION_VALUE];
     static const char *const source[] = {"defaults", "checkpoint", "config", "flags", "chosen"};
-    int col = 0;
+    char was[HVT_OPTION_VALUE], value[HVT_OPTION_VALUE], line[HVT_OPTION_VALUE + 200];
+    const char *head = source[from];
+    size_t col = 0;
 
     for (int i = 0; i < HVT_OPTION_COUNT; i++) {
         hvt__flag flag = hvt__flag_of(&hvt__option_table[i]);
-        int len;
 
         hvt__option_text(given, i, was);
         hvt__option_text(opts, i, value);
         if (!*value || from != (strcmp(was, value) ? CHOSEN : (int)given->from[i]))
             continue;
-        len = (int)(strlen(flag.text + 2) + strlen(value)) + 4;
+        if (col && col + strlen(flag.text + 2) + strlen(value) + 4 > 100) {
+            hvt__report_print(rep, "%s,", line);
+            head = "";
+            col = 0;
+        }
         if (!col)
-            col = fprintf(stderr, "  %-10s", source[from]);
+            col = (size_t)snprintf(line, sizeof line, "  %-10s", head);
         else
-            fputc(',', stderr);
-        if (col + len > 100)
-            col = fprintf(stderr, "\n%12s", "") - 1;
-        col += fprintf(stderr, " %s %s", flag.text + 2, value) + 1;
+            col += (size_t)snprintf(line + col, sizeof line - col, ",");
+        col += (size_t)snprintf(line + col, sizeof line - col, " %s %s", flag.text + 2, value);
     }
     if (col)
-        fputc('\n', stderr);
+        hvt__report_print(rep, "%s", line);
 }
 
 /* All options with the values that took effect, by source. */
@@ -143,9 +146,9 @@ static void print_options(const run *t)
     opts.overlap = t->trial.overlap;
 
     for (int from = HVT_FROM_FLAG; from > HVT_FROM_DEFAULT; from--)
-        print_options_from(t->opts, &opts, from);
-    print_options_from(t->opts, &opts, CHOSEN);
-    print_options_from(t->opts, &opts, HVT_FROM_DEFAULT);
+        print_options_from(t->rep, t->opts, &opts, from);
+    print_options_from(t->rep, t->opts, &opts, CHOSEN);
+    print_options_from(t->rep, t->opts, &opts, HVT_FROM_DEFAULT);
 }
 
 /* --mean and --std are fractions of the brightest byte; larger numbers were probably meant for bytes. */
@@ -177,14 +180,15 @@ static void note_variables(const run *t)
             continue;
         snprintf(name, sizeof name, "%.*s", (int)strcspn(*v, "="), *v);
         here = hvt__foreign(HVT__VARIABLE, name);
-        snprintf(all + used, sizeof all - used, "%s%s%s%s%s", used ? ", " : "", name, here ? " (here: " : "",
+        snprintf(all + used, sizeof all - used, "%s%s%s%s%s", used ? ", " : "", name, here ? " (" : "",
                  here ? here : "", here ? ")" : "");
     }
     if (*all)
-        HVT_INFO("note: variables of Horovod are not read: %s", all);
+        HVT_INFO("note: hvtrain does not read Horovod's variables: %s", all);
     if (threads && !t->opts->threads && !t->set.on_gpu && atoi(threads) > 0 &&
         atoi(threads) != hvt_device_threads(t->dev))
-        HVT_INFO("note: OMP_NUM_THREADS=%s is not read: this rank has %d threads, and --threads N sets that",
+        HVT_INFO("note: hvtrain does not read OMP_NUM_THREADS=%s: this rank has %d threads; --threads N sets "
+                 "their number",
                  threads, hvt_device_threads(t->dev));
 }
 
@@ -197,10 +201,9 @@ static void warn_of_schedule(const run *t)
     const double rate = hvt_schedule_lr(t->schedule, (int)(last / steps), (uint32_t)(last % steps), steps);
 
     if (!strncmp(o->schedule, "cosine", 6) && t->end > steps && t->end < whole && rate > t->set.lr / 2)
-        HVT_WARN(
-            "--schedule %s: the run ends after %lld of the %lld updates of its %d epochs, at %.0f %% of the "
-            "peak rate; --epochs says how long it is",
-            o->schedule, (long long)t->end, (long long)whole, o->epochs, 100 * rate / t->set.lr);
+        HVT_WARN("--schedule %s: the run ends after %lld of the %lld updates of its %d epochs, at %.0f %% of "
+                 "the peak rate; --epochs N sets its length",
+                 o->schedule, (long long)t->end, (long long)whole, o->epochs, 100 * rate / t->set.lr);
     if (o->steps)
         return;
     if (o->warmup_epochs > o->epochs)
@@ -218,21 +221,20 @@ static void warn_of_numbers(const run *t)
     warn_of_units("--mean", &t->opts->mean);
     warn_of_units("--std", &t->opts->std);
     if (t->train_set && t->set.optim.momentum >= 1)
-        HVT_WARN(
-            "--momentum %g: expected less than 1: no gradient is ever forgotten, so the weights run away",
-            t->opts->momentum);
+        HVT_WARN("--momentum %g: expected less than 1, else old gradients never fade and the weights diverge",
+                 t->opts->momentum);
     if (t->size > 1 && (local & (local - 1)))
         HVT_WARN("%d shards on each of %d ranks are not a power of two: the results are not bit-identical "
                  "to those on another number of ranks",
                  local, t->size);
     if (t->train_set && t->end < 100 && !t->opts->steps && !*t->opts->resume && t->opts->ask == HVT_ASK_TRAIN)
-        HVT_WARN("only %lld updates in all: more --epochs or a smaller --batch train further",
+        HVT_WARN("only %lld updates in all: raise --epochs or lower --batch to train longer",
                  (long long)t->end);
     if (t->train_set && t->opts->ask == HVT_ASK_TRAIN)
         warn_of_schedule(t);
     if (hvt_zoo_takes(t->opts->model).imagenet_stem && !strcmp(t->opts->stem, "imagenet") &&
         t->loading.test.height < 64)
-        HVT_INFO("note: --stem imagenet leaves little of %dx%d images; --stem cifar usually learns better",
+        HVT_INFO("note: --stem imagenet shrinks images of %dx%d too much; --stem cifar usually learns better",
                  t->loading.test.height, t->loading.test.width);
 }
 
@@ -280,16 +282,31 @@ static void print_saving(const run *t)
         hvt__report_print(t->rep, "  save       %s, every %s", o->save, o->save_every);
 }
 
-static void print_limit(const run *t)
+void hvt__report_limit(const run *t, bool ends)
 {
-    double left = t->deadline - hvt__now();
-    char text[32];
+    const double left = t->deadline - hvt__now(), reserve = hvt__preempt_margin(t);
+    const char *limit = t->set.max_seconds > 0 ? "--max-time" : "SLURM's limit", *name = NULL;
+    char in[32], before[32];
 
-    if (left == INFINITY)
+    if (left == INFINITY || (ends && hvt__signals_asked(&name) && name))
         return;
-    hvt__duration(left > 0 ? left : 0, text);
-    hvt__report_print(t->rep, "  limit      ends in time for %s, in %s",
-                      t->set.max_seconds > 0 ? "--max-time" : "SLURM's limit", text);
+    hvt__duration(left > 0 ? left : 0, in);
+    hvt__duration(reserve, before);
+    if (ends)
+        hvt__report_print(
+            t->rep,
+            "%s is in %s: the run ends in time to save (it reserves twice a checkpoint, twice an "
+            "update and 5s)",
+            limit, in);
+    else
+        hvt__report_print(
+            t->rep,
+            "  limit      %s is in %s, less a reserve of %s to save and end (twice a checkpoint, "
+            "twice an update and 5s)",
+            limit, in, before);
+    if (!ends && left <= reserve)
+        HVT_WARN("%s is in %s, but saving and ending needs a reserve of %s: the run ends after one update",
+                 limit, in, before);
 }
 
 /* What fetches images ahead, and the memory that this takes. */
@@ -365,7 +382,7 @@ static void print_start(const run *t, const char *const *host)
         print_average(t);
     if (t->train_set && t->opts->ask == HVT_ASK_TRAIN)
         print_saving(t);
-    print_limit(t);
+    hvt__report_limit(t, false);
     if (t->set.amp != HVT_F32)
         print_precision(t);
     if (lr_is_scaled(t))
@@ -401,8 +418,8 @@ hvt_status hvt__report_start(const run *t)
     if (!t->opts->quiet)
         print_start(t, host);
     else if (lr_is_scaled(t)) /* even then: the rate is not the one that was given */
-        fprintf(stderr, "hvtrain: lr %g = --lr %g x %d shards (--lr-scale linear)\n", t->set.lr, t->opts->lr,
-                t->set.shards);
+        hvt__print_line(STDERR_FILENO, "hvtrain: lr %g = --lr %g x %d shards (--lr-scale linear)", t->set.lr,
+                        t->opts->lr, t->set.shards);
     if (t->set.on_gpu)
         hvt__gpu_warning(t->size, host, t->placement, text);
     else

@@ -38,9 +38,12 @@ static void warn_of_losses(run *t, const hvt__odd_losses *odd)
                  t->steps, t->test.count, odd->nan, odd->inf,
                  goes_on ? "; training continues (a lower --lr or --warmup-epochs may help)" : "");
     else if (odd->large && !t->warned_large)
-        HVT_WARN("evaluation after update %" PRId64 ": %" PRId64 " of %" PRId64 " losses are 2^30 or more%s",
-                 t->steps, odd->large, t->test.count,
-                 goes_on ? "; training continues (moving statistics may be young, or --lr is too high)" : "");
+        HVT_WARN(
+            "evaluation after update %" PRId64 ": %" PRId64 " of %" PRId64 " losses are 2^30 or more%s",
+            t->steps, odd->large, t->test.count,
+            goes_on
+                ? "; training continues (running statistics may not have settled yet, or --lr is too high)"
+                : "");
     t->warned_infinite |= odd->nan + odd->inf > 0;
     t->warned_large |= odd->large > 0;
 }
@@ -259,26 +262,37 @@ static hvt_status train(run *t)
     return HVT_OK;
 }
 
-/* Complete command lines that a user can copy. */
+/* Complete command lines that a user can copy. More epochs of a cosine would raise its rate again. */
 static void print_next(const run *t)
 {
     const hvt_options *opts = t->opts;
     const char *program = hvt__process_program(), *device = strcmp(opts->device, "cpu") ? opts->device : "";
+    const char *name = t->best >= 0 ? "best" : "last";
     int64_t length = t->set.by_epochs ? opts->epochs : opts->steps;
-    bool rest = t->set.by_epochs && t->epoch < opts->epochs; /* --steps ended it before */
-    char best[HVT_OPTION_VALUE + 20], dir_word[HVT_SHELL_WORD], best_word[HVT_SHELL_WORD];
+    int64_t whole = (int64_t)opts->epochs * t->steps_per_epoch; /* updates */
+    bool rest = t->set.by_epochs && t->epoch < opts->epochs;    /* --steps ended it before */
+    char file[HVT_OPTION_VALUE + 20], dir_word[HVT_SHELL_WORD], file_word[HVT_SHELL_WORD];
 
     if (!*opts->save) {
         hvt__report_print(t->rep,
                           "next: nothing was saved; the same command with --save DIR keeps the weights");
         return;
     }
-    snprintf(best, sizeof best, "%s/best.safetensors", opts->save);
-    hvt__report_print(t->rep, "next: %s --resume %s --%s %" PRId64 "%s%s  # continues", program,
-                      hvt__shell_word(opts->save, dir_word), t->set.by_epochs ? "epochs" : "steps",
-                      rest ? length : 2 * length, *device ? " --device " : "", device);
-    hvt__report_print(t->rep, "      %s --resume %s --evaluate%s%s  # tests the best weights", program,
-                      hvt__shell_word(best, best_word), *device ? " --device " : "", device);
+    length = rest ? length : 2 * length;
+    if (hvt__schedule_ends(t) && !t->set.by_epochs && length > whole)
+        length = whole;
+    if (hvt__schedule_ends(t) && t->steps >= whole)
+        hvt__report_print(t->rep,
+                          "next: --schedule %s has ended, and more --epochs would raise its rate again; "
+                          "--init %s starts a new run with these weights",
+                          opts->schedule, hvt__shell_word(opts->save, dir_word));
+    else
+        hvt__report_print(t->rep, "next: %s --resume %s --%s %" PRId64 "%s%s  # continues", program,
+                          hvt__shell_word(opts->save, dir_word), t->set.by_epochs ? "epochs" : "steps",
+                          length, *device ? " --device " : "", device);
+    snprintf(file, sizeof file, "%s/%s.safetensors", opts->save, name);
+    hvt__report_print(t->rep, "      %s --resume %s --evaluate%s%s  # tests the %s weights", program,
+                      hvt__shell_word(file, file_word), *device ? " --device " : "", device, name);
 }
 
 /* bytes: the most of a rank; device_bytes: the same of GPU memory, 0 on host devices. */
@@ -356,6 +370,8 @@ static hvt_status leave(run *t, hvt_report *ret_report)
 
     if (t->in_epoch)
         hvt__spent_take(t);
+    if (t->rep)
+        hvt__report_limit(t, true);
     hvt__signals_leave();
     HVT_TRY(hash_weights(t, &r.weights));
     HVT_TRY(hvt_world_agree(t->world, hvt__report_preempted(t, r.weights)));

@@ -119,7 +119,8 @@ static hvt_status join(const hvt_world *w, const offer *from, int *fd, hvt__segm
     HVT_CHECK(*fd >= 0, E_UNSUPPORTED, "shared memory of process %d: /proc/%d/fd/%d: %s", from->pid,
               from->pid, from->fd, strerror(errno));
     HVT_CHECK(!fstat(*fd, &st) && st.st_dev == from->dev && st.st_ino == from->ino, E_UNSUPPORTED,
-              "process %d is another one here: ranks of one node have process numbers of their own",
+              "process %d is another process for this rank: the ranks of this node run in separate PID "
+              "namespaces (containers)",
               from->pid);
     base = hvt__shm_map(*fd, s->stride * (size_t)w->size);
     HVT_CHECK(base != MAP_FAILED, E_MEM, "shared memory of %d x %zu bytes: mmap: %s", w->size, s->stride,

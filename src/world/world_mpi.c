@@ -109,7 +109,7 @@ static hvt_status world_another_thread_mpi(hvt_world *w, bool comes)
     }
     HVT_TRY_MPI(MPI_Query_thread(&level));
     HVT_CHECK(level == MPI_THREAD_MULTIPLE || (started_here && level == MPI_THREAD_SERIALIZED), E_UNSUPPORTED,
-              "%s, which keeps a comm's worker from calling it",
+              "%s, so a comm's worker cannot call it",
               started_here ? "this MPI does not offer MPI_THREAD_SERIALIZED"
                            : "MPI was not initialised with MPI_THREAD_MULTIPLE");
     atomic_fetch_add(&workers, 1);
@@ -187,9 +187,9 @@ static hvt_status check_lent(MPI_Comm comm)
     int up, down, inter;
 
     HVT_TRY_MPI(MPI_Initialized(&up));
-    HVT_CHECK(up, E_COMM, "a communicator is wrapped before MPI_Init()");
+    HVT_CHECK(up, E_COMM, "a communicator cannot be wrapped before MPI_Init()");
     HVT_TRY_MPI(MPI_Finalized(&down));
-    HVT_CHECK(!down, E_COMM, "a communicator is wrapped after MPI_Finalize()");
+    HVT_CHECK(!down, E_COMM, "a communicator cannot be wrapped after MPI_Finalize()");
     HVT_CHECK(comm != MPI_COMM_NULL, E_ARG, "the communicator to wrap is MPI_COMM_NULL");
     HVT_TRY_MPI(MPI_Comm_test_inter(comm, &inter));
     HVT_CHECK(!inter, E_ARG, "the communicator to wrap is an intercommunicator; expected one group of ranks");

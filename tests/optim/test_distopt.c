@@ -608,7 +608,7 @@ TEST(one_ranks_failure_to_create_is_everyones)
     CHECK_OK(rig_prepare(&r, &u));
     if (hvt_world_rank(job) == hvt_world_size(job) - 1)
         r.u.dist.local_shards = 0;
-    CHECK_FAILS(hvt_distopt_create(r.o, r.comm, &r.u.dist, NULL, 0, &r.d), E_ARG, "works through 0 shards");
+    CHECK_FAILS(hvt_distopt_create(r.o, r.comm, &r.u.dist, NULL, 0, &r.d), E_ARG, "0 shards per rank");
     r.u.dist.local_shards = 1;
     CHECK_OK(hvt_distopt_create(r.o, r.comm, &r.u.dist, NULL, 0, &r.d));
     CHECK_OK(rig_step(&r, 0));
@@ -650,7 +650,7 @@ TEST(a_step_out_of_order_is_refused)
     CHECK_FAILS(hvt_distopt_begin(r.d, counts, u.shards, NAN), E_ARG, "rate");
     CHECK_OK(hvt_distopt_begin(r.d, counts, u.shards, .1));
     CHECK_FAILS(hvt_distopt_begin(r.d, counts, u.shards, .1), E_ARG, "0 of 2");
-    CHECK_FAILS(hvt_distopt_on_grad(r.d, 1, n), E_ARG, "go on at 0");
+    CHECK_FAILS(hvt_distopt_on_grad(r.d, 1, n), E_ARG, "continue at 0");
     CHECK_FAILS(hvt_distopt_on_grad(r.d, 0, n + 1), E_ARG, "expected");
     CHECK_OK(hvt_distopt_on_grad(r.d, 0, n));
     CHECK_FAILS(hvt_distopt_step(r.d), E_ARG, "1 of 2");

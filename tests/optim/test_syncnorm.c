@@ -256,7 +256,7 @@ TEST(mistakes_are_one_clear_line)
         counts[s] = BATCH;
     CHECK_OK(hvt_distopt_begin(r.d, counts, u.shards, .1));
     CHECK_OK(fill_batch(&r, 0, BATCH - 1, &b));
-    CHECK_FAILS(hvt_model_forward(r.m, &b, true), E_ARG, "was told of 4");
+    CHECK_FAILS(hvt_model_forward(r.m, &b, true), E_ARG, "hvt_distopt_begin() got 4");
     for (int s = first; s < first + local; s++) {
         CHECK_OK(fill_batch(&r, s * BATCH, BATCH, &b));
         CHECK_OK(hvt_model_forward(r.m, &b, true));

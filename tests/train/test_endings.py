@@ -115,6 +115,27 @@ def a_loss_in_training_that_is_not_finite_says_what_to_try_and_what_is_left():
         check(f"checkpoint is {save}-good (epoch 2, update 2)" in line, line)
 
 
+def a_rate_that_is_too_high_is_one_warning_before_the_loss_is_infinite():
+    base = "--size 16 --samples 480 --batch 16 --shards 2 --threads 1 --quiet --epochs 1 --steps 15".split()
+    for ranks in RANKS:
+        for more, smaller in [("--model mlp --size 32 --lr 1 --shards 1 --steps 30", "--lr 0.1, or --warmup-epochs"), ("--lr 10", "--lr 0.1"),
+                              ("--optimizer adam --lr 10 --warmup-epochs 0.01", "--lr 0.001"), ("--lr 10 --print-freq 1", "--lr 0.1")]:
+            if ranks and "--shards" in more:
+                continue
+            rc, ours, warnings = run(base + more.split(), ranks)
+            said = [w for w in warnings if "too high; try" in w]
+            check(rc == 0 and len(said) == 1 and said[0].endswith("try " + smaller + ("" if "warm" in more or "," in smaller else ", or --warmup-epochs")),
+                  ranks, more, rc, ours, warnings)
+        for healthy in ["--lr 0.1", "--lr 1", "--model mlp --lr 0.1", "--lr 0.2 --amp f16", "--optimizer adam --lr 0.001",
+                        "--classes 2 --lr 0.3", "--lr 0.1 --print-freq 1"][:1 if ranks else None]:
+            rc, ours, warnings = run(base + healthy.split(), ranks)
+            check(rc == 0 and not warnings, ranks, healthy, warnings)
+        if ranks:  # a job that goes on compares with its own first update
+            check(run(base + "--save grown".split())[0] == 0, "no checkpoint")
+            rc, ours, warnings = run("--threads 1 --quiet --resume grown --save none --epochs 2 --lr 10".split(), ranks)
+            check(rc == 0 and any("too high; try --lr 0.1" in w for w in warnings), ours, warnings)
+
+
 def statistics_that_overflow_are_not_saved_and_end_only_the_last_save():
     rc, ours, warnings = run(FAR + "--lr 1e10 --save overflow --log log".split())
     check(rc == 1 and len(ours) == 1 and "not saved" in ours[0] and "inf" in ours[0], rc, ours)
@@ -305,6 +326,7 @@ TESTS = [
     a_loss_in_evaluation_that_is_not_finite_ends_no_run,
     weights_whose_loss_is_not_finite_are_kept_but_never_the_best,
     a_loss_in_training_that_is_not_finite_says_what_to_try_and_what_is_left,
+         a_rate_that_is_too_high_is_one_warning_before_the_loss_is_infinite,
     statistics_that_overflow_are_not_saved_and_end_only_the_last_save,
     a_data_file_that_is_cut_during_a_run_is_one_line_with_its_path,
     a_log_that_fills_up_is_warned_of_and_counted_and_training_goes_on,

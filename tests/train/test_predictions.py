@@ -271,6 +271,68 @@ def names_go_with_the_weights():
         os.path.exists(path("shards/classes.txt")) and os.unlink(path("shards/classes.txt"))
 
 
+def weights_bring_their_preprocessing():
+    """The same picture has the same classes by --resume and by --init; what differs by a flag is one warning."""
+    weights_of_pictures()
+    made = "--size 16 --eval-size 18 --mean 0.485,0.456,0.406 --std 0.25 --ema 0.5 --epochs 2 --save prepared"
+    rc, _, err = run("--data folder --data-dir set --batch 8 --threads 1 --quiet".split() + made.split())
+    check(rc == 0, err)
+    raw, = [name for name in os.listdir(path("prepared")) if name.endswith(".raw.safetensors") and "2" in name]
+    predict = "--evaluate --data folder --data-dir plain --threads 1 --quiet --predict".split()
+    rc, _, err = run(predict + "a.csv --resume prepared/best.safetensors".split())
+    check(rc == 0 and not err, rc, err)
+    for ranks in [0, 2] if MPIRUN else [0]:
+        for name in "best", "last":
+            rc, _, err = run(predict + f"{name}.csv --init prepared/{name}.safetensors".split(), ranks)
+            check(rc == 0 and not err, ranks, "ranks", name, rc, err)
+    same = os.path.realpath(path("prepared/best.safetensors")) == os.path.realpath(path("prepared/last.safetensors"))
+    check(content("best.csv") == content("a.csv") and (content("last.csv") == content("a.csv")) >= same, "other predictions")
+    with open(path("options.json"), "w") as f:
+        json.dump({"std": 0.5}, f)
+    for more, was, now in [("", "", ""), ("--mean 0.5", "--mean 0.485,0.456,0.406", "--mean 0.5"),
+                           ("--size 24", "16x16", "24x24"), ("--config options.json", "--std 0.25", "--std 0.5"),
+                           ("--eval-size 0", "--eval-size 18", "--eval-size 0")]:
+        for file in "prepared", "prepared/" + raw:
+            rc, _, err = run(predict + f"b.csv --init {file}".split() + more.split())
+            check(rc == 0 and len(err) == bool(more), file, more, rc, err)
+            had, has = err[0].split(", but this run has") if more else ("", "")
+            check(was in had and now in has and (not more or file in had), file, more, err)
+    rc, _, err = run("--data folder --data-dir set --batch 8 --threads 1 --quiet --epochs 1 --save bettered --reset-head --init prepared".split())
+    about = metadata(read_safetensors("bettered/last.safetensors")[0])["options"]
+    check(rc == 0 and "updates in all" in err[-1] and len(err) == 1 and (about["size"], about["eval-size"], about["mean"], about["std"]) ==
+          ("16", "18", "0.485,0.456,0.406", "0.25"), rc, err, about)
+
+
+def preprocessing_that_the_data_do_not_allow_is_left_out():
+    """Arrays of floats and of one channel keep their size; weights of other programs and of no size say nothing."""
+    weights_of_pictures()
+    header, data = read_safetensors("trained/last.safetensors")
+    change_metadata(header)
+    about = metadata(header)
+    del about["options"]["images"]
+    about["options"].update(size="data", mean="0.25")
+    header["__metadata__"]["hvtrain"] = json.dumps(about)
+    write_safetensors("trained/older.safetensors", header, data)
+    rc, _, err = run("--evaluate --data folder --data-dir set --quiet --threads 1 --size 16 --init trained/older.safetensors".split())
+    check(rc == 0 and not err, rc, err)
+    rc, _, err = run("--evaluate --data folder --data-dir set --quiet --threads 1 --size 16 --mean 0.5 --init trained/older.safetensors".split())
+    check(rc == 0 and len(err) == 1 and "--mean 0.25, but this run has --mean 0.5" in err[0], rc, err)
+    del header["__metadata__"]["hvtrain"]
+    header["__metadata__"] = {"format": "pt"}
+    write_safetensors("trained/foreign.safetensors", header, data)
+    rc, _, err = run("--evaluate --data folder --data-dir set --quiet --threads 1 --size 24 --init trained/foreign.safetensors".split())
+    check(rc == 0 and not err, rc, err)
+    os.makedirs(path("floats"), exist_ok=True)
+    for split in "train", "test":
+        for kind, shape, type_, size in ("images", (6, 12, 12, 3), "<f4", 4), ("labels", (6,), "<i8", 8):
+            text = repr({"descr": type_, "fortran_order": False, "shape": shape})
+            text += " " * (-(len(text) + 11) % 64) + "\n"
+            with open(path(f"floats/{split}_{kind}.npy"), "wb") as f:
+                f.write(b"\x93NUMPY\x01\0" + struct.pack("<H", len(text)) + text.encode() + (struct.pack("<6q", *[0, 1] * 3) if kind == "labels" else bytes(size * math.prod(shape))))
+    rc, _, err = run("--evaluate --data npy --data-dir floats --quiet --threads 1 --batch 3 --init trained".split())
+    check(rc == 0 and len(err) == 1 and "images of 16x16 bytes" in err[0] and "images of 12x12 floats" in err[0], rc, err)
+
+
 def a_damaged_picture_has_a_line_without_prediction():
     weights_of_pictures()
     rc, _, err = run(PLAINLY)
@@ -446,6 +508,7 @@ TESTS = [predictions_agree_with_logits_and_with_the_evaluation, ranks_and_batche
          what_cannot_be_written_is_one_line_and_keeps_the_old_file, options_that_do_not_fit_are_refused,
          numpy_loads_the_logits, pictures_without_labels_have_predictions, classes_have_names,
          weights_without_names_predict_numbers, data_that_name_classes_otherwise_are_one_warning, names_go_with_the_weights,
+         weights_bring_their_preprocessing, preprocessing_that_the_data_do_not_allow_is_left_out,
          a_damaged_picture_has_a_line_without_prediction, frozen_parameters_stay_in_every_way_of_an_update,
          a_run_with_frozen_parameters_goes_on_as_it_was, groups_have_rates_of_their_own_and_norms_may_be_fixed,
          pretrained_weights_of_torchvision_take_a_new_head,

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -105,8 +106,10 @@ def config(content, name="config.json"):
 
 
 BAD_CONFIGS = [
-    ('{"bathc": 1}', ["'bathc'", "nearest is --batch"]),
-    ('{"wire": "f16"}', ["'wire'", "here: --compression"]),
+    ('{"--lr": 1}', ["unknown option --lr; names have no dashes in front here: lr"]),
+    ('{"zzz": 1}', ["unknown option zzz; hvtrain --help lists all"]),
+    ('{"bathc": 1}', ["unknown option bathc;", "nearest is --batch"]),
+    ('{"wire": "f16"}', ["unknown option wire; use --compression"]),
     ('{"batch": true}', ["batch", "number", "true"]),
     ('{"shuffle": 1}', ["shuffle", "true or false", "a number"]),
     ('{"batch": [1]}', ["batch", "an array"]),
@@ -122,9 +125,9 @@ BAD_CONFIGS = [
     ('{"lr": null}', ["lr", "null"]),
     ('{"lr": 1, "lr": 2}', ["lr", "duplicate"]),
     ('{"config": "other"}', ["config", "another"]),
-    ('{"bucket": "auto"}', ["bucket", "'auto'", "here: hvtrain tune"]),
-    ('{"overlap": "layers"}', ["overlap", "'layers'", "here: --overlap worker"]),
-    ('{"error_feedback": true}', ["'error_feedback'", "here: --compression powersgd:R"]),
+    ('{"bucket": "auto"}', ["bucket", "'auto'", "hvtrain tune"]),
+    ('{"overlap": "layers"}', ["overlap", "'layers'", "use --overlap worker"]),
+    ('{"error_feedback": true}', ["unknown option error_feedback; --compression powersgd:R"]),
     ("[1]", ["an object", "an array"]),
     ('{\n"batch": 1', ["line 2"]),
     ("", ["line 1"]),
@@ -158,10 +161,10 @@ def a_pipe_is_read_and_written_and_nobody_waits_for_its_other_end():
             with open(path("options"), "w") as writer:
                 writer.write('{"shards": 2, "batch": 8}')
 
-        refused(2, "--config options", "an empty pipe")
+        refused(2, "--config options", "the pipe is empty")
         options = os.open(path("options"), os.O_RDONLY | os.O_NONBLOCK)
         fill()
-        refused(1, "--log records", "nobody reads")
+        refused(1, "--log records", "without a reader")
         fill()
         with open(os.open(path("records"), os.O_RDONLY | os.O_NONBLOCK)) as log:
             rc, _, err = run(args, ranks)
@@ -297,6 +300,27 @@ def quiet_is_warnings_and_the_scaled_rate():
     check(rc == 0 and err == ["hvtrain: lr 0.2 = --lr 0.05 x 4 shards (--lr-scale linear)"], rc, err)
 
 
+def every_line_is_written_at_once():
+    """stdout and stderr lead to one socket that keeps writes apart, so that each message is what one write(2) wrote."""
+    shutil.rmtree(path("whole"), ignore_errors=True)
+    base = "--size 16 --limit 64 --batch 8 --shards 2 --threads 1".split()
+    for args in (base + "--epochs 2 --save whole --lr 10 --group-lr fc=1 --print-freq 1".split(), base + ["--bath", "3", "--foo"],
+                 base + "--evaluate --resume whole --predict -".split(), base + "--evaluate --resume whole".split(),
+                 base + "--resume whole --epochs 3 --lr-scale linear --quiet".split(), base + "--lr 1e30 --epochs 5".split()):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        p = subprocess.Popen([HVTRAIN] + args, cwd=HERE, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env=environment(0))
+        theirs.close()
+        written = []
+        while not written or written[-1]:
+            written.append(ours.recv(1 << 20))
+        p.wait(60)
+        ours.close()
+        halves = [w for w in written[:-1] if not w.endswith(b"\n")]
+        check(len(written) > 1 and not halves, args, len(halves), "of", len(written) - 1, halves[:3])
+        lines = [w for w in written[:-1] if w.count(b"\n") > 1]
+        check(not lines, args, "several lines at once", lines[:2])
+
+
 def a_quiet_evaluation_prints_its_one_line_on_stdout():
     shutil.rmtree(path("judged"), ignore_errors=True)
     train("--epochs 1 --save judged".split())
@@ -342,19 +366,19 @@ def what_comes_after_the_end_of_a_run_is_doubted():
 def variables_of_other_programs_are_named():
     others = {"HOROVOD_FUSION_THRESHOLD": "1048576", "HOROVOD_ELASTIC": "1", "OMP_NUM_THREADS": "77"}
     for ranks in [0, 2] if MPIRUN else [0]:
-        for more, parts in [("", ["OMP_NUM_THREADS=77 is not read", "--threads N"]), ("--threads 1", [])]:
+        for more, parts in [("", ["not read OMP_NUM_THREADS=77", "--threads N"]), ("--threads 1", [])]:
             p = subprocess.run(command("--size 16 --limit 64 --batch 16 --steps 1".split() + more.split(), ranks), cwd=HERE, timeout=60,
                                capture_output=True, text=True, env={**environment(ranks), **others})
             notes = [line for line in p.stderr.splitlines() if "not read" in line]
             check(p.returncode == 0 and len(notes) == 1 + bool(parts), ranks, "ranks:", p.returncode, p.stderr)
-            check("HOROVOD_FUSION_THRESHOLD (here: --bucket)" in notes[0] and "HOROVOD_ELASTIC" in notes[0], notes)
+            check("HOROVOD_FUSION_THRESHOLD (use --bucket)" in notes[0] and "HOROVOD_ELASTIC" in notes[0], notes)
             check(all(part in notes[-1] for part in parts), notes)
 
 
 def a_cosine_over_more_epochs_than_before_is_noted():
     shutil.rmtree(path("cosine"), ignore_errors=True)
     train("--epochs 3 --schedule cosine --save cosine".split())
-    for more, parts in [("--epochs 6", ["--schedule cosine was over 3 epochs in cosine, is over 6 now: the rate rises from 0.0125 to 0.025"]),
+    for more, parts in [("--epochs 6", ["warning: --schedule cosine was over 3 epochs in cosine and is over 6 now, so the rate rises from 0.0125 to 0.025"]),
                         ("--epochs 4 --schedule constant", [])]:
         rc, _, err = run("--resume cosine --save none --threads 1".split() + more.split())
         notes = [line for line in err if "rate rises" in line]
@@ -554,9 +578,9 @@ def averages_come_and_go_with_their_option():
     rc, _, err = run("--resume goes --ema none --epochs 2 --save none --threads 1 --log log --quiet".split())
     check(rc == 0 and records("log")[-1]["weights"] == straight, "its raw weights go on:", rc, err)
     rc, _, err = run("--resume goes --ema none --epochs 2 --save none --threads 1".split())
-    check(rc == 0 and any("goes on with the weights themselves" in line for line in err), rc, err)
+    check(rc == 0 and any("continues with the weights themselves" in line for line in err), rc, err)
     rc, _, err = run("--resume comes --ema 0.9 --epochs 2 --save none --threads 1 --log log".split())
-    check(rc == 0 and any("it begins with the next update" in line for line in err), rc, err)
+    check(rc == 0 and any("a new one begins with the next update" in line for line in err), rc, err)
     check([r for r in records("log") if r["record"] == "eval"][-1]["averages"] == 4, "averages of one epoch")
     os.unlink(path("goes/gen-000001.raw.safetensors"))
     rc, _, err = run("--resume goes --epochs 2 --threads 1 --quiet".split())
@@ -689,7 +713,7 @@ def options_that_are_no_more_keep_no_checkpoint_from_going_on():
     write_safetensors("old/last.safetensors", header, data)
     rc, _, err = run([a for a in TINY if a != "--quiet"] + "--resume old --epochs 2 --log older".split())
     said = "".join(err)
-    check(rc == 0 and "--error-feedback was on in old; there is no such option any more" in said, rc, err)
+    check(rc == 0 and "old was saved with --error-feedback on, an option that this version does not have" in said, rc, err)
     options = records("older")[0]["options"]
     check(options["bucket"] == "25MiB" and options["compression"] == "bf16" and options["last-batch"] == "keep", options)
 
@@ -864,7 +888,7 @@ def bad_inputs():
         (NO_BATCH + "--shards 66 --batch 1".split(), ["66 shards", "64 training images: expected one for each"]),
         (TINY + ["--lr", "1e30"], ["update", "loss"]),
         (TINY + ["--log", "no-such-folder/log"], ["--log no-such-folder/log", "No such file"]),
-        (TINY + ["--log", "pipes/data_batch_1.bin"], ["--log pipes/data_batch_1.bin", "nobody reads"]),
+        (TINY + ["--log", "pipes/data_batch_1.bin"], ["--log pipes/data_batch_1.bin", "without a reader"]),
         (TINY + ["--log", "/dev/full"], ["--log /dev/full", "No space"]),
         (TINY + ["--save", "a-file"], ["--save a-file", "folder"]),
         (TINY + ["--save", "no-such-folder/deep"], ["--save no-such-folder/deep", "No such file"]),
@@ -1001,7 +1025,7 @@ def best_is_of_the_run_that_goes_on():
         header, _ = read_safetensors("run-b/best.safetensors")
         check(metadata(header)["top1"] == 100, metadata(header))
     rc, _, err = run(TINY + "--resume run-a --save run-b --epochs 2".split())
-    check(rc == 1 and len([line for line in err if "run-b/gen-000002.safetensors is there, of another run" in line]) == 1, rc, err)
+    check(rc == 1 and len([line for line in err if "run-b/gen-000002.safetensors belongs to another run" in line]) == 1, rc, err)
     rc, _, err = run(TINY + "--resume run-a --save run-b --epochs 2 --overwrite".split())
     check(rc == 0 and not err, rc, err)
     header, _ = read_safetensors("run-b/best.safetensors")
@@ -1089,6 +1113,7 @@ TESTS = [
     step_records_cover_every_image_once,
     the_table_shows_what_options_became,
     quiet_is_warnings_and_the_scaled_rate,
+    every_line_is_written_at_once,
     a_quiet_evaluation_prints_its_one_line_on_stdout,
     means_of_bytes_are_doubted,
     what_comes_after_the_end_of_a_run_is_doubted,

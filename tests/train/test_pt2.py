@@ -89,7 +89,7 @@ def a_relative_path_in_a_checkpoint_is_said_to_be_one():
     check(rc == 0, out, err)
     os.rename(path("here.pt2"), path("there.pt2"))
     for more, code, parts in [("", 1, ["here.pt2: No such file", "moves names it relative", "--model PATH"]),
-                              ("--model there.pt2", 0, ["--model was here.pt2 in moves, is there.pt2 now"])]:
+                              ("--model there.pt2", 0, ["--model was here.pt2 in moves and is there.pt2 now"])]:
         rc, out, err = run("--resume moves --steps 2 --quiet --threads 1".split() + more.split())
         check(rc == code and len(err) == 1 and all(p in err[0] for p in parts), more, rc, err)
 
@@ -244,9 +244,15 @@ def what_requires_no_gradient_is_frozen():
 
 def one_value_per_channel_is_refused():
     net = exported("pooled") + "--data npy --threads 1 --quiet --epochs 1".split()
-    for batch, parts in ((1, ["larger --batch", "--sync-bn"]), (31, ["--last-batch drop"])):
+    for batch, parts in ((1, ["larger --batch"]), (31, ["--last-batch drop"])):
         rc, out, err = run(net + ["--batch", str(batch)])
         check(rc == 1 and len(err) == 2 and all(p in err[1] for p in [f"--batch {batch} x", "1x1 pixels", *parts]), err)
+    for flags, said, part in [("--batch 1", "a shard has", "a larger --batch"), ("--batch 1 --sync-bn", "an update has", "a larger --batch"),
+                              ("--batch 1 --shards 2", "a shard has", "a larger --batch, or --sync-bn"),
+                              ("--batch 1 --shards 2 --limit 31", "a shard has", "a larger --batch"),
+                              ("--batch 1 --shards 2 --limit 31 --sync-bn", "the last update has", "--last-batch drop, or another --batch")]:
+        rc, out, err = run(net + flags.split())
+        check(rc == 1 and f"{said} 1 image" in err[-1] and err[-1].endswith("expected " + part), flags, err)
     for flags in "--batch 31 --last-batch drop", "--batch 30", "--batch 1 --shards 2 --sync-bn":
         rc, out, err = run(net + flags.split())
         check(rc == 0, flags, out, err)
@@ -396,7 +402,7 @@ def pickled_weights_come_by_init_or_are_drawn_anew():
         same_logits("branches")
         one_line(net, "pickle", "--init", evaluate=True)
         rc, out, err = run(net + DATA + "--steps 1 --seed 3 --log anew.jsonl".split())
-        parts = "warning", "pickle", "drawn anew", "--init", "save_file"
+        parts = "warning", "pickle", "initialised at random", "--init", "save_file"
         check(rc == 0 and len(err) == 1 and all(p in err[0] for p in parts), rc, out, err)
         hashes += [r["weights"] for r in records("anew.jsonl") if r["record"] == "end"]
     check(len(hashes) == 2 and hashes[0] == hashes[1], hashes)

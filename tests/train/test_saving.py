@@ -75,7 +75,7 @@ def the_same_command_again_replaces_nothing():
     with open(path("again/last.safetensors"), "r+b") as f:
         f.write(b"not ours")
     line = one_line(BASE + "--save again".split())
-    check("no checkpoint that can be read (again/last.safetensors" in line and "--overwrite" in line, line)
+    check("the checkpoint there cannot be read (again/last.safetensors" in line and "--overwrite" in line, line)
 
 
 def leftovers_of_a_kill_do_not_keep_a_run_out():
@@ -127,7 +127,7 @@ def going_back_in_a_run_needs_overwrite():
     before = files("back")
     first = generations("back")[0]
     line = one_line(BASE + f"--resume {first} --save back --epochs 2".split())
-    check(f"further (resnet20, 3 epochs, 12 updates) than {first}" in line, line)
+    check(f"ahead (resnet20, 3 epochs, 12 updates) of {first}" in line, line)
     check(files("back") == before, "files were changed")
     train(f"--resume {first} --save back --epochs 2 --overwrite".split())
     check([meta(g)["epoch"] for g in generations("back")] == [1, 2] and meta("back/last.safetensors")["epoch"] == 2,
@@ -348,6 +348,38 @@ def hints_are_command_lines_that_work():
         check(meta(folder + "/last.safetensors")["epoch"] == epochs, hints, "went on, and kept something else")
 
 
+def hints_about_a_cosine_do_not_raise_its_rate():
+    """What is printed at the end, followed to the letter, never makes the rate rise."""
+    loud = [a for a in BASE if a != "--quiet"] + "--schedule cosine --save cosine".split()
+    for more, goes_on in [("--epochs 3", False), ("--epochs 3 --steps 5", True), ("--steps 4", True), ("--steps 1000000 --epochs 2", False)]:
+        fresh("cosine", "log")
+        rc, _, err = run(loud + more.split())
+        hints = [line[6:] for line in err if re.match(r"(next: |      )\S*hvtrain ", line)]
+        ended = [line for line in err if line.startswith("next: --schedule cosine has ended")]
+        check(rc == 0 and len(hints) == 1 + goes_on and len(ended) == (not goes_on), more, rc, err[-3:])
+        check(goes_on or "--init cosine starts a new run" in ended[0], ended)
+        for hint in hints:
+            p = subprocess.run(hint.replace("  #", " --log log --print-freq 1  #"), shell=True, cwd=HERE, capture_output=True, text=True, timeout=60)
+            check(p.returncode == 0 and "rate rises" not in p.stderr, hint, p.stderr[-500:])
+        rates = [r["lr"] for r in records("log") if r["record"] == "step"] if os.path.exists(path("log")) else []
+        check(rates == sorted(rates, reverse=True) and bool(rates) == goes_on, more, rates)
+    fresh("cosine")
+    rc, _, err = run(loud + ["--epochs", "2"])
+    p = subprocess.run(["sh", "-c", '"$0" --resume cosine --threads 1', HVTRAIN], cwd=HERE, capture_output=True, text=True, timeout=60)
+    check(p.returncode == 0 and "more --epochs would raise the rate of its cosine again" in p.stderr, p.stderr)
+
+
+def the_weights_of_a_hint_are_there():
+    """Without a best checkpoint, the last one is named."""
+    fresh("never")
+    rc, _, err = run([a for a in BASE if a != "--quiet"] + "--save never --lr 1e8 --steps 1 --size 16".split())
+    hint, = [line[6:] for line in err if "  # tests the" in line]
+    kept = [name for name in ("best", "last") if os.path.exists(path(f"never/{name}.safetensors"))]
+    check(rc == 0 and f"# tests the {kept[0]} weights" in hint, hint, kept, err)
+    p = subprocess.run(hint, shell=True, cwd=HERE, capture_output=True, text=True, timeout=60)
+    check(p.returncode == 0, hint, p.stderr[-500:])
+
+
 # ---- two jobs ----
 
 def two_jobs_do_not_save_in_one_folder():
@@ -444,9 +476,9 @@ def what_a_file_holds_is_said_where_it_does_not_fit():
         check(all(p in line for p in parts), more, line)
     if MPIRUN:
         line = one_line("--resume small --threads 1 --quiet --epochs 2".split(), 3, rc=2)
-        check("small was saved with --shards 4, which 3 ranks do not divide" in line, line)
+        check("small was saved with --shards 4, which is not a multiple of 3 ranks" in line, line)
     rc, _, err = run("--resume small --threads 1 --quiet --epochs 2 --shards 2".split())
-    check(rc == 0 and any("--shards was 4 in small, is 2 now" in line and "8 images" in line for line in err), rc, err)
+    check(rc == 0 and any("--shards was 4 in small and is 2 now" in line and "8 images" in line for line in err), rc, err)
 
 
 def init_of_a_folder_takes_its_last():
@@ -516,7 +548,7 @@ TESTS = [
     a_save_that_fails_names_what_is_complete,
     evaluation_never_saves,
     a_run_that_keeps_nothing_says_so_at_its_start,
-    hints_are_command_lines_that_work,
+    hints_are_command_lines_that_work, hints_about_a_cosine_do_not_raise_its_rate, the_weights_of_a_hint_are_there,
     two_jobs_do_not_save_in_one_folder,
     two_jobs_do_not_write_one_log,
     the_log_of_a_run_that_goes_on_keeps_its_history,

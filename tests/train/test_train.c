@@ -257,10 +257,10 @@ TEST(data_sets_of_the_caller_are_trained_on_as_those_of_data)
     for (size_t i = 2; i < HVT_LEN(flags); i++) /* the size is the set's */
         CHECK_OK(hvt_options_set(&o, flags[i][0], flags[i][1]));
     o.train_set = own[1];
-    CHECK_FAILS(hvt_train(&o, world, &of_caller), E_ARG, "needs a test_set beside it");
+    CHECK_FAILS(hvt_train(&o, world, &of_caller), E_ARG, "without test_set, expected both");
     o.test_set = own[0];
     o.val_split = 0.5;
-    CHECK_FAILS(hvt_train(&o, world, &of_caller), E_ARG, "--val-split have no use");
+    CHECK_FAILS(hvt_train(&o, world, &of_caller), E_ARG, "--val-split do not apply");
     o.val_split = 0;
     for (int again = 0; again < 2; again++) { /* they stay open */
         CHECK_OK(hvt_train(&o, world, &of_caller));
@@ -269,7 +269,7 @@ TEST(data_sets_of_the_caller_are_trained_on_as_those_of_data)
               (unsigned long long)of_data.weights);
     }
     o.train_set = NULL;
-    CHECK_FAILS(hvt_train(&o, world, &of_caller), E_ARG, "needs a train_set beside it");
+    CHECK_FAILS(hvt_train(&o, world, &of_caller), E_ARG, "without train_set, expected both");
     for (int train = 0; train < 2; train++) {
         hvt_dataset_close(&own[train]);
         hvt_dataset_close(&synth[train]);

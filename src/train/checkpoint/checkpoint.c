@@ -118,13 +118,20 @@ static json_t *describe(const hvt__snapshot *s, const sidecar file[HVT__SIDECARS
     return meta;
 }
 
-/* Of a sidecar file. */
-static json_t *describe_sidecar(const hvt__snapshot *s)
+/* Of a sidecar file; weights among them say what images they are for. */
+static json_t *describe_sidecar(const hvt__snapshot *s, int k)
 {
+    const hvt_progress *p = &s->progress;
     char weights[17];
+    json_t *meta;
 
     snprintf(weights, sizeof weights, "%016" PRIx64, s->hash);
-    return json_pack("{s:s, s:b, s:s}", "version", HVT_VERSION, HVT_SEALED, 1, "weights", weights);
+    meta = json_pack("{s:s, s:b, s:s}", "version", HVT_VERSION, HVT_SEALED, 1, "weights", weights);
+    if (k == HVT__RAW && p->options)
+        json_object_set_new(meta, "options", json_loads(p->options, 0, NULL));
+    if (k == HVT__RAW && p->class_names)
+        json_object_set_new(meta, "class_names", json_loads(p->class_names, 0, NULL));
+    return meta;
 }
 
 /* Remove sidecar files of earlier checkpoints: NAME-<16 hex digits>END. */
@@ -152,7 +159,7 @@ static hvt_status write_files(const char *path, hvt__snapshot *of, const sidecar
     hvt_status s = HVT_OK;
 
     for (int k = 0; k < HVT__SIDECARS; k++)
-        meta[k] = describe_sidecar(of);
+        meta[k] = describe_sidecar(of, k);
     meta[HVT__SIDECARS] = describe(of, file);
 
     if (*file[HVT__POWERSGD].name)
@@ -211,7 +218,7 @@ hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, 
     HVT_GIVEN(dir, "a folder");
     HVT_GIVEN(name, "a name");
     HVT_GIVEN(m, "a model");
-    HVT_GIVEN(progress, "what to go on with");
+    HVT_GIVEN(progress, "the progress to save");
 
     hvt__snapshot *snapshot = NULL;
     hvt_status s;
@@ -249,7 +256,7 @@ static hvt_status read_position(const hvt_st *st, json_t *from, hvt_progress *p)
                   sample >= 0 && sample <= UINT32_MAX && updates >= 0 &&
                   unpack_loss(json_object_get(from, "loss"), &p->epoch_loss) &&
                   unpack_loss(json_object_get(from, "recent"), &p->recent),
-              E_FORMAT, "%s: metadata position: expected where an epoch stands", st->path);
+              E_FORMAT, "%s: metadata position: expected the position in an epoch", st->path);
     p->sample = (uint32_t)sample;
     p->untested = untested;
     p->epoch_steps = updates;
@@ -323,8 +330,8 @@ static hvt_status read_optimizer(const hvt_st *st, const json_t *meta, const hvt
                   (json_unpack(from, "{s:s, s:I}", "name", &name, "updates", &updates) == 0 && updates >= 0),
               E_FORMAT, "%s: metadata optimizer: expected a name and a number of updates", st->path);
     HVT_CHECK(!strcmp(name, o->rule->name), E_ARG,
-              "%s was saved with optimizer %s, and this one is %s (--init takes weights alone)", st->path,
-              name, o->rule->name);
+              "%s was saved with optimizer %s, but this run has %s (--init loads the weights alone)",
+              st->path, name, o->rule->name);
     *ret_updates = updates;
     return HVT_OK;
 }
@@ -337,7 +344,7 @@ static hvt_status read_averages(const hvt_st *st, const json_t *meta, int64_t *r
 
     HVT_CHECK(!ema || (json_unpack(ema, "{s:I}", "averages", &averages) == 0 && averages >= 0 &&
                        averaged == (averages > 0)),
-              E_FORMAT, "%s: metadata ema: expected how often weights were averaged", st->path);
+              E_FORMAT, "%s: metadata ema: expected the number of averages", st->path);
     *ret_averages = averages;
     return HVT_OK;
 }
@@ -354,11 +361,12 @@ static hvt_status load_average(const hvt_st *st, const json_t *meta, int64_t upd
         HVT_TRY(hvt__optim_set_updates(o, updates));
         HVT_TRY(hvt__ema_load(o, averages));
     } else if (averaged) {
-        HVT_INFO("note: %s has an average of the weights; without --ema the run goes on with the weights "
+        HVT_INFO("note: %s holds an average of the weights; without --ema the run continues with the weights "
                  "themselves",
                  st->path);
     } else if (takes && !ema && updates) {
-        HVT_INFO("note: %s has no average of the weights, so it begins with the next update", st->path);
+        HVT_INFO("note: %s holds no average of the weights, so a new one begins with the next update",
+                 st->path);
     }
     return load_sidecar(st->path, meta, HVT__RAW, updates, o->m, o);
 }
@@ -370,10 +378,9 @@ static void warn_of_layers(const hvt_st *st, const json_t *meta, const hvt_model
 
     if (*was && !strcmp(hvt__metadata_text(meta, "version"), HVT_VERSION) &&
         strtoull(was, NULL, 16) != m->tape)
-        HVT_WARN(
-            "%s: its tensors fit the model, which yet computes something else than when they were saved: "
-            "other functions, windows or connections",
-            st->path);
+        HVT_WARN("%s: its tensors fit the model, but the model that was saved computes something else: it "
+                 "has other functions, windows or connections",
+                 st->path);
 }
 
 static hvt_status load_model(hvt_st *st, const json_t *meta, int64_t averages, hvt_model *m, hvt_optim *o,

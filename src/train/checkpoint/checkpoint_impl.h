@@ -92,6 +92,11 @@ hvt_status hvt__weights_classes(const char *path, int *ret_classes);
 /* What such a file calls the classes, an array of text to json_decref(); NULL: it has no names, as files of
  * other programs. Errors: E_IO, E_FORMAT. */
 hvt_status hvt__weights_class_names(const char *path, json_t **ret_names);
+/* The options with which the weights of such a file were saved, a JSON object to json_decref(), with
+ * "images":
+ * {"height", "width", "pixels"}, those that the model was trained with; NULL: the file does not say, as those
+ * of other programs. Errors: E_IO, E_FORMAT. */
+hvt_status hvt__weights_options(const char *path, json_t **ret_options);
 /* All tensors of the model, without those of the head if skip_head. weights: their hash in hex, as the file
  * says; NULL: it says none. The whole file is in host memory meanwhile; one that does not fit, or is damaged,
  * changes nothing. Errors: E_SHAPE, E_FORMAT, E_IO, E_MEM. */

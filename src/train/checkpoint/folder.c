@@ -97,18 +97,17 @@ static hvt_status refuse(const hvt_options *o, const hvt__generation *there, con
     describe(&there->p, what, sizeof what);
     if (!there->is_readable)
         return HVT_FAIL(E_ARG,
-                        "--save %s: what is there is no checkpoint that can be read (%s); another folder "
-                        "leaves it alone, --overwrite replaces it",
+                        "--save %s: the checkpoint there cannot be read (%s); save to another folder, or use "
+                        "--overwrite to replace it",
                         o->save, there->why);
     if (same_run)
-        return HVT_FAIL(
-            E_ARG,
-            "--save %s: %s is further (%s) than %s, which this run continues; --resume %s continues "
-            "from there, another folder leaves it alone, --overwrite replaces it",
-            o->save, there->path, what, from, dir);
+        return HVT_FAIL(E_ARG,
+                        "--save %s: %s is ahead (%s) of %s, which this run continues; --resume %s continues "
+                        "from there; save to another folder, or use --overwrite to replace it",
+                        o->save, there->path, what, from, dir);
     return HVT_FAIL(E_ARG,
-                    "--save %s: %s is there, of another run (%s); --resume %s continues it, another folder "
-                    "leaves it alone, --overwrite replaces it",
+                    "--save %s: %s belongs to another run (%s); --resume %s continues that run; save to "
+                    "another folder, or use --overwrite to replace it",
                     o->save, there->path, what, dir);
 }
 
@@ -304,7 +303,7 @@ static hvt_status write_generation(hvt__folder *f)
     char stem[32];
 
     HVT_CHECK(number < HVT__GENERATIONS_MOST, E_IO,
-              "%s: a file has the number %" PRId64 " in its name, after which there is none; rename it",
+              "%s: a file name has the number %" PRId64 ", and there is none after it; rename that file",
               f->dir, f->newest);
     hvt__generation_name(number, stem);
     HVT_TRY(hvt__checkpoint_write(f->dir, stem, stem, f->snapshot));

@@ -1,6 +1,7 @@
 /*
- * --resume and --save before the run: which folder each of them means, and the options of the checkpoint,
- * which apply where neither the command line nor --config sets them. Rank 0 reads the files.
+ * --resume, --init and --save before the run: which folder each of them means, and the options of the
+ * checkpoint, which apply where neither the command line nor --config sets them. Those of --init are the ones
+ * that say how images are read. Rank 0 reads the files.
  */
 #include "checkpoint_impl.h"
 #include "train/cli/cli_impl.h"
@@ -22,6 +23,34 @@ static hvt_status read_options(const char *path, char **ret_text)
     *ret_text = p.options;
     p.options = NULL;
     hvt__progress_free(&p);
+    return HVT_OK;
+}
+
+/* On rank 0: how the weights of --init are to be given images, as a JSON object of options, malloc'ed. A .pt2
+ * file has a size of its own. What is wrong with the file, loading it will say. */
+static hvt_status read_preprocessing(const hvt_options *o, char **ret_text)
+{
+    static const char *const taken[] = {"mean", "std", "grey"};
+    json_t *saved = NULL, *mine = json_object(), *images;
+    int side;
+
+    if (hvt__weights_options(o->init, &saved))
+        saved = NULL;
+    for (size_t i = 0; i < HVT_LEN(taken); i++)
+        json_object_set(mine, taken[i], json_object_get(saved, taken[i]));
+    images = json_object_get(saved, "images");
+    side = (int)json_integer_value(json_object_get(images, "height"));
+    if (o->from[HVT__AT_size] < HVT_FROM_CONFIG && !hvt__is_model_file(o->model)) {
+        if (side && side == json_integer_value(json_object_get(images, "width")))
+            json_object_set_new(mine, "size", json_sprintf("%d", side));
+        else if (!images)
+            json_object_set(mine, "size", json_object_get(saved, "size"));
+        json_object_set(mine, "eval-size", json_object_get(saved, "eval-size"));
+    }
+    *ret_text = mine ? json_dumps(mine, JSON_COMPACT) : NULL;
+    json_decref(saved);
+    json_decref(mine);
+    HVT_CHECK(*ret_text, E_MEM, "no memory for the options of %s", o->init);
     return HVT_OK;
 }
 
@@ -51,7 +80,7 @@ static hvt_status resolve_folders(hvt_options *o, hvt_world *world, bool saves)
     HVT_TRY(hvt_world_broadcast(world, &found, sizeof found, 0));
     if (automatic && !(found & FOUND)) {
         o->resume = "";
-        HVT_INFO("note: --resume auto: %s holds no checkpoint, so the run starts", o->save);
+        HVT_INFO("note: --resume auto: %s holds no checkpoint, so a new run starts", o->save);
     } else if (automatic) {
         o->resume = strcmp(o->save, "auto") ? o->save : "./auto"; /* the word itself has a meaning */
         o->init = "";                                             /* used at the beginning only */
@@ -72,9 +101,10 @@ hvt_status hvt_options_resume(hvt_options *opts, hvt_world *world, void **ret_me
     HVT_GIVEN(world, "a world");
     HVT_GIVEN(ret_memory, "a place for the memory");
 
-    bool none = !strcmp(opts->save, "none"), automatic = !strcmp(opts->resume, "auto");
+    bool none = !strcmp(opts->save, "none"), automatic = !strcmp(opts->resume, "auto"), init;
     hvt_options filled = *opts;
     char what[HVT_OPTION_VALUE + 60], *text = NULL;
+    bool root = hvt_world_rank(world) == 0;
     hvt_status s = HVT_OK;
 
     if (none)
@@ -82,14 +112,16 @@ hvt_status hvt_options_resume(hvt_options *opts, hvt_world *world, void **ret_me
     if (*filled.resume && !(automatic && (!*filled.save || filled.overwrite || filled.evaluate)))
         HVT_TRY(resolve_folders(&filled, world,
                                 !none && !*filled.save && !filled.evaluate && filled.ask == HVT_ASK_TRAIN));
-    if (!*filled.resume || !strcmp(filled.resume, "auto")) { /* hvt_options_check() refuses the latter */
+    init = *filled.init && !*filled.resume && filled.ask != HVT_ASK_PACK;
+    if (!init && (!*filled.resume || !strcmp(filled.resume, "auto"))) { /* which is refused later */
         *opts = filled;
         *ret_memory = NULL;
         return HVT_OK;
     }
-    if (hvt_world_rank(world) == 0)
-        s = read_options(filled.resume, &text);
-    snprintf(what, sizeof what, "%s was saved with an option that is not valid", filled.resume);
+    if (root)
+        s = init ? read_preprocessing(&filled, &text) : read_options(filled.resume, &text);
+    snprintf(what, sizeof what, "%s was saved with an option that is not valid",
+             init ? filled.init : filled.resume);
     HVT_TRY(hvt__options_share(&filled, HVT_FROM_CHECKPOINT, world, s, text, what, ret_memory));
     *opts = filled;
     return HVT_OK;

@@ -113,9 +113,8 @@ static hvt_status copy_all(hvt__snapshot *s, hvt_model *m, hvt_optim *o, const h
 
     if (o)
         HVT_TRY(hvt__ema_check_place(o, "a save"));
-    HVT_CHECK(
-        !o || !o->powersgd || o->powersgd->q, E_ARG,
-        "what gradients leave from step to step lies on the ranks; hvt_distopt_gather() brings it here");
+    HVT_CHECK(!o || !o->powersgd || o->powersgd->q, E_ARG,
+              "the residuals of PowerSGD are on their ranks; hvt_distopt_gather() brings them here");
     HVT_TRY(hvt__model_state(m, &s->step));
     if (o && o->arenas && has_state(s))
         HVT_TRY(hvt__optim_state(o, false, &v));

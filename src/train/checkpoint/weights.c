@@ -247,7 +247,8 @@ static hvt_status compare(const hvt_st *st, const hvt_model *m, lenience may, co
     if (type.n)
         return HVT_FAIL(E_FORMAT, "%s: %d tensors have another type (%s)", st->path, type.n, type.names);
     if (may.more)
-        advice = "; --freeze as it was, since these cannot begin now; --init instead of --resume trains them";
+        advice = "; they cannot begin to train within a run: give --freeze as before, or use --init instead "
+                 "of --resume";
     return HVT_FAIL(E_SHAPE, "%s does not fit the model: %d tensors are missing%s%s%s, %d unknown%s%s%s%s",
                     st->path, missing.n, missing.n ? " (" : "", missing.names, missing.n ? ")" : "",
                     unknown.n, unknown.n ? " (" : "", unknown.names, unknown.n ? ")" : "", advice);
@@ -416,8 +417,7 @@ hvt_status hvt__weights_classes(const char *path, int *ret_classes)
     HVT_TRY(hvt__st_open(file, &st));
     t = find_tensor(st, "fc.bias");
     HVT_CHECK_OR(done, t && t->ndim == 1 && t->dim[0] > 0 && t->dim[0] <= INT_MAX, E_FORMAT,
-                 "%s has no fc.bias, which would tell how many classes the model has: expected --classes N",
-                 file);
+                 "%s has no fc.bias to tell the number of classes: give --classes N", file);
     *ret_classes = (int)t->dim[0];
     s = HVT_OK;
 done:
@@ -425,11 +425,12 @@ done:
     return s;
 }
 
-hvt_status hvt__weights_class_names(const char *path, json_t **ret_names)
+/* What the file says besides its tensors; each NULL: nothing. */
+static hvt_status read_metadata(const char *path, json_t **ret_names, json_t **ret_options)
 {
     char file[PATH_MAX];
     hvt_st *st = NULL;
-    json_t *meta = NULL, *names = NULL;
+    json_t *meta = NULL, *names = NULL, *options;
     hvt_status s;
 
     HVT_TRY(hvt__weights_file(path, file));
@@ -437,9 +438,29 @@ hvt_status hvt__weights_class_names(const char *path, json_t **ret_names)
     s = hvt__metadata_is_ours(st) ? hvt__metadata_read(st, &meta) : HVT_OK;
     if (s == HVT_OK)
         s = hvt__metadata_class_names(st, meta, &names);
+    options = json_object_get(meta, "options");
     *ret_names = json_incref(names);
+    *ret_options = json_incref(json_is_object(options) ? options : NULL);
     json_decref(meta);
     hvt__st_close(&st);
+    return s;
+}
+
+hvt_status hvt__weights_class_names(const char *path, json_t **ret_names)
+{
+    json_t *options = NULL;
+    hvt_status s = read_metadata(path, ret_names, &options);
+
+    json_decref(options);
+    return s;
+}
+
+hvt_status hvt__weights_options(const char *path, json_t **ret_options)
+{
+    json_t *names = NULL;
+    hvt_status s = read_metadata(path, &names, ret_options);
+
+    json_decref(names);
     return s;
 }
 

@@ -112,7 +112,7 @@ void hvt__placement_warning(int ranks, const char *const *host, const hvt_placem
     }
     if (others) {
         size_t used = strlen(ret_text);
-        snprintf(ret_text + used, HVT_PLACEMENT_TEXT - used, " (and so on %d other host%s)", others,
+        snprintf(ret_text + used, HVT_PLACEMENT_TEXT - used, " (also on %d other host%s)", others,
                  others > 1 ? "s" : "");
     }
 }

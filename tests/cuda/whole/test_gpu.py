@@ -164,7 +164,7 @@ class Gpu(Case):
     def test_dropout_is_not_captured(self):
         done = subprocess.run([HVTRAIN, *NET, "--batch", "8", "--model", "mobilenet_v2", *CUDA, "--graph", "on"], capture_output=True,
                               text=True)
-        self.assertIn("--graph on: the host brings what dropout draws from", done.stderr)
+        self.assertIn("--graph on: dropout takes its random numbers from the host", done.stderr)
 
     def test_a_run_is_repeated_bit_for_bit(self):
         first, again = (run(NET + ["--batch", "8"] + CUDA) for _ in range(2))
