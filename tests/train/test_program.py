@@ -106,7 +106,7 @@ def config(content, name="config.json"):
 
 
 BAD_CONFIGS = [
-    ('{"--lr": 1}', ["unknown option --lr; names have no dashes in front here: lr"]),
+    ('{"--lr": 1}', ["unknown option --lr; write the name without dashes: lr"]),
     ('{"zzz": 1}', ["unknown option zzz; hvtrain --help lists all"]),
     ('{"bathc": 1}', ["unknown option bathc;", "nearest is --batch"]),
     ('{"wire": "f16"}', ["unknown option wire; use --compression"]),

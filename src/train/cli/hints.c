@@ -194,7 +194,7 @@ void hvt__hint_name(const char *name, const char *value, char ret_text[HVT_HINT]
 
     hvt__hint_flag(name, strlen(name), value, ret_text);
     if (bare > name && hvt__option_named(bare, strlen(bare)))
-        snprintf(ret_text, HVT_HINT, "names have no dashes in front here: %.100s", bare);
+        snprintf(ret_text, HVT_HINT, "write the name without dashes: %.100s", bare);
     else if (!*ret_text)
         snprintf(ret_text, HVT_HINT, "hvtrain --help lists all");
 }
