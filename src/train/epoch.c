@@ -311,16 +311,16 @@ static hvt_status await_updates(run *t)
     return name_step(t, s);
 }
 
-/* A loss that has grown like this does not come back: the rate is too high, though all numbers are finite.
- * The mean of all outputs being equally probable is log(classes); a mean squared error has no such scale, so
- * the first batch must be large enough to tell it. */
+/* A loss that has grown like this shows a rate that is too high, long before it is infinite. Cross-entropy is
+ * log(classes) where all classes are equally probable. A mean squared error has no such scale, so the first
+ * update must be large enough to give one, and errors below 1 are never large. */
 static void warn_of_growth(run *t)
 {
     enum { FACTOR = 20, FACTOR_MSE = 1000, LEAST = 16 };
     const hvt__figures x = hvt__figures_of(&t->recent, t->set.loss.kind);
     const bool mse = t->set.loss.kind == HVT_LOSS_MSE;
-    const double least = mse ? 0 : log(t->classes > 2 ? t->classes : 2);
-    const double most = (mse ? FACTOR_MSE : FACTOR) * fmax(least, t->first_loss);
+    const double most = mse ? fmax(1, FACTOR_MSE * t->first_loss)
+                            : FACTOR * fmax(log(t->classes > 2 ? t->classes : 2), t->first_loss);
     const double usual = t->set.optim.kind == HVT_OPTIM_SGD ? 0.1 : 0.001;
 
     if (t->rank || t->warned_growth || !(x.loss > most) || (mse && t->first_images < LEAST))

@@ -5,6 +5,7 @@
 #include "run.h"
 #include "base_impl.h"
 
+#include <dirent.h>
 #include <inttypes.h>
 
 typedef struct packing {
@@ -52,11 +53,38 @@ static hvt_status open_set(const hvt_options *o, hvt_world *world, hvt_dataset *
     return hvt_dataset_open(o->data, &opts, ret_set);
 }
 
+static bool has_shards(const char *dir, const char *prefix)
+{
+    DIR *d = opendir(dir);
+    struct dirent *e;
+    bool found = false;
+
+    while (d && !found && (e = readdir(d)))
+        found = !strncmp(e->d_name, prefix, strlen(prefix)) && strstr(e->d_name, ".tar");
+    if (d)
+        closedir(d);
+    return found;
+}
+
+/* A command line that trains with the shards, as far as they are there. */
+static void print_next(hvt_reporter *rep, const char *dir)
+{
+    const char *program = hvt__process_program();
+    char word[HVT_SHELL_WORD];
+    bool val = has_shards(dir, "val-");
+
+    if (val && !has_shards(dir, "train-"))
+        hvt__report_print(rep, "next: pack the training images with --output %s/train-%%06d.tar", dir);
+    else
+        hvt__report_print(rep, "next: %s --data tar --data-dir %s%s", program, hvt__shell_word(dir, word),
+                          val ? "" : " --val-split 0.1  # or pack a validation set");
+}
+
 static void report_result(const packing *p, const hvt_options *o, const hvt_pack_info *info)
 {
     const char *slash = strrchr(o->output, '/');
     double seconds = hvt__now() - p->began;
-    char took[32], dir[HVT_OPTION_VALUE], word[HVT_SHELL_WORD], less[60] = "";
+    char took[32], dir[HVT_OPTION_VALUE], less[60] = "";
 
     hvt__duration(seconds, took);
     snprintf(dir, sizeof dir, "%.*s", slash > o->output ? (int)(slash - o->output) : 1,
@@ -68,8 +96,7 @@ static void report_result(const packing *p, const hvt_options *o, const hvt_pack
                       "packed %" PRIu64 " images%s into %" PRIu64 " shard%s, %.1f MiB, in %s: %.0f img/s",
                       info->images, less, info->shards, info->shards > 1 ? "s" : "",
                       hvt__mib((double)info->bytes), took, (double)info->images / (seconds + 1e-9));
-    hvt__report_print(p->rep, "next: %s --data tar --data-dir %s", hvt__process_program(),
-                      hvt__shell_word(dir, word));
+    print_next(p->rep, dir);
 }
 
 hvt_status hvt_pack(const hvt_options *opts, hvt_world *world)

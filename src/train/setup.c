@@ -428,7 +428,7 @@ static hvt_status check_least(const run *t)
         sum += n;
         last = last || n == 1;
     }
-    if (t->opts->sync_bn) { /* an update's batches are one */
+    if (t->opts->sync_bn) { /* a batch norm sees all images of an update */
         whose = "an update has";
         alone = alone && shards == 1;
         last = sum == 1;

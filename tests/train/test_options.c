@@ -359,7 +359,8 @@ TEST(words_that_are_none_name_the_one_that_was_meant)
     CHECK_FAILS(hvt_options_parse(3, (char *[]){"hvtrain", "--lr 0.1", "--nesterov"}, &o), E_ARG,
                 "--lr and its value are two words");
     CHECK_FAILS(hvt_options_set(&o, "wire", "f16"), E_ARG, "unknown option wire; use --compression");
-    CHECK_FAILS(hvt_options_set(&o, "--lr", "1"), E_ARG, "unknown option --lr; write the name without dashes: lr");
+    CHECK_FAILS(hvt_options_set(&o, "--lr", "1"), E_ARG,
+                "unknown option --lr; write the name without dashes: lr");
     CHECK_FAILS(hvt_options_set(&o, "zzz", "1"), E_ARG, "unknown option zzz; hvtrain --help lists all");
     CHECK_OK(parse(&o, "--isa Portable"));
     CHECK_FAILS(hvt_options_check(&o, 1), E_ARG, "got 'Portable'; did you mean portable?");

@@ -5,6 +5,7 @@ import io
 import os
 import shutil
 import struct
+import subprocess
 import sys
 import tarfile
 import zlib
@@ -282,6 +283,22 @@ def damaged_pictures_are_left_out_the_same_on_any_ranks():
         check(len(set(found)) == 1, kind, found)
 
 
+def what_packing_advises_is_a_command_line_that_works():
+    write_cifar("binary")
+    for splits, part in (["train"], "--val-split 0.1"), (["train", "val"], "--data-dir"), (["val"], None):
+        folder = "advised-" + "-".join(splits)
+        os.makedirs(path(folder))
+        for split in splits:
+            out = pack(f"binary --data cifar10 --raw --output {folder}/{split}-%03d.tar".split())
+        line, = [line for line in out.splitlines() if line.startswith("next: ")]
+        if not part:
+            check(line == f"next: pack the training images with --output {folder}/train-%06d.tar", line)
+            continue
+        hint = line[6:].partition("  #")[0] + " --size 16 --batch 8 --steps 1 --threads 1 --quiet"
+        p = subprocess.run(hint, shell=True, cwd=HERE, capture_output=True, text=True, timeout=60)
+        check(p.returncode == 0 and part in hint, hint, p.stderr[-500:])
+
+
 def packing_refuses_what_it_cannot_do():
     write_cifar("binary")
     write_arrays("floats", planes=False, floats=True)
@@ -403,6 +420,16 @@ def errors_are_counted_on_where_a_run_goes_on():
         check(got["step"] == [step, *want["step"][2:]] and got["epoch"] == [epoch, want["epoch"][1]], file, got, want)
 
 
+def a_rate_that_is_too_high_for_targets_is_one_warning():
+    """Loss has no scale of its own: errors below 1, and a first update of few images, are never too large."""
+    write_targets("targets")
+    base = "--data npy --data-dir targets --loss mse --model mlp --threads 1 --quiet --print-freq 1 --momentum 0".split()
+    for args, warned in [("--batch 16 --lr 3 --steps 3", True), ("--batch 16 --lr 0.02 --epochs 3", False), ("--batch 4 --lr 3 --steps 3", False)]:
+        rc, _, err = run(base + args.split())
+        said = [line for line in err if "too high; try --lr 0.1" in line]
+        check(rc == 0 and len(said) == warned, args, rc, err)
+
+
 def losses_and_labels_that_do_not_fit_are_refused():
     write_targets("targets")
     write_arrays("classes", planes=False)
@@ -435,6 +462,7 @@ TESTS = [
     labels_of_floats_are_targets_of_the_mean_squared_error,
     training_shows_the_mean_absolute_error_in_the_place_of_hits,
     errors_are_counted_on_where_a_run_goes_on,
+    a_rate_that_is_too_high_for_targets_is_one_warning,
     losses_and_labels_that_do_not_fit_are_refused,
     smoothed_labels_raise_the_training_loss_alone,
     binary_files_and_arrays_of_the_same_images_give_the_same_weights,
@@ -446,7 +474,7 @@ TESTS = [
     what_is_packed_trains_as_what_it_was_packed_from,
     pictures_made_smaller_are_the_same_on_any_ranks_and_workers,
     damaged_pictures_are_left_out_the_same_on_any_ranks,
-    packing_refuses_what_it_cannot_do,
+    what_packing_advises_is_a_command_line_that_works, packing_refuses_what_it_cannot_do,
 ]
 
 if __name__ == "__main__":

@@ -101,6 +101,21 @@ def lines_are_statements_without_a_full_stop():
     no_line(r"^\W*[A-Z][a-z]+ [a-z]", [(w, t) for w, t in LINES if not re.match(r"Pillow|Python|Ne", t)], "a capital at the start")
 
 
+OTHERS = set("""--mpi --bind-to --map-by --host --hostfile --gpus-per-node --gpu-bind --allow-run-as-root --oversubscribe --ntasks
+--cpus-per-task --signal --mca --exclusive --mem --cpu-bind --name""".split())
+
+
+def options_that_lines_name_exist():
+    """Of hvtrain, mpirun or srun: an advice that is followed must be accepted."""
+    table = (ROOT / "include/hvt/train.h").read_text()
+    ours = {"--" + name.replace("_", "-") for name in re.findall(r"^    X\(\w+, (\w+),", table, re.M)} | {"--help", "--version"}
+    for where, text in ANY:
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", text):
+            known = flag in ours | OTHERS or flag.startswith("--no-") and "--" + flag[5:] in ours
+            check(known, f"{where}: {flag} is no option: {text}")
+    check(len(ours) > 60)
+
+
 def numbers_have_their_words():
     no_line(r"%(?:d|u|zu|lld|ld) [a-z]+\(s\)", ANY, "(s) instead of a plural")
 
@@ -124,5 +139,5 @@ if "--print" in sys.argv:
         print(f"{where}: {call}: {text}")
     sys.exit()
 run_all([lines_are_found, no_line_has_an_internal_name, words_are_those_of_the_field, did_you_mean_is_asked_in_one_place,
-         lines_are_statements_without_a_full_stop, numbers_have_their_words, lines_are_not_too_long, only_whole_lines_are_written],
+         lines_are_statements_without_a_full_stop, options_that_lines_name_exist, numbers_have_their_words, lines_are_not_too_long, only_whole_lines_are_written],
         sys.argv[2:], tempfile.mkdtemp())

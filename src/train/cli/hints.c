@@ -2,7 +2,7 @@
  * Suggestions for a command line that is refused. The error says what was expected and what came; a hint says
  * what to write instead. A hint asks "did you mean" only for the same thing in other letters: without case
  * and punctuation (ResNet-50), by a name of another program (fp16), with a slip of the hand (resnt20), or in
- * other units (10 %). For names of other things (bce, resnext50, nadam) the list of valid words has to do.
+ * other units (10 %). For names of other things (bce, resnext50, nadam) the error lists the valid words.
  */
 #include "cli_impl.h"
 #include "base_impl.h"
@@ -60,8 +60,8 @@ static bool same_digits(const char *a, const char *b)
     return true;
 }
 
-/* Is `value` the word as a hand may slip: a letter left out, typed twice or replaced, two swapped, or an s
- * added? Added letters make other names: resnext50, nadam, bce. */
+/* True if value is the word with a letter left out, typed twice or replaced, two letters swapped, or an s
+ * added. Other added letters make names of other things: resnext50, nadam, bce. */
 static bool is_slip(const char *word, const char *value)
 {
     size_t a = strlen(word), b = strlen(value), at = 0;
