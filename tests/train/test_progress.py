@@ -226,6 +226,20 @@ def a_stopped_process_does_not_compute():
     check(sum(32 / s for s in speed) < end["seconds"] - stopped + 1, "a pause is in the time of an update:", speed[:5], end)
 
 
+def a_limit_says_what_it_reserves():
+    """At the start, and when the run ends for it; a limit that is shorter is a warning."""
+    for limit, short in ("17s", False), ("9s", True):
+        rc, _, err = run(LOUD + f"--max-time {limit} --epochs 1000000 --eval-freq 0 --save limited --overwrite".split())
+        start = [line for line in err if re.fullmatch(r"  limit      --max-time is in \d+s, less a reserve of \d+s to save and end "
+                                                      r"\(twice a checkpoint, twice an update and 5s\)", line)]
+        end = [line for line in err if re.match(r"--max-time is in \d+s: the run ends in time to save \(it reserves", line)]
+        warned = [line for line in err if re.search(r"warning: --max-time is in \ds, but .* a reserve of \d+s: the run ends after one update", line)]
+        check(rc == 143 and len(start) == 1 and len(end) == 1 and len(warned) >= short, limit, rc, start, end, warned, err[-3:])
+        check("preempted (time is up)" in err[-1], err[-1])
+    rc, _, err = run(LOUD + "--max-time 1h --epochs 1".split())
+    check(rc == 0 and not any("--max-time is in" in line for line in err if not line.startswith("  limit ")), err)
+
+
 run_all([progress_is_plain_lines_without_a_terminal,
          progress_is_a_bar_on_a_terminal,
          a_run_that_ends_by_steps_counts_steps,
@@ -235,4 +249,5 @@ run_all([progress_is_plain_lines_without_a_terminal,
          the_record_of_a_signal_has_it_too,
          a_stopped_process_does_not_compute,
          the_end_says_where_the_time_went,
-         a_run_that_ends_early_says_where_the_time_went_too], sys.argv[3:], HERE)
+         a_run_that_ends_early_says_where_the_time_went_too,
+         a_limit_says_what_it_reserves], sys.argv[3:], HERE)
