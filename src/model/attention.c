@@ -54,7 +54,7 @@ static hvt_value keep_arrays(hvt_model *m, hvt_layer *l, const hvt_attention_opt
     is.all = is.mask + (o->mask ? (size_t)a->windows * scores : 0);
     if (!is.all)
         return 0;
-    c = hvt__constants_begin(m, l, is);
+    c = hvt__constants_begin(m, l, &is);
     if (!c)
         return -1;
     if (o->pixel)

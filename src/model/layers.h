@@ -28,8 +28,8 @@ enum { HVT_LAYER_NAME_MOST = HVT_NAME_MAX - (int)sizeof ".num_batches_tracked" }
 hvt_layer *hvt__layer_begin_many(hvt_model *m, const hvt_layer_ops *ops, const hvt_value *in, int count);
 /* The same for a layer that reads a and b, which is ignored if the layer is one of one input. */
 hvt_layer *hvt__layer_begin(hvt_model *m, const hvt_layer_ops *ops, hvt_value a, hvt_value b);
-/* Arrays that the layer keeps, of is.all numbers; NULL after a mistake. At plan time: into device memory. */
-hvt__constants *hvt__constants_begin(hvt_model *m, hvt_layer *l, hvt__constants is);
+/* Arrays that the layer keeps, of is->all numbers; NULL after a mistake. At plan time: into device memory. */
+hvt__constants *hvt__constants_begin(hvt_model *m, hvt_layer *l, const hvt__constants *is);
 hvt_status hvt__constants_put(hvt_model *m, hvt_layer *l);
 /* At plan time: the device has this op. */
 #define HVT__COMPUTES(m, l, op)                                                                              \

@@ -143,15 +143,15 @@ static bool inputs_room(hvt_layer *l, const hvt_value *in)
     return true;
 }
 
-hvt__constants *hvt__constants_begin(hvt_model *m, hvt_layer *l, hvt__constants is)
+hvt__constants *hvt__constants_begin(hvt_model *m, hvt_layer *l, const hvt__constants *is)
 {
-    hvt__constants *c = malloc(sizeof *c + is.all * sizeof *c->data);
+    hvt__constants *c = malloc(sizeof *c + is->all * sizeof *c->data);
 
     if (!c) {
-        hvt__mistake(m, l, HVT_E_MEM, "no memory for %zu numbers that it keeps", is.all);
+        hvt__mistake(m, l, HVT_E_MEM, "no memory for %zu numbers that it keeps", is->all);
         return NULL;
     }
-    *c = is;
+    *c = *is;
     c->next = m->constants;
     l->constants = m->constants = c;
     return c;

@@ -374,7 +374,7 @@ hvt_value hvt_constant(hvt_model *m, hvt_value x, int h, int w, int c, const flo
     HVT_EXPECT(m, l, values && h > 0 && w > 0 && c > 0 && (int64_t)h * w <= HVT_MOST / c,
                "%dx%dx%d numbers; expected 1 to %d, and that there are any", h, w, c, HVT_MOST);
     n = (size_t)h * (size_t)w * (size_t)c;
-    kept = hvt__constants_begin(m, l, (hvt__constants){.all = n});
+    kept = hvt__constants_begin(m, l, &(hvt__constants){.all = n});
     if (!kept)
         return -1;
     memcpy(kept->data, values, n * sizeof *values);

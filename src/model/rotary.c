@@ -33,7 +33,7 @@ hvt_value hvt_rotary(hvt_model *m, hvt_value x, const hvt_rotary_opts *o)
                    (double)o->other[i]);
     a = &l->is.rotary;
     *a = (hvt_rotary_args){.first = o->first, .vectors = o->vectors, .width = o->width, .apart = o->apart};
-    kept = hvt__constants_begin(m, l, (hvt__constants){.all = 3 * n});
+    kept = hvt__constants_begin(m, l, &(hvt__constants){.all = 3 * n});
     if (!kept)
         return -1;
     own = (float *)(void *)kept->data, other = own + n, back = other + n;
