@@ -269,7 +269,6 @@ void hvt__nccl_end(comm_nccl *st)
     if (!st->ending || pthread_timedjoin_np(st->helper, NULL, &end) == 0)
         return;
     pthread_detach(st->helper);
-    HVT_WARN("comm nccl: %s has not returned after %.0f s: does a captured graph still contain its "
-             "operations?",
+    HVT_WARN("comm nccl: %s has not returned after %.0f s; a captured graph may still contain its operations",
              whole ? "ncclCommDestroy" : "ncclCommAbort", most);
 }

@@ -399,7 +399,7 @@ TEST(a_captured_graph_that_outlives_its_comm_costs_time_and_a_line)
     CHECK_OK(hvt_comm_wait(c, t));
     CHECK_OK(gpu->ops->queue.capture_end(gpu, &op));
     hvt_comm_close(&c);
-    CHECK(strstr(logged, "does a captured graph still contain its operations?"), "said: %s", logged);
+    CHECK(strstr(logged, "a captured graph may still contain its operations"), "said: %s", logged);
     hvt__op_free(op);
     gpu->ops->memory.release(gpu, buf);
     for (int i = 0; i < 100 && hvt_double_nccl_comms(); i++)
