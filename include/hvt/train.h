@@ -181,6 +181,9 @@ HVT_C_BEGIN
     X(str, resume, "", 0, JOB, "DIR|FILE|auto",                                                              \
       "continue from the newest whole checkpoint in DIR, and save there unless --save is given; or from "    \
       "one file; auto: from the folder of --save if it has a checkpoint, else start")                        \
+    X(pick, data_changed, "refuse", 0, JOB, "refuse|ok",                                                     \
+      "--resume: the training set is no longer the checkpoint's; refuse: end inside an epoch, warn between " \
+      "two; ok: continue with it")                                                                           \
     X(str, max_time, "auto", 0, JOB, "TIME|auto|none",                                                       \
       "save and end in time before the process is this old (23h50m); auto: before SLURM's limit, if it "     \
       "tells one")                                                                                           \
@@ -378,6 +381,8 @@ typedef struct hvt_progress {
     int64_t epoch_steps; ///< updates of this epoch that epoch_loss is of
     hvt_loss epoch_loss; ///< sums over the epoch so far, for its record in the log; older files have no error
     hvt_loss recent;     ///< sums since the last record of a step
+    uint32_t images;     ///< of the training set
+    uint64_t data; ///< digest of the training set: --resume compares both; 0: not known, as in older files
 } hvt_progress;
 
 /** Write it now, with NAME-HASH for STEM, in place of the one of that name. o may be NULL (no optimizer). If

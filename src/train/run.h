@@ -94,6 +94,7 @@ typedef struct run {
     hvt_timeline *timeline;
     hvt__folder folder; /* rank 0 */
     uint64_t run;       /* rank 0: the identifier of the run in its checkpoints */
+    uint64_t data;      /* rank 0: the digest of train_set; 0: there is none */
     uint32_t steps_per_epoch;
 
     /* progress of the whole run */
@@ -184,6 +185,11 @@ static inline bool hvt__schedule_ends(const run *t)
 {
     return !strncmp(t->opts->schedule, "cosine", 6);
 }
+/* On rank 0: the digest of the training set (same_data.c). Errors: E_MEM. */
+hvt_status hvt__find_data(run *t);
+/* On rank 0: the run continues from p, with t->epoch and t->sample. Is its training set that of the
+ * checkpoint? Errors: E_ARG. */
+hvt_status hvt__compare_data(run *t, const hvt_progress *p);
 hvt_status hvt__step(run *t, double lr, bool *ret_end); /* *ret_end: the epoch has no more batches */
 /* From update t->step to the end of the epoch or of the run, or to an update after which t->save_due or
  * t->stopping; the epoch goes on with the next call. */

@@ -751,6 +751,7 @@ static hvt_status first_weights(run *t)
     char file[PATH_MAX];
     hvt_status s = HVT_OK;
 
+    HVT_TRY(hvt__find_data(t));
     if (!*o->resume) {
         HVT_TRY(name_run(t));
         return begin_weights(t);
@@ -767,14 +768,15 @@ static hvt_status first_weights(run *t)
     }
     hvt__progress_free(&p);
     HVT_TRY(s);
+    t->epoch = p.epoch;
+    t->epoch_steps = p.epoch_steps;
+    t->untested = p.untested;
+    t->epoch_loss = earlier_loss(t, p.epoch_loss);
+    HVT_TRY(hvt__compare_data(t, &p));
     HVT_CHECK(!t->train_set || t->sample < hvt_dataset_describe(t->train_set)->count, E_ARG,
               "%s was left after %u images of its epoch, but an epoch has %u images now", o->resume,
               t->sample, hvt_dataset_describe(t->train_set)->count);
-    t->epoch = p.epoch;
     t->steps = p.steps;
-    t->untested = p.untested;
-    t->epoch_steps = p.epoch_steps;
-    t->epoch_loss = earlier_loss(t, p.epoch_loss);
     t->recent = earlier_loss(t, p.recent);
     bool by_steps = t->set.by_steps && p.steps >= o->steps;
     if (!o->evaluate && (by_steps || (t->set.by_epochs && p.epoch >= o->epochs)))

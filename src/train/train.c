@@ -147,7 +147,9 @@ static hvt_status write_checkpoint(run *t, double top1)
                       .untested = t->untested,
                       .epoch_steps = t->epoch_steps,
                       .epoch_loss = t->epoch_loss,
-                      .recent = t->recent};
+                      .recent = t->recent,
+                      .images = hvt_dataset_describe(t->train_set)->count,
+                      .data = t->data};
     hvt_status s;
 
     s = p.options && !p.class_names == !t->class_names

@@ -93,7 +93,7 @@ static json_t *describe(const hvt__snapshot *s, const sidecar file[HVT__SIDECARS
     const hvt_progress *p = &s->progress;
     json_t *options = p->options ? json_loads(p->options, 0, NULL) : NULL;
     json_t *names = p->class_names ? json_loads(p->class_names, 0, NULL) : NULL, *meta;
-    char run[17], weights[17], tape[17];
+    char run[17], weights[17], tape[17], data[17];
 
     snprintf(tape, sizeof tape, "%016" PRIx64, s->m->tape);
     snprintf(run, sizeof run, "%016" PRIx64, p->run);
@@ -107,6 +107,11 @@ static json_t *describe(const hvt__snapshot *s, const sidecar file[HVT__SIDECARS
                      (int)s->step.skips_in_row, "position", pack_position(p));
     if (names)
         json_object_set_new(meta, "class_names", names);
+    if (p->data) {
+        snprintf(data, sizeof data, "%016" PRIx64, p->data);
+        json_object_set_new(meta, "data",
+                            json_pack("{s:I, s:s}", "images", (json_int_t)p->images, "digest", data));
+    }
     if (s->rule)
         json_object_set_new(
             meta, "optimizer",
@@ -263,6 +268,22 @@ static hvt_status read_position(const hvt_st *st, json_t *from, hvt_progress *p)
     return HVT_OK;
 }
 
+/* Of which training set. */
+static hvt_status read_data(const hvt_st *st, json_t *from, hvt_progress *p)
+{
+    json_int_t images = 0;
+    const char *digest = "";
+
+    if (!from)
+        return HVT_OK;
+    HVT_CHECK(json_unpack(from, "{s:I, s:s}", "images", &images, "digest", &digest) == 0 && images > 0 &&
+                  images <= UINT32_MAX,
+              E_FORMAT, "%s: metadata data: expected a number of images and a digest", st->path);
+    p->images = (uint32_t)images;
+    p->data = strtoull(digest, NULL, 16);
+    return HVT_OK;
+}
+
 static hvt_status read_progress(const hvt_st *st, const json_t *meta, hvt_progress *p)
 {
     double epoch, step, steps;
@@ -277,6 +298,7 @@ static hvt_status read_progress(const hvt_st *st, const json_t *meta, hvt_progre
     p->epoch = (int)epoch;
     p->step = (uint32_t)step;
     p->steps = (int64_t)steps;
+    HVT_TRY(read_data(st, json_object_get(meta, "data"), p));
     return read_position(st, json_object_get(meta, "position"), p);
 }
 

@@ -1,0 +1,98 @@
+/*
+ * Is the training set still the one that a checkpoint was trained on?
+ *
+ * A checkpoint has the number of images and a digest of them. The digest covers what is known when a set is
+ * open (sizes, names or labels of all images, by format) and the bytes of some images, so that it costs few
+ * reads. It covers no path, and nothing that depends on ranks or threads.
+ *
+ * In an epoch that was left in its middle the position is a place in the order of the images. Another set has
+ * another order, so the run ends there unless --data-changed ok is given; between two epochs it only warns.
+ */
+#include "run.h"
+#include "base_impl.h"
+
+enum { SAMPLED = 128, SAMPLED_BYTES = 16 << 20 }; /* images and bytes to read, at most */
+
+/* An image that cannot be read is left out: the loader will say why. */
+static hvt_status digest_samples(const hvt_dataset *set, uint64_t *digest)
+{
+    const uint32_t count = hvt_dataset_describe(set)->count, n = count < SAMPLED ? count : SAMPLED;
+    hvt_record r = {0};
+    hvt_status s = HVT_OK;
+    size_t bytes = 0;
+
+    for (uint32_t i = 0; i < n && bytes < SAMPLED_BYTES; i++) {
+        s = hvt_dataset_read(set, (uint32_t)((uint64_t)i * count / n), &r);
+        if (s == HVT_E_MEM)
+            break;
+        if (s == HVT_OK) {
+            *digest = hvt__hash(hvt__mix(*digest ^ (uint64_t)(r.label + 1)), r.data, r.bytes);
+            bytes += r.bytes;
+        }
+    }
+    free(r.data);
+    return s == HVT_E_MEM ? s : HVT_OK;
+}
+
+hvt_status hvt__find_data(run *t)
+{
+    const hvt_dataset_info *info = t->train_set ? hvt_dataset_describe(t->train_set) : NULL;
+
+    if (!info || !(*t->opts->save || *t->opts->resume))
+        return HVT_OK;
+    t->data = hvt__mix(info->fingerprint ^ hvt__mix(info->count));
+    if (t->opened[0]) /* a caller's set may compute its images, others each time */
+        HVT_TRY(digest_samples(t->train_set, &t->data));
+    t->data += t->data == 0; /* 0: not known */
+    return HVT_OK;
+}
+
+/* The epoch goes on at the same number of images, or ends where the new set has fewer. */
+static void move_position(run *t, char *ret_text, size_t bytes)
+{
+    uint32_t count = hvt_dataset_describe(t->train_set)->count;
+
+    if (t->sample < count) {
+        snprintf(ret_text, bytes,
+                 "epoch %d continues with image %u of the new order: some images come twice in it, others "
+                 "not at all",
+                 t->epoch + 1, t->sample + 1);
+        return;
+    }
+    snprintf(ret_text, bytes, "epoch %d had %u images behind it and ends here", t->epoch + 1, t->sample);
+    t->epoch++;
+    t->sample = 0;
+    t->untested = true;
+    t->epoch_steps = 0;
+    t->epoch_loss = (hvt_loss){0};
+}
+
+hvt_status hvt__compare_data(run *t, const hvt_progress *p)
+{
+    const hvt_options *o = t->opts;
+    bool ok = !strcmp(o->data_changed, "ok");
+    char change[120], position[200] = "training continues with the new set";
+    uint32_t count;
+
+    if (!t->train_set || !p->data || p->data == t->data || o->ask != HVT_ASK_TRAIN)
+        return HVT_OK;
+    count = hvt_dataset_describe(t->train_set)->count;
+    if (count == p->images)
+        snprintf(change, sizeof change, "it has %u images as before, but other labels, names, sizes or bytes",
+                 count);
+    else
+        snprintf(change, sizeof change, "it had %u images, now it has %u", p->images, count);
+    HVT_CHECK(ok || !t->sample, E_ARG,
+              "--resume %s: the training set has changed: %s; this checkpoint is inside epoch %d, after %u "
+              "images of an order that the new set does not have: expected the former set, or "
+              "--data-changed ok, which continues with the new one",
+              o->resume, change, t->epoch + 1, t->sample);
+    if (t->sample)
+        move_position(t, position, sizeof position);
+    if (ok)
+        HVT_INFO("note: the training set has changed since %s: %s; %s", o->resume, change, position);
+    else
+        HVT_WARN("the training set has changed since %s: %s; %s (--data-changed ok: no warning)", o->resume,
+                 change, position);
+    return HVT_OK;
+}
