@@ -815,6 +815,19 @@ static hvt_status share_progress(run *t)
     return HVT_OK;
 }
 
+/* On rank 0: will its checkpoints fit on their disk? An epoch that is the best so far is saved, too. */
+static hvt_status check_room(const run *t)
+{
+    const hvt__every *e = &t->set.save_every;
+    int64_t updates = t->end - t->steps, saves;
+
+    if (!*t->opts->save || !t->train_set || updates <= 0 || t->opts->ask != HVT_ASK_TRAIN)
+        return HVT_OK;
+    saves = (t->step + updates + t->steps_per_epoch - 1) / t->steps_per_epoch;
+    saves = e->seconds > 0 ? updates : e->steps ? saves + updates / e->steps : saves;
+    return hvt__checkpoint_room(t->opts, t->model, t->optim, t->size, t->folder.nown, saves);
+}
+
 hvt_status hvt__run_begin(const hvt_options *opts, hvt_world *world, run *ret_run)
 {
     *ret_run = (run){.opts = opts,
@@ -855,6 +868,7 @@ hvt_status hvt__setup(run *t)
     AGREE(t, t->rank == 0 ? first_weights(t) : HVT_OK);
     AGREE(t, hvt_distopt_broadcast(t->dist, 0));
     HVT_TRY(share_progress(t));
+    AGREE(t, t->rank == 0 ? check_room(t) : HVT_OK);
     t->deadline = t->train_set && t->rank == 0 && t->opts->ask == HVT_ASK_TRAIN
                       ? hvt__now() + hvt__preempt_limit(t)
                       : INFINITY;

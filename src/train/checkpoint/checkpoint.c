@@ -228,6 +228,9 @@ hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, 
     hvt__snapshot *snapshot = NULL;
     hvt_status s;
 
+    HVT_CHECK(*name && !strchr(name, '/'), E_ARG,
+              "hvt_checkpoint_save(): the name is '%.100s', expected one without '/'", name);
+    HVT_TRY(hvt__make_folder("", dir));
     HVT_TRY_OR(done, hvt__snapshot_take(&snapshot, m, o, progress));
     HVT_TRY_OR(done, hvt__checkpoint_write(dir, name, NULL, snapshot));
 done:

@@ -142,6 +142,13 @@ void hvt__progress_free(hvt_progress *p); /* its texts */
 /* The sidecar files that the checkpoint names, "": none. Errors: E_IO, E_FORMAT. */
 hvt_status hvt__checkpoint_sidecars(const char *file, char ret_name[HVT__SIDECARS][128]);
 
+/* ---- checkpoint_room.c: will checkpoints fit on the disk? ---- */
+
+/* Of a run that saves so many times at most, in a folder where `there` generations of it lie. Warns where the
+ * generations to be kept do not fit. Errors: E_IO, where not even one does; E_MEM. */
+hvt_status hvt__checkpoint_room(const hvt_options *opts, const hvt_model *m, const hvt_optim *o, int ranks,
+                                int there, int64_t saves);
+
 /* ---- generations.c: the checkpoints of a folder ---- */
 
 typedef struct hvt__generation {
@@ -188,6 +195,10 @@ int64_t hvt__newest_number(const char *dir);
 
 /* ---- folder.c: the folder of --save ---- */
 
+/* Make it, unless it is there. flag: what comes before its name in messages. Errors: E_IO (a file, not
+ * writable).
+ */
+hvt_status hvt__make_folder(const char *flag, const char *dir);
 bool hvt__is_same_file(const char *one, const char *other); /* false: one of them is not there */
 
 /* A generation of this run. */

@@ -26,17 +26,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Create it if needed. */
-static hvt_status make_folder(const char *dir)
+hvt_status hvt__make_folder(const char *flag, const char *dir)
 {
     struct stat info;
 
-    if (stat(dir, &info) && errno == ENOENT)
-        HVT_CHECK(mkdir(dir, 0777) == 0, E_IO, "--save %s: cannot make this folder: %s", dir,
-                  strerror(errno));
-    HVT_CHECK(stat(dir, &info) == 0, E_IO, "--save %s: %s", dir, strerror(errno));
-    HVT_CHECK(S_ISDIR(info.st_mode), E_IO, "--save %s: is a file, expected a folder", dir);
-    HVT_CHECK(access(dir, W_OK | X_OK) == 0, E_IO, "--save %s: cannot write there: %s", dir, strerror(errno));
+    if (stat(dir, &info) && errno == ENOENT && mkdir(dir, 0777))
+        return HVT_FAIL(E_IO, "%s%s: cannot make this folder: %s", flag, dir,
+                        errno == ENOENT ? "the folder above it does not exist" : strerror(errno));
+    HVT_CHECK(stat(dir, &info) == 0, E_IO, "%s%s: %s", flag, dir, strerror(errno));
+    HVT_CHECK(S_ISDIR(info.st_mode), E_IO, "%s%s: is a file, expected a folder", flag, dir);
+    HVT_CHECK(access(dir, W_OK | X_OK) == 0, E_IO, "%s%s: cannot write there: %s", flag, dir,
+              strerror(errno));
     return HVT_OK;
 }
 
@@ -206,7 +206,7 @@ hvt_status hvt__folder_open(const hvt_options *o, hvt__folder *f)
                        .best_number = -1};
     if (!*o->save)
         return HVT_OK;
-    s = make_folder(o->save);
+    s = hvt__make_folder("--save ", o->save);
     HVT_CHECK_OR(fail, !s || !chosen, E_IO,
                  "%s (--resume saves to the folder that it continues; --save names another folder, or none)",
                  hvt_last_error());

@@ -39,6 +39,10 @@ const float *hvt__snapshot_stat(const hvt__snapshot *s, const hvt_stat *t); /* t
  * finite; the file at `path` is unchanged. */
 typedef enum hvt__save { HVT__SAVE_WEIGHTS, HVT__SAVE_RAW, HVT__SAVE_STATE } hvt__save;
 hvt_status hvt__weights_save(const char *path, const hvt__snapshot *of, hvt__save what, const json_t *meta);
+/* Bytes of the tensors in a file of weights; rule not NULL: of the optimizer's state, of so many arenas.
+ * Errors: E_MEM. */
+hvt_status hvt__weights_bytes(const hvt_model *m, const hvt__optim_rule *rule, int states,
+                              uint64_t *ret_bytes);
 /* Adds to meta what goes with it. */
 hvt_status hvt__powersgd_state_save(const char *path, hvt__snapshot *of, json_t *meta);
 

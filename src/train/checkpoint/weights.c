@@ -115,6 +115,26 @@ static hvt_status list_tensors(const hvt_model *m, hvt_st_item **ret_items, int 
     return HVT_OK;
 }
 
+hvt_status hvt__weights_bytes(const hvt_model *m, const hvt__optim_rule *rule, int states,
+                              uint64_t *ret_bytes)
+{
+    hvt_st_item *items;
+    uint64_t bytes = 0;
+    int n;
+
+    HVT_TRY(rule ? list_state(m, rule, states, &items, &n) : list_tensors(m, &items, &n));
+    for (const hvt_st_item *t = items; t < items + n; t++) {
+        uint64_t count = 1;
+
+        for (int d = 0; d < t->ndim; d++)
+            count *= (uint64_t)t->dim[d];
+        bytes += count * (t->type == HVT_ST_I64 ? sizeof(int64_t) : sizeof(float));
+    }
+    free(items);
+    *ret_bytes = bytes;
+    return HVT_OK;
+}
+
 /* Differences of one kind between a file and a model, for one line. */
 typedef struct misfit {
     int n;

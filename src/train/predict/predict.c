@@ -11,11 +11,12 @@
  * probability in the CSV, of NaN in the array.
  */
 #include "predict_impl.h"
+#include "train/process/process_impl.h"
 #include "base_impl.h"
 
 #include <math.h>
 
-enum { SPAN = 16 << 20 };
+enum { SPAN = 16 << 20, ROW = 4, FIELDS = 4 }; /* ROW, FIELDS: bytes of a line of the table, at least */
 
 struct hvt__predictions {
     hvt__predictions_opts opts;
@@ -32,6 +33,15 @@ struct hvt__predictions {
     hvt__error why;
 };
 
+/* Of so many bytes for each image, at least. */
+static hvt_status check_room(const hvt__predictions *p, const hvt__output *file, const char *what,
+                             size_t bytes)
+{
+    uint64_t all = (uint64_t)p->count * bytes;
+
+    return *file->temp ? hvt__room_check(file->flag, file->path, false, what, all, all) : HVT_OK;
+}
+
 static hvt_status open_files(hvt__predictions *p)
 {
     enum { LINES = 1 << 16 }; /* bytes: more than a line has */
@@ -41,10 +51,13 @@ static hvt_status open_files(hvt__predictions *p)
         HVT_TRY(hvt__output_open(&p->csv, "--predict", o->csv, 0));
         if (!*p->csv.temp) /* stdout may be where stderr is, too: no line of it between two halves of one */
             setvbuf(p->csv.file, NULL, _IOLBF, LINES);
+        HVT_TRY(check_room(p, &p->csv, "the table",
+                           (size_t)(ROW + FIELDS * (o->classes < HVT__BEST ? o->classes : HVT__BEST))));
         HVT_TRY(hvt__csv_begin(&p->csv, &(hvt__table){o->set, o->classes, o->names}));
     }
     if (*o->npy) {
         HVT_TRY(hvt__output_open(&p->npy, "--predict-logits", o->npy, 1));
+        HVT_TRY(check_room(p, &p->npy, "the array", (size_t)o->classes * sizeof(float)));
         HVT_TRY(hvt__npy_begin(&p->npy, p->count, o->classes));
     }
     return HVT_OK;

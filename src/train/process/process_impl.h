@@ -16,6 +16,18 @@ const char *hvt__process_program(void); /* hvtrain as it was called, for hints *
 enum { HVT_SHELL_WORD = 4 * 4200 + 3 }; /* of any option's value */
 const char *hvt__shell_word(const char *text, char ret_word[HVT_SHELL_WORD]);
 
+/* ---- room.c ---- */
+
+/* Bytes that this user can still write to the file system of this folder; UINT64_MAX: it does not say. Quotas
+ * are not seen. */
+uint64_t hvt__room_in(const char *folder);
+/* Will files of so many bytes together, and the largest of them, fit where `flag` says? path: a file, or with
+ * is_folder the folder that they go to. what: their name in messages. Errors: E_IO, with both numbers. */
+hvt_status hvt__room_check(const char *flag, const char *path, bool is_folder, const char *what,
+                           uint64_t bytes, uint64_t largest);
+enum { HVT__SIZE_TEXT = 32 };
+void hvt__size_text(uint64_t bytes, char ret_text[HVT__SIZE_TEXT]); /* "12.3 MiB" */
+
 /* ---- signals.c: SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 ---- */
 
 hvt_status hvt__signals_open(hvt_world *world); /* Collective. */
