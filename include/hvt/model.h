@@ -350,7 +350,7 @@ typedef struct hvt_pt2_info {
  */
 HVT_API hvt_status hvt_pt2_open(const char *path, hvt_pt2 **ret_file);
 HVT_API void hvt_pt2_close(hvt_pt2 **file);
-HVT_API hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *file);
+HVT_API hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *file); ///< of NULL: zeros
 /** Append it to m, from `images`, hvt_input() of its size, to the logits. classes: outputs of its last layer;
  * 0: as in the file. Layers have their names in the state_dict, so hvtrain's checkpoints load by
  * load_state_dict(). What has requires_grad=False in the file is frozen, as by hvt_model_freeze(), whose next

@@ -44,7 +44,8 @@ typedef struct hvt_ema {
  * v = betas[1]*v + (1-betas[1])*g*g; w -= lr/(1-betas[0]^t) * m / (sqrt(v)/sqrt(1-betas[1]^t) + eps). An
  * update that is skipped does not count. There is one t for all parameters. Source: torch/optim/adam.py.
  *
- * What another optimizer has is 0 here, else it is refused. {0} is SGD without momentum.
+ * What another optimizer has is 0 here, else it is refused. {0} is SGD without momentum; {.kind =
+ * HVT_OPTIM_ADAM} alone is refused, because betas and eps have no defaults: HVT_ADAM_DEFAULTS sets them.
  */
 typedef struct hvt_optim_opts {
     float momentum, dampening, weight_decay;
@@ -52,8 +53,8 @@ typedef struct hvt_optim_opts {
     bool no_decay_norm; ///< batch-norm scale and shift are not decayed
     bool no_decay_bias; ///< biases of linear layers are not decayed
     hvt_optim_kind kind;
-    double betas[2]; ///< Adam: 0 or more, below 1
-    double eps;      ///< Adam: 0 or more
+    double betas[2]; ///< Adam: 0 or more, below 1, and not both 0
+    double eps;      ///< Adam: above 0, also as a float
     hvt_ema ema;     ///< the average of the weights
 } hvt_optim_opts;
 
@@ -246,7 +247,7 @@ HVT_API int64_t hvt_distopt_averages(const hvt_distopt *dist);
 /** Start a step. shard_counts[shards]: images per shard of this step (hvt_batch has them); lr: the learning
  * rate of this update. Both must be equal on all ranks. Sends nothing: hashes of both are summed along with
  * the losses, and hvt_distopt_step() reports where ranks differ. Errors: E_ARG (not local_shards * ranks
- * shards, a negative count, no image at all, a rate that is not finite). */
+ * shards, a negative count, no image at all, a rate below 0 or not finite). */
 HVT_API hvt_status hvt_distopt_begin(hvt_distopt *dist, const int *shard_counts, int shards, double lr);
 /** The hvt_grad_fn for hvt_model_backward(), called once per local shard and step, also for empty shards.
  * Posts a bucket as soon as the last shard's backward has passed its end. Errors: E_ARG, also where the batch

@@ -385,18 +385,20 @@ typedef struct hvt_progress {
     uint64_t data; ///< digest of the training set: --resume compares both; 0: not known, as in older files
 } hvt_progress;
 
-/** Write it now, with NAME-HASH for STEM, in place of the one of that name. o may be NULL (no optimizer). If
+/** Write it now, with NAME-HASH for STEM, in place of the one of that name. The folder is made if it is not
+ * there (the one above it must be); hvt_checkpoint_load() takes DIR/NAME. o may be NULL (no optimizer). If
  * ranks hold slices of its state or PowerSGD residuals, call hvt_distopt_gather() first. Takes memory for a
  * copy of all that is saved. Errors: E_IO naming file and cause, E_DIVERGED naming a tensor that is not
- * finite, E_ARG (not gathered), E_MEM; files of before are whole then. */
+ * finite, E_ARG (not gathered; a name that is empty or has a '/'), E_MEM; files of before are whole then. */
 HVT_API hvt_status hvt_checkpoint_save(const char *dir, const char *name, hvt_model *m, hvt_optim *o,
                                        const hvt_progress *progress);
-/** path: a file, or a folder: its newest generation that is whole, then `last`, then `best`. What was passed
- * over because it is damaged is named in a warning. m NULL: progress only, of the newest with a whole header;
- * o NULL: the file's weights, which may be an average. Errors: E_IO, E_FORMAT (damaged: hashes differ; no
- * checkpoint of ours), E_SHAPE, E_ARG (saved with another optimizer: nothing was loaded). Of an average and
- * an optimizer without one the model gets the raw weights; an optimizer with one that finds none begins with
- * the next update. */
+/** path: a file, also without .safetensors, or a folder: its newest generation that is whole, then `last`,
+ * then `best`; where it has none of these, of the names that hvt_checkpoint_save() was given the one with the
+ * most updates. What was passed over because it is damaged is named in a warning. m NULL: progress only, of
+ * the newest with a whole header; o NULL: the file's weights, which may be an average. Errors: E_IO, E_FORMAT
+ * (damaged: hashes differ; no checkpoint of ours), E_SHAPE, E_ARG (saved with another optimizer: nothing was
+ * loaded). Of an average and an optimizer without one the model gets the raw weights; an optimizer with one
+ * that finds none begins with the next update. */
 HVT_API hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o,
                                        hvt_progress *ret_progress);
 

@@ -81,6 +81,8 @@ static hvt_value combine(hvt_model *m, hvt_binary op, hvt_value x, int ndim, con
     HVT_EXPECT(m, l, (elements == 1 || elements == l->y.dim[3]) && l->flat == 1,
                "a parameter of %lld elements and an input of %dx%dx%d; expected 1 element, or %d",
                (long long)elements, l->y.dim[1], l->y.dim[2], l->y.dim[3], l->y.dim[3]);
+    HVT_EXPECT(m, l, constant ? !isnan(init) : isfinite(init), "it begins at %g; expected a number",
+               (double)init);
     l->has_parameter = true;
     l->ndim = ndim;
     l->is.binary = (hvt_binary_args){.op = op, .across = elements == 1 ? HVT_ONE_NUMBER : HVT_PER_CHANNEL};
@@ -243,6 +245,8 @@ hvt_value hvt_max_channels(hvt_model *m, hvt_value x)
 {
     int d[3] = {0};
 
+    if (!m)
+        return -1;
     for (hvt_value_shape(m, x, d); d[2] > 1; hvt_value_shape(m, x, d)) {
         const int half = (d[2] + 1) / 2;
 

@@ -256,7 +256,7 @@ hvt_value hvt__layer_end(hvt_model *m, hvt_layer *l, int64_t h, int64_t w, int64
 
 void hvt_value_shape(const hvt_model *m, hvt_value v, int ret_hwc[3])
 {
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; ret_hwc && i < 3; i++)
         ret_hwc[i] = m && v >= 0 && v < m->nlayer ? m->layer[v].y.dim[1 + i] : 0;
 }
 

@@ -46,6 +46,8 @@ hvt_value hvt_pool_with(hvt_model *m, hvt_value x, hvt_pooling_kind kind, const 
     const hvt_pool_opts k = opts ? *opts : (hvt_pool_opts){0};
     bool fits = true;
 
+    HVT_EXPECT(m, l, mean || kind == HVT_POOL_MAX,
+               "a pooling of kind %d; expected HVT_POOL_MAX or HVT_POOL_MEAN", (int)kind);
     for (int i = 0; i < 2; i++)
         fits = fits && k.size[i] > 0 && k.size[i] <= HVT_POOLING_WINDOW && k.stride[i] > 0 &&
                k.stride[i] <= HVT_MOST && k.pad[i] >= 0 && k.pad[i] <= k.size[i] / 2 &&
@@ -82,6 +84,8 @@ static hvt_value adaptive(hvt_model *m, hvt_value x, hvt_pooling_kind kind, int 
         return -1;
     const int *d = l->y.dim;
 
+    HVT_EXPECT(m, l, mean || kind == HVT_POOL_MAX,
+               "a pooling of kind %d; expected HVT_POOL_MAX or HVT_POOL_MEAN", (int)kind);
     HVT_EXPECT(m, l, h > 0 && w > 0 && h <= HVT_MOST && w <= HVT_MOST,
                "%dx%d windows; each number must be 1 to %d", h, w, HVT_MOST);
     HVT_EXPECT(m, l,
@@ -121,7 +125,7 @@ hvt_value hvt_adaptive_pool(hvt_model *m, hvt_value x, hvt_pooling_kind kind, in
     if (!m)
         return -1;
     hvt_value_shape(m, x, d);
-    if (kind == HVT_POOL_MEAN || h < 1 || w < 1 || !d[0] ||
+    if (kind != HVT_POOL_MAX || h < 1 || w < 1 || !d[0] ||
         (int64_t)longest(d[0], h) * longest(d[1], w) <= HVT_POOLING_TAPS)
         return adaptive(m, x, kind, h, w);
     return maxima_along(m, maxima_along(m, x, true, w), false, h);

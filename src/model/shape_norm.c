@@ -21,9 +21,12 @@ hvt_value hvt_layernorm(hvt_model *m, hvt_value x, hvt_over over, float eps, boo
     hvt_layer *l = hvt__layer_begin(m, &hvt_layer_layernorm, x, -1);
     bool image = over == HVT_OVER_IMAGE;
 
-    return l ? end(m, l, (hvt_norm_args){.groups = 1, .per_pixel = !image, .per_element = image, .eps = eps},
-                   affine)
-             : -1;
+    if (!l)
+        return -1;
+    HVT_EXPECT(m, l, image || over == HVT_OVER_CHANNELS,
+               "a norm over %d; expected HVT_OVER_CHANNELS or HVT_OVER_IMAGE", (int)over);
+    return end(m, l, (hvt_norm_args){.groups = 1, .per_pixel = !image, .per_element = image, .eps = eps},
+               affine);
 }
 
 hvt_value hvt_groupnorm(hvt_model *m, hvt_value x, int groups, float eps, bool affine)

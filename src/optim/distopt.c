@@ -23,6 +23,8 @@ static hvt_status check_opts(const hvt_distopt *d)
               "loss scale %g, minimum %g, doubled after %d updates: expected numbers above 0, and a minimum "
               "that is not above the scale",
               scaling->scale, scaling->floor, scaling->interval);
+    HVT_CHECK((unsigned)opts->update <= HVT_UPDATE_SHARDED, E_ARG, "update %d, expected 0 to %d",
+              (int)opts->update, (int)HVT_UPDATE_SHARDED);
     HVT_CHECK(opts->check_replicas >= 0, E_ARG, "a replica check every %d updates, expected 0 or more",
               opts->check_replicas);
     HVT_CHECK(!opts->check_replicas || m->dev->ops->host, E_UNSUPPORTED,

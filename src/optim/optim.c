@@ -76,7 +76,16 @@ static hvt_status check_adam(const hvt_optim_opts *o)
     for (int k = 0; k < 2; k++)
         HVT_CHECK(o->betas[k] >= 0 && o->betas[k] < 1, E_ARG, "betas[%d] is %g, expected 0 or more, below 1",
                   k, o->betas[k]);
-    HVT_CHECK(isfinite(o->eps) && o->eps >= 0, E_ARG, "eps is %g, expected 0 or more", o->eps);
+    HVT_CHECK(
+        o->eps != 0 || o->betas[0] != 0 || o->betas[1] != 0, E_ARG,
+        "%s has betas and an eps, which are 0 here: expected HVT_ADAM_DEFAULTS (0.9, 0.999 and 1e-8), or "
+        "others",
+        hvt__optim_rules[o->kind].name);
+    HVT_CHECK(isfinite((float)o->eps) && (float)o->eps > 0, E_ARG,
+              "eps is %g, expected a number above 0 (1e-8 is usual): gradients of 0 are divided by it",
+              o->eps);
+    HVT_CHECK(o->betas[0] > 0 || o->betas[1] > 0, E_ARG,
+              "both betas are 0, with which no gradient is averaged: expected 0.9 and 0.999, or others");
     HVT_CHECK(o->momentum == 0 && o->dampening == 0 && !o->nesterov, E_ARG,
               "momentum %g, dampening %g and nesterov are SGD's: %s has betas", (double)o->momentum,
               (double)o->dampening, hvt__optim_rules[o->kind].name);

@@ -66,7 +66,7 @@ hvt_status hvt_distopt_begin(hvt_distopt *d, const int *shard_counts, int shards
         images += shard_counts[i];
     }
     HVT_CHECK(images > 0, E_ARG, "a step without images: all %d shards are empty", shards);
-    HVT_CHECK(isfinite(lr), E_ARG, "learning rate is %g", lr);
+    HVT_CHECK(isfinite((float)lr) && lr >= 0, E_ARG, "learning rate is %g, expected 0 or more", lr);
     HVT_TRY(hvt__ema_check_place(d->optim, "a step"));
     HVT_TRY(hvt__slices_forget(d));
     hvt__trace_step(0);

@@ -476,6 +476,24 @@ TEST(impossible_optimizers_are_refused)
         {{.kind = HVT_OPTIM_ADAM, .betas = {.9, -1}}, "betas[1] is -1"},
         {{.kind = HVT_OPTIM_ADAMW, HVT_ADAM_DEFAULTS, .momentum = .9f}, "adamw has betas"},
         {{.kind = HVT_OPTIM_ADAM, .betas = {.9, .9}, .eps = NAN}, "eps is nan"},
+        {{.kind = HVT_OPTIM_ADAM}, "adam has betas and an eps, which are 0 here: expected HVT_ADAM_DEFAULTS"},
+        {{.kind = HVT_OPTIM_ADAMW, .weight_decay = .01f}, "adamw has betas and an eps"},
+        {{.kind = HVT_OPTIM_ADAM, .betas = {.9, .999}}, "eps is 0, expected a number above 0"},
+        {{.kind = HVT_OPTIM_ADAM, .betas = {.9, .999}, .eps = 1e-60}, "eps is 1e-60"},
+        {{.kind = HVT_OPTIM_ADAM, .betas = {.9, .999}, .eps = 1e60}, "eps is 1e+60"},
+        {{.kind = HVT_OPTIM_ADAM, .betas = {.9, .999}, .eps = -1e-8}, "eps is -1e-08"},
+        {{.kind = HVT_OPTIM_ADAMW, .eps = 1e-8}, "both betas are 0"},
+        {{.kind = HVT_OPTIM_ADAM, .betas = {NAN, .9}, .eps = 1e-8}, "betas[0] is"},
+        {{.kind = HVT_OPTIM_ADAM, .betas = {.9, INFINITY}, .eps = 1e-8}, "betas[1] is inf"},
+        {{.momentum = NAN}, "momentum is nan"},
+        {{.momentum = INFINITY}, "momentum is inf"},
+        {{.dampening = NAN}, "dampening is nan"},
+        {{.weight_decay = -1}, "weight decay is -1"},
+        {{.weight_decay = INFINITY}, "weight decay is inf"},
+        {{.ema = {NAN, 1}}, "average decays by nan"},
+        {{.ema = {1, 1}}, "average decays by 1"},
+        {{.ema = {.9, -1}}, "every -1 updates"},
+        {{.kind = (hvt_optim_kind)-1}, "optimizer -1, expected 0 to 2"},
         {{.kind = (hvt_optim_kind)3}, "optimizer 3, expected 0 to 2"},
     };
     hvt_model *bare = NULL;
@@ -490,6 +508,62 @@ TEST(impossible_optimizers_are_refused)
     CHECK_FAILS(hvt_optim_create(bare, &bad[0].opts, &o), E_ARG, "planned");
     CHECK(!o, "an optimizer came out of an error");
     hvt_model_free(&bare);
+    rig_close(&r);
+}
+
+TEST(impossible_steps_and_schedules_are_refused)
+{
+    static const struct {
+        hvt_distopt_opts opts;
+        const char *part;
+    } bad[] = {
+        {{.local_shards = 0}, "0 shards per rank"},
+        {{.local_shards = -1}, "-1 shards per rank"},
+        {{.local_shards = 1, .wire = HVT_I32}, "i32"},
+        {{.local_shards = 1, .wire = (hvt_dtype)99}, ""},
+        {{.local_shards = 1, .update = (hvt_update)99}, "update 99, expected 0 to 2"},
+        {{.local_shards = 1, .scaling = {NAN, 2000, 1}}, "loss scale nan"},
+        {{.local_shards = 1, .scaling = {INFINITY, 2000, 1}}, "loss scale inf"},
+        {{.local_shards = 1, .scaling = {-1, 2000, 1}}, "loss scale -1"},
+        {{.local_shards = 1, .scaling = {8, -1, 1}}, "after -1 updates"},
+        {{.local_shards = 1, .scaling = {8, 1, NAN}}, "minimum nan"},
+        {{.local_shards = 1, .scaling = {8, 1, 9}}, "minimum 9"},
+        {{.local_shards = 1, .check_replicas = -1}, "every -1 updates"},
+        {{.local_shards = 1, .powersgd = -1}, ""},
+        {{.local_shards = 1, .clip_norm = NAN}, "norm of nan"},
+        {{.local_shards = 1, .clip_norm = -1}, "norm of -1"},
+        {{.local_shards = 1, .clip_norm = INFINITY}, "norm of inf"},
+    };
+    static const hvt_schedule_opts rates[] = {{"constant", NAN, 1, 0, 0},
+                                              {"constant", -1, 1, 0, 0},
+                                              {"constant", INFINITY, 1, 0, 0},
+                                              {"cosine", .1, NAN, 0, 0},
+                                              {"cosine", .1, 0, 0, 0},
+                                              {"cosine", .1, -1, 0, 0},
+                                              {"cosine", .1, 2, 3, 0},
+                                              {"constant", .1, 1, NAN, 0},
+                                              {"constant", .1, 1, -1, 0},
+                                              {"constant", .1, 1, INFINITY, 0},
+                                              {"constant", .1, 1, 1, NAN},
+                                              {"constant", .1, 1, 1, 2},
+                                              {"", .1, 1, 0, 0},
+                                              {"cosine:nan", .1, 1, 0, 0},
+                                              {"step:nan", .1, 1, 0, 0}};
+    static const double steps[] = {NAN, INFINITY, -INFINITY, -1, 1e60};
+    hvt_schedule *rate = NULL;
+    hvt_distopt *d = NULL;
+    rig r;
+
+    open_with(&r, (hvt_optim_opts){0});
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        CHECK_FAILS(hvt_distopt_create(r.o, r.comm, &bad[i].opts, NULL, 0, &d), E_ARG, bad[i].part);
+    for (size_t i = 0; i < sizeof rates / sizeof *rates; i++)
+        CHECK_FAILS(hvt_schedule_create(&rates[i], &rate), E_ARG, "");
+    CHECK(!d && !rate, "something came out of an error");
+    CHECK_OK(hvt_distopt_create(r.o, r.comm, &(hvt_distopt_opts){.local_shards = 1}, NULL, 0, &d));
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+        CHECK_FAILS(hvt_distopt_begin(d, (const int[]){1}, 1, steps[i]), E_ARG, "learning rate is");
+    hvt_distopt_free(&d);
     rig_close(&r);
 }
 
@@ -512,5 +586,6 @@ int main(void)
     RUN(a_group_has_a_rate_and_a_decay_of_its_own);
     RUN(impossible_groups_are_refused);
     RUN(impossible_optimizers_are_refused);
+    RUN(impossible_steps_and_schedules_are_refused);
     return rig_end();
 }

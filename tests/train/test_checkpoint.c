@@ -224,6 +224,42 @@ TEST(class_names_are_kept_however_many_there_are)
     remove_checkpoints();
 }
 
+TEST(what_is_saved_under_a_name_is_found_again)
+{
+    hvt_progress p = {.epoch = 1, .steps = 5, .images = 7, .data = 0xabc}, found = {0};
+    char deep[400];
+    trained t = {0};
+
+    open_trained(&t);
+    snprintf(deep, sizeof deep, "%s", in_folder("new"));
+    CHECK_OK(hvt_checkpoint_save(deep, "x", t.m, t.o, &p)); /* makes the folder */
+    for (int i = 0; i < 3; i++) {
+        const char *const paths[] = {in_folder("new"), in_folder("new/x"), in_folder("new/x.safetensors")};
+
+        CHECK_OK(hvt_checkpoint_load(paths[i], t.m, t.o, &found));
+        CHECK(found.steps == 5 && found.images == 7 && found.data == 0xabc, "%s: %lld updates", paths[i],
+              (long long)found.steps);
+        hvt__progress_free(&found);
+    }
+    p.steps = 9;
+    CHECK_OK(hvt_checkpoint_save(deep, "a", t.m, NULL, &p));
+    p.steps = 3;
+    CHECK_OK(hvt_checkpoint_save(deep, "y", t.m, t.o, &p));
+    CHECK_OK(hvt_checkpoint_load(deep, NULL, NULL, &found));
+    CHECK(found.steps == 9, "the folder's furthest has %lld updates", (long long)found.steps);
+    hvt__progress_free(&found);
+    CHECK_FAILS(hvt_checkpoint_load(in_folder("new/z"), t.m, t.o, &found), E_IO, "new/z");
+    CHECK_FAILS(hvt_checkpoint_load("/", t.m, t.o, &found), E_IO, "holds no checkpoint");
+    CHECK_FAILS(hvt_checkpoint_save(deep, "", t.m, t.o, &p), E_ARG, "expected one without '/'");
+    CHECK_FAILS(hvt_checkpoint_save(deep, "a/b", t.m, t.o, &p), E_ARG, "a/b");
+    CHECK_FAILS(hvt_checkpoint_save(in_folder("no/where"), "x", t.m, t.o, &p), E_IO,
+                "the folder above it does not exist");
+    CHECK_FAILS(hvt_checkpoint_save(in_folder("new/x.safetensors"), "x", t.m, t.o, &p), E_IO, "is a file");
+    close_trained(&t);
+    snprintf(deep, sizeof deep, "rm -r %s", in_folder("new"));
+    CHECK(system(deep) == 0, "%s", deep);
+}
+
 /* The first sync is the momentum's, the second that of the weights that name it. */
 TEST(a_signal_while_a_folder_is_synced_leaves_a_whole_checkpoint)
 {
@@ -840,6 +876,7 @@ int main(void)
         return 1;
     RUN(class_names_are_kept_however_many_there_are);
     RUN(files_of_before_are_read_and_their_options_renamed);
+    RUN(what_is_saved_under_a_name_is_found_again);
     RUN(a_signal_while_a_folder_is_synced_leaves_a_whole_checkpoint);
     RUN(numbers_that_are_not_finite_replace_no_checkpoint);
     RUN(a_kill_at_any_call_of_a_save_loses_nothing);

@@ -32,7 +32,10 @@ void hvt_pt2_close(hvt_pt2 **file)
 hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *p)
 {
     int64_t size[HVT__PT2_DIMS];
-    int n = hvt__pt2_sizes(p, p->logits, HVT__PT2_DIMS, size);
+    int n = p ? hvt__pt2_sizes(p, p->logits, HVT__PT2_DIMS, size) : 0;
+
+    if (!p)
+        return (hvt_pt2_info){0};
 
     return (hvt_pt2_info){.height = p->height,
                           .width = p->width,

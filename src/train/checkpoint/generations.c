@@ -266,12 +266,51 @@ hvt_status hvt__resume(const char *path, hvt_model *m, hvt_optim *o, bool raw, h
     return hvt__checkpoint_read(ret_file, m, o, raw, ret_progress);
 }
 
+/* Of the checkpoints in a folder that have names of their own, which hvt_checkpoint_save() gives, the one
+ * with the most updates, and of equals the first by name; "": there is none. */
+static void find_named(const char *dir, char ret_file[PATH_MAX])
+{
+    DIR *d = opendir(dir);
+    struct dirent *e;
+    char path[PATH_MAX];
+    int64_t most = -1;
+
+    *ret_file = 0;
+    while (d && (e = readdir(d))) {
+        hvt_progress p = {0};
+        size_t len = strlen(e->d_name), end = sizeof HVT_CHECKPOINT_END - 1;
+
+        if (len <= end || strcmp(e->d_name + len - end, HVT_CHECKPOINT_END) ||
+            hvt__path(path, "%s/%s", dir, e->d_name) || hvt__checkpoint_read(path, NULL, NULL, false, &p))
+            continue; /* a sidecar file, too, has no progress */
+        if (p.steps > most || (p.steps == most && strcmp(path, ret_file) < 0)) {
+            most = p.steps;
+            memcpy(ret_file, path, sizeof path);
+        }
+        hvt__progress_free(&p);
+    }
+    if (d)
+        closedir(d);
+}
+
 hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o, hvt_progress *ret_progress)
 {
     HVT_GIVEN(path, "a path");
     HVT_GIVEN(ret_progress, "a place for progress");
 
-    char file[PATH_MAX];
+    char file[PATH_MAX], named[PATH_MAX] = "";
+    hvt__generations g = {0};
 
-    return hvt__resume(path, m, o, false, ret_progress, file);
+    if (is_folder(path)) {
+        HVT_TRY(hvt__generations_open(path, &g));
+        if (!g.n)
+            find_named(path, named);
+        HVT_CHECK(g.n || *named, E_IO, "%s: holds no checkpoint", path);
+        hvt__generations_close(&g);
+    } else if (access(path, F_OK)) { /* DIR/NAME, as it was saved */
+        HVT_TRY(hvt__path(named, "%s" HVT_CHECKPOINT_END, path));
+        if (access(named, F_OK))
+            *named = 0;
+    }
+    return hvt__resume(*named ? named : path, m, o, false, ret_progress, file);
 }

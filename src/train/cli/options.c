@@ -181,12 +181,14 @@ static hvt_status parse_word(hvt_options *opts, int argc, char **argv, int *i)
 
 hvt_status hvt_options_parse(int argc, char **argv, hvt_options *ret_opts)
 {
-    HVT_CHECK(ret_opts && (argv || argc < 2), E_ARG, "%s() needs arguments and a place for options",
-              __func__);
+    HVT_CHECK(ret_opts && argc >= 0 && (argv || argc < 2), E_ARG,
+              "%s() needs arguments, of which there are %d here, and a place for options", __func__, argc);
 
     hvt_options opts;
 
     hvt_options_default(&opts);
+    for (int i = 1; i < argc; i++)
+        HVT_CHECK(argv[i], E_ARG, "argument %d of %d is NULL", i, argc - 1);
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i];
         if (!strcmp(arg, "--help") || !strcmp(arg, "-h"))
