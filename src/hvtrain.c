@@ -7,6 +7,7 @@
  */
 #include "hvt/train.h"
 #include "train/process/process_impl.h"
+#include "base/line.h"
 #include "base_impl.h"
 
 #include <unistd.h>
@@ -56,7 +57,7 @@ static void set_log_level(const hvt_world *world, const hvt_options *opts)
 {
     hvt_log_level level = opts->quiet ? HVT_LOG_WARN : HVT_LOG_INFO;
 
-    hvt_log_to(print_line, NULL, hvt_world_rank(world) > 0 ? HVT_LOG_ERROR : level);
+    hvt__log_beside(print_line, NULL, hvt_world_rank(world) > 0 ? HVT_LOG_ERROR : level);
 }
 
 /* Options from files: --config first, since it overrides a checkpoint and may name one. Then check them. */

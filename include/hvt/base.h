@@ -64,7 +64,7 @@ HVT_API const char *hvt_last_trace(void);
 /** True if every rank has this same error, so that only one of them should print it. */
 HVT_API bool hvt_last_error_is_agreed(void);
 
-/** Send log lines up to max_level to fn; NULL restores stderr. */
+/** Send lines up to max_level to fn, also what hvt_train() prints (HVT_LOG_INFO); NULL: to stderr, stdout. */
 HVT_API void hvt_log_to(hvt_log_fn *fn, void *ctx, hvt_log_level max_level);
 
 HVT_C_END

@@ -298,6 +298,10 @@ typedef struct hvt_report {
  * Train (or only evaluate) as the options say: data, model, exchange, epochs, evaluation, checkpoints, log.
  * The data may be the caller's own: see train_set and test_set of hvt_options.
  *
+ * Progress and results are lines on stderr and stdout; where hvt_log_to() has a function, lines of level
+ * HVT_LOG_INFO for that instead, without a progress bar. So it is with hvt_tune() and hvt_pack(). What an
+ * option sends to "-" is data, and goes to stdout.
+ *
  * The world is watched as --stall-warn and --stall-abort say, from here on until it is closed: see
  * hvt_world_watch(), by which this process may end.
  *

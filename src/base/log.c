@@ -3,7 +3,7 @@
  * the program's name in front. The environment variable HVT_LOG (error, warn, info, debug)
  * overrides the level: the one environment knob of the library.
  */
-#include "base_impl.h"
+#include "line.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -15,12 +15,25 @@
 static hvt_log_fn *log_fn;
 static void *log_ctx;
 static hvt_log_level log_max = HVT_LOG_INFO;
+static bool log_is_taken; /* by a program of another's, which gets printed lines, too */
 
 void hvt_log_to(hvt_log_fn *fn, void *ctx, hvt_log_level max_level)
+{
+    hvt__log_beside(fn, ctx, max_level);
+    log_is_taken = fn;
+}
+
+void hvt__log_beside(hvt_log_fn *fn, void *ctx, hvt_log_level max_level)
 {
     log_fn = fn;
     log_ctx = ctx;
     log_max = max_level;
+    log_is_taken = false;
+}
+
+bool hvt__log_is_taken(void)
+{
+    return log_is_taken;
 }
 
 static hvt_log_level wanted(void)
@@ -49,12 +62,27 @@ bool hvt__write(int fd, const char *text, size_t bytes)
     return true;
 }
 
+/* Lines that would be printed, to the program that takes all of them. */
+static void pass_on(char *lines)
+{
+    char *rest;
+
+    for (char *line = strtok_r(lines, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
+        if (HVT_LOG_INFO <= wanted())
+            log_fn(log_ctx, HVT_LOG_INFO, line);
+}
+
 bool hvt__vprint_line(int fd, const char *fmt, va_list ap)
 {
     char line[HVT_LINE];
     int n = vsnprintf(line, sizeof line - 1, fmt, ap);
     size_t bytes = n < 0 ? 0 : n < HVT_LINE - 2 ? (size_t)n : HVT_LINE - 2;
 
+    if (log_is_taken) {
+        line[bytes] = 0;
+        pass_on(line);
+        return true;
+    }
     line[bytes++] = '\n';
     if (fd == STDOUT_FILENO) /* what the program has printed before */
         fflush(stdout);

@@ -4,6 +4,7 @@
  * probably mistakes.
  */
 #include "run.h"
+#include "base/line.h"
 #include "base_impl.h"
 
 #include "config.h"

@@ -10,6 +10,7 @@
  */
 #include "run.h"
 #include "choice.h"
+#include "base/line.h"
 #include "base_impl.h"
 
 #include <errno.h>

@@ -8,6 +8,7 @@
  */
 #include "report_impl.h"
 #include "train/checkpoint/checkpoint_impl.h"
+#include "base/line.h"
 #include "base_impl.h"
 
 #include <errno.h>
@@ -210,7 +211,7 @@ hvt_status hvt__report_open(const hvt_options *opts, hvt_reporter **ret_rep)
 
     HVT_CHECK(rep, E_MEM, "no memory for reports");
     rep->opts = opts;
-    rep->bar = !opts->quiet && isatty(STDERR_FILENO) && term && strcmp(term, "dumb");
+    rep->bar = !opts->quiet && !hvt__log_is_taken() && isatty(STDERR_FILENO) && term && strcmp(term, "dumb");
     s = *opts->log ? open_log(opts, &rep->log) : HVT_OK;
     if (s)
         free(rep);
