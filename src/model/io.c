@@ -309,15 +309,11 @@ hvt_status hvt__alias_check(hvt_model *m)
 }
 
 /* ret_i: as hvt_model_named() counts */
-static hvt_status find_named(const hvt_model *m, const char *name, const void *values, size_t count,
-                             int *ret_i)
+static hvt_status find_named(const hvt_model *m, const char *name, size_t count, int *ret_i)
 {
     hvt_named t;
     int i;
 
-    HVT_GIVEN(m, "a model");
-    HVT_GIVEN(name, "a tensor's name");
-    HVT_GIVEN(values, "an array of floats");
     HVT_CHECK(m->batch, E_ARG, "%s is read or written before hvt_model_plan()", name);
     i = index_of(m, name);
     for (const hvt_alias *a = m->alias; a < m->alias + m->naliases && i < 0; a++)
@@ -331,9 +327,13 @@ static hvt_status find_named(const hvt_model *m, const char *name, const void *v
 
 hvt_status hvt_model_get(hvt_model *m, const char *name, float *ret_values, size_t count)
 {
+    HVT_GIVEN(m, "a model");
+    HVT_GIVEN(name, "a tensor's name");
+    HVT_GIVEN(ret_values, "an array of floats");
+
     int i = -1;
 
-    HVT_TRY(find_named(m, name, ret_values, count, &i));
+    HVT_TRY(find_named(m, name, count, &i));
     if (i < m->nparam_tensors)
         return hvt__model_export(m, &m->param[i], m->params, ret_values);
     return hvt_device_download(m->dev, ret_values, m->stats + m->stat[i - m->nparam_tensors].offset,
@@ -342,9 +342,13 @@ hvt_status hvt_model_get(hvt_model *m, const char *name, float *ret_values, size
 
 hvt_status hvt_model_set(hvt_model *m, const char *name, const float *values, size_t count)
 {
+    HVT_GIVEN(m, "a model");
+    HVT_GIVEN(name, "a tensor's name");
+    HVT_GIVEN(values, "an array of floats");
+
     int i = -1;
 
-    HVT_TRY(find_named(m, name, values, count, &i));
+    HVT_TRY(find_named(m, name, count, &i));
     if (i < m->nparam_tensors)
         return hvt__model_import(m, &m->param[i], m->params, values);
     return hvt_device_upload(m->dev, m->stats + m->stat[i - m->nparam_tensors].offset, values,
