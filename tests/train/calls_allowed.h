@@ -33,27 +33,26 @@ static const char *const fails_here[] = {"hvt_comm_reduce_apply ",
                                          "hvt_world_wrap ",
                                          NULL};
 
-static const char *const may_be_null[] = {
-    "hvt_* ret_ticket",            /* the call waits by itself */
-    "hvt_allgather *",             /* in place, and counts */
-    "hvt_allreduce in",            /* in place */
-    "hvt_allreduce scale",         /* factors of 1 */
-    "hvt_checkpoint_* o",          /* no optimizer */
-    "hvt_checkpoint_load m",       /* progress only */
-    "hvt_comm_overlap how",        /* no worker any more */
-    "hvt_comm_reduce_apply *",     /* comm self has none */
-    "hvt_device_open opts",        /* all defaults */
-    "hvt_distopt_capture_end *",   /* this device has none */
-    "hvt_gather counts",           /* equal parts */
-    "hvt_model_backward* on_grad", /* nobody asks */
-    "hvt_model_backward* ctx",     /* the caller's own */
-    "hvt_model_freeze prefixes",   /* none */
-    "hvt_reduce_scatter counts",   /* equal parts */
-    "hvt_reduce_scatter scale",    /* factors of 1 */
-    "hvt_scatter counts",          /* equal parts */
-    "hvt_world_open name",         /* as the environment says */
-    "hvt_zoo opts",                /* all false */
-    NULL};
+static const char *const may_be_null[] = {"hvt_* ret_ticket",            /* the call waits by itself */
+                                          "hvt_allgather *",             /* in place, and counts */
+                                          "hvt_allreduce in",            /* in place */
+                                          "hvt_allreduce scale",         /* factors of 1 */
+                                          "hvt_checkpoint_* o",          /* no optimizer */
+                                          "hvt_checkpoint_load m",       /* progress only */
+                                          "hvt_comm_overlap how",        /* no worker any more */
+                                          "hvt_comm_reduce_apply *",     /* comm self has none */
+                                          "hvt_device_open opts",        /* all defaults */
+                                          "hvt_distopt_capture_end *",   /* this device has none */
+                                          "hvt_gather counts",           /* equal parts */
+                                          "hvt_model_backward* on_grad", /* nobody asks */
+                                          "hvt_model_backward* ctx",     /* the caller's own */
+                                          "hvt_model_freeze prefixes",   /* none */
+                                          "hvt_reduce_scatter counts",   /* equal parts */
+                                          "hvt_reduce_scatter scale",    /* factors of 1 */
+                                          "hvt_scatter counts",          /* equal parts */
+                                          "hvt_world_open name",         /* as the environment says */
+                                          "hvt_zoo opts",                /* all false */
+                                          NULL};
 
 static const char *const may_be_odd[] = {"hvt_apply [ab]",          /* of HVT_RELU, which has none */
                                          "hvt_distopt_gather root", /* -1: every rank */

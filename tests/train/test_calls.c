@@ -135,7 +135,7 @@ static void look_at(const char *text)
 
 #define P(i, x)      (null == (i) || null == ALL ? NULL : (x))
 #define N(i, x, bad) (odd == (i) ? (bad) : (x))
-#include "every_call.h"
+#include EVERY_CALL /* made by every_call.py */
 
 /* How the process ended, as waitpid() says it; 0: well. */
 static int try(const every_call *c, int null, int odd, outcome *ret)
