@@ -399,6 +399,9 @@ hvt_status hvt_comm_broadcast(hvt_comm *comm, void *buf, size_t bytes, int root)
 hvt_status hvt_comm_overlap(hvt_comm *comm, const hvt_overlap *how)
 {
     HVT_CHECK(comm, E_ARG, "no comm for a worker");
+    HVT_CHECK(!how || (how->ncpus >= 0 && (how->cpus || !how->ncpus)), E_ARG,
+              "%d processors for a worker, %s list of them: expected 0, or a list", how->ncpus,
+              how->cpus ? "with a" : "without a");
     HVT_CHECK(comm->dev->ops->host, E_UNSUPPORTED, "no worker for comm %s on device %s", comm->ops->name,
               comm->dev->ops->name);
     HVT_TRY(hvt_comm_wait(comm, comm->queue.issued));

@@ -12,6 +12,8 @@
 #include "data_impl.h"
 #include "image/image_impl.h"
 
+#include <math.h>
+
 /* The operations that draw. The numbers differ from those that the model's initialisation and
  * hvt__view_rrc() use with the same seed. */
 enum { DRAW_CROP_Y = 0x0d00, DRAW_CROP_X, DRAW_MIRROR };
@@ -44,7 +46,7 @@ static hvt_status check_rrc(const hvt_rrc *r)
     HVT_CHECK(!r->on || (r->least > 0 && r->least <= r->most && r->most <= 1), E_ARG,
               "random boxes of %g to %g of an image's area, expected 0 < least <= most <= 1",
               (double)r->least, (double)r->most);
-    HVT_CHECK(!r->on || (r->narrow > 0 && r->narrow <= r->wide), E_ARG,
+    HVT_CHECK(!r->on || (r->narrow > 0 && r->narrow <= r->wide && isfinite(r->wide)), E_ARG,
               "random boxes of ratio %g to %g, expected 0 < narrow <= wide", (double)r->narrow,
               (double)r->wide);
     return HVT_OK;

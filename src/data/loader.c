@@ -103,6 +103,12 @@ static hvt_status check_opts(const hvt_dataset_info *info, const hvt_loader_opts
               "images in %s, expected f32, f16 or bf16", hvt_dtype_name(o->type));
     HVT_CHECK(!o->channels || o->channels >= channels, E_ARG,
               "images of %d channels are to be stored with %d", channels, o->channels);
+    HVT_CHECK(o->order == HVT_ORDER_NHW || o->order == HVT_ORDER_HWN, E_ARG,
+              "order %d of a batch's rows, expected that of hvt_model_order()", (int)o->order);
+    HVT_CHECK(o->epochs >= 0, E_ARG, "%d epochs follow each other, expected 0 or more", o->epochs);
+    HVT_CHECK(o->ncpus >= 0 && (o->cpus || !o->ncpus), E_ARG,
+              "%d processors for workers, %s list of them: expected 0, or a list", o->ncpus,
+              o->cpus ? "with a" : "without a");
     HVT_CHECK(o->workers >= 0 && o->workers <= WORKERS_MAX, E_ARG, "%d workers, expected 0 to %d", o->workers,
               WORKERS_MAX);
     HVT_TRY(hvt__fetch_size(info, o, &h, &w));

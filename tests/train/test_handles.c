@@ -6,9 +6,11 @@
 #include "check.h"
 #include "device_impl.h"
 #include "logged.h"
-#include "hvt/train.h"
+#include "hvt/hvt.h"
 #include "model_impl.h"
 #include "optim_impl.h"
+
+#include <math.h>
 
 static hvt_device *dev;
 static hvt_world *lone;
@@ -248,6 +250,179 @@ TEST(small_things_refuse_what_is_none)
     CHECK(*hvt_status_name((hvt_status)99) && *hvt_status_text((hvt_status)99), "status 99 has no name");
 }
 
+/* ---- members of options that cannot be ---------------------------------------------------------------- */
+
+static void refuses_loader(hvt_dataset *set, hvt_loader_opts o, const char *what)
+{
+    hvt_loader *loader = NULL;
+    hvt_status s = hvt_loader_open(set, dev, &o, &loader);
+
+    CHECK(s == HVT_E_ARG && *hvt_last_error(), "a loader with %s: %s %s", what, hvt_status_name(s),
+          hvt_last_error());
+    hvt_loader_close(&loader);
+}
+
+TEST(options_of_data_that_cannot_be_are_refused)
+{
+    const hvt_loader_opts good = {.batch = 4, .shards = 1, .shard_count = 1, .std = {1, 1, 1}};
+    static const hvt_dataset_opts bad[] = {{.samples = 20, .image_size = 8, .val_split = NAN},
+                                           {.samples = 20, .image_size = 8, .val_split = -.1},
+                                           {.samples = 20, .image_size = 8, .val_split = 1},
+                                           {.samples = 20, .image_size = 8, .val_split = INFINITY},
+                                           {.samples = 20, .image_size = -8},
+                                           {.samples = 20, .image_size = 8, .classes = -1},
+                                           {.samples = 20, .image_size = 8, .classes = 1}};
+    hvt_dataset_opts drawn = {.train = true, .samples = 20, .image_size = 8};
+    hvt_dataset *set = NULL;
+    hvt_loader_opts o;
+
+    for (size_t i = 0; i < HVT_LEN(bad); i++) {
+        hvt_status s = hvt_dataset_open("synth", &bad[i], &set);
+
+        CHECK(s == HVT_E_ARG, "options %zu of a data set: %s", i, hvt_status_name(s));
+        hvt_dataset_close(&set);
+    }
+    CHECK_OK(hvt_dataset_open("synth", &drawn, &set));
+#define LOADER(member, value)                                                                                \
+    do {                                                                                                     \
+        o = good;                                                                                            \
+        o.member = value;                                                                                    \
+        refuses_loader(set, o, #member " " #value);                                                          \
+    } while (0)
+    LOADER(batch, 0);
+    LOADER(batch, -1);
+    LOADER(shards, 0);
+    LOADER(shards, -1);
+    LOADER(first_shard, -1);
+    LOADER(first_shard, 1);
+    LOADER(shard_count, -1);
+    LOADER(shard_count, 2);
+    LOADER(last_batch, (hvt_last_batch)99);
+    LOADER(height, -1);
+    LOADER(width, -1);
+    LOADER(resize, -1);
+    LOADER(crop, -1);
+    LOADER(mean[1], NAN);
+    LOADER(mean[0], INFINITY);
+    LOADER(std[0], 0);
+    LOADER(std[1], NAN);
+    LOADER(std[2], -1);
+    LOADER(order, (hvt_order)99);
+    LOADER(type, HVT_I32);
+    LOADER(type, (hvt_dtype)99);
+    LOADER(channels, -1);
+    LOADER(channels, 2);
+    LOADER(workers, -1);
+    LOADER(epochs, -1);
+    LOADER(ncpus, -1);
+    LOADER(ncpus, 1);
+    LOADER(skip_damaged, -1);
+    LOADER(rrc, ((hvt_rrc){true, NAN, 1, .75f, 1.3f}));
+    LOADER(rrc, ((hvt_rrc){true, 0, 1, .75f, 1.3f}));
+    LOADER(rrc, ((hvt_rrc){true, .1f, 2, .75f, 1.3f}));
+    LOADER(rrc, ((hvt_rrc){true, .1f, 1, NAN, 1.3f}));
+    LOADER(rrc, ((hvt_rrc){true, .1f, 1, .75f, INFINITY}));
+    LOADER(rrc, ((hvt_rrc){true, .1f, 1, 0, 1}));
+    hvt_dataset_close(&set);
+}
+
+TEST(options_of_the_world_and_of_models_that_cannot_be_are_refused)
+{
+    static const hvt_stall stalls[] = {{NAN, 1}, {1, NAN}, {-1, 1}, {1, -1}, {5, 1}};
+    static const hvt_loss_opts losses[] = {{HVT_LOSS_CE, NAN},
+                                           {HVT_LOSS_CE, -.1f},
+                                           {HVT_LOSS_CE, 1.1f},
+                                           {HVT_LOSS_MSE, .1f},
+                                           {(hvt_loss_kind)99, 0}};
+    static const hvt_device_opts devices[] = {{.threads = -1},   {.threads = HVT_MAX_THREADS + 1},
+                                              {.ncpus = -1},     {.ncpus = 1},
+                                              {.conv_tile = 3},  {.conv_tile = -1},
+                                              {.isa = "no such"}};
+    hvt_device *made = NULL;
+    hvt_model *m = NULL;
+    hvt_cores cores;
+
+    for (size_t i = 0; i < HVT_LEN(stalls); i++)
+        REFUSES(hvt_world_watch(lone, &stalls[i]));
+    REFUSES(hvt_world_cores(lone, -1, &cores));
+    REFUSES(hvt_world_cores(lone, INT_MAX, &cores));
+    for (size_t i = 0; i < HVT_LEN(devices); i++) {
+        hvt_status s = hvt_device_open("cpu", &devices[i], &made);
+
+        CHECK(s == HVT_E_ARG, "options %zu of a device: %s", i, hvt_status_name(s));
+        hvt_device_close(&made);
+    }
+    CHECK_OK(hvt_model_create(dev, &m));
+    for (size_t i = 0; i < HVT_LEN(losses); i++)
+        REFUSES(hvt_model_set_loss(m, &losses[i]));
+    REFUSES(hvt_model_set_type(m, HVT_I32));
+    REFUSES(hvt_model_set_type(m, (hvt_dtype)99));
+    hvt_model_free(&m);
+}
+
+/* Pointers in structs. */
+TEST(members_that_are_missing_are_refused)
+{
+    const hvt_item items[] = {{NULL, "a"}, {"a", NULL}};
+    const hvt_piece piece = {"a", NULL, 4, HVT_F32};
+    const hvt_overlap worker = {NULL, 2, true};
+    float images[4 * 4 * 4 * 3] = {0}, logits[12];
+    int32_t labels[4] = {0};
+    const int four[] = {4};
+    hvt_batch good = {.images = {images, HVT_F32, 4, {4, 4, 4, 3}},
+                      .labels = {labels, HVT_I32, 1, {4, 1, 1, 1}},
+                      .count = 4,
+                      .shards = 1,
+                      .shard_counts = four};
+    hvt_batch b;
+    hvt_comm *comm = NULL;
+    hvt_fuse *fuse = NULL;
+    hvt_model *m = NULL;
+    hvt_status s;
+    hvt_value x;
+
+    for (int i = 0; i < 2; i++)
+        REFUSES(hvt_world_compare(lone, &items[i], 1));
+    REFUSES(hvt_world_compare(lone, NULL, 1));
+    CHECK_OK(hvt_comm_open("self", lone, dev, &comm));
+    REFUSES(hvt_fuse_create(comm, &piece, 1, 0, HVT_SUM, &fuse));
+    REFUSES(hvt_comm_overlap(comm, &worker));
+    hvt_comm_close(&comm);
+
+    CHECK_OK(hvt_model_create(dev, &m));
+    x = hvt_input(m, 4, 4, 6);
+    CHECK(hvt_rotary(m, x, &(hvt_rotary_opts){0, 1, 2, 1, NULL, images}) < 0, "factors from nowhere");
+    CHECK(hvt_rotary(m, x, &(hvt_rotary_opts){0, 1, 2, 1, images, NULL}) < 0, "factors from nowhere");
+    hvt_model_free(&m);
+    CHECK_OK(hvt_model_create(dev, &m));
+    x = hvt_input(m, 4, 4, 6);
+    CHECK(hvt_self_attention_with(m, x, &(hvt_attention_opts){.heads = 1, .ndim = 1, .dim = {4}}) < 0,
+          "a table without its elements");
+    hvt_model_free(&m);
+
+    m = planned(4, 3, &s);
+    CHECK_OK(hvt_model_init(m, 0));
+    b = good;
+    b.images.data = NULL;
+    CHECK(hvt_model_forward(m, &b, true) != HVT_OK, "images from nowhere");
+    b = good;
+    b.count = -1;
+    CHECK(hvt_model_forward(m, &b, false) != HVT_OK, "-1 images");
+    b = good;
+    b.shard = -1;
+    REFUSES(hvt_model_forward(m, &b, true));
+    b = good;
+    b.images.dtype = (hvt_dtype)99;
+    CHECK(hvt_model_forward(m, &b, false) != HVT_OK, "images of type 99");
+    REFUSES(hvt_batch_set(m, &(hvt_arrays){.count = 1}, &b));
+    REFUSES(hvt_batch_set(m, &(hvt_arrays){.count = 1, .images = images, .type = (hvt_dtype)99}, &b));
+    CHECK(hvt_batch_set(m, &(hvt_arrays){.count = -1, .images = images, .type = HVT_F32}, &b) != HVT_OK,
+          "-1 images");
+    REFUSES(hvt_model_predict(m, NULL, 1, logits));
+    REFUSES(hvt_model_predict(m, images, -1, logits));
+    hvt_model_free(&m);
+}
+
 /* ---- the order of closing -------------------------------------------------------------------------- */
 
 /* One line that names both; then what was closed too early is still there. */
@@ -375,6 +550,9 @@ int main(void)
     RUN(what_needs_an_optimizer_refuses_null);
     RUN(what_trains_refuses_null);
     RUN(small_things_refuse_what_is_none);
+    RUN(options_of_data_that_cannot_be_are_refused);
+    RUN(options_of_the_world_and_of_models_that_cannot_be_are_refused);
+    RUN(members_that_are_missing_are_refused);
     RUN(what_is_closed_too_early_says_who_uses_it_and_harms_nothing);
     RUN(a_label_outside_the_classes_is_named_with_its_image);
     RUN(a_loss_over_one_class_is_refused);
