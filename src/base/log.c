@@ -15,7 +15,7 @@
 static hvt_log_fn *log_fn;
 static void *log_ctx;
 static hvt_log_level log_max = HVT_LOG_INFO;
-static bool log_is_taken; /* by a program of another's, which gets printed lines, too */
+static bool log_is_taken; /* an embedding program has it: printed lines go there, too */
 
 void hvt_log_to(hvt_log_fn *fn, void *ctx, hvt_log_level max_level)
 {

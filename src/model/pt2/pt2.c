@@ -36,7 +36,6 @@ hvt_pt2_info hvt_pt2_describe(const hvt_pt2 *p)
 
     if (!p)
         return (hvt_pt2_info){0};
-
     return (hvt_pt2_info){.height = p->height,
                           .width = p->width,
                           .channels = p->channels,

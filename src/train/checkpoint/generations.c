@@ -266,6 +266,18 @@ hvt_status hvt__resume(const char *path, hvt_model *m, hvt_optim *o, bool raw, h
     return hvt__checkpoint_read(ret_file, m, o, raw, ret_progress);
 }
 
+/* Without a look into the files. */
+static bool has_generations(const char *dir)
+{
+    static const char *const names[] = {"last", "best"};
+    char path[PATH_MAX];
+
+    for (size_t i = 0; i < HVT_LEN(names); i++)
+        if (hvt__path(path, "%s/%s" HVT_CHECKPOINT_END, dir, names[i]) == HVT_OK && access(path, F_OK) == 0)
+            return true;
+    return hvt__newest_number(dir) > 0;
+}
+
 /* Of the checkpoints in a folder that have names of their own, which hvt_checkpoint_save() gives, the one
  * with the most updates, and of equals the first by name; "": there is none. */
 static void find_named(const char *dir, char ret_file[PATH_MAX])
@@ -299,14 +311,10 @@ hvt_status hvt_checkpoint_load(const char *path, hvt_model *m, hvt_optim *o, hvt
     HVT_GIVEN(ret_progress, "a place for progress");
 
     char file[PATH_MAX], named[PATH_MAX] = "";
-    hvt__generations g = {0};
 
-    if (is_folder(path)) {
-        HVT_TRY(hvt__generations_open(path, &g));
-        if (!g.n)
-            find_named(path, named);
-        HVT_CHECK(g.n || *named, E_IO, "%s: holds no checkpoint", path);
-        hvt__generations_close(&g);
+    if (is_folder(path) && !has_generations(path)) {
+        find_named(path, named);
+        HVT_CHECK(*named, E_IO, "%s: holds no checkpoint", path);
     } else if (access(path, F_OK)) { /* DIR/NAME, as it was saved */
         HVT_TRY(hvt__path(named, "%s" HVT_CHECKPOINT_END, path));
         if (access(named, F_OK))
