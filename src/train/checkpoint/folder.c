@@ -31,8 +31,8 @@ hvt_status hvt__make_folder(const char *flag, const char *dir)
     struct stat info;
 
     if (stat(dir, &info) && errno == ENOENT && mkdir(dir, 0777))
-        return HVT_FAIL(E_IO, "%s%s: cannot make this folder: %s", flag, dir,
-                        errno == ENOENT ? "the folder above it does not exist" : strerror(errno));
+        return HVT_FAIL(E_IO, "%s%s: cannot make this folder: %s%s", flag, dir, strerror(errno),
+                        errno == ENOENT ? " (the folder above it does not exist)" : "");
     HVT_CHECK(stat(dir, &info) == 0, E_IO, "%s%s: %s", flag, dir, strerror(errno));
     HVT_CHECK(S_ISDIR(info.st_mode), E_IO, "%s%s: is a file, expected a folder", flag, dir);
     HVT_CHECK(access(dir, W_OK | X_OK) == 0, E_IO, "%s%s: cannot write there: %s", flag, dir,
