@@ -1,5 +1,5 @@
 /*
- * lines: a program that embeds the library takes all its lines by hvt_log_to(). Nothing is left for stdout
+ * embedded: a program that embeds the library takes all its lines by hvt_log_to(). Nothing is left for stdout
  * and stderr, whatever the library does: train, evaluate, tune, pack, fail.
  */
 #include "base_impl.h"
