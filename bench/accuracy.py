@@ -43,6 +43,8 @@ def peers(net, seed):
 
 
 def main():
+    common.need(args.build, "hvtrain")
+    common.need_modules(args.python, "torch, torchvision, numpy")
     results = {"date": common.now(), "commit": common.commit(), "machine": common.machine(), "rows": []}
     print(f"{args.epochs} epochs of {args.limit} images, batch {args.batch}, SGD, rate {args.lr}, momentum 0.9, flips")
     print(f"{'':14} {'':8} {'top-1 % of each seed':>30} {'mean':>7} {'sd':>5} {'s':>7}")
@@ -68,6 +70,6 @@ p.add_argument("--batch", type=int, default=64)
 p.add_argument("--lr", type=float, default=0.05)
 p.add_argument("--threads", type=int, default=1)
 p.add_argument("--out", type=Path, default=common.dated("accuracy.json"))
-args = p.parse_args()
+args = common.arguments(p)
 if __name__ == "__main__":
     main()

@@ -3,6 +3,8 @@
 #include "commit.h"
 #include "config.h"
 
+#include <limits.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,10 +53,10 @@ void bench_header(const char *bench, const char *isa, int threads)
 void bench_fail(const char *bench, hvt_world *world)
 {
     if (!world) {
-        fprintf(stderr, "%s: %s\n%s", bench, hvt_last_error(), hvt_last_trace());
+        fprintf(stderr, "%s: %s\n", bench, hvt_last_error());
         exit(1);
     }
-    fprintf(stderr, "%s: rank %d: %s\n%s", bench, hvt_world_rank(world), hvt_last_error(), hvt_last_trace());
+    fprintf(stderr, "%s: rank %d: %s\n", bench, hvt_world_rank(world), hvt_last_error());
     hvt_world_abort(world, 1);
 }
 
@@ -252,41 +254,141 @@ double bench_copy(size_t bytes)
     return best;
 }
 
-const char *bench_option(int argc, char **argv, int *i, const char *name)
+void bench_refuse(const char *bench, hvt_world *world, const char *format, ...)
 {
-    size_t length = strlen(name);
+    va_list args;
 
-    if (strncmp(argv[*i], name, length))
-        return NULL;
-    if (argv[*i][length] == '=')
-        return argv[*i] + length + 1;
-    if (argv[*i][length] || *i + 1 >= argc)
-        return NULL;
-    return argv[++*i];
+    if (!world || hvt_world_rank(world) == 0) {
+        fprintf(stderr, "%s: ", bench);
+        va_start(args, format);
+        vfprintf(stderr, format, args);
+        va_end(args);
+        fprintf(stderr, "\n");
+    }
+    hvt_world_close(&world);
+    exit(2);
 }
 
-bool bench_read(const bench_row *rows, size_t n, int argc, char **argv, int *i)
-{
-    for (const bench_row *r = rows; r < rows + n; r++) {
-        const char *v = NULL;
+/* ---- options ---------------------------------------------------------------------------------------- */
 
-        if (r->flag ? strcmp(argv[*i], r->name) : !(v = bench_option(argc, argv, i, r->name)))
-            continue;
-        if (r->flag)
-            *r->flag = 1;
-        else if (r->text)
-            *r->text = v;
-        else if (r->number)
-            *r->number = atoi(v);
-        else
-            *r->seconds = atof(v);
-        return true;
-    }
+/* What a row expects, in words. */
+static void expected(char *text, size_t size, const bench_row *r)
+{
+    const char *kind = r->number ? "a whole number" : "a number";
+
+    if (r->one_of)
+        snprintf(text, size, "one of %s", r->values);
+    else if (r->text)
+        snprintf(text, size, "a value");
+    else if (r->most > 0)
+        snprintf(text, size, "%s from %g to %.10g", kind, r->least, r->most);
+    else
+        snprintf(text, size, "%s, at least %g", kind, r->least);
+}
+
+static bool is_one_of(const char *values, const char *v)
+{
+    size_t length = strlen(v);
+
+    for (const char *at = values; at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL)
+        if (length && !strncmp(at, v, length) && (at[length] == '|' || !at[length]))
+            return true;
     return false;
 }
 
-void bench_list(FILE *f, const bench_row *rows, size_t n)
+static bool set_number(const bench_row *r, const char *v)
 {
+    char *end;
+    double x = strtod(v, &end);
+
+    if (end == v || *end || !(x >= r->least) || !(x <= (r->most > 0 ? r->most : r->number ? INT_MAX : 1e15)))
+        return false;
+    if (r->real)
+        *r->real = x;
+    else if (x == (double)(int)x)
+        *r->number = (int)x;
+    else
+        return false;
+    return true;
+}
+
+static bool set(const bench_row *r, const char *v)
+{
+    if (r->one_of && !is_one_of(r->values, v))
+        return false;
+    if (!r->text)
+        return set_number(r, v);
+    *r->text = v;
+    return *v;
+}
+
+/* The row of argument a, and its value where that is in the same word. NULL: there is no such row. */
+static const bench_row *row_of(const bench_row *rows, size_t n, const char *a, const char **ret_value)
+{
+    for (const bench_row *r = rows; r < rows + n; r++) {
+        size_t length = strlen(r->name);
+
+        *ret_value = NULL;
+        if (r->name[0] != '-') {
+            *ret_value = a;
+            if (a[0] != '-')
+                return r;
+        } else if (!strncmp(a, r->name, length) && (!a[length] || (a[length] == '=' && !r->flag))) {
+            if (a[length])
+                *ret_value = a + length + 1;
+            return r;
+        }
+    }
+    return NULL;
+}
+
+static void list_rows(const char *bench, const bench_row *rows, size_t n)
+{
+    printf("usage: %s [OPTION VALUE] ...\n", bench);
     for (const bench_row *r = rows; r < rows + n; r++)
-        fprintf(f, "  %-14s %-25s %s\n", r->name, r->values, r->meaning);
+        printf("  %-18s %-28s %s\n", r->name, r->values, r->meaning);
+}
+
+/* Writes what is wrong with the command line; true: nothing is. */
+static bool read_rows(const bench_row *rows, size_t n, int argc, char **argv, char *ret_wrong, size_t size)
+{
+    for (int i = 1; i < argc; i++) {
+        const char *v, *given = argv[i];
+        const bench_row *r = row_of(rows, n, given, &v);
+        char wanted[256];
+
+        if (!r) {
+            snprintf(ret_wrong, size, "there is no option %s; --help lists all options", given);
+            return false;
+        }
+        if (r->flag) {
+            *r->flag = 1;
+            continue;
+        }
+        if (!v && i + 1 < argc)
+            v = argv[++i];
+        if (!v || !set(r, v)) {
+            expected(wanted, sizeof wanted, r);
+            snprintf(ret_wrong, size, "%s takes %s, got %s%s%s", r->name, wanted, v ? "'" : "nothing",
+                     v ? v : "", v ? "'" : "");
+            return false;
+        }
+    }
+    return true;
+}
+
+void bench_options(const char *bench, hvt_world *world, const bench_row *rows, size_t n, int argc,
+                   char **argv)
+{
+    char wrong[512];
+
+    for (int i = 1; i < argc; i++)
+        if (!strcmp(argv[i], "--help")) {
+            if (!world || hvt_world_rank(world) == 0)
+                list_rows(bench, rows, n);
+            hvt_world_close(&world);
+            exit(0);
+        }
+    if (!read_rows(rows, n, argc, argv, wrong, sizeof wrong))
+        bench_refuse(bench, world, "%s", wrong);
 }

@@ -45,19 +45,25 @@ static inline void bench_must(const char *bench, hvt_world *world, hvt_status s)
         bench_fail(bench, world);
 }
 
-/* "--name value" and "--name=value": the value, or NULL if argv[*i] is not this option. Moves *i on. */
-const char *bench_option(int argc, char **argv, int *i, const char *name);
+/* Ends all ranks with status 2 after one line on rank 0, for a command line that is wrong on all ranks alike.
+ * world NULL: this process alone. */
+void bench_refuse(const char *bench, hvt_world *world, const char *format, ...)
+    __attribute__((noreturn, format(printf, 3, 4)));
 
-/* A table of options: where a value goes is one of text, number, seconds and flag. */
+/* A table of options. A value goes to one of text, number, real and flag. A name without "--" stands for an
+ * argument. */
 typedef struct bench_row {
     const char *name, *values, *meaning;
     const char **text;
     int *number, *flag;
-    double *seconds;
+    double *real;       /* 0 or more */
+    double least, most; /* of a number, or of a real; most 0: no limit */
+    bool one_of;        /* values is a list, separated by |, of all texts or numbers that are allowed */
 } bench_row;
 
-/* As bench_option(), of any of the n rows; false: argv[*i] is none of them. */
-bool bench_read(const bench_row *rows, size_t n, int argc, char **argv, int *i);
-void bench_list(FILE *f, const bench_row *rows, size_t n);
+/* Reads the command line by the table of n rows. Refuses a wrong one. --help prints the table and exits with
+ * 0. */
+void bench_options(const char *bench, hvt_world *world, const bench_row *rows, size_t n, int argc,
+                   char **argv);
 
 #endif /* HVT_BENCH_H */

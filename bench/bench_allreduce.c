@@ -253,27 +253,26 @@ int main(int argc, char **argv)
 {
     static const size_t sizes[] = {8,       64,      256,     1 << 10,  4 << 10,  16 << 10,  64 << 10,
                                    1 << 18, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 100 << 20, 256 << 20};
-    const char *device = "cpu", *path = NULL, *v;
-    double seconds = 1, least = 0, most = 1e18;
+    const char *device = "cpu", *path = NULL;
+    double seconds = 1, least = 0, most = 1e15;
+    const bench_row options[] = {
+        {"--device", "NAME", "(cpu)", &device},
+        {"--seconds", "S", "for one way and size (1)", .real = &seconds},
+        {"--min", "BYTES", "of the shortest vector (8)", .real = &least},
+        {"--max", "BYTES", "of the longest vector (256 MiB)", .real = &most},
+        {"--json", "FILE", "the table goes there, too", &path},
+    };
     FILE *json = NULL;
+    int made = 0;
 
-    for (int i = 1; i < argc; i++) {
-        if ((v = bench_option(argc, argv, &i, "--device")))
-            device = v;
-        else if ((v = bench_option(argc, argv, &i, "--seconds")))
-            seconds = atof(v);
-        else if ((v = bench_option(argc, argv, &i, "--min")))
-            least = atof(v);
-        else if ((v = bench_option(argc, argv, &i, "--max")))
-            most = atof(v);
-        else if ((v = bench_option(argc, argv, &i, "--json")))
-            path = v;
-        else {
-            fprintf(stderr, "bench_allreduce: unknown option %s\n", argv[i]);
-            return 2;
-        }
-    }
     must(hvt_world_open(NULL, &world));
+    bench_options("bench_allreduce", world, options, HVT_LEN(options), argc, argv);
+    for (size_t i = 0; i < HVT_LEN(sizes); i++)
+        made += (double)sizes[i] >= least && (double)sizes[i] <= most;
+    if (!made)
+        bench_refuse("bench_allreduce", world,
+                     "no vector has from --min %.10g to --max %.10g bytes; the sizes are 8 B to 256 MiB",
+                     least, most);
     rank = hvt_world_rank(world);
     size = hvt_world_size(world);
     must(hvt_device_open(device, NULL, &dev));

@@ -189,20 +189,13 @@ int main(int argc, char **argv)
     static const int layers[] = {20, 53};
     static const size_t buckets[] = {HVT_BUCKET_ALL, 0};
     hvt_device_opts place = {.threads = 1};
-    const char *path = NULL, *v;
+    const char *path = NULL;
+    const bench_row options[] = {{"--steps", "N", "of a round", .number = &steps, .least = 1},
+                                 {"--json", "FILE", "the table goes there, too", &path}};
     bool ok = true;
 
-    for (int i = 1; i < argc; i++) {
-        if ((v = bench_option(argc, argv, &i, "--steps"))) {
-            steps = atoi(v) > 0 ? atoi(v) : 1;
-        } else if ((v = bench_option(argc, argv, &i, "--json"))) {
-            path = v;
-        } else {
-            fprintf(stderr, "bench_control: unknown option %s\n", argv[i]);
-            return 2;
-        }
-    }
     must(hvt_world_open(NULL, &world));
+    bench_options("bench_control", world, options, HVT_LEN(options), argc, argv);
     rank = hvt_world_rank(world);
     size = hvt_world_size(world);
     counts = malloc((size_t)size * sizeof *counts);

@@ -314,31 +314,23 @@ static bool bench(const char *model, size_t bucket, bool alone, FILE *json)
 
 int main(int argc, char **argv)
 {
-    const char *model = "resnet50", *path = NULL, *v;
-    size_t bucket = HVT_BUCKET_DEFAULT;
+    const char *model = "resnet50", *path = NULL;
+    double bucket = (double)HVT_BUCKET_DEFAULT;
     hvt_device_opts place = {.threads = 1};
     FILE *json = NULL;
     hvt_cores cores;
-    bool right, alone = false;
+    int alone = 0;
+    bool right;
+    const bench_row options[] = {
+        {"--model", "NAME", "of hvtrain's zoo (resnet50)", &model},
+        {"--rounds", "N", "of every way (21)", .number = &rounds, .least = 1, .most = ROUNDS_MOST},
+        {"--bucket", "BYTES", "of a bucket (25 MiB)", .real = &bucket},
+        {"--json", "FILE", "the table goes there, too", &path},
+        {"--alone", "", "every way's rounds in a row", .flag = &alone},
+    };
 
-    for (int i = 1; i < argc; i++) {
-        if ((v = bench_option(argc, argv, &i, "--model")))
-            model = v;
-        else if ((v = bench_option(argc, argv, &i, "--rounds")))
-            rounds = atoi(v);
-        else if ((v = bench_option(argc, argv, &i, "--bucket")))
-            bucket = (size_t)atof(v);
-        else if ((v = bench_option(argc, argv, &i, "--json")))
-            path = v;
-        else if (!strcmp(argv[i], "--alone"))
-            alone = true;
-        else {
-            fprintf(stderr, "bench_exchange: unknown option %s\n", argv[i]);
-            return 2;
-        }
-    }
-    rounds = rounds < 1 ? 1 : rounds > ROUNDS_MOST ? ROUNDS_MOST : rounds;
     must(hvt_world_open(NULL, &world));
+    bench_options("bench_exchange", world, options, HVT_LEN(options), argc, argv);
     rank = hvt_world_rank(world);
     size = hvt_world_size(world);
     counts = malloc((size_t)size * sizeof *counts);
@@ -357,7 +349,7 @@ int main(int argc, char **argv)
         bench_describe(text, sizeof text, "bench_exchange", hvt_device_isa(dev), 1);
         fprintf(json, "{\"run\": \"%s\", \"model\": \"%s\", \"ranks\": %d,\n \"rows\": [", text, model, size);
     }
-    right = bench(model, bucket, alone, json);
+    right = bench(model, (size_t)bucket, alone, json);
     if (json && (fprintf(json, "\n ]}\n") < 0 || fclose(json)))
         must(HVT_FAIL(E_IO, "%s could not be written", path));
     free(counts);

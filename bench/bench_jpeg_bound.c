@@ -1,17 +1,18 @@
 /*
  * bench_jpeg_bound - what libjpeg-turbo takes for the pictures of a data set: the bound of bench_loader.
  *
- *     bench_jpeg_bound --data folder --data-dir DIR [--size 224] [--seed N] [--limit N]
+ *     bench_jpeg_bound --data folder --data-dir DIR [--size 224] [--seed N] [--limit N] [--max-time 10s]
  *
  * Takes a thousand JPEG files, evenly spread over the set, into memory, and decodes each in several ways, one
- * after the other, for about ten seconds. Boxes are RandomResizedCrop's, those that the loader draws in epoch
- * 0, 1, ... Neither reading nor resampling is timed. Last line: total N img/s, of boxes at the scale that is
- * faster of the last two ways.
+ * after the other, for about ten seconds or --max-time. Boxes are RandomResizedCrop's, those that the loader
+ * draws in epoch 0, 1, ... Neither reading nor resampling is timed. Last line: total N img/s, of boxes at the
+ * scale that is faster of the last two ways.
  */
 #include "hvt/train.h"
 #include "bench.h"
 #include "base_impl.h"
 #include "data/image/image_impl.h"
+#include "train/cli/cli_impl.h"
 
 #include <jpeglib.h>
 #include <math.h>
@@ -176,12 +177,12 @@ static void read_pictures(bound *b, const hvt_dataset *set)
 }
 
 /* Every way of a picture, then the next one: a machine's slow seconds are everybody's. */
-static int work(bound *b)
+static int work(bound *b, double seconds)
 {
     double began = hvt__now();
     int passes = 0;
 
-    for (; !passes || hvt__now() - began < SECONDS; passes++)
+    for (; !passes || hvt__now() - began < seconds; passes++)
         for (int i = 0; i < b->pictures; i++)
             for (way how = 0; how < WAYS; how++) {
                 hvt__view v = view_of(b, how, i, passes);
@@ -198,17 +199,18 @@ int main(int argc, char **argv)
     static bound b;
     hvt_options o;
     hvt_dataset *set = NULL;
-    double best;
+    double best, seconds = SECONDS;
     int passes;
 
     must(hvt_options_parse(argc, argv, &o));
+    hvt__time_read(o.max_time, &seconds);
     must(hvt_dataset_open(
         o.data, &(hvt_dataset_opts){.dir = o.data_dir, .train = true, .limit = (uint32_t)o.limit}, &set));
     b.size = o.size ? o.size : SIZE;
     b.seed = (uint64_t)o.seed;
     read_pictures(&b, set);
     bench_header("bench_jpeg_bound", "libjpeg", 1);
-    passes = work(&b);
+    passes = work(&b, seconds);
     printf("%d of %u pictures, boxes to %d x %d, %d times\n", b.pictures, hvt_dataset_describe(set)->count,
            b.size, b.size, passes);
     for (way how = 0; how < WAYS; how++)

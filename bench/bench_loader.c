@@ -4,9 +4,9 @@
  *     bench_loader [hvtrain's options]
  *
  * Takes hvtrain's options of data (--data, --data-dir, --size, --augment, --mean, --workers, ...), --batch,
- * --amp, --device, --threads and --steps, and works through training batches for about ten seconds, or
- * --steps of them, as one rank. One core: taskset -c 0 bench_loader --threads 1 --workers 0 ... A hash over
- * all labels and pixels shows that two ways fetch the same.
+ * --amp, --device, --threads, --steps and --max-time, and works through training batches for about ten
+ * seconds, or --max-time, or --steps of them, as one rank. One core: taskset -c 0 bench_loader --threads 1
+ * --workers 0 ... A hash over all labels and pixels shows that two ways fetch the same.
  *
  * Parts, of an image and thread, in microseconds: read (opening and reading its file or record), decode
  * (also the decompression of rows that are left out), resample, and of the caller: wait (for workers), and
@@ -16,6 +16,7 @@
 #include "bench.h"
 #include "base_impl.h"
 #include "device_impl.h"
+#include "train/cli/cli_impl.h"
 
 #define SECONDS 10
 
@@ -103,7 +104,7 @@ typedef struct total {
 } total;
 
 /* Batches of one epoch after another. */
-static total work(hvt_loader *l, hvt_device *dev, int steps)
+static total work(hvt_loader *l, hvt_device *dev, int steps, double seconds)
 {
     total t = {0};
     int batches = 0;
@@ -120,7 +121,7 @@ static total work(hvt_loader *l, hvt_device *dev, int steps)
             if (end)
                 break;
             t.images += (uint64_t)b.count;
-            if (steps ? ++batches == steps : t.seconds > SECONDS)
+            if (steps ? ++batches == steps : t.seconds > seconds)
                 return t;
         }
     }
@@ -147,9 +148,11 @@ int main(int argc, char **argv)
     hvt_dataset *set;
     hvt_device *dev;
     hvt_loader *l;
+    double seconds = SECONDS;
     total t;
 
     must(hvt_options_parse(argc, argv, &o));
+    hvt__time_read(o.max_time, &seconds);
     must(hvt__resolve(&o, 1, &resolved));
     dev = open_device(&o, &resolved, &cores);
     set = open_set(&o);
@@ -163,7 +166,7 @@ int main(int argc, char **argv)
            (double)before.bytes / (1 << 20));
     printf("first batches %016llx\n", (unsigned long long)hash_first(l, dev));
     hvt_loader_describe(l, &before);
-    t = work(l, dev, o.steps);
+    t = work(l, dev, o.steps, seconds);
     hvt_loader_describe(l, &after);
     print_parts(&before, &after, &t);
     printf("total %.0f img/s\n", (double)t.images / t.seconds);

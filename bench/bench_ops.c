@@ -359,21 +359,19 @@ static choice o = {
     .model = "resnet50", .order = "hwn", .type = "f32", .pass = "all", .threads = 1, .seconds = 0.1};
 
 static const bench_row options[] = {
-    {"--model", "NAME",
-     "resnet50, resnet20, resnet18 (CIFAR stem), resnet50-224, mobilenet_v2-224 or convnext_tiny-224 "
-     "(resnet50)",
-     &o.model},
-    {"--batch", "N", "images (the model's own: 64, 128, 64, 8, 16, 16)", .number = &o.batch},
+    {"--model", "resnet50|resnet20|resnet18|resnet50-224|mobilenet_v2-224|convnext_tiny-224",
+     "(resnet50; resnet18 has the CIFAR stem)", &o.model, .one_of = true},
+    {"--batch", "N", "images (the model's own: 64, 128, 64, 8, 16, 16)", .number = &o.batch, .least = 1},
     {"--layer", "N", "only the model's N-th (0: all)", .number = &o.layer},
-    {"--type", "f32|bf16|f16", "of activations (f32)", &o.type},
+    {"--type", "f32|bf16|f16", "of activations (f32)", &o.type, .one_of = true},
     {"--isa", "NAME", "instruction set (auto's)", &o.isa},
     {"--tile", "4|2|1", "most outputs in each direction of Winograd's tiles; 1: direct (4)",
-     .number = &o.tile},
-    {"--threads", "N", "(1)", .number = &o.threads},
-    {"--order", "hwn|nhw", "of rows (hwn)", &o.order},
-    {"--pass", "all|forward|data|weights", "which is timed; all are verified (all)", &o.pass},
+     .number = &o.tile, .one_of = true},
+    {"--threads", "N", "(1)", .number = &o.threads, .least = 1, .most = HVT_MAX_THREADS},
+    {"--order", "hwn|nhw", "of rows (hwn)", &o.order, .one_of = true},
+    {"--pass", "all|forward|data|weights", "which is timed; all are verified (all)", &o.pass, .one_of = true},
     {"--errors", "", "not the times but the errors of y, dx and dw against f64", .flag = &o.errors},
-    {"--seconds", "S", "for each layer and pass (0.1)", .seconds = &o.seconds},
+    {"--seconds", "S", "for each layer and pass (0.1)", .real = &o.seconds},
     {"--least", "", "the shortest round in processor time, not the median by the clock", .flag = &o.least},
 };
 
@@ -489,17 +487,6 @@ static int run_net(const net *m, hvt_device *dev, limits *lim, double peak)
     return 0;
 }
 
-static int usage(const char *why, const char *what)
-{
-    FILE *f = why ? stderr : stdout;
-
-    if (why)
-        fprintf(f, "bench_ops: %s %s\n", why, what);
-    fprintf(f, "bench_ops: the convolutions of a model, layer by layer and pass by pass. Options:\n");
-    bench_list(f, options, HVT_LEN(options));
-    return why ? 2 : 0;
-}
-
 int main(int argc, char **argv)
 {
     const net *chosen = NULL;
@@ -509,26 +496,18 @@ int main(int argc, char **argv)
     limits lim = {0};
     double peak;
 
-    for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--help"))
-            return usage(NULL, NULL);
-        if (!bench_read(options, HVT_LEN(options), argc, argv, &i))
-            return usage("unknown option", argv[i]);
-    }
+    bench_options("bench_ops", NULL, options, HVT_LEN(options), argc, argv);
     for (size_t i = 0; i < HVT_LEN(nets); i++)
         if (!strcmp(nets[i].name, o.model))
             chosen = &nets[i];
-    if (!chosen)
-        return usage("no model is called", o.model);
     for (int i = 0; i < hvt__isa_count; i++)
         if (o.isa ? hvt_cpu_isa_supported(i) && !strcmp(o.isa, hvt_cpu_isa_name(i)) : hvt_cpu_isa_auto(i))
             cpu.isa = hvt__isas[i];
     if (!cpu.isa)
-        return usage("this processor has no", o.isa);
-    if (o.layer < 0 || o.layer > chosen->layers)
-        return usage("the model has no such", "layer");
-    if (o.threads < 1 || o.threads > HVT_MAX_THREADS)
-        return usage("bad number of", "threads");
+        bench_refuse("bench_ops", NULL, "this processor has no --isa %s", o.isa);
+    if (o.layer > chosen->layers)
+        bench_refuse("bench_ops", NULL, "--layer is %d, and %s has %d layers", o.layer, o.model,
+                     chosen->layers);
     must(hvt__thread_pool_open(o.threads, NULL, 0, false, &cpu.pool));
     hvt__floats_enter();
     dev.conv_tile = o.tile;

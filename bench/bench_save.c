@@ -38,15 +38,19 @@ static struct {
        .beside = 10,
        .threads = 1};
 
+static const char *folder;
+
 static const bench_row options[] = {
+    {"DIR", "", "where the checkpoints go", &folder},
     {"--model", "NAME", "of hvtrain's zoo (resnet50)", &o.model},
-    {"--stem", "imagenet|cifar", "of a ResNet-18 to 152 (imagenet)", &o.stem},
-    {"--batch", "N", "images of a rank (128)", .number = &o.batch},
-    {"--size", "N", "side of an image (32)", .number = &o.side},
-    {"--rounds", "N", "of everything (5)", .number = &o.rounds},
-    {"--beside", "N", "updates from a copy until its writing should have ended (10)", .number = &o.beside},
+    {"--stem", "imagenet|cifar", "of a ResNet-18 to 152 (imagenet)", &o.stem, .one_of = true},
+    {"--batch", "N", "images of a rank (128)", .number = &o.batch, .least = 1},
+    {"--size", "N", "side of an image (32)", .number = &o.side, .least = 1},
+    {"--rounds", "N", "of everything (5)", .number = &o.rounds, .least = 1, .most = ROUNDS_MOST},
+    {"--beside", "N", "updates from a copy until its writing should have ended (10)", .number = &o.beside,
+     .least = 1},
     {"--isa", "NAME", "instruction set (auto)", &o.isa},
-    {"--threads", "N", "of a rank (1)", .number = &o.threads},
+    {"--threads", "N", "of a rank (1)", .number = &o.threads, .least = 1, .most = HVT_MAX_THREADS},
 };
 
 static hvt_world *world;
@@ -58,7 +62,6 @@ static hvt_optim *optim;
 static hvt_comm *comm;
 static hvt_distopt *dist;
 static hvt__snapshot *snapshot;
-static const char *folder;
 
 static void must(hvt_status s)
 {
@@ -291,18 +294,9 @@ static void print_all(void)
 int main(int argc, char **argv)
 {
     must(hvt_world_open(NULL, &world));
-    for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--help")) {
-            bench_list(stdout, options, HVT_LEN(options));
-            return 0;
-        }
-        if (argv[i][0] != '-')
-            folder = argv[i];
-        else if (!bench_read(options, HVT_LEN(options), argc, argv, &i))
-            must(HVT_FAIL(E_ARG, "%s: unknown; --help lists options", argv[i]));
-    }
-    if (!folder || o.rounds < 1 || o.rounds > ROUNDS_MOST || o.beside < 1)
-        must(HVT_FAIL(E_ARG, "expected a folder, 1 to %d rounds, and updates beside a save", ROUNDS_MOST));
+    bench_options("bench_save", world, options, HVT_LEN(options), argc, argv);
+    if (!folder)
+        bench_refuse("bench_save", world, "expected a folder for the checkpoints: bench_save DIR");
     open_run();
     step();
     round_of_parts(1); /* the first copy takes the memory */

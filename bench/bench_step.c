@@ -37,7 +37,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { BEFORE = 3, AFTER = 1, STEPS_MOST = 10000, PHASES = HVT__PHASE_COUNT, TOTAL = HVT__STEP };
+enum {
+    BEFORE = 3,
+    AFTER = 1,
+    STEPS_MOST = 10000,
+    PAIRS_MOST = 1000,
+    PHASES = HVT__PHASE_COUNT,
+    TOTAL = HVT__STEP
+};
 
 static const struct {
     const char *name, *meaning;
@@ -87,29 +94,30 @@ static struct {
 
 static const bench_row options[] = {
     {"--model", "NAME|FILE.pt2", "of hvtrain's zoo (resnet20), or a file of PyTorch", &o.model},
-    {"--stem", "imagenet|cifar", "of a ResNet-18 to 152 (imagenet)", &o.stem},
-    {"--batch", "N", "images of a rank (128)", .number = &o.batch},
-    {"--size", "N", "side of an image (32)", .number = &o.side},
-    {"--steps", "N", "that count (20)", .number = &o.steps},
-    {"--amp", "f32|bf16|f16", "type of activations (f32)", &o.amp},
+    {"--stem", "imagenet|cifar", "of a ResNet-18 to 152 (imagenet)", &o.stem, .one_of = true},
+    {"--batch", "N", "images of a rank (128)", .number = &o.batch, .least = 1},
+    {"--size", "N", "side of an image (32)", .number = &o.side, .least = 1},
+    {"--steps", "N", "that count (20)", .number = &o.steps, .least = 1, .most = STEPS_MOST},
+    {"--amp", "f32|bf16|f16", "type of activations (f32)", &o.amp, .one_of = true},
     {"--isa", "NAME", "instruction set (auto)", &o.isa},
     {"--tile", "4|2|1", "most outputs in each direction of Winograd's tiles; 1: direct (4)",
-     .number = &o.tile},
-    {"--threads", "N", "of a rank (0: its share of the node)", .number = &o.threads},
+     .number = &o.tile, .one_of = true},
+    {"--threads", "N", "of a rank (0: its share of the node)", .number = &o.threads, .most = HVT_MAX_THREADS},
     {"--comm", "NAME", "how gradients travel (auto)", &o.comm},
-    {"--optimizer-state", "auto|replicated|sharded", "who updates what (auto)", &o.update},
-    {"--overlap", "off|worker", "who exchanges before backward ends (off)", &o.overlap},
+    {"--optimizer-state", "auto|replicated|sharded", "who updates what (auto)", &o.update, .one_of = true},
+    {"--overlap", "off|worker", "who exchanges before backward ends (off)", &o.overlap, .one_of = true},
     {"--bucket", "KIB", "gradients sent together (0: 25 MiB, the first one 1 MiB)", .number = &o.bucket},
     {"--compression", "f32|f16|bf16|powersgd:R", "how gradients travel as numbers (f32)", &o.wire},
     {"--ema", "", "average the weights after each update", .flag = &o.ema},
     {"--json", "FILE", "the table of phases goes there, too", &o.json},
-    {"--pairs", "N", "of blocks with and without the other ranks (0)", .number = &o.pairs},
+    {"--pairs", "N", "of blocks with and without the other ranks (0)", .number = &o.pairs,
+     .most = PAIRS_MOST},
     {"--ops", "", "the time of each op of rank 0's device", .flag = &o.ops},
     {"--span", "N,N,...", "foretell a step on so many threads", &o.span},
     {"--company", "N", "images of the steps that the other processors make meanwhile (the batch's share)",
      .number = &o.company},
     {"--least", "", "--span from the least of each time, on machines that others use", .flag = &o.least},
-    {"--socket-gbs", "GB/S", "what a socket's memory moves (576; 0: no limit)", .seconds = &o.socket},
+    {"--socket-gbs", "GB/S", "what a socket's memory moves (576; 0: no limit)", .real = &o.socket},
 };
 
 static double took[STEPS_MOST][PHASES]; /* s of each phase's own time; TOTAL: of the step */
@@ -388,8 +396,6 @@ static void write_result(const result *r)
 
 /* ---- together and alone ---- */
 
-enum { PAIRS_MOST = 1000 };
-
 /* Seconds of a block on the slowest rank, and those of the slowest rank of each step, added up; this rank's
  * phases, in ms, and the seconds that it is ahead are added to those of all blocks. */
 static double block(side *s, double *phases, double *ahead, double *ret_in_step)
@@ -576,18 +582,6 @@ static void close_side(side *s)
 
 /* ---- the command ---- */
 
-static int usage(const char *what)
-{
-    const bool asked = !strcmp(what, "--help");
-    FILE *f = asked ? stdout : stderr;
-
-    if (!asked)
-        fprintf(f, "bench_step: unknown option or value: %s\n", what);
-    fprintf(f, "bench_step: what a training step is made of. Options:\n");
-    bench_list(f, options, HVT_LEN(options));
-    return asked ? 0 : 2;
-}
-
 static void close_all(void)
 {
     close_side(&alone);
@@ -645,15 +639,18 @@ static bool time_steps(void)
 int main(int argc, char **argv)
 {
     bool right;
+    int rank;
+    char more;
 
-    for (int i = 1; i < argc; i++)
-        if (!bench_read(options, HVT_LEN(options), argc, argv, &i))
-            return usage(argv[i]);
-    o.steps = o.steps < 1 ? 1 : o.steps > STEPS_MOST ? STEPS_MOST : o.steps;
-    o.pairs = o.pairs > PAIRS_MOST ? PAIRS_MOST : o.pairs;
-    if (o.span && !(span_count = span_read(o.span, span)))
-        return usage("--span's list of ascending numbers of threads");
     must(hvt_world_open(NULL, &world));
+    bench_options("bench_step", world, options, HVT_LEN(options), argc, argv);
+    if (o.span && !(span_count = span_read(o.span, span)))
+        bench_refuse("bench_step", world, "--span takes ascending numbers of threads such as 2,4,8, got '%s'",
+                     o.span);
+    if (sscanf(o.wire, "powersgd:%d%c", &rank, &more) == 1 ? rank < 1
+                                                           : !type_named(o.wire) && strcmp(o.wire, "f32"))
+        bench_refuse("bench_step", world, "--compression takes f32, f16, bf16 or powersgd:R, got '%s'",
+                     o.wire);
     must(hvt_world_cores(world, o.threads, &cores));
     together.world = world;
     right = span_count ? foretell() : time_steps();

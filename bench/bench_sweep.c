@@ -1,17 +1,17 @@
 /*
  * bench_sweep - how the size of the fusion buffer changes a step, for the gradients of a given network.
  *
- *     mpirun -np 2 bench_sweep --shapes bench/shapes/vgg16.txt [--comm NAME] [--compression TYPE]
- * [--optimizer-state NAME]
- *              [--backward MS] [--sizes 25MiB,0,1MiB,...] [--seconds S] [--json FILE]
+ *     mpirun -np 2 bench_sweep --shapes bench/shapes/vgg16.txt [OPTION VALUE] ...        --help lists them
  *
  * A shape list holds a network's layers in forward order, one a line: name, elements, share of its arithmetic
- * in percent. No arithmetic is done: a step hands the layers' gradients over in the order of a backward pass
- * of --backward milliseconds, each when its share of them is over, and sleeps meanwhile; then it waits for
- * the sums and updates, as a training step does. So what a step takes beyond --backward is what its exchange
- * and update could not hide behind arithmetic that leaves a processor free for them; with --backward 0 it is
- * all of them. Sizes take turns; gradients are such that every order of adding gives the same weights, which
- * are compared with the right ones at the end: a wrong one prints no speed.
+ * in percent. A line "# backward MS" gives the milliseconds of its backward pass, unless --backward does. No
+ * arithmetic is done: a step hands over the layers' gradients in the order of a backward pass of that length,
+ * each when its share of the arithmetic is over, and sleeps meanwhile; then it waits for the sums and
+ * updates, as a training step does. The time beyond the backward pass is exchange and update that was not
+ * hidden behind arithmetic that leaves a processor free for them. Without a backward pass (--backward 0)
+ * nothing can be hidden, and that column is left out. Sizes take turns, in ascending order; gradients are
+ * such that every order of adding gives the same weights, which are compared with the right ones at the end:
+ * a wrong one prints no speed.
  */
 #include "bench.h"
 #include "base_impl.h"
@@ -33,7 +33,7 @@ static const struct {
     {"size", "of the fusion buffer: --bucket; 0: one message a layer"},
     {"buckets", "messages of a step"},
     {"median ms", "of a step on the slowest rank, over the rounds; its quartiles beside it"},
-    {"exposed ms", "median less --backward: exchange and update that were not hidden"},
+    {"exposed ms", "median less the backward pass: exchange and update that were not hidden"},
 };
 
 typedef struct shape {
@@ -55,8 +55,8 @@ static int rank, ranks, rounds;
 static shape list[LAYERS_MOST];
 static int layers, sizes;
 static size_tried size[SIZES_MOST];
-static double backward;
-static int *counts; /* [ranks] images of each shard */
+static double backward = -1; /* s; -1: not given */
+static int *counts;          /* [ranks] images of each shard */
 static const float lr = 0.125f;
 
 static void must(hvt_status s)
@@ -64,29 +64,36 @@ static void must(hvt_status s)
     bench_must("bench_sweep", world, s);
 }
 
+#define refuse(...) bench_refuse("bench_sweep", world, __VA_ARGS__)
+
 /* ---- a network that is nothing but its gradients --------------------------------------------------- */
 
 static void read_shapes(const char *path)
 {
     FILE *f = fopen(path, "r");
     char line[256];
+    double ms;
 
     if (!f)
         must(HVT_FAIL(E_IO, "%s cannot be read", path));
     while (fgets(line, sizeof line, f)) {
         shape *s = &list[layers];
 
+        if (backward < 0 && sscanf(line, "# backward %lf", &ms) == 1 && ms >= 0)
+            backward = 1e-3 * ms;
         if (*line == '#' || *line == '\n')
             continue;
         if (layers == LAYERS_MOST || sscanf(line, "%63s %zu %lf", s->name, &s->elements, &s->share) != 3 ||
-            !s->elements || s->elements > INT32_MAX || !(s->share >= 0))
-            must(HVT_FAIL(E_FORMAT, "%s: expected at most %d lines of name, elements and share, got '%.60s'",
-                          path, LAYERS_MOST, line));
+            !s->elements || s->elements > INT32_MAX || !(s->share >= 0 && s->share <= 100))
+            refuse("%s: expected at most %d lines of name, elements and share, got '%.*s'", path, LAYERS_MOST,
+                   (int)strcspn(line, "\n"), line);
         layers++;
     }
     fclose(f);
     if (!layers)
-        must(HVT_FAIL(E_FORMAT, "%s holds no layer", path));
+        refuse("%s holds no layer", path);
+    if (backward < 0)
+        refuse("%s has no line '# backward MS', and --backward is not given", path);
 }
 
 static hvt_status plan_shape(hvt_model *m, hvt_layer *l)
@@ -181,6 +188,13 @@ static bool right(const hvt_model *m, int steps)
 
 /* ---- all of them ----------------------------------------------------------------------------------- */
 
+static int by_bytes(const void *a, const void *b)
+{
+    const size_t x = ((const size_tried *)a)->bytes, y = ((const size_tried *)b)->bytes;
+
+    return (x > y) - (x < y);
+}
+
 static void read_sizes(const char *text)
 {
     hvt_options opts;
@@ -191,12 +205,19 @@ static void read_sizes(const char *text)
         int len = (int)strcspn(text, ",");
 
         if (sizes++ == SIZES_MOST)
-            must(HVT_FAIL(E_ARG, "more than %d sizes", SIZES_MOST));
+            refuse("--sizes takes at most %d sizes", SIZES_MOST);
+        if (len >= (int)sizeof s->name)
+            refuse("--sizes: %.*s is no size", len, text);
         snprintf(s->name, sizeof s->name, "%.*s", len, text);
-        must(hvt_options_set(&opts, "bucket", s->name));
+        if (hvt_options_set(&opts, "bucket", s->name) != HVT_OK)
+            refuse("--sizes: %s", hvt_last_error());
         s->bytes = opts.bucket;
         text += len + (text[len] == ',');
     }
+    qsort(size, (size_t)sizes, sizeof *size, by_bytes);
+    for (int i = 1; i < sizes; i++)
+        if (size[i].bytes == size[i - 1].bytes)
+            refuse("--sizes: %s and %s are the same size", size[i - 1].name, size[i].name);
 }
 
 /* Rounds over all sizes until the time is over; returns the steps made. */
@@ -234,53 +255,47 @@ static void report(FILE *json)
 {
     for (int i = 0; i < sizes; i++) {
         size_tried *s = &size[i];
+        double median, exposed;
 
         hvt__sort(s->round, (size_t)rounds);
-        printf("%-8s %8d %10.3f %10.3f-%-10.3f %10.3f\n", s->name, s->buckets, quantile(s, 2), quantile(s, 1),
-               quantile(s, 3), quantile(s, 2) - 1e3 * backward);
-        if (json)
-            fprintf(json,
-                    "%s\n  {\"size\": \"%s\", \"buckets\": %d, \"median_ms\": %.5g, \"quartiles_ms\": [%.5g, "
-                    "%.5g], "
-                    "\"exposed_ms\": %.5g}",
-                    i ? "," : "", s->name, s->buckets, quantile(s, 2), quantile(s, 1), quantile(s, 3),
-                    quantile(s, 2) - 1e3 * backward);
+        median = quantile(s, 2);
+        exposed = median - 1e3 * backward;
+        printf("%-8s %8d %10.3f %10.3f-%-10.3f", s->name, s->buckets, median, quantile(s, 1), quantile(s, 3));
+        if (backward > 0)
+            printf(" %10.3f", exposed);
+        printf("\n");
+        if (!json)
+            continue;
+        fprintf(json, "%s\n  {\"size\": \"%s\", \"buckets\": %d, \"median_ms\": %.5g,", i ? "," : "", s->name,
+                s->buckets, median);
+        fprintf(json, " \"quartiles_ms\": [%.5g, %.5g], \"default\": %s", quantile(s, 1), quantile(s, 3),
+                s->bytes == HVT_BUCKET_DEFAULT ? "true" : "false");
+        if (backward > 0)
+            fprintf(json, ", \"exposed_ms\": %.5g", exposed);
+        fprintf(json, "}");
     }
 }
 
-typedef struct args {
+static struct {
     const char *shapes, *comm, *wire, *update, *sizes, *json;
-    double seconds;
-} args;
+    double backward, seconds;
+} a = {.comm = "auto",
+       .wire = "f32",
+       .update = "auto",
+       .backward = -1,
+       .seconds = 5,
+       .sizes = "0,1MiB,2MiB,4MiB,8MiB,16MiB,25MiB,32MiB,64MiB,128MiB,all"};
 
-static bool read_args(int argc, char **argv, args *a)
-{
-    const char *v;
-
-    for (int i = 1; i < argc; i++) {
-        if ((v = bench_option(argc, argv, &i, "--shapes")))
-            a->shapes = v;
-        else if ((v = bench_option(argc, argv, &i, "--comm")))
-            a->comm = v;
-        else if ((v = bench_option(argc, argv, &i, "--compression")))
-            a->wire = v;
-        else if ((v = bench_option(argc, argv, &i, "--optimizer-state")))
-            a->update = v;
-        else if ((v = bench_option(argc, argv, &i, "--sizes")))
-            a->sizes = v;
-        else if ((v = bench_option(argc, argv, &i, "--backward")))
-            backward = 1e-3 * atof(v);
-        else if ((v = bench_option(argc, argv, &i, "--seconds")))
-            a->seconds = atof(v);
-        else if ((v = bench_option(argc, argv, &i, "--json")))
-            a->json = v;
-        else
-            return fprintf(stderr, "bench_sweep: unknown option %s\n", argv[i]), false;
-    }
-    if (!a->shapes)
-        return fprintf(stderr, "bench_sweep: --shapes FILE is missing\n"), false;
-    return true;
-}
+static const bench_row options[] = {
+    {"--shapes", "FILE", "the network's layers, as in bench/shapes", &a.shapes},
+    {"--comm", "NAME", "how gradients travel (auto)", &a.comm},
+    {"--compression", "f32|f16|bf16", "how gradients travel as numbers (f32)", &a.wire, .one_of = true},
+    {"--optimizer-state", "auto|replicated|sharded", "who updates what (auto)", &a.update, .one_of = true},
+    {"--backward", "MS", "of the backward pass (the one in FILE)", .real = &a.backward},
+    {"--sizes", "SIZE,SIZE,...", "of the fusion buffer (11 from 0 to all)", &a.sizes},
+    {"--seconds", "S", "for all sizes together (5)", .real = &a.seconds},
+    {"--json", "FILE", "the table goes there, too", &a.json},
+};
 
 static void open_device(void)
 {
@@ -292,18 +307,19 @@ static void open_device(void)
     must(hvt_device_open("cpu", &place, &dev));
 }
 
-static void print_head(const args *a, const hvt_model *m, const hvt_comm *c, FILE *json)
+static void print_head(const hvt_model *m, const hvt_comm *c, FILE *json)
 {
+    const size_t shown = HVT_LEN(columns) - (backward > 0 ? 0 : 1);
     char text[512];
 
     bench_header("bench_sweep", hvt_device_isa(dev), 1);
-    printf("%s, %d layers, %.1f MiB, %d ranks on %d nodes, comm %s, wire %s, backward %g ms\n", a->shapes,
+    printf("%s, %d layers, %.1f MiB, %d ranks on %d nodes, comm %s, wire %s, backward %g ms\n", a.shapes,
            layers, (double)m->arena_count * sizeof(float) / (1 << 20), ranks, hvt_world_nodes(world),
-           hvt_comm_name(c), a->wire, 1e3 * backward);
-    for (size_t i = 0; i < HVT_LEN(columns); i++)
+           hvt_comm_name(c), a.wire, 1e3 * backward);
+    for (size_t i = 0; i < shown; i++)
         printf("  %-10s  %s\n", columns[i].name, columns[i].meaning);
     printf("%-8s %8s %10s %21s %10s\n", columns[0].name, columns[1].name, columns[2].name, "quartiles",
-           columns[3].name);
+           backward > 0 ? columns[3].name : "");
     if (!json)
         return;
     bench_describe(text, sizeof text, "bench_sweep", hvt_device_isa(dev), 1);
@@ -311,17 +327,12 @@ static void print_head(const args *a, const hvt_model *m, const hvt_comm *c, FIL
             "{\"run\": \"%s\", \"shapes\": \"%s\", \"bytes\": %zu, \"ranks\": %d, \"nodes\": %d, \"comm\": "
             "\"%s\", "
             "\"wire\": \"%s\", \"backward_ms\": %g,\n \"rows\": [",
-            text, a->shapes, m->arena_count * sizeof(float), ranks, hvt_world_nodes(world), hvt_comm_name(c),
-            a->wire, 1e3 * backward);
+            text, a.shapes, m->arena_count * sizeof(float), ranks, hvt_world_nodes(world), hvt_comm_name(c),
+            a.wire, 1e3 * backward);
 }
 
 int main(int argc, char **argv)
 {
-    args a = {.comm = "auto",
-              .wire = "f32",
-              .update = "auto",
-              .seconds = 5,
-              .sizes = "0,1MiB,2MiB,4MiB,8MiB,16MiB,25MiB,32MiB,64MiB,128MiB,all"};
     const hvt_optim_opts sgd = {0};
     hvt_distopt_opts exchange = {.bucket_bytes = HVT_BUCKET_DEFAULT, .local_shards = 1};
     FILE *json = NULL;
@@ -332,9 +343,11 @@ int main(int argc, char **argv)
     int steps;
     bool same;
 
-    if (!read_args(argc, argv, &a))
-        return 2;
     must(hvt_world_open(NULL, &world));
+    bench_options("bench_sweep", world, options, HVT_LEN(options), argc, argv);
+    if (!a.shapes)
+        refuse("expected --shapes FILE; bench/shapes has some");
+    backward = a.backward < 0 ? -1 : 1e-3 * a.backward;
     rank = hvt_world_rank(world);
     ranks = hvt_world_size(world);
     hvt_log_to(NULL, NULL, HVT_LOG_WARN);
@@ -360,7 +373,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "bench_sweep: rank %d ends with wrong weights\n", rank);
     must(hvt_world_agree(world, same ? HVT_OK : HVT_FAIL(E_COMM, "wrong weights")));
     if (rank == 0) {
-        print_head(&a, m, c, json);
+        print_head(m, c, json);
         report(json);
         if (json && (fprintf(json, "\n ]}\n") < 0 || fclose(json)))
             must(HVT_FAIL(E_IO, "%s could not be written", a.json));

@@ -194,19 +194,12 @@ int main(int argc, char **argv)
 {
     static const size_t sizes[] = {64 << 10, 1 << 20, 32 << 20};
     const size_t most = sizes[HVT_LEN(sizes) - 1];
-    const char *isa = "auto", *v;
+    const char *isa = "auto";
     double seconds = 3;
+    const bench_row options[] = {{"--isa", "NAME", "instruction set (auto)", &isa},
+                                 {"--seconds", "S", "for each size (3)", .real = &seconds}};
 
-    for (int i = 1; i < argc; i++) {
-        if ((v = bench_option(argc, argv, &i, "--isa")))
-            isa = v;
-        else if ((v = bench_option(argc, argv, &i, "--seconds")))
-            seconds = atof(v);
-        else {
-            fprintf(stderr, "bench_wires: what is %s?\n", argv[i]);
-            return 2;
-        }
-    }
+    bench_options("bench_wires", NULL, options, HVT_LEN(options), argc, argv);
     must(hvt_device_open("cpu", &(hvt_device_opts){.threads = 1, .isa = isa}, &dev));
     bench_header("bench_wires", hvt_device_isa(dev), 1);
     for (int k = 0; k < 3; k++) {

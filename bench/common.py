@@ -4,6 +4,9 @@ import datetime
 import json
 import os
 import platform
+import re
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,14 +18,36 @@ PLACE = ("--oversubscribe", "--bind-to", "none")
 
 # ---- to launch ------------------------------------------------------------------------------------------------
 
+def need(build, *programs):
+    """Exits unless the build folder has these programs, with the command that builds them."""
+    if missing := [p for p in programs if not os.access(build / p, os.X_OK)]:
+        setup = "" if (build / "build.ninja").exists() else f"meson setup {build} && "
+        sys.exit(f"{', '.join(str(build / p) for p in missing)} not built; to build: {setup}ninja -C {build} "
+                 + " ".join(missing))
+
+
+def need_modules(python, modules):
+    if not has(python, modules):
+        sys.exit(f"{python} has no {modules}; --python names a Python that has")
+
+
 def mpirun(ranks, *options, place=PLACE):
     """How a command of so many ranks begins; as root, Open MPI wants to be told that it may."""
+    if not shutil.which("mpirun"):
+        sys.exit("there is no mpirun here; ./quickstart deps installs Open MPI")
     root = ["--allow-run-as-root"] if os.getuid() == 0 else []
     return ["mpirun", *root, *place, "-np", ranks, *options]
 
 
 def torchrun(python, ranks):
-    return [python, "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", 29519]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return [python, "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", free.getsockname()[1]]
+
+
+def first_core():
+    """Of those that this process may use."""
+    return min(os.sched_getaffinity(0))
 
 
 def model_options(model, stem):
@@ -40,6 +65,15 @@ def environment(threads, more=None):
 
 def failed(command, status, output):
     sys.exit(f"{' '.join(words(command))}\nended with status {status}:\n{output}")
+
+
+def reason(text):
+    """The line of a failed command's output that says why it failed: our programs' own, else a Python error, else the
+    first one that is not a line of mpirun's frame."""
+    lines = [line.strip() for line in text.splitlines() if line.strip(" -=")]
+    own = [line for line in lines if re.match(r"(bench_\w+|hvtrain|on_hosts\.sh|unshare): ", line)]
+    errors = [line for line in lines if re.match(r"\w*(Error|Exception)\b", line)]
+    return (own[:1] or errors[-1:] or lines[:1] or ["it printed nothing"])[0]
 
 
 def output_of(command, more=None):
@@ -70,7 +104,9 @@ def json_lines(text):
 # ---- to say where and when ------------------------------------------------------------------------------------
 
 def has(python, modules):
-    return subprocess.run([python, "-c", f"import {modules}"], capture_output=True).returncode == 0
+    """Does this Python find them? They are not imported, which takes seconds."""
+    look = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
+    return subprocess.run([python, "-c", look, *modules.split(", ")], capture_output=True).returncode == 0
 
 
 def machine():
@@ -97,7 +133,7 @@ def dated(name):
 
 
 def save(result, file):
-    file.parent.mkdir(exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(result, indent=1) + "\n")
 
 
@@ -109,8 +145,23 @@ def parser(text, python=None):
     p.add_argument("--build", type=lambda text: Path(text).resolve(), default=HERE.parent / "build",
                    help="Meson's build folder")
     if python:
-        p.add_argument("--python", default=sys.executable, help=python)
+        p.add_argument("--python", type=program, help=f"{python} (default: the build folder's venv, else the one that runs "
+                       "this)")
     return p
+
+
+def program(text):
+    if path := shutil.which(text):
+        return path
+    raise argparse.ArgumentTypeError(f"there is no program {text}")
+
+
+def arguments(p):
+    """The command line, with --python's default."""
+    args = p.parse_args()
+    if getattr(args, "python", "") is None:
+        args.python = shutil.which(args.build / "venv/bin/python") or sys.executable
+    return args
 
 
 def several(kind=str):

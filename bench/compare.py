@@ -66,8 +66,13 @@ def run(command, log):
     return text, began, first, usage.ru_maxrss * 1024
 
 
-def ours(case, ranks):
+def settings(case):
     model, stem, batch, steps, side = CASES[case]
+    return model, stem, batch, args.steps or steps, side
+
+
+def ours(case, ranks):
+    model, stem, batch, steps, side = settings(case)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         if case in FAMILIES:
@@ -93,7 +98,7 @@ def ours(case, ranks):
 
 def torchs(case, ranks, layout, horovod=None, more=()):
     """Horovod's `horovod` are mpirun's further arguments; `more` are torch_train.py's."""
-    model, stem, batch, steps, side = CASES[case]
+    model, stem, batch, steps, side = settings(case)
     if horovod is not None:
         command = mpirun(ranks, *horovod, args.python)
     else:
@@ -112,6 +117,8 @@ def torchs(case, ranks, layout, horovod=None, more=()):
 
 
 def main():
+    common.need(args.build, "hvtrain")
+    common.need_modules(args.python, "torch, torchvision, numpy")
     contenders = {"hvtrain": ours,
                   "torch nchw": lambda c, r: torchs(c, r, "nchw"),
                   "torch channels_last": lambda c, r: torchs(c, r, "channels_last")}
@@ -153,8 +160,9 @@ p.add_argument("--threads", type=int, default=1)
 p.add_argument("--amp", choices=["f32", "bf16"], default="f32", help="PyTorch: autocast")
 p.add_argument("--compile", action="store_true", help="PyTorch by torch.compile, too (a minute or more for each)")
 p.add_argument("--rounds", type=int, default=3)
+p.add_argument("--steps", type=int, help="that are timed, in place of the case's own")
 p.add_argument("--data-dir", type=Path, help="CIFAR-10's binary version; without it drawn or random images")
 p.add_argument("--out", type=Path, default=common.dated("compare.json"))
-args = p.parse_args()
+args = common.arguments(p)
 if __name__ == "__main__":
     main()

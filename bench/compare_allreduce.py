@@ -5,14 +5,13 @@ by Horovod where it is installed, one after the other in the same minutes: one t
     bench/compare_allreduce.py --build build --python venv/bin/python --ranks 2
     bench/compare_allreduce.py --from bench/results/DATE-allreduce.json --plot allreduce.svg
 
-The columns are bench_allreduce's. The plot needs matplotlib: time against size, both logarithmic.
+The columns are bench_allreduce's.
 """
-import importlib.util
 import json
-import sys
 import tempfile
 from pathlib import Path
 
+import chart
 import common
 from common import mpirun, output_of
 
@@ -33,6 +32,7 @@ def peer(name, sizes):
 
 
 def measure():
+    common.need(args.build, "bench/bench_allreduce")
     results = ours()
     sizes = sorted({row["bytes"] for row in results["rows"]})
     for name, module in (("gloo", "torch.distributed"), ("horovod", "horovod.torch")):
@@ -56,25 +56,14 @@ def show(results):
 
 
 def plot(results, file):
-    if not importlib.util.find_spec("matplotlib"):
-        sys.exit(f"{sys.executable} has no matplotlib: no plot")
-    import matplotlib
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(9, 6))
-    for way in dict.fromkeys(row["way"] for row in results["rows"]):
-        points = sorted((r["bytes"], r["median_us"]) for r in results["rows"] if r["way"] == way and "median_us" in r)
-        style = ":" if way == "copy" else "--" if way in ("MPI_Allreduce", "gloo", "horovod") else "-"
-        axes.plot(*zip(*points), style, marker=".", label=way)
-    axes.set(xscale="log", yscale="log", xlabel="bytes of the vector", ylabel="µs of a call, median of 9 rounds",
-             title=f"Sum over {results['ranks']} ranks")
-    axes.set_xscale("log", base=2)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.text(0.01, 0.01, results["run"], fontsize=6)
-    figure.savefig(file)
-    print(f"written: {file}")
+    sizes = sorted({row["bytes"] for row in results["rows"]})
+    series = {}
+    for r in results["rows"]:
+        if "median_us" in r:
+            series.setdefault(r["way"], []).append((sizes.index(r["bytes"]), r["median_us"], r["least_us"], r["median_us"]))
+    binary = lambda n: f"{n >> 20} MiB" if n >= 1 << 20 else f"{n >> 10} KiB" if n >= 1 << 10 else f"{n} B"
+    chart.write(file, [chart.panel(f"Sum over {results['ranks']} ranks, median and least of 9 rounds", "us a call",
+                                   "vector", list(map(binary, sizes)), series, log=True)], results["run"])
 
 
 p = common.parser(__doc__, python="a Python that has torch, and horovod if it is a peer")
@@ -84,7 +73,7 @@ p.add_argument("--max", type=int, default=256 << 20, help="bytes of the longest 
 p.add_argument("--from", dest="source", type=Path, help="show and plot what an earlier run wrote")
 p.add_argument("--out", type=Path, default=common.dated("allreduce.json"))
 p.add_argument("--plot", type=Path, help="an SVG to write")
-args = p.parse_args()
+args = common.arguments(p)
 if __name__ == "__main__":
     if args.source:
         measured = json.loads(args.source.read_text())

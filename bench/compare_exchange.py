@@ -46,6 +46,7 @@ def peer(name, kind, more, environment):
 
 def measure(result):
     """Add passes to those that are there."""
+    common.need(args.build, "bench/bench_exchange")
     here = [p for p in PEERS if common.has(args.python, {"horovod": "horovod.torch", "ddp": "torch.distributed"}[p[1]])]
     for p in PEERS:
         if p not in here:
@@ -82,7 +83,7 @@ p.add_argument("--ranks", type=int, default=2)
 p.add_argument("--rounds", type=int, default=9, help="of every way in a pass")
 p.add_argument("--passes", type=int, default=3)
 p.add_argument("--json", type=Path, help="a file to write; passes that it holds already are kept and count")
-args = p.parse_args()
+args = common.arguments(p)
 if __name__ == "__main__":
     measured = {"model": args.model, "ranks": args.ranks, "rounds": args.rounds, "passes": []}
     if args.json and args.json.exists():

@@ -32,19 +32,23 @@ BEST, BEST_RATIO = ("decode_jpeg", "DALI"), 1.3
 RAW = 3500  # img/s
 
 
+def limit():
+    return ["--max-time", f"{args.seconds:g}s"]
+
+
 def ours(*data):
     return [args.build / "bench" / "bench_loader", *data, "--size", 224, "--augment", "rrc,flip", "--mean", "imagenet",
-            "--std", "imagenet", "--batch", args.batch, "--threads", 1, "--workers", 0]
+            "--std", "imagenet", "--batch", args.batch, "--threads", 1, "--workers", 0, *limit()]
 
 
 def peer(python, way, folder):
-    return [python, common.PEERS / "torch_loader.py", way, folder / "train", "--batch", args.batch]
+    return [python, common.PEERS / "torch_loader.py", way, folder / "train", "--batch", args.batch, "--seconds", args.seconds]
 
 
 def contenders(folder):
     files, shards = ("--data", "folder", "--data-dir", folder), ("--data", "tar", "--data-dir", folder / "raw")
     found = {"hvtrain": ours(*files), "raw shards": ours(*shards),
-             "jpeg bound": [args.build / "bench" / "bench_jpeg_bound", *files]}
+             "jpeg bound": [args.build / "bench" / "bench_jpeg_bound", *files, *limit()]}
     if common.has(args.python, "torchvision"):
         found["Pillow"] = peer(args.python, "pillow", folder)
         found["decode_jpeg"] = peer(args.python, "decode_jpeg", folder)
@@ -82,6 +86,7 @@ def show(rounds):
 
 
 def main():
+    common.need(args.build, "hvtrain", "bench/bench_loader", "bench/bench_jpeg_bound")
     results = {"date": common.now(), "commit": common.commit(), "machine": common.machine(), "rounds": args.rounds,
                "batch": args.batch}
     with tempfile.TemporaryDirectory() as temporary:
@@ -102,14 +107,15 @@ def main():
 
 
 p = common.parser(__doc__, python="a Python that has torch and torchvision")
-p.add_argument("--dali", help="a Python that has nvidia.dali (default: --python)")
+p.add_argument("--dali", type=common.program, help="a Python that has nvidia.dali (default: --python)")
 p.add_argument("--tar", type=Path, required=True, help="of JPEG files")
 p.add_argument("--files", type=int, default=5000, help="so many at least")
 p.add_argument("--work", type=Path, help="a folder for files and shards, which stay there (default: one in /tmp)")
-p.add_argument("--core", type=int, default=0)
+p.add_argument("--core", type=int, default=common.first_core())
 p.add_argument("--batch", type=int, default=32)
+p.add_argument("--seconds", type=float, default=10, help="of each run")
 p.add_argument("--rounds", type=int, default=5)
 p.add_argument("--out", type=Path, default=common.dated("loader.json"))
-args = p.parse_args()
+args = common.arguments(p)
 if __name__ == "__main__":
     main()

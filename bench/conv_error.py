@@ -8,11 +8,16 @@ absolute products, in units of 1e-8. Batches of 16, uniform in [-0.5, 0.5). Ours
 and 4; TF32 is what rounding both factors to 11 bits costs, with exact sums.
 """
 
+import argparse
 import re
+import shutil
 import subprocess
 import sys
 
-import torch
+try:
+    import torch
+except ImportError:
+    sys.exit(f"{sys.executable} has no torch; run this by a Python that has")
 
 BATCH = 16
 
@@ -52,12 +57,18 @@ def ours(bench, model, tile):
 
 
 def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("bench_ops", help="the program (ninja -C BUILD bench/bench_ops)")
+    p.add_argument("models", nargs="*", default=["resnet20", "resnet18"])
+    args = p.parse_args()
+    if not shutil.which(args.bench_ops):
+        p.error(f"there is no program {args.bench_ops}; to build: ninja -C BUILD bench/bench_ops")
     torch.set_num_threads(1)
     text = lambda e: ", ".join(f"{1e8 * v:.2g}" for v in e)
     print(f"PyTorch {torch.__version__}\n")
     print("| y, dx, dw: 1e-8 | direct | F(2×2) | F(4×4) | PyTorch | TF32 |\n|---|---|---|---|---|---|")
-    for model in sys.argv[2:] or ["resnet20", "resnet18"]:
-        found = [ours(sys.argv[1], model, t) for t in ("1", "2", "4")]
+    for model in args.models:
+        found = [ours(args.bench_ops, model, t) for t in ("1", "2", "4")]
         for layer in found[0]:
             if layer[0] < 16:
                 continue

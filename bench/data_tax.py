@@ -38,13 +38,14 @@ def train(*data):
 
 def fetch(*data):
     """ms of one core for an image until the device takes it over."""
-    text = common.output_of(["taskset", "-c", 0, args.build / "bench" / "bench_loader", "--batch", 32, "--threads", 1,
+    text = common.output_of(["taskset", "-c", common.first_core(), args.build / "bench" / "bench_loader", "--batch", 32, "--threads", 1,
                              "--workers", 0, *AUGMENT, *data])
     parts = re.search(r"^read ([\d.]+), decode ([\d.]+), resample ([\d.]+) us", text, re.M)
     return sum(map(float, parts.groups())) / 1e3
 
 
 def main():
+    common.need(args.build, "hvtrain", "bench/bench_loader")
     cores = len(os.sched_getaffinity(0))
     results = {"date": common.now(), "commit": common.commit(), "machine": common.machine(), "cores": cores,
                "model": args.model, "batch": args.batch, "threads": args.threads, "amp": args.amp}
@@ -81,6 +82,6 @@ p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
 p.add_argument("--amp", choices=["f32", "bf16"], default="f32")
 p.add_argument("--rounds", type=int, default=5)
 p.add_argument("--out", type=Path, default=common.dated("data-tax.json"))
-args = p.parse_args()
+args = common.arguments(p)
 if __name__ == "__main__":
     main()

@@ -8,8 +8,10 @@
  */
 #include "hvt/hvt.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static hvt_status dump(const hvt_dataset *set, FILE *f)
 {
@@ -36,6 +38,17 @@ static hvt_status dump(const hvt_dataset *set, FILE *f)
     return s;
 }
 
+static int number(const char *text)
+{
+    char *end;
+    long n = strtol(text, &end, 10);
+
+    if (end != text && !*end && n >= 1 && n <= 1 << 24)
+        return (int)n;
+    fprintf(stderr, "dump_synth: COUNT, SIZE and CLASSES are whole numbers from 1, got '%s'\n", text);
+    exit(2);
+}
+
 int main(int argc, char **argv)
 {
     hvt_dataset_opts opts = {.train = true};
@@ -47,9 +60,9 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: dump_synth COUNT SIZE CLASSES FILE\n");
         return 2;
     }
-    opts.samples = (uint32_t)strtoul(argv[1], NULL, 10);
-    opts.image_size = atoi(argv[2]);
-    opts.classes = atoi(argv[3]);
+    opts.samples = (uint32_t)number(argv[1]);
+    opts.image_size = number(argv[2]);
+    opts.classes = number(argv[3]);
     if (hvt_dataset_open("synth", &opts, &set) != HVT_OK) {
         fprintf(stderr, "dump_synth: %s\n", hvt_last_error());
         return 1;
@@ -60,6 +73,7 @@ int main(int argc, char **argv)
         s = HVT_E_IO;
     hvt_dataset_close(&set);
     if (s != HVT_OK)
-        fprintf(stderr, "dump_synth: %s: %s\n", argv[4], hvt_status_name(s));
+        fprintf(stderr, "dump_synth: %s cannot be written: %s\n", argv[4],
+                s == HVT_E_IO ? strerror(errno) : hvt_status_name(s));
     return s == HVT_OK ? 0 : 1;
 }

@@ -6,7 +6,19 @@
 # and a cable of 10 Gbit/s carries 2.
 # All of it ends with the command. Needs root or user namespaces, iproute2 and util-linux.
 set -eu
+wrong() {
+    echo "on_hosts.sh: $1" >&2
+    exit 2
+}
 if [ "${1:-}" != --inside ]; then
+    [ $# -ge 4 ] || wrong "usage: on_hosts.sh HOSTS RATE DELAY COMMAND..., such as on_hosts.sh 2 1gbit 100us hostname"
+    expr "$1" : '[1-9][0-9]*$' >/dev/null || wrong "HOSTS is a whole number, got '$1'"
+    expr "$2" : '[1-9][0-9]*[gmk]bit$' >/dev/null || wrong "RATE is a whole number of gbit, mbit or kbit, got '$2'"
+    expr "$3" : '[0-9][0-9]*[mu]*s*$' >/dev/null || wrong "DELAY is a whole number of us or ms, got '$3'"
+    for tool in unshare nsenter ip tc mpirun; do
+        PATH=$PATH:/usr/sbin:/sbin command -v $tool >/dev/null ||
+            wrong "there is no $tool here; Debian: apt-get install util-linux iproute2 openmpi-bin"
+    done
     flags="--mount --net --uts --pid --ipc --fork --kill-child --mount-proc"
     [ "$(id -u)" = 0 ] || flags="--user --map-root-user $flags"
     exec unshare $flags "$0" --inside "$@"

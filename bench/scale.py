@@ -45,6 +45,7 @@ import statistics
 import sys
 from pathlib import Path
 
+import chart
 import common
 
 SHORT = 8192  # bytes: hvtrain's mpi_short
@@ -166,6 +167,8 @@ def check():
     runs = sorted((json.loads(f.read_text()) for f in args.file), key=lambda r: r["ranks"])
     points = {r["ranks"]: {w["bytes"]: 1e-6 * w["median_us"] for w in r["rows"]
                            if w["way"] == args.comm and "median_us" in w} for r in runs}
+    if any(len(at) < 2 for at in points.values()):
+        sys.exit(f"check needs at least two sizes of comm {args.comm} in each file of bench_allreduce")
     first = min(points)
     levels = math.ceil(math.log2(first))
     # Least squares of relative errors: seconds = messages * alpha + bytes * beta; gamma is in beta's second half.
@@ -253,17 +256,10 @@ def published():
 
 
 def plot(result, file):
-    import matplotlib
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 5))
-    axes.plot([r["ranks"] for r in result["rows"]], [r["efficiency"] for r in result["rows"]], marker=".")
-    axes.set(xlabel="ranks", ylabel="efficiency", ylim=(0, 1.05), title=f"{result['network']}, {result['way']}")
-    axes.set_xscale("log", base=2)
-    axes.grid(alpha=0.3)
-    figure.savefig(file)
-    print(f"written: {file}")
+    rows = result["rows"]
+    series = {result["way"]: [(i, r["efficiency"], r["efficiency"], r["efficiency"]) for i, r in enumerate(rows)]}
+    chart.write(file, [chart.panel(f"{result['file']}, {result['network']}", "efficiency", "ranks",
+                                   [f"{r['ranks']:,}" for r in rows], series, low=0)])
 
 
 p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -278,7 +274,7 @@ p.add_argument("--overlap", type=float, default=1.0, help="0: the exchange begin
 p.add_argument("--cv", type=float, help="spread of compute times, instead of the recorded one")
 p.add_argument("--comm", default="mpi", help="check: the row of bench_allreduce")
 p.add_argument("--json", type=Path)
-p.add_argument("--plot", type=Path, help="replay: an SVG to write; needs matplotlib")
+p.add_argument("--plot", type=Path, help="replay: an SVG to write")
 args = p.parse_args()
 if __name__ == "__main__":
     if args.what != "published" and not args.file:

@@ -206,6 +206,9 @@ def warm():
 
 
 def main():
+    common.need(args.build, "hvtrain")
+    if not args.alone:
+        common.need_modules(args.python, "torch, torchvision, numpy")
     contenders = {"hvtrain": hvtrain, "DDP nchw": ddp("nchw"), "DDP channels_last": ddp("channels_last")}
     if common.has(args.python, "horovod.torch"):
         contenders["Horovod"] = horovod
@@ -261,7 +264,7 @@ p.add_argument("--alone", action="store_true", help="hvtrain only")
 p.add_argument("--resumed", action="store_true", help="hvtrain from a checkpoint, too")
 p.add_argument("--data-dir", type=Path, help="CIFAR-10's binary version; without it hvtrain draws its images")
 p.add_argument("--json", type=Path, help="where to write all that was measured")
-args = p.parse_args()
+args = common.arguments(p)
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, stop)
     try:

@@ -106,9 +106,10 @@ parser.add_argument("--ranks", type=int, default=2)
 parser.add_argument("--pairs", type=int, default=5)
 parser.add_argument("--steps", type=int, help="that count, in place of the case's own")
 parser.add_argument("--json", type=Path)
-args = parser.parse_args()
+args = common.arguments(parser)
 if len(os.sched_getaffinity(0)) < args.ranks:
     sys.exit(f"{args.ranks} processes on {len(os.sched_getaffinity(0))} cores: each needs one of its own")
+common.need(args.build, "bench/bench_step")
 results = [report(case, *measure(case)) for case in args.only]
 if args.json:
     common.save(results, args.json)

@@ -9,7 +9,7 @@ that they have in common: 0, all ranks agree; 10, single gradients are mostly no
 error: of the sum, root mean square, as a fraction of the exact sum's. kept: the part of the sum that lies in its
 direction (exact . sum / exact . exact): below 1 the update is too short, however small its noise.
 """
-import sys
+import argparse
 
 import numpy as np
 
@@ -40,7 +40,9 @@ def tree(grads, rounded):
 
 
 def main():
-    elements = int(sys.argv[1]) if len(sys.argv) > 1 else 4000
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("elements", nargs="?", type=int, default=4000, help="of a gradient (4000)")
+    elements = p.parse_args().elements
     draws = np.random.default_rng(1)
 
     print(f"{'wire':5}{'noise':>6}{'ranks':>6}   " + "".join(f"{w:>9} error {'kept':>6}" for w in ("ring", "tree", "f32")))
