@@ -153,8 +153,9 @@ static void fill(way *w, int round)
 {
     float *g = w->kind == BOUND ? w->g : w->m->grads;
 
+    /* statistics of the step decide whether it updates: none are against it */
     for (size_t i = 0; i < w->m->arena_count; i++)
-        g[i] = (float)((i + (size_t)(round + rank)) % 97) * 0x1p-10f;
+        g[i] = i < w->m->step_stats_count ? 0 : (float)((i + (size_t)(round + rank)) % 97) * 0x1p-10f;
 }
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)

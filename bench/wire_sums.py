@@ -10,8 +10,12 @@ error: of the sum, root mean square, as a fraction of the exact sum's. kept: the
 direction (exact . sum / exact . exact): below 1 the update is too short, however small its noise.
 """
 import argparse
+import sys
 
-import numpy as np
+try:
+    import numpy as np
+except ImportError:
+    sys.exit(f"{sys.executable} has no numpy; run this by a Python that has")
 
 RANKS = [8, 64, 512, 4096]
 NOISE = [0.1, 1, 10]
