@@ -291,7 +291,7 @@ static bool is_one_of(const char *values, const char *v)
     size_t length = strlen(v);
 
     for (const char *at = values; at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL)
-        if (length && !strncmp(at, v, length) && (at[length] == '|' || !at[length]))
+        if (length && !strchr(v, '|') && !strncmp(at, v, length) && (at[length] == '|' || !at[length]))
             return true;
     return false;
 }

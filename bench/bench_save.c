@@ -22,6 +22,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 enum { ROUNDS_MOST = 100 };
@@ -297,6 +298,8 @@ int main(int argc, char **argv)
     bench_options("bench_save", world, options, HVT_LEN(options), argc, argv);
     if (!folder)
         bench_refuse("bench_save", world, "expected a folder for the checkpoints: bench_save DIR");
+    if (hvt_world_rank(world) == 0)
+        mkdir(folder, 0777); /* saves say what is wrong with it */
     open_run();
     step();
     round_of_parts(1); /* the first copy takes the memory */

@@ -81,7 +81,7 @@ def ours(case, ranks):
                 None)
         command = [args.build / "hvtrain", *common.model_options(model, stem), "--batch", batch,
                    "--threads", args.threads, "--steps", WARMUP + steps, "--lr", "0.001", "--print-freq", 1,
-                   "--amp", args.amp, "--log", log]
+                   "--amp", args.amp, "--eval-freq", 0, "--log", log]
         images = ranks * batch * (WARMUP + steps)
         if args.data_dir and side == 32:
             command += ["--data", "cifar10", "--data-dir", args.data_dir, "--limit", images]

@@ -31,7 +31,7 @@ def train(*data):
         log = Path(temporary) / "log"
         common.output_of([args.build / "hvtrain", "--model", args.model, "--batch", args.batch, "--threads",
                           args.threads, "--steps", WARMUP + args.steps, "--amp", args.amp, "--lr", "0.001",
-                          "--print-freq", 1, "--log", log, *AUGMENT, *data])
+                          "--print-freq", 1, "--eval-freq", 0, "--log", log, *AUGMENT, *data])
         speeds = [r["img_s"] for r in common.records(log) if r["record"] == "step"][WARMUP:]
     return 1e3 / statistics.median(speeds)
 
@@ -39,7 +39,7 @@ def train(*data):
 def fetch(*data):
     """ms of one core for an image until the device takes it over."""
     text = common.output_of(["taskset", "-c", common.first_core(), args.build / "bench" / "bench_loader", "--batch", 32, "--threads", 1,
-                             "--workers", 0, *AUGMENT, *data])
+                             "--workers", 0, "--max-time", f"{args.seconds:g}s", *AUGMENT, *data])
     parts = re.search(r"^read ([\d.]+), decode ([\d.]+), resample ([\d.]+) us", text, re.M)
     return sum(map(float, parts.groups())) / 1e3
 
@@ -80,6 +80,7 @@ p.add_argument("--batch", type=int, default=32)
 p.add_argument("--steps", type=int, default=12, help="that are timed")
 p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
 p.add_argument("--amp", choices=["f32", "bf16"], default="f32")
+p.add_argument("--seconds", type=float, default=10, help="of the runs without training")
 p.add_argument("--rounds", type=int, default=5)
 p.add_argument("--out", type=Path, default=common.dated("data-tax.json"))
 args = common.arguments(p)
