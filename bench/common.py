@@ -71,7 +71,7 @@ def reason(text):
     """The line of a failed command's output that says why it failed: our programs' own, else a Python error, else the
     first one that is not a line of mpirun's frame."""
     lines = [line.strip() for line in text.splitlines() if line.strip(" -=")]
-    own = [line for line in lines if re.match(r"(bench_\w+|hvtrain|on_hosts\.sh|unshare): ", line)]
+    own = [line for line in lines if re.match(r"(bench_\w+|hvtrain|on_hosts\.sh|unshare): (?!warning: )", line)]
     errors = [line for line in lines if re.match(r"\w*(Error|Exception)\b", line)]
     return (own[:1] or errors[-1:] or lines[:1] or ["it printed nothing"])[0]
 
@@ -113,7 +113,9 @@ def machine():
     text = Path("/proc/cpuinfo").read_text()
     name = next((l.split(":")[1].strip() for l in text.splitlines() if l.startswith("model name")), "?")
     flags = next((l for l in text.splitlines() if l.startswith("flags")), "").split()
-    mpi = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout.splitlines()
+    mpi = []
+    if shutil.which("mpirun"):
+        mpi = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout.splitlines()
     return {"cpu": name, "cores": os.cpu_count(),
             "isa": [f for f in ("avx2", "avx512f", "avx512_bf16", "amx_tile") if f in flags],
             "kernel": platform.release(), "mpi": mpi[0] if mpi else "?", "load": os.getloadavg()[0]}

@@ -42,7 +42,8 @@ def ours(*data):
 
 
 def peer(python, way, folder):
-    return [python, common.PEERS / "torch_loader.py", way, folder / "train", "--batch", args.batch, "--seconds", args.seconds]
+    return [python, common.PEERS / "torch_loader.py", way, folder / "train", "--batch", args.batch, "--seconds",
+            args.seconds]
 
 
 def contenders(folder):

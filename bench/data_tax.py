@@ -38,8 +38,8 @@ def train(*data):
 
 def fetch(*data):
     """ms of one core for an image until the device takes it over."""
-    text = common.output_of(["taskset", "-c", common.first_core(), args.build / "bench" / "bench_loader", "--batch", 32, "--threads", 1,
-                             "--workers", 0, "--max-time", f"{args.seconds:g}s", *AUGMENT, *data])
+    text = common.output_of(["taskset", "-c", common.first_core(), args.build / "bench" / "bench_loader", "--batch", 32,
+                             "--threads", 1, "--workers", 0, "--max-time", f"{args.seconds:g}s", *AUGMENT, *data])
     parts = re.search(r"^read ([\d.]+), decode ([\d.]+), resample ([\d.]+) us", text, re.M)
     return sum(map(float, parts.groups())) / 1e3
 

@@ -55,7 +55,7 @@ def speed(args):
     model = make(args).train()
     if args.kind == "compile":
         model = torch.compile(model, mode="max-autotune-no-cudagraphs")
-    step = trainer(model, "bf16", 0.1, args.device)
+    step = trainer(model, "bf16", args.lr, args.device)
     x = torch.randn(args.batch, 3, args.size, args.size, device=args.device).to(memory_format=torch.channels_last)
     y = torch.randint(1000, (args.batch,), device=args.device)
     for _ in range(WARMUP):

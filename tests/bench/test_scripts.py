@@ -50,6 +50,14 @@ def programs_that_are_not_built_are_named_with_the_command():
     check(code == 2 and "there is no program /nowhere/python" in err, err)
 
 
+def a_run_that_fails_is_named():
+    code, out, err = run(sys.executable, BENCH / "tutorials", "--build", BUILD, "--python", "/bin/false", "--data-dir", cifar(),
+                         "--limit", 8, "--batch", 16, "--ranks", 1, "--amp", "f32")
+    failed = re.search(r"^failed: .*/hvtrain .*: hvtrain: (.*)$", err, re.M)
+    check(code == 1 and failed and "8" in failed[1] and "16" in failed[1], code, err)
+    check("1 of 1 runs failed" in err and "not installed: PyTorch" in out, err, out)
+
+
 def ranks_are_compared_with_single_processes():
     on_ranks(2)
     code, out, err = run(sys.executable, BENCH / "tax.py", "--build", BUILD, "--only", "resnet20", "--pairs", 1, "--steps", 1,
@@ -139,7 +147,7 @@ def wheels_are_looked_through_without_a_download():
     check(int(what.split()[0]) > len(missing) + 30, what)
 
 
-run_all([every_script_is_run_by_a_test, programs_that_are_not_built_are_named_with_the_command,
+run_all([every_script_is_run_by_a_test, programs_that_are_not_built_are_named_with_the_command, a_run_that_fails_is_named,
          ranks_are_compared_with_single_processes, start_up_and_memory_are_measured,
          training_from_files_is_compared_with_drawn_images, a_recorded_step_is_replayed_on_more_ranks,
          sums_are_foretold_from_two_ranks, published_efficiencies_are_foretold, losses_of_16_bit_sums_are_computed,
