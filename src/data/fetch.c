@@ -6,7 +6,8 @@
  * Draws are keyed by (seed, epoch, sample, operation). A damaged image is one whose source or decoder says
  * E_FORMAT or E_UNSUPPORTED. The image after it takes its place, as if the sampler had named that one; this
  * depends on the set's files alone, so that ranks and workers need not tell one another. Where each image
- * must count once, it is black instead.
+ * must count once, it is black instead. A picture is read to the end of its file the first time, so that the
+ * verdict does not depend on its box; later the rest behind the box is not read.
  */
 #include "fetch.h"
 #include "data_impl.h"
@@ -108,7 +109,12 @@ hvt_status hvt__fetch_open(const hvt_dataset *set, const hvt_loader_opts *opts, 
     f.pictures = !hvt_loader_copies(info, opts);
     f.reads = f.pictures || !hvt__dataset_has_get(set);
     f.damaged = calloc((size_t)opts->skip_damaged + 1, sizeof *f.damaged);
-    HVT_CHECK(f.damaged, E_MEM, "no memory to remember %d damaged images", opts->skip_damaged);
+    f.sound = f.reads ? calloc(info->count / 8 + 1, 1) : NULL;
+    if (!f.damaged || (f.reads && !f.sound)) {
+        free(f.damaged);
+        free((void *)f.sound);
+        return HVT_FAIL(E_MEM, "no memory to remember which of %u images are damaged", info->count);
+    }
     *ret_fetch = f;
     pthread_mutex_init(&ret_fetch->lock, NULL);
     return HVT_OK;
@@ -120,6 +126,7 @@ void hvt__fetch_close(hvt__fetch *f)
         return;
     pthread_mutex_destroy(&f->lock);
     free(f->damaged);
+    free((void *)f->sound);
     f->damaged = NULL;
 }
 
@@ -173,6 +180,8 @@ static hvt_status decode(const hvt__fetch *f, hvt__fetcher *w, uint32_t index, i
 {
     const hvt_loader_opts *o = f->opts;
     int h, wide, out_h = f->info.height, out_w = f->info.width;
+    _Atomic uint8_t *sound = &f->sound[index / 8];
+    uint8_t bit = (uint8_t)(1 << index % 8);
     char path[PATH_MAX];
     hvt__view view;
 
@@ -180,7 +189,10 @@ static hvt_status decode(const hvt__fetch *f, hvt__fetcher *w, uint32_t index, i
     HVT_TRY(hvt__picture_begin(w->picture, &w->record, path, &h, &wide));
     view = o->rrc.on ? hvt__view_rrc(h, wide, &o->rrc, o->seed, epoch, index, out_h, out_w)
                      : hvt__view_centre(h, wide, o->resize, out_h, out_w);
+    if (GET(*sound) & bit)
+        hvt__picture_trust(w->picture);
     HVT_TRY(hvt__picture_finish(w->picture, &view, pixels));
+    atomic_fetch_or_explicit(sound, bit, memory_order_relaxed);
     PUT(w->resample, hvt__picture_resampling(w->picture));
     return HVT_OK;
 }

@@ -29,6 +29,8 @@ typedef struct hvt__fetch {
     bool reads;                       /* records, not pixels at once */
     bool pictures;                    /* images are resampled or cut */
 
+    _Atomic uint8_t *sound; /* a bit for each image that was read to its end; NULL: images are no pictures */
+
     pthread_mutex_t lock;
     uint32_t *damaged; /* [opts->skip_damaged] indices of those that were skipped */
     atomic_int ndamaged;

@@ -29,13 +29,37 @@ typedef struct jpeg_kind {
     int channels;     /* 1: grey, 3: colour, 4: CMYK, 5: YCCK */
     int across, down; /* chroma's subsampling; 0: 1 */
     bool progressive, optimized;
-    int quality, restart; /* restart: a marker every so many rows of blocks */
+    int quality, restart;   /* restart: a marker every so many rows of blocks */
+    bool arithmetic, split; /* split: a scan of its own for each channel */
+    uint8_t sampling[4][2]; /* of each channel, across and down; zeros: as `across` and `down` say */
 } jpeg_kind;
 
-static hvt_record make_jpeg(const jpeg_kind *k, uint64_t seed)
+/* Sets each channel's sampling. Interleaved blocks may be ten at most. */
+static void set_sampling(j_compress_ptr c, const jpeg_kind *k, jpeg_scan_info *scans)
+{
+    int blocks = 0;
+
+    for (int i = 0; i < c->num_components; i++) {
+        jpeg_component_info *of = &c->comp_info[i];
+
+        of->h_samp_factor = k->sampling[i][0] ? k->sampling[i][0] : i == 0 && k->across ? k->across : 1;
+        of->v_samp_factor = k->sampling[i][1] ? k->sampling[i][1] : i == 0 && k->down ? k->down : 1;
+        blocks += of->h_samp_factor * of->v_samp_factor;
+        scans[i] = (jpeg_scan_info){.comps_in_scan = 1, .component_index = {i}, .Se = 63};
+    }
+    if (k->progressive && blocks <= 10) {
+        jpeg_simple_progression(c);
+    } else if (k->split || (blocks > 10 && c->num_components > 1)) {
+        c->scan_info = scans;
+        c->num_scans = c->num_components;
+    }
+}
+
+static inline hvt_record make_jpeg(const jpeg_kind *k, uint64_t seed)
 {
     struct jpeg_compress_struct c;
     struct jpeg_error_mgr errors;
+    jpeg_scan_info scans[4];
     int channels = k->channels == 5 ? 4 : k->channels;
     uint8_t *pixels = picture_pixels(k->h, k->w, channels, seed);
     unsigned char *bytes = NULL;
@@ -53,12 +77,10 @@ static hvt_record make_jpeg(const jpeg_kind *k, uint64_t seed)
     if (k->channels == 5)
         jpeg_set_colorspace(&c, JCS_YCCK);
     jpeg_set_quality(&c, k->quality ? k->quality : 85, TRUE);
-    c.comp_info[0].h_samp_factor = k->across ? k->across : 1;
-    c.comp_info[0].v_samp_factor = k->down ? k->down : 1;
-    c.optimize_coding = k->optimized;
+    set_sampling(&c, k, scans);
+    c.optimize_coding = k->optimized && !k->arithmetic;
+    c.arith_code = k->arithmetic;
     c.restart_in_rows = k->restart;
-    if (k->progressive)
-        jpeg_simple_progression(&c);
     jpeg_start_compress(&c, TRUE);
     while (c.next_scanline < c.image_height) {
         JSAMPROW row = pixels + (size_t)c.next_scanline * (size_t)k->w * (size_t)channels;
@@ -97,7 +119,7 @@ static void flush_nothing(png_structp lib)
 {
 }
 
-static hvt_record make_png(const png_kind *k, uint64_t seed)
+static inline hvt_record make_png(const png_kind *k, uint64_t seed)
 {
     static const int channels[] = {1, 0, 3, 1, 2, 0, 4};
     size_t pitch = ((size_t)k->w * (size_t)(channels[k->type] * k->bits) + 7) / 8;
@@ -127,7 +149,7 @@ static hvt_record make_png(const png_kind *k, uint64_t seed)
 }
 
 /* P5 or P6 */
-static hvt_record make_ppm(int kind, int h, int w, int most, uint64_t seed)
+static inline hvt_record make_ppm(int kind, int h, int w, int most, uint64_t seed)
 {
     int samples = (kind == 6 ? 3 : 1) * (most > 255 ? 2 : 1);
     uint8_t *pixels = picture_pixels(h, w, samples, seed);

@@ -1,12 +1,13 @@
 /*
- * The digest of a small JPEG's pixels: hosts whose libraries or processors decode or resample differently
- * show it before they train on different pictures. Colour, chroma subsampled both ways, 61 x 47 pixels; one
- * view is of all pixels, the others are cropped, scaled while they are decoded, and resampled up and down.
+ * The digest of two small JPEGs' pixels: hosts whose libraries or processors decode or resample differently
+ * show it before they train on different pictures. One has 61 x 47 pixels and chroma at half size on both
+ * axes, the other 45 x 37 pixels and chroma at a half and a quarter (2x4), which is decoded whole. Some views
+ * are of all pixels, the others are cropped, scaled while they are decoded, and resampled up and down.
  */
 #include "image_impl.h"
 
 /* clang-format off */
-static const uint8_t file[] = {
+static const uint8_t halved[] = {
     255, 216, 255, 224, 0, 16, 74, 70, 73, 70, 0, 1, 1, 0, 0, 1, 0, 1,
     0, 0, 255, 219, 0, 67, 0, 13, 9, 10, 11, 10, 8, 13, 11, 10, 11, 14,
     14, 13, 15, 19, 32, 21, 19, 18, 18, 19, 39, 28, 30, 23, 32, 46, 41, 49,
@@ -58,26 +59,68 @@ static const uint8_t file[] = {
     117, 107, 56, 212, 107, 107, 137, 64, 44, 229, 72, 83, 228, 207, 29, 45, 53, 115,
     205, 140, 200, 235, 95, 255, 217,
 };
+
+static const uint8_t quartered[] = {
+    255, 216, 255, 224, 0, 16, 74, 70, 73, 70, 0, 1, 1, 0, 0, 1, 0, 1, 0, 0,
+    255, 219, 0, 67, 0, 13, 9, 10, 11, 10, 8, 13, 11, 10, 11, 14, 14, 13, 15,
+    19, 32, 21, 19, 18, 18, 19, 39, 28, 30, 23, 32, 46, 41, 49, 48, 46, 41, 45,
+    44, 51, 58, 74, 62, 51, 54, 70, 55, 44, 45, 64, 87, 65, 70, 76, 78, 82, 83,
+    82, 50, 62, 90, 97, 90, 80, 96, 74, 81, 82, 79, 255, 219, 0, 67, 1, 14, 14,
+    14, 19, 17, 19, 38, 21, 21, 38, 79, 53, 45, 53, 79, 79, 79, 79, 79, 79, 79,
+    79, 79, 79, 79, 79, 79, 79, 79, 79, 79, 79, 79, 79, 79, 79, 79, 79, 79, 79,
+    79, 79, 79, 79, 79, 79, 79, 79, 79, 79, 79, 79, 79, 79, 79, 79, 79, 79, 79,
+    79, 79, 79, 79, 79, 255, 192, 0, 17, 8, 0, 37, 0, 45, 3, 1, 36, 0, 2, 17, 1,
+    3, 17, 1, 255, 196, 0, 26, 0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0,
+    0, 0, 3, 1, 2, 4, 5, 6, 255, 196, 0, 35, 16, 0, 2, 2, 2, 1, 4, 3, 1, 1, 0,
+    0, 0, 0, 0, 0, 0, 1, 2, 0, 17, 33, 49, 18, 34, 65, 81, 129, 3, 97, 113, 50,
+    145, 255, 196, 0, 22, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1,
+    2, 3, 255, 196, 0, 36, 17, 0, 1, 2, 6, 2, 1, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+    1, 0, 17, 2, 3, 33, 49, 161, 240, 65, 145, 18, 35, 67, 129, 209, 225, 255,
+    218, 0, 12, 3, 1, 0, 2, 17, 3, 17, 0, 63, 0, 252, 120, 32, 226, 168, 206,
+    211, 227, 42, 65, 32, 80, 241, 58, 84, 80, 48, 51, 216, 125, 206, 209, 88,
+    158, 189, 77, 95, 139, 142, 73, 214, 101, 71, 93, 13, 24, 84, 123, 28, 129,
+    251, 204, 178, 133, 170, 81, 159, 200, 2, 212, 75, 53, 6, 244, 227, 181,
+    228, 91, 113, 95, 237, 202, 32, 224, 45, 187, 205, 10, 6, 83, 114, 138, 183,
+    92, 198, 189, 77, 84, 225, 213, 190, 210, 138, 165, 247, 138, 154, 170, 65,
+    235, 239, 238, 80, 45, 158, 159, 117, 40, 30, 55, 235, 42, 90, 141, 189, 91,
+    43, 202, 16, 190, 84, 224, 15, 50, 163, 138, 138, 107, 245, 10, 164, 26, 77,
+    31, 2, 81, 81, 78, 88, 102, 106, 130, 152, 220, 160, 78, 64, 53, 213, 205,
+    85, 172, 62, 207, 188, 74, 4, 102, 254, 53, 251, 81, 125, 218, 101, 4, 56,
+    99, 191, 22, 202, 249, 138, 214, 66, 246, 34, 84, 32, 91, 35, 99, 204, 68,
+    68, 68, 137, 148, 153, 8, 27, 85, 188, 224, 211, 33, 2, 197, 85, 0, 249, 44,
+    29, 110, 89, 80, 33, 90, 239, 230, 34, 34, 34, 62, 247, 143, 10, 98, 30,
+    184, 135, 143, 197, 84, 64, 253, 70, 118, 45, 5, 13, 68, 68, 68, 70, 93,
+    102, 196, 13, 148, 75, 172, 243, 9, 178, 255, 217,
+};
 /* clang-format on */
 
-static const hvt__view views[] = {{0, 0, 61, 47, 47, 61, 0, 0, 47, 61},
-                                  {9, 5, 30, 35, 40, 45, 3, 0, 32, 45},
-                                  {21, 13, 40, 34, 12, 19, 0, 0, 12, 19},
-                                  {0, 0, 61, 47, 5, 7, 0, 1, 5, 6}};
+static const struct {
+    const uint8_t *file;
+    size_t bytes;
+    hvt__view view;
+} looks[] = {{halved, sizeof halved, {0, 0, 61, 47, 47, 61, 0, 0, 47, 61}},
+             {halved, sizeof halved, {9, 5, 30, 35, 40, 45, 3, 0, 32, 45}},
+             {halved, sizeof halved, {21, 13, 40, 34, 12, 19, 0, 0, 12, 19}},
+             {halved, sizeof halved, {0, 0, 61, 47, 5, 7, 0, 1, 5, 6}},
+             {quartered, sizeof quartered, {0, 0, 45, 37, 37, 45, 0, 0, 37, 45}},
+             {quartered, sizeof quartered, {18, 11, 26, 20, 10, 13, 0, 0, 10, 13}},
+             {quartered, sizeof quartered, {7, 9, 32, 24, 6, 8, 1, 0, 5, 8}}};
 
 enum { MOST = 47 * 61 * 3 };
 
 static hvt_status digest(hvt__picture *p, uint64_t *ret_digest)
 {
-    hvt_record r = {.data = (uint8_t *)(uintptr_t)file, .bytes = sizeof file};
     uint8_t pixels[MOST];
     int h, w;
 
     *ret_digest = HVT_HASH_INIT;
-    for (size_t i = 0; i < HVT_LEN(views); i++) {
+    for (size_t i = 0; i < HVT_LEN(looks); i++) {
+        const hvt__view *v = &looks[i].view;
+        hvt_record r = {.data = (uint8_t *)(uintptr_t)looks[i].file, .bytes = looks[i].bytes};
+
         HVT_TRY(hvt__picture_begin(p, &r, "the built-in picture", &h, &w));
-        HVT_TRY(hvt__picture_finish(p, &views[i], pixels));
-        *ret_digest = hvt__hash(*ret_digest, pixels, (size_t)views[i].out_h * (size_t)views[i].out_w * 3);
+        HVT_TRY(hvt__picture_finish(p, v, pixels));
+        *ret_digest = hvt__hash(*ret_digest, pixels, (size_t)v->out_h * (size_t)v->out_w * 3);
     }
     return HVT_OK;
 }

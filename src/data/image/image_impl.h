@@ -41,16 +41,22 @@ void hvt__picture_close(hvt__picture **picture);
 /* The size of r's picture, from its header. r's data stay as they are up to the end of finish(); `path` names
  * it in messages and is copied. Errors: E_FORMAT, E_UNSUPPORTED, E_MEM. */
 hvt_status hvt__picture_begin(hvt__picture *p, const hvt_record *r, const char *path, int *ret_h, int *ret_w);
+/* The record was read to its end before: finish() stops reading where its view ends. Otherwise finish() reads
+ * to the end, so that the verdict on a file does not depend on the view. */
+void hvt__picture_trust(hvt__picture *p);
 /* Decode and resample what the view wants: bytes [out_h,out_w,3]. JPEGs are decoded at the smallest scale
  * that covers the view. Whatever the outcome, begin() is next. Errors: E_ARG (a box outside the picture),
  * E_FORMAT, E_MEM. */
 hvt_status hvt__picture_finish(hvt__picture *p, const hvt__view *v, uint8_t *ret_pixels);
 /* Seconds that resampling has taken so far, decoding excluded. */
 double hvt__picture_resampling(const hvt__picture *p);
+/* Fails with a message that says what a record is that no decoder recognises: refuse.c. Errors: E_FORMAT,
+ * E_UNSUPPORTED. */
+hvt_status hvt__picture_refuse(const hvt_record *r, const char *path);
 /* For tests: decode JPEGs at full size from now on. */
 void hvt__picture_unscaled(hvt__picture *p);
-/* A number that hosts share whose pictures have the same pixels: of a built-in JPEG in several views. 0 where
- * it cannot be decoded. */
+/* A hash of two built-in JPEGs in several views. Hosts with the same hash make the same pixels of pictures. 0
+ * where they cannot be decoded. */
 uint64_t hvt__picture_digest(void);
 
 /* Pixels [h,w,3] as a JPEG file: jpeg_encode.c. quality: 1 to 100, as libjpeg counts. Errors: E_MEM. */
@@ -79,9 +85,9 @@ typedef struct hvt__decoder {
     hvt_status (*start)(void *ctx, hvt__region *region);
     /* The region's next n rows: rows[i] has space for one, or is set to where it lies. */
     hvt_status (*rows)(void *ctx, int n, uint8_t **rows);
-    /* Give up what the picture took; also after an error. last: all rows that were wanted have come, and what
-     * is left of a file that seems cut must be looked at. */
-    hvt_status (*end)(void *ctx, bool last);
+    /* Give up what the picture took; also after an error. check: all rows that were wanted have come, and the
+     * rest of the file must be looked at. */
+    hvt_status (*end)(void *ctx, bool check);
 } hvt__decoder;
 
 /* Say once that a picture of 16-bit grey is read as Pillow reads it, and how that is. */

@@ -1,16 +1,15 @@
 /*
  * JPEG, by libjpeg-turbo: a part of a picture at a scale of eighths, as RGB.
  *
- * The library scales for (almost) nothing: it computes fewer values of each block's inverse transform.
- * Columns left and right of the part are not transformed, rows above it neither, but all must be read; rows
- * below it are not even read. What remains has the bits that decoding the whole picture at this scale would
- * give: the part grows by a margin, since chroma is interpolated between neighbours ("fancy upsampling").
+ * The library scales for (almost) nothing: it computes fewer values of each block's inverse transform. Only
+ * the part is transformed. The rows above and below it are entropy-decoded and dropped, so that the verdict
+ * on a file does not depend on the part. The pixels are those of the whole picture decoded at this scale: the
+ * part grows by a margin, since chroma is interpolated between neighbours ("fancy upsampling").
  *
  * As in Pillow, the inverse transform is the accurate one of integers, an EXIF orientation is not applied,
- * damage that the library decodes around stays without a message, and a file that ends too early is an error:
- * also where its end lies below the part, as far as a missing end marker shows that. Grey is spread over
- * three channels. CMYK is taken as inverted, as Adobe writes it, and made RGB by the formula of Pillow's
- * convert().
+ * and a file is an error that ends before its last row or has a broken marker anywhere. Pillow ignores the
+ * library's warnings; here those that mean lost data are errors, too. Grey is spread over three channels.
+ * CMYK is taken as inverted, as Adobe writes it, and made RGB by the formula of Pillow's convert().
  *
  * libjpeg leaves a function by longjmp() when it fails: each function here that calls it begins with
  * setjmp(), and has no variable that changes in between. Every picture has a decoder of its own, since
@@ -30,7 +29,8 @@ typedef struct jpeg {
     struct jpeg_source_mgr source;
     struct jpeg_progress_mgr progress;
     jmp_buf escape;
-    bool alive, cut, whole; /* lib exists; it wanted more than there is; the end marker is there */
+    bool alive, cut; /* lib exists; it wanted more than there is */
+    bool all_rows;   /* the last row was read; the rest may be cut */
     const hvt_record *r;
     const char *path;
     uint8_t *inks; /* a row of CMYK */
@@ -76,13 +76,24 @@ static void on_error(j_common_ptr lib)
     longjmp(((jpeg *)lib->client_data)->escape, 1);
 }
 
+/* A warning that means lost data is an error. The other warnings are about bytes that no pixel needs. */
 static void on_message(j_common_ptr lib, int level)
 {
+    static const int losses[] = {JWRN_HIT_MARKER,     JWRN_HUFF_BAD_CODE,     JWRN_MUST_RESYNC,
+                                 JWRN_ARITH_BAD_CODE, JWRN_BOGUS_PROGRESSION, JWRN_JPEG_EOF};
+
+    for (size_t i = 0; level < 0 && i < HVT_LEN(losses); i++)
+        if (lib->err->msg_code == losses[i])
+            on_error(lib);
 }
 
 static boolean on_empty(j_decompress_ptr lib) /* all there is was given at once */
 {
-    ((jpeg *)lib->client_data)->cut = true;
+    jpeg *f = lib->client_data;
+
+    if (f->all_rows)
+        return FALSE;
+    f->cut = true;
     ERREXIT(lib, JERR_INPUT_EOF);
     return FALSE;
 }
@@ -91,8 +102,10 @@ static void on_skip(j_decompress_ptr lib, long bytes)
 {
     if (bytes <= 0)
         return;
-    if ((size_t)bytes > lib->src->bytes_in_buffer)
+    if ((size_t)bytes > lib->src->bytes_in_buffer) {
         on_empty(lib);
+        bytes = (long)lib->src->bytes_in_buffer;
+    }
     lib->src->next_input_byte += bytes;
     lib->src->bytes_in_buffer -= (size_t)bytes;
 }
@@ -136,21 +149,42 @@ static hvt_status read_header(jpeg *f)
     f->lib.src = &f->source;
     f->lib.progress = &f->progress;
     f->lib.mem->max_memory_to_use = (long)HVT__IMAGE_MEMORY_MAX;
-    jpeg_read_header(&f->lib, TRUE);
+    while (jpeg_read_header(&f->lib, FALSE) == JPEG_HEADER_TABLES_ONLY)
+        continue; /* a stream of tables may precede the picture's */
     return HVT_OK;
 }
 
-/* Whether the end marker comes after the first scan's header, where the library has read up to. */
-static bool has_end(const jpeg *f)
+/* True if the markers before the first scan are sound to Pillow, which reads them itself before the library
+ * does. Pillow refuses reserved markers (0x01 to 0xbf) and short JFIF and Adobe segments, and skips bytes
+ * between segments. The library finds segments that the file's end cuts. */
+static bool markers_are_sound(const hvt_record *r)
 {
-    const uint8_t *from = f->source.next_input_byte, *end = f->r->data + f->r->bytes;
+    const uint8_t *d = r->data;
+    size_t at = 2, bytes;
 
-    while (end - from >= 2) {
-        if (end[-1] == JPEG_EOI && end[-2] == 0xff)
+    for (;;) {
+        while (at < r->bytes && d[at] != 0xff)
+            at++;
+        while (at < r->bytes && d[at] == 0xff)
+            at++;
+        if (r->bytes - at < 3 || d[at] == 0xda)
             return true;
-        end--;
+        if (d[at] > 0 && d[at] < 0xc0)
+            return false;
+        bytes = (size_t)d[at + 1] << 8 | d[at + 2];
+        if (d[at] == 0 || d[at] == 0xc8 || (d[at] >= 0xd0 && d[at] <= 0xd9) ||
+            (d[at] >= 0xf0 && d[at] < 0xfe)) {
+            at++;
+            continue;
+        }
+        if (bytes < 9 && r->bytes - at >= 8 &&
+            ((d[at] == 0xe0 && bytes >= 6 && !memcmp(d + at + 3, "JFIF", 4)) ||
+             (d[at] == 0xee && bytes >= 7 && !memcmp(d + at + 3, "Adobe", 5))))
+            return false;
+        at += 1 + (bytes < 2 ? 2 : bytes);
+        if (at > r->bytes)
+            return true;
     }
-    return false;
 }
 
 /* Progressive files, and those with a scan per channel, are held as coefficients. */
@@ -173,7 +207,7 @@ static hvt_status begin_jpeg(void *ctx, const hvt_record *r, const char *path, i
 
     f->r = r;
     f->path = path;
-    f->cut = false;
+    f->cut = f->all_rows = false;
     f->lib.client_data = f;
     f->lib.err = jpeg_std_error(&f->errors);
     f->errors.error_exit = on_error;
@@ -186,8 +220,9 @@ static hvt_status begin_jpeg(void *ctx, const hvt_record *r, const char *path, i
                                          .resync_to_restart = jpeg_resync_to_restart,
                                          .term_source = on_source};
     f->progress.progress_monitor = on_progress;
+    HVT_CHECK(markers_are_sound(r), E_FORMAT, "%s: the JPEG is damaged: a marker before its pixels is broken",
+              path);
     HVT_TRY(read_header(f));
-    f->whole = has_end(f);
     HVT_CHECK(f->lib.num_components != 2 && f->lib.num_components <= 4, E_UNSUPPORTED,
               "%s: a JPEG of %d channels; grey, colour and CMYK can be read", path, f->lib.num_components);
     HVT_CHECK(!jpeg_has_multiple_scans(&f->lib) || coefficients(f) <= HVT__IMAGE_MEMORY_MAX, E_UNSUPPORTED,
@@ -200,6 +235,33 @@ static hvt_status begin_jpeg(void *ctx, const hvt_record *r, const char *path, i
 }
 
 /* ---- pixels ------------------------------------------------------------------------------------ */
+
+/* True if the library may leave out columns and rows, as for all common samplings. With a factor of 3 or 4
+ * libjpeg-turbo 2.1 computes a wrong width of the part and leaves values undefined (2x4 or 4x2 at reduced
+ * scale), interpolates otherwise (4x1 beside 2x1), or skips too many rows (1x4 beside 1x2). */
+static bool can_leave_out(const jpeg *f)
+{
+    return f->lib.max_h_samp_factor <= 2 && f->lib.max_v_samp_factor <= 2;
+}
+
+static JSAMPROW spare_row(jpeg *f)
+{
+    return f->lib.mem->alloc_large((j_common_ptr)&f->lib, JPOOL_IMAGE, (size_t)f->lib.output_width * 4);
+}
+
+/* Drops the next n rows, which are not the picture's last. */
+static void drop_rows(jpeg *f, JDIMENSION n)
+{
+    JSAMPROW row;
+
+    if (n > 0 && can_leave_out(f)) {
+        jpeg_skip_scanlines(&f->lib, n);
+        return;
+    }
+    row = n > 0 ? spare_row(f) : NULL;
+    for (; n > 0; n--)
+        jpeg_read_scanlines(&f->lib, &row, 1);
+}
 
 static hvt_status start(jpeg *f, hvt__region *g)
 {
@@ -216,12 +278,15 @@ static hvt_status start(jpeg *f, hvt__region *g)
     x0 = g->x0 > MARGIN ? (JDIMENSION)g->x0 - MARGIN : 0;
     width = (JDIMENSION)g->x1 + MARGIN < f->lib.output_width ? (JDIMENSION)g->x1 + MARGIN - x0
                                                              : f->lib.output_width - x0;
+    if (!can_leave_out(f)) {
+        x0 = 0;
+        width = f->lib.output_width;
+    }
     if (width < f->lib.output_width)
         jpeg_crop_scanline(&f->lib, &x0, &width);
     g->x0 = (int)x0;
     g->x1 = (int)(x0 + width);
-    if (g->y0 > 0)
-        jpeg_skip_scanlines(&f->lib, (JDIMENSION)g->y0);
+    drop_rows(f, (JDIMENSION)g->y0);
     return HVT_OK;
 }
 
@@ -278,8 +343,8 @@ static hvt_status rows_jpeg(void *ctx, int n, uint8_t **rows)
     return HVT_OK;
 }
 
-/* Read what is left, to find where it ends. The last row is not skipped: the library would not read the file
- * for that. */
+/* Reads on to the end marker, as Pillow does, so that damage anywhere is an error. The last row is not
+ * skipped, since the library would not read the file for that. After the last row the file may end. */
 static hvt_status read_rest(jpeg *f)
 {
     JSAMPROW row;
@@ -288,19 +353,20 @@ static hvt_status read_rest(jpeg *f)
     if (setjmp(f->escape))
         return failed(f);
     left = f->lib.output_height - f->lib.output_scanline;
-    if (left == 0)
-        return HVT_OK;
-    row = f->lib.mem->alloc_large((j_common_ptr)&f->lib, JPOOL_IMAGE, (size_t)f->lib.output_width * 4);
-    if (left > 1)
-        jpeg_skip_scanlines(&f->lib, left - 1);
-    jpeg_read_scanlines(&f->lib, &row, 1);
+    if (left > 0) {
+        drop_rows(f, left - 1);
+        row = spare_row(f);
+        jpeg_read_scanlines(&f->lib, &row, 1);
+    }
+    f->all_rows = true;
+    jpeg_finish_decompress(&f->lib);
     return HVT_OK;
 }
 
-static hvt_status end_jpeg(void *ctx, bool last)
+static hvt_status end_jpeg(void *ctx, bool check)
 {
     jpeg *f = ctx;
-    hvt_status s = f->alive && last && !f->whole ? read_rest(f) : HVT_OK;
+    hvt_status s = f->alive && check && f->lib.output_height ? read_rest(f) : HVT_OK;
 
     destroy(f);
     return s;

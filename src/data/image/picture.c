@@ -8,7 +8,6 @@
  */
 #include "image_impl.h"
 
-#include <ctype.h>
 #include <math.h>
 
 static const hvt__decoder *const decoders[] = {&hvt__decoder_jpeg, &hvt__decoder_png, &hvt__decoder_ppm,
@@ -19,7 +18,7 @@ struct hvt__picture {
     const hvt__decoder *d; /* of the picture that was begun; NULL: none */
     void *now;             /* its context */
     int height, width;
-    bool unscaled;
+    bool unscaled, trusted; /* trusted: the one that was begun was read to its end before */
     hvt__resampler resampler;
     char path[PATH_MAX];
 };
@@ -57,46 +56,17 @@ void hvt__picture_unscaled(hvt__picture *p)
     p->unscaled = true;
 }
 
+void hvt__picture_trust(hvt__picture *p)
+{
+    p->trusted = true;
+}
+
 double hvt__picture_resampling(const hvt__picture *p)
 {
     return p->resampler.seconds;
 }
 
 /* ---- what a record is -------------------------------------------------------------------------- */
-
-/* What a file that cannot be read seems to be. */
-static const char *guess(const hvt_record *r)
-{
-    static const struct {
-        const char *name, *magic;
-        size_t at, bytes;
-    } kinds[] = {{"GIF", "GIF8", 0, 4},         {"WebP", "WEBP", 8, 4},
-                 {"BMP", "BM", 0, 2},           {"TIFF", "II*\0", 0, 4},
-                 {"TIFF", "MM\0*", 0, 4},       {"HEIF or AVIF", "ftyp", 4, 4},
-                 {"JPEG XL", "\xff\x0a", 0, 2}, {"JPEG 2000", "\0\0\0\fjP", 0, 6},
-                 {"gzip", "\x1f\x8b", 0, 2},    {"a web page", "<!DOCTYPE", 0, 9},
-                 {"a web page", "<html", 0, 5}};
-
-    for (size_t i = 0; i < HVT_LEN(kinds); i++)
-        if (r->bytes >= kinds[i].at + kinds[i].bytes &&
-            !memcmp(r->data + kinds[i].at, kinds[i].magic, kinds[i].bytes))
-            return kinds[i].name;
-    return NULL;
-}
-
-static hvt_status refuse(const hvt_record *r, const char *path)
-{
-    char first[64] = "";
-    const char *kind = guess(r);
-
-    HVT_CHECK(r->encoding == HVT_IMAGE_FILE, E_UNSUPPORTED,
-              "%s: images of floats are neither decoded nor resampled", path);
-    HVT_CHECK(r->bytes, E_FORMAT, "%s is empty", path);
-    for (size_t i = 0; i < r->bytes && i < 8; i++)
-        snprintf(first + strlen(first), sizeof first - strlen(first), " %02x", r->data[i]);
-    return HVT_FAIL(E_FORMAT, "%s is neither JPEG, PNG nor PPM: %s%s%s begins with%s", path,
-                    kind ? "it seems to be " : "", kind ? kind : "it", kind ? ", and" : "", first);
-}
 
 /* The picture before, if it was not finished. */
 static void give_up(hvt__picture *p)
@@ -112,11 +82,12 @@ hvt_status hvt__picture_begin(hvt__picture *p, const hvt_record *r, const char *
     hvt_status s;
 
     give_up(p);
+    p->trusted = false;
     snprintf(p->path, sizeof p->path, "%s", path);
     while (i < HVT_LEN(decoders) && !decoders[i]->recognise(r))
         i++;
     if (i == HVT_LEN(decoders))
-        return refuse(r, p->path);
+        return hvt__picture_refuse(r, p->path);
     p->d = decoders[i];
     p->now = p->ctx[i];
     HVT_TRY_OR(fail, p->d->begin(p->now, r, p->path, &p->height, &p->width));
@@ -206,7 +177,7 @@ hvt_status hvt__picture_finish(hvt__picture *p, const hvt__view *v, uint8_t *ret
             ? HVT_OK
             : decode(p, &c, ret_pixels + (size_t)(c.top - v->top) * pitch + (size_t)(c.left - v->left) * 3,
                      pitch);
-    end = p->d->end(p->now, s == HVT_OK);
+    end = p->d->end(p->now, s == HVT_OK && !p->trusted);
     p->d = NULL;
     return s != HVT_OK ? s : end;
 }

@@ -3,25 +3,44 @@
  *
  * Palettes are looked up, grey is spread over three channels, alpha is dropped (not blended), and of 16 bits
  * the upper 8 are taken, except of grey without alpha, where convert("RGB") makes 255 of all that is above
- * it. Rows are decoded from the top and not beyond the last one that is wanted; a file that does not run to
- * its last chunk is decoded to the end, so that a truncated one is an error whatever the view. Interlaced
- * files are decoded as a whole.
+ * it. Interlaced files are decoded as a whole.
+ *
+ * survey() walks the file's chunks and decides as Pillow does which of them must be sound. libpng then reads
+ * a plain file that is made of the header, the palette and the pixels' data, so that its own checks of other
+ * chunks refuse nothing. That file claims a row more than the picture has: libpng looks for the stream's end
+ * after the last row, and Pillow does not. All rows are decoded, whatever the view, and so the verdict on a
+ * file does not depend on the view.
+ *
+ * A wrong checksum of pixels is an error unless the zlib stream's own checksum proves them right. Pillow
+ * ignores both.
  *
  * libpng leaves a function by longjmp() when it fails: each function here that calls it begins with
  * setjmp(), and has no variable that changes in between.
  */
 #include "image_impl.h"
 
+#include <ctype.h>
 #include <png.h>
+#include <zlib.h>
+
+enum { FRAME = 12, HEADER = 13, COLOURS = 256 }; /* FRAME: a chunk's length, name and checksum, in bytes */
+
+typedef struct chunk {
+    const uint8_t *name, *data;
+    size_t bytes, have; /* as promised; of these in the file */
+} chunk;
 
 typedef struct png {
     png_structp lib;
     png_infop info;
     const hvt_record *r;
     const char *path;
-    size_t at; /* bytes read */
+    /* what libpng reads: the head, then the data of the IDAT chunks */
+    uint8_t head[8 + FRAME + HEADER + FRAME + 3 * COLOURS + 8];
+    size_t head_bytes, head_at, tail; /* tail: bytes left of the data's checksum, which are zeros */
+    size_t at, left;                  /* the next byte of the pixels' data; how many follow in its chunk */
     int height, width, channels;
-    bool clips, whole; /* 16-bit grey; the file ends as it should */
+    bool clips; /* 16-bit grey */
     bool interlaced;
     hvt__region region;
     int row; /* the next one that comes */
@@ -41,7 +60,7 @@ static hvt_status open_png(void **ret_ctx)
     return HVT_OK;
 }
 
-static hvt_status end_png(void *ctx, bool last);
+static hvt_status end_png(void *ctx, bool check);
 
 static void close_png(void *ctx)
 {
@@ -73,14 +92,69 @@ static void on_warning(png_structp lib, png_const_charp why) /* Pillow has none 
 {
 }
 
+static uint32_t number_at(const uint8_t *p)
+{
+    return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
+}
+
+/* Reads the head of the chunk at byte `at`. False if there is no chunk. */
+static bool look(const hvt_record *r, size_t at, chunk *c)
+{
+    if (at > r->bytes || r->bytes - at < 8)
+        return false;
+    *c = (chunk){.name = r->data + at + 4,
+                 .data = r->data + at + 8,
+                 .bytes = number_at(r->data + at),
+                 .have = r->bytes - at - 8};
+    if (c->have > c->bytes)
+        c->have = c->bytes;
+    for (int i = 0; i < 4; i++)
+        if (!isalnum(c->name[i]) && c->name[i] != '_')
+            return false;
+    return true;
+}
+
+static bool is(const chunk *c, const char *name)
+{
+    return !memcmp(c->name, name, 4);
+}
+
+/* Copies up to `bytes` of the pixels' data. Returns how many there were. */
+static size_t take(png *f, uint8_t *out, size_t bytes)
+{
+    size_t taken = 0;
+    chunk c;
+
+    while (taken < bytes) {
+        size_t n = f->left < bytes - taken ? f->left : bytes - taken;
+
+        memcpy(out + taken, f->r->data + f->at, n);
+        taken += n;
+        f->at += n;
+        f->left -= n;
+        if (f->left)
+            continue;
+        if (!look(f->r, f->at + 4, &c) || !is(&c, "IDAT"))
+            break;
+        f->at += FRAME;
+        f->left = c.have;
+    }
+    return taken;
+}
+
 static void on_read(png_structp lib, png_bytep out, size_t bytes)
 {
     png *f = png_get_io_ptr(lib);
+    size_t n = f->head_bytes - f->head_at;
 
-    if (bytes > f->r->bytes - f->at)
+    n = n < bytes ? n : bytes;
+    memcpy(out, f->head + f->head_at, n);
+    f->head_at += n;
+    n += take(f, out + n, bytes - n);
+    if (bytes - n > f->tail)
         png_error(lib, "truncated");
-    memcpy(out, f->r->data + f->at, bytes);
-    f->at += bytes;
+    memset(out + n, 0, bytes - n);
+    f->tail -= bytes - n;
 }
 
 static hvt_status failed(const png *f)
@@ -88,23 +162,146 @@ static hvt_status failed(const png *f)
     return HVT_FAIL(E_FORMAT, "%s: the PNG cannot be decoded: %s", f->path, f->why);
 }
 
-/* Whether the chunks go on to the last one's end. */
-static bool runs_to_its_end(const hvt_record *r)
+/* ---- chunks ------------------------------------------------------------------------------------ */
+
+static void put_chunk(png *f, const char *name, const uint8_t *data, size_t bytes)
 {
-    size_t at = sizeof signature;
+    uint8_t *to = f->head + f->head_bytes, length[4] = {0, 0, (uint8_t)(bytes >> 8), (uint8_t)bytes};
 
-    while (r->bytes - at >= 12) {
-        const uint8_t *c = r->data + at;
-        size_t bytes = (size_t)c[0] << 24 | (size_t)c[1] << 16 | (size_t)c[2] << 8 | c[3];
-
-        if (bytes > r->bytes - at - 12)
-            return false;
-        if (!memcmp(c + 4, "IEND", 4))
-            return true;
-        at += 12 + bytes;
-    }
-    return false;
+    memcpy(to, length, 4);
+    memcpy(to + 4, name, 4);
+    memcpy(to + 8, data, bytes);
+    memset(to + 8 + bytes, 0, 4); /* the checksum, which libpng does not compare */
+    f->head_bytes += FRAME + bytes;
 }
+
+/* The head of the file that libpng reads. A palette's missing colours are black, as in Pillow. */
+static hvt_status put_head(png *f, const chunk *header, const chunk *palette)
+{
+    uint8_t h[HEADER], colours[3 * COLOURS] = {0};
+    size_t most, given = palette->bytes / 3;
+
+    HVT_CHECK(header->bytes >= HEADER, E_FORMAT, "%s: the PNG has no header", f->path);
+    memcpy(h, header->data, HEADER);
+    f->width = (int)number_at(h);
+    f->height = (int)number_at(h + 4);
+    HVT_CHECK(f->width >= 1 && f->height >= 1 && f->width <= HVT__IMAGE_SIDE_MAX &&
+                  f->height <= HVT__IMAGE_SIDE_MAX,
+              E_FORMAT, "%s has %u x %u pixels, expected sides of 1 to %d", f->path, number_at(h + 4),
+              number_at(h), HVT__IMAGE_SIDE_MAX);
+    h[10] = 0; /* the compression method, as Pillow does not look at it */
+    h[12] = h[12] != 0;
+    if (!h[12]) { /* one row more */
+        h[6] = (uint8_t)((f->height + 1) >> 8);
+        h[7] = (uint8_t)(f->height + 1);
+    }
+    memcpy(f->head, signature, sizeof signature);
+    f->head_bytes = sizeof signature;
+    put_chunk(f, "IHDR", h, HEADER);
+    if (h[9] == PNG_COLOR_TYPE_PALETTE) {
+        HVT_CHECK(given >= 1 && given <= COLOURS, E_FORMAT,
+                  "%s: the PNG's palette has %zu colours, expected 1 to %d", f->path, given, COLOURS);
+        memcpy(colours, palette->data, 3 * given);
+        most = h[8] < 8 ? (size_t)1 << h[8] : COLOURS;
+        put_chunk(f, "PLTE", colours, 3 * most);
+    }
+    return HVT_OK;
+}
+
+/* True if the pixels' data, decompressed to the end, match the zlib stream's checksum. */
+static bool data_are_right(png *f)
+{
+    z_stream z = {0};
+    uint8_t in[4096], out[16384];
+    int code = inflateInit(&z);
+
+    while (code == Z_OK) {
+        if (!z.avail_in) {
+            z.next_in = in;
+            z.avail_in = (uInt)take(f, in, sizeof in);
+        }
+        z.next_out = out;
+        z.avail_out = sizeof out;
+        code = inflate(&z, Z_NO_FLUSH); /* Z_BUF_ERROR: no data are left */
+    }
+    inflateEnd(&z);
+    return code == Z_STREAM_END;
+}
+
+static bool checksum_holds(const chunk *c)
+{
+    return c->have == c->bytes &&
+           crc32(crc32(0, c->name, 4), c->data, (uInt)c->bytes) == number_at(c->data + c->bytes);
+}
+
+/* Reads the chunks that precede the pixels, and sets ret_at to the first one of these. Each chunk's checksum
+ * must be right, whether the chunk is needed or not. */
+static hvt_status read_head(png *f, size_t *ret_at)
+{
+    chunk c, header = {.data = NULL}, palette = {.data = NULL};
+    size_t at;
+
+    for (at = sizeof signature;; at += FRAME + c.bytes) {
+        HVT_CHECK(look(f->r, at, &c) && f->r->bytes - at >= FRAME, E_FORMAT,
+                  "%s: the PNG is truncated or damaged at byte %zu, before its pixels", f->path, at);
+        if (is(&c, "IDAT") && header.data)
+            break;
+        HVT_CHECK(!is(&c, "IEND") && !is(&c, "fdAT"), E_FORMAT, "%s: the PNG has no pixels", f->path);
+        HVT_CHECK(c.bytes <= f->r->bytes - at - FRAME && checksum_holds(&c), E_FORMAT,
+                  "%s: the PNG is damaged: the checksum of %.4s at byte %zu is wrong", f->path,
+                  (const char *)c.name, at);
+        if (is(&c, "IHDR"))
+            header = c;
+        else if (is(&c, "PLTE") && header.bytes >= HEADER && header.data[9] == PNG_COLOR_TYPE_PALETTE)
+            palette = c;
+        HVT_CHECK(
+            !is(&c, "fcTL") || c.bytes < 20 || header.bytes < HEADER || !memcmp(c.data + 4, header.data, 8),
+            E_UNSUPPORTED, "%s: the first frame of the animated PNG is smaller than the picture", f->path);
+    }
+    *ret_at = at;
+    return put_head(f, &header, &palette);
+}
+
+/* Makes take() begin with the chunk at byte `at`. */
+static void rewind_to(png *f, size_t at)
+{
+    chunk c;
+
+    look(f->r, at, &c);
+    f->at = at + 8;
+    f->left = c.have;
+}
+
+/* Reads the chunks as Pillow does, which refuses a cut one even after the pixels. */
+static hvt_status survey(png *f)
+{
+    size_t at = 0, total = 0, begin;
+    bool right = true, pixels = true;
+    chunk c;
+
+    HVT_TRY(read_head(f, &at));
+    for (begin = at; look(f->r, at, &c) && !is(&c, "IEND"); at += FRAME + c.bytes) {
+        pixels &= is(&c, "IDAT");
+        if (pixels) {
+            total += c.have;
+            right &= f->r->bytes - at < FRAME + c.bytes || checksum_holds(&c);
+        }
+        HVT_CHECK(c.have == c.bytes || pixels, E_FORMAT,
+                  "%s: truncated: %.4s at byte %zu goes on after the end", f->path, (const char *)c.name, at);
+    }
+    total = total < PNG_UINT_31_MAX ? total : PNG_UINT_31_MAX;
+    for (int i = 0; i < 4; i++)
+        f->head[f->head_bytes + (size_t)i] = (uint8_t)(total >> (24 - 8 * i));
+    memcpy(f->head + f->head_bytes + 4, "IDAT", 4);
+    f->head_bytes += 8;
+    rewind_to(f, begin);
+    HVT_CHECK(right || data_are_right(f), E_FORMAT,
+              "%s: the PNG is damaged: the checksums of its pixels are wrong", f->path);
+    rewind_to(f, begin);
+    return HVT_OK;
+}
+
+/* ---- the header -------------------------------------------------------------------------------- */
 
 /* All kinds to RGB; samples of 16-bit grey stay as they are. */
 static void choose_transforms(png *f)
@@ -128,11 +325,11 @@ static hvt_status read_header(png *f)
 {
     if (setjmp(png_jmpbuf(f->lib)))
         return failed(f);
-    png_set_user_limits(f->lib, HVT__IMAGE_SIDE_MAX, HVT__IMAGE_SIDE_MAX);
+    png_set_user_limits(f->lib, HVT__IMAGE_SIDE_MAX, HVT__IMAGE_SIDE_MAX + 1);
+    png_set_crc_action(f->lib, PNG_CRC_QUIET_USE, PNG_CRC_QUIET_USE);
+    png_set_option(f->lib, PNG_MAXIMUM_INFLATE_WINDOW, PNG_OPTION_ON); /* writers state too small ones */
     png_set_read_fn(f->lib, f, on_read);
     png_read_info(f->lib, f->info);
-    f->height = (int)png_get_image_height(f->lib, f->info);
-    f->width = (int)png_get_image_width(f->lib, f->info);
     choose_transforms(f);
     return HVT_OK;
 }
@@ -143,9 +340,10 @@ static hvt_status begin_png(void *ctx, const hvt_record *r, const char *path, in
 
     f->r = r;
     f->path = path;
-    f->at = 0;
     f->row = 0;
-    f->whole = runs_to_its_end(r);
+    f->head_at = 0;
+    f->tail = 4;
+    HVT_TRY(survey(f));
     f->lib = png_create_read_struct(PNG_LIBPNG_VER_STRING, f, on_error, on_warning);
     f->info = f->lib ? png_create_info_struct(f->lib) : NULL;
     HVT_CHECK(f->info, E_MEM, "%s: no memory to decode it", path);
@@ -171,6 +369,8 @@ static hvt_status reserve(const png *f, uint8_t **memory, size_t *room, size_t b
     *room = bytes;
     return HVT_OK;
 }
+
+/* ---- pixels ------------------------------------------------------------------------------------ */
 
 /* All rows, pass after pass. */
 static hvt_status read_image(png *f, size_t pitch)
@@ -245,12 +445,12 @@ static hvt_status rows_png(void *ctx, int count, uint8_t **rows)
     return HVT_OK;
 }
 
-static hvt_status end_png(void *ctx, bool last)
+static hvt_status end_png(void *ctx, bool check)
 {
     png *f = ctx;
     hvt_status s = HVT_OK;
 
-    while (s == HVT_OK && last && !f->whole && !f->interlaced && f->row < f->height)
+    while (s == HVT_OK && check && !f->interlaced && f->row < f->height)
         s = read_line(f);
     if (f->lib)
         png_destroy_read_struct(&f->lib, &f->info, NULL);

@@ -1,11 +1,12 @@
 /*
- * PPM and PGM: binary pixels (P6, P5) after a header of text. And pixels without any header, which records of
- * other formats hold.
+ * PBM, PGM and PPM: pixels as bits or bytes (P4, P5, P6) or as text (P1, P2, P3) after a header of text. And
+ * pixels without any header, which records of other formats hold.
  *
- * A sample of up to 255 is one byte, else two, the higher one first. Other maxima than 255 are scaled as
- * Pillow scales them: colours to 255 by rounding to even, grey of two bytes to 65,535, of which
- * convert("RGB") then makes 255 of all that is above it. Source: https://netpbm.sourceforge.net/doc/ppm.html;
- * Pillow 13, PpmImagePlugin.py.
+ * A sample of up to 255 is one byte, else two, the higher one first. Bits and text become such samples when
+ * the file is opened. A comment runs from '#' to the end of its line and, as in Pillow, ends no number. Other
+ * maxima than 255 are scaled as Pillow scales them: colours to 255 by rounding to even, grey of two bytes to
+ * 65,535, of which convert("RGB") then makes 255 of all that is above it. Source:
+ * https://netpbm.sourceforge.net/doc/ppm.html; Pillow 13, PpmImagePlugin.py.
  */
 #include "image_impl.h"
 
@@ -24,6 +25,8 @@ typedef struct ppm {
     int row;
     uint8_t *scaled; /* [65536] what each sample becomes */
     int scaled_most, scaled_channels;
+    uint8_t *expanded; /* samples of bits or text */
+    size_t expanded_room;
 } ppm;
 
 void hvt__warn_of_white(const char *path)
@@ -50,8 +53,10 @@ static void close_ppm(void *ctx)
 {
     ppm *f = ctx;
 
-    if (f)
-        free(f->scaled);
+    if (!f)
+        return;
+    free(f->scaled);
+    free(f->expanded);
     free(f);
 }
 
@@ -61,7 +66,7 @@ static bool is_ppm(const hvt_record *r)
            r->data[1] <= '7' && strchr(" \t\r\n\v\f#", r->data[2]) && r->data[2];
 }
 
-/* The header's next number; comments run from '#' to the end of their line. */
+/* The next number, and the one blank after it. */
 static bool number(const hvt_record *r, size_t *at, int *ret)
 {
     int digits = 0, n = 0;
@@ -82,9 +87,9 @@ static bool number(const hvt_record *r, size_t *at, int *ret)
             break;
         }
     }
-    ++*at; /* the one blank after it */
+    ++*at;
     *ret = n;
-    return digits && *at <= r->bytes;
+    return digits;
 }
 
 /* What a sample becomes. Both formulas are Pillow's, whose round() goes to the even neighbour. */
@@ -109,33 +114,127 @@ static hvt_status scale_all(ppm *f)
     return HVT_OK;
 }
 
+static hvt_status reserve(ppm *f, size_t bytes)
+{
+    HVT_CHECK(bytes <= HVT__IMAGE_MEMORY_MAX, E_UNSUPPORTED,
+              "%s: %d x %d pixels as bits or text take %zu MiB to read, at most %zu are allowed", f->path,
+              f->height, f->width, bytes >> 20, HVT__IMAGE_MEMORY_MAX >> 20);
+    if (bytes > f->expanded_room) {
+        free(f->expanded);
+        f->expanded_room = 0;
+        f->expanded = malloc(bytes);
+        HVT_CHECK(f->expanded, E_MEM, "%s: no memory to read it (%zu bytes)", f->path, bytes);
+        f->expanded_room = bytes;
+    }
+    f->pixels = f->expanded;
+    return HVT_OK;
+}
+
+/* P4: a bit for each pixel, rows padded to bytes; 1 is black. */
+static void expand_bits(ppm *f, const uint8_t *in)
+{
+    uint8_t *out = f->expanded;
+
+    for (int y = 0; y < f->height; y++, in += (f->width + 7) / 8)
+        for (int x = 0; x < f->width; x++)
+            *out++ = in[x / 8] << x % 8 & 0x80 ? 0 : 255;
+}
+
+/* P1: a digit for each pixel, with or without blanks between them. Pillow looks at all of the file. */
+static hvt_status expand_digits(ppm *f, size_t at, size_t count)
+{
+    size_t n = 0;
+
+    for (; at < f->r->bytes; at++) {
+        int c = f->r->data[at];
+
+        if (c == '#') {
+            while (at + 1 < f->r->bytes && f->r->data[at] != '\n' && f->r->data[at] != '\r')
+                at++;
+        } else if (c == '0' || c == '1') {
+            if (n < count)
+                f->expanded[n] = c == '1' ? 0 : 255;
+            n++;
+        } else {
+            HVT_CHECK(c && strchr(" \t\r\n\v\f", c), E_FORMAT, "%s: byte %zu is neither 0 nor 1", f->path,
+                      at);
+        }
+    }
+    HVT_CHECK(n >= count, E_FORMAT, "%s: truncated: %d x %d pixels are promised, and there are %zu", f->path,
+              f->height, f->width, n);
+    return HVT_OK;
+}
+
+/* P2 and P3 */
+static hvt_status expand_numbers(ppm *f, size_t at, size_t count)
+{
+    uint8_t *out = f->expanded;
+    int sample;
+
+    for (size_t i = 0; i < count; i++) {
+        size_t from = at;
+
+        HVT_CHECK(number(f->r, &at, &sample), E_FORMAT, "%s: truncated or damaged after %zu of %zu samples",
+                  f->path, i, count);
+        HVT_CHECK(sample <= f->most, E_FORMAT, "%s: %d at byte %zu, expected 0 to %d", f->path, sample, from,
+                  f->most);
+        if (f->bytes == 2)
+            *out++ = (uint8_t)(sample >> 8);
+        *out++ = (uint8_t)sample;
+    }
+    return HVT_OK;
+}
+
+/* Points f->pixels at the samples, which begin at `at` in the file. */
+static hvt_status find_samples(ppm *f, int kind, size_t at)
+{
+    size_t there = at < f->r->bytes ? f->r->bytes - at : 0, width = (size_t)f->width,
+           height = (size_t)f->height;
+    size_t samples = width * height * (size_t)f->channels;
+    size_t needed = kind == '4'  ? (width + 7) / 8 * height
+                    : kind < '4' ? samples
+                                 : samples * (size_t)f->bytes;
+
+    HVT_CHECK(there >= needed, E_FORMAT,
+              "%s: truncated: %d x %d pixels take %zu bytes at least, and there are %zu", f->path, f->height,
+              f->width, needed, there);
+    f->pixels = f->r->data + at;
+    if (kind > '4')
+        return HVT_OK;
+    HVT_TRY(reserve(f, samples * (size_t)f->bytes));
+    if (kind == '1')
+        return expand_digits(f, at, samples);
+    if (kind != '4')
+        return expand_numbers(f, at, samples);
+    expand_bits(f, f->r->data + at);
+    return HVT_OK;
+}
+
 static hvt_status begin_ppm(void *ctx, const hvt_record *r, const char *path, int *ret_h, int *ret_w)
 {
     ppm *f = ctx;
     int kind = r->data[1];
-    size_t at = 2, pixels;
-    bool whole;
+    bool bits = kind == '1' || kind == '4', whole;
+    size_t at = 2;
 
-    HVT_CHECK(kind == '5' || kind == '6', E_UNSUPPORTED,
-              "%s is a PNM file of kind P%c; of these, P5 and P6 can be read", path, kind);
+    HVT_CHECK(kind >= '1' && kind <= '6', E_UNSUPPORTED,
+              "%s is a PNM file of kind P%c; of these, P1 to P6 can be read", path, kind);
     f->r = r;
     f->path = path;
-    f->channels = kind == '6' ? 3 : 1;
-    whole = number(r, &at, &f->width) && number(r, &at, &f->height) && number(r, &at, &f->most);
+    f->channels = kind == '3' || kind == '6' ? 3 : 1;
+    f->most = 255;
+    whole = number(r, &at, &f->width) && number(r, &at, &f->height) && (bits || number(r, &at, &f->most));
     HVT_CHECK(whole, E_FORMAT, "%s: not a PPM header: expected width, height and maximum as numbers", path);
     HVT_CHECK(f->most >= 1 && f->most <= SAMPLE_MAX, E_FORMAT,
               "%s: the samples' maximum is %d, expected 1 to %d", path, f->most, SAMPLE_MAX);
     f->bytes = f->most > 255 ? 2 : 1;
-    pixels = (r->bytes - at) / (size_t)(f->channels * f->bytes);
-    HVT_CHECK(pixels / (size_t)(f->width ? f->width : 1) >= (size_t)f->height, E_FORMAT,
-              "%s: truncated: %d x %d pixels are promised, and there are %zu", path, f->height, f->width,
-              pixels);
-    if (f->channels == 1 && f->bytes == 2)
-        hvt__warn_of_white(path);
-    f->pixels = r->data + at;
     *ret_h = f->height;
     *ret_w = f->width;
-    return HVT_OK;
+    if (f->height < 1 || f->width < 1 || f->height > HVT__IMAGE_SIDE_MAX || f->width > HVT__IMAGE_SIDE_MAX)
+        return HVT_OK; /* the caller refuses it */
+    if (f->channels == 1 && f->bytes == 2)
+        hvt__warn_of_white(path);
+    return find_samples(f, kind, at);
 }
 
 static hvt_status start_ppm(void *ctx, hvt__region *region)
@@ -165,11 +264,13 @@ static void convert(const ppm *f, int n, const uint8_t *in, uint8_t *out)
 }
 
 /* A row is used where it lies if what follows it may be loaded, too. */
-static void put_row(const hvt_record *r, const uint8_t *in, int n, int channels, uint8_t **row)
+static void put_row(const ppm *f, const uint8_t *in, int n, uint8_t **row)
 {
-    if (channels == 1)
+    const hvt_record *r = f->r;
+
+    if (f->channels == 1)
         spread(n, in, *row);
-    else if ((size_t)(r->data + r->bytes - in) >= (size_t)n * 3 + HVT__ROW_SLACK)
+    else if (f->pixels != f->expanded && (size_t)(r->data + r->bytes - in) >= (size_t)n * 3 + HVT__ROW_SLACK)
         *row = (uint8_t *)(uintptr_t)in;
     else
         memcpy(*row, in, (size_t)n * 3);
@@ -185,14 +286,14 @@ static hvt_status rows_ppm(void *ctx, int count, uint8_t **rows)
         const uint8_t *in = f->pixels + pixel * (size_t)(f->channels * f->bytes);
 
         if (f->most == 255)
-            put_row(f->r, in, n, f->channels, &rows[i]);
+            put_row(f, in, n, &rows[i]);
         else
             convert(f, n, in, rows[i]);
     }
     return HVT_OK;
 }
 
-static hvt_status end_ppm(void *ctx, bool last)
+static hvt_status end_ppm(void *ctx, bool check)
 {
     return HVT_OK;
 }
@@ -214,14 +315,14 @@ static hvt_status begin_pixels(void *ctx, const hvt_record *r, const char *path,
 
     HVT_CHECK(pixels && (r->bytes == pixels || r->bytes == 3 * pixels), E_FORMAT,
               "%s: %zu bytes are not %d x %d pixels of 1 or 3 channels", path, r->bytes, r->height, r->width);
-    *f = (ppm){.r = r,
-               .path = path,
-               .pixels = r->data,
-               .height = r->height,
-               .width = r->width,
-               .channels = r->bytes == pixels ? 1 : 3,
-               .bytes = 1,
-               .most = 255};
+    f->r = r;
+    f->path = path;
+    f->pixels = r->data;
+    f->height = r->height;
+    f->width = r->width;
+    f->channels = r->bytes == pixels ? 1 : 3;
+    f->bytes = 1;
+    f->most = 255;
     *ret_h = r->height;
     *ret_w = r->width;
     return HVT_OK;
