@@ -14,7 +14,7 @@ HVT_C_BEGIN
 
 typedef struct hvt_dataset hvt_dataset;
 
-/** How an image is held: the bytes of a picture file (JPEG, PNG or PPM, as its first bytes say), or
+/** How an image is held: the bytes of a picture file (JPEG, PNG or PNM, as its first bytes say), or
  * pixels [height,width,channels] as bytes or floats. */
 typedef enum hvt_encoding { HVT_IMAGE_FILE, HVT_IMAGE_U8, HVT_IMAGE_F32 } hvt_encoding;
 
@@ -86,8 +86,9 @@ typedef struct hvt_dataset_opts {
  *  - "folder": picture files in DIR/train/CLASS/... and DIR/val/CLASS/..., or, for both splits, in
  *    DIR/CLASS/... Images have sizes of their own.
  *  - "tar": WebDataset's shards, train-*.tar and val-*.tar (the test split), with samples of NAME.jpg, .jpeg,
- *    .png or .ppm, or of NAME.npy (uint8 [h,w,3]), and NAME.cls, the label as text; all or none have labels.
- *    Images have sizes of their own. A file SHARD.hvtindex is kept beside each shard where it can be written.
+ *    .png, .ppm, .pgm or .pbm, or of NAME.npy (uint8 [h,w,3]), and NAME.cls, the label as text; all or none
+ * have labels. Images have sizes of their own. A file SHARD.hvtindex is kept beside each shard where it can
+ * be written.
  *
  * What classes are called: their folders' names ("folder"), or the lines of a file that may be there:
  * batches.meta.txt, fine_label_names.txt, class_names.txt of the official archives, classes.txt beside

@@ -131,14 +131,14 @@ TEST(files_that_are_no_pictures_are_told_of)
 
 TEST(a_folder_without_splits_is_both)
 {
-    static const char want[] = "0:ant/a.jpg 1:bee/b.jpg 1:bee/c.jpg";
+    static const char want[] = "0:ant/a.jpg 1:bee/b.jpg 1:bee/c.pgm";
 
     shell("rm -rf set");
-    write_pictures("set/ant/a.jpg set/bee/b.jpg set/bee/c.jpg");
+    write_pictures("set/ant/a.jpg set/bee/b.jpg set/bee/c.pgm");
     check_images("set", true, want);
     check_images("set", false, want);
     shell("mkdir set/train && mv set/ant set/bee set/train");
-    check_images("set", false, "0:train/ant/a.jpg 1:train/bee/b.jpg 1:train/bee/c.jpg");
+    check_images("set", false, "0:train/ant/a.jpg 1:train/bee/b.jpg 1:train/bee/c.pgm");
 }
 
 TEST(pictures_without_folders_have_no_labels)

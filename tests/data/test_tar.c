@@ -153,7 +153,7 @@ TEST(members_come_in_any_order_and_by_any_kind_of_name)
     put_text(f, "d/b.jpeg", "B");
     put_text(f, "d/._a.jpg", "a file of macOS");
     put_text(f, "d/a.seg.png", "another picture of it");
-    put_header(f, "deep.ppm", '0', 1, "ustar", "prefix"); /* of ustar */
+    put_header(f, "deep.PGM", '0', 1, "ustar", "prefix"); /* of ustar */
     put_contents(f, "C", 1);
     put_text(f, "prefix/deep.cls", "2");
     strcpy(long_name + 200, ".jpg"); /* of GNU tar */
@@ -181,7 +181,7 @@ TEST(members_come_in_any_order_and_by_any_kind_of_name)
     CHECK(hvt_dataset_describe(set)->count == 4, "%u samples", hvt_dataset_describe(set)->count);
     CHECK(is_sample(set, 0, "A", 0, ": d/a.PNG"), "another first one");
     CHECK(is_sample(set, 1, "B", 1, ": d/b.jpeg"), "another second one");
-    CHECK(is_sample(set, 2, "C", 2, ": prefix/deep.ppm"), "a prefix is lost");
+    CHECK(is_sample(set, 2, "C", 2, ": prefix/deep.PGM"), "a prefix is lost");
     CHECK(is_sample(set, 3, "D", 3, "nnnn.jpg"), "long names do not meet");
     hvt_dataset_close(&set);
 }

@@ -49,7 +49,7 @@ typedef struct scan {
 
 static bool is_picture(const char *name)
 {
-    static const char *const suffix[] = {".jpg", ".jpeg", ".png", ".ppm"};
+    static const char *const suffix[] = {".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".pbm"};
     const char *dot = strrchr(name, '.');
 
     for (size_t i = 0; dot && i < HVT_LEN(suffix); i++)
@@ -338,7 +338,7 @@ static hvt_status check_groups(const scan *c, const char *classes_of)
     HVT_CHECK(!name_groups(c, is_unknown, names, sizeof names), E_FORMAT,
               "%s: classes that %s does not have: %s", c->root, classes_of, names);
     HVT_CHECK(!name_groups(c, is_empty, names, sizeof names), E_FORMAT,
-              "%s: classes without a picture (.jpg, .jpeg, .png or .ppm): %s", c->root, names);
+              "%s: classes without a picture (.jpg, .jpeg, .png, .ppm, .pgm or .pbm): %s", c->root, names);
     HVT_CHECK(c->files < UINT32_MAX, E_FORMAT, "%s: %llu pictures are too many", c->root,
               (unsigned long long)c->files);
     return HVT_OK;
@@ -355,8 +355,8 @@ static void tell_of_others(const scan *c, size_t classes)
         first = first || !c->group[i].others ? first : &c->group[i];
     }
     if (first)
-        HVT_INFO("%s: %llu file%s left out, which are no .jpg, .jpeg, .png or .ppm (%s in %s)", c->root,
-                 (unsigned long long)others, others > 1 ? "s are" : " is", first->other,
+        HVT_INFO("%s: %llu file%s left out, which are no .jpg, .jpeg, .png, .ppm, .pgm or .pbm (%s in %s)",
+                 c->root, (unsigned long long)others, others > 1 ? "s are" : " is", first->other,
                  *first->name ? first->name : "it");
     if (c->groups < classes)
         HVT_WARN("%s: %zu of %zu classes have no images here", c->root, classes - c->groups, classes);
@@ -556,7 +556,7 @@ hvt_status hvt__listing_scan(const char *root, const char *classes_of, char **re
 
     HVT_TRY_OR(done, hvt__listing_classes(root, &mine, &pictures));
     HVT_CHECK_OR(done, mine.n || pictures, E_FORMAT,
-                 "%s: neither folders of classes nor pictures (.jpg, .jpeg, .png or .ppm)", root);
+                 "%s: neither folders of classes nor pictures (.jpg, .jpeg, .png, .ppm, .pgm or .pbm)", root);
     HVT_TRY_OR(done, hvt__listing_classes(classes_of, &classes, &ignored));
     HVT_TRY_OR(done, make_groups(&c, &mine, &classes));
     HVT_TRY_OR(done, run_scan(&c));
