@@ -4,11 +4,13 @@
  *   view UNSCALED X Y W H FULL_H FULL_W TOP LEFT OUT_H OUT_W PATH     W 0: the whole picture
  *   rrc H W SEED EPOCH SAMPLE LEAST MOST NARROW WIDE
  *   centre H W RESIZE OUT_H OUT_W
+ *   jpeg H W CHANNELS SAMPLING... PROGRESSIVE ARITHMETIC SPLIT OPTIMIZED RESTART QUALITY SEED PATH
  *
+ * The last one writes a file: see jpeg_kind in pictures.h. SAMPLING is of four channels, 10 * across + down.
  * An answer is a line "ok NUMBER ..." or "error MESSAGE"; a view's numbers are its size, and its bytes
  * follow.
  */
-#include "data/image/image_impl.h"
+#include "pictures.h"
 
 #include <unistd.h>
 
@@ -65,6 +67,36 @@ static hvt_status show(const char *line)
     return s;
 }
 
+static hvt_status write_jpeg(const char *line)
+{
+    int at = 0, sampling[4], progressive, arithmetic, split, optimized, seed;
+    jpeg_kind k = {0};
+    hvt_record r;
+    FILE *f;
+
+    HVT_CHECK(sscanf(line, "jpeg %d %d %d %d %d %d %d %d %d %d %d %d %d %d %n", &k.h, &k.w, &k.channels,
+                     &sampling[0], &sampling[1], &sampling[2], &sampling[3], &progressive, &arithmetic,
+                     &split, &optimized, &k.restart, &k.quality, &seed, &at) == 14 &&
+                  at,
+              E_ARG, "no such command: %s", line);
+    for (int i = 0; i < 4; i++) {
+        k.sampling[i][0] = (uint8_t)(sampling[i] / 10);
+        k.sampling[i][1] = (uint8_t)(sampling[i] % 10);
+    }
+    k.progressive = progressive;
+    k.arithmetic = arithmetic;
+    k.split = split;
+    k.optimized = optimized;
+    r = make_jpeg(&k, (uint64_t)seed);
+    f = fopen(line + at, "wb");
+    HVT_CHECK(f, E_IO, "%s: cannot be written", line + at);
+    fwrite(r.data, 1, r.bytes, f);
+    fclose(f);
+    free(r.data);
+    printf("ok\n");
+    return HVT_OK;
+}
+
 int main(void)
 {
     char line[4096];
@@ -83,7 +115,7 @@ int main(void)
         } else if (sscanf(line, "centre %d %d %d %d %d", &h, &w, &a, &b, &c) == 5) {
             v = hvt__view_centre(h, w, a, b, c);
             print_view(&v);
-        } else if (show(line) != HVT_OK) {
+        } else if ((strncmp(line, "jpeg ", 5) ? show(line) : write_jpeg(line)) != HVT_OK) {
             printf("error %s\n", hvt_last_error());
         }
         fflush(stdout);
