@@ -10,10 +10,16 @@
  * Mean absolute errors, where the loss is the mean squared error, are summed in the same way.
  *
  * Infinite losses and NaN are counted instead, and if there are any, they determine the sum.
+ *
+ * An evaluation within a run can be interrupted. From time to time the ranks agree whether one of them wants
+ * that, so that all stop after the same number of batches. What was evaluated by then is the first images of
+ * the set, and the sums are exact, so they are kept with that number, and the evaluation goes on with the next
+ * image: in another job, on any number of ranks, and with the same result.
  */
 #include "run.h"
 #include "base_impl.h"
 
+#include <inttypes.h>
 #include <math.h>
 
 enum { LIMB = 30, LIMBS = 7, UNIT = 24 /* a loss is counted in 2^-UNIT nats */ };
@@ -26,9 +32,8 @@ enum {
     OF_LARGE,
     OF_INF,
     OF_NAN,
-    STOPPED,
     COUNTS
-}; /* of images; OF_: with such a loss; of ranks */
+}; /* of images; OF_: with such a loss */
 
 typedef struct tally {
     int64_t limb[LIMBS]; /* the sum is that of limb[i] * 2^(LIMB * i) */
@@ -104,6 +109,11 @@ typedef struct pass {
     int32_t *label_rank;
     tally t;
     tally errors; /* mse: only the limbs and the odd ones */
+
+    /* when the ranks agree whether to go on; never: to_look is 0 */
+    uint32_t stretch, to_look; /* batches from one time to the next; left until then */
+    double looked_at;
+    bool stopped;
 } pass;
 
 /* Every batch has the planned size. */
@@ -152,26 +162,86 @@ static hvt_status count_batch(pass *p, const hvt_batch *b)
     return HVT_OK;
 }
 
-/* All ranks have the same number of batches. With predictions they come to each of them together, and none
- * stops. */
-static hvt_status count_images(pass *p, hvt__predictions *predictions, bool show(run *t, int images), run *of)
+/* Do all ranks go on? They agree after the first batch, and then each time the slowest of them has worked for
+ * about PERIOD. A rank that has failed waits here for the others. */
+static hvt_status look(pass *p, bool failed, bool stop, run *of)
 {
+    enum { FAILED, STOP, MICROSECONDS, WORDS };
+    const double PERIOD = 0.2; /* s */
+    double seconds = hvt__running() - p->looked_at;
+    int64_t any[WORDS] = {failed, stop, (int64_t)(1e6 * seconds)};
+
+    if (--p->to_look)
+        return HVT_OK;
+    HVT_TRY(hvt_world_allreduce_i64(of->world, HVT_MAX, any, WORDS));
+    p->stopped = any[FAILED] || any[STOP];
+    seconds = 1e-6 * (double)(any[MICROSECONDS] + 1);
+    of->slowest = fmax(of->slowest, seconds);
+    p->stretch = (uint32_t)fmin(fmax(1, p->stretch * PERIOD / seconds), 2.0 * p->stretch);
+    p->to_look = p->stretch;
+    p->looked_at = hvt__running();
+    return HVT_OK;
+}
+
+/* All ranks have the same number of batches. With predictions they come to each of them together, and none
+ * stops. *ret_batches: that were evaluated. */
+static hvt_status count_images(pass *p, hvt__predictions *predictions, bool show(run *t, int images), run *of,
+                               uint32_t *ret_batches)
+{
+    const uint32_t batches = hvt_loader_left(p->loader);
+    hvt_status s = HVT_OK, looked;
     hvt_batch b = {0};
+    bool end;
 
-    HVT_TRY(hvt_loader_rewind(p->loader, 0, 0));
-    while (!p->t.n[STOPPED]) {
-        bool end = false;
-        hvt_status s = hvt_loader_next(p->loader, &b, &end);
-
-        if (end)
-            break;
+    for (uint32_t i = 0; i < batches && !p->stopped; *ret_batches = ++i) {
+        s = s ? s : hvt_loader_next(p->loader, &b, &end);
         s = s ? s : count_batch(p, &b);
         if (predictions)
             s = hvt__predictions_add(predictions, p->m, p->loader, &b, s);
-        HVT_TRY(s);
-        p->t.n[STOPPED] = show && !show(of, b.count) && !predictions;
+        if (s && !p->to_look)
+            return s;
+        bool stop = show && !show(of, b.count) && !predictions;
+
+        if (p->to_look && i + 1 < batches && (looked = look(p, s, stop, of)))
+            return looked;
     }
-    return predictions ? hvt__predictions_end(predictions) : HVT_OK;
+    return predictions && !s ? hvt__predictions_end(predictions) : s;
+}
+
+static void add(tally *t, const int64_t *sums)
+{
+    for (int i = 0; i < LIMBS; i++)
+        t->limb[i] += sums[i];
+    for (int i = 0; i < COUNTS; i++)
+        t->n[i] += sums[LIMBS + i];
+}
+
+/* Add what was found before the evaluation was interrupted, and if it is interrupted again keep the sums. */
+static void join_begun(pass *p, hvt__begun *begun, int64_t images)
+{
+    enum { HALF = HVT__BEGUN_SUMS / 2 };
+    _Static_assert(sizeof(tally) == HALF * sizeof(int64_t), "a tally is these sums");
+
+    add(&p->t, begun->sums);
+    add(&p->errors, begun->sums + HALF);
+    begun->images = p->stopped ? images : 0;
+    memset(begun->sums, 0, sizeof begun->sums);
+    if (!p->stopped)
+        return;
+    memcpy(begun->sums, &p->t, sizeof p->t);
+    memcpy(begun->sums + HALF, &p->errors, sizeof p->errors);
+}
+
+/* Where to begin. Without a run, and in one that only evaluates, nothing interrupts. */
+static hvt_status begin(pass *p, run *of)
+{
+    const bool keeps = of && !of->opts->evaluate;
+
+    p->stretch = p->to_look = keeps;
+    p->looked_at = hvt__running();
+    if (keeps && of->begun.steps != of->steps)
+        of->begun = (hvt__begun){.steps = of->steps};
+    return hvt_loader_seek(p->loader, 0, keeps ? (uint32_t)of->begun.images : 0);
 }
 
 hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, bool show(run *t, int images),
@@ -180,12 +250,14 @@ hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, boo
     pass p = {.m = m, .loader = loader};
     tally *t = &p.t;
     hvt_loader_info info;
+    uint32_t batches = 0;
     hvt_status s;
 
     hvt_loader_describe(loader, &info);
     p.mse = info.targets > 0;
     p.unlabelled = info.unlabelled && !p.mse;
-    s = count_images(&p, of ? of->predictions : NULL, show, of);
+    s = begin(&p, of);
+    s = s ? s : count_images(&p, of ? of->predictions : NULL, show, of, &batches);
     free(p.loss);
     free(p.error);
     free(p.label_rank);
@@ -196,11 +268,51 @@ hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, boo
         HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, p.errors.limb, LIMBS));
         HVT_TRY(hvt_world_allreduce_i64(world, HVT_SUM, p.errors.n, COUNTS));
     }
+    if (of)
+        join_begun(&p, &of->begun,
+                   of->begun.images + (int64_t)batches * of->set.batch * hvt_world_size(world));
     *ret_loss = (hvt_loss){p.unlabelled ? (double)NAN : sum_of(t), t->n[TOP1], t->n[TOP5], t->n[COUNT],
                            p.mse ? sum_of(&p.errors) : 0};
     *ret_odd = (hvt__odd_losses){t->n[OF_LARGE], t->n[OF_INF], t->n[OF_NAN]};
-    *ret_whole = !t->n[STOPPED];
+    *ret_whole = !p.stopped;
     return HVT_OK;
+}
+
+static uint64_t test_set(const run *of)
+{
+    const hvt_dataset_info *set = hvt_dataset_describe(of->test_set);
+
+    return hvt__hash(set->fingerprint, &set->count, sizeof set->count);
+}
+
+char *hvt__begun_text(const run *of)
+{
+    const hvt__begun *b = &of->begun;
+    json_t *all, *sums = json_array();
+    char set[17], *text;
+
+    for (int i = 0; i < HVT__BEGUN_SUMS; i++)
+        json_array_append_new(sums, json_integer(b->sums[i]));
+    snprintf(set, sizeof set, "%016" PRIx64, test_set(of));
+    all = json_pack("{s:s, s:I, s:o}", "set", set, "images", (json_int_t)b->images, "sums", sums);
+    text = json_dumps(all, JSON_COMPACT);
+    json_decref(all);
+    return text;
+}
+
+void hvt__begun_read(run *of, const char *text)
+{
+    json_t *all = text ? json_loads(text, 0, NULL) : NULL, *sums = json_object_get(all, "sums");
+    const char *set = json_string_value(json_object_get(all, "set"));
+    json_int_t images = json_integer_value(json_object_get(all, "images"));
+
+    if (set && strtoull(set, NULL, 16) == test_set(of) && json_array_size(sums) == HVT__BEGUN_SUMS &&
+        images > 0 && images < hvt_dataset_describe(of->test_set)->count) {
+        of->begun = (hvt__begun){.steps = of->steps, .images = images};
+        for (int i = 0; i < HVT__BEGUN_SUMS; i++)
+            of->begun.sums[i] = json_integer_value(json_array_get(sums, (size_t)i));
+    }
+    json_decref(all);
 }
 
 hvt_status hvt_evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, hvt_loss *ret_loss)

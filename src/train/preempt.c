@@ -3,12 +3,12 @@
  *
  * All ranks must do so after the same update, though a signal may reach one of them only, and clocks differ.
  * So each rank *votes* with the step statistics, which travel anyway, and every rank sees the same sum. Rank
- * 0 alone reads the clock, for all. On a device that queues, the host looks at the votes at every LOOKS-th
- * update, where it waits for the device.
+ * 0 alone reads the clock, for all. On a device that queues, the host looks at the votes after the first
+ * update of the job and every LOOKS-th one after it, where it waits for the device.
  *
- * In an evaluation there are no votes, as it sends nothing before its end: a rank that was asked, or whose
- * host was, stops at once and waits there for ranks of other hosts, which do their part to its end. Its
- * result is dropped on all ranks; the next job makes it again.
+ * A job that ends early has made progress, so that jobs that follow each other reach the end of the run: it
+ * has made one update at least, or has evaluated some images of an evaluation that earlier jobs had to leave
+ * (eval.c), whose sums are in the checkpoint.
  */
 #include "run.h"
 #include "base_impl.h"
@@ -31,10 +31,10 @@ static double slurms_limit(void)
     return (double)(at - (int64_t)time(NULL));
 }
 
-/* What copying and writing a checkpoint takes, twice, and an update, twice, and 5 s to end. */
+/* On rank 0: what copying and writing a checkpoint takes, twice, and an update, twice, and 5 s to end. */
 double hvt__preempt_margin(const run *t)
 {
-    double save = t->write_seconds > 0 ? t->save_seconds + t->write_seconds : 5;
+    double save = t->save_seconds > 0 ? t->save_seconds + hvt__writer_seconds(&t->folder.writer) : 5;
 
     return 5 + 2 * (*t->opts->save ? save : 0) + 2 * t->slowest;
 }
@@ -63,16 +63,31 @@ bool hvt__preempt_asked(run *t)
     return true;
 }
 
+hvt_status hvt__preempt_agree(run *t)
+{
+    int64_t asked = hvt__preempt_asked(t);
+
+    HVT_TRY(hvt_world_allreduce_i64(t->world, HVT_MAX, &asked, 1));
+    t->stopping |= asked > 0;
+    return HVT_OK;
+}
+
+/* A job with a limit saves its first update at once: this shows how long a save takes, and nothing that takes
+ * longer than expected later leaves the job without progress. */
 static bool save_is_due(const run *t)
 {
     double every = t->set.save_every.seconds;
+    bool first = t->deadline < INFINITY && !(t->save_seconds > 0);
 
-    return t->rank == 0 && every > 0 && *t->opts->save && hvt__now() - t->saved_at >= every;
+    return t->rank == 0 && *t->opts->save && (first || (every > 0 && hvt__now() - t->saved_at >= every));
 }
 
+/* The first update of a job is made in any case. How long the job still needs is judged after it. */
 void hvt__preempt_vote(run *t)
 {
-    hvt_distopt_vote(t->dist, HVT_VOTE_STOP, hvt__preempt_asked(t));
+    bool first = t->steps == t->first_steps;
+
+    hvt_distopt_vote(t->dist, HVT_VOTE_STOP, first ? hvt__signals_asked(NULL) : hvt__preempt_asked(t));
     hvt_distopt_vote(t->dist, HVT_VOTE_SAVE, save_is_due(t));
 }
 
@@ -90,12 +105,19 @@ hvt_status hvt__preempt_look(run *t, double seconds)
 {
     int64_t steps = t->set.save_every.steps;
 
-    t->slowest = fmax(seconds, 0.9 * t->slowest);
     t->save_due = steps && t->steps % steps == 0;
-    if (t->set.on_gpu && (t->steps % LOOKS || !(*t->opts->save || t->set.max_seconds > 0)))
+    t->since_look += seconds;
+    if (t->set.on_gpu &&
+        ((t->steps - t->first_steps - 1) % LOOKS || !(*t->opts->save || t->set.max_seconds > 0)))
         return HVT_OK;
-    if (t->set.on_gpu)
+    if (t->set.on_gpu) {
+        double start = hvt__running();
+
         HVT_TRY(hvt_distopt_check(t->dist));
+        t->since_look += hvt__running() - start;
+    }
+    t->slowest = fmax(t->since_look, 0.9 * t->slowest);
+    t->since_look = 0;
     if (voted(t, HVT_VOTE_SAVE))
         t->save_due = true;
     if (voted(t, HVT_VOTE_STOP))
@@ -113,8 +135,8 @@ bool hvt__save_due_after_epoch(const run *t)
 hvt_status hvt__report_preempted(run *t, uint64_t weights)
 {
     const char *name, *dir = t->opts->save;
-    char hex[17], line[HVT_SHELL_WORD + 300], word[HVT_SHELL_WORD],
-        kept[HVT_SHELL_WORD + 60] = "nothing was saved";
+    char hex[17], line[HVT_SHELL_WORD + 400], word[HVT_SHELL_WORD],
+        kept[HVT_SHELL_WORD + 100] = "nothing was saved";
     bool asked = hvt__preempt_asked(t);
     double seconds = hvt__process_seconds();
     json_t *record;
@@ -129,7 +151,10 @@ hvt_status hvt__report_preempted(run *t, uint64_t weights)
     hvt__spent_record(&t->spent, seconds, record);
     HVT_TRY(hvt__report_put(t->rep, record));
     hvt__log_ended();
-    if (t->saved == t->steps)
+    if (t->saved == t->steps && t->untested && t->begun.images)
+        snprintf(kept, sizeof kept, "--resume %s goes on from there, with image %" PRId64 " of the evaluation",
+                 hvt__shell_word(dir, word), t->begun.images + 1);
+    else if (t->saved == t->steps)
         snprintf(kept, sizeof kept, "--resume %s goes on from there", hvt__shell_word(dir, word));
     else if (t->saved >= 0)
         snprintf(kept, sizeof kept, "the checkpoint of update %" PRId64 " stays", t->saved);

@@ -26,6 +26,14 @@ typedef struct hvt__kept {
     int64_t steps; /* updates */
 } hvt__kept;
 
+/* An evaluation that was interrupted: its sums over the first images of the test set. */
+enum { HVT__BEGUN_SUMS = 26 };
+typedef struct hvt__begun {
+    int64_t steps;  /* the weights are those after this many updates */
+    int64_t images; /* 0: none was interrupted */
+    int64_t sums[HVT__BEGUN_SUMS];
+} hvt__begun;
+
 /* How both splits are loaded; shards, and what the model says, are not set. */
 typedef struct hvt__loading {
     hvt_loader_opts train, test;
@@ -117,12 +125,15 @@ typedef struct run {
     uint32_t sample;     /* images of the epoch's order that are behind */
     int64_t epoch_steps; /* updates that epoch_loss is of */
     bool untested;       /* an evaluation is due before the next update */
+    hvt__begun begun;    /* that evaluation, as far as it came */
+    bool begun_unsaved;  /* it came further than what is saved says */
     int64_t averages;    /* rank 0: of how many the weights to begin with are the average */
 
     /* when this job saves, and whether it ends early: preempt.c */
     bool save_due, stopping;
     double saved_at, deadline; /* hvt__now(); deadline INFINITY: none */
-    double slowest;            /* s: an update of late */
+    double slowest;            /* s between two looks at what the ranks want, of late */
+    double since_look;         /* s of the updates since the last one */
     int64_t votes[HVT_VOTES];  /* when they were looked at last */
 
     /* of the current epoch, since it began or was resumed */
@@ -136,7 +147,6 @@ typedef struct run {
     double seconds;
     int64_t images;
     double eval_seconds, save_seconds; /* of the last one; 0: none yet; of saving that on this thread */
-    double write_seconds;              /* rank 0: that the rest of it took, on a thread of its own */
     int64_t evaluated;                 /* this rank's images in the current evaluation */
     double first_update;               /* after the process began; < 0: not yet */
 
@@ -158,11 +168,17 @@ typedef struct hvt__odd_losses {
 } hvt__odd_losses;
 
 /* hvt_evaluate() with counts of odd losses and, of a run, with its predictions and without losses where its
- * images have no labels. show: to be called after each batch of this rank, or NULL; false: go no further. of:
- * NULL without a run. *ret_whole: no rank has stopped before its end; else the result is of some images only.
+ * images have no labels. show: to be called after each batch of this rank, or NULL; false: this rank asks to
+ * interrupt the evaluation. of: NULL without a run. *ret_whole: false if the evaluation was interrupted; then
+ * of->begun has what it found, and the next call with it goes on from there.
  */
 hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, bool show(run *t, int images),
                          run *t, hvt_loss *ret_loss, hvt__odd_losses *ret_odd, bool *ret_whole);
+
+/* of->begun as the JSON of a checkpoint, malloc'ed, and back. Text that is not valid, or of another test set,
+ * is ignored: the evaluation then starts anew. */
+char *hvt__begun_text(const run *of);
+void hvt__begun_read(run *of, const char *text);
 
 /* A run of options that the ranks agree on, resolved in its `set`. Collective; its errors are agreed, and
  * leave nothing to tear down. */
@@ -206,6 +222,7 @@ void hvt__preempt_open(run *t);
 void hvt__preempt_vote(run *t);
 hvt_status hvt__preempt_look(run *t, double seconds); /* of the update */
 bool hvt__preempt_asked(run *t);                      /* this rank has reason to end early */
+hvt_status hvt__preempt_agree(run *t); /* t->stopping if any rank has. Collective. */
 double
 hvt__preempt_limit(const run *t); /* seconds until the job must have ended; INFINITY: there is no limit */
 double hvt__preempt_margin(const run *t); /* seconds before that at which it begins to end */

@@ -742,6 +742,17 @@ static hvt_loss earlier_loss(const run *t, hvt_loss saved)
     return saved;
 }
 
+/* True if a checkpoint was saved with the options of this run. */
+static bool are_options(const run *t, const char *saved)
+{
+    json_t *was = json_loads(saved, 0, NULL), *now = effective_options(t);
+    bool same = json_equal(was, now);
+
+    json_decref(was);
+    json_decref(now);
+    return same;
+}
+
 /* On rank 0: the initial weights and progress. */
 static hvt_status first_weights(run *t)
 {
@@ -762,9 +773,12 @@ static hvt_status first_weights(run *t)
     hvt__folder_resumed(&t->folder, file, &p);
     t->run = p.run;
     t->sample = images_behind(t, &p);
+    t->steps = p.steps;
     if (p.options) {
         s = warn_of_changes(t, p.options);
         warn_of_rise(t, &p);
+        if (p.untested && are_options(t, p.options))
+            hvt__begun_read(t, p.begun);
     }
     hvt__progress_free(&p);
     HVT_TRY(s);
@@ -776,7 +790,6 @@ static hvt_status first_weights(run *t)
     HVT_CHECK(!t->train_set || t->sample < hvt_dataset_describe(t->train_set)->count, E_ARG,
               "%s was left after %u images of its epoch, but an epoch has %u images now", o->resume,
               t->sample, hvt_dataset_describe(t->train_set)->count);
-    t->steps = p.steps;
     t->recent = earlier_loss(t, p.recent);
     bool by_steps = t->set.by_steps && p.steps >= o->steps;
     if (!o->evaluate && (by_steps || (t->set.by_epochs && p.epoch >= o->epochs)))
@@ -797,6 +810,7 @@ static hvt_status share_progress(run *t)
 
     t->best = t->folder.best;
     HVT_TRY(hvt_world_broadcast(t->world, now, sizeof now, 0));
+    HVT_TRY(hvt_world_broadcast(t->world, &t->begun, sizeof t->begun, 0));
     HVT_TRY(hvt_world_broadcast(t->world, &t->best, sizeof t->best, 0));
     t->epoch = (int)now[0];
     t->sample = (uint32_t)now[1];

@@ -110,6 +110,12 @@ static hvt_status evaluate_average(run *t, hvt__odd_losses *ret_odd, bool *ret_w
     return hvt_distopt_use_average(t->dist, false);
 }
 
+/* True if an evaluation of the present weights was interrupted. */
+static bool is_begun(const run *t)
+{
+    return t->untested && t->begun.images && t->begun.steps == t->steps;
+}
+
 static hvt_status evaluate(run *t)
 {
     double start = hvt__running(), took;
@@ -118,12 +124,12 @@ static hvt_status evaluate(run *t)
 
     if (t->tested == t->steps)
         return HVT_OK;
-    t->evaluated = 0;
+    t->evaluated = is_begun(t) ? t->begun.images / t->size : 0;
     hvt__trace_begin(HVT__EVALUATE, -1);
     HVT_TRY(hvt__traced(evaluate_average(t, &odd, &whole)));
     took = hvt__running() - start;
     t->spent.evaluate += took;
-    t->untested = t->stopping = !whole; /* a rank was asked to end: the next job evaluates */
+    t->untested = t->stopping = t->begun_unsaved = !whole; /* a rank was asked to end: the next job goes on */
     if (!whole)
         return HVT_OK;
     t->eval_seconds = took;
@@ -143,6 +149,7 @@ static hvt_status write_checkpoint(run *t, double top1)
                       .run = t->run,
                       .options = hvt__effective_options(t),
                       .class_names = t->class_names ? json_dumps(t->class_names, JSON_COMPACT) : NULL,
+                      .begun = is_begun(t) ? hvt__begun_text(t) : NULL,
                       .sample = t->sample,
                       .untested = t->untested,
                       .epoch_steps = t->epoch_steps,
@@ -152,7 +159,7 @@ static hvt_status write_checkpoint(run *t, double top1)
                       .data = t->data};
     hvt_status s;
 
-    s = p.options && !p.class_names == !t->class_names
+    s = p.options && !p.class_names == !t->class_names && !p.begun == !is_begun(t)
             ? hvt__folder_save(&t->folder, t->model, t->optim, &p)
             : HVT_FAIL(E_MEM, "no memory to save options and class names");
     hvt__progress_free(&p);
@@ -189,7 +196,6 @@ static hvt_status await_save(run *t)
     hvt__trace_begin(HVT__SAVE, -1);
     s = hvt__traced(hvt_world_agree(t->world, t->rank == 0 ? hvt__folder_wait(&t->folder) : HVT_OK));
     t->spent.save += hvt__running() - start;
-    t->write_seconds = t->folder.writer.seconds;
     if (s == HVT_E_DIVERGED && t->being_saved.steps < t->end) {
         /* the old files stay; only a training loss ends a run */
         if (t->rank == 0)
@@ -214,8 +220,9 @@ static hvt_status save(run *t)
     if (!*t->opts->save)
         return HVT_OK;
     HVT_TRY(await_save(t));
-    if (t->saved == t->steps && top1 <= t->best)
+    if (t->saved == t->steps && top1 <= t->best && !t->begun_unsaved)
         return HVT_OK;
+    t->begun_unsaved = false;
     hvt__trace_begin(HVT__SAVE, -1);
     HVT_TRY(hvt_distopt_gather(t->dist, 0));
     HVT_TRY(hvt__traced(hvt_world_agree(t->world, t->rank == 0 ? write_checkpoint(t, top1) : HVT_OK)));
@@ -229,7 +236,8 @@ static hvt_status save(run *t)
 }
 
 /* After an epoch, or the last update of a run that ends within one. The evaluation comes before the
- * checkpoint, because its result decides about `best`; of a run that ends early the next job makes it. */
+ * checkpoint, because its result decides about `best`; in a run that ends early the next job makes it, or
+ * completes it. */
 static hvt_status end_epoch(run *t)
 {
     t->untested =
@@ -246,7 +254,10 @@ static hvt_status save_if_due(run *t)
     bool due = t->save_due || t->stopping;
 
     t->save_due = false;
-    return due ? save(t) : HVT_OK;
+    if (!due)
+        return HVT_OK;
+    HVT_TRY(save(t));
+    return hvt__preempt_agree(t); /* the next update may be a long one */
 }
 
 static hvt_status train(run *t)

@@ -6,95 +6,7 @@
 set -u
 hvtrain=$(readlink -f "$1") root=$2
 . "$root/tests/support/launch.sh"
-PATH=$PATH:/usr/sbin:/sbin
-for tool in munged slurmctld slurmd srun sbatch python3 timeout; do
-    command -v $tool >/dev/null || skip "no $tool (Debian: slurm-wlm munge)"
-done
-case $(srun --mpi=list 2>&1; ls /usr/lib/*/slurm*/mpi_pmix* /usr/lib64/slurm/mpi_pmix* 2>/dev/null) in
-*pmix*) ;;
-*) skip "this SLURM has no PMIx plugin" ;;
-esac
-
-tmp=$(mktemp -d /tmp/hvt-slurm.XXXXXX) || exit 1 # short: socket paths are limited to 107 bytes
-export SLURM_CONF="$tmp/slurm.conf"
-munged=
-slurmctld=
-slurmd=
-stop() {
-    trap '' INT TERM
-    [ -z "$slurmctld" ] || timeout 10 scancel --user="$(id -un)" 2>/dev/null
-    for daemon in $slurmd $slurmctld $munged; do
-        kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
-    done
-    rm -rf "$tmp"
-}
-trap stop EXIT
-trap 'exit 130' INT TERM
-cd "$tmp" || exit 1
-mkdir state spool
-
-# ---- the cluster ------------------------------------------------------------------------------------------
-me=$(id -un)
-host=$(uname -n | cut -d. -f1)
-ports=$(python3 -c '
-import socket
-s = [socket.socket() for _ in range(2)]
-for x in s: x.bind(("127.0.0.1", 0))
-print(*(x.getsockname()[1] for x in s))')
-cat >slurm.conf <<CONF
-ClusterName=hvt
-SlurmctldHost=$host(127.0.0.1)
-SlurmctldPort=${ports% *}
-SlurmdPort=${ports#* }
-SlurmUser=$me
-SlurmdUser=$me
-AuthType=auth/munge
-AuthInfo=socket=$tmp/munge.socket
-CredType=cred/munge
-MpiDefault=none
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SwitchType=switch/none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
-ReturnToService=2
-KillWait=5
-StateSaveLocation=$tmp/state
-SlurmdSpoolDir=$tmp/spool
-SlurmctldPidFile=$tmp/slurmctld.pid
-SlurmdPidFile=$tmp/slurmd.pid
-SlurmctldLogFile=$tmp/slurmctld.log
-SlurmdLogFile=$tmp/slurmd.log
-SlurmdParameters=config_overrides
-NodeName=$host NodeAddr=127.0.0.1 CPUs=4 State=UNKNOWN
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-CONF
-# Nothing here uses control groups, but slurmd wants to know their kind, and gives up in a container where it
-# cannot find out.
-echo "CgroupPlugin=cgroup/v1" >cgroup.conf
-dd if=/dev/urandom of=key bs=1024 count=1 2>/dev/null
-chmod 600 key
-munged --foreground --force --key-file="$tmp/key" --socket="$tmp/munge.socket" --num-threads=2 \
-    --pid-file="$tmp/munged.pid" --log-file="$tmp/munged.log" --seed-file="$tmp/munged.seed" >munged.out 2>&1 &
-munged=$!
-for _ in $(seq 50); do
-    [ -S munge.socket ] && break
-    sleep 0.1
-done
-slurmctld -D >slurmctld.out 2>&1 &
-slurmctld=$!
-slurmd -D -N "$host" >slurmd.out 2>&1 &
-slurmd=$!
-for _ in $(seq 150); do
-    sinfo -h -o %T 2>/dev/null | grep -q idle && break
-    sleep 0.1
-done
-sinfo -h -o %T 2>/dev/null | grep -q idle || {
-    tail -n 5 munged.out slurmctld.log slurmd.out
-    skip "the cluster of one node does not come up"
-}
+. "$root/tests/support/slurm.sh"
 
 # ---- what must be true ------------------------------------------------------------------------------------
 "$hvtrain" $train_args --log alone.log >alone.out 2>&1 || {
@@ -189,27 +101,9 @@ until_saved() {
         sleep 0.1
     done
 }
-# SLURM lets a requeued job wait for two minutes; here for a moment, in which what is left of it before comes to its end.
-start_pending() {
-    if [ "$(squeue -h -j "$job" -o %T 2>/dev/null)" = PENDING ]; then
-        sleep 7
-        scontrol update JobId="$job" StartTime=now 2>/dev/null
-        for _ in $(seq 100); do
-            [ "$(squeue -h -j "$job" -o %T 2>/dev/null)" = PENDING ] || break
-            sleep 0.1
-        done
-    fi
-}
-until_over() {
-    for _ in $(seq 900); do
-        start_pending
-        [ -n "$(squeue -h -j "$job" -o %T 2>/dev/null)" ] || break
-        sleep 0.1
-    done
-}
 until_saved
 scontrol requeue "$job"
-until_over
+until_over "$job"
 same_weights a_job_that_is_requeued_goes_on "$(weights_of long.log)" requeued.log requeued.out
 if [ "$(grep -c '"record": *"start"' requeued.log)" = 2 ]; then
     ok its_log_has_both_starts
@@ -224,7 +118,7 @@ job=$(sbatch --parsable --nodes=1 --ntasks-per-node=4 --cpus-per-task=1 --output
 until_started() { # N: for the Nth time
     for _ in $(seq 600); do
         [ "$(grep -c '"record": *"start"' asked.log)" = "$1" ] && break
-        start_pending
+        start_pending "$job"
         sleep 0.1
     done
 }
@@ -249,7 +143,7 @@ done
 [ -z "$one" ] || kill -TERM "$one"
 until_started 3
 scancel --signal=TERM "$(squeue -h -s -j "$job" -o %i | grep '[.][0-9]*$')"
-until_over
+until_over "$job"
 same_weights a_job_that_is_asked_to_end_requeues_itself_and_goes_on "$(weights_of long.log)" asked.log asked.out
 if [ "$(grep -c '"status": *"preempted"' asked.log)" = 3 ] && grep -q '"signal": *"SIGUSR1"' asked.log &&
     [ "$(grep -c '"signal": *"SIGTERM"' asked.log)" = 2 ] && [ "$(grep -c '"record": *"start"' asked.log)" = 4 ]

@@ -83,9 +83,13 @@ static json_t *pack_loss(const hvt_loss *l)
 /* What metadata says of an epoch that is under way. */
 static json_t *pack_position(const hvt_progress *p)
 {
-    return json_pack("{s:I, s:b, s:I, s:o, s:o}", "sample", (json_int_t)p->sample, "untested", p->untested,
-                     "updates", (json_int_t)p->epoch_steps, "loss", pack_loss(&p->epoch_loss), "recent",
-                     pack_loss(&p->recent));
+    json_t *at = json_pack("{s:I, s:b, s:I, s:o, s:o}", "sample", (json_int_t)p->sample, "untested",
+                           p->untested, "updates", (json_int_t)p->epoch_steps, "loss",
+                           pack_loss(&p->epoch_loss), "recent", pack_loss(&p->recent));
+
+    if (p->begun)
+        json_object_set_new(at, "begun", json_loads(p->begun, 0, NULL));
+    return at;
 }
 
 static json_t *describe(const hvt__snapshot *s, const sidecar file[HVT__SIDECARS])
@@ -435,7 +439,8 @@ void hvt__progress_free(hvt_progress *p)
 {
     free(p->options);
     free(p->class_names);
-    p->options = p->class_names = NULL;
+    free(p->begun);
+    p->options = p->class_names = p->begun = NULL;
 }
 
 static hvt_status dump(const char *file, const json_t *value, char **ret_text)
@@ -462,6 +467,7 @@ hvt_status hvt__checkpoint_read(const char *file, hvt_model *m, hvt_optim *o, bo
         HVT_TRY_OR(done, load_model(st, meta, p.averages, m, o, raw));
     HVT_TRY_OR(done, dump(file, json_object_get(meta, "options"), &p.options));
     HVT_TRY_OR(done, dump(file, names, &p.class_names));
+    HVT_TRY_OR(done, dump(file, json_object_get(json_object_get(meta, "position"), "begun"), &p.begun));
     *ret_progress = p;
     p = (hvt_progress){0};
 done:

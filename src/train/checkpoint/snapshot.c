@@ -97,12 +97,14 @@ static hvt_status copy_progress(hvt__snapshot *s, const hvt_progress *p)
 {
     char *options = p->options ? strdup(p->options) : NULL;
     char *names = p->class_names ? strdup(p->class_names) : NULL;
+    char *begun = p->begun ? strdup(p->begun) : NULL;
 
     hvt__progress_free(&s->progress);
     s->progress = *p;
     s->progress.options = options;
     s->progress.class_names = names;
-    HVT_CHECK((options || !p->options) && (names || !p->class_names), E_MEM,
+    s->progress.begun = begun;
+    HVT_CHECK((options || !p->options) && (names || !p->class_names) && (begun || !p->begun), E_MEM,
               "no memory for a copy of options and class names");
     return HVT_OK;
 }

@@ -10,6 +10,7 @@
 #include "writer.h"
 #include "base/thread.h"
 
+#include <stdatomic.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -27,12 +28,10 @@ static void step_back(void)
 
 static void finish(hvt__writer *w)
 {
-    double began = hvt__now();
-
     w->status = w->work(w->arg);
-    w->seconds = hvt__now() - began;
     if (w->status)
         hvt__error_take(&w->error);
+    atomic_store(&w->seconds, hvt__now() - w->began);
 }
 
 static void *run(void *arg)
@@ -46,6 +45,8 @@ void hvt__writer_start(hvt__writer *w, hvt_status (*work)(void *arg), void *arg)
 {
     w->work = work;
     w->arg = arg;
+    w->began = hvt__now();
+    atomic_store(&w->seconds, -1);
     w->runs = hvt__thread_start(&w->thread, run, w) == 0;
     if (!w->runs)
         finish(w);
@@ -63,4 +64,11 @@ hvt_status hvt__writer_wait(hvt__writer *w)
     if (s)
         hvt__error_put(&w->error);
     return s;
+}
+
+double hvt__writer_seconds(const hvt__writer *w)
+{
+    double took = atomic_load(&w->seconds);
+
+    return took < 0 ? hvt__now() - w->began : took;
 }

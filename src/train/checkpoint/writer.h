@@ -10,8 +10,9 @@ typedef struct hvt__writer {
     hvt_status (*work)(void *arg);
     void *arg;
     pthread_t thread;
-    double seconds; /* that the last work took */
-    bool runs;      /* it was started, and nobody has waited for it yet */
+    double began;
+    _Atomic double seconds; /* that the last work took; < 0: it is under way */
+    bool runs;              /* it was started, and nobody has waited for it yet */
     hvt_status status;
     hvt__error error; /* its message, unless it is HVT_OK */
 } hvt__writer;
@@ -20,5 +21,7 @@ typedef struct hvt__writer {
 void hvt__writer_start(hvt__writer *w, hvt_status (*work)(void *arg), void *arg);
 /* What came of it, with its message as this thread's last error; HVT_OK where nothing was started. */
 hvt_status hvt__writer_wait(hvt__writer *w);
+/* What the last work took, or has taken so far; 0: there was none. */
+double hvt__writer_seconds(const hvt__writer *w);
 
 #endif /* HVT_TRAIN_CHECKPOINT_WRITER_H */
