@@ -75,7 +75,7 @@ over() {
     esac
 }
 requeued() {
-    [ "$(field "$1" Restarts)" = 1 ]
+    [ "$(field "$1" Restarts) $(field "$1" JobState)" = "1 PENDING" ]
 }
 check_failed() { # NAME PATTERN: FAILED, not requeued, and a line says why
     until_true 150 over "$1"
@@ -88,7 +88,7 @@ check_failed() { # NAME PATTERN: FAILED, not requeued, and a line says why
 }
 check_requeued() { # NAME
     until_true 60 requeued "$1"
-    if requeued "$1" && [ "$(field "$1" JobState)" = PENDING ] && saved "$1" && ! grep -q "as failed" "$1/out"; then
+    if requeued "$1" && saved "$1" && ! grep -q "as failed" "$1/out"; then
         ok "$1_is_requeued"
     else
         fail "$1_is_requeued" "$(field "$1" JobState), restarts $(field "$1" Restarts): $(tail -n 8 "$1/out")"

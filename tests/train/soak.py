@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""soak.py HVTRAIN MPIRUN [SECONDS [SEED]]: for an hour, jobs on one folder of checkpoints meet what clusters do to them.
+"""soak.py HVTRAIN MPIRUN [SECONDS|Nevents [SEED]]: for an hour, jobs on one folder of checkpoints meet what clusters do
+to them.
 
 A job is started by the command that a SLURM requeue repeats (--save DIR --resume auto), on 1, 2 or 4 ranks. While it
 runs something happens to it, drawn at random: ranks or the launcher are killed, stopped or interrupted, the disk of
@@ -7,18 +8,23 @@ the checkpoints or of the log is full, the data are truncated or deleted, a seco
 Whatever came, this must hold:
 
 - a job ends within LIMIT seconds, and one that fails says why in a line of its own;
-- `last` is not older than it was, and its weights are those of a run that nobody disturbed, to the bit;
+- `last` is not older than it was, and after a whole epoch its weights are those of a run that nobody disturbed, to the
+  bit;
 - `best` is the best of all epochs up to `last`;
 - the log is whole lines of JSON;
 - no process of the job and no file in /dev/shm is left.
 
-Not part of CI: run it by hand. Its last line sums up; the exit code is 1 if anything was broken. As root it mounts two
-small file systems in order to fill them; otherwise those events are left out.
+CI runs a few events; run it for hours by hand. Its last line sums up; the exit code is 1 if anything was broken. As root
+it mounts two small file systems in order to fill them; otherwise those events are left out.
+
+mpirun of Open MPI 4.1 hangs now and then where its ranks were killed (docs/clusters.md). If no rank is left it is killed
+and counted, which breaks nothing.
 """
 import collections
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import struct
@@ -29,7 +35,9 @@ import time
 import uuid
 
 HVTRAIN, MPIRUN = os.path.abspath(sys.argv[1]), sys.argv[2]
-SECONDS = float(sys.argv[3]) if len(sys.argv) > 3 else 3600
+LENGTH = sys.argv[3] if len(sys.argv) > 3 else "3600"
+EVENTS_MOST = int(LENGTH[:-6]) if LENGTH.endswith("events") else float("inf")
+SECONDS = float("inf") if LENGTH.endswith("events") else float(LENGTH)
 SEED = int(sys.argv[4]) if len(sys.argv) > 4 else int(time.time())
 LIMIT = 900  # seconds that a job may take on a busy machine
 EPOCHS = 6
@@ -37,8 +45,10 @@ HERE = tempfile.mkdtemp(prefix="hvt-soak-")
 DATA, DISK, SMALL = (os.path.join(HERE, name) for name in ("data", "disk", "small"))
 RUN, LOG = os.path.join(DISK, "run"), os.path.join(HERE, "log.jsonl")
 TRAIN = f"--data cifar10 --data-dir {DATA} --augment crop:4,flip --batch 8 --shards 4 --threads 1 --lr 0.02 --quiet".split()
+HANGS = 20  # seconds after which an mpirun without ranks hangs
 draw = random.Random(SEED)
 broken = []
+hung = []  # launchers
 shm_before = set(os.listdir("/dev/shm"))
 
 
@@ -77,6 +87,7 @@ def metadata(name):
 
 
 def epoch_of(meta):
+    """Epochs that are complete. A job that was asked to end may have saved within the next one."""
     return meta["epoch"] if meta else 0
 
 
@@ -147,12 +158,20 @@ class Job:
 
     def end(self, must=None, may_be_silent=False):
         """Wait for its end. `must`: the codes that it may have."""
-        try:
-            code = self.process.wait(LIMIT)
-        except subprocess.TimeoutExpired:
-            complain("does not end:", self.command, self.text()[-600:])
+        alone = None  # since when it has no ranks
+        end = time.time() + LIMIT
+        while (code := self.process.poll()) is None and time.time() < end:
+            time.sleep(0.02)
+            alone = None if not self.launched or self.ranks() else alone or time.time()
+            if alone and time.time() > alone + HANGS:
+                hung.append(self.command)
+                may_be_silent = True
+                break
+        if code is None:
+            if not alone:
+                complain("does not end:", self.command, self.text()[-600:])
             self.process.kill()
-            code = None
+            self.process.wait()
         end = time.time() + 30
         while self.ranks() and time.time() < end:
             time.sleep(0.05)
@@ -337,13 +356,17 @@ EVENTS = [nothing, a_rank_is_killed, a_rank_is_killed, a_rank_is_killed, the_lau
 def undisturbed():
     """Weights and top-1 after each epoch of a run that nobody disturbs."""
     reference = {}
-    for epochs in range(1, EPOCHS + 1):
-        log = os.path.join(HERE, f"reference-{epochs}.jsonl")
-        Job(0, TRAIN + ["--epochs", str(epochs)], log).end(must=[0])
-        with open(log) as f:
-            records = [json.loads(line) for line in f]
-        evaluation = [r for r in records if r["record"] == "eval"][-1]
-        reference[epochs] = ([r for r in records if r["record"] == "end"][0]["weights"], evaluation["top1"])
+    log = os.path.join(HERE, "reference.jsonl")
+    Job(0, TRAIN + f"--epochs {EPOCHS} --save {RUN} --save-every 1epoch --keep {EPOCHS}".split(), log).end(must=[0])
+    with open(log) as f:
+        top1 = {r["epoch"]: r["top1"] for r in map(json.loads, f) if r["record"] == "eval"}
+    for name in os.listdir(RUN):
+        if re.fullmatch(r"gen-\d{6}\.safetensors", name):
+            meta = metadata(name.removesuffix(".safetensors"))
+            reference[meta["epoch"]] = meta["weights"], top1[meta["epoch"]]
+    shutil.rmtree(RUN)
+    if set(reference) != set(range(1, EPOCHS + 1)):
+        sys.exit(f"the undisturbed run has saved {sorted(reference)} of {EPOCHS} epochs")
     return reference
 
 
@@ -353,12 +376,13 @@ def check_folder(reference, before):
     if epoch < before:
         complain(f"epoch {before} was saved, epoch {epoch} is there")
     for meta in filter(None, (last, best)):
-        if meta["weights"] != reference[epoch_of(meta)][0]:
+        if not meta["step"] and meta["weights"] != reference[epoch_of(meta)][0]:
             complain("epoch", meta["epoch"], "has other weights than without disturbance:", meta["weights"])
-    if epoch:
-        most = max(reference[e][1] for e in range(1, epoch + 1))
+    tested = epoch - (last["position"]["untested"] and not last["step"]) if last else 0
+    if tested:
+        most = max(reference[e][1] for e in range(1, tested + 1))
         if not best or float(best["top1"]) < most - 1e-6 * most:
-            complain("best has", best and best["top1"], "but epochs 1 to", epoch, "reached", most)
+            complain("best has", best and best["top1"], "but epochs 1 to", tested, "reached", most)
     check_log(LOG)
 
 
@@ -377,7 +401,7 @@ def main():
         make_data()
         reference = undisturbed()
         print(f"seed {SEED}; {len(reference)} epochs in {time.time() - began:.0f} s", flush=True)
-        while time.time() - began < SECONDS:
+        while time.time() - began < SECONDS and sum(count.values()) < EVENTS_MOST:
             before = epoch_of(metadata("last"))
             if before == EPOCHS:  # all done: from the beginning
                 finished += 1
@@ -395,7 +419,8 @@ def main():
             subprocess.run(["umount", "-l", folder])
         shutil.rmtree(HERE, ignore_errors=True)
     print(", ".join(f"{name} {n}" for name, n in sorted(count.items())))
-    print(f"{sum(count.values())} events in {time.time() - began:.0f} s, {finished} runs finished, {len(broken)} broken")
+    print(f"{sum(count.values())} events in {time.time() - began:.0f} s, {finished} runs finished, {len(hung)} launchers hung "
+          f"without ranks, {len(broken)} broken")
     sys.exit(1 if broken else 0)
 
 

@@ -15,7 +15,10 @@ sent to a rank, to all of them, or to the launcher. When a job comes to the end 
 After every job no process of it runs, and nothing is left in /dev/shm but for Open MPI's own files, which outlive a
 launcher that is killed.
 
-Not part of CI: run it by hand. Its last line sums up; the exit code is 1 if anything was broken.
+CI runs a few kills; run some thousand by hand. Its last line sums up; the exit code is 1 if anything was broken.
+
+mpirun of Open MPI 4.1 hangs now and then where its ranks were killed (docs/clusters.md). If no rank is left it is killed
+and counted, which breaks nothing.
 """
 import json
 import os
@@ -179,15 +182,22 @@ def progress():
     return [os.path.getsize(LOG) if os.path.exists(LOG) else 0] + (sorted(os.listdir(FOLDER)) if os.path.exists(FOLDER) else [])
 
 
-def wait(p):
+def wait(p, ranks, count):
     """What it says on stderr; None: for two minutes nothing was logged or saved. A machine may be busy with others."""
-    while True:
-        before = progress()
+    before, since, alone = progress(), time.time(), None
+    while time.time() < since + 120:
         try:
-            return p.communicate(timeout=120)[1]
+            return p.communicate(timeout=1)[1]
         except subprocess.TimeoutExpired:
-            if progress() == before:
-                return None
+            pass
+        if progress() != before:
+            before, since = progress(), time.time()
+        alone = None if not ranks or ranks_of(p, True) else alone or time.time()
+        if alone and time.time() > alone + 20:
+            count["launchers hung"] += 1
+            p.kill()
+            return p.communicate()[1]
+    return None
 
 
 def job(args, ranks, count):
@@ -195,7 +205,7 @@ def job(args, ranks, count):
     before = shared_memory()
     p = start(args, ranks, LOG)
     disturb(p, ranks, count)
-    err = wait(p)
+    err = wait(p, ranks, count)
     if err is None:
         complain("stands still:", " ".join(args))
         send(processes(), signal.SIGKILL)
@@ -245,7 +255,7 @@ def one_run(count):
 
 def main():
     began = time.time()
-    count = {"kills": 0, "within a save": 0, "asked": 0}
+    count = {"kills": 0, "within a save": 0, "asked": 0, "launchers hung": 0}
     runs = 0
     print(f"seed {SEED}", flush=True)
     try:
@@ -255,7 +265,7 @@ def main():
     finally:
         shutil.rmtree(HERE, ignore_errors=True)
     print(f"{runs} runs, {count['kills']} kills ({count['within a save']} within a save), {count['asked']} asked to end, "
-          f"{time.time() - began:.0f} s, {len(broken)} broken")
+          f"{count['launchers hung']} launchers hung without ranks, {time.time() - began:.0f} s, {len(broken)} broken")
     sys.exit(1 if broken else 0)
 
 

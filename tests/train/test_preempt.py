@@ -367,6 +367,67 @@ def a_run_ends_before_its_time_is_up():
             check(last["status"] == "preempted" and last["signal"] is None and meta("late")["steps"] == last["steps"], last)
 
 
+def position(name):
+    """How far a run is: updates, and images of an evaluation that is due."""
+    if not os.path.exists(path(name + "/last.safetensors")):
+        return 0, 0
+    at = meta(name)["position"]
+    return meta(name)["steps"], at.get("begun", {}).get("images", 0) if at["untested"] else 1000
+
+
+def jobs_whose_time_is_always_up_come_to_the_end():
+    """Each makes one update, or goes on with an evaluation that is longer than its time: never less."""
+    write_cifar("slots", 8, 33)
+    args = "--data cifar10 --data-dir slots --batch 5 --shards 2 --threads 1 --quiet --print-freq 1 --lr 0.02 --epochs 2".split()
+    for more in [[], ["--ema", "0.9"], ["--steps", "6"]]:
+        want = undisturbed(args + more)
+        for all_ranks in [[0], [2, 1, 0]] if MPIRUN and not more else [[0]]:
+            fresh("slots-run", "slots-log")
+            before, parts = (0, 0), 0
+            for job in range(60):
+                rc, ours = finish(start(args + more + "--save slots-run --resume auto --log slots-log --max-time 1ms".split(),
+                                        all_ranks[job % len(all_ranks)]))
+                if rc == 0:
+                    break
+                now = position("slots-run")
+                check(records("slots-log")[-1]["status"] == "preempted" and now > before, more, job, rc, before, now, ours)
+                if 0 < now[1] < 1000:
+                    parts += 1
+                    check(len(ours) == 1 and f"goes on from there, with image {now[1] + 1} of the evaluation" in ours[0], ours)
+                before = now
+            else:
+                check(False, more, all_ranks, "never comes to its end")
+            check(parts >= 6, more, all_ranks, "evaluations were interrupted", parts, "times")
+            check_same(want, "slots-run", "slots-log", f"{all_ranks} {more}")
+
+
+def an_evaluation_of_other_images_or_options_starts_anew():
+    write_cifar("slots", 8, 33)
+    write_cifar("others", 8, 34)
+    args = "--data cifar10 --batch 5 --shards 2 --threads 1 --quiet --print-freq 1 --lr 0.02 --epochs 1 --seed 3".split()
+    for first, then in [("--data-dir slots", "--data-dir others"),
+                        ("--data-dir slots --weight-decay 0", "--data-dir slots --weight-decay 0.1")]:
+        fresh("changed", "changed-log")
+        for _ in range(6):
+            go(args + first.split() + "--save changed --resume auto --log changed-log --max-time 1ms".split(), rc=143)
+        check(0 < position("changed")[1] < 33, "the evaluation was not interrupted:", position("changed"))
+        go(args + then.split() + "--save changed --resume auto --log changed-log".split())
+        count = [r["count"] for r in records("changed-log") if r["record"] == "eval"]
+        check(count == [34 if "others" in then else 33], first, then, count)
+
+
+def a_job_with_a_limit_saves_its_first_update_at_once():
+    """If saving takes longer than anybody thought it is late for the last moment, and so it would be in each job."""
+    for ranks in RANKS:
+        fresh("early")
+        p = start(FOREVER + "--save early --save-every 1000000steps --max-time 1h".split(), ranks)
+        try:
+            until(lambda: meta("early")["steps"] >= 1, p, "a checkpoint")
+            check(p.poll() is None, "ended")
+        finally:
+            kill(p)
+
+
 def no_limit_is_no_limit():
     go(RUN + "--save unlimited --max-time none".split(), SLURM_JOB_END_TIME=str(int(time.time()) + 1))
     go(RUN, SLURM_JOB_END_TIME=str(int(time.time()) + 1))  # nothing to save: it goes on as long as it may
@@ -409,6 +470,9 @@ TESTS = [
     a_signal_in_an_evaluation_ends_it_and_the_next_job_makes_it,
     a_rank_that_dies_meanwhile_is_no_reason_to_wait_or_to_save,
     a_run_ends_before_its_time_is_up,
+    jobs_whose_time_is_always_up_come_to_the_end,
+    an_evaluation_of_other_images_or_options_starts_anew,
+    a_job_with_a_limit_saves_its_first_update_at_once,
     no_limit_is_no_limit,
     with_other_shards_the_epoch_goes_on_where_it_was_left,
     what_is_wrong_is_refused,
