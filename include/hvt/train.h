@@ -378,9 +378,9 @@ typedef struct hvt_progress {
     char *options; ///< JSON object {"flag": "value"} of the options of scope RUN; load: malloc'ed, free() it
     char *class_names; ///< JSON array of what the data calls its classes, in the order of their numbers;
                        ///< NULL: they have none; load: malloc'ed, free() it
-    char *begun;       ///< JSON of an evaluation that is due and was interrupted: its sums so far; NULL: none;
-                       ///< load: malloc'ed, free() it
-    int64_t averages;  ///< load: of how many the file's weights are the average; 0: of none. save: ignored
+    char *begun;      ///< JSON of an evaluation that is due and was interrupted: its sums so far; NULL: none;
+                      ///< load: malloc'ed, free() it
+    int64_t averages; ///< load: of how many the file's weights are the average; 0: of none. save: ignored
     /* where the epoch stands; older files do not say it */
     uint32_t sample;     ///< images of the epoch's order that are behind; 0 with step > 0: not known
     bool untested;       ///< an evaluation is due before the next update

@@ -13,8 +13,8 @@
  *
  * An evaluation within a run can be interrupted. From time to time the ranks agree whether one of them wants
  * that, so that all stop after the same number of batches. What was evaluated by then is the first images of
- * the set, and the sums are exact, so they are kept with that number, and the evaluation goes on with the next
- * image: in another job, on any number of ranks, and with the same result.
+ * the set, and the sums are exact, so they are kept with that number, and the evaluation goes on with the
+ * next image: in another job, on any number of ranks, and with the same result.
  */
 #include "run.h"
 #include "base_impl.h"
@@ -25,15 +25,7 @@
 enum { LIMB = 30, LIMBS = 7, UNIT = 24 /* a loss is counted in 2^-UNIT nats */ };
 #define LARGE 0x1p30f /* nats */
 
-enum {
-    TOP1,
-    TOP5,
-    COUNT,
-    OF_LARGE,
-    OF_INF,
-    OF_NAN,
-    COUNTS
-}; /* of images; OF_: with such a loss */
+enum { TOP1, TOP5, COUNT, OF_LARGE, OF_INF, OF_NAN, COUNTS }; /* of images; OF_: with such a loss */
 
 typedef struct tally {
     int64_t limb[LIMBS]; /* the sum is that of limb[i] * 2^(LIMB * i) */

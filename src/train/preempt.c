@@ -19,8 +19,8 @@
 
 enum { LOOKS = 10 /* updates */ };
 
-/* Seconds on rank 0 to the end of the job that SLURM tells of (22.05 and newer); INFINITY: it tells of none.
- */
+/* Seconds on rank 0 until SLURM ends the job, which newer versions than 22.05 and the scripts in hostfiles/
+ * say; INFINITY if nobody says it. */
 static double slurms_limit(void)
 {
     const char *end = getenv("SLURM_JOB_END_TIME");
@@ -152,7 +152,8 @@ hvt_status hvt__report_preempted(run *t, uint64_t weights)
     HVT_TRY(hvt__report_put(t->rep, record));
     hvt__log_ended();
     if (t->saved == t->steps && t->untested && t->begun.images)
-        snprintf(kept, sizeof kept, "--resume %s goes on from there, with image %" PRId64 " of the evaluation",
+        snprintf(kept, sizeof kept,
+                 "--resume %s goes on from there, with image %" PRId64 " of the evaluation",
                  hvt__shell_word(dir, word), t->begun.images + 1);
     else if (t->saved == t->steps)
         snprintf(kept, sizeof kept, "--resume %s goes on from there", hvt__shell_word(dir, word));

@@ -222,7 +222,7 @@ void hvt__preempt_open(run *t);
 void hvt__preempt_vote(run *t);
 hvt_status hvt__preempt_look(run *t, double seconds); /* of the update */
 bool hvt__preempt_asked(run *t);                      /* this rank has reason to end early */
-hvt_status hvt__preempt_agree(run *t); /* t->stopping if any rank has. Collective. */
+hvt_status hvt__preempt_agree(run *t);                /* t->stopping if any rank has. Collective. */
 double
 hvt__preempt_limit(const run *t); /* seconds until the job must have ended; INFINITY: there is no limit */
 double hvt__preempt_margin(const run *t); /* seconds before that at which it begins to end */

@@ -102,7 +102,7 @@ submit preempted -w c -p low -- $long
 submit preempted-with-grace -w c -p grace -- $long
 submit node-failure -w d -- $long
 submit without-requeue -w b --no-requeue -- $long
-submit without-auto -w b -- $long --save run
+submit without-auto -w b -- $train_args --size 8 --epochs 1000000 --eval-freq 0 --save run
 submit whole-job -w b -- $long
 submit array -w b --array=3,7 --ntasks-per-node=1 -- $long
 submit missing-program -w a -- $long
@@ -134,6 +134,11 @@ check_requeued node-failure
 check_requeued whole-job
 check_failed without-requeue "cannot be requeued; .*--save hvtrain-$(job_of without-requeue) --resume auto"
 check_failed without-auto "without --resume auto"
+if grep -q "limit  *ends in time for SLURM's limit, in \(1h\|59m\|58m\)" without-auto/out; then
+    ok a_job_knows_its_time_limit
+else
+    fail a_job_knows_its_time_limit "$(grep -a limit without-auto/out)"
+fi
 
 # A task of an array: the one whose number is the array's, which stands for all of them elsewhere.
 array=$(job_of array)
