@@ -12,9 +12,9 @@
  * Infinite losses and NaN are counted instead, and if there are any, they determine the sum.
  *
  * An evaluation within a run can be interrupted. From time to time the ranks agree whether one of them wants
- * that, so that all stop after the same number of batches. What was evaluated by then is the first images of
- * the set, and the sums are exact, so they are kept with that number, and the evaluation goes on with the
- * next image: in another job, on any number of ranks, and with the same result.
+ * that, so all stop after the same number of batches, which hold the first images of the set. The checkpoint
+ * keeps their number and the sums. Because the sums are exact, another job on any number of ranks can go on
+ * with the next image and gets the same result.
  */
 #include "run.h"
 #include "base_impl.h"
@@ -102,8 +102,8 @@ typedef struct pass {
     tally t;
     tally errors; /* mse: only the limbs and the odd ones */
 
-    /* when the ranks agree whether to go on; never: to_look is 0 */
-    uint32_t stretch, to_look; /* batches from one time to the next; left until then */
+    /* when the ranks agree whether to stop; to_look is 0 if they never do */
+    uint32_t stretch, to_look; /* batches from one agreement to the next; left until then */
     double looked_at;
     bool stopped;
 } pass;
@@ -154,8 +154,9 @@ static hvt_status count_batch(pass *p, const hvt_batch *b)
     return HVT_OK;
 }
 
-/* Do all ranks go on? They agree after the first batch, and then each time the slowest of them has worked for
- * about PERIOD. A rank that has failed waits here for the others. */
+/* Sets p->stopped if a rank has failed or wants to stop. The ranks agree on that after the first batch, and
+ * then whenever the slowest of them has worked for about PERIOD. A rank that has failed waits here for the
+ * others. */
 static hvt_status look(pass *p, bool failed, bool stop, run *of)
 {
     enum { FAILED, STOP, MICROSECONDS, WORDS };
@@ -224,7 +225,8 @@ static void join_begun(pass *p, hvt__begun *begun, int64_t images)
     memcpy(begun->sums + HALF, &p->errors, sizeof p->errors);
 }
 
-/* Where to begin. Without a run, and in one that only evaluates, nothing interrupts. */
+/* Goes to the first image, or to the first that an interrupted evaluation has left. Only an evaluation within
+ * a run that trains can be interrupted. */
 static hvt_status begin(pass *p, run *of)
 {
     const bool keeps = of && !of->opts->evaluate;

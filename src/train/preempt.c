@@ -6,9 +6,9 @@
  * 0 alone reads the clock, for all. On a device that queues, the host looks at the votes after the first
  * update of the job and every LOOKS-th one after it, where it waits for the device.
  *
- * A job that ends early has made progress, so that jobs that follow each other reach the end of the run: it
- * has made one update at least, or has evaluated some images of an evaluation that earlier jobs had to leave
- * (eval.c), whose sums are in the checkpoint.
+ * A job that ends early has made progress, so jobs that follow each other reach the end of the run. It has
+ * made one update at least, or has evaluated a batch at least of an evaluation that an earlier job had to
+ * leave. The sums of such an evaluation are in the checkpoint (eval.c).
  */
 #include "run.h"
 #include "base_impl.h"

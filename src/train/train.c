@@ -257,7 +257,7 @@ static hvt_status save_if_due(run *t)
     if (!due)
         return HVT_OK;
     HVT_TRY(save(t));
-    return hvt__preempt_agree(t); /* the next update may be a long one */
+    return t->steps < t->end ? hvt__preempt_agree(t) : HVT_OK; /* the next update may be a long one */
 }
 
 static hvt_status train(run *t)
