@@ -157,7 +157,7 @@ static hvt_status count_batch(pass *p, const hvt_batch *b)
 /* Sets p->stopped if a rank has failed or wants to stop. The ranks agree on that after the first batch, and
  * then whenever the slowest of them has worked for about PERIOD. A rank that has failed waits here for the
  * others. */
-static hvt_status look(pass *p, bool failed, bool stop, run *of)
+static hvt_status look(pass *p, bool failed, bool stop, hvt_world *world, run *of)
 {
     enum { FAILED, STOP, MICROSECONDS, WORDS };
     const double PERIOD = 0.2; /* s */
@@ -166,10 +166,11 @@ static hvt_status look(pass *p, bool failed, bool stop, run *of)
 
     if (--p->to_look)
         return HVT_OK;
-    HVT_TRY(hvt_world_allreduce_i64(of->world, HVT_MAX, any, WORDS));
+    HVT_TRY(hvt_world_allreduce_i64(world, HVT_MAX, any, WORDS));
     p->stopped = any[FAILED] || any[STOP];
     seconds = 1e-6 * (double)(any[MICROSECONDS] + 1);
-    of->slowest = fmax(of->slowest, seconds);
+    if (of)
+        of->slowest = fmax(of->slowest, seconds);
     p->stretch = (uint32_t)fmin(fmax(1, p->stretch * PERIOD / seconds), 2.0 * p->stretch);
     p->to_look = p->stretch;
     p->looked_at = hvt__running();
@@ -178,9 +179,10 @@ static hvt_status look(pass *p, bool failed, bool stop, run *of)
 
 /* All ranks have the same number of batches. With predictions they come to each of them together, and none
  * stops. *ret_batches: that were evaluated. */
-static hvt_status count_images(pass *p, hvt__predictions *predictions, bool show(run *t, int images), run *of,
+static hvt_status count_images(pass *p, hvt_world *world, bool show(run *t, int images), run *of,
                                uint32_t *ret_batches)
 {
+    hvt__predictions *predictions = of ? of->predictions : NULL;
     const uint32_t batches = hvt_loader_left(p->loader);
     hvt_status s = HVT_OK, looked;
     hvt_batch b = {0};
@@ -195,7 +197,7 @@ static hvt_status count_images(pass *p, hvt__predictions *predictions, bool show
             return s;
         bool stop = show && !show(of, b.count) && !predictions;
 
-        if (p->to_look && i + 1 < batches && (looked = look(p, s, stop, of)))
+        if (p->to_look && i + 1 < batches && (looked = look(p, s, stop, world, of)))
             return looked;
     }
     return predictions && !s ? hvt__predictions_end(predictions) : s;
@@ -225,17 +227,15 @@ static void join_begun(pass *p, hvt__begun *begun, int64_t images)
     memcpy(begun->sums + HALF, &p->errors, sizeof p->errors);
 }
 
-/* Goes to the first image, or to the first that an interrupted evaluation has left. Only an evaluation within
- * a run that trains can be interrupted. */
-static hvt_status begin(pass *p, run *of)
+/* Goes to the first image, or to the first that an interrupted evaluation has left. A run that only evaluates
+ * is not interrupted. */
+static hvt_status begin(pass *p, bool can_stop, run *of)
 {
-    const bool keeps = of && !of->opts->evaluate;
-
-    p->stretch = p->to_look = keeps;
+    p->stretch = p->to_look = can_stop && !(of && of->opts->evaluate);
     p->looked_at = hvt__running();
-    if (keeps && of->begun.steps != of->steps)
+    if (of && of->begun.steps != of->steps)
         of->begun = (hvt__begun){.steps = of->steps};
-    return hvt_loader_seek(p->loader, 0, keeps ? (uint32_t)of->begun.images : 0);
+    return hvt_loader_seek(p->loader, 0, of ? (uint32_t)of->begun.images : 0);
 }
 
 hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, bool show(run *t, int images),
@@ -250,8 +250,8 @@ hvt_status hvt__evaluate(hvt_model *m, hvt_loader *loader, hvt_world *world, boo
     hvt_loader_describe(loader, &info);
     p.mse = info.targets > 0;
     p.unlabelled = info.unlabelled && !p.mse;
-    s = begin(&p, of);
-    s = s ? s : count_images(&p, of ? of->predictions : NULL, show, of, &batches);
+    s = begin(&p, show, of);
+    s = s ? s : count_images(&p, world, show, of, &batches);
     free(p.loss);
     free(p.error);
     free(p.label_rank);

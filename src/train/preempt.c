@@ -82,12 +82,9 @@ static bool save_is_due(const run *t)
     return t->rank == 0 && *t->opts->save && (first || (every > 0 && hvt__now() - t->saved_at >= every));
 }
 
-/* The first update of a job is made in any case. How long the job still needs is judged after it. */
 void hvt__preempt_vote(run *t)
 {
-    bool first = t->steps == t->first_steps;
-
-    hvt_distopt_vote(t->dist, HVT_VOTE_STOP, first ? hvt__signals_asked(NULL) : hvt__preempt_asked(t));
+    hvt_distopt_vote(t->dist, HVT_VOTE_STOP, hvt__preempt_asked(t));
     hvt_distopt_vote(t->dist, HVT_VOTE_SAVE, save_is_due(t));
 }
 

@@ -777,7 +777,7 @@ static hvt_status first_weights(run *t)
     if (p.options) {
         s = warn_of_changes(t, p.options);
         warn_of_rise(t, &p);
-        if (p.untested && are_options(t, p.options))
+        if (p.untested && !o->evaluate && are_options(t, p.options))
             hvt__begun_read(t, p.begun);
     }
     hvt__progress_free(&p);

@@ -401,7 +401,7 @@ def jobs_whose_time_is_always_up_come_to_the_end():
             check_same(want, "slots-run", "slots-log", f"{all_ranks} {more}")
 
 
-def an_evaluation_of_other_images_or_options_starts_anew():
+def an_evaluation_alone_or_of_other_images_or_options_starts_anew():
     write_cifar("slots", 8, 33)
     write_cifar("others", 8, 34)
     args = "--data cifar10 --batch 5 --shards 2 --threads 1 --quiet --print-freq 1 --lr 0.02 --epochs 1 --seed 3".split()
@@ -411,6 +411,9 @@ def an_evaluation_of_other_images_or_options_starts_anew():
         for _ in range(6):
             go(args + first.split() + "--save changed --resume auto --log changed-log --max-time 1ms".split(), rc=143)
         check(0 < position("changed")[1] < 33, "the evaluation was not interrupted:", position("changed"))
+        go("--evaluate --resume changed --threads 1 --log alone-log".split())
+        check([r["count"] for r in records("alone-log") if r["record"] == "eval"] == [33], records("alone-log"))
+        fresh("alone-log")
         go(args + then.split() + "--save changed --resume auto --log changed-log".split())
         count = [r["count"] for r in records("changed-log") if r["record"] == "eval"]
         check(count == [34 if "others" in then else 33], first, then, count)
@@ -471,7 +474,7 @@ TESTS = [
     a_rank_that_dies_meanwhile_is_no_reason_to_wait_or_to_save,
     a_run_ends_before_its_time_is_up,
     jobs_whose_time_is_always_up_come_to_the_end,
-    an_evaluation_of_other_images_or_options_starts_anew,
+    an_evaluation_alone_or_of_other_images_or_options_starts_anew,
     a_job_with_a_limit_saves_its_first_update_at_once,
     no_limit_is_no_limit,
     with_other_shards_the_epoch_goes_on_where_it_was_left,
