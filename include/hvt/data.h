@@ -53,6 +53,9 @@ typedef struct hvt_source {
     hvt_status (*get)(void *ctx, uint32_t index, uint8_t *ret_pixels, int *ret_label);
     /** Fill a record, whose data, bytes and room are the reader's. */
     hvt_status (*read)(void *ctx, uint32_t index, hvt_record *r);
+    /** The label that get() or read() gives image `index`, without its pixels. May be NULL: then samples of
+     * the set do not look at classes. */
+    int (*label)(void *ctx, uint32_t index);
     /** Fill [info.targets] floats; given if that is above 0, in a set that is `unlabelled`. */
     hvt_status (*target)(void *ctx, uint32_t index, float *ret_targets);
     /** The file or record that holds an image, for messages and predictions. May be NULL: "image 7". */
@@ -67,7 +70,8 @@ typedef struct hvt_source {
 typedef struct hvt_dataset_opts {
     const char *dir;  ///< folder that holds the files
     bool train;       ///< the training split, else the test split
-    uint32_t limit;   ///< only the first `limit` images; 0 = all
+    uint32_t limit;   ///< only a sample of `limit` images: see hvt_dataset_open(); 0 = all
+    uint64_t seed;    ///< of this sample
     int image_size;   ///< synth: side in pixels              (0 = 32)
     int classes;      ///< synth: classes (0 = 10); npy, tar: at least as many, whatever the labels
     uint32_t samples; ///< synth: training images; the test split has a fifth (0 = 10000)
@@ -95,18 +99,22 @@ typedef struct hvt_dataset_opts {
  * shards.
  *
  * With val_split = f the training images are split in two, and the files of the test split are not looked at.
- * Of n images round(f * n) are held out, the first ones of hvt_sampler_permutation(0, 0, n): the same images
- * in every run, whatever its seed and ranks. The test split has these, the training split the others, each in
- * the order of the files; `limit` takes the first of them. A folder without labels is a test split as a
- * whole.
+ * Of n images round(f * n) are held out: the same images in every run, whatever its seed and ranks. The test
+ * split has these, the training split the others, each in the order of the files. A folder without labels is
+ * a test split as a whole. `limit` keeps a sample of the split, also in the order of the files.
+ *
+ * Both choices give each class its share of the images, rounded by the largest remainders. Where there are as
+ * many images to choose as classes, every class has one at least; val_split leaves one of each class to train
+ * with, too. Within a class the chosen images are those that come first in hvt_sampler_permutation(seed, 0,
+ * n), with seed 0 for val_split. Sets without labels, or with targets, count as one class.
  *
  * Collective where opts->world is given; its errors are agreed then. Errors: E_ARG unknown name, or a split
  * that leaves either part without an image; E_IO, E_FORMAT (truncated file, label out of range: names file,
  * record and both values).
  */
 HVT_API hvt_status hvt_dataset_open(const char *name, const hvt_dataset_opts *opts, hvt_dataset **ret_set);
-/** A user-defined dataset; source is copied, and only hvt_dataset_close() calls its close(). limit: only the
- * first `limit` images; 0 = all. Errors: E_ARG (not one of get() and read(), no image, fewer than 2 classes
+/** A user-defined dataset; source is copied, and only hvt_dataset_close() calls its close(). limit: only
+ * a sample of `limit` images, with seed 0; 0 = all. Errors: E_ARG (not one of get() and read(), no image, fewer than 2 classes
  * unless it is unlabelled, targets without target() or with labels, other than 1 to 3 channels, a side beyond
  * 16384, a type that does not fit), E_MEM.
  */

@@ -64,9 +64,11 @@ HVT_C_BEGIN
       "rrc; 0: only cut (auto: 256 for --size 224 and in proportion; 0 for CIFAR, STL-10, npy and synth "    \
       "in their own size)")                                                                                  \
     X(int, samples, "10000", 1, RUN, "N", "synth: training images; the test split has a fifth as many")      \
-    X(word, limit, "all", 1, RUN, "N", "only the first N images of each split")                              \
+    X(word, limit, "all", 1, RUN, "N",                                                                       \
+      "only a sample of N images of each split, in which every class has its share; drawn by --seed")        \
     X(num, val_split, "0", 0, RUN, "FRACTION",                                                               \
-      "evaluate on this part of the training images, the same ones in every run, and train on the others")   \
+      "evaluate on this part of the training images, with its share of every class, the same ones in every " \
+      "run, and train on the others")                                                                        \
     X(bool, grey, "off", 0, RUN, "on|off",                                                                   \
       "images have one channel: Pillow's L of red, green and blue, as torchvision's Grayscale()")            \
     X(str, augment, "none", 0, RUN, "none|rrc[:LEAST-MOST]|crop:PIXELS|flip,...",                            \

@@ -69,6 +69,13 @@ hvt_status hvt__class_list_write(const char *folder, const char *file, const hvt
                                  bool only_check);
 #define HVT__CLASSES_FILE "classes.txt" /* beside tar shards */
 
+/* ---- sample.c ---- */
+
+/* Choose `wanted` of `count` images, of each class its share. label: [count], from -1 on; NULL: there is one
+ * class. leave_one: leave an image of each class, where the others are enough. Errors: E_MEM. */
+hvt_status hvt__sample(const int32_t *label, uint32_t count, uint32_t wanted, uint64_t seed, bool leave_one,
+                       bool *ret_chosen);
+
 /* Does its source have get(), and no read()? */
 bool hvt__dataset_has_get(const hvt_dataset *set);
 

@@ -15,7 +15,7 @@
 struct hvt_dataset {
     hvt_source source;
     hvt_dataset_info info; /* the source's with split and limit applied; info.name is `name` */
-    uint32_t *part;        /* [count before the limit] numbers of its images in the source; NULL: all */
+    uint32_t *part;        /* [count] numbers of its images in the source; NULL: all */
     char name[64];
     hvt__users users;
 };
@@ -100,39 +100,88 @@ static hvt_status open_format(const char *name, const hvt_dataset_opts *opts, hv
     return HVT_FAIL(E_ARG, "no data set is called '%s'; there are: %s", name, known);
 }
 
-static void apply_limit(hvt_dataset *d, uint32_t limit)
+static hvt_status check_label(const hvt_dataset *set, uint32_t index, int label)
 {
-    if (limit && limit < d->info.count)
-        d->info.count = limit;
-    d->info.fingerprint = hvt__mix(d->info.fingerprint ^ hvt__mix(d->info.count));
+    if (set->info.unlabelled)
+        HVT_CHECK(label == -1, E_FORMAT, "data set '%s', image %u: label is %d, but the set is unlabelled",
+                  set->name, index, label);
+    else
+        HVT_CHECK(label >= 0 && label < set->info.classes, E_FORMAT,
+                  "data set '%s', image %u: label is %d, expected 0 to %d", set->name, index, label,
+                  set->info.classes - 1);
+    return HVT_OK;
 }
 
-/* Keep the images that --val-split holds out of a training set, or the others, in the set's order. Which ones
- * these are follows from their number alone. */
-static hvt_status divide(hvt_dataset *d, double fraction, bool others)
+/* The number of image `index` in the source. */
+static uint32_t in_source(const hvt_dataset *set, uint32_t index)
 {
-    uint32_t all = d->info.count, held = (uint32_t)(all * fraction + 0.5), n = 0;
-    uint32_t *order = malloc(all * sizeof *order);
-    bool *is_held = calloc(all, sizeof *is_held);
+    return set->part ? set->part[index] : index;
+}
+
+/* The label of every image, for hvt__sample(); NULL: the source has none, or does not tell. */
+static hvt_status list_labels(const hvt_dataset *d, int32_t **ret_labels)
+{
+    const hvt_source *from = &d->source;
+
+    *ret_labels = NULL;
+    if (d->info.unlabelled || !from->label)
+        return HVT_OK;
+    *ret_labels = calloc(d->info.count, sizeof **ret_labels);
+    HVT_CHECK(*ret_labels, E_MEM, "no memory for the labels of %u images", d->info.count);
+    for (uint32_t i = 0; i < d->info.count; i++) {
+        (*ret_labels)[i] = from->label(from->ctx, in_source(d, i));
+        HVT_TRY(check_label(d, i, (*ret_labels)[i]));
+    }
+    return HVT_OK;
+}
+
+/* Keep a sample of `wanted` images in the set's order, or all others. */
+static hvt_status keep_sample(hvt_dataset *d, uint32_t wanted, uint64_t seed, bool leave_one, bool others)
+{
+    uint32_t all = d->info.count, n = 0, *part = malloc(all * sizeof *part);
+    bool *chosen = calloc(all, sizeof *chosen);
+    int32_t *labels = NULL;
     hvt_status s = HVT_OK;
 
-    d->part = malloc(all * sizeof *d->part);
-    HVT_CHECK_OR(done, order && is_held && d->part, E_MEM, "no memory to split %u images", all);
-    HVT_CHECK_OR(done, held > 0 && held < all, E_ARG,
-                 "a split of %g takes %u of the %u training images of '%s', expected at least 1, and 1 left",
-                 fraction, held, all, d->name);
-    hvt_sampler_permutation(0, 0, all, order);
-    for (uint32_t i = 0; i < held; i++)
-        is_held[order[i]] = true;
+    HVT_CHECK_OR(done, part && chosen, E_MEM, "no memory to choose %u of %u images", wanted, all);
+    HVT_TRY_OR(done, list_labels(d, &labels));
+    HVT_TRY_OR(done, hvt__sample(labels, all, wanted, seed, leave_one, chosen));
     for (uint32_t i = 0; i < all; i++)
-        if (is_held[i] != others)
-            d->part[n++] = i;
+        if (chosen[i] != others)
+            part[n++] = in_source(d, i);
+    free(d->part);
+    d->part = part;
     d->info.count = n;
-    d->info.fingerprint = hvt__mix(d->info.fingerprint ^ hvt__mix(2 * (uint64_t)held + others));
+    part = NULL;
 done:
-    free(is_held);
-    free(order);
+    free(labels);
+    free(chosen);
+    free(part);
     return s;
+}
+
+static hvt_status apply_limit(hvt_dataset *d, uint32_t limit, uint64_t seed)
+{
+    if (limit && limit < d->info.count) {
+        HVT_TRY(keep_sample(d, limit, seed, false, false));
+        d->info.fingerprint = hvt__mix(d->info.fingerprint ^ hvt__mix(seed));
+    }
+    d->info.fingerprint = hvt__mix(d->info.fingerprint ^ hvt__mix(d->info.count));
+    return HVT_OK;
+}
+
+/* Keep the images that --val-split holds out of a training set, or the others. The seed is always 0: a run
+ * with another one must not train on what was held out before. */
+static hvt_status divide(hvt_dataset *d, double fraction, bool others)
+{
+    uint32_t all = d->info.count, held = (uint32_t)(all * fraction + 0.5);
+
+    HVT_CHECK(held > 0 && held < all, E_ARG,
+              "a split of %g takes %u of the %u training images of '%s', expected at least 1, and 1 left",
+              fraction, held, all, d->name);
+    HVT_TRY(keep_sample(d, held, 0, true, others));
+    d->info.fingerprint = hvt__mix(d->info.fingerprint ^ hvt__mix(2 * (uint64_t)held + others));
+    return HVT_OK;
 }
 
 static hvt_status open_set(const char *name, const hvt_dataset_opts *opts, hvt_dataset **ret_set)
@@ -148,7 +197,7 @@ static hvt_status open_set(const char *name, const hvt_dataset_opts *opts, hvt_d
     if (opts->val_split > 0 && (opts->train || !set->info.unlabelled ||
                                 set->info.targets)) /* without labels it was no training set */
         HVT_TRY_OR(fail, divide(set, opts->val_split, opts->train));
-    apply_limit(set, opts->limit);
+    HVT_TRY_OR(fail, apply_limit(set, opts->limit, opts->seed));
     *ret_set = set;
     return HVT_OK;
 
@@ -225,11 +274,17 @@ hvt_status hvt_dataset_from(const hvt_source *source, uint32_t limit, hvt_datase
     HVT_GIVEN(ret_set, "an output pointer for the data set");
 
     hvt_dataset *set;
+    hvt_status s;
 
     HVT_TRY(make_set(source, &set));
-    apply_limit(set, limit);
-    *ret_set = set;
-    return HVT_OK;
+    s = apply_limit(set, limit, 0);
+    if (s == HVT_OK) {
+        *ret_set = set;
+    } else {
+        set->source.close = NULL; /* the source is the caller's */
+        hvt_dataset_close(&set);
+    }
+    return s;
 }
 
 void hvt_dataset_close(hvt_dataset **set)
@@ -269,24 +324,6 @@ static hvt_status check_index(const hvt_dataset *set, uint32_t index)
     HVT_CHECK(index < set->info.count, E_ARG, "data set '%s' has %u images, asked for number %u", set->name,
               set->info.count, index);
     return HVT_OK;
-}
-
-static hvt_status check_label(const hvt_dataset *set, uint32_t index, int label)
-{
-    if (set->info.unlabelled)
-        HVT_CHECK(label == -1, E_FORMAT, "data set '%s', image %u: label is %d, but the set is unlabelled",
-                  set->name, index, label);
-    else
-        HVT_CHECK(label >= 0 && label < set->info.classes, E_FORMAT,
-                  "data set '%s', image %u: label is %d, expected 0 to %d", set->name, index, label,
-                  set->info.classes - 1);
-    return HVT_OK;
-}
-
-/* The number of image `index` in the source. */
-static uint32_t in_source(const hvt_dataset *set, uint32_t index)
-{
-    return set->part ? set->part[index] : index;
 }
 
 /* Are a record's pixels what the set promises? */

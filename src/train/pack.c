@@ -44,6 +44,7 @@ static hvt_status open_set(const hvt_options *o, hvt_world *world, hvt_dataset *
     hvt_dataset_opts opts = {.dir = o->data_dir,
                              .train = strncmp(slash ? slash + 1 : o->output, "val-", 4) != 0,
                              .limit = (uint32_t)o->limit,
+                             .seed = (uint64_t)o->seed,
                              .image_size = o->size,
                              .classes = o->classes,
                              .samples = (uint32_t)o->samples,

@@ -121,6 +121,7 @@ static hvt_status open_set(const run *t, bool train, hvt_dataset **ret_set)
     hvt_dataset_opts opts = {.dir = o->data_dir,
                              .train = train,
                              .limit = (uint32_t)o->limit,
+                             .seed = (uint64_t)o->seed,
                              .image_size = o->size,
                              .classes = o->classes,
                              .samples = (uint32_t)o->samples,

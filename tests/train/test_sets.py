@@ -143,6 +143,43 @@ def a_part_held_out_is_the_same_on_every_rank_and_in_every_run():
     check(rc == 2 and "--val-split" in err[-1], rc, err)
 
 
+def labels_of(folder, args, ranks=0):
+    """The labels of the images that an evaluation predicts."""
+    rc, _, err = run(f"--quiet --threads 1 --evaluate --data-dir {folder} --predict labels.csv".split() + args, ranks)
+    check(rc == 0, err)
+    with open(path("labels.csv")) as f:
+        return [int(line.split(",")[2]) for line in f.read().splitlines()[1:]]
+
+
+def a_limit_and_a_part_held_out_have_every_class_in_every_format():
+    """Of sorted images the first ones had one class."""
+    global TRAIN, TEST
+    kept = TRAIN, TEST
+    try:
+        TRAIN, TEST = sorted(TRAIN, key=lambda x: x[0]), sorted(TEST, key=lambda x: x[0])
+        write_cifar("sorted-binary")
+        write_arrays("sorted-arrays", planes=False)
+        write_tars("sorted-tar", "npy", raw)
+        for split, part in [("train", TRAIN), ("val", TEST)]:
+            for i, (label, r, g, b) in enumerate(part):
+                write_file(f"sorted-folder/{split}/c{label}/{i:02}.ppm", ppm(r, g, b))
+    finally:
+        TRAIN, TEST = kept
+    found = []
+    for data, folder in [("cifar10", "binary"), ("npy", "arrays"), ("tar", "tar"), ("folder", "folder")]:
+        for ranks in RANKS:
+            args = f"--data {data} --data-dir sorted-{folder} --size 32 --eval-size 0 --save few --overwrite".split()
+            found.append(train(args + "--limit 40".split(), ranks)[:2])
+            check(sorted(labels_of(f"sorted-{folder}", "--resume few --limit 10".split(), ranks)) == list(range(10)), data)
+            held = train(args + "--val-split 0.2".split(), ranks)
+            check(held[2]["test_images"] == 16, held[2])
+            got = labels_of(f"sorted-{folder}", ["--resume", "few"], ranks)
+            check(len(got) == 16 and set(got) == set(range(10)) and got == sorted(got), data, got)
+    check(len(set(map(str, found))) == 1, found)
+    samples = [train(f"--data cifar10 --data-dir sorted-binary --limit 40 --seed {seed}".split())[0] for seed in (0, 1, 1)]
+    check(samples[0] == found[0][0] != samples[1] == samples[2], samples)
+
+
 def floats_are_taken_as_they_are_unless_a_mean_is_given():
     write_arrays("floats", planes=True, floats=True)
     data = "--data npy --data-dir floats --save floated --overwrite".split()
@@ -467,6 +504,7 @@ TESTS = [
     smoothed_labels_raise_the_training_loss_alone,
     binary_files_and_arrays_of_the_same_images_give_the_same_weights,
     a_part_held_out_is_the_same_on_every_rank_and_in_every_run,
+    a_limit_and_a_part_held_out_have_every_class_in_every_format,
     floats_are_taken_as_they_are_unless_a_mean_is_given,
     the_test_arrays_alone_are_evaluated,
     shards_of_the_same_images_give_the_same_weights,

@@ -43,7 +43,8 @@ typedef struct cifar {
     hvt__data_file file[FILES_MAX];
     uint32_t end[FILES_MAX]; /* index of the first image after this file */
     int nfiles, labels;
-    size_t record; /* bytes */
+    size_t record;  /* bytes */
+    uint8_t *label; /* [count] */
     hvt__class_list names;
 } cifar;
 
@@ -54,6 +55,7 @@ static void close_cifar(void *ctx)
     for (int i = 0; i < c->nfiles; i++)
         hvt__data_close(&c->file[i]);
     hvt__class_list_free(&c->names);
+    free(c->label);
     free(c);
 }
 
@@ -84,6 +86,13 @@ static hvt_status get_cifar(void *ctx, uint32_t index, uint8_t *ret_pixels, int 
     return HVT_OK;
 }
 
+static int label_cifar(void *ctx, uint32_t index)
+{
+    const cifar *c = ctx;
+
+    return c->label[index];
+}
+
 static const char *class_of_cifar(void *ctx, int label)
 {
     const cifar *c = ctx;
@@ -91,7 +100,7 @@ static const char *class_of_cifar(void *ctx, int label)
     return hvt__class_list_at(&c->names, label);
 }
 
-/* Check and hash the labels of file i. */
+/* Check, keep and hash the labels of file i. */
 static hvt_status check_labels(const cifar *c, const layout *l, int i, uint64_t records,
                                hvt_dataset_info *info)
 {
@@ -104,6 +113,7 @@ static hvt_status check_labels(const cifar *c, const layout *l, int i, uint64_t 
             HVT_CHECK(labels[n] < l->label[k].classes, E_FORMAT,
                       "%s, record %" PRIu64 ": %s is %d, expected 0 to %d", c->file[i].path, r,
                       l->label[k].name, labels[n], l->label[k].classes - 1);
+        c->label[info->count + r] = labels[n - 1];
         if (n == sizeof labels || r + 1 == records) {
             info->fingerprint = hvt__hash(info->fingerprint, labels, n);
             n = 0;
@@ -118,6 +128,7 @@ static hvt_status open_file(cifar *c, const layout *l, const char *folder, const
 {
     hvt__data_file *f = &c->file[c->nfiles];
     uint64_t records;
+    uint8_t *label;
 
     HVT_TRY(hvt__data_open(f, "%s/%s", folder, name));
     records = f->bytes / c->record;
@@ -128,6 +139,9 @@ static hvt_status open_file(cifar *c, const layout *l, const char *folder, const
               f->path, f->bytes, c->record, records);
     HVT_CHECK(records <= UINT32_MAX - info->count, E_FORMAT, "%s: %" PRIu64 " records after %u are too many",
               f->path, records, info->count);
+    label = realloc(c->label, info->count + records);
+    HVT_CHECK(label, E_MEM, "no memory for the labels of %s", f->path);
+    c->label = label;
     info->fingerprint = hvt__mix(info->fingerprint ^ records);
     HVT_TRY(check_labels(c, l, c->nfiles - 1, records, info));
     info->count += (uint32_t)records;
@@ -155,8 +169,12 @@ static hvt_status open_layout(const layout *l, const hvt_dataset_opts *opts, hvt
     for (; *names; names++)
         HVT_TRY_OR(fail, open_file(c, l, folder, *names, &info));
     HVT_TRY_OR(fail, hvt__class_list_read_all(folder, l->names, info.classes, &c->names));
-    *ret_source = (hvt_source){
-        .info = info, .get = get_cifar, .class_name = class_of_cifar, .close = close_cifar, .ctx = c};
+    *ret_source = (hvt_source){.info = info,
+                               .get = get_cifar,
+                               .label = label_cifar,
+                               .class_name = class_of_cifar,
+                               .close = close_cifar,
+                               .ctx = c};
     return HVT_OK;
 
 fail:

@@ -42,6 +42,13 @@ static hvt_status name_folder(void *ctx, uint32_t index, char *ret_name, size_t 
     return HVT_OK;
 }
 
+static int label_folder(void *ctx, uint32_t index)
+{
+    const hvt__listing *l = &((const folder *)ctx)->list;
+
+    return l->classes ? (int)l->folder_class[hvt__listing_folder(l, index)] : -1;
+}
+
 static const char *class_of_folder(void *ctx, int label)
 {
     const folder *f = ctx;
@@ -101,14 +108,13 @@ static hvt_status read_whole(const char *path, int fd, hvt_record *r)
 static hvt_status read_folder(void *ctx, uint32_t index, hvt_record *r)
 {
     const folder *f = ctx;
-    const hvt__listing *l = &f->list;
     char path[PATH_MAX];
     struct stat info;
     hvt_status s;
     int fd = -1;
 
     name_folder(ctx, index, path, sizeof path);
-    r->label = l->classes ? (int)l->folder_class[hvt__listing_folder(l, index)] : -1;
+    r->label = label_folder(ctx, index);
     r->encoding = HVT_IMAGE_FILE;
     HVT_TRY(open_picture(path, &fd, &info));
     HVT_TRY_OR(done, check_same(f, index, path, &info));
@@ -191,6 +197,7 @@ static hvt_status open_folder(const hvt_dataset_opts *opts, hvt_source *ret_sour
     info.fingerprint = f->list.fingerprint;
     *ret_source = (hvt_source){.info = info,
                                .read = read_folder,
+                               .label = label_folder,
                                .name = name_folder,
                                .ahead = ahead_folder,
                                .class_name = class_of_folder,

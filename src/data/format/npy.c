@@ -106,11 +106,18 @@ static hvt_status read_pixels(const npy *d, uint32_t index, void *ret_pixels)
     return HVT_OK;
 }
 
+static int label_npy(void *ctx, uint32_t index)
+{
+    const npy *d = ctx;
+
+    return d->labels ? d->labels[index] : -1;
+}
+
 static hvt_status get_npy(void *ctx, uint32_t index, uint8_t *ret_pixels, int *ret_label)
 {
     const npy *d = ctx;
 
-    *ret_label = d->labels ? d->labels[index] : -1;
+    *ret_label = label_npy(ctx, index);
     return read_pixels(d, index, ret_pixels);
 }
 
@@ -122,7 +129,7 @@ static hvt_status read_npy(void *ctx, uint32_t index, hvt_record *r)
     r->encoding = HVT_IMAGE_F32;
     r->height = (int)d->h;
     r->width = (int)d->w;
-    r->label = d->labels ? d->labels[index] : -1;
+    r->label = label_npy(ctx, index);
     return read_pixels(d, index, r->data);
 }
 
@@ -335,6 +342,7 @@ static hvt_status open_npy(const hvt_dataset_opts *opts, hvt_source *ret_source)
     source.info.unlabelled = !d->labels;
     source.info.targets = (int)d->ntargets;
     source.target = d->targets ? get_targets : NULL;
+    source.label = label_npy;
     if (d->form.kind == 'f')
         source.read = read_npy;
     else

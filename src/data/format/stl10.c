@@ -45,6 +45,13 @@ static hvt_status get_stl10(void *ctx, uint32_t index, uint8_t *ret_pixels, int 
     return HVT_OK;
 }
 
+static int label_stl10(void *ctx, uint32_t index)
+{
+    const stl10 *d = ctx;
+
+    return d->labels[index] - 1;
+}
+
 static const char *class_of_stl10(void *ctx, int label)
 {
     const stl10 *d = ctx;
@@ -107,8 +114,12 @@ static hvt_status open_stl10(const hvt_dataset_opts *opts, hvt_source *ret_sourc
     HVT_TRY_OR(fail, hvt__class_list_read_all(folder, "class_names.txt", CLASSES, &d->names));
     info.count = d->count;
     info.fingerprint = hvt__hash(hvt__mix(IMAGE ^ (uint64_t)d->count), d->labels, d->count);
-    *ret_source = (hvt_source){
-        .info = info, .get = get_stl10, .class_name = class_of_stl10, .close = close_stl10, .ctx = d};
+    *ret_source = (hvt_source){.info = info,
+                               .get = get_stl10,
+                               .label = label_stl10,
+                               .class_name = class_of_stl10,
+                               .close = close_stl10,
+                               .ctx = d};
     return HVT_OK;
 
 fail:

@@ -342,6 +342,11 @@ static hvt_status get_synth(void *ctx, uint32_t index, uint8_t *ret_pixels, int 
     return HVT_OK;
 }
 
+static int label_synth(void *ctx, uint32_t index)
+{
+    return label_of(ctx, index);
+}
+
 static hvt_status open_synth(const hvt_dataset_opts *opts, hvt_source *ret_source)
 {
     int size = opts->image_size ? opts->image_size : 32, classes = opts->classes ? opts->classes : 10;
@@ -365,6 +370,7 @@ static hvt_status open_synth(const hvt_dataset_opts *opts, hvt_source *ret_sourc
     key = hvt__draw(EDITION, opts->train, (uint64_t)size, (uint64_t)classes);
     *ret_source = (hvt_source){.info = {"synth", samples, classes, size, size, 3, key, .type = HVT_U8},
                                .get = get_synth,
+                               .label = label_synth,
                                .close = free,
                                .ctx = s};
     return HVT_OK;

@@ -169,6 +169,13 @@ static hvt_status name_tar(void *ctx, uint32_t index, char *ret_name, size_t roo
     return HVT_OK;
 }
 
+static int label_tar(void *ctx, uint32_t index)
+{
+    uint64_t shard;
+
+    return sample_of(ctx, index, &shard)->label;
+}
+
 static const char *class_of_tar(void *ctx, int label)
 {
     const tar *t = ctx;
@@ -227,6 +234,7 @@ static hvt_status open_tar(const hvt_dataset_opts *opts, hvt_source *ret_source)
     info.fingerprint = t->shards->fingerprint;
     *ret_source = (hvt_source){.info = info,
                                .read = read_tar,
+                               .label = label_tar,
                                .name = name_tar,
                                .ahead = ahead_tar,
                                .class_name = class_of_tar,
