@@ -576,7 +576,7 @@ static void warn_of_change(const run *t, const char *flag, const char *was, cons
     char more[60] = "";
 
     if (hvt__is_word_of("epochs|data-dir|eval-freq|skip-damaged", flag) || /* they are harmless */
-        (t->opts->evaluate && shards)) /* the result does not depend on it */
+        (t->opts->evaluate && hvt__is_word_of("shards|val-split|limit", flag))) /* of other images */
         return;
     if (shards)
         snprintf(more, sizeof more, "; an update has %" PRId64 " images",

@@ -204,10 +204,43 @@ def the_test_arrays_alone_are_evaluated():
         os.rename(path(f"both/{name}"), path(f"alone/{name}"))
     rc, out, err = run("--resume arrays --data-dir alone --evaluate --quiet".split())
     check(rc == 0 and f"top-1 {top1[-1]:.2f} %" in out, rc, out, err[-3:], top1)
-    rc, _, err = run("--resume split-arrays --data-dir alone --evaluate --quiet".split())
-    check(rc == 1 and len(err) == 1 and "--val-split is 0.2 in split-arrays" in err[0] and "--val-split 0 takes" in err[0], rc, err)
-    rc, _, err = run("--resume split-arrays --data-dir alone --evaluate --quiet --val-split 0".split())
+    rc, _, err = run("--resume split-arrays --evaluate --quiet --val-split 0.2".split())
     check(rc == 0, rc, err)
+    os.rename(path("both/train_images.npy"), path("alone/away.npy"))
+    rc, _, err = run("--resume split-arrays --evaluate --quiet".split())
+    check(rc == 1 and len(err) == 1 and "--val-split is 0.2 in split-arrays" in err[0] and "--val-split 0 takes" in err[0], rc, err)
+    for more in [], ["--val-split", "0"]:
+        rc, _, err = run("--resume split-arrays --data-dir alone --evaluate --quiet".split() + more)
+        check(rc == 0, rc, err)
+
+
+def a_split_and_a_limit_belong_to_the_set_they_were_made_of():
+    """A checkpoint's --val-split left 3 of 15 other pictures, and said nothing; --limit likewise."""
+    for i, (label, r, g, b) in enumerate(TRAIN):
+        write_file(f"pets/c{label % 3}/{i:02}.ppm", ppm(r, g, b))
+    for i, (label, r, g, b) in enumerate(TEST[:15]):
+        write_file(f"new/{i:02}.ppm", ppm(r, g, b))
+        write_file(f"again/c{i % 3}/{i:02}.ppm", ppm(r, g, b))
+    base = "--data folder --data-dir pets --size 32 --eval-size 0 --save tried --overwrite".split()
+    ask = "--threads 1 --evaluate --predict pets.csv --resume tried".split()
+
+    def predicted(args, ranks=0):
+        rc, _, err = run(ask + args, ranks)
+        check(rc == 0, args, err)
+        with open(path("pets.csv")) as f:
+            return len(f.read().splitlines()) - 1, [line for line in err if "choose" in line]
+    for option, of_own in [("--val-split 0.2", 16), ("--limit 16", 16)]:
+        rc, _, err = run(RUN + base + option.split())
+        check(rc == 0, err)
+        for ranks in RANKS:
+            for folder in "new", "again":
+                n, lines = predicted(["--data-dir", folder], ranks)
+                check(n == 15 and len(lines) == 1 and f"note: {option} in tried is of pets, so all images of {folder} are used" in lines[0],
+                      option, folder, n, lines)
+            check(predicted([], ranks) == (of_own, []), option, "of its own set")
+            check(predicted(["--data-dir", path("pets")], ranks) == (of_own, []), option, "of its own set by another name")
+        n, lines = predicted("--data-dir again --limit 15".split() + option.replace("16", "6").split())
+        check(n == (3 if "split" in option else 6) and not lines, option, n, lines)
 
 
 def shards_of_the_same_images_give_the_same_weights():
@@ -507,6 +540,7 @@ TESTS = [
     a_limit_and_a_part_held_out_have_every_class_in_every_format,
     floats_are_taken_as_they_are_unless_a_mean_is_given,
     the_test_arrays_alone_are_evaluated,
+    a_split_and_a_limit_belong_to_the_set_they_were_made_of,
     shards_of_the_same_images_give_the_same_weights,
     packed_shards_have_the_same_bytes_on_any_ranks,
     what_is_packed_trains_as_what_it_was_packed_from,

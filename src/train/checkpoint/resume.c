@@ -7,8 +7,59 @@
 #include "train/cli/cli_impl.h"
 #include "base_impl.h"
 
+#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+/* True if both names lead to one folder. */
+static bool same_folder(const char *a, const char *b)
+{
+    char path[2][PATH_MAX];
+
+    return !strcmp(a, b) || (realpath(a, path[0]) && realpath(b, path[1]) && !strcmp(path[0], path[1]));
+}
+
+/* --val-split and --limit choose among the images of one set: an evaluation of another set takes all of it.
+ */
+static void leave_choices(const hvt_options *o, json_t *saved)
+{
+    static const char *const flags[] = {"val-split", "limit"};
+    const char *dir = json_string_value(json_object_get(saved, "data-dir"));
+    const char *data = json_string_value(json_object_get(saved, "data"));
+    bool other = (o->from[HVT__AT_data_dir] > HVT_FROM_CHECKPOINT && dir && !same_folder(dir, o->data_dir)) ||
+                 (o->from[HVT__AT_data] > HVT_FROM_CHECKPOINT && data && strcmp(data, o->data));
+
+    for (size_t i = 0; other && i < HVT_LEN(flags); i++) {
+        const int at = i ? HVT__AT_limit : HVT__AT_val_split;
+        const char *was = json_string_value(json_object_get(saved, flags[i]));
+
+        if (was && strcmp(was, hvt__option_table[at].preset) && o->from[at] <= HVT_FROM_CHECKPOINT)
+            HVT_INFO("note: --%s %s in %s is of %s, so all images of %s are used; --%s %s would choose among "
+                     "these, too",
+                     flags[i], was, o->resume, dir && *dir ? dir : data, *o->data_dir ? o->data_dir : o->data,
+                     flags[i], was);
+        json_object_del(saved, flags[i]);
+    }
+}
+
+/* The options of a checkpoint that concern an evaluation; *text is replaced. */
+static hvt_status take_for_evaluation(const hvt_options *o, char **text)
+{
+    json_t *saved = json_loads(*text, 0, NULL);
+    char *left;
+
+    if (!json_is_object(saved)) { /* whoever reads it says what is wrong */
+        json_decref(saved);
+        return HVT_OK;
+    }
+    leave_choices(o, saved);
+    left = json_dumps(saved, JSON_COMPACT);
+    json_decref(saved);
+    HVT_CHECK(left, E_MEM, "no memory for the options of %s", o->resume);
+    free(*text);
+    *text = left;
+    return HVT_OK;
+}
 
 /* On rank 0: a JSON object, malloc'ed. */
 static hvt_status read_options(const char *path, char **ret_text)
@@ -120,6 +171,8 @@ hvt_status hvt_options_resume(hvt_options *opts, hvt_world *world, void **ret_me
     }
     if (root)
         s = init ? read_preprocessing(&filled, &text) : read_options(filled.resume, &text);
+    if (text && s == HVT_OK && filled.evaluate && !init)
+        s = take_for_evaluation(&filled, &text);
     snprintf(what, sizeof what, "%s was saved with an option that is not valid",
              init ? filled.init : filled.resume);
     HVT_TRY(hvt__options_share(&filled, HVT_FROM_CHECKPOINT, world, s, text, what, ret_memory));
