@@ -76,6 +76,7 @@ typedef struct hvt_dataset_opts {
     int classes;      ///< synth: classes (0 = 10); npy, tar: at least as many, whatever the labels
     uint32_t samples; ///< synth: training images; the test split has a fifth (0 = 10000)
     double val_split; ///< fraction of the training images that is held out: see hvt_dataset_open(); 0 = none
+    bool flat; ///< folder: for predictions: where pictures lie beside folders, all are taken, without labels
     hvt_world *world; ///< borrowed; one rank scans for all, and a host's ranks share an index. NULL: none
 } hvt_dataset_opts;
 
@@ -88,7 +89,8 @@ typedef struct hvt_dataset_opts {
  *    channels, and {train,test}_labels.npy of integers; without test_labels.npy the test split is unlabelled.
  *    Labels of float32 or float64, [N] or [N,K], are targets, K of each image.
  *  - "folder": picture files in DIR/train/CLASS/... and DIR/val/CLASS/..., or, for both splits, in
- *    DIR/CLASS/... Images have sizes of their own.
+ *    DIR/CLASS/... In any case of letters train may be training; val may be valid, validation, dev or eval,
+ *    or else test or testing. Images have sizes of their own.
  *  - "tar": WebDataset's shards, train-*.tar and val-*.tar (the test split), with samples of NAME.jpg, .jpeg,
  *    .png, .ppm, .pgm or .pbm, or of NAME.npy (uint8 [h,w,3]), and NAME.cls, the label as text; all or none
  * have labels. Images have sizes of their own. A file SHARD.hvtindex is kept beside each shard where it can
@@ -114,9 +116,9 @@ typedef struct hvt_dataset_opts {
  */
 HVT_API hvt_status hvt_dataset_open(const char *name, const hvt_dataset_opts *opts, hvt_dataset **ret_set);
 /** A user-defined dataset; source is copied, and only hvt_dataset_close() calls its close(). limit: only
- * a sample of `limit` images, with seed 0; 0 = all. Errors: E_ARG (not one of get() and read(), no image, fewer than 2 classes
- * unless it is unlabelled, targets without target() or with labels, other than 1 to 3 channels, a side beyond
- * 16384, a type that does not fit), E_MEM.
+ * a sample of `limit` images, with seed 0; 0 = all. Errors: E_ARG (not one of get() and read(), no image,
+ * fewer than 2 classes unless it is unlabelled, targets without target() or with labels, other than 1 to 3
+ * channels, a side beyond 16384, a type that does not fit), E_MEM.
  */
 HVT_API hvt_status hvt_dataset_from(const hvt_source *source, uint32_t limit, hvt_dataset **ret_set);
 /** Call it after its loaders are closed, else it stays open and that is logged: see hvt_device_close(). */

@@ -54,8 +54,8 @@ HVT_C_BEGIN
       "(JPEG, "                                                                                              \
       "PNG, PPM) in a folder or in WebDataset's tar shards")                                                 \
     X(str, data_dir, "", 0, RUN, "DIR",                                                                      \
-      "folder with the files of --data; folder: DIR/train/CLASS/... and DIR/val/CLASS/..., or "              \
-      "DIR/CLASS/...")                                                                                       \
+      "folder with the files of --data; folder: DIR/train/CLASS/... and DIR/val/CLASS/... (or test, "        \
+      "valid, ...), or DIR/CLASS/...")                                                                       \
     X(word, size, "data", 8, RUN, "PIXELS",                                                                  \
       "height and width of the model's images (data: 224 for folder and tar, 32 for synth, else what they "  \
       "have)")                                                                                               \

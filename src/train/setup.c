@@ -126,6 +126,7 @@ static hvt_status open_set(const run *t, bool train, hvt_dataset **ret_set)
                              .classes = o->classes,
                              .samples = (uint32_t)o->samples,
                              .val_split = o->val_split,
+                             .flat = *o->predict || *o->predict_logits,
                              .world = t->world};
     hvt_status s = hvt_dataset_open(o->data, &opts, ret_set);
 

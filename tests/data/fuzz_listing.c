@@ -11,7 +11,7 @@ enum { HASHED_FROM = 24 }; /* the header's magic, bytes and hash come before */
 /* Touch all that a reader may touch. */
 static uint64_t use(const hvt__listing *l)
 {
-    uint64_t sum = 0;
+    uint64_t sum = strlen(l->note);
 
     for (uint32_t i = 0; i < l->classes; i++)
         sum += strlen(l->text + l->class_name[i]);
@@ -20,7 +20,7 @@ static uint64_t use(const hvt__listing *l)
 
         sum += strlen(l->text + l->folder_name[folder_of]) + strlen(l->text + l->file_name[i]);
         sum += l->classes ? l->class_name[l->folder_class[folder_of]] : 0;
-        sum += (uint64_t)l->mtime[folder_of];
+        sum += (uint64_t)l->state[folder_of].mtime;
     }
     return sum;
 }
@@ -51,7 +51,7 @@ int main(int argc, char **argv)
         return 1;
     snprintf(command, sizeof command,
              "cd %s && mkdir -p a/deep b && touch a/1.jpg a/2.jpg a/deep/3.png b/4.ppm b/5.jpeg", folder);
-    if (system(command) || hvt__listing_scan(folder, folder, &block, &bytes)) {
+    if (system(command) || hvt__listing_scan(&(hvt__listed){folder, folder, false}, &block, &bytes)) {
         fprintf(stderr, "%s\n", hvt_last_error());
         return 1;
     }

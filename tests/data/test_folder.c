@@ -124,8 +124,181 @@ TEST(files_that_are_no_pictures_are_told_of)
     log_keep(HVT_LOG_INFO);
     set = must_open("set", true);
     log_release();
-    CHECK(rank ? !logged_lines : strstr(logged, "1 file is left out") && strstr(logged, "notes.txt in ant"),
+    CHECK(rank
+              ? !logged_lines
+              : strstr(
+                    logged,
+                    "not used: 1 file other than .jpg, .jpeg, .png, .ppm, .pgm or .pbm (notes.txt in ant)") !=
+                    NULL,
           "%s", logged);
+    hvt_dataset_close(&set);
+}
+
+/* What rank 0 says when a split is opened. */
+static const char *said_of(bool train, double val_split)
+{
+    hvt_dataset *set = NULL;
+
+    log_keep(HVT_LOG_INFO);
+    CHECK_OK(hvt_dataset_open(
+        "folder",
+        &(hvt_dataset_opts){.dir = in_folder("set"), .train = train, .val_split = val_split, .world = world},
+        &set));
+    log_release();
+    hvt_dataset_close(&set);
+    CHECK(rank == 0 || !logged_lines, "rank %d says %s", rank, logged);
+    return logged;
+}
+
+/* On rank 0. */
+static void check_said(const char *text, const char *part)
+{
+    CHECK(rank || strstr(text, part), "expected %s, got %s", part, text);
+}
+
+TEST(splits_have_their_common_names_in_any_case)
+{
+    static const char *const names[][2] = {
+        {"Training", "Testing"}, {"TRAIN", "Valid"}, {"train", "validation"}, {"training", "DEV"},
+        {"Train", "eval"},       {"train", "test"},  {"train", "Val"},        {"Training", "val"}};
+
+    for (size_t i = 0; i < HVT_LEN(names); i++) {
+        char paths[300], want[100];
+
+        shell("rm -rf set");
+        snprintf(paths, sizeof paths, "set/%s/ant/a.jpg set/%s/bee/b.jpg set/%s/ant/x.jpg", names[i][0],
+                 names[i][0], names[i][1]);
+        write_pictures(paths);
+        snprintf(want, sizeof want, "the training images are those of %s/", names[i][0]);
+        if (strcmp(names[i][0], "train"))
+            check_said(said_of(true, 0), want);
+        snprintf(want, sizeof want, "the test images are those of %s/", names[i][1]);
+        if (strcmp(names[i][1], "val"))
+            check_said(said_of(false, 0), want);
+        snprintf(want, sizeof want, "0:%s/ant/a.jpg 1:%s/bee/b.jpg", names[i][0], names[i][0]);
+        check_images("set", true, want);
+        snprintf(want, sizeof want, "0:%s/ant/x.jpg", names[i][1]);
+        check_images("set", false, want);
+    }
+}
+
+TEST(folders_that_are_not_used_are_named)
+{
+    make_two_splits();
+    said_of(true, 0);
+    CHECK(!logged_lines, "%s", logged);
+    write_pictures("set/test/ant/a.jpg set/extra/b.jpg set/cover.jpg");
+    shell("echo 1,2 > set/labels.csv");
+    check_said(
+        said_of(false, 0),
+        "the test images are those of val/; not used: extra/, test/, labels.csv, 1 picture (cover.jpg)");
+    check_said(said_of(true, 0.4),
+               "the training and test images are those of train/; not used: extra/, test/, val/, "
+               "labels.csv, 1 picture (cover.jpg)");
+    said_of(false, 0.4);
+    CHECK(!logged_lines, "the other part of the split says it again: %s", logged);
+    shell("rm -r set/val set/test");
+    check_said(said_of(false, 0),
+               "there is no val/ or test/: the test images are those of train/; not used: extra/, "
+               "labels.csv, 1 picture (cover.jpg)");
+}
+
+TEST(what_may_be_a_split_or_a_class_is_refused)
+{
+    hvt_dataset *set = NULL;
+
+    for (int train = 0; train < 2; train++) {
+        shell("rm -rf set");
+        write_pictures("set/cat/1.jpg set/dog/1.jpg set/Test/1.jpg");
+        CHECK_FAILS(open_set("set", train, &set), E_FORMAT, "set/Test: is it a split or a class? ");
+        CHECK(strstr(hvt_last_error(), "folders of pictures (cat, dog): put all classes into "), "%s",
+              hvt_last_error());
+        shell("rm -rf set");
+        write_pictures("set/bus/1.jpg set/car/deep/1.jpg set/train/1.jpg");
+        CHECK_FAILS(open_set("set", train, &set), E_FORMAT, "beside folders of pictures (bus, car)");
+        make_two_splits();
+        write_pictures("set/Validation/ant/1.jpg");
+        CHECK_FAILS(open_set("set", train, &set), E_FORMAT, "Validation/ and val/ are names of one split");
+        make_two_splits();
+        shell("mv set/val away; ln -s nowhere set/val");
+        CHECK_FAILS(open_set("set", train, &set), E_IO, "set/val: a link to nothing");
+        shell("rm -rf away; mkdir outer; mv set/train outer; rm -rf set; mkdir set; mv outer set/data");
+        CHECK_FAILS(open_set("set", train, &set), E_FORMAT,
+                    "holds nothing but data/, which has train/: expected");
+    }
+    shell("rm -rf set");
+    write_pictures("set/train/bus/1.jpg set/train/test/1.jpg set/train/train/1.jpg");
+    check_images("set", true, "0:train/bus/1.jpg 1:train/test/1.jpg 2:train/train/1.jpg");
+    CHECK(!set, "a refused set is open");
+}
+
+TEST(what_is_not_used_is_counted)
+{
+    make_two_splits();
+    shell("cd set/train; mkdir -p ant/.ipynb_checkpoints __MACOSX .git bee/@eaDir; cp Cat/x.jpg "
+          "ant/.ipynb_checkpoints/a-checkpoint.jpg; cp Cat/x.jpg __MACOSX/._x.jpg; cp Cat/x.jpg bee/._2.jpg; "
+          "cp Cat/x.jpg bee/@eaDir/2.jpg; echo > Cat/.DS_Store; echo > Cat/Thumbs.db; echo > bee/list.csv; "
+          "ln -s nowhere.jpg ant/gone.jpg; ln -s loop bee/loop");
+    check_images("set", true,
+                 "0:train/Cat/x.jpg 1:train/ant/a.JPEG 1:train/ant/b.ppm 1:train/ant/deep/c.png "
+                 "2:train/bee/10.PNG 2:train/bee/2.jpg");
+    shell("echo > set/train/Cat/more.txt");
+    check_said(said_of(true, 0), "not used: 2 files other than .jpg, .jpeg, .png, .ppm, .pgm or .pbm (");
+    check_said(logged, "1 table, as labels are the names of folders (list.csv in bee)");
+    check_said(logged, "6 hidden or system entries (");
+    check_said(logged, "2 links to nothing (gone.jpg in ant)");
+    CHECK(logged_lines == (rank == 0), "%d lines: %s", logged_lines, logged);
+}
+
+TEST(a_link_to_nothing_in_place_of_a_class_is_refused)
+{
+    hvt_dataset *set = NULL;
+
+    make_two_splits();
+    shell("cd set/train; mv ant ../elsewhere; ln -s ../elsewhere ant; ln -s ../nowhere aunt");
+    CHECK_FAILS(open_set("set", true, &set), E_IO, "train/aunt: a link to nothing, perhaps a class");
+    shell("rm set/train/aunt");
+    check_images("set", true,
+                 "0:train/Cat/x.jpg 1:train/ant/a.JPEG 1:train/ant/b.ppm 1:train/ant/deep/c.png "
+                 "2:train/bee/10.PNG 2:train/bee/2.jpg");
+}
+
+TEST(pictures_beside_folders_are_taken_for_predictions)
+{
+    static const char beside[] = "1 picture beside the folders of classes (a.jpg)";
+    hvt_dataset *set = NULL;
+    hvt_dataset_opts opts = {.world = world, .flat = true};
+
+    shell("rm -rf set");
+    write_pictures("set/a.jpg set/cam1/b.jpg set/cam1/c.jpg set/cam2/deep/d.jpg");
+    check_said(said_of(false, 0), beside);
+    opts.dir = in_folder("set");
+    CHECK_OK(hvt_dataset_open("folder", &opts, &set));
+    const char *got = images_of(set, "set");
+    CHECK(!strcmp(got, "-1:a.jpg -1:cam1/b.jpg -1:cam1/c.jpg -1:cam2/deep/d.jpg"), "%s", got);
+    hvt_dataset_close(&set);
+    shell("rm set/a.jpg");
+    CHECK_OK(hvt_dataset_open("folder", &opts, &set));
+    got = images_of(set, "set");
+    CHECK(!strcmp(got, "0:cam1/b.jpg 0:cam1/c.jpg 1:cam2/deep/d.jpg"), "%s", got);
+    hvt_dataset_close(&set);
+}
+
+TEST(names_may_be_any)
+{
+    shell("rm -rf set");
+    write_pictures("set/train/one set/train/other");
+    shell("cd set/train; mkdir 'a b' \"$(printf 'new\\nline')\" \"$(printf 'caf\\303\\251')\"; "
+          "mv one 'a b/x y.JPG'; cp other \"$(printf 'new\\nline')/1.PpM\"; mv other "
+          "\"$(printf 'caf\\303\\251')/n\\303\\266.png\" 2> log || mv other \"$(printf "
+          "'caf\\303\\251')/n.png\"; "
+          "rm -f log");
+    hvt_dataset *set = must_open("set", true);
+    CHECK(hvt_dataset_describe(set)->count == 3 && !strcmp(hvt_dataset_class_name(set, 0), "a b") &&
+              !strcmp(hvt_dataset_class_name(set, 1), "caf\303\251") &&
+              !strcmp(hvt_dataset_class_name(set, 2), "new\nline"),
+          "%u images, classes %s, %s, %s", hvt_dataset_describe(set)->count, hvt_dataset_class_name(set, 0),
+          hvt_dataset_class_name(set, 1), hvt_dataset_class_name(set, 2));
     hvt_dataset_close(&set);
 }
 
@@ -279,6 +452,34 @@ TEST(the_list_is_kept_until_a_folder_changes)
     hvt__listing_kept_from = 10000;
 }
 
+/* All times that a program can set are set, as by tar with --mtime. */
+static void fix_times(void)
+{
+    shell("find set -exec touch -h -d '2020-01-01 00:00:00 UTC' {} +");
+}
+
+TEST(changes_are_seen_where_times_are_fixed)
+{
+    shell("rm -rf set cache; mkdir cache");
+    setenv("XDG_CACHE_HOME", in_folder("cache"), 1);
+    hvt__listing_kept_from = 1;
+    write_pictures("set/ant/a.jpg set/ant/b.jpg set/bee/c.jpg");
+    fix_times();
+    CHECK(lists("0:ant/a.jpg 0:ant/b.jpg 1:bee/c.jpg") && !lists("0:ant/a.jpg 0:ant/b.jpg 1:bee/c.jpg"),
+          "the list is not kept");
+    write_pictures("set/ant/d.jpg");
+    fix_times();
+    CHECK(lists("0:ant/a.jpg 0:ant/b.jpg 0:ant/d.jpg 1:bee/c.jpg"), "a new picture is overlooked");
+    CHECK(!lists("0:ant/a.jpg 0:ant/b.jpg 0:ant/d.jpg 1:bee/c.jpg"), "the list is not kept");
+    shell("mv set/ant/a.jpg set/bee/a.jpg; mv set/bee/c.jpg set/ant/c.jpg"); /* names as long as before */
+    fix_times();
+    CHECK(lists("0:ant/b.jpg 0:ant/c.jpg 0:ant/d.jpg 1:bee/a.jpg"), "a corrected label is overlooked");
+    shell("mv set/ant/b.jpg set/ant/e.jpg");
+    fix_times();
+    CHECK(lists("0:ant/c.jpg 0:ant/d.jpg 0:ant/e.jpg 1:bee/a.jpg"), "another name is overlooked");
+    hvt__listing_kept_from = 10000;
+}
+
 TEST(ranks_of_a_host_share_the_list)
 {
     hvt__listing l;
@@ -286,7 +487,7 @@ TEST(ranks_of_a_host_share_the_list)
 
     make_two_splits();
     snprintf(path, sizeof path, "%s/set/train", folder);
-    CHECK_OK(hvt__listing_open(path, path, world, &l));
+    CHECK_OK(hvt__listing_open(&(hvt__listed){path, path, false}, world, &l));
     CHECK(l.files == 6, "%u files", l.files);
     if (rank == 0)
         atomic_store(&l.seen[2], 77);
@@ -308,11 +509,19 @@ int main(void)
         return 1;
     RUN(classes_and_files_are_sorted_as_image_folder_does);
     RUN(files_that_are_no_pictures_are_told_of);
+    RUN(splits_have_their_common_names_in_any_case);
+    RUN(folders_that_are_not_used_are_named);
+    RUN(what_may_be_a_split_or_a_class_is_refused);
+    RUN(what_is_not_used_is_counted);
+    RUN(a_link_to_nothing_in_place_of_a_class_is_refused);
+    RUN(pictures_beside_folders_are_taken_for_predictions);
+    RUN(names_may_be_any);
     RUN(a_folder_without_splits_is_both);
     RUN(pictures_without_folders_have_no_labels);
     RUN(folders_that_cannot_be_labelled_are_refused_in_a_line);
     RUN(a_file_that_changes_during_the_run_is_named);
     RUN(the_list_is_kept_until_a_folder_changes);
+    RUN(changes_are_seen_where_times_are_fixed);
     RUN(ranks_of_a_host_share_the_list);
     barrier();
     if (rank == 0)

@@ -1,7 +1,7 @@
 /*
  * A folder of picture files: DIR/train/CLASS/... and DIR/val/CLASS/..., as torchvision's ImageFolder is used
- * for ImageNet, or DIR/CLASS/... alone. Labels are those of the sorted classes of training. A folder in which
- * pictures lie directly is unlabelled.
+ * for ImageNet, or DIR/CLASS/... alone (splits.c). Labels are those of the sorted classes of training. A
+ * folder in which pictures lie directly is unlabelled.
  *
  * Paths come from a listing (listing.h), which the ranks of a host share. A file is opened, read whole and
  * closed. How big it is and when it was changed is remembered when it is first read, by any rank of the host:
@@ -138,29 +138,16 @@ static void ahead_folder(void *ctx, uint32_t index)
     close(fd);
 }
 
-static bool is_dir(const char *dir, const char *name)
+/* Where the split is, of which rank 0 says for all. */
+static hvt_status find_split(const hvt_dataset_opts *opts, hvt__split *ret_split)
 {
-    char path[PATH_MAX];
-    struct stat info;
+    hvt_world *w = opts->world;
+    hvt_status s = hvt_world_rank(w) == 0 ? hvt__split_find(opts, ret_split) : HVT_OK;
 
-    return !hvt__path(path, "%s/%s", dir, name) && stat(path, &info) == 0 && S_ISDIR(info.st_mode);
-}
-
-/* The folder of a split, and that whose classes count. Without train/ and val/ the whole folder is both
- * splits. */
-static hvt_status find_roots(const hvt_dataset_opts *opts, char ret_root[PATH_MAX],
-                             char ret_classes[PATH_MAX])
-{
-    const char *dir = opts->dir;
-    bool train, val;
-
-    HVT_CHECK(dir && *dir, E_ARG,
-              "folder needs --data-dir, with train/CLASS/... and val/CLASS/..., or CLASS/...");
-    train = is_dir(dir, "train");
-    val = is_dir(dir, "val");
-    HVT_CHECK(train || !val || !opts->train, E_IO, "%s has val/, but no train/", dir);
-    HVT_TRY(hvt__path(ret_classes, train ? "%s/train" : val ? "%s/val" : "%s", dir));
-    return hvt__path(ret_root, val && !opts->train ? "%s/val" : train ? "%s/train" : "%s", dir);
+    if (!w)
+        return s;
+    HVT_TRY(hvt_world_agree(w, s));
+    return hvt_world_broadcast(w, ret_split, sizeof *ret_split, 0);
 }
 
 static hvt_status check_classes(const folder *f, bool train)
@@ -171,25 +158,27 @@ static hvt_status check_classes(const folder *f, bool train)
               "%s: pictures, but no folders of classes to train with: unlabelled pictures are for --evaluate "
               "--predict",
               f->root);
-    HVT_CHECK(n != 1, E_FORMAT, "%s: 1 class (%s), at least 2 are needed", f->root,
-              f->list.text + f->list.class_name[0]);
+    HVT_CHECK(n != 1 || !train, E_FORMAT,
+              "%s: 1 class (%s), at least 2 are needed; if that folder holds the classes: --data-dir %s/%s",
+              f->root, f->list.text + f->list.class_name[0], f->root, f->list.text + f->list.class_name[0]);
     HVT_CHECK(n <= INT_MAX, E_FORMAT, "%s: %u classes are too many", f->root, n);
     return HVT_OK;
 }
 
 static hvt_status open_folder(const hvt_dataset_opts *opts, hvt_source *ret_source)
 {
-    char classes[PATH_MAX];
+    hvt__split split = {"", ""};
     hvt_dataset_info info = {"folder", .channels = 3, .type = HVT_U8};
     folder *f = calloc(1, sizeof *f);
     hvt_status s = f ? HVT_OK : HVT_FAIL(E_MEM, "no memory for data set 'folder' (%zu bytes)", sizeof *f);
 
-    if (s == HVT_OK)
-        s = find_roots(opts, f->root, classes);
     if (opts->world)
         s = hvt_world_agree(opts->world, s);
     HVT_TRY_OR(fail, s);
-    HVT_TRY_OR(fail, hvt__listing_open(f->root, classes, opts->world, &f->list));
+    HVT_TRY_OR(fail, find_split(opts, &split));
+    memcpy(f->root, split.root, sizeof f->root);
+    HVT_TRY_OR(fail, hvt__listing_open(&(hvt__listed){split.root, split.classes_of, opts->flat}, opts->world,
+                                       &f->list));
     HVT_TRY_OR(fail, check_classes(f, opts->train && !(opts->val_split > 0)));
     info.count = f->list.files;
     info.classes = (int)f->list.classes;

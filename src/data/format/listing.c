@@ -2,15 +2,18 @@
  * Listings: rank 0 scans the folders or takes the list that it kept, and each host gets it once.
  *
  * A list is kept beside what it lists, or, where nothing may be written there, in the cache folder. It holds
- * as long as the root has the same classes and no folder below has changed, as the folders' times tell. A
- * folder that changed within the last seconds may change again without another time, so such a list is not
- * kept; nor is one that is made in a moment.
+ * as long as the root has the same classes and no folder below has changed: its times of modification and of
+ * status change, its size and its links. Programs can set the first time (tar does), but not the second one.
+ * Images of file systems (squashfs) have both times fixed, so their lists are not kept. A folder that changed
+ * within the last seconds may change again without another time, so such a list is not kept; nor is one that
+ * is made in a moment.
  */
 #include "listing.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -112,34 +115,67 @@ static hvt_status folder_path(const hvt__listing *l, const char *root, uint32_t 
     return hvt__path(ret_path, *name ? "%s/%s" : "%s", root, name);
 }
 
-/* Does the list still hold? */
-static bool holds(const hvt__listing *l, const char *root, const char *classes_of)
+/* True if the times of folders tell of changes. They do not in the image of a file system, nor in a copy of
+ * one (a container's layer), whose folders all have one and the same time; nor where a program stands behind
+ * the file system, which may make them up. */
+static bool times_tell(const char *root, const hvt__folder_state *state, uint32_t folders)
 {
-    hvt__names mine = {0}, classes = {0};
-    bool ignored, good;
+    static const uint32_t of_image[] = {0x73717368 /* squashfs */, 0x9660 /* ISO 9660 */,
+                                        0x28cd3d45 /* cramfs */, 0xe0f5e1e2 /* EROFS */,
+                                        0x65735546 /* FUSE */};
+    bool fixed = folders > 1;
+    struct statfs fs;
+
+    if (statfs(root, &fs))
+        return false;
+    for (size_t i = 0; i < HVT_LEN(of_image); i++)
+        if ((uint32_t)fs.f_type == of_image[i])
+            return false;
+    for (uint32_t i = 0; i < folders && fixed; i++)
+        fixed = state[i].mtime == state[0].mtime && state[i].ctime == state[0].mtime;
+    return !fixed;
+}
+
+/* True if the classes, and what lies in the root, are what they were. */
+static bool has_classes(const hvt__listing *l, const hvt__listed *what)
+{
+    hvt__entries root = {0}, all = {0};
     uint32_t given = 0;
-    struct stat info;
-    char path[PATH_MAX];
+    bool flat, good = !hvt__entries_read(what->root, &root) && !hvt__entries_read(what->classes_of, &all);
 
-    good = !hvt__listing_classes(root, &mine, &ignored) &&
-           !hvt__listing_classes(classes_of, &classes, &ignored) && l->classes == (mine.n ? classes.n : 0);
+    flat = good && hvt__listing_is_flat(what, &root);
+    good = good && !*root.dead_link && l->classes == (flat ? 0 : all.folders.n);
     for (uint32_t i = 0; good && i < l->classes; i++)
-        good = !strcmp(l->text + l->class_name[i], hvt__name_at(&classes, i));
-    for (uint32_t i = 0; good && i < l->folders; i++) {
-        const char *name = l->text + l->folder_name[i];
-
-        good = !folder_path(l, root, i, path) && stat(path, &info) == 0 &&
-               l->mtime[i] == (int64_t)info.st_mtim.tv_sec * 1000000000 + info.st_mtim.tv_nsec;
-        given += !strchr(name, '/');
-    }
-    good = good && given == (mine.n ? mine.n : 1);
-    hvt__names_free(&mine);
-    hvt__names_free(&classes);
+        good = !strcmp(l->text + l->class_name[i], hvt__name_at(&all.folders, i));
+    for (uint32_t i = 0; good && i < l->folders; i++)
+        given += !strchr(l->text + l->folder_name[i], '/');
+    good = good && given == root.folders.n + flat;
+    hvt__entries_free(&root);
+    hvt__entries_free(&all);
     return good;
 }
 
-static bool load(const char *path, const char *root, const char *classes_of, char **ret_block,
-                 size_t *ret_bytes)
+/* Does the list still hold? */
+static bool holds(const hvt__listing *l, const hvt__listed *what)
+{
+    bool good = times_tell(what->root, l->state, l->folders) && has_classes(l, what);
+    char path[PATH_MAX];
+
+    for (uint32_t i = 0; good && i < l->folders; i++) {
+        struct stat info;
+        hvt__folder_state now;
+
+        good = !folder_path(l, what->root, i, path) && stat(path, &info) == 0;
+        if (good) {
+            now = hvt__folder_state_of(&info);
+            good = now.mtime == l->state[i].mtime && now.ctime == l->state[i].ctime &&
+                   now.size == l->state[i].size;
+        }
+    }
+    return good;
+}
+
+static bool load(const char *path, const hvt__listed *what, char **ret_block, size_t *ret_bytes)
 {
     hvt__listing l;
     size_t bytes = 0;
@@ -147,7 +183,7 @@ static bool load(const char *path, const char *root, const char *classes_of, cha
 
     if (block && !hvt__listing_attach(block, bytes, &l))
         HVT_WARN("%s: it is damaged, or of another version; the folder is listed again", path);
-    else if (block && holds(&l, root, classes_of)) {
+    else if (block && holds(&l, what)) {
         *ret_block = block;
         *ret_bytes = bytes;
         return true;
@@ -162,43 +198,62 @@ static bool is_steady(const hvt__listing *l)
     int64_t now = (int64_t)time(NULL) * 1000000000;
 
     for (uint32_t i = 0; i < l->folders; i++)
-        if (l->mtime[i] > now - STEADY * INT64_C(1000000000))
+        if (l->state[i].mtime > now - STEADY * INT64_C(1000000000))
             return false;
     return true;
 }
 
 /* Returns where; "": nowhere. The root's own time is that of a set without classes, so nothing is written
  * there. */
-static const char *keep(const hvt__listing *l, const char *beside, const char *cache)
+static const char *keep(const hvt__listing *l, const char *root, const char *beside, const char *cache)
 {
-    if (l->files < hvt__listing_kept_from || !is_steady(l))
+    if (l->files < hvt__listing_kept_from || !is_steady(l) || !times_tell(root, l->state, l->folders))
         return "";
     if (l->classes && write_file(beside, l->block, l->bytes))
         return beside;
     return write_file(cache, l->block, l->bytes) ? cache : "";
 }
 
+void hvt__say_once(_Atomic uint64_t *said, hvt_log_level level, const char *dir, const char *text)
+{
+    uint64_t now = hvt__hash_text(hvt__hash_text(HVT_HASH_INIT, dir), text);
+
+    if (atomic_exchange(said, now) != now)
+        hvt__log(level, "%s: %s", dir, text);
+}
+
+static void say_note(const char *root, const hvt__listing *l)
+{
+    static _Atomic uint64_t said;
+
+    if (*l->note)
+        hvt__say_once(&said, l->is_warning ? HVT_LOG_WARN : HVT_LOG_INFO, root, l->note);
+}
+
 /* On rank 0. */
-static hvt_status make(const char *root, const char *classes_of, char **ret_block, size_t *ret_bytes)
+static hvt_status make(const hvt__listed *what, char **ret_block, size_t *ret_bytes)
 {
     char beside[PATH_MAX], cache[PATH_MAX];
+    const char *root = what->root, *kept;
     double began = hvt__now();
     hvt__listing l;
-    const char *kept;
 
     HVT_TRY(hvt__path(beside, "%s/%s", root, kept_name));
     cache_path(root, cache);
-    if (load(beside, root, classes_of, ret_block, ret_bytes) ||
-        load(cache, root, classes_of, ret_block, ret_bytes))
+    if (load(beside, what, ret_block, ret_bytes) || load(cache, what, ret_block, ret_bytes)) {
+        if (hvt__listing_attach(*ret_block, *ret_bytes, &l))
+            say_note(root, &l);
         return HVT_OK;
-    HVT_TRY(hvt__listing_scan(root, classes_of, ret_block, ret_bytes));
+    }
+    HVT_TRY(hvt__listing_scan(what, ret_block, ret_bytes));
     HVT_CHECK(hvt__listing_attach(*ret_block, *ret_bytes, &l), E_FORMAT, "%s: it cannot be listed", root);
-    kept = keep(&l, beside, cache);
+    say_note(root, &l);
+    kept = keep(&l, root, beside, cache);
     if (l.files >= hvt__listing_kept_from)
         HVT_INFO("%s: %u pictures listed in %.1f s; %s%s", root, l.files, hvt__now() - began,
                  *kept ? "the list is kept in "
-                       : "the list is not kept, as the folder has just been changed or "
-                         "cannot be written to",
+                       : "the list is not kept, as the folder has just been changed, cannot be written to or "
+                         "has times that do not tell of changes",
                  kept);
     return HVT_OK;
 }
@@ -236,8 +291,7 @@ static hvt_status take_alone(char *block, size_t bytes, hvt__listing *l)
     return HVT_OK;
 }
 
-hvt_status hvt__listing_open(const char *root, const char *classes_of, hvt_world *world,
-                             hvt__listing *ret_listing)
+hvt_status hvt__listing_open(const hvt__listed *what, hvt_world *world, hvt__listing *ret_listing)
 {
     hvt__listing l = {0};
     char *block = NULL;
@@ -245,7 +299,7 @@ hvt_status hvt__listing_open(const char *root, const char *classes_of, hvt_world
     hvt_status s = HVT_OK;
 
     if (hvt_world_rank(world) == 0)
-        s = make(root, classes_of, &block, &bytes);
+        s = make(what, &block, &bytes);
     if (world)
         s = hvt_world_agree(world, s);
     if (s == HVT_OK)
@@ -255,7 +309,7 @@ hvt_status hvt__listing_open(const char *root, const char *classes_of, hvt_world
     if (s != HVT_OK) {
         l.block = NULL; /* it was the block */
         hvt__listing_close(&l);
-        return hvt__pass(s, __FILE__, __LINE__, root);
+        return hvt__pass(s, __FILE__, __LINE__, what->root);
     }
     *ret_listing = l;
     return HVT_OK;

@@ -7,7 +7,8 @@
 #ifndef HVT_DATA_LISTING_H
 #define HVT_DATA_LISTING_H
 
-#include "base_impl.h"
+#include "data/data_impl.h"
+#include "entries.h"
 #include "world/node.h"
 
 #include <stdatomic.h>
@@ -18,22 +19,30 @@ typedef struct hvt__listing {
     hvt__node node;
 
     uint32_t files, classes, folders;
-    uint64_t fingerprint;         /* of names and classes */
-    const int64_t *mtime;         /* [folders] in ns */
-    const uint32_t *class_name;   /* [classes] where they begin in `text`; classes 0: unlabelled */
-    const uint32_t *folder_name;  /* [folders] */
-    const uint32_t *folder_class; /* [folders] */
-    const uint32_t *folder_first; /* [folders + 1] their files */
-    const uint32_t *file_name;    /* [files] */
+    uint64_t fingerprint;           /* of names and classes */
+    const hvt__folder_state *state; /* [folders] */
+    const uint32_t *class_name;     /* [classes] where they begin in `text`; classes 0: unlabelled */
+    const uint32_t *folder_name;    /* [folders] */
+    const uint32_t *folder_class;   /* [folders] */
+    const uint32_t *folder_first;   /* [folders + 1] their files */
+    const uint32_t *file_name;      /* [files] */
     const char *text;
+    const char *note;       /* what is not used; "": nothing */
+    bool is_warning;        /* the note */
     _Atomic uint32_t *seen; /* [files] what a file looked like when it was first read; 0: not yet */
 } hvt__listing;
 
-/* List `root`, or take the list that was kept: rank 0 for all. classes_of: the folder whose classes count;
- * root, or another, which has all classes of root and perhaps more. Collective with a world; its errors are
- * agreed. Errors: E_IO, E_FORMAT (no pictures, classes that are empty or that only root has), E_MEM. */
-hvt_status hvt__listing_open(const char *root, const char *classes_of, hvt_world *world,
-                             hvt__listing *ret_listing);
+/* A folder to list. */
+typedef struct hvt__listed {
+    const char *root;
+    const char *classes_of; /* the folder whose classes count: root, or one with all of its classes */
+    bool flat; /* where pictures lie beside the root's folders, these are no classes: all are unlabelled */
+} hvt__listed;
+
+/* List the root, or take the list that was kept, and say what is not used: rank 0 for all. Collective with a
+ * world; its errors are agreed. Errors: E_IO, E_FORMAT (no pictures, classes that are empty or that only root
+ * has), E_MEM. */
+hvt_status hvt__listing_open(const hvt__listed *what, hvt_world *world, hvt__listing *ret_listing);
 void hvt__listing_close(hvt__listing *l);
 
 /* The folder that holds a file. */
@@ -45,23 +54,24 @@ extern uint32_t hvt__listing_kept_from;
 /* ---- listing_scan.c ---- */
 
 /* rank 0's part: *ret_block is malloc'ed. */
-hvt_status hvt__listing_scan(const char *root, const char *classes_of, char **ret_block, size_t *ret_bytes);
+hvt_status hvt__listing_scan(const hvt__listed *what, char **ret_block, size_t *ret_bytes);
 /* A block from a file, which may hold anything: false if it is no listing. */
 bool hvt__listing_attach(const char *block, size_t bytes, hvt__listing *ret_listing);
-/* Texts, one behind the other. */
-typedef struct hvt__names {
-    char *text;
-    uint32_t *at; /* [n] where each begins */
-    size_t n, used, at_room, text_room;
-} hvt__names;
+/* True if such a root has no classes. */
+bool hvt__listing_is_flat(const hvt__listed *what, const hvt__entries *root);
 
-static inline const char *hvt__name_at(const hvt__names *names, size_t i)
-{
-    return names->text + names->at[i];
-}
+/* Log a line, unless it is what was logged last: two splits may be parts of one folder, which is then opened
+ * twice. */
+void hvt__say_once(_Atomic uint64_t *said, hvt_log_level level, const char *dir, const char *text);
 
-/* The names of root's classes, sorted; and whether pictures lie beside them. */
-hvt_status hvt__listing_classes(const char *root, hvt__names *ret_classes, bool *ret_pictures);
-void hvt__names_free(hvt__names *names);
+/* ---- splits.c ---- */
+
+typedef struct hvt__split {
+    char root[PATH_MAX], classes_of[PATH_MAX]; /* as of hvt__listed */
+} hvt__split;
+
+/* Where the images of opts->dir are, and say so where it may surprise. On rank 0. Errors: E_ARG no folder,
+ * E_IO, E_FORMAT a folder that may be a split or a class, E_MEM. */
+hvt_status hvt__split_find(const hvt_dataset_opts *opts, hvt__split *ret_split);
 
 #endif /* HVT_DATA_LISTING_H */

@@ -1,7 +1,8 @@
 /*
  * Scanning class folders. As torchvision's ImageFolder: classes are the folders in the root, sorted by the
  * bytes of their names; pictures are what has a picture's suffix below them, at any depth, sorted by folder
- * and name; links are followed. Other than there, folders whose names begin with a dot are no classes.
+ * and name; links are followed. Other than there, hidden folders and files are not used. Whatever is not used
+ * is counted, for a note.
  *
  * A thread takes one class after the other, which helps where a disk or a network is slow to answer. The
  * order of the result does not depend on it.
@@ -10,20 +11,16 @@
 #include "base/thread.h"
 #include "listing.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <strings.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-enum { THREADS = 8, DEPTH_MAX = 40, NAMED = 5 };
+enum { THREADS = 8, DEPTH_MAX = 40, NOTE = 1200 };
 
 static const double progress = 2; /* s between two lines */
 
 /* A folder with pictures. */
 typedef struct leaf {
     char *path; /* relative to the root */
-    int64_t mtime;
+    hvt__folder_state state;
     hvt__names names;
 } leaf;
 
@@ -32,169 +29,21 @@ typedef struct group { /* of a class */
     uint32_t number;
     leaf *leaf;
     size_t n, room;
-    uint64_t files, others; /* others: that are no pictures */
-    char other[NAME_MAX + 1];
+    uint64_t files;
+    hvt__unused unused;
     hvt_status status;
     hvt__error error;
 } group;
 
 typedef struct scan {
     const char *root;
+    hvt__unused unused; /* in the root itself */
     group *group;
     size_t groups, next, done;
     uint64_t files;
     pthread_mutex_t lock;
     pthread_cond_t finished;
 } scan;
-
-static bool is_picture(const char *name)
-{
-    static const char *const suffix[] = {".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".pbm"};
-    const char *dot = strrchr(name, '.');
-
-    for (size_t i = 0; dot && i < HVT_LEN(suffix); i++)
-        if (!strcasecmp(dot, suffix[i]))
-            return true;
-    return false;
-}
-
-void hvt__names_free(hvt__names *names)
-{
-    free(names->text);
-    free(names->at);
-    *names = (hvt__names){0};
-}
-
-/* Room for `more` elements of `size` bytes behind n. */
-static hvt_status grow(void *array, size_t n, size_t more, size_t *room, size_t size)
-{
-    void **at = array, *moved;
-    size_t want = *room ? *room : 16;
-
-    if (n + more <= *room)
-        return HVT_OK;
-    while (want < n + more)
-        want *= 2;
-    moved = realloc(*at, want * size);
-    HVT_CHECK(moved, E_MEM, "no memory to list %zu files", n);
-    *at = moved;
-    *room = want;
-    return HVT_OK;
-}
-
-static hvt_status add_name(hvt__names *names, const char *name)
-{
-    size_t bytes = strlen(name) + 1;
-
-    HVT_CHECK(names->used + bytes < UINT32_MAX, E_FORMAT, "%zu names of one folder are too many", names->n);
-    HVT_TRY(grow(&names->at, names->n, 1, &names->at_room, sizeof *names->at));
-    HVT_TRY(grow(&names->text, names->used, bytes, &names->text_room, 1));
-    memcpy(names->text + names->used, name, bytes);
-    names->at[names->n++] = (uint32_t)names->used;
-    names->used += bytes;
-    return HVT_OK;
-}
-
-static int by_name(const void *a, const void *b, void *text)
-{
-    return strcmp((char *)text + *(const uint32_t *)a, (char *)text + *(const uint32_t *)b);
-}
-
-static void sort_names(hvt__names *names)
-{
-    if (names->n)
-        qsort_r(names->at, names->n, sizeof *names->at, by_name, names->text);
-}
-
-/* Its place in a sorted list; UINT32_MAX: it is not there. */
-static uint32_t find_name(const hvt__names *sorted, const char *name)
-{
-    size_t low = 0, high = sorted->n;
-
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        int order = strcmp(hvt__name_at(sorted, middle), name);
-
-        if (order == 0)
-            return (uint32_t)middle;
-        if (order < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return UINT32_MAX;
-}
-
-static bool is_folder(int fd, const struct dirent *e)
-{
-    struct stat info;
-
-    if (e->d_type != DT_UNKNOWN && e->d_type != DT_LNK)
-        return e->d_type == DT_DIR;
-    return fstatat(fd, e->d_name, &info, 0) == 0 && S_ISDIR(info.st_mode);
-}
-
-static hvt_status open_folder(const char *path, DIR **ret_dir)
-{
-    *ret_dir = opendir(path);
-    HVT_CHECK(*ret_dir, E_IO, "%s: %s", path, strerror(errno));
-    return HVT_OK;
-}
-
-/* One entry of a folder: its folders to *folders, its pictures to *pictures. */
-static hvt_status sort_entry(int fd, const struct dirent *e, hvt__names *folders, hvt__names *pictures,
-                             group *g)
-{
-    if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, ".."))
-        return HVT_OK;
-    if (is_folder(fd, e))
-        return add_name(folders, e->d_name);
-    if (is_picture(e->d_name))
-        return add_name(pictures, e->d_name);
-    if (g && *e->d_name != '.' && !g->others++)
-        snprintf(g->other, sizeof g->other, "%s", e->d_name);
-    return HVT_OK;
-}
-
-static hvt_status list(const char *path, hvt__names *folders, hvt__names *pictures, int64_t *ret_mtime,
-                       group *g)
-{
-    struct stat info;
-    struct dirent *e;
-    DIR *dir;
-    hvt_status s = HVT_OK;
-
-    HVT_TRY(open_folder(path, &dir));
-    HVT_CHECK_OR(done, fstat(dirfd(dir), &info) == 0, E_IO, "%s: %s", path, strerror(errno));
-    *ret_mtime = (int64_t)info.st_mtim.tv_sec * 1000000000 + info.st_mtim.tv_nsec;
-    while (errno = 0, (e = readdir(dir)))
-        HVT_TRY_OR(done, sort_entry(dirfd(dir), e, folders, pictures, g));
-    HVT_CHECK_OR(done, !errno, E_IO, "%s: %s", path, strerror(errno));
-done:
-    closedir(dir);
-    return s;
-}
-
-hvt_status hvt__listing_classes(const char *root, hvt__names *ret_classes, bool *ret_pictures)
-{
-    hvt__names all = {0}, pictures = {0};
-    int64_t ignored;
-    hvt_status s;
-
-    *ret_classes = (hvt__names){0};
-    HVT_TRY_OR(done, list(root, &all, &pictures, &ignored, NULL));
-    for (size_t i = 0; i < all.n; i++)
-        if (*hvt__name_at(&all, i) != '.')
-            HVT_TRY_OR(done, add_name(ret_classes, hvt__name_at(&all, i)));
-    sort_names(ret_classes);
-    *ret_pictures = pictures.n > 0;
-done:
-    hvt__names_free(&all);
-    hvt__names_free(&pictures);
-    if (s)
-        hvt__names_free(ret_classes);
-    return s;
-}
 
 static hvt_status walk(const scan *c, group *g, const char *path, int depth);
 
@@ -204,36 +53,48 @@ static hvt_status walk_inside(const scan *c, group *g, const char *path, const h
     for (size_t i = 0; i < folders->n; i++) {
         char inside[PATH_MAX];
 
-        HVT_TRY(hvt__path(inside, "%s/%s", path, hvt__name_at(folders, i)));
+        HVT_TRY(hvt__path(inside, "%s%s%s", path, *path ? "/" : "", hvt__name_at(folders, i)));
         HVT_TRY(walk(c, g, inside, depth + 1));
     }
     return HVT_OK;
+}
+
+static void add_unused(group *g, const hvt__unused *unused, const char *path)
+{
+    for (int k = 0; k < HVT__UNUSED_KINDS; k++) {
+        char where[NAME_MAX + 1];
+
+        if (*path)
+            snprintf(where, sizeof where, "%.100s in %.150s", unused->first[k], path);
+        hvt__unused_add(&g->unused, k, unused->n[k], *path ? where : unused->first[k]);
+    }
 }
 
 /* Add a folder of a class, "" for the root itself, and those inside it. Folders without pictures are added,
  * too: their time of change tells when there are some. */
 static hvt_status walk(const scan *c, group *g, const char *path, int depth)
 {
-    hvt__names folders = {0};
+    hvt__entries in = {0};
     char full[PATH_MAX];
     leaf l = {0};
-    hvt_status s;
+    hvt_status s = HVT_OK;
 
     HVT_CHECK(depth < DEPTH_MAX, E_FORMAT, "%s/%s: folders are nested %d deep, perhaps by a link in a circle",
               c->root, path, depth);
     HVT_TRY(hvt__path(full, *path ? "%s/%s" : "%s", c->root, path));
-    HVT_TRY(grow(&g->leaf, g->n, 1, &g->room, sizeof *g->leaf));
+    HVT_TRY(hvt__names_grow(&g->leaf, g->n, 1, &g->room, sizeof *g->leaf));
+    HVT_TRY(hvt__entries_read(full, &in));
     l.path = strdup(path);
-    HVT_CHECK(l.path, E_MEM, "no memory to list %s", full);
-    s = list(full, &folders, &l.names, &l.mtime, g);
-    g->leaf[g->n++] = l; /* which frees it, also after an error */
-    HVT_TRY_OR(done, s);
-    sort_names(&g->leaf[g->n - 1].names);
+    HVT_CHECK_OR(done, l.path, E_MEM, "no memory to list %s", full);
+    l.state = in.state;
+    l.names = in.pictures;
+    in.pictures = (hvt__names){0};
+    g->leaf[g->n++] = l; /* which frees it */
     g->files += l.names.n;
-    if (*path)
-        HVT_TRY_OR(done, walk_inside(c, g, path, &folders, depth));
+    add_unused(g, &in.unused, path);
+    HVT_TRY_OR(done, walk_inside(c, g, path, &in.folders, depth));
 done:
-    hvt__names_free(&folders);
+    hvt__entries_free(&in);
     return s;
 }
 
@@ -304,21 +165,21 @@ static hvt_status run_scan(scan *c)
     return HVT_OK;
 }
 
-/* "a, b, c and 7 more" of the groups for which `is` holds; how many. */
-static size_t name_groups(const scan *c, bool is(const group *g), char *text, size_t room)
+/* Refuse the groups for which `is` holds. */
+static hvt_status refuse_groups(const scan *c, bool is(const group *g), const char *what)
 {
-    size_t n = 0, used = 0;
+    hvt__names found = {0};
+    char names[1200];
+    hvt_status s = HVT_OK;
 
-    *text = 0;
-    for (size_t i = 0; i < c->groups; i++) {
-        if (!is(&c->group[i]) || ++n > NAMED)
-            continue;
-        used += (size_t)snprintf(text + used, room - used, "%s%s", n > 1 ? ", " : "", c->group[i].name);
-        used = used < room ? used : room - 1;
-    }
-    if (n > NAMED)
-        snprintf(text + used, room - used, " and %zu more", n - NAMED);
-    return n;
+    for (size_t i = 0; i < c->groups && s == HVT_OK; i++)
+        if (is(&c->group[i]))
+            s = hvt__name_add(&found, c->group[i].name);
+    hvt__names_text(&found, names, sizeof names);
+    if (found.n && s == HVT_OK)
+        s = HVT_FAIL(E_FORMAT, "%s: %s: %s", c->root, what, names);
+    hvt__names_free(&found);
+    return s;
 }
 
 static bool is_empty(const group *g)
@@ -331,35 +192,52 @@ static bool is_unknown(const group *g)
     return g->number == UINT32_MAX;
 }
 
+/* A class may be empty where another folder tells the classes. */
 static hvt_status check_groups(const scan *c, const char *classes_of)
 {
-    char names[1200];
+    char what[PATH_MAX + 40];
 
-    HVT_CHECK(!name_groups(c, is_unknown, names, sizeof names), E_FORMAT,
-              "%s: classes that %s does not have: %s", c->root, classes_of, names);
-    HVT_CHECK(!name_groups(c, is_empty, names, sizeof names), E_FORMAT,
-              "%s: classes without a picture (.jpg, .jpeg, .png, .ppm, .pgm or .pbm): %s", c->root, names);
+    snprintf(what, sizeof what, "classes that %s does not have", classes_of);
+    HVT_TRY(refuse_groups(c, is_unknown, what));
+    if (!strcmp(c->root, classes_of) || !c->files)
+        HVT_TRY(refuse_groups(c, is_empty, "classes without a picture (" HVT__PICTURES ")"));
     HVT_CHECK(c->files < UINT32_MAX, E_FORMAT, "%s: %llu pictures are too many", c->root,
               (unsigned long long)c->files);
     return HVT_OK;
 }
 
-/* What a user may not expect to be left out. */
-static void tell_of_others(const scan *c, size_t classes)
+static void warn_of_classes(const scan *c, size_t classes)
 {
-    const group *first = NULL;
-    uint64_t others = 0;
+    size_t there = 0;
 
-    for (size_t i = 0; i < c->groups; i++) {
-        others += c->group[i].others;
-        first = first || !c->group[i].others ? first : &c->group[i];
-    }
-    if (first)
-        HVT_INFO("%s: %llu file%s left out, which are no .jpg, .jpeg, .png, .ppm, .pgm or .pbm (%s in %s)",
-                 c->root, (unsigned long long)others, others > 1 ? "s are" : " is", first->other,
-                 *first->name ? first->name : "it");
-    if (c->groups < classes)
-        HVT_WARN("%s: %zu of %zu classes have no images here", c->root, classes - c->groups, classes);
+    for (size_t i = 0; i < c->groups; i++)
+        there += !is_empty(&c->group[i]);
+    if (there < classes)
+        HVT_WARN("%s: %zu of %zu classes have no images here", c->root, classes - there, classes);
+}
+
+/* "not used: 3 files other than .jpg, ... (notes.txt in ant), 1 link to nothing (b.jpg in bee)" */
+static void write_note(const scan *c, char ret_note[NOTE], bool *ret_is_warning)
+{
+    static const char *const of[HVT__UNUSED_KINDS][2] = {
+        {"file other than " HVT__PICTURES, "files other than " HVT__PICTURES},
+        {"table, as labels are the names of folders", "tables, as labels are the names of folders"},
+        {"hidden or system entry", "hidden or system entries"},
+        {"link to nothing", "links to nothing"},
+        {"picture beside the folders of classes", "pictures beside the folders of classes"}};
+    hvt__unused all = c->unused;
+    size_t used = 0;
+
+    for (size_t i = 0; i < c->groups; i++)
+        for (int k = 0; k < HVT__UNUSED_KINDS; k++)
+            hvt__unused_add(&all, k, c->group[i].unused.n[k], c->group[i].unused.first[k]);
+    *ret_note = 0;
+    for (int k = 0; k < HVT__UNUSED_KINDS && used < NOTE; k++)
+        if (all.n[k])
+            used += (size_t)snprintf(ret_note + used, NOTE - used, "%s%llu %s (%s)",
+                                     used ? ", " : "not used: ", (unsigned long long)all.n[k],
+                                     of[k][all.n[k] > 1], all.first[k]);
+    *ret_is_warning = all.n[HVT__UNUSED_LINK] || all.n[HVT__UNUSED_PICTURE];
 }
 
 /* ---- the block ---- */
@@ -369,13 +247,14 @@ typedef struct header {
     uint64_t bytes, hash; /* of all that follows `hash` */
     uint64_t fingerprint;
     uint32_t files, classes, folders, text; /* text: bytes */
+    uint32_t note, is_warning;              /* where the note begins in the text */
 } header;
 
-static const char magic[8] = "HVTLIST1";
+static const char magic[8] = "HVTLIST2";
 
 static uint64_t bytes_of(const header *h)
 {
-    return sizeof *h + 8 * (uint64_t)h->folders +
+    return sizeof *h + sizeof(hvt__folder_state) * (uint64_t)h->folders +
            4 * ((uint64_t)h->classes + 3 * (uint64_t)h->folders + 1 + h->files) + h->text;
 }
 
@@ -398,13 +277,15 @@ static void lay_out(const char *block, hvt__listing *l)
     l->classes = h->classes;
     l->folders = h->folders;
     l->fingerprint = h->fingerprint;
-    l->mtime = (const int64_t *)(const void *)at;
-    l->class_name = (const uint32_t *)(l->mtime + h->folders);
+    l->state = (const hvt__folder_state *)(const void *)at;
+    l->class_name = (const uint32_t *)(l->state + h->folders);
     l->folder_name = l->class_name + h->classes;
     l->folder_class = l->folder_name + h->folders;
     l->folder_first = l->folder_class + h->folders;
     l->file_name = l->folder_first + h->folders + 1;
     l->text = (const char *)(l->file_name + h->files);
+    l->note = l->text + h->note;
+    l->is_warning = h->is_warning;
 }
 
 static bool below(const uint32_t *at, uint32_t n, uint32_t most)
@@ -421,7 +302,7 @@ bool hvt__listing_attach(const char *block, size_t bytes, hvt__listing *ret_list
     hvt__listing l = {0};
 
     if (bytes < sizeof *h || memcmp(h->magic, magic, sizeof magic) || h->bytes != bytes ||
-        bytes_of(h) != bytes || !h->text || block[bytes - 1] || !h->files || !h->folders ||
+        bytes_of(h) != bytes || h->note >= h->text || block[bytes - 1] || !h->files || !h->folders ||
         h->hash != hash_of(block, bytes))
         return false;
     lay_out(block, &l);
@@ -452,9 +333,9 @@ static uint32_t put(writer *w, const char *name)
     return at;
 }
 
-static hvt_status measure(const scan *c, const hvt__names *classes, header *ret_header)
+static hvt_status measure(const scan *c, const hvt__names *classes, const char *note, header *ret_header)
 {
-    uint64_t text = 0, folders = 0;
+    uint64_t text = strlen(note) + 1, folders = 0;
 
     text += classes->used;
     for (size_t i = 0; i < c->groups; i++)
@@ -468,7 +349,8 @@ static hvt_status measure(const scan *c, const hvt__names *classes, header *ret_
     *ret_header = (header){.files = (uint32_t)c->files,
                            .classes = (uint32_t)classes->n,
                            .folders = (uint32_t)folders,
-                           .text = (uint32_t)text};
+                           .text = (uint32_t)text,
+                           .note = (uint32_t)(text - strlen(note) - 1)};
     memcpy(ret_header->magic, magic, sizeof magic);
     ret_header->bytes = bytes_of(ret_header);
     return HVT_OK;
@@ -485,7 +367,7 @@ static void write_leaves(const scan *c, const hvt__listing *l, writer *w)
         for (size_t k = 0; k < c->group[i].n; k++, folder++) {
             const leaf *from = &c->group[i].leaf[k];
 
-            ((int64_t *)(uintptr_t)l->mtime)[folder] = from->mtime;
+            ((hvt__folder_state *)(uintptr_t)l->state)[folder] = from->state;
             WRITE(l->folder_name)[folder] = put(w, from->path);
             WRITE(l->folder_class)[folder] = c->group[i].number;
             WRITE(l->folder_first)[folder] = file;
@@ -495,14 +377,18 @@ static void write_leaves(const scan *c, const hvt__listing *l, writer *w)
     WRITE(l->folder_first)[folder] = file;
 }
 
+/* The note comes last, so that the fingerprint, of what is in front of it, does not depend on it. */
 static hvt_status write_block(const scan *c, const hvt__names *classes, char **ret_block, size_t *ret_bytes)
 {
     hvt__listing l;
     header h, *to;
     writer w = {0};
-    char *block;
+    char note[NOTE], *block;
+    bool is_warning;
 
-    HVT_TRY(measure(c, classes, &h));
+    write_note(c, note, &is_warning);
+    HVT_TRY(measure(c, classes, note, &h));
+    h.is_warning = is_warning;
     block = calloc(1, h.bytes);
     HVT_CHECK(block, E_MEM, "no memory for a list of %u pictures", h.files);
     to = (header *)(void *)block;
@@ -512,8 +398,8 @@ static hvt_status write_block(const scan *c, const hvt__names *classes, char **r
     for (size_t i = 0; i < classes->n; i++)
         WRITE(l.class_name)[i] = put(&w, hvt__name_at(classes, i));
     write_leaves(c, &l, &w);
-    to->fingerprint =
-        hvt__hash(HVT_HASH_INIT, l.class_name, (size_t)(block + h.bytes - (char *)l.class_name));
+    put(&w, note);
+    to->fingerprint = hvt__hash(HVT_HASH_INIT, l.class_name, (size_t)(l.note - (const char *)l.class_name));
     to->hash = hash_of(block, h.bytes);
     *ret_block = block;
     *ret_bytes = h.bytes;
@@ -535,37 +421,59 @@ static void free_scan(scan *c)
 /* A group for each class of the root, with its number among `classes`; or one for the root itself. */
 static hvt_status make_groups(scan *c, const hvt__names *mine, const hvt__names *classes)
 {
-    c->groups = mine->n ? mine->n : 1;
+    c->groups = mine ? mine->n : 1;
     c->group = calloc(c->groups, sizeof *c->group);
     HVT_CHECK(c->group, E_MEM, "no memory to list %zu classes", c->groups);
-    if (!mine->n)
+    if (!mine)
         c->group[0].name = "";
-    for (size_t i = 0; i < mine->n; i++) {
+    for (size_t i = 0; mine && i < mine->n; i++) {
         c->group[i].name = hvt__name_at(mine, i);
-        c->group[i].number = find_name(classes, c->group[i].name);
+        c->group[i].number = hvt__name_find(classes, c->group[i].name);
     }
     return HVT_OK;
 }
 
-hvt_status hvt__listing_scan(const char *root, const char *classes_of, char **ret_block, size_t *ret_bytes)
+bool hvt__listing_is_flat(const hvt__listed *what, const hvt__entries *root)
 {
-    scan c = {.root = root};
-    hvt__names mine = {0}, classes = {0}, none = {0};
-    bool pictures = false, ignored;
+    return !root->folders.n || (what->flat && root->pictures.n && !strcmp(what->root, what->classes_of));
+}
+
+/* What lies in the root beside its classes. */
+static hvt_status look_beside(scan *c, const hvt__entries *root)
+{
+    HVT_CHECK(!*root->dead_link, E_IO,
+              "%s/%s: a link to nothing, perhaps a class, without which the labels of those behind it would "
+              "be others: mend it or remove it",
+              c->root, root->dead_link);
+    c->unused = root->unused;
+    if (root->pictures.n)
+        hvt__unused_add(&c->unused, HVT__UNUSED_PICTURE, root->pictures.n, hvt__name_at(&root->pictures, 0));
+    return HVT_OK;
+}
+
+hvt_status hvt__listing_scan(const hvt__listed *what, char **ret_block, size_t *ret_bytes)
+{
+    scan c = {.root = what->root};
+    hvt__entries root = {0}, all = {0};
+    hvt__names none = {0};
+    bool flat;
     hvt_status s;
 
-    HVT_TRY_OR(done, hvt__listing_classes(root, &mine, &pictures));
-    HVT_CHECK_OR(done, mine.n || pictures, E_FORMAT,
-                 "%s: neither folders of classes nor pictures (.jpg, .jpeg, .png, .ppm, .pgm or .pbm)", root);
-    HVT_TRY_OR(done, hvt__listing_classes(classes_of, &classes, &ignored));
-    HVT_TRY_OR(done, make_groups(&c, &mine, &classes));
+    HVT_TRY_OR(done, hvt__entries_read(what->root, &root));
+    HVT_CHECK_OR(done, root.folders.n || root.pictures.n, E_FORMAT,
+                 "%s: neither folders of classes nor pictures (" HVT__PICTURES ")", what->root);
+    HVT_TRY_OR(done, hvt__entries_read(what->classes_of, &all));
+    flat = hvt__listing_is_flat(what, &root);
+    if (!flat)
+        HVT_TRY_OR(done, look_beside(&c, &root));
+    HVT_TRY_OR(done, make_groups(&c, flat ? NULL : &root.folders, &all.folders));
     HVT_TRY_OR(done, run_scan(&c));
-    HVT_TRY_OR(done, check_groups(&c, classes_of));
-    tell_of_others(&c, mine.n ? classes.n : 0);
-    HVT_TRY_OR(done, write_block(&c, mine.n ? &classes : &none, ret_block, ret_bytes));
+    HVT_TRY_OR(done, check_groups(&c, what->classes_of));
+    warn_of_classes(&c, flat ? 0 : all.folders.n);
+    HVT_TRY_OR(done, write_block(&c, flat ? &none : &all.folders, ret_block, ret_bytes));
 done:
     free_scan(&c);
-    hvt__names_free(&mine);
-    hvt__names_free(&classes);
+    hvt__entries_free(&root);
+    hvt__entries_free(&all);
     return s;
 }

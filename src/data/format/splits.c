@@ -1,0 +1,213 @@
+/*
+ * Which folder of a data set holds which split: by its name, in any case.
+ *
+ * A folder without such names is both splits, and its folders are classes. One with them is never taken for
+ * classes: whatever is neither the split that is opened nor the one that tells the classes is named.
+ */
+#include "listing.h"
+
+#include <strings.h>
+
+typedef enum role { TRAIN, VAL, TEST, ROLES } role;
+
+static const struct {
+    const char *name;
+    role role;
+} common[] = {{"train", TRAIN}, {"training", TRAIN}, {"val", VAL},   {"valid", VAL},   {"validation", VAL},
+              {"dev", VAL},     {"eval", VAL},       {"test", TEST}, {"testing", TEST}};
+
+typedef struct layout {
+    const char *dir;
+    hvt__entries in;
+    const char *of[ROLES]; /* NULL: there is none */
+    hvt__names others;     /* folders of no role */
+} layout;
+
+static role role_of(const char *name)
+{
+    for (size_t i = 0; i < HVT_LEN(common); i++)
+        if (!strcasecmp(common[i].name, name))
+            return common[i].role;
+    return ROLES;
+}
+
+static hvt_status read_inside(const layout *l, const char *name, hvt__entries *ret_entries)
+{
+    char path[PATH_MAX];
+
+    HVT_TRY(hvt__path(path, "%s/%s", l->dir, name));
+    return hvt__entries_read(path, ret_entries);
+}
+
+static hvt_status find_roles(layout *l)
+{
+    HVT_TRY(hvt__entries_read(l->dir, &l->in));
+    HVT_CHECK(role_of(l->in.dead_link) == ROLES, E_IO, "%s/%s: a link to nothing: mend it or remove it",
+              l->dir, l->in.dead_link);
+    for (size_t i = 0; i < l->in.folders.n; i++) {
+        const char *name = hvt__name_at(&l->in.folders, i);
+        role r = role_of(name);
+
+        if (r == ROLES) {
+            HVT_TRY(hvt__name_add(&l->others, name));
+            continue;
+        }
+        HVT_CHECK(!l->of[r], E_FORMAT, "%s: %s/ and %s/ are names of one split: rename or remove one of them",
+                  l->dir, l->of[r], name);
+        l->of[r] = name;
+    }
+    return HVT_OK;
+}
+
+/* True if pictures lie in a folder, or in the first folder inside. */
+static hvt_status has_pictures(const layout *l, const char *name, bool *ret)
+{
+    hvt__entries in = {0}, inside = {0};
+    char path[PATH_MAX];
+    hvt_status s;
+
+    HVT_TRY_OR(done, read_inside(l, name, &in));
+    *ret = in.pictures.n > 0;
+    if (!*ret && in.folders.n) {
+        HVT_TRY_OR(done, hvt__path(path, "%s/%s", name, hvt__name_at(&in.folders, 0)));
+        HVT_TRY_OR(done, read_inside(l, path, &inside));
+        *ret = inside.pictures.n > 0;
+    }
+done:
+    hvt__entries_free(&in);
+    hvt__entries_free(&inside);
+    return s;
+}
+
+/* Refuse a split beside folders that look like classes. With train/ that has classes they are left out. */
+static hvt_status refuse_classes(const layout *l)
+{
+    const char *name = l->of[TRAIN] ? l->of[TRAIN] : l->of[VAL] ? l->of[VAL] : l->of[TEST];
+    hvt__names classes = {0};
+    hvt__entries train = {0};
+    char text[1200];
+    hvt_status s = HVT_OK;
+
+    if (l->of[TRAIN])
+        HVT_TRY_OR(done, read_inside(l, name, &train));
+    for (size_t i = 0; i < l->others.n && !train.folders.n; i++) {
+        bool found = false;
+
+        HVT_TRY_OR(done, has_pictures(l, hvt__name_at(&l->others, i), &found));
+        if (found)
+            HVT_TRY_OR(done, hvt__name_add(&classes, hvt__name_at(&l->others, i)));
+    }
+    hvt__names_text(&classes, text, sizeof text);
+    HVT_CHECK_OR(
+        done, !classes.n, E_FORMAT,
+        "%s/%s: is it a split or a class? It lies beside folders of pictures (%s): put all classes into "
+        "%s/train/, which leaves splits beside it",
+        l->dir, name, text, l->dir);
+done:
+    hvt__names_free(&classes);
+    hvt__entries_free(&train);
+    return s;
+}
+
+/* Refuse a folder around the whole set, as archives have it. */
+static hvt_status refuse_wrapper(const layout *l)
+{
+    const char *name = l->in.folders.n == 1 ? hvt__name_at(&l->in.folders, 0) : NULL;
+    hvt__entries in = {0};
+    const char *split = NULL;
+    hvt_status s = HVT_OK;
+
+    if (!name || l->in.pictures.n)
+        return HVT_OK;
+    HVT_TRY(read_inside(l, name, &in));
+    for (size_t i = 0; i < in.folders.n; i++)
+        if (role_of(hvt__name_at(&in.folders, i)) != ROLES)
+            split = hvt__name_at(&in.folders, i);
+    if (split)
+        s = HVT_FAIL(E_FORMAT, "%s: holds nothing but %s/, which has %s/: expected --data-dir %s/%s", l->dir,
+                     name, split, l->dir, name);
+    hvt__entries_free(&in);
+    return s;
+}
+
+/* The names of what is neither of the two, and of tables and pictures beside. */
+static hvt_status name_unused(const layout *l, const char *used, const char *also, char *ret_text,
+                              size_t room)
+{
+    hvt__names all = {0};
+    char name[NAME_MAX + 40];
+    hvt_status s = HVT_OK;
+
+    for (size_t i = 0; i < l->in.folders.n; i++) {
+        const char *folder = hvt__name_at(&l->in.folders, i);
+
+        snprintf(name, sizeof name, "%s/", folder);
+        if (strcmp(folder, used) && (!also || strcmp(folder, also)))
+            HVT_TRY_OR(done, hvt__name_add(&all, name));
+    }
+    if (l->in.unused.n[HVT__UNUSED_TABLE])
+        HVT_TRY_OR(done, hvt__name_add(&all, l->in.unused.first[HVT__UNUSED_TABLE]));
+    if (l->in.pictures.n) {
+        snprintf(name, sizeof name, "%zu picture%s (%.200s)", l->in.pictures.n,
+                 l->in.pictures.n > 1 ? "s" : "", hvt__name_at(&l->in.pictures, 0));
+        HVT_TRY_OR(done, hvt__name_add(&all, name));
+    }
+    hvt__names_text(&all, ret_text, room);
+done:
+    hvt__names_free(&all);
+    return s;
+}
+
+/* Nothing is said of train/ and val/ alone. */
+static hvt_status say(const layout *l, const hvt_dataset_opts *opts, const char *used)
+{
+    static _Atomic uint64_t said;
+    bool split = opts->val_split > 0, whole = split || !opts->train;
+    char unused[1200] = "", text[1600];
+    const char *of = split         ? "the training and test images"
+                     : opts->train ? "the training images"
+                                   : "the test images";
+
+    if (whole)
+        HVT_TRY(name_unused(l, used, l->of[TRAIN], unused, sizeof unused));
+    if (!*unused && !strcmp(used, opts->train || split ? "train" : "val"))
+        return HVT_OK;
+    if (!opts->train && !split && used == l->of[TRAIN])
+        of = "there is no val/ or test/: the test images";
+    snprintf(text, sizeof text, "%s are those of %s/%s%s", of, used, *unused ? "; not used: " : "", unused);
+    hvt__say_once(&said, HVT_LOG_INFO, l->dir, text);
+    return HVT_OK;
+}
+
+static hvt_status choose(const layout *l, const hvt_dataset_opts *opts, hvt__split *ret_split)
+{
+    const char *train = l->of[TRAIN], *test = l->of[VAL] ? l->of[VAL] : l->of[TEST];
+    bool of_training = opts->train || opts->val_split > 0;
+    const char *used = of_training || !test ? train : test;
+
+    if (!train && !test) {
+        HVT_TRY(refuse_wrapper(l));
+        HVT_TRY(hvt__path(ret_split->root, "%s", l->dir));
+        return hvt__path(ret_split->classes_of, "%s", l->dir);
+    }
+    HVT_TRY(refuse_classes(l));
+    HVT_CHECK(used, E_IO, "%s has %s/, but no train/", l->dir, test);
+    HVT_TRY(hvt__path(ret_split->root, "%s/%s", l->dir, used));
+    HVT_TRY(hvt__path(ret_split->classes_of, "%s/%s", l->dir, train ? train : used));
+    return say(l, opts, used);
+}
+
+hvt_status hvt__split_find(const hvt_dataset_opts *opts, hvt__split *ret_split)
+{
+    layout l = {.dir = opts->dir};
+    hvt_status s;
+
+    HVT_CHECK(l.dir && *l.dir, E_ARG,
+              "folder needs --data-dir, with train/CLASS/... and val/CLASS/..., or CLASS/...");
+    s = find_roles(&l);
+    if (s == HVT_OK)
+        s = choose(&l, opts, ret_split);
+    hvt__entries_free(&l.in);
+    hvt__names_free(&l.others);
+    return s;
+}
