@@ -142,6 +142,11 @@ HVT_API hvt_status hvt_dataset_targets(const hvt_dataset *set, uint32_t index, f
 HVT_API hvt_status hvt_dataset_name(const hvt_dataset *set, uint32_t index, char *ret_name, size_t room);
 /** A class's name, which the set holds; NULL: it has none. */
 HVT_API const char *hvt_dataset_class_name(const hvt_dataset *set, int label);
+/** Number the classes as a model does: label i becomes map[i], 0 to classes - 1, for each of the set's
+ * info.classes labels; map is copied. NULL: labels are left out, and the set is unlabelled. Once, before its
+ * loaders are opened. Errors: E_ARG a number out of range, a set that is unlabelled or has been relabelled;
+ * E_MEM. */
+HVT_API hvt_status hvt_dataset_relabel(hvt_dataset *set, const int32_t *map, int classes);
 
 typedef struct hvt_pack_opts {
     const char

@@ -75,7 +75,8 @@ HVT_C_BEGIN
       "training images: a random box of LEAST to MOST (0.08-1) of the area, resized (torchvision's "         \
       "RandomResizedCrop); shift by up to PIXELS (at most 127); mirror half of them")                        \
     X(rgb, mean, "0.5", -1e30, RUN, "X[,X,X]|imagenet",                                                      \
-      "x = (byte/255 - mean) / std: in units of 0..1, not 0..255 (floats are taken as they are)")            \
+      "x = (byte/255 - mean) / std: in units of 0..1, not 0..255; of floats x = (value - mean) / std "       \
+      "(default: as they are)")                                                                              \
     X(rgb, std, "0.5", 1e-30, RUN, "X[,X,X]|imagenet", "in the same units")                                  \
     X(word, workers, "auto", 0, RANK, "N",                                                                   \
       "threads that fetch images ahead; 0: none (auto: one per core for pictures, and for synth on a GPU; "  \

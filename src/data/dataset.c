@@ -16,6 +16,8 @@ struct hvt_dataset {
     hvt_source source;
     hvt_dataset_info info; /* the source's with split and limit applied; info.name is `name` */
     uint32_t *part;        /* [count] numbers of its images in the source; NULL: all */
+    int32_t *map;          /* [source.info.classes] numbers of its labels; NULL: the source's */
+    int32_t *back;         /* [info.classes] and the other way; -1: no class of the source */
     char name[64];
     hvt__users users;
 };
@@ -100,15 +102,19 @@ static hvt_status open_format(const char *name, const hvt_dataset_opts *opts, hv
     return HVT_FAIL(E_ARG, "no data set is called '%s'; there are: %s", name, known);
 }
 
-static hvt_status check_label(const hvt_dataset *set, uint32_t index, int label)
+/* The source's label becomes the set's. */
+static hvt_status take_label(const hvt_dataset *set, uint32_t index, int *label)
 {
-    if (set->info.unlabelled)
-        HVT_CHECK(label == -1, E_FORMAT, "data set '%s', image %u: label is %d, but the set is unlabelled",
-                  set->name, index, label);
+    const hvt_dataset_info *from = &set->source.info;
+
+    if (from->unlabelled)
+        HVT_CHECK(*label == -1, E_FORMAT, "data set '%s', image %u: label is %d, but the set is unlabelled",
+                  set->name, index, *label);
     else
-        HVT_CHECK(label >= 0 && label < set->info.classes, E_FORMAT,
-                  "data set '%s', image %u: label is %d, expected 0 to %d", set->name, index, label,
-                  set->info.classes - 1);
+        HVT_CHECK(*label >= 0 && *label < from->classes, E_FORMAT,
+                  "data set '%s', image %u: label is %d, expected 0 to %d", set->name, index, *label,
+                  from->classes - 1);
+    *label = set->info.unlabelled ? -1 : set->map ? set->map[*label] : *label;
     return HVT_OK;
 }
 
@@ -130,7 +136,7 @@ static hvt_status list_labels(const hvt_dataset *d, int32_t **ret_labels)
     HVT_CHECK(*ret_labels, E_MEM, "no memory for the labels of %u images", d->info.count);
     for (uint32_t i = 0; i < d->info.count; i++) {
         (*ret_labels)[i] = from->label(from->ctx, in_source(d, i));
-        HVT_TRY(check_label(d, i, (*ret_labels)[i]));
+        HVT_TRY(take_label(d, i, &(*ret_labels)[i]));
     }
     return HVT_OK;
 }
@@ -300,6 +306,8 @@ void hvt_dataset_close(hvt_dataset **set)
     if (d->source.close)
         d->source.close(d->source.ctx);
     free(d->part);
+    free(d->map);
+    free(d->back);
     free(d);
     *set = NULL;
 }
@@ -327,12 +335,12 @@ static hvt_status check_index(const hvt_dataset *set, uint32_t index)
 }
 
 /* Are a record's pixels what the set promises? */
-static hvt_status check_record(const hvt_dataset *set, uint32_t index, const hvt_record *r)
+static hvt_status check_record(const hvt_dataset *set, uint32_t index, hvt_record *r)
 {
     const hvt_dataset_info *i = &set->info;
     size_t bytes = r->encoding == HVT_IMAGE_F32 ? sizeof(float) : 1;
 
-    HVT_TRY(check_label(set, index, r->label));
+    HVT_TRY(take_label(set, index, &r->label));
     if (r->encoding == HVT_IMAGE_FILE)
         return HVT_OK;
     HVT_CHECK((r->encoding == HVT_IMAGE_F32) == (i->type == HVT_F32), E_FORMAT,
@@ -406,7 +414,7 @@ hvt_status hvt_dataset_get(const hvt_dataset *set, uint32_t index, uint8_t *ret_
     if (set->source.read)
         return get_record(set, index, ret_pixels, ret_label);
     HVT_TRY(set->source.get(set->source.ctx, in_source(set, index), ret_pixels, &label));
-    HVT_TRY(check_label(set, index, label));
+    HVT_TRY(take_label(set, index, &label));
     *ret_label = label;
     return HVT_OK;
 }
@@ -447,5 +455,35 @@ const char *hvt_dataset_class_name(const hvt_dataset *set, int label)
 {
     bool known = set && set->source.class_name && label >= 0 && label < set->info.classes;
 
-    return known ? set->source.class_name(set->source.ctx, label) : NULL;
+    if (known && set->back)
+        label = set->back[label];
+    return known && label >= 0 ? set->source.class_name(set->source.ctx, label) : NULL;
+}
+
+hvt_status hvt_dataset_relabel(hvt_dataset *set, const int32_t *map, int classes)
+{
+    HVT_GIVEN(set, "a data set");
+    HVT_CHECK(!set->map && !set->info.unlabelled, E_ARG, "data set '%s' has labels of its own no more",
+              set->name);
+
+    const size_t own = (size_t)set->info.classes, all = (size_t)classes;
+
+    for (size_t i = 0; map && i < own; i++)
+        HVT_CHECK(map[i] >= 0 && map[i] < classes, E_ARG, "label %zu becomes %d, expected 0 to %d", i, map[i],
+                  classes - 1);
+    if (!map) {
+        set->info.unlabelled = true;
+        set->info.classes = 0;
+        return HVT_OK;
+    }
+    set->map = malloc(own * sizeof *map);
+    set->back = malloc(all * sizeof *set->back);
+    HVT_CHECK(set->map && set->back, E_MEM, "no memory to match %zu classes with %zu", own, all);
+    memcpy(set->map, map, own * sizeof *map);
+    for (size_t i = 0; i < all; i++)
+        set->back[i] = -1;
+    for (size_t i = 0; i < own; i++)
+        set->back[map[i]] = (int32_t)i;
+    set->info.classes = classes;
+    return HVT_OK;
 }

@@ -188,8 +188,13 @@ void hvt__teardown(run *t);    /* Collective. */
 /* The options of scope RUN with the values that took effect, as a JSON object; malloc'ed. */
 char *hvt__effective_options(const run *t);
 
-/* On rank 0, before predictions are opened: what classes are called; warns where the data call them otherwise
- * than the weights that the run starts with. */
+/* True if some images, spread over both sets, are equal: names and labels may agree by chance. */
+bool hvt__same_images(const hvt_dataset *a, const hvt_dataset *b);
+/* Warns of --mean and --std that do not fit floats, on rank 0. */
+void hvt__warn_of_range(const run *t);
+
+/* What classes are called, and labels by name where data and weights number classes otherwise. When the sets
+ * are open and before the model is built. Collective. Errors: E_ARG data that cannot be compared. */
 hvt_status hvt__find_class_names(run *t);
 /* The images that the model sees, as a JSON object for the options of a checkpoint. */
 json_t *hvt__describe_images(const run *t);

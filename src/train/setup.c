@@ -196,12 +196,6 @@ static hvt_status open_sets(run *t)
     return HVT_OK;
 }
 
-/* Sets that share all of their images. */
-static bool same_images(const hvt_dataset_info *a, const hvt_dataset_info *b)
-{
-    return a->fingerprint == b->fingerprint && a->count == b->count;
-}
-
 /* Of --loss mse. train may be NULL. */
 static hvt_status check_targets(const hvt_dataset_info *train, const hvt_dataset_info *test,
                                 const hvt_options *o)
@@ -237,7 +231,7 @@ static hvt_status check_sets(const run *t)
               "data set '%s' has no labels, so there is no loss to evaluate: expected --predict FILE or "
               "--predict-logits FILE",
               test->name);
-    if (train && same_images(train, test))
+    if (train && t->rank == 0 && hvt__same_images(t->train_set, t->test_set))
         HVT_WARN("data set '%s': the test images are those of training; --val-split 0.1 holds some out",
                  test->name);
     return HVT_OK;
@@ -366,8 +360,8 @@ static hvt_status plan_model(run *t)
                         .projection = !strcmp(o->shortcut, "B")};
     hvt_value images, logits;
 
-    HVT_CHECK(!o->classes || o->classes >= classes, E_ARG, "--classes %d: %s has labels up to %d", o->classes,
-              data->name, classes - 1);
+    HVT_CHECK(!o->classes || o->classes >= classes, E_ARG, "%s has %d classes; --classes %d is too few",
+              strcmp(data->name, "folder") ? data->name : "the folder", classes, o->classes);
     HVT_TRY(hvt_model_create(t->dev, &t->model));
     HVT_TRY(hvt_model_set_type(t->model, t->set.amp));
     HVT_TRY(hvt_model_set_loss(t->model, &t->set.loss));
@@ -576,7 +570,7 @@ static void warn_of_change(const run *t, const char *flag, const char *was, cons
     bool shards = !strcmp(flag, "shards");
     char more[60] = "";
 
-    if (hvt__is_word_of("epochs|data-dir|eval-freq|skip-damaged", flag) || /* they are harmless */
+    if (hvt__is_word_of("epochs|data-dir|eval-freq|skip-damaged", flag) ||      /* they are harmless */
         (t->opts->evaluate && hvt__is_word_of("shards|val-split|limit", flag))) /* of other images */
         return;
     if (shards)
@@ -868,11 +862,11 @@ hvt_status hvt__setup(run *t)
     HVT_TRY(open_sets(t));
     AGREE(t, check_sets(t));
     AGREE(t, open_model_file(t));
+    HVT_TRY(hvt__find_class_names(t));
     AGREE(t, hvt__resolve_loading(t->opts, &t->set, hvt_dataset_describe(t->test_set), t->file,
                                   &t->placement[t->rank].cores, &t->loading));
     AGREE(t, check_batch(t));
     HVT_TRY(find_classes(t));
-    AGREE(t, t->rank == 0 ? hvt__find_class_names(t) : HVT_OK);
     AGREE(t, plan_model(t));
     AGREE(t, open_loaders(t));
     AGREE(t, check_least(t));

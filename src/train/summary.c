@@ -219,8 +219,11 @@ static void warn_of_numbers(const run *t)
 {
     int local = t->set.local_shards;
 
-    warn_of_units("--mean", &t->opts->mean);
-    warn_of_units("--std", &t->opts->std);
+    if (hvt_dataset_describe(t->test_set)->type == HVT_U8) {
+        warn_of_units("--mean", &t->opts->mean);
+        warn_of_units("--std", &t->opts->std);
+    }
+    hvt__warn_of_range(t);
     if (t->train_set && t->set.optim.momentum >= 1)
         HVT_WARN("--momentum %g: expected less than 1, else old gradients never fade and the weights diverge",
                  t->opts->momentum);

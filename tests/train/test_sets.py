@@ -195,6 +195,42 @@ def floats_are_taken_as_they_are_unless_a_mean_is_given():
     check(straight[0] and straight[0] == halves[0], "straight", straight[0], "in two halves", halves[0])
 
 
+def floats_are_doubted_by_their_range():
+    """--mean 127.5 of floats in 0..255 is right, 0.5 is not."""
+    for folder, most in [("to-1", 1.0), ("to-255", 255.0)]:
+        for split, part in [("train", TRAIN[:32]), ("test", TEST)]:
+            values = [v / 255 * most for _, r, g, b in part for v in interleaved(r, g, b)]
+            write_file(f"{folder}/{split}_images.npy", npy("<f4", (len(part), 32, 32, 3), struct.pack(f"<{len(values)}f", *values)))
+            write_file(f"{folder}/{split}_labels.npy",
+                       npy("<i8", (len(part),), struct.pack(f"<{len(part)}q", *(label for label, *_ in part))))
+    for folder, args, said in [("to-255", "--mean 127.5 --std 127.5", None), ("to-1", "--mean 0.5 --std 0.5", None), ("to-1", "", None),
+                               ("to-255", "--mean 0.5 --std 0.5", "as with --mean 127.5 --std 127.5"),
+                               ("to-255", "", "as with --mean 127.5 --std 127.5"), ("to-255", "--mean 100 --std 60", None),
+                               ("to-1", "--mean 127.5 --std 127.5", "as with --mean 0.5 --std 0.5")]:
+        rc, _, err = run(RUN + f"--data npy --data-dir {folder} --model mlp --lr 0 --steps 1 {args}".split())
+        lines = [line for line in err if "--mean" in line]
+        check(rc == 0 and len(lines) == bool(said) and (not said or said in lines[0]), folder, args, rc, err)
+
+
+def pictures_of_the_same_names_need_not_be_the_same():
+    for i, (label, r, g, b) in enumerate(TRAIN):
+        write_file(f"alike/train/c{label % 3}/{i:02}.ppm", ppm(r, g, b))
+        write_file(f"alike/val/c{label % 3}/{i:02}.ppm", ppm(g, b, r))
+    shutil.copytree(path("alike/train"), path("equal/train"))
+    shutil.copytree(path("alike/train"), path("equal/val"))
+    write_file("alike/train/notes.txt", b"")
+    for ranks in RANKS:
+        for folder, said in ("alike", 0), ("equal", 1):
+            rc, _, err = run(RUN + f"--data folder --data-dir {folder} --size 32 --eval-size 0".split(), ranks)
+            check(rc == 0 and sum("the test images are those of training" in line for line in err) == said, folder, ranks, err)
+        loud = [a for a in RUN if a != "--quiet"] + "--data folder --data-dir alike --size 32 --val-split 0.2".split()
+        rc, _, err = run(loud, ranks)
+        for part in "notes.txt", "not used: val/":
+            check(rc == 0 and sum(part in line for line in err) == 1, part, "is not said once:", err)
+    rc, _, err = run(RUN + "--data folder --data-dir alike --classes 2".split())
+    check(rc == 1 and "the folder has 3 classes; --classes 2 is too few" in err[-1], rc, err)
+
+
 def the_test_arrays_alone_are_evaluated():
     write_arrays("both", planes=False)
     _, top1, _ = train("--data npy --data-dir both --save arrays --overwrite".split())
@@ -539,6 +575,8 @@ TESTS = [
     a_part_held_out_is_the_same_on_every_rank_and_in_every_run,
     a_limit_and_a_part_held_out_have_every_class_in_every_format,
     floats_are_taken_as_they_are_unless_a_mean_is_given,
+    floats_are_doubted_by_their_range,
+    pictures_of_the_same_names_need_not_be_the_same,
     the_test_arrays_alone_are_evaluated,
     a_split_and_a_limit_belong_to_the_set_they_were_made_of,
     shards_of_the_same_images_give_the_same_weights,
