@@ -46,12 +46,13 @@ static hvt_status check_size(const hvt_source *s, const char *name)
 static hvt_status check_source(const hvt_source *s, const char *name)
 {
     const hvt_dataset_info *i = &s->info;
+    bool named = i->classes == 1 && s->class_name && s->class_name(s->ctx, 0); /* one class of a model's */
 
     HVT_CHECK(s->get || s->read, E_ARG, "data set '%s' has neither get() nor read()", name);
     HVT_CHECK(!s->get || !s->read, E_ARG, "data set '%s' has both get() and read(), expected one of them",
               name);
     HVT_CHECK(i->count > 0, E_ARG, "data set '%s' has 0 images, at least 1 is needed", name);
-    HVT_CHECK(i->classes >= (s->class_name ? 1 : 2) || (i->unlabelled && i->classes >= 0), E_ARG,
+    HVT_CHECK(i->classes >= (named ? 1 : 2) || (i->unlabelled && i->classes >= 0), E_ARG,
               "data set '%s' has %d classes, at least 2 are needed", name, i->classes);
     HVT_CHECK(i->targets >= 0 && !i->targets == !s->target && (!i->targets || i->unlabelled), E_ARG,
               "data set '%s' has %d targets of each image, %s target() and %s: expected none of them, or all "

@@ -276,7 +276,7 @@ TEST(bad_shards_are_refused_by_name)
                                         "sample 'a' has two images, one of them 'a.png'",
                                         "'a.cls' is there twice",
                                         "'b.jpg' is a link",
-                                        "'b.jpg' is sparse",
+                                        "image 'b.jpg' has 0 bytes",
                                         "'b.jpg' has 0 bytes",
                                         "'b.left.cls': a sample's name ends at the first dot",
                                         "no tar header at byte 2048",

@@ -12,7 +12,7 @@ import zlib
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../support"))
 from hvtrain import HERE, MPIRUN, change_metadata, metadata, path, read_safetensors, records, run, write_safetensors  # noqa: E402
-from truths import check, run_all  # noqa: E402
+from truths import Skip, check, run_all  # noqa: E402
 
 RUN = "--batch 8 --shards 2 --epochs 1 --threads 1 --quiet --lr 0.05 --augment crop:4,flip --log log".split()
 FILES = [f"data_batch_{k}.bin" for k in range(1, 6)] + ["test_batch.bin"]
@@ -292,6 +292,96 @@ def shards_of_the_same_images_give_the_same_weights():
             got = train(["--data", "tar", "--data-dir", folder, "--size", "32", "--eval-size", "0", "--workers", str(workers)],
                         ranks)
             check(got[:2] == want[:2], folder, ranks, "ranks", workers, "workers:", got[:2], "not", want[:2])
+
+
+BLOCK = 4096  # of most file systems: holes are as large
+
+
+def write_holes(name, data):
+    """A file of which every other block of zeros is a hole."""
+    with open(path(name), "wb") as f:
+        for at in range(0, len(data), BLOCK):
+            part = data[at:at + BLOCK]
+            if part.strip(b"\0"):
+                f.seek(at)
+                f.write(part)
+        f.truncate(len(data))
+
+
+def sparse_members_are_read_and_stepped_over():
+    """Of seven parts: a header holds four. As images, and as files beside them."""
+    tar = shutil.which("tar")
+    if not tar or "GNU" not in subprocess.run([tar, "--version"], capture_output=True, text=True).stdout:
+        raise Skip("no GNU tar")
+    os.makedirs(path("holes"), exist_ok=True)
+    names = {"train": [], "val": []}
+    for i in range(20):
+        split = "train" if i < 16 else "val"
+        pixels = bytearray(128 * 128 * 3)
+        for k in range(0, len(pixels), 2 * BLOCK):
+            pixels[k:k + BLOCK] = bytes((k // BLOCK * 7 + i * 31 + j * (i % 4 + 1)) % 251 + 1 for j in range(min(BLOCK, len(pixels) - k)))
+        write_holes(f"holes/{i:02}.npy", npy("|u1", (128, 128, 3), bytes(pixels)))
+        write_holes(f"holes/{i:02}.bin", bytes(pixels))
+        write_file(f"holes/{i:02}.cls", str(i % 4).encode())
+        names[split] += [f"{i:02}.{kind}" for kind in ("npy", "bin", "cls")]
+    args = "--size 32 --eval-size 32 --batch 4".split()
+    found = {}
+    for kind, options in [("plain", "--format=pax"), ("old", "-S --format=gnu"), ("0.0", "-S --format=pax --sparse-version=0.0"),
+                          ("0.1", "-S --format=pax --sparse-version=0.1"), ("1.0", "-S --format=pax --sparse-version=1.0")]:
+        folder = f"sparse-{kind}"
+        os.makedirs(path(folder), exist_ok=True)
+        for split in names:
+            subprocess.run([tar, *options.split(), "-C", path("holes"), "-cf", path(f"{folder}/{split}-0.tar"), *names[split]], check=True)
+        if kind != "plain" and os.path.getsize(path(f"{folder}/train-0.tar")) >= os.path.getsize(path("sparse-plain/train-0.tar")):
+            raise Skip("no holes here")
+        for ranks in RANKS:
+            found[kind, ranks] = train(["--data", "tar", "--data-dir", folder, *args], ranks)[:2]
+    check(len(set(map(str, found.values()))) == 1, found)
+
+
+def large_headers_and_padded_labels_are_read():
+    write_cifar("binary")
+    want = train("--data cifar10 --data-dir binary".split())
+    pads = ["{}", " {} ", "{}\n", "\n\n{}\r\n", "{}\0", "{}" + " " * 500, "\ufeff{}\n", "\t{}\0\0\0" + " " * 20, "\f{}\v"]
+    os.makedirs(path("padded"), exist_ok=True)
+    for split, part in [("train", TRAIN), ("val", TEST)]:
+        with tarfile.open(path(f"padded/{split}-0.tar"), "w", format=tarfile.PAX_FORMAT) as t:
+            for i, (label, r, g, b) in enumerate(part):
+                for ending, data in ("npy", raw(r, g, b)), ("cls", pads[i % len(pads)].format(label).encode()):
+                    info = tarfile.TarInfo(f"{i:06}.{ending}")
+                    info.size = len(data)
+                    if i % 5 == 0:
+                        info.pax_headers = {"comment": "x" * 200000, "SCHILY.xattr.user.json": "{}"}
+                    t.addfile(info, io.BytesIO(data))
+    got = train("--data tar --data-dir padded --size 32 --eval-size 0".split())
+    check(got[:2] == want[:2], got[:2], "not", want[:2])
+
+
+def shards_without_a_test_split_have_an_advice():
+    write_tars("lonely", "npy", raw)
+    os.unlink(path("lonely/val-000000.tar"))
+    args = "--data tar --data-dir lonely --size 32 --eval-size 0".split()
+    rc, _, err = run(RUN + args)
+    check(rc == 1 and "no shards val-*.tar" in err[-1] and "--val-split 0.1" in err[-1], rc, err)
+    check(train(args + "--val-split 0.2".split())[2]["test_images"] == 16, "another part")
+
+
+def labels_are_seen_where_times_and_sizes_are_fixed():
+    """A shard with corrected labels has the bytes and, made reproducibly, the time of the one before."""
+    args = "--data tar --data-dir corrected --size 32 --eval-size 0".split()
+    found = []
+    for turn in 0, 0, 1:
+        global TRAIN
+        kept = TRAIN
+        if turn:
+            TRAIN = [((label + 1) % 10, *planes) for label, *planes in TRAIN]
+        if turn or not found:
+            write_tars("corrected", "npy", raw, shard=100)
+        TRAIN = kept
+        for split in "train", "val":
+            os.utime(path(f"corrected/{split}-000000.tar"), (10**9, 10**9))
+        found.append(train(args)[0])
+    check(found[0] == found[1] != found[2], found)
 
 
 def pack(args, ranks=0, want=0):
@@ -580,6 +670,10 @@ TESTS = [
     the_test_arrays_alone_are_evaluated,
     a_split_and_a_limit_belong_to_the_set_they_were_made_of,
     shards_of_the_same_images_give_the_same_weights,
+    sparse_members_are_read_and_stepped_over,
+    large_headers_and_padded_labels_are_read,
+    shards_without_a_test_split_have_an_advice,
+    labels_are_seen_where_times_and_sizes_are_fixed,
     packed_shards_have_the_same_bytes_on_any_ranks,
     what_is_packed_trains_as_what_it_was_packed_from,
     pictures_made_smaller_are_the_same_on_any_ranks_and_workers,

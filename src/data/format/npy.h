@@ -6,11 +6,13 @@
 
 enum { HVT__NPY_DIMS = 8, HVT__NPY_HEADER = 4096 /* bytes at most; NumPy writes 128 */ };
 
-/* Plain numbers, little endian, in C order. */
+/* Plain numbers. */
 typedef struct hvt__npy {
     char kind;     /* NumPy's letter: u, i, f, b (bool), c (complex) */
     int size;      /* bytes of a value */
     char type[16]; /* as the header has it: "<f4" */
+    bool big;      /* endian */
+    bool fortran;  /* order, of two dimensions or more: the first index runs fastest */
     int dims;
     uint64_t shape[HVT__NPY_DIMS];
     size_t header;  /* bytes in front of the data */

@@ -4,7 +4,7 @@
  * Six bytes of magic, the version, the length of what follows (two bytes in version 1, four in 2 and 3), then
  * a Python dict with the keys descr, fortran_order and shape in any order, padded by spaces. Version 3
  * differs from 2 in its encoding (UTF-8), which no header of numbers shows. Every value is checked here: what
- * is returned fits its types, and is little endian and in C order. Source: numpy/lib/format.py.
+ * is returned fits its types. Source: numpy/lib/format.py.
  */
 #include "npy.h"
 
@@ -69,6 +69,11 @@ static hvt_status read_descr(parser *p)
     if (*at && strchr("<>|=", *at))
         p->order = *at++;
     p->npy->kind = *at ? *at++ : '?';
+    HVT_CHECK(
+        p->npy->kind != 'O', E_FORMAT,
+        "%s holds Python objects, as np.array() makes of images that differ in size or form: np.save(FILE, "
+        "np.stack(LIST)) of equal ones makes numbers",
+        p->path);
     HVT_CHECK(strchr("buifc", p->npy->kind) && hvt__scan_whole(&at, 16, &size) && !*at && size > 0, E_FORMAT,
               "%s holds '%s', expected plain numbers", p->path, text);
     p->npy->size = (int)size;
@@ -153,18 +158,6 @@ static hvt_status count_bytes(parser *p)
     return HVT_OK;
 }
 
-static hvt_status refuse_order(const parser *p)
-{
-    HVT_CHECK(p->order != '>' || p->npy->size == 1, E_FORMAT,
-              "%s is big endian ('%s'), expected little endian: a = np.load(FILE); "
-              "np.save(FILE, a.astype(a.dtype.newbyteorder('<')))",
-              p->path, p->npy->type);
-    HVT_CHECK(!p->fortran || p->npy->dims < 2, E_FORMAT,
-              "%s is in Fortran order, expected C order: np.save(FILE, np.ascontiguousarray(np.load(FILE)))",
-              p->path);
-    return HVT_OK;
-}
-
 hvt_status hvt__npy_parse(const uint8_t *bytes, size_t have, const char *path, hvt__npy *ret_npy)
 {
     static const char magic[] = "\x93NUMPY";
@@ -173,6 +166,8 @@ hvt_status hvt__npy_parse(const uint8_t *bytes, size_t have, const char *path, h
     parser p = {.at = text, .path = path, .npy = &npy};
     size_t prefix, length;
 
+    HVT_CHECK(have < 4 || memcmp(bytes, "PK\3\4", 4), E_FORMAT,
+              "%s is an archive of np.savez(): expected one array, as np.save() writes it", path);
     HVT_CHECK(have >= 12 && !memcmp(bytes, magic, 6), E_FORMAT,
               "%s is no NumPy file: expected it to begin with \\x93NUMPY", path);
     HVT_CHECK(bytes[6] >= 1 && bytes[6] <= 3, E_FORMAT,
@@ -192,7 +187,8 @@ hvt_status hvt__npy_parse(const uint8_t *bytes, size_t have, const char *path, h
     npy.header = prefix + length;
     HVT_TRY(read_dict(&p));
     HVT_TRY(count_bytes(&p));
-    HVT_TRY(refuse_order(&p));
+    npy.big = p.order == '>' || (p.order == '=' && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__);
+    npy.fortran = p.fortran && npy.dims > 1;
     *ret_npy = npy;
     return HVT_OK;
 }

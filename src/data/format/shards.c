@@ -67,7 +67,9 @@ static hvt_status list_shards(const char *dir, const char *split, names *ret_nam
         s = HVT_FAIL(E_IO, "%s: %s", dir, strerror(errno));
     closedir(d);
     HVT_TRY(s);
-    HVT_CHECK(ret_names->n, E_IO, "%s: holds no shards %s-*.tar (hvtrain pack makes some)", dir, split);
+    HVT_CHECK(ret_names->n, E_IO, "%s: holds no shards %s-*.tar (%s)", dir, split,
+              strcmp(split, "val") ? "hvtrain pack makes some"
+                                   : "hvtrain pack makes some; --val-split 0.1 takes a part of train-*.tar");
     qsort(ret_names->at, ret_names->n, sizeof *ret_names->at, by_name);
     return HVT_OK;
 }

@@ -9,6 +9,7 @@
  */
 #include "npy.h"
 #include "shards.h"
+#include "tar_sparse.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -93,32 +94,67 @@ static hvt_status read_bytes(const tar *t, uint64_t i, const hvt__data_file *f, 
     return hvt__data_read(f, at, bytes, ret_bytes, (hvt__data_unit){"byte", at, x->tar_bytes});
 }
 
-/* The pixels of a .npy: uint8 [h,w,3]. */
-static hvt_status read_pixels(const tar *t, uint64_t i, const hvt__data_file *f, const hvt__tar_sample *s,
-                              hvt_record *r)
+static const char *name_of(const tar *t, uint64_t i, const hvt__tar_sample *s)
 {
-    const char *name = hvt__tar_names(hvt__shard_index(t->shards, i)) + s->name;
-    size_t have = s->bytes < HVT__NPY_HEADER ? s->bytes : HVT__NPY_HEADER;
-    uint8_t head[HVT__NPY_HEADER];
+    return hvt__tar_names(hvt__shard_index(t->shards, i)) + s->name;
+}
+
+/* A member as it was packed. */
+static hvt_status read_whole(const tar *t, uint64_t i, const hvt__data_file *f, const hvt__tar_sample *s,
+                             hvt_record *r)
+{
+    HVT_TRY(hvt_record_reserve(r, s->bytes));
+    if (!s->map)
+        return read_bytes(t, i, f, s->at, s->bytes, r->data);
+    HVT_TRY(read_bytes(t, i, f, s->at, 0, NULL));
+    return hvt__tar_read_sparse(f, hvt__tar_names(hvt__shard_index(t->shards, i)) + s->map, s->at, s->bytes,
+                                r->data);
+}
+
+/* The header of a .npy: of uint8 [h,w,3]. */
+static hvt_status parse_pixels(const uint8_t *head, size_t have, const hvt__data_file *f, const char *name,
+                               const hvt__tar_sample *s, hvt__npy *ret_npy)
+{
     hvt__npy npy;
 
-    HVT_TRY(read_bytes(t, i, f, s->at, have, head));
     HVT_TRY(hvt__npy_parse(head, have, name, &npy));
-    HVT_CHECK(npy.kind == 'u' && npy.size == 1 && npy.dims == 3 && npy.shape[2] == 3, E_FORMAT,
-              "%s: '%s' holds '%s' of %d dimensions, expected uint8 [h,w,3]", f->path, name, npy.type,
-              npy.dims);
+    HVT_CHECK(npy.kind == 'u' && npy.size == 1 && npy.dims == 3 && npy.shape[2] == 3 && !npy.fortran,
+              E_FORMAT, "%s: '%s' holds '%s' of %d dimensions%s, expected uint8 [h,w,3]", f->path, name,
+              npy.type, npy.dims, npy.fortran ? " in Fortran order" : "");
     HVT_CHECK(npy.shape[0] <= HVT_SIDE_MAX && npy.shape[1] <= HVT_SIDE_MAX && npy.bytes > 0, E_FORMAT,
               "%s: '%s' has %" PRIu64 " x %" PRIu64 " pixels, expected sides of 1 to %d", f->path, name,
               npy.shape[0], npy.shape[1], HVT_SIDE_MAX);
     HVT_CHECK(npy.header + npy.bytes == s->bytes, E_FORMAT,
               "%s: '%s' has %u bytes, expected %" PRIu64 " for its shape", f->path, name, s->bytes,
               npy.header + npy.bytes);
-    HVT_TRY(hvt_record_reserve(r, (size_t)npy.bytes));
+    *ret_npy = npy;
+    return HVT_OK;
+}
+
+/* The pixels of a .npy. */
+static hvt_status read_pixels(const tar *t, uint64_t i, const hvt__data_file *f, const hvt__tar_sample *s,
+                              hvt_record *r)
+{
+    size_t have = s->bytes < HVT__NPY_HEADER ? s->bytes : HVT__NPY_HEADER;
+    uint8_t head[HVT__NPY_HEADER];
+    hvt__npy npy;
+
+    if (s->map) {
+        HVT_TRY(read_whole(t, i, f, s, r));
+        HVT_TRY(parse_pixels(r->data, have, f, name_of(t, i, s), s, &npy));
+        memmove(r->data, r->data + npy.header, (size_t)npy.bytes);
+        r->bytes = (size_t)npy.bytes;
+    } else {
+        HVT_TRY(read_bytes(t, i, f, s->at, have, head));
+        HVT_TRY(parse_pixels(head, have, f, name_of(t, i, s), s, &npy));
+        HVT_TRY(hvt_record_reserve(r, (size_t)npy.bytes));
+        HVT_TRY(hvt__data_read(f, s->at + npy.header, (size_t)npy.bytes, r->data,
+                               (hvt__data_unit){"byte", s->at, f->bytes}));
+    }
     r->encoding = HVT_IMAGE_U8;
     r->height = (int)npy.shape[0];
     r->width = (int)npy.shape[1];
-    return hvt__data_read(f, s->at + npy.header, (size_t)npy.bytes, r->data,
-                          (hvt__data_unit){"byte", s->at, f->bytes});
+    return HVT_OK;
 }
 
 static hvt_status read_tar(void *ctx, uint32_t index, hvt_record *r)
@@ -132,14 +168,8 @@ static hvt_status read_tar(void *ctx, uint32_t index, hvt_record *r)
     HVT_TRY(open_shard(t, i, &f));
     f.bytes = hvt__shard_index(t->shards, i)->tar_bytes;
     r->label = sample->label;
-    if (sample->pixels) {
-        HVT_TRY_OR(done, read_pixels(t, i, &f, sample, r));
-    } else {
-        HVT_TRY_OR(done, hvt_record_reserve(r, sample->bytes));
-        r->encoding = HVT_IMAGE_FILE;
-        HVT_TRY_OR(done, read_bytes(t, i, &f, sample->at, sample->bytes, r->data));
-    }
-done:
+    r->encoding = HVT_IMAGE_FILE;
+    s = sample->pixels ? read_pixels(t, i, &f, sample, r) : read_whole(t, i, &f, sample, r);
     leave_shard(t, i, &f);
     return s;
 }

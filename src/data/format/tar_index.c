@@ -2,9 +2,9 @@
  * The index of a shard as a file beside it, SHARD.hvtindex, so that the shard is read through once only.
  *
  * The file is what the index is in memory. It is believed if its hash is right, its numbers are within
- * bounds, and the shard has the size and the time of modification that it had then; otherwise the shard is
- * scanned again. It is written under another name and renamed, so that nobody sees a part of it; where it
- * cannot be written the index is in memory only.
+ * bounds, and the shard has the size and the times that it had then: of modification, which copies keep and
+ * programs can set, and of status change; otherwise the shard is scanned again. It is written under another
+ * name and renamed, so that nobody sees a part of it; where it cannot be written the index is in memory only.
  */
 #include "tar_index.h"
 
@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char magic[8] = {'h', 'v', 't', 't', 'a', 'r', '0', '1'};
+static const char magic[8] = {'h', 'v', 't', 't', 'a', 'r', '0', '2'};
 
 static uint64_t hash_of(const hvt__tar_index *x)
 {
@@ -28,8 +28,9 @@ static bool sample_is_valid(const hvt__tar_index *x, const hvt__tar_sample *s)
 {
     bool labelled = x->labelled && s->label >= 0 && (uint32_t)s->label < x->classes;
 
-    return s->bytes > 0 && s->at <= x->tar_bytes && s->bytes <= x->tar_bytes - s->at &&
-           s->name < x->name_bytes && s->pixels <= 1 && (labelled || (!x->labelled && s->label == -1));
+    return s->bytes > 0 && s->at <= x->tar_bytes && (s->map || s->bytes <= x->tar_bytes - s->at) &&
+           s->name < x->name_bytes && s->map < x->name_bytes && s->pixels <= 1 &&
+           (labelled || (!x->labelled && s->label == -1));
 }
 
 bool hvt__tar_index_valid(const hvt__tar_index *x, size_t bytes)
@@ -51,6 +52,11 @@ static int64_t time_of(const struct stat *info)
     return (int64_t)info->st_mtim.tv_sec * 1000000000 + info->st_mtim.tv_nsec;
 }
 
+static int64_t change_of(const struct stat *info)
+{
+    return (int64_t)info->st_ctim.tv_sec * 1000000000 + info->st_ctim.tv_nsec;
+}
+
 bool hvt__tar_is_as_indexed(int fd, const hvt__tar_index *x, uint64_t *ret_bytes)
 {
     struct stat info;
@@ -59,6 +65,15 @@ bool hvt__tar_is_as_indexed(int fd, const hvt__tar_index *x, uint64_t *ret_bytes
         return false;
     *ret_bytes = (uint64_t)info.st_size;
     return (uint64_t)info.st_size == x->tar_bytes && time_of(&info) == x->tar_time;
+}
+
+/* True if the index is also of this copy of the shard, with all of its labels. */
+static bool is_current(int fd, const hvt__tar_index *x)
+{
+    struct stat info;
+    uint64_t bytes;
+
+    return hvt__tar_is_as_indexed(fd, x, &bytes) && !fstat(fd, &info) && change_of(&info) == x->tar_change;
 }
 
 /* The file at `path`, malloc'ed; NULL: there is none that is good. */
@@ -130,6 +145,7 @@ static hvt_status scan_and_save(const hvt__data_file *f, const char *index_path,
     memcpy(x->magic, magic, sizeof magic);
     x->tar_bytes = f->bytes;
     x->tar_time = time_of(&before);
+    x->tar_change = change_of(&before);
     x->hash = hash_of(x);
     if (fstat(f->fd, &after) || after.st_size != before.st_size || time_of(&after) != time_of(&before)) {
         free(x);
@@ -145,13 +161,12 @@ hvt_status hvt__tar_index_open(const char *path, hvt__tar_index **ret_index, hvt
     char index_path[PATH_MAX];
     hvt__tar_index *old = NULL;
     hvt__data_file f;
-    uint64_t bytes;
     hvt_status s;
 
     HVT_TRY(hvt__path(index_path, "%s.hvtindex", path));
     HVT_TRY(hvt__data_open(&f, "%s", path));
     old = load(index_path);
-    if (old && hvt__tar_is_as_indexed(f.fd, old, &bytes)) {
+    if (old && is_current(f.fd, old)) {
         *ret_found = HVT__TAR_KEPT;
         *ret_index = old;
         hvt__data_close(&f);

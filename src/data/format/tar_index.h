@@ -18,6 +18,8 @@ typedef struct hvt__tar_sample {
     int32_t label;   /* -1: none */
     uint32_t name;   /* of the image's member, in the index's names */
     uint32_t pixels; /* 1: it is a .npy */
+    uint32_t map;    /* of a sparse member, in the index's names; 0: it is none */
+    uint32_t unused;
 } hvt__tar_sample;
 
 /* The index of a shard, in memory and as the file beside it: the head, then its samples in the order of their
@@ -27,6 +29,7 @@ typedef struct hvt__tar_index {
     uint64_t hash;      /* of what follows */
     uint64_t tar_bytes; /* of the shard when it was indexed */
     int64_t tar_time;   /* and when it was last modified, ns */
+    int64_t tar_change; /* and when its status changed, which programs cannot set */
     uint32_t count, name_bytes;
     uint32_t classes;  /* the largest label, plus 1 */
     uint32_t labelled; /* samples with a label: all or none */

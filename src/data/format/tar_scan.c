@@ -1,18 +1,18 @@
 /*
  * Reading the members of a tar file, and making samples of them.
  *
- * Known are ustar, GNU's long names and pax headers; a file that is damaged, cut, sparse or a link where an
- * image is expected is an error that names the member. Members of other kinds (.json, .txt) are skipped.
- * Blocks of zeros may stand between members, as in files put together by cat, but must stand at the end: so
- * that a file that was cut between two members is noticed. Sources: POSIX pax, "ustar Interchange Format";
- * GNU tar, "Basic Tar Format"; webdataset/tariterators.py for how members make samples.
+ * Known are ustar, GNU's long names, pax headers and sparse members; a file that is damaged, cut, or a link
+ * where an image is expected is an error that names the member. Members of other kinds (.json, .txt) are
+ * skipped. Blocks of zeros may stand between members, as in files put together by cat, but must stand at the
+ * end: so that a file that was cut between two members is noticed. Sources: POSIX pax, "ustar Interchange
+ * Format"; GNU tar, "Basic Tar Format"; webdataset/tariterators.py for how members make samples.
  */
-#include "tar_index.h"
+#include "tar_sparse.h"
 
 #include <inttypes.h>
 #include <strings.h>
 
-enum { WINDOW = 8 * HVT__TAR_BLOCK, EXTENSION_MOST = 1 << 16, LABEL_MOST = 20 };
+enum { WINDOW = 8 * HVT__TAR_BLOCK, EXTENSION_MOST = 64 << 20, LABEL_MOST = WINDOW };
 
 typedef enum kind { OTHER, PICTURE, PIXELS, LABEL, DOTTED_LABEL } kind;
 
@@ -22,6 +22,8 @@ typedef struct member {
     char type;
     bool sparse;
     uint64_t at, bytes; /* of its contents */
+    uint64_t size;      /* of a sparse file, with its holes */
+    uint64_t next;      /* header */
 } member;
 
 typedef struct sample {
@@ -38,8 +40,9 @@ typedef struct scan {
 
     /* what headers say of the member that follows them */
     char long_name[PATH_MAX];
-    bool has_name, has_size, sparse;
-    uint64_t size;
+    bool has_name, has_size, sparse, has_real_name, has_lines; /* lines: the map is in front of the data */
+    uint64_t size, real_size;
+    hvt__tar_map map;
 
     sample *samples;
     uint32_t count, room;
@@ -66,8 +69,7 @@ static hvt_status look_at(scan *s, uint64_t at, size_t bytes, const uint8_t **re
     return HVT_OK;
 }
 
-/* Octal digits after blanks, up to a blank or the end; or GNU's big-endian binary. False: neither. */
-static bool read_number(const uint8_t *field, size_t n, uint64_t *ret)
+bool hvt__tar_number(const uint8_t *field, size_t n, uint64_t *ret)
 {
     uint64_t value = 0;
     size_t i = 0;
@@ -101,7 +103,7 @@ static bool sum_is_right(const uint8_t *h)
         sum += byte;
         sum_of_signed += (int8_t)byte;
     }
-    return read_number(h + 148, 8, &want) && (want == sum || (int64_t)want == sum_of_signed);
+    return hvt__tar_number(h + 148, 8, &want) && (want == sum || (int64_t)want == sum_of_signed);
 }
 
 static bool is_zero(const uint8_t *block)
@@ -122,22 +124,48 @@ static hvt_status set_long_name(scan *s, const char *name, size_t bytes)
     return HVT_OK;
 }
 
-/* "27 path=some/long/name.jpg\n" */
-static hvt_status read_pax_record(scan *s, const char *key, const char *value, size_t bytes)
+static hvt_status read_size(const scan *s, const char *value, size_t bytes, uint64_t *ret_size)
 {
     const char *at = value;
     int64_t size;
 
-    if (!strcmp(key, "path"))
-        return set_long_name(s, value, bytes);
-    s->sparse |= !strncmp(key, "GNU.sparse.", 11);
-    if (strcmp(key, "size"))
-        return HVT_OK;
     HVT_CHECK(hvt__scan_whole(&at, INT64_MAX, &size) && at == value + bytes, E_FORMAT,
               "%s: the pax header at byte %" PRIu64 " has the size '%.20s'", s->file->path, s->at, value);
-    s->size = (uint64_t)size;
-    s->has_size = true;
+    *ret_size = (uint64_t)size;
     return HVT_OK;
+}
+
+/* key: behind "GNU.sparse." */
+static hvt_status read_sparse_record(scan *s, const char *key, const char *value, size_t bytes)
+{
+    s->sparse = true;
+    if (!strcmp(key, "name")) {
+        s->has_real_name = true;
+        return set_long_name(s, value, bytes);
+    }
+    if (!strcmp(key, "size") || !strcmp(key, "realsize"))
+        return read_size(s, value, bytes, &s->real_size);
+    if (!strcmp(key, "offset") || !strcmp(key, "numbytes"))
+        return hvt__tar_map_add(&s->map, value, bytes);
+    if (!strcmp(key, "map")) {
+        hvt__tar_map_clear(&s->map);
+        return hvt__tar_map_add(&s->map, value, bytes);
+    }
+    s->has_lines |= !strcmp(key, "major") && !strcmp(value, "1");
+    return HVT_OK;
+}
+
+/* "27 path=some/long/name.jpg\n" */
+static hvt_status read_pax_record(scan *s, const char *key, const char *value, size_t bytes)
+{
+    if (!strcmp(key, "path"))
+        return s->has_real_name ? HVT_OK : set_long_name(s, value, bytes);
+    if (!strncmp(key, "GNU.sparse.", 11))
+        return read_sparse_record(s, key + 11, value, bytes);
+    if (strcmp(key, "size"))
+        return HVT_OK;
+    s->has_size = true;
+    return read_size(s, value, bytes, &s->size);
 }
 
 /* text[bytes] is followed by a zero. */
@@ -164,15 +192,21 @@ static hvt_status read_pax(scan *s, char *text, size_t bytes)
 /* A header that says something of the next member: its contents. */
 static hvt_status read_extension(scan *s, const member *m)
 {
-    char text[EXTENSION_MOST + 1];
     size_t bytes = (size_t)m->bytes;
+    char *text;
+    hvt_status st;
 
     HVT_CHECK(m->bytes <= EXTENSION_MOST, E_FORMAT,
               "%s: a header of %" PRIu64 " bytes at byte %" PRIu64 ", expected at most %d", s->file->path,
               m->bytes, s->at, EXTENSION_MOST);
-    HVT_TRY(hvt__data_read(s->file, m->at, bytes, text, (hvt__data_unit){"byte", m->at, s->file->bytes}));
+    text = malloc(bytes + 1);
+    HVT_CHECK(text, E_MEM, "no memory for a header of %zu bytes", bytes);
+    st = hvt__data_read(s->file, m->at, bytes, text, (hvt__data_unit){"byte", m->at, s->file->bytes});
     text[bytes] = 0;
-    return m->type == 'L' ? set_long_name(s, text, bytes) : read_pax(s, text, bytes);
+    if (st == HVT_OK)
+        st = m->type == 'L' ? set_long_name(s, text, bytes) : read_pax(s, text, bytes);
+    free(text);
+    return st;
 }
 
 static void read_name(const scan *s, const uint8_t *h, char ret_name[PATH_MAX])
@@ -193,13 +227,20 @@ static hvt_status read_member(scan *s, const uint8_t *h, member *ret_member)
     bool has_contents = h[156] < '1' || h[156] > '6'; /* links, devices and folders have none */
     uint64_t left;
 
-    HVT_CHECK(sum_is_right(h) && read_number(h + 124, 12, &ret_member->bytes), E_FORMAT,
+    HVT_CHECK(sum_is_right(h) && hvt__tar_number(h + 124, 12, &ret_member->bytes), E_FORMAT,
               "%s: no tar header at byte %" PRIu64 ": it is damaged, compressed or no tar file",
               s->file->path, s->at);
     ret_member->type = (char)h[156];
     ret_member->sparse = s->sparse || h[156] == 'S';
     ret_member->at = s->at + HVT__TAR_BLOCK;
+    ret_member->size = s->real_size;
     read_name(s, h, ret_member->name);
+    if (h[156] == 'S') {
+        HVT_CHECK(hvt__tar_number(h + 483, 12, &ret_member->size), E_FORMAT,
+                  "%s: the size of '%s' is no number", s->file->path, ret_member->name);
+        hvt__tar_map_clear(&s->map);
+        HVT_TRY(hvt__tar_map_old(s->file, s->at, h, &s->map, &ret_member->at));
+    }
     if (s->has_size && !strchr("xgLK", h[156] ? h[156] : '0'))
         ret_member->bytes = s->size;
     if (!has_contents)
@@ -208,6 +249,8 @@ static hvt_status read_member(scan *s, const uint8_t *h, member *ret_member)
     HVT_CHECK(ret_member->bytes <= left, E_FORMAT,
               "%s: is cut in '%s': %" PRIu64 " of its %" PRIu64 " bytes are there", s->file->path,
               ret_member->name, left, ret_member->bytes);
+    ret_member->next =
+        ret_member->at + (ret_member->bytes + HVT__TAR_BLOCK - 1) / HVT__TAR_BLOCK * HVT__TAR_BLOCK;
     return HVT_OK;
 }
 
@@ -297,24 +340,46 @@ static hvt_status find_sample(scan *s, const member *m, uint32_t key_bytes, samp
     return HVT_OK;
 }
 
+/* Keep the map of a sparse image behind its name. */
+static hvt_status add_map(scan *s, const member *m, sample *to)
+{
+    if (s->has_lines) {
+        hvt__tar_map_clear(&s->map);
+        HVT_TRY(hvt__tar_map_lines(s->file, m->at, m->bytes, &s->map, &to->s.at));
+    }
+    return keep_name(s, s->map.text ? s->map.text : "", &to->s.map);
+}
+
 static hvt_status add_image(scan *s, const member *m, kind k, sample *to)
 {
+    uint64_t bytes = m->sparse ? m->size : m->bytes;
+
     HVT_CHECK(!to->s.bytes, E_FORMAT, "%s: sample '%.*s' has two images, one of them '%s'", s->file->path,
               (int)to->key_bytes, m->name, m->name);
-    HVT_CHECK(m->bytes > 0 && m->bytes <= UINT32_MAX, E_FORMAT,
-              "%s: image '%s' has %" PRIu64 " bytes, expected 1 to %u", s->file->path, m->name, m->bytes,
+    HVT_CHECK(bytes > 0 && bytes <= UINT32_MAX, E_FORMAT,
+              "%s: image '%s' has %" PRIu64 " bytes, expected 1 to %u", s->file->path, m->name, bytes,
               UINT32_MAX);
     HVT_TRY(keep_name(s, m->name, &to->s.name)); /* it begins with the same key */
     to->s.at = m->at;
-    to->s.bytes = (uint32_t)m->bytes;
+    to->s.bytes = (uint32_t)bytes;
     to->s.pixels = k == PIXELS;
-    return HVT_OK;
+    return m->sparse ? add_map(s, m, to) : HVT_OK;
+}
+
+/* Blanks of any kind, as programs pad: also zeros, and a byte order mark in front. */
+static const char *skip_padding(const char *at, const char *end)
+{
+    if (end - at >= 3 && !memcmp(at, "\xef\xbb\xbf", 3))
+        at += 3;
+    while (at < end && (!*at || strchr(" \t\r\n\v\f", *at)))
+        at++;
+    return at;
 }
 
 static hvt_status add_label(scan *s, const member *m, sample *to)
 {
     char text[LABEL_MOST + 1] = "";
-    const char *at = text;
+    const char *at = text, *end = text;
     const uint8_t *bytes = NULL;
     int64_t label;
 
@@ -322,10 +387,11 @@ static hvt_status add_label(scan *s, const member *m, sample *to)
     if (m->bytes <= LABEL_MOST) {
         HVT_TRY(look_at(s, m->at, (size_t)m->bytes, &bytes));
         memcpy(text, bytes, (size_t)m->bytes);
+        end = text + m->bytes;
     }
-    at += strspn(at, " \t\r\n");
-    HVT_CHECK(hvt__scan_whole(&at, INT_MAX - 1, &label) && !at[strspn(at, " \t\r\n")], E_FORMAT,
-              "%s: '%s' holds '%s', expected a label's number from 0 on", s->file->path, m->name, text);
+    at = skip_padding(at, end);
+    HVT_CHECK(hvt__scan_whole(&at, INT_MAX - 1, &label) && skip_padding(at, end) == end, E_FORMAT,
+              "%s: '%s' holds '%.20s', expected a label's number from 0 on", s->file->path, m->name, text);
     to->s.label = (int32_t)label;
     return HVT_OK;
 }
@@ -341,11 +407,11 @@ static hvt_status add_member(scan *s, const member *m)
     HVT_CHECK(k != DOTTED_LABEL, E_FORMAT,
               "%s: '%s': a sample's name ends at the first dot of its file's name, expected no other",
               s->file->path, m->name);
-    HVT_CHECK(!m->sparse && (m->type == '0' || m->type == '7' || m->type == 0), E_FORMAT,
+    HVT_CHECK(m->type == '0' || m->type == '7' || m->type == 0 || m->type == 'S', E_FORMAT,
               "%s: '%s' is %s, expected a plain file", s->file->path, m->name,
-              m->sparse                          ? "sparse"
-              : m->type == '1' || m->type == '2' ? "a link"
-                                                 : "no file");
+              m->type == '1' || m->type == '2' ? "a link" : "no file");
+    HVT_CHECK(!m->sparse || k != LABEL, E_FORMAT, "%s: '%s' is sparse, expected a plain file", s->file->path,
+              m->name);
     HVT_TRY(find_sample(s, m, key_bytes, &to));
     return k == LABEL ? add_label(s, m, to) : add_image(s, m, k, to);
 }
@@ -370,9 +436,10 @@ static hvt_status read_members(scan *s)
             HVT_TRY(read_extension(s, &m));
         } else if (m.type != 'g' && m.type != 'K') {
             HVT_TRY(add_member(s, &m));
-            s->has_name = s->has_size = s->sparse = false;
+            s->has_name = s->has_size = s->sparse = s->has_real_name = s->has_lines = false;
+            hvt__tar_map_clear(&s->map);
         }
-        s->at = m.at + (m.bytes + HVT__TAR_BLOCK - 1) / HVT__TAR_BLOCK * HVT__TAR_BLOCK;
+        s->at = m.next;
     }
     HVT_CHECK(ended && s->at == end, E_FORMAT,
               "%s: ends at byte %" PRIu64 " without the blocks of zeros that end a tar file: it was cut",
@@ -411,6 +478,17 @@ static hvt_status check_samples(const scan *s, uint32_t *ret_labelled)
     return HVT_OK;
 }
 
+/* To the end of the index's names; returns where. */
+static uint32_t move_text(const scan *s, uint32_t from, char *names, uint32_t *used)
+{
+    const char *text = s->names + from;
+    uint32_t at = *used;
+
+    memcpy(names + at, text, strlen(text) + 1);
+    *used += (uint32_t)strlen(text) + 1;
+    return at;
+}
+
 /* Samples and names as they are kept: in order, and without the names of labels. */
 static hvt_status make_index(scan *s, hvt__tar_index **ret_index)
 {
@@ -421,7 +499,10 @@ static hvt_status make_index(scan *s, hvt__tar_index **ret_index)
     HVT_TRY(check_samples(s, &head.labelled));
     qsort(s->samples, s->count, sizeof *s->samples, by_place);
     for (uint32_t i = 0; i < s->count; i++) {
-        head.name_bytes += (uint32_t)strlen(s->names + s->samples[i].s.name) + 1;
+        const hvt__tar_sample *one = &s->samples[i].s;
+
+        head.name_bytes += (uint32_t)strlen(s->names + one->name) + 1;
+        head.name_bytes += one->map ? (uint32_t)strlen(s->names + one->map) + 1 : 0;
         if (s->samples[i].s.label >= (int32_t)head.classes)
             head.classes = (uint32_t)s->samples[i].s.label + 1;
     }
@@ -432,11 +513,10 @@ static hvt_status make_index(scan *s, hvt__tar_index **ret_index)
     names = (char *)(to + x->count);
     head.name_bytes = 0;
     for (uint32_t i = 0; i < s->count; i++) {
-        const char *name = s->names + s->samples[i].s.name;
         to[i] = s->samples[i].s;
-        to[i].name = head.name_bytes;
-        memcpy(names + head.name_bytes, name, strlen(name) + 1);
-        head.name_bytes += (uint32_t)strlen(name) + 1;
+        to[i].name = move_text(s, to[i].name, names, &head.name_bytes);
+        if (to[i].map)
+            to[i].map = move_text(s, to[i].map, names, &head.name_bytes);
     }
     *ret_index = x;
     return HVT_OK;
@@ -455,6 +535,7 @@ hvt_status hvt__tar_scan(const hvt__data_file *f, hvt__tar_index **ret_index)
     free(s->samples);
     free(s->names);
     free(s->table);
+    hvt__tar_map_clear(&s->map);
     free(s);
     return st;
 }
